@@ -1,0 +1,26 @@
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+
+#include "env/result.h"
+
+namespace ddprun {
+
+using Digest = std::array<std::uint8_t, 32>;
+
+/// HMAC-SHA256 (RFC 2104, FIPS 180-4) by libcrypto. Any key length.
+Digest hmac_sha256(std::string_view key, std::string_view message);
+/// Compares in a time that does not depend on where the digests differ.
+bool equal_digest(std::span<const std::uint8_t> a, std::span<const std::uint8_t> b);
+
+/// `bytes` random bytes from the kernel as lower-case hexadecimal. Error: System (getrandom).
+Result<std::string> random_hex(std::size_t bytes);
+std::string to_hex(std::span<const std::uint8_t> bytes);
+/// Error: InvalidArgument on an odd length or another character.
+Result<std::string> from_hex(std::string_view hex);
+
+}  // namespace ddprun

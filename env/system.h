@@ -1,0 +1,108 @@
+#pragma once
+
+#include <signal.h>
+#include <sys/types.h>
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "env/result.h"
+#include "env/unique_fd.h"
+
+namespace ddprun::os {
+
+/// A descriptor of ours that the child sees under another number (0-2, or above).
+struct FdMapping {
+    int ours;
+    int childs;
+};
+
+/// Everything needed to start one process. Prepared before fork; nothing is allocated between fork and exec.
+struct SpawnSpec {
+    std::string program;                 ///< a path; no search is made
+    std::vector<std::string> arguments;  ///< argv, including argv[0]
+    std::vector<std::string> environment;  ///< "NAME=value"
+    std::string directory;               ///< "" stays where we are
+    std::vector<FdMapping> descriptors;  ///< all others are closed by CLOEXEC
+    std::vector<int> cpus;               ///< affinity; empty inherits
+    std::vector<int> memory_nodes;       ///< NUMA policy (MPOL_BIND... preferred many); empty inherits
+    std::string cgroup_procs;            ///< a cgroup.procs file to enter; "" none
+    bool foreground_terminal = false;    ///< give the child's group the terminal on fd 0 (for --attach)
+};
+
+/// Why a child could not be started: the step that failed ("chdir", "execve") and its errno.
+struct SpawnFailure {
+    const char* stage;
+    int error;
+};
+
+/// A child's end, as waitid(2) reports it.
+struct ChildExit {
+    pid_t pid = 0;
+    bool signaled = false;
+    int status = 0;  ///< exit code, or the signal when `signaled`
+    bool dumped_core = false;
+    bool operator==(const ChildExit&) const = default;
+};
+
+/// The operating system as the agent uses it, so that tests can put a fake in its place and fail any call.
+class System {
+  public:
+    virtual ~System() = default;
+
+    /// Starts one process in its own process group (setpgid), with PR_SET_PDEATHSIG=SIGKILL against this
+    /// thread and default signal dispositions. vfork class: returns after the child's exec or failure.
+    /// Error: System naming program and stage ("exec ./trian: No such file or directory"); nothing is left
+    /// behind: a child that failed before exec has been reaped.
+    [[nodiscard]] virtual Result<pid_t> spawn(const SpawnSpec& spec) = 0;
+
+    /// kill(-group). ESRCH (nobody left) is success. Error: System.
+    virtual Status signal_group(pid_t group, int signal) = 0;
+    virtual Status signal_process(pid_t pid, int signal) = 0;
+
+    /// The next child that has ended, without reaping it: it stays a zombie and its id cannot be reused.
+    /// The caller must reap it before it asks again. nullopt: nobody has ended.
+    [[nodiscard]] virtual std::optional<ChildExit> next_exit() = 0;
+    virtual void reap(pid_t pid) = 0;
+
+    /// True while any process of the group exists (zombies count).
+    [[nodiscard]] virtual bool group_exists(pid_t group) = 0;
+    /// Every living descendant of this process other than itself, from /proc, children first.
+    [[nodiscard]] virtual std::vector<pid_t> descendants() = 0;
+
+    /// CLOEXEC pipe with a large buffer where allowed: {read end (non-blocking), write end}.
+    struct Pipe {
+        UniqueFd read;
+        UniqueFd write;
+    };
+    [[nodiscard]] virtual Result<Pipe> make_pipe() = 0;
+    /// CLOEXEC, non-blocking on our side only: {ours, the child's}.
+    struct SocketPair {
+        UniqueFd ours;
+        UniqueFd theirs;
+    };
+    [[nodiscard]] virtual Result<SocketPair> make_socket_pair() = 0;
+    /// A nameless shared-memory file of that (sparse) size, CLOEXEC.
+    [[nodiscard]] virtual Result<UniqueFd> make_segment(std::uint64_t bytes) = 0;
+};
+
+/// The real one. `become_subreaper` must have been called once in this process.
+class LinuxSystem final : public System {
+  public:
+    Result<pid_t> spawn(const SpawnSpec& spec) override;
+    Status signal_group(pid_t group, int signal) override;
+    Status signal_process(pid_t pid, int signal) override;
+    std::optional<ChildExit> next_exit() override;
+    void reap(pid_t pid) override;
+    bool group_exists(pid_t group) override;
+    std::vector<pid_t> descendants() override;
+    Result<Pipe> make_pipe() override;
+    Result<SocketPair> make_socket_pair() override;
+    Result<UniqueFd> make_segment(std::uint64_t bytes) override;
+};
+
+/// Orphaned grandchildren become our children and are seen by next_exit. Error: System.
+Status become_subreaper();
+
+}  // namespace ddprun::os

@@ -1,0 +1,44 @@
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "env/clock.h"
+#include "env/result.h"
+
+namespace ddprun {
+
+/// Strict parsers: the whole text must be the value, no spaces, no sign where none makes sense.
+/// Error: InvalidArgument, "'<text>' is not a number", ready to follow the name of an option.
+Result<std::int64_t> parse_int(std::string_view text);
+Result<std::uint64_t> parse_uint(std::string_view text);
+/// parse_int, and min <= value <= max ("'70000' is not between 1 and 65535").
+Result<std::int64_t> parse_int_between(std::string_view text, std::int64_t min, std::int64_t max);
+Result<double> parse_double(std::string_view text);
+/// "1" "true" "yes" "on", "0" "false" "no" "off", any case.
+Result<bool> parse_bool(std::string_view text);
+/// "90" and "90s" are seconds; "250ms", "15m", "2h", "1d", "1.5s"; "0" is zero.
+Result<Duration> parse_duration(std::string_view text);
+/// "4096", "64K", "64KiB", "25MiB", "25MB" (powers of 1024 for K and KiB, of 1000 for KB).
+Result<std::uint64_t> parse_bytes(std::string_view text);
+
+/// A duration as people read it: "20 ms", "41 s", "2 min 5 s", "3 h 4 min".
+std::string format_duration(Duration span);
+/// A size as people read it: "512 B", "64 KiB", "25 MiB", "1.5 GiB".
+std::string format_bytes(std::uint64_t bytes);
+
+/// Pieces between separators, empty ones kept; "" gives one empty piece.
+std::vector<std::string_view> split(std::string_view text, char separator);
+std::string_view trim(std::string_view text);
+std::string lower(std::string_view text);
+/// Pieces joined with a separator.
+std::string join(const std::vector<std::string>& pieces, std::string_view separator);
+/// Ranks as people read them: {0,1,2,5} gives "0-2, 5".
+std::string format_ranges(const std::vector<int>& sorted);
+/// The candidate nearest to `word` by edits (at most two), or "" when none is near: for "did you mean".
+std::string nearest(std::string_view word, const std::vector<std::string>& candidates);
+
+}  // namespace ddprun

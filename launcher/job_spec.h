@@ -1,0 +1,122 @@
+#pragma once
+
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "env/clock.h"
+#include "env/socket.h"
+
+namespace ddprun {
+
+/// How many workers a node runs, as the user said it.
+struct WorkerCount {
+    enum class Kind : std::uint8_t { Number, Auto, Gpu, Cpu } kind = Kind::Number;
+    int number = 1;
+    bool operator==(const WorkerCount&) const = default;
+};
+
+/// What the program is and how it is run.
+struct ProgramSpec {
+    enum class Kind : std::uint8_t {
+        Detect,      ///< a .py file is run with Python, anything else directly
+        Executable,  ///< --no-python
+        Module,      ///< -m: python -m NAME
+        RunPath,     ///< --run-path: runpy.run_path
+    } kind = Kind::Detect;
+    std::string name;
+    std::vector<std::string> arguments;  ///< "${local_rank}" and "${rank}" are substituted per worker
+};
+
+struct Nodes {
+    int min = 1;
+    int max = 1;
+    bool operator==(const Nodes&) const = default;
+};
+
+/// How workers find each other, after --standalone and the defaults have been applied.
+struct RendezvousSpec {
+    std::string backend = "static";            ///< static or c10d: accepted, our own server serves both
+    std::optional<Endpoint> endpoint;          ///< where the controller is; none: this node, any free port
+    std::string run_id = "none";
+    std::map<std::string, std::string> conf;   ///< --rdzv-conf, checked against the known keys
+    Duration join_timeout = std::chrono::seconds(600);
+    std::optional<int> node_rank;
+    std::optional<std::string> master_addr;    ///< what workers get; none: the address that worked
+    std::optional<int> master_port;            ///< none: a free port, reserved until the workers start
+    std::optional<std::string> local_addr;
+};
+
+/// When a failed gang is started again.
+struct RestartSpec {
+    int max_restarts = 0;
+    std::optional<Duration> window;            ///< "3/1h": at most max_restarts within any such span
+    Duration backoff = std::chrono::milliseconds(0);      ///< before the 2nd restart in a row, then doubled
+    Duration backoff_max = std::chrono::seconds(60);
+};
+
+/// Streams of a worker, as torchrun's Std bit mask.
+enum class Streams : std::uint8_t { None = 0, Out = 1, Err = 2, All = 3 };
+constexpr bool has(Streams set, Streams one) {
+    return (static_cast<unsigned>(set) & static_cast<unsigned>(one)) != 0;
+}
+/// "-r 3" for all, or "0:1,11:2" by local rank.
+struct StreamsMap {
+    Streams everyone = Streams::None;
+    std::map<int, Streams> by_local_rank;
+    bool operator==(const StreamsMap&) const = default;
+    [[nodiscard]] Streams of(int local_rank) const {
+        const auto found = by_local_rank.find(local_rank);
+        return found == by_local_rank.end() ? everyone : found->second;
+    }
+};
+
+/// Where the workers' output goes.
+struct OutputSpec {
+    std::string log_dir;               ///< "" none; per-rank files are kept below it
+    StreamsMap redirects;              ///< these streams go to files only
+    StreamsMap tee;                    ///< these go to files and to the console
+    std::vector<int> local_ranks;      ///< console shows only these; empty all
+    std::vector<std::string> stdout_filters, stderr_filters;  ///< lines with one of them are copied to a file
+    std::string prefix = "[${rank}]: ";  ///< ${rank} ${local_rank} ${role_name} ${host} ${time}
+    enum class Color : std::uint8_t { Auto, Always, Never } color = Color::Auto;
+    bool fold = false;                 ///< identical lines of many ranks are shown once
+    std::uint64_t max_file_bytes = 0;  ///< rotation; 0 never
+    Duration half_line_after = std::chrono::seconds(2);  ///< an unfinished line is shown, marked, after this
+};
+
+/// What each signal sent to ddprun does.
+enum class SignalAction : std::uint8_t { Forward, Stop, Preempt, Ignore };
+
+enum class NumaBinding : std::uint8_t { None, Auto, Node, Socket, Exclusive, CoreComplex };
+
+/// A whole command line, checked. Nothing in it depends on this machine: `discover` resolves it.
+struct JobSpec {
+    ProgramSpec program;
+    WorkerCount workers;
+    Nodes nodes;
+    RendezvousSpec rendezvous;
+    RestartSpec restart;
+    OutputSpec output;
+    std::string role = "default";
+    std::map<int, SignalAction> signals;  ///< by signal number; see default_signals()
+    Duration shutdown_timeout = std::chrono::seconds(30);  ///< grace between the stop signal and SIGKILL
+    Duration preempt_grace = std::chrono::seconds(30);     ///< the same after a preemption notice
+    NumaBinding binding = NumaBinding::Auto;
+    bool virtual_local_rank = false;
+    bool narrow_gpus = false;             ///< each worker sees only its GPU in CUDA_VISIBLE_DEVICES
+    std::optional<int> stdin_rank;        ///< none: nobody reads our stdin
+    std::optional<std::pair<int, std::string>> attach;  ///< run this rank under a debugger command
+    Duration hang_timeout = Duration::zero();  ///< zero: hangs are not looked for
+    std::string report_file;
+    std::string events_file;
+    std::optional<int> metrics_port;
+    bool dry_run = false;
+    bool quiet = false;                   ///< no lines of our own but errors
+};
+
+/// TERM INT HUP QUIT stop, USR1 USR2 CONT TSTP WINCH are forwarded.
+std::map<int, SignalAction> default_signals();
+
+}  // namespace ddprun
