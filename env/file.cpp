@@ -1,0 +1,107 @@
+#include "env/file.h"
+
+#include <fcntl.h>
+#include <fmt/core.h>
+#include <stdlib.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdio>
+
+#include "env/unique_fd.h"
+
+namespace ddprun {
+namespace {
+
+std::string directory_of(const std::string& path) {
+    const std::size_t slash = path.rfind('/');
+    if (slash == std::string::npos) return ".";
+    return slash == 0 ? "/" : path.substr(0, slash);
+}
+
+/// 0 or the errno of the first failure.
+int write_all(int fd, std::string_view bytes) {
+    while (!bytes.empty()) {
+        const ssize_t written = ::write(fd, bytes.data(), bytes.size());
+        if (written < 0 && errno == EINTR) continue;
+        if (written < 0) return errno;
+        bytes.remove_prefix(static_cast<std::size_t>(written));
+    }
+    return 0;
+}
+
+/// Makes the new name itself survive a power cut.
+int sync_directory(const std::string& directory) {
+    const UniqueFd fd(::open(directory.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+    if (!fd) return errno;
+    // Some network and FUSE file systems have no fsync of directories; the file itself is already safe there.
+    if (::fsync(fd.get()) == 0 || errno == EINVAL || errno == ENOTSUP) return 0;
+    return errno;
+}
+
+int fill(int fd, std::string_view content, mode_t mode) {
+    if (const int failure = write_all(fd, content)) return failure;
+    if (::fchmod(fd, mode) != 0) return errno;
+    return ::fsync(fd) == 0 ? 0 : errno;
+}
+
+/// close(2) is where NFS reports a full disk.
+int close_checked(UniqueFd& fd) { return ::close(fd.release()) == 0 ? 0 : errno; }
+
+}  // namespace
+
+Result<std::string> read_file(const std::string& path, std::size_t max_bytes) {
+    const UniqueFd fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOCTTY));
+    if (!fd) return Error::system("read " + path);
+    constexpr std::size_t kPiece = 64 * 1024;
+    std::string content;
+    for (;;) {
+        const std::size_t have = content.size();
+        // One byte more than allowed tells "too long" from "just fits".
+        content.resize(have + std::min(kPiece, max_bytes - have) + 1);
+        const ssize_t got = ::read(fd.get(), content.data() + have, content.size() - have);
+        const int failure = errno;
+        content.resize(have + (got > 0 ? static_cast<std::size_t>(got) : 0));
+        if (got < 0 && failure == EINTR) continue;
+        if (got < 0) return Error::system("read " + path, failure);
+        if (got == 0) return content;
+        if (content.size() > max_bytes) {
+            return Error{Errc::Limit, fmt::format("read {}: longer than {} bytes", path, max_bytes), 0};
+        }
+    }
+}
+
+Status write_file_atomically(const std::string& path, std::string_view content, mode_t mode) {
+    // In the same directory: rename cannot cross file systems.
+    std::string temporary = path + ".tmp.XXXXXX";
+    UniqueFd fd(::mkostemp(temporary.data(), O_CLOEXEC));
+    if (!fd) return Error::system("write " + path);
+    int failure = fill(fd.get(), content, mode);
+    if (const int closed = close_checked(fd); failure == 0) failure = closed;
+    if (failure == 0 && ::rename(temporary.c_str(), path.c_str()) != 0) failure = errno;
+    if (failure != 0) {
+        ::unlink(temporary.c_str());
+        return Error::system("write " + path, failure);
+    }
+    failure = sync_directory(directory_of(path));
+    if (failure != 0) return Error::system("sync directory of " + path, failure);
+    return {};
+}
+
+Status make_directories(const std::string& path) {
+    for (std::size_t end = 0; end != std::string::npos;) {
+        end = path.find('/', end + 1);
+        const std::string upto = path.substr(0, end);
+        // The common case is one call: it exists. EEXIST comes before a missing permission or a read-only
+        // disk.
+        if (::mkdir(upto.c_str(), 0777) == 0 || errno == EEXIST) continue;
+        return Error::system("mkdir " + upto);
+    }
+    struct stat status {};
+    if (::stat(path.c_str(), &status) != 0) return Error::system("mkdir " + path);
+    if (!S_ISDIR(status.st_mode)) return Error::system("mkdir " + path, ENOTDIR);
+    return {};
+}
+
+}  // namespace ddprun

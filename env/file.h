@@ -1,0 +1,26 @@
+#pragma once
+
+#include <sys/types.h>
+
+#include <cstddef>
+#include <string>
+#include <string_view>
+
+#include "env/result.h"
+
+namespace ddprun {
+
+/// The whole file. Reads pipes and /proc files too, to their end. Error: System ("read /a/b: Permission
+/// denied"), Limit when it is longer than `max_bytes`.
+Result<std::string> read_file(const std::string& path, std::size_t max_bytes);
+
+/// Replaces `path` as a whole: a reader, or a crash at any moment, meets the old content or the new one, on
+/// disk too. Permissions become exactly `mode`. A symbolic link is replaced, not followed. On an error the
+/// old file is untouched and nothing of ours is left beside it. Error: System ("write /a/b: No space left on
+/// device").
+Status write_file_atomically(const std::string& path, std::string_view content, mode_t mode);
+
+/// mkdir -p. Error: System naming the directory that failed.
+Status make_directories(const std::string& path);
+
+}  // namespace ddprun
