@@ -7,8 +7,8 @@
 #include <functional>
 #include <map>
 #include <memory>
-#include <queue>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "env/clock.h"
@@ -29,7 +29,8 @@ class EventLoop {
     using Handler = std::function<void()>;
     using SignalHandler = std::function<void(const signalfd_siginfo&)>;
 
-    /// Blocks `signals` in the calling thread and receives them through the loop. Error: System.
+    /// Blocks `signals` in the calling thread, for good, and receives them through the loop. A signal that
+    /// this process was told to ignore (nohup) stays ignored, except SIGCHLD. Error: System.
     static Result<std::unique_ptr<EventLoop>> create(const std::vector<int>& signals);
     ~EventLoop();
     EventLoop(const EventLoop&) = delete;
@@ -42,13 +43,15 @@ class EventLoop {
     void change(int fd, std::uint32_t events);
     void unwatch(int fd);
 
-    /// Calls `handler` once, at or soon after `when`.
+    /// Calls `handler` once, at or soon after `when`, in order of time and then of asking. One whose time has
+    /// already come is called in this batch if asked for by an fd's handler, in the next if by a timer's.
     TimerId call_at(TimePoint when, Handler handler);
     TimerId call_after(Duration delay, Handler handler) { return call_at(deadline_after(now(), delay), std::move(handler)); }
     /// Does nothing for a timer that has fired or was cancelled.
     void cancel(TimerId timer);
 
-    /// Calls `handler` after the current batch, in order of posting.
+    /// Calls `handler` after the current batch, in order of posting; what a posted handler posts waits for the
+    /// next batch.
     void post(Handler handler);
     void on_signal(SignalHandler handler) { signal_handler_ = std::move(handler); }
 
@@ -68,14 +71,10 @@ class EventLoop {
         FdHandler handler;
         std::uint32_t generation;
     };
-    struct Timer {
-        TimePoint when;
-        TimerId id;
-        bool operator>(const Timer& other) const {
-            return when != other.when ? when > other.when : id > other.id;
-        }
-    };
     EventLoop() = default;
+    Status open(const std::vector<int>& signals);
+    Status open_signals(const std::vector<int>& signals);
+    void dispatch(std::uint64_t key, std::uint32_t events);
     void read_signals();
     void fire_timers();
     void drain_posted();
@@ -84,8 +83,9 @@ class EventLoop {
     UniqueFd epoll_, signal_fd_, timer_fd_;
     std::unordered_map<int, std::shared_ptr<Watch>> watches_;
     std::uint32_t next_generation_ = 1;
-    std::priority_queue<Timer, std::vector<Timer>, std::greater<>> timers_;
-    std::unordered_map<TimerId, Handler> timer_handlers_;
+    /// In the order of firing. A cancelled timer leaves at once: it neither takes room nor wakes anybody.
+    std::map<std::pair<TimePoint, TimerId>, Handler> timers_;
+    std::unordered_map<TimerId, TimePoint> timer_times_;
     TimerId next_timer_ = 1;
     TimePoint armed_ = kNever;
     std::vector<Handler> posted_;

@@ -3,6 +3,7 @@
 #include <signal.h>
 #include <sys/types.h>
 
+#include <cstdint>
 #include <optional>
 #include <string>
 #include <vector>
@@ -20,21 +21,15 @@ struct FdMapping {
 
 /// Everything needed to start one process. Prepared before fork; nothing is allocated between fork and exec.
 struct SpawnSpec {
-    std::string program;                 ///< a path; no search is made
+    std::string program;                 ///< a path, seen from `directory`; no search is made
     std::vector<std::string> arguments;  ///< argv, including argv[0]
     std::vector<std::string> environment;  ///< "NAME=value"
     std::string directory;               ///< "" stays where we are
-    std::vector<FdMapping> descriptors;  ///< all others are closed by CLOEXEC
+    std::vector<FdMapping> descriptors;  ///< 0-2 are inherited unless named; all others are closed
     std::vector<int> cpus;               ///< affinity; empty inherits
-    std::vector<int> memory_nodes;       ///< NUMA policy (MPOL_BIND... preferred many); empty inherits
+    std::vector<int> memory_nodes;       ///< NUMA nodes preferred for memory, where allowed; empty inherits
     std::string cgroup_procs;            ///< a cgroup.procs file to enter; "" none
     bool foreground_terminal = false;    ///< give the child's group the terminal on fd 0 (for --attach)
-};
-
-/// Why a child could not be started: the step that failed ("chdir", "execve") and its errno.
-struct SpawnFailure {
-    const char* stage;
-    int error;
 };
 
 /// A child's end, as waitid(2) reports it.
@@ -53,8 +48,10 @@ class System {
 
     /// Starts one process in its own process group (setpgid), with PR_SET_PDEATHSIG=SIGKILL against this
     /// thread and default signal dispositions. vfork class: returns after the child's exec or failure.
-    /// Error: System naming program and stage ("exec ./trian: No such file or directory"); nothing is left
-    /// behind: a child that failed before exec has been reaped.
+    /// A script without "#!" runs under /bin/sh.
+    /// Error: System naming program and stage ("exec ./trian: No such file or directory", "start ./train: chdir
+    /// /data: Permission denied"), InvalidArgument for two descriptors under one number. Nothing is left behind: a
+    /// child that failed before exec has been reaped.
     [[nodiscard]] virtual Result<pid_t> spawn(const SpawnSpec& spec) = 0;
 
     /// kill(-group). ESRCH (nobody left) is success. Error: System.
@@ -68,7 +65,8 @@ class System {
 
     /// True while any process of the group exists (zombies count).
     [[nodiscard]] virtual bool group_exists(pid_t group) = 0;
-    /// Every living descendant of this process other than itself, from /proc, children first.
+    /// Every living descendant of this process other than itself, from /proc, children first. One that is just
+    /// being born can be missed: ask again until there is none.
     [[nodiscard]] virtual std::vector<pid_t> descendants() = 0;
 
     /// CLOEXEC pipe with a large buffer where allowed: {read end (non-blocking), write end}.
@@ -77,13 +75,13 @@ class System {
         UniqueFd write;
     };
     [[nodiscard]] virtual Result<Pipe> make_pipe() = 0;
-    /// CLOEXEC, non-blocking on our side only: {ours, the child's}.
+    /// Unix stream sockets, CLOEXEC, non-blocking on our side only: {ours, the child's}.
     struct SocketPair {
         UniqueFd ours;
         UniqueFd theirs;
     };
     [[nodiscard]] virtual Result<SocketPair> make_socket_pair() = 0;
-    /// A nameless shared-memory file of that (sparse) size, CLOEXEC.
+    /// A nameless shared-memory file of that (sparse) size, CLOEXEC. Its size is sealed.
     [[nodiscard]] virtual Result<UniqueFd> make_segment(std::uint64_t bytes) = 0;
 };
 

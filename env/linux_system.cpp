@@ -1,0 +1,101 @@
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <array>
+
+#include "env/process_tree.h"
+#include "env/socket.h"
+#include "env/spawn.h"
+#include "env/system.h"
+
+namespace ddprun::os {
+namespace {
+
+Status sent(int outcome, std::string_view attempt) {
+    if (outcome == 0 || errno == ESRCH) return {};
+    return Error::system(attempt);
+}
+
+ChildExit from_siginfo(const siginfo_t& info) {
+    ChildExit exit;
+    exit.pid = info.si_pid;
+    exit.signaled = info.si_code != CLD_EXITED;
+    exit.status = info.si_status;
+    exit.dumped_core = info.si_code == CLD_DUMPED;
+    return exit;
+}
+
+/// More in the pipe means fewer stalls of the workers and fewer wake-ups of ours.
+void enlarge(int pipe) {
+    constexpr int kWanted = 1024 * 1024;
+    // Smaller is fine: beyond a user's limit (pipe-user-pages-soft) the kernel refuses. Ignoring.
+    ::fcntl(pipe, F_SETPIPE_SZ, kWanted);
+}
+
+}  // namespace
+
+Result<pid_t> LinuxSystem::spawn(const SpawnSpec& spec) { return spawn_process(spec); }
+
+Status LinuxSystem::signal_group(pid_t group, int signal) {
+    return sent(::kill(-group, signal), "kill group");
+}
+
+Status LinuxSystem::signal_process(pid_t pid, int signal) { return sent(::kill(pid, signal), "kill"); }
+
+std::optional<ChildExit> LinuxSystem::next_exit() {
+    siginfo_t info{};
+    if (::waitid(P_ALL, 0, &info, WEXITED | WNOHANG | WNOWAIT) != 0 || info.si_pid == 0) return std::nullopt;
+    return from_siginfo(info);
+}
+
+void LinuxSystem::reap(pid_t pid) {
+    siginfo_t info{};
+    ::waitid(P_PID, static_cast<id_t>(pid), &info, WEXITED | WNOHANG);
+}
+
+bool LinuxSystem::group_exists(pid_t group) { return ::kill(-group, 0) == 0 || errno == EPERM; }
+
+std::vector<pid_t> LinuxSystem::descendants() { return descendants_of(::getpid(), "/proc"); }
+
+Result<System::Pipe> LinuxSystem::make_pipe() {
+    std::array<int, 2> ends{};
+    if (::pipe2(ends.data(), O_CLOEXEC) != 0) return Error::system("pipe2");
+    Pipe pipe{UniqueFd(ends[0]), UniqueFd(ends[1])};
+    // Two open file descriptions: the worker's end stays blocking, as programs expect.
+    if (const Status set = set_nonblocking(pipe.read.get()); !set) return set.error();
+    enlarge(pipe.read.get());
+    return pipe;
+}
+
+Result<System::SocketPair> LinuxSystem::make_socket_pair() {
+    std::array<int, 2> ends{};
+    if (::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends.data()) != 0)
+        return Error::system("socketpair");
+    SocketPair pair{UniqueFd(ends[0]), UniqueFd(ends[1])};
+    if (const Status set = set_nonblocking(pair.ours.get()); !set) return set.error();
+    return pair;
+}
+
+Result<UniqueFd> LinuxSystem::make_segment(std::uint64_t bytes) {
+    UniqueFd fd(::memfd_create("ddprun", MFD_CLOEXEC | MFD_ALLOW_SEALING));
+    if (!fd) return Error::system("memfd_create");
+    if (::ftruncate(fd.get(), static_cast<off_t>(bytes)) != 0)
+        return Error::system("ftruncate of the segment");
+    // Nobody who holds it can shrink it under the others, who would die of SIGBUS.
+    if (::fcntl(fd.get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0) {
+        return Error::system("fcntl F_ADD_SEALS");
+    }
+    return fd;
+}
+
+Status become_subreaper() {
+    if (::prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0)
+        return Error::system("prctl PR_SET_CHILD_SUBREAPER");
+    return {};
+}
+
+}  // namespace ddprun::os

@@ -1,0 +1,297 @@
+#include "env/spawn.h"
+
+#include <fcntl.h>
+#include <fmt/core.h>
+#include <linux/close_range.h>
+#include <linux/mempolicy.h>
+#include <sched.h>
+#include <sys/ioctl.h>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+
+// The child runs on memory shared with its parent, which the kernel suspends until the child's exec or end
+// (CLONE_VM | CLONE_VFORK): nothing is copied, so the cost does not grow with our memory. In return the child
+// may only make plain system calls on what the parent prepared: no allocation, no locks, and no sanitizer's
+// book-keeping, which would take the child for a thread of ours.
+#define DDPRUN_IN_CHILD __attribute__((noinline, no_sanitize("address", "thread", "undefined")))
+
+namespace ddprun::os {
+namespace {
+
+using Words = std::vector<unsigned long>;
+constexpr std::size_t kBitsPerWord = 8 * sizeof(unsigned long);
+constexpr int kSignalCount = 64;
+constexpr std::size_t kSignalSetBytes = kSignalCount / 8;  ///< the kernel's, not glibc's, sigset_t
+
+struct Move {
+    int from;
+    int to;
+    bool first_aside;  ///< `from` is another move's target and would be overwritten
+};
+
+/// All that the child reads, and the two fields it writes.
+struct Launch {
+    pid_t parent = 0;
+    const char* program = nullptr;
+    const char* directory = nullptr;
+    const char* cgroup_procs = nullptr;
+    char* const* arguments = nullptr;
+    char* const* shell_arguments = nullptr;
+    char* const* environment = nullptr;
+    Move* moves = nullptr;
+    std::size_t move_count = 0;
+    int free_number = 3;  ///< from here up no descriptor is a move's target
+    const unsigned long* cpus = nullptr;
+    std::size_t cpu_bytes = 0;
+    const unsigned long* nodes = nullptr;
+    std::size_t node_bits = 0;
+    bool foreground_terminal = false;
+
+    const char* failed_stage = nullptr;
+    int error = 0;
+};
+
+DDPRUN_IN_CHILD long fail(Launch& launch, const char* stage) {
+    launch.failed_stage = stage;
+    launch.error = errno;
+    return -1;
+}
+
+/// Dies with the parent, also when the parent died before we asked for it.
+DDPRUN_IN_CHILD long bind_to_parent(Launch& launch) {
+    if (::syscall(SYS_setpgid, 0, 0) != 0) return fail(launch, "setpgid");
+    if (::syscall(SYS_prctl, PR_SET_PDEATHSIG, SIGKILL, 0, 0, 0) != 0) return fail(launch, "prctl");
+    if (::syscall(SYS_getppid) == launch.parent) return 0;
+    errno = ESRCH;
+    return fail(launch, "parent");
+}
+
+DDPRUN_IN_CHILD bool is_memory_policy_denied() { return errno == EPERM || errno == ENOSYS; }
+
+DDPRUN_IN_CHILD long bind_to_hardware(Launch& launch) {
+    if (launch.cpus != nullptr && ::syscall(SYS_sched_setaffinity, 0, launch.cpu_bytes, launch.cpus) != 0) {
+        return fail(launch, "sched_setaffinity");
+    }
+    if (launch.nodes == nullptr) return 0;
+    // Preferred, not bound: a full node then costs speed and not the job. Before Linux 5.15 only
+    // MPOL_PREFERRED exists, which takes the first node of the mask. Containers often deny the call; it only
+    // tunes: ignoring.
+    long set = ::syscall(SYS_set_mempolicy, MPOL_PREFERRED_MANY, launch.nodes, launch.node_bits);
+    if (set != 0 && errno == EINVAL) {
+        set = ::syscall(SYS_set_mempolicy, MPOL_PREFERRED, launch.nodes, launch.node_bits);
+    }
+    return set == 0 || is_memory_policy_denied() ? 0 : fail(launch, "set_mempolicy");
+}
+
+DDPRUN_IN_CHILD long enter_place(Launch& launch) {
+    if (launch.cgroup_procs != nullptr) {
+        const long fd = ::syscall(SYS_openat, AT_FDCWD, launch.cgroup_procs, O_WRONLY | O_CLOEXEC, 0);
+        if (fd < 0 || ::syscall(SYS_write, fd, "0", 1) != 1) return fail(launch, "cgroup");
+        ::syscall(SYS_close, fd);
+    }
+    if (launch.directory != nullptr && ::syscall(SYS_chdir, launch.directory) != 0)
+        return fail(launch, "chdir");
+    return 0;
+}
+
+DDPRUN_IN_CHILD long move_one(const Move& move) {
+    if (move.from == move.to) return ::syscall(SYS_fcntl, move.to, F_SETFD, 0);
+    return ::syscall(SYS_dup3, move.from, move.to, 0);
+}
+
+DDPRUN_IN_CHILD long move_descriptors(Launch& launch) {
+    // Descriptors we inherited ourselves, from a scheduler or a shell, are not the worker's either. Kernels
+    // before 5.11 cannot do it; then only ours, born CLOEXEC, are closed: ignoring.
+    ::syscall(SYS_close_range, 3U, ~0U, CLOSE_RANGE_CLOEXEC);
+    for (std::size_t i = 0; i < launch.move_count; ++i) {
+        Move& move = launch.moves[i];
+        if (!move.first_aside) continue;
+        move.from = static_cast<int>(::syscall(SYS_fcntl, move.from, F_DUPFD_CLOEXEC, launch.free_number));
+        if (move.from < 0) return fail(launch, "dup");
+    }
+    for (std::size_t i = 0; i < launch.move_count; ++i) {
+        if (move_one(launch.moves[i]) < 0) return fail(launch, "dup");
+    }
+    return 0;
+}
+
+/// The terminal, then default dispositions for all signals, then none blocked. Until here all were blocked: a
+/// handler of ours must not run in the child, and SIGTTOU must not stop it.
+DDPRUN_IN_CHILD long settle_signals(Launch& launch) {
+    pid_t group = static_cast<pid_t>(::syscall(SYS_getpid));
+    if (launch.foreground_terminal && ::syscall(SYS_ioctl, 0, TIOCSPGRP, &group) != 0) {
+        return fail(launch, "tcsetpgrp");
+    }
+    // The kernel's struct sigaction, all zero: SIG_DFL. Refused only for SIGKILL and SIGSTOP.
+    unsigned long default_action[8] = {};
+    for (int signal = 1; signal <= kSignalCount; ++signal) {
+        ::syscall(SYS_rt_sigaction, signal, default_action, nullptr, kSignalSetBytes);
+    }
+    std::uint64_t none = 0;
+    ::syscall(SYS_rt_sigprocmask, SIG_SETMASK, &none, nullptr, kSignalSetBytes);
+    return 0;
+}
+
+DDPRUN_IN_CHILD long execute(Launch& launch) {
+    ::syscall(SYS_execve, launch.program, launch.arguments, launch.environment);
+    // A script without "#!": the shell runs it, as execvp(3) and every shell do.
+    if (errno == ENOEXEC) ::syscall(SYS_execve, "/bin/sh", launch.shell_arguments, launch.environment);
+    return fail(launch, "exec");
+}
+
+DDPRUN_IN_CHILD int child_main(void* raw) {
+    Launch& launch = *static_cast<Launch*>(raw);
+    if (bind_to_parent(launch) == 0 && bind_to_hardware(launch) == 0 && enter_place(launch) == 0 &&
+        move_descriptors(launch) == 0 && settle_signals(launch) == 0) {
+        execute(launch);
+    }
+    ::syscall(SYS_exit_group, 127);
+    return 127;
+}
+
+// The parent's side: everything prepared, started, and explained.
+
+std::vector<char*> pointers_to(const std::vector<std::string>& strings) {
+    std::vector<char*> pointers;
+    pointers.reserve(strings.size() + 1);
+    // execve takes char* for historical reasons and does not write.
+    for (const std::string& string : strings) pointers.push_back(const_cast<char*>(string.c_str()));
+    pointers.push_back(nullptr);
+    return pointers;
+}
+
+std::vector<char*> shell_arguments(const SpawnSpec& spec, const std::vector<char*>& arguments) {
+    std::vector<char*> shell{const_cast<char*>("sh"), const_cast<char*>(spec.program.c_str())};
+    const auto rest = arguments.size() > 1 ? arguments.begin() + 1 : arguments.begin();
+    shell.insert(shell.end(), rest, arguments.end());
+    return shell;
+}
+
+Words bit_mask(const std::vector<int>& bits) {
+    if (bits.empty()) return {};
+    const int highest = *std::max_element(bits.begin(), bits.end());
+    Words words(static_cast<std::size_t>(highest) / kBitsPerWord + 1);
+    for (const int bit : bits) {
+        const auto at = static_cast<std::size_t>(bit);
+        words[at / kBitsPerWord] |= 1UL << (at % kBitsPerWord);
+    }
+    return words;
+}
+
+std::vector<Move> plan_moves(const std::vector<FdMapping>& mappings) {
+    std::vector<Move> moves;
+    for (const FdMapping& mapping : mappings) {
+        const bool overwritten = std::any_of(mappings.begin(), mappings.end(), [&](const FdMapping& other) {
+            return &other != &mapping && other.childs == mapping.ours;
+        });
+        moves.push_back({mapping.ours, mapping.childs, overwritten});
+    }
+    return moves;
+}
+
+int above_all_targets(const std::vector<Move>& moves) {
+    int highest = 2;
+    for (const Move& move : moves) highest = std::max(highest, move.to);
+    return highest + 1;
+}
+
+/// Mistakes of a caller that would otherwise start a process with wrong descriptors or masks.
+Status check(const SpawnSpec& spec) {
+    const auto invalid = [&](std::string_view why) {
+        return Error{Errc::InvalidArgument, fmt::format("start {}: {}", spec.program, why), 0};
+    };
+    std::vector<int> targets;
+    for (const FdMapping& mapping : spec.descriptors) targets.push_back(mapping.childs);
+    std::sort(targets.begin(), targets.end());
+    if (std::adjacent_find(targets.begin(), targets.end()) != targets.end()) {
+        return invalid("two descriptors for one number");
+    }
+    constexpr int kMaxIndex = 1 << 16;
+    for (const std::vector<int>* const list : {&spec.cpus, &spec.memory_nodes}) {
+        for (const int index : *list) {
+            if (index < 0 || index >= kMaxIndex)
+                return invalid(fmt::format("no such cpu or node: {}", index));
+        }
+    }
+    return {};
+}
+
+/// Blocks every signal in this thread for its lifetime.
+class AllSignalsBlocked {
+  public:
+    AllSignalsBlocked() {
+        sigset_t all;
+        ::sigfillset(&all);
+        ::pthread_sigmask(SIG_SETMASK, &all, &before_);
+    }
+    ~AllSignalsBlocked() { ::pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
+    AllSignalsBlocked(const AllSignalsBlocked&) = delete;
+    AllSignalsBlocked& operator=(const AllSignalsBlocked&) = delete;
+
+  private:
+    sigset_t before_;
+};
+
+/// The child's pid once it has executed or failed, or -1 with errno of clone.
+pid_t start(Launch& launch) {
+    // The child's frames; it cannot use ours while sharing memory. Only system calls are made on it.
+    alignas(64) std::array<char, 32 * 1024> stack;
+    const AllSignalsBlocked blocked;
+    return ::clone(child_main, stack.data() + stack.size(), CLONE_VM | CLONE_VFORK | SIGCHLD, &launch);
+}
+
+void reap_failed(pid_t pid) {
+    while (::waitpid(pid, nullptr, 0) < 0 && errno == EINTR) {
+    }
+}
+
+Error explain(const SpawnSpec& spec, const Launch& launch) {
+    const std::string_view stage = launch.failed_stage;
+    if (stage == "exec") return Error::system("exec " + spec.program, launch.error);
+    std::string attempt = fmt::format("start {}: {}", spec.program, stage);
+    if (stage == "chdir") attempt += " " + spec.directory;
+    if (stage == "cgroup") attempt += " " + spec.cgroup_procs;
+    return Error::system(attempt, launch.error);
+}
+
+}  // namespace
+
+Result<pid_t> spawn_process(const SpawnSpec& spec) {
+    if (const Status checked = check(spec); !checked) return checked.error();
+    const std::vector<char*> arguments = pointers_to(spec.arguments);
+    const std::vector<char*> through_shell = shell_arguments(spec, arguments);
+    const std::vector<char*> environment = pointers_to(spec.environment);
+    const Words cpus = bit_mask(spec.cpus);
+    const Words nodes = bit_mask(spec.memory_nodes);
+    std::vector<Move> moves = plan_moves(spec.descriptors);
+
+    Launch launch;
+    launch.parent = ::getpid();
+    launch.program = spec.program.c_str();
+    launch.directory = spec.directory.empty() ? nullptr : spec.directory.c_str();
+    launch.cgroup_procs = spec.cgroup_procs.empty() ? nullptr : spec.cgroup_procs.c_str();
+    launch.arguments = arguments.data();
+    launch.shell_arguments = through_shell.data();
+    launch.environment = environment.data();
+    launch.moves = moves.data();
+    launch.move_count = moves.size();
+    launch.free_number = above_all_targets(moves);
+    launch.cpus = cpus.empty() ? nullptr : cpus.data();
+    launch.cpu_bytes = cpus.size() * sizeof(unsigned long);
+    launch.nodes = nodes.empty() ? nullptr : nodes.data();
+    launch.node_bits = nodes.size() * kBitsPerWord + 1;  // the kernel looks at one bit less than it is told
+    launch.foreground_terminal = spec.foreground_terminal;
+
+    const pid_t pid = start(launch);
+    if (pid < 0) return Error::system("fork");
+    if (launch.failed_stage == nullptr) return pid;
+    reap_failed(pid);
+    return explain(spec, launch);
+}
+
+}  // namespace ddprun::os
