@@ -1,0 +1,97 @@
+#pragma once
+
+#include <map>
+#include <set>
+#include <utility>
+#include <vector>
+
+#include "env/system.h"
+
+namespace ddprun::test {
+
+/// Fails the n-th call that can run out of something: spawn, make_pipe, make_socket_pair, make_segment. 0:
+/// none.
+struct FailNth {
+    int n = 0;
+};
+
+/// Scripted children in place of processes; the test ends them. Pipes, sockets and segments are real, so that
+/// an event loop can watch them.
+///
+/// A child holds copies of the descriptors it was given until it ends, as a process does: the reader of its
+/// pipe meets the end of file then and not before. A child that ends raises SIGCHLD in this process.
+class FakeSystem final : public os::System {
+  public:
+    explicit FakeSystem(FailNth fail = {}) : fail_(fail) {}
+    ~FakeSystem() override;
+    FakeSystem(const FakeSystem&) = delete;
+    FakeSystem& operator=(const FakeSystem&) = delete;
+
+    Result<pid_t> spawn(const os::SpawnSpec& spec) override;
+    Status signal_group(pid_t group, int signal) override;
+    Status signal_process(pid_t pid, int signal) override;
+    std::optional<os::ChildExit> next_exit() override;
+    void reap(pid_t pid) override;
+    bool group_exists(pid_t group) override;
+    std::vector<pid_t> descendants() override;
+    Result<Pipe> make_pipe() override;
+    Result<SocketPair> make_socket_pair() override;
+    Result<UniqueFd> make_segment(std::uint64_t bytes) override;
+
+    // What the test does.
+
+    void exit(pid_t pid, int code);
+    void die_of(pid_t pid, int signal, bool dumped_core = false);
+    /// The child does not die of this signal. SIGKILL cannot be ignored.
+    void ignore_signal(pid_t pid, int signal);
+    /// A grandchild in `group`, alive until a signal or exit() ends it.
+    pid_t add_grandchild(pid_t group);
+    /// The child's side of a descriptor it was given, by the child's number; -1 when it was not, or has
+    /// ended.
+    [[nodiscard]] int descriptor(pid_t pid, int childs_number) const;
+    /// From now on spawn fails with this errno, as for a missing program; 0: no more.
+    void fail_spawn(int error) { spawn_error_ = error; }
+
+    // What the test sees.
+
+    struct Signal {
+        pid_t target;
+        int signal;
+        bool to_group;
+        bool operator==(const Signal&) const = default;
+    };
+    [[nodiscard]] const std::vector<Signal>& signals() const { return signals_; }
+    /// Every process started so far, in order, with what it was started with.
+    [[nodiscard]] const std::vector<std::pair<pid_t, os::SpawnSpec>>& spawned() const { return spawned_; }
+    [[nodiscard]] int live_children() const;
+    /// Ended and not yet reaped.
+    [[nodiscard]] int zombies() const { return static_cast<int>(zombies_.size()); }
+    /// Descriptors handed out and still open, the children's copies not counted.
+    [[nodiscard]] int open_fds() const;
+    /// Failable calls made so far.
+    [[nodiscard]] int calls() const { return calls_; }
+
+  private:
+    struct Child {
+        pid_t group;
+        std::set<int> ignored;
+        std::map<int, UniqueFd> descriptors;
+    };
+    bool fails();
+    void track(int fd);
+    void end(const os::ChildExit& how);
+    void deliver(pid_t pid, int signal);
+
+    FailNth fail_;
+    int calls_ = 0;
+    int spawn_error_ = 0;
+    pid_t next_pid_ = 5000001;  ///< above the kernel's limit: a stray kill() of ours hits nobody
+    std::map<pid_t, Child> running_;
+    std::vector<os::ChildExit> zombies_;
+    std::vector<Signal> signals_;
+    std::vector<std::pair<pid_t, os::SpawnSpec>> spawned_;
+    std::map<int, std::pair<dev_t, ino_t>>
+        issued_;  ///< by number; a number issued again replaces the old entry
+};
+
+}  // namespace ddprun::test
