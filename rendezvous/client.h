@@ -10,11 +10,9 @@
 #include "env/clock.h"
 #include "env/result.h"
 #include "env/socket.h"
+#include "rendezvous/role.h"
 
 namespace ddprun::rdzv {
-
-/// Who a connection speaks for. Part of what the handshake authenticates.
-enum class Role : std::uint8_t { Agent, Worker, Tool };
 
 struct ClientOptions {
     Role role = Role::Worker;

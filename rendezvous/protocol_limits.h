@@ -1,0 +1,57 @@
+#pragma once
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+
+#include "env/clock.h"
+
+/// Everything a peer can make grow, and every wait for a peer, in one place.
+namespace ddprun::rdzv {
+
+/// What one message may carry.
+struct FrameLimits {
+    std::uint32_t json_bytes;
+    std::uint32_t blob_bytes;
+};
+/// Before a peer has proved that it knows the token.
+inline constexpr FrameLimits kStrangerLimits{4096, 0};
+inline constexpr FrameLimits kPeerLimits{1U << 20, 64U << 20};
+
+/// The store, all clients together unless it says "per".
+struct StoreLimits {
+    std::size_t key_bytes = 1024;               ///< per key and per barrier name
+    std::size_t value_bytes = 64U << 20;        ///< per value
+    std::size_t keys = 1U << 20;
+    std::size_t total_bytes = std::size_t{1} << 30;  ///< keys and values
+    std::size_t keys_per_wait = 16384;
+    std::size_t waiters_per_client = 1024;
+    int participants = 1 << 20;                 ///< per barrier
+};
+
+/// The server's connections.
+struct ServerLimits {
+    std::size_t strangers = 512;                ///< connections that have not finished the handshake
+    std::size_t connections = 65536;
+    std::size_t output_bytes = 160U << 20;      ///< per connection, not yet taken by the peer
+    Duration handshake = std::chrono::seconds(10);  ///< from accept to the last handshake message
+    Duration goodbye = std::chrono::seconds(2);     ///< for a refused peer to read why
+};
+
+/// Between an agent and the controller, each way.
+inline constexpr Duration kHeartbeatInterval = std::chrono::seconds(5);
+/// Nothing received for this long: the other side is gone.
+inline constexpr Duration kHeartbeatTimeout = std::chrono::seconds(30);
+/// Data that the peer's kernel did not acknowledge for this long: the network is gone.
+inline constexpr Duration kUserTimeout = std::chrono::seconds(20);
+/// How much longer than its own deadline a client waits for the server's word on it.
+inline constexpr Duration kAnswerGrace = std::chrono::milliseconds(500);
+
+/// Text of a WorkerExited message is cut to these, so that no worker can make its agent's message too large:
+/// escaped as JSON a byte can take six, and all of it together must stay below kPeerLimits.json_bytes.
+inline constexpr std::size_t kReportLines = 64;
+inline constexpr std::size_t kReportLineBytes = 1024;
+inline constexpr std::size_t kReportErrorBytes = 65536;
+inline constexpr std::size_t kReportTextBytes = 8192;
+
+}  // namespace ddprun::rdzv
