@@ -1,0 +1,115 @@
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <optional>
+#include <set>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <vector>
+
+#include "env/clock.h"
+#include "rendezvous/message.h"
+#include "rendezvous/protocol_limits.h"
+
+namespace ddprun::rdzv {
+
+/// A connection, as the store knows it.
+using ClientId = std::uint64_t;
+
+/// What one client is told.
+struct StoreAnswer {
+    ClientId client;
+    std::uint32_t request;
+    StoreReply reply;
+};
+using StoreAnswers = std::vector<StoreAnswer>;
+
+/// The job's key-value store, without connections, clocks or threads.
+///
+/// Every request is answered exactly once: at once, or, for Get, Wait and Barrier, by a later call (another
+/// client's apply, expire, begin_generation); a client that has disconnected gets no answer any more. All keys
+/// belong to one generation, and a request of another one touches nothing.
+class Store {
+  public:
+    explicit Store(StoreLimits limits = {}) : limits_(limits) {}
+
+    StoreAnswers apply(ClientId client, std::uint32_t request, StoreRequest what, TimePoint now);
+    /// Answers whoever has waited until `now` with Timeout, saying what was waited for.
+    StoreAnswers expire(TimePoint now);
+    /// When expire() has something to do next; kNever: nobody waits.
+    [[nodiscard]] TimePoint next_deadline() const { return deadlines_.empty() ? kNever : deadlines_.begin()->first; }
+    /// Forgets what the client waits for: a barrier it was in waits for one more again.
+    void disconnect(ClientId client);
+    /// Drops all keys and answers everyone who waits StaleGeneration. A number that is not larger than the
+    /// present one changes nothing.
+    StoreAnswers begin_generation(std::uint64_t generation);
+
+    [[nodiscard]] std::uint64_t generation() const { return generation_; }
+    [[nodiscard]] std::size_t keys() const { return values_.size(); }
+    [[nodiscard]] std::size_t bytes() const { return bytes_; }
+    [[nodiscard]] std::size_t waiters() const { return waiters_.size(); }
+
+  private:
+    using WaiterId = std::uint64_t;
+    /// Waits for keys (one for Get), or inside a barrier (no keys).
+    struct Waiter {
+        ClientId client;
+        std::uint32_t request;
+        TimePoint deadline;
+        TimePoint since;
+        std::vector<std::string> keys;
+        std::size_t at = 0;           ///< keys[at] is missing; the waiter is listed under it
+        bool wants_value = false;
+        std::string barrier;
+    };
+    struct BarrierState {
+        int participants;
+        std::vector<WaiterId> inside;
+    };
+    struct Asker {
+        ClientId client;
+        std::uint32_t request;
+        std::optional<Duration> timeout;
+        TimePoint now;
+    };
+
+    StoreReply refuse_generation(std::uint64_t asked) const;
+    std::optional<StoreReply> perform(const Asker& asker, store_op::Set&& op);
+    std::optional<StoreReply> perform(const Asker& asker, store_op::Get&& op);
+    std::optional<StoreReply> perform(const Asker& asker, store_op::TryGet&& op);
+    std::optional<StoreReply> perform(const Asker& asker, store_op::Add&& op);
+    std::optional<StoreReply> perform(const Asker& asker, store_op::CompareSet&& op);
+    std::optional<StoreReply> perform(const Asker& asker, store_op::Erase&& op);
+    std::optional<StoreReply> perform(const Asker& asker, store_op::Wait&& op);
+    std::optional<StoreReply> perform(const Asker& asker, store_op::Barrier&& op);
+
+    std::optional<Failure> put(const std::string& key, Blob value);
+    std::optional<StoreReply> wait_for(const Asker& asker, std::vector<std::string> keys, bool wants_value);
+    std::optional<Failure> cannot_wait(ClientId client) const;
+    WaiterId add_waiter(const Asker& asker, Waiter waiter);
+    bool find_missing(Waiter& waiter) const;
+    void wake(const std::string& key);
+    StoreReply timeout_of(const Waiter& waiter, TimePoint now) const;
+    bool is_inside(const std::string& barrier, ClientId client) const;
+    void release(const BarrierState& barrier, const std::string& name);
+    Waiter remove_waiter(WaiterId id);
+    void leave(WaiterId id);
+    void answer(ClientId client, std::uint32_t request, StoreReply reply);
+
+    StoreLimits limits_;
+    std::uint64_t generation_ = 0;
+    std::unordered_map<std::string, Blob> values_;
+    std::size_t bytes_ = 0;
+    std::unordered_map<WaiterId, Waiter> waiters_;
+    std::unordered_map<std::string, std::set<WaiterId>> waiting_for_;  ///< by the missing key, in order of arrival
+    std::unordered_map<std::string, BarrierState> barriers_;
+    std::unordered_map<ClientId, std::set<WaiterId>> by_client_;
+    std::set<std::pair<TimePoint, WaiterId>> deadlines_;
+    WaiterId next_waiter_ = 1;
+    StoreAnswers answers_;  ///< of the call in progress
+};
+
+}  // namespace ddprun::rdzv
