@@ -1,0 +1,116 @@
+#pragma once
+
+#include <sched.h>
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "ddp/segment_map.h"
+#include "ddp/types.h"
+
+/// How the CPU backend lays its part of the segment out. Private to libddp.
+///
+///   arena      ArenaHead (how many groups each local rank has made so far)
+///              group 0, group 1, ...: each an equal share of the (sparse) arena:
+///                Control | Identity[n] | Slot[n][2] | staging[n][2] | results[n][2] | allocate_shared
+///                regions
+///
+/// The rule that makes [2] enough everywhere: what a rank writes before step e goes to copy e % 2. It is read
+/// after step e and before its reader arrives at step e + 1; the writer touches that copy again only after it
+/// has met everybody at step e + 1.
+namespace ddp::cpu {
+
+inline constexpr std::size_t kTinyBytes = 4096;         ///< up to here one step moves a whole message
+inline constexpr std::size_t kAreaBytes = 1024 * 1024;  ///< staging per rank and copy
+inline constexpr std::uint64_t kMaxGroups = 16;         ///< process groups per rank and generation
+inline constexpr std::uint64_t kNotShared = ~std::uint64_t{0};
+
+// Stand in Call::root for the calls that have no operation of their own in the rank lines.
+inline constexpr std::int16_t kAllocateMark = -2;
+inline constexpr std::int16_t kBytesMark = -3;
+
+/// The call a rank is in, as it tells its peers. Equal on all ranks, or everybody throws MismatchError.
+struct Call {
+    std::uint64_t seq = 0;
+    std::uint64_t bytes = 0;
+    ddprun::SegmentOp operation = ddprun::SegmentOp::None;
+    std::int16_t root = -1;
+    DType dtype = DType::U8;
+    ReduceOp op = ReduceOp::Sum;
+    bool operator==(const Call&) const = default;
+};
+static_assert(sizeof(Call) == 24);
+
+/// What a rank shows at a step: one cache line carries the flag, the call and the first bytes of the message.
+struct alignas(128) Slot {
+    std::atomic<std::uint32_t> step;  ///< futex word
+    std::atomic<std::uint32_t> sleepers;
+    Call call;
+    std::uint64_t shared_at;  ///< where its buffer lies in the shared regions, or kNotShared
+    std::byte payload[kTinyBytes];
+};
+
+/// Who a rank is, written once when it joins.
+struct alignas(128) Identity {
+    std::atomic<std::uint32_t> joined;
+    std::uint32_t rank;
+    std::uint32_t world_size;
+    std::uint32_t pid;
+    std::uint64_t layout;  ///< differs when two releases would disagree about this file
+    cpu_set_t cpus;
+};
+
+struct Control {
+    alignas(128) std::atomic<std::uint32_t> joined;   ///< ranks that have joined; futex word
+    std::atomic<std::uint64_t> stranger;              ///< packed claim of a process that fits no slot; 0 none
+    alignas(128) std::atomic<std::uint32_t> arrived;  ///< arrivals at steps, when ranks share cores
+    alignas(128) std::atomic<std::uint32_t> released;  ///< last complete step; futex word
+};
+
+/// One process group's share of the arena, mapped.
+class Arena {
+  public:
+    /// Takes the next group of this local rank. Throws InvalidInput past kMaxGroups.
+    Arena(std::shared_ptr<SegmentMap> segment, std::uint32_t local_rank);
+    /// The control page of every rank's first group, without taking part in it.
+    static Control& first_control(SegmentMap& segment);
+
+    [[nodiscard]] std::uint32_t ranks() const { return ranks_; }
+    [[nodiscard]] SegmentMap& segment() const { return *segment_; }
+    [[nodiscard]] ddprun::RankLine& line(std::uint32_t rank) const { return segment_->line(rank); }
+    [[nodiscard]] Control& control() const { return *control_; }
+    [[nodiscard]] Identity& identity(std::uint32_t rank) const { return identities_[rank]; }
+    [[nodiscard]] Slot& slot(std::uint32_t rank, std::uint32_t step) const {
+        return slots_[2 * rank + step % 2];
+    }
+    [[nodiscard]] std::byte* staging(std::uint32_t rank, std::uint32_t step) const {
+        return staging_ + (2 * rank + step % 2) * kAreaBytes;
+    }
+    [[nodiscard]] std::byte* results(std::uint32_t rank, std::uint32_t step) const {
+        return results_ + (2 * rank + step % 2) * kAreaBytes;
+    }
+
+    /// The next `bytes` behind all earlier regions, mapped. Every rank must ask for the same.
+    struct Piece {
+        std::byte* address;
+        std::uint64_t offset;
+    };
+    Piece take(std::uint64_t bytes);
+
+  private:
+    std::shared_ptr<SegmentMap> segment_;
+    std::uint32_t ranks_;
+    std::uint64_t next_ = 0, end_ = 0;
+    Control* control_ = nullptr;
+    Identity* identities_ = nullptr;
+    Slot* slots_ = nullptr;
+    std::byte *staging_ = nullptr, *results_ = nullptr;
+};
+
+/// A number that is equal for all builds that lay the arena out alike.
+std::uint64_t layout_mark();
+
+}  // namespace ddp::cpu

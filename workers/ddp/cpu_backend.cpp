@@ -1,0 +1,326 @@
+#include "ddp/cpu_backend.h"
+
+#include <fmt/core.h>
+
+#include <algorithm>
+#include <cstring>
+
+#include "env/text.h"
+
+namespace ddp::cpu {
+
+using ddprun::SegmentOp;
+
+namespace {
+
+constexpr std::size_t kLine = 64;
+constexpr std::size_t kPage = 4096;
+constexpr std::size_t kRegionBits = 44;  // of a location: which region, and where in the rank's part of it
+constexpr std::size_t kBlockBytes = 64 * 1024;  // summed and passed on while it is in the nearest cache
+
+std::byte* bytes_of(const Buffer& buffer) { return static_cast<std::byte*>(buffer.data); }
+
+/// Where a rank stages the piece of `owner`: without a hole for its own.
+std::byte* staged(std::byte* area, std::uint32_t rank, std::uint32_t owner, std::size_t each) {
+    return area + (owner < rank ? owner : owner - 1) * each;
+}
+
+void copy_bytes(void* to, const void* from, std::size_t bytes) {
+    if (bytes > 0 && to != from) std::memcpy(to, from, bytes);
+}
+
+Roster join_within(Arena& arena, const ddprun::WorkerEnv& env, std::chrono::nanoseconds timeout) {
+    return join(arena, env, ddprun::deadline_after(ddprun::MonotonicClock::now(), timeout));
+}
+
+Arena checked_arena(const std::shared_ptr<SegmentMap>& segment, const ddprun::WorkerEnv& env) {
+    check_claim(*segment, env);
+    return Arena(segment, static_cast<std::uint32_t>(env.local_rank));
+}
+
+}  // namespace
+
+CpuBackend::CpuBackend(std::shared_ptr<SegmentMap> segment, const ddprun::WorkerEnv& env,
+                       std::chrono::nanoseconds timeout)
+    : segment_(std::move(segment)),
+      arena_(checked_arena(segment_, env)),
+      rank_(static_cast<std::uint32_t>(env.local_rank)),
+      size_(arena_.ranks()),
+      roster_(join_within(arena_, env, timeout)),
+      steps_(arena_, rank_, roster_, timeout),
+      kernels_(kernels()),
+      sources_(size_) {}
+
+// Only our own parts: a peer may still be inside the last collective, but nobody reads another rank's shared
+// buffer after the step that ends one.
+CpuBackend::~CpuBackend() {
+    for (const Region& region : regions_)
+        segment_->discard(region.offset + rank_ * region.stride, region.stride);
+}
+
+std::string CpuBackend::describe() const {
+    return fmt::format("cpu (shared memory, {}, {})", kernels_.name,
+                       roster_.ranks_share_cores ? "waiting by sleeping" : "waiting by spinning");
+}
+
+void CpuBackend::report_progress(std::uint64_t step, std::uint64_t samples) {
+    ddprun::RankLine& line = arena_.line(rank_);
+    line.step.store(step, std::memory_order_relaxed);
+    line.samples.store(samples, std::memory_order_relaxed);
+    line.progress_ns.store(ddprun::MonotonicClock::now().time_since_epoch().count(),
+                           std::memory_order_relaxed);
+}
+
+// ---- shared buffers
+
+std::span<std::byte> CpuBackend::allocate_shared(std::size_t bytes) {
+    const std::size_t stride = (std::max<std::size_t>(bytes, 1) + kPage - 1) / kPage * kPage;
+    steps_.begin({.bytes = bytes, .operation = SegmentOp::Barrier, .root = kAllocateMark});
+    meet();  // before the arithmetic: ranks that disagree about the size would take different pieces
+    const Arena::Piece piece = arena_.take(stride * size_);
+    regions_.push_back({piece.address, piece.offset, stride});
+    std::byte* mine = piece.address + rank_ * stride;
+    populate(mine, stride);
+    steps_.end();
+    return {mine, bytes};
+}
+
+std::uint64_t CpuBackend::locate(const void* data, std::size_t bytes) const {
+    const auto at = reinterpret_cast<std::uintptr_t>(data);
+    for (std::size_t index = 0; index < regions_.size(); ++index) {
+        const Region& region = regions_[index];
+        const auto begin = reinterpret_cast<std::uintptr_t>(region.base + rank_ * region.stride);
+        if (at < begin || at >= begin + region.stride || bytes > begin + region.stride - at) continue;
+        return std::uint64_t{index} << kRegionBits | (at - begin);
+    }
+    return kNotShared;
+}
+
+std::byte* CpuBackend::shared_buffer(std::uint32_t rank, std::uint64_t location) const {
+    const Region& region = regions_[location >> kRegionBits];
+    return region.base + rank * region.stride + (location & ((std::uint64_t{1} << kRegionBits) - 1));
+}
+
+// ---- all_reduce
+
+ReduceFunction CpuBackend::reduction(DType type, ReduceOp op) const {
+    return kernels_.reduce[static_cast<std::size_t>(type)][static_cast<std::size_t>(op)];
+}
+
+void CpuBackend::all_reduce(Buffer buffer, ReduceOp op) {
+    steps_.begin(
+        {.bytes = buffer.bytes(), .operation = SegmentOp::AllReduce, .dtype = buffer.dtype, .op = op});
+    if (size_ == 1) return steps_.end();  // the reduction of one value is that value
+    if (buffer.bytes() <= kTinyBytes) {
+        reduce_tiny(buffer, reduction(buffer.dtype, op));
+    } else {
+        reduce_large(buffer, reduction(buffer.dtype, op));
+    }
+    steps_.end();
+}
+
+void CpuBackend::reduce_tiny(const Buffer& buffer, ReduceFunction reduce) {
+    copy_bytes(steps_.mine().payload, buffer.data, buffer.bytes());
+    steps_.meet();
+    for (std::uint32_t r = 0; r < size_; ++r) sources_[r] = steps_.shown_by(r).payload;
+    reduce(buffer.data, sources_.data(), size(), buffer.count);
+}
+
+/// A stretch of a buffer, cut into one piece per rank. Offsets and lengths in bytes.
+struct CpuBackend::Pieces {
+    std::size_t begin, end, each;
+
+    // Pieces end on cache lines of the buffer, so that two ranks never write the same line of it.
+    static Pieces cut(std::size_t begin, std::size_t end, std::size_t ranks) {
+        const std::size_t share = (end - begin + ranks - 1) / ranks;
+        return {begin, end, (share + kLine - 1) / kLine * kLine};
+    }
+    [[nodiscard]] std::size_t offset(std::size_t rank) const { return std::min(begin + rank * each, end); }
+    [[nodiscard]] std::size_t length(std::size_t rank) const { return offset(rank + 1) - offset(rank); }
+};
+
+// Which way it goes depends on every rank's buffer, so the first step shows where they are. It costs nothing
+// in the staged way, which has its first stretch staged by then.
+void CpuBackend::reduce_large(const Buffer& buffer, ReduceFunction reduce) {
+    const std::uint64_t here = locate(buffer.data, buffer.bytes());
+    steps_.mine().shared_at = here;
+    if (here == kNotShared) stage(buffer, Pieces::cut(0, std::min(buffer.bytes(), stretch_bytes()), size_));
+    meet();
+    std::uint32_t shared = 0;
+    for (std::uint32_t r = 0; r < size_; ++r) shared += steps_.shown_by(r).shared_at != kNotShared ? 1 : 0;
+    if (shared == size_) return reduce_in_place(buffer, reduce);
+    reduce_staged(buffer, reduce, shared == 0);
+}
+
+void CpuBackend::reduce_in_place(const Buffer& buffer, ReduceFunction reduce) {
+    const Pieces slices = Pieces::cut(0, buffer.bytes(), size_);
+    std::vector<std::byte*> buffers(size_);
+    for (std::uint32_t r = 0; r < size_; ++r) buffers[r] = shared_buffer(r, steps_.shown_by(r).shared_at);
+
+    const std::size_t end = slices.offset(rank_ + 1);
+    for (std::size_t at = slices.offset(rank_); at < end; at += kBlockBytes) {
+        const std::size_t length = std::min(kBlockBytes, end - at);
+        for (std::uint32_t r = 0; r < size_; ++r) sources_[r] = buffers[r] + at;
+        reduce(buffers[rank_] + at, sources_.data(), size(), length / size_of(buffer.dtype));
+        for (std::uint32_t r = 0; r < size_; ++r) {
+            if (r != rank_) kernels_.stream(buffers[r] + at, buffers[rank_] + at, length);
+        }
+    }
+    meet();
+}
+
+// One step per stretch: before it a rank stages stretch k and has the results of k - 1 written; after it, it
+// sums its piece of k and collects the results of k - 1.
+void CpuBackend::reduce_staged(const Buffer& buffer, ReduceFunction reduce, bool first_is_met) {
+    const std::size_t total = buffer.bytes();
+    Pieces previous{};
+    for (std::size_t at = 0; at < total; at = previous.end) {
+        const Pieces pieces = Pieces::cut(at, std::min(at + stretch_bytes(), total), size_);
+        if (at > 0 || !first_is_met) {
+            stage(buffer, pieces);
+            meet();
+        }
+        sum_own(buffer, pieces, reduce);
+        if (at > 0) collect(buffer, previous);
+        previous = pieces;
+    }
+    meet();
+    collect(buffer, previous);
+}
+
+// With n ranks a rank stages n - 1 pieces, and they must fit its area.
+std::size_t CpuBackend::stretch_bytes() const { return kAreaBytes / (size_ - 1) / kPage * kPage * size_; }
+
+void CpuBackend::stage(const Buffer& buffer, const Pieces& pieces) {
+    std::byte* area = arena_.staging(rank_, steps_.coming());
+    for (std::uint32_t owner = 0; owner < size_; ++owner) {
+        if (owner == rank_) continue;
+        kernels_.stream(staged(area, rank_, owner, pieces.each), bytes_of(buffer) + pieces.offset(owner),
+                        pieces.length(owner));
+    }
+}
+
+void CpuBackend::sum_own(const Buffer& buffer, const Pieces& pieces, ReduceFunction reduce) {
+    std::byte* own = bytes_of(buffer) + pieces.offset(rank_);
+    std::byte* result = arena_.results(rank_, steps_.coming());
+    const std::size_t length = pieces.length(rank_);
+    for (std::size_t at = 0; at < length; at += kBlockBytes) {
+        const std::size_t block = std::min(kBlockBytes, length - at);
+        for (std::uint32_t r = 0; r < size_; ++r) {
+            sources_[r] =
+                r == rank_ ? own + at : staged(arena_.staging(r, steps_.met()), r, rank_, pieces.each) + at;
+        }
+        reduce(own + at, sources_.data(), size(), block / size_of(buffer.dtype));
+        kernels_.stream(result + at, own + at, block);
+    }
+}
+
+void CpuBackend::collect(const Buffer& buffer, const Pieces& pieces) {
+    for (std::uint32_t owner = 0; owner < size_; ++owner) {
+        if (owner == rank_) continue;
+        copy_bytes(bytes_of(buffer) + pieces.offset(owner), arena_.results(owner, steps_.met()),
+                   pieces.length(owner));
+    }
+}
+
+// ---- the others
+
+void CpuBackend::barrier() {
+    steps_.begin({.operation = SegmentOp::Barrier});
+    if (size_ > 1) steps_.meet();
+    steps_.end();
+}
+
+void CpuBackend::broadcast(Buffer buffer, int root) {
+    steps_.begin({.bytes = buffer.bytes(),
+                  .operation = SegmentOp::Broadcast,
+                  .root = static_cast<std::int16_t>(root),
+                  .dtype = buffer.dtype});
+    if (size_ == 1) return steps_.end();
+    const auto from = static_cast<std::uint32_t>(root);
+    std::size_t at = 0;
+    do {
+        const std::size_t length = std::min(kAreaBytes, buffer.bytes() - at);
+        if (rank_ == from)
+            kernels_.stream(arena_.staging(rank_, steps_.coming()), bytes_of(buffer) + at, length);
+        meet();
+        if (rank_ != from) copy_bytes(bytes_of(buffer) + at, arena_.staging(from, steps_.met()), length);
+        at += length;
+    } while (at < buffer.bytes());
+    steps_.end();
+}
+
+void CpuBackend::all_gather(Buffer output, Buffer input) {
+    const std::size_t each = input.bytes();
+    steps_.begin({.bytes = each, .operation = SegmentOp::AllGather, .dtype = input.dtype});
+    if (each > 0) std::memmove(bytes_of(output) + rank_ * each, input.data, each);
+    const std::byte* own = bytes_of(output) + rank_ * each;  // `input` may overlap what we write
+    if (size_ == 1) return steps_.end();
+    std::size_t at = 0;
+    do {
+        const std::size_t length = std::min(kAreaBytes, each - at);
+        kernels_.stream(arena_.staging(rank_, steps_.coming()), own + at, length);
+        meet();
+        for (std::uint32_t r = 0; r < size_; ++r) {
+            if (r != rank_)
+                copy_bytes(bytes_of(output) + r * each + at, arena_.staging(r, steps_.met()), length);
+        }
+        at += length;
+    } while (at < each);
+    steps_.end();
+}
+
+void CpuBackend::reduce_scatter(Buffer output, Buffer input, ReduceOp op) {
+    const std::size_t each = output.bytes();
+    steps_.begin({.bytes = each, .operation = SegmentOp::ReduceScatter, .dtype = input.dtype, .op = op});
+    const std::size_t piece = kAreaBytes / size_ / kPage * kPage;
+    std::size_t at = 0;
+    do {
+        const std::size_t length = std::min(piece, each - at);
+        std::byte* area = arena_.staging(rank_, steps_.coming());
+        for (std::uint32_t owner = 0; owner < size_; ++owner) {
+            if (owner != rank_)
+                kernels_.stream(area + owner * piece, bytes_of(input) + owner * each + at, length);
+        }
+        meet();
+        for (std::uint32_t r = 0; r < size_; ++r) {
+            sources_[r] = r == rank_ ? bytes_of(input) + rank_ * each + at
+                                     : arena_.staging(r, steps_.met()) + rank_ * piece;
+        }
+        reduction(input.dtype, op)(bytes_of(output) + at, sources_.data(), size(),
+                                   length / size_of(input.dtype));
+        at += length;
+    } while (at < each);
+    steps_.end();
+}
+
+std::vector<std::string> CpuBackend::all_gather_bytes(std::string_view mine) {
+    steps_.begin({.operation = SegmentOp::AllGather, .root = kBytesMark});
+    const std::uint64_t own_length = mine.size();
+    std::memcpy(steps_.mine().payload, &own_length, sizeof own_length);
+    meet();
+    std::vector<std::string> all(size_);
+    std::size_t longest = 0;
+    for (std::uint32_t r = 0; r < size_; ++r) {
+        std::uint64_t length = 0;
+        std::memcpy(&length, steps_.shown_by(r).payload, sizeof length);
+        all[r].resize(length);
+        longest = std::max(longest, static_cast<std::size_t>(length));
+    }
+    for (std::size_t at = 0; at < longest; at += kAreaBytes) {
+        const auto part = [at](std::size_t whole) {
+            return at < whole ? std::min(kAreaBytes, whole - at) : 0;
+        };
+        if (at < mine.size())
+            kernels_.stream(arena_.staging(rank_, steps_.coming()), mine.data() + at, part(mine.size()));
+        meet();
+        for (std::uint32_t r = 0; r < size_; ++r) {
+            if (at < all[r].size())
+                std::memcpy(all[r].data() + at, arena_.staging(r, steps_.met()), part(all[r].size()));
+        }
+    }
+    steps_.end();
+    return all;
+}
+
+}  // namespace ddp::cpu

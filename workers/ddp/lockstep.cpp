@@ -1,0 +1,190 @@
+#include "ddp/lockstep.h"
+
+#include <fmt/core.h>
+#include <signal.h>
+
+#include <cerrno>
+#include <exception>
+
+#include "ddp/diagnose.h"
+#include "ddp/futex.h"
+#include "env/text.h"
+
+namespace ddp::cpu {
+
+using ddprun::MonotonicClock;
+using ddprun::RankLine;
+
+namespace {
+
+// Longer than any hand-over between running ranks, far shorter than anything a user could notice.
+constexpr std::chrono::microseconds kSpin{100};
+constexpr int kTurnsPerClock = 32;
+
+std::int64_t now_ns() { return MonotonicClock::now().time_since_epoch().count(); }
+
+/// Counts a sleeper for as long as it lives, so that arrivals know whether to wake somebody.
+class Sleeper {
+  public:
+    explicit Sleeper(std::atomic<std::uint32_t>& count) : count_(count) { count_.fetch_add(1); }
+    ~Sleeper() { count_.fetch_sub(1); }
+    Sleeper(const Sleeper&) = delete;
+    Sleeper& operator=(const Sleeper&) = delete;
+
+  private:
+    std::atomic<std::uint32_t>& count_;
+};
+
+bool is_gone(std::uint32_t pid) { return ::kill(static_cast<pid_t>(pid), 0) != 0 && errno == ESRCH; }
+
+}  // namespace
+
+Lockstep::Lockstep(Arena& arena, std::uint32_t local_rank, const Roster& roster,
+                   std::chrono::nanoseconds timeout)
+    : arena_(arena), rank_(local_rank), roster_(roster), timeout_(timeout) {}
+
+int Lockstep::global(std::uint32_t local) const {
+    return static_cast<int>(arena_.segment().header().first_rank + local);
+}
+
+void Lockstep::begin(Call call) {
+    if (broken_) std::rethrow_exception(broken_);
+    call_ = call;
+    call_.seq = ++seq_;
+    began_ns_ = now_ns();
+    RankLine& line = arena_.line(rank_);
+    line.operation.store(static_cast<std::uint32_t>(call.operation), std::memory_order_relaxed);
+    line.bytes.store(call.bytes, std::memory_order_relaxed);
+    line.started_ns.store(began_ns_, std::memory_order_relaxed);
+    line.started_seq.store(seq_, std::memory_order_relaxed);
+    if (arena_.segment().header().aborted.load(std::memory_order_relaxed) != 0) throw_if_hopeless();
+}
+
+void Lockstep::end() {
+    const std::int64_t now = now_ns();
+    inside_ns_ += now - began_ns_;
+    RankLine& line = arena_.line(rank_);
+    line.finished_ns.store(now, std::memory_order_relaxed);
+    line.comm_ns.store(inside_ns_, std::memory_order_relaxed);
+    line.finished_seq.store(seq_, std::memory_order_relaxed);
+}
+
+double Lockstep::communication_seconds() const {
+    return static_cast<double>(arena_.line(rank_).comm_ns.load(std::memory_order_relaxed)) * 1e-9;
+}
+
+void Lockstep::meet() {
+    Slot& slot = mine();
+    slot.call = call_;
+    ++step_;
+    arrive(slot);
+    if (roster_.ranks_share_cores) {
+        wait_together();
+    } else {
+        wait_for_each();
+    }
+    compare_calls();
+}
+
+void Lockstep::arrive(Slot& slot) {
+    // exchange, not store: the flag must be out before we look for sleepers, or a sleeper and we could miss
+    // each other. Sequentially consistent on both sides.
+    slot.step.exchange(step_);
+    if (slot.sleepers.load() != 0) futex_wake_all(slot.step);
+}
+
+void Lockstep::wait_for_each() {
+    for (std::uint32_t peer = 0; peer < arena_.ranks(); ++peer) {
+        Slot& slot = arena_.slot(peer, step_);
+        if (spin_until(slot.step, step_)) continue;
+        const Sleeper sleeper(slot.sleepers);
+        sleep_until(slot.step, step_);
+    }
+}
+
+void Lockstep::wait_together() {
+    Control& control = arena_.control();
+    if (control.arrived.fetch_add(1) + 1 == step_ * arena_.ranks()) {
+        control.released.store(step_);
+        futex_wake_all(control.released);
+        return;
+    }
+    sleep_until(control.released, step_);
+}
+
+bool Lockstep::spin_until(const std::atomic<std::uint32_t>& word, std::uint32_t value) const {
+    for (int turn = 0; turn < kTurnsPerClock; ++turn) {
+        if (word.load(std::memory_order_acquire) == value) return true;
+        relax();
+    }
+    const std::int64_t limit = now_ns() + std::chrono::nanoseconds(kSpin).count();
+    do {
+        for (int turn = 0; turn < kTurnsPerClock; ++turn) {
+            if (word.load(std::memory_order_acquire) == value) return true;
+            relax();
+        }
+    } while (now_ns() < limit);
+    return false;
+}
+
+void Lockstep::sleep_until(std::atomic<std::uint32_t>& word, std::uint32_t value) {
+    for (;;) {
+        const std::uint32_t seen = word.load();
+        if (seen == value) return;
+        futex_wait(word, seen, kSleepSlice);
+        if (word.load(std::memory_order_acquire) == value) return;
+        throw_if_hopeless();
+    }
+}
+
+void Lockstep::compare_calls() {
+    for (std::uint32_t peer = 0; peer < arena_.ranks(); ++peer) {
+        const Call& other = arena_.slot(peer, step_).call;
+        if (other == call_) continue;
+        fail<MismatchError>(fmt::format("rank {}: ranks called different collectives: {}", global(rank_),
+                                        both_sides(global(rank_), call_, global(peer), other)));
+    }
+}
+
+std::vector<std::uint32_t> Lockstep::absent() const {
+    std::vector<std::uint32_t> ranks;
+    for (std::uint32_t peer = 0; peer < arena_.ranks(); ++peer) {
+        if (arena_.slot(peer, step_).step.load(std::memory_order_acquire) != step_) ranks.push_back(peer);
+    }
+    return ranks;
+}
+
+void Lockstep::throw_if_hopeless() {
+    const ddprun::SegmentHeader& header = arena_.segment().header();
+    if (const std::uint32_t aborted = header.aborted.load(std::memory_order_relaxed)) {
+        fail<PeerLostError>(fmt::format("rank {}: {}: rank {} was lost, the launcher ended generation {}",
+                                        global(rank_), to_string(call_), aborted - 1, header.generation));
+    }
+    for (const std::uint32_t peer : absent()) {
+        const std::uint32_t pid = arena_.identity(peer).pid;
+        if (!roster_.pids_are_visible || !is_gone(pid)) continue;
+        // It may have arrived between our look at its flag and its end.
+        if (arena_.slot(peer, step_).step.load() == step_) continue;
+        fail<PeerLostError>(fmt::format("rank {}: {}: rank {} (pid {}) ended without taking part",
+                                        global(rank_), to_string(call_), global(peer), pid));
+    }
+    if (now_ns() - began_ns_ >= timeout_.count()) time_out();
+}
+
+void Lockstep::time_out() {
+    std::vector<std::uint32_t> peers;
+    for (std::uint32_t peer = 0; peer < arena_.ranks(); ++peer) {
+        if (peer != rank_) peers.push_back(peer);
+    }
+    fail<TimeoutError>(fmt::format("rank {}: {} did not finish within {}: {}", global(rank_),
+                                   to_string(call_), ddprun::format_duration(timeout_),
+                                   what_ranks_do(arena_.segment(), peers, MonotonicClock::now())));
+}
+
+template <class Exception>
+void Lockstep::fail(const std::string& what) {
+    broken_ = std::make_exception_ptr(Exception(what));
+    std::rethrow_exception(broken_);
+}
+
+}  // namespace ddp::cpu

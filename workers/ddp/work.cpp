@@ -1,0 +1,19 @@
+#include "ddp/work.h"
+
+namespace ddp {
+
+// No deadline of its own: the collective behind it has one, and always ends.
+void Work::wait() {
+    if (!state_) return;
+    std::unique_lock lock(state_->mutex);
+    state_->changed.wait(lock, [this] { return state_->done; });
+    if (state_->failure) std::rethrow_exception(state_->failure);
+}
+
+bool Work::done() const {
+    if (!state_) return true;
+    const std::lock_guard lock(state_->mutex);
+    return state_->done;
+}
+
+}  // namespace ddp
