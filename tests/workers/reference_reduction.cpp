@@ -1,0 +1,133 @@
+#include "reference_reduction.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <random>
+
+namespace reference {
+
+using ddp::DType;
+using ddp::ReduceOp;
+
+namespace {
+
+float from_bf16(std::uint16_t value) {
+    const std::uint32_t bits = static_cast<std::uint32_t>(value) << 16;
+    float wide;
+    std::memcpy(&wide, &bits, sizeof wide);
+    return wide;
+}
+
+/// Nearest of the two neighbours, by comparing distances; a tie goes to the even one.
+std::uint16_t to_bf16(float value) {
+    std::uint32_t bits;
+    std::memcpy(&bits, &value, sizeof bits);
+    const auto toward_zero = static_cast<std::uint16_t>(bits >> 16);
+    const auto away = static_cast<std::uint16_t>(toward_zero + 1);
+    const double below = std::abs(static_cast<double>(value) - from_bf16(toward_zero));
+    const double above = std::abs(static_cast<double>(from_bf16(away)) - value);
+    if (below != above) return below < above ? toward_zero : away;
+    return toward_zero % 2 == 0 ? toward_zero : away;
+}
+
+template <class Stored, class Wide, class Widen, class Narrow>
+Bytes reduce_as(const std::vector<Bytes>& inputs, ReduceOp op, Widen widen, Narrow narrow) {
+    Bytes out(inputs[0].size());
+    for (std::size_t at = 0; at + sizeof(Stored) <= out.size(); at += sizeof(Stored)) {
+        Wide result{};
+        for (std::size_t r = 0; r < inputs.size(); ++r) {
+            Stored stored;
+            std::memcpy(&stored, inputs[r].data() + at, sizeof stored);
+            const Wide value = widen(stored);
+            if (r == 0) result = value;
+            else if (op == ReduceOp::Max) result = std::max(result, value);
+            else if (op == ReduceOp::Min) result = std::min(result, value);
+            else result = static_cast<Wide>(result + value);
+        }
+        if (op == ReduceOp::Avg) result = static_cast<Wide>(result / static_cast<Wide>(inputs.size()));
+        const Stored stored = narrow(result);
+        std::memcpy(out.data() + at, &stored, sizeof stored);
+    }
+    return out;
+}
+
+template <class Stored>
+Bytes reduce_plain(const std::vector<Bytes>& inputs, ReduceOp op) {
+    const auto same = [](Stored value) { return value; };
+    return reduce_as<Stored, Stored>(inputs, op, same, same);
+}
+
+bool adds(ReduceOp op) { return op == ReduceOp::Sum || op == ReduceOp::Avg; }
+
+template <class T, class Draw>
+void fill(Bytes& bytes, Draw draw) {
+    for (std::size_t at = 0; at + sizeof(T) <= bytes.size(); at += sizeof(T)) {
+        const T value = static_cast<T>(draw());
+        std::memcpy(bytes.data() + at, &value, sizeof value);
+    }
+}
+
+}  // namespace
+
+Bytes random_values(DType type, std::size_t count, unsigned seed) {
+    Bytes bytes(count * ddp::size_of(type));
+    std::mt19937_64 engine(seed);
+    // Magnitudes from 2^-20 to 2^20: adding in another order gives other bits.
+    const auto real = [&] {
+        const double mantissa = static_cast<double>(engine() >> 11) * 0x1p-53 * 2 - 1;
+        return std::ldexp(mantissa, static_cast<int>(engine() % 41) - 20);
+    };
+    switch (type) {
+        case DType::F32:
+            fill<float>(bytes, real);
+            break;
+        case DType::F64:
+            fill<double>(bytes, real);
+            break;
+        case DType::I32:
+            fill<std::uint32_t>(bytes, engine);
+            break;
+        case DType::I64:
+            fill<std::uint64_t>(bytes, engine);
+            break;
+        case DType::BF16:
+            fill<std::uint16_t>(bytes, [&] { return to_bf16(static_cast<float>(real())); });
+            break;
+        case DType::F16:
+        case DType::U8:
+            return random_bytes(bytes.size(), seed);
+    }
+    return bytes;
+}
+
+Bytes random_bytes(std::size_t bytes, unsigned seed) {
+    Bytes values(bytes);
+    std::mt19937_64 engine(seed);
+    for (std::byte& value : values) value = static_cast<std::byte>(engine());
+    return values;
+}
+
+Bytes reduce(const std::vector<Bytes>& inputs, DType type, ReduceOp op) {
+    switch (type) {
+        case DType::F32:
+            return reduce_plain<float>(inputs, op);
+        case DType::F64:
+            return reduce_plain<double>(inputs, op);
+        case DType::I32:
+            return adds(op) ? reduce_plain<std::uint32_t>(inputs, op)
+                            : reduce_plain<std::int32_t>(inputs, op);
+        case DType::I64:
+            return adds(op) ? reduce_plain<std::uint64_t>(inputs, op)
+                            : reduce_plain<std::int64_t>(inputs, op);
+        case DType::BF16:
+            return reduce_as<std::uint16_t, float>(inputs, op, from_bf16, to_bf16);
+        case DType::F16:
+        case DType::U8:
+            break;
+    }
+    return {};
+}
+
+}  // namespace reference

@@ -1,0 +1,422 @@
+#include <fcntl.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <thread>
+
+#include "ddp/testing.h"
+#include "env/clock.h"
+
+namespace {
+
+using namespace ddp;
+using ddp::testing::environment_of;
+using ddp::testing::failures_of_ranks;
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+using ::testing::AssertionFailure;
+using ::testing::AssertionSuccess;
+
+std::string message_of(const std::exception_ptr& failure) {
+    try {
+        if (failure) std::rethrow_exception(failure);
+    } catch (const std::exception& error) {
+        return error.what();
+    }
+    return "";
+}
+
+template <class Exception>
+bool is(const std::exception_ptr& failure) {
+    try {
+        if (failure) std::rethrow_exception(failure);
+    } catch (const Exception&) {
+        return true;
+    } catch (...) {
+    }
+    return false;
+}
+
+::testing::AssertionResult says(const std::string& message, std::initializer_list<const char*> parts) {
+    for (const char* part : parts) {
+        if (message.find(part) == std::string::npos)
+            return AssertionFailure() << "no '" << part << "' in: " << message;
+    }
+    return AssertionSuccess();
+}
+
+ddp::testing::RankOptions with_timeout(milliseconds timeout) {
+    ddp::testing::RankOptions options;
+    options.group.timeout = timeout;
+    return options;
+}
+
+void reduce_floats(ProcessGroup& group, std::size_t count) {
+    std::vector<float> values(count, 1.0F);
+    group.all_reduce(buffer_of(std::span(values))).wait();
+}
+
+/// Ranks 0 and 2 call `usual`, rank 1 calls `other`; every rank must hear of both.
+void expect_mismatch(const std::function<void(ProcessGroup&)>& usual,
+                     const std::function<void(ProcessGroup&)>& other,
+                     std::initializer_list<const char*> parts) {
+    const auto failures = failures_of_ranks(3, [&](ProcessGroup& group) {
+        reduce_floats(group, 10);
+        group.rank() == 1 ? other(group) : usual(group);
+    });
+    for (const std::exception_ptr& failure : failures) {
+        EXPECT_TRUE(is<MismatchError>(failure));
+        EXPECT_TRUE(says(message_of(failure), parts));
+    }
+}
+
+TEST(Mismatch, IsToldToEveryRankWithBothSidesAndTheNumberOfTheCall) {
+    expect_mismatch([](ProcessGroup& group) { reduce_floats(group, 100'000); },
+                    [](ProcessGroup& group) { group.barrier().wait(); },
+                    {"rank 1 called barrier #2", "called all_reduce #2 (100000 float32, 390.6 KiB, sum)"});
+}
+
+TEST(Mismatch, CoversSizeTypeReductionAndRoot) {
+    expect_mismatch([](ProcessGroup& group) { reduce_floats(group, 1024); },
+                    [](ProcessGroup& group) { reduce_floats(group, 1025); },
+                    {"rank 1 called all_reduce #2 (1025 float32", "all_reduce #2 (1024 float32"});
+    expect_mismatch([](ProcessGroup& group) { reduce_floats(group, 2); },
+                    [](ProcessGroup& group) {
+                        std::vector<double> one(1);
+                        group.all_reduce(buffer_of(std::span(one))).wait();
+                    },
+                    {"float32", "float64"});
+    const auto reduce_by = [](ReduceOp op) {
+        return [op](ProcessGroup& group) {
+            std::vector<float> values(4);
+            group.all_reduce(buffer_of(std::span(values)), op).wait();
+        };
+    };
+    expect_mismatch(reduce_by(ReduceOp::Sum), reduce_by(ReduceOp::Avg), {", sum)", ", avg)"});
+    const auto broadcast_from = [](int root) {
+        return [root](ProcessGroup& group) {
+            std::vector<float> values(4);
+            group.broadcast(buffer_of(std::span(values)), root).wait();
+        };
+    };
+    expect_mismatch(broadcast_from(0), broadcast_from(2), {"root 0", "root 2"});
+    expect_mismatch([](ProcessGroup& group) { group.allocate_shared(4096); },
+                    [](ProcessGroup& group) { group.allocate_shared(8192); },
+                    {"allocate_shared #2 (4096 bytes)", "allocate_shared #2 (8192 bytes)"});
+}
+
+TEST(Mismatch, MakesTheGroupUnusableInsteadOfWrong) {
+    failures_of_ranks(2, [](ProcessGroup& group) {
+        const auto bad = [&] { group.rank() == 0 ? group.barrier().wait() : reduce_floats(group, 1); };
+        EXPECT_THROW(bad(), MismatchError);
+        EXPECT_THROW(group.barrier().wait(), MismatchError);
+        EXPECT_THROW(group.all_gather_bytes("x"), MismatchError);
+    });
+}
+
+TEST(Failure, IsKeptInTheWorkUntilSomebodyWaits) {
+    ddp::testing::RankOptions options;
+    options.group.progress = ProcessGroupOptions::Progress::Thread;
+    failures_of_ranks(
+        2,
+        [](ProcessGroup& group) {
+            std::vector<float> values(static_cast<std::size_t>(group.rank()) + 1);
+            Work work = group.all_reduce(buffer_of(std::span(values)));
+            EXPECT_THROW(work.wait(), MismatchError);
+            EXPECT_TRUE(work.done());
+            EXPECT_THROW(work.wait(), MismatchError);
+        },
+        options);
+}
+
+TEST(Timeout, SaysWhatEveryPeerIsDoing) {
+    const auto failures = failures_of_ranks(
+        3,
+        [](ProcessGroup& group) {
+            reduce_floats(group, 10);
+            if (group.rank() == 2) return;
+            reduce_floats(group, 100'000);
+        },
+        with_timeout(milliseconds(200)));
+    EXPECT_TRUE(is<TimeoutError>(failures[0]));
+    EXPECT_TRUE(is<TimeoutError>(failures[1]));
+    EXPECT_FALSE(failures[2]);
+    EXPECT_TRUE(says(message_of(failures[0]),
+                     {"rank 0: all_reduce #2 (100000 float32, 390.6 KiB, sum) did not finish within 200 ms",
+                      "rank 1 is in all_reduce #2 (390.6 KiB)", "rank 2 finished #1 (all_reduce)",
+                      "has not called the next"}));
+}
+
+TEST(Timeout, OfJoiningNamesTheMissingRanks) {
+    // Only rank 1 of 4 comes.
+    ddprun::UniqueFd fd = make_segment({.local_world_size = 4, .world_size = 4});
+    ddprun::WorkerEnv env = environment_of(1, 4);
+    env.segment_fd = fd.get();
+    ProcessGroupOptions options;
+    options.timeout = milliseconds(100);
+    try {
+        ProcessGroup::create(Context(env), options);
+        FAIL() << "joined a world that is not there";
+    } catch (const TimeoutError& error) {
+        EXPECT_TRUE(says(error.what(), {"missing", "rank 0, 2-3"}));
+    }
+}
+
+TEST(Join, TellsAllRanksWhenWorldSizesDisagree) {
+    ddprun::UniqueFd fd = make_segment({.local_world_size = 3, .world_size = 3});
+    std::vector<std::exception_ptr> failures(3);
+    std::vector<std::thread> ranks;
+    for (int rank = 0; rank < 3; ++rank) {
+        ranks.emplace_back([&, rank] {
+            ddprun::WorkerEnv env = environment_of(rank, rank == 2 ? 8 : 3);
+            env.segment_fd = fd.get();
+            ProcessGroupOptions options;
+            options.timeout = seconds(20);
+            try {
+                ProcessGroup::create(Context(env), options);
+            } catch (...) {
+                failures[static_cast<std::size_t>(rank)] = std::current_exception();
+            }
+        });
+    }
+    for (std::thread& rank : ranks) rank.join();
+    for (const std::exception_ptr& failure : failures) {
+        EXPECT_TRUE(is<MismatchError>(failure)) << message_of(failure);
+        EXPECT_TRUE(says(message_of(failure), {"rank 2", "8", "3", "WORLD_SIZE"}));
+    }
+}
+
+TEST(Join, RefusesAWorldOfSeveralNodesAndADescriptorThatIsNoSegment) {
+    ddprun::WorkerEnv env = environment_of(0, 2);
+    env.world_size = 4;
+    EXPECT_THROW(ProcessGroup::create(Context(env)), InvalidInput);
+
+    ddprun::WorkerEnv wrong = environment_of(0, 1);
+    const ddprun::UniqueFd null(::open("/dev/null", O_RDWR | O_CLOEXEC));
+    wrong.segment_fd = null.get();
+    EXPECT_THROW(ProcessGroup::create(Context(wrong)), InvalidInput);
+    wrong.segment_fd = 987654;
+    EXPECT_THROW(ProcessGroup::create(Context(wrong)), InvalidInput);
+    ProcessGroupOptions options;
+    options.backend = "gloo";
+    EXPECT_THROW(ProcessGroup::create(Context(environment_of(0, 1)), options), InvalidInput);
+}
+
+TEST(Join, MakesAWorldOfOneWithoutAnybodysHelpAsOftenAsOneLikes) {
+    for (int round = 0; round < 20; ++round) {
+        const auto group = ProcessGroup::create(Context(environment_of(0, 1)));
+        std::vector<float> values{1.5F, 2.5F};
+        group->all_reduce(buffer_of(std::span(values)), ReduceOp::Avg).wait();
+        EXPECT_EQ(values, (std::vector<float>{1.5F, 2.5F}));
+    }
+}
+
+TEST(RankLines, TellTheLauncherWhatEveryRankDoes) {
+    ddprun::UniqueFd fd = make_segment({.local_world_size = 1, .world_size = 1});
+    const SegmentMap launcher(ddprun::UniqueFd(::fcntl(fd.get(), F_DUPFD_CLOEXEC, 0)));
+    ddprun::WorkerEnv env = environment_of(0, 1);
+    env.segment_fd = fd.get();
+    const auto group = ProcessGroup::create(Context(env));
+    const ddprun::RankLine& line = launcher.line(0);
+    EXPECT_EQ(line.pid, static_cast<std::uint32_t>(::getpid()));
+    EXPECT_EQ(line.joined, 1U);
+    EXPECT_EQ(line.started_seq, 0U);
+
+    reduce_floats(*group, 25);
+    group->report_progress(7, 448);
+    EXPECT_EQ(line.started_seq, 1U);
+    EXPECT_EQ(line.finished_seq, 1U);
+    EXPECT_EQ(line.bytes, 100U);
+    EXPECT_EQ(static_cast<ddprun::SegmentOp>(line.operation.load()), ddprun::SegmentOp::AllReduce);
+    EXPECT_GE(line.finished_ns, line.started_ns);
+    EXPECT_GT(line.started_ns, 0);
+    EXPECT_EQ(line.step, 7U);
+    EXPECT_EQ(line.samples, 448U);
+    EXPECT_GT(line.progress_ns, 0);
+}
+
+// ---- ranks as processes
+
+constexpr int kRight = 42;  // a child's exit code when everything went as the test says; gtest uses 0 and 1
+
+/// Forks one process per rank; the destructor kills and reaps what is left.
+class Ranks {
+  public:
+    Ranks(int count, const std::function<int(int rank)>& body) {
+        for (int rank = 0; rank < count; ++rank) {
+            const pid_t pid = ::fork();
+            if (pid == 0) ::_exit(guarded(rank, body));
+            pids_.push_back(pid);
+        }
+    }
+    ~Ranks() {
+        for (const pid_t pid : pids_) {
+            if (pid <= 0) continue;
+            ::kill(pid, SIGKILL);
+            ::waitpid(pid, nullptr, 0);
+        }
+    }
+    Ranks(const Ranks&) = delete;
+    Ranks& operator=(const Ranks&) = delete;
+
+    void kill_one(int rank) { ::kill(pids_[static_cast<std::size_t>(rank)], SIGKILL); }
+    /// The exit code, or 128 + the signal.
+    int wait(int rank) {
+        pid_t& pid = pids_[static_cast<std::size_t>(rank)];
+        int status = 0;
+        ::waitpid(std::exchange(pid, -1), &status, 0);
+        return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+    }
+
+  private:
+    static int guarded(int rank, const std::function<int(int)>& body) {
+        try {
+            return body(rank);
+        } catch (const std::exception& error) {
+            ::dprintf(2, "rank %d: %s\n", rank, error.what());
+            return 3;
+        }
+    }
+    std::vector<pid_t> pids_;
+};
+
+std::unique_ptr<ProcessGroup> group_on(int segment, int rank, int ranks, milliseconds timeout) {
+    ddprun::WorkerEnv env = environment_of(rank, ranks);
+    env.segment_fd = segment;
+    ProcessGroupOptions options;
+    options.timeout = timeout;
+    return ProcessGroup::create(Context(env), options);
+}
+
+/// Reduces until that throws PeerLostError; `reached` is written to once the ranks are in the middle of it.
+int reduce_until_peer_lost(ProcessGroup& group, int reached) {
+    try {
+        for (int round = 0;; ++round) {
+            reduce_floats(group, 100'000);
+            if (round == 20) (void)!::write(reached, "x", 1);
+        }
+    } catch (const PeerLostError& error) {
+        const bool names_it = std::string(error.what()).find("rank 1") != std::string::npos &&
+                              std::string(error.what()).find("all_reduce #") != std::string::npos;
+        return names_it ? kRight : 4;
+    }
+}
+
+struct Pipe {
+    ddprun::UniqueFd read, write;
+    Pipe() {
+        int ends[2];
+        if (::pipe2(ends, O_CLOEXEC) == 0) read.reset(ends[0]), write.reset(ends[1]);
+    }
+    void await_one() const {
+        char byte;
+        ASSERT_EQ(::read(read.get(), &byte, 1), 1);
+    }
+};
+
+TEST(PeerLost, IsRaisedWithinASecondOnceTheLauncherEndsTheGeneration) {
+    ddprun::UniqueFd fd = make_segment({.local_world_size = 3, .world_size = 3});
+    const SegmentMap launcher(ddprun::UniqueFd(::fcntl(fd.get(), F_DUPFD_CLOEXEC, 0)));
+    const Pipe reached;
+    // Rank 1 stops instead of dying, so that only the launcher's word can tell the others.
+    Ranks ranks(3, [&](int rank) {
+        const auto group = group_on(fd.get(), rank, 3, seconds(60));
+        if (rank != 1) return reduce_until_peer_lost(*group, reached.write.get());
+        for (int round = 0; round < 30; ++round) reduce_floats(*group, 100'000);
+        ::raise(SIGSTOP);
+        return 5;
+    });
+    reached.await_one();
+    const auto before = ddprun::MonotonicClock::now();
+    launcher.header().aborted.store(1 + 1);
+    EXPECT_EQ(ranks.wait(0), kRight);
+    EXPECT_EQ(ranks.wait(2), kRight);
+    EXPECT_LT(ddprun::MonotonicClock::now() - before, seconds(1));
+}
+
+TEST(PeerLost, IsRaisedForAKilledPeerEvenWithoutALauncher) {
+    ddprun::UniqueFd fd = make_segment({.local_world_size = 3, .world_size = 3});
+    const Pipe reached;
+    Ranks ranks(3, [&](int rank) {
+        const auto group = group_on(fd.get(), rank, 3, seconds(60));
+        return reduce_until_peer_lost(*group, reached.write.get());
+    });
+    reached.await_one();
+    ranks.kill_one(1);
+    EXPECT_EQ(ranks.wait(1), 128 + SIGKILL);  // reaped: from now on the pid is gone
+    EXPECT_EQ(ranks.wait(0), kRight);
+    EXPECT_EQ(ranks.wait(2), kRight);
+}
+
+TEST(Processes, ReduceOverAnInheritedSegment) {
+    ddprun::UniqueFd fd = make_segment({.local_world_size = 4, .world_size = 4});
+    Ranks ranks(4, [&](int rank) {
+        const auto group = group_on(fd.get(), rank, 4, seconds(60));
+        const std::span<std::byte> region = group->allocate_shared(4 * 500'000);
+        const std::span<float> values(reinterpret_cast<float*>(region.data()), 500'000);
+        for (int round = 0; round < 5; ++round) {
+            std::fill(values.begin(), values.end(), static_cast<float>(rank + round));
+            group->all_reduce(buffer_of(values), ReduceOp::Avg).wait();
+            for (const float value : values) {
+                if (value != 1.5F + static_cast<float>(round)) return 4;
+            }
+        }
+        return kRight;
+    });
+    for (int rank = 0; rank < 4; ++rank) EXPECT_EQ(ranks.wait(rank), kRight);
+}
+
+TEST(Processes, ShareASegmentWithoutALauncherWhoeverComesFirst) {
+    const std::string run = "share-" + std::to_string(::getpid());
+    for (const int late : {0, 2}) {  // rank 0 last, or another rank last
+        const Pipe go;
+        Ranks ranks(3, [&](int rank) {
+            ddprun::WorkerEnv env = environment_of(rank, 3);
+            env.run_id = run;
+            char byte;
+            if (rank == late && ::read(go.read.get(), &byte, 1) != 1) return 6;
+            if (rank == 1 && ::write(go.write.get(), "x", 1) != 1) return 6;
+            ProcessGroupOptions options;
+            options.timeout = seconds(30);
+            const auto group = ProcessGroup::create(Context(env), options);
+            std::vector<std::int32_t> values(10'000, rank);
+            group->all_reduce(buffer_of(std::span(values))).wait();
+            return values.back() == 3 ? kRight : 4;
+        });
+        for (int rank = 0; rank < 3; ++rank) EXPECT_EQ(ranks.wait(rank), kRight);
+    }
+}
+
+TEST(Processes, WithoutALauncherHearOfDisagreeingWorldSizes) {
+    const std::string run = "disagree-" + std::to_string(::getpid());
+    Ranks ranks(3, [&](int rank) {
+        ddprun::WorkerEnv env = environment_of(rank, rank == 1 ? 4 : 3);
+        env.run_id = run;
+        ProcessGroupOptions options;
+        options.timeout = seconds(20);
+        try {
+            ProcessGroup::create(Context(env), options);
+        } catch (const MismatchError& error) {
+            return says(error.what(), {"rank 1", "4", "3"}) ? kRight : 4;
+        }
+        return 5;
+    });
+    for (int rank = 0; rank < 3; ++rank) EXPECT_EQ(ranks.wait(rank), kRight);
+}
+
+TEST(Processes, WithoutALauncherRankZeroNamesWhoDidNotCome) {
+    ddprun::WorkerEnv env = environment_of(0, 3);
+    env.run_id = "absent-" + std::to_string(::getpid());
+    ProcessGroupOptions options;
+    options.timeout = milliseconds(50);
+    try {
+        ProcessGroup::create(Context(env), options);
+        FAIL();
+    } catch (const TimeoutError& error) {
+        EXPECT_TRUE(says(error.what(), {"missing", "rank 1-2"}));
+    }
+}
+
+}  // namespace
