@@ -69,6 +69,12 @@ bool LineWriter::wait_until_writable(TimePoint deadline) const {
     return ::poll(&entry, 1, poll_milliseconds(MonotonicClock::now(), deadline)) > 0;
 }
 
+bool LineWriter::may_write(TimePoint deadline) const {
+    if (is_nonblocking() || wait_until_writable(deadline)) return true;
+    errno = EAGAIN;
+    return false;
+}
+
 ssize_t LineWriter::write_some(std::string_view bytes) const {
     const std::size_t piece = std::min(bytes.size(), kPiece);
     if (kind_ == Kind::Socket) return ::send(fd_, bytes.data(), piece, MSG_NOSIGNAL | MSG_DONTWAIT);
@@ -86,16 +92,17 @@ bool LineWriter::write_bytes(std::string_view bytes) {
     const TimePoint now = MonotonicClock::now();
     const TimePoint deadline = stalled_ ? now : now + kPatience;
     while (!bytes.empty()) {
-        const bool writable = wait_until_writable(deadline);
-        const ssize_t written = writable ? write_some(bytes) : -1;
+        const ssize_t written = may_write(deadline) ? write_some(bytes) : -1;
         if (written > 0) {
             mid_line_ = bytes[static_cast<std::size_t>(written) - 1] != '\n';
             bytes.remove_prefix(static_cast<std::size_t>(written));
             continue;
         }
-        // Another writer may have taken the room between the two calls.
-        const bool busy = !writable || errno == EAGAIN || errno == EINTR;
-        if (busy && MonotonicClock::now() < deadline) continue;
+        const bool busy = errno == EAGAIN || errno == EINTR;
+        if (busy && MonotonicClock::now() < deadline) {
+            wait_until_writable(deadline);
+            continue;
+        }
         stalled_ = busy;
         return false;
     }

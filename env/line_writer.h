@@ -22,7 +22,10 @@ class LineWriter {
 
   private:
     bool write_bytes(std::string_view bytes);
-    [[nodiscard]] bool wait_until_writable(TimePoint deadline) const;
+    [[nodiscard]] bool is_nonblocking() const { return kind_ == Kind::Socket || own_; }
+    /// False, with EAGAIN, when a write now could block past the deadline.
+    [[nodiscard]] bool may_write(TimePoint deadline) const;
+    bool wait_until_writable(TimePoint deadline) const;
     [[nodiscard]] ssize_t write_some(std::string_view bytes) const;
 
     enum class Kind : std::uint8_t { Socket, Other };

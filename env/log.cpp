@@ -72,7 +72,9 @@ class LineSink final : public spdlog::sinks::base_sink<spdlog::details::null_mut
 
     void report_lost(spdlog::string_view_t prefix) {
         if (lost_ == 0) return;
-        if (write(prefix, fmt::format("{} lines before this one could not be written", lost_), "")) lost_ = 0;
+        const std::string_view lines = lost_ == 1 ? "line" : "lines";
+        const std::string text = fmt::format("{} {} could not be written before this one", lost_, lines);
+        if (write(prefix, text, "")) lost_ = 0;
     }
 
     LineWriter writer_;

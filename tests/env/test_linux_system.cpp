@@ -1,0 +1,252 @@
+#include <fcntl.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "env/file.h"
+#include "env/process_tree.h"
+#include "env/text.h"
+#include "tests/env/process_fixture.h"
+#include "tests/support/temporary_directory.h"
+
+namespace ddprun::os {
+namespace {
+
+using test::has_no_children;
+using test::program;
+using test::shell;
+using test::wait_for_exit;
+using testing::ElementsAre;
+
+/// A child that prints a line to the returned pipe.
+struct Started {
+    pid_t pid = 0;
+    UniqueFd output;
+};
+
+Started start(LinuxSystem& system, const std::string& script) {
+    Result<System::Pipe> pipe = system.make_pipe();
+    SpawnSpec spec = shell(script);
+    spec.descriptors = {{pipe->write.get(), 1}};
+    const Result<pid_t> pid = system.spawn(spec);
+    EXPECT_TRUE(pid) << pid.error().what;
+    return {pid ? *pid : 0, std::move(pipe->read)};
+}
+
+pid_t read_pid(int fd) {
+    const Result<std::int64_t> pid = parse_int_between(test::read_line(fd), 2, 0x7fffffff);
+    EXPECT_TRUE(pid) << pid.error().what;
+    return pid ? static_cast<pid_t>(*pid) : -1;
+}
+
+void end(LinuxSystem& system, pid_t pid) {
+    EXPECT_TRUE(system.signal_group(pid, SIGKILL));
+    EXPECT_EQ(wait_for_exit(system).pid, pid);
+    system.reap(pid);
+}
+
+TEST(NextExit, SeesNobodyWhileEverybodyRuns) {
+    LinuxSystem system;
+    EXPECT_EQ(system.next_exit(), std::nullopt) << "without children";
+    const Result<pid_t> pid = system.spawn(program("/bin/sleep", {"1000"}));
+    ASSERT_TRUE(pid);
+    EXPECT_EQ(system.next_exit(), std::nullopt);
+    end(system, *pid);
+    EXPECT_TRUE(has_no_children());
+}
+
+TEST(NextExit, LeavesTheZombieUntilItIsReaped) {
+    LinuxSystem system;
+    const Result<pid_t> pid = system.spawn(shell("exit 3"));
+    ASSERT_TRUE(pid);
+    const ChildExit expected{*pid, false, 3, false};
+    EXPECT_EQ(wait_for_exit(system), expected);
+    EXPECT_EQ(system.next_exit(), expected);
+    EXPECT_TRUE(system.group_exists(*pid));
+    system.reap(*pid);
+    EXPECT_EQ(system.next_exit(), std::nullopt);
+    EXPECT_FALSE(system.group_exists(*pid));
+}
+
+TEST(Reap, OfARunningChildDoesNotWait) {
+    LinuxSystem system;
+    const Result<pid_t> pid = system.spawn(program("/bin/sleep", {"1000"}));
+    ASSERT_TRUE(pid);
+    system.reap(*pid);
+    EXPECT_TRUE(system.group_exists(*pid));
+    end(system, *pid);
+}
+
+TEST(Signal, ToAGroupReachesAllItsProcesses) {
+    LinuxSystem system;
+    const Started leader = start(system, "sleep 1000 & echo started; wait");
+    EXPECT_EQ(test::read_line(leader.output.get()), "started");
+    EXPECT_TRUE(system.signal_group(leader.pid, SIGKILL));
+    EXPECT_EQ(test::read_to_end(leader.output.get()), "") << "the grandchild holds the pipe";
+    EXPECT_EQ(wait_for_exit(system), (ChildExit{leader.pid, true, SIGKILL, false}));
+    system.reap(leader.pid);
+}
+
+TEST(Signal, ToNobodyIsSuccessAndAnUnknownSignalAnError) {
+    LinuxSystem system;
+    const Result<pid_t> pid = system.spawn(program("/bin/true"));
+    ASSERT_TRUE(pid);
+    wait_for_exit(system);
+    system.reap(*pid);
+    EXPECT_TRUE(system.signal_group(*pid, SIGTERM));
+    EXPECT_TRUE(system.signal_process(*pid, SIGTERM));
+    EXPECT_EQ(system.signal_process(::getpid(), 999).error().what, "kill: Invalid argument");
+}
+
+TEST(Subreaper, SeesTheEndOfOrphanedGrandchildren) {
+    LinuxSystem system;
+    ASSERT_TRUE(become_subreaper());
+    const Started leader = start(system, "sleep 1000 >/dev/null & echo $!");
+    const pid_t grandchild = read_pid(leader.output.get());
+    EXPECT_EQ(wait_for_exit(system).pid, leader.pid);
+    system.reap(leader.pid);
+    EXPECT_TRUE(system.group_exists(leader.pid)) << "the grandchild is still in the group";
+    EXPECT_THAT(system.descendants(), ElementsAre(grandchild));
+    EXPECT_TRUE(system.signal_group(leader.pid, SIGKILL));
+    EXPECT_EQ(wait_for_exit(system), (ChildExit{grandchild, true, SIGKILL, false}));
+    system.reap(grandchild);
+    EXPECT_FALSE(system.group_exists(leader.pid));
+    ::prctl(PR_SET_CHILD_SUBREAPER, 0);
+}
+
+TEST(Descendants, ListsChildrenBeforeParentsAcrossSessions) {
+    LinuxSystem system;
+    const Started leader = start(system, "setsid sh -c 'sleep 1000 & echo $!; echo $$; wait' & wait");
+    const pid_t sleeper = read_pid(leader.output.get());
+    const pid_t middle = read_pid(leader.output.get());
+    EXPECT_THAT(system.descendants(), ElementsAre(sleeper, middle, leader.pid));
+    for (const pid_t pid : system.descendants()) EXPECT_TRUE(system.signal_process(pid, SIGKILL));
+    EXPECT_EQ(test::read_to_end(leader.output.get()), "");
+    EXPECT_EQ(wait_for_exit(system).pid, leader.pid);
+    EXPECT_THAT(system.descendants(), ElementsAre()) << "a zombie is not living";
+    system.reap(leader.pid);
+}
+
+/// A /proc of files: each process with its parent, state, and the children its threads list.
+class FakeProc {
+  public:
+    void add(pid_t pid, pid_t parent, char state, const std::string& name = "x") {
+        put(pid, "stat",
+            std::to_string(pid) + " (" + name + ") " + state + " " + std::to_string(parent) + " 1 1");
+    }
+    void list_children(pid_t pid, pid_t thread, const std::string& children) {
+        put(pid, "task/" + std::to_string(thread) + "/children", children);
+    }
+    [[nodiscard]] const std::string& path() const { return dir_.path(); }
+
+  private:
+    void put(pid_t pid, const std::string& file, const std::string& content) {
+        const std::string path = dir_.path() + "/" + std::to_string(pid) + "/" + file;
+        ASSERT_TRUE(make_directories(path.substr(0, path.rfind('/'))));
+        ASSERT_TRUE(write_file_atomically(path, content, 0644));
+    }
+    test::TemporaryDirectory dir_;
+};
+
+struct Family : FakeProc {
+    Family() {
+        add(10, 1, 'S');
+        add(11, 10, 'S', "a) Z 99 (b");
+        add(12, 10, 'Z');
+        add(13, 11, 'R');
+        add(14, 1, 'S');
+    }
+};
+
+TEST(ProcessTree, IsFoundFromParentsWhateverTheNames) {
+    const Family proc;
+    EXPECT_THAT(descendants_from_parents(10, proc.path()), ElementsAre(13, 11));
+    EXPECT_THAT(descendants_of(10, proc.path()), ElementsAre(13, 11))
+        << "this /proc has no lists of children";
+    EXPECT_THAT(descendants_from_parents(99, proc.path()), ElementsAre());
+}
+
+TEST(ProcessTree, IsFoundFromTheListsOfAllThreads) {
+    Family proc;
+    EXPECT_EQ(descendants_from_children_lists(10, proc.path()), std::nullopt);
+    proc.list_children(10, 10, "");
+    proc.list_children(10, 15, "11 12 ");
+    proc.list_children(11, 11, "13 ");
+    proc.list_children(13, 13, "77 ");  // has gone since: no stat
+    EXPECT_THAT(*descendants_from_children_lists(10, proc.path()), ElementsAre(13, 11));
+    EXPECT_THAT(descendants_of(10, proc.path()), ElementsAre(13, 11));
+}
+
+TEST(Pipe, IsCloexecAndNonBlockingOnlyWhereWeRead) {
+    LinuxSystem system;
+    const Result<System::Pipe> pipe = system.make_pipe();
+    ASSERT_TRUE(pipe);
+    EXPECT_EQ(::fcntl(pipe->read.get(), F_GETFD), FD_CLOEXEC);
+    EXPECT_EQ(::fcntl(pipe->write.get(), F_GETFD), FD_CLOEXEC);
+    EXPECT_NE(::fcntl(pipe->read.get(), F_GETFL) & O_NONBLOCK, 0);
+    EXPECT_EQ(::fcntl(pipe->write.get(), F_GETFL) & O_NONBLOCK, 0);
+    EXPECT_GE(::fcntl(pipe->read.get(), F_GETPIPE_SZ), 4096);
+}
+
+TEST(SocketPair, IsNonBlockingOnOurSideOnly) {
+    LinuxSystem system;
+    const Result<System::SocketPair> pair = system.make_socket_pair();
+    ASSERT_TRUE(pair);
+    EXPECT_EQ(::fcntl(pair->ours.get(), F_GETFD), FD_CLOEXEC);
+    EXPECT_EQ(::fcntl(pair->theirs.get(), F_GETFD), FD_CLOEXEC);
+    EXPECT_NE(::fcntl(pair->ours.get(), F_GETFL) & O_NONBLOCK, 0);
+    EXPECT_EQ(::fcntl(pair->theirs.get(), F_GETFL) & O_NONBLOCK, 0);
+    ASSERT_TRUE(send_all(pair->theirs.get(), "ready", test::soon()));
+    std::string ready(5, '\0');
+    ASSERT_TRUE(receive_exactly(pair->ours.get(), ready, test::soon()));
+    EXPECT_EQ(ready, "ready");
+}
+
+TEST(Segment, IsSparseAndShared) {
+    LinuxSystem system;
+    constexpr std::uint64_t kTebibyte = std::uint64_t{1} << 40;
+    const Result<UniqueFd> segment = system.make_segment(kTebibyte);
+    ASSERT_TRUE(segment) << segment.error().what;
+    struct stat status {};
+    ASSERT_EQ(::fstat(segment->get(), &status), 0);
+    EXPECT_EQ(static_cast<std::uint64_t>(status.st_size), kTebibyte);
+    EXPECT_EQ(status.st_blocks, 0);
+    EXPECT_EQ(::fcntl(segment->get(), F_GETFD), FD_CLOEXEC);
+    void* const page = ::mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, segment->get(), 0);
+    ASSERT_NE(page, MAP_FAILED);
+    EXPECT_EQ(::munmap(page, 4096), 0);
+}
+
+TEST(Segment, CannotBeShrunkUnderItsUsers) {
+    LinuxSystem system;
+    const Result<UniqueFd> segment = system.make_segment(1 << 20);
+    ASSERT_TRUE(segment);
+    EXPECT_EQ(::ftruncate(segment->get(), 0), -1);
+    EXPECT_EQ(errno, EPERM);
+}
+
+/// The lowest number that is free: what open(2) would give now.
+int next_number() { return UniqueFd(::dup(0)).get(); }
+
+TEST(LinuxSystem, NamesTheCallThatRanOutOfDescriptorsAndLeaksNone) {
+    LinuxSystem system;
+    const int before = next_number();
+    rlimit limit{};
+    ASSERT_EQ(::getrlimit(RLIMIT_NOFILE, &limit), 0);
+    const rlimit one_more{static_cast<rlim_t>(before) + 1, limit.rlim_max};
+    ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &one_more), 0);
+    const Result<System::Pipe> pipe = system.make_pipe();
+    const Result<System::SocketPair> pair = system.make_socket_pair();
+    const int after = next_number();
+    ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &limit), 0);
+    EXPECT_EQ(pipe.error().what, "pipe2: Too many open files");
+    EXPECT_EQ(pair.error().what, "socketpair: Too many open files");
+    EXPECT_EQ(after, before);
+}
+
+}  // namespace
+}  // namespace ddprun::os
