@@ -1,0 +1,243 @@
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/ptrace.h>
+#include <sys/resource.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <fstream>
+
+#include "ddp/checkpoint.h"
+#include "tests/support/temporary_directory.h"
+
+namespace {
+
+namespace fs = std::filesystem;
+using ddp::CheckpointDirectory;
+using ddp::Tensor;
+using ddp::TrainingState;
+using ddprun::test::TemporaryDirectory;
+
+struct Job {
+    std::vector<float> weights, momentum;
+    explicit Job(float value, std::size_t count = 100) : weights(count, value), momentum(count, -value) {}
+    std::vector<Tensor> model() {
+        return {ddp::tensor_of("w", std::span(weights), {static_cast<std::int64_t>(weights.size())})};
+    }
+    std::vector<Tensor> optimizer() {
+        return {
+            ddp::tensor_of("momentum.w", std::span(momentum), {static_cast<std::int64_t>(momentum.size())})};
+    }
+    std::string save(CheckpointDirectory& directory, std::uint64_t step) {
+        return directory.save(model(), optimizer(), {step / 10, step, {step / 10, 3}, {{"run", "r1"}}});
+    }
+};
+
+std::vector<std::string> names_in(const std::string& path) {
+    std::vector<std::string> names;
+    for (const auto& entry : fs::directory_iterator(path)) names.push_back(entry.path().filename());
+    std::sort(names.begin(), names.end());
+    return names;
+}
+
+/// A child that runs `body` and is killed when the test is done with it.
+template <class Body>
+pid_t start_child(Body body) {
+    const pid_t pid = ::fork();
+    if (pid != 0) return pid;
+    body();
+    ::_exit(0);
+}
+
+TEST(Checkpoint, GivesBackTensorsAndState) {
+    const TemporaryDirectory temporary;
+    CheckpointDirectory directory(temporary.file("deep/er"));
+    Job saved(1.5F);
+    const std::string path = saved.save(directory, 40);
+    EXPECT_EQ(path, temporary.file("deep/er/step-000040"));
+    EXPECT_EQ(directory.latest(), path);
+
+    Job loaded(0);
+    const TrainingState state = ddp::load_checkpoint(path, loaded.model(), loaded.optimizer());
+    EXPECT_EQ(state, (TrainingState{4, 40, {4, 3}, {{"run", "r1"}}}));
+    EXPECT_EQ(loaded.weights, saved.weights);
+    EXPECT_EQ(loaded.momentum, saved.momentum);
+}
+
+TEST(Checkpoint, OfAnEmptyOrAbsentDirectoryIsNone) {
+    const TemporaryDirectory temporary;
+    EXPECT_EQ(CheckpointDirectory(temporary.path()).latest(), std::nullopt);
+    EXPECT_EQ(CheckpointDirectory(temporary.file("absent")).latest(), std::nullopt);
+}
+
+TEST(Checkpoint, LeavesOnlyTheNewestAndNoTemporaryName) {
+    const TemporaryDirectory temporary;
+    CheckpointDirectory directory(temporary.path(), 2);
+    for (const std::uint64_t step : {10U, 20U, 30U, 40U}) Job(1).save(directory, step);
+    EXPECT_EQ(names_in(temporary.path()), (std::vector<std::string>{"latest", "step-000030", "step-000040"}));
+}
+
+TEST(Checkpoint, OfANewRunIsNotTakenForAnOldOneByItsLowNumber) {
+    const TemporaryDirectory temporary;
+    CheckpointDirectory directory(temporary.path(), 1);
+    Job(1).save(directory, 900);
+    const std::string newest = Job(2).save(directory, 10);
+    EXPECT_EQ(directory.latest(), newest);
+    EXPECT_EQ(names_in(temporary.path()), (std::vector<std::string>{"latest", "step-000010"}));
+}
+
+TEST(Checkpoint, OfTheSameStepReplacesTheOneBefore) {
+    const TemporaryDirectory temporary;
+    CheckpointDirectory directory(temporary.path());
+    Job(1).save(directory, 10);
+    const std::string path = Job(2).save(directory, 10);
+    Job loaded(0);
+    ddp::load_checkpoint(path, loaded.model(), loaded.optimizer());
+    EXPECT_EQ(loaded.weights[0], 2);
+    EXPECT_EQ(names_in(temporary.path()), (std::vector<std::string>{"latest", "step-000010"}));
+}
+
+TEST(Checkpoint, OfAnotherModelNamesTheTensorAndBothShapesAndChangesNothing) {
+    const TemporaryDirectory temporary;
+    CheckpointDirectory directory(temporary.path());
+    const std::string path = Job(1, 100).save(directory, 10);
+    Job other(5, 60);
+    try {
+        ddp::load_checkpoint(path, other.model(), other.optimizer());
+        FAIL();
+    } catch (const ddp::InvalidInput& error) {
+        EXPECT_EQ(error.what(),
+                  path + "/model.safetensors: tensor 'w' is float32[100] there, float32[60] in this program");
+    }
+    EXPECT_EQ(other.weights[0], 5);
+}
+
+TEST(Checkpoint, OfAnotherOptimizerChangesNeitherModelNorOptimizer) {
+    const TemporaryDirectory temporary;
+    CheckpointDirectory directory(temporary.path());
+    const std::string path = Job(1).save(directory, 10);
+    Job other(5);
+    EXPECT_THROW(ddp::load_checkpoint(path, other.model(), {}), ddp::InvalidInput);
+    EXPECT_EQ(other.weights[0], 5);
+}
+
+TEST(Checkpoint, WithABrokenStateIsRefusedByName) {
+    const TemporaryDirectory temporary;
+    CheckpointDirectory directory(temporary.path());
+    const std::string path = Job(1).save(directory, 10);
+    std::string whole;
+    std::getline(std::ifstream(path + "/state.json"), whole, '\0');
+    for (std::size_t length = 0; length + 2 < whole.size(); ++length) {
+        std::ofstream(path + "/state.json", std::ios::trunc) << whole.substr(0, length);
+        EXPECT_THROW(ddp::load_state(path), ddp::InvalidInput) << length;
+    }
+    fs::remove(path + "/state.json");
+    EXPECT_THROW(ddp::load_state(path), ddp::InvalidInput);
+}
+
+TEST(Checkpoint, LatestThatNamesNothingIsAnErrorAndNoWayOutOfTheDirectory) {
+    const TemporaryDirectory temporary;
+    CheckpointDirectory directory(temporary.path());
+    Job(1).save(directory, 10);
+    for (const char* name : {"step-000099", "../../etc", "step-", ""}) {
+        std::ofstream(temporary.file("latest"), std::ios::trunc) << name << "\n";
+        EXPECT_THROW(static_cast<void>(directory.latest()), ddp::InvalidInput) << name;
+    }
+}
+
+TEST(Checkpoint, IsFoundWhenTheWriterDiedBeforeItMovedLatest) {
+    const TemporaryDirectory temporary;
+    CheckpointDirectory directory(temporary.path());
+    const std::string path = Job(1).save(directory, 10);
+    fs::remove(temporary.file("latest"));
+    EXPECT_EQ(directory.latest(), path);
+}
+
+TEST(Checkpoint, ThatDoesNotFitOnTheDiskLeavesTheOneBeforeAsItWas) {
+    const TemporaryDirectory temporary;
+    CheckpointDirectory directory(temporary.path());
+    const std::string good = Job(1).save(directory, 10);
+    // A limit on file sizes fails write() as a full disk does, in a child because it cannot be raised again.
+    const pid_t child = start_child([&] {
+        ::signal(SIGXFSZ, SIG_IGN);
+        const rlimit limit{4096, 4096};
+        if (::setrlimit(RLIMIT_FSIZE, &limit) != 0) ::_exit(2);
+        try {
+            Job(2, 10'000).save(directory, 20);
+        } catch (const ddp::Error& error) {
+            const bool names_the_cause =
+                std::string(error.what()).find("write: File too large") != std::string::npos;
+            ::_exit(names_the_cause ? 7 : 3);
+        }
+    });
+    int status = 0;
+    ASSERT_EQ(::waitpid(child, &status, 0), child);
+    ASSERT_TRUE(WIFEXITED(status));
+    EXPECT_EQ(WEXITSTATUS(status), 7);
+    EXPECT_EQ(directory.latest(), good);
+    EXPECT_EQ(names_in(temporary.path()), (std::vector<std::string>{"latest", "step-000010"}));
+    Job loaded(0);
+    ddp::load_checkpoint(good, loaded.model(), loaded.optimizer());
+    EXPECT_EQ(loaded.weights[0], 1);
+}
+
+TEST(Checkpoint, InADirectoryThatCannotBeMadeNamesIt) {
+    const TemporaryDirectory temporary;
+    std::ofstream(temporary.file("file")) << "x";
+    CheckpointDirectory directory(temporary.file("file/below"));
+    try {
+        Job(1).save(directory, 10);
+        FAIL();
+    } catch (const ddp::Error& error) {
+        EXPECT_NE(std::string(error.what()).find(temporary.file("file/below")), std::string::npos)
+            << error.what();
+    }
+}
+
+/// Runs `body` in a child that is killed at its nth stop at a system call (entry and exit count). True when
+/// it came to its end before that.
+template <class Body>
+bool finishes_before_stop(int nth, Body body) {
+    const pid_t child = start_child([&] {
+        ::ptrace(PTRACE_TRACEME, 0, nullptr, nullptr);
+        ::raise(SIGSTOP);
+        body();
+    });
+    int status = 0;
+    EXPECT_EQ(::waitpid(child, &status, 0), child);
+    for (int stop = 0; stop < nth && WIFSTOPPED(status); ++stop) {
+        ::ptrace(PTRACE_SYSCALL, child, nullptr, nullptr);
+        EXPECT_EQ(::waitpid(child, &status, 0), child);
+    }
+    if (!WIFSTOPPED(status)) return WIFEXITED(status) && WEXITSTATUS(status) == 0;
+    ::kill(child, SIGKILL);
+    EXPECT_EQ(::waitpid(child, &status, 0), child);
+    return false;
+}
+
+TEST(Checkpoint, IsWholeAtWhicheverSystemCallItsWriterIsKilled) {
+    const TemporaryDirectory temporary;
+    CheckpointDirectory directory(temporary.path(), 1);
+    bool finished = false;
+    int kills = 0;
+    for (; !finished && kills < 1000; ++kills) {
+        Job(1).save(directory, 1);  // also clears away what the killed writer left
+        EXPECT_EQ(names_in(temporary.path()), (std::vector<std::string>{"latest", "step-000001"}));
+        finished = finishes_before_stop(kills, [&] { Job(2).save(directory, 2); });
+
+        const auto latest = directory.latest();
+        ASSERT_TRUE(latest);
+        Job loaded(0);
+        const TrainingState state = ddp::load_checkpoint(*latest, loaded.model(), loaded.optimizer());
+        const auto value = static_cast<float>(state.step);
+        EXPECT_EQ(loaded.weights, std::vector<float>(100, value));
+        EXPECT_EQ(loaded.momentum, std::vector<float>(100, -value));
+        EXPECT_TRUE(!finished || state.step == 2);
+    }
+    EXPECT_TRUE(finished);
+    EXPECT_GT(kills, 40);  // it was killed at many different calls
+}
+
+}  // namespace

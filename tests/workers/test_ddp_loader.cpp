@@ -1,0 +1,121 @@
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <cstring>
+#include <numeric>
+#include <stdexcept>
+#include <thread>
+
+#include "ddp/loader.h"
+#include "ddp/types.h"
+
+namespace {
+
+using ddp::Batch;
+using ddp::Loader;
+using ddp::LoaderOptions;
+
+/// Sample i: {i, i + 0.5} and the label 10 i.
+class Numbers final : public ddp::Dataset {
+  public:
+    explicit Numbers(std::size_t size, std::size_t broken = SIZE_MAX) : size_(size), broken_(broken) {}
+    std::size_t size() const override { return size_; }
+    std::vector<std::size_t> field_bytes() const override {
+        return {2 * sizeof(float), sizeof(std::int32_t)};
+    }
+    void read(std::size_t index, std::span<const std::span<std::byte>> fields) const override {
+        if (index == broken_) throw std::runtime_error("sample " + std::to_string(index) + " is broken");
+        const float pair[2] = {static_cast<float>(index), static_cast<float>(index) + 0.5F};
+        const auto label = static_cast<std::int32_t>(10 * index);
+        std::memcpy(fields[0].data(), pair, sizeof(pair));
+        std::memcpy(fields[1].data(), &label, sizeof(label));
+        reads_.fetch_add(1);
+    }
+    std::size_t reads() const { return reads_.load(); }
+
+  private:
+    std::size_t size_, broken_;
+    mutable std::atomic<std::size_t> reads_{0};
+};
+
+std::vector<std::size_t> backwards(std::size_t n) {
+    std::vector<std::size_t> order(n);
+    std::iota(order.rbegin(), order.rend(), std::size_t{0});
+    return order;
+}
+
+class LoaderWithPrefetch : public testing::TestWithParam<std::size_t> {};
+INSTANTIATE_TEST_SUITE_P(Depths, LoaderWithPrefetch, testing::Values(0, 1, 2, 7));
+
+TEST_P(LoaderWithPrefetch, DeliversEveryBatchInOrder) {
+    const Numbers numbers(103);
+    const std::vector<std::size_t> order = backwards(103);
+    Loader loader(numbers, order, {.batch_size = 10, .drop_last = false, .prefetch = GetParam()});
+    EXPECT_EQ(loader.batches(), 11U);
+    std::size_t position = 0;
+    while (const Batch* batch = loader.next()) {
+        ASSERT_EQ(batch->size(), std::min<std::size_t>(10, 103 - position));
+        ASSERT_EQ(batch->field<float>(0).size(), 2 * batch->size());
+        EXPECT_EQ(reinterpret_cast<std::uintptr_t>(batch->bytes(0).data()) % 64, 0U);
+        for (std::size_t i = 0; i < batch->size(); ++i, ++position) {
+            EXPECT_EQ(batch->field<float>(0)[2 * i], static_cast<float>(order[position]));
+            EXPECT_EQ(batch->field<std::int32_t>(1)[i], static_cast<std::int32_t>(10 * order[position]));
+        }
+    }
+    EXPECT_EQ(position, 103U);
+    EXPECT_EQ(loader.next(), nullptr);
+}
+
+TEST_P(LoaderWithPrefetch, LeavesAnIncompleteBatchOutWhenAsked) {
+    const Numbers numbers(19);
+    Loader loader(numbers, backwards(19), {.batch_size = 10, .drop_last = true, .prefetch = GetParam()});
+    EXPECT_EQ(loader.batches(), 1U);
+    ASSERT_NE(loader.next(), nullptr);
+    EXPECT_EQ(loader.next(), nullptr);
+    EXPECT_EQ(numbers.reads(), 10U);
+}
+
+TEST_P(LoaderWithPrefetch, DeliversTheGoodBatchesAndThenTheExceptionOfTheDataSet) {
+    const Numbers numbers(30, 14);
+    Loader loader(numbers, {0, 1, 2, 3, 4, 14, 6, 7},
+                  {.batch_size = 2, .drop_last = false, .prefetch = GetParam()});
+    ASSERT_NE(loader.next(), nullptr);
+    const Batch* second = loader.next();
+    ASSERT_NE(second, nullptr);
+    EXPECT_EQ(second->field<float>(0)[0], 2.0F);
+    for (int again = 0; again < 2; ++again) {
+        try {
+            loader.next();
+            FAIL() << "the broken sample was delivered";
+        } catch (const std::runtime_error& error) {
+            EXPECT_STREQ(error.what(), "sample 14 is broken");
+        }
+    }
+}
+
+TEST_P(LoaderWithPrefetch, OfNothingIsAtItsEnd) {
+    const Numbers numbers(5);
+    Loader loader(numbers, {}, {.batch_size = 2, .drop_last = false, .prefetch = GetParam()});
+    EXPECT_EQ(loader.batches(), 0U);
+    EXPECT_EQ(loader.next(), nullptr);
+}
+
+TEST_P(LoaderWithPrefetch, CanBeGivenUpInTheMiddle) {
+    const Numbers numbers(1000);
+    Loader loader(numbers, backwards(1000), {.batch_size = 2, .drop_last = false, .prefetch = GetParam()});
+    ASSERT_NE(loader.next(), nullptr);
+}
+
+TEST(Loader, NeverReadsFurtherAheadThanAsked) {
+    const Numbers numbers(1000);
+    Loader loader(numbers, backwards(1000), {.batch_size = 10, .drop_last = false, .prefetch = 2});
+    for (std::size_t taken = 1; loader.next() != nullptr; ++taken)
+        EXPECT_LE(numbers.reads(), 10 * (taken + 2));
+}
+
+TEST(Loader, RefusesEmptyBatches) {
+    const Numbers numbers(5);
+    EXPECT_THROW(Loader(numbers, {0}, {.batch_size = 0}), ddp::InvalidInput);
+}
+
+}  // namespace

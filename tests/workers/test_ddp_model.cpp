@@ -1,0 +1,231 @@
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstring>
+#include <mutex>
+
+#include "ddp/checkpoint.h"
+#include "ddp/ddp.h"
+#include "ddp/optimizer.h"
+#include "ddp/sampler.h"
+#include "ddp/testing.h"
+#include "tests/support/temporary_directory.h"
+
+namespace {
+
+using ddp::DistributedDataParallel;
+using ddp::ProcessGroup;
+using ddp::Tensor;
+using ddp::testing::failures_of_ranks;
+using ddp::testing::run_ranks;
+using ddprun::test::TemporaryDirectory;
+
+constexpr std::size_t kSamples = 96, kInputs = 5;
+
+float input(std::size_t sample, std::size_t feature) {
+    const auto n = static_cast<float>(sample * kInputs + feature + 1);
+    return std::sin(n * n);  // squared: the features must not depend on each other linearly
+}
+float target(std::size_t sample) { return 0.5F * input(sample, 0) - 2.0F * input(sample, 3) + 0.25F; }
+
+/// y = w x + b under mean squared error.
+struct Regression {
+    std::vector<float> w = std::vector<float>(kInputs, 0.0F), b = {0.0F};
+    std::vector<Tensor> parameters() {
+        return {ddp::tensor_of("w", std::span(w), {1, kInputs}), ddp::tensor_of("b", std::span(b), {1})};
+    }
+    void backward(DistributedDataParallel& model, std::span<const std::size_t> batch) const {
+        const std::span<float> gw = model.gradient_as<float>(0), gb = model.gradient_as<float>(1);
+        std::fill(gw.begin(), gw.end(), 0.0F);
+        gb[0] = 0;
+        const float scale = 2.0F / static_cast<float>(batch.size());
+        for (const std::size_t sample : batch) {
+            float error = b[0] - target(sample);
+            for (std::size_t i = 0; i < kInputs; ++i) error += w[i] * input(sample, i);
+            gb[0] += scale * error;
+            for (std::size_t i = 0; i < kInputs; ++i) gw[i] += scale * error * input(sample, i);
+        }
+        model.mark_ready(1);
+        model.mark_ready(0);
+        model.finish();
+    }
+};
+
+/// Trains epochs [from, to) with an effective batch of 24 samples.
+void train(ProcessGroup& group, Regression& regression, ddp::Optimizer& optimizer, std::uint64_t from,
+           std::uint64_t to) {
+    DistributedDataParallel model(group, regression.parameters());
+    ddp::DistributedSampler sampler(kSamples, group.size(), group.rank(), {.seed = 3});
+    const std::size_t batch = 24 / static_cast<std::size_t>(group.size());
+    for (std::uint64_t epoch = from; epoch < to; ++epoch) {
+        sampler.set_epoch(epoch);
+        const std::vector<std::size_t> mine = sampler.indices();
+        for (std::size_t at = 0; at + batch <= mine.size(); at += batch) {
+            regression.backward(model, std::span(mine).subspan(at, batch));
+            optimizer.step(model.gradients());
+        }
+    }
+    model.verify_equal_parameters();
+}
+
+Regression trained_by(int ranks, std::uint64_t epochs) {
+    Regression result;
+    run_ranks(ranks, [&](ProcessGroup& group) {
+        Regression mine;
+        const auto sgd = ddp::make_sgd(mine.parameters(), {.learning_rate = 0.1, .momentum = 0.9});
+        train(group, mine, *sgd, 0, epochs);
+        if (group.rank() == 0) result = mine;
+    });
+    return result;
+}
+
+TEST(DistributedDataParallel, TrainsAsOneRankDoesOnTheWholeBatch) {
+    const Regression alone = trained_by(1, 40);
+    EXPECT_NEAR(alone.w[3], -2.0F, 0.1F);  // it has learnt something
+    for (const int ranks : {2, 3, 4}) {
+        const Regression together = trained_by(ranks, 40);
+        for (std::size_t i = 0; i < kInputs; ++i) EXPECT_NEAR(together.w[i], alone.w[i], 1e-5) << ranks;
+        EXPECT_NEAR(together.b[0], alone.b[0], 1e-5);
+    }
+}
+
+TEST(DistributedDataParallel, GivesTheSameBitsInEveryRun) {
+    const Regression first = trained_by(4, 3), second = trained_by(4, 3);
+    EXPECT_EQ(first.w, second.w);
+    EXPECT_EQ(first.b, second.b);
+}
+
+TEST(DistributedDataParallel, ResumedFromACheckpointEndsWithTheSameBits) {
+    for (const bool adam : {false, true}) {
+        const TemporaryDirectory temporary;
+        Regression whole, resumed;
+        const auto make = [adam](Regression& regression) {
+            return adam ? ddp::make_adamw(regression.parameters(), {.learning_rate = 0.05})
+                        : ddp::make_sgd(regression.parameters(), {.learning_rate = 0.05, .momentum = 0.9});
+        };
+        run_ranks(2, [&](ProcessGroup& group) {
+            Regression mine;
+            const auto optimizer = make(mine);
+            train(group, mine, *optimizer, 0, 4);
+            if (group.rank() == 0) whole = mine;
+        });
+        std::string checkpoint;
+        run_ranks(2, [&](ProcessGroup& group) {
+            Regression mine;
+            const auto optimizer = make(mine);
+            train(group, mine, *optimizer, 0, 2);
+            if (group.rank() == 0)
+                checkpoint =
+                    ddp::CheckpointDirectory(temporary.path())
+                        .save(mine.parameters(), optimizer->state(), {2, optimizer->steps(), {2, 0}, {}});
+        });
+        run_ranks(2, [&](ProcessGroup& group) {
+            Regression mine;
+            const auto optimizer = make(mine);
+            // Only rank 0 knows where it is: the others get it from there.
+            const ddp::TrainingState state = ddp::load_checkpoint(group, group.rank() == 0 ? checkpoint : "",
+                                                                  mine.parameters(), optimizer->state());
+            EXPECT_EQ(state.epoch, 2U);
+            optimizer->set_steps(state.step);
+            train(group, mine, *optimizer, state.epoch, 4);
+            if (group.rank() == 0) resumed = mine;
+        });
+        EXPECT_EQ(resumed.w, whole.w);
+        EXPECT_EQ(resumed.b, whole.b);
+    }
+}
+
+TEST(DistributedDataParallel, StartsFromRankZerosParameters) {
+    run_ranks(3, [](ProcessGroup& group) {
+        Regression mine;
+        mine.w.assign(kInputs, static_cast<float>(group.rank() + 1));
+        DistributedDataParallel model(group, mine.parameters());
+        EXPECT_EQ(mine.w, std::vector<float>(kInputs, 1.0F));
+    });
+}
+
+TEST(DistributedDataParallel, AccumulatesInsideNoSync) {
+    run_ranks(2, [](ProcessGroup& group) {
+        Regression mine;
+        DistributedDataParallel model(group, mine.parameters());
+        {
+            const auto guard = model.no_sync();
+            mine.backward(model, std::array<std::size_t, 1>{static_cast<std::size_t>(group.rank())});
+        }
+        EXPECT_EQ(model.statistics().steps, 0U);
+        mine.backward(model, std::array<std::size_t, 1>{static_cast<std::size_t>(group.rank())});
+        EXPECT_EQ(model.statistics().steps, 1U);
+    });
+}
+
+std::string message_of(const std::exception_ptr& failure) {
+    try {
+        if (failure) std::rethrow_exception(failure);
+    } catch (const ddp::MismatchError& error) {
+        return error.what();
+    } catch (const std::exception& error) {
+        return std::string("not a MismatchError: ") + error.what();
+    }
+    return "no failure";
+}
+
+TEST(DistributedDataParallel, NamesTheParameterAndBothShapesOnAllRanksWhenTheyDiffer) {
+    const auto failures = failures_of_ranks(3, [](ProcessGroup& group) {
+        std::vector<float> w(12), b(4);
+        const bool odd = group.rank() == 2;
+        DistributedDataParallel model(group, {ddp::tensor_of("w", std::span(w), {odd ? 4 : 3, odd ? 3 : 4}),
+                                              ddp::tensor_of("b", std::span(b), {4})});
+    });
+    for (const auto& failure : failures)
+        EXPECT_EQ(message_of(failure),
+                  "rank 2's parameters differ from rank 0's: parameter 0 is 'w' (float32[4, 3]) there, "
+                  "'w' (float32[3, 4]) on rank 0");
+}
+
+TEST(DistributedDataParallel, SaysSoOnAllRanksWhenTheNumbersOfParametersDiffer) {
+    const auto failures = failures_of_ranks(2, [](ProcessGroup& group) {
+        std::vector<float> w(12);
+        std::vector<Tensor> parameters = {ddp::tensor_of("w", std::span(w), {12})};
+        if (group.rank() == 1) parameters.clear();
+        DistributedDataParallel model(group, parameters);
+    });
+    for (const auto& failure : failures)
+        EXPECT_EQ(message_of(failure),
+                  "rank 1's parameters differ from rank 0's: 0 parameters there, 1 on rank 0; "
+                  "parameter 0 is none there, 'w' (float32[12]) on rank 0");
+}
+
+TEST(DistributedDataParallel, SeesOneDifferentBitInTheParameters) {
+    const auto failures = failures_of_ranks(3, [](ProcessGroup& group) {
+        Regression mine;
+        DistributedDataParallel model(group, mine.parameters());
+        model.verify_equal_parameters();
+        if (group.rank() == 1) mine.b[0] = -0.0F;
+        model.verify_equal_parameters();
+    });
+    for (const auto& failure : failures)
+        EXPECT_EQ(message_of(failure), "parameters on rank 1 are not bitwise equal to rank 0's");
+}
+
+TEST(LoadCheckpoint, ThatFailsOnRankZeroFailsOnAllRanksWithTheSameWords) {
+    const TemporaryDirectory temporary;
+    Regression saved;
+    const std::string path = ddp::CheckpointDirectory(temporary.path()).save(saved.parameters(), {}, {});
+    const auto failures = failures_of_ranks(3, [&](ProcessGroup& group) {
+        std::vector<float> w(12);
+        const std::vector<Tensor> other = {ddp::tensor_of("w", std::span(w), {12})};
+        ddp::load_checkpoint(group, path, other, {});
+    });
+    for (const auto& failure : failures) {
+        ASSERT_TRUE(failure);
+        try {
+            std::rethrow_exception(failure);
+        } catch (const ddp::InvalidInput& error) {
+            EXPECT_EQ(
+                error.what(),
+                path + "/model.safetensors: tensor 'w' is float32[1, 5] there, float32[12] in this program");
+        }
+    }
+}
+
+}  // namespace

@@ -1,0 +1,321 @@
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <mutex>
+#include <numeric>
+#include <random>
+
+#include "ddp/reducer.h"
+#include "ddp/testing.h"
+
+namespace {
+
+using ddp::Buffer;
+using ddp::GradientBucket;
+using ddp::ProcessGroup;
+using ddp::Reducer;
+using ddp::ReducerOptions;
+using ddp::Tensor;
+using ddp::testing::run_ranks;
+
+/// Parameters of these sizes and the reducer of their gradients.
+struct Model {
+    std::vector<std::vector<float>> values;
+    std::vector<Tensor> parameters;
+    explicit Model(const std::vector<std::size_t>& counts) {
+        for (const std::size_t count : counts) values.emplace_back(count, 0.0F);
+        for (std::size_t i = 0; i < values.size(); ++i)
+            parameters.push_back(ddp::tensor_of("layer" + std::to_string(i), std::span(values[i]),
+                                                {static_cast<std::int64_t>(values[i].size())}));
+    }
+};
+
+const std::vector<std::size_t> kCounts = {7, 100, 1, 300, 64, 1000, 3};
+constexpr ReducerOptions kSmallBuckets = {.limits = {.first_bytes = 512, .cap_bytes = 1024}};
+
+std::span<float> floats(const Buffer& buffer) { return {static_cast<float*>(buffer.data), buffer.count}; }
+
+/// A gradient whose average over any ranks is exact in float.
+float local_value(int rank, std::size_t parameter, std::size_t element, int step) {
+    return static_cast<float>((rank + 1) * 8 * static_cast<int>(parameter + element % 5 + 1) + step * 16);
+}
+float average_value(int world, std::size_t parameter, std::size_t element, int step) {
+    float sum = 0;
+    for (int r = 0; r < world; ++r) sum += local_value(r, parameter, element, step);
+    return sum / static_cast<float>(world);
+}
+
+void backward(Reducer& reducer, int rank, int step, const std::vector<std::size_t>& order) {
+    for (const std::size_t i : order) {
+        const std::span<float> gradient = floats(reducer.gradient(i));
+        for (std::size_t e = 0; e < gradient.size(); ++e) gradient[e] = local_value(rank, i, e, step);
+        reducer.mark_ready(i);
+    }
+}
+
+void expect_averages(const Reducer& reducer, int world, int step, std::size_t parameters) {
+    for (std::size_t i = 0; i < parameters; ++i) {
+        const std::span<float> gradient = floats(reducer.gradient(i));
+        for (std::size_t e = 0; e < gradient.size(); ++e)
+            ASSERT_EQ(gradient[e], average_value(world, i, e, step))
+                << "parameter " << i << ", step " << step;
+    }
+}
+
+std::vector<std::size_t> shuffled(std::size_t n, std::mt19937& random) {
+    std::vector<std::size_t> order(n);
+    std::iota(order.begin(), order.end(), std::size_t{0});
+    std::shuffle(order.begin(), order.end(), random);
+    return order;
+}
+
+TEST(Reducer, AveragesWhateverTheOrderOfArrivalOnEachRank) {
+    for (const auto progress :
+         {ddp::ProcessGroupOptions::Progress::Inline, ddp::ProcessGroupOptions::Progress::Thread}) {
+        ddp::testing::RankOptions options;
+        options.group.progress = progress;
+        run_ranks(
+            4,
+            [](ProcessGroup& group) {
+                Model model(kCounts);
+                Reducer reducer(group, model.parameters, kSmallBuckets);
+                std::mt19937 random(static_cast<unsigned>(group.rank()));
+                for (int step = 0; step < 20; ++step) {
+                    backward(reducer, group.rank(), step, shuffled(kCounts.size(), random));
+                    reducer.finish();
+                    expect_averages(reducer, 4, step, kCounts.size());
+                }
+                EXPECT_EQ(reducer.statistics().steps, 20U);
+            },
+            options);
+    }
+}
+
+TEST(Reducer, StartsTheSameBucketsInTheSameOrderOnEveryRank) {
+    std::mutex mutex;
+    std::vector<std::vector<std::vector<std::size_t>>> started(3);
+    run_ranks(3, [&](ProcessGroup& group) {
+        Model model(kCounts);
+        Reducer reducer(group, model.parameters, kSmallBuckets);
+        const auto rank = static_cast<std::size_t>(group.rank());
+        reducer.set_hook([&, rank](ProcessGroup& g, const GradientBucket& bucket) -> ddp::FinishReduction {
+            {
+                const std::lock_guard lock(mutex);
+                started[rank].emplace_back(bucket.parameters.begin(), bucket.parameters.end());
+            }
+            return [work = g.all_reduce(bucket.buffer, ddp::ReduceOp::Avg)]() mutable { work.wait(); };
+        });
+        std::mt19937 random(7 * static_cast<unsigned>(rank));
+        for (int step = 0; step < 5; ++step) {
+            backward(reducer, group.rank(), step, shuffled(kCounts.size(), random));
+            reducer.finish();
+        }
+    });
+    EXPECT_GT(started[0].size(), 10U);
+    EXPECT_EQ(started[0], started[1]);
+    EXPECT_EQ(started[0], started[2]);
+}
+
+TEST(Reducer, StartsABucketWhileLaterGradientsAreStillMissing) {
+    run_ranks(2, [](ProcessGroup& group) {
+        Model model({300, 300});
+        Reducer reducer(group, model.parameters, kSmallBuckets);
+        ASSERT_EQ(reducer.plan(), (ddp::BucketPlan{{1}, {0}}));
+        backward(reducer, group.rank(), 0, {1});
+        EXPECT_EQ(reducer.statistics().buckets, 1U);
+        backward(reducer, group.rank(), 0, {0});
+        reducer.finish();
+        expect_averages(reducer, 2, 0, 2);
+    });
+}
+
+TEST(Reducer, TakesRankZerosOrderOfArrivalAfterTheFirstStepAndKeepsTheGradients) {
+    run_ranks(3, [](ProcessGroup& group) {
+        Model model({200, 200, 200, 200});
+        Reducer reducer(group, model.parameters, kSmallBuckets);
+        EXPECT_EQ(reducer.plan(), (ddp::BucketPlan{{3}, {1, 2}, {0}}));
+        const std::vector<std::size_t> zeros = {2, 0, 3, 1}, others = {3, 2, 1, 0};
+        backward(reducer, group.rank(), 0, group.rank() == 0 ? zeros : others);
+        reducer.finish();
+        EXPECT_EQ(reducer.plan(), (ddp::BucketPlan{{2}, {0, 3}, {1}}));
+        expect_averages(reducer, 3, 0, 4);
+
+        backward(reducer, group.rank(), 1, others);
+        reducer.finish();
+        expect_averages(reducer, 3, 1, 4);
+        EXPECT_EQ(reducer.plan(), (ddp::BucketPlan{{2}, {0, 3}, {1}}));
+    });
+}
+
+TEST(Reducer, KeepsItsFirstPlanWhenToldTo) {
+    run_ranks(2, [](ProcessGroup& group) {
+        Model model({300, 300});
+        ReducerOptions options = kSmallBuckets;
+        options.rebuild = false;
+        Reducer reducer(group, model.parameters, options);
+        backward(reducer, group.rank(), 0, {0, 1});
+        reducer.finish();
+        EXPECT_EQ(reducer.plan(), (ddp::BucketPlan{{1}, {0}}));
+    });
+}
+
+TEST(Reducer, NamesTheParametersThatGotNoGradient) {
+    run_ranks(2, [](ProcessGroup& group) {
+        Model model(kCounts);
+        Reducer reducer(group, model.parameters, kSmallBuckets);
+        backward(reducer, group.rank(), 0, {6, 4});
+        try {
+            reducer.finish();
+            ADD_FAILURE() << "five gradients are missing";
+        } catch (const ddp::Error& error) {
+            EXPECT_EQ(std::string(error.what()), "rank " + std::to_string(group.rank()) +
+                                                     ": no gradient for 5 of 7 parameters in this step: "
+                                                     "'layer0', 'layer1', 'layer2', 'layer3', "
+                                                     "...; if that is meant, set find_unused_parameters");
+        }
+    });
+}
+
+TEST(Reducer, RefusesAGradientThatIsMarkedTwice) {
+    run_ranks(1, [](ProcessGroup& group) {
+        Model model(kCounts);
+        Reducer reducer(group, model.parameters, kSmallBuckets);
+        reducer.mark_ready(3);
+        EXPECT_THROW(reducer.mark_ready(3), ddp::Error);
+    });
+}
+
+TEST(Reducer, WithUnusedParametersAveragesWhatThereIs) {
+    run_ranks(3, [](ProcessGroup& group) {
+        Model model({10, 10, 10});
+        Reducer reducer(group, model.parameters, {.limits = {}, .find_unused_parameters = true});
+        for (int step = 0; step < 3; ++step) {
+            // 0: everyone has it; 1: only rank 1; 2: nobody.
+            backward(reducer, group.rank(), step,
+                     group.rank() == 1 ? std::vector<std::size_t>{0, 1} : std::vector<std::size_t>{0});
+            reducer.finish();
+            EXPECT_EQ(floats(reducer.gradient(0))[2], average_value(3, 0, 2, step));
+            EXPECT_EQ(floats(reducer.gradient(1))[2], local_value(1, 1, 2, step) / 3);
+            EXPECT_EQ(floats(reducer.gradient(2))[2], 0);
+            EXPECT_TRUE(reducer.is_used(0));
+            EXPECT_TRUE(reducer.is_used(1));
+            EXPECT_FALSE(reducer.is_used(2));
+            EXPECT_EQ(reducer.gradients()[2].data, nullptr);
+        }
+    });
+}
+
+TEST(Reducer, ReducesTheSumOfAccumulatedPassesDividedByTheRanksAlone) {
+    run_ranks(2, [](ProcessGroup& group) {
+        Model model({10, 20});
+        Reducer reducer(group, model.parameters, {});
+        const auto add = [&](int step) {
+            for (const std::size_t i : {1, 0}) {
+                const std::span<float> gradient = floats(reducer.gradient(i));
+                for (std::size_t e = 0; e < gradient.size(); ++e)
+                    gradient[e] += local_value(group.rank(), i, e, step);
+                reducer.mark_ready(i);
+            }
+            reducer.finish();
+        };
+        reducer.set_accumulating(true);
+        add(0);
+        add(1);
+        EXPECT_EQ(reducer.statistics().buckets, 0U);
+        reducer.set_accumulating(false);
+        add(2);
+        for (std::size_t e = 0; e < 10; ++e) {
+            const float expected =
+                average_value(2, 0, e, 0) + average_value(2, 0, e, 1) + average_value(2, 0, e, 2);
+            EXPECT_EQ(floats(reducer.gradient(0))[e], expected);
+        }
+    });
+}
+
+TEST(Reducer, CountsAGradientThatOnlyAccumulatedAsUsed) {
+    run_ranks(2, [](ProcessGroup& group) {
+        Model model({4, 4});
+        Reducer reducer(group, model.parameters, {.limits = {}, .find_unused_parameters = true});
+        reducer.set_accumulating(true);
+        backward(reducer, group.rank(), 0, {1});
+        reducer.set_accumulating(false);
+        backward(reducer, group.rank(), 0, {0});
+        reducer.finish();
+        EXPECT_TRUE(reducer.is_used(1));
+        EXPECT_EQ(floats(reducer.gradient(1))[3], average_value(2, 1, 3, 0));
+    });
+}
+
+TEST(Reducer, ReducesFloat64BesideFloat32) {
+    run_ranks(2, [](ProcessGroup& group) {
+        std::vector<float> a(5);
+        std::vector<double> b(5);
+        Reducer reducer(group,
+                        {ddp::tensor_of("a", std::span(a), {5}), ddp::tensor_of("b", std::span(b), {5})}, {});
+        static_cast<float*>(reducer.gradient(0).data)[4] = static_cast<float>(group.rank());
+        static_cast<double*>(reducer.gradient(1).data)[4] = 1e-12 * (group.rank() + 1);
+        reducer.mark_ready(1);
+        reducer.mark_ready(0);
+        reducer.finish();
+        EXPECT_EQ(static_cast<float*>(reducer.gradient(0).data)[4], 0.5F);
+        EXPECT_EQ(static_cast<double*>(reducer.gradient(1).data)[4], (1e-12 + 2e-12) / 2);
+    });
+}
+
+TEST(Reducer, RefusesParametersThatCannotBeAveraged) {
+    run_ranks(1, [](ProcessGroup& group) {
+        std::vector<std::int64_t> counters(3);
+        EXPECT_THROW(Reducer(group, {ddp::tensor_of("n", std::span(counters), {3})}, {}), ddp::InvalidInput);
+    });
+}
+
+TEST(Bf16Compression, AveragesToTheRoundingOfBf16OnAllRanksAlike) {
+    std::mutex mutex;
+    std::vector<std::vector<float>> results(4);
+    run_ranks(4, [&](ProcessGroup& group) {
+        Model model({1000, 50});
+        Reducer reducer(group, model.parameters, kSmallBuckets);
+        reducer.set_hook(ddp::bf16_compression());
+        for (int step = 0; step < 3; ++step) {
+            for (const std::size_t i : {0, 1}) {
+                const std::span<float> gradient = floats(reducer.gradient(i));
+                for (std::size_t e = 0; e < gradient.size(); ++e)
+                    gradient[e] =
+                        std::sin(static_cast<float>(e + 1)) * static_cast<float>(group.rank() + 1 + step);
+                reducer.mark_ready(i);
+            }
+            reducer.finish();
+            const std::span<float> gradient = floats(reducer.gradient(0));
+            for (std::size_t e = 0; e < gradient.size(); ++e) {
+                const float exact = std::sin(static_cast<float>(e + 1)) * (2.5F + static_cast<float>(step));
+                ASSERT_NEAR(gradient[e], exact, std::abs(exact) / 128 + 1e-6) << e;
+            }
+        }
+        EXPECT_EQ(reducer.statistics().steps, 3U);
+        const std::lock_guard lock(mutex);
+        const std::span<float> gradient = floats(reducer.gradient(0));
+        results[static_cast<std::size_t>(group.rank())].assign(gradient.begin(), gradient.end());
+    });
+    for (const auto& result : results) EXPECT_EQ(std::memcmp(result.data(), results[0].data(), 4000), 0);
+}
+
+TEST(Bf16Compression, LetsInfinitiesAndNansThrough) {
+    run_ranks(2, [](ProcessGroup& group) {
+        Model model({3});
+        Reducer reducer(group, model.parameters, {});
+        reducer.set_hook(ddp::bf16_compression());
+        const std::span<float> gradient = floats(reducer.gradient(0));
+        gradient[0] = group.rank() == 0 ? INFINITY : 1.0F;
+        gradient[1] = group.rank() == 1 ? std::bit_cast<float>(0x7FFFFFFFU) : 1.0F;
+        gradient[2] = -2;
+        reducer.mark_ready(0);
+        reducer.finish();
+        EXPECT_TRUE(std::isinf(gradient[0]));
+        EXPECT_TRUE(std::isnan(gradient[1]));
+        EXPECT_EQ(gradient[2], -2);
+    });
+}
+
+}  // namespace

@@ -1,0 +1,209 @@
+#include <gtest/gtest.h>
+
+#include <array>
+#include <cstring>
+#include <fstream>
+#include <random>
+#include <sstream>
+
+#include "ddp/safetensors.h"
+#include "tests/support/temporary_directory.h"
+
+namespace {
+
+using ddp::SafetensorsFile;
+using ddp::Tensor;
+using ddprun::test::TemporaryDirectory;
+
+std::string read_all(const std::string& path) {
+    std::ifstream file(path, std::ios::binary);
+    std::stringstream text;
+    text << file.rdbuf();
+    return text.str();
+}
+
+void write_all(const std::string& path, const std::string& bytes) {
+    std::ofstream(path, std::ios::binary | std::ios::trunc) << bytes;
+}
+
+std::string file_with(const std::string& header, const std::string& data) {
+    const std::uint64_t size = header.size();
+    return std::string(reinterpret_cast<const char*>(&size), 8) + header + data;
+}
+
+std::string refusal(const std::string& path) {
+    try {
+        SafetensorsFile::open(path);
+    } catch (const ddp::InvalidInput& error) {
+        return error.what();
+    }
+    return "accepted";
+}
+
+struct Weights {
+    std::vector<float> w = {1, 2, 3, 4, 5, 6};
+    std::vector<double> d = {0.25};
+    std::vector<std::int64_t> n = {-7, 9};
+    std::vector<float> none;
+    std::vector<Tensor> tensors() {
+        return {ddp::tensor_of("w", std::span(w), {2, 3}), ddp::tensor_of("d", std::span(d), {}),
+                ddp::tensor_of("n", std::span(n), {2}), ddp::tensor_of("none", std::span(none), {0, 5})};
+    }
+};
+
+TEST(Safetensors, ReadsBackWhatItWrote) {
+    const TemporaryDirectory directory;
+    Weights saved;
+    ddp::write_safetensors(directory.file("a"), saved.tensors(), {{"format", "pt"}});
+
+    Weights loaded{{0, 0, 0, 0, 0, 0}, {0}, {0, 0}, {}};
+    const SafetensorsFile file = SafetensorsFile::open(directory.file("a"));
+    file.read_into(loaded.tensors());
+    EXPECT_EQ(loaded.w, saved.w);
+    EXPECT_EQ(loaded.d, saved.d);
+    EXPECT_EQ(loaded.n, saved.n);
+    EXPECT_EQ(file.metadata(), (ddp::Metadata{{"format", "pt"}}));
+    EXPECT_EQ(file.entries().at("w").shape, (std::vector<std::int64_t>{2, 3}));
+}
+
+TEST(Safetensors, WritesTheFormatByteByByte) {
+    const TemporaryDirectory directory;
+    std::vector<float> w = {1, -2};
+    const std::vector<Tensor> tensors = {ddp::tensor_of("w", std::span(w), {2})};
+    ddp::write_safetensors(directory.file("a"), tensors, {{"k", "v"}});
+    std::string header = R"({"__metadata__":{"k":"v"},"w":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}})";
+    while ((header.size() + 8) % 64 != 0) header += ' ';
+    EXPECT_EQ(read_all(directory.file("a")), file_with(header, std::string("\0\0\x80\x3f\0\0\0\xc0", 8)));
+}
+
+TEST(Safetensors, RefusesEveryTruncation) {
+    const TemporaryDirectory directory;
+    Weights weights;
+    ddp::write_safetensors(directory.file("a"), weights.tensors());
+    const std::string whole = read_all(directory.file("a"));
+    for (std::size_t length = 0; length < whole.size(); ++length) {
+        write_all(directory.file("cut"), whole.substr(0, length));
+        EXPECT_NE(refusal(directory.file("cut")), "accepted") << length;
+    }
+    write_all(directory.file("longer"), whole + "x");
+    EXPECT_NE(refusal(directory.file("longer")), "accepted");
+}
+
+TEST(Safetensors, SurvivesEveryFlippedByteOfTheHeader) {
+    const TemporaryDirectory directory;
+    Weights weights;
+    ddp::write_safetensors(directory.file("a"), weights.tensors());
+    const std::string whole = read_all(directory.file("a"));
+    std::mt19937 random(3);
+    for (std::size_t i = 0; i < whole.size() - 44; ++i) {
+        std::string bytes = whole;
+        bytes[i] = static_cast<char>(random() % 256);
+        write_all(directory.file("flipped"), bytes);
+        Weights target;
+        try {
+            SafetensorsFile::open(directory.file("flipped")).read_into(target.tensors());
+        } catch (const ddp::Error&) {
+            continue;  // a refusal is as good: what counts is that nothing is read out of bounds
+        }
+        EXPECT_EQ(target.w.size(), 6U);
+    }
+}
+
+TEST(Safetensors, RefusesHeadersThatLie) {
+    const TemporaryDirectory directory;
+    const std::string eight(8, '\0');
+    const std::pair<const char*, const char*> cases[] = {
+        {R"([])", "not a JSON object"},
+        {R"({"w":)", "not a JSON object"},
+        {R"({"w":3})", "has no dtype"},
+        {R"({"w":{"dtype":"F32","shape":[2]}})", "has no dtype"},
+        {R"({"w":{"dtype":"F8_E5M2","shape":[8],"data_offsets":[0,8]}})", "not supported"},
+        {R"({"w":{"dtype":"F32","shape":[-2],"data_offsets":[0,8]}})", "malformed shape"},
+        {R"({"w":{"dtype":"F32","shape":[2.0],"data_offsets":[0,8]}})", "malformed shape"},
+        {R"({"w":{"dtype":"F32","shape":[4611686018427387905],"data_offsets":[0,8]}})", "malformed shape"},
+        {R"({"w":{"dtype":"F32","shape":[4294967296,4294967296],"data_offsets":[0,0]}})", "malformed shape"},
+        {R"({"w":{"dtype":"F32","shape":[2],"data_offsets":[8,0]}})", "malformed offsets"},
+        {R"({"w":{"dtype":"F32","shape":[2],"data_offsets":[0]}})", "malformed offsets"},
+        {R"({"w":{"dtype":"F32","shape":[2],"data_offsets":[-8,0]}})", "malformed offsets"},
+        {R"({"w":{"dtype":"F32","shape":[2],"data_offsets":[8,16]}})", "truncated"},
+        {R"({"w":{"dtype":"F32","shape":[1],"data_offsets":[0,8]}})", "needs 4"},
+        {R"({"w":{"dtype":"F32","shape":[1],"data_offsets":[4,8]}})", "a hole or an overlap at byte 0"},
+        {R"({"w":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}})", "take 4 bytes, the file holds 8"},
+        {R"({"w":{"dtype":"F32","shape":[2],"data_offsets":[0,8]},"v":{"dtype":"F32","shape":[1],"data_offsets":[4,8]}})",
+         "a hole or an overlap"},
+        {R"({"__metadata__":{"a":1}})", "not a string"},
+        {R"({"__metadata__":[]})", "not an object of strings"},
+    };
+    for (const auto& [header, expected] : cases) {
+        write_all(directory.file("a"), file_with(header, eight));
+        EXPECT_NE(refusal(directory.file("a")).find(expected), std::string::npos)
+            << header << ": " << refusal(directory.file("a"));
+    }
+}
+
+TEST(Safetensors, RefusesAHugeHeaderBeforeItAllocatesIt) {
+    const TemporaryDirectory directory;
+    for (const std::uint64_t size : {std::uint64_t{100'000'001}, UINT64_MAX, std::uint64_t{50'000'000}}) {
+        write_all(directory.file("a"), std::string(reinterpret_cast<const char*>(&size), 8) + "{}");
+        EXPECT_NE(refusal(directory.file("a")), "accepted");
+    }
+}
+
+TEST(Safetensors, SurvivesDeeplyNestedJson) {
+    const TemporaryDirectory directory;
+    write_all(directory.file("a"), file_with(std::string(1'000'000, '['), ""));
+    EXPECT_NE(refusal(directory.file("a")), "accepted");
+}
+
+TEST(Safetensors, NamesTheTensorAndBothShapesOfAnotherModel) {
+    const TemporaryDirectory directory;
+    Weights weights;
+    ddp::write_safetensors(directory.file("a"), weights.tensors());
+    std::vector<float> small = {7, 7};
+    const std::vector<Tensor> other = {ddp::tensor_of("w", std::span(small), {2})};
+    try {
+        SafetensorsFile::open(directory.file("a")).read_into(other);
+        FAIL();
+    } catch (const ddp::InvalidInput& error) {
+        EXPECT_EQ(error.what(),
+                  directory.file("a") + ": tensor 'w' is float32[2, 3] there, float32[2] in this program");
+    }
+    EXPECT_EQ(small, (std::vector<float>{7, 7}));
+}
+
+TEST(Safetensors, NamesTensorsThatAreMissingOnEitherSide) {
+    const TemporaryDirectory directory;
+    Weights weights;
+    std::vector<Tensor> three = weights.tensors();
+    three.pop_back();
+    ddp::write_safetensors(directory.file("three"), three);
+    ddp::write_safetensors(directory.file("four"), weights.tensors());
+    const auto message = [&](const std::string& name, const std::vector<Tensor>& tensors) -> std::string {
+        try {
+            SafetensorsFile::open(directory.file(name)).require_same(tensors);
+        } catch (const ddp::InvalidInput& error) {
+            return error.what();
+        }
+        return "";
+    };
+    EXPECT_NE(message("three", weights.tensors()).find("tensor 'none' is missing there"), std::string::npos);
+    EXPECT_NE(message("four", three).find("'none' is float32[0, 5] there, missing in this program"),
+              std::string::npos);
+}
+
+TEST(Safetensors, RefusesWhatIsNotAFile) {
+    const TemporaryDirectory directory;
+    EXPECT_NE(refusal(directory.path()).find("not a regular file"), std::string::npos);
+    EXPECT_THROW(SafetensorsFile::open(directory.file("absent")), ddp::Error);
+}
+
+TEST(Safetensors, RefusesToWriteTensorsThatContradictThemselves) {
+    const TemporaryDirectory directory;
+    std::vector<float> w = {1, 2};
+    const Tensor good = ddp::tensor_of("w", std::span(w), {2});
+    EXPECT_THROW(ddp::write_safetensors(directory.file("a"), std::array{good, good}), ddp::InvalidInput);
+    EXPECT_THROW(ddp::tensor_of("w", std::span(w), {3}), ddp::InvalidInput);
+    EXPECT_FALSE(std::filesystem::exists(directory.file("a")));
+}
+
+}  // namespace

@@ -1,0 +1,152 @@
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <map>
+#include <set>
+
+#include "ddp/sampler.h"
+#include "ddp/types.h"
+
+namespace {
+
+using ddp::DistributedSampler;
+using ddp::SamplerOptions;
+using Indices = std::vector<std::size_t>;
+
+Indices indices(std::size_t n, int world, int rank, SamplerOptions options, std::uint64_t epoch = 0) {
+    DistributedSampler sampler(n, world, rank, options);
+    sampler.set_epoch(epoch);
+    EXPECT_EQ(sampler.size(), sampler.indices().size());
+    return sampler.indices();
+}
+
+std::uint64_t fnv1a(const Indices& values) {
+    std::uint64_t hash = 0xcbf29ce484222325;
+    for (const std::size_t value : values) hash = (hash ^ value) * 0x100000001b3;
+    return hash;
+}
+
+constexpr SamplerOptions kInOrder = {.shuffle = false, .seed = 0, .drop_last = false};
+
+// Golden vectors: torch.utils.data.DistributedSampler of torch 2.15.0.
+
+TEST(DistributedSampler, GivesPyTorchsIndices) {
+    EXPECT_EQ(indices(10, 3, 0, {}), (Indices{4, 5, 0, 2}));
+    EXPECT_EQ(indices(10, 3, 1, {}), (Indices{1, 3, 8, 4}));
+    EXPECT_EQ(indices(10, 3, 2, {}), (Indices{7, 9, 6, 1}));
+    EXPECT_EQ(indices(10, 3, 1, {}, 5), (Indices{4, 3, 2, 1}));
+    EXPECT_EQ(indices(10, 3, 2, {.seed = 42, .drop_last = true}, 1), (Indices{9, 1, 2}));
+    EXPECT_EQ(indices(16, 4, 3, {.seed = 123456789}, 3), (Indices{5, 2, 13, 8}));
+}
+
+TEST(DistributedSampler, GivesPyTorchsIndicesOfLargeDataSets) {
+    EXPECT_EQ(fnv1a(indices(1797, 4, 2, {})), 0x1c8871dd9369d064);
+    EXPECT_EQ(fnv1a(indices(1000, 1, 0, {.seed = 7}, 3)), 0xbd72aeb24cb3c03);
+    EXPECT_EQ(fnv1a(indices(100003, 8, 5, {.seed = 1, .drop_last = true}, 9)), 0x5f3b49f024d6b89c);
+    EXPECT_EQ(fnv1a(indices(60000, 6, 0, {.seed = 2024}, 11)), 0xd602e47690b200e);
+}
+
+TEST(DistributedSampler, UsesTheLow32BitsOfTheSeedAsPyTorchDoes) {
+    EXPECT_EQ(indices(16, 1, 0, {.seed = (std::uint64_t{1} << 32) + 5}),
+              (Indices{3, 10, 11, 7, 6, 13, 8, 9, 4, 5, 2, 1, 15, 12, 14, 0}));
+}
+
+TEST(DistributedSampler, InOrderTakesEveryNthAndPadsFromTheBeginning) {
+    EXPECT_EQ(indices(10, 3, 0, kInOrder), (Indices{0, 3, 6, 9}));
+    EXPECT_EQ(indices(10, 3, 1, kInOrder), (Indices{1, 4, 7, 0}));
+    EXPECT_EQ(indices(10, 3, 2, kInOrder), (Indices{2, 5, 8, 1}));
+}
+
+TEST(DistributedSampler, WithDropLastLeavesTheTailOut) {
+    SamplerOptions options = kInOrder;
+    options.drop_last = true;
+    EXPECT_EQ(indices(10, 3, 0, options), (Indices{0, 3, 6}));
+    EXPECT_EQ(indices(10, 3, 2, options), (Indices{2, 5, 8}));
+}
+
+TEST(DistributedSampler, RepeatsADataSetSmallerThanTheWorld) {
+    EXPECT_EQ(indices(3, 8, 7, {.seed = 7}, 2), (Indices{0}));
+    EXPECT_EQ(indices(3, 8, 4, {.seed = 7}, 2), (Indices{0}));
+    EXPECT_EQ(indices(3, 8, 5, kInOrder), (Indices{2}));
+    EXPECT_TRUE(indices(3, 8, 1, {.drop_last = true}).empty());
+}
+
+TEST(DistributedSampler, OfAnEmptyDataSetGivesNothing) { EXPECT_TRUE(indices(0, 4, 2, {}).empty()); }
+
+TEST(DistributedSampler, RefusesARankOutsideTheWorld) {
+    EXPECT_THROW(DistributedSampler(10, 4, 4), ddp::InvalidInput);
+    EXPECT_THROW(DistributedSampler(10, 4, -1), ddp::InvalidInput);
+    EXPECT_THROW(DistributedSampler(10, 0, 0), ddp::InvalidInput);
+}
+
+TEST(DistributedSampler, CoversTheDataSetWithEqualShares) {
+    for (const std::size_t n : {1U, 7U, 64U, 1797U}) {
+        for (const int world : {1, 2, 3, 8}) {
+            std::map<std::size_t, int> seen;
+            for (int rank = 0; rank < world; ++rank) {
+                const Indices mine = indices(n, world, rank, {.seed = 3}, 4);
+                EXPECT_EQ(mine.size(), indices(n, world, 0, {.seed = 3}, 4).size());
+                for (const std::size_t i : mine) ++seen[i];
+            }
+            EXPECT_EQ(seen.size(), n);
+            if (n % static_cast<std::size_t>(world) == 0) {
+                for (const auto& [index, times] : seen) EXPECT_EQ(times, 1) << index;
+            }
+        }
+    }
+}
+
+TEST(DistributedSampler, ShufflesDifferentlyInEachEpochAndEquallyForTheSame) {
+    EXPECT_NE(indices(100, 2, 0, {}, 1), indices(100, 2, 0, {}, 2));
+    EXPECT_EQ(indices(100, 2, 0, {}, 1), indices(100, 2, 0, {}, 1));
+}
+
+TEST(DistributedSampler, ContinuesInMidEpochWhereItWasSaved) {
+    for (const bool drop_last : {false, true}) {
+        DistributedSampler first(103, 4, 2, {.seed = 5, .drop_last = drop_last});
+        first.set_epoch(3);
+        const Indices whole = first.indices();
+        first.advance(10);
+
+        DistributedSampler second(103, 4, 2, {.seed = 5, .drop_last = drop_last});
+        second.restore(first.state());
+        EXPECT_EQ(second.indices(), Indices(whole.begin() + 10, whole.end()));
+        EXPECT_EQ(second.size(), whole.size() - 10);
+    }
+}
+
+TEST(DistributedSampler, ContinuesInAWorldOfAnotherSizeWithWhatNobodyHasSeen) {
+    std::multiset<std::size_t> seen;
+    ddp::SamplerState saved;
+    for (int rank = 0; rank < 4; ++rank) {
+        DistributedSampler sampler(103, 4, rank, {.seed = 5});
+        const Indices all = sampler.indices();
+        seen.insert(all.begin(), all.begin() + 10);
+        sampler.advance(10);
+        saved = sampler.state();
+    }
+    for (int rank = 0; rank < 3; ++rank) {
+        DistributedSampler sampler(103, 3, rank, {.seed = 5});
+        sampler.restore(saved);
+        for (const std::size_t i : sampler.indices()) seen.insert(i);
+    }
+    EXPECT_EQ(seen.size(), 103U);
+    EXPECT_EQ(std::set<std::size_t>(seen.begin(), seen.end()).size(), 103U);
+}
+
+TEST(DistributedSampler, HasNothingLeftAtTheEndOfAPaddedEpoch) {
+    DistributedSampler sampler(10, 3, 1);
+    sampler.advance(sampler.size());
+    EXPECT_EQ(sampler.size(), 0U);
+    DistributedSampler resumed(10, 3, 1);
+    resumed.restore(sampler.state());
+    EXPECT_TRUE(resumed.indices().empty());
+}
+
+TEST(DistributedSampler, RefusesAPositionFarBehindTheEnd) {
+    DistributedSampler sampler(10, 3, 1);
+    EXPECT_THROW(sampler.restore({0, 1000}), ddp::InvalidInput);
+}
+
+}  // namespace

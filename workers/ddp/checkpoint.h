@@ -1,0 +1,75 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <span>
+#include <string>
+
+#include "ddp/process_group.h"
+#include "ddp/sampler.h"
+#include "ddp/tensor.h"
+
+namespace ddp {
+
+/// Where training stands, beside the tensors.
+struct TrainingState {
+    std::uint64_t epoch = 0;  ///< epochs that are complete
+    std::uint64_t step = 0;   ///< optimizer steps done
+    SamplerState sampler;
+    std::map<std::string, std::string> notes;  ///< the program's own
+    bool operator==(const TrainingState&) const = default;
+};
+
+/// A directory of checkpoints:
+///
+///     step-000750/model.safetensors       opens in Python and elsewhere
+///     step-000750/optimizer.safetensors
+///     step-000750/state.json
+///     latest                              the name of the newest
+///
+/// A checkpoint appears under its name complete and on the disk, or not at all: it is written to a hidden
+/// directory, synced and renamed; `latest` moves last. Whatever ends a save (a full disk, SIGKILL, a power
+/// cut), what was there before is untouched. One process writes (rank 0); many may read.
+class CheckpointDirectory {
+  public:
+    /// Nothing is touched yet. `keep` newest checkpoints stay, older ones are removed after a save; 0 keeps
+    /// all.
+    explicit CheckpointDirectory(std::string path, std::size_t keep = 2);
+
+    /// Writes one and returns its path. Makes the directory when it is missing; removes what a killed writer
+    /// left half done. Throws Error naming path and cause.
+    std::string save(std::span<const Tensor> model, std::span<const Tensor> optimizer,
+                     const TrainingState& state);
+
+    /// Path of the newest, nullopt when there is none. Throws InvalidInput when `latest` names nothing that
+    /// is there.
+    [[nodiscard]] std::optional<std::string> latest() const;
+
+    [[nodiscard]] const std::string& path() const { return path_; }
+
+  private:
+    void write_parts(const std::string& directory, std::span<const Tensor> model,
+                     std::span<const Tensor> optimizer, const TrainingState& state) const;
+    void remove_left_overs() const;
+    void remove_old(const std::string& newest) const;
+
+    std::string path_;
+    std::size_t keep_;
+};
+
+/// The state of one checkpoint (a path that save or latest gave), without its tensors.
+/// Throws InvalidInput naming the file and what is wrong with it.
+TrainingState load_state(const std::string& checkpoint);
+/// Fills the tensors' memory. Everything is checked before anything is written: a checkpoint of another model
+/// throws InvalidInput naming the first tensor that differs and both shapes.
+TrainingState load_checkpoint(const std::string& checkpoint, std::span<const Tensor> model,
+                              std::span<const Tensor> optimizer);
+
+/// Collective. Rank 0 loads `checkpoint` (its argument alone counts), everyone gets state and tensors from
+/// it: no shared file system is needed. When rank 0 fails, every rank throws what rank 0 threw.
+TrainingState load_checkpoint(ProcessGroup& group, const std::string& checkpoint,
+                              std::span<const Tensor> model, std::span<const Tensor> optimizer);
+
+}  // namespace ddp

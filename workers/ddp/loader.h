@@ -1,0 +1,88 @@
+#pragma once
+
+#include <cstddef>
+#include <memory>
+#include <span>
+#include <vector>
+
+namespace ddp {
+
+/// Samples of fixed size, by index. A sample has one or more fields ({image, label}), each some bytes.
+class Dataset {
+  public:
+    virtual ~Dataset() = default;
+    [[nodiscard]] virtual std::size_t size() const = 0;
+    /// Bytes of each field of one sample.
+    [[nodiscard]] virtual std::vector<std::size_t> field_bytes() const = 0;
+    /// Copies sample `index` into one span per field. Called by one thread at a time, not always the caller's
+    /// of the loader. May throw: the exception comes out of Loader::next.
+    virtual void read(std::size_t index, std::span<const std::span<std::byte>> fields) const = 0;
+};
+
+struct LoaderOptions {
+    std::size_t batch_size = 1;
+    /// Leave an incomplete last batch out.
+    bool drop_last = false;
+    /// Batches read ahead by a thread. 0: no thread, next() reads.
+    std::size_t prefetch = 2;
+};
+
+/// One batch: every field contiguous over its samples, 64-byte aligned.
+class Batch {
+  public:
+    Batch(std::size_t capacity, std::span<const std::size_t> field_bytes);
+    /// Samples in it.
+    [[nodiscard]] std::size_t size() const { return size_; }
+    [[nodiscard]] std::span<const std::byte> bytes(std::size_t field) const;
+    template <class T>
+    [[nodiscard]] std::span<const T> field(std::size_t which) const {
+        const std::span<const std::byte> raw = bytes(which);
+        return {reinterpret_cast<const T*>(raw.data()), raw.size() / sizeof(T)};
+    }
+
+  private:
+    friend class Loader;
+    struct FreeAligned {
+        void operator()(std::byte* memory) const;
+    };
+    struct Field {
+        std::size_t bytes;  ///< of one sample
+        std::unique_ptr<std::byte[], FreeAligned> memory;
+    };
+    void read(const Dataset& dataset, std::span<const std::size_t> indices);
+
+    std::vector<Field> fields_;
+    std::size_t size_ = 0;
+};
+
+/// Batches of a data set in the order of `indices`, once. A bounded ring of batches is filled ahead by one
+/// thread; memory does not grow with the data set. The data set is borrowed.
+class Loader {
+  public:
+    /// Throws InvalidInput for a batch size of 0.
+    Loader(const Dataset& dataset, std::vector<std::size_t> indices, LoaderOptions options);
+    /// Stops reading ahead; waits for a read in progress.
+    ~Loader();
+    Loader(const Loader&) = delete;
+    Loader& operator=(const Loader&) = delete;
+
+    /// The next batch, or nullptr at the end. It is valid until the next call. Throws what the data set threw
+    /// for a sample of this batch; the batches before it are delivered first, and every later call throws
+    /// again.
+    const Batch* next();
+    /// Batches in all.
+    [[nodiscard]] std::size_t batches() const;
+
+  private:
+    class Ring;
+    [[nodiscard]] std::span<const std::size_t> indices_of(std::size_t batch) const;
+
+    const Dataset& dataset_;
+    std::vector<std::size_t> indices_;
+    LoaderOptions options_;
+    std::size_t delivered_ = 0;
+    std::unique_ptr<Batch> inline_batch_;  ///< without a thread
+    std::unique_ptr<Ring> ring_;           ///< with one
+};
+
+}  // namespace ddp

@@ -1,0 +1,59 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+namespace ddp {
+
+struct SamplerOptions {
+    bool shuffle = true;
+    std::uint64_t seed = 0;
+    /// False: the list is padded from its beginning until every rank gets the same number of samples.
+    /// True: its tail is dropped instead.
+    bool drop_last = false;
+};
+
+/// A position in the training data. Counts samples of all ranks together, so that it can be taken up by a
+/// world of another size.
+struct SamplerState {
+    std::uint64_t epoch = 0;
+    std::uint64_t consumed = 0;
+    bool operator==(const SamplerState&) const = default;
+};
+
+/// Which samples of a data set this rank sees in an epoch: the same indices as PyTorch's DistributedSampler
+/// for the same seed, epoch, world size, rank, shuffle and drop_last. Pure: no clock, no global generator.
+class DistributedSampler {
+  public:
+    /// Throws InvalidInput unless 0 <= rank < world_size.
+    DistributedSampler(std::size_t dataset_size, int world_size, int rank, SamplerOptions options = {});
+
+    /// Starts an epoch at its beginning. Without it every epoch has the same order.
+    void set_epoch(std::uint64_t epoch) { state_ = {epoch, 0}; }
+    /// Samples per rank from here to the end of the epoch; equal on all ranks.
+    [[nodiscard]] std::size_t size() const;
+    /// The indices from here to the end of the epoch, in the order of use.
+    [[nodiscard]] std::vector<std::size_t> indices() const;
+
+    /// This rank (and every other) has used `samples` more of its indices.
+    void advance(std::size_t samples);
+    [[nodiscard]] SamplerState state() const { return state_; }
+    /// Continues where `state` was taken; size() and indices() speak of what is left. Throws InvalidInput
+    /// when it lies behind the end of the data set.
+    void restore(const SamplerState& state);
+
+  private:
+    [[nodiscard]] std::size_t remaining() const;
+
+    std::size_t dataset_size_;
+    std::size_t world_size_;
+    std::size_t rank_;
+    SamplerOptions options_;
+    SamplerState state_;
+};
+
+/// torch.randperm(n, generator=torch.Generator().manual_seed(seed)) on a CPU.
+std::vector<std::size_t> random_permutation(std::size_t n, std::uint64_t seed);
+
+}  // namespace ddp
