@@ -93,6 +93,9 @@ std::string one_decimal(std::int64_t tenths) {
     return tenths % 10 == 0 ? fmt::format("{}", tenths / 10) : fmt::format("{}.{}", tenths / 10, tenths % 10);
 }
 
+/// How many units, to the nearest. (std::chrono::round overflows near the end of time.)
+std::int64_t rounded(Duration span, Duration unit) { return span / unit + (span % unit >= unit / 2 ? 1 : 0); }
+
 std::string two_units(std::int64_t small, std::int64_t per_large, std::string_view large_name,
                       std::string_view small_name) {
     if (small % per_large == 0) return fmt::format("{} {}", small / per_large, large_name);
@@ -180,14 +183,13 @@ std::string format_duration(Duration span) {
     if (span == Duration::zero()) return "0 s";
     if (span < 1us) return fmt::format("{} ns", span.count());
     // Each step looks at its own rounded number, so that 59.7 s becomes "1 min" and never "60 s".
-    if (const auto us = round<microseconds>(span).count(); us < 1000) return fmt::format("{} us", us);
-    if (const auto ms = round<milliseconds>(span).count(); ms < 1000) return fmt::format("{} ms", ms);
-    const auto tenths = round<duration<std::int64_t, std::deci>>(span).count();
-    if (tenths < 100) return one_decimal(tenths) + " s";
-    if (const auto s = round<seconds>(span).count(); s < 60) return fmt::format("{} s", s);
+    if (const auto us = rounded(span, 1us); us < 1000) return fmt::format("{} us", us);
+    if (const auto ms = rounded(span, 1ms); ms < 1000) return fmt::format("{} ms", ms);
+    if (const auto tenths = rounded(span, 100ms); tenths < 100) return one_decimal(tenths) + " s";
+    if (const auto s = rounded(span, 1s); s < 60) return fmt::format("{} s", s);
     else if (s < 3600) return two_units(s, 60, "min", "s");
-    if (const auto min = round<minutes>(span).count(); min < 24 * 60) return two_units(min, 60, "h", "min");
-    return two_units(round<hours>(span).count(), 24, "d", "h");
+    if (const auto min = rounded(span, 1min); min < 24 * 60) return two_units(min, 60, "h", "min");
+    return two_units(rounded(span, 1h), 24, "d", "h");
 }
 
 std::string format_bytes(std::uint64_t bytes) {
