@@ -54,7 +54,7 @@ int close_checked(UniqueFd& fd) { return ::close(fd.release()) == 0 ? 0 : errno;
 Result<std::string> read_file(const std::string& path, std::size_t max_bytes) {
     const UniqueFd fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOCTTY));
     if (!fd) return Error::system("read " + path);
-    constexpr std::size_t kPiece = 64 * 1024;
+    constexpr std::size_t kPiece = std::size_t{64} << 10;
     std::string content;
     for (;;) {
         const std::size_t have = content.size();

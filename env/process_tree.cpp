@@ -14,7 +14,7 @@
 namespace ddprun::os {
 namespace {
 
-constexpr std::size_t kMaxProcFile = 1024 * 1024;
+constexpr std::size_t kMaxProcFile = std::size_t{1} << 20;
 
 /// Names in a directory that are numbers; empty when it is gone.
 std::vector<pid_t> numbered_entries(const std::string& path) {
@@ -57,7 +57,7 @@ using ChildrenOf = std::function<std::vector<pid_t>(pid_t)>;
 /// Generation after generation, then turned around: every process stands before its parent.
 std::vector<pid_t> children_first(pid_t root, const ChildrenOf& children_of) {
     // A tree read while it changes could, with reused ids, show a loop.
-    constexpr std::size_t kMaxProcesses = 4 * 1024 * 1024;
+    constexpr std::size_t kMaxProcesses = std::size_t{1} << 22;
     std::vector<pid_t> found{root};
     for (std::size_t at = 0; at < found.size() && found.size() < kMaxProcesses; ++at) {
         const std::vector<pid_t> children = children_of(found[at]);

@@ -237,7 +237,7 @@ Status send_all(int fd, std::string_view bytes, TimePoint deadline) {
             bytes.remove_prefix(static_cast<std::size_t>(sent));
             continue;
         }
-        if (const Status waited = wait_or_fail(fd, "send", POLLOUT, deadline); !waited) return waited;
+        if (Status waited = wait_or_fail(fd, "send", POLLOUT, deadline); !waited) return waited;
     }
     return {};
 }
@@ -250,7 +250,7 @@ Status receive_exactly(int fd, std::span<char> into, TimePoint deadline) {
             into = into.subspan(static_cast<std::size_t>(got));
             continue;
         }
-        if (const Status waited = wait_or_fail(fd, "receive", POLLIN, deadline); !waited) return waited;
+        if (Status waited = wait_or_fail(fd, "receive", POLLIN, deadline); !waited) return waited;
     }
     return {};
 }

@@ -7,6 +7,7 @@
 #include <sched.h>
 #include <sys/ioctl.h>
 #include <sys/prctl.h>
+#include <sys/resource.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -50,6 +51,7 @@ struct Launch {
     std::size_t cpu_bytes = 0;
     const unsigned long* nodes = nullptr;
     std::size_t node_bits = 0;
+    rlimit open_files{};  ///< set when rlim_cur is not 0
     bool foreground_terminal = false;
 
     const char* failed_stage = nullptr;
@@ -73,9 +75,13 @@ DDPRUN_IN_CHILD long bind_to_parent(Launch& launch) {
 
 DDPRUN_IN_CHILD bool is_memory_policy_denied() { return errno == EPERM || errno == ENOSYS; }
 
-DDPRUN_IN_CHILD long bind_to_hardware(Launch& launch) {
+DDPRUN_IN_CHILD long set_limits_and_places(Launch& launch) {
     if (launch.cpus != nullptr && ::syscall(SYS_sched_setaffinity, 0, launch.cpu_bytes, launch.cpus) != 0) {
         return fail(launch, "sched_setaffinity");
+    }
+    if (launch.open_files.rlim_cur != 0 &&
+        ::syscall(SYS_prlimit64, 0, RLIMIT_NOFILE, &launch.open_files, nullptr) != 0) {
+        return fail(launch, "prlimit");
     }
     if (launch.nodes == nullptr) return 0;
     // Preferred, not bound: a full node then costs speed and not the job. Before Linux 5.15 only
@@ -146,7 +152,7 @@ DDPRUN_IN_CHILD long execute(Launch& launch) {
 
 DDPRUN_IN_CHILD int child_main(void* raw) {
     Launch& launch = *static_cast<Launch*>(raw);
-    if (bind_to_parent(launch) == 0 && bind_to_hardware(launch) == 0 && enter_place(launch) == 0 &&
+    if (bind_to_parent(launch) == 0 && set_limits_and_places(launch) == 0 && enter_place(launch) == 0 &&
         move_descriptors(launch) == 0 && settle_signals(launch) == 0) {
         execute(launch);
     }
@@ -240,7 +246,7 @@ class AllSignalsBlocked {
 /// The child's pid once it has executed or failed, or -1 with errno of clone.
 pid_t start(Launch& launch) {
     // The child's frames; it cannot use ours while sharing memory. Only system calls are made on it.
-    alignas(64) std::array<char, 32 * 1024> stack;
+    alignas(64) std::array<char, std::size_t{32} << 10> stack;
     const AllSignalsBlocked blocked;
     return ::clone(child_main, stack.data() + stack.size(), CLONE_VM | CLONE_VFORK | SIGCHLD, &launch);
 }
@@ -286,6 +292,9 @@ Result<pid_t> spawn_process(const SpawnSpec& spec) {
     launch.nodes = nodes.empty() ? nullptr : nodes.data();
     launch.node_bits = nodes.size() * kBitsPerWord + 1;  // the kernel looks at one bit less than it is told
     launch.foreground_terminal = spec.foreground_terminal;
+    if (spec.open_files != 0 && ::getrlimit(RLIMIT_NOFILE, &launch.open_files) == 0) {
+        launch.open_files.rlim_cur = std::min<rlim_t>(spec.open_files, launch.open_files.rlim_max);
+    }
 
     const pid_t pid = start(launch);
     if (pid < 0) return Error::system("fork");

@@ -29,6 +29,7 @@ struct SpawnSpec {
     std::vector<int> cpus;               ///< affinity; empty inherits
     std::vector<int> memory_nodes;       ///< NUMA nodes preferred for memory, where allowed; empty inherits
     std::string cgroup_procs;            ///< a cgroup.procs file to enter; "" none
+    std::uint64_t open_files = 0;        ///< soft limit on descriptors (RLIMIT_NOFILE); 0 inherits
     bool foreground_terminal = false;    ///< give the child's group the terminal on fd 0 (for --attach)
 };
 

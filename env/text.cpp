@@ -125,7 +125,7 @@ Result<std::int64_t> parse_int(std::string_view text) { return parse_whole<std::
 Result<std::uint64_t> parse_uint(std::string_view text) { return parse_whole<std::uint64_t>(text); }
 
 Result<std::int64_t> parse_int_between(std::string_view text, std::int64_t min, std::int64_t max) {
-    const Result<std::int64_t> value = parse_int(text);
+    Result<std::int64_t> value = parse_int(text);
     if (!value) return value;
     if (*value < min || *value > max)
         return malformed(text, fmt::format("is not between {} and {}", min, max));
@@ -133,7 +133,7 @@ Result<std::int64_t> parse_int_between(std::string_view text, std::int64_t min, 
 }
 
 Result<double> parse_double(std::string_view text) {
-    const Result<double> value = parse_whole<double>(text);
+    Result<double> value = parse_whole<double>(text);
     // from_chars also takes "inf" and "nan", which no option of ours means.
     if (value && !std::isfinite(*value)) return malformed(text, "is not a number");
     return value;
@@ -188,7 +188,7 @@ std::string format_duration(Duration span) {
     if (const auto tenths = rounded(span, 100ms); tenths < 100) return one_decimal(tenths) + " s";
     if (const auto s = rounded(span, 1s); s < 60) return fmt::format("{} s", s);
     else if (s < 3600) return two_units(s, 60, "min", "s");
-    if (const auto min = rounded(span, 1min); min < 24 * 60) return two_units(min, 60, "h", "min");
+    if (const auto min = rounded(span, 1min); min < 1440) return two_units(min, 60, "h", "min");
     return two_units(rounded(span, 1h), 24, "d", "h");
 }
 
