@@ -42,6 +42,7 @@ struct RendezvousSpec {
     std::string run_id = "none";
     std::map<std::string, std::string> conf;   ///< --rdzv-conf, checked against the known keys
     Duration join_timeout = std::chrono::seconds(600);
+    Duration last_call = std::chrono::seconds(30);  ///< wait for more nodes once min has joined
     std::optional<int> node_rank;
     std::optional<std::string> master_addr;    ///< what workers get; none: the address that worked
     std::optional<int> master_port;            ///< none: a free port, reserved until the workers start
@@ -102,6 +103,8 @@ struct JobSpec {
     std::string role = "default";
     std::map<int, SignalAction> signals;  ///< by signal number; see default_signals()
     Duration shutdown_timeout = std::chrono::seconds(30);  ///< grace between the stop signal and SIGKILL
+    /// The same for the survivors of a failure; never longer than shutdown_timeout.
+    Duration failure_grace = std::chrono::seconds(5);
     Duration preempt_grace = std::chrono::seconds(30);     ///< the same after a preemption notice
     NumaBinding binding = NumaBinding::Auto;
     bool virtual_local_rank = false;

@@ -54,9 +54,14 @@ class Output {
     /// Error: System (epoll); files that cannot be opened are a loss, not an error.
     Status add(UniqueFd pipe, const StreamOwner& owner, Stream stream);
 
+    /// Reads what rank's pipes hold now, without waiting: before asking for its last lines.
+    void drain(int rank);
     /// Reads what is in the pipes now, without waiting, and finishes half lines. Called when all workers of a
     /// generation have ended; a stream that a surviving grandchild still holds open is closed.
     void finish_attempt();
+    /// A line of ddprun's own (without newline) on the error console, in order with what has been read from the
+    /// workers and never inside one of their lines, also when the console is jammed.
+    void say(std::string_view line);
     /// True when every byte read has reached the console.
     [[nodiscard]] bool flushed() const;
     /// Writes what is queued to the console, blocking until `deadline`. For the end of the job.

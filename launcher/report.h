@@ -2,6 +2,7 @@
 
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "env/clock.h"
@@ -58,6 +59,10 @@ std::string describe_end(const WorkerEnd& end);
 /// the last lines of stderr. "" when nothing is to be added. Facts from the system (cgroup events, kernel log)
 /// are added by the caller.
 std::string explain_end(const WorkerEnd& end);
+
+/// Where the core of a process that dumped one is, as /proc/sys/kernel/core_pattern says: "core file: /tmp/core.4171"
+/// or "core handed to /usr/lib/systemd/systemd-coredump (coredumpctl info 4171)". `directory` is the process's own.
+std::string core_location(std::string_view core_pattern, const WorkerEnd& end, std::string_view directory);
 
 /// The one table printed at the end of a failed job; `width` is the terminal's. Ends with a newline.
 /// A successful job gives "".

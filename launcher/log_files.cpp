@@ -1,0 +1,146 @@
+#include "launcher/log_files.h"
+
+#include <fcntl.h>
+#include <stdlib.h>
+#include <sys/stat.h>
+
+#include <algorithm>
+
+#include <fmt/core.h>
+
+#include "env/file.h"
+#include "env/hmac.h"
+#include "env/text.h"
+
+namespace ddprun {
+namespace {
+
+Result<UniqueFd> open_log(const std::string& path, int extra_flags) {
+    UniqueFd fd(::open(path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC | extra_flags, 0644));
+    if (!fd) return Error::system("open " + path);
+    return fd;
+}
+
+/// How much of `bytes` belongs before the rotation: whole lines that fit, or the one that does not fit anywhere.
+std::size_t bytes_before_rotation(std::string_view bytes, std::uint64_t room, bool file_is_empty) {
+    const std::size_t fitting = bytes.substr(0, room).rfind('\n');
+    if (fitting != std::string_view::npos) return fitting + 1;
+    if (!file_is_empty) return 0;
+    const std::size_t end = bytes.find('\n');
+    return end == std::string_view::npos ? bytes.size() : end + 1;
+}
+
+}  // namespace
+
+bool needs_log_directory(const OutputSpec& spec) {
+    const auto names_any = [](const StreamsMap& map) {
+        return map.everyone != Streams::None ||
+               std::any_of(map.by_local_rank.begin(), map.by_local_rank.end(),
+                           [](const auto& entry) { return entry.second != Streams::None; });
+    };
+    return !spec.log_dir.empty() || names_any(spec.redirects) || names_any(spec.tee) || !spec.stdout_filters.empty() ||
+           !spec.stderr_filters.empty();
+}
+
+Result<std::string> make_log_directory(const std::string& base, const std::string& run_id) {
+    std::string parent = base;
+    if (parent.empty()) {
+        const char* temporary = ::getenv("TMPDIR");
+        parent = fmt::format("{}/ddprun_XXXXXX", temporary != nullptr && *temporary != '\0' ? temporary : "/tmp");
+        if (::mkdtemp(parent.data()) == nullptr) return Error::system("make directory " + parent);
+    }
+    if (const Status made = make_directories(parent); !made) return made.error();
+    const Result<std::string> random = random_hex(4);
+    if (!random) return random.error();
+    std::string name = run_id;
+    std::replace_if(name.begin(), name.end(),
+                    [](char c) { return c == '/' || static_cast<unsigned char>(c) < 0x21 || c == 0x7f; }, '_');
+    std::string path = fmt::format("{}/{}_{}", parent, name, *random);
+    if (::mkdir(path.c_str(), 0755) != 0) return Error::system("make directory " + path);
+    return path;
+}
+
+Result<LogFile> LogFile::open(std::string path, std::uint64_t max_bytes) {
+    Result<UniqueFd> fd = open_log(path, 0);
+    if (!fd) return fd.error();
+    struct stat status{};
+    LogFile file;
+    if (::fstat(fd->get(), &status) == 0) file.size_ = static_cast<std::uint64_t>(status.st_size);
+    file.path_ = std::move(path);
+    file.fd_ = *std::move(fd);
+    file.max_bytes_ = max_bytes;
+    return file;
+}
+
+void LogFile::lose(std::uint64_t bytes, std::string_view attempt) {
+    if (loss_.empty()) loss_ = fmt::format("{} {}: {}", attempt, path_, ::strerror(errno));
+    lost_bytes_ += bytes;
+}
+
+void LogFile::write_all(std::string_view bytes) {
+    while (!bytes.empty()) {
+        const ssize_t written = ::write(fd_.get(), bytes.data(), bytes.size());
+        if (written < 0 && errno == EINTR) continue;
+        if (written < 0) return lose(bytes.size(), "write");
+        size_ += static_cast<std::uint64_t>(written);
+        bytes.remove_prefix(static_cast<std::size_t>(written));
+    }
+}
+
+void LogFile::write(std::string_view bytes) {
+    if (!fd_) {
+        lost_bytes_ += bytes.size();
+        return;
+    }
+    while (max_bytes_ != 0 && size_ + bytes.size() > max_bytes_) {
+        const std::uint64_t room = max_bytes_ > size_ ? max_bytes_ - size_ : 0;
+        const std::size_t now = bytes_before_rotation(bytes, room, size_ == 0);
+        write_all(bytes.substr(0, now));
+        bytes.remove_prefix(now);
+        if (bytes.empty() || !fd_ || lost_bytes_ > 0) break;
+        rotate();
+    }
+    write_all(bytes);
+}
+
+void LogFile::rotate() {
+    for (int number = kKept; number > 1; --number) {
+        const std::string from = fmt::format("{}.{}", path_, number - 1);
+        (void)::rename(from.c_str(), fmt::format("{}.{}", path_, number).c_str());
+    }
+    if (::rename(path_.c_str(), (path_ + ".1").c_str()) != 0) {
+        // Better one file that is too long than lost lines.
+        max_bytes_ = 0;
+        return;
+    }
+    Result<UniqueFd> fresh = open_log(path_, O_TRUNC);
+    if (!fresh) {
+        max_bytes_ = 0;  // goes on in the renamed file
+        return;
+    }
+    fd_ = *std::move(fresh);
+    size_ = 0;
+}
+
+std::string read_file_end(const std::string& path, std::size_t max_bytes) {
+    const UniqueFd fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
+    if (!fd) return "";
+    const off_t size = ::lseek(fd.get(), 0, SEEK_END);
+    const off_t start = std::max<off_t>(0, size - static_cast<off_t>(max_bytes));
+    std::string text(static_cast<std::size_t>(std::max<off_t>(0, size - start)), '\0');
+    const ssize_t n = ::pread(fd.get(), text.data(), text.size(), start);
+    text.resize(n > 0 ? static_cast<std::size_t>(n) : 0);
+    return text;
+}
+
+std::vector<std::string> last_lines(std::string_view text, std::size_t count, bool is_cut) {
+    if (text.ends_with('\n')) text.remove_suffix(1);
+    if (text.empty()) return {};
+    std::vector<std::string> lines;
+    for (const std::string_view line : split(text, '\n')) lines.emplace_back(line);
+    if (is_cut && lines.size() > 1) lines.erase(lines.begin());
+    if (lines.size() > count) lines.erase(lines.begin(), lines.end() - static_cast<std::ptrdiff_t>(count));
+    return lines;
+}
+
+}  // namespace ddprun

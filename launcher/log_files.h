@@ -1,0 +1,56 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "env/result.h"
+#include "env/unique_fd.h"
+#include "launcher/job_spec.h"
+
+namespace ddprun {
+
+/// True when some stream goes to a file, so that a directory is needed even without --log-dir.
+bool needs_log_directory(const OutputSpec& spec);
+/// Makes `<base>/<run_id>_<random>`, private to the user; `base` "" is a new ddprun_* below TMPDIR. Characters of
+/// the id that do not belong in a name become '_'. Error: System naming the directory.
+Result<std::string> make_log_directory(const std::string& base, const std::string& run_id);
+
+/// One file that grows, and is rotated at a size: stdout.log, stdout.log.1 (newer), stdout.log.2 ...
+///
+/// Writing blocks as long as the disk does. What cannot be written is counted, never an error: the job goes on.
+class LogFile {
+  public:
+    /// Rotated files kept beside the current one.
+    static constexpr int kKept = 3;
+
+    LogFile() = default;
+    /// Error: System naming the file. `max_bytes` 0: never rotated.
+    static Result<LogFile> open(std::string path, std::uint64_t max_bytes);
+
+    explicit operator bool() const { return static_cast<bool>(fd_); }
+    void write(std::string_view bytes);
+
+    [[nodiscard]] std::uint64_t lost_bytes() const { return lost_bytes_; }
+    [[nodiscard]] const std::string& loss() const { return loss_; }
+
+  private:
+    void write_all(std::string_view bytes);
+    void rotate();
+    void lose(std::uint64_t bytes, std::string_view attempt);
+
+    std::string path_;
+    UniqueFd fd_;
+    std::uint64_t max_bytes_ = 0;
+    std::uint64_t size_ = 0;
+    std::uint64_t lost_bytes_ = 0;
+    std::string loss_;
+};
+
+/// The last bytes of a file, at most `max_bytes`; "" when it cannot be read.
+std::string read_file_end(const std::string& path, std::size_t max_bytes);
+/// The last `count` lines of a text whose first line may be cut off (`is_cut`).
+std::vector<std::string> last_lines(std::string_view text, std::size_t count, bool is_cut);
+
+}  // namespace ddprun

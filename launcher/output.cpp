@@ -1,0 +1,551 @@
+#include "launcher/output.h"
+
+#include <fcntl.h>
+#include <sys/epoll.h>
+#include <sys/stat.h>
+
+#include <algorithm>
+#include <map>
+#include <unordered_map>
+
+#include <fmt/core.h>
+
+#include "env/file.h"
+#include "env/text.h"
+#include "launcher/console.h"
+#include "launcher/line_assembler.h"
+#include "launcher/line_folder.h"
+#include "launcher/line_prefix.h"
+#include "launcher/log_files.h"
+
+namespace ddprun {
+namespace {
+
+constexpr std::size_t kReadBytes = 256 * 1024;
+/// More than any pipe holds: what one drain may read of a stream whose writer never stops.
+constexpr std::size_t kMaxDrainBytes = 2 << 20;
+/// Memory for the report, per rank.
+constexpr std::size_t kTailBytes = 16 * 1024;
+constexpr std::size_t kReportLines = 20;
+/// How long a line waits for the same line of other ranks with --fold.
+constexpr Duration kFoldWindow = std::chrono::milliseconds(100);
+
+Streams bit_of(Output::Stream stream) { return stream == Output::Stream::Out ? Streams::Out : Streams::Err; }
+const char* file_name(Output::Stream stream) { return stream == Output::Stream::Out ? "stdout.log" : "stderr.log"; }
+
+template <class Visit>
+void for_each_line(std::string_view block, const Visit& visit) {
+    while (!block.empty()) {
+        const std::size_t end = block.find('\n') + 1;
+        visit(block.substr(0, end));
+        block.remove_prefix(end);
+    }
+}
+
+void append_prefixed(std::string& queue, std::string_view prefix, std::string_view block) {
+    for_each_line(block, [&](std::string_view line) {
+        queue.append(prefix);
+        queue.append(line);
+    });
+}
+
+/// Wall-clock time of day, as people compare it with other logs: "14:03:59.123".
+std::string time_of_day() {
+    timespec now{};
+    ::clock_gettime(CLOCK_REALTIME, &now);
+    tm local{};
+    ::localtime_r(&now.tv_sec, &local);
+    return fmt::format("{:02}:{:02}:{:02}.{:03}", local.tm_hour, local.tm_min, local.tm_sec, now.tv_nsec / 1'000'000);
+}
+
+/// One console with what stands before it.
+struct Outlet {
+    Outlet(os::EventLoop& loop, int fd) : console(loop, fd), folder(kFoldWindow) {}
+    Console console;
+    LineFolder folder;
+    bool colored = false;
+    std::string stuck;  ///< the loss that has been said
+};
+
+struct StreamState {
+    UniqueFd pipe;
+    StreamOwner owner;
+    Output::Stream stream;
+    Outlet* outlet = nullptr;  ///< null: not on the console
+    LogFile* filtered = nullptr;
+    LogFile file;
+    LineAssembler assembler;
+    std::string prefix;        ///< fixed, unless the template names the time
+    bool paused = false;
+};
+
+/// What is remembered of a rank.
+struct RankState {
+    std::string tail;          ///< the end of its stderr
+    bool tail_is_cut = false;
+    TimePoint last_output{};
+    std::string stderr_path;   ///< when stderr goes straight to a file
+    std::vector<std::string> direct_files;
+};
+
+void remember(RankState& rank, std::string_view chunk) {
+    if (chunk.size() >= kTailBytes) {
+        rank.tail_is_cut = true;
+        rank.tail = chunk.substr(chunk.size() - kTailBytes);
+        return;
+    }
+    rank.tail += chunk;
+    if (rank.tail.size() <= 2 * kTailBytes) return;
+    rank.tail_is_cut = true;
+    rank.tail.erase(0, rank.tail.size() - kTailBytes);
+}
+
+/// When a file was last written, on our clock.
+TimePoint last_write(const std::string& path) {
+    struct stat status{};
+    if (::stat(path.c_str(), &status) != 0) return {};
+    timespec now{};
+    ::clock_gettime(CLOCK_REALTIME, &now);
+    const Duration ago = std::chrono::seconds(now.tv_sec - status.st_mtim.tv_sec) +
+                         std::chrono::nanoseconds(now.tv_nsec - status.st_mtim.tv_nsec);
+    return MonotonicClock::now() - std::max(ago, Duration::zero());
+}
+
+}  // namespace
+
+struct Output::Impl {
+    Impl(os::EventLoop& event_loop, OutputSpec output_spec, int console_out, int console_err);
+    ~Impl();
+
+    // The worker's side.
+    Status open_attempt();
+    Status make_rank_directory(const StreamOwner& owner) const;
+    [[nodiscard]] std::string path_of(const StreamOwner& owner, Stream stream) const;
+    [[nodiscard]] bool goes_to_file(const StreamOwner& owner, Stream stream) const;
+    [[nodiscard]] bool goes_to_console(const StreamOwner& owner, Stream stream) const;
+    [[nodiscard]] LogFile* filter_file(Stream stream);
+    Status watch(StreamState& stream);
+    void on_readable(int pipe);
+    bool read_once(StreamState& stream);
+    void read_all(StreamState& stream);
+    void take(StreamState& stream, std::string_view chunk);
+    void close(StreamState& stream);
+
+    // The console's side.
+    void show(StreamState& stream, std::string_view block);
+    void show_folded(Outlet& outlet, const std::vector<FoldedLine>& lines);
+    void copy_filtered(StreamState& stream, std::string_view block);
+    [[nodiscard]] std::string prefix_of(const StreamOwner& owner, bool colored) const;
+    void write_soon();
+    void write_now();
+    void pause(Outlet& outlet);
+    void resume(Outlet& outlet);
+    void arm_timer();
+    void on_timer();
+    void note_loss(const std::string& why);
+    void note_console_loss(Outlet& outlet, Outlet& other);
+
+    os::EventLoop& loop;
+    OutputSpec spec;
+    PrefixTemplate prefix_template;
+    std::unique_ptr<Outlet> out, own_err;
+    Outlet* err;  ///< `out` itself when both lead to one place: two queues would tear each other's lines
+    std::unordered_map<int, std::unique_ptr<StreamState>> streams;
+    std::map<int, RankState> ranks;
+    std::map<int, StreamOwner> owners;
+    LogFile filtered_out, filtered_err;
+    std::string attempt_directory;
+    Status attempt_status;
+    OutputLoss loss;   ///< of streams that are closed, and the first cause
+    OutputLoss total;  ///< what loss() handed out last
+    std::string buffer;
+    bool write_posted = false;
+    os::EventLoop::TimerId timer = 0;
+    TimePoint timer_at = kNever;
+    std::shared_ptr<bool> alive = std::make_shared<bool>(true);  ///< a posted write may outlive us
+};
+
+Output::Impl::Impl(os::EventLoop& event_loop, OutputSpec output_spec, int console_out, int console_err)
+    : loop(event_loop), spec(std::move(output_spec)), prefix_template(spec.prefix), buffer(kReadBytes, '\0') {
+    out = std::make_unique<Outlet>(loop, console_out);
+    if (!Console::is_same_place(console_out, console_err)) own_err = std::make_unique<Outlet>(loop, console_err);
+    err = own_err ? own_err.get() : out.get();
+    using Color = OutputSpec::Color;
+    for (Outlet* outlet : {out.get(), err}) {
+        outlet->colored = spec.color == Color::Always || (spec.color == Color::Auto && outlet->console.is_terminal());
+        outlet->console.on_room([this, outlet] { resume(*outlet); });
+    }
+}
+
+Output::Impl::~Impl() {
+    *alive = false;
+    for (const auto& [pipe, stream] : streams) {
+        if (!stream->paused) loop.unwatch(pipe);
+    }
+    loop.cancel(timer);
+}
+
+// ---- where a stream goes
+
+bool Output::Impl::goes_to_file(const StreamOwner& owner, Stream stream) const {
+    const bool wanted = has(spec.redirects.of(owner.local_rank), bit_of(stream)) || has(spec.tee.of(owner.local_rank), bit_of(stream));
+    return wanted && !attempt_directory.empty();
+}
+
+bool Output::Impl::goes_to_console(const StreamOwner& owner, Stream stream) const {
+    const bool redirected = has(spec.redirects.of(owner.local_rank), bit_of(stream));
+    const bool teed = has(spec.tee.of(owner.local_rank), bit_of(stream));
+    if (redirected && !teed) return false;
+    const std::vector<int>& shown = spec.local_ranks;
+    return shown.empty() || std::find(shown.begin(), shown.end(), owner.local_rank) != shown.end();
+}
+
+std::string Output::Impl::path_of(const StreamOwner& owner, Stream stream) const {
+    return fmt::format("{}/{}/{}", attempt_directory, owner.rank, file_name(stream));
+}
+
+Status Output::Impl::make_rank_directory(const StreamOwner& owner) const {
+    if (attempt_directory.empty()) return {};
+    return make_directories(fmt::format("{}/{}", attempt_directory, owner.rank));
+}
+
+LogFile* Output::Impl::filter_file(Stream stream) {
+    const bool is_out = stream == Stream::Out;
+    if ((is_out ? spec.stdout_filters : spec.stderr_filters).empty() || attempt_directory.empty()) return nullptr;
+    LogFile& file = is_out ? filtered_out : filtered_err;
+    if (file) return &file;
+    Result<LogFile> opened = LogFile::open(
+        fmt::format("{}/filtered_{}", attempt_directory, file_name(stream)), spec.max_file_bytes);
+    if (opened) file = *std::move(opened);
+    else note_loss(opened.error().what);
+    return file ? &file : nullptr;
+}
+
+// ---- reading
+
+Status Output::Impl::watch(StreamState& stream) {
+    const int pipe = stream.pipe.get();
+    return loop.watch(pipe, EPOLLIN, [this, pipe](std::uint32_t) { on_readable(pipe); });
+}
+
+void Output::Impl::on_readable(int pipe) {
+    const auto found = streams.find(pipe);
+    if (found == streams.end()) return;
+    StreamState& stream = *found->second;
+    if (stream.outlet != nullptr && stream.outlet->console.is_full()) {
+        write_now();
+        // The console is slower than the workers: let them wait.
+        if (stream.outlet->console.is_full()) return pause(*stream.outlet);
+    }
+    if (!read_once(stream) && errno != EAGAIN) {
+        close(stream);
+        streams.erase(found);
+    }
+    write_soon();
+}
+
+/// False at the end of the stream, and with errno EAGAIN when nothing is there now.
+bool Output::Impl::read_once(StreamState& stream) {
+    ssize_t n = 0;
+    do {
+        n = ::read(stream.pipe.get(), buffer.data(), buffer.size());
+    } while (n < 0 && errno == EINTR);
+    if (n > 0) {
+        take(stream, std::string_view(buffer).substr(0, static_cast<std::size_t>(n)));
+        return true;
+    }
+    if (n == 0) errno = 0;
+    return false;
+}
+
+void Output::Impl::read_all(StreamState& stream) {
+    // Reading is not held up by a full console here: what the pipes hold is all there can be.
+    const std::size_t reads = kMaxDrainBytes / kReadBytes;
+    for (std::size_t n = 0; n < reads && read_once(stream); ++n) {}
+}
+
+void Output::Impl::take(StreamState& stream, std::string_view chunk) {
+    const TimePoint now = loop.now();
+    RankState& rank = ranks[stream.owner.rank];
+    rank.last_output = now;
+    if (stream.stream == Stream::Err) remember(rank, chunk);
+    if (stream.file) {
+        stream.file.write(chunk);
+        if (stream.file.lost_bytes() > 0) note_loss(stream.file.loss());
+    }
+    if (stream.outlet == nullptr && stream.filtered == nullptr) return;
+    stream.assembler.feed(chunk, now, [&](std::string_view block) { show(stream, block); });
+    if (stream.outlet != nullptr && stream.assembler.due(spec.half_line_after) < timer_at) arm_timer();
+}
+
+void Output::Impl::close(StreamState& stream) {
+    if (!stream.paused) loop.unwatch(stream.pipe.get());
+    const std::string rest = stream.assembler.finish();
+    if (!rest.empty()) show(stream, rest);
+    loss.bytes += stream.file.lost_bytes();
+}
+
+// ---- showing
+
+std::string Output::Impl::prefix_of(const StreamOwner& owner, bool colored) const {
+    const PrefixValues values{fmt::format("{}", owner.rank), fmt::format("{}", owner.local_rank), owner.role, owner.host,
+                              prefix_template.names_time() ? time_of_day() : ""};
+    const std::string prefix = prefix_template.render(values);
+    return colored && !prefix.empty() ? colored_prefix(prefix, owner.rank) : prefix;
+}
+
+void Output::Impl::show(StreamState& stream, std::string_view block) {
+    if (stream.filtered != nullptr) copy_filtered(stream, block);
+    if (stream.outlet == nullptr) return;
+    if (spec.fold) {
+        for_each_line(block, [&](std::string_view line) { stream.outlet->folder.offer(stream.owner.rank, line, loop.now()); });
+        show_folded(*stream.outlet, stream.outlet->folder.due(loop.now()));
+        if (stream.outlet->folder.next_due() < timer_at) arm_timer();
+        return;
+    }
+    if (prefix_template.names_time()) stream.prefix = prefix_of(stream.owner, stream.outlet->colored);
+    append_prefixed(stream.outlet->console.queue(), stream.prefix, block);
+}
+
+void Output::Impl::show_folded(Outlet& outlet, const std::vector<FoldedLine>& lines) {
+    for (const FoldedLine& line : lines) {
+        const StreamOwner& first = owners[line.ranks.front()];
+        std::string prefix;
+        if (line.ranks.size() == 1) {
+            prefix = prefix_of(first, outlet.colored);
+        } else {
+            std::vector<int> local;
+            for (const int rank : line.ranks) local.push_back(owners[rank].local_rank);
+            std::sort(local.begin(), local.end());
+            prefix = prefix_template.render({format_ranges(line.ranks), format_ranges(local), first.role, first.host,
+                                             prefix_template.names_time() ? time_of_day() : ""});
+        }
+        append_prefixed(outlet.console.queue(), prefix, line.text);
+    }
+}
+
+void Output::Impl::copy_filtered(StreamState& stream, std::string_view block) {
+    const std::vector<std::string>& filters = stream.stream == Stream::Out ? spec.stdout_filters : spec.stderr_filters;
+    for_each_line(block, [&](std::string_view line) {
+        const bool wanted = std::any_of(filters.begin(), filters.end(),
+                                        [&](const std::string& text) { return line.find(text) != std::string_view::npos; });
+        if (wanted) stream.filtered->write(prefix_of(stream.owner, false) + std::string(line));
+    });
+    if (stream.filtered->lost_bytes() > 0) note_loss(stream.filtered->loss());
+}
+
+/// One write for all that this batch of events brings.
+void Output::Impl::write_soon() {
+    if (write_posted) return;
+    write_posted = true;
+    loop.post([this, still = alive] {
+        if (*still) write_now();
+    });
+}
+
+void Output::Impl::write_now() {
+    write_posted = false;
+    out->console.write();
+    if (own_err) own_err->console.write();
+    note_console_loss(*out, *err);
+    if (own_err) note_console_loss(*own_err, *out);
+}
+
+/// Says the first loss, once.
+void Output::Impl::note_loss(const std::string& why) {
+    if (!loss.why.empty()) return;
+    loss.why = why;
+    err->console.queue() += fmt::format("ddprun: output is being lost: {}; the job goes on\n", why);
+    write_soon();
+}
+
+/// Says it on the other console, if there is one that is still read.
+void Output::Impl::note_console_loss(Outlet& outlet, Outlet& other) {
+    if (outlet.console.lost_bytes() == 0 || !outlet.stuck.empty()) return;
+    outlet.stuck = outlet.console.loss();
+    if (loss.why.empty()) loss.why = outlet.stuck;
+    if (&other == &outlet) return;
+    other.console.queue() += fmt::format("ddprun: output is being lost: {}; the job goes on\n", outlet.stuck);
+    other.console.write();
+}
+
+// A paused pipe is not watched at all: a hang-up would be told again and again whatever the events asked for.
+void Output::Impl::pause(Outlet& outlet) {
+    for (const auto& [pipe, stream] : streams) {
+        if (stream->outlet != &outlet || stream->paused) continue;
+        stream->paused = true;
+        loop.unwatch(pipe);
+    }
+}
+
+void Output::Impl::resume(Outlet& outlet) {
+    for (const auto& [pipe, stream] : streams) {
+        if (stream->outlet != &outlet || !stream->paused) continue;
+        stream->paused = false;
+        if (const Status watched = watch(*stream); !watched) note_loss(watched.error().what);
+    }
+}
+
+// ---- time
+
+void Output::Impl::arm_timer() {
+    TimePoint next = std::min(out->folder.next_due(), err->folder.next_due());
+    for (const auto& [pipe, stream] : streams) {
+        if (stream->outlet != nullptr) next = std::min(next, stream->assembler.due(spec.half_line_after));
+    }
+    if (next == timer_at) return;
+    loop.cancel(timer);
+    timer_at = next;
+    timer = next == kNever ? 0 : loop.call_at(next, [this] { on_timer(); });
+}
+
+void Output::Impl::on_timer() {
+    timer = 0;
+    timer_at = kNever;
+    for (const auto& [pipe, stream] : streams) {
+        if (stream->outlet == nullptr || stream->assembler.due(spec.half_line_after) > loop.now()) continue;
+        show(*stream, stream->assembler.cut());
+    }
+    show_folded(*out, out->folder.due(loop.now()));
+    if (own_err) show_folded(*own_err, own_err->folder.due(loop.now()));
+    write_now();
+    arm_timer();
+}
+
+// ---- the interface
+
+Output::Output(os::EventLoop& loop, OutputSpec spec, int console_out, int console_err)
+    : impl_(std::make_unique<Impl>(loop, std::move(spec), console_out, console_err)) {}
+
+Output::~Output() = default;
+
+Status Output::begin_attempt(int attempt) {
+    Impl& impl = *impl_;
+    finish_attempt();
+    impl.ranks.clear();
+    impl.owners.clear();
+    impl.loss.bytes += impl.filtered_out.lost_bytes() + impl.filtered_err.lost_bytes();
+    impl.filtered_out = {};
+    impl.filtered_err = {};
+    impl.attempt_directory.clear();
+    if (impl.spec.log_dir.empty()) return {};
+    const std::string directory = fmt::format("{}/attempt_{}", impl.spec.log_dir, attempt);
+    if (const Status made = make_directories(directory); !made) return made;
+    impl.attempt_directory = directory;
+    return {};
+}
+
+bool Output::needs_pipe(const StreamOwner& owner, Stream stream) const {
+    const Impl& impl = *impl_;
+    const bool filtered = !(stream == Stream::Out ? impl.spec.stdout_filters : impl.spec.stderr_filters).empty();
+    if (impl.goes_to_console(owner, stream) || filtered) return true;
+    if (impl.goes_to_file(owner, stream)) return impl.spec.max_file_bytes != 0;
+    // Shown nowhere and kept nowhere: stderr is still wanted for the report.
+    return stream == Stream::Err;
+}
+
+Result<UniqueFd> Output::direct_file(const StreamOwner& owner, Stream stream) {
+    Impl& impl = *impl_;
+    impl.ranks[owner.rank].last_output = impl.loop.now();
+    if (const Status made = impl.make_rank_directory(owner); !made) return made.error();
+    const bool kept = impl.goes_to_file(owner, stream);
+    const std::string path = kept ? impl.path_of(owner, stream) : "/dev/null";
+    UniqueFd file(::open(path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644));
+    if (!file) return Error::system("open " + path);
+    if (kept) impl.ranks[owner.rank].direct_files.push_back(path);
+    if (kept && stream == Stream::Err) impl.ranks[owner.rank].stderr_path = path;
+    return file;
+}
+
+Status Output::add(UniqueFd pipe, const StreamOwner& owner, Stream stream) {
+    Impl& impl = *impl_;
+    auto state = std::make_unique<StreamState>();
+    const int fd = pipe.get();
+    state->pipe = std::move(pipe);
+    state->owner = owner;
+    state->stream = stream;
+    if (impl.goes_to_console(owner, stream)) state->outlet = stream == Stream::Out ? impl.out.get() : impl.err;
+    state->filtered = impl.filter_file(stream);
+    if (state->outlet != nullptr) state->prefix = impl.prefix_of(owner, state->outlet->colored);
+    if (const Status made = impl.make_rank_directory(owner); !made) impl.note_loss(made.error().what);
+    if (impl.goes_to_file(owner, stream)) {
+        Result<LogFile> file = LogFile::open(impl.path_of(owner, stream), impl.spec.max_file_bytes);
+        if (file) state->file = *std::move(file);
+        else impl.note_loss(file.error().what);
+    }
+    if (const Status watched = impl.watch(*state); !watched) return watched;
+    impl.streams[fd] = std::move(state);
+    impl.ranks[owner.rank].last_output = impl.loop.now();
+    impl.owners[owner.rank] = owner;
+    impl.out->folder.set_world(impl.owners.size());
+    impl.err->folder.set_world(impl.owners.size());
+    return {};
+}
+
+void Output::drain(int rank) {
+    for (const auto& [pipe, stream] : impl_->streams) {
+        if (stream->owner.rank == rank) impl_->read_all(*stream);
+    }
+    impl_->write_soon();
+}
+
+void Output::finish_attempt() {
+    Impl& impl = *impl_;
+    for (const auto& [pipe, stream] : impl.streams) {
+        impl.read_all(*stream);
+        impl.close(*stream);
+    }
+    impl.streams.clear();
+    impl.show_folded(*impl.out, impl.out->folder.all());
+    if (impl.own_err) impl.show_folded(*impl.own_err, impl.own_err->folder.all());
+    impl.arm_timer();
+    impl.write_now();
+}
+
+void Output::say(std::string_view line) {
+    Console& console = impl_->err->console;
+    console.queue().append(line);
+    console.queue() += '\n';
+    impl_->write_now();
+}
+
+bool Output::flushed() const {
+    return impl_->out->console.pending() == 0 && impl_->err->console.pending() == 0;
+}
+
+void Output::flush(TimePoint deadline) {
+    impl_->write_now();
+    impl_->out->console.flush(deadline);
+    impl_->err->console.flush(deadline);
+}
+
+std::vector<std::string> Output::last_stderr(int rank) const {
+    const auto found = impl_->ranks.find(rank);
+    if (found == impl_->ranks.end()) return {};
+    const RankState& state = found->second;
+    if (state.stderr_path.empty()) return last_lines(state.tail, kReportLines, state.tail_is_cut);
+    const std::string end = read_file_end(state.stderr_path, kTailBytes);
+    return last_lines(end, kReportLines, end.size() == kTailBytes);
+}
+
+TimePoint Output::last_output(int rank) const {
+    const auto found = impl_->ranks.find(rank);
+    if (found == impl_->ranks.end()) return {};
+    TimePoint latest = found->second.last_output;
+    for (const std::string& path : found->second.direct_files) latest = std::max(latest, last_write(path));
+    return latest;
+}
+
+const OutputLoss& Output::loss() const {
+    // What consoles and open files have lost so far is added to the sum of what is closed.
+    Impl& impl = *impl_;
+    impl.total = impl.loss;
+    impl.total.bytes += impl.out->console.lost_bytes() + impl.filtered_out.lost_bytes() + impl.filtered_err.lost_bytes();
+    if (impl.own_err) impl.total.bytes += impl.own_err->console.lost_bytes();
+    for (const auto& [pipe, stream] : impl.streams) impl.total.bytes += stream->file.lost_bytes();
+    return impl.total;
+}
+
+std::string Output::attempt_directory() const { return impl_->attempt_directory; }
+
+}  // namespace ddprun
