@@ -1,0 +1,158 @@
+// train: an MLP on images, data-parallel over all workers of a ddprun job.
+
+#include <fmt/core.h>
+#include <poll.h>
+#include <unistd.h>
+
+#include <cstdio>
+#include <exception>
+#include <filesystem>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "agreement.h"
+#include "data.h"
+#include "ddp/context.h"
+#include "ddp/durable_file.h"
+#include "ddp/process_group.h"
+#include "env/text.h"
+#include "matrix.h"
+#include "options.h"
+#include "trainer.h"
+
+namespace {
+
+using train::ExitCode;
+using train::Options;
+using train::Trouble;
+
+int complain(const Trouble& trouble) {
+    fmt::print(stderr, "train: {}\n", trouble.what);
+    return static_cast<int>(trouble.code);
+}
+
+/// Ends a rank whose trouble another one reports. Leaving first would make this silent rank the culprit in
+/// the launcher's eyes, so it waits to be ended, and speaks after all when nobody does.
+int leave_the_report_to_another(const Trouble& trouble) {
+    constexpr int kPatienceMilliseconds = 5000;
+    ::poll(nullptr, 0, kPatienceMilliseconds);
+    return complain(trouble);
+}
+
+int report(const Trouble& trouble, int reporter, int rank) {
+    return rank == reporter ? complain(trouble) : leave_the_report_to_another(trouble);
+}
+
+/// OMP_NUM_THREADS as the launcher or the user set it; one thread otherwise.
+int matrix_threads() {
+    const std::optional<std::string> text = ddprun::process_environment("OMP_NUM_THREADS");
+    const ddprun::Result<std::int64_t> threads = ddprun::parse_int_between(text.value_or("1"), 1, 1024);
+    return threads ? static_cast<int>(*threads) : 1;
+}
+
+/// Fails before the training, not after it, when rank 0 cannot write what is asked for.
+std::optional<Trouble> check_outputs(const Options& options, const train::Samples& samples) {
+    const std::string directory = train::checkpoint_dir_for(options, samples);
+    std::error_code error;
+    std::filesystem::create_directories(directory, error);
+    if (error)
+        return Trouble{ExitCode::CannotCreate,
+                       fmt::format("--checkpoint-dir: {}: {}", directory, error.message())};
+    if (::access(directory.c_str(), W_OK) != 0)
+        return Trouble{ExitCode::CannotCreate,
+                       fmt::format("--checkpoint-dir: {} cannot be written", directory)};
+    if (options.log_json.empty()) return std::nullopt;
+    const std::string parent = std::filesystem::path(options.log_json).parent_path();
+    if (::access(parent.empty() ? "." : parent.c_str(), W_OK) == 0 &&
+        !std::filesystem::is_directory(options.log_json))
+        return std::nullopt;
+    return Trouble{ExitCode::CannotCreate, fmt::format("--log-json: {} cannot be written", options.log_json)};
+}
+
+/// The samples, or why not.
+std::optional<Trouble> load(const Options& options, train::Samples& samples) {
+    std::string path = options.data;
+    if (path.empty()) {
+        const ddprun::Result<std::string> digits = train::find_digits();
+        if (!digits) return Trouble{ExitCode::NoInput, digits.error().what};
+        path = *digits;
+    }
+    ddprun::Result<train::Samples> read = train::read_samples(path, options.labels);
+    if (!read) {
+        const bool missing = read.error().code == ddprun::Errc::NotFound;
+        return Trouble{missing ? ExitCode::NoInput : ExitCode::DataError, "data: " + read.error().what};
+    }
+    samples = *std::move(read);
+    return std::nullopt;
+}
+
+std::optional<Trouble> prepare(const Options& options, const ddp::ProcessGroup& group,
+                               train::Samples& samples) {
+    if (std::optional<Trouble> trouble = load(options, samples)) return trouble;
+    if (std::optional<Trouble> trouble = train::check_fit(options, samples, group.size())) return trouble;
+    return group.rank() == 0 ? check_outputs(options, samples) : std::nullopt;
+}
+
+void print_line(const std::string& line) {
+    fmt::print("{}\n", line);
+    std::fflush(stdout);
+}
+
+int run(const Options& options, const ddp::Context& context) {
+    train::set_matrix_threads(matrix_threads());
+    const std::unique_ptr<ddp::ProcessGroup> group = ddp::ProcessGroup::create(context);
+    train::Samples samples;
+    const std::optional<Trouble> mine = prepare(options, *group, samples);
+    if (const auto agreed = train::agree(*group, mine, samples.fingerprint()))
+        return report(agreed->trouble, agreed->reporter, group->rank());
+
+    train::Trainer trainer(*group, options, samples, print_line);
+    const std::string& run_id = context.env().run_id;
+    try {
+        if (options.resume) trainer.resume(std::nullopt);
+        else if (context.restart_count() > 0)
+            trainer.resume(run_id);  // a worker died: go on from what this run has saved
+    } catch (const ddp::InvalidInput& error) {
+        // Every rank throws it, word for word.
+        return report({ExitCode::DataError,
+                       fmt::format("{}; use another --checkpoint-dir, or the options it was written with",
+                                   error.what())},
+                      0, group->rank());
+    }
+    const train::Summary summary = trainer.run(run_id);
+    if (group->rank() == 0 && !options.log_json.empty())
+        ddp::replace_file(options.log_json, train::to_json(summary));
+    return static_cast<int>(ExitCode::Ok);
+}
+
+/// "rank 3: " in front, where the text does not say so itself.
+std::string with_rank(int rank, const std::string& what) {
+    const std::string prefix = fmt::format("rank {}", rank);
+    return what.starts_with(prefix) ? what : prefix + ": " + what;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+    std::optional<ddp::Context> context;
+    try {
+        context = ddp::Context::from_env();
+    } catch (const ddp::Error& error) {
+        return complain({ExitCode::Failed, error.what()});
+    }
+    const std::vector<const char*> arguments(argv + 1, argv + argc);
+    const ddprun::Result<Options> options = train::parse_options(arguments);
+    // The command line is the same on all ranks: rank 0 speaks for all.
+    if (!options) return report({ExitCode::Usage, options.error().what}, 0, context->rank());
+    if (options->help) {
+        if (context->rank() == 0) fmt::print("{}", train::usage());
+        return static_cast<int>(ExitCode::Ok);
+    }
+    try {
+        return run(*options, *context);
+    } catch (const std::exception& error) {
+        return complain({ExitCode::Failed, with_rank(context->rank(), error.what())});
+    }
+}

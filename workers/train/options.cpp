@@ -1,0 +1,174 @@
+#include "options.h"
+
+#include <fmt/core.h>
+
+#include <array>
+#include <cmath>
+#include <string_view>
+
+#include "env/text.h"
+
+namespace train {
+namespace {
+
+using ddprun::Errc;
+using ddprun::Error;
+using ddprun::Result;
+using ddprun::Status;
+
+constexpr double kSgdLearningRate = 0.02, kAdamWLearningRate = 0.001;
+constexpr std::size_t kWidest = 1 << 16;
+
+Error wrong(std::string what) { return {Errc::InvalidArgument, std::move(what), 0}; }
+
+template <class T>
+Status store(Result<T> parsed, T& into) {
+    if (!parsed) return parsed.error();
+    into = *std::move(parsed);
+    return {};
+}
+
+Result<std::uint64_t> parse_count(std::string_view text, std::int64_t max) {
+    const Result<std::int64_t> value = ddprun::parse_int_between(text, 1, max);
+    if (!value) return value.error();
+    return static_cast<std::uint64_t>(*value);
+}
+
+Result<double> parse_not_negative(std::string_view text) {
+    const Result<double> value = ddprun::parse_double(text);
+    if (!value) return value.error();
+    if (!std::isfinite(*value) || *value < 0)
+        return wrong(fmt::format("'{}' is not a number of at least 0", text));
+    return *value;
+}
+
+Result<std::vector<std::size_t>> parse_widths(std::string_view text) {
+    std::vector<std::size_t> widths;
+    for (const std::string_view piece : ddprun::split(text, ',')) {
+        const Result<std::uint64_t> width = parse_count(piece, kWidest);
+        if (!width) return width.error();
+        widths.push_back(*width);
+    }
+    return widths;
+}
+
+Result<OptimizerKind> parse_optimizer(std::string_view text) {
+    for (const OptimizerKind kind : {OptimizerKind::Sgd, OptimizerKind::AdamW}) {
+        if (text == name_of(kind)) return kind;
+    }
+    return wrong(fmt::format("'{}' is neither sgd nor adamw", text));
+}
+
+Result<std::string> parse_path(std::string_view text) {
+    if (text.empty()) return wrong("the path is empty");
+    return std::string(text);
+}
+
+Status set_learning_rate(Options& o, std::string_view text) {
+    const Result<double> rate = parse_not_negative(text);
+    if (!rate) return rate.error();
+    o.learning_rate = *rate;
+    return {};
+}
+
+struct Flag {
+    std::string_view name;
+    std::string_view value;  ///< what follows it, for --help; "" nothing
+    std::string_view meaning;
+    Status (*set)(Options&, std::string_view);
+};
+
+constexpr std::int64_t kMany = 1'000'000'000;
+
+const std::array kFlags = {
+    Flag{"--data", "FILE", "IDX images (as MNIST) or CSV with the label in the last column; default: digits",
+         [](Options& o, std::string_view v) { return store(parse_path(v), o.data); }},
+    Flag{"--labels", "FILE", "IDX labels; default: beside the images, named as MNIST's",
+         [](Options& o, std::string_view v) { return store(parse_path(v), o.labels); }},
+    Flag{"--hidden", "N,N,...", "widths of the hidden layers; default 128",
+         [](Options& o, std::string_view v) { return store(parse_widths(v), o.hidden); }},
+    Flag{"--epochs", "N", "passes over the training samples; default 40",
+         [](Options& o, std::string_view v) { return store(parse_count(v, kMany), o.epochs); }},
+    Flag{"--batch-size", "N", "samples per worker and step; default 16",
+         [](Options& o, std::string_view v) { return store(parse_count(v, kMany), o.batch_size); }},
+    Flag{"--lr", "RATE", "learning rate of one worker; default 0.02 (sgd), 0.001 (adamw)", set_learning_rate},
+    Flag{"--no-scale-lr", "", "do not multiply the learning rate by the number of workers",
+         [](Options& o, std::string_view) { return o.scale_learning_rate = false, Status{}; }},
+    Flag{"--optimizer", "sgd|adamw", "default sgd",
+         [](Options& o, std::string_view v) { return store(parse_optimizer(v), o.optimizer); }},
+    Flag{"--momentum", "M", "of sgd; default 0.9",
+         [](Options& o, std::string_view v) { return store(parse_not_negative(v), o.momentum); }},
+    Flag{"--weight-decay", "W", "default 0.0001",
+         [](Options& o, std::string_view v) { return store(parse_not_negative(v), o.weight_decay); }},
+    Flag{"--seed", "N", "of the first weights and the order of samples; default 0",
+         [](Options& o, std::string_view v) { return store(ddprun::parse_uint(v), o.seed); }},
+    Flag{"--checkpoint-dir", "DIR", "default ./checkpoints/digits (or the name of --data)",
+         [](Options& o, std::string_view v) { return store(parse_path(v), o.checkpoint_dir); }},
+    Flag{"--checkpoint-every", "N", "epochs between checkpoints; default 10, and after the last",
+         [](Options& o, std::string_view v) { return store(parse_count(v, kMany), o.checkpoint_every); }},
+    Flag{"--resume", "", "continue from the newest checkpoint, if there is one",
+         [](Options& o, std::string_view) { return o.resume = true, Status{}; }},
+    Flag{"--log-json", "FILE", "write losses, accuracies and the digest of the parameters at the end",
+         [](Options& o, std::string_view v) { return store(parse_path(v), o.log_json); }},
+    Flag{"--help", "", "print this and exit",
+         [](Options& o, std::string_view) { return o.help = true, Status{}; }},
+};
+
+Result<const Flag*> find_flag(std::string_view name) {
+    std::vector<std::string> names;
+    for (const Flag& flag : kFlags) {
+        if (flag.name == name) return &flag;
+        names.emplace_back(flag.name);
+    }
+    const std::string near = ddprun::nearest(name, names);
+    return wrong(fmt::format("{}: unknown option{}", name,
+                             near.empty() ? "; see train --help" : fmt::format("; did you mean {}?", near)));
+}
+
+}  // namespace
+
+const char* name_of(OptimizerKind kind) { return kind == OptimizerKind::Sgd ? "sgd" : "adamw"; }
+
+double Options::base_learning_rate() const {
+    return learning_rate.value_or(optimizer == OptimizerKind::Sgd ? kSgdLearningRate : kAdamWLearningRate);
+}
+
+Result<Options> parse_options(std::span<const char* const> arguments) {
+    Options options;
+    for (std::size_t i = 0; i < arguments.size(); ++i) {
+        const std::string_view argument = arguments[i];
+        if (!argument.starts_with("-"))
+            return wrong(fmt::format("'{}': train takes options only; see train --help", argument));
+        const std::size_t equals = argument.find('=');
+        const std::string_view name = argument.substr(0, equals);
+        const Result<const Flag*> flag = find_flag(name);
+        if (!flag) return flag.error();
+        const bool takes_value = !(*flag)->value.empty();
+        std::string_view value;
+        if (equals != std::string_view::npos) {
+            if (!takes_value) return wrong(fmt::format("{}: takes no value", name));
+            value = argument.substr(equals + 1);
+        } else if (takes_value) {
+            if (++i == arguments.size()) return wrong(fmt::format("{}: {} is missing", name, (*flag)->value));
+            value = arguments[i];
+        }
+        const Status set = (*flag)->set(options, value);
+        if (!set) return set.error().with(name);
+    }
+    return options;
+}
+
+std::string usage() {
+    std::string text =
+        "Trains a multi-layer perceptron on images, on all workers of a job at once.\n\n"
+        "  ddprun --nproc-per-node=4 train [options]\n\n";
+    for (const Flag& flag : kFlags) {
+        const std::string left = fmt::format("{} {}", flag.name, flag.value);
+        text += fmt::format("  {:<26}{}\n", left, flag.meaning);
+    }
+    return text +
+           "\nExit codes: 0 done, 1 failed, 64 wrong option, 65 wrong data, 66 missing file, 73 cannot "
+           "write.\n";
+}
+
+}  // namespace train

@@ -1,0 +1,46 @@
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "env/result.h"
+
+namespace train {
+
+enum class OptimizerKind : std::uint8_t { Sgd, AdamW };
+/// "sgd", "adamw".
+const char* name_of(OptimizerKind kind);
+
+/// What `train` is asked to do.
+struct Options {
+    std::string data;    ///< images (IDX) or CSV; "" the digits that come with the program
+    std::string labels;  ///< "" beside the images, by MNIST's naming
+    std::vector<std::size_t> hidden = {128};
+    std::uint64_t epochs = 40;
+    std::size_t batch_size = 16;  ///< per rank
+    OptimizerKind optimizer = OptimizerKind::Sgd;
+    std::optional<double> learning_rate;  ///< of one rank; unset: the optimizer's default
+    double momentum = 0.9;
+    double weight_decay = 1e-4;
+    bool scale_learning_rate = true;
+    std::uint64_t seed = 0;
+    std::string checkpoint_dir;           ///< "" ./checkpoints/<name of the data>
+    std::uint64_t checkpoint_every = 10;  ///< epochs; also after the last
+    bool resume = false;
+    std::string log_json;  ///< "" none
+    bool help = false;
+
+    [[nodiscard]] double base_learning_rate() const;
+};
+
+/// Options of a command line (without the program's name); "--name value" and "--name=value".
+/// Error: InvalidArgument naming option and value ("--lr: 'x' is not a number").
+ddprun::Result<Options> parse_options(std::span<const char* const> arguments);
+
+/// The text of --help.
+std::string usage();
+
+}  // namespace train

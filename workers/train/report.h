@@ -1,0 +1,36 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace train {
+
+/// One epoch, over all workers.
+struct EpochResult {
+    std::uint64_t epoch = 0;  ///< from 1
+    double loss = 0;          ///< mean over the samples trained on, as they were trained on
+    double training_accuracy = 0;
+    double held_out_accuracy = 0;
+    double samples_per_second = 0;
+    double communication_share = 0;  ///< of the workers' time, 0 to 1
+};
+
+/// How the training ended.
+struct Summary {
+    int world_size = 1;
+    std::vector<EpochResult> epochs;
+    double held_out_accuracy = 0;
+    double seconds = 0;
+    std::string digest;      ///< SHA-256 over all parameters, equal on all ranks
+    std::string checkpoint;  ///< path of the last
+};
+
+/// "epoch  3/30  loss 0.2113  train  94.1 %  held-out  95.5 %  52,341 samples/s  communication 12 %"
+std::string format_epoch(const EpochResult& result, std::uint64_t epochs);
+/// The same numbers for programs: one JSON object.
+std::string to_json(const Summary& summary);
+/// 1797 gives "1,797".
+std::string grouped(std::uint64_t number);
+
+}  // namespace train

@@ -1,0 +1,252 @@
+#include "trainer.h"
+
+#include <fmt/core.h>
+#include <fmt/format.h>
+#include <sched.h>
+
+#include <array>
+#include <cmath>
+#include <numeric>
+#include <utility>
+
+#include "ddp/sampler.h"
+#include "env/clock.h"
+#include "matrix.h"
+
+namespace train {
+namespace {
+
+using ddprun::MonotonicClock;
+
+double seconds_since(ddprun::TimePoint start) {
+    return std::chrono::duration<double>(MonotonicClock::now() - start).count();
+}
+
+/// Reading ahead needs a core of its own; where ranks share cores it only adds switches between threads.
+std::size_t prefetch_for(int ranks) {
+    cpu_set_t cpus;
+    const int allowed = ::sched_getaffinity(0, sizeof(cpus), &cpus) == 0 ? CPU_COUNT(&cpus) : 1;
+    return allowed >= 2 * ranks ? 2 : 0;
+}
+
+std::vector<std::size_t> widths_of(const Options& options, const Samples& samples) {
+    std::vector<std::size_t> widths = {samples.features};
+    widths.insert(widths.end(), options.hidden.begin(), options.hidden.end());
+    widths.push_back(samples.classes);
+    return widths;
+}
+
+double learning_rate(const Options& options, int world_size) {
+    return options.base_learning_rate() * (options.scale_learning_rate ? world_size : 1);
+}
+
+std::unique_ptr<ddp::Optimizer> make_optimizer(const Options& options, int world_size,
+                                               std::vector<ddp::Tensor> parameters) {
+    const double rate = learning_rate(options, world_size);
+    switch (options.optimizer) {
+        case OptimizerKind::AdamW:
+            return ddp::make_adamw(std::move(parameters),
+                                   {.learning_rate = rate, .weight_decay = options.weight_decay});
+        case OptimizerKind::Sgd:
+            break;
+    }
+    return ddp::make_sgd(
+        std::move(parameters),
+        {.learning_rate = rate, .momentum = options.momentum, .weight_decay = options.weight_decay});
+}
+
+std::string describe_learning_rate(const Options& options, int world_size) {
+    const double base = options.base_learning_rate();
+    if (world_size == 1) return fmt::format("learning rate {:g}", base);
+    if (!options.scale_learning_rate) return fmt::format("learning rate {:g}, not scaled", base);
+    return fmt::format("learning rate {:g} ({:g} x {} workers; --no-scale-lr keeps {:g})",
+                       learning_rate(options, world_size), base, world_size, base);
+}
+
+}  // namespace
+
+std::optional<Trouble> check_fit(const Options& options, const Samples& samples, int world_size) {
+    const std::size_t training = split_samples(samples.count()).training.size();
+    const std::size_t share = training / static_cast<std::size_t>(world_size);
+    if (share >= options.batch_size) return std::nullopt;
+    return Trouble{
+        ExitCode::Usage,
+        fmt::format("--batch-size: {} is more than the {} training samples that each of {} workers gets",
+                    options.batch_size, share, world_size)};
+}
+
+std::string checkpoint_dir_for(const Options& options, const Samples& samples) {
+    return options.checkpoint_dir.empty() ? "./checkpoints/" + samples.name : options.checkpoint_dir;
+}
+
+/// Sums of one rank over an epoch, as doubles so that one all-reduce carries them.
+struct Trainer::Totals {
+    std::array<double, 4> sums = {};
+    double& loss() { return sums[0]; }
+    double& correct() { return sums[1]; }
+    double& samples() { return sums[2]; }
+    double& communication() { return sums[3]; }
+};
+
+Trainer::Trainer(ddp::ProcessGroup& group, const Options& options, const Samples& samples, Print print)
+    : group_(group),
+      options_(options),
+      samples_(samples),
+      print_(std::move(print)),
+      split_(split_samples(samples.count())),
+      training_(samples, split_.training),
+      held_out_(samples, split_.held_out),
+      // The tail is dropped so that any number of workers with the same batch in all makes the same steps.
+      sampler_(training_.size(), group.size(), group.rank(), {.seed = options.seed, .drop_last = true}),
+      mlp_(widths_of(options, samples), options.seed),
+      model_(group, mlp_.parameters()),
+      optimizer_(make_optimizer(options, group.size(), mlp_.parameters())),
+      checkpoints_(checkpoint_dir_for(options, samples)) {}
+
+void Trainer::say(const std::string& line) const {
+    if (group_.rank() == 0) print_(line);
+}
+
+void Trainer::announce() const {
+    const std::vector<std::size_t> widths = widths_of(options_, samples_);
+    const auto ranks = static_cast<std::size_t>(group_.size());
+    say(fmt::format("train: {}: {} samples, {} more held out; perceptron {} ({} parameters, {})",
+                    samples_.name, grouped(training_.size()), grouped(held_out_.size()),
+                    fmt::join(widths, "-"), grouped(mlp_.parameter_count()), matrix_library()));
+    say(fmt::format("train: {} worker{} over {}; batch {} x {} = {}; {}, {}; seed {}", ranks,
+                    ranks == 1 ? "" : "s", group_.describe(), options_.batch_size, ranks,
+                    options_.batch_size * ranks, name_of(options_.optimizer),
+                    describe_learning_rate(options_, group_.size()), options_.seed));
+}
+
+std::string Trainer::find_checkpoint(const std::optional<std::string>& only_run) const {
+    const std::optional<std::string> latest = checkpoints_.latest();
+    if (!latest) return "";
+    const ddp::TrainingState state = ddp::load_state(*latest);
+    const auto note = [&state](const char* key) {
+        const auto found = state.notes.find(key);
+        return found == state.notes.end() ? "" : found->second;
+    };
+    if (only_run && note("run_id") != *only_run) return "";
+    if (note("optimizer") != optimizer_->name())
+        throw ddp::InvalidInput(fmt::format("{}: written with --optimizer {}, this run has {}", *latest,
+                                            note("optimizer"), optimizer_->name()));
+    return *latest;
+}
+
+void Trainer::resume(const std::optional<std::string>& only_run) {
+    // Rank 0 alone looks: the others need not see its disk. "+path", or "-" and what is wrong.
+    std::string found;
+    if (group_.rank() == 0) {
+        try {
+            found = "+" + find_checkpoint(only_run);
+        } catch (const ddp::Error& error) {
+            found = std::string("-") + error.what();
+        }
+    }
+    found = group_.all_gather_bytes(found)[0];
+    if (found[0] == '-') throw ddp::InvalidInput(found.substr(1));
+    const std::string path = found.substr(1);
+    if (path.empty()) {
+        say(fmt::format("train: no checkpoint in {} to resume from; starting at epoch 1",
+                        checkpoints_.path()));
+        return;
+    }
+    const ddp::TrainingState state =
+        ddp::load_checkpoint(group_, path, mlp_.parameters(), optimizer_->state());
+    epoch_ = state.epoch;
+    optimizer_->set_steps(state.step);
+    say(fmt::format("train: resuming from {} after epoch {}", path, epoch_));
+}
+
+std::string Trainer::save(const std::string& run_id) {
+    std::string path;
+    if (group_.rank() == 0)
+        path = checkpoints_.save(mlp_.parameters(), optimizer_->state(),
+                                 {epoch_,
+                                  optimizer_->steps(),
+                                  {epoch_, 0},
+                                  {{"run_id", run_id}, {"optimizer", std::string(optimizer_->name())}}});
+    return path;
+}
+
+void Trainer::train_batch(const ddp::Batch& batch, Totals& totals) {
+    const Mlp::Outcome outcome = mlp_.forward(batch.field<float>(0), batch.field<std::int32_t>(1));
+    mlp_.backward({[this](std::size_t i) { return model_.gradient_as<float>(i); },
+                   [this](std::size_t i) { model_.mark_ready(i); }});
+    model_.finish();
+    optimizer_->step(model_.gradients());
+    totals.loss() += outcome.loss_sum;
+    totals.correct() += static_cast<double>(outcome.correct);
+    totals.samples() += static_cast<double>(batch.size());
+}
+
+EpochResult Trainer::train_epoch() {
+    const ddprun::TimePoint start = MonotonicClock::now();
+    const double communication_before = group_.communication_seconds();
+    sampler_.set_epoch(epoch_);
+    ddp::Loader loader(
+        training_, sampler_.indices(),
+        {.batch_size = options_.batch_size, .drop_last = true, .prefetch = prefetch_for(group_.size())});
+    Totals totals;
+    while (const ddp::Batch* batch = loader.next()) {
+        train_batch(*batch, totals);
+        group_.report_progress(optimizer_->steps(), optimizer_->steps() * options_.batch_size);
+    }
+    const double seconds = seconds_since(start);
+    totals.communication() = group_.communication_seconds() - communication_before;
+    group_.all_reduce(ddp::buffer_of(std::span<double>(totals.sums))).wait();
+    ++epoch_;
+    return {epoch_,
+            totals.loss() / totals.samples(),
+            totals.correct() / totals.samples(),
+            held_out_accuracy(),
+            totals.samples() / seconds,
+            totals.communication() / (seconds * group_.size())};
+}
+
+double Trainer::held_out_accuracy() {
+    // Every rank takes every size()th sample; a rank may get none.
+    std::vector<std::size_t> mine;
+    for (auto i = static_cast<std::size_t>(group_.rank()); i < held_out_.size();
+         i += static_cast<std::size_t>(group_.size()))
+        mine.push_back(i);
+    ddp::Loader loader(held_out_, std::move(mine), {.batch_size = 256, .drop_last = false, .prefetch = 0});
+    std::array<std::int64_t, 1> correct = {0};
+    while (const ddp::Batch* batch = loader.next())
+        correct[0] += static_cast<std::int64_t>(
+            mlp_.forward(batch->field<float>(0), batch->field<std::int32_t>(1)).correct);
+    group_.all_reduce(ddp::buffer_of(std::span<std::int64_t>(correct))).wait();
+    return static_cast<double>(correct[0]) / static_cast<double>(held_out_.size());
+}
+
+Summary Trainer::run(const std::string& run_id) {
+    announce();
+    Summary summary;
+    summary.world_size = group_.size();
+    const ddprun::TimePoint start = MonotonicClock::now();
+    if (epoch_ >= options_.epochs)
+        say(fmt::format("train: {} epochs are done already; --epochs asks for {}", epoch_, options_.epochs));
+    while (epoch_ < options_.epochs) {
+        const EpochResult result = train_epoch();
+        say(format_epoch(result, options_.epochs));
+        summary.epochs.push_back(result);
+        if (!std::isfinite(result.loss))
+            throw ddp::Error(
+                fmt::format("the loss is {} after epoch {}: training has diverged; try a lower --lr",
+                            result.loss, epoch_));
+        if (epoch_ % options_.checkpoint_every == 0 || epoch_ == options_.epochs)
+            summary.checkpoint = save(run_id);
+    }
+    summary.held_out_accuracy = held_out_accuracy();
+    summary.digest = model_.verify_equal_parameters();
+    summary.seconds = seconds_since(start);
+    say(fmt::format("train: held-out accuracy {:.1f} % after {} epochs in {:.1f} s",
+                    100 * summary.held_out_accuracy, epoch_, summary.seconds));
+    say(fmt::format("train: parameters are bitwise equal on {} worker{}, sha256 {}", summary.world_size,
+                    summary.world_size == 1 ? "" : "s", summary.digest));
+    if (!summary.checkpoint.empty()) say(fmt::format("train: checkpoint {}", summary.checkpoint));
+    return summary;
+}
+
+}  // namespace train

@@ -1,0 +1,64 @@
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "agreement.h"
+#include "data.h"
+#include "ddp/checkpoint.h"
+#include "ddp/ddp.h"
+#include "ddp/optimizer.h"
+#include "mlp.h"
+#include "options.h"
+#include "report.h"
+
+namespace train {
+
+/// One training run of one rank; all ranks do the same together. Throws libddp's errors.
+class Trainer {
+  public:
+    /// Lines for the user; called on rank 0 only.
+    using Print = std::function<void(const std::string&)>;
+
+    /// Collective. All arguments are borrowed.
+    Trainer(ddp::ProcessGroup& group, const Options& options, const Samples& samples, Print print);
+
+    /// Collective. Continues from the newest checkpoint of the directory, if there is one; with `only_run`,
+    /// only from one that this run (of that id) wrote. Throws InvalidInput, the same on all ranks, when the
+    /// checkpoint is damaged or belongs to another model or optimizer.
+    void resume(const std::optional<std::string>& only_run);
+    /// Collective. `run_id` is noted in the checkpoints.
+    Summary run(const std::string& run_id);
+
+  private:
+    EpochResult train_epoch();
+    struct Totals;
+    void train_batch(const ddp::Batch& batch, Totals& totals);
+    double held_out_accuracy();
+    void announce() const;
+    void say(const std::string& line) const;
+    std::string find_checkpoint(const std::optional<std::string>& only_run) const;
+    std::string save(const std::string& run_id);
+
+    ddp::ProcessGroup& group_;
+    const Options& options_;
+    const Samples& samples_;
+    Print print_;
+    Split split_;
+    Subset training_, held_out_;
+    ddp::DistributedSampler sampler_;
+    Mlp mlp_;
+    ddp::DistributedDataParallel model_;
+    std::unique_ptr<ddp::Optimizer> optimizer_;
+    ddp::CheckpointDirectory checkpoints_;
+    std::uint64_t epoch_ = 0;  ///< epochs done
+};
+
+/// What keeps these options and samples from being trained on by `world_size` ranks.
+std::optional<Trouble> check_fit(const Options& options, const Samples& samples, int world_size);
+/// Where checkpoints go when --checkpoint-dir does not say.
+std::string checkpoint_dir_for(const Options& options, const Samples& samples);
+
+}  // namespace train
