@@ -60,9 +60,12 @@ void FrameDecoder::feed(std::string_view bytes) {
 }
 
 /// Judges what there is of the fixed first bytes, so that a stranger is known by its first byte.
-std::optional<Error> FrameDecoder::check_start(std::string_view bytes) const {
+std::optional<Error> FrameDecoder::check_start(std::string_view bytes) {
     const std::string_view magic = bytes.substr(0, kMagic.size());
-    if (magic != kMagic.substr(0, magic.size())) return protocol("the peer does not speak ddprun's protocol");
+    if (magic != kMagic.substr(0, magic.size())) {
+        is_foreign_ = magic[0] != kMagic[0];
+        return protocol(fmt::format("the peer does not speak ddprun's protocol (first byte {:#04x})", byte_at(magic, 0)));
+    }
     if (bytes.size() > kMajorAt && byte_at(bytes, kMajorAt) != kMajorVersion) {
         return protocol(fmt::format("the peer speaks version {} of the protocol, this is version {}",
                                     byte_at(bytes, kMajorAt), kMajorVersion));

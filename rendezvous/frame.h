@@ -43,13 +43,17 @@ class FrameDecoder {
     /// Bytes of a frame that is not complete yet. Not 0 at the end of the stream: it was cut in mid-frame.
     [[nodiscard]] std::size_t pending() const { return buffer_.size() - offset_; }
 
+    /// The first byte already was not ours: nobody to explain anything to.
+    [[nodiscard]] bool is_foreign() const { return is_foreign_; }
+
   private:
-    std::optional<Error> check_start(std::string_view bytes) const;
+    std::optional<Error> check_start(std::string_view bytes);
 
     FrameLimits limits_;
     std::string buffer_;
     std::size_t offset_ = 0;  ///< of the first byte not yet given out
     std::optional<Error> broken_;
+    bool is_foreign_ = false;
 };
 
 }  // namespace ddprun::rdzv

@@ -182,6 +182,7 @@ struct WorkerExited {
     std::string error_file;      ///< cut to kReportErrorBytes
     std::string meaning;         ///< as exec_failure and last_collective, cut to kReportTextBytes
     std::string last_collective;
+    std::int64_t steps = -1;     ///< training steps done, where the worker says; -1 it does not
     bool operator==(const WorkerExited&) const = default;
 };
 /// No worker of the generation is left on this node.

@@ -1,8 +1,10 @@
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <concepts>
 #include <cstdint>
+#include <string>
 #include <string_view>
 #include <type_traits>
 #include <utility>
@@ -69,6 +71,8 @@ inline constexpr std::array<std::pair<Errc, std::string_view>, 10> kErrorNames{{
     {Errc::Limit, "limit"},
 }};
 
+inline constexpr std::array kRoles{Role::Agent, Role::Worker, Role::Tool};
+
 /// M is T, const when it is written.
 template <class M, class T>
 concept Is = std::same_as<std::remove_const_t<M>, T>;
@@ -78,11 +82,13 @@ template <class F, class M>
 void fields(F&, M&) {}
 
 template <class F, Is<Hello> M> void fields(F& f, M& m) {
-    auto role = static_cast<int>(m.role);
+    std::string role = role_name(m.role);
     f("role", role);
     if constexpr (!std::is_const_v<M>) {
-        if (role < 0 || role > static_cast<int>(Role::Tool)) f.fail("'role' is not known");
-        else m.role = static_cast<Role>(role);
+        const auto is_named = [&](Role one) { return role == role_name(one); };
+        const auto found = std::find_if(kRoles.begin(), kRoles.end(), is_named);
+        if (found == kRoles.end()) f.fail(fmt::format("'role' is '{}'", role));
+        else m.role = *found;
     }
     f("name", m.name);
     f("job_id", m.job_id);
@@ -134,6 +140,7 @@ template <class F, Is<WorkerExited> M> void fields(F& f, M& m) {
     f("error_file", m.error_file);
     f("meaning", m.meaning);
     f("last_collective", m.last_collective);
+    f.defaulted("steps", m.steps);
 }
 template <class F, Is<GenerationDrained> M> void fields(F& f, M& m) {
     f("generation", m.generation);

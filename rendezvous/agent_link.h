@@ -1,0 +1,98 @@
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "env/event_loop.h"
+#include "env/result.h"
+#include "env/socket.h"
+#include "rendezvous/connection.h"
+#include "rendezvous/handshake.h"
+#include "rendezvous/message.h"
+#include "rendezvous/resolver.h"
+
+namespace ddprun::rdzv {
+
+/// What the link tells the agent. Called on the loop's thread; the handler may call the link, not destroy it.
+class AgentLinkHandler {
+  public:
+    virtual ~AgentLinkHandler() = default;
+    /// Authenticated both ways; the AgentHello is on its way.
+    virtual void on_connected() = 0;
+    /// StartGeneration, StopGeneration, Shutdown or Notice.
+    virtual void on_message(const Message& message) = 0;
+    /// The link is over, or never came about. Once; nothing follows. Timeout (nobody there until the deadline,
+    /// or no heartbeat), Refused (token, job, membership), Closed, Protocol.
+    virtual void on_lost(const Error& why) = 0;
+    /// One line for the operator: what is waited for.
+    virtual void on_log(const std::string& line) = 0;
+};
+
+struct AgentLinkOptions {
+    Endpoint controller;
+    Credentials credentials;
+    std::string name;       ///< for the controller's log: "agent on node02"
+    AgentHello hello;       ///< without addresses, the address this connection has is filled in
+    TimePoint connect_by = kNever;
+    Duration heartbeat_interval = kHeartbeatInterval;
+    Duration heartbeat_timeout = kHeartbeatTimeout;
+};
+
+/// The agent's connection to the controller, on the event loop. Never blocks, not for host names either.
+///
+/// Until connect_by it tries again whatever fails on the way (a controller that starts later, a name that is
+/// not known yet); after that there is one session, and its end is final.
+class AgentLink final : private ConnectionOwner {
+  public:
+    /// `loop` and `handler` are borrowed for the link's life. The first attempt starts in the loop.
+    AgentLink(os::EventLoop& loop, AgentLinkOptions options, AgentLinkHandler& handler);
+    /// Closes at once; tells the handler nothing.
+    ~AgentLink() override;
+    AgentLink(const AgentLink&) = delete;
+    AgentLink& operator=(const AgentLink&) = delete;
+
+    /// False: not connected (yet, or any more); nothing is sent.
+    bool send(const Message& message);
+    [[nodiscard]] bool is_connected() const { return state_ == State::Joined; }
+    /// Bytes the controller has not taken yet.
+    [[nodiscard]] std::size_t queued_bytes() const { return connection_ ? connection_->queued_bytes() : 0; }
+
+  private:
+    enum class State { Connecting, Handshake, Joined, Over };
+
+    void on_frame(Connection& connection, Frame frame) override;
+    void on_closed(Connection& connection, const Error& closed) override;
+
+    void attempt();
+    void connect_next();
+    void on_connect_result();
+    void adopt();
+    void try_later(const Error& why);
+    void drop_attempt();
+    void shake_hands(const Message& message);
+    void join();
+    void receive(const Message& message);
+    void beat();
+    void end(const Error& why);
+
+    os::EventLoop& loop_;
+    AgentLinkOptions options_;
+    AgentLinkHandler& handler_;
+    Resolver resolver_;
+    State state_ = State::Connecting;
+    SocketAddresses addresses_;         ///< of the attempt in progress
+    std::size_t next_address_ = 0;
+    UniqueFd connecting_;
+    std::optional<ClientHandshake> handshake_;
+    std::unique_ptr<Connection> connection_;
+    std::optional<Error> refusal_;      ///< the controller's last words
+    Duration backoff_;
+    std::string last_cause_;
+    os::EventLoop::TimerId attempt_timer_ = 0;   ///< of one address, or before the next attempt
+    os::EventLoop::TimerId deadline_timer_ = 0;
+    os::EventLoop::TimerId heartbeat_timer_ = 0;
+    TimePoint last_beat_{};
+};
+
+}  // namespace ddprun::rdzv

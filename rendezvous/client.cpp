@@ -1,0 +1,278 @@
+#include "rendezvous/client.h"
+
+#include <fmt/core.h>
+#include <poll.h>
+#include <sys/socket.h>
+
+#include <algorithm>
+#include <array>
+#include <utility>
+
+#include "env/hmac.h"
+#include "env/text.h"
+#include "rendezvous/frame.h"
+#include "rendezvous/handshake.h"
+#include "rendezvous/message.h"
+
+namespace ddprun::rdzv {
+namespace {
+
+constexpr Duration kFirstBackoff = std::chrono::milliseconds(5);
+constexpr Duration kLongestBackoff = std::chrono::milliseconds(500);
+constexpr std::size_t kReadBytes = 64 * 1024;
+
+/// A server that may be there a moment later.
+bool is_worth_another_try(const Error& error) {
+    switch (error.code) {
+        case Errc::Closed:
+        case Errc::Timeout:
+        case Errc::Limit: return true;
+        case Errc::System:
+            return error.sys == ECONNREFUSED || error.sys == ETIMEDOUT || error.sys == EHOSTUNREACH ||
+                   error.sys == ENETUNREACH || error.sys == ECONNRESET || error.sys == EADDRNOTAVAIL;
+        case Errc::InvalidArgument:
+        case Errc::NotFound:
+        case Errc::Refused:
+        case Errc::StaleGeneration:
+        case Errc::Mismatch:
+        case Errc::Protocol: return false;
+    }
+    return false;
+}
+
+void pause_until(TimePoint when) {
+    const TimePoint now = MonotonicClock::now();
+    if (when > now) ::poll(nullptr, 0, poll_milliseconds(now, when));
+}
+
+/// What an operation failed with, or that the answer is of a kind that no such question has.
+Error unexpected(const Message& reply) {
+    if (const auto* failure = std::get_if<Failure>(&reply)) return {failure->code, failure->what, 0};
+    return {Errc::Protocol, fmt::format("the server answered {}", message_name(reply)), 0};
+}
+
+}  // namespace
+
+struct StoreClient::Impl {
+    Endpoint server;
+    ClientOptions options;
+    UniqueFd fd;
+    FrameDecoder decoder{kStrangerLimits};
+    std::uint32_t last_request = 0;
+    Duration operation_timeout = std::chrono::seconds(30);
+    std::optional<Error> dead;
+    std::array<char, kReadBytes> buffer;
+
+    Status open(TimePoint deadline);
+    Status shake_hands(TimePoint deadline);
+    Result<Message> call(StoreOp op);
+    Result<Message> call_waiting(StoreOp op, TimePoint deadline);
+
+  private:
+    Result<Message> exchange(StoreRequest request, TimePoint deadline);
+    Result<Message> receive_answer(std::uint32_t request, TimePoint deadline);
+    Result<Frame> receive_frame(TimePoint deadline);
+    Status send(const std::string& bytes, TimePoint deadline);
+    Error die(Error why);
+};
+
+// ---- connection
+
+Status StoreClient::Impl::open(TimePoint deadline) {
+    Result<UniqueFd> connected = connect_tcp(server, deadline);
+    if (!connected) return connected.error();
+    fd = *std::move(connected);
+    decoder = FrameDecoder(kStrangerLimits);
+    const Status welcomed = shake_hands(deadline);
+    if (!welcomed) return welcomed.error().with("connect " + to_string(server));
+    decoder.set_limits(kPeerLimits);
+    return {};
+}
+
+Status StoreClient::Impl::shake_hands(TimePoint deadline) {
+    Result<std::string> nonce = random_hex(kNonceBytes);
+    if (!nonce) return nonce.error();
+    ClientHandshake handshake({options.job_id, options.token}, Hello{options.role, options.name, "", ""}, *std::move(nonce));
+    std::optional<Message> next = handshake.hello();
+    while (!handshake.authenticated()) {
+        if (next) {
+            const Result<std::string> bytes = encode(*next, 0);
+            if (!bytes) return bytes.error();
+            if (const Status sent = send_all(fd.get(), *bytes, deadline); !sent) return sent.error();
+        }
+        Result<Frame> frame = receive_frame(deadline);
+        if (!frame) return frame.error();
+        Result<Message> message = decode(*std::move(frame));
+        if (!message) return message.error();
+        Result<std::optional<Message>> answer = handshake.receive(*message);
+        if (!answer) return answer.error();
+        next = *std::move(answer);
+    }
+    return {};
+}
+
+Result<std::unique_ptr<StoreClient>> StoreClient::connect(const Endpoint& server, ClientOptions options,
+                                                          TimePoint deadline) {
+    auto impl = std::make_unique<Impl>();
+    impl->server = server;
+    impl->options = std::move(options);
+    Duration backoff = kFirstBackoff;
+    for (;;) {
+        const Status opened = impl->open(deadline);
+        if (opened) return std::unique_ptr<StoreClient>(new StoreClient(std::move(impl)));
+        const Error& why = opened.error();
+        if (!is_worth_another_try(why)) return why;
+        if (MonotonicClock::now() >= deadline) return Error{Errc::Timeout, why.what, 0};
+        pause_until(std::min(deadline, deadline_after(MonotonicClock::now(), backoff)));
+        backoff = std::min(backoff * 2, kLongestBackoff);
+    }
+}
+
+StoreClient::StoreClient(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+StoreClient::~StoreClient() = default;
+
+void StoreClient::set_operation_timeout(Duration timeout) { impl_->operation_timeout = timeout; }
+
+// ---- one round trip
+
+Error StoreClient::Impl::die(Error why) {
+    dead = why.with("store at " + to_string(server));
+    fd.reset();
+    return *dead;
+}
+
+Status StoreClient::Impl::send(const std::string& bytes, TimePoint deadline) {
+    const Status sent = send_all(fd.get(), bytes, deadline);
+    // After a time-out too: the server has a part of a message, and no other can follow.
+    return sent ? Status() : Status(die(sent.error()));
+}
+
+Result<Frame> StoreClient::Impl::receive_frame(TimePoint deadline) {
+    for (;;) {
+        Result<std::optional<Frame>> frame = decoder.next();
+        if (!frame) return frame.error();
+        if (*frame) return std::move(**frame);
+        const Result<bool> ready = wait_readable(fd.get(), deadline);
+        if (!ready) return ready.error();
+        if (!*ready) return Error{Errc::Timeout, "no answer", 0};
+        const ssize_t got = ::recv(fd.get(), buffer.data(), buffer.size(), MSG_DONTWAIT);
+        if (got > 0) decoder.feed({buffer.data(), static_cast<std::size_t>(got)});
+        else if (got == 0) return Error{Errc::Closed, "the server closed the connection", 0};
+        else if (errno != EAGAIN && errno != EINTR) return Error{Errc::Closed, Error::system("receive").what, 0};
+    }
+}
+
+Result<Message> StoreClient::Impl::receive_answer(std::uint32_t request, TimePoint deadline) {
+    for (;;) {
+        Result<Frame> frame = receive_frame(deadline);
+        if (!frame && frame.error().code == Errc::Timeout) return frame.error();
+        if (!frame) return die(frame.error());
+        const std::uint32_t of_request = frame->request;
+        // The answer to an earlier question, which we no longer waited for.
+        if (of_request != request && of_request != 0) continue;
+        Result<Message> message = decode(*std::move(frame));
+        if (!message) return die(message.error());
+        if (of_request == request) return message;
+        if (const auto* const last_words = std::get_if<Failure>(&*message)) return die({last_words->code, last_words->what, 0});
+    }
+}
+
+Result<Message> StoreClient::Impl::exchange(StoreRequest request, TimePoint deadline) {
+    if (dead) return *dead;
+    if (++last_request == 0) ++last_request;
+    const Result<std::string> bytes = encode(request, last_request);
+    if (!bytes) return bytes.error();
+    if (const Status sent = send(*bytes, deadline); !sent) return sent.error();
+    Result<Message> reply = receive_answer(last_request, deadline);
+    if (!reply && reply.error().code == Errc::Timeout) {
+        return reply.error().with(fmt::format("{}: store at {}", message_name(request), to_string(server)));
+    }
+    if (reply) {
+        // A refusal of this kind is the server's last word on this connection.
+        const auto* const failure = std::get_if<Failure>(&*reply);
+        if (failure != nullptr && failure->code == Errc::Protocol) return die({failure->code, failure->what, 0});
+    }
+    return reply;
+}
+
+Result<Message> StoreClient::Impl::call(StoreOp op) {
+    return exchange({options.generation, std::nullopt, std::move(op)}, deadline_after(MonotonicClock::now(), operation_timeout));
+}
+
+/// The server's word on a time-out says more than ours ("3 of 4 arrived"): it gets a moment to send it.
+Result<Message> StoreClient::Impl::call_waiting(StoreOp op, TimePoint deadline) {
+    StoreRequest request{options.generation, std::nullopt, std::move(op)};
+    if (deadline != kNever) request.timeout = std::max(deadline - MonotonicClock::now(), Duration::zero());
+    return exchange(std::move(request), deadline == kNever ? kNever : deadline_after(std::max(deadline, MonotonicClock::now()), kAnswerGrace));
+}
+
+// ---- operations
+
+Status StoreClient::set(std::string_view key, std::string_view value) {
+    if (const Status named = check_key(key); !named) return named;
+    const Result<Message> reply = impl_->call(store_op::Set{std::string(key), Blob(std::string(value))});
+    if (!reply) return reply.error();
+    return std::holds_alternative<Done>(*reply) ? Status() : Status(unexpected(*reply));
+}
+
+Result<std::string> StoreClient::get(std::string_view key, TimePoint deadline) {
+    if (const Status named = check_key(key); !named) return named.error();
+    const Result<Message> reply = impl_->call_waiting(store_op::Get{std::string(key)}, deadline);
+    if (!reply) return reply.error();
+    if (const auto* value = std::get_if<Value>(&*reply)) return std::string(value->value.view());
+    return unexpected(*reply);
+}
+
+Result<std::optional<std::string>> StoreClient::try_get(std::string_view key) {
+    if (const Status named = check_key(key); !named) return named.error();
+    const Result<Message> reply = impl_->call(store_op::TryGet{std::string(key)});
+    if (!reply) return reply.error();
+    if (const auto* value = std::get_if<Value>(&*reply)) return std::optional(std::string(value->value.view()));
+    if (std::holds_alternative<Absent>(*reply)) return std::optional<std::string>();
+    return unexpected(*reply);
+}
+
+Result<std::int64_t> StoreClient::add(std::string_view key, std::int64_t delta) {
+    if (const Status named = check_key(key); !named) return named.error();
+    const Result<Message> reply = impl_->call(store_op::Add{std::string(key), delta});
+    if (!reply) return reply.error();
+    if (const auto* sum = std::get_if<Sum>(&*reply)) return sum->sum;
+    return unexpected(*reply);
+}
+
+Result<StoreClient::Exchange> StoreClient::compare_set(std::string_view key, std::optional<std::string_view> expected,
+                                                       std::string_view desired) {
+    if (const Status named = check_key(key); !named) return named.error();
+    store_op::CompareSet op{std::string(key), std::nullopt, Blob(std::string(desired))};
+    if (expected) op.expected = std::string(*expected);
+    const Result<Message> reply = impl_->call(std::move(op));
+    if (!reply) return reply.error();
+    if (const auto* done = std::get_if<Exchanged>(&*reply)) return Exchange{done->swapped, std::string(done->value.view())};
+    return unexpected(*reply);
+}
+
+Result<bool> StoreClient::erase(std::string_view key) {
+    if (const Status named = check_key(key); !named) return named.error();
+    const Result<Message> reply = impl_->call(store_op::Erase{std::string(key)});
+    if (!reply) return reply.error();
+    if (const auto* erased = std::get_if<Erased>(&*reply)) return erased->existed;
+    return unexpected(*reply);
+}
+
+Status StoreClient::wait(const std::vector<std::string>& keys, TimePoint deadline) {
+    for (const std::string& key : keys) {
+        if (const Status named = check_key(key); !named) return named;
+    }
+    const Result<Message> reply = impl_->call_waiting(store_op::Wait{keys}, deadline);
+    if (!reply) return reply.error();
+    return std::holds_alternative<Done>(*reply) ? Status() : Status(unexpected(*reply));
+}
+
+Status StoreClient::barrier(std::string_view name, int participants, TimePoint deadline) {
+    if (const Status named = check_key(name); !named) return named;
+    const Result<Message> reply = impl_->call_waiting(store_op::Barrier{std::string(name), participants}, deadline);
+    if (!reply) return reply.error();
+    return std::holds_alternative<Done>(*reply) ? Status() : Status(unexpected(*reply));
+}
+
+}  // namespace ddprun::rdzv

@@ -1,0 +1,236 @@
+#include "rendezvous/connection.h"
+
+#include <fmt/core.h>
+#include <netdb.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <sys/epoll.h>
+#include <sys/socket.h>
+#include <sys/uio.h>
+
+#include <algorithm>
+#include <array>
+#include <utility>
+
+#include "env/socket.h"
+#include "env/text.h"
+
+namespace ddprun::rdzv {
+namespace {
+
+/// Enough for every message but large values; one read per event keeps a busy peer from starving the others.
+constexpr std::size_t kReadBytes = 64 * 1024;
+constexpr std::size_t kChunksPerWrite = 32;
+
+void set_option(int fd, int level, int option, int value) {
+    // Ignoring failures: these options make a difference only when the network is broken.
+    ::setsockopt(fd, level, option, &value, sizeof value);
+}
+
+/// The address as numbers; host "" when it has none.
+Endpoint numeric_endpoint(const sockaddr_storage& address, socklen_t length) {
+    std::array<char, NI_MAXHOST> host{};
+    std::array<char, NI_MAXSERV> port{};
+    const auto* const generic = reinterpret_cast<const sockaddr*>(&address);
+    if (::getnameinfo(generic, length, host.data(), host.size(), port.data(), port.size(), NI_NUMERICHOST | NI_NUMERICSERV) != 0) {
+        return {};
+    }
+    std::string name = host.data();
+    constexpr std::string_view kMapped = "::ffff:";  // an IPv4 peer on a dual-stack listener
+    if (name.starts_with(kMapped) && name.find('.') != std::string::npos) name.erase(0, kMapped.size());
+    return {name, static_cast<std::uint16_t>(parse_int_between(port.data(), 0, 65535).value_or(0))};
+}
+
+bool would_block(int error) { return error == EAGAIN || error == EWOULDBLOCK || error == EINTR; }
+
+}  // namespace
+
+std::string peer_name(int fd) {
+    sockaddr_storage address{};
+    socklen_t length = sizeof address;
+    if (::getpeername(fd, reinterpret_cast<sockaddr*>(&address), &length) != 0) return "unknown peer";
+    const Endpoint endpoint = numeric_endpoint(address, length);
+    return endpoint.host.empty() ? "unknown peer" : to_string(endpoint);
+}
+
+void tune_connection(int fd) {
+    set_option(fd, IPPROTO_TCP, TCP_NODELAY, 1);
+    const auto timeout = std::chrono::duration_cast<std::chrono::milliseconds>(kUserTimeout).count();
+    set_option(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, static_cast<int>(timeout));
+    // A connection without traffic has nothing unacknowledged: probes give the time-out something to count.
+    set_option(fd, SOL_SOCKET, SO_KEEPALIVE, 1);
+    set_option(fd, IPPROTO_TCP, TCP_KEEPIDLE, 10);
+    set_option(fd, IPPROTO_TCP, TCP_KEEPINTVL, 5);
+    set_option(fd, IPPROTO_TCP, TCP_KEEPCNT, 4);
+}
+
+Connection::Connection(os::EventLoop& loop, UniqueFd fd, Options options, ConnectionOwner& owner)
+    : loop_(loop), fd_(std::move(fd)), options_(std::move(options)), owner_(owner), decoder_(options_.limits),
+      last_heard_(loop.now()) {}
+
+Result<std::unique_ptr<Connection>> Connection::adopt(os::EventLoop& loop, UniqueFd fd, Options options,
+                                                      ConnectionOwner& owner) {
+    tune_connection(fd.get());
+    std::unique_ptr<Connection> connection(new Connection(loop, std::move(fd), std::move(options), owner));
+    connection->watched_ = EPOLLIN;
+    const Status watched = loop.watch(connection->fd_.get(), EPOLLIN,
+                                      [raw = connection.get()](std::uint32_t events) { raw->on_events(events); });
+    if (!watched) return watched.error().with(connection->peer());
+    return connection;
+}
+
+Connection::~Connection() {
+    *alive_ = false;
+    loop_.cancel(goodbye_timer_);
+    if (state_ != State::Closed) loop_.unwatch(fd_.get());
+}
+
+std::string Connection::local_host() const {
+    sockaddr_storage address{};
+    socklen_t length = sizeof address;
+    if (::getsockname(fd_.get(), reinterpret_cast<sockaddr*>(&address), &length) != 0) return "";
+    return numeric_endpoint(address, length).host;
+}
+
+void Connection::on_events(std::uint32_t events) {
+    if ((events & EPOLLOUT) != 0) write();
+    // Errors and hang-ups are read as such, behind the last bytes that came before them.
+    if ((events & ~static_cast<std::uint32_t>(EPOLLOUT)) != 0 && state_ != State::Closed) read();
+}
+
+// ---- in
+
+void Connection::read() {
+    thread_local std::array<char, kReadBytes> buffer;
+    const ssize_t got = ::recv(fd_.get(), buffer.data(), buffer.size(), MSG_DONTWAIT);
+    if (got < 0 && would_block(errno)) return;
+    if (got <= 0 && state_ == State::SayingGoodbye) return fail(*why_);
+    if (got <= 0) {
+        const std::string how = got == 0 ? fmt::format("{} closed the connection", peer())
+                                         : fmt::format("connection to {} lost: {}", peer(), ::strerror(errno));
+        return fail({Errc::Closed, how + (decoder_.pending() > 0 ? ", in the middle of a message" : ""), 0});
+    }
+    last_heard_ = loop_.now();
+    if (state_ != State::Open) return;  // saying goodbye: read only so that our last words are not lost in a reset
+    decoder_.feed({buffer.data(), static_cast<std::size_t>(got)});
+    deliver();
+}
+
+void Connection::deliver() {
+    while (state_ == State::Open) {
+        Result<std::optional<Frame>> frame = decoder_.next();
+        if (!frame) {
+            const Error why = frame.error().with(peer());
+            if (decoder_.is_foreign()) return fail(why);
+            return refuse({frame.error().code, frame.error().what}, why, ServerLimits{}.goodbye);
+        }
+        if (!*frame) return;
+        owner_.on_frame(*this, std::move(**frame));
+    }
+}
+
+// ---- out
+
+void Connection::send(const Message& message, std::uint32_t request) {
+    Result<EncodedMessage> encoded = encode_parted(message, request);
+    if (!encoded) return fail(encoded.error().with(peer()));
+    send(*std::move(encoded));
+}
+
+void Connection::send(EncodedMessage encoded) {
+    if (state_ == State::Closed || said_all_) return;
+    const bool was_idle = output_.empty();
+    output_.push_back({std::move(encoded), 0});
+    queued_bytes_ += output_.back().left();
+    if (was_idle) write();
+    if (state_ == State::Open && queued_bytes_ > options_.output_bytes) {
+        fail({Errc::Limit, fmt::format("{} does not read: {} wait for it", peer(), format_bytes(queued_bytes_)), 0});
+    }
+}
+
+void Connection::write() {
+    while (!output_.empty() && state_ != State::Closed) {
+        const std::optional<int> failure = write_some();
+        if (!failure) continue;
+        if (would_block(*failure)) break;
+        return fail({Errc::Closed, fmt::format("connection to {} lost: {}", peer(), ::strerror(*failure)), 0});
+    }
+    after_write();
+}
+
+/// One system call's worth; the errno of its failure.
+std::optional<int> Connection::write_some() {
+    std::array<iovec, 2 * kChunksPerWrite> parts;
+    std::size_t count = 0;
+    const auto add = [&](std::string_view bytes, std::size_t sent) {
+        if (sent < bytes.size()) parts[count++] = {const_cast<char*>(bytes.data()) + sent, bytes.size() - sent};
+    };
+    for (std::size_t i = 0; i < std::min(output_.size(), kChunksPerWrite); ++i) {
+        const Chunk& chunk = output_[i];
+        const std::size_t head = chunk.bytes.head.size();
+        add(chunk.bytes.head, chunk.sent);
+        add(chunk.bytes.blob.view(), chunk.sent > head ? chunk.sent - head : 0);
+    }
+    msghdr message{};
+    message.msg_iov = parts.data();
+    message.msg_iovlen = count;
+    const ssize_t sent = ::sendmsg(fd_.get(), &message, MSG_NOSIGNAL | MSG_DONTWAIT);
+    if (sent < 0) return errno;
+    consume(static_cast<std::size_t>(sent));
+    return std::nullopt;
+}
+
+void Connection::consume(std::size_t bytes) {
+    queued_bytes_ -= bytes;
+    while (bytes > 0 || (!output_.empty() && output_.front().left() == 0)) {
+        Chunk& chunk = output_.front();
+        const std::size_t taken = std::min(bytes, chunk.left());
+        chunk.sent += taken;
+        bytes -= taken;
+        if (chunk.left() == 0) output_.pop_front();
+    }
+}
+
+void Connection::after_write() {
+    if (state_ == State::SayingGoodbye && output_.empty() && !said_all_) {
+        said_all_ = true;
+        ::shutdown(fd_.get(), SHUT_WR);
+    }
+    update_watch();
+}
+
+void Connection::update_watch() {
+    if (state_ == State::Closed) return;
+    const std::uint32_t wanted = EPOLLIN | (output_.empty() ? 0U : static_cast<std::uint32_t>(EPOLLOUT));
+    if (wanted == watched_) return;
+    watched_ = wanted;
+    loop_.change(fd_.get(), wanted);
+}
+
+// ---- the end
+
+void Connection::refuse(const Failure& last_words, Error why, Duration goodbye) {
+    if (state_ != State::Open) return;
+    state_ = State::SayingGoodbye;
+    why_ = why;
+    goodbye_timer_ = loop_.call_after(goodbye, [this] { fail(*why_); });
+    Result<EncodedMessage> encoded = encode_parted(last_words, 0);
+    if (encoded) send(*std::move(encoded));
+}
+
+void Connection::fail(Error why) {
+    if (state_ == State::Closed) return;
+    state_ = State::Closed;
+    // A goodbye's own reason stays the reason, however the connection ends in the meantime.
+    if (!why_) why_ = std::move(why);
+    loop_.cancel(goodbye_timer_);
+    loop_.unwatch(fd_.get());
+    fd_.reset();
+    output_.clear();
+    queued_bytes_ = 0;
+    loop_.post([this, alive = alive_] {
+        if (*alive) owner_.on_closed(*this, *why_);
+    });
+}
+
+}  // namespace ddprun::rdzv

@@ -1,0 +1,334 @@
+#include "rendezvous/server.h"
+
+#include <fmt/core.h>
+#include <netinet/in.h>
+#include <sys/epoll.h>
+#include <sys/socket.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "env/hmac.h"
+#include "env/text.h"
+
+namespace ddprun::rdzv {
+namespace {
+
+/// So many per event; the handshakes of those accepted get their turn in between.
+constexpr int kAcceptsPerEvent = 64;
+/// How long nothing is accepted after the process ran out of descriptors.
+constexpr Duration kAcceptPause = std::chrono::milliseconds(200);
+
+Failure failure_of(const Error& error) { return {error.code, error.what}; }
+
+Result<Endpoint> bound_address(int fd) {
+    sockaddr_storage address{};
+    socklen_t length = sizeof address;
+    if (::getsockname(fd, reinterpret_cast<sockaddr*>(&address), &length) != 0) return Error::system("getsockname");
+    if (address.ss_family == AF_INET) return Endpoint{"", ntohs(reinterpret_cast<const sockaddr_in&>(address).sin_port)};
+    return Endpoint{"", ntohs(reinterpret_cast<const sockaddr_in6&>(address).sin6_port)};
+}
+
+/// What an agent may say once it has joined.
+bool is_agent_message(const Message& message) {
+    return std::holds_alternative<WorkersStarted>(message) || std::holds_alternative<WorkerExited>(message) ||
+           std::holds_alternative<GenerationDrained>(message) || std::holds_alternative<Notice>(message);
+}
+
+}  // namespace
+
+/// One accepted connection, from the first byte to the last.
+struct Server::Peer {
+    enum class Stage { Handshake, Serving, Leaving };
+
+    ClientId id;
+    std::unique_ptr<Connection> connection;
+    ServerHandshake handshake;
+    Stage stage = Stage::Handshake;
+    bool joined = false;  ///< an agent whose AgentHello the controller has
+    os::EventLoop::TimerId handshake_timer = 0;
+};
+
+Server::Server(os::EventLoop& loop, ServerOptions options, ServerHandler& handler)
+    : loop_(loop), options_(std::move(options)), handler_(handler), store_(options_.store_limits) {}
+
+Result<std::unique_ptr<Server>> Server::create(os::EventLoop& loop, ServerOptions options, ServerHandler& handler) {
+    if (options.credentials.token.empty()) return Error{Errc::InvalidArgument, "a rendezvous server without a token", 0};
+    std::unique_ptr<Server> server(new Server(loop, std::move(options), handler));
+    if (const Status opened = server->open(); !opened) return opened.error();
+    return server;
+}
+
+Status Server::open() {
+    if (options_.listener) {
+        listener_ = std::move(options_.listener);
+        Result<Endpoint> bound = bound_address(listener_.get());
+        if (!bound) return bound.error();
+        bound_ = *std::move(bound);
+    } else {
+        Result<Listener> listener = listen_tcp(options_.where);
+        if (!listener) return listener.error();
+        listener_ = std::move(listener->fd);
+        bound_ = std::move(listener->bound);
+    }
+    return loop_.watch(listener_.get(), EPOLLIN, [this](std::uint32_t) { accept_some(); });
+}
+
+Server::~Server() {
+    for (const os::EventLoop::TimerId timer : {expiry_timer_, heartbeat_timer_, accept_timer_}) loop_.cancel(timer);
+    for (const auto& [id, peer] : peers_) loop_.cancel(peer->handshake_timer);
+    if (listener_) loop_.unwatch(listener_.get());
+}
+
+std::string Server::describe(const Peer& peer) const {
+    const Hello& hello = peer.handshake.peer();
+    if (hello.name.empty()) return peer.connection->peer();
+    return fmt::format("{} '{}' ({})", role_name(hello.role), hello.name, peer.connection->peer());
+}
+
+// ---- arrivals
+
+void Server::accept_some() {
+    for (int i = 0; i < kAcceptsPerEvent; ++i) {
+        if (!accept_one()) return;
+    }
+}
+
+bool Server::accept_one() {
+    UniqueFd fd(::accept4(listener_.get(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
+    if (fd) {
+        admit(std::move(fd));
+        return true;
+    }
+    const int error = errno;
+    if (error == EMFILE || error == ENFILE || error == ENOBUFS || error == ENOMEM) pause_accepting(error);
+    // Whatever else: that connection was gone before we came to it.
+    return error != EAGAIN && error != EWOULDBLOCK && accept_timer_ == 0;
+}
+
+/// A listener that cannot be served stays readable: without the pause the loop would spin.
+void Server::pause_accepting(int error) {
+    handler_.on_log(fmt::format("cannot accept connections: {}; trying again", ::strerror(error)));
+    loop_.change(listener_.get(), 0);
+    accept_timer_ = loop_.call_after(kAcceptPause, [this] {
+        accept_timer_ = 0;
+        loop_.change(listener_.get(), EPOLLIN);
+    });
+}
+
+void Server::admit(UniqueFd fd) {
+    if (peers_.size() >= options_.limits.connections) {
+        handler_.on_log(fmt::format("refusing {}: there are {} connections", peer_name(fd.get()), peers_.size()));
+        return;
+    }
+    make_room();
+    Result<std::string> nonce = random_hex(kNonceBytes);
+    if (!nonce) return handler_.on_log(nonce.error().with("refusing a connection").what);
+    Connection::Options options{peer_name(fd.get()), kStrangerLimits, options_.limits.output_bytes};
+    Result<std::unique_ptr<Connection>> connection = Connection::adopt(loop_, std::move(fd), std::move(options), *this);
+    if (!connection) return handler_.on_log(connection.error().what);
+    const ClientId id = next_client_++;
+    auto peer = std::make_unique<Peer>(Peer{id, *std::move(connection), ServerHandshake(options_.credentials, *std::move(nonce))});
+    peer->handshake_timer = loop_.call_after(options_.limits.handshake, [this, raw = peer.get()] {
+        const std::string span = format_duration(options_.limits.handshake);
+        refuse(*raw, 0, {Errc::Timeout, fmt::format("no handshake within {}", span), 0});
+    });
+    ids_.emplace(peer->connection.get(), id);
+    ++strangers_;
+    peers_.emplace(id, std::move(peer));
+}
+
+/// Drops the stranger that has been silent for longest, so that silent ones cannot keep others out.
+void Server::make_room() {
+    if (strangers_ < options_.limits.strangers) return;
+    for (const auto& [id, peer] : peers_) {
+        if (peer->stage != Peer::Stage::Handshake) continue;
+        peer->stage = Peer::Stage::Leaving;
+        --strangers_;
+        handler_.on_log(fmt::format("closing {}: {} connections wait for their handshake", describe(*peer), strangers_ + 1));
+        peer->connection->fail({Errc::Limit, "too many handshakes at once", 0});
+        return;
+    }
+}
+
+// ---- messages
+
+void Server::on_frame(Connection& connection, Frame frame) {
+    Peer& peer = *peers_.at(ids_.at(&connection));
+    if (peer.stage == Peer::Stage::Leaving) return;
+    const std::uint32_t request = frame.request;
+    Result<Message> message = decode(std::move(frame));
+    if (!message) return refuse(peer, request, message.error());
+    if (peer.stage == Peer::Stage::Handshake) return shake_hands(peer, request, *message);
+    serve(peer, request, *std::move(message));
+}
+
+void Server::shake_hands(Peer& peer, std::uint32_t request, const Message& message) {
+    Result<Message> answer = peer.handshake.receive(message);
+    if (!answer) {
+        handler_.on_log(fmt::format("refusing {}: {}", describe(peer), answer.error().what));
+        peer.stage = Peer::Stage::Leaving;
+        --strangers_;
+        peer.connection->refuse(peer.handshake.refusal(), answer.error(), options_.limits.goodbye);
+        return;
+    }
+    if (peer.handshake.authenticated()) return welcome(peer, request, *answer);
+    peer.connection->send(*answer, request);
+}
+
+void Server::welcome(Peer& peer, std::uint32_t request, const Message& last) {
+    peer.stage = Peer::Stage::Serving;
+    --strangers_;
+    loop_.cancel(std::exchange(peer.handshake_timer, 0));
+    peer.connection->set_limits(kPeerLimits);
+    peer.connection->send(last, request);
+}
+
+void Server::serve(Peer& peer, std::uint32_t request, Message message) {
+    if (auto* const asked = std::get_if<StoreRequest>(&message)) return serve_store(peer, request, std::move(*asked));
+    if (std::holds_alternative<Heartbeat>(message)) return;
+    if (const auto* const unknown = std::get_if<Unknown>(&message)) {
+        peer.connection->send(Failure{Errc::NotFound, fmt::format("message type {} is not known here", unknown->type)}, request);
+        return;
+    }
+    if (peer.handshake.peer().role == Role::Agent) return serve_agent(peer, message);
+    refuse(peer, request, {Errc::Protocol, fmt::format("{} from a {}", message_name(message),
+                                                       role_name(peer.handshake.peer().role)), 0});
+}
+
+void Server::serve_agent(Peer& peer, const Message& message) {
+    const auto* const hello = std::get_if<AgentHello>(&message);
+    if (hello != nullptr && !peer.joined) {
+        peer.joined = true;
+        ++joined_agents_;
+        if (heartbeat_timer_ == 0) beat();
+        return handler_.on_agent_joined(peer.id, *hello);
+    }
+    if (peer.joined && is_agent_message(message)) return handler_.on_agent_message(peer.id, message);
+    refuse(peer, 0, {Errc::Protocol, fmt::format("{} {}", message_name(message), peer.joined ? "from an agent" : "before AgentHello"), 0});
+}
+
+/// The last word to a peer that broke the rules; it is logged once, here.
+void Server::refuse(Peer& peer, std::uint32_t request, const Error& why) {
+    if (peer.stage == Peer::Stage::Leaving) return;
+    if (!peer.joined) handler_.on_log(fmt::format("closing {}: {}", describe(peer), why.what));
+    if (peer.stage == Peer::Stage::Handshake) --strangers_;
+    peer.stage = Peer::Stage::Leaving;
+    if (request != 0) peer.connection->send(failure_of(why), request);
+    peer.connection->refuse(failure_of(why), why, options_.limits.goodbye);
+}
+
+void Server::on_closed(Connection& connection, const Error& why) {
+    const auto known = ids_.find(&connection);
+    const auto entry = peers_.find(known->second);
+    // Taken out before the handler hears of it: from here on the peer does not exist for anybody.
+    const std::unique_ptr<Peer> peer = std::move(entry->second);
+    peers_.erase(entry);
+    ids_.erase(known);
+    loop_.cancel(peer->handshake_timer);
+    store_.disconnect(peer->id);
+    if (peer->stage == Peer::Stage::Handshake) --strangers_;
+    if (peer->joined) {
+        --joined_agents_;
+        return handler_.on_agent_lost(peer->id, why.what);
+    }
+    // A worker or tool that closes its connection has simply finished.
+    const bool is_news = peer->stage == Peer::Stage::Handshake || (peer->stage == Peer::Stage::Serving && why.code != Errc::Closed);
+    if (is_news) handler_.on_log(fmt::format("closed {}: {}", describe(*peer), why.what));
+}
+
+// ---- store
+
+void Server::serve_store(Peer& peer, std::uint32_t request, StoreRequest asked) {
+    deliver(store_.apply(peer.id, request, std::move(asked), loop_.now()));
+    arm_expiry();
+}
+
+void Server::deliver(StoreAnswers answers) {
+    for (StoreAnswer& answer : answers) {
+        const auto peer = peers_.find(answer.client);
+        if (peer != peers_.end()) peer->second->connection->send(to_message(std::move(answer.reply)), answer.request);
+    }
+}
+
+/// Keeps a timer for the earliest waiter. A timer that is too early costs one wake-up; moving it at every
+/// request would cost more.
+void Server::arm_expiry() {
+    const TimePoint next = store_.next_deadline();
+    if (next >= expiry_at_) return;
+    loop_.cancel(expiry_timer_);
+    expiry_at_ = next;
+    expiry_timer_ = loop_.call_at(next, [this] {
+        expiry_at_ = kNever;
+        deliver(store_.expire(loop_.now()));
+        arm_expiry();
+    });
+}
+
+void Server::begin_generation(std::uint64_t generation) { deliver(store_.begin_generation(generation)); }
+
+StoreReply Server::ask_store(StoreOp op) {
+    constexpr ClientId kController = 0;
+    StoreRequest request{store_.generation(), Duration::zero(), std::move(op)};
+    StoreAnswers answers = store_.apply(kController, 0, std::move(request), loop_.now());
+    for (StoreAnswer& late : store_.expire(loop_.now())) answers.push_back(std::move(late));
+    StoreReply own = Failure{Errc::Timeout, "the store did not answer"};
+    const auto mine = std::find_if(answers.begin(), answers.end(), [](const StoreAnswer& a) { return a.client == kController; });
+    if (mine != answers.end()) own = mine->reply;
+    deliver(std::move(answers));
+    return own;
+}
+
+// ---- agents
+
+Server::Peer* Server::joined_agent(AgentId agent) {
+    const auto found = peers_.find(agent);
+    const bool is_here = found != peers_.end() && found->second->joined && found->second->stage == Peer::Stage::Serving;
+    return is_here && found->second->connection->is_open() ? found->second.get() : nullptr;
+}
+
+bool Server::send(AgentId agent, const Message& message) {
+    Peer* const peer = joined_agent(agent);
+    if (peer == nullptr) return false;
+    peer->connection->send(message);
+    return peer->connection->is_open();
+}
+
+void Server::broadcast(const Message& message) {
+    const Result<EncodedMessage> encoded = encode_parted(message, 0);
+    if (!encoded) return handler_.on_log(encoded.error().with("broadcast").what);
+    for (const auto& [id, peer] : peers_) {
+        if (joined_agent(id) != nullptr) peer->connection->send(*encoded);
+    }
+}
+
+void Server::refuse_agent(AgentId agent, const Error& why) {
+    if (Peer* const peer = joined_agent(agent)) refuse(*peer, 0, why);
+}
+
+std::size_t Server::queued_bytes() const {
+    std::size_t sum = 0;
+    for (const auto& [id, peer] : peers_) {
+        if (peer->joined) sum += peer->connection->queued_bytes();
+    }
+    return sum;
+}
+
+/// One timer for all agents: says that we live, and looks who has not been heard of.
+void Server::beat() {
+    heartbeat_timer_ = 0;
+    if (joined_agents_ == 0) return;
+    broadcast(Heartbeat{});
+    // When it is we who were away (stopped, a frozen machine), what the others said meanwhile is still unread.
+    const bool was_away = loop_.now() - last_beat_ > 2 * options_.heartbeat_interval;
+    last_beat_ = loop_.now();
+    const TimePoint silent_since = was_away ? TimePoint::min() : loop_.now() - options_.heartbeat_timeout;
+    for (const auto& [id, peer] : peers_) {
+        if (joined_agent(id) == nullptr || peer->connection->last_heard() > silent_since) continue;
+        const std::string span = format_duration(options_.heartbeat_timeout);
+        peer->connection->fail({Errc::Timeout, fmt::format("no heartbeat for {}", span), 0});
+    }
+    heartbeat_timer_ = loop_.call_after(options_.heartbeat_interval, [this] { beat(); });
+}
+
+}  // namespace ddprun::rdzv

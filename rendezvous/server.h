@@ -1,0 +1,123 @@
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <unordered_map>
+
+#include "env/event_loop.h"
+#include "env/result.h"
+#include "env/socket.h"
+#include "env/unique_fd.h"
+#include "rendezvous/connection.h"
+#include "rendezvous/handshake.h"
+#include "rendezvous/membership.h"
+#include "rendezvous/message.h"
+#include "rendezvous/store.h"
+
+namespace ddprun::rdzv {
+
+/// What the server tells the controller. Called on the loop's thread; the handler may call the server, but not
+/// destroy it.
+class ServerHandler {
+  public:
+    virtual ~ServerHandler() = default;
+    /// An authenticated agent asks to be part of the job. Answer with send() or refuse_agent().
+    virtual void on_agent_joined(AgentId agent, const AgentHello& hello) = 0;
+    /// WorkersStarted, WorkerExited, GenerationDrained or Notice of an agent that has joined.
+    virtual void on_agent_message(AgentId agent, const Message& message) = 0;
+    /// The connection of an agent that had joined is over, whoever ended it. Once per agent; nothing follows.
+    virtual void on_agent_lost(AgentId agent, const std::string& why) = 0;
+    /// One line for the operator, about peers that are not, or no longer, part of the job.
+    virtual void on_log(const std::string& line) = 0;
+};
+
+struct ServerOptions {
+    Credentials credentials;        ///< an empty token is refused
+    Endpoint where;                 ///< where to listen; port 0 asks the kernel for one
+    UniqueFd listener;              ///< or an already listening, non-blocking socket, which then is used instead
+    ServerLimits limits;
+    StoreLimits store_limits;
+    Duration heartbeat_interval = kHeartbeatInterval;
+    Duration heartbeat_timeout = kHeartbeatTimeout;
+};
+
+/// The job's meeting point: serves the store to workers and tools, and carries control messages between the
+/// agents and the controller. One thread, the loop's; never blocks.
+class Server final : private ConnectionOwner {
+  public:
+    /// Listens from now on. `loop` and `handler` are borrowed for the server's life.
+    /// Error: System ("listen 0.0.0.0:29500: Address already in use"), InvalidArgument (no token).
+    static Result<std::unique_ptr<Server>> create(os::EventLoop& loop, ServerOptions options, ServerHandler& handler);
+    /// Closes all connections; tells the handler nothing any more.
+    ~Server() override;
+    Server(const Server&) = delete;
+    Server& operator=(const Server&) = delete;
+
+    /// Where it listens, with the real port.
+    [[nodiscard]] const Endpoint& bound() const { return bound_; }
+
+    /// Drops the store's keys and fences off the earlier generations. Call it before workers are started.
+    void begin_generation(std::uint64_t generation);
+    /// The controller's own store requests: answered at once; Get, Wait and Barrier that would have to wait are
+    /// answered Timeout.
+    StoreReply ask_store(StoreOp op);
+
+    /// Sends to one agent (false: it is gone; on_agent_lost was or will be called) or to all that have joined.
+    bool send(AgentId agent, const Message& message);
+    void broadcast(const Message& message);
+    /// Tells the agent why and ends its connection; on_agent_lost follows.
+    void refuse_agent(AgentId agent, const Error& why);
+
+    /// Bytes that agents have not taken yet: 0 when a last message has left this process.
+    [[nodiscard]] std::size_t queued_bytes() const;
+    [[nodiscard]] std::size_t connections() const { return peers_.size(); }
+    [[nodiscard]] std::size_t strangers() const { return strangers_; }
+    [[nodiscard]] const Store& store() const { return store_; }
+
+  private:
+    struct Peer;
+
+    Server(os::EventLoop& loop, ServerOptions options, ServerHandler& handler);
+    Status open();
+    void on_frame(Connection& connection, Frame frame) override;
+    void on_closed(Connection& connection, const Error& why) override;
+
+    void accept_some();
+    bool accept_one();
+    void pause_accepting(int error);
+    void admit(UniqueFd fd);
+    void make_room();
+    void shake_hands(Peer& peer, std::uint32_t request, const Message& message);
+    void welcome(Peer& peer, std::uint32_t request, const Message& last);
+    void serve(Peer& peer, std::uint32_t request, Message message);
+    void serve_store(Peer& peer, std::uint32_t request, StoreRequest asked);
+    void serve_agent(Peer& peer, const Message& message);
+    void refuse(Peer& peer, std::uint32_t request, const Error& why);
+    void deliver(StoreAnswers answers);
+    void arm_expiry();
+    void beat();
+    Peer* joined_agent(AgentId agent);
+    std::string describe(const Peer& peer) const;
+
+    os::EventLoop& loop_;
+    ServerOptions options_;
+    ServerHandler& handler_;
+    UniqueFd listener_;
+    Endpoint bound_;
+    Store store_;
+    std::map<ClientId, std::unique_ptr<Peer>> peers_;  ///< in order of arrival
+    std::unordered_map<const Connection*, ClientId> ids_;
+    std::size_t strangers_ = 0;
+    std::size_t joined_agents_ = 0;
+    ClientId next_client_ = 1;       ///< 0 is the controller itself
+    TimePoint expiry_at_ = kNever;
+    os::EventLoop::TimerId expiry_timer_ = 0;
+    os::EventLoop::TimerId heartbeat_timer_ = 0;
+    TimePoint last_beat_{};
+    os::EventLoop::TimerId accept_timer_ = 0;
+};
+
+}  // namespace ddprun::rdzv

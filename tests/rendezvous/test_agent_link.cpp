@@ -1,0 +1,199 @@
+#include "rendezvous/agent_link.h"
+
+#include <gtest/gtest.h>
+#include <sys/socket.h>
+
+#include <thread>
+
+#include "server_fixture.h"
+
+namespace ddprun::rdzv {
+namespace {
+
+using namespace std::chrono_literals;
+
+AgentHello hello_of(const std::string& host) { return {host, std::nullopt, 4, 4171, "0.1.0", {}, "", "default"}; }
+
+/// A link on a loop of its own; what it hears goes into `events`: "connected", "message NAME", "lost CODE WHY",
+/// "log LINE".
+class RunningLink : private AgentLinkHandler {
+  public:
+    explicit RunningLink(const Endpoint& controller, TimePoint connect_by = soon(), Credentials credentials = kTestJob,
+                         Duration heartbeat_interval = kHeartbeatInterval, Duration heartbeat_timeout = kHeartbeatTimeout) {
+        thread_.run([&] {
+            AgentLinkOptions options{controller, std::move(credentials), "agent on node02", hello_of("node02"), connect_by,
+                                     heartbeat_interval, heartbeat_timeout};
+            AgentLinkHandler& self = *this;
+            link_ = std::make_unique<AgentLink>(thread_.loop(), std::move(options), self);
+        });
+    }
+    ~RunningLink() override { close(); }
+
+    void close() { thread_.run([this] { link_.reset(); }); }
+    bool send(const Message& message) {
+        bool sent = false;
+        thread_.run([&] { sent = link_->send(message); });
+        return sent;
+    }
+    EventLog events;
+
+  private:
+    void on_connected() override { events.add("connected"); }
+    void on_message(const Message& message) override { events.add("message " + std::string(message_name(message))); }
+    void on_lost(const Error& why) override { events.add("lost " + std::to_string(static_cast<int>(why.code)) + " " + why.what); }
+    void on_log(const std::string& line) override { events.add("log " + line); }
+
+    LoopThread thread_;
+    std::unique_ptr<AgentLink> link_;
+};
+
+std::string lost(Errc code) { return "lost " + std::to_string(static_cast<int>(code)); }
+
+TEST(AgentLink, CarriesControlMessagesBothWays) {
+    RunningServer server;
+    RunningLink link(server.endpoint());
+    ASSERT_TRUE(server.events.saw("joined node02 at 127.0.0.1"));
+    ASSERT_TRUE(link.events.saw("connected"));
+    EXPECT_TRUE(link.send(WorkersStarted{1}));
+    EXPECT_TRUE(link.send(WorkerExited{}));
+    EXPECT_TRUE(server.events.saw("message WorkerExited"));
+    server.with([&](Server& s) {
+        EXPECT_TRUE(s.send(s.connections() == 1 ? 1 : 0, StartGeneration{}));
+        s.broadcast(Shutdown{0, "done"});
+    });
+    EXPECT_TRUE(link.events.saw("message StartGeneration"));
+    EXPECT_TRUE(link.events.saw("message Shutdown"));
+}
+
+TEST(AgentLink, FindsTheControllerByName) {
+    RunningServer server;
+    RunningLink link({"localhost", server.endpoint().port});
+    EXPECT_TRUE(link.events.saw("connected"));
+}
+
+TEST(AgentLink, WaitsForAControllerThatStartsLaterAndSaysSo) {
+    Listener reserved = *listen_tcp({"127.0.0.1", 0});
+    const Endpoint later = reserved.bound;
+    reserved.fd.reset();
+    RunningLink link(later);
+    EXPECT_TRUE(link.events.saw("log waiting for the controller at " + to_string(later) + ": connect: Connection refused"));
+    LoopThread thread;
+    struct Silent final : ServerHandler {
+        void on_agent_joined(AgentId, const AgentHello&) override {}
+        void on_agent_message(AgentId, const Message&) override {}
+        void on_agent_lost(AgentId, const std::string&) override {}
+        void on_log(const std::string&) override {}
+    } handler;
+    std::unique_ptr<Server> server;
+    thread.run([&] {
+        ServerOptions options;
+        options.credentials = kTestJob;
+        options.where = later;
+        server = *Server::create(thread.loop(), std::move(options), handler);
+    });
+    EXPECT_TRUE(link.events.saw("connected"));
+    thread.run([&] { server.reset(); });
+    EXPECT_TRUE(link.events.saw(lost(Errc::Closed)));
+}
+
+TEST(AgentLink, GivesUpAtItsDeadlineWithTheLastCause) {
+    Listener gone = *listen_tcp({"127.0.0.1", 0});
+    const Endpoint nobody = gone.bound;
+    gone.fd.reset();
+    RunningLink link(nobody, MonotonicClock::now() + 60ms);
+    EXPECT_TRUE(link.events.saw(lost(Errc::Timeout) + " no controller at " + to_string(nobody) + ": connect: Connection refused"));
+    EXPECT_FALSE(link.send(WorkersStarted{}));
+}
+
+TEST(AgentLink, KeepsTryingANameThatDoesNotExistUntilTheDeadline) {
+    RunningLink link({"no-such-host.invalid", 1}, MonotonicClock::now() + 200ms);
+    EXPECT_TRUE(link.events.saw(lost(Errc::Timeout) + " no controller at no-such-host.invalid:1"));
+}
+
+TEST(AgentLink, AWrongTokenIsFinal) {
+    RunningServer server;
+    RunningLink link(server.endpoint(), soon(), {kTestJob.job_id, "a guess"});
+    EXPECT_TRUE(link.events.saw(lost(Errc::Refused) + " wrong token"));
+    EXPECT_TRUE(server.events.saw("refusing agent 'agent on node02'"));
+    for (const std::string& line : server.events.lines()) EXPECT_EQ(line.find("joined"), std::string::npos);
+}
+
+TEST(AgentLink, HearsWhyTheControllerRefusesIt) {
+    RunningServer server;
+    RunningLink link(server.endpoint());
+    ASSERT_TRUE(server.events.saw("joined"));
+    const AgentId agent = server.last_agent();
+    server.with([&](Server& s) {
+        s.refuse_agent(agent, {Errc::Mismatch, "node rank 1 is claimed by node07 (pid 1) and by node09 (pid 2)", 0});
+        EXPECT_FALSE(s.send(agent, Shutdown{}));
+    });
+    EXPECT_TRUE(link.events.saw(lost(Errc::Mismatch) + " node rank 1 is claimed by node07"));
+    EXPECT_TRUE(server.events.saw("lost node rank 1 is claimed"));
+}
+
+TEST(AgentLink, LossIsNoticedAtOnceOnBothSides) {
+    RunningServer server;
+    {
+        RunningLink link(server.endpoint());
+        ASSERT_TRUE(server.events.saw("joined"));
+        link.close();
+        EXPECT_TRUE(server.events.saw("lost 127.0.0.1:"));
+    }
+    RunningLink link(server.endpoint());
+    ASSERT_TRUE(link.events.saw("connected"));
+    server.stop();
+    EXPECT_TRUE(link.events.saw(lost(Errc::Closed)));
+}
+
+TEST(AgentLink, AnAgentThatFallsSilentIsLost) {
+    RunningServer server({}, 10ms, 50ms);
+    RawPeer frozen(server.endpoint());
+    frozen.shake_hands(kTestJob, Role::Agent);
+    ASSERT_TRUE(frozen.send(bytes_of(hello_of("node07"), 0)));
+    EXPECT_TRUE(server.events.saw("lost no heartbeat for 50 ms"));
+    EXPECT_TRUE(frozen.is_closed());
+}
+
+TEST(AgentLink, AControllerThatFallsSilentIsLost) {
+    const Listener listener = *listen_tcp({"127.0.0.1", 0});
+    RunningLink link(listener.bound, soon(), kTestJob, 10ms, 50ms);
+    ASSERT_TRUE(*wait_readable(listener.fd.get(), soon()));
+    const UniqueFd peer(::accept(listener.fd.get(), nullptr, nullptr));
+    FrameDecoder decoder(kPeerLimits);
+    ServerHandshake handshake(kTestJob, "f0f1f2f3f4f5f6f7f8f9fafbfcfdfeff");
+    while (!handshake.authenticated()) {
+        char byte = 0;
+        ASSERT_TRUE(receive_exactly(peer.get(), {&byte, 1}, soon()));
+        decoder.feed({&byte, 1});
+        if (auto frame = decoder.next(); *frame) {
+            ASSERT_TRUE(send_all(peer.get(), bytes_of(*handshake.receive(*decode(**frame)), 0), soon()));
+        }
+    }
+    EXPECT_TRUE(link.events.saw("connected"));
+    EXPECT_TRUE(link.events.saw(lost(Errc::Timeout) + " no heartbeat from the controller for 50 ms"));
+}
+
+TEST(AgentLink, HeartbeatsKeepAnIdleLinkAlive) {
+    RunningServer server({}, 10ms, 200ms);
+    RunningLink link(server.endpoint(), soon(), kTestJob, 10ms, 200ms);
+    ASSERT_TRUE(link.events.saw("connected"));
+    // Three time-outs pass, told by a store client whose own deadlines the server keeps.
+    const auto clock = server.client();
+    for (int i = 0; i < 3; ++i) EXPECT_FALSE(clock->get("never", MonotonicClock::now() + 200ms));
+    for (const std::string& line : link.events.lines()) EXPECT_EQ(line.find("lost"), std::string::npos) << line;
+    EXPECT_TRUE(link.send(WorkersStarted{1}));
+    EXPECT_TRUE(server.events.saw("message WorkersStarted"));
+}
+
+TEST(AgentLink, TriesAgainWhenItIsDroppedBeforeItsTurn) {
+    Listener listener = *listen_tcp({"127.0.0.1", 0});
+    RunningLink link(listener.bound);
+    ASSERT_TRUE(*wait_readable(listener.fd.get(), soon()));
+    UniqueFd first(::accept(listener.fd.get(), nullptr, nullptr));
+    first.reset();
+    EXPECT_TRUE(link.events.saw("log waiting for the controller"));
+    EXPECT_TRUE(*wait_readable(listener.fd.get(), soon())) << "it comes again";
+}
+
+}  // namespace
+}  // namespace ddprun::rdzv

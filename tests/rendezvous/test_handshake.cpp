@@ -1,0 +1,129 @@
+#include "rendezvous/handshake.h"
+
+#include <gtest/gtest.h>
+
+namespace ddprun::rdzv {
+namespace {
+
+const Credentials kJob{"job 7", "secret"};
+const std::string kClientNonce = "000102030405060708090a0b0c0d0e0f";
+const std::string kServerNonce = "f0f1f2f3f4f5f6f7f8f9fafbfcfdfeff";
+
+ClientHandshake client(Credentials credentials = kJob) {
+    return {std::move(credentials), Hello{Role::Worker, "rank 3", "", ""}, kClientNonce};
+}
+ServerHandshake server(Credentials credentials = kJob, std::string nonce = kServerNonce) {
+    return {std::move(credentials), std::move(nonce)};
+}
+
+TEST(Handshake, AuthenticatesBothSidesInTwoRoundTrips) {
+    ClientHandshake c = client();
+    ServerHandshake s = server();
+    const Result<Message> challenge = s.receive(c.hello());
+    const Result<std::optional<Message>> proof = c.receive(*challenge);
+    EXPECT_FALSE(s.authenticated());
+    const Result<Message> welcome = s.receive(**proof);
+    EXPECT_TRUE(s.authenticated());
+    EXPECT_FALSE(c.authenticated());
+    EXPECT_FALSE(*c.receive(*welcome));
+    EXPECT_TRUE(c.authenticated());
+    EXPECT_EQ(s.peer().name, "rank 3");
+}
+
+TEST(Handshake, NeverSendsTheToken) {
+    ClientHandshake c = client();
+    ServerHandshake s = server();
+    const Message challenge = *s.receive(c.hello());
+    const Message proof = **c.receive(challenge);
+    const Message welcome = *s.receive(proof);
+    for (const Message& message : {Message(c.hello()), challenge, proof, welcome}) {
+        EXPECT_EQ(encode(message, 0)->find(kJob.token), std::string::npos);
+    }
+}
+
+TEST(Handshake, ServerRefusesAWrongToken) {
+    ClientHandshake c = client({"job 7", "guess"});
+    ServerHandshake s = server();
+    const Result<Message> welcome = s.receive(**c.receive(*s.receive(c.hello())));
+    ASSERT_FALSE(welcome);
+    EXPECT_EQ(welcome.error().code, Errc::Refused);
+    EXPECT_FALSE(s.authenticated());
+}
+
+TEST(Handshake, ServerRefusesAnotherJobWithoutTellingItsOwn) {
+    ClientHandshake c = client({"job 8", "secret"});
+    ServerHandshake s = server();
+    const Result<Message> challenge = s.receive(c.hello());
+    ASSERT_FALSE(challenge);
+    EXPECT_NE(challenge.error().what.find("job 7"), std::string::npos);
+    EXPECT_EQ(s.refusal().what.find("job 7"), std::string::npos);
+    EXPECT_NE(s.refusal().what.find("job 8"), std::string::npos);
+}
+
+TEST(Handshake, ClientRefusesAServerThatDoesNotKnowTheToken) {
+    ClientHandshake c = client();
+    ASSERT_TRUE(c.receive(Challenge{kServerNonce}));
+    const Result<std::optional<Message>> end = c.receive(Welcome{std::string(64, '0')});
+    ASSERT_FALSE(end);
+    EXPECT_EQ(end.error().code, Errc::Refused);
+    EXPECT_FALSE(c.authenticated());
+}
+
+TEST(Handshake, ClientsOwnProofSentBackDoesNotPass) {
+    ClientHandshake c = client();
+    const Message proof = **c.receive(Challenge{kServerNonce});
+    EXPECT_FALSE(c.receive(Welcome{std::get<Proof>(proof).mac}));
+}
+
+TEST(Handshake, ProofIsWorthNothingUnderAnotherNonce) {
+    ClientHandshake c = client();
+    const Message proof = **c.receive(Challenge{kServerNonce});
+    ServerHandshake later = server(kJob, std::string(32, 'a'));
+    ASSERT_TRUE(later.receive(c.hello()));
+    EXPECT_FALSE(later.receive(proof));
+}
+
+TEST(Handshake, ProofIsWorthNothingUnderAnotherRoleOrName) {
+    ClientHandshake c = client();
+    const Message proof = **c.receive(Challenge{kServerNonce});
+    for (const auto& [role, name] : {std::pair(Role::Agent, "rank 3"), std::pair(Role::Worker, "rank 4")}) {
+        Hello forged = c.hello();
+        forged.role = role;
+        forged.name = name;
+        ServerHandshake s = server();
+        ASSERT_TRUE(s.receive(forged));
+        EXPECT_FALSE(s.receive(proof)) << name;
+    }
+}
+
+TEST(Handshake, RefusesNoncesThatAreNotRandomEnough) {
+    for (const char* nonce : {"", "00", "zz0102030405060708090a0b0c0d0e0f"}) {
+        ServerHandshake s = server();
+        EXPECT_FALSE(s.receive(ClientHandshake(kJob, Hello{}, nonce).hello())) << nonce;
+        ClientHandshake c = client();
+        EXPECT_FALSE(c.receive(Challenge{nonce})) << nonce;
+    }
+}
+
+TEST(Handshake, TakesNoMessageOutOfTurn) {
+    ServerHandshake early = server();
+    EXPECT_FALSE(early.receive(Proof{std::string(64, '0')}));
+    EXPECT_FALSE(early.receive(client().hello())) << "after an error nothing is taken any more";
+    ServerHandshake s = server();
+    ASSERT_TRUE(s.receive(client().hello()));
+    EXPECT_FALSE(s.receive(client().hello()));
+    ServerHandshake store = server();
+    EXPECT_FALSE(store.receive(StoreRequest{}));
+    ClientHandshake c = client();
+    EXPECT_FALSE(c.receive(Welcome{}));
+    EXPECT_FALSE(c.receive(Challenge{kServerNonce}));
+}
+
+TEST(Handshake, ClientTellsTheServersRefusal) {
+    ClientHandshake c = client();
+    const Result<std::optional<Message>> end = c.receive(Failure{Errc::Protocol, "no room"});
+    EXPECT_EQ(end.error(), (Error{Errc::Refused, "no room", 0}));
+}
+
+}  // namespace
+}  // namespace ddprun::rdzv

@@ -1,0 +1,220 @@
+#include <gtest/gtest.h>
+#include <sys/socket.h>
+
+#include "server_fixture.h"
+
+namespace ddprun::rdzv {
+namespace {
+
+using namespace std::chrono_literals;
+
+Message set_request(const std::string& key, std::string value) { return StoreRequest{0, std::nullopt, store_op::Set{key, Blob(std::move(value))}}; }
+
+/// The server still serves others.
+void expect_alive(RunningServer& server) {
+    const auto client = server.client();
+    EXPECT_TRUE(client->set("alive", "yes"));
+}
+
+TEST(HostilePeer, OneBytePerWriteIsServed) {
+    RunningServer server;
+    RawPeer peer(server.endpoint());
+    ClientHandshake handshake(kTestJob, Hello{Role::Worker, "slow", "", ""}, "000102030405060708090a0b0c0d0e0f");
+    const auto drip = [&](const Message& message, std::uint32_t request) {
+        for (const char byte : bytes_of(message, request)) ASSERT_TRUE(peer.send({&byte, 1}));
+    };
+    drip(handshake.hello(), 0);
+    drip(**handshake.receive(*peer.receive()), 0);
+    ASSERT_FALSE(*handshake.receive(*peer.receive()));
+    drip(set_request("k", "v"), 1);
+    EXPECT_EQ(*peer.receive(), Message(Done{}));
+}
+
+TEST(HostilePeer, WhoSaysNothingIsClosedAfterTheHandshakeDeadline) {
+    ServerLimits limits;
+    limits.handshake = 30ms;
+    RunningServer server(limits);
+    RawPeer silent(server.endpoint());
+    const std::optional<Message> last_words = silent.receive();
+    ASSERT_TRUE(last_words);
+    EXPECT_EQ(std::get<Failure>(*last_words).code, Errc::Timeout);
+    EXPECT_TRUE(silent.is_closed());
+    EXPECT_TRUE(server.events.saw("no handshake within"));
+    expect_alive(server);
+}
+
+TEST(HostilePeer, WhoStopsInTheMiddleOfTheHandshakeIsClosedToo) {
+    ServerLimits limits;
+    limits.handshake = 30ms;
+    RunningServer server(limits);
+    RawPeer slow(server.endpoint());
+    ASSERT_TRUE(slow.send("DDP"));
+    EXPECT_TRUE(slow.is_closed());
+    server.with([](Server& s) { EXPECT_EQ(s.strangers(), 0U); });
+}
+
+TEST(HostilePeer, SilentConnectionsDoNotKeepOthersOut) {
+    ServerLimits limits;
+    limits.strangers = 4;
+    RunningServer server(limits);
+    std::vector<std::unique_ptr<RawPeer>> silent;
+    for (int i = 0; i < 20; ++i) silent.push_back(std::make_unique<RawPeer>(server.endpoint()));
+    expect_alive(server);
+    server.with([](Server& s) { EXPECT_LE(s.strangers(), 4U); });
+    EXPECT_TRUE(server.events.saw("connections wait for their handshake"));
+    EXPECT_TRUE(silent.front()->is_closed());
+}
+
+TEST(HostilePeer, StrangersAreClosedByTheirFirstByteAndNamed) {
+    RunningServer server;
+    for (const std::string& bytes : {std::string("GET / HTTP/1.1\r\n"), std::string("\0\0\0\x01", 4), std::string("\x16\x03\x01")}) {
+        RawPeer stranger(server.endpoint());
+        ASSERT_TRUE(stranger.send(bytes));
+        EXPECT_FALSE(stranger.receive()) << "nothing is answered";
+    }
+    EXPECT_TRUE(server.events.saw("first byte 0x47"));
+    EXPECT_TRUE(server.events.saw("first byte 0x00"));
+    EXPECT_TRUE(server.events.saw("closed 127.0.0.1:"));
+    expect_alive(server);
+}
+
+TEST(HostilePeer, AnotherMajorVersionIsToldOurs) {
+    RunningServer server;
+    RawPeer newer(server.endpoint());
+    ASSERT_TRUE(newer.send(std::string("DDPR\x02\x01\0\0\0\0\0\0\0\0\0\0\0\0\0\0", 20)));
+    const std::optional<Message> last_words = newer.receive();
+    ASSERT_TRUE(last_words);
+    EXPECT_NE(std::get<Failure>(*last_words).what.find("this is version 1"), std::string::npos);
+    EXPECT_TRUE(newer.is_closed());
+}
+
+TEST(HostilePeer, LengthsBeyondTheLimitsAreRefusedBeforeAndAfterTheHandshake) {
+    RunningServer server;
+    const auto announce = [](std::uint32_t json_bytes, std::uint32_t blob_bytes) {
+        std::string header;
+        append_header(header, 1, 1, json_bytes, blob_bytes);
+        return header;
+    };
+    RawPeer stranger(server.endpoint());
+    ASSERT_TRUE(stranger.send(announce(kStrangerLimits.json_bytes + 1, 0)));
+    EXPECT_EQ(std::get<Failure>(*stranger.receive()).code, Errc::Limit);
+    EXPECT_TRUE(stranger.is_closed());
+
+    RawPeer peer(server.endpoint());
+    ASSERT_TRUE(std::holds_alternative<Welcome>(peer.shake_hands(kTestJob, Role::Worker)));
+    ASSERT_TRUE(peer.send(announce(0xffffffff, 0xffffffff)));
+    EXPECT_EQ(std::get<Failure>(*peer.receive()).code, Errc::Limit);
+    EXPECT_TRUE(peer.is_closed());
+    expect_alive(server);
+}
+
+TEST(HostilePeer, GarbageAfterTheHandshakeIsTheEndOfThatConnectionOnly) {
+    RunningServer server;
+    RawPeer peer(server.endpoint());
+    peer.shake_hands(kTestJob, Role::Worker);
+    ASSERT_TRUE(peer.send(encode(Frame{16, 9, "{\"generation\":0,\"key\":", ""})));
+    const Message answer = *peer.receive();
+    EXPECT_EQ(std::get<Failure>(answer).code, Errc::Protocol);
+    EXPECT_TRUE(peer.is_closed());
+    EXPECT_TRUE(server.events.saw("not valid JSON"));
+    expect_alive(server);
+}
+
+TEST(HostilePeer, StoreRequestsBeforeTheHandshakeTouchNothing) {
+    RunningServer server;
+    RawPeer stranger(server.endpoint());
+    ASSERT_TRUE(stranger.send(bytes_of(StoreRequest{0, std::nullopt, store_op::Add{"k", 1}}, 1)));
+    EXPECT_TRUE(stranger.is_closed());
+    server.with([](Server& s) { EXPECT_EQ(s.store().keys(), 0U); });
+}
+
+TEST(HostilePeer, DropInMidFrameIsNoticedAndItsRequestNotDone) {
+    RunningServer server;
+    RawPeer agent(server.endpoint());
+    agent.shake_hands(kTestJob, Role::Agent);
+    ASSERT_TRUE(agent.send(bytes_of(AgentHello{"node07", 0, 4, 1, "v", {}, "", "default"}, 0)));
+    ASSERT_TRUE(server.events.saw("joined node07"));
+    const std::string bytes = bytes_of(set_request("half", "a value"), 1);
+    ASSERT_TRUE(agent.send(std::string_view(bytes).substr(0, bytes.size() - 3)));
+    agent.close();
+    ASSERT_TRUE(server.events.saw("in the middle of a message"));
+    EXPECT_EQ(server.events.lines().back().rfind("lost ", 0), 0U) << server.events.lines().back();
+    server.with([](Server& s) { EXPECT_EQ(s.store().keys(), 0U); });
+}
+
+TEST(HostilePeer, UnknownTypesAreAnsweredAndTheConnectionLivesOn) {
+    RunningServer server;
+    RawPeer peer(server.endpoint());
+    peer.shake_hands(kTestJob, Role::Worker);
+    ASSERT_TRUE(peer.send(encode(Frame{250, 4, "{}", "from a later version"})));
+    EXPECT_EQ(std::get<Failure>(*peer.receive()).code, Errc::NotFound);
+    ASSERT_TRUE(peer.send(bytes_of(set_request("k", "v"), 5)));
+    EXPECT_EQ(*peer.receive(), Message(Done{}));
+}
+
+TEST(HostilePeer, AWorkerCannotSpeakAsAnAgent) {
+    RunningServer server;
+    RawPeer worker(server.endpoint());
+    worker.shake_hands(kTestJob, Role::Worker);
+    ASSERT_TRUE(worker.send(bytes_of(AgentHello{"node07", 0, 4, 1, "v", {}, "", "default"}, 0)));
+    EXPECT_EQ(std::get<Failure>(*worker.receive()).code, Errc::Protocol);
+    EXPECT_TRUE(worker.is_closed());
+    EXPECT_TRUE(server.events.saw("AgentHello from a worker"));
+    for (const std::string& line : server.events.lines()) EXPECT_EQ(line.find("joined"), std::string::npos);
+}
+
+TEST(HostilePeer, ASlowReaderIsDroppedAndTheOthersAreServed) {
+    ServerLimits limits;
+    limits.output_bytes = 8U << 20;
+    RunningServer server(limits);
+    ASSERT_TRUE(server.client()->set("large", std::string(1U << 20, 'x')));
+    RawPeer slow(server.endpoint());
+    slow.shake_hands(kTestJob, Role::Worker);
+    std::string requests;
+    for (std::uint32_t i = 1; i <= 64; ++i) requests += bytes_of(StoreRequest{0, std::nullopt, store_op::TryGet{"large"}}, i);
+    ASSERT_TRUE(slow.send(requests));
+    EXPECT_TRUE(server.events.saw("does not read"));
+    expect_alive(server);
+}
+
+TEST(HostilePeer, TooManyConnectionsAreRefused) {
+    ServerLimits limits;
+    limits.connections = 3;
+    RunningServer server(limits);
+    const auto one = server.client();
+    const auto two = server.client();
+    const auto three = server.client();
+    RawPeer fourth(server.endpoint());
+    EXPECT_TRUE(fourth.is_closed());
+    EXPECT_TRUE(server.events.saw("there are 3 connections"));
+    EXPECT_TRUE(one->set("k", "v"));
+}
+
+TEST(Server, RefusesToRunWithoutAToken) {
+    LoopThread thread;
+    struct Silent final : ServerHandler {
+        void on_agent_joined(AgentId, const AgentHello&) override {}
+        void on_agent_message(AgentId, const Message&) override {}
+        void on_agent_lost(AgentId, const std::string&) override {}
+        void on_log(const std::string&) override {}
+    } handler;
+    thread.run([&] {
+        ServerOptions options;
+        options.where = {"127.0.0.1", 0};
+        EXPECT_EQ(Server::create(thread.loop(), std::move(options), handler).error().code, Errc::InvalidArgument);
+    });
+}
+
+TEST(Server, AnswersTheControllersOwnStoreRequests) {
+    RunningServer server;
+    const auto client = server.client();
+    server.with([](Server& s) {
+        EXPECT_EQ(s.ask_store(store_op::Set{"k", Blob("v")}), StoreReply(Done{}));
+        EXPECT_EQ(std::get<Failure>(s.ask_store(store_op::Get{"none"})).code, Errc::Timeout);
+        EXPECT_EQ(s.store().waiters(), 0U);
+    });
+    EXPECT_EQ(*client->try_get("k"), "v");
+}
+
+}  // namespace
+}  // namespace ddprun::rdzv

@@ -1,0 +1,168 @@
+#include "rendezvous/membership.h"
+
+#include <gtest/gtest.h>
+
+namespace ddprun::rdzv {
+namespace {
+
+using namespace std::chrono_literals;
+
+const TimePoint t0{1000s};
+
+MembershipSpec fixed(int nodes) { return {nodes, nodes, 600s, 30s, ""}; }
+MembershipSpec elastic(int min, int max) { return {min, max, 600s, 30s, ""}; }
+Joiner node(const std::string& host, std::optional<int> node_rank = std::nullopt) { return {host, 100, node_rank, 4, "default", ""}; }
+
+std::vector<AgentId> agents(const std::vector<Membership::Member>& world) {
+    std::vector<AgentId> ids;
+    for (const auto& member : world) ids.push_back(member.agent);
+    return ids;
+}
+
+TEST(Membership, WaitsAndSaysForWhat) {
+    Membership job(fixed(3), t0);
+    ASSERT_TRUE(job.join(1, node("a"), t0));
+    const Verdict verdict = job.decide(t0 + 10s);
+    EXPECT_EQ(verdict.kind, Verdict::Wait);
+    EXPECT_EQ(verdict.why, "1 of 3 nodes joined, 9 min 50 s left");
+    EXPECT_EQ(job.next_change(t0 + 10s), t0 + 600s);
+}
+
+TEST(Membership, IsReadyAtOnceWhenAllAreThere) {
+    Membership job(fixed(2), t0);
+    ASSERT_TRUE(job.join(1, node("a"), t0));
+    ASSERT_TRUE(job.join(2, node("b"), t0));
+    EXPECT_EQ(job.decide(t0).kind, Verdict::Ready);
+    EXPECT_EQ(job.next_change(t0), kNever);
+}
+
+TEST(Membership, FailsAfterTheJoinTimeoutNamingTheMissingNodeRanks) {
+    Membership job(fixed(4), t0);
+    ASSERT_TRUE(job.join(1, node("a", 0), t0));
+    ASSERT_TRUE(job.join(2, node("c", 2), t0));
+    EXPECT_EQ(job.decide(t0 + 600s - 1ns).kind, Verdict::Wait);
+    const Verdict verdict = job.decide(t0 + 600s);
+    EXPECT_EQ(verdict.kind, Verdict::Failed);
+    EXPECT_EQ(verdict.why, "2 of 4 nodes joined within 10 min; missing: node rank 1, 3");
+}
+
+TEST(Membership, OrdersByNodeRankAndElseByArrival) {
+    Membership job(fixed(4), t0);
+    ASSERT_TRUE(job.join(11, node("x"), t0));
+    ASSERT_TRUE(job.join(12, node("head", 0), t0));
+    ASSERT_TRUE(job.join(13, node("y"), t0));
+    ASSERT_TRUE(job.join(14, node("z", 2), t0));
+    EXPECT_EQ(agents(job.settle()), (std::vector<AgentId>{12, 11, 14, 13}));
+}
+
+TEST(Membership, RefusesATwinNamingBothClaimants) {
+    Membership job(fixed(2), t0);
+    ASSERT_TRUE(job.join(1, {"node07", 12, 1, 4, "default", ""}, t0));
+    const Status twin = job.join(2, {"node09", 44, 1, 4, "default", ""}, t0);
+    ASSERT_FALSE(twin);
+    EXPECT_EQ(twin.error(), (Error{Errc::Mismatch, "node rank 1 is claimed by node07 (pid 12) and by node09 (pid 44)", 0}));
+    EXPECT_EQ(job.joined(), 1);
+}
+
+TEST(Membership, RefusesNodeRanksOutOfRangeAndNodesWithoutWorkers) {
+    Membership job(fixed(2), t0);
+    EXPECT_EQ(job.join(1, node("a", 2), t0).error().code, Errc::InvalidArgument);
+    EXPECT_EQ(job.join(1, node("a", -1), t0).error().code, Errc::InvalidArgument);
+    EXPECT_EQ(job.join(1, {"a", 1, std::nullopt, 0, "default", ""}, t0).error().code, Errc::InvalidArgument);
+    EXPECT_EQ(job.joined(), 0);
+}
+
+TEST(Membership, RefusesANodeOfAnotherCommandLine) {
+    Membership job({2, 2, 600s, 30s, "c0ffee"}, t0);
+    EXPECT_TRUE(job.join(1, {"a", 1, std::nullopt, 4, "default", "c0ffee"}, t0));
+    EXPECT_EQ(job.join(2, {"b", 1, std::nullopt, 4, "default", "decaf"}, t0).error().code, Errc::Mismatch);
+}
+
+TEST(Membership, GivesALastCallWhenThereAreEnough) {
+    Membership job(elastic(2, 4), t0);
+    ASSERT_TRUE(job.join(1, node("a"), t0));
+    ASSERT_TRUE(job.join(2, node("b"), t0 + 5s));
+    EXPECT_EQ(job.decide(t0 + 5s).kind, Verdict::Wait);
+    EXPECT_EQ(job.next_change(t0 + 5s), t0 + 35s);
+    EXPECT_EQ(job.decide(t0 + 34s).why, "2 nodes joined, enough to start; waiting 1 s for up to 4");
+    EXPECT_EQ(job.decide(t0 + 35s).kind, Verdict::Ready);
+    EXPECT_EQ(job.next_change(t0 + 35s), kNever);
+}
+
+TEST(Membership, CallsAgainWhenOneLeavesBeforeTheStart) {
+    Membership job(elastic(2, 4), t0);
+    ASSERT_TRUE(job.join(1, node("a"), t0));
+    ASSERT_TRUE(job.join(2, node("b"), t0));
+    job.leave(1, t0 + 20s);
+    EXPECT_EQ(job.decide(t0 + 40s).kind, Verdict::Wait);
+    ASSERT_TRUE(job.join(3, node("c"), t0 + 40s));
+    EXPECT_EQ(job.decide(t0 + 69s).kind, Verdict::Wait);
+    EXPECT_EQ(job.decide(t0 + 70s).kind, Verdict::Ready);
+}
+
+TEST(Membership, GivesTheHoleToTheHostThatComesBack) {
+    Membership job(fixed(3), t0);
+    for (const auto& [id, host] : {std::pair(1, "a"), std::pair(2, "b"), std::pair(3, "c")}) {
+        ASSERT_TRUE(job.join(static_cast<AgentId>(id), node(host), t0));
+    }
+    job.settle();
+    job.leave(1, t0 + 60s);
+    job.leave(2, t0 + 60s);
+    job.reopen(t0 + 60s);
+    ASSERT_TRUE(job.join(4, node("b"), t0 + 61s));
+    ASSERT_TRUE(job.join(5, node("a"), t0 + 62s));
+    EXPECT_EQ(agents(job.settle()), (std::vector<AgentId>{5, 4, 3}));
+}
+
+TEST(Membership, GivesTheHoleToASpareWhileTheOthersKeepTheirRanks) {
+    Membership job(fixed(3), t0);
+    for (AgentId id = 1; id <= 4; ++id) ASSERT_TRUE(job.join(id, node("host" + std::to_string(id)), t0));
+    EXPECT_EQ(agents(job.settle()), (std::vector<AgentId>{1, 2, 3}));
+    EXPECT_EQ(job.spares(), std::vector<AgentId>{4});
+    job.leave(2, t0 + 60s);
+    job.reopen(t0 + 60s);
+    EXPECT_EQ(job.decide(t0 + 60s).kind, Verdict::Ready);
+    EXPECT_EQ(agents(job.settle()), (std::vector<AgentId>{1, 4, 3}));
+    EXPECT_TRUE(job.spares().empty());
+}
+
+TEST(Membership, ClosesTheRanksWhenAPlaceStaysEmpty) {
+    Membership job(elastic(2, 4), t0);
+    for (AgentId id = 1; id <= 4; ++id) ASSERT_TRUE(job.join(id, node("host" + std::to_string(id)), t0));
+    job.settle();
+    job.leave(2, t0 + 60s);
+    job.reopen(t0 + 60s);
+    EXPECT_EQ(job.decide(t0 + 90s).kind, Verdict::Ready);
+    EXPECT_EQ(agents(job.settle()), (std::vector<AgentId>{1, 3, 4}));
+}
+
+TEST(Membership, TakesAnAskedNodeRankBackAfterTheRanksWereClosed) {
+    Membership job(elastic(2, 3), t0);
+    for (int rank = 0; rank < 3; ++rank) ASSERT_TRUE(job.join(static_cast<AgentId>(rank + 1), node("h", rank), t0));
+    job.settle();
+    job.leave(2, t0 + 1s);
+    job.reopen(t0 + 1s);
+    EXPECT_EQ(agents(job.settle()), (std::vector<AgentId>{1, 3}));
+    ASSERT_TRUE(job.join(9, node("h", 1), t0 + 2s));
+    EXPECT_EQ(agents(job.settle()), (std::vector<AgentId>{1, 9, 3}));
+}
+
+TEST(Membership, ReopeningGrantsAFullJoinTimeout) {
+    Membership job(fixed(2), t0);
+    ASSERT_TRUE(job.join(1, node("a"), t0));
+    ASSERT_TRUE(job.join(2, node("b"), t0));
+    job.settle();
+    job.leave(2, t0 + 3600s);
+    job.reopen(t0 + 3600s);
+    EXPECT_EQ(job.decide(t0 + 4000s).kind, Verdict::Wait);
+    EXPECT_EQ(job.decide(t0 + 4200s).kind, Verdict::Failed);
+}
+
+TEST(Membership, IgnoresAgentsItDoesNotKnow) {
+    Membership job(fixed(1), t0);
+    job.leave(77, t0);
+    EXPECT_EQ(job.joined(), 0);
+}
+
+}  // namespace
+}  // namespace ddprun::rdzv

@@ -1,0 +1,187 @@
+#include "rendezvous/message.h"
+
+#include <gtest/gtest.h>
+
+#include <set>
+
+namespace ddprun::rdzv {
+namespace {
+
+using namespace std::chrono_literals;
+
+Frame frame_of(const std::string& bytes) {
+    FrameDecoder decoder(kPeerLimits);
+    decoder.feed(bytes);
+    return **decoder.next();
+}
+
+Frame frame_of(const Message& message) { return frame_of(*encode(message, 7)); }
+
+StoreRequest request(StoreOp op, std::optional<Duration> timeout = std::nullopt) { return {3, timeout, std::move(op)}; }
+
+std::vector<Message> one_of_each() {
+    return {
+        Unknown{200},
+        Hello{Role::Tool, "ddprun ps", "job 7", "00ff"},
+        Challenge{"0123"},
+        Proof{"abcd"},
+        Welcome{"ef01"},
+        Failure{Errc::StaleGeneration, "generation 2 is over"},
+        Heartbeat{},
+        request(store_op::Set{"k", Blob(std::string("\0\n\xff", 3))}),
+        request(store_op::Get{"key with \"quotes\" and \xc3\xa4"}, 5s),
+        request(store_op::TryGet{"k"}),
+        request(store_op::Add{"k", -5}),
+        request(store_op::CompareSet{"k", std::nullopt, Blob("desired")}),
+        request(store_op::CompareSet{"k", "", Blob("desired")}),
+        request(store_op::CompareSet{"k", "expected", Blob("desired")}),
+        request(store_op::Erase{"k"}),
+        request(store_op::Wait{{"a", "b"}}, 0s),
+        request(store_op::Barrier{"b", 4}, 1ns),
+        Done{},
+        Value{Blob("bytes")},
+        Absent{},
+        Sum{INT64_MIN},
+        Exchanged{true, Blob("now")},
+        Erased{true},
+        AgentHello{"node02", 1, 4, 4171, "0.1.0", {"10.0.0.2", "fe80::1"}, "c0ffee", "trainer"},
+        AgentHello{"node02", std::nullopt, 4, 4171, "0.1.0", {}, "", "default"},
+        WorkersStarted{UINT64_MAX},
+        WorkerExited{3, 1, 5, 4171, true, 9, true, false, 812'000'000'000, "", {"line 1", "line 2"}, "{}", "out of memory", "#812"},
+        GenerationDrained{3, {"process 1 could not be killed"}},
+        StartGeneration{3, 1, 2, 4, 8, {4, 4}, 4, 8, "node00", 29500, 1, 3},
+        StopGeneration{3, 15, 5'000'000'000, 5, "rank 5 died"},
+        Shutdown{75, "preempted"},
+        Notice{"preempt", "walltime"},
+    };
+}
+
+TEST(Message, SurvivesTheWire) {
+    for (const Message& message : one_of_each()) {
+        const Result<Message> back = decode(frame_of(message));
+        ASSERT_TRUE(back) << message_name(message) << ": " << back.error().what;
+        EXPECT_EQ(*back, message) << message_name(message);
+    }
+}
+
+TEST(Message, HasATypeOfItsOwn) {
+    std::set<std::uint8_t> types;
+    std::set<std::string_view> names;
+    for (const Message& message : one_of_each()) {
+        types.insert(frame_of(message).type);
+        names.insert(message_name(message));
+    }
+    EXPECT_EQ(types.size(), names.size());
+}
+
+TEST(Message, IgnoresKeysItDoesNotKnow) {
+    Frame frame = frame_of(Message(Sum{4}));
+    frame.json = R"({"sum":4,"of":"a later version"})";
+    EXPECT_EQ(*decode(frame), Message(Sum{4}));
+}
+
+TEST(Message, TakesAnAgentThatDoesNotKnowRoles) {
+    Frame frame = frame_of(Message(AgentHello{"h", 0, 1, 2, "v", {}, "", "trainer"}));
+    frame.json.replace(frame.json.find(R"("role":"trainer",)"), 17, "");
+    EXPECT_EQ(std::get<AgentHello>(*decode(frame)).role, "default");
+}
+
+struct Malformed {
+    const char* json;
+    const char* says;
+};
+
+TEST(Message, NamesTheKeyThatIsMalformed) {
+    const Frame good = frame_of(Message(request(store_op::Add{"k", 1})));
+    for (const auto& [json, says] : std::initializer_list<Malformed>{
+             {R"({"generation":1,"delta":1})", "Add: 'key' is missing"},
+             {R"({"generation":1,"key":7,"delta":1})", "'key' is number, expected text"},
+             {R"({"generation":-1,"key":"k","delta":1})", "'generation' is out of range"},
+             {R"({"generation":1,"key":"k","delta":1.5})", "'delta' is number, expected a whole number"},
+             {R"({"generation":1,"key":"k","delta":9223372036854775808})", "'delta' is out of range"},
+             {R"({"generation":1,"key":"k","delta":true})", "'delta' is boolean"},
+             {R"({"generation":1,"timeout_ns":-5,"key":"k","delta":1})", "'timeout_ns' is negative"},
+             {R"([1])", "not a JSON object"},
+             {R"({"generation":)", "not valid JSON"},
+             {"{\"generation\":1,\"key\":\"\xff\",\"delta\":1}", "not valid JSON"},
+         }) {
+        Frame frame = good;
+        frame.json = json;
+        const Result<Message> message = decode(frame);
+        ASSERT_FALSE(message) << json;
+        EXPECT_EQ(message.error().code, Errc::Protocol);
+        EXPECT_NE(message.error().what.find(says), std::string::npos) << message.error().what;
+    }
+}
+
+TEST(Message, RefusesABlobWhereThereIsNone) {
+    Frame frame = frame_of(Message(request(store_op::Get{"k"})));
+    frame.blob = "surprise";
+    EXPECT_EQ(decode(frame).error().what, "Get: carries a blob, but has none");
+}
+
+TEST(Message, RefusesAnExpectedPartBeyondTheBlob) {
+    Frame frame = frame_of(Message(request(store_op::CompareSet{"k", "12", Blob("34")})));
+    frame.blob = "1";
+    EXPECT_EQ(decode(frame).error().code, Errc::Protocol);
+}
+
+TEST(Message, RefusesARoleItDoesNotKnow) {
+    Frame frame = frame_of(Message(Hello{}));
+    frame.json = R"({"role":"boss","name":"","job_id":"","nonce":""})";
+    EXPECT_EQ(decode(frame).error().what, "Hello: 'role' is 'boss'");
+}
+
+TEST(Message, KeepsAFailureWhoseCodeIsFromALaterVersion) {
+    Frame frame = frame_of(Message(Failure{}));
+    frame.json = R"({"code":"out_of_cheese","what":"no cheese"})";
+    EXPECT_EQ(std::get<Failure>(*decode(frame)).what, "no cheese");
+}
+
+TEST(Message, SendsStderrThatIsNotUtf8WithReplacements) {
+    WorkerExited exited{};
+    exited.last_stderr = {"caf\xe9"};
+    const Result<Message> back = decode(frame_of(Message(exited)));
+    ASSERT_TRUE(back);
+    EXPECT_EQ(std::get<WorkerExited>(*back).last_stderr, std::vector<std::string>{"caf\xef\xbf\xbd"});
+}
+
+TEST(Message, StaysWithinTheLimitsWhateverAWorkerWrote) {
+    WorkerExited exited{};
+    exited.last_stderr.assign(100, std::string(100'000, '\x01'));  // six bytes each in JSON
+    exited.last_stderr.back() = "the last line";
+    for (std::string* text : {&exited.exec_failure, &exited.error_file, &exited.meaning, &exited.last_collective}) {
+        text->assign(200'000, '\x01');
+    }
+    const Result<std::string> bytes = encode(exited, 0);
+    ASSERT_TRUE(bytes) << bytes.error().what;
+    const auto back = std::get<WorkerExited>(*decode(frame_of(*bytes)));
+    EXPECT_EQ(back.last_stderr.size(), kReportLines);
+    EXPECT_EQ(back.last_stderr.back(), "the last line");
+}
+
+TEST(Message, RefusesToEncodeWhatAPeerWouldNotTake) {
+    const Message huge = request(store_op::Set{"k", Blob(std::string(kPeerLimits.blob_bytes + 1UL, 'x'))});
+    const Result<std::string> bytes = encode(huge, 1);
+    ASSERT_FALSE(bytes);
+    EXPECT_EQ(bytes.error().code, Errc::Limit);
+}
+
+TEST(Message, StartOfAThousandNodesStaysSmall) {
+    StartGeneration start{};
+    start.world_size = 8192;
+    start.local_world_sizes.assign(1024, 8);
+    EXPECT_LT(encode(start, 0)->size(), 4096U);
+}
+
+TEST(CheckKey, TakesUtf8AndNothingElse) {
+    EXPECT_TRUE(check_key("nccl/3/0 \xe2\x82\xac \xf0\x9f\x98\x80"));
+    for (const char* bad : {"", "\xff", "\xc3", "\xc0\x80", "\xe0\x80\x80", "\xed\xa0\x80", "\xf4\x90\x80\x80", "\xf0\x80\x80\x80", "a\x80"}) {
+        EXPECT_FALSE(check_key(bad)) << bad;
+    }
+    EXPECT_TRUE(check_key(std::string(1024, 'k')));
+    EXPECT_FALSE(check_key(std::string(1025, 'k')));
+}
+
+}  // namespace
+}  // namespace ddprun::rdzv

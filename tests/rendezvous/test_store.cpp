@@ -1,0 +1,281 @@
+#include "rendezvous/store.h"
+
+#include <gtest/gtest.h>
+
+namespace ddprun::rdzv {
+namespace {
+
+using namespace std::chrono_literals;
+using namespace store_op;
+
+const TimePoint t0{1000s};
+
+/// A store with a clock and a request counter; each client's answers are collected.
+struct Bench {
+    explicit Bench(StoreLimits limits = {}) : store(limits) {}
+
+    StoreAnswers ask(ClientId client, StoreOp op, std::optional<Duration> timeout = std::nullopt) {
+        return store.apply(client, ++request, {generation, timeout, std::move(op)}, now);
+    }
+    /// The one answer of an operation that does not wait.
+    StoreReply reply(StoreOp op, ClientId client = 1) {
+        StoreAnswers answers = ask(client, std::move(op));
+        EXPECT_EQ(answers.size(), 1U);
+        return answers.empty() ? StoreReply(Failure{}) : answers.back().reply;
+    }
+    Store store;
+    TimePoint now = t0;
+    std::uint64_t generation = 0;
+    std::uint32_t request = 0;
+};
+
+Set set_of(const std::string& key, const std::string& value) { return {key, Blob(value)}; }
+StoreReply value(const std::string& bytes) { return Value{Blob(bytes)}; }
+Errc code(const StoreReply& reply) { return std::get<Failure>(reply).code; }
+std::string what(const StoreReply& reply) { return std::get<Failure>(reply).what; }
+
+TEST(Store, KeepsWhatWasSet) {
+    Bench b;
+    EXPECT_EQ(b.reply(set_of("k", "one")), StoreReply(Done{}));
+    EXPECT_EQ(b.reply(set_of("k", std::string("\0two", 4))), StoreReply(Done{}));
+    EXPECT_EQ(b.reply(TryGet{"k"}), value(std::string("\0two", 4)));
+    EXPECT_EQ(b.reply(Get{"k"}), value(std::string("\0two", 4)));
+    EXPECT_EQ(b.reply(TryGet{"other"}), StoreReply(Absent{}));
+    EXPECT_EQ(b.store.keys(), 1U);
+}
+
+TEST(Store, TellsAnEmptyValueFromNone) {
+    Bench b;
+    b.reply(set_of("k", ""));
+    EXPECT_EQ(b.reply(TryGet{"k"}), value(""));
+}
+
+TEST(Store, AddsFromZero) {
+    Bench b;
+    EXPECT_EQ(b.reply(Add{"n", 5}), StoreReply(Sum{5}));
+    EXPECT_EQ(b.reply(Add{"n", -7}), StoreReply(Sum{-2}));
+    EXPECT_EQ(b.reply(TryGet{"n"}), value("-2"));
+}
+
+TEST(Store, AddRefusesTextAndOverflowAndChangesNothing) {
+    Bench b;
+    b.reply(set_of("text", "seven"));
+    EXPECT_EQ(code(b.reply(Add{"text", 1})), Errc::InvalidArgument);
+    b.reply(Add{"n", INT64_MAX});
+    EXPECT_EQ(code(b.reply(Add{"n", 1})), Errc::Limit);
+    EXPECT_EQ(b.reply(TryGet{"n"}), value(std::to_string(INT64_MAX)));
+}
+
+TEST(Store, CompareSetSwapsOnlyWhatWasExpected) {
+    Bench b;
+    EXPECT_EQ(b.reply(CompareSet{"k", "old", Blob("new")}), StoreReply(Exchanged{false, Blob()}));
+    EXPECT_EQ(b.reply(CompareSet{"k", std::nullopt, Blob("first")}), StoreReply(Exchanged{true, Blob("first")}));
+    EXPECT_EQ(b.reply(CompareSet{"k", std::nullopt, Blob("second")}), StoreReply(Exchanged{false, Blob("first")}));
+    EXPECT_EQ(b.reply(CompareSet{"k", "first", Blob("second")}), StoreReply(Exchanged{true, Blob("second")}));
+}
+
+TEST(Store, CompareSetTellsEmptyFromAbsent) {
+    Bench b;
+    EXPECT_EQ(b.reply(CompareSet{"k", "", Blob("x")}), StoreReply(Exchanged{false, Blob()}));
+    EXPECT_EQ(b.reply(TryGet{"k"}), StoreReply(Absent{}));
+}
+
+TEST(Store, EraseSaysWhetherThereWasOne) {
+    Bench b;
+    b.reply(set_of("k", "v"));
+    EXPECT_EQ(b.reply(Erase{"k"}), StoreReply(Erased{true}));
+    EXPECT_EQ(b.reply(Erase{"k"}), StoreReply(Erased{false}));
+    EXPECT_EQ(b.store.bytes(), 0U);
+}
+
+TEST(Store, GetWaitsForTheKey) {
+    Bench b;
+    EXPECT_TRUE(b.ask(1, Get{"k"}, 10s).empty());
+    EXPECT_TRUE(b.ask(2, Get{"k"}, 10s).empty());
+    const StoreAnswers answers = b.ask(3, set_of("k", "v"));
+    ASSERT_EQ(answers.size(), 3U);
+    EXPECT_EQ(answers[0].client, 1U);
+    EXPECT_EQ(answers[0].request, 1U);
+    EXPECT_EQ(answers[0].reply, value("v"));
+    EXPECT_EQ(answers[1].client, 2U);
+    EXPECT_EQ(b.store.waiters(), 0U);
+    EXPECT_EQ(b.store.next_deadline(), kNever);
+}
+
+TEST(Store, AddAndCompareSetWakeWaitersToo) {
+    Bench b;
+    b.ask(1, Get{"n"});
+    EXPECT_EQ(b.ask(2, Add{"n", 4})[0].reply, value("4"));
+    b.ask(1, Get{"c"});
+    EXPECT_EQ(b.ask(2, CompareSet{"c", std::nullopt, Blob("x")})[0].reply, value("x"));
+}
+
+TEST(Store, WaitNeedsAllKeysAtTheSameTime) {
+    Bench b;
+    EXPECT_TRUE(b.ask(1, Wait{{"a", "b", "c"}}).empty());
+    EXPECT_EQ(b.ask(2, set_of("c", "")).size(), 1U);
+    EXPECT_EQ(b.ask(2, set_of("a", "")).size(), 1U);
+    b.ask(2, Erase{"a"});
+    EXPECT_EQ(b.ask(2, set_of("b", "")).size(), 1U) << "a is gone again";
+    const StoreAnswers answers = b.ask(2, set_of("a", ""));
+    ASSERT_EQ(answers.size(), 2U);
+    EXPECT_EQ(answers[0].client, 1U);
+    EXPECT_EQ(answers[0].reply, StoreReply(Done{}));
+}
+
+TEST(Store, WaitForExistingKeysOrNoneReturnsAtOnce) {
+    Bench b;
+    b.reply(set_of("a", ""));
+    EXPECT_EQ(b.reply(Wait{{"a", "a"}}), StoreReply(Done{}));
+    EXPECT_EQ(b.reply(Wait{{}}), StoreReply(Done{}));
+}
+
+TEST(Store, TimeoutNamesWhatIsMissingAndTheWait) {
+    Bench b;
+    b.reply(set_of("b", ""));
+    b.ask(1, Wait{{"a", "b", "c", "d", "e"}}, 5s);
+    b.ask(1, Get{"lonely"}, 3s);
+    EXPECT_EQ(b.store.next_deadline(), t0 + 3s);
+    EXPECT_TRUE(b.store.expire(t0 + 3s - 1ns).empty());
+    EXPECT_EQ(b.store.expire(t0 + 3s).at(0).reply, StoreReply(Failure{Errc::Timeout, "key 'lonely' not set within 3 s"}));
+    EXPECT_EQ(b.store.expire(t0 + 5s).at(0).reply, StoreReply(Failure{Errc::Timeout, "keys 'a', 'c', 'd' and 1 more not set within 5 s"}));
+    EXPECT_TRUE(b.ask(2, set_of("lonely", ""))[0].client == 2U) << "who timed out is not answered again";
+}
+
+TEST(Store, BarrierReleasesEveryoneWithTheLast) {
+    Bench b;
+    EXPECT_TRUE(b.ask(1, Barrier{"b", 3}).empty());
+    EXPECT_TRUE(b.ask(2, Barrier{"b", 3}).empty());
+    const StoreAnswers answers = b.ask(3, Barrier{"b", 3});
+    ASSERT_EQ(answers.size(), 3U);
+    for (const StoreAnswer& answer : answers) EXPECT_EQ(answer.reply, StoreReply(Done{}));
+    EXPECT_TRUE(b.ask(1, Barrier{"b", 3}).empty()) << "the name can be used again";
+    EXPECT_EQ(b.store.waiters(), 1U);
+}
+
+TEST(Store, BarrierOfOneDoesNotWait) {
+    Bench b;
+    EXPECT_EQ(b.reply(Barrier{"b", 1}), StoreReply(Done{}));
+}
+
+TEST(Store, BarrierRefusesADisagreeingCountNamingBoth) {
+    Bench b;
+    b.ask(1, Barrier{"b", 4});
+    const StoreReply refused = b.reply(Barrier{"b", 3}, 2);
+    EXPECT_EQ(code(refused), Errc::Mismatch);
+    EXPECT_EQ(what(refused), "barrier 'b': 3 participants asked for, the 1 already inside said 4");
+    EXPECT_EQ(code(b.reply(Barrier{"b", 4}, 1)), Errc::Mismatch) << "nobody is two participants";
+    EXPECT_EQ(code(b.reply(Barrier{"other", 0}, 2)), Errc::InvalidArgument);
+}
+
+TEST(Store, BarrierTimeoutTellsHowManyArrivedAndForgetsThem) {
+    Bench b;
+    b.ask(1, Barrier{"b", 4}, 5s);
+    b.ask(2, Barrier{"b", 4}, 5s);
+    const StoreAnswers late = b.store.expire(t0 + 5s);
+    ASSERT_EQ(late.size(), 2U);
+    for (const StoreAnswer& answer : late) EXPECT_EQ(what(answer.reply), "barrier 'b': 2 of 4 arrived within 5 s");
+    EXPECT_TRUE(b.ask(3, Barrier{"b", 2}).empty()) << "a new barrier, with its own count";
+}
+
+TEST(Store, ALateComerDoesNotMeetItsOwnExpiredSelf) {
+    Bench b;
+    b.ask(1, Barrier{"b", 2}, 5s);
+    b.now = t0 + 5s;
+    const StoreAnswers answers = b.ask(1, Barrier{"b", 2}, 5s);
+    ASSERT_EQ(answers.size(), 1U);
+    EXPECT_EQ(answers[0].request, 1U);
+    EXPECT_EQ(code(answers[0].reply), Errc::Timeout);
+    EXPECT_EQ(b.store.waiters(), 1U);
+}
+
+TEST(Store, DisconnectTakesAClientOutOfEverything) {
+    Bench b;
+    b.ask(1, Barrier{"b", 2});
+    b.ask(1, Get{"k"}, 5s);
+    b.ask(2, Get{"k"});
+    b.store.disconnect(1);
+    b.store.disconnect(99);
+    EXPECT_EQ(b.store.waiters(), 1U);
+    EXPECT_EQ(b.store.next_deadline(), kNever);
+    EXPECT_TRUE(b.ask(3, Barrier{"b", 2}).empty()) << "the one that left does not count";
+    const StoreAnswers answers = b.ask(3, set_of("k", ""));
+    ASSERT_EQ(answers.size(), 2U);
+    EXPECT_EQ(answers[0].client, 2U);
+}
+
+TEST(Store, ANewGenerationDropsKeysAndAnswersWhoWaits) {
+    Bench b;
+    b.reply(set_of("k", "v"));
+    b.ask(1, Get{"never"}, 5s);
+    b.ask(2, Barrier{"b", 2});
+    const StoreAnswers answers = b.store.begin_generation(1);
+    ASSERT_EQ(answers.size(), 2U);
+    for (const StoreAnswer& answer : answers) EXPECT_EQ(answer.reply, StoreReply(Failure{Errc::StaleGeneration, "generation 0 is over, now is 1"}));
+    EXPECT_EQ(b.store.keys(), 0U);
+    EXPECT_EQ(b.store.bytes(), 0U);
+    EXPECT_EQ(b.store.waiters(), 0U);
+    EXPECT_EQ(b.store.next_deadline(), kNever);
+}
+
+TEST(Store, AnOldGenerationCannotTouchTheNewOne) {
+    Bench b;
+    b.store.begin_generation(2);
+    b.generation = 1;
+    for (const StoreOp& op : std::initializer_list<StoreOp>{set_of("k", "poison"), Get{"k"}, TryGet{"k"}, Add{"k", 1}, Erase{"k"},
+                                                            CompareSet{"k", std::nullopt, Blob("poison")}, Wait{{"k"}}, Barrier{"b", 1}}) {
+        EXPECT_EQ(code(b.reply(op)), Errc::StaleGeneration);
+    }
+    EXPECT_EQ(b.store.keys(), 0U);
+    b.generation = 3;
+    EXPECT_EQ(what(b.reply(TryGet{"k"})), "generation 3 has not begun, now is 2");
+}
+
+TEST(Store, AGenerationNeverGoesBack) {
+    Bench b;
+    b.store.begin_generation(5);
+    b.generation = 5;
+    b.reply(set_of("k", "v"));
+    EXPECT_TRUE(b.store.begin_generation(5).empty());
+    EXPECT_TRUE(b.store.begin_generation(4).empty());
+    EXPECT_EQ(b.store.generation(), 5U);
+    EXPECT_EQ(b.store.keys(), 1U);
+}
+
+TEST(Store, KeepsWithinItsLimits) {
+    StoreLimits limits;
+    limits.key_bytes = 4;
+    limits.value_bytes = 8;
+    limits.keys = 2;
+    limits.total_bytes = 12;
+    limits.keys_per_wait = 2;
+    limits.waiters_per_client = 2;
+    Bench b(limits);
+    EXPECT_EQ(code(b.reply(set_of("12345", ""))), Errc::InvalidArgument);
+    EXPECT_EQ(code(b.reply(set_of("", ""))), Errc::InvalidArgument);
+    EXPECT_EQ(code(b.reply(set_of("k", "123456789"))), Errc::Limit);
+    EXPECT_EQ(b.reply(set_of("a", "12345678")), StoreReply(Done{}));
+    EXPECT_EQ(code(b.reply(set_of("b", "123"))), Errc::Limit) << "1 + 8 + 1 + 3 bytes are more than 12";
+    EXPECT_EQ(b.reply(set_of("b", "12")), StoreReply(Done{}));
+    EXPECT_EQ(b.reply(set_of("a", "1234")), StoreReply(Done{})) << "replacing frees what was there";
+    EXPECT_EQ(code(b.reply(set_of("c", ""))), Errc::Limit) << "two keys are there";
+    EXPECT_EQ(code(b.reply(Wait{{"a", "b", "c"}})), Errc::Limit);
+    b.ask(1, Get{"x"});
+    b.ask(1, Barrier{"x", 2});
+    EXPECT_EQ(code(b.reply(Get{"y"})), Errc::Limit);
+    EXPECT_EQ(code(b.reply(Barrier{"y", 2})), Errc::Limit);
+    EXPECT_TRUE(b.ask(2, Get{"y"}).empty()) << "the limit is per client";
+}
+
+TEST(Store, WaitingForManyKeysInOrderIsNotQuadratic) {
+    Bench b;
+    std::vector<std::string> keys;
+    for (int i = 0; i < 16384; ++i) keys.push_back(std::to_string(i));
+    for (ClientId client = 1; client <= 8; ++client) b.ask(client, Wait{keys});
+    std::size_t answered = 0;
+    for (const std::string& key : keys) answered += b.ask(9, set_of(key, "")).size() - 1;
+    EXPECT_EQ(answered, 8U);
+}
+
+}  // namespace
+}  // namespace ddprun::rdzv
