@@ -1,15 +1,12 @@
 #include "launcher/log_files.h"
 
 #include <fcntl.h>
-#include <stdlib.h>
 #include <sys/stat.h>
 
 #include <algorithm>
 
 #include <fmt/core.h>
 
-#include "env/file.h"
-#include "env/hmac.h"
 #include "env/text.h"
 
 namespace ddprun {
@@ -31,34 +28,6 @@ std::size_t bytes_before_rotation(std::string_view bytes, std::uint64_t room, bo
 }
 
 }  // namespace
-
-bool needs_log_directory(const OutputSpec& spec) {
-    const auto names_any = [](const StreamsMap& map) {
-        return map.everyone != Streams::None ||
-               std::any_of(map.by_local_rank.begin(), map.by_local_rank.end(),
-                           [](const auto& entry) { return entry.second != Streams::None; });
-    };
-    return !spec.log_dir.empty() || names_any(spec.redirects) || names_any(spec.tee) || !spec.stdout_filters.empty() ||
-           !spec.stderr_filters.empty();
-}
-
-Result<std::string> make_log_directory(const std::string& base, const std::string& run_id) {
-    std::string parent = base;
-    if (parent.empty()) {
-        const char* temporary = ::getenv("TMPDIR");
-        parent = fmt::format("{}/ddprun_XXXXXX", temporary != nullptr && *temporary != '\0' ? temporary : "/tmp");
-        if (::mkdtemp(parent.data()) == nullptr) return Error::system("make directory " + parent);
-    }
-    if (const Status made = make_directories(parent); !made) return made.error();
-    const Result<std::string> random = random_hex(4);
-    if (!random) return random.error();
-    std::string name = run_id;
-    std::replace_if(name.begin(), name.end(),
-                    [](char c) { return c == '/' || static_cast<unsigned char>(c) < 0x21 || c == 0x7f; }, '_');
-    std::string path = fmt::format("{}/{}_{}", parent, name, *random);
-    if (::mkdir(path.c_str(), 0755) != 0) return Error::system("make directory " + path);
-    return path;
-}
 
 Result<LogFile> LogFile::open(std::string path, std::uint64_t max_bytes) {
     Result<UniqueFd> fd = open_log(path, 0);

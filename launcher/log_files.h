@@ -7,15 +7,8 @@
 
 #include "env/result.h"
 #include "env/unique_fd.h"
-#include "launcher/job_spec.h"
 
 namespace ddprun {
-
-/// True when some stream goes to a file, so that a directory is needed even without --log-dir.
-bool needs_log_directory(const OutputSpec& spec);
-/// Makes `<base>/<run_id>_<random>`, private to the user; `base` "" is a new ddprun_* below TMPDIR. Characters of
-/// the id that do not belong in a name become '_'. Error: System naming the directory.
-Result<std::string> make_log_directory(const std::string& base, const std::string& run_id);
 
 /// One file that grows, and is rotated at a size: stdout.log, stdout.log.1 (newer), stdout.log.2 ...
 ///

@@ -177,9 +177,9 @@ std::string render_help() {
         for (const OptionRow& row : group.rows) text += help_of(row);
     }
     text +=
-        "\nExit codes: 0 all workers succeeded; 1-127 that of the worker which failed first; 128+N it died of\n"
-        "signal N; 64 wrong usage; 69 rendezvous failed; 70 internal error; 75 stopped by a signal or preempted,\n"
-        "try again; 93 do not requeue; 126 program not executable; 127 program not found.\n";
+        "\nExit codes: 0 all workers succeeded; 1-127 that of the worker which failed first; 128+N it died\n"
+        "of signal N; 64 wrong usage; 69 rendezvous failed; 70 internal error; 75 stopped by a signal or\n"
+        "preempted, try again; 93 do not requeue; 126 program not executable; 127 program not found.\n";
     return text;
 }
 

@@ -26,6 +26,7 @@ EnvironmentList variables_of(const WorkerPlan& worker) {
 }
 
 std::string assignment(const std::string& name, const std::string& value) {
+    if (name == "MASTER_PORT" && value == "0") return "MASTER_PORT=<a free port>";
     return fmt::format("{}={}", name, is_secret(name) ? "<secret>" : shell_quoted(value));
 }
 

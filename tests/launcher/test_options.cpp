@@ -1,0 +1,579 @@
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+
+#include <fstream>
+
+#include "launcher/config_file.h"
+#include "launcher/option_table.h"
+#include "launcher/options.h"
+#include "tests/support/temporary_directory.h"
+
+namespace ddprun {
+namespace {
+
+using std::chrono::milliseconds;
+using std::chrono::minutes;
+using std::chrono::seconds;
+using testing::Contains;
+using testing::ElementsAre;
+using testing::HasSubstr;
+using testing::IsEmpty;
+using testing::Not;
+
+using Variables = std::map<std::string, std::string>;
+
+Result<CommandLine> parse(const std::vector<std::string>& args, const Variables& variables = {}) {
+    return parse_command_line(args, [&](std::string_view name) -> std::optional<std::string> {
+        const auto found = variables.find(std::string(name));
+        return found == variables.end() ? std::nullopt : std::optional(found->second);
+    });
+}
+
+/// The options before a program named "prog".
+CommandLine line_of(std::vector<std::string> options, const Variables& variables = {}) {
+    options.emplace_back("prog");
+    Result<CommandLine> line = parse(options, variables);
+    EXPECT_TRUE(line) << (line ? "" : line.error().what);
+    return line ? *line : CommandLine{};
+}
+
+JobSpec spec_of(std::vector<std::string> options, const Variables& variables = {}) {
+    return line_of(std::move(options), variables).spec;
+}
+
+std::string error_of(std::vector<std::string> options, const Variables& variables = {}) {
+    options.emplace_back("prog");
+    const Result<CommandLine> line = parse(options, variables);
+    EXPECT_FALSE(line) << "was accepted";
+    return line ? "" : line.error().what;
+}
+
+// ---- one test for each row of torchrun's table
+
+TEST(Option, NnodesTakesACountOrARange) {
+    EXPECT_EQ(spec_of({}).nodes, (Nodes{1, 1}));
+    EXPECT_EQ(spec_of({"--nnodes", "3"}).nodes, (Nodes{3, 3}));
+    EXPECT_EQ(spec_of({"--nnodes=2:8"}).nodes, (Nodes{2, 8}));
+    EXPECT_EQ(spec_of({}, {{"PET_NNODES", "1:4"}}).nodes, (Nodes{1, 4}));
+    EXPECT_EQ(error_of({"--nnodes", "4:2"}), "--nnodes: '4:2': the minimum 4 is above the maximum 2 (expected MIN:MAX)");
+    EXPECT_THAT(error_of({"--nnodes", "0"}), HasSubstr("--nnodes: '0' is not a number of nodes"));
+    EXPECT_THAT(error_of({"--nnodes", "1:2:3"}), HasSubstr("is not N or MIN:MAX"));
+    EXPECT_THAT(error_of({"--nnodes", "1:"}), HasSubstr("'' is not a number"));
+}
+
+TEST(Option, NprocPerNodeTakesACountOrADeviceClass) {
+    using Kind = WorkerCount::Kind;
+    EXPECT_EQ(spec_of({}).workers, (WorkerCount{Kind::Number, 1}));
+    EXPECT_EQ(spec_of({"--nproc-per-node=4"}).workers, (WorkerCount{Kind::Number, 4}));
+    EXPECT_EQ(spec_of({"--nproc_per_node", "auto"}).workers.kind, Kind::Auto);
+    EXPECT_EQ(spec_of({"--nproc-per-node", "gpu"}).workers.kind, Kind::Gpu);
+    EXPECT_EQ(spec_of({}, {{"PET_NPROC_PER_NODE", "cpu"}}).workers.kind, Kind::Cpu);
+    EXPECT_EQ(error_of({"--nproc-per-node=eight"}),
+              "--nproc-per-node: 'eight' is not a number (expected a count, auto, gpu or cpu)");
+    EXPECT_THAT(error_of({"--nproc-per-node=0"}), HasSubstr("'0' is not between 1 and"));
+    EXPECT_THAT(error_of({"--nproc-per-node=-1"}), HasSubstr("'-1' is not between"));
+    EXPECT_THAT(error_of({}, {{"PET_NPROC_PER_NODE", "x"}}), HasSubstr("PET_NPROC_PER_NODE: 'x' is not a number"));
+}
+
+TEST(Option, RdzvBackendIsStaticOrC10d) {
+    EXPECT_EQ(spec_of({}).rendezvous.backend, "static");
+    EXPECT_EQ(spec_of({"--rdzv-backend", "c10d"}).rendezvous.backend, "c10d");
+    EXPECT_EQ(spec_of({"--rdzv_backend=c10d"}).rendezvous.backend, "c10d");
+    EXPECT_EQ(spec_of({}, {{"PET_RDZV_BACKEND", "c10d"}}).rendezvous.backend, "c10d");
+    EXPECT_THAT(error_of({"--rdzv-backend", "etcd-v2"}), HasSubstr("'etcd-v2' is not supported"));
+    EXPECT_EQ(error_of({"--rdzv-backend", "x"}), "--rdzv-backend: 'x' is not static or c10d");
+}
+
+TEST(Option, RdzvEndpointHasTheDefaultPort29400) {
+    EXPECT_FALSE(spec_of({}).rendezvous.endpoint);
+    EXPECT_EQ(spec_of({"--rdzv-endpoint", "node00"}).rendezvous.endpoint, (Endpoint{"node00", 29400}));
+    EXPECT_EQ(spec_of({"--rdzv_endpoint=node00:1234"}).rendezvous.endpoint, (Endpoint{"node00", 1234}));
+    EXPECT_EQ(spec_of({}, {{"PET_RDZV_ENDPOINT", "a:1"}}).rendezvous.endpoint, (Endpoint{"a", 1}));
+    EXPECT_FALSE(spec_of({"--rdzv-endpoint", ""}).rendezvous.endpoint);
+    EXPECT_FALSE(spec_of({"--rdzv-endpoint", "localhost:0"}).rendezvous.endpoint);
+    EXPECT_EQ(error_of({"--rdzv-endpoint", "localhost:0", "--nnodes", "2"}),
+              "--rdzv-endpoint localhost:0 and --nnodes 2 contradict each other: other nodes cannot find port 0; give a port");
+    EXPECT_THAT(error_of({"--rdzv-endpoint", "a:b"}), HasSubstr("--rdzv-endpoint: "));
+}
+
+TEST(Option, RdzvIdNamesTheJob) {
+    EXPECT_EQ(spec_of({}).rendezvous.run_id, "none");
+    EXPECT_EQ(spec_of({"--rdzv-id", "j7"}).rendezvous.run_id, "j7");
+    EXPECT_EQ(spec_of({"--rdzv_id=j8"}, {{"PET_RDZV_ID", "other"}}).rendezvous.run_id, "j8");
+    EXPECT_EQ(error_of({"--rdzv-id="}), "--rdzv-id: the value is empty");
+}
+
+TEST(Option, RdzvConfTakesTorchrunsKeys) {
+    const RendezvousSpec rdzv = spec_of({"--rdzv-conf", "join_timeout=90,last_call_timeout=5,is_host=1"}).rendezvous;
+    EXPECT_EQ(rdzv.join_timeout, seconds(90));
+    EXPECT_EQ(rdzv.last_call, seconds(5));
+    EXPECT_EQ(rdzv.conf.at("is_host"), "1");
+    EXPECT_EQ(spec_of({"--rdzv_conf=timeout=900"}).rendezvous.join_timeout, seconds(900));
+    EXPECT_EQ(spec_of({"--rdzv-conf=timeout=900,join_timeout=1"}).rendezvous.join_timeout, seconds(1));
+    EXPECT_EQ(spec_of({}, {{"PET_RDZV_CONF", "read_timeout=3"}}).rendezvous.conf.at("read_timeout"), "3");
+    EXPECT_EQ(error_of({"--rdzv-conf", "jointimeout=3"}),
+              "--rdzv-conf: 'jointimeout' is not a known key (did you mean join_timeout?)");
+    EXPECT_EQ(error_of({"--rdzv-conf", "join_timeout=soon"}), "--rdzv-conf: join_timeout: 'soon' is not a time in seconds");
+    EXPECT_EQ(error_of({"--rdzv-conf", "is_host"}), "--rdzv-conf: 'is_host' is not KEY=VALUE");
+    EXPECT_THAT(error_of({"--rdzv-conf", "ca_cert=/a"}), HasSubstr("etcd"));
+    EXPECT_THAT(error_of({"--rdzv-conf", "store_type=file"}), HasSubstr("expected tcp"));
+}
+
+TEST(Option, StandaloneOverridesTheRendezvous) {
+    const CommandLine line = line_of({"--standalone", "--rdzv-endpoint=far:1", "--rdzv-id=x"});
+    EXPECT_EQ(line.spec.rendezvous.backend, "c10d");
+    EXPECT_FALSE(line.spec.rendezvous.endpoint);
+    EXPECT_EQ(line.spec.rendezvous.run_id.size(), 16U);
+    EXPECT_THAT(line.remarks, ElementsAre("--rdzv-endpoint: ignored, --standalone chooses it",
+                                          "--rdzv-id: ignored, --standalone chooses it"));
+    EXPECT_NE(spec_of({"--standalone"}).rendezvous.run_id, spec_of({"--standalone"}).rendezvous.run_id);
+    EXPECT_EQ(spec_of({}, {{"PET_STANDALONE", "1"}}).rendezvous.backend, "c10d");
+    EXPECT_EQ(spec_of({}, {{"PET_STANDALONE", "0"}}).rendezvous.backend, "static");
+    EXPECT_EQ(error_of({"--standalone", "--nnodes", "2"}),
+              "--standalone and --nnodes 2 contradict each other: standalone is one node");
+    EXPECT_EQ(error_of({"--standalone"}, {{"PET_NNODES", "2"}}),
+              "--standalone and PET_NNODES=2 contradict each other: standalone is one node");
+}
+
+TEST(Option, MaxRestartsTakesACountOrABudgetOverTime) {
+    EXPECT_EQ(spec_of({}).restart.max_restarts, 0);
+    EXPECT_EQ(spec_of({"--max-restarts=3"}).restart.max_restarts, 3);
+    EXPECT_FALSE(spec_of({"--max_restarts", "3"}).restart.window);
+    EXPECT_EQ(spec_of({"--max-restarts", "3/1h"}).restart.window, std::chrono::hours(1));
+    EXPECT_EQ(spec_of({}, {{"PET_MAX_RESTARTS", "2"}}).restart.max_restarts, 2);
+    EXPECT_THAT(error_of({"--max-restarts", "-1"}), HasSubstr("'-1' is not a count of restarts"));
+    EXPECT_THAT(error_of({"--max-restarts", "3/"}), HasSubstr("'' is not a time span"));
+    EXPECT_THAT(error_of({"--max-restarts", "3/0"}), HasSubstr("'0' is not a time span"));
+}
+
+TEST(Option, MonitorIntervalIsAcceptedWithARemark) {
+    EXPECT_THAT(line_of({"--monitor-interval", "0.1"}).remarks, ElementsAre(HasSubstr("--monitor-interval: accepted")));
+    EXPECT_THAT(line_of({}, {{"PET_MONITOR_INTERVAL", "5"}}).remarks, ElementsAre(HasSubstr("--monitor-interval")));
+    EXPECT_THAT(line_of({}).remarks, IsEmpty());
+    EXPECT_EQ(error_of({"--monitor_interval=often"}), "--monitor_interval: 'often' is not a number of seconds");
+}
+
+TEST(Option, StartMethodIsAcceptedWithARemark) {
+    EXPECT_THAT(line_of({"--start-method=fork"}).remarks, ElementsAre(HasSubstr("--start-method: accepted")));
+    EXPECT_THAT(line_of({}, {{"PET_START_METHOD", "spawn"}}).remarks, ElementsAre(HasSubstr("--start-method")));
+    EXPECT_EQ(error_of({"--start_method=thread"}), "--start_method: 'thread' is not spawn, fork or forkserver");
+}
+
+TEST(Option, EventLogHandlerConsoleWritesEvents) {
+    EXPECT_EQ(spec_of({"--event-log-handler", "console"}).events_file, "/dev/stderr");
+    EXPECT_EQ(spec_of({"--event_log_handler=null"}).events_file, "");
+    EXPECT_EQ(spec_of({"--event-log-handler=console", "--events=e.json"}).events_file, "e.json");
+    EXPECT_EQ(spec_of({}, {{"PET_EVENT_LOG_HANDLER", "console"}}).events_file, "/dev/stderr");
+    EXPECT_THAT(line_of({"--event-log-handler=mine"}).remarks, ElementsAre(HasSubstr("plug-ins")));
+}
+
+TEST(Option, RoleNamesTheRole) {
+    EXPECT_EQ(spec_of({}).role, "default");
+    EXPECT_EQ(spec_of({"--role=trainer"}).role, "trainer");
+    EXPECT_EQ(spec_of({}, {{"PET_ROLE", "reader"}}).role, "reader");
+}
+
+TEST(Option, ModuleRunsAPythonModule) {
+    EXPECT_EQ(spec_of({"-m"}).program.kind, ProgramSpec::Kind::Module);
+    EXPECT_EQ(spec_of({"--module"}).program.kind, ProgramSpec::Kind::Module);
+    EXPECT_EQ(spec_of({}, {{"PET_MODULE", "1"}}).program.kind, ProgramSpec::Kind::Module);
+    EXPECT_EQ(error_of({"-m", "--no-python"}), "-m and --no-python contradict each other: a module is run by Python");
+}
+
+TEST(Option, NoPythonExecutesDirectly) {
+    EXPECT_EQ(spec_of({}).program.kind, ProgramSpec::Kind::Detect);
+    EXPECT_EQ(spec_of({"--no-python"}).program.kind, ProgramSpec::Kind::Executable);
+    EXPECT_EQ(spec_of({"--no_python"}).program.kind, ProgramSpec::Kind::Executable);
+    EXPECT_EQ(spec_of({}, {{"PET_NO_PYTHON", "1"}}).program.kind, ProgramSpec::Kind::Executable);
+    EXPECT_THAT(error_of({"--no-python=1"}), HasSubstr("--no-python: takes no value"));
+    EXPECT_EQ(error_of({}, {{"PET_NO_PYTHON", "maybe"}}), "PET_NO_PYTHON: 'maybe' is not true or false");
+}
+
+TEST(Option, RunPathWinsOverNoPython) {
+    EXPECT_EQ(spec_of({"--run-path"}).program.kind, ProgramSpec::Kind::RunPath);
+    EXPECT_EQ(spec_of({"--run_path", "--no-python"}).program.kind, ProgramSpec::Kind::RunPath);
+    EXPECT_EQ(spec_of({}, {{"PET_RUN_PATH", "1"}}).program.kind, ProgramSpec::Kind::RunPath);
+}
+
+TEST(Option, LogDirWithoutAWordAboutStreamsTeesThemAll) {
+    const OutputSpec output = spec_of({"--log-dir", "logs"}).output;
+    EXPECT_EQ(output.log_dir, "logs");
+    EXPECT_EQ(output.tee.everyone, Streams::All);
+    EXPECT_EQ(spec_of({"--log_dir=logs", "-r", "1"}).output.tee.everyone, Streams::None);
+    EXPECT_EQ(spec_of({"--log-dir=logs", "-t", "0"}).output.tee.everyone, Streams::None);
+    EXPECT_EQ(spec_of({}, {{"PET_LOG_DIR", "logs"}}).output.log_dir, "logs");
+    EXPECT_EQ(spec_of({}).output.tee, StreamsMap{});
+}
+
+TEST(Option, RedirectsTakesABitMaskOrAMapWithAnyDigits) {
+    EXPECT_EQ(spec_of({"-r", "3"}).output.redirects.everyone, Streams::All);
+    EXPECT_EQ(spec_of({"-r2"}).output.redirects.everyone, Streams::Err);
+    EXPECT_EQ(spec_of({"-r=1"}).output.redirects.everyone, Streams::Out);
+    const StreamsMap map = spec_of({"--redirects=0:1,11:2"}).output.redirects;
+    EXPECT_EQ(map.of(0), Streams::Out);
+    EXPECT_EQ(map.of(11), Streams::Err);
+    EXPECT_EQ(map.of(1), Streams::None);
+    EXPECT_EQ(spec_of({}, {{"PET_REDIRECTS", "3"}}).output.redirects.everyone, Streams::All);
+    EXPECT_THAT(error_of({"-r", "4"}), HasSubstr("-r: '4' is not 0 (none), 1 (stdout), 2 (stderr) or 3 (both)"));
+    EXPECT_EQ(error_of({"-r", "0:1,0:2"}), "-r: '0:1,0:2' names local rank 0 twice");
+    EXPECT_THAT(error_of({"-r", "0:1,2"}), HasSubstr("'2' is not LOCAL_RANK:STREAMS"));
+}
+
+TEST(Option, TeeIsWrittenLikeRedirects) {
+    EXPECT_EQ(spec_of({"-t", "3"}).output.tee.everyone, Streams::All);
+    EXPECT_EQ(spec_of({"--tee=12:3"}).output.tee.of(12), Streams::All);
+    EXPECT_EQ(spec_of({}, {{"PET_TEE", "1"}}).output.tee.everyone, Streams::Out);
+    EXPECT_THAT(error_of({"-t", "x"}), HasSubstr("-t: 'x' is not"));
+}
+
+TEST(Option, LocalRanksFilterListsLocalRanks) {
+    EXPECT_THAT(spec_of({"--local-ranks-filter", "0,12"}).output.local_ranks, ElementsAre(0, 12));
+    EXPECT_THAT(spec_of({"--local_ranks_filter="}).output.local_ranks, IsEmpty());
+    EXPECT_THAT(spec_of({}, {{"PET_LOCAL_RANKS_FILTER", "3"}}).output.local_ranks, ElementsAre(3));
+    EXPECT_THAT(error_of({"--local-ranks-filter", "0,x"}), HasSubstr("'x' is not a rank"));
+}
+
+TEST(Option, DuplicateStdoutFiltersTakeADoubleCommaAsAComma) {
+    EXPECT_THAT(spec_of({"--duplicate-stdout-filters", "loss,,acc,step"}).output.stdout_filters,
+                ElementsAre("loss,acc", "step"));
+    EXPECT_THAT(spec_of({}, {{"PET_DUPLICATE_STDOUT_FILTERS", "a"}}).output.stdout_filters, ElementsAre("a"));
+}
+
+TEST(Option, DuplicateStderrFiltersAreTheirOwn) {
+    const OutputSpec output = spec_of({"--duplicate_stderr_filters=warn"}).output;
+    EXPECT_THAT(output.stderr_filters, ElementsAre("warn"));
+    EXPECT_THAT(output.stdout_filters, IsEmpty());
+    EXPECT_THAT(spec_of({}, {{"PET_DUPLICATE_STDERR_FILTERS", "a"}}).output.stderr_filters, ElementsAre("a"));
+}
+
+TEST(Option, LogsSpecsIsAcceptedAlsoFromItsVariable) {
+    EXPECT_THAT(line_of({"--logs-specs=default"}).remarks, IsEmpty());
+    EXPECT_THAT(line_of({"--logs_specs=mine"}).remarks, ElementsAre(HasSubstr("--logs-specs: accepted")));
+    EXPECT_THAT(line_of({}, {{"PET_LOGS_SPECS", "mine"}}).remarks, ElementsAre(HasSubstr("--logs-specs")));
+}
+
+TEST(Option, NumaBindingHasFourPoliciesAlsoFromItsVariable) {
+    EXPECT_EQ(spec_of({}).binding, NumaBinding::Auto);
+    EXPECT_EQ(spec_of({"--numa-binding=node"}).binding, NumaBinding::Node);
+    EXPECT_EQ(spec_of({"--numa_binding", "socket"}).binding, NumaBinding::Socket);
+    EXPECT_EQ(spec_of({"--numa-binding=exclusive"}).binding, NumaBinding::Exclusive);
+    EXPECT_EQ(spec_of({}, {{"PET_NUMA_BINDING", "core-complex"}}).binding, NumaBinding::CoreComplex);
+    EXPECT_EQ(spec_of({"--numa-binding=none"}).binding, NumaBinding::None);
+    EXPECT_EQ(error_of({"--numa-binding=core"}),
+              "--numa-binding: 'core' is not none, auto, node, socket, exclusive or core-complex");
+}
+
+TEST(Option, SignalsToHandleStopTheJob) {
+    const auto signals = spec_of({"--signals-to-handle", "SIGUSR1,SIGTERM"}).signals;
+    EXPECT_EQ(signals.at(SIGUSR1), SignalAction::Stop);
+    EXPECT_EQ(signals.at(SIGTERM), SignalAction::Stop);
+    EXPECT_EQ(signals.at(SIGINT), SignalAction::Stop) << "not listed, and yet no worker may be left behind";
+    EXPECT_EQ(signals.at(SIGUSR2), SignalAction::Forward);
+    EXPECT_EQ(spec_of({}, {{"PET_SIGNALS_TO_HANDLE", "SIGUSR2"}}).signals.at(SIGUSR2), SignalAction::Stop);
+    EXPECT_THAT(error_of({"--signals_to_handle=SIGFOO"}), HasSubstr("'SIGFOO' is not a signal"));
+    EXPECT_THAT(error_of({"--signals-to-handle=SIGKILL"}), HasSubstr("'SIGKILL' cannot be handled"));
+}
+
+TEST(Option, ShutdownTimeoutIsSecondsAndHasAVariableOfItsOwn) {
+    EXPECT_EQ(spec_of({}).shutdown_timeout, seconds(30));
+    EXPECT_EQ(spec_of({"--shutdown-timeout", "5"}).shutdown_timeout, seconds(5));
+    EXPECT_EQ(spec_of({}, {{"TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "7"}}).shutdown_timeout, seconds(7));
+    EXPECT_EQ(spec_of({"--shutdown_timeout=1"}, {{"TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "7"}}).shutdown_timeout, seconds(1));
+    EXPECT_EQ(spec_of({}, {{"PET_SHUTDOWN_TIMEOUT", "0"}}).shutdown_timeout, seconds(0));
+    EXPECT_EQ(spec_of({"--shutdown-timeout=2"}).failure_grace, seconds(2)) << "never longer than the shutdown";
+    EXPECT_THAT(error_of({"--shutdown-timeout", "-3"}), HasSubstr("--shutdown-timeout: '-3' is not a time span"));
+}
+
+TEST(Option, VirtualLocalRankIsASwitch) {
+    EXPECT_FALSE(spec_of({}).virtual_local_rank);
+    EXPECT_TRUE(spec_of({"--virtual-local-rank"}).virtual_local_rank);
+    EXPECT_TRUE(spec_of({}, {{"PET_VIRTUAL_LOCAL_RANK", "1"}}).virtual_local_rank);
+}
+
+TEST(Option, NodeRankIsBelowNnodes) {
+    EXPECT_FALSE(spec_of({}).rendezvous.node_rank);
+    EXPECT_EQ(spec_of({"--node-rank=1", "--nnodes=2"}).rendezvous.node_rank, 1);
+    EXPECT_EQ(spec_of({}, {{"PET_NODE_RANK", "0"}}).rendezvous.node_rank, 0);
+    EXPECT_EQ(error_of({"--node_rank=2", "--nnodes=2"}),
+              "--node_rank 2 and --nnodes 2 contradict each other: nodes have ranks 0 to 1");
+    EXPECT_THAT(error_of({"--standalone", "--node-rank=1"}), HasSubstr("--standalone and --node-rank 1 contradict"));
+}
+
+TEST(Option, MasterAddrIsTheStaticEndpointOfSeveralNodes) {
+    EXPECT_FALSE(spec_of({}).rendezvous.master_addr);
+    const RendezvousSpec rdzv = spec_of({"--master-addr=node00", "--nnodes=2"}).rendezvous;
+    EXPECT_EQ(rdzv.master_addr, "node00");
+    EXPECT_EQ(rdzv.endpoint, (Endpoint{"node00", 29500}));
+    EXPECT_EQ(spec_of({}, {{"PET_MASTER_ADDR", "h"}}).rendezvous.master_addr, "h");
+    EXPECT_FALSE(spec_of({"--master_addr=node00"}).rendezvous.endpoint) << "one node needs no fixed port";
+    EXPECT_FALSE(spec_of({"--master-addr=h", "--nnodes=2", "--rdzv-backend=c10d"}).rendezvous.endpoint);
+}
+
+TEST(Option, MasterPortIsAPort) {
+    EXPECT_FALSE(spec_of({}).rendezvous.master_port);
+    EXPECT_EQ(spec_of({"--master-port=29511"}).rendezvous.master_port, 29511);
+    EXPECT_EQ(spec_of({"--master_port=1", "--master-addr=h", "--nnodes=2"}).rendezvous.endpoint, (Endpoint{"h", 1}));
+    EXPECT_EQ(spec_of({}, {{"PET_MASTER_PORT", "2"}}).rendezvous.master_port, 2);
+    EXPECT_THAT(error_of({"--master-port", "70000"}), HasSubstr("--master-port: '70000' is not a port"));
+}
+
+TEST(Option, LocalAddrIsTold) {
+    EXPECT_FALSE(spec_of({}).rendezvous.local_addr);
+    EXPECT_EQ(spec_of({"--local-addr", "10.0.0.1"}).rendezvous.local_addr, "10.0.0.1");
+    EXPECT_EQ(spec_of({}, {{"PET_LOCAL_ADDR", "h"}}).rendezvous.local_addr, "h");
+}
+
+TEST(Option, PrintCompletionNeedsNoProgram) {
+    for (const char* shell : {"bash", "zsh", "fish", "tcsh"}) {
+        const Result<CommandLine> line = parse({"--print-completion", shell});
+        ASSERT_TRUE(line) << shell;
+        EXPECT_EQ(line->action, CommandLine::PrintCompletion);
+        EXPECT_THAT(line->text, HasSubstr("nproc-per-node")) << shell;
+    }
+    EXPECT_EQ(parse({}, {{"PET_PRINT_COMPLETION", "bash"}})->action, CommandLine::PrintCompletion);
+    EXPECT_EQ(error_of({"--print-completion=csh"}), "--print-completion: 'csh' is not bash, zsh, fish or tcsh");
+}
+
+TEST(Option, UseEnvIsAccepted) {
+    EXPECT_THAT(line_of({"--use-env"}).remarks, ElementsAre(HasSubstr("LOCAL_RANK is always in the environment")));
+    EXPECT_THAT(line_of({"--use_env"}).remarks, Not(IsEmpty()));
+}
+
+// ---- ours
+
+TEST(Option, RestartBackoffTakesFirstAndLongestWait) {
+    EXPECT_EQ(spec_of({"--restart-backoff=500ms"}).restart.backoff, milliseconds(500));
+    EXPECT_EQ(spec_of({"--restart-backoff=1s:5m"}).restart.backoff_max, minutes(5));
+    EXPECT_EQ(spec_of({"--restart-backoff=2m"}).restart.backoff_max, minutes(2));
+    EXPECT_THAT(error_of({"--restart-backoff=2m:1s"}), HasSubstr("above the longest"));
+}
+
+TEST(Option, StdinAndAttachNameARank) {
+    EXPECT_FALSE(spec_of({}).stdin_rank);
+    EXPECT_EQ(spec_of({"--stdin", "3"}).stdin_rank, 3);
+    EXPECT_FALSE(spec_of({"--stdin=none"}, {{"PET_STDIN", "1"}}).stdin_rank);
+    const auto attached = spec_of({"--attach", "2=gdb -q --args"}).attach;
+    ASSERT_TRUE(attached);
+    EXPECT_EQ(*attached, (std::pair{2, std::string("gdb -q --args")}));
+    EXPECT_EQ(error_of({"--attach=2"}), "--attach: '2' is not RANK=COMMAND (as in 0=gdb)");
+    EXPECT_EQ(error_of({"--attach", "0=gdb", "--stdin", "1"}),
+              "--attach 0=gdb and --stdin 1 contradict each other: the attached rank reads the terminal");
+}
+
+TEST(Option, TimesAndFilesOfOursArrive) {
+    const JobSpec spec = spec_of({"--preempt-grace=2m", "--hang-timeout=15m", "--failure-grace=1s", "--report=r.json",
+                                  "--events=e", "--metrics-port=9000", "--dry-run", "-q", "--narrow-gpus"});
+    EXPECT_EQ(spec.preempt_grace, minutes(2));
+    EXPECT_EQ(spec.hang_timeout, minutes(15));
+    EXPECT_EQ(spec.failure_grace, seconds(1));
+    EXPECT_EQ(spec.report_file, "r.json");
+    EXPECT_EQ(spec.events_file, "e");
+    EXPECT_EQ(spec.metrics_port, 9000);
+    EXPECT_TRUE(spec.dry_run && spec.quiet && spec.narrow_gpus);
+}
+
+TEST(Option, PrefixComesFromTheFlagOrTorchrunsVariable) {
+    EXPECT_EQ(spec_of({}).output.prefix, "[${rank}]: ");
+    EXPECT_EQ(spec_of({}, {{"TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE", "${role_name} "}}).output.prefix, "${role_name} ");
+    EXPECT_EQ(spec_of({"--log-prefix=${host}:"}, {{"TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE", "x"}}).output.prefix, "${host}:");
+    EXPECT_EQ(spec_of({"--prefix="}).output.prefix, "");
+    EXPECT_THAT(error_of({"--prefix=${rnak}"}), HasSubstr("'${rnak}' is not known (expected ${rank}, ${local_rank}"));
+}
+
+TEST(Option, OutputSwitchesArrive) {
+    const OutputSpec output = spec_of({"--fold", "--color=always", "--max-log-size=100MiB"}).output;
+    EXPECT_TRUE(output.fold);
+    EXPECT_EQ(output.color, OutputSpec::Color::Always);
+    EXPECT_EQ(output.max_file_bytes, 100U << 20);
+    EXPECT_EQ(spec_of({}, {{"NO_COLOR", "1"}}).output.color, OutputSpec::Color::Never);
+    EXPECT_THAT(error_of({"--max-log-size=big"}), HasSubstr("--max-log-size: 'big'"));
+}
+
+TEST(Option, SignalMayBeRepeatedAndWinsOverTheList) {
+    const auto signals = spec_of({"--signal", "USR1=preempt", "--signal=hup=ignore,SIGTERM=preempt"}).signals;
+    EXPECT_EQ(signals.at(SIGUSR1), SignalAction::Preempt);
+    EXPECT_EQ(signals.at(SIGHUP), SignalAction::Ignore);
+    EXPECT_EQ(signals.at(SIGTERM), SignalAction::Preempt);
+    EXPECT_EQ(spec_of({"--signal=USR1=forward", "--signals-to-handle=USR1"}).signals.at(SIGUSR1), SignalAction::Forward);
+    EXPECT_THAT(error_of({"--signal=USR1=die"}), HasSubstr("'die' is not forward, stop, preempt or ignore"));
+    EXPECT_THAT(error_of({"--signal=CHLD=ignore"}), HasSubstr("'CHLD' cannot be handled"));
+}
+
+// ---- the grammar
+
+TEST(CommandLineGrammar, EverythingBehindTheProgramBelongsToIt) {
+    const Result<CommandLine> line = parse({"--nnodes=1", "train", "--help", "--nproc-per-node=9", "--", "-r"});
+    ASSERT_TRUE(line);
+    EXPECT_EQ(line->action, CommandLine::Run);
+    EXPECT_EQ(line->spec.program.name, "train");
+    EXPECT_THAT(line->spec.program.arguments, ElementsAre("--help", "--nproc-per-node=9", "--", "-r"));
+    EXPECT_EQ(line->spec.workers.number, 1);
+}
+
+TEST(CommandLineGrammar, DoubleDashEndsTheOptions) {
+    const Result<CommandLine> line = parse({"--nproc-per-node", "2", "--", "--odd-name", "x"});
+    ASSERT_TRUE(line);
+    EXPECT_EQ(line->spec.program.name, "--odd-name");
+    EXPECT_THAT(line->spec.program.arguments, ElementsAre("x"));
+}
+
+TEST(CommandLineGrammar, LaterValuesReplaceEarlierOnes) {
+    EXPECT_EQ(spec_of({"--nproc-per-node=2", "--nproc_per_node=3"}).workers.number, 3);
+}
+
+TEST(CommandLineGrammar, UnknownOptionSuggestsTheNearest) {
+    EXPECT_EQ(error_of({"--nproc-per-nod=2"}), "--nproc-per-nod: unknown option (did you mean --nproc-per-node?)");
+    EXPECT_EQ(error_of({"--nproc=2"}), "--nproc: unknown option (did you mean --nproc-per-node?)");
+    EXPECT_EQ(error_of({"--zzzzzzzz"}), "--zzzzzzzz: unknown option (see ddprun --help)");
+    EXPECT_EQ(error_of({"-x"}), "-x: unknown option (see ddprun --help)");
+}
+
+TEST(CommandLineGrammar, AForgottenValueIsNoticed) {
+    EXPECT_EQ(error_of({"--rdzv-id", "--standalone"}),
+              "--rdzv-id: needs a value (ID), but --standalone follows; write --rdzv-id=VALUE if it is the value");
+    const Result<CommandLine> line = parse({"--rdzv-id"});
+    ASSERT_FALSE(line);
+    EXPECT_EQ(line.error().what, "--rdzv-id: needs a value (ID)");
+    EXPECT_EQ(spec_of({"--rdzv-id", "-odd-"}).rendezvous.run_id, "-odd-");
+}
+
+TEST(CommandLineGrammar, NoProgramIsAnError) {
+    for (const auto& args : {std::vector<std::string>{}, {"--standalone"}, {"--standalone", "--"}}) {
+        const Result<CommandLine> line = parse(args);
+        ASSERT_FALSE(line);
+        EXPECT_THAT(line.error().what, HasSubstr("no program given"));
+    }
+}
+
+TEST(CommandLineGrammar, SourcesSayWhereEachValueCameFrom) {
+    const CommandLine line = line_of({"--tee=3"}, {{"PET_NNODES", "2"}, {"PET_TEE", "1"}});
+    EXPECT_EQ(line.sources, (std::map<std::string, std::string>{{"nnodes", "PET_NNODES"}, {"tee", "command line"}}));
+}
+
+TEST(CommandLineGrammar, AnEmptyVariableIsNoValue) {
+    EXPECT_EQ(spec_of({}, {{"PET_NPROC_PER_NODE", ""}}).workers.number, 1);
+}
+
+TEST(Help, ListsEveryOptionWithin100Columns) {
+    const Result<CommandLine> line = parse({"--nnodes=1", "--help", "--never-reached"});
+    ASSERT_TRUE(line);
+    EXPECT_EQ(line->action, CommandLine::Help);
+    for (const OptionGroup& group : option_groups()) {
+        for (const OptionRow& row : group.rows) {
+            EXPECT_THAT(line->text, HasSubstr("--" + std::string(row.name))) << row.name;
+        }
+    }
+    std::size_t start = 0;
+    for (std::size_t end = 0; (end = line->text.find('\n', start)) != std::string::npos; start = end + 1) {
+        const std::string text = line->text.substr(start, end - start);
+        EXPECT_LE(text.size(), 100U) << text;
+        EXPECT_FALSE(text.ends_with(' ')) << text;
+    }
+}
+
+TEST(Help, VersionIsOneLine) {
+    const Result<CommandLine> line = parse({"--version"});
+    ASSERT_TRUE(line);
+    EXPECT_EQ(line->action, CommandLine::Version);
+    EXPECT_THAT(line->text, testing::MatchesRegex("ddprun [0-9]+\\.[0-9]+\\.[0-9]+\n"));
+}
+
+TEST(OptionTable, NamesAndLettersAreUnique) {
+    std::vector<std::string> names;
+    for (const OptionGroup& group : option_groups()) {
+        for (const OptionRow& row : group.rows) {
+            EXPECT_EQ(find_option(row.name), &row) << row.name;
+            if (row.letter != 0) { EXPECT_EQ(find_option(row.letter), &row) << row.name; }
+            EXPECT_EQ(row.name.find('_'), std::string::npos) << row.name;
+            names.emplace_back(row.name);
+        }
+    }
+    EXPECT_GE(names.size(), 50U);
+}
+
+// ---- configuration files
+
+class ConfigFileOption : public testing::Test {
+  protected:
+    std::string write(const std::string& text) {
+        const std::string path = directory_.file("job.json");
+        std::ofstream(path) << text;
+        return path;
+    }
+    std::string error(const std::string& text) {
+        const Result<CommandLine> line = parse({"--config", write(text)});
+        return line ? "accepted" : line.error().what;
+    }
+    test::TemporaryDirectory directory_;
+};
+
+TEST_F(ConfigFileOption, GivesOptionsProgramAndArguments) {
+    const std::string path = write(R"({"nproc-per-node": 4, "log_dir": "logs", "standalone": true, "fold": false,
+        "local-ranks-filter": [0, 2], "signal": ["USR1=stop", "USR2=ignore"], "program": "train", "args": ["--epochs", "2"]})");
+    const Result<CommandLine> line = parse({"--config", path});
+    ASSERT_TRUE(line) << line.error().what;
+    EXPECT_EQ(line->spec.workers.number, 4);
+    EXPECT_EQ(line->spec.output.log_dir, "logs");
+    EXPECT_EQ(line->spec.rendezvous.backend, "c10d");
+    EXPECT_FALSE(line->spec.output.fold);
+    EXPECT_THAT(line->spec.output.local_ranks, ElementsAre(0, 2));
+    EXPECT_EQ(line->spec.signals.at(SIGUSR1), SignalAction::Stop);
+    EXPECT_EQ(line->spec.signals.at(SIGUSR2), SignalAction::Ignore);
+    EXPECT_EQ(line->spec.program.name, "train");
+    EXPECT_THAT(line->spec.program.arguments, ElementsAre("--epochs", "2"));
+    EXPECT_EQ(line->sources.at("log-dir"), path);
+}
+
+TEST_F(ConfigFileOption, IsWeakerThanVariablesAndTheCommandLine) {
+    const std::string path = write(R"({"nnodes": 5, "nproc-per-node": 5, "role": "file", "program": "a", "args": ["1"]})");
+    const Result<CommandLine> line = parse({"--nnodes=2", "other"}, {{"PET_CONFIG", path}, {"PET_NPROC_PER_NODE", "3"}});
+    ASSERT_TRUE(line) << line.error().what;
+    EXPECT_EQ(line->spec.nodes.max, 2);
+    EXPECT_EQ(line->spec.workers.number, 3);
+    EXPECT_EQ(line->spec.role, "file");
+    EXPECT_EQ(line->spec.program.name, "other");
+    EXPECT_THAT(line->spec.program.arguments, IsEmpty()) << "the file's arguments belong to the file's program";
+}
+
+TEST_F(ConfigFileOption, ErrorsNameTheFileTheKeyAndWhatWasMeant) {
+    EXPECT_THAT(error(R"({"nproc-per-nod": 4})"), HasSubstr("job.json: 'nproc-per-nod' is not an option of ddprun (did you mean nproc-per-node?)"));
+    EXPECT_THAT(error(R"({"progam": "x"})"), HasSubstr("did you mean program?"));
+    EXPECT_THAT(error(R"({"nproc-per-node": "eight"})"), HasSubstr("job.json: nproc-per-node: 'eight' is not a number"));
+    EXPECT_THAT(error("{\n\"a\": }"), HasSubstr("line 2"));
+    EXPECT_THAT(error("[1]"), HasSubstr("expected one JSON object"));
+    EXPECT_THAT(error(R"({"tee": {"0": 1}})"), HasSubstr("tee: expected text, a number"));
+    EXPECT_THAT(error(R"({"args": "x"})"), HasSubstr("args: expected a list"));
+    EXPECT_THAT(error(R"({"tee": 1, "tee": 2, "no-python": true, "no_python": true})"), HasSubstr("twice"));
+    EXPECT_THAT(error(R"({"config": "x"})"), HasSubstr("cannot name another"));
+    const Result<CommandLine> absent = parse({"--config", directory_.file("absent.json"), "x"});
+    ASSERT_FALSE(absent);
+    EXPECT_THAT(absent.error().what, HasSubstr("--config: " + directory_.file("absent.json") + ": No such file"));
+}
+
+// ---- completions
+
+/// What bash offers for the last of these words.
+std::string bash_completes(const std::string& words) {
+    test::TemporaryDirectory directory;
+    const std::string script = directory.file("ddprun.bash");
+    std::ofstream(script) << *render_completion("bash");
+    const std::string command = "bash -c 'source " + script + "; COMP_WORDS=(" + words +
+                                "); COMP_CWORD=$((${#COMP_WORDS[@]}-1)); _ddprun; echo \"${COMPREPLY[@]}\"' 2>&1";
+    FILE* pipe = ::popen(command.c_str(), "r");
+    std::string text(4096, '\0');
+    text.resize(::fread(text.data(), 1, text.size(), pipe));
+    ::pclose(pipe);
+    return text;
+}
+
+TEST(Completion, BashOffersOptionsValuesAndLeavesTheProgramsArgumentsAlone) {
+    EXPECT_EQ(bash_completes("ddprun --nproc"), "--nproc-per-node\n");
+    EXPECT_EQ(bash_completes("ddprun --nproc-per-node \"\""), "auto gpu cpu\n");
+    EXPECT_EQ(bash_completes("ddprun --numa_binding = no"), "none node\n");
+    EXPECT_EQ(bash_completes("ddprun train --nproc"), "\n");
+    EXPECT_EQ(bash_completes("ddprun --nnodes 2 --nproc"), "--nproc-per-node\n");
+}
+
+}  // namespace
+}  // namespace ddprun

@@ -1,0 +1,560 @@
+#include <fcntl.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/epoll.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <fstream>
+#include <random>
+#include <sstream>
+
+#include "launcher/line_assembler.h"
+#include "launcher/line_folder.h"
+#include "launcher/line_prefix.h"
+#include "launcher/log_files.h"
+#include "launcher/output.h"
+#include "tests/support/temporary_directory.h"
+
+namespace ddprun {
+namespace {
+
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+using testing::ElementsAre;
+using testing::HasSubstr;
+using testing::IsEmpty;
+using testing::Not;
+using Stream = Output::Stream;
+
+constexpr TimePoint kStart{seconds(1000)};
+
+struct Pipe {
+    UniqueFd read, write;
+    Pipe() {
+        int ends[2];
+        if (::pipe2(ends, O_CLOEXEC) != 0) std::abort();
+        read.reset(ends[0]);
+        write.reset(ends[1]);
+        ::fcntl(read.get(), F_SETFL, O_NONBLOCK);
+    }
+};
+
+void put(const UniqueFd& fd, std::string_view text) {
+    ASSERT_EQ(::write(fd.get(), text.data(), text.size()), static_cast<ssize_t>(text.size()));
+}
+
+/// Everything that can be read now.
+std::string available(const UniqueFd& fd) {
+    std::string text, piece(65536, '\0');
+    for (ssize_t n = 0; (n = ::read(fd.get(), piece.data(), piece.size())) > 0;) text.append(piece, 0, static_cast<std::size_t>(n));
+    return text;
+}
+
+std::string content(const std::string& path) {
+    std::ostringstream text;
+    text << std::ifstream(path).rdbuf();
+    return text.str();
+}
+
+/// An Output whose consoles are pipes.
+class OutputTest : public testing::Test {
+  protected:
+    OutputTest() : loop_(std::move(*os::EventLoop::create({}))) { spec_.half_line_after = seconds(60); }
+
+    Output& output() {
+        if (!output_) output_ = std::make_unique<Output>(*loop_, spec_, out_.write.get(), err_.write.get());
+        return *output_;
+    }
+    /// Adds a stream and returns the worker's end.
+    UniqueFd worker(int rank, Stream stream = Stream::Out) {
+        Pipe pipe;
+        const Status added = output().add(std::move(pipe.read), {rank, rank, "default", "node00"}, stream);
+        EXPECT_TRUE(added) << (added ? "" : added.error().what);
+        return std::move(pipe.write);
+    }
+    /// Runs the loop until `done`, at most some seconds.
+    void run_until(const std::function<bool()>& done) {
+        const TimePoint deadline = deadline_after(MonotonicClock::now(), seconds(20));
+        while (!done()) {
+            ASSERT_LT(MonotonicClock::now(), deadline);
+            ASSERT_TRUE(loop_->run_once(deadline));
+        }
+    }
+    /// What the console shows once it has at least that many bytes.
+    std::string shown(std::size_t bytes, const Pipe& console) {
+        std::string text;
+        run_until([&] { return (text += available(console.read)).size() >= bytes; });
+        return text;
+    }
+    std::string shown(std::size_t bytes) { return shown(bytes, out_); }
+
+    std::unique_ptr<os::EventLoop> loop_;
+    Pipe out_, err_;
+    OutputSpec spec_;
+    std::unique_ptr<Output> output_;
+    test::TemporaryDirectory directory_;
+};
+
+TEST_F(OutputTest, PutsThePrefixBeforeEveryLine) {
+    const UniqueFd worker0 = worker(0);
+    put(worker0, "one\ntwo\n\n");
+    EXPECT_EQ(shown(24), "[0]: one\n[0]: two\n[0]: \n");
+}
+
+TEST_F(OutputTest, LinesThatArriveInPiecesAreNotMixed) {
+    const UniqueFd worker0 = worker(0);
+    const UniqueFd worker1 = worker(1);
+    put(worker0, "hel");
+    put(worker1, "good");
+    ASSERT_TRUE(loop_->run_once(deadline_after(MonotonicClock::now(), seconds(5))));
+    put(worker1, "bye\n");
+    EXPECT_EQ(shown(12), "[1]: goodbye\n");
+    put(worker0, "lo\n");
+    EXPECT_EQ(shown(10), "[0]: hello\n");
+}
+
+TEST_F(OutputTest, NoByteIsLostOrMovedHoweverItArrives) {
+    constexpr int kRanks = 3;
+    constexpr int kLines = 2000;
+    std::mt19937 random(7);
+    std::vector<UniqueFd> workers;
+    std::vector<std::string> left(kRanks);
+    for (int rank = 0; rank < kRanks; ++rank) {
+        workers.push_back(worker(rank));
+        for (int line = 0; line < kLines; ++line) {
+            left[static_cast<std::size_t>(rank)] += std::to_string(line) + std::string(random() % 200, 'x') + '\n';
+        }
+    }
+    const std::vector<std::string> all = left;
+    std::string text;
+    while (std::any_of(left.begin(), left.end(), [](const std::string& rest) { return !rest.empty(); })) {
+        for (std::size_t rank = 0; rank < left.size(); ++rank) {
+            const std::size_t n = std::min<std::size_t>(left[rank].size(), 1 + random() % 3000);
+            put(workers[rank], left[rank].substr(0, n));
+            left[rank].erase(0, n);
+        }
+        ASSERT_TRUE(loop_->run_once(deadline_after(MonotonicClock::now(), seconds(5))));
+        text += available(out_.read);
+    }
+    workers.clear();
+    output().finish_attempt();
+    text += available(out_.read);
+    std::vector<std::string> seen(kRanks);
+    std::istringstream lines(text);
+    for (std::string line; std::getline(lines, line);) {
+        ASSERT_EQ(line.substr(2, 3), "]: ") << line;
+        seen[static_cast<std::size_t>(line[1] - '0')] += line.substr(5) + '\n';
+    }
+    EXPECT_EQ(seen, all);
+}
+
+TEST_F(OutputTest, AHalfLineIsShownMarkedAfterAWhileAndContinued) {
+    spec_.half_line_after = milliseconds(1);
+    const UniqueFd worker0 = worker(0);
+    put(worker0, "loading");
+    EXPECT_EQ(shown(10), "[0]: loading [line goes on]\n");
+    put(worker0, " done\nnext\n");
+    EXPECT_EQ(shown(30), "[0]: [line continued]  done\n[0]: next\n");
+}
+
+TEST_F(OutputTest, ALastLineWithoutNewlineIsShownAtTheEnd) {
+    UniqueFd worker0 = worker(0);
+    put(worker0, "bye");
+    worker0.reset();
+    EXPECT_EQ(shown(9), "[0]: bye\n");
+}
+
+TEST_F(OutputTest, AGiganticLinePassesInMarkedPieces) {
+    UniqueFd worker0 = worker(0);
+    ::fcntl(worker0.get(), F_SETFL, O_NONBLOCK);
+    std::string line(3 << 20, 'a');
+    line += '\n';
+    std::string rest = line;
+    std::string text;
+    run_until([&] {
+        const ssize_t n = ::write(worker0.get(), rest.data(), rest.size());
+        if (n > 0) rest.erase(0, static_cast<std::size_t>(n));
+        text += available(out_.read);
+        return rest.empty() && text.size() > line.size();
+    });
+    EXPECT_EQ(std::count(text.begin(), text.end(), 'a'), 3 << 20);
+    EXPECT_THAT(text.substr(0, 20), HasSubstr("[0]: aaaa"));
+    EXPECT_NE(text.find(std::string(kUnfinishedMark) + "\n[0]: " + std::string(kContinuedMark)), std::string::npos);
+}
+
+TEST_F(OutputTest, ASlowConsoleMakesTheWorkersWaitAndLosesNothing) {
+    UniqueFd worker0 = worker(0);
+    ::fcntl(worker0.get(), F_SETFL, O_NONBLOCK);
+    const std::string line = std::string(99, 'x') + '\n';
+    std::size_t lines = 0;
+    int refused = 0;
+    // Nobody reads the console: after a bounded amount the worker's pipe stays full.
+    while (refused < 3) {
+        ASSERT_LT(lines, 200'000U) << "the queue grows without bound";
+        if (::write(worker0.get(), line.data(), line.size()) > 0) {
+            ++lines;
+            continue;
+        }
+        ++refused;
+        ASSERT_TRUE(loop_->run_once(MonotonicClock::now()));
+        if (refused == 3 && ::write(worker0.get(), line.data(), line.size()) > 0) {
+            ++lines;
+            refused = 0;
+        }
+    }
+    EXPECT_FALSE(output().flushed());
+    // A worker that ends now must not make the loop spin on its hang-up.
+    worker0.reset();
+    for (int i = 0; i < 3; ++i) ASSERT_TRUE(loop_->run_once(MonotonicClock::now()));
+    const std::size_t bytes = lines * (line.size() + 5);
+    EXPECT_EQ(shown(bytes).size(), bytes);
+    EXPECT_EQ(output().loss().bytes, 0U);
+}
+
+TEST_F(OutputTest, AJammedConsoleDoesNotKeepTheLoopAwake) {
+    UniqueFd worker0 = worker(0);
+    ::fcntl(worker0.get(), F_SETFL, O_NONBLOCK);
+    const std::string block(65536, '\n');
+    for (int i = 0; i < 400; ++i) {
+        (void)!::write(worker0.get(), block.data(), block.size());
+        ASSERT_TRUE(loop_->run_once(MonotonicClock::now()));
+    }
+    worker0.reset();
+    const TimePoint before = MonotonicClock::now();
+    ASSERT_TRUE(loop_->run_once(deadline_after(before, milliseconds(30))));
+    EXPECT_GE(MonotonicClock::now() - before, milliseconds(25)) << "something was ready all the time";
+}
+
+TEST_F(OutputTest, AConsoleNobodyReadsIsDrainedAndSaidOnce) {
+    const UniqueFd worker0 = worker(0);
+    out_.read.reset();
+    for (int i = 0; i < 50; ++i) {
+        put(worker0, std::string(10'000, 'x') + '\n');
+        ASSERT_TRUE(loop_->run_once(deadline_after(MonotonicClock::now(), seconds(5))));
+    }
+    EXPECT_EQ(available(err_.read), "ddprun: output is being lost: write to the console: Broken pipe; the job goes on\n");
+    EXPECT_EQ(output().loss().bytes, 50U * 10'006);
+    EXPECT_EQ(output().loss().why, "write to the console: Broken pipe");
+}
+
+TEST_F(OutputTest, DoesNotMakeTheSharedConsoleNonBlocking) {
+    const UniqueFd worker0 = worker(0);
+    put(worker0, "x\n");
+    EXPECT_EQ(shown(7), "[0]: x\n");
+    EXPECT_EQ(::fcntl(out_.write.get(), F_GETFL) & O_NONBLOCK, 0);
+    EXPECT_EQ(::fcntl(err_.write.get(), F_GETFL) & O_NONBLOCK, 0);
+}
+
+TEST_F(OutputTest, StderrGoesToTheErrorConsole) {
+    const UniqueFd out = worker(0, Stream::Out);
+    const UniqueFd err = worker(0, Stream::Err);
+    put(out, "o\n");
+    put(err, "e\n");
+    EXPECT_EQ(shown(7, err_), "[0]: e\n");
+    EXPECT_EQ(shown(7, out_), "[0]: o\n");
+}
+
+TEST_F(OutputTest, OnePlaceForBothStreamsKeepsLinesWhole) {
+    Output both(*loop_, spec_, out_.write.get(), out_.write.get());
+    std::vector<UniqueFd> ends;
+    for (const Stream stream : {Stream::Out, Stream::Err}) {
+        Pipe pipe;
+        ASSERT_TRUE(both.add(std::move(pipe.read), {0, 0, "default", ""}, stream));
+        ends.push_back(std::move(pipe.write));
+    }
+    // More than the console takes at once: with two queues the rests would meet inside a line.
+    const std::string line = std::string(9000, 'y') + '\n';
+    std::string text;
+    for (int i = 0; i < 40; ++i) {
+        put(ends[static_cast<std::size_t>(i % 2)], line);
+        ASSERT_TRUE(loop_->run_once(MonotonicClock::now()));
+    }
+    both.say("of our own");
+    run_until([&] { return (text += available(out_.read)).size() >= 40 * 9006 + 11; });
+    std::istringstream lines(text);
+    for (std::string got; std::getline(lines, got);) {
+        EXPECT_TRUE(got == "of our own" || got + '\n' == "[0]: " + line) << got.substr(0, 50);
+    }
+}
+
+TEST_F(OutputTest, AFileIsAGoodConsole) {
+    const std::string path = directory_.file("console");
+    const UniqueFd file(::open(path.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0600));
+    Output output(*loop_, spec_, file.get(), file.get());
+    Pipe pipe;
+    ASSERT_TRUE(output.add(std::move(pipe.read), {3, 3, "default", ""}, Stream::Out));
+    put(pipe.write, "kept\n");
+    run_until([&] { return !content(path).empty(); });
+    EXPECT_EQ(content(path), "[3]: kept\n");
+    EXPECT_TRUE(output.flushed());
+}
+
+TEST_F(OutputTest, FlushWaitsForTheConsoleUntilItsDeadline) {
+    UniqueFd worker0 = worker(0);
+    ::fcntl(worker0.get(), F_SETFL, O_NONBLOCK);
+    const std::string block(65536, '\n');
+    for (int i = 0; i < 20; ++i) {
+        (void)!::write(worker0.get(), block.data(), block.size());
+        ASSERT_TRUE(loop_->run_once(MonotonicClock::now()));
+    }
+    ASSERT_FALSE(output().flushed());
+    output().flush(deadline_after(MonotonicClock::now(), milliseconds(5)));
+    EXPECT_FALSE(output().flushed()) << "nobody reads";
+    out_.read.reset();
+    output().flush(deadline_after(MonotonicClock::now(), seconds(20)));
+    EXPECT_TRUE(output().flushed());
+}
+
+// ---- prefix, filter, fold
+
+TEST_F(OutputTest, PrefixNamesRoleRanksHostAndTime) {
+    spec_.prefix = "${host}/${role_name}${local_rank}/${rank} ${time}|";
+    Pipe pipe;
+    ASSERT_TRUE(output().add(std::move(pipe.read), {12, 4, "trainer", "node03"}, Stream::Out));
+    put(pipe.write, "x\n");
+    EXPECT_THAT(shown(30), testing::MatchesRegex("node03/trainer4/12 [0-9][0-9]:[0-9][0-9]:[0-9][0-9]\\.[0-9][0-9][0-9]\\|x\n"));
+}
+
+TEST_F(OutputTest, ColorsOnlyThePrefix) {
+    spec_.color = OutputSpec::Color::Always;
+    const UniqueFd worker0 = worker(0);
+    put(worker0, "x\n");
+    EXPECT_EQ(shown(10), "\x1b[32m[0]: \x1b[0mx\n");
+}
+
+TEST_F(OutputTest, TheConsoleShowsOnlyTheRanksAskedFor) {
+    spec_.local_ranks = {1};
+    EXPECT_FALSE(output().needs_pipe({0, 0, "", ""}, Stream::Out)) << "to the null device";
+    EXPECT_TRUE(output().needs_pipe({0, 0, "", ""}, Stream::Err)) << "for the report";
+    EXPECT_TRUE(output().needs_pipe({1, 1, "", ""}, Stream::Out));
+    const UniqueFd hidden = worker(0, Stream::Err);
+    const UniqueFd seen = worker(1, Stream::Err);
+    put(hidden, "hidden\n");
+    put(seen, "seen\n");
+    EXPECT_EQ(shown(10, err_), "[1]: seen\n");
+    output().drain(0);
+    EXPECT_THAT(output().last_stderr(0), ElementsAre("hidden"));
+}
+
+TEST_F(OutputTest, IdenticalLinesOfAllRanksAreShownOnce) {
+    spec_.fold = true;
+    std::vector<UniqueFd> workers;
+    for (int rank = 0; rank < 3; ++rank) workers.push_back(worker(rank));
+    for (const UniqueFd& one : workers) put(one, "same\n");
+    put(workers[1], "own\n");
+    EXPECT_EQ(shown(21), "[0-2]: same\n[1]: own\n");
+}
+
+// ---- files
+
+TEST_F(OutputTest, TeeWritesToTheConsoleAndToAFileByGlobalRank) {
+    spec_.log_dir = directory_.file("logs");
+    spec_.tee.everyone = Streams::All;
+    ASSERT_TRUE(output().begin_attempt(2));
+    Pipe pipe;
+    ASSERT_TRUE(output().add(std::move(pipe.read), {12, 0, "default", ""}, Stream::Err));
+    put(pipe.write, "half");
+    ASSERT_TRUE(loop_->run_once(deadline_after(MonotonicClock::now(), seconds(5))));
+    put(pipe.write, " whole\n");
+    EXPECT_EQ(shown(17, err_), "[12]: half whole\n");
+    EXPECT_EQ(content(spec_.log_dir + "/attempt_2/12/stderr.log"), "half whole\n") << "no prefix in a file of its own";
+    EXPECT_EQ(output().attempt_directory(), spec_.log_dir + "/attempt_2");
+}
+
+TEST_F(OutputTest, RedirectedStreamsGoStraightToTheirFile) {
+    spec_.log_dir = directory_.file("logs");
+    spec_.redirects.by_local_rank[11] = Streams::All;
+    ASSERT_TRUE(output().begin_attempt(0));
+    const StreamOwner owner{11, 11, "default", ""};
+    ASSERT_FALSE(output().needs_pipe(owner, Stream::Err));
+    EXPECT_TRUE(output().needs_pipe({0, 0, "", ""}, Stream::Err));
+    const Result<UniqueFd> file = output().direct_file(owner, Stream::Err);
+    ASSERT_TRUE(file) << file.error().what;
+    put(*file, "first\nlast\n");
+    EXPECT_EQ(content(spec_.log_dir + "/attempt_0/11/stderr.log"), "first\nlast\n");
+    EXPECT_THAT(output().last_stderr(11), ElementsAre("first", "last"));
+    EXPECT_GT(output().last_output(11), TimePoint{});
+}
+
+TEST_F(OutputTest, AFullDiskIsSaidOnceAndTheJobGoesOn) {
+    spec_.log_dir = directory_.file("logs");
+    spec_.tee.everyone = Streams::Out;
+    const std::string rank_directory = spec_.log_dir + "/attempt_0/0";
+    std::filesystem::create_directories(rank_directory);
+    std::filesystem::create_symlink("/dev/full", rank_directory + "/stdout.log");
+    ASSERT_TRUE(output().begin_attempt(0));
+    const UniqueFd worker0 = worker(0);
+    for (int i = 0; i < 3; ++i) {
+        put(worker0, "still shown\n");
+        EXPECT_EQ(shown(17), "[0]: still shown\n");
+    }
+    EXPECT_EQ(output().loss().bytes, 36U);
+    EXPECT_EQ(output().loss().why, "write " + rank_directory + "/stdout.log: No space left on device");
+    output().finish_attempt();
+    EXPECT_EQ(output().loss().bytes, 36U) << "counted once";
+    const std::string said = available(err_.read);
+    EXPECT_EQ(std::count(said.begin(), said.end(), '\n'), 1) << said;
+}
+
+TEST_F(OutputTest, AFileThatCannotBeOpenedIsALossAndNoError) {
+    spec_.log_dir = directory_.file("logs");
+    spec_.tee.everyone = Streams::Out;
+    std::filesystem::create_directories(spec_.log_dir + "/attempt_0/0/stdout.log");
+    ASSERT_TRUE(output().begin_attempt(0));
+    const UniqueFd worker0 = worker(0);
+    put(worker0, "shown\n");
+    EXPECT_EQ(shown(11), "[0]: shown\n");
+    EXPECT_THAT(output().loss().why, HasSubstr("stdout.log: Is a directory"));
+}
+
+TEST_F(OutputTest, ALogDirectoryThatCannotBeMadeIsNamed) {
+    spec_.log_dir = "/proc/no/logs";
+    const Status begun = output().begin_attempt(0);
+    ASSERT_FALSE(begun);
+    EXPECT_THAT(begun.error().what, HasSubstr("/proc/no"));
+}
+
+TEST_F(OutputTest, FilteredLinesAreCopiedToOneFile) {
+    spec_.log_dir = directory_.file("logs");
+    spec_.stdout_filters = {"loss", "acc"};
+    ASSERT_TRUE(output().begin_attempt(0));
+    const UniqueFd worker0 = worker(0);
+    const UniqueFd worker1 = worker(1);
+    put(worker0, "loss 1\nother\n");
+    put(worker1, "acc 2\n");
+    (void)shown(30);
+    std::string kept = content(spec_.log_dir + "/attempt_0/filtered_stdout.log");
+    EXPECT_THAT(kept, HasSubstr("[0]: loss 1\n"));
+    EXPECT_THAT(kept, HasSubstr("[1]: acc 2\n"));
+    EXPECT_THAT(kept, Not(HasSubstr("other")));
+}
+
+TEST(LogFile, RotatesAtLineEndsAndKeepsThreeOlderFiles) {
+    const test::TemporaryDirectory directory;
+    const std::string path = directory.file("stdout.log");
+    Result<LogFile> file = LogFile::open(path, 10);
+    ASSERT_TRUE(file);
+    file->write("aaaa\nbbbb\ncccc\ndd");
+    file->write("dd\neeee\n");
+    EXPECT_EQ(content(path + ".2"), "aaaa\nbbbb\n");
+    EXPECT_EQ(content(path + ".1"), "cccc\ndddd\n");
+    EXPECT_EQ(content(path), "eeee\n");
+    for (int i = 0; i < 20; ++i) file->write("ffff\n");
+    EXPECT_TRUE(std::filesystem::exists(path + ".3"));
+    EXPECT_FALSE(std::filesystem::exists(path + ".4"));
+    file->write(std::string(30, 'g') + "\nh\n");
+    EXPECT_EQ(content(path), "h\n") << "a line longer than a file stays whole";
+}
+
+// ---- what is remembered
+
+TEST_F(OutputTest, RemembersTheLastTwentyLinesOfStderr) {
+    const UniqueFd worker0 = worker(0, Stream::Err);
+    std::string text;
+    for (int i = 0; i < 1000; ++i) text += "line " + std::to_string(i) + '\n';
+    put(worker0, text);
+    output().drain(0);
+    const std::vector<std::string> last = output().last_stderr(0);
+    ASSERT_EQ(last.size(), 20U);
+    EXPECT_EQ(last.front(), "line 980");
+    EXPECT_EQ(last.back(), "line 999");
+    EXPECT_THAT(output().last_stderr(1), IsEmpty());
+}
+
+TEST_F(OutputTest, FinishReadsWhatIsLeftAndLetsGoOfAPipeThatAGrandchildHolds) {
+    const UniqueFd worker0 = worker(0);
+    put(worker0, "left\nhalf");
+    output().finish_attempt();
+    EXPECT_EQ(available(out_.read), "[0]: left\n[0]: half\n");
+    EXPECT_EQ(::write(worker0.get(), "x", 1), -1) << "the reading end is closed";
+}
+
+TEST_F(OutputTest, ANewAttemptForgetsTheOld) {
+    const UniqueFd old = worker(0, Stream::Err);
+    put(old, "old\n");
+    ASSERT_TRUE(output().begin_attempt(1));
+    EXPECT_EQ(available(err_.read), "[0]: old\n");
+    EXPECT_THAT(output().last_stderr(0), IsEmpty());
+}
+
+// ---- pure parts
+
+std::vector<std::string> assembled(LineAssembler& assembler, std::string_view chunk) {
+    std::vector<std::string> blocks;
+    assembler.feed(chunk, kStart, [&](std::string_view block) { blocks.emplace_back(block); });
+    return blocks;
+}
+
+TEST(LineAssembler, PassesWholeLinesInOneBlock) {
+    LineAssembler assembler;
+    EXPECT_THAT(assembled(assembler, "a\nb\nc"), ElementsAre("a\nb\n"));
+    EXPECT_THAT(assembled(assembler, "d\ne\n"), ElementsAre("cd\n", "e\n"));
+    EXPECT_EQ(assembler.due(seconds(1)), kNever);
+}
+
+TEST(LineAssembler, IsDueOnceAfterItsFirstByte) {
+    LineAssembler assembler;
+    (void)assembled(assembler, "a");
+    assembler.feed("b", kStart + seconds(1), [](std::string_view) {});
+    EXPECT_EQ(assembler.due(seconds(2)), kStart + seconds(2));
+    EXPECT_EQ(assembler.cut(), "ab [line goes on]\n");
+    EXPECT_EQ(assembler.due(seconds(2)), kNever) << "nothing new";
+    EXPECT_EQ(assembler.finish(), "");
+}
+
+TEST(LineAssembler, AProgressBarIsShownAsATerminalWouldShowIt) {
+    LineAssembler assembler;
+    (void)assembled(assembler, "\r 10%\r 20%");
+    EXPECT_EQ(assembler.cut(), " 20% [line goes on]\n");
+}
+
+TEST(LineFolder, ALineThatAllHaveSaidWaitsNoLonger) {
+    LineFolder folder(milliseconds(100));
+    folder.set_world(2);
+    folder.offer(0, "x\n", kStart);
+    EXPECT_THAT(folder.due(kStart), IsEmpty());
+    folder.offer(1, "x\n", kStart);
+    EXPECT_THAT(folder.due(kStart), ElementsAre(FoldedLine{{0, 1}, "x\n"}));
+    EXPECT_EQ(folder.next_due(), kNever);
+}
+
+TEST(LineFolder, KeepsTheOrderOfEachRank) {
+    LineFolder folder(milliseconds(100));
+    folder.set_world(2);
+    folder.offer(0, "a\n", kStart);
+    folder.offer(0, "b\n", kStart);
+    folder.offer(1, "b\n", kStart);
+    folder.offer(1, "a\n", kStart);
+    EXPECT_THAT(folder.all(), ElementsAre(FoldedLine{{0}, "a\n"}, FoldedLine{{0, 1}, "b\n"}, FoldedLine{{1}, "a\n"}));
+}
+
+TEST(LineFolder, TheSameLineTwiceOfOneRankStaysTwoLines) {
+    LineFolder folder(milliseconds(100));
+    folder.offer(0, "a\n", kStart);
+    folder.offer(0, "a\n", kStart);
+    EXPECT_EQ(folder.all().size(), 2U);
+}
+
+TEST(LineFolder, HoldsNothingLongerThanItsWindowAndNotTooMuch) {
+    LineFolder folder(milliseconds(100));
+    folder.set_world(9);
+    folder.offer(0, "a\n", kStart);
+    EXPECT_EQ(folder.next_due(), kStart + milliseconds(100));
+    EXPECT_THAT(folder.due(kStart + milliseconds(99)), IsEmpty());
+    EXPECT_EQ(folder.due(kStart + milliseconds(100)).size(), 1U);
+    for (std::size_t i = 0; i < LineFolder::kMaxHeld + 5; ++i) folder.offer(0, std::to_string(i) + "\n", kStart);
+    EXPECT_EQ(folder.due(kStart).size(), 5U);
+}
+
+TEST(PrefixTemplate, LeavesUnknownVariablesAsTheyAre) {
+    const PrefixTemplate prefix("${rank}-${what} ${open");
+    EXPECT_EQ(prefix.render({"1", "", "", "", ""}), "1-${what} ${open");
+    EXPECT_FALSE(prefix.names_time());
+    EXPECT_TRUE(PrefixTemplate("${time}").names_time());
+}
+
+}  // namespace
+}  // namespace ddprun

@@ -1,0 +1,256 @@
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+
+#include <nlohmann/json.hpp>
+
+#include "launcher/report.h"
+
+namespace ddprun {
+namespace {
+
+using testing::HasSubstr;
+using testing::Not;
+
+WorkerEnd exited(int rank, int code, std::uint64_t order = 0) {
+    WorkerEnd end;
+    end.rank = end.local_rank = rank;
+    end.host = "node00";
+    end.pid = 4000 + rank;
+    end.status = code;
+    end.order = order;
+    end.after_start = std::chrono::seconds(41);
+    return end;
+}
+
+WorkerEnd killed(int rank, int signal, std::uint64_t order = 0) {
+    WorkerEnd end = exited(rank, signal, order);
+    end.signaled = true;
+    return end;
+}
+
+WorkerEnd stopped(int rank) {
+    WorkerEnd end = killed(rank, SIGTERM);
+    end.by_us = true;
+    return end;
+}
+
+JobEnd job(std::vector<WorkerEnd> workers) {
+    JobEnd end;
+    end.program = "train";
+    end.world_size = static_cast<int>(workers.size());
+    end.workers = std::move(workers);
+    return end;
+}
+
+TEST(RootCause, IsTheEarliestFailureThatWeDidNotCause) {
+    const JobEnd end = job({stopped(0), exited(1, 3, 9), killed(2, SIGKILL, 7), exited(3, 0, 1)});
+    ASSERT_NE(root_cause(end), nullptr);
+    EXPECT_EQ(root_cause(end)->rank, 2);
+    EXPECT_EQ(root_cause(job({exited(0, 0), stopped(1)})), nullptr);
+}
+
+TEST(JobExitCode, IsTheCulprits) {
+    EXPECT_EQ(exit_code(job({exited(0, 0), exited(1, 0)})), 0);
+    EXPECT_EQ(exit_code(job({exited(0, 3)})), 3);
+    EXPECT_EQ(exit_code(job({killed(0, SIGKILL)})), 137);
+    EXPECT_EQ(exit_code(job({exited(0, 255)})), 255);
+    EXPECT_EQ(exit_code(job({exited(0, 1, 5), exited(1, 2, 4)})), 2);
+}
+
+TEST(JobExitCode, SaysThatAProgramCouldNotBeExecuted) {
+    WorkerEnd absent = exited(0, 1);
+    absent.exec_failure = "exec ./trian: No such file or directory";
+    EXPECT_EQ(exit_code(job({absent})), 127);
+    absent.exec_failure = "exec ./data: Permission denied";
+    EXPECT_EQ(exit_code(job({absent})), 126);
+}
+
+TEST(JobExitCode, StoppedBySignalOrPreemptedMayBeStartedAgain) {
+    JobEnd end = job({stopped(0), killed(1, SIGTERM, 1)});
+    end.stopped_by_signal = SIGTERM;
+    EXPECT_EQ(exit_code(end), 75) << "a worker that got the signal too is no culprit";
+    end.workers = {exited(0, 0), exited(1, 0)};
+    EXPECT_EQ(exit_code(end), 0) << "all had succeeded";
+    end.workers = {stopped(0)};
+    end.stopped_by_signal.reset();
+    end.preempted = true;
+    EXPECT_EQ(exit_code(end), 75);
+    end.workers = {};
+    EXPECT_EQ(exit_code(end), 75) << "stopped before any worker ran";
+}
+
+TEST(JobExitCode, DoNotRequeueOutweighsASignal) {
+    JobEnd end = job({exited(0, 93)});
+    EXPECT_EQ(exit_code(end), 93);
+    end.stopped_by_signal = SIGTERM;
+    EXPECT_EQ(exit_code(end), 93);
+}
+
+TEST(JobExitCode, RendezvousFailuresAreUnavailable) {
+    JobEnd end = job({});
+    end.failure = "1 of 2 nodes joined within 600 s";
+    EXPECT_EQ(exit_code(end), 69);
+    end.failure.clear();
+    EXPECT_EQ(exit_code(end), 70) << "no worker, no failure, no success: a bug of ours";
+}
+
+TEST(DescribeEnd, NamesSignals) {
+    EXPECT_EQ(describe_end(killed(0, SIGKILL)), "signal 9 (SIGKILL)");
+    EXPECT_EQ(describe_end(killed(0, 50)), "signal 50");
+    EXPECT_EQ(describe_end(exited(0, 3)), "exit code 3");
+    EXPECT_EQ(signal_name(SIGUSR1), "SIGUSR1");
+    EXPECT_EQ(signal_name(77), "signal 77");
+}
+
+std::string meaning(WorkerEnd end, std::vector<std::string> stderr_lines = {}) {
+    end.last_stderr = std::move(stderr_lines);
+    return explain_end(end);
+}
+
+TEST(ExplainEnd, KnowsSignals) {
+    EXPECT_THAT(meaning(killed(0, SIGKILL)), HasSubstr("out-of-memory killer"));
+    EXPECT_THAT(meaning(killed(0, SIGBUS)), HasSubstr("/dev/shm is full"));
+    EXPECT_THAT(meaning(killed(0, SIGSEGV)), HasSubstr("accessed memory"));
+    EXPECT_THAT(meaning(killed(0, SIGILL)), HasSubstr("newer CPU"));
+    EXPECT_THAT(meaning(killed(0, SIGTERM)), HasSubstr("walltime"));
+    EXPECT_THAT(meaning(killed(0, SIGABRT)), HasSubstr("abort()"));
+    EXPECT_THAT(meaning(killed(0, SIGSYS)), HasSubstr("container"));
+}
+
+TEST(ExplainEnd, ReadsTheLastLines) {
+    EXPECT_EQ(meaning(exited(0, 127), {"./train: error while loading shared libraries: libnccl.so.2: cannot open shared object file"}),
+              "the shared library libnccl.so.2 is not found on this node (LD_LIBRARY_PATH, or a module that is not loaded)");
+    EXPECT_THAT(meaning(exited(0, 1), {"ModuleNotFoundError: No module named 'numpy'"}), HasSubstr("module numpy is not installed"));
+    EXPECT_THAT(meaning(exited(0, 1), {"torch.OutOfMemoryError: CUDA out of memory. Tried"}), HasSubstr("GPU's memory is full"));
+    EXPECT_THAT(meaning(exited(0, 1), {"bind: Address already in use"}), HasSubstr("a port is taken"));
+    EXPECT_THAT(meaning(killed(0, SIGABRT), {"[Rank 3] Watchdog caught collective operation timeout: WorkNCCL"}), HasSubstr("NCCL's watchdog"));
+    EXPECT_THAT(meaning(killed(0, SIGABRT), {"ncclRemoteError: A call failed possibly due to a network error"}), HasSubstr("lost a peer"));
+    EXPECT_THAT(meaning(killed(0, SIGABRT), {"terminate called after throwing an instance of 'std::runtime_error'"}), HasSubstr("exception was not caught"));
+    EXPECT_THAT(meaning(killed(0, SIGABRT), {"terminate called after throwing an instance of 'std::bad_alloc'"}), HasSubstr("host's memory"));
+    EXPECT_THAT(meaning(exited(0, 126), {"sh: ./x: /usr/bin/pyhton: bad interpreter: No such file"}), HasSubstr("#!"));
+    EXPECT_THAT(meaning(exited(0, 1), {"/lib/libc.so.6: version `GLIBC_2.38' not found"}), HasSubstr("newer C library"));
+}
+
+TEST(ExplainEnd, WhatWasSaidBeforeAKillFromOutsideDoesNotExplainIt) {
+    EXPECT_THAT(meaning(killed(0, SIGKILL), {"warning: Address already in use, trying another"}), HasSubstr("out-of-memory"));
+}
+
+TEST(ExplainEnd, KnowsExecFailuresAndExitCodes) {
+    WorkerEnd end = exited(0, 1);
+    end.exec_failure = "exec ./x: No such file or directory";
+    EXPECT_THAT(explain_end(end), HasSubstr("the interpreter in its first line (#!)"));
+    end.exec_failure = "exec ./x: Exec format error";
+    EXPECT_THAT(explain_end(end), HasSubstr("another architecture"));
+    EXPECT_THAT(meaning(exited(0, 139)), HasSubstr("ended by SIGSEGV"));
+    EXPECT_THAT(meaning(exited(0, 93)), HasSubstr("not to be started again"));
+}
+
+TEST(ExplainEnd, SaysNothingWhereThereIsNothingToAdd) {
+    EXPECT_EQ(meaning(exited(0, 1), {"some error"}), "");
+    EXPECT_EQ(meaning(exited(0, 0), {"bind: Address already in use"}), "");
+    EXPECT_EQ(meaning(stopped(0)), "");
+}
+
+TEST(CoreLocation, FollowsTheKernelsPattern) {
+    const WorkerEnd end = killed(1, SIGSEGV);
+    EXPECT_EQ(core_location("core\n", end, "/work"), "core file: /work/core");
+    EXPECT_EQ(core_location("/cores/%e.%p", end, "/work"), "core file: /cores/*.4001");
+    EXPECT_EQ(core_location("|/usr/lib/systemd/systemd-coredump %P %u", end, "/"),
+              "core handed to /usr/lib/systemd/systemd-coredump (coredumpctl info 4001)");
+    EXPECT_EQ(core_location("|/usr/share/apport/apport -p%p", end, "/"), "core handed to /usr/share/apport/apport");
+}
+
+TEST(Report, OfASuccessIsEmpty) { EXPECT_EQ(render_report(job({exited(0, 0)}), 100), ""); }
+
+TEST(Report, NamesTheFirstCauseAndFoldsWhatWeStopped) {
+    WorkerEnd cause = killed(5, SIGKILL, 1);
+    cause.local_rank = 1;
+    cause.last_stderr = {"step 812", "loss 0.3"};
+    cause.last_collective = "in all_reduce #812 (25 MiB)";
+    JobEnd end = job({stopped(0), stopped(1), stopped(2), cause, exited(6, 1, 2), exited(7, 1, 3), exited(4, 0)});
+    end.world_size = 8;
+    end.max_restarts = 3;
+    end.restarts_used = 1;
+    end.log_directory = "/logs/j";
+    end.notes = {"2 processes could not be killed: 17, 18"};
+    end.loss = {2048, "write /logs/3/stdout.log: No space left on device"};
+    const std::string text = render_report(end, 100);
+    EXPECT_THAT(text, HasSubstr("ddprun: train failed: rank 5 on node00: signal 9 (SIGKILL)\n"));
+    EXPECT_THAT(text, HasSubstr("  first cause   rank 5 on node00 (local rank 1, pid 4005)\n"));
+    EXPECT_THAT(text, HasSubstr("  how           signal 9 (SIGKILL), 41 s after start\n"));
+    EXPECT_THAT(text, HasSubstr("  doing         in all_reduce #812 (25 MiB)\n"));
+    EXPECT_THAT(text, HasSubstr("  last stderr   | step 812\n                | loss 0.3\n"));
+    EXPECT_THAT(text, HasSubstr("  afterwards    ranks 6-7: exit code 1\n"));
+    EXPECT_THAT(text, HasSubstr("  stopped by us 3 workers (ranks 0-2)\n"));
+    EXPECT_THAT(text, HasSubstr("  succeeded     1 worker (rank 4)\n"));
+    EXPECT_THAT(text, HasSubstr("1 of 3 restarts used"));
+    EXPECT_THAT(text, HasSubstr("  note          2 processes could not be killed"));
+    EXPECT_THAT(text, HasSubstr("  logs          /logs/j\n"));
+    EXPECT_THAT(text, HasSubstr("  output lost   2 KiB (write /logs/3/stdout.log: No space left on device)\n"));
+    EXPECT_THAT(text, HasSubstr("  exit code     137\n"));
+    EXPECT_EQ(text.back(), '\n');
+}
+
+TEST(Report, ThousandsOfStoppedWorkersTakeOneLine) {
+    std::vector<WorkerEnd> workers = {exited(0, 3, 1)};
+    for (int rank = 1; rank < 4096; ++rank) workers.push_back(stopped(rank));
+    const std::string text = render_report(job(workers), 100);
+    EXPECT_THAT(text, HasSubstr("stopped by us 4095 workers (ranks 1-4095)\n"));
+    EXPECT_LT(text.size(), 1000U);
+}
+
+TEST(Report, AWorkersControlCharactersDoNotReachTheTerminal) {
+    WorkerEnd cause = exited(0, 1);
+    cause.last_stderr = {"\x1b[2Jgone\r", std::string(5000, 'x')};
+    const std::string text = render_report(job({cause}), 80);
+    EXPECT_THAT(text, HasSubstr("| \\x1b[2Jgone\n"));
+    EXPECT_EQ(text.find('\x1b'), std::string::npos);
+    EXPECT_LT(text.size(), 3000U);
+}
+
+TEST(Report, StaysWithinTheWidth) {
+    WorkerEnd cause = killed(0, SIGKILL);
+    const std::string text = render_report(job({cause}), 60);
+    std::size_t start = 0;
+    for (std::size_t end = 0; (end = text.find('\n', start)) != std::string::npos; start = end + 1) {
+        EXPECT_LE(end - start, 60U) << text.substr(start, end - start);
+    }
+}
+
+TEST(Report, SaysThatAJobWasStoppedOrPreempted) {
+    JobEnd end = job({stopped(0)});
+    end.stopped_by_signal = SIGINT;
+    EXPECT_THAT(render_report(end, 80), HasSubstr("ddprun: train was stopped by SIGINT\n"));
+    EXPECT_THAT(render_report(end, 80), HasSubstr("exit code     75 (can be started again)\n"));
+    end.preempted = true;
+    EXPECT_THAT(render_report(end, 80), HasSubstr("ddprun: train was preempted\n"));
+    JobEnd failed = job({});
+    failed.failure = "1 of 2 nodes joined within 600 s";
+    EXPECT_THAT(render_report(failed, 80), HasSubstr("ddprun: train failed: 1 of 2 nodes joined within 600 s\n"));
+}
+
+TEST(Report, ShowsTheErrorReportOfTheCulprit) {
+    WorkerEnd cause = exited(0, 1);
+    cause.error_file = "ValueError: bad\n  at train.py:3\n";
+    EXPECT_THAT(render_report(job({cause}), 80), HasSubstr("  error report  | ValueError: bad\n                |   at train.py:3\n"));
+}
+
+TEST(JsonReport, SaysTheSame) {
+    WorkerEnd cause = killed(1, SIGKILL, 4);
+    cause.last_stderr = {"\xff not UTF-8"};
+    const auto json = nlohmann::json::parse(render_report_json(job({stopped(0), cause})));
+    EXPECT_EQ(json["exit_code"], 137);
+    EXPECT_EQ(json["first_cause"]["rank"], 1);
+    EXPECT_EQ(json["first_cause"]["signal"]["name"], "SIGKILL");
+    EXPECT_THAT(json["first_cause"]["meaning"].get<std::string>(), HasSubstr("out-of-memory"));
+    EXPECT_EQ(json["workers"].size(), 2U);
+    EXPECT_EQ(json["workers"][0]["stopped_by_ddprun"], true);
+    EXPECT_TRUE(json["stopped_by_signal"].is_null());
+    const auto success = nlohmann::json::parse(render_report_json(job({exited(0, 0)})));
+    EXPECT_EQ(success["exit_code"], 0);
+    EXPECT_TRUE(success["first_cause"].is_null());
+}
+
+}  // namespace
+}  // namespace ddprun
