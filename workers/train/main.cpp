@@ -17,6 +17,7 @@
 #include "ddp/context.h"
 #include "ddp/durable_file.h"
 #include "ddp/process_group.h"
+#include "env/hmac.h"
 #include "env/text.h"
 #include "matrix.h"
 #include "options.h"
@@ -95,6 +96,16 @@ std::optional<Trouble> prepare(const Options& options, const ddp::ProcessGroup& 
     return group.rank() == 0 ? check_outputs(options, samples) : std::nullopt;
 }
 
+/// What tells this run's checkpoints from an older run's in the same folder. The id alone cannot: it is
+/// "none" unless the user names the job; the token is another for every job (its hash is written, not
+/// itself). "" where there is neither.
+std::string run_identity(const ddprun::WorkerEnv& env) {
+    constexpr std::size_t kHexDigits = 16;
+    if (!env.token.empty())
+        return ddprun::to_hex(ddprun::hmac_sha256(env.token, env.run_id)).substr(0, kHexDigits);
+    return env.run_id == "none" ? "" : env.run_id;
+}
+
 void print_line(const std::string& line) {
     fmt::print("{}\n", line);
     std::fflush(stdout);
@@ -109,10 +120,10 @@ int run(const Options& options, const ddp::Context& context) {
         return report(agreed->trouble, agreed->reporter, group->rank());
 
     train::Trainer trainer(*group, options, samples, print_line);
-    const std::string& run_id = context.env().run_id;
+    const std::string run_id = run_identity(context.env());
     try {
         if (options.resume) trainer.resume(std::nullopt);
-        else if (context.restart_count() > 0)
+        else if (context.restart_count() > 0 && !run_id.empty())
             trainer.resume(run_id);  // a worker died: go on from what this run has saved
     } catch (const ddp::InvalidInput& error) {
         // Every rank throws it, word for word.

@@ -1,0 +1,426 @@
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstring>
+#include <fstream>
+#include <numeric>
+#include <random>
+
+#include "ddp/testing.h"
+#include "tests/support/temporary_directory.h"
+#include "train/agreement.h"
+#include "train/data.h"
+#include "train/matrix.h"
+#include "train/mlp.h"
+#include "train/options.h"
+#include "train/report.h"
+#include "train/trainer.h"
+
+namespace {
+
+using ddprun::test::TemporaryDirectory;
+using train::ExitCode;
+using train::Mlp;
+using train::Options;
+using train::Samples;
+using train::Trouble;
+
+// --- options
+
+ddprun::Result<Options> parse(std::vector<const char*> arguments) { return train::parse_options(arguments); }
+
+std::string refusal(std::vector<const char*> arguments) {
+    const auto options = parse(std::move(arguments));
+    return options ? "accepted" : options.error().what;
+}
+
+TEST(TrainOptions, TakeValuesAfterASpaceOrAnEqualsSign) {
+    const auto options = parse({"--lr", "0.5", "--hidden=64,32", "--optimizer", "adamw", "--resume",
+                                "--no-scale-lr", "--seed=18446744073709551615", "--batch-size", "8"});
+    ASSERT_TRUE(options) << options.error().what;
+    EXPECT_EQ(options->base_learning_rate(), 0.5);
+    EXPECT_EQ(options->hidden, (std::vector<std::size_t>{64, 32}));
+    EXPECT_EQ(options->optimizer, train::OptimizerKind::AdamW);
+    EXPECT_EQ(options->seed, UINT64_MAX);
+    EXPECT_EQ(options->batch_size, 8U);
+    EXPECT_TRUE(options->resume);
+    EXPECT_FALSE(options->scale_learning_rate);
+}
+
+TEST(TrainOptions, DefaultTheLearningRateByOptimizer) {
+    EXPECT_EQ(parse({})->base_learning_rate(), 0.02);
+    EXPECT_EQ(parse({"--optimizer=adamw"})->base_learning_rate(), 0.001);
+}
+
+TEST(TrainOptions, NameTheOptionAndTheValueThatAreWrong) {
+    EXPECT_EQ(refusal({"--lr", "x"}), "--lr: 'x' is not a number");
+    EXPECT_EQ(refusal({"--lr", "-1"}), "--lr: '-1' is not a number of at least 0");
+    EXPECT_EQ(refusal({"--optimizer", "adam"}), "--optimizer: 'adam' is neither sgd nor adamw");
+    EXPECT_EQ(refusal({"--lrr", "1"}), "--lrr: unknown option; did you mean --lr?");
+    EXPECT_EQ(refusal({"--resume=yes"}), "--resume: takes no value");
+    EXPECT_EQ(refusal({"--epochs"}), "--epochs: N is missing");
+    EXPECT_EQ(refusal({"digits.csv"}), "'digits.csv': train takes options only; see train --help");
+    for (const char* epochs : {"0", "-3", "1e3", "", "99999999999"})
+        EXPECT_TRUE(refusal({"--epochs", epochs}).starts_with("--epochs: ")) << refusal({"--epochs", epochs});
+    for (const char* hidden : {"", "64,", "a", "0", "999999"})
+        EXPECT_TRUE(refusal({"--hidden", hidden}).starts_with("--hidden: ")) << refusal({"--hidden", hidden});
+}
+
+// --- data
+
+std::string idx(const std::string& header, const std::string& bytes) { return header + bytes; }
+const std::string kImagesHeader("\0\0\x08\x03\0\0\0\x14\0\0\0\x01\0\0\0\x02", 16);  // 20 images of 1x2
+const std::string kLabelsHeader("\0\0\x08\x01\0\0\0\x14", 8);
+
+std::string counting(std::size_t count, int modulus) {
+    std::string bytes;
+    for (std::size_t i = 0; i < count; ++i) bytes += static_cast<char>(i % static_cast<std::size_t>(modulus));
+    return bytes;
+}
+
+void write_all(const std::string& path, const std::string& bytes) {
+    std::ofstream(path, std::ios::binary | std::ios::trunc) << bytes;
+}
+
+std::string data_refusal(const std::string& path, const std::string& labels = "") {
+    const auto samples = train::read_samples(path, labels);
+    return samples ? "accepted" : samples.error().what;
+}
+
+TEST(TrainData, ReadsIdxImagesWithTheLabelsBesideThem) {
+    const TemporaryDirectory temporary;
+    write_all(temporary.file("my-images-idx3-ubyte"), idx(kImagesHeader, counting(40, 40)));
+    write_all(temporary.file("my-labels-idx1-ubyte"), idx(kLabelsHeader, counting(20, 3)));
+    const auto samples = train::read_samples(temporary.file("my-images-idx3-ubyte"), "");
+    ASSERT_TRUE(samples) << samples.error().what;
+    EXPECT_EQ(samples->name, "my");
+    EXPECT_EQ(samples->count(), 20U);
+    EXPECT_EQ(samples->features, 2U);
+    EXPECT_EQ(samples->classes, 3U);
+    EXPECT_EQ(samples->labels[4], 1);
+    EXPECT_EQ(samples->values[39], 1.0F);
+    EXPECT_EQ(samples->values[13], 13.0F / 39);
+}
+
+TEST(TrainData, RefusesEveryTruncationOfAnIdxFile) {
+    const TemporaryDirectory temporary;
+    const std::string images = temporary.file("a-images-idx3-ubyte"),
+                      labels = temporary.file("a-labels-idx1-ubyte");
+    const std::string whole_images = idx(kImagesHeader, counting(40, 40)),
+                      whole_labels = idx(kLabelsHeader, counting(20, 3));
+    write_all(labels, whole_labels);
+    for (std::size_t length = 0; length < whole_images.size(); ++length) {
+        write_all(images, whole_images.substr(0, length));
+        EXPECT_NE(data_refusal(images), "accepted") << length;
+    }
+    write_all(images, whole_images);
+    for (std::size_t length = 0; length < whole_labels.size(); ++length) {
+        write_all(labels, whole_labels.substr(0, length));
+        EXPECT_NE(data_refusal(images), "accepted") << length;
+    }
+    write_all(labels, whole_labels + "x");
+    EXPECT_EQ(data_refusal(images), labels + ": 1 bytes too long for its IDX header");
+}
+
+TEST(TrainData, SaysWhatIsWrongWithAFile) {
+    const TemporaryDirectory temporary;
+    const auto refused = [&](const std::string& content) {
+        write_all(temporary.file("x"), content);
+        return data_refusal(temporary.file("x"));
+    };
+    EXPECT_EQ(refused(""), temporary.file("x") + ": is empty");
+    EXPECT_EQ(refused("\x1f\x8b\x08"), temporary.file("x") + ": is compressed; unpack it with gunzip first");
+    EXPECT_EQ(refused(std::string("\x7f"
+                                  "ELF\0",
+                                  5)),
+              temporary.file("x") + ": neither IDX nor CSV");
+    EXPECT_EQ(refused(std::string("\0\0\x0d\x03", 4)),
+              temporary.file("x") + ": IDX of element type 0x0d; only bytes (0x08) are read");
+    EXPECT_EQ(refused(kLabelsHeader + counting(20, 3)),
+              temporary.file("x") + ": has one dimension: these are labels, not images");
+    EXPECT_EQ(refused(kImagesHeader + counting(40, 40)),
+              temporary.file("x") + ": no labels: name them with --labels");
+    EXPECT_EQ(refused("1,2,0\n1,2\n"), temporary.file("x") + ": line 2: 2 columns, the lines before have 3");
+    EXPECT_EQ(refused("1,2,0\n1,b,0\n"), temporary.file("x") + ": line 2, column 2: 'b' is not a number");
+    EXPECT_EQ(refused("1,2,0\n1,nan,0\n"), temporary.file("x") + ": line 2, column 2: 'nan' is not a number");
+    EXPECT_EQ(refused("1,2,0\n1,2,0.5\n"), temporary.file("x") + ": line 2: label: '0.5' is not a number");
+    EXPECT_EQ(refused("1,2,0\n1,2,1\n"), temporary.file("x") + ": 2 samples are too few to train on");
+    EXPECT_EQ(refused("plain text\nmore\n"),
+              temporary.file("x") + ": line 2: not CSV with values and a label");
+    EXPECT_EQ(data_refusal(temporary.path()), temporary.path() + ": is a directory, not a data file");
+}
+
+TEST(TrainData, AMissingFileIsNotFound) {
+    const auto samples = train::read_samples("/nowhere/x.csv", "");
+    ASSERT_FALSE(samples);
+    EXPECT_EQ(samples.error().code, ddprun::Errc::NotFound);
+    EXPECT_EQ(samples.error().what, "/nowhere/x.csv: No such file or directory");
+}
+
+TEST(TrainData, ReadsCsvWithAndWithoutHeaderAndWindowsLineEnds) {
+    const TemporaryDirectory temporary;
+    std::string rows;
+    for (int i = 0; i < 30; ++i) rows += std::to_string(i) + ", -2.5," + std::to_string(i % 2) + "\r\n";
+    write_all(temporary.file("plain.csv"), rows);
+    write_all(temporary.file("header.csv"), "x,y,label\r\n" + rows + "\r\n");
+    const auto plain = train::read_samples(temporary.file("plain.csv"), ""),
+               header = train::read_samples(temporary.file("header.csv"), "");
+    ASSERT_TRUE(plain) << plain.error().what;
+    ASSERT_TRUE(header) << header.error().what;
+    EXPECT_EQ(plain->count(), 30U);
+    EXPECT_EQ(plain->fingerprint(), header->fingerprint());
+}
+
+TEST(TrainData, HoldsTheSameTenthOutEveryTime) {
+    const train::Split split = train::split_samples(1797);
+    EXPECT_EQ(split.held_out.size(), 179U);
+    EXPECT_EQ(split.training.size(), 1618U);
+    std::vector<std::size_t> all = split.training;
+    all.insert(all.end(), split.held_out.begin(), split.held_out.end());
+    std::sort(all.begin(), all.end());
+    for (std::size_t i = 0; i < all.size(); ++i) ASSERT_EQ(all[i], i);
+    EXPECT_EQ(train::split_samples(1797).held_out, split.held_out);
+}
+
+// --- arithmetic
+
+std::vector<float> random_values(std::size_t count, unsigned seed) {
+    std::mt19937 random(seed);
+    std::vector<float> values(count);
+    for (float& v : values) v = static_cast<float>(random() % 2001) / 1000 - 1;
+    return values;
+}
+
+using Product = void (*)(std::size_t, std::size_t, std::size_t, const float*, const float*, float*);
+
+void expect_product(Product product, bool transpose_a, bool transpose_b) {
+    for (const auto& [m, n, k] :
+         {std::array<std::size_t, 3>{1, 1, 1}, {3, 5, 7}, {16, 10, 128}, {33, 17, 65}, {4, 3, 0}}) {
+        const std::vector<float> a = random_values(m * k, 1), b = random_values(k * n, 2);
+        std::vector<float> c(m * n, 99);
+        product(m, n, k, a.data(), b.data(), c.data());
+        for (std::size_t i = 0; i < m; ++i) {
+            for (std::size_t j = 0; j < n; ++j) {
+                double expected = 0;
+                for (std::size_t p = 0; p < k; ++p)
+                    expected += static_cast<double>(transpose_a ? a[p * m + i] : a[i * k + p]) *
+                                (transpose_b ? b[j * k + p] : b[p * n + j]);
+                ASSERT_NEAR(c[i * n + j], expected, 1e-4) << m << " " << n << " " << k;
+            }
+        }
+    }
+}
+
+TEST(Matrix, ProductsAgreeWithTheirDefinition) {
+    expect_product(train::multiply, false, false);
+    expect_product(train::multiply_transposed_b, false, true);
+    expect_product(train::multiply_transposed_a, true, false);
+}
+
+TEST(Matrix, ProductsByPlainLoopsAgreeWithTheirDefinition) {
+    expect_product(train::plain::multiply, false, false);
+    expect_product(train::plain::multiply_transposed_b, false, true);
+    expect_product(train::plain::multiply_transposed_a, true, false);
+}
+
+TEST(Mlp, GradientsAreTheSlopesOfTheLoss) {
+    Mlp mlp({6, 5, 4, 3}, 3);
+    const std::vector<float> values = random_values(6 * 7, 4);
+    const std::vector<std::int32_t> labels = {0, 1, 2, 2, 1, 0, 1};
+    std::vector<ddp::Tensor> parameters = mlp.parameters();
+    std::vector<std::vector<float>> gradients;
+    for (const ddp::Tensor& parameter : parameters) gradients.emplace_back(parameter.memory.count);
+    std::vector<std::size_t> order;
+    mlp.forward(values, labels);
+    mlp.backward(
+        {[&](std::size_t i) { return std::span(gradients[i]); }, [&](std::size_t i) { order.push_back(i); }});
+    EXPECT_EQ(order, (std::vector<std::size_t>{5, 4, 3, 2, 1, 0}));
+
+    constexpr float kStep = 1e-3F;
+    for (std::size_t i = 0; i < parameters.size(); ++i) {
+        auto* weights = static_cast<float*>(parameters[i].memory.data);
+        for (std::size_t e = 0; e < parameters[i].memory.count; ++e) {
+            const float before = weights[e];
+            weights[e] = before + kStep;
+            const double above = mlp.forward(values, labels).loss_sum;
+            weights[e] = before - kStep;
+            const double below = mlp.forward(values, labels).loss_sum;
+            weights[e] = before;
+            EXPECT_NEAR(gradients[i][e], (above - below) / (2 * static_cast<double>(kStep) * 7), 2e-3)
+                << parameters[i].name << " " << e;
+        }
+    }
+}
+
+TEST(Mlp, SurvivesHugeLogits) {
+    Mlp mlp({1, 2}, 0);
+    const std::vector<float> values = {1e30F};
+    const std::vector<std::int32_t> labels = {0};
+    EXPECT_TRUE(std::isfinite(mlp.forward(values, labels).loss_sum));
+}
+
+TEST(Mlp, StartsTheSameForTheSameSeedOnly) {
+    const auto first_weight = [](std::uint64_t seed) {
+        return *static_cast<float*>(Mlp({4, 3}, seed).parameters()[0].memory.data);
+    };
+    EXPECT_EQ(first_weight(5), first_weight(5));
+    EXPECT_NE(first_weight(5), first_weight(6));
+}
+
+// --- together
+
+Samples two_clouds() {
+    Samples samples{"clouds", 2, 2, {}, {}};
+    std::mt19937 random(1);
+    for (int i = 0; i < 200; ++i) {
+        const int label = i % 2;
+        const auto noise = [&] { return static_cast<float>(random() % 1000) / 2000 - 0.25F; };
+        samples.values.push_back(static_cast<float>(label) + noise());
+        samples.values.push_back(static_cast<float>(1 - label) + noise());
+        samples.labels.push_back(label);
+    }
+    return samples;
+}
+
+struct Outcome {
+    train::Summary summary;
+    std::vector<std::string> lines;
+};
+
+Outcome train_with(int ranks, const Options& options, std::optional<std::string> only_run = std::nullopt,
+                   const std::string& run_id = "job1") {
+    const Samples samples = two_clouds();
+    Outcome outcome;
+    ddp::testing::run_ranks(ranks, [&](ddp::ProcessGroup& group) {
+        train::Trainer trainer(group, options, samples,
+                               [&](const std::string& line) { outcome.lines.push_back(line); });
+        if (options.resume) trainer.resume(only_run);
+        train::Summary summary = trainer.run(run_id);
+        if (group.rank() == 0) outcome.summary = std::move(summary);
+    });
+    return outcome;
+}
+
+Options options_for(const TemporaryDirectory& temporary, std::size_t batch, std::uint64_t epochs) {
+    Options options;
+    options.hidden = {8};
+    options.batch_size = batch;
+    options.epochs = epochs;
+    options.learning_rate = 0.05;
+    options.scale_learning_rate = false;
+    options.checkpoint_dir = temporary.file("checkpoints");
+    return options;
+}
+
+TEST(Trainer, GivesTheSameLossCurveForTheSameBatchInAllOnAnyNumberOfWorkers) {
+    const TemporaryDirectory temporary;
+    const Outcome alone = train_with(1, options_for(temporary, 12, 5));
+    EXPECT_GT(alone.summary.held_out_accuracy, 0.95);
+    for (const int ranks : {2, 3, 4}) {
+        const Outcome together =
+            train_with(ranks, options_for(temporary, 12 / static_cast<std::size_t>(ranks), 5));
+        ASSERT_EQ(together.summary.epochs.size(), 5U);
+        for (std::size_t e = 0; e < 5; ++e)
+            EXPECT_NEAR(together.summary.epochs[e].loss, alone.summary.epochs[e].loss, 1e-5)
+                << ranks << " workers, epoch " << e;
+        EXPECT_EQ(together.summary.epochs[4].held_out_accuracy, alone.summary.epochs[4].held_out_accuracy);
+    }
+}
+
+TEST(Trainer, ResumedEndsWithTheSameBitsAsInOneGo) {
+    const TemporaryDirectory one, two;
+    const Outcome whole = train_with(2, options_for(one, 6, 4));
+    train_with(2, options_for(two, 6, 2));
+    Options rest = options_for(two, 6, 4);
+    rest.resume = true;
+    const Outcome resumed = train_with(2, rest);
+    EXPECT_EQ(resumed.summary.epochs.size(), 2U);
+    EXPECT_EQ(resumed.summary.digest, whole.summary.digest);
+}
+
+TEST(Trainer, TakesUpOnlyWhatTheSameRunHasSavedWhenAskedTo) {
+    const TemporaryDirectory temporary;
+    train_with(1, options_for(temporary, 6, 2), std::nullopt, "job1");
+    Options again = options_for(temporary, 6, 3);
+    again.resume = true;
+    EXPECT_EQ(train_with(1, again, "job2").summary.epochs.size(), 3U);
+    EXPECT_EQ(train_with(1, again, "job1").summary.epochs.size(),
+              0U);  // job1's last is of the line above: 3 epochs
+}
+
+TEST(Trainer, RefusesACheckpointOfAnotherModelOnAllRanks) {
+    const TemporaryDirectory temporary;
+    train_with(1, options_for(temporary, 6, 1));
+    Options other = options_for(temporary, 6, 2);
+    other.resume = true;
+    other.hidden = {9};
+    EXPECT_THROW(train_with(2, other), ddp::InvalidInput);
+    other = options_for(temporary, 6, 2);
+    other.resume = true;
+    other.optimizer = train::OptimizerKind::AdamW;
+    EXPECT_THROW(train_with(2, other), ddp::InvalidInput);
+}
+
+TEST(Trainer, SaysHowItScaledTheLearningRate) {
+    const TemporaryDirectory temporary;
+    Options options = options_for(temporary, 6, 1);
+    options.scale_learning_rate = true;
+    const std::vector<std::string> lines = train_with(2, options).lines;
+    ASSERT_GT(lines.size(), 2U);
+    EXPECT_NE(lines[1].find("learning rate 0.1 (0.05 x 2 workers; --no-scale-lr keeps 0.05)"),
+              std::string::npos)
+        << lines[1];
+}
+
+TEST(Trainer, RefusesABatchThatNoWorkerCanFill) {
+    Options options;
+    options.batch_size = 91;
+    EXPECT_TRUE(train::check_fit(options, two_clouds(), 2));
+    options.batch_size = 90;
+    EXPECT_FALSE(train::check_fit(options, two_clouds(), 2));
+}
+
+TEST(Agreement, EndsAllRanksWithOneLineWhenAllHaveTheSameTrouble) {
+    ddp::testing::run_ranks(3, [](ddp::ProcessGroup& group) {
+        const auto agreed = train::agree(group, Trouble{ExitCode::NoInput, "x: No such file"}, 0);
+        ASSERT_TRUE(agreed);
+        EXPECT_EQ(agreed->trouble.what, "x: No such file");
+        EXPECT_EQ(agreed->trouble.code, ExitCode::NoInput);
+        EXPECT_EQ(agreed->reporter, 0);
+    });
+}
+
+TEST(Agreement, NamesTheRankThatIsInTroubleAlone) {
+    ddp::testing::run_ranks(3, [](ddp::ProcessGroup& group) {
+        const auto agreed = train::agree(
+            group, group.rank() == 2 ? std::optional(Trouble{ExitCode::DataError, "bad"}) : std::nullopt, 7);
+        ASSERT_TRUE(agreed);
+        EXPECT_EQ(agreed->trouble.what, "rank 2: bad");
+        EXPECT_EQ(agreed->reporter, 2);
+    });
+}
+
+TEST(Agreement, SeesThatARankHasReadOtherData) {
+    ddp::testing::run_ranks(3, [](ddp::ProcessGroup& group) {
+        const auto agreed = train::agree(group, std::nullopt, group.rank() == 1 ? 8 : 7);
+        ASSERT_TRUE(agreed);
+        EXPECT_EQ(agreed->trouble.what, "rank 1: its data file differs from rank 0's");
+    });
+    ddp::testing::run_ranks(
+        2, [](ddp::ProcessGroup& group) { EXPECT_FALSE(train::agree(group, std::nullopt, 7)); });
+}
+
+TEST(TrainReport, WritesNumbersForPeopleAndPrograms) {
+    EXPECT_EQ(train::grouped(0), "0");
+    EXPECT_EQ(train::grouped(999), "999");
+    EXPECT_EQ(train::grouped(1797), "1,797");
+    EXPECT_EQ(train::grouped(1234567), "1,234,567");
+    EXPECT_EQ(
+        train::format_epoch({3, 0.21134, 0.941, 1, 52341.9, 0.118}, 30),
+        "epoch  3/30  loss 0.2113  train  94.1 %  held-out 100.0 %  52,341 samples/s  communication 12 %");
+    const std::string json = train::to_json({4, {{1, 0.5, 0.25, 0.75, 10, 0.5}}, 0.75, 1, "abc", "./c"});
+    EXPECT_NE(json.find("\"parameters_sha256\": \"abc\""), std::string::npos);
+    EXPECT_NE(json.find("\"loss\": 0.5"), std::string::npos);
+}
+
+}  // namespace
