@@ -89,7 +89,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
 
 namespace {
 
-constexpr int kIterations = 200'000;
+constexpr int kIterations = 500'000;
 
 std::vector<std::string> seeds() {
     const auto asks = [](StoreOp op) { return StoreRequest{0, std::chrono::seconds(1), std::move(op)}; };
