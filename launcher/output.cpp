@@ -27,6 +27,9 @@ constexpr std::size_t kMaxDrainBytes = 2 << 20;
 /// Memory for the report, per rank.
 constexpr std::size_t kTailBytes = 16 * 1024;
 constexpr std::size_t kReportLines = 20;
+/// How long the pipe of a busy worker fills before it is read again. Nobody sees two milliseconds, and a worker
+/// that writes a line every microsecond would otherwise wake us for each.
+constexpr Duration kRest = std::chrono::milliseconds(2);
 /// How long a line waits for the same line of other ranks with --fold.
 constexpr Duration kFoldWindow = std::chrono::milliseconds(100);
 
@@ -76,7 +79,11 @@ struct StreamState {
     LogFile file;
     LineAssembler assembler;
     std::string prefix;        ///< fixed, unless the template names the time
-    bool paused = false;
+    std::size_t capacity = 0;  ///< of the pipe
+    TimePoint last_read{};
+    bool watched = false;      ///< the loop tells when there is something to read
+    bool resting = false;      ///< read by the clock instead
+    bool paused = false;       ///< not read at all: the console is full
 };
 
 /// What is remembered of a rank.
@@ -125,8 +132,13 @@ struct Output::Impl {
     [[nodiscard]] bool goes_to_console(const StreamOwner& owner, Stream stream) const;
     [[nodiscard]] LogFile* filter_file(Stream stream);
     Status watch(StreamState& stream);
+    void unwatch(StreamState& stream);
     void on_readable(int pipe);
-    bool read_once(StreamState& stream);
+    bool make_room(StreamState& stream);
+    void end(int pipe);
+    void rest(StreamState& stream);
+    void read_resting();
+    ssize_t read_once(StreamState& stream);
     void read_all(StreamState& stream);
     void take(StreamState& stream, std::string_view chunk);
     void close(StreamState& stream);
@@ -156,6 +168,7 @@ struct Output::Impl {
     LogFile filtered_out, filtered_err;
     std::string attempt_directory;
     Status attempt_status;
+    std::vector<int> resting;  ///< while it is not empty, a timer runs
     OutputLoss loss;   ///< of streams that are closed, and the first cause
     OutputLoss total;  ///< what loss() handed out last
     std::string buffer;
@@ -179,9 +192,7 @@ Output::Impl::Impl(os::EventLoop& event_loop, OutputSpec output_spec, int consol
 
 Output::Impl::~Impl() {
     *alive = false;
-    for (const auto& [pipe, stream] : streams) {
-        if (!stream->paused) loop.unwatch(pipe);
-    }
+    for (const auto& [pipe, stream] : streams) unwatch(*stream);
     loop.cancel(timer);
 }
 
@@ -225,43 +236,95 @@ LogFile* Output::Impl::filter_file(Stream stream) {
 
 Status Output::Impl::watch(StreamState& stream) {
     const int pipe = stream.pipe.get();
-    return loop.watch(pipe, EPOLLIN, [this, pipe](std::uint32_t) { on_readable(pipe); });
+    Status watched = loop.watch(pipe, EPOLLIN, [this, pipe](std::uint32_t) { on_readable(pipe); });
+    stream.watched = watched.has_value();
+    return watched;
+}
+
+void Output::Impl::unwatch(StreamState& stream) {
+    if (std::exchange(stream.watched, false)) loop.unwatch(stream.pipe.get());
 }
 
 void Output::Impl::on_readable(int pipe) {
     const auto found = streams.find(pipe);
-    if (found == streams.end()) return;
+    if (found == streams.end() || !make_room(*found->second)) return;
     StreamState& stream = *found->second;
-    if (stream.outlet != nullptr && stream.outlet->console.is_full()) {
-        write_now();
-        // The console is slower than the workers: let them wait.
-        if (stream.outlet->console.is_full()) return pause(*stream.outlet);
-    }
-    if (!read_once(stream) && errno != EAGAIN) {
-        close(stream);
-        streams.erase(found);
-    }
+    const ssize_t n = read_once(stream);
+    if (n == 0) return end(pipe);
+    if (n < 0) return;
+    const TimePoint before = std::exchange(stream.last_read, loop.now());
+    if (loop.now() - before < kRest && static_cast<std::size_t>(n) < stream.capacity / 2) rest(stream);
     write_soon();
 }
 
-/// False at the end of the stream, and with errno EAGAIN when nothing is there now.
-bool Output::Impl::read_once(StreamState& stream) {
+/// False when the console is slower than the workers: they wait.
+bool Output::Impl::make_room(StreamState& stream) {
+    if (stream.outlet == nullptr || !stream.outlet->console.is_full()) return true;
+    write_now();
+    if (!stream.outlet->console.is_full()) return true;
+    pause(*stream.outlet);
+    return false;
+}
+
+void Output::Impl::end(int pipe) {
+    const auto found = streams.find(pipe);
+    close(*found->second);
+    streams.erase(found);
+    write_soon();
+}
+
+// As network drivers do under load: events tell of the first lines at once; while more keep coming, the pipes are
+// looked at by the clock. Every write of a worker into a watched pipe costs it and us a wake-up.
+void Output::Impl::rest(StreamState& stream) {
+    stream.resting = true;
+    unwatch(stream);
+    resting.push_back(stream.pipe.get());
+    if (resting.size() == 1) loop.call_at(deadline_after(loop.now(), kRest), [this, still = alive] {
+        if (*still) read_resting();
+    });
+}
+
+void Output::Impl::read_resting() {
+    bool any_full = false;
+    for (const int pipe : std::exchange(resting, {})) {
+        const auto found = streams.find(pipe);
+        if (found == streams.end() || !found->second->resting || !make_room(*found->second)) continue;
+        StreamState& stream = *found->second;
+        const ssize_t n = read_once(stream);
+        if (n == 0) {
+            end(pipe);
+        } else if (n < 0) {
+            stream.resting = false;
+            if (const Status watched = watch(stream); !watched) note_loss(watched.error().what);
+        } else {
+            any_full = any_full || static_cast<std::size_t>(n) >= stream.capacity / 2;
+            stream.last_read = loop.now();
+            resting.push_back(pipe);
+        }
+    }
+    write_now();
+    if (resting.empty()) return;
+    // A pipe that has filled up in this time makes its worker wait: come back at once.
+    loop.call_at(any_full ? loop.now() : deadline_after(loop.now(), kRest), [this, still = alive] {
+        if (*still) read_resting();
+    });
+}
+
+/// As read(2): bytes taken, 0 at the end of the stream, -1 when nothing is there now.
+ssize_t Output::Impl::read_once(StreamState& stream) {
     ssize_t n = 0;
     do {
         n = ::read(stream.pipe.get(), buffer.data(), buffer.size());
     } while (n < 0 && errno == EINTR);
-    if (n > 0) {
-        take(stream, std::string_view(buffer).substr(0, static_cast<std::size_t>(n)));
-        return true;
-    }
-    if (n == 0) errno = 0;
-    return false;
+    if (n > 0) take(stream, std::string_view(buffer).substr(0, static_cast<std::size_t>(n)));
+    // An error of a pipe is the end of what it can tell.
+    return n < 0 && errno != EAGAIN ? 0 : n;
 }
 
 void Output::Impl::read_all(StreamState& stream) {
     // Reading is not held up by a full console here: what the pipes hold is all there can be.
     const std::size_t reads = kMaxDrainBytes / kReadBytes;
-    for (std::size_t n = 0; n < reads && read_once(stream); ++n) {}
+    for (std::size_t n = 0; n < reads && read_once(stream) > 0; ++n) {}
 }
 
 void Output::Impl::take(StreamState& stream, std::string_view chunk) {
@@ -279,7 +342,7 @@ void Output::Impl::take(StreamState& stream, std::string_view chunk) {
 }
 
 void Output::Impl::close(StreamState& stream) {
-    if (!stream.paused) loop.unwatch(stream.pipe.get());
+    unwatch(stream);
     const std::string rest = stream.assembler.finish();
     if (!rest.empty()) show(stream, rest);
     loss.bytes += stream.file.lost_bytes();
@@ -374,7 +437,8 @@ void Output::Impl::pause(Outlet& outlet) {
     for (const auto& [pipe, stream] : streams) {
         if (stream->outlet != &outlet || stream->paused) continue;
         stream->paused = true;
-        loop.unwatch(pipe);
+        stream->resting = false;
+        unwatch(*stream);
     }
 }
 
@@ -464,6 +528,8 @@ Status Output::add(UniqueFd pipe, const StreamOwner& owner, Stream stream) {
     state->pipe = std::move(pipe);
     state->owner = owner;
     state->stream = stream;
+    const int capacity = ::fcntl(fd, F_GETPIPE_SZ);
+    state->capacity = capacity > 0 ? static_cast<std::size_t>(capacity) : 0;
     if (impl.goes_to_console(owner, stream)) state->outlet = stream == Stream::Out ? impl.out.get() : impl.err;
     state->filtered = impl.filter_file(stream);
     if (state->outlet != nullptr) state->prefix = impl.prefix_of(owner, state->outlet->colored);

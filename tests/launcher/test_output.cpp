@@ -90,6 +90,23 @@ class OutputTest : public testing::Test {
         return text;
     }
     std::string shown(std::size_t bytes) { return shown(bytes, out_); }
+    /// Writes `text` again and again until nothing moves any more because nobody reads the console. How often it
+    /// was written; -1 when there seems to be no end.
+    long fill(const UniqueFd& worker, std::string_view text) {
+        ::fcntl(worker.get(), F_SETFL, O_NONBLOCK);
+        long written = 0;
+        for (int refused = 0; refused < 3;) {
+            if (written > 1'000'000) return -1;
+            if (::write(worker.get(), text.data(), text.size()) == static_cast<ssize_t>(text.size())) {
+                ++written;
+                refused = 0;
+                continue;
+            }
+            ++refused;
+            if (!loop_->run_once(deadline_after(MonotonicClock::now(), milliseconds(10)))) return -1;
+        }
+        return written;
+    }
 
     std::unique_ptr<os::EventLoop> loop_;
     Pipe out_, err_;
@@ -187,45 +204,40 @@ TEST_F(OutputTest, AGiganticLinePassesInMarkedPieces) {
 
 TEST_F(OutputTest, ASlowConsoleMakesTheWorkersWaitAndLosesNothing) {
     UniqueFd worker0 = worker(0);
-    ::fcntl(worker0.get(), F_SETFL, O_NONBLOCK);
-    const std::string line = std::string(99, 'x') + '\n';
-    std::size_t lines = 0;
-    int refused = 0;
-    // Nobody reads the console: after a bounded amount the worker's pipe stays full.
-    while (refused < 3) {
-        ASSERT_LT(lines, 200'000U) << "the queue grows without bound";
-        if (::write(worker0.get(), line.data(), line.size()) > 0) {
-            ++lines;
-            continue;
-        }
-        ++refused;
-        ASSERT_TRUE(loop_->run_once(MonotonicClock::now()));
-        if (refused == 3 && ::write(worker0.get(), line.data(), line.size()) > 0) {
-            ++lines;
-            refused = 0;
-        }
-    }
+    const std::string line = std::string(127, 'x') + '\n';  // a power of two: a full pipe takes no part of a line
+    const long lines = fill(worker0, line);
+    ASSERT_GT(lines, 0) << "the queue grows without bound";
+    EXPECT_LT(lines, 100'000);
     EXPECT_FALSE(output().flushed());
-    // A worker that ends now must not make the loop spin on its hang-up.
     worker0.reset();
-    for (int i = 0; i < 3; ++i) ASSERT_TRUE(loop_->run_once(MonotonicClock::now()));
-    const std::size_t bytes = lines * (line.size() + 5);
+    const std::size_t bytes = static_cast<std::size_t>(lines) * (line.size() + 5);
     EXPECT_EQ(shown(bytes).size(), bytes);
     EXPECT_EQ(output().loss().bytes, 0U);
 }
 
-TEST_F(OutputTest, AJammedConsoleDoesNotKeepTheLoopAwake) {
+TEST_F(OutputTest, AJammedConsoleDoesNotKeepTheLoopAwakeWhenItsWorkerEnds) {
     UniqueFd worker0 = worker(0);
-    ::fcntl(worker0.get(), F_SETFL, O_NONBLOCK);
-    const std::string block(65536, '\n');
-    for (int i = 0; i < 400; ++i) {
-        (void)!::write(worker0.get(), block.data(), block.size());
-        ASSERT_TRUE(loop_->run_once(MonotonicClock::now()));
-    }
+    ASSERT_GT(fill(worker0, std::string(4096, '\n')), 0);
     worker0.reset();
     const TimePoint before = MonotonicClock::now();
     ASSERT_TRUE(loop_->run_once(deadline_after(before, milliseconds(30))));
     EXPECT_GE(MonotonicClock::now() - before, milliseconds(25)) << "something was ready all the time";
+}
+
+TEST_F(OutputTest, ABusyWorkerIsReadByTheClockAndAQuietOneByEvents) {
+    const UniqueFd worker0 = worker(0);
+    for (int i = 0; i < 3; ++i) {  // the first two reads come quickly one after the other
+        put(worker0, "x\n");
+        ASSERT_TRUE(loop_->run_once(deadline_after(MonotonicClock::now(), seconds(5))));
+    }
+    (void)shown(21);
+    // Once it is quiet, nothing wakes the loop any more.
+    ASSERT_TRUE(loop_->run_once(deadline_after(MonotonicClock::now(), milliseconds(20))));
+    const std::uint64_t before = loop_->wakeups();
+    ASSERT_TRUE(loop_->run_once(deadline_after(MonotonicClock::now(), milliseconds(20))));
+    EXPECT_LE(loop_->wakeups(), before + 1);
+    put(worker0, "y\n");
+    EXPECT_EQ(shown(7), "[0]: y\n");
 }
 
 TEST_F(OutputTest, AConsoleNobodyReadsIsDrainedAndSaidOnce) {
@@ -270,7 +282,7 @@ TEST_F(OutputTest, OnePlaceForBothStreamsKeepsLinesWhole) {
     std::string text;
     for (int i = 0; i < 40; ++i) {
         put(ends[static_cast<std::size_t>(i % 2)], line);
-        ASSERT_TRUE(loop_->run_once(MonotonicClock::now()));
+        ASSERT_TRUE(loop_->run_once(deadline_after(MonotonicClock::now(), seconds(5))));
     }
     both.say("of our own");
     run_until([&] { return (text += available(out_.read)).size() >= 40 * 9006 + 11; });
@@ -293,13 +305,8 @@ TEST_F(OutputTest, AFileIsAGoodConsole) {
 }
 
 TEST_F(OutputTest, FlushWaitsForTheConsoleUntilItsDeadline) {
-    UniqueFd worker0 = worker(0);
-    ::fcntl(worker0.get(), F_SETFL, O_NONBLOCK);
-    const std::string block(65536, '\n');
-    for (int i = 0; i < 20; ++i) {
-        (void)!::write(worker0.get(), block.data(), block.size());
-        ASSERT_TRUE(loop_->run_once(MonotonicClock::now()));
-    }
+    const UniqueFd worker0 = worker(0);
+    ASSERT_GT(fill(worker0, std::string(4096, '\n')), 0);
     ASSERT_FALSE(output().flushed());
     output().flush(deadline_after(MonotonicClock::now(), milliseconds(5)));
     EXPECT_FALSE(output().flushed()) << "nobody reads";
