@@ -44,14 +44,25 @@ struct Call {
 };
 static_assert(sizeof(Call) == 24);
 
-/// What a rank shows at a step: one cache line carries the flag, the call and the first bytes of the message.
+/// What a rank shows at a step: one cache line carries the flag, the call and the smallest messages.
 struct alignas(128) Slot {
     std::atomic<std::uint32_t> step;  ///< futex word
     std::atomic<std::uint32_t> sleepers;
     Call call;
     std::uint64_t shared_at;  ///< where its buffer lies in the shared regions, or kNotShared
-    std::byte payload[kTinyBytes];
+    std::byte with_flag[24];
+    std::byte behind_flag[kTinyBytes];
+
+    /// Where a message of that length goes. Longer ones start on a line of their own: vector loads that
+    /// straddle two lines cost more than the line.
+    [[nodiscard]] std::byte* message(std::size_t bytes) {
+        return bytes <= sizeof with_flag ? with_flag : behind_flag;
+    }
+    [[nodiscard]] const std::byte* message(std::size_t bytes) const {
+        return bytes <= sizeof with_flag ? with_flag : behind_flag;
+    }
 };
+static_assert(offsetof(Slot, behind_flag) == 64);
 
 /// Who a rank is, written once when it joins.
 struct alignas(128) Identity {

@@ -120,9 +120,11 @@ void CpuBackend::all_reduce(Buffer buffer, ReduceOp op) {
 }
 
 void CpuBackend::reduce_tiny(const Buffer& buffer, ReduceFunction reduce) {
-    copy_bytes(steps_.mine().payload, buffer.data, buffer.bytes());
+    const std::size_t bytes = buffer.bytes();
+    copy_bytes(steps_.mine().message(bytes), buffer.data, bytes);
     steps_.meet();
-    for (std::uint32_t r = 0; r < size_; ++r) sources_[r] = steps_.shown_by(r).payload;
+    for (std::uint32_t r = 0; r < size_; ++r) sources_[r] = steps_.shown_by(r).message(bytes);
+    sources_[rank_] = buffer.data;  // the same bytes, and already in the nearest cache
     reduce(buffer.data, sources_.data(), size(), buffer.count);
 }
 
@@ -297,13 +299,13 @@ void CpuBackend::reduce_scatter(Buffer output, Buffer input, ReduceOp op) {
 std::vector<std::string> CpuBackend::all_gather_bytes(std::string_view mine) {
     steps_.begin({.operation = SegmentOp::AllGather, .root = kBytesMark});
     const std::uint64_t own_length = mine.size();
-    std::memcpy(steps_.mine().payload, &own_length, sizeof own_length);
+    std::memcpy(steps_.mine().message(sizeof own_length), &own_length, sizeof own_length);
     meet();
     std::vector<std::string> all(size_);
     std::size_t longest = 0;
     for (std::uint32_t r = 0; r < size_; ++r) {
         std::uint64_t length = 0;
-        std::memcpy(&length, steps_.shown_by(r).payload, sizeof length);
+        std::memcpy(&length, steps_.shown_by(r).message(sizeof length), sizeof length);
         all[r].resize(length);
         longest = std::max(longest, static_cast<std::size_t>(length));
     }

@@ -180,6 +180,7 @@ void stream_vector(char* to, const char* from) {
 }
 
 void stream(void* to, const void* from, std::size_t bytes) {
+    if (bytes == 0) return;  // `from` may be null then
     auto* out = static_cast<char*>(to);
     const auto* in = static_cast<const char*>(from);
     // Whole cache lines only: a half-written line would be flushed as two slow partial writes.
@@ -197,7 +198,9 @@ void fence() { _mm_sfence(); }
 
 #else  // ThreadSanitizer does not see streaming stores; other CPUs have none that we know of
 
-void stream(void* to, const void* from, std::size_t bytes) { __builtin_memcpy(to, from, bytes); }
+void stream(void* to, const void* from, std::size_t bytes) {
+    if (bytes > 0) __builtin_memcpy(to, from, bytes);
+}
 void fence() {}
 
 #endif

@@ -1,6 +1,7 @@
 #include "ddp/lockstep.h"
 
 #include <fmt/core.h>
+#include <sched.h>
 #include <signal.h>
 
 #include <cerrno>
@@ -20,6 +21,14 @@ namespace {
 // Longer than any hand-over between running ranks, far shorter than anything a user could notice.
 constexpr std::chrono::microseconds kSpin{100};
 constexpr int kTurnsPerClock = 32;
+constexpr int kEagerTurns =
+    200;  // without a pause, which would cost more than a hand-over between running ranks
+
+// A small collective whose peers are there already costs about as much as two looks at the clock, so it is
+// given no start time and charged with this.
+constexpr std::chrono::nanoseconds kQuick{100};
+
+constexpr int kYields = 16;
 
 std::int64_t now_ns() { return MonotonicClock::now().time_since_epoch().count(); }
 
@@ -51,18 +60,26 @@ void Lockstep::begin(Call call) {
     if (broken_) std::rethrow_exception(broken_);
     call_ = call;
     call_.seq = ++seq_;
-    began_ns_ = now_ns();
+    began_ns_ = 0;
     RankLine& line = arena_.line(rank_);
     line.operation.store(static_cast<std::uint32_t>(call.operation), std::memory_order_relaxed);
     line.bytes.store(call.bytes, std::memory_order_relaxed);
-    line.started_ns.store(began_ns_, std::memory_order_relaxed);
+    if (call.bytes > kTinyBytes) note_start();
     line.started_seq.store(seq_, std::memory_order_relaxed);
     if (arena_.segment().header().aborted.load(std::memory_order_relaxed) != 0) throw_if_hopeless();
 }
 
+// A call that has to wait gets its start time then, at most a microsecond late.
+void Lockstep::note_start() {
+    if (began_ns_ != 0) return;
+    began_ns_ = now_ns();
+    arena_.line(rank_).started_ns.store(began_ns_, std::memory_order_relaxed);
+}
+
 void Lockstep::end() {
     const std::int64_t now = now_ns();
-    inside_ns_ += now - began_ns_;
+    if (began_ns_ == 0) arena_.line(rank_).started_ns.store(now, std::memory_order_relaxed);
+    inside_ns_ += began_ns_ != 0 ? now - began_ns_ : std::chrono::nanoseconds(kQuick).count();
     RankLine& line = arena_.line(rank_);
     line.finished_ns.store(now, std::memory_order_relaxed);
     line.comm_ns.store(inside_ns_, std::memory_order_relaxed);
@@ -96,6 +113,8 @@ void Lockstep::arrive(Slot& slot) {
 void Lockstep::wait_for_each() {
     for (std::uint32_t peer = 0; peer < arena_.ranks(); ++peer) {
         Slot& slot = arena_.slot(peer, step_);
+        if (spin_eagerly(slot.step, step_)) continue;
+        note_start();
         if (spin_until(slot.step, step_)) continue;
         const Sleeper sleeper(slot.sleepers);
         sleep_until(slot.step, step_);
@@ -109,14 +128,23 @@ void Lockstep::wait_together() {
         futex_wake_all(control.released);
         return;
     }
+    note_start();
+    // A peer that is ready to run on this core needs the core, not our sleep and its wake-up call.
+    for (int turn = 0; turn < kYields; ++turn) {
+        if (control.released.load(std::memory_order_acquire) == step_) return;
+        ::sched_yield();
+    }
     sleep_until(control.released, step_);
 }
 
-bool Lockstep::spin_until(const std::atomic<std::uint32_t>& word, std::uint32_t value) const {
-    for (int turn = 0; turn < kTurnsPerClock; ++turn) {
+bool Lockstep::spin_eagerly(const std::atomic<std::uint32_t>& word, std::uint32_t value) {
+    for (int turn = 0; turn < kEagerTurns; ++turn) {
         if (word.load(std::memory_order_acquire) == value) return true;
-        relax();
     }
+    return false;
+}
+
+bool Lockstep::spin_until(const std::atomic<std::uint32_t>& word, std::uint32_t value) {
     const std::int64_t limit = now_ns() + std::chrono::nanoseconds(kSpin).count();
     do {
         for (int turn = 0; turn < kTurnsPerClock; ++turn) {

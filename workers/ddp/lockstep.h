@@ -43,7 +43,9 @@ class Lockstep {
     void arrive(Slot& slot);
     void wait_for_each();
     void wait_together();
-    bool spin_until(const std::atomic<std::uint32_t>& word, std::uint32_t value) const;
+    void note_start();
+    static bool spin_eagerly(const std::atomic<std::uint32_t>& word, std::uint32_t value);
+    static bool spin_until(const std::atomic<std::uint32_t>& word, std::uint32_t value);
     void sleep_until(std::atomic<std::uint32_t>& word, std::uint32_t value);
     void compare_calls();
     void throw_if_hopeless();
