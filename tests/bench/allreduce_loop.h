@@ -1,0 +1,70 @@
+#pragma once
+
+#include <sched.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstddef>
+#include <vector>
+
+/// The loop that every all-reduce of the benchmark is measured by, so that only the call differs. Plain C++
+/// without our library: the peers' programs include it too.
+namespace bench {
+
+inline double now_us() {
+    timespec ts{};
+    ::clock_gettime(CLOCK_MONOTONIC, &ts);
+    return static_cast<double>(ts.tv_sec) * 1e6 + static_cast<double>(ts.tv_nsec) * 1e-3;
+}
+
+inline void bind_to(int cpu) {
+    cpu_set_t set;
+    CPU_ZERO(&set);
+    CPU_SET(static_cast<unsigned>(cpu) % static_cast<unsigned>(::sysconf(_SC_NPROCESSORS_ONLN)), &set);
+    ::sched_setaffinity(0, sizeof set, &set);
+}
+
+/// Sizes in bytes from the command line.
+inline std::vector<std::size_t> sizes_from(int argc, char** argv) {
+    std::vector<std::size_t> sizes;
+    for (int i = 1; i < argc; ++i) sizes.push_back(::strtoull(argv[i], nullptr, 10));
+    return sizes;
+}
+
+/// Small messages are timed in batches: reading the clock costs as much as they do.
+inline int batch_of(std::size_t bytes) { return bytes <= 4096 ? 64 : 1; }
+
+/// The median microseconds of `call(count)`, the buffer written anew before every timed call, as a backward
+/// pass does. Every rank makes the same number of calls.
+template <class Call>
+double microseconds_per_call(float* buffer, std::size_t bytes, Call&& call) {
+    const std::size_t count = bytes / sizeof(float);
+    const int batch = batch_of(bytes);
+    const int rounds =
+        static_cast<int>(std::clamp<std::size_t>((std::size_t{128} << 20) / (bytes + 1), 11, 301));
+    std::vector<double> times;
+    for (int round = 0; round < rounds + 3; ++round) {
+        std::fill_n(buffer, count, 1.0F + static_cast<float>(round % 3));
+        const double before = now_us();
+        for (int i = 0; i < batch; ++i) call(count);
+        const double after = now_us();
+        if (round >= 3) times.push_back((after - before) / batch);
+    }
+    std::nth_element(times.begin(), times.begin() + rounds / 2, times.end());
+    return times[static_cast<std::size_t>(rounds / 2)];
+}
+
+/// Rank 0 prints "bytes microseconds" per size.
+template <class Call>
+void print_all(int rank, float* buffer, const std::vector<std::size_t>& sizes, Call&& call) {
+    for (const std::size_t bytes : sizes) {
+        const double us = microseconds_per_call(buffer, bytes, call);
+        if (rank == 0) ::printf("%zu %.4f\n", bytes, us), ::fflush(stdout);
+    }
+}
+
+}  // namespace bench
