@@ -26,8 +26,8 @@ bool is_connected_to_itself(int fd) {
     socklen_t local_length = sizeof local;
     socklen_t peer_length = sizeof peer;
     return ::getsockname(fd, reinterpret_cast<sockaddr*>(&local), &local_length) == 0 &&
-           ::getpeername(fd, reinterpret_cast<sockaddr*>(&peer), &peer_length) == 0 && local_length == peer_length &&
-           std::memcmp(&local, &peer, local_length) == 0;
+           ::getpeername(fd, reinterpret_cast<sockaddr*>(&peer), &peer_length) == 0 &&
+           local_length == peer_length && std::memcmp(&local, &peer, local_length) == 0;
 }
 
 int connect_outcome(int fd) {
@@ -38,8 +38,9 @@ int connect_outcome(int fd) {
 }
 
 bool is_order(const Message& message) {
-    return std::holds_alternative<StartGeneration>(message) || std::holds_alternative<StopGeneration>(message) ||
-           std::holds_alternative<Shutdown>(message) || std::holds_alternative<Notice>(message);
+    return std::holds_alternative<StartGeneration>(message) ||
+           std::holds_alternative<StopGeneration>(message) || std::holds_alternative<Shutdown>(message) ||
+           std::holds_alternative<Notice>(message);
 }
 
 }  // namespace
@@ -49,13 +50,16 @@ AgentLink::AgentLink(os::EventLoop& loop, AgentLinkOptions options, AgentLinkHan
     attempt_timer_ = loop_.call_after(Duration::zero(), [this] { attempt(); });
     if (options_.connect_by == kNever) return;
     deadline_timer_ = loop_.call_at(options_.connect_by, [this] {
-        end({Errc::Timeout, fmt::format("no controller at {}: {}", to_string(options_.controller),
-                                        last_cause_.empty() ? "no answer" : last_cause_), 0});
+        end({Errc::Timeout,
+             fmt::format("no controller at {}: {}", to_string(options_.controller),
+                         last_cause_.empty() ? "no answer" : last_cause_),
+             0});
     });
 }
 
 AgentLink::~AgentLink() {
-    for (const os::EventLoop::TimerId timer : {attempt_timer_, deadline_timer_, heartbeat_timer_}) loop_.cancel(timer);
+    for (const os::EventLoop::TimerId timer : {attempt_timer_, deadline_timer_, heartbeat_timer_})
+        loop_.cancel(timer);
     if (connecting_) loop_.unwatch(connecting_.get());
 }
 
@@ -73,17 +77,23 @@ void AgentLink::attempt() {
 void AgentLink::connect_next() {
     drop_attempt();
     const SocketAddress& address = addresses_[next_address_++];
-    connecting_ = UniqueFd(::socket(address.storage.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
+    connecting_ =
+        UniqueFd(::socket(address.storage.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
     if (!connecting_) return try_later(Error::system("socket"));
-    const int outcome = ::connect(connecting_.get(), reinterpret_cast<const sockaddr*>(&address.storage), address.length);
+    const int outcome =
+        ::connect(connecting_.get(), reinterpret_cast<const sockaddr*>(&address.storage), address.length);
     if (outcome != 0 && errno != EINPROGRESS) return try_later(Error::system("connect"));
-    const Status watched = loop_.watch(connecting_.get(), EPOLLOUT, [this](std::uint32_t) { on_connect_result(); });
+    const Status watched =
+        loop_.watch(connecting_.get(), EPOLLOUT, [this](std::uint32_t) { on_connect_result(); });
     if (!watched) return try_later(watched.error());
-    attempt_timer_ = loop_.call_after(kAddressTimeout, [this] { try_later({Errc::Timeout, "connect timed out", 0}); });
+    attempt_timer_ = loop_.call_after(kAddressTimeout, [this] {
+        try_later({Errc::Timeout, "connect timed out", 0});
+    });
 }
 
 void AgentLink::on_connect_result() {
-    if (const int failure = connect_outcome(connecting_.get())) return try_later(Error::system("connect", failure));
+    if (const int failure = connect_outcome(connecting_.get()))
+        return try_later(Error::system("connect", failure));
     adopt();
 }
 
@@ -93,7 +103,8 @@ void AgentLink::adopt() {
     Result<std::string> nonce = random_hex(kNonceBytes);
     if (!nonce) return end(nonce.error());
     Connection::Options options{to_string(options_.controller), kStrangerLimits, ServerLimits{}.output_bytes};
-    Result<std::unique_ptr<Connection>> connection = Connection::adopt(loop_, std::move(connecting_), std::move(options), *this);
+    Result<std::unique_ptr<Connection>> connection =
+        Connection::adopt(loop_, std::move(connecting_), std::move(options), *this);
     if (!connection) return try_later(connection.error());
     connection_ = *std::move(connection);
     state_ = State::Handshake;
@@ -118,7 +129,8 @@ void AgentLink::try_later(const Error& why) {
     addresses_.clear();
     next_address_ = 0;
     if (why.what != last_cause_) {
-        handler_.on_log(fmt::format("waiting for the controller at {}: {}", to_string(options_.controller), why.what));
+        handler_.on_log(
+            fmt::format("waiting for the controller at {}: {}", to_string(options_.controller), why.what));
         last_cause_ = why.what;
     }
     attempt_timer_ = loop_.call_after(backoff_, [this] { attempt(); });
@@ -148,7 +160,8 @@ void AgentLink::shake_hands(const Message& message) {
 }
 
 void AgentLink::join() {
-    for (os::EventLoop::TimerId* timer : {&attempt_timer_, &deadline_timer_}) loop_.cancel(std::exchange(*timer, 0));
+    for (os::EventLoop::TimerId* timer : {&attempt_timer_, &deadline_timer_})
+        loop_.cancel(std::exchange(*timer, 0));
     state_ = State::Joined;
     connection_->set_limits(kPeerLimits);
     if (options_.hello.addresses.empty()) options_.hello.addresses.push_back(connection_->local_host());
@@ -182,7 +195,8 @@ void AgentLink::beat() {
     last_beat_ = loop_.now();
     if (!was_away && loop_.now() - connection_->last_heard() > options_.heartbeat_timeout) {
         const std::string span = format_duration(options_.heartbeat_timeout);
-        return connection_->fail({Errc::Timeout, fmt::format("no heartbeat from the controller for {}", span), 0});
+        return connection_->fail(
+            {Errc::Timeout, fmt::format("no heartbeat from the controller for {}", span), 0});
     }
     connection_->send(Heartbeat{});
     heartbeat_timer_ = loop_.call_after(options_.heartbeat_interval, [this] { beat(); });
@@ -196,14 +210,16 @@ void AgentLink::on_closed(Connection&, const Error& closed) {
     if (state_ == State::Over) return;
     if (refusal_) return end(*refusal_);
     // Dropped before it was our turn to speak (a crowd of connections, a restart): worth another try.
-    if (state_ == State::Handshake && (why.code == Errc::Closed || why.code == Errc::Timeout)) return try_later(why);
+    if (state_ == State::Handshake && (why.code == Errc::Closed || why.code == Errc::Timeout))
+        return try_later(why);
     end(why);
 }
 
 void AgentLink::end(const Error& why) {
     if (state_ == State::Over) return;
     state_ = State::Over;
-    for (const os::EventLoop::TimerId timer : {attempt_timer_, deadline_timer_, heartbeat_timer_}) loop_.cancel(timer);
+    for (const os::EventLoop::TimerId timer : {attempt_timer_, deadline_timer_, heartbeat_timer_})
+        loop_.cancel(timer);
     drop_attempt();
     resolver_.forget();
     if (connection_) connection_->fail(why);

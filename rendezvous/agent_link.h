@@ -22,8 +22,8 @@ class AgentLinkHandler {
     virtual void on_connected() = 0;
     /// StartGeneration, StopGeneration, Shutdown or Notice.
     virtual void on_message(const Message& message) = 0;
-    /// The link is over, or never came about. Once; nothing follows. Timeout (nobody there until the deadline,
-    /// or no heartbeat), Refused (token, job, membership), Closed, Protocol.
+    /// The link is over, or never came about. Once; nothing follows. Timeout (nobody there until the
+    /// deadline, or no heartbeat), Refused (token, job, membership), Closed, Protocol.
     virtual void on_lost(const Error& why) = 0;
     /// One line for the operator: what is waited for.
     virtual void on_log(const std::string& line) = 0;
@@ -32,8 +32,8 @@ class AgentLinkHandler {
 struct AgentLinkOptions {
     Endpoint controller;
     Credentials credentials;
-    std::string name;       ///< for the controller's log: "agent on node02"
-    AgentHello hello;       ///< without addresses, the address this connection has is filled in
+    std::string name;  ///< for the controller's log: "agent on node02"
+    AgentHello hello;  ///< without addresses, the address this connection has is filled in
     TimePoint connect_by = kNever;
     Duration heartbeat_interval = kHeartbeatInterval;
     Duration heartbeat_timeout = kHeartbeatTimeout;
@@ -81,15 +81,15 @@ class AgentLink final : private ConnectionOwner {
     AgentLinkHandler& handler_;
     Resolver resolver_;
     State state_ = State::Connecting;
-    SocketAddresses addresses_;         ///< of the attempt in progress
+    SocketAddresses addresses_;  ///< of the attempt in progress
     std::size_t next_address_ = 0;
     UniqueFd connecting_;
     std::optional<ClientHandshake> handshake_;
     std::unique_ptr<Connection> connection_;
-    std::optional<Error> refusal_;      ///< the controller's last words
+    std::optional<Error> refusal_;  ///< the controller's last words
     Duration backoff_;
     std::string last_cause_;
-    os::EventLoop::TimerId attempt_timer_ = 0;   ///< of one address, or before the next attempt
+    os::EventLoop::TimerId attempt_timer_ = 0;  ///< of one address, or before the next attempt
     os::EventLoop::TimerId deadline_timer_ = 0;
     os::EventLoop::TimerId heartbeat_timer_ = 0;
     TimePoint last_beat_{};

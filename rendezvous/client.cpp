@@ -26,7 +26,8 @@ bool is_worth_another_try(const Error& error) {
     switch (error.code) {
         case Errc::Closed:
         case Errc::Timeout:
-        case Errc::Limit: return true;
+        case Errc::Limit:
+            return true;
         case Errc::System:
             return error.sys == ECONNREFUSED || error.sys == ETIMEDOUT || error.sys == EHOSTUNREACH ||
                    error.sys == ENETUNREACH || error.sys == ECONNRESET || error.sys == EADDRNOTAVAIL;
@@ -35,7 +36,8 @@ bool is_worth_another_try(const Error& error) {
         case Errc::Refused:
         case Errc::StaleGeneration:
         case Errc::Mismatch:
-        case Errc::Protocol: return false;
+        case Errc::Protocol:
+            return false;
     }
     return false;
 }
@@ -92,7 +94,8 @@ Status StoreClient::Impl::open(TimePoint deadline) {
 Status StoreClient::Impl::shake_hands(TimePoint deadline) {
     Result<std::string> nonce = random_hex(kNonceBytes);
     if (!nonce) return nonce.error();
-    ClientHandshake handshake({options.job_id, options.token}, Hello{options.role, options.name, "", ""}, *std::move(nonce));
+    ClientHandshake handshake({options.job_id, options.token}, Hello{options.role, options.name, "", ""},
+                              *std::move(nonce));
     std::optional<Message> next = handshake.hello();
     while (!handshake.authenticated()) {
         if (next) {
@@ -158,7 +161,8 @@ Result<Frame> StoreClient::Impl::receive_frame(TimePoint deadline) {
         const ssize_t got = ::recv(fd.get(), buffer.data(), buffer.size(), MSG_DONTWAIT);
         if (got > 0) decoder.feed({buffer.data(), static_cast<std::size_t>(got)});
         else if (got == 0) return Error{Errc::Closed, "the server closed the connection", 0};
-        else if (errno != EAGAIN && errno != EINTR) return Error{Errc::Closed, Error::system("receive").what, 0};
+        else if (errno != EAGAIN && errno != EINTR)
+            return Error{Errc::Closed, Error::system("receive").what, 0};
     }
 }
 
@@ -173,7 +177,8 @@ Result<Message> StoreClient::Impl::receive_answer(std::uint32_t request, TimePoi
         Result<Message> message = decode(*std::move(frame));
         if (!message) return die(message.error());
         if (of_request == request) return message;
-        if (const auto* const last_words = std::get_if<Failure>(&*message)) return die({last_words->code, last_words->what, 0});
+        if (const auto* const last_words = std::get_if<Failure>(&*message))
+            return die({last_words->code, last_words->what, 0});
     }
 }
 
@@ -190,20 +195,25 @@ Result<Message> StoreClient::Impl::exchange(StoreRequest request, TimePoint dead
     if (reply) {
         // A refusal of this kind is the server's last word on this connection.
         const auto* const failure = std::get_if<Failure>(&*reply);
-        if (failure != nullptr && failure->code == Errc::Protocol) return die({failure->code, failure->what, 0});
+        if (failure != nullptr && failure->code == Errc::Protocol)
+            return die({failure->code, failure->what, 0});
     }
     return reply;
 }
 
 Result<Message> StoreClient::Impl::call(StoreOp op) {
-    return exchange({options.generation, std::nullopt, std::move(op)}, deadline_after(MonotonicClock::now(), operation_timeout));
+    return exchange({options.generation, std::nullopt, std::move(op)},
+                    deadline_after(MonotonicClock::now(), operation_timeout));
 }
 
 /// The server's word on a time-out says more than ours ("3 of 4 arrived"): it gets a moment to send it.
 Result<Message> StoreClient::Impl::call_waiting(StoreOp op, TimePoint deadline) {
     StoreRequest request{options.generation, std::nullopt, std::move(op)};
     if (deadline != kNever) request.timeout = std::max(deadline - MonotonicClock::now(), Duration::zero());
-    return exchange(std::move(request), deadline == kNever ? kNever : deadline_after(std::max(deadline, MonotonicClock::now()), kAnswerGrace));
+    return exchange(std::move(request),
+                    deadline == kNever
+                        ? kNever
+                        : deadline_after(std::max(deadline, MonotonicClock::now()), kAnswerGrace));
 }
 
 // ---- operations
@@ -227,7 +237,8 @@ Result<std::optional<std::string>> StoreClient::try_get(std::string_view key) {
     if (const Status named = check_key(key); !named) return named.error();
     const Result<Message> reply = impl_->call(store_op::TryGet{std::string(key)});
     if (!reply) return reply.error();
-    if (const auto* value = std::get_if<Value>(&*reply)) return std::optional(std::string(value->value.view()));
+    if (const auto* value = std::get_if<Value>(&*reply))
+        return std::optional(std::string(value->value.view()));
     if (std::holds_alternative<Absent>(*reply)) return std::optional<std::string>();
     return unexpected(*reply);
 }
@@ -240,14 +251,16 @@ Result<std::int64_t> StoreClient::add(std::string_view key, std::int64_t delta) 
     return unexpected(*reply);
 }
 
-Result<StoreClient::Exchange> StoreClient::compare_set(std::string_view key, std::optional<std::string_view> expected,
+Result<StoreClient::Exchange> StoreClient::compare_set(std::string_view key,
+                                                       std::optional<std::string_view> expected,
                                                        std::string_view desired) {
     if (const Status named = check_key(key); !named) return named.error();
     store_op::CompareSet op{std::string(key), std::nullopt, Blob(std::string(desired))};
     if (expected) op.expected = std::string(*expected);
     const Result<Message> reply = impl_->call(std::move(op));
     if (!reply) return reply.error();
-    if (const auto* done = std::get_if<Exchanged>(&*reply)) return Exchange{done->swapped, std::string(done->value.view())};
+    if (const auto* done = std::get_if<Exchanged>(&*reply))
+        return Exchange{done->swapped, std::string(done->value.view())};
     return unexpected(*reply);
 }
 
@@ -270,7 +283,8 @@ Status StoreClient::wait(const std::vector<std::string>& keys, TimePoint deadlin
 
 Status StoreClient::barrier(std::string_view name, int participants, TimePoint deadline) {
     if (const Status named = check_key(name); !named) return named;
-    const Result<Message> reply = impl_->call_waiting(store_op::Barrier{std::string(name), participants}, deadline);
+    const Result<Message> reply =
+        impl_->call_waiting(store_op::Barrier{std::string(name), participants}, deadline);
     if (!reply) return reply.error();
     return std::holds_alternative<Done>(*reply) ? Status() : Status(unexpected(*reply));
 }

@@ -32,7 +32,8 @@ Endpoint numeric_endpoint(const sockaddr_storage& address, socklen_t length) {
     std::array<char, NI_MAXHOST> host{};
     std::array<char, NI_MAXSERV> port{};
     const auto* const generic = reinterpret_cast<const sockaddr*>(&address);
-    if (::getnameinfo(generic, length, host.data(), host.size(), port.data(), port.size(), NI_NUMERICHOST | NI_NUMERICSERV) != 0) {
+    if (::getnameinfo(generic, length, host.data(), host.size(), port.data(), port.size(),
+                      NI_NUMERICHOST | NI_NUMERICSERV) != 0) {
         return {};
     }
     std::string name = host.data();
@@ -65,7 +66,11 @@ void tune_connection(int fd) {
 }
 
 Connection::Connection(os::EventLoop& loop, UniqueFd fd, Options options, ConnectionOwner& owner)
-    : loop_(loop), fd_(std::move(fd)), options_(std::move(options)), owner_(owner), decoder_(options_.limits),
+    : loop_(loop),
+      fd_(std::move(fd)),
+      options_(std::move(options)),
+      owner_(owner),
+      decoder_(options_.limits),
       last_heard_(loop.now()) {}
 
 Result<std::unique_ptr<Connection>> Connection::adopt(os::EventLoop& loop, UniqueFd fd, Options options,
@@ -73,8 +78,9 @@ Result<std::unique_ptr<Connection>> Connection::adopt(os::EventLoop& loop, Uniqu
     tune_connection(fd.get());
     std::unique_ptr<Connection> connection(new Connection(loop, std::move(fd), std::move(options), owner));
     connection->watched_ = EPOLLIN;
-    const Status watched = loop.watch(connection->fd_.get(), EPOLLIN,
-                                      [raw = connection.get()](std::uint32_t events) { raw->on_events(events); });
+    const Status watched =
+        loop.watch(connection->fd_.get(), EPOLLIN,
+                   [raw = connection.get()](std::uint32_t events) { raw->on_events(events); });
     if (!watched) return watched.error().with(connection->peer());
     return connection;
 }
@@ -106,12 +112,14 @@ void Connection::read() {
     if (got < 0 && would_block(errno)) return;
     if (got <= 0 && state_ == State::SayingGoodbye) return fail(*why_);
     if (got <= 0) {
-        const std::string how = got == 0 ? fmt::format("{} closed the connection", peer())
-                                         : fmt::format("connection to {} lost: {}", peer(), ::strerror(errno));
+        const std::string how = got == 0
+                                    ? fmt::format("{} closed the connection", peer())
+                                    : fmt::format("connection to {} lost: {}", peer(), ::strerror(errno));
         return fail({Errc::Closed, how + (decoder_.pending() > 0 ? ", in the middle of a message" : ""), 0});
     }
     last_heard_ = loop_.now();
-    if (state_ != State::Open) return;  // saying goodbye: read only so that our last words are not lost in a reset
+    if (state_ != State::Open)
+        return;  // saying goodbye: read only so that our last words are not lost in a reset
     decoder_.feed({buffer.data(), static_cast<std::size_t>(got)});
     deliver();
 }
@@ -144,7 +152,8 @@ void Connection::send(EncodedMessage encoded) {
     queued_bytes_ += output_.back().left();
     if (was_idle) write();
     if (state_ == State::Open && queued_bytes_ > options_.output_bytes) {
-        fail({Errc::Limit, fmt::format("{} does not read: {} wait for it", peer(), format_bytes(queued_bytes_)), 0});
+        fail({Errc::Limit,
+              fmt::format("{} does not read: {} wait for it", peer(), format_bytes(queued_bytes_)), 0});
     }
 }
 
@@ -153,7 +162,8 @@ void Connection::write() {
         const std::optional<int> failure = write_some();
         if (!failure) continue;
         if (would_block(*failure)) break;
-        return fail({Errc::Closed, fmt::format("connection to {} lost: {}", peer(), ::strerror(*failure)), 0});
+        return fail(
+            {Errc::Closed, fmt::format("connection to {} lost: {}", peer(), ::strerror(*failure)), 0});
     }
     after_write();
 }
@@ -163,7 +173,8 @@ std::optional<int> Connection::write_some() {
     std::array<iovec, 2 * kChunksPerWrite> parts;
     std::size_t count = 0;
     const auto add = [&](std::string_view bytes, std::size_t sent) {
-        if (sent < bytes.size()) parts[count++] = {const_cast<char*>(bytes.data()) + sent, bytes.size() - sent};
+        if (sent < bytes.size())
+            parts[count++] = {const_cast<char*>(bytes.data()) + sent, bytes.size() - sent};
     };
     for (std::size_t i = 0; i < std::min(output_.size(), kChunksPerWrite); ++i) {
         const Chunk& chunk = output_[i];

@@ -22,7 +22,8 @@ class ConnectionOwner {
     virtual ~ConnectionOwner() = default;
     /// The owner must not destroy the connection in here; fail() and finish() are fine.
     virtual void on_frame(Connection& connection, Frame frame) = 0;
-    /// Once, never from inside a call of the owner; nothing follows. The owner may destroy the connection now.
+    /// Once, never from inside a call of the owner; nothing follows. The owner may destroy the connection
+    /// now.
     virtual void on_closed(Connection& connection, const Error& why) = 0;
 };
 
@@ -47,8 +48,8 @@ class Connection {
     /// Sends now or as soon as the peer takes it. A message over the protocol's limits fails the connection.
     void send(const Message& message, std::uint32_t request = 0);
     void send(EncodedMessage encoded);
-    /// Sends what is queued and a last Failure, lets the peer read it, then closes with `why`; nothing more is
-    /// received. Waits for the peer `goodbye` at most.
+    /// Sends what is queued and a last Failure, lets the peer read it, then closes with `why`; nothing more
+    /// is received. Waits for the peer `goodbye` at most.
     void refuse(const Failure& last_words, Error why, Duration goodbye);
     /// Closes at once.
     void fail(Error why);
@@ -89,7 +90,7 @@ class Connection {
     std::deque<Chunk> output_;
     std::size_t queued_bytes_ = 0;
     State state_ = State::Open;
-    bool said_all_ = false;          ///< saying goodbye, and our side is shut down
+    bool said_all_ = false;  ///< saying goodbye, and our side is shut down
     std::uint32_t watched_ = 0;
     std::optional<Error> why_;
     os::EventLoop::TimerId goodbye_timer_ = 0;

@@ -32,7 +32,8 @@ Error protocol(std::string what) { return {Errc::Protocol, std::move(what), 0}; 
 
 void append_header(std::string& out, std::uint8_t type, std::uint32_t request, std::uint32_t json_bytes,
                    std::uint32_t blob_bytes) {
-    char header[kHeaderBytes] = {'D', 'D', 'P', 'R', static_cast<char>(kMajorVersion), static_cast<char>(type)};
+    char header[kHeaderBytes] = {
+        'D', 'D', 'P', 'R', static_cast<char>(kMajorVersion), static_cast<char>(type)};
     put_big_endian(header + kRequestAt, request);
     put_big_endian(header + kJsonBytesAt, json_bytes);
     put_big_endian(header + kBlobBytesAt, blob_bytes);
@@ -64,7 +65,8 @@ std::optional<Error> FrameDecoder::check_start(std::string_view bytes) {
     const std::string_view magic = bytes.substr(0, kMagic.size());
     if (magic != kMagic.substr(0, magic.size())) {
         is_foreign_ = magic[0] != kMagic[0];
-        return protocol(fmt::format("the peer does not speak ddprun's protocol (first byte {:#04x})", byte_at(magic, 0)));
+        return protocol(
+            fmt::format("the peer does not speak ddprun's protocol (first byte {:#04x})", byte_at(magic, 0)));
     }
     if (bytes.size() > kMajorAt && byte_at(bytes, kMajorAt) != kMajorVersion) {
         return protocol(fmt::format("the peer speaks version {} of the protocol, this is version {}",
@@ -85,9 +87,11 @@ Result<std::optional<Frame>> FrameDecoder::next() {
     const std::uint32_t json_bytes = big_endian_at(bytes, kJsonBytesAt);
     const std::uint32_t blob_bytes = big_endian_at(bytes, kBlobBytesAt);
     if (json_bytes > limits_.json_bytes || blob_bytes > limits_.blob_bytes) {
-        broken_ = Error{Errc::Limit, fmt::format("a message of type {} announces {} + {} bytes, allowed are {} + {}",
-                                                 byte_at(bytes, kTypeAt), json_bytes, blob_bytes,
-                                                 limits_.json_bytes, limits_.blob_bytes), 0};
+        broken_ = Error{Errc::Limit,
+                        fmt::format("a message of type {} announces {} + {} bytes, allowed are {} + {}",
+                                    byte_at(bytes, kTypeAt), json_bytes, blob_bytes, limits_.json_bytes,
+                                    limits_.blob_bytes),
+                        0};
         return *broken_;
     }
     const std::size_t whole = kHeaderBytes + json_bytes + blob_bytes;

@@ -23,8 +23,9 @@ void append_part(std::string& transcript, std::string_view part) {
 std::string mac_of(std::string_view label, const Credentials& credentials, const Hello& hello,
                    std::string_view server_nonce) {
     std::string transcript;
-    for (const std::string_view part : {label, std::string_view(role_name(hello.role)), std::string_view(hello.nonce),
-                                        server_nonce, std::string_view(hello.job_id), std::string_view(hello.name)}) {
+    for (const std::string_view part :
+         {label, std::string_view(role_name(hello.role)), std::string_view(hello.nonce), server_nonce,
+          std::string_view(hello.job_id), std::string_view(hello.name)}) {
         append_part(transcript, part);
     }
     return to_hex(hmac_sha256(credentials.token, transcript));
@@ -64,12 +65,14 @@ Result<std::optional<Message>> ClientHandshake::decide(const Message& message) {
     }
     if (const auto* challenge = std::get_if<Challenge>(&message);
         challenge != nullptr && state_ == State::AwaitingChallenge) {
-        if (!is_nonce(challenge->nonce)) return Error{Errc::Protocol, "Challenge: 'nonce' is not 32 hexadecimal digits", 0};
+        if (!is_nonce(challenge->nonce))
+            return Error{Errc::Protocol, "Challenge: 'nonce' is not 32 hexadecimal digits", 0};
         server_nonce_ = challenge->nonce;
         state_ = State::AwaitingWelcome;
         return std::optional<Message>(Proof{mac_of(kClientLabel, credentials_, hello_, server_nonce_)});
     }
-    if (const auto* welcome = std::get_if<Welcome>(&message); welcome != nullptr && state_ == State::AwaitingWelcome) {
+    if (const auto* welcome = std::get_if<Welcome>(&message);
+        welcome != nullptr && state_ == State::AwaitingWelcome) {
         if (!equal_macs(welcome->mac, mac_of(kServerLabel, credentials_, hello_, server_nonce_))) {
             return Error{Errc::Refused, "the server does not know the job's token", 0};
         }
@@ -105,7 +108,8 @@ Result<Message> ServerHandshake::on_hello(const Hello& hello) {
     }
     // Said before any proof, because a mistaken job is the likeliest mistake; our own id is not given away.
     if (hello.job_id != credentials_.job_id) {
-        return refuse(Errc::Refused, fmt::format("it is of job '{}', this is job '{}'", hello.job_id, credentials_.job_id),
+        return refuse(Errc::Refused,
+                      fmt::format("it is of job '{}', this is job '{}'", hello.job_id, credentials_.job_id),
                       fmt::format("this server belongs to another job than '{}'", hello.job_id));
     }
     state_ = State::AwaitingProof;

@@ -24,7 +24,9 @@ using Json = nlohmann::json;
 class FieldWriter {
   public:
     template <class T>
-    void operator()(const char* key, const T& value) { object_[key] = value; }
+    void operator()(const char* key, const T& value) {
+        object_[key] = value;
+    }
     void operator()(const char* key, const std::optional<int>& value) {
         if (value) object_[key] = *value;
     }
@@ -32,7 +34,9 @@ class FieldWriter {
         if (value) object_[key] = value->count();
     }
     template <class T>
-    void defaulted(const char* key, const T& value) { object_[key] = value; }
+    void defaulted(const char* key, const T& value) {
+        object_[key] = value;
+    }
 
     /// Texts of workers and of users are not always UTF-8; JSON is.
     [[nodiscard]] std::string text() const {

@@ -10,7 +10,8 @@
 namespace ddprun::rdzv {
 
 const Membership::Entry* Membership::claimant_of(int place) const {
-    const auto found = std::find_if(members_.begin(), members_.end(), [&](const Entry& e) { return e.place == place; });
+    const auto found =
+        std::find_if(members_.begin(), members_.end(), [&](const Entry& e) { return e.place == place; });
     return found == members_.end() ? nullptr : &*found;
 }
 
@@ -21,22 +22,30 @@ std::optional<Error> Membership::refuse_twin(const Joiner& joiner) const {
     });
     if (twin == members_.end()) return std::nullopt;
     const Joiner& first = twin->member.joiner;
-    return Error{Errc::Mismatch, fmt::format("node rank {} is claimed by {} (pid {}) and by {} (pid {})", *joiner.node_rank,
-                                             first.host, first.pid, joiner.host, joiner.pid), 0};
+    return Error{Errc::Mismatch,
+                 fmt::format("node rank {} is claimed by {} (pid {}) and by {} (pid {})", *joiner.node_rank,
+                             first.host, first.pid, joiner.host, joiner.pid),
+                 0};
 }
 
 Status Membership::join(AgentId agent, Joiner joiner, TimePoint now) {
     if (joiner.slots < 1) {
-        return Error{Errc::InvalidArgument, fmt::format("{} (pid {}) brings {} workers", joiner.host, joiner.pid, joiner.slots), 0};
+        return Error{Errc::InvalidArgument,
+                     fmt::format("{} (pid {}) brings {} workers", joiner.host, joiner.pid, joiner.slots), 0};
     }
     if (!spec_.spec_hash.empty() && joiner.spec_hash != spec_.spec_hash) {
-        return Error{Errc::Mismatch, fmt::format("{} (pid {}) was started with another command line than this job's ({} and {})",
-                                                 joiner.host, joiner.pid, joiner.spec_hash, spec_.spec_hash), 0};
+        return Error{
+            Errc::Mismatch,
+            fmt::format("{} (pid {}) was started with another command line than this job's ({} and {})",
+                        joiner.host, joiner.pid, joiner.spec_hash, spec_.spec_hash),
+            0};
     }
     std::optional<int> place = joiner.node_rank;
     if (place && (*place < 0 || *place >= spec_.max_nodes)) {
-        return Error{Errc::InvalidArgument, fmt::format("{} (pid {}) asks for node rank {}, this job has 0 to {}", joiner.host,
-                                                        joiner.pid, *place, spec_.max_nodes - 1), 0};
+        return Error{Errc::InvalidArgument,
+                     fmt::format("{} (pid {}) asks for node rank {}, this job has 0 to {}", joiner.host,
+                                 joiner.pid, *place, spec_.max_nodes - 1),
+                     0};
     }
     if (const std::optional<Error> twin = refuse_twin(joiner)) return *twin;
     const auto hole = std::find_if(holes_.begin(), holes_.end(), [&](const Hole& h) {
@@ -52,7 +61,8 @@ Status Membership::join(AgentId agent, Joiner joiner, TimePoint now) {
 }
 
 void Membership::leave(AgentId agent, TimePoint now) {
-    const auto found = std::find_if(members_.begin(), members_.end(), [&](const Entry& e) { return e.member.agent == agent; });
+    const auto found = std::find_if(members_.begin(), members_.end(),
+                                    [&](const Entry& e) { return e.member.agent == agent; });
     if (found == members_.end()) return;
     if (found->settled && found->place) holes_.push_back({found->member.joiner.host, *found->place});
     members_.erase(found);
@@ -72,7 +82,8 @@ void Membership::reopen(TimePoint now) {
 
 /// "; node ranks 1, 3 are missing" where nodes have asked for ranks, else "".
 std::string Membership::missing_ranks() const {
-    const bool by_rank = std::any_of(members_.begin(), members_.end(), [](const Entry& e) { return e.place.has_value(); });
+    const bool by_rank =
+        std::any_of(members_.begin(), members_.end(), [](const Entry& e) { return e.place.has_value(); });
     if (!by_rank || joined() >= spec_.max_nodes) return "";
     std::vector<int> missing;
     for (int place = 0; place < spec_.max_nodes; ++place) {
@@ -83,16 +94,20 @@ std::string Membership::missing_ranks() const {
 
 Verdict Membership::decide(TimePoint now) const {
     const TimePoint join_by = deadline_after(opened_, spec_.join_timeout);
-    if (joined() >= spec_.max_nodes) return {Verdict::Ready, fmt::format("all {} nodes joined", spec_.max_nodes)};
+    if (joined() >= spec_.max_nodes)
+        return {Verdict::Ready, fmt::format("all {} nodes joined", spec_.max_nodes)};
     if (!enough_since_) {
         const std::string so_far = fmt::format("{} of {} nodes joined", joined(), spec_.min_nodes);
-        if (now < join_by) return {Verdict::Wait, fmt::format("{}, {} left{}", so_far, format_duration(join_by - now), missing_ranks())};
-        return {Verdict::Failed, fmt::format("{} within {}{}", so_far, format_duration(spec_.join_timeout), missing_ranks())};
+        if (now < join_by)
+            return {Verdict::Wait,
+                    fmt::format("{}, {} left{}", so_far, format_duration(join_by - now), missing_ranks())};
+        return {Verdict::Failed,
+                fmt::format("{} within {}{}", so_far, format_duration(spec_.join_timeout), missing_ranks())};
     }
     const TimePoint last_call = deadline_after(*enough_since_, spec_.last_call);
     if (now < last_call) {
-        return {Verdict::Wait, fmt::format("{} nodes joined, enough to start; waiting {} for up to {}", joined(),
-                                           format_duration(last_call - now), spec_.max_nodes)};
+        return {Verdict::Wait, fmt::format("{} nodes joined, enough to start; waiting {} for up to {}",
+                                           joined(), format_duration(last_call - now), spec_.max_nodes)};
     }
     return {Verdict::Ready, fmt::format("{} of up to {} nodes joined", joined(), spec_.max_nodes)};
 }
@@ -104,8 +119,8 @@ TimePoint Membership::next_change(TimePoint now) const {
     return at <= now ? kNever : at;
 }
 
-/// Who is in: first whoever has a place, then by arrival, max_nodes at most. Indices into members_, by place or
-/// arrival.
+/// Who is in: first whoever has a place, then by arrival, max_nodes at most. Indices into members_, by place
+/// or arrival.
 std::vector<std::size_t> Membership::chosen() const {
     std::vector<std::size_t> order(members_.size());
     for (std::size_t i = 0; i < order.size(); ++i) order[i] = i;
@@ -115,7 +130,8 @@ std::vector<std::size_t> Membership::chosen() const {
         if (left && right) return *left < *right;
         return left.has_value() && !right.has_value();
     });
-    if (order.size() > static_cast<std::size_t>(spec_.max_nodes)) order.resize(static_cast<std::size_t>(spec_.max_nodes));
+    if (order.size() > static_cast<std::size_t>(spec_.max_nodes))
+        order.resize(static_cast<std::size_t>(spec_.max_nodes));
     return order;
 }
 
@@ -124,7 +140,8 @@ std::vector<Membership::Member> Membership::settle() {
     std::map<int, std::size_t> by_place;
     // A place asked for goes before one that was merely kept.
     for (const std::size_t index : in) {
-        if (const std::optional<int>& asked = members_[index].member.joiner.node_rank) by_place.emplace(*asked, index);
+        if (const std::optional<int>& asked = members_[index].member.joiner.node_rank)
+            by_place.emplace(*asked, index);
     }
     std::vector<std::size_t> homeless;
     for (const std::size_t index : in) {

@@ -11,7 +11,9 @@ namespace ddprun::rdzv {
 namespace {
 
 template <class T>
-constexpr std::uint8_t wire_type() { return static_cast<std::uint8_t>(kTag<T>.first); }
+constexpr std::uint8_t wire_type() {
+    return static_cast<std::uint8_t>(kTag<T>.first);
+}
 
 // ---- writing
 
@@ -46,7 +48,9 @@ class FlatWriter {
     std::string text() && { return std::move(text_ += "}"); }
 
   private:
-    void name(const char* key) { fmt::format_to(std::back_inserter(text_), "{}\"{}\":", text_.size() > 1 ? "," : "", key); }
+    void name(const char* key) {
+        fmt::format_to(std::back_inserter(text_), "{}\"{}\":", text_.size() > 1 ? "," : "", key);
+    }
     std::string text_;
 };
 
@@ -90,7 +94,9 @@ Outgoing outgoing(const Failure& message) {
 
 /// What follows the operation's own fields, and its blob.
 template <class Op>
-Blob finish(FlatWriter&, const Op&) { return {}; }
+Blob finish(FlatWriter&, const Op&) {
+    return {};
+}
 Blob finish(FlatWriter&, const store_op::Set& op) { return op.value; }
 Blob finish(FlatWriter& writer, const store_op::CompareSet& op) {
     if (!op.expected) return op.desired;
@@ -102,11 +108,14 @@ Outgoing outgoing(const StoreRequest& request) {
     FlatWriter writer;
     writer("generation", request.generation);
     if (request.timeout) writer("timeout_ns", request.timeout->count());
-    return std::visit([&](const auto& op) {
-        fields(writer, op);
-        Blob blob = finish(writer, op);
-        return Outgoing{wire_type<std::remove_cvref_t<decltype(op)>>(), std::move(writer).text(), std::move(blob)};
-    }, request.op);
+    return std::visit(
+        [&](const auto& op) {
+            fields(writer, op);
+            Blob blob = finish(writer, op);
+            return Outgoing{wire_type<std::remove_cvref_t<decltype(op)>>(), std::move(writer).text(),
+                            std::move(blob)};
+        },
+        request.op);
 }
 
 void cut(std::string& text, std::size_t max_bytes) {
@@ -119,7 +128,8 @@ Outgoing outgoing(const WorkerExited& message) {
     if (lines.size() > kReportLines) lines.erase(lines.begin(), lines.end() - kReportLines);
     for (std::string& line : lines) cut(line, kReportLineBytes);
     cut(brief.error_file, kReportErrorBytes);
-    for (std::string* text : {&brief.exec_failure, &brief.meaning, &brief.last_collective}) cut(*text, kReportTextBytes);
+    for (std::string* text : {&brief.exec_failure, &brief.meaning, &brief.last_collective})
+        cut(*text, kReportTextBytes);
     FieldWriter writer;
     fields(writer, brief);
     return {wire_type<WorkerExited>(), writer.text(), {}};
@@ -127,7 +137,8 @@ Outgoing outgoing(const WorkerExited& message) {
 
 // ---- reading
 
-/// The tables are the only place that knows all types: a message that is missing in one of them does not decode.
+/// The tables are the only place that knows all types: a message that is missing in one of them does not
+/// decode.
 template <class T>
 Result<Message> read(Frame&& frame) {
     FieldReader reader(kTag<T>.second, frame.json);
@@ -171,7 +182,8 @@ void take_blob(FieldReader&, store_op::Set& op, std::string&& blob) { op.value =
 void take_blob(FieldReader& reader, store_op::CompareSet& op, std::string&& blob) {
     std::optional<std::uint32_t> expected_bytes;
     reader("expected_bytes", expected_bytes);
-    if (expected_bytes && *expected_bytes > blob.size()) return reader.fail("'expected_bytes' is beyond the blob");
+    if (expected_bytes && *expected_bytes > blob.size())
+        return reader.fail("'expected_bytes' is beyond the blob");
     if (expected_bytes) {
         op.expected = blob.substr(0, *expected_bytes);
         blob.erase(0, *expected_bytes);
@@ -220,45 +232,76 @@ bool is_utf8(std::string_view text) {
 }  // namespace
 
 std::string_view message_name(const Message& message) {
-    return std::visit([](const auto& m) -> std::string_view {
-        using M = std::remove_cvref_t<decltype(m)>;
-        if constexpr (std::same_as<M, Unknown>) return "unknown";
-        else if constexpr (std::same_as<M, StoreRequest>)
-            return std::visit([](const auto& op) { return kTag<std::remove_cvref_t<decltype(op)>>.second; }, m.op);
-        else return kTag<M>.second;
-    }, message);
+    return std::visit(
+        [](const auto& m) -> std::string_view {
+            using M = std::remove_cvref_t<decltype(m)>;
+            if constexpr (std::same_as<M, Unknown>) return "unknown";
+            else if constexpr (std::same_as<M, StoreRequest>)
+                return std::visit(
+                    [](const auto& op) { return kTag<std::remove_cvref_t<decltype(op)>>.second; }, m.op);
+            else return kTag<M>.second;
+        },
+        message);
 }
 
 Result<Message> decode(Frame frame) {
     switch (static_cast<Type>(frame.type)) {
-        case Type::Hello: return read<Hello>(std::move(frame));
-        case Type::Challenge: return read<Challenge>(std::move(frame));
-        case Type::Proof: return read<Proof>(std::move(frame));
-        case Type::Welcome: return read<Welcome>(std::move(frame));
-        case Type::Failure: return read_failure(frame);
-        case Type::Heartbeat: return read<Heartbeat>(std::move(frame));
-        case Type::Set: return read_request<store_op::Set>(std::move(frame));
-        case Type::Get: return read_request<store_op::Get>(std::move(frame));
-        case Type::TryGet: return read_request<store_op::TryGet>(std::move(frame));
-        case Type::Add: return read_request<store_op::Add>(std::move(frame));
-        case Type::CompareSet: return read_request<store_op::CompareSet>(std::move(frame));
-        case Type::Erase: return read_request<store_op::Erase>(std::move(frame));
-        case Type::Wait: return read_request<store_op::Wait>(std::move(frame));
-        case Type::Barrier: return read_request<store_op::Barrier>(std::move(frame));
-        case Type::Done: return read<Done>(std::move(frame));
-        case Type::Value: return read_value<Value>(std::move(frame));
-        case Type::Absent: return read<Absent>(std::move(frame));
-        case Type::Sum: return read<Sum>(std::move(frame));
-        case Type::Exchanged: return read_value<Exchanged>(std::move(frame));
-        case Type::Erased: return read<Erased>(std::move(frame));
-        case Type::AgentHello: return read<AgentHello>(std::move(frame));
-        case Type::WorkersStarted: return read<WorkersStarted>(std::move(frame));
-        case Type::WorkerExited: return read<WorkerExited>(std::move(frame));
-        case Type::GenerationDrained: return read<GenerationDrained>(std::move(frame));
-        case Type::StartGeneration: return read<StartGeneration>(std::move(frame));
-        case Type::StopGeneration: return read<StopGeneration>(std::move(frame));
-        case Type::Shutdown: return read<Shutdown>(std::move(frame));
-        case Type::Notice: return read<Notice>(std::move(frame));
+        case Type::Hello:
+            return read<Hello>(std::move(frame));
+        case Type::Challenge:
+            return read<Challenge>(std::move(frame));
+        case Type::Proof:
+            return read<Proof>(std::move(frame));
+        case Type::Welcome:
+            return read<Welcome>(std::move(frame));
+        case Type::Failure:
+            return read_failure(frame);
+        case Type::Heartbeat:
+            return read<Heartbeat>(std::move(frame));
+        case Type::Set:
+            return read_request<store_op::Set>(std::move(frame));
+        case Type::Get:
+            return read_request<store_op::Get>(std::move(frame));
+        case Type::TryGet:
+            return read_request<store_op::TryGet>(std::move(frame));
+        case Type::Add:
+            return read_request<store_op::Add>(std::move(frame));
+        case Type::CompareSet:
+            return read_request<store_op::CompareSet>(std::move(frame));
+        case Type::Erase:
+            return read_request<store_op::Erase>(std::move(frame));
+        case Type::Wait:
+            return read_request<store_op::Wait>(std::move(frame));
+        case Type::Barrier:
+            return read_request<store_op::Barrier>(std::move(frame));
+        case Type::Done:
+            return read<Done>(std::move(frame));
+        case Type::Value:
+            return read_value<Value>(std::move(frame));
+        case Type::Absent:
+            return read<Absent>(std::move(frame));
+        case Type::Sum:
+            return read<Sum>(std::move(frame));
+        case Type::Exchanged:
+            return read_value<Exchanged>(std::move(frame));
+        case Type::Erased:
+            return read<Erased>(std::move(frame));
+        case Type::AgentHello:
+            return read<AgentHello>(std::move(frame));
+        case Type::WorkersStarted:
+            return read<WorkersStarted>(std::move(frame));
+        case Type::WorkerExited:
+            return read<WorkerExited>(std::move(frame));
+        case Type::GenerationDrained:
+            return read<GenerationDrained>(std::move(frame));
+        case Type::StartGeneration:
+            return read<StartGeneration>(std::move(frame));
+        case Type::StopGeneration:
+            return read<StopGeneration>(std::move(frame));
+        case Type::Shutdown:
+            return read<Shutdown>(std::move(frame));
+        case Type::Notice:
+            return read<Notice>(std::move(frame));
     }
     return Message(Unknown{frame.type});
 }
@@ -266,9 +309,11 @@ Result<Message> decode(Frame frame) {
 Result<EncodedMessage> encode_parted(const Message& message, std::uint32_t request) {
     Outgoing out = std::visit([](const auto& m) { return outgoing(m); }, message);
     if (out.json.size() > kPeerLimits.json_bytes || out.blob.size() > kPeerLimits.blob_bytes) {
-        return Error{Errc::Limit, fmt::format("{}: {} + {} bytes are more than a message may have ({} + {})",
-                                              message_name(message), out.json.size(), out.blob.size(),
-                                              kPeerLimits.json_bytes, kPeerLimits.blob_bytes), 0};
+        return Error{
+            Errc::Limit,
+            fmt::format("{}: {} + {} bytes are more than a message may have ({} + {})", message_name(message),
+                        out.json.size(), out.blob.size(), kPeerLimits.json_bytes, kPeerLimits.blob_bytes),
+            0};
     }
     EncodedMessage encoded;
     encoded.head.reserve(kHeaderBytes + out.json.size());
@@ -286,13 +331,15 @@ Result<std::string> encode(const Message& message, std::uint32_t request) {
 }
 
 Message to_message(StoreReply reply) {
-    return std::visit([](auto&& answer) { return Message(std::forward<decltype(answer)>(answer)); }, std::move(reply));
+    return std::visit([](auto&& answer) { return Message(std::forward<decltype(answer)>(answer)); },
+                      std::move(reply));
 }
 
 Status check_key(std::string_view key, std::size_t max_bytes) {
     if (key.empty()) return Error{Errc::InvalidArgument, "a key of the store is not empty", 0};
     if (key.size() > max_bytes) {
-        return Error{Errc::InvalidArgument, fmt::format("a key of {} bytes is longer than {}", key.size(), max_bytes), 0};
+        return Error{Errc::InvalidArgument,
+                     fmt::format("a key of {} bytes is longer than {}", key.size(), max_bytes), 0};
     }
     if (!is_utf8(key)) return Error{Errc::InvalidArgument, "a key of the store is UTF-8 text", 0};
     return {};

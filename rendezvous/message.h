@@ -25,7 +25,9 @@ class Blob {
     explicit Blob(std::string bytes) {
         if (!bytes.empty()) bytes_ = std::make_shared<const std::string>(std::move(bytes));
     }
-    [[nodiscard]] std::string_view view() const { return bytes_ ? std::string_view(*bytes_) : std::string_view(); }
+    [[nodiscard]] std::string_view view() const {
+        return bytes_ ? std::string_view(*bytes_) : std::string_view();
+    }
     [[nodiscard]] std::size_t size() const { return bytes_ ? bytes_->size() : 0; }
     bool operator==(const Blob& other) const { return view() == other.view(); }
 
@@ -37,7 +39,7 @@ class Blob {
 
 struct Hello {
     Role role = Role::Worker;
-    std::string name;    ///< for people: "rank 3 on node02"
+    std::string name;  ///< for people: "rank 3 on node02"
     std::string job_id;
     std::string nonce;
     bool operator==(const Hello&) const = default;
@@ -113,12 +115,13 @@ struct Barrier {
 };
 }  // namespace store_op
 
-using StoreOp = std::variant<store_op::Set, store_op::Get, store_op::TryGet, store_op::Add, store_op::CompareSet,
-                             store_op::Erase, store_op::Wait, store_op::Barrier>;
+using StoreOp = std::variant<store_op::Set, store_op::Get, store_op::TryGet, store_op::Add,
+                             store_op::CompareSet, store_op::Erase, store_op::Wait, store_op::Barrier>;
 
 struct StoreRequest {
     std::uint64_t generation = 0;
-    std::optional<Duration> timeout;  ///< of Get, Wait and Barrier, from the server's receipt; nullopt: for ever
+    std::optional<Duration>
+        timeout;  ///< of Get, Wait and Barrier, from the server's receipt; nullopt: for ever
     StoreOp op;
     bool operator==(const StoreRequest&) const = default;
 };
@@ -157,9 +160,9 @@ struct AgentHello {
     std::optional<int> node_rank;  ///< nullopt: any
     int slots = 0;                 ///< workers this node runs
     int pid = 0;
-    std::string version;           ///< of ddprun
+    std::string version;                 ///< of ddprun
     std::vector<std::string> addresses;  ///< where other nodes can reach this one
-    std::string spec_hash;         ///< of the parts of the command line on which all nodes must agree
+    std::string spec_hash;               ///< of the parts of the command line on which all nodes must agree
     std::string role = "default";
     bool operator==(const AgentHello&) const = default;
 };
@@ -173,16 +176,16 @@ struct WorkerExited {
     int rank = 0;
     int pid = 0;
     bool signaled = false;
-    int status = 0;              ///< exit code, or the signal when `signaled`
+    int status = 0;  ///< exit code, or the signal when `signaled`
     bool dumped_core = false;
-    bool by_us = false;          ///< we stopped it
+    bool by_us = false;  ///< we stopped it
     std::int64_t after_start_ns = 0;
-    std::string exec_failure;    ///< why it never ran; "" it ran
+    std::string exec_failure;              ///< why it never ran; "" it ran
     std::vector<std::string> last_stderr;  ///< cut to kReportLines (the last) of kReportLineBytes
-    std::string error_file;      ///< cut to kReportErrorBytes
-    std::string meaning;         ///< as exec_failure and last_collective, cut to kReportTextBytes
+    std::string error_file;                ///< cut to kReportErrorBytes
+    std::string meaning;                   ///< as exec_failure and last_collective, cut to kReportTextBytes
     std::string last_collective;
-    std::int64_t steps = -1;     ///< training steps done, where the worker says; -1 it does not
+    std::int64_t steps = -1;  ///< training steps done, where the worker says; -1 it does not
     bool operator==(const WorkerExited&) const = default;
 };
 /// No worker of the generation is left on this node.
@@ -199,10 +202,10 @@ struct StartGeneration {
     std::uint64_t generation = 0;
     int group_rank = 0;
     int group_world_size = 1;
-    int first_rank = 0;          ///< global rank of this node's local rank 0
+    int first_rank = 0;  ///< global rank of this node's local rank 0
     int world_size = 1;
     std::vector<int> local_world_sizes;  ///< by group rank
-    int role_first_rank = 0;     ///< rank within the role of this node's local rank 0
+    int role_first_rank = 0;             ///< rank within the role of this node's local rank 0
     int role_world_size = 1;
     std::string master_addr;
     int master_port = 0;
@@ -213,8 +216,8 @@ struct StartGeneration {
 struct StopGeneration {
     std::uint64_t generation = 0;
     int signal = 15;
-    std::int64_t grace_ns = 0;   ///< then SIGKILL
-    int failed_rank = -1;        ///< whose end is the cause; its peers' collectives end at once. -1: nobody's
+    std::int64_t grace_ns = 0;  ///< then SIGKILL
+    int failed_rank = -1;       ///< whose end is the cause; its peers' collectives end at once. -1: nobody's
     std::string why;
     bool operator==(const StopGeneration&) const = default;
 };
@@ -233,9 +236,10 @@ struct Notice {
 };
 
 using StoreReply = std::variant<Failure, Done, Value, Absent, Sum, Exchanged, Erased>;
-using Message = std::variant<Unknown, Hello, Challenge, Proof, Welcome, Failure, Heartbeat, StoreRequest, Done, Value,
-                             Absent, Sum, Exchanged, Erased, AgentHello, WorkersStarted, WorkerExited,
-                             GenerationDrained, StartGeneration, StopGeneration, Shutdown, Notice>;
+using Message =
+    std::variant<Unknown, Hello, Challenge, Proof, Welcome, Failure, Heartbeat, StoreRequest, Done, Value,
+                 Absent, Sum, Exchanged, Erased, AgentHello, WorkersStarted, WorkerExited, GenerationDrained,
+                 StartGeneration, StopGeneration, Shutdown, Notice>;
 
 /// "StartGeneration" and so on, for logs; a store request gives its operation ("Set").
 std::string_view message_name(const Message& message);

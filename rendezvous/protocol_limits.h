@@ -20,20 +20,20 @@ inline constexpr FrameLimits kPeerLimits{1U << 20, 64U << 20};
 
 /// The store, all clients together unless it says "per".
 struct StoreLimits {
-    std::size_t key_bytes = 1024;               ///< per key and per barrier name
-    std::size_t value_bytes = 64U << 20;        ///< per value
+    std::size_t key_bytes = 1024;         ///< per key and per barrier name
+    std::size_t value_bytes = 64U << 20;  ///< per value
     std::size_t keys = 1U << 20;
     std::size_t total_bytes = std::size_t{1} << 30;  ///< keys and values
     std::size_t keys_per_wait = 16384;
     std::size_t waiters_per_client = 1024;
-    int participants = 1 << 20;                 ///< per barrier
+    int participants = 1 << 20;  ///< per barrier
 };
 
 /// The server's connections.
 struct ServerLimits {
-    std::size_t strangers = 512;                ///< connections that have not finished the handshake
+    std::size_t strangers = 512;  ///< connections that have not finished the handshake
     std::size_t connections = 65536;
-    std::size_t output_bytes = 160U << 20;      ///< per connection, not yet taken by the peer
+    std::size_t output_bytes = 160U << 20;          ///< per connection, not yet taken by the peer
     Duration handshake = std::chrono::seconds(10);  ///< from accept to the last handshake message
     Duration goodbye = std::chrono::seconds(2);     ///< for a refused peer to read why
 };

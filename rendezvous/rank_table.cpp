@@ -19,8 +19,10 @@ Result<RankTable> RankTable::from(std::vector<NodeSlots> nodes) {
     std::map<std::string, int> role_sizes;
     for (NodeSlots& node : nodes) {
         if (node.slots < 1 || node.slots > kMaxWorldSize - table.world_size_) {
-            return Error{Errc::InvalidArgument, fmt::format("{} brings {} workers into a world of {}", node.host,
-                                                            node.slots, table.world_size_), 0};
+            return Error{Errc::InvalidArgument,
+                         fmt::format("{} brings {} workers into a world of {}", node.host, node.slots,
+                                     table.world_size_),
+                         0};
         }
         int& role_size = role_sizes[node.role];
         table.rows_.push_back({table.nodes(), table.world_size_, node.slots, role_size, 0});
@@ -33,8 +35,9 @@ Result<RankTable> RankTable::from(std::vector<NodeSlots> nodes) {
 }
 
 WorkerRanks RankTable::worker(int rank) const {
-    const auto after = std::upper_bound(rows_.begin(), rows_.end(), rank,
-                                        [](int value, const NodeRanks& row) { return value < row.first_rank; });
+    const auto after =
+        std::upper_bound(rows_.begin(), rows_.end(), rank,
+                         [](int value, const NodeRanks& row) { return value < row.first_rank; });
     const NodeRanks& row = *std::prev(after);
     const int local_rank = rank - row.first_rank;
     return {rank, local_rank, row.group_rank, row.role_first_rank + local_rank};

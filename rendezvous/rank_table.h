@@ -43,8 +43,12 @@ class RankTable {
     [[nodiscard]] int world_size() const { return world_size_; }
     [[nodiscard]] int nodes() const { return static_cast<int>(rows_.size()); }
     /// 0 <= group_rank < nodes().
-    [[nodiscard]] const NodeRanks& node(int group_rank) const { return rows_[static_cast<std::size_t>(group_rank)]; }
-    [[nodiscard]] const std::string& host(int group_rank) const { return hosts_[static_cast<std::size_t>(group_rank)]; }
+    [[nodiscard]] const NodeRanks& node(int group_rank) const {
+        return rows_[static_cast<std::size_t>(group_rank)];
+    }
+    [[nodiscard]] const std::string& host(int group_rank) const {
+        return hosts_[static_cast<std::size_t>(group_rank)];
+    }
     /// 0 <= rank < world_size().
     [[nodiscard]] WorkerRanks worker(int rank) const;
     [[nodiscard]] std::vector<int> local_world_sizes() const;

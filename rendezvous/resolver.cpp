@@ -21,9 +21,12 @@ Result<SocketAddresses> ask_system(const Endpoint& endpoint) {
     hints.ai_socktype = SOCK_STREAM;
     hints.ai_flags = AI_NUMERICSERV;
     addrinfo* found = nullptr;
-    const int failure = ::getaddrinfo(endpoint.host.c_str(), std::to_string(endpoint.port).c_str(), &hints, &found);
+    const int failure =
+        ::getaddrinfo(endpoint.host.c_str(), std::to_string(endpoint.port).c_str(), &hints, &found);
     if (failure == EAI_SYSTEM) return Error::system("resolve " + endpoint.host);
-    if (failure != 0) return Error{Errc::NotFound, fmt::format("resolve {}: {}", endpoint.host, ::gai_strerror(failure)), 0};
+    if (failure != 0)
+        return Error{Errc::NotFound, fmt::format("resolve {}: {}", endpoint.host, ::gai_strerror(failure)),
+                     0};
     const std::unique_ptr<addrinfo, decltype(&::freeaddrinfo)> owner(found, &::freeaddrinfo);
     SocketAddresses addresses;
     for (const addrinfo* a = found; a != nullptr; a = a->ai_next) {

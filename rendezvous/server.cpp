@@ -24,8 +24,10 @@ Failure failure_of(const Error& error) { return {error.code, error.what}; }
 Result<Endpoint> bound_address(int fd) {
     sockaddr_storage address{};
     socklen_t length = sizeof address;
-    if (::getsockname(fd, reinterpret_cast<sockaddr*>(&address), &length) != 0) return Error::system("getsockname");
-    if (address.ss_family == AF_INET) return Endpoint{"", ntohs(reinterpret_cast<const sockaddr_in&>(address).sin_port)};
+    if (::getsockname(fd, reinterpret_cast<sockaddr*>(&address), &length) != 0)
+        return Error::system("getsockname");
+    if (address.ss_family == AF_INET)
+        return Endpoint{"", ntohs(reinterpret_cast<const sockaddr_in&>(address).sin_port)};
     return Endpoint{"", ntohs(reinterpret_cast<const sockaddr_in6&>(address).sin6_port)};
 }
 
@@ -52,8 +54,10 @@ struct Server::Peer {
 Server::Server(os::EventLoop& loop, ServerOptions options, ServerHandler& handler)
     : loop_(loop), options_(std::move(options)), handler_(handler), store_(options_.store_limits) {}
 
-Result<std::unique_ptr<Server>> Server::create(os::EventLoop& loop, ServerOptions options, ServerHandler& handler) {
-    if (options.credentials.token.empty()) return Error{Errc::InvalidArgument, "a rendezvous server without a token", 0};
+Result<std::unique_ptr<Server>> Server::create(os::EventLoop& loop, ServerOptions options,
+                                               ServerHandler& handler) {
+    if (options.credentials.token.empty())
+        return Error{Errc::InvalidArgument, "a rendezvous server without a token", 0};
     std::unique_ptr<Server> server(new Server(loop, std::move(options), handler));
     if (const Status opened = server->open(); !opened) return opened.error();
     return server;
@@ -75,7 +79,8 @@ Status Server::open() {
 }
 
 Server::~Server() {
-    for (const os::EventLoop::TimerId timer : {expiry_timer_, heartbeat_timer_, accept_timer_}) loop_.cancel(timer);
+    for (const os::EventLoop::TimerId timer : {expiry_timer_, heartbeat_timer_, accept_timer_})
+        loop_.cancel(timer);
     for (const auto& [id, peer] : peers_) loop_.cancel(peer->handshake_timer);
     if (listener_) loop_.unwatch(listener_.get());
 }
@@ -118,17 +123,20 @@ void Server::pause_accepting(int error) {
 
 void Server::admit(UniqueFd fd) {
     if (peers_.size() >= options_.limits.connections) {
-        handler_.on_log(fmt::format("refusing {}: there are {} connections", peer_name(fd.get()), peers_.size()));
+        handler_.on_log(
+            fmt::format("refusing {}: there are {} connections", peer_name(fd.get()), peers_.size()));
         return;
     }
     make_room();
     Result<std::string> nonce = random_hex(kNonceBytes);
     if (!nonce) return handler_.on_log(nonce.error().with("refusing a connection").what);
     Connection::Options options{peer_name(fd.get()), kStrangerLimits, options_.limits.output_bytes};
-    Result<std::unique_ptr<Connection>> connection = Connection::adopt(loop_, std::move(fd), std::move(options), *this);
+    Result<std::unique_ptr<Connection>> connection =
+        Connection::adopt(loop_, std::move(fd), std::move(options), *this);
     if (!connection) return handler_.on_log(connection.error().what);
     const ClientId id = next_client_++;
-    auto peer = std::make_unique<Peer>(Peer{id, *std::move(connection), ServerHandshake(options_.credentials, *std::move(nonce))});
+    auto peer = std::make_unique<Peer>(
+        Peer{id, *std::move(connection), ServerHandshake(options_.credentials, *std::move(nonce))});
     peer->handshake_timer = loop_.call_after(options_.limits.handshake, [this, raw = peer.get()] {
         const std::string span = format_duration(options_.limits.handshake);
         refuse(*raw, 0, {Errc::Timeout, fmt::format("no handshake within {}", span), 0});
@@ -145,7 +153,8 @@ void Server::make_room() {
         if (peer->stage != Peer::Stage::Handshake) continue;
         peer->stage = Peer::Stage::Leaving;
         --strangers_;
-        handler_.on_log(fmt::format("closing {}: {} connections wait for their handshake", describe(*peer), strangers_ + 1));
+        handler_.on_log(fmt::format("closing {}: {} connections wait for their handshake", describe(*peer),
+                                    strangers_ + 1));
         peer->connection->fail({Errc::Limit, "too many handshakes at once", 0});
         return;
     }
@@ -185,15 +194,19 @@ void Server::welcome(Peer& peer, std::uint32_t request, const Message& last) {
 }
 
 void Server::serve(Peer& peer, std::uint32_t request, Message message) {
-    if (auto* const asked = std::get_if<StoreRequest>(&message)) return serve_store(peer, request, std::move(*asked));
+    if (auto* const asked = std::get_if<StoreRequest>(&message))
+        return serve_store(peer, request, std::move(*asked));
     if (std::holds_alternative<Heartbeat>(message)) return;
     if (const auto* const unknown = std::get_if<Unknown>(&message)) {
-        peer.connection->send(Failure{Errc::NotFound, fmt::format("message type {} is not known here", unknown->type)}, request);
+        peer.connection->send(
+            Failure{Errc::NotFound, fmt::format("message type {} is not known here", unknown->type)},
+            request);
         return;
     }
     if (peer.handshake.peer().role == Role::Agent) return serve_agent(peer, message);
-    refuse(peer, request, {Errc::Protocol, fmt::format("{} from a {}", message_name(message),
-                                                       role_name(peer.handshake.peer().role)), 0});
+    refuse(peer, request,
+           {Errc::Protocol,
+            fmt::format("{} from a {}", message_name(message), role_name(peer.handshake.peer().role)), 0});
 }
 
 void Server::serve_agent(Peer& peer, const Message& message) {
@@ -205,7 +218,10 @@ void Server::serve_agent(Peer& peer, const Message& message) {
         return handler_.on_agent_joined(peer.id, *hello);
     }
     if (peer.joined && is_agent_message(message)) return handler_.on_agent_message(peer.id, message);
-    refuse(peer, 0, {Errc::Protocol, fmt::format("{} {}", message_name(message), peer.joined ? "from an agent" : "before AgentHello"), 0});
+    refuse(peer, 0,
+           {Errc::Protocol,
+            fmt::format("{} {}", message_name(message), peer.joined ? "from an agent" : "before AgentHello"),
+            0});
 }
 
 /// The last word to a peer that broke the rules; it is logged once, here.
@@ -233,7 +249,8 @@ void Server::on_closed(Connection& connection, const Error& why) {
         return handler_.on_agent_lost(peer->id, why.what);
     }
     // A worker or tool that closes its connection has simply finished.
-    const bool is_news = peer->stage == Peer::Stage::Handshake || (peer->stage == Peer::Stage::Serving && why.code != Errc::Closed);
+    const bool is_news = peer->stage == Peer::Stage::Handshake ||
+                         (peer->stage == Peer::Stage::Serving && why.code != Errc::Closed);
     if (is_news) handler_.on_log(fmt::format("closed {}: {}", describe(*peer), why.what));
 }
 
@@ -247,7 +264,8 @@ void Server::serve_store(Peer& peer, std::uint32_t request, StoreRequest asked) 
 void Server::deliver(StoreAnswers answers) {
     for (StoreAnswer& answer : answers) {
         const auto peer = peers_.find(answer.client);
-        if (peer != peers_.end()) peer->second->connection->send(to_message(std::move(answer.reply)), answer.request);
+        if (peer != peers_.end())
+            peer->second->connection->send(to_message(std::move(answer.reply)), answer.request);
     }
 }
 
@@ -273,7 +291,8 @@ StoreReply Server::ask_store(StoreOp op) {
     StoreAnswers answers = store_.apply(kController, 0, std::move(request), loop_.now());
     for (StoreAnswer& late : store_.expire(loop_.now())) answers.push_back(std::move(late));
     StoreReply own = Failure{Errc::Timeout, "the store did not answer"};
-    const auto mine = std::find_if(answers.begin(), answers.end(), [](const StoreAnswer& a) { return a.client == kController; });
+    const auto mine = std::find_if(answers.begin(), answers.end(),
+                                   [](const StoreAnswer& a) { return a.client == kController; });
     if (mine != answers.end()) own = mine->reply;
     deliver(std::move(answers));
     return own;
@@ -283,7 +302,8 @@ StoreReply Server::ask_store(StoreOp op) {
 
 Server::Peer* Server::joined_agent(AgentId agent) {
     const auto found = peers_.find(agent);
-    const bool is_here = found != peers_.end() && found->second->joined && found->second->stage == Peer::Stage::Serving;
+    const bool is_here =
+        found != peers_.end() && found->second->joined && found->second->stage == Peer::Stage::Serving;
     return is_here && found->second->connection->is_open() ? found->second.get() : nullptr;
 }
 
@@ -319,7 +339,8 @@ void Server::beat() {
     heartbeat_timer_ = 0;
     if (joined_agents_ == 0) return;
     broadcast(Heartbeat{});
-    // When it is we who were away (stopped, a frozen machine), what the others said meanwhile is still unread.
+    // When it is we who were away (stopped, a frozen machine), what the others said meanwhile is still
+    // unread.
     const bool was_away = loop_.now() - last_beat_ > 2 * options_.heartbeat_interval;
     last_beat_ = loop_.now();
     const TimePoint silent_since = was_away ? TimePoint::min() : loop_.now() - options_.heartbeat_timeout;

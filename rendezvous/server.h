@@ -19,8 +19,8 @@
 
 namespace ddprun::rdzv {
 
-/// What the server tells the controller. Called on the loop's thread; the handler may call the server, but not
-/// destroy it.
+/// What the server tells the controller. Called on the loop's thread; the handler may call the server, but
+/// not destroy it.
 class ServerHandler {
   public:
     virtual ~ServerHandler() = default;
@@ -35,9 +35,9 @@ class ServerHandler {
 };
 
 struct ServerOptions {
-    Credentials credentials;        ///< an empty token is refused
-    Endpoint where;                 ///< where to listen; port 0 asks the kernel for one
-    UniqueFd listener;              ///< or an already listening, non-blocking socket, which then is used instead
+    Credentials credentials;  ///< an empty token is refused
+    Endpoint where;           ///< where to listen; port 0 asks the kernel for one
+    UniqueFd listener;        ///< or an already listening, non-blocking socket, which then is used instead
     ServerLimits limits;
     StoreLimits store_limits;
     Duration heartbeat_interval = kHeartbeatInterval;
@@ -50,7 +50,8 @@ class Server final : private ConnectionOwner {
   public:
     /// Listens from now on. `loop` and `handler` are borrowed for the server's life.
     /// Error: System ("listen 0.0.0.0:29500: Address already in use"), InvalidArgument (no token).
-    static Result<std::unique_ptr<Server>> create(os::EventLoop& loop, ServerOptions options, ServerHandler& handler);
+    static Result<std::unique_ptr<Server>> create(os::EventLoop& loop, ServerOptions options,
+                                                  ServerHandler& handler);
     /// Closes all connections; tells the handler nothing any more.
     ~Server() override;
     Server(const Server&) = delete;
@@ -61,11 +62,12 @@ class Server final : private ConnectionOwner {
 
     /// Drops the store's keys and fences off the earlier generations. Call it before workers are started.
     void begin_generation(std::uint64_t generation);
-    /// The controller's own store requests: answered at once; Get, Wait and Barrier that would have to wait are
-    /// answered Timeout.
+    /// The controller's own store requests: answered at once; Get, Wait and Barrier that would have to wait
+    /// are answered Timeout.
     StoreReply ask_store(StoreOp op);
 
-    /// Sends to one agent (false: it is gone; on_agent_lost was or will be called) or to all that have joined.
+    /// Sends to one agent (false: it is gone; on_agent_lost was or will be called) or to all that have
+    /// joined.
     bool send(AgentId agent, const Message& message);
     void broadcast(const Message& message);
     /// Tells the agent why and ends its connection; on_agent_lost follows.
@@ -112,7 +114,7 @@ class Server final : private ConnectionOwner {
     std::unordered_map<const Connection*, ClientId> ids_;
     std::size_t strangers_ = 0;
     std::size_t joined_agents_ = 0;
-    ClientId next_client_ = 1;       ///< 0 is the controller itself
+    ClientId next_client_ = 1;  ///< 0 is the controller itself
     TimePoint expiry_at_ = kNever;
     os::EventLoop::TimerId expiry_timer_ = 0;
     os::EventLoop::TimerId heartbeat_timer_ = 0;

@@ -18,7 +18,8 @@ std::string list_keys(const std::vector<std::string>& keys) {
     constexpr std::size_t kShown = 3;
     if (keys.size() == 1) return fmt::format("key '{}'", keys.front());
     std::vector<std::string> shown;
-    for (std::size_t i = 0; i < std::min(kShown, keys.size()); ++i) shown.push_back(fmt::format("'{}'", keys[i]));
+    for (std::size_t i = 0; i < std::min(kShown, keys.size()); ++i)
+        shown.push_back(fmt::format("'{}'", keys[i]));
     const std::string more = keys.size() > kShown ? fmt::format(" and {} more", keys.size() - kShown) : "";
     return fmt::format("keys {}{}", join(shown, ", "), more);
 }
@@ -26,7 +27,8 @@ std::string list_keys(const std::vector<std::string>& keys) {
 }  // namespace
 
 StoreAnswers Store::apply(ClientId client, std::uint32_t request, StoreRequest what, TimePoint now) {
-    // First who has waited too long: a client that comes again must not meet its own earlier self in a barrier.
+    // First who has waited too long: a client that comes again must not meet its own earlier self in a
+    // barrier.
     StoreAnswers expired;
     if (next_deadline() <= now) expired = expire(now);
     answers_ = std::move(expired);
@@ -35,14 +37,16 @@ StoreAnswers Store::apply(ClientId client, std::uint32_t request, StoreRequest w
         return std::exchange(answers_, {});
     }
     const Asker asker{client, request, what.timeout, now};
-    std::optional<StoreReply> reply = std::visit([&](auto&& op) { return perform(asker, std::move(op)); }, std::move(what.op));
+    std::optional<StoreReply> reply =
+        std::visit([&](auto&& op) { return perform(asker, std::move(op)); }, std::move(what.op));
     if (reply) answer(client, request, std::move(*reply));
     return std::exchange(answers_, {});
 }
 
 StoreReply Store::refuse_generation(std::uint64_t asked) const {
     if (asked < generation_) {
-        return failure(Errc::StaleGeneration, fmt::format("generation {} is over, now is {}", asked, generation_));
+        return failure(Errc::StaleGeneration,
+                       fmt::format("generation {} is over, now is {}", asked, generation_));
     }
     return failure(Errc::Mismatch, fmt::format("generation {} has not begun, now is {}", asked, generation_));
 }
@@ -70,11 +74,13 @@ std::optional<StoreReply> Store::perform(const Asker&, store_op::Add&& op) {
     if (const auto found = values_.find(op.key); found != values_.end()) {
         const Result<std::int64_t> present = parse_int(found->second.view());
         if (!present) {
-            return failure(Errc::InvalidArgument, fmt::format("add to key '{}': it does not hold a number ({} bytes)",
-                                                              op.key, found->second.size()));
+            return failure(Errc::InvalidArgument,
+                           fmt::format("add to key '{}': it does not hold a number ({} bytes)", op.key,
+                                       found->second.size()));
         }
         if (__builtin_add_overflow(*present, op.delta, &sum)) {
-            return failure(Errc::Limit, fmt::format("add to key '{}': {} + {} overflows", op.key, *present, op.delta));
+            return failure(Errc::Limit,
+                           fmt::format("add to key '{}': {} + {} overflows", op.key, *present, op.delta));
         }
     }
     if (std::optional<Failure> failed = put(op.key, Blob(std::to_string(sum)))) return *failed;
@@ -100,7 +106,8 @@ std::optional<StoreReply> Store::perform(const Asker&, store_op::Erase&& op) {
 
 std::optional<StoreReply> Store::perform(const Asker& asker, store_op::Wait&& op) {
     if (op.keys.size() > limits_.keys_per_wait) {
-        return failure(Errc::Limit, fmt::format("wait for {} keys, allowed are {}", op.keys.size(), limits_.keys_per_wait));
+        return failure(Errc::Limit, fmt::format("wait for {} keys, allowed are {}", op.keys.size(),
+                                                limits_.keys_per_wait));
     }
     return wait_for(asker, std::move(op.keys), false);
 }
@@ -108,13 +115,15 @@ std::optional<StoreReply> Store::perform(const Asker& asker, store_op::Wait&& op
 std::optional<StoreReply> Store::perform(const Asker& asker, store_op::Barrier&& op) {
     if (const Status named = check_key(op.name, limits_.key_bytes); !named) return failure(named.error());
     if (op.participants < 1 || op.participants > limits_.participants) {
-        return failure(Errc::InvalidArgument, fmt::format("barrier '{}': {} participants", op.name, op.participants));
+        return failure(Errc::InvalidArgument,
+                       fmt::format("barrier '{}': {} participants", op.name, op.participants));
     }
     if (std::optional<Failure> full = cannot_wait(asker.client)) return *full;
     BarrierState& barrier = barriers_.try_emplace(op.name, BarrierState{op.participants, {}}).first->second;
     if (barrier.participants != op.participants) {
-        return failure(Errc::Mismatch, fmt::format("barrier '{}': {} participants asked for, the {} already inside said {}",
-                                                   op.name, op.participants, barrier.inside.size(), barrier.participants));
+        return failure(Errc::Mismatch,
+                       fmt::format("barrier '{}': {} participants asked for, the {} already inside said {}",
+                                   op.name, op.participants, barrier.inside.size(), barrier.participants));
     }
     if (is_inside(op.name, asker.client)) {
         return failure(Errc::Mismatch, fmt::format("barrier '{}': this client is already inside", op.name));
@@ -122,7 +131,8 @@ std::optional<StoreReply> Store::perform(const Asker& asker, store_op::Barrier&&
     Waiter waiter{};
     waiter.barrier = op.name;
     barrier.inside.push_back(add_waiter(asker, std::move(waiter)));
-    if (barrier.inside.size() == static_cast<std::size_t>(barrier.participants)) release(BarrierState(barrier), op.name);
+    if (barrier.inside.size() == static_cast<std::size_t>(barrier.participants))
+        release(BarrierState(barrier), op.name);
     return std::nullopt;
 }
 
@@ -145,18 +155,20 @@ void Store::release(const BarrierState& barrier, const std::string& name) {
 std::optional<Failure> Store::put(const std::string& key, Blob value) {
     if (const Status named = check_key(key, limits_.key_bytes); !named) return failure(named.error());
     if (value.size() > limits_.value_bytes) {
-        return failure(Errc::Limit, fmt::format("key '{}': a value of {} bytes, allowed are {}", key, value.size(), limits_.value_bytes));
+        return failure(Errc::Limit, fmt::format("key '{}': a value of {} bytes, allowed are {}", key,
+                                                value.size(), limits_.value_bytes));
     }
     const auto found = values_.find(key);
     const bool is_new = found == values_.end();
     const std::size_t freed = is_new ? 0 : found->second.size();
     const std::size_t taken = value.size() + (is_new ? key.size() : 0);
     if (bytes_ - freed + taken > limits_.total_bytes) {
-        return failure(Errc::Limit, fmt::format("key '{}': the store is full ({} of {})", key, format_bytes(bytes_),
-                                                format_bytes(limits_.total_bytes)));
+        return failure(Errc::Limit, fmt::format("key '{}': the store is full ({} of {})", key,
+                                                format_bytes(bytes_), format_bytes(limits_.total_bytes)));
     }
     if (is_new && values_.size() >= limits_.keys) {
-        return failure(Errc::Limit, fmt::format("key '{}': the store has its {} keys already", key, limits_.keys));
+        return failure(Errc::Limit,
+                       fmt::format("key '{}': the store has its {} keys already", key, limits_.keys));
     }
     bytes_ = bytes_ - freed + taken;
     if (!is_new) {
@@ -173,10 +185,12 @@ std::optional<Failure> Store::put(const std::string& key, Blob value) {
 std::optional<Failure> Store::cannot_wait(ClientId client) const {
     const auto mine = by_client_.find(client);
     if (mine == by_client_.end() || mine->second.size() < limits_.waiters_per_client) return std::nullopt;
-    return failure(Errc::Limit, fmt::format("a client can wait for {} things at a time", limits_.waiters_per_client));
+    return failure(Errc::Limit,
+                   fmt::format("a client can wait for {} things at a time", limits_.waiters_per_client));
 }
 
-std::optional<StoreReply> Store::wait_for(const Asker& asker, std::vector<std::string> keys, bool wants_value) {
+std::optional<StoreReply> Store::wait_for(const Asker& asker, std::vector<std::string> keys,
+                                          bool wants_value) {
     for (const std::string& key : keys) {
         if (const Status named = check_key(key, limits_.key_bytes); !named) return failure(named.error());
     }
@@ -190,8 +204,9 @@ std::optional<StoreReply> Store::wait_for(const Asker& asker, std::vector<std::s
     return std::nullopt;
 }
 
-/// Points `at` at a key that does not exist; false: all do. Goes on from where it was, so that N keys arriving
-/// in order cost N look-ups and not N²; a whole round decides, because a key seen earlier may be erased again.
+/// Points `at` at a key that does not exist; false: all do. Goes on from where it was, so that N keys
+/// arriving in order cost N look-ups and not N²; a whole round decides, because a key seen earlier may be
+/// erased again.
 bool Store::find_missing(Waiter& waiter) const {
     for (std::size_t looked = 0; looked < waiter.keys.size(); ++looked) {
         if (!values_.contains(waiter.keys[waiter.at])) return true;

@@ -30,8 +30,8 @@ using StoreAnswers = std::vector<StoreAnswer>;
 /// The job's key-value store, without connections, clocks or threads.
 ///
 /// Every request is answered exactly once: at once, or, for Get, Wait and Barrier, by a later call (another
-/// client's apply, expire, begin_generation); a client that has disconnected gets no answer any more. All keys
-/// belong to one generation, and a request of another one touches nothing.
+/// client's apply, expire, begin_generation); a client that has disconnected gets no answer any more. All
+/// keys belong to one generation, and a request of another one touches nothing.
 class Store {
   public:
     explicit Store(StoreLimits limits = {}) : limits_(limits) {}
@@ -40,7 +40,9 @@ class Store {
     /// Answers whoever has waited until `now` with Timeout, saying what was waited for.
     StoreAnswers expire(TimePoint now);
     /// When expire() has something to do next; kNever: nobody waits.
-    [[nodiscard]] TimePoint next_deadline() const { return deadlines_.empty() ? kNever : deadlines_.begin()->first; }
+    [[nodiscard]] TimePoint next_deadline() const {
+        return deadlines_.empty() ? kNever : deadlines_.begin()->first;
+    }
     /// Forgets what the client waits for: a barrier it was in waits for one more again.
     void disconnect(ClientId client);
     /// Drops all keys and answers everyone who waits StaleGeneration. A number that is not larger than the
@@ -61,7 +63,7 @@ class Store {
         TimePoint deadline;
         TimePoint since;
         std::vector<std::string> keys;
-        std::size_t at = 0;           ///< keys[at] is missing; the waiter is listed under it
+        std::size_t at = 0;  ///< keys[at] is missing; the waiter is listed under it
         bool wants_value = false;
         std::string barrier;
     };
@@ -104,7 +106,8 @@ class Store {
     std::unordered_map<std::string, Blob> values_;
     std::size_t bytes_ = 0;
     std::unordered_map<WaiterId, Waiter> waiters_;
-    std::unordered_map<std::string, std::set<WaiterId>> waiting_for_;  ///< by the missing key, in order of arrival
+    std::unordered_map<std::string, std::set<WaiterId>>
+        waiting_for_;  ///< by the missing key, in order of arrival
     std::unordered_map<std::string, BarrierState> barriers_;
     std::unordered_map<ClientId, std::set<WaiterId>> by_client_;
     std::set<std::pair<TimePoint, WaiterId>> deadlines_;

@@ -1,5 +1,5 @@
-#include <fmt/core.h>
 #include <fcntl.h>
+#include <fmt/core.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <sys/epoll.h>
@@ -65,7 +65,8 @@ Timing measure(int clients, const std::function<std::function<void()>(int)>& pre
             for (int n = 0; n < rounds; ++n) {
                 const TimePoint start = MonotonicClock::now();
                 operation();
-                mine.push_back(std::chrono::duration<double, std::micro>(MonotonicClock::now() - start).count());
+                mine.push_back(
+                    std::chrono::duration<double, std::micro>(MonotonicClock::now() - start).count());
             }
         });
     }
@@ -135,7 +136,8 @@ class StoreServer : private ServerHandler {
         thread_.join();
     }
     std::shared_ptr<StoreClient> client() {
-        auto connected = StoreClient::connect(endpoint_, {Role::Worker, "bench", "token", 0, "bench"}, patience());
+        auto connected =
+            StoreClient::connect(endpoint_, {Role::Worker, "bench", "token", 0, "bench"}, patience());
         if (!connected) give_up(connected.error().what);
         return *std::move(connected);
     }
@@ -164,33 +166,41 @@ class StoreServer : private ServerHandler {
 };
 
 void print(const char* what, int clients, const Timing& timing, const Timing& bare) {
-    fmt::print("{:<16} {:>7} {:>11.1f} {:>9.1f} {:>12.0f} {:>9.2f}\n", what, clients, timing.median_us, timing.p99_us,
-               timing.per_second, timing.median_us / bare.median_us);
+    fmt::print("{:<16} {:>7} {:>11.1f} {:>9.1f} {:>12.0f} {:>9.2f}\n", what, clients, timing.median_us,
+               timing.p99_us, timing.per_second, timing.median_us / bare.median_us);
 }
 
 void compare(int clients) {
     // The bare round trips have a serving thread each: a fair floor for one client, a generous one for many.
-    const Timing bare = measure(clients, [](int) {
-        return [echo = std::make_shared<Echo>()] { echo->round_trip(); };
-    });
+    const Timing bare =
+        measure(clients, [](int) { return [echo = std::make_shared<Echo>()] { echo->round_trip(); }; });
     print("bare round trip", clients, bare, bare);
     StoreServer server;
     const std::string value(32, 'v');
-    print("set", clients, measure(clients, [&](int i) {
-        return [&value, client = server.client(), key = fmt::format("key/{}", i)] {
-            if (!client->set(key, value)) give_up("set");
-        };
-    }), bare);
-    print("get", clients, measure(clients, [&](int i) {
-        return [client = server.client(), key = fmt::format("key/{}", i)] {
-            if (!client->get(key, patience())) give_up("get");
-        };
-    }), bare);
-    print("add", clients, measure(clients, [&](int) {
-        return [client = server.client()] {
-            if (!client->add("counter", 1)) give_up("add");
-        };
-    }), bare);
+    print("set", clients,
+          measure(clients,
+                  [&](int i) {
+                      return [&value, client = server.client(), key = fmt::format("key/{}", i)] {
+                          if (!client->set(key, value)) give_up("set");
+                      };
+                  }),
+          bare);
+    print("get", clients,
+          measure(clients,
+                  [&](int i) {
+                      return [client = server.client(), key = fmt::format("key/{}", i)] {
+                          if (!client->get(key, patience())) give_up("get");
+                      };
+                  }),
+          bare);
+    print("add", clients,
+          measure(clients,
+                  [&](int) {
+                      return [client = server.client()] {
+                          if (!client->add("counter", 1)) give_up("add");
+                      };
+                  }),
+          bare);
 }
 
 /// redis-benchmark's own report, where it is installed: started on a Unix-only port of the kernel's choice.
@@ -209,7 +219,8 @@ void compare_with_redis() {
         "until redis-benchmark -p {0} -n 1 -c 1 -t ping >/dev/null 2>&1; do kill -0 $server || exit 1; done; "
         "for clients in 1 8 64; do echo; echo \"redis, $clients clients\"; "
         "redis-benchmark -h 127.0.0.1 -p {0} -n {1} -c $clients -d 32 -t set,get,incr --csv; done; "
-        "kill $server; wait $server", port, kOperationsInAll);
+        "kill $server; wait $server",
+        port, kOperationsInAll);
     fmt::print("\n");
     std::fflush(stdout);
     if (std::system(script.c_str()) < 0) give_up("redis");
@@ -218,7 +229,8 @@ void compare_with_redis() {
 }  // namespace
 
 int main() {
-    fmt::print("{:<16} {:>7} {:>11} {:>9} {:>12} {:>9}\n", "operation", "clients", "median us", "p99 us", "per second", "x bare");
+    fmt::print("{:<16} {:>7} {:>11} {:>9} {:>12} {:>9}\n", "operation", "clients", "median us", "p99 us",
+               "per second", "x bare");
     for (const int clients : {1, 8, 64}) compare(clients);
     compare_with_redis();
     return 0;

@@ -11,8 +11,8 @@
 #include "rendezvous/store.h"
 
 /// Everything a peer's bytes go through before anybody trusts them: decoder, messages, handshake, store.
-/// With libFuzzer (clang++ -fsanitize=fuzzer -DDDPRUN_LIBFUZZER) an endless search; without, a fixed number of
-/// mutations from a fixed seed, run as a test.
+/// With libFuzzer (clang++ -fsanitize=fuzzer -DDDPRUN_LIBFUZZER) an endless search; without, a fixed number
+/// of mutations from a fixed seed, run as a test.
 namespace {
 
 using namespace ddprun;
@@ -89,20 +89,35 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
 
 namespace {
 
-constexpr int kIterations = 500'000;
+constexpr int kIterations = 200'000;
 
 std::vector<std::string> seeds() {
     const auto asks = [](StoreOp op) { return StoreRequest{0, std::chrono::seconds(1), std::move(op)}; };
     std::vector<std::string> bytes;
-    for (const Message& message : std::vector<Message>{
-             Hello{Role::Worker, "rank 3", "job", "000102030405060708090a0b0c0d0e0f"},
-             Challenge{"f0f1f2f3f4f5f6f7f8f9fafbfcfdfeff"}, Proof{std::string(64, 'a')}, Welcome{std::string(64, 'b')},
-             Failure{Errc::Limit, "too much"}, Heartbeat{}, asks(store_op::Set{"k", Blob("value")}), asks(store_op::Get{"k"}),
-             asks(store_op::TryGet{"k"}), asks(store_op::Add{"n", -5}), asks(store_op::CompareSet{"k", "value", Blob("other")}),
-             asks(store_op::Erase{"k"}), asks(store_op::Wait{{"a", "b"}}), asks(store_op::Barrier{"b", 2}), Value{Blob("v")},
-             Sum{-1}, Exchanged{true, Blob("v")}, AgentHello{"node02", 1, 4, 99, "0.1.0", {"10.0.0.2"}, "c0ffee", "default"},
-             WorkerExited{}, StartGeneration{1, 0, 2, 0, 8, {4, 4}, 0, 8, "node00", 29500, 0, 3}, StopGeneration{}, Shutdown{},
-             Notice{"preempt", "walltime"}}) {
+    for (const Message& message :
+         std::vector<Message>{Hello{Role::Worker, "rank 3", "job", "000102030405060708090a0b0c0d0e0f"},
+                              Challenge{"f0f1f2f3f4f5f6f7f8f9fafbfcfdfeff"},
+                              Proof{std::string(64, 'a')},
+                              Welcome{std::string(64, 'b')},
+                              Failure{Errc::Limit, "too much"},
+                              Heartbeat{},
+                              asks(store_op::Set{"k", Blob("value")}),
+                              asks(store_op::Get{"k"}),
+                              asks(store_op::TryGet{"k"}),
+                              asks(store_op::Add{"n", -5}),
+                              asks(store_op::CompareSet{"k", "value", Blob("other")}),
+                              asks(store_op::Erase{"k"}),
+                              asks(store_op::Wait{{"a", "b"}}),
+                              asks(store_op::Barrier{"b", 2}),
+                              Value{Blob("v")},
+                              Sum{-1},
+                              Exchanged{true, Blob("v")},
+                              AgentHello{"node02", 1, 4, 99, "0.1.0", {"10.0.0.2"}, "c0ffee", "default"},
+                              WorkerExited{},
+                              StartGeneration{1, 0, 2, 0, 8, {4, 4}, 0, 8, "node00", 29500, 0, 3},
+                              StopGeneration{},
+                              Shutdown{},
+                              Notice{"preempt", "walltime"}}) {
         bytes.push_back(*encode(message, 1));
     }
     return bytes;
@@ -119,10 +134,18 @@ void mutate(std::string& bytes, const std::vector<std::string>& all, std::mt1993
         case 1:
             if (!bytes.empty()) bytes[at] = static_cast<char>(random());
             break;
-        case 2: bytes.resize(at); break;
-        case 3: bytes.insert(at, bytes.substr(at, below(32))); break;
-        case 4: bytes += all[below(all.size())]; break;
-        default: bytes.insert(at, 1, R"({}[]",:-0.e\)"[random() % 13]); break;
+        case 2:
+            bytes.resize(at);
+            break;
+        case 3:
+            bytes.insert(at, bytes.substr(at, below(32)));
+            break;
+        case 4:
+            bytes += all[below(all.size())];
+            break;
+        default:
+            bytes.insert(at, 1, R"({}[]",:-0.e\)"[random() % 13]);
+            break;
     }
 }
 
@@ -130,7 +153,8 @@ void mutate_some(std::string& bytes, const std::vector<std::string>& all, std::m
     for (auto changes = random() % 4; changes > 0; --changes) mutate(bytes, all, random);
 }
 
-std::string with_changed_body(const std::string& seed, const std::vector<std::string>& all, std::mt19937& random) {
+std::string with_changed_body(const std::string& seed, const std::vector<std::string>& all,
+                              std::mt19937& random) {
     FrameDecoder decoder(kPeerLimits);
     decoder.feed(seed);
     Frame frame = **decoder.next();

@@ -10,7 +10,8 @@
 
 namespace ddprun::rdzv {
 
-LoopThread::LoopThread() : loop_(*os::EventLoop::create({})), wake_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
+LoopThread::LoopThread()
+    : loop_(*os::EventLoop::create({})), wake_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
     const Status watched = loop_->watch(wake_.get(), EPOLLIN, [this](std::uint32_t) {
         std::uint64_t count = 0;
         ::eventfd_read(wake_.get(), &count);
@@ -55,7 +56,8 @@ void EventLog::add(std::string line) {
 bool EventLog::saw(const std::string& text) {
     std::unique_lock lock(mutex_);
     const auto is_there = [&] {
-        return std::any_of(lines_.begin(), lines_.end(), [&](const std::string& line) { return line.find(text) != std::string::npos; });
+        return std::any_of(lines_.begin(), lines_.end(),
+                           [&](const std::string& line) { return line.find(text) != std::string::npos; });
     };
     return changed_.wait_for(lock, std::chrono::seconds(10), is_there);
 }
@@ -91,8 +93,8 @@ void RunningServer::with(const std::function<void(Server&)>& work) {
 }
 
 std::unique_ptr<StoreClient> RunningServer::client(std::uint64_t generation, const std::string& name) {
-    Result<std::unique_ptr<StoreClient>> connected =
-        StoreClient::connect(endpoint(), {Role::Worker, kTestJob.job_id, kTestJob.token, generation, name}, soon());
+    Result<std::unique_ptr<StoreClient>> connected = StoreClient::connect(
+        endpoint(), {Role::Worker, kTestJob.job_id, kTestJob.token, generation, name}, soon());
     EXPECT_TRUE(connected) << connected.error().what;
     return connected ? *std::move(connected) : nullptr;
 }
@@ -107,7 +109,9 @@ void RunningServer::on_agent_joined(AgentId agent, const AgentHello& hello) {
     last_agent_ = agent;
     events.add("joined " + hello.host + (hello.addresses.empty() ? "" : " at " + hello.addresses.front()));
 }
-void RunningServer::on_agent_message(AgentId, const Message& message) { events.add(fmt::format("message {}", message_name(message))); }
+void RunningServer::on_agent_message(AgentId, const Message& message) {
+    events.add(fmt::format("message {}", message_name(message)));
+}
 void RunningServer::on_agent_lost(AgentId, const std::string& why) { events.add("lost " + why); }
 void RunningServer::on_log(const std::string& line) { events.add("log " + line); }
 
@@ -153,7 +157,8 @@ bool RawPeer::is_closed() {
 }
 
 Message RawPeer::shake_hands(const Credentials& credentials, Role role) {
-    ClientHandshake handshake(credentials, Hello{role, "raw peer", "", ""}, "000102030405060708090a0b0c0d0e0f");
+    ClientHandshake handshake(credentials, Hello{role, "raw peer", "", ""},
+                              "000102030405060708090a0b0c0d0e0f");
     EXPECT_TRUE(send(bytes_of(handshake.hello(), 0)));
     std::optional<Message> message = receive();
     while (message) {

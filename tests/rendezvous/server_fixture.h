@@ -63,7 +63,8 @@ class RunningServer : private ServerHandler {
     /// Ends the server while its clients are connected.
     void stop();
     [[nodiscard]] Endpoint endpoint() const { return {"127.0.0.1", port_}; }
-    [[nodiscard]] std::unique_ptr<StoreClient> client(std::uint64_t generation = 0, const std::string& name = "a test");
+    [[nodiscard]] std::unique_ptr<StoreClient> client(std::uint64_t generation = 0,
+                                                      const std::string& name = "a test");
     [[nodiscard]] AgentId last_agent();
     EventLog events;
 

@@ -1,10 +1,9 @@
-#include "rendezvous/agent_link.h"
-
 #include <gtest/gtest.h>
 #include <sys/socket.h>
 
 #include <thread>
 
+#include "rendezvous/agent_link.h"
 #include "server_fixture.h"
 
 namespace ddprun::rdzv {
@@ -12,24 +11,30 @@ namespace {
 
 using namespace std::chrono_literals;
 
-AgentHello hello_of(const std::string& host) { return {host, std::nullopt, 4, 4171, "0.1.0", {}, "", "default"}; }
+AgentHello hello_of(const std::string& host) {
+    return {host, std::nullopt, 4, 4171, "0.1.0", {}, "", "default"};
+}
 
-/// A link on a loop of its own; what it hears goes into `events`: "connected", "message NAME", "lost CODE WHY",
-/// "log LINE".
+/// A link on a loop of its own; what it hears goes into `events`: "connected", "message NAME", "lost CODE
+/// WHY", "log LINE".
 class RunningLink : private AgentLinkHandler {
   public:
-    explicit RunningLink(const Endpoint& controller, TimePoint connect_by = soon(), Credentials credentials = kTestJob,
-                         Duration heartbeat_interval = kHeartbeatInterval, Duration heartbeat_timeout = kHeartbeatTimeout) {
+    explicit RunningLink(const Endpoint& controller, TimePoint connect_by = soon(),
+                         Credentials credentials = kTestJob, Duration heartbeat_interval = kHeartbeatInterval,
+                         Duration heartbeat_timeout = kHeartbeatTimeout) {
         thread_.run([&] {
-            AgentLinkOptions options{controller, std::move(credentials), "agent on node02", hello_of("node02"), connect_by,
-                                     heartbeat_interval, heartbeat_timeout};
+            AgentLinkOptions options{
+                controller, std::move(credentials), "agent on node02", hello_of("node02"),
+                connect_by, heartbeat_interval,     heartbeat_timeout};
             AgentLinkHandler& self = *this;
             link_ = std::make_unique<AgentLink>(thread_.loop(), std::move(options), self);
         });
     }
     ~RunningLink() override { close(); }
 
-    void close() { thread_.run([this] { link_.reset(); }); }
+    void close() {
+        thread_.run([this] { link_.reset(); });
+    }
     bool send(const Message& message) {
         bool sent = false;
         thread_.run([&] { sent = link_->send(message); });
@@ -39,8 +44,12 @@ class RunningLink : private AgentLinkHandler {
 
   private:
     void on_connected() override { events.add("connected"); }
-    void on_message(const Message& message) override { events.add("message " + std::string(message_name(message))); }
-    void on_lost(const Error& why) override { events.add("lost " + std::to_string(static_cast<int>(why.code)) + " " + why.what); }
+    void on_message(const Message& message) override {
+        events.add("message " + std::string(message_name(message)));
+    }
+    void on_lost(const Error& why) override {
+        events.add("lost " + std::to_string(static_cast<int>(why.code)) + " " + why.what);
+    }
     void on_log(const std::string& line) override { events.add("log " + line); }
 
     LoopThread thread_;
@@ -76,7 +85,8 @@ TEST(AgentLink, WaitsForAControllerThatStartsLaterAndSaysSo) {
     const Endpoint later = reserved.bound;
     reserved.fd.reset();
     RunningLink link(later);
-    EXPECT_TRUE(link.events.saw("log waiting for the controller at " + to_string(later) + ": connect: Connection refused"));
+    EXPECT_TRUE(link.events.saw("log waiting for the controller at " + to_string(later) +
+                                ": connect: Connection refused"));
     LoopThread thread;
     struct Silent final : ServerHandler {
         void on_agent_joined(AgentId, const AgentHello&) override {}
@@ -101,7 +111,8 @@ TEST(AgentLink, GivesUpAtItsDeadlineWithTheLastCause) {
     const Endpoint nobody = gone.bound;
     gone.fd.reset();
     RunningLink link(nobody, MonotonicClock::now() + 60ms);
-    EXPECT_TRUE(link.events.saw(lost(Errc::Timeout) + " no controller at " + to_string(nobody) + ": connect: Connection refused"));
+    EXPECT_TRUE(link.events.saw(lost(Errc::Timeout) + " no controller at " + to_string(nobody) +
+                                ": connect: Connection refused"));
     EXPECT_FALSE(link.send(WorkersStarted{}));
 }
 
@@ -124,7 +135,8 @@ TEST(AgentLink, HearsWhyTheControllerRefusesIt) {
     ASSERT_TRUE(server.events.saw("joined"));
     const AgentId agent = server.last_agent();
     server.with([&](Server& s) {
-        s.refuse_agent(agent, {Errc::Mismatch, "node rank 1 is claimed by node07 (pid 1) and by node09 (pid 2)", 0});
+        s.refuse_agent(agent,
+                       {Errc::Mismatch, "node rank 1 is claimed by node07 (pid 1) and by node09 (pid 2)", 0});
         EXPECT_FALSE(s.send(agent, Shutdown{}));
     });
     EXPECT_TRUE(link.events.saw(lost(Errc::Mismatch) + " node rank 1 is claimed by node07"));
@@ -180,7 +192,8 @@ TEST(AgentLink, HeartbeatsKeepAnIdleLinkAlive) {
     // Three time-outs pass, told by a store client whose own deadlines the server keeps.
     const auto clock = server.client();
     for (int i = 0; i < 3; ++i) EXPECT_FALSE(clock->get("never", MonotonicClock::now() + 200ms));
-    for (const std::string& line : link.events.lines()) EXPECT_EQ(line.find("lost"), std::string::npos) << line;
+    for (const std::string& line : link.events.lines())
+        EXPECT_EQ(line.find("lost"), std::string::npos) << line;
     EXPECT_TRUE(link.send(WorkersStarted{1}));
     EXPECT_TRUE(server.events.saw("message WorkersStarted"));
 }

@@ -29,7 +29,8 @@ std::string hex_dump(std::string_view bytes) {
 /// One client that connects, sets a key and reads it, with nonces that are not random.
 std::string exchange() {
     const Credentials credentials{"job-7", "0123456789abcdef0123456789abcdef"};
-    ClientHandshake client(credentials, Hello{Role::Worker, "rank 3", "", ""}, "000102030405060708090a0b0c0d0e0f");
+    ClientHandshake client(credentials, Hello{Role::Worker, "rank 3", "", ""},
+                           "000102030405060708090a0b0c0d0e0f");
     ServerHandshake server(credentials, "f0f1f2f3f4f5f6f7f8f9fafbfcfdfeff");
     Store store;
     store.begin_generation(1);
@@ -57,7 +58,8 @@ TEST(Protocol, IsDocumentedByteByByte) {
     std::ifstream file(PROTOCOL_MD);
     const std::string page{std::istreambuf_iterator<char>(file), {}};
     const std::string dump = exchange();
-    EXPECT_NE(page.find(dump), std::string::npos) << "rendezvous/PROTOCOL.md shows another exchange than:\n" << dump;
+    EXPECT_NE(page.find(dump), std::string::npos) << "rendezvous/PROTOCOL.md shows another exchange than:\n"
+                                                  << dump;
 }
 
 }  // namespace

@@ -1,6 +1,6 @@
-#include "rendezvous/frame.h"
-
 #include <gtest/gtest.h>
+
+#include "rendezvous/frame.h"
 
 namespace ddprun::rdzv {
 namespace {
@@ -75,7 +75,8 @@ TEST(FrameDecoder, RefusesReservedBytesThatAreNotZero) {
 TEST(FrameDecoder, RefusesALengthBeyondTheLimitWithoutWaitingForTheBytes) {
     for (const bool in_json : {true, false}) {
         std::string header;
-        append_header(header, 1, 1, in_json ? kPeerLimits.json_bytes + 1 : 0, in_json ? 0 : kPeerLimits.blob_bytes + 1);
+        append_header(header, 1, 1, in_json ? kPeerLimits.json_bytes + 1 : 0,
+                      in_json ? 0 : kPeerLimits.blob_bytes + 1);
         FrameDecoder greedy = decoder();
         greedy.feed(header);
         const auto frame = greedy.next();

@@ -1,6 +1,6 @@
-#include "rendezvous/handshake.h"
-
 #include <gtest/gtest.h>
+
+#include "rendezvous/handshake.h"
 
 namespace ddprun::rdzv {
 namespace {

@@ -8,7 +8,9 @@ namespace {
 
 using namespace std::chrono_literals;
 
-Message set_request(const std::string& key, std::string value) { return StoreRequest{0, std::nullopt, store_op::Set{key, Blob(std::move(value))}}; }
+Message set_request(const std::string& key, std::string value) {
+    return StoreRequest{0, std::nullopt, store_op::Set{key, Blob(std::move(value))}};
+}
 
 /// The server still serves others.
 void expect_alive(RunningServer& server) {
@@ -19,7 +21,8 @@ void expect_alive(RunningServer& server) {
 TEST(HostilePeer, OneBytePerWriteIsServed) {
     RunningServer server;
     RawPeer peer(server.endpoint());
-    ClientHandshake handshake(kTestJob, Hello{Role::Worker, "slow", "", ""}, "000102030405060708090a0b0c0d0e0f");
+    ClientHandshake handshake(kTestJob, Hello{Role::Worker, "slow", "", ""},
+                              "000102030405060708090a0b0c0d0e0f");
     const auto drip = [&](const Message& message, std::uint32_t request) {
         for (const char byte : bytes_of(message, request)) ASSERT_TRUE(peer.send({&byte, 1}));
     };
@@ -67,7 +70,8 @@ TEST(HostilePeer, SilentConnectionsDoNotKeepOthersOut) {
 
 TEST(HostilePeer, StrangersAreClosedByTheirFirstByteAndNamed) {
     RunningServer server;
-    for (const std::string& bytes : {std::string("GET / HTTP/1.1\r\n"), std::string("\0\0\0\x01", 4), std::string("\x16\x03\x01")}) {
+    for (const std::string& bytes :
+         {std::string("GET / HTTP/1.1\r\n"), std::string("\0\0\0\x01", 4), std::string("\x16\x03\x01")}) {
         RawPeer stranger(server.endpoint());
         ASSERT_TRUE(stranger.send(bytes));
         EXPECT_FALSE(stranger.receive()) << "nothing is answered";
@@ -171,7 +175,8 @@ TEST(HostilePeer, ASlowReaderIsDroppedAndTheOthersAreServed) {
     RawPeer slow(server.endpoint());
     slow.shake_hands(kTestJob, Role::Worker);
     std::string requests;
-    for (std::uint32_t i = 1; i <= 64; ++i) requests += bytes_of(StoreRequest{0, std::nullopt, store_op::TryGet{"large"}}, i);
+    for (std::uint32_t i = 1; i <= 64; ++i)
+        requests += bytes_of(StoreRequest{0, std::nullopt, store_op::TryGet{"large"}}, i);
     ASSERT_TRUE(slow.send(requests));
     EXPECT_TRUE(server.events.saw("does not read"));
     expect_alive(server);
@@ -201,7 +206,8 @@ TEST(Server, RefusesToRunWithoutAToken) {
     thread.run([&] {
         ServerOptions options;
         options.where = {"127.0.0.1", 0};
-        EXPECT_EQ(Server::create(thread.loop(), std::move(options), handler).error().code, Errc::InvalidArgument);
+        EXPECT_EQ(Server::create(thread.loop(), std::move(options), handler).error().code,
+                  Errc::InvalidArgument);
     });
 }
 

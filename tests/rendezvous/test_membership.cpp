@@ -1,6 +1,6 @@
-#include "rendezvous/membership.h"
-
 #include <gtest/gtest.h>
+
+#include "rendezvous/membership.h"
 
 namespace ddprun::rdzv {
 namespace {
@@ -11,7 +11,9 @@ const TimePoint t0{1000s};
 
 MembershipSpec fixed(int nodes) { return {nodes, nodes, 600s, 30s, ""}; }
 MembershipSpec elastic(int min, int max) { return {min, max, 600s, 30s, ""}; }
-Joiner node(const std::string& host, std::optional<int> node_rank = std::nullopt) { return {host, 100, node_rank, 4, "default", ""}; }
+Joiner node(const std::string& host, std::optional<int> node_rank = std::nullopt) {
+    return {host, 100, node_rank, 4, "default", ""};
+}
 
 std::vector<AgentId> agents(const std::vector<Membership::Member>& world) {
     std::vector<AgentId> ids;
@@ -60,7 +62,8 @@ TEST(Membership, RefusesATwinNamingBothClaimants) {
     ASSERT_TRUE(job.join(1, {"node07", 12, 1, 4, "default", ""}, t0));
     const Status twin = job.join(2, {"node09", 44, 1, 4, "default", ""}, t0);
     ASSERT_FALSE(twin);
-    EXPECT_EQ(twin.error(), (Error{Errc::Mismatch, "node rank 1 is claimed by node07 (pid 12) and by node09 (pid 44)", 0}));
+    EXPECT_EQ(twin.error(),
+              (Error{Errc::Mismatch, "node rank 1 is claimed by node07 (pid 12) and by node09 (pid 44)", 0}));
     EXPECT_EQ(job.joined(), 1);
 }
 
@@ -138,7 +141,8 @@ TEST(Membership, ClosesTheRanksWhenAPlaceStaysEmpty) {
 
 TEST(Membership, TakesAnAskedNodeRankBackAfterTheRanksWereClosed) {
     Membership job(elastic(2, 3), t0);
-    for (int rank = 0; rank < 3; ++rank) ASSERT_TRUE(job.join(static_cast<AgentId>(rank + 1), node("h", rank), t0));
+    for (int rank = 0; rank < 3; ++rank)
+        ASSERT_TRUE(job.join(static_cast<AgentId>(rank + 1), node("h", rank), t0));
     job.settle();
     job.leave(2, t0 + 1s);
     job.reopen(t0 + 1s);

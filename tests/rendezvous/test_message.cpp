@@ -1,8 +1,8 @@
-#include "rendezvous/message.h"
-
 #include <gtest/gtest.h>
 
 #include <set>
+
+#include "rendezvous/message.h"
 
 namespace ddprun::rdzv {
 namespace {
@@ -17,7 +17,9 @@ Frame frame_of(const std::string& bytes) {
 
 Frame frame_of(const Message& message) { return frame_of(*encode(message, 7)); }
 
-StoreRequest request(StoreOp op, std::optional<Duration> timeout = std::nullopt) { return {3, timeout, std::move(op)}; }
+StoreRequest request(StoreOp op, std::optional<Duration> timeout = std::nullopt) {
+    return {3, timeout, std::move(op)};
+}
 
 std::vector<Message> one_of_each() {
     return {
@@ -47,7 +49,20 @@ std::vector<Message> one_of_each() {
         AgentHello{"node02", 1, 4, 4171, "0.1.0", {"10.0.0.2", "fe80::1"}, "c0ffee", "trainer"},
         AgentHello{"node02", std::nullopt, 4, 4171, "0.1.0", {}, "", "default"},
         WorkersStarted{UINT64_MAX},
-        WorkerExited{3, 1, 5, 4171, true, 9, true, false, 812'000'000'000, "", {"line 1", "line 2"}, "{}", "out of memory", "#812"},
+        WorkerExited{3,
+                     1,
+                     5,
+                     4171,
+                     true,
+                     9,
+                     true,
+                     false,
+                     812'000'000'000,
+                     "",
+                     {"line 1", "line 2"},
+                     "{}",
+                     "out of memory",
+                     "#812"},
         GenerationDrained{3, {"process 1 could not be killed"}},
         StartGeneration{3, 1, 2, 4, 8, {4, 4}, 4, 8, "node00", 29500, 1, 3},
         StopGeneration{3, 15, 5'000'000'000, 5, "rank 5 died"},
@@ -150,7 +165,8 @@ TEST(Message, StaysWithinTheLimitsWhateverAWorkerWrote) {
     WorkerExited exited{};
     exited.last_stderr.assign(100, std::string(100'000, '\x01'));  // six bytes each in JSON
     exited.last_stderr.back() = "the last line";
-    for (std::string* text : {&exited.exec_failure, &exited.error_file, &exited.meaning, &exited.last_collective}) {
+    for (std::string* text :
+         {&exited.exec_failure, &exited.error_file, &exited.meaning, &exited.last_collective}) {
         text->assign(200'000, '\x01');
     }
     const Result<std::string> bytes = encode(exited, 0);
@@ -176,7 +192,8 @@ TEST(Message, StartOfAThousandNodesStaysSmall) {
 
 TEST(CheckKey, TakesUtf8AndNothingElse) {
     EXPECT_TRUE(check_key("nccl/3/0 \xe2\x82\xac \xf0\x9f\x98\x80"));
-    for (const char* bad : {"", "\xff", "\xc3", "\xc0\x80", "\xe0\x80\x80", "\xed\xa0\x80", "\xf4\x90\x80\x80", "\xf0\x80\x80\x80", "a\x80"}) {
+    for (const char* bad : {"", "\xff", "\xc3", "\xc0\x80", "\xe0\x80\x80", "\xed\xa0\x80",
+                            "\xf4\x90\x80\x80", "\xf0\x80\x80\x80", "a\x80"}) {
         EXPECT_FALSE(check_key(bad)) << bad;
     }
     EXPECT_TRUE(check_key(std::string(1024, 'k')));

@@ -1,6 +1,6 @@
-#include "rendezvous/rank_table.h"
-
 #include <gtest/gtest.h>
+
+#include "rendezvous/rank_table.h"
 
 namespace ddprun::rdzv {
 namespace {

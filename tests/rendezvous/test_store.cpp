@@ -1,6 +1,6 @@
-#include "rendezvous/store.h"
-
 #include <gtest/gtest.h>
+
+#include "rendezvous/store.h"
 
 namespace ddprun::rdzv {
 namespace {
@@ -69,8 +69,10 @@ TEST(Store, AddRefusesTextAndOverflowAndChangesNothing) {
 TEST(Store, CompareSetSwapsOnlyWhatWasExpected) {
     Bench b;
     EXPECT_EQ(b.reply(CompareSet{"k", "old", Blob("new")}), StoreReply(Exchanged{false, Blob()}));
-    EXPECT_EQ(b.reply(CompareSet{"k", std::nullopt, Blob("first")}), StoreReply(Exchanged{true, Blob("first")}));
-    EXPECT_EQ(b.reply(CompareSet{"k", std::nullopt, Blob("second")}), StoreReply(Exchanged{false, Blob("first")}));
+    EXPECT_EQ(b.reply(CompareSet{"k", std::nullopt, Blob("first")}),
+              StoreReply(Exchanged{true, Blob("first")}));
+    EXPECT_EQ(b.reply(CompareSet{"k", std::nullopt, Blob("second")}),
+              StoreReply(Exchanged{false, Blob("first")}));
     EXPECT_EQ(b.reply(CompareSet{"k", "first", Blob("second")}), StoreReply(Exchanged{true, Blob("second")}));
 }
 
@@ -137,8 +139,10 @@ TEST(Store, TimeoutNamesWhatIsMissingAndTheWait) {
     b.ask(1, Get{"lonely"}, 3s);
     EXPECT_EQ(b.store.next_deadline(), t0 + 3s);
     EXPECT_TRUE(b.store.expire(t0 + 3s - 1ns).empty());
-    EXPECT_EQ(b.store.expire(t0 + 3s).at(0).reply, StoreReply(Failure{Errc::Timeout, "key 'lonely' not set within 3 s"}));
-    EXPECT_EQ(b.store.expire(t0 + 5s).at(0).reply, StoreReply(Failure{Errc::Timeout, "keys 'a', 'c', 'd' and 1 more not set within 5 s"}));
+    EXPECT_EQ(b.store.expire(t0 + 3s).at(0).reply,
+              StoreReply(Failure{Errc::Timeout, "key 'lonely' not set within 3 s"}));
+    EXPECT_EQ(b.store.expire(t0 + 5s).at(0).reply,
+              StoreReply(Failure{Errc::Timeout, "keys 'a', 'c', 'd' and 1 more not set within 5 s"}));
     EXPECT_TRUE(b.ask(2, set_of("lonely", ""))[0].client == 2U) << "who timed out is not answered again";
 }
 
@@ -174,7 +178,8 @@ TEST(Store, BarrierTimeoutTellsHowManyArrivedAndForgetsThem) {
     b.ask(2, Barrier{"b", 4}, 5s);
     const StoreAnswers late = b.store.expire(t0 + 5s);
     ASSERT_EQ(late.size(), 2U);
-    for (const StoreAnswer& answer : late) EXPECT_EQ(what(answer.reply), "barrier 'b': 2 of 4 arrived within 5 s");
+    for (const StoreAnswer& answer : late)
+        EXPECT_EQ(what(answer.reply), "barrier 'b': 2 of 4 arrived within 5 s");
     EXPECT_TRUE(b.ask(3, Barrier{"b", 2}).empty()) << "a new barrier, with its own count";
 }
 
@@ -211,7 +216,8 @@ TEST(Store, ANewGenerationDropsKeysAndAnswersWhoWaits) {
     b.ask(2, Barrier{"b", 2});
     const StoreAnswers answers = b.store.begin_generation(1);
     ASSERT_EQ(answers.size(), 2U);
-    for (const StoreAnswer& answer : answers) EXPECT_EQ(answer.reply, StoreReply(Failure{Errc::StaleGeneration, "generation 0 is over, now is 1"}));
+    for (const StoreAnswer& answer : answers)
+        EXPECT_EQ(answer.reply, StoreReply(Failure{Errc::StaleGeneration, "generation 0 is over, now is 1"}));
     EXPECT_EQ(b.store.keys(), 0U);
     EXPECT_EQ(b.store.bytes(), 0U);
     EXPECT_EQ(b.store.waiters(), 0U);
@@ -222,8 +228,9 @@ TEST(Store, AnOldGenerationCannotTouchTheNewOne) {
     Bench b;
     b.store.begin_generation(2);
     b.generation = 1;
-    for (const StoreOp& op : std::initializer_list<StoreOp>{set_of("k", "poison"), Get{"k"}, TryGet{"k"}, Add{"k", 1}, Erase{"k"},
-                                                            CompareSet{"k", std::nullopt, Blob("poison")}, Wait{{"k"}}, Barrier{"b", 1}}) {
+    for (const StoreOp& op : std::initializer_list<StoreOp>{
+             set_of("k", "poison"), Get{"k"}, TryGet{"k"}, Add{"k", 1}, Erase{"k"},
+             CompareSet{"k", std::nullopt, Blob("poison")}, Wait{{"k"}}, Barrier{"b", 1}}) {
         EXPECT_EQ(code(b.reply(op)), Errc::StaleGeneration);
     }
     EXPECT_EQ(b.store.keys(), 0U);

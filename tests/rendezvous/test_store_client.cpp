@@ -11,8 +11,10 @@ namespace {
 
 using namespace std::chrono_literals;
 
-Result<std::unique_ptr<StoreClient>> connect_with(const Endpoint& server, const Credentials& credentials, TimePoint deadline = soon()) {
-    return StoreClient::connect(server, {Role::Worker, credentials.job_id, credentials.token, 0, "a test"}, deadline);
+Result<std::unique_ptr<StoreClient>> connect_with(const Endpoint& server, const Credentials& credentials,
+                                                  TimePoint deadline = soon()) {
+    return StoreClient::connect(server, {Role::Worker, credentials.job_id, credentials.token, 0, "a test"},
+                                deadline);
 }
 
 TEST(StoreClient, DoesEveryOperation) {
@@ -70,7 +72,8 @@ TEST(StoreClient, GetWakesWhenAnotherClientSets) {
     std::thread writer([&] {
         const auto client = server.client();
         // Not before the reader waits: otherwise nothing would be tested.
-        for (std::size_t waiters = 0; waiters == 0;) server.with([&](Server& s) { waiters = s.store().waiters(); });
+        for (std::size_t waiters = 0; waiters == 0;)
+            server.with([&](Server& s) { waiters = s.store().waiters(); });
         EXPECT_TRUE(client->set("k", "v"));
     });
     EXPECT_EQ(*reader->get("k", soon()), "v");
@@ -84,9 +87,11 @@ TEST(StoreClient, TimesOutWithTheServersExplanation) {
     const auto missing = client->get("missing", start + 50ms);
     ASSERT_FALSE(missing);
     EXPECT_EQ(missing.error().code, Errc::Timeout);
-    EXPECT_NE(missing.error().what.find("key 'missing' not set within"), std::string::npos) << missing.error().what;
+    EXPECT_NE(missing.error().what.find("key 'missing' not set within"), std::string::npos)
+        << missing.error().what;
     const Status lonely = client->barrier("b", 4, MonotonicClock::now() + 50ms);
-    EXPECT_NE(lonely.error().what.find("barrier 'b': 1 of 4 arrived"), std::string::npos) << lonely.error().what;
+    EXPECT_NE(lonely.error().what.find("barrier 'b': 1 of 4 arrived"), std::string::npos)
+        << lonely.error().what;
     EXPECT_GE(MonotonicClock::now() - start, 100ms);
     EXPECT_EQ(client->wait({"x"}, MonotonicClock::now() - 1s).error().code, Errc::Timeout);
     EXPECT_TRUE(client->set("k", "v")) << "a time-out is not the end";
@@ -120,7 +125,8 @@ TEST(StoreClient, LearnsThatItsGenerationIsOver) {
     const auto old = server.client(0);
     ASSERT_TRUE(old->set("k", "old"));
     std::thread restart([&] {
-        for (std::size_t waiters = 0; waiters == 0;) server.with([&](Server& s) { waiters = s.store().waiters(); });
+        for (std::size_t waiters = 0; waiters == 0;)
+            server.with([&](Server& s) { waiters = s.store().waiters(); });
         server.with([](Server& s) { s.begin_generation(1); });
     });
     EXPECT_EQ(old->get("never", soon()).error().code, Errc::StaleGeneration);
@@ -177,7 +183,8 @@ TEST(StoreClient, IsRefusedByAnotherJob) {
     const auto refused = connect_with(server.endpoint(), {"my job", kTestJob.token});
     ASSERT_FALSE(refused);
     EXPECT_EQ(refused.error().code, Errc::Refused);
-    EXPECT_NE(refused.error().what.find("another job than 'my job'"), std::string::npos) << refused.error().what;
+    EXPECT_NE(refused.error().what.find("another job than 'my job'"), std::string::npos)
+        << refused.error().what;
     EXPECT_EQ(refused.error().what.find(kTestJob.job_id), std::string::npos);
 }
 
@@ -232,7 +239,8 @@ TEST(StoreClient, DoesNotTalkToAServerOfSomethingElse) {
         const UniqueFd peer(::accept(other.fd.get(), nullptr, nullptr));
         EXPECT_TRUE(send_all(peer.get(), "HTTP/1.1 400 Bad Request\r\n\r\n", soon()));
         char byte = 0;
-        while (receive_exactly(peer.get(), {&byte, 1}, soon())) {}
+        while (receive_exactly(peer.get(), {&byte, 1}, soon())) {
+        }
     });
     const auto failed = connect_with(other.bound, kTestJob);
     ASSERT_FALSE(failed);
@@ -244,7 +252,8 @@ TEST(StoreClient, LearnsAtOnceThatTheServerIsGoneWhileItWaits) {
     RunningServer server;
     const auto client = server.client();
     std::thread killer([&] {
-        for (std::size_t waiters = 0; waiters == 0;) server.with([&](Server& s) { waiters = s.store().waiters(); });
+        for (std::size_t waiters = 0; waiters == 0;)
+            server.with([&](Server& s) { waiters = s.store().waiters(); });
         server.stop();
     });
     const auto lost = client->get("k", kNever);
