@@ -67,6 +67,8 @@ std::string suggestion(const std::string& name, const ProgramSearch& search) {
     for (const Place& place : places_of(search)) {
         const std::vector<std::string> names = executables_in(place.directory.empty() ? "." : place.directory);
         std::string near = nearest(name, names);
+        // Among the thousands of names in PATH something is always near; nobody mistypes the first letter.
+        if (place.called == "in PATH" && !near.empty() && near.front() != name.front()) near.clear();
         // "train_gpt" is no typing error of "train", and yet that is what there is.
         for (const std::string& other : names) {
             if (near.empty() && place.called != "in PATH" && other.size() >= 3 && name.starts_with(other)) near = other;

@@ -377,6 +377,9 @@ TEST_F(Program, NotFoundIs127AndSuggestsWhatIsNear) {
     make(own() + "/train", 0755);
     EXPECT_EQ(error("trian").what, "trian: not found among ddprun's own workers and in PATH; did you mean train?");
     EXPECT_THAT(error("train_gpt").what, HasSubstr("did you mean train?"));
+    make(bin() + "/touch", 0755);
+    EXPECT_EQ(error("nosuch").what, "nosuch: not found among ddprun's own workers and in PATH");
+    EXPECT_THAT(error("tuch").what, HasSubstr("did you mean touch?"));
     EXPECT_EQ(program_exit_code(error("trian")), ExitCode::NotFound);
     EXPECT_EQ(error(own() + "/trian").what, own() + "/trian: no such file; did you mean " + own() + "/train?");
     EXPECT_EQ(error("/nonexistent/zzz").what, "/nonexistent/zzz: no such file");
