@@ -1,0 +1,119 @@
+#pragma once
+
+#include <functional>
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "env/event_loop.h"
+#include "env/log.h"
+#include "launcher/job_spec.h"
+#include "launcher/job_state.h"
+#include "launcher/report.h"
+#include "rendezvous/membership.h"
+#include "rendezvous/message.h"
+
+namespace ddprun {
+
+/// The address and port that workers get as MASTER_ADDR and MASTER_PORT.
+struct MasterAddress {
+    std::string host;
+    int port = 0;
+};
+
+struct ControllerConfig {
+    JobSpec spec;
+    std::string program;  ///< as shown in the report
+    /// What workers get as MASTER_ADDR/PORT in the generation that is about to start. Called once for each:
+    /// a port that the kernel picked must be free again for a new rank 0.
+    std::function<Result<MasterAddress>()> master;
+    double random = 0;    ///< in [0, 1), spreads the back-off
+};
+
+/// The one place that decides for the whole job: performs what job_state decides.
+///
+/// Lives on the event loop's thread beside the server. Speaks with agents only through `send`, also with the one
+/// in its own process: one code path. An agent is known by the number its connection has.
+class Controller {
+  public:
+    using PeerId = std::uint64_t;
+    using Send = std::function<void(PeerId, const rdzv::Message&)>;
+    using Done = std::function<void()>;
+
+    Controller(os::EventLoop& loop, os::Log& log, ControllerConfig config, Send send, Done done);
+    ~Controller();
+
+    /// Starts the clock of the join timeout.
+    void begin();
+
+    // What the server hears.
+    /// Error: why this agent may not join (said to it).
+    Status agent_joined(PeerId peer, const rdzv::AgentHello& hello);
+    void agent_message(PeerId peer, const rdzv::Message& message);
+    void agent_lost(PeerId peer, const std::string& why);
+
+    // What the operator and the host want.
+    void stop(int signal);
+    void preempt(int signal, const std::string& why);
+    void hang_found(const std::string& what);
+    /// Passes a signal on to all workers of all nodes; the job goes on.
+    void forward(int signal);
+
+    [[nodiscard]] const JobState& state() const { return state_; }
+    [[nodiscard]] bool finished() const { return state_.phase == JobState::Phase::Finished; }
+    /// How the job ended; complete once `done` has been called.
+    [[nodiscard]] JobEnd end() const;
+    /// Called before a new generation's StartGeneration is sent: fences the store.
+    void on_generation(std::function<void(std::uint64_t)> handler) { generation_handler_ = std::move(handler); }
+
+  private:
+    struct Node {
+        PeerId peer;
+        rdzv::AgentHello hello;
+    };
+
+    void feed(const JobEvent& event);
+    void perform(const job_action::StartGeneration& action);
+    void perform(const job_action::StopGeneration& action);
+    void perform(const job_action::KillGeneration& action);
+    void perform(const job_action::NotifyPreempt& action);
+    void perform(const job_action::SetTimer& action);
+    void perform(const job_action::Say& action);
+    void perform(const job_action::Rejoin& action);
+    void perform(const job_action::Finish& action);
+
+    void count_down(TimePoint end);
+    void consider_membership();
+    void form_world();
+    void broadcast(const rdzv::Message& message);
+    void worker_exited(int node, const rdzv::WorkerExited& report);
+    [[nodiscard]] int node_of(PeerId peer) const;
+    [[nodiscard]] int world_size() const;
+    [[nodiscard]] std::vector<int> slots() const;
+    [[nodiscard]] Result<std::vector<rdzv::StartGeneration>> orders(const job_action::StartGeneration& action,
+                                                                    const MasterAddress& master) const;
+    void give_up(const std::string& why);
+
+    os::EventLoop& loop_;
+    os::Log& log_;
+    ControllerConfig config_;
+    Send send_;
+    Done done_;
+    JobPolicy policy_;
+    JobState state_;
+    rdzv::Membership membership_;
+    std::map<PeerId, rdzv::AgentHello> agents_;  ///< connected, in the world or waiting
+    std::vector<Node> nodes_;                    ///< of the running world, by group rank
+    std::vector<WorkerEnd> ends_;                ///< of the current generation, in order
+    std::vector<std::string> notes_;
+    std::uint64_t order_ = 0;
+    std::int64_t steps_before_ = -1;  ///< the furthest any failed worker has got
+    TimePoint begun_;
+    os::EventLoop::TimerId timer_ = 0;
+    os::EventLoop::TimerId join_timer_ = 0;
+    os::EventLoop::TimerId countdown_ = 0;
+    std::function<void(std::uint64_t)> generation_handler_;
+};
+
+}  // namespace ddprun

@@ -1,0 +1,37 @@
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "env/result.h"
+#include "env/socket.h"
+#include "launcher/job_spec.h"
+
+namespace ddprun {
+
+/// What this host knows of itself and of the endpoint's name.
+struct HostFacts {
+    std::string host_name;
+    std::vector<std::string> addresses;           ///< numeric, of this host's interfaces
+    std::vector<std::string> endpoint_addresses;  ///< numeric, what the endpoint's host name resolves to
+};
+
+/// Whether the controller lives in this process, where it listens or is reached, and why.
+struct HeadChoice {
+    bool is_head = true;
+    Endpoint endpoint;  ///< head: where to listen (port 0: any); otherwise where the controller is
+    std::string why;    ///< "node rank 0", "node07 is not this host"
+};
+
+/// Pure. One node is always its own head. With several, by the field's rules: static goes by --node-rank, c10d by
+/// whose host the endpoint names, `is_host` in --rdzv-conf overrides both.
+/// Error: InvalidArgument when several nodes are wanted and nothing says where the controller is.
+Result<HeadChoice> choose_head(const JobSpec& spec, const HostFacts& facts);
+
+/// The endpoint that all nodes of this job share; nullopt for one node.
+std::optional<Endpoint> shared_endpoint(const JobSpec& spec);
+
+/// Thin: this host's name and addresses, and what `endpoint` resolves to (blocking, by the resolver).
+HostFacts look_at_host(const std::optional<Endpoint>& endpoint);
+
+}  // namespace ddprun

@@ -1,0 +1,336 @@
+#include "launcher/job.h"
+
+#include <fmt/core.h>
+#include <signal.h>
+#include <sys/ioctl.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include <optional>
+#include <utility>
+
+#include "env/event_loop.h"
+#include "env/file.h"
+#include "env/hmac.h"
+#include "env/log.h"
+#include "env/socket.h"
+#include "env/system.h"
+#include "env/text.h"
+#include "launcher/agent.h"
+#include "launcher/controller.h"
+#include "launcher/exit_codes.h"
+#include "launcher/head.h"
+#include "launcher/launch.h"
+#include "launcher/log_directory.h"
+#include "launcher/master_port.h"
+#include "launcher/output.h"
+#include "launcher/report.h"
+#include "launcher/warden.h"
+#include "rendezvous/agent_link.h"
+#include "rendezvous/server.h"
+
+namespace ddprun {
+
+namespace {
+
+/// How long the last log lines may take to reach a slow console, and the last messages to reach other nodes.
+constexpr Duration kFarewell = std::chrono::seconds(10);
+
+int terminal_width() {
+    winsize size{};
+    return ::ioctl(2, TIOCGWINSZ, &size) == 0 && size.ws_col > 40 ? size.ws_col : 100;
+}
+
+/// What all nodes have to agree on, as text, so that a disagreement can be shown.
+std::string common_spec(const JobSpec& spec) {
+    return fmt::format("--nnodes={}:{} --rdzv-id={} --max-restarts={} --role={}", spec.nodes.min, spec.nodes.max,
+                       spec.rendezvous.run_id, spec.restart.max_restarts, spec.role);
+}
+
+/// The job's secret: given by whoever starts the nodes, or made here for a job of one node.
+/// Nodes started by hand without one share only the job's id.
+Result<std::string> job_token(const JobSpec& spec, os::Log& log) {
+    if (spec.nodes.max == 1) return random_hex(16);
+    if (const std::optional<std::string> given = process_environment("DDPRUN_TOKEN"); given && !given->empty()) return *given;
+    log.warning("DDPRUN_TOKEN is not set: whoever knows the job id '{}' and reaches the port can join; "
+                "set it to the same secret on all nodes", spec.rendezvous.run_id);
+    return to_hex(hmac_sha256("ddprun", spec.rendezvous.run_id));
+}
+
+/// Every worker needs a few descriptors here; the soft limit is often 1024. Workers get the old limit back.
+/// Returns the old one.
+std::uint64_t raise_descriptor_limit() {
+    rlimit limit{};
+    if (::getrlimit(RLIMIT_NOFILE, &limit) != 0) return 0;
+    const std::uint64_t before = limit.rlim_cur;
+    limit.rlim_cur = limit.rlim_max;
+    ::setrlimit(RLIMIT_NOFILE, &limit);  // refused: many workers will say which call failed; ignoring
+    return before;
+}
+
+class Job final : public rdzv::ServerHandler, public rdzv::AgentLinkHandler {
+  public:
+    explicit Job(JobSetup setup)
+        : setup_(std::move(setup)), host_(host_name()), log_({host_, "agent", std::nullopt}, log_options(setup_)) {}
+
+    Result<int> run();
+
+  private:
+    static os::LogOptions log_options(const JobSetup& setup) {
+        os::LogOptions options;
+        options.level = os::parse_log_level(setup.log_level.empty() ? "info" : setup.log_level).value_or(os::LogLevel::Info);
+        if (setup.spec.quiet) options.level = os::LogLevel::Error;
+        return options;
+    }
+
+    Status build();
+    Status build_head(const HeadChoice& choice);
+    Status build_agent(const Endpoint& controller);
+    void on_signal(const signalfd_siginfo& info);
+    void act_on(int signal, SignalAction action);
+    void suspend();
+    void controller_done();
+    void leave(int code);
+    int say_how_it_ended();
+
+    void on_agent_joined(rdzv::AgentId agent, const rdzv::AgentHello& hello) override;
+    void on_agent_message(rdzv::AgentId agent, const rdzv::Message& message) override { controller_->agent_message(agent, message); }
+    void on_agent_lost(rdzv::AgentId agent, const std::string& why) override { controller_->agent_lost(agent, why); }
+    void on_log(const std::string& line) override { log_.warning("{}", line); }
+
+    void on_connected() override {}
+    void on_message(const rdzv::Message& message) override;
+    void on_lost(const Error& why) override;
+
+    JobSetup setup_;
+    std::string host_;
+    os::Log log_;
+    std::optional<os::Log> job_log_;
+    std::string token_;
+    std::uint64_t open_files_ = 0;            ///< the soft limit that workers get back
+    std::string marker_;
+    os::LinuxSystem system_;
+    std::unique_ptr<Warden> warden_;
+    std::unique_ptr<os::EventLoop> loop_;
+    MasterPort master_port_;
+    std::unique_ptr<rdzv::Server> server_;    ///< on the head only, as the controller
+    std::unique_ptr<Controller> controller_;
+    std::unique_ptr<Output> output_;
+    std::unique_ptr<Agent> agent_;
+    std::unique_ptr<rdzv::AgentLink> link_;
+    std::optional<int> exit_code_;            ///< said by the controller, on a node that is not the head
+    std::string failure_;
+    TimePoint farewell_ = kNever;             ///< until when other nodes may take our last message
+};
+
+Status Job::build() {
+    open_files_ = raise_descriptor_limit();
+    if (const Status status = os::become_subreaper(); !status) return status;
+    const Result<std::string> id = random_hex(8);
+    if (!id) return id.error();
+    marker_ = "DDPRUN_JOB=" + *id;
+    Result<std::unique_ptr<Warden>> warden = Warden::start(marker_, setup_.workers);
+    if (!warden) return warden.error();
+    warden_ = std::move(*warden);
+
+    Result<std::unique_ptr<os::EventLoop>> loop = os::EventLoop::create(handled_signals());
+    if (!loop) return loop.error();
+    loop_ = std::move(*loop);
+    loop_->on_signal([this](const signalfd_siginfo& info) { on_signal(info); });
+
+    Result<std::string> token = job_token(setup_.spec, log_);
+    if (!token) return token.error();
+    token_ = std::move(*token);
+    const Result<HeadChoice> choice = choose_head(setup_.spec, look_at_host(shared_endpoint(setup_.spec)));
+    if (!choice) return choice.error();
+    if (!choice->is_head) {
+        log_.info("the controller is at {} ({})", to_string(choice->endpoint), choice->why);
+        return build_agent(choice->endpoint);
+    }
+    if (const Status head = build_head(*choice); !head) return head;
+    return build_agent({"127.0.0.1", server_->bound().port});
+}
+
+Status Job::build_head(const HeadChoice& choice) {
+    const JobSpec& spec = setup_.spec;
+    if (spec.rendezvous.master_port && !shared_endpoint(spec)) {
+        if (const Status free = MasterPort::check(*spec.rendezvous.master_port); !free) return free;
+    }
+    rdzv::ServerOptions options;
+    options.credentials = {spec.rendezvous.run_id, token_};
+    options.where = choice.endpoint;
+    Result<std::unique_ptr<rdzv::Server>> server = rdzv::Server::create(*loop_, std::move(options), *this);
+    if (!server) return server.error();
+    server_ = std::move(*server);
+
+    job_log_ = log_.with_component("job");
+    if (spec.nodes.max > 1) {
+        job_log_->info("controller on port {} ({}), waiting for {} nodes", server_->bound().port, choice.why, spec.nodes.min);
+    }
+    ControllerConfig config;
+    config.spec = spec;
+    config.program = setup_.program.path;
+    config.random = static_cast<double>(::getpid() % 1000) / 1000;
+    config.master = [this]() -> Result<MasterAddress> {
+        const RendezvousSpec& rendezvous = setup_.spec.rendezvous;
+        const std::string host = rendezvous.master_addr.value_or(
+            shared_endpoint(setup_.spec) ? shared_endpoint(setup_.spec)->host : "127.0.0.1");
+        // With several nodes a given --master-port is where the controller itself listens.
+        if (rendezvous.master_port && !shared_endpoint(setup_.spec)) return MasterAddress{host, *rendezvous.master_port};
+        const Result<int> port = master_port_.reserve();
+        if (!port) return port.error();
+        return MasterAddress{host, *port};
+    };
+    controller_ = std::make_unique<Controller>(
+        *loop_, *job_log_, std::move(config),
+        [this](rdzv::AgentId agent, const rdzv::Message& message) { server_->send(agent, message); },
+        [this] { controller_done(); });
+    controller_->on_generation([this](std::uint64_t generation) { server_->begin_generation(generation); });
+    return {};
+}
+
+Status Job::build_agent(const Endpoint& controller) {
+    const JobSpec& spec = setup_.spec;
+    output_ = std::make_unique<Output>(*loop_, prepare_log_directory(spec, log_), 1, 2);
+
+    AgentConfig config;
+    config.spec = spec;
+    config.program = setup_.program;
+    config.machine = setup_.machine;
+    config.host = host_;
+    config.store = "tcp:" + to_string(controller);
+    config.token = token_;
+    config.job_marker = marker_;
+    config.environment = std::move(setup_.environment);
+    config.open_files = open_files_;
+    agent_ = std::make_unique<Agent>(*loop_, system_, *output_, warden_.get(), log_, std::move(config),
+                                     [this](const rdzv::Message& message) { link_->send(message); });
+
+    rdzv::AgentHello hello;
+    hello.host = host_;
+    hello.node_rank = spec.rendezvous.node_rank;
+    hello.slots = setup_.workers;
+    hello.pid = ::getpid();
+    hello.version = DDPRUN_VERSION;
+    hello.spec_hash = common_spec(spec);
+    hello.role = spec.role;
+    rdzv::AgentLinkOptions options;
+    options.controller = controller;
+    options.credentials = {spec.rendezvous.run_id, token_};
+    options.name = "agent on " + host_;
+    options.hello = std::move(hello);
+    options.connect_by = deadline_after(MonotonicClock::now(), spec.rendezvous.join_timeout);
+    link_ = std::make_unique<rdzv::AgentLink>(*loop_, std::move(options), *this);
+    return {};
+}
+
+Result<int> Job::run() {
+    if (const Status built = build(); !built) return built.error();
+    if (controller_) controller_->begin();
+    if (const Status ran = loop_->run(); !ran) return ran.error();
+    return say_how_it_ended();
+}
+
+// ---- signals
+
+void Job::on_signal(const signalfd_siginfo& info) {
+    const int signal = static_cast<int>(info.ssi_signo);
+    if (signal == SIGCHLD) return agent_->on_child_exits();
+    const auto found = setup_.spec.signals.find(signal);
+    act_on(signal, found == setup_.spec.signals.end() ? SignalAction::Ignore : found->second);
+}
+
+void Job::act_on(int signal, SignalAction action) {
+    switch (action) {
+        case SignalAction::Ignore: return;
+        case SignalAction::Forward:
+            if (controller_) controller_->forward(signal);
+            else agent_->forward_signal(signal);
+            if (signal == SIGTSTP) suspend();
+            return;
+        case SignalAction::Stop:
+            if (controller_) return controller_->stop(signal);
+            if (!link_->is_connected()) return leave(static_cast<int>(ExitCode::TryAgain));
+            link_->send(rdzv::Notice{"stop", std::to_string(signal)});
+            return;
+        case SignalAction::Preempt:
+            if (controller_) return controller_->preempt(signal, signal_name(signal));
+            link_->send(rdzv::Notice{"preempt", std::to_string(signal)});
+            return;
+    }
+}
+
+/// Ctrl-Z: the workers have been stopped; now ourselves, as a shell expects. Its `fg` sends SIGCONT.
+void Job::suspend() {
+    agent_->forward_signal(SIGTSTP);
+    ::kill(::getpid(), SIGSTOP);
+}
+
+// ---- what peers say
+
+void Job::on_agent_joined(rdzv::AgentId agent, const rdzv::AgentHello& hello) {
+    if (const Status joined = controller_->agent_joined(agent, hello); !joined) server_->refuse_agent(agent, joined.error());
+}
+
+void Job::on_message(const rdzv::Message& message) {
+    if (const auto* start = std::get_if<rdzv::StartGeneration>(&message)) {
+        log_.set_generation(start->generation);
+        agent_->handle(*start);
+    } else if (const auto* stop = std::get_if<rdzv::StopGeneration>(&message)) {
+        agent_->handle(*stop);
+    } else if (const auto* notice = std::get_if<rdzv::Notice>(&message)) {
+        agent_->handle(*notice);
+    } else if (const auto* shutdown = std::get_if<rdzv::Shutdown>(&message)) {
+        if (controller_) return;
+        failure_ = shutdown->why;
+        leave(shutdown->exit_code);
+    }
+}
+
+void Job::on_lost(const Error& why) {
+    if (exit_code_ || (controller_ && controller_->finished())) return;
+    failure_ = "the controller: " + why.what;
+    log_.error("{}; killing the workers of this node", failure_);
+    agent_->kill_all();
+    leave(static_cast<int>(ExitCode::Unavailable));
+}
+
+// ---- the end
+
+void Job::controller_done() {
+    // Agents elsewhere still have to hear it; ours is idle.
+    if (farewell_ == kNever) farewell_ = deadline_after(MonotonicClock::now(), kFarewell);
+    if (server_->queued_bytes() == 0 || MonotonicClock::now() > farewell_) return loop_->stop();
+    loop_->call_after(std::chrono::milliseconds(1), [this] { controller_done(); });
+}
+
+/// Ends this node's part; workers that still run are waited for.
+void Job::leave(int code) {
+    exit_code_ = code;
+    if (agent_->idle()) return loop_->stop();
+    agent_->kill_all();
+    loop_->call_after(std::chrono::milliseconds(5), [this, code] { leave(code); });
+}
+
+int Job::say_how_it_ended() {
+    output_->flush(deadline_after(MonotonicClock::now(), kFarewell));
+    if (!controller_) {
+        if (!failure_.empty()) log_.error("{}", failure_);
+        return exit_code_.value_or(static_cast<int>(ExitCode::Internal));
+    }
+    JobEnd end = controller_->end();
+    end.loss = output_->loss();
+    end.log_directory = output_->attempt_directory();
+    if (!setup_.spec.report_file.empty()) {
+        const Status written = write_file_atomically(setup_.spec.report_file, render_report_json(end), 0644);
+        if (!written) log_.warning("--report: {}", written.error().what);
+    }
+    fmt::print(stderr, "{}", render_report(end, terminal_width()));
+    return exit_code(end);
+}
+
+}  // namespace
+
+Result<int> run_job(JobSetup setup) { return Job(std::move(setup)).run(); }
+
+}  // namespace ddprun

@@ -1,0 +1,30 @@
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "env/result.h"
+#include "launcher/discover.h"
+#include "launcher/job_spec.h"
+
+namespace ddprun {
+
+/// A checked command line and what this node adds to it.
+struct JobSetup {
+    JobSpec spec;
+    ResolvedProgram program;
+    Machine machine;
+    int workers = 1;                       ///< of this node
+    std::vector<std::string> environment;  ///< "NAME=value": what workers inherit
+    std::string log_level;                 ///< LOGLEVEL; "" default
+};
+
+/// Runs one job on this node to its end: the controller too, when this node is the head. Blocks.
+///
+/// Builds the parts (warden, event loop, server and controller, link and agent, output), hands them to each other,
+/// routes signals, and prints the report. Every signal that ddprun handles must be blocked already.
+/// Returns the exit code. Error: what kept the job from beginning (a port in use, no descriptors).
+Result<int> run_job(JobSetup setup);
+
+}  // namespace ddprun

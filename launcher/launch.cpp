@@ -1,0 +1,115 @@
+#include "launcher/launch.h"
+
+#include <fmt/core.h>
+#include <pthread.h>
+#include <signal.h>
+#include <unistd.h>
+
+#include <filesystem>
+
+#include "env/socket.h"
+#include "launcher/exit_codes.h"
+#include "launcher/job.h"
+#include "launcher/options.h"
+#include "launcher/plan.h"
+
+extern char** environ;
+
+namespace ddprun {
+
+namespace {
+
+int refuse(const std::string& why, ExitCode code) {
+    fmt::print(stderr, "ddprun: {}\n", why);
+    return static_cast<int>(code);
+}
+
+ExitCode code_for(const Error& error) {
+    switch (error.code) {
+        case Errc::InvalidArgument: case Errc::NotFound: case Errc::Mismatch: return ExitCode::Usage;
+        case Errc::Timeout: case Errc::Closed: case Errc::Refused: return ExitCode::Unavailable;
+        case Errc::System: return error.sys == EADDRINUSE ? ExitCode::Unavailable : ExitCode::Internal;
+        case Errc::StaleGeneration: case Errc::Protocol: case Errc::Limit: break;
+    }
+    return ExitCode::Internal;
+}
+
+/// Our own workers stand in libexec beside an installed ddprun, and in the build tree beside a built one.
+ProgramSearch search_paths() {
+    ProgramSearch search;
+    std::error_code ignored;
+    const std::filesystem::path self = std::filesystem::read_symlink("/proc/self/exe", ignored).parent_path();
+    search.own_directories = {(self / "../libexec/ddprun").lexically_normal().string(),
+                              (self / "../workers/train").lexically_normal().string()};
+    search.path = process_environment("PATH").value_or("/usr/local/bin:/usr/bin:/bin");
+    search.python = process_environment("PYTHON_EXEC").value_or("");
+    return search;
+}
+
+std::vector<std::string> inherited_environment() {
+    std::vector<std::string> result;
+    for (char** one = environ; *one != nullptr; ++one) result.emplace_back(*one);
+    return result;
+}
+
+int show_plan(const JobSetup& setup) {
+    NodeNumbers numbers;
+    numbers.local_world_size = setup.workers;
+    numbers.group_world_size = setup.spec.nodes.max;
+    numbers.group_rank = setup.spec.rendezvous.node_rank.value_or(0);
+    numbers.world_size = setup.workers * setup.spec.nodes.max;
+    numbers.first_rank = setup.workers * numbers.group_rank;
+    numbers.generation = 1;
+    numbers.master_addr = setup.spec.rendezvous.master_addr.value_or("127.0.0.1");
+    numbers.master_port = setup.spec.rendezvous.master_port.value_or(0);
+    const Result<std::vector<WorkerPlan>> plans = plan_workers(setup.spec, setup.program, setup.machine, numbers);
+    if (!plans) return refuse(plans.error().what, ExitCode::Usage);
+    fmt::print("{}", render_plan(setup.spec, setup.program, setup.machine, numbers, *plans));
+    return 0;
+}
+
+int run(CommandLine line) {
+    for (const std::string& remark : line.remarks) fmt::print(stderr, "ddprun: {}\n", remark);
+    JobSetup setup;
+    setup.spec = std::move(line.spec);
+    setup.machine = detect_machine(process_environment, probe_for(setup.spec));
+    const Result<int> workers = resolve_worker_count(setup.spec.workers, setup.machine);
+    if (!workers) return refuse(workers.error().what, ExitCode::Usage);
+    setup.workers = *workers;
+    Result<ResolvedProgram> program = resolve_program(setup.spec.program, search_paths());
+    if (!program) return refuse(program.error().what, program_exit_code(program.error()));
+    setup.program = std::move(*program);
+    setup.environment = inherited_environment();
+    setup.log_level = process_environment("LOGLEVEL").value_or("");
+    if (setup.spec.dry_run) return show_plan(setup);
+
+    const Result<int> code = run_job(std::move(setup));
+    return code ? *code : refuse(code.error().what, code_for(code.error()));
+}
+
+}  // namespace
+
+const std::vector<int>& handled_signals() {
+    static const std::vector<int> signals{SIGCHLD, SIGTERM, SIGINT, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2,
+                                          SIGCONT, SIGTSTP, SIGWINCH, SIGALRM, SIGPIPE};
+    return signals;
+}
+
+void block_handled_signals() {
+    sigset_t set;
+    ::sigemptyset(&set);
+    for (const int signal : handled_signals()) ::sigaddset(&set, signal);
+    ::pthread_sigmask(SIG_BLOCK, &set, nullptr);
+}
+
+int launch(const std::vector<std::string>& arguments) {
+    Result<CommandLine> line = parse_command_line(arguments, process_environment);
+    if (!line) return refuse(line.error().what, ExitCode::Usage);
+    if (line->action != CommandLine::Run) {
+        fmt::print("{}", line->text);
+        return 0;
+    }
+    return run(std::move(*line));
+}
+
+}  // namespace ddprun

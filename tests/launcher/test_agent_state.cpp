@@ -1,0 +1,148 @@
+#include <gtest/gtest.h>
+#include <signal.h>
+
+#include "launcher/agent_state.h"
+
+namespace ddprun {
+namespace {
+
+using Phase = AgentState::Phase;
+using namespace std::chrono_literals;
+
+const TimePoint kStart{1h};
+
+template <class T>
+std::vector<T> all_of(const std::vector<AgentAction>& actions) {
+    std::vector<T> found;
+    for (const AgentAction& action : actions) {
+        if (const T* one = std::get_if<T>(&action)) found.push_back(*one);
+    }
+    return found;
+}
+
+/// A node whose workers have pids 101, 102, ...
+AgentState running(int workers) {
+    AgentState state;
+    step(state, agent_event::StartRequested{7, workers}, kStart);
+    for (int i = 0; i < workers; ++i) step(state, agent_event::Spawned{i, 101 + i}, kStart);
+    return state;
+}
+
+os::ChildExit exited(pid_t pid, int code) { return {pid, false, code, false}; }
+
+TEST(WorkerStep, SendsTermOnceHoweverOftenStopIsRequested) {
+    const WorkerStep first = step(WorkerState::Running, WorkerEvent::StopRequested);
+    EXPECT_EQ(first, (WorkerStep{WorkerState::Stopping, WorkerAction::SendStop}));
+    const WorkerStep second = step(first.next, WorkerEvent::StopRequested);
+    EXPECT_EQ(second, (WorkerStep{WorkerState::Stopping, WorkerAction::None}));
+}
+
+TEST(WorkerStep, NeverStopsAfterAKill) {
+    const WorkerStep killed = step(WorkerState::Running, WorkerEvent::KillRequested);
+    EXPECT_EQ(killed.next, WorkerState::Killed);
+    EXPECT_EQ(step(killed.next, WorkerEvent::StopRequested).action, WorkerAction::None);
+}
+
+TEST(WorkerStep, IsDeafOnceEnded) {
+    for (const WorkerEvent event : {WorkerEvent::StopRequested, WorkerEvent::KillRequested, WorkerEvent::Exited}) {
+        EXPECT_EQ(step(WorkerState::Ended, event), (WorkerStep{WorkerState::Ended, WorkerAction::None}));
+    }
+}
+
+TEST(AgentStep, SpawnsOneAfterTheOtherAndReportsOnce) {
+    AgentState state;
+    auto actions = step(state, agent_event::StartRequested{1, 2}, kStart);
+    ASSERT_EQ(all_of<agent_action::SpawnNext>(actions).size(), 1u);
+    actions = step(state, agent_event::Spawned{0, 101}, kStart);
+    ASSERT_EQ(all_of<agent_action::SpawnNext>(actions).size(), 1u);
+    EXPECT_EQ(all_of<agent_action::SpawnNext>(actions)[0].local_rank, 1);
+    EXPECT_TRUE(all_of<agent_action::ReportStarted>(actions).empty());
+    actions = step(state, agent_event::Spawned{1, 102}, kStart);
+    EXPECT_EQ(all_of<agent_action::ReportStarted>(actions).size(), 1u);
+    EXPECT_EQ(state.phase, Phase::Running);
+}
+
+TEST(AgentStep, BuriesTheGroupBeforeItReportsTheExit) {
+    AgentState state = running(2);
+    const auto actions = step(state, agent_event::Exited{exited(102, 3)}, kStart);
+    ASSERT_EQ(actions.size(), 2u);
+    EXPECT_EQ(std::get<agent_action::BuryGroup>(actions[0]).pid, 102);
+    const auto& report = std::get<agent_action::ReportExit>(actions[1]);
+    EXPECT_EQ(report.local_rank, 1);
+    EXPECT_EQ(report.exit.status, 3);
+    EXPECT_FALSE(report.by_us);
+}
+
+TEST(AgentStep, AnExitAfterAStopIsOurDoing) {
+    AgentState state = running(1);
+    step(state, agent_event::StopRequested{SIGTERM, 30s}, kStart);
+    const auto actions = step(state, agent_event::Exited{{101, true, SIGTERM, false}}, kStart);
+    EXPECT_TRUE(all_of<agent_action::ReportExit>(actions).at(0).by_us);
+}
+
+TEST(AgentStep, WakesStoppedWorkersSoThatTheyCanHearTheSignal) {
+    AgentState state = running(1);
+    const auto signals = all_of<agent_action::SignalGroup>(step(state, agent_event::StopRequested{SIGTERM, 30s}, kStart));
+    ASSERT_EQ(signals.size(), 2u);
+    EXPECT_EQ(signals[0].signal, SIGTERM);
+    EXPECT_EQ(signals[1].signal, SIGCONT);
+}
+
+TEST(AgentStep, KillsWhenTheGraceIsOverAndNotBefore) {
+    AgentState state = running(3);
+    step(state, agent_event::Exited{exited(101, 0)}, kStart);
+    step(state, agent_event::StopRequested{SIGTERM, 30s}, kStart);
+    EXPECT_TRUE(step(state, agent_event::DeadlinePassed{}, kStart + 29s).empty());
+    const auto signals = all_of<agent_action::SignalGroup>(step(state, agent_event::DeadlinePassed{}, kStart + 30s));
+    ASSERT_EQ(signals.size(), 2u);  // not the one that has ended
+    EXPECT_EQ(signals[0].signal, SIGKILL);
+    EXPECT_EQ(state.phase, Phase::Killing);
+}
+
+TEST(AgentStep, DrainsOnlyAfterTheSweepFoundNobody) {
+    AgentState state = running(1);
+    auto actions = step(state, agent_event::Exited{exited(101, 0)}, kStart);
+    EXPECT_EQ(all_of<agent_action::Sweep>(actions).size(), 1u);
+    EXPECT_TRUE(all_of<agent_action::ReportDrained>(actions).empty());
+
+    EXPECT_TRUE(step(state, agent_event::Swept{{555}}, kStart + 1ms).empty());
+    actions = step(state, agent_event::Exited{{555, true, SIGKILL, false}}, kStart + 2ms);
+    EXPECT_EQ(std::get<agent_action::ReapStranger>(actions.at(0)).pid, 555);
+    EXPECT_EQ(all_of<agent_action::Sweep>(actions).size(), 1u);
+
+    actions = step(state, agent_event::Swept{{}}, kStart + 3ms);
+    ASSERT_EQ(all_of<agent_action::ReportDrained>(actions).size(), 1u);
+    EXPECT_TRUE(all_of<agent_action::ReportDrained>(actions)[0].unkillable.empty());
+    EXPECT_EQ(state.phase, Phase::Idle);
+}
+
+TEST(AgentStep, NamesWhatCannotBeKilledAfterABoundedWait) {
+    AgentState state = running(2);
+    step(state, agent_event::KillRequested{}, kStart);
+    step(state, agent_event::Exited{{101, true, SIGKILL, false}}, kStart);
+    const auto actions = step(state, agent_event::DeadlinePassed{}, kStart + kKillPatience);
+    EXPECT_EQ(all_of<agent_action::ReportDrained>(actions).at(0).unkillable, std::vector<pid_t>{102});
+}
+
+TEST(AgentStep, AStopWhileSpawningReachesThoseThatRunAndStartsNoMore) {
+    AgentState state;
+    step(state, agent_event::StartRequested{1, 3}, kStart);
+    step(state, agent_event::Spawned{0, 101}, kStart);
+    const auto actions = step(state, agent_event::StopRequested{SIGTERM, 30s}, kStart);
+    EXPECT_EQ(all_of<agent_action::SignalGroup>(actions).at(0).pid, 101);
+    const auto after = step(state, agent_event::Exited{{101, true, SIGTERM, false}}, kStart);
+    EXPECT_EQ(all_of<agent_action::Sweep>(after).size(), 1u);
+    EXPECT_TRUE(all_of<agent_action::SpawnNext>(after).empty());
+}
+
+TEST(AgentStep, AWorkerThatNeverRanIsReportedAndNoOtherIsStarted) {
+    AgentState state;
+    step(state, agent_event::StartRequested{1, 2}, kStart);
+    const auto actions = step(state, agent_event::SpawnFailed{0, "exec ./trian: No such file or directory"}, kStart);
+    EXPECT_EQ(all_of<agent_action::ReportExit>(actions).at(0).exec_failure, "exec ./trian: No such file or directory");
+    EXPECT_TRUE(all_of<agent_action::SpawnNext>(actions).empty());
+    EXPECT_EQ(all_of<agent_action::Sweep>(actions).size(), 1u);
+}
+
+}  // namespace
+}  // namespace ddprun

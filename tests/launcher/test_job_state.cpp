@@ -1,0 +1,216 @@
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+
+#include "launcher/job_state.h"
+
+namespace ddprun {
+namespace {
+
+using Phase = JobState::Phase;
+using namespace std::chrono_literals;
+using ::testing::HasSubstr;
+
+const TimePoint kStart{1h};
+
+template <class T>
+std::vector<T> all_of(const std::vector<JobAction>& actions) {
+    std::vector<T> found;
+    for (const JobAction& action : actions) {
+        if (const T* one = std::get_if<T>(&action)) found.push_back(*one);
+    }
+    return found;
+}
+
+JobPolicy with_restarts(int restarts) {
+    JobPolicy policy;
+    policy.restart.max_restarts = restarts;
+    return policy;
+}
+
+struct Job {
+    JobPolicy policy;
+    JobState state;
+    TimePoint now = kStart;
+
+    explicit Job(JobPolicy p = {}, std::vector<int> workers = {4}) : policy(std::move(p)) {
+        tell(job_event::WorldFormed{std::move(workers)});
+    }
+    std::vector<JobAction> tell(const JobEvent& event) { return step(state, event, policy, now); }
+    std::vector<JobAction> fails(int rank, FailureFacts facts = {false, true, SIGKILL, true}) {
+        return tell(job_event::WorkerEnded{0, rank, facts, true, false, "rank 2 on node00, signal 9 (SIGKILL)"});
+    }
+    std::vector<JobAction> succeeds(int node = 0) {
+        return tell(job_event::WorkerEnded{node, 0, {}, false, false, ""});
+    }
+};
+
+TEST(JobStep, StartsTheFirstGenerationWhenTheWorldIsFormed) {
+    JobState state;
+    const auto actions = step(state, job_event::WorldFormed{{4, 4}}, {}, kStart);
+    ASSERT_EQ(all_of<job_action::StartGeneration>(actions).size(), 1u);
+    EXPECT_EQ(all_of<job_action::StartGeneration>(actions)[0].generation, 1u);
+    EXPECT_EQ(all_of<job_action::StartGeneration>(actions)[0].restart_count, 0);
+}
+
+TEST(JobStep, FinishesOnlyWhenEveryWorkerSucceededAndItsNodeDrained) {
+    Job job({}, {2});
+    EXPECT_TRUE(job.succeeds().empty());
+    EXPECT_TRUE(job.succeeds().empty());
+    EXPECT_EQ(job.state.phase, Phase::Draining);
+    EXPECT_EQ(all_of<job_action::Finish>(job.tell(job_event::NodeDrained{0})).size(), 1u);
+}
+
+TEST(JobStep, AnEarlyExitZeroIsNoEvent) {
+    Job job;
+    EXPECT_TRUE(job.succeeds().empty());
+    EXPECT_EQ(job.state.phase, Phase::Running);
+}
+
+TEST(JobStep, TheFirstFailureStopsTheGangAndOnlyTheFirst) {
+    Job job;
+    const auto first = job.fails(2);
+    ASSERT_EQ(all_of<job_action::StopGeneration>(first).size(), 1u);
+    EXPECT_EQ(all_of<job_action::StopGeneration>(first)[0].failed_rank, 2);
+    EXPECT_EQ(all_of<job_action::StopGeneration>(first)[0].grace, job.policy.failure_grace);
+    EXPECT_TRUE(job.fails(3).empty());
+    EXPECT_EQ(all_of<job_action::Finish>(job.tell(job_event::NodeDrained{0})).size(), 1u);
+}
+
+TEST(JobStep, SaysTheRootCauseAndWhatFollows) {
+    Job job(with_restarts(3));
+    const auto said = all_of<job_action::Say>(job.fails(2));
+    ASSERT_EQ(said.size(), 1u);
+    EXPECT_EQ(said[0].text, "root cause: rank 2 on node00, signal 9 (SIGKILL); restart 1 of 3 restarts");
+}
+
+TEST(JobStep, RestartsWithANewGenerationAfterTheOldOneHasDrained) {
+    Job job(with_restarts(1));
+    EXPECT_TRUE(all_of<job_action::StartGeneration>(job.fails(0)).empty());
+    const auto actions = job.tell(job_event::NodeDrained{0});
+    ASSERT_EQ(all_of<job_action::StartGeneration>(actions).size(), 1u);
+    EXPECT_EQ(all_of<job_action::StartGeneration>(actions)[0].generation, 2u);
+    EXPECT_EQ(all_of<job_action::StartGeneration>(actions)[0].restart_count, 1);
+
+    job.fails(0);
+    EXPECT_EQ(all_of<job_action::Finish>(job.tell(job_event::NodeDrained{0})).size(), 1u);
+}
+
+TEST(JobStep, BacksOffBeforeTheSecondRestart) {
+    JobPolicy policy = with_restarts(5);
+    policy.restart.backoff = 2s;
+    policy.random = 1.0;
+    Job job(policy);
+    job.fails(0);
+    job.tell(job_event::NodeDrained{0});
+    EXPECT_EQ(all_of<job_action::SetTimer>(job.fails(0)).at(0).when, kStart + 2s);
+    EXPECT_TRUE(all_of<job_action::StartGeneration>(job.tell(job_event::NodeDrained{0})).empty());
+    EXPECT_EQ(job.state.phase, Phase::BackingOff);
+    job.now += 2s;
+    EXPECT_EQ(all_of<job_action::StartGeneration>(job.tell(job_event::TimerFired{})).size(), 1u);
+}
+
+TEST(JobStep, AProgramThatCannotRunIsNeverRestarted) {
+    Job job(with_restarts(3));
+    const auto actions = job.fails(0, {true, false, 127, true});
+    EXPECT_THAT(all_of<job_action::Say>(actions).at(0).text, HasSubstr("could not be executed"));
+    EXPECT_EQ(all_of<job_action::Finish>(job.tell(job_event::NodeDrained{0})).size(), 1u);
+}
+
+TEST(JobStep, TheFirstSignalStopsWithGraceAndTheSecondKills) {
+    Job job;
+    const auto first = job.tell(job_event::StopAsked{SIGINT, false});
+    ASSERT_EQ(all_of<job_action::StopGeneration>(first).size(), 1u);
+    EXPECT_EQ(all_of<job_action::StopGeneration>(first)[0].signal, SIGINT);
+    EXPECT_EQ(all_of<job_action::StopGeneration>(first)[0].grace, job.policy.shutdown_timeout);
+    EXPECT_EQ(all_of<job_action::KillGeneration>(job.tell(job_event::StopAsked{SIGINT, true})).size(), 1u);
+    EXPECT_TRUE(job.tell(job_event::StopAsked{SIGINT, true}).empty());
+}
+
+TEST(JobStep, ASignalWhileWaitingForNodesEndsTheJobAtOnce) {
+    JobState state;
+    const auto actions = step(state, job_event::StopAsked{SIGINT, false}, {}, kStart);
+    EXPECT_EQ(all_of<job_action::Finish>(actions).size(), 1u);
+}
+
+TEST(JobStep, ASignalDuringARestartCancelsTheRestart) {
+    Job job(with_restarts(3));
+    job.fails(1);
+    job.tell(job_event::StopAsked{SIGTERM, false});
+    const auto actions = job.tell(job_event::NodeDrained{0});
+    EXPECT_TRUE(all_of<job_action::StartGeneration>(actions).empty());
+    EXPECT_EQ(all_of<job_action::Finish>(actions).size(), 1u);
+}
+
+TEST(JobStep, APreemptionNotifiesBeforeItStops) {
+    Job job;
+    const auto actions = job.tell(job_event::PreemptAsked{SIGTERM, "walltime in 60 s"});
+    ASSERT_EQ(actions.size(), 3u);
+    EXPECT_TRUE(std::holds_alternative<job_action::NotifyPreempt>(actions[1]));
+    EXPECT_TRUE(std::holds_alternative<job_action::StopGeneration>(actions[2]));
+    EXPECT_TRUE(job.state.preempted);
+}
+
+TEST(JobStep, ALostNodeStopsTheOthersAndWaitsForASpare) {
+    Job job(with_restarts(1), {2, 2});
+    const auto actions = job.tell(job_event::NodeLost{1, "node01: connection lost"});
+    EXPECT_EQ(all_of<job_action::StopGeneration>(actions).size(), 1u);
+    EXPECT_EQ(all_of<job_action::Rejoin>(job.tell(job_event::NodeDrained{0})).size(), 1u);
+    EXPECT_EQ(job.state.phase, Phase::Joining);
+    EXPECT_EQ(all_of<job_action::StartGeneration>(job.tell(job_event::WorldFormed{{2, 2}})).at(0).generation, 2u);
+}
+
+TEST(JobStep, ANodeThatIsLostAfterItsWorkersSucceededIsNoFailure) {
+    Job job({}, {1, 1});
+    job.succeeds(1);
+    job.tell(job_event::NodeDrained{1});
+    EXPECT_TRUE(all_of<job_action::StopGeneration>(job.tell(job_event::NodeLost{1, "gone"})).empty());
+    EXPECT_EQ(job.state.phase, Phase::Running);
+}
+
+TEST(RestartPolicy, ABudgetWithAWindowForgetsOldRestarts) {
+    RestartSpec spec;
+    spec.max_restarts = 2;
+    spec.window = 1h;
+    const RestartHistory recent{{kStart, kStart + 10min}, 0};
+    EXPECT_FALSE(decide_restart(spec, recent, {}, kStart + 20min, 0).restart);
+    EXPECT_TRUE(decide_restart(spec, recent, {}, kStart + 61min, 0).restart);
+}
+
+TEST(RestartPolicy, ExitCodesThatCannotGetBetterAreFinal) {
+    for (const int code : {64, 65, 66, 78, 93, 126, 127}) {
+        EXPECT_FALSE(permanent_failure({false, false, code, true}).empty()) << code;
+    }
+    for (const int code : {1, 2, 3, 137}) EXPECT_TRUE(permanent_failure({false, false, code, true}).empty()) << code;
+    EXPECT_TRUE(permanent_failure({false, true, 64, true}).empty()) << "a signal number is no exit code";
+}
+
+TEST(RestartPolicy, StopsWhenGenerationsInARowMakeNoProgress) {
+    RestartSpec spec;
+    spec.max_restarts = 100;
+    RestartHistory history;
+    history.without_progress = kStuckGenerations;
+    const RestartDecision decision = decide_restart(spec, history, {}, kStart, 0);
+    EXPECT_FALSE(decision.restart);
+    EXPECT_EQ(decision.why, "5 generations in a row made no progress");
+}
+
+TEST(RestartPolicy, BackOffDoublesIsSpreadAndIsCapped) {
+    RestartSpec spec;
+    spec.max_restarts = 100;
+    spec.backoff = 2s;
+    spec.backoff_max = 5s;
+    const auto wait = [&](std::size_t restarts, double random) {
+        RestartHistory history;
+        history.restarts.assign(restarts, kStart);
+        return decide_restart(spec, history, {}, kStart, random).at - kStart;
+    };
+    EXPECT_EQ(wait(0, 1.0), 0s);
+    EXPECT_EQ(wait(1, 1.0), 2s);
+    EXPECT_EQ(wait(2, 1.0), 4s);
+    EXPECT_EQ(wait(3, 1.0), 5s);
+    EXPECT_EQ(wait(2, 0.0), 2s);
+}
+
+}  // namespace
+}  // namespace ddprun

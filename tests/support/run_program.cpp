@@ -1,0 +1,192 @@
+#include "tests/support/run_program.h"
+
+#include <dirent.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <signal.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <cstdlib>
+#include <cstring>
+#include <fstream>
+#include <iterator>
+#include <stdexcept>
+#include <thread>
+
+extern char** environ;
+
+namespace ddprun::test {
+
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+std::vector<std::string> environment_for(const RunOptions& options) {
+    std::vector<std::string> result = options.environment;
+    const auto name = [](const std::string& variable) { return variable.substr(0, variable.find('=')); };
+    for (char** one = environ; *one != nullptr; ++one) {
+        const std::string variable = *one;
+        const bool replaced = std::any_of(result.begin(), result.end(), [&](const auto& other) { return name(other) == name(variable); });
+        const bool unset = std::count(options.unset.begin(), options.unset.end(), name(variable)) > 0;
+        if (!replaced && !unset) result.push_back(variable);
+    }
+    return result;
+}
+
+std::vector<char*> pointers(std::vector<std::string>& words) {
+    std::vector<char*> result;
+    for (std::string& word : words) result.push_back(word.data());
+    result.push_back(nullptr);
+    return result;
+}
+
+UniqueFd input_file(const std::string& content) {
+    if (content.empty()) return UniqueFd(::open("/dev/null", O_RDONLY | O_CLOEXEC));
+    UniqueFd file(::memfd_create("input", MFD_CLOEXEC));
+    if (::write(file.get(), content.data(), content.size()) != static_cast<ssize_t>(content.size())) std::abort();
+    ::lseek(file.get(), 0, SEEK_SET);
+    return file;
+}
+
+/// Appends what is there; false at end of file.
+bool append_from(int fd, std::string& into) {
+    std::array<char, 65536> piece;
+    const ssize_t n = ::read(fd, piece.data(), piece.size());
+    if (n > 0) into.append(piece.data(), static_cast<std::size_t>(n));
+    return n > 0 || (n < 0 && (errno == EAGAIN || errno == EINTR));
+}
+
+}  // namespace
+
+RunOptions with_environment(std::vector<std::string> environment) {
+    RunOptions options;
+    options.environment = std::move(environment);
+    return options;
+}
+
+Program::Program(const std::vector<std::string>& command, const RunOptions& options)
+    : options_(options), started_(Clock::now()), deadline_(started_ + options.timeout) {
+    std::array<int, 2> out{}, err{};
+    if (::pipe2(out.data(), O_CLOEXEC) != 0 || ::pipe2(err.data(), O_CLOEXEC) != 0) throw std::runtime_error("pipe2");
+    out_.reset(out[0]);
+    err_.reset(err[0]);
+    const UniqueFd out_write(out[1]), err_write(err[1]);
+    const UniqueFd input = input_file(options.input);
+    std::vector<std::string> words = command, environment = environment_for(options);
+    const std::vector<char*> argv = pointers(words), envp = pointers(environment);
+    pid_ = ::fork();
+    if (pid_ < 0) throw std::runtime_error("fork");
+    if (pid_ > 0) return;
+
+    ::setpgid(0, 0);  // a signal to the test's group is not the program's
+    ::dup2(input.get(), 0);
+    ::dup2(out_write.get(), 1);
+    ::dup2(err_write.get(), 2);
+    if (!options.directory.empty() && ::chdir(options.directory.c_str()) != 0) ::_exit(126);
+    ::execvpe(argv[0], argv.data(), envp.data());
+    ::_exit(127);
+}
+
+Program::~Program() {
+    if (reaped_) return;
+    ::kill(pid_, SIGKILL);
+    ::waitpid(pid_, nullptr, 0);
+}
+
+void Program::signal(int number) const { ::kill(pid_, number); }
+
+/// One wait for output; false when both streams are closed or time is up.
+bool Program::read_some(Clock::time_point until) {
+    std::array<pollfd, 2> streams{{{out_.get(), POLLIN, 0}, {err_.get(), POLLIN, 0}}};
+    if (!out_ && !err_) return false;
+    const auto left = std::chrono::ceil<std::chrono::milliseconds>(std::min(until, deadline_) - Clock::now()).count();
+    if (left <= 0) return false;
+    if (::poll(streams.data(), streams.size(), static_cast<int>(left)) <= 0) return true;
+    if (streams[0].revents != 0 && !append_from(out_.get(), outcome_.out)) out_.reset();
+    if (streams[1].revents != 0 && !append_from(err_.get(), outcome_.err)) err_.reset();
+    return true;
+}
+
+bool Program::wait_for_output(const std::string& text, std::chrono::milliseconds patience) {
+    const Clock::time_point until = Clock::now() + patience;
+    const auto seen = [&] {
+        return outcome_.out.find(text) != std::string::npos || outcome_.err.find(text) != std::string::npos;
+    };
+    while (!seen()) {
+        if (!read_some(until)) return seen();
+    }
+    return true;
+}
+
+Outcome Program::wait() {
+    while (read_some(deadline_)) {
+    }
+    outcome_.timed_out = out_ || err_;
+    int status = 0;
+    while (::waitpid(pid_, &status, WNOHANG) == 0) {
+        if (Clock::now() > deadline_) {
+            outcome_.timed_out = true;
+            ::kill(pid_, SIGKILL);
+            ::waitpid(pid_, &status, 0);
+            break;
+        }
+        std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+    reaped_ = true;
+    outcome_.signaled = WIFSIGNALED(status);
+    outcome_.status = outcome_.signaled ? WTERMSIG(status) : WEXITSTATUS(status);
+    outcome_.took = std::chrono::duration_cast<std::chrono::milliseconds>(Clock::now() - started_);
+    return outcome_;
+}
+
+Outcome run(const std::vector<std::string>& command, const RunOptions& options) { return Program(command, options).wait(); }
+
+std::vector<pid_t> processes_with(const std::string& variable) {
+    std::vector<pid_t> found;
+    DIR* proc = ::opendir("/proc");
+    while (const dirent* entry = ::readdir(proc)) {
+        const pid_t pid = std::atoi(entry->d_name);
+        if (pid <= 0) continue;
+        std::ifstream file("/proc/" + std::to_string(pid) + "/environ", std::ios::binary);
+        const std::string environment{std::istreambuf_iterator<char>(file), {}};
+        const std::string padded = std::string(1, '\0') + environment;
+        if (padded.find(std::string(1, '\0') + variable + std::string(1, '\0')) != std::string::npos) found.push_back(pid);
+    }
+    ::closedir(proc);
+    return found;
+}
+
+bool all_gone(const std::string& variable, std::chrono::milliseconds patience) {
+    const Clock::time_point until = Clock::now() + patience;
+    while (!processes_with(variable).empty()) {
+        if (Clock::now() > until) return false;
+        std::this_thread::sleep_for(std::chrono::milliseconds(2));
+    }
+    return true;
+}
+
+std::string path_of(const char* variable) {
+    const char* path = std::getenv(variable);
+    if (path == nullptr) throw std::runtime_error(std::string(variable) + " is not set; run this test through meson test");
+    return path;
+}
+
+std::vector<std::string> ddprun_probe(const std::vector<std::string>& options, const std::vector<std::string>& acts) {
+    std::vector<std::string> command{path_of("DDPRUN")};
+    command.insert(command.end(), options.begin(), options.end());
+    command.push_back(path_of("PROBE"));
+    command.insert(command.end(), acts.begin(), acts.end());
+    return command;
+}
+
+std::string unique_name(const std::string& stem) {
+    static std::atomic<int> counter{0};
+    return stem + "-" + std::to_string(::getpid()) + "-" + std::to_string(++counter);
+}
+
+}  // namespace ddprun::test

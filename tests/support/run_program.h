@@ -1,0 +1,73 @@
+#pragma once
+
+#include <sys/types.h>
+
+#include <chrono>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "env/unique_fd.h"
+
+namespace ddprun::test {
+
+/// How a program ended, and what it wrote.
+struct Outcome {
+    bool timed_out = false;
+    bool signaled = false;
+    int status = 0;  ///< exit code, or the signal
+    std::string out;
+    std::string err;
+    std::chrono::milliseconds took{};
+};
+
+struct RunOptions {
+    std::vector<std::string> environment;  ///< "NAME=value", added to (and winning over) ours
+    std::vector<std::string> unset;
+    std::string directory;
+    std::string input;                     ///< its standard input; "" is /dev/null
+    std::chrono::milliseconds timeout = std::chrono::seconds(60);
+};
+
+/// Default options with these variables.
+RunOptions with_environment(std::vector<std::string> environment);
+
+/// A started program whose output is being collected by this object (call wait). Killed by the destructor.
+class Program {
+  public:
+    explicit Program(const std::vector<std::string>& command, const RunOptions& options = {});
+    ~Program();
+    Program(const Program&) = delete;
+    Program& operator=(const Program&) = delete;
+
+    [[nodiscard]] pid_t pid() const { return pid_; }
+    void signal(int number) const;
+    /// Reads on until `text` has appeared in stdout or stderr; false when the program ended or time ran out first.
+    bool wait_for_output(const std::string& text, std::chrono::milliseconds patience = std::chrono::seconds(20));
+    /// Until the program has ended and closed its output.
+    Outcome wait();
+
+  private:
+    bool read_some(std::chrono::steady_clock::time_point until);
+    RunOptions options_;
+    pid_t pid_ = -1;
+    UniqueFd out_, err_;
+    Outcome outcome_;
+    std::chrono::steady_clock::time_point started_, deadline_;
+    bool reaped_ = false;
+};
+
+Outcome run(const std::vector<std::string>& command, const RunOptions& options = {});
+
+/// Living processes (no zombies) whose environment holds "NAME=value".
+std::vector<pid_t> processes_with(const std::string& variable);
+/// True once no such process is left, false after `patience`.
+bool all_gone(const std::string& variable, std::chrono::milliseconds patience = std::chrono::seconds(10));
+/// The programs' paths, which meson gives to the tests as environment variables: DDPRUN, PROBE, TRAIN.
+std::string path_of(const char* variable);
+/// ddprun with options, and the probe (tests/system/probe.cpp) with its acts as the program.
+std::vector<std::string> ddprun_probe(const std::vector<std::string>& options, const std::vector<std::string>& acts);
+/// A name nobody else uses: "<stem>-<pid>-<counter>".
+std::string unique_name(const std::string& stem);
+
+}  // namespace ddprun::test

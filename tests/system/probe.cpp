@@ -1,0 +1,211 @@
+// A worker with many habits, for the system tests. Each word of the command line is one act, done in order:
+//   env NAME        prints NAME=value ("NAME unset")
+//   say TEXT        one line to stdout            err TEXT     one line to stderr
+//   rank R ... end  these acts only on rank R     once FILE ... end   only if FILE does not exist (makes it)
+//   exit N          exits                         kill N       sends itself signal N
+//   ignore N        ignores signal N              on N CODE    exits with CODE on signal N
+//   note N TEXT     prints TEXT on signal N and goes on     noted N   waits until that has happened
+//   hold            waits for signals for ever    stop         stops itself (SIGSTOP)
+//   child           leaves a child in its group   daemon       leaves a child in a session of its own
+//   sleep MS        sleeps                        lines N      N numbered lines of 100 bytes
+//   blocks N        N lines in 4096-byte writes   halves N     N lines written in two halves
+//   cat             copies stdin to stdout        fds          prints its open descriptors
+//   cpus            prints its CPU affinity       sigs         prints blocked and ignored signals
+//   segv            crashes                       closeout     closes stdout and stderr
+//   cwd             prints its directory
+#include <dirent.h>
+#include <fcntl.h>
+#include <sched.h>
+#include <signal.h>
+#include <unistd.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <fstream>
+#include <string>
+
+namespace {
+
+volatile sig_atomic_t exit_code_on[65];
+const char* note_on[65];
+volatile sig_atomic_t noted[65];
+
+void write_all(int fd, const std::string& text) {
+    std::size_t done = 0;
+    while (done < text.size()) {
+        const ssize_t n = ::write(fd, text.data() + done, text.size() - done);
+        if (n <= 0) ::_exit(111);
+        done += static_cast<std::size_t>(n);
+    }
+}
+
+std::string variable(const char* name) {
+    const char* value = std::getenv(name);
+    return value == nullptr ? "" : value;
+}
+
+void handle(int signal) {
+    if (note_on[signal] != nullptr) {
+        const std::size_t length = std::strlen(note_on[signal]);
+        if (::write(1, note_on[signal], length) < 0 || ::write(1, "\n", 1) < 0) ::_exit(111);
+        noted[signal] = 1;
+        return;
+    }
+    ::_exit(exit_code_on[signal]);
+}
+
+/// Without a moment in which the signal could come unseen.
+void wait_for_note(int signal) {
+    sigset_t blocked, before;
+    ::sigemptyset(&blocked);
+    ::sigaddset(&blocked, signal);
+    ::sigprocmask(SIG_BLOCK, &blocked, &before);
+    while (noted[signal] == 0) ::sigsuspend(&before);
+    ::sigprocmask(SIG_SETMASK, &before, nullptr);
+}
+
+void leave_child(bool own_session) {
+    if (::fork() != 0) return;
+    if (own_session) {
+        ::setsid();
+        if (::fork() != 0) ::_exit(0);
+    }
+    for (;;) ::pause();
+}
+
+std::string line(int number) {
+    std::string text = "rank " + variable("RANK") + " line " + std::to_string(number) + " ";
+    text.resize(99, 'x');
+    return text + "\n";
+}
+
+void print_descriptors() {
+    DIR* directory = ::opendir("/proc/self/fd");
+    std::string text = "fds:";
+    while (const dirent* entry = ::readdir(directory)) {
+        const int fd = std::atoi(entry->d_name);
+        if (entry->d_name[0] != '.' && fd != ::dirfd(directory)) text += " " + std::to_string(fd);
+    }
+    ::closedir(directory);
+    write_all(1, text + "\n");
+}
+
+void print_cpus() {
+    cpu_set_t set;
+    ::sched_getaffinity(0, sizeof set, &set);
+    std::string text = "cpus:";
+    for (int cpu = 0; cpu < CPU_SETSIZE; ++cpu) {
+        if (CPU_ISSET(cpu, &set)) text += " " + std::to_string(cpu);
+    }
+    write_all(1, text + "\n");
+}
+
+void print_signals() {
+    std::ifstream status("/proc/self/status");
+    for (std::string text; std::getline(status, text);) {
+        if (text.starts_with("SigBlk") || text.starts_with("SigIgn")) write_all(1, text + "\n");
+    }
+}
+
+void print_lines(const std::string& how, int count) {
+    std::string block;
+    for (int i = 0; i < count; ++i) {
+        const std::string text = line(i);
+        if (how == "lines") {
+            write_all(1, text);
+        } else if (how == "halves") {
+            write_all(1, text.substr(0, 50));
+            ::usleep(20'000);
+            write_all(1, text.substr(50));
+        } else {
+            block += text;
+            while (block.size() >= 4096) {
+                write_all(1, block.substr(0, 4096));
+                block.erase(0, 4096);
+            }
+        }
+    }
+    write_all(1, block);
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+    int at = 1;
+    const auto next = [&]() -> std::string { return at < argc ? argv[at++] : ""; };
+    while (at < argc) {
+        const std::string act = next();
+        if (act == "rank") {
+            // "rank R" guards the acts up to "end".
+            if (next() != variable("RANK")) {
+                while (at < argc && next() != "end") {
+                }
+            }
+        } else if (act == "once") {
+            const int fd = ::open(next().c_str(), O_CREAT | O_EXCL | O_WRONLY | O_CLOEXEC, 0600);
+            if (fd < 0) {
+                while (at < argc && next() != "end") {
+                }
+            } else {
+                ::close(fd);
+            }
+        } else if (act == "end") {
+        } else if (act == "env") {
+            const std::string name = next();
+            const char* value = std::getenv(name.c_str());
+            write_all(1, value == nullptr ? name + " unset\n" : name + "=" + value + "\n");
+        } else if (act == "say") {
+            write_all(1, next() + "\n");
+        } else if (act == "err") {
+            write_all(2, next() + "\n");
+        } else if (act == "exit") {
+            return std::atoi(next().c_str());
+        } else if (act == "kill") {
+            ::raise(std::atoi(next().c_str()));
+        } else if (act == "ignore") {
+            ::signal(std::atoi(next().c_str()), SIG_IGN);
+        } else if (act == "on") {
+            const int signal = std::atoi(next().c_str());
+            exit_code_on[signal] = std::atoi(next().c_str());
+            ::signal(signal, handle);
+        } else if (act == "note") {
+            const int signal = std::atoi(next().c_str());
+            note_on[signal] = argv[at++];
+            ::signal(signal, handle);
+        } else if (act == "noted") {
+            wait_for_note(std::atoi(next().c_str()));
+        } else if (act == "hold") {
+            for (;;) ::pause();
+        } else if (act == "stop") {
+            ::raise(SIGSTOP);
+        } else if (act == "child" || act == "daemon") {
+            leave_child(act == "daemon");
+        } else if (act == "sleep") {
+            ::usleep(static_cast<useconds_t>(std::atoi(next().c_str())) * 1000);
+        } else if (act == "lines" || act == "blocks" || act == "halves") {
+            print_lines(act, std::atoi(next().c_str()));
+        } else if (act == "cat") {
+            char piece[4096];
+            for (ssize_t n = 0; (n = ::read(0, piece, sizeof piece)) > 0;) write_all(1, {piece, static_cast<std::size_t>(n)});
+        } else if (act == "fds") {
+            print_descriptors();
+        } else if (act == "cpus") {
+            print_cpus();
+        } else if (act == "sigs") {
+            print_signals();
+        } else if (act == "segv") {
+            ::raise(SIGSEGV);
+        } else if (act == "closeout") {
+            ::close(1);
+            ::close(2);
+        } else if (act == "cwd") {
+            char path[4096];
+            if (::getcwd(path, sizeof path) != nullptr) write_all(1, std::string(path) + "\n");
+        } else {
+            write_all(2, "probe: '" + act + "' is not an act\n");
+            return 64;
+        }
+    }
+    return 0;
+}

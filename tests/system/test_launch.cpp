@@ -1,0 +1,193 @@
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <fstream>
+#include <set>
+
+#include "env/text.h"
+#include "tests/support/run_program.h"
+#include "tests/support/temporary_directory.h"
+
+namespace ddprun::test {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+int count(const std::string& text, const std::string& piece) {
+    int n = 0;
+    for (std::size_t at = text.find(piece); at != std::string::npos; at = text.find(piece, at + 1)) ++n;
+    return n;
+}
+
+std::string content_of(const std::filesystem::path& path) {
+    std::ifstream file(path);
+    return {std::istreambuf_iterator<char>(file), {}};
+}
+
+TEST(Launch, GivesEveryWorkerItsRankAndTheSizes) {
+    const Outcome outcome = run(ddprun_probe({"--nproc-per-node=3"}, {"env", "RANK", "env", "LOCAL_RANK", "env", "WORLD_SIZE", "env",
+                                                                "LOCAL_WORLD_SIZE", "env", "GROUP_RANK", "env", "ROLE_NAME"}));
+    EXPECT_EQ(outcome.status, 0) << outcome.err;
+    for (const char* line : {"[0]: RANK=0\n", "[1]: RANK=1\n", "[2]: LOCAL_RANK=2\n", "[1]: WORLD_SIZE=3\n",
+                             "[0]: LOCAL_WORLD_SIZE=3\n", "[2]: GROUP_RANK=0\n", "[0]: ROLE_NAME=default\n"}) {
+        EXPECT_THAT(outcome.out, HasSubstr(line));
+    }
+    EXPECT_EQ(count(outcome.out, "\n"), 18);
+}
+
+TEST(Launch, WorkersOfOneJobAgreeOnAMasterPortThatIsFree) {
+    const Outcome outcome = run(ddprun_probe({"--nproc-per-node=2"}, {"env", "MASTER_PORT", "env", "MASTER_ADDR"}));
+    std::set<std::string> ports;
+    for (const std::string_view line : split(outcome.out, '\n')) {
+        if (const std::size_t at = line.find("MASTER_PORT="); at != line.npos) ports.emplace(line.substr(at));
+    }
+    EXPECT_EQ(ports.size(), 1u) << outcome.out;
+    EXPECT_EQ(count(outcome.out, "MASTER_ADDR=127.0.0.1"), 2) << outcome.out;
+}
+
+TEST(Launch, SuccessfulJobsSayNothingOfTheirOwn) {
+    const Outcome outcome = run(ddprun_probe({"--nproc-per-node=2"}, {"say", "hello"}));
+    EXPECT_EQ(outcome.status, 0);
+    EXPECT_EQ(outcome.err, "");
+}
+
+TEST(Launch, ExitsWithTheCodeOfTheWorkerThatFailedFirst) {
+    const Outcome outcome = run(ddprun_probe({"--nproc-per-node=4"}, {"rank", "2", "err", "cannot go on", "exit", "17", "end", "hold"}));
+    EXPECT_EQ(outcome.status, 17);
+    EXPECT_THAT(outcome.err, AllOf(HasSubstr("rank 2"), HasSubstr("exit code 17"), HasSubstr("cannot go on")));
+    EXPECT_LT(outcome.took.count(), 3000);
+}
+
+TEST(Launch, ADeathBySignalIsNamedAndGives128PlusTheSignal) {
+    const Outcome outcome = run(ddprun_probe({"--nproc-per-node=3"}, {"rank", "1", "kill", "9", "end", "hold"}));
+    EXPECT_EQ(outcome.status, 128 + SIGKILL);
+    EXPECT_THAT(outcome.err, AllOf(HasSubstr("root cause: rank 1"), HasSubstr("SIGKILL")));
+}
+
+TEST(Launch, WorkersThatWeStoppedAreNoCause) {
+    const Outcome outcome = run(ddprun_probe({"--nproc-per-node=4"}, {"rank", "0", "exit", "3", "end", "hold"}));
+    EXPECT_EQ(count(outcome.err, "root cause"), 1) << outcome.err;
+    EXPECT_THAT(outcome.err, Not(HasSubstr("root cause: rank 1")));
+}
+
+TEST(Launch, AProgramThatDoesNotExistIsNamedWithItsRemedyAndGives127) {
+    const Outcome outcome = run({path_of("DDPRUN"), "--nproc-per-node=2", "./trian"});
+    EXPECT_EQ(outcome.status, 127);
+    EXPECT_THAT(outcome.err, HasSubstr("./trian"));
+    EXPECT_EQ(count(outcome.err, "\n"), 1) << outcome.err;
+}
+
+TEST(Launch, AFileThatCannotBeExecutedGives126) {
+    const TemporaryDirectory directory;
+    std::ofstream(directory.path() + "/data.bin") << "not a program";
+    const Outcome outcome = run({path_of("DDPRUN"), directory.path() + "/data.bin"});
+    EXPECT_EQ(outcome.status, 126);
+    EXPECT_THAT(outcome.err, HasSubstr("data.bin"));
+    EXPECT_EQ(run({path_of("DDPRUN"), directory.path()}).status, 126);
+}
+
+TEST(Launch, ABadWorkerCountIsRefusedBeforeAnythingStarts) {
+    const Outcome outcome = run(ddprun_probe({"--nproc-per-node=eight"}, {"say", "started"}));
+    EXPECT_EQ(outcome.status, 64);
+    EXPECT_EQ(outcome.out, "");
+    EXPECT_EQ(outcome.err, "ddprun: --nproc-per-node: 'eight' is not a number (expected a count, auto, gpu or cpu)\n");
+}
+
+TEST(Launch, AnUnknownOptionGetsASuggestion) {
+    const Outcome outcome = run(ddprun_probe({"--nproc-per-nod=2"}, {"say", "started"}));
+    EXPECT_EQ(outcome.status, 64);
+    EXPECT_THAT(outcome.err, HasSubstr("--nproc-per-node"));
+    EXPECT_EQ(outcome.out, "");
+}
+
+TEST(Launch, RestartsTheGangWithANewGenerationAndTellsItTheCount) {
+    const TemporaryDirectory directory;
+    const Outcome outcome = run(ddprun_probe({"--nproc-per-node=2", "--max-restarts=2"},
+                                       {"env", "TORCHELASTIC_RESTART_COUNT", "env", "DDPRUN_GENERATION", "rank", "1", "once",
+                                        directory.path() + "/failed", "exit", "5", "end", "end", "exit", "0"}));
+    EXPECT_EQ(outcome.status, 0) << outcome.err;
+    EXPECT_THAT(outcome.out, HasSubstr("[0]: TORCHELASTIC_RESTART_COUNT=1\n"));
+    EXPECT_THAT(outcome.out, HasSubstr("[1]: DDPRUN_GENERATION=2\n"));
+    EXPECT_THAT(outcome.err, AllOf(HasSubstr("exit code 5"), HasSubstr("restart 1 of 2")));
+}
+
+TEST(Launch, StopsRestartingWhenTheBudgetIsSpent) {
+    const Outcome outcome = run(ddprun_probe({"--nproc-per-node=2", "--max-restarts=2"}, {"say", "try", "exit", "9"}));
+    EXPECT_EQ(outcome.status, 9);
+    EXPECT_GE(count(outcome.out, "[0]: try"), 1);
+    EXPECT_THAT(outcome.err, HasSubstr("all 2 restarts are used up"));
+}
+
+TEST(Launch, AUsageErrorOfTheProgramIsNotRestarted) {
+    const Outcome outcome = run(ddprun_probe({"--nproc-per-node=1", "--max-restarts=3"}, {"say", "try", "exit", "64"}));
+    EXPECT_EQ(outcome.status, 64);
+    EXPECT_EQ(count(outcome.out, "try"), 1);
+}
+
+TEST(Launch, KeepsOneLogFilePerRankAndAttempt) {
+    const TemporaryDirectory directory;
+    const Outcome outcome = run(ddprun_probe({"--nproc-per-node=2", "--log-dir=" + directory.path(), "--redirects=3"},
+                                       {"say", "to stdout", "err", "to stderr"}));
+    EXPECT_EQ(outcome.status, 0) << outcome.err;
+    EXPECT_EQ(outcome.out, "");
+    std::map<std::string, std::string> files;
+    for (const auto& entry : std::filesystem::recursive_directory_iterator(directory.path())) {
+        if (entry.is_regular_file()) files[entry.path().parent_path().filename() / entry.path().filename()] = content_of(entry.path());
+    }
+    EXPECT_EQ(files["0/stdout.log"], "to stdout\n");
+    EXPECT_EQ(files["1/stderr.log"], "to stderr\n");
+}
+
+TEST(Launch, ADryRunShowsThePlanAndStartsNothing) {
+    const Outcome outcome = run(ddprun_probe({"--nproc-per-node=2", "--dry-run"}, {"say", "started"}));
+    EXPECT_EQ(outcome.status, 0) << outcome.err;
+    EXPECT_THAT(outcome.out, AllOf(HasSubstr("RANK=1"), HasSubstr("WORLD_SIZE=2"), Not(HasSubstr("[0]: started"))));
+}
+
+TEST(Launch, WorkersStartWithCleanSignalsAndOnlyTheirDescriptors) {
+    const Outcome outcome = run(ddprun_probe({"--nproc-per-node=1"}, {"sigs", "fds"}));
+    EXPECT_THAT(outcome.out, HasSubstr("SigBlk:\t0000000000000000"));
+    EXPECT_THAT(outcome.out, HasSubstr("SigIgn:\t0000000000000000"));
+    EXPECT_THAT(outcome.out, HasSubstr("fds: 0 1 2 250 251\n"));
+}
+
+TEST(Launch, TheTokenIsOnNoCommandLineAndInNoLog) {
+    const Outcome outcome = run(ddprun_probe({"--nproc-per-node=1", "--dry-run"}, {"say", "x"}), with_environment({"LOGLEVEL=DEBUG"}));
+    const Outcome real = run(ddprun_probe({"--nproc-per-node=1"}, {"env", "DDPRUN_TOKEN"}), with_environment({"LOGLEVEL=DEBUG"}));
+    const std::size_t at = real.out.find("DDPRUN_TOKEN=");
+    ASSERT_NE(at, std::string::npos) << real.out << real.err;
+    const std::string token = real.out.substr(at + 13, 32);
+    EXPECT_EQ(count(real.err, token), 0);
+    EXPECT_THAT(outcome.out, Not(::testing::ContainsRegex("DDPRUN_TOKEN=[0-9a-f]")));
+}
+
+TEST(Launch, UserVariablesReachTheWorkersAndOurContractWins) {
+    const Outcome outcome = run(ddprun_probe({"--nproc-per-node=1"}, {"env", "MY_SETTING", "env", "RANK"}),
+                                with_environment({"MY_SETTING=as given", "RANK=7"}));
+    EXPECT_THAT(outcome.out, AllOf(HasSubstr("MY_SETTING=as given\n"), HasSubstr("RANK=0\n")));
+}
+
+TEST(Launch, MacrosInArgumentsAreFilledInPerWorker) {
+    const Outcome outcome = run(ddprun_probe({"--nproc-per-node=2"}, {"say", "local ${local_rank} global ${rank}"}));
+    EXPECT_THAT(outcome.out, AllOf(HasSubstr("[0]: local 0 global 0\n"), HasSubstr("[1]: local 1 global 1\n")));
+}
+
+TEST(Launch, ManyWorkersThatExitAtOnceAreAllSeen) {
+    const Outcome outcome = run(ddprun_probe({"--nproc-per-node=200"}, {"say", "here"}));
+    EXPECT_EQ(outcome.status, 0) << outcome.err;
+    EXPECT_EQ(count(outcome.out, ": here\n"), 200);
+}
+
+TEST(Launch, AFailureWhileOthersAreStillBeingStartedEndsTheJob) {
+    const Outcome outcome = run(ddprun_probe({"--nproc-per-node=100"}, {"rank", "0", "exit", "4", "end", "hold"}));
+    EXPECT_EQ(outcome.status, 4) << outcome.err;
+    EXPECT_FALSE(outcome.timed_out);
+}
+
+}  // namespace
+}  // namespace ddprun::test

@@ -1,0 +1,98 @@
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+
+#include <fstream>
+#include <random>
+#include <thread>
+
+#include "tests/support/run_program.h"
+
+namespace ddprun::test {
+namespace {
+
+using namespace std::chrono_literals;
+using ::testing::HasSubstr;
+
+/// A variable that marks every process of one job, whatever it becomes.
+struct Marked {
+    std::string variable = "PROBE_JOB=" + unique_name("orphan");
+    RunOptions options = with_environment({variable});
+};
+
+TEST(Orphans, NothingOutlivesAJobThatEndsWell) {
+    const Marked job;
+    const Outcome outcome = run(ddprun_probe({"--nproc-per-node=2"}, {"child", "daemon", "exit", "0"}), job.options);
+    EXPECT_EQ(outcome.status, 0) << outcome.err;
+    EXPECT_TRUE(processes_with(job.variable).empty());
+}
+
+TEST(Orphans, AGrandchildThatHoldsStdoutDoesNotHoldTheJob) {
+    const Marked job;
+    const Outcome outcome = run(ddprun_probe({"--nproc-per-node=1"}, {"daemon", "say", "done", "exit", "0"}), job.options);
+    EXPECT_EQ(outcome.status, 0);
+    EXPECT_THAT(outcome.out, HasSubstr("done"));
+    EXPECT_LT(outcome.took, 5s);
+    EXPECT_TRUE(all_gone(job.variable, 0ms));
+}
+
+TEST(Orphans, TheChildrenOfAKilledWorkerGoWithItsJob) {
+    const Marked job;
+    const Outcome outcome = run(ddprun_probe({"--nproc-per-node=2"}, {"child", "daemon", "rank", "1", "kill", "9", "end", "hold"}), job.options);
+    EXPECT_EQ(outcome.status, 128 + SIGKILL);
+    EXPECT_TRUE(processes_with(job.variable).empty());
+}
+
+TEST(Orphans, WorkersThatStoppedThemselvesAreEndedToo) {
+    const Marked job;
+    Program program(ddprun_probe({"--nproc-per-node=2", "--shutdown-timeout=1"}, {"say", "up", "stop"}), job.options);
+    ASSERT_TRUE(program.wait_for_output("[1]: up"));
+    program.signal(SIGTERM);
+    const Outcome outcome = program.wait();
+    EXPECT_FALSE(outcome.timed_out);
+    EXPECT_TRUE(all_gone(job.variable, 0ms));
+}
+
+TEST(Orphans, SigkillOfDdprunAtAnyMomentLeavesNoProcess) {
+    std::mt19937 random(20);
+    constexpr int kRounds = 200;
+    for (int round = 0; round < kRounds; ++round) {
+        const Marked job;
+        Program program(ddprun_probe({"--nproc-per-node=3"}, {"child", "daemon", "hold"}), job.options);
+        // From before the first worker to long after the last.
+        std::this_thread::sleep_for(std::chrono::microseconds(random() % 25'000));
+        program.signal(SIGKILL);
+        program.wait();
+        ASSERT_TRUE(all_gone(job.variable)) << "round " << round << ": "
+                                            << processes_with(job.variable).size() << " processes are left";
+    }
+}
+
+TEST(Orphans, SigkillOfDdprunsWholeGroupLeavesNoProcess) {
+    const Marked job;
+    Program program(ddprun_probe({"--nproc-per-node=3"}, {"child", "daemon", "say", "up", "hold"}), job.options);
+    ASSERT_TRUE(program.wait_for_output("[2]: up"));
+    ::kill(-program.pid(), SIGKILL);
+    program.wait();
+    EXPECT_TRUE(all_gone(job.variable));
+}
+
+TEST(Orphans, AKilledWardenIsReplacedAndTheReplacementDoesItsDuty) {
+    const Marked job;
+    Program program(ddprun_probe({"--nproc-per-node=2"}, {"daemon", "say", "up", "hold"}), job.options);
+    ASSERT_TRUE(program.wait_for_output("[1]: up"));
+    std::ifstream children("/proc/" + std::to_string(program.pid()) + "/task/" + std::to_string(program.pid()) + "/children");
+    for (pid_t pid = 0; children >> pid;) {
+        std::ifstream comm("/proc/" + std::to_string(pid) + "/comm");
+        std::string name;
+        comm >> name;
+        if (name == "warden") ::kill(pid, SIGKILL);
+    }
+    ASSERT_TRUE(program.wait_for_output("starting another"));
+    program.signal(SIGKILL);
+    program.wait();
+    EXPECT_TRUE(all_gone(job.variable));
+}
+
+}  // namespace
+}  // namespace ddprun::test
