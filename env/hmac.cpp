@@ -1,10 +1,13 @@
 #include "env/hmac.h"
 
+// The plain SHA256_ calls are marked deprecated since OpenSSL 3.0, in favour of what is avoided below.
+#define OPENSSL_SUPPRESS_DEPRECATED
 #include <openssl/crypto.h>
-#include <openssl/evp.h>
-#include <openssl/hmac.h>
+#include <openssl/sha.h>
 #include <sys/random.h>
 
+#include <algorithm>
+#include <array>
 #include <cstdio>
 #include <cstdlib>
 
@@ -13,12 +16,35 @@ namespace {
 
 constexpr std::string_view kHexDigits = "0123456789abcdef";
 
-/// Without it, libcrypto reads openssl.cnf on first use: file accesses in every worker, and behaviour that
-/// depends on the user's OPENSSL_CONF.
-void start_libcrypto_without_configuration() {
-    static const int started =
-        ::OPENSSL_init_crypto(OPENSSL_INIT_NO_LOAD_CONFIG | OPENSSL_INIT_NO_ATEXIT, nullptr);
-    static_cast<void>(started);
+/// A SHA-256 in progress, by libcrypto's own implementation of it (with the processor's SHA instructions).
+///
+/// Not through EVP or HMAC(): their first use in a process loads providers and the configuration file, which
+/// cost every ddprun and every worker a millisecond, and behaviour that depends on the user's OPENSSL_CONF.
+class Sha256 {
+  public:
+    Sha256() { must(::SHA256_Init(&state_)); }
+    Sha256& add(std::span<const std::uint8_t> bytes) {
+        must(::SHA256_Update(&state_, bytes.data(), bytes.size()));
+        return *this;
+    }
+    Digest finish() {
+        Digest digest{};
+        must(::SHA256_Final(digest.data(), &state_));
+        return digest;
+    }
+
+  private:
+    /// Never go on with a digest of zeros: the other side might hold the same one.
+    static void must(int done) {
+        if (done == 1) return;
+        std::fputs("ddprun: libcrypto cannot compute SHA-256\n", stderr);
+        std::abort();
+    }
+    ::SHA256_CTX state_{};
+};
+
+std::span<const std::uint8_t> bytes_of(std::string_view text) {
+    return {reinterpret_cast<const std::uint8_t*>(text.data()), text.size()};
 }
 
 int hex_value(char c) {
@@ -30,21 +56,17 @@ int hex_value(char c) {
 
 }  // namespace
 
+// RFC 2104: H(key ^ opad, H(key ^ ipad, message)), the key filled up with zeros to a block, hashed if longer.
 Digest hmac_sha256(std::string_view key, std::string_view message) {
-    start_libcrypto_without_configuration();
-    Digest digest{};
-    unsigned int length = 0;
-    // libcrypto takes a null key as "the key of the call before", so an empty one needs an address.
-    const void* const key_bytes = key.empty() ? "" : key.data();
-    const auto* const bytes = reinterpret_cast<const unsigned char*>(message.data());
-    const unsigned char* const done = ::HMAC(::EVP_sha256(), key_bytes, static_cast<int>(key.size()), bytes,
-                                             message.size(), digest.data(), &length);
-    if (done == nullptr || length != digest.size()) {
-        // Never go on with a digest of zeros: the other side might hold the same one.
-        std::fputs("ddprun: libcrypto cannot compute HMAC-SHA256\n", stderr);
-        std::abort();
-    }
-    return digest;
+    std::array<std::uint8_t, SHA256_CBLOCK> inner{}, outer{};
+    const Digest hashed_key = Sha256().add(bytes_of(key)).finish();
+    const std::span<const std::uint8_t> used = key.size() > inner.size() ? std::span(hashed_key) : bytes_of(key);
+    std::copy(used.begin(), used.end(), inner.begin());
+    outer = inner;
+    for (std::uint8_t& byte : inner) byte ^= 0x36;
+    for (std::uint8_t& byte : outer) byte ^= 0x5c;
+    const Digest within = Sha256().add(inner).add(bytes_of(message)).finish();
+    return Sha256().add(outer).add(within).finish();
 }
 
 bool equal_digest(std::span<const std::uint8_t> a, std::span<const std::uint8_t> b) {
