@@ -38,7 +38,10 @@ void enlarge(int pipe) {
 
 }  // namespace
 
-Result<pid_t> LinuxSystem::spawn(const SpawnSpec& spec) { return spawn_process(spec); }
+LinuxSystem::LinuxSystem() : slots_(std::make_unique<SpawnSlots>()) {}
+LinuxSystem::~LinuxSystem() = default;
+
+Result<pid_t> LinuxSystem::spawn(const SpawnSpec& spec) { return spawn_process(spec, *slots_); }
 
 Status LinuxSystem::signal_group(pid_t group, int signal) {
     return sent(::kill(-group, signal), "kill group");

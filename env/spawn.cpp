@@ -46,6 +46,7 @@ struct Launch {
     char* const* environment = nullptr;
     Move* moves = nullptr;
     std::size_t move_count = 0;
+    unsigned shared_above = 0;  ///< the table is shared, and ours is needed only below this number; 0: it is a copy
     int free_number = 3;  ///< from here up no descriptor is a move's target
     const unsigned long* cpus = nullptr;
     std::size_t cpu_bytes = 0;
@@ -62,6 +63,13 @@ DDPRUN_IN_CHILD long fail(Launch& launch, const char* stage) {
     launch.failed_stage = stage;
     launch.error = errno;
     return -1;
+}
+
+/// Leaves the descriptor table that we share with the parent, with a copy of its beginning only.
+DDPRUN_IN_CHILD long leave_shared_table(Launch& launch) {
+    if (launch.shared_above == 0) return 0;
+    if (::syscall(SYS_close_range, launch.shared_above, ~0U, CLOSE_RANGE_UNSHARE) == 0) return 0;
+    return ::syscall(SYS_unshare, CLONE_FILES) == 0 ? 0 : fail(launch, "unshare");
 }
 
 /// Dies with the parent, also when the parent died before we asked for it.
@@ -152,7 +160,7 @@ DDPRUN_IN_CHILD long execute(Launch& launch) {
 
 DDPRUN_IN_CHILD int child_main(void* raw) {
     Launch& launch = *static_cast<Launch*>(raw);
-    if (bind_to_parent(launch) == 0 && set_limits_and_places(launch) == 0 && enter_place(launch) == 0 &&
+    if (leave_shared_table(launch) == 0 && bind_to_parent(launch) == 0 && set_limits_and_places(launch) == 0 && enter_place(launch) == 0 &&
         move_descriptors(launch) == 0 && settle_signals(launch) == 0) {
         execute(launch);
     }
@@ -248,7 +256,8 @@ pid_t start(Launch& launch) {
     // The child's frames; it cannot use ours while sharing memory. Only system calls are made on it.
     alignas(64) std::array<char, std::size_t{32} << 10> stack;
     const AllSignalsBlocked blocked;
-    return ::clone(child_main, stack.data() + stack.size(), CLONE_VM | CLONE_VFORK | SIGCHLD, &launch);
+    const int share_table = launch.shared_above != 0 ? CLONE_FILES : 0;
+    return ::clone(child_main, stack.data() + stack.size(), CLONE_VM | CLONE_VFORK | share_table | SIGCHLD, &launch);
 }
 
 void reap_failed(pid_t pid) {
@@ -267,16 +276,49 @@ Error explain(const SpawnSpec& spec, const Launch& launch) {
 
 }  // namespace
 
-Result<pid_t> spawn_process(const SpawnSpec& spec) {
+bool SpawnSlots::open() {
+    constexpr int kSlots = 8;
+    null_.reset(::open("/dev/null", O_RDWR | O_CLOEXEC));
+    for (int i = 0; null_ && i < kSlots; ++i) {
+        slots_.emplace_back(::fcntl(null_.get(), F_DUPFD_CLOEXEC, 3));
+        if (!slots_.back()) break;
+        end_ = std::max(end_, slots_.back().get() + 1);
+    }
+    if (slots_.size() == kSlots && slots_.back()) return true;
+    slots_.clear();
+    return false;
+}
+
+bool SpawnSlots::fill(std::vector<FdMapping>& mappings) {
+    if (slots_.empty() && !open()) return false;
+    if (mappings.size() > slots_.size()) return false;
+    for (; used_ < mappings.size(); ++used_) {
+        if (::dup3(mappings[used_].ours, slots_[used_].get(), O_CLOEXEC) < 0) {
+            clear();
+            return false;
+        }
+    }
+    for (std::size_t i = 0; i < mappings.size(); ++i) mappings[i].ours = slots_[i].get();
+    return true;
+}
+
+void SpawnSlots::clear() {
+    for (; used_ > 0; --used_) ::dup3(null_.get(), slots_[used_ - 1].get(), O_CLOEXEC);
+}
+
+Result<pid_t> spawn_process(const SpawnSpec& spec, SpawnSlots& slots) {
     if (const Status checked = check(spec); !checked) return checked.error();
     const std::vector<char*> arguments = pointers_to(spec.arguments);
     const std::vector<char*> through_shell = shell_arguments(spec, arguments);
     const std::vector<char*> environment = pointers_to(spec.environment);
     const Words cpus = bit_mask(spec.cpus);
     const Words nodes = bit_mask(spec.memory_nodes);
-    std::vector<Move> moves = plan_moves(spec.descriptors);
+    std::vector<FdMapping> descriptors = spec.descriptors;
+    const bool in_slots = slots.fill(descriptors);
+    std::vector<Move> moves = plan_moves(descriptors);
 
     Launch launch;
+    launch.shared_above = in_slots ? static_cast<unsigned>(slots.end()) : 0;
     launch.parent = ::getpid();
     launch.program = spec.program.c_str();
     launch.directory = spec.directory.empty() ? nullptr : spec.directory.c_str();
@@ -297,7 +339,9 @@ Result<pid_t> spawn_process(const SpawnSpec& spec) {
     }
 
     const pid_t pid = start(launch);
-    if (pid < 0) return Error::system("fork");
+    const int error = errno;
+    slots.clear();
+    if (pid < 0) return Error::system("fork", error);
     if (launch.failed_stage == nullptr) return pid;
     reap_failed(pid);
     return explain(spec, launch);

@@ -4,7 +4,32 @@
 
 namespace ddprun::os {
 
+/// A few low descriptor numbers, kept so that a child's table can be cut off right behind them.
+///
+/// A launcher of a thousand workers holds thousands of descriptors, and a fork copies them all, for the child to
+/// close them again: quadratic, and most of the cost of a large launch. So the child shares our table at first
+/// (CLONE_FILES), what it needs stands in these slots, and its first act is close_range(behind the slots, max,
+/// CLOSE_RANGE_UNSHARE), which copies the table only up to there (Linux 5.9; older ones copy all).
+class SpawnSlots {
+  public:
+    /// Puts each descriptor on a slot and tells the slots' numbers in its place. False: there are more descriptors
+    /// than slots, or none could be opened; nothing has changed.
+    bool fill(std::vector<FdMapping>& mappings);
+    /// Empties them again: a pipe's end must not stay open here.
+    void clear();
+    /// The first number behind the slots.
+    [[nodiscard]] int end() const { return end_; }
+
+  private:
+    bool open();
+
+    std::vector<UniqueFd> slots_;
+    UniqueFd null_;
+    std::size_t used_ = 0;
+    int end_ = 0;
+};
+
 /// LinuxSystem::spawn. A file of its own: its code runs in a child that shares this process's memory.
-Result<pid_t> spawn_process(const SpawnSpec& spec);
+Result<pid_t> spawn_process(const SpawnSpec& spec, SpawnSlots& slots);
 
 }  // namespace ddprun::os

@@ -4,6 +4,7 @@
 #include <sys/types.h>
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -86,9 +87,13 @@ class System {
     [[nodiscard]] virtual Result<UniqueFd> make_segment(std::uint64_t bytes) = 0;
 };
 
+class SpawnSlots;
+
 /// The real one. `become_subreaper` must have been called once in this process.
 class LinuxSystem final : public System {
   public:
+    LinuxSystem();
+    ~LinuxSystem() override;
     Result<pid_t> spawn(const SpawnSpec& spec) override;
     Status signal_group(pid_t group, int signal) override;
     Status signal_process(pid_t pid, int signal) override;
@@ -99,6 +104,9 @@ class LinuxSystem final : public System {
     Result<Pipe> make_pipe() override;
     Result<SocketPair> make_socket_pair() override;
     Result<UniqueFd> make_segment(std::uint64_t bytes) override;
+
+  private:
+    std::unique_ptr<SpawnSlots> slots_;
 };
 
 /// Orphaned grandchildren become our children and are seen by next_exit. Error: System.
