@@ -175,6 +175,22 @@ TEST(Spawn, GivesTheChildItsDescriptorsAndNoOther) {
     EXPECT_EQ(::fcntl(inherited.get(), F_GETFD), 0) << "our own descriptor was changed";
 }
 
+TEST(Spawn, KeepsNoCopyOfADescriptorItGaveAway) {
+    std::array<int, 2> ends{};
+    ASSERT_EQ(::pipe2(ends.data(), O_CLOEXEC | O_NONBLOCK), 0);
+    const UniqueFd read_end(ends[0]);
+    UniqueFd write_end(ends[1]);
+    LinuxSystem system;
+    SpawnSpec spec = program("/bin/true", {});
+    spec.descriptors = {{write_end.get(), 1}};
+    const Result<pid_t> child = system.spawn(spec);
+    ASSERT_TRUE(child);
+    write_end.reset();
+    ::waitpid(*child, nullptr, 0);
+    char byte = 0;
+    EXPECT_EQ(::read(read_end.get(), &byte, 1), 0) << "the end of file is not seen: " << ::strerror(errno);
+}
+
 TEST(Spawn, KeepsADescriptorUnderItsOwnNumber) {
     const UniqueFd low(::open("/dev/null", O_RDONLY | O_CLOEXEC));
     const UniqueFd ours(::fcntl(low.get(), F_DUPFD_CLOEXEC, 30));
@@ -186,8 +202,8 @@ TEST(Spawn, KeepsADescriptorUnderItsOwnNumber) {
 
 TEST(Spawn, MapsDescriptorsWhoseNumbersAreSwapped) {
     LinuxSystem system;
-    Result<System::Pipe> first = system.make_pipe();
-    Result<System::Pipe> second = system.make_pipe();
+    Result<System::Pipe> first = system.make_pipe(65536);
+    Result<System::Pipe> second = system.make_pipe(65536);
     ASSERT_TRUE(first && second);
     const int a = first->write.get();
     const int b = second->write.get();
@@ -202,8 +218,8 @@ TEST(Spawn, MapsDescriptorsWhoseNumbersAreSwapped) {
 
 TEST(Spawn, MapsAChainOfDescriptors) {
     LinuxSystem system;
-    Result<System::Pipe> first = system.make_pipe();
-    Result<System::Pipe> second = system.make_pipe();
+    Result<System::Pipe> first = system.make_pipe(65536);
+    Result<System::Pipe> second = system.make_pipe(65536);
     ASSERT_TRUE(first && second);
     const int a = first->write.get();
     const int b = second->write.get();
@@ -305,7 +321,7 @@ TEST(Spawn, NamesTheTerminalThatCannotBeGiven) {
 
 TEST(Spawn, LetsNoChildOutliveItsParent) {
     LinuxSystem system;
-    Result<System::Pipe> pipe = system.make_pipe();
+    Result<System::Pipe> pipe = system.make_pipe(65536);
     ASSERT_TRUE(pipe);
     const pid_t parent = ::fork();
     if (parent == 0) {
