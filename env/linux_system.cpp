@@ -76,7 +76,7 @@ Result<System::Pipe> LinuxSystem::make_pipe() {
 
 Result<System::SocketPair> LinuxSystem::make_socket_pair() {
     std::array<int, 2> ends{};
-    if (::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends.data()) != 0)
+    if (::socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends.data()) != 0)
         return Error::system("socketpair");
     SocketPair pair{UniqueFd(ends[0]), UniqueFd(ends[1])};
     if (const Status set = set_nonblocking(pair.ours.get()); !set) return set.error();

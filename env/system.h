@@ -77,7 +77,7 @@ class System {
         UniqueFd write;
     };
     [[nodiscard]] virtual Result<Pipe> make_pipe() = 0;
-    /// Unix stream sockets, CLOEXEC, non-blocking on our side only: {ours, the child's}.
+    /// Unix sockets that keep packets apart (SOCK_SEQPACKET), CLOEXEC, non-blocking on our side only: {ours, the child's}.
     struct SocketPair {
         UniqueFd ours;
         UniqueFd theirs;

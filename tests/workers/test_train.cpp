@@ -327,6 +327,27 @@ TEST(Trainer, GivesTheSameLossCurveForTheSameBatchInAllOnAnyNumberOfWorkers) {
     }
 }
 
+TEST(Trainer, StoppedInAnEpochAndResumedEndsWithTheSameBitsAsInOneGo) {
+    const TemporaryDirectory temporary;
+    const Samples samples = two_clouds();
+    Options options = options_for(temporary, 4, 6);
+    const Outcome in_one_go = train_with(2, options);
+    options.checkpoint_dir = temporary.file("stopped");
+    ddp::testing::run_ranks(2, [&](ddp::ProcessGroup& group) {
+        // One rank alone hears of it, at the third vote.
+        int votes = 0;
+        train::Trainer trainer(group, options, samples, [](const std::string&) {},
+                               [&] { return group.rank() == 1 && ++votes == 3; });
+        const train::Summary summary = trainer.run("job1");
+        EXPECT_TRUE(summary.stopped);
+        EXPECT_TRUE(summary.epochs.empty()) << "this test is about the middle of the first epoch";
+    });
+    options.resume = true;
+    const Outcome resumed = train_with(2, options);
+    EXPECT_FALSE(resumed.summary.stopped);
+    EXPECT_EQ(resumed.summary.digest, in_one_go.summary.digest);
+}
+
 TEST(Trainer, ResumedEndsWithTheSameBitsAsInOneGo) {
     const TemporaryDirectory one, two;
     const Outcome whole = train_with(2, options_for(one, 6, 4));

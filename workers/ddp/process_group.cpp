@@ -8,6 +8,7 @@
 
 #include "ddp/cpu_group.h"
 #include "ddp/segment_share.h"
+#include "ddp/stack_answer.h"
 
 namespace ddp {
 
@@ -51,6 +52,7 @@ std::unique_ptr<ProcessGroup> ProcessGroup::create(const Context& context, Proce
     const auto deadline = ddprun::deadline_after(ddprun::MonotonicClock::now(), options.timeout);
     auto segment = std::make_shared<SegmentMap>(segment_for(env, deadline));
     if (segment->header().local_world_size != segment->header().world_size) require_one_node(env);
+    if (env.segment_fd >= 0) answer_stack_requests(segment, static_cast<std::uint32_t>(env.local_rank));
     return make_cpu_group(std::move(segment), env, options);
 }
 

@@ -16,6 +16,8 @@
 #include "data.h"
 #include "ddp/context.h"
 #include "ddp/durable_file.h"
+#include "ddp/error_report.h"
+#include "ddp/lifeline.h"
 #include "ddp/process_group.h"
 #include "env/hmac.h"
 #include "env/text.h"
@@ -31,6 +33,7 @@ using train::Trouble;
 
 int complain(const Trouble& trouble) {
     fmt::print(stderr, "train: {}\n", trouble.what);
+    ddp::write_error_report(trouble.what);
     return static_cast<int>(trouble.code);
 }
 
@@ -119,7 +122,9 @@ int run(const Options& options, const ddp::Context& context) {
     if (const auto agreed = train::agree(*group, mine, samples.fingerprint()))
         return report(agreed->trouble, agreed->reporter, group->rank());
 
-    train::Trainer trainer(*group, options, samples, print_line);
+    ddp::Lifeline lifeline(context);
+    lifeline.ready();
+    train::Trainer trainer(*group, options, samples, print_line, [&] { return lifeline.preemption_requested(); });
     const std::string run_id = run_identity(context.env());
     try {
         if (options.resume) trainer.resume(std::nullopt);
@@ -133,20 +138,12 @@ int run(const Options& options, const ddp::Context& context) {
                       0, group->rank());
     }
     const train::Summary summary = trainer.run(run_id);
-    if (group->rank() == 0 && !options.log_json.empty())
+    if (group->rank() == 0 && !options.log_json.empty() && !summary.stopped)
         ddp::replace_file(options.log_json, train::to_json(summary));
     return static_cast<int>(ExitCode::Ok);
 }
 
-/// "rank 3: " in front, where the text does not say so itself.
-std::string with_rank(int rank, const std::string& what) {
-    const std::string prefix = fmt::format("rank {}", rank);
-    return what.starts_with(prefix) ? what : prefix + ": " + what;
-}
-
-}  // namespace
-
-int main(int argc, char** argv) {
+int run_command_line(int argc, char** argv) {
     std::optional<ddp::Context> context;
     try {
         context = ddp::Context::from_env();
@@ -161,9 +158,11 @@ int main(int argc, char** argv) {
         if (context->rank() == 0) fmt::print("{}", train::usage());
         return static_cast<int>(ExitCode::Ok);
     }
-    try {
-        return run(*options, *context);
-    } catch (const std::exception& error) {
-        return complain({ExitCode::Failed, with_rank(context->rank(), error.what())});
-    }
+    return run(*options, *context);
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+    return ddp::run_main("train", [&] { return run_command_line(argc, argv); });
 }

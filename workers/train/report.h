@@ -24,6 +24,7 @@ struct Summary {
     double seconds = 0;
     std::string digest;      ///< SHA-256 over all parameters, equal on all ranks
     std::string checkpoint;  ///< path of the last
+    bool stopped = false;  ///< asked to, before the end
 };
 
 /// "epoch  3/30  loss 0.2113  train  94.1 %  held-out  95.5 %  52,341 samples/s  communication 12 %"

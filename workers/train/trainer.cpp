@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 #include <sched.h>
 
+#include <algorithm>
 #include <array>
 #include <cmath>
 #include <numeric>
@@ -88,7 +89,8 @@ struct Trainer::Totals {
     double& communication() { return sums[3]; }
 };
 
-Trainer::Trainer(ddp::ProcessGroup& group, const Options& options, const Samples& samples, Print print)
+Trainer::Trainer(ddp::ProcessGroup& group, const Options& options, const Samples& samples, Print print,
+                 StopWanted stop_wanted)
     : group_(group),
       options_(options),
       samples_(samples),
@@ -101,7 +103,8 @@ Trainer::Trainer(ddp::ProcessGroup& group, const Options& options, const Samples
       mlp_(widths_of(options, samples), options.seed),
       model_(group, mlp_.parameters()),
       optimizer_(make_optimizer(options, group.size(), mlp_.parameters())),
-      checkpoints_(checkpoint_dir_for(options, samples)) {}
+      checkpoints_(checkpoint_dir_for(options, samples)),
+      stop_(group, std::move(stop_wanted)) {}
 
 void Trainer::say(const std::string& line) const {
     if (group_.rank() == 0) print_(line);
@@ -155,17 +158,19 @@ void Trainer::resume(const std::optional<std::string>& only_run) {
     const ddp::TrainingState state =
         ddp::load_checkpoint(group_, path, mlp_.parameters(), optimizer_->state());
     epoch_ = state.epoch;
+    consumed_ = state.sampler.epoch == epoch_ ? state.sampler.consumed : 0;
     optimizer_->set_steps(state.step);
-    say(fmt::format("train: resuming from {} after epoch {}", path, epoch_));
+    say(fmt::format("train: resuming from {} {} epoch {}", path, consumed_ > 0 ? "in" : "after",
+                    consumed_ > 0 ? epoch_ + 1 : epoch_));
 }
 
-std::string Trainer::save(const std::string& run_id) {
+std::string Trainer::save(const std::string& run_id, const ddp::SamplerState& where) {
     std::string path;
     if (group_.rank() == 0)
         path = checkpoints_.save(mlp_.parameters(), optimizer_->state(),
                                  {epoch_,
                                   optimizer_->steps(),
-                                  {epoch_, 0},
+                                  where,
                                   {{"run_id", run_id}, {"optimizer", std::string(optimizer_->name())}}});
     return path;
 }
@@ -181,25 +186,29 @@ void Trainer::train_batch(const ddp::Batch& batch, Totals& totals) {
     totals.samples() += static_cast<double>(batch.size());
 }
 
-EpochResult Trainer::train_epoch() {
+std::optional<EpochResult> Trainer::train_epoch() {
     const ddprun::TimePoint start = MonotonicClock::now();
     const double communication_before = group_.communication_seconds();
-    sampler_.set_epoch(epoch_);
+    sampler_.restore({epoch_, std::exchange(consumed_, 0)});
     ddp::Loader loader(
         training_, sampler_.indices(),
         {.batch_size = options_.batch_size, .drop_last = true, .prefetch = prefetch_for(group_.size())});
     Totals totals;
     while (const ddp::Batch* batch = loader.next()) {
+        if (stop_.passed()) return std::nullopt;
         train_batch(*batch, totals);
+        sampler_.advance(batch->size());
         group_.report_progress(optimizer_->steps(), optimizer_->steps() * options_.batch_size);
     }
     const double seconds = seconds_since(start);
     totals.communication() = group_.communication_seconds() - communication_before;
     group_.all_reduce(ddp::buffer_of(std::span<double>(totals.sums))).wait();
     ++epoch_;
-    return {epoch_,
-            totals.loss() / totals.samples(),
-            totals.correct() / totals.samples(),
+    // None at all: stopped before the last batch, and resumed by more ranks than are left samples.
+    const double samples = std::max(totals.samples(), 1.0);
+    return EpochResult{epoch_,
+            totals.loss() / samples,
+            totals.correct() / samples,
             held_out_accuracy(),
             totals.samples() / seconds,
             totals.communication() / (seconds * group_.size())};
@@ -220,6 +229,13 @@ double Trainer::held_out_accuracy() {
     return static_cast<double>(correct[0]) / static_cast<double>(held_out_.size());
 }
 
+void Trainer::stop_early(Summary& summary, const std::string& run_id) {
+    summary.stopped = true;
+    summary.checkpoint = save(run_id, sampler_.state());
+    say(fmt::format("train: asked to stop in epoch {}: saved {}; --resume goes on from there", epoch_ + 1,
+                    summary.checkpoint));
+}
+
 Summary Trainer::run(const std::string& run_id) {
     announce();
     Summary summary;
@@ -228,15 +244,19 @@ Summary Trainer::run(const std::string& run_id) {
     if (epoch_ >= options_.epochs)
         say(fmt::format("train: {} epochs are done already; --epochs asks for {}", epoch_, options_.epochs));
     while (epoch_ < options_.epochs) {
-        const EpochResult result = train_epoch();
-        say(format_epoch(result, options_.epochs));
-        summary.epochs.push_back(result);
-        if (!std::isfinite(result.loss))
+        const std::optional<EpochResult> result = train_epoch();
+        if (!result) {
+            stop_early(summary, run_id);
+            return summary;
+        }
+        say(format_epoch(*result, options_.epochs));
+        summary.epochs.push_back(*result);
+        if (!std::isfinite(result->loss))
             throw ddp::Error(
                 fmt::format("the loss is {} after epoch {}: training has diverged; try a lower --lr",
-                            result.loss, epoch_));
+                            result->loss, epoch_));
         if (epoch_ % options_.checkpoint_every == 0 || epoch_ == options_.epochs)
-            summary.checkpoint = save(run_id);
+            summary.checkpoint = save(run_id, {epoch_, 0});
     }
     summary.held_out_accuracy = held_out_accuracy();
     summary.digest = model_.verify_equal_parameters();

@@ -13,6 +13,7 @@
 #include "mlp.h"
 #include "options.h"
 #include "report.h"
+#include "stop_vote.h"
 
 namespace train {
 
@@ -22,25 +23,32 @@ class Trainer {
     /// Lines for the user; called on rank 0 only.
     using Print = std::function<void(const std::string&)>;
 
+    /// Asked now and then: shall we save and stop?
+    using StopWanted = std::function<bool()>;
+
     /// Collective. All arguments are borrowed.
-    Trainer(ddp::ProcessGroup& group, const Options& options, const Samples& samples, Print print);
+    Trainer(ddp::ProcessGroup& group, const Options& options, const Samples& samples, Print print,
+            StopWanted stop_wanted = {});
 
     /// Collective. Continues from the newest checkpoint of the directory, if there is one; with `only_run`,
     /// only from one that this run (of that id) wrote. Throws InvalidInput, the same on all ranks, when the
     /// checkpoint is damaged or belongs to another model or optimizer.
     void resume(const std::optional<std::string>& only_run);
-    /// Collective. `run_id` is noted in the checkpoints.
+    /// Collective. `run_id` is noted in the checkpoints. Saves and returns early, with `stopped`, when a rank is
+    /// asked to stop.
     Summary run(const std::string& run_id);
 
   private:
-    EpochResult train_epoch();
+    /// nullopt: stopped on the way.
+    std::optional<EpochResult> train_epoch();
+    void stop_early(Summary& summary, const std::string& run_id);
     struct Totals;
     void train_batch(const ddp::Batch& batch, Totals& totals);
     double held_out_accuracy();
     void announce() const;
     void say(const std::string& line) const;
     std::string find_checkpoint(const std::optional<std::string>& only_run) const;
-    std::string save(const std::string& run_id);
+    std::string save(const std::string& run_id, const ddp::SamplerState& where);
 
     ddp::ProcessGroup& group_;
     const Options& options_;
@@ -53,7 +61,9 @@ class Trainer {
     ddp::DistributedDataParallel model_;
     std::unique_ptr<ddp::Optimizer> optimizer_;
     ddp::CheckpointDirectory checkpoints_;
-    std::uint64_t epoch_ = 0;  ///< epochs done
+    StopVote stop_;
+    std::uint64_t epoch_ = 0;     ///< epochs done
+    std::uint64_t consumed_ = 0;  ///< of the next epoch: where a stopped run goes on
 };
 
 /// What keeps these options and samples from being trained on by `world_size` ranks.

@@ -1,0 +1,157 @@
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <stdexcept>
+
+#include "ddp/error_report.h"
+#include "ddp/lifeline.h"
+#include "tests/support/temporary_directory.h"
+
+namespace ddp {
+namespace {
+
+using ::testing::HasSubstr;
+
+/// A worker of rank 3 with an error file.
+class ErrorReport : public ::testing::Test {
+  protected:
+    ErrorReport() : path_(directory_.path() + "/error.json") {
+        ::setenv("TORCHELASTIC_ERROR_FILE", path_.c_str(), 1);
+        ::setenv("RANK", "3", 1);
+    }
+    ~ErrorReport() override {
+        ::unsetenv("TORCHELASTIC_ERROR_FILE");
+        ::unsetenv("RANK");
+    }
+    nlohmann::json message() const { return nlohmann::json::parse(std::ifstream(path_)).at("message"); }
+    std::string stack() const { return message().at("extraInfo").at("py_callstack").get<std::string>(); }
+
+    ddprun::test::TemporaryDirectory directory_;
+    std::string path_;
+};
+
+[[gnu::noinline]] int throw_from_here() { throw std::runtime_error("no \"data\"\nat all"); }
+
+TEST_F(ErrorReport, AnExceptionLeavesItsTextAndWhereItWasThrownAndExitsWithOne) {
+    EXPECT_EXIT(run_main("prog", throw_from_here), ::testing::ExitedWithCode(1), "prog: rank 3: no \"data\"");
+    EXPECT_EQ(message().at("message"), "rank 3: no \"data\"\nat all");
+    EXPECT_THAT(stack(), HasSubstr("#0 "));
+    EXPECT_THAT(message().at("extraInfo").at("timestamp").get<std::string>(), ::testing::MatchesRegex("[0-9]+"));
+}
+
+TEST_F(ErrorReport, ACrashIsReportedAndStaysTheSignalThatItWas) {
+    for (const int signal : {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT}) {
+        EXPECT_EXIT(run_main("prog", [&] { return ::raise(signal); }), ::testing::KilledBySignal(signal), "died of SIG");
+        EXPECT_THAT(message().at("message").get<std::string>(), ::testing::StartsWith("SIG")) << signal;
+        EXPECT_THAT(stack(), HasSubstr("#0 ")) << signal;
+    }
+}
+
+[[gnu::noinline]] int overflow(volatile char* above) {
+    volatile char here[4096] = {};
+    // A condition that the compiler cannot see through keeps it from calling this endless.
+    return above[0] == 1 ? 0 : overflow(here) + above[0];
+}
+
+TEST_F(ErrorReport, AnOverflownStackIsReportedToo) {
+    volatile char bottom = 0;
+    EXPECT_EXIT(run_main("prog", [&] { return overflow(&bottom); }), ::testing::KilledBySignal(SIGSEGV), "SIGSEGV");
+    EXPECT_THAT(stack(), HasSubstr("#0 "));
+}
+
+TEST_F(ErrorReport, ACrashingChildOfTheWorkerDoesNotSpeakForIt) {
+    const auto body = [] {
+        const pid_t child = ::fork();
+        if (child == 0) ::raise(SIGABRT);
+        int status = 0;
+        ::waitpid(child, &status, 0);
+        return WIFSIGNALED(status) ? 7 : 8;
+    };
+    EXPECT_EXIT(std::exit(run_main("prog", body)), ::testing::ExitedWithCode(7), "");
+    EXPECT_FALSE(std::ifstream(path_).good());
+}
+
+TEST_F(ErrorReport, AProgramThatEndsWellLeavesNoReport) {
+    EXPECT_EXIT(std::exit(run_main("prog", [] { return 4; })), ::testing::ExitedWithCode(4), "");
+    EXPECT_FALSE(std::ifstream(path_).good());
+}
+
+TEST(ErrorJson, SurvivesTextThatIsNotUtf8) {
+    const auto json = nlohmann::json::parse(error_json("bad \xff byte", "#0 f", 12));
+    EXPECT_EQ(json.at("message").at("extraInfo").at("timestamp"), "12");
+}
+
+/// A worker's lifeline whose other end the test holds.
+struct Wire {
+    Wire() {
+        int ends[2];
+        if (::socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends) == 0) {
+            agent.reset(ends[0]);
+            worker.reset(ends[1]);
+        }
+        env.lifeline_fd = worker.get();
+    }
+    void tell(const std::string& packet) const { (void)!::send(agent.get(), packet.data(), packet.size(), 0); }
+    std::string heard() const {
+        char packet[64];
+        const ssize_t n = ::recv(agent.get(), packet, sizeof packet, MSG_DONTWAIT);
+        return n > 0 ? std::string(packet, static_cast<std::size_t>(n)) : "";
+    }
+    ddprun::UniqueFd agent, worker;
+    ddprun::WorkerEnv env;
+};
+
+TEST(Lifeline, ANoticeAsksForAStopAndSaysWhy) {
+    const Wire wire;
+    Lifeline lifeline{Context(wire.env)};
+    EXPECT_FALSE(lifeline.preemption_requested());
+    wire.tell("Pwalltime in 120 s");
+    EXPECT_TRUE(lifeline.preemption_requested());
+    EXPECT_EQ(lifeline.reason(), "walltime in 120 s");
+}
+
+TEST(Lifeline, UnknownPacketsAndTheEndOfTheAgentAreNoNotice) {
+    Wire wire;
+    Lifeline lifeline{Context(wire.env)};
+    wire.tell("?what");
+    EXPECT_FALSE(lifeline.preemption_requested());
+    wire.agent.reset();
+    EXPECT_FALSE(lifeline.preemption_requested());
+}
+
+TEST(Lifeline, ATerminationAsksForAStopWithOrWithoutALauncher) {
+    Lifeline lifeline{Context(ddprun::WorkerEnv{})};
+    ::raise(SIGUSR1);
+    EXPECT_FALSE(lifeline.preemption_requested());
+    ::raise(SIGTERM);
+    EXPECT_TRUE(lifeline.preemption_requested());
+    EXPECT_EQ(lifeline.reason(), "SIGTERM");
+}
+
+TEST(Lifeline, TheSecondTerminationEndsTheProcess) {
+    const auto terminate_twice = [] {
+        const Lifeline lifeline{Context(ddprun::WorkerEnv{})};
+        ::raise(SIGTERM);
+        ::raise(SIGTERM);
+    };
+    EXPECT_EXIT(terminate_twice(), ::testing::KilledBySignal(SIGTERM), "");
+}
+
+TEST(Lifeline, HeartbeatsArePacketsOfTheirOwn) {
+    const Wire wire;
+    Lifeline lifeline{Context(wire.env)};
+    lifeline.ready();
+    lifeline.heartbeat(17);
+    EXPECT_EQ(wire.heard(), "R");
+    EXPECT_EQ(wire.heard(), "H17");
+}
+
+}  // namespace
+}  // namespace ddp

@@ -1,0 +1,54 @@
+#include "ddp/stack_answer.h"
+
+#include <signal.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <mutex>
+#include <utility>
+
+#include "ddp/signal_text.h"
+#include "ddp/stack_trace.h"
+
+namespace ddp {
+namespace {
+
+/// Borrowed by the handler for ever, so never freed. One per process: signals are the process's.
+std::shared_ptr<SegmentMap>* kept_segment = nullptr;
+ddprun::RankLine* line = nullptr;
+std::uint64_t rank = 0;
+
+void on_request(int) {
+    const int saved = errno;
+    char text[16 * 1024];
+    SignalText out(text, sizeof text);
+    out.add("stack of rank ").add_number(rank).add(", thread ").add_number(static_cast<std::uint64_t>(::gettid())).add(":\n");
+    const std::size_t size = out.size() + raw_stack_trace(text + out.size(), sizeof text - out.size());
+    // A pipe that nobody reads: the launcher does not wait for us for long.
+    if (::write(2, text, size) >= 0) line->stacks_written.fetch_add(1, std::memory_order_release);
+    errno = saved;
+}
+
+void install(std::shared_ptr<SegmentMap> segment, std::uint32_t local_rank) {
+    const int signal = SIGRTMIN + 5;
+    struct sigaction action {};
+    ::sigaction(signal, nullptr, &action);
+    if (action.sa_handler != SIG_DFL) return;
+    prepare_stack_trace();
+    kept_segment = new std::shared_ptr<SegmentMap>(std::move(segment));
+    line = &(*kept_segment)->line(local_rank);
+    rank = (*kept_segment)->header().first_rank + local_rank;
+    action.sa_handler = on_request;
+    action.sa_flags = SA_RESTART;
+    if (::sigaction(signal, &action, nullptr) != 0) return;
+    line->stack_signal.store(static_cast<std::uint32_t>(signal), std::memory_order_release);
+}
+
+}  // namespace
+
+void answer_stack_requests(std::shared_ptr<SegmentMap> segment, std::uint32_t local_rank) {
+    static std::once_flag once;
+    std::call_once(once, [&] { install(std::move(segment), local_rank); });
+}
+
+}  // namespace ddp
