@@ -30,10 +30,9 @@ ChildExit from_siginfo(const siginfo_t& info) {
 }
 
 /// More in the pipe means fewer stalls of the workers and fewer wake-ups of ours.
-void enlarge(int pipe) {
-    constexpr int kWanted = 1024 * 1024;
-    // Smaller is fine: beyond a user's limit (pipe-user-pages-soft) the kernel refuses. Ignoring.
-    ::fcntl(pipe, F_SETPIPE_SZ, kWanted);
+void resize(int pipe, std::size_t bytes) {
+    // Beyond a user's limit (pipe-user-pages-soft) the kernel refuses, and any size does. Ignoring.
+    ::fcntl(pipe, F_SETPIPE_SZ, static_cast<int>(bytes));
 }
 
 }  // namespace
@@ -64,13 +63,13 @@ bool LinuxSystem::group_exists(pid_t group) { return ::kill(-group, 0) == 0 || e
 
 std::vector<pid_t> LinuxSystem::descendants() { return descendants_of(::getpid(), "/proc"); }
 
-Result<System::Pipe> LinuxSystem::make_pipe() {
+Result<System::Pipe> LinuxSystem::make_pipe(std::size_t buffer_bytes) {
     std::array<int, 2> ends{};
     if (::pipe2(ends.data(), O_CLOEXEC) != 0) return Error::system("pipe2");
     Pipe pipe{UniqueFd(ends[0]), UniqueFd(ends[1])};
     // Two open file descriptions: the worker's end stays blocking, as programs expect.
     if (const Status set = set_nonblocking(pipe.read.get()); !set) return set.error();
-    enlarge(pipe.read.get());
+    resize(pipe.read.get(), buffer_bytes);
     return pipe;
 }
 

@@ -71,12 +71,12 @@ class System {
     /// being born can be missed: ask again until there is none.
     [[nodiscard]] virtual std::vector<pid_t> descendants() = 0;
 
-    /// CLOEXEC pipe with a large buffer where allowed: {read end (non-blocking), write end}.
+    /// CLOEXEC pipe: {read end (non-blocking), write end}. `buffer_bytes` is a wish: a user's limit may refuse it.
     struct Pipe {
         UniqueFd read;
         UniqueFd write;
     };
-    [[nodiscard]] virtual Result<Pipe> make_pipe() = 0;
+    [[nodiscard]] virtual Result<Pipe> make_pipe(std::size_t buffer_bytes) = 0;
     /// Unix sockets that keep packets apart (SOCK_SEQPACKET), CLOEXEC, non-blocking on our side only: {ours, the child's}.
     struct SocketPair {
         UniqueFd ours;
@@ -101,7 +101,7 @@ class LinuxSystem final : public System {
     void reap(pid_t pid) override;
     bool group_exists(pid_t group) override;
     std::vector<pid_t> descendants() override;
-    Result<Pipe> make_pipe() override;
+    Result<Pipe> make_pipe(std::size_t buffer_bytes) override;
     Result<SocketPair> make_socket_pair() override;
     Result<UniqueFd> make_segment(std::uint64_t bytes) override;
 

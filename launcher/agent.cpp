@@ -15,6 +15,7 @@
 #include "env/lifeline.h"
 #include "env/socket.h"
 #include "env/text.h"
+#include "launcher/pipe_size.h"
 #include "launcher/report.h"
 
 namespace ddprun {
@@ -98,8 +99,7 @@ void Agent::handle(const rdzv::StartGeneration& order) {
 
 Status Agent::prepare(const rdzv::StartGeneration& order) {
     order_ = order;
-    const Status begun = output_.begin_attempt(order.restart_count);
-    if (!begun) return begun;
+    output_.begin_attempt(order.restart_count);
 
     Result<std::vector<WorkerPlan>> plans = plan_workers(config_.spec, config_.program, config_.machine, numbers_of(order));
     if (!plans) return plans.error();
@@ -161,6 +161,12 @@ void Agent::forward_signal(int signal) {
     for (const AgentState::Worker& worker : state_.workers) {
         if (worker.pid != 0 && worker.state != WorkerState::Ended) (void)system_.signal_group(worker.pid, signal);
     }
+}
+
+bool Agent::signal_worker(int local_rank, int signal) {
+    const AgentState::Worker& worker = state_.workers[static_cast<std::size_t>(local_rank)];
+    if (worker.pid == 0 || worker.state == WorkerState::Ended) return false;
+    return system_.signal_group(worker.pid, signal).has_value();
 }
 
 // ---- starting workers
@@ -235,13 +241,14 @@ Status Agent::connect_streams(int local_rank, os::SpawnSpec& spec, std::vector<U
     for (const Output::Stream stream : {Output::Stream::Out, Output::Stream::Err}) {
         const int childs_fd = stream == Output::Stream::Out ? 1 : 2;
         if (!output_.needs_pipe(owner, stream)) {
-            Result<UniqueFd> file = output_.direct_file(owner, stream);
-            if (!file) return file.error();
-            spec.descriptors.push_back({file->get(), childs_fd});
-            childs.push_back(std::move(*file));
-            continue;
+            // Without the file (a full disk) a pipe it is: the loss is said, the last lines of stderr are kept.
+            if (Result<UniqueFd> file = output_.direct_file(owner, stream); file) {
+                spec.descriptors.push_back({file->get(), childs_fd});
+                childs.push_back(std::move(*file));
+                continue;
+            }
         }
-        Result<os::System::Pipe> pipe = system_.make_pipe();
+        Result<os::System::Pipe> pipe = system_.make_pipe(pipe_bytes(static_cast<int>(workers_.size())));
         if (!pipe) return pipe.error();
         if (const Status added = output_.add(std::move(pipe->read), owner, stream); !added) return added;
         spec.descriptors.push_back({pipe->write.get(), childs_fd});

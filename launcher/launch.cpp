@@ -91,7 +91,7 @@ int run(CommandLine line) {
 
 const std::vector<int>& handled_signals() {
     static const std::vector<int> signals{SIGCHLD, SIGTERM, SIGINT, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2,
-                                          SIGCONT, SIGTSTP, SIGWINCH, SIGALRM, SIGPIPE};
+                                          SIGCONT, SIGTSTP, SIGWINCH, SIGALRM, SIGPIPE, SIGXFSZ};
     return signals;
 }
 

@@ -77,6 +77,7 @@ struct StreamState {
     Outlet* outlet = nullptr;  ///< null: not on the console
     LogFile* filtered = nullptr;
     LogFile file;
+    bool file_failed = false;  ///< it should have one, which could not be opened
     LineAssembler assembler;
     std::string prefix;        ///< fixed, unless the template names the time
     std::size_t capacity = 0;  ///< of the pipe
@@ -206,7 +207,9 @@ bool Output::Impl::goes_to_file(const StreamOwner& owner, Stream stream) const {
 bool Output::Impl::goes_to_console(const StreamOwner& owner, Stream stream) const {
     const bool redirected = has(spec.redirects.of(owner.local_rank), bit_of(stream));
     const bool teed = has(spec.tee.of(owner.local_rank), bit_of(stream));
-    if (redirected && !teed) return false;
+    // What cannot be kept anywhere is shown.
+    const bool kept = spec.log_dir.empty() || !attempt_directory.empty();
+    if (redirected && !teed && kept) return false;
     const std::vector<int>& shown = spec.local_ranks;
     return shown.empty() || std::find(shown.begin(), shown.end(), owner.local_rank) != shown.end();
 }
@@ -336,6 +339,7 @@ void Output::Impl::take(StreamState& stream, std::string_view chunk) {
         stream.file.write(chunk);
         if (stream.file.lost_bytes() > 0) note_loss(stream.file.loss());
     }
+    if (stream.file_failed) loss.bytes += chunk.size();
     if (stream.outlet == nullptr && stream.filtered == nullptr) return;
     stream.assembler.feed(chunk, now, [&](std::string_view block) { show(stream, block); });
     if (stream.outlet != nullptr && stream.assembler.due(spec.half_line_after) < timer_at) arm_timer();
@@ -483,7 +487,7 @@ Output::Output(os::EventLoop& loop, OutputSpec spec, int console_out, int consol
 
 Output::~Output() = default;
 
-Status Output::begin_attempt(int attempt) {
+void Output::begin_attempt(int attempt) {
     Impl& impl = *impl_;
     finish_attempt();
     impl.ranks.clear();
@@ -492,11 +496,10 @@ Status Output::begin_attempt(int attempt) {
     impl.filtered_out = {};
     impl.filtered_err = {};
     impl.attempt_directory.clear();
-    if (impl.spec.log_dir.empty()) return {};
+    if (impl.spec.log_dir.empty()) return;
     const std::string directory = fmt::format("{}/attempt_{}", impl.spec.log_dir, attempt);
-    if (const Status made = make_directories(directory); !made) return made;
+    if (const Status made = make_directories(directory); !made) return impl.note_loss(made.error().what);
     impl.attempt_directory = directory;
-    return {};
 }
 
 bool Output::needs_pipe(const StreamOwner& owner, Stream stream) const {
@@ -538,6 +541,7 @@ Status Output::add(UniqueFd pipe, const StreamOwner& owner, Stream stream) {
         Result<LogFile> file = LogFile::open(impl.path_of(owner, stream), impl.spec.max_file_bytes);
         if (file) state->file = *std::move(file);
         else impl.note_loss(file.error().what);
+        state->file_failed = !file;
     }
     if (const Status watched = impl.watch(*state); !watched) return watched;
     impl.streams[fd] = std::move(state);

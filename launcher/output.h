@@ -40,8 +40,8 @@ class Output {
     ~Output();
 
     /// Starts a generation: files go to `<log_dir>/attempt_<attempt>/<rank>/{stdout,stderr}.log`.
-    /// Error: System naming the directory.
-    Status begin_attempt(int attempt);
+    /// A directory that cannot be made is a loss, not an error: the job goes on without files.
+    void begin_attempt(int attempt);
 
     enum class Stream : std::uint8_t { Out, Err };
     /// What a worker's stream is connected to: a file of its own (redirect only), or a pipe of ours.

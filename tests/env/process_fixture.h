@@ -58,7 +58,7 @@ struct Ran {
 
 /// Runs a program to its end with its stdout in a pipe.
 inline Ran run(os::LinuxSystem& system, os::SpawnSpec spec) {
-    Result<os::System::Pipe> pipe = system.make_pipe();
+    Result<os::System::Pipe> pipe = system.make_pipe(65536);
     if (!pipe) return {pipe.error().what, {}};
     spec.descriptors.push_back({pipe->write.get(), 1});
     const Result<pid_t> pid = system.spawn(spec);

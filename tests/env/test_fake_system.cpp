@@ -50,7 +50,7 @@ TEST(FakeSystem, DeliversSignalsAsTheKernelWould) {
 
 TEST(FakeSystem, HoldsAChildsDescriptorsUntilItEnds) {
     FakeSystem system;
-    Result<System::Pipe> pipe = system.make_pipe();
+    Result<System::Pipe> pipe = system.make_pipe(65536);
     ASSERT_TRUE(pipe);
     SpawnSpec spec = program("/a");
     spec.descriptors = {{pipe->write.get(), 1}};
@@ -67,7 +67,7 @@ TEST(FakeSystem, HoldsAChildsDescriptorsUntilItEnds) {
 
 TEST(FakeSystem, FailsTheCallItWasToldTo) {
     FakeSystem system{FailNth{2}};
-    EXPECT_TRUE(system.make_pipe());
+    EXPECT_TRUE(system.make_pipe(65536));
     EXPECT_EQ(system.spawn(program("/a")).error().what, "fork: Resource temporarily unavailable");
     EXPECT_TRUE(system.spawn(program("/a")));
     EXPECT_EQ(system.calls(), 3);

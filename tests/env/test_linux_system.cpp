@@ -29,7 +29,7 @@ struct Started {
 };
 
 Started start(LinuxSystem& system, const std::string& script) {
-    Result<System::Pipe> pipe = system.make_pipe();
+    Result<System::Pipe> pipe = system.make_pipe(65536);
     SpawnSpec spec = shell(script);
     spec.descriptors = {{pipe->write.get(), 1}};
     const Result<pid_t> pid = system.spawn(spec);
@@ -183,7 +183,7 @@ TEST(ProcessTree, IsFoundFromTheListsOfAllThreads) {
 
 TEST(Pipe, IsCloexecAndNonBlockingOnlyWhereWeRead) {
     LinuxSystem system;
-    const Result<System::Pipe> pipe = system.make_pipe();
+    const Result<System::Pipe> pipe = system.make_pipe(65536);
     ASSERT_TRUE(pipe);
     EXPECT_EQ(::fcntl(pipe->read.get(), F_GETFD), FD_CLOEXEC);
     EXPECT_EQ(::fcntl(pipe->write.get(), F_GETFD), FD_CLOEXEC);
@@ -239,7 +239,7 @@ TEST(LinuxSystem, NamesTheCallThatRanOutOfDescriptorsAndLeaksNone) {
     ASSERT_EQ(::getrlimit(RLIMIT_NOFILE, &limit), 0);
     const rlimit one_more{static_cast<rlim_t>(before) + 1, limit.rlim_max};
     ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &one_more), 0);
-    const Result<System::Pipe> pipe = system.make_pipe();
+    const Result<System::Pipe> pipe = system.make_pipe(65536);
     const Result<System::SocketPair> pair = system.make_socket_pair();
     const int after = next_number();
     ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &limit), 0);

@@ -86,9 +86,9 @@ std::vector<pid_t> FakeSystem::descendants() {
     return pids;
 }
 
-Result<os::System::Pipe> FakeSystem::make_pipe() {
+Result<os::System::Pipe> FakeSystem::make_pipe(std::size_t buffer_bytes) {
     if (fails()) return Error::system("pipe2", EMFILE);
-    Result<Pipe> pipe = os::LinuxSystem().make_pipe();
+    Result<Pipe> pipe = os::LinuxSystem().make_pipe(buffer_bytes);
     if (pipe) track(pipe->read.get());
     if (pipe) track(pipe->write.get());
     return pipe;

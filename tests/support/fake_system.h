@@ -34,7 +34,7 @@ class FakeSystem final : public os::System {
     void reap(pid_t pid) override;
     bool group_exists(pid_t group) override;
     std::vector<pid_t> descendants() override;
-    Result<Pipe> make_pipe() override;
+    Result<Pipe> make_pipe(std::size_t buffer_bytes) override;
     Result<SocketPair> make_socket_pair() override;
     Result<UniqueFd> make_segment(std::uint64_t bytes) override;
 
