@@ -53,6 +53,8 @@ class Agent {
     void kill_all();
     /// Passes a signal on to every worker's group ("forward and carry on").
     void forward_signal(int signal);
+    /// The same for one of them. False: it does not run.
+    bool signal_worker(int local_rank, int signal);
     /// Some child has ended (SIGCHLD): sees to all that have.
     void on_child_exits();
 
@@ -61,6 +63,8 @@ class Agent {
     /// This generation's segment; null before the first.
     [[nodiscard]] const SegmentFile* segment() const { return segment_.get(); }
     [[nodiscard]] int first_rank() const { return order_.first_rank; }
+    /// When this generation's worker was started; TimePoint{}: not yet.
+    [[nodiscard]] TimePoint started(int local_rank) const { return workers_[static_cast<std::size_t>(local_rank)].started; }
 
   private:
     struct Worker {
