@@ -87,6 +87,7 @@ Status set_backoff(Draft& draft, Text value) {
 }
 
 Status set_event_handler(Draft& draft, Text value) {
+    if (value.empty()) return invalid("the value is empty");
     if (value == "null") return {};
     if (value == "console") {
         draft.spec.events_file = "/dev/stderr";
@@ -96,6 +97,7 @@ Status set_event_handler(Draft& draft, Text value) {
 }
 
 Status set_logs_specs(Draft& draft, Text value) {
+    if (value.empty()) return invalid("the value is empty");
     if (value == "default") return {};
     return without_effect(draft, "logs-specs", "it names a Python plug-in; see the options under Output");
 }

@@ -12,7 +12,8 @@
 //   cat             copies stdin to stdout        fds          prints its open descriptors
 //   cpus            prints its CPU affinity       sigs         prints blocked and ignored signals
 //   segv            crashes                       closeout     closes stdout and stderr
-//   cwd             prints its directory
+//   cwd             prints its directory          part TEXT    TEXT without a newline
+//   long N          one line of N MiB
 #include <dirent.h>
 #include <fcntl.h>
 #include <sched.h>
@@ -159,6 +160,12 @@ int main(int argc, char** argv) {
             write_all(1, next() + "\n");
         } else if (act == "err") {
             write_all(2, next() + "\n");
+        } else if (act == "part") {
+            write_all(1, next());
+        } else if (act == "long") {
+            const std::string piece(1024 * 1024, 'x');
+            for (int n = std::atoi(next().c_str()); n > 0; --n) write_all(1, piece);
+            write_all(1, "\n");
         } else if (act == "exit") {
             return std::atoi(next().c_str());
         } else if (act == "kill") {

@@ -1,0 +1,313 @@
+// One test per row of torchrun's flag table: the flag keeps its meaning.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sched.h>
+#include <signal.h>
+#include <sys/stat.h>
+
+#include "env/socket.h"
+#include "tests/support/run_program.h"
+#include "tests/support/temporary_directory.h"
+#include "tests/system/look.h"
+
+namespace ddprun::test {
+namespace {
+
+using namespace std::chrono_literals;
+using ::testing::AllOf;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+std::vector<std::string> ddprun(std::vector<std::string> words) {
+    words.insert(words.begin(), path_of("DDPRUN"));
+    return words;
+}
+
+/// A directory with a Python script that tells what it is, as the current directory of a run.
+struct ScriptDirectory {
+    TemporaryDirectory directory;
+    RunOptions options;
+    ScriptDirectory() {
+        options.directory = directory.path();
+        std::ofstream(directory.file("hello.py"))
+            << "import os, sys\nprint('name', __name__, 'args', *sys.argv[1:], 'rank', os.environ['RANK'])\n"
+               "print('argv0', sys.argv[0])\nprint('path0', os.path.realpath(sys.path[0]))\n";
+    }
+};
+
+int available_cpus() {
+    cpu_set_t set;
+    ::sched_getaffinity(0, sizeof set, &set);
+    return CPU_COUNT(&set);
+}
+
+// ---- workers
+
+TEST(Flags, NnodesOfOneIsOneNodeInEitherSpelling) {
+    for (const char* nodes : {"1", "1:1"}) {
+        const Outcome outcome = run(ddprun_probe({"--nnodes", nodes, "--nproc_per_node", "2"}, {"env", "GROUP_WORLD_SIZE", "env", "WORLD_SIZE"}));
+        EXPECT_EQ(outcome.status, 0) << outcome.err;
+        EXPECT_THAT(sorted_lines(outcome.out), ElementsAre("[0]: GROUP_WORLD_SIZE=1", "[0]: WORLD_SIZE=2", "[1]: GROUP_WORLD_SIZE=1", "[1]: WORLD_SIZE=2"));
+    }
+}
+
+TEST(Flags, NprocPerNodeCpuStartsOneWorkerPerCpuThatMayBeUsed) {
+    for (const char* word : {"cpu", "auto"}) {
+        const Outcome outcome = run(ddprun_probe({std::string("--nproc-per-node=") + word}, {"env", "LOCAL_WORLD_SIZE"}),
+                                    with_environment({"CUDA_VISIBLE_DEVICES="}));
+        EXPECT_EQ(occurrences(outcome.out, "LOCAL_WORLD_SIZE=" + std::to_string(available_cpus())), available_cpus())
+            << word << ": " << outcome.out << outcome.err;
+    }
+}
+
+TEST(Flags, NprocPerNodeGpuWithoutGpusIsRefused) {
+    const Outcome outcome = run(ddprun_probe({"--nproc-per-node=gpu"}, {"say", "started"}), with_environment({"CUDA_VISIBLE_DEVICES="}));
+    EXPECT_EQ(outcome.status, 64) << outcome.err;
+    EXPECT_THAT(outcome.err, HasSubstr("gpu"));
+    EXPECT_EQ(outcome.out, "");
+}
+
+TEST(Flags, RoleIsToldToTheWorkersAndToThePrefix) {
+    const Outcome outcome = run(ddprun_probe({"--role=trainer", "--nproc-per-node=2"}, {"env", "ROLE_NAME"}),
+                                with_environment({"TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE=[${role_name}${local_rank}]:"}));
+    EXPECT_THAT(sorted_lines(outcome.out), ElementsAre("[trainer0]:ROLE_NAME=trainer", "[trainer1]:ROLE_NAME=trainer"));
+}
+
+TEST(Flags, VirtualLocalRankIsZeroForAll) {
+    const Outcome outcome = run(ddprun_probe({"--virtual-local-rank", "--nproc-per-node=2"}, {"env", "LOCAL_RANK", "env", "RANK"}),
+                                with_environment({"CUDA_VISIBLE_DEVICES="}));
+    EXPECT_THAT(sorted_lines(outcome.out), ElementsAre("[0]: LOCAL_RANK=0", "[0]: RANK=0", "[1]: LOCAL_RANK=0", "[1]: RANK=1"));
+}
+
+TEST(Flags, NumaBindingExclusiveGivesEachWorkerCpusOfItsOwn) {
+    if (available_cpus() < 2) GTEST_SKIP() << "needs two CPUs";
+    const Outcome outcome = run(ddprun_probe({"--numa-binding=exclusive", "--nproc-per-node=2", "--prefix="}, {"cpus"}));
+    EXPECT_EQ(outcome.status, 0) << outcome.err;
+    std::vector<std::string> seen;
+    for (const std::string& line : sorted_lines(outcome.out)) {
+        for (const std::string_view cpu : split(line.substr(6), ' ')) seen.emplace_back(cpu);
+    }
+    std::sort(seen.begin(), seen.end());
+    EXPECT_GE(seen.size(), 2u) << outcome.out;
+    EXPECT_EQ(std::adjacent_find(seen.begin(), seen.end()), seen.end()) << "a CPU of two workers: " << outcome.out;
+}
+
+// ---- which program, and how
+
+TEST(Flags, AScriptIsRunByPython3FromTheCurrentDirectory) {
+    const ScriptDirectory scripts;
+    const Outcome outcome = run(ddprun({"--nproc-per-node=2", "hello.py", "--lr", "0.1"}), scripts.options);
+    EXPECT_EQ(outcome.status, 0) << outcome.err;
+    EXPECT_THAT(outcome.out, AllOf(HasSubstr("[0]: name __main__ args --lr 0.1 rank 0\n"), HasSubstr("[1]: argv0 hello.py\n")));
+}
+
+TEST(Flags, PythonExecNamesThePython) {
+    const ScriptDirectory scripts;
+    std::ofstream(scripts.directory.file("python")) << "#!/bin/sh\necho \"run with $*\"\n";
+    ::chmod(scripts.directory.file("python").c_str(), 0755);
+    RunOptions options = scripts.options;
+    options.environment = {"PYTHON_EXEC=" + scripts.directory.file("python")};
+    EXPECT_EQ(run(ddprun({"hello.py", "x"}), options).out, "[0]: run with -u hello.py x\n");
+}
+
+TEST(Flags, ModuleIsRunAsPythonDashM) {
+    const ScriptDirectory scripts;
+    for (const char* flag : {"-m", "--module"}) {
+        const Outcome outcome = run(ddprun({flag, "hello", "a"}), scripts.options);
+        EXPECT_THAT(outcome.out, HasSubstr("[0]: name __main__ args a rank 0\n")) << outcome.err;
+    }
+}
+
+TEST(Flags, RunPathGivesTheScriptTheSurroundingsOfADirectRun) {
+    const ScriptDirectory scripts;
+    const Outcome outcome = run(ddprun({"--run-path", "hello.py", "b", "c"}), scripts.options);
+    EXPECT_THAT(outcome.out, AllOf(HasSubstr("name __main__ args b c rank 0\n"), HasSubstr("argv0 hello.py\n"),
+                                   HasSubstr("path0 " + std::filesystem::canonical(scripts.directory.path()).string())))
+        << outcome.err;
+}
+
+TEST(Flags, NoPythonExecutesTheFileItself) {
+    const ScriptDirectory scripts;
+    std::ofstream(scripts.directory.file("tool.py")) << "#!/bin/sh\necho \"a shell script, $1\"\n";
+    ::chmod(scripts.directory.file("tool.py").c_str(), 0755);
+    EXPECT_EQ(run(ddprun({"--no-python", "./tool.py", "d"}), scripts.options).out, "[0]: a shell script, d\n");
+}
+
+TEST(Flags, WhatFollowsTheProgramBelongsToIt) {
+    const Outcome outcome = run(ddprun({"--nproc-per-node=1", "/bin/echo", "--nproc-per-node=7", "-m", "--", "--version"}));
+    EXPECT_EQ(outcome.out, "[0]: --nproc-per-node=7 -m -- --version\n");
+}
+
+// ---- rendezvous, on one node
+
+TEST(Flags, RdzvIdIsTheRunIdOfTheWorkers) {
+    const Outcome outcome = run(ddprun_probe({"--rdzv-id=job 17", "--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0", "--rdzv-conf=timeout=60,read_timeout=20"},
+                                             {"env", "TORCHELASTIC_RUN_ID"}));
+    EXPECT_EQ(outcome.out, "[0]: TORCHELASTIC_RUN_ID=job 17\n") << outcome.err;
+}
+
+TEST(Flags, StandaloneOverridesTheRendezvousWithAnIdOfItsOwn) {
+    const std::vector<std::string> command = ddprun_probe(
+        {"--standalone", "--rdzv-id=mine", "--rdzv-endpoint=nowhere.invalid:1"}, {"env", "TORCHELASTIC_RUN_ID", "env", "MASTER_ADDR"});
+    const Outcome one = run(command), other = run(command);
+    EXPECT_EQ(one.status, 0) << one.err;
+    EXPECT_THAT(one.out, AllOf(HasSubstr("MASTER_ADDR=127.0.0.1"), Not(HasSubstr("mine"))));
+    EXPECT_NE(one.out, other.out) << "two standalone jobs have one id";
+}
+
+TEST(Flags, MasterAddressAndPortAreTheWorkers) {
+    const std::string port = free_port();
+    const Outcome outcome = run(ddprun_probe({"--master-addr=127.0.0.1", "--master-port=" + port}, {"env", "MASTER_ADDR", "env", "MASTER_PORT"}));
+    EXPECT_THAT(sorted_lines(outcome.out), ElementsAre("[0]: MASTER_ADDR=127.0.0.1", "[0]: MASTER_PORT=" + port)) << outcome.err;
+}
+
+TEST(Flags, AMasterPortInUseIsSaidBeforeAnythingStarts) {
+    const Result<Listener> taken = listen_tcp({"127.0.0.1", 0});
+    const std::string port = std::to_string(taken->bound.port);
+    const Outcome outcome = run(ddprun_probe({"--master-port=" + port}, {"say", "started"}));
+    EXPECT_EQ(outcome.status, 69) << outcome.err;
+    EXPECT_THAT(outcome.err, HasSubstr(port));
+    EXPECT_EQ(outcome.out, "");
+}
+
+TEST(Flags, WithEtcdNobodyWaitsForAServerThatIsNotThere) {
+    for (const char* name : {"etcd", "etcd-v2"}) {
+        const Outcome outcome = run(ddprun_probe({"--rdzv-backend", name}, {"say", "started"}));
+        EXPECT_EQ(outcome.status, 64);
+        EXPECT_THAT(outcome.err, AllOf(HasSubstr("--rdzv-backend"), HasSubstr(name), HasSubstr("c10d")));
+    }
+}
+
+// ---- restarts and signals
+
+TEST(Flags, MaxRestartsIsToldToTheWorkersAndCounted) {
+    const Outcome outcome = run(ddprun_probe({"--max-restarts=2"}, {"env", "TORCHELASTIC_RESTART_COUNT", "env", "TORCHELASTIC_MAX_RESTARTS", "exit", "5"}));
+    EXPECT_EQ(outcome.status, 5);
+    for (const char* line : {"RESTART_COUNT=0", "RESTART_COUNT=1", "RESTART_COUNT=2"}) EXPECT_EQ(occurrences(outcome.out, line), 1);
+    EXPECT_EQ(occurrences(outcome.out, "MAX_RESTARTS=2"), 3);
+}
+
+TEST(Flags, EverySignalToHandleEndsTheJobAndReachesTheWorkers) {
+    Program program(ddprun_probe({"--signals-to-handle=SIGTERM,SIGUSR1", "--nproc-per-node=2"}, {"on", "10", "0", "say", "up", "hold"}));
+    ASSERT_TRUE(program.wait_for_output("[0]: up") && program.wait_for_output("[1]: up"));
+    program.signal(SIGUSR1);
+    EXPECT_EQ(program.wait().status, 75);
+}
+
+TEST(Flags, ShutdownTimeoutOfZeroKillsAtOnce) {
+    const auto stop = [](const std::vector<std::string>& options, const RunOptions& surroundings) {
+        Program program(ddprun_probe(options, {"ignore", "15", "say", "up", "hold"}), surroundings);
+        EXPECT_TRUE(program.wait_for_output("up"));
+        program.signal(SIGTERM);
+        const Outcome outcome = program.wait();
+        EXPECT_EQ(outcome.status, 75) << outcome.err;
+        return outcome.took;
+    };
+    EXPECT_LT(stop({"--shutdown-timeout=0"}, {}), 3s);
+    EXPECT_LT(stop({}, with_environment({"TORCH_ELASTIC_SHUTDOWN_TIMEOUT=0"})), 3s);
+    EXPECT_LT(stop({"--shutdown-timeout=0"}, with_environment({"TORCH_ELASTIC_SHUTDOWN_TIMEOUT=60"})), 3s) << "the flag wins";
+}
+
+// ---- accepted without effect
+
+TEST(Flags, FlagsWithoutEffectAreAcceptedAndSaySo) {
+    for (const char* flag : {"--monitor-interval=0.5", "--start-method=fork", "--logs-specs=mine", "--event-log-handler=plugin", "--use-env"}) {
+        const Outcome outcome = run(ddprun_probe({flag}, {"say", "ran"}));
+        const std::string name = std::string(flag).substr(0, std::string(flag).find('='));
+        EXPECT_EQ(outcome.status, 0) << flag << outcome.err;
+        EXPECT_THAT(outcome.err, AllOf(HasSubstr(name), HasSubstr("without effect")));
+        EXPECT_EQ(outcome.out, "[0]: ran\n");
+    }
+    EXPECT_EQ(run(ddprun_probe({"--logs-specs=default", "--event-log-handler=null"}, {})).err, "");
+}
+
+TEST(Flags, CompletionScriptsAreWhatTheirShellReads) {
+    const Outcome script = run(ddprun({"--print-completion=bash"}));
+    RunOptions options;
+    options.input = script.out + "\nCOMP_WORDS=(ddprun --print-comp); COMP_CWORD=1; _ddprun; echo \"${COMPREPLY[@]}\"\n"
+                                 "COMP_WORDS=(ddprun --color al); COMP_CWORD=2; _ddprun; echo \"${COMPREPLY[@]}\"\n";
+    const Outcome completed = run({"bash", "--norc"}, options);
+    EXPECT_EQ(completed.out, "--print-completion\nalways\n") << completed.err;
+    for (const char* shell : {"zsh", "fish", "tcsh"}) {
+        EXPECT_THAT(run(ddprun({"--print-completion", shell})).out, HasSubstr("nproc-per-node")) << shell;
+    }
+}
+
+// ---- PET_ variables
+
+TEST(Flags, EveryFlagHasItsVariableAlsoThoseThatTorchrunForgot) {
+    const Outcome outcome = run(ddprun_probe({}, {"env", "ROLE_NAME", "env", "LOCAL_RANK"}),
+                                with_environment({"PET_NPROC_PER_NODE=2", "PET_ROLE=pet", "PET_VIRTUAL_LOCAL_RANK=1", "PET_NNODES=1:1",
+                                                  "PET_STANDALONE=1", "PET_NUMA_BINDING=none", "PET_LOGS_SPECS=default", "CUDA_VISIBLE_DEVICES="}));
+    EXPECT_THAT(sorted_lines(outcome.out), ElementsAre("[0]: LOCAL_RANK=0", "[0]: ROLE_NAME=pet", "[1]: LOCAL_RANK=0", "[1]: ROLE_NAME=pet")) << outcome.err;
+    EXPECT_THAT(run(ddprun({}), with_environment({"PET_PRINT_COMPLETION=fish"})).out, HasSubstr("complete -c ddprun"));
+}
+
+TEST(Flags, TheCommandLineWinsOverTheVariable) {
+    const Outcome outcome = run(ddprun_probe({"--nproc-per-node=1"}, {"env", "ROLE_NAME"}), with_environment({"PET_NPROC_PER_NODE=3", "PET_ROLE="}));
+    EXPECT_EQ(outcome.out, "[0]: ROLE_NAME=default\n");
+}
+
+TEST(Flags, AVariableThatIsWrongIsNamed) {
+    const Outcome outcome = run(ddprun_probe({}, {"say", "started"}), with_environment({"PET_NUMA_BINDING=chip"}));
+    EXPECT_EQ(outcome.status, 64);
+    EXPECT_THAT(outcome.err, AllOf(HasSubstr("PET_NUMA_BINDING"), HasSubstr("chip"), HasSubstr("socket")));
+}
+
+// ---- bad input
+
+struct Refusal {
+    std::vector<std::string> words;
+    std::vector<std::string> told;  ///< all of these stand in the error
+};
+
+void PrintTo(const Refusal& refusal, std::ostream* out) { *out << join(refusal.words, " "); }
+
+class Refused : public ::testing::TestWithParam<Refusal> {};
+
+TEST_P(Refused, BeforeAnythingStartsWithTheFlagTheValueAndWhatWasExpected) {
+    const Outcome outcome = run(ddprun_probe(GetParam().words, {"say", "started"}));
+    EXPECT_EQ(outcome.status, 64);
+    EXPECT_EQ(outcome.out, "");
+    for (const std::string& text : GetParam().told) EXPECT_THAT(outcome.err, HasSubstr(text));
+    EXPECT_EQ(occurrences(outcome.err, "\n"), 1) << outcome.err;
+}
+
+INSTANTIATE_TEST_SUITE_P(Flags, Refused, ::testing::Values(
+    Refusal{{"--nnodes=0"}, {"--nnodes", "0"}},
+    Refusal{{"--nnodes=3:2"}, {"--nnodes", "3:2"}},
+    Refusal{{"--nnodes=two"}, {"--nnodes", "two"}},
+    Refusal{{"--nproc-per-node=-1"}, {"--nproc-per-node", "-1"}},
+    Refusal{{"--nproc-per-node=xpu"}, {"--nproc-per-node", "xpu", "gpu"}},
+    Refusal{{"--nproc-per-node=99999999999"}, {"--nproc-per-node", "99999999999"}},
+    Refusal{{"--nproc-per-nod=2"}, {"--nproc-per-nod", "--nproc-per-node"}},
+    Refusal{{"--max-restarts=-1"}, {"--max-restarts", "-1"}},
+    Refusal{{"--max-restarts=3/soon"}, {"--max-restarts", "soon"}},
+    Refusal{{"--monitor-interval=often"}, {"--monitor-interval", "often"}},
+    Refusal{{"--start-method=thread"}, {"--start-method", "thread", "spawn"}},
+    Refusal{{"--redirects=4"}, {"--redirects", "4"}},
+    Refusal{{"-t", "0:1,1"}, {"-t", "'1'", "LOCAL_RANK"}},
+    Refusal{{"--local-ranks-filter=a"}, {"--local-ranks-filter", "a"}},
+    Refusal{{"--numa-binding=chip"}, {"--numa-binding", "chip", "core-complex"}},
+    Refusal{{"--signals-to-handle=SIGFOO"}, {"--signals-to-handle", "SIGFOO"}},
+    Refusal{{"--signals-to-handle=SIGKILL"}, {"--signals-to-handle", "SIGKILL"}},
+    Refusal{{"--shutdown-timeout=-1"}, {"--shutdown-timeout", "-1"}},
+    Refusal{{"--node-rank=-1"}, {"--node-rank", "-1"}},
+    Refusal{{"--node-rank=2", "--nnodes=2"}, {"--node-rank 2", "--nnodes 2"}},
+    Refusal{{"--master-port=70000"}, {"--master-port", "70000"}},
+    Refusal{{"--rdzv-conf=join_timeout"}, {"--rdzv-conf", "join_timeout"}},
+    Refusal{{"--rdzv-conf=color=red"}, {"--rdzv-conf", "color"}},
+    Refusal{{"--rdzv-endpoint=host:port"}, {"--rdzv-endpoint", "host:port"}},
+    Refusal{{"--standalone", "--nnodes=2"}, {"--standalone", "--nnodes 2"}},
+    Refusal{{"-m", "--no-python"}, {"-m", "--no-python"}},
+    Refusal{{"--standalone=1"}, {"--standalone", "takes no value"}},
+    Refusal{{"--rdzv-id", "--standalone"}, {"--rdzv-id", "--standalone"}},
+    Refusal{{"--print-completion=cmd"}, {"--print-completion", "cmd", "bash"}},
+    Refusal{{"--event-log-handler="}, {"--event-log-handler"}},
+    Refusal{{"--max-log-size=big"}, {"--max-log-size", "big"}},
+    Refusal{{"--prefix=${rnk}"}, {"--prefix", "rnk"}},
+    Refusal{{"--role="}, {"--role", "empty"}}));
+
+}  // namespace
+}  // namespace ddprun::test

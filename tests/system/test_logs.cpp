@@ -1,0 +1,228 @@
+// What the workers write arrives: whole, once, and in the place that was asked for; and no log ever ends a job.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/mount.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include "tests/support/run_program.h"
+#include "tests/support/temporary_directory.h"
+#include "tests/system/look.h"
+
+namespace ddprun::test {
+namespace {
+
+using namespace std::chrono_literals;
+using ::testing::AllOf;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+std::string probe_line(int rank, int number) {
+    std::string text = "rank " + std::to_string(rank) + " line " + std::to_string(number) + " ";
+    text.resize(99, 'x');
+    return text;
+}
+
+/// All that `ranks` probes print with one of the acts lines, blocks, halves.
+std::vector<std::string> all_lines(int ranks, int count) {
+    std::vector<std::string> lines;
+    for (int rank = 0; rank < ranks; ++rank) {
+        for (int n = 0; n < count; ++n) lines.push_back("[" + std::to_string(rank) + "]: " + probe_line(rank, n));
+    }
+    std::sort(lines.begin(), lines.end());
+    return lines;
+}
+
+/// A small file system, where we may have one.
+class SmallDisk {
+  public:
+    explicit SmallDisk(const std::string& options)
+        : mounted_(::mount("tmpfs", directory_.path().c_str(), "tmpfs", 0, options.c_str()) == 0) {}
+    ~SmallDisk() {
+        if (mounted_) ::umount2(directory_.path().c_str(), MNT_DETACH);
+    }
+    SmallDisk(const SmallDisk&) = delete;
+    SmallDisk& operator=(const SmallDisk&) = delete;
+    [[nodiscard]] bool mounted() const { return mounted_; }
+    [[nodiscard]] const std::string& path() const { return directory_.path(); }
+
+  private:
+    TemporaryDirectory directory_;
+    bool mounted_;
+};
+
+// ---- whole lines
+
+TEST(Logs, NoLineIsTornOrLostWhateverPiecesItIsWrittenIn) {
+    for (const auto& [act, count] : std::vector<std::pair<std::string, int>>{{"lines", 4000}, {"blocks", 4000}, {"halves", 25}}) {
+        const Outcome outcome = run(ddprun_probe({"--nproc-per-node=4"}, {act, std::to_string(count)}));
+        EXPECT_EQ(outcome.status, 0) << outcome.err;
+        EXPECT_TRUE(sorted_lines(outcome.out) == all_lines(4, count)) << act << ": " << sorted_lines(outcome.out).size() << " lines";
+    }
+}
+
+TEST(Logs, TheLinesOfOneRankKeepTheirOrder) {
+    const Outcome outcome = run(ddprun_probe({"--nproc-per-node=2", "--local-ranks-filter=1"}, {"blocks", "3000"}));
+    std::string expected;
+    for (int n = 0; n < 3000; ++n) expected += "[1]: " + probe_line(1, n) + "\n";
+    EXPECT_TRUE(outcome.out == expected);
+}
+
+TEST(Logs, AHalfLineIsShownMarkedWhileItsWorkerThinks) {
+    Program program(ddprun_probe({"--nproc-per-node=2"}, {"rank", "0", "part", "loss = ", "noted", "1", "end", "rank", "1", "hold", "end"}));
+    EXPECT_TRUE(program.wait_for_output("[0]: loss =  [line goes on]\n"));
+    program.signal(SIGTERM);
+    EXPECT_EQ(program.wait().status, 75);
+}
+
+TEST(Logs, ALastLineWithoutItsEndIsALine) {
+    EXPECT_EQ(run(ddprun_probe({}, {"part", "no newline"})).out, "[0]: no newline\n");
+}
+
+TEST(Logs, ALineOfFiftyMebibytesPassesInMarkedPieces) {
+    const Outcome outcome = run(ddprun_probe({"--nproc-per-node=2"}, {"rank", "0", "long", "50", "end", "rank", "1", "lines", "500", "end"}));
+    EXPECT_EQ(outcome.status, 0) << outcome.err;
+    std::size_t long_bytes = 0;
+    int whole = 0;
+    for (const std::string_view line : split(outcome.out, '\n')) {
+        if (line.starts_with("[0]: ")) long_bytes += static_cast<std::size_t>(std::count(line.begin(), line.end(), 'x'));
+        if (line.starts_with("[1]: rank 1 line ") && line.size() == 104) ++whole;
+    }
+    EXPECT_EQ(long_bytes, 50u * 1024 * 1024);
+    EXPECT_EQ(whole, 500);
+}
+
+TEST(Logs, AFloodOfOneWorkerDoesNotKeepTheOthersFromBeingSeenToFail) {
+    Program program(ddprun_probe({"--nproc-per-node=2"}, {"rank", "1", "err", "gone", "exit", "9", "end", "lines", "100000000"}));
+    const Outcome outcome = program.wait();
+    EXPECT_EQ(outcome.status, 9);
+    EXPECT_THAT(outcome.err, HasSubstr("[1]: gone"));
+    EXPECT_LT(outcome.took, 10s);
+}
+
+TEST(Logs, AWorkerThatClosesItsOutputGoesOn) {
+    const Outcome outcome = run(ddprun_probe({"--nproc-per-node=2"}, {"say", "last words", "closeout", "sleep", "100", "exit", "3"}));
+    EXPECT_EQ(outcome.status, 3) << outcome.err;
+    EXPECT_EQ(occurrences(outcome.out, "last words"), 2);
+}
+
+TEST(Logs, AConsoleThatIsClosedDoesNotEndTheJob) {
+    const TemporaryDirectory directory;
+    // head takes one line and goes.
+    const Outcome outcome = run({"bash", "-c", "\"$0\" --nproc-per-node=2 --log-dir=\"$2\" \"$1\" lines 2000; echo status $? >&2", path_of("DDPRUN"), path_of("PROBE"), directory.path()});
+    EXPECT_THAT(outcome.err, HasSubstr("status 0"));
+    const Outcome cut = run({"bash", "-c", "{ \"$0\" --nproc-per-node=2 --log-dir=\"$2\" \"$1\" lines 20000; echo status $? >&2; } | head -n 1", path_of("DDPRUN"), path_of("PROBE"), directory.path()});
+    EXPECT_THAT(cut.err, AllOf(HasSubstr("status 0"), HasSubstr("output is being lost")));
+    EXPECT_EQ(occurrences(cut.err, "output is being lost"), 1);
+}
+
+// ---- files
+
+TEST(Logs, TeeShowsAndKeepsRedirectOnlyKeeps) {
+    const TemporaryDirectory directory;
+    const Outcome outcome = run(ddprun_probe({"--nproc-per-node=2", "--log-dir", directory.path(), "--rdzv-id=run7", "-r", "0:1", "-t", "1:1"}, {"say", "hello"}));
+    EXPECT_EQ(outcome.out, "[1]: hello\n");
+    const auto files = log_files(directory.path());
+    EXPECT_EQ(files.at("attempt_0/0/stdout.log"), "hello\n");
+    EXPECT_EQ(files.at("attempt_0/1/stdout.log"), "hello\n");
+    EXPECT_EQ(files.count("attempt_0/1/stderr.log"), 0u) << "nobody asked for it";
+    EXPECT_TRUE(std::filesystem::directory_iterator(directory.path())->path().filename().string().starts_with("run7_"));
+}
+
+TEST(Logs, StreamMapsTakeRanksAboveNine) {
+    const TemporaryDirectory directory;
+    const Outcome outcome = run(ddprun_probe({"--nproc-per-node=12", "--log-dir", directory.path(), "--redirects=10:1,11:3"}, {"say", "out", "err", "err"}));
+    EXPECT_EQ(occurrences(outcome.out, ": out\n"), 10);
+    EXPECT_EQ(occurrences(outcome.err, ": err\n"), 11);
+    const auto files = log_files(directory.path());
+    EXPECT_EQ(files.at("attempt_0/10/stdout.log"), "out\n");
+    EXPECT_EQ(files.at("attempt_0/11/stderr.log"), "err\n");
+}
+
+TEST(Logs, LocalRanksFilterConcernsTheConsoleOnly) {
+    const TemporaryDirectory directory;
+    const Outcome outcome = run(ddprun_probe({"--nproc-per-node=3", "--log-dir", directory.path(), "--tee=3", "--local-ranks-filter=0,2"}, {"say", "hi"}));
+    EXPECT_THAT(sorted_lines(outcome.out), ElementsAre("[0]: hi", "[2]: hi"));
+    EXPECT_EQ(log_files(directory.path()).at("attempt_0/1/stdout.log"), "hi\n");
+}
+
+TEST(Logs, DuplicateFiltersCopyTheLinesOfAllRanks) {
+    const TemporaryDirectory directory;
+    const Outcome outcome = run(ddprun_probe({"--nproc-per-node=2", "--log-dir", directory.path(), "--duplicate-stdout-filters=loss,a,,b", "--duplicate-stderr-filters=NCCL"},
+                                             {"say", "loss 3", "say", "a,b", "say", "other", "err", "NCCL WARN"}));
+    const auto files = log_files(directory.path());
+    EXPECT_THAT(sorted_lines(files.at("attempt_0/filtered_stdout.log")), ElementsAre("[0]: a,b", "[0]: loss 3", "[1]: a,b", "[1]: loss 3"));
+    EXPECT_THAT(sorted_lines(files.at("attempt_0/filtered_stderr.log")), ElementsAre("[0]: NCCL WARN", "[1]: NCCL WARN"));
+    EXPECT_EQ(occurrences(outcome.out, "other"), 2);
+}
+
+TEST(Logs, EveryAttemptHasADirectoryOfItsOwn) {
+    const TemporaryDirectory directory;
+    run(ddprun_probe({"--max-restarts=1", "--log-dir", directory.path(), "-r", "3"}, {"env", "TORCHELASTIC_RESTART_COUNT", "exit", "1"}));
+    const auto files = log_files(directory.path());
+    EXPECT_EQ(files.at("attempt_0/0/stdout.log"), "TORCHELASTIC_RESTART_COUNT=0\n");
+    EXPECT_EQ(files.at("attempt_1/0/stdout.log"), "TORCHELASTIC_RESTART_COUNT=1\n");
+}
+
+TEST(Logs, FilesAreRotatedAtTheirSizeBetweenLines) {
+    const TemporaryDirectory directory;
+    run(ddprun_probe({"--log-dir", directory.path(), "-r", "1", "--max-log-size=64KiB"}, {"lines", "2000"}));
+    const auto files = log_files(directory.path());
+    for (const char* name : {"attempt_0/0/stdout.log", "attempt_0/0/stdout.log.1", "attempt_0/0/stdout.log.3"}) {
+        EXPECT_LE(files.at(name).size(), 64u * 1024) << name;
+        EXPECT_EQ(files.at(name).size() % 100, 0u) << name << ": a line is cut in two";
+    }
+    EXPECT_TRUE(files.at("attempt_0/0/stdout.log").ends_with(probe_line(0, 1999) + "\n"));
+}
+
+// ---- no log ends a job
+
+TEST(Logs, ALogDirectoryThatCannotBeMadeCostsOnlyTheFiles) {
+    const TemporaryDirectory directory;
+    std::ofstream(directory.file("plain")) << "a file";
+    for (const char* streams : {"-r3", "-t3"}) {
+        const Outcome outcome = run(ddprun_probe({"--log-dir", directory.file("plain") + "/logs", streams}, {"say", "still here"}));
+        EXPECT_EQ(outcome.status, 0) << outcome.err;
+        EXPECT_EQ(outcome.out, "[0]: still here\n");
+        EXPECT_THAT(outcome.err, AllOf(HasSubstr("no log files"), HasSubstr(directory.file("plain"))));
+    }
+}
+
+TEST(Logs, AFullDiskIsSaidOnceAndCountedAndTheJobGoesOn) {
+    const SmallDisk disk("size=128k");
+    if (!disk.mounted()) GTEST_SKIP() << "a tmpfs cannot be mounted here";
+    const Outcome outcome = run(ddprun_probe({"--nproc-per-node=2", "--log-dir", disk.path(), "-t", "3"}, {"lines", "4000", "exit", "5"}));
+    EXPECT_EQ(outcome.status, 5);
+    EXPECT_EQ(occurrences(outcome.out, " line "), 8000) << "the console has everything";
+    EXPECT_EQ(occurrences(outcome.err, "output is being lost"), 1) << outcome.err;
+    EXPECT_THAT(outcome.err, AllOf(HasSubstr("No space left on device"), HasSubstr("output lost")));
+}
+
+TEST(Logs, ADiskThatTakesNoNewFilesCostsOnlyTheFiles) {
+    for (const char* streams : {"-r3", "-t3"}) {
+        const SmallDisk disk("nr_inodes=4");  // the root, the job, the attempt, and one more
+        if (!disk.mounted()) GTEST_SKIP() << "a tmpfs cannot be mounted here";
+        const Outcome outcome = run(ddprun_probe({"--nproc-per-node=2", "--log-dir", disk.path(), streams}, {"say", "out", "err", "cause", "exit", "5"}));
+        EXPECT_EQ(outcome.status, 5) << outcome.err;
+        EXPECT_EQ(occurrences(outcome.err, "output is being lost"), 1) << outcome.err;
+        EXPECT_THAT(outcome.err, AllOf(HasSubstr("cause"), HasSubstr("output lost")));
+    }
+}
+
+TEST(Logs, AFileSizeLimitCostsOnlyWhatIsBeyondIt) {
+    const TemporaryDirectory directory;
+    Program program(ddprun_probe({"--log-dir", directory.path()}, {"note", "10", "go", "say", "up", "noted", "10", "lines", "2000", "exit", "5"}));
+    ASSERT_TRUE(program.wait_for_output("up"));
+    const rlimit limit{16384, 16384};
+    ASSERT_EQ(::prlimit(program.pid(), RLIMIT_FSIZE, &limit, nullptr), 0);
+    program.signal(SIGUSR1);
+    const Outcome outcome = program.wait();
+    EXPECT_EQ(outcome.status, 5) << outcome.err;
+    EXPECT_EQ(occurrences(outcome.out, " line "), 2000);
+    EXPECT_THAT(outcome.err, AllOf(HasSubstr("File too large"), HasSubstr("output lost")));
+}
+
+}  // namespace
+}  // namespace ddprun::test
