@@ -211,6 +211,7 @@ Result<LauncherChoice> choose_launcher(const EnvironmentLookup& lookup) {
                          fmt::format("launcher={}: {}", name_of(winner.says.family), winner.broken), 0};
         }
         choice.placement = winner.says;
+        choice.rank_variable = winner.rank_variable;
         for (const Candidate& other : all) {
             if (is_kin(winner, other)) fill_gaps(*choice.placement, other.says);
         }

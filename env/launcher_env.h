@@ -36,6 +36,7 @@ struct Placement {
 
 struct LauncherChoice {
     std::optional<Placement> placement;  ///< none: nobody gave this process a rank
+    std::string rank_variable;           ///< where the rank was read: "PMI_RANK"
     bool has_pmix = false;               ///< PMIX_NAMESPACE is set: a PMIx server may fill in what is missing
     /// One line: "launcher=openmpi rank 3/8 local 1/4; ignored: slurm (batch script)".
     std::string explanation;

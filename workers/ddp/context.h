@@ -1,6 +1,8 @@
 #pragma once
 
 #include <memory>
+#include <string>
+#include <utility>
 
 #include "env/worker_env.h"
 
@@ -12,13 +14,17 @@ namespace ddp {
 
 /// Who this process is in its world: rank, sizes, and how to reach the launcher. A value; cheap to copy.
 ///
-/// Blocking: `from_env` only reads the environment. Thread-safe once made.
+/// Blocking: `from_env` only reads the environment; it asks a PMIx server (at most 10 s) where a launcher
+/// tells the rank but not the sizes. Thread-safe once made.
 class Context {
   public:
-    /// Reads the environment ddprun (or torchrun) made; with no such variables, a world of one.
-    /// Throws InvalidInput naming the variable and its value.
+    /// Reads the environment ddprun (or torchrun) made; without ddprun, that of mpirun, mpiexec, srun or
+    /// flux, the innermost launcher first; with no such variables, a world of one. DDPRUN_LAUNCHER=<launcher>
+    /// or none overrides. Throws InvalidInput naming the variable and its value, or both sides of a
+    /// contradiction.
     static Context from_env();
-    explicit Context(ddprun::WorkerEnv env) : env_(std::move(env)) {}
+    explicit Context(ddprun::WorkerEnv env, std::string origin = {})
+        : env_(std::move(env)), origin_(std::move(origin)) {}
 
     [[nodiscard]] int rank() const { return env_.rank; }
     [[nodiscard]] int local_rank() const { return env_.local_rank; }
@@ -27,9 +33,13 @@ class Context {
     [[nodiscard]] int restart_count() const { return env_.restart_count; }
     [[nodiscard]] std::uint64_t generation() const { return env_.generation; }
     [[nodiscard]] const ddprun::WorkerEnv& env() const { return env_; }
+    /// Where the rank comes from, in one line: "launcher=openmpi rank 3/4 local 3/4 node 0/1"; "" when it was
+    /// given.
+    [[nodiscard]] const std::string& origin() const { return origin_; }
 
   private:
     ddprun::WorkerEnv env_;
+    std::string origin_;
 };
 
 }  // namespace ddp

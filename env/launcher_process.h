@@ -1,0 +1,13 @@
+#pragma once
+
+#include <string>
+#include <string_view>
+
+namespace ddprun {
+
+/// A name for the launcher's process on this node, the same for all its ranks and for no other job: the
+/// nearest ancestor whose environment has no `rank_variable`, by pid and start time. For launchers that tell
+/// no job id (Hydra); shells between the launcher and us carry the variable. Reads /proc.
+std::string launcher_process(std::string_view rank_variable);
+
+}  // namespace ddprun
