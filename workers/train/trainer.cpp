@@ -201,7 +201,8 @@ std::optional<EpochResult> Trainer::train_epoch() {
         group_.report_progress(optimizer_->steps(), optimizer_->steps() * options_.batch_size);
     }
     const double seconds = seconds_since(start);
-    totals.communication() = group_.communication_seconds() - communication_before;
+    // Of each rank's own time: after a checkpoint the others' epoch begins with a wait that rank 0's has not.
+    totals.communication() = (group_.communication_seconds() - communication_before) / seconds;
     group_.all_reduce(ddp::buffer_of(std::span<double>(totals.sums))).wait();
     ++epoch_;
     // None at all: stopped before the last batch, and resumed by more ranks than are left samples.
@@ -211,7 +212,7 @@ std::optional<EpochResult> Trainer::train_epoch() {
             totals.correct() / samples,
             held_out_accuracy(),
             totals.samples() / seconds,
-            totals.communication() / (seconds * group_.size())};
+            totals.communication() / group_.size()};
 }
 
 double Trainer::held_out_accuracy() {
