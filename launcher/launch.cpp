@@ -7,6 +7,7 @@
 
 #include <filesystem>
 
+#include "env/launcher_env.h"
 #include "env/socket.h"
 #include "launcher/exit_codes.h"
 #include "launcher/job.h"
@@ -87,6 +88,30 @@ int run(CommandLine line) {
     return code ? *code : refuse(code.error().what, code_for(code.error()));
 }
 
+/// One ddprun per node under mpirun, mpiexec or srun: which node this is comes from there, unless the user
+/// said it. As variables, so that what the user said wins and the whole is checked again.
+Result<CommandLine> as_node_of_launcher(CommandLine line, const std::vector<std::string>& arguments) {
+    for (const char* said : {"nnodes", "node-rank", "standalone"}) {
+        if (line.sources.count(said) != 0) return line;
+    }
+    const Result<LauncherChoice> choice = choose_launcher(process_environment);
+    if (!choice) return choice.error();
+    const Result<std::optional<NodePlace>> place = node_place(*choice);
+    if (!place) return place.error();
+    if (!*place) return line;
+    const auto with_place = [&](std::string_view name) -> std::optional<std::string> {
+        if (name == "PET_NNODES") return fmt::format("{}", (*place)->nodes);
+        if (name == "PET_NODE_RANK") return fmt::format("{}", (*place)->node_rank);
+        return process_environment(name);
+    };
+    Result<CommandLine> placed = parse_command_line(arguments, with_place);
+    if (placed) {
+        placed->remarks.push_back(
+            fmt::format("node {} of {}: {}", (*place)->node_rank, (*place)->nodes, choice->explanation));
+    }
+    return placed;
+}
+
 }  // namespace
 
 const std::vector<int>& handled_signals() {
@@ -104,6 +129,7 @@ void block_handled_signals() {
 
 int launch(const std::vector<std::string>& arguments) {
     Result<CommandLine> line = parse_command_line(arguments, process_environment);
+    if (line && line->action == CommandLine::Run) line = as_node_of_launcher(*std::move(line), arguments);
     if (!line) return refuse(line.error().what, ExitCode::Usage);
     if (line->action != CommandLine::Run) {
         fmt::print("{}", line->text);

@@ -173,7 +173,8 @@ OptionGroup worker_options() {
             {{"nproc-per-node", 0, "N", "auto gpu cpu",
               "Workers per node: a count, auto (one per GPU, else one per CPU), gpu, or cpu. Default 1.",
               [](Draft& d, Text v) { return store(parse_worker_count(v), d.spec.workers); }},
-             {"nnodes", 0, "N|MIN:MAX", "", "Number of nodes, or a range for an elastic job. Default 1.",
+             {"nnodes", 0, "N|MIN:MAX", "", "Number of nodes, or a range for an elastic job. Default: from the "
+              "launcher around us (mpirun, srun: one ddprun per node), else 1.",
               [](Draft& d, Text v) { return store(parse_nodes(v), d.spec.nodes); }},
              {"module", 'm', "", "", "The program is a Python module: run python -m PROGRAM.",
               [](Draft& d, Text) { d.module = true; return Status{}; }},

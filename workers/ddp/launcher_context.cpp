@@ -1,5 +1,7 @@
 #include "ddp/launcher_context.h"
 
+#include <fmt/core.h>
+
 #include <chrono>
 
 #include "env/launcher_env.h"
@@ -26,7 +28,14 @@ bool is_whole(const Placement& placement) {
 
 Status fill_from_pmix(Placement& placement) {
     const Result<Placement> told = ddprun::ask_pmix(kPmixPatience);
-    if (!told) return told.error().with(describe(placement) + " (PMIX_NAMESPACE is set)");
+    if (!told) {
+        return ddprun::Error{
+            told.error().code,
+            fmt::format("{}, but its PMIx server cannot be asked for the rest: {}; if the variables "
+                        "are left over, set DDPRUN_LAUNCHER=none",
+                        describe(placement), told.error().what),
+            0};
+    }
     if (told->rank != placement.rank) {
         return ddprun::Error{ddprun::Errc::Mismatch,
                              describe(placement) + " but its PMIx server says " + describe(*told), 0};
