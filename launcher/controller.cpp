@@ -80,6 +80,7 @@ Controller::~Controller() {
 void Controller::begin() { consider_membership(); }
 
 void Controller::feed(const JobEvent& event) {
+    if (event_handler_) event_handler_(event);
     for (const JobAction& action : step(state_, event, policy_, MonotonicClock::now())) {
         std::visit([this](const auto& one) { perform(one); }, action);
     }
@@ -134,6 +135,11 @@ int Controller::world_size() const {
 int Controller::node_of(PeerId peer) const {
     const auto found = std::find_if(nodes_.begin(), nodes_.end(), [peer](const Node& node) { return node.peer == peer; });
     return found == nodes_.end() ? -1 : static_cast<int>(found - nodes_.begin());
+}
+
+std::string Controller::host_of(PeerId peer) const {
+    const auto agent = agents_.find(peer);
+    return agent == agents_.end() ? "" : agent->second.host;
 }
 
 // ---- what agents say

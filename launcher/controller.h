@@ -61,11 +61,15 @@ class Controller {
     void forward(int signal);
 
     [[nodiscard]] const JobState& state() const { return state_; }
+    /// The host of a connected agent; "" for a stranger.
+    [[nodiscard]] std::string host_of(PeerId peer) const;
     [[nodiscard]] bool finished() const { return state_.phase == JobState::Phase::Finished; }
     /// How the job ended; complete once `done` has been called.
     [[nodiscard]] JobEnd end() const;
     /// Called before a new generation's StartGeneration is sent: fences the store.
     void on_generation(std::function<void(std::uint64_t)> handler) { generation_handler_ = std::move(handler); }
+    /// Called with everything that is decided about, before it is.
+    void on_event(std::function<void(const JobEvent&)> handler) { event_handler_ = std::move(handler); }
 
   private:
     struct Node {
@@ -114,6 +118,7 @@ class Controller {
     os::EventLoop::TimerId join_timer_ = 0;
     os::EventLoop::TimerId countdown_ = 0;
     std::function<void(std::uint64_t)> generation_handler_;
+    std::function<void(const JobEvent&)> event_handler_;
 };
 
 }  // namespace ddprun

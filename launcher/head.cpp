@@ -93,7 +93,11 @@ Result<HeadChoice> choose_head(const JobSpec& spec, const HostFacts& facts) {
         if (*spec.rendezvous.node_rank == 0) return head_at(*endpoint, "node rank 0");
         return HeadChoice{false, *endpoint, fmt::format("node rank {}", *spec.rendezvous.node_rank)};
     }
-    if (is_this_host(endpoint->host, facts)) return head_at(*endpoint, endpoint->host + " is this host");
+    if (is_this_host(endpoint->host, facts)) {
+        HeadChoice choice = head_at(*endpoint, endpoint->host + " is this host");
+        choice.contested = true;
+        return choice;
+    }
     return HeadChoice{false, *endpoint, endpoint->host + " is not this host"};
 }
 

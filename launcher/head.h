@@ -21,6 +21,8 @@ struct HeadChoice {
     bool is_head = true;
     Endpoint endpoint;  ///< head: where to listen (port 0: any); otherwise where the controller is
     std::string why;    ///< "node rank 0", "node07 is not this host"
+    /// This host is the head's, but nobody said which process of it: whoever takes the port first is the head.
+    bool contested = false;
 };
 
 /// Pure. One node is always its own head. With several, by the field's rules: static goes by --node-rank, c10d by

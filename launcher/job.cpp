@@ -147,7 +147,13 @@ Status Job::build() {
         log_.info("the controller is at {} ({})", to_string(choice->endpoint), choice->why);
         return build_agent(choice->endpoint);
     }
-    if (const Status head = build_head(*choice); !head) return head;
+    const Status head = build_head(*choice);
+    if (!head && choice->contested && head.error().sys == EADDRINUSE) {
+        const Endpoint endpoint = *shared_endpoint(setup_.spec);
+        log_.info("port {} is taken on this host: joining the controller there", endpoint.port);
+        return build_agent(endpoint);
+    }
+    if (!head) return head;
     return build_agent({"127.0.0.1", server_->bound().port});
 }
 

@@ -9,6 +9,7 @@
 
 #include "env/launcher_env.h"
 #include "env/socket.h"
+#include "launcher/ask.h"
 #include "launcher/exit_codes.h"
 #include "launcher/job.h"
 #include "launcher/options.h"
@@ -128,6 +129,7 @@ void block_handled_signals() {
 }
 
 int launch(const std::vector<std::string>& arguments) {
+    if (!arguments.empty() && is_subcommand(arguments.front())) return run_subcommand(arguments);
     Result<CommandLine> line = parse_command_line(arguments, process_environment);
     if (line && line->action == CommandLine::Run) line = as_node_of_launcher(*std::move(line), arguments);
     if (!line) return refuse(line.error().what, ExitCode::Usage);

@@ -5,6 +5,7 @@
 #include "env/text.h"
 #include "launcher/option_table.h"
 #include "launcher/option_values.h"
+#include "launcher/subcommand.h"
 #include "launcher/wrap.h"
 
 namespace ddprun {
@@ -166,7 +167,8 @@ std::string tcsh_completion() {
 
 std::string render_help() {
     std::string text =
-        "usage: ddprun [options] program [arguments of the program ...]\n\n"
+        "usage: ddprun [options] program [arguments of the program ...]\n"
+        "       ddprun ps|top|signal|drain|logs|env [...]\n\n"
         "Starts, watches and stops the workers of a distributed data-parallel job. A program ending in .py is\n"
         "run with PYTHON_EXEC, else python3; a name without a slash is looked for among ddprun's own workers,\n"
         "then in PATH. \"${local_rank}\" and \"${rank}\" in the arguments are replaced for each worker.\n\n"
@@ -177,6 +179,7 @@ std::string render_help() {
         text += fmt::format("\n{}:\n", group.title);
         for (const OptionRow& row : group.rows) text += help_of(row);
     }
+    text += "\nAsking a running job:\n" + render_subcommands();
     text +=
         "\nExit codes: 0 all workers succeeded; 1-127 that of the worker which failed first; 128+N it died\n"
         "of signal N; 64 wrong usage; 69 rendezvous failed; 70 internal error; 75 stopped by a signal or\n"

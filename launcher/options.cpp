@@ -285,6 +285,7 @@ Result<CommandLine> build(const Words& words, const EnvironmentLookup& env) {
             if (found == words.given.end()) continue;
             if (const Status applied = apply(row, found->second, draft); !applied) return applied.error();
             line.sources.emplace(row.name, found->second.source);
+            line.values.emplace(row.name, join(found->second.values, ","));
         }
     }
     if (!draft.shell.empty()) {

@@ -19,6 +19,8 @@ struct CommandLine {
     std::vector<std::string> remarks;
     /// Which options were given, by long name, and where: "command line", "PET_NNODES", "job.json".
     std::map<std::string, std::string> sources;
+    /// Their values as they were written; of a repeatable option joined with commas.
+    std::map<std::string, std::string> values;
 };
 
 /// Reads a command line (without argv[0]): torchrun's flags with torchrun's meaning, and ours.

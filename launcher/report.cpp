@@ -28,6 +28,8 @@ bool all_succeeded(const JobEnd& end) {
 
 int code_of(const WorkerEnd& end) {
     if (!end.exec_failure.empty()) {
+        // "pipe2: Too many open files": what failed is the launcher's, not the program's.
+        if (!end.exec_failure.starts_with("exec ")) return static_cast<int>(ExitCode::Internal);
         const bool absent = end.exec_failure.find("No such file") != std::string::npos;
         return static_cast<int>(absent ? ExitCode::NotFound : ExitCode::NotExecutable);
     }

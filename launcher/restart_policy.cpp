@@ -36,7 +36,7 @@ Duration backoff(const RestartSpec& spec, int restarts_in_a_row, double random) 
 }  // namespace
 
 std::string permanent_failure(const FailureFacts& failure) {
-    if (failure.never_ran) return "the program could not be executed: a restart cannot help";
+    if (failure.never_ran) return "the program could not be started: a restart cannot help";
     if (failure.signaled) return {};
     switch (failure.status) {
         case EX_USAGE: return "exit code 64 means wrong usage: a restart cannot help";

@@ -113,7 +113,7 @@ TEST(JobStep, BacksOffBeforeTheSecondRestart) {
 TEST(JobStep, AProgramThatCannotRunIsNeverRestarted) {
     Job job(with_restarts(3));
     const auto actions = job.fails(0, {true, false, 127, true});
-    EXPECT_THAT(all_of<job_action::Say>(actions).at(0).text, HasSubstr("could not be executed"));
+    EXPECT_THAT(all_of<job_action::Say>(actions).at(0).text, HasSubstr("could not be started"));
     EXPECT_EQ(all_of<job_action::Finish>(job.tell(job_event::NodeDrained{0})).size(), 1u);
 }
 

@@ -1,0 +1,137 @@
+#include "launcher/ask.h"
+
+#include <fmt/core.h>
+#include <signal.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdio>
+
+#include "env/text.h"
+#include "launcher/exit_codes.h"
+#include "launcher/gpu_usage.h"
+#include "launcher/launch.h"
+#include "launcher/signal_names.h"
+
+namespace ddprun {
+namespace {
+
+/// A job answers at once, unless its host is in trouble.
+constexpr Duration kPatience = std::chrono::seconds(5);
+
+constexpr int kRefused = 1;
+
+int code_for(const Error& error) {
+    switch (error.code) {
+        case Errc::InvalidArgument: return static_cast<int>(ExitCode::Usage);
+        case Errc::NotFound: case Errc::Timeout: case Errc::Closed: return static_cast<int>(ExitCode::Unavailable);
+        default: return kRefused;
+    }
+}
+
+int complain(const std::string& command, const Error& error) {
+    fmt::print(stderr, "ddprun {}: {}\n", command, error.what);
+    return code_for(error);
+}
+
+Error usage(std::string what) { return {Errc::InvalidArgument, std::move(what), 0}; }
+
+int show_jobs(const AskOptions& options) {
+    if (!options.words.empty()) return complain("ps", usage(fmt::format("'{}': takes no argument", options.words.front())));
+    std::vector<RunningJob> jobs = running_jobs();
+    if (!options.job.empty()) {
+        const Result<RunningJob> job = choose_job(options.job);
+        if (!job) return complain("ps", job.error());
+        jobs = {*job};
+    }
+    if (jobs.empty() && !options.json) fmt::print(stderr, "no job of this user runs on this host\n");
+    for (const RunningJob& job : jobs) {
+        const Result<JobStatus> status = ask_status(job);
+        // It may have ended since it was listed.
+        if (!status && status.error().code == Errc::NotFound) continue;
+        if (!status) return complain("ps", status.error());
+        fmt::print("{}", options.json ? to_json(*status) : render_status(nullptr, *status, 0));
+    }
+    if (!options.json) fmt::print("{}", render_gpu_usage(measure_gpus()));
+    return 0;
+}
+
+/// Passes a request on and prints what the job says about it.
+int tell(const std::string& command, const std::string& which, const ControlRequest& request) {
+    const Result<RunningJob> job = choose_job(which);
+    if (!job) return complain(command, job.error());
+    const Result<std::string> line = ask_job(*job, request, deadline_after(MonotonicClock::now(), kPatience));
+    if (!line) return complain(command, line.error());
+    const Result<std::string> text = decode_control_text(*line);
+    if (!text) return complain(command, text.error());
+    fmt::print("job {}: {}\n", job->id, *text);
+    return 0;
+}
+
+int send_signal(const AskOptions& options) {
+    if (options.words.size() != 1) return complain("signal", usage("expected one signal, as in: ddprun signal USR1 --rank 3"));
+    if (!signal_from_name(options.words.front())) {
+        return complain("signal", usage(fmt::format("'{}' is not a signal (expected a name or number, as in USR1)", options.words.front())));
+    }
+    ControlRequest request{"signal", {{"signal", options.words.front()}}};
+    if (options.rank) request.arguments["rank"] = std::to_string(*options.rank);
+    return tell("signal", options.job, request);
+}
+
+int drain(const AskOptions& options) {
+    if (!options.words.empty()) return complain("drain", usage(fmt::format("'{}': takes no argument", options.words.front())));
+    return tell("drain", options.job, {"drain", {}});
+}
+
+/// main blocked them for a job; here Ctrl-C and a closed pipe end us as any other program.
+void unblock_signals() {
+    sigset_t set;
+    ::sigemptyset(&set);
+    for (const int signal : handled_signals()) ::sigaddset(&set, signal);
+    ::pthread_sigmask(SIG_UNBLOCK, &set, nullptr);
+}
+
+}  // namespace
+
+Result<RunningJob> choose_job(const std::string& which) {
+    std::vector<RunningJob> jobs = running_jobs();
+    if (jobs.empty()) return Error{Errc::NotFound, "no job of this user runs on this host", 0};
+    std::vector<RunningJob> fitting;
+    std::copy_if(jobs.begin(), jobs.end(), std::back_inserter(fitting), [&](const RunningJob& job) { return job.id.starts_with(which); });
+    if (fitting.empty()) {
+        for (const RunningJob& job : jobs) {
+            const Result<JobStatus> status = ask_status(job);
+            if (status && status->run_id == which) fitting.push_back(job);
+        }
+    }
+    if (fitting.size() == 1) return fitting.front();
+    std::vector<std::string> names;
+    for (const RunningJob& job : fitting.empty() ? jobs : fitting) names.push_back(job.id);
+    if (fitting.empty()) return Error{Errc::NotFound, fmt::format("--job: '{}' does not run on this host (running: {})", which, join(names, ", ")), 0};
+    return usage(fmt::format("several jobs fit; choose with --job: {}", join(names, ", ")));
+}
+
+Result<JobStatus> ask_status(const RunningJob& job) {
+    const Result<std::string> line = ask_job(job, {"status", {}}, deadline_after(MonotonicClock::now(), kPatience));
+    if (!line) return line.error();
+    return job_status_from_json(*line);
+}
+
+int run_subcommand(const std::vector<std::string>& arguments) {
+    const std::string& name = arguments.front();
+    unblock_signals();
+    if (name == "env") return show_environment({arguments.begin() + 1, arguments.end()});
+    const Result<AskOptions> options = parse_ask_options({arguments.begin() + 1, arguments.end()});
+    if (!options) return complain(name, options.error());
+    if (options->help) {
+        fmt::print("{}", render_subcommands());
+        return 0;
+    }
+    if (name == "ps") return show_jobs(*options);
+    if (name == "top") return watch_jobs(*options);
+    if (name == "signal") return send_signal(*options);
+    if (name == "drain") return drain(*options);
+    return show_logs(*options);
+}
+
+}  // namespace ddprun

@@ -1,0 +1,136 @@
+#include <fmt/core.h>
+#include <poll.h>
+#include <signal.h>
+#include <sys/ioctl.h>
+#include <termios.h>
+#include <unistd.h>
+
+#include <cstdio>
+#include <map>
+#include <optional>
+
+#include "env/text.h"
+#include "launcher/ask.h"
+#include "launcher/exit_codes.h"
+#include "launcher/gpu_usage.h"
+
+namespace ddprun {
+namespace {
+
+volatile sig_atomic_t end_asked = 0;
+
+void on_end(int) { end_asked = 1; }
+
+/// The terminal as a full-screen program wants it; as it was when this goes.
+class Screen {
+  public:
+    Screen() {
+        struct sigaction action{};
+        action.sa_handler = on_end;
+        for (const int signal : {SIGINT, SIGTERM, SIGHUP, SIGQUIT}) ::sigaction(signal, &action, nullptr);
+        if (::tcgetattr(0, &before_) == 0) {
+            keys_ = true;
+            termios raw = before_;
+            raw.c_lflag &= ~static_cast<tcflag_t>(ICANON | ECHO);
+            ::tcsetattr(0, TCSANOW, &raw);
+        }
+        fmt::print("\x1b[?1049h\x1b[?25l");
+    }
+    ~Screen() {
+        fmt::print("\x1b[?25h\x1b[?1049l");
+        std::fflush(stdout);
+        if (keys_) ::tcsetattr(0, TCSANOW, &before_);
+    }
+    Screen(const Screen&) = delete;
+    Screen& operator=(const Screen&) = delete;
+
+    static winsize size() {
+        winsize size{};
+        if (::ioctl(1, TIOCGWINSZ, &size) != 0 || size.ws_col == 0 || size.ws_row == 0) size = {24, 80, 0, 0};
+        return size;
+    }
+
+    static void show(const std::string& text) {
+        std::string out = "\x1b[H";
+        int left = size().ws_row - 1;
+        for (const std::string_view line : split(text, '\n')) {
+            if (left-- <= 0) break;
+            out += std::string(line.substr(0, size().ws_col)) + "\x1b[K\n";
+        }
+        fmt::print("{}\x1b[J", out);
+        std::fflush(stdout);
+    }
+
+    /// Waits a second; false when the user wants to leave.
+    bool wait() const {
+        pollfd keyboard{keys_ ? 0 : -1, POLLIN, 0};
+        const int ready = ::poll(&keyboard, 1, 1000);
+        if (end_asked != 0) return false;
+        if (ready <= 0) return true;
+        char key = 0;
+        return ::read(0, &key, 1) == 1 && key != 'q' && key != 'Q';
+    }
+
+  private:
+    termios before_{};
+    bool keys_ = false;
+};
+
+/// One look at the jobs, with rates since the last.
+class Watch {
+  public:
+    explicit Watch(std::optional<RunningJob> only) : only_(std::move(only)) {}
+
+    std::string look(int width) {
+        std::map<std::string, JobStatus> now;
+        std::string text;
+        for (const RunningJob& job : only_ ? std::vector{*only_} : running_jobs()) {
+            Result<JobStatus> status = ask_status(job);
+            if (!status && status.error().code != Errc::NotFound) text += fmt::format("{}\n", status.error().what);
+            if (!status) continue;
+            const auto before = before_.find(job.id);
+            text += render_status(before == before_.end() ? nullptr : &before->second, *status, width) + '\n';
+            now.emplace(job.id, std::move(*status));
+        }
+        before_ = std::move(now);
+        return text + render_gpu_usage(measure_gpus());
+    }
+    [[nodiscard]] bool saw_any() const { return !before_.empty(); }
+
+  private:
+    std::optional<RunningJob> only_;
+    std::map<std::string, JobStatus> before_;
+};
+
+}  // namespace
+
+int watch_jobs(const AskOptions& options) {
+    if (!options.words.empty()) {
+        fmt::print(stderr, "ddprun top: '{}': takes no argument\n", options.words.front());
+        return static_cast<int>(ExitCode::Usage);
+    }
+    std::optional<RunningJob> only;
+    if (!options.job.empty()) {
+        const Result<RunningJob> job = choose_job(options.job);
+        if (!job) {
+            fmt::print(stderr, "ddprun top: {}\n", job.error().what);
+            return static_cast<int>(job.error().code == Errc::NotFound ? ExitCode::Unavailable : ExitCode::Usage);
+        }
+        only = *job;
+    }
+    Watch watch(only);
+    if (::isatty(1) == 0) {
+        fmt::print("{}", watch.look(0));
+        if (!watch.saw_any()) fmt::print(stderr, "no job of this user runs on this host\n");
+        return 0;
+    }
+    const Screen screen;
+    do {
+        const std::string text = watch.look(Screen::size().ws_col);
+        if (only && !watch.saw_any()) break;
+        Screen::show(watch.saw_any() ? text : "no job of this user runs on this host\n" + text);
+    } while (screen.wait());
+    return 0;
+}
+
+}  // namespace ddprun

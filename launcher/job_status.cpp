@@ -1,0 +1,150 @@
+#include "launcher/job_status.h"
+
+#include <fmt/core.h>
+
+#include <algorithm>
+
+#include "env/text.h"
+
+namespace ddprun {
+namespace {
+
+std::string span(double seconds) {
+    return format_duration(std::chrono::duration_cast<Duration>(std::chrono::duration<double>(seconds)));
+}
+
+const WorkerStatus* same_process(const JobStatus* before, const WorkerStatus& worker) {
+    if (before == nullptr) return nullptr;
+    const auto found = std::find_if(before->workers.begin(), before->workers.end(), [&](const WorkerStatus& other) {
+        return other.rank == worker.rank && other.pid == worker.pid;
+    });
+    return found == before->workers.end() ? nullptr : &*found;
+}
+
+WorkerRates rates(double cpu, double steps, double comm, double seconds) {
+    if (seconds <= 0) return {};
+    return {100 * cpu / seconds, steps / seconds, 100 * comm / seconds};
+}
+
+/// Other people's words on a terminal: no control characters.
+std::string printable(std::string text) {
+    std::replace_if(text.begin(), text.end(), [](unsigned char c) { return c < 32 || c == 127; }, '?');
+    return text;
+}
+
+std::string cut(std::string text, int width) {
+    if (width > 0 && text.size() > static_cast<std::size_t>(width)) text.resize(static_cast<std::size_t>(width));
+    return text;
+}
+
+std::string title(const JobStatus& status) {
+    std::string text = fmt::format("job {} (run id {}, pid {} on {}): {}", status.job, status.run_id, status.pid,
+                                   status.host, status.phase);
+    text += fmt::format(", generation {}", status.generation);
+    if (status.is_head) text += fmt::format(", {} of {} restarts", status.restarts_used, status.max_restarts);
+    text += fmt::format(", {} worker{}", status.world_size, status.world_size == 1 ? "" : "s");
+    if (status.nodes > 1) text += fmt::format(" on {} nodes", status.nodes);
+    return text + fmt::format(", {}, {}", span(status.seconds), status.program);
+}
+
+std::string row(const WorkerStatus& worker, const WorkerRates& rate) {
+    std::string text = fmt::format("{:>6} {:>8} {:<9}{:>7.0f} {:>9}", worker.rank, worker.pid, worker.state,
+                                   rate.cpu_percent, format_bytes(worker.rss_bytes));
+    if (worker.uses_libddp) {
+        text += fmt::format(" {:>9} {:>8.1f} {:>6.0f}", worker.step, rate.steps_per_second, rate.comm_percent);
+    } else {
+        text += fmt::format(" {:>9} {:>8} {:>6}", "-", "-", "-");
+    }
+    text += fmt::format("  {:<12}", span(worker.quiet_seconds));
+    return worker.collective.empty() ? text : text + ' ' + worker.collective;
+}
+
+/// A label's value, as the text format wants it.
+std::string label(std::string_view text) {
+    std::string out;
+    for (const char c : text) {
+        if (c == '\\' || c == '"') out += '\\';
+        if (c == '\n') out += "\\n";
+        else out += c;
+    }
+    return out;
+}
+
+class Metrics {
+  public:
+    explicit Metrics(const JobStatus& status) : status_(status), job_(fmt::format("run_id=\"{}\",host=\"{}\"", label(status.run_id), label(status.host))) {}
+
+    void job(const char* name, const char* type, const char* help, double value) {
+        head(name, type, help);
+        text_ += fmt::format("ddprun_{}{{{}}} {}\n", name, job_, value);
+    }
+    template <class Value>
+    void workers(const char* name, const char* type, const char* help, bool of_libddp, const Value& value) {
+        head(name, type, help);
+        for (const WorkerStatus& worker : status_.workers) {
+            if (of_libddp && !worker.uses_libddp) continue;
+            text_ += fmt::format("ddprun_{}{{{},rank=\"{}\"}} {}\n", name, job_, worker.rank, value(worker));
+        }
+    }
+    std::string take() { return std::move(text_); }
+
+  private:
+    void head(const char* name, const char* type, const char* help) {
+        text_ += fmt::format("# HELP ddprun_{0} {2}\n# TYPE ddprun_{0} {1}\n", name, type, help);
+    }
+    const JobStatus& status_;
+    std::string job_;
+    std::string text_;
+};
+
+}  // namespace
+
+WorkerRates rates_between(const JobStatus* before, const JobStatus& now, const WorkerStatus& worker) {
+    const WorkerStatus* last = same_process(before, worker);
+    if (last == nullptr || now.taken_at <= before->taken_at || last->step > worker.step) {
+        return rates(worker.cpu_seconds, static_cast<double>(worker.step), worker.comm_seconds, worker.seconds);
+    }
+    return rates(std::max(0.0, worker.cpu_seconds - last->cpu_seconds), static_cast<double>(worker.step - last->step),
+                 std::max(0.0, worker.comm_seconds - last->comm_seconds), now.taken_at - before->taken_at);
+}
+
+std::string render_status(const JobStatus* before, const JobStatus& now, int width) {
+    std::string text = printable(title(now)) + '\n';
+    if (!now.log_directory.empty()) text += printable("logs: " + now.log_directory) + '\n';
+    if (now.workers.empty()) return text;
+    text += cut(fmt::format("{:>6} {:>8} {:<9}{:>7} {:>9} {:>9} {:>8} {:>6}  {:<12} {}", "RANK", "PID", "STATE", "CPU%",
+                            "RSS", "STEP", "STEPS/S", "COMM%", "SILENT FOR", "COLLECTIVE"), width) + '\n';
+    for (const WorkerStatus& worker : now.workers) {
+        text += cut(printable(row(worker, rates_between(before, now, worker))), width) + '\n';
+    }
+    return text;
+}
+
+std::string render_metrics(const JobStatus& status) {
+    Metrics metrics(status);
+    metrics.job("up_seconds", "gauge", "Time since ddprun was started.", status.seconds);
+    metrics.job("generation", "gauge", "Number of the generation that runs or ran last.", static_cast<double>(status.generation));
+    metrics.job("world_size", "gauge", "Workers on all nodes.", status.world_size);
+    if (status.is_head) {
+        metrics.job("restarts_total", "counter", "Restarts of the gang so far.", status.restarts_used);
+        metrics.job("restarts_allowed", "gauge", "Restarts that --max-restarts allows.", status.max_restarts);
+    }
+    metrics.job("running", "gauge", "1 while the generation's workers run.", status.phase == "running" ? 1 : 0);
+    metrics.job("lost_output_bytes_total", "counter", "Output of workers that could not be kept.",
+                static_cast<double>(status.lost_output_bytes));
+    metrics.workers("worker_up", "gauge", "1 while the worker of this node runs.", false,
+                    [](const WorkerStatus& w) { return w.pid != 0 && w.state != "ended" ? 1 : 0; });
+    metrics.workers("worker_cpu_seconds_total", "counter", "CPU time of the worker's process.", false,
+                    [](const WorkerStatus& w) { return w.cpu_seconds; });
+    metrics.workers("worker_resident_bytes", "gauge", "Resident memory of the worker's process.", false,
+                    [](const WorkerStatus& w) { return w.rss_bytes; });
+    metrics.workers("worker_silent_seconds", "gauge", "Time since the worker last wrote a line.", false,
+                    [](const WorkerStatus& w) { return w.quiet_seconds; });
+    metrics.workers("worker_steps_total", "counter", "Training steps done (libddp).", true,
+                    [](const WorkerStatus& w) { return w.step; });
+    metrics.workers("worker_comm_seconds_total", "counter", "Time inside collectives (libddp).", true,
+                    [](const WorkerStatus& w) { return w.comm_seconds; });
+    return metrics.take();
+}
+
+}  // namespace ddprun

@@ -1,0 +1,117 @@
+#include <nlohmann/json.hpp>
+
+#include "launcher/job_status.h"
+
+namespace ddprun {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+Json json_of(const WorkerStatus& worker) {
+    Json json = {{"rank", worker.rank},
+                 {"local_rank", worker.local_rank},
+                 {"pid", worker.pid},
+                 {"state", worker.state},
+                 {"seconds", worker.seconds},
+                 {"cpu_seconds", worker.cpu_seconds},
+                 {"rss_bytes", worker.rss_bytes},
+                 {"quiet_seconds", worker.quiet_seconds}};
+    if (!worker.uses_libddp) return json;
+    json["step"] = worker.step;
+    json["comm_seconds"] = worker.comm_seconds;
+    json["collective"] = worker.collective;
+    return json;
+}
+
+/// A key of the wrong type, or none, leaves the default: an older ddprun may have said less.
+template <class T>
+void take(const Json& json, const char* key, T& into) {
+    const auto found = json.find(key);
+    if (found == json.end()) return;
+    if constexpr (std::is_same_v<T, std::string>) {
+        if (found->is_string()) into = found->get<std::string>();
+    } else if constexpr (std::is_same_v<T, bool>) {
+        if (found->is_boolean()) into = found->get<bool>();
+    } else {
+        if (found->is_number()) into = found->get<T>();
+    }
+}
+
+WorkerStatus worker_from(const Json& json) {
+    WorkerStatus worker;
+    take(json, "rank", worker.rank);
+    take(json, "local_rank", worker.local_rank);
+    take(json, "pid", worker.pid);
+    take(json, "state", worker.state);
+    take(json, "seconds", worker.seconds);
+    take(json, "cpu_seconds", worker.cpu_seconds);
+    take(json, "rss_bytes", worker.rss_bytes);
+    take(json, "quiet_seconds", worker.quiet_seconds);
+    worker.uses_libddp = json.contains("step");
+    take(json, "step", worker.step);
+    take(json, "comm_seconds", worker.comm_seconds);
+    take(json, "collective", worker.collective);
+    return worker;
+}
+
+}  // namespace
+
+std::string to_json(const JobStatus& status) {
+    Json json = {{"ok", true},
+                 {"job", status.job},
+                 {"run_id", status.run_id},
+                 {"program", status.program},
+                 {"host", status.host},
+                 {"pid", status.pid},
+                 {"is_head", status.is_head},
+                 {"phase", status.phase},
+                 {"generation", status.generation},
+                 {"restarts_used", status.restarts_used},
+                 {"max_restarts", status.max_restarts},
+                 {"world_size", status.world_size},
+                 {"nodes", status.nodes},
+                 {"seconds", status.seconds},
+                 {"taken_at", status.taken_at},
+                 {"log_directory", status.log_directory},
+                 {"lost_output_bytes", status.lost_output_bytes}};
+    json["workers"] = Json::array();
+    for (const WorkerStatus& worker : status.workers) json["workers"].push_back(json_of(worker));
+    return json.dump(-1, ' ', false, Json::error_handler_t::replace) + '\n';
+}
+
+Result<JobStatus> job_status_from_json(std::string_view line) {
+    const Json json = Json::parse(line, nullptr, false);
+    if (!json.is_object()) return Error{Errc::Protocol, "the answer is not a JSON object", 0};
+    bool ok = false;
+    take(json, "ok", ok);
+    if (!ok) {
+        std::string why = "the job gave no reason";
+        take(json, "error", why);
+        return Error{Errc::Refused, why, 0};
+    }
+    JobStatus status;
+    take(json, "job", status.job);
+    take(json, "run_id", status.run_id);
+    take(json, "program", status.program);
+    take(json, "host", status.host);
+    take(json, "pid", status.pid);
+    take(json, "is_head", status.is_head);
+    take(json, "phase", status.phase);
+    take(json, "generation", status.generation);
+    take(json, "restarts_used", status.restarts_used);
+    take(json, "max_restarts", status.max_restarts);
+    take(json, "world_size", status.world_size);
+    take(json, "nodes", status.nodes);
+    take(json, "seconds", status.seconds);
+    take(json, "taken_at", status.taken_at);
+    take(json, "log_directory", status.log_directory);
+    take(json, "lost_output_bytes", status.lost_output_bytes);
+    const auto workers = json.find("workers");
+    if (workers == json.end() || !workers->is_array()) return status;
+    for (const Json& worker : *workers) {
+        if (worker.is_object()) status.workers.push_back(worker_from(worker));
+    }
+    return status;
+}
+
+}  // namespace ddprun

@@ -1,0 +1,336 @@
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+
+#include <fstream>
+#include <nlohmann/json.hpp>
+
+#include "launcher/control_socket.h"
+#include "launcher/event_file.h"
+#include "launcher/job_status.h"
+#include "launcher/metrics_server.h"
+#include "launcher/process_sample.h"
+#include "tests/support/temporary_directory.h"
+
+namespace ddprun::test {
+namespace {
+
+using namespace std::chrono_literals;
+using ::testing::AllOf;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::Not;
+using ::testing::StartsWith;
+
+JobStatus two_workers() {
+    JobStatus status;
+    status.job = "5f3a";
+    status.run_id = "a \"run\"";
+    status.program = "./train";
+    status.host = "node01";
+    status.is_head = true;
+    status.phase = "running";
+    status.generation = 2;
+    status.restarts_used = 1;
+    status.max_restarts = 3;
+    status.world_size = 2;
+    status.seconds = 12;
+    status.taken_at = 100;
+    WorkerStatus worker;
+    worker.pid = 4171;
+    worker.state = "running";
+    worker.seconds = 10;
+    worker.cpu_seconds = 5;
+    worker.rss_bytes = 1 << 20;
+    status.workers.push_back(worker);
+    worker.rank = worker.local_rank = 1;
+    worker.pid = 4172;
+    worker.uses_libddp = true;
+    worker.step = 100;
+    worker.comm_seconds = 1;
+    worker.collective = "in all_reduce #812 (25 MiB)";
+    status.workers.push_back(worker);
+    return status;
+}
+
+// ---- requests
+
+TEST(ControlMessage, SurvivesTheWayThereAndBack) {
+    const ControlRequest request{"signal", {{"signal", "USR1"}, {"rank", "3"}}};
+    const Result<ControlRequest> read = decode_control_request(encode(request));
+    ASSERT_TRUE(read);
+    EXPECT_EQ(*read, request);
+}
+
+TEST(ControlMessage, NonsenseIsAnErrorNotACrash) {
+    for (const char* line : {"", "x", "[]", "{}", "{\"request\":1}", "{\"request\":\"a\",\"rank\":3}", "\xff\xfe", "{\"request\":\"\"}"}) {
+        EXPECT_FALSE(decode_control_request(line)) << line;
+        EXPECT_FALSE(decode_control_text(line)) << line;
+    }
+}
+
+TEST(ControlMessage, ARefusalCarriesTheJobsOwnWords) {
+    const Result<std::string> text = decode_control_text(control_error("no rank 9"));
+    ASSERT_FALSE(text);
+    EXPECT_EQ(text.error().what, "no rank 9");
+    EXPECT_EQ(decode_control_text(control_text("done")).value_or(""), "done");
+}
+
+TEST(RunningJobs, AreReadFromTheKernelsTableOnce) {
+    const char* table =
+        "Num       RefCount Protocol Flags    Type St Inode Path\n"
+        "000: 00000002 00000000 00010000 0001 01 100 @ddprun/1000/5f3a\n"
+        "000: 00000003 00000000 00000000 0001 03 101 @ddprun/1000/5f3a\n"
+        "000: 00000002 00000000 00010000 0001 01 102 @ddprun/0/77\n"
+        "000: 00000002 00000000 00010000 0001 01 103 @ddprun/x/88\n"
+        "000: 00000002 00000000 00010000 0001 01 104 @ddprun/1/2/3\n"
+        "000: 00000002 00000000 00010000 0001 01 105 /run/@ddprun\n"
+        "000: 00000002 00000000 00010000 0001 01 106\n";
+    EXPECT_THAT(jobs_in(table), ElementsAre(RunningJob{0, "77"}, RunningJob{1000, "5f3a"}));
+}
+
+/// A control socket on a loop that the test turns.
+class ControlSocketTest : public ::testing::Test {
+  protected:
+    void SetUp() override {
+        Result<std::unique_ptr<os::EventLoop>> loop = os::EventLoop::create({});
+        ASSERT_TRUE(loop);
+        loop_ = std::move(*loop);
+        job_ = {static_cast<unsigned>(::geteuid()), random_name()};
+        Result<std::unique_ptr<ControlSocket>> socket = ControlSocket::create(*loop_, job_.id);
+        ASSERT_TRUE(socket) << socket.error().what;
+        socket_ = std::move(*socket);
+    }
+
+    static std::string random_name() { return "test" + std::to_string(::getpid()) + "x" + std::to_string(++counter_); }
+
+    UniqueFd connect() const {
+        UniqueFd fd(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
+        sockaddr_un address{};
+        address.sun_family = AF_UNIX;
+        const std::string name = control_socket_name(job_.uid, job_.id);
+        name.copy(address.sun_path + 1, name.size());
+        const auto length = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + name.size());
+        EXPECT_EQ(::connect(fd.get(), reinterpret_cast<sockaddr*>(&address), length), 0);
+        return fd;
+    }
+
+    /// What the socket sends until it closes.
+    std::string exchange(const std::string& sent) {
+        const UniqueFd fd = connect();
+        EXPECT_EQ(::send(fd.get(), sent.data(), sent.size(), MSG_NOSIGNAL), static_cast<ssize_t>(sent.size()));
+        std::string got;
+        const TimePoint deadline = MonotonicClock::now() + 20s;
+        while (MonotonicClock::now() < deadline) {
+            EXPECT_TRUE(loop_->run_once(MonotonicClock::now() + 20ms));
+            char piece[4096];
+            const ssize_t n = ::recv(fd.get(), piece, sizeof piece, MSG_DONTWAIT);
+            if (n == 0 || (n < 0 && errno != EAGAIN)) return got;
+            if (n > 0) got.append(piece, static_cast<std::size_t>(n));
+        }
+        ADD_FAILURE() << "the connection stays open";
+        return got;
+    }
+
+    static inline int counter_ = 0;
+    std::unique_ptr<os::EventLoop> loop_;
+    RunningJob job_;
+    std::unique_ptr<ControlSocket> socket_;
+};
+
+TEST_F(ControlSocketTest, AnswersWhatAHandlerSaysAndCloses) {
+    socket_->on("echo", [](const ControlRequest& request, const ControlReply& reply) {
+        reply.send(control_text(request.argument("word")));
+        reply.finish();
+    });
+    EXPECT_EQ(exchange(encode({"echo", {{"word", "hello"}}})), control_text("hello"));
+}
+
+TEST_F(ControlSocketTest, AnAnswerMayComeLater) {
+    socket_->on("later", [this](const ControlRequest&, const ControlReply& reply) {
+        loop_->call_after(5ms, [reply] { reply.send("one\n"); });
+        loop_->call_after(10ms, [reply] {
+            reply.send("two\n");
+            reply.finish();
+        });
+    });
+    EXPECT_EQ(exchange(encode({"later", {}})), "one\ntwo\n");
+}
+
+TEST_F(ControlSocketTest, UnknownRequestsAndNonsenseAreRefused) {
+    EXPECT_THAT(exchange(encode({"dance", {}})), HasSubstr("'dance' is not known"));
+    EXPECT_THAT(exchange("nonsense\n"), HasSubstr("\"ok\":false"));
+}
+
+TEST_F(ControlSocketTest, AnEndlessRequestIsDropped) { EXPECT_EQ(exchange(std::string(17 * 1024, 'x')), ""); }
+
+TEST_F(ControlSocketTest, AReplyOutlivesItsPeerAndItsServer) {
+    std::optional<ControlReply> kept;
+    socket_->on("keep", [&kept](const ControlRequest&, const ControlReply& reply) { kept = reply; });
+    {
+        const UniqueFd fd = connect();
+        const std::string request = encode({"keep", {}});
+        ASSERT_GT(::send(fd.get(), request.data(), request.size(), MSG_NOSIGNAL), 0);
+        while (!kept) ASSERT_TRUE(loop_->run_once(MonotonicClock::now() + 1s));
+        EXPECT_TRUE(kept->is_wanted());
+    }
+    const TimePoint deadline = MonotonicClock::now() + 20s;
+    while (kept->is_wanted() && MonotonicClock::now() < deadline) ASSERT_TRUE(loop_->run_once(MonotonicClock::now() + 1s));
+    EXPECT_FALSE(kept->is_wanted());
+    kept->send("nobody listens");
+    socket_.reset();
+    kept->send("nobody is there");
+    kept->finish();
+}
+
+TEST_F(ControlSocketTest, NothingIsLeftWhenItIsGone) {
+    socket_.reset();
+    const Result<std::string> answer = ask_job(job_, {"status", {}}, MonotonicClock::now() + 1s);
+    ASSERT_FALSE(answer);
+    EXPECT_EQ(answer.error().code, Errc::NotFound);
+}
+
+TEST_F(ControlSocketTest, ManySilentConnectionsDoNotGrowWithoutLimit) {
+    std::vector<UniqueFd> silent;
+    for (int i = 0; i < 100; ++i) {
+        silent.push_back(connect());
+        ASSERT_TRUE(loop_->run_once(MonotonicClock::now() + 1s));
+    }
+    int open = 0;
+    for (const UniqueFd& fd : silent) {
+        char byte;
+        open += ::recv(fd.get(), &byte, 1, MSG_DONTWAIT) < 0 && errno == EAGAIN;
+    }
+    EXPECT_EQ(open, 32);
+}
+
+// ---- status
+
+TEST(JobStatus, SurvivesTheWayThereAndBack) {
+    const JobStatus status = two_workers();
+    const Result<JobStatus> read = job_status_from_json(to_json(status));
+    ASSERT_TRUE(read);
+    EXPECT_EQ(*read, status);
+}
+
+TEST(JobStatus, OfAnotherReleaseIsReadAsFarAsItGoes) {
+    const Result<JobStatus> read = job_status_from_json(R"({"ok":true,"job":7,"phase":"running","workers":[3,{"rank":"x"}],"new":[]})");
+    ASSERT_TRUE(read);
+    EXPECT_EQ(read->phase, "running");
+    EXPECT_EQ(read->workers.size(), 1u);
+    EXPECT_FALSE(job_status_from_json("{}"));
+    EXPECT_FALSE(job_status_from_json("no json"));
+}
+
+TEST(JobStatus, RatesAreOverTheTimeBetweenTwoLooks) {
+    const JobStatus before = two_workers();
+    JobStatus now = before;
+    now.taken_at += 2;
+    now.workers[1].cpu_seconds += 1;
+    now.workers[1].step += 10;
+    now.workers[1].comm_seconds += 0.5;
+    EXPECT_EQ(rates_between(&before, now, now.workers[1]), (WorkerRates{50, 5, 25}));
+    EXPECT_EQ(rates_between(nullptr, before, before.workers[1]), (WorkerRates{50, 10, 10}));
+}
+
+TEST(JobStatus, RatesOfARestartedRankBeginAnew) {
+    const JobStatus before = two_workers();
+    JobStatus now = before;
+    now.taken_at += 2;
+    now.workers[1].pid = 5000;
+    now.workers[1].seconds = 1;
+    now.workers[1].cpu_seconds = 1;
+    EXPECT_EQ(rates_between(&before, now, now.workers[1]).cpu_percent, 100);
+}
+
+TEST(JobStatus, TheTableNamesEveryWorkerAndKeepsToTheWidth) {
+    JobStatus status = two_workers();
+    status.program = "evil\x1b[2J";
+    const std::string text = render_status(nullptr, status, 120);
+    EXPECT_THAT(text, AllOf(HasSubstr("generation 2, 1 of 3 restarts, 2 workers"), HasSubstr("4171 running"),
+                            HasSubstr("in all_reduce #812 (25 MiB)"), Not(HasSubstr("\x1b"))));
+    const std::string narrow = render_status(nullptr, status, 40);
+    EXPECT_EQ(narrow.find("in all_reduce"), std::string::npos);
+}
+
+TEST(Metrics, AreThePrometheusTextFormat) {
+    const std::string text = render_metrics(two_workers());
+    EXPECT_THAT(text, AllOf(HasSubstr("# TYPE ddprun_restarts_total counter\n"),
+                            HasSubstr("ddprun_restarts_total{run_id=\"a \\\"run\\\"\",host=\"node01\"} 1\n"),
+                            HasSubstr("ddprun_worker_steps_total{run_id=\"a \\\"run\\\"\",host=\"node01\",rank=\"1\"} 100\n"),
+                            Not(HasSubstr("worker_steps_total{run_id=\"a \\\"run\\\"\",host=\"node01\",rank=\"0\"}"))));
+}
+
+TEST(Metrics, OnlyGetMetricsIsServed) {
+    const auto render = [] { return std::string("body\n"); };
+    EXPECT_THAT(http_response("GET /metrics HTTP/1.1\r\n\r\n", render), AllOf(StartsWith("HTTP/1.1 200 "), HasSubstr("\r\n\r\nbody\n")));
+    EXPECT_THAT(http_response("HEAD /metrics HTTP/1.1\r\n\r\n", render), AllOf(HasSubstr("Content-Length: 5"), Not(HasSubstr("body"))));
+    EXPECT_THAT(http_response("GET / HTTP/1.1\r\n\r\n", render), StartsWith("HTTP/1.1 404 "));
+    EXPECT_THAT(http_response("POST /metrics HTTP/1.1\r\n\r\n", render), StartsWith("HTTP/1.1 405 "));
+    EXPECT_THAT(http_response("hello\r\n\r\n", render), StartsWith("HTTP/1.1 400 "));
+    EXPECT_EQ(http_head_length("GET / HTTP/1.1\r\n"), 0u);
+    EXPECT_EQ(http_head_length("GET / HTTP/1.1\r\n\r\nmore"), 18u);
+}
+
+TEST(ProcessSample, NamesMayHoldAnything) {
+    const char* stat = "4171 (a) b (c) R 1 2 3 4 5 6 7 8 9 10 250 50 0 0 20 0 1 0 77 1000 512 18446744073709551615 0\n";
+    EXPECT_EQ(parse_process_stat(stat, 100, 4096), (ProcessSample{3.0, 512 * 4096}));
+    EXPECT_EQ(parse_process_stat("4171 (a) R 1", 100, 4096), std::nullopt);
+    EXPECT_EQ(parse_process_stat("", 100, 4096), std::nullopt);
+    EXPECT_GT(sample_process(::getpid()).value_or(ProcessSample{}).rss_bytes, 0u);
+}
+
+// ---- events
+
+TEST(EventFile, LinesAreJsonWithTimeAndOrigin) {
+    const std::string text = to_json({"5f3a", "run", "node01"}, {"worker_exited", 2, {{"rank", std::int64_t{3}}, {"what", "bad \xff"}}},
+                                     1740832205.25);
+    EXPECT_EQ(text.back(), '\n');
+    const auto json = nlohmann::json::parse(text);
+    EXPECT_EQ(json["time"], "2025-03-01T12:30:05.250000Z");
+    EXPECT_EQ(json["generation"], 2);
+    EXPECT_EQ(json["rank"], 3);
+    EXPECT_EQ(json["what"], "bad \xef\xbf\xbd");
+}
+
+TEST(EventFile, AFullDiskIsSaidOnceAndTheNextLineIsWhole) {
+    const TemporaryDirectory directory;
+    const std::string path = directory.path() + "/events";
+    std::vector<std::string> warnings;
+    Result<std::unique_ptr<EventFile>> file = EventFile::open(path, {"5f3a", "run", "node01"}, nullptr,
+                                                             [&](std::string_view line) { warnings.emplace_back(line); });
+    ASSERT_TRUE(file) << file.error().what;
+    (*file)->write({"first", 1, {}});
+    rlimit before{};
+    ASSERT_EQ(::getrlimit(RLIMIT_FSIZE, &before), 0);
+    rlimit tight = before;
+    tight.rlim_cur = 150;  // in the middle of the second line
+    const auto old_handler = ::signal(SIGXFSZ, SIG_IGN);
+    ASSERT_EQ(::setrlimit(RLIMIT_FSIZE, &tight), 0);
+    (*file)->write({"second", 1, {}});
+    (*file)->write({"third", 1, {}});
+    ASSERT_EQ(::setrlimit(RLIMIT_FSIZE, &before), 0);
+    ::signal(SIGXFSZ, old_handler);
+    (*file)->write({"fourth", 1, {}});
+    EXPECT_EQ(warnings.size(), 1u);
+    EXPECT_EQ((*file)->lost(), 2u);
+
+    std::ifstream in(path);
+    std::vector<std::string> events;
+    for (std::string line; std::getline(in, line);) {
+        const auto json = nlohmann::json::parse(line, nullptr, false);
+        if (json.is_object()) events.push_back(json["event"]);
+    }
+    EXPECT_THAT(events, ElementsAre("first", "fourth"));
+}
+
+TEST(EventFile, AFileThatCannotBeOpenedIsNamed) {
+    const Result<std::unique_ptr<EventFile>> file = EventFile::open("/nowhere/events", {}, nullptr, nullptr);
+    ASSERT_FALSE(file);
+    EXPECT_EQ(file.error().what, "open /nowhere/events: No such file or directory");
+}
+
+}  // namespace
+}  // namespace ddprun::test

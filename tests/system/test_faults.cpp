@@ -1,0 +1,100 @@
+// Faults on one node that no other test injects: starved of descriptors, talked to by strangers, frozen workers.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "env/socket.h"
+#include "tests/support/run_program.h"
+#include "tests/support/temporary_directory.h"
+#include "tests/system/look.h"
+
+namespace ddprun::test {
+namespace {
+
+using namespace std::chrono_literals;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+TEST(Faults, TooFewDescriptorsForAllWorkersIsSaidAndLeavesNothing) {
+    const std::string marker = "PROBE_JOB=" + unique_name("faults");
+    const Outcome outcome = run({"bash", "-c", "ulimit -n 300; exec \"$0\" --nproc-per-node=200 --max-restarts=2 \"$1\" hold", path_of("DDPRUN"), path_of("PROBE")},
+                                with_environment({marker}));
+    EXPECT_FALSE(outcome.timed_out);
+    EXPECT_EQ(outcome.status, 70) << outcome.err;
+    EXPECT_THAT(outcome.err, HasSubstr("Too many open files"));
+    EXPECT_TRUE(all_gone(marker, 0ms));
+}
+
+TEST(Faults, AFrozenWorkerDoesNotDelayTheEndOfAFailedJobBeyondTheGrace) {
+    const std::string marker = "PROBE_JOB=" + unique_name("faults");
+    const Outcome outcome = run(ddprun_probe({"--nproc-per-node=3", "--failure-grace=500ms"},
+                                             {"rank", "0", "ignore", "15", "stop", "end", "rank", "1", "sleep", "200", "exit", "9", "end", "hold"}), with_environment({marker}));
+    EXPECT_EQ(outcome.status, 9) << outcome.err;
+    EXPECT_LT(outcome.took, 5s);
+    EXPECT_TRUE(all_gone(marker, 0ms));
+}
+
+TEST(Faults, ACrashIsNamedWithItsSignal) {
+    const Outcome outcome = run(ddprun_probe({"--nproc-per-node=2"}, {"rank", "1", "segv", "end", "hold"}));
+    EXPECT_EQ(outcome.status, 128 + SIGSEGV);
+    EXPECT_THAT(outcome.err, AllOf(HasSubstr("rank 1"), HasSubstr("SIGSEGV")));
+}
+
+TEST(Faults, StrangersAtTheControllersPortDoNotDisturbTheJob) {
+    Program program(ddprun_probe({"--nproc-per-node=2", "--prefix="}, {"env", "DDPRUN_STORE", "note", "10", "go", "noted", "10", "say", "done"}));
+    ASSERT_TRUE(program.wait_for_output("DDPRUN_STORE=tcp:"));
+    const std::string store = [&] {
+        // Both workers say the same; ask the probe's own environment through /proc for it.
+        for (const pid_t pid : processes_with("LOCAL_RANK=1")) {
+            const std::string all = file_content("/proc/" + std::to_string(pid) + "/environ");
+            const std::size_t at = all.find("DDPRUN_STORE=tcp:");
+            if (at != std::string::npos && all.find("DDPRUN_JOB=") != std::string::npos && getpgid(pid) == pid) {
+                const std::string parent = file_content("/proc/" + std::to_string(pid) + "/stat");
+                if (parent.find(" " + std::to_string(program.pid()) + " ") != std::string::npos) return std::string(all.c_str() + at + 17);
+            }
+        }
+        return std::string();
+    }();
+    const Result<Endpoint> endpoint = parse_endpoint(store, 0);
+    ASSERT_TRUE(endpoint) << store;
+    std::vector<UniqueFd> strangers;
+    for (const std::string& words : {std::string(), std::string("GET / HTTP/1.1\r\n\r\n"), std::string("\x7f", 1), std::string(100'000, '\xff')}) {
+        Result<UniqueFd> stranger = connect_tcp(*endpoint, deadline_after(MonotonicClock::now(), 5s));
+        ASSERT_TRUE(stranger) << stranger.error().what;
+        (void)::send(stranger->get(), words.data(), words.size(), MSG_NOSIGNAL);
+        strangers.push_back(std::move(*stranger));
+    }
+    program.signal(SIGUSR1);
+    const Outcome outcome = program.wait();
+    EXPECT_EQ(outcome.status, 0) << outcome.err;
+    EXPECT_EQ(occurrences(outcome.out, "done"), 2);
+}
+
+TEST(Faults, ADirectoryThatIsGoneIsNoFault) {
+    const std::string directory = TemporaryDirectory().path();
+    const Outcome outcome = run({"bash", "-c", "mkdir \"$2\" && cd \"$2\" && rmdir \"$2\" && exec \"$0\" \"$1\" say here", path_of("DDPRUN"), path_of("PROBE"), directory});
+    EXPECT_EQ(outcome.status, 0) << outcome.err;
+    EXPECT_THAT(outcome.out, HasSubstr("here"));
+}
+
+TEST(Faults, ClosedStandardStreamsAreNoFault) {
+    const TemporaryDirectory directory;
+    const Outcome outcome = run({"bash", "-c", "\"$0\" --nproc-per-node=2 --log-dir=\"$2\" -r3 \"$1\" fds lines 100 <&- >&- 2>&-; echo \"status $?\"",
+                                 path_of("DDPRUN"), path_of("PROBE"), directory.path()});
+    EXPECT_EQ(outcome.out, "status 0\n");
+    const auto files = log_files(directory.path());
+    EXPECT_EQ(occurrences(files.at("attempt_0/1/stdout.log"), " line "), 100);
+    EXPECT_THAT(files.at("attempt_0/1/stdout.log"), HasSubstr("fds: 0 1 2 250 251\n"));
+}
+
+TEST(Faults, HundredsOfRestartsLeakNothing) {
+    // Descriptors, pipes, segments: a leak of one each would end this long before.
+    const Outcome outcome = run({"bash", "-c", "ulimit -n 300; exec \"$0\" --nproc-per-node=4 --max-restarts=200 \"$1\" exit 3", path_of("DDPRUN"), path_of("PROBE")});
+    EXPECT_EQ(outcome.status, 3) << outcome.err.substr(outcome.err.size() > 2000 ? outcome.err.size() - 2000 : 0);
+    EXPECT_THAT(outcome.err, HasSubstr("restart 200 of 200"));
+}
+
+}  // namespace
+}  // namespace ddprun::test

@@ -1,0 +1,130 @@
+// What is started again, what never is, and when.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/stat.h>
+
+#include "tests/support/run_program.h"
+#include "tests/support/temporary_directory.h"
+#include "tests/system/look.h"
+
+namespace ddprun::test {
+namespace {
+
+using namespace std::chrono_literals;
+using ::testing::AllOf;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+/// Acts that fail as told the first `times` times, and then succeed.
+std::vector<std::string> failing(const TemporaryDirectory& directory, int times, std::vector<std::string> how) {
+    std::vector<std::string> acts;
+    for (int n = 0; n < times; ++n) {
+        acts.insert(acts.end(), {"once", directory.file("attempt" + std::to_string(n)), "say", "try"});
+        acts.insert(acts.end(), how.begin(), how.end());
+        acts.push_back("end");
+    }
+    acts.insert(acts.end(), {"say", "done"});
+    return acts;
+}
+
+TEST(Restarts, AFailureRestartsEveryWorkerAndTheJobSucceeds) {
+    const TemporaryDirectory directory;
+    const Outcome outcome = run(ddprun_probe({"--nproc-per-node=3", "--max-restarts=1"},
+                                             {"env", "TORCHELASTIC_RESTART_COUNT", "rank", "1", "once", directory.file("x"), "exit", "7", "end", "end",
+                                              "env", "DDPRUN_GENERATION"}));
+    EXPECT_EQ(outcome.status, 0) << outcome.err;
+    EXPECT_EQ(occurrences(outcome.out, "TORCHELASTIC_RESTART_COUNT=1"), 3);
+    EXPECT_EQ(occurrences(outcome.out, "DDPRUN_GENERATION=2"), 3);
+    EXPECT_THAT(outcome.err, AllOf(HasSubstr("rank 1"), HasSubstr("exit code 7"), HasSubstr("restart 1 of 1")));
+}
+
+TEST(Restarts, SurvivorsHearTermBeforeTheNextAttempt) {
+    const TemporaryDirectory directory;
+    Program program(ddprun_probe({"--nproc-per-node=2", "--max-restarts=1"},
+                                 {"note", "15", "saved", "rank", "0", "once", directory.file("x"), "noted", "15", "exit", "0", "end", "end",
+                                  "rank", "1", "once", directory.file("y"), "sleep", "300", "exit", "7", "end", "end", "say", "again"}));
+    const Outcome outcome = program.wait();
+    EXPECT_EQ(outcome.status, 0) << outcome.err;
+    EXPECT_EQ(occurrences(outcome.out, "[0]: saved"), 1);
+    EXPECT_EQ(occurrences(outcome.out, "again"), 2);
+}
+
+TEST(Restarts, ADeathBySignalIsRestartedToo) {
+    const TemporaryDirectory directory;
+    const Outcome outcome = run(ddprun_probe({"--max-restarts=2"}, failing(directory, 2, {"kill", "9"})));
+    EXPECT_EQ(outcome.status, 0) << outcome.err;
+    EXPECT_THAT(sorted_lines(outcome.out), ElementsAre("[0]: done", "[0]: try", "[0]: try"));
+}
+
+TEST(Restarts, AnUsedUpBudgetEndsTheJobWithTheLastCauseAndSaysSo) {
+    const TemporaryDirectory directory;
+    const Outcome outcome = run(ddprun_probe({"--max-restarts=2/1h"}, failing(directory, 5, {"exit", "6"})));
+    EXPECT_EQ(outcome.status, 6);
+    EXPECT_EQ(occurrences(outcome.out, "try"), 3);
+    EXPECT_THAT(outcome.err, HasSubstr("all 2 restarts within 1 h are used up"));
+}
+
+TEST(Restarts, ABudgetOverAWindowForgetsWhatIsLongAgo) {
+    const TemporaryDirectory directory;
+    const Outcome outcome = run(ddprun_probe({"--max-restarts=1/200ms"}, failing(directory, 3, {"sleep", "300", "exit", "6"})));
+    EXPECT_EQ(outcome.status, 0) << outcome.err;
+    EXPECT_EQ(occurrences(outcome.out, "try"), 3);
+}
+
+TEST(Restarts, BackOffWaitsBeforeTheSecondRestartInARow) {
+    const TemporaryDirectory directory;
+    const Outcome outcome = run(ddprun_probe({"--max-restarts=5", "--restart-backoff=400ms"}, failing(directory, 3, {"exit", "6"})));
+    EXPECT_EQ(outcome.status, 0) << outcome.err;
+    // None, then half to all of 400 ms, then of 800 ms.
+    EXPECT_GE(outcome.took, 600ms);
+    EXPECT_THAT(outcome.err, HasSubstr("restart 3 of 5 restarts in "));
+}
+
+TEST(Restarts, ASignalDuringTheBackOffEndsTheJobAtOnce) {
+    Program program(ddprun_probe({"--max-restarts=5", "--restart-backoff=1h:1h"}, {"exit", "6"}));
+    ASSERT_TRUE(program.wait_for_output("restart 2 of 5 restarts in "));
+    program.signal(SIGTERM);
+    const Outcome outcome = program.wait();
+    EXPECT_EQ(outcome.status, 75) << outcome.err;
+    EXPECT_LT(outcome.took, 10s);
+}
+
+TEST(Restarts, ExitCodesThatCannotGetBetterAreFinal) {
+    for (const char* code : {"64", "65", "66", "78", "93", "126", "127"}) {
+        const Outcome outcome = run(ddprun_probe({"--nproc-per-node=2", "--max-restarts=3"}, {"rank", "1", "say", "try", "exit", code, "end", "hold"}));
+        EXPECT_EQ(std::to_string(outcome.status), code);
+        EXPECT_EQ(occurrences(outcome.out, "try"), 1) << code;
+        EXPECT_THAT(outcome.err, HasSubstr("exit code " + std::string(code)));
+    }
+}
+
+TEST(Restarts, AProgramThatCannotBeExecutedIsFinal) {
+    const TemporaryDirectory directory;
+    std::ofstream(directory.file("script")) << "#!/no/such/interpreter\n";
+    ::chmod(directory.file("script").c_str(), 0755);
+    const Outcome outcome = run({path_of("DDPRUN"), "--nproc-per-node=2", "--max-restarts=3", directory.file("script")});
+    EXPECT_EQ(outcome.status, 127) << outcome.err;
+    EXPECT_THAT(outcome.err, AllOf(HasSubstr("script"), HasSubstr("interpreter"), Not(HasSubstr("restart 1"))));
+}
+
+TEST(Restarts, AWorkerThatSucceededBeforeTheFailureStartsAgainWithTheOthers) {
+    const TemporaryDirectory directory;
+    const Outcome outcome = run(ddprun_probe({"--nproc-per-node=2", "--max-restarts=1"},
+                                             {"say", "here", "rank", "1", "once", directory.file("x"), "sleep", "200", "exit", "6", "end", "end"}));
+    EXPECT_EQ(outcome.status, 0) << outcome.err;
+    EXPECT_EQ(occurrences(outcome.out, "[0]: here"), 2);
+}
+
+TEST(Restarts, NothingOfTheLastAttemptIsLeftWhenTheNextBegins) {
+    const TemporaryDirectory directory;
+    const std::string marker = unique_name("PROBE_JOB=restarts");
+    const Outcome outcome = run(ddprun_probe({"--max-restarts=1"},
+                                             {"once", directory.file("x"), "child", "daemon", "exit", "6", "end", "say", "second"}), with_environment({marker}));
+    EXPECT_EQ(outcome.status, 0) << outcome.err;
+    EXPECT_TRUE(processes_with(marker).empty());
+}
+
+}  // namespace
+}  // namespace ddprun::test
