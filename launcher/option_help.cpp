@@ -173,8 +173,9 @@ std::string render_help() {
         "run with PYTHON_EXEC, else python3; a name without a slash is looked for among ddprun's own workers,\n"
         "then in PATH. \"${local_rank}\" and \"${rank}\" in the arguments are replaced for each worker.\n\n"
         "Every option can be written with dashes or underscores and set by a variable: PET_NNODES=2 is the\n"
-        "default of --nnodes; the command line wins. Time spans: 90, 90s, 500ms, 15m, 2h. DDPRUN_LAUNCHER names\n"
-        "the launcher around us (openmpi, pmi, pals, slurm, ..., or none) where it is not recognised.\n";
+        "default of --nnodes; the command line wins. Time spans: 90, 90s, 500ms, 15m, 2h.\n"
+        "DDPRUN_LAUNCHER names the launcher around us (openmpi, pmi, pals, slurm, ..., or none) where it\n"
+        "is not recognised.\n";
     for (const OptionGroup& group : option_groups()) {
         text += fmt::format("\n{}:\n", group.title);
         for (const OptionRow& row : group.rows) text += help_of(row);
