@@ -1,0 +1,252 @@
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/socket.h>
+#include <sys/syscall.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <thread>
+
+#include "env/socket.h"
+#include "tests/support/run_program.h"
+#include "tests/support/temporary_directory.h"
+
+namespace ddprun::test {
+namespace {
+
+using namespace std::chrono_literals;
+using ::testing::AllOf;
+using ::testing::Contains;
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+/// ddprun's subcommand, about the job with this run id.
+Outcome ask(const std::string& run_id, std::vector<std::string> words) {
+    words.insert(words.begin(), path_of("DDPRUN"));
+    words.push_back("--job=" + run_id);
+    return run(words);
+}
+
+nlohmann::json status_of(const std::string& run_id) {
+    const Outcome outcome = ask(run_id, {"ps", "--json"});
+    EXPECT_EQ(outcome.status, 0) << outcome.err;
+    return nlohmann::json::parse(outcome.out, nullptr, false);
+}
+
+/// A job of two workers with a run id of its own; they run until told otherwise.
+class Ask : public ::testing::Test {
+  protected:
+    Program& start(std::vector<std::string> options, std::vector<std::string> acts) {
+        options.insert(options.begin(), {"--nproc-per-node=2", "--rdzv-id=" + id_});
+        acts.insert(acts.end(), {"say", "up", "hold"});
+        program_.emplace(ddprun_probe(options, acts));
+        EXPECT_TRUE(program_->wait_for_output("[0]: up") && program_->wait_for_output("[1]: up"));
+        return *program_;
+    }
+
+    std::string id_ = unique_name("ask");
+    std::optional<Program> program_;
+};
+
+TEST_F(Ask, PsNamesTheJobAndItsWorkers) {
+    start({"--max-restarts=3"}, {});
+    const nlohmann::json status = status_of(id_);
+    EXPECT_EQ(status["phase"], "running");
+    EXPECT_EQ(status["pid"], program_->pid());
+    EXPECT_EQ(status["max_restarts"], 3);
+    ASSERT_EQ(status["workers"].size(), 2u);
+    EXPECT_EQ(status["workers"][1]["rank"], 1);
+    EXPECT_EQ(status["workers"][1]["state"], "running");
+    EXPECT_GT(status["workers"][1]["rss_bytes"], 0);
+
+    const Outcome table = ask(id_, {"ps"});
+    EXPECT_THAT(table.out, AllOf(HasSubstr("running, generation 1, 0 of 3 restarts, 2 workers"),
+                                 HasSubstr(std::to_string(status["workers"][0]["pid"].get<int>()) + " running")));
+    EXPECT_EQ(ask(id_, {"top"}).out.find("job "), 0u);
+}
+
+TEST_F(Ask, SignalReachesAllWorkersOrOne) {
+    Program& program = start({}, {"note", "10", "all", "note", "12", "one"});
+    const Outcome one = ask(id_, {"signal", "USR2", "--rank", "1"});
+    EXPECT_EQ(one.status, 0) << one.err;
+    EXPECT_THAT(one.out, HasSubstr("SIGUSR2 sent to rank 1"));
+    ASSERT_TRUE(program.wait_for_output("[1]: one"));
+    EXPECT_EQ(ask(id_, {"signal", "sigusr1"}).status, 0);
+    ASSERT_TRUE(program.wait_for_output("[0]: all") && program.wait_for_output("[1]: all"));
+    EXPECT_EQ(ask(id_, {"signal", "KILL"}).status, 0);
+    EXPECT_THAT(program.wait().out, Not(HasSubstr("[0]: one")));
+}
+
+TEST_F(Ask, WrongQuestionsAreRefusedAndTheJobGoesOn) {
+    start({}, {});
+    const Outcome rank = ask(id_, {"signal", "USR1", "--rank=9"});
+    EXPECT_EQ(rank.status, 1);
+    EXPECT_THAT(rank.err, HasSubstr("ddprun signal: no rank 9"));
+    EXPECT_EQ(ask(id_, {"signal", "USR9"}).status, 64);
+    EXPECT_EQ(ask(id_, {"ps", "--rank=x"}).status, 64);
+    EXPECT_EQ(ask(id_, {"logs"}).status, 69);
+    EXPECT_THAT(ask(id_, {"logs"}).err, HasSubstr("keeps no log files (start it with --log-dir DIR)"));
+    EXPECT_EQ(status_of(id_)["phase"], "running");
+}
+
+TEST_F(Ask, AJobThatDoesNotRunIsNotFound) {
+    const Outcome outcome = ask(id_, {"drain"});
+    EXPECT_EQ(outcome.status, 69);
+    EXPECT_THAT(outcome.err, HasSubstr("ddprun drain: "));
+}
+
+TEST_F(Ask, DrainLetsWorkersSaveAndExitsWith75) {
+    const TemporaryDirectory directory;
+    Program& program = start({"--events=" + directory.file("events")}, {"note", "15", "saved", "say", "up", "noted", "15", "exit", "0"});
+    const Outcome drained = ask(id_, {"drain"});
+    EXPECT_EQ(drained.status, 0) << drained.err;
+    const Outcome outcome = program.wait();
+    EXPECT_EQ(outcome.status, 75) << outcome.err;
+    EXPECT_THAT(outcome.out, AllOf(HasSubstr("[0]: saved"), HasSubstr("[1]: saved")));
+    EXPECT_THAT(outcome.err, HasSubstr("ddprun drain: 2 workers may save"));
+    std::ifstream events(directory.file("events"));
+    EXPECT_THAT(std::string(std::istreambuf_iterator<char>(events), {}), HasSubstr("\"event\":\"preempt\""));
+}
+
+TEST_F(Ask, LogsPrintsOneRanksFilesAndFollowsToTheEnd) {
+    const TemporaryDirectory directory;
+    Program& program = start({"--log-dir=" + directory.path()}, {"note", "10", "later", "rank", "1", "err", "of rank one", "end"});
+    const Outcome one = ask(id_, {"logs", "-r", "1"});
+    EXPECT_EQ(one.status, 0) << one.err;
+    EXPECT_EQ(one.out, "up\nof rank one\n");
+    Program follower({path_of("DDPRUN"), "logs", "-f", "--job=" + id_});
+    ASSERT_TRUE(follower.wait_for_output("[1]: of rank one"));
+    program.signal(SIGUSR1);
+    ASSERT_TRUE(follower.wait_for_output("[0]: later"));
+    program.signal(SIGTERM);
+    program.wait();
+    EXPECT_EQ(follower.wait().status, 0);
+}
+
+TEST_F(Ask, NothingAnswersAfterTheJob) {
+    start({}, {}).signal(SIGKILL);
+    program_->wait();
+    EXPECT_EQ(ask(id_, {"ps"}).status, 69);
+}
+
+TEST_F(Ask, AnotherUserIsRefused) {
+    if (::geteuid() != 0) GTEST_SKIP() << "only root can become another user";
+    start({}, {});
+    const std::string name = "ddprun/0/" + status_of(id_)["job"].get<std::string>();
+    std::string answer;
+    std::thread([&] {
+        // The raw call changes this thread only; connect() shows its credentials.
+        if (::syscall(SYS_setresuid, 65534, 65534, 65534) != 0) return;
+        const UniqueFd fd(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
+        sockaddr_un address{};
+        address.sun_family = AF_UNIX;
+        name.copy(address.sun_path + 1, name.size());
+        const auto length = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + name.size());
+        if (::connect(fd.get(), reinterpret_cast<sockaddr*>(&address), length) != 0) return;
+        char piece[4096];
+        for (ssize_t n = 0; (n = ::recv(fd.get(), piece, sizeof piece, 0)) > 0;) answer.append(piece, static_cast<std::size_t>(n));
+    }).join();
+    EXPECT_EQ(answer, "{\"ok\":false,\"error\":\"this job belongs to another user\"}\n");
+}
+
+TEST(Subcommands, AProgramOfThatNameIsStillReached) {
+    const Outcome dashes = run({path_of("DDPRUN"), "--", "env"}, with_environment({"MARK=mine"}));
+    EXPECT_THAT(dashes.out, HasSubstr("[0]: MARK=mine\n"));
+    const Outcome option = run({path_of("DDPRUN"), "--nproc-per-node=1", "env"}, with_environment({"MARK=mine"}));
+    EXPECT_THAT(option.out, HasSubstr("[0]: MARK=mine\n"));
+}
+
+TEST(Subcommands, EnvTellsWhereEachValueComesFrom) {
+    const TemporaryDirectory directory;
+    std::ofstream(directory.file("job.json")) << R"({"role": "trainer"})";
+    const Outcome outcome = run({path_of("DDPRUN"), "env", "--max-restarts=3", "--config=" + directory.file("job.json")},
+                                with_environment({"PET_NPROC_PER_NODE=2", "CUDA_VISIBLE_DEVICES=0", "SLURM_JOB_ID=77"}));
+    EXPECT_EQ(outcome.status, 0) << outcome.err;
+    EXPECT_THAT(outcome.out, AllOf(HasSubstr("--max-restarts 3  (from command line)"), HasSubstr("--nproc-per-node 2  (from PET_NPROC_PER_NODE)"),
+                                   HasSubstr("--role trainer  (from " + directory.file("job.json") + ")"), HasSubstr("SLURM_JOB_ID=77"),
+                                   HasSubstr("workers of this node: 2")));
+    EXPECT_EQ(run({path_of("DDPRUN"), "env", "--nnodes=x"}).status, 64);
+}
+
+// ---- events and metrics
+
+std::vector<nlohmann::json> events_in(const std::string& path) {
+    std::vector<nlohmann::json> events;
+    std::ifstream file(path);
+    for (std::string line; std::getline(file, line);) {
+        events.push_back(nlohmann::json::parse(line, nullptr, false));
+        EXPECT_TRUE(events.back().is_object()) << line;
+    }
+    return events;
+}
+
+TEST(Events, TellTheWholeStoryOfARestart) {
+    const TemporaryDirectory directory;
+    const Outcome outcome = run(ddprun_probe({"--nproc-per-node=2", "--max-restarts=1", "--events=" + directory.file("events")},
+                                             {"rank", "1", "once", directory.file("once"), "exit", "5", "end", "end", "exit", "0"}));
+    ASSERT_EQ(outcome.status, 0) << outcome.err;
+    std::map<std::string, int> count;
+    for (const nlohmann::json& event : events_in(directory.file("events"))) {
+        ++count[event["event"]];
+        if (event["event"] == "worker_exited" && event["exit_code"] == 5) {
+            EXPECT_EQ(event["rank"], 1);
+            EXPECT_EQ(event["generation"], 1);
+        }
+        if (event["event"] == "finished") { EXPECT_EQ(event["exit_code"], 0); }
+    }
+    EXPECT_EQ(count["job_started"], 1);
+    EXPECT_EQ(count["generation_started"], 2);
+    EXPECT_EQ(count["generation_ended"], 2);
+    EXPECT_EQ(count["restart"], 1);
+    EXPECT_EQ(count["worker_exited"], 4);
+    EXPECT_EQ(count["finished"], 1);
+}
+
+TEST(Events, AFullDiskIsSaidOnceAndTheJobSucceeds) {
+    const Outcome outcome = run(ddprun_probe({"--nproc-per-node=2", "--events=/dev/full"}, {"say", "done"}));
+    EXPECT_EQ(outcome.status, 0) << outcome.err;
+    const std::size_t first = outcome.err.find("No space left on device");
+    ASSERT_NE(first, std::string::npos) << outcome.err;
+    EXPECT_EQ(outcome.err.find("No space left on device", first + 1), std::string::npos);
+}
+
+TEST(Events, AFileThatCannotBeMadeIsRefusedBeforeAnythingIsStarted) {
+    const Outcome outcome = run(ddprun_probe({"--events=/nowhere/events"}, {"say", "started"}));
+    EXPECT_EQ(outcome.status, 64);
+    EXPECT_EQ(outcome.out, "");
+    EXPECT_THAT(outcome.err, HasSubstr("ddprun: --events: open /nowhere/events: No such file or directory"));
+}
+
+std::string scrape(std::uint16_t port, const std::string& path) {
+    const TimePoint deadline = MonotonicClock::now() + 10s;
+    Result<UniqueFd> fd = connect_tcp({"127.0.0.1", port}, deadline);
+    if (!fd) return fd.error().what;
+    if (!send_all(fd->get(), "GET " + path + " HTTP/1.1\r\nHost: x\r\n\r\n", deadline)) return "not sent";
+    std::string text;
+    char piece[4096];
+    while (wait_readable(fd->get(), deadline).value_or(false)) {
+        const ssize_t n = ::recv(fd->get(), piece, sizeof piece, 0);
+        if (n <= 0) break;
+        text.append(piece, static_cast<std::size_t>(n));
+    }
+    return text;
+}
+
+TEST_F(Ask, MetricsAreServedOnTheLoopbackPort) {
+    Result<Listener> taken = listen_tcp({"127.0.0.1", 0});
+    ASSERT_TRUE(taken);
+    const Outcome refused = run(ddprun_probe({"--metrics-port=" + std::to_string(taken->bound.port)}, {"say", "started"}));
+    EXPECT_EQ(refused.status, 69) << refused.err;
+    EXPECT_EQ(refused.out, "");
+    taken->fd.reset();
+    start({"--metrics-port=" + std::to_string(taken->bound.port)}, {});
+    EXPECT_THAT(scrape(taken->bound.port, "/metrics"), AllOf(HasSubstr("200 OK"), HasSubstr("ddprun_world_size{run_id=\"" + id_ + "\""),
+                                                            HasSubstr("rank=\"1\"} 1\n")));
+    EXPECT_THAT(scrape(taken->bound.port, "/"), HasSubstr("404 Not Found"));
+}
+
+}  // namespace
+}  // namespace ddprun::test
