@@ -15,6 +15,7 @@
 #include "env/lifeline.h"
 #include "env/socket.h"
 #include "env/text.h"
+#include "launcher/error_file.h"
 #include "launcher/pipe_size.h"
 #include "launcher/report.h"
 
@@ -43,6 +44,12 @@ std::string how_it_ended(const rdzv::WorkerExited& report) {
     const std::string when = format_duration(Duration(report.after_start_ns));
     if (report.signaled) return fmt::format("died of {} {} after start", signal_name(report.status), when);
     return fmt::format("exited with code {} {} after start", report.status, when);
+}
+
+/// The signal that ended it; a shell that runs the program passes it on as an exit code above 128.
+int signal_behind(const rdzv::WorkerExited& report) {
+    if (report.signaled) return report.status;
+    return report.status > 128 && report.status < 128 + SIGRTMIN ? report.status - 128 : 0;
 }
 
 NodeNumbers numbers_of(const rdzv::StartGeneration& order) {
@@ -394,7 +401,8 @@ void Agent::perform(const agent_action::ReportExit& action) {
     if (failed && !report.by_us) {
         output_.drain(rank);
         report.last_stderr = output_.last_stderr(rank);
-        report.error_file = read_error_file(worker);
+        report.error_file = readable_error_file(read_error_file(worker));
+        report.meaning = explain_death(witness_.facts(report.pid, signal_behind(report)));
         report.last_collective = describe_line(segment_->line(action.local_rank));
         if (segment_->line(action.local_rank).joined.load() != 0) {
             report.steps = static_cast<std::int64_t>(segment_->line(action.local_rank).step.load());

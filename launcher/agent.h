@@ -11,6 +11,7 @@
 #include "env/log.h"
 #include "env/system.h"
 #include "launcher/agent_state.h"
+#include "launcher/death_facts.h"
 #include "launcher/discover.h"
 #include "launcher/output.h"
 #include "launcher/plan.h"
@@ -115,6 +116,7 @@ class Agent {
     std::unique_ptr<StdinRelay> stdin_relay_;  ///< while a worker reads our terminal
     int pending_spawn_ = -1;
     bool slice_posted_ = false;
+    DeathWitness witness_;
     std::vector<rdzv::WorkerExited> exits_;  ///< of the current sweep, sent in the order of their likely causes
     os::EventLoop::TimerId deadline_timer_ = 0;
 };

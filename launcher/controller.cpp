@@ -150,6 +150,7 @@ void Controller::agent_message(PeerId peer, const rdzv::Message& message) {
         const int signal = static_cast<int>(parse_int(notice->text).value_or(15));
         if (notice->kind == "preempt") preempt(signal, signal_name(signal));
         else if (notice->kind == "stop") stop(signal);
+        else if (notice->kind == "hang") hang_found(notice->text, -1);
         return;
     }
     if (node < 0) return;
@@ -187,7 +188,7 @@ void Controller::agent_lost(PeerId peer, const std::string& why) {
 
 void Controller::stop(int signal) { feed(job_event::StopAsked{signal, state_.stopped_by.has_value()}); }
 void Controller::preempt(int signal, const std::string& why) { feed(job_event::PreemptAsked{signal, why}); }
-void Controller::hang_found(const std::string& what) { feed(job_event::HangFound{what}); }
+void Controller::hang_found(const std::string& what, int culprit) { feed(job_event::HangFound{what, culprit}); }
 
 void Controller::forward(int signal) { broadcast(rdzv::Notice{"signal", std::to_string(signal)}); }
 
@@ -314,6 +315,7 @@ JobEnd Controller::end() const {
     end.wall = MonotonicClock::now() - begun_;
     end.stopped_by_signal = state_.stopped_by;
     end.preempted = state_.preempted;
+    end.hung = state_.hung;
     end.failure = state_.failure;
     end.workers = ends_;
     end.notes = notes_;

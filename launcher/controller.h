@@ -56,7 +56,8 @@ class Controller {
     // What the operator and the host want.
     void stop(int signal);
     void preempt(int signal, const std::string& why);
-    void hang_found(const std::string& what);
+    /// `culprit`: the rank to look at first; -1 none.
+    void hang_found(const std::string& what, int culprit);
     /// Passes a signal on to all workers of all nodes; the job goes on.
     void forward(int signal);
 

@@ -12,6 +12,7 @@ enum class ExitCode : int {
     Internal = EX_SOFTWARE,        ///< 70: a bug or a system call of ours failed
     TryAgain = EX_TEMPFAIL,        ///< 75: preempted or stopped by a signal or the walltime; requeue me
     DoNotRequeue = 93,             ///< a worker exited with it: starting again is useless
+    Hung = 124,                    ///< no progress for --hang-timeout; the code of timeout(1)
     NotExecutable = 126,           ///< the program was found but cannot be executed
     NotFound = 127,                ///< the program does not exist
 };

@@ -19,6 +19,7 @@
 #include "launcher/agent.h"
 #include "launcher/controller.h"
 #include "launcher/exit_codes.h"
+#include "launcher/hang_watch.h"
 #include "launcher/head.h"
 #include "launcher/launch.h"
 #include "launcher/log_directory.h"
@@ -89,6 +90,7 @@ class Job final : public rdzv::ServerHandler, public rdzv::AgentLinkHandler {
     void on_signal(const signalfd_siginfo& info);
     void act_on(int signal, SignalAction action);
     void suspend();
+    void on_hang(const HangVerdict& verdict);
     void controller_done();
     void leave(int code);
     int say_how_it_ended();
@@ -118,6 +120,7 @@ class Job final : public rdzv::ServerHandler, public rdzv::AgentLinkHandler {
     std::unique_ptr<Output> output_;
     std::unique_ptr<Agent> agent_;
     std::unique_ptr<rdzv::AgentLink> link_;
+    std::unique_ptr<HangWatch> hang_watch_;   ///< with --hang-timeout only
     std::optional<int> exit_code_;            ///< said by the controller, on a node that is not the head
     std::string failure_;
     TimePoint farewell_ = kNever;             ///< until when other nodes may take our last message
@@ -227,6 +230,10 @@ Status Job::build_agent(const Endpoint& controller) {
     options.hello = std::move(hello);
     options.connect_by = deadline_after(MonotonicClock::now(), spec.rendezvous.join_timeout);
     link_ = std::make_unique<rdzv::AgentLink>(*loop_, std::move(options), *this);
+    if (spec.hang_timeout > Duration::zero()) {
+        hang_watch_ = std::make_unique<HangWatch>(*loop_, system_, log_, *agent_, spec.hang_timeout,
+                                                  [this](const HangVerdict& verdict) { on_hang(verdict); });
+    }
     return {};
 }
 
@@ -299,6 +306,11 @@ void Job::on_lost(const Error& why) {
     log_.error("{}; killing the workers of this node", failure_);
     agent_->kill_all();
     leave(static_cast<int>(ExitCode::Unavailable));
+}
+
+void Job::on_hang(const HangVerdict& verdict) {
+    if (controller_) controller_->hang_found(verdict.what, verdict.culprit);
+    else link_->send(rdzv::Notice{"hang", fmt::format("{}: {}", host_, verdict.what)});
 }
 
 // ---- the end

@@ -56,6 +56,7 @@ void start_generation(JobState& state, TimePoint now, Actions& actions) {
     state.phase = Phase::Running;
     state.generation_started = now;
     state.killing = false;
+    state.hung = false;
     state.failure.clear();
     set_timer(state, kNever, actions);
     actions.emplace_back(job_action::StartGeneration{state.generation, state.restarts_used});
@@ -212,7 +213,8 @@ Actions on(JobState& state, const job_event::HangFound& event, const JobPolicy& 
     Actions actions;
     if (state.phase != Phase::Running) return actions;
     state.failure = event.what;
-    fail(state, FailureFacts{}, -1, event.what, After::Restart, policy, now, actions);
+    state.hung = true;
+    fail(state, FailureFacts{}, event.culprit, event.what, After::Restart, policy, now, actions);
     return actions;
 }
 

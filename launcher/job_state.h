@@ -40,6 +40,7 @@ struct JobState {
     TimePoint timer = kNever;      ///< when TimerFired is due
     std::optional<int> stopped_by;  ///< the signal that asked us to stop
     bool preempted = false;
+    bool hung = false;             ///< the generation was stopped because it hung
     bool killing = false;
     std::string failure;           ///< a cause that is no worker: rendezvous, lost node
 };
@@ -64,7 +65,7 @@ struct StopAsked { int signal; bool again; };
 /// Preemption: a signal with that action, the walltime, `ddprun drain`.
 struct PreemptAsked { int signal; std::string why; };
 /// The hang detector's verdict. `what` names the ranks.
-struct HangFound { std::string what; };
+struct HangFound { std::string what; int culprit = -1; };
 struct TimerFired {};
 }  // namespace job_event
 

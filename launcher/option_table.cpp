@@ -251,7 +251,8 @@ OptionGroup supervision_options() {
               "What a signal sent to ddprun does: forward (to the workers, and carry on), stop, preempt (notice, "
               "grace, exit code 75) or ignore. May be repeated.",
               set_signal_actions, "", true},
-             {"hang-timeout", 0, "SPAN", "", "Treat this long without progress as a failure. Default 0: never.",
+             {"hang-timeout", 0, "SPAN", "", "Workers that make no progress for this long hang: says who keeps whom waiting, prints all stacks, then "
+              "restarts or ends with exit code 124. Default 0: never.",
               [](Draft& d, Text v) { return store(parse_span(v), d.spec.hang_timeout); }}}};
 }
 

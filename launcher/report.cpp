@@ -80,6 +80,7 @@ std::string headline(const JobEnd& end, const WorkerEnd* cause) {
     const std::string job = end.program.empty() ? "the job" : end.program;
     if (end.preempted) return fmt::format("ddprun: {} was preempted", job);
     if (end.stopped_by_signal) return fmt::format("ddprun: {} was stopped by {}", job, signal_name(*end.stopped_by_signal));
+    if (end.hung) return fmt::format("ddprun: {} hung: {}", job, end.failure);
     if (!end.failure.empty()) return fmt::format("ddprun: {} failed: {}", job, end.failure);
     if (cause == nullptr) return fmt::format("ddprun: {} failed", job);
     return fmt::format("ddprun: {} failed: {}: {}", job, who(*cause), describe_end(*cause));
@@ -166,6 +167,7 @@ int exit_code(const JobEnd& end) {
     // Workers that die of the same signal as we (the whole process group was signalled) did not cause anything.
     if (end.preempted || end.stopped_by_signal) return static_cast<int>(ExitCode::TryAgain);
     if (cause != nullptr) return code_of(*cause);
+    if (end.hung) return static_cast<int>(ExitCode::Hung);
     if (!end.failure.empty()) return static_cast<int>(ExitCode::Unavailable);
     return static_cast<int>(ExitCode::Internal);
 }

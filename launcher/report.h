@@ -41,6 +41,7 @@ struct JobEnd {
     Duration wall{};
     std::optional<int> stopped_by_signal;  ///< the signal that ended ddprun, if that is why
     bool preempted = false;
+    bool hung = false;                     ///< stopped by us because nothing went on
     std::string failure;                   ///< a failure that is no worker's: rendezvous, store; "" none
     std::vector<WorkerEnd> workers;        ///< of the last generation
     std::vector<std::string> notes;        ///< "2 processes could not be killed: ..."

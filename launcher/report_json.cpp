@@ -51,6 +51,7 @@ std::string render_report_json(const JobEnd& end) {
     json["world_size"] = end.world_size;
     json["seconds"] = seconds(end.wall);
     json["preempted"] = end.preempted;
+    json["hung"] = end.hung;
     json["stopped_by_signal"] = nullptr;
     if (end.stopped_by_signal) json["stopped_by_signal"] = signal_name(*end.stopped_by_signal);
     json["workers"] = Json::array();

@@ -40,7 +40,9 @@ class ErrorReport : public ::testing::Test {
 [[gnu::noinline]] int throw_from_here() { throw std::runtime_error("no \"data\"\nat all"); }
 
 TEST_F(ErrorReport, AnExceptionLeavesItsTextAndWhereItWasThrownAndExitsWithOne) {
-    EXPECT_EXIT(run_main("prog", throw_from_here), ::testing::ExitedWithCode(1), "prog: rank 3: no \"data\"");
+    // The test framework would catch it; a main does not.
+    const auto main = []() noexcept { run_main("prog", throw_from_here); };
+    EXPECT_EXIT(main(), ::testing::ExitedWithCode(1), "prog: rank 3: no \"data\"");
     EXPECT_EQ(message().at("message"), "rank 3: no \"data\"\nat all");
     EXPECT_THAT(stack(), HasSubstr("#0 "));
     EXPECT_THAT(message().at("extraInfo").at("timestamp").get<std::string>(), ::testing::MatchesRegex("[0-9]+"));

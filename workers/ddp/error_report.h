@@ -12,7 +12,8 @@ namespace ddp {
 /// picks it up for its own report) and one line on stderr:
 ///
 /// - an exception that leaves `body`: "<program>: rank 3: <what>", then exit code 1. The stack is not unwound, so
-///   that the trace shows where it was thrown: no destructor runs, but stdio is flushed;
+///   that the trace shows where it was thrown: no destructor runs, but stdio is flushed. main must not catch it
+///   around this call;
 /// - std::terminate elsewhere, SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT: the process then dies of that signal, as
 ///   it would have without us, with its core file.
 ///

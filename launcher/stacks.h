@@ -1,0 +1,67 @@
+#pragma once
+
+#include <sys/types.h>
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "env/event_loop.h"
+#include "env/segment.h"
+#include "env/system.h"
+
+namespace ddprun {
+
+/// How the stack of a worker is had.
+enum class StackMethod : std::uint8_t {
+    Handler,  ///< libddp writes it to the worker's own stderr, each thread for itself
+    PySpy,
+    Gdb,
+    EuStack,
+    Kernel,   ///< no stack, but what the kernel says the process waits for
+};
+/// "its own handler, on its stderr", "gdb".
+const char* describe(StackMethod method);
+
+struct StackFacts {
+    bool has_handler = false;
+    bool stopped = false;  ///< cannot run a handler
+    bool python = false;
+};
+/// Programs that are installed; "" is not.
+struct StackTools {
+    std::string py_spy, gdb, eu_stack;
+};
+/// Looks along PATH.
+StackTools find_stack_tools();
+/// Pure: the best there is.
+StackMethod choose_stack_method(const StackFacts& facts, const StackTools& tools);
+
+struct StackTarget {
+    int rank = 0;
+    pid_t pid = 0;
+    const RankLine* line = nullptr;  ///< of the segment; borrowed until the stacks are there
+};
+struct RankStack {
+    int rank = 0;
+    pid_t pid = 0;
+    StackMethod method = StackMethod::Kernel;
+    std::string text;  ///< lines; for Handler one line that says where to look
+};
+
+/// Long enough for a debugger that reads the symbols of a large program.
+inline constexpr Duration kStackPatience = std::chrono::seconds(15);
+
+/// Gets the stacks of all targets and calls `done` once, with one entry per target in the same order, after
+/// `patience` at the latest: whoever gave none by then is told of by the kernel. Blocks nobody. The programs it
+/// starts are children of ours; whoever sees SIGCHLD reaps them. Borrows loop and system until `done`.
+void collect_stacks(os::EventLoop& loop, os::System& system, std::vector<StackTarget> targets, Duration patience,
+                    std::function<void(std::vector<RankStack>)> done);
+
+/// What the kernel says about a process: its state, and where it waits.
+std::string kernel_view(pid_t pid);
+
+/// The stacks as text for people, one block per rank.
+std::string render_stacks(const std::vector<RankStack>& stacks);
+
+}  // namespace ddprun

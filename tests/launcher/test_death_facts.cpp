@@ -1,0 +1,135 @@
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+
+#include "launcher/death_facts.h"
+#include "launcher/error_file.h"
+#include "launcher/hang_sample.h"
+#include "launcher/stacks.h"
+
+namespace ddprun {
+namespace {
+
+using namespace std::chrono_literals;
+using ::testing::HasSubstr;
+
+constexpr std::string_view kCgroupKill =
+    "6,1234,5678901,-;Memory cgroup out of memory: Killed process 4171 (train) total-vm:70123456kB, "
+    "anon-rss:61000000kB, file-rss:1024kB, shmem-rss:0kB, UID:1000 pgtables:120000kB oom_score_adj:0";
+constexpr std::string_view kNodeKill =
+    "Out of memory: Killed process 4172 (python3) total-vm:70123456kB, anon-rss:2048kB, file-rss:0kB, shmem-rss:0kB";
+
+DeathFacts killed(pid_t pid) {
+    DeathFacts facts;
+    facts.pid = pid;
+    facts.signal = SIGKILL;
+    return facts;
+}
+
+TEST(OomKill, IsReadFromTheKernelsLine) {
+    const auto kill = parse_oom_kill(kCgroupKill);
+    ASSERT_TRUE(kill);
+    EXPECT_EQ(kill->pid, 4171);
+    EXPECT_EQ(kill->program, "train");
+    EXPECT_EQ(kill->rss_bytes, std::uint64_t{61001024} * 1024);
+    EXPECT_TRUE(kill->by_cgroup);
+    EXPECT_FALSE(parse_oom_kill(kNodeKill)->by_cgroup);
+    EXPECT_FALSE(parse_oom_kill("6,1,2,-;eth0: link up"));
+    EXPECT_FALSE(parse_oom_kill("Killed process x (y)"));
+}
+
+TEST(MemoryCgroup, IsTheUnifiedOneOrTheMemoryControllersOfVersion1) {
+    EXPECT_EQ(parse_memory_cgroup("0::/user.slice/job_12\n"), (MemoryCgroup{true, "/user.slice/job_12"}));
+    EXPECT_EQ(parse_memory_cgroup("12:cpu,cpuacct:/a\n4:memory:/slurm/uid_1/job_2\n0::/init.scope\n"),
+              (MemoryCgroup{false, "/slurm/uid_1/job_2"}));
+    EXPECT_FALSE(parse_memory_cgroup("nonsense"));
+}
+
+TEST(MemoryCounters, AreTakenByTheirWholeName) {
+    const std::string_view events = "low 0\nhigh 3\nmax 12\noom 2\noom_kill 1\noom_group_kill 0\n";
+    EXPECT_EQ(parse_counter(events, "oom_kill"), 1u);
+    EXPECT_EQ(parse_counter(events, "oom"), 2u);
+    EXPECT_FALSE(parse_counter(events, "kill"));
+    EXPECT_EQ(parse_memory_limit("68719476736\n"), std::uint64_t{64} << 30);
+    EXPECT_FALSE(parse_memory_limit("max\n"));
+    EXPECT_FALSE(parse_memory_limit("9223372036854771712\n"));
+}
+
+TEST(Death, ByTheCgroupsLimitIsSaidWithTheLimit) {
+    DeathFacts facts = killed(4171);
+    facts.cgroup_oom_kills = 1;
+    facts.memory_limit = std::uint64_t{64} << 30;
+    EXPECT_EQ(explain_death(facts), "out of memory: the cgroup's limit of 64 GiB was hit");
+    facts.kernel_lines = {std::string(kCgroupKill)};
+    EXPECT_THAT(explain_death(facts), HasSubstr("(it held 58.2 GiB)"));
+}
+
+TEST(Death, ByTheNodesLastMemoryIsSaidOnlyOfTheProcessThatTheKernelNames) {
+    DeathFacts facts = killed(4172);
+    facts.kernel_lines = {std::string(kCgroupKill), std::string(kNodeKill)};
+    EXPECT_THAT(explain_death(facts), HasSubstr("the node had none left"));
+    facts.pid = 4173;
+    EXPECT_EQ(explain_death(facts), "");
+}
+
+TEST(Death, ByAnotherSignalIsNotBlamedOnMemory) {
+    DeathFacts facts = killed(1);
+    facts.cgroup_oom_kills = 1;
+    facts.signal = SIGSEGV;
+    EXPECT_EQ(explain_death(facts), "");
+}
+
+TEST(Death, ByABusErrorIsBlamedOnSharedMemoryOnlyWhenItIsFull) {
+    DeathFacts facts;
+    facts.signal = SIGBUS;
+    facts.shm_size = std::uint64_t{64} << 20;
+    facts.shm_free = 4096;
+    EXPECT_THAT(explain_death(facts), HasSubstr("/dev/shm is full (4 KiB of 64 MiB free)"));
+    facts.shm_free = std::uint64_t{32} << 20;
+    EXPECT_EQ(explain_death(facts), "");
+}
+
+TEST(Death, AtTheEndOfTheWalltimeIsTheSchedulersDoing) {
+    DeathFacts facts = killed(1);
+    facts.walltime_left = -2s;
+    EXPECT_THAT(explain_death(facts), HasSubstr("walltime"));
+    facts.walltime_left = 3600s;
+    EXPECT_EQ(explain_death(facts), "");
+}
+
+TEST(ErrorFile, OfTorchBecomesItsMessageAndTrace) {
+    const std::string json = R"({"message": {"message": "rank 1: boom", "extraInfo": {"py_callstack": )"
+                             R"("#0 _ZN5train3runEi [/opt/train+0x12]\n#1 main [x]\n", "timestamp": "1"}}})";
+    EXPECT_EQ(readable_error_file(json), "rank 1: boom\n#0 train::run(int) [/opt/train+0x12]\n#1 main [x]");
+}
+
+TEST(ErrorFile, OfPythonDoesNotSayTheMessageTwice) {
+    const std::string json = R"({"message": {"message": "ValueError: no", "extraInfo": {"py_callstack": )"
+                             R"("Traceback:\n  f()\nValueError: no\n", "timestamp": "1"}}})";
+    EXPECT_EQ(readable_error_file(json), "Traceback:\n  f()\nValueError: no");
+}
+
+TEST(ErrorFile, OfAnyOtherKindStaysAsItIs) {
+    for (const char* text : {"plain words", "{\"message\": 5}", "{\"message\": {\"message\": 5}}", "[1]", ""}) {
+        EXPECT_EQ(readable_error_file(text), text);
+    }
+}
+
+TEST(ProcessTimes, AreFoundBehindAnyProgramName) {
+    const auto times = parse_process_times("17 (a ) (b) T 1 2 3 4 5 6 7 8 9 10 100 20 3 4 20 0 1 0 99\n");
+    EXPECT_EQ(times, (ProcessTimes{'T', 127}));
+    EXPECT_FALSE(parse_process_times("17 (a"));
+    EXPECT_FALSE(parse_process_times("17 (a) S 1 2"));
+}
+
+TEST(StackMethods, PreferTheWorkersOwnHandlerUnlessItCannotRun) {
+    const StackTools all{"/bin/py-spy", "/bin/gdb", "/bin/eu-stack"};
+    EXPECT_EQ(choose_stack_method({true, false, false}, all), StackMethod::Handler);
+    EXPECT_EQ(choose_stack_method({true, true, false}, all), StackMethod::Gdb);
+    EXPECT_EQ(choose_stack_method({false, false, true}, all), StackMethod::PySpy);
+    EXPECT_EQ(choose_stack_method({false, false, true}, {"", "", "/bin/eu-stack"}), StackMethod::EuStack);
+    EXPECT_EQ(choose_stack_method({false, false, true}, {}), StackMethod::Kernel);
+}
+
+}  // namespace
+}  // namespace ddprun

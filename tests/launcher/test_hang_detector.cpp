@@ -1,0 +1,150 @@
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "launcher/hang_detector.h"
+
+namespace ddprun {
+namespace {
+
+using namespace std::chrono_literals;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+/// Four ranks under a detector of 10 s that is fed every second; between two looks every rank works.
+class HangDetection : public ::testing::Test {
+  protected:
+    HangDetection() {
+        for (int rank = 0; rank < 4; ++rank) {
+            ranks_.emplace_back();
+            ranks_.back().rank = rank;
+        }
+    }
+    void in_collective(int rank, std::uint64_t seq) {
+        HangSample& sample = ranks_[static_cast<std::size_t>(rank)];
+        sample.joined = true;
+        sample.started_seq = seq;
+        sample.finished_seq = seq - 1;
+        sample.operation = SegmentOp::AllReduce;
+        sample.bytes = 25 << 20;
+    }
+    void finished(int rank, std::uint64_t seq) {
+        in_collective(rank, seq);
+        ranks_[static_cast<std::size_t>(rank)].finished_seq = seq;
+    }
+    /// The first verdict within `looks` looks one second apart.
+    std::optional<HangVerdict> watch(int looks) {
+        for (int i = 0; i < looks; ++i) {
+            now_ += 1s;
+            for (HangSample& sample : ranks_) {
+                if (works_) sample.cpu += 500ms;
+            }
+            if (beats_) ++ranks_[0].progress_ns;
+            if (auto verdict = detector_.feed(ranks_, now_)) return verdict;
+        }
+        return std::nullopt;
+    }
+
+    HangDetector detector_{10s};
+    std::vector<HangSample> ranks_;
+    TimePoint now_ = TimePoint{} + 1000s;
+    bool works_ = true;
+    bool beats_ = false;
+};
+
+TEST_F(HangDetection, RanksThatWorkDoNotHang) { EXPECT_FALSE(watch(100)); }
+
+TEST_F(HangDetection, TheRankThatDoesNotCallTheCollectiveIsNamed) {
+    for (const int rank : {0, 1, 3}) in_collective(rank, 812);
+    finished(2, 811);
+    const auto verdict = watch(20);
+    ASSERT_TRUE(verdict);
+    EXPECT_EQ(verdict->culprit, 2);
+    EXPECT_EQ(verdict->what, "rank 2 has not called all_reduce #812 (25 MiB) (it is busy with something else); "
+                             "ranks 0-1, 3 wait for it since 10 s");
+}
+
+TEST_F(HangDetection, ARankInAnEarlierCollectiveIsNamedWithIt) {
+    for (const int rank : {0, 1, 3}) in_collective(rank, 813);
+    in_collective(2, 812);
+    const auto verdict = watch(20);
+    ASSERT_TRUE(verdict);
+    EXPECT_THAT(verdict->what, HasSubstr("rank 2 is in all_reduce #812 (25 MiB); ranks 0-1, 3 wait for it"));
+}
+
+TEST_F(HangDetection, ALostRankThatHasEndedIsSaidToHaveEnded) {
+    for (const int rank : {0, 1, 3}) in_collective(rank, 5);
+    finished(2, 4);
+    ranks_[2].alive = false;
+    const auto verdict = watch(20);
+    ASSERT_TRUE(verdict);
+    EXPECT_THAT(verdict->what, HasSubstr("rank 2 has not called all_reduce #5 (25 MiB) (it has ended)"));
+}
+
+TEST_F(HangDetection, WhenAllAreInTheCollectiveTheStoppedOneIsNamed) {
+    for (const int rank : {0, 1, 2, 3}) in_collective(rank, 9);
+    ranks_[1].stopped = true;
+    const auto verdict = watch(20);
+    ASSERT_TRUE(verdict);
+    EXPECT_EQ(verdict->culprit, 1);
+    EXPECT_THAT(verdict->what, AllOf(HasSubstr("all ranks have been in all_reduce #9"), HasSubstr("rank 1 is stopped")));
+}
+
+TEST_F(HangDetection, CollectivesThatGetOnAreNoHangHoweverManyThereAre) {
+    for (std::uint64_t seq = 1; seq < 50; ++seq) {
+        for (const int rank : {0, 1, 2, 3}) in_collective(rank, seq);
+        EXPECT_FALSE(watch(1));
+    }
+}
+
+TEST_F(HangDetection, AStoppedRankIsNamedWithoutAnyCollective) {
+    ranks_[3].stopped = true;
+    const auto verdict = watch(20);
+    ASSERT_TRUE(verdict);
+    EXPECT_EQ(verdict->culprit, 3);
+    EXPECT_THAT(verdict->what, HasSubstr("rank 3 has been stopped"));
+}
+
+TEST_F(HangDetection, HeartbeatsThatEndAreAHangAlthoughTheRankIsBusy) {
+    beats_ = true;
+    ranks_[0].progress_ns = 1;
+    EXPECT_FALSE(watch(30));
+    beats_ = false;
+    const auto verdict = watch(20);
+    ASSERT_TRUE(verdict);
+    EXPECT_THAT(verdict->what, AllOf(HasSubstr("rank 0 has reported no progress for 10 s"), HasSubstr("busy")));
+}
+
+TEST_F(HangDetection, NobodyMovingIsAHangOnlyAfterTheTimeout) {
+    works_ = false;
+    EXPECT_FALSE(watch(10));
+    const auto verdict = watch(1);
+    ASSERT_TRUE(verdict);
+    EXPECT_EQ(verdict->culprit, -1);
+    EXPECT_THAT(verdict->what, HasSubstr("no rank has used processor time"));
+}
+
+TEST_F(HangDetection, OneRankThatReadsKeepsAllFromHanging) {
+    works_ = false;
+    for (int i = 0; i < 50; ++i) {
+        ++ranks_[2].io_bytes;
+        EXPECT_FALSE(watch(1));
+    }
+}
+
+TEST_F(HangDetection, TimeInWhichWeWereSuspendedCountsForNobody) {
+    works_ = false;
+    EXPECT_FALSE(watch(8));
+    now_ += 3600s;
+    EXPECT_FALSE(watch(10));
+    EXPECT_TRUE(watch(1));
+}
+
+TEST_F(HangDetection, ANewGenerationBeginsAnew) {
+    works_ = false;
+    EXPECT_FALSE(watch(8));
+    detector_.reset();
+    EXPECT_FALSE(watch(10));
+}
+
+}  // namespace
+}  // namespace ddprun

@@ -1,0 +1,88 @@
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+
+#include <filesystem>
+
+#include "tests/support/run_program.h"
+#include "tests/support/temporary_directory.h"
+
+namespace ddprun::test {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+constexpr int kHung = 124;
+
+std::vector<std::string> ddprun_worker(const std::vector<std::string>& options, const std::vector<std::string>& worker) {
+    std::vector<std::string> command{path_of("DDPRUN")};
+    command.insert(command.end(), options.begin(), options.end());
+    command.insert(command.end(), worker.begin(), worker.end());
+    return command;
+}
+
+TEST(Hangs, AStoppedRankIsNamedAndTheJobEnds) {
+    const Outcome outcome = run(ddprun_probe({"--nproc-per-node=3", "--hang-timeout=1"}, {"rank", "1", "stop", "end", "hold"}));
+    EXPECT_EQ(outcome.status, kHung) << outcome.err;
+    EXPECT_THAT(outcome.err, HasSubstr("hang: rank 1 has been stopped"));
+    EXPECT_THAT(outcome.err, AllOf(HasSubstr("rank 0 (pid "), HasSubstr("rank 2 (pid "))) << "stacks of all ranks";
+}
+
+TEST(Hangs, TheRankThatKeepsTheOthersWaitingInACollectiveIsNamedWithIt) {
+    const Outcome outcome = run(ddprun_worker({"--nproc-per-node=3", "--hang-timeout=1"}, {path_of("DDP_PROBE"), "lag"}));
+    EXPECT_EQ(outcome.status, kHung) << outcome.err;
+    EXPECT_THAT(outcome.err, HasSubstr("rank 1 has not called all_reduce #4 (16 B)"));
+    EXPECT_THAT(outcome.err, HasSubstr("ranks 0, 2 wait for it"));
+    // Written by the rank itself, through its handler.
+    EXPECT_THAT(outcome.out + outcome.err, AllOf(HasSubstr("[1]: stack of rank 1"), HasSubstr("pause [")));
+}
+
+TEST(Hangs, AHungGenerationIsStartedAgainLikeAFailedOne) {
+    const TemporaryDirectory directory;
+    const Outcome outcome = run(ddprun_probe({"--nproc-per-node=2", "--hang-timeout=1", "--max-restarts=1"},
+                                             {"rank", "0", "once", directory.path() + "/hung", "stop", "end", "end", "exit", "0"}));
+    EXPECT_EQ(outcome.status, 0) << outcome.err;
+    EXPECT_THAT(outcome.err, AllOf(HasSubstr("hang: "), HasSubstr("restart 1 of 1")));
+}
+
+TEST(Hangs, WorkersThatGetOnAreLeftAlone) {
+    // Silence shorter than the timeout, and work that takes longer than it.
+    const Outcome outcome = run(ddprun_worker({"--nproc-per-node=2", "--hang-timeout=2"},
+                                              {"/bin/sh", "-c", "for i in 1 2 3 4 5 6 7 8; do sleep 0.5; echo $i; done"}));
+    EXPECT_EQ(outcome.status, 0) << outcome.err;
+    EXPECT_THAT(outcome.err, Not(HasSubstr("hang")));
+}
+
+TEST(ErrorReports, OfACppExceptionHoldItsTextAndWhereItWasThrown) {
+    const Outcome outcome = run(ddprun_worker({"--nproc-per-node=2"}, {path_of("DDP_PROBE"), "throw"}));
+    EXPECT_EQ(outcome.status, 1) << outcome.err;
+    EXPECT_THAT(outcome.err, AllOf(HasSubstr("error report  | rank 1: the disk of the moon is full"),
+                                   HasSubstr("probe::throw_in_a_named_function()")));
+}
+
+TEST(ErrorReports, OfACrashAreThereWithAndWithoutALogDirectory) {
+    const TemporaryDirectory directory;
+    for (const std::string& option : {std::string("--nproc-per-node=2"), "--log-dir=" + directory.path()}) {
+        const Outcome outcome = run(ddprun_worker({"--nproc-per-node=2", option}, {path_of("DDP_PROBE"), "segv"}));
+        EXPECT_EQ(outcome.status, 128 + SIGSEGV) << outcome.err;
+        EXPECT_THAT(outcome.err, HasSubstr("error report  | SIGSEGV (invalid memory access)"));
+    }
+}
+
+TEST(Preemption, TrainSavesACheckpointAndTheJobAsksToBeStartedAgain) {
+    const TemporaryDirectory directory;
+    const std::vector<std::string> train = {path_of("TRAIN"), "--epochs=1000000", "--checkpoint-dir=" + directory.path()};
+    Program program(ddprun_worker({"--nproc-per-node=2", "--signal=TERM=preempt"}, train));
+    ASSERT_TRUE(program.wait_for_output("/1000000  loss"));
+    program.signal(SIGTERM);
+    const Outcome outcome = program.wait();
+    EXPECT_EQ(outcome.status, 75) << outcome.err;
+    EXPECT_THAT(outcome.out, HasSubstr("train: asked to stop in epoch"));
+    EXPECT_THAT(outcome.err, HasSubstr("was preempted"));
+    EXPECT_TRUE(std::filesystem::exists(directory.path() + "/latest"));
+}
+
+}  // namespace
+}  // namespace ddprun::test
