@@ -310,6 +310,8 @@ OptionGroup other_options() {
               nothing},
              {"print-completion", 0, "SHELL", "bash zsh fish tcsh", "Print a completion script and exit.",
               [](Draft& d, Text v) { return store(parse_choice(v, "bash zsh fish tcsh"), d.shell); }},
+             {"print-man", 0, "", "", "Print the manual page (troff) and exit.",
+              [](Draft& d, Text) { d.print_man = true; return Status{}; }},
              {"version", 'V', "", "", "Print the version and exit.", nothing},
              {"help", 'h', "", "", "Print this text and exit.", nothing},
              {"monitor-interval", 0, "SECONDS", "", "Accepted: ddprun is event-driven.", set_monitor_interval},

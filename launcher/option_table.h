@@ -18,6 +18,7 @@ struct OptionDraft {
     bool no_python = false;
     bool run_path = false;
     std::string shell;                 ///< of --print-completion
+    bool print_man = false;
     std::vector<std::string> remarks;
 };
 

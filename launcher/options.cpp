@@ -10,6 +10,7 @@
 #include "env/hmac.h"
 #include "env/text.h"
 #include "launcher/config_file.h"
+#include "launcher/man_page.h"
 #include "launcher/option_table.h"
 #include "launcher/option_values.h"
 
@@ -287,6 +288,11 @@ Result<CommandLine> build(const Words& words, const EnvironmentLookup& env) {
             line.sources.emplace(row.name, found->second.source);
             line.values.emplace(row.name, join(found->second.values, ","));
         }
+    }
+    if (draft.print_man) {
+        line.action = CommandLine::PrintMan;
+        line.text = render_man_page();
+        return line;
     }
     if (!draft.shell.empty()) {
         Result<std::string> script = render_completion(draft.shell);

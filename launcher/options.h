@@ -12,7 +12,7 @@ namespace ddprun {
 
 /// What the user asked for.
 struct CommandLine {
-    enum Action { Run, Help, Version, PrintCompletion } action = Run;
+    enum Action { Run, Help, Version, PrintCompletion, PrintMan } action = Run;
     JobSpec spec;      ///< for Run; checked, contradictions have been refused
     std::string text;  ///< for the other actions: print it and exit with 0
     /// What the user should know though nothing is wrong ("--start-method: accepted, without effect: ...").

@@ -234,6 +234,24 @@ TEST(Flags, CompletionScriptsAreWhatTheirShellReads) {
     }
 }
 
+TEST(Flags, TheManualPageExplainsEveryOptionOfTheHelp) {
+    const Outcome help = run(ddprun({"--help"})), page = run(ddprun({"--print-man"}));
+    EXPECT_EQ(page.status, 0) << page.err;
+    EXPECT_TRUE(page.out.starts_with(".TH DDPRUN 1"));
+    const std::string of_options = help.out.substr(0, help.out.find("\nAsking"));
+    int options = 0;
+    for (const std::string_view line : split(of_options, '\n')) {
+        const std::size_t at = line.find("--");
+        if (!line.starts_with("  ") || at == line.npos || at > 6) continue;
+        std::string name(line.substr(at, line.find_first_of(" ", at) - at));
+        for (std::size_t dash = name.find('-'); dash != name.npos; dash = name.find('-', dash + 2)) name.insert(dash, "\\");
+        EXPECT_THAT(page.out, HasSubstr("\\fB" + name + "\\fR"));
+        ++options;
+    }
+    EXPECT_GT(options, 40);
+    EXPECT_THAT(page.out, AllOf(HasSubstr(".SH EXIT STATUS"), HasSubstr(".SH SIGNALS"), HasSubstr(".SH EXAMPLES")));
+}
+
 // ---- PET_ variables
 
 TEST(Flags, EveryFlagHasItsVariableAlsoThoseThatTorchrunForgot) {
