@@ -153,5 +153,22 @@ TEST(Terminal, ADebuggerGetsTheTerminalAndGivesItBack) {
     EXPECT_EQ(terminal.wait(), 0) << terminal.screen();
 }
 
+TEST(Terminal, TopIsLiveAndLeavesTheScreenAsItWas) {
+    const std::string id = unique_name("top");
+    Program job(ddprun_probe({"--nproc-per-node=2", "--rdzv-id=" + id}, {"say", "up", "hold"}));
+    ASSERT_TRUE(job.wait_for_output("[0]: up") && job.wait_for_output("[1]: up"));
+    for (const char* key : {"q", "\x03"}) {
+        Terminal terminal({path_of("DDPRUN"), "top", "--job=" + id});
+        ASSERT_TRUE(terminal.shows("STEPS/S")) << terminal.screen();
+        terminal.type(key);
+        EXPECT_EQ(terminal.wait(), 0) << terminal.screen();
+        EXPECT_THAT(terminal.screen(), HasSubstr("\x1b[?25h\x1b[?1049l"));
+    }
+    Terminal terminal({path_of("DDPRUN"), "top", "--job=" + id});
+    ASSERT_TRUE(terminal.shows("STEPS/S")) << terminal.screen();
+    job.signal(SIGTERM);
+    EXPECT_EQ(terminal.wait(), 0) << "it goes on after the job";
+}
+
 }  // namespace
 }  // namespace ddprun::test
