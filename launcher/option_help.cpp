@@ -56,6 +56,12 @@ std::string value_options(char separator) {
     return words;
 }
 
+std::string subcommand_names() {
+    std::vector<std::string> names;
+    for (const SubcommandRow& row : subcommands()) names.emplace_back(row.name);
+    return join(names, " ");
+}
+
 std::string bash_completion() {
     std::string cases, names;
     for_each_option([&](const OptionRow& row) {
@@ -87,11 +93,12 @@ _ddprun() {{
     COMPREPLY=($(compgen -W "{}" -- "${{cur//_/-}}"))
   else
     COMPREPLY=($(compgen -c -- "$cur") $(compgen -f -- "$cur"))
+    ((COMP_CWORD == 1)) && COMPREPLY+=($(compgen -W "{}" -- "$cur"))
   fi
 }}
 complete -o filenames -F _ddprun ddprun
 )",
-                       value_options('|'), cases, names.substr(1));
+                       value_options('|'), cases, names.substr(1), subcommand_names());
 }
 
 /// Inside single quotes, for a shell that has no escapes there.
@@ -129,9 +136,10 @@ std::string zsh_completion() {
         }
     });
     return fmt::format("#compdef ddprun\n# zsh completion for ddprun; put it as _ddprun into a directory of $fpath\n"
-                       "_ddprun() {{\n  _arguments -S \\\n{}    '1:program:_command_names -e' \\\n    '*::argument:_files'\n}}\n"
+                       "_ddprun_first() {{\n  ((CURRENT == 2)) && compadd {}\n  _command_names -e\n}}\n"
+                       "_ddprun() {{\n  _arguments -S \\\n{}    '1:program:_ddprun_first' \\\n    '*::argument:_files'\n}}\n"
                        "_ddprun \"$@\"\n",
-                       lines);
+                       subcommand_names(), lines);
 }
 
 std::string fish_completion() {
@@ -148,6 +156,9 @@ std::string fish_completion() {
         for (const char c : row.help) text += c == '\'' ? std::string("\\'") : std::string(1, c);
         lines += fmt::format(" -d '{}'\n", text);
     });
+    for (const SubcommandRow& row : subcommands()) {
+        lines += fmt::format("complete -c ddprun -n __fish_is_first_arg -a {} -d '{}'\n", row.name, single_quoted(row.help));
+    }
     return lines;
 }
 

@@ -573,6 +573,8 @@ TEST(Completion, BashOffersOptionsValuesAndLeavesTheProgramsArgumentsAlone) {
     EXPECT_EQ(bash_completes("ddprun --numa_binding = no"), "none node\n");
     EXPECT_EQ(bash_completes("ddprun train --nproc"), "\n");
     EXPECT_EQ(bash_completes("ddprun --nnodes 2 --nproc"), "--nproc-per-node\n");
+    EXPECT_EQ(bash_completes("ddprun drai"), "drain\n");
+    EXPECT_EQ(bash_completes("ddprun --quiet drai"), "\n");
 }
 
 }  // namespace
