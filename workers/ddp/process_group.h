@@ -28,13 +28,15 @@ template <class T>
 Buffer buffer_of(std::span<T> values);
 
 /// A collective in flight. Copyable handle. wait() blocks until it is done and throws what went wrong
-/// (PeerLostError, TimeoutError, MismatchError); on a GPU backend it makes the current stream wait instead.
+/// (PeerLostError, TimeoutError, MismatchError); on a GPU backend it makes the current stream wait instead, and
+/// throws what went wrong so far. synchronize() blocks the calling thread on every backend.
 class Work {
   public:
     struct State;
     Work() = default;  ///< already done
     explicit Work(std::shared_ptr<State> state) : state_(std::move(state)) {}
     void wait();
+    void synchronize();
     [[nodiscard]] bool done() const;
 
   private:
@@ -43,7 +45,11 @@ class Work {
 
 struct ProcessGroupOptions {
     std::chrono::nanoseconds timeout = std::chrono::minutes(10);  ///< per collective
-    std::string backend = "auto";                                 ///< auto, cpu (later: nccl, staged)
+    std::string backend = "auto";                                 ///< auto, cpu, nccl
+    /// Where the buffers will be; `auto` chooses by it. Of a CUDA device, index -1 is that of the local rank.
+    Device device = {};
+    /// cudaStream_t that collectives follow and wait() holds back; null is the default stream. nccl only.
+    void* stream = nullptr;
     /// Inline runs a collective in the calling thread (best with one core per rank);
     /// Thread runs them, in order, on one progress thread of the group.
     enum class Progress : std::uint8_t { Auto, Inline, Thread } progress = Progress::Auto;
@@ -65,6 +71,10 @@ class ProcessGroup {
     [[nodiscard]] virtual int size() const = 0;
     /// "cpu (shared memory)", for the one line that says what was chosen.
     [[nodiscard]] virtual std::string describe() const = 0;
+    /// Where the buffers of collectives must be.
+    [[nodiscard]] virtual Device device() const { return {}; }
+    /// "nccl (auto: buffers are on a CUDA device)": which backend create() chose, and why.
+    [[nodiscard]] const std::string& choice() const { return choice_; }
 
     /// In place: every rank ends with the reduction of all ranks' buffers.
     virtual Work all_reduce(Buffer buffer, ReduceOp op = ReduceOp::Sum) = 0;
@@ -79,6 +89,7 @@ class ProcessGroup {
     /// Collective: every rank calls it in the same order with the same size. Host memory that the backend can
     /// reduce without copying (64-byte aligned, zeroed); all_reduce on a buffer inside it is the fast path.
     /// Freed with the group.
+    /// On a GPU backend it is device memory.
     virtual std::span<std::byte> allocate_shared(std::size_t bytes) = 0;
 
     /// Collective on bytes of any length per rank: everyone's message, by rank. Blocking.
@@ -88,6 +99,9 @@ class ProcessGroup {
     [[nodiscard]] virtual double communication_seconds() const = 0;
     /// Tells the launcher that `step` training steps and `samples` samples are done (two relaxed stores).
     virtual void report_progress(std::uint64_t step, std::uint64_t samples) = 0;
+
+  private:
+    std::string choice_;
 };
 
 template <class T>

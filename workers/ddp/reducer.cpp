@@ -17,10 +17,11 @@ constexpr std::size_t kAlignment = 64;
 
 constexpr std::size_t padded(std::size_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
 
-bool can_be_averaged(const Buffer& memory) {
+// Gradients are written by the host: no buckets on a device.
+bool can_be_averaged(const Buffer& memory, const Device& of_group) {
     const bool is_real =
         memory.dtype == DType::F32 || memory.dtype == DType::F64 || memory.dtype == DType::BF16;
-    return is_real && memory.device == Device{};
+    return is_real && memory.device == Device{} && of_group == Device{};
 }
 
 /// Adds the time of its scope to a total.
@@ -46,7 +47,7 @@ Reducer::Reducer(ProcessGroup& group, std::vector<Tensor> parameters, ReducerOpt
     : group_(group), parameters_(std::move(parameters)), options_(std::move(options)) {
     std::size_t total = 0;
     for (const Tensor& parameter : parameters_) {
-        if (!can_be_averaged(parameter.memory))
+        if (!can_be_averaged(parameter.memory, group_.device()))
             throw InvalidInput(
                 fmt::format("rank {}: gradients of parameter '{}' ({}) cannot be averaged by {}",
                             group_.rank(), parameter.name, describe(parameter), group_.describe()));

@@ -2,8 +2,18 @@
 
 namespace ddp {
 
-// No deadline of its own: the collective behind it has one, and always ends.
 void Work::wait() {
+    if (!state_ || !state_->hold_back) return synchronize();
+    {
+        const std::lock_guard lock(state_->mutex);
+        if (state_->failure) std::rethrow_exception(state_->failure);
+        if (state_->done) return;
+    }
+    state_->hold_back();
+}
+
+// No deadline of its own: the collective behind it has one, and always ends.
+void Work::synchronize() {
     if (!state_) return;
     std::unique_lock lock(state_->mutex);
     state_->changed.wait(lock, [this] { return state_->done; });

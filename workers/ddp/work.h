@@ -2,6 +2,7 @@
 
 #include <condition_variable>
 #include <exception>
+#include <functional>
 #include <mutex>
 
 #include "ddp/process_group.h"
@@ -14,6 +15,8 @@ struct Work::State {
     std::condition_variable changed;
     bool done = false;
     std::exception_ptr failure;
+    /// On a GPU backend: makes the current stream wait. Set before the handle is handed out, then constant.
+    std::function<void()> hold_back;
 
     void finish(std::exception_ptr with) {
         {

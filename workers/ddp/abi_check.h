@@ -1,0 +1,24 @@
+#pragma once
+
+#include <cstddef>
+#include <type_traits>
+
+/// Compile-time comparison of our declarations of a foreign interface with its own header.
+namespace ddp {
+
+/// A value that is passed the same way: pointers are pointers, numbers have one size and kind.
+template <class Ours, class Theirs>
+constexpr bool same_value =
+    sizeof(Ours) == sizeof(Theirs) &&
+    std::is_pointer_v<Ours> == std::is_pointer_v<Theirs>&& std::is_class_v<Ours> == std::is_class_v<Theirs>;
+template <>
+inline constexpr bool same_value<void, void> = true;
+
+template <class Ours, class Theirs>
+constexpr bool same_call = false;
+template <class R, class... A, class S, class... B>
+requires(sizeof...(A) ==
+         sizeof...(B)) constexpr bool same_call<R (*)(A...), S (*)(B...)> = same_value<R, S> &&
+                                                                            (same_value<A, B> && ...);
+
+}  // namespace ddp

@@ -1,0 +1,75 @@
+#include "ddp/cuda_api.h"
+
+#include <fmt/core.h>
+
+#include <utility>
+
+#include "ddp/types.h"
+#include "env/text.h"
+
+namespace ddp::cuda {
+
+using ddprun::Errc;
+using ddprun::Result;
+
+Result<Api> api_from(const SharedLibrary& library) {
+    Api api{};
+    api.library = library.name;
+    std::vector<std::string> missing;
+    const auto require = [&](const char* name, auto& slot) {
+        if (!take(library.resolve, name, slot)) missing.emplace_back(name);
+    };
+    require("cudaGetDeviceCount", api.get_device_count);
+    require("cudaSetDevice", api.set_device);
+    require("cudaRuntimeGetVersion", api.runtime_get_version);
+    require("cudaDriverGetVersion", api.driver_get_version);
+    require("cudaDeviceGetStreamPriorityRange", api.device_get_stream_priority_range);
+    require("cudaStreamCreateWithPriority", api.stream_create_with_priority);
+    require("cudaStreamDestroy", api.stream_destroy);
+    require("cudaStreamWaitEvent", api.stream_wait_event);
+    require("cudaEventCreateWithFlags", api.event_create_with_flags);
+    require("cudaEventRecord", api.event_record);
+    require("cudaEventQuery", api.event_query);
+    require("cudaEventDestroy", api.event_destroy);
+    require("cudaMalloc", api.malloc);
+    require("cudaFree", api.free);
+    require("cudaMemcpyAsync", api.memcpy_async);
+    require("cudaMemsetAsync", api.memset_async);
+    require("cudaGetErrorString", api.get_error_string);
+    if (missing.empty()) return api;
+    return ddprun::Error{Errc::Mismatch, fmt::format("{} lacks {}: CUDA 11 or newer is needed", library.name,
+                                                     ddprun::join(missing, ", "))};
+}
+
+Result<Api> load_api() {
+    const Result<SharedLibrary> library = open_library(
+        library_names("DDP_CUDART_LIBRARY", {"libcudart.so.13", "libcudart.so.12", "libcudart.so.11.0"}));
+    if (!library) {
+        return library.error().with("loading the CUDA runtime (DDP_CUDART_LIBRARY names another file)");
+    }
+    return api_from(*library);
+}
+
+void Api::check(Code code, const char* attempt) const {
+    if (code == Code::Success) return;
+    throw ddp::Error(
+        fmt::format("{}: {} (CUDA error {})", attempt, get_error_string(code), static_cast<int>(code)));
+}
+
+Event::Event(std::shared_ptr<const Api> api) : api_(std::move(api)) {
+    api_->check(api_->event_create_with_flags(&event_, kEventDisableTiming), "creating a CUDA event");
+}
+
+Event::~Event() { api_->event_destroy(event_); }
+
+void Event::record(Stream stream) const {
+    api_->check(api_->event_record(event_, stream), "recording a CUDA event");
+}
+
+void Event::hold_back(Stream stream) const {
+    api_->check(api_->stream_wait_event(stream, event_, 0), "making a CUDA stream wait");
+}
+
+Code Event::query() const { return api_->event_query(event_); }
+
+}  // namespace ddp::cuda

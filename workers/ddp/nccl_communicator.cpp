@@ -1,0 +1,155 @@
+#include "ddp/nccl_communicator.h"
+
+#include <fmt/core.h>
+#include <time.h>
+
+#include <condition_variable>
+#include <thread>
+#include <utility>
+
+namespace ddp::nccl {
+
+using ddprun::MonotonicClock;
+
+namespace {
+
+constexpr std::chrono::milliseconds kRevokeLimit{100};
+constexpr std::chrono::seconds kStopLimit{2};
+constexpr std::chrono::seconds kDestroyLimit{5};
+
+/// True once the predicate holds, false when the time is over.
+template <class Predicate>
+bool look_until(ddprun::TimePoint deadline, Predicate predicate) {
+    while (!predicate()) {
+        if (MonotonicClock::now() >= deadline) return false;
+        pause_between_looks();
+    }
+    return true;
+}
+
+}  // namespace
+
+// NCCL has no descriptor or condition to wait on: it says how far it is when asked.
+void pause_between_looks() {
+    constexpr timespec kPause{.tv_sec = 0, .tv_nsec = 200'000};
+    ::nanosleep(&kPause, nullptr);
+}
+
+bool returns_within(std::chrono::nanoseconds limit, std::function<void()> task) {
+    struct Shared {
+        std::mutex mutex;
+        std::condition_variable changed;
+        bool done = false;
+    };
+    const auto shared = std::make_shared<Shared>();
+    std::thread thread([shared, task = std::move(task)]() mutable {
+        task();
+        task = nullptr;  // what it holds is freed before anybody hears of the end
+        const std::lock_guard lock(shared->mutex);
+        shared->done = true;
+        shared->changed.notify_all();
+    });
+    std::unique_lock lock(shared->mutex);
+    const bool done = shared->changed.wait_for(lock, limit, [&] { return shared->done; });
+    lock.unlock();
+    done ? thread.join() : thread.detach();
+    return done;
+}
+
+Communicator::~Communicator() = default;
+
+std::shared_ptr<Communicator> Communicator::join(std::shared_ptr<const Api> api, std::vector<UniqueId> ids,
+                                                 int rank, int ranks, const Patience& patience,
+                                                 const std::string& attempt) {
+    const auto made = std::make_shared<Communicator>(std::move(api));
+    Code code = made->start_joining(ids, rank, ranks);
+    try {
+        while (code == Code::InProgress) {
+            patience.throw_if_lost();
+            if (MonotonicClock::now() >= patience.deadline) {
+                throw TimeoutError(attempt + ": NCCL was not done within the time-out");
+            }
+            pause_between_looks();
+            code = made->state().value_or(Code::InProgress);
+        }
+        if (code != Code::Success) {
+            throw Error(fmt::format("{}: {}; NCCL_DEBUG=INFO shows more", attempt, made->explain(code)));
+        }
+    } catch (...) {
+        made->stop(kStopLimit);
+        throw;
+    }
+    return made;
+}
+
+Code Communicator::start_joining(std::vector<UniqueId>& ids, int rank, int ranks) {
+    Config config;
+    config.blocking = 0;
+    const std::lock_guard lock(mutex_);
+    if (ids.size() == 1) return api_->comm_init_rank_config(&handle_, ranks, ids.front(), rank, &config);
+    return api_->comm_init_rank_scalable(&handle_, ranks, rank, static_cast<int>(ids.size()), ids.data(),
+                                         &config);
+}
+
+std::optional<Code> Communicator::call(const std::function<Code(Handle)>& call) {
+    const std::lock_guard lock(mutex_);
+    if (handle_ == nullptr) return std::nullopt;
+    return call(handle_);
+}
+
+std::optional<Code> Communicator::state() {
+    const std::unique_lock lock(mutex_, std::try_to_lock);
+    if (!lock || handle_ == nullptr) return std::nullopt;
+    Code state = Code::Success;
+    const Code asked = api_->comm_get_async_error(handle_, &state);
+    return asked == Code::Success ? state : asked;
+}
+
+std::string Communicator::explain(Code code) {
+    const std::unique_lock lock(mutex_, std::chrono::milliseconds(100));
+    return api_->explain(code, lock ? handle_ : nullptr);
+}
+
+bool Communicator::stop(std::chrono::nanoseconds limit) {
+    return returns_within(limit, [self = shared_from_this()] {
+        const std::lock_guard lock(self->mutex_);
+        const Handle handle = std::exchange(self->handle_, nullptr);
+        if (handle == nullptr) return;
+        const Api& api = *self->api_;
+        if (api.comm_revoke != nullptr && api.comm_revoke(handle, 0) == Code::InProgress) {
+            look_until(MonotonicClock::now() + kRevokeLimit, [&] {
+                Code state = Code::Success;
+                return api.comm_get_async_error(handle, &state) != Code::Success || state != Code::InProgress;
+            });
+        }
+        api.comm_abort(handle);
+    });
+}
+
+std::string Communicator::finish(const Patience& patience) {
+    std::string why;
+    try {
+        std::optional<Code> code = call([this](Handle handle) { return api_->comm_finalize(handle); });
+        while (code == Code::InProgress && MonotonicClock::now() < patience.deadline) {
+            patience.throw_if_lost();
+            pause_between_looks();
+            code = state();
+        }
+        if (!code) return "";
+        if (code == Code::InProgress) why = "a peer did not finish within the time-out";
+        else if (code != Code::Success) why = explain(*code);
+    } catch (const Error& error) {
+        why = error.what();
+    }
+    if (!why.empty()) {
+        if (!stop(kStopLimit)) why += "; ncclCommAbort did not come back";
+        return why;
+    }
+    const bool destroyed = returns_within(kDestroyLimit, [self = shared_from_this()] {
+        const std::lock_guard lock(self->mutex_);
+        if (const Handle handle = std::exchange(self->handle_, nullptr)) self->api_->comm_destroy(handle);
+    });
+    return destroyed ? "" : "ncclCommDestroy did not come back";
+}
+
+}  // namespace ddp::nccl

@@ -1,0 +1,65 @@
+#pragma once
+
+#include <chrono>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <vector>
+
+#include "ddp/nccl_api.h"
+#include "env/clock.h"
+
+namespace ddp::nccl {
+
+/// A wait of ours: ends by `deadline`, and by an exception when the launcher has ended the generation.
+struct Patience {
+    ddprun::TimePoint deadline;
+    std::function<void()> throw_if_lost;
+};
+
+/// Runs `task` on a thread of its own and waits at most `limit` for it. False: it did not come back, and its
+/// thread is left behind (what it uses must be held by what it captures).
+bool returns_within(std::chrono::nanoseconds limit, std::function<void()> task);
+
+/// One non-blocking NCCL communicator: no call into it waits for a peer, all waiting is ours and has an end.
+/// Thread-safe: one thread at a time is inside NCCL.
+class Communicator : public std::enable_shared_from_this<Communicator> {
+  public:
+    /// Joins. Throws TimeoutError, Error with NCCL's reason, and what `throw_if_lost` throws; each begins
+    /// with `attempt`.
+    static std::shared_ptr<Communicator> join(std::shared_ptr<const Api> api, std::vector<UniqueId> ids,
+                                              int rank, int ranks, const Patience& patience,
+                                              const std::string& attempt);
+    explicit Communicator(std::shared_ptr<const Api> api) : api_(std::move(api)) {}
+    ~Communicator();
+    Communicator(const Communicator&) = delete;
+    Communicator& operator=(const Communicator&) = delete;
+
+    [[nodiscard]] const Api& api() const { return *api_; }
+    /// What `call` returns; nullopt once the communicator was stopped.
+    std::optional<Code> call(const std::function<Code(Handle)>& call);
+    /// ncclCommGetAsyncError: InProgress while the last call is going on. nullopt once stopped, or while
+    /// another thread is inside NCCL.
+    std::optional<Code> state();
+    /// NCCL's words for a failure of this communicator.
+    std::string explain(Code code);
+
+    /// Ends what is in flight on the device (revoke, where NCCL has it, then abort). False: NCCL did not come
+    /// back within `limit`.
+    bool stop(std::chrono::nanoseconds limit);
+    /// Finalize and destroy. "" when all went well, else why not; then it has been stopped.
+    std::string finish(const Patience& patience);
+
+  private:
+    Code start_joining(std::vector<UniqueId>& ids, int rank, int ranks);
+
+    std::shared_ptr<const Api> api_;
+    std::timed_mutex mutex_;
+    Handle handle_ = nullptr;
+};
+
+/// Between two looks at a communicator that is in progress.
+void pause_between_looks();
+
+}  // namespace ddp::nccl

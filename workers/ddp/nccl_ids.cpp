@@ -1,0 +1,132 @@
+#include "ddp/nccl_ids.h"
+
+#include <fmt/core.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+#include <memory>
+#include <string_view>
+
+#include "rendezvous/client.h"
+
+namespace ddp::nccl {
+
+using ddprun::Errc;
+using ddprun::MonotonicClock;
+using ddprun::Result;
+using ddprun::TimePoint;
+using ddprun::WorkerEnv;
+using ddprun::rdzv::StoreClient;
+
+namespace {
+
+constexpr std::chrono::milliseconds kLookUp{200};  ///< from the wait for a key to the launcher's abort word
+
+[[noreturn]] void throw_store_error(int rank, const ddprun::Error& error) {
+    const std::string what = fmt::format("rank {}: exchanging NCCL's unique ids: {}", rank, error.what);
+    if (error.code == Errc::StaleGeneration) throw PeerLostError(what);
+    if (error.code == Errc::Timeout) throw TimeoutError(what);
+    throw Error(what);
+}
+
+std::shared_ptr<StoreClient> connect(const WorkerEnv& env, TimePoint deadline) {
+    constexpr std::string_view kScheme = "tcp:";
+    if (!env.store.starts_with(kScheme)) {
+        throw InvalidInput(
+            fmt::format("rank {}: the nccl backend of {} ranks exchanges its unique ids through "
+                        "ddprun's store, and there is none: start the program with ddprun",
+                        env.rank, env.world_size));
+    }
+    const Result<ddprun::Endpoint> where = ddprun::parse_endpoint(env.store.substr(kScheme.size()), 0);
+    if (!where) throw InvalidInput(fmt::format("DDPRUN_STORE={}: {}", env.store, where.error().what));
+    auto client = StoreClient::connect(*where,
+                                       {.job_id = env.run_id,
+                                        .token = env.token,
+                                        .generation = env.generation,
+                                        .name = fmt::format("rank {}", env.rank)},
+                                       deadline);
+    if (!client) throw_store_error(env.rank, client.error());
+    return *std::move(client);
+}
+
+UniqueId wait_for_id(const Board& board, const Appointment& appointment, int root) {
+    const std::string key = id_key(appointment.generation, appointment.communicator, root);
+    for (;;) {
+        appointment.throw_if_lost();
+        const TimePoint now = MonotonicClock::now();
+        const std::string value =
+            board.get(key, std::min(appointment.deadline, ddprun::deadline_after(now, kLookUp)));
+        UniqueId id;
+        if (value.size() == sizeof id.internal) {
+            std::memcpy(id.internal, value.data(), sizeof id.internal);
+            return id;
+        }
+        if (!value.empty()) {
+            throw MismatchError(fmt::format("rank {}: the unique id {} has {} bytes, NCCL's have {}",
+                                            appointment.rank, key, value.size(), sizeof id.internal));
+        }
+        if (MonotonicClock::now() >= appointment.deadline) {
+            throw TimeoutError(
+                fmt::format("rank {}: joining a world of {}: rank {} did not leave its NCCL "
+                            "unique id ({}) within the time-out",
+                            appointment.rank, appointment.ranks, maker_of(root), key));
+        }
+    }
+}
+
+UniqueId make_id(const Api& api, const Board& board, const Appointment& appointment, int root) {
+    UniqueId id;
+    if (const Code code = api.get_unique_id(&id); code != Code::Success) {
+        throw Error(fmt::format("rank {}: ncclGetUniqueId: {}; NCCL_DEBUG=INFO shows more", appointment.rank,
+                                api.explain(code, nullptr)));
+    }
+    if (appointment.ranks > 1) {
+        board.put(id_key(appointment.generation, appointment.communicator, root),
+                  std::string(id.internal, sizeof id.internal));
+    }
+    return id;
+}
+
+}  // namespace
+
+int root_count(int ranks, bool has_scalable_init) {
+    return has_scalable_init ? (ranks + kRanksPerRoot - 1) / kRanksPerRoot : 1;
+}
+
+std::string id_key(std::uint64_t generation, int communicator, int root) {
+    return fmt::format("nccl/{}/{}/{}", generation, communicator, root);
+}
+
+Board store_board(const WorkerEnv& env, TimePoint deadline) {
+    const std::shared_ptr<StoreClient> client = connect(env, deadline);
+    const int rank = env.rank;
+    Board board;
+    board.put = [client, rank](const std::string& key, const std::string& value) {
+        if (const ddprun::Status set = client->set(key, value); !set) throw_store_error(rank, set.error());
+    };
+    board.get = [client, rank](const std::string& key, TimePoint until) -> std::string {
+        Result<std::string> value = client->get(key, until);
+        if (value) return *std::move(value);
+        if (value.error().code == Errc::Timeout) return "";
+        throw_store_error(rank, value.error());
+    };
+    return board;
+}
+
+std::vector<UniqueId> exchange_ids(const Api& api, const Board& board, const Appointment& appointment) {
+    const int roots = root_count(appointment.ranks, api.comm_init_rank_scalable != nullptr);
+    std::vector<UniqueId> ids(static_cast<std::size_t>(roots));
+    // Ours first: others wait for it.
+    for (int root = 0; root < roots; ++root) {
+        if (maker_of(root) != appointment.rank) continue;
+        ids[static_cast<std::size_t>(root)] = make_id(api, board, appointment, root);
+    }
+    for (int root = 0; root < roots; ++root) {
+        if (maker_of(root) == appointment.rank) continue;
+        ids[static_cast<std::size_t>(root)] = wait_for_id(board, appointment, root);
+    }
+    return ids;
+}
+
+}  // namespace ddp::nccl

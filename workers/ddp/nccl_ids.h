@@ -1,0 +1,46 @@
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "ddp/nccl_api.h"
+#include "env/clock.h"
+#include "env/worker_env.h"
+
+/// How the ranks of a communicator get its unique ids: through the launcher's store, under names that hold
+/// the generation, so that a survivor of the last world cannot meet the next.
+namespace ddp::nccl {
+
+/// One root serves that many ranks' connections at start.
+inline constexpr int kRanksPerRoot = 128;
+
+/// How many unique ids a communicator of that size is made with.
+int root_count(int ranks, bool has_scalable_init);
+/// The rank that makes the id of a root.
+constexpr int maker_of(int root) { return root * kRanksPerRoot; }
+/// "nccl/<generation>/<communicator>/<root>".
+std::string id_key(std::uint64_t generation, int communicator, int root);
+
+/// Where ranks leave ids for each other. Both calls may throw; `get` returns "" when `until` passes first.
+struct Board {
+    std::function<void(const std::string& key, const std::string& value)> put;
+    std::function<std::string(const std::string& key, ddprun::TimePoint until)> get;
+};
+/// The store of the launcher that started us. Throws InvalidInput when there is none, TimeoutError, Error.
+Board store_board(const ddprun::WorkerEnv& env, ddprun::TimePoint deadline);
+
+struct Appointment {
+    int rank = 0;
+    int ranks = 1;
+    std::uint64_t generation = 0;
+    int communicator = 0;
+    ddprun::TimePoint deadline;
+    std::function<void()> throw_if_lost;  ///< called between waits
+};
+/// Makes the ids that are ours to make and fetches the others; in the order of the roots.
+/// Throws TimeoutError naming the rank whose id did not come, Error with NCCL's reason.
+std::vector<UniqueId> exchange_ids(const Api& api, const Board& board, const Appointment& appointment);
+
+}  // namespace ddp::nccl

@@ -1,0 +1,282 @@
+#include "ddp/nccl_session.h"
+
+#include <fmt/core.h>
+#include <pthread.h>
+#include <signal.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <numeric>
+#include <utility>
+
+#include "ddp/diagnose.h"
+#include "env/text.h"
+
+namespace ddp::nccl {
+
+using ddprun::MonotonicClock;
+using ddprun::TimePoint;
+
+namespace {
+
+constexpr std::chrono::milliseconds kLookBusy{1};
+constexpr std::chrono::milliseconds kLookIdle{50};
+constexpr std::chrono::milliseconds kStopLimit{500};  ///< so that waiters hear of a failure within a second
+constexpr std::chrono::nanoseconds kLeaveLimit = std::chrono::seconds(30);
+
+cuda::Stream make_stream(const cuda::Api& cuda) {
+    int least = 0, greatest = 0;
+    cuda.check(cuda.device_get_stream_priority_range(&least, &greatest), "asking for stream priorities");
+    cuda::Stream stream = nullptr;
+    // High priority: the few blocks of a collective get onto the device while backward fills it.
+    cuda.check(cuda.stream_create_with_priority(&stream, cuda::kStreamNonBlocking, greatest),
+               "creating NCCL's stream");
+    return stream;
+}
+
+}  // namespace
+
+Session::Session(SessionParts parts, std::shared_ptr<Communicator> communicator)
+    : parts_(std::move(parts)), communicator_(std::move(communicator)), stream_(make_stream(*parts_.cuda)) {
+    // The program's signals are for the program's threads.
+    sigset_t all, before;
+    ::sigfillset(&all);
+    ::pthread_sigmask(SIG_SETMASK, &all, &before);
+    watchdog_ = std::thread([this] { watch(); });
+    ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
+    ::pthread_setname_np(watchdog_.native_handle(), "ddp-watchdog");
+}
+
+Session::~Session() {
+    {
+        const std::lock_guard lock(mutex_);
+        leaving_ = true;
+    }
+    changed_.notify_one();
+    watchdog_.join();
+    leave();
+}
+
+// What is in flight has ended here: the watchdog gives every collective its deadline.
+void Session::leave() {
+    std::string why;
+    if (!broken()) {
+        const auto limit = std::min(parts_.timeout, kLeaveLimit);
+        const std::string attempt = fmt::format("rank {}: leaving", parts_.env.rank);
+        why = communicator_->finish(
+            {ddprun::deadline_after(MonotonicClock::now(), limit), [&] { throw_if_lost(parts_, attempt); }});
+    }
+    parts_.cuda->stream_destroy(stream_);
+    if (why.empty()) return;
+    // A destructor has nobody to throw to.
+    fmt::print(stderr, "ddp: rank {}: leaving NCCL communicator {}: {}; aborted it\n", parts_.env.rank,
+               parts_.communicator, why);
+}
+
+ddprun::RankLine& Session::line() const {
+    return parts_.segment->line(static_cast<std::uint32_t>(parts_.env.local_rank));
+}
+
+void Session::throw_if_lost(const SessionParts& parts, const std::string& attempt) {
+    const ddprun::SegmentHeader& header = parts.segment->header();
+    const std::uint32_t aborted = header.aborted.load(std::memory_order_relaxed);
+    if (aborted == 0) return;
+    throw PeerLostError(fmt::format("{}: rank {} was lost, the launcher ended generation {}", attempt,
+                                    aborted - 1, header.generation));
+}
+
+std::string Session::named(const cpu::Call& call) const {
+    if (call.seq == 0) return fmt::format("rank {}: before the first collective", parts_.env.rank);
+    return fmt::format("rank {}: {}", parts_.env.rank, cpu::to_string(call));
+}
+
+std::string Session::what_peers_do() const {
+    std::vector<std::uint32_t> peers;
+    for (std::uint32_t local = 0; local < parts_.segment->header().local_world_size; ++local) {
+        if (local != static_cast<std::uint32_t>(parts_.env.local_rank)) peers.push_back(local);
+    }
+    if (peers.empty()) return "";
+    return "; " + cpu::what_ranks_do(*parts_.segment, peers, MonotonicClock::now());
+}
+
+std::exception_ptr Session::broken() const {
+    const std::lock_guard lock(mutex_);
+    return broken_;
+}
+
+cpu::Call Session::oldest_call() const {
+    const std::lock_guard lock(mutex_);
+    return in_flight_.empty() ? last_call_ : in_flight_.front().call;
+}
+
+Work Session::start(cpu::Call call, const Enqueue& enqueue) {
+    call.seq = ++seq_;
+    InFlight operation{call, MonotonicClock::now(), nullptr, std::make_shared<Work::State>()};
+    const std::shared_ptr<Work::State> work = operation.work;
+    std::exception_ptr failure;
+    {
+        const std::lock_guard lock(mutex_);
+        last_call_ = call;
+        failure = broken_;
+    }
+    if (!failure) failure = try_start(call, enqueue, operation);
+    if (failure) {
+        work->finish(failure);
+        return Work(work);
+    }
+    work->hold_back = [event = operation.done, user = parts_.user_stream] { event->hold_back(user); };
+    {
+        const std::lock_guard lock(mutex_);
+        if (!broken_) in_flight_.push_back(std::move(operation));
+        failure = broken_;
+    }
+    // Broken by the watchdog in between: it has not seen this one.
+    if (failure) work->finish(failure);
+    changed_.notify_one();
+    return Work(work);
+}
+
+std::exception_ptr Session::try_start(const cpu::Call& call, const Enqueue& enqueue, InFlight& started) {
+    try {
+        note_start(call, started.started);
+        const cuda::Event ready(parts_.cuda);
+        started.done = std::make_shared<cuda::Event>(parts_.cuda);
+        ready.record(parts_.user_stream);
+        ready.hold_back(stream_);
+        const auto code =
+            communicator_->call([&](Handle comm) { return enqueue(communicator_->api(), comm, stream_); });
+        if (!code) return broken();
+        settle(*code, named(call));
+        started.done->record(stream_);
+        return nullptr;
+    } catch (...) {
+        fail(std::current_exception());
+        return broken();
+    }
+}
+
+// With a non-blocking communicator a call may still be on its way; no other may be made until it is done.
+void Session::settle(Code code, const std::string& name) {
+    const TimePoint deadline = ddprun::deadline_after(MonotonicClock::now(), parts_.timeout);
+    while (code == Code::InProgress) {
+        if (const std::exception_ptr failure = broken()) std::rethrow_exception(failure);
+        throw_if_lost(parts_, name);
+        if (MonotonicClock::now() >= deadline) {
+            throw TimeoutError(fmt::format("{}: NCCL did not start it within {}{}", name,
+                                           ddprun::format_duration(parts_.timeout), what_peers_do()));
+        }
+        pause_between_looks();
+        code = communicator_->state().value_or(Code::InProgress);
+    }
+    if (code == Code::Success) return;
+    const std::string what = fmt::format("{}: {}", name, communicator_->explain(code));
+    if (code == Code::RemoteError) throw PeerLostError(what + what_peers_do());
+    throw Error(what + "; NCCL_DEBUG=INFO shows more");
+}
+
+// Stopped first and told second: whoever hears of it may free the buffers.
+void Session::fail(std::exception_ptr failure) {
+    {
+        const std::lock_guard lock(mutex_);
+        if (broken_) return;
+        broken_ = failure;
+    }
+    communicator_->stop(kStopLimit);
+    std::deque<InFlight> unfinished;
+    {
+        const std::lock_guard lock(mutex_);
+        unfinished.swap(in_flight_);
+    }
+    for (const InFlight& operation : unfinished) operation.work->finish(failure);
+}
+
+void Session::watch() {
+    parts_.cuda->set_device(parts_.device);
+    std::unique_lock lock(mutex_);
+    while (!leaving_ || !in_flight_.empty()) {
+        changed_.wait_for(lock, in_flight_.empty() ? kLookIdle : kLookBusy);
+        lock.unlock();
+        try {
+            if (!broken()) look_for_trouble();
+        } catch (...) {
+            fail(std::current_exception());
+        }
+        lock.lock();
+    }
+}
+
+void Session::look_for_trouble() {
+    while (retire_finished()) {
+    }
+    const cpu::Call oldest = oldest_call();
+    throw_if_lost(parts_, named(oldest));
+    if (const auto state = communicator_->state(); state && *state != Code::InProgress)
+        settle(*state, named(oldest));
+    TimePoint started = MonotonicClock::now();
+    {
+        const std::lock_guard lock(mutex_);
+        if (in_flight_.empty()) return;
+        started = in_flight_.front().started;
+    }
+    if (MonotonicClock::now() < ddprun::deadline_after(started, parts_.timeout)) return;
+    throw TimeoutError(fmt::format("{}: did not finish within {}{}", named(oldest),
+                                   ddprun::format_duration(parts_.timeout), what_peers_do()));
+}
+
+/// True when the oldest collective had finished; throws when the device says that it failed.
+bool Session::retire_finished() {
+    InFlight oldest;
+    {
+        const std::lock_guard lock(mutex_);
+        if (in_flight_.empty() || broken_) return false;
+        oldest = in_flight_.front();
+    }
+    const cuda::Code code = oldest.done->query();
+    if (code == cuda::Code::NotReady) return false;
+    if (code != cuda::Code::Success) {
+        throw Error(fmt::format("{}: {} (CUDA error {})", named(oldest.call),
+                                parts_.cuda->get_error_string(code), static_cast<int>(code)));
+    }
+    {
+        const std::lock_guard lock(mutex_);
+        if (in_flight_.empty()) return false;
+        in_flight_.pop_front();
+        note_end(oldest, MonotonicClock::now());
+    }
+    oldest.work->finish(nullptr);
+    return true;
+}
+
+void Session::copy(void* to, const void* from, std::size_t bytes, cuda::CopyKind kind) {
+    const cuda::Event done(parts_.cuda);
+    parts_.cuda->check(parts_.cuda->memcpy_async(to, from, bytes, kind, stream_), "copying");
+    done.record(stream_);
+    for (cuda::Code code; (code = done.query()) != cuda::Code::Success;) {
+        if (code != cuda::Code::NotReady) parts_.cuda->check(code, "copying");
+        if (const std::exception_ptr failure = broken()) std::rethrow_exception(failure);
+        pause_between_looks();
+    }
+}
+
+void Session::note_start(const cpu::Call& call, TimePoint now) {
+    ddprun::RankLine& mine = line();
+    mine.bytes.store(call.bytes, std::memory_order_relaxed);
+    mine.operation.store(static_cast<std::uint32_t>(call.operation), std::memory_order_relaxed);
+    mine.started_ns.store(now.time_since_epoch().count(), std::memory_order_relaxed);
+    mine.started_seq.store(call.seq, std::memory_order_release);
+}
+
+void Session::note_end(const InFlight& ended, TimePoint now) {
+    ddprun::RankLine& mine = line();
+    inside_ns_ += (now - ended.started).count();
+    mine.comm_ns.store(inside_ns_, std::memory_order_relaxed);
+    mine.finished_ns.store(now.time_since_epoch().count(), std::memory_order_relaxed);
+    mine.finished_seq.store(ended.call.seq, std::memory_order_release);
+}
+
+double Session::communication_seconds() const {
+    const std::lock_guard lock(mutex_);
+    return static_cast<double>(inside_ns_) * 1e-9;
+}
+
+}  // namespace ddp::nccl

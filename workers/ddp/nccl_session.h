@@ -1,0 +1,93 @@
+#pragma once
+
+#include <condition_variable>
+#include <deque>
+#include <exception>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <thread>
+
+#include "ddp/arena.h"
+#include "ddp/cuda_api.h"
+#include "ddp/nccl_communicator.h"
+#include "ddp/process_group.h"
+#include "ddp/segment_map.h"
+#include "ddp/work.h"
+
+namespace ddp::nccl {
+
+/// What one rank's collectives run on. All is borrowed by shared ownership: a thread that NCCL never lets go
+/// may outlive the group.
+struct SessionParts {
+    std::shared_ptr<const cuda::Api> cuda;
+    std::shared_ptr<SegmentMap> segment;
+    ddprun::WorkerEnv env;
+    int device = 0;
+    cuda::Stream user_stream = nullptr;  ///< collectives follow it, waiting holds it back
+    std::chrono::nanoseconds timeout{};
+    int communicator = 0;
+};
+
+/// The collectives of one rank on one communicator: starts them in order on a stream of its own, and watches
+/// them.
+///
+/// A watchdog thread looks at the events of what is in flight, at NCCL's asynchronous error, at every
+/// deadline and at the launcher's abort word. The first thing that goes wrong breaks the session: the
+/// communicator is stopped, and every Work in flight and every later one fails with the same exception, which
+/// names the oldest collective in flight. start() is for one thread at a time.
+class Session {
+  public:
+    Session(SessionParts parts, std::shared_ptr<Communicator> communicator);
+    ~Session();
+    Session(const Session&) = delete;
+    Session& operator=(const Session&) = delete;
+
+    using Enqueue = std::function<Code(const Api& api, Handle comm, cuda::Stream stream)>;
+    /// Gives `call` its number and puts it on the stream. Its Work holds the user's stream back until then.
+    Work start(cpu::Call call, const Enqueue& enqueue);
+    /// The stream's copies between host and device, behind all collectives so far. Blocking.
+    void copy(void* to, const void* from, std::size_t bytes, cuda::CopyKind kind);
+
+    [[nodiscard]] double communication_seconds() const;
+    /// Throws PeerLostError once the launcher has ended the generation.
+    static void throw_if_lost(const SessionParts& parts, const std::string& attempt);
+
+  private:
+    struct InFlight {
+        cpu::Call call;
+        ddprun::TimePoint started;
+        std::shared_ptr<cuda::Event> done;
+        std::shared_ptr<Work::State> work;
+    };
+    std::exception_ptr broken() const;
+    std::exception_ptr try_start(const cpu::Call& call, const Enqueue& enqueue, InFlight& started);
+    void settle(Code code, const std::string& name);
+    void fail(std::exception_ptr failure);
+    void watch();
+    bool retire_finished();
+    void look_for_trouble();
+    void note_start(const cpu::Call& call, ddprun::TimePoint now);
+    void note_end(const InFlight& ended, ddprun::TimePoint now);
+    [[nodiscard]] ddprun::RankLine& line() const;
+    [[nodiscard]] std::string named(const cpu::Call& call) const;
+    [[nodiscard]] std::string what_peers_do() const;
+    [[nodiscard]] cpu::Call oldest_call() const;
+    void leave();
+
+    const SessionParts parts_;
+    const std::shared_ptr<Communicator> communicator_;
+    cuda::Stream stream_ = nullptr;
+    std::uint64_t seq_ = 0;
+
+    mutable std::mutex mutex_;
+    std::condition_variable changed_;
+    std::deque<InFlight> in_flight_;
+    cpu::Call last_call_;  ///< named when nothing is in flight yet
+    std::exception_ptr broken_;
+    bool leaving_ = false;
+    std::int64_t inside_ns_ = 0;
+    std::thread watchdog_;
+};
+
+}  // namespace ddp::nccl
