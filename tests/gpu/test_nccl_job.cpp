@@ -1,0 +1,88 @@
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+
+#include <filesystem>
+#include <regex>
+
+#include "tests/support/run_program.h"
+
+namespace ddprun::test {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+Outcome run_job(const std::vector<std::string>& options, const std::vector<std::string>& arguments,
+                std::vector<std::string> environment = {}) {
+    std::vector<std::string> command{path_of("DDPRUN")};
+    command.insert(command.end(), options.begin(), options.end());
+    command.push_back(path_of("NCCL_WORKER"));
+    command.insert(command.end(), arguments.begin(), arguments.end());
+    environment.push_back("DDP_NCCL_LIBRARY=" + path_of("FAKE_NCCL_LIBRARY"));
+    environment.push_back("DDP_CUDART_LIBRARY=" + path_of("FAKE_NCCL_LIBRARY"));
+    return run(command, with_environment(std::move(environment)));
+}
+
+int count(const std::string& text, const std::string& piece) {
+    int n = 0;
+    for (std::size_t at = text.find(piece); at != std::string::npos; at = text.find(piece, at + 1)) ++n;
+    return n;
+}
+
+/// Milliseconds in every "<words> at <ms>".
+std::vector<long> times_of(const std::string& text, const std::string& words) {
+    std::vector<long> times;
+    const std::regex pattern(words + " at ([0-9]+)");
+    for (std::sregex_iterator at(text.begin(), text.end(), pattern), end; at != end; ++at) {
+        times.push_back(std::stol((*at)[1]));
+    }
+    return times;
+}
+
+TEST(NcclJob, RanksMeetThroughTheLaunchersStoreAndReduce) {
+    const Outcome outcome = run_job({"--nproc-per-node=4"}, {"10"});
+    EXPECT_EQ(outcome.status, 0) << outcome.err;
+    EXPECT_EQ(count(outcome.out, "life 0 sum 46"), 4) << outcome.out;
+    EXPECT_THAT(outcome.out, HasSubstr("rank 0 on device 0); backend nccl (asked for)"));
+}
+
+TEST(NcclJob, EverySurvivorHearsOfADeadRankWithinASecond) {
+    const Outcome outcome = run_job({"--nproc-per-node=4"}, {"100000", "2", "50"});
+    EXPECT_EQ(outcome.status, 128 + SIGKILL);
+    const std::vector<long> killed = times_of(outcome.out, "killed"), heard = times_of(outcome.out, "heard");
+    ASSERT_EQ(killed.size(), 1u) << outcome.out;
+    ASSERT_EQ(heard.size(), 3u) << outcome.out;
+    for (const long at : heard) EXPECT_LT(at - killed[0], 1000);
+    for (const int rank : {0, 1, 3}) {
+        EXPECT_THAT(outcome.out, HasSubstr("rank " + std::to_string(rank) +
+                                           ": all_reduce #51 (1 float32, 4 B, sum): "
+                                           "rank 2 was lost, the launcher ended generation"));
+    }
+    EXPECT_THAT(outcome.err, HasSubstr("root cause: rank 2"));
+}
+
+TEST(NcclJob, ARestartMeetsUnderTheNamesOfItsOwnGeneration) {
+    const Outcome outcome = run_job({"--nproc-per-node=3", "--max-restarts=1"}, {"60", "1", "30"});
+    EXPECT_EQ(outcome.status, 0) << outcome.err;
+    EXPECT_EQ(count(outcome.out, "life 1 sum 183"), 3) << outcome.out;
+}
+
+TEST(NcclJob, WithoutTheLibraryTheRefusalNamesIt) {
+    const Outcome outcome = run({path_of("DDPRUN"), "--nproc-per-node=1", path_of("NCCL_WORKER"), "1"},
+                                with_environment({"DDP_CUDART_LIBRARY=" + path_of("FAKE_NCCL_LIBRARY"),
+                                                  "DDP_NCCL_LIBRARY=/nonexistent/libnccl.so"}));
+    EXPECT_EQ(outcome.status, 1);
+    EXPECT_THAT(outcome.out,
+                AllOf(HasSubstr("backend nccl: loading NCCL"), HasSubstr("/nonexistent/libnccl.so")));
+}
+
+TEST(NcclJob, MoreWorkersThanDevicesIsSaidBeforeAnythingWaits) {
+    const Outcome outcome = run_job({"--nproc-per-node=2"}, {"1"}, {"FAKE_CUDA_DEVICES=1"});
+    EXPECT_EQ(outcome.status, 1);
+    EXPECT_THAT(outcome.out, HasSubstr("rank 1: local rank 1 needs CUDA device 1, 1 device is visible"));
+    EXPECT_LT(outcome.took.count(), 5000);
+}
+
+}  // namespace
+}  // namespace ddprun::test

@@ -1,0 +1,28 @@
+#pragma once
+
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace fake {
+
+/// One entry of FAKE_NCCL: "RANK:WHERE:WHAT[:NUMBER]", entries separated by commas.
+///
+///   RANK   the rank that it is for
+///   WHERE  "id", "init", "finalize", "abort", or the number of a collective of this communicator, from 1
+///   WHAT   fail   the call returns NUMBER
+///          async  the call succeeds, the communicator's asynchronous error becomes NUMBER, nothing ends
+///          hang   the call succeeds (abort: does not return) and what it began never ends
+///          stuck  the call stays ncclInProgress
+///          delay  what it began starts NUMBER milliseconds late
+///          cuda   the device ends it with CUDA error NUMBER
+struct Fault {
+    int rank;
+    std::string where;
+    std::string what;
+    int number;
+};
+std::vector<Fault> faults_from_environment();
+std::optional<Fault> find(const std::vector<Fault>& faults, int rank, const std::string& where);
+
+}  // namespace fake

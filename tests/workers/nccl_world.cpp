@@ -1,0 +1,125 @@
+#include "tests/workers/nccl_world.h"
+
+#include <algorithm>
+#include <condition_variable>
+#include <cstdlib>
+#include <cstring>
+#include <map>
+#include <mutex>
+#include <thread>
+
+#include "ddp/testing.h"
+
+namespace ddp::testing {
+
+namespace {
+
+/// The store, in memory.
+class MemoryBoard {
+  public:
+    nccl::Board board() {
+        nccl::Board made;
+        made.put = [this](const std::string& key, const std::string& value) {
+            {
+                const std::lock_guard lock(mutex_);
+                values_[key] = value;
+            }
+            changed_.notify_all();
+        };
+        made.get = [this](const std::string& key, ddprun::TimePoint until) -> std::string {
+            std::unique_lock lock(mutex_);
+            const auto span = until - ddprun::MonotonicClock::now();
+            changed_.wait_for(lock, span, [&] { return values_.contains(key); });
+            return values_.contains(key) ? values_[key] : "";
+        };
+        return made;
+    }
+
+  private:
+    std::mutex mutex_;
+    std::condition_variable changed_;
+    std::map<std::string, std::string> values_;
+};
+
+/// An environment variable for the life of this object.
+class Variable {
+  public:
+    Variable(const char* name, const std::string& value) : name_(name) { ::setenv(name, value.c_str(), 1); }
+    ~Variable() { ::unsetenv(name_); }
+    Variable(const Variable&) = delete;
+    Variable& operator=(const Variable&) = delete;
+
+  private:
+    const char* name_;
+};
+
+}  // namespace
+
+SharedLibrary fake_library() { return *open_library({std::getenv("FAKE_NCCL_LIBRARY")}); }
+
+SharedLibrary fake_without(std::vector<std::string> names) {
+    SharedLibrary library = fake_library();
+    library.resolve = [all = library.resolve, names = std::move(names)](const char* name) -> void* {
+        return std::find(names.begin(), names.end(), name) != names.end() ? nullptr : all(name);
+    };
+    return library;
+}
+
+Buffer NcclRank::filled(std::vector<float> values) {
+    const std::span<std::byte> memory = group.allocate_shared(values.size() * sizeof(float));
+    // A barrier: the device has cleared the memory when it is over.
+    group.barrier().synchronize();
+    std::memcpy(memory.data(), values.data(), values.size() * sizeof(float));
+    return {memory.data(), values.size(), DType::F32, group.device()};
+}
+
+std::vector<float> NcclRank::values_of(const Buffer& buffer) const {
+    const auto* const first = static_cast<const float*>(buffer.data);
+    return {first, first + buffer.count};
+}
+
+std::vector<std::exception_ptr> failures_of(int ranks, const std::function<void(NcclRank&)>& fn,
+                                            const NcclWorldOptions& options) {
+    const Variable faults("FAKE_NCCL", options.faults);
+    const auto nccl = std::make_shared<const nccl::Api>(*nccl::api_from(fake_without(options.hidden)));
+    const auto cuda = std::make_shared<const cuda::Api>(*cuda::api_from(fake_library()));
+    const auto segment =
+        std::make_shared<SegmentMap>(make_segment({.local_world_size = static_cast<std::uint32_t>(ranks),
+                                                   .world_size = static_cast<std::uint32_t>(ranks),
+                                                   .generation = options.generation}));
+    segment->header().aborted = static_cast<std::uint32_t>(options.lost_rank + 1);
+    MemoryBoard board;
+    std::vector<std::exception_ptr> failures(static_cast<std::size_t>(ranks));
+    std::vector<std::thread> threads;
+    for (int rank = 0; rank < ranks; ++rank) {
+        threads.emplace_back([&, rank] {
+            try {
+                ddprun::WorkerEnv env = environment_of(rank, ranks);
+                env.generation = options.generation;
+                const ProcessGroupOptions group_options{.timeout = options.timeout,
+                                                        .backend = "nccl",
+                                                        .device = {Device::Kind::Cuda, options.device}};
+                const auto group =
+                    make_nccl_group({.nccl = nccl, .cuda = cuda, .segment = segment, .board = board.board()},
+                                    env, group_options);
+                NcclRank mine{*group, *segment};
+                fn(mine);
+            } catch (...) {
+                failures[static_cast<std::size_t>(rank)] = std::current_exception();
+            }
+        });
+    }
+    for (std::thread& thread : threads) thread.join();
+    return failures;
+}
+
+std::string message_of(const std::exception_ptr& failure) {
+    try {
+        if (failure) std::rethrow_exception(failure);
+    } catch (const std::exception& error) {
+        return error.what();
+    }
+    return "";
+}
+
+}  // namespace ddp::testing

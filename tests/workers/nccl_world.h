@@ -1,0 +1,54 @@
+#pragma once
+
+#include <chrono>
+#include <exception>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "ddp/nccl_backend.h"
+#include "ddp/work.h"
+
+/// Ranks as threads over the fake NCCL.
+namespace ddp::testing {
+
+SharedLibrary fake_library();
+/// The fake without these entry points.
+SharedLibrary fake_without(std::vector<std::string> names);
+
+struct NcclWorldOptions {
+    std::string faults = {};  ///< FAKE_NCCL
+    std::chrono::nanoseconds timeout = std::chrono::seconds(20);
+    std::vector<std::string> hidden = {};  ///< entry points that this NCCL lacks
+    int device = -1;
+    std::uint64_t generation = 0;
+    int lost_rank = -1;  ///< the launcher has ended the generation because of it
+};
+
+struct NcclRank {
+    ProcessGroup& group;
+    SegmentMap& segment;
+    /// Device memory with these values; the fake's is host memory.
+    Buffer filled(std::vector<float> values);
+    std::vector<float> values_of(const Buffer& buffer) const;
+};
+
+/// Every rank's exception, by rank; null for none.
+std::vector<std::exception_ptr> failures_of(int ranks, const std::function<void(NcclRank&)>& fn,
+                                            const NcclWorldOptions& options = {});
+/// "" for none.
+std::string message_of(const std::exception_ptr& failure);
+
+template <class Exception>
+bool is(const std::exception_ptr& failure) {
+    try {
+        if (failure) std::rethrow_exception(failure);
+    } catch (const Exception&) {
+        return true;
+    } catch (...) {
+    }
+    return false;
+}
+
+}  // namespace ddp::testing
