@@ -93,17 +93,26 @@ void unblock_signals() {
 
 }  // namespace
 
+namespace {
+
+/// Several nodes of one job may run on one host; the first of them speaks for all.
+std::vector<RunningJob> with_run_id(const std::vector<RunningJob>& jobs, const std::string& run_id) {
+    std::vector<RunningJob> heads, others;
+    for (const RunningJob& job : jobs) {
+        const Result<JobStatus> status = ask_status(job);
+        if (status && status->run_id == run_id) (status->is_head ? heads : others).push_back(job);
+    }
+    return heads.empty() ? others : heads;
+}
+
+}  // namespace
+
 Result<RunningJob> choose_job(const std::string& which) {
     std::vector<RunningJob> jobs = running_jobs();
     if (jobs.empty()) return Error{Errc::NotFound, "no job of this user runs on this host", 0};
     std::vector<RunningJob> fitting;
     std::copy_if(jobs.begin(), jobs.end(), std::back_inserter(fitting), [&](const RunningJob& job) { return job.id.starts_with(which); });
-    if (fitting.empty()) {
-        for (const RunningJob& job : jobs) {
-            const Result<JobStatus> status = ask_status(job);
-            if (status && status->run_id == which) fitting.push_back(job);
-        }
-    }
+    if (fitting.empty()) fitting = with_run_id(jobs, which);
     if (fitting.size() == 1) return fitting.front();
     std::vector<std::string> names;
     for (const RunningJob& job : fitting.empty() ? jobs : fitting) names.push_back(job.id);
