@@ -56,10 +56,10 @@ std::string value_options(char separator) {
     return words;
 }
 
-std::string subcommand_names() {
+std::string subcommand_names(char separator) {
     std::vector<std::string> names;
     for (const SubcommandRow& row : subcommands()) names.emplace_back(row.name);
-    return join(names, " ");
+    return join(names, std::string_view(&separator, 1));
 }
 
 std::string bash_completion() {
@@ -98,7 +98,7 @@ _ddprun() {{
 }}
 complete -o filenames -F _ddprun ddprun
 )",
-                       value_options('|'), cases, names.substr(1), subcommand_names());
+                       value_options('|'), cases, names.substr(1), subcommand_names(' '));
 }
 
 /// Inside single quotes, for a shell that has no escapes there.
@@ -139,7 +139,7 @@ std::string zsh_completion() {
                        "_ddprun_first() {{\n  ((CURRENT == 2)) && compadd {}\n  _command_names -e\n}}\n"
                        "_ddprun() {{\n  _arguments -S \\\n{}    '1:program:_ddprun_first' \\\n    '*::argument:_files'\n}}\n"
                        "_ddprun \"$@\"\n",
-                       subcommand_names(), lines);
+                       subcommand_names(' '), lines);
 }
 
 std::string fish_completion() {
@@ -179,7 +179,9 @@ std::string tcsh_completion() {
 std::string render_help() {
     std::string text =
         "usage: ddprun [options] program [arguments of the program ...]\n"
-        "       ddprun ps|top|signal|drain|logs|env [...]\n\n"
+        "       ddprun " +
+        subcommand_names('|') +
+        " [...]\n\n"
         "Starts, watches and stops the workers of a distributed data-parallel job. A program ending in .py is\n"
         "run with PYTHON_EXEC, else python3; a name without a slash is looked for among ddprun's own workers,\n"
         "then in PATH. \"${local_rank}\" and \"${rank}\" in the arguments are replaced for each worker.\n\n"
