@@ -206,7 +206,8 @@ Result<LauncherChoice> choose_launcher(const EnvironmentLookup& lookup) {
     choice.has_pmix = lookup("PMIX_NAMESPACE").has_value();
     if (*chosen != nullptr) {
         const Candidate& winner = **chosen;
-        if (!winner.broken.empty()) {
+        // What is wrong with the contract, worker_env_from says best.
+        if (!winner.broken.empty() && winner.says.family != F::Torchrun) {
             return Error{Errc::InvalidArgument,
                          fmt::format("launcher={}: {}", name_of(winner.says.family), winner.broken), 0};
         }

@@ -190,6 +190,14 @@ TEST(LauncherEnv, MalformedVariablesOfTheLauncherThatCountsAreAnError) {
     EXPECT_EQ(explanation(environment), "error: launcher=pmi: rank 4 of 4");
 }
 
+TEST(LauncherEnv, AMalformedContractIsLeftToItsReader) {
+    Variables environment = kTorchrun;
+    environment["RANK"] = "x";
+    const Result<LauncherChoice> choice = choose_launcher(in(environment));
+    ASSERT_TRUE(choice);
+    EXPECT_EQ(choice->placement->family, LauncherFamily::Torchrun);
+}
+
 TEST(LauncherEnv, APlacementBecomesTheContract) {
     const Result<LauncherChoice> choice = choose_launcher(in(kStep));
     ASSERT_TRUE(choice);
