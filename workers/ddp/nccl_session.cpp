@@ -52,7 +52,7 @@ Session::~Session() {
         const std::lock_guard lock(mutex_);
         leaving_ = true;
     }
-    changed_.notify_one();
+    changed_.notify_all();
     watchdog_.join();
     leave();
 }
@@ -131,8 +131,11 @@ Work Session::start(cpu::Call call, const Enqueue& enqueue) {
         failure = broken_;
     }
     // Broken by the watchdog in between: it has not seen this one.
-    if (failure) work->finish(failure);
-    changed_.notify_one();
+    if (failure) {
+        fail(failure);
+        work->finish(failure);
+    }
+    changed_.notify_all();
     return Work(work);
 }
 
@@ -177,8 +180,8 @@ void Session::settle(Code code, const std::string& name) {
 // Stopped first and told second: whoever hears of it may free the buffers.
 void Session::fail(std::exception_ptr failure) {
     {
-        const std::lock_guard lock(mutex_);
-        if (broken_) return;
+        std::unique_lock lock(mutex_);
+        if (broken_) return changed_.wait(lock, [this] { return stopped_; });
         broken_ = failure;
     }
     communicator_->stop(kStopLimit);
@@ -186,7 +189,9 @@ void Session::fail(std::exception_ptr failure) {
     {
         const std::lock_guard lock(mutex_);
         unfinished.swap(in_flight_);
+        stopped_ = true;
     }
+    changed_.notify_all();
     for (const InFlight& operation : unfinished) operation.work->finish(failure);
 }
 
@@ -248,7 +253,9 @@ bool Session::retire_finished() {
 }
 
 void Session::copy(void* to, const void* from, std::size_t bytes, cuda::CopyKind kind) {
-    const cuda::Event done(parts_.cuda);
+    const cuda::Event ready(parts_.cuda), done(parts_.cuda);
+    ready.record(parts_.user_stream);
+    ready.hold_back(stream_);
     parts_.cuda->check(parts_.cuda->memcpy_async(to, from, bytes, kind, stream_), "copying");
     done.record(stream_);
     for (cuda::Code code; (code = done.query()) != cuda::Code::Success;) {

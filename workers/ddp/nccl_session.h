@@ -46,7 +46,7 @@ class Session {
     using Enqueue = std::function<Code(const Api& api, Handle comm, cuda::Stream stream)>;
     /// Gives `call` its number and puts it on the stream. Its Work holds the user's stream back until then.
     Work start(cpu::Call call, const Enqueue& enqueue);
-    /// The stream's copies between host and device, behind all collectives so far. Blocking.
+    /// Copies between host and device, behind all collectives and the user's stream so far. Blocking.
     void copy(void* to, const void* from, std::size_t bytes, cuda::CopyKind kind);
 
     [[nodiscard]] double communication_seconds() const;
@@ -85,6 +85,7 @@ class Session {
     std::deque<InFlight> in_flight_;
     cpu::Call last_call_;  ///< named when nothing is in flight yet
     std::exception_ptr broken_;
+    bool stopped_ = false;  ///< after broken_: nothing runs on the device any more
     bool leaving_ = false;
     std::int64_t inside_ns_ = 0;
     std::thread watchdog_;
