@@ -81,21 +81,18 @@ cpu::Call call_of(SegmentOp operation, const Buffer& buffer, ReduceOp op = Reduc
 class NcclGroup final : public ProcessGroup {
   public:
     NcclGroup(NcclParts parts, const WorkerEnv& env, const ProcessGroupOptions& options)
-        : parts_(std::move(parts)),
-          env_(env),
-          device_(choose_device(*parts_.cuda, env, options.device)),
-          stream_(static_cast<cuda::Stream>(options.stream)) {
+        : parts_(std::move(parts)), env_(env), device_(choose_device(*parts_.cuda, env, options.device)) {
         nccl::SessionParts session{.cuda = parts_.cuda,
                                    .segment = parts_.segment,
                                    .env = env,
                                    .device = device_,
-                                   .user_stream = stream_,
+                                   .user_stream = static_cast<cuda::Stream>(options.stream),
                                    .timeout = options.timeout,
                                    .communicator = parts_.communicator};
         auto communicator = join(session);
         session_ = std::make_unique<nccl::Session>(std::move(session), std::move(communicator));
         scratch_ = std::make_unique<DeviceMemory>(*parts_.nccl, *parts_.cuda, scratch_bytes());
-        clear(*scratch_);
+        session_->clear(scratch_->get(), scratch_->bytes());
     }
     ~NcclGroup() override {
         session_.reset();
@@ -175,7 +172,7 @@ class NcclGroup final : public ProcessGroup {
     std::span<std::byte> allocate_shared(std::size_t bytes) override {
         const auto& memory = memory_.emplace_back(
             std::make_unique<DeviceMemory>(*parts_.nccl, *parts_.cuda, std::max<std::size_t>(bytes, 1)));
-        clear(*memory);
+        session_->clear(memory->get(), memory->bytes());
         return {memory->get(), bytes};
     }
     std::vector<std::string> all_gather_bytes(std::string_view mine) override {
@@ -198,10 +195,6 @@ class NcclGroup final : public ProcessGroup {
     }
 
   private:
-    // On the user's stream: collectives follow that.
-    void clear(const DeviceMemory& memory) const {
-        parts_.cuda->check(parts_.cuda->memset_async(memory.get(), 0, memory.bytes(), stream_), "clearing");
-    }
     [[nodiscard]] std::size_t scratch_bytes() const {
         return sizeof(std::int64_t) * (static_cast<std::size_t>(env_.world_size) + 1);
     }
@@ -271,7 +264,6 @@ class NcclGroup final : public ProcessGroup {
     NcclParts parts_;
     WorkerEnv env_;
     int device_;
-    cuda::Stream stream_;
     std::unique_ptr<DeviceMemory> scratch_;
     std::vector<std::unique_ptr<DeviceMemory>> memory_;
     std::unique_ptr<nccl::Session> session_;  // ends first: what is in flight uses the memory

@@ -13,6 +13,7 @@ using ddprun::MonotonicClock;
 
 namespace {
 
+constexpr std::chrono::milliseconds kExplainLimit{100};
 constexpr std::chrono::milliseconds kRevokeLimit{100};
 constexpr std::chrono::seconds kStopLimit{2};
 constexpr std::chrono::seconds kDestroyLimit{5};
@@ -106,7 +107,9 @@ std::optional<Code> Communicator::state() {
 }
 
 std::string Communicator::explain(Code code) {
-    const std::unique_lock lock(mutex_, std::chrono::milliseconds(100));
+    // A thread that NCCL does not let go must not keep the failure from being told.
+    std::unique_lock lock(mutex_, std::defer_lock);
+    look_until(MonotonicClock::now() + kExplainLimit, [&] { return lock.try_lock(); });
     return api_->explain(code, lock ? handle_ : nullptr);
 }
 

@@ -55,7 +55,7 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
     Code start_joining(std::vector<UniqueId>& ids, int rank, int ranks);
 
     std::shared_ptr<const Api> api_;
-    std::timed_mutex mutex_;
+    std::mutex mutex_;
     Handle handle_ = nullptr;
 };
 

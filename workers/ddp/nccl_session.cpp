@@ -253,13 +253,21 @@ bool Session::retire_finished() {
 }
 
 void Session::copy(void* to, const void* from, std::size_t bytes, cuda::CopyKind kind) {
+    run_on_stream("copying", [&] { return parts_.cuda->memcpy_async(to, from, bytes, kind, stream_); });
+}
+
+void Session::clear(void* address, std::size_t bytes) {
+    run_on_stream("clearing", [&] { return parts_.cuda->memset_async(address, 0, bytes, stream_); });
+}
+
+void Session::run_on_stream(const char* attempt, const std::function<cuda::Code()>& enqueue) {
     const cuda::Event ready(parts_.cuda), done(parts_.cuda);
     ready.record(parts_.user_stream);
     ready.hold_back(stream_);
-    parts_.cuda->check(parts_.cuda->memcpy_async(to, from, bytes, kind, stream_), "copying");
+    parts_.cuda->check(enqueue(), attempt);
     done.record(stream_);
     for (cuda::Code code; (code = done.query()) != cuda::Code::Success;) {
-        if (code != cuda::Code::NotReady) parts_.cuda->check(code, "copying");
+        if (code != cuda::Code::NotReady) parts_.cuda->check(code, attempt);
         if (const std::exception_ptr failure = broken()) std::rethrow_exception(failure);
         pause_between_looks();
     }

@@ -48,6 +48,8 @@ class Session {
     Work start(cpu::Call call, const Enqueue& enqueue);
     /// Copies between host and device, behind all collectives and the user's stream so far. Blocking.
     void copy(void* to, const void* from, std::size_t bytes, cuda::CopyKind kind);
+    /// Zeroes device memory. Blocking too: NCCL's memory may be freed without waiting for the device.
+    void clear(void* address, std::size_t bytes);
 
     [[nodiscard]] double communication_seconds() const;
     /// Throws PeerLostError once the launcher has ended the generation.
@@ -62,6 +64,7 @@ class Session {
     };
     std::exception_ptr broken() const;
     std::exception_ptr try_start(const cpu::Call& call, const Enqueue& enqueue, InFlight& started);
+    void run_on_stream(const char* attempt, const std::function<cuda::Code()>& enqueue);
     void settle(Code code, const std::string& name);
     void fail(std::exception_ptr failure);
     void watch();

@@ -3,6 +3,9 @@
 // FAKE_CUDA_DEVICES  how many devices there are; 0 answers cudaErrorNoDevice
 #include "tests/support/fake_nccl/fake_cuda.h"
 
+#include <pthread.h>
+
+#include <cstdint>
 #include <cstdlib>
 #include <cstring>
 #include <map>
@@ -27,7 +30,19 @@ struct Event {
     }
 };
 
-thread_local int current_device = 0;
+// The calling thread's device. Not thread_local: ThreadSanitizer takes the freeing of a loaded module's
+// variables at the end of a thread for a race.
+pthread_key_t device_key() {
+    static const pthread_key_t key = [] {
+        pthread_key_t made;
+        ::pthread_key_create(&made, nullptr);
+        return made;
+    }();
+    return key;
+}
+int current_device() {
+    return static_cast<int>(reinterpret_cast<std::intptr_t>(::pthread_getspecific(device_key())));
+}
 
 int device_count() {
     const char* set = std::getenv("FAKE_CUDA_DEVICES");
@@ -78,7 +93,7 @@ std::shared_ptr<Stream> stream_of(void* handle) {
     static std::mutex mutex;
     static auto* const defaults = new std::map<int, std::shared_ptr<Stream>>;
     const std::lock_guard lock(mutex);
-    std::shared_ptr<Stream>& stream = (*defaults)[current_device];
+    std::shared_ptr<Stream>& stream = (*defaults)[current_device()];
     if (!stream) stream = Stream::start();
     return stream;
 }
@@ -93,7 +108,7 @@ int cudaGetDeviceCount(int* count) {
 }
 int cudaSetDevice(int device) {
     if (device >= fake::device_count()) return fake::kInvalidDevice;
-    return fake::current_device = device, 0;
+    return ::pthread_setspecific(fake::device_key(), reinterpret_cast<void*>(std::intptr_t{device}));
 }
 int cudaRuntimeGetVersion(int* version) { return *version = 13000, 0; }
 int cudaDriverGetVersion(int* version) { return *version = 13010, 0; }
