@@ -24,6 +24,7 @@
 #include "launcher/launch.h"
 #include "launcher/log_directory.h"
 #include "launcher/master_port.h"
+#include "launcher/observation.h"
 #include "launcher/output.h"
 #include "launcher/report.h"
 #include "launcher/warden.h"
@@ -87,6 +88,7 @@ class Job final : public rdzv::ServerHandler, public rdzv::AgentLinkHandler {
     Status build();
     Status build_head(const HeadChoice& choice);
     Status build_agent(const Endpoint& controller);
+    Status build_observation();
     void on_signal(const signalfd_siginfo& info);
     void act_on(int signal, SignalAction action);
     void suspend();
@@ -96,7 +98,7 @@ class Job final : public rdzv::ServerHandler, public rdzv::AgentLinkHandler {
     int say_how_it_ended();
 
     void on_agent_joined(rdzv::AgentId agent, const rdzv::AgentHello& hello) override;
-    void on_agent_message(rdzv::AgentId agent, const rdzv::Message& message) override { controller_->agent_message(agent, message); }
+    void on_agent_message(rdzv::AgentId agent, const rdzv::Message& message) override;
     void on_agent_lost(rdzv::AgentId agent, const std::string& why) override { controller_->agent_lost(agent, why); }
     void on_log(const std::string& line) override { log_.warning("{}", line); }
 
@@ -121,6 +123,7 @@ class Job final : public rdzv::ServerHandler, public rdzv::AgentLinkHandler {
     std::unique_ptr<Agent> agent_;
     std::unique_ptr<rdzv::AgentLink> link_;
     std::unique_ptr<HangWatch> hang_watch_;   ///< with --hang-timeout only
+    std::unique_ptr<Observation> observation_;
     std::optional<int> exit_code_;            ///< said by the controller, on a node that is not the head
     std::string failure_;
     TimePoint farewell_ = kNever;             ///< until when other nodes may take our last message
@@ -213,7 +216,10 @@ Status Job::build_agent(const Endpoint& controller) {
     config.environment = std::move(setup_.environment);
     config.open_files = open_files_;
     agent_ = std::make_unique<Agent>(*loop_, system_, *output_, warden_.get(), log_, std::move(config),
-                                     [this](const rdzv::Message& message) { link_->send(message); });
+                                     [this](const rdzv::Message& message) {
+                                         observation_->agent_says(message);
+                                         link_->send(message);
+                                     });
 
     rdzv::AgentHello hello;
     hello.host = host_;
@@ -234,7 +240,30 @@ Status Job::build_agent(const Endpoint& controller) {
         hang_watch_ = std::make_unique<HangWatch>(*loop_, system_, log_, *agent_, spec.hang_timeout,
                                                   [this](const HangVerdict& verdict) { on_hang(verdict); });
     }
-    return {};
+    return build_observation();
+}
+
+Status Job::build_observation() {
+    Observation::Parts parts{*loop_,
+                             log_,
+                             setup_.spec,
+                             *agent_,
+                             *output_,
+                             controller_.get(),
+                             marker_.substr(marker_.find('=') + 1),
+                             setup_.program.path,
+                             host_,
+                             [this](const std::string& why) {
+                                 if (controller_) controller_->preempt(SIGTERM, why);
+                                 else link_->send(rdzv::Notice{"preempt", std::to_string(SIGTERM)});
+                             },
+                             [this](int signal) {
+                                 if (controller_) controller_->forward(signal);
+                                 else agent_->forward_signal(signal);
+                             }};
+    observation_ = std::make_unique<Observation>(std::move(parts));
+    if (controller_) controller_->on_event([this](const JobEvent& event) { observation_->decided(event); });
+    return observation_->open();
 }
 
 Result<int> Job::run() {
@@ -250,7 +279,9 @@ void Job::on_signal(const signalfd_siginfo& info) {
     const int signal = static_cast<int>(info.ssi_signo);
     if (signal == SIGCHLD) return agent_->on_child_exits();
     const auto found = setup_.spec.signals.find(signal);
-    act_on(signal, found == setup_.spec.signals.end() ? SignalAction::Ignore : found->second);
+    const SignalAction action = found == setup_.spec.signals.end() ? SignalAction::Ignore : found->second;
+    if (action != SignalAction::Ignore) observation_->signalled(signal, action);
+    act_on(signal, action);
 }
 
 void Job::act_on(int signal, SignalAction action) {
@@ -285,9 +316,15 @@ void Job::on_agent_joined(rdzv::AgentId agent, const rdzv::AgentHello& hello) {
     if (const Status joined = controller_->agent_joined(agent, hello); !joined) server_->refuse_agent(agent, joined.error());
 }
 
+void Job::on_agent_message(rdzv::AgentId agent, const rdzv::Message& message) {
+    observation_->node_says(message, controller_->host_of(agent));
+    controller_->agent_message(agent, message);
+}
+
 void Job::on_message(const rdzv::Message& message) {
     if (const auto* start = std::get_if<rdzv::StartGeneration>(&message)) {
         log_.set_generation(start->generation);
+        observation_->generation_started(*start);
         agent_->handle(*start);
     } else if (const auto* stop = std::get_if<rdzv::StopGeneration>(&message)) {
         agent_->handle(*stop);
@@ -334,9 +371,12 @@ int Job::say_how_it_ended() {
     output_->flush(deadline_after(MonotonicClock::now(), kFarewell));
     if (!controller_) {
         if (!failure_.empty()) log_.error("{}", failure_);
-        return exit_code_.value_or(static_cast<int>(ExitCode::Internal));
+        const int code = exit_code_.value_or(static_cast<int>(ExitCode::Internal));
+        observation_->finished(code, failure_);
+        return code;
     }
     JobEnd end = controller_->end();
+    observation_->finished(end);
     end.loss = output_->loss();
     end.log_directory = output_->attempt_directory();
     if (!setup_.spec.report_file.empty()) {
