@@ -7,12 +7,14 @@ namespace ddprun::lifeline {
 
 // worker -> agent
 inline constexpr char kReady = 'R';      ///< start-up is over; no payload
+/// A thread's stack, as text: the answer to the signal in RankLine::stack_signal.
+inline constexpr char kStack = 'S';
 inline constexpr char kHeartbeat = 'H';  ///< alive and getting on; optional payload: steps done, decimal
 
 // agent -> worker
 inline constexpr char kPreempt = 'P';    ///< save and stop; payload: the reason, text
 
 /// Longest packet either side sends.
-inline constexpr unsigned kMaxPacket = 4096;
+inline constexpr unsigned kMaxPacket = 16 * 1024;
 
 }  // namespace ddprun::lifeline

@@ -51,9 +51,9 @@ struct alignas(128) RankLine {
     std::atomic<std::uint64_t> samples;    ///< samples done, 0 when the program does not say
     std::atomic<std::uint32_t> pid;
     std::atomic<std::uint32_t> joined;     ///< 1 once libddp has mapped the segment
-    /// The signal that makes a thread of this process write its stack to stderr; 0: none does.
+    /// The signal that makes a thread of this process send its stack through the lifeline; 0: none does.
     std::atomic<std::uint32_t> stack_signal;
-    std::atomic<std::uint32_t> stacks_written;  ///< counts them
+    std::atomic<std::uint32_t> stacks_sent;  ///< counts them
 };
 static_assert(sizeof(RankLine) == 128);
 

@@ -29,6 +29,7 @@ constexpr int kSpawnSlice = 16;
 constexpr int kSegmentFdInWorker = 250;
 constexpr int kLifelineFdInWorker = 251;
 constexpr std::size_t kMaxErrorFile = 64 * 1024;
+constexpr std::size_t kMaxStacks = 512 * 1024;  ///< of one worker, that nobody has taken
 
 /// Which of several exits seen in one sweep came first is not known. A crash explains a sibling's error exit more
 /// often than the other way round: what never ran, then signals, then exit codes.
@@ -320,23 +321,35 @@ void Agent::perform(const agent_action::ReportStarted&) {
 // ---- lifelines
 
 void Agent::listen_to_lifeline(int local_rank) {
+    const int fd = workers_[static_cast<std::size_t>(local_rank)].lifeline.get();
+    const Status watched = loop_.watch(fd, EPOLLIN, [this, local_rank](std::uint32_t) { read_lifeline(local_rank); });
+    if (!watched) log_.warning("rank {}: no lifeline: {}", order_.first_rank + local_rank, watched.error().what);
+}
+
+void Agent::read_lifeline(int local_rank) {
     Worker& worker = workers_[static_cast<std::size_t>(local_rank)];
-    const int fd = worker.lifeline.get();
-    const Status watched = loop_.watch(fd, EPOLLIN, [this, fd, local_rank](std::uint32_t) {
+    constexpr int kPacketsAtOnce = 64;  // a worker that floods us must not keep us from the others
+    for (int i = 0; i < kPacketsAtOnce && worker.lifeline; ++i) {
         char packet[lifeline::kMaxPacket];
-        const ssize_t n = ::recv(fd, packet, sizeof packet, MSG_DONTWAIT);
+        const ssize_t n = ::recv(worker.lifeline.get(), packet, sizeof packet, MSG_DONTWAIT);
         if (n < 0 && (errno == EAGAIN || errno == EINTR)) return;
         if (n <= 0) {
-            loop_.unwatch(fd);
-            workers_[static_cast<std::size_t>(local_rank)].lifeline.reset();
+            loop_.unwatch(worker.lifeline.get());
+            worker.lifeline.reset();
             return;
         }
-        RankLine& line = segment_->line(local_rank);
         if (packet[0] == lifeline::kHeartbeat || packet[0] == lifeline::kReady) {
-            line.progress_ns.store(MonotonicClock::now().time_since_epoch().count(), std::memory_order_relaxed);
+            segment_->line(local_rank).progress_ns.store(MonotonicClock::now().time_since_epoch().count(), std::memory_order_relaxed);
+        } else if (packet[0] == lifeline::kStack && worker.stacks.size() < kMaxStacks) {
+            worker.stacks.append(packet + 1, static_cast<std::size_t>(n) - 1);
         }
-    });
-    if (!watched) log_.warning("rank {}: no lifeline: {}", order_.first_rank + local_rank, watched.error().what);
+    }
+}
+
+std::string Agent::take_stacks(int local_rank) {
+    if (local_rank >= static_cast<int>(workers_.size())) return {};
+    read_lifeline(local_rank);
+    return std::exchange(workers_[static_cast<std::size_t>(local_rank)].stacks, {});
 }
 
 // ---- ends

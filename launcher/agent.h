@@ -59,6 +59,9 @@ class Agent {
     /// Some child has ended (SIGCHLD): sees to all that have.
     void on_child_exits();
 
+    /// The stacks that libddp of this worker has sent since the last call.
+    [[nodiscard]] std::string take_stacks(int local_rank);
+
     [[nodiscard]] bool idle() const { return state_.phase == AgentState::Phase::Idle; }
     [[nodiscard]] const AgentState& state() const { return state_; }
     /// This generation's segment; null before the first.
@@ -74,6 +77,7 @@ class Agent {
         UniqueFd lifeline;
         UniqueFd error_file;  ///< a memfd when there is no log directory
         std::string error_path;
+        std::string stacks;   ///< that it has sent
     };
 
     void feed(const AgentEvent& event);
@@ -96,6 +100,7 @@ class Agent {
     std::vector<std::string> environment_of(const Worker& worker, const WorkerEnv& env) const;
     [[nodiscard]] StreamOwner owner_of(int local_rank) const;
     void listen_to_lifeline(int local_rank);
+    void read_lifeline(int local_rank);
     void fail_start(const std::string& why);
     [[nodiscard]] std::string read_error_file(const Worker& worker) const;
     void send_exits();

@@ -12,6 +12,7 @@
 #include "launcher/gpu_usage.h"
 #include "launcher/launch.h"
 #include "launcher/signal_names.h"
+#include "launcher/stacks.h"
 
 namespace ddprun {
 namespace {
@@ -78,6 +79,20 @@ int send_signal(const AskOptions& options) {
     return tell("signal", options.job, request);
 }
 
+int show_stacks(const AskOptions& options) {
+    if (!options.words.empty()) return complain("stacks", usage(fmt::format("'{}': takes no argument", options.words.front())));
+    ControlRequest request{"stacks", {}};
+    if (options.rank) request.arguments["rank"] = std::to_string(*options.rank);
+    const Result<RunningJob> job = choose_job(options.job);
+    if (!job) return complain("stacks", job.error());
+    const Result<std::string> line = ask_job(*job, request, deadline_after(MonotonicClock::now(), kStackPatience + kPatience));
+    if (!line) return complain("stacks", line.error());
+    const Result<std::string> text = decode_control_text(*line);
+    if (!text) return complain("stacks", text.error());
+    fmt::print("{}", *text);
+    return 0;
+}
+
 int drain(const AskOptions& options) {
     if (!options.words.empty()) return complain("drain", usage(fmt::format("'{}': takes no argument", options.words.front())));
     return tell("drain", options.job, {"drain", {}});
@@ -139,6 +154,7 @@ int run_subcommand(const std::vector<std::string>& arguments) {
     if (name == "ps") return show_jobs(*options);
     if (name == "top") return watch_jobs(*options);
     if (name == "signal") return send_signal(*options);
+    if (name == "stacks") return show_stacks(*options);
     if (name == "drain") return drain(*options);
     return show_logs(*options);
 }

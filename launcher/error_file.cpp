@@ -25,7 +25,8 @@ std::string readable_name(const std::string& symbol) {
     return status == 0 ? name.get() : symbol;
 }
 
-/// Every mangled name in the text, in its readable form: a signal handler cannot do that itself.
+}  // namespace
+
 std::string with_readable_names(std::string_view text) {
     std::string out;
     while (!text.empty()) {
@@ -38,8 +39,6 @@ std::string with_readable_names(std::string_view text) {
     }
     return out;
 }
-
-}  // namespace
 
 std::string readable_error_file(std::string_view content) {
     const Json json = Json::parse(content, nullptr, false);

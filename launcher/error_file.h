@@ -9,4 +9,7 @@ namespace ddprun {
 /// readable C++ names; any other text stays as it is. Never fails: a worker may write anything.
 std::string readable_error_file(std::string_view content);
 
+/// Every mangled C++ name in the text, in its readable form: a signal handler cannot do that itself.
+std::string with_readable_names(std::string_view text);
+
 }  // namespace ddprun

@@ -7,7 +7,7 @@
 
 namespace ddprun {
 
-HangWatch::HangWatch(os::EventLoop& loop, os::System& system, os::Log& log, const Agent& agent, Duration timeout, Found found)
+HangWatch::HangWatch(os::EventLoop& loop, os::System& system, os::Log& log, Agent& agent, Duration timeout, Found found)
     : loop_(loop), system_(system), log_(log), agent_(agent), detector_(timeout), found_(std::move(found)) {
     look_again();
 }
@@ -49,13 +49,14 @@ void HangWatch::investigate(const HangVerdict& verdict) {
     });
 }
 
-std::vector<StackTarget> stack_targets(const Agent& agent) {
+std::vector<StackTarget> stack_targets(Agent& agent) {
     std::vector<StackTarget> targets;
     const AgentState& state = agent.state();
     for (std::size_t i = 0; i < state.workers.size(); ++i) {
         if (state.workers[i].pid == 0 || state.workers[i].state == WorkerState::Ended) continue;
         const int local_rank = static_cast<int>(i);
-        targets.push_back({agent.first_rank() + local_rank, state.workers[i].pid, &agent.segment()->line(local_rank)});
+        targets.push_back({agent.first_rank() + local_rank, state.workers[i].pid, &agent.segment()->line(local_rank),
+                           [&agent, local_rank] { return agent.take_stacks(local_rank); }});
     }
     return targets;
 }

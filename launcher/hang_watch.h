@@ -20,7 +20,7 @@ class HangWatch {
   public:
     using Found = std::function<void(const HangVerdict&)>;
 
-    HangWatch(os::EventLoop& loop, os::System& system, os::Log& log, const Agent& agent, Duration timeout, Found found);
+    HangWatch(os::EventLoop& loop, os::System& system, os::Log& log, Agent& agent, Duration timeout, Found found);
     ~HangWatch();
     HangWatch(const HangWatch&) = delete;
     HangWatch& operator=(const HangWatch&) = delete;
@@ -34,14 +34,14 @@ class HangWatch {
     os::EventLoop& loop_;
     os::System& system_;
     os::Log& log_;
-    const Agent& agent_;
+    Agent& agent_;
     HangDetector detector_;
     Found found_;
     std::uint64_t generation_ = 0;  ///< that the detector knows
     os::EventLoop::TimerId timer_ = 0;
 };
 
-/// All living workers of this node.
-std::vector<StackTarget> stack_targets(const Agent& agent);
+/// All living workers of this node. The agent is borrowed by the targets.
+std::vector<StackTarget> stack_targets(Agent& agent);
 
 }  // namespace ddprun

@@ -89,6 +89,7 @@ class Job final : public rdzv::ServerHandler, public rdzv::AgentLinkHandler {
     Status build_head(const HeadChoice& choice);
     Status build_agent(const Endpoint& controller);
     Status build_observation();
+    void answer_stacks(const ControlRequest& request, const ControlReply& reply);
     void on_signal(const signalfd_siginfo& info);
     void act_on(int signal, SignalAction action);
     void suspend();
@@ -263,7 +264,25 @@ Status Job::build_observation() {
                              }};
     observation_ = std::make_unique<Observation>(std::move(parts));
     if (controller_) controller_->on_event([this](const JobEvent& event) { observation_->decided(event); });
-    return observation_->open();
+    if (const Status open = observation_->open(); !open) return open;
+    observation_->on_request("stacks", [this](const ControlRequest& request, const ControlReply& reply) { answer_stacks(request, reply); });
+    return {};
+}
+
+void Job::answer_stacks(const ControlRequest& request, const ControlReply& reply) {
+    std::vector<StackTarget> targets = stack_targets(*agent_);
+    if (const std::string text = request.argument("rank"); !text.empty()) {
+        const Result<std::int64_t> rank = parse_int(text);
+        std::erase_if(targets, [&](const StackTarget& target) { return !rank || target.rank != *rank; });
+    }
+    if (targets.empty()) {
+        reply.send(control_error("no such rank runs on this node"));
+        return reply.finish();
+    }
+    collect_stacks(*loop_, system_, std::move(targets), kStackPatience, [reply](const std::vector<RankStack>& stacks) {
+        reply.send(control_text(render_stacks(stacks)));
+        reply.finish();
+    });
 }
 
 Result<int> Job::run() {

@@ -19,6 +19,7 @@
 #include "env/socket.h"
 #include "env/text.h"
 #include "env/worker_env.h"
+#include "launcher/error_file.h"
 #include "launcher/hang_sample.h"
 
 namespace ddprun {
@@ -120,7 +121,7 @@ class Collection : public std::enable_shared_from_this<Collection> {
         StackTarget target;
         RankStack stack;
         bool done = false;
-        std::uint32_t written_before = 0, asked = 0;
+        std::uint32_t sent_before = 0, asked = 0;
         pid_t tool = 0;
         UniqueFd output;
     };
@@ -145,7 +146,8 @@ class Collection : public std::enable_shared_from_this<Collection> {
     }
 
     static void ask(Job& job) {
-        job.written_before = job.target.line->stacks_written.load();
+        job.sent_before = job.target.line->stacks_sent.load();
+        (void)job.target.take();  // of an older request that came late
         for (const pid_t thread : threads_of(job.stack.pid)) {
             const auto signal = static_cast<int>(job.target.line->stack_signal.load());
             if (::syscall(SYS_tgkill, job.stack.pid, thread, signal) == 0) ++job.asked;
@@ -157,10 +159,10 @@ class Collection : public std::enable_shared_from_this<Collection> {
         for (std::size_t i = 0; i < jobs_.size(); ++i) {
             Job& job = jobs_[i];
             if (job.done || job.stack.method != StackMethod::Handler) continue;
-            const std::uint32_t written = job.target.line->stacks_written.load() - job.written_before;
+            const std::uint32_t sent = job.target.line->stacks_sent.load() - job.sent_before;
             const bool late = loop_.now() - begun_ > kHandlerPatience;
-            if (written >= job.asked || (late && written > 0)) {
-                job.stack.text = fmt::format("{} of {} threads have written theirs to the rank's stderr", std::min(written, job.asked), job.asked);
+            if (sent >= job.asked || (late && sent > 0)) {
+                job.stack.text = with_readable_names(job.target.take());
                 job.done = job.asked > 0;
             }
             if (!job.done && (late || job.asked == 0)) {  // it blocks the signal, or is gone

@@ -14,13 +14,13 @@ namespace ddprun {
 
 /// How the stack of a worker is had.
 enum class StackMethod : std::uint8_t {
-    Handler,  ///< libddp writes it to the worker's own stderr, each thread for itself
+    Handler,  ///< libddp sends it through the lifeline, each thread its own
     PySpy,
     Gdb,
     EuStack,
     Kernel,   ///< no stack, but what the kernel says the process waits for
 };
-/// "its own handler, on its stderr", "gdb".
+/// "its own handler", "gdb".
 const char* describe(StackMethod method);
 
 struct StackFacts {
@@ -41,12 +41,13 @@ struct StackTarget {
     int rank = 0;
     pid_t pid = 0;
     const RankLine* line = nullptr;  ///< of the segment; borrowed until the stacks are there
+    std::function<std::string()> take;  ///< what its handler has sent; called once it has
 };
 struct RankStack {
     int rank = 0;
     pid_t pid = 0;
     StackMethod method = StackMethod::Kernel;
-    std::string text;  ///< lines; for Handler one line that says where to look
+    std::string text;  ///< lines
 };
 
 /// Long enough for a debugger that reads the symbols of a large program.

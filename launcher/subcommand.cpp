@@ -30,6 +30,8 @@ const std::vector<SubcommandRow>& subcommands() {
         {"ps", "[--json]", "The running jobs of this user on this host and their workers."},
         {"top", "", "The same, live; q or Ctrl-C ends it. One look when standard output is no terminal."},
         {"signal", "NAME [--rank R]", "Send a signal to all workers, or to one."},
+        {"stacks", "[--rank R]", "Print the stacks of all workers of this node, or of one: by libddp's own handler, py-spy, gdb or "
+                                 "eu-stack, whichever there is; without any, what the kernel says."},
         {"drain", "", "Preempt the job: notice and SIGTERM to the workers, --preempt-grace, exit code 75."},
         {"logs", "[-r RANK] [-f]", "Print the log files of this attempt; -f follows them, across restarts, to the end of the job."},
         {"env", "[options]", "What was detected here: CPUs, GPUs, allocation; and where each option's value comes from."}};

@@ -1,6 +1,7 @@
 #include "ddp/stack_answer.h"
 
 #include <signal.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -9,6 +10,7 @@
 
 #include "ddp/signal_text.h"
 #include "ddp/stack_trace.h"
+#include "env/lifeline.h"
 
 namespace ddp {
 namespace {
@@ -16,20 +18,21 @@ namespace {
 /// Borrowed by the handler for ever, so never freed. One per process: signals are the process's.
 std::shared_ptr<SegmentMap>* kept_segment = nullptr;
 ddprun::RankLine* line = nullptr;
-std::uint64_t rank = 0;
+int lifeline = -1;
 
 void on_request(int) {
     const int saved = errno;
-    char text[16 * 1024];
+    char text[ddprun::lifeline::kMaxPacket];
     SignalText out(text, sizeof text);
-    out.add("stack of rank ").add_number(rank).add(", thread ").add_number(static_cast<std::uint64_t>(::gettid())).add(":\n");
+    const char kind[] = {ddprun::lifeline::kStack, '\0'};
+    out.add(kind).add("thread ").add_number(static_cast<std::uint64_t>(::gettid())).add(":\n");
     const std::size_t size = out.size() + raw_stack_trace(text + out.size(), sizeof text - out.size());
-    // A pipe that nobody reads: the launcher does not wait for us for long.
-    if (::write(2, text, size) >= 0) line->stacks_written.fetch_add(1, std::memory_order_release);
+    // A launcher that does not read misses it; it must not hold us up.
+    if (::send(lifeline, text, size, MSG_DONTWAIT | MSG_NOSIGNAL) >= 0) line->stacks_sent.fetch_add(1, std::memory_order_release);
     errno = saved;
 }
 
-void install(std::shared_ptr<SegmentMap> segment, std::uint32_t local_rank) {
+void install(std::shared_ptr<SegmentMap> segment, std::uint32_t local_rank, int lifeline_fd) {
     const int signal = SIGRTMIN + 5;
     struct sigaction action {};
     ::sigaction(signal, nullptr, &action);
@@ -37,7 +40,7 @@ void install(std::shared_ptr<SegmentMap> segment, std::uint32_t local_rank) {
     prepare_stack_trace();
     kept_segment = new std::shared_ptr<SegmentMap>(std::move(segment));
     line = &(*kept_segment)->line(local_rank);
-    rank = (*kept_segment)->header().first_rank + local_rank;
+    lifeline = lifeline_fd;
     action.sa_handler = on_request;
     action.sa_flags = SA_RESTART;
     if (::sigaction(signal, &action, nullptr) != 0) return;
@@ -46,9 +49,9 @@ void install(std::shared_ptr<SegmentMap> segment, std::uint32_t local_rank) {
 
 }  // namespace
 
-void answer_stack_requests(std::shared_ptr<SegmentMap> segment, std::uint32_t local_rank) {
+void answer_stack_requests(std::shared_ptr<SegmentMap> segment, std::uint32_t local_rank, int lifeline_fd) {
     static std::once_flag once;
-    std::call_once(once, [&] { install(std::move(segment), local_rank); });
+    std::call_once(once, [&] { install(std::move(segment), local_rank, lifeline_fd); });
 }
 
 }  // namespace ddp
