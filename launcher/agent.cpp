@@ -358,8 +358,9 @@ void Agent::on_child_exits() {
     while (const std::optional<os::ChildExit> exit = system_.next_exit()) {
         if (warden_ != nullptr && exit->pid == warden_->pid()) {
             system_.reap(exit->pid);
-            log_.warning("the warden (pid {}) was killed; starting another", exit->pid);
-            if (const Status again = warden_->restart(); !again) log_.warning("no warden: {}", again.error().what);
+            const Status again = warden_->restart();
+            if (again) log_.warning("the warden (pid {}) was killed; started another (pid {})", exit->pid, warden_->pid());
+            else log_.warning("the warden (pid {}) was killed, and there is no other: {}", exit->pid, again.error().what);
             continue;
         }
         feed(agent_event::Exited{*exit});

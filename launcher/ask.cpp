@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cstdio>
 
+#include "env/print.h"
 #include "env/text.h"
 #include "launcher/exit_codes.h"
 #include "launcher/gpu_usage.h"
@@ -31,7 +32,7 @@ int code_for(const Error& error) {
 }
 
 int complain(const std::string& command, const Error& error) {
-    fmt::print(stderr, "ddprun {}: {}\n", command, error.what);
+    ddprun::print(stderr, "ddprun {}: {}\n", command, error.what);
     return code_for(error);
 }
 
@@ -45,15 +46,15 @@ int show_jobs(const AskOptions& options) {
         if (!job) return complain("ps", job.error());
         jobs = {*job};
     }
-    if (jobs.empty() && !options.json) fmt::print(stderr, "no job of this user runs on this host\n");
+    if (jobs.empty() && !options.json) ddprun::print(stderr, "no job of this user runs on this host\n");
     for (const RunningJob& job : jobs) {
         const Result<JobStatus> status = ask_status(job);
         // It may have ended since it was listed.
         if (!status && status.error().code == Errc::NotFound) continue;
         if (!status) return complain("ps", status.error());
-        fmt::print("{}", options.json ? to_json(*status) : render_status(nullptr, *status, 0));
+        ddprun::print("{}", options.json ? to_json(*status) : render_status(nullptr, *status, 0));
     }
-    if (!options.json) fmt::print("{}", render_gpu_usage(measure_gpus()));
+    if (!options.json) ddprun::print("{}", render_gpu_usage(measure_gpus()));
     return 0;
 }
 
@@ -65,7 +66,7 @@ int tell(const std::string& command, const std::string& which, const ControlRequ
     if (!line) return complain(command, line.error());
     const Result<std::string> text = decode_control_text(*line);
     if (!text) return complain(command, text.error());
-    fmt::print("job {}: {}\n", job->id, *text);
+    ddprun::print("job {}: {}\n", job->id, *text);
     return 0;
 }
 
@@ -89,7 +90,7 @@ int show_stacks(const AskOptions& options) {
     if (!line) return complain("stacks", line.error());
     const Result<std::string> text = decode_control_text(*line);
     if (!text) return complain("stacks", text.error());
-    fmt::print("{}", *text);
+    ddprun::print("{}", *text);
     return 0;
 }
 
@@ -148,7 +149,7 @@ int run_subcommand(const std::vector<std::string>& arguments) {
     const Result<AskOptions> options = parse_ask_options({arguments.begin() + 1, arguments.end()});
     if (!options) return complain(name, options.error());
     if (options->help) {
-        fmt::print("{}", render_subcommands());
+        ddprun::print("{}", render_subcommands());
         return 0;
     }
     if (name == "ps") return show_jobs(*options);

@@ -7,6 +7,8 @@
 #include <algorithm>
 #include <cstdio>
 
+#include "env/print.h"
+
 #include "launcher/ask.h"
 #include "launcher/exit_codes.h"
 
@@ -70,7 +72,7 @@ class FollowedFile {
         }
         while (!lines.empty()) {
             const std::size_t end = std::min(lines.find('\n'), lines.size() - 1) + 1;
-            fmt::print("{}{}", prefix_, lines.substr(0, end));
+            ddprun::print("{}{}", prefix_, lines.substr(0, end));
             lines.remove_prefix(end);
         }
     }
@@ -126,7 +128,7 @@ void follow(const RunningJob& job, std::string directory, std::vector<FollowedFi
 
 int show_logs(const AskOptions& options) {
     const auto complain = [](std::string_view why, ExitCode code) {
-        fmt::print(stderr, "ddprun logs: {}\n", why);
+        ddprun::print(stderr, "ddprun logs: {}\n", why);
         return static_cast<int>(code);
     };
     if (!options.words.empty()) return complain(fmt::format("'{}': expected -r RANK", options.words.front()), ExitCode::Usage);

@@ -9,6 +9,7 @@
 #include <map>
 #include <optional>
 
+#include "env/print.h"
 #include "env/text.h"
 #include "launcher/ask.h"
 #include "launcher/exit_codes.h"
@@ -34,10 +35,10 @@ class Screen {
             raw.c_lflag &= ~static_cast<tcflag_t>(ICANON | ECHO);
             ::tcsetattr(0, TCSANOW, &raw);
         }
-        fmt::print("\x1b[?1049h\x1b[?25l");
+        ddprun::print("\x1b[?1049h\x1b[?25l");
     }
     ~Screen() {
-        fmt::print("\x1b[?25h\x1b[?1049l");
+        ddprun::print("\x1b[?25h\x1b[?1049l");
         std::fflush(stdout);
         if (keys_) ::tcsetattr(0, TCSANOW, &before_);
     }
@@ -57,7 +58,7 @@ class Screen {
             if (left-- <= 0) break;
             out += std::string(line.substr(0, size().ws_col)) + "\x1b[K\n";
         }
-        fmt::print("{}\x1b[J", out);
+        ddprun::print("{}\x1b[J", out);
         std::fflush(stdout);
     }
 
@@ -106,22 +107,22 @@ class Watch {
 
 int watch_jobs(const AskOptions& options) {
     if (!options.words.empty()) {
-        fmt::print(stderr, "ddprun top: '{}': takes no argument\n", options.words.front());
+        ddprun::print(stderr, "ddprun top: '{}': takes no argument\n", options.words.front());
         return static_cast<int>(ExitCode::Usage);
     }
     std::optional<RunningJob> only;
     if (!options.job.empty()) {
         const Result<RunningJob> job = choose_job(options.job);
         if (!job) {
-            fmt::print(stderr, "ddprun top: {}\n", job.error().what);
+            ddprun::print(stderr, "ddprun top: {}\n", job.error().what);
             return static_cast<int>(job.error().code == Errc::NotFound ? ExitCode::Unavailable : ExitCode::Usage);
         }
         only = *job;
     }
     Watch watch(only);
     if (::isatty(1) == 0) {
-        fmt::print("{}", watch.look(0));
-        if (!watch.saw_any()) fmt::print(stderr, "no job of this user runs on this host\n");
+        ddprun::print("{}", watch.look(0));
+        if (!watch.saw_any()) ddprun::print(stderr, "no job of this user runs on this host\n");
         return 0;
     }
     const Screen screen;

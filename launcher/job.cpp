@@ -13,6 +13,7 @@
 #include "env/file.h"
 #include "env/hmac.h"
 #include "env/log.h"
+#include "env/print.h"
 #include "env/socket.h"
 #include "env/system.h"
 #include "env/text.h"
@@ -402,7 +403,7 @@ int Job::say_how_it_ended() {
         const Status written = write_file_atomically(setup_.spec.report_file, render_report_json(end), 0644);
         if (!written) log_.warning("--report: {}", written.error().what);
     }
-    fmt::print(stderr, "{}", render_report(end, terminal_width()));
+    ddprun::print(stderr, "{}", render_report(end, terminal_width()));
     return exit_code(end);
 }
 

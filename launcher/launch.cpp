@@ -1,5 +1,6 @@
 #include "launcher/launch.h"
 
+#include <fcntl.h>
 #include <fmt/core.h>
 #include <pthread.h>
 #include <signal.h>
@@ -8,6 +9,7 @@
 #include <filesystem>
 
 #include "env/launcher_env.h"
+#include "env/print.h"
 #include "env/socket.h"
 #include "launcher/ask.h"
 #include "launcher/exit_codes.h"
@@ -22,7 +24,7 @@ namespace ddprun {
 namespace {
 
 int refuse(const std::string& why, ExitCode code) {
-    fmt::print(stderr, "ddprun: {}\n", why);
+    ddprun::print(stderr, "ddprun: {}\n", why);
     return static_cast<int>(code);
 }
 
@@ -66,12 +68,12 @@ int show_plan(const JobSetup& setup) {
     numbers.master_port = setup.spec.rendezvous.master_port.value_or(0);
     const Result<std::vector<WorkerPlan>> plans = plan_workers(setup.spec, setup.program, setup.machine, numbers);
     if (!plans) return refuse(plans.error().what, ExitCode::Usage);
-    fmt::print("{}", render_plan(setup.spec, setup.program, setup.machine, numbers, *plans));
+    ddprun::print("{}", render_plan(setup.spec, setup.program, setup.machine, numbers, *plans));
     return 0;
 }
 
 int run(CommandLine line) {
-    for (const std::string& remark : line.remarks) fmt::print(stderr, "ddprun: {}\n", remark);
+    for (const std::string& remark : line.remarks) ddprun::print(stderr, "ddprun: {}\n", remark);
     JobSetup setup;
     setup.spec = std::move(line.spec);
     setup.machine = detect_machine(process_environment, probe_for(setup.spec));
@@ -128,13 +130,20 @@ void block_handled_signals() {
     ::pthread_sigmask(SIG_BLOCK, &set, nullptr);
 }
 
+void open_standard_streams() {
+    // open gives the lowest free number, so this ends at the first descriptor that is none of the three.
+    int fd = 0;
+    while (fd >= 0 && fd <= 2) fd = ::open("/dev/null", O_RDWR);
+    if (fd > 2) ::close(fd);
+}
+
 int launch(const std::vector<std::string>& arguments) {
     if (!arguments.empty() && is_subcommand(arguments.front())) return run_subcommand(arguments);
     Result<CommandLine> line = parse_command_line(arguments, process_environment);
     if (line && line->action == CommandLine::Run) line = as_node_of_launcher(*std::move(line), arguments);
     if (!line) return refuse(line.error().what, ExitCode::Usage);
     if (line->action != CommandLine::Run) {
-        fmt::print("{}", line->text);
+        ddprun::print("{}", line->text);
         return 0;
     }
     return run(std::move(*line));

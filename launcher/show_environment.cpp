@@ -4,6 +4,7 @@
 #include <set>
 
 #include "env/launcher_env.h"
+#include "env/print.h"
 #include "env/socket.h"
 #include "env/text.h"
 #include "launcher/ask.h"
@@ -77,22 +78,22 @@ Result<CommandLine> read_options(std::vector<std::string> options) {
 int show_environment(const std::vector<std::string>& options) {
     const Result<CommandLine> line = read_options(options);
     if (!line) {
-        fmt::print(stderr, "ddprun env: {}\n", line.error().what);
+        ddprun::print(stderr, "ddprun env: {}\n", line.error().what);
         return static_cast<int>(ExitCode::Usage);
     }
     if (line->action != CommandLine::Run) {
-        fmt::print("{}", line->text);
+        ddprun::print("{}", line->text);
         return 0;
     }
     const Machine machine = detect_machine(process_environment);
     const Result<int> workers = resolve_worker_count(line->spec.workers, machine);
-    fmt::print("{}{}", host_lines(), machine_lines(machine));
-    fmt::print("workers of this node: {}\n", workers ? std::to_string(*workers) : workers.error().what);
+    ddprun::print("{}{}", host_lines(), machine_lines(machine));
+    ddprun::print("workers of this node: {}\n", workers ? std::to_string(*workers) : workers.error().what);
     const Result<LauncherChoice> launcher = choose_launcher(process_environment);
-    fmt::print("launcher around us: {}\n", launcher ? launcher->explanation : launcher.error().what);
-    fmt::print("allocation:\n{}", variables(std::begin(kAllocation), std::end(kAllocation)));
-    fmt::print("variables that matter here:\n{}", variables(std::begin(kDevices), std::end(kDevices)));
-    fmt::print("options that are set (all others have their defaults, see ddprun --help):\n{}", option_lines(*line));
+    ddprun::print("launcher around us: {}\n", launcher ? launcher->explanation : launcher.error().what);
+    ddprun::print("allocation:\n{}", variables(std::begin(kAllocation), std::end(kAllocation)));
+    ddprun::print("variables that matter here:\n{}", variables(std::begin(kDevices), std::end(kDevices)));
+    ddprun::print("options that are set (all others have their defaults, see ddprun --help):\n{}", option_lines(*line));
     return 0;
 }
 

@@ -88,7 +88,7 @@ TEST(Orphans, AKilledWardenIsReplacedAndTheReplacementDoesItsDuty) {
         comm >> name;
         if (name == "warden") ::kill(pid, SIGKILL);
     }
-    ASSERT_TRUE(program.wait_for_output("starting another"));
+    ASSERT_TRUE(program.wait_for_output("started another"));
     program.signal(SIGKILL);
     program.wait();
     EXPECT_TRUE(all_gone(job.variable));

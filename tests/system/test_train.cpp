@@ -136,7 +136,7 @@ TEST_F(Train, AWorldSizeThatDisagreesIsRefusedByName) {
     const std::string script = "[ \"$RANK\" = 1 ] && export WORLD_SIZE=1 RANK=0; exec \"$SUM\"";
     const Outcome outcome = run({path_of("DDPRUN"), "--nproc-per-node=2", "--no-python", "/bin/sh", "-c", script}, here());
     EXPECT_NE(outcome.status, 0);
-    EXPECT_THAT(outcome.err, HasSubstr("orld"));
+    EXPECT_THAT(outcome.err, HasSubstr("WORLD_SIZE=1"));
     EXPECT_FALSE(outcome.timed_out);
 }
 

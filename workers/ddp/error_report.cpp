@@ -19,6 +19,7 @@
 
 #include "ddp/signal_text.h"
 #include "ddp/stack_trace.h"
+#include "env/print.h"
 #include "env/unique_fd.h"
 #include "env/worker_env.h"
 
@@ -113,7 +114,7 @@ std::string text_of_exception() {
         const std::string what = with_rank(text_of_exception());
         write_error_report(what, stack);
         if (::pthread_equal(::pthread_self(), crash.main_thread) != 0) {
-            fmt::print(stderr, "{}: {}\n", crash.program, what);
+            ddprun::print(stderr, "{}: {}\n", crash.program, what);
             std::fflush(nullptr);
             ::_exit(1);
         }

@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "ddp/diagnose.h"
+#include "env/print.h"
 #include "env/text.h"
 
 namespace ddp::nccl {
@@ -69,7 +70,7 @@ void Session::leave() {
     parts_.cuda->stream_destroy(stream_);
     if (why.empty()) return;
     // A destructor has nobody to throw to.
-    fmt::print(stderr, "ddp: rank {}: leaving NCCL communicator {}: {}; aborted it\n", parts_.env.rank,
+    ddprun::print(stderr, "ddp: rank {}: leaving NCCL communicator {}: {}; aborted it\n", parts_.env.rank,
                parts_.communicator, why);
 }
 

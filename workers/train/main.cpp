@@ -20,6 +20,7 @@
 #include "ddp/lifeline.h"
 #include "ddp/process_group.h"
 #include "env/hmac.h"
+#include "env/print.h"
 #include "env/text.h"
 #include "matrix.h"
 #include "options.h"
@@ -32,7 +33,7 @@ using train::Options;
 using train::Trouble;
 
 int complain(const Trouble& trouble) {
-    fmt::print(stderr, "train: {}\n", trouble.what);
+    ddprun::print(stderr, "train: {}\n", trouble.what);
     ddp::write_error_report(trouble.what);
     return static_cast<int>(trouble.code);
 }
@@ -110,7 +111,7 @@ std::string run_identity(const ddprun::WorkerEnv& env) {
 }
 
 void print_line(const std::string& line) {
-    fmt::print("{}\n", line);
+    ddprun::print("{}\n", line);
     std::fflush(stdout);
 }
 
@@ -155,7 +156,7 @@ int run_command_line(int argc, char** argv) {
     // The command line is the same on all ranks: rank 0 speaks for all.
     if (!options) return report({ExitCode::Usage, options.error().what}, 0, context->rank());
     if (options->help) {
-        if (context->rank() == 0) fmt::print("{}", train::usage());
+        if (context->rank() == 0) ddprun::print("{}", train::usage());
         return static_cast<int>(ExitCode::Ok);
     }
     return run(*options, *context);
