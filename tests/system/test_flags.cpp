@@ -86,7 +86,7 @@ TEST(Flags, NumaBindingExclusiveGivesEachWorkerCpusOfItsOwn) {
     EXPECT_EQ(outcome.status, 0) << outcome.err;
     std::vector<std::string> seen;
     for (const std::string& line : sorted_lines(outcome.out)) {
-        for (const std::string_view cpu : split(line.substr(6), ' ')) seen.emplace_back(cpu);
+        for (const std::string_view cpu : split(std::string_view(line).substr(6), ' ')) seen.emplace_back(cpu);
     }
     std::sort(seen.begin(), seen.end());
     EXPECT_GE(seen.size(), 2u) << outcome.out;

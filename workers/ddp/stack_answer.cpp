@@ -15,8 +15,9 @@
 namespace ddp {
 namespace {
 
-/// Borrowed by the handler for ever, so never freed. One per process: signals are the process's.
-std::shared_ptr<SegmentMap>* kept_segment = nullptr;
+/// Borrowed by the handler for ever, so never freed. One per process: signals are the process's. Nobody reads it;
+/// `used` keeps the compiler from dropping it, and with it what a leak checker follows.
+[[gnu::used]] std::shared_ptr<SegmentMap>* kept_segment = nullptr;
 ddprun::RankLine* line = nullptr;
 int lifeline = -1;
 
