@@ -43,8 +43,8 @@ TEST(Faults, ACrashIsNamedWithItsSignal) {
 }
 
 TEST(Faults, StrangersAtTheControllersPortDoNotDisturbTheJob) {
-    Program program(ddprun_probe({"--nproc-per-node=2", "--prefix="}, {"env", "DDPRUN_STORE", "note", "10", "go", "noted", "10", "say", "done"}));
-    ASSERT_TRUE(program.wait_for_output("DDPRUN_STORE=tcp:"));
+    Program program(ddprun_probe({"--nproc-per-node=2", "--prefix="}, {"env", "DDPRUN_STORE", "note", "10", "go", "say", "up ${rank}", "noted", "10", "say", "done"}));
+    ASSERT_TRUE(program.wait_for_output("up 0") && program.wait_for_output("up 1"));
     const std::string store = [&] {
         // Both workers say the same; ask the probe's own environment through /proc for it.
         for (const pid_t pid : processes_with("LOCAL_RANK=1")) {
