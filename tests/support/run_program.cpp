@@ -15,6 +15,7 @@
 #include <cstring>
 #include <fstream>
 #include <iterator>
+#include <sstream>
 #include <stdexcept>
 #include <thread>
 
@@ -158,6 +159,22 @@ std::vector<pid_t> processes_with(const std::string& variable) {
         if (padded.find(std::string(1, '\0') + variable + std::string(1, '\0')) != std::string::npos) found.push_back(pid);
     }
     ::closedir(proc);
+    return found;
+}
+
+std::vector<pid_t> children_named(pid_t parent, const std::string& name) {
+    const std::string self = std::to_string(parent);
+    std::ifstream file("/proc/" + self + "/task/" + self + "/children");
+    // All at once: read piece by piece, the list goes on to what is born meanwhile.
+    std::string all;
+    std::getline(file, all);
+    std::vector<pid_t> found;
+    std::istringstream children(all);
+    for (pid_t pid = 0; children >> pid;) {
+        std::ifstream comm("/proc/" + std::to_string(pid) + "/comm");
+        std::string word;
+        if (comm >> word && word == name) found.push_back(pid);
+    }
     return found;
 }
 

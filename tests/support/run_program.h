@@ -61,6 +61,8 @@ Outcome run(const std::vector<std::string>& command, const RunOptions& options =
 
 /// Living processes (no zombies) whose environment holds "NAME=value".
 std::vector<pid_t> processes_with(const std::string& variable);
+/// The children a process has now whose command name (/proc/<pid>/comm) is `name`, oldest first.
+std::vector<pid_t> children_named(pid_t parent, const std::string& name);
 /// True once no such process is left, false after `patience`.
 bool all_gone(const std::string& variable, std::chrono::milliseconds patience = std::chrono::seconds(10));
 /// The programs' paths, which meson gives to the tests as environment variables: DDPRUN, PROBE, TRAIN.

@@ -81,15 +81,9 @@ TEST(Orphans, AKilledWardenIsReplacedAndTheReplacementDoesItsDuty) {
     const Marked job;
     Program program(ddprun_probe({"--nproc-per-node=2"}, {"daemon", "say", "up", "hold"}), job.options);
     ASSERT_TRUE(program.wait_for_output("[1]: up"));
-    std::ifstream children("/proc/" + std::to_string(program.pid()) + "/task/" + std::to_string(program.pid()) + "/children");
-    for (pid_t pid = 0; children >> pid;) {
-        std::ifstream comm("/proc/" + std::to_string(pid) + "/comm");
-        std::string name;
-        comm >> name;
-        if (name != "warden") continue;
-        ::kill(pid, SIGKILL);
-        break;  // the list goes on to its replacement
-    }
+    const std::vector<pid_t> wardens = children_named(program.pid(), "warden");
+    ASSERT_EQ(wardens.size(), 1u);
+    ::kill(wardens[0], SIGKILL);
     ASSERT_TRUE(program.wait_for_output("started another"));
     program.signal(SIGKILL);
     program.wait();

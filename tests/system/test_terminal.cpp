@@ -131,9 +131,9 @@ TEST(Terminal, AWaitThatTakesLongIsCountedDown) {
 TEST(Terminal, CtrlZStopsTheWorkersWithDdprunAndAContinueWakesThem) {
     Program program(ddprun_probe({"--nproc-per-node=1"}, {"say", "up", "hold"}));
     ASSERT_TRUE(program.wait_for_output("up"));
-    std::ifstream children("/proc/" + std::to_string(program.pid()) + "/task/" + std::to_string(program.pid()) + "/children");
-    pid_t worker = 0;
-    for (pid_t pid = 0; children >> pid;) worker = pid;
+    const std::vector<pid_t> workers = children_named(program.pid(), "probe");
+    ASSERT_EQ(workers.size(), 1u);
+    const pid_t worker = workers[0];
     program.signal(SIGTSTP);
     EXPECT_TRUE(comes_to(worker, 'T'));
     EXPECT_TRUE(comes_to(program.pid(), 'T'));

@@ -87,14 +87,7 @@ TEST_F(Train, ResumesWhereItStopped) {
 TEST_F(Train, AKilledRankEndsTheJobAtOnceAndTheReportSaysWhatItWasDoing) {
     Program program(command(4, {"--epochs", "100000", "--checkpoint-dir", "c"}), here());
     ASSERT_TRUE(program.wait_for_output("epoch"));
-    std::ifstream children("/proc/" + std::to_string(program.pid()) + "/task/" + std::to_string(program.pid()) + "/children");
-    std::vector<pid_t> workers;
-    for (pid_t pid = 0; children >> pid;) {
-        std::ifstream comm("/proc/" + std::to_string(pid) + "/comm");
-        std::string name;
-        comm >> name;
-        if (name == "train") workers.push_back(pid);
-    }
+    const std::vector<pid_t> workers = children_named(program.pid(), "train");
     ASSERT_EQ(workers.size(), 4u);
     const auto killed = std::chrono::steady_clock::now();
     ::kill(workers[2], SIGKILL);
