@@ -18,7 +18,6 @@ JobPolicy policy_of(const JobSpec& spec, double random) {
     policy.shutdown_timeout = spec.shutdown_timeout;
     policy.failure_grace = std::min(spec.failure_grace, spec.shutdown_timeout);
     policy.preempt_grace = spec.preempt_grace;
-    policy.min_nodes = spec.nodes.min;
     policy.random = random;
     return policy;
 }

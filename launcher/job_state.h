@@ -101,7 +101,6 @@ struct JobPolicy {
     /// Grace of survivors after a failure: they have nothing to save, most hang in a collective.
     Duration failure_grace = std::chrono::seconds(5);
     Duration preempt_grace = std::chrono::seconds(30);
-    int min_nodes = 1;
     double random = 0;
 };
 
