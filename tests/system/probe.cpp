@@ -13,7 +13,7 @@
 //   cpus            prints its CPU affinity       sigs         prints blocked and ignored signals
 //   segv            crashes                       closeout     closes stdout and stderr
 //   cwd             prints its directory          part TEXT    TEXT without a newline
-//   long N          one line of N MiB
+//   long N          one line of N MiB          await FILE   waits until FILE exists
 #include <dirent.h>
 #include <fcntl.h>
 #include <sched.h>
@@ -54,6 +54,11 @@ void handle(int signal) {
         return;
     }
     ::_exit(exit_code_on[signal]);
+}
+
+/// Looks every millisecond: the file is made by another worker, at a moment nobody tells us.
+void wait_for_file(const std::string& path) {
+    while (::access(path.c_str(), F_OK) != 0) ::usleep(1000);
 }
 
 /// Without a moment in which the signal could come unseen.
@@ -182,6 +187,8 @@ int main(int argc, char** argv) {
             ::signal(signal, handle);
         } else if (act == "noted") {
             wait_for_note(std::atoi(next().c_str()));
+        } else if (act == "await") {
+            wait_for_file(next());
         } else if (act == "hold") {
             for (;;) ::pause();
         } else if (act == "stop") {

@@ -29,8 +29,10 @@ TEST(Faults, TooFewDescriptorsForAllWorkersIsSaidAndLeavesNothing) {
 
 TEST(Faults, AFrozenWorkerDoesNotDelayTheEndOfAFailedJobBeyondTheGrace) {
     const std::string marker = "PROBE_JOB=" + unique_name("faults");
+    const TemporaryDirectory directory;
     const Outcome outcome = run(ddprun_probe({"--nproc-per-node=3", "--failure-grace=500ms"},
-                                             {"rank", "0", "ignore", "15", "stop", "end", "rank", "1", "sleep", "200", "exit", "9", "end", "hold"}), with_environment({marker}));
+                                             {"rank", "0", "ignore", "15", "once", directory.file("deaf"), "stop", "end", "end",
+                                              "rank", "1", "await", directory.file("deaf"), "exit", "9", "end", "hold"}), with_environment({marker}));
     EXPECT_EQ(outcome.status, 9) << outcome.err;
     EXPECT_LT(outcome.took, 5s);
     EXPECT_TRUE(all_gone(marker, 0ms));

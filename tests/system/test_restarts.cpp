@@ -44,7 +44,7 @@ TEST(Restarts, SurvivorsHearTermBeforeTheNextAttempt) {
     const TemporaryDirectory directory;
     Program program(ddprun_probe({"--nproc-per-node=2", "--max-restarts=1"},
                                  {"note", "15", "saved", "rank", "0", "once", directory.file("x"), "noted", "15", "exit", "0", "end", "end",
-                                  "rank", "1", "once", directory.file("y"), "sleep", "300", "exit", "7", "end", "end", "say", "again"}));
+                                  "rank", "1", "once", directory.file("y"), "await", directory.file("x"), "exit", "7", "end", "end", "say", "again"}));
     const Outcome outcome = program.wait();
     EXPECT_EQ(outcome.status, 0) << outcome.err;
     EXPECT_EQ(occurrences(outcome.out, "[0]: saved"), 1);
@@ -112,7 +112,8 @@ TEST(Restarts, AProgramThatCannotBeExecutedIsFinal) {
 TEST(Restarts, AWorkerThatSucceededBeforeTheFailureStartsAgainWithTheOthers) {
     const TemporaryDirectory directory;
     const Outcome outcome = run(ddprun_probe({"--nproc-per-node=2", "--max-restarts=1"},
-                                             {"say", "here", "rank", "1", "once", directory.file("x"), "sleep", "200", "exit", "6", "end", "end"}));
+                                             {"say", "here", "rank", "0", "once", directory.file("y"), "end", "end",
+                                              "rank", "1", "once", directory.file("x"), "await", directory.file("y"), "exit", "6", "end", "end"}));
     EXPECT_EQ(outcome.status, 0) << outcome.err;
     EXPECT_EQ(occurrences(outcome.out, "[0]: here"), 2);
 }

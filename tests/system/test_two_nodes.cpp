@@ -58,8 +58,8 @@ TEST(TwoNodes, C10dOnOneHostFormsOneWorldWhoeverComesFirst) {
 
 TEST(TwoNodes, AFailureOnOneNodeRestartsTheWorkersOfBoth) {
     const TemporaryDirectory directory;
-    TwoNodes nodes(Way::Static, {"rank", "3", "once", directory.file("x"), "exit", "5", "end", "end", "rank", "0", "once", directory.file("y"), "hold", "end", "end",
-                                 "env", "TORCHELASTIC_RESTART_COUNT"}, {"--max-restarts=1"});
+    TwoNodes nodes(Way::Static, {"rank", "3", "once", directory.file("x"), "await", directory.file("y"), "exit", "5", "end", "end",
+                                 "rank", "0", "once", directory.file("y"), "hold", "end", "end", "env", "TORCHELASTIC_RESTART_COUNT"}, {"--max-restarts=1"});
     const Outcome zero = nodes[0].wait(), one = nodes[1].wait();
     EXPECT_EQ(zero.status, 0) << zero.err;
     EXPECT_EQ(one.status, 0) << one.err;
