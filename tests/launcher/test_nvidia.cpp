@@ -1,0 +1,73 @@
+#include <gtest/gtest.h>
+#include <stdlib.h>
+
+#include "env/file.h"
+#include "launcher/gpu_usage.h"
+#include "launcher/nvidia.h"
+#include "launcher/nvml.h"
+#include "tests/support/temporary_directory.h"
+
+namespace ddprun {
+namespace {
+
+/// A machine whose driver is the fake NVML.
+class Nvidia : public ::testing::Test {
+  protected:
+    Nvidia() {
+        ::setenv("DDPRUN_NVML_LIBRARY", ::getenv("FAKE_NVML_LIBRARY"), 1);
+        ::setenv("FAKE_NVML", directory_.file("machine.json").c_str(), 1);
+        is("{}");
+    }
+    ~Nvidia() override { ::unsetenv("DDPRUN_NVML_LIBRARY"); }
+
+    void is(const std::string& machine) {
+        ASSERT_TRUE(write_file_atomically(directory_.file("machine.json"), machine, 0600));
+    }
+
+  private:
+    test::TemporaryDirectory directory_;
+};
+
+TEST_F(Nvidia, GpusAreFoundByNvmlWithTheirUuids) {
+    is(R"({"gpus": [{"uuid": "GPU-a", "bus_id": "00000000:3B:00.0"}, {"uuid": "GPU-b"}]})");
+    const PhysicalGpus found = find_nvidia_gpus();
+    EXPECT_EQ(found.from, "NVML");
+    ASSERT_EQ(found.gpus.size(), 2u);
+    EXPECT_EQ(found.gpus[0].uuid, "GPU-a");
+    EXPECT_EQ(found.gpus[1].id, "1");
+}
+
+TEST_F(Nvidia, ALostGpuKeepsItsPlace) {
+    is(R"({"gpus": [{"lost": 15}, {"uuid": "GPU-b"}]})");
+    const PhysicalGpus found = find_nvidia_gpus();
+    ASSERT_EQ(found.gpus.size(), 2u);
+    EXPECT_EQ(found.gpus[0].uuid, "");
+    EXPECT_EQ(found.gpus[1].uuid, "GPU-b");
+}
+
+TEST_F(Nvidia, UsageFollowsTheMachine) {
+    is(R"({"gpus": [{"total": 1000, "used": 10, "busy": 5}]})");
+    ASSERT_EQ(measure_gpus().size(), 1u);
+    EXPECT_EQ(measure_gpus()[0].used_bytes, 10u);
+    is(R"({"gpus": [{"total": 1000, "used": 700, "busy": 98}]})");
+    EXPECT_EQ(measure_gpus()[0].used_bytes, 700u);
+    EXPECT_EQ(measure_gpus()[0].busy_percent, 98u);
+}
+
+TEST_F(Nvidia, ADriverThatDoesNotFitItsLibraryIsSaidAsSuch) {
+    is(R"({"init": 18})");
+    const Result<nvml::Session> session = nvml::Session::open();
+    ASSERT_FALSE(session);
+    EXPECT_EQ(session.error().code, Errc::Mismatch);
+    EXPECT_EQ(session.error().what, "the NVIDIA libraries and the loaded kernel module are of different versions");
+}
+
+TEST_F(Nvidia, ALibraryThatIsNoNvmlIsRefused) {
+    ::setenv("DDPRUN_NVML_LIBRARY", "libm.so.6", 1);
+    const Result<nvml::Session> session = nvml::Session::open();
+    ASSERT_FALSE(session);
+    EXPECT_EQ(session.error().what, "libm.so.6 lacks entry points that ddprun needs");
+}
+
+}  // namespace
+}  // namespace ddprun
