@@ -9,6 +9,7 @@
 #include "ddp/testing.h"
 #include "tests/support/temporary_directory.h"
 #include "train/agreement.h"
+#include "train/compute.h"
 #include "train/data.h"
 #include "train/matrix.h"
 #include "train/mlp.h"
@@ -224,16 +225,22 @@ TEST(Matrix, ProductsByPlainLoopsAgreeWithTheirDefinition) {
 }
 
 TEST(Mlp, GradientsAreTheSlopesOfTheLoss) {
-    Mlp mlp({6, 5, 4, 3}, 3);
+    const std::unique_ptr<train::Compute> compute = train::make_cpu_compute();
+    Mlp mlp({6, 5, 4, 3}, 3, *compute);
     const std::vector<float> values = random_values(6 * 7, 4);
     const std::vector<std::int32_t> labels = {0, 1, 2, 2, 1, 0, 1};
     std::vector<ddp::Tensor> parameters = mlp.parameters();
     std::vector<std::vector<float>> gradients;
     for (const ddp::Tensor& parameter : parameters) gradients.emplace_back(parameter.memory.count);
     std::vector<std::size_t> order;
-    mlp.forward(values, labels);
+    const auto loss = [&] {
+        mlp.stage(values, labels);
+        mlp.forward();
+        return compute->take_score().loss_sum;
+    };
+    loss();
     mlp.backward(
-        {[&](std::size_t i) { return std::span(gradients[i]); }, [&](std::size_t i) { order.push_back(i); }});
+        {[&](std::size_t i) { return gradients[i].data(); }, [&](std::size_t i) { order.push_back(i); }});
     EXPECT_EQ(order, (std::vector<std::size_t>{5, 4, 3, 2, 1, 0}));
 
     constexpr float kStep = 1e-3F;
@@ -242,9 +249,9 @@ TEST(Mlp, GradientsAreTheSlopesOfTheLoss) {
         for (std::size_t e = 0; e < parameters[i].memory.count; ++e) {
             const float before = weights[e];
             weights[e] = before + kStep;
-            const double above = mlp.forward(values, labels).loss_sum;
+            const double above = loss();
             weights[e] = before - kStep;
-            const double below = mlp.forward(values, labels).loss_sum;
+            const double below = loss();
             weights[e] = before;
             EXPECT_NEAR(gradients[i][e], (above - below) / (2 * static_cast<double>(kStep) * 7), 2e-3)
                 << parameters[i].name << " " << e;
@@ -253,15 +260,19 @@ TEST(Mlp, GradientsAreTheSlopesOfTheLoss) {
 }
 
 TEST(Mlp, SurvivesHugeLogits) {
-    Mlp mlp({1, 2}, 0);
+    const std::unique_ptr<train::Compute> compute = train::make_cpu_compute();
+    Mlp mlp({1, 2}, 0, *compute);
     const std::vector<float> values = {1e30F};
     const std::vector<std::int32_t> labels = {0};
-    EXPECT_TRUE(std::isfinite(mlp.forward(values, labels).loss_sum));
+    mlp.stage(values, labels);
+    mlp.forward();
+    EXPECT_TRUE(std::isfinite(compute->take_score().loss_sum));
 }
 
 TEST(Mlp, StartsTheSameForTheSameSeedOnly) {
     const auto first_weight = [](std::uint64_t seed) {
-        return *static_cast<float*>(Mlp({4, 3}, seed).parameters()[0].memory.data);
+        const std::unique_ptr<train::Compute> compute = train::make_cpu_compute();
+        return *static_cast<float*>(Mlp({4, 3}, seed, *compute).parameters()[0].memory.data);
     };
     EXPECT_EQ(first_weight(5), first_weight(5));
     EXPECT_NE(first_weight(5), first_weight(6));
@@ -292,7 +303,8 @@ Outcome train_with(int ranks, const Options& options, std::optional<std::string>
     const Samples samples = two_clouds();
     Outcome outcome;
     ddp::testing::run_ranks(ranks, [&](ddp::ProcessGroup& group) {
-        train::Trainer trainer(group, options, samples,
+        const std::unique_ptr<train::Compute> compute = train::make_cpu_compute();
+        train::Trainer trainer(group, *compute, options, samples,
                                [&](const std::string& line) { outcome.lines.push_back(line); });
         if (options.resume) trainer.resume(only_run);
         train::Summary summary = trainer.run(run_id);
@@ -336,7 +348,8 @@ TEST(Trainer, StoppedInAnEpochAndResumedEndsWithTheSameBitsAsInOneGo) {
     ddp::testing::run_ranks(2, [&](ddp::ProcessGroup& group) {
         // One rank alone hears of it, at the third vote.
         int votes = 0;
-        train::Trainer trainer(group, options, samples, [](const std::string&) {},
+        const std::unique_ptr<train::Compute> compute = train::make_cpu_compute();
+        train::Trainer trainer(group, *compute, options, samples, [](const std::string&) {},
                                [&] { return group.rank() == 1 && ++votes == 3; });
         const train::Summary summary = trainer.run("job1");
         EXPECT_TRUE(summary.stopped);

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "agreement.h"
+#include "compute.h"
 #include "data.h"
 #include "ddp/context.h"
 #include "ddp/durable_file.h"
@@ -125,7 +126,9 @@ int run(const Options& options, const ddp::Context& context) {
 
     ddp::Lifeline lifeline(context);
     lifeline.ready();
-    train::Trainer trainer(*group, options, samples, print_line, [&] { return lifeline.preemption_requested(); });
+    const std::unique_ptr<train::Compute> compute = train::make_cpu_compute();
+    train::Trainer trainer(*group, *compute, options, samples, print_line,
+                           [&] { return lifeline.preemption_requested(); });
     const std::string run_id = run_identity(context.env());
     try {
         if (options.resume) trainer.resume(std::nullopt);

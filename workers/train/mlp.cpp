@@ -2,12 +2,10 @@
 
 #include <fmt/core.h>
 
-#include <algorithm>
 #include <cmath>
 #include <numbers>
 #include <random>
-
-#include "matrix.h"
+#include <utility>
 
 namespace train {
 namespace {
@@ -27,101 +25,129 @@ class Normal {
     std::mt19937_64 generator_;
 };
 
+/// He-normal.
+std::vector<float> first_weights(std::size_t inputs, std::size_t outputs, Normal& normal) {
+    const double spread = std::sqrt(2.0 / static_cast<double>(inputs));
+    std::vector<float> weights(inputs * outputs);
+    for (float& w : weights) w = static_cast<float>(normal() * spread);
+    return weights;
+}
+
 }  // namespace
 
-Mlp::Mlp(std::vector<std::size_t> widths, std::uint64_t seed) {
+Mlp::Mlp(std::vector<std::size_t> widths, std::uint64_t seed, Compute& compute) : compute_(compute) {
     Normal normal(seed);
+    const std::size_t element = ddp::size_of(compute.dtype());
     for (std::size_t l = 0; l + 1 < widths.size(); ++l) {
-        Layer layer{widths[l], widths[l + 1], {}, {}, {}, {}};
-        const double spread = std::sqrt(2.0 / static_cast<double>(layer.inputs));
-        layer.weight.resize(layer.inputs * layer.outputs);
-        for (float& w : layer.weight) w = static_cast<float>(normal() * spread);
-        layer.bias.assign(layer.outputs, 0.0F);
+        const std::size_t inputs = widths[l], outputs = widths[l + 1];
+        Layer layer{inputs,
+                    outputs,
+                    compute.allocate(inputs * outputs * element),
+                    compute.allocate(outputs * element),
+                    {},
+                    {},
+                    {}};
+        compute.upload(first_weights(inputs, outputs, normal),
+                       {layer.weight.get(), inputs * outputs, compute.dtype(), compute.device()});
         layers_.push_back(std::move(layer));
     }
 }
 
 std::vector<ddp::Tensor> Mlp::parameters() {
     std::vector<ddp::Tensor> all;
+    const auto add = [&](std::string name, const Memory& memory, std::vector<std::int64_t> shape) {
+        std::size_t count = 1;
+        for (const std::int64_t extent : shape) count *= static_cast<std::size_t>(extent);
+        all.push_back(
+            {std::move(name), std::move(shape), {memory.get(), count, compute_.dtype(), compute_.device()}});
+    };
     for (std::size_t l = 0; l < layers_.size(); ++l) {
-        Layer& layer = layers_[l];
+        const Layer& layer = layers_[l];
         const auto outputs = static_cast<std::int64_t>(layer.outputs),
                    inputs = static_cast<std::int64_t>(layer.inputs);
-        all.push_back(
-            ddp::tensor_of(fmt::format("fc{}.weight", l + 1), std::span(layer.weight), {outputs, inputs}));
-        all.push_back(ddp::tensor_of(fmt::format("fc{}.bias", l + 1), std::span(layer.bias), {outputs}));
+        add(fmt::format("fc{}.weight", l + 1), layer.weight, {outputs, inputs});
+        add(fmt::format("fc{}.bias", l + 1), layer.bias, {outputs});
     }
     return all;
 }
 
 std::size_t Mlp::parameter_count() const {
     std::size_t count = 0;
-    for (const Layer& layer : layers_) count += layer.weight.size() + layer.bias.size();
+    for (const Layer& layer : layers_) count += (layer.inputs + 1) * layer.outputs;
     return count;
 }
 
-const float* Mlp::input_of(std::size_t layer) const {
-    return layer == 0 ? values_.data() : layers_[layer - 1].output.data();
-}
-
-Mlp::Outcome Mlp::forward(std::span<const float> values, std::span<const std::int32_t> labels) {
-    values_ = values;
-    samples_ = labels.size();
+void Mlp::reserve(std::size_t samples) {
+    if (samples <= capacity_) return;
+    capacity_ = samples;
+    const auto room_for = [&](std::size_t columns) {
+        return compute_.allocate(samples * compute_.stride_for(columns) * ddp::size_of(compute_.dtype()));
+    };
+    input_ = room_for(layers_.front().inputs);
+    labels_ = compute_.allocate(samples * sizeof(std::int32_t));
     for (std::size_t l = 0; l < layers_.size(); ++l) {
         Layer& layer = layers_[l];
-        layer.output.resize(samples_ * layer.outputs);
-        multiply_transposed_b(samples_, layer.outputs, layer.inputs, input_of(l), layer.weight.data(),
-                              layer.output.data());
-        const float floor = l + 1 < layers_.size() ? 0.0F : -INFINITY;
-        for (std::size_t s = 0; s < samples_; ++s) {
-            float* row = layer.output.data() + s * layer.outputs;
-            for (std::size_t o = 0; o < layer.outputs; ++o) row[o] = std::max(row[o] + layer.bias[o], floor);
-        }
+        layer.output = room_for(layer.outputs);
+        layer.delta = room_for(layer.outputs);
+        if (l + 1 < layers_.size())
+            layer.mask = compute_.allocate(compute_.mask_bytes(samples, layer.outputs));
     }
-    return softmax_cross_entropy(labels);
 }
 
-Mlp::Outcome Mlp::softmax_cross_entropy(std::span<const std::int32_t> labels) {
-    Outcome outcome;
-    Layer& last = layers_.back();
-    last.delta.resize(samples_ * last.outputs);
-    const float scale = 1.0F / static_cast<float>(std::max<std::size_t>(samples_, 1));
-    for (std::size_t s = 0; s < samples_; ++s) {
-        const float* logits = last.output.data() + s * last.outputs;
-        float* delta = last.delta.data() + s * last.outputs;
-        const auto label = static_cast<std::size_t>(labels[s]);
-        const float* best = std::max_element(logits, logits + last.outputs);
-        float total = 0;
-        // The largest logit is taken off first: exp cannot overflow.
-        for (std::size_t o = 0; o < last.outputs; ++o) total += delta[o] = std::exp(logits[o] - *best);
-        for (std::size_t o = 0; o < last.outputs; ++o) delta[o] *= scale / total;
-        delta[label] -= scale;
-        outcome.loss_sum += static_cast<double>(std::log(total) + *best - logits[label]);
-        outcome.correct += static_cast<std::size_t>(best - logits) == label ? 1 : 0;
+Matrix Mlp::rows(const Memory& memory, std::size_t columns) const {
+    return {memory.get(), samples_, columns, compute_.stride_for(columns)};
+}
+
+Matrix Mlp::input_of(std::size_t layer) const {
+    return layer == 0 ? rows(input_, layers_[0].inputs)
+                      : rows(layers_[layer - 1].output, layers_[layer].inputs);
+}
+
+Matrix Mlp::weight_of(const Layer& layer, void* data) {
+    return {data, layer.outputs, layer.inputs, layer.inputs};
+}
+
+void Mlp::stage(std::span<const float> values, std::span<const std::int32_t> labels) {
+    reserve(labels.size());
+    samples_ = labels.size();
+    compute_.stage(values, input_of(0));
+    compute_.stage_labels(labels, reinterpret_cast<std::int32_t*>(labels_.get()));
+}
+
+void Mlp::forward() {
+    for (std::size_t l = 0; l < layers_.size(); ++l) {
+        const Layer& layer = layers_[l];
+        compute_.linear({.input = input_of(l),
+                         .weight = weight_of(layer, layer.weight.get()),
+                         .bias = layer.bias.get(),
+                         .activation = l + 1 < layers_.size() ? Activation::Relu : Activation::None,
+                         .output = rows(layer.output, layer.outputs),
+                         .mask = layer.mask.get()});
     }
-    return outcome;
+    const Layer& last = layers_.back();
+    compute_.cross_entropy({.logits = rows(last.output, last.outputs),
+                            .labels = reinterpret_cast<const std::int32_t*>(labels_.get()),
+                            .delta = rows(last.delta, last.outputs),
+                            .loss_scale = loss_scale_});
 }
 
 void Mlp::backward(const GradientSink& sink) {
     for (std::size_t l = layers_.size(); l-- > 0;) {
-        Layer& layer = layers_[l];
-        const std::span<float> bias = sink.memory(2 * l + 1);
-        std::fill(bias.begin(), bias.end(), 0.0F);
-        for (std::size_t s = 0; s < samples_; ++s)
-            for (std::size_t o = 0; o < layer.outputs; ++o) bias[o] += layer.delta[s * layer.outputs + o];
+        const Layer& layer = layers_[l];
+        const Matrix delta = rows(layer.delta, layer.outputs);
+        compute_.linear_gradients({.delta = delta,
+                                   .input = input_of(l),
+                                   .weight_gradient = weight_of(layer, sink.memory(2 * l)),
+                                   .bias_gradient = sink.memory(2 * l + 1)});
         sink.ready(2 * l + 1);
-
-        multiply_transposed_a(layer.outputs, layer.inputs, samples_, layer.delta.data(), input_of(l),
-                              sink.memory(2 * l).data());
         sink.ready(2 * l);
-
         if (l == 0) return;
-        Layer& below = layers_[l - 1];
-        below.delta.resize(samples_ * below.outputs);
-        multiply(samples_, layer.inputs, layer.outputs, layer.delta.data(), layer.weight.data(),
-                 below.delta.data());
-        for (std::size_t i = 0; i < below.delta.size(); ++i)
-            below.delta[i] = below.output[i] > 0 ? below.delta[i] : 0.0F;
+        const Layer& below = layers_[l - 1];
+        compute_.input_gradient({.delta = delta,
+                                 .weight = weight_of(layer, layer.weight.get()),
+                                 .below_output = rows(below.output, below.outputs),
+                                 .below_mask = below.mask.get(),
+                                 .below_delta = rows(below.delta, below.outputs)});
     }
 }
 

@@ -5,48 +5,61 @@
 #include <span>
 #include <vector>
 
+#include "compute.h"
 #include "ddp/tensor.h"
 
 namespace train {
 
 /// A multi-layer perceptron: linear layers with ReLU between them, softmax cross-entropy at the end.
+///
+/// One step: stage, forward, backward. On a GPU the last two only queue work, at addresses that do not change
+/// while batches are no larger than what reserve was told.
 class Mlp {
   public:
-    /// `widths`: inputs, hidden layers, classes. Weights are He-normal from `seed`, biases zero.
-    Mlp(std::vector<std::size_t> widths, std::uint64_t seed);
+    /// `widths`: inputs, hidden layers, classes. Weights are He-normal from `seed`, biases zero. The compute
+    /// is borrowed.
+    Mlp(std::vector<std::size_t> widths, std::uint64_t seed, Compute& compute);
 
-    /// "fc1.weight" [outputs, inputs], "fc1.bias" [outputs], "fc2.weight" ...
+    /// "fc1.weight" [outputs, inputs], "fc1.bias" [outputs], "fc2.weight" ..., in the compute's memory and
+    /// type.
     std::vector<ddp::Tensor> parameters();
     [[nodiscard]] std::size_t parameter_count() const;
 
-    struct Outcome {
-        double loss_sum = 0;  ///< over the samples, not their mean
-        std::size_t correct = 0;
-    };
-    /// Keeps what backward needs. `values` must live until then.
-    Outcome forward(std::span<const float> values, std::span<const std::int32_t> labels);
+    /// Makes room for batches of so many samples.
+    void reserve(std::size_t samples);
+    /// The next batch, from where Compute::stage takes it.
+    void stage(std::span<const float> values, std::span<const std::int32_t> labels);
+    /// Adds loss and hits to the compute's score.
+    void forward();
 
     /// Where gradient i (in the order of parameters()) goes, and what to call once it is there.
     struct GradientSink {
-        std::function<std::span<float>(std::size_t)> memory;
+        std::function<void*(std::size_t)> memory;
         std::function<void(std::size_t)> ready;
     };
     /// The gradients of the mean loss of the last forward, last layer first.
     void backward(const GradientSink& sink);
 
+    /// What multiplies the gradients, in the compute's memory; null: nothing.
+    void set_loss_scale(const float* scale) { loss_scale_ = scale; }
+
   private:
     struct Layer {
         std::size_t inputs, outputs;
-        std::vector<float> weight, bias;
-        std::vector<float> output;  ///< [samples, outputs] of the last forward, after ReLU
-        std::vector<float> delta;   ///< gradient of the loss with respect to the sum before ReLU
+        Memory weight, bias;
+        Memory output;  ///< [samples, outputs] of the last forward, after ReLU
+        Memory mask;    ///< where ReLU let something through
+        Memory delta;   ///< gradient of the loss with respect to the sum before ReLU
     };
-    Outcome softmax_cross_entropy(std::span<const std::int32_t> labels);
-    [[nodiscard]] const float* input_of(std::size_t layer) const;
+    [[nodiscard]] Matrix rows(const Memory& memory, std::size_t columns) const;
+    [[nodiscard]] Matrix input_of(std::size_t layer) const;
+    [[nodiscard]] static Matrix weight_of(const Layer& layer, void* data);
 
+    Compute& compute_;
     std::vector<Layer> layers_;
-    std::span<const float> values_;
-    std::size_t samples_ = 0;
+    Memory input_, labels_;
+    const float* loss_scale_ = nullptr;
+    std::size_t capacity_ = 0, samples_ = 0;
 };
 
 }  // namespace train

@@ -12,7 +12,6 @@
 
 #include "ddp/sampler.h"
 #include "env/clock.h"
-#include "matrix.h"
 
 namespace train {
 namespace {
@@ -80,18 +79,10 @@ std::string checkpoint_dir_for(const Options& options, const Samples& samples) {
     return options.checkpoint_dir.empty() ? "./checkpoints/" + samples.name : options.checkpoint_dir;
 }
 
-/// Sums of one rank over an epoch, as doubles so that one all-reduce carries them.
-struct Trainer::Totals {
-    std::array<double, 4> sums = {};
-    double& loss() { return sums[0]; }
-    double& correct() { return sums[1]; }
-    double& samples() { return sums[2]; }
-    double& communication() { return sums[3]; }
-};
-
-Trainer::Trainer(ddp::ProcessGroup& group, const Options& options, const Samples& samples, Print print,
-                 StopWanted stop_wanted)
+Trainer::Trainer(ddp::ProcessGroup& group, Compute& compute, const Options& options, const Samples& samples,
+                 Print print, StopWanted stop_wanted)
     : group_(group),
+      compute_(compute),
       options_(options),
       samples_(samples),
       print_(std::move(print)),
@@ -100,7 +91,7 @@ Trainer::Trainer(ddp::ProcessGroup& group, const Options& options, const Samples
       held_out_(samples, split_.held_out),
       // The tail is dropped so that any number of workers with the same batch in all makes the same steps.
       sampler_(training_.size(), group.size(), group.rank(), {.seed = options.seed, .drop_last = true}),
-      mlp_(widths_of(options, samples), options.seed),
+      mlp_(widths_of(options, samples), options.seed, compute),
       model_(group, mlp_.parameters()),
       optimizer_(make_optimizer(options, group.size(), mlp_.parameters())),
       checkpoints_(checkpoint_dir_for(options, samples)),
@@ -115,7 +106,7 @@ void Trainer::announce() const {
     const auto ranks = static_cast<std::size_t>(group_.size());
     say(fmt::format("train: {}: {} samples, {} more held out; perceptron {} ({} parameters, {})",
                     samples_.name, grouped(training_.size()), grouped(held_out_.size()),
-                    fmt::join(widths, "-"), grouped(mlp_.parameter_count()), matrix_library()));
+                    fmt::join(widths, "-"), grouped(mlp_.parameter_count()), compute_.describe()));
     say(fmt::format("train: {} worker{} over {}; batch {} x {} = {}; {}, {}; seed {}", ranks,
                     ranks == 1 ? "" : "s", group_.describe(), options_.batch_size, ranks,
                     options_.batch_size * ranks, name_of(options_.optimizer),
@@ -175,15 +166,18 @@ std::string Trainer::save(const std::string& run_id, const ddp::SamplerState& wh
     return path;
 }
 
-void Trainer::train_batch(const ddp::Batch& batch, Totals& totals) {
-    const Mlp::Outcome outcome = mlp_.forward(batch.field<float>(0), batch.field<std::int32_t>(1));
-    mlp_.backward({[this](std::size_t i) { return model_.gradient_as<float>(i); },
+Trainer::Sums Trainer::over_all_ranks(Sums mine) {
+    group_.all_reduce(ddp::buffer_of(std::span<double>(mine))).wait();
+    return mine;
+}
+
+void Trainer::train_batch(const ddp::Batch& batch) {
+    mlp_.stage(batch.field<float>(0), batch.field<std::int32_t>(1));
+    mlp_.forward();
+    mlp_.backward({[this](std::size_t i) { return model_.gradient(i).data; },
                    [this](std::size_t i) { model_.mark_ready(i); }});
     model_.finish();
     optimizer_->step(model_.gradients());
-    totals.loss() += outcome.loss_sum;
-    totals.correct() += static_cast<double>(outcome.correct);
-    totals.samples() += static_cast<double>(batch.size());
 }
 
 std::optional<EpochResult> Trainer::train_epoch() {
@@ -193,26 +187,25 @@ std::optional<EpochResult> Trainer::train_epoch() {
     ddp::Loader loader(
         training_, sampler_.indices(),
         {.batch_size = options_.batch_size, .drop_last = true, .prefetch = prefetch_for(group_.size())});
-    Totals totals;
+    std::size_t trained = 0;
     while (const ddp::Batch* batch = loader.next()) {
         if (stop_.passed()) return std::nullopt;
-        train_batch(*batch, totals);
+        train_batch(*batch);
+        trained += batch->size();
         sampler_.advance(batch->size());
         group_.report_progress(optimizer_->steps(), optimizer_->steps() * options_.batch_size);
     }
+    const Score score = compute_.take_score();
     const double seconds = seconds_since(start);
     // Of each rank's own time: after a checkpoint the others' epoch begins with a wait that rank 0's has not.
-    totals.communication() = (group_.communication_seconds() - communication_before) / seconds;
-    group_.all_reduce(ddp::buffer_of(std::span<double>(totals.sums))).wait();
+    const double communication = (group_.communication_seconds() - communication_before) / seconds;
+    const auto [loss, correct, all, share] = over_all_ranks(
+        {score.loss_sum, static_cast<double>(score.correct), static_cast<double>(trained), communication});
     ++epoch_;
     // None at all: stopped before the last batch, and resumed by more ranks than are left samples.
-    const double samples = std::max(totals.samples(), 1.0);
-    return EpochResult{epoch_,
-            totals.loss() / samples,
-            totals.correct() / samples,
-            held_out_accuracy(),
-            totals.samples() / seconds,
-            totals.communication() / group_.size()};
+    const double samples = std::max(all, 1.0);
+    return EpochResult{epoch_,        loss / samples,       correct / samples, held_out_accuracy(),
+                       all / seconds, share / group_.size()};
 }
 
 double Trainer::held_out_accuracy() {
@@ -222,12 +215,12 @@ double Trainer::held_out_accuracy() {
          i += static_cast<std::size_t>(group_.size()))
         mine.push_back(i);
     ddp::Loader loader(held_out_, std::move(mine), {.batch_size = 256, .drop_last = false, .prefetch = 0});
-    std::array<std::int64_t, 1> correct = {0};
-    while (const ddp::Batch* batch = loader.next())
-        correct[0] += static_cast<std::int64_t>(
-            mlp_.forward(batch->field<float>(0), batch->field<std::int32_t>(1)).correct);
-    group_.all_reduce(ddp::buffer_of(std::span<std::int64_t>(correct))).wait();
-    return static_cast<double>(correct[0]) / static_cast<double>(held_out_.size());
+    while (const ddp::Batch* batch = loader.next()) {
+        mlp_.stage(batch->field<float>(0), batch->field<std::int32_t>(1));
+        mlp_.forward();
+    }
+    const auto correct = static_cast<double>(compute_.take_score().correct);
+    return over_all_ranks({correct, 0, 0, 0})[0] / static_cast<double>(held_out_.size());
 }
 
 void Trainer::stop_early(Summary& summary, const std::string& run_id) {

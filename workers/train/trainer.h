@@ -1,11 +1,13 @@
 #pragma once
 
+#include <array>
 #include <functional>
 #include <memory>
 #include <optional>
 #include <string>
 
 #include "agreement.h"
+#include "compute.h"
 #include "data.h"
 #include "ddp/checkpoint.h"
 #include "ddp/ddp.h"
@@ -26,31 +28,33 @@ class Trainer {
     /// Asked now and then: shall we save and stop?
     using StopWanted = std::function<bool()>;
 
-    /// Collective. All arguments are borrowed.
-    Trainer(ddp::ProcessGroup& group, const Options& options, const Samples& samples, Print print,
-            StopWanted stop_wanted = {});
+    /// Collective. All arguments are borrowed. The group's buffers are in the compute's memory.
+    Trainer(ddp::ProcessGroup& group, Compute& compute, const Options& options, const Samples& samples,
+            Print print, StopWanted stop_wanted = {});
 
     /// Collective. Continues from the newest checkpoint of the directory, if there is one; with `only_run`,
     /// only from one that this run (of that id) wrote. Throws InvalidInput, the same on all ranks, when the
     /// checkpoint is damaged or belongs to another model or optimizer.
     void resume(const std::optional<std::string>& only_run);
-    /// Collective. `run_id` is noted in the checkpoints. Saves and returns early, with `stopped`, when a rank is
-    /// asked to stop.
+    /// Collective. `run_id` is noted in the checkpoints. Saves and returns early, with `stopped`, when a rank
+    /// is asked to stop.
     Summary run(const std::string& run_id);
 
   private:
     /// nullopt: stopped on the way.
     std::optional<EpochResult> train_epoch();
     void stop_early(Summary& summary, const std::string& run_id);
-    struct Totals;
-    void train_batch(const ddp::Batch& batch, Totals& totals);
+    void train_batch(const ddp::Batch& batch);
     double held_out_accuracy();
+    using Sums = std::array<double, 4>;
+    Sums over_all_ranks(Sums mine);
     void announce() const;
     void say(const std::string& line) const;
     std::string find_checkpoint(const std::optional<std::string>& only_run) const;
     std::string save(const std::string& run_id, const ddp::SamplerState& where);
 
     ddp::ProcessGroup& group_;
+    Compute& compute_;
     const Options& options_;
     const Samples& samples_;
     Print print_;

@@ -1,0 +1,106 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+
+#include "ddp/process_group.h"
+
+namespace train {
+
+/// Memory on a compute's device; whoever holds it owns it.
+using Memory = std::unique_ptr<std::byte, std::function<void(std::byte*)>>;
+
+/// A row-major matrix in a compute's memory and element type. Borrowed.
+struct Matrix {
+    void* data = nullptr;
+    std::size_t rows = 0, columns = 0;
+    std::size_t stride = 0;  ///< elements from one row to the next, at least `columns`
+};
+
+enum class Activation : std::uint8_t { None, Relu };
+
+/// What a model has reached since it was last asked.
+struct Score {
+    double loss_sum = 0;  ///< over the samples, not their mean
+    std::size_t correct = 0;
+};
+
+/// The arithmetic that a model is made of, on one kind of device. Calls are in order; on a GPU they only
+/// queue work on one stream, and nothing but take_score and download waits for it. Not thread-safe. Throws
+/// ddp::Error when the device fails.
+class Compute {
+  public:
+    virtual ~Compute() = default;
+
+    [[nodiscard]] virtual ddp::Device device() const = 0;
+    /// Element type of weights, gradients and activations.
+    [[nodiscard]] virtual ddp::DType dtype() const = 0;
+    /// "OpenBLAS", "cuBLASLt 13.0, bf16": for the one line that says what is used.
+    [[nodiscard]] virtual std::string describe() const = 0;
+
+    /// Zeroed, 64-byte aligned or better.
+    virtual Memory allocate(std::size_t bytes) = 0;
+    /// The stride at which rows of so many elements are read fastest.
+    [[nodiscard]] virtual std::size_t stride_for(std::size_t columns) const = 0;
+    /// Bytes of what `linear` notes for relu_gradient; 0 where the output itself tells.
+    [[nodiscard]] virtual std::size_t mask_bytes(std::size_t rows, std::size_t columns) const = 0;
+
+    /// Rounds host values into `to`, whose count must be theirs. Waits.
+    virtual void upload(std::span<const float> from, const ddp::Buffer& to) = 0;
+    /// A batch, float32 and without gaps, where the loader left it (host memory on a CPU, the device's memory
+    /// on a GPU); rounded to dtype() if need be.
+    virtual void stage(std::span<const float> from, const Matrix& to) = 0;
+    virtual void stage_labels(std::span<const std::int32_t> from, std::int32_t* to) = 0;
+
+    /// A linear layer: output = activation(input weight^T + bias).
+    struct Linear {
+        Matrix input;   ///< [samples, inputs]
+        Matrix weight;  ///< [outputs, inputs]
+        const void* bias;
+        Activation activation;
+        Matrix output;  ///< [samples, outputs]
+        void* mask;     ///< mask_bytes, of a Relu layer
+    };
+    virtual void linear(const Linear& layer) = 0;
+
+    /// `delta` is the loss's gradient with respect to the layer's output before its activation.
+    struct LinearGradients {
+        Matrix delta;  ///< [samples, outputs]
+        Matrix input;
+        Matrix weight_gradient;
+        void* bias_gradient;
+    };
+    virtual void linear_gradients(const LinearGradients& layer) = 0;
+
+    /// below_delta = delta weight, where the layer below (a Relu layer) let something through.
+    struct InputGradient {
+        Matrix delta;
+        Matrix weight;
+        Matrix below_output;
+        const void* below_mask;
+        Matrix below_delta;
+    };
+    virtual void input_gradient(const InputGradient& layer) = 0;
+
+    /// Adds to the score, and writes the gradient of the mean loss with respect to the logits, times the loss
+    /// scale where there is one. The largest logit wins, the first of equals.
+    struct CrossEntropy {
+        Matrix logits;
+        const std::int32_t* labels;
+        Matrix delta;
+        const float* loss_scale;  ///< one number in the device's memory; null: 1
+    };
+    virtual void cross_entropy(const CrossEntropy& loss) = 0;
+
+    /// What cross_entropy has added up since the last call. Waits.
+    virtual Score take_score() = 0;
+};
+
+/// Host memory, float32: CBLAS where the build has it, plain loops otherwise.
+std::unique_ptr<Compute> make_cpu_compute();
+
+}  // namespace train

@@ -1,0 +1,112 @@
+#include <algorithm>
+#include <cmath>
+#include <cstdlib>
+#include <cstring>
+#include <new>
+#include <utility>
+
+#include "compute.h"
+#include "matrix.h"
+
+namespace train {
+namespace {
+
+float* row_of(const Matrix& matrix, std::size_t row) {
+    return static_cast<float*>(matrix.data) + row * matrix.stride;
+}
+
+const float* values_of(const Matrix& matrix) { return static_cast<const float*>(matrix.data); }
+
+/// Rows follow each other without a gap: stride_for says so.
+class CpuCompute final : public Compute {
+  public:
+    ddp::Device device() const override { return {}; }
+    ddp::DType dtype() const override { return ddp::DType::F32; }
+    std::string describe() const override { return matrix_library(); }
+    std::size_t stride_for(std::size_t columns) const override { return columns; }
+    std::size_t mask_bytes(std::size_t /*rows*/, std::size_t /*columns*/) const override { return 0; }
+
+    Memory allocate(std::size_t bytes) override {
+        constexpr std::size_t kAlignment = 64;
+        const std::size_t rounded = std::max((bytes + kAlignment - 1) / kAlignment * kAlignment, kAlignment);
+        auto* const memory = static_cast<std::byte*>(std::aligned_alloc(kAlignment, rounded));
+        if (memory == nullptr) throw std::bad_alloc();
+        std::memset(memory, 0, rounded);
+        return {memory, [](std::byte* mine) { std::free(mine); }};
+    }
+
+    void upload(std::span<const float> from, const ddp::Buffer& to) override {
+        std::memcpy(to.data, from.data(), from.size_bytes());
+    }
+    void stage(std::span<const float> from, const Matrix& to) override {
+        std::memcpy(to.data, from.data(), from.size_bytes());
+    }
+
+    void stage_labels(std::span<const std::int32_t> from, std::int32_t* to) override {
+        std::memcpy(to, from.data(), from.size_bytes());
+    }
+
+    void linear(const Linear& layer) override {
+        multiply_transposed_b(layer.output.rows, layer.output.columns, layer.input.columns,
+                              values_of(layer.input), values_of(layer.weight), row_of(layer.output, 0));
+        const auto* const bias = static_cast<const float*>(layer.bias);
+        const float floor = layer.activation == Activation::Relu ? 0.0F : -INFINITY;
+        for (std::size_t s = 0; s < layer.output.rows; ++s) {
+            float* row = row_of(layer.output, s);
+            for (std::size_t o = 0; o < layer.output.columns; ++o) row[o] = std::max(row[o] + bias[o], floor);
+        }
+    }
+
+    void linear_gradients(const LinearGradients& layer) override {
+        auto* const bias = static_cast<float*>(layer.bias_gradient);
+        std::fill_n(bias, layer.delta.columns, 0.0F);
+        for (std::size_t s = 0; s < layer.delta.rows; ++s) {
+            const float* delta = row_of(layer.delta, s);
+            for (std::size_t o = 0; o < layer.delta.columns; ++o) bias[o] += delta[o];
+        }
+        multiply_transposed_a(layer.delta.columns, layer.input.columns, layer.delta.rows,
+                              values_of(layer.delta), values_of(layer.input),
+                              row_of(layer.weight_gradient, 0));
+    }
+
+    void input_gradient(const InputGradient& layer) override {
+        float* const below = row_of(layer.below_delta, 0);
+        multiply(layer.delta.rows, layer.weight.columns, layer.weight.rows, values_of(layer.delta),
+                 values_of(layer.weight), below);
+        const float* const output = values_of(layer.below_output);
+        for (std::size_t i = 0; i < layer.below_delta.rows * layer.below_delta.columns; ++i)
+            below[i] = output[i] > 0 ? below[i] : 0.0F;
+    }
+
+    void cross_entropy(const CrossEntropy& loss) override {
+        const std::size_t samples = loss.logits.rows, classes = loss.logits.columns;
+        const float share = 1.0F / static_cast<float>(std::max<std::size_t>(samples, 1));
+        const float scale = loss.loss_scale != nullptr ? share * *loss.loss_scale : share;
+        double loss_sum = 0;
+        for (std::size_t s = 0; s < samples; ++s) {
+            const float* logits = row_of(loss.logits, s);
+            float* delta = row_of(loss.delta, s);
+            const auto label = static_cast<std::size_t>(loss.labels[s]);
+            const float* best = std::max_element(logits, logits + classes);
+            float total = 0;
+            // The largest logit is taken off first: exp cannot overflow.
+            for (std::size_t o = 0; o < classes; ++o) total += delta[o] = std::exp(logits[o] - *best);
+            for (std::size_t o = 0; o < classes; ++o) delta[o] *= scale / total;
+            delta[label] -= scale;
+            loss_sum += static_cast<double>(std::log(total) + *best - logits[label]);
+            score_.correct += static_cast<std::size_t>(best - logits) == label ? 1 : 0;
+        }
+        score_.loss_sum += loss_sum;
+    }
+
+    Score take_score() override { return std::exchange(score_, {}); }
+
+  private:
+    Score score_;
+};
+
+}  // namespace
+
+std::unique_ptr<Compute> make_cpu_compute() { return std::make_unique<CpuCompute>(); }
+
+}  // namespace train
