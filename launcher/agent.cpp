@@ -15,6 +15,7 @@
 #include "env/lifeline.h"
 #include "env/socket.h"
 #include "env/text.h"
+#include "launcher/descriptors.h"
 #include "launcher/error_file.h"
 #include "launcher/pipe_size.h"
 #include "launcher/report.h"
@@ -25,9 +26,6 @@ namespace {
 
 /// Workers started before the loop looks at signals, pipes and exits again: 16 take some 5 ms.
 constexpr int kSpawnSlice = 16;
-/// Numbers the workers find their descriptors under; high, out of the way of a shell's redirections.
-constexpr int kSegmentFdInWorker = 250;
-constexpr int kLifelineFdInWorker = 251;
 constexpr std::size_t kMaxErrorFile = 64 * 1024;
 constexpr std::size_t kMaxStacks = 512 * 1024;  ///< of one worker, that nobody has taken
 
@@ -269,8 +267,9 @@ Status Agent::give_descriptors(Worker& worker, WorkerEnv& env, os::SpawnSpec& sp
     Result<os::System::SocketPair> lifeline = system_.make_socket_pair();
     if (!lifeline) return lifeline.error();
     worker.lifeline = std::move(lifeline->ours);
-    spec.descriptors.push_back({segment_->fd(), kSegmentFdInWorker});
-    spec.descriptors.push_back({lifeline->theirs.get(), kLifelineFdInWorker});
+    const InheritedNumbers numbers = inherited_numbers(config_.open_files);
+    spec.descriptors.push_back({segment_->fd(), numbers.segment});
+    spec.descriptors.push_back({lifeline->theirs.get(), numbers.lifeline});
     childs.push_back(std::move(lifeline->theirs));
 
     if (const std::string directory = output_.attempt_directory(); !directory.empty()) {
@@ -285,8 +284,8 @@ Status Agent::give_descriptors(Worker& worker, WorkerEnv& env, os::SpawnSpec& sp
     env.generation = order_.generation;
     env.store = config_.store;
     env.token = config_.token;
-    env.segment_fd = kSegmentFdInWorker;
-    env.lifeline_fd = kLifelineFdInWorker;
+    env.segment_fd = numbers.segment;
+    env.lifeline_fd = numbers.lifeline;
     return {};
 }
 

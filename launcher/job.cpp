@@ -6,6 +6,7 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
+#include <limits>
 #include <optional>
 #include <utility>
 
@@ -19,6 +20,7 @@
 #include "env/text.h"
 #include "launcher/agent.h"
 #include "launcher/controller.h"
+#include "launcher/descriptors.h"
 #include "launcher/exit_codes.h"
 #include "launcher/hang_watch.h"
 #include "launcher/head.h"
@@ -61,14 +63,17 @@ Result<std::string> job_token(const JobSpec& spec, os::Log& log) {
 }
 
 /// Every worker needs a few descriptors here; the soft limit is often 1024. Workers get the old limit back.
-/// Returns the old one.
-std::uint64_t raise_descriptor_limit() {
+struct DescriptorLimit {
+    std::uint64_t before = 0;  ///< 0: not known
+    std::uint64_t now = std::numeric_limits<std::uint64_t>::max();
+};
+DescriptorLimit raise_descriptor_limit() {
     rlimit limit{};
-    if (::getrlimit(RLIMIT_NOFILE, &limit) != 0) return 0;
-    const std::uint64_t before = limit.rlim_cur;
+    if (::getrlimit(RLIMIT_NOFILE, &limit) != 0) return {};
+    DescriptorLimit result{limit.rlim_cur, limit.rlim_max};
     limit.rlim_cur = limit.rlim_max;
-    ::setrlimit(RLIMIT_NOFILE, &limit);  // refused: many workers will say which call failed; ignoring
-    return before;
+    if (::setrlimit(RLIMIT_NOFILE, &limit) != 0) result.now = result.before;
+    return result;
 }
 
 class Job final : public rdzv::ServerHandler, public rdzv::AgentLinkHandler {
@@ -132,7 +137,10 @@ class Job final : public rdzv::ServerHandler, public rdzv::AgentLinkHandler {
 };
 
 Status Job::build() {
-    open_files_ = raise_descriptor_limit();
+    const DescriptorLimit limit = raise_descriptor_limit();
+    open_files_ = limit.before;
+    const Status room = check_descriptor_limit(setup_.spec.output, setup_.workers, open_descriptors(), limit.now);
+    if (!room) return room;
     if (const Status status = os::become_subreaper(); !status) return status;
     const Result<std::string> id = random_hex(8);
     if (!id) return id.error();

@@ -17,14 +17,26 @@ using namespace std::chrono_literals;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
-TEST(Faults, TooFewDescriptorsForAllWorkersIsSaidAndLeavesNothing) {
-    const std::string marker = "PROBE_JOB=" + unique_name("faults");
-    const Outcome outcome = run({"bash", "-c", "ulimit -n 300; exec \"$0\" --nproc-per-node=200 --max-restarts=2 \"$1\" hold", path_of("DDPRUN"), path_of("PROBE")},
-                                with_environment({marker}));
-    EXPECT_FALSE(outcome.timed_out);
-    EXPECT_EQ(outcome.status, 70) << outcome.err;
-    EXPECT_THAT(outcome.err, HasSubstr("Too many open files"));
-    EXPECT_TRUE(all_gone(marker, 0ms));
+/// ddprun under this limit on open files, soft and hard.
+std::vector<std::string> with_open_files(int limit, const std::vector<std::string>& command) {
+    std::vector<std::string> words = {"/bin/sh", "-c", "ulimit -n " + std::to_string(limit) + " && exec \"$@\"", "sh"};
+    words.insert(words.end(), command.begin(), command.end());
+    return words;
+}
+
+TEST(Faults, ALimitOnOpenFilesThatIsTooSmallIsSaidBeforeAnythingStarts) {
+    const Outcome outcome = run(with_open_files(200, ddprun_probe({"--nproc-per-node=64"}, {"say", "started"})));
+    EXPECT_EQ(outcome.status, 64) << outcome.err;
+    EXPECT_THAT(outcome.err, AllOf(HasSubstr("--nproc-per-node: 64 workers"), HasSubstr("limit is 200"), HasSubstr("ulimit -Hn")));
+    EXPECT_EQ(occurrences(outcome.err, "\n"), 1);
+    EXPECT_EQ(outcome.out, "");
+}
+
+TEST(Faults, AJobThatFitsRunsUnderASmallLimitOnOpenFiles) {
+    // Below the numbers that the segment and the lifeline have otherwise.
+    const Outcome outcome = run(with_open_files(128, ddprun_probe({"--nproc-per-node=8"}, {"say", "started"})));
+    EXPECT_EQ(outcome.status, 0) << outcome.err;
+    EXPECT_EQ(occurrences(outcome.out, "started"), 8);
 }
 
 TEST(Faults, AFrozenWorkerDoesNotDelayTheEndOfAFailedJobBeyondTheGrace) {

@@ -1,0 +1,29 @@
+#pragma once
+
+#include <cstdint>
+
+#include "env/result.h"
+#include "launcher/job_spec.h"
+
+namespace ddprun {
+
+/// Descriptors that ddprun holds for its workers while they run. Pure.
+int descriptors_for_workers(const OutputSpec& output, int workers);
+
+/// Whether they fit. `open_now` are open already, `limit` is the hard limit (RLIMIT_NOFILE). Pure.
+/// Error: InvalidArgument telling how many are needed, the limit and the remedy.
+Status check_descriptor_limit(const OutputSpec& output, int workers, int open_now, std::uint64_t limit);
+
+/// The numbers under which a worker finds what it inherits besides its standard streams.
+struct InheritedNumbers {
+    int segment = 0;
+    int lifeline = 0;
+};
+/// High, out of the way of a shell's redirections, and below the worker's own limit (0: none is known): a number
+/// at or above it cannot be had. Pure.
+InheritedNumbers inherited_numbers(std::uint64_t worker_limit);
+
+/// How many descriptors this process has open. Reads /proc/self/fd; 0 when that cannot be read.
+int open_descriptors();
+
+}  // namespace ddprun
