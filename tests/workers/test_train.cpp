@@ -172,6 +172,30 @@ TEST(TrainData, ReadsCsvWithAndWithoutHeaderAndWindowsLineEnds) {
     EXPECT_EQ(plain->fingerprint(), header->fingerprint());
 }
 
+TEST(TrainData, SyntheticSamplesAreTheSameForTheSameSeedOnly) {
+    const train::SyntheticSize size{100, 8, 3};
+    const Samples samples = train::make_samples(size, 1);
+    EXPECT_EQ(samples.count(), 100U);
+    EXPECT_EQ(samples.fingerprint(), train::make_samples(size, 1).fingerprint());
+    EXPECT_NE(samples.fingerprint(), train::make_samples(size, 2).fingerprint());
+    for (const float value : samples.values) EXPECT_LE(std::abs(value), 1.0F);
+    EXPECT_EQ(*std::max_element(samples.labels.begin(), samples.labels.end()), 2);
+    // More of them begin with the same ones.
+    const Samples more = train::make_samples({150, 8, 3}, 1);
+    EXPECT_TRUE(std::equal(samples.values.begin(), samples.values.end(), more.values.begin()));
+}
+
+TEST(TrainData, SaysWhatIsWrongWithASyntheticSize) {
+    EXPECT_EQ(refusal({"--data", "synthetic:100,4"}),
+              "--data: 'synthetic:100,4' is not synthetic:SAMPLES,FEATURES,CLASSES");
+    EXPECT_EQ(refusal({"--data", "synthetic:x,4,2"}), "--data: samples: 'x' is not a number");
+    EXPECT_EQ(refusal({"--data", "synthetic:100000000,1048576,2"}),
+              "--data: 'synthetic:100000000,1048576,2' has too many values to hold in memory");
+    for (const char* data : {"synthetic:", "synthetic:19,4,2", "synthetic:100,0,2", "synthetic:100,4,1"})
+        EXPECT_TRUE(refusal({"--data", data}).starts_with("--data: ")) << refusal({"--data", data});
+    EXPECT_EQ(refusal({"--data", "synthetic:100,4,2"}), "accepted");
+}
+
 TEST(TrainData, HoldsTheSameTenthOutEveryTime) {
     const train::Split split = train::split_samples(1797);
     EXPECT_EQ(split.held_out.size(), 179U);
@@ -299,8 +323,7 @@ struct Outcome {
 };
 
 Outcome train_with(int ranks, const Options& options, std::optional<std::string> only_run = std::nullopt,
-                   const std::string& run_id = "job1") {
-    const Samples samples = two_clouds();
+                   const std::string& run_id = "job1", const Samples& samples = two_clouds()) {
     Outcome outcome;
     ddp::testing::run_ranks(ranks, [&](ddp::ProcessGroup& group) {
         const std::unique_ptr<train::Compute> compute = train::make_cpu_compute();
@@ -337,6 +360,13 @@ TEST(Trainer, GivesTheSameLossCurveForTheSameBatchInAllOnAnyNumberOfWorkers) {
                 << ranks << " workers, epoch " << e;
         EXPECT_EQ(together.summary.epochs[4].held_out_accuracy, alone.summary.epochs[4].held_out_accuracy);
     }
+}
+
+TEST(Trainer, LearnsSyntheticSamples) {
+    const TemporaryDirectory temporary;
+    const Outcome outcome = train_with(2, options_for(temporary, 16, 3), std::nullopt, "job1",
+                                       train::make_samples({1000, 32, 10}, 5));
+    EXPECT_GT(outcome.summary.held_out_accuracy, 0.95);
 }
 
 TEST(Trainer, StoppedInAnEpochAndResumedEndsWithTheSameBitsAsInOneGo) {

@@ -1,7 +1,9 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "ddp/loader.h"
@@ -26,6 +28,16 @@ struct Samples {
 /// the images, by MNIST's naming. Error: NotFound when a file is missing, InvalidArgument naming file, place
 /// and what is wrong with it.
 ddprun::Result<Samples> read_samples(const std::string& path, const std::string& labels);
+
+/// Samples that are made, not read: points around one random corner of a cube per class, far enough apart to
+/// be learned. "synthetic:SAMPLES,FEATURES,CLASSES" says how many; the same words and seed give the same
+/// bits.
+struct SyntheticSize {
+    std::size_t samples = 0, features = 0, classes = 0;
+};
+/// nullopt: the text names a file. Error: InvalidArgument naming what is wrong.
+ddprun::Result<std::optional<SyntheticSize>> parse_synthetic(std::string_view data);
+Samples make_samples(const SyntheticSize& size, std::uint64_t seed);
 
 /// Where the digits that come with the program are: beside it (build) or in its datadir (installation).
 /// Error: NotFound, listing where it looked.

@@ -79,6 +79,10 @@ std::optional<Trouble> check_outputs(const Options& options, const train::Sample
 
 /// The samples, or why not.
 std::optional<Trouble> load(const Options& options, train::Samples& samples) {
+    if (const auto size = train::parse_synthetic(options.data); size && *size) {
+        samples = train::make_samples(**size, options.seed);
+        return std::nullopt;
+    }
     std::string path = options.data;
     if (path.empty()) {
         const ddprun::Result<std::string> digits = train::find_digits();

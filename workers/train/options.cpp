@@ -6,6 +6,7 @@
 #include <cmath>
 #include <string_view>
 
+#include "data.h"
 #include "env/text.h"
 
 namespace train {
@@ -64,6 +65,12 @@ Result<std::string> parse_path(std::string_view text) {
     return std::string(text);
 }
 
+Result<std::string> parse_data(std::string_view text) {
+    const Result<std::optional<SyntheticSize>> size = parse_synthetic(text);
+    if (!size) return size.error();
+    return parse_path(text);
+}
+
 Status set_learning_rate(Options& o, std::string_view text) {
     const Result<double> rate = parse_not_negative(text);
     if (!rate) return rate.error();
@@ -81,8 +88,10 @@ struct Flag {
 constexpr std::int64_t kMany = 1'000'000'000;
 
 const std::array kFlags = {
-    Flag{"--data", "FILE", "IDX images (as MNIST) or CSV with the label in the last column; default: digits",
-         [](Options& o, std::string_view v) { return store(parse_path(v), o.data); }},
+    Flag{"--data", "FILE",
+         "IDX images (as MNIST), CSV with the label in the last column, or\n"
+         "synthetic:SAMPLES,FEATURES,CLASSES; default: digits",
+         [](Options& o, std::string_view v) { return store(parse_data(v), o.data); }},
     Flag{"--labels", "FILE", "IDX labels; default: beside the images, named as MNIST's",
          [](Options& o, std::string_view v) { return store(parse_path(v), o.labels); }},
     Flag{"--hidden", "N,N,...", "widths of the hidden layers; default 128",
@@ -100,7 +109,7 @@ const std::array kFlags = {
          [](Options& o, std::string_view v) { return store(parse_not_negative(v), o.momentum); }},
     Flag{"--weight-decay", "W", "default 0.0001",
          [](Options& o, std::string_view v) { return store(parse_not_negative(v), o.weight_decay); }},
-    Flag{"--seed", "N", "of the first weights and the order of samples; default 0",
+    Flag{"--seed", "N", "of first weights, order of samples, synthetic data; default 0",
          [](Options& o, std::string_view v) { return store(ddprun::parse_uint(v), o.seed); }},
     Flag{"--checkpoint-dir", "DIR", "default ./checkpoints/digits (or the name of --data)",
          [](Options& o, std::string_view v) { return store(parse_path(v), o.checkpoint_dir); }},
@@ -164,7 +173,11 @@ std::string usage() {
         "  ddprun --nproc-per-node=4 train [options]\n\n";
     for (const Flag& flag : kFlags) {
         const std::string left = fmt::format("{} {}", flag.name, flag.value);
-        text += fmt::format("  {:<26}{}\n", left, flag.meaning);
+        std::string_view indent = left;
+        for (const std::string_view line : ddprun::split(flag.meaning, '\n')) {
+            text += fmt::format("  {:<26}{}\n", indent, line);
+            indent = "";
+        }
     }
     return text +
            "\nExit codes: 0 done, 1 failed, 64 wrong option, 65 wrong data, 66 missing file, 73 cannot "

@@ -16,7 +16,7 @@ const char* name_of(OptimizerKind kind);
 
 /// What `train` is asked to do.
 struct Options {
-    std::string data;    ///< images (IDX) or CSV; "" the digits that come with the program
+    std::string data;    ///< images (IDX), CSV or synthetic:...; "" the digits that come with the program
     std::string labels;  ///< "" beside the images, by MNIST's naming
     std::vector<std::size_t> hidden = {128};
     std::uint64_t epochs = 40;
