@@ -29,6 +29,11 @@ ChildExit from_siginfo(const siginfo_t& info) {
     return exit;
 }
 
+/// Of a descriptor just made, which has no other flags to keep.
+Status make_nonblocking(const UniqueFd& fd) {
+    return ::fcntl(fd.get(), F_SETFL, O_NONBLOCK) == 0 ? Status() : Error::system("fcntl O_NONBLOCK");
+}
+
 /// More in the pipe means fewer stalls of the workers and fewer wake-ups of ours.
 void resize(int pipe, std::size_t bytes) {
     // Beyond a user's limit (pipe-user-pages-soft) the kernel refuses, and any size does. Ignoring.
@@ -68,7 +73,7 @@ Result<System::Pipe> LinuxSystem::make_pipe(std::size_t buffer_bytes) {
     if (::pipe2(ends.data(), O_CLOEXEC) != 0) return Error::system("pipe2");
     Pipe pipe{UniqueFd(ends[0]), UniqueFd(ends[1])};
     // Two open file descriptions: the worker's end stays blocking, as programs expect.
-    if (const Status set = set_nonblocking(pipe.read.get()); !set) return set.error();
+    if (const Status set = make_nonblocking(pipe.read); !set) return set.error();
     resize(pipe.read.get(), buffer_bytes);
     return pipe;
 }
@@ -78,7 +83,7 @@ Result<System::SocketPair> LinuxSystem::make_socket_pair() {
     if (::socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends.data()) != 0)
         return Error::system("socketpair");
     SocketPair pair{UniqueFd(ends[0]), UniqueFd(ends[1])};
-    if (const Status set = set_nonblocking(pair.ours.get()); !set) return set.error();
+    if (const Status set = make_nonblocking(pair.ours); !set) return set.error();
     return pair;
 }
 

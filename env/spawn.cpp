@@ -54,6 +54,7 @@ struct Launch {
     std::size_t node_bits = 0;
     rlimit open_files{};  ///< set when rlim_cur is not 0
     bool foreground_terminal = false;
+    std::uint64_t ignored_signals = 0;  ///< bit n: signal n + 1
 
     const char* failed_stage = nullptr;
     int error = 0;
@@ -134,16 +135,18 @@ DDPRUN_IN_CHILD long move_descriptors(Launch& launch) {
     return 0;
 }
 
-/// The terminal, then default dispositions for all signals, then none blocked. Until here all were blocked: a
-/// handler of ours must not run in the child, and SIGTTOU must not stop it.
+/// The terminal, then default dispositions, then no signal blocked. Until here all were blocked: a handler of ours
+/// must not run in the child, and SIGTTOU must not stop it. The handlers themselves end with exec; what it keeps
+/// is that a signal is ignored.
 DDPRUN_IN_CHILD long settle_signals(Launch& launch) {
     pid_t group = static_cast<pid_t>(::syscall(SYS_getpid));
     if (launch.foreground_terminal && ::syscall(SYS_ioctl, 0, TIOCSPGRP, &group) != 0) {
         return fail(launch, "tcsetpgrp");
     }
-    // The kernel's struct sigaction, all zero: SIG_DFL. Refused only for SIGKILL and SIGSTOP.
+    // The kernel's struct sigaction, all zero: SIG_DFL.
     unsigned long default_action[8] = {};
-    for (int signal = 1; signal <= kSignalCount; ++signal) {
+    for (std::uint64_t left = launch.ignored_signals; left != 0; left &= left - 1) {
+        const int signal = __builtin_ctzll(left) + 1;
         ::syscall(SYS_rt_sigaction, signal, default_action, nullptr, kSignalSetBytes);
     }
     std::uint64_t none = 0;
@@ -214,6 +217,16 @@ int above_all_targets(const std::vector<Move>& moves) {
     return highest + 1;
 }
 
+std::uint64_t read_ignored_signals() {
+    std::uint64_t ignored = 0;
+    for (int signal = 1; signal <= kSignalCount; ++signal) {
+        struct sigaction action {};
+        // Fails for the two numbers that glibc keeps for itself, and never ignores.
+        if (::sigaction(signal, nullptr, &action) == 0 && action.sa_handler == SIG_IGN) ignored |= 1ULL << (signal - 1);
+    }
+    return ignored;
+}
+
 /// Mistakes of a caller that would otherwise start a process with wrong descriptors or masks.
 Status check(const SpawnSpec& spec) {
     const auto invalid = [&](std::string_view why) {
@@ -276,6 +289,11 @@ Error explain(const SpawnSpec& spec, const Launch& launch) {
 
 }  // namespace
 
+std::uint64_t SpawnSlots::ignored_signals() {
+    if (!ignored_signals_) ignored_signals_ = read_ignored_signals();
+    return *ignored_signals_;
+}
+
 bool SpawnSlots::open() {
     constexpr int kSlots = 8;
     null_.reset(::open("/dev/null", O_RDWR | O_CLOEXEC));
@@ -334,6 +352,7 @@ Result<pid_t> spawn_process(const SpawnSpec& spec, SpawnSlots& slots) {
     launch.nodes = nodes.empty() ? nullptr : nodes.data();
     launch.node_bits = nodes.size() * kBitsPerWord + 1;  // the kernel looks at one bit less than it is told
     launch.foreground_terminal = spec.foreground_terminal;
+    launch.ignored_signals = slots.ignored_signals();
     if (spec.open_files != 0 && ::getrlimit(RLIMIT_NOFILE, &launch.open_files) == 0) {
         launch.open_files.rlim_cur = std::min<rlim_t>(spec.open_files, launch.open_files.rlim_max);
     }

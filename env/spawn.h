@@ -1,10 +1,14 @@
 #pragma once
 
+#include <cstdint>
+#include <optional>
+
 #include "env/system.h"
 
 namespace ddprun::os {
 
-/// A few low descriptor numbers, kept so that a child's table can be cut off right behind them.
+/// What spawning keeps from one child to the next: above all a few low descriptor numbers, so that a child's table
+/// can be cut off right behind them.
 ///
 /// A launcher of a thousand workers holds thousands of descriptors, and a fork copies them all, for the child to
 /// close them again: quadratic, and most of the cost of a large launch. So the child shares our table at first
@@ -19,6 +23,9 @@ class SpawnSlots {
     void clear();
     /// The first number behind the slots.
     [[nodiscard]] int end() const { return end_; }
+    /// Those this process ignored when it was first asked, which a child must not inherit; bit n is signal n + 1.
+    /// Kept: asking for all signals costs as much as a small fork.
+    [[nodiscard]] std::uint64_t ignored_signals();
 
   private:
     bool open();
@@ -27,6 +34,7 @@ class SpawnSlots {
     UniqueFd null_;
     std::size_t used_ = 0;
     int end_ = 0;
+    std::optional<std::uint64_t> ignored_signals_;
 };
 
 /// LinuxSystem::spawn. A file of its own: its code runs in a child that shares this process's memory.

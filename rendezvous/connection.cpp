@@ -21,6 +21,8 @@ namespace {
 /// Enough for every message but large values; one read per event keeps a busy peer from starving the others.
 constexpr std::size_t kReadBytes = 64 * 1024;
 constexpr std::size_t kChunksPerWrite = 32;
+/// As much is written at once; less waits for what the same batch of events has to say to the same peer.
+constexpr std::size_t kWorthWriting = 64 * 1024;
 
 void set_option(int fd, int level, int option, int value) {
     // Ignoring failures: these options make a difference only when the network is broken.
@@ -88,7 +90,9 @@ Result<std::unique_ptr<Connection>> Connection::adopt(os::EventLoop& loop, Uniqu
 Connection::~Connection() {
     *alive_ = false;
     loop_.cancel(goodbye_timer_);
-    if (state_ != State::Closed) loop_.unwatch(fd_.get());
+    if (state_ == State::Closed) return;
+    if (!output_.empty()) static_cast<void>(write_some());  // what the kernel takes; nobody waits for more
+    loop_.unwatch(fd_.get());
 }
 
 std::string Connection::local_host() const {
@@ -147,14 +151,24 @@ void Connection::send(const Message& message, std::uint32_t request) {
 
 void Connection::send(EncodedMessage encoded) {
     if (state_ == State::Closed || said_all_) return;
-    const bool was_idle = output_.empty();
     output_.push_back({std::move(encoded), 0});
     queued_bytes_ += output_.back().left();
-    if (was_idle) write();
+    if (queued_bytes_ >= kWorthWriting) write();
+    else write_soon();
     if (state_ == State::Open && queued_bytes_ > options_.output_bytes) {
         fail({Errc::Limit,
               fmt::format("{} does not read: {} wait for it", peer(), format_bytes(queued_bytes_)), 0});
     }
+}
+
+void Connection::write_soon() {
+    if (write_posted_ || (watched_ & EPOLLOUT) != 0) return;
+    write_posted_ = true;
+    loop_.post([this, alive = alive_] {
+        if (!*alive) return;
+        write_posted_ = false;
+        write();
+    });
 }
 
 void Connection::write() {

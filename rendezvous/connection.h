@@ -30,7 +30,7 @@ class ConnectionOwner {
 /// One TCP connection on the event loop: frames in, messages out, nothing blocks.
 ///
 /// What the peer does not take is queued up to a limit, beyond which the connection fails (Limit). Owns the
-/// socket; destroying it closes at once and silently.
+/// socket; destroying it hands what is queued to the kernel as far as it takes it, and closes at once.
 class Connection {
   public:
     struct Options {
@@ -45,7 +45,8 @@ class Connection {
     Connection(const Connection&) = delete;
     Connection& operator=(const Connection&) = delete;
 
-    /// Sends now or as soon as the peer takes it. A message over the protocol's limits fails the connection.
+    /// Sends after the current batch of events, together with what else the batch says to this peer, or as soon
+    /// as the peer takes it. A message over the protocol's limits fails the connection.
     void send(const Message& message, std::uint32_t request = 0);
     void send(EncodedMessage encoded);
     /// Sends what is queued and a last Failure, lets the peer read it, then closes with `why`; nothing more
@@ -76,6 +77,7 @@ class Connection {
     void on_events(std::uint32_t events);
     void read();
     void deliver();
+    void write_soon();
     void write();
     std::optional<int> write_some();
     void consume(std::size_t bytes);
@@ -92,6 +94,7 @@ class Connection {
     State state_ = State::Open;
     bool said_all_ = false;  ///< saying goodbye, and our side is shut down
     std::uint32_t watched_ = 0;
+    bool write_posted_ = false;
     std::optional<Error> why_;
     os::EventLoop::TimerId goodbye_timer_ = 0;
     TimePoint last_heard_;
