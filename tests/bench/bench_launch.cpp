@@ -1,5 +1,6 @@
 // Launch, restart and stop of ddprun against the limit (a bare vfork+exec loop) and its peers (MPICH's
-// mpiexec.hydra, Open MPI's mpirun), all in one run, interleaved. Prints ratios; asserts nothing.
+// mpiexec.hydra, Open MPI's mpirun, PyTorch's torchrun where PATH has one), all in one run, interleaved. Prints
+// ratios; asserts nothing.
 // usage: bench_launch DDPRUN STAMP [quick]
 #include <fcntl.h>
 #include <fmt/core.h>
@@ -17,6 +18,7 @@
 #include <cstring>
 #include <fstream>
 #include <functional>
+#include <sstream>
 #include <string>
 #include <vector>
 
@@ -130,6 +132,16 @@ struct Sample {
 
 bool exists(const std::string& program) { return ::access(program.c_str(), X_OK) == 0; }
 
+/// The program's path, "" where PATH has none.
+std::string in_path(const std::string& name) {
+    const char* const path = std::getenv("PATH");
+    std::istringstream directories(path != nullptr ? path : "");
+    for (std::string directory; std::getline(directories, directory, ':');) {
+        if (exists(directory + "/" + name)) return directory + "/" + name;
+    }
+    return "";
+}
+
 std::vector<Launcher> launchers(const std::string& ddprun) {
     std::vector<Launcher> all;
     const auto append = [](std::vector<std::string> head, const std::vector<std::string>& tail) {
@@ -151,12 +163,17 @@ std::vector<Launcher> launchers(const std::string& ddprun) {
             return append({"/usr/bin/mpirun.openmpi", "--allow-run-as-root", "--oversubscribe", "-n", std::to_string(n)}, worker);
         }});
     }
+    if (const std::string torchrun = in_path("torchrun"); !torchrun.empty()) {
+        all.push_back({"torchrun", [=](int n, const std::vector<std::string>& worker) {
+            return append({torchrun, "--standalone", "--no-python", "--nproc-per-node=" + std::to_string(n)}, worker);
+        }});
+    }
     return all;
 }
 
 void measure_start(const std::string& ddprun, const std::string& stamp, bool quick) {
     fmt::print("start-up: ms to the last worker's first instruction, ms to the launcher's exit (medians)\n");
-    fmt::print("{:>5} {:>9} {:>9} | {:>9} {:>9} {:>7} {:>7} | peers: last instruction, exit\n", "N", "bare", "exit", "ddprun",
+    fmt::print("{:>5} {:>9} {:>9} | {:>9} {:>9} {:>7} {:>7} | peers: last instruction, exit (ddprun's share of their last)\n", "N", "bare", "exit", "ddprun",
                "exit", "x bare", "x exit");
     Stamps stamps;
     const std::vector<std::string> worker{stamp, stamps.path()};
@@ -165,7 +182,10 @@ void measure_start(const std::string& ddprun, const std::string& stamp, bool qui
         Sample bare;
         std::vector<Launcher> all = launchers(ddprun);
         // Open MPI 4.1.4 hangs in about half of its launches of 64 workers that exit at once.
-        if (n >= 64) std::erase_if(all, [](const Launcher& one) { return one.name == "openmpi"; });
+        // torchrun takes seconds: 8 workers tell enough.
+        std::erase_if(all, [n](const Launcher& one) {
+            return (n >= 64 && one.name == "openmpi") || (n != 8 && one.name == "torchrun");
+        });
         std::vector<Sample> samples(all.size());
         for (int run = 0; run <= runs; ++run) {  // run 0 warms up
             stamps.clear();
@@ -190,7 +210,8 @@ void measure_start(const std::string& ddprun, const std::string& stamp, bool qui
         fmt::print("{:>5} {:>9.2f} {:>9.2f} | {:>9.2f} {:>9.2f} {:>7.2f} {:>7.2f} |", n, bare_last, bare_wall, last,
                    median(samples[0].wall), last / bare_last, median(samples[0].wall) / bare_wall);
         for (std::size_t i = 1; i < all.size(); ++i) {
-            fmt::print(" {} {:.2f}, {:.2f};", all[i].name, median(samples[i].last_instruction), median(samples[i].wall));
+            const double theirs = median(samples[i].last_instruction);
+            fmt::print(" {} {:.2f}, {:.2f} ({:.3f});", all[i].name, theirs, median(samples[i].wall), last / theirs);
         }
         fmt::print("  [bar: {:.2f} (2 x bare + 5 ms): {}]\n", 2 * bare_last + 5, last <= 2 * bare_last + 5 ? "met" : "MISSED");
         std::fflush(stdout);
