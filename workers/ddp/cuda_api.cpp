@@ -12,6 +12,22 @@ namespace ddp::cuda {
 using ddprun::Errc;
 using ddprun::Result;
 
+namespace {
+
+/// All or none: whoever sees the last of them may use them all.
+void take_graphs(const SharedLibrary& library, Api& api) {
+    const bool all =
+        take(library.resolve, "cudaStreamBeginCapture", api.stream_begin_capture) &&
+        take(library.resolve, "cudaStreamEndCapture", api.stream_end_capture) &&
+        take(library.resolve, "cudaStreamIsCapturing", api.stream_is_capturing) &&
+        take(library.resolve, "cudaGraphInstantiateWithFlags", api.graph_instantiate_with_flags) &&
+        take(library.resolve, "cudaGraphLaunch", api.graph_launch) &&
+        take(library.resolve, "cudaGraphDestroy", api.graph_destroy);
+    if (all) take(library.resolve, "cudaGraphExecDestroy", api.graph_exec_destroy);
+}
+
+}  // namespace
+
 Result<Api> api_from(const SharedLibrary& library) {
     Api api{};
     api.library = library.name;
@@ -20,22 +36,32 @@ Result<Api> api_from(const SharedLibrary& library) {
         if (!take(library.resolve, name, slot)) missing.emplace_back(name);
     };
     require("cudaGetDeviceCount", api.get_device_count);
+    require("cudaGetDevice", api.get_device);
     require("cudaSetDevice", api.set_device);
+    require("cudaDeviceGetAttribute", api.device_get_attribute);
+    require("cudaMemGetInfo", api.mem_get_info);
     require("cudaRuntimeGetVersion", api.runtime_get_version);
     require("cudaDriverGetVersion", api.driver_get_version);
     require("cudaDeviceGetStreamPriorityRange", api.device_get_stream_priority_range);
     require("cudaStreamCreateWithPriority", api.stream_create_with_priority);
     require("cudaStreamDestroy", api.stream_destroy);
+    require("cudaStreamSynchronize", api.stream_synchronize);
     require("cudaStreamWaitEvent", api.stream_wait_event);
     require("cudaEventCreateWithFlags", api.event_create_with_flags);
     require("cudaEventRecord", api.event_record);
     require("cudaEventQuery", api.event_query);
+    require("cudaEventSynchronize", api.event_synchronize);
+    require("cudaEventElapsedTime", api.event_elapsed_time);
     require("cudaEventDestroy", api.event_destroy);
     require("cudaMalloc", api.malloc);
     require("cudaFree", api.free);
+    require("cudaHostAlloc", api.host_alloc);
+    require("cudaFreeHost", api.free_host);
     require("cudaMemcpyAsync", api.memcpy_async);
     require("cudaMemsetAsync", api.memset_async);
+    require("cudaGetLastError", api.get_last_error);
     require("cudaGetErrorString", api.get_error_string);
+    take_graphs(library, api);
     if (missing.empty()) return api;
     return ddprun::Error{Errc::Mismatch, fmt::format("{} lacks {}: CUDA 11 or newer is needed", library.name,
                                                      ddprun::join(missing, ", "))};
@@ -56,8 +82,8 @@ void Api::check(Code code, const char* attempt) const {
         fmt::format("{}: {} (CUDA error {})", attempt, get_error_string(code), static_cast<int>(code)));
 }
 
-Event::Event(std::shared_ptr<const Api> api) : api_(std::move(api)) {
-    api_->check(api_->event_create_with_flags(&event_, kEventDisableTiming), "creating a CUDA event");
+Event::Event(std::shared_ptr<const Api> api, unsigned flags) : api_(std::move(api)) {
+    api_->check(api_->event_create_with_flags(&event_, flags), "creating a CUDA event");
 }
 
 Event::~Event() { api_->event_destroy(event_); }
@@ -71,5 +97,14 @@ void Event::hold_back(Stream stream) const {
 }
 
 Code Event::query() const { return api_->event_query(event_); }
+
+void Event::synchronize() const { api_->check(api_->event_synchronize(event_), "waiting for a CUDA event"); }
+
+double Event::milliseconds_since(const Event& earlier) const {
+    float milliseconds = 0;
+    api_->check(api_->event_elapsed_time(&milliseconds, earlier.event_, event_),
+                "reading the time between two CUDA events");
+    return milliseconds;
+}
 
 }  // namespace ddp::cuda

@@ -1,55 +1,152 @@
 // The entry points of libcudart that libddp calls, over host memory.
 //
 // FAKE_CUDA_DEVICES  how many devices there are; 0 answers cudaErrorNoDevice
+//
+// long fake_cuda_blocking_calls()  how often the calling thread had to wait for a device so far
 #include "tests/support/fake_nccl/fake_cuda.h"
 
 #include <pthread.h>
 
+#include <chrono>
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
 #include <map>
 #include <thread>
 
+#include "tests/support/fake_nccl/fake_capture.h"
+
 namespace fake {
 
 namespace {
 
-constexpr int kNotReady = 600;
+constexpr int kMemoryAllocation = 2;
 constexpr int kNoDevice = 100;
 constexpr int kInvalidDevice = 101;
+constexpr int kInvalidHandle = 400;
+constexpr int kNotReady = 600;
+constexpr int kCaptureUnsupported = 900, kCaptureInvalidated = 901, kCaptureIsolation = 905,
+              kCapturedEvent = 907;
 
-/// One recording of an event: 0 not reached, else 1 + what cudaEventQuery answers.
-using Mark = std::shared_ptr<std::atomic<int>>;
+/// One recording of an event.
+struct Mark {
+    std::atomic<int> reached{0};  ///< 0 not yet, else 1 + what cudaEventQuery answers
+    std::chrono::steady_clock::time_point at;
+};
 struct Event {
     std::mutex mutex;
-    Mark mark;
-    Mark get() {
+    std::shared_ptr<Mark> mark;
+    std::shared_ptr<Capture> capture;  ///< recorded on a captured stream: no mark, but
+    Capture::Clock clock;
+
+    std::shared_ptr<Mark> get() {
         const std::lock_guard lock(mutex);
         return mark;
     }
+    bool is_captured() {
+        const std::lock_guard lock(mutex);
+        return capture != nullptr;
+    }
 };
 
-// The calling thread's device. Not thread_local: ThreadSanitizer takes the freeing of a loaded module's
+using Graph = std::shared_ptr<const Capture::Tasks>;
+
+// Numbers of the calling thread. Not thread_local: ThreadSanitizer takes the freeing of a loaded module's
 // variables at the end of a thread for a race.
-pthread_key_t device_key() {
-    static const pthread_key_t key = [] {
-        pthread_key_t made;
-        ::pthread_key_create(&made, nullptr);
-        return made;
-    }();
-    return key;
+pthread_key_t make_key() {
+    pthread_key_t made;
+    ::pthread_key_create(&made, nullptr);
+    return made;
 }
-int current_device() {
-    return static_cast<int>(reinterpret_cast<std::intptr_t>(::pthread_getspecific(device_key())));
+enum class PerThread { Device, Captures, BlockingCalls };
+pthread_key_t key_of(PerThread which) {
+    static const pthread_key_t keys[] = {make_key(), make_key(), make_key()};
+    return keys[static_cast<int>(which)];
+}
+std::intptr_t get(PerThread which) {
+    return reinterpret_cast<std::intptr_t>(::pthread_getspecific(key_of(which)));
+}
+void set(PerThread which, std::intptr_t value) {
+    ::pthread_setspecific(key_of(which), reinterpret_cast<void*>(value));
+}
+void count_blocking_call() { set(PerThread::BlockingCalls, get(PerThread::BlockingCalls) + 1); }
+
+/// What was allocated, by its address.
+struct Allocations {
+    struct Piece {
+        std::size_t bytes;
+        Memory kind;
+    };
+    std::mutex mutex;
+    std::map<std::uintptr_t, Piece> pieces;
+    /// Whether a copy need not wait for it: a device's, or page-locked.
+    bool knows(const void* address) {
+        const auto at = reinterpret_cast<std::uintptr_t>(address);
+        const std::lock_guard lock(mutex);
+        const auto next = pieces.upper_bound(at);
+        return next != pieces.begin() && at < std::prev(next)->first + std::prev(next)->second.bytes;
+    }
+};
+Allocations& allocations() {
+    static auto* const all = new Allocations;
+    return *all;
 }
 
-int device_count() {
-    const char* set = std::getenv("FAKE_CUDA_DEVICES");
-    return set != nullptr ? std::atoi(set) : 8;
+/// Runs everything the stream was given so far. What went wrong on it.
+int drain(Stream& stream) {
+    const auto mark = std::make_shared<std::atomic<bool>>(false);
+    stream.post([mark] {
+        mark->store(true);
+        mark->notify_all();
+    });
+    mark->wait(false);
+    return stream.error.load();
+}
+
+/// What the stream, or this thread, may not do while a capture goes on.
+int refuse_in_capture(Stream* stream) {
+    if (stream != nullptr) {
+        if (const auto capture = stream->capture()) {
+            capture->invalidate(kCaptureInvalidated);
+            return kCaptureUnsupported;
+        }
+        return 0;
+    }
+    return get(PerThread::Captures) > 0 ? kCaptureUnsupported : 0;
+}
+
+int allocate_into(void** address, std::size_t bytes, Memory kind) {
+    if (const int refused = refuse_in_capture(nullptr)) return refused;
+    count_blocking_call();
+    *address = allocate(bytes, kind);
+    return *address != nullptr ? 0 : kMemoryAllocation;
 }
 
 }  // namespace
+
+int device_count() {
+    const char* set_count = std::getenv("FAKE_CUDA_DEVICES");
+    return set_count != nullptr ? std::atoi(set_count) : 8;
+}
+int current_device() { return static_cast<int>(get(PerThread::Device)); }
+void set_current_device(int device) { set(PerThread::Device, device); }
+
+void* allocate(std::size_t bytes, Memory kind) {
+    constexpr std::size_t kAlignment = 256;
+    void* const address = std::aligned_alloc(kAlignment, (bytes + kAlignment) / kAlignment * kAlignment);
+    if (address == nullptr) return nullptr;
+    const std::lock_guard lock(allocations().mutex);
+    allocations().pieces[reinterpret_cast<std::uintptr_t>(address)] = {bytes, kind};
+    return address;
+}
+
+void release(void* address) {
+    {
+        const std::lock_guard lock(allocations().mutex);
+        allocations().pieces.erase(reinterpret_cast<std::uintptr_t>(address));
+    }
+    std::free(address);
+}
 
 std::shared_ptr<Stream> Stream::start() {
     auto made = std::make_shared<Stream>();
@@ -57,7 +154,19 @@ std::shared_ptr<Stream> Stream::start() {
     return made;
 }
 
+std::shared_ptr<Capture> Stream::capture() const {
+    const std::lock_guard lock(mutex_);
+    return capture_;
+}
+
+void Stream::set_capture(std::shared_ptr<Capture> capture) {
+    const std::lock_guard lock(mutex_);
+    capture_ = std::move(capture);
+}
+
 void Stream::post(std::function<void()> task) {
+    if (const std::shared_ptr<Capture> capture = this->capture())
+        return capture->record(*this, std::move(task));
     {
         const std::lock_guard lock(mutex_);
         tasks_.push_back(std::move(task));
@@ -102,14 +211,23 @@ std::shared_ptr<Stream> stream_of(void* handle) {
 
 extern "C" {
 
+long fake_cuda_blocking_calls() { return fake::get(fake::PerThread::BlockingCalls); }
+
 int cudaGetDeviceCount(int* count) {
     *count = fake::device_count();
     return *count > 0 ? 0 : fake::kNoDevice;
 }
+int cudaGetDevice(int* device) { return *device = fake::current_device(), 0; }
 int cudaSetDevice(int device) {
     if (device >= fake::device_count()) return fake::kInvalidDevice;
-    return ::pthread_setspecific(fake::device_key(), reinterpret_cast<void*>(std::intptr_t{device}));
+    return fake::set_current_device(device), 0;
 }
+int cudaDeviceGetAttribute(int* value, int attribute, int) {
+    constexpr int kMultiprocessors = 16, kCapabilityMajor = 75;
+    *value = attribute == kMultiprocessors ? 4 : attribute == kCapabilityMajor ? 9 : 0;
+    return 0;
+}
+int cudaMemGetInfo(std::size_t* free, std::size_t* total) { return *free = *total = std::size_t{1} << 34, 0; }
 int cudaRuntimeGetVersion(int* version) { return *version = 13000, 0; }
 int cudaDriverGetVersion(int* version) { return *version = 13010, 0; }
 int cudaDeviceGetStreamPriorityRange(int* least, int* greatest) { return *least = 0, *greatest = -5, 0; }
@@ -124,9 +242,26 @@ int cudaStreamDestroy(void* stream) {
     delete handle;
     return 0;
 }
+int cudaStreamSynchronize(void* stream) {
+    const std::shared_ptr<fake::Stream> waited_for = fake::stream_of(stream);
+    if (const int refused = fake::refuse_in_capture(waited_for.get())) return refused;
+    fake::count_blocking_call();
+    return fake::drain(*waited_for);
+}
 int cudaStreamWaitEvent(void* stream, void* event, unsigned) {
-    const fake::Mark mark = static_cast<fake::Event*>(event)->get();
-    if (mark) fake::stream_of(stream)->post([mark] { mark->wait(0); });
+    auto* const awaited = static_cast<fake::Event*>(event);
+    const std::shared_ptr<fake::Stream> waiting = fake::stream_of(stream);
+    const std::lock_guard lock(awaited->mutex);
+    if (awaited->capture) {
+        awaited->capture->join(waiting, awaited->clock, awaited->capture);
+        return 0;
+    }
+    if (!awaited->mark) return 0;
+    if (const auto capture = waiting->capture()) {
+        capture->invalidate(fake::kCaptureInvalidated);
+        return fake::kCaptureIsolation;
+    }
+    waiting->post([mark = awaited->mark] { mark->reached.wait(0); });
     return 0;
 }
 
@@ -134,40 +269,110 @@ int cudaEventCreateWithFlags(void** event, unsigned) { return *event = new fake:
 int cudaEventDestroy(void* event) { return delete static_cast<fake::Event*>(event), 0; }
 int cudaEventRecord(void* event, void* stream) {
     auto* const recorded = static_cast<fake::Event*>(event);
-    const auto mark = std::make_shared<std::atomic<int>>(0);
-    {
-        const std::lock_guard lock(recorded->mutex);
-        recorded->mark = mark;
-    }
     const std::shared_ptr<fake::Stream> where = fake::stream_of(stream);
+    const std::lock_guard lock(recorded->mutex);
+    recorded->mark = nullptr;
+    recorded->capture = where->capture();
+    if (recorded->capture) {
+        recorded->clock = recorded->capture->clock_of(*where);
+        return 0;
+    }
+    const auto mark = std::make_shared<fake::Mark>();
+    recorded->mark = mark;
     // The stream by a plain pointer: a task in its own queue must not keep it alive.
     where->post([mark, on = where.get()] {
-        mark->store(1 + on->error.load());
-        mark->notify_all();
+        mark->at = std::chrono::steady_clock::now();
+        mark->reached.store(1 + on->error.load());
+        mark->reached.notify_all();
     });
     return 0;
 }
 int cudaEventQuery(void* event) {
-    const fake::Mark mark = static_cast<fake::Event*>(event)->get();
+    auto* const asked = static_cast<fake::Event*>(event);
+    if (asked->is_captured()) return fake::kCapturedEvent;
+    const auto mark = asked->get();
     if (!mark) return 0;
-    const int reached = mark->load();
+    const int reached = mark->reached.load();
     return reached == 0 ? fake::kNotReady : reached - 1;
+}
+int cudaEventSynchronize(void* event) {
+    auto* const awaited = static_cast<fake::Event*>(event);
+    if (awaited->is_captured()) return fake::kCapturedEvent;
+    const auto mark = awaited->get();
+    if (!mark) return 0;
+    fake::count_blocking_call();
+    mark->reached.wait(0);
+    return mark->reached.load() - 1;
+}
+int cudaEventElapsedTime(float* milliseconds, void* from, void* to) {
+    const auto first = static_cast<fake::Event*>(from)->get(), second = static_cast<fake::Event*>(to)->get();
+    if (!first || !second) return fake::kInvalidHandle;
+    if (first->reached == 0 || second->reached == 0) return fake::kNotReady;
+    *milliseconds = std::chrono::duration<float, std::milli>(second->at - first->at).count();
+    return 0;
 }
 
 int cudaMalloc(void** address, std::size_t bytes) {
-    *address = std::malloc(bytes);
-    return *address != nullptr ? 0 : 2;
+    return fake::allocate_into(address, bytes, fake::Memory::Device);
 }
-int cudaFree(void* address) { return std::free(address), 0; }
+int cudaHostAlloc(void** address, std::size_t bytes, unsigned) {
+    return fake::allocate_into(address, bytes, fake::Memory::Pinned);
+}
+int cudaFree(void* address) {
+    if (const int refused = fake::refuse_in_capture(nullptr)) return refused;
+    fake::count_blocking_call();
+    return fake::release(address), 0;
+}
+int cudaFreeHost(void* address) { return cudaFree(address); }
 int cudaMemcpyAsync(void* to, const void* from, std::size_t bytes, int, void* stream) {
-    fake::stream_of(stream)->post([=] { std::memcpy(to, from, bytes); });
-    return 0;
+    const std::shared_ptr<fake::Stream> on = fake::stream_of(stream);
+    on->post([=] { std::memcpy(to, from, bytes); });
+    if (fake::allocations().knows(to) && fake::allocations().knows(from)) return 0;
+    // Host memory that is not page-locked, as CUDA does it: the call returns when the copy is done.
+    if (on->capture()) return 0;
+    fake::count_blocking_call();
+    return fake::drain(*on);
 }
 int cudaMemsetAsync(void* address, int value, std::size_t bytes, void* stream) {
     fake::stream_of(stream)->post([=] { std::memset(address, value, bytes); });
     return 0;
 }
 
+int cudaStreamBeginCapture(void* stream, int) {
+    const std::shared_ptr<fake::Stream> origin = fake::stream_of(stream);
+    if (stream == nullptr || origin->capture()) return fake::kCaptureUnsupported;
+    origin->set_capture(std::make_shared<fake::Capture>(origin));
+    fake::set(fake::PerThread::Captures, fake::get(fake::PerThread::Captures) + 1);
+    return 0;
+}
+int cudaStreamEndCapture(void* stream, void** graph) {
+    *graph = nullptr;
+    const std::shared_ptr<fake::Stream> ending = fake::stream_of(stream);
+    const std::shared_ptr<fake::Capture> capture = ending->capture();
+    if (!capture) return fake::kCaptureInvalidated;
+    fake::Capture::Tasks tasks;
+    fake::set(fake::PerThread::Captures, fake::get(fake::PerThread::Captures) - 1);
+    if (const int problem = capture->end(*ending, tasks)) return problem;
+    *graph = new fake::Graph(std::make_shared<const fake::Capture::Tasks>(std::move(tasks)));
+    return 0;
+}
+int cudaStreamIsCapturing(void* stream, int* status) {
+    return *status = fake::stream_of(stream)->capture() != nullptr ? 1 : 0, 0;
+}
+int cudaGraphInstantiateWithFlags(void** exec, void* graph, unsigned long long) {
+    *exec = new fake::Graph(*static_cast<fake::Graph*>(graph));
+    return 0;
+}
+int cudaGraphLaunch(void* exec, void* stream) {
+    fake::stream_of(stream)->post([tasks = *static_cast<fake::Graph*>(exec)] {
+        for (const auto& task : *tasks) task();
+    });
+    return 0;
+}
+int cudaGraphDestroy(void* graph) { return delete static_cast<fake::Graph*>(graph), 0; }
+int cudaGraphExecDestroy(void* exec) { return delete static_cast<fake::Graph*>(exec), 0; }
+
+int cudaGetLastError() { return 0; }
 const char* cudaGetErrorString(int code) {
     switch (code) {
         case 0:
@@ -178,6 +383,18 @@ const char* cudaGetErrorString(int code) {
             return "invalid device ordinal";
         case fake::kNotReady:
             return "device not ready";
+        case fake::kMemoryAllocation:
+            return "out of memory";
+        case fake::kCaptureUnsupported:
+            return "operation not permitted when stream is capturing";
+        case fake::kCaptureInvalidated:
+            return "operation failed due to a previous error during capture";
+        case 904:
+            return "capturing stream has unjoined work";
+        case fake::kCaptureIsolation:
+            return "dependency created on uncaptured work in another stream";
+        case fake::kCapturedEvent:
+            return "operation not permitted on an event last recorded in a capturing stream";
         case 700:
             return "an illegal memory access was encountered";
         default:

@@ -2,6 +2,7 @@
 
 #include <atomic>
 #include <condition_variable>
+#include <cstddef>
 #include <deque>
 #include <functional>
 #include <memory>
@@ -10,23 +11,40 @@
 /// Streams over host memory: each runs what it is given, in order, on a thread of its own.
 namespace fake {
 
+class Capture;
+
 class Stream {
   public:
     static std::shared_ptr<Stream> start();
+    /// Runs it behind everything before it; while the stream is captured, only records it.
     void post(std::function<void()> task);
     /// Ends the thread once the queue is empty; returns at once, as cudaStreamDestroy does.
     void close();
     std::atomic<int> error{0};  ///< what events recorded from now on answer; 0 none
 
+    [[nodiscard]] std::shared_ptr<Capture> capture() const;
+    void set_capture(std::shared_ptr<Capture> capture);
+
   private:
     void run();
-    std::mutex mutex_;
+    mutable std::mutex mutex_;
     std::condition_variable changed_;
     std::deque<std::function<void()>> tasks_;
+    std::shared_ptr<Capture> capture_;
     bool closed_ = false;
 };
 
 /// The stream behind a cudaStream_t; null is the default stream of the calling thread's device.
 std::shared_ptr<Stream> stream_of(void* handle);
+
+/// The calling thread's device.
+int current_device();
+void set_current_device(int device);
+int device_count();
+
+/// Memory that counts as a device's, or as page-locked: copies to and from any other block the caller.
+enum class Memory { Device, Pinned };
+void* allocate(std::size_t bytes, Memory kind);
+void release(void* address);
 
 }  // namespace fake

@@ -300,9 +300,9 @@ Code ncclRedOpCreatePreMulSum(Op*, void*, Type, Residence, Handle) { return Code
 Code ncclRedOpDestroy(Op, Handle) { return Code::InvalidUsage; }
 
 Code ncclMemAlloc(void** address, std::size_t bytes) {
-    *address = std::aligned_alloc(4096, (bytes + 4095) / 4096 * 4096);
+    *address = allocate(bytes, Memory::Device);
     return *address != nullptr ? Code::Success : Code::UnhandledCudaError;
 }
-Code ncclMemFree(void* address) { return std::free(address), Code::Success; }
+Code ncclMemFree(void* address) { return release(address), Code::Success; }
 
 }  // extern "C"

@@ -1,0 +1,51 @@
+#pragma once
+
+#include <cstring>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "ddp/cuda/gpu.h"
+#include "ddp/cuda/memory.h"
+#include "ddp/process_group.h"
+
+/// Device memory for tests. They run on whatever DDP_CUDART_LIBRARY and DDP_CUDA_LIBRARY name: here the fake.
+namespace ddp::testing {
+
+/// Values in device memory, `offset` elements behind a 256-byte boundary.
+template <class T>
+class OnDevice {
+  public:
+    OnDevice(std::shared_ptr<const cuda::Gpu> gpu, const std::vector<T>& values, DType dtype,
+             std::size_t offset = 0)
+        : gpu_(std::move(gpu)),
+          memory_(gpu_, (values.size() + offset) * sizeof(T)),
+          offset_(offset),
+          count_(values.size()),
+          dtype_(dtype) {
+        put(values);
+    }
+    [[nodiscard]] T* data() const { return memory_.as<T>() + offset_; }
+    [[nodiscard]] Buffer buffer() const {
+        return {data(), count_, dtype_, {Device::Kind::Cuda, gpu_->index()}};
+    }
+    void put(const std::vector<T>& values) {
+        cuda::copy(*gpu_, data(), values.data(), count_ * sizeof(T), nullptr);
+        cuda::synchronize(*gpu_, nullptr);
+    }
+    /// Behind everything that `stream` was given.
+    [[nodiscard]] std::vector<T> values(cuda::Stream stream = nullptr) const {
+        std::vector<T> copied(count_);
+        cuda::copy(*gpu_, copied.data(), data(), count_ * sizeof(T), stream);
+        cuda::synchronize(*gpu_, stream);
+        return copied;
+    }
+
+  private:
+    std::shared_ptr<const cuda::Gpu> gpu_;
+    cuda::DeviceMemory memory_;
+    std::size_t offset_, count_;
+    DType dtype_;
+};
+
+}  // namespace ddp::testing

@@ -1,0 +1,78 @@
+#include <gtest/gtest.h>
+
+#include "ddp/cuda/device_kernels.h"
+#include "ddp/cuda/graph.h"
+#include "tests/workers/cuda_fixture.h"
+
+namespace {
+
+using ddp::DType;
+using ddp::cuda::Capture;
+using ddp::cuda::DeviceKernels;
+using ddp::cuda::Event;
+using ddp::cuda::Gpu;
+using ddp::cuda::OwnedStream;
+using ddp::testing::OnDevice;
+
+std::shared_ptr<const Gpu> gpu() { return Gpu::of(0); }
+
+TEST(Graph, RunsWhatWasCapturedOncePerLaunchAndNotWhileCapturing) {
+    const OwnedStream stream(gpu());
+    const OnDevice<float> values(gpu(), {1, 2, 3}, DType::F32);
+    Capture capture(gpu(), stream.get());
+    EXPECT_TRUE(ddp::cuda::is_capturing(gpu()->api(), stream.get()));
+    DeviceKernels::of(gpu()).scale_cast(values.buffer(), values.buffer(), 2, stream.get());
+    const auto graph = capture.end();
+    EXPECT_FALSE(ddp::cuda::is_capturing(gpu()->api(), stream.get()));
+    EXPECT_EQ(values.values(stream.get()), (std::vector<float>{1, 2, 3}));
+    graph->launch(stream.get());
+    graph->launch(stream.get());
+    EXPECT_EQ(values.values(stream.get()), (std::vector<float>{4, 8, 12}));
+}
+
+TEST(Graph, TakesInAStreamThatWaitsForACapturedEvent) {
+    const OwnedStream stream(gpu()), side(gpu());
+    const OnDevice<float> values(gpu(), {3}, DType::F32);
+    const Event fork(gpu()->shared_api()), join(gpu()->shared_api());
+    Capture capture(gpu(), stream.get());
+    fork.record(stream.get());
+    fork.hold_back(side.get());
+    DeviceKernels::of(gpu()).scale_cast(values.buffer(), values.buffer(), 5, side.get());
+    join.record(side.get());
+    join.hold_back(stream.get());
+    const auto graph = capture.end();
+    graph->launch(stream.get());
+    EXPECT_EQ(values.values(stream.get()), std::vector<float>{15});
+}
+
+TEST(Capture, RefusesAStreamThatWasNotWaitedForAgain) {
+    const OwnedStream stream(gpu()), side(gpu());
+    const OnDevice<float> values(gpu(), {3}, DType::F32);
+    const Event fork(gpu()->shared_api());
+    Capture capture(gpu(), stream.get());
+    fork.record(stream.get());
+    fork.hold_back(side.get());
+    DeviceKernels::of(gpu()).scale_cast(values.buffer(), values.buffer(), 5, side.get());
+    EXPECT_THROW((void)capture.end(), ddp::Error);
+}
+
+TEST(Capture, RefusesToWaitForTheDeviceOrToAllocate) {
+    const OwnedStream stream(gpu());
+    Capture capture(gpu(), stream.get());
+    EXPECT_THROW(ddp::cuda::DeviceMemory(gpu(), 16), ddp::Error);
+    EXPECT_THROW(stream.synchronize(), ddp::Error);
+    EXPECT_THROW((void)capture.end(), ddp::Error);
+}
+
+TEST(Capture, ThrowsAwayWhatNobodyEnded) {
+    const OwnedStream stream(gpu());
+    const OnDevice<float> values(gpu(), {3}, DType::F32);
+    {
+        const Capture capture(gpu(), stream.get());
+        DeviceKernels::of(gpu()).scale_cast(values.buffer(), values.buffer(), 5, stream.get());
+    }
+    EXPECT_FALSE(ddp::cuda::is_capturing(gpu()->api(), stream.get()));
+    EXPECT_EQ(values.values(stream.get()), std::vector<float>{3});
+}
+
+}  // namespace

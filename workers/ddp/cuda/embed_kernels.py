@@ -1,0 +1,33 @@
+#!/usr/bin/env python3
+"""Compiles a kernel module with nvcc and writes the result as a C++ array named <module>_image.
+
+embed_kernels.py NVCC INCLUDE MODULE SOURCE OUTPUT DEPFILE
+
+Without a compiler (NVCC is "") the array says so: the program still links, and asking for a kernel on a real
+device is an error that tells why.
+"""
+import os
+import subprocess
+import sys
+
+nvcc, include, module, source, output, depfile = sys.argv[1:]
+if nvcc:
+    fatbin = output + ".fatbin"
+    # Machine code for what there is, PTX for later chips. No contraction: the host's bits.
+    subprocess.run([nvcc, "-x", "cu", "-std=c++20", "-O3", "-fmad=false", "-fatbin", "-I", include,
+                    "-gencode", "arch=compute_80,code=sm_80", "-gencode", "arch=compute_90,code=sm_90",
+                    "-gencode", "arch=compute_90,code=compute_90", "-Werror", "all-warnings",
+                    "-MD", "-MF", depfile, "-MT", output, source, "-o", fatbin], check=True)
+    with open(fatbin, "rb") as file:
+        image = file.read()
+    os.remove(fatbin)
+else:
+    image = b"no device code\0"
+    with open(depfile, "w") as file:
+        file.write(f"{output}: {source}\n")
+with open(output, "w") as file:
+    file.write(f"extern \"C\" const unsigned char {module}_image[];\n"
+               f"alignas(16) const unsigned char {module}_image[] = {{\n")
+    for at in range(0, len(image), 24):
+        file.write(",".join(map(str, image[at:at + 24])) + ",\n")
+    file.write("};\n")

@@ -1,0 +1,53 @@
+#pragma once
+
+#include <memory>
+
+#include "ddp/cuda/gpu.h"
+
+namespace ddp::cuda {
+
+/// Work that was captured from a stream and is launched again as a whole, with the same addresses and
+/// arguments: a training step costs one launch.
+class Graph {
+  public:
+    Graph(std::shared_ptr<const Gpu> gpu, GraphHandle graph);
+    ~Graph();
+    Graph(const Graph&) = delete;
+    Graph& operator=(const Graph&) = delete;
+    /// Runs it in the order of `stream`. Does not block.
+    void launch(Stream stream) const;
+
+  private:
+    std::shared_ptr<const Gpu> gpu_;
+    GraphExecHandle exec_ = nullptr;
+};
+
+/// Between construction and end() what this thread gives to `stream`, and to streams that wait for its
+/// events, is recorded and does not run. Nothing in between may block, allocate or ask an event; streams that
+/// were drawn in must be waited for again before end(). Other threads of the process are not restricted.
+///
+///     Capture capture(gpu, stream);
+///     ... one training step ...
+///     const std::unique_ptr<Graph> step = capture.end();
+///     for each batch: step->launch(stream);
+class Capture {
+  public:
+    /// `stream` may not be the default stream. Throws Error.
+    Capture(std::shared_ptr<const Gpu> gpu, Stream stream);
+    /// Without end(): what was recorded is thrown away.
+    ~Capture();
+    Capture(const Capture&) = delete;
+    Capture& operator=(const Capture&) = delete;
+    /// Throws Error with CUDA's reason when something in between could not be captured.
+    [[nodiscard]] std::unique_ptr<Graph> end();
+
+  private:
+    std::shared_ptr<const Gpu> gpu_;
+    Stream stream_;
+    bool capturing_ = false;
+};
+
+/// Whether `stream` is being captured now.
+[[nodiscard]] bool is_capturing(const Api& api, Stream stream);
+
+}  // namespace ddp::cuda

@@ -1,0 +1,81 @@
+#pragma once
+
+#include <cstddef>
+#include <memory>
+
+#include "ddp/cuda/gpu.h"
+#include "ddp/types.h"
+
+namespace ddp::cuda {
+
+/// Memory of a CUDA device, at least 256-byte aligned. Freed with the object: cudaFree waits for the device,
+/// so this is nothing for the inside of a step.
+class DeviceMemory {
+  public:
+    /// Throws Error naming the size and what is free on the device. 0 bytes are allowed.
+    DeviceMemory(std::shared_ptr<const Gpu> gpu, std::size_t bytes);
+    ~DeviceMemory();
+    DeviceMemory(DeviceMemory&& other) noexcept;
+    DeviceMemory& operator=(DeviceMemory&&) = delete;
+
+    [[nodiscard]] std::byte* get() const { return memory_; }
+    template <class T>
+    [[nodiscard]] T* as() const {
+        return reinterpret_cast<T*>(memory_);
+    }
+    [[nodiscard]] std::size_t bytes() const { return bytes_; }
+    /// Zeroes it in the order of `stream`.
+    void clear(Stream stream) const;
+
+  private:
+    std::shared_ptr<const Gpu> gpu_;
+    std::byte* memory_ = nullptr;
+    std::size_t bytes_;
+};
+
+/// Page-locked host memory: the only kind that is copied to or from a device without blocking.
+class PinnedMemory {
+  public:
+    PinnedMemory(std::shared_ptr<const Gpu> gpu, std::size_t bytes);
+    ~PinnedMemory();
+    PinnedMemory(PinnedMemory&& other) noexcept;
+    PinnedMemory& operator=(PinnedMemory&&) = delete;
+
+    [[nodiscard]] std::byte* get() const { return memory_; }
+    template <class T>
+    [[nodiscard]] T* as() const {
+        return reinterpret_cast<T*>(memory_);
+    }
+    [[nodiscard]] std::size_t bytes() const { return bytes_; }
+
+  private:
+    std::shared_ptr<const Gpu> gpu_;
+    std::byte* memory_ = nullptr;
+    std::size_t bytes_;
+};
+
+/// A stream of its own that does not wait for the default stream. What it was given still runs when the
+/// object goes.
+class OwnedStream {
+  public:
+    enum class Priority { Normal, High };
+    explicit OwnedStream(std::shared_ptr<const Gpu> gpu, Priority priority = Priority::Normal);
+    ~OwnedStream();
+    OwnedStream(const OwnedStream&) = delete;
+    OwnedStream& operator=(const OwnedStream&) = delete;
+
+    [[nodiscard]] Stream get() const { return stream_; }
+    /// Blocks until everything it was given is done. Throws Error with what went wrong on the device.
+    void synchronize() const;
+
+  private:
+    std::shared_ptr<const Gpu> gpu_;
+    Stream stream_ = nullptr;
+};
+
+/// Copies in the order of `stream`, between any two places. Does not block when host memory is pinned.
+void copy(const Gpu& gpu, void* to, const void* from, std::size_t bytes, Stream stream);
+/// Blocks until `stream` has done all it was given. Throws Error with what went wrong on the device.
+void synchronize(const Gpu& gpu, Stream stream);
+
+}  // namespace ddp::cuda
