@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <map>
 
 #include "env/print.h"
 #include "env/text.h"
@@ -47,12 +48,10 @@ int show_jobs(const AskOptions& options) {
         jobs = {*job};
     }
     if (jobs.empty() && !options.json) ddprun::print(stderr, "no job of this user runs on this host\n");
-    for (const RunningJob& job : jobs) {
-        const Result<JobStatus> status = ask_status(job);
-        // It may have ended since it was listed.
-        if (!status && status.error().code == Errc::NotFound) continue;
-        if (!status) return complain("ps", status.error());
-        ddprun::print("{}", options.json ? to_json(*status) : render_status(nullptr, *status, 0));
+    const AskedJobs asked = ask_all(jobs);
+    if (!asked.failures.empty()) return complain("ps", asked.failures.front());
+    for (const JobStatus& status : asked.statuses) {
+        ddprun::print("{}", options.json ? to_json(status) : render_status(nullptr, status, 0));
     }
     if (!options.json) ddprun::print("{}", render_gpu_usage(measure_gpus()));
     return 0;
@@ -111,24 +110,40 @@ void unblock_signals() {
 
 namespace {
 
-/// Several nodes of one job may run on one host; the first of them speaks for all.
-std::vector<RunningJob> with_run_id(const std::vector<RunningJob>& jobs, const std::string& run_id) {
-    std::vector<RunningJob> heads, others;
+/// Several nodes of one job may run on one host: each of them speaks for all.
+std::vector<RunningJob> one_per_job(const std::vector<RunningJob>& jobs, const std::string& run_id) {
+    std::map<std::string, RunningJob> found;
     for (const RunningJob& job : jobs) {
         const Result<JobStatus> status = ask_status(job);
-        if (status && status->run_id == run_id) (status->is_head ? heads : others).push_back(job);
+        if (status && (run_id.empty() || status->run_id == run_id)) found.emplace(status->job, job);
     }
-    return heads.empty() ? others : heads;
+    std::vector<RunningJob> one_each;
+    for (const auto& [id, job] : found) one_each.push_back(job);
+    return one_each;
 }
 
 }  // namespace
+
+AskedJobs ask_all(const std::vector<RunningJob>& jobs) {
+    AskedJobs asked;
+    for (const RunningJob& job : jobs) {
+        Result<JobStatus> status = ask_status(job);
+        // It may have ended since it was listed.
+        if (!status && (status.error().code == Errc::NotFound || status.error().code == Errc::Closed)) continue;
+        if (!status) asked.failures.push_back(status.error());
+        else if (std::none_of(asked.statuses.begin(), asked.statuses.end(), [&](const JobStatus& other) { return other.job == status->job; }))
+            asked.statuses.push_back(*std::move(status));
+    }
+    return asked;
+}
 
 Result<RunningJob> choose_job(const std::string& which) {
     std::vector<RunningJob> jobs = running_jobs();
     if (jobs.empty()) return Error{Errc::NotFound, "no job of this user runs on this host", 0};
     std::vector<RunningJob> fitting;
     std::copy_if(jobs.begin(), jobs.end(), std::back_inserter(fitting), [&](const RunningJob& job) { return job.id.starts_with(which); });
-    if (fitting.empty()) fitting = with_run_id(jobs, which);
+    if (fitting.empty()) fitting = one_per_job(jobs, which);
+    else if (fitting.size() > 1) fitting = one_per_job(fitting, "");
     if (fitting.size() == 1) return fitting.front();
     std::vector<std::string> names;
     for (const RunningJob& job : fitting.empty() ? jobs : fitting) names.push_back(job.id);

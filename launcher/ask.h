@@ -17,7 +17,13 @@ int run_subcommand(const std::vector<std::string>& arguments);
 /// The job that `which` means: an id, the beginning of one, a run id; "" the only one that runs.
 /// Error: NotFound, InvalidArgument (several fit; they are listed).
 Result<RunningJob> choose_job(const std::string& which);
-/// Asks for its status. Error: as ask_job.
+/// The statuses of several, each job once however many of its nodes are on this host; jobs that ended are left out.
+struct AskedJobs {
+    std::vector<JobStatus> statuses;
+    std::vector<Error> failures;
+};
+AskedJobs ask_all(const std::vector<RunningJob>& jobs);
+/// Asks for its status: of the whole job, whichever of its nodes this is. Error: as ask_job.
 Result<JobStatus> ask_status(const RunningJob& job);
 
 /// `ddprun top`: until q, Ctrl-C or the end of standard input.

@@ -85,13 +85,12 @@ class Watch {
     std::string look(int width) {
         std::map<std::string, JobStatus> now;
         std::string text;
-        for (const RunningJob& job : only_ ? std::vector{*only_} : running_jobs()) {
-            Result<JobStatus> status = ask_status(job);
-            if (!status && status.error().code != Errc::NotFound) text += fmt::format("{}\n", status.error().what);
-            if (!status) continue;
-            const auto before = before_.find(job.id);
-            text += render_status(before == before_.end() ? nullptr : &before->second, *status, width) + '\n';
-            now.emplace(job.id, std::move(*status));
+        AskedJobs asked = ask_all(only_ ? std::vector{*only_} : running_jobs());
+        for (const Error& failure : asked.failures) text += failure.what + '\n';
+        for (JobStatus& status : asked.statuses) {
+            const auto before = before_.find(status.job);
+            text += render_status(before == before_.end() ? nullptr : &before->second, status, width) + '\n';
+            now.emplace(status.job, std::move(status));
         }
         before_ = std::move(now);
         return text + render_gpu_usage(measure_gpus());

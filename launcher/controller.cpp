@@ -136,6 +136,16 @@ int Controller::node_of(PeerId peer) const {
     return found == nodes_.end() ? -1 : static_cast<int>(found - nodes_.begin());
 }
 
+std::vector<WorldNode> Controller::world() const {
+    std::vector<WorldNode> world;
+    int first_rank = 0;  // ranks go through the nodes in their order, see RankTable
+    for (const Node& node : nodes_) {
+        world.push_back({node.peer, node.hello.host, first_rank, node.hello.slots, agents_.contains(node.peer)});
+        first_rank += node.hello.slots;
+    }
+    return world;
+}
+
 std::string Controller::host_of(PeerId peer) const {
     const auto agent = agents_.find(peer);
     return agent == agents_.end() ? "" : agent->second.host;
@@ -149,7 +159,6 @@ void Controller::agent_message(PeerId peer, const rdzv::Message& message) {
         const int signal = static_cast<int>(parse_int(notice->text).value_or(15));
         if (notice->kind == "preempt") preempt(signal, signal_name(signal));
         else if (notice->kind == "stop") stop(signal);
-        else if (notice->kind == "hang") hang_found(notice->text, -1);
         return;
     }
     if (node < 0) return;

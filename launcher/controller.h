@@ -8,6 +8,7 @@
 
 #include "env/event_loop.h"
 #include "env/log.h"
+#include "launcher/inquiry.h"
 #include "launcher/job_spec.h"
 #include "launcher/job_state.h"
 #include "launcher/report.h"
@@ -62,6 +63,8 @@ class Controller {
     void forward(int signal);
 
     [[nodiscard]] const JobState& state() const { return state_; }
+    /// The nodes of the world that runs, or ran last; empty before the first.
+    [[nodiscard]] std::vector<WorldNode> world() const;
     /// The host of a connected agent; "" for a stranger.
     [[nodiscard]] std::string host_of(PeerId peer) const;
     [[nodiscard]] bool finished() const { return state_.phase == JobState::Phase::Finished; }

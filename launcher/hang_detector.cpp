@@ -20,6 +20,11 @@ std::string collective(const HangSample& sample) {
     return text;
 }
 
+/// "rank 3", "rank 3 on node02".
+std::string name(const HangSample& sample) {
+    return sample.host.empty() ? fmt::format("rank {}", sample.rank) : fmt::format("rank {} on {}", sample.rank, sample.host);
+}
+
 /// "rank 3", "ranks 0-2, 5".
 std::string ranks_text(const std::vector<int>& ranks) {
     return fmt::format("rank{} {}", ranks.size() == 1 ? "" : "s", format_ranges(ranks));
@@ -95,12 +100,12 @@ std::optional<HangVerdict> HangDetector::stuck_collective(TimePoint now) const {
             continue;
         }
         missing.push_back(sample.rank);
-        if (inside(sample)) clauses.push_back(fmt::format("rank {} is in {}", sample.rank, collective(sample)));
-        else clauses.push_back(fmt::format("rank {} has not called {} ({})", sample.rank, collective(waiting->last), doing(watch, now)));
+        if (inside(sample)) clauses.push_back(fmt::format("{} is in {}", name(sample), collective(sample)));
+        else clauses.push_back(fmt::format("{} has not called {} ({})", name(sample), collective(waiting->last), doing(watch, now)));
     }
     const std::string span = format_duration(now - waiting->collective_since);
     if (missing.empty()) {
-        const std::string culprit = stopped == nullptr ? "" : fmt::format("; rank {} is stopped, by SIGSTOP or a debugger", stopped->last.rank);
+        const std::string culprit = stopped == nullptr ? "" : fmt::format("; {} is stopped, by SIGSTOP or a debugger", name(stopped->last));
         return HangVerdict{stopped == nullptr ? -1 : stopped->last.rank,
                            fmt::format("all ranks have been in {} for {}{}", collective(waiting->last), span, culprit)};
     }
@@ -113,7 +118,7 @@ std::optional<HangVerdict> HangDetector::stuck_collective(TimePoint now) const {
 std::optional<HangVerdict> HangDetector::stopped_rank(TimePoint now) const {
     for (const Watch& watch : watches_) {
         if (!watch.last.alive || !watch.last.stopped || now - watch.stopped_since < timeout_) continue;
-        return HangVerdict{watch.last.rank, fmt::format("rank {} has been stopped, by SIGSTOP or a debugger, for {}", watch.last.rank,
+        return HangVerdict{watch.last.rank, fmt::format("{} has been stopped, by SIGSTOP or a debugger, for {}", name(watch.last),
                                                         format_duration(now - watch.stopped_since))};
     }
     return std::nullopt;

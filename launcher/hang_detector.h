@@ -13,6 +13,7 @@ namespace ddprun {
 /// What can be seen of one rank from outside, at one moment.
 struct HangSample {
     int rank = 0;
+    std::string host = {};         ///< shown with the rank; "" of a job of one node
     bool alive = true;
     bool stopped = false;          ///< by SIGSTOP or a debugger (state T)
     Duration cpu{};                ///< used so far by the worker and its descendants
@@ -23,6 +24,7 @@ struct HangSample {
     std::uint64_t finished_seq = 0;
     SegmentOp operation = SegmentOp::None;
     std::uint64_t bytes = 0;
+    bool operator==(const HangSample&) const = default;
 };
 
 struct HangVerdict {
@@ -30,7 +32,7 @@ struct HangVerdict {
     std::string what;  ///< "rank 2 has not called all_reduce #812; ranks 0-1, 3 wait in it for 31 s"
 };
 
-/// Says when the workers of a node hang, and who keeps whom waiting. Pure: sees samples and times, nothing else.
+/// Says when the workers of a job hang, and who keeps whom waiting. Pure: sees samples and times, nothing else.
 ///
 /// From the most telling to the least:
 ///  - ranks have been inside one collective for the timeout: whoever is not in it is named, with what it does;
@@ -45,7 +47,7 @@ class HangDetector {
     [[nodiscard]] Duration interval() const;
     /// A new generation: forget everything.
     void reset();
-    /// One look at all ranks of the node, in order of rank, always the same ones. Time in which nobody looked (we
+    /// One look at all ranks, in order of rank, always the same ones. Time in which nobody looked (we
     /// were suspended) counts for nobody.
     std::optional<HangVerdict> feed(const std::vector<HangSample>& samples, TimePoint now);
 

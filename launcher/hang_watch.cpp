@@ -1,21 +1,46 @@
 #include "launcher/hang_watch.h"
 
+#include <fmt/core.h>
+
+#include <algorithm>
 #include <utility>
 
 #include "env/text.h"
-#include "launcher/hang_sample.h"
+#include "launcher/controller.h"
+#include "launcher/job_questions.h"
 
 namespace ddprun {
+namespace {
 
-HangWatch::HangWatch(os::EventLoop& loop, os::System& system, os::Log& log, Agent& agent, Duration timeout, Found found)
-    : loop_(loop), system_(system), log_(log), agent_(agent), detector_(timeout), found_(std::move(found)) {
+constexpr const char* kLook = "hang_look";
+
+NodeLook look_at_node(const Agent& agent, const std::string& host) {
+    const AgentState& state = agent.state();
+    NodeLook look;
+    look.generation = state.generation;
+    look.is_running = state.phase == AgentState::Phase::Running && agent.segment() != nullptr;
+    if (!look.is_running) return look;
+    for (std::size_t i = 0; i < state.workers.size(); ++i) {
+        const int local_rank = static_cast<int>(i);
+        look.ranks.push_back(sample_rank(agent.first_rank() + local_rank, state.workers[i].pid, agent.segment()->line(local_rank)));
+        look.ranks.back().host = host;
+        // The number of a process that has ended may be another's by now.
+        if (state.workers[i].state == WorkerState::Ended) look.ranks.back().alive = false;
+    }
+    return look;
+}
+
+}  // namespace
+
+HangWatch::HangWatch(os::EventLoop& loop, os::Log& log, const Controller& controller, Inquiry& inquiry, Duration timeout, Found found)
+    : loop_(loop), log_(log), controller_(controller), inquiry_(inquiry), detector_(timeout), found_(std::move(found)) {
     look_again();
 }
 
 HangWatch::~HangWatch() { loop_.cancel(timer_); }
 
 bool HangWatch::is_running(std::uint64_t generation) const {
-    return agent_.state().phase == AgentState::Phase::Running && agent_.state().generation == generation;
+    return controller_.state().phase == JobState::Phase::Running && controller_.state().generation == generation;
 }
 
 void HangWatch::look_again() {
@@ -23,16 +48,41 @@ void HangWatch::look_again() {
 }
 
 void HangWatch::look() {
-    const AgentState& state = agent_.state();
-    if (!is_running(generation_)) detector_.reset();
-    generation_ = state.generation;
-    if (state.phase != AgentState::Phase::Running || agent_.segment() == nullptr) return look_again();
+    if (!is_running(generation_)) {
+        detector_.reset();
+        last_.clear();
+    }
+    generation_ = controller_.state().generation;
+    if (!is_running(generation_)) return look_again();
+    inquiry_.ask_nodes({kLook, {}}, std::nullopt, std::min(kNodePatience, detector_.interval()),
+                       [this](const std::vector<NodeAnswer>& answers) { judge(answers); });
+}
+
+/// False: nothing can be said about the node's workers yet.
+bool HangWatch::take(const NodeAnswer& answer) {
+    const Result<NodeLook> look = answer.trouble.empty() ? node_look_from_json(answer.line) : Error{Errc::Timeout, answer.trouble, 0};
+    if (look) {
+        if (!look->is_running || look->generation != generation_) return false;
+        last_[answer.node.first_rank] = look->ranks;
+        return true;
+    }
+    // A node that is silent shows no progress: what is known of its ranks stands still.
+    silent_.push_back(fmt::format("{}: {}", describe_node(answer.node), look.error().what));
+    return last_.contains(answer.node.first_rank);
+}
+
+void HangWatch::judge(const std::vector<NodeAnswer>& answers) {
+    silent_.clear();
+    bool complete = is_running(generation_) && !answers.empty();
+    for (const NodeAnswer& answer : answers) complete = take(answer) && complete;
+    if (!complete) {
+        detector_.reset();
+        return look_again();
+    }
     std::vector<HangSample> samples;
-    for (std::size_t i = 0; i < state.workers.size(); ++i) {
-        const int local_rank = static_cast<int>(i);
-        samples.push_back(sample_rank(agent_.first_rank() + local_rank, state.workers[i].pid, agent_.segment()->line(local_rank)));
-        // The number of a process that has ended may be another's by now.
-        if (state.workers[i].state == WorkerState::Ended) samples.back().alive = false;
+    for (const auto& [first_rank, ranks] : last_) samples.insert(samples.end(), ranks.begin(), ranks.end());
+    if (answers.size() == 1) {
+        for (HangSample& sample : samples) sample.host.clear();
     }
     if (const std::optional<HangVerdict> verdict = detector_.feed(samples, MonotonicClock::now())) return investigate(*verdict);
     look_again();
@@ -40,13 +90,22 @@ void HangWatch::look() {
 
 void HangWatch::investigate(const HangVerdict& verdict) {
     log_.warning("hang: {}; collecting stacks", verdict.what);
-    collect_stacks(loop_, system_, stack_targets(agent_), kStackPatience, [this, verdict, generation = generation_](const std::vector<RankStack>& stacks) {
-        const std::string text = render_stacks(stacks);
-        for (const std::string_view line : split(trim(text), '\n')) log_.info("{}", line);
-        detector_.reset();
-        if (is_running(generation)) found_(verdict);
-        look_again();
-    });
+    for (const std::string& node : silent_) log_.warning("hang: {}", node);
+    ControlRequest request{"stacks", {}};
+    if (last_.size() > 1) request.arguments["host"] = "shown";
+    inquiry_.ask_nodes(request, std::nullopt, kNodeStackPatience,
+                       [this, verdict](const std::vector<NodeAnswer>& answers) { report(verdict, join_texts(answers)); });
+}
+
+void HangWatch::report(const HangVerdict& verdict, const std::string& stacks) {
+    for (const std::string_view line : split(trim(stacks), '\n')) log_.info("{}", line);
+    detector_.reset();
+    if (is_running(generation_)) found_(verdict);
+    look_again();
+}
+
+void answer_hang_looks(Inquiry& inquiry, Agent& agent, const std::string& host) {
+    inquiry.on_node(kLook, [&agent, host](const ControlRequest&, const Inquiry::Answer& answer) { answer(to_json(look_at_node(agent, host))); });
 }
 
 std::vector<StackTarget> stack_targets(Agent& agent) {

@@ -1,26 +1,31 @@
 #pragma once
 
-#include <cstdint>
 #include <functional>
+#include <map>
+#include <vector>
 
 #include "env/event_loop.h"
 #include "env/log.h"
-#include "env/system.h"
 #include "launcher/agent.h"
 #include "launcher/hang_detector.h"
+#include "launcher/hang_sample.h"
+#include "launcher/inquiry.h"
 #include "launcher/stacks.h"
 
 namespace ddprun {
 
-/// Looks at the workers of this node for hangs (--hang-timeout), a few times per timeout. On a verdict it says what
-/// hangs, prints the stacks of all ranks, then calls `found`: what follows is the job's to decide.
+class Controller;
+
+/// Looks at the workers of all nodes for hangs (--hang-timeout), a few times per timeout: the rank that the others wait
+/// for may be on another node. On a verdict it says what hangs, prints the stacks of all ranks, then calls `found`: what
+/// follows is the job's to decide.
 ///
-/// Lives on the event loop's thread. Borrows its parts for its whole life.
+/// Lives beside the controller, on the event loop's thread. Borrows its parts for its whole life.
 class HangWatch {
   public:
     using Found = std::function<void(const HangVerdict&)>;
 
-    HangWatch(os::EventLoop& loop, os::System& system, os::Log& log, Agent& agent, Duration timeout, Found found);
+    HangWatch(os::EventLoop& loop, os::Log& log, const Controller& controller, Inquiry& inquiry, Duration timeout, Found found);
     ~HangWatch();
     HangWatch(const HangWatch&) = delete;
     HangWatch& operator=(const HangWatch&) = delete;
@@ -28,18 +33,26 @@ class HangWatch {
   private:
     void look();
     void look_again();
+    void judge(const std::vector<NodeAnswer>& answers);
+    bool take(const NodeAnswer& answer);
     void investigate(const HangVerdict& verdict);
+    void report(const HangVerdict& verdict, const std::string& stacks);
     [[nodiscard]] bool is_running(std::uint64_t generation) const;
 
     os::EventLoop& loop_;
-    os::System& system_;
     os::Log& log_;
-    Agent& agent_;
+    const Controller& controller_;
+    Inquiry& inquiry_;
     HangDetector detector_;
     Found found_;
     std::uint64_t generation_ = 0;  ///< that the detector knows
+    std::map<int, std::vector<HangSample>> last_;  ///< of each node, by its first rank
+    std::vector<std::string> silent_;  ///< nodes that did not answer the last look
     os::EventLoop::TimerId timer_ = 0;
 };
+
+/// Makes this node answer what its workers look like.
+void answer_hang_looks(Inquiry& inquiry, Agent& agent, const std::string& host);
 
 /// All living workers of this node. The agent is borrowed by the targets.
 std::vector<StackTarget> stack_targets(Agent& agent);

@@ -24,6 +24,8 @@
 #include "launcher/exit_codes.h"
 #include "launcher/hang_watch.h"
 #include "launcher/head.h"
+#include "launcher/inquiry.h"
+#include "launcher/job_questions.h"
 #include "launcher/launch.h"
 #include "launcher/log_directory.h"
 #include "launcher/master_port.h"
@@ -95,18 +97,17 @@ class Job final : public rdzv::ServerHandler, public rdzv::AgentLinkHandler {
     Status build_head(const HeadChoice& choice);
     Status build_agent(const Endpoint& controller);
     Status build_observation();
-    void answer_stacks(const ControlRequest& request, const ControlReply& reply);
+    void build_questions();
     void on_signal(const signalfd_siginfo& info);
     void act_on(int signal, SignalAction action);
     void suspend();
-    void on_hang(const HangVerdict& verdict);
     void controller_done();
     void leave(int code);
     int say_how_it_ended();
 
     void on_agent_joined(rdzv::AgentId agent, const rdzv::AgentHello& hello) override;
     void on_agent_message(rdzv::AgentId agent, const rdzv::Message& message) override;
-    void on_agent_lost(rdzv::AgentId agent, const std::string& why) override { controller_->agent_lost(agent, why); }
+    void on_agent_lost(rdzv::AgentId agent, const std::string& why) override;
     void on_log(const std::string& line) override { log_.warning("{}", line); }
 
     void on_connected() override {}
@@ -129,8 +130,10 @@ class Job final : public rdzv::ServerHandler, public rdzv::AgentLinkHandler {
     std::unique_ptr<Output> output_;
     std::unique_ptr<Agent> agent_;
     std::unique_ptr<rdzv::AgentLink> link_;
-    std::unique_ptr<HangWatch> hang_watch_;   ///< with --hang-timeout only
     std::unique_ptr<Observation> observation_;
+    std::unique_ptr<Inquiry> inquiry_;
+    std::unique_ptr<JobQuestions> questions_;
+    std::unique_ptr<HangWatch> hang_watch_;   ///< on the head, with --hang-timeout
     std::optional<int> exit_code_;            ///< said by the controller, on a node that is not the head
     std::string failure_;
     TimePoint farewell_ = kNever;             ///< until when other nodes may take our last message
@@ -246,52 +249,35 @@ Status Job::build_agent(const Endpoint& controller) {
     options.hello = std::move(hello);
     options.connect_by = deadline_after(MonotonicClock::now(), spec.rendezvous.join_timeout);
     link_ = std::make_unique<rdzv::AgentLink>(*loop_, std::move(options), *this);
-    if (spec.hang_timeout > Duration::zero()) {
-        hang_watch_ = std::make_unique<HangWatch>(*loop_, system_, log_, *agent_, spec.hang_timeout,
-                                                  [this](const HangVerdict& verdict) { on_hang(verdict); });
-    }
     return build_observation();
 }
 
 Status Job::build_observation() {
-    Observation::Parts parts{*loop_,
-                             log_,
-                             setup_.spec,
-                             *agent_,
-                             *output_,
-                             controller_.get(),
-                             marker_.substr(marker_.find('=') + 1),
-                             setup_.program.path,
-                             host_,
-                             [this](const std::string& why) {
-                                 if (controller_) controller_->preempt(SIGTERM, why);
-                                 else link_->send(rdzv::Notice{"preempt", std::to_string(SIGTERM)});
-                             },
-                             [this](int signal) {
-                                 if (controller_) controller_->forward(signal);
-                                 else agent_->forward_signal(signal);
-                             }};
+    Observation::Parts parts{*loop_, log_, setup_.spec, *agent_, *output_, controller_.get(), marker_.substr(marker_.find('=') + 1),
+                             setup_.program.path, host_};
     observation_ = std::make_unique<Observation>(std::move(parts));
     if (controller_) controller_->on_event([this](const JobEvent& event) { observation_->decided(event); });
     if (const Status open = observation_->open(); !open) return open;
-    observation_->on_request("stacks", [this](const ControlRequest& request, const ControlReply& reply) { answer_stacks(request, reply); });
+    build_questions();
     return {};
 }
 
-void Job::answer_stacks(const ControlRequest& request, const ControlReply& reply) {
-    std::vector<StackTarget> targets = stack_targets(*agent_);
-    if (const std::string text = request.argument("rank"); !text.empty()) {
-        const Result<std::int64_t> rank = parse_int(text);
-        std::erase_if(targets, [&](const StackTarget& target) { return !rank || target.rank != *rank; });
+/// What a running job can be asked, and what the job itself asks of its nodes.
+void Job::build_questions() {
+    Inquiry::Parts parts{*loop_, [this](const rdzv::Message& message) { return link_->send(message); }, nullptr, nullptr};
+    if (controller_) {
+        parts.to_agent = [this](std::uint64_t agent, const rdzv::Message& message) { return server_->send(agent, message); };
+        parts.world = [this] { return controller_->world(); };
     }
-    if (targets.empty()) {
-        reply.send(control_error("no such rank runs on this node"));
-        return reply.finish();
+    inquiry_ = std::make_unique<Inquiry>(std::move(parts));
+    answer_hang_looks(*inquiry_, *agent_, host_);
+    questions_ = std::make_unique<JobQuestions>(JobQuestions::Parts{
+        *loop_, system_, setup_.spec, *agent_, *observation_, *inquiry_, host_,
+        [this](const std::string& why) { controller_->preempt(SIGTERM, why); }, [this](int signal) { controller_->forward(signal); }});
+    if (controller_ && setup_.spec.hang_timeout > Duration::zero()) {
+        hang_watch_ = std::make_unique<HangWatch>(*loop_, *job_log_, *controller_, *inquiry_, setup_.spec.hang_timeout,
+                                                  [this](const HangVerdict& verdict) { controller_->hang_found(verdict.what, verdict.culprit); });
     }
-    collect_stacks(*loop_, system_, std::move(targets), kStackPatience, [reply](const std::vector<RankStack>& stacks) {
-        reply.send(control_text(render_stacks(stacks)));
-        reply.finish();
-    });
 }
 
 Result<int> Job::run() {
@@ -344,7 +330,14 @@ void Job::on_agent_joined(rdzv::AgentId agent, const rdzv::AgentHello& hello) {
     if (const Status joined = controller_->agent_joined(agent, hello); !joined) server_->refuse_agent(agent, joined.error());
 }
 
+void Job::on_agent_lost(rdzv::AgentId agent, const std::string& why) {
+    inquiry_->agent_lost(agent);
+    controller_->agent_lost(agent, why);
+}
+
 void Job::on_agent_message(rdzv::AgentId agent, const rdzv::Message& message) {
+    if (const auto* question = std::get_if<rdzv::Question>(&message)) return inquiry_->from_agent(agent, *question);
+    if (const auto* answer = std::get_if<rdzv::Answer>(&message)) return inquiry_->from_agent(agent, *answer);
     observation_->node_says(message, controller_->host_of(agent));
     controller_->agent_message(agent, message);
 }
@@ -358,6 +351,10 @@ void Job::on_message(const rdzv::Message& message) {
         agent_->handle(*stop);
     } else if (const auto* notice = std::get_if<rdzv::Notice>(&message)) {
         agent_->handle(*notice);
+    } else if (const auto* question = std::get_if<rdzv::Question>(&message)) {
+        inquiry_->from_controller(*question);
+    } else if (const auto* answer = std::get_if<rdzv::Answer>(&message)) {
+        inquiry_->from_controller(*answer);
     } else if (const auto* shutdown = std::get_if<rdzv::Shutdown>(&message)) {
         if (controller_) return;
         failure_ = shutdown->why;
@@ -371,11 +368,6 @@ void Job::on_lost(const Error& why) {
     log_.error("{}; killing the workers of this node", failure_);
     agent_->kill_all();
     leave(static_cast<int>(ExitCode::Unavailable));
-}
-
-void Job::on_hang(const HangVerdict& verdict) {
-    if (controller_) controller_->hang_found(verdict.what, verdict.culprit);
-    else link_->send(rdzv::Notice{"hang", fmt::format("{}: {}", host_, verdict.what)});
 }
 
 // ---- the end

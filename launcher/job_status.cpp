@@ -16,7 +16,7 @@ std::string span(double seconds) {
 const WorkerStatus* same_process(const JobStatus* before, const WorkerStatus& worker) {
     if (before == nullptr) return nullptr;
     const auto found = std::find_if(before->workers.begin(), before->workers.end(), [&](const WorkerStatus& other) {
-        return other.rank == worker.rank && other.pid == worker.pid;
+        return other.rank == worker.rank && other.pid == worker.pid && other.seconds <= worker.seconds;
     });
     return found == before->workers.end() ? nullptr : &*found;
 }
@@ -59,6 +59,16 @@ std::string row(const WorkerStatus& worker, const WorkerRates& rate) {
     return worker.collective.empty() ? text : text + ' ' + worker.collective;
 }
 
+constexpr std::size_t kMostHostWidth = 20;
+
+std::size_t longest_host(const JobStatus& status) {
+    std::size_t longest = 4;
+    for (const HostStatus& host : status.hosts) {
+        if (host.trouble.empty()) longest = std::max(longest, host.host.size());
+    }
+    return std::min(longest, kMostHostWidth);
+}
+
 /// A label's value, as the text format wants it.
 std::string label(std::string_view text) {
     std::string out;
@@ -99,23 +109,47 @@ class Metrics {
 
 }  // namespace
 
-WorkerRates rates_between(const JobStatus* before, const JobStatus& now, const WorkerStatus& worker) {
+WorkerRates rates_between(const JobStatus* before, const WorkerStatus& worker) {
     const WorkerStatus* last = same_process(before, worker);
-    if (last == nullptr || now.taken_at <= before->taken_at || last->step > worker.step) {
+    if (last == nullptr || last->seconds == worker.seconds || last->step > worker.step) {
         return rates(worker.cpu_seconds, static_cast<double>(worker.step), worker.comm_seconds, worker.seconds);
     }
+    // Each node has a clock of its own; a worker's age is of its node's.
     return rates(std::max(0.0, worker.cpu_seconds - last->cpu_seconds), static_cast<double>(worker.step - last->step),
-                 std::max(0.0, worker.comm_seconds - last->comm_seconds), now.taken_at - before->taken_at);
+                 std::max(0.0, worker.comm_seconds - last->comm_seconds), worker.seconds - last->seconds);
+}
+
+JobStatus merge_status(JobStatus head, const std::vector<JobStatus>& nodes) {
+    head.hosts.clear();
+    head.workers.clear();
+    head.lost_output_bytes = 0;
+    for (const JobStatus& node : nodes) {
+        for (WorkerStatus worker : node.workers) {
+            worker.node = static_cast<int>(head.hosts.size());
+            head.workers.push_back(std::move(worker));
+        }
+        head.hosts.push_back(node.hosts.empty() ? HostStatus{node.host, node.pid, "", "", "it said nothing of itself"} : node.hosts.front());
+        head.lost_output_bytes += node.lost_output_bytes;
+    }
+    return head;
 }
 
 std::string render_status(const JobStatus* before, const JobStatus& now, int width) {
     std::string text = printable(title(now)) + '\n';
     if (!now.log_directory.empty()) text += printable("logs: " + now.log_directory) + '\n';
+    for (const HostStatus& host : now.hosts) {
+        if (!host.trouble.empty()) text += printable(fmt::format("node {}: {}", host.host, host.trouble)) + '\n';
+    }
     if (now.workers.empty()) return text;
-    text += cut(fmt::format("{:>6} {:>8} {:<9}{:>7} {:>9} {:>9} {:>8} {:>6}  {:<12} {}", "RANK", "PID", "STATE", "CPU%",
-                            "RSS", "STEP", "STEPS/S", "COMM%", "SILENT FOR", "COLLECTIVE"), width) + '\n';
+    const std::size_t host_width = now.hosts.size() > 1 ? longest_host(now) : 0;
+    std::string head = fmt::format("{:>6} {:>8} {:<9}{:>7} {:>9} {:>9} {:>8} {:>6}  {:<12} {}", "RANK", "PID", "STATE", "CPU%", "RSS", "STEP",
+                                   "STEPS/S", "COMM%", "SILENT FOR", "COLLECTIVE");
+    if (host_width > 0) head = fmt::format("{:<{}} ", "HOST", host_width) + head;
+    text += cut(std::move(head), width) + '\n';
     for (const WorkerStatus& worker : now.workers) {
-        text += cut(printable(row(worker, rates_between(before, now, worker))), width) + '\n';
+        std::string line = row(worker, rates_between(before, worker));
+        if (host_width > 0) line = fmt::format("{:<{}} ", now.hosts[static_cast<std::size_t>(worker.node)].host.substr(0, host_width), host_width) + line;
+        text += cut(printable(std::move(line)), width) + '\n';
     }
     return text;
 }

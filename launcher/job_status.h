@@ -9,8 +9,9 @@
 
 namespace ddprun {
 
-/// One worker of this node, at one moment. Totals, no rates: who asks twice makes them (rates_between).
+/// One worker, at one moment. Totals, no rates: who asks twice makes them (rates_between).
 struct WorkerStatus {
+    int node = 0;             ///< index in JobStatus::hosts
     int rank = 0;
     int local_rank = 0;
     int pid = 0;              ///< 0: not started yet
@@ -26,7 +27,17 @@ struct WorkerStatus {
     bool operator==(const WorkerStatus&) const = default;
 };
 
-/// What a running ddprun says about its job; of several nodes it knows the workers of its own.
+/// One node of the job.
+struct HostStatus {
+    std::string host;
+    int pid = 0;              ///< of its ddprun
+    std::string phase;        ///< of the node: "idle" "starting" "running" "stopping" "killing" "sweeping"
+    std::string log_directory;  ///< of this attempt, on that host; "" none
+    std::string trouble;      ///< why nothing else is known of it: "no answer in 2 s"
+    bool operator==(const HostStatus&) const = default;
+};
+
+/// What is said about a job: by one node about itself, or by the head about all (see merge_status).
 struct JobStatus {
     std::string job;          ///< DDPRUN_JOB
     std::string run_id;
@@ -41,12 +52,16 @@ struct JobStatus {
     int world_size = 0;
     int nodes = 1;
     double seconds = 0;       ///< since ddprun was started
-    double taken_at = 0;      ///< CLOCK_MONOTONIC of the host, seconds
     std::string log_directory;  ///< of this attempt; "" none
     std::uint64_t lost_output_bytes = 0;
+    std::vector<HostStatus> hosts;  ///< in order of group rank
     std::vector<WorkerStatus> workers;
     bool operator==(const JobStatus&) const = default;
 };
+
+/// The whole job, of what the head says of itself and of each node: the head's words about the job, the workers and
+/// hosts of all nodes in the given order. A node that did not answer is one that has a host with its trouble only.
+JobStatus merge_status(JobStatus head, const std::vector<JobStatus>& nodes);
 
 /// What one worker did per second.
 struct WorkerRates {
@@ -55,8 +70,8 @@ struct WorkerRates {
     double comm_percent = 0;  ///< of the time
     bool operator==(const WorkerRates&) const = default;
 };
-/// Between two moments of one process; over its whole life when `before` is another process or no time has passed.
-WorkerRates rates_between(const JobStatus* before, const JobStatus& now, const WorkerStatus& worker);
+/// Since `before` (may be null); over the worker's whole life when that knows another process or no time has passed.
+WorkerRates rates_between(const JobStatus* before, const WorkerStatus& worker);
 
 /// One line, with newline.
 std::string to_json(const JobStatus& status);

@@ -8,7 +8,8 @@ namespace {
 using Json = nlohmann::ordered_json;
 
 Json json_of(const WorkerStatus& worker) {
-    Json json = {{"rank", worker.rank},
+    Json json = {{"node", worker.node},
+                 {"rank", worker.rank},
                  {"local_rank", worker.local_rank},
                  {"pid", worker.pid},
                  {"state", worker.state},
@@ -20,6 +21,18 @@ Json json_of(const WorkerStatus& worker) {
     json["step"] = worker.step;
     json["comm_seconds"] = worker.comm_seconds;
     json["collective"] = worker.collective;
+    return json;
+}
+
+Json json_of(const HostStatus& host) {
+    Json json = {{"host", host.host}};
+    if (!host.trouble.empty()) {
+        json["trouble"] = host.trouble;
+        return json;
+    }
+    json["pid"] = host.pid;
+    json["phase"] = host.phase;
+    json["log_directory"] = host.log_directory;
     return json;
 }
 
@@ -37,8 +50,28 @@ void take(const Json& json, const char* key, T& into) {
     }
 }
 
+template <class T>
+void take_list(const Json& json, const char* key, std::vector<T>& into, T (*read)(const Json&)) {
+    const auto list = json.find(key);
+    if (list == json.end() || !list->is_array()) return;
+    for (const Json& entry : *list) {
+        if (entry.is_object()) into.push_back(read(entry));
+    }
+}
+
+HostStatus host_from(const Json& json) {
+    HostStatus host;
+    take(json, "host", host.host);
+    take(json, "pid", host.pid);
+    take(json, "phase", host.phase);
+    take(json, "log_directory", host.log_directory);
+    take(json, "trouble", host.trouble);
+    return host;
+}
+
 WorkerStatus worker_from(const Json& json) {
     WorkerStatus worker;
+    take(json, "node", worker.node);
     take(json, "rank", worker.rank);
     take(json, "local_rank", worker.local_rank);
     take(json, "pid", worker.pid);
@@ -71,9 +104,10 @@ std::string to_json(const JobStatus& status) {
                  {"world_size", status.world_size},
                  {"nodes", status.nodes},
                  {"seconds", status.seconds},
-                 {"taken_at", status.taken_at},
                  {"log_directory", status.log_directory},
                  {"lost_output_bytes", status.lost_output_bytes}};
+    json["hosts"] = Json::array();
+    for (const HostStatus& host : status.hosts) json["hosts"].push_back(json_of(host));
     json["workers"] = Json::array();
     for (const WorkerStatus& worker : status.workers) json["workers"].push_back(json_of(worker));
     return json.dump(-1, ' ', false, Json::error_handler_t::replace) + '\n';
@@ -103,13 +137,13 @@ Result<JobStatus> job_status_from_json(std::string_view line) {
     take(json, "world_size", status.world_size);
     take(json, "nodes", status.nodes);
     take(json, "seconds", status.seconds);
-    take(json, "taken_at", status.taken_at);
     take(json, "log_directory", status.log_directory);
     take(json, "lost_output_bytes", status.lost_output_bytes);
-    const auto workers = json.find("workers");
-    if (workers == json.end() || !workers->is_array()) return status;
-    for (const Json& worker : *workers) {
-        if (worker.is_object()) status.workers.push_back(worker_from(worker));
+    take_list(json, "hosts", status.hosts, host_from);
+    take_list(json, "workers", status.workers, worker_from);
+    // An index into the hosts; another's word is not trusted.
+    for (WorkerStatus& worker : status.workers) {
+        if (worker.node < 0 || worker.node >= static_cast<int>(status.hosts.size())) worker.node = 0;
     }
     return status;
 }

@@ -59,11 +59,6 @@ std::string name_of(SignalAction action) {
     return "";
 }
 
-void answer(const ControlReply& reply, const std::string& line) {
-    reply.send(line);
-    reply.finish();
-}
-
 }  // namespace
 
 Status Observation::open() {
@@ -88,12 +83,6 @@ Status Observation::open() {
     } else {
         parts_.log.warning("{}; 'ddprun ps' will not see this job", control.error().what);
     }
-    on_request("status", [this](const ControlRequest&, const ControlReply& reply) { answer(reply, to_json(status())); });
-    on_request("signal", [this](const ControlRequest& request, const ControlReply& reply) { handle_signal(request, reply); });
-    on_request("drain", [this](const ControlRequest&, const ControlReply& reply) {
-        parts_.drain("ddprun drain");
-        answer(reply, control_text(fmt::format("told to save and stop; grace {}", format_duration(parts_.spec.preempt_grace))));
-    });
     write("job_started", {{"program", parts_.program}, {"pid", static_cast<std::int64_t>(::getpid())}});
     return {};
 }
@@ -152,36 +141,12 @@ JobStatus Observation::status() const {
     }
     const TimePoint now = MonotonicClock::now();
     status.seconds = seconds(now - begun_);
-    status.taken_at = seconds(now.time_since_epoch());
     status.log_directory = parts_.output.attempt_directory();
     status.lost_output_bytes = parts_.output.loss().bytes;
+    status.hosts.push_back({parts_.host, status.pid, name_of(parts_.agent.state().phase), status.log_directory, ""});
     const int workers = static_cast<int>(parts_.agent.state().workers.size());
     for (int local_rank = 0; local_rank < workers; ++local_rank) status.workers.push_back(worker_status(local_rank));
     return status;
-}
-
-void Observation::handle_signal(const ControlRequest& request, const ControlReply& reply) {
-    const std::optional<int> signal = signal_from_name(request.argument("signal"));
-    if (!signal) return answer(reply, control_error(fmt::format("'{}' is not a signal", request.argument("signal"))));
-    const std::string name = signal_name(*signal);
-    const std::string who = request.argument("rank");
-    if (who.empty()) {
-        write("signal", {{"signal", name}, {"action", "forward"}, {"by", "ddprun signal"}});
-        parts_.signal(*signal);
-        return answer(reply, control_text(fmt::format("{} sent to all workers", name)));
-    }
-    const Result<std::int64_t> rank = parse_int(who);
-    const Agent& agent = parts_.agent;
-    const std::int64_t local_rank = rank ? *rank - agent.first_rank() : -1;
-    if (local_rank < 0 || local_rank >= static_cast<std::int64_t>(agent.state().workers.size())) {
-        return answer(reply, control_error(fmt::format("no rank {} on {}; it runs ranks {} to {}", who, parts_.host, agent.first_rank(),
-                                                       agent.first_rank() + static_cast<int>(agent.state().workers.size()) - 1)));
-    }
-    if (!parts_.agent.signal_worker(static_cast<int>(local_rank), *signal)) {
-        return answer(reply, control_error(fmt::format("rank {} is not running", who)));
-    }
-    write("signal", {{"signal", name}, {"action", "forward"}, {"by", "ddprun signal"}, {"rank", *rank}});
-    answer(reply, control_text(fmt::format("{} sent to rank {}", name, who)));
 }
 
 // ---- events
@@ -249,11 +214,16 @@ void Observation::signalled(int signal, SignalAction action) {
     write("signal", {{"signal", signal_name(signal)}, {"action", name_of(action)}, {"by", "signal to ddprun"}});
 }
 
+void Observation::signal_asked(int signal, std::optional<int> rank) {
+    Fields fields = {{"signal", signal_name(signal)}, {"action", "forward"}, {"by", "ddprun signal"}};
+    if (rank) fields.emplace_back("rank", std::int64_t{*rank});
+    write("signal", std::move(fields));
+}
+
 void Observation::finished(const JobEnd& end) { finished(exit_code(end), end.failure); }
 
 void Observation::finished(int exit_code, const std::string& failure) {
-    Fields fields = {{"exit_code", std::int64_t{exit_code}},
-                                                                       {"seconds", seconds(MonotonicClock::now() - begun_)}};
+    Fields fields = {{"exit_code", std::int64_t{exit_code}}, {"seconds", seconds(MonotonicClock::now() - begun_)}};
     if (!failure.empty()) fields.emplace_back("failure", failure);
     write("finished", std::move(fields));
 }

@@ -17,8 +17,8 @@
 
 namespace ddprun {
 
-/// How a running job is seen and asked from outside: control socket, --events, --metrics-port. It looks at the parts
-/// and changes nothing but by `drain` and `signal`. Borrows all parts for its whole life.
+/// How a running job is seen from outside: control socket, --events, --metrics-port. It looks at the parts and changes
+/// nothing. What the socket answers is in job_questions.h. Borrows all parts for its whole life.
 class Observation {
   public:
     struct Parts {
@@ -31,8 +31,6 @@ class Observation {
         std::string job;               ///< the value of DDPRUN_JOB
         std::string program;
         std::string host;
-        std::function<void(const std::string& why)> drain;  ///< preemption: save and stop
-        std::function<void(int signal)> signal;             ///< to all workers of all nodes
     };
 
     explicit Observation(Parts parts) : parts_(std::move(parts)) {}
@@ -41,9 +39,10 @@ class Observation {
     /// warning. Error: InvalidArgument (--events), System (--metrics-port).
     Status open();
 
-    /// Another question that a running job answers (see ControlSocket::on).
+    /// A question that a running job answers (see ControlSocket::on).
     void on_request(const std::string& name, ControlSocket::Handler handler);
 
+    /// Of this node; on the head with what is known there of the job.
     [[nodiscard]] JobStatus status() const;
 
     // What happens to the job, for --events.
@@ -54,6 +53,8 @@ class Observation {
     void node_says(const rdzv::Message& message, const std::string& host);
     void decided(const JobEvent& event);
     void signalled(int signal, SignalAction action);
+    /// By `ddprun signal`; nullopt: to all.
+    void signal_asked(int signal, std::optional<int> rank);
     void finished(const JobEnd& end);
     /// The end as a node that is not the head hears it.
     void finished(int exit_code, const std::string& failure);
@@ -63,7 +64,6 @@ class Observation {
     /// Of the current generation when none is named.
     void write(std::string event, Fields fields, std::optional<std::uint64_t> generation = std::nullopt);
     void worker_exited(const rdzv::WorkerExited& exit, const std::string& host);
-    void handle_signal(const ControlRequest& request, const ControlReply& reply);
     [[nodiscard]] WorkerStatus worker_status(int local_rank) const;
 
     Parts parts_;

@@ -315,10 +315,11 @@ std::string kernel_view(pid_t pid) {
     return text;
 }
 
-std::string render_stacks(const std::vector<RankStack>& stacks) {
+std::string render_stacks(const std::vector<RankStack>& stacks, const std::string& host) {
     std::string text;
     for (const RankStack& stack : stacks) {
-        text += fmt::format("rank {} (pid {}), by {}:\n", stack.rank, stack.pid, describe(stack.method));
+        const std::string where = host.empty() ? "" : " on " + host;
+        text += fmt::format("rank {}{} (pid {}), by {}:\n", stack.rank, where, stack.pid, describe(stack.method));
         for (const std::string_view line : split(stack.text, '\n')) {
             if (!is_chatter(line)) text += fmt::format("    {}\n", line);
         }

@@ -62,7 +62,7 @@ void collect_stacks(os::EventLoop& loop, os::System& system, std::vector<StackTa
 /// What the kernel says about a process: its state, and where it waits.
 std::string kernel_view(pid_t pid);
 
-/// The stacks as text for people, one block per rank.
-std::string render_stacks(const std::vector<RankStack>& stacks);
+/// The stacks as text for people, one block per rank. `host` "": not shown.
+std::string render_stacks(const std::vector<RankStack>& stacks, const std::string& host);
 
 }  // namespace ddprun

@@ -40,7 +40,8 @@ int connect_outcome(int fd) {
 bool is_order(const Message& message) {
     return std::holds_alternative<StartGeneration>(message) ||
            std::holds_alternative<StopGeneration>(message) || std::holds_alternative<Shutdown>(message) ||
-           std::holds_alternative<Notice>(message);
+           std::holds_alternative<Notice>(message) || std::holds_alternative<Question>(message) ||
+           std::holds_alternative<Answer>(message);
 }
 
 }  // namespace

@@ -20,7 +20,7 @@ class AgentLinkHandler {
     virtual ~AgentLinkHandler() = default;
     /// Authenticated both ways; the AgentHello is on its way.
     virtual void on_connected() = 0;
-    /// StartGeneration, StopGeneration, Shutdown or Notice.
+    /// StartGeneration, StopGeneration, Shutdown, Notice, Question or Answer.
     virtual void on_message(const Message& message) = 0;
     /// The link is over, or never came about. Once; nothing follows. Timeout (nobody there until the
     /// deadline, or no heartbeat), Refused (token, job, membership), Closed, Protocol.

@@ -83,6 +83,8 @@ Outgoing outgoing(const Sum& message) { return flat(message); }
 Outgoing outgoing(const Erased& message) { return flat(message); }
 Outgoing outgoing(const Exchanged& message) { return flat(message, message.value); }
 
+Outgoing outgoing(const Answer& message) { return flat(message, message.value); }
+
 Outgoing outgoing(const Failure& message) {
     const auto* const found = std::find_if(kErrorNames.begin(), kErrorNames.end(),
                                            [&](const auto& entry) { return entry.first == message.code; });
@@ -302,6 +304,10 @@ Result<Message> decode(Frame frame) {
             return read<Shutdown>(std::move(frame));
         case Type::Notice:
             return read<Notice>(std::move(frame));
+        case Type::Question:
+            return read<Question>(std::move(frame));
+        case Type::Answer:
+            return read_value<Answer>(std::move(frame));
     }
     return Message(Unknown{frame.type});
 }

@@ -235,11 +235,23 @@ struct Notice {
     bool operator==(const Notice&) const = default;
 };
 
+/// Either way: something about the running job. Answered once with the same number, or not at all.
+struct Question {
+    std::uint64_t number = 0;  ///< chosen by whoever asks
+    std::string request;       ///< a line as a job's control socket takes it (docs/events.md)
+    bool operator==(const Question&) const = default;
+};
+struct Answer {
+    std::uint64_t number = 0;
+    Blob value;  ///< a line as a job's control socket answers it
+    bool operator==(const Answer&) const = default;
+};
+
 using StoreReply = std::variant<Failure, Done, Value, Absent, Sum, Exchanged, Erased>;
 using Message =
     std::variant<Unknown, Hello, Challenge, Proof, Welcome, Failure, Heartbeat, StoreRequest, Done, Value,
                  Absent, Sum, Exchanged, Erased, AgentHello, WorkersStarted, WorkerExited, GenerationDrained,
-                 StartGeneration, StopGeneration, Shutdown, Notice>;
+                 StartGeneration, StopGeneration, Shutdown, Notice, Question, Answer>;
 
 /// "StartGeneration" and so on, for logs; a store request gives its operation ("Set").
 std::string_view message_name(const Message& message);

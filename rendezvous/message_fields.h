@@ -45,6 +45,8 @@ enum class Type : std::uint8_t {
     StopGeneration = 81,
     Shutdown = 82,
     Notice = 96,
+    Question = 97,
+    Answer = 98,
 };
 
 /// What a T is called, on the wire and in logs.
@@ -107,6 +109,10 @@ template <>
 inline constexpr std::pair kTag<Shutdown>{Type::Shutdown, std::string_view("Shutdown")};
 template <>
 inline constexpr std::pair kTag<Notice>{Type::Notice, std::string_view("Notice")};
+template <>
+inline constexpr std::pair kTag<Question>{Type::Question, std::string_view("Question")};
+template <>
+inline constexpr std::pair kTag<Answer>{Type::Answer, std::string_view("Answer")};
 
 inline constexpr std::array<std::pair<Errc, std::string_view>, 10> kErrorNames{{
     {Errc::System, "system"},
@@ -273,6 +279,15 @@ template <class F, Is<Notice> M>
 void fields(F& f, M& m) {
     f("kind", m.kind);
     f("text", m.text);
+}
+template <class F, Is<Question> M>
+void fields(F& f, M& m) {
+    f("number", m.number);
+    f("request", m.request);
+}
+template <class F, Is<Answer> M>
+void fields(F& f, M& m) {
+    f("number", m.number);
 }
 
 }  // namespace ddprun::rdzv

@@ -34,7 +34,8 @@ Result<Endpoint> bound_address(int fd) {
 /// What an agent may say once it has joined.
 bool is_agent_message(const Message& message) {
     return std::holds_alternative<WorkersStarted>(message) || std::holds_alternative<WorkerExited>(message) ||
-           std::holds_alternative<GenerationDrained>(message) || std::holds_alternative<Notice>(message);
+           std::holds_alternative<GenerationDrained>(message) || std::holds_alternative<Notice>(message) ||
+           std::holds_alternative<Question>(message) || std::holds_alternative<Answer>(message);
 }
 
 }  // namespace

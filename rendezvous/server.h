@@ -26,7 +26,7 @@ class ServerHandler {
     virtual ~ServerHandler() = default;
     /// An authenticated agent asks to be part of the job. Answer with send() or refuse_agent().
     virtual void on_agent_joined(AgentId agent, const AgentHello& hello) = 0;
-    /// WorkersStarted, WorkerExited, GenerationDrained or Notice of an agent that has joined.
+    /// WorkersStarted, WorkerExited, GenerationDrained, Notice, Question or Answer of an agent that has joined.
     virtual void on_agent_message(AgentId agent, const Message& message) = 0;
     /// The connection of an agent that had joined is over, whoever ended it. Once per agent; nothing follows.
     virtual void on_agent_lost(AgentId agent, const std::string& why) = 0;

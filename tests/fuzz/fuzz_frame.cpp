@@ -117,7 +117,7 @@ std::vector<std::string> seeds() {
                               StartGeneration{1, 0, 2, 0, 8, {4, 4}, 0, 8, "node00", 29500, 0, 3},
                               StopGeneration{},
                               Shutdown{},
-                              Notice{"preempt", "walltime"}}) {
+                              Notice{"preempt", "walltime"}, Question{7, "{}"}, Answer{7, Blob("line")}}) {
         bytes.push_back(*encode(message, 1));
     }
     return bytes;

@@ -37,7 +37,6 @@ JobStatus two_workers() {
     status.max_restarts = 3;
     status.world_size = 2;
     status.seconds = 12;
-    status.taken_at = 100;
     WorkerStatus worker;
     worker.pid = 4171;
     worker.state = "running";
@@ -227,22 +226,50 @@ TEST(JobStatus, OfAnotherReleaseIsReadAsFarAsItGoes) {
 TEST(JobStatus, RatesAreOverTheTimeBetweenTwoLooks) {
     const JobStatus before = two_workers();
     JobStatus now = before;
-    now.taken_at += 2;
+    now.workers[1].seconds += 2;
     now.workers[1].cpu_seconds += 1;
     now.workers[1].step += 10;
     now.workers[1].comm_seconds += 0.5;
-    EXPECT_EQ(rates_between(&before, now, now.workers[1]), (WorkerRates{50, 5, 25}));
-    EXPECT_EQ(rates_between(nullptr, before, before.workers[1]), (WorkerRates{50, 10, 10}));
+    EXPECT_EQ(rates_between(&before, now.workers[1]), (WorkerRates{50, 5, 25}));
+    EXPECT_EQ(rates_between(nullptr, before.workers[1]), (WorkerRates{50, 10, 10}));
 }
 
 TEST(JobStatus, RatesOfARestartedRankBeginAnew) {
     const JobStatus before = two_workers();
     JobStatus now = before;
-    now.taken_at += 2;
     now.workers[1].pid = 5000;
     now.workers[1].seconds = 1;
     now.workers[1].cpu_seconds = 1;
-    EXPECT_EQ(rates_between(&before, now, now.workers[1]).cpu_percent, 100);
+    EXPECT_EQ(rates_between(&before, now.workers[1]).cpu_percent, 100);
+}
+
+JobStatus one_node(const std::string& host, int rank) {
+    JobStatus status;
+    status.hosts.push_back({host, 7, "running", "/logs/" + host, ""});
+    status.lost_output_bytes = 5;
+    WorkerStatus worker;
+    worker.rank = rank;
+    status.workers.push_back(worker);
+    return status;
+}
+
+TEST(JobStatus, OfAllNodesHasEveryWorkerWithItsHostAndNamesTheNodeThatIsSilent) {
+    JobStatus silent;
+    silent.hosts.push_back({"node03 (ranks 2-3)", 0, "", "", "no answer in 2 s"});
+    const JobStatus job = merge_status(two_workers(), {one_node("node01", 0), one_node("node02", 1), silent});
+    EXPECT_EQ(job.job, "5f3a");
+    EXPECT_EQ(job.lost_output_bytes, 10u);
+    ASSERT_EQ(job.workers.size(), 2u);
+    EXPECT_EQ(job.hosts[static_cast<std::size_t>(job.workers[1].node)].host, "node02");
+    const std::string text = render_status(nullptr, job, 0);
+    EXPECT_THAT(text, AllOf(HasSubstr("node node03 (ranks 2-3): no answer in 2 s\n"), HasSubstr("HOST "), HasSubstr("\nnode02      1 ")));
+    EXPECT_EQ(job_status_from_json(to_json(job)).value_or(JobStatus{}), job);
+}
+
+TEST(JobStatus, AWorkerOfANodeThatIsNotThereIsNotLookedUp) {
+    const Result<JobStatus> read = job_status_from_json(R"({"ok":true,"hosts":[{"host":"a"},{"host":"b"}],"workers":[{"node":7,"rank":1}]})");
+    ASSERT_TRUE(read);
+    EXPECT_THAT(render_status(nullptr, *read, 0), HasSubstr("HOST"));
 }
 
 TEST(JobStatus, TheTableNamesEveryWorkerAndKeepsToTheWidth) {

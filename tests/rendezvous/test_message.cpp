@@ -68,6 +68,8 @@ std::vector<Message> one_of_each() {
         StopGeneration{3, 15, 5'000'000'000, 5, "rank 5 died"},
         Shutdown{75, "preempted"},
         Notice{"preempt", "walltime"},
+        Question{7, R"({"request":"status"})"},
+        Answer{UINT64_MAX, Blob("{\"ok\":true}\n")},
     };
 }
 

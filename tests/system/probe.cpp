@@ -14,10 +14,12 @@
 //   segv            crashes                       closeout     closes stdout and stderr
 //   cwd             prints its directory          part TEXT    TEXT without a newline
 //   long N          one line of N MiB          await FILE   waits until FILE exists
+//   inside N        tells the launcher that it is inside all_reduce number N, as libddp would
 #include <dirent.h>
 #include <fcntl.h>
 #include <sched.h>
 #include <signal.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
 #include <cstdio>
@@ -25,6 +27,8 @@
 #include <cstring>
 #include <fstream>
 #include <string>
+
+#include "env/segment.h"
 
 namespace {
 
@@ -95,6 +99,19 @@ void print_descriptors() {
     }
     ::closedir(directory);
     write_all(1, text + "\n");
+}
+
+void say_inside(std::uint64_t number) {
+    const auto local_rank = static_cast<std::size_t>(std::atoi(variable("LOCAL_RANK").c_str()));
+    const std::size_t bytes = ddprun::kRankLinesOffset + sizeof(ddprun::RankLine) * (local_rank + 1);
+    const int fd = std::atoi(variable("DDPRUN_SEGMENT_FD").c_str());
+    char* const segment = static_cast<char*>(::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0));
+    if (segment == MAP_FAILED) ::_exit(111);
+    ddprun::RankLine& line = reinterpret_cast<ddprun::RankLine*>(segment + ddprun::kRankLinesOffset)[local_rank];
+    line.operation = static_cast<std::uint32_t>(ddprun::SegmentOp::AllReduce);
+    line.finished_seq = number - 1;
+    line.started_seq = number;
+    line.joined = 1;
 }
 
 void print_cpus() {
@@ -208,6 +225,8 @@ int main(int argc, char** argv) {
             print_cpus();
         } else if (act == "sigs") {
             print_signals();
+        } else if (act == "inside") {
+            say_inside(static_cast<std::uint64_t>(std::atoi(next().c_str())));
         } else if (act == "segv") {
             ::raise(SIGSEGV);
         } else if (act == "closeout") {

@@ -3,6 +3,8 @@
 #include <gtest/gtest.h>
 #include <signal.h>
 
+#include <optional>
+
 #include "tests/support/run_program.h"
 #include "tests/support/temporary_directory.h"
 #include "tests/system/look.h"
@@ -14,6 +16,7 @@ using namespace std::chrono_literals;
 using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
+using ::testing::Not;
 
 /// The two ends of a job; every option besides the node's rank is the same for both.
 class TwoNodes {
@@ -131,6 +134,124 @@ TEST(TwoNodes, NothingThatSaysWhereToMeetIsAnError) {
     const Outcome outcome = run(ddprun_probe({"--nnodes=2"}, {"say", "up"}));
     EXPECT_EQ(outcome.status, 64) << outcome.err;
     EXPECT_THAT(outcome.err, HasSubstr("--rdzv-endpoint"));
+}
+
+// ---- one job, whichever node is asked
+
+/// Two nodes whose four workers hold, and their control sockets' ids.
+class AskTwoNodes : public ::testing::Test {
+  protected:
+    void start(std::vector<std::string> acts, std::vector<std::string> options = {}) {
+        acts.insert(acts.end(), {"say", "up", "hold"});
+        options.push_back("--rdzv-id=" + id_);
+        nodes_.emplace(Way::Static, acts, std::move(options));
+        for (int node : {0, 1}) ASSERT_TRUE((*nodes_)[node].wait_for_output(node == 0 ? "[1]: up" : "[3]: up"));
+        for (int node : {0, 1}) ASSERT_TRUE((*nodes_)[node].wait_for_output(node == 0 ? "[0]: up" : "[2]: up"));
+    }
+    /// Of the job that this ddprun answers for, by what the kernel shows of its workers.
+    std::string socket_of(int node) {
+        std::vector<std::string> probes;
+        for (const pid_t worker : children_named((*nodes_)[node].pid(), "probe")) probes.push_back(file_content("/proc/" + std::to_string(worker) + "/environ"));
+        if (probes.empty()) return "no worker";
+        const std::size_t at = probes.front().find("DDPRUN_JOB=") + 11;
+        return probes.front().substr(at, probes.front().find('\0', at) - at);
+    }
+    Outcome ask(int node, std::vector<std::string> words) {
+        words.insert(words.begin(), path_of("DDPRUN"));
+        words.push_back("--job=" + socket_of(node));
+        return run(words);
+    }
+
+    std::string id_ = unique_name("two");
+    std::optional<TwoNodes> nodes_;
+};
+
+TEST_F(AskTwoNodes, EitherNodeShowsTheWorkersOfBoth) {
+    start({});
+    for (int node : {0, 1}) {
+        const Outcome status = ask(node, {"ps"});
+        EXPECT_EQ(status.status, 0) << status.err;
+        EXPECT_THAT(status.out, AllOf(HasSubstr("4 workers on 2 nodes"), HasSubstr("HOST "), HasSubstr(" 0 of 0 restarts")));
+        EXPECT_EQ(occurrences(status.out, " running  "), 4) << "asked on node " << node << ": " << status.out;
+    }
+    const Outcome by_run_id = run({path_of("DDPRUN"), "ps", "--job=" + id_});
+    EXPECT_EQ(occurrences(by_run_id.out, "job "), 1) << by_run_id.out << by_run_id.err;
+}
+
+TEST_F(AskTwoNodes, EitherNodeShowsTheStacksOfBothOrOfOneRank) {
+    start({});
+    for (int node : {0, 1}) {
+        const Outcome all = ask(node, {"stacks"});
+        EXPECT_EQ(all.status, 0) << all.err;
+        for (const char* rank : {"rank 0 on ", "rank 1 on ", "rank 2 on ", "rank 3 on "}) EXPECT_THAT(all.out, HasSubstr(rank)) << "asked on node " << node;
+    }
+    const Outcome one = ask(0, {"stacks", "--rank=3"});
+    EXPECT_THAT(one.out, AllOf(HasSubstr("rank 3 on "), Not(HasSubstr("rank 2"))));
+    const Outcome none = ask(1, {"stacks", "--rank=4"});
+    EXPECT_EQ(none.status, 1);
+    EXPECT_THAT(none.err, HasSubstr("no such rank: 4; the job has 4 workers"));
+}
+
+TEST_F(AskTwoNodes, ASignalReachesARankOfTheOtherNode) {
+    start({"note", "10", "noted"});
+    const Outcome there = ask(0, {"signal", "USR1", "--rank=3"});
+    EXPECT_EQ(there.status, 0) << there.err;
+    ASSERT_TRUE((*nodes_)[1].wait_for_output("[3]: noted"));
+    const Outcome back = ask(1, {"signal", "USR1", "--rank=0"});
+    EXPECT_EQ(back.status, 0) << back.err;
+    ASSERT_TRUE((*nodes_)[0].wait_for_output("[0]: noted"));
+    EXPECT_EQ(ask(1, {"signal", "USR1"}).status, 0);
+    EXPECT_TRUE((*nodes_)[0].wait_for_output("[1]: noted"));
+    EXPECT_TRUE((*nodes_)[1].wait_for_output("[2]: noted"));
+    EXPECT_THAT(ask(1, {"signal", "USR1", "--rank=9"}).err, HasSubstr("no rank 9; the job has 4 workers"));
+}
+
+TEST_F(AskTwoNodes, DrainAskedOfTheOtherNodeEndsBothWith75) {
+    start({});
+    const Outcome drained = ask(1, {"drain"});
+    EXPECT_EQ(drained.status, 0) << drained.err;
+    for (int node : {0, 1}) EXPECT_EQ((*nodes_)[node].wait().status, 75);
+}
+
+TEST_F(AskTwoNodes, ANodeThatDoesNotAnswerIsNamedInTime) {
+    start({});
+    (*nodes_)[1].signal(SIGSTOP);
+    const Outcome status = ask(0, {"ps"});
+    EXPECT_EQ(status.status, 0) << status.err;
+    EXPECT_THAT(status.out, HasSubstr("(ranks 2-3): no answer in 2 s"));
+    EXPECT_EQ(occurrences(status.out, " running  "), 2) << status.out;
+    const Outcome signal = ask(0, {"signal", "USR1", "--rank=2"});
+    EXPECT_EQ(signal.status, 1);
+    EXPECT_THAT(signal.err, HasSubstr("(ranks 2-3): no answer in 2 s"));
+    (*nodes_)[1].signal(SIGCONT);
+}
+
+TEST_F(AskTwoNodes, WithoutTheHeadANodeShowsItsOwnWorkersAndSaysSo) {
+    start({});
+    (*nodes_)[0].signal(SIGSTOP);
+    const Outcome status = ask(1, {"ps"});
+    EXPECT_EQ(status.status, 0) << status.err;
+    EXPECT_THAT(status.out, HasSubstr("the head of the job gave no answer in 3 s"));
+    EXPECT_EQ(occurrences(status.out, " running  "), 2) << status.out;
+    (*nodes_)[0].signal(SIGCONT);
+}
+
+TEST(TwoNodes, ARankThatKeepsTheOtherNodeWaitingIsNamedWithItsHostAndAllStacksAreShown) {
+    TwoNodes nodes(Way::Static, {"rank", "3", "hold", "end", "inside", "812", "hold"}, {"--hang-timeout=2"});
+    const Outcome zero = nodes[0].wait(), one = nodes[1].wait();
+    EXPECT_EQ(zero.status, 124) << zero.err;
+    EXPECT_EQ(one.status, 124) << one.err;
+    EXPECT_THAT(zero.err, AllOf(HasSubstr("hang: rank 3 on "), HasSubstr("has not called all_reduce #812"), HasSubstr("ranks 0-2 wait for it")));
+    for (const char* rank : {"rank 0 on ", "rank 2 on ", "rank 3 on "}) EXPECT_THAT(zero.err, HasSubstr(rank));
+    EXPECT_THAT(one.err, Not(HasSubstr("hang: ")));
+}
+
+TEST(TwoNodes, ANodeThatGetsOnKeepsTheJobFromHanging) {
+    TwoNodes nodes(Way::Static, {"rank", "3", "sleep", "500", "say", "on", "sleep", "500", "say", "on", "sleep", "500", "say", "on", "sleep", "500", "say", "on",
+                                 "sleep", "500", "say", "on", "sleep", "500", "say", "on", "sleep", "500", "say", "on", "exit", "0", "end", "sleep", "3500"},
+                   {"--hang-timeout=2"});
+    EXPECT_EQ(nodes[0].wait().status, 0);
+    EXPECT_EQ(nodes[1].wait().status, 0);
 }
 
 }  // namespace

@@ -1,0 +1,155 @@
+#include "launcher/job_questions.h"
+
+#include <fmt/core.h>
+
+#include <algorithm>
+
+#include "env/text.h"
+#include "launcher/hang_watch.h"
+#include "launcher/signal_names.h"
+
+namespace ddprun {
+namespace {
+
+std::optional<int> rank_of(const ControlRequest& request) {
+    const Result<std::int64_t> rank = parse_int(request.argument("rank"));
+    if (!rank || *rank < 0 || *rank > 0x7fffffff) return std::nullopt;
+    return static_cast<int>(*rank);
+}
+
+/// A node that could not be asked, in place of what it would have said.
+JobStatus status_of(const NodeAnswer& answer) {
+    if (answer.trouble.empty()) {
+        Result<JobStatus> status = job_status_from_json(answer.line);
+        if (status) return *std::move(status);
+    }
+    JobStatus unknown;
+    unknown.hosts.push_back({describe_node(answer.node), 0, "", "", answer.trouble.empty() ? "its answer makes no sense" : answer.trouble});
+    return unknown;
+}
+
+}  // namespace
+
+JobQuestions::JobQuestions(Parts parts) : parts_(std::move(parts)) {
+    Inquiry& inquiry = parts_.inquiry;
+    using Request = ControlRequest;
+    using Answer = Inquiry::Answer;
+    inquiry.on_node("status", [this](const Request&, const Answer& answer) { answer(to_json(parts_.observation.status())); });
+    inquiry.on_node("signal", [this](const Request& request, const Answer& answer) { node_signal(request, answer); });
+    inquiry.on_node("stacks", [this](const Request& request, const Answer& answer) { node_stacks(request, answer); });
+
+    inquiry.on_job("status", kNodePatience, [this](const Request& request, const Answer& answer) { job_status(request, answer); });
+    inquiry.on_job("signal", kNodePatience, [this](const Request& request, const Answer& answer) { job_signal(request, answer); });
+    inquiry.on_job("stacks", kNodeStackPatience, [this](const Request& request, const Answer& answer) { job_stacks(request, answer); });
+    inquiry.on_job("drain", kNodePatience, [this](const Request&, const Answer& answer) {
+        parts_.drain("ddprun drain");
+        answer(control_text(fmt::format("told to save and stop; grace {}", format_duration(parts_.spec.preempt_grace))));
+    });
+    // Better its own workers than nothing.
+    inquiry.on_no_head("status", [this](const Request&, const std::string& why, const Answer& answer) {
+        JobStatus status = parts_.observation.status();
+        status.hosts.push_back({"head", 0, "", "", why});
+        answer(to_json(status));
+    });
+    for (const char* name : {"status", "signal", "stacks", "drain"}) {
+        parts_.observation.on_request(name, [&inquiry](const Request& request, const ControlReply& reply) {
+            inquiry.ask_job(request, [reply](const std::string& line) {
+                reply.send(line);
+                reply.finish();
+            });
+        });
+    }
+}
+
+// ---- one node
+
+int JobQuestions::local_rank_of(const std::string& rank) const {
+    const Result<std::int64_t> number = parse_int(rank);
+    const std::int64_t local_rank = number ? *number - parts_.agent.first_rank() : -1;
+    return local_rank < 0 || local_rank >= static_cast<std::int64_t>(parts_.agent.state().workers.size()) ? -1 : static_cast<int>(local_rank);
+}
+
+std::string JobQuestions::workers_text() const {
+    const int first = parts_.agent.first_rank();
+    return fmt::format("{} runs ranks {} to {}", parts_.host, first, first + static_cast<int>(parts_.agent.state().workers.size()) - 1);
+}
+
+void JobQuestions::node_signal(const ControlRequest& request, const Inquiry::Answer& answer) {
+    const std::optional<int> signal = signal_from_name(request.argument("signal"));
+    const std::string rank = request.argument("rank");
+    const int local_rank = local_rank_of(rank);
+    if (!signal) return answer(control_error(fmt::format("'{}' is not a signal", request.argument("signal"))));
+    if (local_rank < 0) return answer(control_error(fmt::format("no rank {}; {}", rank, workers_text())));
+    if (!parts_.agent.signal_worker(local_rank, *signal)) return answer(control_error(fmt::format("rank {} is not running", rank)));
+    parts_.observation.signal_asked(*signal, parts_.agent.first_rank() + local_rank);
+    answer(control_text(fmt::format("{} sent to rank {}", signal_name(*signal), rank)));
+}
+
+void JobQuestions::node_stacks(const ControlRequest& request, const Inquiry::Answer& answer) {
+    std::vector<StackTarget> targets = stack_targets(parts_.agent);
+    if (const std::optional<int> rank = rank_of(request)) {
+        std::erase_if(targets, [&](const StackTarget& target) { return target.rank != *rank; });
+    }
+    if (targets.empty()) return answer(control_error("none of the workers asked for runs"));
+    const std::string host = request.argument("host") == "shown" ? parts_.host : "";
+    collect_stacks(parts_.loop, parts_.system, std::move(targets), kStackPatience, [answer, host](const std::vector<RankStack>& stacks) {
+        answer(control_text(render_stacks(stacks, host)));
+    });
+}
+
+// ---- the job
+
+void JobQuestions::job_status(const ControlRequest& request, const Inquiry::Answer& answer) {
+    parts_.inquiry.ask_nodes(request, std::nullopt, kNodePatience, [this, answer](const std::vector<NodeAnswer>& answers) {
+        const JobStatus head = parts_.observation.status();
+        if (answers.empty()) return answer(to_json(head));
+        std::vector<JobStatus> nodes;
+        for (const NodeAnswer& node : answers) nodes.push_back(status_of(node));
+        answer(to_json(merge_status(head, nodes)));
+    });
+}
+
+void JobQuestions::job_signal(const ControlRequest& request, const Inquiry::Answer& answer) {
+    const std::optional<int> signal = signal_from_name(request.argument("signal"));
+    if (!signal) return answer(control_error(fmt::format("'{}' is not a signal", request.argument("signal"))));
+    const std::string who = request.argument("rank");
+    if (who.empty()) {
+        parts_.observation.signal_asked(*signal, std::nullopt);
+        parts_.signal(*signal);
+        return answer(control_text(fmt::format("{} sent to all workers", signal_name(*signal))));
+    }
+    parts_.inquiry.ask_nodes(request, rank_of(request).value_or(-1), kNodePatience, [this, who, answer](const std::vector<NodeAnswer>& answers) {
+        if (answers.empty()) return answer(control_error(fmt::format("no rank {}; the job has {} workers", who, parts_.observation.status().world_size)));
+        const NodeAnswer& node = answers.front();
+        answer(node.trouble.empty() ? node.line : control_error(fmt::format("{}: {}", describe_node(node.node), node.trouble)));
+    });
+}
+
+void JobQuestions::job_stacks(const ControlRequest& request, const Inquiry::Answer& answer) {
+    const std::string who = request.argument("rank");
+    const std::optional<int> rank = who.empty() ? std::nullopt : std::optional(rank_of(request).value_or(-1));
+    ControlRequest to_node = request;
+    if (parts_.observation.status().nodes > 1) to_node.arguments["host"] = "shown";
+    parts_.inquiry.ask_nodes(to_node, rank, kNodeStackPatience, [this, who, answer](const std::vector<NodeAnswer>& answers) {
+        if (!answers.empty()) return answer(control_text(join_texts(answers)));
+        const int workers = parts_.observation.status().world_size;
+        answer(control_error(who.empty() || workers == 0 ? "no worker runs" : fmt::format("no such rank: {}; the job has {} workers", who, workers)));
+    });
+}
+
+std::string describe_node(const WorldNode& node) {
+    if (node.workers == 1) return fmt::format("{} (rank {})", node.host, node.first_rank);
+    return fmt::format("{} (ranks {}-{})", node.host, node.first_rank, node.first_rank + node.workers - 1);
+}
+
+std::string join_texts(const std::vector<NodeAnswer>& answers) {
+    std::string all;
+    for (const NodeAnswer& answer : answers) {
+        const Result<std::string> text = decode_control_text(answer.line);
+        if (answer.trouble.empty() && text) all += *text;
+        else all += fmt::format("{}: {}\n", describe_node(answer.node), answer.trouble.empty() ? text.error().what : answer.trouble);
+    }
+    return all;
+}
+
+}  // namespace ddprun

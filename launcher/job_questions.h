@@ -1,0 +1,58 @@
+#pragma once
+
+#include <functional>
+#include <string>
+
+#include "env/event_loop.h"
+#include "env/system.h"
+#include "launcher/agent.h"
+#include "launcher/inquiry.h"
+#include "launcher/job_spec.h"
+#include "launcher/observation.h"
+#include "launcher/stacks.h"
+
+namespace ddprun {
+
+/// What a running job can be asked, `ddprun ps` and its like: each question's answer of one node, and how the head makes
+/// the job's out of them. Borrows all parts for its whole life.
+class JobQuestions {
+  public:
+    struct Parts {
+        os::EventLoop& loop;
+        os::System& system;
+        const JobSpec& spec;
+        Agent& agent;
+        Observation& observation;
+        Inquiry& inquiry;
+        std::string host;
+        // Of the head only.
+        std::function<void(const std::string& why)> drain;  ///< preemption: save and stop
+        std::function<void(int signal)> signal;             ///< to all workers of all nodes
+    };
+    /// Tells the inquiry and the control socket of every question.
+    explicit JobQuestions(Parts parts);
+    JobQuestions(const JobQuestions&) = delete;
+    JobQuestions& operator=(const JobQuestions&) = delete;
+
+  private:
+    void node_signal(const ControlRequest& request, const Inquiry::Answer& answer);
+    void node_stacks(const ControlRequest& request, const Inquiry::Answer& answer);
+    void job_status(const ControlRequest& request, const Inquiry::Answer& answer);
+    void job_signal(const ControlRequest& request, const Inquiry::Answer& answer);
+    void job_stacks(const ControlRequest& request, const Inquiry::Answer& answer);
+    [[nodiscard]] int local_rank_of(const std::string& rank) const;
+    [[nodiscard]] std::string workers_text() const;
+
+    Parts parts_;
+};
+
+/// How long the head waits for a node: for words, and for stacks.
+inline constexpr Duration kNodePatience = std::chrono::seconds(2);
+inline constexpr Duration kNodeStackPatience = kStackPatience + kNodePatience;
+
+/// The texts of all nodes, one below the other, with a line for each node that gave none.
+std::string join_texts(const std::vector<NodeAnswer>& answers);
+/// "node02 (ranks 4-7)".
+std::string describe_node(const WorldNode& node);
+
+}  // namespace ddprun

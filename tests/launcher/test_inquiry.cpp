@@ -1,0 +1,146 @@
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "launcher/hang_sample.h"
+#include "launcher/inquiry.h"
+
+namespace ddprun::test {
+namespace {
+
+using namespace std::chrono_literals;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+/// The head of a job of two nodes; what it sends is kept, what comes back the test says.
+class HeadInquiry : public ::testing::Test {
+  protected:
+    void SetUp() override {
+        Result<std::unique_ptr<os::EventLoop>> loop = os::EventLoop::create({});
+        ASSERT_TRUE(loop);
+        loop_ = std::move(*loop);
+        Inquiry::Parts parts{*loop_, [](const rdzv::Message&) { return false; },
+                             [this](std::uint64_t agent, const rdzv::Message& message) {
+                                 if (agent == broken_) inquiry_->agent_lost(agent);
+                                 if (agent == broken_) return false;
+                                 if (const auto* question = std::get_if<rdzv::Question>(&message)) asked_.emplace_back(agent, question->number);
+                                 if (const auto* answer = std::get_if<rdzv::Answer>(&message)) answered_.emplace_back(answer->value.view());
+                                 return true;
+                             },
+                             [this] { return world_; }};
+        inquiry_.emplace(std::move(parts));
+    }
+
+    void ask(std::optional<int> rank = std::nullopt, Duration patience = 60s) {
+        inquiry_->ask_nodes({"status", {}}, rank, patience, [this](std::vector<NodeAnswer> answers) {
+            ++rounds_;
+            heard_.clear();
+            for (const NodeAnswer& answer : answers) heard_.push_back(answer.node.host + ": " + answer.line + answer.trouble);
+        });
+    }
+    void answer(std::size_t question, const std::string& line) {
+        inquiry_->from_agent(asked_[question].first, rdzv::Answer{asked_[question].second, rdzv::Blob(line)});
+    }
+
+    std::unique_ptr<os::EventLoop> loop_;
+    std::vector<WorldNode> world_ = {{7, "a", 0, 2, true}, {5, "b", 2, 2, true}};
+    std::uint64_t broken_ = 0;
+    std::vector<std::pair<std::uint64_t, std::uint64_t>> asked_;
+    std::vector<std::string> answered_, heard_;
+    int rounds_ = 0;
+    std::optional<Inquiry> inquiry_;
+};
+
+TEST_F(HeadInquiry, AnswersComeInTheWorldsOrderWhoeverIsFirst) {
+    ask();
+    answer(1, "two");
+    EXPECT_EQ(rounds_, 0);
+    answer(0, "one");
+    EXPECT_THAT(heard_, ElementsAre("a: one", "b: two"));
+}
+
+TEST_F(HeadInquiry, OnlyTheNodeOfTheRankIsAsked) {
+    ask(3);
+    ASSERT_EQ(asked_.size(), 1u);
+    answer(0, "two");
+    EXPECT_THAT(heard_, ElementsAre("b: two"));
+    ask(4);
+    EXPECT_TRUE(heard_.empty());
+    EXPECT_EQ(rounds_, 2);
+}
+
+TEST_F(HeadInquiry, ANodeThatIsLostOrSilentOrGoneIsNamedAndHoldsNobodyUp) {
+    ask();
+    answer(0, "one");
+    inquiry_->agent_lost(5);
+    EXPECT_THAT(heard_, ElementsAre("a: one", "b: its connection was lost"));
+
+    ask(std::nullopt, 1ms);
+    answer(2, "one");
+    while (rounds_ < 2) ASSERT_TRUE(loop_->run_once(MonotonicClock::now() + 10s));
+    EXPECT_THAT(heard_, ElementsAre("a: one", HasSubstr("b: no answer in ")));
+    answer(3, "too late");
+    EXPECT_EQ(rounds_, 2);
+
+    world_[1].is_connected = false;
+    ask();
+    answer(4, "one");
+    EXPECT_THAT(heard_, ElementsAre("a: one", "b: no connection"));
+}
+
+TEST_F(HeadInquiry, AConnectionThatBreaksWhileItIsWrittenToEndsTheRoundOnce) {
+    broken_ = 5;
+    ask();
+    EXPECT_EQ(rounds_, 0);
+    answer(0, "one");
+    EXPECT_EQ(rounds_, 1);
+    world_ = {{5, "b", 0, 2, true}};
+    ask();
+    EXPECT_EQ(rounds_, 2);
+    EXPECT_THAT(heard_, ElementsAre("b: its connection was lost"));
+}
+
+TEST_F(HeadInquiry, AnAgentsQuestionIsAnsweredOnceWithItsNumberHoweverBadItIs) {
+    inquiry_->on_job("twice", 1s, [](const ControlRequest&, const Inquiry::Answer& answer) {
+        answer("first");
+        answer("second");
+    });
+    inquiry_->from_agent(7, rdzv::Question{1, encode({"twice", {}})});
+    EXPECT_THAT(answered_, ElementsAre("first"));
+    inquiry_->from_agent(7, rdzv::Question{2, "no request"});
+    inquiry_->from_agent(7, rdzv::Question{3, encode({"unheard of", {}})});
+    EXPECT_THAT(answered_, ElementsAre("first", HasSubstr("not a JSON object"), HasSubstr("'unheard of' is not known")));
+}
+
+TEST_F(HeadInquiry, AnAnswerToNoQuestionIsIgnored) {
+    inquiry_->from_agent(7, rdzv::Answer{99, rdzv::Blob("what?")});
+    inquiry_->from_controller(rdzv::Answer{99, rdzv::Blob("what?")});
+    EXPECT_EQ(rounds_, 0);
+}
+
+TEST_F(HeadInquiry, TooManyQuestionsAtOnceAreRefusedNotKept) {
+    for (int i = 0; i < 300; ++i) ask();
+    EXPECT_EQ(asked_.size(), 2u * 256);
+    EXPECT_EQ(rounds_, 300 - 256);
+}
+
+TEST(NodeLook, SurvivesTheWayThereAndBack) {
+    HangSample sample;
+    sample.rank = 5;
+    sample.host = "node02";
+    sample.stopped = true;
+    sample.cpu = 17ms;
+    sample.started_seq = UINT64_MAX;
+    sample.operation = SegmentOp::AllReduce;
+    const NodeLook look{3, true, {sample, sample}};
+    EXPECT_EQ(node_look_from_json(to_json(look)).value_or(NodeLook{}), look);
+}
+
+TEST(NodeLook, NonsenseIsAnErrorNotACrash) {
+    for (const char* line : {"", "[]", "{}", R"({"generation":-1,"is_running":true,"ranks":[]})", R"({"generation":1,"is_running":1,"ranks":[]})",
+                             R"({"generation":1,"is_running":true,"ranks":[[1]]})", R"({"generation":1,"is_running":true,"ranks":[[1,1,1,1,1,1,1,1,1,1,1]]})"}) {
+        EXPECT_FALSE(node_look_from_json(line)) << line;
+    }
+}
+
+}  // namespace
+}  // namespace ddprun::test
