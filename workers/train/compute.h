@@ -21,6 +21,17 @@ struct Matrix {
     std::size_t stride = 0;  ///< elements from one row to the next, at least `columns`
 };
 
+/// How numbers are kept and multiplied. Sums are float32 in all of them, and so are the weights that the
+/// optimizer keeps.
+enum class Precision : std::uint8_t {
+    Fp32,
+    Tf32,  ///< kept as float32, multiplied with ten bits of fraction
+    Bf16,
+    Fp16  ///< with a loss scale
+};
+/// "fp32", "tf32", "bf16", "fp16".
+const char* name_of(Precision precision);
+
 enum class Activation : std::uint8_t { None, Relu };
 
 /// What a model has reached since it was last asked.

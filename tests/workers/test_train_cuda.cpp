@@ -1,0 +1,279 @@
+// train's arithmetic on a CUDA device. Here CUDA and cuBLASLt are fakes over host memory (tests/support): the
+// kernels are the real ones, compiled for the host.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdlib>
+#include <memory>
+#include <random>
+
+#include "ddp/cuda/memory.h"
+#include "train/compute.h"
+#include "train/cublaslt_api.h"
+#include "train/cuda_compute.h"
+#include "train/mlp.h"
+
+namespace {
+
+using ddp::cuda::Gpu;
+using train::Compute;
+using train::Mlp;
+using train::Precision;
+
+/// An environment variable for the life of this object.
+class Variable {
+  public:
+    Variable(const char* name, const std::string& value) : name_(name) { ::setenv(name, value.c_str(), 1); }
+    ~Variable() { ::unsetenv(name_); }
+    Variable(const Variable&) = delete;
+    Variable& operator=(const Variable&) = delete;
+
+  private:
+    const char* name_;
+};
+
+/// A compute on device 0 and what it lives on.
+class OnCuda {
+  public:
+    explicit OnCuda(train::CudaOptions options) {
+        gpu_->make_current();
+        compute_ = train::make_cuda_compute(gpu_, api_, stream_.get(), options);
+    }
+    Compute& operator*() const { return *compute_; }
+    Compute* operator->() const { return compute_.get(); }
+
+    /// In order behind everything queued so far.
+    template <class T>
+    std::vector<T> read(const void* from, std::size_t count) const {
+        std::vector<T> values(count);
+        ddp::cuda::copy(*gpu_, values.data(), from, count * sizeof(T), stream_.get());
+        stream_.synchronize();
+        return values;
+    }
+    template <class T>
+    ddp::cuda::DeviceMemory put(const std::vector<T>& values) const {
+        ddp::cuda::DeviceMemory memory(gpu_, values.size() * sizeof(T));
+        ddp::cuda::copy(*gpu_, memory.get(), values.data(), values.size() * sizeof(T), stream_.get());
+        stream_.synchronize();
+        return memory;
+    }
+
+  private:
+    std::shared_ptr<const Gpu> gpu_ = Gpu::of(0);
+    ddp::cuda::OwnedStream stream_{gpu_};
+    std::shared_ptr<const train::lt::Api> api_ =
+        std::make_shared<const train::lt::Api>(*train::lt::load_api());
+    std::unique_ptr<Compute> compute_;
+};
+
+std::vector<float> random_values(std::size_t count, unsigned seed) {
+    std::mt19937 random(seed);
+    std::vector<float> values(count);
+    for (float& v : values) v = static_cast<float>(random() % 2001) / 1000 - 1;
+    return values;
+}
+
+/// One batch of a small perceptron whose widths nothing divides.
+const std::vector<std::size_t> kWidths = {13, 37, 18, 5};
+constexpr std::size_t kSamples = 11;
+const std::vector<float> kValues = random_values(kSamples * 13, 4);
+const std::vector<std::int32_t> kLabels = {0, 1, 2, 3, 4, 0, 1, 2, 3, 4, 0};
+
+struct Pass {
+    train::Score score;
+    std::vector<std::vector<float>> gradients;
+};
+
+Pass pass_on_cpu() {
+    const std::unique_ptr<Compute> compute = train::make_cpu_compute();
+    Mlp mlp(kWidths, 3, *compute);
+    Pass pass;
+    for (const ddp::Tensor& parameter : mlp.parameters()) pass.gradients.emplace_back(parameter.memory.count);
+    mlp.stage(kValues, kLabels);
+    mlp.forward();
+    mlp.backward({[&](std::size_t i) { return pass.gradients[i].data(); }, [](std::size_t) {}});
+    pass.score = compute->take_score();
+    return pass;
+}
+
+float widened(std::uint16_t bits, Precision precision) {
+    if (precision == Precision::Bf16) return std::bit_cast<float>(std::uint32_t{bits} << 16);
+    const int exponent = bits >> 10 & 0x1F, fraction = bits & 0x3FF;
+    const double magnitude =
+        exponent == 0 ? std::ldexp(fraction, -24) : std::ldexp(1024 + fraction, exponent - 25);
+    return static_cast<float>((bits & 0x8000) != 0 ? -magnitude : magnitude);
+}
+
+Pass pass_on_cuda(train::CudaOptions options, float loss_scale = 1) {
+    const OnCuda compute(options);
+    Mlp mlp(kWidths, 3, *compute);
+    const std::size_t element = ddp::size_of(compute->dtype());
+    std::vector<train::Memory> memory;
+    std::vector<std::size_t> order;
+    for (const ddp::Tensor& parameter : mlp.parameters())
+        memory.push_back(compute->allocate(parameter.memory.count * element));
+    const auto values = compute.put(kValues);
+    const auto labels = compute.put(kLabels);
+    const auto scale = compute.put(std::vector<float>{loss_scale});
+    if (loss_scale != 1) mlp.set_loss_scale(scale.as<const float>());
+    mlp.stage({values.as<const float>(), kValues.size()}, {labels.as<const std::int32_t>(), kLabels.size()});
+    mlp.forward();
+    mlp.backward(
+        {[&](std::size_t i) { return memory[i].get(); }, [&](std::size_t i) { order.push_back(i); }});
+    EXPECT_EQ(order, (std::vector<std::size_t>{5, 4, 3, 2, 1, 0}));
+    Pass pass{compute->take_score(), {}};
+    const std::vector<ddp::Tensor> parameters = mlp.parameters();
+    for (std::size_t i = 0; i < parameters.size(); ++i) {
+        const std::size_t count = parameters[i].memory.count;
+        if (element == sizeof(float)) {
+            pass.gradients.push_back(compute.read<float>(memory[i].get(), count));
+            continue;
+        }
+        std::vector<float> wide;
+        for (const std::uint16_t bits : compute.read<std::uint16_t>(memory[i].get(), count))
+            wide.push_back(widened(bits, options.precision));
+        pass.gradients.push_back(wide);
+    }
+    return pass;
+}
+
+/// `tolerance` is of the largest gradient of each parameter.
+void expect_close(const Pass& pass, const Pass& expected, double tolerance) {
+    EXPECT_NEAR(pass.score.loss_sum, expected.score.loss_sum, tolerance * expected.score.loss_sum);
+    ASSERT_EQ(pass.gradients.size(), expected.gradients.size());
+    for (std::size_t i = 0; i < expected.gradients.size(); ++i) {
+        float largest = 0;
+        for (const float g : expected.gradients[i]) largest = std::max(largest, std::abs(g));
+        ASSERT_GT(largest, 0);
+        for (std::size_t e = 0; e < expected.gradients[i].size(); ++e)
+            ASSERT_NEAR(pass.gradients[i][e], expected.gradients[i][e],
+                        tolerance * static_cast<double>(largest))
+                << "parameter " << i << ", element " << e;
+    }
+}
+
+TEST(CudaCompute, GivesTheCpusLossAndGradientsInEveryPrecision) {
+    const Pass expected = pass_on_cpu();
+    expect_close(pass_on_cuda({.precision = Precision::Fp32}), expected, 1e-5);
+    expect_close(pass_on_cuda({.precision = Precision::Tf32}), expected, 4e-3);
+    expect_close(pass_on_cuda({.precision = Precision::Fp16}), expected, 4e-3);
+    expect_close(pass_on_cuda({.precision = Precision::Bf16}), expected, 5e-2);
+}
+
+TEST(CudaCompute, CountsTheSameHitsAsTheCpu) {
+    EXPECT_EQ(pass_on_cuda({}).score.correct, pass_on_cpu().score.correct);
+}
+
+TEST(CudaCompute, GivesTheSameWhicheverEpiloguesTheLibraryLacks) {
+    const Pass expected = pass_on_cpu();
+    // ReLU with bias and mask, also without the mask; its gradient; the gradient of the bias; the bias
+    // itself; all.
+    for (const char* lacking : {"134", "134,6", "136", "512", "4", "all"}) {
+        const Variable variable("FAKE_CUBLASLT", lacking);
+        SCOPED_TRACE(lacking);
+        expect_close(pass_on_cuda({.precision = Precision::Fp32}), expected, 1e-5);
+        expect_close(pass_on_cuda({.precision = Precision::Bf16}), expected, 5e-2);
+    }
+}
+
+TEST(CudaCompute, SaysSoWhenTheLibraryCannotMultiplyAtAll) {
+    const Variable variable("FAKE_CUBLASLT", "all,1");
+    try {
+        pass_on_cuda({.precision = Precision::Fp16});
+        FAIL() << "nothing was said";
+    } catch (const ddp::Error& error) {
+        EXPECT_NE(std::string(error.what())
+                      .find("has no algorithm for a fp16 product of 37 x 11 x 13 on CUDA device 0"),
+                  std::string::npos)
+            << error.what();
+    }
+}
+
+TEST(CudaCompute, IsTheSameToTheBitWhenDeterministic) {
+    for (const Precision precision : {Precision::Fp32, Precision::Bf16}) {
+        const Pass first = pass_on_cuda({.precision = precision, .deterministic = true});
+        const Pass second = pass_on_cuda({.precision = precision, .deterministic = true});
+        EXPECT_EQ(first.gradients, second.gradients);
+        EXPECT_EQ(first.score.loss_sum, second.score.loss_sum);
+        expect_close(first, pass_on_cpu(), precision == Precision::Fp32 ? 1e-5 : 5e-2);
+    }
+}
+
+TEST(CudaCompute, MultipliesGradientsByTheLossScaleButNotTheLoss) {
+    Pass expected = pass_on_cpu();
+    for (std::vector<float>& gradient : expected.gradients)
+        for (float& g : gradient) g *= 1024;
+    expect_close(pass_on_cuda({}, 1024), expected, 1e-5);
+    expect_close(pass_on_cuda({.precision = Precision::Fp16}, 1024), expected, 4e-3);
+}
+
+TEST(CudaCompute, AddsUpTheScoreUntilItIsTaken) {
+    const OnCuda compute({});
+    Mlp mlp({2, 3}, 0, *compute);
+    // More rows than the score has slots.
+    constexpr std::size_t kMany = 20'000;
+    const auto values = compute.put(std::vector<float>(2 * kMany, 0.0F));
+    const auto labels = compute.put(std::vector<std::int32_t>(kMany, 0));
+    for (int batch = 0; batch < 2; ++batch) {
+        mlp.stage({values.as<const float>(), 2 * kMany}, {labels.as<const std::int32_t>(), kMany});
+        mlp.forward();
+    }
+    const train::Score score = compute->take_score();
+    // All logits are equal: the first class wins.
+    EXPECT_EQ(score.correct, 2 * kMany);
+    EXPECT_NEAR(score.loss_sum, 2 * kMany * std::log(3.0), 1);
+    EXPECT_EQ(compute->take_score().correct, 0U);
+    EXPECT_EQ(compute->take_score().loss_sum, 0);
+}
+
+TEST(CudaCompute, SurvivesHugeLogitsAndShowsInvalidOnes) {
+    const OnCuda compute({});
+    Mlp mlp({1, 2}, 0, *compute);
+    const auto loss_of = [&](float value) {
+        const auto values = compute.put(std::vector<float>{value});
+        const auto labels = compute.put(std::vector<std::int32_t>{0});
+        mlp.stage({values.as<const float>(), 1}, {labels.as<const std::int32_t>(), 1});
+        mlp.forward();
+        return compute->take_score().loss_sum;
+    };
+    EXPECT_TRUE(std::isfinite(loss_of(1e30F)));
+    EXPECT_FALSE(std::isfinite(loss_of(NAN)));
+}
+
+TEST(CudaCompute, StartsFromTheCpusWeights) {
+    const std::unique_ptr<Compute> cpu = train::make_cpu_compute();
+    Mlp on_cpu(kWidths, 9, *cpu);
+    const OnCuda compute({});
+    Mlp on_cuda(kWidths, 9, *compute);
+    const ddp::Tensor mine = on_cuda.parameters()[0], theirs = on_cpu.parameters()[0];
+    EXPECT_EQ(mine.memory.device, (ddp::Device{ddp::Device::Kind::Cuda, 0}));
+    const auto* const first = static_cast<const float*>(theirs.memory.data);
+    EXPECT_EQ(compute.read<float>(mine.memory.data, mine.memory.count),
+              std::vector<float>(first, first + theirs.memory.count));
+}
+
+TEST(CublasLt, NamesTheEntryPointsThatAreMissing) {
+    const ddprun::Result<train::lt::Api> api =
+        train::lt::api_from({"libold.so", [](const char* name) -> void* {
+                                 static int something;
+                                 return std::string(name) == "cublasLtMatmul" ? nullptr : &something;
+                             }});
+    ASSERT_FALSE(api);
+    EXPECT_EQ(api.error().what, "libold.so lacks cublasLtMatmul: cuBLASLt 12 or newer is needed");
+}
+
+TEST(CublasLt, ThatCannotBeOpenedIsNamedWithTheVariableToSet) {
+    const char* const before = std::getenv("DDP_CUBLASLT_LIBRARY");
+    const std::string saved = before != nullptr ? before : "";
+    {
+        const Variable variable("DDP_CUBLASLT_LIBRARY", "/nowhere/libcublasLt.so");
+        const ddprun::Result<train::lt::Api> api = train::lt::load_api();
+        ASSERT_FALSE(api);
+        EXPECT_NE(api.error().what.find("/nowhere/libcublasLt.so"), std::string::npos) << api.error().what;
+        EXPECT_NE(api.error().what.find("DDP_CUBLASLT_LIBRARY"), std::string::npos) << api.error().what;
+    }
+    if (before != nullptr) ::setenv("DDP_CUBLASLT_LIBRARY", saved.c_str(), 1);
+}
+
+}  // namespace
