@@ -37,6 +37,11 @@ class SpawnSlots {
     std::optional<std::uint64_t> ignored_signals_;
 };
 
+/// Whether a child can be born in this cgroup (a directory's descriptor) and live: tries it with one that does
+/// nothing. A kernel or a container may lack or deny clone3; and Linux 6.18 was seen to kill every child that is born
+/// in a cgroup that has been killed once when its parent's has not been.
+bool can_be_born_in(int cgroup);
+
 /// LinuxSystem::spawn. A file of its own: its code runs in a child that shares this process's memory.
 Result<pid_t> spawn_process(const SpawnSpec& spec, SpawnSlots& slots);
 

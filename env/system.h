@@ -29,7 +29,9 @@ struct SpawnSpec {
     std::vector<FdMapping> descriptors;  ///< 0-2 are inherited unless named; all others are closed
     std::vector<int> cpus;               ///< affinity; empty inherits
     std::vector<int> memory_nodes;       ///< NUMA nodes preferred for memory, where allowed; empty inherits
-    std::string cgroup_procs;            ///< a cgroup.procs file to enter; "" none
+    /// A cgroup v2 directory to be born in, -1: ours. A wish: where the kernel refuses it (clone3 is denied in many
+    /// containers, and comes with Linux 5.7), the child starts in our own.
+    int cgroup = -1;
     std::uint64_t open_files = 0;        ///< soft limit on descriptors (RLIMIT_NOFILE); 0 inherits
     bool foreground_terminal = false;    ///< give the child's group the terminal on fd 0 (for --attach)
 };

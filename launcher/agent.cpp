@@ -114,6 +114,9 @@ Status Agent::prepare(const rdzv::StartGeneration& order) {
     Result<std::unique_ptr<SegmentFile>> segment = SegmentFile::create(system_, shape);
     if (!segment) return segment.error();
     segment_ = std::move(*segment);
+    if (config_.cgroup != nullptr) {
+        if (const Status renewed = config_.cgroup->renew(); !renewed) log_.warning("{}: the workers start in our own cgroup", renewed.error().what);
+    }
 
     for (const Worker& worker : workers_) {
         if (worker.lifeline) loop_.unwatch(worker.lifeline.get());
@@ -207,6 +210,7 @@ Result<pid_t> Agent::spawn(int local_rank) {
     spec.memory_nodes = worker.plan.memory_nodes;
     spec.foreground_terminal = worker.plan.attached;
     spec.open_files = config_.open_files;
+    if (config_.cgroup != nullptr) spec.cgroup = config_.cgroup->descriptor();
 
     std::vector<UniqueFd> childs;  // the child's ends; closed here when this function returns
     if (const Status streams = connect_streams(local_rank, spec, childs); !streams) return streams.error();
@@ -431,6 +435,8 @@ std::string Agent::read_error_file(const Worker& worker) const {
 }
 
 void Agent::perform(const agent_action::Sweep&) {
+    // First what a look at /proc can miss: a tree of processes that keeps forking.
+    if (config_.cgroup != nullptr) config_.cgroup->kill();
     std::vector<pid_t> strays = system_.descendants();
     if (warden_ != nullptr) std::erase(strays, warden_->pid());
     for (const pid_t stray : strays) (void)system_.signal_process(stray, SIGKILL);

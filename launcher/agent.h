@@ -13,6 +13,7 @@
 #include "launcher/agent_state.h"
 #include "launcher/death_facts.h"
 #include "launcher/discover.h"
+#include "launcher/job_cgroup.h"
 #include "launcher/output.h"
 #include "launcher/plan.h"
 #include "launcher/segment_file.h"
@@ -33,6 +34,7 @@ struct AgentConfig {
     std::string job_marker;  ///< "DDPRUN_JOB=..." in every worker's environment
     std::vector<std::string> environment;  ///< "NAME=value": what the workers inherit
     std::uint64_t open_files = 0;  ///< soft limit on descriptors that workers get; 0 inherits ours
+    JobCgroup* cgroup = nullptr;  ///< where the workers live; null: there is none
 };
 
 /// Starts, watches and stops the workers of one node: performs what agent_state decides.

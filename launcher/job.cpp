@@ -25,6 +25,7 @@
 #include "launcher/hang_watch.h"
 #include "launcher/head.h"
 #include "launcher/inquiry.h"
+#include "launcher/job_cgroup.h"
 #include "launcher/job_questions.h"
 #include "launcher/launch.h"
 #include "launcher/log_directory.h"
@@ -78,6 +79,12 @@ DescriptorLimit raise_descriptor_limit() {
     return result;
 }
 
+OwnCgroup look_for_own_cgroup() {
+    constexpr std::size_t kMaxText = 4 << 20;  // hosts of many containers have thousands of mounts
+    return find_own_cgroup(read_file("/proc/self/cgroup", kMaxText).value_or(""),
+                           read_file("/proc/self/mountinfo", kMaxText).value_or(""));
+}
+
 class Job final : public rdzv::ServerHandler, public rdzv::AgentLinkHandler {
   public:
     explicit Job(JobSetup setup)
@@ -94,6 +101,7 @@ class Job final : public rdzv::ServerHandler, public rdzv::AgentLinkHandler {
     }
 
     Status build();
+    Status build_guards(const std::string& name);
     Status build_head(const HeadChoice& choice);
     Status build_agent(const Endpoint& controller);
     Status build_observation();
@@ -123,6 +131,7 @@ class Job final : public rdzv::ServerHandler, public rdzv::AgentLinkHandler {
     std::string marker_;
     os::LinuxSystem system_;
     std::unique_ptr<Warden> warden_;
+    std::unique_ptr<JobCgroup> cgroup_;       ///< null: none can be had. Goes before the warden, which watches over it
     std::unique_ptr<os::EventLoop> loop_;
     MasterPort master_port_;
     std::unique_ptr<rdzv::Server> server_;    ///< on the head only, as the controller
@@ -148,9 +157,7 @@ Status Job::build() {
     const Result<std::string> id = random_hex(8);
     if (!id) return id.error();
     marker_ = "DDPRUN_JOB=" + *id;
-    Result<std::unique_ptr<Warden>> warden = Warden::start(marker_, setup_.workers);
-    if (!warden) return warden.error();
-    warden_ = std::move(*warden);
+    if (const Status guarded = build_guards("ddprun-" + *id); !guarded) return guarded;
 
     Result<std::unique_ptr<os::EventLoop>> loop = os::EventLoop::create(handled_signals());
     if (!loop) return loop.error();
@@ -174,6 +181,26 @@ Status Job::build() {
     }
     if (!head) return head;
     return build_agent({"127.0.0.1", server_->bound().port});
+}
+
+/// The warden first: it removes the cgroup if we are killed after we have made it.
+Status Job::build_guards(const std::string& name) {
+    OwnCgroup own;
+    if (setup_.spec.use_cgroup) own = look_for_own_cgroup();
+    else own.why = "--cgroup none";
+    const std::string directory = own.directory.empty() ? "" : own.directory + "/" + name;
+    Result<std::unique_ptr<Warden>> warden = Warden::start(marker_, directory, setup_.workers);
+    if (!warden) return warden.error();
+    warden_ = std::move(*warden);
+
+    if (!directory.empty()) {
+        Result<std::unique_ptr<JobCgroup>> cgroup = JobCgroup::create(directory);
+        if (cgroup) cgroup_ = std::move(*cgroup);
+        else own.why = cgroup.error().what;
+    }
+    if (cgroup_) log_.debug("the workers live in the cgroup {}", directory);
+    else log_.debug("the workers live in our own cgroup: {}", own.why);
+    return {};
 }
 
 Status Job::build_head(const HeadChoice& choice) {
@@ -228,6 +255,7 @@ Status Job::build_agent(const Endpoint& controller) {
     config.job_marker = marker_;
     config.environment = std::move(setup_.environment);
     config.open_files = open_files_;
+    config.cgroup = cgroup_.get();
     agent_ = std::make_unique<Agent>(*loop_, system_, *output_, warden_.get(), log_, std::move(config),
                                      [this](const rdzv::Message& message) {
                                          observation_->agent_says(message);

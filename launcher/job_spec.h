@@ -108,6 +108,7 @@ struct JobSpec {
     Duration preempt_grace = std::chrono::seconds(30);     ///< the same after a preemption notice
     NumaBinding binding = NumaBinding::Auto;
     bool virtual_local_rank = false;
+    bool use_cgroup = true;               ///< workers get a cgroup of their own, where one can be had
     bool narrow_gpus = false;             ///< each worker sees only its GPU in CUDA_VISIBLE_DEVICES
     std::optional<int> stdin_rank;        ///< none: nobody reads our stdin
     std::optional<std::pair<int, std::string>> attach;  ///< run this rank under a debugger command

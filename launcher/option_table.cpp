@@ -156,6 +156,13 @@ Status set_prefix(Draft& draft, Text value) {
     return {};
 }
 
+Status set_cgroup(Draft& draft, Text value) {
+    const Result<std::string> word = parse_choice(value, "auto none");
+    if (!word) return word.error();
+    draft.spec.use_cgroup = *word == "auto";
+    return {};
+}
+
 Status set_stdin(Draft& draft, Text value) {
     draft.spec.stdin_rank.reset();
     if (value == "none") return {};
@@ -194,6 +201,10 @@ OptionGroup worker_options() {
               [](Draft& d, Text) { d.spec.virtual_local_rank = true; return Status{}; }},
              {"narrow-gpus", 0, "", "", "Each worker sees only its GPU in CUDA_VISIBLE_DEVICES; LOCAL_RANK stays.",
               [](Draft& d, Text) { d.spec.narrow_gpus = true; return Status{}; }},
+             {"cgroup", 0, "auto|none", "auto none",
+              "auto: the workers run in a cgroup below ours, where cgroup v2 lets us make one, so that none of their "
+              "processes can escape the end of the job. Default auto.",
+              set_cgroup},
              {"stdin", 0, "RANK|none", "none", "The rank that reads ddprun's standard input. Default none.", set_stdin},
              {"attach", 0, "RANK=CMD", "", "Run this rank under CMD in the terminal, as in --attach 0='gdb --args'.",
               [](Draft& d, Text v) { return store(parse_attach(v), d.spec.attach); }}}};

@@ -15,6 +15,8 @@
 #include <cstdlib>
 #include <string_view>
 
+#include "launcher/job_cgroup.h"
+
 namespace ddprun {
 
 /// Shared between ddprun and its warden, so that a worker is in it from the moment it exists.
@@ -86,10 +88,11 @@ int kill_marked_processes(const std::string& marker) {
     return found;
 }
 
-Result<std::unique_ptr<Warden>> Warden::start(std::string marker, int max_groups) {
+Result<std::unique_ptr<Warden>> Warden::start(std::string marker, std::string cgroup, int max_groups) {
     void* memory = ::mmap(nullptr, table_bytes(max_groups), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     if (memory == MAP_FAILED) return Error::system("mmap the warden's table");
-    std::unique_ptr<Warden> warden(new Warden(std::move(marker), static_cast<Table*>(memory), max_groups));
+    std::unique_ptr<Warden> warden(
+        new Warden(std::move(marker), std::move(cgroup), static_cast<Table*>(memory), max_groups));
     const Status forked = warden->fork_child();
     if (!forked) return forked.error();
     return warden;
@@ -113,6 +116,7 @@ Status Warden::fork_child() {
         const pid_t group = table_->groups[i].load();
         if (group > 1) ::kill(-group, SIGKILL);
     }
+    if (!cgroup_.empty()) remove_cgroup(cgroup_);
     sweep_marked(marker_);
     ::_exit(0);
 }

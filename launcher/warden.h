@@ -14,14 +14,15 @@ namespace ddprun {
 ///
 /// PR_SET_PDEATHSIG ends the workers themselves when ddprun dies, but not what they have started (data loaders,
 /// shells). The warden waits on a pipe whose other end only ddprun holds; when that closes without a farewell it
-/// kills every worker group in a table that both share, then every process whose environment carries the job's
-/// marker (those that left their group), and exits. It has its own process group, so a kill of ddprun's group
+/// kills every worker group in a table that both share, what is in the job's cgroup, then every process whose
+/// environment carries the job's marker (those that left their group), and exits. It has its own process group, so a kill of ddprun's group
 /// does not hit it, and is named "warden", so `pkill ddprun` does not either.
 class Warden {
   public:
     /// Forks. Call it early, while this process is small and single-threaded. `marker` is the whole
-    /// "NAME=value" that every worker's environment holds. Error: System (pipe2, mmap, fork).
-    static Result<std::unique_ptr<Warden>> start(std::string marker, int max_groups);
+    /// "NAME=value" that every worker's environment holds; `cgroup` the directory of the job's cgroup, which need
+    /// not exist yet, "" none. Error: System (pipe2, mmap, fork).
+    static Result<std::unique_ptr<Warden>> start(std::string marker, std::string cgroup, int max_groups);
     /// Says farewell and waits for the warden's exit (a millisecond).
     ~Warden();
     Warden(const Warden&) = delete;
@@ -35,11 +36,12 @@ class Warden {
 
   private:
     struct Table;
-    Warden(std::string marker, Table* table, int max_groups)
-        : marker_(std::move(marker)), table_(table), max_groups_(max_groups) {}
+    Warden(std::string marker, std::string cgroup, Table* table, int max_groups)
+        : marker_(std::move(marker)), cgroup_(std::move(cgroup)), table_(table), max_groups_(max_groups) {}
     Status fork_child();
 
     std::string marker_;
+    std::string cgroup_;
     Table* table_;
     int max_groups_;
     UniqueFd alive_;  ///< write end; its closing is our death

@@ -75,10 +75,6 @@ TEST(Spawn, NamesTheStepThatFailedBeforeExec) {
     EXPECT_EQ(failure_of(spec).what, "start /bin/true: chdir /no/such/place: No such file or directory");
 
     spec = program("/bin/true");
-    spec.cgroup_procs = "/no/cgroup.procs";
-    EXPECT_EQ(failure_of(spec).what, "start /bin/true: cgroup /no/cgroup.procs: No such file or directory");
-
-    spec = program("/bin/true");
     spec.cpus = {65000};
     EXPECT_EQ(failure_of(spec).what, "start /bin/true: sched_setaffinity: Invalid argument");
 
@@ -258,15 +254,14 @@ TEST(Spawn, PrefersTheMemoryNodesAskedFor) {
     EXPECT_THAT(ran.output, HasSubstr("prefer"));
 }
 
-TEST(Spawn, EntersTheCgroup) {
-    // A plain file stands for cgroup.procs: what counts is what is written into it.
-    const test::TemporaryDirectory dir;
-    ASSERT_TRUE(write_file_atomically(dir.file("cgroup.procs"), "", 0644));
+TEST(Spawn, ACgroupThatCannotBeEnteredIsAWishThatIsNotFulfilled) {
     LinuxSystem system;
-    SpawnSpec spec = program("/bin/true");
-    spec.cgroup_procs = dir.file("cgroup.procs");
-    EXPECT_EQ(run(system, spec).exit.status, 0);
-    EXPECT_EQ(*read_file(dir.file("cgroup.procs"), 100), "0");
+    const UniqueFd no_cgroup(::open("/", O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+    SpawnSpec spec = program("/bin/echo", {"hello"});
+    spec.cgroup = no_cgroup.get();
+    const Ran ran = run(system, spec);
+    EXPECT_EQ(ran.exit.status, 0);
+    EXPECT_EQ(ran.output, "hello\n");
 }
 
 TEST(Spawn, TellsWhenTheMachineHasNoRoomForAProcess) {

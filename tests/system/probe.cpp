@@ -15,6 +15,7 @@
 //   cwd             prints its directory          part TEXT    TEXT without a newline
 //   long N          one line of N MiB          await FILE   waits until FILE exists
 //   inside N        tells the launcher that it is inside all_reduce number N, as libddp would
+//   nameless        leaves a daemon whose environment is empty          grow   takes memory until it is killed
 #include <dirent.h>
 #include <fcntl.h>
 #include <sched.h>
@@ -82,6 +83,34 @@ void leave_child(bool own_session) {
         if (::fork() != 0) ::_exit(0);
     }
     for (;;) ::pause();
+}
+
+/// Returns when it has become that: its exec closes the pipe.
+void leave_nameless_daemon() {
+    int ends[2];
+    if (::pipe2(ends, O_CLOEXEC) != 0) ::_exit(111);
+    if (::fork() == 0) {
+        ::setsid();
+        if (::fork() != 0) ::_exit(0);
+        char self[] = "/proc/self/exe", hold[] = "hold";
+        char* const arguments[] = {self, hold, nullptr};
+        char* const environment[] = {nullptr};
+        ::execve(self, arguments, environment);
+        ::_exit(111);
+    }
+    ::close(ends[1]);
+    char byte = 0;
+    if (::read(ends[0], &byte, 1) != 0) ::_exit(111);
+    ::close(ends[0]);
+}
+
+[[noreturn]] void take_all_memory() {
+    constexpr std::size_t kPiece = 4 << 20;
+    for (;;) {
+        void* piece = ::mmap(nullptr, kPiece, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        if (piece == MAP_FAILED) ::_exit(112);
+        std::memset(piece, 1, kPiece);
+    }
 }
 
 std::string line(int number) {
@@ -212,6 +241,10 @@ int main(int argc, char** argv) {
             ::raise(SIGSTOP);
         } else if (act == "child" || act == "daemon") {
             leave_child(act == "daemon");
+        } else if (act == "nameless") {
+            leave_nameless_daemon();
+        } else if (act == "grow") {
+            take_all_memory();
         } else if (act == "sleep") {
             ::usleep(static_cast<useconds_t>(std::atoi(next().c_str())) * 1000);
         } else if (act == "lines" || act == "blocks" || act == "halves") {

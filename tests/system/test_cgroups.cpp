@@ -1,0 +1,130 @@
+// Cgroups for real, where this machine lets us make them.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <thread>
+
+#include "launcher/job_cgroup.h"
+#include "tests/support/run_program.h"
+#include "tests/support/temporary_directory.h"
+#include "tests/system/look.h"
+
+namespace ddprun::test {
+namespace {
+
+using namespace std::chrono_literals;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+/// A cgroup v2 for one test, in which its ddprun runs: nobody else's jobs come and go in it.
+class Cgroups : public ::testing::Test {
+  protected:
+    void SetUp() override {
+        const OwnCgroup own = find_own_cgroup(file_content("/proc/self/cgroup"), file_content("/proc/self/mountinfo"));
+        if (own.directory.empty()) GTEST_SKIP() << own.why;
+        const std::string directory = own.directory + "/" + unique_name("ddprun-test");
+        Result<std::unique_ptr<JobCgroup>> made = JobCgroup::create(directory);
+        if (!made) GTEST_SKIP() << made.error().what;
+        cgroup_ = std::move(*made);
+        directory_ = directory;
+        if (run(inside({"/bin/true"})).status != 0) GTEST_SKIP() << directory << ": processes cannot be moved there";
+    }
+
+    [[nodiscard]] std::vector<std::string> inside(const std::vector<std::string>& command) const {
+        std::vector<std::string> words = {"/bin/sh", "-c", "echo 0 > \"$0\" && exec \"$@\"", directory_ + "/cgroup.procs"};
+        words.insert(words.end(), command.begin(), command.end());
+        return words;
+    }
+    /// Cgroups of jobs that are there now.
+    [[nodiscard]] std::vector<std::string> jobs() const {
+        std::vector<std::string> found;
+        for (const auto& entry : std::filesystem::directory_iterator(directory_)) {
+            if (entry.is_directory()) found.push_back(entry.path().filename());
+        }
+        return found;
+    }
+    [[nodiscard]] std::string populated() const { return file_content(directory_ + "/cgroup.events"); }
+    /// Nobody is left in it, and no directory.
+    [[nodiscard]] bool comes_to_rest() const {
+        for (const auto until = std::chrono::steady_clock::now() + 10s; std::chrono::steady_clock::now() < until;) {
+            if (populated().starts_with("populated 0") && jobs().empty()) return true;
+            ::usleep(1000);
+        }
+        return false;
+    }
+
+    std::string directory_;
+    std::unique_ptr<JobCgroup> cgroup_;
+};
+
+/// Before these acts, starts a process that no environment, no session and no parent ties to the job.
+std::vector<std::string> with_stray(std::vector<std::string> acts) {
+    acts.insert(acts.begin(), "nameless");
+    return acts;
+}
+
+TEST_F(Cgroups, WorkersLiveInOneOfTheirOwnAndItIsGoneAfterwards) {
+    Program program(inside(ddprun_probe({"--nproc-per-node=2"}, {"say", "up", "hold"})));
+    ASSERT_TRUE(program.wait_for_output("[0]: up") && program.wait_for_output("[1]: up"));
+    ASSERT_EQ(jobs().size(), 1u);
+    EXPECT_THAT(jobs()[0], HasSubstr("ddprun-"));
+    EXPECT_EQ(occurrences(file_content(directory_ + "/" + jobs()[0] + "/cgroup.procs"), "\n"), 2);
+    program.signal(SIGTERM);
+    EXPECT_EQ(program.wait().status, 75);
+    EXPECT_TRUE(jobs().empty());
+}
+
+TEST_F(Cgroups, WithNoneTheWorkersStayInOurs) {
+    const Outcome outcome = run(inside(ddprun_probe({"--cgroup=none"}, {"say", "up"})), with_environment({"LOGLEVEL=debug"}));
+    EXPECT_EQ(outcome.status, 0);
+    EXPECT_THAT(outcome.err, HasSubstr("our own cgroup: --cgroup none"));
+}
+
+TEST_F(Cgroups, ARestartFindsItEmptyOfTheLastGenerationsStrays) {
+    const TemporaryDirectory directory;
+    const Outcome outcome = run(inside(ddprun_probe({"--max-restarts=1"}, with_stray({"once", directory.file("x"), "exit", "5", "end", "say", "again"}))));
+    EXPECT_EQ(outcome.status, 0) << outcome.err;
+    EXPECT_THAT(outcome.out, HasSubstr("again"));
+    EXPECT_THAT(populated(), HasSubstr("populated 0"));
+    EXPECT_TRUE(jobs().empty());
+}
+
+TEST_F(Cgroups, AStrayWithoutOurMarkerDoesNotOutliveASigkillOfDdprun) {
+    Program program(inside(ddprun_probe({"--nproc-per-node=2"}, with_stray({"say", "up", "hold"}))));
+    ASSERT_TRUE(program.wait_for_output("[0]: up") && program.wait_for_output("[1]: up"));
+    program.signal(SIGKILL);
+    program.wait();
+    EXPECT_TRUE(comes_to_rest()) << populated();
+}
+
+TEST_F(Cgroups, SigkillOfDdprunAtAnyMomentLeavesNoCgroup) {
+    for (int round = 0; round < 60; ++round) {
+        Program program(inside(ddprun_probe({"--nproc-per-node=3"}, with_stray({"hold"}))));
+        // Spread over the time from before the cgroup is made to after the last worker has started.
+        std::this_thread::sleep_for(std::chrono::microseconds(round * 400));
+        program.signal(SIGKILL);
+        program.wait();
+        ASSERT_TRUE(comes_to_rest()) << "round " << round << ": " << populated();
+    }
+}
+
+TEST_F(Cgroups, AJobInsideAJobLeavesNoneEither) {
+    const std::vector<std::string> inner = ddprun_probe({"--nproc-per-node=2"}, with_stray({"say", "up", "hold"}));
+    const TemporaryDirectory directory;
+    // The inner ddprun is killed by the outer one, after the shell between them.
+    std::vector<std::string> outer = {path_of("DDPRUN"), "--failure-grace=0", "/bin/sh", "-c",
+                                      "\"$@\" & while ! test -e \"$0\"; do sleep 0.01; done; kill -9 $$", directory.file("up")};
+    outer.insert(outer.end(), inner.begin(), inner.end());
+    Program program(inside(outer));
+    ASSERT_TRUE(program.wait_for_output("[0]: up") && program.wait_for_output("[1]: up"));
+    std::ofstream(directory.file("up")) << "go";
+    EXPECT_EQ(program.wait().status, 128 + SIGKILL);
+    EXPECT_TRUE(comes_to_rest()) << populated();
+}
+
+}  // namespace
+}  // namespace ddprun::test
