@@ -1,16 +1,14 @@
-#include <fcntl.h>
 #include <fmt/core.h>
 #include <poll.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cstdio>
 
 #include "env/print.h"
-
 #include "launcher/ask.h"
 #include "launcher/exit_codes.h"
+#include "launcher/followed_log.h"
 
 namespace ddprun {
 namespace {
@@ -18,77 +16,41 @@ namespace {
 /// Files on a network file system tell nobody that they grow: they are looked at.
 constexpr int kLookEveryMs = 200;
 constexpr int kAskEveryLooks = 5;
-/// An unfinished line is held back up to this, so that lines of several files are not mixed.
-constexpr std::size_t kMaxHeldLine = 1024 * 1024;
 
-/// One log file, read as it grows, also through its rotation.
-class FollowedFile {
-  public:
-    FollowedFile(std::string path, std::string prefix) : path_(std::move(path)), prefix_(std::move(prefix)) {}
-
-    /// Prints what is new. True: something has been read since the beginning.
-    bool print_new() {
-        for (;;) {
-            read_to_end();
-            struct stat here{}, there{};
-            if (fd_ && (::stat(path_.c_str(), &there) != 0 || ::fstat(fd_.get(), &here) != 0 ||
-                        (here.st_ino == there.st_ino && here.st_dev == there.st_dev))) {
-                return true;
-            }
-            // Not opened yet, or rotated: what has its name now is the next piece.
-            UniqueFd next(::open(path_.c_str(), O_RDONLY | O_CLOEXEC));
-            if (!next) return static_cast<bool>(fd_);
-            read_to_end();  // what came between the first look and the rotation
-            fd_ = std::move(next);
-        }
+void print_lines(const std::string& prefix, std::string_view lines) {
+    if (prefix.empty()) {
+        std::fwrite(lines.data(), 1, lines.size(), stdout);
+        return;
     }
-    /// The file has come to its end: its half line too.
-    void print_rest() {
-        print_new();
-        if (!held_.empty()) print(std::exchange(held_, {}) + '\n');
+    while (!lines.empty()) {
+        const std::size_t end = std::min(lines.find('\n'), lines.size() - 1) + 1;
+        ddprun::print("{}{}", prefix, lines.substr(0, end));
+        lines.remove_prefix(end);
     }
+}
 
-  private:
-    void read_to_end() {
-        if (!fd_) return;
-        char piece[64 * 1024];
-        for (ssize_t n = 0; (n = ::read(fd_.get(), piece, sizeof piece)) > 0;) {
-            held_.append(piece, static_cast<std::size_t>(n));
-            const std::size_t end = held_.rfind('\n');
-            if (end != std::string::npos) {
-                print(held_.substr(0, end + 1));
-                held_.erase(0, end + 1);
-            } else if (held_.size() > kMaxHeldLine) {
-                print(std::exchange(held_, {}) + '\n');
-            }
-        }
-        std::fflush(stdout);
-    }
+std::string log_directory_of(const JobStatus& status, const WorkerStatus& worker) {
+    const auto node = static_cast<std::size_t>(worker.node);
+    return node < status.hosts.size() ? status.hosts[node].log_directory : status.log_directory;
+}
 
-    void print(std::string_view lines) const {
-        if (prefix_.empty()) {
-            std::fwrite(lines.data(), 1, lines.size(), stdout);
-            return;
-        }
-        while (!lines.empty()) {
-            const std::size_t end = std::min(lines.find('\n'), lines.size() - 1) + 1;
-            ddprun::print("{}{}", prefix_, lines.substr(0, end));
-            lines.remove_prefix(end);
-        }
-    }
+/// Of all nodes: a restart changes them.
+std::vector<std::string> log_directories(const JobStatus& status) {
+    std::vector<std::string> directories;
+    for (const HostStatus& host : status.hosts) directories.push_back(host.log_directory);
+    return directories;
+}
 
-    std::string path_, prefix_;
-    UniqueFd fd_;
-    std::string held_;
-};
-
-std::vector<FollowedFile> files_of(const JobStatus& status, std::optional<int> rank) {
-    std::vector<FollowedFile> files;
+std::vector<FollowedLog> files_of(const JobStatus& status, std::optional<int> rank) {
+    std::vector<FollowedLog> files;
     for (const WorkerStatus& worker : status.workers) {
         if (rank && worker.rank != *rank) continue;
         const std::string prefix = rank ? "" : fmt::format("[{}]: ", worker.rank);
         for (const char* stream : {"stdout", "stderr"}) {
-            files.emplace_back(fmt::format("{}/{}/{}.log", status.log_directory, worker.rank, stream), prefix);
+            files.emplace_back(
+                fmt::format("{}/{}/{}.log", log_directory_of(status, worker), worker.rank, stream),
+                [prefix](std::string_view lines) { print_lines(prefix, lines); },
+                [](const std::string& what) { ddprun::print(stderr, "ddprun logs: {}\n", what); });
         }
     }
     return files;
@@ -96,30 +58,37 @@ std::vector<FollowedFile> files_of(const JobStatus& status, std::optional<int> r
 
 /// "" when there is something to show.
 std::string obstacle(const JobStatus& status, std::optional<int> rank) {
-    if (status.log_directory.empty()) return fmt::format("job {} keeps no log files (start it with --log-dir DIR)", status.job);
-    if (!rank) return {};
-    const bool is_here = std::any_of(status.workers.begin(), status.workers.end(), [&](const WorkerStatus& w) { return w.rank == *rank; });
-    return is_here ? "" : fmt::format("job {} has no rank {} on {}", status.job, *rank, status.host);
+    const auto keeps_none = [&] { return fmt::format("job {} keeps no log files (start it with --log-dir DIR)", status.job); };
+    if (!rank) return status.log_directory.empty() ? keeps_none() : "";
+    const auto worker = std::find_if(status.workers.begin(), status.workers.end(), [&](const WorkerStatus& w) { return w.rank == *rank; });
+    if (worker == status.workers.end()) return fmt::format("job {} has no rank {}; it has {} workers", status.job, *rank, status.world_size);
+    const std::string directory = log_directory_of(status, *worker);
+    if (directory.empty()) return keeps_none();
+    // Often on a file system that all nodes share: then it is here as well.
+    if (::access(directory.c_str(), R_OK | X_OK) == 0) return "";
+    const auto node = static_cast<std::size_t>(worker->node);
+    return fmt::format("rank {} runs on {}; its log files are there, in {}", *rank, node < status.hosts.size() ? status.hosts[node].host : status.host, directory);
 }
 
 /// Until the job is gone. A restart has a directory of its own.
-void follow(const RunningJob& job, std::string directory, std::vector<FollowedFile> files, std::optional<int> rank) {
+void follow(const RunningJob& job, std::vector<std::string> directories, std::vector<FollowedLog> files, std::optional<int> rank) {
     for (int look = 1;; ++look) {
         ::poll(nullptr, 0, kLookEveryMs);
         if (look % kAskEveryLooks == 0) {
             const Result<JobStatus> status = ask_status(job);
             const bool is_gone = !status && (status.error().code == Errc::NotFound || status.error().code == Errc::Closed);
-            const bool is_next = status && !status->log_directory.empty() && status->log_directory != directory;
+            const bool is_next = status && !status->log_directory.empty() && log_directories(*status) != directories;
             if (is_gone || is_next) {
-                for (FollowedFile& file : files) file.print_rest();
+                for (FollowedLog& file : files) file.read_rest();
             }
             if (is_gone) break;
             if (is_next) {
-                directory = status->log_directory;
+                directories = log_directories(*status);
                 files = files_of(*status, rank);
             }
         }
-        for (FollowedFile& file : files) file.print_new();
+        for (FollowedLog& file : files) file.read_new();
+        std::fflush(stdout);
     }
     std::fflush(stdout);
 }
@@ -138,14 +107,15 @@ int show_logs(const AskOptions& options) {
     if (!status) return complain(status.error().what, ExitCode::Unavailable);
     if (const std::string why = obstacle(*status, options.rank); !why.empty()) return complain(why, ExitCode::Unavailable);
 
-    std::vector<FollowedFile> files = files_of(*status, options.rank);
+    std::vector<FollowedLog> files = files_of(*status, options.rank);
     bool found = false;
-    for (FollowedFile& file : files) found = file.print_new() || found;
+    for (FollowedLog& file : files) found = file.read_new() || found;
+    std::fflush(stdout);
     if (options.follow) {
-        follow(*job, status->log_directory, std::move(files), options.rank);
+        follow(*job, log_directories(*status), std::move(files), options.rank);
         return 0;
     }
-    for (FollowedFile& file : files) file.print_rest();
+    for (FollowedLog& file : files) file.read_rest();
     std::fflush(stdout);
     if (!found) return complain(fmt::format("no log files in {} yet", status->log_directory), ExitCode::Unavailable);
     return 0;

@@ -27,10 +27,10 @@ Result<std::string> value_of(const std::vector<std::string>& arguments, std::siz
 
 const std::vector<SubcommandRow>& subcommands() {
     static const std::vector<SubcommandRow> rows = {
-        {"ps", "[--json]", "The running jobs of this user on this host and their workers."},
+        {"ps", "[--json]", "The jobs of this user that run on this host, and their workers on all nodes."},
         {"top", "", "The same, live; q or Ctrl-C ends it. One look when standard output is no terminal."},
         {"signal", "NAME [--rank R]", "Send a signal to all workers, or to one."},
-        {"stacks", "[--rank R]", "Print the stacks of all workers of this node, or of one: by libddp's own handler, py-spy, gdb or "
+        {"stacks", "[--rank R]", "Print the stacks of all workers of all nodes, or of one: by libddp's own handler, py-spy, gdb or "
                                  "eu-stack, whichever there is; without any, what the kernel says."},
         {"drain", "", "Preempt the job: notice and SIGTERM to the workers, --preempt-grace, exit code 75."},
         {"logs", "[-r RANK] [-f]", "Print the log files of this attempt; -f follows them, across restarts, to the end of the job."},

@@ -13,6 +13,7 @@
 #include "env/socket.h"
 #include "tests/support/run_program.h"
 #include "tests/support/temporary_directory.h"
+#include "tests/system/look.h"
 
 namespace ddprun::test {
 namespace {
@@ -124,6 +125,30 @@ TEST_F(Ask, LogsPrintsOneRanksFilesAndFollowsToTheEnd) {
     program.signal(SIGTERM);
     program.wait();
     EXPECT_EQ(follower.wait().status, 0);
+}
+
+TEST_F(Ask, LogsShowsRotatedFilesTooAndFollowsAcrossRotations) {
+    const TemporaryDirectory directory;
+    // 1000 lines of 100 bytes are two files and a bit; as many again while they are followed.
+    Program& program = start({"--log-dir=" + directory.path(), "-t3", "--max-log-size=48KiB"},
+                             {"rank", "1", "lines", "1000", "end", "note", "10", "second", "say", "up", "noted", "10",
+                              "rank", "1", "lines", "1000", "end", "say", "done"});
+    const Outcome first = ask(id_, {"logs", "-r", "1"});
+    EXPECT_EQ(first.status, 0) << first.err;
+    EXPECT_EQ(occurrences(first.out, "\n"), 1001);
+    EXPECT_TRUE(first.out.starts_with("rank 1 line 0 ")) << "the oldest piece is left out";
+
+    Program follower({path_of("DDPRUN"), "logs", "-f", "-r", "1", "--job=" + id_});
+    ASSERT_TRUE(follower.wait_for_output("up\n"));
+    program.signal(SIGUSR1);
+    ASSERT_TRUE(follower.wait_for_output("done\n"));
+    program.signal(SIGTERM);
+    program.wait();
+    const Outcome followed = follower.wait();
+    EXPECT_EQ(followed.err, "");
+    EXPECT_TRUE(followed.out.starts_with(first.out));
+    const std::string once = first.out.substr(0, first.out.size() - 3);
+    EXPECT_EQ(followed.out, first.out + "second\n" + once + "done\nup\n");
 }
 
 TEST_F(Ask, NothingAnswersAfterTheJob) {

@@ -206,6 +206,18 @@ TEST_F(AskTwoNodes, ASignalReachesARankOfTheOtherNode) {
     EXPECT_THAT(ask(1, {"signal", "USR1", "--rank=9"}).err, HasSubstr("no rank 9; the job has 4 workers"));
 }
 
+TEST_F(AskTwoNodes, LogFilesOfTheOtherNodeAreShownWhereTheyCanBeReached) {
+    const TemporaryDirectory directory;
+    start({"rank", "3", "say", "of rank three", "end"}, {"--log-dir=" + directory.path(), "-t3"});
+    const Outcome there = ask(0, {"logs", "-r", "3"});
+    EXPECT_EQ(there.status, 0) << there.err;
+    EXPECT_EQ(there.out, "of rank three\nup\n");
+    std::filesystem::remove_all(directory.path());
+    const Outcome elsewhere = ask(0, {"logs", "-r", "3"});
+    EXPECT_EQ(elsewhere.status, 69);
+    EXPECT_THAT(elsewhere.err, AllOf(HasSubstr("rank 3 runs on "), HasSubstr("its log files are there, in " + directory.path())));
+}
+
 TEST_F(AskTwoNodes, DrainAskedOfTheOtherNodeEndsBothWith75) {
     start({});
     const Outcome drained = ask(1, {"drain"});
