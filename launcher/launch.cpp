@@ -44,7 +44,8 @@ ProgramSearch search_paths() {
     std::error_code ignored;
     const std::filesystem::path self = std::filesystem::read_symlink("/proc/self/exe", ignored).parent_path();
     search.own_directories = {(self / "../libexec/ddprun").lexically_normal().string(),
-                              (self / "../workers/train").lexically_normal().string()};
+                              (self / "../workers/train").lexically_normal().string(),
+                              (self / "../workers/check").lexically_normal().string()};
     search.path = process_environment("PATH").value_or("/usr/local/bin:/usr/bin:/bin");
     search.python = process_environment("PYTHON_EXEC").value_or("");
     return search;

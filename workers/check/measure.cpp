@@ -1,0 +1,123 @@
+#include "measure.h"
+
+#include <fmt/core.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <string>
+#include <thread>
+
+#include "env/text.h"
+
+namespace check {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+/// Enough to keep a GPU busy while the host waits for the last of them.
+constexpr std::uint64_t kRoundsAtOnce = 16;
+constexpr int kWarmUps = 3;
+constexpr std::size_t kPeriod = 251;  // a prime: a value that lands in a wrong place is seen
+
+/// Small whole numbers: sums are exact in any order, up to 2^24.
+float value_of(int rank, std::size_t at) { return static_cast<float>((rank % 32 + 1) * static_cast<int>(at % kPeriod)); }
+
+float sum_at(int ranks, std::size_t at) {
+    float sum = 0;
+    for (int rank = 0; rank < ranks; ++rank) sum += value_of(rank, at);
+    return sum;
+}
+
+std::shared_ptr<const ddp::cuda::Api> cuda_for(const ddp::Device& device) {
+    if (device.kind != ddp::Device::Kind::Cuda) return nullptr;
+    ddprun::Result<ddp::cuda::Api> api = ddp::cuda::load_api();
+    if (!api) throw ddp::Error(api.error().what);
+    auto loaded = std::make_shared<const ddp::cuda::Api>(*std::move(api));
+    loaded->check(loaded->set_device(device.index), "choosing the device");
+    return loaded;
+}
+
+double seconds_of(ddp::ProcessGroup& group, Values& values, std::uint64_t rounds) {
+    group.barrier().synchronize();
+    const Clock::time_point start = Clock::now();
+    for (std::uint64_t done = 0; done < rounds;) {
+        ddp::Work last;
+        for (std::uint64_t i = 0; i < kRoundsAtOnce && done < rounds; ++i, ++done) {
+            last = group.all_reduce(values.buffer());
+            last.wait();
+        }
+        last.synchronize();
+    }
+    return std::chrono::duration<double>(Clock::now() - start).count();
+}
+
+/// Rank 0's wish, so that all do the same.
+std::uint64_t agree_on(ddp::ProcessGroup& group, std::uint64_t mine) {
+    const std::vector<std::string> all = group.all_gather_bytes(std::to_string(mine));
+    return ddprun::parse_uint(all.front()).value_or(1);
+}
+
+}  // namespace
+
+Values::Values(ddp::ProcessGroup& group, std::size_t bytes) : cuda_(cuda_for(group.device())) {
+    const std::span<std::byte> memory = group.allocate_shared(bytes);
+    buffer_ = {memory.data(), bytes / sizeof(float), ddp::DType::F32, group.device()};
+}
+
+void Values::fill(const std::vector<float>& values) { copy(buffer_.data, values.data(), ddp::cuda::CopyKind::HostToDevice); }
+
+std::vector<float> Values::read() const {
+    std::vector<float> values(buffer_.count);
+    copy(values.data(), buffer_.data, ddp::cuda::CopyKind::DeviceToHost);
+    return values;
+}
+
+void Values::copy(void* to, const void* from, ddp::cuda::CopyKind kind) const {
+    if (!cuda_) {
+        std::memcpy(to, from, buffer_.bytes());
+        return;
+    }
+    cuda_->check(cuda_->memcpy_async(to, from, buffer_.bytes(), kind, nullptr), "copying");
+    const ddp::cuda::Event done(cuda_);
+    done.record(nullptr);
+    for (ddp::cuda::Code code; (code = done.query()) != ddp::cuda::Code::Success; std::this_thread::yield()) {
+        if (code != ddp::cuda::Code::NotReady) cuda_->check(code, "copying");
+    }
+}
+
+double Measurement::gigabytes_per_second(std::size_t bytes) const {
+    return seconds > 0 ? static_cast<double>(bytes) * static_cast<double>(rounds) / seconds * 1e-9 : 0;
+}
+
+double Measurement::bus_gigabytes_per_second(std::size_t bytes, int ranks) const {
+    return gigabytes_per_second(bytes) * 2 * (ranks - 1) / ranks;
+}
+
+void verify_sums(ddp::ProcessGroup& group, Values& values) {
+    std::vector<float> mine(values.buffer().count);
+    for (std::size_t at = 0; at < mine.size(); ++at) mine[at] = value_of(group.rank(), at);
+    values.fill(mine);
+    group.all_reduce(values.buffer()).synchronize();
+    std::vector<float> expected(std::min(kPeriod, mine.size()));
+    for (std::size_t at = 0; at < expected.size(); ++at) expected[at] = sum_at(group.size(), at);
+    const std::vector<float> sums = values.read();
+    for (std::size_t at = 0; at < sums.size(); ++at) {
+        if (sums[at] == expected[at % kPeriod]) continue;
+        throw ddp::Error(fmt::format("rank {}: all-reduce gave {} in place of {} at element {} of {} ({})", group.rank(), sums[at],
+                                     expected[at % kPeriod], at, sums.size(), group.describe()));
+    }
+}
+
+Measurement measure(ddp::ProcessGroup& group, Values& values, std::chrono::nanoseconds span) {
+    // Sums of zeros stay zeros, however many rounds there are.
+    values.fill(std::vector<float>(values.buffer().count, 0.0F));
+    const double one_round = seconds_of(group, values, kWarmUps) / kWarmUps;
+    const double wanted = std::chrono::duration<double>(span).count() / std::max(one_round, 1e-9);
+    Measurement result;
+    result.rounds = agree_on(group, static_cast<std::uint64_t>(std::clamp(std::round(wanted), 1.0, 1e7)));
+    result.seconds = seconds_of(group, values, result.rounds);
+    return result;
+}
+
+}  // namespace check
