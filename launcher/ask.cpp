@@ -10,6 +10,7 @@
 
 #include "env/print.h"
 #include "env/text.h"
+#include "launcher/doctor/doctor.h"
 #include "launcher/exit_codes.h"
 #include "launcher/gpu_usage.h"
 #include "launcher/launch.h"
@@ -161,6 +162,7 @@ int run_subcommand(const std::vector<std::string>& arguments) {
     const std::string& name = arguments.front();
     unblock_signals();
     if (name == "env") return show_environment({arguments.begin() + 1, arguments.end()});
+    if (name == "doctor") return run_doctor({arguments.begin() + 1, arguments.end()});
     const Result<AskOptions> options = parse_ask_options({arguments.begin() + 1, arguments.end()});
     if (!options) return complain(name, options.error());
     if (options->help) {

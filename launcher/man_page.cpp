@@ -56,6 +56,17 @@ std::string asking() {
     return text;
 }
 
+std::string doctor() {
+    std::string text = section("DOCTOR");
+    text += troff("ddprun doctor looks at this machine as a place for training: driver, GPUs and how they are connected, CUDA, NCCL, "
+                  "network, memory, limits, clock. Then it runs an all-reduce among the GPUs, or the CPUs, as a job of its own. Each line is "
+                  "ok, note, warning or error, and says what to set. Its exit status is 0, or 1 when there was an error.") + "\n";
+    text += entry("--json", "One JSON object with the findings and the facts behind them.");
+    text += entry("--no-run", "Without the all-reduce.");
+    text += entry("--seconds S, --bytes SIZE", "How long it lasts (2 seconds), and how much each worker gives to it (256MiB of a GPU, else 64MiB).");
+    return text;
+}
+
 std::string environment() {
     std::string text = section("ENVIRONMENT");
     text += entry("PET_<OPTION>", "The default of an option.");
@@ -64,6 +75,7 @@ std::string environment() {
     text += entry("TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE", "The default of --prefix.");
     text += entry("LOGLEVEL", "How much ddprun says of itself: DEBUG, INFO, WARNING or ERROR.");
     text += entry("DDPRUN_TOKEN", "The secret of a job of several nodes; the same on all of them.");
+    text += entry("DDP_NCCL_LIBRARY, DDP_CUDART_LIBRARY, DDPRUN_NVML_LIBRARY", "Files to load in place of libnccl.so.2, libcudart.so.* and libnvidia-ml.so.1.");
     text += entry("NO_COLOR", "Not empty: prefixes without colour.");
     text += "Each worker finds RANK, LOCAL_RANK, WORLD_SIZE, LOCAL_WORLD_SIZE, GROUP_RANK, GROUP_WORLD_SIZE, ROLE_NAME, "
             "ROLE_RANK, ROLE_WORLD_SIZE, MASTER_ADDR, MASTER_PORT, TORCHELASTIC_RESTART_COUNT, TORCHELASTIC_MAX_RESTARTS, "
@@ -121,7 +133,7 @@ std::string render_man_page() {
                   "of torchrun works. A program ending in .py is run by Python; a name without a slash is looked for among "
                   "ddprun's own workers, then in PATH. \"${local_rank}\" and \"${rank}\" in the arguments are replaced for "
                   "each worker. What follows the program belongs to it.") + "\n";
-    return page + options() + asking() + signals() + environment() + exit_codes() + examples();
+    return page + options() + asking() + doctor() + signals() + environment() + exit_codes() + examples();
 }
 
 }  // namespace ddprun

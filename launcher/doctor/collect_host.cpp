@@ -1,0 +1,186 @@
+#include <fmt/core.h>
+#include <sys/prctl.h>
+#include <sys/resource.h>
+#include <sys/statvfs.h>
+#include <sys/timex.h>
+#include <sys/utsname.h>
+#include <unistd.h>
+
+#include <linux/capability.h>
+
+#include <ctime>
+
+#include "env/file.h"
+#include "env/socket.h"
+#include "env/text.h"
+#include "env/worker_env.h"
+#include "launcher/doctor/collect.h"
+
+namespace ddprun::doctor {
+namespace {
+
+constexpr std::size_t kMaxFile = 1 << 20;
+
+std::string content_of(const std::string& path) { return std::string(trim(read_file(path, kMaxFile).value_or(""))); }
+
+std::optional<std::uint64_t> number_in(const std::string& path) {
+    const Result<std::uint64_t> number = parse_uint(content_of(path));
+    return number ? std::optional(*number) : std::nullopt;
+}
+
+/// The value behind "key:" in a file of such lines: /proc/meminfo, /proc/cpuinfo.
+std::string field(std::string_view text, std::string_view key) {
+    for (const std::string_view line : split(text, '\n')) {
+        const std::size_t colon = line.find(':');
+        if (colon != std::string_view::npos && trim(line.substr(0, colon)) == key) return std::string(trim(line.substr(colon + 1)));
+    }
+    return "";
+}
+
+/// "16384 kB" in bytes.
+std::uint64_t kilobytes(const std::string& text) {
+    return parse_uint(split(text, ' ').front()).value_or(0) * 1024;
+}
+
+Limit limit_of(__rlimit_resource resource) {
+    rlimit limit{};
+    if (::getrlimit(resource, &limit) != 0) return {};
+    const auto value = [](rlim_t number) { return number == RLIM_INFINITY ? std::nullopt : std::optional<std::uint64_t>(number); };
+    return {value(limit.rlim_cur), value(limit.rlim_max)};
+}
+
+/// "always [madvise] never" is madvise.
+std::string chosen_word(const std::string& text) {
+    const std::size_t open = text.find('['), close = text.find(']');
+    return open == std::string::npos || close == std::string::npos ? "" : text.substr(open + 1, close - open - 1);
+}
+
+void read_memory(HostFacts& host) {
+    const std::string meminfo = content_of("/proc/meminfo");
+    host.memory_total = kilobytes(field(meminfo, "MemTotal"));
+    host.memory_available = kilobytes(field(meminfo, "MemAvailable"));
+    host.huge_pages.total = parse_uint(field(meminfo, "HugePages_Total")).value_or(0);
+    host.huge_pages.free = parse_uint(field(meminfo, "HugePages_Free")).value_or(0);
+    host.huge_pages.page_bytes = kilobytes(field(meminfo, "Hugepagesize"));
+    host.huge_pages.transparent = chosen_word(content_of("/sys/kernel/mm/transparent_hugepage/enabled"));
+    struct statvfs shm {};
+    if (::statvfs("/dev/shm", &shm) != 0) return;
+    host.shm_size = std::uint64_t{shm.f_blocks} * shm.f_frsize;
+    host.shm_free = std::uint64_t{shm.f_bavail} * shm.f_frsize;
+}
+
+/// The tightest of the limits in `file` of these directories; "max" and the numbers near 2^63 mean none.
+std::optional<std::uint64_t> tightest(const std::vector<std::string>& directories, const char* file) {
+    std::optional<std::uint64_t> found;
+    for (const std::string& directory : directories) {
+        const std::optional<std::uint64_t> limit = number_in(fmt::format("{}/{}", directory, file));
+        if (limit && *limit < (1ULL << 60) && (!found || *limit < *found)) found = limit;
+    }
+    return found;
+}
+
+std::optional<std::uint64_t> first_number(const std::vector<std::string>& directories, const char* file) {
+    for (const std::string& directory : directories) {
+        if (const auto number = number_in(fmt::format("{}/{}", directory, file))) return number;
+    }
+    return std::nullopt;
+}
+
+/// "200000 100000" and the two files of version 1: microseconds granted in every period.
+std::optional<double> cpu_quota(const std::vector<std::string>& directories, int version) {
+    std::optional<double> found;
+    for (const std::string& directory : directories) {
+        const std::string quota = version == 2 ? content_of(directory + "/cpu.max") : content_of(directory + "/cpu.cfs_quota_us") + ' ' + content_of(directory + "/cpu.cfs_period_us");
+        const std::size_t space = quota.find(' ');
+        if (space == std::string::npos) continue;
+        const Result<double> granted = parse_double(quota.substr(0, space)), period = parse_double(quota.substr(space + 1));
+        if (!granted || !period || *granted <= 0 || *period <= 0) continue;
+        const double cpus = *granted / *period;
+        if (!found || cpus < *found) found = cpus;
+    }
+    return found;
+}
+
+CgroupFacts read_cgroup() {
+    CgroupFacts facts;
+    const std::string text = content_of("/proc/self/cgroup");
+    int version = 0;
+    const std::vector<std::string> memory = cgroup_directories(text, "memory", version);
+    facts.version = version;
+    facts.memory_limit = tightest(memory, version == 2 ? "memory.max" : "memory.limit_in_bytes");
+    facts.memory_used = first_number(memory, version == 2 ? "memory.current" : "memory.usage_in_bytes");
+    const std::vector<std::string> pids = cgroup_directories(text, "pids", version);
+    facts.pids_limit = tightest(pids, "pids.max");
+    facts.pids_used = first_number(pids, "pids.current");
+    const std::vector<std::string> cpu = cgroup_directories(text, "cpu", version);
+    facts.cpus = cpu_quota(cpu, version);
+    return facts;
+}
+
+ClockFacts read_clock() {
+    ClockFacts clock;
+    const std::string directory = "/sys/devices/system/clocksource/clocksource0/";
+    clock.source = content_of(directory + "current_clocksource");
+    clock.has_tsc = content_of(directory + "available_clocksource").find("tsc") != std::string::npos;
+    timex state{};
+    const int answer = ::adjtimex(&state);
+    if (answer >= 0) clock.synchronised = answer != TIME_ERROR;
+    clock.unix_seconds = ::time(nullptr);
+    return clock;
+}
+
+bool has_capability(unsigned capability) {
+    const std::string effective = field(content_of("/proc/self/status"), "CapEff");
+    std::uint64_t bits = 0;
+    for (const char c : effective) bits = bits * 16 + static_cast<std::uint64_t>(c <= '9' ? c - '0' : (c | 32) - 'a' + 10);
+    return (bits >> capability & 1) != 0;
+}
+
+}  // namespace
+
+std::vector<std::string> cgroup_directories(std::string_view text, std::string_view controller, int& version) {
+    std::optional<std::string> one, two;
+    for (const std::string_view line : split(text, '\n')) {
+        const std::vector<std::string_view> parts = split(line, ':');
+        if (parts.size() < 3) continue;
+        const std::string path(line.substr(parts[0].size() + parts[1].size() + 2));
+        if (parts[0] == "0" && parts[1].empty()) two = path;
+        for (const std::string_view name : split(parts[1], ',')) {
+            if (name == controller) one = path;
+        }
+    }
+    version = one ? 1 : two ? 2 : 0;
+    if (version == 0) return {};
+    const std::string root = one ? fmt::format("/sys/fs/cgroup/{}", controller) : "/sys/fs/cgroup";
+    std::vector<std::string> directories;
+    for (std::string path = one ? *one : *two; path.size() > 1; path.erase(path.rfind('/'))) directories.push_back(root + path);
+    directories.push_back(root);  // in a container its own cgroup may be mounted here
+    return directories;
+}
+
+HostFacts collect_host() {
+    HostFacts host;
+    host.name = host_name();
+    utsname kernel{};
+    if (::uname(&kernel) == 0) host.kernel = fmt::format("{} {} {}", kernel.sysname, kernel.release, kernel.machine);
+    host.cpu_model = field(content_of("/proc/cpuinfo"), "model name");
+    Probe probe;
+    probe.gpus = Probe::Gpus::No;
+    host.machine = detect_machine(process_environment, probe);
+    read_memory(host);
+    host.memlock = limit_of(RLIMIT_MEMLOCK);
+    host.open_files = limit_of(RLIMIT_NOFILE);
+    host.processes = limit_of(RLIMIT_NPROC);
+    host.stack = limit_of(RLIMIT_STACK);
+    host.core = limit_of(RLIMIT_CORE);
+    host.is_root = ::geteuid() == 0;
+    host.cgroup = read_cgroup();
+    host.clock = read_clock();
+    if (const auto scope = number_in("/proc/sys/kernel/yama/ptrace_scope")) host.ptrace_scope = static_cast<int>(*scope);
+    host.may_ptrace = has_capability(CAP_SYS_PTRACE);
+    host.governor = content_of("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor");
+    host.core_pattern = content_of("/proc/sys/kernel/core_pattern");
+    return host;
+}
+
+}  // namespace ddprun::doctor

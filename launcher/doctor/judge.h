@@ -1,0 +1,21 @@
+#pragma once
+
+#include <string_view>
+#include <vector>
+
+#include "launcher/doctor/facts.h"
+#include "launcher/finding.h"
+
+/// What the facts mean. All pure: every finding can be shown by made-up facts.
+namespace ddprun::doctor {
+
+std::vector<Finding> judge_host(const HostFacts& host, bool has_rdma);
+std::vector<Finding> judge_gpus(const NvidiaFacts& nvidia, const std::optional<std::string>& visible_devices);
+std::vector<Finding> judge_software(const SoftwareFacts& software, const NvidiaFacts& nvidia);
+std::vector<Finding> judge_network(const NetworkFacts& network, const SoftwareFacts& software);
+std::vector<Finding> judge_trial(const TrialFacts& trial);
+
+/// All of them, section by section, in the order of the report.
+std::vector<Finding> judge(const Facts& facts);
+
+}  // namespace ddprun::doctor

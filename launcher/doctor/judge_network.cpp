@@ -1,0 +1,130 @@
+#include <fmt/core.h>
+
+#include <algorithm>
+
+#include "env/text.h"
+#include "launcher/doctor/judge.h"
+
+namespace ddprun::doctor {
+namespace {
+
+using Rows = std::vector<Finding>;
+
+void add(Rows& rows, Severity severity, std::string subject, std::string what, std::string remedy = "") {
+    rows.push_back({severity, "Network", std::move(subject), std::move(what), std::move(remedy)});
+}
+
+std::string value_of(const SoftwareFacts& software, std::string_view name) {
+    for (const auto& [key, value] : software.variables) {
+        if (key == name) return value;
+    }
+    return "";
+}
+
+bool usable(const NetworkInterface& one) { return one.up && !one.loopback && !one.addresses.empty(); }
+
+std::string describe(const NetworkInterface& one) {
+    std::string text = one.up ? "up" : "down";
+    if (one.megabits && *one.megabits > 0)
+        text += *one.megabits >= 1000 ? fmt::format(", {} Gb/s", *one.megabits / 1000) : fmt::format(", {} Mb/s", *one.megabits);
+    if (one.mtu > 0) text += fmt::format(", mtu {}", one.mtu);
+    if (one.is_virtual) text += ", virtual";
+    return text + (one.addresses.empty() ? ", no address" : ", " + join(one.addresses, " "));
+}
+
+/// NCCL_SOCKET_IFNAME as NCCL reads it: prefixes, "=name" exactly, "^" all but these.
+std::vector<std::string> chosen_by(std::string_view setting, const std::vector<NetworkInterface>& interfaces) {
+    const bool others = setting.starts_with('^');
+    if (others) setting.remove_prefix(1);
+    const bool exact = setting.starts_with('=');
+    if (exact) setting.remove_prefix(1);
+    std::vector<std::string> chosen;
+    for (const NetworkInterface& one : interfaces) {
+        const std::vector<std::string_view> names = split(setting, ',');
+        const bool named = std::any_of(names.begin(), names.end(), [&](std::string_view name) {
+            return exact ? one.name == name : !name.empty() && one.name.starts_with(name);
+        });
+        if (named != others && one.up && !one.addresses.empty()) chosen.push_back(one.name);
+    }
+    return chosen;
+}
+
+/// What NCCL takes for its sockets when nobody says: ib*, then any but docker* and lo, then docker*, then lo.
+std::string nccls_own_choice(const std::vector<NetworkInterface>& interfaces) {
+    std::vector<std::string> names;
+    const auto take = [&](auto fits) {
+        if (!names.empty()) return;
+        for (const NetworkInterface& one : interfaces) {
+            if (one.up && !one.addresses.empty() && fits(one)) names.push_back(one.name);
+        }
+    };
+    take([](const NetworkInterface& one) { return one.name.starts_with("ib"); });
+    take([](const NetworkInterface& one) { return !one.loopback && !one.name.starts_with("docker") && !one.name.starts_with("virbr"); });
+    take([](const NetworkInterface& one) { return !one.loopback; });
+    take([](const NetworkInterface&) { return true; });
+    return join(names, ",");
+}
+
+void judge_choice(const NetworkFacts& network, const SoftwareFacts& software, Rows& rows) {
+    const std::string setting = value_of(software, "NCCL_SOCKET_IFNAME");
+    if (!setting.empty()) {
+        const std::vector<std::string> chosen = chosen_by(setting, network.interfaces);
+        if (chosen.empty())
+            return add(rows, Severity::Error, "NCCL sockets", fmt::format("NCCL_SOCKET_IFNAME={} names no interface that is up and has an address", setting),
+                       "unset it, or name one of the interfaces above");
+        return add(rows, Severity::Ok, "NCCL sockets", fmt::format("{} (NCCL_SOCKET_IFNAME={})", join(chosen, ","), setting));
+    }
+    const std::string own = nccls_own_choice(network.interfaces);
+    if (network.has_slingshot)
+        return add(rows, Severity::Warning, "NCCL sockets", fmt::format("NCCL would take {}; on Slingshot it must be told", own),
+                   "NCCL_SOCKET_IFNAME=hsn, and the libfabric plug-in (aws-ofi-nccl) in LD_LIBRARY_PATH");
+    const auto real = std::count_if(network.interfaces.begin(), network.interfaces.end(),
+                                    [](const NetworkInterface& one) { return usable(one) && !one.is_virtual; });
+    if (own.empty()) return add(rows, Severity::Warning, "NCCL sockets", "no interface is up and has an address", "ip link; ip address");
+    add(rows, real > 1 ? Severity::Note : Severity::Ok, "NCCL sockets", fmt::format("NCCL takes {} (its own choice, as far as is documented)", own),
+        real > 1 ? "for several nodes: NCCL_SOCKET_IFNAME=NAME where that is not the fast network" : "");
+}
+
+void judge_ports(const NetworkFacts& network, const SoftwareFacts& software, Rows& rows) {
+    bool any_active = false;
+    for (const FabricPort& port : network.ports) {
+        const bool active = port.state == "ACTIVE";
+        any_active = any_active || active;
+        add(rows, active ? Severity::Ok : Severity::Note, port.device, fmt::format("port {}: {}, {}, {}", port.port, port.state, port.rate, port.layer));
+    }
+    if (!network.ports.empty() && !any_active)
+        add(rows, Severity::Warning, "RDMA", "no port is active: NCCL falls back to TCP", "ibstat; see to cables and the subnet manager");
+    if (any_active && value_of(software, "NCCL_IB_DISABLE") == "1")
+        add(rows, Severity::Warning, "RDMA", "NCCL_IB_DISABLE=1 although a port is active", "unset NCCL_IB_DISABLE");
+}
+
+}  // namespace
+
+std::vector<Finding> judge_network(const NetworkFacts& network, const SoftwareFacts& software) {
+    Rows rows;
+    for (const NetworkInterface& one : network.interfaces) {
+        // Bridges and tunnels that are down are of no interest to anybody.
+        if (!one.loopback && (one.up || !one.is_virtual)) add(rows, Severity::Ok, one.name, describe(one));
+    }
+    judge_ports(network, software, rows);
+    judge_choice(network, software, rows);
+    return rows;
+}
+
+std::vector<Finding> judge_trial(const TrialFacts& trial) {
+    const auto row = [](Severity severity, std::string what, std::string remedy = "") {
+        return std::vector<Finding>{{severity, "All-reduce", "all-reduce", std::move(what), std::move(remedy)}};
+    };
+    switch (trial.state) {
+        case TrialFacts::State::NotAsked: return row(Severity::Note, "not run (--no-run)");
+        case TrialFacts::State::Impossible: return row(Severity::Warning, fmt::format("not run: {}", trial.problem));
+        case TrialFacts::State::Failed:
+            return row(Severity::Error, fmt::format("failed with exit code {}: {}", trial.exit_code, trial.problem), "to see more: " + trial.command);
+        case TrialFacts::State::Done: break;
+    }
+    return row(Severity::Ok, fmt::format("{} worker{}, {}: {:.2f} GB/s bus bandwidth ({} x {} in {:.2f} s), sums right; first one {} after start",
+                                         trial.workers, trial.workers == 1 ? "" : "s", trial.backend, trial.bus_gigabytes_per_second, trial.rounds,
+                                         format_bytes(trial.bytes), trial.seconds, format_duration(trial.start)));
+}
+
+}  // namespace ddprun::doctor

@@ -1,0 +1,101 @@
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <nlohmann/json.hpp>
+
+#include "env/file.h"
+#include "tests/support/run_program.h"
+#include "tests/support/temporary_directory.h"
+
+namespace ddprun::test {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+Outcome doctor(const std::vector<std::string>& options, std::vector<std::string> environment = {}) {
+    std::vector<std::string> command{path_of("DDPRUN"), "doctor"};
+    command.insert(command.end(), options.begin(), options.end());
+    return run(command, with_environment(std::move(environment)));
+}
+
+/// A machine with these GPUs, and NCCL and CUDA on them; all three are fakes.
+struct GpuMachine {
+    explicit GpuMachine(const std::string& gpus) {
+        EXPECT_TRUE(write_file_atomically(directory.file("machine.json"),
+                                          R"({"driver": "580.65.06", "cuda": 13010, "p2p": 0, "gpus": )" + gpus + "}", 0600));
+    }
+    [[nodiscard]] std::vector<std::string> environment(int cuda_devices = 2) const {
+        return {"DDPRUN_NVML_LIBRARY=" + path_of("FAKE_NVML_LIBRARY"), "FAKE_NVML=" + directory.file("machine.json"),
+                "DDP_NCCL_LIBRARY=" + path_of("FAKE_NCCL_LIBRARY"), "DDP_CUDART_LIBRARY=" + path_of("FAKE_NCCL_LIBRARY"),
+                "FAKE_CUDA_DEVICES=" + std::to_string(cuda_devices)};
+    }
+    TemporaryDirectory directory;
+};
+
+TEST(Doctor, RunsAnAllReduceAmongTheCpusOfAMachineWithoutGpus) {
+    const Outcome outcome = doctor({"--json", "--seconds=0.1"}, {"CUDA_VISIBLE_DEVICES="});
+    const auto json = nlohmann::json::parse(outcome.out, nullptr, false);
+    ASSERT_TRUE(json.is_object()) << outcome.out << outcome.err;
+    ASSERT_EQ(json["all_reduce"]["exit_code"], 0) << json["all_reduce"];
+    EXPECT_GE(json["all_reduce"]["workers"], 1);
+    EXPECT_THAT(std::string(json["all_reduce"]["backend"]), HasSubstr("shared memory"));
+    EXPECT_EQ(outcome.status, json["worst"] == "error" ? 1 : 0);
+}
+
+TEST(Doctor, RunsAnAllReduceAmongTheGpus) {
+    const GpuMachine machine(R"([{"name": "A", "uuid": "GPU-a", "bus_id": "00000000:3B:00.0", "total": 1000}, {"name": "B", "uuid": "GPU-b"}])");
+    const Outcome outcome = doctor({"--json", "--seconds", "0.1", "--bytes", "64KiB"}, machine.environment());
+    const auto json = nlohmann::json::parse(outcome.out, nullptr, false);
+    ASSERT_TRUE(json.is_object()) << outcome.out << outcome.err;
+    EXPECT_EQ(json["gpus"][0]["bus_id"], "0000:3b:00.0");
+    ASSERT_EQ(json["all_reduce"]["exit_code"], 0) << json["all_reduce"];
+    EXPECT_EQ(json["all_reduce"]["workers"], 2);
+    EXPECT_THAT(std::string(json["all_reduce"]["backend"]), HasSubstr("nccl"));
+}
+
+TEST(Doctor, ExitsWithOneWhenAGpuIsIll) {
+    const GpuMachine machine(R"([{"name": "A", "uncorrected": 3}])");
+    const Outcome outcome = doctor({"--no-run"}, machine.environment());
+    EXPECT_EQ(outcome.status, 1);
+    EXPECT_THAT(outcome.out, HasSubstr("uncorrectable ECC errors since the driver was loaded: 3"));
+    EXPECT_THAT(outcome.out, HasSubstr("-> reset it (nvidia-smi --gpu-reset -i 0"));
+    EXPECT_THAT(outcome.out, HasSubstr("not run (--no-run)"));
+    EXPECT_THAT(outcome.out, Not(HasSubstr("\033"))) << "standard output is no terminal";
+}
+
+TEST(Doctor, SaysWhatTheWorkersSayWhenTheAllReduceFails) {
+    const GpuMachine machine(R"([{"name": "A"}, {"name": "B"}])");
+    const Outcome outcome = doctor({"--bytes=64KiB"}, machine.environment(1));
+    EXPECT_EQ(outcome.status, 1);
+    EXPECT_THAT(outcome.out, HasSubstr("all-reduce"));
+    EXPECT_THAT(outcome.out, HasSubstr("local rank 1"));
+    EXPECT_THAT(outcome.out, HasSubstr("to see more: ddprun --standalone"));
+}
+
+TEST(Doctor, DefaultsForJobsAreNotForItsOwn) {
+    const Outcome outcome = doctor({"--json", "--seconds=0.1", "--bytes=1MiB"}, {"PET_NNODES=2", "PET_NPROC_PER_NODE=gpu", "PET_DRY_RUN=1", "CUDA_VISIBLE_DEVICES="});
+    const auto json = nlohmann::json::parse(outcome.out, nullptr, false);
+    ASSERT_TRUE(json.is_object()) << outcome.out << outcome.err;
+    EXPECT_EQ(json["all_reduce"]["exit_code"], 0) << json["all_reduce"];
+}
+
+TEST(Doctor, ABrokenLibraryEndsItsLookerOnly) {
+    const Outcome outcome = doctor({"--no-run"}, {"DDP_NCCL_LIBRARY=/dev/null", "DDP_CUDART_LIBRARY=libm.so.6"});
+    EXPECT_THAT(outcome.out, HasSubstr("/dev/null"));
+    EXPECT_THAT(outcome.out, HasSubstr("it does not tell its version"));
+    EXPECT_FALSE(outcome.signaled);
+}
+
+TEST(Doctor, RefusesWhatItDoesNotKnow) {
+    const Outcome outcome = doctor({"--no-rum"});
+    EXPECT_EQ(outcome.status, 64);
+    EXPECT_EQ(outcome.err, "ddprun doctor: --no-rum: unknown (expected --json, --no-run, --seconds or --bytes)\n");
+    EXPECT_EQ(doctor({"--seconds=100"}).err, "ddprun doctor: --seconds: '100' is not between 0 and 30\n");
+    EXPECT_EQ(doctor({"--bytes"}).err, "ddprun doctor: --bytes: needs a value\n");
+    EXPECT_EQ(doctor({"--bytes=much"}).status, 64);
+    EXPECT_EQ(doctor({"--help"}).status, 0);
+}
+
+}  // namespace
+}  // namespace ddprun::test
