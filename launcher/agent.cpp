@@ -164,6 +164,22 @@ void Agent::handle(const rdzv::Notice& notice) {
     }
 }
 
+std::optional<std::string> Agent::variable(int local_rank, std::string_view name) const {
+    const auto index = static_cast<std::size_t>(local_rank);
+    if (index < workers_.size()) {
+        const WorkerPlan& plan = workers_[index].plan;
+        for (const auto& [key, value] : plan.environment) {
+            if (key == name) return value;
+        }
+        if (std::find(plan.removed.begin(), plan.removed.end(), name) != plan.removed.end()) return std::nullopt;
+    }
+    const std::string start = std::string(name) + '=';
+    for (const std::string& entry : config_.environment) {
+        if (entry.starts_with(start)) return entry.substr(start.size());
+    }
+    return std::nullopt;
+}
+
 void Agent::kill_all() { feed(agent_event::KillRequested{}); }
 
 void Agent::forward_signal(int signal) {

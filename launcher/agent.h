@@ -69,6 +69,8 @@ class Agent {
     /// This generation's segment; null before the first.
     [[nodiscard]] const SegmentFile* segment() const { return segment_.get(); }
     [[nodiscard]] int first_rank() const { return order_.first_rank; }
+    /// A variable of the worker's environment as it was started; nullopt: not set. Ours (RANK, ...) are not among them.
+    [[nodiscard]] std::optional<std::string> variable(int local_rank, std::string_view name) const;
     /// When this generation's worker was started; TimePoint{}: not yet.
     [[nodiscard]] TimePoint started(int local_rank) const { return workers_[static_cast<std::size_t>(local_rank)].started; }
 

@@ -54,7 +54,14 @@ int show_jobs(const AskOptions& options) {
     for (const JobStatus& status : asked.statuses) {
         ddprun::print("{}", options.json ? to_json(status) : render_status(nullptr, status, 0));
     }
-    if (!options.json) ddprun::print("{}", render_gpu_usage(measure_gpus()));
+    return 0;
+}
+
+int show_gpus(const AskOptions& options) {
+    if (!options.words.empty()) return complain("gpus", usage(fmt::format("'{}': takes no argument", options.words.front())));
+    const std::vector<GpuUsage> gpus = measure_gpus();
+    if (gpus.empty() && !options.json) ddprun::print(stderr, "no NVIDIA GPU can be asked on this host\n");
+    ddprun::print("{}", options.json ? to_json(gpus) : render_gpu_usage(gpus));
     return 0;
 }
 
@@ -128,7 +135,7 @@ std::vector<RunningJob> one_per_job(const std::vector<RunningJob>& jobs, const s
 AskedJobs ask_all(const std::vector<RunningJob>& jobs) {
     AskedJobs asked;
     for (const RunningJob& job : jobs) {
-        Result<JobStatus> status = ask_status(job);
+        Result<JobStatus> status = ask_status_with_gpus(job);
         // It may have ended since it was listed.
         if (!status && (status.error().code == Errc::NotFound || status.error().code == Errc::Closed)) continue;
         if (!status) asked.failures.push_back(status.error());
@@ -152,11 +159,18 @@ Result<RunningJob> choose_job(const std::string& which) {
     return usage(fmt::format("several jobs fit; choose with --job: {}", join(names, ", ")));
 }
 
-Result<JobStatus> ask_status(const RunningJob& job) {
-    const Result<std::string> line = ask_job(job, {"status", {}}, deadline_after(MonotonicClock::now(), kPatience));
+namespace {
+
+Result<JobStatus> ask_status(const RunningJob& job, const ControlRequest& request) {
+    const Result<std::string> line = ask_job(job, request, deadline_after(MonotonicClock::now(), kPatience));
     if (!line) return line.error();
     return job_status_from_json(*line);
 }
+
+}  // namespace
+
+Result<JobStatus> ask_status(const RunningJob& job) { return ask_status(job, {"status", {}}); }
+Result<JobStatus> ask_status_with_gpus(const RunningJob& job) { return ask_status(job, {"status", {{"gpus", "shown"}}}); }
 
 int run_subcommand(const std::vector<std::string>& arguments) {
     const std::string& name = arguments.front();
@@ -169,6 +183,7 @@ int run_subcommand(const std::vector<std::string>& arguments) {
         ddprun::print("{}", render_subcommands());
         return 0;
     }
+    if (name == "gpus") return show_gpus(*options);
     if (name == "ps") return show_jobs(*options);
     if (name == "top") return watch_jobs(*options);
     if (name == "signal") return send_signal(*options);

@@ -13,7 +13,6 @@
 #include "env/text.h"
 #include "launcher/ask.h"
 #include "launcher/exit_codes.h"
-#include "launcher/gpu_usage.h"
 
 namespace ddprun {
 namespace {
@@ -93,7 +92,7 @@ class Watch {
             now.emplace(status.job, std::move(status));
         }
         before_ = std::move(now);
-        return text + render_gpu_usage(measure_gpus());
+        return text;
     }
     [[nodiscard]] bool saw_any() const { return !before_.empty(); }
 

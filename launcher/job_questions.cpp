@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "env/process_tree.h"
 #include "env/text.h"
 #include "launcher/hang_watch.h"
 #include "launcher/signal_names.h"
@@ -17,6 +18,26 @@ std::optional<int> rank_of(const ControlRequest& request) {
     return static_cast<int>(*rank);
 }
 
+/// Adds what this node's GPUs are used for, and by whom.
+void add_gpus(JobStatus& status, const std::vector<GpuUsage>& gpus, const Agent& agent) {
+    std::vector<WorkerProcesses> processes;
+    for (const WorkerStatus& worker : status.workers) {
+        WorkerProcesses one;
+        one.local_rank = worker.local_rank;
+        if (const std::optional<std::string> visible = agent.variable(worker.local_rank, "CUDA_VISIBLE_DEVICES")) {
+            one.visible_devices = *visible;
+            one.limits_devices = true;
+        }
+        const bool runs = worker.pid != 0 && worker.state != "ended";
+        if (runs) one.pids = os::descendants_of(worker.pid, "/proc");
+        if (runs) one.pids.push_back(worker.pid);
+        processes.push_back(std::move(one));
+    }
+    const std::vector<WorkerGpus> used = assign_gpu_usage(gpus, processes);
+    for (std::size_t i = 0; i < used.size(); ++i) status.workers[i].gpus = used[i];
+    status.hosts.front().gpus = gpus;
+}
+
 /// A node that could not be asked, in place of what it would have said.
 JobStatus status_of(const NodeAnswer& answer) {
     if (answer.trouble.empty()) {
@@ -24,17 +45,17 @@ JobStatus status_of(const NodeAnswer& answer) {
         if (status) return *std::move(status);
     }
     JobStatus unknown;
-    unknown.hosts.push_back({describe_node(answer.node), 0, "", "", answer.trouble.empty() ? "its answer makes no sense" : answer.trouble});
+    unknown.hosts.push_back({describe_node(answer.node), 0, "", "", {}, answer.trouble.empty() ? "its answer makes no sense" : answer.trouble});
     return unknown;
 }
 
 }  // namespace
 
-JobQuestions::JobQuestions(Parts parts) : parts_(std::move(parts)) {
+JobQuestions::JobQuestions(Parts parts) : parts_(std::move(parts)), gpus_(parts_.loop, parts_.system) {
     Inquiry& inquiry = parts_.inquiry;
     using Request = ControlRequest;
     using Answer = Inquiry::Answer;
-    inquiry.on_node("status", [this](const Request&, const Answer& answer) { answer(to_json(parts_.observation.status())); });
+    inquiry.on_node("status", [this](const Request& request, const Answer& answer) { node_status(request, answer); });
     inquiry.on_node("signal", [this](const Request& request, const Answer& answer) { node_signal(request, answer); });
     inquiry.on_node("stacks", [this](const Request& request, const Answer& answer) { node_stacks(request, answer); });
 
@@ -48,7 +69,7 @@ JobQuestions::JobQuestions(Parts parts) : parts_(std::move(parts)) {
     // Better its own workers than nothing.
     inquiry.on_no_head("status", [this](const Request&, const std::string& why, const Answer& answer) {
         JobStatus status = parts_.observation.status();
-        status.hosts.push_back({"head", 0, "", "", why});
+        status.hosts.push_back({"head", 0, "", "", {}, why});
         answer(to_json(status));
     });
     for (const char* name : {"status", "signal", "stacks", "drain"}) {
@@ -72,6 +93,15 @@ int JobQuestions::local_rank_of(const std::string& rank) const {
 std::string JobQuestions::workers_text() const {
     const int first = parts_.agent.first_rank();
     return fmt::format("{} runs ranks {} to {}", parts_.host, first, first + static_cast<int>(parts_.agent.state().workers.size()) - 1);
+}
+
+void JobQuestions::node_status(const ControlRequest& request, const Inquiry::Answer& answer) {
+    if (request.argument("gpus") != "shown") return answer(to_json(parts_.observation.status()));
+    gpus_.look([this, answer](const std::vector<GpuUsage>& gpus) {
+        JobStatus status = parts_.observation.status();
+        if (!gpus.empty()) add_gpus(status, gpus, parts_.agent);
+        answer(to_json(status));
+    });
 }
 
 void JobQuestions::node_signal(const ControlRequest& request, const Inquiry::Answer& answer) {

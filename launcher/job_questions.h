@@ -6,6 +6,7 @@
 #include "env/event_loop.h"
 #include "env/system.h"
 #include "launcher/agent.h"
+#include "launcher/gpu_watch.h"
 #include "launcher/inquiry.h"
 #include "launcher/job_spec.h"
 #include "launcher/observation.h"
@@ -35,6 +36,7 @@ class JobQuestions {
     JobQuestions& operator=(const JobQuestions&) = delete;
 
   private:
+    void node_status(const ControlRequest& request, const Inquiry::Answer& answer);
     void node_signal(const ControlRequest& request, const Inquiry::Answer& answer);
     void node_stacks(const ControlRequest& request, const Inquiry::Answer& answer);
     void job_status(const ControlRequest& request, const Inquiry::Answer& answer);
@@ -44,6 +46,7 @@ class JobQuestions {
     [[nodiscard]] std::string workers_text() const;
 
     Parts parts_;
+    GpuWatch gpus_;
 };
 
 /// How long the head waits for a node: for words, and for stacks.

@@ -47,9 +47,30 @@ std::string title(const JobStatus& status) {
     return text + fmt::format(", {}, {}", span(status.seconds), status.program);
 }
 
-std::string row(const WorkerStatus& worker, const WorkerRates& rate) {
+bool shows_gpus(const JobStatus& status) {
+    return std::any_of(status.hosts.begin(), status.hosts.end(), [](const HostStatus& host) { return !host.gpus.empty(); });
+}
+
+/// "   0,1    87   12 GiB": its GPUs, how busy the busiest of them is, its own memory there. "0?" is presumed.
+std::string gpu_columns(const JobStatus& status, const WorkerStatus& worker) {
+    std::string names;
+    unsigned busy = 0;
+    const auto node = static_cast<std::size_t>(worker.node);
+    for (const unsigned index : worker.gpus.indices) {
+        names += (names.empty() ? "" : ",") + std::to_string(index);
+        for (const GpuUsage& gpu : node < status.hosts.size() ? status.hosts[node].gpus : std::vector<GpuUsage>{}) {
+            if (gpu.index == index) busy = std::max(busy, gpu.busy_percent);
+        }
+    }
+    if (names.empty()) return fmt::format(" {:>6} {:>5} {:>9}", "-", "-", "-");
+    if (worker.gpus.is_presumed) names += '?';
+    return fmt::format(" {:>6} {:>5} {:>9}", names, busy, worker.gpus.used_bytes == 0 ? "-" : format_bytes(worker.gpus.used_bytes));
+}
+
+std::string row(const JobStatus& status, const WorkerStatus& worker, const WorkerRates& rate) {
     std::string text = fmt::format("{:>6} {:>8} {:<9}{:>7.0f} {:>9}", worker.rank, worker.pid, worker.state,
                                    rate.cpu_percent, format_bytes(worker.rss_bytes));
+    if (shows_gpus(status)) text += gpu_columns(status, worker);
     if (worker.uses_libddp) {
         text += fmt::format(" {:>9} {:>8.1f} {:>6.0f}", worker.step, rate.steps_per_second, rate.comm_percent);
     } else {
@@ -128,7 +149,7 @@ JobStatus merge_status(JobStatus head, const std::vector<JobStatus>& nodes) {
             worker.node = static_cast<int>(head.hosts.size());
             head.workers.push_back(std::move(worker));
         }
-        head.hosts.push_back(node.hosts.empty() ? HostStatus{node.host, node.pid, "", "", "it said nothing of itself"} : node.hosts.front());
+        head.hosts.push_back(node.hosts.empty() ? HostStatus{node.host, node.pid, "", "", {}, "it said nothing of itself"} : node.hosts.front());
         head.lost_output_bytes += node.lost_output_bytes;
     }
     return head;
@@ -142,15 +163,18 @@ std::string render_status(const JobStatus* before, const JobStatus& now, int wid
     }
     if (now.workers.empty()) return text;
     const std::size_t host_width = now.hosts.size() > 1 ? longest_host(now) : 0;
-    std::string head = fmt::format("{:>6} {:>8} {:<9}{:>7} {:>9} {:>9} {:>8} {:>6}  {:<12} {}", "RANK", "PID", "STATE", "CPU%", "RSS", "STEP",
-                                   "STEPS/S", "COMM%", "SILENT FOR", "COLLECTIVE");
+    std::string head = fmt::format("{:>6} {:>8} {:<9}{:>7} {:>9}", "RANK", "PID", "STATE", "CPU%", "RSS");
+    if (shows_gpus(now)) head += fmt::format(" {:>6} {:>5} {:>9}", "GPU", "GPU%", "GPU MEM");
+    head += fmt::format(" {:>9} {:>8} {:>6}  {:<12} {}", "STEP", "STEPS/S", "COMM%", "SILENT FOR", "COLLECTIVE");
     if (host_width > 0) head = fmt::format("{:<{}} ", "HOST", host_width) + head;
     text += cut(std::move(head), width) + '\n';
     for (const WorkerStatus& worker : now.workers) {
-        std::string line = row(worker, rates_between(before, worker));
+        std::string line = row(now, worker, rates_between(before, worker));
         if (host_width > 0) line = fmt::format("{:<{}} ", now.hosts[static_cast<std::size_t>(worker.node)].host.substr(0, host_width), host_width) + line;
         text += cut(printable(std::move(line)), width) + '\n';
     }
+    // Of several nodes the workers' rows tell enough.
+    if (now.hosts.size() == 1) text += render_gpu_usage(now.hosts.front().gpus);
     return text;
 }
 

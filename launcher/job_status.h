@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "env/result.h"
+#include "launcher/gpu_usage.h"
 
 namespace ddprun {
 
@@ -22,6 +23,7 @@ struct WorkerStatus {
     bool uses_libddp = false; ///< the next three are meaningful
     std::uint64_t step = 0;
     double comm_seconds = 0;  ///< inside collectives
+    WorkerGpus gpus;          ///< indices into the GPUs of its host, by their numbers
     std::string collective;   ///< "in all_reduce #812 (25 MiB)"; "" not known
     double quiet_seconds = 0; ///< since it last wrote to stdout or stderr
     bool operator==(const WorkerStatus&) const = default;
@@ -33,6 +35,7 @@ struct HostStatus {
     int pid = 0;              ///< of its ddprun
     std::string phase;        ///< of the node: "idle" "starting" "running" "stopping" "killing" "sweeping"
     std::string log_directory;  ///< of this attempt, on that host; "" none
+    std::vector<GpuUsage> gpus;  ///< when they were asked for
     std::string trouble;      ///< why nothing else is known of it: "no answer in 2 s"
     bool operator==(const HostStatus&) const = default;
 };

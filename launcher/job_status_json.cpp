@@ -17,6 +17,11 @@ Json json_of(const WorkerStatus& worker) {
                  {"cpu_seconds", worker.cpu_seconds},
                  {"rss_bytes", worker.rss_bytes},
                  {"quiet_seconds", worker.quiet_seconds}};
+    if (!worker.gpus.indices.empty()) {
+        json["gpus"] = worker.gpus.indices;
+        json["gpus_presumed"] = worker.gpus.is_presumed;
+        json["gpu_bytes"] = worker.gpus.used_bytes;
+    }
     if (!worker.uses_libddp) return json;
     json["step"] = worker.step;
     json["comm_seconds"] = worker.comm_seconds;
@@ -33,6 +38,7 @@ Json json_of(const HostStatus& host) {
     json["pid"] = host.pid;
     json["phase"] = host.phase;
     json["log_directory"] = host.log_directory;
+    if (!host.gpus.empty()) json["gpus"] = Json::parse(to_json(host.gpus))["gpus"];
     return json;
 }
 
@@ -66,6 +72,9 @@ HostStatus host_from(const Json& json) {
     take(json, "phase", host.phase);
     take(json, "log_directory", host.log_directory);
     take(json, "trouble", host.trouble);
+    if (json.contains("gpus")) {
+        if (Result<std::vector<GpuUsage>> gpus = gpu_usage_from_json(json.dump())) host.gpus = *std::move(gpus);
+    }
     return host;
 }
 
@@ -80,6 +89,13 @@ WorkerStatus worker_from(const Json& json) {
     take(json, "cpu_seconds", worker.cpu_seconds);
     take(json, "rss_bytes", worker.rss_bytes);
     take(json, "quiet_seconds", worker.quiet_seconds);
+    if (const auto gpus = json.find("gpus"); gpus != json.end() && gpus->is_array()) {
+        for (const Json& index : *gpus) {
+            if (index.is_number_unsigned()) worker.gpus.indices.push_back(index.get<unsigned>());
+        }
+    }
+    take(json, "gpus_presumed", worker.gpus.is_presumed);
+    take(json, "gpu_bytes", worker.gpus.used_bytes);
     worker.uses_libddp = json.contains("step");
     take(json, "step", worker.step);
     take(json, "comm_seconds", worker.comm_seconds);

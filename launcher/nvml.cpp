@@ -56,11 +56,14 @@ Error init_error(Code code) {
 
 }  // namespace
 
+bool may_be_there() {
+    // Without the control device there is no driver, and loading NVML would only cost time.
+    return std::getenv("DDPRUN_NVML_LIBRARY") != nullptr || ::access("/dev/nvidiactl", F_OK) == 0 || ::access("/dev/dxg", F_OK) == 0;
+}
+
 Result<Session> Session::open() {
     const char* named = std::getenv("DDPRUN_NVML_LIBRARY");
-    // Without the control device there is no driver, and loading NVML would only cost time.
-    const bool has_driver = ::access("/dev/nvidiactl", F_OK) == 0 || ::access("/dev/dxg", F_OK) == 0;
-    if (named == nullptr && !has_driver) return Error{Errc::NotFound, "no NVIDIA driver is loaded (/dev/nvidiactl does not exist)"};
+    if (!may_be_there()) return Error{Errc::NotFound, "no NVIDIA driver is loaded (/dev/nvidiactl does not exist)"};
     const char* file = named != nullptr ? named : "libnvidia-ml.so.1";
     void* library = ::dlopen(file, RTLD_NOW | RTLD_LOCAL);
     if (library == nullptr) return Error{Errc::NotFound, fmt::format("loading NVML: {}", ::dlerror())};

@@ -106,6 +106,9 @@ class Session {
     Api api_;
 };
 
+/// Whether open() would look for the library: there is a driver, or a library is named. Takes no time.
+bool may_be_there();
+
 /// "the GPU has fallen off the bus", for the codes that people meet; else "NVML error 7".
 std::string explain(Code code);
 

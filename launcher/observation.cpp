@@ -143,7 +143,7 @@ JobStatus Observation::status() const {
     status.seconds = seconds(now - begun_);
     status.log_directory = parts_.output.attempt_directory();
     status.lost_output_bytes = parts_.output.loss().bytes;
-    status.hosts.push_back({parts_.host, status.pid, name_of(parts_.agent.state().phase), status.log_directory, ""});
+    status.hosts.push_back({parts_.host, status.pid, name_of(parts_.agent.state().phase), status.log_directory, {}, ""});
     const int workers = static_cast<int>(parts_.agent.state().workers.size());
     for (int local_rank = 0; local_rank < workers; ++local_rank) status.workers.push_back(worker_status(local_rank));
     return status;

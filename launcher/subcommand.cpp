@@ -34,6 +34,7 @@ const std::vector<SubcommandRow>& subcommands() {
                                  "eu-stack, whichever there is; without any, what the kernel says."},
         {"drain", "", "Preempt the job: notice and SIGTERM to the workers, --preempt-grace, exit code 75."},
         {"logs", "[-r RANK] [-f]", "Print the log files of this attempt; -f follows them, across restarts, to the end of the job."},
+        {"gpus", "[--json]", "The NVIDIA GPUs of this host: how busy they are, their memory. Asks the driver, no job."},
         {"env", "[options]", "What was detected here: CPUs, GPUs, allocation; and where each option's value comes from."},
         {"doctor", "[options]", "Look for what is wrong with this machine: driver, GPUs, libraries, network, limits; with a short all-reduce."}};
     return rows;

@@ -69,5 +69,43 @@ TEST_F(Nvidia, ALibraryThatIsNoNvmlIsRefused) {
     EXPECT_EQ(session.error().what, "libm.so.6 lacks entry points that ddprun needs");
 }
 
+TEST_F(Nvidia, UsageTellsWhoUsesAGpuAndSurvivesTheWayToWhoAsked) {
+    is(R"({"gpus": [{"uuid": "GPU-a", "total": 1000, "used": 10, "busy": 5, "processes": [{"pid": 7, "bytes": 4}, {"pid": 8}]}]})");
+    const std::vector<GpuUsage> gpus = measure_gpus();
+    ASSERT_EQ(gpus.size(), 1u);
+    EXPECT_EQ(gpus[0].processes, (std::vector<GpuProcessUsage>{{7, 4}, {8, 0}}));
+    EXPECT_EQ(gpu_usage_from_json(to_json(gpus)).value_or(std::vector<GpuUsage>{}), gpus);
+    for (const char* line : {"", "[]", "{}", R"({"gpus":7})"}) EXPECT_FALSE(gpu_usage_from_json(line)) << line;
+}
+
+std::vector<GpuUsage> two_gpus() {
+    GpuUsage first, second;
+    first.uuid = "GPU-a";
+    second.uuid = "GPU-b";
+    second.index = 1;
+    return {first, second};
+}
+
+WorkerProcesses worker(int local_rank, std::vector<pid_t> pids) { return {local_rank, std::move(pids), "", false}; }
+
+TEST(GpusOfWorkers, AreWhereTheDriverShowsTheirProcesses) {
+    std::vector<GpuUsage> gpus = two_gpus();
+    gpus[0].processes = {{70, 4}, {99, 1}};
+    gpus[1].processes = {{70, 3}};
+    EXPECT_EQ(assign_gpu_usage(gpus, {worker(0, {7, 70}), worker(1, {8})}), (std::vector<WorkerGpus>{{{0, 1}, false, 7}, {}}));
+}
+
+TEST(GpusOfWorkers, ArePresumedByLocalRankWhereTheDriverShowsNoneOfThem) {
+    std::vector<GpuUsage> gpus = two_gpus();
+    gpus[0].processes = {{99, 1}};  // somebody else's
+    EXPECT_EQ(assign_gpu_usage(gpus, {worker(0, {7}), worker(1, {8}), worker(2, {9})}),
+              (std::vector<WorkerGpus>{{{0}, true, 0}, {{1}, true, 0}, {}}));
+}
+
+TEST(GpusOfWorkers, ArePresumedAmongTheVisibleOnes) {
+    WorkerProcesses swapped{0, {7}, "GPU-b,0", true}, narrowed{1, {8}, "1", true}, none{0, {9}, "", true};
+    EXPECT_EQ(assign_gpu_usage(two_gpus(), {swapped, narrowed, none}), (std::vector<WorkerGpus>{{{1}, true, 0}, {{1}, true, 0}, {}}));
+}
+
 }  // namespace
 }  // namespace ddprun

@@ -243,9 +243,26 @@ TEST(JobStatus, RatesOfARestartedRankBeginAnew) {
     EXPECT_EQ(rates_between(&before, now.workers[1]).cpu_percent, 100);
 }
 
+TEST(JobStatus, WithGpusShowsWhichEachWorkerUsesAndMarksWhatIsPresumed) {
+    JobStatus status = two_workers();
+    GpuUsage gpu;
+    gpu.index = 3;
+    gpu.busy_percent = 87;
+    gpu.total_bytes = 80;
+    gpu.processes = {{4171, 12}};
+    status.hosts.push_back({"node01", 7, "running", "", {gpu}, ""});
+    status.workers[0].gpus = {{3}, false, std::uint64_t{12} << 30};
+    status.workers[1].gpus = {{3}, true, 0};
+    EXPECT_EQ(job_status_from_json(to_json(status)).value_or(JobStatus{}), status);
+    const std::string text = render_status(nullptr, status, 0);
+    EXPECT_THAT(text, AllOf(HasSubstr("    GPU  GPU%   GPU MEM "), HasSubstr("      3    87    12 GiB "), HasSubstr("     3?    87         - "),
+                            HasSubstr("GPU 3: 87 % busy")));
+    EXPECT_THAT(render_status(nullptr, two_workers(), 0), Not(HasSubstr("GPU")));
+}
+
 JobStatus one_node(const std::string& host, int rank) {
     JobStatus status;
-    status.hosts.push_back({host, 7, "running", "/logs/" + host, ""});
+    status.hosts.push_back({host, 7, "running", "/logs/" + host, {}, ""});
     status.lost_output_bytes = 5;
     WorkerStatus worker;
     worker.rank = rank;
@@ -255,7 +272,7 @@ JobStatus one_node(const std::string& host, int rank) {
 
 TEST(JobStatus, OfAllNodesHasEveryWorkerWithItsHostAndNamesTheNodeThatIsSilent) {
     JobStatus silent;
-    silent.hosts.push_back({"node03 (ranks 2-3)", 0, "", "", "no answer in 2 s"});
+    silent.hosts.push_back({"node03 (ranks 2-3)", 0, "", "", {}, "no answer in 2 s"});
     const JobStatus job = merge_status(two_workers(), {one_node("node01", 0), one_node("node02", 1), silent});
     EXPECT_EQ(job.job, "5f3a");
     EXPECT_EQ(job.lost_output_bytes, 10u);

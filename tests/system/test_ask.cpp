@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/un.h>
 #include <unistd.h>
@@ -43,12 +44,13 @@ class Ask : public ::testing::Test {
     Program& start(std::vector<std::string> options, std::vector<std::string> acts) {
         options.insert(options.begin(), {"--nproc-per-node=2", "--rdzv-id=" + id_});
         acts.insert(acts.end(), {"say", "up", "hold"});
-        program_.emplace(ddprun_probe(options, acts));
+        program_.emplace(ddprun_probe(options, acts), with_environment(environment_));
         EXPECT_TRUE(program_->wait_for_output("[0]: up") && program_->wait_for_output("[1]: up"));
         return *program_;
     }
 
     std::string id_ = unique_name("ask");
+    std::vector<std::string> environment_;
     std::optional<Program> program_;
 };
 
@@ -67,6 +69,47 @@ TEST_F(Ask, PsNamesTheJobAndItsWorkers) {
     EXPECT_THAT(table.out, AllOf(HasSubstr("running, generation 1, 0 of 3 restarts, 2 workers"),
                                  HasSubstr(std::to_string(status["workers"][0]["pid"].get<int>()) + " running")));
     EXPECT_EQ(ask(id_, {"top"}).out.find("job "), 0u);
+}
+
+TEST_F(Ask, PsTellsWhichGpuEachWorkerUses) {
+    const TemporaryDirectory directory;
+    const std::string machine = directory.file("machine.json");
+    const auto is = [&](const std::string& processes) {
+        std::ofstream(machine + ".new") << R"({"gpus": [{"uuid": "GPU-a", "total": 1000, "busy": 3}, {"uuid": "GPU-b", "total": 1000, "busy": 87, "processes": [)" << processes << "]}]}";
+        std::filesystem::rename(machine + ".new", machine);
+    };
+    is("");
+    environment_ = {"DDPRUN_NVML_LIBRARY=" + path_of("FAKE_NVML_LIBRARY"), "FAKE_NVML=" + machine, "CUDA_VISIBLE_DEVICES=1,0"};
+    start({}, {});
+    const nlohmann::json presumed = status_of(id_);
+    EXPECT_EQ(presumed["workers"][0]["gpus"], nlohmann::json({1}));
+    EXPECT_EQ(presumed["workers"][0]["gpus_presumed"], true);
+    EXPECT_EQ(presumed["workers"][1]["gpus"], nlohmann::json({0}));
+
+    is(R"({"bytes": 640, "pid": )" + std::to_string(presumed["workers"][1]["pid"].get<int>()) + "}");
+    // What was measured a moment ago is told again.
+    nlohmann::json seen;
+    const auto deadline = std::chrono::steady_clock::now() + 30s;
+    do seen = status_of(id_)["workers"];
+    while (seen[1].value("gpus_presumed", true) && std::chrono::steady_clock::now() < deadline);
+    EXPECT_EQ(seen[1]["gpus"], nlohmann::json({1}));
+    EXPECT_EQ(seen[1]["gpu_bytes"], 640);
+    EXPECT_FALSE(seen[0].contains("gpus")) << "the driver shows that it uses none";
+    EXPECT_THAT(ask(id_, {"ps"}).out, AllOf(HasSubstr("GPU MEM"), HasSubstr("GPU 1: 87 % busy")));
+}
+
+TEST_F(Ask, ADriverThatDoesNotAnswerHoldsNobodyUp) {
+    const TemporaryDirectory directory;
+    const std::string machine = directory.file("machine.json");
+    std::ofstream(machine) << R"({"gpus": []})";
+    environment_ = {"DDPRUN_NVML_LIBRARY=" + path_of("FAKE_NVML_LIBRARY"), "FAKE_NVML=" + machine};
+    start({}, {});
+    // Whoever opens it waits for a writer.
+    std::filesystem::remove(machine);
+    ASSERT_EQ(::mkfifo(machine.c_str(), 0600), 0);
+    const Outcome status = ask(id_, {"ps"});
+    EXPECT_EQ(status.status, 0) << status.err;
+    EXPECT_EQ(occurrences(status.out, " running  "), 2) << status.out;
 }
 
 TEST_F(Ask, SignalReachesAllWorkersOrOne) {
