@@ -29,7 +29,7 @@ class OnDevice {
     [[nodiscard]] Buffer buffer() const {
         return {data(), count_, dtype_, {Device::Kind::Cuda, gpu_->index()}};
     }
-    void put(const std::vector<T>& values) {
+    void put(const std::vector<T>& values) const {
         cuda::copy(*gpu_, data(), values.data(), count_ * sizeof(T), nullptr);
         cuda::synchronize(*gpu_, nullptr);
     }

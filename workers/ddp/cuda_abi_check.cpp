@@ -29,6 +29,7 @@ static_assert(kEventDisableTiming == cudaEventDisableTiming);
 SAME_CALL(get_device_count, cudaGetDeviceCount);
 SAME_CALL(get_device, cudaGetDevice);
 SAME_CALL(set_device, cudaSetDevice);
+SAME_CALL(device_synchronize, cudaDeviceSynchronize);
 SAME_CALL(device_get_attribute, cudaDeviceGetAttribute);
 SAME_CALL(mem_get_info, cudaMemGetInfo);
 SAME_CALL(runtime_get_version, cudaRuntimeGetVersion);

@@ -38,6 +38,7 @@ Result<Api> api_from(const SharedLibrary& library) {
     require("cudaGetDeviceCount", api.get_device_count);
     require("cudaGetDevice", api.get_device);
     require("cudaSetDevice", api.set_device);
+    require("cudaDeviceSynchronize", api.device_synchronize);
     require("cudaDeviceGetAttribute", api.device_get_attribute);
     require("cudaMemGetInfo", api.mem_get_info);
     require("cudaRuntimeGetVersion", api.runtime_get_version);

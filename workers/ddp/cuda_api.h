@@ -33,6 +33,7 @@ struct Api {
     Code (*get_device_count)(int* count);
     Code (*get_device)(int* device);
     Code (*set_device)(int device);
+    Code (*device_synchronize)();
     Code (*device_get_attribute)(int* value, Attribute attribute, int device);
     Code (*mem_get_info)(std::size_t* free, std::size_t* total);
     Code (*runtime_get_version)(int* version);

@@ -3,7 +3,10 @@
 #include <fmt/core.h>
 
 #include <cmath>
+#include <string>
 #include <utility>
+
+#include "ddp/cuda/device_optimizer.h"
 
 namespace ddp {
 namespace {
@@ -12,12 +15,76 @@ void require(bool holds, std::string_view optimizer, std::string_view what) {
     if (!holds) throw InvalidInput(fmt::format("{}: {}", optimizer, what));
 }
 
-class Sgd final : public Optimizer {
+bool are_on_device(std::span<const Tensor> parameters) {
+    return !parameters.empty() && parameters.front().memory.device.kind == Device::Kind::Cuda;
+}
+
+/// "" for host memory.
+std::string at(const Device& device) {
+    return device.kind == Device::Kind::Cpu ? "" : fmt::format(" on CUDA device {}", device.index);
+}
+
+/// Parameters in host memory.
+class HostOptimizer : public Optimizer {
+  public:
+    std::vector<Tensor> state() const override {
+        std::vector<Tensor> tensors;
+        for (std::size_t s = 0; s < slot_names_.size(); ++s) {
+            for (std::size_t i = 0; i < parameters().size(); ++i) {
+                tensors.push_back(tensor_of(fmt::format("{}.{}", slot_names_[s], parameters()[i].name),
+                                            std::span(slots_[s * parameters().size() + i]),
+                                            parameters()[i].shape));
+            }
+        }
+        return tensors;
+    }
+    std::uint64_t steps() const override { return steps_; }
+    void set_steps(std::uint64_t steps) override { steps_ = steps; }
+
+  protected:
+    /// `slots` names the states each parameter has (float32, zero at the start).
+    HostOptimizer(std::vector<Tensor> all, double learning_rate, std::vector<std::string_view> slots)
+        : Optimizer(std::move(all), learning_rate), slot_names_(std::move(slots)) {
+        for (const Tensor& parameter : parameters()) {
+            if (parameter.memory.dtype != DType::F32 || parameter.memory.device != Device{})
+                throw InvalidInput(
+                    fmt::format("optimizer: parameter '{}' is {}; only float32 in host memory, or float32, "
+                                "bfloat16 and float16 on one CUDA device, is updated",
+                                parameter.name, describe(parameter)));
+        }
+        for (std::size_t s = 0; s < slot_names_.size(); ++s)
+            for (const Tensor& parameter : parameters()) slots_.emplace_back(parameter.memory.count, 0.0F);
+    }
+    std::span<float> slot(std::size_t which, std::size_t parameter) {
+        return slots_[which * parameters().size() + parameter];
+    }
+    virtual void begin_step() {}
+    virtual void update(std::size_t parameter, std::span<float> values, std::span<const float> gradient) = 0;
+
+  private:
+    bool takes_gradient(DType gradient, DType parameter) const override { return gradient == parameter; }
+    void update(std::span<const Buffer> gradients) override {
+        ++steps_;
+        begin_step();
+        for (std::size_t i = 0; i < gradients.size(); ++i) {
+            if (gradients[i].data == nullptr) continue;
+            const std::size_t count = gradients[i].count;
+            update(i, {static_cast<float*>(parameters()[i].memory.data), count},
+                   {static_cast<const float*>(gradients[i].data), count});
+        }
+    }
+
+    std::vector<std::string_view> slot_names_;
+    mutable std::vector<std::vector<float>> slots_;  ///< slot-major
+    std::uint64_t steps_ = 0;
+};
+
+class Sgd final : public HostOptimizer {
   public:
     Sgd(std::vector<Tensor> parameters, SgdOptions options)
-        : Optimizer(std::move(parameters), options.learning_rate,
-                    options.momentum > 0 ? std::vector<std::string_view>{"momentum"}
-                                         : std::vector<std::string_view>{}),
+        : HostOptimizer(std::move(parameters), options.learning_rate,
+                        options.momentum > 0 ? std::vector<std::string_view>{"momentum"}
+                                             : std::vector<std::string_view>{}),
           options_(options) {}
     std::string_view name() const override { return "sgd"; }
 
@@ -56,24 +123,26 @@ class Sgd final : public Optimizer {
     SgdOptions options_;
 };
 
-class AdamW final : public Optimizer {
+class AdamW final : public HostOptimizer {
   public:
     AdamW(std::vector<Tensor> parameters, AdamWOptions options)
-        : Optimizer(std::move(parameters), options.learning_rate, {"exp_avg", "exp_avg_sq"}),
+        : HostOptimizer(std::move(parameters), options.learning_rate, {"exp_avg", "exp_avg_sq"}),
           options_(options) {}
     std::string_view name() const override { return "adamw"; }
 
   private:
+    // The same function as on a device: the same factors, to the bit.
+    void begin_step() override {
+        factors_ = device::adamw_scalars(options_);
+        factors_.learning_rate = learning_rate();
+        factors_.step = steps();
+        device::set_adamw_factors(factors_);
+    }
+
     void update(std::size_t parameter, std::span<float> values, std::span<const float> gradient) override {
-        const auto t = static_cast<double>(steps());
-        const double correction1 = 1 - std::pow(options_.beta1, t);
-        const double correction2 = 1 - std::pow(options_.beta2, t);
-        const auto keep = static_cast<float>(1 - learning_rate() * options_.weight_decay);
-        const auto rate = static_cast<float>(learning_rate() / correction1);
-        const auto root = static_cast<float>(1 / std::sqrt(correction2));
-        const auto epsilon = static_cast<float>(options_.epsilon);
-        const auto b1 = static_cast<float>(options_.beta1), b2 = static_cast<float>(options_.beta2);
-        const auto a1 = static_cast<float>(1 - options_.beta1), a2 = static_cast<float>(1 - options_.beta2);
+        const float keep = factors_.keep, rate = factors_.rate, root = factors_.root;
+        const float epsilon = factors_.epsilon;
+        const float b1 = factors_.b1, b2 = factors_.b2, a1 = factors_.a1, a2 = factors_.a2;
         float* __restrict__ p = values.data();
         float* __restrict__ m = slot(0, parameter).data();
         float* __restrict__ v = slot(1, parameter).data();
@@ -86,26 +155,14 @@ class AdamW final : public Optimizer {
     }
 
     AdamWOptions options_;
+    device::StepScalars factors_{};
 };
 
 }  // namespace
 
-Optimizer::Optimizer(std::vector<Tensor> parameters, double learning_rate,
-                     std::vector<std::string_view> slots)
-    : parameters_(std::move(parameters)), learning_rate_(learning_rate), slot_names_(std::move(slots)) {
+Optimizer::Optimizer(std::vector<Tensor> parameters, double learning_rate)
+    : parameters_(std::move(parameters)), learning_rate_(learning_rate) {
     check_tensors(parameters_);
-    for (const Tensor& parameter : parameters_) {
-        if (parameter.memory.dtype != DType::F32 || parameter.memory.device != Device{})
-            throw InvalidInput(
-                fmt::format("optimizer: parameter '{}' is {}; only float32 in host memory is updated",
-                            parameter.name, describe(parameter)));
-    }
-    for (std::size_t s = 0; s < slot_names_.size(); ++s)
-        for (const Tensor& parameter : parameters_) slots_.emplace_back(parameter.memory.count, 0.0F);
-}
-
-std::span<float> Optimizer::slot(std::size_t which, std::size_t parameter) {
-    return slots_[which * parameters_.size() + parameter];
 }
 
 void Optimizer::step(std::span<const Buffer> gradients) {
@@ -114,31 +171,16 @@ void Optimizer::step(std::span<const Buffer> gradients) {
             fmt::format("optimizer: {} gradients for {} parameters", gradients.size(), parameters_.size()));
     for (std::size_t i = 0; i < gradients.size(); ++i) {
         const Buffer& memory = parameters_[i].memory;
-        if (gradients[i].data != nullptr &&
-            (gradients[i].count != memory.count || gradients[i].dtype != memory.dtype))
+        const Buffer& gradient = gradients[i];
+        if (gradient.data == nullptr) continue;
+        if (gradient.count != memory.count || !takes_gradient(gradient.dtype, memory.dtype) ||
+            gradient.device != memory.device)
             throw InvalidInput(
-                fmt::format("optimizer: the gradient of '{}' has {} elements of {}, the parameter is {}",
-                            parameters_[i].name, gradients[i].count, name_of(gradients[i].dtype),
-                            describe(parameters_[i])));
+                fmt::format("optimizer: the gradient of '{}' has {} elements of {}{}, the parameter is {}{}",
+                            parameters_[i].name, gradient.count, name_of(gradient.dtype), at(gradient.device),
+                            describe(parameters_[i]), at(memory.device)));
     }
-    ++steps_;
-    for (std::size_t i = 0; i < gradients.size(); ++i) {
-        if (gradients[i].data == nullptr) continue;
-        const std::size_t count = gradients[i].count;
-        update(i, {static_cast<float*>(parameters_[i].memory.data), count},
-               {static_cast<const float*>(gradients[i].data), count});
-    }
-}
-
-std::vector<Tensor> Optimizer::state() const {
-    std::vector<Tensor> tensors;
-    for (std::size_t s = 0; s < slot_names_.size(); ++s) {
-        for (std::size_t i = 0; i < parameters_.size(); ++i) {
-            tensors.push_back(tensor_of(fmt::format("{}.{}", slot_names_[s], parameters_[i].name),
-                                        std::span(slots_[s * parameters_.size() + i]), parameters_[i].shape));
-        }
-    }
-    return tensors;
+    update(gradients);
 }
 
 std::unique_ptr<Optimizer> make_sgd(std::vector<Tensor> parameters, SgdOptions options) {
@@ -146,6 +188,7 @@ std::unique_ptr<Optimizer> make_sgd(std::vector<Tensor> parameters, SgdOptions o
     require(options.momentum >= 0, "sgd", "the momentum is negative");
     require(options.weight_decay >= 0, "sgd", "the weight decay is negative");
     require(!options.nesterov || options.momentum > 0, "sgd", "nesterov needs a momentum");
+    if (are_on_device(parameters)) return cuda::make_device_sgd(std::move(parameters), options);
     return std::make_unique<Sgd>(std::move(parameters), options);
 }
 
@@ -155,6 +198,7 @@ std::unique_ptr<Optimizer> make_adamw(std::vector<Tensor> parameters, AdamWOptio
     require(options.beta2 >= 0 && options.beta2 < 1, "adamw", "beta2 is not in [0, 1)");
     require(options.epsilon >= 0, "adamw", "epsilon is negative");
     require(options.weight_decay >= 0, "adamw", "the weight decay is negative");
+    if (are_on_device(parameters)) return cuda::make_device_adamw(std::move(parameters), options);
     return std::make_unique<AdamW>(std::move(parameters), options);
 }
 

@@ -10,8 +10,14 @@
 
 namespace ddp {
 
+class GradScaler;
+
 /// Changes parameters by their gradients, in place. Knows nothing of ranks: equal gradients on all ranks give
 /// bitwise equal parameters. Not thread-safe.
+///
+/// Parameters in host memory are float32. Parameters on a CUDA device (all on the same) are float32, or
+/// bfloat16 or float16: then the optimizer keeps float32 master weights, which are part of its state. Their
+/// gradients are of any of the three types. On a device, step() puts work on a stream and returns.
 class Optimizer {
   public:
     virtual ~Optimizer() = default;
@@ -19,34 +25,47 @@ class Optimizer {
     Optimizer& operator=(const Optimizer&) = delete;
 
     /// One step. `gradients[i]` belongs to parameter i; one without memory (an unused parameter) leaves its
-    /// parameter and state alone. Throws InvalidInput when counts or types differ from the parameters'.
+    /// parameter and state alone. Throws InvalidInput when counts or types do not fit the parameters.
     void step(std::span<const Buffer> gradients);
 
     /// "sgd", "adamw": what a checkpoint names.
     [[nodiscard]] virtual std::string_view name() const = 0;
-    /// What a checkpoint has to hold beside steps(): "momentum.fc1.weight" and so on.
-    [[nodiscard]] std::vector<Tensor> state() const;
-    [[nodiscard]] std::uint64_t steps() const { return steps_; }
+    /// What a checkpoint has to hold beside steps(): "momentum.fc1.weight" and so on, where the parameters
+    /// are.
+    [[nodiscard]] virtual std::vector<Tensor> state() const = 0;
+    /// Steps that changed something. On a device this waits for the steps so far.
+    [[nodiscard]] virtual std::uint64_t steps() const = 0;
     /// For resuming, after state() was filled.
-    void set_steps(std::uint64_t steps) { steps_ = steps; }
+    virtual void set_steps(std::uint64_t steps) = 0;
 
     [[nodiscard]] double learning_rate() const { return learning_rate_; }
-    void set_learning_rate(double rate) { learning_rate_ = rate; }
+    /// For the steps from now on; also for those of a captured graph that is launched from now on.
+    virtual void set_learning_rate(double rate) { learning_rate_ = rate; }
 
   protected:
-    /// `slots` names the states each parameter has (float32, zero at the start). Parameters are float32 host
-    /// memory and borrowed; InvalidInput otherwise.
-    Optimizer(std::vector<Tensor> parameters, double learning_rate, std::vector<std::string_view> slots);
-    [[nodiscard]] std::span<float> slot(std::size_t which, std::size_t parameter);
-    /// steps() already counts the step in progress.
-    virtual void update(std::size_t parameter, std::span<float> values, std::span<const float> gradient) = 0;
+    /// Parameters are borrowed.
+    Optimizer(std::vector<Tensor> parameters, double learning_rate);
+    [[nodiscard]] const std::vector<Tensor>& parameters() const { return parameters_; }
+    [[nodiscard]] virtual bool takes_gradient(DType gradient, DType parameter) const = 0;
+    /// `gradients` fit the parameters.
+    virtual void update(std::span<const Buffer> gradients) = 0;
 
   private:
     std::vector<Tensor> parameters_;
     double learning_rate_;
-    std::vector<std::string_view> slot_names_;
-    mutable std::vector<std::vector<float>> slots_;  ///< slot-major
-    std::uint64_t steps_ = 0;
+};
+
+/// How parameters on a CUDA device are stepped; of no meaning for those in host memory.
+struct DeviceStepOptions {
+    /// cudaStream_t of the steps: the one that the gradients are ready on.
+    void* stream = nullptr;
+    /// Zero each gradient in the pass that reads it.
+    bool zero_gradients = false;
+    /// A bfloat16 or float16 copy of parameter i, written in the same pass; one without memory is none.
+    /// Empty, or one for each parameter. Borrowed.
+    std::vector<Buffer> copies = {};
+    /// Unscales the gradients, and leaves out a step whose gradients are not finite. Borrowed.
+    const GradScaler* scaler = nullptr;
 };
 
 struct SgdOptions {
@@ -54,8 +73,10 @@ struct SgdOptions {
     double momentum = 0;
     double weight_decay = 0;  ///< added to the gradient (L2), as in torch.optim.SGD
     bool nesterov = false;    ///< needs momentum
+    DeviceStepOptions device = {};
 };
-/// torch.optim.SGD's update. Throws InvalidInput on a negative or contradictory option.
+/// torch.optim.SGD's update. Throws InvalidInput on a negative or contradictory option, and for parameters
+/// that cannot be updated.
 std::unique_ptr<Optimizer> make_sgd(std::vector<Tensor> parameters, SgdOptions options);
 
 struct AdamWOptions {
@@ -64,6 +85,7 @@ struct AdamWOptions {
     double beta2 = 0.999;
     double epsilon = 1e-8;
     double weight_decay = 0.01;  ///< decoupled: shrinks the parameter, not the gradient
+    DeviceStepOptions device = {};
 };
 /// torch.optim.AdamW's update.
 std::unique_ptr<Optimizer> make_adamw(std::vector<Tensor> parameters, AdamWOptions options);

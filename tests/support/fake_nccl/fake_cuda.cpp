@@ -92,6 +92,32 @@ Allocations& allocations() {
     return *all;
 }
 
+/// Every stream there is.
+class Streams {
+  public:
+    void add(const std::shared_ptr<Stream>& stream) {
+        const std::lock_guard lock(mutex_);
+        std::erase_if(streams_, [](const auto& one) { return one.expired(); });
+        streams_.push_back(stream);
+    }
+    std::vector<std::shared_ptr<Stream>> all() {
+        const std::lock_guard lock(mutex_);
+        std::vector<std::shared_ptr<Stream>> living;
+        for (const auto& one : streams_) {
+            if (auto stream = one.lock()) living.push_back(std::move(stream));
+        }
+        return living;
+    }
+
+  private:
+    std::mutex mutex_;
+    std::vector<std::weak_ptr<Stream>> streams_;
+};
+Streams& streams() {
+    static auto* const all = new Streams;
+    return *all;
+}
+
 /// Runs everything the stream was given so far. What went wrong on it.
 int drain(Stream& stream) {
     const auto mark = std::make_shared<std::atomic<bool>>(false);
@@ -148,8 +174,15 @@ void release(void* address) {
     std::free(address);
 }
 
+void release_when_idle(void* address) {
+    const std::shared_ptr<void> last_reference(address, release);
+    for (const auto& stream : streams().all()) stream->post_now([last_reference] {});
+}
+
 std::shared_ptr<Stream> Stream::start() {
     auto made = std::make_shared<Stream>();
+    made->device = current_device();
+    streams().add(made);
     std::thread([made] { made->run(); }).detach();
     return made;
 }
@@ -167,11 +200,20 @@ void Stream::set_capture(std::shared_ptr<Capture> capture) {
 void Stream::post(std::function<void()> task) {
     if (const std::shared_ptr<Capture> capture = this->capture())
         return capture->record(*this, std::move(task));
+    post_now(std::move(task));
+}
+
+void Stream::post_now(std::function<void()> task) {
     {
         const std::lock_guard lock(mutex_);
         tasks_.push_back(std::move(task));
     }
     changed_.notify_one();
+}
+
+bool Stream::is_closed() const {
+    const std::lock_guard lock(mutex_);
+    return closed_;
 }
 
 void Stream::close() {
@@ -228,6 +270,16 @@ int cudaDeviceGetAttribute(int* value, int attribute, int) {
     return 0;
 }
 int cudaMemGetInfo(std::size_t* free, std::size_t* total) { return *free = *total = std::size_t{1} << 34, 0; }
+int cudaDeviceSynchronize() {
+    if (const int refused = fake::refuse_in_capture(nullptr)) return refused;
+    fake::count_blocking_call();
+    int problem = 0;
+    for (const auto& stream : fake::streams().all()) {
+        if (stream->device != fake::current_device() || stream->is_closed()) continue;
+        if (const int error = fake::drain(*stream)) problem = error;
+    }
+    return problem;
+}
 int cudaRuntimeGetVersion(int* version) { return *version = 13000, 0; }
 int cudaDriverGetVersion(int* version) { return *version = 13010, 0; }
 int cudaDeviceGetStreamPriorityRange(int* least, int* greatest) { return *least = 0, *greatest = -5, 0; }
@@ -321,7 +373,7 @@ int cudaHostAlloc(void** address, std::size_t bytes, unsigned) {
 int cudaFree(void* address) {
     if (const int refused = fake::refuse_in_capture(nullptr)) return refused;
     fake::count_blocking_call();
-    return fake::release(address), 0;
+    return fake::release_when_idle(address), 0;
 }
 int cudaFreeHost(void* address) { return cudaFree(address); }
 int cudaMemcpyAsync(void* to, const void* from, std::size_t bytes, int, void* stream) {

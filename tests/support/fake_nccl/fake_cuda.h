@@ -18,8 +18,12 @@ class Stream {
     static std::shared_ptr<Stream> start();
     /// Runs it behind everything before it; while the stream is captured, only records it.
     void post(std::function<void()> task);
+    /// Also while it is captured.
+    void post_now(std::function<void()> task);
     /// Ends the thread once the queue is empty; returns at once, as cudaStreamDestroy does.
     void close();
+    [[nodiscard]] bool is_closed() const;
+    int device = 0;             ///< the maker's
     std::atomic<int> error{0};  ///< what events recorded from now on answer; 0 none
 
     [[nodiscard]] std::shared_ptr<Capture> capture() const;
@@ -46,5 +50,7 @@ int device_count();
 enum class Memory { Device, Pinned };
 void* allocate(std::size_t bytes, Memory kind);
 void release(void* address);
+/// Once every stream has done what it was given so far: cudaFree waits for the device, this does not.
+void release_when_idle(void* address);
 
 }  // namespace fake

@@ -1,4 +1,6 @@
 // The kernels of libddp: what is compiled for devices (and, in tests, for the host).
+#include "ddp/cuda/kernels/grad_scale.h"
+#include "ddp/cuda/kernels/optimizer_steps.h"
 #include "ddp/cuda/kernels/scale_cast.h"
 
 using namespace ddp::device;
@@ -16,3 +18,56 @@ SCALE_CAST(bf16, Bf16, f16, F16)
 SCALE_CAST(f16, F16, f32, float)
 SCALE_CAST(f16, F16, bf16, Bf16)
 SCALE_CAST(f16, F16, f16, F16)
+
+// ---- the scale of the loss
+
+#define OF_EACH_TYPE(OF_TYPE) OF_TYPE(f32, float) OF_TYPE(bf16, Bf16) OF_TYPE(f16, F16)
+
+#define FILL(name, T)                                                            \
+    DDP_KERNEL(fill_##name, T* values, U64 count, float value) {                 \
+        for_elements(count, Fill<T>{values, value}, values);                     \
+    }                                                                            \
+    DDP_KERNEL(find_non_finite_##name, const T* values, U64 count, U32* found) { \
+        for_elements(count, FindNonFinite<T>{values, found}, values);            \
+    }
+OF_EACH_TYPE(FILL)
+
+DDP_KERNEL(update_grad_scale, GradScale* scale, GradScaleRules rules) {
+    if (thread() == 0) *scale = next_scale(*scale, rules);
+}
+
+// ---- optimizers
+
+DDP_KERNEL(begin_sgd, StepScalars* scalars, const GradScale* scale) {
+    if (thread() != 0) return;
+    open_step(*scalars, scale);
+    set_sgd_factors(*scalars);
+}
+DDP_KERNEL(begin_adamw, StepScalars* scalars, const GradScale* scale) {
+    if (thread() != 0) return;
+    open_step(*scalars, scale);
+    set_adamw_factors(*scalars);
+}
+DDP_KERNEL(set_learning_rate, StepScalars* scalars, double learning_rate) {
+    if (thread() == 0) scalars->learning_rate = learning_rate;
+}
+DDP_KERNEL(set_step, StepScalars* scalars, U64 step) {
+    if (thread() == 0) scalars->step = step;
+}
+
+#define OPTIMIZERS(gradient_name, Gradient, copy_name, Copy)                                               \
+    DDP_KERNEL(sgd_##gradient_name##_##copy_name, const StepScalars* scalars, U64 count, float* value,     \
+               Gradient* gradient, Copy* copy, U32 zero_gradient, float* velocity) {                       \
+        const Sgd<Gradient, Copy> body{{value, gradient, copy, zero_gradient, *scalars}, velocity};        \
+        for_elements(count, body, gradient, value, copy, velocity);                                        \
+    }                                                                                                      \
+    DDP_KERNEL(adamw_##gradient_name##_##copy_name, const StepScalars* scalars, U64 count, float* value,   \
+               Gradient* gradient, Copy* copy, U32 zero_gradient, float* average, float* square_average) { \
+        const AdamW<Gradient, Copy> body{                                                                  \
+            {value, gradient, copy, zero_gradient, *scalars}, average, square_average};                    \
+        for_elements(count, body, gradient, value, copy, average, square_average);                         \
+    }
+#define OPTIMIZERS_OF(gradient_name, Gradient)      \
+    OPTIMIZERS(gradient_name, Gradient, bf16, Bf16) \
+    OPTIMIZERS(gradient_name, Gradient, f16, F16)
+OF_EACH_TYPE(OPTIMIZERS_OF)

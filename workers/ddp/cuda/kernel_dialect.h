@@ -109,12 +109,14 @@ inline U32 warp_min(U32 value) { return value; }
 DDP_DEVICE U32 bits_of(float value) { return __float_as_uint(value); }
 DDP_DEVICE float float_of(U32 bits) { return __uint_as_float(bits); }
 DDP_DEVICE float square_root(float value) { return sqrtf(value); }
+DDP_DEVICE double square_root(double value) { return sqrt(value); }
 DDP_DEVICE float exponential(float value) { return expf(value); }
 DDP_DEVICE float logarithm(float value) { return logf(value); }
 #else
 inline U32 bits_of(float value) { return __builtin_bit_cast(U32, value); }
 inline float float_of(U32 bits) { return __builtin_bit_cast(float, bits); }
 inline float square_root(float value) { return __builtin_sqrtf(value); }
+inline double square_root(double value) { return __builtin_sqrt(value); }
 inline float exponential(float value) { return __builtin_expf(value); }
 inline float logarithm(float value) { return __builtin_logf(value); }
 #endif

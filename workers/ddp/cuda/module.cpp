@@ -38,11 +38,11 @@ Module::Module(std::shared_ptr<const Gpu> gpu, KernelImage image) : gpu_(std::mo
 
 Module::~Module() { gpu_->driver().module_unload(handle_); }
 
-Function Module::function(const char* name) const {
+Function Module::function(const std::string& name) const {
     Function function;
     function.driver_ = &gpu_->driver();
     function.name_ = name;
-    gpu_->driver().check(gpu_->driver().module_get_function(&function.handle_, handle_, name),
+    gpu_->driver().check(gpu_->driver().module_get_function(&function.handle_, handle_, name.c_str()),
                          fmt::format("looking for kernel {} in {}", name, image_.name));
     return function;
 }

@@ -29,7 +29,7 @@ class Function {
     void launch_with(unsigned grid, Stream stream, void** arguments) const;
     const DriverApi* driver_ = nullptr;
     FunctionHandle handle_ = nullptr;
-    const char* name_ = "";
+    std::string name_;
 };
 
 /// The kernels of one image, loaded onto one device.
@@ -42,8 +42,8 @@ class Module {
     Module(const Module&) = delete;
     Module& operator=(const Module&) = delete;
 
-    /// `name` must be a literal. Throws Error when there is no such kernel.
-    [[nodiscard]] Function function(const char* name) const;
+    /// Throws Error when there is no such kernel.
+    [[nodiscard]] Function function(const std::string& name) const;
 
   private:
     std::shared_ptr<const Gpu> gpu_;
