@@ -75,6 +75,7 @@ struct ResolvedProgram {
     std::string path;                    ///< what execve gets
     std::vector<std::string> arguments;  ///< argv, including argv[0]; macros are not yet substituted
     std::string how;                     ///< "found in PATH", "run by /usr/bin/python3"
+    std::string name = {};               ///< for reports: of what Python runs the script or module, else the path
 };
 
 /// Finds the program. A name with a slash is a path; "x.py" is a path too, relative to the current directory, and

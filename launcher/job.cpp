@@ -221,7 +221,7 @@ Status Job::build_head(const HeadChoice& choice) {
     }
     ControllerConfig config;
     config.spec = spec;
-    config.program = setup_.program.path;
+    config.program = setup_.program.name;
     config.random = static_cast<double>(::getpid() % 1000) / 1000;
     config.master = [this]() -> Result<MasterAddress> {
         const RendezvousSpec& rendezvous = setup_.spec.rendezvous;
@@ -282,7 +282,7 @@ Status Job::build_agent(const Endpoint& controller) {
 
 Status Job::build_observation() {
     Observation::Parts parts{*loop_, log_, setup_.spec, *agent_, *output_, controller_.get(), marker_.substr(marker_.find('=') + 1),
-                             setup_.program.path, host_};
+                             setup_.program.name, host_};
     observation_ = std::make_unique<Observation>(std::move(parts));
     if (controller_) controller_->on_event([this](const JobEvent& event) { observation_->decided(event); });
     if (const Status open = observation_->open(); !open) return open;

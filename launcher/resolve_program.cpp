@@ -138,6 +138,7 @@ Result<ResolvedProgram> with_python(const ProgramSearch& search, const std::vect
     Result<ResolvedProgram> python = find_python(search);
     if (!python) return python;
     python->how = fmt::format("run by {}", python->path);
+    python->name = words.back();
     // Unbuffered, as torchrun does: a line is seen when it is printed.
     python->arguments = {python->path, "-u"};
     python->arguments.insert(python->arguments.end(), words.begin(), words.end());
@@ -169,6 +170,7 @@ Result<ResolvedProgram> resolve_by_kind(const ProgramSpec& program, const Progra
 Result<ResolvedProgram> resolve_program(const ProgramSpec& program, const ProgramSearch& search) {
     Result<ResolvedProgram> resolved = resolve_by_kind(program, search);
     if (!resolved) return resolved;
+    if (resolved->name.empty()) resolved->name = resolved->path;
     resolved->arguments.insert(resolved->arguments.end(), program.arguments.begin(), program.arguments.end());
     return resolved;
 }

@@ -352,6 +352,7 @@ TEST_F(Program, OwnWorkersComeBeforePath) {
     EXPECT_EQ(found("train").path, own() + "/train");
     EXPECT_THAT(found("train").arguments, ElementsAre("train", "arg"));
     EXPECT_EQ(found("train").how, "found among ddprun's own workers");
+    EXPECT_EQ(found("train").name, own() + "/train");
 }
 
 TEST_F(Program, PythonScriptsRunUnbufferedAlsoWhenNotExecutable) {
@@ -359,6 +360,7 @@ TEST_F(Program, PythonScriptsRunUnbufferedAlsoWhenNotExecutable) {
     make(script, 0644);
     EXPECT_EQ(found(script).path, bin() + "/python3");
     EXPECT_THAT(found(script).arguments, ElementsAre(bin() + "/python3", "-u", script, "arg"));
+    EXPECT_EQ(found(script).name, script) << "reports name the script, not the interpreter";
     make(bin() + "/other-python", 0755);
     search_.python = "other-python";
     EXPECT_EQ(found(script).path, bin() + "/other-python");
