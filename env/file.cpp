@@ -104,4 +104,14 @@ Status make_directories(const std::string& path) {
     return {};
 }
 
+TimePoint last_write(const std::string& path) {
+    struct stat status{};
+    if (::stat(path.c_str(), &status) != 0) return {};
+    timespec now{};
+    ::clock_gettime(CLOCK_REALTIME, &now);
+    const Duration ago = std::chrono::seconds(now.tv_sec - status.st_mtim.tv_sec) +
+                         std::chrono::nanoseconds(now.tv_nsec - status.st_mtim.tv_nsec);
+    return MonotonicClock::now() - std::max(ago, Duration::zero());
+}
+
 }  // namespace ddprun

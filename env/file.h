@@ -6,6 +6,7 @@
 #include <string>
 #include <string_view>
 
+#include "env/clock.h"
 #include "env/result.h"
 
 namespace ddprun {
@@ -22,5 +23,10 @@ Status write_file_atomically(const std::string& path, std::string_view content, 
 
 /// mkdir -p. Error: System naming the directory that failed.
 Status make_directories(const std::string& path);
+
+/// The times of files come from a clock of their own that ticks this slowly at most.
+inline constexpr Duration kFileClockTick = std::chrono::milliseconds(10);
+/// When a file was last written, on the monotonic clock, up to a tick too early; TimePoint{} when there is none.
+TimePoint last_write(const std::string& path);
 
 }  // namespace ddprun

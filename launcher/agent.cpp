@@ -394,6 +394,10 @@ void Agent::send_exits() {
 }
 
 void Agent::perform(const agent_action::SignalGroup& action) {
+    if (const int local_rank = state_.local_rank_of(action.pid); local_rank >= 0) {
+        Worker& worker = workers_[static_cast<std::size_t>(local_rank)];
+        worker.stop_asked = std::min(worker.stop_asked, MonotonicClock::now());
+    }
     if (const Status sent = system_.signal_group(action.pid, action.signal); !sent) {
         log_.warning("{}; ignoring", sent.error().what);
     }
@@ -429,13 +433,20 @@ void Agent::perform(const agent_action::ReportExit& action) {
     report.dumped_core = action.exit.dumped_core;
     report.by_us = action.by_us;
     report.exec_failure = action.exec_failure;
+    const std::string error_report = read_error_file(worker);
+    if (!error_report.empty()) {
+        const TimePoint written = last_write(worker.error_path);
+        report.error_age_ns = (MonotonicClock::now() - written).count();
+        report.stopped_failing = action.by_us && written + kFileClockTick < worker.stop_asked;
+        report.by_us = action.by_us && !report.stopped_failing;
+    }
     if (worker.started != TimePoint{}) report.after_start_ns = (MonotonicClock::now() - worker.started).count();
     const bool failed = report.signaled || report.status != 0 || !report.exec_failure.empty();
     if (failed && !report.by_us) {
         output_.drain(rank);
         report.last_stderr = output_.last_stderr(rank);
-        report.error_file = readable_error_file(read_error_file(worker));
-        report.meaning = explain_death(witness_.facts(report.pid, signal_behind(report)));
+        report.error_file = readable_error_file(error_report);
+        if (!report.stopped_failing) report.meaning = explain_death(witness_.facts(report.pid, signal_behind(report)));
         report.last_collective = describe_line(segment_->line(action.local_rank));
         if (segment_->line(action.local_rank).joined.load() != 0) {
             report.steps = static_cast<std::int64_t>(segment_->line(action.local_rank).step.load());

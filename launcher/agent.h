@@ -78,6 +78,7 @@ class Agent {
     struct Worker {
         WorkerPlan plan;
         TimePoint started{};
+        TimePoint stop_asked = kNever;  ///< when we first signalled it to stop
         UniqueFd lifeline;
         UniqueFd error_file;  ///< a memfd when there is no log directory
         std::string error_path;

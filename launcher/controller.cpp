@@ -33,6 +33,9 @@ WorkerEnd end_of(const rdzv::WorkerExited& report, int node, const std::string& 
     end.status = report.status;
     end.dumped_core = report.dumped_core;
     end.by_us = report.by_us;
+    end.stopped_failing = report.stopped_failing;
+    end.ended = MonotonicClock::now();
+    if (report.error_age_ns >= 0) end.error_reported = end.ended - Duration(report.error_age_ns);
     end.after_start = Duration(report.after_start_ns);
     end.order = order;
     end.exec_failure = report.exec_failure;
@@ -179,6 +182,8 @@ void Controller::worker_exited(int node, const rdzv::WorkerExited& report) {
     const bool progressed = report.steps < 0 || report.steps > steps_before_;
     steps_before_ = std::max(steps_before_, report.steps);
     const FailureFacts facts{!end.exec_failure.empty(), end.signaled, end.status, progressed};
+    const bool after_a_failure = state_.phase == JobState::Phase::Stopping && !state_.stopped_by && !state_.preempted;
+    if (after_a_failure && failed && root_cause(ends_) == &end) log_.warning("root cause, after all: {}; its error report is older than the first exit", one_line(end));
     feed(job_event::WorkerEnded{node, end.rank, facts, failed, end.by_us, one_line(end)});
 }
 

@@ -162,7 +162,7 @@ std::string expand_core_pattern(std::string_view pattern, const WorkerEnd& end) 
 
 std::string explain_end(const WorkerEnd& end) {
     const bool succeeded = !end.signaled && end.status == 0 && end.exec_failure.empty();
-    if (succeeded || end.by_us) return "";
+    if (succeeded || end.by_us || end.stopped_failing) return "";
     return explain_cause(end);
 }
 

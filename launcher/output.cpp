@@ -108,17 +108,6 @@ void remember(RankState& rank, std::string_view chunk) {
     rank.tail.erase(0, rank.tail.size() - kTailBytes);
 }
 
-/// When a file was last written, on our clock.
-TimePoint last_write(const std::string& path) {
-    struct stat status{};
-    if (::stat(path.c_str(), &status) != 0) return {};
-    timespec now{};
-    ::clock_gettime(CLOCK_REALTIME, &now);
-    const Duration ago = std::chrono::seconds(now.tv_sec - status.st_mtim.tv_sec) +
-                         std::chrono::nanoseconds(now.tv_nsec - status.st_mtim.tv_nsec);
-    return MonotonicClock::now() - std::max(ago, Duration::zero());
-}
-
 }  // namespace
 
 struct Output::Impl {

@@ -5,6 +5,7 @@
 
 #include <fmt/core.h>
 
+#include "env/file.h"
 #include "env/text.h"
 #include "launcher/exit_codes.h"
 #include "launcher/wrap.h"
@@ -26,7 +27,17 @@ bool all_succeeded(const JobEnd& end) {
     });
 }
 
+/// Whether `reporter`'s error report shows that it failed before `other`, which exited first.
+bool failed_before(const WorkerEnd& reporter, const WorkerEnd& other) {
+    if (!other.exec_failure.empty()) return false;
+    if (other.error_reported) return *reporter.error_reported + kFileClockTick < *other.error_reported;
+    // A crash leaves no report, and its peers report theirs before a busy agent has seen it: a clear lead is asked for.
+    constexpr Duration kClearLead = std::chrono::milliseconds(100);
+    return *reporter.error_reported + kClearLead < other.ended;
+}
+
 int code_of(const WorkerEnd& end) {
+    if (end.stopped_failing) return 1;  // what an uncaught error ends with; the signal was ours
     if (!end.exec_failure.empty()) {
         // "pipe2: Too many open files": what failed is the launcher's, not the program's.
         if (!end.exec_failure.starts_with("exec ")) return static_cast<int>(ExitCode::Internal);
@@ -150,17 +161,20 @@ std::string describe_job(const JobEnd& end) {
 
 }  // namespace
 
-const WorkerEnd* root_cause(const JobEnd& end) {
+const WorkerEnd* root_cause(std::span<const WorkerEnd> workers) {
     const WorkerEnd* first = nullptr;
-    for (const WorkerEnd& worker : end.workers) {
+    const WorkerEnd* first_report = nullptr;
+    for (const WorkerEnd& worker : workers) {
         if (worker.by_us || !failed(worker)) continue;
         if (first == nullptr || worker.order < first->order) first = &worker;
+        if (!worker.error_reported) continue;
+        if (first_report == nullptr || *worker.error_reported < *first_report->error_reported) first_report = &worker;
     }
-    return first;
+    return first_report != nullptr && failed_before(*first_report, *first) ? first_report : first;
 }
 
 int exit_code(const JobEnd& end) {
-    const WorkerEnd* cause = root_cause(end);
+    const WorkerEnd* cause = root_cause(end.workers);
     // "Do not requeue" outweighs everything: the scheduler must not start this job again.
     if (cause != nullptr && code_of(*cause) == static_cast<int>(ExitCode::DoNotRequeue)) return code_of(*cause);
     if (all_succeeded(end) && end.failure.empty()) return static_cast<int>(ExitCode::Success);
@@ -174,6 +188,7 @@ int exit_code(const JobEnd& end) {
 
 std::string describe_end(const WorkerEnd& end) {
     if (!end.exec_failure.empty()) return end.exec_failure;
+    if (end.stopped_failing) return "reported an error, and was stopped before it exited";
     if (!end.signaled) return fmt::format("exit code {}", end.status);
     const std::string name = signal_name(end.status);
     if (!name.starts_with("SIG")) return name;
@@ -183,7 +198,7 @@ std::string describe_end(const WorkerEnd& end) {
 std::string render_report(const JobEnd& end, int width) {
     const int code = exit_code(end);
     if (code == static_cast<int>(ExitCode::Success)) return "";
-    const WorkerEnd* cause = root_cause(end);
+    const WorkerEnd* cause = root_cause(end.workers);
     Table table(width);
     table.line(headline(end, cause));
     if (cause != nullptr) describe_cause(table, *cause);

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -21,8 +22,11 @@ struct WorkerEnd {
     int status = 0;              ///< exit code, or the signal when `signaled`
     bool dumped_core = false;
     bool by_us = false;          ///< we stopped it: never a cause
+    bool stopped_failing = false;  ///< we stopped it after it had reported its error: its end is its own failure
+    TimePoint ended{};             ///< when the controller heard of it
+    std::optional<TimePoint> error_reported;  ///< when its error report was written, on the controller's clock
     Duration after_start{};      ///< how long it had run
-    std::uint64_t order = 0;     ///< the controller's own order of events; smallest failing is the cause
+    std::uint64_t order = 0;     ///< the controller's own order of events
     std::string exec_failure;    ///< "exec ./trian: No such file or directory"; it never ran
     std::vector<std::string> last_stderr;
     std::string error_file;      ///< message and trace the worker left, as text; "" none
@@ -49,8 +53,10 @@ struct JobEnd {
     std::string log_directory;
 };
 
-/// The worker whose end caused the job's: earliest in order that failed and was not stopped by us.
-const WorkerEnd* root_cause(const JobEnd& end);
+/// The worker whose failure caused the job's end: the first that failed by itself. A failure is as old as the
+/// error report that the worker wrote: Python takes its time to exit, and peers that only lost their connection
+/// are often gone before the worker that broke it.
+const WorkerEnd* root_cause(std::span<const WorkerEnd> workers);
 /// What ddprun exits with (exit_codes.h).
 int exit_code(const JobEnd& end);
 

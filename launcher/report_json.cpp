@@ -20,7 +20,8 @@ Json to_json(const WorkerEnd& end) {
     else if (end.signaled) json["signal"] = {{"number", end.status}, {"name", signal_name(end.status)}};
     else json["exit_code"] = end.status;
     json["dumped_core"] = end.dumped_core;
-    json["stopped_by_ddprun"] = end.by_us;
+    json["stopped_by_ddprun"] = end.by_us || end.stopped_failing;
+    if (end.error_reported) json["seconds_from_error_report_to_end"] = seconds(end.ended - *end.error_reported);
     json["seconds_after_start"] = seconds(end.after_start);
     json["order"] = end.order;
     if (!end.meaning.empty()) json["meaning"] = end.meaning;
@@ -38,7 +39,7 @@ std::string render_report_json(const JobEnd& end) {
     json["run_id"] = end.run_id;
     json["program"] = end.program;
     json["exit_code"] = exit_code(end);
-    const WorkerEnd* cause = root_cause(end);
+    const WorkerEnd* cause = root_cause(end.workers);
     json["first_cause"] = nullptr;
     if (cause != nullptr) {
         json["first_cause"] = to_json(*cause);

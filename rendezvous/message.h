@@ -186,6 +186,8 @@ struct WorkerExited {
     std::string meaning;                   ///< as exec_failure and last_collective, cut to kReportTextBytes
     std::string last_collective;
     std::int64_t steps = -1;  ///< training steps done, where the worker says; -1 it does not
+    bool stopped_failing = false;    ///< we stopped it when it had reported its error: its end is its own failure
+    std::int64_t error_age_ns = -1;  ///< how long before this its error report was written; -1 it wrote none
     bool operator==(const WorkerExited&) const = default;
 };
 /// No worker of the generation is left on this node.

@@ -241,6 +241,8 @@ void fields(F& f, M& m) {
     f("meaning", m.meaning);
     f("last_collective", m.last_collective);
     f.defaulted("steps", m.steps);
+    f.defaulted("stopped_failing", m.stopped_failing);
+    f.defaulted("error_age_ns", m.error_age_ns);
 }
 template <class F, Is<GenerationDrained> M>
 void fields(F& f, M& m) {

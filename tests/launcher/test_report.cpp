@@ -45,9 +45,45 @@ JobEnd job(std::vector<WorkerEnd> workers) {
 
 TEST(RootCause, IsTheEarliestFailureThatWeDidNotCause) {
     const JobEnd end = job({stopped(0), exited(1, 3, 9), killed(2, SIGKILL, 7), exited(3, 0, 1)});
-    ASSERT_NE(root_cause(end), nullptr);
-    EXPECT_EQ(root_cause(end)->rank, 2);
-    EXPECT_EQ(root_cause(job({exited(0, 0), stopped(1)})), nullptr);
+    ASSERT_NE(root_cause(end.workers), nullptr);
+    EXPECT_EQ(root_cause(end.workers)->rank, 2);
+    EXPECT_EQ(root_cause(job({exited(0, 0), stopped(1)}).workers), nullptr);
+}
+
+/// It ended `ended` after the job's begin, and had written its error report at `reported`.
+WorkerEnd reporting(WorkerEnd end, std::chrono::milliseconds reported, std::chrono::milliseconds ended) {
+    end.error_reported = TimePoint{} + reported;
+    end.ended = TimePoint{} + ended;
+    return end;
+}
+
+TEST(RootCause, IsTheOldestErrorReportHoweverLateItsWriterExits) {
+    using std::chrono::milliseconds;
+    const JobEnd end = job({reporting(exited(0, 1, 1), milliseconds(400), milliseconds(410)),
+                            reporting(exited(1, 7, 2), milliseconds(100), milliseconds(700))});
+    EXPECT_EQ(root_cause(end.workers)->rank, 1);
+    EXPECT_EQ(exit_code(end), 7);
+}
+
+TEST(RootCause, IsTheCrashUnlessAReportIsClearlyOlder) {
+    using std::chrono::milliseconds;
+    WorkerEnd crash = killed(0, SIGSEGV, 1);
+    crash.ended = TimePoint{} + milliseconds(500);
+    EXPECT_EQ(root_cause(job({crash, reporting(exited(1, 1, 2), milliseconds(450), milliseconds(600))}).workers)->rank, 0);
+    EXPECT_EQ(root_cause(job({crash, reporting(exited(1, 1, 2), milliseconds(350), milliseconds(600))}).workers)->rank, 1);
+    crash.exec_failure = "exec ./trian: No such file or directory";
+    EXPECT_EQ(root_cause(job({crash, reporting(exited(1, 1, 2), milliseconds(350), milliseconds(600))}).workers)->rank, 0);
+}
+
+TEST(RootCause, CanBeAWorkerThatWeStoppedWhileItWasFailing) {
+    using std::chrono::milliseconds;
+    WorkerEnd failing = reporting(killed(1, SIGTERM, 2), milliseconds(100), milliseconds(600));
+    failing.stopped_failing = true;
+    WorkerEnd peer = exited(0, 4, 1);
+    peer.ended = TimePoint{} + milliseconds(550);
+    const JobEnd end = job({peer, failing});
+    EXPECT_EQ(exit_code(end), 1) << "the signal was ours";
+    EXPECT_THAT(render_report(end, 100), AllOf(HasSubstr("first cause   rank 1"), HasSubstr("reported an error, and was stopped")));
 }
 
 TEST(JobExitCode, IsTheCulprits) {

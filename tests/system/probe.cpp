@@ -14,6 +14,7 @@
 //   segv            crashes                       closeout     closes stdout and stderr
 //   cwd             prints its directory          part TEXT    TEXT without a newline
 //   long N          one line of N MiB          await FILE   waits until FILE exists
+//   report TEXT     leaves an error report, as torch's @record does
 //   inside N        tells the launcher that it is inside all_reduce number N, as libddp would
 //   nameless        leaves a daemon whose environment is empty          grow   takes memory until it is killed
 #include <dirent.h>
@@ -233,6 +234,8 @@ int main(int argc, char** argv) {
             ::signal(signal, handle);
         } else if (act == "noted") {
             wait_for_note(std::atoi(next().c_str()));
+        } else if (act == "report") {
+            std::ofstream(variable("TORCHELASTIC_ERROR_FILE")) << "{\"message\": {\"message\": \"" << next() << "\", \"extraInfo\": {}}}";
         } else if (act == "await") {
             wait_for_file(next());
         } else if (act == "hold") {

@@ -50,6 +50,26 @@ TEST(Faults, AFrozenWorkerDoesNotDelayTheEndOfAFailedJobBeyondTheGrace) {
     EXPECT_TRUE(all_gone(marker, 0ms));
 }
 
+TEST(Faults, TheFirstToReportAnErrorIsTheCauseThoughItsPeerIsGoneFirst) {
+    const TemporaryDirectory directory;
+    const Outcome outcome = run(ddprun_probe({"--nproc-per-node=2"},
+                                             {"rank", "1", "report", "ValueError: boom", "once", directory.file("failed"), "hold", "end", "end",
+                                              "await", directory.file("failed"), "sleep", "200", "exit", "4"}));
+    EXPECT_EQ(outcome.status, 1) << outcome.err;
+    EXPECT_THAT(outcome.err, AllOf(HasSubstr("root cause, after all: rank 1"), HasSubstr("first cause   rank 1"), HasSubstr("ValueError: boom"),
+                                   HasSubstr("rank 0: exit code 4")));
+}
+
+TEST(Faults, AnErrorReportedBecauseWeStoppedAWorkerIsNotTheCause) {
+    const TemporaryDirectory directory;
+    const Outcome outcome = run(ddprun_probe({"--nproc-per-node=2"},
+                                             {"rank", "1", "note", "15", "stopping", "once", directory.file("ready"), "noted", "15",
+                                              "report", "interrupted", "exit", "9", "end", "end",
+                                              "await", directory.file("ready"), "exit", "4"}));
+    EXPECT_EQ(outcome.status, 4) << outcome.err;
+    EXPECT_THAT(outcome.err, AllOf(HasSubstr("first cause   rank 0"), Not(HasSubstr("interrupted"))));
+}
+
 TEST(Faults, ACrashIsNamedWithItsSignal) {
     const Outcome outcome = run(ddprun_probe({"--nproc-per-node=2"}, {"rank", "1", "segv", "end", "hold"}));
     EXPECT_EQ(outcome.status, 128 + SIGSEGV);
