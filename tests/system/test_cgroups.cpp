@@ -2,11 +2,15 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <signal.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
+#include <cerrno>
+#include <cstring>
 #include <filesystem>
 #include <thread>
 
+#include "launcher/death_facts.h"
 #include "launcher/job_cgroup.h"
 #include "tests/support/run_program.h"
 #include "tests/support/temporary_directory.h"
@@ -124,6 +128,61 @@ TEST_F(Cgroups, AJobInsideAJobLeavesNoneEither) {
     std::ofstream(directory.file("up")) << "go";
     EXPECT_EQ(program.wait().status, 128 + SIGKILL);
     EXPECT_TRUE(comes_to_rest()) << populated();
+}
+
+// ---- memory
+
+/// A cgroup with a limit on memory below ours, of version 1 or 2. "" with the reason: none can be made.
+struct LimitedCgroup {
+    std::string directory, why;
+    bool version2 = false;
+
+    explicit LimitedCgroup(const std::string& bytes) {
+        const std::optional<MemoryCgroup> own = parse_memory_cgroup(file_content("/proc/self/cgroup"));
+        if (!own) {
+            why = "no memory cgroup";
+            return;
+        }
+        version2 = own->version2;
+        directory = (version2 ? "/sys/fs/cgroup" : "/sys/fs/cgroup/memory") + own->path + "/" + unique_name("ddprun-memory");
+        if (::mkdir(directory.c_str(), 0755) != 0) {
+            why = directory + ": " + std::strerror(errno);
+            directory.clear();
+            return;
+        }
+        const std::string limit = directory + (version2 ? "/memory.max" : "/memory.limit_in_bytes");
+        std::ofstream(limit) << bytes;
+        // With swap to fill it would only become slow.
+        for (const char* name : {"/memory.swap.max", "/memory.memsw.limit_in_bytes"}) std::ofstream(directory + name) << (version2 ? "0" : bytes);
+        if (file_content(limit) != bytes + "\n") why = directory + ": no limit can be set (the memory controller is not delegated)";
+    }
+    ~LimitedCgroup() {
+        if (!directory.empty()) ::rmdir(directory.c_str());
+    }
+    LimitedCgroup(const LimitedCgroup&) = delete;
+    LimitedCgroup& operator=(const LimitedCgroup&) = delete;
+
+    [[nodiscard]] std::vector<std::string> inside(const std::vector<std::string>& command) const {
+        std::vector<std::string> words = {"/bin/sh", "-c", "echo 0 > \"$0\" && exec \"$@\"", directory + "/cgroup.procs"};
+        words.insert(words.end(), command.begin(), command.end());
+        return words;
+    }
+};
+
+TEST(OutOfMemory, AWorkerThatTheKernelKilledAtTheLimitIsExplainedInTheReport) {
+    const LimitedCgroup cgroup("134217728");
+    if (!cgroup.why.empty()) GTEST_SKIP() << cgroup.why;
+    const Outcome outcome = run(cgroup.inside(ddprun_probe({"--nproc-per-node=2"}, {"rank", "1", "grow", "end", "hold"})));
+    EXPECT_EQ(outcome.status, 128 + SIGKILL) << outcome.err;
+    EXPECT_THAT(outcome.err, AllOf(HasSubstr("first cause   rank 1"), HasSubstr("out of memory: the cgroup's limit of 128 MiB was hit"))) << outcome.err;
+}
+
+TEST(OutOfMemory, AKillByHandUnderTheSameLimitIsNotCalledThat) {
+    const LimitedCgroup cgroup("134217728");
+    if (!cgroup.why.empty()) GTEST_SKIP() << cgroup.why;
+    const Outcome outcome = run(cgroup.inside(ddprun_probe({"--nproc-per-node=2"}, {"rank", "1", "kill", "9", "end", "hold"})));
+    EXPECT_EQ(outcome.status, 128 + SIGKILL);
+    EXPECT_THAT(outcome.err, Not(HasSubstr("out of memory:")));
 }
 
 }  // namespace
