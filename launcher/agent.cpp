@@ -58,6 +58,8 @@ NodeNumbers numbers_of(const rdzv::StartGeneration& order) {
     numbers.world_size = order.world_size;
     numbers.group_rank = order.group_rank;
     numbers.group_world_size = order.group_world_size;
+    numbers.role_first_rank = order.role_first_rank;
+    numbers.role_world_size = order.role_world_size;
     numbers.restart_count = order.restart_count;
     numbers.generation = order.generation;
     numbers.master_addr = order.master_addr;

@@ -69,7 +69,7 @@ Controller::Controller(os::EventLoop& loop, os::Log& log, ControllerConfig confi
     : loop_(loop), log_(log), config_(std::move(config)), send_(std::move(send)), done_(std::move(done)),
       policy_(policy_of(config_.spec, config_.random)),
       membership_({config_.spec.nodes.min, config_.spec.nodes.max, config_.spec.rendezvous.join_timeout,
-                   config_.spec.rendezvous.last_call, {}},
+                   config_.spec.rendezvous.last_call, config_.agreed},
                   MonotonicClock::now()),
       begun_(MonotonicClock::now()) {}
 
@@ -211,7 +211,7 @@ void Controller::perform(const job_action::StartGeneration& action) {
     ends_.clear();
     notes_.clear();
     if (generation_handler_) generation_handler_(action.generation);
-    const Result<MasterAddress> master = config_.master();
+    const Result<MasterAddress> master = config_.master(nodes_.front().hello);
     if (!master) return give_up(master.error().what);
     const Result<std::vector<rdzv::StartGeneration>> all = orders(action, *master);
     if (!all) return give_up(all.error().what);

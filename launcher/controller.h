@@ -26,9 +26,10 @@ struct MasterAddress {
 struct ControllerConfig {
     JobSpec spec;
     std::string program;  ///< as shown in the report
-    /// What workers get as MASTER_ADDR/PORT in the generation that is about to start. Called once for each:
-    /// a port that the kernel picked must be free again for a new rank 0.
-    std::function<Result<MasterAddress>()> master;
+    /// What workers get as MASTER_ADDR/PORT in the generation that is about to start, with this node as its first.
+    /// Called once for each: a port that the kernel picked must be free again for a new rank 0.
+    std::function<Result<MasterAddress>(const rdzv::AgentHello& first)> master;
+    std::string agreed;   ///< AgentHello::spec_hash that every node has to bring
     double random = 0;    ///< in [0, 1), spreads the back-off
 };
 

@@ -58,13 +58,6 @@ bool is_this_host(const std::string& name, const HostFacts& facts) {
     return ours(name) || std::any_of(facts.endpoint_addresses.begin(), facts.endpoint_addresses.end(), ours);
 }
 
-std::optional<bool> configured_host(const RendezvousSpec& rendezvous) {
-    const auto found = rendezvous.conf.find("is_host");
-    if (found == rendezvous.conf.end()) return std::nullopt;
-    const Result<bool> value = parse_bool(found->second);
-    return value ? std::optional<bool>(*value) : std::nullopt;
-}
-
 HeadChoice head_at(const Endpoint& endpoint, std::string why) { return {true, {"", endpoint.port}, std::move(why)}; }
 
 }  // namespace
@@ -85,9 +78,9 @@ Result<HeadChoice> choose_head(const JobSpec& spec, const HostFacts& facts) {
                      fmt::format("--nnodes={}: nothing says where the nodes meet (give --rdzv-endpoint HOST:PORT, or "
                                  "--master-addr)", spec.nodes.max), 0};
     }
-    if (const std::optional<bool> configured = configured_host(spec.rendezvous)) {
-        if (*configured) return head_at(*endpoint, "is_host is set");
-        return HeadChoice{false, *endpoint, "is_host is not set"};
+    if (const std::optional<bool> configured = spec.rendezvous.is_host) {
+        if (*configured) return head_at(*endpoint, "is_host=true");
+        return HeadChoice{false, *endpoint, "is_host=false"};
     }
     if (spec.rendezvous.node_rank) {
         if (*spec.rendezvous.node_rank == 0) return head_at(*endpoint, "node rank 0");
@@ -99,6 +92,27 @@ Result<HeadChoice> choose_head(const JobSpec& spec, const HostFacts& facts) {
         return choice;
     }
     return HeadChoice{false, *endpoint, endpoint->host + " is not this host"};
+}
+
+std::string master_host(const JobSpec& spec, bool first_node_is_here, const std::vector<std::string>& first_node) {
+    const RendezvousSpec& rendezvous = spec.rendezvous;
+    if (rendezvous.master_addr) return *rendezvous.master_addr;
+    if (!first_node_is_here && !first_node.empty()) return first_node.front();
+    if (rendezvous.local_addr) return *rendezvous.local_addr;
+    const std::optional<Endpoint> endpoint = shared_endpoint(spec);
+    return endpoint ? endpoint->host : "127.0.0.1";
+}
+
+HeartbeatSpec heartbeat_of(const RendezvousSpec& rendezvous) {
+    HeartbeatSpec heartbeat;
+    const bool told = rendezvous.keep_alive_interval || rendezvous.keep_alive_attempts;
+    if (!told) return heartbeat;
+    constexpr int kTorchrunsAttempts = 3;
+    heartbeat.interval = rendezvous.keep_alive_interval.value_or(heartbeat.interval);
+    heartbeat.timeout = heartbeat.interval * rendezvous.keep_alive_attempts.value_or(kTorchrunsAttempts);
+    // With one attempt a heartbeat would be late as soon as it is due.
+    heartbeat.interval = std::min(heartbeat.interval, heartbeat.timeout / 2);
+    return heartbeat;
 }
 
 HostFacts look_at_host(const std::optional<Endpoint>& endpoint) {

@@ -6,6 +6,7 @@
 #include "env/result.h"
 #include "env/socket.h"
 #include "launcher/job_spec.h"
+#include "rendezvous/protocol_limits.h"
 
 namespace ddprun {
 
@@ -32,6 +33,19 @@ Result<HeadChoice> choose_head(const JobSpec& spec, const HostFacts& facts);
 
 /// The endpoint that all nodes of this job share; nullopt for one node.
 std::optional<Endpoint> shared_endpoint(const JobSpec& spec);
+
+/// What workers get as MASTER_ADDR: --master-addr, else an address of the node that has rank 0. `first_node` are the
+/// addresses it has told us; of ourselves we know better what others reach: --local-addr, else the endpoint that they
+/// came by, else (one node) the loopback. Pure.
+std::string master_host(const JobSpec& spec, bool first_node_is_here, const std::vector<std::string>& first_node);
+
+/// How often nodes speak, and the silence after which one is lost.
+struct HeartbeatSpec {
+    Duration interval = rdzv::kHeartbeatInterval;
+    Duration timeout = rdzv::kHeartbeatTimeout;
+};
+/// From --rdzv-conf, as torchrun counts: interval times attempts. Pure.
+HeartbeatSpec heartbeat_of(const RendezvousSpec& rendezvous);
 
 /// Thin: this host's name and addresses, and what `endpoint` resolves to (blocking, by the resolver).
 HostFacts look_at_host(const std::optional<Endpoint>& endpoint);

@@ -51,8 +51,10 @@ int terminal_width() {
 
 /// What all nodes have to agree on, as text, so that a disagreement can be shown.
 std::string common_spec(const JobSpec& spec) {
-    return fmt::format("--nnodes={}:{} --rdzv-id={} --max-restarts={} --role={}", spec.nodes.min, spec.nodes.max,
-                       spec.rendezvous.run_id, spec.restart.max_restarts, spec.role);
+    const HeartbeatSpec heartbeat = heartbeat_of(spec.rendezvous);
+    return fmt::format("--nnodes={}:{} --rdzv-id={} --max-restarts={}, heartbeats every {}, lost after {}", spec.nodes.min,
+                       spec.nodes.max, spec.rendezvous.run_id, spec.restart.max_restarts,
+                       format_duration(heartbeat.interval), format_duration(heartbeat.timeout));
 }
 
 /// The job's secret: given by whoever starts the nodes, or made here for a job of one node.
@@ -211,6 +213,8 @@ Status Job::build_head(const HeadChoice& choice) {
     rdzv::ServerOptions options;
     options.credentials = {spec.rendezvous.run_id, token_};
     options.where = choice.endpoint;
+    options.heartbeat_interval = heartbeat_of(spec.rendezvous).interval;
+    options.heartbeat_timeout = heartbeat_of(spec.rendezvous).timeout;
     Result<std::unique_ptr<rdzv::Server>> server = rdzv::Server::create(*loop_, std::move(options), *this);
     if (!server) return server.error();
     server_ = std::move(*server);
@@ -223,10 +227,11 @@ Status Job::build_head(const HeadChoice& choice) {
     config.spec = spec;
     config.program = setup_.program.name;
     config.random = static_cast<double>(::getpid() % 1000) / 1000;
-    config.master = [this]() -> Result<MasterAddress> {
+    config.agreed = common_spec(spec);
+    config.master = [this](const rdzv::AgentHello& first) -> Result<MasterAddress> {
         const RendezvousSpec& rendezvous = setup_.spec.rendezvous;
-        const std::string host = rendezvous.master_addr.value_or(
-            shared_endpoint(setup_.spec) ? shared_endpoint(setup_.spec)->host : "127.0.0.1");
+        const bool is_here = first.host == host_ && first.pid == ::getpid();
+        const std::string host = master_host(setup_.spec, is_here, first.addresses);
         // With several nodes a given --master-port is where the controller itself listens.
         if (rendezvous.master_port && !shared_endpoint(setup_.spec)) return MasterAddress{host, *rendezvous.master_port};
         const Result<int> port = master_port_.reserve();
@@ -265,6 +270,9 @@ Status Job::build_agent(const Endpoint& controller) {
     rdzv::AgentHello hello;
     hello.host = host_;
     hello.node_rank = spec.rendezvous.node_rank;
+    // The port that workers get as MASTER_PORT is held here: rank 0 has to be here too, whoever joins first.
+    if (!hello.node_rank && controller_) hello.node_rank = 0;
+    if (spec.rendezvous.local_addr) hello.addresses = {*spec.rendezvous.local_addr};
     hello.slots = setup_.workers;
     hello.pid = ::getpid();
     hello.version = DDPRUN_VERSION;
@@ -275,6 +283,8 @@ Status Job::build_agent(const Endpoint& controller) {
     options.credentials = {spec.rendezvous.run_id, token_};
     options.name = "agent on " + host_;
     options.hello = std::move(hello);
+    options.heartbeat_interval = heartbeat_of(spec.rendezvous).interval;
+    options.heartbeat_timeout = heartbeat_of(spec.rendezvous).timeout;
     options.connect_by = deadline_after(MonotonicClock::now(), spec.rendezvous.join_timeout);
     link_ = std::make_unique<rdzv::AgentLink>(*loop_, std::move(options), *this);
     return build_observation();

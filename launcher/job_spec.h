@@ -40,7 +40,9 @@ struct RendezvousSpec {
     std::string backend = "static";            ///< static or c10d: accepted, our own server serves both
     std::optional<Endpoint> endpoint;          ///< where the controller is; none: this node, any free port
     std::string run_id = "none";
-    std::map<std::string, std::string> conf;   ///< --rdzv-conf, checked against the known keys
+    std::optional<bool> is_host;               ///< --rdzv-conf: this node is the head, or is not
+    std::optional<Duration> keep_alive_interval;  ///< between two heartbeats of a node
+    std::optional<int> keep_alive_attempts;    ///< a node that misses so many in a row is lost
     Duration join_timeout = std::chrono::seconds(600);
     Duration last_call = std::chrono::seconds(30);  ///< wait for more nodes once min has joined
     std::optional<int> node_rank;
@@ -102,6 +104,7 @@ struct JobSpec {
     OutputSpec output;
     std::string role = "default";
     std::map<int, SignalAction> signals;  ///< by signal number; see default_signals()
+    std::string signals_to_handle = "SIGTERM,SIGINT,SIGHUP,SIGQUIT";  ///< as given; workers are told, as by torchrun
     Duration shutdown_timeout = std::chrono::seconds(30);  ///< grace between the stop signal and SIGKILL
     /// The same for the survivors of a failure; never longer than shutdown_timeout.
     Duration failure_grace = std::chrono::seconds(5);

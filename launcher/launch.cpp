@@ -64,6 +64,8 @@ int show_plan(const JobSetup& setup) {
     numbers.group_rank = setup.spec.rendezvous.node_rank.value_or(0);
     numbers.world_size = setup.workers * setup.spec.nodes.max;
     numbers.first_rank = setup.workers * numbers.group_rank;
+    numbers.role_first_rank = numbers.first_rank;
+    numbers.role_world_size = numbers.world_size;
     numbers.generation = 1;
     numbers.master_addr = setup.spec.rendezvous.master_addr.value_or("127.0.0.1");
     numbers.master_port = setup.spec.rendezvous.master_port.value_or(0);

@@ -1,6 +1,7 @@
 #include "launcher/option_table.h"
 
 #include <algorithm>
+#include <array>
 #include <cctype>
 
 #include <fmt/core.h>
@@ -49,21 +50,34 @@ Status set_endpoint(Draft& draft, Text value) {
     return {};
 }
 
+/// Keys of torchrun's that have nothing to act on here.
+constexpr std::array<std::pair<const char*, Text>, 3> kConfWithoutEffect = {{
+    {"close_timeout", "closing takes no round trip; the job ends when its nodes have been told"},
+    {"heartbeat_timeout", "a heartbeat is no store operation that could hang; see keep_alive_interval"},
+    {"read_timeout", "nodes are told of changes and wait for no read; see join_timeout"},
+}};
+
+/// The values have been checked when they were read.
+void apply_conf(const std::map<std::string, std::string>& conf, RendezvousSpec& rdzv) {
+    const auto on = [&](const char* key, auto apply) {
+        if (const auto found = conf.find(key); found != conf.end()) apply(found->second);
+    };
+    // torchrun's static backend calls the wait for nodes "timeout".
+    on("timeout", [&](const std::string& span) { rdzv.join_timeout = *parse_span(span); });
+    on("join_timeout", [&](const std::string& span) { rdzv.join_timeout = *parse_span(span); });
+    on("last_call_timeout", [&](const std::string& span) { rdzv.last_call = *parse_span(span); });
+    on("keep_alive_interval", [&](const std::string& span) { rdzv.keep_alive_interval = *parse_span(span); });
+    on("keep_alive_max_attempt", [&](const std::string& count) { rdzv.keep_alive_attempts = static_cast<int>(*parse_int(count)); });
+    on("is_host", [&](const std::string& word) { rdzv.is_host = *parse_bool(word); });
+}
+
 Status set_conf(Draft& draft, Text value) {
-    Result<std::map<std::string, std::string>> conf = parse_rdzv_conf(value);
+    const Result<std::map<std::string, std::string>> conf = parse_rdzv_conf(value);
     if (!conf) return conf.error();
-    // torchrun's static backend calls the same wait "timeout".
-    for (const char* key : {"timeout", "join_timeout"}) {
-        const auto found = conf->find(key);
-        if (found == conf->end()) continue;
-        const Status stored = store(parse_span(found->second), draft.spec.rendezvous.join_timeout);
-        if (!stored) return stored;
+    apply_conf(*conf, draft.spec.rendezvous);
+    for (const auto& [key, why] : kConfWithoutEffect) {
+        if (conf->contains(key)) draft.remarks.push_back(fmt::format("--rdzv-conf: {}: accepted, without effect: {}", key, why));
     }
-    if (const auto found = conf->find("last_call_timeout"); found != conf->end()) {
-        const Status stored = store(parse_span(found->second), draft.spec.rendezvous.last_call);
-        if (!stored) return stored;
-    }
-    draft.spec.rendezvous.conf = *std::move(conf);
     return {};
 }
 
@@ -119,6 +133,7 @@ Status set_stop_signals(Draft& draft, Text value) {
     const Result<std::vector<int>> signals = parse_signal_list(value);
     if (!signals) return signals.error();
     for (const int signal : *signals) draft.spec.signals[signal] = SignalAction::Stop;
+    draft.spec.signals_to_handle = value;
     return {};
 }
 
@@ -223,8 +238,10 @@ OptionGroup rendezvous_options() {
              {"rdzv-id", 0, "ID", "", "Name of the job; all its nodes pass the same. Default none.",
               [](Draft& d, Text v) { return store_text(v, d.spec.rendezvous.run_id); }},
              {"rdzv-conf", 0, "K=V,...", "",
-              "join_timeout, last_call_timeout, close_timeout, read_timeout, timeout, heartbeat_timeout, "
-              "keep_alive_interval (seconds), keep_alive_max_attempt, is_host, store_type.",
+              "join_timeout (also called timeout; default 600), last_call_timeout (30), keep_alive_interval (5), in "
+              "seconds; keep_alive_max_attempt (3): a node that is silent for that many intervals is lost (with "
+              "neither: after 30 s); is_host. "
+              "Accepted without effect: close_timeout, heartbeat_timeout, read_timeout, store_type=tcp.",
               set_conf},
              {"node-rank", 0, "N", "", "Index of this node, 0 to nnodes-1. Default: from the launcher around us.",
               [](Draft& d, Text v) { return store(parse_rank(v), d.spec.rendezvous.node_rank); }},
@@ -235,7 +252,8 @@ OptionGroup rendezvous_options() {
               }},
              {"master-port", 0, "PORT", "", "MASTER_PORT of the workers. Default: a free port.",
               [](Draft& d, Text v) { return store(parse_port(v), d.spec.rendezvous.master_port); }},
-             {"local-addr", 0, "HOST", "", "The address this node tells the others.",
+             {"local-addr", 0, "HOST", "", "The address under which the other nodes reach this one: MASTER_ADDR where this is the first node, unless "
+              "--master-addr is given.",
               [](Draft& d, Text v) {
                   d.spec.rendezvous.local_addr.emplace();
                   return store_text(v, *d.spec.rendezvous.local_addr);

@@ -19,7 +19,7 @@ constexpr int kMaxRank = 1 << 24;
 constexpr int kMaxRestarts = 1'000'000;
 
 /// What a key of --rdzv-conf holds.
-enum class ConfKind : std::uint8_t { Seconds, Count, Flag, StoreType, Etcd };
+enum class ConfKind : std::uint8_t { Seconds, Interval, Count, Flag, StoreType, Etcd };
 struct ConfKey {
     std::string_view name;
     ConfKind kind;
@@ -27,7 +27,7 @@ struct ConfKey {
 constexpr std::array kConfKeys = {
     ConfKey{"join_timeout", ConfKind::Seconds},        ConfKey{"last_call_timeout", ConfKind::Seconds},
     ConfKey{"close_timeout", ConfKind::Seconds},       ConfKey{"heartbeat_timeout", ConfKind::Seconds},
-    ConfKey{"keep_alive_interval", ConfKind::Seconds}, ConfKey{"keep_alive_max_attempt", ConfKind::Count},
+    ConfKey{"keep_alive_interval", ConfKind::Interval}, ConfKey{"keep_alive_max_attempt", ConfKind::Count},
     ConfKey{"read_timeout", ConfKind::Seconds},        ConfKey{"timeout", ConfKind::Seconds},
     ConfKey{"is_host", ConfKind::Flag},                ConfKey{"store_type", ConfKind::StoreType},
     ConfKey{"ssl_cert", ConfKind::Etcd},               ConfKey{"ssl_cert_key", ConfKind::Etcd},
@@ -38,6 +38,11 @@ Status check_conf_value(const ConfKey& key, std::string_view value) {
     switch (key.kind) {
         case ConfKind::Seconds:
             if (!parse_span(value)) return invalid(fmt::format("{}: '{}' is not a time in seconds", key.name, value));
+            return {};
+        case ConfKind::Interval:
+            if (const Result<Duration> span = parse_span(value); !span || *span < std::chrono::milliseconds(10)) {
+                return invalid(fmt::format("{}: '{}' is not a time of at least 10 ms", key.name, value));
+            }
             return {};
         case ConfKind::Count:
             if (!parse_int_between(value, 1, 1000)) {

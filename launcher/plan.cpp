@@ -32,8 +32,8 @@ WorkerEnv environment_of(const JobSpec& spec, const NodeNumbers& numbers, int lo
     env.group_rank = numbers.group_rank;
     env.group_world_size = numbers.group_world_size;
     env.role_name = spec.role;
-    env.role_rank = env.rank;
-    env.role_world_size = env.world_size;
+    env.role_rank = numbers.role_first_rank + local_rank;
+    env.role_world_size = numbers.role_world_size;
     env.master_addr = numbers.master_addr;
     env.master_port = numbers.master_port;
     env.restart_count = numbers.restart_count;
@@ -97,6 +97,7 @@ Result<std::vector<WorkerPlan>> plan_workers(const JobSpec& spec, const Resolved
         plan.local_index = static_cast<int>(i);
         plan.env = environment_of(spec, numbers, plan.local_index);
         if (sets_threads) plan.env.omp_num_threads = binding.cores;
+        plan.environment.emplace_back("TORCHELASTIC_SIGNALS_TO_HANDLE", spec.signals_to_handle);
         if (sets_nccl) plan.environment.emplace_back("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1");
         plan.removed = stale_variables();
         plan.program = program.path;

@@ -17,6 +17,8 @@ struct NodeNumbers {
     int local_world_size = 1;
     int world_size = 1;
     int group_rank = 0;        ///< index of the node
+    int role_first_rank = 0;   ///< rank of local rank 0 among the workers of this node's role
+    int role_world_size = 1;
     int group_world_size = 1;
     int restart_count = 0;
     std::uint64_t generation = 0;

@@ -108,10 +108,14 @@ TEST(Option, RdzvConfTakesTorchrunsKeys) {
     const RendezvousSpec rdzv = spec_of({"--rdzv-conf", "join_timeout=90,last_call_timeout=5,is_host=1"}).rendezvous;
     EXPECT_EQ(rdzv.join_timeout, seconds(90));
     EXPECT_EQ(rdzv.last_call, seconds(5));
-    EXPECT_EQ(rdzv.conf.at("is_host"), "1");
+    EXPECT_EQ(rdzv.is_host, true);
     EXPECT_EQ(spec_of({"--rdzv_conf=timeout=900"}).rendezvous.join_timeout, seconds(900));
     EXPECT_EQ(spec_of({"--rdzv-conf=timeout=900,join_timeout=1"}).rendezvous.join_timeout, seconds(1));
-    EXPECT_EQ(spec_of({}, {{"PET_RDZV_CONF", "read_timeout=3"}}).rendezvous.conf.at("read_timeout"), "3");
+    EXPECT_EQ(spec_of({}, {{"PET_RDZV_CONF", "keep_alive_interval=2,keep_alive_max_attempt=4"}}).rendezvous.keep_alive_attempts, 4);
+    EXPECT_THAT(line_of({"--rdzv-conf=read_timeout=20,close_timeout=3,store_type=tcp,join_timeout=9"}).remarks,
+                ElementsAre(HasSubstr("close_timeout: accepted, without effect"), HasSubstr("read_timeout: accepted, without effect")));
+    EXPECT_EQ(error_of({"--rdzv-conf", "keep_alive_interval=0"}),
+              "--rdzv-conf: keep_alive_interval: '0' is not a time of at least 10 ms");
     EXPECT_EQ(error_of({"--rdzv-conf", "jointimeout=3"}),
               "--rdzv-conf: 'jointimeout' is not a known key (did you mean join_timeout?)");
     EXPECT_EQ(error_of({"--rdzv-conf", "join_timeout=soon"}), "--rdzv-conf: join_timeout: 'soon' is not a time in seconds");

@@ -218,16 +218,24 @@ TEST_F(Plan, NumbersEveryWorker) {
     spec_.rendezvous.run_id = "j";
     spec_.restart.max_restarts = 3;
     numbers_.restart_count = 1;
+    numbers_.role_first_rank = 2;
+    numbers_.role_world_size = 6;
     const WorkerEnv env = plan()[1].env;
     EXPECT_EQ(env.rank, 5);
     EXPECT_EQ(env.local_rank, 1);
     EXPECT_EQ(env.world_size, 8);
     EXPECT_EQ(env.group_rank, 2);
-    EXPECT_EQ(env.role_rank, 5);
-    EXPECT_EQ(env.role_world_size, 8);
+    EXPECT_EQ(env.role_rank, 3);
+    EXPECT_EQ(env.role_world_size, 6);
     EXPECT_EQ(env.restart_count, 1);
     EXPECT_EQ(env.max_restarts, 3);
     EXPECT_EQ(env.run_id, "j");
+}
+
+TEST_F(Plan, TellsTheSignalsThatStopTheJobAsTheyWereGiven) {
+    EXPECT_THAT(plan()[0].environment, Contains(Pair("TORCHELASTIC_SIGNALS_TO_HANDLE", "SIGTERM,SIGINT,SIGHUP,SIGQUIT")));
+    spec_.signals_to_handle = "SIGUSR1";
+    EXPECT_THAT(plan()[1].environment, Contains(Pair("TORCHELASTIC_SIGNALS_TO_HANDLE", "SIGUSR1")));
 }
 
 TEST_F(Plan, SubstitutesMacrosInArgumentsOnly) {
@@ -244,7 +252,7 @@ TEST_F(Plan, SetsThreadsToTheCoresPerWorkerUnlessTheUserDid) {
 
 TEST_F(Plan, SetsNcclErrorHandlingUnlessTheUserDid) {
     EXPECT_THAT(plan()[0].environment, Contains(Pair("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1")));
-    EXPECT_THAT(plan(environment({{"TORCH_NCCL_ASYNC_ERROR_HANDLING", "0"}}))[0].environment, IsEmpty());
+    EXPECT_THAT(plan(environment({{"TORCH_NCCL_ASYNC_ERROR_HANDLING", "0"}}))[0].environment, Not(Contains(Pair("TORCH_NCCL_ASYNC_ERROR_HANDLING", testing::_))));
 }
 
 TEST_F(Plan, VirtualLocalRankNarrowsToTheWorkersGpu) {

@@ -162,6 +162,19 @@ TEST(Flags, MasterAddressAndPortAreTheWorkers) {
     EXPECT_THAT(sorted_lines(outcome.out), ElementsAre("[0]: MASTER_ADDR=127.0.0.1", "[0]: MASTER_PORT=" + port)) << outcome.err;
 }
 
+TEST(Flags, LocalAddrIsTheMasterAddressUnlessThatIsGiven) {
+    const std::vector<std::string> acts = {"env", "MASTER_ADDR"};
+    EXPECT_EQ(run(ddprun_probe({"--local-addr=127.0.0.7"}, acts)).out, "[0]: MASTER_ADDR=127.0.0.7\n");
+    EXPECT_EQ(run(ddprun_probe({"--local-addr=127.0.0.7", "--master-addr=127.0.0.8"}, acts)).out, "[0]: MASTER_ADDR=127.0.0.8\n");
+}
+
+TEST(Flags, RdzvConfKeysWithoutEffectSaySo) {
+    const Outcome outcome = run(ddprun_probe({"--rdzv-conf=read_timeout=20,close_timeout=5,heartbeat_timeout=5,join_timeout=60,store_type=tcp"}, {"say", "ran"}));
+    EXPECT_EQ(outcome.out, "[0]: ran\n");
+    EXPECT_EQ(occurrences(outcome.err, "without effect"), 3) << outcome.err;
+    for (const char* key : {"read_timeout", "close_timeout", "heartbeat_timeout"}) EXPECT_THAT(outcome.err, HasSubstr(key));
+}
+
 TEST(Flags, AMasterPortInUseIsSaidBeforeAnythingStarts) {
     const Result<Listener> taken = listen_tcp({"127.0.0.1", 0});
     const std::string port = std::to_string(taken->bound.port);
@@ -195,6 +208,12 @@ TEST(Flags, EverySignalToHandleEndsTheJobAndReachesTheWorkers) {
     EXPECT_EQ(program.wait().status, 75);
 }
 
+TEST(Flags, TheSignalsToHandleAreToldToTheWorkers) {
+    const std::vector<std::string> acts = {"env", "TORCHELASTIC_SIGNALS_TO_HANDLE"};
+    EXPECT_EQ(run(ddprun_probe({}, acts)).out, "[0]: TORCHELASTIC_SIGNALS_TO_HANDLE=SIGTERM,SIGINT,SIGHUP,SIGQUIT\n");
+    EXPECT_EQ(run(ddprun_probe({"--signals-to-handle=SIGTERM,SIGUSR1"}, acts)).out, "[0]: TORCHELASTIC_SIGNALS_TO_HANDLE=SIGTERM,SIGUSR1\n");
+}
+
 TEST(Flags, ShutdownTimeoutOfZeroKillsAtOnce) {
     const auto stop = [](const std::vector<std::string>& options, const RunOptions& surroundings) {
         Program program(ddprun_probe(options, {"ignore", "15", "say", "up", "hold"}), surroundings);
@@ -220,6 +239,16 @@ TEST(Flags, FlagsWithoutEffectAreAcceptedAndSaySo) {
         EXPECT_EQ(outcome.out, "[0]: ran\n");
     }
     EXPECT_EQ(run(ddprun_probe({"--logs-specs=default", "--event-log-handler=null"}, {})).err, "");
+}
+
+TEST(Flags, EventLogHandlerConsoleWritesTheEventsToStandardError) {
+    const Outcome outcome = run(ddprun_probe({"--event-log-handler=console", "--nproc-per-node=2"}, {"say", "ran"}));
+    EXPECT_EQ(outcome.status, 0);
+    EXPECT_THAT(sorted_lines(outcome.out), ElementsAre("[0]: ran", "[1]: ran"));
+    for (const char* event : {"job_started", "generation_started", "finished"}) {
+        EXPECT_EQ(occurrences(outcome.err, std::string("\"event\":\"") + event + "\""), 1) << outcome.err;
+    }
+    EXPECT_EQ(occurrences(outcome.err, "\"event\":\"worker_exited\""), 2) << outcome.err;
 }
 
 TEST(Flags, CompletionScriptsAreWhatTheirShellReads) {

@@ -22,13 +22,16 @@ using ::testing::Not;
 class TwoNodes {
   public:
     enum class Way { Static, C10d };
-    TwoNodes(Way way, const std::vector<std::string>& acts, std::vector<std::string> options = {}, const std::string& marker = "PROBE=0") {
+    /// `own`: options of each node besides.
+    TwoNodes(Way way, const std::vector<std::string>& acts, std::vector<std::string> options = {}, const std::string& marker = "PROBE=0",
+             const std::array<std::vector<std::string>, 2>& own = {}) {
         const std::string port = free_port();
         options.insert(options.end(), {"--nnodes=2", "--nproc-per-node=2"});
         if (way == Way::Static) options.insert(options.end(), {"--master-addr=127.0.0.1", "--master-port=" + port});
         else options.insert(options.end(), {"--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:" + port, "--rdzv-id=" + unique_name("job")});
         for (int node = 0; node < 2; ++node) {
             std::vector<std::string> one = options;
+            one.insert(one.end(), own[static_cast<std::size_t>(node)].begin(), own[static_cast<std::size_t>(node)].end());
             if (way == Way::Static) one.push_back("--node-rank=" + std::to_string(node));
             nodes_.push_back(std::make_unique<Program>(ddprun_probe(one, acts), with_environment({marker, "DDPRUN_TOKEN=secret of the job"})));
         }
@@ -264,6 +267,69 @@ TEST(TwoNodes, ANodeThatGetsOnKeepsTheJobFromHanging) {
                    {"--hang-timeout=2"});
     EXPECT_EQ(nodes[0].wait().status, 0);
     EXPECT_EQ(nodes[1].wait().status, 0);
+}
+
+TEST(TwoNodes, EachNodesRoleCountsItsOwnWorkers) {
+    TwoNodes nodes(Way::Static, {"env", "ROLE_NAME", "env", "ROLE_RANK", "env", "ROLE_WORLD_SIZE", "env", "WORLD_SIZE"}, {}, "PROBE=0",
+                   {{{"--role=trainer"}, {"--role=reader"}}});
+    const Outcome zero = nodes[0].wait(), one = nodes[1].wait();
+    EXPECT_EQ(zero.status, 0) << zero.err;
+    EXPECT_EQ(one.status, 0) << one.err;
+    EXPECT_THAT(zero.out, AllOf(HasSubstr("[1]: ROLE_NAME=trainer\n"), HasSubstr("[1]: ROLE_RANK=1\n"), HasSubstr("[1]: ROLE_WORLD_SIZE=2\n")));
+    EXPECT_THAT(one.out, AllOf(HasSubstr("[2]: ROLE_NAME=reader\n"), HasSubstr("[2]: ROLE_RANK=0\n"), HasSubstr("[3]: ROLE_RANK=1\n"),
+                               HasSubstr("[3]: ROLE_WORLD_SIZE=2\n"), HasSubstr("[3]: WORLD_SIZE=4\n")));
+}
+
+TEST(TwoNodes, OneRoleIsCountedThroughBothNodes) {
+    TwoNodes nodes(Way::Static, {"env", "ROLE_RANK", "env", "ROLE_WORLD_SIZE"}, {"--role=trainer"});
+    nodes[0].wait();
+    EXPECT_THAT(nodes[1].wait().out, AllOf(HasSubstr("[3]: ROLE_RANK=3\n"), HasSubstr("[3]: ROLE_WORLD_SIZE=4\n")));
+}
+
+TEST(TwoNodes, IsHostChoosesTheHeadWhichHasRankZero) {
+    for (int head : {0, 1}) {
+        std::array<std::vector<std::string>, 2> own = {{{"--rdzv-conf=is_host=0"}, {"--rdzv-conf=is_host=0"}}};
+        own[static_cast<std::size_t>(head)] = {"--rdzv-conf=is_host=1"};
+        TwoNodes nodes(Way::C10d, {"env", "GROUP_RANK"}, {}, "PROBE=0", own);
+        const Outcome of_head = nodes[head].wait(), other = nodes[1 - head].wait();
+        EXPECT_THAT(of_head.err, HasSubstr("(is_host=true)"));
+        EXPECT_THAT(other.err, HasSubstr("(is_host=false)"));
+        EXPECT_THAT(of_head.out, HasSubstr("[0]: GROUP_RANK=0\n"));
+        EXPECT_THAT(other.out, HasSubstr("[2]: GROUP_RANK=1\n"));
+    }
+}
+
+TEST(TwoNodes, TheLocalAddressOfTheFirstNodeIsTheMasterAddress) {
+    TwoNodes nodes(Way::C10d, {"env", "MASTER_ADDR"}, {}, "PROBE=0",
+                   {{{"--rdzv-conf=is_host=1", "--local-addr=127.0.0.7"}, {"--rdzv-conf=is_host=0", "--local-addr=127.0.0.8"}}});
+    const Outcome zero = nodes[0].wait(), one = nodes[1].wait();
+    EXPECT_EQ(occurrences(zero.out + one.out, "MASTER_ADDR=127.0.0.7"), 4) << zero.out << one.out << zero.err;
+}
+
+TEST(TwoNodes, ASilentNodeIsLostAfterTheKeepAliveAttempts) {
+    const std::string marker = "PROBE_JOB=" + unique_name("nodes");
+    TwoNodes nodes(Way::Static, {"say", "up", "hold"}, {"--rdzv-conf=keep_alive_interval=1,keep_alive_max_attempt=3"}, marker);
+    for (int node : {0, 1}) ASSERT_TRUE(nodes[node].wait_for_output("up"));
+    nodes[1].signal(SIGSTOP);
+    const Outcome zero = nodes[0].wait();
+    EXPECT_EQ(zero.status, 69) << zero.err;
+    EXPECT_THAT(zero.err, HasSubstr("no heartbeat for 3 s"));
+    EXPECT_LT(zero.took, 20s) << "without the option it takes 30 s";
+    nodes[1].signal(SIGKILL);
+    nodes[1].signal(SIGCONT);
+    nodes[1].wait();
+    EXPECT_TRUE(all_gone(marker));
+}
+
+TEST(TwoNodes, ANodeWithAnotherCommandLineIsRefusedAndToldTheDifference) {
+    TwoNodes nodes(Way::Static, {"say", "up"}, {}, "PROBE=0", {{{"--max-restarts=1"}, {"--max-restarts=2"}}});
+    const Outcome one = nodes[1].wait();
+    EXPECT_EQ(one.status, 69) << one.err;
+    EXPECT_THAT(one.err, AllOf(HasSubstr("--max-restarts=1"), HasSubstr("--max-restarts=2")));
+    nodes[0].signal(SIGTERM);
+    const Outcome zero = nodes[0].wait();
+    EXPECT_EQ(zero.status, 75) << zero.err;
+    EXPECT_EQ(zero.out + one.out, "");
 }
 
 }  // namespace

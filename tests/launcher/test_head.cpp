@@ -1,0 +1,106 @@
+#include "launcher/head.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+namespace ddprun {
+namespace {
+
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+using testing::HasSubstr;
+
+JobSpec two_nodes_at(const std::string& host) {
+    JobSpec spec;
+    spec.nodes = {2, 2};
+    spec.rendezvous.endpoint = Endpoint{host, 29400};
+    return spec;
+}
+
+const HostFacts kNode01{"node01", {"10.0.0.1", "127.0.0.1"}, {}};
+
+TEST(Head, OneNodeIsItsOwn) {
+    EXPECT_TRUE(choose_head({}, kNode01)->is_head);
+    EXPECT_EQ(choose_head({}, kNode01)->endpoint, (Endpoint{"127.0.0.1", 0}));
+}
+
+TEST(Head, IsTheHostThatTheEndpointNames) {
+    EXPECT_TRUE(choose_head(two_nodes_at("node01"), kNode01)->is_head);
+    EXPECT_TRUE(choose_head(two_nodes_at("10.0.0.1"), kNode01)->contested) << "two of its processes may both think so";
+    EXPECT_FALSE(choose_head(two_nodes_at("node02"), kNode01)->is_head);
+    HostFacts behind_an_alias = kNode01;
+    behind_an_alias.endpoint_addresses = {"10.0.0.1"};
+    EXPECT_TRUE(choose_head(two_nodes_at("head.cluster"), behind_an_alias)->is_head);
+}
+
+TEST(Head, ANodeRankSaysMoreThanAName) {
+    JobSpec spec = two_nodes_at("node01");
+    spec.rendezvous.node_rank = 1;
+    EXPECT_FALSE(choose_head(spec, kNode01)->is_head);
+    spec.rendezvous.endpoint->host = "node02";
+    spec.rendezvous.node_rank = 0;
+    EXPECT_TRUE(choose_head(spec, kNode01)->is_head);
+}
+
+TEST(Head, IsHostSaysMoreThanBoth) {
+    JobSpec spec = two_nodes_at("node01");
+    spec.rendezvous.node_rank = 0;
+    spec.rendezvous.is_host = false;
+    EXPECT_FALSE(choose_head(spec, kNode01)->is_head);
+    spec.rendezvous.node_rank = 1;
+    spec.rendezvous.is_host = true;
+    EXPECT_TRUE(choose_head(spec, kNode01)->is_head);
+    EXPECT_EQ(choose_head(spec, kNode01)->endpoint, (Endpoint{"", 29400})) << "it listens, on all its addresses";
+}
+
+TEST(Head, SeveralNodesThatAreNotToldWhereToMeetAreAnError) {
+    JobSpec spec;
+    spec.nodes = {2, 2};
+    EXPECT_THAT(choose_head(spec, kNode01).error().what, HasSubstr("--rdzv-endpoint"));
+}
+
+TEST(MasterHost, IsWhatTheUserSaid) {
+    JobSpec spec = two_nodes_at("node01");
+    spec.rendezvous.local_addr = "10.1.1.1";
+    spec.rendezvous.master_addr = "10.2.2.2";
+    EXPECT_EQ(master_host(spec, true, {"10.1.1.1"}), "10.2.2.2");
+}
+
+TEST(MasterHost, OfThisNodeIsItsLocalAddressElseWhereTheOthersCame) {
+    JobSpec spec = two_nodes_at("node01");
+    EXPECT_EQ(master_host(spec, true, {"127.0.0.1"}), "node01") << "we reach ourselves by the loopback, others do not";
+    spec.rendezvous.local_addr = "10.1.1.1";
+    EXPECT_EQ(master_host(spec, true, {"10.1.1.1"}), "10.1.1.1");
+    EXPECT_EQ(master_host({}, true, {"127.0.0.1"}), "127.0.0.1");
+}
+
+TEST(MasterHost, OfAnotherNodeIsTheAddressItHasToldUs) {
+    JobSpec spec = two_nodes_at("node01");
+    spec.rendezvous.local_addr = "10.1.1.1";
+    EXPECT_EQ(master_host(spec, false, {"10.0.0.9"}), "10.0.0.9");
+}
+
+TEST(HeartbeatOf, CountsAsTorchrunDoes) {
+    RendezvousSpec rdzv;
+    rdzv.keep_alive_interval = seconds(2);
+    EXPECT_EQ(heartbeat_of(rdzv).interval, seconds(2));
+    EXPECT_EQ(heartbeat_of(rdzv).timeout, seconds(6));
+    rdzv.keep_alive_attempts = 5;
+    EXPECT_EQ(heartbeat_of(rdzv).timeout, seconds(10));
+}
+
+TEST(HeartbeatOf, IsOursWithoutAWord) {
+    EXPECT_EQ(heartbeat_of({}).interval, rdzv::kHeartbeatInterval);
+    EXPECT_EQ(heartbeat_of({}).timeout, rdzv::kHeartbeatTimeout);
+}
+
+TEST(HeartbeatOf, BeatsTwiceWithinASingleAttempt) {
+    RendezvousSpec rdzv;
+    rdzv.keep_alive_interval = seconds(1);
+    rdzv.keep_alive_attempts = 1;
+    EXPECT_EQ(heartbeat_of(rdzv).interval, milliseconds(500));
+    EXPECT_EQ(heartbeat_of(rdzv).timeout, seconds(1));
+}
+
+}  // namespace
+}  // namespace ddprun
