@@ -6,31 +6,18 @@
 #include <cstring>
 #include <random>
 
+#include "tests/support/half_float.h"
+
 namespace reference {
 
 using ddp::DType;
 using ddp::ReduceOp;
+using half_float::from_bf16;
+using half_float::from_f16;
+using half_float::to_bf16;
+using half_float::to_f16;
 
 namespace {
-
-float from_bf16(std::uint16_t value) {
-    const std::uint32_t bits = static_cast<std::uint32_t>(value) << 16;
-    float wide;
-    std::memcpy(&wide, &bits, sizeof wide);
-    return wide;
-}
-
-/// Nearest of the two neighbours, by comparing distances; a tie goes to the even one.
-std::uint16_t to_bf16(float value) {
-    std::uint32_t bits;
-    std::memcpy(&bits, &value, sizeof bits);
-    const auto toward_zero = static_cast<std::uint16_t>(bits >> 16);
-    const auto away = static_cast<std::uint16_t>(toward_zero + 1);
-    const double below = std::abs(static_cast<double>(value) - from_bf16(toward_zero));
-    const double above = std::abs(static_cast<double>(from_bf16(away)) - value);
-    if (below != above) return below < above ? toward_zero : away;
-    return toward_zero % 2 == 0 ? toward_zero : away;
-}
 
 template <class Stored, class Wide, class Widen, class Narrow>
 Bytes reduce_as(const std::vector<Bytes>& inputs, ReduceOp op, Widen widen, Narrow narrow) {
@@ -96,6 +83,9 @@ Bytes random_values(DType type, std::size_t count, unsigned seed) {
             fill<std::uint16_t>(bytes, [&] { return to_bf16(static_cast<float>(real())); });
             break;
         case DType::F16:
+            // Also subnormal ones; sums of a few do not overflow.
+            fill<std::uint16_t>(bytes, [&] { return to_f16(static_cast<float>(real() * 0.005)); });
+            break;
         case DType::U8:
             return random_bytes(bytes.size(), seed);
     }
@@ -124,8 +114,9 @@ Bytes reduce(const std::vector<Bytes>& inputs, DType type, ReduceOp op) {
         case DType::BF16:
             return reduce_as<std::uint16_t, float>(inputs, op, from_bf16, to_bf16);
         case DType::F16:
+            return reduce_as<std::uint16_t, float>(inputs, op, from_f16, to_f16);
         case DType::U8:
-            break;
+            return reduce_plain<std::uint8_t>(inputs, op);
     }
     return {};
 }

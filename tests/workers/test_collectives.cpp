@@ -7,6 +7,7 @@
 #include "ddp/kernels.h"
 #include "ddp/testing.h"
 #include "reference_reduction.h"
+#include "tests/support/half_float.h"
 
 namespace {
 
@@ -14,7 +15,8 @@ using namespace ddp;
 using ddp::testing::run_ranks;
 using reference::Bytes;
 
-constexpr DType kReducible[] = {DType::F32, DType::F64, DType::I32, DType::I64, DType::BF16};
+constexpr DType kReducible[] = {DType::F32,  DType::F64, DType::I32, DType::I64,
+                                DType::BF16, DType::F16, DType::U8};
 constexpr ReduceOp kOps[] = {ReduceOp::Sum, ReduceOp::Max, ReduceOp::Min, ReduceOp::Avg};
 // Around the borders between the ways to reduce: cache lines, the tiny limit, one and several stretches.
 constexpr std::size_t kCounts[] = {0, 1, 2, 15, 17, 63, 513, 1023, 1024, 1025, 4099, 100'003, 1'500'007};
@@ -149,7 +151,7 @@ TEST(AllReduce, RefusesWhatItCannotReduceAtTheCall) {
     run_ranks(1, [](ProcessGroup& group) {
         std::vector<std::uint8_t> bytes(4);
         std::vector<std::int32_t> integers(4);
-        EXPECT_THROW(group.all_reduce(buffer_of(std::span(bytes))), InvalidInput);
+        EXPECT_THROW(group.all_reduce(buffer_of(std::span(bytes)), ReduceOp::Avg), InvalidInput);
         EXPECT_THROW(group.all_reduce(buffer_of(std::span(integers)), ReduceOp::Avg), InvalidInput);
         EXPECT_THROW(group.all_reduce({nullptr, 3, DType::F32, {}}), InvalidInput);
         EXPECT_THROW(group.all_reduce({integers.data(), 3, DType::I32, {Device::Kind::Cuda, 0}}),
@@ -327,6 +329,31 @@ TEST(Kernels, RoundBfloat16ToNearestEvenOnceAndKeepNan) {
         EXPECT_EQ(out[0], 0x3f80);
         EXPECT_EQ(out[1], 0x3f82);
         EXPECT_TRUE((out[2] & 0x7fff) > 0x7f80 && (out[3] & 0x7fff) > 0x7f80);
+    }
+}
+
+TEST(Kernels, ConvertEveryFloat16ExactlyAndRoundToNearestEvenOnce) {
+    std::vector<std::uint16_t> every(65536), zeros(65536, 0x8000), out(65536);
+    for (std::size_t i = 0; i < every.size(); ++i) every[i] = static_cast<std::uint16_t>(i);
+    // With -0, which changes nothing, and with itself: through float and back.
+    const void* unchanged[] = {every.data(), zeros.data()};
+    const void* doubled[] = {every.data(), every.data()};
+    const void* in_between[] = {every.data(), zeros.data(), every.data()};
+    for (const cpu::Kernels* set : cpu::supported_kernels()) {
+        const auto& sums = set->reduce[static_cast<std::size_t>(DType::F16)];
+        const auto check = [&](const char* what, auto expected) {
+            for (std::size_t i = 0; i < every.size(); ++i) {
+                const float wide = half_float::from_f16(every[i]);
+                if (std::isnan(wide)) ASSERT_TRUE(std::isnan(half_float::from_f16(out[i]))) << what << i;
+                else ASSERT_EQ(out[i], half_float::to_f16(expected(wide))) << set->name << what << i;
+            }
+        };
+        sums[static_cast<std::size_t>(ReduceOp::Sum)](out.data(), unchanged, 2, every.size());
+        check(" unchanged ", [](float x) { return x; });
+        sums[static_cast<std::size_t>(ReduceOp::Sum)](out.data(), doubled, 2, every.size());
+        check(" doubled ", [](float x) { return x + x; });
+        sums[static_cast<std::size_t>(ReduceOp::Avg)](out.data(), in_between, 3, every.size());
+        check(" two thirds ", [](float x) { return (x + x) / 3.0F; });
     }
 }
 

@@ -26,9 +26,7 @@ const Kernels& kernels() {
 }
 
 bool is_reducible(DType type, ReduceOp op) {
-    const auto index = static_cast<std::size_t>(type);
-    return index <= static_cast<std::size_t>(DType::BF16) &&
-           kernels_baseline.reduce[index][static_cast<std::size_t>(op)] != nullptr;
+    return kernels_baseline.reduce[static_cast<std::size_t>(type)][static_cast<std::size_t>(op)] != nullptr;
 }
 
 }  // namespace ddp::cpu

@@ -15,6 +15,7 @@ extern const Kernels DDP_KERNELS;
 
 namespace {
 
+using U8 = unsigned char;
 using U16 = unsigned short;
 using U32 = unsigned int;
 using U64 = unsigned long;
@@ -80,6 +81,66 @@ struct Bfloat16 {
     }
     static void store_one(U16* to, float value) {
         const U16 half = static_cast<U16>(rounded(__builtin_bit_cast(U32, value)));
+        __builtin_memcpy(to, &half, sizeof half);
+    }
+};
+
+/// Every float that lies in this type is converted exactly; the way back rounds to nearest even. No
+/// instruction of its own, so that all sets do the same; no subnormal float on the way, which some CPUs take
+/// long for.
+struct Float16 {
+    using Stored = U16;
+    static constexpr std::size_t kLanes = kVector / sizeof(float);
+    using Lanes = Vector<float>;
+    using Bits = Vector<U32>;
+    using Half = Vector<U16, kVector / 2>;
+
+    static constexpr U32 kExponent = 0x1fu << 23;       // a half's, at a float's place
+    static constexpr U32 kRebias = (127u - 15u) << 23;  // from a half's exponent to a float's
+    static constexpr U32 kSmallest = 113u << 23;        // 2^-14, the smallest normal half
+    static constexpr U32 kOverflow = 143u << 23;        // 2^16: what is not below it becomes infinite
+    static constexpr U32 kHalfStep = 126u << 23;        // 0.5: its last bit counts as a half's last
+
+    template <class B, class F>
+    static B widened(B half) {
+        const B shifted = (half & 0x7fffu) << 13;
+        const B exponent = shifted & kExponent;
+        const B normal = shifted + kRebias;
+        // As 1.m * 2^-14, less that 1: exact.
+        const F scaled = cast<F>(normal + (B{} + (1u << 23))) - cast<F>(B{} + kSmallest);
+        const B nonzero = exponent == kExponent ? normal + kRebias : normal;
+        return (exponent == 0u ? cast<B>(scaled) : nonzero) | (half & 0x8000u) << 16;
+    }
+    template <class B, class F>
+    static B rounded(B bits) {
+        const B magnitude = bits & 0x7fffffffu;
+        const B special = magnitude > 0x7f800000u ? B{} + 0x7e00u : B{} + 0x7c00u;
+        const B small = cast<B>(cast<F>(magnitude) + cast<F>(B{} + kHalfStep)) - kHalfStep;
+        const B normal = (magnitude - kRebias + 0xfffu + ((magnitude >> 13) & 1u)) >> 13;
+        const B finite = magnitude < kSmallest ? small : normal;
+        return (magnitude >= kOverflow ? special : finite) | (bits & 0x80000000u) >> 16;
+    }
+    template <class To, class From>
+    static To cast(From from) {
+        return __builtin_bit_cast(To, from);
+    }
+
+    static Lanes load(const U16* from) {
+        Half half;
+        __builtin_memcpy(&half, from, sizeof half);
+        return cast<Lanes>(widened<Bits, Lanes>(__builtin_convertvector(half, Bits)));
+    }
+    static void store(U16* to, Lanes lanes) {
+        const Half half = __builtin_convertvector((rounded<Bits, Lanes>(cast<Bits>(lanes))), Half);
+        __builtin_memcpy(to, &half, sizeof half);
+    }
+    static float load_one(const U16* from) {
+        U16 value;
+        __builtin_memcpy(&value, from, sizeof value);
+        return cast<float>(widened<U32, float>(value));
+    }
+    static void store_one(U16* to, float value) {
+        const U16 half = static_cast<U16>(rounded<U32, float>(cast<U32>(value)));
         __builtin_memcpy(to, &half, sizeof half);
     }
 };
@@ -219,6 +280,8 @@ const Kernels DDP_KERNELS = {
         {reduce<Plain<U64>, Add>, reduce<Plain<I64>, Greatest>, reduce<Plain<I64>, Least>, nullptr},
         {reduce<Bfloat16, Add>, reduce<Bfloat16, Greatest>, reduce<Bfloat16, Least>,
          reduce<Bfloat16, Average>},
+        {reduce<Float16, Add>, reduce<Float16, Greatest>, reduce<Float16, Least>, reduce<Float16, Average>},
+        {reduce<Plain<U8>, Add>, reduce<Plain<U8>, Greatest>, reduce<Plain<U8>, Least>, nullptr},
     },
     stream,
     fence,
