@@ -18,7 +18,7 @@ inline constexpr std::uint64_t kSegmentMagic = 0x3147455352504444;  // "DDPRSEG1
 inline constexpr std::uint32_t kSegmentVersion = 1;
 inline constexpr std::uint64_t kRankLinesOffset = 4096;
 /// Address space, not memory: what one node's collectives may grow to.
-inline constexpr std::uint64_t kArenaBytes = std::uint64_t{1} << 40;
+inline constexpr std::uint64_t kArenaBytes = std::uint64_t{1} << 41;
 
 struct alignas(64) SegmentHeader {
     std::atomic<std::uint64_t> magic;
@@ -35,14 +35,15 @@ struct alignas(64) SegmentHeader {
     std::uint32_t cpus;
 };
 
-/// What one rank is doing, written by it with plain atomic stores, read by the launcher at any time.
-/// started_seq > finished_seq: inside collective number started_seq. Times are CLOCK_MONOTONIC nanoseconds.
+/// What one rank is doing in its world's group (not in sub-groups), written by it with plain atomic stores,
+/// read by the launcher at any time. started_seq > finished_seq: inside collective number started_seq. Times
+/// are CLOCK_MONOTONIC nanoseconds.
 struct alignas(128) RankLine {
     std::atomic<std::uint64_t> started_seq;
     std::atomic<std::uint64_t> finished_seq;
     std::atomic<std::uint64_t> bytes;
     std::atomic<std::uint32_t> operation;  ///< SegmentOp
-    std::atomic<std::uint32_t> group;      ///< 0 the world; sub-groups count up
+    std::atomic<std::uint32_t> group;      ///< 0, the world
     std::atomic<std::int64_t> started_ns;
     std::atomic<std::int64_t> finished_ns;
     std::atomic<std::int64_t> comm_ns;     ///< total time inside collectives

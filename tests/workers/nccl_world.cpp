@@ -73,6 +73,18 @@ Buffer NcclRank::filled(std::vector<float> values) {
     return {memory.data(), values.size(), DType::F32, group.device()};
 }
 
+Buffer NcclRank::holding(const std::vector<std::byte>& bytes, DType type) {
+    const std::span<std::byte> memory = group.allocate_shared(bytes.size());
+    group.barrier().synchronize();
+    std::copy(bytes.begin(), bytes.end(), memory.begin());
+    return {memory.data(), bytes.size() / size_of(type), type, group.device()};
+}
+
+std::vector<std::byte> NcclRank::bytes_of(const Buffer& buffer) const {
+    const auto* const first = static_cast<const std::byte*>(buffer.data);
+    return {first, first + buffer.bytes()};
+}
+
 std::vector<float> NcclRank::values_of(const Buffer& buffer) const {
     const auto* const first = static_cast<const float*>(buffer.data);
     return {first, first + buffer.count};

@@ -32,6 +32,8 @@ struct NcclRank {
     /// Device memory with these values; the fake's is host memory.
     Buffer filled(std::vector<float> values);
     std::vector<float> values_of(const Buffer& buffer) const;
+    Buffer holding(const std::vector<std::byte>& bytes, DType type);
+    std::vector<std::byte> bytes_of(const Buffer& buffer) const;
 };
 
 /// Every rank's exception, by rank; null for none.

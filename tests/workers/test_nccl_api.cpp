@@ -54,7 +54,7 @@ TEST(NcclTable, NoOptionalEntryPointIsNeeded) {
     };
     const auto api = nccl::api_from(library);
     ASSERT_TRUE(api);
-    EXPECT_EQ(asked.size(), kRequired.size() + 11);
+    EXPECT_EQ(asked.size(), kRequired.size() + 15);
     EXPECT_EQ(api->comm_init_rank_scalable, nullptr);
     EXPECT_EQ(api->describe(), "NCCL 2.28.9");
     EXPECT_EQ(api->explain(nccl::Code::RemoteError, nullptr),

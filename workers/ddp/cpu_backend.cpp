@@ -33,22 +33,47 @@ Roster join_within(Arena& arena, const ddprun::WorkerEnv& env, std::chrono::nano
     return join(arena, env, ddprun::deadline_after(ddprun::MonotonicClock::now(), timeout));
 }
 
-Arena checked_arena(const std::shared_ptr<SegmentMap>& segment, const ddprun::WorkerEnv& env) {
+std::shared_ptr<SegmentMap> checked(std::shared_ptr<SegmentMap> segment, const ddprun::WorkerEnv& env) {
     check_claim(*segment, env);
-    return Arena(segment, static_cast<std::uint32_t>(env.local_rank));
+    return segment;
+}
+
+std::vector<std::uint32_t> locals_of(const Arena& parent, const std::vector<std::uint32_t>& members) {
+    std::vector<std::uint32_t> locals;
+    for (const std::uint32_t member : members) locals.push_back(parent.members()[member]);
+    return locals;
+}
+
+std::uint32_t place_of(std::uint32_t rank, const std::vector<std::uint32_t>& members) {
+    return static_cast<std::uint32_t>(std::find(members.begin(), members.end(), rank) - members.begin());
 }
 
 }  // namespace
 
 CpuBackend::CpuBackend(std::shared_ptr<SegmentMap> segment, const ddprun::WorkerEnv& env,
-                       std::chrono::nanoseconds timeout)
-    : segment_(std::move(segment)),
-      arena_(checked_arena(segment_, env)),
-      rank_(static_cast<std::uint32_t>(env.local_rank)),
+                       std::chrono::nanoseconds timeout, Arena::Lines lines)
+    : segment_(checked(std::move(segment), env)),
+      arena_(segment_, static_cast<std::uint32_t>(env.local_rank), lines),
+      rank_(arena_.rank()),
       size_(arena_.ranks()),
       roster_(join_within(arena_, env, timeout)),
-      steps_(arena_, rank_, roster_, timeout),
+      timeout_(timeout),
+      steps_(arena_, roster_, timeout),
       kernels_(kernels()),
+      messages_(arena_, roster_, timeout, kernels_),
+      sources_(size_) {}
+
+CpuBackend::CpuBackend(const CpuBackend& parent, const std::vector<std::uint32_t>& members,
+                       std::uint32_t share, const ddprun::WorkerEnv& env)
+    : segment_(parent.segment_),
+      arena_(segment_, locals_of(parent.arena_, members), place_of(parent.rank_, members), share),
+      rank_(arena_.rank()),
+      size_(arena_.ranks()),
+      roster_(join_within(arena_, env, parent.timeout_)),
+      timeout_(parent.timeout_),
+      steps_(arena_, roster_, timeout_),
+      kernels_(kernels()),
+      messages_(arena_, roster_, timeout_, kernels_),
       sources_(size_) {}
 
 // Only our own parts: a peer may still be inside the last collective, but nobody reads another rank's shared
@@ -64,7 +89,7 @@ std::string CpuBackend::describe() const {
 }
 
 void CpuBackend::report_progress(std::uint64_t step, std::uint64_t samples) {
-    ddprun::RankLine& line = arena_.line(rank_);
+    ddprun::RankLine& line = segment_->line(arena_.members()[rank_]);
     line.step.store(step, std::memory_order_relaxed);
     line.samples.store(samples, std::memory_order_relaxed);
     line.progress_ns.store(ddprun::MonotonicClock::now().time_since_epoch().count(),
@@ -119,13 +144,13 @@ void CpuBackend::all_reduce(Buffer buffer, ReduceOp op) {
     steps_.end();
 }
 
-void CpuBackend::reduce_tiny(const Buffer& buffer, ReduceFunction reduce) {
+void CpuBackend::reduce_tiny(const Buffer& buffer, ReduceFunction combine) {
     const std::size_t bytes = buffer.bytes();
     copy_bytes(steps_.mine().message(bytes), buffer.data, bytes);
     steps_.meet();
     for (std::uint32_t r = 0; r < size_; ++r) sources_[r] = steps_.shown_by(r).message(bytes);
     sources_[rank_] = buffer.data;  // the same bytes, and already in the nearest cache
-    reduce(buffer.data, sources_.data(), size(), buffer.count);
+    combine(buffer.data, sources_.data(), size(), buffer.count);
 }
 
 /// A stretch of a buffer, cut into one piece per rank. Offsets and lengths in bytes.
@@ -143,18 +168,18 @@ struct CpuBackend::Pieces {
 
 // Which way it goes depends on every rank's buffer, so the first step shows where they are. It costs nothing
 // in the staged way, which has its first stretch staged by then.
-void CpuBackend::reduce_large(const Buffer& buffer, ReduceFunction reduce) {
+void CpuBackend::reduce_large(const Buffer& buffer, ReduceFunction combine) {
     const std::uint64_t here = locate(buffer.data, buffer.bytes());
     steps_.mine().shared_at = here;
     if (here == kNotShared) stage(buffer, Pieces::cut(0, std::min(buffer.bytes(), stretch_bytes()), size_));
     meet();
     std::uint32_t shared = 0;
     for (std::uint32_t r = 0; r < size_; ++r) shared += steps_.shown_by(r).shared_at != kNotShared ? 1 : 0;
-    if (shared == size_) return reduce_in_place(buffer, reduce);
-    reduce_staged(buffer, reduce, shared == 0);
+    if (shared == size_) return reduce_in_place(buffer, combine);
+    reduce_staged(buffer, combine, shared == 0);
 }
 
-void CpuBackend::reduce_in_place(const Buffer& buffer, ReduceFunction reduce) {
+void CpuBackend::reduce_in_place(const Buffer& buffer, ReduceFunction combine) {
     const Pieces slices = Pieces::cut(0, buffer.bytes(), size_);
     std::vector<std::byte*> buffers(size_);
     for (std::uint32_t r = 0; r < size_; ++r) buffers[r] = shared_buffer(r, steps_.shown_by(r).shared_at);
@@ -163,7 +188,7 @@ void CpuBackend::reduce_in_place(const Buffer& buffer, ReduceFunction reduce) {
     for (std::size_t at = slices.offset(rank_); at < end; at += kBlockBytes) {
         const std::size_t length = std::min(kBlockBytes, end - at);
         for (std::uint32_t r = 0; r < size_; ++r) sources_[r] = buffers[r] + at;
-        reduce(buffers[rank_] + at, sources_.data(), size(), length / size_of(buffer.dtype));
+        combine(buffers[rank_] + at, sources_.data(), size(), length / size_of(buffer.dtype));
         for (std::uint32_t r = 0; r < size_; ++r) {
             if (r != rank_) kernels_.stream(buffers[r] + at, buffers[rank_] + at, length);
         }
@@ -173,7 +198,7 @@ void CpuBackend::reduce_in_place(const Buffer& buffer, ReduceFunction reduce) {
 
 // One step per stretch: before it a rank stages stretch k and has the results of k - 1 written; after it, it
 // sums its piece of k and collects the results of k - 1.
-void CpuBackend::reduce_staged(const Buffer& buffer, ReduceFunction reduce, bool first_is_met) {
+void CpuBackend::reduce_staged(const Buffer& buffer, ReduceFunction combine, bool first_is_met) {
     const std::size_t total = buffer.bytes();
     Pieces previous{};
     for (std::size_t at = 0; at < total; at = previous.end) {
@@ -182,7 +207,7 @@ void CpuBackend::reduce_staged(const Buffer& buffer, ReduceFunction reduce, bool
             stage(buffer, pieces);
             meet();
         }
-        sum_own(buffer, pieces, reduce);
+        sum_own(buffer, pieces, combine);
         if (at > 0) collect(buffer, previous);
         previous = pieces;
     }
@@ -191,7 +216,7 @@ void CpuBackend::reduce_staged(const Buffer& buffer, ReduceFunction reduce, bool
 }
 
 // With n ranks a rank stages n - 1 pieces, and they must fit its area.
-std::size_t CpuBackend::stretch_bytes() const { return kAreaBytes / (size_ - 1) / kPage * kPage * size_; }
+std::size_t CpuBackend::stretch_bytes() const { return kAreaBytes / (size_ - 1) / kLine * kLine * size_; }
 
 void CpuBackend::stage(const Buffer& buffer, const Pieces& pieces) {
     std::byte* area = arena_.staging(rank_, steps_.coming());
@@ -202,7 +227,7 @@ void CpuBackend::stage(const Buffer& buffer, const Pieces& pieces) {
     }
 }
 
-void CpuBackend::sum_own(const Buffer& buffer, const Pieces& pieces, ReduceFunction reduce) {
+void CpuBackend::sum_own(const Buffer& buffer, const Pieces& pieces, ReduceFunction combine) {
     std::byte* own = bytes_of(buffer) + pieces.offset(rank_);
     std::byte* result = arena_.results(rank_, steps_.coming());
     const std::size_t length = pieces.length(rank_);
@@ -212,7 +237,7 @@ void CpuBackend::sum_own(const Buffer& buffer, const Pieces& pieces, ReduceFunct
             sources_[r] =
                 r == rank_ ? own + at : staged(arena_.staging(r, steps_.met()), r, rank_, pieces.each) + at;
         }
-        reduce(own + at, sources_.data(), size(), block / size_of(buffer.dtype));
+        combine(own + at, sources_.data(), size(), block / size_of(buffer.dtype));
         kernels_.stream(result + at, own + at, block);
     }
 }
@@ -272,28 +297,140 @@ void CpuBackend::all_gather(Buffer output, Buffer input) {
     steps_.end();
 }
 
+/// What fits an area for each of n ranks.
+std::size_t CpuBackend::piece_bytes() const { return kAreaBytes / size_ / kLine * kLine; }
+
+/// Stages `length` bytes at `at` of every other rank's part of `buffer`.
+void CpuBackend::stage_for_each(const Buffer& buffer, std::size_t each, std::size_t at, std::size_t length) {
+    std::byte* area = arena_.staging(rank_, steps_.coming());
+    for (std::uint32_t owner = 0; owner < size_; ++owner) {
+        if (owner != rank_)
+            kernels_.stream(area + owner * piece_bytes(), bytes_of(buffer) + owner * each + at, length);
+    }
+}
+
+/// What that rank has staged for us.
+const std::byte* CpuBackend::staged_by(std::uint32_t rank) const {
+    return arena_.staging(rank, steps_.met()) + rank_ * piece_bytes();
+}
+
 void CpuBackend::reduce_scatter(Buffer output, Buffer input, ReduceOp op) {
     const std::size_t each = output.bytes();
     steps_.begin({.bytes = each, .operation = SegmentOp::ReduceScatter, .dtype = input.dtype, .op = op});
-    const std::size_t piece = kAreaBytes / size_ / kPage * kPage;
     std::size_t at = 0;
     do {
-        const std::size_t length = std::min(piece, each - at);
-        std::byte* area = arena_.staging(rank_, steps_.coming());
-        for (std::uint32_t owner = 0; owner < size_; ++owner) {
-            if (owner != rank_)
-                kernels_.stream(area + owner * piece, bytes_of(input) + owner * each + at, length);
-        }
+        const std::size_t length = std::min(piece_bytes(), each - at);
+        stage_for_each(input, each, at, length);
         meet();
-        for (std::uint32_t r = 0; r < size_; ++r) {
-            sources_[r] = r == rank_ ? bytes_of(input) + rank_ * each + at
-                                     : arena_.staging(r, steps_.met()) + rank_ * piece;
-        }
+        for (std::uint32_t r = 0; r < size_; ++r)
+            sources_[r] = r == rank_ ? bytes_of(input) + rank_ * each + at : staged_by(r);
         reduction(input.dtype, op)(bytes_of(output) + at, sources_.data(), size(),
                                    length / size_of(input.dtype));
         at += length;
     } while (at < each);
     steps_.end();
+}
+
+void CpuBackend::reduce(Buffer buffer, int root, ReduceOp op) {
+    steps_.begin({.bytes = buffer.bytes(),
+                  .operation = SegmentOp::Reduce,
+                  .root = static_cast<std::int16_t>(root),
+                  .dtype = buffer.dtype,
+                  .op = op});
+    if (size_ == 1) return steps_.end();
+    const bool is_root = rank_ == static_cast<std::uint32_t>(root);
+    std::size_t at = 0;
+    do {
+        const std::size_t length = std::min(kAreaBytes, buffer.bytes() - at);
+        std::byte* const own = bytes_of(buffer) + at;
+        if (!is_root) kernels_.stream(arena_.staging(rank_, steps_.coming()), own, length);
+        meet();
+        if (is_root) {
+            for (std::uint32_t r = 0; r < size_; ++r)
+                sources_[r] = r == rank_ ? own : arena_.staging(r, steps_.met());
+            reduction(buffer.dtype, op)(own, sources_.data(), size(), length / size_of(buffer.dtype));
+        }
+        at += length;
+    } while (at < buffer.bytes());
+    steps_.end();
+}
+
+void CpuBackend::gather(Buffer output, Buffer input, int root) {
+    const std::size_t each = input.bytes();
+    steps_.begin({.bytes = each,
+                  .operation = SegmentOp::Gather,
+                  .root = static_cast<std::int16_t>(root),
+                  .dtype = input.dtype});
+    const bool is_root = rank_ == static_cast<std::uint32_t>(root);
+    if (is_root && each > 0) std::memmove(bytes_of(output) + rank_ * each, input.data, each);
+    std::size_t at = 0;
+    do {
+        const std::size_t length = std::min(kAreaBytes, each - at);
+        if (!is_root) kernels_.stream(arena_.staging(rank_, steps_.coming()), bytes_of(input) + at, length);
+        meet();
+        for (std::uint32_t r = 0; is_root && r < size_; ++r) {
+            if (r != rank_)
+                copy_bytes(bytes_of(output) + r * each + at, arena_.staging(r, steps_.met()), length);
+        }
+        at += length;
+    } while (at < each);
+    steps_.end();
+}
+
+void CpuBackend::scatter(Buffer output, Buffer input, int root) {
+    const std::size_t each = output.bytes();
+    steps_.begin({.bytes = each,
+                  .operation = SegmentOp::Scatter,
+                  .root = static_cast<std::int16_t>(root),
+                  .dtype = output.dtype});
+    const auto from = static_cast<std::uint32_t>(root);
+    std::size_t at = 0;
+    do {
+        const std::size_t length = std::min(piece_bytes(), each - at);
+        if (rank_ == from) stage_for_each(input, each, at, length);
+        meet();
+        if (rank_ != from) copy_bytes(bytes_of(output) + at, staged_by(from), length);
+        at += length;
+    } while (at < each);
+    if (rank_ == from && each > 0) std::memmove(output.data, bytes_of(input) + rank_ * each, each);
+    steps_.end();
+}
+
+void CpuBackend::all_to_all(Buffer output, Buffer input) {
+    const std::size_t each = input.bytes() / size_;
+    steps_.begin({.bytes = each, .operation = SegmentOp::AllToAll, .dtype = input.dtype});
+    copy_bytes(bytes_of(output) + rank_ * each, bytes_of(input) + rank_ * each, each);
+    std::size_t at = 0;
+    do {
+        const std::size_t length = std::min(piece_bytes(), each - at);
+        stage_for_each(input, each, at, length);
+        meet();
+        for (std::uint32_t r = 0; r < size_; ++r) {
+            if (r != rank_) copy_bytes(bytes_of(output) + r * each + at, staged_by(r), length);
+        }
+        at += length;
+    } while (at < each);
+    steps_.end();
+}
+
+// A pair that lost each other cannot keep step with the others either.
+template <class Transfer>
+void CpuBackend::between_two(Transfer transfer) {
+    steps_.throw_if_broken();
+    try {
+        transfer();
+    } catch (...) {
+        steps_.give_up(std::current_exception());
+        throw;
+    }
+}
+
+void CpuBackend::send(Buffer buffer, int to) {
+    between_two([&] { messages_.send(buffer, static_cast<std::uint32_t>(to)); });
+}
+
+void CpuBackend::recv(Buffer buffer, int from) {
+    between_two([&] { messages_.recv(buffer, static_cast<std::uint32_t>(from)); });
 }
 
 std::vector<std::string> CpuBackend::all_gather_bytes(std::string_view mine) {

@@ -8,6 +8,7 @@
 
 #include "ddp/kernels.h"
 #include "ddp/lockstep.h"
+#include "ddp/point_to_point.h"
 #include "ddp/process_group.h"
 
 namespace ddp::cpu {
@@ -22,9 +23,12 @@ namespace ddp::cpu {
 ///   staged     pieces that others sum are copied to shared memory first; one step per piece
 class CpuBackend {
   public:
-    /// Joins the world of `env` on `segment`. Throws what check_claim and join throw.
+    /// Joins the ranks of `env`'s node on `segment`. Throws what check_claim and join throw.
     CpuBackend(std::shared_ptr<SegmentMap> segment, const ddprun::WorkerEnv& env,
-               std::chrono::nanoseconds timeout);
+               std::chrono::nanoseconds timeout, Arena::Lines lines = Arena::Lines::OfTheNode);
+    /// Joins some ranks of a group: `members` by their ranks in it, in the new order. See Arena for `share`.
+    CpuBackend(const CpuBackend& parent, const std::vector<std::uint32_t>& members, std::uint32_t share,
+               const ddprun::WorkerEnv& env);
     ~CpuBackend();
     CpuBackend(const CpuBackend&) = delete;
     CpuBackend& operator=(const CpuBackend&) = delete;
@@ -32,6 +36,7 @@ class CpuBackend {
     [[nodiscard]] int rank() const { return static_cast<int>(rank_); }
     [[nodiscard]] int size() const { return static_cast<int>(size_); }
     [[nodiscard]] const Roster& roster() const { return roster_; }
+    [[nodiscard]] SegmentMap& segment() const { return *segment_; }
     [[nodiscard]] std::string describe() const;
 
     // As ProcessGroup, with arguments that are already checked. Throw MismatchError, PeerLostError,
@@ -40,6 +45,12 @@ class CpuBackend {
     void broadcast(Buffer buffer, int root);
     void all_gather(Buffer output, Buffer input);
     void reduce_scatter(Buffer output, Buffer input, ReduceOp op);
+    void reduce(Buffer buffer, int root, ReduceOp op);
+    void gather(Buffer output, Buffer input, int root);
+    void scatter(Buffer output, Buffer input, int root);
+    void all_to_all(Buffer output, Buffer input);
+    void send(Buffer buffer, int to);
+    void recv(Buffer buffer, int from);
     void barrier();
     std::span<std::byte> allocate_shared(std::size_t bytes);
     std::vector<std::string> all_gather_bytes(std::string_view mine);
@@ -61,21 +72,28 @@ class CpuBackend {
     [[nodiscard]] ReduceFunction reduction(DType type, ReduceOp op) const;
 
     [[nodiscard]] std::size_t stretch_bytes() const;
+    [[nodiscard]] std::size_t piece_bytes() const;
+    void stage_for_each(const Buffer& buffer, std::size_t each, std::size_t at, std::size_t length);
+    [[nodiscard]] const std::byte* staged_by(std::uint32_t rank) const;
+    template <class Transfer>
+    void between_two(Transfer transfer);
 
-    void reduce_tiny(const Buffer& buffer, ReduceFunction reduce);
-    void reduce_large(const Buffer& buffer, ReduceFunction reduce);
-    void reduce_in_place(const Buffer& buffer, ReduceFunction reduce);
-    void reduce_staged(const Buffer& buffer, ReduceFunction reduce, bool first_is_met);
+    void reduce_tiny(const Buffer& buffer, ReduceFunction combine);
+    void reduce_large(const Buffer& buffer, ReduceFunction combine);
+    void reduce_in_place(const Buffer& buffer, ReduceFunction combine);
+    void reduce_staged(const Buffer& buffer, ReduceFunction combine, bool first_is_met);
     void stage(const Buffer& buffer, const Pieces& pieces);
-    void sum_own(const Buffer& buffer, const Pieces& pieces, ReduceFunction reduce);
+    void sum_own(const Buffer& buffer, const Pieces& pieces, ReduceFunction combine);
     void collect(const Buffer& buffer, const Pieces& pieces);
 
     std::shared_ptr<SegmentMap> segment_;
     Arena arena_;
     const std::uint32_t rank_, size_;
     Roster roster_;
+    const std::chrono::nanoseconds timeout_;
     Lockstep steps_;
     const Kernels& kernels_;
+    PointToPoint messages_;
     std::vector<Region> regions_;
     std::vector<const void*> sources_;  ///< one per rank, reused
 };

@@ -5,7 +5,9 @@
 #include <optional>
 #include <utility>
 
+#include "ddp/argument_checks.h"
 #include "ddp/cpu_backend.h"
+#include "ddp/division.h"
 #include "ddp/progress_thread.h"
 #include "ddp/work.h"
 
@@ -15,48 +17,19 @@ namespace {
 
 using Progress = ProcessGroupOptions::Progress;
 
-// The messages are made only when they are thrown: formatting one takes longer than a small collective.
-
-void require_buffer(const char* call, const Buffer& buffer) {
-    if (buffer.data == nullptr && buffer.count > 0)
-        throw InvalidInput(fmt::format("{}: the buffer is null", call));
-    if (buffer.device.kind == Device::Kind::Cpu) return;
-    throw InvalidInput(fmt::format("{}: the cpu backend takes host memory, the buffer lies on CUDA device {}",
-                                   call, buffer.device.index));
-}
-
-void require_reducible(const char* call, const Buffer& buffer, ReduceOp op) {
-    if (cpu::is_reducible(buffer.dtype, op)) return;
-    throw InvalidInput(fmt::format("{}: no {} of {} buffers", call, name_of(op), name_of(buffer.dtype)));
-}
-
-void require_root(const char* call, int root, int size) {
-    if (root >= 0 && root < size) return;
-    throw InvalidInput(fmt::format("{}: root {} is not a rank of 0-{}", call, root, size - 1));
-}
-
-void require_n_times(const char* call, const char* large_name, const Buffer& large, const Buffer& small,
-                     int n) {
-    if (large.dtype != small.dtype) {
-        throw InvalidInput(fmt::format("{}: one buffer is {}, the other {}", call, name_of(small.dtype),
-                                       name_of(large.dtype)));
-    }
-    const std::size_t needed = small.count * static_cast<std::size_t>(n);
-    if (large.count == needed) return;
-    throw InvalidInput(fmt::format("{}: {} has {} elements, {} ranks of {} need {}", call, large_name,
-                                   large.count, n, small.count, needed));
-}
-
 /// Checks arguments and decides which thread runs a collective; the backend does the rest.
 class CpuGroup final : public ProcessGroup {
   public:
     CpuGroup(std::shared_ptr<SegmentMap> segment, const ddprun::WorkerEnv& env,
              const ProcessGroupOptions& options)
-        : backend_(std::move(segment), env, options.timeout) {
-        const bool has_spare_core = backend_.roster().cpus >= 2 * backend_.size();
-        const bool threaded = options.progress == Progress::Auto ? has_spare_core && backend_.size() > 1
-                                                                 : options.progress == Progress::Thread;
-        if (threaded) progress_.emplace();
+        : env_(env), wanted_(options.progress), backend_(std::move(segment), env, options.timeout) {
+        choose_thread();
+    }
+    CpuGroup(const CpuGroup& parent, const cpu::Division& part)
+        : env_(parent.env_),
+          wanted_(parent.wanted_),
+          backend_(parent.backend_, part.members, part.share, parent.env_) {
+        choose_thread();
     }
 
     int rank() const override { return backend_.rank(); }
@@ -70,27 +43,73 @@ class CpuGroup final : public ProcessGroup {
     }
 
     Work all_reduce(Buffer buffer, ReduceOp op) override {
-        require_buffer("all_reduce", buffer);
+        require_host_buffer("all_reduce", buffer);
         require_reducible("all_reduce", buffer, op);
         return run([this, buffer, op] { backend_.all_reduce(buffer, op); });
     }
     Work broadcast(Buffer buffer, int root) override {
-        require_buffer("broadcast", buffer);
+        require_host_buffer("broadcast", buffer);
         require_root("broadcast", root, size());
         return run([this, buffer, root] { backend_.broadcast(buffer, root); });
     }
     Work all_gather(Buffer output, Buffer input) override {
-        require_buffer("all_gather", output);
-        require_buffer("all_gather", input);
+        require_host_buffer("all_gather", output);
+        require_host_buffer("all_gather", input);
         require_n_times("all_gather", "output", output, input, size());
         return run([this, output, input] { backend_.all_gather(output, input); });
     }
     Work reduce_scatter(Buffer output, Buffer input, ReduceOp op) override {
-        require_buffer("reduce_scatter", output);
-        require_buffer("reduce_scatter", input);
+        require_host_buffer("reduce_scatter", output);
+        require_host_buffer("reduce_scatter", input);
         require_n_times("reduce_scatter", "input", input, output, size());
         require_reducible("reduce_scatter", input, op);
         return run([this, output, input, op] { backend_.reduce_scatter(output, input, op); });
+    }
+    Work reduce(Buffer buffer, int root, ReduceOp op) override {
+        require_host_buffer("reduce", buffer);
+        require_root("reduce", root, size());
+        require_reducible("reduce", buffer, op);
+        return run([this, buffer, root, op] { backend_.reduce(buffer, root, op); });
+    }
+    Work gather(Buffer output, Buffer input, int root) override {
+        require_host_buffer("gather", input);
+        require_root("gather", root, size());
+        if (rank() == root) {
+            require_host_buffer("gather", output);
+            require_n_times("gather", "output", output, input, size());
+        }
+        return run([this, output, input, root] { backend_.gather(output, input, root); });
+    }
+    Work scatter(Buffer output, Buffer input, int root) override {
+        require_host_buffer("scatter", output);
+        require_root("scatter", root, size());
+        if (rank() == root) {
+            require_host_buffer("scatter", input);
+            require_n_times("scatter", "input", input, output, size());
+        }
+        return run([this, output, input, root] { backend_.scatter(output, input, root); });
+    }
+    Work all_to_all(Buffer output, Buffer input) override {
+        require_host_buffer("all_to_all", output);
+        require_host_buffer("all_to_all", input);
+        require_slices("all_to_all", output, input, size());
+        return run([this, output, input] { backend_.all_to_all(output, input); });
+    }
+    Work send(Buffer buffer, int to) override {
+        require_host_buffer("send", buffer);
+        require_peer("send", to, rank(), size());
+        return run([this, buffer, to] { backend_.send(buffer, to); });
+    }
+    Work recv(Buffer buffer, int from) override {
+        require_host_buffer("recv", buffer);
+        require_peer("recv", from, rank(), size());
+        return run([this, buffer, from] { backend_.recv(buffer, from); });
+    }
+    std::unique_ptr<ProcessGroup> split(int color, int key) override {
+        std::optional<cpu::Division> part;
+        run([&] { part = cpu::divide(backend_, color, key); }).wait();
+        if (!part) return nullptr;
+        return std::make_unique<CpuGroup>(*this, *part);
     }
     Work barrier() override {
         return run([this] { backend_.barrier(); });
@@ -107,6 +126,21 @@ class CpuGroup final : public ProcessGroup {
     }
 
   private:
+    static void require_host_buffer(const char* call, const Buffer& buffer) {
+        require_buffer(call, buffer);
+        if (buffer.device.kind == Device::Kind::Cpu) return;
+        throw InvalidInput(
+            fmt::format("{}: the cpu backend takes host memory, the buffer lies on CUDA device {}", call,
+                        buffer.device.index));
+    }
+
+    void choose_thread() {
+        const bool has_spare_core = backend_.roster().cpus >= 2 * backend_.size();
+        const bool threaded =
+            wanted_ == Progress::Auto ? has_spare_core && backend_.size() > 1 : wanted_ == Progress::Thread;
+        if (threaded) progress_.emplace();
+    }
+
     template <class Collective>
     Work run(Collective collective) {
         if (!progress_) return run_here(collective);
@@ -134,6 +168,8 @@ class CpuGroup final : public ProcessGroup {
         }
     }
 
+    const ddprun::WorkerEnv env_;
+    const Progress wanted_;
     cpu::CpuBackend backend_;
     std::optional<ProgressThread> progress_;  // last: it ends before the backend that its tasks use
 };

@@ -12,7 +12,8 @@ using ddprun::SegmentOp;
 namespace {
 
 bool reduces(SegmentOp operation) {
-    return operation == SegmentOp::AllReduce || operation == SegmentOp::ReduceScatter;
+    return operation == SegmentOp::AllReduce || operation == SegmentOp::ReduceScatter ||
+           operation == SegmentOp::Reduce;
 }
 
 std::string age(std::int64_t since_ns, ddprun::TimePoint now) {
@@ -20,7 +21,7 @@ std::string age(std::int64_t since_ns, ddprun::TimePoint now) {
     return ddprun::format_duration(ddprun::Duration(span > 0 ? span : 0));
 }
 
-std::string one_rank(const RankLine& line, std::uint32_t rank, ddprun::TimePoint now) {
+std::string one_rank(const RankLine& line, int rank, ddprun::TimePoint now) {
     const std::uint64_t started = line.started_seq.load(std::memory_order_relaxed);
     const std::uint64_t finished = line.finished_seq.load(std::memory_order_relaxed);
     const char* name =
@@ -46,15 +47,27 @@ std::string to_string(const Call& call) {
     text += fmt::format(" ({} {}, {}", call.bytes / size_of(call.dtype), name_of(call.dtype),
                         ddprun::format_bytes(call.bytes));
     if (reduces(call.operation)) text += fmt::format(", {}", name_of(call.op));
+    if (call.operation == SegmentOp::Send) return text + fmt::format(", to {})", call.root);
+    if (call.operation == SegmentOp::Recv) return text + fmt::format(", from {})", call.root);
     if (call.root >= 0) text += fmt::format(", root {}", call.root);
     return text + ")";
+}
+
+std::string what_ranks_do(const Arena& arena, const std::vector<std::uint32_t>& ranks,
+                          ddprun::TimePoint now) {
+    std::vector<std::string> clauses;
+    for (const std::uint32_t rank : ranks) {
+        clauses.push_back(one_rank(arena.line(rank), arena.global_rank(rank), now));
+    }
+    return ddprun::join(clauses, "; ");
 }
 
 std::string what_ranks_do(const SegmentMap& segment, const std::vector<std::uint32_t>& local_ranks,
                           ddprun::TimePoint now) {
     std::vector<std::string> clauses;
     for (const std::uint32_t rank : local_ranks) {
-        clauses.push_back(one_rank(segment.line(rank), segment.header().first_rank + rank, now));
+        clauses.push_back(
+            one_rank(segment.line(rank), static_cast<int>(segment.header().first_rank + rank), now));
     }
     return ddprun::join(clauses, "; ");
 }

@@ -13,8 +13,10 @@ namespace ddp::cpu {
 /// "all_reduce #812 (6553600 float32, 25 MiB, sum)".
 std::string to_string(const Call& call);
 
-/// One clause per rank of `local_ranks`, from its line: "rank 5 is in all_reduce #812 (25 MiB) since 12 s;
+/// One clause per rank of the group, from its line: "rank 5 is in all_reduce #812 (25 MiB) since 12 s;
 /// rank 2 finished #811 (all_reduce) and has not called the next".
+std::string what_ranks_do(const Arena& arena, const std::vector<std::uint32_t>& ranks, ddprun::TimePoint now);
+/// The same of the whole node, whichever group they are in.
 std::string what_ranks_do(const SegmentMap& segment, const std::vector<std::uint32_t>& local_ranks,
                           ddprun::TimePoint now);
 

@@ -48,16 +48,15 @@ bool is_gone(std::uint32_t pid) { return ::kill(static_cast<pid_t>(pid), 0) != 0
 
 }  // namespace
 
-Lockstep::Lockstep(Arena& arena, std::uint32_t local_rank, const Roster& roster,
-                   std::chrono::nanoseconds timeout)
-    : arena_(arena), rank_(local_rank), roster_(roster), timeout_(timeout) {}
+Lockstep::Lockstep(Arena& arena, const Roster& roster, std::chrono::nanoseconds timeout)
+    : arena_(arena), rank_(arena.rank()), roster_(roster), timeout_(timeout) {}
 
-int Lockstep::global(std::uint32_t local) const {
-    return static_cast<int>(arena_.segment().header().first_rank + local);
+void Lockstep::give_up(std::exception_ptr why) {
+    if (!broken_) broken_ = std::move(why);
 }
 
 void Lockstep::begin(Call call) {
-    if (broken_) std::rethrow_exception(broken_);
+    throw_if_broken();
     call_ = call;
     call_.seq = ++seq_;
     began_ns_ = 0;
@@ -206,7 +205,7 @@ void Lockstep::time_out() {
     }
     fail<TimeoutError>(fmt::format("rank {}: {} did not finish within {}: {}", global(rank_),
                                    to_string(call_), ddprun::format_duration(timeout_),
-                                   what_ranks_do(arena_.segment(), peers, MonotonicClock::now())));
+                                   what_ranks_do(arena_, peers, MonotonicClock::now())));
 }
 
 template <class Exception>

@@ -19,7 +19,7 @@ namespace ddp::cpu {
 /// to arrive wakes the others, one sleep per rank and step.
 class Lockstep {
   public:
-    Lockstep(Arena& arena, std::uint32_t local_rank, const Roster& roster, std::chrono::nanoseconds timeout);
+    Lockstep(Arena& arena, const Roster& roster, std::chrono::nanoseconds timeout);
 
     /// Starts a collective: gives it its number, writes our line. Throws PeerLostError at once when the
     /// generation is over, and the first failure again when an earlier collective of this group failed.
@@ -38,6 +38,12 @@ class Lockstep {
     void meet();
 
     [[nodiscard]] double communication_seconds() const;
+    /// Every later collective fails with `why`: something outside of the steps went wrong.
+    void give_up(std::exception_ptr why);
+    /// Throws the first failure again.
+    void throw_if_broken() const {
+        if (broken_) std::rethrow_exception(broken_);
+    }
 
   private:
     void arrive(Slot& slot);
@@ -53,7 +59,7 @@ class Lockstep {
     template <class Exception>
     [[noreturn]] void fail(const std::string& what);
     [[nodiscard]] std::vector<std::uint32_t> absent() const;
-    [[nodiscard]] int global(std::uint32_t local) const;
+    [[nodiscard]] int global(std::uint32_t rank) const { return arena_.global_rank(rank); }
 
     Arena& arena_;
     const std::uint32_t rank_;

@@ -67,6 +67,10 @@ SAME_FIELD(split_share, splitShare);
 SAME_FIELD(comm_name, commName);
 SAME_FIELD(cta_policy, CTAPolicy);
 SAME_FIELD(nvlink_centric_sched, nvlinkCentricSched);
+SAME_VALUE(kNoColor, NCCL_SPLIT_NOCOLOR);
+SAME_CALL(all_to_all, ncclAlltoAll);
+SAME_CALL(gather, ncclGather);
+SAME_CALL(scatter, ncclScatter);
 SAME_CALL(comm_init_rank_scalable, ncclCommInitRankScalable);
 SAME_CALL(comm_split, ncclCommSplit);
 SAME_CALL(comm_shrink, ncclCommShrink);
@@ -79,6 +83,9 @@ SAME_CALL(comm_window_deregister, ncclCommWindowDeregister);
 #endif
 #if NCCL_VERSION_CODE >= NCCL_VERSION(2, 28, 9)
 SAME_CALL(comm_revoke, ncclCommRevoke);
+#endif
+#if NCCL_VERSION_CODE >= NCCL_VERSION(2, 29, 0)
+SAME_CALL(comm_grow, ncclCommGrow);
 #endif
 
 }  // namespace ddp::nccl

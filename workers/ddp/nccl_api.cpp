@@ -42,10 +42,14 @@ std::vector<std::string> fill_required(const Resolve& resolve, Api& api) {
 
 void fill_optional(const Resolve& resolve, Api& api) {
     take(resolve, "ncclGetLastError", api.get_last_error);
+    take(resolve, "ncclAlltoAll", api.all_to_all);
+    take(resolve, "ncclGather", api.gather);
+    take(resolve, "ncclScatter", api.scatter);
     take(resolve, "ncclCommInitRankScalable", api.comm_init_rank_scalable);
     take(resolve, "ncclCommRevoke", api.comm_revoke);
     take(resolve, "ncclCommSplit", api.comm_split);
     take(resolve, "ncclCommShrink", api.comm_shrink);
+    take(resolve, "ncclCommGrow", api.comm_grow);
     take(resolve, "ncclMemAlloc", api.mem_alloc);
     take(resolve, "ncclMemFree", api.mem_free);
     take(resolve, "ncclCommRegister", api.comm_register);

@@ -63,6 +63,9 @@ struct Config {
     int nvlink_centric_sched = INT_MIN;
 };
 
+/// ncclCommSplit's color of a rank that gets no communicator.
+inline constexpr int kNoColor = -1;
+
 /// The entry points. Those of the first group are never null; of the others any may be.
 struct Api {
     std::string library;  ///< what was loaded, for messages
@@ -89,12 +92,17 @@ struct Api {
     const char* (*get_error_string)(Code code);
 
     const char* (*get_last_error)(Handle comm) = nullptr;
+    Code (*all_to_all)(const void* in, void* out, std::size_t count, Type, Handle, Stream) = nullptr;
+    Code (*gather)(const void* in, void* out, std::size_t count, Type, int root, Handle, Stream) = nullptr;
+    Code (*scatter)(const void* in, void* out, std::size_t count, Type, int root, Handle, Stream) = nullptr;
     Code (*comm_init_rank_scalable)(Handle* comm, int ranks, int rank, int ids, UniqueId* id,
                                     Config* config) = nullptr;
     Code (*comm_revoke)(Handle comm, int flags) = nullptr;
     Code (*comm_split)(Handle comm, int color, int key, Handle* made, Config* config) = nullptr;
     Code (*comm_shrink)(Handle comm, int* excluded, int count, Handle* made, Config* config,
                         int flags) = nullptr;
+    Code (*comm_grow)(Handle comm, int ranks, const UniqueId* id, int rank, Handle* made,
+                      Config* config) = nullptr;
     Code (*mem_alloc)(void** address, std::size_t bytes) = nullptr;
     Code (*mem_free)(void* address) = nullptr;
     Code (*comm_register)(Handle comm, void* address, std::size_t bytes, void** handle) = nullptr;

@@ -63,19 +63,50 @@ std::shared_ptr<Communicator> Communicator::join(std::shared_ptr<const Api> api,
                                                  int rank, int ranks, const Patience& patience,
                                                  const std::string& attempt) {
     const auto made = std::make_shared<Communicator>(std::move(api));
-    Code code = made->start_joining(ids, rank, ranks);
+    const Code code = made->start_joining(ids, rank, ranks);
     try {
-        while (code == Code::InProgress) {
-            patience.throw_if_lost();
-            if (MonotonicClock::now() >= patience.deadline) {
-                throw TimeoutError(attempt + ": NCCL was not done within the time-out");
-            }
-            pause_between_looks();
-            code = made->state().value_or(Code::InProgress);
+        made->wait_until_joined(code, patience, attempt);
+    } catch (...) {
+        made->stop(kStopLimit);
+        throw;
+    }
+    return made;
+}
+
+void Communicator::wait_until_joined(Code code, const Patience& patience, const std::string& attempt) {
+    while (code == Code::InProgress) {
+        patience.throw_if_lost();
+        if (MonotonicClock::now() >= patience.deadline) {
+            throw TimeoutError(attempt + ": NCCL was not done within the time-out");
         }
-        if (code != Code::Success) {
-            throw Error(fmt::format("{}: {}; NCCL_DEBUG=INFO shows more", attempt, made->explain(code)));
-        }
+        pause_between_looks();
+        code = state().value_or(Code::InProgress);
+    }
+    if (code != Code::Success) {
+        throw Error(fmt::format("{}: {}; NCCL_DEBUG=INFO shows more", attempt, explain(code)));
+    }
+}
+
+// NCCL tells through the old communicator when the new one is there, and through the new one when it is
+// ready.
+std::shared_ptr<Communicator> Communicator::split(int color, int key, const Patience& patience,
+                                                  const std::string& attempt) {
+    const auto made = std::make_shared<Communicator>(api_);
+    Config config;
+    config.blocking = 0;
+    const std::optional<Code> code = call([&](Handle handle) {
+        coming_ = made;
+        return api_->comm_split(handle, color, key, &made->handle_, &config);
+    });
+    wait_until_joined(code.value_or(Code::InProgress), patience, attempt);
+    {
+        const std::lock_guard lock(mutex_);
+        if (handle_ != nullptr) coming_ = nullptr;  // else stopped in between, with what was coming
+    }
+    if (color == kNoColor) return nullptr;
+    if (made->handle_ == nullptr) throw Error(attempt + ": NCCL made no communicator");
+    try {
+        made->wait_until_joined(Code::InProgress, patience, attempt);
     } catch (...) {
         made->stop(kStopLimit);
         throw;
@@ -126,6 +157,8 @@ bool Communicator::stop(std::chrono::nanoseconds limit) {
             });
         }
         api.comm_abort(handle);
+        if (self->coming_ == nullptr) return;
+        if (const Handle half = std::exchange(self->coming_->handle_, nullptr)) api.comm_abort(half);
     });
 }
 

@@ -36,6 +36,12 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
     Communicator(const Communicator&) = delete;
     Communicator& operator=(const Communicator&) = delete;
 
+    /// Collective: the ranks of equal `color`, ordered by `key`, as a communicator of their own; null for
+    /// kNoColor. Nothing may be in flight. Needs comm_split; throws what join throws, and this communicator
+    /// must be stopped then: peers may be waiting in the split.
+    std::shared_ptr<Communicator> split(int color, int key, const Patience& patience,
+                                        const std::string& attempt);
+
     [[nodiscard]] const Api& api() const { return *api_; }
     /// What `call` returns; nullopt once the communicator was stopped.
     std::optional<Code> call(const std::function<Code(Handle)>& call);
@@ -52,11 +58,14 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
     std::string finish(const Patience& patience);
 
   private:
+    void wait_until_joined(Code code, const Patience& patience, const std::string& attempt);
     Code start_joining(std::vector<UniqueId>& ids, int rank, int ranks);
 
     std::shared_ptr<const Api> api_;
     std::mutex mutex_;
     Handle handle_ = nullptr;
+    /// What a split is making: NCCL writes into it from a thread of its own, also after we gave up.
+    std::shared_ptr<Communicator> coming_;
 };
 
 /// Between two looks at a communicator that is in progress.

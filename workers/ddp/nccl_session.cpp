@@ -35,6 +35,10 @@ cuda::Stream make_stream(const cuda::Api& cuda) {
     return stream;
 }
 
+bool is_message(const cpu::Call& call) {
+    return call.operation == ddprun::SegmentOp::Send || call.operation == ddprun::SegmentOp::Recv;
+}
+
 }  // namespace
 
 Session::Session(SessionParts parts, std::shared_ptr<Communicator> communicator)
@@ -70,11 +74,11 @@ void Session::leave() {
     parts_.cuda->stream_destroy(stream_);
     if (why.empty()) return;
     // A destructor has nobody to throw to.
-    ddprun::print(stderr, "ddp: rank {}: leaving NCCL communicator {}: {}; aborted it\n", parts_.env.rank,
-               parts_.communicator, why);
+    ddprun::print(stderr, "ddp: rank {}: leaving {}: {}; aborted it\n", parts_.env.rank, parts_.name, why);
 }
 
-ddprun::RankLine& Session::line() const {
+ddprun::RankLine& Session::line() {
+    if (parts_.lines == SessionParts::Lines::Private) return private_line_;
     return parts_.segment->line(static_cast<std::uint32_t>(parts_.env.local_rank));
 }
 
@@ -110,8 +114,36 @@ cpu::Call Session::oldest_call() const {
     return in_flight_.empty() ? last_call_ : in_flight_.front().call;
 }
 
+std::uint64_t Session::next_number(const cpu::Call& call) {
+    return is_message(call) ? ++messages_[{call.operation, call.root}] : ++seq_;
+}
+
+Patience Session::patience(const std::string& attempt) const {
+    return {ddprun::deadline_after(MonotonicClock::now(), parts_.timeout), [this, attempt] {
+                if (const std::exception_ptr failure = broken()) std::rethrow_exception(failure);
+                throw_if_lost(parts_, attempt);
+            }};
+}
+
+std::shared_ptr<Communicator> Session::split(int color, int key) {
+    const std::string attempt = fmt::format("rank {}: splitting {}", parts_.env.rank, parts_.name);
+    const auto set_splitting = [this](bool to) {
+        const std::lock_guard lock(mutex_);
+        splitting_ = to;
+    };
+    set_splitting(true);
+    try {
+        std::shared_ptr<Communicator> made = communicator_->split(color, key, patience(attempt), attempt);
+        set_splitting(false);
+        return made;
+    } catch (...) {
+        fail(std::current_exception());
+        throw;
+    }
+}
+
 Work Session::start(cpu::Call call, const Enqueue& enqueue) {
-    call.seq = ++seq_;
+    call.seq = next_number(call);
     InFlight operation{call, MonotonicClock::now(), nullptr, std::make_shared<Work::State>()};
     const std::shared_ptr<Work::State> work = operation.work;
     std::exception_ptr failure;
@@ -201,9 +233,10 @@ void Session::watch() {
     std::unique_lock lock(mutex_);
     while (!leaving_ || !in_flight_.empty()) {
         changed_.wait_for(lock, in_flight_.empty() ? kLookIdle : kLookBusy);
+        if (broken_ || splitting_) continue;
         lock.unlock();
         try {
-            if (!broken()) look_for_trouble();
+            look_for_trouble();
         } catch (...) {
             fail(std::current_exception());
         }
@@ -274,7 +307,9 @@ void Session::run_on_stream(const char* attempt, const std::function<cuda::Code(
     }
 }
 
+// A message is a matter of two: its number says nothing about the others.
 void Session::note_start(const cpu::Call& call, TimePoint now) {
+    if (is_message(call)) return;
     ddprun::RankLine& mine = line();
     mine.bytes.store(call.bytes, std::memory_order_relaxed);
     mine.operation.store(static_cast<std::uint32_t>(call.operation), std::memory_order_relaxed);
@@ -286,6 +321,7 @@ void Session::note_end(const InFlight& ended, TimePoint now) {
     ddprun::RankLine& mine = line();
     inside_ns_ += (now - ended.started).count();
     mine.comm_ns.store(inside_ns_, std::memory_order_relaxed);
+    if (is_message(ended.call)) return;
     mine.finished_ns.store(now.time_since_epoch().count(), std::memory_order_relaxed);
     mine.finished_seq.store(ended.call.seq, std::memory_order_release);
 }

@@ -4,6 +4,7 @@
 #include <deque>
 #include <exception>
 #include <functional>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <thread>
@@ -26,7 +27,9 @@ struct SessionParts {
     int device = 0;
     cuda::Stream user_stream = nullptr;  ///< collectives follow it, waiting holds it back
     std::chrono::nanoseconds timeout{};
-    int communicator = 0;
+    std::string name;  ///< "NCCL communicator 0"
+    /// Whether the launcher sees the collectives. Numbers of a sub-group would not fit those of the world.
+    enum class Lines : std::uint8_t { OfTheNode, Private } lines = Lines::OfTheNode;
 };
 
 /// The collectives of one rank on one communicator: starts them in order on a stream of its own, and watches
@@ -44,8 +47,15 @@ class Session {
     Session& operator=(const Session&) = delete;
 
     using Enqueue = std::function<Code(const Api& api, Handle comm, cuda::Stream stream)>;
-    /// Gives `call` its number and puts it on the stream. Its Work holds the user's stream back until then.
+    /// Gives `call` its number (send and recv: among those with the same peer) and puts it on the stream. Its
+    /// Work holds the user's stream back until then.
     Work start(cpu::Call call, const Enqueue& enqueue);
+    /// A part of the communicator; nothing may be in flight. A failure breaks the session.
+    std::shared_ptr<Communicator> split(int color, int key);
+    /// Waits for something else that the ranks do together, as long as for a collective.
+    [[nodiscard]] Patience patience(const std::string& attempt) const;
+    /// Breaks the session from outside: returns when nothing runs on the device any more.
+    void give_up(std::exception_ptr failure) { fail(std::move(failure)); }
     /// Copies between host and device, behind all collectives and the user's stream so far. Blocking.
     void copy(void* to, const void* from, std::size_t bytes, cuda::CopyKind kind);
     /// Zeroes device memory. Blocking too: NCCL's memory may be freed without waiting for the device.
@@ -72,7 +82,8 @@ class Session {
     void look_for_trouble();
     void note_start(const cpu::Call& call, ddprun::TimePoint now);
     void note_end(const InFlight& ended, ddprun::TimePoint now);
-    [[nodiscard]] ddprun::RankLine& line() const;
+    [[nodiscard]] ddprun::RankLine& line();
+    std::uint64_t next_number(const cpu::Call& call);
     [[nodiscard]] std::string named(const cpu::Call& call) const;
     [[nodiscard]] std::string what_peers_do() const;
     [[nodiscard]] cpu::Call oldest_call() const;
@@ -82,6 +93,8 @@ class Session {
     const std::shared_ptr<Communicator> communicator_;
     cuda::Stream stream_ = nullptr;
     std::uint64_t seq_ = 0;
+    std::map<std::pair<ddprun::SegmentOp, int>, std::uint64_t> messages_;  ///< by direction and peer
+    ddprun::RankLine private_line_{};
 
     mutable std::mutex mutex_;
     std::condition_variable changed_;
@@ -90,6 +103,7 @@ class Session {
     std::exception_ptr broken_;
     bool stopped_ = false;  ///< after broken_: nothing runs on the device any more
     bool leaving_ = false;
+    bool splitting_ = false;  ///< the splitting thread looks for trouble itself, and knows its name
     std::int64_t inside_ns_ = 0;
     std::thread watchdog_;
 };

@@ -55,11 +55,12 @@ struct ProcessGroupOptions {
     enum class Progress : std::uint8_t { Auto, Inline, Thread } progress = Progress::Auto;
 };
 
-/// Ordered collectives over all ranks of a world. Every rank must make the same calls in the same order; a
-/// rank that differs in operation, size or type is told so by MismatchError on all ranks.
+/// Ordered collectives over all ranks of a world, or of a part of it (split). Every rank must make the same
+/// calls in the same order; a rank that differs in operation, size or type is told so by MismatchError on all
+/// ranks.
 ///
-/// Calls are asynchronous: they return a Work. Summation is in rank order, so results are bitwise equal on all
-/// ranks and from run to run. Not thread-safe: one thread issues the calls.
+/// Calls are asynchronous: they return a Work. Summation is in rank order, so results are bitwise equal on
+/// all ranks and from run to run. Not thread-safe: one thread issues the calls.
 class ProcessGroup {
   public:
     /// Joins the world that `context` describes; blocks until every rank has joined or the timeout passes.
@@ -84,7 +85,30 @@ class ProcessGroup {
     virtual Work all_gather(Buffer output, Buffer input) = 0;
     /// `input` holds size() * output.count elements; rank r ends with the reduction of slice r.
     virtual Work reduce_scatter(Buffer output, Buffer input, ReduceOp op = ReduceOp::Sum) = 0;
+    /// In place: `root` ends with the reduction of all ranks' buffers, the others keep theirs.
+    virtual Work reduce(Buffer buffer, int root, ReduceOp op = ReduceOp::Sum) = 0;
+    /// On `root`, `output` holds size() * input.count elements: rank r's input at r * input.count. The
+    /// others' output is not looked at: leave it empty.
+    virtual Work gather(Buffer output, Buffer input, int root) = 0;
+    /// On `root`, `input` holds size() * output.count elements; rank r ends with slice r. The others' input
+    /// is not looked at: leave it empty.
+    virtual Work scatter(Buffer output, Buffer input, int root) = 0;
+    /// Both hold size() * n elements and do not overlap: rank r ends with everyone's slice r, by rank.
+    virtual Work all_to_all(Buffer output, Buffer input) = 0;
     virtual Work barrier() = 0;
+
+    /// From this rank to another, which calls recv for as many elements of the same type; the two of one
+    /// pair are matched in order. Only these two ranks take part, and the calls have numbers of their own.
+    /// Either waits for the other, and for the calls before it: of two ranks that exchange, one receives
+    /// first (or both use all_to_all).
+    virtual Work send(Buffer buffer, int to) = 0;
+    virtual Work recv(Buffer buffer, int from) = 0;
+
+    /// Collective, blocking: the ranks of equal `color` form a group of their own, ranked by `key` and then
+    /// by their rank here. Null for a negative color. It has this group's backend, options and stream, and
+    /// lives as long as one likes; its errors name ranks of the world. Not more than 48 at one time on a
+    /// node. A split that fails leaves this group unusable.
+    virtual std::unique_ptr<ProcessGroup> split(int color, int key) = 0;
 
     /// Collective: every rank calls it in the same order with the same size. Host memory that the backend can
     /// reduce without copying (64-byte aligned, zeroed); all_reduce on a buffer inside it is the fast path.

@@ -20,10 +20,6 @@ using ddprun::SegmentHeader;
 using ddprun::TimePoint;
 using ddprun::WorkerEnv;
 
-int global_rank(const Arena& arena, std::uint32_t local) {
-    return static_cast<int>(arena.segment().header().first_rank + local);
-}
-
 [[noreturn]] void throw_world_sizes(int rank, std::uint32_t size, int other_rank, std::uint32_t other) {
     throw MismatchError(
         fmt::format("rank {} was started with a world of {} ranks, rank {} with {}: "
@@ -58,14 +54,13 @@ std::vector<int> missing_ranks(const Arena& arena) {
     std::vector<int> missing;
     for (std::uint32_t peer = 0; peer < arena.ranks(); ++peer) {
         if (arena.identity(peer).joined.load(std::memory_order_acquire) == 0)
-            missing.push_back(global_rank(arena, peer));
+            missing.push_back(arena.global_rank(peer));
     }
     return missing;
 }
 
 void write_identity(Arena& arena, const WorkerEnv& env) {
-    const auto local = static_cast<std::uint32_t>(env.local_rank);
-    Identity& mine = arena.identity(local);
+    Identity& mine = arena.identity(arena.rank());
     mine.rank = static_cast<std::uint32_t>(env.rank);
     mine.world_size = static_cast<std::uint32_t>(env.world_size);
     mine.pid = static_cast<std::uint32_t>(::getpid());
@@ -73,8 +68,9 @@ void write_identity(Arena& arena, const WorkerEnv& env) {
     CPU_ZERO(&mine.cpus);
     ::sched_getaffinity(0, sizeof mine.cpus, &mine.cpus);
     mine.joined.store(1, std::memory_order_release);
-    arena.line(local).pid.store(mine.pid, std::memory_order_relaxed);
-    arena.line(local).joined.store(1, std::memory_order_relaxed);
+    ddprun::RankLine& line = arena.segment().line(static_cast<std::uint32_t>(env.local_rank));
+    line.pid.store(mine.pid, std::memory_order_relaxed);
+    line.joined.store(1, std::memory_order_relaxed);
     arena.control().joined.fetch_add(1);
     futex_wake_all(arena.control().joined);
 }

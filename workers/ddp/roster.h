@@ -6,9 +6,9 @@
 
 namespace ddp::cpu {
 
-/// What joining taught a rank about its node; the same on all ranks except the last member.
+/// What joining taught a rank about its group; the same on all ranks except the last member.
 struct Roster {
-    int cpus = 1;                    ///< CPUs that the local ranks may use, all together
+    int cpus = 1;                    ///< CPUs that the group's ranks may use, all together
     bool ranks_share_cores = false;  ///< more ranks than CPUs: waiting must not spin
     bool pids_are_visible =
         false;  ///< every peer's pid can be signalled from here, so a death can be noticed

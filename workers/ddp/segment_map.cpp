@@ -101,7 +101,9 @@ void SegmentMap::check_header() const {
 
 std::byte* SegmentMap::map(std::uint64_t offset, std::uint64_t bytes) {
     const std::lock_guard lock(mutex_);
-    if (const auto found = pieces_.find(offset); found != pieces_.end() && found->second.bytes >= bytes) {
+    // The latest mapping of a place is the largest and the first.
+    if (const auto found = pieces_.lower_bound(offset);
+        found != pieces_.end() && found->first == offset && found->second.bytes >= bytes) {
         return static_cast<std::byte*>(found->second.address);
     }
     if (offset > file_bytes_ || bytes > file_bytes_ - offset) {
@@ -109,7 +111,9 @@ std::byte* SegmentMap::map(std::uint64_t offset, std::uint64_t bytes) {
                                 offset, file_bytes_));
     }
     void* address = map_shared(fd_.get(), offset, static_cast<std::size_t>(bytes));
-    pieces_[offset] = {address, static_cast<std::size_t>(bytes)};
+    // A larger piece at the same place: the smaller one may still be in use.
+    pieces_.emplace_hint(pieces_.lower_bound(offset), offset,
+                         Piece{address, static_cast<std::size_t>(bytes)});
     return static_cast<std::byte*>(address);
 }
 

@@ -57,7 +57,7 @@ class SegmentMap {
     ddprun::SegmentHeader* header_ = nullptr;
     ddprun::RankLine* lines_ = nullptr;
     std::mutex mutex_;
-    std::map<std::uint64_t, Piece> pieces_;
+    std::multimap<std::uint64_t, Piece> pieces_;
 };
 
 /// Makes the CPU pages behind a mapped piece exist now, where the kernel can (Linux 5.14), so that the first

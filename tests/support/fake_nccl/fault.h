@@ -9,7 +9,10 @@ namespace fake {
 /// One entry of FAKE_NCCL: "RANK:WHERE:WHAT[:NUMBER]", entries separated by commas.
 ///
 ///   RANK   the rank that it is for
-///   WHERE  "id", "init", "finalize", "abort", or the number of a collective of this communicator, from 1
+///   WHERE  "id", "init", "finalize", "abort", "split" (of this communicator), "window" (registering memory),
+///   or
+///          the number of a collective, message or group of this communicator, from 1; with an "s" before it:
+///          in a communicator that was split off, RANK being the rank there
 ///   WHAT   fail   the call returns NUMBER
 ///          async  the call succeeds, the communicator's asynchronous error becomes NUMBER, nothing ends
 ///          hang   the call succeeds (abort: does not return) and what it began never ends

@@ -5,17 +5,23 @@
 #include <time.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <mutex>
 #include <vector>
 
 namespace fake {
 
+struct Meeting::Mailbox {
+    std::atomic<bool> full;
+    alignas(4096) std::byte message[kMailboxBytes];
+};
 struct Meeting::Shared {
     std::atomic<int> joined;
     std::atomic<int> finalized;
     std::atomic<std::uint64_t> arrived[kMaxRanks];
     alignas(4096) std::byte areas[kMaxRanks][kAreaBytes];
+    Mailbox mailboxes[kMaxRanks][kMaxRanks];  ///< [from][to]
 };
 
 namespace {
@@ -73,6 +79,28 @@ bool Meeting::arrive(const std::atomic<bool>& aborted) {
             nap();
         }
     }
+    return true;
+}
+
+bool Meeting::post(int to, std::span<const std::byte> message, const std::atomic<bool>& aborted) {
+    Mailbox& box = shared_->mailboxes[rank_][to];
+    while (box.full) {
+        if (aborted) return false;
+        nap();
+    }
+    std::copy(message.begin(), message.end(), box.message);
+    box.full = true;
+    return true;
+}
+
+bool Meeting::fetch(int from, std::span<std::byte> message, const std::atomic<bool>& aborted) {
+    Mailbox& box = shared_->mailboxes[from][rank_];
+    while (!box.full) {
+        if (aborted) return false;
+        nap();
+    }
+    std::copy_n(box.message, message.size(), message.begin());
+    box.full = false;
     return true;
 }
 

@@ -3,12 +3,14 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <span>
 #include <string>
 
 namespace fake {
 
 inline constexpr int kMaxRanks = 16;
-inline constexpr std::size_t kAreaBytes = 1 << 20;  ///< the largest message
+inline constexpr std::size_t kAreaBytes = 1 << 20;        ///< the largest message of a collective
+inline constexpr std::size_t kMailboxBytes = 256 * 1024;  ///< and of one between two
 
 /// Shared memory in which the ranks of a communicator meet, whether they are threads or processes.
 class Meeting {
@@ -28,8 +30,13 @@ class Meeting {
     void finalize();
     [[nodiscard]] bool all_finalized() const;
 
+    /// A mailbox holds one message. Each waits for the other side; false when `aborted` became true.
+    bool post(int to, std::span<const std::byte> message, const std::atomic<bool>& aborted);
+    bool fetch(int from, std::span<std::byte> message, const std::atomic<bool>& aborted);
+
   private:
     struct Shared;
+    struct Mailbox;
     Shared* shared_;
     int rank_, ranks_;
     std::uint64_t step_ = 0;

@@ -1,0 +1,149 @@
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "ddp/testing.h"
+#include "env/clock.h"
+#include "reference_reduction.h"
+
+namespace {
+
+using namespace ddp;
+using ddp::testing::environment_of;
+using ddp::testing::failures_of_ranks;
+using ddp::testing::run_ranks;
+using reference::Bytes;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+template <class Exception>
+std::string message_of(const std::exception_ptr& failure) {
+    try {
+        if (failure) std::rethrow_exception(failure);
+    } catch (const Exception& error) {
+        return error.what();
+    }
+    return "no failure";
+}
+
+Buffer whole(Bytes& bytes, DType type) { return {bytes.data(), bytes.size() / size_of(type), type, {}}; }
+
+TEST(Messages, OfEveryTypeAndLengthArriveWholeAndInOrder) {
+    run_ranks(2, [](ProcessGroup& group) {
+        for (const DType type :
+             {DType::F32, DType::F64, DType::I32, DType::I64, DType::BF16, DType::F16, DType::U8}) {
+            for (const std::size_t count : {0UL, 1UL, 4095UL, 8193UL, 1'000'001UL}) {
+                const Bytes sent =
+                    reference::random_bytes(count * size_of(type), static_cast<unsigned>(count));
+                Bytes mine = group.rank() == 0 ? sent : Bytes(sent.size());
+                group.rank() == 0 ? group.send(whole(mine, type), 1).wait()
+                                  : group.recv(whole(mine, type), 0).wait();
+                ASSERT_EQ(mine, sent) << name_of(type) << " " << count;
+            }
+        }
+    });
+}
+
+TEST(Messages, GoAroundARingOfAnyNumberOfRanks) {
+    for (int ranks = 2; ranks <= 8; ++ranks) {
+        run_ranks(ranks, [ranks](ProcessGroup& group) {
+            const int next = (group.rank() + 1) % ranks, previous = (group.rank() + ranks - 1) % ranks;
+            for (int round = 0; round < 20; ++round) {
+                std::vector<std::int64_t> token(5'000, group.rank() == 0 ? round : -1);
+                const Buffer buffer = buffer_of(std::span(token));
+                if (group.rank() > 0) group.recv(buffer, previous).wait();
+                for (std::int64_t& value : token) ++value;
+                group.send(buffer, next).wait();
+                if (group.rank() == 0) {
+                    group.recv(buffer, previous).wait();
+                    ASSERT_EQ(token.back(), round + ranks);
+                }
+            }
+        });
+    }
+}
+
+TEST(Messages, BetweenTwoDoNotDisturbTheNumbersOfCollectives) {
+    run_ranks(3, [](ProcessGroup& group) {
+        std::vector<float> value{1.0F};
+        const Buffer buffer = buffer_of(std::span(value));
+        if (group.rank() == 0) group.send(buffer, 2).wait();
+        if (group.rank() == 2) group.recv(buffer, 0).wait();
+        group.all_reduce(buffer).wait();
+        EXPECT_EQ(value[0], 3.0F);
+    });
+}
+
+TEST(Messages, OfAnotherLengthOrTypeAreToldToTheReceiverWithBothSides) {
+    const auto failures = failures_of_ranks(2, [](ProcessGroup& group) {
+        std::vector<float> values(static_cast<std::size_t>(10 + group.rank()));
+        const Buffer buffer = buffer_of(std::span(values));
+        if (group.rank() == 0) return group.send(buffer, 1).wait();
+        EXPECT_THROW(group.recv(buffer, 0).wait(), MismatchError);
+        group.barrier().wait();  // the group is unusable
+    });
+    EXPECT_THAT(message_of<MismatchError>(failures[1]),
+                AllOf(HasSubstr("rank 1 called recv #1 (11 float32, 44 B, from 0)"),
+                      HasSubstr("rank 0 called send #1 (10 float32, 40 B, to 1)")));
+}
+
+TEST(Messages, TooLongForTheirReceiverAreToldToAWaitingSender) {
+    const auto failures = failures_of_ranks(2, [](ProcessGroup& group) {
+        std::vector<float> values(group.rank() == 0 ? 1'000'000 : 10);
+        const Buffer buffer = buffer_of(std::span(values));
+        group.rank() == 0 ? group.send(buffer, 1).wait() : group.recv(buffer, 0).wait();
+    });
+    EXPECT_THAT(
+        message_of<MismatchError>(failures[0]),
+        HasSubstr("rank 0: send #1 (1000000 float32, 3.8 MiB, to 1): rank 1 expected another message"));
+    EXPECT_THAT(message_of<MismatchError>(failures[1]), HasSubstr("called recv #1 (10 float32"));
+}
+
+TEST(Messages, ThatNobodySendsEndAtTheTimeOutAndSayWhatTheSenderDoes) {
+    ddp::testing::RankOptions options;
+    options.group.timeout = std::chrono::milliseconds(200);
+    const auto failures = failures_of_ranks(
+        2,
+        [](ProcessGroup& group) {
+            std::vector<float> values(10);
+            group.all_reduce(buffer_of(std::span(values))).wait();
+            if (group.rank() == 0) group.recv(buffer_of(std::span(values)), 1).wait();
+        },
+        options);
+    EXPECT_THAT(message_of<TimeoutError>(failures[0]),
+                AllOf(HasSubstr("rank 0: recv #1 (10 float32, 40 B, from 1) did not finish within 200 ms"),
+                      HasSubstr("rank 1 finished #1 (all_reduce)")));
+}
+
+TEST(Messages, FromARankThatEndedAreAnError) {
+    const ddprun::UniqueFd fd = make_segment({.local_world_size = 2, .world_size = 2});
+    const auto group_of = [&](int rank) {
+        ddprun::WorkerEnv env = environment_of(rank, 2);
+        env.segment_fd = fd.get();
+        return ProcessGroup::create(Context(env), {.timeout = std::chrono::seconds(60)});
+    };
+    const pid_t pid = ::fork();
+    if (pid == 0) {
+        const auto group = group_of(1);
+        std::vector<float> values(10, 7.0F);
+        group->send(buffer_of(std::span(values)), 0).wait();
+        ::_exit(0);
+    }
+    const auto group = group_of(0);
+    ::waitpid(pid, nullptr, 0);
+    std::vector<float> values(10);
+    group->recv(buffer_of(std::span(values)), 1).wait();
+    EXPECT_EQ(values[9], 7.0F) << "what was sent before the end still arrives";
+    const auto begin = ddprun::MonotonicClock::now();
+    try {
+        group->recv(buffer_of(std::span(values)), 1).wait();
+        FAIL();
+    } catch (const PeerLostError& error) {
+        EXPECT_THAT(error.what(),
+                    AllOf(HasSubstr("rank 0: recv #2"), HasSubstr("ended without taking part")));
+    }
+    EXPECT_LT(ddprun::MonotonicClock::now() - begin, std::chrono::seconds(1));
+}
+
+}  // namespace

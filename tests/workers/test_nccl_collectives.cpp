@@ -1,0 +1,180 @@
+#include <fmt/core.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "tests/workers/nccl_world.h"
+#include "tests/workers/reference_reduction.h"
+
+namespace {
+
+using namespace ddp;
+using namespace ddp::testing;
+using reference::Bytes;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::StartsWith;
+
+constexpr int kRanks = 3;
+constexpr DType kTypes[] = {DType::F32,  DType::F64, DType::I32, DType::I64,
+                            DType::BF16, DType::F16, DType::U8};
+constexpr ReduceOp kOps[] = {ReduceOp::Sum, ReduceOp::Max, ReduceOp::Min, ReduceOp::Avg};
+/// What NCCL got with 2.28.
+const std::vector<std::string> kNative = {"ncclAlltoAll", "ncclGather", "ncclScatter"};
+
+void expect_all_well(const std::vector<std::exception_ptr>& failures) {
+    for (const auto& failure : failures) EXPECT_EQ(message_of(failure), "");
+}
+
+bool is_integer(DType type) { return type == DType::I32 || type == DType::I64 || type == DType::U8; }
+
+std::vector<Bytes> inputs_of(DType type, std::size_t count) {
+    std::vector<Bytes> all;
+    for (unsigned r = 0; r < kRanks; ++r) all.push_back(reference::random_values(type, count, 60 + r));
+    return all;
+}
+
+Bytes joined(const std::vector<Bytes>& parts) {
+    Bytes whole;
+    for (const Bytes& part : parts) whole.insert(whole.end(), part.begin(), part.end());
+    return whole;
+}
+
+Bytes slice(const Bytes& whole, int index, std::size_t each) {
+    const auto begin = whole.begin() + index * static_cast<long>(each);
+    return {begin, begin + static_cast<long>(each)};
+}
+
+TEST(NcclCollectives, ReduceEveryTypeByEveryOperation) {
+    expect_all_well(failures_of(kRanks, [](NcclRank& rank) {
+        const int me = rank.group.rank();
+        for (const DType type : kTypes) {
+            for (const ReduceOp op : kOps) {
+                if (op == ReduceOp::Avg && is_integer(type)) continue;
+                const auto inputs = inputs_of(type, 3 * 41);
+                const Bytes& mine = inputs[static_cast<std::size_t>(me)];
+                const Bytes expected = reference::reduce(inputs, type, op);
+
+                const Buffer everywhere = rank.holding(mine, type);
+                rank.group.all_reduce(everywhere, op).synchronize();
+                EXPECT_EQ(rank.bytes_of(everywhere), expected) << name_of(type) << name_of(op);
+
+                const Buffer on_root = rank.holding(mine, type);
+                rank.group.reduce(on_root, 1, op).synchronize();
+                EXPECT_EQ(rank.bytes_of(on_root), me == 1 ? expected : mine) << name_of(type) << name_of(op);
+
+                const Buffer whole = rank.holding(mine, type);
+                const Buffer part = rank.holding(Bytes(41 * size_of(type)), type);
+                rank.group.reduce_scatter(part, whole, op).synchronize();
+                EXPECT_EQ(rank.bytes_of(part), slice(expected, me, 41 * size_of(type)));
+            }
+        }
+    }));
+}
+
+void move_every_type(NcclRank& rank) {
+    const int me = rank.group.rank();
+    for (const DType type : kTypes) {
+        for (const std::size_t count : {std::size_t{0}, std::size_t{1}, std::size_t{1001}}) {
+            const auto inputs = inputs_of(type, kRanks * count);
+            const std::size_t each = count * size_of(type);
+            const Buffer whole = rank.holding(inputs[static_cast<std::size_t>(me)], type);
+            const Buffer part = rank.holding(slice(inputs[static_cast<std::size_t>(me)], 0, each), type);
+            const Buffer all = rank.holding(Bytes(kRanks * each), type);
+            std::vector<Bytes> firsts, own_slices;
+            for (const Bytes& input : inputs) {
+                firsts.push_back(slice(input, 0, each));
+                own_slices.push_back(slice(input, me, each));
+            }
+            rank.group.gather(me == 2 ? all : Buffer{}, part, 2).synchronize();
+            if (me == 2) {
+                EXPECT_EQ(rank.bytes_of(all), joined(firsts)) << name_of(type);
+            }
+            rank.group.scatter(part, me == 0 ? whole : Buffer{}, 0).synchronize();
+            EXPECT_EQ(rank.bytes_of(part), slice(inputs[0], me, each)) << name_of(type);
+            rank.group.all_to_all(all, whole).synchronize();
+            EXPECT_EQ(rank.bytes_of(all), joined(own_slices)) << name_of(type);
+            if (me == 0) rank.group.send(whole, 2).synchronize();
+            if (me == 2) {
+                rank.group.recv(all, 0).synchronize();
+                EXPECT_EQ(rank.bytes_of(all), inputs[0]) << name_of(type);
+            }
+        }
+    }
+}
+
+TEST(NcclCollectives, MoveEveryTypeWithNcclsOwnCalls) {
+    expect_all_well(failures_of(kRanks, move_every_type));
+}
+
+TEST(NcclCollectives, MoveEveryTypeInGroupsOfMessagesOnAnOlderNccl) {
+    expect_all_well(failures_of(kRanks, move_every_type, {.hidden = kNative}));
+}
+
+TEST(NcclCollectives, RefuseWhatDoesNotFitAtTheCall) {
+    expect_all_well(failures_of(2, [](NcclRank& rank) {
+        const Buffer two = rank.filled({1, 2}), three = rank.filled({1, 2, 3});
+        EXPECT_THROW(rank.group.reduce(two, 2), InvalidInput);
+        EXPECT_THROW(rank.group.gather(three, two, rank.group.rank()), InvalidInput);
+        EXPECT_THROW(rank.group.scatter(two, three, rank.group.rank()), InvalidInput);
+        EXPECT_THROW(rank.group.all_to_all(three, three), InvalidInput);
+        EXPECT_THROW(rank.group.send(two, rank.group.rank()), InvalidInput);
+        float on_host = 0;
+        EXPECT_THROW(rank.group.recv({&on_host, 1, DType::F32, {}}, 1), InvalidInput);
+    }));
+}
+
+TEST(NcclCollectives, MessagesHaveNumbersOfTheirOwn) {
+    expect_all_well(failures_of(3, [](NcclRank& rank) {
+        const Buffer buffer = rank.filled({1});
+        const ddprun::RankLine& line = rank.segment.line(static_cast<std::uint32_t>(rank.group.rank()));
+        const std::uint64_t before = line.started_seq;
+        if (rank.group.rank() == 0) rank.group.send(buffer, 1).synchronize();
+        if (rank.group.rank() == 1) rank.group.recv(buffer, 0).synchronize();
+        EXPECT_EQ(line.started_seq, before);
+        rank.group.all_reduce(buffer).synchronize();
+        EXPECT_EQ(line.started_seq, before + 1);
+    }));
+}
+
+/// Call 2 of the communicator, after the barrier of `filled`, is disturbed.
+std::string told(const std::function<void(NcclRank&, Buffer)>& call, const char* fault,
+                 const std::vector<std::string>& hidden = {}) {
+    const auto failures = failures_of(1,
+                                      [&](NcclRank& rank) {
+                                          call(rank, rank.filled({1, 2, 3, 4}));
+                                      },
+                                      {.faults = fault, .hidden = hidden});
+    return message_of(failures[0]);
+}
+
+TEST(NcclCollectives, EveryCallNamesItselfWhenItFails) {
+    const auto reduce = [](NcclRank& rank, Buffer b) { rank.group.reduce(b, 0).synchronize(); };
+    const auto gather = [](NcclRank& rank, Buffer b) { rank.group.gather(b, b, 0).synchronize(); };
+    const auto scatter = [](NcclRank& rank, Buffer b) { rank.group.scatter(b, b, 0).synchronize(); };
+    const auto all_to_all = [](NcclRank& rank, Buffer b) { rank.group.all_to_all(b, b).synchronize(); };
+    for (const char* fault : {"0:2:fail:3", "0:2:async:3"}) {
+        const auto internal = [](const char* text) {
+            return AllOf(StartsWith(text), HasSubstr("(ncclInternalError)"));
+        };
+        EXPECT_THAT(told(reduce, fault), internal("rank 0: reduce #2 (4 float32, 16 B, sum, root 0): "));
+        EXPECT_THAT(told(gather, fault), internal("rank 0: gather #2 (4 float32, 16 B, root 0): "));
+        EXPECT_THAT(told(scatter, fault), internal("rank 0: scatter #2 (4 float32, 16 B, root 0): "));
+        EXPECT_THAT(told(all_to_all, fault), internal("rank 0: all_to_all #2 (4 float32, 16 B): "));
+        EXPECT_THAT(told(all_to_all, fault, kNative), internal("rank 0: all_to_all #2 (4 float32, 16 B): "));
+    }
+}
+
+TEST(NcclCollectives, AMessageWithoutItsReceiverEndsAtTheTimeOut) {
+    const auto failures = failures_of(2,
+                                      [](NcclRank& rank) {
+                                          const Buffer buffer = rank.filled({1});
+                                          if (rank.group.rank() == 0)
+                                              rank.group.recv(buffer, 1).synchronize();
+                                      },
+                                      {.timeout = std::chrono::milliseconds(300)});
+    EXPECT_TRUE(is<TimeoutError>(failures[0]));
+    EXPECT_THAT(message_of(failures[0]),
+                HasSubstr("rank 0: recv #1 (1 float32, 4 B, from 1): did not finish"));
+}
+
+}  // namespace

@@ -1,0 +1,21 @@
+#include "ddp/nccl_memory.h"
+
+#include <fmt/core.h>
+
+#include "env/text.h"
+
+namespace ddp::nccl {
+
+DeviceMemory::DeviceMemory(const Api& nccl, const cuda::Api& cuda, std::size_t bytes)
+    : nccl_(nccl), cuda_(cuda), bytes_(bytes) {
+    from_nccl_ = nccl.mem_alloc != nullptr && nccl.mem_alloc(&address_, bytes) == Code::Success;
+    if (from_nccl_) return;
+    cuda.check(cuda.malloc(&address_, bytes),
+               fmt::format("allocating {} on the device", ddprun::format_bytes(bytes)).c_str());
+}
+
+DeviceMemory::~DeviceMemory() {
+    from_nccl_ ? static_cast<void>(nccl_.mem_free(address_)) : static_cast<void>(cuda_.free(address_));
+}
+
+}  // namespace ddp::nccl

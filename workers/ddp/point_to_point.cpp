@@ -1,0 +1,162 @@
+#include "ddp/point_to_point.h"
+
+#include <fmt/core.h>
+#include <sched.h>
+#include <signal.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+
+#include "ddp/diagnose.h"
+#include "ddp/futex.h"
+#include "env/clock.h"
+#include "env/text.h"
+
+namespace ddp::cpu {
+
+using ddprun::MonotonicClock;
+using ddprun::SegmentOp;
+
+namespace {
+
+constexpr std::chrono::microseconds kSpin{100};
+constexpr int kYields = 16;
+
+std::int64_t now_ns() { return MonotonicClock::now().time_since_epoch().count(); }
+
+bool is_gone(std::uint32_t pid) { return ::kill(static_cast<pid_t>(pid), 0) != 0 && errno == ESRCH; }
+
+std::size_t part_of(std::size_t bytes, std::size_t at) { return std::min(Channel::kPieceBytes, bytes - at); }
+
+// The flag is out before we look for sleepers, as in Lockstep::arrive.
+void publish(std::atomic<std::uint32_t>& word, const std::atomic<std::uint32_t>& sleepers,
+             std::uint32_t value) {
+    word.exchange(value);
+    if (sleepers.load() != 0) futex_wake_all(word);
+}
+
+}  // namespace
+
+PointToPoint::PointToPoint(Arena& arena, const Roster& roster, std::chrono::nanoseconds timeout,
+                           const Kernels& kernels)
+    : arena_(arena),
+      roster_(roster),
+      timeout_(timeout),
+      kernels_(kernels),
+      sent_(arena.ranks()),
+      received_(arena.ranks()) {}
+
+PointToPoint::End PointToPoint::begin(SegmentOp operation, const Buffer& buffer, std::uint32_t peer) {
+    const bool sending = operation == SegmentOp::Send;
+    Channel& channel = sending ? arena_.channel(arena_.rank(), peer) : arena_.channel(peer, arena_.rank());
+    const Call call{.seq = sending ? ++sent_[peer] : ++received_[peer],
+                    .bytes = buffer.bytes(),
+                    .operation = operation,
+                    .root = static_cast<std::int16_t>(peer),
+                    .dtype = buffer.dtype};
+    return {channel, peer, call, now_ns()};
+}
+
+void PointToPoint::send(const Buffer& buffer, std::uint32_t to) {
+    const End end = begin(SegmentOp::Send, buffer, to);
+    Channel& channel = end.channel;
+    const auto* const from = static_cast<const std::byte*>(buffer.data);
+    std::size_t at = 0;
+    do {
+        const std::uint32_t number = channel.written.load(std::memory_order_relaxed);
+        const auto has_room = [&] {
+            return channel.refused.load() != 0 ||
+                   number - channel.read.load(std::memory_order_acquire) < Channel::kPieces;
+        };
+        wait_until(end, channel.read, channel.writers_asleep, has_room);
+        if (channel.refused.load() != 0) {
+            throw MismatchError(fmt::format("rank {}: {}: rank {} expected another message",
+                                            arena_.global_rank(arena_.rank()), to_string(end.call),
+                                            arena_.global_rank(to)));
+        }
+        Channel::Piece& piece = channel.pieces[number % Channel::kPieces];
+        piece = {end.call, part_of(buffer.bytes(), at)};
+        if (piece.bytes > 0) kernels_.stream(channel.data[number % Channel::kPieces], from + at, piece.bytes);
+        kernels_.fence();
+        at += piece.bytes;
+        publish(channel.written, channel.readers_asleep, number + 1);
+    } while (at < buffer.bytes());
+}
+
+void PointToPoint::recv(const Buffer& buffer, std::uint32_t from) {
+    const End end = begin(SegmentOp::Recv, buffer, from);
+    Channel& channel = end.channel;
+    auto* const to = static_cast<std::byte*>(buffer.data);
+    std::size_t at = 0;
+    do {
+        const std::uint32_t number = channel.read.load(std::memory_order_relaxed);
+        wait_until(end, channel.written, channel.readers_asleep,
+                   [&] { return channel.written.load(std::memory_order_acquire) != number; });
+        const Channel::Piece& piece = channel.pieces[number % Channel::kPieces];
+        compare(end, piece.call);
+        if (piece.bytes > 0) std::memcpy(to + at, channel.data[number % Channel::kPieces], piece.bytes);
+        at += piece.bytes;
+        publish(channel.read, channel.writers_asleep, number + 1);
+    } while (at < buffer.bytes());
+}
+
+void PointToPoint::compare(const End& end, const Call& sent) const {
+    if (sent.seq == end.call.seq && sent.bytes == end.call.bytes && sent.dtype == end.call.dtype) return;
+    end.channel.refused.store(1);
+    futex_wake_all(end.channel.read);
+    const int own = arena_.global_rank(arena_.rank());
+    throw MismatchError(fmt::format("rank {}: a message is not the one expected: {}", own,
+                                    both_sides(own, end.call, arena_.global_rank(end.peer), sent)));
+}
+
+void PointToPoint::wait_until(const End& end, std::atomic<std::uint32_t>& word,
+                              std::atomic<std::uint32_t>& sleepers,
+                              const std::function<bool()>& ready) const {
+    if (roster_.ranks_share_cores) {
+        for (int turn = 0; turn < kYields; ++turn) {
+            if (ready()) return;
+            ::sched_yield();
+        }
+    } else {
+        const std::int64_t limit = now_ns() + std::chrono::nanoseconds(kSpin).count();
+        do {
+            if (ready()) return;
+            relax();
+        } while (now_ns() < limit);
+    }
+    struct Sleeper {
+        std::atomic<std::uint32_t>& count;
+        ~Sleeper() { count.fetch_sub(1); }
+    };
+    sleepers.fetch_add(1);
+    const Sleeper counted{sleepers};
+    for (;;) {
+        const std::uint32_t seen = word.load();
+        if (ready()) return;
+        futex_wait(word, seen, kSleepSlice);
+        if (ready()) return;
+        throw_if_hopeless(end, ready);
+    }
+}
+
+void PointToPoint::throw_if_hopeless(const End& end, const std::function<bool()>& ready) const {
+    const ddprun::SegmentHeader& header = arena_.segment().header();
+    const int own = arena_.global_rank(arena_.rank()), other = arena_.global_rank(end.peer);
+    if (const std::uint32_t aborted = header.aborted.load(std::memory_order_relaxed)) {
+        throw PeerLostError(fmt::format("rank {}: {}: rank {} was lost, the launcher ended generation {}",
+                                        own, to_string(end.call), aborted - 1, header.generation));
+    }
+    const std::uint32_t pid = arena_.identity(end.peer).pid;
+    // It may have done its part between our look and its end.
+    if (roster_.pids_are_visible && is_gone(pid) && !ready()) {
+        throw PeerLostError(fmt::format("rank {}: {}: rank {} (pid {}) ended without taking part", own,
+                                        to_string(end.call), other, pid));
+    }
+    if (now_ns() - end.began_ns < timeout_.count()) return;
+    throw TimeoutError(fmt::format("rank {}: {} did not finish within {}: {}", own, to_string(end.call),
+                                   ddprun::format_duration(timeout_),
+                                   what_ranks_do(arena_, {end.peer}, MonotonicClock::now())));
+}
+
+}  // namespace ddp::cpu
