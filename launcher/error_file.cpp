@@ -1,6 +1,7 @@
 #include "launcher/error_file.h"
 
 #include <cxxabi.h>
+#include <fmt/core.h>
 
 #include <cstdlib>
 #include <memory>
@@ -23,6 +24,16 @@ std::string readable_name(const std::string& symbol) {
     int status = 0;
     const std::unique_ptr<char, decltype(&std::free)> name(abi::__cxa_demangle(symbol.c_str(), nullptr, nullptr, &status), &std::free);
     return status == 0 ? name.get() : symbol;
+}
+
+/// The last words of NCCL and CUDA, one line each, where the message does not say them already.
+std::string device_words(const Json& extra, const std::string& message) {
+    std::string lines;
+    for (const auto& [key, library] : {std::pair{"nccl_error", "NCCL"}, std::pair{"cuda_error", "CUDA"}}) {
+        const std::string words = text_in(extra, key);
+        if (!words.empty() && message.find(words) == std::string::npos) lines += fmt::format("last {} error: {}\n", library, words);
+    }
+    return lines;
 }
 
 }  // namespace
@@ -49,9 +60,11 @@ std::string readable_error_file(std::string_view content) {
     if (text.empty()) return std::string(trim(content));
     const Json extra = inner.is_object() && inner.contains("extraInfo") ? inner.at("extraInfo") : Json();
     const std::string stack = with_readable_names(text_in(extra, "py_callstack"));
+    const std::string device = device_words(extra, text);
     // A Python trace ends with the message; do not say it twice.
-    if (stack.find(text) != std::string::npos) return std::string(trim(stack));
-    return stack.empty() ? text : text + '\n' + std::string(trim(stack));
+    if (stack.find(text) != std::string::npos) return device + std::string(trim(stack));
+    text += '\n' + device;
+    return std::string(trim(text + std::string(trim(stack))));
 }
 
 }  // namespace ddprun

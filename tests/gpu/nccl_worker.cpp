@@ -8,6 +8,7 @@
 #include <string>
 
 #include "ddp/context.h"
+#include "ddp/error_report.h"
 #include "ddp/process_group.h"
 #include "env/clock.h"
 
@@ -52,6 +53,8 @@ int main(int argc, char** argv) {
         return run(ddp::Context::from_env(), number(1), number(2), number(3));
     } catch (const ddp::Error& error) {
         say(fmt::format("heard at {}: {}", now_ms(), error.what()));
+        // As a program does that has its own words for every failure.
+        ddp::write_error_report("the training step failed");
         return 1;
     }
 }

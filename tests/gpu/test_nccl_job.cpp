@@ -68,6 +68,16 @@ TEST(NcclJob, ARestartMeetsUnderTheNamesOfItsOwnGeneration) {
     EXPECT_EQ(count(outcome.out, "life 1 sum 183"), 3) << outcome.out;
 }
 
+TEST(NcclJob, TheReportHasNcclsAndCudasLastWordsWhateverTheProgramSays) {
+    const Outcome nccl = run_job({"--nproc-per-node=2"}, {"10"}, {"FAKE_NCCL=1:4:async:3"});
+    EXPECT_EQ(nccl.status, 1) << nccl.err;
+    EXPECT_THAT(nccl.err, AllOf(HasSubstr("error report  | the training step failed"),
+                                HasSubstr("last NCCL error: "), HasSubstr("(ncclInternalError): the fake's last words")));
+    const Outcome cuda = run_job({"--nproc-per-node=2"}, {"10"}, {"FAKE_NCCL=1:4:cuda:719"});
+    EXPECT_EQ(cuda.status, 1) << cuda.err;
+    EXPECT_THAT(cuda.err, AllOf(HasSubstr("last CUDA error: rank 1: all_reduce #"), HasSubstr("(CUDA error 719)")));
+}
+
 TEST(NcclJob, WithoutTheLibraryTheRefusalNamesIt) {
     const Outcome outcome = run({path_of("DDPRUN"), "--nproc-per-node=1", path_of("NCCL_WORKER"), "1"},
                                 with_environment({"DDP_CUDART_LIBRARY=" + path_of("FAKE_NCCL_LIBRARY"),

@@ -109,6 +109,12 @@ TEST(ErrorFile, OfPythonDoesNotSayTheMessageTwice) {
     EXPECT_EQ(readable_error_file(json), "Traceback:\n  f()\nValueError: no");
 }
 
+TEST(ErrorFile, TheLastWordsOfNcclAndCudaFollowTheMessageUnlessItSaysThem) {
+    const char* json = R"({"message": {"message": "rank 1: timed out: the link is down", "extraInfo": {"py_callstack": "#0 main [x]\n",
+        "timestamp": "1", "nccl_error": "the link is down", "cuda_error": "device-side assert"}}})";
+    EXPECT_EQ(readable_error_file(json), "rank 1: timed out: the link is down\nlast CUDA error: device-side assert\n#0 main [x]");
+}
+
 TEST(ErrorFile, OfAnyOtherKindStaysAsItIs) {
     for (const char* text : {"plain words", "{\"message\": 5}", "{\"message\": {\"message\": 5}}", "[1]", ""}) {
         EXPECT_EQ(readable_error_file(text), text);

@@ -10,6 +10,7 @@
 #include <nlohmann/json.hpp>
 #include <stdexcept>
 
+#include "ddp/device_error.h"
 #include "ddp/error_report.h"
 #include "ddp/lifeline.h"
 #include "tests/support/temporary_directory.h"
@@ -54,6 +55,28 @@ TEST_F(ErrorReport, ACrashIsReportedAndStaysTheSignalThatItWas) {
         EXPECT_THAT(message().at("message").get<std::string>(), ::testing::StartsWith("SIG")) << signal;
         EXPECT_THAT(stack(), HasSubstr("#0 ")) << signal;
     }
+}
+
+TEST_F(ErrorReport, TheLastWordsOfNcclAndCudaAreInItAlsoAfterACrash) {
+    const auto fail_with_words = [] {
+        note_device_error(DeviceLibrary::Nccl, "an older word");
+        note_device_error(DeviceLibrary::Nccl, "unhandled \"system\" error");
+        note_device_error(DeviceLibrary::Cuda, std::string(5000, 'x'));
+        return ::raise(SIGSEGV);
+    };
+    EXPECT_EXIT(run_main("prog", fail_with_words), ::testing::KilledBySignal(SIGSEGV), "died of SIG");
+    EXPECT_EQ(message().at("extraInfo").at("nccl_error"), "unhandled \"system\" error");
+    EXPECT_EQ(message().at("extraInfo").at("cuda_error"), std::string(1000, 'x'));
+
+    const auto throw_with_words = []() noexcept {
+        run_main("prog", [] {
+            note_device_error(DeviceLibrary::Nccl, "a word");
+            return throw_from_here();
+        });
+    };
+    EXPECT_EXIT(throw_with_words(), ::testing::ExitedWithCode(1), "prog: rank 3");
+    EXPECT_EQ(message().at("extraInfo").at("nccl_error"), "a word");
+    EXPECT_FALSE(message().at("extraInfo").contains("cuda_error"));
 }
 
 [[gnu::noinline]] int overflow(volatile char* above) {

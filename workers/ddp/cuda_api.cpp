@@ -4,6 +4,7 @@
 
 #include <utility>
 
+#include "ddp/device_error.h"
 #include "ddp/types.h"
 #include "env/text.h"
 
@@ -79,8 +80,10 @@ Result<Api> load_api() {
 
 void Api::check(Code code, const char* attempt) const {
     if (code == Code::Success) return;
-    throw ddp::Error(
-        fmt::format("{}: {} (CUDA error {})", attempt, get_error_string(code), static_cast<int>(code)));
+    const std::string what =
+        fmt::format("{}: {} (CUDA error {})", attempt, get_error_string(code), static_cast<int>(code));
+    note_device_error(DeviceLibrary::Cuda, what);
+    throw ddp::Error(what);
 }
 
 Event::Event(std::shared_ptr<const Api> api, unsigned flags) : api_(std::move(api)) {

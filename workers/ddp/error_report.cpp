@@ -17,6 +17,7 @@
 #include <nlohmann/json.hpp>
 #include <typeinfo>
 
+#include "ddp/device_error.h"
 #include "ddp/signal_text.h"
 #include "ddp/stack_trace.h"
 #include "env/print.h"
@@ -32,7 +33,7 @@ constexpr std::array kFatal = {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT};
 struct CrashState {
     std::array<char, 4096> error_file{};  ///< "" none
     std::array<char, 16 * 1024> stack{};
-    std::array<char, 40 * 1024> json{};
+    std::array<char, 48 * 1024> json{};
     std::array<char, 64 * 1024> alternate_stack{};
     std::atomic<bool> reported{false};
     pid_t pid = 0;
@@ -83,7 +84,13 @@ void report_crash(int signal) {
     json.add(R"(", "extraInfo": {"py_callstack": ")").add_json(crash.stack.data(), length);
     timespec now{};
     ::clock_gettime(CLOCK_REALTIME, &now);
-    json.add(R"(", "timestamp": ")").add_number(static_cast<std::uint64_t>(now.tv_sec)).add("\"}}}\n");
+    json.add(R"(", "timestamp": ")").add_number(static_cast<std::uint64_t>(now.tv_sec)).add("\"");
+    for (const DeviceLibrary library : {DeviceLibrary::Nccl, DeviceLibrary::Cuda}) {
+        const char* const words = last_device_error(library);
+        if (*words == '\0') continue;
+        json.add(", \"").add(report_key(library)).add("\": \"").add_json(words, std::strlen(words)).add("\"");
+    }
+    json.add("}}}\n");
     write_whole(crash.error_file.data(), json.data(), json.size());
 }
 
@@ -159,10 +166,12 @@ int run_main(std::string_view program, const std::function<int()>& body) {
 }
 
 std::string error_json(std::string_view message, std::string_view stack, std::int64_t unix_seconds) {
-    const nlohmann::json report = {
-        {"message",
-         {{"message", message},
-          {"extraInfo", {{"py_callstack", stack}, {"timestamp", fmt::format("{}", unix_seconds)}}}}}};
+    nlohmann::json extra = {{"py_callstack", stack}, {"timestamp", fmt::format("{}", unix_seconds)}};
+    for (const DeviceLibrary library : {DeviceLibrary::Nccl, DeviceLibrary::Cuda}) {
+        const char* const words = last_device_error(library);
+        if (*words != '\0') extra[report_key(library)] = words;
+    }
+    const nlohmann::json report = {{"message", {{"message", message}, {"extraInfo", extra}}}};
     return report.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace) + "\n";
 }
 

@@ -25,7 +25,8 @@ int run_main(std::string_view program, const std::function<int()>& body);
 /// it cannot be written.
 bool write_error_report(std::string_view message, std::string_view stack = {});
 
-/// torch's error.json: {"message": {"message": ..., "extraInfo": {"py_callstack": ..., "timestamp": ...}}}.
+/// torch's error.json: {"message": {"message": ..., "extraInfo": {"py_callstack": ..., "timestamp": ...}}}; in extraInfo
+/// also the last "nccl_error" and "cuda_error" where there was one (device_error.h).
 std::string error_json(std::string_view message, std::string_view stack, std::int64_t unix_seconds);
 
 /// "rank 3: what", where the text does not begin like that already; without RANK in the environment the text itself.

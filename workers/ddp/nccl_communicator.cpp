@@ -7,6 +7,8 @@
 #include <thread>
 #include <utility>
 
+#include "ddp/device_error.h"
+
 namespace ddp::nccl {
 
 using ddprun::MonotonicClock;
@@ -141,7 +143,9 @@ std::string Communicator::explain(Code code) {
     // A thread that NCCL does not let go must not keep the failure from being told.
     std::unique_lock lock(mutex_, std::defer_lock);
     look_until(MonotonicClock::now() + kExplainLimit, [&] { return lock.try_lock(); });
-    return api_->explain(code, lock ? handle_ : nullptr);
+    const std::string what = api_->explain(code, lock ? handle_ : nullptr);
+    note_device_error(DeviceLibrary::Nccl, what);
+    return what;
 }
 
 bool Communicator::stop(std::chrono::nanoseconds limit) {

@@ -48,7 +48,7 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
     /// ncclCommGetAsyncError: InProgress while the last call is going on. nullopt once stopped, or while
     /// another thread is inside NCCL.
     std::optional<Code> state();
-    /// NCCL's words for a failure of this communicator.
+    /// NCCL's words for a failure of this communicator; the error report will have them too.
     std::string explain(Code code);
 
     /// Ends what is in flight on the device (revoke, where NCCL has it, then abort). False: NCCL did not come

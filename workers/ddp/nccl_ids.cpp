@@ -8,6 +8,7 @@
 #include <memory>
 #include <string_view>
 
+#include "ddp/device_error.h"
 #include "rendezvous/client.h"
 
 namespace ddp::nccl {
@@ -78,8 +79,10 @@ UniqueId wait_for_id(const Board& board, const Appointment& appointment, int roo
 UniqueId make_id(const Api& api, const Board& board, const Appointment& appointment, int root) {
     UniqueId id;
     if (const Code code = api.get_unique_id(&id); code != Code::Success) {
+        const std::string words = api.explain(code, nullptr);
+        note_device_error(DeviceLibrary::Nccl, words);
         throw Error(fmt::format("rank {}: ncclGetUniqueId: {}; NCCL_DEBUG=INFO shows more", appointment.rank,
-                                api.explain(code, nullptr)));
+                                words));
     }
     if (appointment.ranks > 1) {
         board.put(id_key(appointment.generation, appointment.communicator, root),

@@ -9,6 +9,7 @@
 #include <numeric>
 #include <utility>
 
+#include "ddp/device_error.h"
 #include "ddp/diagnose.h"
 #include "env/print.h"
 #include "env/text.h"
@@ -273,8 +274,10 @@ bool Session::retire_finished() {
     const cuda::Code code = oldest.done->query();
     if (code == cuda::Code::NotReady) return false;
     if (code != cuda::Code::Success) {
-        throw Error(fmt::format("{}: {} (CUDA error {})", named(oldest.call),
-                                parts_.cuda->get_error_string(code), static_cast<int>(code)));
+        const std::string what = fmt::format("{}: {} (CUDA error {})", named(oldest.call),
+                                             parts_.cuda->get_error_string(code), static_cast<int>(code));
+        note_device_error(DeviceLibrary::Cuda, what);
+        throw Error(what);
     }
     {
         const std::lock_guard lock(mutex_);

@@ -4,6 +4,7 @@
 
 #include <vector>
 
+#include "ddp/device_error.h"
 #include "ddp/types.h"
 #include "env/text.h"
 
@@ -48,7 +49,10 @@ std::string DriverApi::explain(DriverCode code) const {
 }
 
 void DriverApi::check(DriverCode code, const std::string& attempt) const {
-    if (code != DriverCode::Success) throw ddp::Error(fmt::format("{}: {}", attempt, explain(code)));
+    if (code == DriverCode::Success) return;
+    const std::string what = fmt::format("{}: {}", attempt, explain(code));
+    note_device_error(DeviceLibrary::Cuda, what);
+    throw ddp::Error(what);
 }
 
 }  // namespace ddp::cuda
