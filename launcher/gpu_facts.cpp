@@ -210,7 +210,7 @@ std::optional<Xid> parse_xid(std::string_view line) {
     return xid;
 }
 
-NvidiaFacts read_nvidia_facts() {
+NvidiaFacts read_nvidia_facts(NvidiaDetail detail) {
     NvidiaFacts facts;
     facts.has_device = has_nvidia_device();
     const Result<nvml::Session> nvml = nvml::Session::open();
@@ -224,7 +224,7 @@ NvidiaFacts read_nvidia_facts() {
     unsigned count = 0;
     if ((*nvml)->count(&count) != Code::Success) count = 0;
     for (unsigned index = 0; index < count; ++index) facts.gpus.push_back(read_gpu(*nvml, index));
-    facts.pairs = read_pairs(*nvml, count);
+    if (detail == NvidiaDetail::AndTopology) facts.pairs = read_pairs(*nvml, count);
     for (const Xid& xid : read_xids()) {
         for (GpuFacts& gpu : facts.gpus) {
             if (gpu.bus_id == xid.bus_id) gpu.xids.push_back(xid);

@@ -67,8 +67,10 @@ struct NvidiaFacts {
     std::vector<GpuPair> pairs;
 };
 
+enum class NvidiaDetail : std::uint8_t { Health, AndTopology };
+
 /// Asks NVML about every GPU, and the kernel's log about its past. Creates no CUDA context. Never fails.
-NvidiaFacts read_nvidia_facts();
+NvidiaFacts read_nvidia_facts(NvidiaDetail detail);
 
 /// From a line of the kernel's log: "NVRM: Xid (PCI:0000:3b:00): 79, pid=..., GPU has fallen off the bus.". Pure.
 std::optional<Xid> parse_xid(std::string_view line);

@@ -2,6 +2,7 @@
 
 #include <fmt/core.h>
 
+#include <algorithm>
 #include <map>
 
 #include "env/text.h"
@@ -67,9 +68,14 @@ std::string describe(const GpuProcess& process) {
     return text;
 }
 
+/// The server of CUDA's Multi-Process Service: sharing is what it is there for. (The kernel cuts names to 15.)
+bool is_mps(const GpuProcess& process) { return process.program.starts_with("nvidia-cuda-mps"); }
+
 void judge_users(const GpuFacts& gpu, Findings& found) {
     std::vector<std::string> users;
     for (const GpuProcess& process : gpu.processes) users.push_back(describe(process));
+    if (std::any_of(gpu.processes.begin(), gpu.processes.end(), is_mps))
+        return found.add(Severity::Note, fmt::format("shared through MPS: {}", join(users, ", ")));
     const bool exclusive = gpu.compute_mode == ComputeMode::ExclusiveProcess || gpu.compute_mode == ComputeMode::ExclusiveThread;
     if (!users.empty() && exclusive) {
         found.add(Severity::Error, fmt::format("in use by {}, and its compute mode admits only one process", join(users, ", ")),

@@ -94,6 +94,9 @@ enum class SignalAction : std::uint8_t { Forward, Stop, Preempt, Ignore };
 
 enum class NumaBinding : std::uint8_t { None, Auto, Node, Socket, Exclusive, CoreComplex };
 
+/// What follows from the health of the GPUs before anything is started (gpu_check.h).
+enum class GpuCheck : std::uint8_t { Auto, Off, Warn, Refuse };
+
 /// A whole command line, checked. Nothing in it depends on this machine: `discover` resolves it.
 struct JobSpec {
     ProgramSpec program;
@@ -113,6 +116,7 @@ struct JobSpec {
     bool virtual_local_rank = false;
     bool use_cgroup = true;               ///< workers get a cgroup of their own, where one can be had
     bool narrow_gpus = false;             ///< each worker sees only its GPU in CUDA_VISIBLE_DEVICES
+    GpuCheck gpu_check = GpuCheck::Auto;
     std::optional<int> stdin_rank;        ///< none: nobody reads our stdin
     std::optional<std::pair<int, std::string>> attach;  ///< run this rank under a debugger command
     Duration hang_timeout = Duration::zero();  ///< zero: hangs are not looked for

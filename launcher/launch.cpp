@@ -13,6 +13,7 @@
 #include "env/socket.h"
 #include "launcher/ask.h"
 #include "launcher/exit_codes.h"
+#include "launcher/gpu_check.h"
 #include "launcher/job.h"
 #include "launcher/options.h"
 #include "launcher/plan.h"
@@ -75,6 +76,18 @@ int show_plan(const JobSetup& setup) {
     return 0;
 }
 
+/// False: the job must not start, and why has been said.
+bool gpus_are_fit(const JobSetup& setup) {
+    if (!looks_at_gpus(setup.spec, setup.machine)) return true;
+    const GpuVerdict verdict = judge_job_gpus(setup.spec, setup.workers, read_nvidia_facts(NvidiaDetail::Health),
+                                              process_environment("CUDA_VISIBLE_DEVICES"));
+    for (const std::string& refusal : verdict.refusals) ddprun::print(stderr, "ddprun: {}\n", refusal);
+    if (!setup.spec.quiet) {
+        for (const std::string& warning : verdict.warnings) ddprun::print(stderr, "ddprun: {}\n", warning);
+    }
+    return verdict.refusals.empty();
+}
+
 int run(CommandLine line) {
     for (const std::string& remark : line.remarks) ddprun::print(stderr, "ddprun: {}\n", remark);
     JobSetup setup;
@@ -89,6 +102,7 @@ int run(CommandLine line) {
     setup.environment = inherited_environment();
     setup.log_level = process_environment("LOGLEVEL").value_or("");
     if (setup.spec.dry_run) return show_plan(setup);
+    if (!gpus_are_fit(setup)) return static_cast<int>(ExitCode::Unavailable);
 
     const Result<int> code = run_job(std::move(setup));
     return code ? *code : refuse(code.error().what, code_for(code.error()));

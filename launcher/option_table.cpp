@@ -157,6 +157,14 @@ Status set_numa_binding(Draft& draft, Text value) {
     return {};
 }
 
+Status set_gpu_check(Draft& draft, Text value) {
+    const Result<std::string> word = parse_choice(value, "auto off warn refuse");
+    if (!word) return word.error();
+    using enum GpuCheck;
+    draft.spec.gpu_check = *word == "auto" ? Auto : *word == "off" ? Off : *word == "warn" ? Warn : Refuse;
+    return {};
+}
+
 Status set_color(Draft& draft, Text value) {
     const Result<std::string> word = parse_choice(value, "auto always never");
     if (!word) return word.error();
@@ -220,6 +228,10 @@ OptionGroup worker_options() {
               "auto: the workers run in a cgroup below ours, where cgroup v2 lets us make one, so that none of their "
               "processes can escape the end of the job. Default auto.",
               set_cgroup},
+             {"gpu-check", 0, "WHEN", "auto off warn refuse",
+              "Look at the GPUs' health before anything starts: off, warn (one line for each trouble), refuse (also a GPU that is "
+              "in use), or auto: where the job asks for GPUs, refuse what no program can use, warn of the rest. Default auto.",
+              set_gpu_check},
              {"stdin", 0, "RANK|none", "none", "The rank that reads ddprun's standard input. Default none.", set_stdin},
              {"attach", 0, "RANK=CMD", "", "Run this rank under CMD in the terminal, as in --attach 0='gdb --args'.",
               [](Draft& d, Text v) { return store(parse_attach(v), d.spec.attach); }}}};

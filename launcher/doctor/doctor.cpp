@@ -83,7 +83,7 @@ int count_visible(const doctor::Facts& facts) {
 doctor::Facts collect(const Options& options) {
     doctor::Facts facts;
     facts.host = doctor::collect_host();
-    facts.nvidia = read_nvidia_facts();
+    facts.nvidia = read_nvidia_facts(NvidiaDetail::AndTopology);
     facts.visible_devices = process_environment("CUDA_VISIBLE_DEVICES");
     facts.network = doctor::collect_network();
     facts.software = doctor::collect_software();

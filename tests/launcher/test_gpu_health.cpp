@@ -51,6 +51,8 @@ const Case kCases[] = {
     {"InUseUnseen", [](GpuFacts& g) { g.used_bytes = 20ULL << 30; }, Severity::Warning, "cannot be seen from here"},
     {"ExclusiveAndInUse", [](GpuFacts& g) { g.processes = {{7, std::nullopt, ""}}; g.compute_mode = ComputeMode::ExclusiveProcess; },
      Severity::Error, "process 7, and its compute mode admits only one"},
+    {"SharedByMps", [](GpuFacts& g) { g.processes = {{9, std::nullopt, "nvidia-cuda-mps"}}; g.compute_mode = ComputeMode::ExclusiveProcess; },
+     Severity::Note, "shared through MPS"},
     {"Prohibited", [](GpuFacts& g) { g.compute_mode = ComputeMode::Prohibited; }, Severity::Error, "forbids CUDA"},
     {"Mig", [](GpuFacts& g) { g.mig = true; }, Severity::Note, "MIG is on"},
     {"Hot", [](GpuFacts& g) { g.throttle_reasons = 0x40; g.celsius = 91; }, Severity::Warning, "by heat at 91 C"},

@@ -97,5 +97,22 @@ TEST(Doctor, RefusesWhatItDoesNotKnow) {
     EXPECT_EQ(doctor({"--help"}).status, 0);
 }
 
+TEST(GpuCheck, ALostGpuKeepsTheJobFromStartingUntilItIsOverridden) {
+    const GpuMachine machine(R"([{"uuid": "GPU-a"}, {"lost": 15}])");
+    const std::vector<std::string> environment = machine.environment();
+    const Outcome refused = run({path_of("DDPRUN"), "--nproc-per-node=gpu", "/bin/echo", "started"}, with_environment(environment));
+    EXPECT_EQ(refused.status, 69);
+    EXPECT_THAT(refused.err, HasSubstr("ddprun: GPU 1 (local rank 1): the GPU has fallen off the bus or does not answer"));
+    EXPECT_THAT(refused.err, HasSubstr("--gpu-check=warn starts all the same"));
+    EXPECT_THAT(refused.out, Not(HasSubstr("started")));
+    const Outcome warned = run({path_of("DDPRUN"), "--nproc-per-node=gpu", "--gpu-check=warn", "/bin/echo", "started"}, with_environment(environment));
+    EXPECT_EQ(warned.status, 0);
+    EXPECT_THAT(warned.err, HasSubstr("GPU 1 (local rank 1)"));
+    EXPECT_THAT(warned.out, HasSubstr("started"));
+    const Outcome counted = run({path_of("DDPRUN"), "--nproc-per-node=2", "/bin/echo", "started"}, with_environment(environment));
+    EXPECT_EQ(counted.status, 0);
+    EXPECT_THAT(counted.err, Not(HasSubstr("GPU 1"))) << "a program that gets a count may want no GPU";
+}
+
 }  // namespace
 }  // namespace ddprun::test
