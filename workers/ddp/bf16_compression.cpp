@@ -3,6 +3,7 @@
 #include <memory>
 #include <unordered_map>
 
+#include "ddp/cuda/device_average.h"
 #include "ddp/reducer.h"
 
 namespace ddp {
@@ -26,6 +27,14 @@ void compress(const Buffer& from, std::uint16_t* to) {
 void expand(const std::uint16_t* from, const Buffer& to) {
     auto* values = static_cast<float*>(to.data);
     for (std::size_t i = 0; i < to.count; ++i) values[i] = from_bf16(from[i]);
+}
+
+FinishReduction start_on_device(ProcessGroup& group, const Buffer& bucket, const Buffer& compressed) {
+    return [&group, bucket, compressed,
+            work = cuda::start_compressed_average(group, bucket, compressed)]() mutable {
+        work.wait();
+        cuda::finish_compressed(group, compressed, bucket);
+    };
 }
 
 /// Shared memory for the compressed buckets, by the place of the bucket. Buckets come in the same order on
@@ -56,6 +65,11 @@ CommunicationHook bf16_compression() {
                                                    const GradientBucket& bucket) -> FinishReduction {
         if (bucket.buffer.dtype != DType::F32)
             return [work = group.all_reduce(bucket.buffer, ReduceOp::Avg)]() mutable { work.wait(); };
+        if (group.device().kind == Device::Kind::Cuda) {
+            const Buffer room{scratch->of(group, bucket.buffer), bucket.buffer.count, DType::BF16,
+                              group.device()};
+            return start_on_device(group, bucket.buffer, room);
+        }
         std::uint16_t* const compressed = scratch->of(group, bucket.buffer);
         compress(bucket.buffer, compressed);
         Work work = group.all_reduce({compressed, bucket.buffer.count, DType::BF16, {}}, ReduceOp::Avg);

@@ -17,6 +17,7 @@
 #include <utility>
 #include <vector>
 
+#include "ddp/cuda/host_copies.h"
 #include "ddp/durable_file.h"
 #include "ddp/safetensors.h"
 
@@ -109,7 +110,10 @@ std::string CheckpointDirectory::save(std::span<const Tensor> model, std::span<c
     const std::string final_path = path_ + "/" + name;
     if (::mkdir(hidden.c_str(), 0777) != 0) fail(hidden, "mkdir");
     try {
-        write_parts(hidden, model, optimizer, state);
+        using cuda::HostCopies;
+        const HostCopies values(model, HostCopies::Begin::WithContents);
+        const HostCopies states(optimizer, HostCopies::Begin::WithContents);
+        write_parts(hidden, values.tensors(), states.tensors(), state);
         move_into_place(hidden, final_path);
     } catch (...) {
         fs::remove_all(hidden, error);
@@ -201,8 +205,13 @@ TrainingState load_checkpoint(const std::string& checkpoint, std::span<const Ten
     const SafetensorsFile optimizer_file = SafetensorsFile::open(checkpoint + "/optimizer.safetensors");
     model_file.require_same(model);
     optimizer_file.require_same(optimizer);
-    model_file.read_into(model);
-    optimizer_file.read_into(optimizer);
+    using cuda::HostCopies;
+    const HostCopies values(model, HostCopies::Begin::WithoutContents);
+    const HostCopies states(optimizer, HostCopies::Begin::WithoutContents);
+    model_file.read_into(values.tensors());
+    optimizer_file.read_into(states.tensors());
+    values.upload();
+    states.upload();
     return state;
 }
 

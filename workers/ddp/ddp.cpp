@@ -6,6 +6,7 @@
 #include <string_view>
 #include <utility>
 
+#include "ddp/cuda/host_copies.h"
 #include "env/hmac.h"
 #include "env/text.h"
 
@@ -64,8 +65,9 @@ DistributedDataParallel::DistributedDataParallel(ProcessGroup& group, std::vecto
 }
 
 std::string DistributedDataParallel::verify_equal_parameters() {
+    const cuda::HostCopies copies(parameters_, cuda::HostCopies::Begin::WithContents);
     std::string digests_of_tensors;
-    for (const Tensor& parameter : parameters_)
+    for (const Tensor& parameter : copies.tensors())
         digests_of_tensors +=
             sha256({static_cast<const char*>(parameter.memory.data), parameter.memory.bytes()});
     const std::vector<std::string> all = group_.all_gather_bytes(sha256(digests_of_tensors));

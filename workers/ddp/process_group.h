@@ -74,6 +74,11 @@ class ProcessGroup {
     [[nodiscard]] virtual std::string describe() const = 0;
     /// Where the buffers of collectives must be.
     [[nodiscard]] virtual Device device() const { return {}; }
+    /// cudaStream_t that collectives follow and wait() holds back (ProcessGroupOptions::stream).
+    [[nodiscard]] virtual void* stream() const { return nullptr; }
+    /// Whether memory of allocate_shared is registered in such a way that its sums take the fastest path.
+    /// Then divide first and use Sum rather than Avg.
+    [[nodiscard]] virtual bool shared_memory_is_symmetric() const { return false; }
     /// "nccl (auto: buffers are on a CUDA device)": which backend create() chose, and why.
     [[nodiscard]] const std::string& choice() const { return choice_; }
 

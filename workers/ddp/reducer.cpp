@@ -3,10 +3,11 @@
 #include <fmt/core.h>
 
 #include <algorithm>
-#include <cstring>
 #include <string>
+#include <string_view>
 #include <utility>
 
+#include "ddp/reducer_memory.h"
 #include "env/clock.h"
 
 namespace ddp {
@@ -16,13 +17,6 @@ namespace {
 constexpr std::size_t kAlignment = 64;
 
 constexpr std::size_t padded(std::size_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
-
-// Gradients are written by the host: no buckets on a device.
-bool can_be_averaged(const Buffer& memory, const Device& of_group) {
-    const bool is_real =
-        memory.dtype == DType::F32 || memory.dtype == DType::F64 || memory.dtype == DType::BF16;
-    return is_real && memory.device == Device{} && of_group == Device{};
-}
 
 /// Adds the time of its scope to a total.
 class Stopwatch {
@@ -37,23 +31,20 @@ class Stopwatch {
     ddprun::TimePoint start_;
 };
 
-FinishReduction average(ProcessGroup& group, const GradientBucket& bucket) {
-    return [work = group.all_reduce(bucket.buffer, ReduceOp::Avg)]() mutable { work.wait(); };
-}
-
 }  // namespace
 
 Reducer::Reducer(ProcessGroup& group, std::vector<Tensor> parameters, ReducerOptions options)
     : group_(group), parameters_(std::move(parameters)), options_(std::move(options)) {
     std::size_t total = 0;
     for (const Tensor& parameter : parameters_) {
-        if (!can_be_averaged(parameter.memory, group_.device()))
+        if (!can_be_averaged(parameter.memory, group_))
             throw InvalidInput(
                 fmt::format("rank {}: gradients of parameter '{}' ({}) cannot be averaged by {}",
                             group_.rank(), parameter.name, describe(parameter), group_.describe()));
         specs_.push_back({parameter.memory.bytes(), parameter.memory.dtype, parameter.memory.device});
         total += padded(parameter.memory.bytes());
     }
+    memory_ = make_gradient_memory(group_, parameters_.size());
     arena_ = group_.allocate_shared(std::max(total, kAlignment));
     offset_of_.resize(parameters_.size());
     bucket_of_.resize(parameters_.size());
@@ -63,6 +54,8 @@ Reducer::Reducer(ProcessGroup& group, std::vector<Tensor> parameters, ReducerOpt
     lay_out(plan_buckets(specs_, options_.limits));
     begin_step();
 }
+
+Reducer::~Reducer() = default;
 
 void Reducer::lay_out(BucketPlan plan) {
     plan_ = std::move(plan);
@@ -76,7 +69,8 @@ void Reducer::lay_out(BucketPlan plan) {
             offset += padded(specs_[parameter].bytes);
         }
         const DType dtype = specs_[plan_[b].front()].dtype;
-        buckets_[b].buffer = {arena_.data() + begin, (offset - begin) / size_of(dtype), dtype, {}};
+        buckets_[b].buffer = {arena_.data() + begin, (offset - begin) / size_of(dtype), dtype,
+                              group_.device()};
     }
 }
 
@@ -91,12 +85,13 @@ std::vector<Buffer> Reducer::gradients() const {
     return all;
 }
 
-void Reducer::zero_gradients() { std::memset(arena_.data(), 0, arena_.size()); }
+void Reducer::zero_gradients() { memory_->zero(arena_.data(), arena_.size()); }
 
 void Reducer::begin_step() {
     for (std::size_t b = 0; b < buckets_.size(); ++b) {
         buckets_[b].missing = plan_[b].size();
         buckets_[b].finish = nullptr;
+        buckets_[b].work = {};
     }
     std::fill(ready_.begin(), ready_.end(), false);
     arrival_.clear();
@@ -126,7 +121,8 @@ void Reducer::start_complete_buckets() {
 void Reducer::start(std::size_t bucket) {
     const GradientBucket complete{bucket, bucket + 1 == buckets_.size(), buckets_[bucket].buffer,
                                   plan_[bucket]};
-    buckets_[bucket].finish = hook_ ? hook_(group_, complete) : average(group_, complete);
+    if (hook_) buckets_[bucket].finish = hook_(group_, complete);
+    else buckets_[bucket].work = memory_->start_average(complete.buffer);
     ++statistics_.buckets;
     statistics_.bytes += complete.buffer.bytes();
 }
@@ -148,7 +144,7 @@ void Reducer::settle_missing() {
     }
     for (const std::size_t i : missing) {
         // What lies there may be the average of an earlier step: it must not count twice.
-        if (locally_used_[i] == 0) std::memset(gradient(i).data, 0, specs_[i].bytes);
+        if (locally_used_[i] == 0) memory_->zero(arena_.data() + offset_of_[i], specs_[i].bytes);
         --buckets_[bucket_of_[i]].missing;
     }
     start_complete_buckets();
@@ -159,7 +155,10 @@ void Reducer::finish() {
     settle_missing();
     {
         const Stopwatch stopwatch(statistics_.blocked_seconds);
-        for (Bucket& bucket : buckets_) bucket.finish();
+        for (Bucket& bucket : buckets_) {
+            if (bucket.finish) bucket.finish();
+            else bucket.work.wait();
+        }
         if (options_.find_unused_parameters) agree_on_used();
     }
     ++statistics_.steps;
@@ -170,25 +169,32 @@ void Reducer::finish() {
 
 void Reducer::agree_on_used() {
     globally_used_ = locally_used_;
-    group_.all_reduce(buffer_of(std::span(globally_used_)), ReduceOp::Max).wait();
+    memory_->agree_on_maximum(globally_used_.data(), globally_used_.size());
+}
+
+std::vector<std::size_t> Reducer::arrival_on_rank_zero() {
+    const std::string_view mine(reinterpret_cast<const char*>(arrival_.data()),
+                                arrival_.size() * sizeof arrival_[0]);
+    const std::string zeros = group_.all_gather_bytes(mine).at(0);
+    std::vector<std::size_t> order(zeros.size() / sizeof arrival_[0]);
+    zeros.copy(reinterpret_cast<char*>(order.data()), zeros.size());
+    return order;
 }
 
 void Reducer::rebuild() {
     rebuilt_ = true;
-    std::vector<std::int64_t> order(arrival_.begin(), arrival_.end());
-    group_.broadcast(buffer_of(std::span(order)), 0).wait();
-    const std::vector<std::size_t> arrival(order.begin(), order.end());
-    BucketPlan plan = plan_buckets(specs_, arrival, options_.limits);
+    BucketPlan plan = plan_buckets(specs_, arrival_on_rank_zero(), options_.limits);
     if (plan == plan_) return;
 
     // Padded sizes add up to the same total in any order, so the arena is kept. Nobody else touches it: the
-    // last reduction of the step has ended on all ranks.
-    const std::vector<std::byte> old(arena_.begin(), arena_.end());
+    // last reduction of the step has ended on all ranks (or will, before what the stream is given now).
+    const std::shared_ptr<std::byte> old = memory_->temporary(arena_.size());
+    memory_->copy(old.get(), arena_.data(), arena_.size());
     const std::vector<std::size_t> old_offset = offset_of_;
     lay_out(std::move(plan));
     zero_gradients();
     for (std::size_t i = 0; i < parameters_.size(); ++i)
-        std::copy_n(old.data() + old_offset[i], specs_[i].bytes, arena_.data() + offset_of_[i]);
+        memory_->copy(arena_.data() + offset_of_[i], old.get() + old_offset[i], specs_[i].bytes);
 }
 
 }  // namespace ddp

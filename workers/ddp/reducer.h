@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <span>
 #include <vector>
 
@@ -25,9 +26,12 @@ using FinishReduction = std::function<void()>;
 /// called for the same buckets in the same order on all ranks, and has to average itself.
 using CommunicationHook = std::function<FinishReduction(ProcessGroup&, const GradientBucket&)>;
 
-/// A hook that sends float32 gradients as bfloat16: half the bytes, sums in float32, one rounding at the end.
-/// Buckets of other types are averaged as they are.
+/// A hook that sends float32 gradients as bfloat16: half the bytes. In host memory sums are in float32, with
+/// one rounding at the end; on a device they are as the backend sums. Buckets of other types are averaged as
+/// they are.
 CommunicationHook bf16_compression();
+
+class GradientMemory;
 
 struct ReducerOptions {
     BucketLimits limits;
@@ -51,11 +55,17 @@ struct ReducerStatistics {
 /// gradient(i), then call mark_ready(i). A bucket starts as soon as all its gradients are there and all
 /// buckets before it have started: the same order on every rank, whatever the order of arrival. finish() ends
 /// the step. Not thread-safe; the group is borrowed and used by the calling thread.
+///
+/// On a CUDA device gradients are written by what the group's stream was given, and mark_ready means that the
+/// writing of gradient i was given to it. Nothing waits inside a step, except for finish() with
+/// find_unused_parameters; the first finish() waits too (rebuild). From the second step on, without
+/// find_unused_parameters, a step can be captured in a CUDA graph.
 class Reducer {
   public:
     /// Collective (allocates shared memory). Throws InvalidInput for a parameter whose type or device cannot
     /// be averaged.
     Reducer(ProcessGroup& group, std::vector<Tensor> parameters, ReducerOptions options);
+    ~Reducer();
 
     /// Where gradient i lives. Zero at first. Ask again after finish(): the pointer changes when the buckets
     /// are laid out anew (contents move along), which happens at most once.
@@ -91,7 +101,8 @@ class Reducer {
     struct Bucket {
         Buffer buffer;
         std::size_t missing = 0;  ///< gradients that are not ready
-        FinishReduction finish;
+        FinishReduction finish;   ///< of a hook
+        Work work;                ///< without one
     };
 
     void lay_out(BucketPlan plan);
@@ -99,6 +110,7 @@ class Reducer {
     void start(std::size_t bucket);
     void settle_missing();
     void agree_on_used();
+    std::vector<std::size_t> arrival_on_rank_zero();
     void rebuild();
     void begin_step();
 
@@ -106,6 +118,7 @@ class Reducer {
     std::vector<Tensor> parameters_;
     ReducerOptions options_;
     CommunicationHook hook_;
+    std::unique_ptr<GradientMemory> memory_;
     std::vector<GradientSpec> specs_;
     std::span<std::byte> arena_;
     BucketPlan plan_;

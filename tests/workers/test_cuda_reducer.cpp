@@ -1,0 +1,271 @@
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <mutex>
+#include <random>
+
+#include "ddp/checkpoint.h"
+#include "ddp/cuda/device_kernels.h"
+#include "ddp/ddp.h"
+#include "ddp/optimizer.h"
+#include "ddp/testing.h"
+#include "tests/support/temporary_directory.h"
+#include "tests/workers/cuda_fixture.h"
+#include "tests/workers/nccl_world.h"
+
+namespace {
+
+using ddp::Buffer;
+using ddp::DistributedDataParallel;
+using ddp::DType;
+using ddp::ProcessGroup;
+using ddp::Tensor;
+using ddp::testing::failures_of;
+using ddp::testing::message_of;
+using ddp::testing::NcclRank;
+
+const std::vector<std::size_t> kCounts = {7, 100, 1, 300, 64, 1000, 3};
+const ddp::ReducerOptions kSmallBuckets = {.limits = {.first_bytes = 512, .cap_bytes = 1024}};
+
+/// Every rank on a device of its own, over the fake NCCL; no rank may fail.
+void run_on_devices(int ranks, const std::function<void(ProcessGroup&)>& fn) {
+    const auto failures = failures_of(ranks, [&](NcclRank& rank) { fn(rank.group); });
+    for (const auto& failure : failures) EXPECT_EQ(message_of(failure), "");
+}
+
+/// float32 memory on the host or a device, written and read by the host.
+class Memory {
+  public:
+    Memory(ddp::Device device, std::size_t count) : device_(device), host_(count) {
+        if (device.kind == ddp::Device::Kind::Cuda)
+            on_device_.emplace(ddp::cuda::Gpu::of(device.index), host_, DType::F32);
+    }
+    [[nodiscard]] Buffer buffer() {
+        return on_device_ ? on_device_->buffer() : ddp::buffer_of(std::span(host_));
+    }
+
+  private:
+    ddp::Device device_;
+    std::vector<float> host_;
+    std::optional<ddp::testing::OnDevice<float>> on_device_;
+};
+
+void put(const Buffer& to, const std::vector<float>& values) {
+    if (to.device.kind == ddp::Device::Kind::Cpu) {
+        std::memcpy(to.data, values.data(), to.bytes());
+        return;
+    }
+    const auto gpu = ddp::cuda::Gpu::of(to.device.index);
+    ddp::cuda::copy(*gpu, to.data, values.data(), to.bytes(), nullptr);
+}
+
+std::vector<float> get(const Buffer& from) {
+    std::vector<float> values(from.count);
+    if (from.device.kind == ddp::Device::Kind::Cpu) {
+        std::memcpy(values.data(), from.data, from.bytes());
+        return values;
+    }
+    const auto gpu = ddp::cuda::Gpu::of(from.device.index);
+    ddp::cuda::copy(*gpu, values.data(), from.data, from.bytes(), nullptr);
+    ddp::cuda::synchronize(*gpu, nullptr);
+    return values;
+}
+
+std::vector<float> random_floats(std::size_t count, unsigned seed) {
+    std::mt19937 random(seed);
+    std::normal_distribution<float> normal;
+    std::vector<float> values(count);
+    for (float& value : values) value = normal(random);
+    return values;
+}
+
+/// Parameters where the group's buffers are; rank 0's values differ from the others'.
+struct Model {
+    std::vector<Memory> memory;
+    std::vector<Tensor> parameters;
+    explicit Model(const ProcessGroup& group, const std::vector<std::size_t>& counts = kCounts) {
+        memory.reserve(counts.size());
+        for (std::size_t i = 0; i < counts.size(); ++i) {
+            Memory& mine = memory.emplace_back(group.device(), counts[i]);
+            put(mine.buffer(),
+                random_floats(counts[i], static_cast<unsigned>(i + 1000U * (group.rank() == 0))));
+            parameters.push_back(
+                {"layer" + std::to_string(i), {static_cast<std::int64_t>(counts[i])}, mine.buffer()});
+        }
+    }
+};
+
+void backward(DistributedDataParallel& model, int rank, unsigned step) {
+    for (std::size_t i = kCounts.size(); i-- > 0;) {
+        const Buffer gradient = model.gradient(i);
+        put(gradient, random_floats(gradient.count, static_cast<unsigned>(7919 * rank) + 31 * step +
+                                                        static_cast<unsigned>(i)));
+        model.mark_ready(i);
+    }
+}
+
+/// Every gradient and every parameter of rank 0 after some steps.
+using Outcome = std::vector<std::vector<float>>;
+Outcome train(ProcessGroup& group,
+              const std::function<std::unique_ptr<ddp::Optimizer>(std::vector<Tensor>)>& make) {
+    Model memory(group);
+    DistributedDataParallel model(group, memory.parameters, {.reducer = kSmallBuckets});
+    const auto optimizer = make(memory.parameters);
+    for (unsigned step = 0; step < 5; ++step) {
+        backward(model, group.rank(), step);
+        model.finish();
+        optimizer->step(model.gradients());
+    }
+    model.verify_equal_parameters();
+    Outcome outcome;
+    for (const Buffer& gradient : model.gradients()) outcome.push_back(get(gradient));
+    for (const Tensor& parameter : memory.parameters) outcome.push_back(get(parameter.memory));
+    return outcome;
+}
+
+TEST(DeviceReducer, TrainsToTheBitsOfTheHost) {
+    const auto make = [](std::vector<Tensor> parameters) {
+        return ddp::make_adamw(std::move(parameters), {.learning_rate = 0.01});
+    };
+    for (const int ranks : {1, 2, 3, 4}) {
+        Outcome on_host, on_device;
+        ddp::testing::run_ranks(ranks, [&](ProcessGroup& group) {
+            Outcome mine = train(group, make);
+            if (group.rank() == 0) on_host = std::move(mine);
+        });
+        run_on_devices(ranks, [&](ProcessGroup& group) {
+            Outcome mine = train(group, make);
+            if (group.rank() == 0) on_device = std::move(mine);
+        });
+        EXPECT_EQ(on_device, on_host) << ranks << " ranks";
+        EXPECT_EQ(on_device.size(), 2 * kCounts.size());
+    }
+}
+
+TEST(DeviceReducer, DoesNotWaitForTheDeviceAfterTheFirstStep) {
+    const auto blocking_calls =
+        reinterpret_cast<long (*)()>(ddp::testing::fake_library().resolve("fake_cuda_blocking_calls"));
+    run_on_devices(2, [&](ProcessGroup& group) {
+        Model memory(group);
+        DistributedDataParallel model(group, memory.parameters, {.reducer = kSmallBuckets});
+        for (unsigned step = 0; step < 3; ++step) {
+            for (std::size_t i = 0; i < kCounts.size(); ++i)
+                put(model.gradient(i), random_floats(kCounts[i], step));
+            const long before = blocking_calls();
+            for (std::size_t i = 0; i < kCounts.size(); ++i) model.mark_ready(i);
+            model.finish();
+            EXPECT_EQ(blocking_calls() > before, step == 0) << "step " << step;
+        }
+        EXPECT_EQ(model.statistics().steps, 3U);
+    });
+}
+
+TEST(DeviceReducer, KeepsTheGradientsWhenItLaysTheBucketsOutAnew) {
+    run_on_devices(2, [](ProcessGroup& group) {
+        Model memory(group);
+        DistributedDataParallel model(group, memory.parameters, {.reducer = kSmallBuckets});
+        const ddp::BucketPlan before = model.plan();
+        for (std::size_t i = 0; i < kCounts.size(); ++i) {
+            put(model.gradient(i),
+                std::vector<float>(kCounts[i],
+                                   static_cast<float>(2 * i + 2 * static_cast<std::size_t>(group.rank()))));
+            model.mark_ready(i);  // the other way round than planned
+        }
+        model.finish();
+        EXPECT_NE(model.plan(), before);
+        for (std::size_t i = 0; i < kCounts.size(); ++i)
+            EXPECT_EQ(get(model.gradient(i)), std::vector<float>(kCounts[i], static_cast<float>(2 * i + 1)));
+    });
+}
+
+TEST(DeviceReducer, ReducesTheSumOfAccumulatedPasses) {
+    run_on_devices(2, [](ProcessGroup& group) {
+        Model memory(group, {4});
+        DistributedDataParallel model(group, memory.parameters);
+        model.zero_gradients();
+        const auto add = [&](float value) {
+            std::vector<float> gradient = get(model.gradient(0));
+            for (float& element : gradient) element += value;
+            put(model.gradient(0), gradient);
+            model.mark_ready(0);
+            model.finish();
+        };
+        {
+            const auto guard = model.no_sync();
+            add(1);
+        }
+        EXPECT_EQ(model.statistics().buckets, 0U);
+        add(static_cast<float>(2 * group.rank()));
+        EXPECT_EQ(get(model.gradient(0)), std::vector<float>(4, 2));
+    });
+}
+
+TEST(DeviceReducer, WithUnusedParametersAveragesWhatThereIs) {
+    run_on_devices(3, [](ProcessGroup& group) {
+        Model memory(group, {10, 10, 10});
+        DistributedDataParallel model(group, memory.parameters,
+                                      {.reducer = {.limits = {}, .find_unused_parameters = true}});
+        for (int step = 0; step < 3; ++step) {
+            // 0: everyone has it; 1: only rank 1; 2: nobody.
+            put(model.gradient(0), std::vector<float>(10, 3));
+            model.mark_ready(0);
+            if (group.rank() == 1) {
+                put(model.gradient(1), std::vector<float>(10, 6));
+                model.mark_ready(1);
+            }
+            model.finish();
+            EXPECT_EQ(get(model.gradient(0)), std::vector<float>(10, 3));
+            EXPECT_EQ(get(model.gradient(1)), std::vector<float>(10, 2));
+            EXPECT_EQ(get(model.gradient(2)), std::vector<float>(10, 0));
+            EXPECT_TRUE(model.is_used(1));
+            EXPECT_FALSE(model.is_used(2));
+        }
+    });
+}
+
+TEST(DeviceReducer, NamesTheRankWhoseParametersDiffer) {
+    run_on_devices(3, [](ProcessGroup& group) {
+        Model memory(group, {10});
+        DistributedDataParallel model(group, memory.parameters);
+        EXPECT_EQ(model.verify_equal_parameters().size(), 64U);
+        if (group.rank() == 2) put(memory.parameters[0].memory, std::vector<float>(10, 1));
+        try {
+            model.verify_equal_parameters();
+            ADD_FAILURE() << "rank 2's parameters differ";
+        } catch (const ddp::MismatchError& error) {
+            EXPECT_STREQ(error.what(), "parameters on rank 2 are not bitwise equal to rank 0's");
+        }
+    });
+}
+
+TEST(DeviceReducer, RefusesParametersInHostMemory) {
+    run_on_devices(1, [](ProcessGroup& group) {
+        std::vector<float> values(3);
+        EXPECT_THROW(DistributedDataParallel(group, {ddp::tensor_of("w", std::span(values), {3})}),
+                     ddp::InvalidInput);
+    });
+}
+
+TEST(DeviceCheckpoint, IsReadByTheHostAndBack) {
+    const ddprun::test::TemporaryDirectory directory;
+    const auto gpu = ddp::cuda::Gpu::of(0);
+    ddp::CheckpointDirectory checkpoints(directory.path());
+    const ddp::testing::OnDevice<float> values(gpu, {1, 2, 3}, DType::F32), state(gpu, {4, 5, 6}, DType::F32);
+    const Tensor on_device{"w", {3}, values.buffer()}, state_on_device{"momentum.w", {3}, state.buffer()};
+    ddp::TrainingState training;
+    training.step = 3;
+    const std::string path = checkpoints.save({&on_device, 1}, {&state_on_device, 1}, training);
+
+    std::vector<float> host_values(3), host_state(3);
+    const Tensor on_host = ddp::tensor_of("w", std::span(host_values), {3});
+    const Tensor state_on_host = ddp::tensor_of("momentum.w", std::span(host_state), {3});
+    EXPECT_EQ(ddp::load_checkpoint(path, {&on_host, 1}, {&state_on_host, 1}).step, 3U);
+    EXPECT_EQ(host_values, (std::vector<float>{1, 2, 3}));
+    EXPECT_EQ(host_state, (std::vector<float>{4, 5, 6}));
+
+    values.put({0, 0, 0});
+    ddp::load_checkpoint(path, {&on_device, 1}, {&state_on_device, 1});
+    EXPECT_EQ(values.values(), (std::vector<float>{1, 2, 3}));
+}
+
+}  // namespace

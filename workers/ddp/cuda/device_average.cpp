@@ -1,0 +1,37 @@
+#include "ddp/cuda/device_average.h"
+
+#include "ddp/cuda/device_kernels.h"
+
+namespace ddp::cuda {
+namespace {
+
+const DeviceKernels& kernels_of(const ProcessGroup& group) {
+    return DeviceKernels::of(Gpu::of(group.device().index));
+}
+Stream stream_of(const ProcessGroup& group) { return static_cast<Stream>(group.stream()); }
+
+/// Whether to divide before the sum, in a pass of our own.
+bool divides_first(const ProcessGroup& group, DType type) {
+    return group.shared_memory_is_symmetric() && has_kernels(type);
+}
+float share_of_one(const ProcessGroup& group) { return 1.0F / static_cast<float>(group.size()); }
+
+}  // namespace
+
+Work start_average(ProcessGroup& group, const Buffer& buffer) {
+    if (!divides_first(group, buffer.dtype)) return group.all_reduce(buffer, ReduceOp::Avg);
+    if (group.size() > 1) kernels_of(group).scale_cast(buffer, buffer, share_of_one(group), stream_of(group));
+    return group.all_reduce(buffer, ReduceOp::Sum);
+}
+
+Work start_compressed_average(ProcessGroup& group, const Buffer& buffer, const Buffer& compressed) {
+    const bool first = divides_first(group, compressed.dtype);
+    kernels_of(group).scale_cast(buffer, compressed, first ? share_of_one(group) : 1, stream_of(group));
+    return group.all_reduce(compressed, first ? ReduceOp::Sum : ReduceOp::Avg);
+}
+
+void finish_compressed(ProcessGroup& group, const Buffer& compressed, const Buffer& buffer) {
+    kernels_of(group).scale_cast(compressed, buffer, 1, stream_of(group));
+}
+
+}  // namespace ddp::cuda
