@@ -8,6 +8,7 @@
 #include "env/text.h"
 #include "launcher/controller.h"
 #include "launcher/job_questions.h"
+#include "launcher/nccl_ras.h"
 
 namespace ddprun {
 namespace {
@@ -32,8 +33,9 @@ NodeLook look_at_node(const Agent& agent, const std::string& host) {
 
 }  // namespace
 
-HangWatch::HangWatch(os::EventLoop& loop, os::Log& log, const Controller& controller, Inquiry& inquiry, Duration timeout, Found found)
-    : loop_(loop), log_(log), controller_(controller), inquiry_(inquiry), detector_(timeout), found_(std::move(found)) {
+HangWatch::HangWatch(os::EventLoop& loop, os::Log& log, const Controller& controller, Inquiry& inquiry, Duration timeout,
+                     RasAddress ras, Found found)
+    : loop_(loop), log_(log), controller_(controller), inquiry_(inquiry), detector_(timeout), ras_(std::move(ras)), found_(std::move(found)) {
     look_again();
 }
 
@@ -93,12 +95,35 @@ void HangWatch::investigate(const HangVerdict& verdict) {
     for (const std::string& node : silent_) log_.warning("hang: {}", node);
     ControlRequest request{"stacks", {}};
     if (last_.size() > 1) request.arguments["host"] = "shown";
+    // Both at once: each has an end of its own.
+    awaited_ = 1;
+    nccl_says_.clear();
+    if (const std::optional<Endpoint> where = ras_()) {
+        ++awaited_;
+        ask_nccl_ras(loop_, *where, kRasPatience, [this, alive = std::weak_ptr<bool>(alive_), where, verdict](const Result<std::string>& text) {
+            if (alive.expired()) return;
+            // Nobody listens: no NCCL, or one without this service.
+            if (text) nccl_says_ = *text;
+            else if (text.error().code != Errc::System) nccl_says_ = text.error().what;
+            finish(verdict);
+        });
+    }
     inquiry_.ask_nodes(request, std::nullopt, kNodeStackPatience,
                        [this, verdict](const std::vector<NodeAnswer>& answers) { report(verdict, join_texts(answers)); });
 }
 
 void HangWatch::report(const HangVerdict& verdict, const std::string& stacks) {
     for (const std::string_view line : split(trim(stacks), '\n')) log_.info("{}", line);
+    finish(verdict);
+}
+
+/// Part of the report is there; after the last one the job decides.
+void HangWatch::finish(const HangVerdict& verdict) {
+    if (--awaited_ > 0) return;
+    if (!nccl_says_.empty()) {
+        log_.info("what NCCL knows of the job (its RAS service):");
+        for (const std::string_view line : split(trim(nccl_says_), '\n')) log_.info("    {}", line);
+    }
     detector_.reset();
     if (is_running(generation_)) found_(verdict);
     look_again();

@@ -2,10 +2,14 @@
 
 #include <functional>
 #include <map>
+#include <memory>
+#include <optional>
+#include <string>
 #include <vector>
 
 #include "env/event_loop.h"
 #include "env/log.h"
+#include "env/socket.h"
 #include "launcher/agent.h"
 #include "launcher/hang_detector.h"
 #include "launcher/hang_sample.h"
@@ -17,15 +21,18 @@ namespace ddprun {
 class Controller;
 
 /// Looks at the workers of all nodes for hangs (--hang-timeout), a few times per timeout: the rank that the others wait
-/// for may be on another node. On a verdict it says what hangs, prints the stacks of all ranks, then calls `found`: what
-/// follows is the job's to decide.
+/// for may be on another node. On a verdict it says what hangs, prints the stacks of all ranks and what NCCL knows of the
+/// job (nccl_ras.h), then calls `found`: what follows is the job's to decide.
 ///
 /// Lives beside the controller, on the event loop's thread. Borrows its parts for its whole life.
 class HangWatch {
   public:
     using Found = std::function<void(const HangVerdict&)>;
+    /// Where NCCL's RAS service of this job's workers would listen; nullopt: they have none.
+    using RasAddress = std::function<std::optional<Endpoint>()>;
 
-    HangWatch(os::EventLoop& loop, os::Log& log, const Controller& controller, Inquiry& inquiry, Duration timeout, Found found);
+    HangWatch(os::EventLoop& loop, os::Log& log, const Controller& controller, Inquiry& inquiry, Duration timeout, RasAddress ras,
+              Found found);
     ~HangWatch();
     HangWatch(const HangWatch&) = delete;
     HangWatch& operator=(const HangWatch&) = delete;
@@ -37,6 +44,7 @@ class HangWatch {
     bool take(const NodeAnswer& answer);
     void investigate(const HangVerdict& verdict);
     void report(const HangVerdict& verdict, const std::string& stacks);
+    void finish(const HangVerdict& verdict);
     [[nodiscard]] bool is_running(std::uint64_t generation) const;
 
     os::EventLoop& loop_;
@@ -44,11 +52,15 @@ class HangWatch {
     const Controller& controller_;
     Inquiry& inquiry_;
     HangDetector detector_;
+    RasAddress ras_;
     Found found_;
+    int awaited_ = 0;               ///< parts of the report that are still to come
+    std::string nccl_says_;
     std::uint64_t generation_ = 0;  ///< that the detector knows
     std::map<int, std::vector<HangSample>> last_;  ///< of each node, by its first rank
     std::vector<std::string> silent_;  ///< nodes that did not answer the last look
     os::EventLoop::TimerId timer_ = 0;
+    std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);
 };
 
 /// Makes this node answer what its workers look like.

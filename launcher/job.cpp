@@ -30,6 +30,7 @@
 #include "launcher/launch.h"
 #include "launcher/log_directory.h"
 #include "launcher/master_port.h"
+#include "launcher/nccl_ras.h"
 #include "launcher/observation.h"
 #include "launcher/output.h"
 #include "launcher/report.h"
@@ -108,6 +109,7 @@ class Job final : public rdzv::ServerHandler, public rdzv::AgentLinkHandler {
     Status build_agent(const Endpoint& controller);
     Status build_observation();
     void build_questions();
+    [[nodiscard]] std::optional<Endpoint> ras_address() const;
     void on_signal(const signalfd_siginfo& info);
     void act_on(int signal, SignalAction action);
     void suspend();
@@ -300,6 +302,14 @@ Status Job::build_observation() {
     return {};
 }
 
+/// As NCCL in the workers reads its variables: any of its processes tells of the whole job.
+std::optional<Endpoint> Job::ras_address() const {
+    if (agent_->variable(0, "NCCL_RAS_ENABLE") == "0") return std::nullopt;
+    const std::string address = agent_->variable(0, "NCCL_RAS_ADDR").value_or("localhost");
+    const Result<Endpoint> where = parse_endpoint(address, kRasPort);
+    return where ? std::optional(*where) : std::nullopt;
+}
+
 /// What a running job can be asked, and what the job itself asks of its nodes.
 void Job::build_questions() {
     Inquiry::Parts parts{*loop_, [this](const rdzv::Message& message) { return link_->send(message); }, nullptr, nullptr};
@@ -313,7 +323,7 @@ void Job::build_questions() {
         *loop_, system_, setup_.spec, *agent_, *observation_, *inquiry_, host_,
         [this](const std::string& why) { controller_->preempt(SIGTERM, why); }, [this](int signal) { controller_->forward(signal); }});
     if (controller_ && setup_.spec.hang_timeout > Duration::zero()) {
-        hang_watch_ = std::make_unique<HangWatch>(*loop_, *job_log_, *controller_, *inquiry_, setup_.spec.hang_timeout,
+        hang_watch_ = std::make_unique<HangWatch>(*loop_, *job_log_, *controller_, *inquiry_, setup_.spec.hang_timeout, [this] { return ras_address(); },
                                                   [this](const HangVerdict& verdict) { controller_->hang_found(verdict.what, verdict.culprit); });
     }
 }

@@ -4,13 +4,16 @@
 
 #include <filesystem>
 
+#include "tests/support/fake_ras.h"
 #include "tests/support/run_program.h"
 #include "tests/support/temporary_directory.h"
+#include "tests/system/look.h"
 
 namespace ddprun::test {
 namespace {
 
 using ::testing::AllOf;
+using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
@@ -53,6 +56,22 @@ TEST(Hangs, WorkersThatGetOnAreLeftAlone) {
                                               {"/bin/sh", "-c", "for i in 1 2 3 4 5 6 7 8; do sleep 0.5; echo $i; done"}));
     EXPECT_EQ(outcome.status, 0) << outcome.err;
     EXPECT_THAT(outcome.err, Not(HasSubstr("hang")));
+}
+
+TEST(Hangs, WhatNcclKnowsOfTheJobIsInTheReport) {
+    FakeRas ras({"SERVER PROTOCOL 2\n", "OK\n", "Job summary\n  2 ranks differ\n"}, FakeRas::Then::Close);
+    const Outcome outcome = run(ddprun_probe({"--nproc-per-node=2", "--hang-timeout=1"}, {"stop"}),
+                                with_environment({"NCCL_RAS_ADDR=" + to_string(ras.where())}));
+    EXPECT_EQ(outcome.status, kHung) << outcome.err;
+    EXPECT_THAT(outcome.err, AllOf(HasSubstr("what NCCL knows of the job"), HasSubstr("      2 ranks differ")));
+    EXPECT_THAT(ras.heard(), ElementsAre("CLIENT PROTOCOL 2", "TIMEOUT 2", "STATUS"));
+}
+
+TEST(Hangs, ARasServiceThatIsNotThereIsNotSpokenOf) {
+    const std::string nobody = free_port();
+    const Outcome outcome = run(ddprun_probe({"--nproc-per-node=2", "--hang-timeout=1"}, {"stop"}), with_environment({"NCCL_RAS_ADDR=127.0.0.1:" + nobody}));
+    EXPECT_EQ(outcome.status, kHung) << outcome.err;
+    EXPECT_THAT(outcome.err, AllOf(Not(HasSubstr("NCCL")), Not(HasSubstr(nobody))));
 }
 
 TEST(Stacks, OfARunningJobAreShownToWhoAsks) {

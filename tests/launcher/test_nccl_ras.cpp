@@ -1,0 +1,77 @@
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <optional>
+
+#include "launcher/nccl_ras.h"
+#include "tests/support/fake_ras.h"
+
+namespace ddprun::test {
+namespace {
+
+using namespace std::chrono_literals;
+using ::testing::AllOf;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::StartsWith;
+
+TEST(RasDialogue, SpeaksAsNcclsOwnClientDoes) {
+    RasDialogue dialogue;
+    EXPECT_EQ(RasDialogue::greeting(), "CLIENT PROTOCOL 2\n");
+    EXPECT_EQ(dialogue.take("SERVER PRO").value_or("?"), "");
+    EXPECT_EQ(dialogue.take("TOCOL 2\n").value_or("?"), "TIMEOUT 2\n");
+    EXPECT_EQ(dialogue.take("OK\n").value_or("?"), "STATUS\n");
+    EXPECT_EQ(dialogue.take("NCCL version 2.28\n").value_or("?"), "");
+    EXPECT_EQ(dialogue.take("Job summary\n").value_or("?"), "");
+    EXPECT_EQ(dialogue.status(), "NCCL version 2.28\nJob summary\n");
+}
+
+TEST(RasDialogue, AServiceWithoutTheTimeoutIsAskedAllTheSame) {
+    RasDialogue dialogue;
+    EXPECT_TRUE(dialogue.take("SERVER PROTOCOL 3\n"));
+    EXPECT_EQ(dialogue.take("ERROR: Unknown command TIMEOUT 2\n").value_or("?"), "STATUS\n");
+}
+
+TEST(RasDialogue, AnotherServiceIsNotTakenForIt) {
+    RasDialogue dialogue;
+    EXPECT_FALSE(dialogue.take("SSH-2.0-OpenSSH\n"));
+    RasDialogue endless;
+    EXPECT_FALSE(endless.take(std::string(2000, 'x')));
+}
+
+std::optional<Result<std::string>> ask(const Endpoint& where, Duration patience) {
+    const auto loop = os::EventLoop::create({});
+    std::optional<Result<std::string>> answer;
+    ask_nccl_ras(**loop, where, patience, [&](Result<std::string> text) { answer = std::move(text); });
+    while (!answer && (*loop)->run_once(MonotonicClock::now() + 30s)) {
+    }
+    return answer;
+}
+
+TEST(NcclRas, TheStatusIsReadToItsEnd) {
+    FakeRas ras({"SERVER PROTOCOL 2\n", "OK\n", std::string(100'000, 'x') + "\nWarnings\n"}, FakeRas::Then::Close);
+    const auto answer = ask(ras.where(), 30s);
+    ASSERT_TRUE(answer && *answer) << (*answer).error().what;
+    EXPECT_EQ((**answer).size(), 100'010u);
+    EXPECT_THAT(ras.heard(), ElementsAre("CLIENT PROTOCOL 2", "TIMEOUT 2", "STATUS"));
+}
+
+TEST(NcclRas, WhatHasComeInTimeIsShownWhenTheRestDoesNot) {
+    FakeRas ras({"SERVER PROTOCOL 2\n", "OK\n", "Job summary\n"}, FakeRas::Then::StaySilent);
+    const auto answer = ask(ras.where(), 500ms);
+    ASSERT_TRUE(answer && *answer) << (*answer).error().what;
+    EXPECT_THAT(**answer, AllOf(StartsWith("Job summary\n"), HasSubstr("nothing more came within 500 ms")));
+}
+
+TEST(NcclRas, SilenceAndNobodyAndStrangersAreErrors) {
+    FakeRas silent({}, FakeRas::Then::StaySilent);
+    EXPECT_EQ(ask(silent.where(), 200ms)->error().code, Errc::Timeout);
+    FakeRas stranger({"HTTP/1.1 400 Bad Request\n"}, FakeRas::Then::Close);
+    EXPECT_EQ(ask(stranger.where(), 30s)->error().code, Errc::Protocol);
+    Listener nobody = *listen_tcp({"127.0.0.1", 0});
+    const std::uint16_t port = nobody.bound.port;
+    nobody.fd.reset();
+    EXPECT_EQ(ask({"localhost", port}, 30s)->error().code, Errc::System);
+}
+
+}  // namespace
+}  // namespace ddprun::test
