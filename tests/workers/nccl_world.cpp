@@ -6,8 +6,10 @@
 #include <cstring>
 #include <map>
 #include <mutex>
+#include <optional>
 #include <thread>
 
+#include "ddp/cuda/memory.h"
 #include "ddp/testing.h"
 
 namespace ddp::testing {
@@ -108,9 +110,12 @@ std::vector<std::exception_ptr> failures_of(int ranks, const std::function<void(
             try {
                 ddprun::WorkerEnv env = environment_of(rank, ranks);
                 env.generation = options.generation;
+                std::optional<cuda::OwnedStream> stream;
+                if (options.own_stream) stream.emplace(cuda::Gpu::of(rank));
                 const ProcessGroupOptions group_options{.timeout = options.timeout,
                                                         .backend = "nccl",
-                                                        .device = {Device::Kind::Cuda, options.device}};
+                                                        .device = {Device::Kind::Cuda, options.device},
+                                                        .stream = stream ? stream->get() : nullptr};
                 const auto group =
                     make_nccl_group({.nccl = nccl, .cuda = cuda, .segment = segment, .board = board.board()},
                                     env, group_options);

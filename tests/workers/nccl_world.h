@@ -22,6 +22,7 @@ struct NcclWorldOptions {
     std::chrono::nanoseconds timeout = std::chrono::seconds(20);
     std::vector<std::string> hidden = {};  ///< entry points that this NCCL lacks
     int device = -1;
+    bool own_stream = false;  ///< collectives follow a stream of the rank's own, not the default one
     std::uint64_t generation = 0;
     int lost_rank = -1;  ///< the launcher has ended the generation because of it
 };

@@ -6,6 +6,7 @@
 
 #include "ddp/checkpoint.h"
 #include "ddp/cuda/device_kernels.h"
+#include "ddp/cuda/graph.h"
 #include "ddp/ddp.h"
 #include "ddp/optimizer.h"
 #include "ddp/testing.h"
@@ -236,6 +237,101 @@ TEST(DeviceReducer, NamesTheRankWhoseParametersDiffer) {
             EXPECT_STREQ(error.what(), "parameters on rank 2 are not bitwise equal to rank 0's");
         }
     });
+}
+
+/// A "backward pass" of the device alone: the gradient is a part of the parameter that differs by rank.
+void backward_on_device(DistributedDataParallel& model, ProcessGroup& group) {
+    const auto gpu = ddp::cuda::Gpu::of(group.device().index);
+    const auto stream = static_cast<ddp::cuda::Stream>(group.stream());
+    const auto& kernels = ddp::cuda::DeviceKernels::of(gpu);
+    for (std::size_t i = kCounts.size(); i-- > 0;) {
+        kernels.scale_cast(model.parameters()[i].memory, model.gradient(i),
+                           0.5F + 0.25F * static_cast<float>(group.rank()), stream);
+        model.mark_ready(i);
+    }
+}
+
+TEST(DeviceReducer, IsCapturedWithTheWholeStepInAGraph) {
+    Outcome outcomes[2];
+    for (const bool with_graph : {false, true}) {
+        const auto one_rank = [&](NcclRank& rank) {
+            ProcessGroup& group = rank.group;
+            Model memory(group);
+            ddp::cuda::synchronize(*ddp::cuda::Gpu::of(group.device().index), nullptr);
+            DistributedDataParallel model(group, memory.parameters, {.reducer = kSmallBuckets});
+            const auto optimizer = ddp::make_adamw(
+                memory.parameters, {.learning_rate = 0.1, .device = {.stream = group.stream()}});
+            const auto step = [&] {
+                backward_on_device(model, group);
+                model.finish();
+                optimizer->step(model.gradients());
+            };
+            const auto gpu = ddp::cuda::Gpu::of(group.device().index);
+            const auto stream = static_cast<ddp::cuda::Stream>(group.stream());
+            step();  // lays the buckets out anew
+            if (with_graph) {
+                ddp::cuda::Capture capture(gpu, stream);
+                step();
+                const auto graph = capture.end();
+                for (int t = 0; t < 4; ++t) graph->launch(stream);
+                ddp::cuda::synchronize(*gpu, stream);
+            } else {
+                for (int t = 0; t < 4; ++t) step();
+            }
+            EXPECT_EQ(optimizer->steps(), 5U);
+            model.verify_equal_parameters();
+            if (group.rank() != 0) return;
+            for (const Tensor& parameter : memory.parameters)
+                outcomes[with_graph].push_back(get(parameter.memory));
+        };
+        for (const auto& failure : failures_of(2, one_rank, {.own_stream = true}))
+            EXPECT_EQ(message_of(failure), "");
+    }
+    EXPECT_EQ(outcomes[true], outcomes[false]);
+    EXPECT_EQ(outcomes[true].size(), kCounts.size());
+}
+
+TEST(DeviceReducer, RefusesToWaitOnTheHostForWhatIsCaptured) {
+    const auto one_rank = [](NcclRank& rank) {
+        ProcessGroup& group = rank.group;
+        const auto gpu = ddp::cuda::Gpu::of(group.device().index);
+        const ddp::testing::OnDevice<float> values(gpu, {1, 2}, DType::F32);
+        ddp::cuda::Capture capture(gpu, static_cast<ddp::cuda::Stream>(group.stream()));
+        ddp::Work work = group.all_reduce(values.buffer());
+        EXPECT_FALSE(work.done());
+        EXPECT_THROW(work.synchronize(), ddp::Error);
+        work.wait();
+        const auto graph = capture.end();
+        graph->launch(static_cast<ddp::cuda::Stream>(group.stream()));
+        EXPECT_EQ(values.values(static_cast<ddp::cuda::Stream>(group.stream())), (std::vector<float>{2, 4}));
+    };
+    for (const auto& failure : failures_of(2, one_rank, {.own_stream = true}))
+        EXPECT_EQ(message_of(failure), "");
+}
+
+TEST(DeviceReducer, AveragesBf16CompressedGradientsToTheBitsOfTheHost) {
+    Outcome on_host, on_device;
+    const auto run = [](ProcessGroup& group) {
+        Model memory(group);
+        DistributedDataParallel model(group, memory.parameters, {.reducer = kSmallBuckets});
+        model.set_hook(ddp::bf16_compression());
+        for (unsigned step = 0; step < 3; ++step) {
+            backward(model, group.rank(), step);
+            model.finish();
+        }
+        Outcome outcome;
+        for (const Buffer& gradient : model.gradients()) outcome.push_back(get(gradient));
+        return outcome;
+    };
+    ddp::testing::run_ranks(2, [&](ProcessGroup& group) {
+        Outcome mine = run(group);
+        if (group.rank() == 0) on_host = std::move(mine);
+    });
+    run_on_devices(2, [&](ProcessGroup& group) {
+        Outcome mine = run(group);
+        if (group.rank() == 0) on_device = std::move(mine);
+    });
+    EXPECT_EQ(on_device, on_host);
 }
 
 TEST(DeviceReducer, RefusesParametersInHostMemory) {

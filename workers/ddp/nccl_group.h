@@ -28,6 +28,7 @@ class Group final : public ProcessGroup {
     int rank() const override { return membership_.rank; }
     int size() const override { return membership_.size; }
     Device device() const override { return {Device::Kind::Cuda, session_parts_.device}; }
+    void* stream() const override { return session_parts_.user_stream; }
     std::string describe() const override;
     double communication_seconds() const override { return session_->communication_seconds(); }
     void report_progress(std::uint64_t step, std::uint64_t samples) override;

@@ -9,6 +9,7 @@
 #include <numeric>
 #include <utility>
 
+#include "ddp/cuda/graph.h"
 #include "ddp/device_error.h"
 #include "ddp/diagnose.h"
 #include "env/print.h"
@@ -145,7 +146,8 @@ std::shared_ptr<Communicator> Session::split(int color, int key) {
 
 Work Session::start(cpu::Call call, const Enqueue& enqueue) {
     call.seq = next_number(call);
-    InFlight operation{call, MonotonicClock::now(), nullptr, std::make_shared<Work::State>()};
+    InFlight operation{call, MonotonicClock::now(), nullptr, std::make_shared<Work::State>(),
+                       cuda::is_capturing(*parts_.cuda, parts_.user_stream)};
     const std::shared_ptr<Work::State> work = operation.work;
     std::exception_ptr failure;
     {
@@ -159,6 +161,10 @@ Work Session::start(cpu::Call call, const Enqueue& enqueue) {
         return Work(work);
     }
     work->hold_back = [event = operation.done, user = parts_.user_stream] { event->hold_back(user); };
+    if (operation.captured) {
+        work->captured = true;
+        return Work(work);
+    }
     {
         const std::lock_guard lock(mutex_);
         if (!broken_) in_flight_.push_back(std::move(operation));
@@ -175,7 +181,7 @@ Work Session::start(cpu::Call call, const Enqueue& enqueue) {
 
 std::exception_ptr Session::try_start(const cpu::Call& call, const Enqueue& enqueue, InFlight& started) {
     try {
-        note_start(call, started.started);
+        if (!started.captured) note_start(call, started.started);
         const cuda::Event ready(parts_.cuda);
         started.done = std::make_shared<cuda::Event>(parts_.cuda);
         ready.record(parts_.user_stream);

@@ -39,6 +39,10 @@ struct SessionParts {
 /// deadline and at the launcher's abort word. The first thing that goes wrong breaks the session: the
 /// communicator is stopped, and every Work in flight and every later one fails with the same exception, which
 /// names the oldest collective in flight. start() is for one thread at a time.
+///
+/// What is started while the user's stream is captured becomes part of the CUDA graph. It is not in flight
+/// now, and its launches are not seen: no deadline, no line for the launcher; NCCL's asynchronous error and
+/// the abort word still break the session.
 class Session {
   public:
     Session(SessionParts parts, std::shared_ptr<Communicator> communicator);
@@ -71,6 +75,7 @@ class Session {
         ddprun::TimePoint started;
         std::shared_ptr<cuda::Event> done;
         std::shared_ptr<Work::State> work;
+        bool captured = false;
     };
     std::exception_ptr broken() const;
     std::exception_ptr try_start(const cpu::Call& call, const Enqueue& enqueue, InFlight& started);

@@ -17,6 +17,8 @@ struct Work::State {
     std::exception_ptr failure;
     /// On a GPU backend: makes the current stream wait. Set before the handle is handed out, then constant.
     std::function<void()> hold_back;
+    /// Recorded in a CUDA graph: it happens at every launch, and is never done as such. Constant likewise.
+    bool captured = false;
 
     void finish(std::exception_ptr with) {
         {

@@ -44,7 +44,8 @@ std::unique_ptr<Graph> Capture::end() {
 
 bool is_capturing(const Api& api, Stream stream) {
     CaptureStatus status = CaptureStatus::None;
-    if (!api.has_graphs()) return false;
+    // The default stream cannot be captured, and asking it may be an error while another one is.
+    if (stream == nullptr || !api.has_graphs()) return false;
     api.check(api.stream_is_capturing(stream, &status), "asking whether a CUDA stream is captured");
     return status != CaptureStatus::None;
 }
