@@ -17,6 +17,7 @@
 #include "env/text.h"
 #include "launcher/descriptors.h"
 #include "launcher/error_file.h"
+#include "launcher/nvml.h"
 #include "launcher/pipe_size.h"
 #include "launcher/report.h"
 
@@ -83,7 +84,7 @@ std::string_view name_of(std::string_view variable) { return variable.substr(0, 
 Agent::Agent(os::EventLoop& loop, os::System& system, Output& output, Warden* warden, os::Log& log, AgentConfig config,
              Send send)
     : loop_(loop), system_(system), output_(output), warden_(warden), log_(log), config_(std::move(config)),
-      send_(std::move(send)), null_(::open("/dev/null", O_RDWR | O_CLOEXEC)) {}
+      send_(std::move(send)), null_(::open("/dev/null", O_RDWR | O_CLOEXEC)), gpu_release_(loop, system, log) {}
 
 Agent::~Agent() {
     for (const Worker& worker : workers_) {
@@ -101,8 +102,13 @@ void Agent::feed(const AgentEvent& event) {
 // ---- orders of the controller
 
 void Agent::handle(const rdzv::StartGeneration& order) {
+    last_workers_.clear();
+    for (const AgentState::Worker& worker : state_.workers) {
+        if (worker.pid != 0) last_workers_.push_back(worker.pid);
+    }
     if (const Status prepared = prepare(order); !prepared) return fail_start(prepared.error().what);
-    feed(agent_event::StartRequested{order.generation, static_cast<int>(workers_.size())});
+    const bool await_gpus = !last_workers_.empty() && config_.spec.gpu_memory_wait > Duration::zero() && nvml::may_be_there();
+    feed(agent_event::StartRequested{order.generation, static_cast<int>(workers_.size()), await_gpus});
 }
 
 Status Agent::prepare(const rdzv::StartGeneration& order) {
@@ -197,6 +203,10 @@ bool Agent::signal_worker(int local_rank, int signal) {
 }
 
 // ---- starting workers
+
+void Agent::perform(const agent_action::AwaitGpus&) {
+    gpu_release_.begin(last_workers_, config_.spec.gpu_memory_wait, [this] { feed(agent_event::GpusFree{}); });
+}
 
 void Agent::perform(const agent_action::SpawnNext& action) {
     pending_spawn_ = action.local_rank;

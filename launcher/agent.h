@@ -13,6 +13,7 @@
 #include "launcher/agent_state.h"
 #include "launcher/death_facts.h"
 #include "launcher/discover.h"
+#include "launcher/gpu_release.h"
 #include "launcher/job_cgroup.h"
 #include "launcher/output.h"
 #include "launcher/plan.h"
@@ -86,6 +87,7 @@ class Agent {
     };
 
     void feed(const AgentEvent& event);
+    void perform(const agent_action::AwaitGpus& action);
     void perform(const agent_action::SpawnNext& action);
     void perform(const agent_action::ReportStarted& action);
     void perform(const agent_action::SignalGroup& action);
@@ -124,6 +126,8 @@ class Agent {
     std::unique_ptr<SegmentFile> segment_;
     UniqueFd null_;
     std::unique_ptr<StdinRelay> stdin_relay_;  ///< while a worker reads our terminal
+    std::vector<pid_t> last_workers_;  ///< of the generation before this one
+    GpuReleaseWait gpu_release_;
     int pending_spawn_ = -1;
     bool slice_posted_ = false;
     DeathWitness witness_;

@@ -44,9 +44,16 @@ void tell_all(AgentState& state, WorkerEvent event, int signal, Actions& actions
 
 Actions on(AgentState& state, const agent_event::StartRequested& event, TimePoint) {
     state = AgentState{};
-    state.phase = Phase::Starting;
     state.generation = event.generation;
     state.workers.resize(static_cast<std::size_t>(event.workers));
+    state.phase = event.await_gpus ? Phase::AwaitingGpus : Phase::Starting;
+    if (event.await_gpus) return {agent_action::AwaitGpus{}};
+    return {agent_action::SpawnNext{0}};
+}
+
+Actions on(AgentState& state, const agent_event::GpusFree&, TimePoint) {
+    if (state.phase != Phase::AwaitingGpus) return {};  // stopped meanwhile
+    state.phase = Phase::Starting;
     return {agent_action::SpawnNext{0}};
 }
 
@@ -93,7 +100,14 @@ Actions on(AgentState& state, const agent_event::Exited& event, TimePoint now) {
     return actions;
 }
 
+/// Stopped before any worker runs.
+Actions stop_waiting(AgentState& state) {
+    state.phase = Phase::Idle;
+    return {agent_action::ReportDrained{}};
+}
+
 Actions on(AgentState& state, const agent_event::StopRequested& event, TimePoint now) {
+    if (state.phase == Phase::AwaitingGpus) return stop_waiting(state);
     Actions actions;
     if (state.phase != Phase::Starting && state.phase != Phase::Running) return actions;
     state.phase = Phase::Stopping;
@@ -120,6 +134,7 @@ Actions kill_all(AgentState& state, TimePoint now) {
 }
 
 Actions on(AgentState& state, const agent_event::KillRequested&, TimePoint now) {
+    if (state.phase == Phase::AwaitingGpus) return stop_waiting(state);
     if (state.phase == Phase::Idle || state.phase == Phase::Killing || state.phase == Phase::Sweeping) return {};
     return kill_all(state, now);
 }
@@ -142,7 +157,7 @@ Actions on(AgentState& state, const agent_event::DeadlinePassed&, TimePoint now)
         case Phase::Stopping: return kill_all(state, now);
         case Phase::Killing: return give_up(state, {});
         case Phase::Sweeping: return {agent_action::Sweep{}};
-        case Phase::Idle: case Phase::Starting: case Phase::Running: return {};
+        case Phase::Idle: case Phase::AwaitingGpus: case Phase::Starting: case Phase::Running: return {};
     }
     return {};
 }

@@ -15,15 +15,16 @@ namespace ddprun {
 /// What the agent of one node decides, without acting: which workers get which signal, when the grace is over,
 /// when a generation has drained.
 ///
-///   Idle --start--> Starting --all spawned--> Running --stop--> Stopping --grace--> Killing
+///   Idle --start--> [AwaitingGpus -->] Starting --all spawned--> Running --stop--> Stopping --grace--> Killing
 ///                       \________________________________ last exit ________________/
 ///                                                           |
 ///   Idle <--swept-- Sweeping <------------------------------/
 ///
+/// AwaitingGpus: a restart waits, for a bounded time, until the memory of the last generation's workers is free.
 /// Sweeping: all workers have ended; descendants that left their groups are looked for and killed, for a bounded
 /// time, before the generation counts as drained.
 struct AgentState {
-    enum class Phase : std::uint8_t { Idle, Starting, Running, Stopping, Killing, Sweeping };
+    enum class Phase : std::uint8_t { Idle, AwaitingGpus, Starting, Running, Stopping, Killing, Sweeping };
     struct Worker {
         pid_t pid = 0;  ///< 0: not spawned
         WorkerState state = WorkerState::Running;
@@ -43,7 +44,9 @@ struct AgentState {
 };
 
 namespace agent_event {
-struct StartRequested { std::uint64_t generation; int workers; };
+struct StartRequested { std::uint64_t generation; int workers; bool await_gpus = false; };
+/// The GPUs' memory is free, or has been waited for long enough.
+struct GpusFree {};
 struct Spawned { int local_rank; pid_t pid; };
 /// It never ran. No more workers are started; the controller decides about the rest.
 struct SpawnFailed { int local_rank; std::string what; };
@@ -56,11 +59,13 @@ struct DeadlinePassed {};
 struct Swept { std::vector<pid_t> still_there; };
 }  // namespace agent_event
 
-using AgentEvent = std::variant<agent_event::StartRequested, agent_event::Spawned, agent_event::SpawnFailed,
+using AgentEvent = std::variant<agent_event::StartRequested, agent_event::GpusFree, agent_event::Spawned, agent_event::SpawnFailed,
                                 agent_event::Exited, agent_event::StopRequested, agent_event::KillRequested,
                                 agent_event::DeadlinePassed, agent_event::Swept>;
 
 namespace agent_action {
+/// Feed GpusFree when their memory is free, or after a bounded time.
+struct AwaitGpus {};
 struct SpawnNext { int local_rank; };
 struct ReportStarted {};
 struct SignalGroup { pid_t pid; int signal; };
@@ -77,7 +82,7 @@ struct ReportDrained { std::vector<pid_t> unkillable; };
 }  // namespace agent_action
 
 using AgentAction =
-    std::variant<agent_action::SpawnNext, agent_action::ReportStarted, agent_action::SignalGroup,
+    std::variant<agent_action::AwaitGpus, agent_action::SpawnNext, agent_action::ReportStarted, agent_action::SignalGroup,
                  agent_action::BuryGroup, agent_action::ReapStranger, agent_action::ReportExit,
                  agent_action::Sweep, agent_action::SetDeadline, agent_action::ReportDrained>;
 

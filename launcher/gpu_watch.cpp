@@ -10,8 +10,6 @@
 namespace ddprun {
 namespace {
 
-/// Several who watch share one measurement.
-constexpr Duration kFresh = std::chrono::milliseconds(500);
 constexpr std::size_t kMostBytes = 1024 * 1024;
 
 os::SpawnSpec gpus_command() {
@@ -25,7 +23,7 @@ os::SpawnSpec gpus_command() {
 }  // namespace
 
 void GpuWatch::look(Answer answer) {
-    if (!nvml::may_be_there() || (measured_at_ != TimePoint::min() && loop_.now() - measured_at_ < kFresh)) return answer(gpus_);
+    if (!nvml::may_be_there() || (measured_at_ != TimePoint::min() && loop_.now() - measured_at_ < fresh_)) return answer(gpus_);
     waiting_.push_back(std::move(answer));
     if (waiting_.size() > 1) return;
     run_tool(loop_, system_, gpus_command(), kPatience, kMostBytes, [this](Result<std::string> line) { measured(std::move(line)); });

@@ -15,7 +15,9 @@ class GpuWatch {
   public:
     using Answer = std::function<void(const std::vector<GpuUsage>& gpus)>;
 
-    GpuWatch(os::EventLoop& loop, os::System& system) : loop_(loop), system_(system) {}
+    /// Several who ask within `fresh` share one measurement.
+    GpuWatch(os::EventLoop& loop, os::System& system, Duration fresh = std::chrono::milliseconds(500))
+        : loop_(loop), system_(system), fresh_(fresh) {}
     GpuWatch(const GpuWatch&) = delete;
     GpuWatch& operator=(const GpuWatch&) = delete;
 
@@ -30,6 +32,7 @@ class GpuWatch {
 
     os::EventLoop& loop_;
     os::System& system_;
+    Duration fresh_;
     std::vector<GpuUsage> gpus_;
     TimePoint measured_at_ = TimePoint::min();
     std::vector<Answer> waiting_;

@@ -119,6 +119,7 @@ struct JobSpec {
     GpuCheck gpu_check = GpuCheck::Auto;
     std::optional<int> stdin_rank;        ///< none: nobody reads our stdin
     std::optional<std::pair<int, std::string>> attach;  ///< run this rank under a debugger command
+    Duration gpu_memory_wait = std::chrono::seconds(30);  ///< before a restart, for the last workers' GPU memory; zero: none
     Duration hang_timeout = Duration::zero();  ///< zero: hangs are not looked for
     std::string report_file;
     std::string events_file;

@@ -30,6 +30,7 @@ std::string name_of(JobState::Phase phase) {
 std::string name_of(AgentState::Phase phase) {
     switch (phase) {
         case AgentState::Phase::Idle: return "idle";
+        case AgentState::Phase::AwaitingGpus: return "waiting for GPU memory";
         case AgentState::Phase::Starting: return "starting";
         case AgentState::Phase::Running: return "running";
         case AgentState::Phase::Stopping: return "stopping";

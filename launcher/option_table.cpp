@@ -278,6 +278,10 @@ OptionGroup supervision_options() {
               set_restarts},
              {"restart-backoff", 0, "SPAN[:MAX]", "",
               "Wait before the second restart in a row, doubled each time up to MAX. Default 0:60s.", set_backoff},
+             {"gpu-memory-wait", 0, "SPAN", "",
+              "Wait at most so long before a restart until the GPU memory of the workers that have ended is free. 0: do not "
+              "look. Default 30s.",
+              [](Draft& d, Text v) { return store(parse_span(v), d.spec.gpu_memory_wait); }},
              {"shutdown-timeout", 0, "SECONDS", "",
               "Grace between the stop signal and SIGKILL. Default TORCH_ELASTIC_SHUTDOWN_TIMEOUT, else 30.",
               [](Draft& d, Text v) { return store(parse_span(v), d.spec.shutdown_timeout); }},

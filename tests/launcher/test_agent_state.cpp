@@ -144,5 +144,26 @@ TEST(AgentStep, AWorkerThatNeverRanIsReportedAndNoOtherIsStarted) {
     EXPECT_EQ(all_of<agent_action::Sweep>(actions).size(), 1u);
 }
 
+TEST(AgentStep, WaitsForTheGpusBeforeItStartsWorkers) {
+    AgentState state;
+    const auto waiting = step(state, agent_event::StartRequested{2, 2, true}, kStart);
+    EXPECT_EQ(all_of<agent_action::AwaitGpus>(waiting).size(), 1u);
+    EXPECT_TRUE(all_of<agent_action::SpawnNext>(waiting).empty());
+    EXPECT_EQ(all_of<agent_action::SpawnNext>(step(state, agent_event::GpusFree{}, kStart)).size(), 1u);
+    EXPECT_TRUE(step(state, agent_event::GpusFree{}, kStart).empty()) << "once";
+}
+
+TEST(AgentStep, StoppedWhileItWaitsForTheGpusHasDrained) {
+    for (const AgentEvent& stop : {AgentEvent(agent_event::StopRequested{SIGTERM, 5s}), AgentEvent(agent_event::KillRequested{})}) {
+        AgentState state;
+        step(state, agent_event::StartRequested{2, 2, true}, kStart);
+        const auto actions = step(state, stop, kStart);
+        EXPECT_EQ(all_of<agent_action::ReportDrained>(actions).size(), 1u);
+        EXPECT_EQ(actions.size(), 1u);
+        EXPECT_EQ(state.phase, Phase::Idle);
+        EXPECT_TRUE(step(state, agent_event::GpusFree{}, kStart).empty()) << "too late";
+    }
+}
+
 }  // namespace
 }  // namespace ddprun

@@ -4,6 +4,7 @@
 #include <signal.h>
 #include <sys/stat.h>
 
+#include "env/file.h"
 #include "tests/support/run_program.h"
 #include "tests/support/temporary_directory.h"
 #include "tests/system/look.h"
@@ -125,6 +126,65 @@ TEST(Restarts, NothingOfTheLastAttemptIsLeftWhenTheNextBegins) {
                                              {"once", directory.file("x"), "child", "daemon", "exit", "6", "end", "say", "second"}), with_environment({marker}));
     EXPECT_EQ(outcome.status, 0) << outcome.err;
     EXPECT_TRUE(processes_with(marker).empty());
+}
+
+// ---- the last workers' GPU memory, on a machine whose NVML is the fake one
+
+/// Describes itself as the process that holds the GPU and fails, once; then says "again".
+struct GpuHolder {
+    TemporaryDirectory directory;
+    RunOptions options = with_environment({"DDPRUN_NVML_LIBRARY=" + path_of("FAKE_NVML_LIBRARY"), "FAKE_NVML=" + directory.file("machine.json")});
+
+    GpuHolder() { is(""); }
+    void is(const std::string& processes) const {
+        ASSERT_TRUE(write_file_atomically(directory.file("machine.json"),
+                                          R"({"gpus": [{"total": 80000000000, "used": 65000000000, "processes": [)" + processes + "]}]}", 0600));
+    }
+    [[nodiscard]] std::vector<std::string> command(std::vector<std::string> words) const {
+        words.insert(words.begin(), path_of("DDPRUN"));
+        const std::string script = "test -e $0.was && { echo again; exit 0; }; touch $0.was;"
+                                   "echo '{\"gpus\": [{\"total\": 80000000000, \"used\": 65000000000, \"processes\": [{\"pid\": '$$', \"bytes\": 64424509440}]}]}' > $0.new;"
+                                   "mv $0.new $0; exit 5";
+        words.insert(words.end(), {"--max-restarts=1", "/bin/sh", "-c", script, directory.file("machine.json")});
+        return words;
+    }
+};
+
+TEST(Restarts, WaitUntilTheLastWorkersGpuMemoryIsFree) {
+    const GpuHolder holder;
+    Program program(holder.command({}), holder.options);
+    ASSERT_TRUE(program.wait_for_output("waiting for the GPUs' memory: GPU 0 still holds 60 GiB of process "));
+    holder.is(R"({"pid": 1, "bytes": 65000000000})");
+    const Outcome outcome = program.wait();
+    EXPECT_EQ(outcome.status, 0) << outcome.err;
+    EXPECT_EQ(outcome.out, "[0]: again\n");
+    EXPECT_THAT(outcome.err, Not(HasSubstr("starting anyway")));
+}
+
+TEST(Restarts, DoNotWaitForGpuMemoryForEver) {
+    const GpuHolder holder;
+    const Outcome outcome = run(holder.command({"--gpu-memory-wait=300ms"}), holder.options);
+    EXPECT_EQ(outcome.status, 0) << outcome.err;
+    EXPECT_EQ(outcome.out, "[0]: again\n");
+    EXPECT_THAT(outcome.err, AllOf(HasSubstr("GPU 0 still holds 60 GiB of process "), HasSubstr("starting anyway")));
+}
+
+TEST(Restarts, WithAGpuMemoryWaitOfZeroNobodyLooks) {
+    const GpuHolder holder;
+    const Outcome outcome = run(holder.command({"--gpu-memory-wait=0"}), holder.options);
+    EXPECT_EQ(outcome.out, "[0]: again\n");
+    EXPECT_THAT(outcome.err, Not(HasSubstr("GPU")));
+}
+
+TEST(Restarts, ASignalEndsTheWaitForGpuMemory) {
+    const GpuHolder holder;
+    Program program(holder.command({}), holder.options);
+    ASSERT_TRUE(program.wait_for_output("waiting for the GPUs' memory"));
+    program.signal(SIGTERM);
+    const Outcome outcome = program.wait();
+    EXPECT_EQ(outcome.status, 75) << outcome.err;
+    EXPECT_EQ(outcome.out, "");
+    EXPECT_LT(outcome.took, 20s);
 }
 
 }  // namespace
