@@ -11,6 +11,7 @@
 #include "train/agreement.h"
 #include "train/compute.h"
 #include "train/data.h"
+#include "train/device_choice.h"
 #include "train/matrix.h"
 #include "train/mlp.h"
 #include "train/options.h"
@@ -65,6 +66,63 @@ TEST(TrainOptions, NameTheOptionAndTheValueThatAreWrong) {
         EXPECT_TRUE(refusal({"--epochs", epochs}).starts_with("--epochs: ")) << refusal({"--epochs", epochs});
     for (const char* hidden : {"", "64,", "a", "0", "999999"})
         EXPECT_TRUE(refusal({"--hidden", hidden}).starts_with("--hidden: ")) << refusal({"--hidden", hidden});
+}
+
+TEST(TrainOptions, RefuseWhatContradictsItself) {
+    EXPECT_EQ(refusal({"--device", "gpu"}), "--device: 'gpu' is none of auto, cuda, cpu");
+    EXPECT_EQ(refusal({"--precision", "fp8"}), "--precision: 'fp8' is none of fp32, tf32, bf16, fp16");
+    EXPECT_EQ(refusal({"--backend", "mpi"}), "--backend: 'mpi' is none of auto, nccl, staged, cpu");
+    EXPECT_EQ(refusal({"--device=cpu", "--precision=bf16"}), "--precision bf16 needs --device cuda");
+    EXPECT_EQ(refusal({"--device=cpu", "--cuda-graph"}), "--cuda-graph needs --device cuda");
+    EXPECT_EQ(refusal({"--device=cpu", "--keep-data=device"}), "--keep-data device needs --device cuda");
+    EXPECT_EQ(refusal({"--keep-data=disk"}), "--keep-data: 'disk' is none of auto, device, host");
+    EXPECT_EQ(refusal({"--device=cpu", "--backend=nccl"}), "--backend nccl needs --device cuda");
+    EXPECT_EQ(refusal({"--device=cuda", "--backend=cpu"}),
+              "--backend: cpu takes host memory; it needs --device cpu");
+    EXPECT_EQ(refusal({"--backend=cpu", "--cuda-graph"}),
+              "--cuda-graph needs --device cuda, and --backend cpu takes host memory");
+    EXPECT_EQ(refusal({"--backend=staged", "--cuda-graph"}),
+              "--cuda-graph: the staged backend goes through the host, which no graph can hold; use --backend "
+              "nccl");
+    EXPECT_EQ(refusal({"--data=synthetic:100,4,2", "--labels=x"}),
+              "--labels: synthetic data has labels of its own");
+    EXPECT_EQ(refusal({"--device=cpu", "--deterministic", "--backend=cpu"}), "accepted");
+    EXPECT_EQ(refusal({"--device=cuda", "--precision=fp16", "--cuda-graph", "--backend=nccl"}), "accepted");
+}
+
+// --- the device
+
+const train::CudaFacts kNoCuda{.devices = 0, .problem = "no driver", .local_rank = 1};
+const train::CudaFacts kTwoDevices{.devices = 2, .problem = "", .local_rank = 5};
+
+train::DeviceChoice choice(std::vector<const char*> arguments, const train::CudaFacts& facts) {
+    return *train::choose_device(*parse(std::move(arguments)), facts);
+}
+
+TEST(DeviceChoice, OfItselfTakesCudaWhereItCanAndSaysWhyNotElsewhere) {
+    EXPECT_EQ(choice({}, kTwoDevices).device, (ddp::Device{ddp::Device::Kind::Cuda, 1}));
+    EXPECT_EQ(choice({}, kTwoDevices).why, "auto: 2 CUDA devices");
+    EXPECT_EQ(choice({}, kNoCuda).device, ddp::Device{});
+    EXPECT_EQ(choice({}, kNoCuda).why, "auto: no driver");
+}
+
+TEST(DeviceChoice, TakesTheCpuWhereItOrItsBackendIsAskedFor) {
+    EXPECT_EQ(choice({"--device=cpu"}, kTwoDevices).device, ddp::Device{});
+    EXPECT_EQ(choice({"--backend=cpu"}, kTwoDevices).device, ddp::Device{});
+    EXPECT_FALSE(train::may_use_cuda(*parse({"--device=cpu"})));
+    EXPECT_FALSE(train::may_use_cuda(*parse({"--backend=cpu"})));
+    EXPECT_TRUE(train::may_use_cuda(*parse({})));
+}
+
+TEST(DeviceChoice, NamesTheOptionThatNeedsADeviceWhereThereIsNone) {
+    const auto refused = [](std::vector<const char*> arguments) {
+        const auto chosen = train::choose_device(*parse(std::move(arguments)), kNoCuda);
+        return chosen ? "accepted" : chosen.error().what;
+    };
+    EXPECT_EQ(refused({"--device=cuda"}), "--device cuda: no driver");
+    EXPECT_EQ(refused({"--precision=bf16"}), "--precision bf16: no driver");
+    EXPECT_EQ(refused({"--cuda-graph"}), "--cuda-graph: no driver");
+    EXPECT_EQ(refused({"--backend=staged"}), "--backend staged: no driver");
 }
 
 // --- data
@@ -258,7 +316,7 @@ TEST(Mlp, GradientsAreTheSlopesOfTheLoss) {
     for (const ddp::Tensor& parameter : parameters) gradients.emplace_back(parameter.memory.count);
     std::vector<std::size_t> order;
     const auto loss = [&] {
-        mlp.stage(values, labels);
+        mlp.stage({values.data(), labels.data(), nullptr, labels.size()});
         mlp.forward();
         return compute->take_score().loss_sum;
     };
@@ -288,7 +346,7 @@ TEST(Mlp, SurvivesHugeLogits) {
     Mlp mlp({1, 2}, 0, *compute);
     const std::vector<float> values = {1e30F};
     const std::vector<std::int32_t> labels = {0};
-    mlp.stage(values, labels);
+    mlp.stage({values.data(), labels.data(), nullptr, labels.size()});
     mlp.forward();
     EXPECT_TRUE(std::isfinite(compute->take_score().loss_sum));
 }
@@ -317,6 +375,12 @@ Samples two_clouds() {
     return samples;
 }
 
+train::Station on_the_cpu() {
+    Options options;
+    options.device = train::DeviceKind::Cpu;
+    return *train::open_station(options, 0);
+}
+
 struct Outcome {
     train::Summary summary;
     std::vector<std::string> lines;
@@ -326,8 +390,8 @@ Outcome train_with(int ranks, const Options& options, std::optional<std::string>
                    const std::string& run_id = "job1", const Samples& samples = two_clouds()) {
     Outcome outcome;
     ddp::testing::run_ranks(ranks, [&](ddp::ProcessGroup& group) {
-        const std::unique_ptr<train::Compute> compute = train::make_cpu_compute();
-        train::Trainer trainer(group, *compute, options, samples,
+        const train::Station station = on_the_cpu();
+        train::Trainer trainer(group, station, options, samples,
                                [&](const std::string& line) { outcome.lines.push_back(line); });
         if (options.resume) trainer.resume(only_run);
         train::Summary summary = trainer.run(run_id);
@@ -378,8 +442,8 @@ TEST(Trainer, StoppedInAnEpochAndResumedEndsWithTheSameBitsAsInOneGo) {
     ddp::testing::run_ranks(2, [&](ddp::ProcessGroup& group) {
         // One rank alone hears of it, at the third vote.
         int votes = 0;
-        const std::unique_ptr<train::Compute> compute = train::make_cpu_compute();
-        train::Trainer trainer(group, *compute, options, samples, [](const std::string&) {},
+        const train::Station station = on_the_cpu();
+        train::Trainer trainer(group, station, options, samples, [](const std::string&) {},
                                [&] { return group.rank() == 1 && ++votes == 3; });
         const train::Summary summary = trainer.run("job1");
         EXPECT_TRUE(summary.stopped);
@@ -482,6 +546,8 @@ TEST(TrainReport, WritesNumbersForPeopleAndPrograms) {
     EXPECT_EQ(
         train::format_epoch({3, 0.21134, 0.941, 1, 52341.9, 0.118}, 30),
         "epoch  3/30  loss 0.2113  train  94.1 %  held-out 100.0 %  52,341 samples/s  communication 12 %");
+    EXPECT_EQ(train::format_epoch({3, 0.21134, 0.941, 1, 52341.9, std::nullopt}, 3),
+              "epoch 3/3  loss 0.2113  train  94.1 %  held-out 100.0 %  52,341 samples/s");
     const std::string json = train::to_json({4, {{1, 0.5, 0.25, 0.75, 10, 0.5}}, 0.75, 1, "abc", "./c"});
     EXPECT_NE(json.find("\"parameters_sha256\": \"abc\""), std::string::npos);
     EXPECT_NE(json.find("\"loss\": 0.5"), std::string::npos);

@@ -90,7 +90,7 @@ Pass pass_on_cpu() {
     Mlp mlp(kWidths, 3, *compute);
     Pass pass;
     for (const ddp::Tensor& parameter : mlp.parameters()) pass.gradients.emplace_back(parameter.memory.count);
-    mlp.stage(kValues, kLabels);
+    mlp.stage({kValues.data(), kLabels.data(), nullptr, kLabels.size()});
     mlp.forward();
     mlp.backward({[&](std::size_t i) { return pass.gradients[i].data(); }, [](std::size_t) {}});
     pass.score = compute->take_score();
@@ -117,7 +117,7 @@ Pass pass_on_cuda(train::CudaOptions options, float loss_scale = 1) {
     const auto labels = compute.put(kLabels);
     const auto scale = compute.put(std::vector<float>{loss_scale});
     if (loss_scale != 1) mlp.set_loss_scale(scale.as<const float>());
-    mlp.stage({values.as<const float>(), kValues.size()}, {labels.as<const std::int32_t>(), kLabels.size()});
+    mlp.stage({values.as<const float>(), labels.as<const std::int32_t>(), nullptr, kLabels.size()});
     mlp.forward();
     mlp.backward(
         {[&](std::size_t i) { return memory[i].get(); }, [&](std::size_t i) { order.push_back(i); }});
@@ -216,7 +216,7 @@ TEST(CudaCompute, AddsUpTheScoreUntilItIsTaken) {
     const auto values = compute.put(std::vector<float>(2 * kMany, 0.0F));
     const auto labels = compute.put(std::vector<std::int32_t>(kMany, 0));
     for (int batch = 0; batch < 2; ++batch) {
-        mlp.stage({values.as<const float>(), 2 * kMany}, {labels.as<const std::int32_t>(), kMany});
+        mlp.stage({values.as<const float>(), labels.as<const std::int32_t>(), nullptr, kMany});
         mlp.forward();
     }
     const train::Score score = compute->take_score();
@@ -233,12 +233,38 @@ TEST(CudaCompute, SurvivesHugeLogitsAndShowsInvalidOnes) {
     const auto loss_of = [&](float value) {
         const auto values = compute.put(std::vector<float>{value});
         const auto labels = compute.put(std::vector<std::int32_t>{0});
-        mlp.stage({values.as<const float>(), 1}, {labels.as<const std::int32_t>(), 1});
+        mlp.stage({values.as<const float>(), labels.as<const std::int32_t>(), nullptr, 1});
         mlp.forward();
         return compute->take_score().loss_sum;
     };
     EXPECT_TRUE(std::isfinite(loss_of(1e30F)));
     EXPECT_FALSE(std::isfinite(loss_of(NAN)));
+}
+
+TEST(CudaCompute, TakesRowsInAnyOrder) {
+    const OnCuda compute({});
+    // Packs of 8 in the first, not in the second.
+    for (const std::size_t width : {16UL, 5UL}) {
+        Mlp mlp({width, 3}, 0, *compute);
+        const std::vector<float> host = random_values(4 * width, 8);
+        const auto values = compute.put(host);
+        const auto labels = compute.put(std::vector<std::int32_t>{0, 1, 2, 0});
+        const auto order = compute.put(std::vector<std::uint32_t>{2, 0, 3, 1});
+        std::vector<float> sorted;
+        for (const std::size_t row : {2, 0, 3, 1})
+            sorted.insert(sorted.end(), host.begin() + static_cast<std::ptrdiff_t>(row * width),
+                          host.begin() + static_cast<std::ptrdiff_t>((row + 1) * width));
+        const auto sorted_values = compute.put(sorted);
+        const auto sorted_labels = compute.put(std::vector<std::int32_t>{2, 0, 0, 1});
+        mlp.stage(
+            {values.as<const float>(), labels.as<const std::int32_t>(), order.as<const std::uint32_t>(), 4});
+        mlp.forward();
+        const double picked = compute->take_score().loss_sum;
+        mlp.stage({sorted_values.as<const float>(), sorted_labels.as<const std::int32_t>(), nullptr, 4});
+        mlp.forward();
+        EXPECT_EQ(picked, compute->take_score().loss_sum);
+        EXPECT_GT(picked, 0);
+    }
 }
 
 TEST(CudaCompute, StartsFromTheCpusWeights) {

@@ -1,8 +1,12 @@
 #pragma once
 
+#include <array>
 #include <cstdint>
+#include <cstring>
 #include <optional>
 #include <string>
+#include <string_view>
+#include <vector>
 
 #include "ddp/process_group.h"
 
@@ -15,6 +19,7 @@ enum class ExitCode : std::uint8_t {
     Usage = 64,
     DataError = 65,
     NoInput = 66,
+    Unavailable = 69,
     CannotCreate = 73
 };
 
@@ -35,5 +40,16 @@ struct AgreedTrouble {
 /// the data that they have read); where it is not, that is trouble too.
 std::optional<AgreedTrouble> agree(ddp::ProcessGroup& group, const std::optional<Trouble>& mine,
                                    std::uint64_t fingerprint);
+
+/// Collective: everyone's numbers, by rank. As bytes: it works wherever the group's buffers have to be.
+template <std::size_t N>
+std::vector<std::array<double, N>> gather_numbers(ddp::ProcessGroup& group,
+                                                  const std::array<double, N>& mine) {
+    std::vector<std::array<double, N>> all;
+    const std::string_view bytes(reinterpret_cast<const char*>(mine.data()), sizeof(mine));
+    for (const std::string& theirs : group.all_gather_bytes(bytes))
+        std::memcpy(all.emplace_back().data(), theirs.data(), sizeof(mine));
+    return all;
+}
 
 }  // namespace train

@@ -32,6 +32,14 @@ enum class Precision : std::uint8_t {
 /// "fp32", "tf32", "bf16", "fp16".
 const char* name_of(Precision precision);
 
+/// Samples in the compute's memory: float32 rows without gaps, a label for each. Borrowed.
+struct BatchSource {
+    const float* values = nullptr;
+    const std::int32_t* labels = nullptr;
+    const std::uint32_t* order = nullptr;  ///< which rows and labels; null: the first `count`
+    std::size_t count = 0;
+};
+
 enum class Activation : std::uint8_t { None, Relu };
 
 /// What a model has reached since it was last asked.
@@ -41,7 +49,7 @@ struct Score {
 };
 
 /// The arithmetic that a model is made of, on one kind of device. Calls are in order; on a GPU they only
-/// queue work on one stream, and nothing but take_score and download waits for it. Not thread-safe. Throws
+/// queue work on one stream, and nothing but take_score and upload waits for it. Not thread-safe. Throws
 /// ddp::Error when the device fails.
 class Compute {
   public:
@@ -60,12 +68,12 @@ class Compute {
     /// Bytes of what `linear` notes for relu_gradient; 0 where the output itself tells.
     [[nodiscard]] virtual std::size_t mask_bytes(std::size_t rows, std::size_t columns) const = 0;
 
-    /// Rounds host values into `to`, whose count must be theirs. Waits.
-    virtual void upload(std::span<const float> from, const ddp::Buffer& to) = 0;
-    /// A batch, float32 and without gaps, where the loader left it (host memory on a CPU, the device's memory
-    /// on a GPU); rounded to dtype() if need be.
-    virtual void stage(std::span<const float> from, const Matrix& to) = 0;
-    virtual void stage_labels(std::span<const std::int32_t> from, std::int32_t* to) = 0;
+    /// Bytes from host memory, as they are. Waits.
+    virtual void upload(const void* from, const ddp::Buffer& to) = 0;
+    /// float32 rounded to dtype(); both in the device's memory.
+    virtual void round(const ddp::Buffer& from, const ddp::Buffer& to) = 0;
+    /// A batch from where the feed has it: rounded to dtype() if need be, its labels beside it.
+    virtual void stage(const BatchSource& from, const Matrix& to, std::int32_t* labels) = 0;
 
     /// A linear layer: output = activation(input weight^T + bias).
     struct Linear {
@@ -106,6 +114,16 @@ class Compute {
         const float* loss_scale;  ///< one number in the device's memory; null: 1
     };
     virtual void cross_entropy(const CrossEntropy& loss) = 0;
+
+    /// Work that is done again and again with the same memory.
+    class Recorded {
+      public:
+        virtual ~Recorded() = default;
+        virtual void run() = 0;
+    };
+    /// Of `work`, which must queue and nothing else: no allocation, no waiting. On a GPU it is
+    /// called once, now, and every run is one launch; on a CPU a run calls it.
+    virtual std::unique_ptr<Recorded> record(std::function<void()> work) = 0;
 
     /// What cross_entropy has added up since the last call. Waits.
     virtual Score take_score() = 0;

@@ -17,6 +17,15 @@ float* row_of(const Matrix& matrix, std::size_t row) {
 
 const float* values_of(const Matrix& matrix) { return static_cast<const float*>(matrix.data); }
 
+class Repeated final : public Compute::Recorded {
+  public:
+    explicit Repeated(std::function<void()> work) : work_(std::move(work)) {}
+    void run() override { work_(); }
+
+  private:
+    std::function<void()> work_;
+};
+
 /// Rows follow each other without a gap: stride_for says so.
 class CpuCompute final : public Compute {
   public:
@@ -35,15 +44,14 @@ class CpuCompute final : public Compute {
         return {memory, [](std::byte* mine) { std::free(mine); }};
     }
 
-    void upload(std::span<const float> from, const ddp::Buffer& to) override {
-        std::memcpy(to.data, from.data(), from.size_bytes());
-    }
-    void stage(std::span<const float> from, const Matrix& to) override {
-        std::memcpy(to.data, from.data(), from.size_bytes());
-    }
-
-    void stage_labels(std::span<const std::int32_t> from, std::int32_t* to) override {
-        std::memcpy(to, from.data(), from.size_bytes());
+    void upload(const void* from, const ddp::Buffer& to) override { std::memcpy(to.data, from, to.bytes()); }
+    void round(const ddp::Buffer& from, const ddp::Buffer& to) override { upload(from.data, to); }
+    void stage(const BatchSource& from, const Matrix& to, std::int32_t* labels) override {
+        for (std::size_t r = 0; r < from.count; ++r) {
+            const std::size_t row = from.order != nullptr ? from.order[r] : r;
+            std::copy_n(from.values + row * to.columns, to.columns, row_of(to, r));
+            labels[r] = from.labels[row];
+        }
     }
 
     void linear(const Linear& layer) override {
@@ -97,6 +105,10 @@ class CpuCompute final : public Compute {
             score_.correct += static_cast<std::size_t>(best - logits) == label ? 1 : 0;
         }
         score_.loss_sum += loss_sum;
+    }
+
+    std::unique_ptr<Recorded> record(std::function<void()> work) override {
+        return std::make_unique<Repeated>(std::move(work));
     }
 
     Score take_score() override { return std::exchange(score_, {}); }

@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "ddp/cuda/graph.h"
 #include "ddp/cuda/module.h"
 #include "products.h"
 
@@ -78,6 +79,17 @@ struct Kernels {
     }
 };
 
+class Captured final : public Compute::Recorded {
+  public:
+    Captured(std::unique_ptr<ddp::cuda::Graph> graph, ddp::cuda::Stream stream)
+        : graph_(std::move(graph)), stream_(stream) {}
+    void run() override { graph_->launch(stream_); }
+
+  private:
+    std::unique_ptr<ddp::cuda::Graph> graph_;
+    ddp::cuda::Stream stream_;
+};
+
 /// A row-major matrix is its transpose to cuBLASLt: out[s, o] = in[s, i] w[o, i]^T becomes
 /// out^T = (w^T)^T in^T with columns of `stride`.
 class CudaCompute final : public Compute {
@@ -89,6 +101,7 @@ class CudaCompute final : public Compute {
           options_(options),
           module_(gpu_, {"train_kernels", train_kernels_image}),
           kernels_(Kernels::of(module_, dtype_of(options.precision))),
+          stage_labels_(module_.function("train_stage_labels")),
           products_(gpu_, std::move(cublaslt), stream,
                     {.type = data_type_of(dtype_of(options.precision)),
                      .allow_tf32 = options.precision == Precision::Tf32,
@@ -121,19 +134,18 @@ class CudaCompute final : public Compute {
         return rows * rounded_up(columns, kMaskBits) / 8;
     }
 
-    void upload(std::span<const float> from, const ddp::Buffer& to) override {
-        const ddp::cuda::DeviceMemory raw(gpu_, from.size_bytes());
-        ddp::cuda::copy(*gpu_, raw.get(), from.data(), from.size_bytes(), stream_);
-        stage({raw.as<const float>(), from.size()}, {to.data, 1, to.count, to.count});
+    void upload(const void* from, const ddp::Buffer& to) override {
+        ddp::cuda::copy(*gpu_, to.data, from, to.bytes(), stream_);
         ddp::cuda::synchronize(*gpu_, stream_);
     }
-
-    void stage(std::span<const float> from, const Matrix& to) override {
-        kernels_.stage.launch(gpu_->grid_for(from.size()), stream_, from.data(), to.data, U64{to.rows},
-                              U64{to.columns}, U64{to.stride});
+    void round(const ddp::Buffer& from, const ddp::Buffer& to) override {
+        launch_stage(static_cast<const float*>(from.data), nullptr, {to.data, 1, to.count, to.count});
     }
-    void stage_labels(std::span<const std::int32_t> from, std::int32_t* to) override {
-        ddp::cuda::copy(*gpu_, to, from.data(), from.size_bytes(), stream_);
+
+    void stage(const BatchSource& from, const Matrix& to, std::int32_t* labels) override {
+        launch_stage(from.values, from.order, to);
+        stage_labels_.launch(gpu_->grid_for(from.count), stream_, from.labels, from.order, labels,
+                             U64{from.count});
     }
 
     void linear(const Linear& layer) override {
@@ -225,6 +237,12 @@ class CudaCompute final : public Compute {
                                       losses_.as<double>(), hits_.as<U64>(), U64{kSlots});
     }
 
+    std::unique_ptr<Recorded> record(std::function<void()> work) override {
+        ddp::cuda::Capture capture(gpu_, stream_);
+        work();
+        return std::make_unique<Captured>(capture.end(), stream_);
+    }
+
     Score take_score() override {
         auto* const losses = read_back_.as<double>();
         auto* const hits = reinterpret_cast<U64*>(losses + kSlots);
@@ -237,6 +255,11 @@ class CudaCompute final : public Compute {
     }
 
   private:
+    void launch_stage(const float* from, const std::uint32_t* order, const Matrix& to) {
+        kernels_.stage.launch(gpu_->grid_for(to.rows * to.columns), stream_, from, order, to.data,
+                              U64{to.rows}, U64{to.columns}, U64{to.stride});
+    }
+
     static Product forward_product(const Linear& layer) {
         Product product;
         product.kind = {.op_a = lt::Operation::Transpose,
@@ -278,6 +301,7 @@ class CudaCompute final : public Compute {
     CudaOptions options_;
     ddp::cuda::Module module_;
     Kernels kernels_;
+    Function stage_labels_;
     Products products_;
     ddp::cuda::DeviceMemory losses_, hits_;
     ddp::cuda::PinnedMemory read_back_;

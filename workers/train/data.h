@@ -51,6 +51,8 @@ class Subset final : public ddp::Dataset {
     [[nodiscard]] std::size_t size() const override { return rows_.size(); }
     [[nodiscard]] std::vector<std::size_t> field_bytes() const override;
     void read(std::size_t index, std::span<const std::span<std::byte>> fields) const override;
+    /// Of the samples, which of them this one is.
+    [[nodiscard]] std::size_t row(std::size_t index) const { return rows_.at(index); }
 
   private:
     const Samples& samples_;

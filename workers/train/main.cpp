@@ -13,7 +13,6 @@
 #include <vector>
 
 #include "agreement.h"
-#include "compute.h"
 #include "data.h"
 #include "ddp/context.h"
 #include "ddp/durable_file.h"
@@ -25,6 +24,7 @@
 #include "env/text.h"
 #include "matrix.h"
 #include "options.h"
+#include "station.h"
 #include "trainer.h"
 
 namespace {
@@ -120,18 +120,28 @@ void print_line(const std::string& line) {
     std::fflush(stdout);
 }
 
+std::string place_of(const ddp::Device& device) {
+    return device.kind == ddp::Device::Kind::Cuda ? fmt::format("CUDA device {}", device.index) : "the CPU";
+}
+
 int run(const Options& options, const ddp::Context& context) {
     train::set_matrix_threads(matrix_threads());
-    const std::unique_ptr<ddp::ProcessGroup> group = ddp::ProcessGroup::create(context);
+    const ddprun::Result<train::Station> station = train::open_station(options, context.local_rank());
+    if (!station) return report({ExitCode::Unavailable, station.error().what}, 0, context.rank());
+    const std::unique_ptr<ddp::ProcessGroup> group = ddp::ProcessGroup::create(
+        context,
+        {.backend = options.backend, .device = station->choice.device, .stream = station->stream_handle()});
     train::Samples samples;
     const std::optional<Trouble> mine = prepare(options, *group, samples);
     if (const auto agreed = train::agree(*group, mine, samples.fingerprint()))
         return report(agreed->trouble, agreed->reporter, group->rank());
 
+    if (group->rank() == 0)
+        print_line(fmt::format("train: on {} ({}); backend {}", place_of(station->choice.device),
+                               station->choice.why, group->choice()));
     ddp::Lifeline lifeline(context);
     lifeline.ready();
-    const std::unique_ptr<train::Compute> compute = train::make_cpu_compute();
-    train::Trainer trainer(*group, *compute, options, samples, print_line,
+    train::Trainer trainer(*group, *station, options, samples, print_line,
                            [&] { return lifeline.preemption_requested(); });
     const std::string run_id = run_identity(context.env());
     try {

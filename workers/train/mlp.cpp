@@ -40,35 +40,47 @@ Mlp::Mlp(std::vector<std::size_t> widths, std::uint64_t seed, Compute& compute) 
     const std::size_t element = ddp::size_of(compute.dtype());
     for (std::size_t l = 0; l + 1 < widths.size(); ++l) {
         const std::size_t inputs = widths[l], outputs = widths[l + 1];
-        Layer layer{inputs,
-                    outputs,
-                    compute.allocate(inputs * outputs * element),
-                    compute.allocate(outputs * element),
-                    {},
-                    {},
-                    {}};
-        compute.upload(first_weights(inputs, outputs, normal),
-                       {layer.weight.get(), inputs * outputs, compute.dtype(), compute.device()});
-        layers_.push_back(std::move(layer));
+        Layer& layer = layers_.emplace_back();
+        layer.inputs = inputs;
+        layer.outputs = outputs;
+        layer.weight = compute.allocate(inputs * outputs * element);
+        layer.bias = compute.allocate(outputs * element);
+        if (has_copies()) {
+            layer.full_weight = compute.allocate(inputs * outputs * sizeof(float));
+            layer.full_bias = compute.allocate(outputs * sizeof(float));
+        }
+        const std::vector<float> first = first_weights(inputs, outputs, normal);
+        compute.upload(first.data(), weights()[2 * l].memory);
     }
+    refresh_copies();
 }
 
-std::vector<ddp::Tensor> Mlp::parameters() {
+std::vector<ddp::Tensor> Mlp::tensors(Memory Layer::*weight, Memory Layer::*bias, ddp::DType dtype) {
     std::vector<ddp::Tensor> all;
-    const auto add = [&](std::string name, const Memory& memory, std::vector<std::int64_t> shape) {
-        std::size_t count = 1;
-        for (const std::int64_t extent : shape) count *= static_cast<std::size_t>(extent);
-        all.push_back(
-            {std::move(name), std::move(shape), {memory.get(), count, compute_.dtype(), compute_.device()}});
-    };
     for (std::size_t l = 0; l < layers_.size(); ++l) {
         const Layer& layer = layers_[l];
         const auto outputs = static_cast<std::int64_t>(layer.outputs),
                    inputs = static_cast<std::int64_t>(layer.inputs);
-        add(fmt::format("fc{}.weight", l + 1), layer.weight, {outputs, inputs});
-        add(fmt::format("fc{}.bias", l + 1), layer.bias, {outputs});
+        all.push_back({fmt::format("fc{}.weight", l + 1),
+                       {outputs, inputs},
+                       {(layer.*weight).get(), layer.outputs * layer.inputs, dtype, compute_.device()}});
+        all.push_back({fmt::format("fc{}.bias", l + 1),
+                       {outputs},
+                       {(layer.*bias).get(), layer.outputs, dtype, compute_.device()}});
     }
     return all;
+}
+
+std::vector<ddp::Tensor> Mlp::parameters() { return tensors(&Layer::weight, &Layer::bias, compute_.dtype()); }
+
+std::vector<ddp::Tensor> Mlp::weights() {
+    return has_copies() ? tensors(&Layer::full_weight, &Layer::full_bias, ddp::DType::F32) : parameters();
+}
+
+void Mlp::refresh_copies() {
+    if (!has_copies()) return;
+    const std::vector<ddp::Tensor> from = weights(), to = parameters();
+    for (std::size_t i = 0; i < from.size(); ++i) compute_.round(from[i].memory, to[i].memory);
 }
 
 std::size_t Mlp::parameter_count() const {
@@ -107,11 +119,10 @@ Matrix Mlp::weight_of(const Layer& layer, void* data) {
     return {data, layer.outputs, layer.inputs, layer.inputs};
 }
 
-void Mlp::stage(std::span<const float> values, std::span<const std::int32_t> labels) {
-    reserve(labels.size());
-    samples_ = labels.size();
-    compute_.stage(values, input_of(0));
-    compute_.stage_labels(labels, reinterpret_cast<std::int32_t*>(labels_.get()));
+void Mlp::stage(const BatchSource& batch) {
+    reserve(batch.count);
+    samples_ = batch.count;
+    compute_.stage(batch, input_of(0), reinterpret_cast<std::int32_t*>(labels_.get()));
 }
 
 void Mlp::forward() {

@@ -21,14 +21,20 @@ class Mlp {
     Mlp(std::vector<std::size_t> widths, std::uint64_t seed, Compute& compute);
 
     /// "fc1.weight" [outputs, inputs], "fc1.bias" [outputs], "fc2.weight" ..., in the compute's memory and
-    /// type.
+    /// type: what is multiplied, and what gradients belong to.
     std::vector<ddp::Tensor> parameters();
+    /// The same in float32: what an optimizer changes and a checkpoint holds. Where the compute's type is
+    /// float32 they are the parameters; else the parameters are to be kept as their rounded copies.
+    std::vector<ddp::Tensor> weights();
+    [[nodiscard]] bool has_copies() const { return compute_.dtype() != ddp::DType::F32; }
+    /// Rounds the weights into the parameters again, after somebody else has changed the weights.
+    void refresh_copies();
     [[nodiscard]] std::size_t parameter_count() const;
 
     /// Makes room for batches of so many samples.
     void reserve(std::size_t samples);
-    /// The next batch, from where Compute::stage takes it.
-    void stage(std::span<const float> values, std::span<const std::int32_t> labels);
+    /// The next batch, from the compute's memory.
+    void stage(const BatchSource& batch);
     /// Adds loss and hits to the compute's score.
     void forward();
 
@@ -46,11 +52,13 @@ class Mlp {
   private:
     struct Layer {
         std::size_t inputs, outputs;
-        Memory weight, bias;
-        Memory output;  ///< [samples, outputs] of the last forward, after ReLU
-        Memory mask;    ///< where ReLU let something through
-        Memory delta;   ///< gradient of the loss with respect to the sum before ReLU
+        Memory weight, bias;            ///< the compute's type
+        Memory full_weight, full_bias;  ///< float32; none where the above are
+        Memory output;                  ///< [samples, outputs] of the last forward, after ReLU
+        Memory mask;                    ///< where ReLU let something through
+        Memory delta;                   ///< gradient of the loss with respect to the sum before ReLU
     };
+    std::vector<ddp::Tensor> tensors(Memory Layer::*weight, Memory Layer::*bias, ddp::DType dtype);
     [[nodiscard]] Matrix rows(const Memory& memory, std::size_t columns) const;
     [[nodiscard]] Matrix input_of(std::size_t layer) const;
     [[nodiscard]] static Matrix weight_of(const Layer& layer, void* data);

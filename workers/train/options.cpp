@@ -4,6 +4,7 @@
 
 #include <array>
 #include <cmath>
+#include <initializer_list>
 #include <string_view>
 
 #include "data.h"
@@ -58,6 +59,23 @@ Result<OptimizerKind> parse_optimizer(std::string_view text) {
         if (text == name_of(kind)) return kind;
     }
     return wrong(fmt::format("'{}' is neither sgd nor adamw", text));
+}
+
+template <class T>
+Result<T> parse_name(std::string_view text, std::initializer_list<T> values) {
+    std::vector<std::string> names;
+    for (const T value : values) {
+        if (text == name_of(value)) return value;
+        names.emplace_back(name_of(value));
+    }
+    return wrong(fmt::format("'{}' is none of {}", text, ddprun::join(names, ", ")));
+}
+
+Result<std::string> parse_backend(std::string_view text) {
+    for (const std::string_view known : {"auto", "nccl", "staged", "cpu"}) {
+        if (text == known) return std::string(text);
+    }
+    return wrong(fmt::format("'{}' is none of auto, nccl, staged, cpu", text));
 }
 
 Result<std::string> parse_path(std::string_view text) {
@@ -119,6 +137,27 @@ const std::array kFlags = {
          [](Options& o, std::string_view) { return o.resume = true, Status{}; }},
     Flag{"--log-json", "FILE", "write losses, accuracies and the digest of the parameters at the end",
          [](Options& o, std::string_view v) { return store(parse_path(v), o.log_json); }},
+    Flag{"--device", "auto|cuda|cpu", "default auto: a CUDA device where one can be used, else the CPU",
+         [](Options& o, std::string_view v) {
+             return store(parse_name(v, {DeviceKind::Auto, DeviceKind::Cuda, DeviceKind::Cpu}), o.device);
+         }},
+    Flag{"--precision", "P", "fp32 (default); on CUDA also tf32, bf16, fp16 (with a loss scale)",
+         [](Options& o, std::string_view v) {
+             return store(parse_name(v, {Precision::Fp32, Precision::Tf32, Precision::Bf16, Precision::Fp16}),
+                          o.precision);
+         }},
+    Flag{"--backend", "B", "how workers talk: auto (default), nccl, staged, cpu",
+         [](Options& o, std::string_view v) { return store(parse_backend(v), o.backend); }},
+    Flag{"--keep-data", "auto|device|host",
+         "on CUDA, where samples are kept; default auto: on the device\nwhere they take less than a quarter "
+         "of it",
+         [](Options& o, std::string_view v) {
+             return store(parse_name(v, {KeepData::Auto, KeepData::Device, KeepData::Host}), o.keep_data);
+         }},
+    Flag{"--deterministic", "", "the same bits in every run, also on CUDA (the CPU gives them always)",
+         [](Options& o, std::string_view) { return o.deterministic = true, Status{}; }},
+    Flag{"--cuda-graph", "", "capture a whole step once and launch it as one",
+         [](Options& o, std::string_view) { return o.cuda_graph = true, Status{}; }},
     Flag{"--help", "", "print this and exit",
          [](Options& o, std::string_view) { return o.help = true, Status{}; }},
 };
@@ -134,12 +173,60 @@ Result<const Flag*> find_flag(std::string_view name) {
                              near.empty() ? "; see train --help" : fmt::format("; did you mean {}?", near)));
 }
 
+Status check_together(const Options& o) {
+    const std::string demand = o.demand_for_cuda();
+    if (o.device == DeviceKind::Cpu && !demand.empty()) return wrong(demand + " needs --device cuda");
+    if (o.backend == "cpu" && o.device == DeviceKind::Cuda)
+        return wrong("--backend: cpu takes host memory; it needs --device cpu");
+    if (o.backend == "cpu" && !demand.empty())
+        return wrong(demand + " needs --device cuda, and --backend cpu takes host memory");
+    if (o.backend == "staged" && o.cuda_graph)
+        return wrong(
+            "--cuda-graph: the staged backend goes through the host, which no graph can hold; "
+            "use --backend nccl");
+    if (!o.labels.empty() && o.data.starts_with("synthetic:"))
+        return wrong("--labels: synthetic data has labels of its own");
+    return {};
+}
+
 }  // namespace
+
+const char* name_of(DeviceKind kind) {
+    switch (kind) {
+        case DeviceKind::Auto:
+            return "auto";
+        case DeviceKind::Cuda:
+            return "cuda";
+        case DeviceKind::Cpu:
+            return "cpu";
+    }
+    return "?";
+}
+
+const char* name_of(KeepData keep) {
+    switch (keep) {
+        case KeepData::Auto:
+            return "auto";
+        case KeepData::Device:
+            return "device";
+        case KeepData::Host:
+            return "host";
+    }
+    return "?";
+}
 
 const char* name_of(OptimizerKind kind) { return kind == OptimizerKind::Sgd ? "sgd" : "adamw"; }
 
 double Options::base_learning_rate() const {
     return learning_rate.value_or(optimizer == OptimizerKind::Sgd ? kSgdLearningRate : kAdamWLearningRate);
+}
+
+std::string Options::demand_for_cuda() const {
+    if (precision != Precision::Fp32) return fmt::format("--precision {}", name_of(precision));
+    if (cuda_graph) return "--cuda-graph";
+    if (keep_data == KeepData::Device) return "--keep-data device";
+    if (backend == "nccl" || backend == "staged") return "--backend " + backend;
+    return "";
 }
 
 Result<Options> parse_options(std::span<const char* const> arguments) {
@@ -164,6 +251,8 @@ Result<Options> parse_options(std::span<const char* const> arguments) {
         const Status set = (*flag)->set(options, value);
         if (!set) return set.error().with(name);
     }
+    const Status fits = check_together(options);
+    if (!fits) return fits.error();
     return options;
 }
 
@@ -180,8 +269,8 @@ std::string usage() {
         }
     }
     return text +
-           "\nExit codes: 0 done, 1 failed, 64 wrong option, 65 wrong data, 66 missing file, 73 cannot "
-           "write.\n";
+           "\nExit codes: 0 done, 1 failed, 64 wrong option, 65 wrong data, 66 missing file, 69 no usable "
+           "device, 73 cannot write.\n";
 }
 
 }  // namespace train

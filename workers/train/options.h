@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "compute.h"
 #include "env/result.h"
 
 namespace train {
@@ -13,6 +14,15 @@ namespace train {
 enum class OptimizerKind : std::uint8_t { Sgd, AdamW };
 /// "sgd", "adamw".
 const char* name_of(OptimizerKind kind);
+
+enum class DeviceKind : std::uint8_t { Auto, Cuda, Cpu };
+/// "auto", "cuda", "cpu".
+const char* name_of(DeviceKind kind);
+
+/// Where a CUDA run keeps its samples.
+enum class KeepData : std::uint8_t { Auto, Device, Host };
+/// "auto", "device", "host".
+const char* name_of(KeepData keep);
 
 /// What `train` is asked to do.
 struct Options {
@@ -31,13 +41,22 @@ struct Options {
     std::uint64_t checkpoint_every = 10;  ///< epochs; also after the last
     bool resume = false;
     std::string log_json;  ///< "" none
+    DeviceKind device = DeviceKind::Auto;
+    Precision precision = Precision::Fp32;
+    std::string backend = "auto";  ///< auto, nccl, staged, cpu
+    KeepData keep_data = KeepData::Auto;
+    bool deterministic = false;
+    bool cuda_graph = false;
     bool help = false;
 
     [[nodiscard]] double base_learning_rate() const;
+    /// The option that cannot do without CUDA, beside --device: "--precision bf16"; "" none.
+    [[nodiscard]] std::string demand_for_cuda() const;
 };
 
 /// Options of a command line (without the program's name); "--name value" and "--name=value".
-/// Error: InvalidArgument naming option and value ("--lr: 'x' is not a number").
+/// Error: InvalidArgument naming option and value ("--lr: 'x' is not a number"), also of two that contradict
+/// each other.
 ddprun::Result<Options> parse_options(std::span<const char* const> arguments);
 
 /// The text of --help.

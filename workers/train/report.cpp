@@ -18,22 +18,23 @@ std::string grouped(std::uint64_t number) {
 
 std::string format_epoch(const EpochResult& r, std::uint64_t epochs) {
     return fmt::format(
-        "epoch {:>{}}/{}  loss {:.4f}  train {:5.1f} %  held-out {:5.1f} %  {} samples/s  communication "
-        "{:.0f} %",
-        r.epoch, std::to_string(epochs).size(), epochs, r.loss, 100 * r.training_accuracy,
-        100 * r.held_out_accuracy, grouped(static_cast<std::uint64_t>(r.samples_per_second)),
-        100 * r.communication_share);
+        "epoch {:>{}}/{}  loss {:.4f}  train {:5.1f} %  held-out {:5.1f} %  {} samples/s{}", r.epoch,
+        std::to_string(epochs).size(), epochs, r.loss, 100 * r.training_accuracy, 100 * r.held_out_accuracy,
+        grouped(static_cast<std::uint64_t>(r.samples_per_second)),
+        r.communication_share ? fmt::format("  communication {:.0f} %", 100 * *r.communication_share) : "");
 }
 
 std::string to_json(const Summary& summary) {
     nlohmann::ordered_json epochs = nlohmann::ordered_json::array();
     for (const EpochResult& r : summary.epochs) {
-        epochs.push_back({{"epoch", r.epoch},
-                          {"loss", r.loss},
-                          {"training_accuracy", r.training_accuracy},
-                          {"held_out_accuracy", r.held_out_accuracy},
-                          {"samples_per_second", r.samples_per_second},
-                          {"communication_share", r.communication_share}});
+        epochs.push_back(
+            {{"epoch", r.epoch},
+             {"loss", r.loss},
+             {"training_accuracy", r.training_accuracy},
+             {"held_out_accuracy", r.held_out_accuracy},
+             {"samples_per_second", r.samples_per_second},
+             {"communication_share", r.communication_share ? nlohmann::ordered_json(*r.communication_share)
+                                                           : nlohmann::ordered_json()}});
     }
     const nlohmann::ordered_json json = {{"world_size", summary.world_size},
                                          {"epochs", epochs},

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -13,7 +14,8 @@ struct EpochResult {
     double training_accuracy = 0;
     double held_out_accuracy = 0;
     double samples_per_second = 0;
-    double communication_share = 0;  ///< of the workers' time, 0 to 1
+    /// Of the workers' time, 0 to 1. Not known on a GPU: there it runs beside the computation.
+    std::optional<double> communication_share;
 };
 
 /// How the training ended.

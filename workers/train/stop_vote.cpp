@@ -1,9 +1,9 @@
 #include "stop_vote.h"
 
 #include <algorithm>
-#include <array>
-#include <span>
 #include <utility>
+
+#include "agreement.h"
 
 namespace train {
 namespace {
@@ -27,11 +27,13 @@ void StopVote::vote() {
     const double step_seconds =
         std::chrono::duration<double>(now - last_vote_).count() / static_cast<double>(steps_between_);
     last_vote_ = now;
-    std::array<double, 2> ballot = {wanted_() ? 1.0 : 0.0, step_seconds};
-    group_.all_reduce(ddp::buffer_of(std::span<double>(ballot)), ddp::ReduceOp::Max).wait();
-    passed_ = ballot[0] > 0;
+    double slowest = 0;
+    for (const auto& [wanted, seconds] : gather_numbers<2>(group_, {wanted_() ? 1.0 : 0.0, step_seconds})) {
+        passed_ = passed_ || wanted > 0;
+        slowest = std::max(slowest, seconds);
+    }
     // At most twice as many as before: the first steps are slow and tell little.
-    const double wanted_steps = kSecondsBetween / std::max(ballot[1], 1e-6);
+    const double wanted_steps = kSecondsBetween / std::max(slowest, 1e-6);
     steps_between_ = std::clamp(static_cast<std::uint64_t>(wanted_steps), std::uint64_t{1},
                                 std::min(kMostSteps, 2 * steps_between_));
     steps_left_ = steps_between_;

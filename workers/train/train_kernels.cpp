@@ -5,19 +5,24 @@ using namespace ddp::device;
 
 namespace {
 
-/// A batch of float32 rows without gaps, rounded into rows with a stride.
+DDP_DEVICE U64 row_at(const U32* order, U64 row) { return order != nullptr ? order[row] : row; }
+
+/// Float32 rows without gaps, in some order, rounded into rows with a stride.
 template <class T>
-DDP_DEVICE void stage(const float* from, T* to, U64 rows, U64 columns, U64 stride) {
+DDP_DEVICE void stage(const float* from, const U32* order, T* to, U64 rows, U64 columns, U64 stride) {
     const bool whole_packs =
         columns % kPack == 0 && stride % kPack == 0 && is_aligned(from) && is_aligned(to);
     if (whole_packs) {
         const U64 packs = columns / kPack;
-        for (U64 p = thread(); p < rows * packs; p += threads())
-            store(to + p / packs * stride + p % packs * kPack, load<kPack>(from + p * kPack));
+        for (U64 p = thread(); p < rows * packs; p += threads()) {
+            const U64 row = p / packs, at = p % packs * kPack;
+            store(to + row * stride + at, load<kPack>(from + row_at(order, row) * columns + at));
+        }
         return;
     }
     for (U64 i = thread(); i < rows * columns; i += threads())
-        to[i / columns * stride + i % columns] = rounded_to<T>(from[i]);
+        to[i / columns * stride + i % columns] =
+            rounded_to<T>(from[row_at(order, i / columns) * columns + i % columns]);
 }
 
 /// Where the labels of a batch are, and what is asked of it.
@@ -120,8 +125,9 @@ DDP_DEVICE void sum_parts(const float* sums, U64 parts, U64 columns, T* to) {
 }  // namespace
 
 #define KERNELS_OF(suffix, T)                                                                                \
-    DDP_KERNEL(train_stage_##suffix, const float* from, T* to, U64 rows, U64 columns, U64 stride) {          \
-        stage(from, to, rows, columns, stride);                                                              \
+    DDP_KERNEL(train_stage_##suffix, const float* from, const U32* order, T* to, U64 rows, U64 columns,      \
+               U64 stride) {                                                                                 \
+        stage(from, order, to, rows, columns, stride);                                                       \
     }                                                                                                        \
     DDP_KERNEL(train_cross_entropy_##suffix, const T* logits, U64 stride, const I32* labels, T* delta,       \
                U64 delta_stride, U64 rows, U64 classes, const float* scale, double* losses, U64* hits,       \
@@ -147,3 +153,7 @@ DDP_DEVICE void sum_parts(const float* sums, U64 parts, U64 columns, T* to) {
 KERNELS_OF(f32, float)
 KERNELS_OF(bf16, Bf16)
 KERNELS_OF(f16, F16)
+
+DDP_KERNEL(train_stage_labels, const I32* from, const U32* order, I32* to, U64 count) {
+    for (U64 i = thread(); i < count; i += threads()) to[i] = from[row_at(order, i)];
+}

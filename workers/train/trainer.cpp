@@ -12,6 +12,7 @@
 
 #include "ddp/sampler.h"
 #include "env/clock.h"
+#include "feed.h"
 
 namespace train {
 namespace {
@@ -34,25 +35,6 @@ std::vector<std::size_t> widths_of(const Options& options, const Samples& sample
     widths.insert(widths.end(), options.hidden.begin(), options.hidden.end());
     widths.push_back(samples.classes);
     return widths;
-}
-
-double learning_rate(const Options& options, int world_size) {
-    return options.base_learning_rate() * (options.scale_learning_rate ? world_size : 1);
-}
-
-std::unique_ptr<ddp::Optimizer> make_optimizer(const Options& options, int world_size,
-                                               std::vector<ddp::Tensor> parameters) {
-    const double rate = learning_rate(options, world_size);
-    switch (options.optimizer) {
-        case OptimizerKind::AdamW:
-            return ddp::make_adamw(std::move(parameters),
-                                   {.learning_rate = rate, .weight_decay = options.weight_decay});
-        case OptimizerKind::Sgd:
-            break;
-    }
-    return ddp::make_sgd(
-        std::move(parameters),
-        {.learning_rate = rate, .momentum = options.momentum, .weight_decay = options.weight_decay});
 }
 
 std::string describe_learning_rate(const Options& options, int world_size) {
@@ -79,10 +61,10 @@ std::string checkpoint_dir_for(const Options& options, const Samples& samples) {
     return options.checkpoint_dir.empty() ? "./checkpoints/" + samples.name : options.checkpoint_dir;
 }
 
-Trainer::Trainer(ddp::ProcessGroup& group, Compute& compute, const Options& options, const Samples& samples,
-                 Print print, StopWanted stop_wanted)
+Trainer::Trainer(ddp::ProcessGroup& group, const Station& station, const Options& options,
+                 const Samples& samples, Print print, StopWanted stop_wanted)
     : group_(group),
-      compute_(compute),
+      station_(station),
       options_(options),
       samples_(samples),
       print_(std::move(print)),
@@ -91,9 +73,8 @@ Trainer::Trainer(ddp::ProcessGroup& group, Compute& compute, const Options& opti
       held_out_(samples, split_.held_out),
       // The tail is dropped so that any number of workers with the same batch in all makes the same steps.
       sampler_(training_.size(), group.size(), group.rank(), {.seed = options.seed, .drop_last = true}),
-      mlp_(widths_of(options, samples), options.seed, compute),
-      model_(group, mlp_.parameters()),
-      optimizer_(make_optimizer(options, group.size(), mlp_.parameters())),
+      feed_(make_feed(station, samples, options, std::max(options.batch_size, Learner::kLookBatch))),
+      learner_(group, station, options, widths_of(options, samples)),
       checkpoints_(checkpoint_dir_for(options, samples)),
       stop_(group, std::move(stop_wanted)) {}
 
@@ -101,12 +82,18 @@ void Trainer::say(const std::string& line) const {
     if (group_.rank() == 0) print_(line);
 }
 
+std::string Trainer::describe_compute() const {
+    std::string text = station_.compute->describe();
+    if (!feed_->describe().empty()) text += ", " + feed_->describe();
+    return options_.cuda_graph ? text + ", steps in a graph" : text;
+}
+
 void Trainer::announce() const {
     const std::vector<std::size_t> widths = widths_of(options_, samples_);
     const auto ranks = static_cast<std::size_t>(group_.size());
     say(fmt::format("train: {}: {} samples, {} more held out; perceptron {} ({} parameters, {})",
                     samples_.name, grouped(training_.size()), grouped(held_out_.size()),
-                    fmt::join(widths, "-"), grouped(mlp_.parameter_count()), compute_.describe()));
+                    fmt::join(widths, "-"), grouped(learner_.parameter_count()), describe_compute()));
     say(fmt::format("train: {} worker{} over {}; batch {} x {} = {}; {}, {}; seed {}", ranks,
                     ranks == 1 ? "" : "s", group_.describe(), options_.batch_size, ranks,
                     options_.batch_size * ranks, name_of(options_.optimizer),
@@ -122,9 +109,9 @@ std::string Trainer::find_checkpoint(const std::optional<std::string>& only_run)
         return found == state.notes.end() ? "" : found->second;
     };
     if (only_run && note("run_id") != *only_run) return "";
-    if (note("optimizer") != optimizer_->name())
+    if (note("optimizer") != learner_.optimizer_name())
         throw ddp::InvalidInput(fmt::format("{}: written with --optimizer {}, this run has {}", *latest,
-                                            note("optimizer"), optimizer_->name()));
+                                            note("optimizer"), learner_.optimizer_name()));
     return *latest;
 }
 
@@ -146,56 +133,48 @@ void Trainer::resume(const std::optional<std::string>& only_run) {
                         checkpoints_.path()));
         return;
     }
-    const ddp::TrainingState state =
-        ddp::load_checkpoint(group_, path, mlp_.parameters(), optimizer_->state());
+    const ddp::TrainingState state = learner_.load(path);
     epoch_ = state.epoch;
     consumed_ = state.sampler.epoch == epoch_ ? state.sampler.consumed : 0;
-    optimizer_->set_steps(state.step);
+    steps_ = state.step;
     say(fmt::format("train: resuming from {} {} epoch {}", path, consumed_ > 0 ? "in" : "after",
                     consumed_ > 0 ? epoch_ + 1 : epoch_));
 }
 
 std::string Trainer::save(const std::string& run_id, const ddp::SamplerState& where) {
-    std::string path;
-    if (group_.rank() == 0)
-        path = checkpoints_.save(mlp_.parameters(), optimizer_->state(),
-                                 {epoch_,
-                                  optimizer_->steps(),
-                                  where,
-                                  {{"run_id", run_id}, {"optimizer", std::string(optimizer_->name())}}});
-    return path;
+    if (group_.rank() != 0) return "";
+    return learner_.save(
+        checkpoints_,
+        {epoch_, 0, where, {{"run_id", run_id}, {"optimizer", std::string(learner_.optimizer_name())}}});
 }
 
 Trainer::Sums Trainer::over_all_ranks(Sums mine) {
-    group_.all_reduce(ddp::buffer_of(std::span<double>(mine))).wait();
-    return mine;
-}
-
-void Trainer::train_batch(const ddp::Batch& batch) {
-    mlp_.stage(batch.field<float>(0), batch.field<std::int32_t>(1));
-    mlp_.forward();
-    mlp_.backward({[this](std::size_t i) { return model_.gradient(i).data; },
-                   [this](std::size_t i) { model_.mark_ready(i); }});
-    model_.finish();
-    optimizer_->step(model_.gradients());
+    Sums sums = {};
+    for (const Sums& theirs : gather_numbers(group_, mine)) {
+        for (std::size_t i = 0; i < sums.size(); ++i) sums[i] += theirs[i];
+    }
+    return sums;
 }
 
 std::optional<EpochResult> Trainer::train_epoch() {
     const ddprun::TimePoint start = MonotonicClock::now();
     const double communication_before = group_.communication_seconds();
     sampler_.restore({epoch_, std::exchange(consumed_, 0)});
-    ddp::Loader loader(
+    feed_->begin(
         training_, sampler_.indices(),
         {.batch_size = options_.batch_size, .drop_last = true, .prefetch = prefetch_for(group_.size())});
     std::size_t trained = 0;
-    while (const ddp::Batch* batch = loader.next()) {
+    for (;;) {
+        const BatchSource batch = feed_->next();
+        if (batch.count == 0) break;
         if (stop_.passed()) return std::nullopt;
-        train_batch(*batch);
-        trained += batch->size();
-        sampler_.advance(batch->size());
-        group_.report_progress(optimizer_->steps(), optimizer_->steps() * options_.batch_size);
+        learner_.learn(batch);
+        trained += batch.count;
+        sampler_.advance(batch.count);
+        ++steps_;
+        group_.report_progress(steps_, steps_ * options_.batch_size);
     }
-    const Score score = compute_.take_score();
+    const Score score = learner_.take_score();
     const double seconds = seconds_since(start);
     // Of each rank's own time: after a checkpoint the others' epoch begins with a wait that rank 0's has not.
     const double communication = (group_.communication_seconds() - communication_before) / seconds;
@@ -204,8 +183,10 @@ std::optional<EpochResult> Trainer::train_epoch() {
     ++epoch_;
     // None at all: stopped before the last batch, and resumed by more ranks than are left samples.
     const double samples = std::max(all, 1.0);
-    return EpochResult{epoch_,        loss / samples,       correct / samples, held_out_accuracy(),
-                       all / seconds, share / group_.size()};
+    EpochResult result{epoch_,        loss / samples, correct / samples, held_out_accuracy(),
+                       all / seconds, std::nullopt};
+    if (group_.device() == ddp::Device{}) result.communication_share = share / group_.size();
+    return result;
 }
 
 double Trainer::held_out_accuracy() {
@@ -214,12 +195,10 @@ double Trainer::held_out_accuracy() {
     for (auto i = static_cast<std::size_t>(group_.rank()); i < held_out_.size();
          i += static_cast<std::size_t>(group_.size()))
         mine.push_back(i);
-    ddp::Loader loader(held_out_, std::move(mine), {.batch_size = 256, .drop_last = false, .prefetch = 0});
-    while (const ddp::Batch* batch = loader.next()) {
-        mlp_.stage(batch->field<float>(0), batch->field<std::int32_t>(1));
-        mlp_.forward();
-    }
-    const auto correct = static_cast<double>(compute_.take_score().correct);
+    feed_->begin(held_out_, std::move(mine),
+                 {.batch_size = Learner::kLookBatch, .drop_last = false, .prefetch = 0});
+    for (BatchSource batch = feed_->next(); batch.count > 0; batch = feed_->next()) learner_.look_at(batch);
+    const auto correct = static_cast<double>(learner_.take_score().correct);
     return over_all_ranks({correct, 0, 0, 0})[0] / static_cast<double>(held_out_.size());
 }
 
@@ -253,7 +232,7 @@ Summary Trainer::run(const std::string& run_id) {
             summary.checkpoint = save(run_id, {epoch_, 0});
     }
     summary.held_out_accuracy = held_out_accuracy();
-    summary.digest = model_.verify_equal_parameters();
+    summary.digest = learner_.verify_equal_parameters();
     summary.seconds = seconds_since(start);
     say(fmt::format("train: held-out accuracy {:.1f} % after {} epochs in {:.1f} s",
                     100 * summary.held_out_accuracy, epoch_, summary.seconds));

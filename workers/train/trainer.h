@@ -7,14 +7,13 @@
 #include <string>
 
 #include "agreement.h"
-#include "compute.h"
 #include "data.h"
 #include "ddp/checkpoint.h"
-#include "ddp/ddp.h"
-#include "ddp/optimizer.h"
-#include "mlp.h"
+#include "feed.h"
+#include "learner.h"
 #include "options.h"
 #include "report.h"
+#include "station.h"
 #include "stop_vote.h"
 
 namespace train {
@@ -28,8 +27,8 @@ class Trainer {
     /// Asked now and then: shall we save and stop?
     using StopWanted = std::function<bool()>;
 
-    /// Collective. All arguments are borrowed. The group's buffers are in the compute's memory.
-    Trainer(ddp::ProcessGroup& group, Compute& compute, const Options& options, const Samples& samples,
+    /// Collective. All arguments are borrowed. The group's buffers are on the station's device.
+    Trainer(ddp::ProcessGroup& group, const Station& station, const Options& options, const Samples& samples,
             Print print, StopWanted stop_wanted = {});
 
     /// Collective. Continues from the newest checkpoint of the directory, if there is one; with `only_run`,
@@ -44,29 +43,29 @@ class Trainer {
     /// nullopt: stopped on the way.
     std::optional<EpochResult> train_epoch();
     void stop_early(Summary& summary, const std::string& run_id);
-    void train_batch(const ddp::Batch& batch);
     double held_out_accuracy();
     using Sums = std::array<double, 4>;
     Sums over_all_ranks(Sums mine);
     void announce() const;
+    [[nodiscard]] std::string describe_compute() const;
     void say(const std::string& line) const;
     std::string find_checkpoint(const std::optional<std::string>& only_run) const;
     std::string save(const std::string& run_id, const ddp::SamplerState& where);
 
     ddp::ProcessGroup& group_;
-    Compute& compute_;
+    const Station& station_;
     const Options& options_;
     const Samples& samples_;
     Print print_;
     Split split_;
     Subset training_, held_out_;
     ddp::DistributedSampler sampler_;
-    Mlp mlp_;
-    ddp::DistributedDataParallel model_;
-    std::unique_ptr<ddp::Optimizer> optimizer_;
+    std::unique_ptr<Feed> feed_;
+    Learner learner_;
     ddp::CheckpointDirectory checkpoints_;
     StopVote stop_;
     std::uint64_t epoch_ = 0;     ///< epochs done
+    std::uint64_t steps_ = 0;     ///< steps done, those included that fp16 left out
     std::uint64_t consumed_ = 0;  ///< of the next epoch: where a stopped run goes on
 };
 

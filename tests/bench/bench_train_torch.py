@@ -1,0 +1,183 @@
+#!/usr/bin/env python3
+"""Samples per second of the train program on one GPU against PyTorch in the same run.
+
+    bench_train_torch.py DDPRUN TRAIN [--json FILE] [--seconds N] [--batch N] [--hidden N,N,..] [--precision P]
+
+The model is the perceptron 784-4096-4096-4096-10 in bfloat16 with batches of 8192 and SGD with momentum; samples lie
+in the GPU's memory on both sides and are picked by a random order. PyTorch: DistributedDataParallel with a world of one,
+bfloat16 parameters, fused SGD, as it is and compiled. Ours keeps float32 weights beside the bfloat16 ones; so that
+nobody is flattered, PyTorch's time with float32 weights (autocast) is shown too. Passes take turns; medians count.
+Prints ratios and, with --json, writes them. Exit code 77, with one line, where there is no GPU or no PyTorch.
+"""
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+SKIPPED = 77
+INPUTS, CLASSES = 784, 10
+BARS = {"eager": 1.2, "compiled": 1.0}
+
+
+def skip(why):
+    print(f"skipped: {why}")
+    sys.exit(SKIPPED)
+
+
+try:
+    import torch
+except ImportError:
+    skip("no PyTorch in this Python")
+
+
+def arguments():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("ddprun")
+    parser.add_argument("train")
+    parser.add_argument("--json")
+    parser.add_argument("--seconds", type=float, default=3, help="of each measurement")
+    parser.add_argument("--passes", type=int, default=3)
+    parser.add_argument("--batch", type=int, default=8192)
+    parser.add_argument("--batches", type=int, default=24, help="of one epoch")
+    parser.add_argument("--hidden", default="4096,4096,4096")
+    parser.add_argument("--precision", default="bf16", choices=["bf16", "fp32", "tf32"])
+    return parser.parse_args()
+
+
+def ours(options, extra):
+    """Median samples/s of the epochs but the first two."""
+    # A tenth is held out.
+    samples = options.batch * options.batches * 10 // 9 + 16
+    with tempfile.TemporaryDirectory() as folder:
+        log = f"{folder}/log.json"
+        epochs = options.epochs
+        command = [options.ddprun, "--nproc-per-node=1", options.train, "--device=cuda",
+                   f"--precision={options.precision}", f"--data=synthetic:{samples},{INPUTS},{CLASSES}",
+                   f"--hidden={options.hidden}", f"--batch-size={options.batch}", f"--epochs={epochs}",
+                   "--lr=0.001", "--keep-data=device", f"--checkpoint-every={epochs}",
+                   f"--checkpoint-dir={folder}/checkpoints", f"--log-json={log}"] + extra
+        done = subprocess.run(command, capture_output=True, text=True)
+        if done.returncode != 0:
+            print(f"train {' '.join(extra)} failed with {done.returncode}: {done.stderr.strip()[-2000:]}")
+            sys.exit(1)
+        rates = [epoch["samples_per_second"] for epoch in json.loads(Path(log).read_text())["epochs"]]
+        return statistics.median(rates[2:])
+
+
+class Contestant:
+    """PyTorch's side: one model, set up once, timed in turns."""
+
+    def __init__(self, options, compiled, autocast):
+        from torch.nn.parallel import DistributedDataParallel
+        widths = [INPUTS] + [int(width) for width in options.hidden.split(",")] + [CLASSES]
+        layers = []
+        for at in range(len(widths) - 1):
+            layers.append(torch.nn.Linear(widths[at], widths[at + 1]))
+            if at + 2 < len(widths):
+                layers.append(torch.nn.ReLU())
+        self.autocast = autocast
+        self.dtype = torch.bfloat16 if options.precision == "bf16" else torch.float32
+        model = torch.nn.Sequential(*layers).cuda()
+        if self.dtype == torch.bfloat16 and not autocast:
+            model = model.bfloat16()
+        model = DistributedDataParallel(model, device_ids=[0], gradient_as_bucket_view=True)
+        self.model = torch.compile(model) if compiled else model
+        self.optimizer = torch.optim.SGD(model.parameters(), lr=0.001, momentum=0.9, weight_decay=1e-4, fused=True)
+        count = options.batch * options.batches
+        generator = torch.Generator(device="cuda").manual_seed(1)
+        self.values = torch.rand(count, INPUTS, device="cuda", generator=generator) * 2 - 1
+        self.labels = torch.randint(CLASSES, (count,), device="cuda", generator=generator)
+        self.batch = options.batch
+
+    def epoch(self):
+        order = torch.randperm(len(self.labels), device="cuda")
+        loss_sum = torch.zeros((), device="cuda")
+        for begin in range(0, len(order), self.batch):
+            rows = order[begin:begin + self.batch]
+            x, y = self.values[rows], self.labels[rows]
+            self.optimizer.zero_grad(set_to_none=True)
+            with torch.autocast("cuda", torch.bfloat16, enabled=self.autocast):
+                logits = self.model(x if self.autocast else x.to(self.dtype))
+                loss = torch.nn.functional.cross_entropy(logits.float(), y)
+            loss.backward()
+            self.optimizer.step()
+            loss_sum += loss.detach()
+        return loss_sum.item()
+
+    def rate(self, seconds):
+        torch.cuda.synchronize()
+        start = time.perf_counter()
+        samples = 0
+        while time.perf_counter() - start < seconds:
+            self.epoch()
+            samples += len(self.labels)
+        torch.cuda.synchronize()
+        return samples / (time.perf_counter() - start)
+
+
+def pytorch(options, compiled=False, autocast=False):
+    contestant = Contestant(options, compiled, autocast)
+    for _ in range(3):
+        contestant.epoch()
+    rate = contestant.rate(options.seconds)
+    del contestant
+    torch.cuda.empty_cache()
+    return rate
+
+
+def main():
+    options = arguments()
+    if not torch.cuda.is_available():
+        skip("PyTorch sees no GPU")
+    torch.backends.cuda.matmul.allow_tf32 = options.precision == "tf32"
+    os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
+    os.environ.setdefault("MASTER_PORT", "0")
+    store = torch.distributed.HashStore()
+    torch.distributed.init_process_group("nccl", store=store, rank=0, world_size=1,
+                                         device_id=torch.device("cuda", 0))
+    torch.cuda.set_device(0)
+
+    # So many epochs that a measurement of ours takes as long as PyTorch's.
+    warm = pytorch(options)
+    options.epochs = max(5, min(400, int(warm * options.seconds / (options.batch * options.batches)) + 2))
+    runs = {
+        "train": lambda: ours(options, []),
+        "train, steps in a graph": lambda: ours(options, ["--cuda-graph"]),
+        "PyTorch eager, DDP": lambda: pytorch(options),
+        "PyTorch compiled, DDP": lambda: pytorch(options, compiled=True),
+    }
+    if options.precision == "bf16":
+        runs["PyTorch eager, DDP, autocast"] = lambda: pytorch(options, autocast=True)
+    rates = {name: [] for name in runs}
+    for _ in range(options.passes):
+        for name, run in runs.items():
+            rates[name].append(run())
+    median = {name: statistics.median(values) for name, values in rates.items()}
+
+    print(f"{torch.cuda.get_device_name()}, PyTorch {torch.__version__}; perceptron {INPUTS}-"
+          f"{options.hidden.replace(',', '-')}-{CLASSES}, {options.precision}, batch {options.batch}, "
+          f"{options.passes} passes")
+    for name, values in rates.items():
+        spread = (max(values) - min(values)) / median[name]
+        print(f"  {name:32} {median[name]:14,.0f} samples/s  (spread {100 * spread:.0f} %)")
+    ratios = {
+        "eager": median["train"] / median["PyTorch eager, DDP"],
+        "compiled": median["train, steps in a graph"] / median["PyTorch compiled, DDP"],
+    }
+    for name, ratio in ratios.items():
+        what = "train / PyTorch eager" if name == "eager" else "train with graph / PyTorch compiled"
+        print(f"  {what}: {ratio:.2f} (bar {BARS[name]}: {'met' if ratio >= BARS[name] else 'not met'})")
+    if options.json:
+        Path(options.json).write_text(json.dumps({
+            "gpu": torch.cuda.get_device_name(), "pytorch": torch.__version__, "hidden": options.hidden,
+            "precision": options.precision, "batch": options.batch, "samples_per_second": rates,
+            "ratios": ratios, "bars": BARS}, indent=2) + "\n")
+    torch.distributed.destroy_process_group()
+
+
+main()

@@ -1,0 +1,141 @@
+// `ddprun train --device cuda` as a user starts it. CUDA, cuBLASLt and NCCL are fakes over host memory; the kernels
+// are the real ones, compiled for the host. Nothing here says that a GPU was used.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <fstream>
+#include <nlohmann/json.hpp>
+
+#include "tests/support/run_program.h"
+#include "tests/support/temporary_directory.h"
+
+namespace ddprun::test {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::Not;
+using nlohmann::json;
+using Words = std::vector<std::string>;
+
+class TrainCuda : public ::testing::Test {
+  protected:
+    Outcome start(int workers, const Words& arguments, const Words& variables = {}) {
+        Words words{path_of("DDPRUN"), "--nproc-per-node=" + std::to_string(workers), "train"};
+        words.insert(words.end(), arguments.begin(), arguments.end());
+        RunOptions options;
+        options.directory = directory_.path();
+        options.environment = variables;
+        return run(words, options);
+    }
+    /// What a run of that name wrote; it must succeed. `workers` share 32 samples per step.
+    json train(const std::string& name, int workers, const Words& arguments, const Words& variables = {}) {
+        Words all{"--no-scale-lr", "--lr=0.05", "--batch-size=" + std::to_string(32 / workers), "--log-json=" + name,
+                  "--checkpoint-dir=" + name + ".checkpoints"};
+        all.insert(all.end(), arguments.begin(), arguments.end());
+        const Outcome outcome = start(workers, all, variables);
+        EXPECT_EQ(outcome.status, 0) << name << ": " << outcome.out << outcome.err;
+        if (outcome.status != 0) return {};
+        out_ = outcome.out;
+        return json::parse(std::ifstream(directory_.file(name)));
+    }
+    static void expect_curve(const json& log, const json& expected, double tolerance) {
+        ASSERT_TRUE(log.contains("epochs"));
+        const json &mine = log.at("epochs"), &theirs = expected.at("epochs");
+        ASSERT_EQ(mine.size(), theirs.size());
+        for (std::size_t e = 0; e < mine.size(); ++e) {
+            const double loss = theirs[e].at("loss");
+            EXPECT_NEAR(mine[e].at("loss").get<double>(), loss, tolerance * loss) << "epoch " << e + 1;
+        }
+    }
+
+    TemporaryDirectory directory_;
+    std::string out_;  ///< of the last run
+};
+
+TEST_F(TrainCuda, HasTheCpusLossCurveInEveryPrecision) {
+    const json cpu = train("cpu", 1, {"--device=cpu", "--epochs=4"});
+    expect_curve(train("fp32", 1, {"--device=cuda", "--epochs=4"}), cpu, 1e-4);
+    EXPECT_THAT(out_, HasSubstr("on CUDA device 0 (asked for)"));
+    EXPECT_THAT(out_, HasSubstr("cuBLASLt 13.1.0, fp32"));
+    expect_curve(train("tf32", 1, {"--precision=tf32", "--epochs=4"}), cpu, 1e-2);
+    EXPECT_THAT(out_, HasSubstr("on CUDA device 0 (for --precision tf32)"));
+    expect_curve(train("fp16", 1, {"--precision=fp16", "--epochs=4"}), cpu, 2e-2);
+    expect_curve(train("bf16", 1, {"--precision=bf16", "--epochs=4"}), cpu, 5e-2);
+}
+
+TEST_F(TrainCuda, TwoWorkersOverNcclHaveTheCurveOfOneAndTheSameBits) {
+    const json one = train("one", 1, {"--device=cuda", "--epochs=3"});
+    const json two = train("two", 2, {"--device=cuda", "--backend=nccl", "--epochs=3"});
+    expect_curve(two, one, 1e-4);
+    EXPECT_THAT(out_, HasSubstr("parameters are bitwise equal on 2 workers"));
+    expect_curve(train("adamw", 2, {"--device=cuda", "--optimizer=adamw", "--lr=0.002", "--epochs=3"}),
+                 train("adamw-cpu", 2, {"--device=cpu", "--optimizer=adamw", "--lr=0.002", "--epochs=3"}), 1e-3);
+}
+
+TEST_F(TrainCuda, ACheckpointOfEitherDeviceIsGoneOnFromByTheOther) {
+    const json whole = train("whole", 2, {"--device=cpu", "--epochs=6"});
+    train("first", 2, {"--device=cpu", "--epochs=2", "--checkpoint-dir=shared"});
+    train("second", 2, {"--device=cuda", "--epochs=4", "--checkpoint-dir=shared", "--resume"});
+    EXPECT_THAT(out_, HasSubstr("resuming from shared/"));
+    const json third = train("third", 2, {"--device=cpu", "--epochs=6", "--checkpoint-dir=shared", "--resume"});
+    ASSERT_EQ(third.at("epochs").size(), 2u);
+    for (const std::size_t e : {0u, 1u}) {
+        const double loss = whole.at("epochs")[e + 4].at("loss");
+        EXPECT_NEAR(third.at("epochs")[e].at("loss").get<double>(), loss, 1e-3 * loss);
+    }
+}
+
+TEST_F(TrainCuda, ResumedEndsWithTheSameBitsAsInOneGoInLowPrecisionToo) {
+    for (const std::string precision : {"fp16", "bf16"}) {
+        const std::string device = "--precision=" + precision, place = "--checkpoint-dir=" + precision;
+        const json whole = train("whole", 2, {device, "--epochs=4", "--checkpoint-dir=whole-" + precision});
+        train("half", 2, {device, "--epochs=2", place});
+        const json rest = train("rest", 2, {device, "--epochs=4", place, "--resume"});
+        EXPECT_EQ(whole.at("parameters_sha256"), rest.at("parameters_sha256")) << precision;
+    }
+}
+
+TEST_F(TrainCuda, WhereTheSamplesAreKeptChangesNoBit) {
+    const json device = train("device", 2, {"--device=cuda", "--epochs=2", "--keep-data=device"});
+    EXPECT_THAT(out_, HasSubstr("samples on the device"));
+    const json host = train("host", 2, {"--device=cuda", "--epochs=2", "--keep-data=host"});
+    EXPECT_THAT(out_, HasSubstr("samples in host memory"));
+    EXPECT_EQ(device.at("parameters_sha256"), host.at("parameters_sha256"));
+    EXPECT_EQ(device.at("epochs")[1].at("loss"), host.at("epochs")[1].at("loss"));
+}
+
+TEST_F(TrainCuda, StepsInAGraphChangeNoBit) {
+    for (const std::string precision : {"fp32", "fp16"}) {
+        const std::string wanted = "--precision=" + precision;
+        const json eager = train("eager", 2, {"--device=cuda", wanted, "--epochs=2"});
+        EXPECT_THAT(out_, Not(HasSubstr("graph")));
+        const json graph = train("graph", 2, {"--device=cuda", wanted, "--epochs=2", "--cuda-graph"});
+        EXPECT_THAT(out_, HasSubstr("steps in a graph"));
+        EXPECT_EQ(eager.at("parameters_sha256"), graph.at("parameters_sha256")) << precision;
+        EXPECT_EQ(eager.at("epochs")[1].at("loss"), graph.at("epochs")[1].at("loss")) << precision;
+    }
+}
+
+TEST_F(TrainCuda, LacksNothingWhereTheLibraryLacksEveryEpilogue) {
+    const json fused = train("fused", 1, {"--device=cuda", "--epochs=2"});
+    expect_curve(train("plain", 1, {"--device=cuda", "--epochs=2"}, {"FAKE_CUBLASLT=all"}), fused, 1e-4);
+}
+
+TEST_F(TrainCuda, WithoutADeviceSaysWhyAndTakesTheCpuUnlessCudaIsAskedFor) {
+    const Outcome asked = start(2, {"--device=cuda"}, {"FAKE_CUDA_DEVICES=0"});
+    EXPECT_EQ(asked.status, 69) << asked.err;
+    EXPECT_THAT(asked.err, HasSubstr("--device cuda: counting CUDA devices: no CUDA-capable device is detected"));
+    train("auto", 2, {"--epochs=1"}, {"FAKE_CUDA_DEVICES=0"});
+    EXPECT_THAT(out_, HasSubstr("on the CPU (auto: counting CUDA devices: no CUDA-capable device is detected"));
+}
+
+TEST_F(TrainCuda, SaysWhichLibraryIsMissing) {
+    const Outcome outcome = start(1, {"--precision=bf16"}, {"DDP_CUBLASLT_LIBRARY=/nowhere/libcublasLt.so"});
+    EXPECT_EQ(outcome.status, 69) << outcome.err;
+    EXPECT_THAT(outcome.err, HasSubstr("--precision bf16: "));
+    EXPECT_THAT(outcome.err, HasSubstr("/nowhere/libcublasLt.so"));
+}
+
+}  // namespace
+}  // namespace ddprun::test

@@ -1,0 +1,65 @@
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "ddp/checkpoint.h"
+#include "ddp/ddp.h"
+#include "ddp/grad_scaler.h"
+#include "ddp/optimizer.h"
+#include "mlp.h"
+#include "options.h"
+#include "station.h"
+
+namespace train {
+
+/// The rate that the optimizer gets.
+double learning_rate(const Options& options, int world_size);
+
+/// The model of one rank with everything that one step needs. On a GPU a step only queues work.
+class Learner {
+  public:
+    static constexpr std::size_t kLookBatch = 256;
+
+    /// Collective. All but `widths` is borrowed. Throws libddp's errors.
+    Learner(ddp::ProcessGroup& group, const Station& station, const Options& options,
+            const std::vector<std::size_t>& widths);
+
+    /// Collective: one step on this rank's batch. With --cuda-graph, whole batches of one size only: after
+    /// the first few steps the captured one is launched.
+    void learn(const BatchSource& batch);
+    /// Adds a batch of at most kLookBatch, or what is learned from at once, to the score; learns nothing.
+    void look_at(const BatchSource& batch);
+    /// Of the batches since it was last taken. Waits.
+    Score take_score() { return station_.compute->take_score(); }
+
+    /// Collective, rank 0 alone reads: weights, optimizer and loss scale of a checkpoint. The state without
+    /// its notes. Throws InvalidInput, the same on all ranks, when it does not fit.
+    ddp::TrainingState load(const std::string& checkpoint);
+    /// Of rank 0. Sets what `state` says of steps and loss scale. Returns the path.
+    std::string save(ddp::CheckpointDirectory& to, ddp::TrainingState state);
+
+    [[nodiscard]] std::string_view optimizer_name() const { return optimizer_->name(); }
+    [[nodiscard]] std::size_t parameter_count() const { return mlp_.parameter_count(); }
+    /// Collective; see DistributedDataParallel.
+    std::string verify_equal_parameters() { return model_.verify_equal_parameters(); }
+
+  private:
+    std::unique_ptr<ddp::Optimizer> make_optimizer();
+    void step();
+
+    ddp::ProcessGroup& group_;
+    const Station& station_;
+    const Options& options_;
+    Mlp mlp_;
+    ddp::DistributedDataParallel model_;
+    std::unique_ptr<ddp::GradScaler> scaler_;  ///< of fp16
+    std::unique_ptr<ddp::Optimizer> optimizer_;
+    std::unique_ptr<Compute::Recorded> recorded_;
+    int steps_before_recording_ = 0;
+};
+
+}  // namespace train

@@ -1,0 +1,72 @@
+#include "station.h"
+
+#include <fmt/core.h>
+
+#include <utility>
+
+#include "cuda_compute.h"
+
+namespace train {
+namespace {
+
+/// Throws ddp::Error.
+Station on_cuda(const Options& options, int index, std::shared_ptr<const lt::Api> cublaslt) {
+    Station station;
+    station.gpu = ddp::cuda::Gpu::of(index);
+    station.gpu->make_current();
+    station.stream = std::make_unique<ddp::cuda::OwnedStream>(station.gpu);
+    station.compute =
+        make_cuda_compute(station.gpu, std::move(cublaslt), station.stream->get(),
+                          {.precision = options.precision, .deterministic = options.deterministic});
+    return station;
+}
+
+/// The number of devices, or why there is none.
+CudaFacts count_devices(int local_rank) {
+    CudaFacts facts{.devices = 0, .problem = "", .local_rank = local_rank};
+    const ddprun::Result<ddp::cuda::Api> cuda = ddp::cuda::load_api();
+    if (!cuda) {
+        facts.problem = cuda.error().what;
+        return facts;
+    }
+    const ddp::cuda::Code code = cuda->get_device_count(&facts.devices);
+    if (code != ddp::cuda::Code::Success)
+        facts.problem = fmt::format("counting CUDA devices: {} (CUDA error {})", cuda->get_error_string(code),
+                                    static_cast<int>(code));
+    else if (facts.devices < 1) facts.problem = "there is no CUDA device";
+    return facts;
+}
+
+/// Tries; what goes wrong is a problem of the facts.
+Station try_cuda(const Options& options, CudaFacts& facts) {
+    ddprun::Result<lt::Api> cublaslt = lt::load_api();
+    if (!cublaslt) {
+        facts.problem = cublaslt.error().what;
+        return {};
+    }
+    try {
+        return on_cuda(options, facts.local_rank % facts.devices,
+                       std::make_shared<const lt::Api>(*std::move(cublaslt)));
+    } catch (const ddp::Error& error) {
+        facts.problem = error.what();
+        return {};
+    }
+}
+
+}  // namespace
+
+ddprun::Result<Station> open_station(const Options& options, int local_rank) {
+    CudaFacts facts{.devices = 0, .problem = "", .local_rank = local_rank};
+    Station station;
+    if (may_use_cuda(options)) {
+        facts = count_devices(local_rank);
+        if (facts.problem.empty()) station = try_cuda(options, facts);
+    }
+    ddprun::Result<DeviceChoice> choice = choose_device(options, facts);
+    if (!choice) return choice.error();
+    station.choice = *std::move(choice);
+    if (!station.compute) station.compute = make_cpu_compute();
+    return station;
+}
+
+}  // namespace train
