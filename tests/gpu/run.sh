@@ -1,0 +1,285 @@
+#!/usr/bin/env bash
+# The whole verification on a GPU in one go: facts, correctness, compute-sanitizer, benchmarks; within eight minutes.
+#
+#   tests/gpu/run.sh [--binaries DIR] [--output DIR] [--only STEP,...] [--minutes N] [--fake | --no-gpu]
+#
+# Needs a driver, a CUDA toolkit (for compute-sanitizer) and Python with PyTorch; no network, nothing is installed.
+# Run from an unpacked bundle (tests/gpu/bundle.sh), or with --binaries and a build directory. Writes DIR/summary.md,
+# DIR/summary.json and DIR/logs/<step>.log. A step that fails or takes too long does not stop the others; one that
+# cannot run here says why. --fake runs it over the fake CUDA, NCCL and NVML of the test suite, --no-gpu as where no GPU
+# is: both for the script's own test.
+#
+# Exit code: 0 every step passed or was skipped, 1 a step failed, 64 wrong usage.
+set -u
+
+here=$(cd "$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")" && pwd)
+root=$(cd "$here/../.." && pwd)
+binaries=$root
+output=gpu-results-$(date -u +%Y%m%d-%H%M%S)
+only=
+minutes=8
+fake=
+no_gpu=
+
+usage() {
+    echo "run.sh: $1" >&2
+    exit 64
+}
+while [ $# -gt 0 ]; do
+    case "$1" in
+        --fake) fake=yes; shift; continue ;;
+        --no-gpu) no_gpu="no GPU (--no-gpu)"; shift; continue ;;
+        --binaries | --output | --only | --minutes) [ $# -ge 2 ] || usage "$1: needs a value" ;;
+        *) usage "$1: unknown option (expected --binaries, --output, --only, --minutes, --fake or --no-gpu)" ;;
+    esac
+    case "$1" in
+        --binaries) binaries=$2 ;;
+        --output) output=$2 ;;
+        --only) only=,$2, ;;
+        --minutes) minutes=$2 ;;
+    esac
+    shift 2
+done
+[[ $minutes =~ ^[0-9]+$ ]] || usage "--minutes: '$minutes' is not a whole number"
+[ -x "$binaries/launcher/ddprun" ] || usage "no launcher/ddprun in $binaries: unpack a bundle, or name a build directory with --binaries"
+binaries=$(cd "$binaries" && pwd)
+mkdir -p "$output/logs" || exit 1
+output=$(cd "$output" && pwd)
+scratch=$(mktemp -d) || exit 1
+running=
+trap 'rm -rf "$scratch"' EXIT
+trap '[ -n "$running" ] && kill "$running" && wait "$running"; exit 130' INT TERM
+
+ddprun=$binaries/launcher/ddprun
+train=$binaries/workers/train/train
+check=$binaries/workers/check/allreduce-check
+support=$binaries/tests/support
+deadline=$((SECONDS + minutes * 60))
+python=$(command -v python3 || true)
+
+# ---- what is here
+
+# first_of NAME FILE...: the first that exists
+first_of() {
+    local file
+    for file in "$@"; do
+        [ -e "$file" ] && { echo "$file"; return; }
+    done
+}
+
+# Libraries that the loader does not find are named to libddp by their files: the toolkit's, else PyTorch's.
+# name_library VARIABLE SONAME PATTERN...
+name_library() {
+    local variable=$1 soname=$2 pattern found
+    shift 2
+    [ -n "${!variable:-}" ] && return
+    ldconfig -p 2>/dev/null | grep -q "$soname" && return
+    for pattern in "$@"; do
+        found=$(compgen -G "$pattern" | head -n 1)
+        [ -n "$found" ] && { export "$variable=$found"; return; }
+    done
+}
+
+find_libraries() {
+    local packages='' toolkit=${CUDA_HOME:-/usr/local/cuda}
+    [ -n "$python" ] && packages=$("$python" -c 'import sysconfig; print(sysconfig.get_paths()["purelib"])' 2>/dev/null)/nvidia
+    name_library DDP_CUDART_LIBRARY libcudart.so.1 "$toolkit/lib64/libcudart.so.1[0-9]" "$packages/cu1[0-9]/lib/libcudart.so.1[0-9]" "$packages/cuda_runtime/lib/libcudart.so.1[0-9]"
+    name_library DDP_CUBLASLT_LIBRARY libcublasLt.so.1 "$toolkit/lib64/libcublasLt.so.1[0-9]" "$packages/cu1[0-9]/lib/libcublasLt.so.1[0-9]" "$packages/cublas/lib/libcublasLt.so.1[0-9]"
+    name_library DDP_NCCL_LIBRARY libnccl.so.2 "$toolkit/lib64/libnccl.so.2" "$packages/nccl/lib/libnccl.so.2"
+}
+
+use_fakes() {
+    export DDP_CUDART_LIBRARY=$support/fake_nccl/fake-nccl.so DDP_NCCL_LIBRARY=$support/fake_nccl/fake-nccl.so
+    export DDP_CUDA_LIBRARY=$support/fake_nccl/fake-nccl.so DDP_CUBLASLT_LIBRARY=$support/fake_cublaslt/fake-cublaslt.so
+    export DDPRUN_NVML_LIBRARY=$support/fake_nvml/fake-nvml.so FAKE_NVML=$scratch/machine.json FAKE_CUDA_DEVICES=4
+    echo '{"driver": "0.0", "cuda": 13010, "gpus": [{"name": "a fake GPU", "uuid": "GPU-0", "total": 1000000}]}' >"$FAKE_NVML"
+}
+
+gpus=0
+if [ -n "$fake" ]; then
+    use_fakes
+    gpus=4
+elif [ -z "$no_gpu" ]; then
+    [ -e /dev/nvidiactl ] || [ -e /dev/dxg ] || no_gpu="no GPU (there is no NVIDIA driver)"
+    gpus=$(nvidia-smi -L 2>/dev/null | grep -c '^GPU')
+    find_libraries
+fi
+sanitizer=$(command -v compute-sanitizer || first_of "${CUDA_HOME:-/usr/local/cuda}"/{bin,compute-sanitizer}/compute-sanitizer)
+
+# ---- steps
+
+names=() outcomes=() spans=() details=()
+failures=0
+
+# Text without what Markdown tables and JSON strings cannot hold.
+# shellcheck disable=SC1003
+plain() { tr -d '\000-\010\013-\037\177"\\\\' | tr '|\t' '/ ' | cut -c1-300; }
+
+note() {  # NAME OUTCOME SECONDS DETAIL
+    local detail
+    detail=$(printf '%s' "$4" | head -n 1 | plain)
+    names+=("$1") outcomes+=("$2") spans+=("$3") details+=("$detail")
+    case "$2" in failed | "timed out") failures=$((failures + 1)) ;; esac
+    printf '%-24s %-9s %4s s  %s\n' "$1" "$2" "$3" "$detail"
+}
+
+# The line of a log that says most: of a failure the first that names it, else the last.
+telling_line() {
+    local pattern
+    [ "$1" = failed ] && for pattern in '^FAILED: ' '^\[[0-9]+\]: [a-z_-]+: ' 'first cause' '[Ee]rror'; do
+        grep -m1 -E "$pattern" "$2" && return
+    done
+    grep -v '^[[:space:]]*$' "$2" | tail -n 1
+}
+
+# step NAME SECONDS COMMAND...: exit code 77 is "skipped"; the last line it wrote is the detail.
+step() {
+    local name=$1 bound=$2 log=$output/logs/$1.log begin=$SECONDS left outcome code
+    shift 2
+    [ -n "$only" ] && [[ $only != *,$name,* ]] && return
+    left=$((deadline - SECONDS))
+    if [ "$left" -lt 5 ]; then
+        note "$name" skipped 0 "skipped: the $minutes minutes are over"
+        return
+    fi
+    [ "$bound" -gt "$left" ] && bound=$left
+    # In the background, so that a signal to this script is heard while a step runs; timeout ends all of its group.
+    timeout -k 10 "$bound" "$@" >"$log" 2>&1 </dev/null &
+    running=$!
+    wait "$running"
+    code=$?
+    running=
+    case $code in
+        0) outcome=passed ;;
+        77) outcome=skipped ;;
+        124 | 137) outcome="timed out" ;;
+        *) outcome=failed ;;
+    esac
+    note "$name" "$outcome" $((SECONDS - begin)) "$(telling_line "$outcome" "$log")"
+}
+
+skip() {  # NAME WHY
+    [ -n "$only" ] && [[ $only != *,$1,* ]] && return
+    echo "skipped: $2" >"$output/logs/$1.log"
+    note "$1" skipped 0 "skipped: $2"
+}
+
+# gpu_step NAME SECONDS PROGRAM COMMAND...: needs a GPU, and the program to be in the bundle
+gpu_step() {
+    local name=$1 program=$3
+    if [ -n "$no_gpu" ]; then skip "$name" "$no_gpu"
+    elif [ ! -e "$program" ]; then skip "$name" "$(basename "$program") is not in $binaries"
+    else step "$1" "$2" "${@:4}"
+    fi
+}
+python_step() {
+    if [ -z "$python" ]; then skip "$1" "no python3"; else gpu_step "$1" "$2" "$3" "$python" "${@:4}"; fi
+}
+
+show_versions() {
+    uname -srm
+    ldd --version | head -n 1
+    command -v nvcc >/dev/null && nvcc --version | tail -n 2
+    [ -n "$python" ] && "$python" -c 'import sys; print("Python", sys.version.split()[0])'
+    [ -n "$python" ] && "$python" -c 'import torch; print("PyTorch", torch.__version__, "CUDA", torch.version.cuda, "NCCL", torch.cuda.nccl.version())' 2>/dev/null
+    env | grep -E '^(DDP_|NCCL_|CUDA_)' | sort
+    [ -f "$root/MANIFEST" ] && head -n 5 "$root/MANIFEST"
+    nvidia-smi --query-gpu=name,driver_version,memory.total --format=csv,noheader 2>/dev/null || "$ddprun" --version
+}
+
+# Doctor's error is a failure here too; its report is the artefact.
+examine() {
+    local options=(--json)
+    [ -n "$fake" ] && options+=(--no-run)
+    "$ddprun" doctor "${options[@]}" >"$output/doctor.json"
+    local code=$?
+    "$ddprun" doctor --no-run
+    return $code
+}
+
+# train_run RANKS BACKEND: the same training, the same samples in every step, whatever the number of ranks
+train_run() {
+    local ranks=$1 backend=$2
+    "$ddprun" --standalone --nproc-per-node="$ranks" --no-python "$train" --device cuda --backend "$backend" --deterministic \
+        --data synthetic:4096,64,10 --hidden 256,256 --epochs 5 --batch-size $((512 / ranks)) --lr 0.05 --no-scale-lr --seed 1 \
+        --checkpoint-dir "$scratch/checkpoints-$backend-$ranks" --log-json "$output/train-$backend-$ranks.json"
+}
+
+step versions 30 bash -c "$(declare -f show_versions); ddprun='$ddprun' python='$python' root='$root' show_versions"
+step doctor 60 bash -c "$(declare -f examine); ddprun='$ddprun' output='$output' fake='$fake' examine"
+
+kernels=$binaries/tests/gpu/gpu_kernel_test
+gpu_step kernels 90 "$kernels" "$kernels"
+size=(--bytes 64MiB) && [ -n "$fake" ] && size=(--bytes 1MiB)
+gpu_step all_reduce_nccl_1 40 "$check" "$ddprun" --standalone --nproc-per-node=1 --no-python "$check" --device cuda --backend nccl --seconds 1 "${size[@]}"
+for ranks in 2 4 8; do
+    gpu_step all_reduce_staged_$ranks 40 "$check" "$ddprun" --standalone --nproc-per-node=$ranks --no-python "$check" --device cuda --backend staged --seconds 1 --bytes 1MiB
+done
+training="$(declare -f train_run); ddprun='$ddprun' train='$train' scratch='$scratch' output='$output' train_run"
+gpu_step train_nccl_1 60 "$train" bash -c "$training 1 nccl"
+for ranks in 2 4 8; do
+    gpu_step train_staged_$ranks 60 "$train" bash -c "$training $ranks staged"
+done
+python_step loss_curves 10 "$train" "$here/compare_curves.py" "$output/train-nccl-1.json" "$output"/train-staged-{2,4,8}.json
+survivor=$binaries/tests/gpu/survivor_worker
+within=1 && [ -n "$fake" ] && within=10
+python_step killed_rank_staged 60 "$survivor" "$here/check_killed_rank.py" "$ddprun" "$survivor" --ranks 4 --backend staged --within $within
+if [ -z "$no_gpu" ] && [ "$gpus" -lt 2 ]; then skip killed_rank_nccl "one GPU"
+else python_step killed_rank_nccl 60 "$survivor" "$here/check_killed_rank.py" "$ddprun" "$survivor" --ranks "$gpus" --backend nccl --within $within
+fi
+python_step gradients_torch 90 "$binaries/tests/gpu/train_gradients" "$here/train_check.py" "$binaries/tests/gpu/train_gradients" --json "$output/gradients.json"
+
+for tool in memcheck racecheck; do
+    if [ -n "$no_gpu" ]; then skip $tool "$no_gpu"
+    elif [ -n "$fake" ]; then skip $tool "kernels of a fake GPU run on the host"
+    elif [ -z "$sanitizer" ]; then skip $tool "no compute-sanitizer (CUDA_HOME, PATH)"
+    else gpu_step $tool 120 "$kernels" "$sanitizer" --tool $tool --error-exitcode 1 "$kernels"
+    fi
+done
+
+gpu_step bench_kernels 90 "$binaries/tests/bench/bench_gpu_kernels" "$binaries/tests/bench/bench_gpu_kernels" --json "$output/bench-kernels.json"
+if [ -n "$fake" ]; then skip bench_train_torch "a fake GPU has no speed"
+else python_step bench_train_torch 150 "$train" "$here/../bench/bench_train_torch.py" "$ddprun" "$train" --json "$output/bench-train.json"
+fi
+
+# ---- summary
+
+gpu_name=$(nvidia-smi --query-gpu=name,driver_version --format=csv,noheader 2>/dev/null | head -n 1 | plain)
+[ -n "$fake" ] && gpu_name="a fake GPU (host memory): nothing here was measured"
+when=$(date -u +%Y-%m-%dT%H:%M:%SZ)
+
+{
+    echo "# GPU verification, $when"
+    echo
+    echo "GPU and driver: ${gpu_name:-none}. $("$ddprun" --version)."
+    echo
+    echo "| step | outcome | seconds | |"
+    echo "|---|---|---|---|"
+    for i in "${!names[@]}"; do
+        echo "| ${names[i]} | ${outcomes[i]} | ${spans[i]} | ${details[i]} |"
+    done
+} >"$output/summary.md"
+
+# A step's own JSON is taken over as it is; what a killed step left half written is not.
+artefact() {  # KEY FILE
+    [ -n "$python" ] && "$python" -c 'import json, sys; json.load(open(sys.argv[1]))' "$2" 2>/dev/null || return
+    printf ',\n  "%s": ' "$1"
+    cat "$2"
+}
+{
+    printf '{\n  "version": 1,\n  "when": "%s",\n  "gpu": "%s",\n  "ddprun": "%s",\n  "failures": %d,\n  "steps": [' "$when" "${gpu_name:-}" "$("$ddprun" --version | plain)" "$failures"
+    for i in "${!names[@]}"; do
+        [ "$i" -gt 0 ] && printf ','
+        printf '\n    {"name": "%s", "outcome": "%s", "seconds": %d, "detail": "%s"}' "${names[i]}" "${outcomes[i]}" "${spans[i]}" "${details[i]}"
+    done
+    printf '\n  ]'
+    artefact doctor "$output/doctor.json"
+    artefact gradients "$output/gradients.json"
+    artefact bench_kernels "$output/bench-kernels.json"
+    artefact bench_train "$output/bench-train.json"
+    printf '\n}\n'
+} >"$output/summary.json"
+
+echo
+echo "$failures failed; $output/summary.md, $output/summary.json"
+[ "$failures" -eq 0 ]
