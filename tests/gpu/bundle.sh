@@ -28,7 +28,8 @@ data=(workers/train/digits-images-idx3-ubyte workers/train/digits-labels-idx1-ub
 
 if [ ! -f "$build/build.ninja" ]; then
     meson setup "$build" "$source" --buildtype=release -Dblas=disabled -Dpmix=disabled \
-        -Dcpp_link_args='-static-libstdc++ -static-libgcc' >/dev/null
+        -Dcpp_link_args='-static-libstdc++ -static-libgcc' >"$build.log" 2>&1 ||
+        { tail -n 20 "$build.log" >&2; echo "bundle.sh: meson cannot set up $build" >&2; exit 1; }
 fi
 known=$(ninja -C "$build" -t targets all | cut -d: -f1)
 targets=()
