@@ -1,13 +1,12 @@
 #include "ddp/loader.h"
 
 #include <algorithm>
-#include <condition_variable>
-#include <exception>
-#include <mutex>
 #include <new>
-#include <thread>
+#include <optional>
 #include <utility>
 
+#include "ddp/batching.h"
+#include "ddp/read_ahead.h"
 #include "ddp/types.h"
 
 namespace ddp {
@@ -33,89 +32,41 @@ std::span<const std::byte> Batch::bytes(std::size_t field) const {
 }
 
 void Batch::read(const Dataset& dataset, std::span<const std::size_t> indices) {
-    std::vector<std::span<std::byte>> sample(fields_.size());
-    for (std::size_t i = 0; i < indices.size(); ++i) {
-        for (std::size_t f = 0; f < fields_.size(); ++f)
-            sample[f] = {fields_[f].memory.get() + i * fields_[f].bytes, fields_[f].bytes};
-        dataset.read(indices[i], sample);
-    }
+    std::vector<FieldRoom> rooms;
+    for (const Field& field : fields_) rooms.push_back({field.memory.get(), field.bytes});
+    read_samples(dataset, indices, rooms);
     size_ = indices.size();
 }
 
-/// The batches read ahead. Slot b % slots belongs to batch b: to the reader until it is filled, then to the
-/// caller until it asks for batch b + 1.
+/// The batches read ahead, and the thread that does it.
 class Loader::Ring {
   public:
-    explicit Ring(const Loader& loader) : loader_(loader) {
-        // One more than is read ahead: the caller still holds the batch before.
-        const std::size_t slots = std::min(loader.options_.prefetch, loader.batches()) + 1;
-        const std::vector<std::size_t> bytes = loader.dataset_.field_bytes();
-        for (std::size_t s = 0; s < slots; ++s) slots_.emplace_back(loader.options_.batch_size, bytes);
-        reader_ = std::thread([this] { read_ahead(); });
+    explicit Ring(const Loader& loader) : slots_(make_slots(loader)) {
+        reader_.emplace(loader.batches(), slots_.size(), [this, &loader](std::size_t batch) {
+            slots_[batch % slots_.size()].read(loader.dataset_, loader.batching_->samples_of(batch));
+        });
     }
-    ~Ring() {
-        {
-            const std::lock_guard lock(mutex_);
-            stopping_ = true;
-        }
-        changed_.notify_all();
-        reader_.join();
-    }
-    Ring(const Ring&) = delete;
-    Ring& operator=(const Ring&) = delete;
-
-    const Batch* wait_for(std::size_t batch) {
-        std::unique_lock lock(mutex_);
-        released_ = batch;
-        changed_.notify_all();
-        changed_.wait(lock, [&] { return filled_ > batch || failure_; });
-        if (filled_ <= batch) std::rethrow_exception(failure_);
+    const Batch* take(std::size_t batch) {
+        reader_->take(batch);
         return &slots_[batch % slots_.size()];
     }
 
   private:
-    void read_ahead() {
-        for (std::size_t batch = 0; batch < loader_.batches(); ++batch) {
-            if (!wait_for_slot(batch)) return;
-            try {
-                slots_[batch % slots_.size()].read(loader_.dataset_, loader_.indices_of(batch));
-            } catch (...) {
-                publish(batch, std::current_exception());
-                return;
-            }
-            publish(batch + 1, nullptr);
-        }
+    static std::vector<Batch> make_slots(const Loader& loader) {
+        const std::vector<std::size_t> bytes = loader.dataset_.field_bytes();
+        std::vector<Batch> slots;
+        for (std::size_t s = 0; s < loader.batching_->slots(loader.options_.prefetch); ++s)
+            slots.emplace_back(loader.options_.batch_size, bytes);
+        return slots;
     }
-
-    bool wait_for_slot(std::size_t batch) {
-        std::unique_lock lock(mutex_);
-        changed_.wait(lock, [&] { return stopping_ || batch < released_ + slots_.size(); });
-        return !stopping_;
-    }
-
-    void publish(std::size_t filled, std::exception_ptr failure) {
-        {
-            const std::lock_guard lock(mutex_);
-            filled_ = filled;
-            failure_ = std::move(failure);
-        }
-        changed_.notify_all();
-    }
-
-    const Loader& loader_;
     std::vector<Batch> slots_;
-    std::mutex mutex_;
-    std::condition_variable changed_;
-    std::size_t filled_ = 0;    ///< batches that are complete
-    std::size_t released_ = 0;  ///< batches that the caller has given back
-    bool stopping_ = false;
-    std::exception_ptr failure_;
-    std::thread reader_;
+    std::optional<ReadAhead> reader_;  // ends first
 };
 
 Loader::Loader(const Dataset& dataset, std::vector<std::size_t> indices, LoaderOptions options)
-    : dataset_(dataset), indices_(std::move(indices)), options_(options) {
+    : dataset_(dataset), options_(options) {
     if (options_.batch_size == 0) throw InvalidInput("loader: a batch of 0 samples");
+    batching_ = std::make_unique<const Batching>(std::move(indices), options_);
     if (batches() == 0) return;
     if (options_.prefetch == 0)
         inline_batch_ = std::make_unique<Batch>(options_.batch_size, dataset.field_bytes());
@@ -124,23 +75,15 @@ Loader::Loader(const Dataset& dataset, std::vector<std::size_t> indices, LoaderO
 
 Loader::~Loader() = default;
 
-std::size_t Loader::batches() const {
-    const std::size_t rest = options_.drop_last ? 0 : options_.batch_size - 1;
-    return (indices_.size() + rest) / options_.batch_size;
-}
-
-std::span<const std::size_t> Loader::indices_of(std::size_t batch) const {
-    const std::size_t begin = batch * options_.batch_size;
-    return std::span(indices_).subspan(begin, std::min(options_.batch_size, indices_.size() - begin));
-}
+std::size_t Loader::batches() const { return batching_->batches(); }
 
 const Batch* Loader::next() {
     if (delivered_ == batches()) return nullptr;
     const Batch* batch = nullptr;
     if (ring_) {
-        batch = ring_->wait_for(delivered_);
+        batch = ring_->take(delivered_);
     } else {
-        inline_batch_->read(dataset_, indices_of(delivered_));
+        inline_batch_->read(dataset_, batching_->samples_of(delivered_));
         batch = inline_batch_.get();
     }
     ++delivered_;

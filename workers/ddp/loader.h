@@ -55,6 +55,8 @@ class Batch {
     std::size_t size_ = 0;
 };
 
+class Batching;
+
 /// Batches of a data set in the order of `indices`, once. A bounded ring of batches is filled ahead by one
 /// thread; memory does not grow with the data set. The data set is borrowed.
 class Loader {
@@ -75,11 +77,10 @@ class Loader {
 
   private:
     class Ring;
-    [[nodiscard]] std::span<const std::size_t> indices_of(std::size_t batch) const;
 
     const Dataset& dataset_;
-    std::vector<std::size_t> indices_;
     LoaderOptions options_;
+    std::unique_ptr<const Batching> batching_;
     std::size_t delivered_ = 0;
     std::unique_ptr<Batch> inline_batch_;  ///< without a thread
     std::unique_ptr<Ring> ring_;           ///< with one

@@ -1,0 +1,140 @@
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <cstring>
+#include <numeric>
+#include <stdexcept>
+
+#include "ddp/device_loader.h"
+#include "tests/workers/cuda_fixture.h"
+
+namespace {
+
+using ddp::Device;
+using ddp::DeviceBatch;
+using ddp::DeviceLoader;
+using ddp::cuda::Gpu;
+using ddp::cuda::OwnedStream;
+
+constexpr Device kDevice{Device::Kind::Cuda, 0};
+std::shared_ptr<const Gpu> gpu() { return Gpu::of(0); }
+
+/// Sample i: {i, i + 0.5} and the label 10 i.
+class Numbers final : public ddp::Dataset {
+  public:
+    explicit Numbers(std::size_t size, std::size_t broken = SIZE_MAX) : size_(size), broken_(broken) {}
+    std::size_t size() const override { return size_; }
+    std::vector<std::size_t> field_bytes() const override {
+        return {2 * sizeof(float), sizeof(std::int32_t)};
+    }
+    void read(std::size_t index, std::span<const std::span<std::byte>> fields) const override {
+        if (index == broken_) throw std::runtime_error("sample " + std::to_string(index) + " is broken");
+        const float pair[2] = {static_cast<float>(index), static_cast<float>(index) + 0.5F};
+        const auto label = static_cast<std::int32_t>(10 * index);
+        std::memcpy(fields[0].data(), pair, sizeof(pair));
+        std::memcpy(fields[1].data(), &label, sizeof(label));
+    }
+
+  private:
+    std::size_t size_, broken_;
+};
+
+std::vector<std::size_t> backwards(std::size_t n) {
+    std::vector<std::size_t> order(n);
+    std::iota(order.rbegin(), order.rend(), std::size_t{0});
+    return order;
+}
+
+/// A queue of copies on the user's stream: nothing is read until all batches were asked for.
+template <class T>
+class Collected {
+  public:
+    explicit Collected(std::size_t count) : pinned_(gpu(), count * sizeof(T)) {}
+    void add(const DeviceBatch::Field& field, ddp::cuda::Stream stream) {
+        ddp::cuda::copy(*gpu(), pinned_.get() + bytes_, field.data, field.bytes, stream);
+        bytes_ += field.bytes;
+    }
+    [[nodiscard]] std::span<const T> values() const { return {pinned_.as<T>(), bytes_ / sizeof(T)}; }
+
+  private:
+    ddp::cuda::PinnedMemory pinned_;
+    std::size_t bytes_ = 0;
+};
+
+class DeviceLoaderWithPrefetch : public testing::TestWithParam<std::size_t> {};
+INSTANTIATE_TEST_SUITE_P(Depths, DeviceLoaderWithPrefetch, testing::Values(1, 2, 7, 50));
+
+TEST_P(DeviceLoaderWithPrefetch, DeliversEveryBatchInOrderToAStreamThatLagsBehind) {
+    const Numbers numbers(103);
+    const std::vector<std::size_t> order = backwards(103);
+    const OwnedStream stream(gpu());
+    DeviceLoader loader(
+        numbers, order,
+        {.batch_size = 10, .prefetch = GetParam(), .device = kDevice, .stream = stream.get()});
+    EXPECT_EQ(loader.batches(), 11U);
+    Collected<float> pairs(206);
+    Collected<std::int32_t> labels(103);
+    std::size_t samples = 0;
+    while (const DeviceBatch* batch = loader.next()) {
+        EXPECT_EQ(batch->size, std::min<std::size_t>(10, 103 - samples));
+        EXPECT_EQ(reinterpret_cast<std::uintptr_t>(batch->fields.at(1).data) % 256, 0U);
+        pairs.add(batch->fields.at(0), stream.get());
+        labels.add(batch->fields.at(1), stream.get());
+        samples += batch->size;
+    }
+    stream.synchronize();
+    ASSERT_EQ(samples, 103U);
+    ASSERT_EQ(labels.values().size(), 103U);
+    for (std::size_t i = 0; i < 103; ++i) {
+        EXPECT_EQ(pairs.values()[2 * i], static_cast<float>(order[i]));
+        EXPECT_EQ(pairs.values()[2 * i + 1], static_cast<float>(order[i]) + 0.5F);
+        EXPECT_EQ(labels.values()[i], static_cast<std::int32_t>(10 * order[i]));
+    }
+    EXPECT_EQ(loader.next(), nullptr);
+}
+
+TEST_P(DeviceLoaderWithPrefetch, NeverWaitsForTheDeviceInNext) {
+    const auto blocking_calls = reinterpret_cast<long (*)()>(
+        ddp::open_library({std::getenv("FAKE_NCCL_LIBRARY")})->resolve("fake_cuda_blocking_calls"));
+    const Numbers numbers(100);
+    const OwnedStream stream(gpu());
+    DeviceLoader loader(
+        numbers, backwards(100),
+        {.batch_size = 10, .prefetch = GetParam(), .device = kDevice, .stream = stream.get()});
+    const long before = blocking_calls();
+    while (loader.next() != nullptr) {
+    }
+    EXPECT_EQ(blocking_calls(), before);
+}
+
+TEST_P(DeviceLoaderWithPrefetch, DeliversTheGoodBatchesAndThenTheExceptionOfTheDataSet) {
+    const Numbers numbers(30, 14);
+    DeviceLoader loader(numbers, {0, 1, 2, 3, 4, 14, 6, 7},
+                        {.batch_size = 2, .prefetch = GetParam(), .device = kDevice});
+    ASSERT_NE(loader.next(), nullptr);
+    ASSERT_NE(loader.next(), nullptr);
+    for (int again = 0; again < 2; ++again) EXPECT_THROW(loader.next(), std::runtime_error);
+}
+
+TEST_P(DeviceLoaderWithPrefetch, CanBeGivenUpInTheMiddle) {
+    const Numbers numbers(1000);
+    DeviceLoader loader(numbers, backwards(1000),
+                        {.batch_size = 2, .prefetch = GetParam(), .device = kDevice});
+    ASSERT_NE(loader.next(), nullptr);
+}
+
+TEST(DeviceLoader, OfNothingIsAtItsEnd) {
+    const Numbers numbers(5);
+    DeviceLoader loader(numbers, {}, {.batch_size = 2, .device = kDevice});
+    EXPECT_EQ(loader.next(), nullptr);
+}
+
+TEST(DeviceLoader, RefusesOptionsThatMakeNoSense) {
+    const Numbers numbers(5);
+    EXPECT_THROW(DeviceLoader(numbers, {0}, {.batch_size = 0, .device = kDevice}), ddp::InvalidInput);
+    EXPECT_THROW(DeviceLoader(numbers, {0}, {.batch_size = 1, .prefetch = 0, .device = kDevice}),
+                 ddp::InvalidInput);
+    EXPECT_THROW(DeviceLoader(numbers, {0}, {.batch_size = 1}), ddp::InvalidInput);
+}
+
+}  // namespace

@@ -1,0 +1,43 @@
+#pragma once
+
+#include <condition_variable>
+#include <cstddef>
+#include <exception>
+#include <functional>
+#include <mutex>
+#include <thread>
+
+namespace ddp {
+
+/// A thread that makes batches 0, 1, 2, ... ahead of one caller who takes them in that order, into `slots`
+/// places: batch b goes into place b % slots, once the caller has asked for batch b - slots + 1.
+class ReadAhead {
+  public:
+    /// `make` is called on the thread. What it throws ends it.
+    ReadAhead(std::size_t batches, std::size_t slots, std::function<void(std::size_t batch)> make);
+    /// Waits for the batch that is being made.
+    ~ReadAhead();
+    ReadAhead(const ReadAhead&) = delete;
+    ReadAhead& operator=(const ReadAhead&) = delete;
+
+    /// Gives the batches before it back and waits until it is made. Throws what `make` threw for it; the
+    /// batches before that are delivered first.
+    void take(std::size_t batch);
+
+  private:
+    void run();
+    bool wait_for_slot(std::size_t batch);
+    void publish(std::size_t made, std::exception_ptr failure);
+
+    const std::size_t batches_, slots_;
+    const std::function<void(std::size_t)> make_;
+    std::mutex mutex_;
+    std::condition_variable changed_;
+    std::size_t made_ = 0;
+    std::size_t given_back_ = 0;
+    bool stopping_ = false;
+    std::exception_ptr failure_;
+    std::thread thread_;
+};
+
+}  // namespace ddp
