@@ -12,6 +12,13 @@
 /// Device memory for tests. They run on whatever DDP_CUDART_LIBRARY and DDP_CUDA_LIBRARY name: here the fake.
 namespace ddp::testing {
 
+/// How often the calling thread had to wait for a device so far; only the fake counts. Null elsewhere.
+using BlockingCalls = long (*)();
+inline BlockingCalls blocking_calls() {
+    const auto library = open_library(library_names("DDP_CUDART_LIBRARY", {""}));
+    return library ? reinterpret_cast<BlockingCalls>(library->resolve("fake_cuda_blocking_calls")) : nullptr;
+}
+
 /// Values in device memory, `offset` elements behind a 256-byte boundary.
 template <class T>
 class OnDevice {

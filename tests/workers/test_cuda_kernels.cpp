@@ -10,6 +10,8 @@
 #include "ddp/cuda/host_kernel.h"
 #include "tests/workers/cuda_fixture.h"
 
+DDP_KERNEL_IMAGE(ddp_kernels)
+
 namespace {
 
 using ddp::DType;
@@ -125,14 +127,13 @@ TEST(ScaleCast, RefusesTypesAndCountsThatDoNotFit) {
 }
 
 TEST(KernelModule, NamesAKernelThatIsNotThere) {
-    const unsigned char image[16] = {1};
-    const ddp::cuda::Module module(gpu(), {"some_kernels", image});
+    const ddp::cuda::Module module(gpu(), {"ddp_kernels", ddp_kernels_image});
     try {
         (void)module.function("no_such_kernel");
         ADD_FAILURE() << "there is no such kernel";
     } catch (const ddp::Error& error) {
         EXPECT_STREQ(error.what(),
-                     "looking for kernel no_such_kernel in some_kernels: named symbol not found (CUDA driver "
+                     "looking for kernel no_such_kernel in ddp_kernels: named symbol not found (CUDA driver "
                      "error 500)");
     }
 }

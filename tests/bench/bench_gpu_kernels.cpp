@@ -1,0 +1,307 @@
+// The bandwidth of libddp's kernels as a share of the device's own copy in the same run, and what
+// DistributedDataParallel costs the host per step. Prints the bars they are held against; never fails on
+// time. Exit code 77, with one line, where there is no GPU.
+//
+//   bench_gpu_kernels [--json FILE] [--elements N] [--repetitions N]
+#include <fmt/core.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <fstream>
+#include <functional>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "ddp/context.h"
+#include "ddp/cuda/device_kernels.h"
+#include "ddp/cuda/memory.h"
+#include "ddp/ddp.h"
+#include "ddp/device_loader.h"
+#include "ddp/optimizer.h"
+#include "env/clock.h"
+#include "env/text.h"
+
+namespace {
+
+using ddp::Buffer;
+using ddp::DType;
+using ddp::cuda::DeviceKernels;
+using ddp::cuda::DeviceMemory;
+using ddp::cuda::Event;
+using ddp::cuda::Gpu;
+using Rule = DeviceKernels::Rule;
+using GpuPointer = std::shared_ptr<const Gpu>;
+
+constexpr int kUsage = 64, kSkipped = 77;
+constexpr double kShareBar = 0.85;      ///< of the copy's bandwidth
+constexpr double kBookkeepingBar = 50;  ///< microseconds per step
+
+struct Options {
+    std::string json;
+    std::size_t elements = std::size_t{64} << 20;
+    int repetitions = 30;
+};
+
+double median(std::vector<double> values) {
+    std::nth_element(values.begin(), values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2),
+                     values.end());
+    return values[values.size() / 2];
+}
+
+/// The device in this process is the one of the tests: host memory, whose times mean nothing.
+bool is_fake() {
+    const auto library = ddp::open_library(ddp::library_names("DDP_CUDART_LIBRARY", {""}));
+    return library && library->resolve("fake_cuda_blocking_calls") != nullptr;
+}
+
+/// Seconds that the device needs for what `enqueue` puts on the default stream: the median.
+double seconds_of(const GpuPointer& gpu, int repetitions, const std::function<void()>& enqueue) {
+    const Event begin(gpu->shared_api(), ddp::cuda::kEventDefault),
+        end(gpu->shared_api(), ddp::cuda::kEventDefault);
+    std::vector<double> times;
+    enqueue();
+    for (int i = 0; i < repetitions; ++i) {
+        begin.record(nullptr);
+        enqueue();
+        end.record(nullptr);
+        end.synchronize();
+        times.push_back(end.milliseconds_since(begin) / 1000);
+    }
+    return median(times);
+}
+
+struct Result {
+    std::string name;
+    double gigabytes_per_second;
+    bool has_bar;
+};
+
+/// Arrays for all the kernels; what is in them does not matter to their speed.
+class Bench {
+  public:
+    Bench(GpuPointer gpu, const Options& options)
+        : gpu_(std::move(gpu)),
+          kernels_(DeviceKernels::of(gpu_)),
+          options_(options),
+          scalars_(gpu_, sizeof(ddp::device::StepScalars)),
+          scale_(gpu_, sizeof(ddp::device::GradScale)) {
+        for (int i = 0; i < 4; ++i)
+            arrays_.emplace_back(gpu_, options.elements * sizeof(float)).clear(nullptr);
+        scalars_.clear(nullptr);
+        scale_.clear(nullptr);
+    }
+
+    std::vector<Result> run() {
+        const Buffer a = array(0, DType::F32), b = array(1, DType::F32), half = array(2, DType::BF16);
+        const Buffer f16 = array(3, DType::F16);
+        std::vector<Result> results;
+        const auto add = [&](const char* name, std::size_t bytes_per_element, bool has_bar,
+                             const std::function<void()>& body) {
+            const double seconds = seconds_of(gpu_, options_.repetitions, body);
+            const auto bytes = static_cast<double>(bytes_per_element * options_.elements);
+            results.push_back({name, bytes / std::max(seconds, 1e-9) / 1e9, has_bar});
+        };
+        add("copy (the device's own)", 8, false,
+            [&] { ddp::cuda::copy(*gpu_, b.data, a.data, a.bytes(), nullptr); });
+        add("scale f32 in place", 8, true, [&] { kernels_.scale_cast(a, a, 0.5F, nullptr); });
+        add("scale and cast f32 to bf16", 6, true, [&] { kernels_.scale_cast(a, half, 0.5F, nullptr); });
+        add("scale and cast bf16 to f32", 6, true, [&] { kernels_.scale_cast(half, a, 1, nullptr); });
+        add("scale and cast f32 to f16", 6, true, [&] { kernels_.scale_cast(a, f16, 0.5F, nullptr); });
+        add("sgd f32", 12, true, [&] { step(Rule::Sgd, b, {}, false, 0); });
+        add("sgd f32, momentum", 20, true, [&] { step(Rule::Sgd, b, {}, false, 1); });
+        add("adamw f32", 28, true, [&] { step(Rule::AdamW, array(3, DType::F32), {}, false, 2); });
+        add("adamw bf16 gradient, bf16 copy, zeroing", 30, true,
+            [&] { step(Rule::AdamW, upper(3, DType::BF16), array(3, DType::BF16), true, 2); });
+        add("find non-finite f32", 4, false,
+            [&] { kernels_.find_non_finite(a, scale_.as<ddp::device::GradScale>(), nullptr); });
+        add("fill f32", 4, false, [&] { kernels_.fill(a, 1, nullptr); });
+        return results;
+    }
+
+  private:
+    Buffer array(std::size_t which, DType type) const {
+        return {arrays_[which].get(), options_.elements, type, {ddp::Device::Kind::Cuda, gpu_->index()}};
+    }
+    /// The second half of an array of a 2-byte type.
+    Buffer upper(std::size_t which, DType type) const {
+        Buffer buffer = array(which, type);
+        buffer.data = arrays_[which].get() + buffer.bytes();
+        return buffer;
+    }
+    void step(Rule rule, const Buffer& gradient, const Buffer& copy, bool zero, int states) const {
+        kernels_.update_parameter(
+            rule, scalars_.as<ddp::device::StepScalars>(),
+            {.value = arrays_[0].as<float>(),
+             .gradient = gradient,
+             .copy = copy,
+             .states = {states > 0 ? (rule == Rule::Sgd ? arrays_[2] : arrays_[1]).as<float>() : nullptr,
+                        states > 1 ? arrays_[2].as<float>() : nullptr},
+             .zero_gradient = zero},
+            nullptr);
+    }
+
+    GpuPointer gpu_;
+    const DeviceKernels& kernels_;
+    Options options_;
+    std::vector<DeviceMemory> arrays_;
+    DeviceMemory scalars_, scale_;
+};
+
+/// What one step of a model costs the host: everything, and without what starts the collectives.
+struct Bookkeeping {
+    std::string model;
+    double all_us, own_us;
+};
+
+Bookkeeping bookkeeping(ddp::ProcessGroup& group, const GpuPointer& gpu, std::string name,
+                        const std::vector<std::size_t>& counts, int steps) {
+    std::vector<DeviceMemory> memory;
+    std::vector<ddp::Tensor> parameters;
+    for (std::size_t i = 0; i < counts.size(); ++i) {
+        memory.emplace_back(gpu, counts[i] * sizeof(float)).clear(nullptr);
+        parameters.push_back({"p" + std::to_string(i),
+                              {static_cast<std::int64_t>(counts[i])},
+                              {memory[i].get(), counts[i], DType::F32, group.device()}});
+    }
+    ddp::DistributedDataParallel model(group, parameters);
+    std::vector<double> all, own;
+    for (int step = 0; step < steps; ++step) {
+        const double blocked = model.statistics().blocked_seconds;
+        const auto begin = ddprun::MonotonicClock::now();
+        for (std::size_t i = counts.size(); i-- > 0;) model.mark_ready(i);
+        model.finish();
+        const double seconds = std::chrono::duration<double>(ddprun::MonotonicClock::now() - begin).count();
+        gpu->api().check(gpu->api().device_synchronize(), "waiting for the device");
+        if (step == 0) continue;  // the first one lays the buckets out anew
+        all.push_back(seconds * 1e6);
+        own.push_back((seconds - (model.statistics().blocked_seconds - blocked)) * 1e6);
+    }
+    return {std::move(name), median(all), median(own)};
+}
+
+std::vector<Bookkeeping> measure_bookkeeping(const GpuPointer& gpu) {
+    const auto group = ddp::ProcessGroup::create(ddp::Context::from_env(),
+                                                 {.device = {ddp::Device::Kind::Cuda, gpu->index()}});
+    const std::vector<std::size_t> mlp = {784 * 4096,  4096, 4096 * 4096, 4096,
+                                          4096 * 4096, 4096, 4096 * 10,   10};
+    std::vector<Bookkeeping> results;
+    if (!is_fake()) results.push_back(bookkeeping(*group, gpu, "784-4096x3-10", mlp, 200));
+    results.push_back(
+        bookkeeping(*group, gpu, "200 parameters of 1000", std::vector<std::size_t>(200, 1000), 200));
+    return results;
+}
+
+nlohmann::json print_kernels(const std::vector<Result>& results) {
+    nlohmann::json rows = nlohmann::json::array();
+    const double copy = results.front().gigabytes_per_second;
+    for (const Result& result : results) {
+        const double share = result.gigabytes_per_second / copy;
+        fmt::print("{:42} {:9.1f} GB/s {:6.1f} % of the copy{}\n", result.name, result.gigabytes_per_second,
+                   100 * share,
+                   !result.has_bar      ? ""
+                   : share >= kShareBar ? ""
+                                        : fmt::format("  below {:.0f} %", 100 * kShareBar));
+        rows.push_back({{"name", result.name},
+                        {"gb_per_s", result.gigabytes_per_second},
+                        {"share_of_copy", share},
+                        {"bar", result.has_bar ? nlohmann::json(kShareBar) : nlohmann::json()}});
+    }
+    return rows;
+}
+
+nlohmann::json print_bookkeeping(const std::vector<Bookkeeping>& results) {
+    nlohmann::json rows = nlohmann::json::array();
+    for (const Bookkeeping& result : results) {
+        fmt::print("host time of DDP per step, {:24} {:7.1f} us, {:6.1f} us without starting collectives{}\n",
+                   result.model, result.all_us, result.own_us,
+                   result.own_us <= kBookkeepingBar ? "" : fmt::format("  above {:.0f} us", kBookkeepingBar));
+        rows.push_back({{"model", result.model},
+                        {"us", result.all_us},
+                        {"own_us", result.own_us},
+                        {"bar_us", kBookkeepingBar}});
+    }
+    return rows;
+}
+
+/// The line that says most.
+std::string summary(const std::vector<Result>& kernels, const std::vector<Bookkeeping>& hosts) {
+    const Result* slowest = nullptr;
+    for (const Result& result : kernels) {
+        if (result.has_bar &&
+            (slowest == nullptr || result.gigabytes_per_second < slowest->gigabytes_per_second))
+            slowest = &result;
+    }
+    std::string text = fmt::format("slowest kernel: {}, {:.0f} % of the copy (bar {:.0f} %)", slowest->name,
+                                   100 * slowest->gigabytes_per_second / kernels.front().gigabytes_per_second,
+                                   100 * kShareBar);
+    for (const Bookkeeping& host : hosts)
+        text += fmt::format("; DDP {:.1f} us per step ({})", host.own_us, host.model);
+    return text;
+}
+
+int run(const Options& options) {
+    const GpuPointer gpu = Gpu::of(0);
+    gpu->make_current();
+    Options sized = options;
+    if (is_fake()) {
+        fmt::print("a fake GPU (host memory): the times mean nothing\n");
+        sized.elements = 10'000;
+        sized.repetitions = 2;
+    }
+    const std::vector<Result> kernels = Bench(gpu, sized).run();
+    nlohmann::json json = {{"fake", is_fake()}, {"elements", sized.elements}};
+    json["kernels"] = print_kernels(kernels);
+    std::vector<Bookkeeping> hosts;
+    try {
+        hosts = measure_bookkeeping(gpu);
+        json["bookkeeping"] = print_bookkeeping(hosts);
+    } catch (const ddp::Error& error) {
+        fmt::print("host time of DDP per step: not measured: {}\n", error.what());
+    }
+    fmt::print("{}\n", summary(kernels, hosts));
+    if (options.json.empty()) return 0;
+    std::ofstream file(options.json);
+    file << json.dump(2) << "\n";
+    if (file.flush()) return 0;
+    fmt::print(stderr, "bench_gpu_kernels: {} cannot be written\n", options.json);
+    return 1;
+}
+
+std::optional<Options> parse(int argc, char** argv) {
+    Options options;
+    for (int i = 1; i + 1 < argc; i += 2) {
+        const std::string_view name = argv[i];
+        const auto number = ddprun::parse_int_between(argv[i + 1], 1, 1'000'000'000);
+        if (name == "--json") options.json = argv[i + 1];
+        else if (name == "--elements" && number) options.elements = static_cast<std::size_t>(*number);
+        else if (name == "--repetitions" && number) options.repetitions = static_cast<int>(*number);
+        else return std::nullopt;
+    }
+    if (argc % 2 == 0) return std::nullopt;
+    return options;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+    const std::optional<Options> options = parse(argc, argv);
+    if (!options) {
+        fmt::print(stderr, "usage: bench_gpu_kernels [--json FILE] [--elements N] [--repetitions N]\n");
+        return kUsage;
+    }
+    try {
+        DeviceKernels::of(Gpu::of(0));
+    } catch (const ddp::Error& error) {
+        fmt::print("skipped: {}\n", error.what());
+        return kSkipped;
+    }
+    try {
+        return run(*options);
+    } catch (const ddp::Error& error) {
+        fmt::print(stderr, "bench_gpu_kernels: {}\n", error.what());
+        return 1;
+    }
+}
