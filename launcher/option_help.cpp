@@ -62,6 +62,28 @@ std::string subcommand_names(char separator) {
     return join(names, std::string_view(&separator, 1));
 }
 
+/// What stands beside a completion: the help's first sentence.
+std::string_view first_sentence(std::string_view help) { return help.substr(0, std::min(help.find(". "), help.size())); }
+
+/// For each subcommand that does not take a job's options: "<name>) <command> <its options>; return;;".
+std::string cases_of_subcommands(std::string_view before, std::string_view after) {
+    std::string cases;
+    for (const SubcommandRow& row : subcommands()) {
+        const std::vector<std::string> options = options_of(row);
+        if (!options.empty()) cases += fmt::format("      {}) {}{}{}; return;;\n", row.name, before, join(options, " "), after);
+    }
+    return cases;
+}
+
+/// Subcommands that take a job's options: "env|doctor".
+std::string job_subcommands(char separator) {
+    std::vector<std::string> names;
+    for (const SubcommandRow& row : subcommands()) {
+        if (options_of(row).empty()) names.emplace_back(row.name);
+    }
+    return join(names, std::string_view(&separator, 1));
+}
+
 std::string bash_completion() {
     std::string cases, names;
     for_each_option([&](const OptionRow& row) {
@@ -79,11 +101,16 @@ _ddprun() {{
   # "--name=value" arrives as three words.
   [[ $cur == "=" ]] && cur=""
   [[ $prev == "=" ]] && prev="${{COMP_WORDS[COMP_CWORD-2]}}"
+  if ((COMP_CWORD > 1)); then
+    case "${{COMP_WORDS[1]}}" in
+{}    esac
+  fi
   # Behind the program everything belongs to it.
   for ((i = 1; i < COMP_CWORD; i++)); do
     case "${{COMP_WORDS[i]}}" in
     {}) [[ ${{COMP_WORDS[i+1]}} == "=" ]] && ((i++)); ((i++));;
     -*) ;;
+    {}) ((i > 1)) && {{ COMPREPLY=($(compgen -f -- "$cur")); return; }};;
     *) COMPREPLY=($(compgen -f -- "$cur")); return;;
     esac
   done
@@ -98,7 +125,8 @@ _ddprun() {{
 }}
 complete -o filenames -F _ddprun ddprun
 )",
-                       value_options('|'), cases, names.substr(1), subcommand_names(' '));
+                       cases_of_subcommands("COMPREPLY=($(compgen -W \"", "\" -- \"$cur\"))"), value_options('|'), job_subcommands('|'), cases, names.substr(1),
+                       subcommand_names(' '));
 }
 
 /// Inside single quotes, for a shell that has no escapes there.
@@ -132,34 +160,68 @@ std::string zsh_completion() {
         for (const std::string& word : spellings(row)) {
             const bool separate = word.size() == 2;  // -r 3, but --tee 3 and --tee=3
             lines += fmt::format("    '{}{}{}[{}]{}' \\\n", row.repeatable ? "*" : "", word,
-                                 action.empty() ? "" : separate ? "+" : "=", zsh_text(row.help), action);
+                                 action.empty() ? "" : separate ? "+" : "=", zsh_text(first_sentence(row.help)), action);
         }
     });
     return fmt::format("#compdef ddprun\n# zsh completion for ddprun; put it as _ddprun into a directory of $fpath\n"
                        "_ddprun_first() {{\n  ((CURRENT == 2)) && compadd {}\n  _command_names -e\n}}\n"
-                       "_ddprun() {{\n  _arguments -S \\\n{}    '1:program:_ddprun_first' \\\n    '*::argument:_files'\n}}\n"
+                       "_ddprun() {{\n  if ((CURRENT > 2)); then\n    case ${{words[2]}} in\n{}      {}) words=(${{words[1]}} ${{words[3,-1]}}); ((CURRENT--));;\n    esac\n  fi\n  _arguments -S \\\n{}    '1:program:_ddprun_first' \\\n    '*::argument:_files'\n}}\n"
                        "_ddprun \"$@\"\n",
-                       subcommand_names(' '), lines);
+                       subcommand_names(' '), cases_of_subcommands("compadd -- ", ""), job_subcommands('|'), lines);
+}
+
+/// Inside single quotes of fish.
+std::string fish_text(std::string_view text) {
+    std::string out;
+    for (const char c : text) {
+        if (c == '\'' || c == '\\') out += '\\';
+        out += c;
+    }
+    return out;
 }
 
 std::string fish_completion() {
-    std::string lines = "# fish completion for ddprun; put it into ~/.config/fish/completions/ddprun.fish\n";
+    std::string lines;
     for_each_option([&](const OptionRow& row) {
-        lines += fmt::format("complete -c ddprun -l {}", row.name);
+        lines += fmt::format("complete -c ddprun -n __ddprun_own -l {}", row.name);
         if (row.letter != 0) lines += fmt::format(" -s {}", row.letter);
         if (!row.value.empty()) {
             if (row.choices == "@file") lines += " -r";
             else if (row.choices == "@directory") lines += " -x -a '(__fish_complete_directories)'";
             else lines += fmt::format(" -x -a '{}'", row.choices);
         }
-        std::string text;
-        for (const char c : row.help) text += c == '\'' ? std::string("\\'") : std::string(1, c);
-        lines += fmt::format(" -d '{}'\n", text);
+        lines += fmt::format(" -d '{}'\n", fish_text(first_sentence(row.help)));
     });
+    lines += "complete -c ddprun -n __ddprun_own -a '(__fish_complete_command)'\n";
     for (const SubcommandRow& row : subcommands()) {
-        lines += fmt::format("complete -c ddprun -n __fish_is_first_arg -a {} -d '{}'\n", row.name, single_quoted(row.help));
+        lines += fmt::format("complete -c ddprun -n __fish_is_first_arg -a {} -d '{}'\n", row.name, fish_text(first_sentence(row.help)));
+        const std::vector<std::string> options = options_of(row);
+        if (options.empty()) continue;
+        lines += fmt::format("complete -c ddprun -n '__ddprun_asks {}' -f -a '{}'\n", row.name, join(options, " "));
     }
-    return lines;
+    return fmt::format(R"(# fish completion for ddprun; put it into ~/.config/fish/completions/ddprun.fish
+function __ddprun_asks -d 'the subcommand is this one'
+  set -l words (commandline -opc)
+  set -q words[2]; and test $words[2] = $argv[1]
+end
+function __ddprun_own -d 'not behind the program, to which everything belongs'
+  set -l words (commandline -opc)
+  set -l skip 1
+  for word in $words
+    if test $skip = 1
+      set skip 0
+      continue
+    end
+    switch $word
+      case {}
+        set skip 1
+      case '-*' {}
+      case '*'
+        return 1
+    end
+  end
+end
+{})", value_options(' '), job_subcommands(' '), lines);
 }
 
 std::string tcsh_completion() {

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "env/text.h"
 #include "launcher/option_values.h"
 #include "launcher/wrap.h"
 
@@ -42,6 +43,18 @@ const std::vector<SubcommandRow>& subcommands() {
 
 bool is_subcommand(std::string_view word) {
     return std::any_of(subcommands().begin(), subcommands().end(), [word](const SubcommandRow& row) { return row.name == word; });
+}
+
+std::vector<std::string> options_of(const SubcommandRow& row) {
+    if (row.arguments == "[options]") return {};
+    std::vector<std::string> options;
+    for (const std::string_view word : split(row.arguments, ' ')) {
+        const std::string_view option = word.substr(word.starts_with('[') ? 1 : 0);
+        if (option.starts_with('-')) options.emplace_back(option.substr(0, option.find(']')));
+    }
+    if (row.name != "gpus") options.emplace_back("--job");
+    options.emplace_back("--help");
+    return options;
 }
 
 std::string render_subcommands() {

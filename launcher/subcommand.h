@@ -18,6 +18,8 @@ struct SubcommandRow {
 };
 const std::vector<SubcommandRow>& subcommands();
 bool is_subcommand(std::string_view word);
+/// The options a subcommand takes, for completions: {"--rank", "--job"}. Empty: it takes those of a job.
+std::vector<std::string> options_of(const SubcommandRow& row);
 /// The part of --help about them.
 std::string render_subcommands();
 
