@@ -45,7 +45,11 @@ void resize(int pipe, std::size_t bytes) {
 LinuxSystem::LinuxSystem() : slots_(std::make_unique<SpawnSlots>()) {}
 LinuxSystem::~LinuxSystem() = default;
 
-Result<pid_t> LinuxSystem::spawn(const SpawnSpec& spec) { return spawn_process(spec, *slots_); }
+Result<pid_t> LinuxSystem::spawn(const SpawnSpec& spec) {
+    Result<pid_t> pid = spawn_process(spec, *slots_);
+    if (pid && spec.is_tool) tools_.push_back(*pid);
+    return pid;
+}
 
 Status LinuxSystem::signal_group(pid_t group, int signal) {
     return sent(::kill(-group, signal), "kill group");
@@ -62,11 +66,16 @@ std::optional<ChildExit> LinuxSystem::next_exit() {
 void LinuxSystem::reap(pid_t pid) {
     siginfo_t info{};
     ::waitid(P_PID, static_cast<id_t>(pid), &info, WEXITED | WNOHANG);
+    std::erase(tools_, pid);
 }
 
 bool LinuxSystem::group_exists(pid_t group) { return ::kill(-group, 0) == 0 || errno == EPERM; }
 
-std::vector<pid_t> LinuxSystem::descendants() { return descendants_of(::getpid(), "/proc"); }
+std::vector<pid_t> LinuxSystem::descendants() {
+    std::vector<pid_t> all = descendants_of(::getpid(), "/proc");
+    for (const pid_t tool : tools_) std::erase(all, tool);
+    return all;
+}
 
 Result<System::Pipe> LinuxSystem::make_pipe(std::size_t buffer_bytes) {
     std::array<int, 2> ends{};

@@ -33,6 +33,7 @@ struct SpawnSpec {
     /// containers, and comes with Linux 5.7), the child starts in our own.
     int cgroup = -1;
     std::uint64_t open_files = 0;        ///< soft limit on descriptors (RLIMIT_NOFILE); 0 inherits
+    bool is_tool = false;                ///< ours, not the job's: descendants() leaves it out
     bool foreground_terminal = false;    ///< give the child's group the terminal on fd 0 (for --attach)
 };
 
@@ -69,7 +70,7 @@ class System {
 
     /// True while any process of the group exists (zombies count).
     [[nodiscard]] virtual bool group_exists(pid_t group) = 0;
-    /// Every living descendant of this process other than itself, from /proc, children first. One that is just
+    /// Every living descendant of this process other than itself and its tools, from /proc, children first. One that is just
     /// being born can be missed: ask again until there is none.
     [[nodiscard]] virtual std::vector<pid_t> descendants() = 0;
 
@@ -109,6 +110,7 @@ class LinuxSystem final : public System {
 
   private:
     std::unique_ptr<SpawnSlots> slots_;
+    std::vector<pid_t> tools_;  ///< not yet reaped
 };
 
 /// Orphaned grandchildren become our children and are seen by next_exit. Error: System.

@@ -4,7 +4,6 @@
 #include <fmt/core.h>
 #include <signal.h>
 #include <sys/statvfs.h>
-#include <time.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -13,7 +12,7 @@
 
 #include "env/file.h"
 #include "env/text.h"
-#include "env/worker_env.h"
+#include "launcher/walltime.h"
 
 namespace ddprun {
 namespace {
@@ -43,12 +42,6 @@ std::string explain_bus_error(const DeathFacts& facts) {
     if (!facts.shm_free || !facts.shm_size || *facts.shm_size == 0 || *facts.shm_free > *facts.shm_size / 64) return "";
     return fmt::format("/dev/shm is full ({} of {} free): shared memory could not be given to it",
                        format_bytes(*facts.shm_free), format_bytes(*facts.shm_size));
-}
-
-std::optional<Duration> walltime_left() {
-    const Result<std::int64_t> end = parse_int(process_environment("SLURM_JOB_END_TIME").value_or(""));
-    if (!end) return std::nullopt;
-    return std::chrono::seconds(*end - ::time(nullptr));
 }
 
 /// The text behind `key` up to one of `ends`; "" when the key is not there.

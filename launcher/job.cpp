@@ -34,6 +34,8 @@
 #include "launcher/observation.h"
 #include "launcher/output.h"
 #include "launcher/report.h"
+#include "launcher/walltime.h"
+#include "launcher/walltime_watch.h"
 #include "launcher/warden.h"
 #include "rendezvous/agent_link.h"
 #include "rendezvous/server.h"
@@ -86,6 +88,12 @@ OwnCgroup look_for_own_cgroup() {
     constexpr std::size_t kMaxText = 4 << 20;  // hosts of many containers have thousands of mounts
     return find_own_cgroup(read_file("/proc/self/cgroup", kMaxText).value_or(""),
                            read_file("/proc/self/mountinfo", kMaxText).value_or(""));
+}
+
+/// As a scheduler ends a job: by a signal to ddprun, or to a worker.
+bool was_ended_from_outside(const JobEnd& end) {
+    const WorkerEnd* cause = root_cause(end.workers);
+    return end.stopped_by_signal || end.preempted || (cause != nullptr && cause->signaled && (cause->status == SIGTERM || cause->status == SIGKILL));
 }
 
 class Job final : public rdzv::ServerHandler, public rdzv::AgentLinkHandler {
@@ -144,6 +152,7 @@ class Job final : public rdzv::ServerHandler, public rdzv::AgentLinkHandler {
     std::unique_ptr<Agent> agent_;
     std::unique_ptr<rdzv::AgentLink> link_;
     std::unique_ptr<Observation> observation_;
+    std::unique_ptr<WalltimeWatch> walltime_;  ///< on the head only: one question to the scheduler, not one per node
     std::unique_ptr<Inquiry> inquiry_;
     std::unique_ptr<JobQuestions> questions_;
     std::unique_ptr<HangWatch> hang_watch_;   ///< on the head, with --hang-timeout
@@ -330,7 +339,11 @@ void Job::build_questions() {
 
 Result<int> Job::run() {
     if (const Status built = build(); !built) return built.error();
-    if (controller_) controller_->begin();
+    if (controller_) {
+        walltime_ = std::make_unique<WalltimeWatch>(*loop_, system_, log_);
+        walltime_->begin();
+        controller_->begin();
+    }
     if (const Status ran = loop_->run(); !ran) return ran.error();
     return say_how_it_ended();
 }
@@ -447,6 +460,9 @@ int Job::say_how_it_ended() {
     observation_->finished(end);
     end.loss = output_->loss();
     end.log_directory = output_->attempt_directory();
+    if (const std::optional<TimePoint> over = walltime_->end(); over && was_ended_from_outside(end)) {
+        if (std::string note = walltime_note(*over - MonotonicClock::now()); !note.empty()) end.notes.push_back(std::move(note));
+    }
     if (!setup_.spec.report_file.empty()) {
         const Status written = write_file_atomically(setup_.spec.report_file, render_report_json(end), 0644);
         if (!written) log_.warning("--report: {}", written.error().what);

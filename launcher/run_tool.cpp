@@ -38,6 +38,7 @@ class ToolRun : public std::enable_shared_from_this<ToolRun> {
         UniqueFd read(ends[0]), write(ends[1]), null(::open("/dev/null", O_RDWR | O_CLOEXEC));
         if (!null) return Error::system("open /dev/null");
         if (const Status set = set_nonblocking(read.get()); !set) return set;
+        tool.is_tool = true;
         tool.descriptors = {{null.get(), 0}, {write.get(), 1}, {null.get(), 2}};
         const Result<pid_t> pid = system_.spawn(tool);
         if (!pid) return pid.error();

@@ -118,6 +118,18 @@ TEST(Subreaper, SeesTheEndOfOrphanedGrandchildren) {
     ::prctl(PR_SET_CHILD_SUBREAPER, 0);
 }
 
+TEST(Descendants, LeaveOutTheToolsOfOurs) {
+    LinuxSystem system;
+    SpawnSpec spec = program("/bin/sleep", {"1000"});
+    spec.is_tool = true;
+    const Result<pid_t> tool = system.spawn(spec);
+    ASSERT_TRUE(tool);
+    EXPECT_TRUE(system.descendants().empty());
+    EXPECT_TRUE(system.signal_group(*tool, SIGKILL));
+    EXPECT_EQ(wait_for_exit(system).pid, *tool);
+    system.reap(*tool);
+}
+
 TEST(Descendants, ListsChildrenBeforeParentsAcrossSessions) {
     LinuxSystem system;
     const Started leader = start(system, "setsid sh -c 'sleep 1000 & echo $!; echo $$; wait' & wait");

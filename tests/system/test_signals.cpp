@@ -1,6 +1,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <signal.h>
+#include <sys/stat.h>
+
+#include <fstream>
 
 #include "tests/support/run_program.h"
 #include "tests/support/temporary_directory.h"
@@ -72,6 +75,53 @@ TEST(Signals, ASurvivorThatIgnoresTermDelaysAFailedJobOnlyByTheGrace) {
     EXPECT_EQ(outcome.status, 6) << outcome.err;
     EXPECT_GE(outcome.took, 1s);
     EXPECT_LT(outcome.took, 4s);
+}
+
+// ---- the walltime of a PBS job, told by a qstat of ours
+
+/// A PATH with a qstat that tells of a job that has run for so many of its 60 minutes.
+struct PbsJob {
+    TemporaryDirectory directory;
+    RunOptions options;
+
+    explicit PbsJob(int minutes) {
+        std::ofstream(directory.file("qstat")) << R"(#!/bin/sh
+test "$*" = '-f -F json 17.pbs' || exit 1
+export LC_ALL=C
+now=$(date +%s)
+started=$(date -d @$((now - $RAN * 60)) '+%a %b %e %H:%M:%S %Y')
+echo '{"timestamp":'$now',"Jobs":{"17.pbs":{"Resource_List":{"walltime":"01:00:00"},"stime":"'$started'"}}}'
+)";
+        ::chmod(directory.file("qstat").c_str(), 0755);
+        options = with_environment({"PATH=" + directory.path() + ":/usr/bin:/bin", "PBS_JOBID=17.pbs", "LOGLEVEL=debug", "TZ=UTC0", "RAN=" + std::to_string(minutes)});
+        options.unset = {"PBS_WALLTIME", "SLURM_JOB_END_TIME", "PBS_NODEFILE"};
+    }
+};
+
+TEST(Signals, AJobThatPbsEndsAtItsWalltimeSaysSo) {
+    const PbsJob job(60);
+    Program program(ddprun_probe({}, {"say", "up", "hold"}), job.options);
+    ASSERT_TRUE(program.wait_for_output("the walltime ends in") && program.wait_for_output("up"));
+    program.signal(SIGTERM);
+    const Outcome outcome = program.wait();
+    EXPECT_EQ(outcome.status, 75);
+    EXPECT_THAT(outcome.err, HasSubstr("killed at walltime"));
+}
+
+TEST(Signals, AJobThatIsDeletedLongBeforeItsWalltimeDoesNot) {
+    const PbsJob job(1);
+    Program program(ddprun_probe({}, {"say", "up", "hold"}), job.options);
+    ASSERT_TRUE(program.wait_for_output("the walltime ends in") && program.wait_for_output("up"));
+    program.signal(SIGTERM);
+    EXPECT_THAT(program.wait().err, Not(HasSubstr("killed at walltime")));
+}
+
+TEST(Signals, AQstatThatHangsHoldsNothingUp) {
+    const PbsJob job(1);
+    std::ofstream(job.directory.file("qstat")) << "#!/bin/sh\nexec sleep 1000\n";
+    const Outcome outcome = run(ddprun_probe({}, {"say", "done"}), job.options);
+    EXPECT_EQ(outcome.status, 0);
+    EXPECT_LT(outcome.took, std::chrono::seconds(20));
 }
 
 }  // namespace

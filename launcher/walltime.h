@@ -1,0 +1,24 @@
+#pragma once
+
+#include <optional>
+#include <string>
+
+#include "env/clock.h"
+#include "env/worker_env.h"
+
+namespace ddprun {
+
+/// What is left of the scheduler's walltime, where the environment tells it: SLURM_JOB_END_TIME, or Torque's PBS_WALLTIME
+/// with the job's age. Negative: it is over. `epoch` is the time of day in seconds since 1970. Pure.
+std::optional<Duration> walltime_left(const EnvironmentLookup& env, std::int64_t epoch, std::optional<Duration> job_age);
+
+/// The same for this process, now.
+std::optional<Duration> walltime_left();
+/// The age of the PBS job that this process belongs to, by its node file.
+std::optional<Duration> pbs_job_age();
+
+/// For the report of a job that was ended from outside with so much left: "killed at walltime: ..."; "" when that is not
+/// why. Pure.
+std::string walltime_note(Duration left);
+
+}  // namespace ddprun

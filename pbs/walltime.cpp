@@ -1,0 +1,100 @@
+#include "pbs/walltime.h"
+
+#include <fmt/core.h>
+#include <time.h>
+
+#include <cmath>
+#include <string>
+#include <vector>
+
+#include <nlohmann/json.hpp>
+
+#include "env/text.h"
+
+namespace ddprun::pbs {
+namespace {
+
+using Json = nlohmann::json;
+using std::chrono::seconds;
+
+/// resources_used.walltime is as old as MoM's last look, up to two minutes.
+constexpr double kStale = 180;
+constexpr double kQuarterHour = 900;
+
+Error not_understood(std::string_view what) { return {Errc::Protocol, fmt::format("qstat: {}", what)}; }
+
+/// The object of the only job, or of the first; null where there is none.
+const Json* first_job(const Json& answer) {
+    const auto jobs = answer.find("Jobs");
+    if (jobs == answer.end() || !jobs->is_object() || jobs->empty() || !jobs->front().is_object()) return nullptr;
+    return &jobs->front();
+}
+
+/// A value as text; OpenPBS writes some numbers with quotes and some without.
+std::optional<std::string> text_of(const Json& object, const char* key) {
+    const auto found = object.find(key);
+    if (found == object.end()) return std::nullopt;
+    if (found->is_string()) return found->get<std::string>();
+    return found->is_number() ? std::optional(found->dump()) : std::nullopt;
+}
+
+std::optional<Duration> walltime_in(const Json& job, const char* resources) {
+    const auto found = job.find(resources);
+    if (found == job.end() || !found->is_object()) return std::nullopt;
+    const std::optional<std::string> text = text_of(*found, "walltime");
+    if (!text) return std::nullopt;
+    const Result<Duration> span = parse_walltime(*text);
+    return span ? std::optional(*span) : std::nullopt;
+}
+
+/// "Sat Nov 21 14:55:33 2026", as ctime(3) writes it.
+std::optional<std::int64_t> epoch_of(const std::string& text) {
+    tm broken{};
+    broken.tm_isdst = -1;
+    if (::strptime(text.c_str(), "%a %b %d %H:%M:%S %Y", &broken) == nullptr) return std::nullopt;
+    return ::mktime(&broken);
+}
+
+/// `told` without the hours by which the server's zone differs from ours.
+double without_zone(double told, double known) {
+    const double offset = std::round((told - known) / kQuarterHour) * kQuarterHour;
+    return std::abs(told - known - offset) <= kStale ? told - offset : told;
+}
+
+}  // namespace
+
+Result<Duration> parse_walltime(std::string_view text) {
+    const auto invalid = [&] { return Error{Errc::InvalidArgument, fmt::format("'{}' is not a walltime (expected HH:MM:SS)", text)}; };
+    const std::vector<std::string_view> parts = split(trim(text), ':');
+    if (parts.size() > 4) return invalid();
+    constexpr std::int64_t kMost = 1'000'000'000;
+    std::int64_t total = 0;
+    for (std::size_t i = 0; i < parts.size(); ++i) {
+        const Result<std::int64_t> number = parse_int_between(parts[i], 0, kMost);
+        if (!number) return invalid();
+        const bool after_days = parts.size() == 4 && i == 1;
+        total = total * (i == 0 ? 0 : after_days ? 24 : 60) + *number;
+        if (total > kMost) return invalid();
+    }
+    return Duration(seconds(total));
+}
+
+Result<JobTime> parse_qstat(std::string_view json, std::optional<Duration> age) {
+    const Json answer = Json::parse(json, nullptr, false);
+    if (!answer.is_object()) return not_understood("its answer is not JSON");
+    const Json* job = first_job(answer);
+    if (job == nullptr) return not_understood("it does not know the job");
+    const std::optional<Duration> limit = walltime_in(*job, "Resource_List");
+    if (!limit) return Error{Errc::NotFound, "the job has no walltime"};
+    const std::optional<std::int64_t> started = epoch_of(text_of(*job, "stime").value_or(""));
+    const Result<std::int64_t> now = parse_int(text_of(answer, "timestamp").value_or(""));
+    if (!started || !now) return Error{Errc::NotFound, "the job has not started"};
+
+    const std::optional<Duration> used = walltime_in(*job, "resources_used");
+    double elapsed = static_cast<double>(*now - *started);
+    const std::optional<Duration> known = used ? used : age;
+    if (known) elapsed = without_zone(elapsed, static_cast<double>(std::chrono::floor<seconds>(*known).count()));
+    return JobTime{*limit, seconds(std::llround(elapsed))};
+}
+
+}  // namespace ddprun::pbs
