@@ -121,6 +121,7 @@ TEST(Signals, AQstatThatHangsHoldsNothingUp) {
     std::ofstream(job.directory.file("qstat")) << "#!/bin/sh\nexec sleep 1000\n";
     const Outcome outcome = run(ddprun_probe({}, {"say", "done"}), job.options);
     EXPECT_EQ(outcome.status, 0);
+    EXPECT_THAT(outcome.err, Not(HasSubstr("left behind")));
     EXPECT_LT(outcome.took, std::chrono::seconds(20));
 }
 
