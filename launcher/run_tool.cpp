@@ -53,21 +53,19 @@ class ToolRun : public std::enable_shared_from_this<ToolRun> {
         char piece[16 * 1024];
         const ssize_t n = ::read(output_.get(), piece, sizeof piece);
         if (n < 0 && (errno == EAGAIN || errno == EINTR)) return;
-        if (n > 0 && text_.size() < max_bytes_) {
-            text_.append(piece, static_cast<std::size_t>(n));
-            return;
-        }
+        if (n > 0) text_.append(piece, static_cast<std::size_t>(n));
+        if (n > 0 && text_.size() < max_bytes_) return;
+        ended_ = n <= 0;
         end(std::move(text_));
     }
 
     void end(Result<std::string> result) {
         if (!done_) return;
         loop_.cancel(timer_);
-        // The handler that runs now may belong to the watch: keep this object until the batch is over.
-        loop_.post([self = shared_from_this()] {});
         loop_.unwatch(output_.get());
         output_.reset();
-        (void)system_.signal_group(pid_, SIGKILL);
+        // At its own end it may have been reaped already: the number is not ours any more.
+        if (!ended_) (void)system_.signal_group(pid_, SIGKILL);
         std::exchange(done_, nullptr)(std::move(result));
     }
 
@@ -77,6 +75,7 @@ class ToolRun : public std::enable_shared_from_this<ToolRun> {
     Done done_;
     std::string name_, text_;
     pid_t pid_ = 0;
+    bool ended_ = false;  ///< it has closed its output
     UniqueFd output_;
     os::EventLoop::TimerId timer_ = 0;
 };

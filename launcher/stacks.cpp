@@ -1,26 +1,23 @@
 #include "launcher/stacks.h"
 
 #include <dirent.h>
-#include <fcntl.h>
 #include <fmt/core.h>
 #include <signal.h>
-#include <sys/epoll.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <cerrno>
 #include <deque>
 #include <memory>
 #include <utility>
 
 #include "env/file.h"
 #include "env/process_tree.h"
-#include "env/socket.h"
 #include "env/text.h"
 #include "env/worker_env.h"
 #include "launcher/error_file.h"
 #include "launcher/hang_sample.h"
+#include "launcher/run_tool.h"
 
 namespace ddprun {
 namespace {
@@ -97,6 +94,27 @@ os::SpawnSpec tool_command(StackMethod method, const StackTools& tools, pid_t pi
     return spec;
 }
 
+/// py-spy is often installed where the worker's Python is, and nowhere on our PATH. "" it is not there.
+std::string py_spy_beside(pid_t pid) {
+    const std::string command = read_file(fmt::format("/proc/{}/cmdline", pid), 4096).value_or("");
+    const std::string python = command.substr(0, command.find('\0'));
+    if (!python.starts_with('/')) return "";
+    std::string candidate = python.substr(0, python.rfind('/')) + "/py-spy";
+    return ::access(candidate.c_str(), X_OK) == 0 ? candidate : "";
+}
+
+StackTools without(StackTools tools, StackMethod failed) {
+    if (failed == StackMethod::PySpy) tools.py_spy.clear();
+    if (failed == StackMethod::Gdb) tools.gdb.clear();
+    if (failed == StackMethod::EuStack) tools.eu_stack.clear();
+    return tools;
+}
+
+/// "#0" of gdb and eu-stack, "Thread 4171 (idle)" of py-spy.
+bool has_frames(std::string_view output) {
+    return output.find("#0") != std::string_view::npos || output.find("Thread ") != std::string_view::npos;
+}
+
 /// One request for stacks. Kept alive by what it has posted to the loop.
 class Collection : public std::enable_shared_from_this<Collection> {
   public:
@@ -107,7 +125,8 @@ class Collection : public std::enable_shared_from_this<Collection> {
     }
 
     void begin(Duration patience) {
-        deadline_ = loop_.call_after(patience, [self = shared_from_this()] { self->give_up(); });
+        ends_at_ = deadline_after(loop_.now(), patience);
+        deadline_ = loop_.call_at(ends_at_, [self = shared_from_this()] { self->give_up(); });
         for (std::size_t i = 0; i < jobs_.size(); ++i) {
             if (jobs_[i].stack.method == StackMethod::Handler) ask(jobs_[i]);
             else waiting_.push_back(i);
@@ -122,8 +141,8 @@ class Collection : public std::enable_shared_from_this<Collection> {
         RankStack stack;
         bool done = false;
         std::uint32_t sent_before = 0, asked = 0;
-        pid_t tool = 0;
-        UniqueFd output;
+        bool is_python = false;
+        StackTools tools;  ///< that have not failed
     };
 
     [[nodiscard]] Job job_for(const StackTarget& target) const {
@@ -140,8 +159,10 @@ class Collection : public std::enable_shared_from_this<Collection> {
         job.stack.pid = facts.has_handler ? told : busiest_of(target.pid);
         const char state = times_of(job.stack.pid).value_or(ProcessTimes{}).state;
         facts.stopped = state == 'T' || state == 't' || state == 'D';
-        facts.python = runs_python(job.stack.pid);
-        job.stack.method = choose_stack_method(facts, tools_);
+        facts.python = job.is_python = runs_python(job.stack.pid);
+        job.tools = tools_;
+        if (job.is_python && job.tools.py_spy.empty()) job.tools.py_spy = py_spy_beside(job.stack.pid);
+        job.stack.method = choose_stack_method(facts, job.tools);
         return job;
     }
 
@@ -166,7 +187,7 @@ class Collection : public std::enable_shared_from_this<Collection> {
                 job.done = job.asked > 0;
             }
             if (!job.done && (late || job.asked == 0)) {  // it blocks the signal, or is gone
-                job.stack.method = choose_stack_method({false, true, false}, tools_);
+                job.stack.method = choose_stack_method({false, true, job.is_python}, job.tools);
                 waiting_.push_back(i);
             }
             some_wait = some_wait || (!job.done && job.stack.method == StackMethod::Handler);
@@ -181,73 +202,52 @@ class Collection : public std::enable_shared_from_this<Collection> {
 
     void go_on() {
         while (running_ < kToolsAtOnce && !waiting_.empty()) {
-            Job& job = jobs_[waiting_.front()];
             const std::size_t index = waiting_.front();
             waiting_.pop_front();
-            if (job.stack.method == StackMethod::Kernel || !start_tool(job, index)) finish_job(job);
+            Job& job = jobs_[index];
+            if (job.stack.method == StackMethod::Kernel || is_late_) ask_kernel(job);
+            else start_tool(job, index);
         }
         if (done_ && std::all_of(jobs_.begin(), jobs_.end(), [](const Job& job) { return job.done; })) finish();
     }
 
-    bool start_tool(Job& job, std::size_t index) {
-        int ends[2];
-        if (::pipe2(ends, O_CLOEXEC) != 0) return false;
-        UniqueFd read(ends[0]), write(ends[1]), null(::open("/dev/null", O_RDONLY | O_CLOEXEC));
-        if (!set_nonblocking(read.get())) return false;
-        os::SpawnSpec spec = tool_command(job.stack.method, tools_, job.stack.pid);
-        spec.descriptors = {{null.get(), 0}, {write.get(), 1}, {write.get(), 2}};
-        const Result<pid_t> tool = system_.spawn(spec);
-        if (!tool) return false;
-        const Status watched = loop_.watch(read.get(), EPOLLIN, [self = shared_from_this(), index](std::uint32_t) { self->read_from(index); });
-        if (!watched) return false;
-        job.tool = *tool;
-        job.output = std::move(read);
+    /// The tool's time is that of the whole request: it ends with it.
+    void start_tool(Job& job, std::size_t index) {
         ++running_;
-        return true;
+        os::SpawnSpec spec = tool_command(job.stack.method, job.tools, job.stack.pid);
+        run_tool(loop_, system_, std::move(spec), ends_at_ - loop_.now(), kMaxToolOutput, [self = shared_from_this(), index](const Result<std::string>& output) {
+            --self->running_;
+            self->take_output(self->jobs_[index], index, output ? *output : "");
+        });
     }
 
-    void read_from(std::size_t index) {
-        Job& job = jobs_[index];
-        char piece[16 * 1024];
-        const ssize_t n = ::read(job.output.get(), piece, sizeof piece);
-        if (n < 0 && (errno == EAGAIN || errno == EINTR)) return;
-        if (n > 0 && job.stack.text.size() < kMaxToolOutput) {
-            job.stack.text.append(piece, static_cast<std::size_t>(n));
-            return;
+    /// A debugger that may not attach, or is none for this program: the next best is tried.
+    void take_output(Job& job, std::size_t index, std::string output) {
+        if (has_frames(output)) {
+            job.stack.text = std::move(output);
+            job.done = true;
+        } else {
+            job.tools = without(job.tools, job.stack.method);
+            job.stack.method = choose_stack_method({false, true, job.is_python}, job.tools);
+            waiting_.push_back(index);
         }
-        // The handler that runs now belongs to the watch: keep this object until the batch is over.
         loop_.post([self = shared_from_this()] { self->go_on(); });
-        stop_tool(job);
-        finish_job(job);
     }
 
-    void stop_tool(Job& job) {
-        if (!job.output) return;
-        loop_.unwatch(job.output.get());
-        job.output.reset();
-        (void)system_.signal_group(job.tool, SIGKILL);
-        --running_;
-    }
-
-    static void finish_job(Job& job) {
-        // A debugger that may not attach, or none: what the kernel knows is better than nothing.
-        const bool has_frames = job.stack.text.find("#0") != std::string::npos || job.stack.method == StackMethod::PySpy;
-        if (!has_frames) {
-            job.stack.method = StackMethod::Kernel;
-            job.stack.text = kernel_view(job.stack.pid);
-        }
+    static void ask_kernel(Job& job) {
+        job.stack.method = StackMethod::Kernel;
+        job.stack.text = kernel_view(job.stack.pid);
         job.done = true;
     }
 
+    /// What has not begun will not; tools that run end by themselves at the same moment.
     void give_up() {
         if (!done_) return;
-        waiting_.clear();
+        is_late_ = true;
         for (Job& job : jobs_) {
-            if (job.done) continue;
-            stop_tool(job);
-            finish_job(job);
+            if (!job.done && job.stack.method == StackMethod::Handler) ask_kernel(job);
         }
-        finish();
+        go_on();
     }
 
     void finish() {
@@ -264,16 +264,17 @@ class Collection : public std::enable_shared_from_this<Collection> {
     std::deque<Job> jobs_;
     std::deque<std::size_t> waiting_;
     int running_ = 0;
+    bool is_late_ = false;
+    TimePoint ends_at_ = kNever;
     TimePoint begun_ = MonotonicClock::now();
     os::EventLoop::TimerId deadline_ = 0;
 };
 
-/// Debuggers say much before the first frame: libraries loaded, threads found.
-bool is_chatter(std::string_view line) {
-    for (const std::string_view start : {"[New LWP", "[Thread debugging", "Using host libthread", "[Inferior", "warning:", "Reading symbols"}) {
-        if (line.starts_with(start)) return true;
-    }
-    return trim(line).empty();
+/// gdb says much before the first thread: libraries loaded, files not found, how to configure it.
+std::string_view without_preamble(StackMethod method, std::string_view text) {
+    if (method != StackMethod::Gdb) return text;
+    const std::size_t first = text.starts_with("Thread ") ? 0 : text.find("\nThread ");
+    return first == std::string_view::npos ? text : text.substr(first);
 }
 
 }  // namespace
@@ -320,8 +321,8 @@ std::string render_stacks(const std::vector<RankStack>& stacks, const std::strin
     for (const RankStack& stack : stacks) {
         const std::string where = host.empty() ? "" : " on " + host;
         text += fmt::format("rank {}{} (pid {}), by {}:\n", stack.rank, where, stack.pid, describe(stack.method));
-        for (const std::string_view line : split(stack.text, '\n')) {
-            if (!is_chatter(line)) text += fmt::format("    {}\n", line);
+        for (const std::string_view line : split(without_preamble(stack.method, stack.text), '\n')) {
+            if (!trim(line).empty()) text += fmt::format("    {}\n", line);
         }
     }
     return text;

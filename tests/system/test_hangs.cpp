@@ -3,6 +3,7 @@
 #include <signal.h>
 
 #include <filesystem>
+#include <fstream>
 
 #include "tests/support/fake_ras.h"
 #include "tests/support/run_program.h"
@@ -88,6 +89,51 @@ TEST(Stacks, OfARunningJobAreShownToWhoAsks) {
     const Outcome nobody = run({path_of("DDPRUN"), "stacks", "--job", id, "--rank", "9"});
     EXPECT_EQ(nobody.status, 1);
     EXPECT_THAT(nobody.err, HasSubstr("no such rank"));
+}
+
+/// A job whose ddprun finds only these programs, asked for its stacks.
+std::string stacks_of(const std::vector<std::string>& worker, const std::string& path, const std::string& ready) {
+    const std::string id = unique_name("stacks");
+    Program program(ddprun_worker({"--nproc-per-node=1", "--rdzv-id=" + id}, worker), with_environment({"PATH=" + path}));
+    if (!program.wait_for_output(ready)) return "the worker did not start";
+    return run({path_of("DDPRUN"), "stacks", "--job", id}).out;
+}
+
+TEST(Stacks, OfAProgramWithoutLibddpComeFromTheDebuggerThatIsThere) {
+    for (const std::string tool : {"gdb", "eu-stack"}) {
+        if (!std::filesystem::exists("/usr/bin/" + tool)) GTEST_SKIP() << tool << " is not installed";
+        const TemporaryDirectory directory;
+        std::filesystem::create_symlink("/usr/bin/" + tool, directory.file(tool));
+        const std::string stacks = stacks_of({path_of("PROBE"), "say", "up", "hold"}, directory.path(), "up");
+        if (stacks.find("by the kernel") != std::string::npos) GTEST_SKIP() << tool << " may not attach here: " << stacks;
+        EXPECT_THAT(stacks, AllOf(HasSubstr("by " + tool), HasSubstr("#0 "), HasSubstr("pause"), HasSubstr("main"))) << tool;
+        EXPECT_THAT(stacks, AllOf(Not(HasSubstr("No such file")), Not(HasSubstr("LWP]"))) ) << "what the debugger says of itself";
+    }
+}
+
+/// A program of that name that prints what it is told to.
+void make_tool(const std::string& file, const std::string& script) {
+    std::ofstream(file) << "#!/bin/sh\n" << script << "\n";
+    std::filesystem::permissions(file, std::filesystem::perms::owner_all);
+}
+
+TEST(Stacks, OfAPythonProgramComeFromPySpyAndWithoutItsHelpFromTheNextBest) {
+    const std::string python = "/usr/bin/python3";
+    if (!std::filesystem::exists(python)) GTEST_SKIP() << "python3 is not installed";
+    const std::vector<std::string> worker = {python, "-c", "import time; print('up', flush=True); time.sleep(1000)"};
+    const TemporaryDirectory directory;
+    make_tool(directory.file("py-spy"), "echo 'Thread 7 (idle): \"MainThread\"'; echo \"    train (by $1 $2)\"");
+    EXPECT_THAT(stacks_of(worker, directory.path(), "up"), AllOf(HasSubstr("by py-spy"), HasSubstr("    train (by dump --pid)")));
+    make_tool(directory.file("py-spy"), "echo 'Error: Permission Denied'; exit 1");
+    EXPECT_THAT(stacks_of(worker, directory.path(), "up"), AllOf(HasSubstr("by the kernel"), HasSubstr("state S"), Not(HasSubstr("Denied"))));
+}
+
+TEST(Stacks, PySpyItselfNamesTheLinesOfAPythonProgram) {
+    const Outcome where = run({"/bin/sh", "-c", "command -v py-spy"});
+    if (where.status != 0) GTEST_SKIP() << "py-spy is not installed";
+    const std::string py_spy = where.out.substr(0, where.out.find('\n'));
+    const std::vector<std::string> worker = {"/usr/bin/python3", "-c", "import time\ndef train_step():\n  print('up', flush=True)\n  time.sleep(1000)\ntrain_step()"};
+    EXPECT_THAT(stacks_of(worker, std::filesystem::path(py_spy).parent_path(), "up"), AllOf(HasSubstr("by py-spy"), HasSubstr("train_step (<string>:4)")));
 }
 
 TEST(ErrorReports, OfACppExceptionHoldItsTextAndWhereItWasThrown) {
