@@ -129,7 +129,8 @@ TEST(NcclBackend, AMachineWithoutADeviceSaysSo) {
     const auto failures = failures_of(1, reduce_once);
     ::unsetenv("FAKE_CUDA_DEVICES");
     EXPECT_EQ(message_of(failures[0]),
-              "rank 0: counting CUDA devices: no CUDA-capable device is detected (CUDA error 100)");
+              "rank 0: counting CUDA devices: no CUDA-capable device is detected (CUDA error 100): no device is "
+              "visible: see CUDA_VISIBLE_DEVICES and the allocation");
 }
 
 // What goes wrong while joining.

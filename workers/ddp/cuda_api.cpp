@@ -4,6 +4,7 @@
 
 #include <utility>
 
+#include "ddp/cuda/advice.h"
 #include "ddp/device_error.h"
 #include "ddp/types.h"
 #include "env/text.h"
@@ -78,10 +79,17 @@ Result<Api> load_api() {
     return api_from(*library);
 }
 
+std::string Api::explain(Code code) const {
+    int runtime = 0, driver = 0;
+    runtime_get_version(&runtime);
+    driver_get_version(&driver);
+    const std::string advice = advice_for(static_cast<int>(code), runtime, driver);
+    return fmt::format("{} (CUDA error {}){}{}", get_error_string(code), static_cast<int>(code), advice.empty() ? "" : ": ", advice);
+}
+
 void Api::check(Code code, const char* attempt) const {
     if (code == Code::Success) return;
-    const std::string what =
-        fmt::format("{}: {} (CUDA error {})", attempt, get_error_string(code), static_cast<int>(code));
+    const std::string what = fmt::format("{}: {}", attempt, explain(code));
     note_device_error(DeviceLibrary::Cuda, what);
     throw ddp::Error(what);
 }

@@ -69,6 +69,8 @@ struct Api {
     Code (*graph_exec_destroy)(GraphExecHandle exec);
     [[nodiscard]] bool has_graphs() const { return graph_exec_destroy != nullptr; }
 
+    /// "out of memory (CUDA error 2): the device's memory is full: ...": CUDA's words, and what to do.
+    [[nodiscard]] std::string explain(Code code) const;
     /// Throws ddp::Error "<attempt>: <CUDA's explanation>" unless the code is Success.
     void check(Code code, const char* attempt) const;
 };

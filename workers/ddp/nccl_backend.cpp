@@ -24,8 +24,7 @@ int choose_device(const cuda::Api& cuda, const WorkerEnv& env, const Device& wan
     int count = 0;
     const cuda::Code code = cuda.get_device_count(&count);
     if (code != cuda::Code::Success) {
-        throw InvalidInput(fmt::format("rank {}: counting CUDA devices: {} (CUDA error {})", env.rank,
-                                       cuda.get_error_string(code), static_cast<int>(code)));
+        throw InvalidInput(fmt::format("rank {}: counting CUDA devices: {}", env.rank, cuda.explain(code)));
     }
     const int device = wanted.index >= 0 ? wanted.index : env.local_rank;
     if (device >= count) {

@@ -1,0 +1,28 @@
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "ddp/cuda/advice.h"
+
+namespace ddp::cuda {
+namespace {
+
+using ::testing::HasSubstr;
+
+TEST(CudaAdvice, AnOldDriverIsNamedWithBothVersionsAndTheLibraryThatWouldDo) {
+    EXPECT_EQ(advice_for(35, 13000, 12040),
+              "the driver runs CUDA up to 12.4, the runtime is 13.0: update the driver, or set DDP_CUDART_LIBRARY to a libcudart.so.12");
+}
+
+TEST(CudaAdvice, TheSameErrorWithoutADriverSaysThatThereIsNone) { EXPECT_THAT(advice_for(35, 13000, 0), HasSubstr("no NVIDIA driver is loaded")); }
+
+TEST(CudaAdvice, NamesTheRemedyOfWhatOtherErrorsMean) {
+    EXPECT_THAT(advice_for(46, 13000, 13000), HasSubstr("nvidia-smi -c DEFAULT"));
+    EXPECT_THAT(advice_for(214, 13000, 13000), HasSubstr("out of service"));
+    EXPECT_THAT(advice_for(802, 13000, 13000), HasSubstr("nvidia-fabricmanager"));
+    EXPECT_THAT(advice_for(803, 13000, 13000), HasSubstr("reboot"));
+}
+
+TEST(CudaAdvice, IsSilentWhereCudasOwnWordsAreEnough) { EXPECT_EQ(advice_for(1, 13000, 13000), ""); }
+
+}  // namespace
+}  // namespace ddp::cuda
