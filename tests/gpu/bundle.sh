@@ -23,11 +23,11 @@ done
 # Those that exist: a program that is not written yet is a skipped step there, not a failure here.
 programs=(launcher/ddprun workers/train/train workers/check/allreduce-check tests/gpu/survivor_worker tests/gpu/gpu_kernel_test
           tests/gpu/train_gradients tests/bench/bench_gpu_kernels)
-modules=(tests/support/fake_nccl/fake-nccl.so tests/support/fake_nvml/fake-nvml.so tests/support/fake_cublaslt/fake-cublaslt.so)
+modules=(tests/support/fake_nccl/fake-nccl.so tests/support/fake_nvml/fake-nvml.so)
 data=(workers/train/digits-images-idx3-ubyte workers/train/digits-labels-idx1-ubyte)
 
 if [ ! -f "$build/build.ninja" ]; then
-    meson setup "$build" "$source" --buildtype=release -Dblas=disabled -Dpmix=disabled \
+    meson setup "$build" "$source" -Dblas=disabled -Dpmix=disabled \
         -Dcpp_link_args='-static-libstdc++ -static-libgcc' >"$build.log" 2>&1 ||
         { tail -n 20 "$build.log" >&2; echo "bundle.sh: meson cannot set up $build" >&2; exit 1; }
 fi

@@ -90,7 +90,7 @@ find_libraries() {
 
 use_fakes() {
     export DDP_CUDART_LIBRARY=$support/fake_nccl/fake-nccl.so DDP_NCCL_LIBRARY=$support/fake_nccl/fake-nccl.so
-    export DDP_CUDA_LIBRARY=$support/fake_nccl/fake-nccl.so DDP_CUBLASLT_LIBRARY=$support/fake_cublaslt/fake-cublaslt.so
+    export DDP_CUDA_LIBRARY=$support/fake_nccl/fake-nccl.so DDP_CUBLASLT_LIBRARY=$support/fake_nccl/fake-nccl.so
     export DDPRUN_NVML_LIBRARY=$support/fake_nvml/fake-nvml.so FAKE_NVML=$scratch/machine.json FAKE_CUDA_DEVICES=4
     echo '{"driver": "0.0", "cuda": 13010, "gpus": [{"name": "a fake GPU", "uuid": "GPU-0", "total": 1000000}]}' >"$FAKE_NVML"
 }
