@@ -483,6 +483,43 @@ TEST(Help, VersionIsOneLine) {
     EXPECT_THAT(line->text, testing::MatchesRegex("ddprun [0-9]+\\.[0-9]+\\.[0-9]+\n"));
 }
 
+/// A value that the option takes.
+std::string sample_of(const OptionRow& row) {
+    static const std::map<std::string_view, std::string> samples = {
+        {"nproc-per-node", "2"}, {"nnodes", "1:2"}, {"rdzv-endpoint", "host:1"}, {"rdzv-conf", "join_timeout=3"}, {"node-rank", "0"},
+        {"master-port", "1234"}, {"metrics-port", "1234"}, {"max-restarts", "1"}, {"signals-to-handle", "SIGTERM"}, {"signal", "USR1=stop"},
+        {"redirects", "0:1"}, {"tee", "3"}, {"local-ranks-filter", "0"}, {"stdin", "0"}, {"attach", "0=gdb"}, {"prefix", "${rank}"},
+        {"max-log-size", "1MiB"}};
+    if (row.value.empty()) return "1";
+    if (const auto found = samples.find(row.name); found != samples.end()) return found->second;
+    if (!row.choices.empty() && row.choices[0] != '@') return std::string(row.choices.substr(0, row.choices.find(' ')));
+    return "1";
+}
+
+TEST(OptionTable, EveryOptionIsTakenInBothSpellingsAndFromItsVariable) {
+    const std::set<std::string_view> not_here = {"help", "version", "config", "print-completion", "print-man"};
+    int options = 0;
+    for (const OptionGroup& group : option_groups()) {
+        for (const OptionRow& row : group.rows) {
+            if (not_here.contains(row.name)) continue;
+            const std::string value = sample_of(row);
+            std::string underscored(row.name);
+            std::replace(underscored.begin(), underscored.end(), '-', '_');
+            for (const std::string& spelling : {"--" + std::string(row.name), "--" + underscored}) {
+                const std::string word = row.value.empty() ? spelling : spelling + "=" + value;
+                EXPECT_EQ(line_of({word}).sources.count(std::string(row.name)), 1u) << word;
+            }
+            const std::string variable = environment_name(row.name);
+            const CommandLine line = line_of({}, {{variable, value}});
+            const auto source = line.sources.find(std::string(row.name));
+            ASSERT_NE(source, line.sources.end()) << variable;
+            EXPECT_EQ(source->second, variable);
+            ++options;
+        }
+    }
+    EXPECT_GT(options, 45);
+}
+
 TEST(OptionTable, NamesAndLettersAreUnique) {
     std::vector<std::string> names;
     for (const OptionGroup& group : option_groups()) {

@@ -1,10 +1,12 @@
-// One test per row of torchrun's flag table: the flag keeps its meaning.
+// One test per row of torchrun's flag table: the flag keeps its meaning. Those about log files are in test_logs.cpp,
+// those that need a second node in test_two_nodes.cpp.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sched.h>
 #include <signal.h>
 #include <sys/stat.h>
 
+#include "env/file.h"
 #include "env/socket.h"
 #include "tests/support/run_program.h"
 #include "tests/support/temporary_directory.h"
@@ -33,6 +35,18 @@ struct ScriptDirectory {
         std::ofstream(directory.file("hello.py"))
             << "import os, sys\nprint('name', __name__, 'args', *sys.argv[1:], 'rank', os.environ['RANK'])\n"
                "print('argv0', sys.argv[0])\nprint('path0', os.path.realpath(sys.path[0]))\n";
+    }
+};
+
+/// A machine with two GPUs, by the fake NVML.
+struct TwoGpus {
+    TemporaryDirectory directory;
+    TwoGpus() {
+        EXPECT_TRUE(write_file_atomically(directory.file("machine.json"), R"({"gpus": [{"uuid": "GPU-aaaa"}, {"uuid": "GPU-bbbb"}]})", 0600));
+    }
+    [[nodiscard]] RunOptions with(std::vector<std::string> variables = {}) const {
+        variables.insert(variables.end(), {"DDPRUN_NVML_LIBRARY=" + path_of("FAKE_NVML_LIBRARY"), "FAKE_NVML=" + directory.file("machine.json")});
+        return with_environment(std::move(variables));
     }
 };
 
@@ -68,6 +82,38 @@ TEST(Flags, NprocPerNodeGpuWithoutGpusIsRefused) {
     EXPECT_EQ(outcome.out, "");
 }
 
+TEST(Flags, NprocPerNodeGpuAndAutoStartOneWorkerPerVisibleGpu) {
+    const TwoGpus machine;
+    RunOptions all = machine.with();
+    all.unset = {"CUDA_VISIBLE_DEVICES"};
+    for (const char* word : {"gpu", "auto"}) {
+        const std::vector<std::string> command = ddprun_probe({std::string("--nproc-per-node=") + word}, {"env", "WORLD_SIZE"});
+        EXPECT_THAT(sorted_lines(run(command, all).out), ElementsAre("[0]: WORLD_SIZE=2", "[1]: WORLD_SIZE=2")) << word;
+        EXPECT_EQ(run(command, machine.with({"CUDA_VISIBLE_DEVICES=1"})).out, "[0]: WORLD_SIZE=1\n") << word;
+    }
+}
+
+TEST(Flags, ARangeOfNodesStartsWithTheLeastWhenTheLastCallIsOver) {
+    const Outcome outcome = run(ddprun_probe({"--nnodes=1:2", "--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:" + free_port(), "--rdzv-conf=last_call_timeout=1"},
+                                             {"env", "GROUP_WORLD_SIZE", "env", "WORLD_SIZE"}));
+    EXPECT_EQ(outcome.status, 0) << outcome.err;
+    EXPECT_THAT(sorted_lines(outcome.out), ElementsAre("[0]: GROUP_WORLD_SIZE=1", "[0]: WORLD_SIZE=1"));
+    EXPECT_GE(outcome.took, 1s) << "another node could still have come";
+}
+
+TEST(Flags, WorkersHaveEveryVariableOfTorchruns) {
+    RunOptions bare;
+    bare.unset = {"OMP_NUM_THREADS", "TORCH_NCCL_ASYNC_ERROR_HANDLING"};
+    const Outcome outcome = run(ddprun({"--nproc-per-node=2", "/usr/bin/env"}), bare);
+    for (const char* variable :
+         {"LOCAL_RANK=1", "RANK=1", "GROUP_RANK=0", "ROLE_RANK=1", "ROLE_NAME=default", "LOCAL_WORLD_SIZE=2", "WORLD_SIZE=2", "GROUP_WORLD_SIZE=1",
+          "ROLE_WORLD_SIZE=2", "MASTER_ADDR=127.0.0.1", "MASTER_PORT=", "TORCHELASTIC_RESTART_COUNT=0", "TORCHELASTIC_MAX_RESTARTS=0",
+          "TORCHELASTIC_RUN_ID=none", "TORCHELASTIC_USE_AGENT_STORE=False", "TORCHELASTIC_ERROR_FILE=/", "TORCH_NCCL_ASYNC_ERROR_HANDLING=1",
+          "TORCHELASTIC_SIGNALS_TO_HANDLE=SIGTERM,", "OMP_NUM_THREADS="}) {
+        EXPECT_THAT(outcome.out, HasSubstr(std::string("[1]: ") + variable)) << outcome.err;
+    }
+}
+
 TEST(Flags, RoleIsToldToTheWorkersAndToThePrefix) {
     const Outcome outcome = run(ddprun_probe({"--role=trainer", "--nproc-per-node=2"}, {"env", "ROLE_NAME"}),
                                 with_environment({"TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE=[${role_name}${local_rank}]:"}));
@@ -78,6 +124,29 @@ TEST(Flags, VirtualLocalRankIsZeroForAll) {
     const Outcome outcome = run(ddprun_probe({"--virtual-local-rank", "--nproc-per-node=2"}, {"env", "LOCAL_RANK", "env", "RANK"}),
                                 with_environment({"CUDA_VISIBLE_DEVICES="}));
     EXPECT_THAT(sorted_lines(outcome.out), ElementsAre("[0]: LOCAL_RANK=0", "[0]: RANK=0", "[1]: LOCAL_RANK=0", "[1]: RANK=1"));
+}
+
+TEST(Flags, VirtualLocalRankNarrowsToOneGpuOfTheListThatWeWereGiven) {
+    const TwoGpus machine;
+    const std::vector<std::string> command = ddprun_probe({"--virtual-local-rank", "--nproc-per-node=2"}, {"env", "CUDA_VISIBLE_DEVICES"});
+    EXPECT_THAT(sorted_lines(run(command, machine.with({"CUDA_VISIBLE_DEVICES=1,0"})).out), ElementsAre("[0]: CUDA_VISIBLE_DEVICES=1", "[1]: CUDA_VISIBLE_DEVICES=0"));
+    EXPECT_THAT(sorted_lines(run(command, machine.with({"CUDA_VISIBLE_DEVICES=GPU-bbbb,GPU-aaaa"})).out),
+                ElementsAre("[0]: CUDA_VISIBLE_DEVICES=GPU-bbbb", "[1]: CUDA_VISIBLE_DEVICES=GPU-aaaa"));
+    const Outcome too_few = run(command, machine.with({"CUDA_VISIBLE_DEVICES=1"}));
+    EXPECT_NE(too_few.status, 0);
+    EXPECT_THAT(too_few.err, AllOf(HasSubstr("2 workers"), HasSubstr("1 visible GPU")));
+}
+
+TEST(Flags, EveryNumaPolicyGivesWorkersCpusThatWeMayUse) {
+    cpu_set_t ours;
+    ::sched_getaffinity(0, sizeof ours, &ours);
+    for (const char* policy : {"node", "socket", "exclusive", "core-complex"}) {
+        const Outcome outcome = run(ddprun_probe({std::string("--numa-binding=") + policy, "--prefix="}, {"cpus"}));
+        EXPECT_EQ(outcome.status, 0) << policy << outcome.err;
+        const std::vector<std::string> lines = sorted_lines(outcome.out);
+        ASSERT_EQ(lines.size(), 1u) << policy;
+        for (const std::string_view cpu : split(std::string_view(lines[0]).substr(6), ' ')) EXPECT_TRUE(CPU_ISSET(std::stoul(std::string(cpu)), &ours)) << policy;
+    }
 }
 
 TEST(Flags, NumaBindingExclusiveGivesEachWorkerCpusOfItsOwn) {
@@ -125,6 +194,11 @@ TEST(Flags, RunPathGivesTheScriptTheSurroundingsOfADirectRun) {
     EXPECT_THAT(outcome.out, AllOf(HasSubstr("name __main__ args b c rank 0\n"), HasSubstr("argv0 hello.py\n"),
                                    HasSubstr("path0 " + std::filesystem::canonical(scripts.directory.path()).string())))
         << outcome.err;
+}
+
+TEST(Flags, RunPathWinsOverNoPython) {
+    const ScriptDirectory scripts;
+    EXPECT_THAT(run(ddprun({"--no-python", "--run-path", "hello.py", "e"}), scripts.options).out, HasSubstr("name __main__ args e rank 0\n"));
 }
 
 TEST(Flags, NoPythonExecutesTheFileItself) {
@@ -226,6 +300,22 @@ TEST(Flags, ShutdownTimeoutOfZeroKillsAtOnce) {
     EXPECT_LT(stop({"--shutdown-timeout=0"}, {}), 3s);
     EXPECT_LT(stop({}, with_environment({"TORCH_ELASTIC_SHUTDOWN_TIMEOUT=0"})), 3s);
     EXPECT_LT(stop({"--shutdown-timeout=0"}, with_environment({"TORCH_ELASTIC_SHUTDOWN_TIMEOUT=60"})), 3s) << "the flag wins";
+}
+
+// ---- files
+
+TEST(Flags, EveryRunHasADirectoryOfItsOwnInTheLogDirectoryNamedAfterTheJob) {
+    const TemporaryDirectory directory;
+    const std::vector<std::string> command = ddprun_probe({"--log-dir=" + directory.path(), "--rdzv-id=j17"}, {"say", "kept"});
+    run(command);
+    run(command);
+    int runs = 0;
+    for (const auto& entry : std::filesystem::directory_iterator(directory.path())) {
+        EXPECT_TRUE(entry.path().filename().string().starts_with("j17_")) << entry.path();
+        EXPECT_EQ(file_content(entry.path() / "attempt_0/0/stdout.log"), "kept\n");
+        ++runs;
+    }
+    EXPECT_EQ(runs, 2);
 }
 
 // ---- accepted without effect
