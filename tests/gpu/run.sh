@@ -123,12 +123,13 @@ note() {  # NAME OUTCOME SECONDS DETAIL
     printf '%-24s %-9s %4s s  %s\n' "$1" "$2" "$3" "$detail"
 }
 
-# The line of a log that says most: of a failure the first that names it, else the last.
+# The line of a log that says most: of a failure the first that names it, of a training its proof, else the last.
 telling_line() {
     local pattern
     [ "$1" = failed ] && for pattern in '^FAILED: ' '^\[[0-9]+\]: [a-z_-]+: ' 'first cause' '[Ee]rror'; do
         grep -m1 -E "$pattern" "$2" && return
     done
+    [ "$1" = passed ] && grep -m1 'bitwise equal' "$2" && return
     grep -v '^[[:space:]]*$' "$2" | tail -n 1
 }
 
