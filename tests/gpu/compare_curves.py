@@ -25,24 +25,24 @@ def main():
     for name in options.files:
         with open(name) as file:
             run = json.load(file)
-        curves.append((run["world_size"], [epoch["loss"] for epoch in run["epochs"]]))
+        curves.append((os.path.basename(name), [epoch["loss"] for epoch in run["epochs"]]))
     (_, first), others = curves[0], curves[1:]
     if not first or not others:
         print("FAILED: nothing to compare")
         sys.exit(1)
     failed = False
-    for ranks, losses in others:
+    for name, losses in others:
         if len(losses) != len(first):
-            print(f"FAILED: {ranks} ranks made {len(losses)} epochs in place of {len(first)}")
+            print(f"FAILED: {name} has {len(losses)} epochs in place of {len(first)}")
             failed = True
             continue
         worst = max(abs(a - b) for a, b in zip(first, losses)) / abs(first[0])
-        print(f"{ranks} ranks: {worst:.2e} of the first loss apart at most")
+        print(f"{name}: {worst:.2e} of the first loss apart at most")
         failed = failed or not worst <= options.tolerance
     if not first[-1] < 0.9 * first[0]:
         print(f"FAILED: the loss went from {first[0]:.4f} to {first[-1]:.4f}: nothing was learned")
         sys.exit(1)
-    print("FAILED: the curves differ" if failed else f"{len(others)} curves agree with that of {curves[0][0]} rank; loss {first[0]:.4f} to {first[-1]:.4f}")
+    print("FAILED: the curves differ" if failed else f"{len(others)} curves agree with {curves[0][0]}; loss {first[0]:.4f} to {first[-1]:.4f}")
     sys.exit(1 if failed else 0)
 
 

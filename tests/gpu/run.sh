@@ -198,12 +198,13 @@ examine() {
     return $code
 }
 
-# train_run RANKS BACKEND: the same training, the same samples in every step, whatever the number of ranks
+# train_run NAME RANKS BACKEND OPTION...: the same training, the same samples in every step, whatever the number of ranks
 train_run() {
-    local ranks=$1 backend=$2
+    local name=$1 ranks=$2 backend=$3
+    shift 3
     "$ddprun" --standalone --nproc-per-node="$ranks" --no-python "$train" --device cuda --backend "$backend" --deterministic \
         --data synthetic:4096,64,10 --hidden 256,256 --epochs 5 --batch-size $((512 / ranks)) --lr 0.05 --no-scale-lr --seed 1 \
-        --checkpoint-dir "$scratch/checkpoints-$backend-$ranks" --log-json "$output/train-$backend-$ranks.json"
+        --checkpoint-dir "$scratch/checkpoints-$name" --log-json "$output/train-$name.json" "$@"
 }
 
 step versions 30 bash -c "$(declare -f show_versions); ddprun='$ddprun' python='$python' root='$root' show_versions"
@@ -217,11 +218,14 @@ for ranks in 2 4 8; do
     gpu_step all_reduce_staged_$ranks 40 "$check" "$ddprun" --standalone --nproc-per-node=$ranks --no-python "$check" --device cuda --backend staged --seconds 1 --bytes 1MiB
 done
 training="$(declare -f train_run); ddprun='$ddprun' train='$train' scratch='$scratch' output='$output' train_run"
-gpu_step train_nccl_1 60 "$train" bash -c "$training 1 nccl"
+gpu_step train_nccl_1 60 "$train" bash -c "$training nccl-1 1 nccl"
 for ranks in 2 4 8; do
-    gpu_step train_staged_$ranks 60 "$train" bash -c "$training $ranks staged"
+    gpu_step train_staged_$ranks 60 "$train" bash -c "$training staged-$ranks $ranks staged"
 done
 python_step loss_curves 10 "$train" "$here/compare_curves.py" "$output/train-nccl-1.json" "$output"/train-staged-{2,4,8}.json
+gpu_step train_bf16_graph_1 60 "$train" bash -c "$training bf16-graph 1 nccl --precision bf16 --cuda-graph"
+gpu_step train_fp16_1 60 "$train" bash -c "$training fp16 1 nccl --precision fp16"
+python_step loss_low_precision 10 "$train" "$here/compare_curves.py" "$output"/train-{nccl-1,bf16-graph,fp16}.json --tolerance 0.05
 survivor=$binaries/tests/gpu/survivor_worker
 within=1 && [ -n "$fake" ] && within=10
 python_step killed_rank_staged 60 "$survivor" "$here/check_killed_rank.py" "$ddprun" "$survivor" --ranks 4 --backend staged --within $within
@@ -238,7 +242,9 @@ for tool in memcheck racecheck; do
     fi
 done
 
-gpu_step bench_kernels 90 "$binaries/tests/bench/bench_gpu_kernels" "$binaries/tests/bench/bench_gpu_kernels" --json "$output/bench-kernels.json"
+bench=$binaries/tests/bench/bench_gpu_kernels
+few=() && [ -n "$fake" ] && few=(--elements 20000 --repetitions 2)
+gpu_step bench_kernels 90 "$bench" "$bench" --json "$output/bench-kernels.json" "${few[@]}"
 if [ -n "$fake" ]; then skip bench_train_torch "a fake GPU has no speed"
 else python_step bench_train_torch 150 "$train" "$here/../bench/bench_train_torch.py" "$ddprun" "$train" --json "$output/bench-train.json"
 fi
@@ -258,6 +264,12 @@ when=$(date -u +%Y-%m-%dT%H:%M:%SZ)
     echo "|---|---|---|---|"
     for i in "${!names[@]}"; do
         echo "| ${names[i]} | ${outcomes[i]} | ${spans[i]} | ${details[i]} |"
+    done
+    for name in bench_kernels bench_train_torch; do
+        grep -qv '^skipped' "$output/logs/$name.log" 2>/dev/null || continue
+        printf '\n%s:\n\n```\n' "$name"
+        head -n 80 "$output/logs/$name.log"
+        echo '```'
     done
 } >"$output/summary.md"
 
