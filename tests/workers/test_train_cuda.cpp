@@ -6,12 +6,16 @@
 #include <cmath>
 #include <cstdlib>
 #include <memory>
+#include <numeric>
 #include <random>
 
 #include "ddp/cuda/memory.h"
+#include "ddp/testing.h"
 #include "train/compute.h"
 #include "train/cublaslt_api.h"
 #include "train/cuda_compute.h"
+#include "train/feed.h"
+#include "train/learner.h"
 #include "train/mlp.h"
 
 namespace {
@@ -277,6 +281,64 @@ TEST(CudaCompute, StartsFromTheCpusWeights) {
     const auto* const first = static_cast<const float*>(theirs.memory.data);
     EXPECT_EQ(compute.read<float>(mine.memory.data, mine.memory.count),
               std::vector<float>(first, first + theirs.memory.count));
+}
+
+/// One worker over NCCL on device 0, as main() sets it up.
+class Worker {
+  public:
+    explicit Worker(std::vector<const char*> words)
+        : options_(*train::parse_options(words)),
+          station_(*train::open_station(options_, 0)),
+          group_(ddp::ProcessGroup::create(
+              ddp::Context(ddp::testing::environment_of(0, 1)),
+              {.device = station_.choice.device, .stream = station_.stream_handle()})),
+          feed_(train::make_feed(station_, samples_, options_, kBatch)),
+          learner_(*group_, station_, options_, {samples_.features, 24, samples_.classes}) {
+        feed_->begin(subset_, all_rows(), {.batch_size = kBatch, .drop_last = true, .prefetch = 0});
+    }
+    void step() { learner_.learn(feed_->next()); }
+    [[nodiscard]] double loss() { return learner_.take_score().loss_sum; }
+
+  private:
+    static constexpr std::size_t kBatch = 16, kRows = 400;
+    static std::vector<std::size_t> all_rows() {
+        std::vector<std::size_t> rows(kRows);
+        std::iota(rows.begin(), rows.end(), 0U);
+        return rows;
+    }
+    train::Options options_;
+    train::Samples samples_ = train::make_samples({kRows, 12, 4}, 1);
+    train::Subset subset_{samples_, all_rows()};
+    train::Station station_;
+    std::unique_ptr<ddp::ProcessGroup> group_;
+    std::unique_ptr<train::Feed> feed_;
+    train::Learner learner_;
+};
+
+TEST(CudaLearner, DoesNotWaitForTheDeviceInAStep) {
+    const auto blocking_calls = reinterpret_cast<long (*)()>(
+        ddp::open_library({std::getenv("FAKE_NCCL_LIBRARY")})->resolve("fake_cuda_blocking_calls"));
+    for (const char* precision : {"--precision=fp32", "--precision=bf16", "--precision=fp16"}) {
+        for (const char* more : {"--device=cuda", "--cuda-graph", "--deterministic"}) {
+            Worker worker({precision, more});
+            // What is allocated, laid out and captured once.
+            for (int step = 0; step < 5; ++step) worker.step();
+            const long before = blocking_calls();
+            for (int step = 0; step < 10; ++step) worker.step();
+            EXPECT_EQ(blocking_calls(), before) << precision << " " << more;
+            EXPECT_TRUE(std::isfinite(worker.loss()));
+            EXPECT_GT(blocking_calls(), before) << "the loss was read without waiting for it";
+        }
+    }
+}
+
+TEST(CudaLearner, LearnsTheSameFromSamplesInHostMemory) {
+    Worker kept({"--keep-data=device"}), streamed({"--device=cuda", "--keep-data=host"});
+    for (int step = 0; step < 25; ++step) {
+        kept.step();
+        streamed.step();
+    }
+    EXPECT_EQ(streamed.loss(), kept.loss());
 }
 
 TEST(CublasLt, NamesTheEntryPointsThatAreMissing) {

@@ -100,6 +100,11 @@ std::optional<Trouble> load(const Options& options, train::Samples& samples) {
 
 std::optional<Trouble> prepare(const Options& options, const ddp::ProcessGroup& group,
                                train::Samples& samples) {
+    if (options.cuda_graph && group.choice().starts_with("staged"))
+        return Trouble{ExitCode::Usage,
+                       fmt::format("--cuda-graph: backend {} goes through the host, which no graph can hold; "
+                                   "leave it out, or give each worker a device of its own",
+                                   group.choice())};
     if (std::optional<Trouble> trouble = load(options, samples)) return trouble;
     if (std::optional<Trouble> trouble = train::check_fit(options, samples, group.size())) return trouble;
     return group.rank() == 0 ? check_outputs(options, samples) : std::nullopt;
