@@ -40,10 +40,10 @@ def arguments():
     parser.add_argument("ddprun")
     parser.add_argument("train")
     parser.add_argument("--json")
-    parser.add_argument("--seconds", type=float, default=3, help="of each measurement")
+    parser.add_argument("--seconds", type=float, default=2, help="of each measurement")
     parser.add_argument("--passes", type=int, default=3)
     parser.add_argument("--batch", type=int, default=8192)
-    parser.add_argument("--batches", type=int, default=24, help="of one epoch")
+    parser.add_argument("--batches", type=int, default=48, help="of one epoch")
     parser.add_argument("--hidden", default="4096,4096,4096")
     parser.add_argument("--precision", default="bf16", choices=["bf16", "fp32", "tf32"])
     return parser.parse_args()
@@ -72,7 +72,7 @@ def ours(options, extra):
 class Contestant:
     """PyTorch's side: one model, set up once, timed in turns."""
 
-    def __init__(self, options, compiled, autocast):
+    def __init__(self, options, data, compiled=False, autocast=False):
         from torch.nn.parallel import DistributedDataParallel
         widths = [INPUTS] + [int(width) for width in options.hidden.split(",")] + [CLASSES]
         layers = []
@@ -88,11 +88,10 @@ class Contestant:
         model = DistributedDataParallel(model, device_ids=[0], gradient_as_bucket_view=True)
         self.model = torch.compile(model) if compiled else model
         self.optimizer = torch.optim.SGD(model.parameters(), lr=0.001, momentum=0.9, weight_decay=1e-4, fused=True)
-        count = options.batch * options.batches
-        generator = torch.Generator(device="cuda").manual_seed(1)
-        self.values = torch.rand(count, INPUTS, device="cuda", generator=generator) * 2 - 1
-        self.labels = torch.randint(CLASSES, (count,), device="cuda", generator=generator)
+        self.values, self.labels = data
         self.batch = options.batch
+        for _ in range(3):
+            self.epoch()
 
     def epoch(self):
         order = torch.randperm(len(self.labels), device="cuda")
@@ -120,14 +119,11 @@ class Contestant:
         return samples / (time.perf_counter() - start)
 
 
-def pytorch(options, compiled=False, autocast=False):
-    contestant = Contestant(options, compiled, autocast)
-    for _ in range(3):
-        contestant.epoch()
-    rate = contestant.rate(options.seconds)
-    del contestant
-    torch.cuda.empty_cache()
-    return rate
+def make_data(options):
+    count = options.batch * options.batches
+    generator = torch.Generator(device="cuda").manual_seed(1)
+    values = torch.rand(count, INPUTS, device="cuda", generator=generator) * 2 - 1
+    return values, torch.randint(CLASSES, (count,), device="cuda", generator=generator)
 
 
 def main():
@@ -142,17 +138,18 @@ def main():
                                          device_id=torch.device("cuda", 0))
     torch.cuda.set_device(0)
 
-    # So many epochs that a measurement of ours takes as long as PyTorch's.
-    warm = pytorch(options)
-    options.epochs = max(5, min(400, int(warm * options.seconds / (options.batch * options.batches)) + 2))
-    runs = {
-        "train": lambda: ours(options, []),
-        "train, steps in a graph": lambda: ours(options, ["--cuda-graph"]),
-        "PyTorch eager, DDP": lambda: pytorch(options),
-        "PyTorch compiled, DDP": lambda: pytorch(options, compiled=True),
-    }
+    data = make_data(options)
+    pytorch = {"PyTorch eager, DDP": Contestant(options, data),
+               "PyTorch compiled, DDP": Contestant(options, data, compiled=True)}
     if options.precision == "bf16":
-        runs["PyTorch eager, DDP, autocast"] = lambda: pytorch(options, autocast=True)
+        pytorch["PyTorch eager, DDP, autocast"] = Contestant(options, data, autocast=True)
+    # So many epochs that a measurement of ours takes as long as PyTorch's.
+    warm = pytorch["PyTorch eager, DDP"].rate(options.seconds)
+    options.epochs = max(5, min(400, int(warm * options.seconds / (options.batch * options.batches)) + 2))
+    runs = {"train": lambda: ours(options, []),
+            "train, steps in a graph": lambda: ours(options, ["--cuda-graph"])}
+    for name, contestant in pytorch.items():
+        runs[name] = lambda contestant=contestant: contestant.rate(options.seconds)
     rates = {name: [] for name in runs}
     for _ in range(options.passes):
         for name, run in runs.items():

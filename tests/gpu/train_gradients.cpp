@@ -56,7 +56,7 @@ void write(const std::string& path, const train::Station& station) {
     train::Mlp mlp(kWidths, 2, compute);
     const Gradients gradients(compute, mlp.parameters());
     const train::Subset subset(samples, all_rows());
-    const auto feed = train::make_feed(station, samples, {}, kSamples);
+    const auto feed = train::make_feed(station, samples, {});
     feed->begin(subset, all_rows(), {.batch_size = kSamples, .prefetch = 0});
     mlp.stage(feed->next());
     mlp.forward();

@@ -292,7 +292,7 @@ class Worker {
           group_(ddp::ProcessGroup::create(
               ddp::Context(ddp::testing::environment_of(0, 1)),
               {.device = station_.choice.device, .stream = station_.stream_handle()})),
-          feed_(train::make_feed(station_, samples_, options_, kBatch)),
+          feed_(train::make_feed(station_, samples_, options_)),
           learner_(*group_, station_, options_, {samples_.features, 24, samples_.classes}) {
         feed_->begin(subset_, all_rows(), {.batch_size = kBatch, .drop_last = true, .prefetch = 0});
     }

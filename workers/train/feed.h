@@ -26,11 +26,8 @@ class Feed {
     [[nodiscard]] virtual std::string describe() const { return ""; }
 };
 
-/// The station and the samples are borrowed; no batch is larger than `largest_batch`. In a GPU's memory the
-/// samples are kept as a whole where they take little of it, or as the options say; else batches are copied
-/// ahead of the computation, by a stream of their own, and nothing waits for a copy but the kernels that need
-/// it.
-std::unique_ptr<Feed> make_feed(const Station& station, const Samples& samples, const Options& options,
-                                std::size_t largest_batch);
+/// The station and the samples are borrowed. In a GPU's memory the samples are kept as a whole where they take
+/// little of it, or as the options say; else batches are copied ahead of the computation (ddp::DeviceLoader).
+std::unique_ptr<Feed> make_feed(const Station& station, const Samples& samples, const Options& options);
 
 }  // namespace train

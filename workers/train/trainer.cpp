@@ -73,7 +73,7 @@ Trainer::Trainer(ddp::ProcessGroup& group, const Station& station, const Options
       held_out_(samples, split_.held_out),
       // The tail is dropped so that any number of workers with the same batch in all makes the same steps.
       sampler_(training_.size(), group.size(), group.rank(), {.seed = options.seed, .drop_last = true}),
-      feed_(make_feed(station, samples, options, std::max(options.batch_size, Learner::kLookBatch))),
+      feed_(make_feed(station, samples, options)),
       learner_(group, station, options, widths_of(options, samples)),
       checkpoints_(checkpoint_dir_for(options, samples)),
       stop_(group, std::move(stop_wanted)) {}
@@ -156,12 +156,23 @@ Trainer::Sums Trainer::over_all_ranks(Sums mine) {
     return sums;
 }
 
+void Trainer::look_ahead() {
+    ddp::DistributedSampler next = sampler_;
+    next.restore({epoch_ + 1, 0});
+    order_ahead_ = OrderAhead{epoch_ + 1, next.indices()};
+}
+
+std::vector<std::size_t> Trainer::take_order() {
+    const bool is_known = order_ahead_ && sampler_.state() == ddp::SamplerState{order_ahead_->epoch, 0};
+    return is_known ? std::exchange(order_ahead_, std::nullopt)->indices : sampler_.indices();
+}
+
 std::optional<EpochResult> Trainer::train_epoch() {
     const ddprun::TimePoint start = MonotonicClock::now();
     const double communication_before = group_.communication_seconds();
     sampler_.restore({epoch_, std::exchange(consumed_, 0)});
     feed_->begin(
-        training_, sampler_.indices(),
+        training_, take_order(),
         {.batch_size = options_.batch_size, .drop_last = true, .prefetch = prefetch_for(group_.size())});
     std::size_t trained = 0;
     for (;;) {
@@ -174,6 +185,8 @@ std::optional<EpochResult> Trainer::train_epoch() {
         ++steps_;
         group_.report_progress(steps_, steps_ * options_.batch_size);
     }
+    // A GPU is still busy with the steps that it was given: make use of the time.
+    if (station_.gpu) look_ahead();
     const Score score = learner_.take_score();
     const double seconds = seconds_since(start);
     // Of each rank's own time: after a checkpoint the others' epoch begins with a wait that rank 0's has not.

@@ -5,6 +5,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "agreement.h"
 #include "data.h"
@@ -43,6 +44,9 @@ class Trainer {
     /// nullopt: stopped on the way.
     std::optional<EpochResult> train_epoch();
     void stop_early(Summary& summary, const std::string& run_id);
+    /// The order of the next epoch, before it is needed.
+    void look_ahead();
+    std::vector<std::size_t> take_order();
     double held_out_accuracy();
     using Sums = std::array<double, 4>;
     Sums over_all_ranks(Sums mine);
@@ -64,7 +68,12 @@ class Trainer {
     Learner learner_;
     ddp::CheckpointDirectory checkpoints_;
     StopVote stop_;
-    std::uint64_t epoch_ = 0;     ///< epochs done
+    std::uint64_t epoch_ = 0;  ///< epochs done
+    struct OrderAhead {
+        std::uint64_t epoch;
+        std::vector<std::size_t> indices;
+    };
+    std::optional<OrderAhead> order_ahead_;
     std::uint64_t steps_ = 0;     ///< steps done, those included that fp16 left out
     std::uint64_t consumed_ = 0;  ///< of the next epoch: where a stopped run goes on
 };
