@@ -15,6 +15,7 @@
 #include "launcher/exit_codes.h"
 #include "launcher/gpu_check.h"
 #include "launcher/job.h"
+#include "launcher/nvml.h"
 #include "launcher/options.h"
 #include "launcher/plan.h"
 
@@ -92,7 +93,11 @@ int run(CommandLine line) {
     for (const std::string& remark : line.remarks) ddprun::print(stderr, "ddprun: {}\n", remark);
     JobSetup setup;
     setup.spec = std::move(line.spec);
-    setup.machine = detect_machine(process_environment, probe_for(setup.spec));
+    const Probe probe = probe_for(setup.spec);
+    // NVML counts its users, and its first one may wait a second for the driver: held here, all who ask find it awake.
+    std::optional<Result<nvml::Session>> awake;
+    if (probe.gpus == Probe::Gpus::Yes) awake.emplace(nvml::Session::open());
+    setup.machine = detect_machine(process_environment, probe);
     const Result<int> workers = resolve_worker_count(setup.spec.workers, setup.machine);
     if (!workers) return refuse(workers.error().what, ExitCode::Usage);
     setup.workers = *workers;
@@ -103,6 +108,7 @@ int run(CommandLine line) {
     setup.log_level = process_environment("LOGLEVEL").value_or("");
     if (setup.spec.dry_run) return show_plan(setup);
     if (!gpus_are_fit(setup)) return static_cast<int>(ExitCode::Unavailable);
+    awake.reset();
 
     const Result<int> code = run_job(std::move(setup));
     return code ? *code : refuse(code.error().what, code_for(code.error()));
