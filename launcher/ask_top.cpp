@@ -5,9 +5,11 @@
 #include <termios.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <map>
 #include <optional>
+#include <vector>
 
 #include "env/print.h"
 #include "env/text.h"
@@ -51,12 +53,17 @@ class Screen {
     }
 
     static void show(const std::string& text) {
-        std::string out = "\x1b[H";
-        int left = size().ws_row - 1;
-        for (const std::string_view line : split(text, '\n')) {
-            if (left-- <= 0) break;
-            out += std::string(line.substr(0, size().ws_col)) + "\x1b[K\n";
+        const winsize window = size();
+        std::vector<std::string_view> lines = split(text, '\n');
+        while (!lines.empty() && trim(lines.back()).empty()) lines.pop_back();
+        const auto room = static_cast<std::size_t>(std::max<int>(window.ws_row, 2)) - 1;
+        const std::string more = lines.size() > room ? fmt::format("... {} more lines: a larger window shows them", lines.size() - room + 1) : "";
+        if (!more.empty()) {
+            lines.resize(room - 1);
+            lines.push_back(more);
         }
+        std::string out = "\x1b[H";
+        for (const std::string_view line : lines) out += std::string(line.substr(0, window.ws_col)) + "\x1b[K\n";
         ddprun::print("{}\x1b[J", out);
         std::fflush(stdout);
     }
@@ -101,6 +108,18 @@ class Watch {
     std::map<std::string, JobStatus> before_;
 };
 
+enum class Ending : std::uint8_t { Left, JobEnded };
+
+Ending watch_on_screen(Watch& watch, bool until_it_ends) {
+    const Screen screen;
+    do {
+        const std::string text = watch.look(Screen::size().ws_col);
+        if (until_it_ends && !watch.saw_any()) return Ending::JobEnded;
+        Screen::show(watch.saw_any() ? text : "no job of this user runs on this host\n" + text);
+    } while (screen.wait());
+    return Ending::Left;
+}
+
 }  // namespace
 
 int watch_jobs(const AskOptions& options) {
@@ -123,12 +142,7 @@ int watch_jobs(const AskOptions& options) {
         if (!watch.saw_any()) ddprun::print(stderr, "no job of this user runs on this host\n");
         return 0;
     }
-    const Screen screen;
-    do {
-        const std::string text = watch.look(Screen::size().ws_col);
-        if (only && !watch.saw_any()) break;
-        Screen::show(watch.saw_any() ? text : "no job of this user runs on this host\n" + text);
-    } while (screen.wait());
+    if (watch_on_screen(watch, only.has_value()) == Ending::JobEnded) ddprun::print("job {} has ended\n", only->id);
     return 0;
 }
 

@@ -82,7 +82,8 @@ std::string to_json(const JobStatus& status);
 Result<JobStatus> job_status_from_json(std::string_view line);
 
 /// "job 5f3a (run none): running, generation 2, 1 of 3 restarts, 4 workers on 1 node, 12 s, ./train" and a table of the
-/// workers, `width` columns at most. `before` may be null.
+/// workers. Where `width` (0: unlimited) is short the title is wrapped and the least telling columns go. `before` may be
+/// null.
 std::string render_status(const JobStatus* before, const JobStatus& now, int width);
 
 /// The same as Prometheus text, version 0.0.4.

@@ -100,5 +100,24 @@ TEST(Terminal, TopIsLiveAndLeavesTheScreenAsItWas) {
     EXPECT_EQ(terminal.wait(), 0) << "it goes on after the job";
 }
 
+TEST(Top, FitsTheWindowAndSaysWhenItsJobHasEnded) {
+    const std::string id = unique_name("top");
+    Program program(ddprun_probe({"--nproc-per-node=2", "--rdzv-id=" + id}, {"say", "up", "hold"}));
+    ASSERT_TRUE(program.wait_for_output("[0]: up") && program.wait_for_output("[1]: up"));
+    Terminal terminal({path_of("DDPRUN"), "top", "--job=" + id}, 120);
+    EXPECT_TRUE(terminal.shows("SILENT FOR COLLECTIVE")) << terminal.screen();
+    EXPECT_TRUE(terminal.shows("1 running")) << terminal.screen();
+    terminal.forget();
+    terminal.resize(60, 24);
+    EXPECT_TRUE(terminal.shows("RANK STATE ")) << terminal.screen();
+    terminal.forget();
+    terminal.resize(60, 4);
+    EXPECT_TRUE(terminal.shows("more lines: a larger window shows them")) << terminal.screen();
+    program.signal(SIGTERM);
+    program.wait();
+    EXPECT_EQ(terminal.wait(), 0);
+    EXPECT_THAT(terminal.screen(), HasSubstr(" has ended"));
+}
+
 }  // namespace
 }  // namespace ddprun::test
