@@ -232,13 +232,18 @@ python_step killed_rank_staged 60 "$survivor" "$here/check_killed_rank.py" "$ddp
 if [ -z "$no_gpu" ] && [ "$gpus" -lt 2 ]; then skip killed_rank_nccl "one GPU"
 else python_step killed_rank_nccl 60 "$survivor" "$here/check_killed_rank.py" "$ddprun" "$survivor" --ranks "$gpus" --backend nccl --within $within
 fi
-python_step gradients_torch 90 "$binaries/tests/gpu/train_gradients" "$here/train_check.py" "$binaries/tests/gpu/train_gradients" --json "$output/gradients.json"
+gradients=$binaries/tests/gpu/train_gradients
+python_step gradients_torch 90 "$gradients" "$here/train_check.py" "$gradients" --json "$output/gradients.json"
 
 for tool in memcheck racecheck; do
     if [ -n "$no_gpu" ]; then skip $tool "$no_gpu"
     elif [ -n "$fake" ]; then skip $tool "kernels of a fake GPU run on the host"
     elif [ -z "$sanitizer" ]; then skip $tool "no compute-sanitizer (CUDA_HOME, PATH)"
-    else gpu_step $tool 120 "$kernels" "$sanitizer" --tool $tool --error-exitcode 1 "$kernels"
+    else
+        gpu_step $tool 120 "$kernels" "$sanitizer" --tool $tool --error-exitcode 1 "$kernels"
+        # Our kernels only: cuBLASLt's are not ours to judge.
+        gpu_step ${tool}_train 60 "$gradients" "$sanitizer" --tool $tool --error-exitcode 1 --kernel-regex kns=train_ \
+            "$gradients" "$scratch/pass.safetensors" bf16 plain
     fi
 done
 

@@ -1,8 +1,9 @@
 // One pass of the train program's perceptron on a CUDA device, written to a file for train_check.py: the
 // inputs, the weights that were multiplied, and the loss and gradients that came out.
 //
-//   train_gradients FILE fp32|tf32|bf16|fp16 [deterministic]
+//   train_gradients FILE fp32|tf32|bf16|fp16 [fused|plain|deterministic]
 //
+// plain: by our own kernels where cuBLASLt's epilogues would do it.
 // Exit code 77, with one line, where there is no device.
 #include <fmt/core.h>
 
@@ -13,6 +14,7 @@
 #include "ddp/cuda/host_copies.h"
 #include "ddp/safetensors.h"
 #include "env/text.h"
+#include "train/cuda_compute.h"
 #include "train/data.h"
 #include "train/feed.h"
 #include "train/mlp.h"
@@ -76,20 +78,31 @@ void write(const std::string& path, const train::Station& station) {
     ddp::write_safetensors(path, all);
 }
 
-int run(const std::string& path, std::string_view precision, bool deterministic) {
+/// The station that train would have, with other arithmetic.
+void set_compute(train::Station& station, const train::CudaOptions& options) {
+    const ddprun::Result<train::lt::Api> cublaslt = train::lt::load_api();
+    if (!cublaslt) throw ddp::Error(cublaslt.error().what);
+    station.compute.reset();
+    station.compute = train::make_cuda_compute(station.gpu, std::make_shared<const train::lt::Api>(*cublaslt),
+                                               station.stream_handle(), options);
+}
+
+int run(const std::string& path, std::string_view precision, std::string_view mode) {
     const std::string asked = fmt::format("--precision={}", precision);
-    std::vector<const char*> words = {"--device=cuda", asked.c_str()};
-    if (deterministic) words.push_back("--deterministic");
+    const std::vector<const char*> words = {"--device=cuda", asked.c_str()};
     const ddprun::Result<train::Options> options = train::parse_options(words);
     if (!options) {
         fmt::print(stderr, "train_gradients: {}\n", options.error().what);
         return 64;
     }
-    const ddprun::Result<train::Station> station = train::open_station(*options, 0);
+    ddprun::Result<train::Station> station = train::open_station(*options, 0);
     if (!station) {
         fmt::print("skipped: {}\n", station.error().what);
         return kSkipped;
     }
+    set_compute(*station, {.precision = options->precision,
+                           .deterministic = mode == "deterministic",
+                           .epilogues = mode != "plain"});
     write(path, *station);
     fmt::print("{}: {}\n", path, station->compute->describe());
     return 0;
@@ -98,12 +111,13 @@ int run(const std::string& path, std::string_view precision, bool deterministic)
 }  // namespace
 
 int main(int argc, char** argv) {
-    if (argc < 3 || argc > 4 || (argc == 4 && std::string_view(argv[3]) != "deterministic")) {
-        fmt::print(stderr, "usage: train_gradients FILE fp32|tf32|bf16|fp16 [deterministic]\n");
+    const std::string_view mode = argc == 4 ? argv[3] : "fused";
+    if (argc < 3 || argc > 4 || (mode != "fused" && mode != "plain" && mode != "deterministic")) {
+        fmt::print(stderr, "usage: train_gradients FILE fp32|tf32|bf16|fp16 [fused|plain|deterministic]\n");
         return 64;
     }
     try {
-        return run(argv[1], argv[2], argc == 4);
+        return run(argv[1], argv[2], mode);
     } catch (const ddp::Error& error) {
         fmt::print(stderr, "train_gradients: {}\n", error.what());
         return 1;

@@ -156,7 +156,7 @@ class CudaCompute final : public Compute {
             product.kind.epilogue = lt::Epilogue::ReluAuxBias;
             product.kind.aux_bits = rounded_up(layer.output.columns, kMaskBits);
             product.aux = layer.mask;
-            if (products_.multiply(product)) {
+            if (multiply_fused(product)) {
                 masks_.insert(layer.mask);
                 return;
             }
@@ -165,7 +165,7 @@ class CudaCompute final : public Compute {
             masks_.erase(layer.mask);
         }
         product.kind.epilogue = relu ? lt::Epilogue::ReluBias : lt::Epilogue::Bias;
-        if (products_.multiply(product)) return;
+        if (multiply_fused(product)) return;
         product.kind.epilogue = lt::Epilogue::None;
         product.bias = nullptr;
         must_multiply(product);
@@ -191,7 +191,7 @@ class CudaCompute final : public Compute {
         if (!options_.deterministic) {
             product.kind.epilogue = lt::Epilogue::BgradB;
             product.bias = layer.bias_gradient;
-            if (products_.multiply(product)) return;
+            if (multiply_fused(product)) return;
             product.kind.epilogue = lt::Epilogue::None;
             product.bias = nullptr;
         }
@@ -216,7 +216,7 @@ class CudaCompute final : public Compute {
             product.kind.epilogue = lt::Epilogue::DRelu;
             product.kind.aux_bits = rounded_up(layer.below_delta.columns, kMaskBits);
             product.aux = layer.below_mask;
-            if (products_.multiply(product)) return;
+            if (multiply_fused(product)) return;
             product.kind.epilogue = lt::Epilogue::None;
             product.kind.aux_bits = 0;
             product.aux = nullptr;
@@ -275,6 +275,11 @@ class CudaCompute final : public Compute {
         product.d = layer.output.data;
         product.bias = layer.bias;
         return product;
+    }
+
+    /// False: the library cannot do it in one pass.
+    [[nodiscard]] bool multiply_fused(const Product& product) {
+        return options_.epilogues && products_.multiply(product);
     }
 
     void must_multiply(const Product& product) {

@@ -11,6 +11,8 @@ namespace train {
 struct CudaOptions {
     Precision precision = Precision::Fp32;
     bool deterministic = false;
+    /// False: products alone by cuBLASLt, as where it lacks every epilogue. For tests.
+    bool epilogues = true;
 };
 
 /// A CUDA device: products by cuBLASLt with bias, ReLU and their gradients in the same pass where it can, the

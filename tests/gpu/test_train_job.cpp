@@ -3,7 +3,6 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <cmath>
 #include <fstream>
 #include <nlohmann/json.hpp>
 
@@ -18,7 +17,7 @@ using ::testing::Not;
 using nlohmann::json;
 using Words = std::vector<std::string>;
 
-class TrainCuda : public ::testing::Test {
+class TrainJob : public ::testing::Test {
   protected:
     Outcome start(int workers, const Words& arguments, const Words& variables = {}) {
         Words words{path_of("DDPRUN"), "--nproc-per-node=" + std::to_string(workers), "train"};
@@ -53,7 +52,7 @@ class TrainCuda : public ::testing::Test {
     std::string out_;  ///< of the last run
 };
 
-TEST_F(TrainCuda, HasTheCpusLossCurveInEveryPrecision) {
+TEST_F(TrainJob, HasTheCpusLossCurveInEveryPrecision) {
     const json cpu = train("cpu", 1, {"--device=cpu", "--epochs=4"});
     expect_curve(train("fp32", 1, {"--device=cuda", "--epochs=4"}), cpu, 1e-4);
     EXPECT_THAT(out_, HasSubstr("on CUDA device 0 (asked for)"));
@@ -64,7 +63,7 @@ TEST_F(TrainCuda, HasTheCpusLossCurveInEveryPrecision) {
     expect_curve(train("bf16", 1, {"--precision=bf16", "--epochs=4"}), cpu, 5e-2);
 }
 
-TEST_F(TrainCuda, TwoWorkersOverNcclHaveTheCurveOfOneAndTheSameBits) {
+TEST_F(TrainJob, TwoWorkersOverNcclHaveTheCurveOfOneAndTheSameBits) {
     const json one = train("one", 1, {"--device=cuda", "--epochs=3"});
     const json two = train("two", 2, {"--device=cuda", "--backend=nccl", "--epochs=3"});
     expect_curve(two, one, 1e-4);
@@ -73,7 +72,7 @@ TEST_F(TrainCuda, TwoWorkersOverNcclHaveTheCurveOfOneAndTheSameBits) {
                  train("adamw-cpu", 2, {"--device=cpu", "--optimizer=adamw", "--lr=0.002", "--epochs=3"}), 1e-3);
 }
 
-TEST_F(TrainCuda, ACheckpointOfEitherDeviceIsGoneOnFromByTheOther) {
+TEST_F(TrainJob, ACheckpointOfEitherDeviceIsGoneOnFromByTheOther) {
     const json whole = train("whole", 2, {"--device=cpu", "--epochs=6"});
     train("first", 2, {"--device=cpu", "--epochs=2", "--checkpoint-dir=shared"});
     train("second", 2, {"--device=cuda", "--epochs=4", "--checkpoint-dir=shared", "--resume"});
@@ -86,7 +85,7 @@ TEST_F(TrainCuda, ACheckpointOfEitherDeviceIsGoneOnFromByTheOther) {
     }
 }
 
-TEST_F(TrainCuda, ResumedEndsWithTheSameBitsAsInOneGoInLowPrecisionToo) {
+TEST_F(TrainJob, ResumedEndsWithTheSameBitsAsInOneGoInLowPrecisionToo) {
     for (const std::string precision : {"fp16", "bf16"}) {
         const std::string device = "--precision=" + precision, place = "--checkpoint-dir=" + precision;
         const json whole = train("whole", 2, {device, "--epochs=4", "--checkpoint-dir=whole-" + precision});
@@ -96,7 +95,7 @@ TEST_F(TrainCuda, ResumedEndsWithTheSameBitsAsInOneGoInLowPrecisionToo) {
     }
 }
 
-TEST_F(TrainCuda, WhereTheSamplesAreKeptChangesNoBit) {
+TEST_F(TrainJob, WhereTheSamplesAreKeptChangesNoBit) {
     const json device = train("device", 2, {"--device=cuda", "--epochs=2", "--keep-data=device"});
     EXPECT_THAT(out_, HasSubstr("samples on the device"));
     const json host = train("host", 2, {"--device=cuda", "--epochs=2", "--keep-data=host"});
@@ -105,7 +104,7 @@ TEST_F(TrainCuda, WhereTheSamplesAreKeptChangesNoBit) {
     EXPECT_EQ(device.at("epochs")[1].at("loss"), host.at("epochs")[1].at("loss"));
 }
 
-TEST_F(TrainCuda, StepsInAGraphChangeNoBit) {
+TEST_F(TrainJob, StepsInAGraphChangeNoBit) {
     for (const std::string precision : {"fp32", "fp16"}) {
         const std::string wanted = "--precision=" + precision;
         const json eager = train("eager", 2, {"--device=cuda", wanted, "--epochs=2"});
@@ -117,12 +116,12 @@ TEST_F(TrainCuda, StepsInAGraphChangeNoBit) {
     }
 }
 
-TEST_F(TrainCuda, LacksNothingWhereTheLibraryLacksEveryEpilogue) {
+TEST_F(TrainJob, LacksNothingWhereTheLibraryLacksEveryEpilogue) {
     const json fused = train("fused", 1, {"--device=cuda", "--epochs=2"});
     expect_curve(train("plain", 1, {"--device=cuda", "--epochs=2"}, {"FAKE_CUBLASLT=all"}), fused, 1e-4);
 }
 
-TEST_F(TrainCuda, WithoutADeviceSaysWhyAndTakesTheCpuUnlessCudaIsAskedFor) {
+TEST_F(TrainJob, WithoutADeviceSaysWhyAndTakesTheCpuUnlessCudaIsAskedFor) {
     const Outcome asked = start(2, {"--device=cuda"}, {"FAKE_CUDA_DEVICES=0"});
     EXPECT_EQ(asked.status, 69) << asked.err;
     EXPECT_THAT(asked.err, HasSubstr("--device cuda: counting CUDA devices: no CUDA-capable device is detected"));
@@ -130,11 +129,25 @@ TEST_F(TrainCuda, WithoutADeviceSaysWhyAndTakesTheCpuUnlessCudaIsAskedFor) {
     EXPECT_THAT(out_, HasSubstr("on the CPU (auto: counting CUDA devices: no CUDA-capable device is detected"));
 }
 
-TEST_F(TrainCuda, SaysWhichLibraryIsMissing) {
+TEST_F(TrainJob, SaysWhichLibraryIsMissing) {
     const Outcome outcome = start(1, {"--precision=bf16"}, {"DDP_CUBLASLT_LIBRARY=/nowhere/libcublasLt.so"});
     EXPECT_EQ(outcome.status, 69) << outcome.err;
     EXPECT_THAT(outcome.err, HasSubstr("--precision bf16: "));
     EXPECT_THAT(outcome.err, HasSubstr("/nowhere/libcublasLt.so"));
+}
+
+TEST_F(TrainJob, TheProgramForTheComparisonWithPyTorchWritesEveryPassItIsAskedFor) {
+    RunOptions options;
+    options.directory = directory_.path();
+    for (const char* mode : {"fused", "plain", "deterministic"}) {
+        const Outcome outcome = run({path_of("TRAIN_GRADIENTS"), "pass", "bf16", mode}, options);
+        EXPECT_EQ(outcome.status, 0) << outcome.err;
+        EXPECT_THAT(outcome.out, HasSubstr("pass: cuBLASLt 13.1.0, bf16"));
+    }
+    options.environment = {"FAKE_CUDA_DEVICES=0"};
+    const Outcome outcome = run({path_of("TRAIN_GRADIENTS"), "pass", "fp32"}, options);
+    EXPECT_EQ(outcome.status, 77) << outcome.err;
+    EXPECT_THAT(outcome.out, HasSubstr("skipped: --device cuda: counting CUDA devices: no CUDA-capable device"));
 }
 
 }  // namespace
