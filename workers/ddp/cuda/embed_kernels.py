@@ -13,8 +13,9 @@ import sys
 nvcc, include, module, source, output, depfile = sys.argv[1:]
 if nvcc:
     fatbin = output + ".fatbin"
-    # Machine code for what there is, PTX for later chips. No contraction: the host's bits.
-    subprocess.run([nvcc, "-x", "cu", "-std=c++20", "-O3", "-fmad=false", "-fatbin", "-I", include,
+    # Machine code for what there is, PTX for later chips. No contraction: the host's bits. Not compressed: a driver
+    # that is older than the compiler may not know how.
+    subprocess.run([nvcc, "-x", "cu", "-std=c++20", "-O3", "-fmad=false", "-fatbin", "-no-compress", "-I", include,
                     "-gencode", "arch=compute_80,code=sm_80", "-gencode", "arch=compute_90,code=sm_90",
                     "-gencode", "arch=compute_90,code=compute_90", "-Werror", "all-warnings",
                     "-MD", "-MF", depfile, "-MT", output, source, "-o", fatbin], check=True)

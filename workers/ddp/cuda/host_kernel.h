@@ -53,6 +53,11 @@ class HostKernel {
 };
 
 /// What the device's own conversion instructions do: to nearest even, NaN becomes 0x7FFF.
+inline unsigned short float_to_bfloat16(float value) {
+    const auto bits = __builtin_bit_cast(unsigned, value);
+    if ((bits & 0x7FFFFFFFU) > 0x7F800000U) return 0x7FFF;
+    return static_cast<unsigned short>((bits + 0x7FFFU + ((bits >> 16) & 1U)) >> 16);
+}
 inline unsigned short float_to_half(float value) {
     const auto bits = __builtin_bit_cast(unsigned, value);
     const auto sign = static_cast<unsigned short>((bits >> 16) & 0x8000U);

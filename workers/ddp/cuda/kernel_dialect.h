@@ -40,6 +40,7 @@
 /// space. Multiplications and additions are not contracted: the device gives the host's bits.
 
 #if defined(__CUDACC__)
+#include <cuda_bf16.h>
 #include <cuda_fp16.h>
 #define DDP_DEVICE __device__ __forceinline__
 #define DDP_KERNEL(name, ...) \
@@ -142,25 +143,22 @@ template <>
 struct Rounded<float> {
     static DDP_DEVICE float from(float value) { return value; }
 };
-/// To nearest even. NaN stays NaN: rounding its low bits up could turn it into infinity.
-template <>
-struct Rounded<Bf16> {
-    static DDP_DEVICE Bf16 from(float value) {
-        const U32 bits = bits_of(value);
-        const U32 even = bits + 0x7FFFU + ((bits >> 16) & 1U);
-        const bool is_nan = (bits & 0x7FFFFFFFU) > 0x7F800000U;
-        return {static_cast<U16>((is_nan ? bits | 0x400000U : even) >> 16)};
-    }
-};
-
 #if defined(__CUDACC__)
 DDP_DEVICE float to_float(F16 value) { return __half2float(__ushort_as_half(value.bits)); }
+template <>
+struct Rounded<Bf16> {
+    static DDP_DEVICE Bf16 from(float value) { return {__bfloat16_as_ushort(__float2bfloat16_rn(value))}; }
+};
 template <>
 struct Rounded<F16> {
     static DDP_DEVICE F16 from(float value) { return {__half_as_ushort(__float2half_rn(value))}; }
 };
 #else
 inline float to_float(F16 value) { return half_to_float(value.bits); }
+template <>
+struct Rounded<Bf16> {
+    static Bf16 from(float value) { return {float_to_bfloat16(value)}; }
+};
 template <>
 struct Rounded<F16> {
     static F16 from(float value) { return {float_to_half(value)}; }
@@ -191,17 +189,54 @@ struct alignas(sizeof(T) * N < 16 ? sizeof(T) * N : 16) Pack {
 /// N elements; `from` is aligned to 16 bytes unless N is 1.
 template <int N, class T>
 DDP_DEVICE Floats<N> load(const T* from) {
-    const Pack<T, N> raw = *reinterpret_cast<const Pack<T, N>*>(from);
     Floats<N> values;
-    for (int k = 0; k < N; ++k) values.of[k] = to_float(raw.of[k]);
+    static_assert(N == 1 || N == kPack);
+    if constexpr (sizeof(T) == 2 && N > 1) {
+        // In whole words: of the elements alone the compiler makes smaller accesses.
+        const Pack<U32, N / 2> words = *reinterpret_cast<const Pack<U32, N / 2>*>(from);
+        for (int k = 0; k < N / 2; ++k) {
+            values.of[2 * k] = to_float(T{static_cast<U16>(words.of[k] & 0xFFFFU)});
+            values.of[2 * k + 1] = to_float(T{static_cast<U16>(words.of[k] >> 16)});
+        }
+    } else if constexpr (N > 1) {
+        for (int k = 0; k < N; k += 4) {
+            const Pack<T, 4> raw = *reinterpret_cast<const Pack<T, 4>*>(from + k);
+            for (int part = 0; part < 4; ++part) values.of[k + part] = to_float(raw.of[part]);
+        }
+    } else {
+        values.of[0] = to_float(*from);
+    }
     return values;
+}
+
+// The compiler splits some 16-byte stores of a struct; this one it cannot.
+DDP_DEVICE void store_words(void* to, const Pack<U32, 4>& words) {
+#if defined(__CUDACC__)
+    __stwb(static_cast<uint4*>(to), make_uint4(words.of[0], words.of[1], words.of[2], words.of[3]));
+#else
+    __builtin_memcpy(to, &words, sizeof words);
+#endif
 }
 
 template <int N, class T>
 DDP_DEVICE void store(T* to, const Floats<N>& values) {
-    Pack<T, N> raw;
-    for (int k = 0; k < N; ++k) raw.of[k] = rounded_to<T>(values.of[k]);
-    *reinterpret_cast<Pack<T, N>*>(to) = raw;
+    if constexpr (N == 1) {
+        *to = rounded_to<T>(values.of[0]);
+    } else if constexpr (sizeof(T) == 2) {
+        Pack<U32, 4> words;
+        for (int k = 0; k < 4; ++k) {
+            const U32 low = rounded_to<T>(values.of[2 * k]).bits;
+            const U32 high = rounded_to<T>(values.of[2 * k + 1]).bits;
+            words.of[k] = low | high << 16;
+        }
+        store_words(to, words);
+    } else {
+        for (int k = 0; k < N; k += 4) {
+            Pack<U32, 4> words;
+            for (int part = 0; part < 4; ++part) words.of[part] = bits_of(rounded_to<T>(values.of[k + part]));
+            store_words(to + k, words);
+        }
+    }
 }
 
 /// Elements of `pointer` before it is aligned to 16 bytes.
