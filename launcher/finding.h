@@ -7,8 +7,8 @@
 
 namespace ddprun {
 
-/// From harmless to fatal: a Note is worth knowing, a Warning costs speed or fails later, with an Error a job cannot
-/// work here.
+/// From harmless to fatal: a Note is worth knowing, a Warning costs speed or fails later, with an Error a job
+/// cannot work here.
 enum class Severity : std::uint8_t { Ok, Note, Warning, Error };
 
 /// One thing that was looked at, and what was found.

@@ -16,18 +16,21 @@ const GpuFacts* facts_of(const NvidiaFacts& nvidia, const Gpu& gpu) {
         return gpu.uuid.empty() ? gpu.id == fmt::format("{}", facts.index) : gpu.uuid == facts.uuid;
     };
     const auto found = std::find_if(nvidia.gpus.begin(), nvidia.gpus.end(), same);
-    return found == nvidia.gpus.end() ? nullptr : &*found;  // a MIG device: its parent is not known from its name
+    return found == nvidia.gpus.end() ? nullptr
+                                      : &*found;  // a MIG device: its parent is not known from its name
 }
 
 std::vector<Gpu> physical_gpus(const NvidiaFacts& nvidia) {
     std::vector<Gpu> gpus;
-    for (const GpuFacts& facts : nvidia.gpus) gpus.push_back({fmt::format("{}", facts.index), facts.uuid, facts.numa_node});
+    for (const GpuFacts& facts : nvidia.gpus)
+        gpus.push_back({fmt::format("{}", facts.index), facts.uuid, facts.numa_node});
     return gpus;
 }
 
 void sort_in(GpuVerdict& verdict, GpuCheck check, Severity severity, const std::string& line) {
     if (severity < Severity::Warning) return;
-    const bool refuses = check == GpuCheck::Refuse || (check == GpuCheck::Auto && severity == Severity::Error);
+    const bool refuses =
+        check == GpuCheck::Refuse || (check == GpuCheck::Auto && severity == Severity::Error);
     if (refuses) verdict.refusals.push_back(fmt::format("{}; {}", line, kOverride));
     else verdict.warnings.push_back(line);
 }
@@ -36,12 +39,17 @@ void sort_in(GpuVerdict& verdict, GpuCheck check, Severity severity, const std::
 
 bool looks_at_gpus(const JobSpec& spec, const Machine& machine) {
     switch (spec.gpu_check) {
-        case GpuCheck::Off: return false;
-        case GpuCheck::Warn: case GpuCheck::Refuse: return true;
-        case GpuCheck::Auto: break;
+        case GpuCheck::Off:
+            return false;
+        case GpuCheck::Warn:
+        case GpuCheck::Refuse:
+            return true;
+        case GpuCheck::Auto:
+            break;
     }
-    const bool asks = spec.workers.kind == WorkerCount::Kind::Gpu || spec.workers.kind == WorkerCount::Kind::Auto ||
-                      spec.narrow_gpus || spec.virtual_local_rank;
+    const bool asks = spec.workers.kind == WorkerCount::Kind::Gpu ||
+                      spec.workers.kind == WorkerCount::Kind::Auto || spec.narrow_gpus ||
+                      spec.virtual_local_rank;
     return asks && machine.gpus > 0;
 }
 
@@ -62,7 +70,8 @@ GpuVerdict judge_job_gpus(const JobSpec& spec, int workers, const NvidiaFacts& n
     }
     if (static_cast<int>(visible.size()) < workers) {
         sort_in(verdict, spec.gpu_check, Severity::Warning,
-                fmt::format("{} workers and {} visible GPUs: --nproc-per-node, CUDA_VISIBLE_DEVICES", workers, visible.size()));
+                fmt::format("{} workers and {} visible GPUs: --nproc-per-node, CUDA_VISIBLE_DEVICES", workers,
+                            visible.size()));
     }
     return verdict;
 }

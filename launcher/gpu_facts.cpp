@@ -20,9 +20,9 @@ using nvml::Code;
 
 constexpr std::size_t kMaxProcesses = 256;
 constexpr std::size_t kMaxKernelLines = 100'000;
-constexpr int kUncorrected = 1;                  // NVML_MEMORY_ERROR_TYPE_UNCORRECTED
-constexpr int kSinceStart = 0, kOfItsLife = 1;   // NVML_VOLATILE_ECC, NVML_AGGREGATE_ECC
-constexpr int kPeerRead = 0, kPeerNvLink = 2;    // NVML_P2P_CAPS_INDEX_READ, _NVLINK
+constexpr int kUncorrected = 1;                 // NVML_MEMORY_ERROR_TYPE_UNCORRECTED
+constexpr int kSinceStart = 0, kOfItsLife = 1;  // NVML_VOLATILE_ECC, NVML_AGGREGATE_ECC
+constexpr int kPeerRead = 0, kPeerNvLink = 2;   // NVML_P2P_CAPS_INDEX_READ, _NVLINK
 
 /// The answer to a question that this GPU, driver or library may not know.
 template <class Answer, class Question, class... Arguments>
@@ -39,7 +39,9 @@ std::optional<bool> truth(const std::optional<int>& number) {
 template <std::size_t N, class Question, class... Arguments>
 std::string ask_text(Question question, Arguments... arguments) {
     std::array<char, N> text{};
-    if (question == nullptr || question(arguments..., text.data(), static_cast<unsigned>(N - 1)) != Code::Success) return "";
+    if (question == nullptr ||
+        question(arguments..., text.data(), static_cast<unsigned>(N - 1)) != Code::Success)
+        return "";
     return text.data();
 }
 
@@ -47,7 +49,8 @@ std::vector<GpuProcess> processes_on(const nvml::Session& nvml, nvml::Device dev
     std::vector<GpuProcess> found;
     std::array<nvml::ProcessInfo, kMaxProcesses> infos{};
     unsigned count = kMaxProcesses;
-    if (nvml->processes == nullptr || nvml->processes(device, &count, infos.data()) != Code::Success) return found;
+    if (nvml->processes == nullptr || nvml->processes(device, &count, infos.data()) != Code::Success)
+        return found;
     for (unsigned i = 0; i < count && i < kMaxProcesses; ++i) {
         GpuProcess process;
         process.pid = infos[i].pid;
@@ -60,12 +63,14 @@ std::vector<GpuProcess> processes_on(const nvml::Session& nvml, nvml::Device dev
 
 void read_memory_health(const nvml::Session& nvml, nvml::Device device, GpuFacts& gpu) {
     int now = 0, pending = 0;
-    if (nvml->ecc_mode != nullptr && nvml->ecc_mode(device, &now, &pending) == Code::Success) gpu.ecc = now != 0;
+    if (nvml->ecc_mode != nullptr && nvml->ecc_mode(device, &now, &pending) == Code::Success)
+        gpu.ecc = now != 0;
     gpu.uncorrected_now = ask<unsigned long long>(nvml->ecc_errors, device, kUncorrected, kSinceStart);
     gpu.uncorrected_ever = ask<unsigned long long>(nvml->ecc_errors, device, kUncorrected, kOfItsLife);
     unsigned corrected = 0, uncorrected = 0, remap_pending = 0, remap_failed = 0;
     if (nvml->remapped_rows != nullptr &&
-        nvml->remapped_rows(device, &corrected, &uncorrected, &remap_pending, &remap_failed) == Code::Success) {
+        nvml->remapped_rows(device, &corrected, &uncorrected, &remap_pending, &remap_failed) ==
+            Code::Success) {
         gpu.remap_pending = remap_pending != 0;
         gpu.remap_failed = remap_failed != 0;
     }
@@ -74,7 +79,8 @@ void read_memory_health(const nvml::Session& nvml, nvml::Device device, GpuFacts
 
 void read_modes(const nvml::Session& nvml, nvml::Device device, GpuFacts& gpu) {
     unsigned now = 0, pending = 0;
-    if (nvml->mig_mode != nullptr && nvml->mig_mode(device, &now, &pending) == Code::Success) gpu.mig = now != 0;
+    if (nvml->mig_mode != nullptr && nvml->mig_mode(device, &now, &pending) == Code::Success)
+        gpu.mig = now != 0;
     gpu.persistence = truth(ask<int>(nvml->persistence_mode, device));
     const std::optional<int> mode = ask<int>(nvml->compute_mode, device);
     if (mode && *mode >= 0 && *mode <= 3) gpu.compute_mode = static_cast<ComputeMode>(*mode);
@@ -85,7 +91,8 @@ void read_modes(const nvml::Session& nvml, nvml::Device device, GpuFacts& gpu) {
         gpu.capability = fmt::format("{}.{}", major, minor);
     nvml::FieldValue field{};
     field.field = nvml::kFieldRecoveryAction;
-    if (nvml->field_values != nullptr && nvml->field_values(device, 1, &field) == Code::Success && field.code == Code::Success)
+    if (nvml->field_values != nullptr && nvml->field_values(device, 1, &field) == Code::Success &&
+        field.code == Code::Success)
         gpu.recovery_action = field.value.number;
 }
 
@@ -132,18 +139,27 @@ GpuFacts read_gpu(const nvml::Session& nvml, unsigned index) {
 
 GpuDistance distance_of(const nvml::Session& nvml, nvml::Device a, nvml::Device b) {
     int status = -1;
-    if (nvml->p2p_status != nullptr && nvml->p2p_status(a, b, kPeerNvLink, &status) == Code::Success && status == 0)
+    if (nvml->p2p_status != nullptr && nvml->p2p_status(a, b, kPeerNvLink, &status) == Code::Success &&
+        status == 0)
         return GpuDistance::NvLink;
     int level = -1;
-    if (nvml->common_ancestor == nullptr || nvml->common_ancestor(a, b, &level) != Code::Success) return GpuDistance::Unknown;
+    if (nvml->common_ancestor == nullptr || nvml->common_ancestor(a, b, &level) != Code::Success)
+        return GpuDistance::Unknown;
     switch (level) {  // nvmlGpuTopologyLevel_t
-        case 0: return GpuDistance::SameBoard;
-        case 10: return GpuDistance::SameSwitch;
-        case 20: return GpuDistance::SeveralSwitches;
-        case 30: return GpuDistance::HostBridge;
-        case 40: return GpuDistance::NumaNode;
-        case 50: return GpuDistance::System;
-        default: return GpuDistance::Unknown;
+        case 0:
+            return GpuDistance::SameBoard;
+        case 10:
+            return GpuDistance::SameSwitch;
+        case 20:
+            return GpuDistance::SeveralSwitches;
+        case 30:
+            return GpuDistance::HostBridge;
+        case 40:
+            return GpuDistance::NumaNode;
+        case 50:
+            return GpuDistance::System;
+        default:
+            return GpuDistance::Unknown;
     }
 }
 
@@ -152,10 +168,12 @@ std::vector<GpuPair> read_pairs(const nvml::Session& nvml, unsigned count) {
     for (unsigned a = 0; a < count; ++a) {
         for (unsigned b = a + 1; b < count; ++b) {
             nvml::Device first = nullptr, second = nullptr;
-            if (nvml->handle(a, &first) != Code::Success || nvml->handle(b, &second) != Code::Success) continue;
+            if (nvml->handle(a, &first) != Code::Success || nvml->handle(b, &second) != Code::Success)
+                continue;
             GpuPair pair{a, b, distance_of(nvml, first, second), std::nullopt};
             int status = -1;
-            if (nvml->p2p_status != nullptr && nvml->p2p_status(first, second, kPeerRead, &status) == Code::Success)
+            if (nvml->p2p_status != nullptr &&
+                nvml->p2p_status(first, second, kPeerRead, &status) == Code::Success)
                 pair.peer_access = status == 0;
             pairs.push_back(pair);
         }
@@ -172,7 +190,8 @@ std::vector<Xid> read_xids() {
         const ssize_t n = ::read(log.get(), record, sizeof record);
         if (n < 0 && errno == EPIPE) continue;  // records were overwritten before we read them
         if (n <= 0) break;
-        if (std::optional<Xid> xid = parse_xid({record, static_cast<std::size_t>(n)})) xids.push_back(*std::move(xid));
+        if (std::optional<Xid> xid = parse_xid({record, static_cast<std::size_t>(n)}))
+            xids.push_back(*std::move(xid));
     }
     return xids;
 }

@@ -17,7 +17,8 @@ bool find(void* library, Function*& function, const char* name) {
 
 bool find_required(void* library, Api& api) {
     return find(library, api.init, "nvmlInit_v2") && find(library, api.shutdown, "nvmlShutdown") &&
-           find(library, api.count, "nvmlDeviceGetCount_v2") && find(library, api.handle, "nvmlDeviceGetHandleByIndex_v2") &&
+           find(library, api.count, "nvmlDeviceGetCount_v2") &&
+           find(library, api.handle, "nvmlDeviceGetHandleByIndex_v2") &&
            find(library, api.uuid, "nvmlDeviceGetUUID") && find(library, api.pci, "nvmlDeviceGetPciInfo_v3");
 }
 
@@ -58,12 +59,14 @@ Error init_error(Code code) {
 
 bool may_be_there() {
     // Without the control device there is no driver, and loading NVML would only cost time.
-    return std::getenv("DDPRUN_NVML_LIBRARY") != nullptr || ::access("/dev/nvidiactl", F_OK) == 0 || ::access("/dev/dxg", F_OK) == 0;
+    return std::getenv("DDPRUN_NVML_LIBRARY") != nullptr || ::access("/dev/nvidiactl", F_OK) == 0 ||
+           ::access("/dev/dxg", F_OK) == 0;
 }
 
 Result<Session> Session::open() {
     const char* named = std::getenv("DDPRUN_NVML_LIBRARY");
-    if (!may_be_there()) return Error{Errc::NotFound, "no NVIDIA driver is loaded (/dev/nvidiactl does not exist)"};
+    if (!may_be_there())
+        return Error{Errc::NotFound, "no NVIDIA driver is loaded (/dev/nvidiactl does not exist)"};
     const char* file = named != nullptr ? named : "libnvidia-ml.so.1";
     void* library = ::dlopen(file, RTLD_NOW | RTLD_LOCAL);
     if (library == nullptr) return Error{Errc::NotFound, fmt::format("loading NVML: {}", ::dlerror())};
@@ -88,15 +91,24 @@ Session::~Session() {
 
 std::string explain(Code code) {
     switch (code) {
-        case Code::Success: return "success";
-        case Code::NotSupported: return "not supported by this GPU";
-        case Code::NoPermission: return "no permission";
-        case Code::InsufficientSize: return "more entries than asked for";
-        case Code::DriverNotLoaded: return "the NVIDIA kernel module is not loaded";
-        case Code::FunctionNotFound: return "the driver is too old for this question";
-        case Code::GpuIsLost: return "the GPU has fallen off the bus or does not answer";
-        case Code::ResetRequired: return "the GPU needs a reset";
-        case Code::LibraryMismatch: return "the NVIDIA libraries and the loaded kernel module are of different versions";
+        case Code::Success:
+            return "success";
+        case Code::NotSupported:
+            return "not supported by this GPU";
+        case Code::NoPermission:
+            return "no permission";
+        case Code::InsufficientSize:
+            return "more entries than asked for";
+        case Code::DriverNotLoaded:
+            return "the NVIDIA kernel module is not loaded";
+        case Code::FunctionNotFound:
+            return "the driver is too old for this question";
+        case Code::GpuIsLost:
+            return "the GPU has fallen off the bus or does not answer";
+        case Code::ResetRequired:
+            return "the GPU needs a reset";
+        case Code::LibraryMismatch:
+            return "the NVIDIA libraries and the loaded kernel module are of different versions";
     }
     return fmt::format("NVML error {}", static_cast<int>(code));
 }

@@ -4,8 +4,8 @@
 
 #include "env/result.h"
 
-/// NVIDIA's management library (NVML), as far as it is used here. Declarations as in nvml.h, whose ABI is stable;
-/// nvml_abi_check.cpp compares them where that header is.
+/// NVIDIA's management library (NVML), as far as it is used here. Declarations as in nvml.h, whose ABI is
+/// stable; nvml_abi_check.cpp compares them where that header is.
 namespace ddprun::nvml {
 
 using Device = void*;  ///< nvmlDevice_t
@@ -70,7 +70,8 @@ struct Api {
     Code (*processes)(Device, unsigned* count, ProcessInfo*) = nullptr;
     Code (*ecc_mode)(Device, int* current, int* pending) = nullptr;
     Code (*ecc_errors)(Device, int type, int counter, unsigned long long*) = nullptr;
-    Code (*remapped_rows)(Device, unsigned* corrected, unsigned* uncorrected, unsigned* pending, unsigned* failed) = nullptr;
+    Code (*remapped_rows)(Device, unsigned* corrected, unsigned* uncorrected, unsigned* pending,
+                          unsigned* failed) = nullptr;
     Code (*retired_pages_pending)(Device, int*) = nullptr;
     Code (*mig_mode)(Device, unsigned* current, unsigned* pending) = nullptr;
     Code (*compute_mode)(Device, int*) = nullptr;
@@ -91,10 +92,12 @@ struct Api {
 /// NVML, loaded and initialised as long as this lives. Creates no CUDA context. Not copied.
 class Session {
   public:
-    /// Error: NotFound (there is no driver, or no library), Mismatch (library and kernel module differ), System.
-    /// DDPRUN_NVML_LIBRARY names a file to load in place of libnvidia-ml.so.1.
+    /// Error: NotFound (there is no driver, or no library), Mismatch (library and kernel module differ),
+    /// System. DDPRUN_NVML_LIBRARY names a file to load in place of libnvidia-ml.so.1.
     static Result<Session> open();
-    Session(Session&& other) noexcept : library_(other.library_), api_(other.api_) { other.library_ = nullptr; }
+    Session(Session&& other) noexcept : library_(other.library_), api_(other.api_) {
+        other.library_ = nullptr;
+    }
     Session& operator=(Session&&) = delete;
     ~Session();
 

@@ -1,9 +1,9 @@
 // What nvml.h of ours says, against NVIDIA's header where it is. Compiles to nothing.
-#include "launcher/nvml.h"
-
 #include <nvml.h>
 
 #include <cstddef>
+
+#include "launcher/nvml.h"
 
 namespace ddprun::nvml {
 namespace {

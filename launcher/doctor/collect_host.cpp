@@ -1,12 +1,11 @@
 #include <fmt/core.h>
+#include <linux/capability.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/statvfs.h>
 #include <sys/timex.h>
 #include <sys/utsname.h>
 #include <unistd.h>
-
-#include <linux/capability.h>
 
 #include <ctime>
 
@@ -21,7 +20,9 @@ namespace {
 
 constexpr std::size_t kMaxFile = 1 << 20;
 
-std::string content_of(const std::string& path) { return std::string(trim(read_file(path, kMaxFile).value_or(""))); }
+std::string content_of(const std::string& path) {
+    return std::string(trim(read_file(path, kMaxFile).value_or("")));
+}
 
 std::optional<std::uint64_t> number_in(const std::string& path) {
     const Result<std::uint64_t> number = parse_uint(content_of(path));
@@ -32,7 +33,8 @@ std::optional<std::uint64_t> number_in(const std::string& path) {
 std::string field(std::string_view text, std::string_view key) {
     for (const std::string_view line : split(text, '\n')) {
         const std::size_t colon = line.find(':');
-        if (colon != std::string_view::npos && trim(line.substr(0, colon)) == key) return std::string(trim(line.substr(colon + 1)));
+        if (colon != std::string_view::npos && trim(line.substr(0, colon)) == key)
+            return std::string(trim(line.substr(colon + 1)));
     }
     return "";
 }
@@ -45,14 +47,17 @@ std::uint64_t kilobytes(const std::string& text) {
 Limit limit_of(__rlimit_resource resource) {
     rlimit limit{};
     if (::getrlimit(resource, &limit) != 0) return {};
-    const auto value = [](rlim_t number) { return number == RLIM_INFINITY ? std::nullopt : std::optional<std::uint64_t>(number); };
+    const auto value = [](rlim_t number) {
+        return number == RLIM_INFINITY ? std::nullopt : std::optional<std::uint64_t>(number);
+    };
     return {value(limit.rlim_cur), value(limit.rlim_max)};
 }
 
 /// "always [madvise] never" is madvise.
 std::string chosen_word(const std::string& text) {
     const std::size_t open = text.find('['), close = text.find(']');
-    return open == std::string::npos || close == std::string::npos ? "" : text.substr(open + 1, close - open - 1);
+    return open == std::string::npos || close == std::string::npos ? ""
+                                                                   : text.substr(open + 1, close - open - 1);
 }
 
 void read_memory(HostFacts& host) {
@@ -90,10 +95,13 @@ std::optional<std::uint64_t> first_number(const std::vector<std::string>& direct
 std::optional<double> cpu_quota(const std::vector<std::string>& directories, int version) {
     std::optional<double> found;
     for (const std::string& directory : directories) {
-        const std::string quota = version == 2 ? content_of(directory + "/cpu.max") : content_of(directory + "/cpu.cfs_quota_us") + ' ' + content_of(directory + "/cpu.cfs_period_us");
+        const std::string quota = version == 2 ? content_of(directory + "/cpu.max")
+                                               : content_of(directory + "/cpu.cfs_quota_us") + ' ' +
+                                                     content_of(directory + "/cpu.cfs_period_us");
         const std::size_t space = quota.find(' ');
         if (space == std::string::npos) continue;
-        const Result<double> granted = parse_double(quota.substr(0, space)), period = parse_double(quota.substr(space + 1));
+        const Result<double> granted = parse_double(quota.substr(0, space)),
+                             period = parse_double(quota.substr(space + 1));
         if (!granted || !period || *granted <= 0 || *period <= 0) continue;
         const double cpus = *granted / *period;
         if (!found || cpus < *found) found = cpus;
@@ -132,13 +140,15 @@ ClockFacts read_clock() {
 bool has_capability(unsigned capability) {
     const std::string effective = field(content_of("/proc/self/status"), "CapEff");
     std::uint64_t bits = 0;
-    for (const char c : effective) bits = bits * 16 + static_cast<std::uint64_t>(c <= '9' ? c - '0' : (c | 32) - 'a' + 10);
+    for (const char c : effective)
+        bits = bits * 16 + static_cast<std::uint64_t>(c <= '9' ? c - '0' : (c | 32) - 'a' + 10);
     return (bits >> capability & 1) != 0;
 }
 
 }  // namespace
 
-std::vector<std::string> cgroup_directories(std::string_view text, std::string_view controller, int& version) {
+std::vector<std::string> cgroup_directories(std::string_view text, std::string_view controller,
+                                            int& version) {
     std::optional<std::string> one, two;
     for (const std::string_view line : split(text, '\n')) {
         const std::vector<std::string_view> parts = split(line, ':');
@@ -153,7 +163,8 @@ std::vector<std::string> cgroup_directories(std::string_view text, std::string_v
     if (version == 0) return {};
     const std::string root = one ? fmt::format("/sys/fs/cgroup/{}", controller) : "/sys/fs/cgroup";
     std::vector<std::string> directories;
-    for (std::string path = one ? *one : *two; path.size() > 1; path.erase(path.rfind('/'))) directories.push_back(root + path);
+    for (std::string path = one ? *one : *two; path.size() > 1; path.erase(path.rfind('/')))
+        directories.push_back(root + path);
     directories.push_back(root);  // in a container its own cgroup may be mounted here
     return directories;
 }
@@ -162,7 +173,8 @@ HostFacts collect_host() {
     HostFacts host;
     host.name = host_name();
     utsname kernel{};
-    if (::uname(&kernel) == 0) host.kernel = fmt::format("{} {} {}", kernel.sysname, kernel.release, kernel.machine);
+    if (::uname(&kernel) == 0)
+        host.kernel = fmt::format("{} {} {}", kernel.sysname, kernel.release, kernel.machine);
     host.cpu_model = field(content_of("/proc/cpuinfo"), "model name");
     Probe probe;
     probe.gpus = Probe::Gpus::No;
@@ -176,7 +188,8 @@ HostFacts collect_host() {
     host.is_root = ::geteuid() == 0;
     host.cgroup = read_cgroup();
     host.clock = read_clock();
-    if (const auto scope = number_in("/proc/sys/kernel/yama/ptrace_scope")) host.ptrace_scope = static_cast<int>(*scope);
+    if (const auto scope = number_in("/proc/sys/kernel/yama/ptrace_scope"))
+        host.ptrace_scope = static_cast<int>(*scope);
     host.may_ptrace = has_capability(CAP_SYS_PTRACE);
     host.governor = content_of("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor");
     host.core_pattern = content_of("/proc/sys/kernel/core_pattern");

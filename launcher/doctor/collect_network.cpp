@@ -15,20 +15,25 @@
 namespace ddprun::doctor {
 namespace {
 
-std::string content_of(const std::string& path) { return std::string(trim(read_file(path, 4096).value_or(""))); }
+std::string content_of(const std::string& path) {
+    return std::string(trim(read_file(path, 4096).value_or("")));
+}
 
 std::vector<std::string> names_in(const std::string& directory) {
     std::vector<std::string> names;
     std::error_code error;
-    for (const auto& entry : std::filesystem::directory_iterator(directory, error)) names.push_back(entry.path().filename().string());
+    for (const auto& entry : std::filesystem::directory_iterator(directory, error))
+        names.push_back(entry.path().filename().string());
     std::sort(names.begin(), names.end());
     return names;
 }
 
 std::string address_of(const sockaddr* address) {
     char text[INET6_ADDRSTRLEN] = "";
-    if (address->sa_family == AF_INET) ::inet_ntop(AF_INET, &reinterpret_cast<const sockaddr_in*>(address)->sin_addr, text, sizeof text);
-    if (address->sa_family == AF_INET6) ::inet_ntop(AF_INET6, &reinterpret_cast<const sockaddr_in6*>(address)->sin6_addr, text, sizeof text);
+    if (address->sa_family == AF_INET)
+        ::inet_ntop(AF_INET, &reinterpret_cast<const sockaddr_in*>(address)->sin_addr, text, sizeof text);
+    if (address->sa_family == AF_INET6)
+        ::inet_ntop(AF_INET6, &reinterpret_cast<const sockaddr_in6*>(address)->sin6_addr, text, sizeof text);
     return text;
 }
 
@@ -36,7 +41,8 @@ void read_device(NetworkInterface& one) {
     const std::string directory = "/sys/class/net/" + one.name;
     std::error_code error;
     one.is_virtual = !std::filesystem::exists(directory + "/device", error);
-    if (const Result<std::int64_t> speed = parse_int(content_of(directory + "/speed")); speed && *speed > 0) one.megabits = static_cast<int>(*speed);
+    if (const Result<std::int64_t> speed = parse_int(content_of(directory + "/speed")); speed && *speed > 0)
+        one.megabits = static_cast<int>(*speed);
     one.mtu = static_cast<int>(parse_int(content_of(directory + "/mtu")).value_or(0));
 }
 
@@ -52,7 +58,9 @@ std::vector<NetworkInterface> read_interfaces() {
         one.loopback = (at->ifa_flags & IFF_LOOPBACK) != 0;
         if (at->ifa_addr == nullptr) continue;
         // A link-local address is no address for a job.
-        if (const std::string address = address_of(at->ifa_addr); !address.empty() && !address.starts_with("fe80:")) one.addresses.push_back(address);
+        if (const std::string address = address_of(at->ifa_addr);
+            !address.empty() && !address.starts_with("fe80:"))
+            one.addresses.push_back(address);
     }
     std::vector<NetworkInterface> interfaces;
     for (auto& [name, one] : found) {
@@ -70,7 +78,8 @@ std::vector<FabricPort> read_ports() {
             const std::string directory = fmt::format("{}/{}/ports/{}", kRoot, device, number);
             const std::string state = content_of(directory + "/state");  // "4: ACTIVE"
             const std::size_t colon = state.find(": ");
-            ports.push_back({device, static_cast<int>(parse_int(number).value_or(1)), colon == std::string::npos ? state : state.substr(colon + 2),
+            ports.push_back({device, static_cast<int>(parse_int(number).value_or(1)),
+                             colon == std::string::npos ? state : state.substr(colon + 2),
                              content_of(directory + "/rate"), content_of(directory + "/link_layer")});
         }
     }
@@ -83,8 +92,10 @@ NetworkFacts collect_network() {
     NetworkFacts facts;
     facts.interfaces = read_interfaces();
     facts.ports = read_ports();
-    facts.has_slingshot = !names_in("/sys/class/cxi").empty() ||
-                          std::any_of(facts.interfaces.begin(), facts.interfaces.end(), [](const NetworkInterface& one) { return one.name.starts_with("hsn"); });
+    facts.has_slingshot =
+        !names_in("/sys/class/cxi").empty() ||
+        std::any_of(facts.interfaces.begin(), facts.interfaces.end(),
+                    [](const NetworkInterface& one) { return one.name.starts_with("hsn"); });
     return facts;
 }
 

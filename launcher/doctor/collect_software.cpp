@@ -52,7 +52,8 @@ Opened open_and_ask(const std::vector<std::string>& names, const char* version_f
         copy_text(opened.problem, sizeof opened.problem, "it does not tell its version");
         return opened;
     }
-    if (::dlinfo(library, RTLD_DI_LINKMAP, &map) == 0 && map != nullptr) copy_text(opened.path, sizeof opened.path, map->l_name);
+    if (::dlinfo(library, RTLD_DI_LINKMAP, &map) == 0 && map != nullptr)
+        copy_text(opened.path, sizeof opened.path, map->l_name);
     return opened;
 }
 
@@ -60,7 +61,8 @@ bool read_whole(int fd, Opened& opened) {
     auto* const bytes = reinterpret_cast<char*>(&opened);
     const TimePoint deadline = deadline_after(MonotonicClock::now(), kPatience);
     for (std::size_t got = 0; got < sizeof opened;) {
-        const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(deadline - MonotonicClock::now()).count();
+        const auto left =
+            std::chrono::duration_cast<std::chrono::milliseconds>(deadline - MonotonicClock::now()).count();
         pollfd ready{fd, POLLIN, 0};
         if (left <= 0 || ::poll(&ready, 1, static_cast<int>(left)) <= 0) return false;
         const ssize_t n = ::read(fd, bytes + got, sizeof opened - got);
@@ -109,7 +111,8 @@ std::vector<std::string> names_for(const char* variable, std::vector<std::string
 std::vector<std::string> package_roots() {
     std::vector<std::string> roots;
     for (const char* variable : {"VIRTUAL_ENV", "CONDA_PREFIX"}) {
-        if (const auto root = process_environment(variable)) roots.push_back(*root + "/lib/python3*/site-packages");
+        if (const auto root = process_environment(variable))
+            roots.push_back(*root + "/lib/python3*/site-packages");
     }
     const std::string path = process_environment("PATH").value_or("/usr/local/bin:/usr/bin");
     for (const std::string_view directory : split(path, ':')) {
@@ -123,7 +126,8 @@ std::vector<std::string> package_roots() {
             roots.push_back(root + "/lib/python3/dist-packages");
         }
     }
-    if (const auto home = process_environment("HOME")) roots.push_back(*home + "/.local/lib/python3*/site-packages");
+    if (const auto home = process_environment("HOME"))
+        roots.push_back(*home + "/.local/lib/python3*/site-packages");
     return roots;
 }
 
@@ -132,7 +136,8 @@ std::string find_in_packages(const std::vector<std::string>& patterns) {
     for (const std::string& root : package_roots()) {
         for (const std::string& pattern : patterns) {
             glob_t found{};
-            const bool some = ::glob((root + "/nvidia/" + pattern).c_str(), 0, nullptr, &found) == 0 && found.gl_pathc > 0;
+            const bool some =
+                ::glob((root + "/nvidia/" + pattern).c_str(), 0, nullptr, &found) == 0 && found.gl_pathc > 0;
             const std::string first = some ? found.gl_pathv[0] : "";
             ::globfree(&found);
             if (some) return first;
@@ -142,7 +147,8 @@ std::string find_in_packages(const std::vector<std::string>& patterns) {
 }
 
 bool matters(std::string_view name) {
-    for (const std::string_view prefix : {"NCCL_", "TORCH_NCCL_", "UCX_", "FI_", "DDP_", "CUDA_DEVICE_", "CUDA_LAUNCH_", "CUDA_MODULE_", "CUBLAS_"}) {
+    for (const std::string_view prefix : {"NCCL_", "TORCH_NCCL_", "UCX_", "FI_", "DDP_", "CUDA_DEVICE_",
+                                          "CUDA_LAUNCH_", "CUDA_MODULE_", "CUBLAS_"}) {
         if (name.starts_with(prefix)) return true;
     }
     return name == "LD_PRELOAD";
@@ -153,7 +159,8 @@ std::vector<std::pair<std::string, std::string>> read_variables() {
     for (char** one = environ; *one != nullptr; ++one) {
         const std::string_view text(*one);
         const std::size_t equals = text.find('=');
-        if (equals != std::string_view::npos && matters(text.substr(0, equals))) variables.emplace_back(text.substr(0, equals), text.substr(equals + 1));
+        if (equals != std::string_view::npos && matters(text.substr(0, equals)))
+            variables.emplace_back(text.substr(0, equals), text.substr(equals + 1));
     }
     std::sort(variables.begin(), variables.end());
     return variables;
@@ -163,8 +170,12 @@ std::vector<std::pair<std::string, std::string>> read_variables() {
 
 SoftwareFacts collect_software() {
     SoftwareFacts facts;
-    facts.cuda_runtime = look_at(names_for("DDP_CUDART_LIBRARY", {"libcudart.so.13", "libcudart.so.12", "libcudart.so.11.0"}), "cudaRuntimeGetVersion");
-    if (facts.cuda_runtime.path.empty()) facts.cuda_runtime.other = find_in_packages({"cu13/lib/libcudart.so.1*", "cuda_runtime/lib/libcudart.so.1*"});
+    facts.cuda_runtime =
+        look_at(names_for("DDP_CUDART_LIBRARY", {"libcudart.so.13", "libcudart.so.12", "libcudart.so.11.0"}),
+                "cudaRuntimeGetVersion");
+    if (facts.cuda_runtime.path.empty())
+        facts.cuda_runtime.other =
+            find_in_packages({"cu13/lib/libcudart.so.1*", "cuda_runtime/lib/libcudart.so.1*"});
     facts.nccl = look_at(names_for("DDP_NCCL_LIBRARY", {"libnccl.so.2"}), "ncclGetVersion");
     if (facts.nccl.path.empty()) facts.nccl.other = find_in_packages({"nccl/lib/libnccl.so.2"});
     facts.variables = read_variables();

@@ -19,7 +19,8 @@ namespace {
 
 constexpr const char* kHelp =
     "usage: ddprun doctor [--json] [--no-run] [--seconds S] [--bytes SIZE]\n\n"
-    "Looks at this machine as a place for training: driver, GPUs, CUDA, NCCL, network, memory, limits; runs a\n"
+    "Looks at this machine as a place for training: driver, GPUs, CUDA, NCCL, network, memory, limits; runs "
+    "a\n"
     "two-second all-reduce among its GPUs, or CPUs; says what is wrong and what to set.\n\n"
     "  --json        one JSON object instead of the table\n"
     "  --no-run      without the all-reduce\n"
@@ -43,7 +44,8 @@ Status set_size(const std::string& name, const std::string& value, doctor::Trial
     if (name == "--seconds") {
         const Result<double> seconds = parse_double(value);
         if (!seconds) return seconds.error().with(name);
-        if (!(*seconds > 0 && *seconds <= kMostSeconds)) return usage(fmt::format("{}: '{}' is not between 0 and {}", name, value, kMostSeconds));
+        if (!(*seconds > 0 && *seconds <= kMostSeconds))
+            return usage(fmt::format("{}: '{}' is not between 0 and {}", name, value, kMostSeconds));
         size.seconds = value;
         return {};
     }
@@ -59,7 +61,8 @@ Result<Options> parse(const std::vector<std::string>& words) {
         const std::string name = words[at].substr(0, equals);
         if (name == "--seconds" || name == "--bytes") {
             if (equals == std::string::npos && at + 1 >= words.size()) return usage(name + ": needs a value");
-            const std::string value = equals == std::string::npos ? words[++at] : words[at].substr(equals + 1);
+            const std::string value =
+                equals == std::string::npos ? words[++at] : words[at].substr(equals + 1);
             if (const Status set = set_size(name, value, options.size); !set) return set.error();
         } else if (words[at] == "--json") {
             options.json = true;
@@ -68,7 +71,8 @@ Result<Options> parse(const std::vector<std::string>& words) {
         } else if (words[at] == "-h" || words[at] == "--help") {
             options.help = true;
         } else {
-            return usage(fmt::format("{}: unknown (expected --json, --no-run, --seconds or --bytes)", words[at]));
+            return usage(
+                fmt::format("{}: unknown (expected --json, --no-run, --seconds or --bytes)", words[at]));
         }
     }
     return options;
@@ -76,7 +80,8 @@ Result<Options> parse(const std::vector<std::string>& words) {
 
 int count_visible(const doctor::Facts& facts) {
     std::vector<Gpu> physical;
-    for (const GpuFacts& gpu : facts.nvidia.gpus) physical.push_back({fmt::format("{}", gpu.index), gpu.uuid, gpu.numa_node});
+    for (const GpuFacts& gpu : facts.nvidia.gpus)
+        physical.push_back({fmt::format("{}", gpu.index), gpu.uuid, gpu.numa_node});
     return static_cast<int>(visible_gpus(physical, facts.visible_devices).size());
 }
 
@@ -88,7 +93,8 @@ doctor::Facts collect(const Options& options) {
     facts.network = doctor::collect_network();
     facts.software = doctor::collect_software();
     if (!options.run) return facts;
-    facts.trial = doctor::run_trial(doctor::plan_trial(facts.host, facts.nvidia, facts.software, count_visible(facts), options.size));
+    facts.trial = doctor::run_trial(
+        doctor::plan_trial(facts.host, facts.nvidia, facts.software, count_visible(facts), options.size));
     return facts;
 }
 
@@ -115,7 +121,8 @@ int run_doctor(const std::vector<std::string>& words) {
     }
     const doctor::Facts facts = collect(*options);
     const std::vector<Finding> findings = doctor::judge(facts);
-    ddprun::print("{}", options->json ? doctor::render_json(facts, findings) : doctor::render_text(findings, look_of_terminal()));
+    ddprun::print("{}", options->json ? doctor::render_json(facts, findings)
+                                      : doctor::render_text(findings, look_of_terminal()));
     return worst(findings) == Severity::Error ? kSomethingWrong : 0;
 }
 

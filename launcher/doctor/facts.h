@@ -19,22 +19,22 @@ struct Limit {
 
 /// What a cgroup grants; nullopt is unlimited, or not known.
 struct CgroupFacts {
-    int version = 0;                            ///< 2, 1, or 0: none
+    int version = 0;  ///< 2, 1, or 0: none
     std::optional<std::uint64_t> memory_limit, memory_used;
     std::optional<std::uint64_t> pids_limit, pids_used;
-    std::optional<double> cpus;                 ///< the quota, in CPUs
+    std::optional<double> cpus;  ///< the quota, in CPUs
 };
 
 struct HugePages {
     std::uint64_t page_bytes = 0;
     std::uint64_t total = 0, free = 0;
-    std::string transparent;                    ///< "always", "madvise", "never"; "" not known
+    std::string transparent;  ///< "always", "madvise", "never"; "" not known
 };
 
 struct ClockFacts {
-    std::string source;                         ///< "tsc"
-    bool has_tsc = true;                        ///< the kernel would offer a tsc
-    std::optional<bool> synchronised;           ///< by NTP or PTP, as the kernel says
+    std::string source;                ///< "tsc"
+    bool has_tsc = true;               ///< the kernel would offer a tsc
+    std::optional<bool> synchronised;  ///< by NTP or PTP, as the kernel says
     std::int64_t unix_seconds = 0;
 };
 
@@ -49,8 +49,8 @@ struct HostFacts {
     CgroupFacts cgroup;
     ClockFacts clock;
     std::optional<int> ptrace_scope;
-    bool may_ptrace = false;                    ///< CAP_SYS_PTRACE
-    std::string governor;                       ///< of the first CPU: "performance"
+    bool may_ptrace = false;  ///< CAP_SYS_PTRACE
+    std::string governor;     ///< of the first CPU: "performance"
     std::string core_pattern;
 };
 
@@ -58,51 +58,52 @@ struct NetworkInterface {
     std::string name;
     bool up = false;
     bool loopback = false;
-    bool is_virtual = false;                    ///< no device behind it: bridges, tunnels, containers' ends
+    bool is_virtual = false;  ///< no device behind it: bridges, tunnels, containers' ends
     std::vector<std::string> addresses;
     std::optional<int> megabits;
     int mtu = 0;
 };
 struct FabricPort {
-    std::string device;                         ///< "mlx5_0"
+    std::string device;  ///< "mlx5_0"
     int port = 1;
-    std::string state;                          ///< "ACTIVE"
-    std::string rate;                           ///< "400 Gb/sec (4X NDR)"
-    std::string layer;                          ///< "InfiniBand", "Ethernet"
+    std::string state;  ///< "ACTIVE"
+    std::string rate;   ///< "400 Gb/sec (4X NDR)"
+    std::string layer;  ///< "InfiniBand", "Ethernet"
 };
 struct NetworkFacts {
     std::vector<NetworkInterface> interfaces;
-    std::vector<FabricPort> ports;              ///< RDMA devices
-    bool has_slingshot = false;                 ///< a cxi device, or an interface hsn<N>
+    std::vector<FabricPort> ports;  ///< RDMA devices
+    bool has_slingshot = false;     ///< a cxi device, or an interface hsn<N>
 };
 
 /// A library that is loaded at run time.
 struct LibraryFacts {
-    std::string path;                           ///< where it was found; "" it was not
-    std::string problem;                        ///< why it cannot be loaded
-    int version = 0;                            ///< as the library counts: 22809, 13000
-    std::string other;                          ///< a copy that would do, in PyTorch's packages
+    std::string path;     ///< where it was found; "" it was not
+    std::string problem;  ///< why it cannot be loaded
+    int version = 0;      ///< as the library counts: 22809, 13000
+    std::string other;    ///< a copy that would do, in PyTorch's packages
 };
 
 struct SoftwareFacts {
     LibraryFacts cuda_runtime, nccl;
-    std::vector<std::pair<std::string, std::string>> variables;  ///< NCCL_*, CUDA_*, UCX_*, FI_* and the like that are set
+    std::vector<std::pair<std::string, std::string>>
+        variables;  ///< NCCL_*, CUDA_*, UCX_*, FI_* and the like that are set
 };
 
 /// The all-reduce that was run.
 struct TrialFacts {
     enum class State : std::uint8_t { NotAsked, Impossible, Failed, Done } state = State::NotAsked;
-    std::string command;                        ///< as a user would type it
-    std::string problem;                        ///< Impossible, Failed: why; the last lines of the job
+    std::string command;  ///< as a user would type it
+    std::string problem;  ///< Impossible, Failed: why; the last lines of the job
     int exit_code = 0;
     // Done:
     int workers = 0;
     std::string backend;
     std::uint64_t bytes = 0;
     std::uint64_t rounds = 0;
-    double seconds = 0;                         ///< of all rounds
-    double bus_gigabytes_per_second = 0;        ///< per worker, as nccl-tests counts
-    Duration start{};                           ///< from our start to the first all-reduce
+    double seconds = 0;                   ///< of all rounds
+    double bus_gigabytes_per_second = 0;  ///< per worker, as nccl-tests counts
+    Duration start{};                     ///< from our start to the first all-reduce
 };
 
 struct Facts {

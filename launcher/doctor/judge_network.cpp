@@ -26,14 +26,16 @@ bool usable(const NetworkInterface& one) { return one.up && !one.loopback && !on
 std::string describe(const NetworkInterface& one) {
     std::string text = one.up ? "up" : "down";
     if (one.megabits && *one.megabits > 0)
-        text += *one.megabits >= 1000 ? fmt::format(", {} Gb/s", *one.megabits / 1000) : fmt::format(", {} Mb/s", *one.megabits);
+        text += *one.megabits >= 1000 ? fmt::format(", {} Gb/s", *one.megabits / 1000)
+                                      : fmt::format(", {} Mb/s", *one.megabits);
     if (one.mtu > 0) text += fmt::format(", mtu {}", one.mtu);
     if (one.is_virtual) text += ", virtual";
     return text + (one.addresses.empty() ? ", no address" : ", " + join(one.addresses, " "));
 }
 
 /// NCCL_SOCKET_IFNAME as NCCL reads it: prefixes, "=name" exactly, "^" all but these.
-std::vector<std::string> chosen_by(std::string_view setting, const std::vector<NetworkInterface>& interfaces) {
+std::vector<std::string> chosen_by(std::string_view setting,
+                                   const std::vector<NetworkInterface>& interfaces) {
     const bool others = setting.starts_with('^');
     if (others) setting.remove_prefix(1);
     const bool exact = setting.starts_with('=');
@@ -59,7 +61,9 @@ std::string nccls_own_choice(const std::vector<NetworkInterface>& interfaces) {
         }
     };
     take([](const NetworkInterface& one) { return one.name.starts_with("ib"); });
-    take([](const NetworkInterface& one) { return !one.loopback && !one.name.starts_with("docker") && !one.name.starts_with("virbr"); });
+    take([](const NetworkInterface& one) {
+        return !one.loopback && !one.name.starts_with("docker") && !one.name.starts_with("virbr");
+    });
     take([](const NetworkInterface& one) { return !one.loopback; });
     take([](const NetworkInterface&) { return true; });
     return join(names, ",");
@@ -70,18 +74,26 @@ void judge_choice(const NetworkFacts& network, const SoftwareFacts& software, Ro
     if (!setting.empty()) {
         const std::vector<std::string> chosen = chosen_by(setting, network.interfaces);
         if (chosen.empty())
-            return add(rows, Severity::Error, "NCCL sockets", fmt::format("NCCL_SOCKET_IFNAME={} names no interface that is up and has an address", setting),
+            return add(rows, Severity::Error, "NCCL sockets",
+                       fmt::format("NCCL_SOCKET_IFNAME={} names no interface that is up and has an address",
+                                   setting),
                        "unset it, or name one of the interfaces above");
-        return add(rows, Severity::Ok, "NCCL sockets", fmt::format("{} (NCCL_SOCKET_IFNAME={})", join(chosen, ","), setting));
+        return add(rows, Severity::Ok, "NCCL sockets",
+                   fmt::format("{} (NCCL_SOCKET_IFNAME={})", join(chosen, ","), setting));
     }
     const std::string own = nccls_own_choice(network.interfaces);
     if (network.has_slingshot)
-        return add(rows, Severity::Warning, "NCCL sockets", fmt::format("NCCL would take {}; on Slingshot it must be told", own),
+        return add(rows, Severity::Warning, "NCCL sockets",
+                   fmt::format("NCCL would take {}; on Slingshot it must be told", own),
                    "NCCL_SOCKET_IFNAME=hsn, and the libfabric plug-in (aws-ofi-nccl) in LD_LIBRARY_PATH");
-    const auto real = std::count_if(network.interfaces.begin(), network.interfaces.end(),
-                                    [](const NetworkInterface& one) { return usable(one) && !one.is_virtual; });
-    if (own.empty()) return add(rows, Severity::Warning, "NCCL sockets", "no interface is up and has an address", "ip link; ip address");
-    add(rows, real > 1 ? Severity::Note : Severity::Ok, "NCCL sockets", fmt::format("NCCL takes {} (its own choice, as far as is documented)", own),
+    const auto real =
+        std::count_if(network.interfaces.begin(), network.interfaces.end(),
+                      [](const NetworkInterface& one) { return usable(one) && !one.is_virtual; });
+    if (own.empty())
+        return add(rows, Severity::Warning, "NCCL sockets", "no interface is up and has an address",
+                   "ip link; ip address");
+    add(rows, real > 1 ? Severity::Note : Severity::Ok, "NCCL sockets",
+        fmt::format("NCCL takes {} (its own choice, as far as is documented)", own),
         real > 1 ? "for several nodes: NCCL_SOCKET_IFNAME=NAME where that is not the fast network" : "");
 }
 
@@ -90,12 +102,15 @@ void judge_ports(const NetworkFacts& network, const SoftwareFacts& software, Row
     for (const FabricPort& port : network.ports) {
         const bool active = port.state == "ACTIVE";
         any_active = any_active || active;
-        add(rows, active ? Severity::Ok : Severity::Note, port.device, fmt::format("port {}: {}, {}, {}", port.port, port.state, port.rate, port.layer));
+        add(rows, active ? Severity::Ok : Severity::Note, port.device,
+            fmt::format("port {}: {}, {}, {}", port.port, port.state, port.rate, port.layer));
     }
     if (!network.ports.empty() && !any_active)
-        add(rows, Severity::Warning, "RDMA", "no port is active: NCCL falls back to TCP", "ibstat; see to cables and the subnet manager");
+        add(rows, Severity::Warning, "RDMA", "no port is active: NCCL falls back to TCP",
+            "ibstat; see to cables and the subnet manager");
     if (any_active && value_of(software, "NCCL_IB_DISABLE") == "1")
-        add(rows, Severity::Warning, "RDMA", "NCCL_IB_DISABLE=1 although a port is active", "unset NCCL_IB_DISABLE");
+        add(rows, Severity::Warning, "RDMA", "NCCL_IB_DISABLE=1 although a port is active",
+            "unset NCCL_IB_DISABLE");
 }
 
 }  // namespace
@@ -113,18 +128,27 @@ std::vector<Finding> judge_network(const NetworkFacts& network, const SoftwareFa
 
 std::vector<Finding> judge_trial(const TrialFacts& trial) {
     const auto row = [](Severity severity, std::string what, std::string remedy = "") {
-        return std::vector<Finding>{{severity, "All-reduce", "all-reduce", std::move(what), std::move(remedy)}};
+        return std::vector<Finding>{
+            {severity, "All-reduce", "all-reduce", std::move(what), std::move(remedy)}};
     };
     switch (trial.state) {
-        case TrialFacts::State::NotAsked: return row(Severity::Note, "not run (--no-run)");
-        case TrialFacts::State::Impossible: return row(Severity::Warning, fmt::format("not run: {}", trial.problem));
+        case TrialFacts::State::NotAsked:
+            return row(Severity::Note, "not run (--no-run)");
+        case TrialFacts::State::Impossible:
+            return row(Severity::Warning, fmt::format("not run: {}", trial.problem));
         case TrialFacts::State::Failed:
-            return row(Severity::Error, fmt::format("failed with exit code {}: {}", trial.exit_code, trial.problem), "to see more: " + trial.command);
-        case TrialFacts::State::Done: break;
+            return row(Severity::Error,
+                       fmt::format("failed with exit code {}: {}", trial.exit_code, trial.problem),
+                       "to see more: " + trial.command);
+        case TrialFacts::State::Done:
+            break;
     }
-    return row(Severity::Ok, fmt::format("{} worker{}, {}: {:.2f} GB/s bus bandwidth ({} x {} in {:.2f} s), sums right; first one {} after start",
-                                         trial.workers, trial.workers == 1 ? "" : "s", trial.backend, trial.bus_gigabytes_per_second, trial.rounds,
-                                         format_bytes(trial.bytes), trial.seconds, format_duration(trial.start)));
+    return row(Severity::Ok,
+               fmt::format("{} worker{}, {}: {:.2f} GB/s bus bandwidth ({} x {} in {:.2f} s), sums right; "
+                           "first one {} after start",
+                           trial.workers, trial.workers == 1 ? "" : "s", trial.backend,
+                           trial.bus_gigabytes_per_second, trial.rounds, format_bytes(trial.bytes),
+                           trial.seconds, format_duration(trial.start)));
 }
 
 }  // namespace ddprun::doctor

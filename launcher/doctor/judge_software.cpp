@@ -19,12 +19,14 @@ void add(Rows& rows, Severity severity, std::string subject, std::string what, s
 bool has_gpus(const NvidiaFacts& nvidia) { return !nvidia.gpus.empty(); }
 
 /// A missing library matters only where there are GPUs.
-void judge_absence(const char* subject, const char* variable, const LibraryFacts& library, const NvidiaFacts& nvidia, Rows& rows) {
+void judge_absence(const char* subject, const char* variable, const LibraryFacts& library,
+                   const NvidiaFacts& nvidia, Rows& rows) {
     const Severity severity = has_gpus(nvidia) ? Severity::Warning : Severity::Note;
     if (library.other.empty())
         return add(rows, severity, subject, fmt::format("cannot be loaded: {}", library.problem),
                    fmt::format("install it, add its folder to LD_LIBRARY_PATH, or set {}=FILE", variable));
-    add(rows, severity, subject, fmt::format("is not found by the loader; there is a copy in PyTorch's packages"),
+    add(rows, severity, subject,
+        fmt::format("is not found by the loader; there is a copy in PyTorch's packages"),
         fmt::format("{}={}", variable, library.other));
 }
 
@@ -35,13 +37,18 @@ void judge_cuda(const LibraryFacts& cuda, const NvidiaFacts& nvidia, Rows& rows)
     // Within one major release an older driver runs newer toolkits (minor version compatibility).
     if (driver != 0 && cuda.version / 1000 > driver / 1000) {
         return add(rows, Severity::Error, "CUDA runtime",
-                   fmt::format("{} is too new for the driver, which runs CUDA up to {}", text, cuda_version_text(driver)),
-                   fmt::format("update the driver, load its compatibility package (cuda-compat-{}-{}), or set DDP_CUDART_LIBRARY to a libcudart.so.{}",
+                   fmt::format("{} is too new for the driver, which runs CUDA up to {}", text,
+                               cuda_version_text(driver)),
+                   fmt::format("update the driver, load its compatibility package (cuda-compat-{}-{}), or "
+                               "set DDP_CUDART_LIBRARY to a libcudart.so.{}",
                                cuda.version / 1000, cuda.version % 1000 / 10, driver / 1000));
     }
     if (driver != 0 && cuda.version > driver)
-        return add(rows, Severity::Note, "CUDA runtime", fmt::format("{} is newer than the driver's {}: PTX cannot be compiled at run time", text, cuda_version_text(driver)),
-                   "update the driver if a program says that its PTX was compiled with an unsupported toolchain");
+        return add(
+            rows, Severity::Note, "CUDA runtime",
+            fmt::format("{} is newer than the driver's {}: PTX cannot be compiled at run time", text,
+                        cuda_version_text(driver)),
+            "update the driver if a program says that its PTX was compiled with an unsupported toolchain");
     add(rows, Severity::Ok, "CUDA runtime", text);
 }
 
@@ -55,7 +62,9 @@ void judge_nccl(const LibraryFacts& nccl, const NvidiaFacts& nvidia, Rows& rows)
     if (nccl.path.empty()) return judge_absence("NCCL", "DDP_NCCL_LIBRARY", nccl, nvidia, rows);
     const std::string text = fmt::format("{} ({})", nccl_version_text(nccl.version), nccl.path);
     if (nccl.version < kOldestNccl)
-        return add(rows, Severity::Error, "NCCL", fmt::format("{} is older than 2.14, the oldest that libddp works with", text), "set DDP_NCCL_LIBRARY to a newer one");
+        return add(rows, Severity::Error, "NCCL",
+                   fmt::format("{} is older than 2.14, the oldest that libddp works with", text),
+                   "set DDP_NCCL_LIBRARY to a newer one");
     add(rows, Severity::Ok, "NCCL", text);
 }
 
@@ -77,11 +86,14 @@ void judge_variables(const SoftwareFacts& software, Rows& rows) {
         {"NCCL_PROTO", "", "NCCL may not choose its protocol"},
     };
     for (const auto& [name, value] : software.variables) {
-        const auto trap = std::find_if(std::begin(kTraps), std::end(kTraps), [&n = name, &v = value](const Trap& one) {
-            return n == one.name && (one.value[0] == '\0' || v == one.value);
-        });
+        const auto trap =
+            std::find_if(std::begin(kTraps), std::end(kTraps), [&n = name, &v = value](const Trap& one) {
+                return n == one.name && (one.value[0] == '\0' || v == one.value);
+            });
         if (trap == std::end(kTraps)) add(rows, Severity::Ok, "variable", fmt::format("{}={}", name, value));
-        else add(rows, Severity::Warning, "variable", fmt::format("{}={}: {}", name, value, trap->why), fmt::format("unset {}", name));
+        else
+            add(rows, Severity::Warning, "variable", fmt::format("{}={}: {}", name, value, trap->why),
+                fmt::format("unset {}", name));
     }
 }
 

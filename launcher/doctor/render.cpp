@@ -16,10 +16,14 @@ constexpr std::size_t kSeverityWidth = 9, kMostSubject = 18;
 
 const char* color_of(Severity severity) {
     switch (severity) {
-        case Severity::Ok: return "\033[32m";
-        case Severity::Note: return "\033[36m";
-        case Severity::Warning: return "\033[33m";
-        case Severity::Error: return "\033[31;1m";
+        case Severity::Ok:
+            return "\033[32m";
+        case Severity::Note:
+            return "\033[36m";
+        case Severity::Warning:
+            return "\033[33m";
+        case Severity::Error:
+            return "\033[31;1m";
     }
     return "";
 }
@@ -37,8 +41,11 @@ std::size_t subject_width(const std::vector<Finding>& findings) {
 std::string count_line(const std::vector<Finding>& findings) {
     int counts[4] = {};
     for (const Finding& finding : findings) ++counts[static_cast<std::size_t>(finding.severity)];
-    const auto some = [](int n, const char* what) { return fmt::format("{} {}{}", n, what, n == 1 ? "" : "s"); };
-    return fmt::format("{}, {}, {}", some(counts[3], "error"), some(counts[2], "warning"), some(counts[1], "note"));
+    const auto some = [](int n, const char* what) {
+        return fmt::format("{} {}{}", n, what, n == 1 ? "" : "s");
+    };
+    return fmt::format("{}, {}, {}", some(counts[3], "error"), some(counts[2], "warning"),
+                       some(counts[1], "note"));
 }
 
 template <class T>
@@ -47,55 +54,101 @@ Json optional(const std::optional<T>& value) {
 }
 
 Json to_json(const Finding& finding) {
-    return {{"section", finding.section}, {"subject", finding.subject}, {"severity", name_of(finding.severity)},
-            {"what", finding.what}, {"remedy", finding.remedy}};
+    return {{"section", finding.section},
+            {"subject", finding.subject},
+            {"severity", name_of(finding.severity)},
+            {"what", finding.what},
+            {"remedy", finding.remedy}};
 }
 
 Json to_json(const GpuFacts& gpu) {
-    Json json = {{"index", gpu.index}, {"name", gpu.name}, {"uuid", gpu.uuid}, {"bus_id", gpu.bus_id}, {"numa_node", gpu.numa_node},
-                 {"lost", gpu.lost}, {"memory_bytes", optional(gpu.total_bytes)}, {"used_bytes", optional(gpu.used_bytes)},
-                 {"compute_capability", gpu.capability}, {"ecc", optional(gpu.ecc)}, {"uncorrected_ecc_errors", optional(gpu.uncorrected_now)},
-                 {"row_remap_pending", optional(gpu.remap_pending)}, {"row_remap_failed", optional(gpu.remap_failed)}, {"mig", optional(gpu.mig)},
-                 {"persistence", optional(gpu.persistence)}, {"celsius", optional(gpu.celsius)}, {"nvlinks", gpu.links}, {"nvlinks_up", gpu.links_up}};
+    Json json = {{"index", gpu.index},
+                 {"name", gpu.name},
+                 {"uuid", gpu.uuid},
+                 {"bus_id", gpu.bus_id},
+                 {"numa_node", gpu.numa_node},
+                 {"lost", gpu.lost},
+                 {"memory_bytes", optional(gpu.total_bytes)},
+                 {"used_bytes", optional(gpu.used_bytes)},
+                 {"compute_capability", gpu.capability},
+                 {"ecc", optional(gpu.ecc)},
+                 {"uncorrected_ecc_errors", optional(gpu.uncorrected_now)},
+                 {"row_remap_pending", optional(gpu.remap_pending)},
+                 {"row_remap_failed", optional(gpu.remap_failed)},
+                 {"mig", optional(gpu.mig)},
+                 {"persistence", optional(gpu.persistence)},
+                 {"celsius", optional(gpu.celsius)},
+                 {"nvlinks", gpu.links},
+                 {"nvlinks_up", gpu.links_up}};
     json["processes"] = Json::array();
     for (const GpuProcess& process : gpu.processes)
-        json["processes"].push_back({{"pid", process.pid}, {"program", process.program}, {"used_bytes", optional(process.used_bytes)}});
+        json["processes"].push_back({{"pid", process.pid},
+                                     {"program", process.program},
+                                     {"used_bytes", optional(process.used_bytes)}});
     json["xids"] = Json::array();
     for (const Xid& xid : gpu.xids) json["xids"].push_back({{"xid", xid.number}, {"text", xid.text}});
     return json;
 }
 
 Json to_json(const LibraryFacts& library) {
-    return {{"path", library.path}, {"version", library.version}, {"problem", library.problem}, {"other", library.other}};
+    return {{"path", library.path},
+            {"version", library.version},
+            {"problem", library.problem},
+            {"other", library.other}};
 }
 
 Json to_json(const TrialFacts& trial) {
     switch (trial.state) {
-        case TrialFacts::State::NotAsked: return nullptr;
-        case TrialFacts::State::Impossible: return {{"ran", false}, {"problem", trial.problem}};
-        case TrialFacts::State::Failed: return {{"ran", true}, {"exit_code", trial.exit_code}, {"problem", trial.problem}, {"command", trial.command}};
-        case TrialFacts::State::Done: break;
+        case TrialFacts::State::NotAsked:
+            return nullptr;
+        case TrialFacts::State::Impossible:
+            return {{"ran", false}, {"problem", trial.problem}};
+        case TrialFacts::State::Failed:
+            return {{"ran", true},
+                    {"exit_code", trial.exit_code},
+                    {"problem", trial.problem},
+                    {"command", trial.command}};
+        case TrialFacts::State::Done:
+            break;
     }
-    return {{"ran", true}, {"exit_code", 0}, {"workers", trial.workers}, {"backend", trial.backend}, {"bytes", trial.bytes}, {"rounds", trial.rounds},
-            {"seconds", trial.seconds}, {"bus_gigabytes_per_second", trial.bus_gigabytes_per_second},
-            {"start_seconds", std::chrono::duration<double>(trial.start).count()}, {"command", trial.command}};
+    return {{"ran", true},
+            {"exit_code", 0},
+            {"workers", trial.workers},
+            {"backend", trial.backend},
+            {"bytes", trial.bytes},
+            {"rounds", trial.rounds},
+            {"seconds", trial.seconds},
+            {"bus_gigabytes_per_second", trial.bus_gigabytes_per_second},
+            {"start_seconds", std::chrono::duration<double>(trial.start).count()},
+            {"command", trial.command}};
 }
 
 Json host_json(const HostFacts& host) {
-    return {{"name", host.name}, {"kernel", host.kernel}, {"cpu", host.cpu_model}, {"cpus", host.machine.cpus},
-            {"cgroup_cpus", optional(host.cgroup.cpus)}, {"memory_bytes", host.memory_total}, {"memory_available_bytes", host.memory_available},
-            {"cgroup_memory_bytes", optional(host.cgroup.memory_limit)}, {"shm_bytes", optional(host.shm_size)},
-            {"memlock_bytes", optional(host.memlock.soft)}, {"open_files", optional(host.open_files.soft)}};
+    return {{"name", host.name},
+            {"kernel", host.kernel},
+            {"cpu", host.cpu_model},
+            {"cpus", host.machine.cpus},
+            {"cgroup_cpus", optional(host.cgroup.cpus)},
+            {"memory_bytes", host.memory_total},
+            {"memory_available_bytes", host.memory_available},
+            {"cgroup_memory_bytes", optional(host.cgroup.memory_limit)},
+            {"shm_bytes", optional(host.shm_size)},
+            {"memlock_bytes", optional(host.memlock.soft)},
+            {"open_files", optional(host.open_files.soft)}};
 }
 
 }  // namespace
 
 const char* name_of(Severity severity) {
     switch (severity) {
-        case Severity::Ok: return "ok";
-        case Severity::Note: return "note";
-        case Severity::Warning: return "warning";
-        case Severity::Error: return "error";
+        case Severity::Ok:
+            return "ok";
+        case Severity::Note:
+            return "note";
+        case Severity::Warning:
+            return "warning";
+        case Severity::Error:
+            return "error";
     }
     return "";
 }
@@ -111,8 +164,8 @@ std::string render_text(const std::vector<Finding>& findings, const Look& look) 
         }
         const std::string severity = padded(name_of(finding.severity), kSeverityWidth);
         const std::string what = wrap(finding.what, look.width, indent);
-        text += fmt::format("  {}{}{}{}{}\n", look.color ? color_of(finding.severity) : "", severity, look.color ? "\033[0m" : "",
-                            padded(finding.subject, subjects), what);
+        text += fmt::format("  {}{}{}{}{}\n", look.color ? color_of(finding.severity) : "", severity,
+                            look.color ? "\033[0m" : "", padded(finding.subject, subjects), what);
         if (!finding.remedy.empty())
             text += std::string(indent, ' ') + "-> " + wrap(finding.remedy, look.width, indent + 3) + '\n';
     }
@@ -120,10 +173,15 @@ std::string render_text(const std::vector<Finding>& findings, const Look& look) 
 }
 
 std::string render_json(const Facts& facts, const std::vector<Finding>& findings) {
-    Json json = {{"version", 1}, {"ddprun", DDPRUN_VERSION}, {"worst", name_of(worst(findings))}, {"findings", Json::array()}};
+    Json json = {{"version", 1},
+                 {"ddprun", DDPRUN_VERSION},
+                 {"worst", name_of(worst(findings))},
+                 {"findings", Json::array()}};
     for (const Finding& finding : findings) json["findings"].push_back(to_json(finding));
     json["host"] = host_json(facts.host);
-    json["driver"] = {{"version", facts.nvidia.driver}, {"cuda_version", facts.nvidia.cuda_version}, {"problem", facts.nvidia.problem}};
+    json["driver"] = {{"version", facts.nvidia.driver},
+                      {"cuda_version", facts.nvidia.cuda_version},
+                      {"problem", facts.nvidia.problem}};
     json["gpus"] = Json::array();
     for (const GpuFacts& gpu : facts.nvidia.gpus) json["gpus"].push_back(to_json(gpu));
     json["cuda_runtime"] = to_json(facts.software.cuda_runtime);

@@ -10,7 +10,6 @@
 
 #include <algorithm>
 #include <cmath>
-
 #include <nlohmann/json.hpp>
 
 #include "env/text.h"
@@ -22,8 +21,9 @@ namespace ddprun::doctor {
 namespace {
 
 constexpr int kMostCpuWorkers = 64;
-constexpr Duration kPatience = std::chrono::seconds(60);  ///< for the job; CUDA contexts of many GPUs take their time
-constexpr Duration kGrace = std::chrono::seconds(10);     ///< between asking it to end and killing it
+constexpr Duration kPatience =
+    std::chrono::seconds(60);  ///< for the job; CUDA contexts of many GPUs take their time
+constexpr Duration kGrace = std::chrono::seconds(10);  ///< between asking it to end and killing it
 constexpr std::size_t kMaxOutput = 1 << 20;
 constexpr std::string_view kResultMark = "{\"allreduce_check\":";
 constexpr std::size_t kShownLines = 3;
@@ -58,7 +58,8 @@ pid_t start(const TrialPlan& plan, int out) {
     ::posix_spawn_file_actions_adddup2(&actions, out, 1);
     ::posix_spawn_file_actions_adddup2(&actions, out, 2);
     pid_t child = -1;
-    const int failed = ::posix_spawn(&child, "/proc/self/exe", &actions, nullptr, pointers(words).data(), pointers(environment).data());
+    const int failed = ::posix_spawn(&child, "/proc/self/exe", &actions, nullptr, pointers(words).data(),
+                                     pointers(environment).data());
     ::posix_spawn_file_actions_destroy(&actions);
     return failed == 0 ? child : -1;
 }
@@ -67,7 +68,8 @@ pid_t start(const TrialPlan& plan, int out) {
 bool read_until(int fd, TimePoint deadline, std::string& text) {
     char block[4096];
     for (;;) {
-        const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(deadline - MonotonicClock::now()).count();
+        const auto left =
+            std::chrono::duration_cast<std::chrono::milliseconds>(deadline - MonotonicClock::now()).count();
         pollfd ready{fd, POLLIN, 0};
         if (left <= 0) return false;
         if (::poll(&ready, 1, static_cast<int>(left)) <= 0) continue;
@@ -93,22 +95,28 @@ std::string telling_lines(std::string_view output) {
 
 }  // namespace
 
-TrialPlan plan_trial(const HostFacts& host, const NvidiaFacts& nvidia, const SoftwareFacts& software, int visible_gpus, const TrialSize& size) {
+TrialPlan plan_trial(const HostFacts& host, const NvidiaFacts& nvidia, const SoftwareFacts& software,
+                     int visible_gpus, const TrialSize& size) {
     TrialPlan plan;
     const bool libraries = can_be_had(software.cuda_runtime) && can_be_had(software.nccl);
-    const bool broken = std::any_of(nvidia.gpus.begin(), nvidia.gpus.end(), [](const GpuFacts& gpu) { return !gpu.lost.empty(); });
+    const bool broken = std::any_of(nvidia.gpus.begin(), nvidia.gpus.end(),
+                                    [](const GpuFacts& gpu) { return !gpu.lost.empty(); });
     plan.on_gpus = visible_gpus > 0 && libraries && !broken;
-    if (visible_gpus > 0 && !plan.on_gpus) plan.why = broken ? "a GPU is lost" : "CUDA or NCCL cannot be loaded";
+    if (visible_gpus > 0 && !plan.on_gpus)
+        plan.why = broken ? "a GPU is lost" : "CUDA or NCCL cannot be loaded";
     int cpus = host.machine.cpus;
     if (host.cgroup.cpus) cpus = std::min(cpus, static_cast<int>(std::floor(*host.cgroup.cpus)));
     plan.workers = plan.on_gpus ? visible_gpus : std::clamp(cpus, 1, kMostCpuWorkers);
     // A GPU's links show their speed with more.
     const std::string bytes = !size.bytes.empty() ? size.bytes : plan.on_gpus ? "256MiB" : "64MiB";
-    plan.arguments = {"--standalone", "--quiet", fmt::format("--nproc-per-node={}", plan.workers), "--no-python", "allreduce-check",
-                      "--seconds", size.seconds, "--bytes", bytes, "--json"};
+    plan.arguments = {"--standalone", "--quiet",         fmt::format("--nproc-per-node={}", plan.workers),
+                      "--no-python",  "allreduce-check", "--seconds",
+                      size.seconds,   "--bytes",         bytes,
+                      "--json"};
     if (!plan.on_gpus) return plan;
     plan.arguments.insert(plan.arguments.end(), {"--device", "cuda"});
-    if (software.cuda_runtime.path.empty()) plan.environment.push_back("DDP_CUDART_LIBRARY=" + software.cuda_runtime.other);
+    if (software.cuda_runtime.path.empty())
+        plan.environment.push_back("DDP_CUDART_LIBRARY=" + software.cuda_runtime.other);
     if (software.nccl.path.empty()) plan.environment.push_back("DDP_NCCL_LIBRARY=" + software.nccl.other);
     return plan;
 }
@@ -117,7 +125,8 @@ TrialFacts read_trial(std::string_view output, int exit_code, std::int64_t start
     TrialFacts facts;
     facts.exit_code = exit_code;
     const std::size_t at = output.find(kResultMark);
-    const std::string_view line = at == std::string_view::npos ? "" : output.substr(at, output.find('\n', at) - at);
+    const std::string_view line =
+        at == std::string_view::npos ? "" : output.substr(at, output.find('\n', at) - at);
     const nlohmann::json result = nlohmann::json::parse(line, nullptr, false);
     if (exit_code != 0 || !result.is_object()) {
         facts.state = TrialFacts::State::Failed;
@@ -157,12 +166,15 @@ TrialFacts run_trial(const TrialPlan& plan) {
     const bool ended = read_until(in.get(), deadline_after(started, kPatience), output);
     if (!ended) {
         ::kill(child, SIGTERM);
-        if (!read_until(in.get(), deadline_after(MonotonicClock::now(), kGrace), output)) ::kill(child, SIGKILL);
+        if (!read_until(in.get(), deadline_after(MonotonicClock::now(), kGrace), output))
+            ::kill(child, SIGKILL);
     }
     int status = 0;
     ::waitpid(child, &status, 0);
     facts = read_trial(output, exit_code_of(status), started.time_since_epoch().count());
-    if (!ended) facts.problem = fmt::format("it did not end within {}; {}", format_duration(kPatience), facts.problem);
+    if (!ended)
+        facts.problem =
+            fmt::format("it did not end within {}; {}", format_duration(kPatience), facts.problem);
     facts.command = "ddprun " + join(plan.arguments, " ");
     return facts;
 }

@@ -24,8 +24,8 @@ struct TrialPlan {
 };
 
 /// One worker per visible GPU where NCCL and CUDA can be loaded, else one per CPU of our quota. Pure.
-TrialPlan plan_trial(const HostFacts& host, const NvidiaFacts& nvidia, const SoftwareFacts& software, int visible_gpus,
-                     const TrialSize& size = {});
+TrialPlan plan_trial(const HostFacts& host, const NvidiaFacts& nvidia, const SoftwareFacts& software,
+                     int visible_gpus, const TrialSize& size = {});
 
 /// Runs it, for a minute at most. Never fails: what went wrong is in the facts.
 TrialFacts run_trial(const TrialPlan& plan);

@@ -1,9 +1,10 @@
 // A worker whose peer dies in the middle of an all-reduce in device memory; for check_killed_rank.py.
 //
-//   survivor_worker BACKEND STEPS RANK STEP     that rank kills itself in that step, while the others reduce already
+//   survivor_worker BACKEND STEPS RANK STEP     that rank kills itself in that step, while the others reduce
+//   already
 //
-// Prints "killed at <ms>" and, on every survivor, "heard at <ms>: <the exception's text>"; the clock is the same.
-// Exit code 77, with one line, where there is no CUDA device.
+// Prints "killed at <ms>" and, on every survivor, "heard at <ms>: <the exception's text>"; the clock is the
+// same. Exit code 77, with one line, where there is no CUDA device.
 #include <fmt/core.h>
 #include <signal.h>
 
@@ -34,8 +35,9 @@ struct Options {
 };
 
 int run(const ddp::Context& context, const Options& options) {
-    const auto group = ddp::ProcessGroup::create(
-        context, {.timeout = std::chrono::seconds(30), .backend = options.backend, .device = {ddp::Device::Kind::Cuda, -1}});
+    const auto group = ddp::ProcessGroup::create(context, {.timeout = std::chrono::seconds(30),
+                                                           .backend = options.backend,
+                                                           .device = {ddp::Device::Kind::Cuda, -1}});
     if (group->rank() == 0) say(group->describe());
     const auto memory = group->allocate_shared(kBytes);
     group->barrier().synchronize();
@@ -44,7 +46,8 @@ int run(const ddp::Context& context, const Options& options) {
             say(fmt::format("killed at {}", now_ms()));
             ::raise(SIGKILL);
         }
-        group->all_reduce({memory.data(), kBytes / sizeof(float), ddp::DType::F32, group->device()}).synchronize();
+        group->all_reduce({memory.data(), kBytes / sizeof(float), ddp::DType::F32, group->device()})
+            .synchronize();
     }
     say("nobody died");
     return 1;
@@ -59,7 +62,9 @@ std::string why_no_device() {
     return count > 0 ? "" : "no CUDA device";
 }
 
-int number(const char* text) { return static_cast<int>(ddprun::parse_int_between(text, 0, 1'000'000'000).value_or(0)); }
+int number(const char* text) {
+    return static_cast<int>(ddprun::parse_int_between(text, 0, 1'000'000'000).value_or(0));
+}
 
 }  // namespace
 

@@ -17,10 +17,12 @@ using ::testing::HasSubstr;
 class GpuRunScript : public ::testing::Test {
   protected:
     void SetUp() override {
-        if (::access("/usr/bin/python3", X_OK) != 0 && ::access("/usr/local/bin/python3", X_OK) != 0) GTEST_SKIP() << "needs python3";
+        if (::access("/usr/bin/python3", X_OK) != 0 && ::access("/usr/local/bin/python3", X_OK) != 0)
+            GTEST_SKIP() << "needs python3";
     }
     Outcome verify(std::vector<std::string> options) {
-        std::vector<std::string> command{path_of("RUN_SCRIPT"), "--binaries", path_of("BUILD_ROOT"), "--output", directory_.file("out")};
+        std::vector<std::string> command{path_of("RUN_SCRIPT"), "--binaries", path_of("BUILD_ROOT"),
+                                         "--output", directory_.file("out")};
         command.insert(command.end(), options.begin(), options.end());
         RunOptions run_options;
         run_options.timeout = std::chrono::seconds(200);
@@ -29,13 +31,17 @@ class GpuRunScript : public ::testing::Test {
     [[nodiscard]] std::string content(const std::string& name) const {
         return read_file(directory_.file("out/" + name), 1 << 20).value_or("");
     }
-    [[nodiscard]] nlohmann::json summary() const { return nlohmann::json::parse(content("summary.json"), nullptr, false); }
+    [[nodiscard]] nlohmann::json summary() const {
+        return nlohmann::json::parse(content("summary.json"), nullptr, false);
+    }
 
     TemporaryDirectory directory_;
 };
 
 TEST_F(GpuRunScript, WithoutAGpuEveryGpuStepSaysSoAndTheFilesComeOut) {
-    const Outcome outcome = verify({"--no-gpu", "--only", "versions,kernels,all_reduce_nccl_1,train_nccl_1,killed_rank_nccl,memcheck,bench_kernels,bench_train_torch"});
+    const Outcome outcome = verify({"--no-gpu", "--only",
+                                    "versions,kernels,all_reduce_nccl_1,train_nccl_1,killed_rank_nccl,"
+                                    "memcheck,bench_kernels,bench_train_torch"});
     EXPECT_EQ(outcome.status, 0) << outcome.out << outcome.err;
     const nlohmann::json json = summary();
     ASSERT_TRUE(json.is_object()) << content("summary.json");
@@ -54,8 +60,10 @@ TEST_F(GpuRunScript, RunsItsStepsAndGoesOnAfterAFailure) {
     const nlohmann::json json = summary();
     ASSERT_TRUE(json.is_object()) << outcome.out << outcome.err << content("summary.json");
     ASSERT_EQ(json["steps"].size(), 3u) << outcome.out;
-    EXPECT_EQ(json["steps"][1]["outcome"], "passed") << json["steps"][1] << content("logs/all_reduce_nccl_1.log");
-    EXPECT_EQ(json["steps"][2]["outcome"], "passed") << json["steps"][2] << content("logs/killed_rank_nccl.log");
+    EXPECT_EQ(json["steps"][1]["outcome"], "passed")
+        << json["steps"][1] << content("logs/all_reduce_nccl_1.log");
+    EXPECT_EQ(json["steps"][2]["outcome"], "passed")
+        << json["steps"][2] << content("logs/killed_rank_nccl.log");
     EXPECT_TRUE(json["doctor"]["findings"].is_array());
     EXPECT_THAT(std::string(json["gpu"]), HasSubstr("nothing here was measured"));
     EXPECT_EQ(outcome.status, json["failures"] == 0 ? 0 : 1);

@@ -52,8 +52,10 @@ TEST(GpuCheck, AutoRefusesADefectiveGpuAndNamesItsRankAndTheWayOut) {
     NvidiaFacts facts = two_gpus();
     facts.gpus[1].remap_failed = true;
     const GpuVerdict verdict = judge_job_gpus(with(GpuCheck::Auto), 2, facts, std::nullopt);
-    EXPECT_THAT(verdict.refusals, ElementsAre("GPU 1 (local rank 1): defective memory rows could not be replaced: take the node out of "
-                                              "service and have the GPU replaced; --gpu-check=warn starts all the same"));
+    EXPECT_THAT(
+        verdict.refusals,
+        ElementsAre("GPU 1 (local rank 1): defective memory rows could not be replaced: take the node out of "
+                    "service and have the GPU replaced; --gpu-check=warn starts all the same"));
     EXPECT_THAT(verdict.warnings, IsEmpty());
     EXPECT_THAT(judge_job_gpus(with(GpuCheck::Warn), 2, facts, std::nullopt).refusals, IsEmpty());
     EXPECT_EQ(judge_job_gpus(with(GpuCheck::Warn), 2, facts, std::nullopt).warnings.size(), 1u);
@@ -66,21 +68,27 @@ TEST(GpuCheck, AGpuThatNoWorkerTakesDoesNotMatter) {
     EXPECT_THAT(judge_job_gpus(with(GpuCheck::Auto), 1, facts, "GPU-a"), GpuVerdict{});
     facts.gpus[1].lost = "";
     facts.gpus[1].uncorrected_now = 1;
-    EXPECT_THAT(judge_job_gpus(with(GpuCheck::Auto), 1, facts, "1,0").refusals, ElementsAre(HasSubstr("GPU 1 (local rank 0)")));
+    EXPECT_THAT(judge_job_gpus(with(GpuCheck::Auto), 1, facts, "1,0").refusals,
+                ElementsAre(HasSubstr("GPU 1 (local rank 0)")));
 }
 
 TEST(GpuCheck, AGpuInUseIsAWarningUnlessAsked) {
     NvidiaFacts facts = two_gpus();
     facts.gpus[0].processes = {{4171, 5ULL << 30, "python3"}};
-    EXPECT_THAT(judge_job_gpus(with(GpuCheck::Auto), 2, facts, std::nullopt).warnings, ElementsAre(HasSubstr("in use by python3 4171")));
-    EXPECT_THAT(judge_job_gpus(with(GpuCheck::Refuse), 2, facts, std::nullopt).refusals, ElementsAre(HasSubstr("in use by python3 4171")));
+    EXPECT_THAT(judge_job_gpus(with(GpuCheck::Auto), 2, facts, std::nullopt).warnings,
+                ElementsAre(HasSubstr("in use by python3 4171")));
+    EXPECT_THAT(judge_job_gpus(with(GpuCheck::Refuse), 2, facts, std::nullopt).refusals,
+                ElementsAre(HasSubstr("in use by python3 4171")));
     facts.gpus[0].processes[0].program = "nvidia-cuda-mps";
-    EXPECT_EQ(judge_job_gpus(with(GpuCheck::Refuse), 2, facts, std::nullopt), GpuVerdict{}) << "MPS is there to be shared";
+    EXPECT_EQ(judge_job_gpus(with(GpuCheck::Refuse), 2, facts, std::nullopt), GpuVerdict{})
+        << "MPS is there to be shared";
 }
 
 TEST(GpuCheck, TooFewGpusIsSaid) {
-    EXPECT_THAT(judge_job_gpus(with(GpuCheck::Warn), 4, two_gpus(), std::nullopt).warnings, ElementsAre(HasSubstr("4 workers and 2 visible GPUs")));
-    EXPECT_THAT(judge_job_gpus(with(GpuCheck::Refuse), 2, two_gpus(), "").refusals, ElementsAre(HasSubstr("2 workers and 0 visible GPUs")));
+    EXPECT_THAT(judge_job_gpus(with(GpuCheck::Warn), 4, two_gpus(), std::nullopt).warnings,
+                ElementsAre(HasSubstr("4 workers and 2 visible GPUs")));
+    EXPECT_THAT(judge_job_gpus(with(GpuCheck::Refuse), 2, two_gpus(), "").refusals,
+                ElementsAre(HasSubstr("2 workers and 0 visible GPUs")));
 }
 
 TEST(GpuCheck, ADriverThatDoesNotFitIsRefusedAndNoDriverIsNot) {
@@ -89,7 +97,8 @@ TEST(GpuCheck, ADriverThatDoesNotFitIsRefusedAndNoDriverIsNot) {
     EXPECT_EQ(judge_job_gpus(with(GpuCheck::Auto), 2, facts, std::nullopt), GpuVerdict{});
     facts.problem = "the libraries and the kernel module differ";
     facts.mismatch = true;
-    EXPECT_THAT(judge_job_gpus(with(GpuCheck::Auto), 2, facts, std::nullopt).refusals, ElementsAre(HasSubstr("kernel module differ")));
+    EXPECT_THAT(judge_job_gpus(with(GpuCheck::Auto), 2, facts, std::nullopt).refusals,
+                ElementsAre(HasSubstr("kernel module differ")));
 }
 
 }  // namespace

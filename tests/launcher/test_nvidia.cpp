@@ -59,7 +59,8 @@ TEST_F(Nvidia, ADriverThatDoesNotFitItsLibraryIsSaidAsSuch) {
     const Result<nvml::Session> session = nvml::Session::open();
     ASSERT_FALSE(session);
     EXPECT_EQ(session.error().code, Errc::Mismatch);
-    EXPECT_EQ(session.error().what, "the NVIDIA libraries and the loaded kernel module are of different versions");
+    EXPECT_EQ(session.error().what,
+              "the NVIDIA libraries and the loaded kernel module are of different versions");
 }
 
 TEST_F(Nvidia, ALibraryThatIsNoNvmlIsRefused) {
@@ -75,7 +76,8 @@ TEST_F(Nvidia, UsageTellsWhoUsesAGpuAndSurvivesTheWayToWhoAsked) {
     ASSERT_EQ(gpus.size(), 1u);
     EXPECT_EQ(gpus[0].processes, (std::vector<GpuProcessUsage>{{7, 4}, {8, 0}}));
     EXPECT_EQ(gpu_usage_from_json(to_json(gpus)).value_or(std::vector<GpuUsage>{}), gpus);
-    for (const char* line : {"", "[]", "{}", R"({"gpus":7})"}) EXPECT_FALSE(gpu_usage_from_json(line)) << line;
+    for (const char* line : {"", "[]", "{}", R"({"gpus":7})"})
+        EXPECT_FALSE(gpu_usage_from_json(line)) << line;
 }
 
 std::vector<GpuUsage> two_gpus() {
@@ -86,13 +88,16 @@ std::vector<GpuUsage> two_gpus() {
     return {first, second};
 }
 
-WorkerProcesses worker(int local_rank, std::vector<pid_t> pids) { return {local_rank, std::move(pids), "", false}; }
+WorkerProcesses worker(int local_rank, std::vector<pid_t> pids) {
+    return {local_rank, std::move(pids), "", false};
+}
 
 TEST(GpusOfWorkers, AreWhereTheDriverShowsTheirProcesses) {
     std::vector<GpuUsage> gpus = two_gpus();
     gpus[0].processes = {{70, 4}, {99, 1}};
     gpus[1].processes = {{70, 3}};
-    EXPECT_EQ(assign_gpu_usage(gpus, {worker(0, {7, 70}), worker(1, {8})}), (std::vector<WorkerGpus>{{{0, 1}, false, 7}, {}}));
+    EXPECT_EQ(assign_gpu_usage(gpus, {worker(0, {7, 70}), worker(1, {8})}),
+              (std::vector<WorkerGpus>{{{0, 1}, false, 7}, {}}));
 }
 
 TEST(GpusOfWorkers, ArePresumedByLocalRankWhereTheDriverShowsNoneOfThem) {
@@ -104,7 +109,8 @@ TEST(GpusOfWorkers, ArePresumedByLocalRankWhereTheDriverShowsNoneOfThem) {
 
 TEST(GpusOfWorkers, ArePresumedAmongTheVisibleOnes) {
     WorkerProcesses swapped{0, {7}, "GPU-b,0", true}, narrowed{1, {8}, "1", true}, none{0, {9}, "", true};
-    EXPECT_EQ(assign_gpu_usage(two_gpus(), {swapped, narrowed, none}), (std::vector<WorkerGpus>{{{1}, true, 0}, {{1}, true, 0}, {}}));
+    EXPECT_EQ(assign_gpu_usage(two_gpus(), {swapped, narrowed, none}),
+              (std::vector<WorkerGpus>{{{1}, true, 0}, {{1}, true, 0}, {}}));
 }
 
 }  // namespace

@@ -22,12 +22,15 @@ Outcome doctor(const std::vector<std::string>& options, std::vector<std::string>
 /// A machine with these GPUs, and NCCL and CUDA on them; all three are fakes.
 struct GpuMachine {
     explicit GpuMachine(const std::string& gpus) {
-        EXPECT_TRUE(write_file_atomically(directory.file("machine.json"),
-                                          R"({"driver": "580.65.06", "cuda": 13010, "p2p": 0, "gpus": )" + gpus + "}", 0600));
+        EXPECT_TRUE(write_file_atomically(
+            directory.file("machine.json"),
+            R"({"driver": "580.65.06", "cuda": 13010, "p2p": 0, "gpus": )" + gpus + "}", 0600));
     }
     [[nodiscard]] std::vector<std::string> environment(int cuda_devices = 2) const {
-        return {"DDPRUN_NVML_LIBRARY=" + path_of("FAKE_NVML_LIBRARY"), "FAKE_NVML=" + directory.file("machine.json"),
-                "DDP_NCCL_LIBRARY=" + path_of("FAKE_NCCL_LIBRARY"), "DDP_CUDART_LIBRARY=" + path_of("FAKE_NCCL_LIBRARY"),
+        return {"DDPRUN_NVML_LIBRARY=" + path_of("FAKE_NVML_LIBRARY"),
+                "FAKE_NVML=" + directory.file("machine.json"),
+                "DDP_NCCL_LIBRARY=" + path_of("FAKE_NCCL_LIBRARY"),
+                "DDP_CUDART_LIBRARY=" + path_of("FAKE_NCCL_LIBRARY"),
                 "FAKE_CUDA_DEVICES=" + std::to_string(cuda_devices)};
     }
     TemporaryDirectory directory;
@@ -44,7 +47,8 @@ TEST(Doctor, RunsAnAllReduceAmongTheCpusOfAMachineWithoutGpus) {
 }
 
 TEST(Doctor, RunsAnAllReduceAmongTheGpus) {
-    const GpuMachine machine(R"([{"name": "A", "uuid": "GPU-a", "bus_id": "00000000:3B:00.0", "total": 1000}, {"name": "B", "uuid": "GPU-b"}])");
+    const GpuMachine machine(
+        R"([{"name": "A", "uuid": "GPU-a", "bus_id": "00000000:3B:00.0", "total": 1000}, {"name": "B", "uuid": "GPU-b"}])");
     const Outcome outcome = doctor({"--json", "--seconds", "0.1", "--bytes", "64KiB"}, machine.environment());
     const auto json = nlohmann::json::parse(outcome.out, nullptr, false);
     ASSERT_TRUE(json.is_object()) << outcome.out << outcome.err;
@@ -74,14 +78,17 @@ TEST(Doctor, SaysWhatTheWorkersSayWhenTheAllReduceFails) {
 }
 
 TEST(Doctor, DefaultsForJobsAreNotForItsOwn) {
-    const Outcome outcome = doctor({"--json", "--seconds=0.1", "--bytes=1MiB"}, {"PET_NNODES=2", "PET_NPROC_PER_NODE=gpu", "PET_DRY_RUN=1", "CUDA_VISIBLE_DEVICES="});
+    const Outcome outcome =
+        doctor({"--json", "--seconds=0.1", "--bytes=1MiB"},
+               {"PET_NNODES=2", "PET_NPROC_PER_NODE=gpu", "PET_DRY_RUN=1", "CUDA_VISIBLE_DEVICES="});
     const auto json = nlohmann::json::parse(outcome.out, nullptr, false);
     ASSERT_TRUE(json.is_object()) << outcome.out << outcome.err;
     EXPECT_EQ(json["all_reduce"]["exit_code"], 0) << json["all_reduce"];
 }
 
 TEST(Doctor, ABrokenLibraryEndsItsLookerOnly) {
-    const Outcome outcome = doctor({"--no-run"}, {"DDP_NCCL_LIBRARY=/dev/null", "DDP_CUDART_LIBRARY=libm.so.6"});
+    const Outcome outcome =
+        doctor({"--no-run"}, {"DDP_NCCL_LIBRARY=/dev/null", "DDP_CUDART_LIBRARY=libm.so.6"});
     EXPECT_THAT(outcome.out, HasSubstr("/dev/null"));
     EXPECT_THAT(outcome.out, HasSubstr("it does not tell its version"));
     EXPECT_FALSE(outcome.signaled);
@@ -90,7 +97,8 @@ TEST(Doctor, ABrokenLibraryEndsItsLookerOnly) {
 TEST(Doctor, RefusesWhatItDoesNotKnow) {
     const Outcome outcome = doctor({"--no-rum"});
     EXPECT_EQ(outcome.status, 64);
-    EXPECT_EQ(outcome.err, "ddprun doctor: --no-rum: unknown (expected --json, --no-run, --seconds or --bytes)\n");
+    EXPECT_EQ(outcome.err,
+              "ddprun doctor: --no-rum: unknown (expected --json, --no-run, --seconds or --bytes)\n");
     EXPECT_EQ(doctor({"--seconds=100"}).err, "ddprun doctor: --seconds: '100' is not between 0 and 30\n");
     EXPECT_EQ(doctor({"--bytes"}).err, "ddprun doctor: --bytes: needs a value\n");
     EXPECT_EQ(doctor({"--bytes=much"}).status, 64);
@@ -100,16 +108,21 @@ TEST(Doctor, RefusesWhatItDoesNotKnow) {
 TEST(GpuCheck, ALostGpuKeepsTheJobFromStartingUntilItIsOverridden) {
     const GpuMachine machine(R"([{"uuid": "GPU-a"}, {"lost": 15}])");
     const std::vector<std::string> environment = machine.environment();
-    const Outcome refused = run({path_of("DDPRUN"), "--nproc-per-node=gpu", "/bin/echo", "started"}, with_environment(environment));
+    const Outcome refused = run({path_of("DDPRUN"), "--nproc-per-node=gpu", "/bin/echo", "started"},
+                                with_environment(environment));
     EXPECT_EQ(refused.status, 69);
-    EXPECT_THAT(refused.err, HasSubstr("ddprun: GPU 1 (local rank 1): the GPU has fallen off the bus or does not answer"));
+    EXPECT_THAT(refused.err,
+                HasSubstr("ddprun: GPU 1 (local rank 1): the GPU has fallen off the bus or does not answer"));
     EXPECT_THAT(refused.err, HasSubstr("--gpu-check=warn starts all the same"));
     EXPECT_THAT(refused.out, Not(HasSubstr("started")));
-    const Outcome warned = run({path_of("DDPRUN"), "--nproc-per-node=gpu", "--gpu-check=warn", "/bin/echo", "started"}, with_environment(environment));
+    const Outcome warned =
+        run({path_of("DDPRUN"), "--nproc-per-node=gpu", "--gpu-check=warn", "/bin/echo", "started"},
+            with_environment(environment));
     EXPECT_EQ(warned.status, 0);
     EXPECT_THAT(warned.err, HasSubstr("GPU 1 (local rank 1)"));
     EXPECT_THAT(warned.out, HasSubstr("started"));
-    const Outcome counted = run({path_of("DDPRUN"), "--nproc-per-node=2", "/bin/echo", "started"}, with_environment(environment));
+    const Outcome counted =
+        run({path_of("DDPRUN"), "--nproc-per-node=2", "/bin/echo", "started"}, with_environment(environment));
     EXPECT_EQ(counted.status, 0);
     EXPECT_THAT(counted.err, Not(HasSubstr("GPU 1"))) << "a program that gets a count may want no GPU";
 }

@@ -43,7 +43,8 @@ TEST(AllreduceCheck, AWrongSumIsNamedWithItsPlaceAndBothValues) {
         values.fill(std::vector<float>(values.buffer().count, 0.0F));
         group.all_reduce(values.buffer()).synchronize();
     });
-    EXPECT_THAT(message_of(failures[0]), HasSubstr("rank 0: all-reduce gave 1 in place of 3 at element 1 of 1024"));
+    EXPECT_THAT(message_of(failures[0]),
+                HasSubstr("rank 0: all-reduce gave 1 in place of 3 at element 1 of 1024"));
 }
 
 TEST(AllreduceCheck, AllRanksMakeTheSameNumberOfRounds) {

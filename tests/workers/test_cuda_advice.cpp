@@ -10,10 +10,13 @@ using ::testing::HasSubstr;
 
 TEST(CudaAdvice, AnOldDriverIsNamedWithBothVersionsAndTheLibraryThatWouldDo) {
     EXPECT_EQ(advice_for(35, 13000, 12040),
-              "the driver runs CUDA up to 12.4, the runtime is 13.0: update the driver, or set DDP_CUDART_LIBRARY to a libcudart.so.12");
+              "the driver runs CUDA up to 12.4, the runtime is 13.0: update the driver, or set "
+              "DDP_CUDART_LIBRARY to a libcudart.so.12");
 }
 
-TEST(CudaAdvice, TheSameErrorWithoutADriverSaysThatThereIsNone) { EXPECT_THAT(advice_for(35, 13000, 0), HasSubstr("no NVIDIA driver is loaded")); }
+TEST(CudaAdvice, TheSameErrorWithoutADriverSaysThatThereIsNone) {
+    EXPECT_THAT(advice_for(35, 13000, 0), HasSubstr("no NVIDIA driver is loaded"));
+}
 
 TEST(CudaAdvice, NamesTheRemedyOfWhatOtherErrorsMean) {
     EXPECT_THAT(advice_for(46, 13000, 13000), HasSubstr("nvidia-smi -c DEFAULT"));

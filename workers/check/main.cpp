@@ -1,4 +1,5 @@
-// allreduce-check: shows that the workers of a job can reduce together, that the sums are right, and how fast it is.
+// allreduce-check: shows that the workers of a job can reduce together, that the sums are right, and how fast
+// it is.
 //
 //     ddprun --nproc-per-node=4 allreduce-check
 //
@@ -31,10 +32,13 @@ struct Options {
 };
 
 constexpr const char* kUsage =
-    "usage: ddprun [options] allreduce-check [--seconds S] [--bytes SIZE] [--device cpu|cuda] [--backend NAME] [--json]\n";
+    "usage: ddprun [options] allreduce-check [--seconds S] [--bytes SIZE] [--device cpu|cuda] [--backend "
+    "NAME] [--json]\n";
 
 ddprun::Result<Options> parse_options(const std::vector<std::string>& words) {
-    const auto wrong = [](const std::string& what) { return ddprun::Error{ddprun::Errc::InvalidArgument, what, 0}; };
+    const auto wrong = [](const std::string& what) {
+        return ddprun::Error{ddprun::Errc::InvalidArgument, what, 0};
+    };
     Options options;
     for (std::size_t at = 0; at < words.size(); ++at) {
         const std::string name = words[at];
@@ -51,10 +55,12 @@ ddprun::Result<Options> parse_options(const std::vector<std::string>& words) {
         } else if (name == "--bytes") {
             const ddprun::Result<std::uint64_t> bytes = ddprun::parse_bytes(value);
             if (!bytes) return bytes.error().with(name);
-            if (*bytes < 4 || *bytes > (16ULL << 30)) return wrong(name + ": '" + value + "' is not between 4 and 16GiB");
+            if (*bytes < 4 || *bytes > (16ULL << 30))
+                return wrong(name + ": '" + value + "' is not between 4 and 16GiB");
             options.bytes = *bytes / 4 * 4;
         } else if (name == "--device") {
-            if (value != "cpu" && value != "cuda") return wrong(name + ": '" + value + "' is not cpu or cuda");
+            if (value != "cpu" && value != "cuda")
+                return wrong(name + ": '" + value + "' is not cpu or cuda");
             options.device = value;
         } else if (name == "--backend") {
             options.backend = value;
@@ -74,16 +80,22 @@ std::string quoted(const std::string& text) {
     return out + '"';
 }
 
-void print_result(const Options& options, ddp::ProcessGroup& group, const check::Measurement& result, std::int64_t first_at_ns) {
+void print_result(const Options& options, ddp::ProcessGroup& group, const check::Measurement& result,
+                  std::int64_t first_at_ns) {
     const double bandwidth = result.gigabytes_per_second(options.bytes);
     const double bus = result.bus_gigabytes_per_second(options.bytes, group.size());
     if (options.json) {
-        ddprun::print(R"({{"allreduce_check": 1, "workers": {}, "backend": {}, "bytes": {}, "rounds": {}, "seconds": {:.6f}, )"
-                      R"("gigabytes_per_second": {:.4f}, "bus_gigabytes_per_second": {:.4f}, "first_at_ns": {}}})" "\n",
-                      group.size(), quoted(group.describe()), options.bytes, result.rounds, result.seconds, bandwidth, bus, first_at_ns);
+        ddprun::print(
+            R"({{"allreduce_check": 1, "workers": {}, "backend": {}, "bytes": {}, "rounds": {}, "seconds": {:.6f}, )"
+            R"("gigabytes_per_second": {:.4f}, "bus_gigabytes_per_second": {:.4f}, "first_at_ns": {}}})"
+            "\n",
+            group.size(), quoted(group.describe()), options.bytes, result.rounds, result.seconds, bandwidth,
+            bus, first_at_ns);
     } else {
-        ddprun::print("{} workers, {}: {} x {} in {:.2f} s, {:.2f} GB/s ({:.2f} GB/s bus bandwidth), all sums right\n", group.size(),
-                      group.describe(), result.rounds, ddprun::format_bytes(options.bytes), result.seconds, bandwidth, bus);
+        ddprun::print(
+            "{} workers, {}: {} x {} in {:.2f} s, {:.2f} GB/s ({:.2f} GB/s bus bandwidth), all sums right\n",
+            group.size(), group.describe(), result.rounds, ddprun::format_bytes(options.bytes),
+            result.seconds, bandwidth, bus);
     }
 }
 
@@ -91,7 +103,8 @@ int run(const std::vector<std::string>& words) {
     const ddp::Context context = ddp::Context::from_env();
     const ddprun::Result<Options> options = parse_options(words);
     if (!options) {
-        if (context.rank() == 0) ddprun::print(stderr, "allreduce-check: {}\n{}", options.error().what, kUsage);
+        if (context.rank() == 0)
+            ddprun::print(stderr, "allreduce-check: {}\n{}", options.error().what, kUsage);
         return EX_USAGE;
     }
     ddp::ProcessGroupOptions wanted;

@@ -21,7 +21,9 @@ constexpr int kWarmUps = 3;
 constexpr std::size_t kPeriod = 251;  // a prime: a value that lands in a wrong place is seen
 
 /// Small whole numbers: sums are exact in any order, up to 2^24.
-float value_of(int rank, std::size_t at) { return static_cast<float>((rank % 32 + 1) * static_cast<int>(at % kPeriod)); }
+float value_of(int rank, std::size_t at) {
+    return static_cast<float>((rank % 32 + 1) * static_cast<int>(at % kPeriod));
+}
 
 float sum_at(int ranks, std::size_t at) {
     float sum = 0;
@@ -65,7 +67,9 @@ Values::Values(ddp::ProcessGroup& group, std::size_t bytes) : cuda_(cuda_for(gro
     buffer_ = {memory.data(), bytes / sizeof(float), ddp::DType::F32, group.device()};
 }
 
-void Values::fill(const std::vector<float>& values) { copy(buffer_.data, values.data(), ddp::cuda::CopyKind::HostToDevice); }
+void Values::fill(const std::vector<float>& values) {
+    copy(buffer_.data, values.data(), ddp::cuda::CopyKind::HostToDevice);
+}
 
 std::vector<float> Values::read() const {
     std::vector<float> values(buffer_.count);
@@ -104,8 +108,9 @@ void verify_sums(ddp::ProcessGroup& group, Values& values) {
     const std::vector<float> sums = values.read();
     for (std::size_t at = 0; at < sums.size(); ++at) {
         if (sums[at] == expected[at % kPeriod]) continue;
-        throw ddp::Error(fmt::format("rank {}: all-reduce gave {} in place of {} at element {} of {} ({})", group.rank(), sums[at],
-                                     expected[at % kPeriod], at, sums.size(), group.describe()));
+        throw ddp::Error(fmt::format("rank {}: all-reduce gave {} in place of {} at element {} of {} ({})",
+                                     group.rank(), sums[at], expected[at % kPeriod], at, sums.size(),
+                                     group.describe()));
     }
 }
 

@@ -34,7 +34,8 @@ struct Measurement {
     [[nodiscard]] double bus_gigabytes_per_second(std::size_t bytes, int ranks) const;
 };
 
-/// All-reduces numbers whose sum is known and compares every one. Throws ddp::Error naming rank, place, both values.
+/// All-reduces numbers whose sum is known and compares every one. Throws ddp::Error naming rank, place, both
+/// values.
 void verify_sums(ddp::ProcessGroup& group, Values& values);
 
 /// All-reduces for about `span`; all ranks make the same number of rounds.

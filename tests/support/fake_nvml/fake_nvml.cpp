@@ -1,22 +1,25 @@
-// An NVML whose machine is described by the JSON file that FAKE_NVML names. The file is read anew at every question,
-// so that a test can change the machine while it is watched (replace the file, do not write into it):
+// An NVML whose machine is described by the JSON file that FAKE_NVML names. The file is read anew at every
+// question, so that a test can change the machine while it is watched (replace the file, do not write into
+// it):
 //
 //   {"init": 0, "driver": "580.65.06", "cuda": 13000,
-//    "gpus": [{"name": "H100", "uuid": "GPU-0", "bus_id": "00000000:3B:00.0", "total": 85899345920, "used": 1048576,
+//    "gpus": [{"name": "H100", "uuid": "GPU-0", "bus_id": "00000000:3B:00.0", "total": 85899345920, "used":
+//    1048576,
 //              "busy": 3, "processes": [{"pid": 4171, "bytes": 1048576}],
-//              "lost": 15, "ecc": 1, "uncorrected": 0, "uncorrected_ever": 0, "remap_pending": 0, "remap_failed": 0,
-//              "pages_pending": 0, "mig": 0, "compute_mode": 0, "persistence": 1, "throttle": 0, "temperature": 40,
-//              "capability": [9, 0], "pcie": [5, 5, 16, 16], "links": [1, 1], "recovery": 0}],
+//              "lost": 15, "ecc": 1, "uncorrected": 0, "uncorrected_ever": 0, "remap_pending": 0,
+//              "remap_failed": 0, "pages_pending": 0, "mig": 0, "compute_mode": 0, "persistence": 1,
+//              "throttle": 0, "temperature": 40, "capability": [9, 0], "pcie": [5, 5, 16, 16], "links": [1,
+//              1], "recovery": 0}],
 //    "ancestor": 40, "p2p": 0}
 //
-// All of it is optional: a GPU answers "not supported" for what its object lacks. Without the file there is no GPU.
+// All of it is optional: a GPU answers "not supported" for what its object lacks. Without the file there is
+// no GPU.
 #include <algorithm>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <fstream>
-
 #include <nlohmann/json.hpp>
 
 #include "launcher/nvml.h"
@@ -85,8 +88,12 @@ Code nvmlDeviceGetHandleByIndex_v2(unsigned index, Device* device) {
     *device = handle_of(index);
     return static_cast<Code>(gpu(*device).value("lost", 0));
 }
-Code nvmlDeviceGetUUID(Device device, char* out, unsigned length) { return text(gpu(device), "uuid", out, length); }
-Code nvmlDeviceGetName(Device device, char* out, unsigned length) { return text(gpu(device), "name", out, length); }
+Code nvmlDeviceGetUUID(Device device, char* out, unsigned length) {
+    return text(gpu(device), "uuid", out, length);
+}
+Code nvmlDeviceGetName(Device device, char* out, unsigned length) {
+    return text(gpu(device), "name", out, length);
+}
 Code nvmlDeviceGetPciInfo_v3(Device device, ddprun::nvml::PciInfo* pci) {
     return text(gpu(device), "bus_id", pci->bus_id, sizeof pci->bus_id);
 }
@@ -120,39 +127,59 @@ Code nvmlDeviceGetTotalEccErrors(Device device, int type, int counter, unsigned 
     if (type != 1) return Code::NotSupported;
     return number(gpu(device), counter == 0 ? "uncorrected" : "uncorrected_ever", count);
 }
-Code nvmlDeviceGetRemappedRows(Device device, unsigned* corrected, unsigned* uncorrected, unsigned* pending, unsigned* failed) {
+Code nvmlDeviceGetRemappedRows(Device device, unsigned* corrected, unsigned* uncorrected, unsigned* pending,
+                               unsigned* failed) {
     *corrected = *uncorrected = 0;
     const Code code = number(gpu(device), "remap_pending", pending);
     return code == Code::Success ? number(gpu(device), "remap_failed", failed) : code;
 }
-Code nvmlDeviceGetRetiredPagesPendingStatus(Device device, int* pending) { return number(gpu(device), "pages_pending", pending); }
+Code nvmlDeviceGetRetiredPagesPendingStatus(Device device, int* pending) {
+    return number(gpu(device), "pages_pending", pending);
+}
 Code nvmlDeviceGetMigMode(Device device, unsigned* current, unsigned* pending) {
     const Code code = number(gpu(device), "mig", current);
     *pending = *current;
     return code;
 }
 Code nvmlDeviceGetComputeMode(Device device, int* mode) { return number(gpu(device), "compute_mode", mode); }
-Code nvmlDeviceGetPersistenceMode(Device device, int* mode) { return number(gpu(device), "persistence", mode); }
+Code nvmlDeviceGetPersistenceMode(Device device, int* mode) {
+    return number(gpu(device), "persistence", mode);
+}
 Code nvmlDeviceGetCurrentClocksThrottleReasons(Device device, unsigned long long* reasons) {
     return number(gpu(device), "throttle", reasons);
 }
-Code nvmlDeviceGetTemperature(Device device, int, unsigned* celsius) { return number(gpu(device), "temperature", celsius); }
+Code nvmlDeviceGetTemperature(Device device, int, unsigned* celsius) {
+    return number(gpu(device), "temperature", celsius);
+}
 Code nvmlDeviceGetCudaComputeCapability(Device device, int* major, int* minor) {
     const Code code = element(gpu(device), "capability", 0, major);
     return code == Code::Success ? element(gpu(device), "capability", 1, minor) : code;
 }
-Code nvmlDeviceGetCurrPcieLinkGeneration(Device device, unsigned* out) { return element(gpu(device), "pcie", 0, out); }
-Code nvmlDeviceGetMaxPcieLinkGeneration(Device device, unsigned* out) { return element(gpu(device), "pcie", 1, out); }
-Code nvmlDeviceGetCurrPcieLinkWidth(Device device, unsigned* out) { return element(gpu(device), "pcie", 2, out); }
-Code nvmlDeviceGetMaxPcieLinkWidth(Device device, unsigned* out) { return element(gpu(device), "pcie", 3, out); }
-Code nvmlDeviceGetNvLinkState(Device device, unsigned link, int* active) { return element(gpu(device), "links", link, active); }
-Code nvmlDeviceGetTopologyCommonAncestor(Device, Device, int* level) { return number(machine(), "ancestor", level); }
+Code nvmlDeviceGetCurrPcieLinkGeneration(Device device, unsigned* out) {
+    return element(gpu(device), "pcie", 0, out);
+}
+Code nvmlDeviceGetMaxPcieLinkGeneration(Device device, unsigned* out) {
+    return element(gpu(device), "pcie", 1, out);
+}
+Code nvmlDeviceGetCurrPcieLinkWidth(Device device, unsigned* out) {
+    return element(gpu(device), "pcie", 2, out);
+}
+Code nvmlDeviceGetMaxPcieLinkWidth(Device device, unsigned* out) {
+    return element(gpu(device), "pcie", 3, out);
+}
+Code nvmlDeviceGetNvLinkState(Device device, unsigned link, int* active) {
+    return element(gpu(device), "links", link, active);
+}
+Code nvmlDeviceGetTopologyCommonAncestor(Device, Device, int* level) {
+    return number(machine(), "ancestor", level);
+}
 Code nvmlDeviceGetP2PStatus(Device, Device, int, int* status) { return number(machine(), "p2p", status); }
 Code nvmlDeviceGetFieldValues(Device device, int count, ddprun::nvml::FieldValue* values) {
     for (int at = 0; at < count; ++at) {
         const bool known = values[at].field == ddprun::nvml::kFieldRecoveryAction;
         values[at].value_type = 1;
-        values[at].code = known ? number(gpu(device), "recovery", &values[at].value.number) : Code::NotSupported;
+        values[at].code =
+            known ? number(gpu(device), "recovery", &values[at].value.number) : Code::NotSupported;
     }
     return Code::Success;
 }

@@ -9,27 +9,47 @@ std::string version(int number) { return fmt::format("{}.{}", number / 1000, num
 
 std::string for_old_driver(int runtime, int driver) {
     // Without a driver CUDA reports the same error, and a driver version of 0.
-    if (driver == 0) return "no NVIDIA driver is loaded on this node, or the container was not given its GPUs";
-    return fmt::format("the driver runs CUDA up to {}, the runtime is {}: update the driver, or set DDP_CUDART_LIBRARY to a libcudart.so.{}",
-                       version(driver), version(runtime), driver / 1000);
+    if (driver == 0)
+        return "no NVIDIA driver is loaded on this node, or the container was not given its GPUs";
+    return fmt::format(
+        "the driver runs CUDA up to {}, the runtime is {}: update the driver, or set DDP_CUDART_LIBRARY to a "
+        "libcudart.so.{}",
+        version(driver), version(runtime), driver / 1000);
 }
 
 }  // namespace
 
 std::string advice_for(int code, int runtime, int driver) {
     switch (code) {  // cudaError_t
-        case 2: return "the device's memory is full: a smaller batch, or another process is on it (ddprun doctor)";
-        case 35: return for_old_driver(runtime, driver);
-        case 46: return "another process has the device, and its compute mode admits only one: another device, or nvidia-smi -c DEFAULT";
-        case 100: return "no device is visible: see CUDA_VISIBLE_DEVICES and the allocation";
-        case 209: return "the program has no code for this device's generation";
-        case 214: return "the device's memory is defective: take it out of service (ddprun doctor)";
-        case 222: return "the driver is older than the toolkit that made the program's PTX: update the driver";
-        case 719: return "a kernel crashed; compute-sanitizer finds where";
-        case 802: return "on an NVSwitch machine the fabric manager must run: systemctl status nvidia-fabricmanager";
-        case 803: return "the driver's libraries and its kernel module are of different versions: reboot, or give the container the host's";
-        case 804: return "this GPU does not take the CUDA compatibility package: update the driver, or remove the package from LD_LIBRARY_PATH";
-        default: return "";
+        case 2:
+            return "the device's memory is full: a smaller batch, or another process is on it (ddprun "
+                   "doctor)";
+        case 35:
+            return for_old_driver(runtime, driver);
+        case 46:
+            return "another process has the device, and its compute mode admits only one: another device, or "
+                   "nvidia-smi -c DEFAULT";
+        case 100:
+            return "no device is visible: see CUDA_VISIBLE_DEVICES and the allocation";
+        case 209:
+            return "the program has no code for this device's generation";
+        case 214:
+            return "the device's memory is defective: take it out of service (ddprun doctor)";
+        case 222:
+            return "the driver is older than the toolkit that made the program's PTX: update the driver";
+        case 719:
+            return "a kernel crashed; compute-sanitizer finds where";
+        case 802:
+            return "on an NVSwitch machine the fabric manager must run: systemctl status "
+                   "nvidia-fabricmanager";
+        case 803:
+            return "the driver's libraries and its kernel module are of different versions: reboot, or give "
+                   "the container the host's";
+        case 804:
+            return "this GPU does not take the CUDA compatibility package: update the driver, or remove the "
+                   "package from LD_LIBRARY_PATH";
+        default:
+            return "";
     }
 }
 
