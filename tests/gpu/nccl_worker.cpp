@@ -1,5 +1,6 @@
 // A worker over NCCL for tests/gpu/test_nccl_job.cpp: all-reduces its rank STEPS times.
 //   nccl_worker STEPS [RANK STEP]     that rank kills itself before that step, in its first life
+// WORKER_BACKEND is the backend it asks for: nccl without it.
 // With the fake NCCL device memory is host memory, so that it can fill and print it.
 #include <fmt/core.h>
 #include <signal.h>
@@ -28,9 +29,15 @@ void die_here(const ddp::Context& context, int rank, int step, int now) {
 }
 
 int run(const ddp::Context& context, int steps, int dying_rank, int dying_step) {
-    const auto group =
-        ddp::ProcessGroup::create(context, {.timeout = std::chrono::seconds(20), .backend = "nccl"});
-    if (group->rank() == 0) say(fmt::format("{}; backend {}", group->describe(), group->choice()));
+    const char* backend = std::getenv("WORKER_BACKEND");
+    const auto group = ddp::ProcessGroup::create(context, {.timeout = std::chrono::seconds(20),
+                                                           .backend = backend != nullptr ? backend : "nccl",
+                                                           .device = {ddp::Device::Kind::Cuda, -1}});
+    if (group->rank() == 0) {
+        say(fmt::format("{}; backend {}", group->describe(), group->choice()));
+        const char* shares = std::getenv("NCCL_MULTI_RANK_GPU_ENABLE");
+        say(fmt::format("NCCL_MULTI_RANK_GPU_ENABLE={}", shares != nullptr ? shares : ""));
+    }
     const auto memory = group->allocate_shared(sizeof(float));
     group->barrier().synchronize();
     auto* const value = reinterpret_cast<float*>(memory.data());

@@ -1,6 +1,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <signal.h>
+#include <unistd.h>
 
 #include <filesystem>
 #include <regex>
@@ -92,6 +93,85 @@ TEST(NcclJob, MoreWorkersThanDevicesIsSaidBeforeAnythingWaits) {
     EXPECT_EQ(outcome.status, 1);
     EXPECT_THAT(outcome.out, HasSubstr("rank 1: local rank 1 needs CUDA device 1, 1 device is visible"));
     EXPECT_LT(outcome.took.count(), 5000);
+}
+
+// Several ranks on one device.
+
+TEST(StagedJob, AutoTakesItWhereRanksShareADeviceThatTheirNcclDoesNotShare) {
+    const Outcome outcome =
+        run_job({"--nproc-per-node=4"}, {"10"}, {"WORKER_BACKEND=auto", "FAKE_CUDA_DEVICES=1"});
+    EXPECT_EQ(outcome.status, 0) << outcome.err;
+    EXPECT_EQ(count(outcome.out, "life 0 sum 46"), 4) << outcome.out;
+    EXPECT_THAT(outcome.out,
+                HasSubstr("backend staged (auto: ranks 0-3 share GPU 0000:01:00.0, and NCCL 2.28.9 "
+                          "takes one rank per GPU (2.30 and newer take more))"));
+    EXPECT_EQ(count(outcome.err, "ddp: backend staged (auto: "), 1) << outcome.err;
+}
+
+TEST(StagedJob, EverySurvivorHearsOfADeadRankWithinASecond) {
+    const Outcome outcome = run_job({"--nproc-per-node=4"}, {"100000", "2", "50"},
+                                    {"WORKER_BACKEND=staged", "FAKE_CUDA_DEVICES=1"});
+    EXPECT_EQ(outcome.status, 128 + SIGKILL);
+    const std::vector<long> killed = times_of(outcome.out, "killed"), heard = times_of(outcome.out, "heard");
+    ASSERT_EQ(killed.size(), 1u) << outcome.out;
+    ASSERT_EQ(heard.size(), 3u) << outcome.out;
+    for (const long at : heard) EXPECT_LT(at - killed[0], 1000);
+    EXPECT_THAT(outcome.out, HasSubstr("rank 0: all_reduce #5"));
+    EXPECT_THAT(outcome.err, HasSubstr("root cause: rank 2"));
+}
+
+TEST(StagedJob, GivesWayToAnNcclThatTakesSeveralRanksPerDevice) {
+    const std::vector<std::string> newer{"FAKE_CUDA_DEVICES=1", "FAKE_NCCL_VERSION=23007",
+                                         "WORKER_BACKEND=auto"};
+    const Outcome outcome = run_job({"--nproc-per-node=2"}, {"10"}, newer);
+    EXPECT_EQ(outcome.status, 0) << outcome.err;
+    EXPECT_THAT(outcome.out,
+                AllOf(HasSubstr("backend nccl (auto: ranks 0-1 share GPU 0000:01:00.0, which this "
+                                "NCCL takes)"),
+                      HasSubstr("NCCL_MULTI_RANK_GPU_ENABLE=1")));
+
+    std::vector<std::string> forbidden = newer;
+    forbidden.push_back("NCCL_MULTI_RANK_GPU_ENABLE=0");
+    EXPECT_THAT(run_job({"--nproc-per-node=2"}, {"10"}, forbidden).out,
+                HasSubstr("staged (auto: ranks 0-1 share GPU 0000:01:00.0, and NCCL_MULTI_RANK_GPU_ENABLE=0 "
+                          "forbids NCCL that)"));
+}
+
+TEST(NcclJob, RanksThatShareADeviceAreRefusedWithWhatHelps) {
+    const Outcome outcome =
+        run_job({"--nproc-per-node=2", "--", "env", "CUDA_VISIBLE_DEVICES=0"}, {"1"},
+                {"FAKE_CUDA_DEVICES=1", "FAKE_NCCL_VERSION=23007", "NCCL_MULTI_RANK_GPU_ENABLE=0"});
+    EXPECT_EQ(outcome.status, 1);
+    EXPECT_THAT(outcome.out,
+                HasSubstr("backend nccl: ranks 0-1 share GPU 0000:01:00.0, and "
+                          "NCCL_MULTI_RANK_GPU_ENABLE=0 forbids NCCL that: take backend staged, or "
+                          "fewer ranks"));
+}
+
+// Without ddprun: ids go over the CPU group of the node.
+
+Outcome run_without_launcher(const std::string& world, const std::string& local) {
+    const std::string script =
+        "for r in 0 1 2; do RANK=$r LOCAL_RANK=$r WORLD_SIZE=" + world + " LOCAL_WORLD_SIZE=" + local +
+        " MASTER_ADDR=127.0.0.1 MASTER_PORT=" + std::to_string(::getpid() % 30000 + 20000) +
+        " \"$NCCL_WORKER\" 10 & done; wait";
+    return run({"sh", "-c", script}, with_environment({"DDP_NCCL_LIBRARY=" + path_of("FAKE_NCCL_LIBRARY"),
+                                                       "DDP_CUDART_LIBRARY=" + path_of("FAKE_NCCL_LIBRARY"),
+                                                       "NCCL_SOCKET_IFNAME=ib7"}));
+}
+
+TEST(NcclJob, RanksOfOneNodeMeetWithoutDdprun) {
+    const Outcome outcome = run_without_launcher("3", "3");
+    EXPECT_EQ(count(outcome.out, "life 0 sum 33"), 3) << outcome.out << outcome.err;
+    EXPECT_THAT(outcome.err,
+                HasSubstr("ddp: backend nccl (asked for): nccl (NCCL 2.28.9, CUDA runtime 13.0, driver "
+                          "13.1, rank 0 on device 0); GPUs of this node: rank 0 0000:01:00.0, rank 1 "
+                          "0000:02:00.0, rank 2 0000:03:00.0; NCCL_SOCKET_IFNAME=ib7\n"));
+}
+
+TEST(NcclJob, RanksOfSeveralNodesAreToldToUseDdprun) {
+    const Outcome outcome = run_without_launcher("6", "3");
+    EXPECT_EQ(count(outcome.out, "there is none: start the program with ddprun"), 3) << outcome.out;
 }
 
 }  // namespace

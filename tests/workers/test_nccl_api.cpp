@@ -5,7 +5,6 @@
 #include <cstdlib>
 #include <set>
 
-#include "ddp/backend_choice.h"
 #include "tests/workers/nccl_world.h"
 
 namespace {
@@ -111,29 +110,6 @@ TEST(NcclIds, NamesHoldGenerationCommunicatorAndRoot) {
     EXPECT_EQ(ids.size(), 3u);
     EXPECT_EQ(ids[0].internal[5], 'b');
     EXPECT_EQ(ids[2].internal[5], 'c');
-}
-
-TEST(BackendChoice, AutoFollowsTheBuffers) {
-    EXPECT_EQ(choose_backend("auto", {}, "").backend, Backend::Cpu);
-    EXPECT_EQ(choose_backend("auto", {}, "").why, "auto: buffers are in host memory");
-    EXPECT_EQ(choose_backend("auto", {Device::Kind::Cuda, 0}, "").backend, Backend::Nccl);
-    EXPECT_EQ(choose_backend("nccl", {}, "").why, "asked for");
-}
-
-std::string refusal(const char* backend, Device device, const std::string& problem) {
-    try {
-        choose_backend(backend, device, problem);
-    } catch (const InvalidInput& error) {
-        return error.what();
-    }
-    return "";
-}
-
-TEST(BackendChoice, WhatCannotBeIsRefusedWithItsReason) {
-    EXPECT_EQ(refusal("nccl", {}, "no libnccl"), "backend nccl: no libnccl");
-    EXPECT_EQ(refusal("auto", {Device::Kind::Cuda, 0}, "no libnccl"), "backend auto: no libnccl");
-    EXPECT_THAT(refusal("cpu", {Device::Kind::Cuda, 3}, ""), HasSubstr("CUDA device 3"));
-    EXPECT_EQ(refusal("gloo", {}, ""), "no backend 'gloo'; this build has: auto, cpu, nccl");
 }
 
 }  // namespace

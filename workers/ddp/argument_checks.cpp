@@ -23,6 +23,16 @@ void require_buffer(const char* call, const Buffer& buffer) {
     throw InvalidInput(fmt::format("{}: the buffer is null", call));
 }
 
+void require_memory_of(const char* backend, const char* call, const Buffer& buffer, Device device, int rank) {
+    require_buffer(call, buffer);
+    if (buffer.device == device) return;
+    const std::string where = buffer.device.kind == Device::Kind::Cpu
+                                  ? "is in host memory"
+                                  : fmt::format("lies on CUDA device {}", buffer.device.index);
+    throw InvalidInput(fmt::format("{}: rank {}'s {} backend takes memory of CUDA device {}, the buffer {}",
+                                   call, rank, backend, device.index, where));
+}
+
 void require_reducible(const char* call, const Buffer& buffer, ReduceOp op) {
     if (cpu::is_reducible(buffer.dtype, op)) return;
     throw InvalidInput(fmt::format("{}: no {} of {} buffers", call, name_of(op), name_of(buffer.dtype)));

@@ -6,6 +6,8 @@
 namespace ddp {
 
 void require_buffer(const char* call, const Buffer& buffer);
+/// Memory of the CUDA device that the `backend` of this rank of the world works on.
+void require_memory_of(const char* backend, const char* call, const Buffer& buffer, Device device, int rank);
 /// Everything but averages of integers.
 void require_reducible(const char* call, const Buffer& buffer, ReduceOp op);
 void require_root(const char* call, int root, int size);

@@ -55,6 +55,9 @@ class CpuBackend {
     std::span<std::byte> allocate_shared(std::size_t bytes);
     std::vector<std::string> all_gather_bytes(std::string_view mine);
 
+    /// Every later collective fails with `why`; peers find out by their deadlines.
+    void give_up(std::exception_ptr why) { steps_.give_up(std::move(why)); }
+
     [[nodiscard]] double communication_seconds() const { return steps_.communication_seconds(); }
     void report_progress(std::uint64_t step, std::uint64_t samples);
 

@@ -49,6 +49,9 @@ static_assert(same_call<decltype(Api::malloc), cudaError_t (*)(void**, size_t)>)
 SAME_CALL(free, cudaFree);
 static_assert(same_call<decltype(Api::host_alloc), cudaError_t (*)(void**, size_t, unsigned)>);
 SAME_CALL(free_host, cudaFreeHost);
+SAME_CALL(host_register, cudaHostRegister);
+SAME_CALL(host_unregister, cudaHostUnregister);
+SAME_CALL(device_get_pci_bus_id, cudaDeviceGetPCIBusId);
 SAME_CALL(memcpy_async, cudaMemcpyAsync);
 SAME_CALL(memset_async, cudaMemsetAsync);
 SAME_CALL(get_last_error, cudaGetLastError);

@@ -59,6 +59,9 @@ Result<Api> api_from(const SharedLibrary& library) {
     require("cudaMalloc", api.malloc);
     require("cudaFree", api.free);
     require("cudaHostAlloc", api.host_alloc);
+    require("cudaHostRegister", api.host_register);
+    require("cudaHostUnregister", api.host_unregister);
+    require("cudaDeviceGetPCIBusId", api.device_get_pci_bus_id);
     require("cudaFreeHost", api.free_host);
     require("cudaMemcpyAsync", api.memcpy_async);
     require("cudaMemsetAsync", api.memset_async);

@@ -35,6 +35,7 @@ struct Api {
     Code (*set_device)(int device);
     Code (*device_synchronize)();
     Code (*device_get_attribute)(int* value, Attribute attribute, int device);
+    Code (*device_get_pci_bus_id)(char* text, int length, int device);
     Code (*mem_get_info)(std::size_t* free, std::size_t* total);
     Code (*runtime_get_version)(int* version);
     Code (*driver_get_version)(int* version);
@@ -53,6 +54,8 @@ struct Api {
     Code (*free)(void* address);
     Code (*host_alloc)(void** address, std::size_t bytes, unsigned flags);
     Code (*free_host)(void* address);
+    Code (*host_register)(void* address, std::size_t bytes, unsigned flags);
+    Code (*host_unregister)(void* address);
     Code (*memcpy_async)(void* to, const void* from, std::size_t bytes, CopyKind kind, Stream stream);
     Code (*memset_async)(void* address, int value, std::size_t bytes, Stream stream);
     /// Forgets and returns the last error of the calling thread.

@@ -3,9 +3,9 @@
 #include <fmt/core.h>
 #include <unistd.h>
 
-#include <cstdlib>
 #include <utility>
 
+#include "ddp/device_groups.h"
 #include "ddp/nccl_group.h"
 
 namespace ddp {
@@ -15,26 +15,9 @@ namespace {
 using ddprun::MonotonicClock;
 using ddprun::WorkerEnv;
 
-std::string visible_devices() {
-    const char* visible = std::getenv("CUDA_VISIBLE_DEVICES");
-    return visible == nullptr ? "" : fmt::format(" (CUDA_VISIBLE_DEVICES={})", visible);
-}
-
-int choose_device(const cuda::Api& cuda, const WorkerEnv& env, const Device& wanted) {
-    int count = 0;
-    const cuda::Code code = cuda.get_device_count(&count);
-    if (code != cuda::Code::Success) {
-        throw InvalidInput(fmt::format("rank {}: counting CUDA devices: {}", env.rank, cuda.explain(code)));
-    }
-    const int device = wanted.index >= 0 ? wanted.index : env.local_rank;
-    if (device >= count) {
-        throw InvalidInput(fmt::format(
-            "rank {}: local rank {} needs CUDA device {}, {} visible{}: start at most {} workers here",
-            env.rank, env.local_rank, device,
-            count == 1 ? "1 device is" : fmt::format("{} devices are", count), visible_devices(), count));
-    }
-    cuda.check(cuda.set_device(device), "choosing the CUDA device");
-    return device;
+std::vector<nccl::UniqueId> ids_for(const NcclParts& parts, const nccl::Appointment& appointment) {
+    if (!parts.gather) return nccl::exchange_ids(*parts.nccl, parts.board, appointment);
+    return nccl::gather_ids(*parts.nccl, parts.gather, appointment);
 }
 
 std::shared_ptr<nccl::Communicator> join(const NcclParts& parts, const nccl::SessionParts& session) {
@@ -46,13 +29,12 @@ std::shared_ptr<nccl::Communicator> join(const NcclParts& parts, const nccl::Ses
     ddprun::RankLine& line = parts.segment->line(static_cast<std::uint32_t>(env.local_rank));
     line.pid.store(static_cast<std::uint32_t>(::getpid()), std::memory_order_relaxed);
     line.joined.store(1, std::memory_order_relaxed);
-    auto ids = nccl::exchange_ids(*parts.nccl, parts.board,
-                                  {.rank = env.rank,
-                                   .ranks = env.world_size,
-                                   .generation = env.generation,
-                                   .communicator = parts.communicator,
-                                   .deadline = patience.deadline,
-                                   .throw_if_lost = patience.throw_if_lost});
+    auto ids = ids_for(parts, {.rank = env.rank,
+                               .ranks = env.world_size,
+                               .generation = env.generation,
+                               .communicator = parts.communicator,
+                               .deadline = patience.deadline,
+                               .throw_if_lost = patience.throw_if_lost});
     return nccl::Communicator::join(parts.nccl, std::move(ids), env.rank, env.world_size, patience, attempt);
 }
 
@@ -66,11 +48,12 @@ std::unique_ptr<ProcessGroup> make_nccl_group(NcclParts parts, const WorkerEnv& 
     nccl::SessionParts session{.cuda = parts.cuda,
                                .segment = parts.segment,
                                .env = env,
-                               .device = choose_device(*parts.cuda, env, options.device),
+                               .device = choose_device(*parts.cuda, env, options.device, Sharing::Never),
                                .user_stream = static_cast<cuda::Stream>(options.stream),
                                .timeout = options.timeout,
                                .name = world.name};
     auto communicator = join(parts, session);
+    parts.gather = nullptr;  // has done its duty, and what it holds is no longer needed
     return std::make_unique<nccl::Group>(std::move(parts), world, std::move(session),
                                          std::move(communicator));
 }

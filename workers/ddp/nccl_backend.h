@@ -16,6 +16,7 @@ struct NcclParts {
     std::shared_ptr<const cuda::Api> cuda;
     std::shared_ptr<SegmentMap> segment;  ///< this node's: the launcher's abort word and the rank lines
     nccl::Board board;                    ///< not used by a world of one
+    nccl::Gather gather = {};             ///< in place of the board, where it is set
     int communicator = 0;                 ///< the how many-th of this process
 };
 

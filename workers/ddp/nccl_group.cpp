@@ -329,13 +329,7 @@ void Group::gather_host(void* all, const void* mine, std::size_t bytes, const De
 }
 
 void Group::require_on_device(const char* call, const Buffer& buffer) const {
-    require_buffer(call, buffer);
-    if (buffer.device == device()) return;
-    const std::string where = buffer.device.kind == Device::Kind::Cpu
-                                  ? "is in host memory"
-                                  : fmt::format("lies on CUDA device {}", buffer.device.index);
-    throw InvalidInput(fmt::format("{}: rank {}'s nccl backend takes memory of CUDA device {}, the buffer {}",
-                                   call, session_parts_.env.rank, session_parts_.device, where));
+    require_memory_of("nccl", call, buffer, device(), session_parts_.env.rank);
 }
 
 }  // namespace ddp::nccl

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cstring>
+#include <exception>
 #include <memory>
 #include <string_view>
 
@@ -31,14 +32,10 @@ constexpr std::chrono::milliseconds kLookUp{200};  ///< from the wait for a key 
     throw Error(what);
 }
 
+constexpr std::string_view kScheme = "tcp:";
+
 std::shared_ptr<StoreClient> connect(const WorkerEnv& env, TimePoint deadline) {
-    constexpr std::string_view kScheme = "tcp:";
-    if (!env.store.starts_with(kScheme)) {
-        throw InvalidInput(
-            fmt::format("rank {}: the nccl backend of {} ranks exchanges its unique ids through "
-                        "ddprun's store, and there is none: start the program with ddprun",
-                        env.rank, env.world_size));
-    }
+    require_store(env);
     const Result<ddprun::Endpoint> where = ddprun::parse_endpoint(env.store.substr(kScheme.size()), 0);
     if (!where) throw InvalidInput(fmt::format("DDPRUN_STORE={}: {}", env.store, where.error().what));
     auto client = StoreClient::connect(*where,
@@ -76,14 +73,18 @@ UniqueId wait_for_id(const Board& board, const Appointment& appointment, int roo
     }
 }
 
-UniqueId make_id(const Api& api, const Board& board, const Appointment& appointment, int root) {
+UniqueId make_id(const Api& api, int rank) {
     UniqueId id;
     if (const Code code = api.get_unique_id(&id); code != Code::Success) {
         const std::string words = api.explain(code, nullptr);
         note_device_error(DeviceLibrary::Nccl, words);
-        throw Error(fmt::format("rank {}: ncclGetUniqueId: {}; NCCL_DEBUG=INFO shows more", appointment.rank,
-                                words));
+        throw Error(fmt::format("rank {}: ncclGetUniqueId: {}; NCCL_DEBUG=INFO shows more", rank, words));
     }
+    return id;
+}
+
+UniqueId make_and_leave_id(const Api& api, const Board& board, const Appointment& appointment, int root) {
+    const UniqueId id = make_id(api, appointment.rank);
     if (appointment.ranks > 1) {
         board.put(id_key(appointment.generation, appointment.communicator, root),
                   std::string(id.internal, sizeof id.internal));
@@ -92,6 +93,14 @@ UniqueId make_id(const Api& api, const Board& board, const Appointment& appointm
 }
 
 }  // namespace
+
+void require_store(const WorkerEnv& env) {
+    if (env.store.starts_with(kScheme)) return;
+    throw InvalidInput(fmt::format(
+        "rank {}: the nccl backend of {} ranks, {} of them on this node, exchanges its unique ids "
+        "through ddprun's store, and there is none: start the program with ddprun",
+        env.rank, env.world_size, env.local_world_size));
+}
 
 int root_count(int ranks, bool has_scalable_init) {
     return has_scalable_init ? (ranks + kRanksPerRoot - 1) / kRanksPerRoot : 1;
@@ -123,11 +132,38 @@ std::vector<UniqueId> exchange_ids(const Api& api, const Board& board, const App
     // Ours first: others wait for it.
     for (int root = 0; root < roots; ++root) {
         if (maker_of(root) != appointment.rank) continue;
-        ids[static_cast<std::size_t>(root)] = make_id(api, board, appointment, root);
+        ids[static_cast<std::size_t>(root)] = make_and_leave_id(api, board, appointment, root);
     }
     for (int root = 0; root < roots; ++root) {
         if (maker_of(root) == appointment.rank) continue;
         ids[static_cast<std::size_t>(root)] = wait_for_id(board, appointment, root);
+    }
+    return ids;
+}
+
+std::vector<UniqueId> gather_ids(const Api& api, const Gather& gather, const Appointment& appointment) {
+    const int roots = root_count(appointment.ranks, api.comm_init_rank_scalable != nullptr);
+    std::string mine;
+    std::exception_ptr failure;
+    if (appointment.rank % kRanksPerRoot == 0 && appointment.rank / kRanksPerRoot < roots) {
+        try {
+            const UniqueId id = make_id(api, appointment.rank);
+            mine.assign(id.internal, sizeof id.internal);
+        } catch (const Error&) {
+            failure = std::current_exception();
+        }
+    }
+    const std::vector<std::string> all = gather(mine);
+    if (failure) std::rethrow_exception(failure);
+    std::vector<UniqueId> ids(static_cast<std::size_t>(roots));
+    for (int root = 0; root < roots; ++root) {
+        const std::string& theirs = all[static_cast<std::size_t>(maker_of(root))];
+        UniqueId& id = ids[static_cast<std::size_t>(root)];
+        if (theirs.size() != sizeof id.internal) {
+            throw Error(fmt::format("rank {}: rank {} could not make an NCCL unique id", appointment.rank,
+                                    maker_of(root)));
+        }
+        std::copy(theirs.begin(), theirs.end(), id.internal);
     }
     return ids;
 }

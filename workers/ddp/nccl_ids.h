@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <functional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "ddp/nccl_api.h"
@@ -28,6 +29,10 @@ struct Board {
     std::function<void(const std::string& key, const std::string& value)> put;
     std::function<std::string(const std::string& key, ddprun::TimePoint until)> get;
 };
+/// A collective of all ranks over something else: everyone's message, by rank.
+using Gather = std::function<std::vector<std::string>(std::string_view mine)>;
+/// Throws InvalidInput where there is no launcher with a store.
+void require_store(const ddprun::WorkerEnv& env);
 /// The store of the launcher that started us. Throws InvalidInput when there is none, TimeoutError, Error.
 Board store_board(const ddprun::WorkerEnv& env, ddprun::TimePoint deadline);
 
@@ -42,5 +47,7 @@ struct Appointment {
 /// Makes the ids that are ours to make and fetches the others; in the order of the roots.
 /// Throws TimeoutError naming the rank whose id did not come, Error with NCCL's reason.
 std::vector<UniqueId> exchange_ids(const Api& api, const Board& board, const Appointment& appointment);
+/// The same without a store: collective. A rank whose NCCL fails tells all others.
+std::vector<UniqueId> gather_ids(const Api& api, const Gather& gather, const Appointment& appointment);
 
 }  // namespace ddp::nccl

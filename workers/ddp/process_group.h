@@ -45,10 +45,11 @@ class Work {
 
 struct ProcessGroupOptions {
     std::chrono::nanoseconds timeout = std::chrono::minutes(10);  ///< per collective
-    std::string backend = "auto";                                 ///< auto, cpu, nccl
-    /// Where the buffers will be; `auto` chooses by it. Of a CUDA device, index -1 is that of the local rank.
+    std::string backend = "auto";                                 ///< auto, nccl, staged, cpu
+    /// Where the buffers will be; `auto` chooses by it. Of a CUDA device, index -1 is that of the local rank;
+    /// where ranks may share devices and there are too few, they go round.
     Device device = {};
-    /// cudaStream_t that collectives follow and wait() holds back; null is the default stream. nccl only.
+    /// cudaStream_t that collectives follow and wait() holds back; null is the default stream. nccl, staged.
     void* stream = nullptr;
     /// Inline runs a collective in the calling thread (best with one core per rank);
     /// Thread runs them, in order, on one progress thread of the group.
@@ -118,7 +119,7 @@ class ProcessGroup {
     /// Collective: every rank calls it in the same order with the same size. Host memory that the backend can
     /// reduce without copying (64-byte aligned, zeroed); all_reduce on a buffer inside it is the fast path.
     /// Freed with the group.
-    /// On a GPU backend it is device memory.
+    /// On a GPU backend it is device memory, and allocating it waits for the device.
     virtual std::span<std::byte> allocate_shared(std::size_t bytes) = 0;
 
     /// Collective on bytes of any length per rank: everyone's message, by rank. Blocking.

@@ -2,13 +2,15 @@
 //
 // FAKE_CUDA_DEVICES  how many devices there are; 0 answers cudaErrorNoDevice
 //
-// long fake_cuda_blocking_calls()  how often the calling thread had to wait for a device so far
+// int fake_cuda_fail(stream, code)  events recorded on that stream answer with that error once it comes to
+// them long fake_cuda_blocking_calls()  how often the calling thread had to wait for a device so far
 #include "tests/support/fake_nccl/fake_cuda.h"
 
 #include <pthread.h>
 
 #include <chrono>
 #include <cstdint>
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <map>
@@ -253,6 +255,7 @@ std::shared_ptr<Stream> stream_of(void* handle) {
 
 extern "C" {
 
+int fake_cuda_fail(void* stream, int code) { return fake::stream_of(stream)->error = code, 0; }
 long fake_cuda_blocking_calls() { return fake::get(fake::PerThread::BlockingCalls); }
 
 int cudaGetDeviceCount(int* count) {
@@ -267,6 +270,10 @@ int cudaSetDevice(int device) {
 int cudaDeviceGetAttribute(int* value, int attribute, int) {
     constexpr int kMultiprocessors = 16, kCapabilityMajor = 75;
     *value = attribute == kMultiprocessors ? 4 : attribute == kCapabilityMajor ? 9 : 0;
+    return 0;
+}
+int cudaDeviceGetPCIBusId(char* text, int length, int device) {
+    std::snprintf(text, static_cast<std::size_t>(length), "0000:%02x:00.0", device + 1);
     return 0;
 }
 int cudaMemGetInfo(std::size_t* free, std::size_t* total) { return *free = *total = std::size_t{1} << 34, 0; }
@@ -369,6 +376,15 @@ int cudaMalloc(void** address, std::size_t bytes) {
 }
 int cudaHostAlloc(void** address, std::size_t bytes, unsigned) {
     return fake::allocate_into(address, bytes, fake::Memory::Pinned);
+}
+int cudaHostRegister(void* address, std::size_t bytes, unsigned) {
+    const std::lock_guard lock(fake::allocations().mutex);
+    fake::allocations().pieces[reinterpret_cast<std::uintptr_t>(address)] = {bytes, fake::Memory::Pinned};
+    return 0;
+}
+int cudaHostUnregister(void* address) {
+    const std::lock_guard lock(fake::allocations().mutex);
+    return fake::allocations().pieces.erase(reinterpret_cast<std::uintptr_t>(address)) == 1 ? 0 : 713;
 }
 int cudaFree(void* address) {
     if (const int refused = fake::refuse_in_capture(nullptr)) return refused;

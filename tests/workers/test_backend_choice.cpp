@@ -1,0 +1,126 @@
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "ddp/backend_choice.h"
+
+namespace {
+
+using namespace ddp;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+constexpr Device kGpu{Device::Kind::Cuda, 0};
+
+/// One rank per entry, on those devices.
+std::vector<DeviceView> node(const std::vector<std::string>& devices, int version = 22809) {
+    std::vector<DeviceView> views;
+    for (const std::string& device : devices)
+        views.push_back({.rank = static_cast<int>(views.size()),
+                         .device = device,
+                         .nccl_version = version,
+                         .nccl_problem = "",
+                         .multi_rank = std::nullopt});
+    return views;
+}
+
+std::vector<DeviceView> with_multi_rank(std::vector<DeviceView> views, bool value) {
+    for (DeviceView& view : views) view.multi_rank = value;
+    return views;
+}
+
+std::vector<DeviceView> without_nccl(std::vector<DeviceView> views) {
+    views.back().nccl_problem = "no libnccl";
+    views.back().nccl_version = 0;
+    return views;
+}
+
+std::string refusal(const BackendQuestion& question) {
+    try {
+        const BackendChoice choice = choose_backend(question);
+        return std::string("chose ") + name_of(choice.backend);
+    } catch (const InvalidInput& error) {
+        return error.what();
+    }
+}
+
+TEST(BackendChoice, AutoFollowsTheBuffers) {
+    EXPECT_EQ(choose_backend({}).backend, Backend::Cpu);
+    EXPECT_EQ(choose_backend({}).why, "auto: buffers are in host memory");
+    const BackendChoice gpu = choose_backend({.device = kGpu, .node = node({"a", "b"})});
+    EXPECT_EQ(gpu.backend, Backend::Nccl);
+    EXPECT_EQ(gpu.why, "auto: buffers are on a CUDA device");
+    EXPECT_FALSE(gpu.enable_multi_rank);
+}
+
+TEST(BackendChoice, WhatIsAskedForIsTaken) {
+    EXPECT_EQ(choose_backend({.requested = "cpu"}).why, "asked for");
+    EXPECT_EQ(choose_backend({.requested = "nccl", .node = node({"a"})}).why, "asked for");
+    EXPECT_EQ(choose_backend({.requested = "nccl", .node = node({"a"})}).backend, Backend::Nccl);
+    const BackendChoice staged =
+        choose_backend({.requested = "staged", .device = kGpu, .node = node({"a", "b"})});
+    EXPECT_EQ(staged.backend, Backend::Staged);
+    EXPECT_EQ(staged.why, "asked for");
+    EXPECT_EQ(choose_backend({.requested = "staged", .node = without_nccl(node({"a", "a"}))}).backend,
+              Backend::Staged)
+        << "the staged backend needs no NCCL";
+}
+
+TEST(BackendChoice, RanksOnOneDeviceAreStagedByAnNcclThatTakesOnePerDevice) {
+    const BackendChoice choice = choose_backend({.device = kGpu, .node = node({"a", "b", "b"})});
+    EXPECT_EQ(choice.backend, Backend::Staged);
+    EXPECT_EQ(
+        choice.why,
+        "auto: ranks 1-2 share GPU b, and NCCL 2.28.9 takes one rank per GPU (2.30 and newer take more)");
+    const BackendChoice none = choose_backend({.device = kGpu, .node = without_nccl(node({"b", "b"}))});
+    EXPECT_EQ(none.backend, Backend::Staged);
+    EXPECT_EQ(none.why, "auto: ranks 0-1 share GPU b, and there is no NCCL here");
+}
+
+TEST(BackendChoice, ANewerNcclTakesThemUnlessTheUserForbidsIt) {
+    const auto views = node({"b", "b"}, 23000);
+    const BackendChoice choice = choose_backend({.device = kGpu, .node = views});
+    EXPECT_EQ(choice.backend, Backend::Nccl);
+    EXPECT_TRUE(choice.enable_multi_rank);
+    EXPECT_TRUE(choose_backend({.requested = "nccl", .node = views}).enable_multi_rank);
+
+    const BackendChoice told = choose_backend({.device = kGpu, .node = with_multi_rank(views, true)});
+    EXPECT_EQ(told.backend, Backend::Nccl);
+    EXPECT_FALSE(told.enable_multi_rank) << "the user said so already";
+    EXPECT_EQ(choose_backend({.device = kGpu, .node = with_multi_rank(views, false)}).backend,
+              Backend::Staged);
+}
+
+TEST(BackendChoice, TheOldestNcclOfTheNodeDecides) {
+    auto views = node({"b", "b"}, 23100);
+    views[1].nccl_version = 22900;
+    EXPECT_EQ(choose_backend({.device = kGpu, .node = views}).backend, Backend::Staged);
+}
+
+TEST(BackendChoice, WhatCannotBeIsRefusedWithItsReason) {
+    EXPECT_EQ(refusal({.requested = "nccl", .node = without_nccl(node({"a"}))}), "backend nccl: no libnccl");
+    EXPECT_EQ(refusal({.device = kGpu, .node = without_nccl(node({"a"}))}), "backend auto: no libnccl");
+    EXPECT_THAT(refusal({.requested = "cpu", .device = {Device::Kind::Cuda, 3}}), HasSubstr("CUDA device 3"));
+    EXPECT_EQ(refusal({.requested = "gloo"}), "no backend 'gloo'; this build has: auto, nccl, staged, cpu");
+    EXPECT_THAT(refusal({.requested = "nccl", .node = node({"b", "b"})}),
+                AllOf(HasSubstr("backend nccl: ranks 0-1 share GPU b"), HasSubstr("take backend staged")));
+    EXPECT_THAT(refusal({.requested = "staged", .node = node({"b"}), .one_node = false}),
+                HasSubstr("backend staged: it covers one node"));
+    EXPECT_THAT(
+        refusal({.device = kGpu, .node = node({"b", "b"}), .one_node = false}),
+        AllOf(HasSubstr("backend auto: ranks 0-1 share GPU b"), HasSubstr("start fewer ranks per node")));
+}
+
+TEST(BackendChoice, AViewSurvivesItsJourney) {
+    for (const std::optional<bool> multi_rank :
+         {std::optional<bool>{}, std::optional(true), std::optional(false)}) {
+        const DeviceView view{.rank = 17,
+                              .device = "0000:41:00.0",
+                              .nccl_version = 22809,
+                              .nccl_problem = "two\nlines",
+                              .multi_rank = multi_rank};
+        EXPECT_EQ(decode_view(encode(view)), view);
+    }
+    EXPECT_THROW(decode_view("17\n0000"), MismatchError);
+}
+
+}  // namespace

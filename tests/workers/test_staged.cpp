@@ -1,0 +1,359 @@
+#include <fcntl.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cstring>
+#include <thread>
+
+#include "ddp/staged_group.h"
+#include "ddp/testing.h"
+#include "tests/workers/nccl_world.h"
+#include "tests/workers/reference_reduction.h"
+
+namespace {
+
+using namespace ddp;
+using namespace ddp::testing;
+using reference::Bytes;
+using ::testing::AllOf;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using Clock = std::chrono::steady_clock;
+
+constexpr DType kTypes[] = {DType::F32,  DType::F64, DType::I32, DType::I64,
+                            DType::BF16, DType::F16, DType::U8};
+
+/// The fake's device memory, from the host: it is host memory.
+Buffer device_copy(ProcessGroup& group, const Bytes& bytes, DType type) {
+    const std::span<std::byte> memory = group.allocate_shared(bytes.size());
+    std::copy(bytes.begin(), bytes.end(), memory.begin());
+    return {memory.data(), bytes.size() / size_of(type), type, group.device()};
+}
+Bytes bytes_of(const Buffer& buffer) {
+    const auto* const first = static_cast<const std::byte*>(buffer.data);
+    return {first, first + buffer.bytes()};
+}
+
+struct StagedWorld {
+    std::chrono::nanoseconds timeout = std::chrono::seconds(30);
+    bool own_streams = false;  ///< each rank's user stream is one of its own
+};
+
+/// Every rank's exception; all of them on device 0.
+std::vector<std::exception_ptr> staged_failures_of(int ranks, const std::function<void(ProcessGroup&)>& fn,
+                                                   const StagedWorld& options = {}) {
+    const auto cuda = std::make_shared<const cuda::Api>(*cuda::api_from(fake_library()));
+    const auto segment =
+        std::make_shared<SegmentMap>(make_segment({.local_world_size = static_cast<std::uint32_t>(ranks),
+                                                   .world_size = static_cast<std::uint32_t>(ranks)}));
+    std::vector<std::exception_ptr> failures(static_cast<std::size_t>(ranks));
+    std::vector<std::thread> threads;
+    for (int rank = 0; rank < ranks; ++rank) {
+        threads.emplace_back([&, rank] {
+            cuda::Stream stream = nullptr;
+            if (options.own_streams) cuda->stream_create_with_priority(&stream, cuda::kStreamNonBlocking, 0);
+            try {
+                const auto group = make_staged_group({.cuda = cuda, .segment = segment, .device = 0},
+                                                     environment_of(rank, ranks),
+                                                     {.timeout = options.timeout, .stream = stream});
+                fn(*group);
+            } catch (...) {
+                failures[static_cast<std::size_t>(rank)] = std::current_exception();
+            }
+            if (stream != nullptr) cuda->stream_destroy(stream);
+        });
+    }
+    for (std::thread& thread : threads) thread.join();
+    return failures;
+}
+
+void expect_all_well(const std::vector<std::exception_ptr>& failures) {
+    for (const auto& failure : failures) EXPECT_EQ(message_of(failure), "");
+}
+
+std::vector<Bytes> inputs_of(int ranks, DType type, std::size_t count) {
+    std::vector<Bytes> all;
+    for (int r = 0; r < ranks; ++r)
+        all.push_back(reference::random_values(type, count, 90 + static_cast<unsigned>(r)));
+    return all;
+}
+
+TEST(Staged, ReducesToTheSameBitsAsTheCpuBackendWithAnyNumberOfRanksOnOneDevice) {
+    for (int ranks = 1; ranks <= 8; ++ranks) {
+        expect_all_well(staged_failures_of(ranks, [ranks](ProcessGroup& group) {
+            for (const std::size_t count : {0UL, 1UL, 1025UL, 70'001UL}) {
+                const auto inputs = inputs_of(ranks, DType::F32, count);
+                const Buffer mine =
+                    device_copy(group, inputs[static_cast<std::size_t>(group.rank())], DType::F32);
+                group.all_reduce(mine).synchronize();
+                EXPECT_EQ(bytes_of(mine), reference::reduce(inputs, DType::F32, ReduceOp::Sum)) << count;
+            }
+        }));
+    }
+}
+
+/// Memory that the group has not given: it goes through the pool.
+struct Foreign {
+    std::shared_ptr<const cuda::Api> cuda =
+        std::make_shared<const cuda::Api>(*cuda::api_from(fake_library()));
+    void* address = nullptr;
+    explicit Foreign(std::size_t bytes) { cuda->malloc(&address, bytes); }
+    ~Foreign() { cuda->free(address); }
+    Foreign(const Foreign&) = delete;
+    Foreign& operator=(const Foreign&) = delete;
+};
+
+TEST(Staged, TakesDeviceMemoryThatItHasNotGiven) {
+    expect_all_well(staged_failures_of(3, [](ProcessGroup& group) {
+        constexpr std::size_t kCount = 5001;
+        const Foreign memory(kCount * sizeof(float));
+        for (int round = 0; round < 5; ++round) {
+            const auto inputs = inputs_of(3, DType::F32, kCount);
+            std::memcpy(memory.address, inputs[static_cast<std::size_t>(group.rank())].data(),
+                        kCount * sizeof(float));
+            const Buffer mine{memory.address, kCount, DType::F32, group.device()};
+            group.all_reduce(mine, ReduceOp::Avg).synchronize();
+            EXPECT_EQ(bytes_of(mine), reference::reduce(inputs, DType::F32, ReduceOp::Avg));
+        }
+    }));
+}
+
+Bytes joined(const std::vector<Bytes>& parts) {
+    Bytes whole;
+    for (const Bytes& part : parts) whole.insert(whole.end(), part.begin(), part.end());
+    return whole;
+}
+Bytes slice(const Bytes& whole, int index, std::size_t each) {
+    const auto begin = whole.begin() + index * static_cast<long>(each);
+    return {begin, begin + static_cast<long>(each)};
+}
+
+TEST(Staged, DoesEveryCollectiveWithEveryType) {
+    expect_all_well(staged_failures_of(3, [](ProcessGroup& group) {
+        const int me = group.rank();
+        constexpr std::size_t kCount = 313;
+        for (const DType type : kTypes) {
+            const std::size_t each = kCount * size_of(type);
+            const auto inputs = inputs_of(3, type, 3 * kCount);
+            const Bytes& mine = inputs[static_cast<std::size_t>(me)];
+            const Bytes sum = reference::reduce(inputs, type, ReduceOp::Sum);
+            std::vector<Bytes> firsts, own_slices;
+            for (const Bytes& input : inputs) {
+                firsts.push_back(slice(input, 0, each));
+                own_slices.push_back(slice(input, me, each));
+            }
+            const Buffer whole = device_copy(group, mine, type),
+                         all = device_copy(group, Bytes(mine.size()), type);
+            const Buffer part = device_copy(group, slice(mine, 0, each), type);
+
+            group.all_gather(all, part).synchronize();
+            EXPECT_EQ(bytes_of(all), joined(firsts)) << name_of(type);
+            group.all_to_all(all, whole).synchronize();
+            EXPECT_EQ(bytes_of(all), joined(own_slices)) << name_of(type);
+            group.gather(me == 1 ? whole : Buffer{}, part, 1).synchronize();
+            EXPECT_EQ(bytes_of(whole), me == 1 ? joined(firsts) : mine) << name_of(type);
+            std::copy(mine.begin(), mine.end(), static_cast<std::byte*>(whole.data));
+            group.reduce_scatter(part, whole).synchronize();
+            EXPECT_EQ(bytes_of(part), slice(sum, me, each)) << name_of(type);
+            group.scatter(part, me == 2 ? whole : Buffer{}, 2).synchronize();
+            EXPECT_EQ(bytes_of(part), slice(inputs[2], me, each)) << name_of(type);
+            group.reduce(whole, 0).synchronize();
+            EXPECT_EQ(bytes_of(whole), me == 0 ? sum : mine) << name_of(type);
+            group.broadcast(whole, 0).synchronize();
+            EXPECT_EQ(bytes_of(whole), sum) << name_of(type);
+            if (me == 0) group.send(all, 2).synchronize();
+            if (me == 2) {
+                group.recv(whole, 0).synchronize();
+                std::vector<Bytes> zeros;
+                for (const Bytes& input : inputs) zeros.push_back(slice(input, 0, each));
+                EXPECT_EQ(bytes_of(whole), joined(zeros)) << name_of(type);
+            }
+        }
+        EXPECT_THAT(group.all_gather_bytes(std::string(1, static_cast<char>('a' + me))),
+                    ElementsAre("a", "b", "c"));
+    }));
+}
+
+TEST(Staged, RunsCollectivesOnOneBufferInOrderWithoutAnyWaitBetweenThem) {
+    expect_all_well(staged_failures_of(
+        2,
+        [](ProcessGroup& group) {
+            const Buffer buffer =
+                device_copy(group, reference::random_values(DType::I32, 20'000, 1), DType::I32);
+            std::fill_n(static_cast<std::int32_t*>(buffer.data), buffer.count, 1);
+            const Buffer half{buffer.data, buffer.count / 2, DType::I32, group.device()};
+            Work last;
+            for (int round = 0; round < 10; ++round) {
+                group.all_reduce(buffer);
+                last = group.all_reduce(half);
+            }
+            last.synchronize();
+            const auto* const values = static_cast<std::int32_t*>(buffer.data);
+            EXPECT_EQ(values[0], 1 << 20);
+            EXPECT_EQ(values[buffer.count - 1], 1 << 10);
+        },
+        {.own_streams = true}));
+}
+
+TEST(Staged, FollowsTheUsersStreamAndHoldsItBack) {
+    const auto cuda = cuda::api_from(fake_library());
+    expect_all_well(staged_failures_of(2,
+                                       [&](ProcessGroup& group) {
+                                           const Buffer a = device_copy(group, Bytes(4000), DType::U8),
+                                                        b = device_copy(group, Bytes(4000), DType::U8);
+                                           const auto stream = static_cast<cuda::Stream>(group.stream());
+                                           for (int round = 1; round < 20; ++round) {
+                                               cuda->memset_async(a.data, round, 4000, stream);
+                                               Work work = group.all_reduce(a);
+                                               work.wait();
+                                               cuda->memcpy_async(b.data, a.data, 4000,
+                                                                  cuda::CopyKind::DeviceToDevice, stream);
+                                           }
+                                           cuda->stream_synchronize(stream);
+                                           EXPECT_EQ(bytes_of(b), Bytes(4000, std::byte{38}));
+                                       },
+                                       {.own_streams = true}));
+}
+
+TEST(Staged, DoesNotBlockTheHostWhenACollectiveIsStarted) {
+    std::atomic<bool> may_start{false};
+    expect_all_well(staged_failures_of(2,
+                                       [&](ProcessGroup& group) {
+                                           const Buffer buffer = device_copy(group, Bytes(4000), DType::U8);
+                                           if (group.rank() == 1) may_start.wait(false);
+                                           Work work = group.all_reduce(buffer);
+                                           if (group.rank() == 0) {
+                                               EXPECT_FALSE(work.done());
+                                               may_start = true;
+                                               may_start.notify_all();
+                                           }
+                                           work.synchronize();
+                                           EXPECT_TRUE(work.done());
+                                       },
+                                       {.own_streams = true}));
+}
+
+TEST(Staged, SplitsIntoGroupsOfTheSameKind) {
+    expect_all_well(staged_failures_of(4, [](ProcessGroup& world) {
+        const auto pair = world.split(world.rank() % 2, -world.rank());
+        EXPECT_EQ(pair->rank(), 1 - world.rank() / 2);
+        EXPECT_EQ(pair->device(), world.device());
+        EXPECT_THAT(pair->describe(), HasSubstr("staged"));
+        const Buffer mine = device_copy(*pair, Bytes(100, static_cast<std::byte>(world.rank())), DType::U8);
+        pair->all_reduce(mine).synchronize();
+        EXPECT_EQ(bytes_of(mine), Bytes(100, static_cast<std::byte>(world.rank() % 2 == 0 ? 2 : 4)));
+        EXPECT_EQ(world.split(-1, 0), nullptr);
+    }));
+}
+
+TEST(Staged, RefusesHostMemory) {
+    const auto failures = staged_failures_of(1, [](ProcessGroup& group) {
+        float value = 0;
+        group.all_reduce({&value, 1, DType::F32, {}});
+    });
+    EXPECT_EQ(
+        message_of(failures[0]),
+        "all_reduce: rank 0's staged backend takes memory of CUDA device 0, the buffer is in host memory");
+}
+
+TEST(Staged, TellsEveryRankOfAMismatchInWaitAndInSynchronize) {
+    const auto failures = staged_failures_of(2, [](ProcessGroup& group) {
+        const Buffer buffer = device_copy(group, Bytes(80), DType::U8);
+        Work work = group.all_reduce({buffer.data, group.rank() == 0 ? 80U : 40U, DType::U8, group.device()});
+        EXPECT_THROW(work.wait(), MismatchError);
+        group.barrier();  // the group is unusable
+    });
+    for (const auto& failure : failures) {
+        EXPECT_TRUE(is<MismatchError>(failure));
+        EXPECT_THAT(message_of(failure),
+                    AllOf(HasSubstr("(80 uint8, 80 B, sum)"), HasSubstr("(40 uint8, 40 B, sum)")));
+    }
+}
+
+TEST(Staged, APeerThatDoesNotComeEndsItAtTheTimeOut) {
+    const auto failures = staged_failures_of(2,
+                                             [](ProcessGroup& group) {
+                                                 const Buffer buffer =
+                                                     device_copy(group, Bytes(80), DType::U8);
+                                                 if (group.rank() == 0) group.all_reduce(buffer).wait();
+                                             },
+                                             {.timeout = std::chrono::milliseconds(300)});
+    EXPECT_TRUE(is<TimeoutError>(failures[0]));
+    EXPECT_THAT(message_of(failures[0]),
+                AllOf(HasSubstr("rank 0: all_reduce #2"), HasSubstr("rank 1 finished #1")));
+}
+
+TEST(Staged, AFaultOfTheDeviceIsNamedAndEndsTheGroup) {
+    const auto failures = staged_failures_of(
+        1,
+        [](ProcessGroup& group) {
+            const auto cuda = cuda::api_from(fake_library());
+            const Buffer buffer = device_copy(group, Bytes(80), DType::U8);
+            using Fail = int(void*, int);
+            const auto fail = reinterpret_cast<Fail*>(fake_library().resolve("fake_cuda_fail"));
+            ASSERT_NE(fail, nullptr);
+            fail(group.stream(), 700);
+            EXPECT_THROW(group.all_reduce(buffer).wait(), Error);
+            fail(group.stream(), 0);
+            group.barrier();
+        },
+        {.own_streams = true});
+    EXPECT_THAT(message_of(failures[0]),
+                HasSubstr("rank 0: all_reduce: an illegal memory access was encountered (CUDA error 700)"));
+}
+
+// ---- ranks as processes
+
+TEST(Staged, EverySurvivorHearsWithinASecondOfARankThatIsKilledInAnAllReduce) {
+    const ddprun::UniqueFd fd = make_segment({.local_world_size = 3, .world_size = 3});
+    int ends[2];
+    ASSERT_EQ(::pipe2(ends, O_CLOEXEC), 0);
+    std::vector<pid_t> pids;
+    for (int rank = 0; rank < 3; ++rank) {
+        const pid_t pid = ::fork();
+        pids.push_back(pid);
+        if (pid != 0) continue;
+        try {
+            const auto cuda = std::make_shared<const cuda::Api>(*cuda::api_from(fake_library()));
+            const auto segment =
+                std::make_shared<SegmentMap>(ddprun::UniqueFd(::fcntl(fd.get(), F_DUPFD_CLOEXEC, 0)));
+            // The default stream's thread, if there is one, stayed in the parent.
+            cuda::Stream stream = nullptr;
+            cuda->stream_create_with_priority(&stream, cuda::kStreamNonBlocking, 0);
+            const auto group =
+                make_staged_group({.cuda = cuda, .segment = segment, .device = 0}, environment_of(rank, 3),
+                                  {.timeout = std::chrono::seconds(60), .stream = stream});
+            const Buffer buffer = device_copy(*group, Bytes(400'000), DType::F32);
+            for (int round = 0;; ++round) {
+                group->all_reduce(buffer).wait();
+                if (round == 20) (void)!::write(ends[1], "x", 1);
+            }
+        } catch (const PeerLostError& error) {
+            const std::string what = error.what();
+            ::_exit(what.find("all_reduce #") != std::string::npos && what.find("rank 1") != std::string::npos
+                        ? 42
+                        : 4);
+        } catch (...) {
+            ::_exit(3);
+        }
+    }
+    char byte;
+    for (int rank = 0; rank < 3; ++rank) ASSERT_EQ(::read(ends[0], &byte, 1), 1);
+    ::kill(pids[1], SIGKILL);
+    ::waitpid(pids[1], nullptr, 0);  // reaped: from now on the pid is gone
+    const auto killed = Clock::now();
+    for (const int rank : {0, 2}) {
+        int status = 0;
+        ::waitpid(pids[static_cast<std::size_t>(rank)], &status, 0);
+        EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 42) << status;
+    }
+    EXPECT_LT(Clock::now() - killed, std::chrono::seconds(1));
+    ::close(ends[0]);
+    ::close(ends[1]);
+}
+
+}  // namespace
