@@ -93,8 +93,6 @@ void HangWatch::judge(const std::vector<NodeAnswer>& answers) {
 void HangWatch::investigate(const HangVerdict& verdict) {
     log_.warning("hang: {}; collecting stacks", verdict.what);
     for (const std::string& node : silent_) log_.warning("hang: {}", node);
-    ControlRequest request{"stacks", {}};
-    if (last_.size() > 1) request.arguments["host"] = "shown";
     // Both at once: each has an end of its own.
     awaited_ = 1;
     nccl_says_.clear();
@@ -108,8 +106,9 @@ void HangWatch::investigate(const HangVerdict& verdict) {
             finish(verdict);
         });
     }
-    inquiry_.ask_nodes(request, std::nullopt, kNodeStackPatience,
-                       [this, verdict](const std::vector<NodeAnswer>& answers) { report(verdict, join_texts(answers)); });
+    inquiry_.ask_nodes({"stacks", {}}, std::nullopt, kNodeStackPatience, [this, verdict](const std::vector<NodeAnswer>& answers) {
+        report(verdict, render_node_stacks(answers, last_.size() > 1));
+    });
 }
 
 void HangWatch::report(const HangVerdict& verdict, const std::string& stacks) {

@@ -8,6 +8,7 @@
 #include "env/text.h"
 #include "launcher/hang_watch.h"
 #include "launcher/signal_names.h"
+#include "launcher/stack_text.h"
 
 namespace ddprun {
 namespace {
@@ -121,9 +122,9 @@ void JobQuestions::node_stacks(const ControlRequest& request, const Inquiry::Ans
         std::erase_if(targets, [&](const StackTarget& target) { return target.rank != *rank; });
     }
     if (targets.empty()) return answer(control_error("none of the workers asked for runs"));
-    const std::string host = request.argument("host") == "shown" ? parts_.host : "";
-    collect_stacks(parts_.loop, parts_.system, std::move(targets), kStackPatience, [answer, host](const std::vector<RankStack>& stacks) {
-        answer(control_text(render_stacks(stacks, host)));
+    collect_stacks(parts_.loop, parts_.system, std::move(targets), kStackPatience, [answer, host = parts_.host](std::vector<RankStack> stacks) {
+        for (RankStack& stack : stacks) stack.host = host;
+        answer(to_json(stacks));
     });
 }
 
@@ -158,10 +159,8 @@ void JobQuestions::job_signal(const ControlRequest& request, const Inquiry::Answ
 void JobQuestions::job_stacks(const ControlRequest& request, const Inquiry::Answer& answer) {
     const std::string who = request.argument("rank");
     const std::optional<int> rank = who.empty() ? std::nullopt : std::optional(rank_of(request).value_or(-1));
-    ControlRequest to_node = request;
-    if (parts_.observation.status().nodes > 1) to_node.arguments["host"] = "shown";
-    parts_.inquiry.ask_nodes(to_node, rank, kNodeStackPatience, [this, who, answer](const std::vector<NodeAnswer>& answers) {
-        if (!answers.empty()) return answer(control_text(join_texts(answers)));
+    parts_.inquiry.ask_nodes(request, rank, kNodeStackPatience, [this, who, answer](const std::vector<NodeAnswer>& answers) {
+        if (!answers.empty()) return answer(control_text(render_node_stacks(answers, parts_.observation.status().nodes > 1)));
         const int workers = parts_.observation.status().world_size;
         answer(control_error(who.empty() || workers == 0 ? "no worker runs" : fmt::format("no such rank: {}; the job has {} workers", who, workers)));
     });
@@ -172,14 +171,18 @@ std::string describe_node(const WorldNode& node) {
     return fmt::format("{} (ranks {}-{})", node.host, node.first_rank, node.first_rank + node.workers - 1);
 }
 
-std::string join_texts(const std::vector<NodeAnswer>& answers) {
-    std::string all;
+std::string render_node_stacks(const std::vector<NodeAnswer>& answers, bool shows_hosts) {
+    std::vector<RankStack> all;
+    std::string troubles;
     for (const NodeAnswer& answer : answers) {
-        const Result<std::string> text = decode_control_text(answer.line);
-        if (answer.trouble.empty() && text) all += *text;
-        else all += fmt::format("{}: {}\n", describe_node(answer.node), answer.trouble.empty() ? text.error().what : answer.trouble);
+        const Result<std::vector<RankStack>> stacks = answer.trouble.empty() ? stacks_from_json(answer.line) : Error{Errc::Timeout, answer.trouble, 0};
+        if (!stacks) troubles += fmt::format("{}: {}\n", describe_node(answer.node), stacks.error().what);
+        else all.insert(all.end(), stacks->begin(), stacks->end());
     }
-    return all;
+    if (!shows_hosts) {
+        for (RankStack& stack : all) stack.host.clear();
+    }
+    return render_stacks(all) + troubles;
 }
 
 }  // namespace ddprun

@@ -53,8 +53,8 @@ class JobQuestions {
 inline constexpr Duration kNodePatience = std::chrono::seconds(2);
 inline constexpr Duration kNodeStackPatience = kStackPatience + kNodePatience;
 
-/// The texts of all nodes, one below the other, with a line for each node that gave none.
-std::string join_texts(const std::vector<NodeAnswer>& answers);
+/// The stacks of all nodes as text, with a line for each node that gave none.
+std::string render_node_stacks(const std::vector<NodeAnswer>& answers, bool shows_hosts);
 /// "node02 (ranks 4-7)".
 std::string describe_node(const WorldNode& node);
 

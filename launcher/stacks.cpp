@@ -270,13 +270,6 @@ class Collection : public std::enable_shared_from_this<Collection> {
     os::EventLoop::TimerId deadline_ = 0;
 };
 
-/// gdb says much before the first thread: libraries loaded, files not found, how to configure it.
-std::string_view without_preamble(StackMethod method, std::string_view text) {
-    if (method != StackMethod::Gdb) return text;
-    const std::size_t first = text.starts_with("Thread ") ? 0 : text.find("\nThread ");
-    return first == std::string_view::npos ? text : text.substr(first);
-}
-
 }  // namespace
 
 const char* describe(StackMethod method) {
@@ -313,18 +306,6 @@ std::string kernel_view(pid_t pid) {
     const std::string call = file("syscall");
     const std::string_view number = std::string_view(call).substr(0, call.find_first_of(" \n"));
     if (parse_uint(number)) text += fmt::format(", system call {}", number);
-    return text;
-}
-
-std::string render_stacks(const std::vector<RankStack>& stacks, const std::string& host) {
-    std::string text;
-    for (const RankStack& stack : stacks) {
-        const std::string where = host.empty() ? "" : " on " + host;
-        text += fmt::format("rank {}{} (pid {}), by {}:\n", stack.rank, where, stack.pid, describe(stack.method));
-        for (const std::string_view line : split(without_preamble(stack.method, stack.text), '\n')) {
-            if (!trim(line).empty()) text += fmt::format("    {}\n", line);
-        }
-    }
     return text;
 }
 

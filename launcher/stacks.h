@@ -48,6 +48,8 @@ struct RankStack {
     pid_t pid = 0;
     StackMethod method = StackMethod::Kernel;
     std::string text;  ///< lines
+    std::string host = {};  ///< "" of a job of one node
+    bool operator==(const RankStack&) const = default;
 };
 
 /// Long enough for a debugger that reads the symbols of a large program.
@@ -61,8 +63,5 @@ void collect_stacks(os::EventLoop& loop, os::System& system, std::vector<StackTa
 
 /// What the kernel says about a process: its state, and where it waits.
 std::string kernel_view(pid_t pid);
-
-/// The stacks as text for people, one block per rank. `host` "": not shown.
-std::string render_stacks(const std::vector<RankStack>& stacks, const std::string& host);
 
 }  // namespace ddprun

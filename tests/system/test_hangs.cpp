@@ -28,10 +28,11 @@ std::vector<std::string> ddprun_worker(const std::vector<std::string>& options, 
 }
 
 TEST(Hangs, AStoppedRankIsNamedAndTheJobEnds) {
-    const Outcome outcome = run(ddprun_probe({"--nproc-per-node=3", "--hang-timeout=1"}, {"rank", "1", "stop", "end", "hold"}));
+    const Outcome outcome = run(ddprun_probe({"--nproc-per-node=3", "--hang-timeout=1"}, {"rank", "1", "stop", "end", "hold"}),
+                                with_environment({"PATH=/nonexistent"}));
     EXPECT_EQ(outcome.status, kHung) << outcome.err;
     EXPECT_THAT(outcome.err, HasSubstr("hang: rank 1 has been stopped"));
-    EXPECT_THAT(outcome.err, AllOf(HasSubstr("rank 0 (pid "), HasSubstr("rank 2 (pid "))) << "stacks of all ranks";
+    EXPECT_THAT(outcome.err, AllOf(HasSubstr("rank 0 (pid "), HasSubstr("; rank 2 stands alike:"), HasSubstr("rank 1 (pid "))) << "stacks of all ranks";
 }
 
 TEST(Hangs, TheRankThatKeepsTheOthersWaitingInACollectiveIsNamedWithIt) {
