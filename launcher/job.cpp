@@ -6,6 +6,7 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <limits>
 #include <optional>
 #include <utility>
@@ -116,6 +117,7 @@ class Job final : public rdzv::ServerHandler, public rdzv::AgentLinkHandler {
     Status build_head(const HeadChoice& choice);
     Status build_agent(const Endpoint& controller);
     Status build_observation();
+    void plan_walltime_notice(TimePoint end);
     void build_questions();
     [[nodiscard]] std::optional<Endpoint> ras_address() const;
     void on_signal(const signalfd_siginfo& info);
@@ -341,11 +343,21 @@ Result<int> Job::run() {
     if (const Status built = build(); !built) return built.error();
     if (controller_) {
         walltime_ = std::make_unique<WalltimeWatch>(*loop_, system_, log_);
-        walltime_->begin();
+        walltime_->begin([this](TimePoint end) { plan_walltime_notice(end); });
         controller_->begin();
     }
     if (const Status ran = loop_->run(); !ran) return ran.error();
     return say_how_it_ended();
+}
+
+void Job::plan_walltime_notice(TimePoint end) {
+    const Duration notice = setup_.spec.walltime_notice;
+    if (notice == Duration::zero()) return;
+    loop_->call_at(end - notice, [this, end] {
+        if (controller_->finished()) return;
+        const Duration left = std::max(Duration::zero(), end - MonotonicClock::now());
+        controller_->preempt(SIGTERM, fmt::format("walltime in {}", format_duration(std::chrono::round<std::chrono::seconds>(left))));
+    });
 }
 
 // ---- signals

@@ -111,6 +111,7 @@ struct JobSpec {
     Duration shutdown_timeout = std::chrono::seconds(30);  ///< grace between the stop signal and SIGKILL
     /// The same for the survivors of a failure; never longer than shutdown_timeout.
     Duration failure_grace = std::chrono::seconds(5);
+    Duration walltime_notice = Duration::zero();           ///< preempt so long before the walltime ends; zero: never
     Duration preempt_grace = std::chrono::seconds(30);     ///< the same after a preemption notice
     NumaBinding binding = NumaBinding::Auto;
     bool virtual_local_rank = false;

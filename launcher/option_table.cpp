@@ -290,6 +290,10 @@ OptionGroup supervision_options() {
               [](Draft& d, Text v) { return store(parse_span(v), d.spec.failure_grace); }},
              {"preempt-grace", 0, "SPAN", "", "Grace after a preemption notice, for a checkpoint. Default 30s.",
               [](Draft& d, Text v) { return store(parse_span(v), d.spec.preempt_grace); }},
+             {"walltime-notice", 0, "SPAN", "",
+              "Preempt the job so long before its walltime ends, where the scheduler (PBS, Torque, Slurm) tells it: notice, SIGTERM, "
+              "--preempt-grace, exit code 75. Default 0: never.",
+              [](Draft& d, Text v) { return store(parse_span(v), d.spec.walltime_notice); }},
              {"signals-to-handle", 0, "NAME,...", "", "Signals that stop the job, besides TERM, INT, HUP and QUIT.",
               set_stop_signals},
              {"signal", 0, "NAME=ACTION", "",

@@ -38,7 +38,7 @@ std::string walltime_note(Duration left) {
     if (left > kNear) return "";
     const std::string span = format_duration(std::chrono::round<std::chrono::seconds>(left < Duration::zero() ? -left : left));
     if (left < Duration::zero()) return fmt::format("killed at walltime: the scheduler's limit was over {} before", span);
-    return fmt::format("killed at walltime: {} before the scheduler's limit", span);
+    return fmt::format("stopped at walltime: {} before the scheduler's limit", span);
 }
 
 }  // namespace ddprun

@@ -17,8 +17,8 @@ std::optional<Duration> walltime_left();
 /// The age of the PBS job that this process belongs to, by its node file.
 std::optional<Duration> pbs_job_age();
 
-/// For the report of a job that was ended from outside with so much left: "killed at walltime: ..."; "" when that is not
-/// why. Pure.
+/// For the report of a job that was ended from outside with so much left: "killed at walltime: ..." when it is over,
+/// "stopped at walltime: ..." before; "" when that is not why. Pure.
 std::string walltime_note(Duration left);
 
 }  // namespace ddprun

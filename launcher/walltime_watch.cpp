@@ -2,6 +2,8 @@
 
 #include <unistd.h>
 
+#include <utility>
+
 #include "env/text.h"
 #include "env/worker_env.h"
 #include "launcher/run_tool.h"
@@ -25,7 +27,8 @@ os::SpawnSpec qstat_command(const std::string& job) {
 
 }  // namespace
 
-void WalltimeWatch::begin() {
+void WalltimeWatch::begin(std::function<void(TimePoint end)> known) {
+    known_ = std::move(known);
     if (const std::optional<Duration> left = walltime_left()) return ends_in(*left);
     if (const std::optional<std::string> job = process_environment("PBS_JOBID"); job && !job->empty()) ask_qstat(*job);
 }
@@ -42,6 +45,7 @@ void WalltimeWatch::ask_qstat(const std::string& job) {
 void WalltimeWatch::ends_in(Duration left) {
     end_ = deadline_after(loop_.now(), left);
     log_.debug("the walltime ends in {}", format_duration(std::chrono::round<std::chrono::seconds>(left)));
+    known_(*end_);
 }
 
 }  // namespace ddprun

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -19,7 +20,8 @@ class WalltimeWatch {
     WalltimeWatch(const WalltimeWatch&) = delete;
     WalltimeWatch& operator=(const WalltimeWatch&) = delete;
 
-    void begin();
+    /// Calls `known` once when the end is known, from here or later from the loop.
+    void begin(std::function<void(TimePoint end)> known);
     /// nullopt: there is none, or it is not known (yet).
     [[nodiscard]] std::optional<TimePoint> end() const { return end_; }
 
@@ -30,6 +32,7 @@ class WalltimeWatch {
     os::EventLoop& loop_;
     os::System& system_;
     os::Log& log_;
+    std::function<void(TimePoint)> known_;
     std::optional<TimePoint> end_;
     std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);
 };

@@ -33,7 +33,7 @@ TEST(WalltimeLeft, IsNotKnownWithoutAScheduler) { EXPECT_EQ(left({}, 600s), std:
 
 TEST(WalltimeNote, SaysHowFarFromTheLimitTheJobEnded) {
     EXPECT_EQ(walltime_note(-12s), "killed at walltime: the scheduler's limit was over 12 s before");
-    EXPECT_EQ(walltime_note(20s), "killed at walltime: 20 s before the scheduler's limit");
+    EXPECT_EQ(walltime_note(20s), "stopped at walltime: 20 s before the scheduler's limit");
     EXPECT_EQ(walltime_note(10min), "");
 }
 

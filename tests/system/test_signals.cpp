@@ -98,8 +98,8 @@ echo '{"timestamp":'$now',"Jobs":{"17.pbs":{"Resource_List":{"walltime":"01:00:0
     }
 };
 
-TEST(Signals, AJobThatPbsEndsAtItsWalltimeSaysSo) {
-    const PbsJob job(60);
+TEST(Signals, AJobThatPbsEndsAfterItsWalltimeSaysSo) {
+    const PbsJob job(61);
     Program program(ddprun_probe({}, {"say", "up", "hold"}), job.options);
     ASSERT_TRUE(program.wait_for_output("the walltime ends in") && program.wait_for_output("up"));
     program.signal(SIGTERM);
@@ -114,6 +114,13 @@ TEST(Signals, AJobThatIsDeletedLongBeforeItsWalltimeDoesNot) {
     ASSERT_TRUE(program.wait_for_output("the walltime ends in") && program.wait_for_output("up"));
     program.signal(SIGTERM);
     EXPECT_THAT(program.wait().err, Not(HasSubstr("killed at walltime")));
+}
+
+TEST(Signals, AWalltimeNoticePreemptsTheJobBeforeItsEnd) {
+    const PbsJob job(59);
+    const Outcome outcome = run(ddprun_probe({"--walltime-notice=2m"}, {"on", "15", "0", "hold"}), job.options);
+    EXPECT_EQ(outcome.status, 75) << outcome.err;
+    EXPECT_THAT(outcome.err, AllOf(HasSubstr("walltime in "), HasSubstr("was preempted"), HasSubstr("stopped at walltime")));
 }
 
 TEST(Signals, AQstatThatHangsHoldsNothingUp) {
