@@ -13,6 +13,9 @@
 namespace ddprun {
 namespace {
 
+/// Of one node's answer, whose limit is that of a message; as JSON it can become twice as long.
+constexpr std::size_t kMostStackBytes = 2 * 1024 * 1024;
+
 std::optional<int> rank_of(const ControlRequest& request) {
     const Result<std::int64_t> rank = parse_int(request.argument("rank"));
     if (!rank || *rank < 0 || *rank > 0x7fffffff) return std::nullopt;
@@ -123,7 +126,11 @@ void JobQuestions::node_stacks(const ControlRequest& request, const Inquiry::Ans
     }
     if (targets.empty()) return answer(control_error("none of the workers asked for runs"));
     collect_stacks(parts_.loop, parts_.system, std::move(targets), kStackPatience, [answer, host = parts_.host](std::vector<RankStack> stacks) {
-        for (RankStack& stack : stacks) stack.host = host;
+        const std::size_t share = std::max<std::size_t>(kMostStackBytes / stacks.size(), 1024);
+        for (RankStack& stack : stacks) {
+            stack.host = host;
+            if (stack.text.size() > share) stack.text = stack.text.substr(0, share) + "\n(the rest is left out)\n";
+        }
         answer(to_json(stacks));
     });
 }
