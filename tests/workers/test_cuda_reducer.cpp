@@ -13,6 +13,7 @@
 #include "tests/support/temporary_directory.h"
 #include "tests/workers/cuda_fixture.h"
 #include "tests/workers/nccl_world.h"
+#include "tests/workers/symmetric_group.h"
 
 namespace {
 
@@ -332,6 +333,39 @@ TEST(DeviceReducer, AveragesBf16CompressedGradientsToTheBitsOfTheHost) {
         if (group.rank() == 0) on_device = std::move(mine);
     });
     EXPECT_EQ(on_device, on_host);
+}
+
+TEST(DeviceReducer, DividesSymmetricMemoryFirstAndSumsItToTheSameBits) {
+    // A world of a power of two: dividing before the sum or behind it rounds alike.
+    const auto make = [](std::vector<Tensor> parameters) {
+        return ddp::make_adamw(std::move(parameters), {.learning_rate = 0.01});
+    };
+    for (const int ranks : {1, 4}) {
+        Outcome averaged, summed;
+        run_on_devices(ranks, [&](ProcessGroup& group) {
+            Outcome mine = train(group, make);
+            if (group.rank() == 0) averaged = std::move(mine);
+        });
+        run_on_devices(ranks, [&](ProcessGroup& group) {
+            ddp::testing::SymmetricGroup symmetric(group);
+            Outcome mine = train(symmetric, make);
+            if (group.rank() == 0) summed = std::move(mine);
+        });
+        EXPECT_EQ(summed, averaged);
+    }
+}
+
+TEST(DeviceReducer, DividesWhileItCompressesForSymmetricMemory) {
+    run_on_devices(2, [](ProcessGroup& group) {
+        ddp::testing::SymmetricGroup symmetric(group);
+        Model memory(symmetric, {100});
+        DistributedDataParallel model(symmetric, memory.parameters);
+        model.set_hook(ddp::bf16_compression());
+        put(model.gradient(0), std::vector<float>(100, group.rank() == 0 ? 1.0F : 2.0F));
+        model.mark_ready(0);
+        model.finish();
+        EXPECT_EQ(get(model.gradient(0)), std::vector<float>(100, 1.5F));
+    });
 }
 
 TEST(DeviceReducer, RefusesParametersInHostMemory) {

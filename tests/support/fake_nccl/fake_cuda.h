@@ -7,6 +7,7 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <thread>
 
 /// Streams over host memory: each runs what it is given, in order, on a thread of its own.
 namespace fake {
@@ -23,7 +24,7 @@ class Stream {
     /// Ends the thread once the queue is empty; returns at once, as cudaStreamDestroy does.
     void close();
     [[nodiscard]] bool is_closed() const;
-    int device = 0;             ///< the maker's
+    std::thread::id maker;
     std::atomic<int> error{0};  ///< what events recorded from now on answer; 0 none
 
     [[nodiscard]] std::shared_ptr<Capture> capture() const;

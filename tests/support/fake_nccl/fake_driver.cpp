@@ -69,6 +69,9 @@ int cuGetErrorString(int code, const char** text) {
         case kInvalidValue:
             *text = "invalid argument";
             return 0;
+        case 100:
+            *text = "no CUDA-capable device is detected";
+            return 0;
         case kInvalidDevice:
             *text = "invalid device ordinal";
             return 0;
