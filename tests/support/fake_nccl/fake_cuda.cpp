@@ -143,7 +143,10 @@ int refuse_in_capture(Stream* stream) {
     return get(PerThread::Captures) > 0 ? kCaptureUnsupported : 0;
 }
 
+constexpr std::size_t kDeviceBytes = std::size_t{1} << 34;
+
 int allocate_into(void** address, std::size_t bytes, Memory kind) {
+    if (bytes > kDeviceBytes) return kMemoryAllocation;
     if (const int refused = refuse_in_capture(nullptr)) return refused;
     count_blocking_call();
     *address = allocate(bytes, kind);
@@ -276,7 +279,7 @@ int cudaDeviceGetPCIBusId(char* text, int length, int device) {
     std::snprintf(text, static_cast<std::size_t>(length), "0000:%02x:00.0", device + 1);
     return 0;
 }
-int cudaMemGetInfo(std::size_t* free, std::size_t* total) { return *free = *total = std::size_t{1} << 34, 0; }
+int cudaMemGetInfo(std::size_t* free, std::size_t* total) { return *free = *total = fake::kDeviceBytes, 0; }
 // Ranks may be threads on one device, where a GPU would see processes: another rank's streams are not waited for,
 // they may wait for this one.
 int cudaDeviceSynchronize() {

@@ -1,0 +1,90 @@
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <numeric>
+
+#include "ddp/cuda/host_copies.h"
+#include "tests/workers/cuda_fixture.h"
+
+namespace {
+
+using ddp::DType;
+using ddp::cuda::DeviceMemory;
+using ddp::cuda::Event;
+using ddp::cuda::Gpu;
+using ddp::cuda::HostCopies;
+using ddp::cuda::OwnedStream;
+using ddp::cuda::PinnedMemory;
+using ddp::testing::OnDevice;
+
+std::shared_ptr<const Gpu> gpu() { return Gpu::of(0); }
+
+TEST(DeviceMemory, NamesTheSizeTheDeviceAndWhatIsFreeWhenItCannotBeHad) {
+    try {
+        const DeviceMemory memory(gpu(), std::size_t{1} << 50);
+        ADD_FAILURE() << "there is no device with a petabyte";
+    } catch (const ddp::Error& error) {
+        EXPECT_THAT(error.what(),
+                    testing::MatchesRegex("allocating 1125899906842624 bytes on CUDA device 0 "
+                                          "\\([0-9]+ of [0-9]+ MiB are free\\): out of memory .*"));
+    }
+    // The failure is over: what comes next is not blamed for it.
+    EXPECT_NO_THROW(DeviceMemory(gpu(), 16).clear(nullptr));
+    EXPECT_NO_THROW(ddp::cuda::synchronize(*gpu(), nullptr));
+}
+
+TEST(DeviceMemory, OfNothingIsStillAnAddress) { EXPECT_NE(DeviceMemory(gpu(), 0).get(), nullptr); }
+
+TEST(DeviceMemory, IsAlignedForEveryAccessAndCleared) {
+    const OwnedStream stream(gpu());
+    const DeviceMemory memory(gpu(), 1000);
+    const PinnedMemory copied(gpu(), 1000);
+    EXPECT_EQ(reinterpret_cast<std::uintptr_t>(memory.get()) % 256, 0U);
+    std::iota(copied.as<unsigned char>(), copied.as<unsigned char>() + 1000, static_cast<unsigned char>(1));
+    memory.clear(stream.get());
+    ddp::cuda::copy(*gpu(), copied.get(), memory.get(), 1000, stream.get());
+    stream.synchronize();
+    for (std::size_t i = 0; i < 1000; ++i) ASSERT_EQ(copied.get()[i], std::byte{0}) << i;
+}
+
+TEST(Gpu, GivesAKernelNoMoreBlocksThanThereIsWorkForAndAtLeastOne) {
+    EXPECT_EQ(gpu()->grid_for(0), 1U);
+    EXPECT_EQ(gpu()->grid_for(1), 1U);
+    EXPECT_EQ(gpu()->grid_for(256 * 8 + 1), 2U);
+    EXPECT_EQ(gpu()->grid_for_rows(9), 2U);
+    const unsigned most = gpu()->grid_for(std::uint64_t{1} << 40);
+    EXPECT_EQ(gpu()->grid_for(std::uint64_t{1} << 41), most);
+    EXPECT_EQ(gpu()->grid_for_rows(std::uint64_t{1} << 40), most);
+}
+
+TEST(Event, TellsTheTimeBetweenTwoPointsOfAStream) {
+    const OwnedStream stream(gpu(), OwnedStream::Priority::High);
+    const OnDevice<float> from(gpu(), std::vector<float>(1 << 18), DType::F32),
+        to(gpu(), from.values(), DType::F32);
+    const Event begin(gpu()->shared_api(), ddp::cuda::kEventDefault),
+        end(gpu()->shared_api(), ddp::cuda::kEventDefault);
+    begin.record(stream.get());
+    ddp::cuda::copy(*gpu(), to.data(), from.data(), from.buffer().bytes(), stream.get());
+    end.record(stream.get());
+    end.synchronize();
+    EXPECT_EQ(end.query(), ddp::cuda::Code::Success);
+    EXPECT_GT(end.milliseconds_since(begin), 0);
+}
+
+TEST(HostCopies, BringDeviceTensorsToTheHostAndBackAndLeaveHostTensorsWhereTheyAre) {
+    std::vector<float> on_host = {7, 8};
+    const OnDevice<float> on_device(gpu(), {1, 2, 3}, DType::F32);
+    const std::vector<ddp::Tensor> tensors = {ddp::tensor_of("host", std::span(on_host), {2}),
+                                              {"device", {3}, on_device.buffer()}};
+    const HostCopies copies(tensors, HostCopies::Begin::WithContents);
+    EXPECT_EQ(copies.tensors()[0].memory.data, on_host.data());
+    const ddp::Buffer& copied = copies.tensors()[1].memory;
+    EXPECT_EQ(copied.device, ddp::Device{});
+    auto* const values = static_cast<float*>(copied.data);
+    EXPECT_EQ(std::vector<float>(values, values + 3), (std::vector<float>{1, 2, 3}));
+    values[1] = 20;
+    copies.upload();
+    EXPECT_EQ(on_device.values(), (std::vector<float>{1, 20, 3}));
+}
+
+}  // namespace
