@@ -72,6 +72,22 @@ TEST_F(TrainJob, TwoWorkersOverNcclHaveTheCurveOfOneAndTheSameBits) {
                  train("adamw-cpu", 2, {"--device=cpu", "--optimizer=adamw", "--lr=0.002", "--epochs=3"}), 1e-3);
 }
 
+TEST_F(TrainJob, TwoWorkersShareADeviceThroughTheStagedBackend) {
+    const json one = train("one", 1, {"--device=cuda", "--epochs=3"});
+    const json two =
+        train("two", 2, {"--device=cuda", "--backend=staged", "--epochs=3"}, {"FAKE_CUDA_DEVICES=1"});
+    expect_curve(two, one, 1e-4);
+    EXPECT_THAT(out_, HasSubstr("staged"));
+    EXPECT_THAT(out_, HasSubstr("parameters are bitwise equal on 2 workers"));
+}
+
+TEST_F(TrainJob, ARunThatTurnsOutToBeStagedRefusesAGraphBeforeItBegins) {
+    const Outcome outcome = start(2, {"--device=cuda", "--cuda-graph"}, {"FAKE_CUDA_DEVICES=1"});
+    EXPECT_EQ(outcome.status, 64) << outcome.out << outcome.err;
+    EXPECT_THAT(outcome.err, HasSubstr("--cuda-graph: backend staged"));
+    EXPECT_THAT(outcome.out, Not(HasSubstr("epoch")));
+}
+
 TEST_F(TrainJob, ACheckpointOfEitherDeviceIsGoneOnFromByTheOther) {
     const json whole = train("whole", 2, {"--device=cpu", "--epochs=6"});
     train("first", 2, {"--device=cpu", "--epochs=2", "--checkpoint-dir=shared"});
