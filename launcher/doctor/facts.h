@@ -92,9 +92,10 @@ struct SoftwareFacts {
 
 /// The all-reduce that was run.
 struct TrialFacts {
-    enum class State : std::uint8_t { NotAsked, Impossible, Failed, Done } state = State::NotAsked;
-    std::string command;  ///< as a user would type it
-    std::string problem;  ///< Impossible, Failed: why; the last lines of the job
+    enum class State : std::uint8_t { NotAsked, Failed, Done } state = State::NotAsked;
+    std::string command;   ///< as a user would type it
+    std::string problem;   ///< Failed: why; the last lines of the job
+    std::string why_cpus;  ///< why it ran on the CPUs although there are GPUs; ""
     int exit_code = 0;
     // Done:
     int workers = 0;

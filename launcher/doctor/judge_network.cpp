@@ -134,8 +134,6 @@ std::vector<Finding> judge_trial(const TrialFacts& trial) {
     switch (trial.state) {
         case TrialFacts::State::NotAsked:
             return row(Severity::Note, "not run (--no-run)");
-        case TrialFacts::State::Impossible:
-            return row(Severity::Warning, fmt::format("not run: {}", trial.problem));
         case TrialFacts::State::Failed:
             return row(Severity::Error,
                        fmt::format("failed with exit code {}: {}", trial.exit_code, trial.problem),
@@ -143,12 +141,15 @@ std::vector<Finding> judge_trial(const TrialFacts& trial) {
         case TrialFacts::State::Done:
             break;
     }
-    return row(Severity::Ok,
+    // The GPUs were left out: what has been shown is not what a job would use.
+    const std::string why = trial.why_cpus.empty() ? "" : fmt::format("; on the CPUs: {}", trial.why_cpus);
+    return row(why.empty() ? Severity::Ok : Severity::Warning,
                fmt::format("{} worker{}, {}: {:.2f} GB/s bus bandwidth ({} x {} in {:.2f} s), sums right; "
-                           "first one {} after start",
+                           "first one {} after start{}",
                            trial.workers, trial.workers == 1 ? "" : "s", trial.backend,
                            trial.bus_gigabytes_per_second, trial.rounds, format_bytes(trial.bytes),
-                           trial.seconds, format_duration(trial.start)));
+                           trial.seconds, format_duration(trial.start), why),
+               why.empty() ? "" : "see the errors and warnings above");
 }
 
 }  // namespace ddprun::doctor

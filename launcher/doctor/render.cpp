@@ -101,8 +101,6 @@ Json to_json(const TrialFacts& trial) {
     switch (trial.state) {
         case TrialFacts::State::NotAsked:
             return nullptr;
-        case TrialFacts::State::Impossible:
-            return {{"ran", false}, {"problem", trial.problem}};
         case TrialFacts::State::Failed:
             return {{"ran", true},
                     {"exit_code", trial.exit_code},
@@ -120,6 +118,7 @@ Json to_json(const TrialFacts& trial) {
             {"seconds", trial.seconds},
             {"bus_gigabytes_per_second", trial.bus_gigabytes_per_second},
             {"start_seconds", std::chrono::duration<double>(trial.start).count()},
+            {"why_not_gpus", trial.why_cpus},
             {"command", trial.command}};
 }
 

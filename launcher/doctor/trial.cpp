@@ -175,6 +175,7 @@ TrialFacts run_trial(const TrialPlan& plan) {
     if (!ended)
         facts.problem =
             fmt::format("it did not end within {}; {}", format_duration(kPatience), facts.problem);
+    facts.why_cpus = plan.why;
     facts.command = "ddprun " + join(plan.arguments, " ");
     return facts;
 }

@@ -125,6 +125,7 @@ const Case kCases[] = {
     {"NoNetwork", [](Facts& f) { f.network.interfaces.clear(); }, Severity::Warning, "NCCL sockets", "no interface is up", "ip link"},
     {"Slingshot", [](Facts& f) { f.network.has_slingshot = true; }, Severity::Warning, "NCCL sockets", "must be told", "NCCL_SOCKET_IFNAME=hsn"},
     {"AllReduceFailed", [](Facts& f) { f.trial = failed_trial(); }, Severity::Error, "all-reduce", "exit code 1: rank 0: no", "ddprun x"},
+    {"AllReduceOnCpus", [](Facts& f) { f.trial.why_cpus = "a GPU is lost"; }, Severity::Warning, "all-reduce", "on the CPUs: a GPU is lost", "above"},
     {"AllReduceNotAsked", [](Facts& f) { f.trial = {}; }, Severity::Note, "all-reduce", "--no-run", ""},
     {"LostGpu", [](Facts& f) { f.nvidia.gpus[1].lost = "fell off"; }, Severity::Error, "GPU 1", "fell off", "reset"},
 };
