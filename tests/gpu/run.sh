@@ -91,7 +91,7 @@ find_libraries() {
 use_fakes() {
     export DDP_CUDART_LIBRARY=$support/fake_nccl/fake-nccl.so DDP_NCCL_LIBRARY=$support/fake_nccl/fake-nccl.so
     export DDP_CUDA_LIBRARY=$support/fake_nccl/fake-nccl.so DDP_CUBLASLT_LIBRARY=$support/fake_nccl/fake-nccl.so
-    export DDPRUN_NVML_LIBRARY=$support/fake_nvml/fake-nvml.so FAKE_NVML=$scratch/machine.json FAKE_CUDA_DEVICES=4
+    export DDPRUN_NVML_LIBRARY=$support/fake_nvml/fake-nvml.so FAKE_NVML=$scratch/machine.json FAKE_CUDA_DEVICES=1
     echo '{"driver": "0.0", "cuda": 13010, "gpus": [{"name": "a fake GPU", "uuid": "GPU-0", "total": 1000000}]}' >"$FAKE_NVML"
 }
 
@@ -229,9 +229,11 @@ python_step loss_low_precision 10 "$train" "$here/compare_curves.py" "$output"/t
 survivor=$binaries/tests/gpu/survivor_worker
 within=1 && [ -n "$fake" ] && within=10
 python_step killed_rank_staged 60 "$survivor" "$here/check_killed_rank.py" "$ddprun" "$survivor" --ranks 4 --backend staged --within $within
+[ -n "$fake" ] && export FAKE_CUDA_DEVICES=$gpus
 if [ -z "$no_gpu" ] && [ "$gpus" -lt 2 ]; then skip killed_rank_nccl "one GPU"
 else python_step killed_rank_nccl 60 "$survivor" "$here/check_killed_rank.py" "$ddprun" "$survivor" --ranks "$gpus" --backend nccl --within $within
 fi
+[ -n "$fake" ] && export FAKE_CUDA_DEVICES=1
 gradients=$binaries/tests/gpu/train_gradients
 python_step gradients_torch 90 "$gradients" "$here/train_check.py" "$gradients" --json "$output/gradients.json"
 
