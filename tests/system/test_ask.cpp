@@ -103,6 +103,18 @@ TEST_F(Ask, PsTellsWhichGpuEachWorkerUses) {
     EXPECT_THAT(ask(id_, {"ps"}).out, AllOf(HasSubstr("GPU MEM"), HasSubstr("GPU 1: 87 % busy")));
 }
 
+TEST(Subcommands, GpusAreShownWithoutAJob) {
+    const TemporaryDirectory directory;
+    std::ofstream(directory.file("machine.json")) << R"({"gpus": [{"uuid": "GPU-a", "total": 85899345920, "used": 1073741824, "busy": 3}]})";
+    const RunOptions machine = with_environment({"DDPRUN_NVML_LIBRARY=" + path_of("FAKE_NVML_LIBRARY"), "FAKE_NVML=" + directory.file("machine.json")});
+    EXPECT_EQ(run({path_of("DDPRUN"), "gpus"}, machine).out, "GPU 0: 3 % busy, 1 GiB of 80 GiB\n");
+    EXPECT_EQ(nlohmann::json::parse(run({path_of("DDPRUN"), "gpus", "--json"}, machine).out)["gpus"][0]["uuid"], "GPU-a");
+    const Outcome none = run({path_of("DDPRUN"), "gpus"}, with_environment({"DDPRUN_NVML_LIBRARY=/nonexistent"}));
+    EXPECT_EQ(none.status, 0);
+    EXPECT_THAT(none.err, HasSubstr("no NVIDIA GPU can be asked on this host"));
+    EXPECT_EQ(run({path_of("DDPRUN"), "gpus", "all"}).status, 64);
+}
+
 TEST_F(Ask, ADriverThatDoesNotAnswerHoldsNobodyUp) {
     const TemporaryDirectory directory;
     const std::string machine = directory.file("machine.json");

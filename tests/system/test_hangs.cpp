@@ -125,6 +125,10 @@ TEST(Stacks, OfAPythonProgramComeFromPySpyAndWithoutItsHelpFromTheNextBest) {
     const TemporaryDirectory directory;
     make_tool(directory.file("py-spy"), "echo 'Thread 7 (idle): \"MainThread\"'; echo \"    train (by $1 $2)\"");
     EXPECT_THAT(stacks_of(worker, directory.path(), "up"), AllOf(HasSubstr("by py-spy"), HasSubstr("    train (by dump --pid)")));
+    // In a virtual environment it lies beside the interpreter, and on nobody's PATH.
+    std::filesystem::create_symlink(python, directory.file("python3"));
+    const std::vector<std::string> in_environment = {directory.file("python3"), worker[1], worker[2]};
+    EXPECT_THAT(stacks_of(in_environment, "/nonexistent", "up"), HasSubstr("by py-spy"));
     make_tool(directory.file("py-spy"), "echo 'Error: Permission Denied'; exit 1");
     EXPECT_THAT(stacks_of(worker, directory.path(), "up"), AllOf(HasSubstr("by the kernel"), HasSubstr("state S"), Not(HasSubstr("Denied"))));
 }
