@@ -82,7 +82,9 @@ Result<HeadChoice> choose_head(const JobSpec& spec, const HostFacts& facts) {
         if (*configured) return head_at(*endpoint, "is_host=true");
         return HeadChoice{false, *endpoint, "is_host=false"};
     }
-    if (spec.rendezvous.node_rank) {
+    // torchrun's c10d knows no node rank: it may be that of any order. It counts where the name tells nothing.
+    const bool name_tells = spec.rendezvous.backend == "c10d" && (is_this_host(endpoint->host, facts) || !facts.endpoint_addresses.empty());
+    if (spec.rendezvous.node_rank && !name_tells) {
         if (*spec.rendezvous.node_rank == 0) return head_at(*endpoint, "node rank 0");
         return HeadChoice{false, *endpoint, fmt::format("node rank {}", *spec.rendezvous.node_rank)};
     }

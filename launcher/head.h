@@ -27,7 +27,8 @@ struct HeadChoice {
 };
 
 /// Pure. One node is always its own head. With several, by the field's rules: static goes by --node-rank, c10d by
-/// whose host the endpoint names, `is_host` in --rdzv-conf overrides both.
+/// whose host the endpoint names (by --node-rank too when that name resolves to nothing here), `is_host` in
+/// --rdzv-conf overrides both.
 /// Error: InvalidArgument when several nodes are wanted and nothing says where the controller is.
 Result<HeadChoice> choose_head(const JobSpec& spec, const HostFacts& facts);
 

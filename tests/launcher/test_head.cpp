@@ -33,7 +33,20 @@ TEST(Head, IsTheHostThatTheEndpointNames) {
     EXPECT_TRUE(choose_head(two_nodes_at("head.cluster"), behind_an_alias)->is_head);
 }
 
-TEST(Head, ANodeRankSaysMoreThanAName) {
+TEST(Head, OfC10dIsTheEndpointsHostWhateverItsNodeRank) {
+    JobSpec spec = two_nodes_at("node01");
+    spec.rendezvous.backend = "c10d";
+    spec.rendezvous.node_rank = 1;
+    EXPECT_TRUE(choose_head(spec, kNode01)->is_head);
+    spec.rendezvous.endpoint->host = "node02";
+    spec.rendezvous.node_rank = 0;
+    HostFacts resolving = kNode01;
+    resolving.endpoint_addresses = {"10.0.0.2"};
+    EXPECT_FALSE(choose_head(spec, resolving)->is_head);
+    EXPECT_TRUE(choose_head(spec, kNode01)->is_head) << "the name tells nothing";
+}
+
+TEST(Head, OfStaticIsByNodeRankWhateverTheName) {
     JobSpec spec = two_nodes_at("node01");
     spec.rendezvous.node_rank = 1;
     EXPECT_FALSE(choose_head(spec, kNode01)->is_head);

@@ -302,6 +302,14 @@ TEST(TwoNodes, IsHostChoosesTheHeadWhichHasRankZero) {
     }
 }
 
+TEST(TwoNodes, NodeRanksOrderAC10dJobToo) {
+    TwoNodes nodes(Way::C10d, {"env", "GROUP_RANK"}, {}, "PROBE=0", {{{"--node-rank=1"}, {"--node-rank=0"}}});
+    const Outcome one = nodes[0].wait(), zero = nodes[1].wait();
+    EXPECT_EQ(one.status, 0) << one.err;
+    EXPECT_THAT(zero.out, AllOf(HasSubstr("[0]: GROUP_RANK=0\n"), HasSubstr("[1]: GROUP_RANK=0\n"))) << zero.err;
+    EXPECT_THAT(one.out, AllOf(HasSubstr("[2]: GROUP_RANK=1\n"), HasSubstr("[3]: GROUP_RANK=1\n")));
+}
+
 TEST(TwoNodes, TheLocalAddressOfTheFirstNodeIsTheMasterAddress) {
     TwoNodes nodes(Way::C10d, {"env", "MASTER_ADDR"}, {}, "PROBE=0",
                    {{{"--rdzv-conf=is_host=1", "--local-addr=127.0.0.7"}, {"--rdzv-conf=is_host=0", "--local-addr=127.0.0.8"}}});
