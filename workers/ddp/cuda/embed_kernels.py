@@ -2,6 +2,7 @@
 """Compiles a kernel module with nvcc and writes the result as a C++ array named <module>_image.
 
 embed_kernels.py NVCC INCLUDE MODULE SOURCE OUTPUT DEPFILE
+embed_kernels.py --check NVCC INCLUDE SOURCE                 only tries, and says why not
 
 Without a compiler (NVCC is "") the array says so: the program still links, and asking for a kernel on a real
 device is an error that tells why.
@@ -9,26 +10,44 @@ device is an error that tells why.
 import os
 import subprocess
 import sys
+import tempfile
 
-nvcc, include, module, source, output, depfile = sys.argv[1:]
-if nvcc:
-    fatbin = output + ".fatbin"
+
+def compile_kernels(nvcc, include, source, fatbin, extra=()):
     # Machine code for what there is, PTX for later chips. No contraction: the host's bits. Not compressed: a driver
     # that is older than the compiler may not know how.
-    subprocess.run([nvcc, "-x", "cu", "-std=c++20", "-O3", "-fmad=false", "-fatbin", "-no-compress", "-I", include,
-                    "-gencode", "arch=compute_80,code=sm_80", "-gencode", "arch=compute_90,code=sm_90",
-                    "-gencode", "arch=compute_90,code=compute_90", "-Werror", "all-warnings",
-                    "-MD", "-MF", depfile, "-MT", output, source, "-o", fatbin], check=True)
+    return subprocess.run([nvcc, "-x", "cu", "-std=c++20", "-O3", "-fmad=false", "-fatbin", "-no-compress", "-I", include,
+                           "-gencode", "arch=compute_80,code=sm_80", "-gencode", "arch=compute_90,code=sm_90",
+                           "-gencode", "arch=compute_90,code=compute_90", "-Werror", "all-warnings",
+                           *extra, source, "-o", fatbin]).returncode
+
+
+def image_of(nvcc, include, source, output, depfile):
+    if not nvcc:
+        with open(depfile, "w") as file:
+            file.write(f"{output}: {source}\n")
+        return b"no device code\0"
+    fatbin = output + ".fatbin"
+    code = compile_kernels(nvcc, include, source, fatbin, ["-MD", "-MF", depfile, "-MT", output])
+    if code != 0:
+        sys.exit(code)
     with open(fatbin, "rb") as file:
         image = file.read()
     os.remove(fatbin)
-else:
-    image = b"no device code\0"
-    with open(depfile, "w") as file:
-        file.write(f"{output}: {source}\n")
-with open(output, "w") as file:
-    file.write(f"extern \"C\" const unsigned char {module}_image[];\n"
-               f"alignas(16) const unsigned char {module}_image[] = {{\n")
-    for at in range(0, len(image), 24):
-        file.write(",".join(map(str, image[at:at + 24])) + ",\n")
-    file.write("};\n")
+    return image
+
+
+def write_array(image, module, output):
+    with open(output, "w") as file:
+        file.write(f"extern \"C\" const unsigned char {module}_image[];\n"
+                   f"alignas(16) const unsigned char {module}_image[] = {{\n")
+        for at in range(0, len(image), 24):
+            file.write(",".join(map(str, image[at:at + 24])) + ",\n")
+        file.write("};\n")
+
+
+if sys.argv[1] == "--check":
+    with tempfile.TemporaryDirectory() as directory:
+        sys.exit(compile_kernels(*sys.argv[2:], directory + "/check.fatbin"))
+nvcc, include, module, source, output, depfile = sys.argv[1:]
+write_array(image_of(nvcc, include, source, output, depfile), module, output)
