@@ -57,7 +57,7 @@ TEST(NcclJob, EverySurvivorHearsOfADeadRankWithinASecond) {
     for (const long at : heard) EXPECT_LT(at - killed[0], 1000);
     for (const int rank : {0, 1, 3}) {
         EXPECT_THAT(outcome.out, HasSubstr("rank " + std::to_string(rank) +
-                                           ": all_reduce #51 (1 float32, 4 B, sum): "
+                                           ": all_reduce #53 (1 float32, 4 B, sum): "
                                            "rank 2 was lost, the launcher ended generation"));
     }
     EXPECT_THAT(outcome.err, HasSubstr("root cause: rank 2"));

@@ -55,6 +55,14 @@ class Variable {
     const char* name_;
 };
 
+/// Not of a group: allocating it is no collective.
+std::shared_ptr<std::byte> device_memory(std::size_t bytes) {
+    const auto cuda = std::make_shared<const cuda::Api>(*cuda::api_from(fake_library()));
+    void* address = nullptr;
+    cuda->check(cuda->malloc(&address, bytes + 1), "allocating for a test");
+    return {static_cast<std::byte*>(address), [cuda](std::byte* at) { cuda->free(at); }};
+}
+
 }  // namespace
 
 SharedLibrary fake_library() { return *open_library({std::getenv("FAKE_NCCL_LIBRARY")}); }
@@ -68,18 +76,16 @@ SharedLibrary fake_without(std::vector<std::string> names) {
 }
 
 Buffer NcclRank::filled(std::vector<float> values) {
-    const std::span<std::byte> memory = group.allocate_shared(values.size() * sizeof(float));
-    // A barrier: the device has cleared the memory when it is over.
-    group.barrier().synchronize();
-    std::memcpy(memory.data(), values.data(), values.size() * sizeof(float));
-    return {memory.data(), values.size(), DType::F32, group.device()};
+    const auto* const first = reinterpret_cast<const std::byte*>(values.data());
+    return holding({first, first + values.size() * sizeof(float)}, DType::F32);
 }
 
 Buffer NcclRank::holding(const std::vector<std::byte>& bytes, DType type) {
-    const std::span<std::byte> memory = group.allocate_shared(bytes.size());
     group.barrier().synchronize();
-    std::copy(bytes.begin(), bytes.end(), memory.begin());
-    return {memory.data(), bytes.size() / size_of(type), type, group.device()};
+    memory.push_back(device_memory(bytes.size()));
+    std::byte* const address = memory.back().get();
+    std::copy(bytes.begin(), bytes.end(), address);
+    return {address, bytes.size() / size_of(type), type, group.device()};
 }
 
 std::vector<std::byte> NcclRank::bytes_of(const Buffer& buffer) const {

@@ -30,11 +30,12 @@ struct NcclWorldOptions {
 struct NcclRank {
     ProcessGroup& group;
     SegmentMap& segment;
-    /// Device memory with these values; the fake's is host memory.
+    /// Device memory with these values; the fake's is host memory. Takes a barrier, as the first collective.
     Buffer filled(std::vector<float> values);
     std::vector<float> values_of(const Buffer& buffer) const;
     Buffer holding(const std::vector<std::byte>& bytes, DType type);
     std::vector<std::byte> bytes_of(const Buffer& buffer) const;
+    std::vector<std::shared_ptr<std::byte>> memory = {};  ///< of those buffers
 };
 
 /// Every rank's exception, by rank; null for none.

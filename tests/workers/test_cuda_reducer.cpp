@@ -30,8 +30,10 @@ const std::vector<std::size_t> kCounts = {7, 100, 1, 300, 64, 1000, 3};
 const ddp::ReducerOptions kSmallBuckets = {.limits = {.first_bytes = 512, .cap_bytes = 1024}};
 
 /// Every rank on a device of its own, over the fake NCCL; no rank may fail.
-void run_on_devices(int ranks, const std::function<void(ProcessGroup&)>& fn) {
-    const auto failures = failures_of(ranks, [&](NcclRank& rank) { fn(rank.group); });
+void run_on_devices(int ranks, const std::function<void(ProcessGroup&)>& fn,
+                    const ddp::testing::NcclWorldOptions& options = {}) {
+    const auto failures = failures_of(
+        ranks, [&](NcclRank& rank) { fn(rank.group); }, options);
     for (const auto& failure : failures) EXPECT_EQ(message_of(failure), "");
 }
 
@@ -129,16 +131,26 @@ TEST(DeviceReducer, TrainsToTheBitsOfTheHost) {
     const auto make = [](std::vector<Tensor> parameters) {
         return ddp::make_adamw(std::move(parameters), {.learning_rate = 0.01});
     };
-    for (const int ranks : {1, 2, 3, 4}) {
+    // In a symmetric window NCCL only sums, so gradients are divided first: exact by a power of two.
+    struct Case {
+        int ranks;
+        std::vector<std::string> hidden;
+    };
+    const std::vector<std::string> windows{"ncclCommWindowRegister"};
+    for (const auto& [ranks, hidden] :
+         {Case{1, {}}, Case{2, {}}, Case{4, {}}, Case{2, windows}, Case{3, windows}, Case{4, windows}}) {
         Outcome on_host, on_device;
         ddp::testing::run_ranks(ranks, [&](ProcessGroup& group) {
             Outcome mine = train(group, make);
             if (group.rank() == 0) on_host = std::move(mine);
         });
-        run_on_devices(ranks, [&](ProcessGroup& group) {
-            Outcome mine = train(group, make);
-            if (group.rank() == 0) on_device = std::move(mine);
-        });
+        run_on_devices(ranks,
+                       [&](ProcessGroup& group) {
+                           Outcome mine = train(group, make);
+                           EXPECT_EQ(group.shared_memory_is_symmetric(), hidden.empty());
+                           if (group.rank() == 0) on_device = std::move(mine);
+                       },
+                       {.hidden = hidden});
         EXPECT_EQ(on_device, on_host) << ranks << " ranks";
         EXPECT_EQ(on_device.size(), 2 * kCounts.size());
     }

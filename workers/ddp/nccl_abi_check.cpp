@@ -68,6 +68,7 @@ SAME_FIELD(comm_name, commName);
 SAME_FIELD(cta_policy, CTAPolicy);
 SAME_FIELD(nvlink_centric_sched, nvlinkCentricSched);
 SAME_VALUE(kNoColor, NCCL_SPLIT_NOCOLOR);
+SAME_VALUE(kWindowSymmetric, NCCL_WIN_COLL_SYMMETRIC);
 SAME_CALL(all_to_all, ncclAlltoAll);
 SAME_CALL(gather, ncclGather);
 SAME_CALL(scatter, ncclScatter);

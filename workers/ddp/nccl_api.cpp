@@ -58,6 +58,8 @@ void fill_optional(const Resolve& resolve, Api& api) {
     take(resolve, "ncclCommWindowDeregister", api.comm_window_deregister);
     // Memory that could not be given back is not taken.
     if (api.mem_free == nullptr) api.mem_alloc = nullptr;
+    if (api.comm_deregister == nullptr) api.comm_register = nullptr;
+    if (api.comm_window_deregister == nullptr) api.comm_window_register = nullptr;
 }
 
 std::string version_text(int version) {

@@ -66,6 +66,9 @@ struct Config {
 /// ncclCommSplit's color of a rank that gets no communicator.
 inline constexpr int kNoColor = -1;
 
+/// For comm_window_register: the same place on all ranks, for NCCL's fastest kernels.
+inline constexpr int kWindowSymmetric = 1;
+
 /// The entry points. Those of the first group are never null; of the others any may be.
 struct Api {
     std::string library;  ///< what was loaded, for messages

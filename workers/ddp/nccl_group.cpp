@@ -292,7 +292,42 @@ std::span<std::byte> Group::allocate_shared(std::size_t bytes) {
     const auto& memory = memory_.emplace_back(
         std::make_unique<DeviceMemory>(*parts_.nccl, *parts_.cuda, std::max<std::size_t>(bytes, 1)));
     session_->clear(memory->get(), memory->bytes());
+    const bool in_window = make_known(*memory);
+    symmetry_ = in_window && symmetry_ != Symmetry::Partial ? Symmetry::Whole : Symmetry::Partial;
     return {memory->get(), bytes};
+}
+
+/// What all ranks can do: registering is a collective, and whoever asks whether buffers are symmetric must
+/// get the same answer everywhere.
+Registration Group::agree_on(Registration mine, std::size_t bytes) {
+    if (size() == 1) return mine;
+    auto value = static_cast<std::int32_t>(mine);
+    void* const word = scratch_->get();
+    session_->copy(word, &value, sizeof value, cuda::CopyKind::HostToDevice);
+    session_
+        ->start({.bytes = bytes, .operation = SegmentOp::Barrier, .root = cpu::kAllocateMark},
+                [=](const Api& api, Handle comm, cuda::Stream stream) {
+                    return api.all_reduce(word, word, 1, Type::Int32, Op::Min, comm, stream);
+                })
+        .synchronize();
+    session_->copy(&value, word, sizeof value, cuda::CopyKind::DeviceToHost);
+    return static_cast<Registration>(value);
+}
+
+/// Registers it in the best way that all ranks have. True: as a symmetric window.
+bool Group::make_known(const DeviceMemory& memory) {
+    const Registration how = agree_on(memory.best_registration(), memory.bytes());
+    if (how == Registration::None) return false;
+    const bool made = session_->register_memory(memory.get(), memory.bytes(), how);
+    if (how == Registration::Plain) return false;
+    if (agree_on(made ? Registration::Symmetric : Registration::None, memory.bytes()) ==
+        Registration::Symmetric)
+        return true;
+    if (agree_on(parts_.nccl->comm_register != nullptr ? Registration::Plain : Registration::None,
+                 memory.bytes()) == Registration::Plain) {
+        session_->register_memory(memory.get(), memory.bytes(), Registration::Plain);
+    }
+    return false;
 }
 
 std::vector<std::string> Group::all_gather_bytes(std::string_view mine) {

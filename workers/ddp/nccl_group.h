@@ -29,6 +29,7 @@ class Group final : public ProcessGroup {
     int size() const override { return membership_.size; }
     Device device() const override { return {Device::Kind::Cuda, session_parts_.device}; }
     void* stream() const override { return session_parts_.user_stream; }
+    bool shared_memory_is_symmetric() const override { return symmetry_ == Symmetry::Whole; }
     std::string describe() const override;
     double communication_seconds() const override { return session_->communication_seconds(); }
     void report_progress(std::uint64_t step, std::uint64_t samples) override;
@@ -50,6 +51,8 @@ class Group final : public ProcessGroup {
 
   private:
     void require_on_device(const char* call, const Buffer& buffer) const;
+    Registration agree_on(Registration mine, std::size_t bytes);
+    bool make_known(const DeviceMemory& memory);
     void gather_host(void* all, const void* mine, std::size_t bytes, const DeviceMemory& room);
     std::shared_ptr<Communicator> divide(int color, int key, const Membership& part,
                                          const std::vector<std::uint32_t>& members);
@@ -58,6 +61,8 @@ class Group final : public ProcessGroup {
     Membership membership_;
     SessionParts session_parts_;
     int splits_ = 0;
+    /// Of the memory of allocate_shared so far; the same on all ranks.
+    enum class Symmetry : std::uint8_t { Nothing, Partial, Whole } symmetry_ = Symmetry::Nothing;
     std::unique_ptr<DeviceMemory> scratch_;
     std::vector<std::unique_ptr<DeviceMemory>> memory_;
     std::unique_ptr<Session> session_;  // ends first: what is in flight uses the memory

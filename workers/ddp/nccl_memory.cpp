@@ -14,6 +14,13 @@ DeviceMemory::DeviceMemory(const Api& nccl, const cuda::Api& cuda, std::size_t b
                fmt::format("allocating {} on the device", ddprun::format_bytes(bytes)).c_str());
 }
 
+// Windows need the memory that only NCCL makes; of a mere allocation zero-copy transfers are all one can
+// have.
+Registration DeviceMemory::best_registration() const {
+    if (from_nccl_ && nccl_.comm_window_register != nullptr) return Registration::Symmetric;
+    return nccl_.comm_register != nullptr ? Registration::Plain : Registration::None;
+}
+
 DeviceMemory::~DeviceMemory() {
     from_nccl_ ? static_cast<void>(nccl_.mem_free(address_)) : static_cast<void>(cuda_.free(address_));
 }

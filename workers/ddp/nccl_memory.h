@@ -7,6 +7,10 @@
 
 namespace ddp::nccl {
 
+/// How memory can be made known to a communicator, from least to best. Symmetric: a window at the same place
+/// on all ranks, so that NCCL takes its fastest kernels for it; those only sum.
+enum class Registration : char { None = '-', Plain = 'p', Symmetric = 's' };
+
 /// Device memory, from NCCL where it has some of its own (registered transfers), else from CUDA. The tables
 /// are borrowed.
 class DeviceMemory {
@@ -18,7 +22,8 @@ class DeviceMemory {
     DeviceMemory& operator=(const DeviceMemory&) = delete;
     [[nodiscard]] std::byte* get() const { return static_cast<std::byte*>(address_); }
     [[nodiscard]] std::size_t bytes() const { return bytes_; }
-    [[nodiscard]] bool is_from_nccl() const { return from_nccl_; }
+    /// The best that this memory and this NCCL allow.
+    [[nodiscard]] Registration best_registration() const;
 
   private:
     const Api& nccl_;

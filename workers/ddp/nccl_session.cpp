@@ -12,6 +12,7 @@
 #include "ddp/cuda/graph.h"
 #include "ddp/device_error.h"
 #include "ddp/diagnose.h"
+#include "ddp/nccl_ras.h"
 #include "env/print.h"
 #include "env/text.h"
 
@@ -25,6 +26,8 @@ namespace {
 constexpr std::chrono::milliseconds kLookBusy{1};
 constexpr std::chrono::milliseconds kLookIdle{50};
 constexpr std::chrono::milliseconds kStopLimit{500};  ///< so that waiters hear of a failure within a second
+constexpr std::chrono::seconds kRasLimit{3};
+constexpr int kRasVersion = 22400;
 constexpr std::chrono::nanoseconds kLeaveLimit = std::chrono::seconds(30);
 
 cuda::Stream make_stream(const cuda::Api& cuda) {
@@ -67,6 +70,7 @@ Session::~Session() {
 // What is in flight has ended here: the watchdog gives every collective its deadline.
 void Session::leave() {
     std::string why;
+    if (!broken()) deregister_all();
     if (!broken()) {
         const auto limit = std::min(parts_.timeout, kLeaveLimit);
         const std::string attempt = fmt::format("rank {}: leaving", parts_.env.rank);
@@ -77,6 +81,44 @@ void Session::leave() {
     if (why.empty()) return;
     // A destructor has nobody to throw to.
     ddprun::print(stderr, "ddp: rank {}: leaving {}: {}; aborted it\n", parts_.env.rank, parts_.name, why);
+}
+
+bool Session::register_memory(void* address, std::size_t bytes, Registration how) {
+    const std::string attempt =
+        fmt::format("rank {}: registering memory with {}", parts_.env.rank, parts_.name);
+    Registered& made = registered_.emplace_back();
+    const auto code = communicator_->call([&](Handle comm) {
+        const Api& api = communicator_->api();
+        if (how == Registration::Symmetric)
+            return api.comm_window_register(comm, address, bytes, &made.window, kWindowSymmetric);
+        return api.comm_register(comm, address, bytes, &made.handle);
+    });
+    // What a call refuses at once does no harm; what goes wrong later does.
+    if (code && *code != Code::InProgress && *code != Code::Success) return false;
+    try {
+        settle(code.value_or(Code::InProgress), attempt);
+    } catch (...) {
+        fail(std::current_exception());
+        throw;
+    }
+    return made.window != nullptr || made.handle != nullptr;
+}
+
+// An error here is one that leaving meets again.
+void Session::deregister_all() {
+    for (const Registered& one : registered_) {
+        const auto code = communicator_->call([&](Handle comm) {
+            const Api& api = communicator_->api();
+            if (one.window != nullptr) return api.comm_window_deregister(comm, one.window);
+            return one.handle != nullptr ? api.comm_deregister(comm, one.handle) : Code::Success;
+        });
+        try {
+            if (code == Code::InProgress) settle(*code, fmt::format("rank {}: leaving", parts_.env.rank));
+        } catch (...) {
+            return fail(std::current_exception());
+        }
+    }
+    registered_.clear();
 }
 
 ddprun::RankLine& Session::line() {
@@ -104,6 +146,18 @@ std::string Session::what_peers_do() const {
     }
     if (peers.empty()) return "";
     return "; " + cpu::what_ranks_do(*parts_.segment, peers, MonotonicClock::now());
+}
+
+/// For a time-out: what the peers do, and NCCL's own view where it has one. That is long: it goes to standard
+/// error and into the error report.
+std::string Session::why_it_hangs() const {
+    const auto where = ras_address();
+    if (!where || communicator_->api().version < kRasVersion) return what_peers_do();
+    const std::string answer = ask_ras(*where, ddprun::deadline_after(MonotonicClock::now(), kRasLimit));
+    if (answer.empty()) return what_peers_do();
+    note_device_error(DeviceLibrary::Nccl, answer);
+    ddprun::print(stderr, "ddp: rank {}: NCCL's RAS says:\n{}\n", parts_.env.rank, answer);
+    return what_peers_do() + "; NCCL's own view (RAS) is on standard error";
 }
 
 std::exception_ptr Session::broken() const {
@@ -206,7 +260,7 @@ void Session::settle(Code code, const std::string& name) {
         throw_if_lost(parts_, name);
         if (MonotonicClock::now() >= deadline) {
             throw TimeoutError(fmt::format("{}: NCCL did not start it within {}{}", name,
-                                           ddprun::format_duration(parts_.timeout), what_peers_do()));
+                                           ddprun::format_duration(parts_.timeout), why_it_hangs()));
         }
         pause_between_looks();
         code = communicator_->state().value_or(Code::InProgress);
@@ -266,7 +320,7 @@ void Session::look_for_trouble() {
     }
     if (MonotonicClock::now() < ddprun::deadline_after(started, parts_.timeout)) return;
     throw TimeoutError(fmt::format("{}: did not finish within {}{}", named(oldest),
-                                   ddprun::format_duration(parts_.timeout), what_peers_do()));
+                                   ddprun::format_duration(parts_.timeout), why_it_hangs()));
 }
 
 /// True when the oldest collective had finished; throws when the device says that it failed.

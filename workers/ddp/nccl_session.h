@@ -12,6 +12,7 @@
 #include "ddp/arena.h"
 #include "ddp/cuda_api.h"
 #include "ddp/nccl_communicator.h"
+#include "ddp/nccl_memory.h"
 #include "ddp/process_group.h"
 #include "ddp/segment_map.h"
 #include "ddp/work.h"
@@ -50,6 +51,11 @@ class Session {
     Session(const Session&) = delete;
     Session& operator=(const Session&) = delete;
 
+    /// Collective, with the same `how` and size on all ranks; nothing may be in flight. False: NCCL cannot
+    /// here, and goes on without. Undone by the end of the session, before the memory may be freed. Throws
+    /// what breaks the session.
+    bool register_memory(void* address, std::size_t bytes, Registration how);
+
     using Enqueue = std::function<Code(const Api& api, Handle comm, cuda::Stream stream)>;
     /// Gives `call` its number (send and recv: among those with the same peer) and puts it on the stream. Its
     /// Work holds the user's stream back until then.
@@ -79,6 +85,7 @@ class Session {
     };
     std::exception_ptr broken() const;
     std::exception_ptr try_start(const cpu::Call& call, const Enqueue& enqueue, InFlight& started);
+    void deregister_all();
     void run_on_stream(const char* attempt, const std::function<cuda::Code()>& enqueue);
     void settle(Code code, const std::string& name);
     void fail(std::exception_ptr failure);
@@ -91,6 +98,7 @@ class Session {
     std::uint64_t next_number(const cpu::Call& call);
     [[nodiscard]] std::string named(const cpu::Call& call) const;
     [[nodiscard]] std::string what_peers_do() const;
+    [[nodiscard]] std::string why_it_hangs() const;
     [[nodiscard]] cpu::Call oldest_call() const;
     void leave();
 
@@ -100,6 +108,12 @@ class Session {
     std::uint64_t seq_ = 0;
     std::map<std::pair<ddprun::SegmentOp, int>, std::uint64_t> messages_;  ///< by direction and peer
     ddprun::RankLine private_line_{};
+    /// What NCCL made of registrations. It may write that later, and from a thread of its own.
+    struct Registered {
+        Window window = nullptr;
+        void* handle = nullptr;
+    };
+    std::deque<Registered> registered_;  ///< addresses stay
 
     mutable std::mutex mutex_;
     std::condition_variable changed_;

@@ -8,6 +8,7 @@
 
 #include "ddp/argument_checks.h"
 #include "ddp/cpu_backend.h"
+#include "ddp/cuda/graph.h"
 #include "ddp/division.h"
 #include "ddp/staged_queue.h"
 #include "env/text.h"
@@ -252,12 +253,7 @@ class StagedGroup final : public ProcessGroup {
     }
 
     void refuse_capture(const char* call) const {
-        const cuda::Api& cuda = *parts_.cuda;
-        if (!cuda.has_graphs() || options_.stream == nullptr) return;
-        cuda::CaptureStatus status{};
-        const cuda::Code asked =
-            cuda.stream_is_capturing(static_cast<cuda::Stream>(options_.stream), &status);
-        if (asked != cuda::Code::Success || status == cuda::CaptureStatus::None) return;
+        if (!cuda::is_capturing(*parts_.cuda, static_cast<cuda::Stream>(options_.stream))) return;
         throw InvalidInput(
             fmt::format("{}: the staged backend works on the host and cannot be part of a CUDA "
                         "graph: train without one, or with backend nccl",

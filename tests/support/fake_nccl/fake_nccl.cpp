@@ -11,6 +11,7 @@
 #include <functional>
 #include <iterator>
 #include <memory>
+#include <mutex>
 #include <span>
 #include <thread>
 #include <utility>
@@ -40,6 +41,7 @@ struct Comm {
     std::atomic<int> running{0};  ///< collectives on a device now
     std::unique_ptr<Meeting> meeting;
     int collectives = 0;
+    std::atomic<int> registered{0};  ///< pieces of memory
     bool finalizing = false;
 
     std::optional<Fault> fault(const std::string& where) const { return find(faults, rank, where); }
@@ -325,6 +327,54 @@ Code split(Handle handle, int color, int key, Handle* made) {
     return Code::InProgress;
 }
 
+/// Memory that communicators of this process know of.
+class Registrations {
+  public:
+    void* add(void* address, const Shared& comm) {
+        const std::lock_guard lock(mutex_);
+        ++comm->registered;
+        return new Entry(*all_.insert(all_.end(), {address, comm}));
+    }
+    Code remove(void* handle) {
+        const std::unique_ptr<Entry> entry(static_cast<Entry*>(handle));
+        const std::lock_guard lock(mutex_);
+        --entry->comm->registered;
+        const auto found = std::find_if(all_.begin(), all_.end(), [&](const Entry& one) {
+            return one.address == entry->address && one.comm == entry->comm;
+        });
+        if (found == all_.end()) return Code::InvalidArgument;
+        all_.erase(found);
+        return Code::Success;
+    }
+    bool has(const void* address) {
+        const std::lock_guard lock(mutex_);
+        return std::any_of(all_.begin(), all_.end(),
+                           [&](const Entry& one) { return one.address == address; });
+    }
+    int count() {
+        const std::lock_guard lock(mutex_);
+        return static_cast<int>(all_.size());
+    }
+    /// What an aborted communicator knew.
+    void drop(const Shared& comm) {
+        const std::lock_guard lock(mutex_);
+        std::erase_if(all_, [&](const Entry& one) { return one.comm == comm; });
+    }
+
+  private:
+    struct Entry {
+        void* address;
+        Shared comm;
+    };
+    std::mutex mutex_;
+    std::vector<Entry> all_;
+};
+Registrations& registrations() {
+    static auto* const all = new Registrations;
+    return *all;
+}
+std::atomic<int> misuses{0};
+
 }  // namespace
 }  // namespace fake
 
@@ -392,6 +442,7 @@ Code ncclCommAbort(Handle handle) {
     }
     comm->aborted = true;
     while (comm->running != 0) nap();
+    registrations().drop(comm);
     delete &comm_of(handle);
     return Code::Success;
 }
@@ -404,6 +455,7 @@ Code ncclCommFinalize(Handle handle) {
     return Code::InProgress;
 }
 Code ncclCommDestroy(Handle handle) {
+    misuses += comm_of(handle)->registered;
     delete &comm_of(handle);
     return Code::Success;
 }
@@ -499,6 +551,40 @@ Code ncclMemAlloc(void** address, std::size_t bytes) {
     *address = allocate(bytes, Memory::Device);
     return *address != nullptr ? Code::Success : Code::UnhandledCudaError;
 }
-Code ncclMemFree(void* address) { return release(address), Code::Success; }
+
+// Which memory is registered, in which communicator. Windows are collective, as NCCL's are.
+Code ncclCommWindowRegister(Handle handle, void* address, std::size_t, Window* window, int) {
+    const Shared comm = comm_of(handle);
+    const std::optional<Fault> fault = comm->fault("window");
+    if (fault && fault->what == "fail") return static_cast<Code>(fault->number);
+    comm->state = fault && fault->what == "async" ? static_cast<Code>(fault->number) : Code::InProgress;
+    if (fault && fault->what != "null") return Code::InProgress;
+    ++comm->running;
+    std::thread([comm, fault, address, window] {
+        if (comm->meeting->arrive(comm->aborted)) {
+            if (!fault) *window = static_cast<Window>(registrations().add(address, comm));
+            comm->state = Code::Success;
+        }
+        --comm->running;
+    }).detach();
+    return Code::InProgress;
+}
+Code ncclCommWindowDeregister(Handle, Window window) { return registrations().remove(window); }
+Code ncclCommRegister(Handle handle, void* address, std::size_t, void** registered) {
+    if (const auto fault = comm_of(handle)->fault("buffer")) return static_cast<Code>(fault->number);
+    *registered = registrations().add(address, comm_of(handle));
+    return Code::Success;
+}
+Code ncclCommDeregister(Handle, void* registered) { return registrations().remove(registered); }
+
+/// How often memory was freed, or a communicator destroyed, with a registration still there.
+int fake_nccl_misuses() { return misuses; }
+/// Pieces of memory that are registered now: windows, and others.
+int fake_nccl_registered() { return registrations().count(); }
+
+Code ncclMemFree(void* address) {
+    if (registrations().has(address)) ++misuses;
+    return release(address), Code::Success;
+}
 
 }  // extern "C"

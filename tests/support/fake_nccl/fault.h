@@ -9,15 +9,15 @@ namespace fake {
 /// One entry of FAKE_NCCL: "RANK:WHERE:WHAT[:NUMBER]", entries separated by commas.
 ///
 ///   RANK   the rank that it is for
-///   WHERE  "id", "init", "finalize", "abort", "split" (of this communicator), "window" (registering memory),
-///   or
-///          the number of a collective, message or group of this communicator, from 1; with an "s" before it:
-///          in a communicator that was split off, RANK being the rank there
+///   WHERE  "id", "init", "finalize", "abort", "split" (of this communicator), "window" or "buffer"
+///          (registering memory), or the number of a collective, message or group of this communicator, from
+///          1; with an "s" before it: in a communicator that was split off, RANK being the rank there
 ///   WHAT   fail   the call returns NUMBER
 ///          async  the call succeeds, the communicator's asynchronous error becomes NUMBER, nothing ends
 ///          hang   the call succeeds (abort: does not return) and what it began never ends
 ///          stuck  the call stays ncclInProgress
 ///          delay  what it began starts NUMBER milliseconds late
+///          null   window: it succeeds, and there is none
 ///          cuda   the device ends it with CUDA error NUMBER
 struct Fault {
     int rank;
