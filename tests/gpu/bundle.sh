@@ -31,6 +31,7 @@ if [ ! -f "$build/build.ninja" ]; then
         -Dcpp_link_args='-static-libstdc++ -static-libgcc' >"$build.log" 2>&1 ||
         { tail -n 20 "$build.log" >&2; echo "bundle.sh: meson cannot set up $build" >&2; exit 1; }
 fi
+ninja -C "$build" build.ninja >/dev/null  # what it knows of the tree may be old
 known=$(ninja -C "$build" -t targets all | cut -d: -f1)
 targets=()
 for target in "${programs[@]}" "${modules[@]}" "${data[@]}"; do
