@@ -8,6 +8,7 @@
 #include "ddp/cuda/device_kernels.h"
 #include "ddp/cuda/graph.h"
 #include "ddp/ddp.h"
+#include "ddp/grad_scaler.h"
 #include "ddp/optimizer.h"
 #include "ddp/testing.h"
 #include "tests/support/temporary_directory.h"
@@ -377,6 +378,32 @@ TEST(DeviceReducer, DividesWhileItCompressesForSymmetricMemory) {
         model.mark_ready(0);
         model.finish();
         EXPECT_EQ(get(model.gradient(0)), std::vector<float>(100, 1.5F));
+    });
+}
+
+TEST(GradScaler, LeavesAStepOutOnEveryRankWhenOneRanksGradientIsNotFinite) {
+    run_on_devices(3, [](ProcessGroup& group) {
+        Model memory(group, {50, 20});
+        DistributedDataParallel model(group, memory.parameters);
+        ddp::GradScaler scaler(group.device(), {.initial_scale = 16});
+        const auto optimizer = ddp::make_adamw(memory.parameters, {.device = {.scaler = &scaler}});
+        const std::vector<float> before = get(memory.parameters[0].memory);
+        for (int step = 0; step < 2; ++step) {
+            for (const std::size_t i : {1, 0}) {
+                std::vector<float> gradient(i == 0 ? 50 : 20, 1.0F);
+                if (step == 0 && i == 1 && group.rank() == 2) gradient[7] = INFINITY;
+                put(model.gradient(i), gradient);
+                model.mark_ready(i);
+            }
+            model.finish();
+            scaler.check(model.gradients());
+            optimizer->step(model.gradients());
+            scaler.update();
+            EXPECT_EQ(get(memory.parameters[0].memory) == before, step == 0);
+            EXPECT_EQ(scaler.read_scale(), 8);
+        }
+        EXPECT_EQ(optimizer->steps(), 1U);
+        model.verify_equal_parameters();
     });
 }
 

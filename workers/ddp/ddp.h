@@ -26,6 +26,7 @@ struct DdpOptions {
 ///         model.finish();
 ///         optimizer->step(model.gradients());
 ///
+/// Parameters are where the group's buffers are: for those on a CUDA device see Reducer and docs/gpu.md.
 /// Not thread-safe. The group and the parameters' memory are borrowed.
 class DistributedDataParallel {
   public:
