@@ -114,7 +114,8 @@ TrialPlan plan_trial(const HostFacts& host, const NvidiaFacts& nvidia, const Sof
                       size.seconds,   "--bytes",         bytes,
                       "--json"};
     if (!plan.on_gpus) return plan;
-    plan.arguments.insert(plan.arguments.end(), {"--device", "cuda"});
+    // NCCL by name: libddp's own choice would go through the host where it sees fewer devices than NVML does.
+    plan.arguments.insert(plan.arguments.end(), {"--device", "cuda", "--backend", "nccl"});
     if (software.cuda_runtime.path.empty())
         plan.environment.push_back("DDP_CUDART_LIBRARY=" + software.cuda_runtime.other);
     if (software.nccl.path.empty()) plan.environment.push_back("DDP_NCCL_LIBRARY=" + software.nccl.other);

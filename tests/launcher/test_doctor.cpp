@@ -190,6 +190,7 @@ TEST(DoctorTrial, TakesOneWorkerPerGpuWhereLibrariesCanBeHad) {
     EXPECT_TRUE(plan.on_gpus);
     EXPECT_THAT(plan.arguments, Contains("--nproc-per-node=2"));
     EXPECT_THAT(plan.arguments, Contains("cuda"));
+    EXPECT_THAT(plan.arguments, Contains("nccl"));
     EXPECT_THAT(plan.environment, IsEmpty());
     facts.software.nccl = {"", "not found", 0, "/py/libnccl.so.2"};
     EXPECT_THAT(plan_trial(facts.host, facts.nvidia, facts.software, 2).environment, ElementsAre("DDP_NCCL_LIBRARY=/py/libnccl.so.2"));
