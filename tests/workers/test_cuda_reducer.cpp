@@ -14,6 +14,7 @@
 #include "tests/support/temporary_directory.h"
 #include "tests/workers/cuda_fixture.h"
 #include "tests/workers/nccl_world.h"
+#include "tests/workers/staged_world.h"
 #include "tests/workers/symmetric_group.h"
 
 namespace {
@@ -154,6 +155,25 @@ TEST(DeviceReducer, TrainsToTheBitsOfTheHost) {
                        {.hidden = hidden});
         EXPECT_EQ(on_device, on_host) << ranks << " ranks";
         EXPECT_EQ(on_device.size(), 2 * kCounts.size());
+    }
+}
+
+TEST(DeviceReducer, TrainsToTheBitsOfTheHostWithSeveralRanksOnOneDevice) {
+    const auto make = [](std::vector<Tensor> parameters) {
+        return ddp::make_adamw(std::move(parameters), {.learning_rate = 0.01});
+    };
+    for (const int ranks : {2, 3, 4, 8}) {
+        Outcome on_host;
+        std::vector<Outcome> on_device(static_cast<std::size_t>(ranks));
+        ddp::testing::run_ranks(ranks, [&](ProcessGroup& group) {
+            Outcome mine = train(group, make);
+            if (group.rank() == 0) on_host = std::move(mine);
+        });
+        const auto failures = ddp::testing::staged_failures_of(ranks, [&](ProcessGroup& group) {
+            on_device[static_cast<std::size_t>(group.rank())] = train(group, make);
+        });
+        for (const auto& failure : failures) EXPECT_EQ(message_of(failure), "");
+        for (const Outcome& rank : on_device) EXPECT_TRUE(rank == on_host) << ranks << " ranks";
     }
 }
 

@@ -13,6 +13,7 @@
 #include "ddp/testing.h"
 #include "tests/workers/nccl_world.h"
 #include "tests/workers/reference_reduction.h"
+#include "tests/workers/staged_world.h"
 
 namespace {
 
@@ -36,39 +37,6 @@ Buffer device_copy(ProcessGroup& group, const Bytes& bytes, DType type) {
 Bytes bytes_of(const Buffer& buffer) {
     const auto* const first = static_cast<const std::byte*>(buffer.data);
     return {first, first + buffer.bytes()};
-}
-
-struct StagedWorld {
-    std::chrono::nanoseconds timeout = std::chrono::seconds(30);
-    bool own_streams = false;  ///< each rank's user stream is one of its own
-};
-
-/// Every rank's exception; all of them on device 0.
-std::vector<std::exception_ptr> staged_failures_of(int ranks, const std::function<void(ProcessGroup&)>& fn,
-                                                   const StagedWorld& options = {}) {
-    const auto cuda = std::make_shared<const cuda::Api>(*cuda::api_from(fake_library()));
-    const auto segment =
-        std::make_shared<SegmentMap>(make_segment({.local_world_size = static_cast<std::uint32_t>(ranks),
-                                                   .world_size = static_cast<std::uint32_t>(ranks)}));
-    std::vector<std::exception_ptr> failures(static_cast<std::size_t>(ranks));
-    std::vector<std::thread> threads;
-    for (int rank = 0; rank < ranks; ++rank) {
-        threads.emplace_back([&, rank] {
-            cuda::Stream stream = nullptr;
-            if (options.own_streams) cuda->stream_create_with_priority(&stream, cuda::kStreamNonBlocking, 0);
-            try {
-                const auto group = make_staged_group({.cuda = cuda, .segment = segment, .device = 0},
-                                                     environment_of(rank, ranks),
-                                                     {.timeout = options.timeout, .stream = stream});
-                fn(*group);
-            } catch (...) {
-                failures[static_cast<std::size_t>(rank)] = std::current_exception();
-            }
-            if (stream != nullptr) cuda->stream_destroy(stream);
-        });
-    }
-    for (std::thread& thread : threads) thread.join();
-    return failures;
 }
 
 void expect_all_well(const std::vector<std::exception_ptr>& failures) {
