@@ -14,6 +14,7 @@
 #include <mutex>
 #include <span>
 #include <thread>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -79,6 +80,11 @@ T combined(T a, T b, Op op) {
     switch (op) {
         case Op::Sum:
         case Op::Avg:
+            // Integer sums wrap.
+            if constexpr (std::is_integral_v<T>) {
+                using Unsigned = std::make_unsigned_t<T>;
+                return static_cast<T>(static_cast<Unsigned>(a) + static_cast<Unsigned>(b));
+            }
             return static_cast<T>(a + b);
         case Op::Prod:
             return static_cast<T>(a * b);
