@@ -86,7 +86,7 @@ TEST(NcclMemory, WhoseRegistrationFailsLaterBreaksTheGroupWithItsReason) {
         const auto failures = failures_of(1, [](NcclRank& rank) { rank.group.allocate_shared(4096); },
                                           {.faults = "0:window:async:" + std::to_string(code)});
         EXPECT_THAT(message_of(failures[0]),
-                    AllOf(HasSubstr("rank 0: "),
+                    AllOf(HasSubstr("rank 0: registering memory with NCCL communicator 0: "),
                           HasSubstr("(" + nccl::name_of(static_cast<nccl::Code>(code)) + ")")));
     }
     EXPECT_EQ(count_of("fake_nccl_registered"), 0);

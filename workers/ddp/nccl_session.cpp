@@ -87,6 +87,7 @@ bool Session::register_memory(void* address, std::size_t bytes, Registration how
     const std::string attempt =
         fmt::format("rank {}: registering memory with {}", parts_.env.rank, parts_.name);
     Registered& made = registered_.emplace_back();
+    look_away();
     const auto code = communicator_->call([&](Handle comm) {
         const Api& api = communicator_->api();
         if (how == Registration::Symmetric)
@@ -94,9 +95,10 @@ bool Session::register_memory(void* address, std::size_t bytes, Registration how
         return api.comm_register(comm, address, bytes, &made.handle);
     });
     // What a call refuses at once does no harm; what goes wrong later does.
-    if (code && *code != Code::InProgress && *code != Code::Success) return false;
+    if (code && *code != Code::InProgress && *code != Code::Success) return look_again(), false;
     try {
         settle(code.value_or(Code::InProgress), attempt);
+        look_again();
     } catch (...) {
         fail(std::current_exception());
         throw;
@@ -181,16 +183,24 @@ Patience Session::patience(const std::string& attempt) const {
             }};
 }
 
+// The watchdog may be in the middle of a look, and would tell of an error under another name.
+void Session::look_away() {
+    std::unique_lock lock(mutex_);
+    changed_.wait(lock, [this] { return !looking_; });
+    looks_away_ = true;
+}
+
+void Session::look_again() {
+    const std::lock_guard lock(mutex_);
+    looks_away_ = false;
+}
+
 std::shared_ptr<Communicator> Session::split(int color, int key) {
     const std::string attempt = fmt::format("rank {}: splitting {}", parts_.env.rank, parts_.name);
-    const auto set_splitting = [this](bool to) {
-        const std::lock_guard lock(mutex_);
-        splitting_ = to;
-    };
-    set_splitting(true);
+    look_away();
     try {
         std::shared_ptr<Communicator> made = communicator_->split(color, key, patience(attempt), attempt);
-        set_splitting(false);
+        look_again();
         return made;
     } catch (...) {
         fail(std::current_exception());
@@ -294,7 +304,8 @@ void Session::watch() {
     std::unique_lock lock(mutex_);
     while (!leaving_ || !in_flight_.empty()) {
         changed_.wait_for(lock, in_flight_.empty() ? kLookIdle : kLookBusy);
-        if (broken_ || splitting_) continue;
+        if (broken_ || looks_away_) continue;
+        looking_ = true;
         lock.unlock();
         try {
             look_for_trouble();
@@ -302,6 +313,8 @@ void Session::watch() {
             fail(std::current_exception());
         }
         lock.lock();
+        looking_ = false;
+        changed_.notify_all();
     }
 }
 

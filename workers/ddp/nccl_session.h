@@ -90,6 +90,8 @@ class Session {
     void settle(Code code, const std::string& name);
     void fail(std::exception_ptr failure);
     void watch();
+    void look_away();
+    void look_again();
     bool retire_finished();
     void look_for_trouble();
     void note_start(const cpu::Call& call, ddprun::TimePoint now);
@@ -122,7 +124,8 @@ class Session {
     std::exception_ptr broken_;
     bool stopped_ = false;  ///< after broken_: nothing runs on the device any more
     bool leaving_ = false;
-    bool splitting_ = false;  ///< the splitting thread looks for trouble itself, and knows its name
+    bool looking_ = false;     ///< the watchdog, now
+    bool looks_away_ = false;  ///< somebody else looks for trouble, and knows its name
     std::int64_t inside_ns_ = 0;
     std::thread watchdog_;
 };
