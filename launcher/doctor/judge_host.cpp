@@ -84,6 +84,11 @@ std::string amount(const std::optional<std::uint64_t>& value, bool is_bytes) {
     return is_bytes ? format_bytes(*value) : fmt::format("{}", *value);
 }
 
+std::string in_capitals(std::string text) {
+    for (char& c : text) c = c >= 'a' && c <= 'z' ? static_cast<char>(c - 'a' + 'A') : c;
+    return text;
+}
+
 void judge_limit(Rows& rows, const char* subject, const Limit& limit, std::uint64_t enough, bool is_bytes,
                  const char* why, const char* letter, Severity severity = Severity::Warning) {
     const std::string text =
@@ -96,9 +101,9 @@ void judge_limit(Rows& rows, const char* subject, const Limit& limit, std::uint6
                                 limit.hard && !is_bytes ? fmt::format("{}", *limit.hard)
                                 : is_bytes              ? "unlimited"
                                                         : fmt::format("{}", enough))
-                  : fmt::format("raise the hard limit ({} in /etc/security/limits.conf, LimitXXX of the "
-                                "service, docker run --ulimit)",
-                                subject));
+                  : fmt::format("raise the hard limit ({0} in /etc/security/limits.conf, Limit{1}= of a "
+                                "systemd service, docker run --ulimit {0}=...)",
+                                subject, in_capitals(subject)));
 }
 
 void judge_limits(const HostFacts& host, bool has_rdma, Rows& rows) {
