@@ -170,15 +170,15 @@ struct LimitedCgroup {
 };
 
 TEST(OutOfMemory, AWorkerThatTheKernelKilledAtTheLimitIsExplainedInTheReport) {
-    const LimitedCgroup cgroup("134217728");
+    const LimitedCgroup cgroup("536870912");
     if (!cgroup.why.empty()) GTEST_SKIP() << cgroup.why;
     const Outcome outcome = run(cgroup.inside(ddprun_probe({"--nproc-per-node=2"}, {"rank", "1", "grow", "end", "hold"})));
     EXPECT_EQ(outcome.status, 128 + SIGKILL) << outcome.err;
-    EXPECT_THAT(outcome.err, AllOf(HasSubstr("first cause   rank 1"), HasSubstr("out of memory: the cgroup's limit of 128 MiB was hit"))) << outcome.err;
+    EXPECT_THAT(outcome.err, AllOf(HasSubstr("first cause   rank 1"), HasSubstr("out of memory: the cgroup's limit of 512 MiB was hit"))) << outcome.err;
 }
 
 TEST(OutOfMemory, AKillByHandUnderTheSameLimitIsNotCalledThat) {
-    const LimitedCgroup cgroup("134217728");
+    const LimitedCgroup cgroup("536870912");
     if (!cgroup.why.empty()) GTEST_SKIP() << cgroup.why;
     const Outcome outcome = run(cgroup.inside(ddprun_probe({"--nproc-per-node=2"}, {"rank", "1", "kill", "9", "end", "hold"})));
     EXPECT_EQ(outcome.status, 128 + SIGKILL);
