@@ -445,7 +445,8 @@ void Agent::perform(const agent_action::ReportExit& action) {
     report.dumped_core = action.exit.dumped_core;
     report.by_us = action.by_us;
     report.exec_failure = action.exec_failure;
-    const std::string error_report = read_error_file(worker);
+    const bool failed = report.signaled || report.status != 0 || !report.exec_failure.empty();
+    const std::string error_report = failed ? read_error_file(worker) : "";
     if (!error_report.empty()) {
         const TimePoint written = last_write(worker.error_path);
         report.error_age_ns = (MonotonicClock::now() - written).count();
@@ -453,7 +454,6 @@ void Agent::perform(const agent_action::ReportExit& action) {
         report.by_us = action.by_us && !report.stopped_failing;
     }
     if (worker.started != TimePoint{}) report.after_start_ns = (MonotonicClock::now() - worker.started).count();
-    const bool failed = report.signaled || report.status != 0 || !report.exec_failure.empty();
     if (failed && !report.by_us) {
         output_.drain(rank);
         report.last_stderr = output_.last_stderr(rank);

@@ -447,7 +447,10 @@ void Job::on_lost(const Error& why) {
 
 void Job::controller_done() {
     // Agents elsewhere still have to hear it; ours is idle.
-    if (farewell_ == kNever) farewell_ = deadline_after(MonotonicClock::now(), kFarewell);
+    if (farewell_ == kNever) {
+        farewell_ = deadline_after(MonotonicClock::now(), kFarewell);
+        return loop_->post([this] { controller_done(); });  // behind the writing of what was said just now
+    }
     if (server_->queued_bytes() == 0 || MonotonicClock::now() > farewell_) return loop_->stop();
     loop_->call_after(std::chrono::milliseconds(1), [this] { controller_done(); });
 }
