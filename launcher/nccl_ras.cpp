@@ -1,7 +1,6 @@
 #include "launcher/nccl_ras.h"
 
 #include <fmt/core.h>
-#include <strings.h>
 #include <sys/epoll.h>
 #include <sys/socket.h>
 
@@ -17,14 +16,7 @@
 namespace ddprun {
 namespace {
 
-constexpr std::size_t kMaxLine = 1024;
 constexpr std::size_t kMaxStatus = 256 * 1024;
-constexpr int kProtocol = 2;
-constexpr int kTimeoutSeconds = 2;
-
-bool begins_with(const std::string& line, std::string_view word) {
-    return line.size() >= word.size() && ::strncasecmp(line.c_str(), word.data(), word.size()) == 0;
-}
 
 /// One question. Kept alive by what it has given to the loop.
 class RasQuestion : public std::enable_shared_from_this<RasQuestion> {
@@ -129,30 +121,6 @@ class RasQuestion : public std::enable_shared_from_this<RasQuestion> {
 };
 
 }  // namespace
-
-std::string RasDialogue::greeting() { return fmt::format("CLIENT PROTOCOL {}\n", kProtocol); }
-
-Result<std::string> RasDialogue::take(std::string_view bytes) {
-    if (stage_ == Stage::StatusAsked) {
-        status_ += bytes;
-        return std::string();
-    }
-    line_ += bytes;
-    if (line_.find('\n') == std::string::npos) {
-        if (line_.size() > kMaxLine) return Error{Errc::Protocol, "this is no RAS service of NCCL", 0};
-        return std::string();
-    }
-    const std::string line = std::exchange(line_, {});
-    if (stage_ == Stage::Greeted) {
-        // Whatever its version: the words have been the same so far.
-        if (!begins_with(line, "SERVER PROTOCOL ")) return Error{Errc::Protocol, "this is no RAS service of NCCL", 0};
-        stage_ = Stage::TimeoutSaid;
-        return fmt::format("TIMEOUT {}\n", kTimeoutSeconds);
-    }
-    // A service that does not know the time-out still knows the status.
-    stage_ = Stage::StatusAsked;
-    return std::string("STATUS\n");
-}
 
 void ask_nccl_ras(os::EventLoop& loop, const Endpoint& where, Duration patience, std::function<void(Result<std::string>)> done) {
     std::make_shared<RasQuestion>(loop, where, std::move(done))->begin(patience);
