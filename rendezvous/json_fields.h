@@ -38,6 +38,12 @@ class FieldWriter {
         object_[key] = value;
     }
 
+    /// Left out when it is what it mostly is: a thousand workers that end well say so in few words.
+    template <class T>
+    void usually(const char* key, const T& value, const T& usual) {
+        if (value != usual) object_[key] = value;
+    }
+
     /// Texts of workers and of users are not always UTF-8; JSON is.
     [[nodiscard]] std::string text() const {
         return object_.dump(-1, ' ', false, Json::error_handler_t::replace);
@@ -71,6 +77,11 @@ class FieldReader {
         T present{};
         take(key, *found, present);
         value = present;
+    }
+    template <class T>
+    void usually(const char* key, T& value, const T& usual) {
+        value = usual;
+        defaulted(key, value);
     }
     /// A field that earlier minor versions did not have: absent keeps the default.
     template <class T>

@@ -230,19 +230,19 @@ void fields(F& f, M& m) {
     f("local_rank", m.local_rank);
     f("rank", m.rank);
     f("pid", m.pid);
-    f("signaled", m.signaled);
     f("status", m.status);
-    f("dumped_core", m.dumped_core);
-    f("by_us", m.by_us);
     f("after_start_ns", m.after_start_ns);
-    f("exec_failure", m.exec_failure);
-    f("last_stderr", m.last_stderr);
-    f("error_file", m.error_file);
-    f("meaning", m.meaning);
-    f("last_collective", m.last_collective);
-    f.defaulted("steps", m.steps);
-    f.defaulted("stopped_failing", m.stopped_failing);
-    f.defaulted("error_age_ns", m.error_age_ns);
+    f.usually("signaled", m.signaled, false);
+    f.usually("dumped_core", m.dumped_core, false);
+    f.usually("by_us", m.by_us, false);
+    f.usually("exec_failure", m.exec_failure, std::string());
+    f.usually("last_stderr", m.last_stderr, std::vector<std::string>());
+    f.usually("error_file", m.error_file, std::string());
+    f.usually("meaning", m.meaning, std::string());
+    f.usually("last_collective", m.last_collective, std::string());
+    f.usually("steps", m.steps, std::int64_t{-1});
+    f.usually("stopped_failing", m.stopped_failing, false);
+    f.usually("error_age_ns", m.error_age_ns, std::int64_t{-1});
 }
 template <class F, Is<GenerationDrained> M>
 void fields(F& f, M& m) {

@@ -149,7 +149,8 @@ TEST(AgentLink, LossIsNoticedAtOnceOnBothSides) {
         RunningLink link(server.endpoint());
         ASSERT_TRUE(server.events.saw("joined"));
         link.close();
-        EXPECT_TRUE(server.events.saw("lost 127.0.0.1:"));
+        // "closed", or "reset" when the close overtook what the server was saying.
+        EXPECT_TRUE(server.events.saw("lost ")) << ::testing::PrintToString(server.events.lines());
     }
     RunningLink link(server.endpoint());
     ASSERT_TRUE(link.events.saw("connected"));
