@@ -169,6 +169,16 @@ Actions kill_now(JobState& state, Actions actions) {
     return actions;
 }
 
+bool nobody_runs(const JobState& state) {
+    return state.phase == Phase::Joining || state.phase == Phase::BackingOff;
+}
+
+Actions finish_early(JobState& state, const std::string& why, Actions actions) {
+    say(actions, fmt::format("{}: stopping before any worker runs", why));
+    finish(state, actions);
+    return actions;
+}
+
 Actions on(JobState& state, const job_event::StopAsked& event, const JobPolicy& policy, TimePoint now) {
     Actions actions;
     if (state.phase == Phase::Finished) return actions;
@@ -176,12 +186,8 @@ Actions on(JobState& state, const job_event::StopAsked& event, const JobPolicy& 
     if (state.phase == Phase::Draining) return actions;  // all workers have succeeded: too late to stop
     state.stopped_by = event.signal;
     state.after = After::Finish;
-    if (state.phase == Phase::Joining || state.phase == Phase::BackingOff) {
-        say(actions, fmt::format("{}: stopping before any worker runs", signal_name(event.signal)));
-        finish(state, actions);
-        return actions;
-    }
     const std::string why = signal_name(event.signal);
+    if (nobody_runs(state)) return finish_early(state, why, std::move(actions));
     if (state.phase == Phase::Stopping) {  // a failure's restart becomes the end; its grace runs on
         say(actions, fmt::format("{}: no restart; the generation is already stopping", why));
         return actions;
@@ -197,10 +203,7 @@ Actions on(JobState& state, const job_event::PreemptAsked& event, const JobPolic
     if (state.phase == Phase::Finished || state.preempted) return actions;
     state.preempted = true;
     state.after = After::Finish;
-    if (state.phase == Phase::Joining || state.phase == Phase::BackingOff) {
-        finish(state, actions);
-        return actions;
-    }
+    if (nobody_runs(state)) return finish_early(state, event.why, std::move(actions));
     if (state.phase != Phase::Running) return actions;
     say(actions, fmt::format("{}: {} workers may save for {}", event.why, alive_elsewhere(state),
                              format_duration(policy.preempt_grace)));

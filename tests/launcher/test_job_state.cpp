@@ -151,6 +151,17 @@ TEST(JobStep, APreemptionNotifiesBeforeItStops) {
     EXPECT_TRUE(job.state.preempted);
 }
 
+TEST(JobStep, AnEndBeforeAnyWorkerRunsSaysWhy) {
+    const JobEvent ends[] = {job_event::PreemptAsked{SIGTERM, "walltime in 60 s"}, job_event::StopAsked{SIGTERM, false}};
+    const char* const said[] = {"walltime in 60 s: stopping before any worker runs", "SIGTERM: stopping before any worker runs"};
+    for (std::size_t i = 0; i < 2; ++i) {
+        JobState joining;
+        const auto actions = step(joining, ends[i], {}, TimePoint{});
+        EXPECT_EQ(all_of<job_action::Say>(actions).at(0).text, said[i]);
+        EXPECT_EQ(all_of<job_action::Finish>(actions).size(), 1u);
+    }
+}
+
 TEST(JobStep, ALostNodeStopsTheOthersAndWaitsForASpare) {
     Job job(with_restarts(1), {2, 2});
     const auto actions = job.tell(job_event::NodeLost{1, "node01: connection lost"});
