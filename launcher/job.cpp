@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <limits>
 #include <optional>
+#include <thread>
 #include <utility>
 
 #include "env/event_loop.h"
@@ -114,6 +115,7 @@ class Job final : public rdzv::ServerHandler, public rdzv::AgentLinkHandler {
 
     Status build();
     Status build_guards(const std::string& name);
+    Status contend_for_head(const HeadChoice& choice);
     Status build_head(const HeadChoice& choice);
     Status build_agent(const Endpoint& controller);
     Status build_observation();
@@ -188,7 +190,7 @@ Status Job::build() {
         log_.info("the controller is at {} ({})", to_string(choice->endpoint), choice->why);
         return build_agent(choice->endpoint);
     }
-    const Status head = build_head(*choice);
+    const Status head = contend_for_head(*choice);
     if (!head && choice->contested && head.error().sys == EADDRINUSE) {
         const Endpoint endpoint = *shared_endpoint(setup_.spec);
         log_.info("port {} is taken on this host: joining the controller there", endpoint.port);
@@ -196,6 +198,18 @@ Status Job::build() {
     }
     if (!head) return head;
     return build_agent({"127.0.0.1", server_->bound().port});
+}
+
+/// Two that begin to listen at the same moment are both refused by the kernel, and nobody listens: whoever finds nobody
+/// there tries again, after a while of its own.
+Status Job::contend_for_head(const HeadChoice& choice) {
+    constexpr int kTries = 20;
+    for (int attempt = 1;; ++attempt) {
+        const Status head = build_head(choice);
+        if (head || !choice.contested || head.error().sys != EADDRINUSE || attempt == kTries) return head;
+        if (connect_tcp(*shared_endpoint(setup_.spec), MonotonicClock::now() + std::chrono::seconds(1))) return head;
+        std::this_thread::sleep_for(std::chrono::milliseconds(1 + (::getpid() + attempt) % 16));
+    }
 }
 
 /// The warden first: it removes the cgroup if we are killed after we have made it.
