@@ -1,16 +1,16 @@
-#include <nlohmann/json.hpp>
-
 #include "launcher/gpu_usage.h"
+#include "launcher/lenient_json.h"
 
 namespace ddprun {
 namespace {
 
-using Json = nlohmann::ordered_json;
+using lenient::Json, lenient::take, lenient::take_list;
 
-template <class T>
-void take(const Json& json, const char* key, T& into) {
-    const auto found = json.find(key);
-    if (found != json.end() && found->is_number_integer()) into = found->get<T>();
+GpuProcessUsage process_from(const Json& json) {
+    GpuProcessUsage process;
+    take(json, "pid", process.pid);
+    take(json, "used_bytes", process.used_bytes);
+    return process;
 }
 
 GpuUsage gpu_from(const Json& json) {
@@ -19,15 +19,8 @@ GpuUsage gpu_from(const Json& json) {
     take(json, "busy_percent", gpu.busy_percent);
     take(json, "used_bytes", gpu.used_bytes);
     take(json, "total_bytes", gpu.total_bytes);
-    if (const auto uuid = json.find("uuid"); uuid != json.end() && uuid->is_string()) gpu.uuid = uuid->get<std::string>();
-    const auto processes = json.find("processes");
-    if (processes == json.end() || !processes->is_array()) return gpu;
-    for (const Json& one : *processes) {
-        GpuProcessUsage process;
-        take(one, "pid", process.pid);
-        take(one, "used_bytes", process.used_bytes);
-        gpu.processes.push_back(process);
-    }
+    take(json, "uuid", gpu.uuid);
+    take_list(json, "processes", gpu.processes, process_from);
     return gpu;
 }
 
@@ -49,9 +42,7 @@ Result<std::vector<GpuUsage>> gpu_usage_from_json(std::string_view line) {
     const auto gpus = json.is_object() ? json.find("gpus") : json.end();
     if (!json.is_object() || gpus == json.end() || !gpus->is_array()) return Error{Errc::Protocol, "no list of GPUs", 0};
     std::vector<GpuUsage> found;
-    for (const Json& gpu : *gpus) {
-        if (gpu.is_object()) found.push_back(gpu_from(gpu));
-    }
+    take_list(json, "gpus", found, gpu_from);
     return found;
 }
 

@@ -1,11 +1,10 @@
-#include <nlohmann/json.hpp>
-
 #include "launcher/job_status.h"
+#include "launcher/lenient_json.h"
 
 namespace ddprun {
 namespace {
 
-using Json = nlohmann::ordered_json;
+using lenient::Json, lenient::take, lenient::take_list;
 
 Json json_of(const WorkerStatus& worker) {
     Json json = {{"node", worker.node},
@@ -40,29 +39,6 @@ Json json_of(const HostStatus& host) {
     json["log_directory"] = host.log_directory;
     if (!host.gpus.empty()) json["gpus"] = Json::parse(to_json(host.gpus))["gpus"];
     return json;
-}
-
-/// A key of the wrong type, or none, leaves the default: an older ddprun may have said less.
-template <class T>
-void take(const Json& json, const char* key, T& into) {
-    const auto found = json.find(key);
-    if (found == json.end()) return;
-    if constexpr (std::is_same_v<T, std::string>) {
-        if (found->is_string()) into = found->get<std::string>();
-    } else if constexpr (std::is_same_v<T, bool>) {
-        if (found->is_boolean()) into = found->get<bool>();
-    } else {
-        if (found->is_number()) into = found->get<T>();
-    }
-}
-
-template <class T>
-void take_list(const Json& json, const char* key, std::vector<T>& into, T (*read)(const Json&)) {
-    const auto list = json.find(key);
-    if (list == json.end() || !list->is_array()) return;
-    for (const Json& entry : *list) {
-        if (entry.is_object()) into.push_back(read(entry));
-    }
 }
 
 HostStatus host_from(const Json& json) {
