@@ -18,6 +18,12 @@ bool begins_with(const std::string& line, std::string_view word) {
 
 }  // namespace
 
+std::optional<Endpoint> ras_endpoint(std::optional<std::string_view> enabled, std::optional<std::string_view> address) {
+    if (enabled == "0") return std::nullopt;
+    const Result<Endpoint> where = parse_endpoint(address.value_or("localhost"), kRasPort);
+    return where ? std::optional(*where) : std::nullopt;
+}
+
 std::string RasDialogue::greeting() { return fmt::format("CLIENT PROTOCOL {}\n", kProtocol); }
 
 Result<std::string> RasDialogue::take(std::string_view bytes) {

@@ -1,10 +1,12 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 
 #include "env/result.h"
+#include "env/socket.h"
 
 namespace ddprun {
 
@@ -12,6 +14,10 @@ namespace ddprun {
 /// and tells of the whole job what NCCL knows: processes that do not answer, communicators whose ranks differ in what
 /// they have called. Plain lines of text, as NCCL's own client ncclras speaks them.
 inline constexpr std::uint16_t kRasPort = 28028;
+
+/// Where NCCL listens, by its variables NCCL_RAS_ENABLE and NCCL_RAS_ADDR; nullopt when it does not, or the address makes
+/// no sense. Pure.
+std::optional<Endpoint> ras_endpoint(std::optional<std::string_view> enabled, std::optional<std::string_view> address);
 
 /// The words exchanged. Pure.
 class RasDialogue {

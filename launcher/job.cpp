@@ -329,10 +329,7 @@ Status Job::build_observation() {
 
 /// As NCCL in the workers reads its variables: any of its processes tells of the whole job.
 std::optional<Endpoint> Job::ras_address() const {
-    if (agent_->variable(0, "NCCL_RAS_ENABLE") == "0") return std::nullopt;
-    const std::string address = agent_->variable(0, "NCCL_RAS_ADDR").value_or("localhost");
-    const Result<Endpoint> where = parse_endpoint(address, kRasPort);
-    return where ? std::optional(*where) : std::nullopt;
+    return ras_endpoint(agent_->variable(0, "NCCL_RAS_ENABLE"), agent_->variable(0, "NCCL_RAS_ADDR"));
 }
 
 /// What a running job can be asked, and what the job itself asks of its nodes.

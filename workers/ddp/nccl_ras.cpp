@@ -16,6 +16,11 @@ namespace {
 
 constexpr std::size_t kLongestAnswer = 16 * 1024;
 
+std::optional<std::string_view> variable(const char* name) {
+    const char* const set = std::getenv(name);
+    return set != nullptr ? std::optional<std::string_view>(set) : std::nullopt;
+}
+
 bool send_line(int socket, std::string_view line) {
     return ::send(socket, line.data(), line.size(), MSG_NOSIGNAL) == static_cast<ssize_t>(line.size());
 }
@@ -23,13 +28,7 @@ bool send_line(int socket, std::string_view line) {
 }  // namespace
 
 std::optional<ddprun::Endpoint> ras_address() {
-    const char* enabled = std::getenv("NCCL_RAS_ENABLE");
-    if (enabled != nullptr && std::string_view(enabled) == "0") return std::nullopt;
-    const char* set = std::getenv("NCCL_RAS_ADDR");
-    const Result<ddprun::Endpoint> where =
-        ddprun::parse_endpoint(set != nullptr ? set : "localhost", ddprun::kRasPort);
-    if (!where) return std::nullopt;
-    return *where;
+    return ddprun::ras_endpoint(variable("NCCL_RAS_ENABLE"), variable("NCCL_RAS_ADDR"));
 }
 
 std::string ask_ras(const ddprun::Endpoint& where, TimePoint deadline) {
