@@ -59,7 +59,8 @@ struct alignas(128) RankLine {
 static_assert(sizeof(RankLine) == 128);
 
 enum class SegmentOp : std::uint32_t {
-    None, Barrier, AllReduce, Broadcast, AllGather, ReduceScatter, Reduce, Gather, Scatter, AllToAll, Send, Recv
+    None, Barrier, AllReduce, Broadcast, AllGather, ReduceScatter, Reduce, Gather, Scatter, AllToAll, Send, Recv,
+    GraphLaunch  ///< of a CUDA graph with collectives in it
 };
 
 /// "all_reduce" and so on; "none" for None and unknown values.
@@ -77,6 +78,7 @@ constexpr const char* segment_op_name(SegmentOp op) {
         case SegmentOp::AllToAll: return "all_to_all";
         case SegmentOp::Send: return "send";
         case SegmentOp::Recv: return "recv";
+        case SegmentOp::GraphLaunch: return "graph_launch";
     }
     return "none";
 }

@@ -68,7 +68,15 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
     std::shared_ptr<Communicator> coming_;
 };
 
-/// Between two looks at a communicator that is in progress.
-void pause_between_looks();
+/// Between two looks at a communicator or an event that is in progress: NCCL and CUDA have no descriptor or
+/// condition to wait on. Short at first, because NCCL starts a collective on a thread of its own, which takes
+/// tens of microseconds, and a training step waits for it; later long enough to cost nothing.
+class Pauses {
+  public:
+    void next();
+
+  private:
+    int turns_ = 0;
+};
 
 }  // namespace ddp::nccl

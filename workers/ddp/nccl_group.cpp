@@ -3,6 +3,7 @@
 #include <fmt/core.h>
 
 #include <algorithm>
+#include <bit>
 #include <utility>
 
 #include "ddp/argument_checks.h"
@@ -340,13 +341,21 @@ std::vector<std::string> Group::all_gather_bytes(std::string_view mine) {
 
     std::string padded(mine), all(longest * ranks, '\0');
     padded.resize(longest);
-    const DeviceMemory room(*parts_.nccl, *parts_.cuda, longest * (ranks + 1));
-    gather_host(all.data(), padded.data(), longest, room);
+    gather_host(all.data(), padded.data(), longest, room_for(longest * (ranks + 1)));
     std::vector<std::string> messages;
     for (std::size_t r = 0; r < ranks; ++r) {
         messages.push_back(all.substr(r * longest, static_cast<std::size_t>(lengths[r])));
     }
     return messages;
+}
+
+/// Kept for the next message: making device memory takes a thousand times as long as a small collective.
+const DeviceMemory& Group::room_for(std::size_t bytes) {
+    if (!room_ || room_->bytes() < bytes) {
+        room_.reset();
+        room_ = std::make_unique<DeviceMemory>(*parts_.nccl, *parts_.cuda, std::bit_ceil(bytes));
+    }
+    return *room_;
 }
 
 /// Everyone's `bytes` bytes of host memory, by rank; `room` holds size() + 1 times as many.

@@ -45,6 +45,9 @@ class Group final : public ProcessGroup {
     Work send(Buffer buffer, int to) override;
     Work recv(Buffer buffer, int from) override;
     Work barrier() override;
+    Work launch_graph(const std::function<void()>& launch) override {
+        return session_->launch_graph(launch);
+    }
     std::unique_ptr<ProcessGroup> split(int color, int key) override;
     std::span<std::byte> allocate_shared(std::size_t bytes) override;
     std::vector<std::string> all_gather_bytes(std::string_view mine) override;
@@ -53,6 +56,7 @@ class Group final : public ProcessGroup {
     void require_on_device(const char* call, const Buffer& buffer) const;
     Registration agree_on(Registration mine, std::size_t bytes);
     bool make_known(const DeviceMemory& memory);
+    const DeviceMemory& room_for(std::size_t bytes);
     void gather_host(void* all, const void* mine, std::size_t bytes, const DeviceMemory& room);
     std::shared_ptr<Communicator> divide(int color, int key, const Membership& part,
                                          const std::vector<std::uint32_t>& members);
@@ -64,6 +68,7 @@ class Group final : public ProcessGroup {
     /// Of the memory of allocate_shared so far; the same on all ranks.
     enum class Symmetry : std::uint8_t { Nothing, Partial, Whole } symmetry_ = Symmetry::Nothing;
     std::unique_ptr<DeviceMemory> scratch_;
+    std::unique_ptr<DeviceMemory> room_;  ///< of all_gather_bytes; grows
     std::vector<std::unique_ptr<DeviceMemory>> memory_;
     std::unique_ptr<Session> session_;  // ends first: what is in flight uses the memory
 };

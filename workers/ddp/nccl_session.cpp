@@ -47,7 +47,10 @@ bool is_message(const cpu::Call& call) {
 }  // namespace
 
 Session::Session(SessionParts parts, std::shared_ptr<Communicator> communicator)
-    : parts_(std::move(parts)), communicator_(std::move(communicator)), stream_(make_stream(*parts_.cuda)) {
+    : parts_(std::move(parts)),
+      communicator_(std::move(communicator)),
+      events_(cuda::EventPool::make(parts_.cuda)),
+      stream_(make_stream(*parts_.cuda)) {
     // The program's signals are for the program's threads.
     sigset_t all, before;
     ::sigfillset(&all);
@@ -209,28 +212,40 @@ std::shared_ptr<Communicator> Session::split(int color, int key) {
 }
 
 Work Session::start(cpu::Call call, const Enqueue& enqueue) {
+    return track(call, cuda::is_capturing(*parts_.cuda, parts_.user_stream),
+                 [&](const InFlight& operation) { put_on_stream(operation, enqueue); });
+}
+
+Work Session::launch_graph(const std::function<void()>& launch) {
+    return track({.operation = ddprun::SegmentOp::GraphLaunch}, false, [&](const InFlight& operation) {
+        launch();
+        operation.done->record(parts_.user_stream);
+        operation.work->hold_back = [] {};  // the user's stream does it itself
+    });
+}
+
+/// Starts what `queue` puts on a stream, and gives it to the watchdog.
+Work Session::track(cpu::Call call, bool captured, const Queue& queue) {
     call.seq = next_number(call);
-    InFlight operation{call, MonotonicClock::now(), nullptr, std::make_shared<Work::State>(),
-                       cuda::is_capturing(*parts_.cuda, parts_.user_stream)};
+    InFlight operation{call, MonotonicClock::now(), nullptr, std::make_shared<Work::State>(), captured};
     const std::shared_ptr<Work::State> work = operation.work;
+    work->captured = captured;
     std::exception_ptr failure;
     {
         const std::lock_guard lock(mutex_);
         last_call_ = call;
         failure = broken_;
     }
-    if (!failure) failure = try_start(call, enqueue, operation);
+    if (!failure) failure = try_start(operation, queue);
     if (failure) {
         work->finish(failure);
         return Work(work);
     }
-    work->hold_back = [event = operation.done, user = parts_.user_stream] { event->hold_back(user); };
-    if (operation.captured) {
-        work->captured = true;
-        return Work(work);
-    }
+    if (captured) return Work(work);
+    bool was_idle = false;
     {
         const std::lock_guard lock(mutex_);
+        was_idle = in_flight_.empty();
         if (!broken_) in_flight_.push_back(std::move(operation));
         failure = broken_;
     }
@@ -239,22 +254,15 @@ Work Session::start(cpu::Call call, const Enqueue& enqueue) {
         fail(failure);
         work->finish(failure);
     }
-    changed_.notify_all();
+    if (was_idle) changed_.notify_all();  // with something in flight it looks often enough
     return Work(work);
 }
 
-std::exception_ptr Session::try_start(const cpu::Call& call, const Enqueue& enqueue, InFlight& started) {
+std::exception_ptr Session::try_start(InFlight& operation, const Queue& queue) {
     try {
-        if (!started.captured) note_start(call, started.started);
-        const cuda::Event ready(parts_.cuda);
-        started.done = std::make_shared<cuda::Event>(parts_.cuda);
-        ready.record(parts_.user_stream);
-        ready.hold_back(stream_);
-        const auto code =
-            communicator_->call([&](Handle comm) { return enqueue(communicator_->api(), comm, stream_); });
-        if (!code) return broken();
-        settle(*code, named(call));
-        started.done->record(stream_);
+        if (!operation.captured) note_start(operation.call, operation.started);
+        operation.done = take_event(operation.captured);
+        queue(operation);
         return nullptr;
     } catch (...) {
         fail(std::current_exception());
@@ -262,17 +270,35 @@ std::exception_ptr Session::try_start(const cpu::Call& call, const Enqueue& enqu
     }
 }
 
+/// Events of a graph stay with it.
+std::shared_ptr<const cuda::Event> Session::take_event(bool captured) {
+    return captured ? std::make_shared<const cuda::Event>(parts_.cuda) : events_->take();
+}
+
+void Session::put_on_stream(const InFlight& operation, const Enqueue& enqueue) {
+    const auto ready = take_event(operation.captured);
+    ready->record(parts_.user_stream);
+    ready->hold_back(stream_);
+    const auto code =
+        communicator_->call([&](Handle comm) { return enqueue(communicator_->api(), comm, stream_); });
+    if (!code) std::rethrow_exception(broken());  // stopped in between
+    settle(*code, named(operation.call));
+    operation.done->record(stream_);
+    operation.work->hold_back = [event = operation.done, user = parts_.user_stream] {
+        event->hold_back(user);
+    };
+}
+
 // With a non-blocking communicator a call may still be on its way; no other may be made until it is done.
 void Session::settle(Code code, const std::string& name) {
     const TimePoint deadline = ddprun::deadline_after(MonotonicClock::now(), parts_.timeout);
-    while (code == Code::InProgress) {
+    for (Pauses pauses; code == Code::InProgress; pauses.next()) {
         if (const std::exception_ptr failure = broken()) std::rethrow_exception(failure);
         throw_if_lost(parts_, name);
         if (MonotonicClock::now() >= deadline) {
             throw TimeoutError(fmt::format("{}: NCCL did not start it within {}{}", name,
                                            ddprun::format_duration(parts_.timeout), why_it_hangs()));
         }
-        pause_between_looks();
         code = communicator_->state().value_or(Code::InProgress);
     }
     if (code == Code::Success) return;
@@ -371,15 +397,15 @@ void Session::clear(void* address, std::size_t bytes) {
 }
 
 void Session::run_on_stream(const char* attempt, const std::function<cuda::Code()>& enqueue) {
-    const cuda::Event ready(parts_.cuda), done(parts_.cuda);
-    ready.record(parts_.user_stream);
-    ready.hold_back(stream_);
+    const auto ready = events_->take(), done = events_->take();
+    ready->record(parts_.user_stream);
+    ready->hold_back(stream_);
     parts_.cuda->check(enqueue(), attempt);
-    done.record(stream_);
-    for (cuda::Code code; (code = done.query()) != cuda::Code::Success;) {
+    done->record(stream_);
+    Pauses pauses;
+    for (cuda::Code code; (code = done->query()) != cuda::Code::Success; pauses.next()) {
         if (code != cuda::Code::NotReady) parts_.cuda->check(code, attempt);
         if (const std::exception_ptr failure = broken()) std::rethrow_exception(failure);
-        pause_between_looks();
     }
 }
 

@@ -10,6 +10,7 @@
 #include <thread>
 
 #include "ddp/arena.h"
+#include "ddp/cuda/event_pool.h"
 #include "ddp/cuda_api.h"
 #include "ddp/nccl_communicator.h"
 #include "ddp/nccl_memory.h"
@@ -42,8 +43,7 @@ struct SessionParts {
 /// names the oldest collective in flight. start() is for one thread at a time.
 ///
 /// What is started while the user's stream is captured becomes part of the CUDA graph. It is not in flight
-/// now, and its launches are not seen: no deadline, no line for the launcher; NCCL's asynchronous error and
-/// the abort word still break the session.
+/// now; launch_graph makes each launch of the graph a collective like any other.
 class Session {
   public:
     Session(SessionParts parts, std::shared_ptr<Communicator> communicator);
@@ -60,6 +60,9 @@ class Session {
     /// Gives `call` its number (send and recv: among those with the same peer) and puts it on the stream. Its
     /// Work holds the user's stream back until then.
     Work start(cpu::Call call, const Enqueue& enqueue);
+    /// `launch` puts a graph with collectives of this session on the user's stream. Not called once the session
+    /// is broken. What it throws breaks the session.
+    Work launch_graph(const std::function<void()>& launch);
     /// A part of the communicator; nothing may be in flight. A failure breaks the session.
     std::shared_ptr<Communicator> split(int color, int key);
     /// Waits for something else that the ranks do together, as long as for a collective.
@@ -79,12 +82,16 @@ class Session {
     struct InFlight {
         cpu::Call call;
         ddprun::TimePoint started;
-        std::shared_ptr<cuda::Event> done;
+        std::shared_ptr<const cuda::Event> done;
         std::shared_ptr<Work::State> work;
         bool captured = false;
     };
     std::exception_ptr broken() const;
-    std::exception_ptr try_start(const cpu::Call& call, const Enqueue& enqueue, InFlight& started);
+    using Queue = std::function<void(const InFlight& operation)>;
+    Work track(cpu::Call call, bool captured, const Queue& queue);
+    std::exception_ptr try_start(InFlight& operation, const Queue& queue);
+    std::shared_ptr<const cuda::Event> take_event(bool captured);
+    void put_on_stream(const InFlight& operation, const Enqueue& enqueue);
     void deregister_all();
     void run_on_stream(const char* attempt, const std::function<cuda::Code()>& enqueue);
     void settle(Code code, const std::string& name);
@@ -106,6 +113,7 @@ class Session {
 
     const SessionParts parts_;
     const std::shared_ptr<Communicator> communicator_;
+    const std::shared_ptr<cuda::EventPool> events_;
     cuda::Stream stream_ = nullptr;
     std::uint64_t seq_ = 0;
     std::map<std::pair<ddprun::SegmentOp, int>, std::uint64_t> messages_;  ///< by direction and peer

@@ -31,6 +31,11 @@ std::unique_ptr<ProcessGroup> create_on_host(const WorkerEnv& env, const Process
 
 }  // namespace
 
+Work ProcessGroup::launch_graph(const std::function<void()>& launch) {
+    launch();
+    return {};
+}
+
 std::unique_ptr<ProcessGroup> ProcessGroup::create(const Context& context, ProcessGroupOptions options) {
     // A program on host memory does not even look for the libraries.
     if (is_for_devices(options.backend, options.device)) {

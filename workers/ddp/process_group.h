@@ -122,6 +122,13 @@ class ProcessGroup {
     /// On a GPU backend it is device memory, and allocating it waits for the device.
     virtual std::span<std::byte> allocate_shared(std::size_t bytes) = 0;
 
+    /// Collective: `launch` puts a CUDA graph in which collectives of this group were captured on the group's
+    /// stream. Each launch counts as one collective: it has a number, a time-out and a line for the launcher,
+    /// and wait() throws what went wrong so far. Once the group has failed nothing is launched any more: the
+    /// graph would use what the failure has freed. Destroy the graph before the group. Backends that cannot be
+    /// captured just call `launch`.
+    virtual Work launch_graph(const std::function<void()>& launch);
+
     /// Collective on bytes of any length per rank: everyone's message, by rank. Blocking.
     virtual std::vector<std::string> all_gather_bytes(std::string_view mine) = 0;
 

@@ -97,16 +97,10 @@ void Learner::step() {
 
 void Learner::learn(const BatchSource& batch) {
     mlp_.stage(batch);
-    if (recorded_) {
-        recorded_->run();
-        return;
-    }
-    if (options_.cuda_graph && ++steps_before_recording_ > kStepsBeforeRecording) {
+    if (!recorded_ && options_.cuda_graph && ++steps_before_recording_ > kStepsBeforeRecording)
         recorded_ = station_.compute->record([this] { step(); });
-        recorded_->run();
-        return;
-    }
-    step();
+    if (recorded_) group_.launch_graph([this] { recorded_->run(); }).wait();
+    else step();
 }
 
 void Learner::look_at(const BatchSource& batch) {
