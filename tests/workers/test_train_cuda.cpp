@@ -204,6 +204,75 @@ TEST(CudaCompute, IsTheSameToTheBitWhenDeterministic) {
     }
 }
 
+/// A layer by our own kernels and the same in plain loops: `rows` samples, `inputs` to `outputs`.
+void expect_layer_by_kernels(Precision precision, std::size_t rows, std::size_t outputs) {
+    constexpr std::size_t kInputs = 3;
+    const OnCuda compute({.precision = precision, .epilogues = false});
+    const std::size_t stride = compute->stride_for(outputs), in_stride = compute->stride_for(kInputs);
+    const auto on_device = [&](const std::vector<float>& values) {
+        train::Memory memory = compute->allocate(values.size() * ddp::size_of(compute->dtype()));
+        const auto wide = compute.put(values);
+        compute->round({wide.get(), values.size(), ddp::DType::F32, compute->device()},
+                       {memory.get(), values.size(), compute->dtype(), compute->device()});
+        compute.read<std::byte>(memory.get(), 1);
+        return memory;
+    };
+    const auto on_host = [&](const train::Memory& memory, std::size_t count) {
+        if (precision == Precision::Fp32) return compute.read<float>(memory.get(), count);
+        std::vector<float> wide;
+        for (const std::uint16_t bits : compute.read<std::uint16_t>(memory.get(), count))
+            wide.push_back(widened(bits, precision));
+        return wide;
+    };
+    const auto input = on_device(random_values(rows * in_stride, 1)),
+               weight = on_device(random_values(outputs * kInputs, 2)),
+               bias = on_device(random_values(outputs, 3)),
+               output = on_device(std::vector<float>(rows * stride, 0)),
+               delta = on_device(random_values(rows * stride, 4)),
+               weight_gradient = on_device(std::vector<float>(outputs * kInputs)),
+               bias_gradient = on_device(std::vector<float>(outputs));
+    const train::Matrix in{input.get(), rows, kInputs, in_stride}, out{output.get(), rows, outputs, stride},
+        down{delta.get(), rows, outputs, stride};
+    compute->linear({.input = in,
+                     .weight = {weight.get(), outputs, kInputs, kInputs},
+                     .bias = bias.get(),
+                     .activation = train::Activation::Relu,
+                     .output = out,
+                     .mask = nullptr});
+    compute->linear_gradients({.delta = down,
+                               .input = in,
+                               .weight_gradient = {weight_gradient.get(), outputs, kInputs, kInputs},
+                               .bias_gradient = bias_gradient.get()});
+    const auto x = on_host(input, rows * in_stride), w = on_host(weight, outputs * kInputs),
+               b = on_host(bias, outputs), y = on_host(output, rows * stride),
+               d = on_host(delta, rows * stride), gradient = on_host(bias_gradient, outputs);
+    const double unit = precision == Precision::Fp32 ? 1e-5 : 2e-2;
+    for (std::size_t o = 0; o < outputs; ++o) {
+        double column = 0, size = 0;
+        for (std::size_t r = 0; r < rows; ++r) {
+            double sum = static_cast<double>(b[o]);
+            for (std::size_t i = 0; i < kInputs; ++i)
+                sum += static_cast<double>(x[r * in_stride + i]) * static_cast<double>(w[o * kInputs + i]);
+            ASSERT_NEAR(y[r * stride + o], std::max(sum, 0.0), unit) << "row " << r << ", column " << o;
+            column += static_cast<double>(d[r * stride + o]);
+            size += std::abs(static_cast<double>(d[r * stride + o]));
+        }
+        ASSERT_NEAR(gradient[o], column, unit * std::max(1.0, size / 10)) << "column " << o;
+    }
+}
+
+TEST(CudaCompute, AddsBiasesAndSumsColumnsOfAnyShape) {
+    // Whole packs and none; one run of rows, several, and one that is short; more packs than threads.
+    for (const Precision precision : {Precision::Fp32, Precision::Bf16, Precision::Fp16}) {
+        for (const std::size_t rows : {1, 15, 100, 1000})
+            for (const std::size_t outputs : {1, 8, 10, 37, 64}) {
+                SCOPED_TRACE(testing::Message()
+                             << train::name_of(precision) << " " << rows << " x " << outputs);
+                expect_layer_by_kernels(precision, rows, outputs);
+            }
+    }
+}
+
 TEST(CudaCompute, MultipliesGradientsByTheLossScaleButNotTheLoss) {
     Pass expected = pass_on_cpu();
     for (std::vector<float>& gradient : expected.gradients)

@@ -23,13 +23,28 @@ using U64 = unsigned long long;  // as the kernels take them
 
 /// Sums of the score: row r of a batch adds to slot r % kSlots, always in the same order.
 constexpr std::size_t kSlots = 8192;
-/// Runs of rows that a bias gradient is summed in before the runs are.
-constexpr std::size_t kParts = 64;
+/// Elements that a kernel moves at once (kernel_dialect.h).
+constexpr std::size_t kPack = 8;
 /// Bits: what cuBLASLt wants the columns of a ReLU mask to be a multiple of.
 constexpr std::size_t kMaskBits = 128;
 
 std::size_t rounded_up(std::size_t value, std::size_t multiple) {
     return (value + multiple - 1) / multiple * multiple;
+}
+
+std::size_t packs_of(std::size_t columns) { return (columns + kPack - 1) / kPack; }
+
+/// The most runs of rows that a bias gradient of that width is summed in before the runs are: as many threads
+/// as keep a large device's memory busy, each with a pack of columns of one run. It does not ask the device:
+/// the order of sums, and with it their bits, would be another on another one.
+std::size_t most_parts_for(std::size_t columns) {
+    constexpr std::size_t kThreads = std::size_t{1} << 17, kMost = 1024;
+    return std::clamp<std::size_t>(kThreads / packs_of(columns), 1, kMost);
+}
+/// For runs that are not worth a thread there are fewer.
+std::size_t parts_for(std::size_t rows, std::size_t columns) {
+    constexpr std::size_t kRowsOfARun = 16;
+    return std::clamp<std::size_t>(rows / kRowsOfARun, 1, most_parts_for(columns));
 }
 
 ddp::DType dtype_of(Precision precision) {
@@ -290,15 +305,17 @@ class CudaCompute final : public Compute {
     }
 
     void bias_gradient(const Matrix& delta, void* to) {
+        const std::size_t packs = packs_of(delta.columns), parts = parts_for(delta.rows, delta.columns);
         // One for each width, for good: a captured step goes on using it.
-        const auto [found, is_new] =
-            parts_.try_emplace(delta.columns, gpu_, kParts * delta.columns * sizeof(float));
-        const ddp::cuda::DeviceMemory& parts = found->second;
-        kernels_.column_sums.launch(gpu_->grid_for(kParts * delta.columns), stream_,
+        const auto [found, is_new] = parts_.try_emplace(
+            delta.columns, gpu_, most_parts_for(delta.columns) * packs * kPack * sizeof(float));
+        const ddp::cuda::DeviceMemory& sums = found->second;
+        // grid_for gives every thread a pack.
+        kernels_.column_sums.launch(gpu_->grid_for(parts * packs * kPack), stream_,
                                     static_cast<const void*>(delta.data), U64{delta.stride}, U64{delta.rows},
-                                    U64{delta.columns}, parts.as<float>(), U64{kParts});
-        kernels_.sum_parts.launch(gpu_->grid_for(delta.columns), stream_, parts.as<const float>(),
-                                  U64{kParts}, U64{delta.columns}, to);
+                                    U64{delta.columns}, sums.as<float>(), U64{parts});
+        kernels_.sum_parts.launch(gpu_->grid_for_rows(packs), stream_, sums.as<const float>(), U64{parts},
+                                  U64{delta.columns}, to);
     }
 
     std::shared_ptr<const ddp::cuda::Gpu> gpu_;
