@@ -18,6 +18,11 @@ using ::testing::HasSubstr;
 using ::testing::StartsWith;
 using Clock = std::chrono::steady_clock;
 
+void wait_until_started(const ddprun::RankLine& line, std::uint64_t seq) {
+    const auto deadline = Clock::now() + std::chrono::seconds(10);
+    while (line.started_seq.load() < seq && Clock::now() < deadline) std::this_thread::yield();
+}
+
 /// An all-reduce of one buffer, captured.
 class Captured {
   public:
@@ -84,6 +89,7 @@ TEST(GraphLaunch, IsEndedByTheLaunchersWordWithinASecondAndNotMadeAgain) {
         [](NcclRank& rank) {
             Captured captured(rank);
             if (rank.group.rank() == 1) {
+                wait_until_started(rank.segment.line(0), 3);
                 rank.segment.header().aborted = 2;  // rank 1, plus one
                 return;
             }

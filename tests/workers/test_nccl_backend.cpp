@@ -112,6 +112,15 @@ TEST(NcclBackend, RefusesHostMemoryAndOtherDevices) {
         "all_reduce: rank 0's nccl backend takes memory of CUDA device 0, the buffer is in host memory");
 }
 
+TEST(NcclBackend, RefusesAnEnvironmentThatWouldTakeItsTimeOutsAway) {
+    ::setenv("NCCL_COMM_BLOCKING", "1", 1);
+    const auto failures = failures_of(1, [](NcclRank&) {});
+    ::unsetenv("NCCL_COMM_BLOCKING");
+    EXPECT_TRUE(is<InvalidInput>(failures[0]));
+    EXPECT_EQ(message_of(failures[0]),
+              "NCCL_COMM_BLOCKING=1: calls that block inside NCCL would have no time-out: unset it");
+}
+
 TEST(NcclBackend, TooFewDevicesIsOneLineThatSaysHowManyWorkersFit) {
     ::setenv("FAKE_CUDA_DEVICES", "1", 1);
     ::setenv("CUDA_VISIBLE_DEVICES", "4", 1);
@@ -267,7 +276,7 @@ TEST(NcclLeaving, APeerThatDoesNotLeaveIsWaitedForUntilTheTimeOut) {
                                 {.faults = "1:finalize:hang", .timeout = std::chrono::milliseconds(500)}));
     EXPECT_THAT(
         ::testing::internal::GetCapturedStderr(),
-        HasSubstr("ddp: rank 0: leaving NCCL communicator 0: a peer did not finish within the time-out; "
+        HasSubstr("ddp: rank 0: leaving NCCL communicator 0: it did not end within the time-out; "
                   "aborted it\n"));
 }
 

@@ -3,6 +3,8 @@
 #include <fmt/core.h>
 #include <unistd.h>
 
+#include <cstdlib>
+#include <string_view>
 #include <utility>
 
 #include "ddp/device_groups.h"
@@ -18,6 +20,14 @@ using ddprun::WorkerEnv;
 std::vector<nccl::UniqueId> ids_for(const NcclParts& parts, const nccl::Appointment& appointment) {
     if (!parts.gather) return nccl::exchange_ids(*parts.nccl, parts.board, appointment);
     return nccl::gather_ids(*parts.nccl, parts.gather, appointment);
+}
+
+/// NCCL lets its environment overrule what we ask for.
+void refuse_blocking() {
+    const char* const set = std::getenv("NCCL_COMM_BLOCKING");
+    if (set == nullptr || std::string_view(set) == "0") return;
+    throw InvalidInput(fmt::format(
+        "NCCL_COMM_BLOCKING={}: calls that block inside NCCL would have no time-out: unset it", set));
 }
 
 std::shared_ptr<nccl::Communicator> join(const NcclParts& parts, const nccl::SessionParts& session) {
@@ -42,6 +52,7 @@ std::shared_ptr<nccl::Communicator> join(const NcclParts& parts, const nccl::Ses
 
 std::unique_ptr<ProcessGroup> make_nccl_group(NcclParts parts, const WorkerEnv& env,
                                               const ProcessGroupOptions& options) {
+    refuse_blocking();
     const nccl::Membership world{.rank = env.rank,
                                  .size = env.world_size,
                                  .name = fmt::format("NCCL communicator {}", parts.communicator)};

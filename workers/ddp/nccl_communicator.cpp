@@ -17,9 +17,15 @@ using ddprun::MonotonicClock;
 namespace {
 
 constexpr std::chrono::milliseconds kExplainLimit{100};
-constexpr std::chrono::milliseconds kRevokeLimit{100};
 constexpr std::chrono::seconds kStopLimit{2};
 constexpr std::chrono::seconds kDestroyLimit{5};
+
+/// What the communicator says of itself; calls of which it has just begun are InProgress.
+Code state_of(const Api& api, Handle handle) {
+    Code state = Code::Success;
+    const Code asked = api.comm_get_async_error(handle, &state);
+    return asked == Code::Success ? state : asked;
+}
 
 /// True once the predicate holds, false when the time is over.
 template <class Predicate>
@@ -120,23 +126,25 @@ Code Communicator::start_joining(std::vector<UniqueId>& ids, int rank, int ranks
     Config config;
     config.blocking = 0;
     const std::lock_guard lock(mutex_);
-    if (ids.size() == 1) return api_->comm_init_rank_config(&handle_, ranks, ids.front(), rank, &config);
-    return api_->comm_init_rank_scalable(&handle_, ranks, rank, static_cast<int>(ids.size()), ids.data(),
-                                         &config);
+    const Code code = ids.size() == 1
+                          ? api_->comm_init_rank_config(&handle_, ranks, ids.front(), rank, &config)
+                          : api_->comm_init_rank_scalable(&handle_, ranks, rank, static_cast<int>(ids.size()),
+                                                          ids.data(), &config);
+    return code == Code::Success && handle_ != nullptr ? state_of(*api_, handle_) : code;
 }
 
 std::optional<Code> Communicator::call(const std::function<Code(Handle)>& call) {
     const std::lock_guard lock(mutex_);
     if (handle_ == nullptr) return std::nullopt;
-    return call(handle_);
+    const Code code = call(handle_);
+    // ncclCommSplit and ncclCommWindowRegister say that they succeeded when they have only begun.
+    return code == Code::Success ? state_of(*api_, handle_) : code;
 }
 
 std::optional<Code> Communicator::state() {
     const std::unique_lock lock(mutex_, std::try_to_lock);
     if (!lock || handle_ == nullptr) return std::nullopt;
-    Code state = Code::Success;
-    const Code asked = api_->comm_get_async_error(handle_, &state);
-    return asked == Code::Success ? state : asked;
+    return state_of(*api_, handle_);
 }
 
 std::string Communicator::explain(Code code) {
@@ -150,17 +158,15 @@ std::string Communicator::explain(Code code) {
 
 bool Communicator::stop(std::chrono::nanoseconds limit) {
     return returns_within(limit, [self = shared_from_this()] {
-        const std::lock_guard lock(self->mutex_);
-        const Handle handle = std::exchange(self->handle_, nullptr);
+        Handle handle = nullptr;
+        {
+            const std::lock_guard lock(self->mutex_);
+            handle = std::exchange(self->handle_, nullptr);
+        }
         if (handle == nullptr) return;
         const Api& api = *self->api_;
-        if (api.comm_revoke != nullptr && api.comm_revoke(handle, 0) == Code::InProgress) {
-            look_until(MonotonicClock::now() + kRevokeLimit, [&] {
-                Code state = Code::Success;
-                return api.comm_get_async_error(handle, &state) != Code::Success || state != Code::InProgress;
-            });
-        }
         api.comm_abort(handle);
+        // Nobody makes another any more: there is no communicator to split.
         if (self->coming_ == nullptr) return;
         if (const Handle half = std::exchange(self->coming_->handle_, nullptr)) api.comm_abort(half);
     });
@@ -170,12 +176,13 @@ std::string Communicator::finish(const Patience& patience) {
     std::string why;
     try {
         std::optional<Code> code = call([this](Handle handle) { return api_->comm_finalize(handle); });
-        for (Pauses pauses; code == Code::InProgress && MonotonicClock::now() < patience.deadline; pauses.next()) {
-            patience.throw_if_lost();
-            code = state();
-        }
         if (!code) return "";
-        if (code == Code::InProgress) why = "a peer did not finish within the time-out";
+        for (Pauses pauses; code == Code::InProgress && MonotonicClock::now() < patience.deadline;
+             pauses.next()) {
+            patience.throw_if_lost();
+            code = state().value_or(Code::InProgress);
+        }
+        if (code == Code::InProgress) why = "it did not end within the time-out";
         else if (code != Code::Success) why = explain(*code);
     } catch (const Error& error) {
         why = error.what();

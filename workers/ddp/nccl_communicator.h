@@ -43,7 +43,7 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
                                         const std::string& attempt);
 
     [[nodiscard]] const Api& api() const { return *api_; }
-    /// What `call` returns; nullopt once the communicator was stopped.
+    /// What `call` returns, or InProgress while it has only begun; nullopt once the communicator was stopped.
     std::optional<Code> call(const std::function<Code(Handle)>& call);
     /// ncclCommGetAsyncError: InProgress while the last call is going on. nullopt once stopped, or while
     /// another thread is inside NCCL.
@@ -51,8 +51,9 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
     /// NCCL's words for a failure of this communicator; the error report will have them too.
     std::string explain(Code code);
 
-    /// Ends what is in flight on the device (revoke, where NCCL has it, then abort). False: NCCL did not come
-    /// back within `limit`.
+    /// Ends what is in flight on the device. False: NCCL did not come back within `limit`, which it does not as
+    /// long as a CUDA graph with collectives of this communicator exists; the device was told all the same.
+    /// Not by ncclCommRevoke: an abort after it frees what such a graph still uses (2.28 to 2.30).
     bool stop(std::chrono::nanoseconds limit);
     /// Finalize and destroy. "" when all went well, else why not; then it has been stopped.
     std::string finish(const Patience& patience);

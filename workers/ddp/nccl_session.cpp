@@ -26,6 +26,7 @@ namespace {
 constexpr std::chrono::milliseconds kLookBusy{1};
 constexpr std::chrono::milliseconds kLookIdle{50};
 constexpr std::chrono::milliseconds kStopLimit{500};  ///< so that waiters hear of a failure within a second
+constexpr std::chrono::milliseconds kStopUnderGraphs{100};  ///< where it does not come back at all
 constexpr std::chrono::seconds kRasLimit{3};
 constexpr int kRasVersion = 22400;
 constexpr std::chrono::nanoseconds kLeaveLimit = std::chrono::seconds(30);
@@ -82,6 +83,7 @@ void Session::leave() {
     }
     parts_.cuda->stream_destroy(stream_);
     if (why.empty()) return;
+    if (has_graphs_) why += " (a CUDA graph with its collectives must be destroyed before the group)";
     // A destructor has nobody to throw to.
     ddprun::print(stderr, "ddp: rank {}: leaving {}: {}; aborted it\n", parts_.env.rank, parts_.name, why);
 }
@@ -230,6 +232,7 @@ Work Session::track(cpu::Call call, bool captured, const Queue& queue) {
     InFlight operation{call, MonotonicClock::now(), nullptr, std::make_shared<Work::State>(), captured};
     const std::shared_ptr<Work::State> work = operation.work;
     work->captured = captured;
+    if (captured) has_graphs_ = true;
     std::exception_ptr failure;
     {
         const std::lock_guard lock(mutex_);
@@ -314,7 +317,7 @@ void Session::fail(std::exception_ptr failure) {
         if (broken_) return changed_.wait(lock, [this] { return stopped_; });
         broken_ = failure;
     }
-    communicator_->stop(kStopLimit);
+    communicator_->stop(has_graphs_ ? kStopUnderGraphs : kStopLimit);
     std::deque<InFlight> unfinished;
     {
         const std::lock_guard lock(mutex_);

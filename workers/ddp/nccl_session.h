@@ -1,5 +1,6 @@
 #pragma once
 
+#include <atomic>
 #include <condition_variable>
 #include <deque>
 #include <exception>
@@ -131,6 +132,7 @@ class Session {
     cpu::Call last_call_;  ///< named when nothing is in flight yet
     std::exception_ptr broken_;
     bool stopped_ = false;  ///< after broken_: nothing runs on the device any more
+    std::atomic<bool> has_graphs_ = false;  ///< collectives were captured: NCCL cannot free what they use
     bool leaving_ = false;
     bool looking_ = false;     ///< the watchdog, now
     bool looks_away_ = false;  ///< somebody else looks for trouble, and knows its name

@@ -15,11 +15,11 @@ void Work::wait() {
 // No deadline of its own: the collective behind it has one, and always ends.
 void Work::synchronize() {
     if (!state_) return;
-    if (state_->captured)
+    std::unique_lock lock(state_->mutex);
+    if (state_->captured && !state_->failure)
         throw Error(
             "a collective that is captured in a CUDA graph cannot be waited for on the host: wait for the "
             "graph");
-    std::unique_lock lock(state_->mutex);
     state_->changed.wait(lock, [this] { return state_->done; });
     if (state_->failure) std::rethrow_exception(state_->failure);
 }
