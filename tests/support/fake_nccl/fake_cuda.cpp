@@ -1,6 +1,7 @@
 // The entry points of libcudart that libddp calls, over host memory.
 //
 // FAKE_CUDA_DEVICES  how many devices there are; 0 answers cudaErrorNoDevice
+// FAKE_CUDA_TRACE    a file to write every call into (fake_trace.h)
 //
 // int fake_cuda_fail(stream, code)  events recorded on that stream answer with that error once it comes to
 // them long fake_cuda_blocking_calls()  how often the calling thread had to wait for a device so far
@@ -17,6 +18,7 @@
 #include <thread>
 
 #include "tests/support/fake_nccl/fake_capture.h"
+#include "tests/support/fake_nccl/fake_trace.h"
 
 namespace fake {
 
@@ -283,6 +285,7 @@ int cudaMemGetInfo(std::size_t* free, std::size_t* total) { return *free = *tota
 // Ranks may be threads on one device, where a GPU would see processes: another rank's streams are not waited for,
 // they may wait for this one.
 int cudaDeviceSynchronize() {
+    const fake::TracedCall traced("cudaDeviceSynchronize");
     if (const int refused = fake::refuse_in_capture(nullptr)) return refused;
     fake::count_blocking_call();
     int problem = fake::drain(*fake::stream_of(nullptr));
@@ -297,22 +300,26 @@ int cudaDriverGetVersion(int* version) { return *version = 13010, 0; }
 int cudaDeviceGetStreamPriorityRange(int* least, int* greatest) { return *least = 0, *greatest = -5, 0; }
 
 int cudaStreamCreateWithPriority(void** stream, unsigned, int) {
+    const fake::TracedCall traced("cudaStreamCreateWithPriority");
     *stream = new std::shared_ptr<fake::Stream>(fake::Stream::start());
     return 0;
 }
 int cudaStreamDestroy(void* stream) {
+    const fake::TracedCall traced("cudaStreamDestroy");
     auto* const handle = static_cast<std::shared_ptr<fake::Stream>*>(stream);
     (*handle)->close();
     delete handle;
     return 0;
 }
 int cudaStreamSynchronize(void* stream) {
+    const fake::TracedCall traced("cudaStreamSynchronize");
     const std::shared_ptr<fake::Stream> waited_for = fake::stream_of(stream);
     if (const int refused = fake::refuse_in_capture(waited_for.get())) return refused;
     fake::count_blocking_call();
     return fake::drain(*waited_for);
 }
 int cudaStreamWaitEvent(void* stream, void* event, unsigned) {
+    const fake::TracedCall traced("cudaStreamWaitEvent");
     auto* const awaited = static_cast<fake::Event*>(event);
     const std::shared_ptr<fake::Stream> waiting = fake::stream_of(stream);
     const std::lock_guard lock(awaited->mutex);
@@ -329,9 +336,16 @@ int cudaStreamWaitEvent(void* stream, void* event, unsigned) {
     return 0;
 }
 
-int cudaEventCreateWithFlags(void** event, unsigned) { return *event = new fake::Event, 0; }
-int cudaEventDestroy(void* event) { return delete static_cast<fake::Event*>(event), 0; }
+int cudaEventCreateWithFlags(void** event, unsigned) {
+    const fake::TracedCall traced("cudaEventCreateWithFlags");
+    return *event = new fake::Event, 0;
+}
+int cudaEventDestroy(void* event) {
+    const fake::TracedCall traced("cudaEventDestroy");
+    return delete static_cast<fake::Event*>(event), 0;
+}
 int cudaEventRecord(void* event, void* stream) {
+    const fake::TracedCall traced("cudaEventRecord");
     auto* const recorded = static_cast<fake::Event*>(event);
     const std::shared_ptr<fake::Stream> where = fake::stream_of(stream);
     const std::lock_guard lock(recorded->mutex);
@@ -352,6 +366,7 @@ int cudaEventRecord(void* event, void* stream) {
     return 0;
 }
 int cudaEventQuery(void* event) {
+    const fake::TracedCall traced("cudaEventQuery");
     auto* const asked = static_cast<fake::Event*>(event);
     if (asked->is_captured()) return fake::kCapturedEvent;
     const auto mark = asked->get();
@@ -360,6 +375,7 @@ int cudaEventQuery(void* event) {
     return reached == 0 ? fake::kNotReady : reached - 1;
 }
 int cudaEventSynchronize(void* event) {
+    const fake::TracedCall traced("cudaEventSynchronize");
     auto* const awaited = static_cast<fake::Event*>(event);
     if (awaited->is_captured()) return fake::kCapturedEvent;
     const auto mark = awaited->get();
@@ -377,27 +393,33 @@ int cudaEventElapsedTime(float* milliseconds, void* from, void* to) {
 }
 
 int cudaMalloc(void** address, std::size_t bytes) {
+    const fake::TracedCall traced("cudaMalloc");
     return fake::allocate_into(address, bytes, fake::Memory::Device);
 }
 int cudaHostAlloc(void** address, std::size_t bytes, unsigned) {
+    const fake::TracedCall traced("cudaHostAlloc");
     return fake::allocate_into(address, bytes, fake::Memory::Pinned);
 }
 int cudaHostRegister(void* address, std::size_t bytes, unsigned) {
+    const fake::TracedCall traced("cudaHostRegister");
     const std::lock_guard lock(fake::allocations().mutex);
     fake::allocations().pieces[reinterpret_cast<std::uintptr_t>(address)] = {bytes, fake::Memory::Pinned};
     return 0;
 }
 int cudaHostUnregister(void* address) {
+    const fake::TracedCall traced("cudaHostUnregister");
     const std::lock_guard lock(fake::allocations().mutex);
     return fake::allocations().pieces.erase(reinterpret_cast<std::uintptr_t>(address)) == 1 ? 0 : 713;
 }
 int cudaFree(void* address) {
+    const fake::TracedCall traced("cudaFree");
     if (const int refused = fake::refuse_in_capture(nullptr)) return refused;
     fake::count_blocking_call();
     return fake::release_when_idle(address), 0;
 }
 int cudaFreeHost(void* address) { return cudaFree(address); }
 int cudaMemcpyAsync(void* to, const void* from, std::size_t bytes, int, void* stream) {
+    const fake::TracedCall traced("cudaMemcpyAsync");
     const std::shared_ptr<fake::Stream> on = fake::stream_of(stream);
     on->post([=] { std::memcpy(to, from, bytes); });
     if (fake::allocations().knows(to) && fake::allocations().knows(from)) return 0;
@@ -407,11 +429,13 @@ int cudaMemcpyAsync(void* to, const void* from, std::size_t bytes, int, void* st
     return fake::drain(*on);
 }
 int cudaMemsetAsync(void* address, int value, std::size_t bytes, void* stream) {
+    const fake::TracedCall traced("cudaMemsetAsync");
     fake::stream_of(stream)->post([=] { std::memset(address, value, bytes); });
     return 0;
 }
 
 int cudaStreamBeginCapture(void* stream, int) {
+    const fake::TracedCall traced("cudaStreamBeginCapture");
     const std::shared_ptr<fake::Stream> origin = fake::stream_of(stream);
     if (stream == nullptr || origin->capture()) return fake::kCaptureUnsupported;
     origin->set_capture(std::make_shared<fake::Capture>(origin));
@@ -419,6 +443,7 @@ int cudaStreamBeginCapture(void* stream, int) {
     return 0;
 }
 int cudaStreamEndCapture(void* stream, void** graph) {
+    const fake::TracedCall traced("cudaStreamEndCapture");
     *graph = nullptr;
     const std::shared_ptr<fake::Stream> ending = fake::stream_of(stream);
     const std::shared_ptr<fake::Capture> capture = ending->capture();
@@ -430,20 +455,29 @@ int cudaStreamEndCapture(void* stream, void** graph) {
     return 0;
 }
 int cudaStreamIsCapturing(void* stream, int* status) {
+    const fake::TracedCall traced("cudaStreamIsCapturing");
     return *status = fake::stream_of(stream)->capture() != nullptr ? 1 : 0, 0;
 }
 int cudaGraphInstantiateWithFlags(void** exec, void* graph, unsigned long long) {
+    const fake::TracedCall traced("cudaGraphInstantiateWithFlags");
     *exec = new fake::Graph(*static_cast<fake::Graph*>(graph));
     return 0;
 }
 int cudaGraphLaunch(void* exec, void* stream) {
+    const fake::TracedCall traced("cudaGraphLaunch");
     fake::stream_of(stream)->post([tasks = *static_cast<fake::Graph*>(exec)] {
         for (const auto& task : *tasks) task();
     });
     return 0;
 }
-int cudaGraphDestroy(void* graph) { return delete static_cast<fake::Graph*>(graph), 0; }
-int cudaGraphExecDestroy(void* exec) { return delete static_cast<fake::Graph*>(exec), 0; }
+int cudaGraphDestroy(void* graph) {
+    const fake::TracedCall traced("cudaGraphDestroy");
+    return delete static_cast<fake::Graph*>(graph), 0;
+}
+int cudaGraphExecDestroy(void* exec) {
+    const fake::TracedCall traced("cudaGraphExecDestroy");
+    return delete static_cast<fake::Graph*>(exec), 0;
+}
 
 int cudaGetLastError() { return 0; }
 const char* cudaGetErrorString(int code) {

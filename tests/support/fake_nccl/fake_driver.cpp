@@ -5,6 +5,7 @@
 
 #include "ddp/cuda/host_kernel.h"
 #include "tests/support/fake_nccl/fake_cuda.h"
+#include "tests/support/fake_nccl/fake_trace.h"
 
 namespace {
 
@@ -42,10 +43,14 @@ int cuCtxSetCurrent(void* context) {
     return 0;
 }
 int cuModuleLoadData(void** module, const void* image) {
+    const fake::TracedCall traced("cuModuleLoadData");
     *module = const_cast<void*>(image);
     return image != nullptr ? 0 : kInvalidValue;
 }
-int cuModuleUnload(void*) { return 0; }
+int cuModuleUnload(void*) {
+    const fake::TracedCall traced("cuModuleUnload");
+    return 0;
+}
 int cuModuleGetFunction(void** function, void*, const char* name) {
     const auto* const kernel = ddp::device::HostKernel::find(name);
     *function = const_cast<ddp::device::HostKernel*>(kernel);
@@ -58,6 +63,7 @@ int cuLaunchKernel(void* function, unsigned grid_x, unsigned grid_y, unsigned gr
                                 block_z == 1 && shared_bytes == 0 && extra == nullptr;
     if (!as_libddp_does) return kInvalidValue;
     const auto* const kernel = static_cast<const ddp::device::HostKernel*>(function);
+    const fake::TracedCall traced("cuLaunchKernel", kernel->name());
     fake::stream_of(stream)->post([one = kernel->bind(arguments)] { run_threads(one); });
     return 0;
 }

@@ -20,6 +20,7 @@
 
 #include "ddp/nccl_api.h"
 #include "tests/support/fake_nccl/fake_cuda.h"
+#include "tests/support/fake_nccl/fake_trace.h"
 #include "tests/support/fake_nccl/fault.h"
 #include "tests/support/fake_nccl/meeting.h"
 #include "tests/support/half_float.h"
@@ -554,6 +555,7 @@ Code ncclRedOpCreatePreMulSum(Op*, void*, Type, Residence, Handle) { return Code
 Code ncclRedOpDestroy(Op, Handle) { return Code::InvalidUsage; }
 
 Code ncclMemAlloc(void** address, std::size_t bytes) {
+    const TracedCall traced("cuMemCreate");
     *address = allocate(bytes, Memory::Device);
     return *address != nullptr ? Code::Success : Code::UnhandledCudaError;
 }
@@ -589,6 +591,7 @@ int fake_nccl_misuses() { return misuses; }
 int fake_nccl_registered() { return registrations().count(); }
 
 Code ncclMemFree(void* address) {
+    const TracedCall traced("cuMemRelease");
     if (registrations().has(address)) ++misuses;
     return release(address), Code::Success;
 }

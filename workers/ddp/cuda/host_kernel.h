@@ -33,6 +33,7 @@ class HostKernel {
         while (kernel != nullptr && kernel->name_ != name) kernel = kernel->next_;
         return kernel;
     }
+    [[nodiscard]] std::string_view name() const { return name_; }
     /// The call of one thread, with copies of the arguments that the pointers lead to.
     [[nodiscard]] std::function<void()> bind(void** arguments) const { return bind_(kernel_, arguments); }
 
