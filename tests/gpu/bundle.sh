@@ -23,7 +23,7 @@ done
 # Those that exist: a program that is not written yet is a skipped step there, not a failure here.
 programs=(launcher/ddprun workers/train/train workers/check/allreduce-check tests/gpu/survivor_worker tests/gpu/gpu_kernel_test
           tests/gpu/train_gradients tests/bench/bench_gpu_kernels)
-modules=(tests/support/fake_nccl/fake-nccl.so tests/support/fake_nvml/fake-nvml.so)
+modules=(tests/gpu/cuda-trace.so tests/support/fake_nccl/fake-nccl.so tests/support/fake_nvml/fake-nvml.so)
 data=(workers/train/digits-images-idx3-ubyte workers/train/digits-labels-idx1-ubyte)
 
 if [ ! -f "$build/build.ninja" ]; then

@@ -58,22 +58,47 @@ TEST_F(GpuRunScript, RunsItsStepsAndGoesOnAfterAFailure) {
     // The doctor of a machine that is out of order must not keep the others from running.
     const Outcome outcome =
         verify({"--fake", "--only",
-                "doctor,all_reduce_nccl_1,all_reduce_staged_2,killed_rank_staged,killed_rank_nccl"});
+                "doctor,all_reduce_nccl_1,all_reduce_staged_2,trace_step,trace_graph,killed_rank_staged,killed_rank_nccl"});
     const nlohmann::json json = summary();
     ASSERT_TRUE(json.is_object()) << outcome.out << outcome.err << content("summary.json");
-    ASSERT_EQ(json["steps"].size(), 5u) << outcome.out;
-    for (std::size_t at = 1; at < 5; ++at) {
+    ASSERT_EQ(json["steps"].size(), 7u) << outcome.out;
+    for (std::size_t at = 1; at < 7; ++at) {
         const nlohmann::json& step = json["steps"][at];
         EXPECT_EQ(step["outcome"], "passed") << step << content("logs/" + std::string(step["name"]) + ".log");
     }
+    for (const std::size_t at : {3u, 4u})
+        EXPECT_THAT(std::string(json["steps"][at]["detail"]), HasSubstr(", 0 of them wait for the device; "));
     EXPECT_TRUE(json["doctor"]["findings"].is_array());
     EXPECT_THAT(std::string(json["gpu"]), HasSubstr("nothing here was measured"));
     EXPECT_EQ(outcome.status, json["failures"] == 0 ? 0 : 1);
 }
 
+TEST_F(GpuRunScript, ItsTraceShowsATrainingThatWaitsInEveryStep) {
+    // Staged collectives go through the host: what the step "trace_step" would have to find if a step waited.
+    const std::string fake = path_of("BUILD_ROOT") + "/tests/support/fake_nccl/fake-nccl.so";
+    RunOptions options;
+    for (const std::string variable : {"DDP_CUDART_LIBRARY", "DDP_CUDA_LIBRARY", "DDP_CUBLASLT_LIBRARY"})
+        options.environment.push_back(variable + "=" + fake);
+    options.environment.push_back("FAKE_CUDA_TRACE=" + directory_.file("trace"));
+    const Outcome trained =
+        run({path_of("BUILD_ROOT") + "/launcher/ddprun", "--standalone", "--nproc-per-node=1", "--no-python",
+             path_of("BUILD_ROOT") + "/workers/train/train", "--device=cuda", "--backend=staged",
+             "--data=synthetic:1600,16,4", "--hidden=16", "--epochs=1", "--batch-size=8", "--keep-data=device",
+             "--checkpoint-dir=" + directory_.file("checkpoints")},
+            options);
+    ASSERT_EQ(trained.status, 0) << trained.out << trained.err;
+    const Outcome checked = run({path_of("CHECK_TRACE"), directory_.file("trace")});
+    EXPECT_EQ(checked.status, 1) << checked.out << checked.err;
+    EXPECT_THAT(checked.out, HasSubstr("\nFAILED: "));
+    EXPECT_THAT(checked.out, HasSubstr("calls wait for the device in 159 steps: "));
+}
+
 TEST_F(GpuRunScript, SaysWhatIsWrongWithItsCommandLine) {
     EXPECT_EQ(verify({"--fast"}).status, 64);
     EXPECT_EQ(verify({"--minutes", "x"}).status, 64);
+    const Outcome no_python = verify({"--python", "/nonexistent/python"});
+    EXPECT_EQ(no_python.status, 64);
+    EXPECT_THAT(no_python.err, HasSubstr("--python: there is no program '/nonexistent/python'"));
     const Outcome outcome = run({path_of("RUN_SCRIPT"), "--binaries", "/nonexistent"});
     EXPECT_EQ(outcome.status, 64);
     EXPECT_THAT(outcome.err, HasSubstr("no launcher/ddprun in /nonexistent"));
