@@ -109,7 +109,7 @@ def main():
         skip("PyTorch sees no GPU")
     rows = []
     for precision in FLOOR:
-        for mode in ("fused", "plain", "deterministic"):
+        for mode in ("fused", "tuned", "plain", "deterministic"):
             rows += check(arguments.program, precision, mode)
     if arguments.json:
         Path(arguments.json).write_text(json.dumps({"gpu": torch.cuda.get_device_name(), "rows": rows}, indent=2) + "\n")

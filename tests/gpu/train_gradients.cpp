@@ -1,8 +1,9 @@
 // One pass of the train program's perceptron on a CUDA device, written to a file for train_check.py: the
 // inputs, the weights that were multiplied, and the loss and gradients that came out.
 //
-//   train_gradients FILE fp32|tf32|bf16|fp16 [fused|plain|deterministic]
+//   train_gradients FILE fp32|tf32|bf16|fp16 [fused|tuned|plain|deterministic]
 //
+// tuned: by the fastest ways, as train does it by itself.
 // plain: by our own kernels where cuBLASLt's epilogues would do it.
 // Exit code 77, with one line, where there is no device.
 #include <fmt/core.h>
@@ -61,8 +62,12 @@ void write(const std::string& path, const train::Station& station) {
     const auto feed = train::make_feed(station, samples, {});
     feed->begin(subset, all_rows(), {.batch_size = kSamples, .prefetch = 0});
     mlp.stage(feed->next());
-    mlp.forward();
-    mlp.backward({[&](std::size_t i) { return gradients.memory(i); }, [](std::size_t) {}});
+    // The second pass goes the ways that the first one has found.
+    for (int pass = compute.tunes() ? 0 : 1; pass < 2; ++pass) {
+        compute.take_score();
+        mlp.forward();
+        mlp.backward({[&](std::size_t i) { return gradients.memory(i); }, [](std::size_t) {}});
+    }
     std::array<double, 1> loss = {compute.take_score().loss_sum / kSamples};
 
     using ddp::cuda::HostCopies;
@@ -102,9 +107,11 @@ int run(const std::string& path, std::string_view precision, std::string_view mo
     }
     set_compute(*station, {.precision = options->precision,
                            .deterministic = mode == "deterministic",
-                           .epilogues = mode != "plain"});
+                           .epilogues = mode != "plain",
+                           .tune = mode == "tuned"});
     write(path, *station);
     fmt::print("{}: {}\n", path, station->compute->describe());
+    if (station->compute->tunes()) fmt::print("{}\n", station->compute->describe_tuning());
     return 0;
 }
 
@@ -112,8 +119,10 @@ int run(const std::string& path, std::string_view precision, std::string_view mo
 
 int main(int argc, char** argv) {
     const std::string_view mode = argc == 4 ? argv[3] : "fused";
-    if (argc < 3 || argc > 4 || (mode != "fused" && mode != "plain" && mode != "deterministic")) {
-        fmt::print(stderr, "usage: train_gradients FILE fp32|tf32|bf16|fp16 [fused|plain|deterministic]\n");
+    if (argc < 3 || argc > 4 ||
+        (mode != "fused" && mode != "tuned" && mode != "plain" && mode != "deterministic")) {
+        fmt::print(stderr,
+                   "usage: train_gradients FILE fp32|tf32|bf16|fp16 [fused|tuned|plain|deterministic]\n");
         return 64;
     }
     try {

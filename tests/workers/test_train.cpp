@@ -75,6 +75,7 @@ TEST(TrainOptions, RefuseWhatContradictsItself) {
     EXPECT_EQ(refusal({"--device=cpu", "--precision=bf16"}), "--precision bf16 needs --device cuda");
     EXPECT_EQ(refusal({"--device=cpu", "--cuda-graph"}), "--cuda-graph needs --device cuda");
     EXPECT_EQ(refusal({"--device=cpu", "--keep-data=device"}), "--keep-data device needs --device cuda");
+    EXPECT_EQ(refusal({"--tune-products=on"}), "--tune-products: 'on' is none of auto, off");
     EXPECT_EQ(refusal({"--keep-data=disk"}), "--keep-data: 'disk' is none of auto, device, host");
     EXPECT_EQ(refusal({"--device=cpu", "--backend=nccl"}), "--backend nccl needs --device cuda");
     EXPECT_EQ(refusal({"--device=cuda", "--backend=cpu"}),

@@ -60,6 +60,11 @@ class Compute {
     [[nodiscard]] virtual ddp::DType dtype() const = 0;
     /// "OpenBLAS", "cuBLASLt 13.0, bf16": for the one line that says what is used.
     [[nodiscard]] virtual std::string describe() const = 0;
+    /// Whether the first pass with a batch of some size finds out how the next ones are done fastest: it
+    /// takes longer, waits, and is best had where nobody else waits for it.
+    [[nodiscard]] virtual bool tunes() const { return false; }
+    /// What that has come to, as a sentence; "" while there is nothing to say.
+    [[nodiscard]] virtual std::string describe_tuning() const { return ""; }
 
     /// Zeroed, 64-byte aligned or better.
     virtual Memory allocate(std::size_t bytes) = 0;

@@ -8,6 +8,8 @@ namespace train::lt {
 
 static_assert(static_cast<int>(Code::Success) == CUBLAS_STATUS_SUCCESS);
 static_assert(static_cast<int>(Code::InvalidValue) == CUBLAS_STATUS_INVALID_VALUE);
+static_assert(static_cast<int>(Code::ArchMismatch) == CUBLAS_STATUS_ARCH_MISMATCH);
+static_assert(static_cast<int>(Code::InternalError) == CUBLAS_STATUS_INTERNAL_ERROR);
 static_assert(static_cast<int>(Code::NotSupported) == CUBLAS_STATUS_NOT_SUPPORTED);
 static_assert(static_cast<int>(DataType::F32) == CUDA_R_32F);
 static_assert(static_cast<int>(DataType::F16) == CUDA_R_16F);
@@ -41,6 +43,8 @@ static_assert(static_cast<int>(PreferenceAttribute::MinAlignmentC) ==
 static_assert(static_cast<int>(PreferenceAttribute::MinAlignmentD) ==
               CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES);
 static_assert(kNoReduction == CUBLASLT_REDUCTION_SCHEME_NONE);
+static_assert(kFloat32Reduction == CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE);
+static_assert(kAnyReduction == CUBLASLT_REDUCTION_SCHEME_MASK);
 static_assert(sizeof(Algorithm) == sizeof(cublasLtMatmulAlgo_t));
 static_assert(sizeof(Heuristic) == sizeof(cublasLtMatmulHeuristicResult_t));
 static_assert(offsetof(Heuristic, workspace_bytes) ==

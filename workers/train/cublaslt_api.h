@@ -21,7 +21,14 @@ using MatmulDesc = MatmulDescObject*;
 using Layout = LayoutObject*;
 using Preference = PreferenceObject*;
 
-enum class Code : int { Success = 0, InvalidValue = 7, NotSupported = 15 };
+/// Those that we tell apart; there are others.
+enum class Code : int {
+    Success = 0,
+    InvalidValue = 7,
+    ArchMismatch = 8,
+    InternalError = 14,
+    NotSupported = 15
+};
 enum class DataType : int { F32 = 0, F16 = 2, BF16 = 14 };
 enum class ComputeType : int { F32 = 68, Tf32 = 77 };
 enum class Operation : int { None = 0, Transpose = 1 };
@@ -49,8 +56,8 @@ enum class PreferenceAttribute : int {
     MinAlignmentC = 7,
     MinAlignmentD = 8
 };
-/// Of the ReductionSchemeMask: sums over k are never split.
-inline constexpr std::uint32_t kNoReduction = 0;
+/// Of the ReductionSchemeMask: sums over k are never split; pieces are added up in float32; anything goes.
+inline constexpr std::uint32_t kNoReduction = 0, kFloat32Reduction = 2, kAnyReduction = 7;
 
 struct Algorithm {
     std::uint64_t opaque[8];

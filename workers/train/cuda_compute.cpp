@@ -3,15 +3,20 @@
 #include <fmt/core.h>
 
 #include <algorithm>
+#include <compare>
+#include <functional>
 #include <map>
 #include <numeric>
-#include <unordered_set>
+#include <optional>
 #include <utility>
 #include <vector>
 
 #include "ddp/cuda/graph.h"
 #include "ddp/cuda/module.h"
 #include "products.h"
+#include "relu_masks.h"
+#include "tuner.h"
+#include "tuning.h"
 
 DDP_KERNEL_IMAGE(train_kernels)
 
@@ -105,8 +110,48 @@ class Captured final : public Compute::Recorded {
     ddp::cuda::Stream stream_;
 };
 
-/// A row-major matrix is its transpose to cuBLASLt: out[s, o] = in[s, i] w[o, i]^T becomes
-/// out^T = (w^T)^T in^T with columns of `stride`.
+constexpr lt::Operation kAsIs = lt::Operation::None, kTransposed = lt::Operation::Transpose;
+
+/// to = left right, or with one of them transposed. To cuBLASLt a row-major matrix is its transpose, so
+/// to^T = right^T left^T is asked for.
+Product product_of(const Matrix& to, const Matrix& left, lt::Operation op_left, const Matrix& right,
+                   lt::Operation op_right) {
+    Product product;
+    product.kind = {.op_a = op_right,
+                    .op_b = op_left,
+                    .m = to.columns,
+                    .n = to.rows,
+                    .k = op_left == kAsIs ? left.columns : left.rows,
+                    .lda = right.stride,
+                    .ldb = left.stride,
+                    .ldd = to.stride};
+    product.a = right.data;
+    product.b = left.data;
+    product.d = to.data;
+    return product;
+}
+Product with_bias(Product product, lt::Epilogue epilogue, const void* bias) {
+    product.kind.epilogue = epilogue;
+    product.bias = bias;
+    return product;
+}
+Product with_mask(Product product, lt::Epilogue epilogue, const void* mask) {
+    product.kind.epilogue = epilogue;
+    product.kind.aux_bits = rounded_up(product.kind.m, kMaskBits);
+    product.aux = mask;
+    return product;
+}
+
+/// Something that can be done in several ways: of which shape, and what there is to it.
+struct Task {
+    enum class What { Linear, LinearWithRelu, LinearGradients, InputGradient, InputGradientByMask } what;
+    Product::Kind product;  ///< without an epilogue
+    auto operator<=>(const Task&) const = default;
+};
+/// The ways: what is in one pass comes first, a product and a kernel of our own last.
+constexpr std::size_t kLinearWithMask = 0, kLinearFused = 1, kLinearPlain = 2, kLinearWays = 3;
+constexpr std::size_t kGradientFused = 0, kGradientPlain = 1, kGradientWays = 2;
+
 class CudaCompute final : public Compute {
   public:
     CudaCompute(std::shared_ptr<const ddp::cuda::Gpu> gpu, std::shared_ptr<const lt::Api> cublaslt,
@@ -117,10 +162,12 @@ class CudaCompute final : public Compute {
           module_(gpu_, {"train_kernels", train_kernels_image}),
           kernels_(Kernels::of(module_, dtype_of(options.precision))),
           stage_labels_(module_.function("train_stage_labels")),
+          tuner_(make_tuner()),
           products_(gpu_, std::move(cublaslt), stream,
                     {.type = data_type_of(dtype_of(options.precision)),
                      .allow_tf32 = options.precision == Precision::Tf32,
-                     .deterministic = options.deterministic}),
+                     .deterministic = options.deterministic},
+                    tuner_.get()),
           losses_(gpu_, kSlots * sizeof(double)),
           hits_(gpu_, kSlots * sizeof(U64)),
           read_back_(gpu_, kSlots * (sizeof(double) + sizeof(U64))) {
@@ -131,8 +178,21 @@ class CudaCompute final : public Compute {
     ddp::Device device() const override { return {ddp::Device::Kind::Cuda, gpu_->index()}; }
     ddp::DType dtype() const override { return dtype_of(options_.precision); }
     std::string describe() const override {
-        return fmt::format("cuBLASLt {}, {}{}", products_.api().version(), name_of(options_.precision),
-                           options_.deterministic ? ", deterministic" : "");
+        return fmt::format("cuBLASLt {}, {}{}{}", products_.api().version(), name_of(options_.precision),
+                           options_.deterministic ? ", deterministic" : "", tunes() ? ", tuned" : "");
+    }
+    bool tunes() const override { return tuner_ != nullptr; }
+    std::string describe_tuning() const override {
+        if (!tunes() || products_.tuned().kinds == 0) return "";
+        const auto plain = std::count_if(times_.begin(), times_.end(), [](const auto& task) {
+            return fastest(task.second) == task.second.size() - 1 &&
+                   *std::min_element(task.second.begin(), task.second.end() - 1) != kNever;
+        });
+        return fmt::format(
+            "timed {} kinds of products in {:.1f} s: {} by another algorithm than cuBLASLt's first, {} with "
+            "a "
+            "kernel after them instead of an epilogue",
+            products_.tuned().kinds, tuner_->seconds(), products_.tuned().moved, plain);
     }
 
     Memory allocate(std::size_t bytes) override {
@@ -164,83 +224,40 @@ class CudaCompute final : public Compute {
     }
 
     void linear(const Linear& layer) override {
-        Product product = forward_product(layer);
+        if (layer.output.rows == 0) return;
         const bool relu = layer.activation == Activation::Relu;
-        // With the mask first: the way back is cheaper then.
-        if (relu) {
-            product.kind.epilogue = lt::Epilogue::ReluAuxBias;
-            product.kind.aux_bits = rounded_up(layer.output.columns, kMaskBits);
-            product.aux = layer.mask;
-            if (multiply_fused(product)) {
-                masks_.insert(layer.mask);
-                return;
-            }
-            product.kind.aux_bits = 0;
-            product.aux = nullptr;
-            masks_.erase(layer.mask);
-        }
-        product.kind.epilogue = relu ? lt::Epilogue::ReluBias : lt::Epilogue::Bias;
-        if (multiply_fused(product)) return;
-        product.kind.epilogue = lt::Epilogue::None;
-        product.bias = nullptr;
-        must_multiply(product);
-        kernels_.add_bias.launch(gpu_->grid_for(layer.output.rows * layer.output.columns), stream_,
-                                 layer.output.data, U64{layer.output.stride}, layer.bias,
-                                 U64{layer.output.rows}, U64{layer.output.columns}, int{relu});
+        const Product product = product_of(layer.output, layer.input, kAsIs, layer.weight, kTransposed);
+        const auto run = [&](std::size_t way) { return linear_by(way, layer, product); };
+        const auto* const times = times_of(
+            {relu ? Task::What::LinearWithRelu : Task::What::Linear, product.kind}, kLinearWays, run);
+        go(times != nullptr ? forward_way(layer, *times) : kLinearWithMask, kLinearWays, run, product);
     }
 
     void linear_gradients(const LinearGradients& layer) override {
-        Product product;
-        product.kind = {.op_a = lt::Operation::None,
-                        .op_b = lt::Operation::Transpose,
-                        .m = layer.input.columns,
-                        .n = layer.delta.columns,
-                        .k = layer.delta.rows,
-                        .lda = layer.input.stride,
-                        .ldb = layer.delta.stride,
-                        .ldd = layer.weight_gradient.stride};
-        product.a = layer.input.data;
-        product.b = layer.delta.data;
-        product.d = layer.weight_gradient.data;
-        // How the epilogue adds is the library's affair; our kernel's order is always the same.
-        if (!options_.deterministic) {
-            product.kind.epilogue = lt::Epilogue::BgradB;
-            product.bias = layer.bias_gradient;
-            if (multiply_fused(product)) return;
-            product.kind.epilogue = lt::Epilogue::None;
-            product.bias = nullptr;
+        if (layer.delta.rows == 0) {
+            clear(layer.weight_gradient);
+            clear({layer.bias_gradient, 1, layer.delta.columns, layer.delta.columns});
+            return;
         }
-        must_multiply(product);
-        bias_gradient(layer.delta, layer.bias_gradient);
+        const Product product =
+            product_of(layer.weight_gradient, layer.delta, kTransposed, layer.input, kAsIs);
+        const auto run = [&](std::size_t way) { return linear_gradients_by(way, layer, product); };
+        const auto* const times = times_of({Task::What::LinearGradients, product.kind}, kGradientWays, run);
+        go(times != nullptr ? fastest(*times) : kGradientFused, kGradientWays, run, product);
     }
 
     void input_gradient(const InputGradient& layer) override {
-        Product product;
-        product.kind = {.op_a = lt::Operation::None,
-                        .op_b = lt::Operation::None,
-                        .m = layer.below_delta.columns,
-                        .n = layer.delta.rows,
-                        .k = layer.delta.columns,
-                        .lda = layer.weight.stride,
-                        .ldb = layer.delta.stride,
-                        .ldd = layer.below_delta.stride};
-        product.a = layer.weight.data;
-        product.b = layer.delta.data;
-        product.d = layer.below_delta.data;
-        if (masks_.contains(layer.below_mask)) {
-            product.kind.epilogue = lt::Epilogue::DRelu;
-            product.kind.aux_bits = rounded_up(layer.below_delta.columns, kMaskBits);
-            product.aux = layer.below_mask;
-            if (multiply_fused(product)) return;
-            product.kind.epilogue = lt::Epilogue::None;
-            product.kind.aux_bits = 0;
-            product.aux = nullptr;
-        }
-        must_multiply(product);
-        const Matrix& below = layer.below_delta;
-        kernels_.relu_gradient.launch(gpu_->grid_for(below.rows * below.columns), stream_, below.data,
-                                      static_cast<const void*>(layer.below_output.data), U64{below.stride},
-                                      U64{below.rows}, U64{below.columns});
+        if (layer.delta.rows == 0) return;
+        const Product product = product_of(layer.below_delta, layer.delta, kAsIs, layer.weight, kAsIs);
+        const bool by_mask = masks_.is_written(layer.below_mask);
+        const auto run = [&](std::size_t way) { return input_gradient_by(way, layer, product); };
+        const auto* const times =
+            times_of({by_mask ? Task::What::InputGradientByMask : Task::What::InputGradient, product.kind},
+                     kGradientWays, run);
+        if (times != nullptr && by_mask)
+            masks_.note_backward({layer.below_mask, layer.delta.rows},
+                                 {(*times)[kGradientFused], (*times)[kGradientPlain]});
+        go(times != nullptr ? fastest(*times) : kGradientFused, kGradientWays, run, product);
     }
 
     void cross_entropy(const CrossEntropy& loss) override {
@@ -275,33 +292,103 @@ class CudaCompute final : public Compute {
                               U64{to.rows}, U64{to.columns}, U64{to.stride});
     }
 
-    static Product forward_product(const Linear& layer) {
-        Product product;
-        product.kind = {.op_a = lt::Operation::Transpose,
-                        .op_b = lt::Operation::None,
-                        .m = layer.output.columns,
-                        .n = layer.output.rows,
-                        .k = layer.input.columns,
-                        .lda = layer.weight.stride,
-                        .ldb = layer.input.stride,
-                        .ldd = layer.output.stride};
-        product.a = layer.weight.data;
-        product.b = layer.input.data;
-        product.d = layer.output.data;
-        product.bias = layer.bias;
-        return product;
+    std::unique_ptr<Tuner> make_tuner() const {
+        if (!options_.tune || options_.deterministic) return nullptr;
+        return std::make_unique<Tuner>(gpu_, stream_);
     }
 
-    /// False: the library cannot do it in one pass.
+    /// How long each way takes; null when nothing is timed, or not now. Leaves the result of any of them.
+    const std::vector<double>* times_of(const Task& task, std::size_t ways, const Tuner::Run& run) {
+        if (!tuner_) return nullptr;
+        const auto found = times_.find(task);
+        if (found != times_.end()) return &found->second;
+        if (!tuner_->may_time()) return nullptr;
+        return &times_.emplace(task, tuner_->time(ways, run)).first->second;
+    }
+
+    /// The preferred way, or the first of the others that there is.
+    void go(std::size_t preferred, std::size_t ways, const Tuner::Run& run, const Product& product) const {
+        if (run(preferred)) return;
+        for (std::size_t way = 0; way < ways; ++way) {
+            if (way != preferred && run(way)) return;
+        }
+        throw ddp::Error(
+            fmt::format("{} has no algorithm for a {} product of {} x {} x {} on CUDA device {} ({})",
+                        products_.api().library, name_of(options_.precision), product.kind.m, product.kind.n,
+                        product.kind.k, gpu_->index(), products_.refusal()));
+    }
+
+    std::size_t forward_way(const Linear& layer, const std::vector<double>& times) {
+        std::vector<double> without_mask = times;
+        without_mask[kLinearWithMask] = kNever;
+        const std::size_t other = fastest(without_mask);
+        const ReluMasks::Layer known{layer.mask, layer.output.rows};
+        masks_.note_forward(known, {times[kLinearWithMask], without_mask[other]});
+        const bool has_mask = times[kLinearWithMask] != kNever;
+        return has_mask && masks_.is_wanted(known) ? kLinearWithMask : other;
+    }
+
+    // Each of these queues one way, or does nothing and returns false: the library cannot do it so.
+
+    bool linear_by(std::size_t way, const Linear& layer, const Product& product) {
+        const bool relu = layer.activation == Activation::Relu;
+        switch (way) {
+            case kLinearWithMask: {
+                // The way back is cheaper then.
+                if (!relu) return false;
+                const Product masked = with_mask(with_bias(product, lt::Epilogue::None, layer.bias),
+                                                 lt::Epilogue::ReluAuxBias, layer.mask);
+                if (!multiply_fused(masked)) return false;
+                break;
+            }
+            case kLinearFused:
+                if (!multiply_fused(
+                        with_bias(product, relu ? lt::Epilogue::ReluBias : lt::Epilogue::Bias, layer.bias)))
+                    return false;
+                break;
+            default:
+                if (!products_.multiply(product)) return false;
+                kernels_.add_bias.launch(gpu_->grid_for(layer.output.rows * layer.output.columns), stream_,
+                                         layer.output.data, U64{layer.output.stride}, layer.bias,
+                                         U64{layer.output.rows}, U64{layer.output.columns}, int{relu});
+        }
+        if (relu) masks_.set_written(layer.mask, way == kLinearWithMask);
+        return true;
+    }
+
+    bool linear_gradients_by(std::size_t way, const LinearGradients& layer, const Product& product) {
+        if (way == kGradientFused) {
+            // How the epilogue adds is the library's affair; our kernel's order is always the same.
+            return !options_.deterministic &&
+                   multiply_fused(with_bias(product, lt::Epilogue::BgradB, layer.bias_gradient));
+        }
+        if (!products_.multiply(product)) return false;
+        bias_gradient(layer.delta, layer.bias_gradient);
+        return true;
+    }
+
+    bool input_gradient_by(std::size_t way, const InputGradient& layer, const Product& product) {
+        if (way == kGradientFused) {
+            return masks_.is_written(layer.below_mask) &&
+                   multiply_fused(with_mask(product, lt::Epilogue::DRelu, layer.below_mask));
+        }
+        if (!products_.multiply(product)) return false;
+        const Matrix& below = layer.below_delta;
+        kernels_.relu_gradient.launch(gpu_->grid_for(below.rows * below.columns), stream_, below.data,
+                                      static_cast<const void*>(layer.below_output.data), U64{below.stride},
+                                      U64{below.rows}, U64{below.columns});
+        return true;
+    }
+
     [[nodiscard]] bool multiply_fused(const Product& product) {
         return options_.epilogues && products_.multiply(product);
     }
 
-    void must_multiply(const Product& product) {
-        if (products_.multiply(product)) return;
-        throw ddp::Error(fmt::format("{} has no algorithm for a {} product of {} x {} x {} on CUDA device {}",
-                                     products_.api().library, name_of(options_.precision), product.kind.m,
-                                     product.kind.n, product.kind.k, gpu_->index()));
+    /// Rows without gaps.
+    void clear(const Matrix& matrix) const {
+        gpu_->api().check(gpu_->api().memset_async(
+                              matrix.data, 0, matrix.rows * matrix.columns * ddp::size_of(dtype()), stream_),
+                          "clearing gradients on a CUDA device");
     }
 
     void bias_gradient(const Matrix& delta, void* to) {
@@ -324,11 +411,13 @@ class CudaCompute final : public Compute {
     ddp::cuda::Module module_;
     Kernels kernels_;
     Function stage_labels_;
+    std::unique_ptr<Tuner> tuner_;  ///< null: nothing is timed
     Products products_;
     ddp::cuda::DeviceMemory losses_, hits_;
     ddp::cuda::PinnedMemory read_back_;
     std::map<std::size_t, ddp::cuda::DeviceMemory> parts_;  ///< sums of runs of rows, by columns
-    std::unordered_set<const void*> masks_;                 ///< those that cuBLASLt has written, and can read
+    ReluMasks masks_;
+    std::map<Task, std::vector<double>> times_;  ///< of the ways of each
 };
 
 }  // namespace

@@ -156,6 +156,11 @@ const std::array kFlags = {
          }},
     Flag{"--deterministic", "", "the same bits in every run, also on CUDA (the CPU gives them always)",
          [](Options& o, std::string_view) { return o.deterministic = true, Status{}; }},
+    Flag{"--tune-products", "auto|off",
+         "on CUDA, try cuBLASLt's algorithms and keep the fastest; default auto:\nunless --deterministic",
+         [](Options& o, std::string_view v) {
+             return store(parse_name(v, {TuneProducts::Auto, TuneProducts::Off}), o.tune_products);
+         }},
     Flag{"--cuda-graph", "", "capture a whole step once and launch it as one",
          [](Options& o, std::string_view) { return o.cuda_graph = true, Status{}; }},
     Flag{"--help", "", "print this and exit",
@@ -214,6 +219,8 @@ const char* name_of(KeepData keep) {
     }
     return "?";
 }
+
+const char* name_of(TuneProducts tune) { return tune == TuneProducts::Auto ? "auto" : "off"; }
 
 const char* name_of(OptimizerKind kind) { return kind == OptimizerKind::Sgd ? "sgd" : "adamw"; }
 

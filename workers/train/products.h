@@ -4,9 +4,11 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <string>
 
 #include "cublaslt_api.h"
 #include "ddp/cuda/memory.h"
+#include "tuner.h"
 
 namespace train {
 
@@ -19,13 +21,14 @@ struct Product {
         std::size_t lda = 0, ldb = 0, ldd = 0;  ///< elements from one column to the next
         lt::Epilogue epilogue = lt::Epilogue::None;
         std::size_t aux_bits = 0;  ///< bits from one column of the ReLU mask to the next
-        std::uint32_t align_a = 0, align_b = 0, align_d = 0;  ///< set by Products
+        /// Set by Products. The library looks at those of bias and mask too, by their pointers.
+        std::uint32_t align_a = 0, align_b = 0, align_d = 0, align_bias = 0, align_aux = 0;
         auto operator<=>(const Kind&) const = default;
     };
     Kind kind;
     const void* a = nullptr;
     const void* b = nullptr;
-    void* d = nullptr;
+    void* d = nullptr;           ///< apart from everything that is read
     const void* bias = nullptr;  ///< read by Bias, ReluBias, ReluAuxBias; written by BgradB
     const void* aux = nullptr;   ///< written by ReluAuxBias, read by DRelu
 };
@@ -36,20 +39,32 @@ struct ProductOptions {
     bool deterministic = false;  ///< sums over k are not split
 };
 
-/// Products on one stream. The algorithm for a kind is looked for once; a kind that cuBLASLt cannot do is
-/// remembered too. Not thread-safe.
+/// Products on one stream. Algorithms for a kind are looked for once; a kind that cuBLASLt cannot do is
+/// remembered too, and an algorithm that it refuses when it comes to it is not tried again. Not thread-safe.
 class Products {
   public:
-    /// The device is current. Throws ddp::Error.
+    /// With a tuner (borrowed) the first use of a kind outside of a capture times its algorithms, and waits
+    /// for the stream; without one the library's first that runs is taken. The device is current.
+    /// Throws ddp::Error.
     Products(std::shared_ptr<const ddp::cuda::Gpu> gpu, std::shared_ptr<const lt::Api> api,
-             ddp::cuda::Stream stream, ProductOptions options);
+             ddp::cuda::Stream stream, ProductOptions options, Tuner* tuner);
     ~Products();
     Products(const Products&) = delete;
     Products& operator=(const Products&) = delete;
 
-    /// Queues it. False, with nothing done: cuBLASLt has no algorithm for this kind. Throws ddp::Error.
+    /// Queues it. m, n and k are not 0. False, with nothing done: cuBLASLt has no algorithm for this kind.
+    /// Throws ddp::Error.
     [[nodiscard]] bool multiply(const Product& product);
+    /// What the library said last when it would not do a product: "CUBLAS_STATUS_NOT_SUPPORTED".
+    [[nodiscard]] std::string refusal() const { return api_->get_status_string(refusal_); }
     [[nodiscard]] const lt::Api& api() const { return *api_; }
+
+    /// What tuning has come to.
+    struct Tuned {
+        std::size_t kinds = 0;
+        std::size_t moved = 0;  ///< those for which the library would have taken another algorithm first
+    };
+    [[nodiscard]] Tuned tuned() const { return tuned_; }
 
   private:
     class Plan;
@@ -58,9 +73,12 @@ class Products {
     std::shared_ptr<const lt::Api> api_;
     ddp::cuda::Stream stream_;
     ProductOptions options_;
+    Tuner* tuner_;
     ddp::cuda::DeviceMemory workspace_;
     lt::Handle handle_ = nullptr;
     std::map<Product::Kind, std::unique_ptr<Plan>> plans_;
+    Tuned tuned_;
+    lt::Code refusal_ = lt::Code::NotSupported;
 };
 
 }  // namespace train

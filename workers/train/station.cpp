@@ -15,9 +15,10 @@ Station on_cuda(const Options& options, int index, std::shared_ptr<const lt::Api
     station.gpu = ddp::cuda::Gpu::of(index);
     station.gpu->make_current();
     station.stream = std::make_unique<ddp::cuda::OwnedStream>(station.gpu);
-    station.compute =
-        make_cuda_compute(station.gpu, std::move(cublaslt), station.stream->get(),
-                          {.precision = options.precision, .deterministic = options.deterministic});
+    station.compute = make_cuda_compute(station.gpu, std::move(cublaslt), station.stream->get(),
+                                        {.precision = options.precision,
+                                         .deterministic = options.deterministic,
+                                         .tune = options.tune_products == TuneProducts::Auto});
     return station;
 }
 

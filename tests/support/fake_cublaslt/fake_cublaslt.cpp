@@ -1,8 +1,21 @@
 // The entry points of cuBLASLt that train calls, over host memory and the streams of fake_cuda. Exactly the
 // descriptors, layouts and epilogues that train uses; anything else is refused, and said on stderr.
 //
-// FAKE_CUBLASLT  what this one lacks, as it does on some chips: epilogues by number ("134,512"), or "all"
+// FAKE_CUBLASLT             what this one lacks, as it does on some chips: epilogues by number ("134,512"),
+// or
+//                           "all"
+// FAKE_CUBLASLT_ALGORITHMS  what it offers for each product, best first in its opinion; "plain" if not said:
+//                           NAME[*UNITS][@EPILOGUE],... where UNITS is how long it pretends to take, else 1
+//     plain    sums in order
+//     reverse  sums in reverse: other bits
+//     refuse   turns out not to be supported when it is to run
+//     big      needs more workspace than anybody has
+//     void     is no algorithm: its state says so
+//
+// long fake_cublaslt_calls(int n)  how often this process has asked for the n-th that is offered to run
 #include <algorithm>
+#include <array>
+#include <atomic>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -41,6 +54,7 @@ struct Layout {
 
 struct Preference {
     std::uint64_t workspace = 0;
+    std::uint32_t reductions = 7;
     std::uint32_t align_a = 256, align_b = 256, align_d = 256;
 };
 
@@ -85,6 +99,7 @@ std::string fill(Problem& p, const Desc& desc, const Layout& a, const Layout& b,
          as_is_a ? a.rows : a.columns,
          as_is_b ? b.columns : b.rows,
          as_is_a ? a.columns : a.rows};
+    if (p.m == 0 || p.n == 0 || p.k == 0) return "a size is 0";
     if (!(c == d)) return "C is laid out unlike D";
     if (a.type != d.type || b.type != d.type) return "the types of A, B and D differ";
     if ((as_is_b ? b.rows : b.columns) != p.k || d.rows != p.m || d.columns != p.n)
@@ -102,11 +117,79 @@ std::string fill(Problem& p, const Desc& desc, const Layout& a, const Layout& b,
     return "";
 }
 
+enum class Manner : unsigned { Plain, Reverse, Refuse, Big, Void };
+
+/// One of the algorithms on offer.
+struct Offer {
+    Manner manner = Manner::Plain;
+    unsigned units = 1;
+};
+
+constexpr std::size_t kBig = std::size_t{1} << 40;
+constexpr std::size_t kMostOffers = 16;
+std::array<std::atomic<long>, kMostOffers>& calls() {
+    static std::array<std::atomic<long>, kMostOffers> all{};
+    return all;
+}
+
+Manner manner_of(const std::string& name) {
+    const char* const names[] = {"plain", "reverse", "refuse", "big", "void"};
+    for (unsigned i = 0; i < std::size(names); ++i) {
+        if (name == names[i]) return static_cast<Manner>(i);
+    }
+    std::fprintf(stderr, "fake cuBLASLt: FAKE_CUBLASLT_ALGORITHMS: '%s' is unknown\n", name.c_str());
+    std::abort();
+}
+
+std::vector<Offer> offers_for(Epilogue epilogue) {
+    const char* text = std::getenv("FAKE_CUBLASLT_ALGORITHMS");
+    std::istringstream words(text != nullptr ? text : "plain");
+    std::vector<Offer> offers;
+    for (std::string word; std::getline(words, word, ',');) {
+        const std::size_t at = word.find('@'), star = word.find('*');
+        if (at != std::string::npos && std::stoi(word.substr(at + 1)) != static_cast<int>(epilogue)) continue;
+        Offer offer{manner_of(word.substr(0, std::min(at, star))), 1};
+        if (star != std::string::npos) offer.units = static_cast<unsigned>(std::stoi(word.substr(star + 1)));
+        offers.push_back(offer);
+    }
+    return offers;
+}
+
+/// As a number, the alignment of a pointer that the library finds in the product's description.
+std::uint64_t alignment_of(const void* pointer) {
+    const std::uint64_t bits = reinterpret_cast<std::uintptr_t>(pointer) | 256;
+    return bits & -bits;
+}
+
+constexpr std::uint64_t kMagic = 0xcb1a51;
+
 /// What the algorithm was chosen for: another problem may not use it.
-lt::Algorithm algorithm_for(const Problem& p) {
-    return {{0xcb1a51, static_cast<std::uint64_t>(p.desc.epilogue), p.m, p.n, p.k,
-             static_cast<std::uint64_t>(p.a.leading), static_cast<std::uint64_t>(p.b.leading),
+lt::Algorithm algorithm_for(const Problem& p, std::size_t number, const Offer& offer) {
+    return {{kMagic | number << 24,
+             static_cast<std::uint64_t>(p.desc.epilogue) |
+                 std::uint64_t{static_cast<unsigned>(offer.manner)} << 16 | std::uint64_t{offer.units} << 24,
+             p.m, p.n, p.k, static_cast<std::uint64_t>(p.a.leading), static_cast<std::uint64_t>(p.b.leading),
              static_cast<std::uint64_t>(p.d.leading)}};
+}
+std::size_t number_of(const lt::Algorithm& algorithm) { return algorithm.opaque[0] >> 24 & 0xFF; }
+Offer offer_of(const lt::Algorithm& algorithm) {
+    return {static_cast<Manner>(algorithm.opaque[1] >> 16 & 0xFF),
+            static_cast<unsigned>(algorithm.opaque[1] >> 24 & 0xFFFF)};
+}
+/// The alignments that an algorithm counts on: of A, B, D as promised, of bias and mask as they were seen.
+struct Alignments {
+    std::uint64_t a = 0, b = 0, d = 0, bias = 0, aux = 0;
+};
+void add(lt::Algorithm& algorithm, const Alignments& of) {
+    algorithm.opaque[0] |= of.a << 32 | of.b << 42 | of.d << 52;
+    algorithm.opaque[1] |= of.bias << 40 | of.aux << 50;
+}
+Alignments take_alignments(lt::Algorithm& algorithm) {
+    const auto field = [&](int word, int bit) { return algorithm.opaque[word] >> bit & 0x3FF; };
+    const Alignments of{field(0, 32), field(0, 42), field(0, 52), field(1, 40), field(1, 50)};
+    algorithm.opaque[0] &= 0xFFFFFFFF;
+    algorithm.opaque[1] &= 0xFFFFFFFFFF;
+    return of;
 }
 
 using namespace ddp::device;
@@ -178,7 +261,7 @@ float after(const Problem& p, float sum, std::uint64_t row, std::uint64_t column
     return sum;
 }
 
-void run(const Problem& p, const void* a_memory, const void* b_memory, void* d_memory) {
+void run(const Problem& p, Manner manner, const void* a_memory, const void* b_memory, void* d_memory) {
     const bool tf32 = p.desc.compute == lt::ComputeType::Tf32;
     const std::vector<float> a =
         gather(a_memory, p.a, p.m, p.k, p.desc.trans_a == lt::Operation::Transpose, tf32);
@@ -189,14 +272,17 @@ void run(const Problem& p, const void* a_memory, const void* b_memory, void* d_m
         if (p.desc.epilogue == Epilogue::BgradB) store_at(p.desc.bias, p.d.type, column, of_b);
         for (std::uint64_t row = 0; row < p.m; ++row) {
             float sum = 0;
-            for (std::uint64_t x = 0; x < p.k; ++x) sum += a[row * p.k + x] * b[column * p.k + x];
+            for (std::uint64_t i = 0; i < p.k; ++i) {
+                const std::uint64_t x = manner == Manner::Reverse ? p.k - 1 - i : i;
+                sum += a[row * p.k + x] * b[column * p.k + x];
+            }
             store_at(d_memory, p.d.type, column * static_cast<std::uint64_t>(p.d.leading) + row,
                      after(p, sum, row, column));
         }
     }
 }
 
-bool is_aligned(const void* pointer, std::uint32_t alignment) {
+bool is_aligned(const void* pointer, std::uint64_t alignment) {
     return reinterpret_cast<std::uintptr_t>(pointer) % alignment == 0;
 }
 
@@ -278,6 +364,7 @@ Code cublasLtMatmulPreferenceSetAttribute(lt::Preference preference, lt::Prefere
         case lt::PreferenceAttribute::MaxWorkspaceBytes:
             return fake::take(mine.workspace, value, bytes);
         case lt::PreferenceAttribute::ReductionSchemeMask:
+            return fake::take(mine.reductions, value, bytes);
         case lt::PreferenceAttribute::MinAlignmentC:
             return fake::take(ignored, value, bytes);
         case lt::PreferenceAttribute::MinAlignmentA:
@@ -297,21 +384,32 @@ Code cublasLtMatmulAlgoGetHeuristic(lt::Handle, lt::MatmulDesc desc, lt::Layout 
     fake::Problem problem;
     const std::string wrong = fake::fill(problem, fake::desc_of(desc), fake::layout_of(a), fake::layout_of(b),
                                          fake::layout_of(c), fake::layout_of(d));
-    if (!wrong.empty() || wanted != 1) return fake::refuse(Code::InvalidValue, wrong);
-    if (fake::lacks(problem.desc.epilogue)) return Code::NotSupported;
-    results[0] = {fake::algorithm_for(problem), 0, Code::Success, 1.0F, {}};
-    // The alignments that were promised: cublasLtMatmul holds the caller to them.
+    if (!wrong.empty() || wanted < 1) return fake::refuse(Code::InvalidValue, wrong);
     const auto& promised = *reinterpret_cast<fake::Preference*>(preference);
-    results[0].algorithm.opaque[0] |= std::uint64_t{promised.align_a} << 32 |
-                                      std::uint64_t{promised.align_b} << 42 |
-                                      std::uint64_t{promised.align_d} << 52;
-    return *found = 1, Code::Success;
+    if (problem.d.type != lt::DataType::F32 && (promised.reductions & ~lt::kFloat32Reduction) != 0)
+        return fake::refuse(Code::InvalidValue, "pieces of sums could be rounded to 16 bits");
+    if (fake::lacks(problem.desc.epilogue)) return Code::NotSupported;
+    const std::vector<fake::Offer> offers = fake::offers_for(problem.desc.epilogue);
+    for (std::size_t i = 0; i < offers.size() && i < static_cast<std::size_t>(wanted); ++i) {
+        const bool is_void = offers[i].manner == fake::Manner::Void;
+        results[i] = {fake::algorithm_for(problem, i, offers[i]),
+                      offers[i].manner == fake::Manner::Big ? fake::kBig : promised.workspace,
+                      is_void ? Code::NotSupported : Code::Success,
+                      1.0F,
+                      {}};
+        // cublasLtMatmul holds the caller to them.
+        fake::add(results[i].algorithm,
+                  {promised.align_a, promised.align_b, promised.align_d,
+                   fake::alignment_of(problem.desc.bias), fake::alignment_of(problem.desc.aux)});
+        *found = static_cast<int>(i) + 1;
+    }
+    return Code::Success;
 }
 
 Code cublasLtMatmul(lt::Handle, lt::MatmulDesc desc, const void* alpha, const void* a, lt::Layout a_layout,
                     const void* b, lt::Layout b_layout, const void* beta, const void* c, lt::Layout c_layout,
-                    void* d, lt::Layout d_layout, const lt::Algorithm* algorithm, void*, std::size_t,
-                    ddp::cuda::Stream stream) {
+                    void* d, lt::Layout d_layout, const lt::Algorithm* algorithm, void* workspace,
+                    std::size_t workspace_bytes, ddp::cuda::Stream stream) {
     fake::Problem problem;
     const std::string wrong =
         fake::fill(problem, fake::desc_of(desc), fake::layout_of(a_layout), fake::layout_of(b_layout),
@@ -320,16 +418,30 @@ Code cublasLtMatmul(lt::Handle, lt::MatmulDesc desc, const void* alpha, const vo
     if (*static_cast<const float*>(alpha) != 1 || *static_cast<const float*>(beta) != 0 || c != d)
         return fake::refuse(Code::NotSupported, "anything but D = A B");
     lt::Algorithm chosen = *algorithm;
-    const auto align = [&](int bit) { return static_cast<std::uint32_t>(chosen.opaque[0] >> bit & 0x3FF); };
-    if (!fake::is_aligned(a, align(32)) || !fake::is_aligned(b, align(42)) || !fake::is_aligned(d, align(52)))
+    const fake::Alignments aligned = fake::take_alignments(chosen);
+    if (!fake::is_aligned(a, aligned.a) || !fake::is_aligned(b, aligned.b) || !fake::is_aligned(d, aligned.d))
         return fake::refuse(Code::InvalidValue, "a pointer is less aligned than was promised");
-    chosen.opaque[0] &= 0xFFFFFFFF;
-    const lt::Algorithm right = fake::algorithm_for(problem);
+    if (!fake::is_aligned(problem.desc.bias, aligned.bias) ||
+        !fake::is_aligned(problem.desc.aux, aligned.aux))
+        return fake::refuse(Code::InvalidValue,
+                            "bias or mask is less aligned than when the algorithm was chosen");
+    const fake::Offer offer = fake::offer_of(chosen);
+    const lt::Algorithm right = fake::algorithm_for(problem, fake::number_of(chosen), offer);
     if (std::memcmp(&chosen, &right, sizeof(right)) != 0)
         return fake::refuse(Code::InvalidValue, "the algorithm was chosen for another product");
-    fake::stream_of(stream)->post([=] { fake::run(problem, a, b, d); });
+    ++fake::calls()[fake::number_of(chosen)];
+    if (offer.manner == fake::Manner::Refuse) return Code::NotSupported;
+    if (offer.manner == fake::Manner::Big || !fake::is_aligned(workspace, 256) || workspace_bytes == 0)
+        return fake::refuse(Code::InvalidValue, "the workspace is too small, or not aligned");
+    const std::shared_ptr<fake::Stream> on = fake::stream_of(stream);
+    on->post([=, weak = std::weak_ptr(on)] {
+        fake::run(problem, offer.manner, a, b, d);
+        if (const auto running = weak.lock()) running->spend(offer.units * fake::kPretendedUnit);
+    });
     return Code::Success;
 }
+
+long fake_cublaslt_calls(int number) { return fake::calls()[static_cast<std::size_t>(number)]; }
 
 const char* cublasLtGetStatusString(Code code) {
     switch (code) {
@@ -337,10 +449,14 @@ const char* cublasLtGetStatusString(Code code) {
             return "CUBLAS_STATUS_SUCCESS";
         case Code::InvalidValue:
             return "CUBLAS_STATUS_INVALID_VALUE";
+        case Code::ArchMismatch:
+            return "CUBLAS_STATUS_ARCH_MISMATCH";
+        case Code::InternalError:
+            return "CUBLAS_STATUS_INTERNAL_ERROR";
         case Code::NotSupported:
             return "CUBLAS_STATUS_NOT_SUPPORTED";
     }
-    return "CUBLAS_STATUS_INTERNAL_ERROR";
+    return "an unknown status";
 }
 
 }  // extern "C"

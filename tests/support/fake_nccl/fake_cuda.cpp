@@ -36,6 +36,7 @@ constexpr int kCaptureUnsupported = 900, kCaptureInvalidated = 901, kCaptureIsol
 struct Mark {
     std::atomic<int> reached{0};  ///< 0 not yet, else 1 + what cudaEventQuery answers
     std::chrono::steady_clock::time_point at;
+    std::chrono::milliseconds spent{0};  ///< by the stream, before
 };
 struct Event {
     std::mutex mutex;
@@ -360,6 +361,7 @@ int cudaEventRecord(void* event, void* stream) {
     // The stream by a plain pointer: a task in its own queue must not keep it alive.
     where->post([mark, on = where.get()] {
         mark->at = std::chrono::steady_clock::now();
+        mark->spent = on->spent();
         mark->reached.store(1 + on->error.load());
         mark->reached.notify_all();
     });
@@ -388,7 +390,8 @@ int cudaEventElapsedTime(float* milliseconds, void* from, void* to) {
     const auto first = static_cast<fake::Event*>(from)->get(), second = static_cast<fake::Event*>(to)->get();
     if (!first || !second) return fake::kInvalidHandle;
     if (first->reached == 0 || second->reached == 0) return fake::kNotReady;
-    *milliseconds = std::chrono::duration<float, std::milli>(second->at - first->at).count();
+    const std::chrono::duration<float, std::milli> passed = second->at - first->at;
+    *milliseconds = passed.count() + static_cast<float>((second->spent - first->spent).count());
     return 0;
 }
 

@@ -1,8 +1,10 @@
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <condition_variable>
 #include <cstddef>
+#include <cstdint>
 #include <deque>
 #include <functional>
 #include <memory>
@@ -27,6 +29,10 @@ class Stream {
     std::thread::id maker;
     std::atomic<int> error{0};  ///< what events recorded from now on answer; 0 none
 
+    /// Of a task that is running: a device would have taken so much longer. Events count it, nobody waits.
+    void spend(std::chrono::milliseconds time) { spent_ += time.count(); }
+    [[nodiscard]] std::chrono::milliseconds spent() const { return std::chrono::milliseconds(spent_); }
+
     [[nodiscard]] std::shared_ptr<Capture> capture() const;
     void set_capture(std::shared_ptr<Capture> capture);
 
@@ -37,7 +43,11 @@ class Stream {
     std::deque<std::function<void()>> tasks_;
     std::shared_ptr<Capture> capture_;
     bool closed_ = false;
+    std::atomic<std::int64_t> spent_{0};  ///< milliseconds
 };
+
+/// What the unit of pretended time is: no delay of the machine that runs the tests comes near it.
+inline constexpr std::chrono::milliseconds kPretendedUnit{1'000'000};
 
 /// The stream behind a cudaStream_t; null is the default stream of the calling thread's device.
 std::shared_ptr<Stream> stream_of(void* handle);

@@ -14,6 +14,8 @@ constexpr int kInvalidValue = 1, kInvalidDevice = 101, kNotFound = 500;
 /// No result may depend on how many threads there are, so a few do: enough to show a kernel that forgets to
 /// share the work, or does some of it twice.
 constexpr unsigned long long kThreads = 6;
+/// Of a kernel, in pretended time: more than a product with an epilogue (fake_cublaslt.cpp).
+constexpr int kUnits = 10;
 
 void run_threads(const std::function<void()>& one_thread) {
     static std::mutex mutex;  // ddp::device::host_thread is one for all
@@ -64,7 +66,11 @@ int cuLaunchKernel(void* function, unsigned grid_x, unsigned grid_y, unsigned gr
     if (!as_libddp_does) return kInvalidValue;
     const auto* const kernel = static_cast<const ddp::device::HostKernel*>(function);
     const fake::TracedCall traced("cuLaunchKernel", kernel->name());
-    fake::stream_of(stream)->post([one = kernel->bind(arguments)] { run_threads(one); });
+    const std::shared_ptr<fake::Stream> on = fake::stream_of(stream);
+    on->post([one = kernel->bind(arguments), weak = std::weak_ptr(on)] {
+        run_threads(one);
+        if (const auto running = weak.lock()) running->spend(kUnits * fake::kPretendedUnit);
+    });
     return 0;
 }
 int cuGetErrorString(int code, const char** text) {

@@ -1,0 +1,32 @@
+#pragma once
+
+#include <cstddef>
+#include <limits>
+#include <span>
+#include <vector>
+
+/// What is made of measured times: which of several ways to one result is gone. No clock here: see tuner.h.
+namespace train {
+
+/// The time of a way that does not exist.
+inline constexpr double kNever = std::numeric_limits<double>::infinity();
+
+/// The first one that is as good as the fastest: measured times are never quite the same, and what comes
+/// first was expected to be best. 0 when none exists.
+std::size_t fastest(std::span<const double> milliseconds);
+
+/// Those close enough to the fastest to be timed again.
+std::vector<std::size_t> finalists(std::span<const double> milliseconds);
+
+/// The forward pass of a ReLU layer, with and without a note of where it let something through.
+struct ForwardTimes {
+    double with_mask, without_mask;
+};
+/// The way back through it, by that note or by the layer's output.
+struct BackwardTimes {
+    double by_mask, by_output;
+};
+/// Whether both together are faster with the mask.
+bool mask_pays(const ForwardTimes& forward, const BackwardTimes& backward);
+
+}  // namespace train
