@@ -20,6 +20,7 @@
 #include "ddp/cuda/memory.h"
 #include "ddp/ddp.h"
 #include "ddp/device_loader.h"
+#include "ddp/grad_scaler.h"
 #include "ddp/optimizer.h"
 #include "env/clock.h"
 #include "env/text.h"
@@ -28,16 +29,18 @@ namespace {
 
 using ddp::Buffer;
 using ddp::DType;
+using ddp::Tensor;
 using ddp::cuda::DeviceKernels;
 using ddp::cuda::DeviceMemory;
 using ddp::cuda::Event;
 using ddp::cuda::Gpu;
-using Rule = DeviceKernels::Rule;
 using GpuPointer = std::shared_ptr<const Gpu>;
 
 constexpr int kUsage = 64, kSkipped = 77;
 constexpr double kShareBar = 0.85;      ///< of the copy's bandwidth
 constexpr double kBookkeepingBar = 50;  ///< microseconds per step
+/// Parameters of the rows that have more than one.
+constexpr std::size_t kFew = 200, kMany = 10'000;
 
 struct Options {
     std::string json;
@@ -73,6 +76,25 @@ double seconds_of(const GpuPointer& gpu, int repetitions, const std::function<vo
     return median(times);
 }
 
+/// An array cut into so many parameters, as evenly as whole packs allow: the last one takes the rest.
+std::vector<Tensor> parts(const Buffer& array, std::size_t count) {
+    std::vector<Tensor> cut;
+    const std::size_t each = std::max<std::size_t>(array.count / count / 8 * 8, 1);
+    for (std::size_t i = 0; i < count; ++i) {
+        Buffer part = array;
+        part.data = static_cast<std::byte*>(array.data) + i * each * ddp::size_of(array.dtype);
+        part.count = i + 1 < count ? each : array.count - i * each;
+        cut.push_back({fmt::format("p{}", i), {static_cast<std::int64_t>(part.count)}, part});
+    }
+    return cut;
+}
+
+std::vector<Buffer> memory_of(const std::vector<Tensor>& tensors) {
+    std::vector<Buffer> buffers;
+    for (const Tensor& tensor : tensors) buffers.push_back(tensor.memory);
+    return buffers;
+}
+
 struct Result {
     std::string name;
     double gigabytes_per_second;
@@ -83,71 +105,70 @@ struct Result {
 class Bench {
   public:
     Bench(GpuPointer gpu, const Options& options)
-        : gpu_(std::move(gpu)),
-          kernels_(DeviceKernels::of(gpu_)),
-          options_(options),
-          scalars_(gpu_, sizeof(ddp::device::StepScalars)),
-          scale_(gpu_, sizeof(ddp::device::GradScale)) {
+        : gpu_(std::move(gpu)), kernels_(DeviceKernels::of(gpu_)), options_(options) {
         for (int i = 0; i < 4; ++i)
             arrays_.emplace_back(gpu_, options.elements * sizeof(float)).clear(nullptr);
-        scalars_.clear(nullptr);
-        scale_.clear(nullptr);
     }
 
     std::vector<Result> run() {
+        measure_copies();
+        measure_optimizers();
+        return std::move(results_);
+    }
+
+  private:
+    void add(std::string name, std::size_t bytes_per_element, bool has_bar,
+             const std::function<void()>& body) {
+        const double seconds = seconds_of(gpu_, options_.repetitions, body);
+        const auto bytes = static_cast<double>(bytes_per_element * options_.elements);
+        results_.push_back({std::move(name), bytes / std::max(seconds, 1e-9) / 1e9, has_bar});
+    }
+
+    void measure_copies() {
         const Buffer a = array(0, DType::F32), b = array(1, DType::F32), half = array(2, DType::BF16);
         const Buffer f16 = array(3, DType::F16);
-        std::vector<Result> results;
-        const auto add = [&](const char* name, std::size_t bytes_per_element, bool has_bar,
-                             const std::function<void()>& body) {
-            const double seconds = seconds_of(gpu_, options_.repetitions, body);
-            const auto bytes = static_cast<double>(bytes_per_element * options_.elements);
-            results.push_back({name, bytes / std::max(seconds, 1e-9) / 1e9, has_bar});
-        };
         add("copy (the device's own)", 8, false,
             [&] { ddp::cuda::copy(*gpu_, b.data, a.data, a.bytes(), nullptr); });
         add("scale f32 in place", 8, true, [&] { kernels_.scale_cast(a, a, 0.5F, nullptr); });
         add("scale and cast f32 to bf16", 6, true, [&] { kernels_.scale_cast(a, half, 0.5F, nullptr); });
         add("scale and cast bf16 to f32", 6, true, [&] { kernels_.scale_cast(half, a, 1, nullptr); });
         add("scale and cast f32 to f16", 6, true, [&] { kernels_.scale_cast(a, f16, 0.5F, nullptr); });
-        add("sgd f32", 12, true, [&] { step(Rule::Sgd, b, {}, false, 0); });
-        add("sgd f32, momentum", 20, true, [&] { step(Rule::Sgd, b, {}, false, 1); });
-        add("adamw f32", 28, true, [&] { step(Rule::AdamW, array(3, DType::F32), {}, false, 2); });
-        add("adamw bf16 gradient, bf16 copy, zeroing", 30, true,
-            [&] { step(Rule::AdamW, upper(3, DType::BF16), array(3, DType::BF16), true, 2); });
-        add("find non-finite f32", 4, false,
-            [&] { kernels_.find_non_finite(a, scale_.as<ddp::device::GradScale>(), nullptr); });
         add("fill f32", 4, false, [&] { kernels_.fill(a, 1, nullptr); });
-        return results;
     }
 
-  private:
+    /// The same elements as one parameter and as many: both have the bar.
+    void measure_optimizers() {
+        for (const std::size_t count : {std::size_t{1}, kFew, kMany}) {
+            if (options_.elements < count) continue;
+            const std::string many = count > 1 ? fmt::format(", {} parameters", count) : "";
+            const std::vector<Tensor> values = parts(array(0, DType::F32), count);
+            const auto step = [&](const char* name, std::size_t bytes, const Buffer& gradient,
+                                  ddp::Optimizer& optimizer) {
+                const std::vector<Buffer> gradients = memory_of(parts(gradient, count));
+                add(name + many, bytes, true, [&] { optimizer.step(gradients); });
+            };
+            const Buffer wide = array(1, DType::F32), half = array(1, DType::BF16);
+            const std::vector<Buffer> copies = memory_of(parts(array(2, DType::BF16), count));
+            step("sgd f32", 12, wide, *ddp::make_sgd(values, {}));
+            step("sgd f32, momentum", 20, wide, *ddp::make_sgd(values, {.momentum = 0.9}));
+            step("adamw f32", 28, wide, *ddp::make_adamw(values, {}));
+            step("adamw bf16 gradient, bf16 copy, zeroing", 30, half,
+                 *ddp::make_adamw(values, {.device = {.zero_gradients = true, .copies = copies}}));
+            ddp::GradScaler scaler(values.front().memory.device);
+            const std::vector<Buffer> checked = memory_of(values);
+            add("find non-finite f32" + many, 4, false, [&] { scaler.check(checked); });
+        }
+    }
+
     Buffer array(std::size_t which, DType type) const {
         return {arrays_[which].get(), options_.elements, type, {ddp::Device::Kind::Cuda, gpu_->index()}};
-    }
-    /// The second half of an array of a 2-byte type.
-    Buffer upper(std::size_t which, DType type) const {
-        Buffer buffer = array(which, type);
-        buffer.data = arrays_[which].get() + buffer.bytes();
-        return buffer;
-    }
-    void step(Rule rule, const Buffer& gradient, const Buffer& copy, bool zero, int states) const {
-        kernels_.update_parameter(
-            rule, scalars_.as<ddp::device::StepScalars>(),
-            {.value = arrays_[0].as<float>(),
-             .gradient = gradient,
-             .copy = copy,
-             .states = {states > 0 ? (rule == Rule::Sgd ? arrays_[2] : arrays_[1]).as<float>() : nullptr,
-                        states > 1 ? arrays_[2].as<float>() : nullptr},
-             .zero_gradient = zero},
-            nullptr);
     }
 
     GpuPointer gpu_;
     const DeviceKernels& kernels_;
     Options options_;
     std::vector<DeviceMemory> arrays_;
-    DeviceMemory scalars_, scale_;
+    std::vector<Result> results_;
 };
 
 /// What one step of a model costs the host: everything, and without what starts the collectives.
@@ -192,6 +213,48 @@ std::vector<Bookkeeping> measure_bookkeeping(const GpuPointer& gpu) {
     results.push_back(
         bookkeeping(*group, gpu, "200 parameters of 1000", std::vector<std::size_t>(200, 1000), 200));
     return results;
+}
+
+/// What the optimizer's part of a step costs the host. It has no bar.
+struct StepCost {
+    std::string part;
+    double us;
+};
+
+std::vector<StepCost> measure_step_costs(const GpuPointer& gpu) {
+    constexpr std::size_t kParameters = 200, kElements = 1000;
+    constexpr int kSteps = 200;
+    const DeviceMemory memory(gpu, 2 * kParameters * kElements * sizeof(float));
+    memory.clear(nullptr);
+    const ddp::Device device{ddp::Device::Kind::Cuda, gpu->index()};
+    const Buffer values{memory.get(), kParameters * kElements, DType::F32, device};
+    const Buffer slopes{memory.as<float>() + values.count, values.count, DType::F32, device};
+    const std::vector<Buffer> gradients = memory_of(parts(slopes, kParameters));
+    ddp::GradScaler scaler(device);
+    const auto adamw = ddp::make_adamw(parts(values, kParameters), {.device = {.scaler = &scaler}});
+    const auto cost = [&](const char* part, const std::function<void()>& body) {
+        std::vector<double> times;
+        for (int i = 0; i <= kSteps; ++i) {
+            const auto begin = ddprun::MonotonicClock::now();
+            body();
+            const double seconds =
+                std::chrono::duration<double>(ddprun::MonotonicClock::now() - begin).count();
+            gpu->api().check(gpu->api().device_synchronize(), "waiting for the device");
+            if (i > 0) times.push_back(seconds * 1e6);  // the first one brings the gradients' places along
+        }
+        return StepCost{part, median(times)};
+    };
+    return {cost("optimizer->step", [&] { adamw->step(gradients); }),
+            cost("scaler.check", [&] { scaler.check(gradients); })};
+}
+
+nlohmann::json print_step_costs(const std::vector<StepCost>& costs) {
+    nlohmann::json rows = nlohmann::json::array();
+    for (const StepCost& cost : costs) {
+        fmt::print("host time of {:32} {:7.1f} us for 200 parameters of 1000\n", cost.part, cost.us);
+        rows.push_back({{"part", cost.part}, {"model", "200 parameters of 1000"}, {"us", cost.us}});
+    }
+    return rows;
 }
 
 nlohmann::json print_kernels(const std::vector<Result>& results) {
@@ -254,6 +317,7 @@ int run(const Options& options) {
     const std::vector<Result> kernels = Bench(gpu, sized).run();
     nlohmann::json json = {{"fake", is_fake()}, {"elements", sized.elements}};
     json["kernels"] = print_kernels(kernels);
+    json["optimizer_host_time"] = print_step_costs(measure_step_costs(gpu));
     std::vector<Bookkeeping> hosts;
     try {
         hosts = measure_bookkeeping(gpu);

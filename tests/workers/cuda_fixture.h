@@ -12,12 +12,16 @@
 /// Device memory for tests. They run on whatever DDP_CUDART_LIBRARY and DDP_CUDA_LIBRARY name: here the fake.
 namespace ddp::testing {
 
-/// How often the calling thread had to wait for a device so far; only the fake counts. Null elsewhere.
-using BlockingCalls = long (*)();
-inline BlockingCalls blocking_calls() {
+/// What the calling thread has done so far; only the fake counts. Null elsewhere.
+using Count = long (*)();
+inline Count counter(const char* name) {
     const auto library = open_library(library_names("DDP_CUDART_LIBRARY", {""}));
-    return library ? reinterpret_cast<BlockingCalls>(library->resolve("fake_cuda_blocking_calls")) : nullptr;
+    return library ? reinterpret_cast<Count>(library->resolve(name)) : nullptr;
 }
+/// How often it had to wait for a device.
+inline Count blocking_calls() { return counter("fake_cuda_blocking_calls"); }
+inline Count launches() { return counter("fake_cuda_launches"); }
+inline Count copies() { return counter("fake_cuda_copies"); }
 
 /// Values in device memory, `offset` elements behind a 256-byte boundary.
 template <class T>

@@ -94,7 +94,7 @@ TEST_P(DeviceLoaderWithPrefetch, DeliversEveryBatchInOrderToAStreamThatLagsBehin
 }
 
 TEST_P(DeviceLoaderWithPrefetch, NeverWaitsForTheDeviceInNext) {
-    const ddp::testing::BlockingCalls blocking_calls = ddp::testing::blocking_calls();
+    const ddp::testing::Count blocking_calls = ddp::testing::blocking_calls();
     if (blocking_calls == nullptr) GTEST_SKIP() << "only the fake CUDA counts the calls that wait";
     const Numbers numbers(100);
     const OwnedStream stream(gpu());

@@ -178,7 +178,7 @@ TEST(DeviceReducer, TrainsToTheBitsOfTheHostWithSeveralRanksOnOneDevice) {
 }
 
 TEST(DeviceReducer, DoesNotWaitForTheDeviceAfterTheFirstStep) {
-    const ddp::testing::BlockingCalls blocking_calls = ddp::testing::blocking_calls();
+    const ddp::testing::Count blocking_calls = ddp::testing::blocking_calls();
     if (blocking_calls == nullptr) GTEST_SKIP() << "only the fake CUDA counts the calls that wait";
     run_on_devices(2, [&](ProcessGroup& group) {
         Model memory(group);

@@ -2,11 +2,15 @@
 
 #include <fmt/core.h>
 
+#include "ddp/cuda/chunk_table.h"
 #include "ddp/cuda/device_kernels.h"
 #include "ddp/cuda/memory.h"
 
 namespace ddp {
 namespace {
+
+/// Room for the gradients of most models; those of larger ones make some at the first check.
+constexpr std::size_t kChunks = 8192;
 
 void require(bool holds, const char* what) {
     if (!holds) throw InvalidInput(fmt::format("grad scaler: {}", what));
@@ -31,11 +35,17 @@ struct GradScaler::Parts {
                 options.growth_interval},
           gpu(cuda::Gpu::of(where.index)),
           kernels(cuda::DeviceKernels::of(gpu)),
-          memory(gpu, sizeof(device::GradScale)) {
+          memory(gpu, sizeof(device::GradScale)),
+          table(gpu, "grad scaler", kChunks) {
         const auto scale = static_cast<float>(options.initial_scale);
         const device::GradScale initial{scale, 1 / scale, 0, 0};
         cuda::copy(*gpu, memory.get(), &initial, sizeof initial, stream);
         cuda::synchronize(*gpu, stream);
+    }
+    [[nodiscard]] std::vector<device::GradientChunk> chunks_of(std::span<const Buffer> gradients) const {
+        std::uint64_t all = 0;
+        for (const Buffer& gradient : gradients) all += gradient.data != nullptr ? gradient.count : 0;
+        return cuda::gradient_chunks(gradients, cuda::chunk_elements(all, gpu->grid_for(all)));
     }
     Device device;
     cuda::Stream stream;
@@ -43,6 +53,7 @@ struct GradScaler::Parts {
     std::shared_ptr<const cuda::Gpu> gpu;
     const cuda::DeviceKernels& kernels;
     cuda::DeviceMemory memory;
+    cuda::ChunkTable<device::GradientChunk> table;
 };
 
 GradScaler::GradScaler(Device device, GradScalerOptions options) {
@@ -57,10 +68,9 @@ const device::GradScale* GradScaler::on_device() const { return parts_->memory.a
 const float* GradScaler::scale() const { return &on_device()->scale; }
 
 void GradScaler::check(std::span<const Buffer> gradients) {
-    for (const Buffer& gradient : gradients) {
-        if (gradient.data == nullptr) continue;
-        parts_->kernels.find_non_finite(gradient, parts_->memory.as<device::GradScale>(), parts_->stream);
-    }
+    const auto chunks =
+        parts_->table.of(gradients, parts_->stream, [&] { return parts_->chunks_of(gradients); });
+    parts_->kernels.find_non_finite(chunks, parts_->memory.as<device::GradScale>(), parts_->stream);
 }
 
 void GradScaler::update() {

@@ -25,7 +25,8 @@ class Optimizer {
     Optimizer& operator=(const Optimizer&) = delete;
 
     /// One step. `gradients[i]` belongs to parameter i; one without memory (an unused parameter) leaves its
-    /// parameter and state alone. Throws InvalidInput when counts or types do not fit the parameters.
+    /// parameter and state alone. Throws InvalidInput when counts or types do not fit the parameters, Error
+    /// while the stream is captured and the gradients are not those of the step before.
     void step(std::span<const Buffer> gradients);
 
     /// "sgd", "adamw": what a checkpoint names.

@@ -3,8 +3,10 @@
 // FAKE_CUDA_DEVICES  how many devices there are; 0 answers cudaErrorNoDevice
 // FAKE_CUDA_TRACE    a file to write every call into (fake_trace.h)
 //
-// int fake_cuda_fail(stream, code)  events recorded on that stream answer with that error once it comes to
-// them long fake_cuda_blocking_calls()  how often the calling thread had to wait for a device so far
+// int fake_cuda_fail(stream, code)  events recorded on that stream answer with that error once it comes to them
+// long fake_cuda_blocking_calls()   how often the calling thread had to wait for a device so far
+// long fake_cuda_launches()         how many kernels the calling thread has launched so far
+// long fake_cuda_copies()           how many copies it has started
 #include "tests/support/fake_nccl/fake_cuda.h"
 
 #include <pthread.h>
@@ -63,9 +65,9 @@ pthread_key_t make_key() {
     ::pthread_key_create(&made, nullptr);
     return made;
 }
-enum class PerThread { Device, Captures, BlockingCalls };
+enum class PerThread { Device, Captures, BlockingCalls, Launches, Copies };
 pthread_key_t key_of(PerThread which) {
-    static const pthread_key_t keys[] = {make_key(), make_key(), make_key()};
+    static const pthread_key_t keys[] = {make_key(), make_key(), make_key(), make_key(), make_key()};
     return keys[static_cast<int>(which)];
 }
 std::intptr_t get(PerThread which) {
@@ -74,7 +76,8 @@ std::intptr_t get(PerThread which) {
 void set(PerThread which, std::intptr_t value) {
     ::pthread_setspecific(key_of(which), reinterpret_cast<void*>(value));
 }
-void count_blocking_call() { set(PerThread::BlockingCalls, get(PerThread::BlockingCalls) + 1); }
+void count(PerThread which) { set(which, get(which) + 1); }
+void count_blocking_call() { count(PerThread::BlockingCalls); }
 
 /// What was allocated, by its address.
 struct Allocations {
@@ -164,6 +167,7 @@ int device_count() {
 }
 int current_device() { return static_cast<int>(get(PerThread::Device)); }
 void set_current_device(int device) { set(PerThread::Device, device); }
+void count_launch() { count(PerThread::Launches); }
 
 void* allocate(std::size_t bytes, Memory kind) {
     constexpr std::size_t kAlignment = 256;
@@ -263,6 +267,8 @@ extern "C" {
 
 int fake_cuda_fail(void* stream, int code) { return fake::stream_of(stream)->error = code, 0; }
 long fake_cuda_blocking_calls() { return fake::get(fake::PerThread::BlockingCalls); }
+long fake_cuda_launches() { return fake::get(fake::PerThread::Launches); }
+long fake_cuda_copies() { return fake::get(fake::PerThread::Copies); }
 
 int cudaGetDeviceCount(int* count) {
     *count = fake::device_count();
@@ -371,6 +377,7 @@ int cudaEventQuery(void* event) {
     const fake::TracedCall traced("cudaEventQuery");
     auto* const asked = static_cast<fake::Event*>(event);
     if (asked->is_captured()) return fake::kCapturedEvent;
+    if (const int refused = fake::refuse_in_capture(nullptr)) return refused;
     const auto mark = asked->get();
     if (!mark) return 0;
     const int reached = mark->reached.load();
@@ -380,6 +387,7 @@ int cudaEventSynchronize(void* event) {
     const fake::TracedCall traced("cudaEventSynchronize");
     auto* const awaited = static_cast<fake::Event*>(event);
     if (awaited->is_captured()) return fake::kCapturedEvent;
+    if (const int refused = fake::refuse_in_capture(nullptr)) return refused;
     const auto mark = awaited->get();
     if (!mark) return 0;
     fake::count_blocking_call();
@@ -424,6 +432,7 @@ int cudaFreeHost(void* address) { return cudaFree(address); }
 int cudaMemcpyAsync(void* to, const void* from, std::size_t bytes, int, void* stream) {
     const fake::TracedCall traced("cudaMemcpyAsync");
     const std::shared_ptr<fake::Stream> on = fake::stream_of(stream);
+    fake::count(fake::PerThread::Copies);
     on->post([=] { std::memcpy(to, from, bytes); });
     if (fake::allocations().knows(to) && fake::allocations().knows(from)) return 0;
     // Host memory that is not page-locked, as CUDA does it: the call returns when the copy is done.

@@ -56,6 +56,8 @@ std::shared_ptr<Stream> stream_of(void* handle);
 int current_device();
 void set_current_device(int device);
 int device_count();
+/// Of a kernel, by the calling thread.
+void count_launch();
 
 /// Memory that counts as a device's, or as page-locked: copies to and from any other block the caller.
 enum class Memory { Device, Pinned };

@@ -65,6 +65,7 @@ int cuLaunchKernel(void* function, unsigned grid_x, unsigned grid_y, unsigned gr
                                 block_z == 1 && shared_bytes == 0 && extra == nullptr;
     if (!as_libddp_does) return kInvalidValue;
     const auto* const kernel = static_cast<const ddp::device::HostKernel*>(function);
+    fake::count_launch();
     const fake::TracedCall traced("cuLaunchKernel", kernel->name());
     const std::shared_ptr<fake::Stream> on = fake::stream_of(stream);
     on->post([one = kernel->bind(arguments), weak = std::weak_ptr(on)] {

@@ -23,15 +23,18 @@ SCALE_CAST(f16, F16, f16, F16)
 
 #define OF_EACH_TYPE(OF_TYPE) OF_TYPE(f32, float) OF_TYPE(bf16, Bf16) OF_TYPE(f16, F16)
 
-#define FILL(name, T)                                                            \
-    DDP_KERNEL(fill_##name, T* values, U64 count, float value) {                 \
-        for_elements(count, Fill<T>{values, value}, values);                     \
-    }                                                                            \
-    DDP_KERNEL(find_non_finite_##name, const T* values, U64 count, U32* found) { \
-        for_elements(count, FindNonFinite<T>{values, found}, values);            \
+#define FILL(name, T)                                            \
+    DDP_KERNEL(fill_##name, T* values, U64 count, float value) { \
+        for_elements(count, Fill<T>{values, value}, values);     \
     }
 OF_EACH_TYPE(FILL)
 
+DDP_KERNEL(find_non_finite, const GradientChunk* chunks, U32 count, GradScale* scale) {
+    // Whoever finds one writes the same: no order matters.
+    for (U32 c = block(); c < count; c += blocks()) {
+        if (!all_finite(chunks[c])) scale->found_non_finite = 1;
+    }
+}
 DDP_KERNEL(update_grad_scale, GradScale* scale, GradScaleRules rules) {
     if (thread() == 0) *scale = next_scale(*scale, rules);
 }
@@ -55,19 +58,10 @@ DDP_KERNEL(set_step, StepScalars* scalars, U64 step) {
     if (thread() == 0) scalars->step = step;
 }
 
-#define OPTIMIZERS(gradient_name, Gradient, copy_name, Copy)                                               \
-    DDP_KERNEL(sgd_##gradient_name##_##copy_name, const StepScalars* scalars, U64 count, float* value,     \
-               Gradient* gradient, Copy* copy, U32 zero_gradient, float* velocity) {                       \
-        const Sgd<Gradient, Copy> body{{value, gradient, copy, zero_gradient, *scalars}, velocity};        \
-        for_elements(count, body, gradient, value, copy, velocity);                                        \
-    }                                                                                                      \
-    DDP_KERNEL(adamw_##gradient_name##_##copy_name, const StepScalars* scalars, U64 count, float* value,   \
-               Gradient* gradient, Copy* copy, U32 zero_gradient, float* average, float* square_average) { \
-        const AdamW<Gradient, Copy> body{                                                                  \
-            {value, gradient, copy, zero_gradient, *scalars}, average, square_average};                    \
-        for_elements(count, body, gradient, value, copy, average, square_average);                         \
-    }
-#define OPTIMIZERS_OF(gradient_name, Gradient)      \
-    OPTIMIZERS(gradient_name, Gradient, bf16, Bf16) \
-    OPTIMIZERS(gradient_name, Gradient, f16, F16)
-OF_EACH_TYPE(OPTIMIZERS_OF)
+DDP_KERNEL(step_sgd, const StepScalars* scalars, const ParameterChunk* chunks, U32 count, U32 zero_gradient) {
+    step_chunks<SgdRule>(*scalars, chunks, count, zero_gradient);
+}
+DDP_KERNEL(step_adamw, const StepScalars* scalars, const ParameterChunk* chunks, U32 count,
+           U32 zero_gradient) {
+    step_chunks<AdamWRule>(*scalars, chunks, count, zero_gradient);
+}

@@ -1,7 +1,9 @@
 #pragma once
 
 #include <memory>
+#include <span>
 
+#include "ddp/cuda/chunking.h"
 #include "ddp/cuda/kernels/step_scalars.h"
 #include "ddp/cuda/module.h"
 #include "ddp/process_group.h"
@@ -26,38 +28,29 @@ class DeviceKernels {
 
     /// Every element becomes the value. float32, bfloat16 or float16.
     void fill(const Buffer& target, float value, Stream stream) const;
-    /// Sets scale->found_non_finite when an element is infinite or NaN; never clears it. `scale` is device
-    /// memory.
-    void find_non_finite(const Buffer& values, device::GradScale* scale, Stream stream) const;
+    /// Sets scale->found_non_finite when an element is infinite or NaN; never clears it. One launch, or none
+    /// without chunks. `chunks` and `scale` are device memory.
+    void find_non_finite(std::span<const device::GradientChunk> chunks, device::GradScale* scale,
+                         Stream stream) const;
     /// Moves the scale (next_scale). Device memory.
     void update(device::GradScale* scale, device::GradScaleRules rules, Stream stream) const;
 
-    /// The parameter of an optimizer's pass; all in device memory. `states` are the velocity (null without
-    /// momentum), or both of AdamW's averages. `copy` has no memory when none is wanted.
-    struct Parameter {
-        float* value;
-        Buffer gradient;
-        Buffer copy;
-        float* states[2];
-        bool zero_gradient;
-    };
     enum class Rule { Sgd, AdamW };
-    /// The step's factors; once per step, before its passes. `scale` may be null. `scalars` is device memory.
+    /// The step's factors; once per step, before its pass. `scale` may be null. `scalars` is device memory.
     void begin_step(Rule rule, device::StepScalars* scalars, const device::GradScale* scale,
                     Stream stream) const;
-    void update_parameter(Rule rule, const device::StepScalars* scalars, const Parameter& parameter,
-                          Stream stream) const;
+    /// The pass over all parameters: one launch, or none without chunks. `chunks` are device memory.
+    void step(Rule rule, const device::StepScalars* scalars, std::span<const device::ParameterChunk> chunks,
+              bool zero_gradients, Stream stream) const;
     void set_learning_rate(device::StepScalars* scalars, double rate, Stream stream) const;
     void set_step(device::StepScalars* scalars, std::uint64_t step, Stream stream) const;
 
   private:
     std::shared_ptr<const Gpu> gpu_;
     Module module_;
-    // By the place of a type: float32, bfloat16, float16. Copies are of the last two.
-    Function scale_cast_[3][3], fill_[3], find_non_finite_[3];
-    Function passes_[2][3][2];
-    Function begin_[2];
-    Function update_grad_scale_, set_learning_rate_, set_step_;
+    Function scale_cast_[3][3], fill_[3];  ///< by the place of a type: float32, bfloat16, float16
+    Function begin_[2], step_[2];          ///< by rule
+    Function find_non_finite_, update_grad_scale_, set_learning_rate_, set_step_;
 };
 
 /// Whether kernels take the type: float32, bfloat16, float16.

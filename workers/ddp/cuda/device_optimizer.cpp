@@ -5,6 +5,7 @@
 #include <string_view>
 #include <utility>
 
+#include "ddp/cuda/chunk_table.h"
 #include "ddp/cuda/device_kernels.h"
 #include "ddp/cuda/memory.h"
 #include "ddp/grad_scaler.h"
@@ -56,6 +57,8 @@ class DeviceOptimizer final : public Optimizer {
           gpu_(Gpu::of(parameters().front().memory.device.index)),
           kernels_(DeviceKernels::of(gpu_)),
           scalars_(gpu_, sizeof scalars),
+          chunk_elements_(good_chunk()),
+          table_(gpu_, rule == Rule::Sgd ? "sgd" : "adamw", most_chunks()),
           slot_names_(std::move(slots)) {
         check_parameters();
         check_copies();
@@ -101,17 +104,36 @@ class DeviceOptimizer final : public Optimizer {
     void update(std::span<const Buffer> gradients) override {
         const device::GradScale* const scale =
             options_.scaler != nullptr ? options_.scaler->on_device() : nullptr;
+        // First, as it may refuse: a step that does not happen must not be counted.
+        const auto chunks = table_.of(gradients, stream_, [&] { return chunks_with(gradients); });
         kernels_.begin_step(rule_, scalars(), scale, stream_);
+        kernels_.step(rule_, scalars(), chunks, options_.zero_gradients, stream_);
+    }
+
+    std::vector<device::ParameterChunk> chunks_with(std::span<const Buffer> gradients) const {
+        std::vector<device::ParameterChunk> chunks;
         for (std::size_t i = 0; i < gradients.size(); ++i) {
             if (gradients[i].data == nullptr) continue;
-            kernels_.update_parameter(rule_, scalars(),
-                                      {.value = value(i),
-                                       .gradient = gradients[i],
-                                       .copy = copy_of(i),
-                                       .states = {slot(0, i), slot(1, i)},
-                                       .zero_gradient = options_.zero_gradients},
-                                      stream_);
+            append_chunks(chunks,
+                          {.value = value(i),
+                           .gradient = gradients[i],
+                           .copy = copy_of(i),
+                           .states = {slot(0, i), slot(1, i)}},
+                          chunk_elements_);
         }
+        return chunks;
+    }
+    device::U32 good_chunk() const {
+        std::uint64_t all = 0;
+        for (const Tensor& parameter : parameters()) all += parameter.memory.count;
+        return chunk_elements(all, gpu_->grid_for(all));
+    }
+    /// Of a step in which every parameter has a gradient.
+    std::size_t most_chunks() const {
+        std::size_t chunks = 0;
+        for (const Tensor& parameter : parameters())
+            chunks += (parameter.memory.count + chunk_elements_ - 1) / chunk_elements_;
+        return chunks;
     }
 
     void check_parameters() const {
@@ -178,6 +200,8 @@ class DeviceOptimizer final : public Optimizer {
     std::shared_ptr<const Gpu> gpu_;
     const DeviceKernels& kernels_;
     DeviceMemory scalars_;
+    device::U32 chunk_elements_;
+    ChunkTable<device::ParameterChunk> table_;
     std::vector<std::string_view> slot_names_;
     std::vector<DeviceMemory> slots_;  ///< slot-major
     std::vector<DeviceMemory> masters_;

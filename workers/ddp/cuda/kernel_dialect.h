@@ -34,9 +34,10 @@
 ///     exactly
 ///
 /// The rules that make one source serve both: a kernel's result may not depend on how many threads run it
-/// (loop from thread() by threads(), or from warp() by warps()); threads work together in a warp only, by
-/// lane() and the warp_ functions, which every lane reaches; a warp has 32 lanes on the device and one on the
-/// host; no shared memory, no atomics, nothing of the C or C++ library. Kernels of all modules share one name
+/// (loop from thread() by threads(), from warp() by warps(), or from block() by blocks() with
+/// for_elements_in_block inside); threads work together in a warp only, by lane() and the warp_ functions,
+/// which every lane reaches; a warp has 32 lanes and a block 256 threads on the device, and one on the host;
+/// no shared memory, no atomics, nothing of the C or C++ library. Kernels of all modules share one name
 /// space. Multiplications and additions are not contracted: the device gives the host's bits.
 
 #if defined(__CUDACC__)
@@ -72,11 +73,15 @@ constexpr U32 kLanes = 32;
 DDP_DEVICE U64 thread() { return U64{blockIdx.x} * kBlockThreads + threadIdx.x; }
 DDP_DEVICE U64 threads() { return U64{gridDim.x} * kBlockThreads; }
 DDP_DEVICE U32 lane() { return threadIdx.x % kLanes; }
+DDP_DEVICE U32 block() { return blockIdx.x; }
+DDP_DEVICE U32 blocks() { return gridDim.x; }
 #else
 constexpr U32 kLanes = 1;
 inline U64 thread() { return host_thread.index; }
 inline U64 threads() { return host_thread.count; }
 inline U32 lane() { return 0; }
+inline U32 block() { return static_cast<U32>(host_thread.index); }
+inline U32 blocks() { return static_cast<U32>(host_thread.count); }
 #endif
 DDP_DEVICE U64 warp() { return thread() / kLanes; }
 DDP_DEVICE U64 warps() { return threads() / kLanes; }
@@ -239,6 +244,16 @@ DDP_DEVICE void store(T* to, const Floats<N>& values) {
     }
 }
 
+/// A pointer into device memory that was itself read from memory: only of a kernel's arguments the compiler
+/// knows as much, and other accesses are slower.
+template <class T>
+DDP_DEVICE T* on_device(T* pointer) {
+#if defined(__CUDACC__)
+    __builtin_assume(__isGlobal(pointer));
+#endif
+    return pointer;
+}
+
 /// Elements of `pointer` before it is aligned to 16 bytes.
 template <class T>
 DDP_DEVICE U64 unaligned_elements(const T* pointer) {
@@ -254,20 +269,46 @@ DDP_DEVICE bool is_aligned_at(const T* pointer, U64 element) {
     return pointer == nullptr || is_aligned(pointer + element);
 }
 
+/// The turns of a loop that are this thread's: from `first` by `step`. Of Index U32 where that is enough: the
+/// arithmetic of addresses is cheaper.
+template <class Index>
+struct Turns {
+    Index first, step;
+};
+DDP_DEVICE Turns<U64> turns_of_all() { return {thread(), threads()}; }
+#if defined(__CUDACC__)
+DDP_DEVICE Turns<U32> turns_in_block() { return {threadIdx.x, kBlockThreads}; }
+#else
+inline Turns<U32> turns_in_block() { return {0, 1}; }
+#endif
+
 /// Calls `body.run<kPack>(i)` for whole packs and `body.run<1>(i)` for what is left over, until every element
-/// below `count` has been taken once. Packs begin where all pointers are aligned to 16 bytes: `first` should
-/// be the one of the smallest type. If they never are together, elements are taken one at a time.
-template <class Body, class First, class... Others>
-DDP_DEVICE void for_elements(U64 count, const Body& body, const First* first, const Others*... others) {
-    U64 head = unaligned_elements(first);
+/// below `count` has been taken once by the threads that share the turns. Packs begin where all pointers are
+/// aligned to 16 bytes: `first` should be the one of the smallest type. If they never are together, elements
+/// are taken one at a time.
+template <class Index, class Body, class First, class... Others>
+DDP_DEVICE void take_turns(Turns<Index> turns, Index count, Body& body, const First* first,
+                           const Others*... others) {
+    auto head = static_cast<Index>(unaligned_elements(first));
     if (head > count) head = count;
     const bool together = is_aligned_at(first, head) && (is_aligned_at(others, head) && ...);
-    const U64 packs = together ? (count - head) / kPack : 0;
-    for (U64 p = thread(); p < packs; p += threads()) body.template run<kPack>(head + p * kPack);
-    const U64 packed = packs * kPack;
-    for (U64 i = thread(); i < count - packed; i += threads()) {
+    const Index packs = together ? (count - head) / kPack : 0;
+    for (Index p = turns.first; p < packs; p += turns.step) body.template run<kPack>(head + p * kPack);
+    const Index packed = packs * kPack;
+    for (Index i = turns.first; i < count - packed; i += turns.step) {
         body.template run<1>(i < head ? i : i + packed);
     }
+}
+
+/// The elements of an array that all threads of the kernel share.
+template <class Body, class First, class... Others>
+DDP_DEVICE void for_elements(U64 count, const Body& body, const First* first, const Others*... others) {
+    take_turns(turns_of_all(), count, body, first, others...);
+}
+/// Those of an array that the threads of one block share, and no other thread.
+template <class Body, class First, class... Others>
+DDP_DEVICE void for_elements_in_block(U32 count, Body& body, const First* first, const Others*... others) {
+    take_turns(turns_in_block(), count, body, first, others...);
 }
 
 }  // namespace ddp::device

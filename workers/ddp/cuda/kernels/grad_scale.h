@@ -1,6 +1,6 @@
 #pragma once
 
-#include "ddp/cuda/kernel_dialect.h"
+#include "ddp/cuda/kernels/chunks.h"
 
 /// The scale of the loss under float16 (torch.cuda.amp's rules), and the check that moves it.
 namespace ddp::device {
@@ -34,20 +34,37 @@ DDP_DEVICE GradScale next_scale(GradScale now, GradScaleRules rules) {
     return next;
 }
 
+/// Whether all that this thread has looked at was finite. Written down at the end only: nothing between the
+/// loads keeps the compiler from having several under way.
 template <class T>
-struct FindNonFinite {
+struct AllFinite {
     const T* values;
-    U32* found;
+    bool holds = true;
 
     template <int N>
-    DDP_DEVICE void run(U64 i) const {
+    DDP_DEVICE void run(U64 i) {
         const Floats<N> v = load<N>(values + i);
-        bool finite = true;
-        for (int k = 0; k < N; ++k) finite = finite && is_finite(v.of[k]);
-        // Whoever finds one writes the same: no order matters.
-        if (!finite) *found = 1;
+        for (int k = 0; k < N; ++k) holds &= is_finite(v.of[k]);
     }
 };
+
+template <class T>
+DDP_DEVICE bool all_finite(const T* values, U32 count) {
+    AllFinite<T> all{on_device(values)};
+    for_elements_in_block(count, all, values);
+    return all.holds;
+}
+DDP_DEVICE bool all_finite(GradientChunk chunk) {
+    switch (chunk.type) {
+        case ElementType::F32:
+            return all_finite(static_cast<const float*>(chunk.values), chunk.count);
+        case ElementType::BF16:
+            return all_finite(static_cast<const Bf16*>(chunk.values), chunk.count);
+        case ElementType::F16:
+            return all_finite(static_cast<const F16*>(chunk.values), chunk.count);
+    }
+    return true;
+}
 
 template <class T>
 struct Fill {
