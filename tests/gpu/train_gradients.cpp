@@ -62,12 +62,12 @@ void write(const std::string& path, const train::Station& station) {
     const auto feed = train::make_feed(station, samples, {});
     feed->begin(subset, all_rows(), {.batch_size = kSamples, .prefetch = 0});
     mlp.stage(feed->next());
-    // The second pass goes the ways that the first one has found.
-    for (int pass = compute.tunes() ? 0 : 1; pass < 2; ++pass) {
-        compute.take_score();
+    const auto pass = [&] {
         mlp.forward();
         mlp.backward({[&](std::size_t i) { return gradients.memory(i); }, [](std::size_t) {}});
-    }
+    };
+    if (compute.rehearse(pass)) compute.take_score();
+    pass();
     std::array<double, 1> loss = {compute.take_score().loss_sum / kSamples};
 
     using ddp::cuda::HostCopies;
@@ -111,7 +111,7 @@ int run(const std::string& path, std::string_view precision, std::string_view mo
                            .tune = mode == "tuned"});
     write(path, *station);
     fmt::print("{}: {}\n", path, station->compute->describe());
-    if (station->compute->tunes()) fmt::print("{}\n", station->compute->describe_tuning());
+    if (mode == "tuned") fmt::print("{}\n", station->compute->describe_tuning());
     return 0;
 }
 

@@ -48,6 +48,7 @@ class OnCuda {
     }
     Compute& operator*() const { return *compute_; }
     Compute* operator->() const { return compute_.get(); }
+    [[nodiscard]] ddp::cuda::Stream stream() const { return stream_.get(); }
 
     /// In order behind everything queued so far.
     template <class T>
@@ -123,9 +124,14 @@ Pass pass_on(const OnCuda& compute, Precision precision, float loss_scale = 1) {
     const auto scale = compute.put(std::vector<float>{loss_scale});
     if (loss_scale != 1) mlp.set_loss_scale(scale.as<const float>());
     mlp.stage({values.as<const float>(), labels.as<const std::int32_t>(), nullptr, kLabels.size()});
-    mlp.forward();
-    mlp.backward(
-        {[&](std::size_t i) { return memory[i].get(); }, [&](std::size_t i) { order.push_back(i); }});
+    const auto forward_and_back = [&] {
+        order.clear();
+        mlp.forward();
+        mlp.backward(
+            {[&](std::size_t i) { return memory[i].get(); }, [&](std::size_t i) { order.push_back(i); }});
+    };
+    if (compute->rehearse(forward_and_back)) compute->take_score();
+    forward_and_back();
     EXPECT_EQ(order, (std::vector<std::size_t>{5, 4, 3, 2, 1, 0}));
     Pass pass{compute->take_score(), {}};
     const std::vector<ddp::Tensor> parameters = mlp.parameters();
@@ -348,7 +354,8 @@ TEST(CudaCompute, TakesTheFastestAlgorithmThatRuns) {
     expect_close(pass_on(compute, Precision::Fp32), expected, 1e-5);
     const CallsSince calls;
     expect_close(pass_on(compute, Precision::Fp32), expected, 1e-5);
-    EXPECT_EQ(calls[3], kProducts);
+    // The rehearsal, which had nothing left to find out, and the pass.
+    EXPECT_EQ(calls[3], 2 * kProducts);
     EXPECT_EQ(calls[0] + calls[1] + calls[2] + calls[4], 0);
     EXPECT_NE(compute->describe_tuning().find("by another algorithm than cuBLASLt's first"),
               std::string::npos)
@@ -359,7 +366,6 @@ TEST(CudaCompute, TimesNothingUnlessToldTo) {
     const Variable offers(kOffers, "refuse,void,plain*5,plain*1");
     for (const bool deterministic : {true, false}) {
         const OnCuda compute({.deterministic = deterministic, .tune = deterministic});
-        EXPECT_FALSE(compute->tunes());
         const CallsSince calls;
         expect_close(pass_on(compute, Precision::Fp32), pass_on_cpu(), 1e-5);
         // The first that runs, once; one that was refused is not asked again for the same kind.
@@ -381,15 +387,42 @@ TEST(CudaCompute, TimesNothingWhileAStepIsCaptured) {
     const auto values = compute.put(kValues);
     const auto labels = compute.put(kLabels);
     mlp.stage({values.as<const float>(), labels.as<const std::int32_t>(), nullptr, kLabels.size()});
-    CallsSince calls;
-    const auto recorded = compute->record([&] { mlp.forward(); });
+    const CallsSince calls;
+    std::unique_ptr<Compute::Recorded> recorded;
+    compute->rehearse([&] { recorded = compute->record([&] { mlp.forward(); }); });
     EXPECT_EQ(calls[0], kLayers);
-    EXPECT_EQ(calls[1], 0);
     recorded->run();
     const double loss = compute->take_score().loss_sum;
     mlp.forward();
-    EXPECT_GT(calls[1], kLayers) << "what was only captured is timed later";
+    EXPECT_EQ(calls[0], 2 * kLayers);
+    EXPECT_EQ(calls[1], 0) << "outside of a rehearsal nothing is timed";
+    compute->take_score();
+    compute->rehearse([&] { mlp.forward(); });
+    EXPECT_GT(calls[1], kLayers) << "what was only captured is timed in the next rehearsal";
     EXPECT_NEAR(compute->take_score().loss_sum, loss, 1e-4 * loss);
+}
+
+TEST(CudaCompute, SaysHowToDoWithoutWhenAnAlgorithmFailsOnTheDevice) {
+    const OnCuda compute({.tune = true});
+    const auto fail = reinterpret_cast<int (*)(void*, int)>(
+        ddp::open_library({std::getenv("FAKE_NCCL_LIBRARY")})->resolve("fake_cuda_fail"));
+    constexpr int kIllegalAddress = 700;
+    Mlp mlp(kWidths, 0, *compute);
+    const auto values = compute.put(kValues);
+    const auto labels = compute.put(kLabels);
+    mlp.stage({values.as<const float>(), labels.as<const std::int32_t>(), nullptr, kLabels.size()});
+    fail(compute.stream(), kIllegalAddress);
+    try {
+        compute->rehearse([&] { mlp.forward(); });
+        FAIL() << "nothing was said";
+    } catch (const ddp::Error& error) {
+        EXPECT_NE(std::string(error.what()).find("an illegal memory access was encountered"),
+                  std::string::npos)
+            << error.what();
+        EXPECT_NE(std::string(error.what()).find("--tune-products off does without"), std::string::npos)
+            << error.what();
+    }
+    fail(compute.stream(), 0);
 }
 
 TEST(CudaCompute, TakesAProductAndAKernelWhereTheEpilogueIsSlower) {
@@ -423,8 +456,12 @@ TEST(CudaCompute, AMaskThatIsNotWrittenIsNotRead) {
     const auto pass_with = [&](unsigned seed) {
         const auto values = compute.put(random_values(kValues.size(), seed));
         mlp.stage({values.as<const float>(), labels.as<const std::int32_t>(), nullptr, kLabels.size()});
-        mlp.forward();
-        mlp.backward({[&](std::size_t i) { return gradients[i].get(); }, [](std::size_t) {}});
+        const auto forward_and_back = [&] {
+            mlp.forward();
+            mlp.backward({[&](std::size_t i) { return gradients[i].get(); }, [](std::size_t) {}});
+        };
+        if (seed == 1) compute->rehearse(forward_and_back);
+        else forward_and_back();
         return compute.read<float>(gradients[0].get(), 13 * 37);
     };
     // Other samples, which other neurons let through: a stale mask would show.

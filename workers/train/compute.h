@@ -60,10 +60,7 @@ class Compute {
     [[nodiscard]] virtual ddp::DType dtype() const = 0;
     /// "OpenBLAS", "cuBLASLt 13.0, bf16": for the one line that says what is used.
     [[nodiscard]] virtual std::string describe() const = 0;
-    /// Whether the first pass with a batch of some size finds out how the next ones are done fastest: it
-    /// takes longer, waits, and is best had where nobody else waits for it.
-    [[nodiscard]] virtual bool tunes() const { return false; }
-    /// What that has come to, as a sentence; "" while there is nothing to say.
+    /// What a rehearsal has come to, as a sentence; "" while there is nothing to say.
     [[nodiscard]] virtual std::string describe_tuning() const { return ""; }
 
     /// Zeroed, 64-byte aligned or better.
@@ -129,6 +126,11 @@ class Compute {
     /// Of `work`, which must queue and nothing else: no allocation, no waiting. On a GPU it is
     /// called once, now, and every run is one launch; on a CPU a run calls it.
     virtual std::unique_ptr<Recorded> record(std::function<void()> work) = 0;
+
+    /// Finds out how what `pass` does is done fastest, for all passes of the same shapes that follow, by
+    /// doing it in every way. Calls it once; what it writes is written. Waits. Where there is nothing to find
+    /// out, `pass` is not called: false.
+    virtual bool rehearse(const std::function<void()>& /*pass*/) { return false; }
 
     /// What cross_entropy has added up since the last call. Waits.
     virtual Score take_score() = 0;

@@ -179,11 +179,10 @@ class CudaCompute final : public Compute {
     ddp::DType dtype() const override { return dtype_of(options_.precision); }
     std::string describe() const override {
         return fmt::format("cuBLASLt {}, {}{}{}", products_.api().version(), name_of(options_.precision),
-                           options_.deterministic ? ", deterministic" : "", tunes() ? ", tuned" : "");
+                           options_.deterministic ? ", deterministic" : "", tuner_ ? ", tuned" : "");
     }
-    bool tunes() const override { return tuner_ != nullptr; }
     std::string describe_tuning() const override {
-        if (!tunes() || products_.tuned().kinds == 0) return "";
+        if (!tuner_ || products_.tuned().kinds == 0) return "";
         const auto plain = std::count_if(times_.begin(), times_.end(), [](const auto& task) {
             return fastest(task.second) == task.second.size() - 1 &&
                    *std::min_element(task.second.begin(), task.second.end() - 1) != kNever;
@@ -273,6 +272,13 @@ class CudaCompute final : public Compute {
         ddp::cuda::Capture capture(gpu_, stream_);
         work();
         return std::make_unique<Captured>(capture.end(), stream_);
+    }
+
+    bool rehearse(const std::function<void()>& pass) override {
+        if (!tuner_) return false;
+        const Tuner::Session session = tuner_->open();
+        pass();
+        return true;
     }
 
     Score take_score() override {

@@ -13,9 +13,8 @@ struct CudaOptions {
     bool deterministic = false;
     /// False: products alone by cuBLASLt, as where it lacks every epilogue. For tests.
     bool epilogues = true;
-    /// Takes the fastest of cuBLASLt's algorithms, and of product with epilogue and product with a kernel, by
-    /// trying them when a shape is first met. Other bits may come out in another run: never with
-    /// `deterministic`.
+    /// A rehearsal takes the fastest of cuBLASLt's algorithms, and of product with epilogue and product with
+    /// a kernel. Other bits may come out in another run: never with `deterministic`.
     bool tune = false;
 };
 

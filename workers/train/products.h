@@ -43,9 +43,9 @@ struct ProductOptions {
 /// remembered too, and an algorithm that it refuses when it comes to it is not tried again. Not thread-safe.
 class Products {
   public:
-    /// With a tuner (borrowed) the first use of a kind outside of a capture times its algorithms, and waits
-    /// for the stream; without one the library's first that runs is taken. The device is current.
-    /// Throws ddp::Error.
+    /// With a tuner (borrowed) the first use of a kind while it may time times its algorithms, and waits for
+    /// the stream; until then, and without one, the library's first that runs is taken. The device is
+    /// current. Throws ddp::Error.
     Products(std::shared_ptr<const ddp::cuda::Gpu> gpu, std::shared_ptr<const lt::Api> api,
              ddp::cuda::Stream stream, ProductOptions options, Tuner* tuner);
     ~Products();

@@ -1,9 +1,12 @@
 #include "tuner.h"
 
+#include <fmt/core.h>
+
 #include <algorithm>
 #include <utility>
 
 #include "ddp/cuda/graph.h"
+#include "ddp/types.h"
 #include "env/clock.h"
 #include "tuning.h"
 
@@ -23,7 +26,7 @@ Tuner::Tuner(std::shared_ptr<const ddp::cuda::Gpu> gpu, ddp::cuda::Stream stream
       begin_(gpu_->shared_api(), ddp::cuda::kEventDefault),
       end_(gpu_->shared_api(), ddp::cuda::kEventDefault) {}
 
-bool Tuner::may_time() const { return !ddp::cuda::is_capturing(gpu_->api(), stream_); }
+bool Tuner::may_time() const { return is_open_ && !ddp::cuda::is_capturing(gpu_->api(), stream_); }
 
 double Tuner::measure(std::size_t way, int repetitions, const Run& run) const {
     // The first is not counted: it keeps the device busy until the rest is queued, so that no time of the
@@ -41,8 +44,7 @@ void Tuner::warm_up(std::size_t way, const Run& run) {
         warm_milliseconds_ += std::max(measure(way, kSecondLook, run) * kSecondLook, 0.01);
 }
 
-std::vector<double> Tuner::time(std::size_t ways, const Run& run) {
-    const ddprun::TimePoint start = ddprun::MonotonicClock::now();
+std::vector<double> Tuner::look_twice(std::size_t ways, const Run& run) {
     std::vector<double> milliseconds(ways, kNever);
     std::vector<std::size_t> existing;
     // Each once before any is timed: loading a kernel for the first time takes longer than it runs.
@@ -50,14 +52,29 @@ std::vector<double> Tuner::time(std::size_t ways, const Run& run) {
         if (run(way)) existing.push_back(way);
     }
     if (existing.size() == 1) milliseconds[existing.front()] = 0;
-    if (existing.size() > 1) {
-        warm_up(existing.front(), run);
-        for (const std::size_t way : existing) milliseconds[way] = measure(way, kFirstLook, run);
-        for (const std::size_t way : finalists(milliseconds))
-            milliseconds[way] = std::min(milliseconds[way], measure(way, kSecondLook, run));
-    }
-    seconds_ += std::chrono::duration<double>(ddprun::MonotonicClock::now() - start).count();
+    if (existing.size() < 2) return milliseconds;
+    warm_up(existing.front(), run);
+    for (const std::size_t way : existing) milliseconds[way] = measure(way, kFirstLook, run);
+    for (const std::size_t way : finalists(milliseconds))
+        milliseconds[way] = std::min(milliseconds[way], measure(way, kSecondLook, run));
     return milliseconds;
+}
+
+std::vector<double> Tuner::time(std::size_t ways, const Run& run) {
+    const ddprun::TimePoint start = ddprun::MonotonicClock::now();
+    ++depth_;
+    try {
+        std::vector<double> milliseconds = look_twice(ways, run);
+        --depth_;
+        // What is timed within is part of it.
+        if (depth_ == 0)
+            seconds_ += std::chrono::duration<double>(ddprun::MonotonicClock::now() - start).count();
+        return milliseconds;
+    } catch (const ddp::Error& error) {
+        if (--depth_ > 0) throw;
+        throw ddp::Error(
+            fmt::format("{} (while algorithms were timed; --tune-products off does without)", error.what()));
+    }
 }
 
 }  // namespace train

@@ -17,18 +17,31 @@ class Tuner {
     /// repeat it may change no result.
     using Run = std::function<bool(std::size_t way)>;
 
-    /// The device is current. Throws ddp::Error, as do all calls.
+    /// The device is current. Throws ddp::Error.
     Tuner(std::shared_ptr<const ddp::cuda::Gpu> gpu, ddp::cuda::Stream stream);
 
-    /// Not while the stream is being captured: nothing runs then.
+    /// For whose life things are timed.
+    class Session {
+      public:
+        explicit Session(Tuner& tuner) : tuner_(tuner) { tuner_.is_open_ = true; }
+        ~Session() { tuner_.is_open_ = false; }
+        Session(const Session&) = delete;
+        Session& operator=(const Session&) = delete;
+
+      private:
+        Tuner& tuner_;
+    };
+    [[nodiscard]] Session open() { return Session(*this); }
+    /// In a session, but not while the stream is being captured: nothing runs then.
     [[nodiscard]] bool may_time() const;
     /// Milliseconds of ways 0 to `ways` - 1; kNever where there is none, 0 where there is no other. Waits for
-    /// the stream.
+    /// the stream. Throws ddp::Error, with how to do without, when something fails.
     std::vector<double> time(std::size_t ways, const Run& run);
     /// How long time() has taken so far.
     [[nodiscard]] double seconds() const { return seconds_; }
 
   private:
+    std::vector<double> look_twice(std::size_t ways, const Run& run);
     double measure(std::size_t way, int repetitions, const Run& run) const;
     void warm_up(std::size_t way, const Run& run);
 
@@ -37,6 +50,8 @@ class Tuner {
     ddp::cuda::Event begin_, end_;
     double warm_milliseconds_ = 0;
     double seconds_ = 0;
+    int depth_ = 0;  ///< of calls of time() in each other
+    bool is_open_ = false;
 };
 
 }  // namespace train
