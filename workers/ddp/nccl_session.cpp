@@ -81,6 +81,7 @@ void Session::leave() {
         why = communicator_->finish(
             {ddprun::deadline_after(MonotonicClock::now(), limit), [&] { throw_if_lost(parts_, attempt); }});
     }
+    let_user_stream_end(broken() ? kStopLimit : kLeaveLimit);
     parts_.cuda->stream_destroy(stream_);
     if (why.empty()) return;
     if (has_graphs_) why += " (a CUDA graph with its collectives must be destroyed before the group)";
@@ -88,10 +89,24 @@ void Session::leave() {
     ddprun::print(stderr, "ddp: rank {}: leaving {}: {}; aborted it\n", parts_.env.rank, parts_.name, why);
 }
 
+/// The group's memory goes next, and NCCL's is freed without waiting for kernels that still use it.
+void Session::let_user_stream_end(std::chrono::nanoseconds limit) const noexcept {
+    try {
+        const auto end = events_->take();
+        end->record(parts_.user_stream);
+        const TimePoint deadline = ddprun::deadline_after(MonotonicClock::now(), limit);
+        for (Pauses pauses; end->query() == cuda::Code::NotReady && MonotonicClock::now() < deadline;)
+            pauses.next();
+    } catch (const Error&) {
+        // A device that failed runs nothing any more.
+    }
+}
+
 bool Session::register_memory(void* address, std::size_t bytes, Registration how) {
     const std::string attempt =
         fmt::format("rank {}: registering memory with {}", parts_.env.rank, parts_.name);
     Registered& made = registered_.emplace_back();
+    finish_start();
     look_away();
     const auto code = communicator_->call([&](Handle comm) {
         const Api& api = communicator_->api();
@@ -102,7 +117,7 @@ bool Session::register_memory(void* address, std::size_t bytes, Registration how
     // What a call refuses at once does no harm; what goes wrong later does.
     if (code && *code != Code::InProgress && *code != Code::Success) return look_again(), false;
     try {
-        settle(code.value_or(Code::InProgress), attempt);
+        settle(code.value_or(Code::InProgress), attempt, MonotonicClock::now());
         look_again();
     } catch (...) {
         fail(std::current_exception());
@@ -120,7 +135,7 @@ void Session::deregister_all() {
             return one.handle != nullptr ? api.comm_deregister(comm, one.handle) : Code::Success;
         });
         try {
-            if (code == Code::InProgress) settle(*code, fmt::format("rank {}: leaving", parts_.env.rank));
+            if (code == Code::InProgress) settle(*code, fmt::format("rank {}: leaving", parts_.env.rank), MonotonicClock::now());
         } catch (...) {
             return fail(std::current_exception());
         }
@@ -202,6 +217,7 @@ void Session::look_again() {
 
 std::shared_ptr<Communicator> Session::split(int color, int key) {
     const std::string attempt = fmt::format("rank {}: splitting {}", parts_.env.rank, parts_.name);
+    finish_start();
     look_away();
     try {
         std::shared_ptr<Communicator> made = communicator_->split(color, key, patience(attempt), attempt);
@@ -218,10 +234,12 @@ Work Session::start(cpu::Call call, const Enqueue& enqueue) {
                  [&](const InFlight& operation) { put_on_stream(operation, enqueue); });
 }
 
+// The graph follows the user's stream alone: what was started before and not waited for must not meet it in NCCL.
 Work Session::launch_graph(const std::function<void()>& launch) {
     return track({.operation = ddprun::SegmentOp::GraphLaunch}, false, [&](const InFlight& operation) {
+        if (const auto latest = std::exchange(latest_, nullptr)) hold_back(*latest);
         launch();
-        operation.done->record(parts_.user_stream);
+        record_end(operation, parts_.user_stream);
         operation.work->hold_back = [] {};  // the user's stream does it itself
     });
 }
@@ -264,7 +282,8 @@ Work Session::track(cpu::Call call, bool captured, const Queue& queue) {
 std::exception_ptr Session::try_start(InFlight& operation, const Queue& queue) {
     try {
         if (!operation.captured) note_start(operation.call, operation.started);
-        operation.done = take_event(operation.captured);
+        operation.end = std::make_shared<End>();
+        operation.end->event = take_event(operation.captured);
         queue(operation);
         return nullptr;
     } catch (...) {
@@ -279,22 +298,59 @@ std::shared_ptr<const cuda::Event> Session::take_event(bool captured) {
 }
 
 void Session::put_on_stream(const InFlight& operation, const Enqueue& enqueue) {
+    const std::lock_guard lock(starting_mutex_);
+    finish_start(Code::InProgress);
     const auto ready = take_event(operation.captured);
     ready->record(parts_.user_stream);
     ready->hold_back(stream_);
     const auto code =
         communicator_->call([&](Handle comm) { return enqueue(communicator_->api(), comm, stream_); });
     if (!code) std::rethrow_exception(broken());  // stopped in between
-    settle(*code, named(operation.call));
-    operation.done->record(stream_);
-    operation.work->hold_back = [event = operation.done, user = parts_.user_stream] {
-        event->hold_back(user);
-    };
+    operation.work->hold_back = [this, end = operation.end] { hold_back(*end); };
+    starting_ = operation;
+    if (!operation.captured) latest_ = operation.end;
+    if (code != Code::InProgress || operation.captured) finish_start(*code);
+}
+
+/// Waits until NCCL has put the latest collective on the stream, which said `code` of it. Under starting_mutex_.
+void Session::finish_start(Code code) {
+    if (!starting_) return;
+    const InFlight operation = *std::exchange(starting_, std::nullopt);
+    try {
+        settle(code, named(operation.call), operation.started);
+        record_end(operation, stream_);
+    } catch (...) {
+        fail(std::current_exception());  // before anybody sees that it is not starting any more
+        throw;
+    }
+}
+
+void Session::finish_start() {
+    const std::lock_guard lock(starting_mutex_);
+    finish_start(Code::InProgress);
+}
+
+/// The watchdog's: waits for nothing.
+void Session::look_at_start() {
+    const std::unique_lock lock(starting_mutex_, std::try_to_lock);
+    if (!lock || !starting_) return;
+    if (const auto state = communicator_->state(); state && *state != Code::InProgress) finish_start(*state);
+}
+
+void Session::record_end(const InFlight& operation, cuda::Stream stream) {
+    operation.end->event->record(stream);
+    operation.end->recorded = true;
+}
+
+void Session::hold_back(const End& end) {
+    if (!end.recorded) finish_start();
+    if (!end.recorded) std::rethrow_exception(broken());
+    end.event->hold_back(parts_.user_stream);
 }
 
 // With a non-blocking communicator a call may still be on its way; no other may be made until it is done.
-void Session::settle(Code code, const std::string& name) {
-    const TimePoint deadline = ddprun::deadline_after(MonotonicClock::now(), parts_.timeout);
+void Session::settle(Code code, const std::string& name, TimePoint started) {
+    const TimePoint deadline = ddprun::deadline_after(started, parts_.timeout);
     for (Pauses pauses; code == Code::InProgress; pauses.next()) {
         if (const std::exception_ptr failure = broken()) std::rethrow_exception(failure);
         throw_if_lost(parts_, name);
@@ -350,18 +406,20 @@ void Session::watch() {
 void Session::look_for_trouble() {
     while (retire_finished()) {
     }
+    look_at_start();
     const cpu::Call oldest = oldest_call();
     throw_if_lost(parts_, named(oldest));
     if (const auto state = communicator_->state(); state && *state != Code::InProgress)
-        settle(*state, named(oldest));
-    TimePoint started = MonotonicClock::now();
+        settle(*state, named(oldest), MonotonicClock::now());
+    InFlight waited_for;
     {
         const std::lock_guard lock(mutex_);
         if (in_flight_.empty()) return;
-        started = in_flight_.front().started;
+        waited_for = in_flight_.front();
     }
-    if (MonotonicClock::now() < ddprun::deadline_after(started, parts_.timeout)) return;
-    throw TimeoutError(fmt::format("{}: did not finish within {}{}", named(oldest),
+    if (MonotonicClock::now() < ddprun::deadline_after(waited_for.started, parts_.timeout)) return;
+    throw TimeoutError(fmt::format("{}: {} within {}{}", named(waited_for.call),
+                                   waited_for.end->recorded ? "did not finish" : "NCCL did not start it",
                                    ddprun::format_duration(parts_.timeout), why_it_hangs()));
 }
 
@@ -373,7 +431,8 @@ bool Session::retire_finished() {
         if (in_flight_.empty() || broken_) return false;
         oldest = in_flight_.front();
     }
-    const cuda::Code code = oldest.done->query();
+    if (!oldest.end->recorded) return false;
+    const cuda::Code code = oldest.end->event->query();
     if (code == cuda::Code::NotReady) return false;
     if (code != cuda::Code::Success) {
         const std::string what = fmt::format("{}: {} (CUDA error {})", named(oldest.call),
@@ -400,6 +459,7 @@ void Session::clear(void* address, std::size_t bytes) {
 }
 
 void Session::run_on_stream(const char* attempt, const std::function<cuda::Code()>& enqueue) {
+    finish_start();
     const auto ready = events_->take(), done = events_->take();
     ready->record(parts_.user_stream);
     ready->hold_back(stream_);

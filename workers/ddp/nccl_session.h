@@ -8,6 +8,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <thread>
 
 #include "ddp/arena.h"
@@ -37,6 +38,9 @@ struct SessionParts {
 
 /// The collectives of one rank on one communicator: starts them in order on a stream of its own, and watches
 /// them.
+///
+/// NCCL puts a collective on the stream from a thread of its own and returns meanwhile; so does start(). Whoever
+/// comes first waits for that thread: the next start(), a wait() for this one, or the watchdog.
 ///
 /// A watchdog thread looks at the events of what is in flight, at NCCL's asynchronous error, at every
 /// deadline and at the launcher's abort word. The first thing that goes wrong breaks the session: the
@@ -80,10 +84,15 @@ class Session {
     static void throw_if_lost(const SessionParts& parts, const std::string& attempt);
 
   private:
+    /// Where on the stream a collective ends: nowhere yet while NCCL still starts it.
+    struct End {
+        std::shared_ptr<const cuda::Event> event;
+        std::atomic<bool> recorded = false;
+    };
     struct InFlight {
         cpu::Call call;
         ddprun::TimePoint started;
-        std::shared_ptr<const cuda::Event> done;
+        std::shared_ptr<End> end;
         std::shared_ptr<Work::State> work;
         bool captured = false;
     };
@@ -93,9 +102,14 @@ class Session {
     std::exception_ptr try_start(InFlight& operation, const Queue& queue);
     std::shared_ptr<const cuda::Event> take_event(bool captured);
     void put_on_stream(const InFlight& operation, const Enqueue& enqueue);
+    void finish_start(Code code);
+    void finish_start();
+    void look_at_start();
+    void record_end(const InFlight& operation, cuda::Stream stream);
+    void hold_back(const End& end);
     void deregister_all();
     void run_on_stream(const char* attempt, const std::function<cuda::Code()>& enqueue);
-    void settle(Code code, const std::string& name);
+    void settle(Code code, const std::string& name, ddprun::TimePoint started);
     void fail(std::exception_ptr failure);
     void watch();
     void look_away();
@@ -111,6 +125,7 @@ class Session {
     [[nodiscard]] std::string why_it_hangs() const;
     [[nodiscard]] cpu::Call oldest_call() const;
     void leave();
+    void let_user_stream_end(std::chrono::nanoseconds limit) const noexcept;
 
     const SessionParts parts_;
     const std::shared_ptr<Communicator> communicator_;
@@ -119,6 +134,10 @@ class Session {
     std::uint64_t seq_ = 0;
     std::map<std::pair<ddprun::SegmentOp, int>, std::uint64_t> messages_;  ///< by direction and peer
     ddprun::RankLine private_line_{};
+    std::shared_ptr<const End> latest_;  ///< of what was started last, unless a graph's launch waited for it
+
+    std::mutex starting_mutex_;  ///< before mutex_, where both are taken
+    std::optional<InFlight> starting_;
     /// What NCCL made of registrations. It may write that later, and from a thread of its own.
     struct Registered {
         Window window = nullptr;

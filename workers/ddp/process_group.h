@@ -50,6 +50,7 @@ struct ProcessGroupOptions {
     /// where ranks may share devices and there are too few, they go round.
     Device device = {};
     /// cudaStream_t that collectives follow and wait() holds back; null is the default stream. nccl, staged.
+    /// Outlives the group, which waits for it at its end.
     void* stream = nullptr;
     /// Inline runs a collective in the calling thread (best with one core per rank);
     /// Thread runs them, in order, on one progress thread of the group.
