@@ -65,8 +65,9 @@ def ours(options, extra):
         if done.returncode != 0:
             print(f"train {' '.join(extra)} failed with {done.returncode}: {done.stderr.strip()[-2000:]}")
             sys.exit(1)
-        rates = [epoch["samples_per_second"] for epoch in json.loads(Path(log).read_text())["epochs"]]
-        return statistics.median(rates[2:])
+        result = json.loads(Path(log).read_text())
+        options.timings = result.get("timings", [])
+        return statistics.median(epoch["samples_per_second"] for epoch in result["epochs"][2:])
 
 
 class Contestant:
@@ -173,7 +174,7 @@ def main():
         Path(options.json).write_text(json.dumps({
             "gpu": torch.cuda.get_device_name(), "pytorch": torch.__version__, "hidden": options.hidden,
             "precision": options.precision, "batch": options.batch, "samples_per_second": rates,
-            "ratios": ratios, "bars": BARS}, indent=2) + "\n")
+            "ratios": ratios, "bars": BARS, "timings": options.timings}, indent=2) + "\n")
     torch.distributed.destroy_process_group()
 
 

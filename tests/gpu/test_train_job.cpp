@@ -79,6 +79,8 @@ TEST_F(TrainJob, WorkersThatMultiplyInDifferentWaysHaveTheSameBits) {
     const json one = train("one", 1, {"--device=cuda", "--epochs=2"});
     EXPECT_THAT(out_, HasSubstr("fp32, tuned"));
     EXPECT_THAT(out_, HasSubstr("train: timed "));
+    ASSERT_FALSE(one.at("timings").empty());
+    EXPECT_THAT(one.at("timings")[0].at("what").get<std::string>(), HasSubstr(" x "));
     for (const std::string backend : {"nccl", "staged"}) {
         // The second one finds all epilogues slow and takes the algorithm that sums in another order.
         const std::string script =

@@ -539,6 +539,16 @@ TEST(Agreement, SeesThatARankHasReadOtherData) {
         2, [](ddp::ProcessGroup& group) { EXPECT_FALSE(train::agree(group, std::nullopt, 7)); });
 }
 
+TEST(TrainReport, WritesWhatDoesNotExistAsNull) {
+    train::Summary summary;
+    summary.timings = {{"product 1 x 2 x 3, epilogue 4", {train::kNever, 0.5, 0.25}, 2}};
+    const std::string json = train::to_json(summary);
+    EXPECT_NE(json.find("product 1 x 2 x 3, epilogue 4"), std::string::npos) << json;
+    EXPECT_NE(json.find("null"), std::string::npos) << json;
+    EXPECT_NE(json.find("\"taken\": 2"), std::string::npos) << json;
+    EXPECT_EQ(json.find("inf"), std::string::npos) << json;
+}
+
 TEST(TrainReport, WritesNumbersForPeopleAndPrograms) {
     EXPECT_EQ(train::grouped(0), "0");
     EXPECT_EQ(train::grouped(999), "999");

@@ -6,8 +6,10 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <vector>
 
 #include "ddp/process_group.h"
+#include "tuning.h"
 
 namespace train {
 
@@ -62,6 +64,8 @@ class Compute {
     [[nodiscard]] virtual std::string describe() const = 0;
     /// What a rehearsal has come to, as a sentence; "" while there is nothing to say.
     [[nodiscard]] virtual std::string describe_tuning() const { return ""; }
+    /// The same in all detail.
+    [[nodiscard]] virtual std::vector<Timing> timings() const { return {}; }
 
     /// Zeroed, 64-byte aligned or better.
     virtual Memory allocate(std::size_t bytes) = 0;

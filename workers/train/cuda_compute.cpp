@@ -3,6 +3,7 @@
 #include <fmt/core.h>
 
 #include <algorithm>
+#include <cmath>
 #include <compare>
 #include <functional>
 #include <map>
@@ -152,6 +153,29 @@ struct Task {
 constexpr std::size_t kLinearWithMask = 0, kLinearFused = 1, kLinearPlain = 2, kLinearWays = 3;
 constexpr std::size_t kGradientFused = 0, kGradientPlain = 1, kGradientWays = 2;
 
+const char* name_of(Task::What what) {
+    switch (what) {
+        case Task::What::Linear:
+            return "linear (-, epilogue, kernel)";
+        case Task::What::LinearWithRelu:
+            return "linear with ReLU (mask, epilogue, kernel)";
+        case Task::What::LinearGradients:
+            return "gradient of weight and bias (epilogue, kernel)";
+        case Task::What::InputGradient:
+            return "gradient of input (-, kernel)";
+        case Task::What::InputGradientByMask:
+            return "gradient of input (mask, kernel)";
+    }
+    return "?";
+}
+
+/// The last way is the fastest, and not for want of another.
+bool is_plain(const std::vector<double>& times) {
+    const std::size_t last = times.size() - 1;
+    return fastest(times) == last &&
+           std::isfinite(*std::min_element(times.begin(), times.begin() + static_cast<std::ptrdiff_t>(last)));
+}
+
 class CudaCompute final : public Compute {
   public:
     CudaCompute(std::shared_ptr<const ddp::cuda::Gpu> gpu, std::shared_ptr<const lt::Api> cublaslt,
@@ -183,15 +207,21 @@ class CudaCompute final : public Compute {
     }
     std::string describe_tuning() const override {
         if (!tuner_ || products_.tuned().kinds == 0) return "";
-        const auto plain = std::count_if(times_.begin(), times_.end(), [](const auto& task) {
-            return fastest(task.second) == task.second.size() - 1 &&
-                   *std::min_element(task.second.begin(), task.second.end() - 1) != kNever;
-        });
         return fmt::format(
             "timed {} kinds of products in {:.1f} s: {} by another algorithm than cuBLASLt's first, {} with "
             "a "
             "kernel after them instead of an epilogue",
-            products_.tuned().kinds, tuner_->seconds(), products_.tuned().moved, plain);
+            products_.tuned().kinds, tuner_->seconds(), products_.tuned().moved,
+            std::count_if(times_.begin(), times_.end(),
+                          [](const auto& task) { return is_plain(task.second); }));
+    }
+    std::vector<Timing> timings() const override {
+        std::vector<Timing> all = products_.timings();
+        for (const auto& [task, times] : times_)
+            all.push_back({fmt::format("{} {} x {} x {}", name_of(task.what), task.product.m, task.product.n,
+                                       task.product.k),
+                           times, fastest(times)});
+        return all;
     }
 
     Memory allocate(std::size_t bytes) override {

@@ -57,7 +57,7 @@ bool is_refusal(lt::Code code) {
 }
 
 std::string describe(const Product::Kind& kind) {
-    return fmt::format("multiplying matrices ({} x {} x {}, epilogue {})", kind.m, kind.n, kind.k,
+    return fmt::format("product {} x {} x {}, epilogue {}", kind.m, kind.n, kind.k,
                        static_cast<int>(kind.epilogue));
 }
 
@@ -136,19 +136,20 @@ class Products::Plan {
     /// that runs.
     bool tune(Products& owner, const Product& product, Tuner& tuner) {
         is_tuned_ = true;
-        const std::vector<double> times = tuner.time(
-            algorithms_.size(), [&](std::size_t i) { return attempt(owner, product, algorithms_[i]); });
-        const std::size_t best = fastest(times);
+        times_ = tuner.time(algorithms_.size(),
+                            [&](std::size_t i) { return attempt(owner, product, algorithms_[i]); });
+        const std::size_t best = fastest(times_);
         std::vector<lt::Algorithm> left;
         bool is_moved = false;
         for (std::size_t i = 0; i < algorithms_.size(); ++i) {
-            if (times[i] == kNever) continue;
+            if (times_[i] == kNever) continue;
             if (i == best) is_moved = !left.empty();
             left.insert(i == best ? left.begin() : left.end(), algorithms_[i]);
         }
         algorithms_ = std::move(left);
         return is_moved;
     }
+    [[nodiscard]] Timing timing() const { return {describe(kind_), times_, fastest(times_)}; }
 
   private:
     bool attempt(Products& owner, const Product& product, const lt::Algorithm& algorithm) const {
@@ -180,6 +181,7 @@ class Products::Plan {
     lt::MatmulDesc desc_ = nullptr;
     lt::Layout a_ = nullptr, b_ = nullptr, d_ = nullptr;
     std::vector<lt::Algorithm> algorithms_;
+    std::vector<double> times_;  ///< of those that the library had found
     bool is_tuned_ = false;
 };
 
@@ -216,6 +218,14 @@ Products::Plan& Products::plan_for(const Product& product) {
     }
     plan->point(product.bias, product.aux);
     return *plan;
+}
+
+std::vector<Timing> Products::timings() const {
+    std::vector<Timing> all;
+    for (const auto& [kind, plan] : plans_) {
+        if (plan->is_tuned()) all.push_back(plan->timing());
+    }
+    return all;
 }
 
 bool Products::multiply(const Product& product) {

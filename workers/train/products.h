@@ -5,10 +5,12 @@
 #include <map>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "cublaslt_api.h"
 #include "ddp/cuda/memory.h"
 #include "tuner.h"
+#include "tuning.h"
 
 namespace train {
 
@@ -65,6 +67,8 @@ class Products {
         std::size_t moved = 0;  ///< those for which the library would have taken another algorithm first
     };
     [[nodiscard]] Tuned tuned() const { return tuned_; }
+    /// Of the algorithms of each kind.
+    [[nodiscard]] std::vector<Timing> timings() const;
 
   private:
     class Plan;

@@ -36,12 +36,19 @@ std::string to_json(const Summary& summary) {
              {"communication_share", r.communication_share ? nlohmann::ordered_json(*r.communication_share)
                                                            : nlohmann::ordered_json()}});
     }
+    nlohmann::ordered_json timings = nlohmann::ordered_json::array();
+    for (const Timing& timing : summary.timings) {
+        // What does not exist is null: JSON has no infinite numbers.
+        timings.push_back(
+            {{"what", timing.what}, {"milliseconds", timing.milliseconds}, {"taken", timing.taken}});
+    }
     const nlohmann::ordered_json json = {{"world_size", summary.world_size},
                                          {"epochs", epochs},
                                          {"held_out_accuracy", summary.held_out_accuracy},
                                          {"seconds", summary.seconds},
                                          {"parameters_sha256", summary.digest},
-                                         {"checkpoint", summary.checkpoint}};
+                                         {"checkpoint", summary.checkpoint},
+                                         {"timings", timings}};
     return json.dump(2, ' ', false, nlohmann::ordered_json::error_handler_t::replace) + "\n";
 }
 

@@ -249,6 +249,7 @@ Summary Trainer::run(const std::string& run_id) {
     summary.held_out_accuracy = held_out_accuracy();
     summary.digest = learner_.verify_equal_parameters();
     summary.seconds = seconds_since(start);
+    summary.timings = station_.compute->timings();
     say(fmt::format("train: held-out accuracy {:.1f} % after {} epochs in {:.1f} s",
                     100 * summary.held_out_accuracy, epoch_, summary.seconds));
     say(fmt::format("train: parameters are bitwise equal on {} worker{}, sha256 {}", summary.world_size,

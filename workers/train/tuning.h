@@ -3,6 +3,7 @@
 #include <cstddef>
 #include <limits>
 #include <span>
+#include <string>
 #include <vector>
 
 /// What is made of measured times: which of several ways to one result is gone. No clock here: see tuner.h.
@@ -10,6 +11,13 @@ namespace train {
 
 /// The time of a way that does not exist.
 inline constexpr double kNever = std::numeric_limits<double>::infinity();
+
+/// What was measured, for whoever wants to know why a training is as fast as it is.
+struct Timing {
+    std::string what;                  ///< "product 4096 x 8192 x 784, epilogue 134"
+    std::vector<double> milliseconds;  ///< of each way, in the order of preference; kNever: does not exist
+    std::size_t taken = 0;
+};
 
 /// The first one that is as good as the fastest: measured times are never quite the same, and what comes
 /// first was expected to be best. 0 when none exists.
