@@ -1,5 +1,7 @@
 #include <gtest/gtest.h>
 
+#include <future>
+
 #include "ddp/cuda/device_kernels.h"
 #include "ddp/cuda/graph.h"
 #include "tests/workers/cuda_fixture.h"
@@ -62,6 +64,35 @@ TEST(Capture, RefusesToWaitForTheDeviceOrToAllocate) {
     EXPECT_THROW(ddp::cuda::DeviceMemory(gpu(), 16), ddp::Error);
     EXPECT_THROW(stream.synchronize(), ddp::Error);
     EXPECT_THROW((void)capture.end(), ddp::Error);
+}
+
+TEST(Capture, LeavesOtherThreadsFreeToAllocateAndToAskEvents) {
+    const OwnedStream stream(gpu());
+    const OnDevice<float> values(gpu(), {3}, DType::F32);
+    Capture capture(gpu(), stream.get());
+    std::async(std::launch::async, [] {
+        const OwnedStream own(gpu());
+        const ddp::cuda::DeviceMemory memory(gpu(), 1000);
+        const Event cleared(gpu()->shared_api());
+        memory.clear(own.get());
+        cleared.record(own.get());
+        cleared.synchronize();
+        EXPECT_EQ(cleared.query(), ddp::cuda::Code::Success);
+    }).get();
+    DeviceKernels::of(gpu()).scale_cast(values.buffer(), values.buffer(), 5, stream.get());
+    capture.end()->launch(stream.get());
+    EXPECT_EQ(values.values(stream.get()), std::vector<float>{15});
+}
+
+TEST(Capture, CannotBeEndedByAnotherThread) {
+    const OwnedStream stream(gpu());
+    Capture capture(gpu(), stream.get());
+    ddp::cuda::GraphHandle graph = nullptr;
+    std::async(std::launch::async, [&] {
+        gpu()->make_current();
+        EXPECT_NE(gpu()->api().stream_end_capture(stream.get(), &graph), ddp::cuda::Code::Success);
+    }).get();
+    EXPECT_EQ(graph, nullptr);
 }
 
 TEST(Capture, ThrowsAwayWhatNobodyEnded) {

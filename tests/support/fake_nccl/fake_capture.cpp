@@ -5,12 +5,6 @@
 
 namespace fake {
 
-namespace {
-
-constexpr int kUnmatched = 903, kUnjoined = 904;
-
-}  // namespace
-
 Capture::Capture(std::shared_ptr<Stream> origin) { members_.push_back(std::move(origin)); }
 
 void Capture::record(const Stream& stream, std::function<void()> task) {
@@ -44,11 +38,12 @@ void Capture::invalidate(int code) {
 
 int Capture::end(const Stream& ending, Tasks& tasks) {
     const std::lock_guard lock(mutex_);
-    if (&ending != members_.front().get()) return kUnmatched;
+    if (beginner_ != std::this_thread::get_id()) return kCaptureWrongThread;
+    if (&ending != members_.front().get()) return kCaptureUnmatched;
     for (const auto& member : members_) member->set_capture(nullptr);
     Clock& known = clocks_[&ending];
     for (const auto& member : members_) {
-        if (known[member.get()] < clocks_[member.get()][member.get()]) invalid_ = kUnjoined;
+        if (known[member.get()] < clocks_[member.get()][member.get()]) invalid_ = kCaptureUnjoined;
     }
     members_.clear();
     tasks = std::move(tasks_);

@@ -25,11 +25,13 @@ class Capture {
     void join(const std::shared_ptr<Stream>& stream, const Clock& event,
               const std::shared_ptr<Capture>& self);
     void invalidate(int code);
-    /// Lets all streams go. 0, or why there is no graph.
+    /// Lets all streams go. 0, or why there is no graph. By the thread that began it, on the stream where it
+    /// began: else nothing happens.
     int end(const Stream& ending, Tasks& tasks);
 
   private:
     std::mutex mutex_;
+    const std::thread::id beginner_ = std::this_thread::get_id();
     std::vector<std::shared_ptr<Stream>> members_;  ///< the origin first
     std::map<const Stream*, Clock> clocks_;
     Tasks tasks_;

@@ -10,14 +10,23 @@
 #include <memory>
 #include <mutex>
 #include <thread>
+#include <vector>
 
 /// Streams over host memory: each runs what it is given, in order, on a thread of its own.
 namespace fake {
+
+/// cudaError_t, as far as the fake answers with it.
+inline constexpr int kInvalidValue = 1, kMemoryAllocation = 2, kNoDevice = 100, kInvalidDevice = 101,
+                     kInvalidHandle = 400, kNotReady = 600, kHostMemoryAlreadyRegistered = 712,
+                     kHostMemoryNotRegistered = 713, kNotSupported = 801, kCaptureUnsupported = 900,
+                     kCaptureInvalidated = 901, kCaptureUnmatched = 903, kCaptureUnjoined = 904,
+                     kCaptureIsolation = 905, kCapturedEvent = 907, kCaptureWrongThread = 908;
 
 class Capture;
 
 class Stream {
   public:
+    /// On the calling thread's device.
     static std::shared_ptr<Stream> start();
     /// Runs it behind everything before it; while the stream is captured, only records it.
     void post(std::function<void()> task);
@@ -27,6 +36,7 @@ class Stream {
     void close();
     [[nodiscard]] bool is_closed() const;
     std::thread::id maker;
+    int device = 0;
     std::atomic<int> error{0};  ///< what events recorded from now on answer; 0 none
 
     /// Of a task that is running: a device would have taken so much longer. Events count it, nobody waits.
@@ -51,6 +61,10 @@ inline constexpr std::chrono::milliseconds kPretendedUnit{1'000'000};
 
 /// The stream behind a cudaStream_t; null is the default stream of the calling thread's device.
 std::shared_ptr<Stream> stream_of(void* handle);
+/// Every stream there is now.
+std::vector<std::shared_ptr<Stream>> all_streams();
+/// Waits until it has run everything that it was given so far. What went wrong on it.
+int drain(Stream& stream);
 
 /// The calling thread's device.
 int current_device();
@@ -59,11 +73,18 @@ int device_count();
 /// Of a kernel, by the calling thread.
 void count_launch();
 
-/// Memory that counts as a device's, or as page-locked: copies to and from any other block the caller.
-enum class Memory { Device, Pinned };
+/// Memory that counts as a device's, or as page-locked (by cudaHostAlloc; by cudaHostRegister): copies to and
+/// from any other block the caller.
+enum class Memory { Device, Pinned, Registered };
 void* allocate(std::size_t bytes, Memory kind);
 void release(void* address);
-/// Once every stream has done what it was given so far: cudaFree waits for the device, this does not.
-void release_when_idle(void* address);
+/// Once every stream has done what it was given so far: cudaFree waits for the device, this does not. False:
+/// that is no address of an allocation of this kind.
+bool release_when_idle(void* address, Memory kind);
+/// Page-locks memory of somebody else's; cudaError_t.
+int lock_pages(void* address, std::size_t bytes);
+int unlock_pages(void* address);
+/// Whether a copy need not wait for it: a device's, or page-locked.
+bool is_copied_without_waiting(const void* address);
 
 }  // namespace fake

@@ -6,10 +6,12 @@
 #include "ddp/cuda/host_kernel.h"
 #include "tests/support/fake_nccl/fake_cuda.h"
 #include "tests/support/fake_nccl/fake_trace.h"
+#include "tests/support/fake_nccl/thread_state.h"
 
 namespace {
 
-constexpr int kInvalidValue = 1, kInvalidDevice = 101, kNotFound = 500;
+constexpr int kInvalidContext = 201, kNotFound = 500;
+using fake::kInvalidDevice, fake::kInvalidHandle, fake::kInvalidValue;
 
 /// No result may depend on how many threads there are, so a few do: enough to show a kernel that forgets to
 /// share the work, or does some of it twice.
@@ -64,10 +66,13 @@ int cuLaunchKernel(void* function, unsigned grid_x, unsigned grid_y, unsigned gr
     const bool as_libddp_does = grid_x > 0 && grid_y == 1 && grid_z == 1 && block_x == 256 && block_y == 1 &&
                                 block_z == 1 && shared_bytes == 0 && extra == nullptr;
     if (!as_libddp_does) return kInvalidValue;
+    if (!fake::this_thread().has_context) return kInvalidContext;
+    const std::shared_ptr<fake::Stream> on = fake::stream_of(stream);
+    if (on->device != fake::current_device()) return kInvalidHandle;
+    if (const int lost = fake::lost_device()) return lost;
     const auto* const kernel = static_cast<const ddp::device::HostKernel*>(function);
     fake::count_launch();
     const fake::TracedCall traced("cuLaunchKernel", kernel->name());
-    const std::shared_ptr<fake::Stream> on = fake::stream_of(stream);
     on->post([one = kernel->bind(arguments), weak = std::weak_ptr(on)] {
         run_threads(one);
         if (const auto running = weak.lock()) running->spend(kUnits * fake::kPretendedUnit);
@@ -88,8 +93,17 @@ int cuGetErrorString(int code, const char** text) {
         case kInvalidDevice:
             *text = "invalid device ordinal";
             return 0;
+        case kInvalidContext:
+            *text = "invalid device context";
+            return 0;
+        case kInvalidHandle:
+            *text = "invalid resource handle";
+            return 0;
         case kNotFound:
             *text = "named symbol not found";
+            return 0;
+        case 700:
+            *text = "an illegal memory access was encountered";
             return 0;
         default:
             return kInvalidValue;
