@@ -9,6 +9,7 @@
 namespace {
 
 using ddp::DType;
+using ddp::cuda::Code;
 using ddp::cuda::DeviceMemory;
 using ddp::cuda::Event;
 using ddp::cuda::Gpu;
@@ -29,6 +30,7 @@ TEST(DeviceMemory, NamesTheSizeTheDeviceAndWhatIsFreeWhenItCannotBeHad) {
                                           "\\([0-9]+ of [0-9]+ MiB are free\\): out of memory .*"));
     }
     // The failure is over: what comes next is not blamed for it.
+    EXPECT_EQ(gpu()->api().get_last_error(), Code::Success);
     EXPECT_NO_THROW(DeviceMemory(gpu(), 16).clear(nullptr));
     EXPECT_NO_THROW(ddp::cuda::synchronize(*gpu(), nullptr));
 }
@@ -69,6 +71,20 @@ TEST(Event, TellsTheTimeBetweenTwoPointsOfAStream) {
     end.synchronize();
     EXPECT_EQ(end.query(), ddp::cuda::Code::Success);
     EXPECT_GT(end.milliseconds_since(begin), 0);
+}
+
+TEST(Event, ThatWasNotReachedYetIsNoErrorOfTheThreadThatAsks) {
+    const OwnedStream stream(gpu());
+    const DeviceMemory memory(gpu(), 64 << 20);
+    const Event end(gpu()->shared_api());
+    for (int t = 0; t < 20; ++t) memory.clear(stream.get());
+    end.record(stream.get());
+    int not_ready = 0;
+    for (Code code = Code::NotReady; code == Code::NotReady; ++not_ready) {
+        code = end.query();
+        ASSERT_EQ(gpu()->api().get_last_error(), Code::Success) << not_ready;
+    }
+    EXPECT_GT(not_ready, 1) << "the device was too quick for this test";
 }
 
 TEST(HostCopies, BringDeviceTensorsToTheHostAndBackAndLeaveHostTensorsWhereTheyAre) {

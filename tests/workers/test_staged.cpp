@@ -7,6 +7,7 @@
 
 #include <atomic>
 #include <cstring>
+#include <future>
 #include <thread>
 
 #include "ddp/staged_group.h"
@@ -272,6 +273,47 @@ TEST(Staged, AFaultOfTheDeviceIsNamedAndEndsTheGroup) {
         {.own_streams = true});
     EXPECT_THAT(message_of(failures[0]),
                 HasSubstr("rank 0: all_reduce: an illegal memory access was encountered (CUDA error 700)"));
+}
+
+/// An environment variable for the life of this object.
+class Variable {
+  public:
+    Variable(const char* name, const char* value) : name_(name) { ::setenv(name, value, 1); }
+    ~Variable() { ::unsetenv(name_); }
+    Variable(const Variable&) = delete;
+    Variable& operator=(const Variable&) = delete;
+
+  private:
+    const char* name_;
+};
+
+TEST(Staged, GoesThroughThePoolWhereSharedMemoryCannotBePageLockedAndLeavesNoErrorBehind) {
+    const Variable refuse("FAKE_CUDA_HOST_REGISTER", "refuse");
+    const auto cuda = cuda::api_from(fake_library());
+    expect_all_well(staged_failures_of(2, [&](ProcessGroup& group) {
+        const Buffer buffer = device_copy(group, Bytes(12, std::byte{1}), DType::U8);
+        EXPECT_EQ(cuda->get_last_error(), cuda::Code::Success);
+        group.all_reduce(buffer).synchronize();
+        EXPECT_EQ(bytes_of(buffer), Bytes(12, std::byte{2}));
+    }));
+}
+
+TEST(Staged, TakesCallsFromAThreadThatWorksOnAnotherDeviceAndLeavesItThere) {
+    const auto cuda = cuda::api_from(fake_library());
+    const auto reduce = [&](ProcessGroup& group) {
+        cuda->set_device(1);
+        const Buffer buffer = device_copy(group, Bytes(12, std::byte{1}), DType::U8);
+        group.all_reduce(buffer).wait();
+        group.barrier();
+        EXPECT_EQ(bytes_of(buffer), Bytes(12, std::byte{2}));
+        int device = 0;
+        cuda->get_device(&device);
+        EXPECT_EQ(device, 1);
+    };
+    expect_all_well(staged_failures_of(
+        2,
+        [&](ProcessGroup& group) { std::async(std::launch::async, [&] { reduce(group); }).get(); },
+        {.own_streams = true}));
 }
 
 // ---- ranks as processes

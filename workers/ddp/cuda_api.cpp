@@ -87,14 +87,32 @@ std::string Api::explain(Code code) const {
     runtime_get_version(&runtime);
     driver_get_version(&driver);
     const std::string advice = advice_for(static_cast<int>(code), runtime, driver);
-    return fmt::format("{} (CUDA error {}){}{}", get_error_string(code), static_cast<int>(code), advice.empty() ? "" : ": ", advice);
+    return fmt::format("{} (CUDA error {}){}{}", get_error_string(code), static_cast<int>(code),
+                       advice.empty() ? "" : ": ", advice);
 }
 
 void Api::check(Code code, const char* attempt) const {
     if (code == Code::Success) return;
     const std::string what = fmt::format("{}: {}", attempt, explain(code));
+    get_last_error();
     note_device_error(DeviceLibrary::Cuda, what);
     throw ddp::Error(what);
+}
+
+bool Api::succeeded(Code code) const {
+    if (code != Code::Success) get_last_error();
+    return code == Code::Success;
+}
+
+DeviceScope::DeviceScope(const Api& api, int device) : api_(api) {
+    // Where even this fails the device is lost, and the call that follows says so under its own name.
+    if (!api_.succeeded(api_.get_device(&before_)) || before_ == device) return;
+    api_.check(api_.set_device(device), "choosing a CUDA device");
+    changed_ = true;
+}
+
+DeviceScope::~DeviceScope() {
+    if (changed_) static_cast<void>(api_.succeeded(api_.set_device(before_)));
 }
 
 Event::Event(std::shared_ptr<const Api> api, unsigned flags) : api_(std::move(api)) {
@@ -111,7 +129,12 @@ void Event::hold_back(Stream stream) const {
     api_->check(api_->stream_wait_event(stream, event_, 0), "making a CUDA stream wait");
 }
 
-Code Event::query() const { return api_->event_query(event_); }
+Code Event::query() const {
+    const Code code = api_->event_query(event_);
+    // CUDA keeps it as the thread's last error, like any other.
+    if (code == Code::NotReady) api_->get_last_error();
+    return code;
+}
 
 void Event::synchronize() const { api_->check(api_->event_synchronize(event_), "waiting for a CUDA event"); }
 

@@ -74,8 +74,28 @@ struct Api {
 
     /// "out of memory (CUDA error 2): the device's memory is full: ...": CUDA's words, and what to do.
     [[nodiscard]] std::string explain(Code code) const;
-    /// Throws ddp::Error "<attempt>: <CUDA's explanation>" unless the code is Success.
+    /// Throws ddp::Error "<attempt>: <CUDA's explanation>" unless the code is Success. A failure is told
+    /// here, and is not the thread's last error any more.
     void check(Code code, const char* attempt) const;
+    /// Whether a call that may be refused was not. A refusal is not left behind either: the program would
+    /// find it with its own cudaGetLastError, and blame its last launch.
+    [[nodiscard]] bool succeeded(Code code) const;
+};
+
+/// For the life of this object the calling thread's CUDA calls are for that device: events, memory and the
+/// default stream belong to the one that is current. Costs next to nothing when it is the current one anyway.
+class DeviceScope {
+  public:
+    /// Throws Error with CUDA's reason.
+    DeviceScope(const Api& api, int device);
+    ~DeviceScope();
+    DeviceScope(const DeviceScope&) = delete;
+    DeviceScope& operator=(const DeviceScope&) = delete;
+
+  private:
+    const Api& api_;
+    int before_ = 0;
+    bool changed_ = false;
 };
 
 /// DDP_CUDART_LIBRARY, else libcudart.so.13, .12, .11.0. Error: NotFound, Mismatch naming what it lacks.
@@ -93,7 +113,7 @@ class Event {
     void record(Stream stream) const;
     /// Work that `stream` is given from now on begins after this point.
     void hold_back(Stream stream) const;
-    /// Success, NotReady, or what went wrong on the device.
+    /// Success, NotReady, or what went wrong on the device. NotReady is no error of the thread's afterwards.
     [[nodiscard]] Code query() const;
     /// Blocks until the last recording is reached. Throws Error with what went wrong on the device.
     void synchronize() const;

@@ -154,7 +154,7 @@ void announce(const Node& node, const ProcessGroup& group, const std::string& ch
 int choose_device(const cuda::Api& cuda, const WorkerEnv& env, const Device& wanted, Sharing sharing) {
     int count = 0;
     const cuda::Code code = cuda.get_device_count(&count);
-    if (code != cuda::Code::Success) {
+    if (!cuda.succeeded(code)) {
         throw InvalidInput(fmt::format("rank {}: counting CUDA devices: {}", env.rank, cuda.explain(code)));
     }
     int device = wanted.index >= 0 ? wanted.index : env.local_rank;

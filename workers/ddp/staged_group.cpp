@@ -34,7 +34,7 @@ struct Region {
                     fmt::format("allocating {} on the device", ddprun::format_bytes(bytes)).c_str());
         device = static_cast<std::byte*>(address);
         // Where it cannot be page-locked, buffers go through the pool like any other.
-        is_pinned = !host.empty() && cuda->host_register(host.data(), host.size(), 0) == cuda::Code::Success;
+        is_pinned = !host.empty() && cuda->succeeded(cuda->host_register(host.data(), host.size(), 0));
     }
     ~Region() {
         if (is_pinned) cuda->host_unregister(host.data());
@@ -174,6 +174,7 @@ class StagedGroup final : public ProcessGroup {
     std::span<std::byte> allocate_shared(std::size_t bytes) override {
         std::span<std::byte> host;
         run("allocate_shared", [&] { host = backend_.allocate_shared(bytes); });
+        const cuda::DeviceScope here(*parts_.cuda, parts_.device);
         const auto& region = regions_.emplace_back(std::make_unique<Region>(parts_.cuda, host));
         queue_->clear(region->device, bytes);
         return {region->device, bytes};

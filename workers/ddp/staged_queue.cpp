@@ -128,6 +128,8 @@ Queue::~Queue() {
 }
 
 Work Queue::start(std::string name, std::vector<Part> parts, std::function<void()> collective) {
+    // Whoever calls may work on another device, or be a thread that never chose one.
+    const cuda::DeviceScope here(*parts_.cuda, parts_.device);
     const auto operation = std::make_shared<Operation>(parts_.cuda);
     operation->name = std::move(name);
     operation->parts = std::move(parts);

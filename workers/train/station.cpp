@@ -31,7 +31,7 @@ CudaFacts count_devices(int local_rank) {
         return facts;
     }
     const ddp::cuda::Code code = cuda->get_device_count(&facts.devices);
-    if (code != ddp::cuda::Code::Success)
+    if (!cuda->succeeded(code))
         facts.problem = fmt::format("counting CUDA devices: {}", cuda->explain(code));
     else if (facts.devices < 1) facts.problem = "there is no CUDA device";
     return facts;

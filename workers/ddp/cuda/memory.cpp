@@ -10,7 +10,7 @@ namespace {
 
 std::string free_memory(const Api& api) {
     std::size_t free = 0, total = 0;
-    if (api.mem_get_info(&free, &total) != Code::Success) return "how much is free is not known";
+    if (!api.succeeded(api.mem_get_info(&free, &total))) return "how much is free is not known";
     return fmt::format("{} of {} MiB are free", free >> 20, total >> 20);
 }
 
@@ -25,7 +25,6 @@ DeviceMemory::DeviceMemory(std::shared_ptr<const Gpu> gpu, std::size_t bytes)
     if (code != Code::Success) {
         const std::string attempt =
             fmt::format("allocating {} bytes on CUDA device {} ({})", bytes, gpu_->index(), free_memory(api));
-        api.get_last_error();  // it was told here; a later launch is not to blame
         api.check(code, attempt.c_str());
     }
     memory_ = static_cast<std::byte*>(address);
