@@ -23,6 +23,10 @@ TEST(CudaAdvice, NamesTheRemedyOfWhatOtherErrorsMean) {
     EXPECT_THAT(advice_for(214, 13000, 13000), HasSubstr("out of service"));
     EXPECT_THAT(advice_for(802, 13000, 13000), HasSubstr("nvidia-fabricmanager"));
     EXPECT_THAT(advice_for(803, 13000, 13000), HasSubstr("reboot"));
+    for (const int crash : {700, 716, 719})
+        EXPECT_THAT(advice_for(crash, 13000, 13000), HasSubstr("one before it; compute-sanitizer"));
+    EXPECT_THAT(advice_for(807, 13000, 13000), HasSubstr("nvidia-cuda-mps-control -d"));
+    EXPECT_THAT(advice_for(809, 13000, 13000), HasSubstr("fewer workers per GPU"));
 }
 
 TEST(CudaAdvice, IsSilentWhereCudasOwnWordsAreEnough) { EXPECT_EQ(advice_for(1, 13000, 13000), ""); }

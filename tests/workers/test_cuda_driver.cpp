@@ -1,5 +1,9 @@
 #include <gtest/gtest.h>
 
+#include <optional>
+
+#include "ddp/cuda/graph.h"
+#include "ddp/cuda/memory.h"
 #include "ddp/cuda/module.h"
 #include "ddp/types.h"
 #include "tests/workers/nccl_world.h"
@@ -49,6 +53,66 @@ TEST(CudaApi, HasGraphsOnlyWhenItHasAllOfThem) {
     EXPECT_TRUE(ddp::cuda::api_from(fake_library())->has_graphs());
     for (const char* name : {"cudaStreamBeginCapture", "cudaGraphLaunch", "cudaGraphExecDestroy"})
         EXPECT_FALSE(ddp::cuda::api_from(fake_without({name}))->has_graphs()) << name;
+}
+
+/// The device is lost for the life of this object, as after an illegal access.
+class LostDevice {
+  public:
+    LostDevice() { lose(700); }
+    ~LostDevice() { lose(0); }
+    LostDevice(const LostDevice&) = delete;
+    LostDevice& operator=(const LostDevice&) = delete;
+
+  private:
+    static void lose(int code) {
+        reinterpret_cast<int (*)(int)>(fake_library().resolve("fake_cuda_lose_device"))(code);
+    }
+};
+
+TEST(Cuda, WhatBelongsToALostDeviceGoesWithoutAWord) {
+    const auto gpu = Gpu::of(0);
+    std::optional<LostDevice> lost;
+    {
+        const ddp::cuda::OwnedStream stream(gpu);
+        const ddp::cuda::DeviceMemory memory(gpu, 100);
+        const ddp::cuda::PinnedMemory pinned(gpu, 100);
+        const ddp::cuda::Event event(gpu->shared_api());
+        ddp::cuda::Capture capture(gpu, stream.get());
+        memory.clear(stream.get());
+        const auto graph = capture.end();
+        lost.emplace();
+        EXPECT_EQ(event.query(), ddp::cuda::Code{700});
+        EXPECT_EQ(
+            failure_of([&] { stream.synchronize(); }),
+            "waiting for a CUDA stream: an illegal memory access was encountered (CUDA error 700): a kernel "
+            "crashed, this one or one before it; compute-sanitizer finds where");
+    }
+    lost.reset();
+}
+
+TEST(Cuda, AnEventOfOneDeviceIsNotRecordedOnAnother) {
+    const ddp::cuda::OwnedStream there(Gpu::of(1));
+    const auto gpu = Gpu::of(0);
+    gpu->make_current();
+    const ddp::cuda::Event here(gpu->shared_api());
+    EXPECT_EQ(failure_of([&] { here.record(there.get()); }),
+              "recording a CUDA event: invalid resource handle (CUDA error 400)");
+    EXPECT_EQ(gpu->api().get_last_error(), ddp::cuda::Code::Success);
+}
+
+TEST(DeviceScope, ChangesTheDeviceForItsLife) {
+    const auto gpu = Gpu::of(0);
+    gpu->make_current();
+    int device = -1;
+    {
+        const ddp::cuda::DeviceScope there(gpu->api(), 1);
+        gpu->api().get_device(&device);
+        EXPECT_EQ(device, 1);
+    }
+    gpu->api().get_device(&device);
+    EXPECT_EQ(device, 0);
+    EXPECT_EQ(failure_of([&] { ddp::cuda::DeviceScope(gpu->api(), 99); }),
+              "choosing a CUDA device: invalid device ordinal (CUDA error 101)");
 }
 
 TEST(Gpu, NamesADeviceThatIsNotThere) {

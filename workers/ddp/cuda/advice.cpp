@@ -37,8 +37,10 @@ std::string advice_for(int code, int runtime, int driver) {
             return "the device's memory is defective: take it out of service (ddprun doctor)";
         case 222:
             return "the driver is older than the toolkit that made the program's PTX: update the driver";
+        case 700:
+        case 716:
         case 719:
-            return "a kernel crashed; compute-sanitizer finds where";
+            return "a kernel crashed, this one or one before it; compute-sanitizer finds where";
         case 802:
             return "on an NVSwitch machine the fabric manager must run: systemctl status "
                    "nvidia-fabricmanager";
@@ -48,6 +50,17 @@ std::string advice_for(int code, int runtime, int driver) {
         case 804:
             return "this GPU does not take the CUDA compatibility package: update the driver, or remove the "
                    "package from LD_LIBRARY_PATH";
+        case 805:
+        case 806:
+        case 807:
+            return "the MPS server does not answer: nvidia-cuda-mps-control -d on this node, or unset "
+                   "CUDA_MPS_PIPE_DIRECTORY";
+        case 808:
+        case 809:
+            return "the MPS server takes no more clients: fewer workers per GPU";
+        case 900:
+        case 906:
+            return "between the begin and the end of a capture nothing may wait, allocate or ask";
         default:
             return "";
     }

@@ -4,6 +4,7 @@
 
 #include <vector>
 
+#include "ddp/cuda/advice.h"
 #include "ddp/device_error.h"
 #include "ddp/types.h"
 #include "env/text.h"
@@ -44,8 +45,10 @@ Result<DriverApi> load_driver_api() {
 std::string DriverApi::explain(DriverCode code) const {
     const char* text = nullptr;
     get_error_string(code, &text);
-    return fmt::format("{} (CUDA driver error {})", text != nullptr ? text : "unknown error",
-                       static_cast<int>(code));
+    // Its numbers are the runtime's, as far as there is advice.
+    const std::string advice = advice_for(static_cast<int>(code), 0, 0);
+    return fmt::format("{} (CUDA driver error {}){}{}", text != nullptr ? text : "unknown error",
+                       static_cast<int>(code), advice.empty() ? "" : ": ", advice);
 }
 
 void DriverApi::check(DriverCode code, const std::string& attempt) const {

@@ -36,7 +36,7 @@ struct DriverApi {
 
     /// Throws ddp::Error "<attempt>: <the driver's explanation>" unless the code is Success.
     void check(DriverCode code, const std::string& attempt) const;
-    /// "no kernel image is available for execution on the device (CUDA driver error 209)"
+    /// "no kernel image is available for execution on the device (CUDA driver error 209): <what to do>"
     [[nodiscard]] std::string explain(DriverCode code) const;
 };
 
