@@ -195,6 +195,25 @@ TEST(DeviceReducer, DoesNotWaitForTheDeviceAfterTheFirstStep) {
     });
 }
 
+TEST(DeviceReducer, HasNewPlacesForItsGradientsBeforeTheOptimizersFirstStepOnly) {
+    const ddp::testing::Count copies = ddp::testing::copies();
+    if (copies == nullptr) GTEST_SKIP() << "only the fake CUDA counts copies";
+    run_on_devices(2, [&](ProcessGroup& group) {
+        Model memory(group);
+        DistributedDataParallel model(group, memory.parameters, {.reducer = kSmallBuckets});
+        const auto optimizer = ddp::make_adamw(memory.parameters, {});
+        const ddp::BucketPlan first_plan = model.plan();
+        for (unsigned step = 0; step < 4; ++step) {
+            for (std::size_t i = 0; i < kCounts.size(); ++i) model.mark_ready(i);  // not as planned
+            model.finish();
+            const long before = copies();
+            optimizer->step(model.gradients());
+            EXPECT_EQ(copies() - before, step == 0 ? 1 : 0) << "step " << step;
+        }
+        EXPECT_NE(model.plan(), first_plan) << "the first finish() has laid the buckets out anew";
+    });
+}
+
 TEST(DeviceReducer, KeepsTheGradientsWhenItLaysTheBucketsOutAnew) {
     run_on_devices(2, [](ProcessGroup& group) {
         Model memory(group);
