@@ -145,4 +145,10 @@ std::string message_of(const std::exception_ptr& failure) {
     return "";
 }
 
+void wait_until_started(const ddprun::RankLine& line, std::uint64_t seq) {
+    const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(10);
+    while (line.started_seq.load() < seq && std::chrono::steady_clock::now() < deadline)
+        std::this_thread::yield();
+}
+
 }  // namespace ddp::testing

@@ -38,6 +38,9 @@ struct NcclRank {
     std::vector<std::shared_ptr<std::byte>> memory = {};  ///< of those buffers
 };
 
+/// For the other ranks: until a rank has begun its collective of that number, or 10 s have passed.
+void wait_until_started(const ddprun::RankLine& line, std::uint64_t seq);
+
 /// Every rank's exception, by rank; null for none.
 std::vector<std::exception_ptr> failures_of(int ranks, const std::function<void(NcclRank&)>& fn,
                                             const NcclWorldOptions& options = {});

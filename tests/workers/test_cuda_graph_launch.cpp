@@ -1,8 +1,6 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <thread>
-
 #include "ddp/cuda/graph.h"
 #include "tests/workers/cuda_fixture.h"
 #include "tests/workers/nccl_world.h"
@@ -17,11 +15,6 @@ using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::StartsWith;
 using Clock = std::chrono::steady_clock;
-
-void wait_until_started(const ddprun::RankLine& line, std::uint64_t seq) {
-    const auto deadline = Clock::now() + std::chrono::seconds(10);
-    while (line.started_seq.load() < seq && Clock::now() < deadline) std::this_thread::yield();
-}
 
 /// An all-reduce of one buffer, captured.
 class Captured {

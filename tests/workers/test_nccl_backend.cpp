@@ -2,8 +2,6 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <thread>
-
 #include "tests/workers/nccl_world.h"
 
 namespace {
@@ -24,11 +22,6 @@ void expect_all_well(const std::vector<std::exception_ptr>& failures) {
 void reduce_once(NcclRank& rank) {
     Buffer buffer = rank.filled({1, 2, 3, 4});
     rank.group.all_reduce(buffer).synchronize();
-}
-
-void wait_until_started(const ddprun::RankLine& line, std::uint64_t seq) {
-    const auto deadline = Clock::now() + std::chrono::seconds(10);
-    while (line.started_seq.load() < seq && Clock::now() < deadline) std::this_thread::yield();
 }
 
 TEST(NcclBackend, EveryCollectiveGivesTheRightValues) {
