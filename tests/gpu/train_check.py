@@ -79,7 +79,7 @@ def check(program, precision, mode):
             print(f"{precision}: {done.stderr.strip()}")
             return [{"precision": precision, "mode": mode, "agrees": False, "why": done.stderr.strip()}]
         tensors = read_safetensors(path)
-    torch.backends.cuda.matmul.allow_tf32 = precision == "tf32"
+    torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
     exact_loss, exact = pytorch_pass(tensors, torch.float64)
     _, theirs = pytorch_pass(tensors, tensors["fc1.weight"].dtype)
     rows = []
