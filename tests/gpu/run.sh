@@ -272,7 +272,7 @@ trace_run() {
     "$python" "$here/check_trace.py" "$trace" "${how[@]}"
 }
 
-step versions 30 bash -c "$(declare -f show_versions); ddprun='$ddprun' python='$python' root='$root' show_versions"
+step versions 60 bash -c "$(declare -f show_versions); ddprun='$ddprun' python='$python' root='$root' show_versions"
 step doctor 60 bash -c "$(declare -f examine); ddprun='$ddprun' output='$output' fake='$fake' examine"
 
 kernels=$binaries/tests/gpu/gpu_kernel_test
@@ -312,7 +312,7 @@ bench=$binaries/tests/bench/bench_gpu_kernels
 few=() && [ -n "$fake" ] && few=(--elements 20000 --repetitions 2)
 gpu_step bench_kernels 90 "$bench" "$bench" --json "$output/bench-kernels.json" "${few[@]}"
 if [ -n "$fake" ]; then skip bench_train_torch "a fake GPU has no speed"
-else python_step bench_train_torch 150 "$train" "$here/../bench/bench_train_torch.py" "$ddprun" "$train" --json "$output/bench-train.json"
+else python_step bench_train_torch 200 "$train" "$here/../bench/bench_train_torch.py" "$ddprun" "$train" --json "$output/bench-train.json"
 fi
 
 # The slowest last. Before 2023.3 the option had another name.
