@@ -357,7 +357,7 @@ TEST(CudaCompute, TakesTheFastestAlgorithmThatRuns) {
     // The rehearsal, which had nothing left to find out, and the pass.
     EXPECT_EQ(calls[3], 2 * kProducts);
     EXPECT_EQ(calls[0] + calls[1] + calls[2] + calls[4], 0);
-    EXPECT_NE(compute->describe_tuning().find("by another algorithm than cuBLASLt's first"),
+    EXPECT_NE(compute->describe_tuning().find("take another algorithm than cuBLASLt's first"),
               std::string::npos)
         << compute->describe_tuning();
 }
