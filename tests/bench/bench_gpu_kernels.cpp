@@ -24,6 +24,7 @@
 #include "ddp/optimizer.h"
 #include "env/clock.h"
 #include "env/text.h"
+#include "train/layer_kernels.h"
 
 namespace {
 
@@ -116,6 +117,7 @@ class Bench {
     std::vector<Result> run() {
         measure_copies();
         measure_optimizers();
+        measure_layers();
         return std::move(results_);
     }
 
@@ -165,6 +167,20 @@ class Bench {
             const std::vector<Buffer> checked = memory_of(values);
             add("find non-finite f32" + many, 4, false, [&] { scaler.check(checked); });
         }
+    }
+
+    /// What train does where it takes no epilogue of cuBLASLt's: layers of 4096 neurons in bfloat16.
+    void measure_layers() {
+        constexpr std::size_t kColumns = 4096;
+        const auto matrix = [&](std::size_t which) {
+            return train::Matrix{arrays_[which].get(), options_.elements / kColumns, kColumns, kColumns};
+        };
+        if (options_.elements < kColumns) return;
+        train::LayerKernels layers(gpu_, nullptr, DType::BF16);
+        add("bias and ReLU bf16", 4, false,
+            [&] { layers.add_bias(matrix(0), arrays_[1].get(), train::Activation::Relu); });
+        add("gradient of ReLU bf16", 6, false, [&] { layers.relu_gradient(matrix(0), arrays_[1].get()); });
+        add("gradient of biases bf16", 2, false, [&] { layers.bias_gradient(matrix(0), arrays_[1].get()); });
     }
 
     Buffer array(std::size_t which, DType type) const {
