@@ -114,6 +114,25 @@ TEST(NcclBackend, RefusesAnEnvironmentThatWouldTakeItsTimeOutsAway) {
               "NCCL_COMM_BLOCKING=1: calls that block inside NCCL would have no time-out: unset it");
 }
 
+TEST(NcclBackend, TakesCallsFromAThreadThatWorksOnAnotherDeviceAndLeavesItThere) {
+    const auto cuda = cuda::api_from(fake_library());
+    expect_all_well(failures_of(2, [&](NcclRank& rank) {
+        const int other = rank.group.device().index + 2;
+        ASSERT_EQ(cuda->set_device(other), cuda::Code::Success);
+        const Buffer buffer = rank.filled({1, 2});
+        const std::span<std::byte> shared = rank.group.allocate_shared(64);
+        rank.group.all_reduce({shared.data(), 16, DType::F32, rank.group.device()}).wait();
+        rank.group.all_reduce(buffer).wait();
+        EXPECT_EQ(rank.group.all_gather_bytes("ab").size(), 2U);
+        const auto part = rank.group.split(0, 0);
+        part->all_reduce(buffer).synchronize();
+        EXPECT_EQ(rank.values_of(buffer), (std::vector<float>{4, 8}));
+        int device = -1;
+        cuda->get_device(&device);
+        EXPECT_EQ(device, other);
+    }));
+}
+
 TEST(NcclBackend, TooFewDevicesIsOneLineThatSaysHowManyWorkersFit) {
     ::setenv("FAKE_CUDA_DEVICES", "1", 1);
     ::setenv("CUDA_VISIBLE_DEVICES", "4", 1);

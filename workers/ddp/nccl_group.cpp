@@ -53,6 +53,7 @@ Group::Group(NcclParts parts, Membership membership, SessionParts session,
              std::shared_ptr<Communicator> communicator)
     : parts_(std::move(parts)), membership_(std::move(membership)), session_parts_(session) {
     session_ = std::make_unique<Session>(std::move(session), std::move(communicator));
+    const cuda::DeviceScope here = on_device();
     const std::size_t bytes = sizeof(std::int64_t) * (static_cast<std::size_t>(size()) + 1);
     scratch_ = std::make_unique<DeviceMemory>(*parts_.nccl, *parts_.cuda, bytes);
     session_->clear(scratch_->get(), scratch_->bytes());
@@ -270,6 +271,7 @@ std::unique_ptr<ProcessGroup> Group::split(int color, int key) {
 std::shared_ptr<Communicator> Group::divide(int color, int key, const Membership& part,
                                             const std::vector<std::uint32_t>& members) {
     if (parts_.nccl->comm_split != nullptr) return session_->split(color < 0 ? kNoColor : color, key);
+    const cuda::DeviceScope here = on_device();
     const std::string attempt = fmt::format("rank {}: joining {}", session_parts_.env.rank, part.name);
     const bool leads = !members.empty() && part.rank == 0;
     UniqueId id{};
@@ -290,6 +292,7 @@ std::shared_ptr<Communicator> Group::divide(int color, int key, const Membership
 // ---- memory and bytes
 
 std::span<std::byte> Group::allocate_shared(std::size_t bytes) {
+    const cuda::DeviceScope here = on_device();
     const auto& memory = memory_.emplace_back(
         std::make_unique<DeviceMemory>(*parts_.nccl, *parts_.cuda, std::max<std::size_t>(bytes, 1)));
     session_->clear(memory->get(), memory->bytes());
@@ -352,6 +355,7 @@ std::vector<std::string> Group::all_gather_bytes(std::string_view mine) {
 /// Kept for the next message: making device memory takes a thousand times as long as a small collective.
 const DeviceMemory& Group::room_for(std::size_t bytes) {
     if (!room_ || room_->bytes() < bytes) {
+        const cuda::DeviceScope here = on_device();
         room_.reset();
         room_ = std::make_unique<DeviceMemory>(*parts_.nccl, *parts_.cuda, std::bit_ceil(bytes));
     }
@@ -371,6 +375,9 @@ void Group::gather_host(void* all, const void* mine, std::size_t bytes, const De
         .synchronize();
     session_->copy(all, received, bytes * static_cast<std::size_t>(size()), cuda::CopyKind::DeviceToHost);
 }
+
+// Events, memory and the default stream are those of the calling thread's device, and it may be another by now.
+cuda::DeviceScope Group::on_device() const { return {*parts_.cuda, session_parts_.device}; }
 
 void Group::require_on_device(const char* call, const Buffer& buffer) const {
     require_memory_of("nccl", call, buffer, device(), session_parts_.env.rank);

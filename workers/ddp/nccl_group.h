@@ -53,6 +53,7 @@ class Group final : public ProcessGroup {
     std::vector<std::string> all_gather_bytes(std::string_view mine) override;
 
   private:
+    cuda::DeviceScope on_device() const;
     void require_on_device(const char* call, const Buffer& buffer) const;
     Registration agree_on(Registration mine, std::size_t bytes);
     bool make_known(const DeviceMemory& memory);

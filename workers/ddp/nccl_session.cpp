@@ -31,7 +31,9 @@ constexpr std::chrono::seconds kRasLimit{3};
 constexpr int kRasVersion = 22400;
 constexpr std::chrono::nanoseconds kLeaveLimit = std::chrono::seconds(30);
 
-cuda::Stream make_stream(const cuda::Api& cuda) {
+cuda::Stream make_stream(const SessionParts& parts) {
+    const cuda::Api& cuda = *parts.cuda;
+    const cuda::DeviceScope here(cuda, parts.device);
     int least = 0, greatest = 0;
     cuda.check(cuda.device_get_stream_priority_range(&least, &greatest), "asking for stream priorities");
     cuda::Stream stream = nullptr;
@@ -51,7 +53,7 @@ Session::Session(SessionParts parts, std::shared_ptr<Communicator> communicator)
     : parts_(std::move(parts)),
       communicator_(std::move(communicator)),
       events_(cuda::EventPool::make(parts_.cuda)),
-      stream_(make_stream(*parts_.cuda)) {
+      stream_(make_stream(parts_)) {
     // The program's signals are for the program's threads.
     sigset_t all, before;
     ::sigfillset(&all);
@@ -92,6 +94,7 @@ void Session::leave() {
 /// The group's memory goes next, and NCCL's is freed without waiting for kernels that still use it.
 void Session::let_user_stream_end(std::chrono::nanoseconds limit) const noexcept {
     try {
+        const cuda::DeviceScope here(*parts_.cuda, parts_.device);
         const auto end = events_->take();
         end->record(parts_.user_stream);
         const TimePoint deadline = ddprun::deadline_after(MonotonicClock::now(), limit);
@@ -105,6 +108,7 @@ void Session::let_user_stream_end(std::chrono::nanoseconds limit) const noexcept
 bool Session::register_memory(void* address, std::size_t bytes, Registration how) {
     const std::string attempt =
         fmt::format("rank {}: registering memory with {}", parts_.env.rank, parts_.name);
+    const cuda::DeviceScope here(*parts_.cuda, parts_.device);
     Registered& made = registered_.emplace_back();
     finish_start();
     look_away();
@@ -217,6 +221,7 @@ void Session::look_again() {
 
 std::shared_ptr<Communicator> Session::split(int color, int key) {
     const std::string attempt = fmt::format("rank {}: splitting {}", parts_.env.rank, parts_.name);
+    const cuda::DeviceScope here(*parts_.cuda, parts_.device);
     finish_start();
     look_away();
     try {
@@ -246,6 +251,7 @@ Work Session::launch_graph(const std::function<void()>& launch) {
 
 /// Starts what `queue` puts on a stream, and gives it to the watchdog.
 Work Session::track(cpu::Call call, bool captured, const Queue& queue) {
+    const cuda::DeviceScope here(*parts_.cuda, parts_.device);
     call.seq = next_number(call);
     InFlight operation{call, MonotonicClock::now(), nullptr, std::make_shared<Work::State>(), captured};
     const std::shared_ptr<Work::State> work = operation.work;
@@ -343,6 +349,7 @@ void Session::record_end(const InFlight& operation, cuda::Stream stream) {
 }
 
 void Session::hold_back(const End& end) {
+    const cuda::DeviceScope here(*parts_.cuda, parts_.device);
     if (!end.recorded) finish_start();
     if (!end.recorded) std::rethrow_exception(broken());
     end.event->hold_back(parts_.user_stream);
@@ -459,6 +466,7 @@ void Session::clear(void* address, std::size_t bytes) {
 }
 
 void Session::run_on_stream(const char* attempt, const std::function<cuda::Code()>& enqueue) {
+    const cuda::DeviceScope here(*parts_.cuda, parts_.device);
     finish_start();
     const auto ready = events_->take(), done = events_->take();
     ready->record(parts_.user_stream);
