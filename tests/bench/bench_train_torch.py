@@ -7,7 +7,8 @@ The model is the perceptron 784-4096-4096-4096-10 in bfloat16 with batches of 81
 in the GPU's memory on both sides and are picked by a random order. PyTorch: DistributedDataParallel over NCCL with a
 world of one, bfloat16 parameters, samples already in bfloat16, fused SGD; as it is, and compiled with the loss. Ours
 keeps float32 samples, and float32 weights beside the bfloat16 ones; so that nobody is flattered, PyTorch's time with
-float32 weights (autocast) is shown too.
+float32 weights (autocast) is shown too. Each side multiplies as it does by default: ours times cuBLASLt's algorithms at
+its start, PyTorch takes the heuristic's, compiled too.
 
 On both sides the time is that of whole epochs of training: the order of the samples, the steps, and the wait for the
 epoch's loss at its end. Not in it: start-up, making data, held-out samples, checkpoints, compiling. Passes take turns;
