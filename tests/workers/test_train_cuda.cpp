@@ -205,6 +205,26 @@ TEST(CudaCompute, SaysSoWhenTheLibraryCannotMultiplyAtAll) {
     }
 }
 
+TEST(CudaCompute, NamesTheDevicesErrorWhenTheLibraryRefusesBecauseOfIt) {
+    const Variable variable("FAKE_CUBLASLT", "all,1");
+    const OnCuda compute({});
+    const auto memory = compute.put(std::vector<float>(16));
+    const auto lose = reinterpret_cast<int (*)(int)>(
+        ddp::open_library({std::getenv("FAKE_NCCL_LIBRARY")})->resolve("fake_cuda_lose_device"));
+    constexpr int kIllegalAddress = 700;
+    lose(kIllegalAddress);
+    std::string said;
+    try {
+        const train::Matrix square{memory.get(), 4, 4, 4};
+        compute->linear({square, square, memory.get(), train::Activation::None, square, nullptr});
+    } catch (const ddp::Error& error) {
+        said = error.what();
+    }
+    lose(0);
+    EXPECT_NE(said.find("multiplying matrices: an illegal memory access was encountered"), std::string::npos)
+        << said;
+}
+
 TEST(CudaCompute, IsTheSameToTheBitWhenDeterministic) {
     for (const Precision precision : {Precision::Fp32, Precision::Bf16}) {
         const Pass first = pass_on_cuda({.precision = precision, .deterministic = true});
@@ -316,6 +336,15 @@ TEST(Tuning, TakesTheFirstOfThoseThatAreAsGoodAsTheFastest) {
     EXPECT_EQ(train::finalists(std::vector<double>{2, 1, train::kNever, 1.2}),
               (std::vector<std::size_t>{1, 3}));
     EXPECT_TRUE(train::finalists(std::vector<double>{train::kNever}).empty());
+    EXPECT_EQ(train::finalists(std::vector<double>{1.07, 1.06, 1.05, 1, 1.02, 1.03, 1.01}),
+              (std::vector<std::size_t>{2, 3, 4, 5, 6}));
+}
+
+TEST(Tuning, RunsWhatIsQuickMoreOften) {
+    EXPECT_EQ(train::runs_for(5, 0.8), 7);
+    EXPECT_EQ(train::runs_for(5, 100), 1);
+    EXPECT_EQ(train::runs_for(5, 0.001), 10);
+    EXPECT_EQ(train::runs_for(5, 0), 10);
 }
 
 TEST(Tuning, AMaskPaysByBothPassesTogether) {

@@ -111,10 +111,7 @@ class Products::Plan {
         const lt::Code code = api_->get_heuristic(owner.handle_, desc_, a_, b_, d_, d_, preference,
                                                   kMostCandidates, results.data(), &found);
         api_->preference_destroy(preference);
-        if (is_refusal(code)) {
-            owner.refusal_ = code;
-            return;
-        }
+        if (owner.note_refusal(code)) return;
         check(code);
         for (std::size_t i = 0; i < static_cast<std::size_t>(found); ++i) {
             if (results[i].state == lt::Code::Success && results[i].workspace_bytes <= kWorkspaceBytes)
@@ -157,10 +154,7 @@ class Products::Plan {
         const lt::Code code = api_->matmul(owner.handle_, desc_, &one, product.a, a_, product.b, b_, &zero,
                                            product.d, d_, product.d, d_, &algorithm, owner.workspace_.get(),
                                            owner.workspace_.bytes(), owner.stream_);
-        if (is_refusal(code)) {
-            owner.refusal_ = code;
-            return false;
-        }
+        if (owner.note_refusal(code)) return false;
         check(code);
         return true;
     }
@@ -187,17 +181,27 @@ class Products::Plan {
 
 Products::Products(std::shared_ptr<const ddp::cuda::Gpu> gpu, std::shared_ptr<const lt::Api> api,
                    ddp::cuda::Stream stream, ProductOptions options, Tuner* tuner)
-    : api_(std::move(api)),
+    : gpu_(std::move(gpu)),
+      api_(std::move(api)),
       stream_(stream),
       options_(options),
       tuner_(tuner),
-      workspace_(std::move(gpu), kWorkspaceBytes) {
+      workspace_(gpu_, kWorkspaceBytes) {
     api_->check(api_->create(&handle_), "starting cuBLASLt");
 }
 
 Products::~Products() {
     plans_.clear();
     api_->destroy(handle_);
+}
+
+bool Products::note_refusal(lt::Code code) {
+    if (!is_refusal(code)) return false;
+    refusal_ = code;
+    // What CUDA may have said to the library is not to be taken for an error of whoever asks next. An error
+    // that the device cannot recover from is not forgotten by this.
+    static_cast<void>(gpu_->api().get_last_error());
+    return true;
 }
 
 Products::Plan& Products::plan_for(const Product& product) {

@@ -73,7 +73,9 @@ class Products {
   private:
     class Plan;
     Plan& plan_for(const Product& product);
+    [[nodiscard]] bool note_refusal(lt::Code code);
 
+    std::shared_ptr<const ddp::cuda::Gpu> gpu_;
     std::shared_ptr<const lt::Api> api_;
     ddp::cuda::Stream stream_;
     ProductOptions options_;

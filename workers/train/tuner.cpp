@@ -13,8 +13,9 @@
 namespace train {
 namespace {
 
-/// Runs behind the first one. The second look is for those that are close to each other.
-constexpr int kFirstLook = 2, kSecondLook = 5;
+/// How long each way is looked at, in milliseconds. The second look is for those that are close to each
+/// other.
+constexpr double kFirstLook = 1, kSecondLook = 5;
 /// The clocks of an idle device are low and take so long to rise.
 constexpr double kWarmMilliseconds = 50;
 
@@ -39,9 +40,14 @@ double Tuner::measure(std::size_t way, int repetitions, const Run& run) const {
     return end_.milliseconds_since(begin_) / repetitions;
 }
 
-void Tuner::warm_up(std::size_t way, const Run& run) {
-    while (warm_milliseconds_ < kWarmMilliseconds)
-        warm_milliseconds_ += std::max(measure(way, kSecondLook, run) * kSecondLook, 0.01);
+double Tuner::warm_up(std::size_t way, const Run& run) {
+    double each = measure(way, 1, run);
+    while (warm_milliseconds_ < kWarmMilliseconds) {
+        const int runs = runs_for(kSecondLook, each);
+        each = measure(way, runs, run);
+        warm_milliseconds_ += std::max(each * runs, 0.01);
+    }
+    return each;
 }
 
 std::vector<double> Tuner::look_twice(std::size_t ways, const Run& run) {
@@ -53,10 +59,10 @@ std::vector<double> Tuner::look_twice(std::size_t ways, const Run& run) {
     }
     if (existing.size() == 1) milliseconds[existing.front()] = 0;
     if (existing.size() < 2) return milliseconds;
-    warm_up(existing.front(), run);
-    for (const std::size_t way : existing) milliseconds[way] = measure(way, kFirstLook, run);
+    const double each = warm_up(existing.front(), run);
+    for (const std::size_t way : existing) milliseconds[way] = measure(way, runs_for(kFirstLook, each), run);
     for (const std::size_t way : finalists(milliseconds))
-        milliseconds[way] = std::min(milliseconds[way], measure(way, kSecondLook, run));
+        milliseconds[way] = std::min(milliseconds[way], measure(way, runs_for(kSecondLook, each), run));
     return milliseconds;
 }
 

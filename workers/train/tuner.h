@@ -43,7 +43,8 @@ class Tuner {
   private:
     std::vector<double> look_twice(std::size_t ways, const Run& run);
     double measure(std::size_t way, int repetitions, const Run& run) const;
-    void warm_up(std::size_t way, const Run& run);
+    /// Until the device's clocks have risen, the first time. What the way takes, roughly.
+    double warm_up(std::size_t way, const Run& run);
 
     std::shared_ptr<const ddp::cuda::Gpu> gpu_;
     ddp::cuda::Stream stream_;

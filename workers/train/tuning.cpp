@@ -7,6 +7,7 @@ namespace train {
 namespace {
 
 constexpr double kAsGood = 1.02, kClose = 1.25;
+constexpr std::size_t kMostFinalists = 5;
 
 double least(std::span<const double> milliseconds) {
     return milliseconds.empty() ? kNever : *std::min_element(milliseconds.begin(), milliseconds.end());
@@ -28,7 +29,17 @@ std::vector<std::size_t> finalists(std::span<const double> milliseconds) {
     for (std::size_t i = 0; i < milliseconds.size(); ++i) {
         if (std::isfinite(milliseconds[i]) && milliseconds[i] <= limit) close.push_back(i);
     }
+    std::stable_sort(close.begin(), close.end(),
+                     [&](std::size_t a, std::size_t b) { return milliseconds[a] < milliseconds[b]; });
+    close.resize(std::min(close.size(), kMostFinalists));
+    std::sort(close.begin(), close.end());
     return close;
+}
+
+int runs_for(double wanted_milliseconds, double milliseconds_each) {
+    constexpr double kMost = 10;
+    if (!(milliseconds_each > 0)) return static_cast<int>(kMost);
+    return static_cast<int>(std::clamp(std::ceil(wanted_milliseconds / milliseconds_each), 1.0, kMost));
 }
 
 bool mask_pays(const ForwardTimes& forward, const BackwardTimes& backward) {

@@ -23,8 +23,11 @@ struct Timing {
 /// first was expected to be best. 0 when none exists.
 std::size_t fastest(std::span<const double> milliseconds);
 
-/// Those close enough to the fastest to be timed again.
+/// Those close enough to the fastest to be timed again, a few at most; in their order.
 std::vector<std::size_t> finalists(std::span<const double> milliseconds);
+
+/// How often something is run so that it takes about `wanted` in all: at least once, at most ten times.
+int runs_for(double wanted_milliseconds, double milliseconds_each);
 
 /// The forward pass of a ReLU layer, with and without a note of where it let something through.
 struct ForwardTimes {
