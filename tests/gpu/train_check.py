@@ -17,8 +17,9 @@ import tempfile
 from pathlib import Path
 
 SKIPPED = 77
-# Of the largest gradient of a parameter, whatever PyTorch's own error is.
-FLOOR = {"fp32": 1e-5, "tf32": 2e-3, "bf16": 1.5e-2, "fp16": 2e-3}
+# Of the largest gradient of a parameter, whatever PyTorch's own error is. tf32: some kernels cut inputs to their 10 bits
+# where others round them, 4e-3 apart in the last layer; which ones run is each library's choice.
+FLOOR = {"fp32": 1e-5, "tf32": 1e-2, "bf16": 1.5e-2, "fp16": 2e-3}
 TIMES_PYTORCH = 3.0
 
 
