@@ -200,8 +200,8 @@ class CudaCompute final : public Compute {
 
     void go(std::size_t preferred, std::size_t ways, const Tuner::Run& run, const Product& product) const {
         if (Ways::go(preferred, ways, run)) return;
-        // On a device that has failed the library refuses everything.
-        gpu_->api().check(gpu_->api().get_last_error(), "multiplying matrices");
+        // On a device that has failed the library refuses everything: then this tells, and throws.
+        if (!ddp::cuda::is_capturing(gpu_->api(), stream_)) ddp::cuda::synchronize(*gpu_, stream_);
         throw ddp::Error(
             fmt::format("{} has no algorithm for a {} product of {} x {} x {} on CUDA device {} ({})",
                         products_.api().library, name_of(options_.precision), product.kind.m, product.kind.n,
