@@ -1,5 +1,7 @@
 #include "tests/workers/nccl_world.h"
 
+#include <gtest/gtest.h>
+
 #include <algorithm>
 #include <condition_variable>
 #include <cstdlib>
@@ -63,6 +65,8 @@ std::shared_ptr<std::byte> device_memory(std::size_t bytes) {
     return {static_cast<std::byte*>(address), [cuda](std::byte* at) { cuda->free(at); }};
 }
 
+int nccl_misuses() { return reinterpret_cast<int (*)()>(fake_library().resolve("fake_nccl_misuses"))(); }
+
 }  // namespace
 
 SharedLibrary fake_library() { return *open_library({std::getenv("FAKE_NCCL_LIBRARY")}); }
@@ -109,6 +113,7 @@ std::vector<std::exception_ptr> failures_of(int ranks, const std::function<void(
                                                    .generation = options.generation}));
     segment->header().aborted = static_cast<std::uint32_t>(options.lost_rank + 1);
     MemoryBoard board;
+    const int misuses = nccl_misuses();
     std::vector<std::exception_ptr> failures(static_cast<std::size_t>(ranks));
     std::vector<std::thread> threads;
     for (int rank = 0; rank < ranks; ++rank) {
@@ -133,6 +138,7 @@ std::vector<std::exception_ptr> failures_of(int ranks, const std::function<void(
         });
     }
     for (std::thread& thread : threads) thread.join();
+    EXPECT_EQ(nccl_misuses(), misuses) << "NCCL would have crashed";
     return failures;
 }
 

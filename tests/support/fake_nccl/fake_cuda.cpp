@@ -182,7 +182,7 @@ int elapsed(float* milliseconds, Event& from, Event& to) {
 // Host memory that is not page-locked: the call returns when the copy is done.
 int copy(void* to, const void* from, std::size_t bytes, Stream& stream) {
     ++this_thread().copies;
-    const bool waits = !is_copied_without_waiting(to) || !is_copied_without_waiting(from);
+    const bool waits = !kind_of(to) || !kind_of(from);
     if (waits && stream.capture()) return refuse_in_capture(stream);
     stream.post([=] { std::memcpy(to, from, bytes); });
     if (!waits) return 0;

@@ -9,6 +9,7 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <thread>
 #include <vector>
 
@@ -73,9 +74,9 @@ int device_count();
 /// Of a kernel, by the calling thread.
 void count_launch();
 
-/// Memory that counts as a device's, or as page-locked (by cudaHostAlloc; by cudaHostRegister): copies to and
-/// from any other block the caller.
-enum class Memory { Device, Pinned, Registered };
+/// Memory that counts as a device's (by cudaMalloc; by ncclMemAlloc), or as page-locked (by cudaHostAlloc; by
+/// cudaHostRegister): copies to and from any other block the caller.
+enum class Memory { Device, Nccl, Pinned, Registered };
 void* allocate(std::size_t bytes, Memory kind);
 void release(void* address);
 /// Once every stream has done what it was given so far: cudaFree waits for the device, this does not. False:
@@ -84,7 +85,7 @@ bool release_when_idle(void* address, Memory kind);
 /// Page-locks memory of somebody else's; cudaError_t.
 int lock_pages(void* address, std::size_t bytes);
 int unlock_pages(void* address);
-/// Whether a copy need not wait for it: a device's, or page-locked.
-bool is_copied_without_waiting(const void* address);
+/// None: it is the host's, and a copy waits for it.
+std::optional<Memory> kind_of(const void* address);
 
 }  // namespace fake

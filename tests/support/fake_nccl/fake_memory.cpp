@@ -46,7 +46,7 @@ void* allocate(std::size_t bytes, Memory kind) {
     void* const address = std::aligned_alloc(kAlignment, (bytes + kAlignment) / kAlignment * kAlignment);
     if (address == nullptr) return nullptr;
     const std::lock_guard lock(allocations().mutex);
-    allocations().pieces[reinterpret_cast<std::uintptr_t>(address)] = {bytes, kind};
+    allocations().pieces[reinterpret_cast<std::uintptr_t>(address)] = {std::max<std::size_t>(bytes, 1), kind};
     return address;
 }
 
@@ -85,12 +85,13 @@ int unlock_pages(void* address) {
     return allocations().erase(address, Memory::Registered) ? 0 : kHostMemoryNotRegistered;
 }
 
-bool is_copied_without_waiting(const void* address) {
+std::optional<Memory> kind_of(const void* address) {
     const auto at = reinterpret_cast<std::uintptr_t>(address);
     const std::lock_guard lock(allocations().mutex);
     const auto next = allocations().pieces.upper_bound(at);
-    return next != allocations().pieces.begin() &&
-           at < std::prev(next)->first + std::prev(next)->second.bytes;
+    if (next == allocations().pieces.begin()) return std::nullopt;
+    const auto& [begin, piece] = *std::prev(next);
+    return at < begin + piece.bytes ? std::optional(piece.kind) : std::nullopt;
 }
 
 }  // namespace fake

@@ -1,5 +1,6 @@
-// The entry points of libnccl that libddp calls, over host memory and tests/support/fake_nccl/fake_cuda.
-// What goes wrong, and where, is said by FAKE_NCCL (fault.h).
+// The entry points of libnccl that libddp calls, over host memory and tests/support/fake_nccl/fake_cuda. What
+// each answers, and when, is what NCCL 2.28.9 does for non-blocking communicators. What goes wrong, and
+// where, is said by FAKE_NCCL (fault.h).
 //
 // FAKE_NCCL_VERSION  what ncclGetVersion answers; 22809 without it
 #include <pthread.h>
@@ -14,7 +15,6 @@
 #include <mutex>
 #include <span>
 #include <thread>
-#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -23,11 +23,12 @@
 #include "tests/support/fake_nccl/fake_trace.h"
 #include "tests/support/fake_nccl/fault.h"
 #include "tests/support/fake_nccl/meeting.h"
-#include "tests/support/half_float.h"
+#include "tests/support/fake_nccl/reduction.h"
 
 namespace fake {
 
 using ddp::nccl::Code;
+using ddp::nccl::Config;
 using ddp::nccl::Handle;
 using ddp::nccl::Op;
 using ddp::nccl::Type;
@@ -35,115 +36,64 @@ using ddp::nccl::UniqueId;
 
 namespace {
 
+/// What would have crashed or corrupted NCCL.
+std::atomic<int> misuses{0};
+
 struct Comm {
     int rank = 0, ranks = 1;
+    const int device = current_device();
     std::vector<Fault> faults = faults_from_environment();
-    std::atomic<Code> state{Code::InProgress};
+    std::atomic<Code> state{Code::InProgress};  ///< of the last call
+    std::atomic<Code> found{Code::Success};     ///< by the network, later; told while no call is going on
+    Code upcoming = Code::Success;              ///< of the call going on, once it was asked how far it is
     std::atomic<bool> aborted{false};
-    std::atomic<int> running{0};  ///< collectives on a device now
+    std::atomic<int> running{0};  ///< collectives on a device now, and threads that start something
+    std::atomic<int> graphs{0};   ///< captured collectives that still exist
+    std::atomic<bool> inside{false};
     std::unique_ptr<Meeting> meeting;
     int collectives = 0;
     std::atomic<int> registered{0};  ///< pieces of memory
-    bool finalizing = false;
+    bool joined = false, finalizing = false, revoked = false;
 
     std::optional<Fault> fault(const std::string& where) const { return find(faults, rank, where); }
+    /// ncclCommGetAsyncError's answer.
+    Code answer() const {
+        if (finalizing && (graphs != 0 || !meeting->all_finalized())) return Code::InProgress;
+        const Code now = state;
+        return now == Code::Success ? found.load() : now;
+    }
 };
 using Shared = std::shared_ptr<Comm>;
 
-Shared& comm_of(Handle handle) { return *reinterpret_cast<Shared*>(handle); }
+/// The communicator of a call. Two calls at a time are one too many: NCCL is not thread-safe.
+class Entry {
+  public:
+    explicit Entry(Handle handle) : comm_(*reinterpret_cast<Shared*>(handle)) {
+        if (comm_->inside.exchange(true)) ++misuses;
+    }
+    ~Entry() { comm_->inside = false; }
+    Entry(const Entry&) = delete;
+    Entry& operator=(const Entry&) = delete;
+    const Shared& operator*() const { return comm_; }
+    Comm* operator->() const { return comm_.get(); }
+
+  private:
+    const Shared comm_;
+};
+
+/// What has failed says so again, and what is in progress takes no calls.
+Code refusal(const Comm& comm) {
+    const Code code = comm.answer();
+    if (code != Code::InProgress) return code;
+    ++misuses;
+    return Code::InvalidArgument;
+}
+
+/// A collective that is refused spoils the communicator.
+Code spoil(Comm& comm, Code code) { return comm.state = code; }
 
 void wait_for_abort(const Comm& comm) {
     while (!comm.aborted) nap();
-}
-
-std::size_t bytes_of(Type type) {
-    switch (type) {
-        case Type::Int8:
-        case Type::UInt8:
-            return 1;
-        case Type::Float16:
-        case Type::BFloat16:
-            return 2;
-        case Type::Int32:
-        case Type::UInt32:
-        case Type::Float32:
-            return 4;
-        case Type::Int64:
-        case Type::UInt64:
-        case Type::Float64:
-            return 8;
-    }
-    return 0;
-}
-
-template <class T>
-T combined(T a, T b, Op op) {
-    switch (op) {
-        case Op::Sum:
-        case Op::Avg:
-            // Integer sums wrap.
-            if constexpr (std::is_integral_v<T>) {
-                using Unsigned = std::make_unsigned_t<T>;
-                return static_cast<T>(static_cast<Unsigned>(a) + static_cast<Unsigned>(b));
-            }
-            return static_cast<T>(a + b);
-        case Op::Prod:
-            return static_cast<T>(a * b);
-        case Op::Max:
-            return std::max(a, b);
-        case Op::Min:
-            return std::min(a, b);
-    }
-    return a;
-}
-
-/// out[i] = the reduction over all ranks of element first + i. Stored as one type, computed in another.
-template <class Stored, class Wide, class Widen, class Narrow>
-void reduce_by(const Comm& comm, std::size_t first, std::size_t count, Op op, void* out, Widen widen,
-               Narrow narrow) {
-    for (std::size_t i = 0; i < count; ++i) {
-        Wide value{};
-        for (int rank = 0; rank < comm.ranks; ++rank) {
-            Stored theirs;
-            std::memcpy(&theirs, comm.meeting->area(rank) + (first + i) * sizeof(Stored), sizeof(Stored));
-            value = rank == 0 ? widen(theirs) : combined(value, widen(theirs), op);
-        }
-        if (op == Op::Avg) value = static_cast<Wide>(value / static_cast<Wide>(comm.ranks));
-        const Stored stored = narrow(value);
-        std::memcpy(static_cast<std::byte*>(out) + i * sizeof(Stored), &stored, sizeof(Stored));
-    }
-}
-template <class T>
-void reduce_as(const Comm& comm, std::size_t first, std::size_t count, Op op, void* out) {
-    const auto same = [](T value) { return value; };
-    reduce_by<T, T>(comm, first, count, op, out, same, same);
-}
-
-void reduce(const Comm& comm, Type type, std::size_t first, std::size_t count, Op op, void* out) {
-    switch (type) {
-        case Type::Int8:
-            return reduce_as<std::int8_t>(comm, first, count, op, out);
-        case Type::UInt8:
-            return reduce_as<std::uint8_t>(comm, first, count, op, out);
-        case Type::Int32:
-            return reduce_as<std::int32_t>(comm, first, count, op, out);
-        case Type::UInt32:
-            return reduce_as<std::uint32_t>(comm, first, count, op, out);
-        case Type::Int64:
-            return reduce_as<std::int64_t>(comm, first, count, op, out);
-        case Type::UInt64:
-            return reduce_as<std::uint64_t>(comm, first, count, op, out);
-        case Type::Float16:
-            return reduce_by<std::uint16_t, float>(comm, first, count, op, out, half_float::from_f16,
-                                                   half_float::to_f16);
-        case Type::Float32:
-            return reduce_as<float>(comm, first, count, op, out);
-        case Type::Float64:
-            return reduce_as<double>(comm, first, count, op, out);
-        case Type::BFloat16:
-            return reduce_by<std::uint16_t, float>(comm, first, count, op, out, half_float::from_bf16,
-                                                   half_float::to_bf16);
-    }
 }
 
 void sleep_unless_aborted(const Comm& comm, int milliseconds) {
@@ -167,7 +117,7 @@ Task meet(const void* in, std::size_t bytes, Combine combine) {
 
 void run(Comm& comm, const std::optional<Fault>& fault, const Task& task, Stream& stream) {
     if (comm.aborted) return;
-    if (fault && fault->what == "async") comm.state = static_cast<Code>(fault->number);
+    if (fault && fault->what == "async") comm.found = static_cast<Code>(fault->number);
     if (fault && (fault->what == "async" || fault->what == "hang")) return wait_for_abort(comm);
     if (fault && fault->what == "delay") sleep_unless_aborted(comm, fault->number);
     if (fault && fault->what == "cuda") {
@@ -177,36 +127,50 @@ void run(Comm& comm, const std::optional<Fault>& fault, const Task& task, Stream
     task(comm);
 }
 
-Code put_on_stream(Handle handle, void* stream, Task task) {
-    const Shared comm = comm_of(handle);
-    // As NCCL does it: what has failed says so again, and what is not ready takes no calls.
-    if (const Code state = comm->state; state != Code::Success) {
-        return state == Code::InProgress ? Code::InvalidUsage : state;
-    }
+/// Keeps the communicator from ending, until the graph goes that a collective was captured into.
+std::shared_ptr<void> reference_of_graph(const Shared& comm, const Stream& stream) {
+    if (comm->ranks == 1 || stream.capture() == nullptr) return nullptr;
+    ++comm->graphs;
+    return {nullptr, [comm](void*) { --comm->graphs; }};
+}
+
+Code put_on_stream(const Shared& comm, void* stream, Task task) {
+    if (comm->revoked) return Code::InvalidUsage;
+    if (const Code refused = refusal(*comm); refused != Code::Success) return spoil(*comm, refused);
     const std::optional<Fault> fault = comm->fault(std::to_string(++comm->collectives));
-    if (fault && fault->what == "fail") return static_cast<Code>(fault->number);
-    if (fault && fault->what == "stuck") {
-        comm->state = Code::InProgress;
-        return Code::InProgress;
-    }
+    if (fault && fault->what == "fail") return spoil(*comm, static_cast<Code>(fault->number));
+    if (fault && fault->what == "stuck") return comm->state = Code::InProgress;
     const std::shared_ptr<Stream> on = stream_of(stream);
-    on->post([comm, fault, task = std::move(task), device = on.get()] {
+    if (on->device != comm->device) return spoil(*comm, Code::UnhandledCudaError);
+    auto work = [comm, fault, task = std::move(task), device = on.get(),
+                 graph = reference_of_graph(comm, *on)] {
         ++comm->running;
         run(*comm, fault, task, *device);
         --comm->running;
-    });
-    return Code::Success;
+    };
+    if (comm->ranks == 1) return on->post(std::move(work)), Code::Success;
+    comm->state = Code::InProgress;
+    ++comm->running;
+    std::thread([comm, on, work = std::move(work)]() mutable {
+        on->post(std::move(work));
+        comm->state = Code::Success;
+        --comm->running;
+    }).detach();
+    return Code::InProgress;
 }
 
 Code collective(Handle handle, void* stream, const void* in, std::size_t bytes, Combine combine) {
+    const Entry comm(handle);
     if (bytes > kAreaBytes) return Code::InvalidArgument;
-    return put_on_stream(handle, stream, meet(in, bytes, std::move(combine)));
+    return put_on_stream(*comm, stream, meet(in, bytes, std::move(combine)));
 }
+
+std::size_t ranks_of(Handle handle) { return static_cast<std::size_t>(Entry(handle)->ranks); }
 
 /// The messages between ncclGroupStart and ncclGroupEnd of a thread.
 struct Group {
     int depth = 0;
-    Handle comm = nullptr;
+    Shared comm;
     void* stream = nullptr;
     std::vector<Task> sends, receives;
 };
@@ -223,11 +187,12 @@ Group& current_group() {
     return *group;
 }
 
-Code message(Handle comm, void* stream, std::size_t bytes, int peer, bool sends, Task task) {
-    if (bytes > kMailboxBytes || peer < 0 || peer >= comm_of(comm)->ranks) return Code::InvalidArgument;
+Code message(Handle handle, void* stream, std::size_t bytes, int peer, bool sends, Task task) {
+    const Entry comm(handle);
+    if (bytes > kMailboxBytes || peer < 0 || peer >= comm->ranks) return Code::InvalidArgument;
     Group& group = current_group();
-    if (group.depth == 0) return put_on_stream(comm, stream, std::move(task));
-    group.comm = comm;
+    if (group.depth == 0) return put_on_stream(*comm, stream, std::move(task));
+    group.comm = *comm;
     group.stream = stream;
     (sends ? group.sends : group.receives).push_back(std::move(task));
     return Code::Success;
@@ -244,7 +209,14 @@ Code end_group(Group& group) {
                          });
 }
 
-Code join(Handle* handle, int ranks, int rank, const UniqueId& id) {
+bool is_non_blocking(const Config* config) {
+    return config != nullptr && config->size == sizeof(Config) && config->magic == 0xcafebeef &&
+           config->blocking == 0;
+}
+
+Code join(Handle* handle, int ranks, int rank, const UniqueId& id, const Config* config) {
+    *handle = nullptr;
+    if (!is_non_blocking(config)) return Code::InvalidArgument;
     auto comm = std::make_shared<Comm>();
     comm->rank = rank;
     comm->ranks = ranks;
@@ -253,12 +225,16 @@ Code join(Handle* handle, int ranks, int rank, const UniqueId& id) {
     *handle = reinterpret_cast<Handle>(new Shared(comm));
     if (fault && fault->what == "async") comm->state = static_cast<Code>(fault->number);
     if (fault && fault->what != "delay") return Code::InProgress;
+    ++comm->running;
     std::thread([comm, fault, name = std::string(id.internal)] {
         if (fault) sleep_unless_aborted(*comm, fault->number);
-        if (comm->aborted) return;
-        comm->meeting = std::make_unique<Meeting>(name, comm->rank, comm->ranks);
+        if (!comm->aborted) comm->meeting = std::make_unique<Meeting>(name, comm->rank, comm->ranks);
         while (!comm->aborted && !comm->meeting->complete()) nap();
-        if (!comm->aborted) comm->state = Code::Success;
+        if (!comm->aborted) {
+            comm->joined = true;
+            comm->state = Code::Success;
+        }
+        --comm->running;
     }).detach();
     return Code::InProgress;
 }
@@ -299,39 +275,47 @@ std::vector<Fault> faults_of_part(const std::vector<Fault>& all) {
     return faults;
 }
 
-/// Every rank makes a meeting; that of the new rank 0 is used. The others remove theirs at exit.
-void run_split(const Shared& comm, const Shared& made, Handle* handle, Wish wish) {
+/// Every rank makes a meeting; that of the new rank 0 is used. The others remove theirs at exit. False: the
+/// parent was aborted on the way.
+bool join_part(const Comm& comm, Comm& made, Wish wish) {
     if (wish.color >= 0) Meeting::create().copy(wish.name, sizeof wish.name - 1);
-    std::memcpy(comm->meeting->area(comm->rank), &wish, sizeof wish);
-    if (!comm->meeting->arrive(comm->aborted)) return;
-    const Part part = wish.color >= 0 ? part_of(*comm, wish) : Part{};
-    if (!comm->meeting->arrive(comm->aborted)) return;
-    if (wish.color >= 0) {
-        const auto place = std::find(part.members.begin(), part.members.end(), comm->rank);
-        made->rank = static_cast<int>(place - part.members.begin());
-        made->ranks = static_cast<int>(part.members.size());
-        made->faults = faults_of_part(made->faults);
-        made->meeting = std::make_unique<Meeting>(part.name, made->rank, made->ranks);
-        *handle = reinterpret_cast<Handle>(new Shared(made));
+    std::memcpy(comm.meeting->area(comm.rank), &wish, sizeof wish);
+    if (!comm.meeting->arrive(comm.aborted)) return false;
+    const Part part = wish.color >= 0 ? part_of(comm, wish) : Part{};
+    if (!comm.meeting->arrive(comm.aborted)) return false;
+    if (wish.color < 0) return true;
+    const auto place = std::find(part.members.begin(), part.members.end(), comm.rank);
+    made.rank = static_cast<int>(place - part.members.begin());
+    made.ranks = static_cast<int>(part.members.size());
+    made.faults = faults_of_part(made.faults);
+    made.meeting = std::make_unique<Meeting>(part.name, made.rank, made.ranks);
+    while (!made.meeting->complete()) {
+        if (comm.aborted) return false;
+        nap();
     }
-    comm->state = Code::Success;
-    while (made->meeting && !made->aborted && !made->meeting->complete()) nap();
-    if (!made->aborted) made->state = Code::Success;
+    made.joined = true;
+    made.state = Code::Success;
+    return true;
 }
 
-Code split(Handle handle, int color, int key, Handle* made) {
-    const Shared comm = comm_of(handle);
+/// The child is handed out at the very end, and also half made: whoever aborts the parent has to abort it
+/// too.
+Code split(const Shared& comm, int color, int key, Handle* handle) {
+    *handle = nullptr;
+    if (const Code refused = refusal(*comm); refused != Code::Success) return refused;
     const std::optional<Fault> fault = comm->fault("split");
     if (fault && fault->what == "fail") return static_cast<Code>(fault->number);
     comm->state = fault && fault->what == "async" ? static_cast<Code>(fault->number) : Code::InProgress;
-    if (fault && fault->what != "delay") return Code::InProgress;
+    if (fault && fault->what != "delay") return Code::Success;
     ++comm->running;
-    std::thread([comm, fault, made, wish = Wish{color, key, {}}, child = std::make_shared<Comm>()] {
+    std::thread([comm, fault, handle, wish = Wish{color, key, {}}, made = std::make_shared<Comm>()] {
         if (fault) sleep_unless_aborted(*comm, fault->number);
-        run_split(comm, child, made, wish);
+        const bool done = join_part(*comm, *made, wish);
+        if (wish.color >= 0) *handle = reinterpret_cast<Handle>(new Shared(made));
+        if (done) comm->state = Code::Success;
         --comm->running;
     }).detach();
-    return Code::InProgress;
+    return Code::Success;  // as NCCL answers: it has only begun
 }
 
 /// Memory that communicators of this process know of.
@@ -380,13 +364,11 @@ Registrations& registrations() {
     static auto* const all = new Registrations;
     return *all;
 }
-std::atomic<int> misuses{0};
 
 }  // namespace
 }  // namespace fake
 
 using namespace fake;
-using ddp::nccl::Config;
 using ddp::nccl::Residence;
 using ddp::nccl::Window;
 
@@ -427,55 +409,71 @@ Code ncclGetUniqueId(UniqueId* id) {
     return Code::Success;
 }
 Code ncclCommInitRankConfig(Handle* comm, int ranks, UniqueId id, int rank, Config* config) {
-    if (config->magic != 0xcafebeef || config->blocking != 0) return Code::InvalidArgument;
-    return join(comm, ranks, rank, id);
+    return join(comm, ranks, rank, id, config);
 }
-Code ncclCommInitRankScalable(Handle* comm, int ranks, int rank, int, UniqueId* ids, Config*) {
-    return join(comm, ranks, rank, ids[0]);
+Code ncclCommInitRankScalable(Handle* comm, int ranks, int rank, int count, UniqueId* ids, Config* config) {
+    if (count < 1 || count > ranks) return Code::InvalidArgument;
+    return join(comm, ranks, rank, ids[0], config);
 }
 Code ncclCommGetAsyncError(Handle handle, Code* state) {
-    const Shared& comm = comm_of(handle);
-    *state = comm->finalizing && !comm->meeting->all_finalized() ? Code::InProgress : comm->state.load();
+    const Entry comm(handle);
+    *state = comm->answer();
+    if (comm->upcoming != Code::Success) comm->state = std::exchange(comm->upcoming, Code::Success);
     return Code::Success;
 }
+// Of one that has not joined, or with a call going on, it makes NCCL use what was freed.
 Code ncclCommRevoke(Handle handle, int) {
-    comm_of(handle)->aborted = true;
+    const Entry comm(handle);
+    if (!comm->joined || comm->answer() == Code::InProgress) ++misuses;
+    if (comm->finalizing || comm->revoked) return Code::InvalidArgument;
+    comm->revoked = true;
+    comm->aborted = true;
     return Code::Success;
 }
+// While another thread is inside: allowed. Waits for every graph with collectives of this communicator,
+// unless it was revoked before: then they are left with what was freed.
 Code ncclCommAbort(Handle handle) {
-    const Shared comm = comm_of(handle);
+    const Shared comm = *reinterpret_cast<Shared*>(handle);
     if (comm->fault("abort")) {
         for (;;) nap();
     }
     comm->aborted = true;
-    while (comm->running != 0) nap();
+    while (comm->running != 0 || (comm->graphs != 0 && !comm->revoked)) nap();
+    if (comm->graphs != 0) ++misuses;
     registrations().drop(comm);
-    delete &comm_of(handle);
+    delete reinterpret_cast<Shared*>(handle);
     return Code::Success;
 }
 Code ncclCommFinalize(Handle handle) {
-    const Shared& comm = comm_of(handle);
+    const Entry comm(handle);
+    if (const Code refused = refusal(**comm); refused != Code::Success) return spoil(**comm, refused);
+    if (comm->finalizing) return spoil(**comm, Code::InvalidArgument);
     const auto fault = comm->fault("finalize");
-    if (fault && fault->what == "fail") return static_cast<Code>(fault->number);
+    if (fault && fault->what == "fail") return spoil(**comm, static_cast<Code>(fault->number));
     comm->finalizing = true;
     if (!fault) comm->meeting->finalize();
     return Code::InProgress;
 }
 Code ncclCommDestroy(Handle handle) {
-    misuses += comm_of(handle)->registered;
-    delete &comm_of(handle);
+    {
+        const Entry comm(handle);
+        if (const Code refused = refusal(**comm); refused != Code::Success) return refused;
+        misuses += comm->registered + comm->graphs;
+    }
+    delete reinterpret_cast<Shared*>(handle);
     return Code::Success;
 }
 
 Code ncclAllReduce(const void* in, void* out, std::size_t count, Type type, Op op, Handle comm,
                    void* stream) {
-    return collective(comm, stream, in, count * bytes_of(type),
-                      [=](const Comm& c) { fake::reduce(c, type, 0, count, op, out); });
+    return collective(comm, stream, in, count * bytes_of(type), [=](const Comm& c) {
+        fake::reduce({*c.meeting, c.ranks}, type, 0, count, op, out);
+    });
 }
 Code ncclReduce(const void* in, void* out, std::size_t count, Type type, Op op, int root, Handle comm,
                 void* stream) {
     return collective(comm, stream, in, count * bytes_of(type), [=](const Comm& c) {
-        if (c.rank == root) fake::reduce(c, type, 0, count, op, out);
+        if (c.rank == root) fake::reduce({*c.meeting, c.ranks}, type, 0, count, op, out);
     });
 }
 Code ncclBroadcast(const void* in, void* out, std::size_t count, Type type, int root, Handle comm,
@@ -495,15 +493,15 @@ Code ncclAllGather(const void* in, void* out, std::size_t count, Type type, Hand
 }
 Code ncclReduceScatter(const void* in, void* out, std::size_t count, Type type, Op op, Handle comm,
                        void* stream) {
-    const auto ranks = static_cast<std::size_t>(comm_of(comm)->ranks);
+    const std::size_t ranks = ranks_of(comm);
     return collective(comm, stream, in, ranks * count * bytes_of(type), [=](const Comm& c) {
-        fake::reduce(c, type, static_cast<std::size_t>(c.rank) * count, count, op, out);
+        fake::reduce({*c.meeting, c.ranks}, type, static_cast<std::size_t>(c.rank) * count, count, op, out);
     });
 }
 
 Code ncclAlltoAll(const void* in, void* out, std::size_t count, Type type, Handle comm, void* stream) {
     const std::size_t bytes = count * bytes_of(type);
-    const auto ranks = static_cast<std::size_t>(comm_of(comm)->ranks);
+    const std::size_t ranks = ranks_of(comm);
     return collective(comm, stream, in, ranks * bytes, [=](const Comm& c) {
         for (int rank = 0; rank < c.ranks; ++rank) {
             std::memcpy(static_cast<std::byte*>(out) + static_cast<std::size_t>(rank) * bytes,
@@ -523,9 +521,9 @@ Code ncclGather(const void* in, void* out, std::size_t count, Type type, int roo
 }
 Code ncclScatter(const void* in, void* out, std::size_t count, Type type, int root, Handle comm,
                  void* stream) {
-    const Comm& own = *comm_of(comm);
     const std::size_t bytes = count * bytes_of(type);
-    const std::size_t sent = own.rank == root ? bytes * static_cast<std::size_t>(own.ranks) : 0;
+    const bool sends = Entry(comm)->rank == root;
+    const std::size_t sent = sends ? bytes * ranks_of(comm) : 0;
     return collective(comm, stream, in, sent, [=](const Comm& c) {
         std::memcpy(out, c.meeting->area(root) + static_cast<std::size_t>(c.rank) * bytes, bytes);
     });
@@ -546,8 +544,9 @@ Code ncclGroupEnd() {
     Group& group = current_group();
     return --group.depth == 0 ? end_group(group) : Code::Success;
 }
-Code ncclCommSplit(Handle comm, int color, int key, Handle* made, Config*) {
-    return split(comm, color, key, made);
+Code ncclCommSplit(Handle handle, int color, int key, Handle* made, Config* config) {
+    const Entry comm(handle);
+    return is_non_blocking(config) ? split(*comm, color, key, made) : Code::InvalidArgument;
 }
 
 // What libddp finds but does not call: as a communicator answers that was made without it.
@@ -556,17 +555,22 @@ Code ncclRedOpDestroy(Op, Handle) { return Code::InvalidUsage; }
 
 Code ncclMemAlloc(void** address, std::size_t bytes) {
     const TracedCall traced("cuMemCreate");
-    *address = allocate(bytes, Memory::Device);
+    *address = allocate(bytes, Memory::Nccl);
     return *address != nullptr ? Code::Success : Code::UnhandledCudaError;
 }
 
-// Which memory is registered, in which communicator. Windows are collective, as NCCL's are.
+// Which memory is registered, in which communicator. Windows are collective, as NCCL's are, and of NCCL's
+// memory only.
 Code ncclCommWindowRegister(Handle handle, void* address, std::size_t, Window* window, int) {
-    const Shared comm = comm_of(handle);
+    const Entry entry(handle);
+    const Shared comm = *entry;
+    if (const Code refused = refusal(*comm); refused != Code::Success) return refused;
     const std::optional<Fault> fault = comm->fault("window");
     if (fault && fault->what == "fail") return static_cast<Code>(fault->number);
-    comm->state = fault && fault->what == "async" ? static_cast<Code>(fault->number) : Code::InProgress;
-    if (fault && fault->what != "null") return Code::InProgress;
+    comm->state = Code::InProgress;
+    if (kind_of(address) != Memory::Nccl) comm->upcoming = Code::UnhandledCudaError;
+    if (fault && fault->what == "async") comm->upcoming = static_cast<Code>(fault->number);
+    if (comm->upcoming != Code::Success || (fault && fault->what != "null")) return Code::Success;
     ++comm->running;
     std::thread([comm, fault, address, window] {
         if (comm->meeting->arrive(comm->aborted)) {
@@ -575,24 +579,27 @@ Code ncclCommWindowRegister(Handle handle, void* address, std::size_t, Window* w
         }
         --comm->running;
     }).detach();
-    return Code::InProgress;
+    return Code::Success;  // as NCCL answers: it has only begun
 }
 Code ncclCommWindowDeregister(Handle, Window window) { return registrations().remove(window); }
 Code ncclCommRegister(Handle handle, void* address, std::size_t, void** registered) {
-    if (const auto fault = comm_of(handle)->fault("buffer")) return static_cast<Code>(fault->number);
-    *registered = registrations().add(address, comm_of(handle));
+    const Entry comm(handle);
+    if (const auto fault = comm->fault("buffer")) return static_cast<Code>(fault->number);
+    *registered = registrations().add(address, *comm);
     return Code::Success;
 }
 Code ncclCommDeregister(Handle, void* registered) { return registrations().remove(registered); }
 
-/// How often memory was freed, or a communicator destroyed, with a registration still there.
+/// How often NCCL would have crashed, or gone on with what is not there any more: two calls of a communicator
+/// at a time, a call while another is in progress, memory freed or a communicator destroyed with a
+/// registration still there, and the like.
 int fake_nccl_misuses() { return misuses; }
 /// Pieces of memory that are registered now: windows, and others.
 int fake_nccl_registered() { return registrations().count(); }
 
 Code ncclMemFree(void* address) {
     const TracedCall traced("cuMemRelease");
-    if (registrations().has(address)) ++misuses;
+    if (registrations().has(address) || kind_of(address) != Memory::Nccl) ++misuses;
     return release(address), Code::Success;
 }
 
