@@ -1,11 +1,16 @@
 // The device tests of tests/workers on whatever device there is: on a GPU machine on its GPU, also under
 // compute-sanitizer. Exit code 77, with one line, where there is none.
+//
+//   gpu_kernel_test --out-of-bounds   has a kernel write past the end of its memory: for compute-sanitizer to find. What
+//                                     it writes is padding of the allocator's, so that nothing else notices
 #include <gtest/gtest.h>
 
 #include <cstdio>
 #include <string>
+#include <string_view>
 
 #include "ddp/cuda/device_kernels.h"
+#include "ddp/cuda/memory.h"
 #include "ddp/types.h"
 #include "env/print.h"
 
@@ -22,6 +27,18 @@ std::string why_not_here() {
     }
 }
 
+int write_past_the_end() {
+    constexpr std::size_t kAllocated = 1, kWritten = 64;
+    const auto gpu = ddp::cuda::Gpu::of(0);
+    const ddp::cuda::OwnedStream stream(gpu);
+    const ddp::cuda::DeviceMemory memory(gpu, kAllocated * sizeof(float));
+    const ddp::Buffer wrong{memory.get(), kWritten, ddp::DType::F32, {ddp::Device::Kind::Cuda, 0}};
+    ddp::cuda::DeviceKernels::of(gpu).fill(wrong, 1, stream.get());
+    stream.synchronize();
+    ddprun::print(stdout, "wrote {} elements into memory of {}\n", kWritten, kAllocated);
+    return 0;
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -30,5 +47,6 @@ int main(int argc, char** argv) {
         ddprun::print(stdout, "skipped: {}\n", why);
         return kSkipped;
     }
+    if (argc == 2 && std::string_view(argv[1]) == "--out-of-bounds") return write_past_the_end();
     return RUN_ALL_TESTS();
 }

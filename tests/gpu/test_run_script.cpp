@@ -93,6 +93,15 @@ TEST_F(GpuRunScript, ItsTraceShowsATrainingThatWaitsInEveryStep) {
     EXPECT_THAT(checked.out, HasSubstr("calls wait for the device in 159 steps: "));
 }
 
+TEST_F(GpuRunScript, HasAnErrorToPlantForTheSanitizerThatHarmsNobody) {
+    RunOptions options;
+    for (const std::string variable : {"DDP_CUDART_LIBRARY", "DDP_CUDA_LIBRARY"})
+        options.environment.push_back(variable + "=" + path_of("BUILD_ROOT") + "/tests/support/fake_nccl/fake-nccl.so");
+    const Outcome outcome = run({path_of("BUILD_ROOT") + "/tests/gpu/gpu_kernel_test", "--out-of-bounds"}, options);
+    EXPECT_EQ(outcome.status, 0) << outcome.err;
+    EXPECT_EQ(outcome.out, "wrote 64 elements into memory of 1\n");
+}
+
 TEST_F(GpuRunScript, SaysWhatIsWrongWithItsCommandLine) {
     EXPECT_EQ(verify({"--fast"}).status, 64);
     EXPECT_EQ(verify({"--minutes", "x"}).status, 64);
