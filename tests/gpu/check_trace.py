@@ -7,8 +7,8 @@ TRACE is what cuda-trace.so writes (its format: tests/support/trace_log.h), of a
 and whose epoch has many steps. A step reaches from one launch of an optimizer's first kernel (begin_sgd, begin_adamw) to
 the next; with --graph from one graph launch to the next. The first N are left out: libraries load kernels and allocate in
 them. Between the others and until the last, everything counts, of every thread of the process: calls that wait for the
-device, and such as may (allocations, copies from or to the host, loading code). Nothing else is left out: the run must
-have no epoch's end in between.
+device, and such as may (allocations, copies from or to the host, loading code); and whether the steps' thread waits by
+asking again and again. Nothing else is left out: the run must have no epoch's end in between.
 
 Exit codes: 0 nothing waits, 1 something does, or the trace does not show enough steps.
 """
@@ -32,6 +32,8 @@ WAITS = re.compile(r"""
   | cuCtx(Create|Destroy|Reset).* | cu(da)?DevicePrimaryCtx(Release|Reset) | cudaDeviceReset
   | cu(da)?Stream(Create|Destroy).*
 """, re.VERBOSE)
+QUERIES = re.compile(r"cu(da)?(Event|Stream)Query")
+MOST_QUERIES = 8  # of a step: NCCL may look at an event of its own, a loop that waits asks for as long as the device works
 VERSION = re.compile(r"(_ptsz|_ptds|_v\d+)+$")
 GRAPH_LAUNCHES = ("cuGraphLaunch", "cudaGraphLaunch")
 STEP_KERNELS = ("begin_sgd", "begin_adamw")
@@ -135,6 +137,9 @@ def main():
     if waits:
         fail(f"{sum(waits.values())} calls wait for the device in {steps} steps: "
              + ", ".join(f"{count} {name}" for name, count in waits.most_common()))
+    queries = sum(1 for call in own if QUERIES.fullmatch(call.name))
+    if queries > MOST_QUERIES * steps:
+        fail(f"a step asks the device {queries / steps:.0f} times whether it is done: that is to wait for it")
     print(f"{steps} steps of {len(own) / steps:.1f} calls, 0 of them wait for the device; "
           f"{statistics.median(inside) / 1000:.0f} us per step inside calls")
 

@@ -1,7 +1,8 @@
 // The device tests of tests/workers on whatever device there is: on a GPU machine on its GPU, also under
 // compute-sanitizer. Exit code 77, with one line, where there is none.
 //
-//   gpu_kernel_test --out-of-bounds   has a kernel write past the end of its memory: for compute-sanitizer to find. What
+//   gpu_kernel_test --out-of-bounds   has a kernel write past the end of its memory: for compute-sanitizer to
+//   find. What
 //                                     it writes is padding of the allocator's, so that nothing else notices
 #include <gtest/gtest.h>
 

@@ -275,6 +275,16 @@ TEST_F(CheckTrace, FindsAWaitInsideAnotherCallAndOnAnotherThread) {
     EXPECT_THAT(check(elsewhere).out, HasSubstr("1 cudaStreamSynchronize (another thread)"));
 }
 
+TEST_F(CheckTrace, FindsAStepThatWaitsByAskingAgainAndAgain) {
+    std::vector<std::string> step = kStep;
+    step.insert(step.end(), 2, "cuEventQuery");
+    MadeUpTrace looks, polls;
+    EXPECT_EQ(check(looks.steps(121, step)).status, 0);
+    step.insert(step.end(), 20, "cudaEventQuery");
+    EXPECT_THAT(check(polls.steps(121, step)).out,
+                HasSubstr("FAILED: a step asks the device 22 times whether it is done: that is to wait for it"));
+}
+
 TEST_F(CheckTrace, CountsGraphLaunchesWhereStepsAreGraphs) {
     const std::vector<std::string> step = {"cuLaunchKernel train_stage_f32", "cudaGraphLaunch_v10000"};
     MadeUpTrace trace;
