@@ -23,7 +23,6 @@ using ddp::GradScaler;
 using ddp::Optimizer;
 using ddp::Tensor;
 using ddp::cuda::chunk_elements;
-using ddp::cuda::ChunkTable;
 using ddp::cuda::DeviceKernels;
 using ddp::cuda::Gpu;
 using ddp::cuda::OwnedStream;
@@ -180,9 +179,16 @@ struct Twin {
 
 std::vector<std::unique_ptr<Twin>> twins(const std::vector<Kind>& kinds) {
     std::vector<std::unique_ptr<Twin>> all;
+    all.reserve(kinds.size());
     for (const Kind& kind : kinds)
         all.push_back(std::make_unique<Twin>(kind, static_cast<unsigned>(all.size())));
     return all;
+}
+
+std::vector<Buffer> gradients_of(const std::vector<std::unique_ptr<Twin>>& parameters) {
+    std::vector<Buffer> gradients(parameters.size());
+    for (std::size_t i = 0; i < parameters.size(); ++i) gradients[i] = parameters[i]->gradient();
+    return gradients;
 }
 
 struct Pair {
@@ -244,6 +250,7 @@ TEST(ManyParameters, TakeEachStepsOwnListEvenWhenTheHostRunsFarAhead) {
     // Nothing is read in between: the device is behind while the list changes again and again.
     const OnDevice<float> value(gpu(), std::vector<float>(8, 0), DType::F32);
     std::vector<Tensor> parameters;
+    parameters.reserve(8);
     for (int i = 0; i < 8; ++i)
         parameters.push_back({"p" + std::to_string(i), {1}, {value.data() + i, 1, DType::F32, kDevice}});
     const OnDevice<float> one(gpu(), {-1}, DType::F32);
@@ -264,8 +271,7 @@ TEST(ManyParameters, CostTwoLaunchesPerStepAndOneForTheCheck) {
     auto parameters = twins(kKinds);
     const Pair pair = adamw(parameters);
     GradScaler scaler(kDevice);
-    std::vector<Buffer> gradients;
-    for (const auto& twin : parameters) gradients.push_back(twin->gradient());
+    std::vector<Buffer> gradients = gradients_of(parameters);
 
     const auto cost = [](ddp::testing::Count counted, const std::function<void()>& body) {
         const long before = counted();
@@ -296,8 +302,7 @@ TEST(ManyParameters, WaitForNothingWhenTheirListChanges) {
     auto parameters = twins(kKinds);
     const Pair pair = adamw(parameters);
     GradScaler scaler(kDevice);
-    std::vector<Buffer> gradients;
-    for (const auto& twin : parameters) gradients.push_back(twin->gradient());
+    std::vector<Buffer> gradients = gradients_of(parameters);
     const long before = blocking_calls();
     for (const std::size_t dropped : {1, 2}) {
         gradients[dropped] = Buffer{};
@@ -358,6 +363,7 @@ TEST(CapturedStep, IsRefusedInOneLineWhenItsGradientsAreNewAndLeavesNothingBehin
                   "before; do one step with them outside of the capture first");
         const auto graph = capture.end();
         graph->launch(stream.get());
+        stream.synchronize();
     }
     EXPECT_EQ(values.values(stream.get()), (std::vector<float>{1, 10}));
     EXPECT_EQ(sgd->steps(), 1U) << "what was refused is not counted";
@@ -365,7 +371,8 @@ TEST(CapturedStep, IsRefusedInOneLineWhenItsGradientsAreNewAndLeavesNothingBehin
     sgd->step({&now, 1});
     ddp::cuda::Capture capture(gpu(), stream.get());
     sgd->step({&now, 1});
-    capture.end()->launch(stream.get());
+    const auto graph = capture.end();
+    graph->launch(stream.get());
     EXPECT_EQ(values.values(stream.get()), (std::vector<float>{201, 2010}));
 }
 

@@ -73,6 +73,7 @@ class ChunkTable {
                           });
     }
     void remake(std::span<const Buffer> gradients, const std::vector<Chunk>& chunks, Stream stream) {
+        // Of nothing, should the replacing fail: what the device holds then is not known.
         made_of_.clear();
         count_ = 0;
         if (!chunks.empty()) table_.replace(std::as_bytes(std::span(chunks)), stream);
