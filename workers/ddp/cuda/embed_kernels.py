@@ -1,8 +1,11 @@
 #!/usr/bin/env python3
 """Compiles a kernel module with nvcc and writes the result as a C++ array named <module>_image.
 
-embed_kernels.py NVCC INCLUDE MODULE SOURCE OUTPUT DEPFILE
+embed_kernels.py [--no-spills] NVCC INCLUDE MODULE SOURCE OUTPUT DEPFILE
 embed_kernels.py --check NVCC INCLUDE SOURCE                 only tries, and says why not
+
+With --no-spills a kernel that does not fit into registers is an error: on a device it would be slow, and nothing else
+would tell. Another compiler may need more of them, so it is for those who change kernels.
 
 Without a compiler (NVCC is "") the array says so: the program still links, and asking for a kernel on a real
 device is an error that tells why.
@@ -22,13 +25,13 @@ def compile_kernels(nvcc, include, source, fatbin, extra=()):
                            *extra, source, "-o", fatbin]).returncode
 
 
-def image_of(nvcc, include, source, output, depfile):
+def image_of(nvcc, include, source, output, depfile, extra):
     if not nvcc:
         with open(depfile, "w") as file:
             file.write(f"{output}: {source}\n")
         return b"no device code\0"
     fatbin = output + ".fatbin"
-    code = compile_kernels(nvcc, include, source, fatbin, ["-MD", "-MF", depfile, "-MT", output])
+    code = compile_kernels(nvcc, include, source, fatbin, ["-MD", "-MF", depfile, "-MT", output, *extra])
     if code != 0:
         sys.exit(code)
     with open(fatbin, "rb") as file:
@@ -49,5 +52,10 @@ def write_array(image, module, output):
 if sys.argv[1] == "--check":
     with tempfile.TemporaryDirectory() as directory:
         sys.exit(compile_kernels(*sys.argv[2:], directory + "/check.fatbin"))
-nvcc, include, module, source, output, depfile = sys.argv[1:]
-write_array(image_of(nvcc, include, source, output, depfile), module, output)
+arguments = sys.argv[1:]
+options = []
+if arguments[0] == "--no-spills":
+    arguments.pop(0)
+    options = ["-Xptxas", "--warn-on-spills,--warn-on-local-memory-usage"]
+nvcc, include, module, source, output, depfile = arguments
+write_array(image_of(nvcc, include, source, output, depfile, options), module, output)
