@@ -429,6 +429,24 @@ TEST(GradScaler, FindsTheOneBadElementAmongManyGradientsOfAllTypes) {
     }
 }
 
+TEST(GradScaler, SaysWhichGradientItCannotCheckAndWhat) {
+    GradScaler scaler(kDevice);
+    std::vector<float> on_host(3);
+    const OnDevice<std::int32_t> whole(gpu(), {1, 2}, DType::I32);
+    const Buffer host = ddp::buffer_of(std::span(on_host)), integers = whole.buffer();
+    EXPECT_EQ(message_of([&] {
+                  scaler.check({&host, 1});
+              }),
+              "grad scaler: a gradient of 3 elements of float32 in host memory cannot be checked; it takes "
+              "float32, bfloat16 and float16 in memory of CUDA device 0");
+    EXPECT_EQ(
+        message_of([&] {
+            scaler.check({&integers, 1});
+        }),
+        "grad scaler: a gradient of 2 elements of int32 in memory of CUDA device 0 cannot be checked; it "
+        "takes float32, bfloat16 and float16 in memory of CUDA device 0");
+}
+
 TEST(GradScaler, MakesRoomForMoreGradientsThanItHadPlaceFor) {
     constexpr std::size_t kMany = 20'000;
     std::vector<float> values(kMany, 1);

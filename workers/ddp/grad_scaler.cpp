@@ -2,6 +2,8 @@
 
 #include <fmt/core.h>
 
+#include <string>
+
 #include "ddp/cuda/chunk_table.h"
 #include "ddp/cuda/device_kernels.h"
 #include "ddp/cuda/memory.h"
@@ -14,6 +16,11 @@ constexpr std::size_t kChunks = 8192;
 
 void require(bool holds, const char* what) {
     if (!holds) throw InvalidInput(fmt::format("grad scaler: {}", what));
+}
+
+std::string place(const Device& device) {
+    if (device.kind == Device::Kind::Cpu) return "host memory";
+    return fmt::format("memory of CUDA device {}", device.index);
 }
 
 void check_options(const Device& device, const GradScalerOptions& options) {
@@ -44,8 +51,19 @@ struct GradScaler::Parts {
     }
     [[nodiscard]] std::vector<device::GradientChunk> chunks_of(std::span<const Buffer> gradients) const {
         std::uint64_t all = 0;
-        for (const Buffer& gradient : gradients) all += gradient.data != nullptr ? gradient.count : 0;
+        for (const Buffer& gradient : gradients) {
+            if (gradient.data == nullptr) continue;
+            check_gradient(gradient);
+            all += gradient.count;
+        }
         return cuda::gradient_chunks(gradients, cuda::chunk_elements(all, gpu->grid_for(all)));
+    }
+    void check_gradient(const Buffer& gradient) const {
+        if (gradient.device == device && cuda::has_kernels(gradient.dtype)) return;
+        throw InvalidInput(fmt::format(
+            "grad scaler: a gradient of {} elements of {} in {} cannot be checked; it takes float32, "
+            "bfloat16 and float16 in {}",
+            gradient.count, name_of(gradient.dtype), place(gradient.device), place(device)));
     }
     Device device;
     cuda::Stream stream;
