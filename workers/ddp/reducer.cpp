@@ -81,6 +81,7 @@ Buffer Reducer::gradient(std::size_t parameter) const {
 
 std::vector<Buffer> Reducer::gradients() const {
     std::vector<Buffer> all;
+    all.reserve(parameters_.size());
     for (std::size_t i = 0; i < parameters_.size(); ++i) all.push_back(is_used(i) ? gradient(i) : Buffer{});
     return all;
 }
