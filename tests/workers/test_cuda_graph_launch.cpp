@@ -97,6 +97,23 @@ TEST(GraphLaunch, IsEndedByTheLaunchersWordWithinASecondAndNotMadeAgain) {
     EXPECT_EQ(message_of(failures[0]), "");
 }
 
+TEST(GraphLaunch, OfAGroupThatEndsBeforeItsGraphIsSaidAndUsesNothingThatWasFreed) {
+    std::vector<std::unique_ptr<Captured>> graphs(2);
+    ::testing::internal::CaptureStderr();
+    const auto failures = failures_of(
+        2,
+        [&](NcclRank& rank) {
+            auto& graph = graphs[static_cast<std::size_t>(rank.group.rank())];
+            graph = std::make_unique<Captured>(rank);
+            graph->launch(rank.group).synchronize();
+        },
+        {.timeout = std::chrono::milliseconds(300), .own_stream = true});
+    const std::string said = ::testing::internal::GetCapturedStderr();
+    for (const auto& failure : failures) EXPECT_EQ(message_of(failure), "");
+    EXPECT_THAT(said, HasSubstr("a CUDA graph with its collectives must be destroyed before the group"));
+    graphs.clear();
+}
+
 TEST(GraphLaunch, ThatFailsBreaksTheGroup) {
     const auto failures = failures_of(
         1,
