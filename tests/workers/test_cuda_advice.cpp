@@ -23,6 +23,7 @@ TEST(CudaAdvice, NamesTheRemedyOfWhatOtherErrorsMean) {
     EXPECT_THAT(advice_for(214, 13000, 13000), HasSubstr("out of service"));
     EXPECT_THAT(advice_for(802, 13000, 13000), HasSubstr("nvidia-fabricmanager"));
     EXPECT_THAT(advice_for(803, 13000, 13000), HasSubstr("reboot"));
+    EXPECT_THAT(advice_for(201, 13000, 13000), HasSubstr("cudaSetDevice first"));
     for (const int crash : {700, 716, 719})
         EXPECT_THAT(advice_for(crash, 13000, 13000), HasSubstr("one before it; compute-sanitizer"));
     EXPECT_THAT(advice_for(807, 13000, 13000), HasSubstr("nvidia-cuda-mps-control -d"));

@@ -1,6 +1,7 @@
 #include <gtest/gtest.h>
 
 #include <optional>
+#include <thread>
 
 #include "ddp/cuda/graph.h"
 #include "ddp/cuda/memory.h"
@@ -95,8 +96,11 @@ TEST(Cuda, AnEventOfOneDeviceIsNotRecordedOnAnother) {
     const auto gpu = Gpu::of(0);
     gpu->make_current();
     const ddp::cuda::Event here(gpu->shared_api());
-    EXPECT_EQ(failure_of([&] { here.record(there.get()); }),
-              "recording a CUDA event: invalid resource handle (CUDA error 400)");
+    EXPECT_EQ(
+        failure_of([&] { here.record(there.get()); }),
+        "recording a CUDA event: invalid resource handle (CUDA error 400): a stream or an event of another "
+        "device, or one that was destroyed: the calling thread works on the device of its group "
+        "(cudaSetDevice)");
     EXPECT_EQ(gpu->api().get_last_error(), ddp::cuda::Code::Success);
 }
 
@@ -113,6 +117,16 @@ TEST(DeviceScope, ChangesTheDeviceForItsLife) {
     EXPECT_EQ(device, 0);
     EXPECT_EQ(failure_of([&] { ddp::cuda::DeviceScope(gpu->api(), 99); }),
               "choosing a CUDA device: invalid device ordinal (CUDA error 101)");
+}
+
+TEST(DeviceScope, LeavesAThreadThatNeverWorkedOnADeviceWhereItIs) {
+    const auto api = *ddp::cuda::api_from(fake_library());
+    int device = -1;
+    std::thread([&] {
+        { const ddp::cuda::DeviceScope there(api, 1); }
+        api.get_device(&device);
+    }).join();
+    EXPECT_EQ(device, 1) << "going back would make a context on device 0";
 }
 
 TEST(Gpu, NamesADeviceThatIsNotThere) {

@@ -66,6 +66,7 @@ SAME_CALL(graph_exec_destroy, cudaGraphExecDestroy);
 
 static_assert(static_cast<int>(DriverCode::Success) == CUDA_SUCCESS);
 #define SAME_DRIVER_CALL(ours, theirs) static_assert(same_call<decltype(DriverApi::ours), decltype(&theirs)>)
+static_assert(same_call<decltype(Api::current_context), decltype(&cuCtxGetCurrent)>);
 SAME_DRIVER_CALL(init, cuInit);
 SAME_DRIVER_CALL(device_get, cuDeviceGet);
 SAME_DRIVER_CALL(primary_context_retain, cuDevicePrimaryCtxRetain);

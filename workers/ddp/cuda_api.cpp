@@ -68,6 +68,7 @@ Result<Api> api_from(const SharedLibrary& library) {
     require("cudaGetLastError", api.get_last_error);
     require("cudaGetErrorString", api.get_error_string);
     take_graphs(library, api);
+    take(library.resolve, "cuCtxGetCurrent", api.current_context);  // where one library has all, as in tests
     if (missing.empty()) return api;
     return ddprun::Error{Errc::Mismatch, fmt::format("{} lacks {}: CUDA 11 or newer is needed", library.name,
                                                      ddprun::join(missing, ", "))};
@@ -79,7 +80,11 @@ Result<Api> load_api() {
     if (!library) {
         return library.error().with("loading the CUDA runtime (DDP_CUDART_LIBRARY names another file)");
     }
-    return api_from(*library);
+    Result<Api> api = api_from(*library);
+    if (!api || api->current_context != nullptr) return api;
+    if (const auto driver = open_library(library_names("DDP_CUDA_LIBRARY", {"libcuda.so.1"})))
+        take(driver->resolve, "cuCtxGetCurrent", api->current_context);
+    return api;
 }
 
 std::string Api::explain(Code code) const {
@@ -104,15 +109,26 @@ bool Api::succeeded(Code code) const {
     return code == Code::Success;
 }
 
+namespace {
+
+bool has_context(const Api& api) {
+    ContextObject* context = nullptr;
+    return api.current_context != nullptr && api.current_context(&context) == Code::Success &&
+           context != nullptr;
+}
+
+}  // namespace
+
 DeviceScope::DeviceScope(const Api& api, int device) : api_(api) {
     // Where even this fails the device is lost, and the call that follows says so under its own name.
     if (!api_.succeeded(api_.get_device(&before_)) || before_ == device) return;
+    const bool had_context = has_context(api_);
     api_.check(api_.set_device(device), "choosing a CUDA device");
-    changed_ = true;
+    goes_back_ = had_context;
 }
 
 DeviceScope::~DeviceScope() {
-    if (changed_) static_cast<void>(api_.succeeded(api_.set_device(before_)));
+    if (goes_back_) static_cast<void>(api_.succeeded(api_.set_device(before_)));
 }
 
 Event::Event(std::shared_ptr<const Api> api, unsigned flags) : api_(std::move(api)) {

@@ -10,6 +10,7 @@
 /// cuda_abi_check.cpp compares them with cuda_runtime_api.h where that header is there.
 namespace ddp::cuda {
 
+struct ContextObject;
 struct StreamObject;
 struct EventObject;
 struct GraphObject;
@@ -72,6 +73,9 @@ struct Api {
     Code (*graph_exec_destroy)(GraphExecHandle exec);
     [[nodiscard]] bool has_graphs() const { return graph_exec_destroy != nullptr; }
 
+    /// The driver's cuCtxGetCurrent: null for a thread that has worked on no device yet. May be missing.
+    Code (*current_context)(ContextObject** context);
+
     /// "out of memory (CUDA error 2): the device's memory is full: ...": CUDA's words, and what to do.
     [[nodiscard]] std::string explain(Code code) const;
     /// Throws ddp::Error "<attempt>: <CUDA's explanation>" unless the code is Success. A failure is told
@@ -84,6 +88,8 @@ struct Api {
 
 /// For the life of this object the calling thread's CUDA calls are for that device: events, memory and the
 /// default stream belong to the one that is current. Costs next to nothing when it is the current one anyway.
+/// A thread that never worked on any device stays on this one: going back would make a context on device 0,
+/// which costs hundreds of megabytes there, and is refused where another process has that device for itself.
 class DeviceScope {
   public:
     /// Throws Error with CUDA's reason.
@@ -95,7 +101,7 @@ class DeviceScope {
   private:
     const Api& api_;
     int before_ = 0;
-    bool changed_ = false;
+    bool goes_back_ = false;
 };
 
 /// DDP_CUDART_LIBRARY, else libcudart.so.13, .12, .11.0. Error: NotFound, Mismatch naming what it lacks.

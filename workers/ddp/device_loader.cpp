@@ -41,6 +41,7 @@ class DeviceLoader::Ring {
     }
 
     const DeviceBatch* take(std::size_t batch) {
+        const cuda::DeviceScope here(gpu_->api(), gpu_->index());
         // The batch before is given back: what the stream has been given so far may still use it.
         if (batch > 0) slot_of(batch - 1).used.record(user_stream_);
         reader_->take(batch);

@@ -216,6 +216,7 @@ class StagedGroup final : public ProcessGroup {
             if (part.host.data == nullptr && device.count > 0) part.host.data = region->host_of(device);
         }
         if (part.host.data == nullptr && device.count > 0) {
+            const cuda::DeviceScope here(*parts_.cuda, parts_.device);
             part.keeps = pool_.take(device.bytes());
             part.host.data = part.keeps.get();
         }

@@ -46,6 +46,10 @@ int cuCtxSetCurrent(void* context) {
     fake::set_current_device(static_cast<int>(reinterpret_cast<std::intptr_t>(context)) - 1);
     return 0;
 }
+int cuCtxGetCurrent(void** context) {
+    if (!fake::this_thread().has_context) return *context = nullptr, 0;
+    return cuDevicePrimaryCtxRetain(context, fake::current_device());
+}
 int cuModuleLoadData(void** module, const void* image) {
     const fake::TracedCall traced("cuModuleLoadData");
     *module = const_cast<void*>(image);

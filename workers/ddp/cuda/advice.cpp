@@ -31,12 +31,17 @@ std::string advice_for(int code, int runtime, int driver) {
                    "nvidia-smi -c DEFAULT";
         case 100:
             return "no device is visible: see CUDA_VISIBLE_DEVICES and the allocation";
+        case 201:
+            return "the calling thread has not chosen a device: cudaSetDevice first";
         case 209:
             return "the program has no code for this device's generation";
         case 214:
             return "the device's memory is defective: take it out of service (ddprun doctor)";
         case 222:
             return "the driver is older than the toolkit that made the program's PTX: update the driver";
+        case 400:
+            return "a stream or an event of another device, or one that was destroyed: the calling thread works on "
+                   "the device of its group (cudaSetDevice)";
         case 700:
         case 716:
         case 719:
