@@ -95,6 +95,14 @@ TEST(Capture, CannotBeEndedByAnotherThread) {
     EXPECT_EQ(graph, nullptr);
 }
 
+TEST(Capture, IsNeverOfTheDefaultStream) {
+    const OwnedStream stream(gpu());
+    const Capture capture(gpu(), stream.get());
+    const auto legacy = reinterpret_cast<ddp::cuda::Stream>(std::uintptr_t{1});  // cudaStreamLegacy
+    EXPECT_FALSE(ddp::cuda::is_capturing(gpu()->api(), nullptr));
+    EXPECT_FALSE(ddp::cuda::is_capturing(gpu()->api(), legacy));
+}
+
 TEST(Capture, ThrowsAwayWhatNobodyEnded) {
     const OwnedStream stream(gpu());
     const OnDevice<float> values(gpu(), {3}, DType::F32);

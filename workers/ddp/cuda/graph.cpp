@@ -1,5 +1,6 @@
 #include "ddp/cuda/graph.h"
 
+#include <cstdint>
 #include <utility>
 
 #include "ddp/types.h"
@@ -44,8 +45,9 @@ std::unique_ptr<Graph> Capture::end() {
 
 bool is_capturing(const Api& api, Stream stream) {
     CaptureStatus status = CaptureStatus::None;
-    // The default stream cannot be captured, and asking it may be an error while another one is.
-    if (stream == nullptr || !api.has_graphs()) return false;
+    // The default stream (null, or cudaStreamLegacy) cannot be captured, and asking it may be an error while
+    // another one is.
+    if (reinterpret_cast<std::uintptr_t>(stream) <= 1 || !api.has_graphs()) return false;
     api.check(api.stream_is_capturing(stream, &status), "asking whether a CUDA stream is captured");
     return status != CaptureStatus::None;
 }
