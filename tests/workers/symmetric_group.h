@@ -9,11 +9,14 @@
 
 namespace ddp::testing {
 
-/// A group that says that its memory is symmetric, and refuses averages as the kernels for such memory do.
+/// A group that says that its memory is symmetric, and refuses averages as the kernels for such memory do; or
+/// one that refuses them alone.
 class SymmetricGroup final : public ProcessGroup {
   public:
-    explicit SymmetricGroup(ProcessGroup& group) : group_(group) {}
-    [[nodiscard]] bool shared_memory_is_symmetric() const override { return true; }
+    enum class Memory { Symmetric, Any };
+    explicit SymmetricGroup(ProcessGroup& group, Memory memory = Memory::Symmetric)
+        : group_(group), memory_(memory) {}
+    [[nodiscard]] bool shared_memory_is_symmetric() const override { return memory_ == Memory::Symmetric; }
     Work all_reduce(Buffer buffer, ReduceOp op) override {
         if (op == ReduceOp::Avg) throw InvalidInput("symmetric memory is summed only");
         return group_.all_reduce(buffer, op);
@@ -50,6 +53,7 @@ class SymmetricGroup final : public ProcessGroup {
 
   private:
     ProcessGroup& group_;
+    Memory memory_;
 };
 
 }  // namespace ddp::testing

@@ -422,6 +422,22 @@ TEST(DeviceReducer, DividesWhileItCompressesForSymmetricMemory) {
     });
 }
 
+TEST(DeviceReducer, AsksForNoAverageOfOneRank) {
+    using ddp::testing::SymmetricGroup;
+    run_on_devices(1, [](ProcessGroup& group) {
+        for (const bool compressed : {false, true}) {
+            SymmetricGroup sums_only(group, SymmetricGroup::Memory::Any);
+            Model memory(sums_only, {100});
+            DistributedDataParallel model(sums_only, memory.parameters);
+            if (compressed) model.set_hook(ddp::bf16_compression());
+            put(model.gradient(0), std::vector<float>(100, 3.0F));
+            model.mark_ready(0);
+            model.finish();
+            EXPECT_EQ(get(model.gradient(0)), std::vector<float>(100, 3.0F));
+        }
+    });
+}
+
 TEST(GradScaler, LeavesAStepOutOnEveryRankWhenOneRanksGradientIsNotFinite) {
     run_on_devices(3, [](ProcessGroup& group) {
         Model memory(group, {50, 20});

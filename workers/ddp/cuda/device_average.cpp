@@ -16,16 +16,21 @@ bool divides_first(const ProcessGroup& group, DType type) {
 }
 float share_of_one(const ProcessGroup& group) { return 1.0F / static_cast<float>(group.size()); }
 
+/// Of one rank the sum is the average, and in place no work at all; for an average NCCL multiplies by 1, in a
+/// kernel over the whole buffer.
+bool is_alone(const ProcessGroup& group) { return group.size() == 1; }
+
 }  // namespace
 
 Work start_average(ProcessGroup& group, const Buffer& buffer) {
+    if (is_alone(group)) return group.all_reduce(buffer, ReduceOp::Sum);
     if (!divides_first(group, buffer.dtype)) return group.all_reduce(buffer, ReduceOp::Avg);
-    if (group.size() > 1) kernels_of(group).scale_cast(buffer, buffer, share_of_one(group), stream_of(group));
+    kernels_of(group).scale_cast(buffer, buffer, share_of_one(group), stream_of(group));
     return group.all_reduce(buffer, ReduceOp::Sum);
 }
 
 Work start_compressed_average(ProcessGroup& group, const Buffer& buffer, const Buffer& compressed) {
-    const bool first = divides_first(group, compressed.dtype);
+    const bool first = is_alone(group) || divides_first(group, compressed.dtype);
     kernels_of(group).scale_cast(buffer, compressed, first ? share_of_one(group) : 1, stream_of(group));
     return group.all_reduce(compressed, first ? ReduceOp::Sum : ReduceOp::Avg);
 }
