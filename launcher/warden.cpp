@@ -105,7 +105,11 @@ Status Warden::fork_child() {
     alive_.reset(ends[1]);
     pid_ = ::fork();
     if (pid_ < 0) return Error::system("fork the warden");
-    if (pid_ > 0) return {};
+    if (pid_ > 0) {
+        // It does so itself as well, but on a busy machine long after workers run: a signal to our group would hit it.
+        ::setpgid(pid_, pid_);
+        return {};
+    }
 
     detach_from_everything(read_end.get());
     char byte = 0;
