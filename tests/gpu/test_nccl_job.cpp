@@ -12,6 +12,7 @@ namespace ddprun::test {
 namespace {
 
 using ::testing::AllOf;
+using ::testing::ContainsRegex;
 using ::testing::HasSubstr;
 
 Outcome run_job(const std::vector<std::string>& options, const std::vector<std::string>& arguments,
@@ -55,10 +56,11 @@ TEST(NcclJob, EverySurvivorHearsOfADeadRankWithinASecond) {
     ASSERT_EQ(killed.size(), 1u) << outcome.out;
     ASSERT_EQ(heard.size(), 3u) << outcome.out;
     for (const long at : heard) EXPECT_LT(at - killed[0], 1000);
+    // Rank 2 dies before #53; another may still be leaving #52 then.
     for (const int rank : {0, 1, 3}) {
-        EXPECT_THAT(outcome.out, HasSubstr("rank " + std::to_string(rank) +
-                                           ": all_reduce #53 (1 float32, 4 B, sum): "
-                                           "rank 2 was lost, the launcher ended generation"));
+        EXPECT_THAT(outcome.out, ContainsRegex("rank " + std::to_string(rank) +
+                                               ": all_reduce #5[23] \\(1 float32, 4 B, sum\\): "
+                                               "rank 2 was lost, the launcher ended generation"));
     }
     EXPECT_THAT(outcome.err, HasSubstr("root cause: rank 2"));
 }
