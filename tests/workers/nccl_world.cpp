@@ -79,6 +79,10 @@ SharedLibrary fake_without(std::vector<std::string> names) {
     return library;
 }
 
+void LostDevice::lose(int code) {
+    reinterpret_cast<int (*)(int)>(fake_library().resolve("fake_cuda_lose_device"))(code);
+}
+
 Buffer NcclRank::filled(std::vector<float> values) {
     const auto* const first = reinterpret_cast<const std::byte*>(values.data());
     return holding({first, first + values.size() * sizeof(float)}, DType::F32);

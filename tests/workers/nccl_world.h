@@ -17,6 +17,18 @@ SharedLibrary fake_library();
 /// The fake without these entry points.
 SharedLibrary fake_without(std::vector<std::string> names);
 
+/// Every call of CUDA fails for the life of this object, as after an illegal access.
+class LostDevice {
+  public:
+    LostDevice() { lose(700); }
+    ~LostDevice() { lose(0); }
+    LostDevice(const LostDevice&) = delete;
+    LostDevice& operator=(const LostDevice&) = delete;
+
+  private:
+    static void lose(int code);
+};
+
 struct NcclWorldOptions {
     std::string faults = {};  ///< FAKE_NCCL
     std::chrono::nanoseconds timeout = std::chrono::seconds(20);

@@ -1,11 +1,13 @@
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <optional>
 #include <thread>
 
 #include "ddp/cuda/graph.h"
 #include "ddp/cuda/memory.h"
 #include "ddp/cuda/module.h"
+#include "ddp/device_loader.h"
 #include "ddp/types.h"
 #include "tests/workers/nccl_world.h"
 
@@ -17,6 +19,7 @@ using ddp::cuda::Gpu;
 using ddp::cuda::Module;
 using ddp::testing::fake_library;
 using ddp::testing::fake_without;
+using ddp::testing::LostDevice;
 
 /// Device 0 behind a driver that differs in one point.
 template <class Change>
@@ -56,20 +59,6 @@ TEST(CudaApi, HasGraphsOnlyWhenItHasAllOfThem) {
         EXPECT_FALSE(ddp::cuda::api_from(fake_without({name}))->has_graphs()) << name;
 }
 
-/// The device is lost for the life of this object, as after an illegal access.
-class LostDevice {
-  public:
-    LostDevice() { lose(700); }
-    ~LostDevice() { lose(0); }
-    LostDevice(const LostDevice&) = delete;
-    LostDevice& operator=(const LostDevice&) = delete;
-
-  private:
-    static void lose(int code) {
-        reinterpret_cast<int (*)(int)>(fake_library().resolve("fake_cuda_lose_device"))(code);
-    }
-};
-
 TEST(Cuda, WhatBelongsToALostDeviceGoesWithoutAWord) {
     const auto gpu = Gpu::of(0);
     std::optional<LostDevice> lost;
@@ -89,6 +78,25 @@ TEST(Cuda, WhatBelongsToALostDeviceGoesWithoutAWord) {
             "crashed, this one or one before it; compute-sanitizer finds where");
     }
     lost.reset();
+}
+
+/// Samples of four bytes.
+class Words final : public ddp::Dataset {
+  public:
+    std::size_t size() const override { return 100; }
+    std::vector<std::size_t> field_bytes() const override { return {4}; }
+    void read(std::size_t, std::span<const std::span<std::byte>> fields) const override {
+        std::fill(fields[0].begin(), fields[0].end(), std::byte{1});
+    }
+};
+
+TEST(Cuda, ALoaderOfALostDeviceSaysSoAndGoes) {
+    const Words words;
+    std::vector<std::size_t> order(words.size());
+    ddp::DeviceLoader loader(words, order, {.batch_size = 1, .device = {ddp::Device::Kind::Cuda, 0}});
+    ASSERT_NE(loader.next(), nullptr);
+    const LostDevice lost;
+    EXPECT_NE(failure_of([&] { (void)loader.next(); }).find("illegal memory access"), std::string::npos);
 }
 
 TEST(Cuda, AnEventOfOneDeviceIsNotRecordedOnAnother) {

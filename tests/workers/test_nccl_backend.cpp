@@ -2,6 +2,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <optional>
+
 #include "tests/workers/nccl_world.h"
 
 namespace {
@@ -271,6 +273,17 @@ TEST(NcclWatchdog, AFaultOfTheDeviceIsNamed) {
     EXPECT_EQ(message_of(failures[0]),
               "rank 0: all_reduce #2 (4 float32, 16 B, sum): an illegal memory access was encountered (CUDA "
               "error 700)");
+}
+
+TEST(NcclWatchdog, ALostDeviceIsNamedAndTheGroupGoesAllTheSame) {
+    std::optional<LostDevice> lost;
+    const auto failures = failures_of(1, [&](NcclRank& rank) {
+        const Buffer buffer = rank.filled({1});
+        lost.emplace();
+        rank.group.all_reduce(buffer).synchronize();
+    });
+    lost.reset();
+    EXPECT_THAT(message_of(failures[0]), HasSubstr("an illegal memory access was encountered (CUDA error 700)"));
 }
 
 TEST(NcclWatchdog, AnAbortThatDoesNotComeBackDoesNotHoldTheWaiterUp) {

@@ -8,6 +8,7 @@
 #include <atomic>
 #include <cstring>
 #include <future>
+#include <optional>
 #include <thread>
 
 #include "ddp/staged_group.h"
@@ -273,6 +274,21 @@ TEST(Staged, AFaultOfTheDeviceIsNamedAndEndsTheGroup) {
         {.own_streams = true});
     EXPECT_THAT(message_of(failures[0]),
                 HasSubstr("rank 0: all_reduce: an illegal memory access was encountered (CUDA error 700)"));
+}
+
+TEST(Staged, ALostDeviceIsNamedAndTheGroupGoesAllTheSame) {
+    std::optional<LostDevice> lost;
+    const auto failures = staged_failures_of(
+        1,
+        [&](ProcessGroup& group) {
+            const Buffer buffer = device_copy(group, Bytes(80), DType::U8);
+            group.all_reduce(buffer).synchronize();
+            lost.emplace();
+            group.all_reduce(buffer).wait();
+        },
+        {.own_streams = true});
+    lost.reset();
+    EXPECT_THAT(message_of(failures[0]), HasSubstr("an illegal memory access was encountered (CUDA error 700)"));
 }
 
 /// An environment variable for the life of this object.
