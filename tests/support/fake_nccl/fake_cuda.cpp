@@ -184,6 +184,7 @@ int copy(void* to, const void* from, std::size_t bytes, Stream& stream) {
     ++this_thread().copies;
     const bool waits = !kind_of(to) || !kind_of(from);
     if (waits && stream.capture()) return refuse_in_capture(stream);
+    if (bytes == 0) return 0;
     stream.post([=] { std::memcpy(to, from, bytes); });
     if (!waits) return 0;
     count_blocking_call();
