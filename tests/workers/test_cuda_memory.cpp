@@ -77,15 +77,19 @@ TEST(Event, ThatWasNotReachedYetIsNoErrorOfTheThreadThatAsks) {
     const OwnedStream stream(gpu());
     const DeviceMemory memory(gpu(), 64 << 20);
     const Event end(gpu()->shared_api());
-    for (int t = 0; t < 20; ++t) memory.clear(stream.get());
-    end.record(stream.get());
-    int not_ready = 0;
-    for (Code code = Code::NotReady; code == Code::NotReady; ++not_ready) {
-        code = end.query();
-        ASSERT_EQ(gpu()->api().get_last_error(), Code::Success) << not_ready;
+    bool was_early = false;
+    // The device may be quicker than we ask; under compute-sanitizer it always is.
+    for (int attempt = 0; attempt < 100 && !was_early; ++attempt) {
+        for (int t = 0; t < 5; ++t) memory.clear(stream.get());
+        end.record(stream.get());
+        for (Code code = Code::NotReady; code == Code::NotReady;) {
+            code = end.query();
+            was_early = was_early || code == Code::NotReady;
+            ASSERT_EQ(gpu()->api().get_last_error(), Code::Success);
+        }
     }
-    // A tool that looks over CUDA's shoulder may make each call wait.
-    if (not_ready == 1) GTEST_SKIP() << "the device was done before it was asked";
+    const bool is_fake = ddp::testing::blocking_calls() != nullptr;
+    EXPECT_TRUE(was_early || !is_fake) << "the fake takes its time";
 }
 
 TEST(HostCopies, BringDeviceTensorsToTheHostAndBackAndLeaveHostTensorsWhereTheyAre) {
