@@ -112,6 +112,23 @@ TEST(Cuda, AnEventOfOneDeviceIsNotRecordedOnAnother) {
     EXPECT_EQ(gpu->api().get_last_error(), ddp::cuda::Code::Success);
 }
 
+TEST(Cuda, AnErrorOfTheProgramsOwnIsStillThereAfterOurCalls) {
+    const auto gpu = Gpu::of(0);
+    gpu->make_current();
+    const auto api = gpu->shared_api();
+    api->stream_destroy(nullptr);
+    {
+        const ddp::cuda::OwnedStream stream(gpu);
+        const ddp::cuda::Event event(api);
+        event.record(stream.get());
+        event.synchronize();
+        EXPECT_EQ(event.query(), ddp::cuda::Code::Success);
+        const ddp::cuda::Capture thrown_away(gpu, stream.get());
+        const ddp::cuda::DeviceScope there(*api, 1);
+    }
+    EXPECT_EQ(api->get_last_error(), ddp::cuda::Code{400});
+}
+
 TEST(DeviceScope, ChangesTheDeviceForItsLife) {
     const auto gpu = Gpu::of(0);
     gpu->make_current();

@@ -10,7 +10,7 @@ DeviceMemory::DeviceMemory(const Api& nccl, const cuda::Api& cuda, std::size_t b
     : nccl_(nccl), cuda_(cuda), bytes_(bytes) {
     from_nccl_ = nccl.mem_alloc != nullptr && nccl.mem_alloc(&address_, bytes) == Code::Success;
     if (from_nccl_) return;
-    cuda.get_last_error();  // NCCL's, where it runs on the same runtime
+    if (nccl.mem_alloc != nullptr) cuda.get_last_error();  // NCCL's, where it runs on the same runtime
     cuda.check(cuda.malloc(&address_, bytes),
                fmt::format("allocating {} on the device", ddprun::format_bytes(bytes)).c_str());
 }

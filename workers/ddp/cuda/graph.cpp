@@ -31,9 +31,8 @@ Capture::Capture(std::shared_ptr<const Gpu> gpu, Stream stream) : gpu_(std::move
 Capture::~Capture() {
     GraphHandle graph = nullptr;
     if (!capturing_) return;
-    if (gpu_->api().stream_end_capture(stream_, &graph) == Code::Success && graph != nullptr)
+    if (gpu_->api().succeeded(gpu_->api().stream_end_capture(stream_, &graph)) && graph != nullptr)
         gpu_->api().graph_destroy(graph);
-    gpu_->api().get_last_error();
 }
 
 std::unique_ptr<Graph> Capture::end() {
