@@ -227,7 +227,8 @@ Products::Plan& Products::plan_for(const Product& product) {
 std::vector<Timing> Products::timings() const {
     std::vector<Timing> all;
     for (const auto& [kind, plan] : plans_) {
-        if (plan->is_tuned()) all.push_back(plan->timing());
+        // Null: making it has failed.
+        if (plan && plan->is_tuned()) all.push_back(plan->timing());
     }
     return all;
 }
