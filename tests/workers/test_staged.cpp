@@ -276,19 +276,39 @@ TEST(Staged, AFaultOfTheDeviceIsNamedAndEndsTheGroup) {
                 HasSubstr("rank 0: all_reduce: an illegal memory access was encountered (CUDA error 700)"));
 }
 
-TEST(Staged, ALostDeviceIsNamedAndTheGroupGoesAllTheSame) {
-    std::optional<LostDevice> lost;
-    const auto failures = staged_failures_of(
+TEST(Staged, DoesNotSpoilACaptureInCudasDefaultModeThatTheProgramMakesMeanwhile) {
+    const auto cuda = cuda::api_from(fake_library());
+    expect_all_well(staged_failures_of(
         1,
         [&](ProcessGroup& group) {
             const Buffer buffer = device_copy(group, Bytes(80), DType::U8);
-            group.all_reduce(buffer).synchronize();
-            lost.emplace();
-            group.all_reduce(buffer).wait();
+            cuda::Stream captured = nullptr;
+            cuda->stream_create_with_priority(&captured, cuda::kStreamNonBlocking, 0);
+            cuda->check(cuda->stream_begin_capture(captured, cuda::CaptureMode::Global), "capturing");
+            const Work work = group.all_reduce(buffer);
+            while (!work.done()) std::this_thread::yield();
+            cuda::GraphHandle graph = nullptr;
+            cuda->check(cuda->stream_end_capture(captured, &graph), "ending the capture");
+            cuda->graph_destroy(graph);
+            cuda->stream_destroy(captured);
         },
-        {.own_streams = true});
+        {.own_streams = true}));
+}
+
+TEST(Staged, ALostDeviceIsNamedAndTheGroupGoesAllTheSame) {
+    std::optional<LostDevice> lost;
+    const auto failures = staged_failures_of(1,
+                                             [&](ProcessGroup& group) {
+                                                 const Buffer buffer =
+                                                     device_copy(group, Bytes(80), DType::U8);
+                                                 group.all_reduce(buffer).synchronize();
+                                                 lost.emplace();
+                                                 group.all_reduce(buffer).wait();
+                                             },
+                                             {.own_streams = true});
     lost.reset();
-    EXPECT_THAT(message_of(failures[0]), HasSubstr("an illegal memory access was encountered (CUDA error 700)"));
+    EXPECT_THAT(message_of(failures[0]),
+                HasSubstr("an illegal memory access was encountered (CUDA error 700)"));
 }
 
 /// An environment variable for the life of this object.
@@ -327,8 +347,7 @@ TEST(Staged, TakesCallsFromAThreadThatWorksOnAnotherDeviceAndLeavesItThere) {
         EXPECT_EQ(device, 1);
     };
     expect_all_well(staged_failures_of(
-        2,
-        [&](ProcessGroup& group) { std::async(std::launch::async, [&] { reduce(group); }).get(); },
+        2, [&](ProcessGroup& group) { std::async(std::launch::async, [&] { reduce(group); }).get(); },
         {.own_streams = true}));
 }
 

@@ -59,6 +59,7 @@ SAME_CALL(get_error_string, cudaGetErrorString);
 SAME_CALL(stream_begin_capture, cudaStreamBeginCapture);
 SAME_CALL(stream_end_capture, cudaStreamEndCapture);
 SAME_CALL(stream_is_capturing, cudaStreamIsCapturing);
+SAME_CALL(thread_exchange_stream_capture_mode, cudaThreadExchangeStreamCaptureMode);
 SAME_CALL(graph_instantiate_with_flags, cudaGraphInstantiateWithFlags);
 SAME_CALL(graph_launch, cudaGraphLaunch);
 SAME_CALL(graph_destroy, cudaGraphDestroy);

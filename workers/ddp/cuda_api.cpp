@@ -22,6 +22,8 @@ void take_graphs(const SharedLibrary& library, Api& api) {
         take(library.resolve, "cudaStreamBeginCapture", api.stream_begin_capture) &&
         take(library.resolve, "cudaStreamEndCapture", api.stream_end_capture) &&
         take(library.resolve, "cudaStreamIsCapturing", api.stream_is_capturing) &&
+        take(library.resolve, "cudaThreadExchangeStreamCaptureMode",
+             api.thread_exchange_stream_capture_mode) &&
         take(library.resolve, "cudaGraphInstantiateWithFlags", api.graph_instantiate_with_flags) &&
         take(library.resolve, "cudaGraphLaunch", api.graph_launch) &&
         take(library.resolve, "cudaGraphDestroy", api.graph_destroy);

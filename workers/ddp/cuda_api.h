@@ -67,6 +67,7 @@ struct Api {
     Code (*stream_begin_capture)(Stream stream, CaptureMode mode);
     Code (*stream_end_capture)(Stream stream, GraphHandle* graph);
     Code (*stream_is_capturing)(Stream stream, CaptureStatus* status);
+    Code (*thread_exchange_stream_capture_mode)(CaptureMode* mode);
     Code (*graph_instantiate_with_flags)(GraphExecHandle* exec, GraphHandle graph, unsigned long long flags);
     Code (*graph_launch)(GraphExecHandle exec, Stream stream);
     Code (*graph_destroy)(GraphHandle graph);

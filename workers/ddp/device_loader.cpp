@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "ddp/batching.h"
+#include "ddp/cuda/graph.h"
 #include "ddp/cuda/memory.h"
 #include "ddp/read_ahead.h"
 #include "ddp/types.h"
@@ -64,7 +65,10 @@ class DeviceLoader::Ring {
 
     // On the thread. An event that was never recorded holds nobody back.
     void make(std::size_t batch) {
-        if (batch == 0) gpu_->make_current();
+        if (batch == 0) {
+            gpu_->make_current();
+            cuda::leave_captures_alone(gpu_->api());
+        }
         Slot& slot = slot_of(batch);
         slot.copied.synchronize();
         fill(slot, batching_.samples_of(batch));

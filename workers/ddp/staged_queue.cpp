@@ -9,6 +9,7 @@
 #include <bit>
 #include <utility>
 
+#include "ddp/cuda/graph.h"
 #include "env/text.h"
 
 namespace ddp::staged {
@@ -261,6 +262,7 @@ void Queue::finish_returned(std::deque<std::shared_ptr<Operation>>& returning) c
 
 void Queue::work() {
     parts_.cuda->set_device(parts_.device);
+    cuda::leave_captures_alone(*parts_.cuda);
     std::deque<std::shared_ptr<Operation>> returning;
     std::unique_lock lock(mutex_);
     while (!leaving_ || !waiting_.empty() || !returning.empty()) {

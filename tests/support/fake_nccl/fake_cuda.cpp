@@ -198,12 +198,12 @@ int register_host(void* address, std::size_t bytes) {
     return lock_pages(address, bytes);
 }
 
-int begin_capture(void* handle) {
+int begin_capture(void* handle, CaptureMode mode) {
     const std::shared_ptr<Stream> origin = stream_of(handle);
     if (handle == nullptr || origin->capture()) return kCaptureUnsupported;
     const auto capture = std::make_shared<Capture>(origin);
     origin->set_capture(capture);
-    this_thread().captures.push_back(capture);
+    begin_capture(capture, mode);
     return 0;
 }
 
@@ -215,7 +215,7 @@ int end_capture(void* handle, void** graph) {
     Capture::Tasks tasks;
     const int problem = capture->end(*ending, tasks);
     if (problem == kCaptureUnmatched || problem == kCaptureWrongThread) return problem;
-    std::erase(this_thread().captures, capture);
+    end_capture(capture);
     if (problem != 0) return problem;
     *graph = new Graph(std::make_shared<const Capture::Tasks>(std::move(tasks)));
     return 0;
@@ -398,13 +398,16 @@ int cudaMemsetAsync(void* address, int value, std::size_t bytes, void* stream) {
     return told(0);
 }
 
-int cudaStreamBeginCapture(void* stream, int) {
+int cudaStreamBeginCapture(void* stream, CaptureMode mode) {
     const TracedCall traced("cudaStreamBeginCapture");
-    return told(begin_capture(stream));
+    return told(begin_capture(stream, mode));
 }
 int cudaStreamEndCapture(void* stream, void** graph) {
     const TracedCall traced("cudaStreamEndCapture");
     return told(end_capture(stream, graph));
+}
+int cudaThreadExchangeStreamCaptureMode(CaptureMode* mode) {
+    return std::swap(*mode, this_thread().capture_mode), told(0);
 }
 int cudaStreamIsCapturing(void* stream, int* status) {
     const TracedCall traced("cudaStreamIsCapturing");

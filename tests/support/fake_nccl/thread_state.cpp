@@ -3,6 +3,7 @@
 #include <pthread.h>
 
 #include <atomic>
+#include <mutex>
 
 #include "tests/support/fake_nccl/fake_capture.h"
 #include "tests/support/fake_nccl/fake_cuda.h"
@@ -12,6 +13,15 @@ namespace fake {
 namespace {
 
 std::atomic<int> lost{0};
+
+struct GlobalCaptures {
+    std::mutex mutex;
+    std::vector<std::shared_ptr<Capture>> captures;
+};
+GlobalCaptures& global_captures() {
+    static auto* const all = new GlobalCaptures;
+    return *all;
+}
 
 }  // namespace
 
@@ -38,8 +48,27 @@ int lost_device() { return lost; }
 void lose_device(int code) { lost = code; }
 
 int refuse_unsafe() {
-    for (const auto& capture : this_thread().captures) capture->invalidate(kCaptureInvalidated);
-    return this_thread().captures.empty() ? 0 : kCaptureUnsupported;
+    if (this_thread().capture_mode == CaptureMode::Relaxed) return 0;
+    std::vector<std::shared_ptr<Capture>> spoilt = this_thread().captures;
+    if (this_thread().capture_mode == CaptureMode::Global) {
+        const std::lock_guard lock(global_captures().mutex);
+        const auto& all = global_captures().captures;
+        spoilt.insert(spoilt.end(), all.begin(), all.end());
+    }
+    for (const auto& capture : spoilt) capture->invalidate(kCaptureInvalidated);
+    return spoilt.empty() ? 0 : kCaptureUnsupported;
+}
+
+void begin_capture(const std::shared_ptr<Capture>& capture, CaptureMode mode) {
+    if (mode != CaptureMode::Relaxed) this_thread().captures.push_back(capture);
+    const std::lock_guard lock(global_captures().mutex);
+    if (mode == CaptureMode::Global) global_captures().captures.push_back(capture);
+}
+
+void end_capture(const std::shared_ptr<Capture>& capture) {
+    std::erase(this_thread().captures, capture);
+    const std::lock_guard lock(global_captures().mutex);
+    std::erase(global_captures().captures, capture);
 }
 
 int current_device() { return this_thread().device; }

@@ -9,11 +9,16 @@ namespace fake {
 
 class Capture;
 
+/// cudaStreamCaptureMode. A capture in the global one forbids unsafe calls to all threads, except to those
+/// that are in another one themselves.
+enum class CaptureMode : int { Global = 0, ThreadLocal = 1, Relaxed = 2 };
+
 struct ThreadState {
     int device = 0;
     bool has_context = false;  ///< the driver's launches need one; cudaSetDevice and cuCtxSetCurrent make it
     int last_error = 0;        ///< for cudaGetLastError
     long blocking_calls = 0, launches = 0, copies = 0;
+    CaptureMode capture_mode = CaptureMode::Global;
     std::vector<std::shared_ptr<Capture>> captures;  ///< those that this thread began and has not ended
 };
 ThreadState& this_thread();
@@ -25,8 +30,9 @@ int told(int code);
 int lost_device();
 void lose_device(int code);
 
-/// For calls that a thread may not make between beginning a capture and ending it: it is spoilt then. 0: none
-/// goes on.
+/// For unsafe calls: captures that forbid them to this thread are spoilt. 0: there is none.
 int refuse_unsafe();
+void begin_capture(const std::shared_ptr<Capture>& capture, CaptureMode mode);
+void end_capture(const std::shared_ptr<Capture>& capture);
 
 }  // namespace fake

@@ -42,6 +42,13 @@ std::unique_ptr<Graph> Capture::end() {
     return std::make_unique<Graph>(gpu_, graph);
 }
 
+void leave_captures_alone(const Api& api) {
+    CaptureMode mode = CaptureMode::ThreadLocal;
+    if (!api.has_graphs()) return;
+    // Where even this fails the device is lost, and the thread's next call says so.
+    static_cast<void>(api.succeeded(api.thread_exchange_stream_capture_mode(&mode)));
+}
+
 bool is_capturing(const Api& api, Stream stream) {
     CaptureStatus status = CaptureStatus::None;
     // The default stream (null, or cudaStreamLegacy) cannot be captured, and asking it may be an error while
