@@ -47,9 +47,9 @@ class Capture {
     bool capturing_ = false;
 };
 
-/// For threads of libddp's own, once, behind their choice of a device: what they ask of events and allocate does
-/// not spoil a capture that the program makes meanwhile, also one in CUDA's default mode, which forbids it to
-/// every thread. Does not throw.
+/// For threads of libddp's own, once, behind their choice of a device: what they ask of events and allocate
+/// does not spoil a capture that the program makes meanwhile, also one in CUDA's default mode, which forbids
+/// it to every thread. Does not throw.
 void leave_captures_alone(const Api& api);
 
 /// Whether `stream` is being captured now.
