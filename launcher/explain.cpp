@@ -33,7 +33,7 @@ constexpr Saying kSayings[] = {
     {"CUDA error: out of memory", "the GPU's memory is full: a smaller batch, or another process is on the GPU"},
     {"invalid device ordinal", "more workers than visible GPUs: see --nproc-per-node and CUDA_VISIBLE_DEVICES"},
     {"no CUDA-capable device", "no GPU is visible to this worker: see CUDA_VISIBLE_DEVICES and the allocation"},
-    {"CUDA driver version is insufficient", "the node's NVIDIA driver is older than the program's CUDA needs"},
+    {"CUDA driver version is insufficient", "the node has no NVIDIA driver, or one that is older than the program's CUDA needs"},
     {"no kernel image is available", "the program was built for another GPU generation than this node's"},
     {"device-side assert triggered", "a CUDA kernel failed an assertion, often an index out of range; CUDA_LAUNCH_BLOCKING=1 finds it"},
     {"an illegal memory access was encountered", "a CUDA kernel accessed memory it must not; compute-sanitizer finds it"},
