@@ -272,7 +272,7 @@ TEST(NcclWatchdog, AFaultOfTheDeviceIsNamed) {
     const auto failures = failures_of(1, reduce_once, {.faults = "0:2:cuda:700"});
     EXPECT_EQ(message_of(failures[0]),
               "rank 0: all_reduce #2 (4 float32, 16 B, sum): an illegal memory access was encountered (CUDA "
-              "error 700)");
+              "error 700): a kernel crashed, this one or one before it; compute-sanitizer finds where");
 }
 
 TEST(NcclWatchdog, ALostDeviceIsNamedAndTheGroupGoesAllTheSame) {

@@ -119,7 +119,8 @@ bool Session::register_memory(void* address, std::size_t bytes, Registration how
         return api.comm_register(comm, address, bytes, &made.handle);
     });
     // What a call refuses at once does no harm; what goes wrong later does.
-    if (code && *code != Code::InProgress && *code != Code::Success) return look_again(), false;
+    const bool refused = code && *code != Code::InProgress && *code != Code::Success;
+    if (refused && communicator_->state() == Code::Success) return look_again(), false;
     try {
         settle(code.value_or(Code::InProgress), attempt, MonotonicClock::now());
         look_again();
@@ -132,6 +133,7 @@ bool Session::register_memory(void* address, std::size_t bytes, Registration how
 
 // An error here is one that leaving meets again.
 void Session::deregister_all() {
+    const cuda::DeviceScope here(*parts_.cuda, parts_.device);
     for (const Registered& one : registered_) {
         const auto code = communicator_->call([&](Handle comm) {
             const Api& api = communicator_->api();
@@ -242,7 +244,7 @@ Work Session::start(cpu::Call call, const Enqueue& enqueue) {
 // The graph follows the user's stream alone: what was started before and not waited for must not meet it in NCCL.
 Work Session::launch_graph(const std::function<void()>& launch) {
     return track({.operation = ddprun::SegmentOp::GraphLaunch}, false, [&](const InFlight& operation) {
-        if (const auto latest = std::exchange(latest_, nullptr)) hold_back(*latest);
+        if (const auto latest = std::exchange(latest_, nullptr)) hold_back_at(latest)();
         launch();
         record_end(operation, parts_.user_stream);
         operation.work->hold_back = [] {};  // the user's stream does it itself
@@ -312,7 +314,7 @@ void Session::put_on_stream(const InFlight& operation, const Enqueue& enqueue) {
     const auto code =
         communicator_->call([&](Handle comm) { return enqueue(communicator_->api(), comm, stream_); });
     if (!code) std::rethrow_exception(broken());  // stopped in between
-    operation.work->hold_back = [this, end = operation.end] { hold_back(*end); };
+    operation.work->hold_back = hold_back_at(operation.end);
     starting_ = operation;
     if (!operation.captured) latest_ = operation.end;
     if (code != Code::InProgress || operation.captured) finish_start(*code);
@@ -348,11 +350,15 @@ void Session::record_end(const InFlight& operation, cuda::Stream stream) {
     operation.end->recorded = true;
 }
 
-void Session::hold_back(const End& end) {
-    const cuda::DeviceScope here(*parts_.cuda, parts_.device);
-    if (!end.recorded) finish_start();
-    if (!end.recorded) std::rethrow_exception(broken());
-    end.event->hold_back(parts_.user_stream);
+/// What makes the user's stream wait for that end. May be called when the session is gone: then nothing starts
+/// any more.
+std::function<void()> Session::hold_back_at(std::shared_ptr<const End> end) {
+    return [this, cuda = parts_.cuda, device = parts_.device, user = parts_.user_stream, end = std::move(end)] {
+        const cuda::DeviceScope here(*cuda, device);
+        if (!end->recorded) finish_start();
+        if (!end->recorded) std::rethrow_exception(broken());
+        end->event->hold_back(user);
+    };
 }
 
 // With a non-blocking communicator a call may still be on its way; no other may be made until it is done.
@@ -393,6 +399,7 @@ void Session::fail(std::exception_ptr failure) {
 
 void Session::watch() {
     parts_.cuda->set_device(parts_.device);
+    cuda::leave_captures_alone(*parts_.cuda);
     std::unique_lock lock(mutex_);
     while (!leaving_ || !in_flight_.empty()) {
         changed_.wait_for(lock, in_flight_.empty() ? kLookIdle : kLookBusy);
@@ -442,8 +449,7 @@ bool Session::retire_finished() {
     const cuda::Code code = oldest.end->event->query();
     if (code == cuda::Code::NotReady) return false;
     if (code != cuda::Code::Success) {
-        const std::string what = fmt::format("{}: {} (CUDA error {})", named(oldest.call),
-                                             parts_.cuda->get_error_string(code), static_cast<int>(code));
+        const std::string what = fmt::format("{}: {}", named(oldest.call), parts_.cuda->explain(code));
         note_device_error(DeviceLibrary::Cuda, what);
         throw Error(what);
     }

@@ -106,7 +106,7 @@ class Session {
     void finish_start();
     void look_at_start();
     void record_end(const InFlight& operation, cuda::Stream stream);
-    void hold_back(const End& end);
+    std::function<void()> hold_back_at(std::shared_ptr<const End> end);
     void deregister_all();
     void run_on_stream(const char* attempt, const std::function<cuda::Code()>& enqueue);
     void settle(Code code, const std::string& name, ddprun::TimePoint started);
