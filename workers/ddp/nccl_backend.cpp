@@ -35,7 +35,7 @@ std::shared_ptr<nccl::Communicator> join(const NcclParts& parts, const nccl::Ses
     const std::string attempt =
         fmt::format("rank {}: joining {} of {} ranks", env.rank, session.name, env.world_size);
     const nccl::Patience patience{ddprun::deadline_after(MonotonicClock::now(), session.timeout),
-                                  [&] { nccl::Session::throw_if_lost(session, attempt); }};
+                                  [&] { nccl::throw_if_lost(session, attempt); }};
     ddprun::RankLine& line = parts.segment->line(static_cast<std::uint32_t>(env.local_rank));
     line.pid.store(static_cast<std::uint32_t>(::getpid()), std::memory_order_relaxed);
     line.joined.store(1, std::memory_order_relaxed);

@@ -6,13 +6,10 @@
 
 #include <algorithm>
 #include <cstdio>
-#include <numeric>
 #include <utility>
 
 #include "ddp/cuda/graph.h"
 #include "ddp/device_error.h"
-#include "ddp/diagnose.h"
-#include "ddp/nccl_ras.h"
 #include "env/print.h"
 #include "env/text.h"
 
@@ -27,8 +24,6 @@ constexpr std::chrono::milliseconds kLookBusy{1};
 constexpr std::chrono::milliseconds kLookIdle{50};
 constexpr std::chrono::milliseconds kStopLimit{500};  ///< so that waiters hear of a failure within a second
 constexpr std::chrono::milliseconds kStopUnderGraphs{100};  ///< where it does not come back at all
-constexpr std::chrono::seconds kRasLimit{3};
-constexpr int kRasVersion = 22400;
 constexpr std::chrono::nanoseconds kLeaveLimit = std::chrono::seconds(30);
 
 cuda::Stream make_stream(const SessionParts& parts) {
@@ -43,17 +38,14 @@ cuda::Stream make_stream(const SessionParts& parts) {
     return stream;
 }
 
-bool is_message(const cpu::Call& call) {
-    return call.operation == ddprun::SegmentOp::Send || call.operation == ddprun::SegmentOp::Recv;
-}
-
 }  // namespace
 
 Session::Session(SessionParts parts, std::shared_ptr<Communicator> communicator)
     : parts_(std::move(parts)),
       communicator_(std::move(communicator)),
       events_(cuda::EventPool::make(parts_.cuda)),
-      stream_(make_stream(parts_)) {
+      stream_(make_stream(parts_)),
+      ledger_(parts_) {
     // The program's signals are for the program's threads.
     sigset_t all, before;
     ::sigfillset(&all);
@@ -141,51 +133,13 @@ void Session::deregister_all() {
             return one.handle != nullptr ? api.comm_deregister(comm, one.handle) : Code::Success;
         });
         try {
-            if (code == Code::InProgress) settle(*code, fmt::format("rank {}: leaving", parts_.env.rank), MonotonicClock::now());
+            if (code == Code::InProgress)
+                settle(*code, fmt::format("rank {}: leaving", parts_.env.rank), MonotonicClock::now());
         } catch (...) {
             return fail(std::current_exception());
         }
     }
     registered_.clear();
-}
-
-ddprun::RankLine& Session::line() {
-    if (parts_.lines == SessionParts::Lines::Private) return private_line_;
-    return parts_.segment->line(static_cast<std::uint32_t>(parts_.env.local_rank));
-}
-
-void Session::throw_if_lost(const SessionParts& parts, const std::string& attempt) {
-    const ddprun::SegmentHeader& header = parts.segment->header();
-    const std::uint32_t aborted = header.aborted.load(std::memory_order_relaxed);
-    if (aborted == 0) return;
-    throw PeerLostError(fmt::format("{}: rank {} was lost, the launcher ended generation {}", attempt,
-                                    aborted - 1, header.generation));
-}
-
-std::string Session::named(const cpu::Call& call) const {
-    if (call.seq == 0) return fmt::format("rank {}: before the first collective", parts_.env.rank);
-    return fmt::format("rank {}: {}", parts_.env.rank, cpu::to_string(call));
-}
-
-std::string Session::what_peers_do() const {
-    std::vector<std::uint32_t> peers;
-    for (std::uint32_t local = 0; local < parts_.segment->header().local_world_size; ++local) {
-        if (local != static_cast<std::uint32_t>(parts_.env.local_rank)) peers.push_back(local);
-    }
-    if (peers.empty()) return "";
-    return "; " + cpu::what_ranks_do(*parts_.segment, peers, MonotonicClock::now());
-}
-
-/// For a time-out: what the peers do, and NCCL's own view where it has one. That is long: it goes to standard
-/// error and into the error report.
-std::string Session::why_it_hangs() const {
-    const auto where = ras_address();
-    if (!where || communicator_->api().version < kRasVersion) return what_peers_do();
-    const std::string answer = ask_ras(*where, ddprun::deadline_after(MonotonicClock::now(), kRasLimit));
-    if (answer.empty()) return what_peers_do();
-    note_device_error(DeviceLibrary::Nccl, answer);
-    ddprun::print(stderr, "ddp: rank {}: NCCL's RAS says:\n{}\n", parts_.env.rank, answer);
-    return what_peers_do() + "; NCCL's own view (RAS) is on standard error";
 }
 
 std::exception_ptr Session::broken() const {
@@ -196,10 +150,6 @@ std::exception_ptr Session::broken() const {
 cpu::Call Session::oldest_call() const {
     const std::lock_guard lock(mutex_);
     return in_flight_.empty() ? last_call_ : in_flight_.front().call;
-}
-
-std::uint64_t Session::next_number(const cpu::Call& call) {
-    return is_message(call) ? ++messages_[{call.operation, call.root}] : ++seq_;
 }
 
 Patience Session::patience(const std::string& attempt) const {
@@ -254,7 +204,7 @@ Work Session::launch_graph(const std::function<void()>& launch) {
 /// Starts what `queue` puts on a stream, and gives it to the watchdog.
 Work Session::track(cpu::Call call, bool captured, const Queue& queue) {
     const cuda::DeviceScope here(*parts_.cuda, parts_.device);
-    call.seq = next_number(call);
+    call.seq = ledger_.next_number(call);
     InFlight operation{call, MonotonicClock::now(), nullptr, std::make_shared<Work::State>(), captured};
     const std::shared_ptr<Work::State> work = operation.work;
     work->captured = captured;
@@ -289,7 +239,7 @@ Work Session::track(cpu::Call call, bool captured, const Queue& queue) {
 
 std::exception_ptr Session::try_start(InFlight& operation, const Queue& queue) {
     try {
-        if (!operation.captured) note_start(operation.call, operation.started);
+        if (!operation.captured) ledger_.begin(operation.call, operation.started);
         operation.end = std::make_shared<End>();
         operation.end->event = take_event(operation.captured);
         queue(operation);
@@ -369,13 +319,13 @@ void Session::settle(Code code, const std::string& name, TimePoint started) {
         throw_if_lost(parts_, name);
         if (MonotonicClock::now() >= deadline) {
             throw TimeoutError(fmt::format("{}: NCCL did not start it within {}{}", name,
-                                           ddprun::format_duration(parts_.timeout), why_it_hangs()));
+                                           ddprun::format_duration(parts_.timeout), why_it_hangs(parts_, communicator_->api())));
         }
         code = communicator_->state().value_or(Code::InProgress);
     }
     if (code == Code::Success) return;
     const std::string what = fmt::format("{}: {}", name, communicator_->explain(code));
-    if (code == Code::RemoteError) throw PeerLostError(what + what_peers_do());
+    if (code == Code::RemoteError) throw PeerLostError(what + what_peers_do(parts_));
     throw Error(what + "; NCCL_DEBUG=INFO shows more");
 }
 
@@ -434,7 +384,7 @@ void Session::look_for_trouble() {
     if (MonotonicClock::now() < ddprun::deadline_after(waited_for.started, parts_.timeout)) return;
     throw TimeoutError(fmt::format("{}: {} within {}{}", named(waited_for.call),
                                    waited_for.end->recorded ? "did not finish" : "NCCL did not start it",
-                                   ddprun::format_duration(parts_.timeout), why_it_hangs()));
+                                   ddprun::format_duration(parts_.timeout), why_it_hangs(parts_, communicator_->api())));
 }
 
 /// True when the oldest collective had finished; throws when the device says that it failed.
@@ -457,7 +407,7 @@ bool Session::retire_finished() {
         const std::lock_guard lock(mutex_);
         if (in_flight_.empty()) return false;
         in_flight_.pop_front();
-        note_end(oldest, MonotonicClock::now());
+        ledger_.end(oldest.call, oldest.started, MonotonicClock::now());
     }
     oldest.work->finish(nullptr);
     return true;
@@ -484,30 +434,6 @@ void Session::run_on_stream(const char* attempt, const std::function<cuda::Code(
         if (code != cuda::Code::NotReady) parts_.cuda->check(code, attempt);
         if (const std::exception_ptr failure = broken()) std::rethrow_exception(failure);
     }
-}
-
-// A message is a matter of two: its number says nothing about the others.
-void Session::note_start(const cpu::Call& call, TimePoint now) {
-    if (is_message(call)) return;
-    ddprun::RankLine& mine = line();
-    mine.bytes.store(call.bytes, std::memory_order_relaxed);
-    mine.operation.store(static_cast<std::uint32_t>(call.operation), std::memory_order_relaxed);
-    mine.started_ns.store(now.time_since_epoch().count(), std::memory_order_relaxed);
-    mine.started_seq.store(call.seq, std::memory_order_release);
-}
-
-void Session::note_end(const InFlight& ended, TimePoint now) {
-    ddprun::RankLine& mine = line();
-    inside_ns_ += (now - ended.started).count();
-    mine.comm_ns.store(inside_ns_, std::memory_order_relaxed);
-    if (is_message(ended.call)) return;
-    mine.finished_ns.store(now.time_since_epoch().count(), std::memory_order_relaxed);
-    mine.finished_seq.store(ended.call.seq, std::memory_order_release);
-}
-
-double Session::communication_seconds() const {
-    const std::lock_guard lock(mutex_);
-    return static_cast<double>(inside_ns_) * 1e-9;
 }
 
 }  // namespace ddp::nccl

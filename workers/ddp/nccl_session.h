@@ -5,7 +5,6 @@
 #include <deque>
 #include <exception>
 #include <functional>
-#include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -15,26 +14,12 @@
 #include "ddp/cuda/event_pool.h"
 #include "ddp/cuda_api.h"
 #include "ddp/nccl_communicator.h"
+#include "ddp/nccl_ledger.h"
 #include "ddp/nccl_memory.h"
-#include "ddp/process_group.h"
-#include "ddp/segment_map.h"
+#include "ddp/nccl_session_parts.h"
 #include "ddp/work.h"
 
 namespace ddp::nccl {
-
-/// What one rank's collectives run on. All is borrowed by shared ownership: a thread that NCCL never lets go
-/// may outlive the group.
-struct SessionParts {
-    std::shared_ptr<const cuda::Api> cuda;
-    std::shared_ptr<SegmentMap> segment;
-    ddprun::WorkerEnv env;
-    int device = 0;
-    cuda::Stream user_stream = nullptr;  ///< collectives follow it, waiting holds it back
-    std::chrono::nanoseconds timeout{};
-    std::string name;  ///< "NCCL communicator 0"
-    /// Whether the launcher sees the collectives. Numbers of a sub-group would not fit those of the world.
-    enum class Lines : std::uint8_t { OfTheNode, Private } lines = Lines::OfTheNode;
-};
 
 /// The collectives of one rank on one communicator: starts them in order on a stream of its own, and watches
 /// them.
@@ -79,9 +64,7 @@ class Session {
     /// Zeroes device memory. Blocking too: NCCL's memory may be freed without waiting for the device.
     void clear(void* address, std::size_t bytes);
 
-    [[nodiscard]] double communication_seconds() const;
-    /// Throws PeerLostError once the launcher has ended the generation.
-    static void throw_if_lost(const SessionParts& parts, const std::string& attempt);
+    [[nodiscard]] double communication_seconds() const { return ledger_.communication_seconds(); }
 
   private:
     /// Where on the stream a collective ends: nowhere yet while NCCL still starts it.
@@ -116,13 +99,7 @@ class Session {
     void look_again();
     bool retire_finished();
     void look_for_trouble();
-    void note_start(const cpu::Call& call, ddprun::TimePoint now);
-    void note_end(const InFlight& ended, ddprun::TimePoint now);
-    [[nodiscard]] ddprun::RankLine& line();
-    std::uint64_t next_number(const cpu::Call& call);
-    [[nodiscard]] std::string named(const cpu::Call& call) const;
-    [[nodiscard]] std::string what_peers_do() const;
-    [[nodiscard]] std::string why_it_hangs() const;
+    [[nodiscard]] std::string named(const cpu::Call& call) const { return nccl::named(parts_, call); }
     [[nodiscard]] cpu::Call oldest_call() const;
     void leave();
     void let_user_stream_end(std::chrono::nanoseconds limit) const noexcept;
@@ -131,9 +108,7 @@ class Session {
     const std::shared_ptr<Communicator> communicator_;
     const std::shared_ptr<cuda::EventPool> events_;
     cuda::Stream stream_ = nullptr;
-    std::uint64_t seq_ = 0;
-    std::map<std::pair<ddprun::SegmentOp, int>, std::uint64_t> messages_;  ///< by direction and peer
-    ddprun::RankLine private_line_{};
+    Ledger ledger_;
     std::shared_ptr<const End> latest_;  ///< of what was started last, unless a graph's launch waited for it
 
     std::mutex starting_mutex_;  ///< before mutex_, where both are taken
@@ -155,7 +130,6 @@ class Session {
     bool leaving_ = false;
     bool looking_ = false;     ///< the watchdog, now
     bool looks_away_ = false;  ///< somebody else looks for trouble, and knows its name
-    std::int64_t inside_ns_ = 0;
     std::thread watchdog_;
 };
 
