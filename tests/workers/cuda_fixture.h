@@ -2,6 +2,7 @@
 
 #include <cstring>
 #include <memory>
+#include <random>
 #include <span>
 #include <vector>
 
@@ -22,6 +23,18 @@ inline Count counter(const char* name) {
 inline Count blocking_calls() { return counter("fake_cuda_blocking_calls"); }
 inline Count launches() { return counter("fake_cuda_launches"); }
 inline Count copies() { return counter("fake_cuda_copies"); }
+
+/// The device of most tests.
+inline std::shared_ptr<const cuda::Gpu> gpu() { return cuda::Gpu::of(0); }
+
+/// Normal numbers, the same for the same seed.
+inline std::vector<float> random_floats(std::size_t count, unsigned seed) {
+    std::mt19937 random(seed);
+    std::normal_distribution<float> normal;
+    std::vector<float> values(count);
+    for (float& value : values) value = normal(random);
+    return values;
+}
 
 /// Values in device memory, `offset` elements behind a 256-byte boundary.
 template <class T>

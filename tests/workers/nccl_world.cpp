@@ -13,6 +13,7 @@
 
 #include "ddp/cuda/memory.h"
 #include "ddp/testing.h"
+#include "tests/support/environment_variable.h"
 
 namespace ddp::testing {
 
@@ -43,18 +44,6 @@ class MemoryBoard {
     std::mutex mutex_;
     std::condition_variable changed_;
     std::map<std::string, std::string> values_;
-};
-
-/// An environment variable for the life of this object.
-class Variable {
-  public:
-    Variable(const char* name, const std::string& value) : name_(name) { ::setenv(name, value.c_str(), 1); }
-    ~Variable() { ::unsetenv(name_); }
-    Variable(const Variable&) = delete;
-    Variable& operator=(const Variable&) = delete;
-
-  private:
-    const char* name_;
 };
 
 /// Not of a group: allocating it is no collective.

@@ -29,19 +29,11 @@ using ddp::cuda::OwnedStream;
 using ddp::device::ElementType;
 using ddp::device::GradientChunk;
 using ddp::device::ParameterChunk;
+using ddp::testing::gpu;
 using ddp::testing::OnDevice;
+using ddp::testing::random_floats;
 
 constexpr Device kDevice{Device::Kind::Cuda, 0};
-std::shared_ptr<const Gpu> gpu() { return Gpu::of(0); }
-
-std::vector<float> random_floats(std::size_t count, unsigned seed) {
-    std::mt19937 random(seed);
-    std::normal_distribution<float> normal;
-    std::vector<float> values(count);
-    for (float& value : values) value = normal(random);
-    return values;
-}
-
 std::string message_of(const std::function<void()>& call) {
     try {
         call();

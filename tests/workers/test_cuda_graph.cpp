@@ -14,9 +14,8 @@ using ddp::cuda::DeviceKernels;
 using ddp::cuda::Event;
 using ddp::cuda::Gpu;
 using ddp::cuda::OwnedStream;
+using ddp::testing::gpu;
 using ddp::testing::OnDevice;
-
-std::shared_ptr<const Gpu> gpu() { return Gpu::of(0); }
 
 TEST(Graph, RunsWhatWasCapturedOncePerLaunchAndNotWhileCapturing) {
     const OwnedStream stream(gpu());

@@ -17,9 +17,8 @@ namespace {
 using ddp::DType;
 using ddp::cuda::DeviceKernels;
 using ddp::cuda::Gpu;
+using ddp::testing::gpu;
 using ddp::testing::OnDevice;
-
-std::shared_ptr<const Gpu> gpu() { return Gpu::of(0); }
 
 std::vector<float> some_floats(std::size_t count) {
     std::mt19937 random(static_cast<unsigned>(count));

@@ -15,10 +15,9 @@ using ddp::DeviceBatch;
 using ddp::DeviceLoader;
 using ddp::cuda::Gpu;
 using ddp::cuda::OwnedStream;
+using ddp::testing::gpu;
 
 constexpr Device kDevice{Device::Kind::Cuda, 0};
-std::shared_ptr<const Gpu> gpu() { return Gpu::of(0); }
-
 /// Sample i: {i, i + 0.5} and the label 10 i.
 class Numbers final : public ddp::Dataset {
   public:

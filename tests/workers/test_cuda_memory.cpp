@@ -16,9 +16,8 @@ using ddp::cuda::Gpu;
 using ddp::cuda::HostCopies;
 using ddp::cuda::OwnedStream;
 using ddp::cuda::PinnedMemory;
+using ddp::testing::gpu;
 using ddp::testing::OnDevice;
-
-std::shared_ptr<const Gpu> gpu() { return Gpu::of(0); }
 
 TEST(DeviceMemory, NamesTheSizeTheDeviceAndWhatIsFreeWhenItCannotBeHad) {
     try {

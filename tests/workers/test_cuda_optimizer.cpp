@@ -23,19 +23,11 @@ using ddp::Tensor;
 using ddp::cuda::DeviceKernels;
 using ddp::cuda::Gpu;
 using ddp::cuda::OwnedStream;
+using ddp::testing::gpu;
 using ddp::testing::OnDevice;
+using ddp::testing::random_floats;
 
 constexpr Device kDevice{Device::Kind::Cuda, 0};
-std::shared_ptr<const Gpu> gpu() { return Gpu::of(0); }
-
-std::vector<float> random_floats(std::size_t count, unsigned seed) {
-    std::mt19937 random(seed);
-    std::normal_distribution<float> normal;
-    std::vector<float> values(count);
-    for (float& value : values) value = normal(random);
-    return values;
-}
-
 Tensor tensor(const OnDevice<float>& values) {
     return {"w", {static_cast<std::int64_t>(values.buffer().count)}, values.buffer()};
 }

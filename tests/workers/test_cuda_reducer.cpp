@@ -27,6 +27,7 @@ using ddp::Tensor;
 using ddp::testing::failures_of;
 using ddp::testing::message_of;
 using ddp::testing::NcclRank;
+using ddp::testing::random_floats;
 
 const std::vector<std::size_t> kCounts = {7, 100, 1, 300, 64, 1000, 3};
 const ddp::ReducerOptions kSmallBuckets = {.limits = {.first_bytes = 512, .cap_bytes = 1024}};
@@ -74,14 +75,6 @@ std::vector<float> get(const Buffer& from) {
     const auto gpu = ddp::cuda::Gpu::of(from.device.index);
     ddp::cuda::copy(*gpu, values.data(), from.data, from.bytes(), nullptr);
     ddp::cuda::synchronize(*gpu, nullptr);
-    return values;
-}
-
-std::vector<float> random_floats(std::size_t count, unsigned seed) {
-    std::mt19937 random(seed);
-    std::normal_distribution<float> normal;
-    std::vector<float> values(count);
-    for (float& value : values) value = normal(random);
     return values;
 }
 

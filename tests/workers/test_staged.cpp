@@ -13,6 +13,7 @@
 
 #include "ddp/staged_group.h"
 #include "ddp/testing.h"
+#include "tests/support/environment_variable.h"
 #include "tests/workers/nccl_world.h"
 #include "tests/workers/reference_reduction.h"
 #include "tests/workers/staged_world.h"
@@ -310,18 +311,6 @@ TEST(Staged, ALostDeviceIsNamedAndTheGroupGoesAllTheSame) {
     EXPECT_THAT(message_of(failures[0]),
                 HasSubstr("an illegal memory access was encountered (CUDA error 700)"));
 }
-
-/// An environment variable for the life of this object.
-class Variable {
-  public:
-    Variable(const char* name, const char* value) : name_(name) { ::setenv(name, value, 1); }
-    ~Variable() { ::unsetenv(name_); }
-    Variable(const Variable&) = delete;
-    Variable& operator=(const Variable&) = delete;
-
-  private:
-    const char* name_;
-};
 
 TEST(Staged, GoesThroughThePoolWhereSharedMemoryCannotBePageLockedAndLeavesNoErrorBehind) {
     const Variable refuse("FAKE_CUDA_HOST_REGISTER", "refuse");

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "ddp/cuda/memory.h"
+#include "tests/support/environment_variable.h"
 #include "train/compute.h"
 #include "train/cublaslt_api.h"
 #include "train/cuda_compute.h"
@@ -22,18 +23,7 @@
 namespace train::testing {
 
 using ddp::cuda::Gpu;
-
-/// An environment variable for the life of this object.
-class Variable {
-  public:
-    Variable(const char* name, const std::string& value) : name_(name) { ::setenv(name, value.c_str(), 1); }
-    ~Variable() { ::unsetenv(name_); }
-    Variable(const Variable&) = delete;
-    Variable& operator=(const Variable&) = delete;
-
-  private:
-    const char* name_;
-};
+using ddp::testing::Variable;
 
 /// A compute on device 0 and what it lives on.
 class OnCuda {
