@@ -14,6 +14,7 @@
 #include <atomic>
 #include <cstdlib>
 #include <string_view>
+#include <vector>
 
 #include "launcher/job_cgroup.h"
 
@@ -61,6 +62,24 @@ void sweep_marked(const std::string& marker) {
     }
 }
 
+std::vector<int> open_descriptors(int first) {
+    std::vector<int> open;
+    DIR* list = ::opendir("/proc/self/fd");
+    if (list == nullptr) return open;
+    while (const dirent* entry = ::readdir(list)) {
+        const int fd = std::atoi(entry->d_name);
+        if (fd >= first && fd != ::dirfd(list)) open.push_back(fd);
+    }
+    ::closedir(list);
+    return open;
+}
+
+/// Among them is our copy of the pipe's other end: while it is open, ddprun's death is not seen.
+void close_from(int first) {
+    if (::syscall(SYS_close_range, static_cast<unsigned>(first), ~0U, 0U) == 0) return;
+    for (const int fd : open_descriptors(first)) ::close(fd);  // before Linux 5.9
+}
+
 void detach_from_everything(int pipe_read) {
     ::setpgid(0, 0);
     ::prctl(PR_SET_NAME, "warden");
@@ -70,7 +89,7 @@ void detach_from_everything(int pipe_read) {
     const int null = ::open("/dev/null", O_RDWR);
     for (int fd = 0; fd < 3; ++fd) ::dup2(null, fd);
     ::dup2(pipe_read, 3);
-    ::syscall(SYS_close_range, 4u, ~0u, 0u);
+    close_from(4);
 }
 
 }  // namespace

@@ -1,0 +1,62 @@
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+
+#include "tests/support/run_program.h"
+
+/// The kernels of many clusters are older than ours: without close_range, clone3, pidfd_open and what came with them.
+namespace ddprun::test {
+namespace {
+
+using namespace std::chrono_literals;
+using ::testing::HasSubstr;
+
+class OldKernel : public ::testing::Test {
+  protected:
+    void SetUp() override {
+        if (run({path_of("OLD_KERNEL"), "true"}).status != 0) GTEST_SKIP() << "no seccomp filters here";
+    }
+    static std::vector<std::string> there(std::vector<std::string> command) {
+        command.insert(command.begin(), path_of("OLD_KERNEL"));
+        return command;
+    }
+    const std::string mark_ = "PROBE_JOB=" + unique_name("old");
+    const RunOptions options_ = with_environment({mark_});
+};
+
+TEST_F(OldKernel, AJobEndsAndLeavesNothing) {
+    const Outcome outcome =
+        run(there(ddprun_probe({"--nproc-per-node=3"}, {"child", "daemon", "fds", "exit", "0"})), options_);
+    EXPECT_FALSE(outcome.timed_out) << outcome.err;
+    EXPECT_EQ(outcome.status, 0) << outcome.err;
+    EXPECT_LT(outcome.took, 10s);
+    EXPECT_TRUE(all_gone(mark_, 0ms));
+}
+
+TEST_F(OldKernel, AFailureIsRestartedAndExplained) {
+    const Outcome outcome = run(
+        there(ddprun_probe({"--nproc-per-node=2", "--max-restarts=1"}, {"rank", "1", "exit", "17", "end", "hold"})),
+        options_);
+    EXPECT_EQ(outcome.status, 17) << outcome.err;
+    EXPECT_THAT(outcome.err, HasSubstr("all 1 restarts are used up"));
+    EXPECT_TRUE(all_gone(mark_, 0ms));
+}
+
+TEST_F(OldKernel, SigkillOfDdprunLeavesNoProcess) {
+    Program program(there(ddprun_probe({"--nproc-per-node=2"}, {"child", "daemon", "say", "up", "hold"})), options_);
+    ASSERT_TRUE(program.wait_for_output("[1]: up"));
+    program.signal(SIGKILL);
+    program.wait();
+    EXPECT_TRUE(all_gone(mark_));
+}
+
+TEST_F(OldKernel, WorkersTrain) {
+    const Outcome outcome = run(there({path_of("DDPRUN"), "--nproc-per-node=2", path_of("TRAIN"), "--device=cpu", "--epochs=2",
+                                       "--checkpoint-dir=" + ::testing::TempDir() + unique_name("old-kernel")}),
+                                options_);
+    EXPECT_EQ(outcome.status, 0) << outcome.err;
+    EXPECT_THAT(outcome.out, HasSubstr("bitwise equal on 2 workers"));
+}
+
+}  // namespace
+}  // namespace ddprun::test
