@@ -3,12 +3,15 @@
 #include <fcntl.h>
 #include <fmt/core.h>
 #include <stdlib.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <cstdio>
 
+#include "env/text.h"
 #include "env/unique_fd.h"
 
 namespace ddprun {
@@ -112,6 +115,30 @@ TimePoint last_write(const std::string& path) {
     const Duration ago = std::chrono::seconds(now.tv_sec - status.st_mtim.tv_sec) +
                          std::chrono::nanoseconds(now.tv_nsec - status.st_mtim.tv_nsec);
     return MonotonicClock::now() - std::max(ago, Duration::zero());
+}
+
+Status resize_memory_file(int fd, std::uint64_t bytes) {
+    rlimit before{};
+    const bool is_limited = ::getrlimit(RLIMIT_FSIZE, &before) == 0 && before.rlim_cur < bytes;
+    // Not even tried: it would be a signal as well (SIGXFSZ).
+    if (is_limited && before.rlim_max < bytes) {
+        return Error{Errc::Limit, fmt::format("shared memory of {}: files may have {} at most: raise the hard limit (ulimit "
+                                              "-Hf); nothing is taken from disk or memory until it is used",
+                                              format_bytes(bytes), format_bytes(before.rlim_max))};
+    }
+    const rlimit raised{before.rlim_max, before.rlim_max};
+    if (is_limited) ::setrlimit(RLIMIT_FSIZE, &raised);
+    const bool resized = ::ftruncate(fd, static_cast<off_t>(bytes)) == 0;
+    const int error = errno;
+    if (is_limited) ::setrlimit(RLIMIT_FSIZE, &before);
+    return resized ? Status{} : Error::system("ftruncate of shared memory", error);
+}
+
+std::uint64_t room_in_memory_file(std::uint64_t before, std::uint64_t wanted) {
+    constexpr std::uint64_t kPage = 4096;
+    rlimit limit{};
+    if (::getrlimit(RLIMIT_FSIZE, &limit) != 0 || limit.rlim_max >= before + wanted) return wanted;
+    return limit.rlim_max > before ? (limit.rlim_max - before) / kPage * kPage : 0;
 }
 
 }  // namespace ddprun

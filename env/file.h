@@ -24,6 +24,13 @@ Status write_file_atomically(const std::string& path, std::string_view content, 
 /// mkdir -p. Error: System naming the directory that failed.
 Status make_directories(const std::string& path);
 
+/// ftruncate of a file in memory (memfd). The soft limit on file sizes (ulimit -f) is meant for disks and does not
+/// count; it stays as it is. Error: System; Limit where the hard limit is too small, with the remedy.
+Status resize_memory_file(int fd, std::uint64_t bytes);
+/// `wanted` bytes behind the first `before` of a memory file, or as many as the hard limit on file sizes leaves: whole
+/// pages, 0 where it leaves nothing.
+std::uint64_t room_in_memory_file(std::uint64_t before, std::uint64_t wanted);
+
 /// The times of files come from a clock of their own that ticks this slowly at most.
 inline constexpr Duration kFileClockTick = std::chrono::milliseconds(10);
 /// When a file was last written, on the monotonic clock, up to a tick too early; TimePoint{} when there is none.

@@ -7,6 +7,7 @@
 
 #include <array>
 
+#include "env/file.h"
 #include "env/process_tree.h"
 #include "env/socket.h"
 #include "env/spawn.h"
@@ -99,8 +100,7 @@ Result<System::SocketPair> LinuxSystem::make_socket_pair() {
 Result<UniqueFd> LinuxSystem::make_segment(std::uint64_t bytes) {
     UniqueFd fd(::memfd_create("ddprun", MFD_CLOEXEC | MFD_ALLOW_SEALING));
     if (!fd) return Error::system("memfd_create");
-    if (::ftruncate(fd.get(), static_cast<off_t>(bytes)) != 0)
-        return Error::system("ftruncate of the segment");
+    if (const Status sized = resize_memory_file(fd.get(), bytes); !sized) return sized.error();
     // Nobody who holds it can shrink it under the others, who would die of SIGBUS.
     if (::fcntl(fd.get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0) {
         return Error::system("fcntl F_ADD_SEALS");

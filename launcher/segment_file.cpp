@@ -3,6 +3,7 @@
 #include <fmt/core.h>
 #include <sys/mman.h>
 
+#include "env/file.h"
 #include "env/text.h"
 
 namespace ddprun {
@@ -10,7 +11,8 @@ namespace ddprun {
 Result<std::unique_ptr<SegmentFile>> SegmentFile::create(os::System& system, const SegmentShape& shape) {
     const auto local_size = static_cast<std::uint32_t>(shape.local_world_size);
     const std::uint64_t arena = segment_arena_offset(local_size);
-    Result<UniqueFd> fd = system.make_segment(arena + kArenaBytes);
+    const std::uint64_t arena_bytes = room_in_memory_file(arena, kArenaBytes);
+    Result<UniqueFd> fd = system.make_segment(arena + arena_bytes);
     if (!fd) return fd.error();
     void* base = ::mmap(nullptr, arena, PROT_READ | PROT_WRITE, MAP_SHARED, fd->get(), 0);
     if (base == MAP_FAILED) return Error::system("mmap the shared segment");
@@ -22,7 +24,7 @@ Result<std::unique_ptr<SegmentFile>> SegmentFile::create(os::System& system, con
     header->first_rank = static_cast<std::uint32_t>(shape.first_rank);
     header->generation = shape.generation;
     header->arena_offset = arena;
-    header->arena_bytes = kArenaBytes;
+    header->arena_bytes = arena_bytes;
     header->cpus = static_cast<std::uint32_t>(shape.cpus);
     header->magic.store(kSegmentMagic, std::memory_order_release);
     return std::unique_ptr<SegmentFile>(new SegmentFile(std::move(*fd), base, arena));

@@ -39,6 +39,24 @@ TEST(Faults, AJobThatFitsRunsUnderASmallLimitOnOpenFiles) {
     EXPECT_EQ(occurrences(outcome.out, "started"), 8);
 }
 
+TEST(Faults, ALimitOnFileSizesIsForTheWorkersFilesAndNotForSharedMemory) {
+    const Outcome outcome = run({"/bin/bash", "-c", "ulimit -Sf 100; exec \"$0\" --nproc-per-node=2 bash -c 'ulimit -Sf'", path_of("DDPRUN")});
+    EXPECT_EQ(outcome.status, 0) << outcome.err;
+    EXPECT_THAT(outcome.out, AllOf(HasSubstr("[0]: 100\n"), HasSubstr("[1]: 100\n")));
+}
+
+TEST(Faults, AHardLimitOnFileSizesLeavesRoomForWorkersThatShareNoMemory) {
+    const Outcome outcome = run({"/bin/bash", "-c", "ulimit -f 100; exec \"$0\" --nproc-per-node=2 bash -c 'ulimit -Hf'", path_of("DDPRUN")});
+    EXPECT_EQ(outcome.status, 0) << outcome.err;
+    EXPECT_THAT(outcome.out, AllOf(HasSubstr("[0]: 100\n"), HasSubstr("[1]: 100\n")));
+}
+
+TEST(Faults, AHardLimitOnFileSizesThatIsTooSmallIsSaidWithTheRemedy) {
+    const Outcome outcome = run({"/bin/bash", "-c", "ulimit -f 1; exec \"$0\" --nproc-per-node=2 true", path_of("DDPRUN")});
+    EXPECT_EQ(outcome.status, 70) << outcome.err;
+    EXPECT_THAT(outcome.err, HasSubstr("files may have 1 KiB at most: raise the hard limit (ulimit -Hf)"));
+}
+
 TEST(Faults, AFrozenWorkerDoesNotDelayTheEndOfAFailedJobBeyondTheGrace) {
     const std::string marker = "PROBE_JOB=" + unique_name("faults");
     const TemporaryDirectory directory;

@@ -5,6 +5,8 @@
 #include <bit>
 #include <numeric>
 
+#include "env/text.h"
+
 namespace ddp::cpu {
 
 using ddprun::RankLine;
@@ -40,6 +42,12 @@ Division division_of(const SegmentHeader& header) {
     at.group_bytes = half / kMaxGroups / kHugePage * kHugePage;
     at.first_split = at.first_group + half;
     at.split_bytes = half / kMaxSplits / kHugePage * kHugePage;
+    if (at.group_bytes == 0) {
+        throw InvalidInput(
+            fmt::format("the ranks' shared memory can have {} only, which is not enough for any group: raise the "
+                        "hard limit on file sizes (ulimit -Hf)",
+                        ddprun::format_bytes(header.arena_bytes)));
+    }
     return at;
 }
 
@@ -97,8 +105,10 @@ Arena::Arena(std::shared_ptr<SegmentMap> segment, std::vector<std::uint32_t> mem
 void Arena::lay_out(std::uint64_t base, std::uint64_t share_bytes, Lines lines) {
     const Layout at(ranks());
     if (share_bytes < at.regions) {
-        throw InvalidInput(fmt::format("the segment's arena of {} bytes is too small for {} ranks",
-                                       segment_->header().arena_bytes, ranks()));
+        throw InvalidInput(
+            fmt::format("the ranks' shared memory can have {} only, too little for {} ranks: raise the hard limit "
+                        "on file sizes (ulimit -Hf)",
+                        ddprun::format_bytes(segment_->header().arena_bytes), ranks()));
     }
     std::byte* mapped = segment_->map(base, at.channels);
     control_ = reinterpret_cast<Control*>(mapped);

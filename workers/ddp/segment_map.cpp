@@ -10,6 +10,7 @@
 #include <new>
 
 #include "ddp/types.h"
+#include "env/file.h"
 
 namespace ddp {
 
@@ -40,7 +41,9 @@ UniqueFd make_segment(const SegmentShape& shape) {
     UniqueFd fd(::memfd_create("ddp-segment", MFD_CLOEXEC));
     if (!fd) throw_system("memfd_create");
     const std::uint64_t arena = ddprun::segment_arena_offset(shape.local_world_size);
-    if (::ftruncate(fd.get(), static_cast<off_t>(arena + shape.arena_bytes)) != 0) throw_system("ftruncate");
+    const std::uint64_t arena_bytes = ddprun::room_in_memory_file(arena, shape.arena_bytes);
+    if (const ddprun::Status sized = ddprun::resize_memory_file(fd.get(), arena + arena_bytes); !sized)
+        throw Error(sized.error().what);
 
     const auto bytes = static_cast<std::size_t>(ddprun::kRankLinesOffset);
     void* page = map_shared(fd.get(), 0, bytes);
@@ -51,7 +54,7 @@ UniqueFd make_segment(const SegmentShape& shape) {
     header->first_rank = shape.first_rank;
     header->generation = shape.generation;
     header->arena_offset = arena;
-    header->arena_bytes = shape.arena_bytes;
+    header->arena_bytes = arena_bytes;
     header->cpus = shape.cpus;
     header->magic.store(ddprun::kSegmentMagic, std::memory_order_release);
     ::munmap(page, bytes);
