@@ -6,6 +6,8 @@
 #include <algorithm>
 #include <memory>
 
+#include "env/text.h"
+
 namespace ddprun {
 namespace {
 
@@ -62,12 +64,14 @@ InheritedNumbers inherited_numbers(std::uint64_t worker_limit) {
     return {segment, segment + 1};
 }
 
-int open_descriptors() {
+std::vector<int> open_descriptors() {
     const std::unique_ptr<DIR, int (*)(DIR*)> directory(::opendir("/proc/self/fd"), ::closedir);
-    int open = 0;
-    while (directory && ::readdir(directory.get()) != nullptr) ++open;
-    constexpr int kNotOurs = 3;  // ".", ".." and the directory itself
-    return std::max(0, open - kNotOurs);
+    std::vector<int> open;
+    while (const dirent* entry = directory ? ::readdir(directory.get()) : nullptr) {
+        const Result<std::int64_t> number = parse_int(entry->d_name);  // "." and ".." have none
+        if (number && *number != ::dirfd(directory.get())) open.push_back(static_cast<int>(*number));
+    }
+    return open;
 }
 
 }  // namespace ddprun

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <vector>
 
 #include "env/result.h"
 #include "launcher/job_spec.h"
@@ -23,7 +24,7 @@ struct InheritedNumbers {
 /// at or above it cannot be had. Pure.
 InheritedNumbers inherited_numbers(std::uint64_t worker_limit);
 
-/// How many descriptors this process has open. Reads /proc/self/fd; 0 when that cannot be read.
-int open_descriptors();
+/// The descriptors that this process has open, in no order. Reads /proc/self/fd; none when that cannot be read.
+std::vector<int> open_descriptors();
 
 }  // namespace ddprun

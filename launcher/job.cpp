@@ -168,7 +168,8 @@ class Job final : public rdzv::ServerHandler, public rdzv::AgentLinkHandler {
 Status Job::build() {
     const DescriptorLimit limit = raise_descriptor_limit();
     open_files_ = limit.before;
-    const Status room = check_descriptor_limit(setup_.spec.output, setup_.workers, open_descriptors(), limit.now);
+    const Status room = check_descriptor_limit(setup_.spec.output, setup_.workers,
+                                               static_cast<int>(open_descriptors().size()), limit.now);
     if (!room) return room;
     if (const Status status = os::become_subreaper(); !status) return status;
     const Result<std::string> id = random_hex(8);

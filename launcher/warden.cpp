@@ -14,8 +14,8 @@
 #include <atomic>
 #include <cstdlib>
 #include <string_view>
-#include <vector>
 
+#include "launcher/descriptors.h"
 #include "launcher/job_cgroup.h"
 
 namespace ddprun {
@@ -62,22 +62,12 @@ void sweep_marked(const std::string& marker) {
     }
 }
 
-std::vector<int> open_descriptors(int first) {
-    std::vector<int> open;
-    DIR* list = ::opendir("/proc/self/fd");
-    if (list == nullptr) return open;
-    while (const dirent* entry = ::readdir(list)) {
-        const int fd = std::atoi(entry->d_name);
-        if (fd >= first && fd != ::dirfd(list)) open.push_back(fd);
-    }
-    ::closedir(list);
-    return open;
-}
-
 /// Among them is our copy of the pipe's other end: while it is open, ddprun's death is not seen.
 void close_from(int first) {
     if (::syscall(SYS_close_range, static_cast<unsigned>(first), ~0U, 0U) == 0) return;
-    for (const int fd : open_descriptors(first)) ::close(fd);  // before Linux 5.9
+    for (const int fd : open_descriptors()) {  // before Linux 5.9
+        if (fd >= first) ::close(fd);
+    }
 }
 
 void detach_from_everything(int pipe_read) {
