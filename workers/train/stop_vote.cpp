@@ -1,9 +1,7 @@
 #include "stop_vote.h"
 
 #include <algorithm>
-#include <array>
 #include <utility>
-#include <vector>
 
 #include "agreement.h"
 
@@ -12,8 +10,6 @@ namespace {
 
 constexpr double kSecondsBetween = 0.2;
 constexpr std::uint64_t kMostSteps = 10'000;
-
-using Ballot = std::array<double, 2>;  ///< whether to stop, and the seconds of a step
 
 }  // namespace
 
@@ -32,10 +28,7 @@ void StopVote::vote() {
         std::chrono::duration<double>(now - last_vote_).count() / static_cast<double>(steps_between_);
     last_vote_ = now;
     double slowest = 0;
-    const Ballot mine = {wanted_() ? 1.0 : 0.0, step_seconds};
-    // Alone there is nobody to ask, and on a GPU to ask is to wait for the device.
-    for (const auto& [wanted, seconds] :
-         group_.size() == 1 ? std::vector{mine} : gather_numbers(group_, mine)) {
+    for (const auto& [wanted, seconds] : gather_numbers<2>(group_, {wanted_() ? 1.0 : 0.0, step_seconds})) {
         passed_ = passed_ || wanted > 0;
         slowest = std::max(slowest, seconds);
     }

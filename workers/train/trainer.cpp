@@ -236,8 +236,8 @@ Summary Trainer::run(const std::string& run_id) {
             return summary;
         }
         say(format_epoch(*result, options_.epochs));
-        if (summary.epochs.empty() && !station_.compute->describe_tuning().empty())
-            say("train: " + station_.compute->describe_tuning());
+        const std::string tuning = summary.epochs.empty() ? station_.compute->describe_tuning() : "";
+        if (!tuning.empty()) say("train: " + tuning);
         summary.epochs.push_back(*result);
         if (!std::isfinite(result->loss))
             throw ddp::Error(
