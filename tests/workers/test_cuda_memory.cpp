@@ -59,7 +59,7 @@ TEST(Gpu, GivesAKernelNoMoreBlocksThanThereIsWorkForAndAtLeastOne) {
 }
 
 TEST(Event, TellsTheTimeBetweenTwoPointsOfAStream) {
-    const OwnedStream stream(gpu(), OwnedStream::Priority::High);
+    const OwnedStream stream(gpu(), ddp::cuda::Priority::High);
     const OnDevice<float> from(gpu(), std::vector<float>(1 << 18), DType::F32),
         to(gpu(), from.values(), DType::F32);
     const Event begin(gpu()->shared_api(), ddp::cuda::kEventDefault),

@@ -133,6 +133,15 @@ DeviceScope::~DeviceScope() {
     if (goes_back_) static_cast<void>(api_.succeeded(api_.set_device(before_)));
 }
 
+Stream make_stream(const Api& api, Priority priority, const char* attempt) {
+    int least = 0, greatest = 0;
+    api.check(api.device_get_stream_priority_range(&least, &greatest), "asking for stream priorities");
+    Stream stream = nullptr;
+    const int number = priority == Priority::High ? greatest : least;
+    api.check(api.stream_create_with_priority(&stream, kStreamNonBlocking, number), attempt);
+    return stream;
+}
+
 Event::Event(std::shared_ptr<const Api> api, unsigned flags) : api_(std::move(api)) {
     api_->check(api_->event_create_with_flags(&event_, flags), "creating a CUDA event");
 }

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <string>
 
@@ -108,6 +109,11 @@ class DeviceScope {
 /// DDP_CUDART_LIBRARY, else libcudart.so.13, .12, .11.0. Error: NotFound, Mismatch naming what it lacks.
 ddprun::Result<Api> load_api();
 ddprun::Result<Api> api_from(const SharedLibrary& library);
+
+enum class Priority : std::uint8_t { Normal, High };
+/// A stream on the thread's device that does not wait for the default stream. The caller destroys it. Throws
+/// Error, beginning with `attempt`.
+Stream make_stream(const Api& api, Priority priority, const char* attempt);
 
 /// A point in a stream. Thread-safe as CUDA's events are.
 class Event {

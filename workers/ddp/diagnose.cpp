@@ -77,4 +77,11 @@ std::string both_sides(int rank, const Call& call, int other_rank, const Call& o
                        to_string(other));
 }
 
+void throw_if_lost(const ddprun::SegmentHeader& header, const std::string& attempt) {
+    const std::uint32_t aborted = header.aborted.load(std::memory_order_relaxed);
+    if (aborted == 0) return;
+    throw PeerLostError(fmt::format("{}: rank {} was lost, the launcher ended generation {}", attempt,
+                                    aborted - 1, header.generation));
+}
+
 }  // namespace ddp::cpu

@@ -7,7 +7,7 @@
 #include "ddp/arena.h"
 #include "env/clock.h"
 
-/// The sentences of the CPU backend's errors.
+/// The sentences of errors in collectives, whichever backend they are of.
 namespace ddp::cpu {
 
 /// "all_reduce #812 (6553600 float32, 25 MiB, sum)".
@@ -22,5 +22,8 @@ std::string what_ranks_do(const SegmentMap& segment, const std::vector<std::uint
 
 /// "rank 3 called broadcast #7 (...), rank 0 called all_reduce #7 (...)".
 std::string both_sides(int rank, const Call& call, int other_rank, const Call& other);
+
+/// Throws PeerLostError "<attempt>: rank 2 was lost, the launcher ended generation 4" once it has.
+void throw_if_lost(const ddprun::SegmentHeader& header, const std::string& attempt);
 
 }  // namespace ddp::cpu

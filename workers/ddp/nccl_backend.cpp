@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "ddp/device_groups.h"
+#include "ddp/diagnose.h"
 #include "ddp/nccl_group.h"
 
 namespace ddp {
@@ -35,7 +36,7 @@ std::shared_ptr<nccl::Communicator> join(const NcclParts& parts, const nccl::Ses
     const std::string attempt =
         fmt::format("rank {}: joining {} of {} ranks", env.rank, session.name, env.world_size);
     const nccl::Patience patience{ddprun::deadline_after(MonotonicClock::now(), session.timeout),
-                                  [&] { nccl::throw_if_lost(session, attempt); }};
+                                  [&] { cpu::throw_if_lost(session.segment->header(), attempt); }};
     ddprun::RankLine& line = parts.segment->line(static_cast<std::uint32_t>(env.local_rank));
     line.pid.store(static_cast<std::uint32_t>(::getpid()), std::memory_order_relaxed);
     line.joined.store(1, std::memory_order_relaxed);

@@ -1,15 +1,14 @@
 #include "ddp/nccl_session.h"
 
 #include <fmt/core.h>
-#include <pthread.h>
-#include <signal.h>
 
 #include <algorithm>
 #include <cstdio>
 #include <utility>
 
 #include "ddp/cuda/graph.h"
-#include "ddp/device_error.h"
+#include "ddp/diagnose.h"
+#include "ddp/own_thread.h"
 #include "env/print.h"
 #include "env/text.h"
 
@@ -26,16 +25,10 @@ constexpr std::chrono::milliseconds kStopLimit{500};  ///< so that waiters hear 
 constexpr std::chrono::milliseconds kStopUnderGraphs{100};  ///< where it does not come back at all
 constexpr std::chrono::nanoseconds kLeaveLimit = std::chrono::seconds(30);
 
+// High priority: the few blocks of a collective get onto the device while backward fills it.
 cuda::Stream make_stream(const SessionParts& parts) {
-    const cuda::Api& cuda = *parts.cuda;
-    const cuda::DeviceScope here(cuda, parts.device);
-    int least = 0, greatest = 0;
-    cuda.check(cuda.device_get_stream_priority_range(&least, &greatest), "asking for stream priorities");
-    cuda::Stream stream = nullptr;
-    // High priority: the few blocks of a collective get onto the device while backward fills it.
-    cuda.check(cuda.stream_create_with_priority(&stream, cuda::kStreamNonBlocking, greatest),
-               "creating NCCL's stream");
-    return stream;
+    const cuda::DeviceScope here(*parts.cuda, parts.device);
+    return cuda::make_stream(*parts.cuda, cuda::Priority::High, "creating NCCL's stream");
 }
 
 }  // namespace
@@ -46,13 +39,7 @@ Session::Session(SessionParts parts, std::shared_ptr<Communicator> communicator)
       events_(cuda::EventPool::make(parts_.cuda)),
       stream_(make_stream(parts_)),
       ledger_(parts_) {
-    // The program's signals are for the program's threads.
-    sigset_t all, before;
-    ::sigfillset(&all);
-    ::pthread_sigmask(SIG_SETMASK, &all, &before);
-    watchdog_ = std::thread([this] { watch(); });
-    ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
-    ::pthread_setname_np(watchdog_.native_handle(), "ddp-watchdog");
+    watchdog_ = start_own_thread("ddp-watchdog", [this] { watch(); });
 }
 
 Session::~Session() {
@@ -73,7 +60,8 @@ void Session::leave() {
         const auto limit = std::min(parts_.timeout, kLeaveLimit);
         const std::string attempt = fmt::format("rank {}: leaving", parts_.env.rank);
         why = communicator_->finish(
-            {ddprun::deadline_after(MonotonicClock::now(), limit), [&] { throw_if_lost(parts_, attempt); }});
+            {ddprun::deadline_after(MonotonicClock::now(), limit),
+             [&] { cpu::throw_if_lost(parts_.segment->header(), attempt); }});
     }
     let_user_stream_end(broken() ? kStopLimit : kLeaveLimit);
     parts_.cuda->stream_destroy(stream_);
@@ -155,7 +143,7 @@ cpu::Call Session::oldest_call() const {
 Patience Session::patience(const std::string& attempt) const {
     return {ddprun::deadline_after(MonotonicClock::now(), parts_.timeout), [this, attempt] {
                 if (const std::exception_ptr failure = broken()) std::rethrow_exception(failure);
-                throw_if_lost(parts_, attempt);
+                cpu::throw_if_lost(parts_.segment->header(), attempt);
             }};
 }
 
@@ -316,10 +304,11 @@ void Session::settle(Code code, const std::string& name, TimePoint started) {
     const TimePoint deadline = ddprun::deadline_after(started, parts_.timeout);
     for (Pauses pauses; code == Code::InProgress; pauses.next()) {
         if (const std::exception_ptr failure = broken()) std::rethrow_exception(failure);
-        throw_if_lost(parts_, name);
+        cpu::throw_if_lost(parts_.segment->header(), name);
         if (MonotonicClock::now() >= deadline) {
             throw TimeoutError(fmt::format("{}: NCCL did not start it within {}{}", name,
-                                           ddprun::format_duration(parts_.timeout), why_it_hangs(parts_, communicator_->api())));
+                                           ddprun::format_duration(parts_.timeout),
+                                           why_it_hangs(parts_, communicator_->api())));
         }
         code = communicator_->state().value_or(Code::InProgress);
     }
@@ -372,7 +361,7 @@ void Session::look_for_trouble() {
     }
     look_at_start();
     const cpu::Call oldest = oldest_call();
-    throw_if_lost(parts_, named(oldest));
+    cpu::throw_if_lost(parts_.segment->header(), named(oldest));
     if (const auto state = communicator_->state(); state && *state != Code::InProgress)
         settle(*state, named(oldest), MonotonicClock::now());
     InFlight waited_for;
@@ -384,7 +373,8 @@ void Session::look_for_trouble() {
     if (MonotonicClock::now() < ddprun::deadline_after(waited_for.started, parts_.timeout)) return;
     throw TimeoutError(fmt::format("{}: {} within {}{}", named(waited_for.call),
                                    waited_for.end->recorded ? "did not finish" : "NCCL did not start it",
-                                   ddprun::format_duration(parts_.timeout), why_it_hangs(parts_, communicator_->api())));
+                                   ddprun::format_duration(parts_.timeout),
+                                   why_it_hangs(parts_, communicator_->api())));
 }
 
 /// True when the oldest collective had finished; throws when the device says that it failed.
@@ -398,11 +388,7 @@ bool Session::retire_finished() {
     if (!oldest.end->recorded) return false;
     const cuda::Code code = oldest.end->event->query();
     if (code == cuda::Code::NotReady) return false;
-    if (code != cuda::Code::Success) {
-        const std::string what = fmt::format("{}: {}", named(oldest.call), parts_.cuda->explain(code));
-        note_device_error(DeviceLibrary::Cuda, what);
-        throw Error(what);
-    }
+    if (code != cuda::Code::Success) parts_.cuda->check(code, named(oldest.call).c_str());
     {
         const std::lock_guard lock(mutex_);
         if (in_flight_.empty()) return false;

@@ -20,14 +20,6 @@ constexpr int kRasVersion = 22400;
 
 }  // namespace
 
-void throw_if_lost(const SessionParts& parts, const std::string& attempt) {
-    const ddprun::SegmentHeader& header = parts.segment->header();
-    const std::uint32_t aborted = header.aborted.load(std::memory_order_relaxed);
-    if (aborted == 0) return;
-    throw PeerLostError(fmt::format("{}: rank {} was lost, the launcher ended generation {}", attempt,
-                                    aborted - 1, header.generation));
-}
-
 std::string named(const SessionParts& parts, const cpu::Call& call) {
     if (call.seq == 0) return fmt::format("rank {}: before the first collective", parts.env.rank);
     return fmt::format("rank {}: {}", parts.env.rank, cpu::to_string(call));

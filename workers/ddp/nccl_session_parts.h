@@ -26,9 +26,6 @@ struct SessionParts {
     enum class Lines : std::uint8_t { OfTheNode, Private } lines = Lines::OfTheNode;
 };
 
-/// Throws PeerLostError, beginning with `attempt`, once the launcher has ended the generation.
-void throw_if_lost(const SessionParts& parts, const std::string& attempt);
-
 /// "rank 3: all_reduce #812 (...)", as messages begin.
 std::string named(const SessionParts& parts, const cpu::Call& call);
 /// "; rank 5 is in ...; rank 6 finished ...", of the other ranks of this node; "" where there are none.

@@ -141,12 +141,8 @@ void PointToPoint::wait_until(const End& end, std::atomic<std::uint32_t>& word,
 }
 
 void PointToPoint::throw_if_hopeless(const End& end, const std::function<bool()>& ready) const {
-    const ddprun::SegmentHeader& header = arena_.segment().header();
     const int own = arena_.global_rank(arena_.rank()), other = arena_.global_rank(end.peer);
-    if (const std::uint32_t aborted = header.aborted.load(std::memory_order_relaxed)) {
-        throw PeerLostError(fmt::format("rank {}: {}: rank {} was lost, the launcher ended generation {}",
-                                        own, to_string(end.call), aborted - 1, header.generation));
-    }
+    throw_if_lost(arena_.segment().header(), fmt::format("rank {}: {}", own, to_string(end.call)));
     const std::uint32_t pid = arena_.identity(end.peer).pid;
     // It may have done its part between our look and its end.
     if (roster_.pids_are_visible && is_gone(pid) && !ready()) {

@@ -1,19 +1,10 @@
 #include "ddp/progress_thread.h"
 
-#include <pthread.h>
-#include <signal.h>
+#include "ddp/own_thread.h"
 
 namespace ddp {
 
-// The program's signals are for the program's threads: SIGTERM must not interrupt a collective.
-ProgressThread::ProgressThread() {
-    sigset_t all, before;
-    ::sigfillset(&all);
-    ::pthread_sigmask(SIG_SETMASK, &all, &before);
-    thread_ = std::thread([this] { run(); });
-    ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
-    ::pthread_setname_np(thread_.native_handle(), "ddp-progress");
-}
+ProgressThread::ProgressThread() : thread_(start_own_thread("ddp-progress", [this] { run(); })) {}
 
 ProgressThread::~ProgressThread() {
     {

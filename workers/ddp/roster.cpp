@@ -8,6 +8,7 @@
 #include <cerrno>
 #include <chrono>
 
+#include "ddp/diagnose.h"
 #include "ddp/futex.h"
 #include "env/text.h"
 
@@ -82,12 +83,7 @@ void wait_for_all(Arena& arena, const WorkerEnv& env, TimePoint deadline) {
         throw_if_contradicted(arena, env.rank, static_cast<std::uint32_t>(env.world_size));
         const std::vector<int> missing = missing_ranks(arena);
         if (missing.empty()) return;
-        const std::uint32_t aborted = arena.segment().header().aborted.load(std::memory_order_relaxed);
-        if (aborted != 0) {
-            throw PeerLostError(
-                fmt::format("rank {}: joining: rank {} was lost, the launcher ended generation {}", env.rank,
-                            aborted - 1, arena.segment().header().generation));
-        }
+        throw_if_lost(arena.segment().header(), fmt::format("rank {}: joining", env.rank));
         if (MonotonicClock::now() >= deadline) {
             throw TimeoutError(
                 fmt::format("rank {}: joining a world of {}: missing after the time-out: rank {}", env.rank,

@@ -9,6 +9,7 @@
 #include "ddp/argument_checks.h"
 #include "ddp/cpu_backend.h"
 #include "ddp/cuda/graph.h"
+#include "ddp/diagnose.h"
 #include "ddp/division.h"
 #include "ddp/staged_queue.h"
 #include "env/text.h"
@@ -193,17 +194,12 @@ class StagedGroup final : public ProcessGroup {
             .device = parts_.device,
             .user_stream = static_cast<cuda::Stream>(options_.stream),
             .timeout = options_.timeout,
-            .throw_if_lost = [this] { throw_if_lost(); },
+            .throw_if_lost =
+                [this] {
+                    cpu::throw_if_lost(parts_.segment->header(),
+                                       fmt::format("rank {}: waiting for the device", env_.rank));
+                },
             .give_up = [this](std::exception_ptr why) { backend_.give_up(std::move(why)); }});
-    }
-    void throw_if_lost() const {
-        const ddprun::SegmentHeader& header = parts_.segment->header();
-        const std::uint32_t aborted = header.aborted.load(std::memory_order_relaxed);
-        if (aborted == 0) return;
-        throw PeerLostError(
-            fmt::format("rank {}: waiting for the device: rank {} was lost, the launcher ended "
-                        "generation {}",
-                        env_.rank, aborted - 1, header.generation));
     }
     void require(const char* call, const Buffer& buffer) const {
         require_memory_of("staged", call, buffer, device(), env_.rank);

@@ -1,15 +1,14 @@
 #include "ddp/staged_queue.h"
 
 #include <fmt/core.h>
-#include <pthread.h>
 #include <sched.h>
-#include <signal.h>
 
 #include <algorithm>
 #include <bit>
 #include <utility>
 
 #include "ddp/cuda/graph.h"
+#include "ddp/own_thread.h"
 #include "env/text.h"
 
 namespace ddp::staged {
@@ -22,12 +21,7 @@ constexpr std::chrono::microseconds kLook{50};  ///< between two looks at a copy
 constexpr int kYields = 64;                     ///< before that: small copies are quicker than a sleep
 
 cuda::Stream make_stream(const cuda::Api& cuda) {
-    int least = 0, greatest = 0;
-    cuda.check(cuda.device_get_stream_priority_range(&least, &greatest), "asking for stream priorities");
-    cuda::Stream stream = nullptr;
-    cuda.check(cuda.stream_create_with_priority(&stream, cuda::kStreamNonBlocking, greatest),
-               "creating a stream for copies");
-    return stream;
+    return cuda::make_stream(cuda, cuda::Priority::High, "creating a stream for copies");
 }
 
 bool overlap(const Buffer& a, const Buffer& b) {
@@ -108,13 +102,7 @@ struct Queue::Operation {
 
 Queue::Queue(QueueParts parts)
     : parts_(std::move(parts)), in_(make_stream(*parts_.cuda)), out_(make_stream(*parts_.cuda)) {
-    // The program's signals are for the program's threads.
-    sigset_t all, before;
-    ::sigfillset(&all);
-    ::pthread_sigmask(SIG_SETMASK, &all, &before);
-    thread_ = std::thread([this] { work(); });
-    ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
-    ::pthread_setname_np(thread_.native_handle(), "ddp-staged");
+    thread_ = start_own_thread("ddp-staged", [this] { work(); });
 }
 
 Queue::~Queue() {

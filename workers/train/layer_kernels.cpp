@@ -4,6 +4,8 @@
 #include <string>
 #include <utility>
 
+#include "ddp/cuda/kernel_dialect.h"
+
 DDP_KERNEL_IMAGE(train_kernels)
 
 namespace train {
@@ -11,8 +13,7 @@ namespace {
 
 using U64 = unsigned long long;  // as the kernels take them
 
-/// Elements that a kernel moves at once (kernel_dialect.h).
-constexpr std::size_t kPack = 8;
+constexpr std::size_t kPack = ddp::device::kPack;
 
 std::size_t packs_of(std::size_t columns) { return (columns + kPack - 1) / kPack; }
 

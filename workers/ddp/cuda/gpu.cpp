@@ -7,12 +7,14 @@
 #include <mutex>
 #include <utility>
 
+#include "ddp/cuda/kernel_dialect.h"
 #include "ddp/types.h"
 
 namespace ddp::cuda {
 namespace {
 
-constexpr std::uint64_t kBlockThreads = 256, kPack = 8, kLanes = 32;
+using device::kBlockThreads, device::kPack;
+constexpr std::uint64_t kLanes = 32;  ///< of a device; the dialect's host has one
 /// Blocks of 256 threads that a multiprocessor holds at once.
 constexpr std::uint64_t kBlocksPerMultiprocessor = 8;
 

@@ -59,12 +59,7 @@ PinnedMemory::~PinnedMemory() {
 
 OwnedStream::OwnedStream(std::shared_ptr<const Gpu> gpu, Priority priority) : gpu_(std::move(gpu)) {
     gpu_->make_current();
-    int least = 0, greatest = 0;
-    const Api& api = gpu_->api();
-    api.check(api.device_get_stream_priority_range(&least, &greatest), "asking for stream priorities");
-    api.check(api.stream_create_with_priority(&stream_, kStreamNonBlocking,
-                                              priority == Priority::High ? greatest : least),
-              "creating a CUDA stream");
+    stream_ = make_stream(gpu_->api(), priority, "creating a CUDA stream");
 }
 
 OwnedStream::~OwnedStream() { gpu_->api().stream_destroy(stream_); }

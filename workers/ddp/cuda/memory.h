@@ -58,7 +58,6 @@ class PinnedMemory {
 /// object goes.
 class OwnedStream {
   public:
-    enum class Priority { Normal, High };
     explicit OwnedStream(std::shared_ptr<const Gpu> gpu, Priority priority = Priority::Normal);
     ~OwnedStream();
     OwnedStream(const OwnedStream&) = delete;

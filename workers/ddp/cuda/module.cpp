@@ -5,12 +5,11 @@
 #include <string_view>
 #include <utility>
 
+#include "ddp/cuda/kernel_dialect.h"
 #include "ddp/types.h"
 
 namespace ddp::cuda {
 namespace {
-
-constexpr unsigned kBlockThreads = 256;
 
 /// What embed_kernels.py writes without a compiler.
 bool has_no_code(const KernelImage& image) {
@@ -22,7 +21,7 @@ bool has_no_code(const KernelImage& image) {
 
 void Function::launch_with(unsigned grid, Stream stream, void** arguments) const {
     const DriverCode code =
-        driver_->launch_kernel(handle_, grid, 1, 1, kBlockThreads, 1, 1, 0, stream, arguments, nullptr);
+        driver_->launch_kernel(handle_, grid, 1, 1, device::kBlockThreads, 1, 1, 0, stream, arguments, nullptr);
     if (code != DriverCode::Success) driver_->check(code, fmt::format("launching kernel {}", name_));
 }
 
