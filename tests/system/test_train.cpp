@@ -140,5 +140,11 @@ TEST_F(Train, TheExamplesCheckThemselvesUnderTheLauncher) {
     }
 }
 
+TEST_F(Train, SaysWhatToRaiseWhereTheLimitOnFileSizesLeavesNoRoomForSharedMemory) {
+    const Outcome outcome = run({"/bin/bash", "-c", "ulimit -f 100; exec \"$0\" --nproc-per-node=2 train", path_of("DDPRUN")}, here());
+    EXPECT_EQ(outcome.status, 1);
+    EXPECT_THAT(outcome.err, HasSubstr("not enough for any group: raise the hard limit on file sizes (ulimit -Hf)"));
+}
+
 }  // namespace
 }  // namespace ddprun::test

@@ -1,3 +1,4 @@
+#include <fmt/core.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -82,12 +83,14 @@ TEST(NcclMemory, ThatNcclRefusesToRegisterIsUsedAllTheSame) {
 }
 
 TEST(NcclMemory, WhoseRegistrationFailsLaterBreaksTheGroupWithItsReason) {
-    for (int code = 1; code <= 6; ++code) {
-        const auto failures = failures_of(1, [](NcclRank& rank) { rank.group.allocate_shared(4096); },
-                                          {.faults = "0:window:async:" + std::to_string(code)});
-        EXPECT_THAT(message_of(failures[0]),
-                    AllOf(HasSubstr("rank 0: registering memory with NCCL communicator 0: "),
-                          HasSubstr("(" + nccl::name_of(static_cast<nccl::Code>(code)) + ")")));
+    for (const char* when : {"async", "early"}) {
+        for (int code = 1; code <= 6; ++code) {
+            const auto failures = failures_of(1, [](NcclRank& rank) { rank.group.allocate_shared(4096); },
+                                              {.faults = fmt::format("0:window:{}:{}", when, code)});
+            EXPECT_THAT(message_of(failures[0]),
+                        AllOf(HasSubstr("rank 0: registering memory with NCCL communicator 0: "),
+                              HasSubstr("(" + nccl::name_of(static_cast<nccl::Code>(code)) + ")")));
+        }
     }
     EXPECT_EQ(count_of("fake_nccl_registered"), 0);
 }

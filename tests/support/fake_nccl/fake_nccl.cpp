@@ -570,6 +570,7 @@ Code ncclCommWindowRegister(Handle handle, void* address, std::size_t, Window* w
     comm->state = Code::InProgress;
     if (kind_of(address) != Memory::Nccl) comm->upcoming = Code::UnhandledCudaError;
     if (fault && fault->what == "async") comm->upcoming = static_cast<Code>(fault->number);
+    if (fault && fault->what == "early") comm->state = static_cast<Code>(fault->number);
     if (comm->upcoming != Code::Success || (fault && fault->what != "null")) return Code::Success;
     ++comm->running;
     std::thread([comm, fault, address, window] {

@@ -14,6 +14,7 @@ namespace fake {
 ///          1; with an "s" before it: in a communicator that was split off, RANK being the rank there
 ///   WHAT   fail   the call returns NUMBER
 ///          async  the call succeeds, the communicator's asynchronous error becomes NUMBER, nothing ends
+///          early  window: the same, and it is there before the call has returned
 ///          hang   the call succeeds (abort: does not return) and what it began never ends
 ///          stuck  the call stays ncclInProgress
 ///          delay  what it began starts NUMBER milliseconds late
