@@ -69,6 +69,12 @@ Digest hmac_sha256(std::string_view key, std::string_view message) {
     return Sha256().add(outer).add(within).finish();
 }
 
+Digest sha256(std::span<const std::string_view> pieces) {
+    Sha256 hash;
+    for (const std::string_view piece : pieces) hash.add(bytes_of(piece));
+    return hash.finish();
+}
+
 bool equal_digest(std::span<const std::uint8_t> a, std::span<const std::uint8_t> b) {
     return a.size() == b.size() && ::CRYPTO_memcmp(a.data(), b.data(), a.size()) == 0;
 }

@@ -14,6 +14,8 @@ using Digest = std::array<std::uint8_t, 32>;
 
 /// HMAC-SHA256 (RFC 2104, FIPS 180-4) by libcrypto. Any key length.
 Digest hmac_sha256(std::string_view key, std::string_view message);
+/// SHA-256 (FIPS 180-4) of the pieces one after another, by libcrypto.
+Digest sha256(std::span<const std::string_view> pieces);
 /// Compares in a time that does not depend on where the digests differ.
 bool equal_digest(std::span<const std::uint8_t> a, std::span<const std::uint8_t> b);
 

@@ -9,7 +9,7 @@ namespace ddprun::lifeline {
 inline constexpr char kReady = 'R';      ///< start-up is over; no payload
 /// A thread's stack, as text: the answer to the signal in RankLine::stack_signal.
 inline constexpr char kStack = 'S';
-inline constexpr char kHeartbeat = 'H';  ///< alive and getting on; optional payload: steps done, decimal
+inline constexpr char kHeartbeat = 'H';  ///< alive and getting on; optional payload: steps done, decimal (docs/events.md, "Hangs")
 
 // agent -> worker
 inline constexpr char kPreempt = 'P';    ///< save and stop; payload: the reason, text

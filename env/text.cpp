@@ -12,17 +12,59 @@
 namespace ddprun {
 namespace {
 
-/// The text in quotes, short and printable: it may come from a peer or a binary file.
-std::string quoted(std::string_view text) {
-    constexpr std::size_t kShown = 80;
-    std::string out = "'";
-    for (const char c : text.substr(0, kShown)) {
-        const auto byte = static_cast<unsigned char>(c);
-        if (byte < 0x20 || byte == 0x7f) out += fmt::format("\\x{:02x}", byte);
-        else out += c;
+/// A character as UTF-8 codes it: how many bytes, and which; 0 bytes where it is none.
+struct Character {
+    std::size_t bytes = 0;
+    char32_t code = 0;
+};
+
+Character first_character(std::string_view text) {
+    const auto byte = [&](std::size_t at) { return static_cast<unsigned char>(text[at]); };
+    if (byte(0) < 0x80) return {1, byte(0)};
+    const std::size_t bytes = byte(0) >= 0xf0 ? 4 : byte(0) >= 0xe0 ? 3 : 2;
+    if (byte(0) < 0xc2 || byte(0) > 0xf4 || text.size() < bytes) return {};
+    char32_t code = byte(0) & (0xffU >> (bytes + 1));
+    for (std::size_t i = 1; i < bytes; ++i) {
+        if ((byte(i) & 0xc0) != 0x80) return {};
+        code = (code << 6) | (byte(i) & 0x3fU);
     }
-    return out + (text.size() > kShown ? "...'" : "'");
+    constexpr std::array<char32_t, 5> kLeast{0, 0, 0x80, 0x800, 0x10000};
+    const bool is_surrogate = code >= 0xd800 && code < 0xe000;
+    return code < kLeast[bytes] || code > 0x10ffff || is_surrogate ? Character{} : Character{bytes, code};
 }
+
+/// A terminal obeys these (C0, DEL, C1), or they reorder or hide what stands beside them: directions, line ends of other
+/// kinds, what has no width. Joiners (U+200C, U+200D) stay: writing needs them.
+bool is_for_the_eye(char32_t code) {
+    if (code < 0x20 || (code >= 0x7f && code < 0xa0)) return false;
+    const auto is_within = [code](char32_t first, char32_t last) { return code >= first && code <= last; };
+    return !(code == 0x61c || code == 0x200b || is_within(0x200e, 0x200f) || is_within(0x2028, 0x202e) || is_within(0x2060, 0x206f) ||
+             code == 0xfeff || is_within(0xfff9, 0xfffb) || is_within(0xe0000, 0xe0fff));
+}
+
+bool is_plain(char c) { return (c >= 0x20 && c < 0x7f) || c == '\t'; }
+
+std::string spelled_out(std::string_view text, bool keeps_newlines) {
+    std::string out;
+    out.reserve(text.size());
+    while (!text.empty()) {
+        const std::size_t plain = static_cast<std::size_t>(
+            std::find_if_not(text.begin(), text.end(), is_plain) - text.begin());
+        out += text.substr(0, plain);
+        text.remove_prefix(plain);
+        if (text.empty()) break;
+        const Character next = first_character(text);
+        if (next.code == '\n') out += keeps_newlines ? "\n" : "\\n";
+        else if (next.bytes > 0 && is_for_the_eye(next.code)) out += text.substr(0, next.bytes);
+        else if (next.bytes > 1) out += fmt::format("\\u{{{:x}}}", static_cast<std::uint32_t>(next.code));
+        else out += fmt::format("\\x{:02x}", static_cast<unsigned char>(text[0]));
+        text.remove_prefix(std::max<std::size_t>(next.bytes, 1));
+    }
+    return out;
+}
+
+/// The text in quotes, short and printable: it may come from a peer or a binary file.
+std::string quoted(std::string_view text) { return fmt::format("'{}'", excerpt(text, 80)); }
 
 Error malformed(std::string_view text, std::string_view expected) {
     return {Errc::InvalidArgument, fmt::format("{} {}", quoted(text), expected), 0};
@@ -252,6 +294,18 @@ std::string format_ranges(const std::vector<int>& sorted) {
     return out;
 }
 
+std::string printable(std::string_view text) { return spelled_out(text, false); }
+
+std::string printable_lines(std::string_view text) { return spelled_out(text, true); }
+
+std::string excerpt(std::string_view text, std::size_t max_bytes) {
+    std::size_t bytes = std::min(text.size(), max_bytes);
+    const auto continues_character = [&] { return (static_cast<unsigned char>(text[bytes]) & 0xc0) == 0x80; };
+    while (bytes > 0 && bytes < text.size() && continues_character()) --bytes;
+    const std::string shown = printable(text.substr(0, bytes));
+    return bytes < text.size() ? shown + "..." : shown;
+}
+
 std::string nearest(std::string_view word, const std::vector<std::string>& candidates) {
     // Words are short names; a peer's or a file's long text has no near name and costs nothing here.
     constexpr std::size_t kMaxWord = 128;
@@ -267,6 +321,29 @@ std::string nearest(std::string_view word, const std::vector<std::string>& candi
         }
     }
     return best;
+}
+
+std::string wrap(std::string_view text, std::size_t width, std::size_t indent) {
+    std::string out;
+    std::size_t column = indent;  // the caller has already moved to the indent on the first line
+    bool fresh = true;
+    for (const std::string_view word : split(text, ' ')) {
+        if (word.empty()) continue;
+        if (!fresh && column + 1 + word.size() > width) {
+            out += '\n';
+            out.append(indent, ' ');
+            column = indent;
+            fresh = true;
+        }
+        if (!fresh) {
+            out += ' ';
+            ++column;
+        }
+        out += word;
+        column += word.size();
+        fresh = false;
+    }
+    return out;
 }
 
 }  // namespace ddprun

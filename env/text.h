@@ -38,6 +38,16 @@ std::string lower(std::string_view text);
 std::string join(const std::vector<std::string>& pieces, std::string_view separator);
 /// Ranks as people read them: {0,1,2,5} gives "0-2, 5".
 std::string format_ranges(const std::vector<int>& sorted);
+/// Text from outside (a peer, a file, a variable, a worker) as part of a line that people read: what a terminal would obey
+/// or not show is spelled out, "\n", "\x1b", "\u{202e}", as are bytes that are no UTF-8. Tabs and backslashes stay.
+std::string printable(std::string_view text);
+/// The same for text of several lines: its newlines stay.
+std::string printable_lines(std::string_view text);
+/// What a stranger wrote, to be named in a message: printable, at most so many of its bytes (then "...").
+std::string excerpt(std::string_view text, std::size_t max_bytes = 60);
+/// Breaks `text` at spaces into lines of at most `width` columns; every line after the first starts with
+/// `indent` spaces, which count. A word longer than a line stays whole. No newline at the end.
+std::string wrap(std::string_view text, std::size_t width, std::size_t indent);
 /// The candidate nearest to `word` by edits (at most two), or "" when none is near: for "did you mean".
 std::string nearest(std::string_view word, const std::vector<std::string>& candidates);
 

@@ -3,42 +3,42 @@
 #include <fmt/core.h>
 #include <signal.h>
 #include <sys/ioctl.h>
-#include <sys/resource.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <limits>
 #include <optional>
 #include <thread>
 #include <utility>
 
-#include "env/event_loop.h"
-#include "env/file.h"
 #include "env/hmac.h"
-#include "env/log.h"
+#include "env/io/file.h"
+#include "env/io/socket.h"
+#include "env/line_budget.h"
+#include "env/os/event_loop.h"
+#include "env/os/log.h"
+#include "env/os/system.h"
 #include "env/print.h"
-#include "env/socket.h"
-#include "env/system.h"
 #include "env/text.h"
-#include "launcher/agent.h"
-#include "launcher/controller.h"
-#include "launcher/descriptors.h"
+#include "launcher/ask/hang_watch.h"
+#include "launcher/ask/inquiry.h"
+#include "launcher/ask/job_questions.h"
+#include "launcher/ask/observation.h"
 #include "launcher/exit_codes.h"
-#include "launcher/hang_watch.h"
-#include "launcher/head.h"
-#include "launcher/inquiry.h"
-#include "launcher/job_cgroup.h"
-#include "launcher/job_questions.h"
-#include "launcher/launch.h"
-#include "launcher/log_directory.h"
-#include "launcher/master_port.h"
-#include "launcher/nccl_ras.h"
-#include "launcher/observation.h"
-#include "launcher/output.h"
-#include "launcher/report.h"
-#include "launcher/walltime.h"
-#include "launcher/walltime_watch.h"
-#include "launcher/warden.h"
+#include "launcher/guard/descriptors.h"
+#include "launcher/guard/job_cgroup.h"
+#include "launcher/guard/warden.h"
+#include "launcher/hang/nccl_ras.h"
+#include "launcher/output/log_files.h"
+#include "launcher/output/output.h"
+#include "launcher/report/error_file.h"
+#include "launcher/report/report.h"
+#include "launcher/report/walltime.h"
+#include "launcher/report/walltime_watch.h"
+#include "launcher/signals.h"
+#include "launcher/supervise/agent.h"
+#include "launcher/supervise/controller.h"
+#include "launcher/supervise/head.h"
+#include "launcher/supervise/job_token.h"
 #include "rendezvous/agent_link.h"
 #include "rendezvous/server.h"
 
@@ -46,8 +46,12 @@ namespace ddprun {
 
 namespace {
 
-/// How long the last log lines may take to reach a slow console, and the last messages to reach other nodes.
+/// How long the last messages may take to reach other nodes.
 constexpr Duration kFarewell = std::chrono::seconds(10);
+/// How long other nodes may keep us from being suspended.
+constexpr Duration kSuspension = std::chrono::seconds(1);
+/// How often signals are looked at while nobody reads the last lines.
+constexpr Duration kFlushLook = std::chrono::milliseconds(100);
 
 int terminal_width() {
     winsize size{};
@@ -62,39 +66,9 @@ std::string common_spec(const JobSpec& spec) {
                        format_duration(heartbeat.interval), format_duration(heartbeat.timeout));
 }
 
-/// The job's secret: given by whoever starts the nodes, or made here for a job of one node.
-/// Nodes started by hand without one share only the job's id.
-Result<std::string> job_token(const JobSpec& spec, os::Log& log) {
-    if (spec.nodes.max == 1) return random_hex(16);
-    if (const std::optional<std::string> given = process_environment("DDPRUN_TOKEN"); given && !given->empty()) return *given;
-    log.warning("DDPRUN_TOKEN is not set: whoever knows the job id '{}' and reaches the port can join; "
-                "set it to the same secret on all nodes", spec.rendezvous.run_id);
-    return to_hex(hmac_sha256("ddprun", spec.rendezvous.run_id));
-}
-
-/// Every worker needs a few descriptors here; the soft limit is often 1024. Workers get the old limit back.
-struct DescriptorLimit {
-    std::uint64_t before = 0;  ///< 0: not known
-    std::uint64_t now = std::numeric_limits<std::uint64_t>::max();
-};
-DescriptorLimit raise_descriptor_limit() {
-    rlimit limit{};
-    if (::getrlimit(RLIMIT_NOFILE, &limit) != 0) return {};
-    DescriptorLimit result{limit.rlim_cur, limit.rlim_max};
-    limit.rlim_cur = limit.rlim_max;
-    if (::setrlimit(RLIMIT_NOFILE, &limit) != 0) result.now = result.before;
-    return result;
-}
-
-OwnCgroup look_for_own_cgroup() {
-    constexpr std::size_t kMaxText = 4 << 20;  // hosts of many containers have thousands of mounts
-    return find_own_cgroup(read_file("/proc/self/cgroup", kMaxText).value_or(""),
-                           read_file("/proc/self/mountinfo", kMaxText).value_or(""));
-}
-
 /// As a scheduler ends a job: by a signal to ddprun, or to a worker.
 bool was_ended_from_outside(const JobEnd& end) {
-    const WorkerEnd* cause = root_cause(end.workers);
+    const WorkerEnd* cause = root_cause(end);
     return end.stopped_by_signal || end.preempted || (cause != nullptr && cause->signaled && (cause->status == SIGTERM || cause->status == SIGKILL));
 }
 
@@ -102,6 +76,10 @@ class Job final : public rdzv::ServerHandler, public rdzv::AgentLinkHandler {
   public:
     explicit Job(JobSetup setup)
         : setup_(std::move(setup)), host_(host_name()), log_({host_, "agent", std::nullopt}, log_options(setup_)) {}
+
+    ~Job() override { log_.write_through(nullptr); }
+    Job(const Job&) = delete;
+    Job& operator=(const Job&) = delete;
 
     Result<int> run();
 
@@ -114,7 +92,7 @@ class Job final : public rdzv::ServerHandler, public rdzv::AgentLinkHandler {
     }
 
     Status build();
-    Status build_guards(const std::string& name);
+    Status build_guards();
     Status contend_for_head(const HeadChoice& choice);
     Status build_head(const HeadChoice& choice);
     Status build_agent(const Endpoint& controller);
@@ -125,26 +103,43 @@ class Job final : public rdzv::ServerHandler, public rdzv::AgentLinkHandler {
     void on_signal(const signalfd_siginfo& info);
     void act_on(int signal, SignalAction action);
     void suspend();
+    void agent_says(rdzv::FromAgent message);
     void controller_done();
     void leave(int code);
     int say_how_it_ended();
+    void tell_launcher_above(LauncherFailure failure, const WorkerEnd* cause, int code);
+    void flush_output();
 
     void on_agent_joined(rdzv::AgentId agent, const rdzv::AgentHello& hello) override;
-    void on_agent_message(rdzv::AgentId agent, const rdzv::Message& message) override;
+    void on_agent_message(rdzv::AgentId agent, const rdzv::FromAgent& message) override;
+    void hear(rdzv::AgentId, const rdzv::WorkersStarted&) {}
+    void hear(rdzv::AgentId agent, const rdzv::WorkerExited& exited);
+    void hear(rdzv::AgentId agent, const rdzv::GenerationDrained& drained);
+    void hear(rdzv::AgentId agent, const rdzv::Notice& notice) { controller_->agent_message(agent, notice); }
+    void hear(rdzv::AgentId agent, const rdzv::Question& question) { inquiry_->from_agent(agent, question); }
+    void hear(rdzv::AgentId agent, const rdzv::Answer& answer) { inquiry_->from_agent(agent, answer); }
     void on_agent_lost(rdzv::AgentId agent, const std::string& why) override;
-    void on_log(const std::string& line) override { log_.warning("{}", line); }
+    void on_log(const std::string& line) override;
+    void say_of_connections(const std::optional<std::string>& line);
 
     void on_connected() override {}
-    void on_message(const rdzv::Message& message) override;
+    void on_message(const rdzv::ToAgent& message) override;
+    void obey(const rdzv::StartGeneration& start);
+    void obey(const rdzv::StopGeneration& stop) { agent_->handle(stop); }
+    void obey(const rdzv::Shutdown& shutdown);
+    void obey(const rdzv::Notice& notice) { agent_->handle(notice); }
+    void obey(const rdzv::Question& question) { inquiry_->from_controller(question); }
+    void obey(const rdzv::Answer& answer) { inquiry_->from_controller(answer); }
     void on_lost(const Error& why) override;
 
     JobSetup setup_;
     std::string host_;
     os::Log log_;
     std::optional<os::Log> job_log_;
-    std::string token_;
+    JobToken token_;
     std::uint64_t open_files_ = 0;            ///< the soft limit that workers get back
-    std::string marker_;
+    std::string id_;
+    JobMark mark_;
     os::LinuxSystem system_;
     std::unique_ptr<Warden> warden_;
     std::unique_ptr<JobCgroup> cgroup_;       ///< null: none can be had. Goes before the warden, which watches over it
@@ -160,9 +155,10 @@ class Job final : public rdzv::ServerHandler, public rdzv::AgentLinkHandler {
     std::unique_ptr<Inquiry> inquiry_;
     std::unique_ptr<JobQuestions> questions_;
     std::unique_ptr<HangWatch> hang_watch_;   ///< on the head, with --hang-timeout
-    std::optional<int> exit_code_;            ///< said by the controller, on a node that is not the head
+    std::optional<int> exit_code_;            ///< of a node that leaves before, or without, a controller that is its own
     std::string failure_;
-    TimePoint farewell_ = kNever;             ///< until when other nodes may take our last message
+    LineBudget connection_lines_{"connections"};  ///< whoever reaches the port can cause them
+    bool sum_is_due_ = false;
 };
 
 Status Job::build() {
@@ -171,22 +167,26 @@ Status Job::build() {
     const Status room = check_descriptor_limit(setup_.spec.output, setup_.workers,
                                                static_cast<int>(open_descriptors().size()), limit.now);
     if (!room) return room;
+    // What can be refused is refused before anything is touched.
+    const Result<HeadChoice> choice = choose_head(setup_.spec, look_at_host(shared_endpoint(setup_.spec)));
+    if (!choice) return choice.error();
+    Result<JobToken> token = choose_job_token(setup_.spec, process_environment);
+    if (!token) return token.error();
+    token_ = *std::move(token);
+    // Not through the log: --quiet does not hide who else can join.
+    if (!token_.warning.empty()) ddprun::print(stderr, "ddprun: {}\n", token_.warning);
     if (const Status status = os::become_subreaper(); !status) return status;
-    const Result<std::string> id = random_hex(8);
+    Result<std::string> id = random_hex(8);
     if (!id) return id.error();
-    marker_ = "DDPRUN_JOB=" + *id;
-    if (const Status guarded = build_guards("ddprun-" + *id); !guarded) return guarded;
+    id_ = *std::move(id);
+    mark_ = make_job_mark(id_, own_lock_limit());
+    if (const Status guarded = build_guards(); !guarded) return guarded;
 
     Result<std::unique_ptr<os::EventLoop>> loop = os::EventLoop::create(handled_signals());
     if (!loop) return loop.error();
     loop_ = std::move(*loop);
     loop_->on_signal([this](const signalfd_siginfo& info) { on_signal(info); });
 
-    Result<std::string> token = job_token(setup_.spec, log_);
-    if (!token) return token.error();
-    token_ = std::move(*token);
-    const Result<HeadChoice> choice = choose_head(setup_.spec, look_at_host(shared_endpoint(setup_.spec)));
-    if (!choice) return choice.error();
     if (!choice->is_head) {
         log_.info("the controller is at {} ({})", to_string(choice->endpoint), choice->why);
         return build_agent(choice->endpoint);
@@ -214,12 +214,17 @@ Status Job::contend_for_head(const HeadChoice& choice) {
 }
 
 /// The warden first: it removes the cgroup if we are killed after we have made it.
-Status Job::build_guards(const std::string& name) {
+Status Job::build_guards() {
     OwnCgroup own;
     if (setup_.spec.use_cgroup) own = look_for_own_cgroup();
     else own.why = "--cgroup none";
-    const std::string directory = own.directory.empty() ? "" : own.directory + "/" + name;
-    Result<std::unique_ptr<Warden>> warden = Warden::start(marker_, directory, setup_.workers);
+    if (!own.directory.empty()) {
+        for (const std::string& name : remove_abandoned_cgroups(own.directory)) {
+            log_.info("a ddprun that was killed had left the cgroup {}/{}; ended what was in it", own.directory, name);
+        }
+    }
+    const std::string directory = own.directory.empty() ? "" : own.directory + "/" + job_cgroup_name(id_);
+    Result<std::unique_ptr<Warden>> warden = Warden::start(mark_, directory, setup_.workers);
     if (!warden) return warden.error();
     warden_ = std::move(*warden);
 
@@ -239,7 +244,7 @@ Status Job::build_head(const HeadChoice& choice) {
         if (const Status free = MasterPort::check(*spec.rendezvous.master_port); !free) return free;
     }
     rdzv::ServerOptions options;
-    options.credentials = {spec.rendezvous.run_id, token_};
+    options.credentials = {spec.rendezvous.run_id, token_.token};
     options.where = choice.endpoint;
     options.heartbeat_interval = heartbeat_of(spec.rendezvous).interval;
     options.heartbeat_timeout = heartbeat_of(spec.rendezvous).timeout;
@@ -268,7 +273,7 @@ Status Job::build_head(const HeadChoice& choice) {
     };
     controller_ = std::make_unique<Controller>(
         *loop_, *job_log_, std::move(config),
-        [this](rdzv::AgentId agent, const rdzv::Message& message) { server_->send(agent, message); },
+        [this](rdzv::AgentId agent, const rdzv::ToAgent& message) { server_->send(agent, message); },
         [this] { controller_done(); });
     controller_->on_generation([this](std::uint64_t generation) { server_->begin_generation(generation); });
     return {};
@@ -276,7 +281,9 @@ Status Job::build_head(const HeadChoice& choice) {
 
 Status Job::build_agent(const Endpoint& controller) {
     const JobSpec& spec = setup_.spec;
-    output_ = std::make_unique<Output>(*loop_, prepare_log_directory(spec, log_), 1, 2);
+    output_ = std::make_unique<Output>(*loop_, prepare_log_directory(spec, log_),
+                                       OutputRanks{.here = setup_.workers, .is_whole_job = spec.nodes.max == 1}, 1, 2);
+    log_.write_through([this](std::string_view line) { return output_->say(line); });
 
     AgentConfig config;
     config.spec = spec;
@@ -284,16 +291,13 @@ Status Job::build_agent(const Endpoint& controller) {
     config.machine = setup_.machine;
     config.host = host_;
     config.store = "tcp:" + to_string(controller);
-    config.token = token_;
-    config.job_marker = marker_;
+    config.token = token_.token;
+    config.mark = mark_;
     config.environment = std::move(setup_.environment);
     config.open_files = open_files_;
     config.cgroup = cgroup_.get();
     agent_ = std::make_unique<Agent>(*loop_, system_, *output_, warden_.get(), log_, std::move(config),
-                                     [this](const rdzv::Message& message) {
-                                         observation_->agent_says(message);
-                                         link_->send(message);
-                                     });
+                                     [this](rdzv::FromAgent message) { agent_says(std::move(message)); });
 
     rdzv::AgentHello hello;
     hello.host = host_;
@@ -308,22 +312,24 @@ Status Job::build_agent(const Endpoint& controller) {
     hello.role = spec.role;
     rdzv::AgentLinkOptions options;
     options.controller = controller;
-    options.credentials = {spec.rendezvous.run_id, token_};
+    options.credentials = {spec.rendezvous.run_id, token_.token};
     options.name = "agent on " + host_;
+    options.when_token_differs = token_.when_refused;
     options.hello = std::move(hello);
     options.heartbeat_interval = heartbeat_of(spec.rendezvous).interval;
     options.heartbeat_timeout = heartbeat_of(spec.rendezvous).timeout;
+    options.is_ours = server_ != nullptr;
     options.connect_by = deadline_after(MonotonicClock::now(), spec.rendezvous.join_timeout);
     link_ = std::make_unique<rdzv::AgentLink>(*loop_, std::move(options), *this);
     return build_observation();
 }
 
 Status Job::build_observation() {
-    Observation::Parts parts{*loop_, log_, setup_.spec, *agent_, *output_, controller_.get(), marker_.substr(marker_.find('=') + 1),
+    Observation::Parts parts{*loop_, log_, setup_.spec, *agent_, *output_, controller_.get(), id_,
                              setup_.program.name, host_};
     observation_ = std::make_unique<Observation>(std::move(parts));
     if (controller_) controller_->on_event([this](const JobEvent& event) { observation_->decided(event); });
-    if (const Status open = observation_->open(); !open) return open;
+    if (const Status open = observation_->open([this](const ControlRequest& request, const RequestReply& reply) { inquiry_->ask_job(request, reply); }); !open) return open;
     build_questions();
     return {};
 }
@@ -335,9 +341,9 @@ std::optional<Endpoint> Job::ras_address() const {
 
 /// What a running job can be asked, and what the job itself asks of its nodes.
 void Job::build_questions() {
-    Inquiry::Parts parts{*loop_, [this](const rdzv::Message& message) { return link_->send(message); }, nullptr, nullptr};
+    Inquiry::Parts parts{*loop_, [this](rdzv::FromAgent message) { return link_->send(std::move(message)); }, nullptr, nullptr};
     if (controller_) {
-        parts.to_agent = [this](std::uint64_t agent, const rdzv::Message& message) { return server_->send(agent, message); };
+        parts.to_agent = [this](rdzv::AgentId agent, rdzv::ToAgent message) { return server_->send(agent, std::move(message)); };
         parts.world = [this] { return controller_->world(); };
     }
     inquiry_ = std::make_unique<Inquiry>(std::move(parts));
@@ -352,14 +358,23 @@ void Job::build_questions() {
 }
 
 Result<int> Job::run() {
-    if (const Status built = build(); !built) return built.error();
+    if (const Status built = build(); !built) {
+        if (output_) flush_output();
+        return built.error();
+    }
     if (controller_) {
         walltime_ = std::make_unique<WalltimeWatch>(*loop_, system_, log_);
         walltime_->begin([this](TimePoint end) { plan_walltime_notice(end); });
         controller_->begin();
     }
-    if (const Status ran = loop_->run(); !ran) return ran.error();
-    return say_how_it_ended();
+    if (const Status ran = loop_->run(); !ran) {
+        warden_->end_all();  // no end of a worker is seen any more
+        flush_output();
+        return ran.error();
+    }
+    const int code = say_how_it_ended();
+    flush_output();
+    return code;
 }
 
 void Job::plan_walltime_notice(TimePoint end) {
@@ -388,7 +403,7 @@ void Job::act_on(int signal, SignalAction action) {
         case SignalAction::Ignore: return;
         case SignalAction::Forward:
             if (controller_) controller_->forward(signal);
-            else agent_->forward_signal(signal);
+            else agent_->forward_signal(signal, SignalFrom::Here);
             if (signal == SIGTSTP) suspend();
             return;
         case SignalAction::Stop:
@@ -403,10 +418,13 @@ void Job::act_on(int signal, SignalAction action) {
     }
 }
 
-/// Ctrl-Z: the workers have been stopped; now ourselves, as a shell expects. Its `fg` sends SIGCONT.
+/// Ctrl-Z: the workers have been stopped; now ourselves, as a shell expects, once the other nodes have been told. Its `fg`
+/// sends SIGCONT.
 void Job::suspend() {
-    agent_->forward_signal(SIGTSTP);
-    ::kill(::getpid(), SIGSTOP);
+    agent_->forward_signal(SIGTSTP, SignalFrom::Here);
+    const auto stop = [] { ::kill(::getpid(), SIGSTOP); };
+    if (controller_) server_->when_written(kSuspension, stop);
+    else stop();
 }
 
 // ---- what peers say
@@ -420,38 +438,54 @@ void Job::on_agent_lost(rdzv::AgentId agent, const std::string& why) {
     controller_->agent_lost(agent, why);
 }
 
-void Job::on_agent_message(rdzv::AgentId agent, const rdzv::Message& message) {
-    if (const auto* question = std::get_if<rdzv::Question>(&message)) return inquiry_->from_agent(agent, *question);
-    if (const auto* answer = std::get_if<rdzv::Answer>(&message)) return inquiry_->from_agent(agent, *answer);
-    observation_->node_says(message, controller_->host_of(agent));
-    controller_->agent_message(agent, message);
+void Job::on_agent_message(rdzv::AgentId agent, const rdzv::FromAgent& message) {
+    std::visit([&](const auto& one) { hear(agent, one); }, message);
 }
 
-void Job::on_message(const rdzv::Message& message) {
-    if (const auto* start = std::get_if<rdzv::StartGeneration>(&message)) {
-        log_.set_generation(start->generation);
-        observation_->generation_started(*start);
-        agent_->handle(*start);
-    } else if (const auto* stop = std::get_if<rdzv::StopGeneration>(&message)) {
-        agent_->handle(*stop);
-    } else if (const auto* notice = std::get_if<rdzv::Notice>(&message)) {
-        agent_->handle(*notice);
-    } else if (const auto* question = std::get_if<rdzv::Question>(&message)) {
-        inquiry_->from_controller(*question);
-    } else if (const auto* answer = std::get_if<rdzv::Answer>(&message)) {
-        inquiry_->from_controller(*answer);
-    } else if (const auto* shutdown = std::get_if<rdzv::Shutdown>(&message)) {
-        if (controller_) return;
-        failure_ = shutdown->why;
-        leave(shutdown->exit_code);
-    }
+void Job::hear(rdzv::AgentId agent, const rdzv::WorkerExited& exited) {
+    observation_->node_says(exited, controller_->host_of(agent));
+    controller_->agent_message(agent, exited);
+}
+
+void Job::hear(rdzv::AgentId agent, const rdzv::GenerationDrained& drained) {
+    observation_->node_says(drained, controller_->host_of(agent));
+    controller_->agent_message(agent, drained);
+}
+
+void Job::on_log(const std::string& line) {
+    say_of_connections(connection_lines_.take(line, loop_->now()));
+    if (sum_is_due_ || connection_lines_.due() == kNever) return;
+    sum_is_due_ = true;
+    loop_->call_at(connection_lines_.due(), [this] {
+        sum_is_due_ = false;
+        say_of_connections(connection_lines_.sum_up(loop_->now()));
+    });
+}
+
+void Job::say_of_connections(const std::optional<std::string>& line) {
+    if (line) log_.warning("{}", *line);
+}
+
+void Job::on_message(const rdzv::ToAgent& message) {
+    std::visit([this](const auto& one) { obey(one); }, message);
+}
+
+void Job::obey(const rdzv::StartGeneration& start) {
+    log_.set_generation(start.generation);
+    observation_->generation_started(start);
+    agent_->handle(start);
+}
+
+void Job::obey(const rdzv::Shutdown& shutdown) {
+    if (controller_) return;
+    failure_ = shutdown.why;
+    leave(shutdown.exit_code);
 }
 
 void Job::on_lost(const Error& why) {
     if (exit_code_ || (controller_ && controller_->finished())) return;
     failure_ = "the controller: " + why.what;
-    log_.error("{}; killing the workers of this node", failure_);
-    agent_->kill_all();
+    if (!agent_->idle()) log_.error("{}; killing the workers of this node", failure_);
     leave(static_cast<int>(ExitCode::Unavailable));
 }
 
@@ -459,28 +493,34 @@ void Job::on_lost(const Error& why) {
 
 void Job::controller_done() {
     // Agents elsewhere still have to hear it; ours is idle.
-    if (farewell_ == kNever) {
-        farewell_ = deadline_after(MonotonicClock::now(), kFarewell);
-        return loop_->post([this] { controller_done(); });  // behind the writing of what was said just now
-    }
-    if (server_->queued_bytes() == 0 || MonotonicClock::now() > farewell_) return loop_->stop();
-    loop_->call_after(std::chrono::milliseconds(1), [this] { controller_done(); });
+    server_->when_written(kFarewell, [this] { loop_->stop(); });
 }
 
 /// Ends this node's part; workers that still run are waited for.
 void Job::leave(int code) {
     exit_code_ = code;
-    if (agent_->idle()) return loop_->stop();
-    agent_->kill_all();
-    loop_->call_after(std::chrono::milliseconds(5), [this, code] { leave(code); });
+    if (agent_->idle()) loop_->stop();
+    else agent_->kill_all();  // its last word stops the loop
+}
+
+void Job::agent_says(rdzv::FromAgent message) {
+    observation_->agent_says(message);
+    const bool is_last = std::holds_alternative<rdzv::GenerationDrained>(message);
+    link_->send(std::move(message));
+    if (exit_code_ && is_last) loop_->stop();
 }
 
 int Job::say_how_it_ended() {
-    output_->flush(deadline_after(MonotonicClock::now(), kFarewell));
-    if (!controller_) {
+    output_->flush(deadline_after(MonotonicClock::now(), kFlushLook));  // what is lost there stands in the report
+    say_of_connections(connection_lines_.total());
+    if (!controller_ || exit_code_) {  // a head without a link to itself has left, too
         if (!failure_.empty()) log_.error("{}", failure_);
         const int code = exit_code_.value_or(static_cast<int>(ExitCode::Internal));
         observation_->finished(code, failure_);
+        const std::optional<rdzv::WorkerExited>& first = agent_->first_failure();
+        std::optional<WorkerEnd> cause;
+        if (first) cause = WorkerEnd{*first, 0, host_, {}, std::nullopt, 0};
+        if (code != 0) tell_launcher_above({.message = failure_}, cause ? &*cause : nullptr, code);
         return code;
     }
     JobEnd end = controller_->end();
@@ -494,8 +534,43 @@ int Job::say_how_it_ended() {
         const Status written = write_file_atomically(setup_.spec.report_file, render_report_json(end), 0644);
         if (!written) log_.warning("--report: {}", written.error().what);
     }
-    ddprun::print(stderr, "{}", render_report(end, terminal_width()));
-    return exit_code(end);
+    const int code = exit_code(end);
+    if (code != 0) tell_launcher_above({.message = headline(end)}, root_cause(end.workers), code);
+    output_->say_last(render_report(end, terminal_width()));
+    return code;
+}
+
+/// Of a worker its own report where it is on this node, else what is known of it.
+void Job::tell_launcher_above(LauncherFailure failure, const WorkerEnd* cause, int code) {
+    failure.unix_seconds = ::time(nullptr);
+    failure.error_code = code;
+    if (cause != nullptr) {
+        failure.message = fmt::format("rank {} on {}: {}", cause->rank, cause->host, describe_end(*cause));
+        failure.trace = cause->error_file;
+        if (cause->host == host_) failure.report = agent_->error_report(cause->rank);
+        if (cause->exec_failure.empty() && !cause->stopped_failing) failure.error_code = cause->signaled ? -cause->status : cause->status;
+    }
+    if (const Status left = leave_error_file(process_environment, failure); !left) {
+        log_.warning("TORCHELASTIC_ERROR_FILE: {}; ignoring", left.error().what);
+    }
+}
+
+/// As any program, we wait for who reads us; but a signal that asks us to end is obeyed, which nobody hears any more.
+void Job::flush_output() {
+    const auto asked_to_end = [] {
+        sigset_t pending;
+        ::sigpending(&pending);
+        const auto is_pending = [&](int signal) { return ::sigismember(&pending, signal) == 1; };
+        return is_pending(SIGTERM) || is_pending(SIGINT) || is_pending(SIGHUP) || is_pending(SIGQUIT);
+    };
+    const TimePoint soon = deadline_after(MonotonicClock::now(), kFarewell);
+    bool is_said = false;
+    do {
+        output_->flush(deadline_after(MonotonicClock::now(), kFlushLook));
+        if (is_said || output_->files_are_written() || MonotonicClock::now() < soon) continue;
+        is_said = true;
+        log_.warning("the job has ended, but its log files are not written yet (a disk that hangs?); waiting for them, a signal ends that");
+    } while (!output_->flushed() && !asked_to_end());
 }
 
 }  // namespace

@@ -5,8 +5,9 @@
 #include <vector>
 
 #include "env/result.h"
-#include "launcher/discover.h"
 #include "launcher/job_spec.h"
+#include "launcher/plan/machine.h"
+#include "launcher/plan/program.h"
 
 namespace ddprun {
 

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "env/clock.h"
-#include "env/socket.h"
+#include "env/io/socket.h"
 
 namespace ddprun {
 
@@ -49,6 +49,7 @@ struct RendezvousSpec {
     std::optional<std::string> master_addr;    ///< what workers get; none: the address that worked
     std::optional<int> master_port;            ///< none: a free port, reserved until the workers start
     std::optional<std::string> local_addr;
+    bool insecure = false;                     ///< several nodes without a secret (job_token.h)
 };
 
 /// When a failed gang is started again.
@@ -82,7 +83,7 @@ struct OutputSpec {
     StreamsMap tee;                    ///< these go to files and to the console
     std::vector<int> local_ranks;      ///< console shows only these; empty all
     std::vector<std::string> stdout_filters, stderr_filters;  ///< lines with one of them are copied to a file
-    std::string prefix = "[${rank}]: ";  ///< ${rank} ${local_rank} ${role_name} ${host} ${time}
+    std::optional<std::string> prefix;  ///< template of what stands before each line; none: default_prefix (lines.h)
     enum class Color : std::uint8_t { Auto, Always, Never } color = Color::Auto;
     bool fold = false;                 ///< identical lines of many ranks are shown once
     std::uint64_t max_file_bytes = 0;  ///< rotation; 0 never
@@ -94,10 +95,10 @@ enum class SignalAction : std::uint8_t { Forward, Stop, Preempt, Ignore };
 
 enum class NumaBinding : std::uint8_t { None, Auto, Node, Socket, Exclusive, CoreComplex };
 
-/// What follows from the health of the GPUs before anything is started (gpu_check.h).
+/// What follows from the health of the GPUs before anything is started (gpu_health.h).
 enum class GpuCheck : std::uint8_t { Auto, Off, Warn, Refuse };
 
-/// A whole command line, checked. Nothing in it depends on this machine: `discover` resolves it.
+/// A whole command line, checked. Nothing in it depends on this machine: detect_machine resolves it.
 struct JobSpec {
     ProgramSpec program;
     WorkerCount workers;
@@ -106,7 +107,7 @@ struct JobSpec {
     RestartSpec restart;
     OutputSpec output;
     std::string role = "default";
-    std::map<int, SignalAction> signals;  ///< by signal number; see default_signals()
+    std::map<int, SignalAction> signals;  ///< by signal number; see default_signals() in signals.h
     std::string signals_to_handle = "SIGTERM,SIGINT,SIGHUP,SIGQUIT";  ///< as given; workers are told, as by torchrun
     Duration shutdown_timeout = std::chrono::seconds(30);  ///< grace between the stop signal and SIGKILL
     /// The same for the survivors of a failure; never longer than shutdown_timeout.
@@ -128,8 +129,5 @@ struct JobSpec {
     bool dry_run = false;
     bool quiet = false;                   ///< no lines of our own but errors
 };
-
-/// TERM INT HUP QUIT stop, USR1 USR2 CONT TSTP WINCH are forwarded.
-std::map<int, SignalAction> default_signals();
 
 }  // namespace ddprun

@@ -2,35 +2,42 @@
 
 #include <fcntl.h>
 #include <fmt/core.h>
-#include <pthread.h>
-#include <signal.h>
 #include <unistd.h>
 
 #include <filesystem>
 
-#include "env/launcher_env.h"
+#include "env/io/socket.h"
+#include "env/nodes/launcher_env.h"
+#include "env/os/system.h"
 #include "env/print.h"
-#include "env/socket.h"
-#include "launcher/ask.h"
+#include "env/text.h"
+#include "launcher/cli/options.h"
+#include "launcher/cli/subcommand.h"
 #include "launcher/exit_codes.h"
-#include "launcher/gpu_check.h"
+#include "launcher/gpu/gpu_health.h"
+#include "launcher/gpu/nvml.h"
 #include "launcher/job.h"
-#include "launcher/nvml.h"
-#include "launcher/options.h"
-#include "launcher/plan.h"
-
-extern char** environ;
+#include "launcher/plan/plan.h"
+#include "launcher/plan/program.h"
+#include "launcher/report/error_file.h"
 
 namespace ddprun {
 
 namespace {
 
 int refuse(const std::string& why, ExitCode code) {
-    ddprun::print(stderr, "ddprun: {}\n", why);
+    ddprun::print(stderr, "ddprun: {}\n", printable(why));
     return static_cast<int>(code);
 }
 
-ExitCode code_for(const Error& error) {
+/// A job that did not come about is a failure to whoever started us, as one that failed.
+int tell_that_nothing_began(const std::string& why, ExitCode code) {
+    const LauncherFailure failure{.message = why, .error_code = static_cast<int>(code), .unix_seconds = ::time(nullptr)};
+    if (const Status left = leave_error_file(process_environment, failure); !left) ddprun::print(stderr, "ddprun: {}; ignoring\n", printable(left.error().what));
+    return refuse(why, code);
+}
+
+ExitCode exit_code_for(const Error& error) {
     switch (error.code) {
         case Errc::InvalidArgument: case Errc::NotFound: case Errc::Mismatch: return ExitCode::Usage;
         case Errc::Timeout: case Errc::Closed: case Errc::Refused: return ExitCode::Unavailable;
@@ -53,44 +60,38 @@ ProgramSearch search_paths() {
     return search;
 }
 
-std::vector<std::string> inherited_environment() {
-    std::vector<std::string> result;
-    for (char** one = environ; *one != nullptr; ++one) result.emplace_back(*one);
-    return result;
-}
-
 int show_plan(const JobSetup& setup) {
-    NodeNumbers numbers;
-    numbers.local_world_size = setup.workers;
-    numbers.group_world_size = setup.spec.nodes.max;
-    numbers.group_rank = setup.spec.rendezvous.node_rank.value_or(0);
-    numbers.world_size = setup.workers * setup.spec.nodes.max;
-    numbers.first_rank = setup.workers * numbers.group_rank;
-    numbers.role_first_rank = numbers.first_rank;
-    numbers.role_world_size = numbers.world_size;
-    numbers.generation = 1;
-    numbers.master_addr = setup.spec.rendezvous.master_addr.value_or("127.0.0.1");
-    numbers.master_port = setup.spec.rendezvous.master_port.value_or(0);
-    const Result<std::vector<WorkerPlan>> plans = plan_workers(setup.spec, setup.program, setup.machine, numbers);
+    rdzv::StartGeneration order;
+    order.local_world_size = setup.workers;
+    order.group_world_size = setup.spec.nodes.max;
+    order.group_rank = setup.spec.rendezvous.node_rank.value_or(0);
+    order.world_size = setup.workers * setup.spec.nodes.max;
+    order.first_rank = setup.workers * order.group_rank;
+    order.role_first_rank = order.first_rank;
+    order.role_world_size = order.world_size;
+    order.generation = 1;
+    order.master_addr = setup.spec.rendezvous.master_addr.value_or("127.0.0.1");
+    order.master_port = setup.spec.rendezvous.master_port.value_or(0);
+    const Result<std::vector<WorkerPlan>> plans = plan_workers(setup.spec, setup.program, setup.machine, order);
     if (!plans) return refuse(plans.error().what, ExitCode::Usage);
-    ddprun::print("{}", render_plan(setup.spec, setup.program, setup.machine, numbers, *plans));
+    ddprun::print("{}", printable_lines(render_plan(setup.spec, setup.program, setup.machine, order, *plans)));
     return 0;
 }
 
 /// False: the job must not start, and why has been said.
 bool gpus_are_fit(const JobSetup& setup) {
-    if (!looks_at_gpus(setup.spec, setup.machine)) return true;
+    if (!looks_at_gpus(setup.spec, setup.machine.gpus)) return true;
     const GpuVerdict verdict = judge_job_gpus(setup.spec, setup.workers, read_nvidia_facts(NvidiaDetail::Health),
                                               process_environment("CUDA_VISIBLE_DEVICES"));
-    for (const std::string& refusal : verdict.refusals) ddprun::print(stderr, "ddprun: {}\n", refusal);
+    for (const std::string& refusal : verdict.refusals) ddprun::print(stderr, "ddprun: {}\n", printable(refusal));
     if (!setup.spec.quiet) {
-        for (const std::string& warning : verdict.warnings) ddprun::print(stderr, "ddprun: {}\n", warning);
+        for (const std::string& warning : verdict.warnings) ddprun::print(stderr, "ddprun: {}\n", printable(warning));
     }
     return verdict.refusals.empty();
 }
 
 int run(CommandLine line) {
-    for (const std::string& remark : line.remarks) ddprun::print(stderr, "ddprun: {}\n", remark);
+    for (const std::string& remark : line.remarks) ddprun::print(stderr, "ddprun: {}\n", printable(remark));
     JobSetup setup;
     setup.spec = std::move(line.spec);
     const Probe probe = probe_for(setup.spec);
@@ -102,16 +103,16 @@ int run(CommandLine line) {
     if (!workers) return refuse(workers.error().what, ExitCode::Usage);
     setup.workers = *workers;
     Result<ResolvedProgram> program = resolve_program(setup.spec.program, search_paths());
-    if (!program) return refuse(program.error().what, program_exit_code(program.error()));
+    if (!program) return tell_that_nothing_began(program.error().what, program_exit_code(program.error()));
     setup.program = std::move(*program);
-    setup.environment = inherited_environment();
+    setup.environment = os::own_environment();
     setup.log_level = process_environment("LOGLEVEL").value_or("");
     if (setup.spec.dry_run) return show_plan(setup);
     if (!gpus_are_fit(setup)) return static_cast<int>(ExitCode::Unavailable);
     awake.reset();
 
     const Result<int> code = run_job(std::move(setup));
-    return code ? *code : refuse(code.error().what, code_for(code.error()));
+    return code ? *code : tell_that_nothing_began(code.error().what, exit_code_for(code.error()));
 }
 
 /// One ddprun per node under mpirun, mpiexec or srun: which node this is comes from there, unless the user
@@ -139,19 +140,6 @@ Result<CommandLine> as_node_of_launcher(CommandLine line, const std::vector<std:
 }
 
 }  // namespace
-
-const std::vector<int>& handled_signals() {
-    static const std::vector<int> signals{SIGCHLD, SIGTERM, SIGINT, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2,
-                                          SIGCONT, SIGTSTP, SIGWINCH, SIGALRM, SIGPIPE, SIGXFSZ};
-    return signals;
-}
-
-void block_handled_signals() {
-    sigset_t set;
-    ::sigemptyset(&set);
-    for (const int signal : handled_signals()) ::sigaddset(&set, signal);
-    ::pthread_sigmask(SIG_BLOCK, &set, nullptr);
-}
 
 void open_standard_streams() {
     // open gives the lowest free number, so this ends at the first descriptor that is none of the three.

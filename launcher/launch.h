@@ -5,10 +5,6 @@
 
 namespace ddprun {
 
-/// The signals that a running job reads from its event loop; blocked in this thread from now on.
-void block_handled_signals();
-const std::vector<int>& handled_signals();
-
 /// Opens /dev/null in place of a standard stream that our starter has closed: else the next descriptor we open is
 /// number 2, and error messages go into it.
 void open_standard_streams();

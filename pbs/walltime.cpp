@@ -7,41 +7,40 @@
 #include <string>
 #include <vector>
 
-#include <nlohmann/json.hpp>
-
+#include "env/json.h"
 #include "env/text.h"
 
 namespace ddprun::pbs {
 namespace {
 
-using Json = nlohmann::json;
 using std::chrono::seconds;
 
 /// resources_used.walltime is as old as MoM's last look, up to two minutes.
 constexpr double kStale = 180;
 constexpr double kQuarterHour = 900;
 
+/// Thirty years: longer than any job, and its nanoseconds fit into a Duration.
+constexpr std::int64_t kMostSeconds = 1'000'000'000;
+/// The year 5138: of a time that somebody else tells.
+constexpr std::int64_t kMostEpoch = 100'000'000'000;
+
 Error not_understood(std::string_view what) { return {Errc::Protocol, fmt::format("qstat: {}", what)}; }
 
 /// The object of the only job, or of the first; null where there is none.
 const Json* first_job(const Json& answer) {
-    const auto jobs = answer.find("Jobs");
-    if (jobs == answer.end() || !jobs->is_object() || jobs->empty() || !jobs->front().is_object()) return nullptr;
-    return &jobs->front();
+    const std::vector<Json::Member>& jobs = answer["Jobs"].members();
+    return jobs.empty() || !jobs.front().value.is_object() ? nullptr : &jobs.front().value;
 }
 
 /// A value as text; OpenPBS writes some numbers with quotes and some without.
 std::optional<std::string> text_of(const Json& object, const char* key) {
-    const auto found = object.find(key);
-    if (found == object.end()) return std::nullopt;
-    if (found->is_string()) return found->get<std::string>();
-    return found->is_number() ? std::optional(found->dump()) : std::nullopt;
+    const Json& found = object[key];
+    if (found.is_text()) return found.text();
+    return found.is_number() ? std::optional(to_text(found)) : std::nullopt;
 }
 
 std::optional<Duration> walltime_in(const Json& job, const char* resources) {
-    const auto found = job.find(resources);
-    if (found == job.end() || !found->is_object()) return std::nullopt;
-    const std::optional<std::string> text = text_of(*found, "walltime");
+    const std::optional<std::string> text = text_of(job[resources], "walltime");
     if (!text) return std::nullopt;
     const Result<Duration> span = parse_walltime(*text);
     return span ? std::optional(*span) : std::nullopt;
@@ -67,33 +66,33 @@ Result<Duration> parse_walltime(std::string_view text) {
     const auto invalid = [&] { return Error{Errc::InvalidArgument, fmt::format("'{}' is not a walltime (expected HH:MM:SS)", text)}; };
     const std::vector<std::string_view> parts = split(trim(text), ':');
     if (parts.size() > 4) return invalid();
-    constexpr std::int64_t kMost = 1'000'000'000;
     std::int64_t total = 0;
     for (std::size_t i = 0; i < parts.size(); ++i) {
-        const Result<std::int64_t> number = parse_int_between(parts[i], 0, kMost);
+        const Result<std::int64_t> number = parse_int_between(parts[i], 0, kMostSeconds);
         if (!number) return invalid();
         const bool after_days = parts.size() == 4 && i == 1;
         total = total * (i == 0 ? 0 : after_days ? 24 : 60) + *number;
-        if (total > kMost) return invalid();
+        if (total > kMostSeconds) return invalid();
     }
     return Duration(seconds(total));
 }
 
 Result<JobTime> parse_qstat(std::string_view json, std::optional<Duration> age) {
-    const Json answer = Json::parse(json, nullptr, false);
-    if (!answer.is_object()) return not_understood("its answer is not JSON");
-    const Json* job = first_job(answer);
+    const std::optional<Json> answer = parse_json_object(json);
+    if (!answer) return not_understood("its answer is not JSON");
+    const Json* job = first_job(*answer);
     if (job == nullptr) return not_understood("it does not know the job");
     const std::optional<Duration> limit = walltime_in(*job, "Resource_List");
     if (!limit) return Error{Errc::NotFound, "the job has no walltime"};
     const std::optional<std::int64_t> started = epoch_of(text_of(*job, "stime").value_or(""));
-    const Result<std::int64_t> now = parse_int(text_of(answer, "timestamp").value_or(""));
+    const Result<std::int64_t> now = parse_int_between(text_of(*answer, "timestamp").value_or(""), 0, kMostEpoch);
     if (!started || !now) return Error{Errc::NotFound, "the job has not started"};
 
     const std::optional<Duration> used = walltime_in(*job, "resources_used");
     double elapsed = static_cast<double>(*now - *started);
     const std::optional<Duration> known = used ? used : age;
     if (known) elapsed = without_zone(elapsed, static_cast<double>(std::chrono::floor<seconds>(*known).count()));
+    if (std::abs(elapsed) > static_cast<double>(kMostSeconds)) return not_understood("its times are more than thirty years apart");
     return JobTime{*limit, seconds(std::llround(elapsed))};
 }
 

@@ -19,29 +19,13 @@ constexpr Duration kLongestBackoff = std::chrono::seconds(1);
 /// For one address to answer; a name can have several, and the first may be a dead one.
 constexpr Duration kAddressTimeout = std::chrono::seconds(5);
 
-/// A connect to a free port of this host can meet itself; there is no controller on it then.
-bool is_connected_to_itself(int fd) {
-    sockaddr_storage local{};
-    sockaddr_storage peer{};
-    socklen_t local_length = sizeof local;
-    socklen_t peer_length = sizeof peer;
-    return ::getsockname(fd, reinterpret_cast<sockaddr*>(&local), &local_length) == 0 &&
-           ::getpeername(fd, reinterpret_cast<sockaddr*>(&peer), &peer_length) == 0 &&
-           local_length == peer_length && std::memcmp(&local, &peer, local_length) == 0;
+/// The controller had no time or no room for us: a crowd of connections, a restart.
+bool is_worth_coming_again(const Error& why) {
+    return why.code == Errc::Closed || why.code == Errc::Timeout || why.code == Errc::Limit;
 }
 
-int connect_outcome(int fd) {
-    int failure = 0;
-    socklen_t length = sizeof failure;
-    if (::getsockopt(fd, SOL_SOCKET, SO_ERROR, &failure, &length) != 0) return errno;
-    return failure == 0 && is_connected_to_itself(fd) ? ECONNREFUSED : failure;
-}
-
-bool is_order(const Message& message) {
-    return std::holds_alternative<StartGeneration>(message) ||
-           std::holds_alternative<StopGeneration>(message) || std::holds_alternative<Shutdown>(message) ||
-           std::holds_alternative<Notice>(message) || std::holds_alternative<Question>(message) ||
-           std::holds_alternative<Answer>(message);
+Error nobody_there(const Endpoint& controller, const Error& why) {
+    return {why.code, fmt::format("no controller at {}: {}", to_string(controller), why.what), why.sys};
 }
 
 }  // namespace
@@ -51,10 +35,7 @@ AgentLink::AgentLink(os::EventLoop& loop, AgentLinkOptions options, AgentLinkHan
     attempt_timer_ = loop_.call_after(Duration::zero(), [this] { attempt(); });
     if (options_.connect_by == kNever) return;
     deadline_timer_ = loop_.call_at(options_.connect_by, [this] {
-        end({Errc::Timeout,
-             fmt::format("no controller at {}: {}", to_string(options_.controller),
-                         last_cause_.empty() ? "no answer" : last_cause_),
-             0});
+        end(nobody_there(options_.controller, {Errc::Timeout, last_cause_.empty() ? "no answer" : last_cause_, 0}));
     });
 }
 
@@ -113,7 +94,7 @@ void AgentLink::adopt() {
     attempt_timer_ = loop_.call_after(ServerLimits{}.handshake, [this] {
         connection_->fail({Errc::Timeout, "no answer in the handshake", 0});
     });
-    connection_->send(handshake_->hello());
+    connection_->send(encode_message(handshake_->hello(), 0));
 }
 
 void AgentLink::drop_attempt() {
@@ -126,6 +107,7 @@ void AgentLink::drop_attempt() {
 void AgentLink::try_later(const Error& why) {
     drop_attempt();
     if (state_ == State::Connecting && next_address_ < addresses_.size()) return connect_next();
+    if (is_hopeless(why)) return end(nobody_there(options_.controller, why));
     state_ = State::Connecting;
     addresses_.clear();
     next_address_ = 0;
@@ -138,26 +120,39 @@ void AgentLink::try_later(const Error& why) {
     backoff_ = std::min(backoff_ * 2, kLongestBackoff);
 }
 
+/// Strangers can keep a controller of ours from answering once; a process that was stopped has let a time pass itself.
+bool AgentLink::is_hopeless(const Error& why) {
+    constexpr int kTimeouts = 2;
+    if (!options_.is_ours) return false;
+    return why.code == Errc::System || (why.code == Errc::Timeout && ++timeouts_ == kTimeouts);
+}
+
 // ---- with a connection
 
 void AgentLink::on_frame(Connection& connection, Frame frame) {
-    Result<Message> message = decode(std::move(frame));
-    if (!message) {
-        const Error& error = message.error();
-        return connection.refuse({error.code, error.what}, error, ServerLimits{}.goodbye);
-    }
-    if (state_ == State::Handshake) return shake_hands(*message);
-    receive(*message);
+    const Status read = state_ == State::Handshake ? shake_hands(std::move(frame)) : receive(std::move(frame));
+    if (read) return;
+    const Error& error = read.error();
+    connection.refuse({error.code, error.what}, error, ServerLimits{}.goodbye);
 }
 
-void AgentLink::shake_hands(const Message& message) {
-    Result<std::optional<Message>> answer = handshake_->receive(message);
+/// Error, as of receive(): the frame makes no sense. What else is wrong ends the link here.
+Status AgentLink::shake_hands(Frame frame) {
+    const bool has_proved = handshake_->has_proved();
+    const Result<HandshakeMessage> message = decode_handshake(std::move(frame));
+    if (!message) return message.error();
+    Result<std::optional<HandshakeMessage>> answer = handshake_->receive(*message);
     if (!answer) {
-        refusal_ = answer.error();
-        return connection_->fail(answer.error());
+        Error why = answer.error();
+        const bool is_token = has_proved && why.code == Errc::Refused && !options_.when_token_differs.empty();
+        if (is_token) why.what += "; " + options_.when_token_differs;
+        if (!is_worth_coming_again(why)) refusal_ = why;
+        connection_->fail(std::move(why));
+        return {};
     }
-    if (*answer) connection_->send(**answer);
+    if (*answer) connection_->send(encode_message(**std::move(answer), 0));
     if (handshake_->authenticated()) join();
+    return {};
 }
 
 void AgentLink::join() {
@@ -166,27 +161,42 @@ void AgentLink::join() {
     state_ = State::Joined;
     connection_->set_limits(kPeerLimits);
     if (options_.hello.addresses.empty()) options_.hello.addresses.push_back(connection_->local_host());
-    connection_->send(options_.hello);
+    connection_->send(encode_message(options_.hello));
     last_beat_ = loop_.now();
     heartbeat_timer_ = loop_.call_after(options_.heartbeat_interval, [this] { beat(); });
     handler_.on_connected();
 }
 
-void AgentLink::receive(const Message& message) {
-    if (std::holds_alternative<Heartbeat>(message) || std::holds_alternative<Unknown>(message)) return;
-    if (is_order(message)) return handler_.on_message(message);
-    if (const auto* const failure = std::get_if<Failure>(&message)) {
-        // A controller that has no word for one of our messages is older than we are, not hostile.
-        if (failure->code == Errc::NotFound) return handler_.on_log("the controller: " + failure->what);
-        refusal_ = Error{failure->code, failure->what, 0};
-        return connection_->fail(*refusal_);
+Status AgentLink::receive(Frame frame) {
+    const std::uint8_t type = frame.type;
+    const MessageKind kind = kind_of(type);
+    if (kind == MessageKind::Heartbeat || kind == MessageKind::Unknown) return {};
+    if (kind == MessageKind::ToAgent || kind == MessageKind::EitherWay) {
+        const Result<ToAgent> message = decode_to_agent(std::move(frame));
+        if (!message) return message.error();
+        handler_.on_message(*message);
+        return {};
     }
-    connection_->fail({Errc::Protocol, fmt::format("{} from the controller", message_name(message)), 0});
+    if (kind == MessageKind::Failure) {
+        const Result<Failure> failure = decode_failure(std::move(frame));
+        if (!failure) return failure.error();
+        take_failure(*failure);
+        return {};
+    }
+    connection_->fail({Errc::Protocol, fmt::format("{} from the controller", message_name(type)), 0});
+    return {};
 }
 
-bool AgentLink::send(const Message& message) {
+void AgentLink::take_failure(const Failure& failure) {
+    // A controller that has no word for one of our messages is older than we are, not hostile.
+    if (failure.code == Errc::NotFound) return handler_.on_log("the controller: " + failure.what);
+    refusal_ = Error{failure.code, failure.what, 0};
+    connection_->fail(*refusal_);
+}
+
+bool AgentLink::send(FromAgent message) {
     if (state_ != State::Joined || !connection_->is_open()) return false;
-    connection_->send(message);
+    connection_->send(encode_message(std::move(message)));
     return connection_->is_open();
 }
 
@@ -199,7 +209,7 @@ void AgentLink::beat() {
         return connection_->fail(
             {Errc::Timeout, fmt::format("no heartbeat from the controller for {}", span), 0});
     }
-    connection_->send(Heartbeat{});
+    connection_->send(encode_heartbeat());
     heartbeat_timer_ = loop_.call_after(options_.heartbeat_interval, [this] { beat(); });
 }
 
@@ -210,9 +220,7 @@ void AgentLink::on_closed(Connection&, const Error& closed) {
     connection_.reset();
     if (state_ == State::Over) return;
     if (refusal_) return end(*refusal_);
-    // Dropped before it was our turn to speak (a crowd of connections, a restart): worth another try.
-    if (state_ == State::Handshake && (why.code == Errc::Closed || why.code == Errc::Timeout))
-        return try_later(why);
+    if (state_ == State::Handshake && is_worth_coming_again(why)) return try_later(why);
     end(why);
 }
 

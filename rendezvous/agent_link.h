@@ -4,12 +4,12 @@
 #include <optional>
 #include <string>
 
-#include "env/event_loop.h"
+#include "env/io/socket.h"
+#include "env/os/event_loop.h"
 #include "env/result.h"
-#include "env/socket.h"
+#include "rendezvous/agent_message.h"
 #include "rendezvous/connection.h"
 #include "rendezvous/handshake.h"
-#include "rendezvous/message.h"
 #include "rendezvous/resolver.h"
 
 namespace ddprun::rdzv {
@@ -20,8 +20,7 @@ class AgentLinkHandler {
     virtual ~AgentLinkHandler() = default;
     /// Authenticated both ways; the AgentHello is on its way.
     virtual void on_connected() = 0;
-    /// StartGeneration, StopGeneration, Shutdown, Notice, Question or Answer.
-    virtual void on_message(const Message& message) = 0;
+    virtual void on_message(const ToAgent& message) = 0;
     /// The link is over, or never came about. Once; nothing follows. Timeout (nobody there until the
     /// deadline, or no heartbeat), Refused (token, job, membership), Closed, Protocol.
     virtual void on_lost(const Error& why) = 0;
@@ -37,6 +36,10 @@ struct AgentLinkOptions {
     TimePoint connect_by = kNever;
     Duration heartbeat_interval = kHeartbeatInterval;
     Duration heartbeat_timeout = kHeartbeatTimeout;
+    /// Said behind the refusal of our token: only this side knows where ours is from.
+    std::string when_token_differs = {};
+    /// The controller is in this process and listens: what the system refuses us then will not get better by waiting.
+    bool is_ours = false;
 };
 
 /// The agent's connection to the controller, on the event loop. Never blocks, not for host names either.
@@ -53,10 +56,8 @@ class AgentLink final : private ConnectionOwner {
     AgentLink& operator=(const AgentLink&) = delete;
 
     /// False: not connected (yet, or any more); nothing is sent.
-    bool send(const Message& message);
+    bool send(FromAgent message);
     [[nodiscard]] bool is_connected() const { return state_ == State::Joined; }
-    /// Bytes the controller has not taken yet.
-    [[nodiscard]] std::size_t queued_bytes() const { return connection_ ? connection_->queued_bytes() : 0; }
 
   private:
     enum class State { Connecting, Handshake, Joined, Over };
@@ -69,10 +70,12 @@ class AgentLink final : private ConnectionOwner {
     void on_connect_result();
     void adopt();
     void try_later(const Error& why);
+    [[nodiscard]] bool is_hopeless(const Error& why);
     void drop_attempt();
-    void shake_hands(const Message& message);
+    Status shake_hands(Frame frame);
     void join();
-    void receive(const Message& message);
+    Status receive(Frame frame);
+    void take_failure(const Failure& failure);
     void beat();
     void end(const Error& why);
 
@@ -89,6 +92,7 @@ class AgentLink final : private ConnectionOwner {
     std::optional<Error> refusal_;  ///< the controller's last words
     Duration backoff_;
     std::string last_cause_;
+    int timeouts_ = 0;           ///< of a controller that is ours
     os::EventLoop::TimerId attempt_timer_ = 0;  ///< of one address, or before the next attempt
     os::EventLoop::TimerId deadline_timer_ = 0;
     os::EventLoop::TimerId heartbeat_timer_ = 0;

@@ -12,7 +12,7 @@
 #include "env/text.h"
 #include "rendezvous/frame.h"
 #include "rendezvous/handshake.h"
-#include "rendezvous/message.h"
+#include "rendezvous/store_message.h"
 
 namespace ddprun::rdzv {
 namespace {
@@ -48,7 +48,7 @@ void pause_until(TimePoint when) {
 }
 
 /// What an operation failed with, or that the answer is of a kind that no such question has.
-Error unexpected(const Message& reply) {
+Error unexpected(const StoreReply& reply) {
     if (const auto* failure = std::get_if<Failure>(&reply)) return {failure->code, failure->what, 0};
     return {Errc::Protocol, fmt::format("the server answered {}", message_name(reply)), 0};
 }
@@ -67,12 +67,12 @@ struct StoreClient::Impl {
 
     Status open(TimePoint deadline);
     Status shake_hands(TimePoint deadline);
-    Result<Message> call(StoreOp op);
-    Result<Message> call_waiting(StoreOp op, TimePoint deadline);
+    Result<StoreReply> call(StoreOp op);
+    Result<StoreReply> call_waiting(StoreOp op, TimePoint deadline);
 
   private:
-    Result<Message> exchange(StoreRequest request, TimePoint deadline);
-    Result<Message> receive_answer(std::uint32_t request, TimePoint deadline);
+    Result<StoreReply> exchange(StoreRequest request, TimePoint deadline);
+    Result<StoreReply> receive_answer(std::uint32_t request, TimePoint deadline);
     Result<Frame> receive_frame(TimePoint deadline);
     Status send(const std::string& bytes, TimePoint deadline);
     Error die(Error why);
@@ -96,18 +96,18 @@ Status StoreClient::Impl::shake_hands(TimePoint deadline) {
     if (!nonce) return nonce.error();
     ClientHandshake handshake({options.job_id, options.token}, Hello{options.role, options.name, "", ""},
                               *std::move(nonce));
-    std::optional<Message> next = handshake.hello();
+    std::optional<HandshakeMessage> next = handshake.hello();
     while (!handshake.authenticated()) {
         if (next) {
-            const Result<std::string> bytes = encode(*next, 0);
-            if (!bytes) return bytes.error();
-            if (const Status sent = send_all(fd.get(), *bytes, deadline); !sent) return sent.error();
+            Result<EncodedMessage> encoded = encode_message(*std::move(next), 0);
+            if (!encoded) return encoded.error();
+            if (const Status sent = send_all(fd.get(), std::move(*encoded).whole(), deadline); !sent) return sent.error();
         }
         Result<Frame> frame = receive_frame(deadline);
         if (!frame) return frame.error();
-        Result<Message> message = decode(*std::move(frame));
+        const Result<HandshakeMessage> message = decode_handshake(*std::move(frame));
         if (!message) return message.error();
-        Result<std::optional<Message>> answer = handshake.receive(*message);
+        Result<std::optional<HandshakeMessage>> answer = handshake.receive(*message);
         if (!answer) return answer.error();
         next = *std::move(answer);
     }
@@ -166,7 +166,7 @@ Result<Frame> StoreClient::Impl::receive_frame(TimePoint deadline) {
     }
 }
 
-Result<Message> StoreClient::Impl::receive_answer(std::uint32_t request, TimePoint deadline) {
+Result<StoreReply> StoreClient::Impl::receive_answer(std::uint32_t request, TimePoint deadline) {
     for (;;) {
         Result<Frame> frame = receive_frame(deadline);
         if (!frame && frame.error().code == Errc::Timeout) return frame.error();
@@ -174,23 +174,25 @@ Result<Message> StoreClient::Impl::receive_answer(std::uint32_t request, TimePoi
         const std::uint32_t of_request = frame->request;
         // The answer to an earlier question, which we no longer waited for.
         if (of_request != request && of_request != 0) continue;
-        Result<Message> message = decode(*std::move(frame));
-        if (!message) return die(message.error());
-        if (of_request == request) return message;
-        if (const auto* const last_words = std::get_if<Failure>(&*message))
-            return die({last_words->code, last_words->what, 0});
+        if (of_request == 0 && kind_of(frame->type) != MessageKind::Failure) continue;
+        Result<StoreReply> reply = decode_store_reply(*std::move(frame));
+        if (!reply) return die(reply.error());
+        if (of_request == request) return reply;
+        const Failure& last_words = std::get<Failure>(*reply);
+        return die({last_words.code, last_words.what, 0});
     }
 }
 
-Result<Message> StoreClient::Impl::exchange(StoreRequest request, TimePoint deadline) {
+Result<StoreReply> StoreClient::Impl::exchange(StoreRequest request, TimePoint deadline) {
     if (dead) return *dead;
     if (++last_request == 0) ++last_request;
-    const Result<std::string> bytes = encode(request, last_request);
-    if (!bytes) return bytes.error();
-    if (const Status sent = send(*bytes, deadline); !sent) return sent.error();
-    Result<Message> reply = receive_answer(last_request, deadline);
+    const std::string_view name = message_name(request.op);
+    Result<EncodedMessage> encoded = encode_message(std::move(request), last_request);
+    if (!encoded) return encoded.error();
+    if (const Status sent = send(std::move(*encoded).whole(), deadline); !sent) return sent.error();
+    Result<StoreReply> reply = receive_answer(last_request, deadline);
     if (!reply && reply.error().code == Errc::Timeout) {
-        return reply.error().with(fmt::format("{}: store at {}", message_name(request), to_string(server)));
+        return reply.error().with(fmt::format("{}: store at {}", name, to_string(server)));
     }
     if (reply) {
         // A refusal of this kind is the server's last word on this connection.
@@ -201,13 +203,13 @@ Result<Message> StoreClient::Impl::exchange(StoreRequest request, TimePoint dead
     return reply;
 }
 
-Result<Message> StoreClient::Impl::call(StoreOp op) {
+Result<StoreReply> StoreClient::Impl::call(StoreOp op) {
     return exchange({options.generation, std::nullopt, std::move(op)},
                     deadline_after(MonotonicClock::now(), operation_timeout));
 }
 
 /// The server's word on a time-out says more than ours ("3 of 4 arrived"): it gets a moment to send it.
-Result<Message> StoreClient::Impl::call_waiting(StoreOp op, TimePoint deadline) {
+Result<StoreReply> StoreClient::Impl::call_waiting(StoreOp op, TimePoint deadline) {
     StoreRequest request{options.generation, std::nullopt, std::move(op)};
     if (deadline != kNever) request.timeout = std::max(deadline - MonotonicClock::now(), Duration::zero());
     return exchange(std::move(request),
@@ -220,14 +222,14 @@ Result<Message> StoreClient::Impl::call_waiting(StoreOp op, TimePoint deadline) 
 
 Status StoreClient::set(std::string_view key, std::string_view value) {
     if (const Status named = check_key(key); !named) return named;
-    const Result<Message> reply = impl_->call(store_op::Set{std::string(key), Blob(std::string(value))});
+    const Result<StoreReply> reply = impl_->call(store_op::Set{std::string(key), Blob(std::string(value))});
     if (!reply) return reply.error();
     return std::holds_alternative<Done>(*reply) ? Status() : Status(unexpected(*reply));
 }
 
 Result<std::string> StoreClient::get(std::string_view key, TimePoint deadline) {
     if (const Status named = check_key(key); !named) return named.error();
-    const Result<Message> reply = impl_->call_waiting(store_op::Get{std::string(key)}, deadline);
+    const Result<StoreReply> reply = impl_->call_waiting(store_op::Get{std::string(key)}, deadline);
     if (!reply) return reply.error();
     if (const auto* value = std::get_if<Value>(&*reply)) return std::string(value->value.view());
     return unexpected(*reply);
@@ -235,7 +237,7 @@ Result<std::string> StoreClient::get(std::string_view key, TimePoint deadline) {
 
 Result<std::optional<std::string>> StoreClient::try_get(std::string_view key) {
     if (const Status named = check_key(key); !named) return named.error();
-    const Result<Message> reply = impl_->call(store_op::TryGet{std::string(key)});
+    const Result<StoreReply> reply = impl_->call(store_op::TryGet{std::string(key)});
     if (!reply) return reply.error();
     if (const auto* value = std::get_if<Value>(&*reply))
         return std::optional(std::string(value->value.view()));
@@ -245,7 +247,7 @@ Result<std::optional<std::string>> StoreClient::try_get(std::string_view key) {
 
 Result<std::int64_t> StoreClient::add(std::string_view key, std::int64_t delta) {
     if (const Status named = check_key(key); !named) return named.error();
-    const Result<Message> reply = impl_->call(store_op::Add{std::string(key), delta});
+    const Result<StoreReply> reply = impl_->call(store_op::Add{std::string(key), delta});
     if (!reply) return reply.error();
     if (const auto* sum = std::get_if<Sum>(&*reply)) return sum->sum;
     return unexpected(*reply);
@@ -257,7 +259,7 @@ Result<StoreClient::Exchange> StoreClient::compare_set(std::string_view key,
     if (const Status named = check_key(key); !named) return named.error();
     store_op::CompareSet op{std::string(key), std::nullopt, Blob(std::string(desired))};
     if (expected) op.expected = std::string(*expected);
-    const Result<Message> reply = impl_->call(std::move(op));
+    const Result<StoreReply> reply = impl_->call(std::move(op));
     if (!reply) return reply.error();
     if (const auto* done = std::get_if<Exchanged>(&*reply))
         return Exchange{done->swapped, std::string(done->value.view())};
@@ -266,7 +268,7 @@ Result<StoreClient::Exchange> StoreClient::compare_set(std::string_view key,
 
 Result<bool> StoreClient::erase(std::string_view key) {
     if (const Status named = check_key(key); !named) return named.error();
-    const Result<Message> reply = impl_->call(store_op::Erase{std::string(key)});
+    const Result<StoreReply> reply = impl_->call(store_op::Erase{std::string(key)});
     if (!reply) return reply.error();
     if (const auto* erased = std::get_if<Erased>(&*reply)) return erased->existed;
     return unexpected(*reply);
@@ -276,14 +278,14 @@ Status StoreClient::wait(const std::vector<std::string>& keys, TimePoint deadlin
     for (const std::string& key : keys) {
         if (const Status named = check_key(key); !named) return named;
     }
-    const Result<Message> reply = impl_->call_waiting(store_op::Wait{keys}, deadline);
+    const Result<StoreReply> reply = impl_->call_waiting(store_op::Wait{keys}, deadline);
     if (!reply) return reply.error();
     return std::holds_alternative<Done>(*reply) ? Status() : Status(unexpected(*reply));
 }
 
 Status StoreClient::barrier(std::string_view name, int participants, TimePoint deadline) {
     if (const Status named = check_key(name); !named) return named;
-    const Result<Message> reply =
+    const Result<StoreReply> reply =
         impl_->call_waiting(store_op::Barrier{std::string(name), participants}, deadline);
     if (!reply) return reply.error();
     return std::holds_alternative<Done>(*reply) ? Status() : Status(unexpected(*reply));

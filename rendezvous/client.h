@@ -8,8 +8,8 @@
 #include <vector>
 
 #include "env/clock.h"
+#include "env/io/socket.h"
 #include "env/result.h"
-#include "env/socket.h"
 #include "rendezvous/role.h"
 
 namespace ddprun::rdzv {

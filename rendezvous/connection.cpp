@@ -12,7 +12,7 @@
 #include <array>
 #include <utility>
 
-#include "env/socket.h"
+#include "env/io/socket.h"
 #include "env/text.h"
 
 namespace ddprun::rdzv {
@@ -143,15 +143,10 @@ void Connection::deliver() {
 
 // ---- out
 
-void Connection::send(const Message& message, std::uint32_t request) {
-    Result<EncodedMessage> encoded = encode_parted(message, request);
-    if (!encoded) return fail(encoded.error().with(peer()));
-    send(*std::move(encoded));
-}
-
-void Connection::send(EncodedMessage encoded) {
+void Connection::send(Result<EncodedMessage> message) {
+    if (!message) return fail(message.error().with(peer()));
     if (state_ == State::Closed || said_all_) return;
-    output_.push_back({std::move(encoded), 0});
+    output_.push_back({*std::move(message), 0});
     queued_bytes_ += output_.back().left();
     if (queued_bytes_ >= kWorthWriting) write();
     else write_soon();
@@ -222,6 +217,7 @@ void Connection::after_write() {
         ::shutdown(fd_.get(), SHUT_WR);
     }
     update_watch();
+    if (state_ != State::Closed && output_.empty()) owner_.on_written(*this);
 }
 
 void Connection::update_watch() {
@@ -239,8 +235,21 @@ void Connection::refuse(const Failure& last_words, Error why, Duration goodbye) 
     state_ = State::SayingGoodbye;
     why_ = why;
     goodbye_timer_ = loop_.call_after(goodbye, [this] { fail(*why_); });
-    Result<EncodedMessage> encoded = encode_parted(last_words, 0);
+    Result<EncodedMessage> encoded = encode_message(last_words, 0);
     if (encoded) send(*std::move(encoded));
+}
+
+void Connection::dismiss(const Failure& last_words, Error why) {
+    Result<EncodedMessage> encoded = encode_message(last_words, 0);
+    if (encoded && state_ == State::Open) {
+        output_.push_back({*std::move(encoded), 0});
+        queued_bytes_ += output_.back().left();
+        static_cast<void>(write_some());
+        // With something unread the kernel would reset the connection, and our word would be lost on the way.
+        std::array<char, 4096> unread;
+        static_cast<void>(::recv(fd_.get(), unread.data(), unread.size(), MSG_DONTWAIT));
+    }
+    fail(std::move(why));
 }
 
 void Connection::fail(Error why) {

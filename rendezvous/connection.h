@@ -6,7 +6,7 @@
 #include <optional>
 #include <string>
 
-#include "env/event_loop.h"
+#include "env/os/event_loop.h"
 #include "env/result.h"
 #include "env/unique_fd.h"
 #include "rendezvous/frame.h"
@@ -25,6 +25,8 @@ class ConnectionOwner {
     /// Once, never from inside a call of the owner; nothing follows. The owner may destroy the connection
     /// now.
     virtual void on_closed(Connection& connection, const Error& why) = 0;
+    /// All that was to be sent has gone to the kernel. The owner must not destroy the connection in here.
+    virtual void on_written(Connection&) {}
 };
 
 /// One TCP connection on the event loop: frames in, messages out, nothing blocks.
@@ -46,12 +48,13 @@ class Connection {
     Connection& operator=(const Connection&) = delete;
 
     /// Sends after the current batch of events, together with what else the batch says to this peer, or as soon
-    /// as the peer takes it. A message over the protocol's limits fails the connection.
-    void send(const Message& message, std::uint32_t request = 0);
-    void send(EncodedMessage encoded);
+    /// as the peer takes it. A message that could not be encoded fails the connection.
+    void send(Result<EncodedMessage> message);
     /// Sends what is queued and a last Failure, lets the peer read it, then closes with `why`; nothing more
     /// is received. Waits for the peer `goodbye` at most.
     void refuse(const Failure& last_words, Error why, Duration goodbye);
+    /// Says a last Failure as far as the kernel takes it now, and closes: for peers that must not be waited for.
+    void dismiss(const Failure& last_words, Error why);
     /// Closes at once.
     void fail(Error why);
 

@@ -7,6 +7,8 @@
 #include <vector>
 
 #include "env/hmac.h"
+#include "env/text.h"
+#include "rendezvous/message_fields.h"
 
 namespace ddprun::rdzv {
 namespace {
@@ -46,6 +48,34 @@ bool is_nonce(std::string_view nonce) {
 
 }  // namespace
 
+// In the order of their names, in which they have been written since the first release.
+static void fields(Fields& f, Hello& m) {
+    f("job_id", m.job_id);
+    f("name", m.name);
+    f("nonce", m.nonce);
+    std::string role = role_name(m.role);
+    f("role", role);
+    for (const Role one : {Role::Agent, Role::Worker, Role::Tool}) {
+        if (role == role_name(one)) m.role = one;
+    }
+    if (role != role_name(m.role)) f.fail(fmt::format("'role' is '{}'", excerpt(role)));
+}
+static void fields(Fields& f, Challenge& m) { f("nonce", m.nonce); }
+static void fields(Fields& f, Proof& m) { f("mac", m.mac); }
+static void fields(Fields& f, Welcome& m) { f("mac", m.mac); }
+
+Result<HandshakeMessage> decode_handshake(Frame frame) {
+    const MessageKind kind = kind_of(frame.type);
+    if (kind != MessageKind::Handshake && kind != MessageKind::Failure) {
+        return Error{Errc::Protocol, fmt::format("{} in the handshake", message_name(frame.type)), 0};
+    }
+    return decode_one_of<HandshakeMessage>(std::move(frame));
+}
+
+Result<EncodedMessage> encode_message(HandshakeMessage message, std::uint32_t request) {
+    return std::visit([&](auto& one) { return encode_one(one, request); }, message);
+}
+
 ClientHandshake::ClientHandshake(Credentials credentials, Hello hello, std::string nonce)
     : credentials_(std::move(credentials)), hello_(std::move(hello)) {
     hello_.job_id = credentials_.job_id;
@@ -53,15 +83,16 @@ ClientHandshake::ClientHandshake(Credentials credentials, Hello hello, std::stri
     if (hello_.name.size() > kNameBytes) hello_.name.resize(kNameBytes);
 }
 
-Result<std::optional<Message>> ClientHandshake::receive(const Message& message) {
-    Result<std::optional<Message>> decision = decide(message);
+Result<std::optional<HandshakeMessage>> ClientHandshake::receive(const HandshakeMessage& message) {
+    Result<std::optional<HandshakeMessage>> decision = decide(message);
     if (!decision) state_ = State::Failed;
     return decision;
 }
 
-Result<std::optional<Message>> ClientHandshake::decide(const Message& message) {
+Result<std::optional<HandshakeMessage>> ClientHandshake::decide(const HandshakeMessage& message) {
     if (const auto* failure = std::get_if<Failure>(&message)) {
-        return Error{failure->code == Errc::Limit ? Errc::Limit : Errc::Refused, failure->what, 0};
+        const bool was_busy = failure->code == Errc::Limit || failure->code == Errc::Timeout;
+        return Error{was_busy ? failure->code : Errc::Refused, failure->what, 0};
     }
     if (const auto* challenge = std::get_if<Challenge>(&message);
         challenge != nullptr && state_ == State::AwaitingChallenge) {
@@ -69,7 +100,7 @@ Result<std::optional<Message>> ClientHandshake::decide(const Message& message) {
             return Error{Errc::Protocol, "Challenge: 'nonce' is not 32 hexadecimal digits", 0};
         server_nonce_ = challenge->nonce;
         state_ = State::AwaitingWelcome;
-        return std::optional<Message>(Proof{mac_of(kClientLabel, credentials_, hello_, server_nonce_)});
+        return std::optional<HandshakeMessage>(Proof{mac_of(kClientLabel, credentials_, hello_, server_nonce_)});
     }
     if (const auto* welcome = std::get_if<Welcome>(&message);
         welcome != nullptr && state_ == State::AwaitingWelcome) {
@@ -77,7 +108,7 @@ Result<std::optional<Message>> ClientHandshake::decide(const Message& message) {
             return Error{Errc::Refused, "the server does not know the job's token", 0};
         }
         state_ = State::Authenticated;
-        return std::optional<Message>();
+        return std::optional<HandshakeMessage>();
     }
     return Error{Errc::Protocol, fmt::format("{} in the handshake", message_name(message)), 0};
 }
@@ -91,7 +122,7 @@ Error ServerHandshake::refuse(Errc code, std::string log, std::string told) {
     return Error{code, std::move(log), 0};
 }
 
-Result<Message> ServerHandshake::receive(const Message& message) {
+Result<HandshakeMessage> ServerHandshake::receive(const HandshakeMessage& message) {
     const auto* hello = std::get_if<Hello>(&message);
     if (hello != nullptr && state_ == State::AwaitingHello) return on_hello(*hello);
     const auto* proof = std::get_if<Proof>(&message);
@@ -100,7 +131,7 @@ Result<Message> ServerHandshake::receive(const Message& message) {
     return refuse(Errc::Protocol, what, what);
 }
 
-Result<Message> ServerHandshake::on_hello(const Hello& hello) {
+Result<HandshakeMessage> ServerHandshake::on_hello(const Hello& hello) {
     peer_ = hello;
     if (!is_nonce(hello.nonce) || hello.name.size() > kNameBytes) {
         const std::string what = "Hello: 'nonce' is not 32 hexadecimal digits, or 'name' is too long";
@@ -113,15 +144,15 @@ Result<Message> ServerHandshake::on_hello(const Hello& hello) {
                       fmt::format("this server belongs to another job than '{}'", hello.job_id));
     }
     state_ = State::AwaitingProof;
-    return Message(Challenge{nonce_});
+    return HandshakeMessage(Challenge{nonce_});
 }
 
-Result<Message> ServerHandshake::on_proof(const Proof& proof) {
+Result<HandshakeMessage> ServerHandshake::on_proof(const Proof& proof) {
     if (!equal_macs(proof.mac, mac_of(kClientLabel, credentials_, peer_, nonce_))) {
         return refuse(Errc::Refused, "its token is wrong", "wrong token for this job");
     }
     state_ = State::Authenticated;
-    return Message(Welcome{mac_of(kServerLabel, credentials_, peer_, nonce_)});
+    return HandshakeMessage(Welcome{mac_of(kServerLabel, credentials_, peer_, nonce_)});
 }
 
 }  // namespace ddprun::rdzv

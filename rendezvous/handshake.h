@@ -3,9 +3,11 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <variant>
 
 #include "env/result.h"
 #include "rendezvous/message.h"
+#include "rendezvous/role.h"
 
 /// Both sides prove that they know the job's token without sending it. Pure: the caller draws the nonces
 /// (random_hex(kNonceBytes)) and moves the messages.
@@ -22,6 +24,35 @@ namespace ddprun::rdzv {
 
 inline constexpr std::size_t kNonceBytes = 16;
 
+struct Hello {
+    static constexpr MessageType kType = MessageType::Hello;
+    Role role = Role::Worker;
+    std::string name;  ///< for people: "rank 3 on node02"
+    std::string job_id;
+    std::string nonce;
+    bool operator==(const Hello&) const = default;
+};
+struct Challenge {
+    static constexpr MessageType kType = MessageType::Challenge;
+    std::string nonce;
+    bool operator==(const Challenge&) const = default;
+};
+struct Proof {
+    static constexpr MessageType kType = MessageType::Proof;
+    std::string mac;
+    bool operator==(const Proof&) const = default;
+};
+struct Welcome {
+    static constexpr MessageType kType = MessageType::Welcome;
+    std::string mac;
+    bool operator==(const Welcome&) const = default;
+};
+using HandshakeMessage = std::variant<Hello, Challenge, Proof, Welcome, Failure>;
+
+/// Takes a frame of any kind. Error: Protocol, besides, when it has no place in a handshake.
+Result<HandshakeMessage> decode_handshake(Frame frame);
+Result<EncodedMessage> encode_message(HandshakeMessage message, std::uint32_t request);
+
 /// What both sides must share.
 struct Credentials {
     std::string job_id;
@@ -35,13 +66,16 @@ class ClientHandshake {
 
     [[nodiscard]] const Hello& hello() const { return hello_; }
     /// The answer to the server's message; nullopt: authenticated, both ways.
-    /// Error: Refused (its Failure, or its proof is wrong), Protocol (another message than expected).
-    Result<std::optional<Message>> receive(const Message& message);
+    /// Error: Limit, Timeout (its Failure: it was too busy for us, another try may do), Refused (any other Failure of it, or its
+    /// proof is wrong), Protocol (another message than expected).
+    Result<std::optional<HandshakeMessage>> receive(const HandshakeMessage& message);
     [[nodiscard]] bool authenticated() const { return state_ == State::Authenticated; }
+    /// Our proof is on its way: what is refused from now on is the token.
+    [[nodiscard]] bool has_proved() const { return state_ == State::AwaitingWelcome; }
 
   private:
     enum class State { AwaitingChallenge, AwaitingWelcome, Authenticated, Failed };
-    Result<std::optional<Message>> decide(const Message& message);
+    Result<std::optional<HandshakeMessage>> decide(const HandshakeMessage& message);
 
     Credentials credentials_;
     Hello hello_;
@@ -56,7 +90,7 @@ class ServerHandshake {
     /// The answer to the client's message. After an error the connection must be refused: `what` is for our
     /// log; refusal() is what the peer, who has proved nothing, may know.
     /// Error: Refused (token or job), Protocol.
-    Result<Message> receive(const Message& message);
+    Result<HandshakeMessage> receive(const HandshakeMessage& message);
     [[nodiscard]] Failure refusal() const { return refusal_; }
     [[nodiscard]] bool authenticated() const { return state_ == State::Authenticated; }
     /// The client's Hello: claims until authenticated().
@@ -64,8 +98,8 @@ class ServerHandshake {
 
   private:
     enum class State { AwaitingHello, AwaitingProof, Authenticated, Failed };
-    Result<Message> on_hello(const Hello& hello);
-    Result<Message> on_proof(const Proof& proof);
+    Result<HandshakeMessage> on_hello(const Hello& hello);
+    Result<HandshakeMessage> on_proof(const Proof& proof);
     Error refuse(Errc code, std::string log, std::string told);
 
     Credentials credentials_;

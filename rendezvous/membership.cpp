@@ -9,23 +9,25 @@
 
 namespace ddprun::rdzv {
 
-const Membership::Entry* Membership::claimant_of(int place) const {
-    const auto found =
-        std::find_if(members_.begin(), members_.end(), [&](const Entry& e) { return e.place == place; });
-    return found == members_.end() ? nullptr : &*found;
-}
-
 /// Both ask for the same node rank, and mean it.
 std::optional<Error> Membership::refuse_twin(const Joiner& joiner) const {
-    const auto twin = std::find_if(members_.begin(), members_.end(), [&](const Entry& e) {
-        return joiner.node_rank && e.member.joiner.node_rank == joiner.node_rank;
-    });
-    if (twin == members_.end()) return std::nullopt;
-    const Joiner& first = twin->member.joiner;
+    if (!joiner.node_rank) return std::nullopt;
+    const auto twin = asked_.find(*joiner.node_rank);
+    if (twin == asked_.end()) return std::nullopt;
+    const Joiner& first = members_.at(twin->second).member.joiner;
     return Error{Errc::Mismatch,
                  fmt::format("node rank {} is claimed by {} (pid {}) and by {} (pid {})", *joiner.node_rank,
                              first.host, first.pid, joiner.host, joiner.pid),
                  0};
+}
+
+void Membership::claim(Entry& entry, std::optional<int> place) {
+    if (entry.place) {
+        const auto claimed = claims_.find(*entry.place);
+        if (--claimed->second == 0) claims_.erase(claimed);
+    }
+    if (place) ++claims_[*place];
+    entry.place = place;
 }
 
 Status Membership::join(AgentId agent, Joiner joiner, TimePoint now) {
@@ -49,22 +51,31 @@ Status Membership::join(AgentId agent, Joiner joiner, TimePoint now) {
     }
     if (const std::optional<Error> twin = refuse_twin(joiner)) return *twin;
     const auto hole = std::find_if(holes_.begin(), holes_.end(), [&](const Hole& h) {
-        return place ? h.place == *place : h.host == joiner.host && claimant_of(h.place) == nullptr;
+        return place ? h.place == *place : h.host == joiner.host && !claims_.contains(h.place);
     });
     if (hole != holes_.end()) {
         place = hole->place;
         holes_.erase(hole);
     }
-    members_.push_back({{agent, std::move(joiner)}, place});
+    const Arrival arrival = next_arrival_++;
+    arrivals_.emplace(agent, arrival);
+    if (joiner.node_rank) asked_.emplace(*joiner.node_rank, arrival);
+    Entry& entry = members_[arrival];
+    entry.member = {agent, std::move(joiner)};
+    claim(entry, place);
     note_enough(now);
     return {};
 }
 
 void Membership::leave(AgentId agent, TimePoint now) {
-    const auto found = std::find_if(members_.begin(), members_.end(),
-                                    [&](const Entry& e) { return e.member.agent == agent; });
-    if (found == members_.end()) return;
-    if (found->settled && found->place) holes_.push_back({found->member.joiner.host, *found->place});
+    const auto known = arrivals_.find(agent);
+    if (known == arrivals_.end()) return;
+    const auto found = members_.find(known->second);
+    Entry& entry = found->second;
+    if (entry.settled && entry.place) holes_.push_back({entry.member.joiner.host, *entry.place});
+    if (entry.member.joiner.node_rank) asked_.erase(*entry.member.joiner.node_rank);
+    claim(entry, std::nullopt);
+    arrivals_.erase(known);
     members_.erase(found);
     note_enough(now);
 }
@@ -80,14 +91,11 @@ void Membership::reopen(TimePoint now) {
     note_enough(now);
 }
 
-/// "; node ranks 1, 3 are missing" where nodes have asked for ranks, else "".
 std::string Membership::missing_ranks() const {
-    const bool by_rank =
-        std::any_of(members_.begin(), members_.end(), [](const Entry& e) { return e.place.has_value(); });
-    if (!by_rank || joined() >= spec_.max_nodes) return "";
+    if (claims_.empty() || joined() >= spec_.max_nodes) return "";
     std::vector<int> missing;
     for (int place = 0; place < spec_.max_nodes; ++place) {
-        if (claimant_of(place) == nullptr) missing.push_back(place);
+        if (!claims_.contains(place)) missing.push_back(place);
     }
     return fmt::format("; missing: node rank {}", format_ranges(missing));
 }
@@ -100,7 +108,7 @@ Verdict Membership::decide(TimePoint now) const {
         const std::string so_far = fmt::format("{} of {} nodes joined", joined(), spec_.min_nodes);
         if (now < join_by)
             return {Verdict::Wait,
-                    fmt::format("{}, {} left{}", so_far, format_duration(join_by - now), missing_ranks())};
+                    fmt::format("{}, {} left", so_far, format_duration(join_by - now))};
         return {Verdict::Failed,
                 fmt::format("{} within {}{}", so_far, format_duration(spec_.join_timeout), missing_ranks())};
     }
@@ -119,14 +127,14 @@ TimePoint Membership::next_change(TimePoint now) const {
     return at <= now ? kNever : at;
 }
 
-/// Who is in: first whoever has a place, then by arrival, max_nodes at most. Indices into members_, by place
-/// or arrival.
-std::vector<std::size_t> Membership::chosen() const {
-    std::vector<std::size_t> order(members_.size());
-    for (std::size_t i = 0; i < order.size(); ++i) order[i] = i;
-    std::stable_sort(order.begin(), order.end(), [&](std::size_t a, std::size_t b) {
-        const std::optional<int>& left = members_[a].place;
-        const std::optional<int>& right = members_[b].place;
+/// Who is in: first whoever has a place, then by arrival, max_nodes at most. By place or arrival.
+std::vector<Membership::Arrival> Membership::chosen() const {
+    std::vector<Arrival> order;
+    order.reserve(members_.size());
+    for (const auto& [arrival, entry] : members_) order.push_back(arrival);
+    std::stable_sort(order.begin(), order.end(), [&](Arrival a, Arrival b) {
+        const std::optional<int>& left = members_.at(a).place;
+        const std::optional<int>& right = members_.at(b).place;
         if (left && right) return *left < *right;
         return left.has_value() && !right.has_value();
     });
@@ -136,33 +144,33 @@ std::vector<std::size_t> Membership::chosen() const {
 }
 
 std::vector<Membership::Member> Membership::settle() {
-    const std::vector<std::size_t> in = chosen();
-    std::map<int, std::size_t> by_place;
+    const std::vector<Arrival> in = chosen();
+    std::map<int, Arrival> by_place;
     // A place asked for goes before one that was merely kept.
-    for (const std::size_t index : in) {
-        if (const std::optional<int>& asked = members_[index].member.joiner.node_rank)
-            by_place.emplace(*asked, index);
+    for (const Arrival arrival : in) {
+        if (const std::optional<int>& asked = members_.at(arrival).member.joiner.node_rank)
+            by_place.emplace(*asked, arrival);
     }
-    std::vector<std::size_t> homeless;
-    for (const std::size_t index : in) {
-        const Entry& entry = members_[index];
+    std::vector<Arrival> homeless;
+    for (const Arrival arrival : in) {
+        const Entry& entry = members_.at(arrival);
         if (entry.member.joiner.node_rank) continue;
-        if (!entry.place || !by_place.emplace(*entry.place, index).second) homeless.push_back(index);
+        if (!entry.place || !by_place.emplace(*entry.place, arrival).second) homeless.push_back(arrival);
     }
     int place = 0;
-    for (const std::size_t index : homeless) {
-        while (!by_place.emplace(place, index).second) ++place;
+    for (const Arrival arrival : homeless) {
+        while (!by_place.emplace(place, arrival).second) ++place;
     }
     return seat(by_place);
 }
 
 /// Numbers the chosen nodes in order of their places.
-std::vector<Membership::Member> Membership::seat(const std::map<int, std::size_t>& by_place) {
+std::vector<Membership::Member> Membership::seat(const std::map<int, Arrival>& by_place) {
     std::vector<Member> world;
-    for (Entry& entry : members_) entry.settled = false;
-    for (const auto& [place, index] : by_place) {
-        Entry& entry = members_[index];
-        if (!entry.member.joiner.node_rank) entry.place = static_cast<int>(world.size());
+    for (auto& [arrival, entry] : members_) entry.settled = false;
+    for (const auto& [place, arrival] : by_place) {
+        Entry& entry = members_.at(arrival);
+        if (!entry.member.joiner.node_rank) claim(entry, static_cast<int>(world.size()));
         entry.settled = true;
         world.push_back(entry.member);
     }
@@ -172,7 +180,7 @@ std::vector<Membership::Member> Membership::seat(const std::map<int, std::size_t
 
 std::vector<AgentId> Membership::spares() const {
     std::vector<AgentId> waiting;
-    for (const Entry& entry : members_) {
+    for (const auto& [arrival, entry] : members_) {
         if (!entry.settled) waiting.push_back(entry.member.agent);
     }
     return waiting;

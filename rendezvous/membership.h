@@ -4,6 +4,7 @@
 #include <map>
 #include <optional>
 #include <string>
+#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -34,7 +35,8 @@ struct Joiner {
     std::string spec_hash;
 };
 
-/// Whether the world can be formed. `why` explains, also (above all) "not yet".
+/// Whether the world can be formed. `why` explains, also (above all) "not yet"; who is missing is said with a failure, and
+/// else by missing_ranks(), which takes its time.
 struct Verdict {
     enum Kind : std::uint8_t { Wait, Ready, Failed } kind = Wait;
     std::string why;
@@ -45,6 +47,9 @@ struct Verdict {
 /// Ranks stick: a node keeps its group rank from one generation to the next; the place of a lost node goes to
 /// the agent that comes back from the same host, else to a spare. Where a place stays empty (fewer than
 /// max_nodes), the nodes behind it move up. Agents beyond max_nodes wait as spares.
+///
+/// join, leave and decide take the same time however many nodes there are (but for places of lost nodes): all of a
+/// large job's nodes join at once, and each of them is decided about.
 class Membership {
   public:
     Membership(MembershipSpec spec, TimePoint now) : spec_(std::move(spec)), opened_(now) {}
@@ -58,6 +63,8 @@ class Membership {
     [[nodiscard]] Verdict decide(TimePoint now) const;
     /// When decide() may change its mind without anybody joining or leaving.
     [[nodiscard]] TimePoint next_change(TimePoint now) const;
+    /// "; missing: node rank 1, 3" where nodes have asked for ranks, else "". Goes through all places.
+    [[nodiscard]] std::string missing_ranks() const;
 
     struct Member {
         AgentId agent;
@@ -84,17 +91,21 @@ class Membership {
         std::string host;
         int place;
     };
-    const Entry* claimant_of(int place) const;
+    using Arrival = std::uint64_t;
     std::optional<Error> refuse_twin(const Joiner& joiner) const;
+    void claim(Entry& entry, std::optional<int> place);
     void note_enough(TimePoint now);
-    std::string missing_ranks() const;
-    std::vector<std::size_t> chosen() const;
-    std::vector<Member> seat(const std::map<int, std::size_t>& by_place);
+    std::vector<Arrival> chosen() const;
+    std::vector<Member> seat(const std::map<int, Arrival>& by_place);
 
     MembershipSpec spec_;
     TimePoint opened_;
     std::optional<TimePoint> enough_since_;  ///< when min_nodes were reached
-    std::vector<Entry> members_;             ///< in order of arrival
+    Arrival next_arrival_ = 0;
+    std::map<Arrival, Entry> members_;
+    std::unordered_map<AgentId, Arrival> arrivals_;
+    std::unordered_map<int, Arrival> asked_;  ///< who asked for this node rank
+    std::unordered_map<int, int> claims_;     ///< how many have this place; none is not in it
     std::vector<Hole> holes_;
 };
 

@@ -26,6 +26,8 @@ struct StoreLimits {
     std::size_t total_bytes = std::size_t{1} << 30;  ///< keys and values
     std::size_t keys_per_wait = 16384;
     std::size_t waiters_per_client = 1024;
+    std::size_t waiting_bytes_per_client = 16U << 20;  ///< what is kept of Waits, Gets and Barriers that wait: names and notes
+    std::size_t waiting_bytes = 512U << 20;            ///< the same, of all clients
     int participants = 1 << 20;  ///< per barrier
 };
 

@@ -43,11 +43,4 @@ WorkerRanks RankTable::worker(int rank) const {
     return {rank, local_rank, row.group_rank, row.role_first_rank + local_rank};
 }
 
-std::vector<int> RankTable::local_world_sizes() const {
-    std::vector<int> sizes;
-    sizes.reserve(rows_.size());
-    for (const NodeRanks& row : rows_) sizes.push_back(row.local_world_size);
-    return sizes;
-}
-
 }  // namespace ddprun::rdzv

@@ -51,7 +51,6 @@ class RankTable {
     }
     /// 0 <= rank < world_size().
     [[nodiscard]] WorkerRanks worker(int rank) const;
-    [[nodiscard]] std::vector<int> local_world_sizes() const;
 
   private:
     std::vector<NodeRanks> rows_;

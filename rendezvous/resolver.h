@@ -6,9 +6,9 @@
 #include <memory>
 #include <vector>
 
-#include "env/event_loop.h"
+#include "env/io/socket.h"
+#include "env/os/event_loop.h"
 #include "env/result.h"
-#include "env/socket.h"
 
 namespace ddprun::rdzv {
 

@@ -31,11 +31,13 @@ Result<Endpoint> bound_address(int fd) {
     return Endpoint{"", ntohs(reinterpret_cast<const sockaddr_in6&>(address).sin6_port)};
 }
 
-/// What an agent may say once it has joined.
-bool is_agent_message(const Message& message) {
-    return std::holds_alternative<WorkersStarted>(message) || std::holds_alternative<WorkerExited>(message) ||
-           std::holds_alternative<GenerationDrained>(message) || std::holds_alternative<Notice>(message) ||
-           std::holds_alternative<Question>(message) || std::holds_alternative<Answer>(message);
+/// accept(2): it was gone before we came to it, or its network is; the next one may do.
+bool is_of_that_connection(int error) {
+    switch (error) {
+        case ECONNABORTED: case EINTR: case EPROTO: case ENOPROTOOPT: case ENETDOWN: case EHOSTDOWN: case ENONET:
+        case EHOSTUNREACH: case ENETUNREACH: case EOPNOTSUPP: return true;
+        default: return false;
+    }
 }
 
 }  // namespace
@@ -83,6 +85,7 @@ Server::~Server() {
     for (const os::EventLoop::TimerId timer : {expiry_timer_, heartbeat_timer_, accept_timer_})
         loop_.cancel(timer);
     for (const auto& [id, peer] : peers_) loop_.cancel(peer->handshake_timer);
+    for (const auto& [key, end] : writing_ends_) loop_.cancel(end.timer);
     if (listener_) loop_.unwatch(listener_.get());
 }
 
@@ -107,9 +110,12 @@ bool Server::accept_one() {
         return true;
     }
     const int error = errno;
-    if (error == EMFILE || error == ENFILE || error == ENOBUFS || error == ENOMEM) pause_accepting(error);
-    // Whatever else: that connection was gone before we came to it.
-    return error != EAGAIN && error != EWOULDBLOCK && accept_timer_ == 0;
+    if (error == EAGAIN || error == EWOULDBLOCK) return false;
+    if (is_of_that_connection(error)) return true;
+    const bool is_full = error == EMFILE || error == ENFILE || error == ENOBUFS || error == ENOMEM;
+    if (is_full && evict_stranger()) return true;
+    pause_accepting(error);
+    return false;
 }
 
 /// A listener that cannot be served stays readable: without the pause the loop would spin.
@@ -123,12 +129,9 @@ void Server::pause_accepting(int error) {
 }
 
 void Server::admit(UniqueFd fd) {
-    if (peers_.size() >= options_.limits.connections) {
-        handler_.on_log(
-            fmt::format("refusing {}: there are {} connections", peer_name(fd.get()), peers_.size()));
-        return;
+    if (!make_room()) {
+        return turn_away(std::move(fd), {Errc::Limit, fmt::format("there are {} connections", peers_.size()), 0});
     }
-    make_room();
     Result<std::string> nonce = random_hex(kNonceBytes);
     if (!nonce) return handler_.on_log(nonce.error().with("refusing a connection").what);
     Connection::Options options{peer_name(fd.get()), kStrangerLimits, options_.limits.output_bytes};
@@ -143,21 +146,44 @@ void Server::admit(UniqueFd fd) {
         refuse(*raw, 0, {Errc::Timeout, fmt::format("no handshake within {}", span), 0});
     });
     ids_.emplace(peer->connection.get(), id);
-    ++strangers_;
+    strangers_.insert(id);
     peers_.emplace(id, std::move(peer));
 }
 
-/// Drops the stranger that has been silent for longest, so that silent ones cannot keep others out.
-void Server::make_room() {
-    if (strangers_ < options_.limits.strangers) return;
-    for (const auto& [id, peer] : peers_) {
-        if (peer->stage != Peer::Stage::Handshake) continue;
-        peer->stage = Peer::Stage::Leaving;
-        --strangers_;
-        handler_.on_log(fmt::format("closing {}: {} connections wait for their handshake", describe(*peer),
-                                    strangers_ + 1));
-        peer->connection->fail({Errc::Limit, "too many handshakes at once", 0});
-        return;
+/// Who knows the token keeps others out, who has not proved it does not. False: there is no room to be made.
+bool Server::make_room() {
+    const std::size_t unproved = strangers_.size() + turned_away_.size();
+    const bool is_full = peers_.size() >= options_.limits.connections;
+    if (unproved < options_.limits.strangers && !is_full) return true;
+    return evict_stranger();
+}
+
+/// Closes one that has been told to go already, else the stranger that has been silent for longest; false: there is none.
+bool Server::evict_stranger() {
+    if (!turned_away_.empty()) {
+        Peer& refused = *peers_.at(*turned_away_.begin());
+        turned_away_.erase(turned_away_.begin());
+        refused.connection->fail({Errc::Limit, "too many handshakes at once", 0});
+        return true;
+    }
+    const auto silent = std::min_element(strangers_.begin(), strangers_.end(), [this](ClientId a, ClientId b) {
+        return peers_.at(a)->connection->last_heard() < peers_.at(b)->connection->last_heard();
+    });
+    if (silent == strangers_.end()) return false;
+    Peer& peer = *peers_.at(*silent);
+    const Error why{Errc::Limit, fmt::format("{} connections wait for their handshake", strangers_.size()), 0};
+    strangers_.erase(silent);
+    peer.stage = Peer::Stage::Leaving;
+    handler_.on_log(fmt::format("closing {}: {}", describe(peer), why.what));
+    peer.connection->dismiss(failure_of(why), why);
+    return true;
+}
+
+/// Nothing is kept of it but one word, as far as the kernel takes it.
+void Server::turn_away(UniqueFd fd, const Error& why) {
+    handler_.on_log(fmt::format("refusing {}: {}", peer_name(fd.get()), why.what));
+    if (const Result<EncodedMessage> message = encode_message(failure_of(why), 0)) {
+        static_cast<void>(::send(fd.get(), message->head.data(), message->head.size(), MSG_DONTWAIT | MSG_NOSIGNAL));
     }
 }
 
@@ -167,75 +193,114 @@ void Server::on_frame(Connection& connection, Frame frame) {
     Peer& peer = *peers_.at(ids_.at(&connection));
     if (peer.stage == Peer::Stage::Leaving) return;
     const std::uint32_t request = frame.request;
-    Result<Message> message = decode(std::move(frame));
-    if (!message) return refuse(peer, request, message.error());
-    if (peer.stage == Peer::Stage::Handshake) return shake_hands(peer, request, *message);
-    serve(peer, request, *std::move(message));
+    const Status kept =
+        peer.stage == Peer::Stage::Handshake ? shake_hands(peer, std::move(frame)) : serve(peer, std::move(frame));
+    if (!kept) refuse(peer, request, kept.error());
 }
 
-void Server::shake_hands(Peer& peer, std::uint32_t request, const Message& message) {
-    Result<Message> answer = peer.handshake.receive(message);
+/// Error, as of those below: it broke the rules, and is to be refused.
+Status Server::shake_hands(Peer& peer, Frame frame) {
+    const std::uint32_t request = frame.request;
+    const Result<HandshakeMessage> message = decode_handshake(std::move(frame));
+    if (!message) return message.error();
+    Result<HandshakeMessage> answer = peer.handshake.receive(*message);
     if (!answer) {
         handler_.on_log(fmt::format("refusing {}: {}", describe(peer), answer.error().what));
         peer.stage = Peer::Stage::Leaving;
-        --strangers_;
+        strangers_.erase(peer.id);
+        turned_away_.insert(peer.id);
         peer.connection->refuse(peer.handshake.refusal(), answer.error(), options_.limits.goodbye);
-        return;
+        return {};
     }
-    if (peer.handshake.authenticated()) return welcome(peer, request, *answer);
-    peer.connection->send(*answer, request);
+    if (peer.handshake.authenticated()) welcome(peer);
+    peer.connection->send(encode_message(*std::move(answer), request));
+    return {};
 }
 
-void Server::welcome(Peer& peer, std::uint32_t request, const Message& last) {
+void Server::welcome(Peer& peer) {
     peer.stage = Peer::Stage::Serving;
-    --strangers_;
+    strangers_.erase(peer.id);
     loop_.cancel(std::exchange(peer.handshake_timer, 0));
     peer.connection->set_limits(kPeerLimits);
-    peer.connection->send(last, request);
 }
 
-void Server::serve(Peer& peer, std::uint32_t request, Message message) {
-    if (auto* const asked = std::get_if<StoreRequest>(&message))
-        return serve_store(peer, request, std::move(*asked));
-    if (std::holds_alternative<Heartbeat>(message)) return;
-    if (const auto* const unknown = std::get_if<Unknown>(&message)) {
-        peer.connection->send(
-            Failure{Errc::NotFound, fmt::format("message type {} is not known here", unknown->type)},
-            request);
-        return;
+Status Server::serve(Peer& peer, Frame frame) {
+    const std::uint8_t type = frame.type;
+    const MessageKind kind = kind_of(type);
+    if (kind == MessageKind::StoreRequest) return serve_store(peer, std::move(frame));
+    if (kind == MessageKind::Heartbeat) return {};
+    if (kind == MessageKind::Unknown) {
+        const Failure failure{Errc::NotFound, fmt::format("message type {} is not known here", type)};
+        peer.connection->send(encode_message(failure, frame.request));
+        return {};
     }
-    if (peer.handshake.peer().role == Role::Agent) return serve_agent(peer, message);
-    refuse(peer, request,
-           {Errc::Protocol,
-            fmt::format("{} from a {}", message_name(message), role_name(peer.handshake.peer().role)), 0});
+    const Role role = peer.handshake.peer().role;
+    if (role == Role::Agent) return serve_agent(peer, std::move(frame));
+    return Error{Errc::Protocol, fmt::format("{} from a {}", message_name(type), role_name(role)), 0};
 }
 
-void Server::serve_agent(Peer& peer, const Message& message) {
-    const auto* const hello = std::get_if<AgentHello>(&message);
-    if (hello != nullptr && !peer.joined) {
+Status Server::serve_agent(Peer& peer, Frame frame) {
+    const std::uint8_t type = frame.type;
+    const MessageKind kind = kind_of(type);
+    if (!peer.joined && kind == MessageKind::AgentHello) {
+        const Result<AgentHello> hello = decode_agent_hello(std::move(frame));
+        if (!hello) return hello.error();
         peer.joined = true;
         ++joined_agents_;
         if (heartbeat_timer_ == 0) beat();
-        return handler_.on_agent_joined(peer.id, *hello);
+        handler_.on_agent_joined(peer.id, *hello);
+        return {};
     }
-    if (peer.joined && is_agent_message(message)) return handler_.on_agent_message(peer.id, message);
-    refuse(peer, 0,
-           {Errc::Protocol,
-            fmt::format("{} {}", message_name(message), peer.joined ? "from an agent" : "before AgentHello"),
-            0});
+    if (peer.joined && (kind == MessageKind::FromAgent || kind == MessageKind::EitherWay)) {
+        const Result<FromAgent> message = decode_from_agent(std::move(frame));
+        if (!message) return message.error();
+        handler_.on_agent_message(peer.id, *message);
+        return {};
+    }
+    const char* const when = peer.joined ? "from an agent" : "before AgentHello";
+    return Error{Errc::Protocol, fmt::format("{} {}", message_name(type), when), 0};
 }
 
 /// The last word to a peer that broke the rules; it is logged once, here.
 void Server::refuse(Peer& peer, std::uint32_t request, const Error& why) {
     if (peer.stage == Peer::Stage::Leaving) return;
     if (!peer.joined) handler_.on_log(fmt::format("closing {}: {}", describe(peer), why.what));
-    if (peer.stage == Peer::Stage::Handshake) --strangers_;
+    if (strangers_.erase(peer.id) > 0) turned_away_.insert(peer.id);
     peer.stage = Peer::Stage::Leaving;
-    if (request != 0) peer.connection->send(failure_of(why), request);
+    if (request != 0) peer.connection->send(encode_message(failure_of(why), request));
     peer.connection->refuse(failure_of(why), why, options_.limits.goodbye);
 }
 
+void Server::on_written(Connection&) {
+    if (writing_ends_.empty() || is_looking_) return;
+    is_looking_ = true;  // once for all that the same batch writes
+    loop_.post([this, alive = std::weak_ptr<bool>(alive_)] {
+        if (alive.expired()) return;
+        is_looking_ = false;
+        look_whether_written();
+    });
+}
+
+void Server::when_written(Duration patience, os::EventLoop::Handler handler) {
+    const std::uint64_t key = ++last_writing_end_;
+    const auto timer = loop_.call_after(patience, [this, key] { release(key); });
+    writing_ends_.emplace(key, WritingEnd{std::move(handler), timer});
+    look_whether_written();
+}
+
+void Server::look_whether_written() {
+    if (queued_bytes() != 0) return;
+    while (!writing_ends_.empty()) release(writing_ends_.begin()->first);
+}
+
+void Server::release(std::uint64_t key) {
+    auto end = writing_ends_.extract(key);
+    loop_.cancel(end.mapped().timer);
+    loop_.post(std::move(end.mapped().handler));
+}
+
 void Server::on_closed(Connection& connection, const Error& why) {
+    on_written(connection);  // what it had not taken is waited for no more
     const auto known = ids_.find(&connection);
     const auto entry = peers_.find(known->second);
     // Taken out before the handler hears of it: from here on the peer does not exist for anybody.
@@ -244,7 +309,8 @@ void Server::on_closed(Connection& connection, const Error& why) {
     ids_.erase(known);
     loop_.cancel(peer->handshake_timer);
     store_.disconnect(peer->id);
-    if (peer->stage == Peer::Stage::Handshake) --strangers_;
+    strangers_.erase(peer->id);
+    turned_away_.erase(peer->id);
     if (peer->joined) {
         --joined_agents_;
         return handler_.on_agent_lost(peer->id, why.what);
@@ -257,16 +323,20 @@ void Server::on_closed(Connection& connection, const Error& why) {
 
 // ---- store
 
-void Server::serve_store(Peer& peer, std::uint32_t request, StoreRequest asked) {
-    deliver(store_.apply(peer.id, request, std::move(asked), loop_.now()));
+Status Server::serve_store(Peer& peer, Frame frame) {
+    const std::uint32_t number = frame.request;
+    Result<StoreRequest> request = decode_store_request(std::move(frame));
+    if (!request) return request.error();
+    deliver(store_.apply(peer.id, number, *std::move(request), loop_.now()));
     arm_expiry();
+    return {};
 }
 
 void Server::deliver(StoreAnswers answers) {
     for (StoreAnswer& answer : answers) {
         const auto peer = peers_.find(answer.client);
         if (peer != peers_.end())
-            peer->second->connection->send(to_message(std::move(answer.reply)), answer.request);
+            peer->second->connection->send(encode_message(std::move(answer.reply), answer.request));
     }
 }
 
@@ -308,18 +378,19 @@ Server::Peer* Server::joined_agent(AgentId agent) {
     return is_here && found->second->connection->is_open() ? found->second.get() : nullptr;
 }
 
-bool Server::send(AgentId agent, const Message& message) {
+bool Server::send(AgentId agent, ToAgent message) {
     Peer* const peer = joined_agent(agent);
     if (peer == nullptr) return false;
-    peer->connection->send(message);
+    peer->connection->send(encode_message(std::move(message)));
     return peer->connection->is_open();
 }
 
-void Server::broadcast(const Message& message) {
-    const Result<EncodedMessage> encoded = encode_parted(message, 0);
-    if (!encoded) return handler_.on_log(encoded.error().with("broadcast").what);
+void Server::broadcast(ToAgent message) { send_to_all(encode_message(std::move(message))); }
+
+void Server::send_to_all(const Result<EncodedMessage>& message) {
+    if (!message) return handler_.on_log(message.error().with("broadcast").what);
     for (const auto& [id, peer] : peers_) {
-        if (joined_agent(id) != nullptr) peer->connection->send(*encoded);
+        if (joined_agent(id) != nullptr) peer->connection->send(message);
     }
 }
 
@@ -339,7 +410,7 @@ std::size_t Server::queued_bytes() const {
 void Server::beat() {
     heartbeat_timer_ = 0;
     if (joined_agents_ == 0) return;
-    broadcast(Heartbeat{});
+    send_to_all(encode_heartbeat());
     // When it is we who were away (stopped, a frozen machine), what the others said meanwhile is still
     // unread.
     const bool was_away = loop_.now() - last_beat_ > 2 * options_.heartbeat_interval;

@@ -4,17 +4,18 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <unordered_map>
 
-#include "env/event_loop.h"
+#include "env/io/socket.h"
+#include "env/os/event_loop.h"
 #include "env/result.h"
-#include "env/socket.h"
 #include "env/unique_fd.h"
+#include "rendezvous/agent_message.h"
 #include "rendezvous/connection.h"
 #include "rendezvous/handshake.h"
 #include "rendezvous/membership.h"
-#include "rendezvous/message.h"
 #include "rendezvous/store.h"
 
 namespace ddprun::rdzv {
@@ -26,8 +27,8 @@ class ServerHandler {
     virtual ~ServerHandler() = default;
     /// An authenticated agent asks to be part of the job. Answer with send() or refuse_agent().
     virtual void on_agent_joined(AgentId agent, const AgentHello& hello) = 0;
-    /// WorkersStarted, WorkerExited, GenerationDrained, Notice, Question or Answer of an agent that has joined.
-    virtual void on_agent_message(AgentId agent, const Message& message) = 0;
+    /// Of an agent that has joined.
+    virtual void on_agent_message(AgentId agent, const FromAgent& message) = 0;
     /// The connection of an agent that had joined is over, whoever ended it. Once per agent; nothing follows.
     virtual void on_agent_lost(AgentId agent, const std::string& why) = 0;
     /// One line for the operator, about peers that are not, or no longer, part of the job.
@@ -68,15 +69,16 @@ class Server final : private ConnectionOwner {
 
     /// Sends to one agent (false: it is gone; on_agent_lost was or will be called) or to all that have
     /// joined.
-    bool send(AgentId agent, const Message& message);
-    void broadcast(const Message& message);
+    bool send(AgentId agent, ToAgent message);
+    void broadcast(ToAgent message);
     /// Tells the agent why and ends its connection; on_agent_lost follows.
     void refuse_agent(AgentId agent, const Error& why);
 
-    /// Bytes that agents have not taken yet: 0 when a last message has left this process.
-    [[nodiscard]] std::size_t queued_bytes() const;
+    /// Calls `handler` once, later, when all that has been said to agents has left this process; after `patience` at the
+    /// latest, for one may not take it.
+    void when_written(Duration patience, os::EventLoop::Handler handler);
     [[nodiscard]] std::size_t connections() const { return peers_.size(); }
-    [[nodiscard]] std::size_t strangers() const { return strangers_; }
+    [[nodiscard]] std::size_t strangers() const { return strangers_.size(); }
     [[nodiscard]] const Store& store() const { return store_; }
 
   private:
@@ -86,17 +88,25 @@ class Server final : private ConnectionOwner {
     Status open();
     void on_frame(Connection& connection, Frame frame) override;
     void on_closed(Connection& connection, const Error& why) override;
+    void on_written(Connection& connection) override;
+    void look_whether_written();
+    void release(std::uint64_t key);
+    /// Bytes that agents have not taken yet.
+    [[nodiscard]] std::size_t queued_bytes() const;
 
     void accept_some();
     bool accept_one();
     void pause_accepting(int error);
     void admit(UniqueFd fd);
-    void make_room();
-    void shake_hands(Peer& peer, std::uint32_t request, const Message& message);
-    void welcome(Peer& peer, std::uint32_t request, const Message& last);
-    void serve(Peer& peer, std::uint32_t request, Message message);
-    void serve_store(Peer& peer, std::uint32_t request, StoreRequest asked);
-    void serve_agent(Peer& peer, const Message& message);
+    bool make_room();
+    bool evict_stranger();
+    void turn_away(UniqueFd fd, const Error& why);
+    Status shake_hands(Peer& peer, Frame frame);
+    void welcome(Peer& peer);
+    Status serve(Peer& peer, Frame frame);
+    Status serve_store(Peer& peer, Frame frame);
+    Status serve_agent(Peer& peer, Frame frame);
+    void send_to_all(const Result<EncodedMessage>& message);
     void refuse(Peer& peer, std::uint32_t request, const Error& why);
     void deliver(StoreAnswers answers);
     void arm_expiry();
@@ -112,7 +122,8 @@ class Server final : private ConnectionOwner {
     Store store_;
     std::map<ClientId, std::unique_ptr<Peer>> peers_;  ///< in order of arrival
     std::unordered_map<const Connection*, ClientId> ids_;
-    std::size_t strangers_ = 0;
+    std::set<ClientId> strangers_;   ///< in their handshake
+    std::set<ClientId> turned_away_; ///< strangers that are being told why, and are not gone yet
     std::size_t joined_agents_ = 0;
     ClientId next_client_ = 1;  ///< 0 is the controller itself
     TimePoint expiry_at_ = kNever;
@@ -120,6 +131,15 @@ class Server final : private ConnectionOwner {
     os::EventLoop::TimerId heartbeat_timer_ = 0;
     TimePoint last_beat_{};
     os::EventLoop::TimerId accept_timer_ = 0;
+    /// Whoever waits for the end of the writing.
+    struct WritingEnd {
+        os::EventLoop::Handler handler;
+        os::EventLoop::TimerId timer;
+    };
+    std::map<std::uint64_t, WritingEnd> writing_ends_;
+    std::uint64_t last_writing_end_ = 0;
+    bool is_looking_ = false;
+    std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);  ///< for what was posted when we are gone
 };
 
 }  // namespace ddprun::rdzv

@@ -13,14 +13,14 @@ namespace {
 Failure failure(Errc code, std::string what) { return {code, std::move(what)}; }
 Failure failure(const Error& error) { return {error.code, error.what}; }
 
-/// "key 'a'", or "keys 'a', 'b' and 3 more".
-std::string list_keys(const std::vector<std::string>& keys) {
-    constexpr std::size_t kShown = 3;
-    if (keys.size() == 1) return fmt::format("key '{}'", keys.front());
+constexpr std::size_t kKeysShown = 3;
+
+/// "key 'a'", or "keys 'a', 'b' and 3 more": the first kKeysShown of so many.
+std::string list_keys(const std::vector<std::string>& first, std::size_t count) {
+    if (count == 1) return fmt::format("key '{}'", first.front());
     std::vector<std::string> shown;
-    for (std::size_t i = 0; i < std::min(kShown, keys.size()); ++i)
-        shown.push_back(fmt::format("'{}'", keys[i]));
-    const std::string more = keys.size() > kShown ? fmt::format(" and {} more", keys.size() - kShown) : "";
+    for (const std::string& key : first) shown.push_back(fmt::format("'{}'", key));
+    const std::string more = count > first.size() ? fmt::format(" and {} more", count - first.size()) : "";
     return fmt::format("keys {}{}", join(shown, ", "), more);
 }
 
@@ -118,7 +118,9 @@ std::optional<StoreReply> Store::perform(const Asker& asker, store_op::Barrier&&
         return failure(Errc::InvalidArgument,
                        fmt::format("barrier '{}': {} participants", op.name, op.participants));
     }
-    if (std::optional<Failure> full = cannot_wait(asker.client)) return *full;
+    Waiter waiter{};
+    waiter.barrier = op.name;
+    if (std::optional<Failure> full = cannot_wait(asker.client, waiter)) return *full;
     BarrierState& barrier = barriers_.try_emplace(op.name, BarrierState{op.participants, {}}).first->second;
     if (barrier.participants != op.participants) {
         return failure(Errc::Mismatch,
@@ -128,8 +130,6 @@ std::optional<StoreReply> Store::perform(const Asker& asker, store_op::Barrier&&
     if (is_inside(op.name, asker.client)) {
         return failure(Errc::Mismatch, fmt::format("barrier '{}': this client is already inside", op.name));
     }
-    Waiter waiter{};
-    waiter.barrier = op.name;
     barrier.inside.push_back(add_waiter(asker, std::move(waiter)));
     if (barrier.inside.size() == static_cast<std::size_t>(barrier.participants))
         release(BarrierState(barrier), op.name);
@@ -139,7 +139,7 @@ std::optional<StoreReply> Store::perform(const Asker& asker, store_op::Barrier&&
 bool Store::is_inside(const std::string& barrier, ClientId client) const {
     const auto mine = by_client_.find(client);
     if (mine == by_client_.end()) return false;
-    return std::any_of(mine->second.begin(), mine->second.end(),
+    return std::any_of(mine->second.ids.begin(), mine->second.ids.end(),
                        [&](WaiterId id) { return waiters_.at(id).barrier == barrier; });
 }
 
@@ -182,9 +182,41 @@ std::optional<Failure> Store::put(const std::string& key, Blob value) {
 
 // ---- waiting
 
-std::optional<Failure> Store::cannot_wait(ClientId client) const {
+Store::KeyList::KeyList(const std::vector<std::string>& keys) {
+    std::size_t bytes = 0;
+    for (const std::string& key : keys) bytes += key.size();
+    text_.reserve(bytes);
+    ends_.reserve(keys.size());
+    for (const std::string& key : keys) {
+        text_ += key;
+        ends_.push_back(static_cast<std::uint32_t>(text_.size()));
+    }
+}
+
+std::string Store::KeyList::operator[](std::size_t at) const {
+    const std::size_t begin = at == 0 ? 0 : ends_[at - 1];
+    return text_.substr(begin, ends_[at] - begin);
+}
+
+/// The same for as long as it waits, whichever of its keys it is listed under.
+std::size_t Store::cost_of(const Waiter& waiter) {
+    constexpr std::size_t kNotes = 1024;  // the entries of the lists, and the name that they are found by
+    return kNotes + waiter.keys.bytes() + 2 * waiter.barrier.size();
+}
+
+std::optional<Failure> Store::cannot_wait(ClientId client, const Waiter& waiter) const {
+    const std::size_t cost = cost_of(waiter);
+    if (waiting_bytes_ + cost > limits_.waiting_bytes) {
+        return failure(Errc::Limit, fmt::format("all clients together wait for too much ({} of {})", format_bytes(waiting_bytes_),
+                                                format_bytes(limits_.waiting_bytes)));
+    }
     const auto mine = by_client_.find(client);
-    if (mine == by_client_.end() || mine->second.size() < limits_.waiters_per_client) return std::nullopt;
+    const std::size_t before = mine == by_client_.end() ? 0 : mine->second.bytes;
+    if (before + cost > limits_.waiting_bytes_per_client) {
+        return failure(Errc::Limit, fmt::format("this client waits for too much ({} of {})", format_bytes(before),
+                                                format_bytes(limits_.waiting_bytes_per_client)));
+    }
+    if (mine == by_client_.end() || mine->second.ids.size() < limits_.waiters_per_client) return std::nullopt;
     return failure(Errc::Limit,
                    fmt::format("a client can wait for {} things at a time", limits_.waiters_per_client));
 }
@@ -195,10 +227,10 @@ std::optional<StoreReply> Store::wait_for(const Asker& asker, std::vector<std::s
         if (const Status named = check_key(key, limits_.key_bytes); !named) return failure(named.error());
     }
     Waiter waiter{};
-    waiter.keys = std::move(keys);
+    waiter.keys = KeyList(keys);
     waiter.wants_value = wants_value;
     if (!find_missing(waiter)) return Done{};
-    if (std::optional<Failure> full = cannot_wait(asker.client)) return *full;
+    if (std::optional<Failure> full = cannot_wait(asker.client, waiter)) return *full;
     const std::string missing = waiter.keys[waiter.at];
     waiting_for_[missing].insert(add_waiter(asker, std::move(waiter)));
     return std::nullopt;
@@ -221,7 +253,10 @@ Store::WaiterId Store::add_waiter(const Asker& asker, Waiter waiter) {
     waiter.request = asker.request;
     waiter.since = asker.now;
     waiter.deadline = asker.timeout ? deadline_after(asker.now, *asker.timeout) : kNever;
-    by_client_[waiter.client].insert(id);
+    Waits& mine = by_client_[waiter.client];
+    mine.ids.insert(id);
+    mine.bytes += cost_of(waiter);
+    waiting_bytes_ += cost_of(waiter);
     if (waiter.deadline != kNever) deadlines_.emplace(waiter.deadline, id);
     waiters_.emplace(id, std::move(waiter));
     return id;
@@ -232,9 +267,11 @@ Store::Waiter Store::remove_waiter(WaiterId id) {
     const auto node = waiters_.extract(id);
     Waiter waiter = std::move(node.mapped());
     deadlines_.erase({waiter.deadline, id});
+    waiting_bytes_ -= cost_of(waiter);
     if (const auto mine = by_client_.find(waiter.client); mine != by_client_.end()) {
-        mine->second.erase(id);
-        if (mine->second.empty()) by_client_.erase(mine);
+        mine->second.ids.erase(id);
+        mine->second.bytes -= cost_of(waiter);
+        if (mine->second.ids.empty()) by_client_.erase(mine);
     }
     if (waiter.keys.empty()) return waiter;
     if (const auto listed = waiting_for_.find(waiter.keys[waiter.at]); listed != waiting_for_.end()) {
@@ -266,11 +303,13 @@ StoreReply Store::timeout_of(const Waiter& waiter, TimePoint now) const {
         return failure(Errc::Timeout, fmt::format("barrier '{}': {} of {} arrived within {}", waiter.barrier,
                                                   barrier.inside.size(), barrier.participants, waited));
     }
-    std::vector<std::string> missing;
-    for (const std::string& key : waiter.keys) {
-        if (!values_.contains(key)) missing.push_back(key);
+    std::vector<std::string> first;
+    std::size_t missing = 0;
+    for (std::size_t i = 0; i < waiter.keys.size(); ++i) {
+        std::string key = waiter.keys[i];
+        if (!values_.contains(key) && ++missing <= kKeysShown) first.push_back(std::move(key));
     }
-    return failure(Errc::Timeout, fmt::format("{} not set within {}", list_keys(missing), waited));
+    return failure(Errc::Timeout, fmt::format("{} not set within {}", list_keys(first, missing), waited));
 }
 
 StoreAnswers Store::expire(TimePoint now) {
@@ -298,7 +337,7 @@ void Store::leave(WaiterId id) {
 void Store::disconnect(ClientId client) {
     const auto mine = by_client_.find(client);
     if (mine == by_client_.end()) return;
-    for (const WaiterId id : std::set<WaiterId>(mine->second)) leave(id);
+    for (const WaiterId id : std::set<WaiterId>(mine->second.ids)) leave(id);
 }
 
 StoreAnswers Store::begin_generation(std::uint64_t generation) {
@@ -315,6 +354,7 @@ StoreAnswers Store::begin_generation(std::uint64_t generation) {
     waiting_for_.clear();
     barriers_.clear();
     by_client_.clear();
+    waiting_bytes_ = 0;
     deadlines_.clear();
     return told;
 }

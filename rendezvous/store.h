@@ -11,8 +11,8 @@
 #include <vector>
 
 #include "env/clock.h"
-#include "rendezvous/message.h"
 #include "rendezvous/protocol_limits.h"
+#include "rendezvous/store_message.h"
 
 namespace ddprun::rdzv {
 
@@ -53,19 +53,40 @@ class Store {
     [[nodiscard]] std::size_t keys() const { return values_.size(); }
     [[nodiscard]] std::size_t bytes() const { return bytes_; }
     [[nodiscard]] std::size_t waiters() const { return waiters_.size(); }
+    /// What is kept of those who wait, as it counts for the limits.
+    [[nodiscard]] std::size_t waiting_bytes() const { return waiting_bytes_; }
 
   private:
     using WaiterId = std::uint64_t;
+    /// The keys of one Wait in one piece: thousands of small strings would leave the heap in pieces when they go.
+    class KeyList {
+      public:
+        KeyList() = default;
+        explicit KeyList(const std::vector<std::string>& keys);
+        [[nodiscard]] std::size_t size() const { return ends_.size(); }
+        [[nodiscard]] bool empty() const { return ends_.empty(); }
+        [[nodiscard]] std::string operator[](std::size_t at) const;
+        [[nodiscard]] std::size_t bytes() const { return text_.size() + ends_.size() * sizeof ends_[0]; }
+
+      private:
+        std::string text_;
+        std::vector<std::uint32_t> ends_;
+    };
     /// Waits for keys (one for Get), or inside a barrier (no keys).
     struct Waiter {
         ClientId client;
         std::uint32_t request;
         TimePoint deadline;
         TimePoint since;
-        std::vector<std::string> keys;
+        KeyList keys;
         std::size_t at = 0;  ///< keys[at] is missing; the waiter is listed under it
         bool wants_value = false;
         std::string barrier;
+    };
+    /// What one client waits for.
+    struct Waits {
+        std::set<WaiterId> ids;
+        std::size_t bytes = 0;
     };
     struct BarrierState {
         int participants;
@@ -90,7 +111,8 @@ class Store {
 
     std::optional<Failure> put(const std::string& key, Blob value);
     std::optional<StoreReply> wait_for(const Asker& asker, std::vector<std::string> keys, bool wants_value);
-    std::optional<Failure> cannot_wait(ClientId client) const;
+    std::optional<Failure> cannot_wait(ClientId client, const Waiter& waiter) const;
+    static std::size_t cost_of(const Waiter& waiter);
     WaiterId add_waiter(const Asker& asker, Waiter waiter);
     bool find_missing(Waiter& waiter) const;
     void wake(const std::string& key);
@@ -109,7 +131,8 @@ class Store {
     std::unordered_map<std::string, std::set<WaiterId>>
         waiting_for_;  ///< by the missing key, in order of arrival
     std::unordered_map<std::string, BarrierState> barriers_;
-    std::unordered_map<ClientId, std::set<WaiterId>> by_client_;
+    std::unordered_map<ClientId, Waits> by_client_;
+    std::size_t waiting_bytes_ = 0;  ///< of all waiters
     std::set<std::pair<TimePoint, WaiterId>> deadlines_;
     WaiterId next_waiter_ = 1;
     StoreAnswers answers_;  ///< of the call in progress

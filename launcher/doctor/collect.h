@@ -16,8 +16,7 @@ NetworkFacts collect_network();
 /// it.
 SoftwareFacts collect_software();
 
-/// From the text of /proc/self/cgroup: the directories, from the process's own cgroup up to the mount point,
-/// that can hold a limit of `controller` ("memory", "pids", "cpu"). `version` is set to 1 or 2. Pure.
-std::vector<std::string> cgroup_directories(std::string_view text, std::string_view controller, int& version);
+/// A small file of /proc or /sys without the white space around it; "" when it cannot be read.
+std::string content_of(const std::string& path);
 
 }  // namespace ddprun::doctor

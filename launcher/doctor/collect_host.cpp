@@ -9,20 +9,17 @@
 
 #include <ctime>
 
-#include "env/file.h"
-#include "env/socket.h"
+#include "env/io/file.h"
+#include "env/io/socket.h"
 #include "env/text.h"
 #include "env/worker_env.h"
 #include "launcher/doctor/collect.h"
+#include "launcher/report/cgroup_limits.h"
 
 namespace ddprun::doctor {
 namespace {
 
 constexpr std::size_t kMaxFile = 1 << 20;
-
-std::string content_of(const std::string& path) {
-    return std::string(trim(read_file(path, kMaxFile).value_or("")));
-}
 
 std::optional<std::uint64_t> number_in(const std::string& path) {
     const Result<std::uint64_t> number = parse_uint(content_of(path));
@@ -74,28 +71,18 @@ void read_memory(HostFacts& host) {
     host.shm_free = std::uint64_t{shm.f_bavail} * shm.f_frsize;
 }
 
-/// The tightest of the limits in `file` of these directories; "max" and the numbers near 2^63 mean none.
-std::optional<std::uint64_t> tightest(const std::vector<std::string>& directories, const char* file) {
-    std::optional<std::uint64_t> found;
-    for (const std::string& directory : directories) {
-        const std::optional<std::uint64_t> limit = number_in(fmt::format("{}/{}", directory, file));
-        if (limit && *limit < (1ULL << 60) && (!found || *limit < *found)) found = limit;
-    }
-    return found;
-}
-
-std::optional<std::uint64_t> first_number(const std::vector<std::string>& directories, const char* file) {
-    for (const std::string& directory : directories) {
+std::optional<std::uint64_t> first_number(const CgroupPlaces& places, const char* file) {
+    for (const std::string& directory : places.directories) {
         if (const auto number = number_in(fmt::format("{}/{}", directory, file))) return number;
     }
     return std::nullopt;
 }
 
 /// "200000 100000" and the two files of version 1: microseconds granted in every period.
-std::optional<double> cpu_quota(const std::vector<std::string>& directories, int version) {
+std::optional<double> cpu_quota(const CgroupPlaces& places) {
     std::optional<double> found;
-    for (const std::string& directory : directories) {
-        const std::string quota = version == 2 ? content_of(directory + "/cpu.max")
+    for (const std::string& directory : places.directories) {
+        const std::string quota = places.version == 2 ? content_of(directory + "/cpu.max")
                                                : content_of(directory + "/cpu.cfs_quota_us") + ' ' +
                                                      content_of(directory + "/cpu.cfs_period_us");
         const std::size_t space = quota.find(' ');
@@ -112,16 +99,14 @@ std::optional<double> cpu_quota(const std::vector<std::string>& directories, int
 CgroupFacts read_cgroup() {
     CgroupFacts facts;
     const std::string text = content_of("/proc/self/cgroup");
-    int version = 0;
-    const std::vector<std::string> memory = cgroup_directories(text, "memory", version);
-    facts.version = version;
-    facts.memory_limit = tightest(memory, version == 2 ? "memory.max" : "memory.limit_in_bytes");
-    facts.memory_used = first_number(memory, version == 2 ? "memory.current" : "memory.usage_in_bytes");
-    const std::vector<std::string> pids = cgroup_directories(text, "pids", version);
-    facts.pids_limit = tightest(pids, "pids.max");
+    const CgroupPlaces memory = cgroup_places(text, "memory");
+    facts.version = memory.version;
+    facts.memory_limit = tightest_limit(memory, memory.version == 2 ? "memory.max" : "memory.limit_in_bytes");
+    facts.memory_used = first_number(memory, memory.version == 2 ? "memory.current" : "memory.usage_in_bytes");
+    const CgroupPlaces pids = cgroup_places(text, "pids");
+    facts.pids_limit = tightest_limit(pids, "pids.max");
     facts.pids_used = first_number(pids, "pids.current");
-    const std::vector<std::string> cpu = cgroup_directories(text, "cpu", version);
-    facts.cpus = cpu_quota(cpu, version);
+    facts.cpus = cpu_quota(cgroup_places(text, "cpu"));
     return facts;
 }
 
@@ -147,26 +132,8 @@ bool has_capability(unsigned capability) {
 
 }  // namespace
 
-std::vector<std::string> cgroup_directories(std::string_view text, std::string_view controller,
-                                            int& version) {
-    std::optional<std::string> one, two;
-    for (const std::string_view line : split(text, '\n')) {
-        const std::vector<std::string_view> parts = split(line, ':');
-        if (parts.size() < 3) continue;
-        const std::string path(line.substr(parts[0].size() + parts[1].size() + 2));
-        if (parts[0] == "0" && parts[1].empty()) two = path;
-        for (const std::string_view name : split(parts[1], ',')) {
-            if (name == controller) one = path;
-        }
-    }
-    version = one ? 1 : two ? 2 : 0;
-    if (version == 0) return {};
-    const std::string root = one ? fmt::format("/sys/fs/cgroup/{}", controller) : "/sys/fs/cgroup";
-    std::vector<std::string> directories;
-    for (std::string path = one ? *one : *two; path.size() > 1; path.erase(path.rfind('/')))
-        directories.push_back(root + path);
-    directories.push_back(root);  // in a container its own cgroup may be mounted here
-    return directories;
+std::string content_of(const std::string& path) {
+    return std::string(trim(read_file(path, kMaxFile).value_or("")));
 }
 
 HostFacts collect_host() {

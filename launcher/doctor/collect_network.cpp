@@ -1,4 +1,3 @@
-#include <arpa/inet.h>
 #include <fmt/core.h>
 #include <ifaddrs.h>
 #include <net/if.h>
@@ -8,16 +7,12 @@
 #include <map>
 #include <memory>
 
-#include "env/file.h"
+#include "env/io/socket.h"
 #include "env/text.h"
 #include "launcher/doctor/collect.h"
 
 namespace ddprun::doctor {
 namespace {
-
-std::string content_of(const std::string& path) {
-    return std::string(trim(read_file(path, 4096).value_or("")));
-}
 
 std::vector<std::string> names_in(const std::string& directory) {
     std::vector<std::string> names;
@@ -26,15 +21,6 @@ std::vector<std::string> names_in(const std::string& directory) {
         names.push_back(entry.path().filename().string());
     std::sort(names.begin(), names.end());
     return names;
-}
-
-std::string address_of(const sockaddr* address) {
-    char text[INET6_ADDRSTRLEN] = "";
-    if (address->sa_family == AF_INET)
-        ::inet_ntop(AF_INET, &reinterpret_cast<const sockaddr_in*>(address)->sin_addr, text, sizeof text);
-    if (address->sa_family == AF_INET6)
-        ::inet_ntop(AF_INET6, &reinterpret_cast<const sockaddr_in6*>(address)->sin6_addr, text, sizeof text);
-    return text;
 }
 
 void read_device(NetworkInterface& one) {
@@ -58,7 +44,7 @@ std::vector<NetworkInterface> read_interfaces() {
         one.loopback = (at->ifa_flags & IFF_LOOPBACK) != 0;
         if (at->ifa_addr == nullptr) continue;
         // A link-local address is no address for a job.
-        if (const std::string address = address_of(at->ifa_addr);
+        if (const std::string address = numeric_host(*at->ifa_addr);
             !address.empty() && !address.starts_with("fe80:"))
             one.addresses.push_back(address);
     }

@@ -13,12 +13,11 @@
 #include <filesystem>
 
 #include "env/clock.h"
+#include "env/os/system.h"
 #include "env/text.h"
 #include "env/unique_fd.h"
 #include "env/worker_env.h"
 #include "launcher/doctor/collect.h"
-
-extern char** environ;
 
 namespace ddprun::doctor {
 namespace {
@@ -156,8 +155,8 @@ bool matters(std::string_view name) {
 
 std::vector<std::pair<std::string, std::string>> read_variables() {
     std::vector<std::pair<std::string, std::string>> variables;
-    for (char** one = environ; *one != nullptr; ++one) {
-        const std::string_view text(*one);
+    for (const std::string& one : os::own_environment()) {
+        const std::string_view text(one);
         const std::size_t equals = text.find('=');
         if (equals != std::string_view::npos && matters(text.substr(0, equals)))
             variables.emplace_back(text.substr(0, equals), text.substr(equals + 1));
@@ -171,11 +170,7 @@ std::vector<std::pair<std::string, std::string>> read_variables() {
 SoftwareFacts collect_software() {
     SoftwareFacts facts;
     facts.cuda_runtime =
-        look_at(names_for("DDP_CUDART_LIBRARY", {"libcudart.so.13", "libcudart.so.12", "libcudart.so.11.0"}),
-                "cudaRuntimeGetVersion");
-    if (facts.cuda_runtime.path.empty())
-        facts.cuda_runtime.other =
-            find_in_packages({"cu13/lib/libcudart.so.1*", "cuda_runtime/lib/libcudart.so.1*"});
+        look_at({"libcudart.so.13", "libcudart.so.12", "libcudart.so.11.0"}, "cudaRuntimeGetVersion");
     facts.nccl = look_at(names_for("DDP_NCCL_LIBRARY", {"libnccl.so.2"}), "ncclGetVersion");
     if (facts.nccl.path.empty()) facts.nccl.other = find_in_packages({"nccl/lib/libnccl.so.2"});
     facts.variables = read_variables();

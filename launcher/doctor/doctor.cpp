@@ -12,7 +12,8 @@
 #include "launcher/doctor/render.h"
 #include "launcher/doctor/trial.h"
 #include "launcher/exit_codes.h"
-#include "launcher/gpu_facts.h"
+#include "launcher/gpu/gpu_facts.h"
+#include "launcher/gpu/nvidia.h"
 
 namespace ddprun {
 namespace {
@@ -30,62 +31,11 @@ constexpr const char* kHelp =
 
 constexpr int kSomethingWrong = 1;
 
-constexpr double kMostSeconds = 30;
-
-struct Options {
-    bool json = false, run = true, help = false;
-    doctor::TrialSize size;
-};
-
-Error usage(std::string what) { return {Errc::InvalidArgument, std::move(what), 0}; }
-
-/// The value of --seconds or --bytes.
-Status set_size(const std::string& name, const std::string& value, doctor::TrialSize& size) {
-    if (name == "--seconds") {
-        const Result<double> seconds = parse_double(value);
-        if (!seconds) return seconds.error().with(name);
-        if (!(*seconds > 0 && *seconds <= kMostSeconds))
-            return usage(fmt::format("{}: '{}' is not between 0 and {}", name, value, kMostSeconds));
-        size.seconds = value;
-        return {};
-    }
-    if (const Result<std::uint64_t> bytes = parse_bytes(value); !bytes) return bytes.error().with(name);
-    size.bytes = value;
-    return {};
-}
-
-Result<Options> parse(const std::vector<std::string>& words) {
-    Options options;
-    for (std::size_t at = 0; at < words.size(); ++at) {
-        const std::size_t equals = words[at].find('=');
-        const std::string name = words[at].substr(0, equals);
-        if (name == "--seconds" || name == "--bytes") {
-            if (equals == std::string::npos && at + 1 >= words.size()) return usage(name + ": needs a value");
-            const std::string value =
-                equals == std::string::npos ? words[++at] : words[at].substr(equals + 1);
-            if (const Status set = set_size(name, value, options.size); !set) return set.error();
-        } else if (words[at] == "--json") {
-            options.json = true;
-        } else if (words[at] == "--no-run" || words[at] == "--no_run") {
-            options.run = false;
-        } else if (words[at] == "-h" || words[at] == "--help") {
-            options.help = true;
-        } else {
-            return usage(
-                fmt::format("{}: unknown (expected --json, --no-run, --seconds or --bytes)", words[at]));
-        }
-    }
-    return options;
-}
-
 int count_visible(const doctor::Facts& facts) {
-    std::vector<Gpu> physical;
-    for (const GpuFacts& gpu : facts.nvidia.gpus)
-        physical.push_back({fmt::format("{}", gpu.index), gpu.uuid, gpu.numa_node});
-    return static_cast<int>(visible_gpus(physical, facts.visible_devices).size());
+    return static_cast<int>(visible_gpus(physical_gpus(facts.nvidia), facts.visible_devices).size());
 }
 
-doctor::Facts collect(const Options& options) {
+doctor::Facts collect(const DoctorOptions& options) {
     doctor::Facts facts;
     facts.host = doctor::collect_host();
     facts.nvidia = read_nvidia_facts(NvidiaDetail::AndTopology);
@@ -109,20 +59,15 @@ doctor::Look look_of_terminal() {
 
 }  // namespace
 
-int run_doctor(const std::vector<std::string>& words) {
-    const Result<Options> options = parse(words);
-    if (!options) {
-        ddprun::print(stderr, "ddprun doctor: {}\n", options.error().what);
-        return static_cast<int>(ExitCode::Usage);
-    }
-    if (options->help) {
+int run_doctor(const DoctorOptions& options) {
+    if (options.help) {
         ddprun::print("{}", kHelp);
         return 0;
     }
-    const doctor::Facts facts = collect(*options);
+    const doctor::Facts facts = collect(options);
     const std::vector<Finding> findings = doctor::judge(facts);
-    ddprun::print("{}", options->json ? doctor::render_json(facts, findings)
-                                      : doctor::render_text(findings, look_of_terminal()));
+    ddprun::print("{}", options.json ? doctor::render_json(facts, findings)
+                                     : doctor::render_text(findings, look_of_terminal()));
     return worst(findings) == Severity::Error ? kSomethingWrong : 0;
 }
 

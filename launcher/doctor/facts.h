@@ -7,8 +7,8 @@
 #include <vector>
 
 #include "env/clock.h"
-#include "launcher/discover.h"
-#include "launcher/gpu_facts.h"
+#include "launcher/gpu/gpu_facts.h"
+#include "launcher/plan/machine.h"
 
 namespace ddprun::doctor {
 

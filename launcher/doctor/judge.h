@@ -4,7 +4,7 @@
 #include <vector>
 
 #include "launcher/doctor/facts.h"
-#include "launcher/finding.h"
+#include "launcher/gpu/gpu_health.h"
 
 /// What the facts mean. All pure: every finding can be shown by made-up facts.
 namespace ddprun::doctor {

@@ -5,26 +5,27 @@
 
 #include "env/text.h"
 #include "launcher/doctor/judge.h"
-#include "launcher/gpu_health.h"
+#include "launcher/gpu/gpu_health.h"
+#include "launcher/gpu/nvidia.h"
 
 namespace ddprun::doctor {
 namespace {
 
 using Rows = std::vector<Finding>;
 
-void add(Rows& rows, Severity severity, std::string subject, std::string what, std::string remedy = "") {
+void add_gpus(Rows& rows, Severity severity, std::string subject, std::string what, std::string remedy = "") {
     rows.push_back({severity, "GPUs", std::move(subject), std::move(what), std::move(remedy)});
 }
 
 void judge_missing_driver(const NvidiaFacts& nvidia, Rows& rows) {
     if (nvidia.mismatch)
-        return add(rows, Severity::Error, "driver", nvidia.problem,
+        return add_gpus(rows, Severity::Error, "driver", nvidia.problem,
                    "reboot, or unload and load the nvidia modules: the driver was updated while in use");
     if (nvidia.has_device)
-        return add(
+        return add_gpus(
             rows, Severity::Error, "driver", fmt::format("there is an NVIDIA GPU, but {}", nvidia.problem),
             "load the driver (modprobe nvidia), or give the container its GPUs (docker run --gpus all)");
-    add(rows, Severity::Note, "driver", fmt::format("{}; workers run on CPUs", nvidia.problem));
+    add_gpus(rows, Severity::Note, "driver", fmt::format("{}; workers run on CPUs", nvidia.problem));
 }
 
 std::string describe(const GpuFacts& gpu) {
@@ -41,7 +42,7 @@ std::string describe(const GpuFacts& gpu) {
     return join(parts, ", ");
 }
 
-const char* name_of(GpuDistance distance) {
+const char* distance_name(GpuDistance distance) {
     switch (distance) {
         case GpuDistance::Unknown:
             return "an unknown way";
@@ -74,10 +75,10 @@ void judge_topology(const NvidiaFacts& nvidia, Rows& rows) {
     }
     std::vector<std::string> parts;
     for (const auto& [distance, count] : counts)
-        parts.push_back(fmt::format("{} by {}", count, name_of(distance)));
-    add(rows, Severity::Ok, "topology", fmt::format("pairs of GPUs: {}", join(parts, ", ")));
+        parts.push_back(fmt::format("{} by {}", count, distance_name(distance)));
+    add_gpus(rows, Severity::Ok, "topology", fmt::format("pairs of GPUs: {}", join(parts, ", ")));
     if (without_peer > 0) {
-        add(rows, Severity::Warning, "peer access",
+        add_gpus(rows, Severity::Warning, "peer access",
             fmt::format("{} of {} pairs cannot read each other's memory: NCCL goes through the host",
                         without_peer, nvidia.pairs.size()),
             "in a container or virtual machine: pass the GPUs through together; on the host: turn off ACS "
@@ -88,27 +89,25 @@ void judge_topology(const NvidiaFacts& nvidia, Rows& rows) {
     const bool dark = std::any_of(nvidia.gpus.begin(), nvidia.gpus.end(),
                                   [](const GpuFacts& gpu) { return gpu.links > 0 && gpu.links_up == 0; });
     if (some_links && dark)
-        add(rows, Severity::Warning, "nvlink", "some GPUs have no active NVLink while others do",
+        add_gpus(rows, Severity::Warning, "nvlink", "some GPUs have no active NVLink while others do",
             "on an NVSwitch machine: systemctl status nvidia-fabricmanager");
 }
 
 void judge_visible(const NvidiaFacts& nvidia, const std::optional<std::string>& visible_devices, Rows& rows) {
     if (!visible_devices) return;
-    std::vector<Gpu> physical;
-    for (const GpuFacts& gpu : nvidia.gpus)
-        physical.push_back({fmt::format("{}", gpu.index), gpu.uuid, gpu.numa_node});
+    const std::vector<Gpu> physical = physical_gpus(nvidia);
     const std::vector<Gpu> visible = visible_gpus(physical, visible_devices);
     const auto entries =
         visible_devices->empty() ? 0 : std::count(visible_devices->begin(), visible_devices->end(), ',') + 1;
     const std::string value = fmt::format("CUDA_VISIBLE_DEVICES={}: {} of {} GPUs visible", *visible_devices,
                                           visible.size(), physical.size());
     if (visible.empty() && !physical.empty())
-        return add(rows, Severity::Error, "visible GPUs", value, "unset it, or name GPUs that exist");
+        return add_gpus(rows, Severity::Error, "visible GPUs", value, "unset it, or name GPUs that exist");
     if (static_cast<std::ptrdiff_t>(visible.size()) < entries)
-        return add(rows, Severity::Warning, "visible GPUs",
+        return add_gpus(rows, Severity::Warning, "visible GPUs",
                    value + "; CUDA stops reading at the first entry that names no GPU",
                    "name only GPUs that exist");
-    add(rows, Severity::Ok, "visible GPUs", value);
+    add_gpus(rows, Severity::Ok, "visible GPUs", value);
 }
 
 }  // namespace
@@ -120,12 +119,12 @@ std::vector<Finding> judge_gpus(const NvidiaFacts& nvidia,
         judge_missing_driver(nvidia, rows);
         return rows;
     }
-    add(rows, nvidia.gpus.empty() ? Severity::Error : Severity::Ok, "driver",
+    add_gpus(rows, nvidia.gpus.empty() ? Severity::Error : Severity::Ok, "driver",
         fmt::format("{}, runs CUDA up to {}{}", nvidia.driver.empty() ? "version not known" : nvidia.driver,
                     cuda_version_text(nvidia.cuda_version), nvidia.gpus.empty() ? ", and shows no GPU" : ""),
         nvidia.gpus.empty() ? "give the container its GPUs (docker run --gpus all), or look into dmesg" : "");
     for (const GpuFacts& gpu : nvidia.gpus) {
-        if (gpu.lost.empty()) add(rows, Severity::Ok, fmt::format("GPU {}", gpu.index), describe(gpu));
+        if (gpu.lost.empty()) add_gpus(rows, Severity::Ok, fmt::format("GPU {}", gpu.index), describe(gpu));
         for (Finding& finding : gpu_health(gpu)) rows.push_back(std::move(finding));
     }
     judge_topology(nvidia, rows);

@@ -20,7 +20,7 @@ constexpr std::int64_t kYear2024 = 1'704'067'200;
 
 using Rows = std::vector<Finding>;
 
-void add(Rows& rows, Severity severity, const char* subject, std::string what, std::string remedy = "") {
+void add_host(Rows& rows, Severity severity, const char* subject, std::string what, std::string remedy = "") {
     rows.push_back({severity, "Host", subject, std::move(what), std::move(remedy)});
 }
 
@@ -35,37 +35,37 @@ void judge_cpus(const HostFacts& host, Rows& rows) {
         packages.insert(cpu.package);
         cores.insert(cpu.core);
     }
-    add(rows, Severity::Ok, "cpu",
+    add_host(rows, Severity::Ok, "cpu",
         fmt::format("{}: {} of our affinity, {}, {}", host.cpu_model.empty() ? "CPUs" : host.cpu_model,
                     count_of(static_cast<std::size_t>(host.machine.cpus), "CPU"),
                     count_of(cores.size(), "core"), count_of(packages.size(), "socket")));
-    add(rows, Severity::Ok, "numa", count_of(nodes.size(), "NUMA node"));
+    add_host(rows, Severity::Ok, "numa", count_of(nodes.size(), "NUMA node"));
     if (host.governor == "powersave")
-        add(rows, Severity::Note, "cpu governor", "powersave: launches of kernels may be slower",
+        add_host(rows, Severity::Note, "cpu governor", "powersave: launches of kernels may be slower",
             "cpupower frequency-set -g performance");
 }
 
 void judge_memory(const HostFacts& host, Rows& rows) {
     const bool low = host.memory_total > 0 && host.memory_available < host.memory_total / 20;
-    add(rows, low ? Severity::Warning : Severity::Ok, "memory",
+    add_host(rows, low ? Severity::Warning : Severity::Ok, "memory",
         fmt::format("{} available of {}", format_bytes(host.memory_available),
                     format_bytes(host.memory_total)),
         low ? "see what holds it (ps aux --sort -rss)" : "");
     if (!host.shm_size) {
-        add(rows, Severity::Warning, "/dev/shm",
+        add_host(rows, Severity::Warning, "/dev/shm",
             "is not there: NCCL and data loaders share memory through it", "mount -t tmpfs tmpfs /dev/shm");
     } else if (*host.shm_size < kSmallShm) {
-        add(rows, Severity::Warning, "/dev/shm",
+        add_host(rows, Severity::Warning, "/dev/shm",
             fmt::format("{}: too small for data loaders and NCCL (SIGBUS); ddprun's own shared memory does "
                         "not need it",
                         format_bytes(*host.shm_size)),
             "docker run --shm-size=8g (or --ipc=host); podman the same; mount -o remount,size=8g /dev/shm");
     } else if (host.shm_free && *host.shm_free < *host.shm_size / 10) {
-        add(rows, Severity::Warning, "/dev/shm",
+        add_host(rows, Severity::Warning, "/dev/shm",
             fmt::format("{} free of {}", format_bytes(*host.shm_free), format_bytes(*host.shm_size)),
             "remove what earlier jobs have left in /dev/shm");
     } else {
-        add(rows, Severity::Ok, "/dev/shm",
+        add_host(rows, Severity::Ok, "/dev/shm",
             fmt::format("{} free of {}", format_bytes(host.shm_free.value_or(0)),
                         format_bytes(*host.shm_size)));
     }
@@ -75,7 +75,7 @@ void judge_memory(const HostFacts& host, Rows& rows) {
                             : fmt::format("{} of {} free ({} each)", huge.free, huge.total,
                                           format_bytes(huge.page_bytes));
     const bool never = huge.transparent == "never";
-    add(rows, never ? Severity::Note : Severity::Ok, "huge pages", text,
+    add_host(rows, never ? Severity::Note : Severity::Ok, "huge pages", text,
         never ? "echo madvise > /sys/kernel/mm/transparent_hugepage/enabled: less time in page faults" : "");
 }
 
@@ -94,9 +94,9 @@ void judge_limit(Rows& rows, const char* subject, const Limit& limit, std::uint6
     const std::string text =
         fmt::format("{} (hard {})", amount(limit.soft, is_bytes), amount(limit.hard, is_bytes));
     const bool low = limit.soft && *limit.soft < enough;
-    if (!low) return add(rows, Severity::Ok, subject, text);
+    if (!low) return add_host(rows, Severity::Ok, subject, text);
     const bool can_raise = !limit.hard || *limit.hard >= enough;
-    add(rows, severity, subject, fmt::format("{}: {}", text, why),
+    add_host(rows, severity, subject, fmt::format("{}: {}", text, why),
         can_raise ? fmt::format("ulimit -{} {}", letter,
                                 limit.hard && !is_bytes ? fmt::format("{}", *limit.hard)
                                 : is_bytes              ? "unlimited"
@@ -117,7 +117,7 @@ void judge_limits(const HostFacts& host, bool has_rdma, Rows& rows) {
     judge_limit(rows, "stack", host.stack, kSmallStack, true,
                 "deep recursion and OpenMP threads may overflow it", "s");
     const bool no_core = host.core.soft && *host.core.soft == 0;
-    add(rows, Severity::Ok, "core",
+    add_host(rows, Severity::Ok, "core",
         no_core ? "0: a crash leaves no core file (ulimit -c unlimited; the report has its stack trace all "
                   "the same)"
                 : fmt::format("{}, to {}", amount(host.core.soft, true), host.core_pattern));
@@ -125,7 +125,7 @@ void judge_limits(const HostFacts& host, bool has_rdma, Rows& rows) {
 
 void judge_cgroup(const HostFacts& host, Rows& rows) {
     const CgroupFacts& cgroup = host.cgroup;
-    if (cgroup.version == 0) return add(rows, Severity::Ok, "cgroup", "none");
+    if (cgroup.version == 0) return add_host(rows, Severity::Ok, "cgroup", "none");
     std::vector<std::string> limits;
     if (cgroup.memory_limit)
         limits.push_back(fmt::format(
@@ -133,17 +133,17 @@ void judge_cgroup(const HostFacts& host, Rows& rows) {
             cgroup.memory_used ? fmt::format(" ({} used)", format_bytes(*cgroup.memory_used)) : ""));
     if (cgroup.pids_limit) limits.push_back(fmt::format("{} processes and threads", *cgroup.pids_limit));
     if (cgroup.cpus) limits.push_back(fmt::format("{:.1f} CPUs", *cgroup.cpus));
-    add(rows, Severity::Ok, "cgroup",
+    add_host(rows, Severity::Ok, "cgroup",
         fmt::format("version {}: {}", cgroup.version, limits.empty() ? "no limits" : join(limits, ", ")));
     if (cgroup.memory_limit && *cgroup.memory_limit < kGiB)
-        add(rows, Severity::Warning, "cgroup memory",
+        add_host(rows, Severity::Warning, "cgroup memory",
             fmt::format("only {}: workers will be killed for want of it", format_bytes(*cgroup.memory_limit)),
             "ask the scheduler or container for more (docker run --memory, sbatch --mem)");
     if (cgroup.pids_limit && *cgroup.pids_limit < kEnoughPids)
-        add(rows, Severity::Warning, "cgroup pids",
+        add_host(rows, Severity::Warning, "cgroup pids",
             fmt::format("only {} processes and threads", *cgroup.pids_limit), "docker run --pids-limit -1");
     if (cgroup.cpus && *cgroup.cpus + 0.5 < host.machine.cpus)
-        add(rows, Severity::Warning, "cgroup cpu",
+        add_host(rows, Severity::Warning, "cgroup cpu",
             fmt::format(
                 "{:.1f} CPUs of quota, {} CPUs visible: workers that count CPUs start too many threads",
                 *cgroup.cpus, host.machine.cpus),
@@ -154,19 +154,19 @@ void judge_cgroup(const HostFacts& host, Rows& rows) {
 void judge_clock(const HostFacts& host, Rows& rows) {
     const ClockFacts& clock = host.clock;
     if (clock.unix_seconds < kYear2024) {
-        add(rows, Severity::Error, "clock",
+        add_host(rows, Severity::Error, "clock",
             "shows a year before 2024: certificates, builds and logs go wrong",
             "set it (chronyc makestep, timedatectl)");
     } else if (clock.synchronised && !*clock.synchronised) {
-        add(rows, Severity::Note, "clock",
+        add_host(rows, Severity::Note, "clock",
             "not synchronised, says the kernel: times of several nodes cannot be compared",
             "start chronyd or ntpd (on the host, for a container)");
     } else {
-        add(rows, Severity::Ok, "clock",
+        add_host(rows, Severity::Ok, "clock",
             clock.synchronised ? "synchronised" : "the kernel does not say whether it is synchronised");
     }
     const bool slow = clock.source == "hpet" || clock.source == "acpi_pm" || clock.source == "jiffies";
-    add(rows, slow ? Severity::Warning : Severity::Ok, "clock source",
+    add_host(rows, slow ? Severity::Warning : Severity::Ok, "clock source",
         slow ? fmt::format("{}: reading the time is a hundred times slower than with tsc", clock.source)
         : clock.source.empty() ? "not known"
                                : clock.source,
@@ -174,11 +174,11 @@ void judge_clock(const HostFacts& host, Rows& rows) {
 }
 
 void judge_ptrace(const HostFacts& host, Rows& rows) {
-    if (!host.ptrace_scope) return add(rows, Severity::Ok, "ptrace", "not restricted by Yama");
+    if (!host.ptrace_scope) return add_host(rows, Severity::Ok, "ptrace", "not restricted by Yama");
     const int scope = *host.ptrace_scope;
     if (scope == 0 || (scope < 3 && host.may_ptrace))
-        return add(rows, Severity::Ok, "ptrace", fmt::format("allowed (ptrace_scope {})", scope));
-    add(rows, Severity::Note, "ptrace",
+        return add_host(rows, Severity::Ok, "ptrace", fmt::format("allowed (ptrace_scope {})", scope));
+    add_host(rows, Severity::Note, "ptrace",
         fmt::format("restricted (ptrace_scope {}): ddprun stacks shows only workers that link libddp", scope),
         scope == 1 ? "sysctl kernel.yama.ptrace_scope=0 for py-spy and gdb"
                    : "an administrator must set kernel.yama.ptrace_scope=0");
@@ -188,7 +188,7 @@ void judge_ptrace(const HostFacts& host, Rows& rows) {
 
 std::vector<Finding> judge_host(const HostFacts& host, bool has_rdma) {
     Rows rows;
-    add(rows, Severity::Ok, "host", fmt::format("{}, {}", host.name, host.kernel));
+    add_host(rows, Severity::Ok, "host", fmt::format("{}, {}", host.name, host.kernel));
     judge_cpus(host, rows);
     judge_memory(host, rows);
     judge_limits(host, has_rdma, rows);

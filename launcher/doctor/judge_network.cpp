@@ -10,7 +10,7 @@ namespace {
 
 using Rows = std::vector<Finding>;
 
-void add(Rows& rows, Severity severity, std::string subject, std::string what, std::string remedy = "") {
+void add_network(Rows& rows, Severity severity, std::string subject, std::string what, std::string remedy = "") {
     rows.push_back({severity, "Network", std::move(subject), std::move(what), std::move(remedy)});
 }
 
@@ -74,25 +74,25 @@ void judge_choice(const NetworkFacts& network, const SoftwareFacts& software, Ro
     if (!setting.empty()) {
         const std::vector<std::string> chosen = chosen_by(setting, network.interfaces);
         if (chosen.empty())
-            return add(rows, Severity::Error, "NCCL sockets",
+            return add_network(rows, Severity::Error, "NCCL sockets",
                        fmt::format("NCCL_SOCKET_IFNAME={} names no interface that is up and has an address",
                                    setting),
                        "unset it, or name one of the interfaces above");
-        return add(rows, Severity::Ok, "NCCL sockets",
+        return add_network(rows, Severity::Ok, "NCCL sockets",
                    fmt::format("{} (NCCL_SOCKET_IFNAME={})", join(chosen, ","), setting));
     }
     const std::string own = nccls_own_choice(network.interfaces);
     if (network.has_slingshot)
-        return add(rows, Severity::Warning, "NCCL sockets",
+        return add_network(rows, Severity::Warning, "NCCL sockets",
                    fmt::format("NCCL would take {}; on Slingshot it must be told", own),
                    "NCCL_SOCKET_IFNAME=hsn, and the libfabric plug-in (aws-ofi-nccl) in LD_LIBRARY_PATH");
     const auto real =
         std::count_if(network.interfaces.begin(), network.interfaces.end(),
                       [](const NetworkInterface& one) { return usable(one) && !one.is_virtual; });
     if (own.empty())
-        return add(rows, Severity::Warning, "NCCL sockets", "no interface is up and has an address",
+        return add_network(rows, Severity::Warning, "NCCL sockets", "no interface is up and has an address",
                    "ip link; ip address");
-    add(rows, real > 1 ? Severity::Note : Severity::Ok, "NCCL sockets",
+    add_network(rows, real > 1 ? Severity::Note : Severity::Ok, "NCCL sockets",
         fmt::format("NCCL takes {} (its own choice, as far as is documented)", own),
         real > 1 ? "for several nodes: NCCL_SOCKET_IFNAME=NAME where that is not the fast network" : "");
 }
@@ -102,14 +102,14 @@ void judge_ports(const NetworkFacts& network, const SoftwareFacts& software, Row
     for (const FabricPort& port : network.ports) {
         const bool active = port.state == "ACTIVE";
         any_active = any_active || active;
-        add(rows, active ? Severity::Ok : Severity::Note, port.device,
+        add_network(rows, active ? Severity::Ok : Severity::Note, port.device,
             fmt::format("port {}: {}, {}, {}", port.port, port.state, port.rate, port.layer));
     }
     if (!network.ports.empty() && !any_active)
-        add(rows, Severity::Warning, "RDMA", "no port is active: NCCL falls back to TCP",
+        add_network(rows, Severity::Warning, "RDMA", "no port is active: NCCL falls back to TCP",
             "ibstat; see to cables and the subnet manager");
     if (any_active && value_of(software, "NCCL_IB_DISABLE") == "1")
-        add(rows, Severity::Warning, "RDMA", "NCCL_IB_DISABLE=1 although a port is active",
+        add_network(rows, Severity::Warning, "RDMA", "NCCL_IB_DISABLE=1 although a port is active",
             "unset NCCL_IB_DISABLE");
 }
 
@@ -119,7 +119,7 @@ std::vector<Finding> judge_network(const NetworkFacts& network, const SoftwareFa
     Rows rows;
     for (const NetworkInterface& one : network.interfaces) {
         // Bridges and tunnels that are down are of no interest to anybody.
-        if (!one.loopback && (one.up || !one.is_virtual)) add(rows, Severity::Ok, one.name, describe(one));
+        if (!one.loopback && (one.up || !one.is_virtual)) add_network(rows, Severity::Ok, one.name, describe(one));
     }
     judge_ports(network, software, rows);
     judge_choice(network, software, rows);

@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "launcher/doctor/judge.h"
-#include "launcher/gpu_health.h"
+#include "launcher/gpu/gpu_health.h"
 
 namespace ddprun::doctor {
 namespace {
@@ -12,7 +12,7 @@ using Rows = std::vector<Finding>;
 
 constexpr int kOldestNccl = 21400;  // what libddp needs
 
-void add(Rows& rows, Severity severity, std::string subject, std::string what, std::string remedy = "") {
+void add_software(Rows& rows, Severity severity, std::string subject, std::string what, std::string remedy = "") {
     rows.push_back({severity, "Libraries", std::move(subject), std::move(what), std::move(remedy)});
 }
 
@@ -23,33 +23,35 @@ void judge_absence(const char* subject, const char* variable, const LibraryFacts
                    const NvidiaFacts& nvidia, Rows& rows) {
     const Severity severity = has_gpus(nvidia) ? Severity::Warning : Severity::Note;
     if (library.other.empty())
-        return add(rows, severity, subject, fmt::format("cannot be loaded: {}", library.problem),
+        return add_software(rows, severity, subject, fmt::format("cannot be loaded: {}", library.problem),
                    fmt::format("install it, add its folder to LD_LIBRARY_PATH, or set {}=FILE", variable));
-    add(rows, severity, subject,
+    add_software(rows, severity, subject,
         fmt::format("is not found by the loader; there is a copy in PyTorch's packages"),
         fmt::format("{}={}", variable, library.other));
 }
 
 void judge_cuda(const LibraryFacts& cuda, const NvidiaFacts& nvidia, Rows& rows) {
-    if (cuda.path.empty()) return judge_absence("CUDA runtime", "DDP_CUDART_LIBRARY", cuda, nvidia, rows);
+    if (cuda.path.empty()) {
+        return add_software(rows, Severity::Note, "CUDA runtime",
+                            fmt::format("cannot be loaded: {}; libddp and PyTorch carry their own", cuda.problem));
+    }
     const std::string text = fmt::format("{} ({})", cuda_version_text(cuda.version), cuda.path);
     const int driver = nvidia.cuda_version;
     // Within one major release an older driver runs newer toolkits (minor version compatibility).
     if (driver != 0 && cuda.version / 1000 > driver / 1000) {
-        return add(rows, Severity::Error, "CUDA runtime",
+        return add_software(rows, Severity::Error, "CUDA runtime",
                    fmt::format("{} is too new for the driver, which runs CUDA up to {}", text,
                                cuda_version_text(driver)),
-                   fmt::format("update the driver, load its compatibility package (cuda-compat-{}-{}), or "
-                               "set DDP_CUDART_LIBRARY to a libcudart.so.{}",
-                               cuda.version / 1000, cuda.version % 1000 / 10, driver / 1000));
+                   fmt::format("update the driver, or load its compatibility package (cuda-compat-{}-{})",
+                               cuda.version / 1000, cuda.version % 1000 / 10));
     }
     if (driver != 0 && cuda.version > driver)
-        return add(
+        return add_software(
             rows, Severity::Note, "CUDA runtime",
             fmt::format("{} is newer than the driver's {}: PTX cannot be compiled at run time", text,
                         cuda_version_text(driver)),
             "update the driver if a program says that its PTX was compiled with an unsupported toolchain");
-    add(rows, Severity::Ok, "CUDA runtime", text);
+    add_software(rows, Severity::Ok, "CUDA runtime", text);
 }
 
 std::string nccl_version_text(int version) {
@@ -62,10 +64,10 @@ void judge_nccl(const LibraryFacts& nccl, const NvidiaFacts& nvidia, Rows& rows)
     if (nccl.path.empty()) return judge_absence("NCCL", "DDP_NCCL_LIBRARY", nccl, nvidia, rows);
     const std::string text = fmt::format("{} ({})", nccl_version_text(nccl.version), nccl.path);
     if (nccl.version < kOldestNccl)
-        return add(rows, Severity::Error, "NCCL",
+        return add_software(rows, Severity::Error, "NCCL",
                    fmt::format("{} is older than 2.14, the oldest that libddp works with", text),
                    "set DDP_NCCL_LIBRARY to a newer one");
-    add(rows, Severity::Ok, "NCCL", text);
+    add_software(rows, Severity::Ok, "NCCL", text);
 }
 
 /// Variables that people set to find an error, forget, and pay for.
@@ -90,9 +92,9 @@ void judge_variables(const SoftwareFacts& software, Rows& rows) {
             std::find_if(std::begin(kTraps), std::end(kTraps), [&n = name, &v = value](const Trap& one) {
                 return n == one.name && (one.value[0] == '\0' || v == one.value);
             });
-        if (trap == std::end(kTraps)) add(rows, Severity::Ok, "variable", fmt::format("{}={}", name, value));
+        if (trap == std::end(kTraps)) add_software(rows, Severity::Ok, "variable", fmt::format("{}={}", name, value));
         else
-            add(rows, Severity::Warning, "variable", fmt::format("{}={}: {}", name, value, trap->why),
+            add_software(rows, Severity::Warning, "variable", fmt::format("{}={}: {}", name, value, trap->why),
                 fmt::format("unset {}", name));
     }
 }

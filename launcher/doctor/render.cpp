@@ -2,15 +2,12 @@
 
 #include <fmt/core.h>
 
-#include <nlohmann/json.hpp>
-
-#include "launcher/gpu_health.h"
-#include "launcher/wrap.h"
+#include "env/json.h"
+#include "env/text.h"
+#include "launcher/gpu/gpu_health.h"
 
 namespace ddprun::doctor {
 namespace {
-
-using Json = nlohmann::ordered_json;
 
 constexpr std::size_t kSeverityWidth = 9, kMostSubject = 18;
 
@@ -50,7 +47,7 @@ std::string count_line(const std::vector<Finding>& findings) {
 
 template <class T>
 Json optional(const std::optional<T>& value) {
-    return value ? Json(*value) : Json(nullptr);
+    return value ? Json(*value) : Json();
 }
 
 Json to_json(const Finding& finding) {
@@ -80,14 +77,11 @@ Json to_json(const GpuFacts& gpu) {
                  {"celsius", optional(gpu.celsius)},
                  {"nvlinks", gpu.links},
                  {"nvlinks_up", gpu.links_up}};
-    json["processes"] = Json::array();
-    for (const GpuProcess& process : gpu.processes)
-        json["processes"].push_back({{"pid", process.pid},
-                                     {"program", process.program},
-                                     {"used_bytes", optional(process.used_bytes)}});
-    json["xids"] = Json::array();
-    for (const Xid& xid : gpu.xids) json["xids"].push_back({{"xid", xid.number}, {"text", xid.text}});
-    return json;
+    const auto process_json = [](const GpuProcess& process) {
+        return Json{{"pid", process.pid}, {"program", process.program}, {"used_bytes", optional(process.used_bytes)}};
+    };
+    const auto xid_json = [](const Xid& xid) { return Json{{"xid", xid.number}, {"text", xid.text}}; };
+    return json.set("processes", json_list(gpu.processes, process_json)).set("xids", json_list(gpu.xids, xid_json));
 }
 
 Json to_json(const LibraryFacts& library) {
@@ -117,7 +111,7 @@ Json to_json(const TrialFacts& trial) {
             {"rounds", trial.rounds},
             {"seconds", trial.seconds},
             {"bus_gigabytes_per_second", trial.bus_gigabytes_per_second},
-            {"start_seconds", std::chrono::duration<double>(trial.start).count()},
+            {"start_seconds", in_seconds(trial.start)},
             {"why_not_gpus", trial.why_cpus},
             {"command", trial.command}};
 }
@@ -162,33 +156,33 @@ std::string render_text(const std::vector<Finding>& findings, const Look& look) 
             text += section + '\n';
         }
         const std::string severity = padded(name_of(finding.severity), kSeverityWidth);
-        const std::string what = wrap(finding.what, look.width, indent);
+        const std::string what = wrap(printable(finding.what), look.width, indent);
         text += fmt::format("  {}{}{}{}{}\n", look.color ? color_of(finding.severity) : "", severity,
-                            look.color ? "\033[0m" : "", padded(finding.subject, subjects), what);
+                            look.color ? "\033[0m" : "", padded(printable(finding.subject), subjects), what);
         if (!finding.remedy.empty())
-            text += std::string(indent, ' ') + "-> " + wrap(finding.remedy, look.width, indent + 3) + '\n';
+            text += std::string(indent, ' ') + "-> " + wrap(printable(finding.remedy), look.width, indent + 3) + '\n';
     }
     return text + '\n' + count_line(findings) + '\n';
 }
 
 std::string render_json(const Facts& facts, const std::vector<Finding>& findings) {
-    Json json = {{"version", 1},
-                 {"ddprun", DDPRUN_VERSION},
-                 {"worst", name_of(worst(findings))},
-                 {"findings", Json::array()}};
-    for (const Finding& finding : findings) json["findings"].push_back(to_json(finding));
-    json["host"] = host_json(facts.host);
-    json["driver"] = {{"version", facts.nvidia.driver},
-                      {"cuda_version", facts.nvidia.cuda_version},
-                      {"problem", facts.nvidia.problem}};
-    json["gpus"] = Json::array();
-    for (const GpuFacts& gpu : facts.nvidia.gpus) json["gpus"].push_back(to_json(gpu));
-    json["cuda_runtime"] = to_json(facts.software.cuda_runtime);
-    json["nccl"] = to_json(facts.software.nccl);
-    json["variables"] = Json::object();
-    for (const auto& [name, value] : facts.software.variables) json["variables"][name] = value;
-    json["all_reduce"] = to_json(facts.trial);
-    return json.dump(2, ' ', false, Json::error_handler_t::replace) + '\n';
+    Json variables = Json::object();
+    for (const auto& [name, value] : facts.software.variables) variables.set(name, value);
+    const Json json = {{"version", 1},
+                       {"ddprun", DDPRUN_VERSION},
+                       {"worst", name_of(worst(findings))},
+                       {"findings", json_list(findings, [](const Finding& finding) { return to_json(finding); })},
+                       {"host", host_json(facts.host)},
+                       {"driver",
+                        {{"version", facts.nvidia.driver},
+                         {"cuda_version", facts.nvidia.cuda_version},
+                         {"problem", facts.nvidia.problem}}},
+                       {"gpus", json_list(facts.nvidia.gpus, [](const GpuFacts& gpu) { return to_json(gpu); })},
+                       {"cuda_runtime", to_json(facts.software.cuda_runtime)},
+                       {"nccl", to_json(facts.software.nccl)},
+                       {"variables", variables},
+                       {"all_reduce", to_json(facts.trial)}};
+    return to_text(json, 2) + '\n';
 }
 
 }  // namespace ddprun::doctor

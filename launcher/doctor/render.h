@@ -4,7 +4,7 @@
 #include <vector>
 
 #include "launcher/doctor/facts.h"
-#include "launcher/finding.h"
+#include "launcher/gpu/gpu_health.h"
 
 namespace ddprun::doctor {
 

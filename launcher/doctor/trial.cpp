@@ -10,18 +10,17 @@
 
 #include <algorithm>
 #include <cmath>
-#include <nlohmann/json.hpp>
 
+#include "env/json.h"
+#include "env/os/system.h"
 #include "env/text.h"
 #include "env/unique_fd.h"
-
-extern char** environ;
 
 namespace ddprun::doctor {
 namespace {
 
 constexpr int kMostCpuWorkers = 64;
-constexpr Duration kPatience =
+constexpr Duration kTrialPatience =
     std::chrono::seconds(60);  ///< for the job; CUDA contexts of many GPUs take their time
 constexpr Duration kGrace = std::chrono::seconds(10);  ///< between asking it to end and killing it
 constexpr std::size_t kMaxOutput = 1 << 20;
@@ -34,8 +33,8 @@ std::vector<std::string> child_environment(const TrialPlan& plan) {
     // Ours first: of two equal names the first counts.
     std::vector<std::string> all = plan.environment;
     // The user's defaults for jobs are not meant for this one.
-    for (char** one = environ; *one != nullptr; ++one) {
-        if (!std::string_view(*one).starts_with("PET_")) all.emplace_back(*one);
+    for (std::string& one : os::own_environment()) {
+        if (!one.starts_with("PET_")) all.push_back(std::move(one));
     }
     return all;
 }
@@ -98,12 +97,11 @@ std::string telling_lines(std::string_view output) {
 TrialPlan plan_trial(const HostFacts& host, const NvidiaFacts& nvidia, const SoftwareFacts& software,
                      int visible_gpus, const TrialSize& size) {
     TrialPlan plan;
-    const bool libraries = can_be_had(software.cuda_runtime) && can_be_had(software.nccl);
     const bool broken = std::any_of(nvidia.gpus.begin(), nvidia.gpus.end(),
                                     [](const GpuFacts& gpu) { return !gpu.lost.empty(); });
-    plan.on_gpus = visible_gpus > 0 && libraries && !broken;
+    plan.on_gpus = visible_gpus > 0 && can_be_had(software.nccl) && !broken;
     if (visible_gpus > 0 && !plan.on_gpus)
-        plan.why = broken ? "a GPU is lost" : "CUDA or NCCL cannot be loaded";
+        plan.why = broken ? "a GPU is lost" : "NCCL cannot be loaded";
     int cpus = host.machine.cpus;
     if (host.cgroup.cpus) cpus = std::min(cpus, static_cast<int>(std::floor(*host.cgroup.cpus)));
     plan.workers = plan.on_gpus ? visible_gpus : std::clamp(cpus, 1, kMostCpuWorkers);
@@ -113,11 +111,11 @@ TrialPlan plan_trial(const HostFacts& host, const NvidiaFacts& nvidia, const Sof
                       "--no-python",  "allreduce-check", "--seconds",
                       size.seconds,   "--bytes",         bytes,
                       "--json"};
+    // By which lines of the workers are told from ddprun's, also where there is one worker.
+    plan.environment = {"TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE=[${rank}]: "};
     if (!plan.on_gpus) return plan;
     // NCCL by name: libddp's own choice would go through the host where it sees fewer devices than NVML does.
     plan.arguments.insert(plan.arguments.end(), {"--device", "cuda", "--backend", "nccl"});
-    if (software.cuda_runtime.path.empty())
-        plan.environment.push_back("DDP_CUDART_LIBRARY=" + software.cuda_runtime.other);
     if (software.nccl.path.empty()) plan.environment.push_back("DDP_NCCL_LIBRARY=" + software.nccl.other);
     return plan;
 }
@@ -128,20 +126,22 @@ TrialFacts read_trial(std::string_view output, int exit_code, std::int64_t start
     const std::size_t at = output.find(kResultMark);
     const std::string_view line =
         at == std::string_view::npos ? "" : output.substr(at, output.find('\n', at) - at);
-    const nlohmann::json result = nlohmann::json::parse(line, nullptr, false);
-    if (exit_code != 0 || !result.is_object()) {
+    const std::optional<Json> result = parse_json_object(line);
+    if (exit_code != 0 || !result) {
         facts.state = TrialFacts::State::Failed;
         facts.problem = telling_lines(output);
         return facts;
     }
     facts.state = TrialFacts::State::Done;
-    facts.workers = result.value("workers", 0);
-    facts.backend = result.value("backend", "");
-    facts.bytes = result.value("bytes", std::uint64_t{0});
-    facts.rounds = result.value("rounds", std::uint64_t{0});
-    facts.seconds = result.value("seconds", 0.0);
-    facts.bus_gigabytes_per_second = result.value("bus_gigabytes_per_second", 0.0);
-    facts.start = Duration(result.value("first_at_ns", std::int64_t{0}) - started_at_ns);
+    std::int64_t first_at_ns = 0;
+    take(*result, "workers", facts.workers);
+    take(*result, "backend", facts.backend);
+    take(*result, "bytes", facts.bytes);
+    take(*result, "rounds", facts.rounds);
+    take(*result, "seconds", facts.seconds);
+    take(*result, "bus_gigabytes_per_second", facts.bus_gigabytes_per_second);
+    take(*result, "first_at_ns", first_at_ns);
+    facts.start = Duration(first_at_ns - started_at_ns);
     return facts;
 }
 
@@ -164,7 +164,7 @@ TrialFacts run_trial(const TrialPlan& plan) {
         return facts;
     }
     std::string output;
-    const bool ended = read_until(in.get(), deadline_after(started, kPatience), output);
+    const bool ended = read_until(in.get(), deadline_after(started, kTrialPatience), output);
     if (!ended) {
         ::kill(child, SIGTERM);
         if (!read_until(in.get(), deadline_after(MonotonicClock::now(), kGrace), output))
@@ -175,7 +175,7 @@ TrialFacts run_trial(const TrialPlan& plan) {
     facts = read_trial(output, exit_code_of(status), started.time_since_epoch().count());
     if (!ended)
         facts.problem =
-            fmt::format("it did not end within {}; {}", format_duration(kPatience), facts.problem);
+            fmt::format("it did not end within {}; {}", format_duration(kTrialPatience), facts.problem);
     facts.why_cpus = plan.why;
     facts.command = "ddprun " + join(plan.arguments, " ");
     return facts;

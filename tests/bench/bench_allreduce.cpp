@@ -15,6 +15,7 @@
 
 #include "allreduce_loop.h"
 #include "ddp/testing.h"
+#include "ddp/worker/segment_map.h"
 #include "env/text.h"
 
 namespace {

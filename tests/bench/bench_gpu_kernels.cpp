@@ -3,35 +3,36 @@
 // time. Exit code 77, with one line, where there is no GPU.
 //
 //   bench_gpu_kernels [--json FILE] [--elements N] [--repetitions N]
+#include <dlfcn.h>
 #include <fmt/core.h>
 
 #include <algorithm>
 #include <cstdlib>
 #include <fstream>
 #include <functional>
-#include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "ddp/context.h"
-#include "ddp/cuda/device_kernels.h"
+#include "ddp/cuda/cast.h"
 #include "ddp/cuda/memory.h"
 #include "ddp/ddp.h"
-#include "ddp/device_loader.h"
 #include "ddp/grad_scaler.h"
+#include "ddp/loader.h"
 #include "ddp/optimizer.h"
 #include "env/clock.h"
+#include "env/json.h"
 #include "env/text.h"
-#include "train/layer_kernels.h"
+#include "train/train_kernels.h"
 
 namespace {
 
+using ddprun::Json;
 using ddp::Buffer;
 using ddp::DType;
 using ddp::Tensor;
-using ddp::cuda::DeviceKernels;
 using ddp::cuda::DeviceMemory;
 using ddp::cuda::Event;
 using ddp::cuda::Gpu;
@@ -57,16 +58,14 @@ double median(std::vector<double> values) {
 
 /// The device in this process is the one of the tests: host memory, whose times mean nothing.
 bool is_fake() {
-    const auto library = ddp::open_library(ddp::library_names("DDP_CUDART_LIBRARY", {""}));
-    return library && library->resolve("fake_cuda_blocking_calls") != nullptr;
+    return ::dlsym(RTLD_DEFAULT, "fake_cuda_blocking_calls") != nullptr;
 }
 
 /// Seconds that the device needs for what `enqueue` puts on the default stream: the median. `keep_busy` puts
 /// work in front of it, so that the device does not wait for the host in between.
-double seconds_of(const GpuPointer& gpu, int repetitions, const std::function<void()>& keep_busy,
+double seconds_of(int repetitions, const std::function<void()>& keep_busy,
                   const std::function<void()>& enqueue) {
-    const Event begin(gpu->shared_api(), ddp::cuda::kEventDefault),
-        end(gpu->shared_api(), ddp::cuda::kEventDefault);
+    const Event begin(cudaEventDefault), end(cudaEventDefault);
     std::vector<double> times;
     enqueue();
     for (int i = 0; i < repetitions; ++i) {
@@ -109,7 +108,7 @@ struct Result {
 class Bench {
   public:
     Bench(GpuPointer gpu, const Options& options)
-        : gpu_(std::move(gpu)), kernels_(DeviceKernels::of(gpu_)), options_(options) {
+        : gpu_(std::move(gpu)), options_(options) {
         for (int i = 0; i < 4; ++i)
             arrays_.emplace_back(gpu_, options.elements * sizeof(float)).clear(nullptr);
     }
@@ -128,7 +127,7 @@ class Bench {
         const auto keep_busy = [this] {
             for (int i = 0; i < 4; ++i) arrays_[3].clear(nullptr);
         };
-        const double seconds = seconds_of(gpu_, options_.repetitions, keep_busy, body);
+        const double seconds = seconds_of(options_.repetitions, keep_busy, body);
         const auto bytes = static_cast<double>(bytes_per_element * options_.elements);
         results_.push_back({std::move(name), bytes / std::max(seconds, 1e-9) / 1e9, has_bar});
     }
@@ -137,12 +136,11 @@ class Bench {
         const Buffer a = array(0, DType::F32), b = array(1, DType::F32), half = array(2, DType::BF16);
         const Buffer f16 = array(3, DType::F16);
         add("copy (the device's own)", 8, false,
-            [&] { ddp::cuda::copy(*gpu_, b.data, a.data, a.bytes(), nullptr); });
-        add("scale f32 in place", 8, true, [&] { kernels_.scale_cast(a, a, 0.5F, nullptr); });
-        add("scale and cast f32 to bf16", 6, true, [&] { kernels_.scale_cast(a, half, 0.5F, nullptr); });
-        add("scale and cast bf16 to f32", 6, true, [&] { kernels_.scale_cast(half, a, 1, nullptr); });
-        add("scale and cast f32 to f16", 6, true, [&] { kernels_.scale_cast(a, f16, 0.5F, nullptr); });
-        add("fill f32", 4, false, [&] { kernels_.fill(a, 1, nullptr); });
+            [&] { ddp::cuda::copy(b.data, a.data, a.bytes(), nullptr); });
+        add("scale f32 in place", 8, true, [&] { ddp::cuda::scale_cast(*gpu_, a, a, 0.5F, nullptr); });
+        add("scale and cast f32 to bf16", 6, true, [&] { ddp::cuda::scale_cast(*gpu_, a, half, 0.5F, nullptr); });
+        add("scale and cast bf16 to f32", 6, true, [&] { ddp::cuda::scale_cast(*gpu_, half, a, 1, nullptr); });
+        add("scale and cast f32 to f16", 6, true, [&] { ddp::cuda::scale_cast(*gpu_, a, f16, 0.5F, nullptr); });
     }
 
     /// The same elements as one parameter and as many: both have the bar.
@@ -169,18 +167,18 @@ class Bench {
         }
     }
 
-    /// What train does where it takes no epilogue of cuBLASLt's: layers of 4096 neurons in bfloat16.
+    /// What train does beside its products: layers of 4096 neurons in bfloat16.
     void measure_layers() {
         constexpr std::size_t kColumns = 4096;
-        const auto matrix = [&](std::size_t which) {
-            return train::Matrix{arrays_[which].get(), options_.elements / kColumns, kColumns, kColumns};
-        };
         if (options_.elements < kColumns) return;
-        train::LayerKernels layers(gpu_, nullptr, DType::BF16);
-        add("bias and ReLU bf16", 4, false,
-            [&] { layers.add_bias(matrix(0), arrays_[1].get(), train::Activation::Relu); });
-        add("gradient of ReLU bf16", 6, false, [&] { layers.relu_gradient(matrix(0), arrays_[1].get()); });
-        add("gradient of biases bf16", 2, false, [&] { layers.bias_gradient(matrix(0), arrays_[1].get()); });
+        const train::kernels::Rows matrix{arrays_[0].get(), options_.elements / kColumns, kColumns, kColumns};
+        const train::kernels::Place place{ddp::device::ElementType::BF16, gpu_->grid_for(options_.elements), nullptr};
+        add("bias and ReLU bf16", 4, false, [=, this] {
+            ddp::cuda::check(train::kernels::add_bias(place, matrix, arrays_[1].get(), true), "adding a bias");
+        });
+        add("gradient of ReLU bf16", 6, false, [=, this] {
+            ddp::cuda::check(train::kernels::relu_gradient(place, matrix, arrays_[1].get()), "launching the gradient of ReLU");
+        });
     }
 
     Buffer array(std::size_t which, DType type) const {
@@ -188,7 +186,6 @@ class Bench {
     }
 
     GpuPointer gpu_;
-    const DeviceKernels& kernels_;
     Options options_;
     std::vector<DeviceMemory> arrays_;
     std::vector<Result> results_;
@@ -218,7 +215,7 @@ Bookkeeping bookkeeping(ddp::ProcessGroup& group, const GpuPointer& gpu, std::st
         for (std::size_t i = counts.size(); i-- > 0;) model.mark_ready(i);
         model.finish();
         const double seconds = std::chrono::duration<double>(ddprun::MonotonicClock::now() - begin).count();
-        gpu->api().check(gpu->api().device_synchronize(), "waiting for the device");
+        ddp::cuda::check(cudaDeviceSynchronize(), "waiting for the device");
         if (step == 0) continue;  // the first one lays the buckets out anew
         all.push_back(seconds * 1e6);
         own.push_back((seconds - (model.statistics().blocked_seconds - blocked)) * 1e6);
@@ -262,7 +259,7 @@ std::vector<StepCost> measure_step_costs(const GpuPointer& gpu) {
             body();
             const double seconds =
                 std::chrono::duration<double>(ddprun::MonotonicClock::now() - begin).count();
-            gpu->api().check(gpu->api().device_synchronize(), "waiting for the device");
+            ddp::cuda::check(cudaDeviceSynchronize(), "waiting for the device");
             if (i > 0) times.push_back(seconds * 1e6);  // the first one brings the gradients' places along
         }
         return StepCost{part, median(times)};
@@ -271,17 +268,17 @@ std::vector<StepCost> measure_step_costs(const GpuPointer& gpu) {
             cost("scaler.check", [&] { scaler.check(gradients); })};
 }
 
-nlohmann::json print_step_costs(const std::vector<StepCost>& costs) {
-    nlohmann::json rows = nlohmann::json::array();
+Json print_step_costs(const std::vector<StepCost>& costs) {
+    Json rows = Json::list();
     for (const StepCost& cost : costs) {
         fmt::print("host time of {:32} {:7.1f} us for 200 parameters of 1000\n", cost.part, cost.us);
-        rows.push_back({{"part", cost.part}, {"model", "200 parameters of 1000"}, {"us", cost.us}});
+        rows.add({{"part", cost.part}, {"model", "200 parameters of 1000"}, {"us", cost.us}});
     }
     return rows;
 }
 
-nlohmann::json print_kernels(const std::vector<Result>& results) {
-    nlohmann::json rows = nlohmann::json::array();
+Json print_kernels(const std::vector<Result>& results) {
+    Json rows = Json::list();
     const double copy = results.front().gigabytes_per_second;
     for (const Result& result : results) {
         const double share = result.gigabytes_per_second / copy;
@@ -290,21 +287,21 @@ nlohmann::json print_kernels(const std::vector<Result>& results) {
                    !result.has_bar      ? ""
                    : share >= kShareBar ? ""
                                         : fmt::format("  below {:.0f} %", 100 * kShareBar));
-        rows.push_back({{"name", result.name},
+        rows.add({{"name", result.name},
                         {"gb_per_s", result.gigabytes_per_second},
                         {"share_of_copy", share},
-                        {"bar", result.has_bar ? nlohmann::json(kShareBar) : nlohmann::json()}});
+                        {"bar", result.has_bar ? Json(kShareBar) : Json()}});
     }
     return rows;
 }
 
-nlohmann::json print_bookkeeping(const std::vector<Bookkeeping>& results) {
-    nlohmann::json rows = nlohmann::json::array();
+Json print_bookkeeping(const std::vector<Bookkeeping>& results) {
+    Json rows = Json::list();
     for (const Bookkeeping& result : results) {
         fmt::print("host time of DDP per step, {:24} {:7.1f} us, {:6.1f} us without starting collectives{}\n",
                    result.model, result.all_us, result.own_us,
                    result.own_us <= kBookkeepingBar ? "" : fmt::format("  above {:.0f} us", kBookkeepingBar));
-        rows.push_back({{"model", result.model},
+        rows.add({{"model", result.model},
                         {"us", result.all_us},
                         {"own_us", result.own_us},
                         {"bar_us", kBookkeepingBar}});
@@ -338,20 +335,20 @@ int run(const Options& options) {
         sized.repetitions = 2;
     }
     const std::vector<Result> kernels = Bench(gpu, sized).run();
-    nlohmann::json json = {{"fake", is_fake()}, {"elements", sized.elements}};
-    json["kernels"] = print_kernels(kernels);
-    json["optimizer_host_time"] = print_step_costs(measure_step_costs(gpu));
+    Json json = {{"fake", is_fake()}, {"elements", sized.elements}};
+    json.set("kernels", print_kernels(kernels));
+    json.set("optimizer_host_time", print_step_costs(measure_step_costs(gpu)));
     std::vector<Bookkeeping> hosts;
     try {
         hosts = measure_bookkeeping(gpu);
-        json["bookkeeping"] = print_bookkeeping(hosts);
+        json.set("bookkeeping", print_bookkeeping(hosts));
     } catch (const ddp::Error& error) {
         fmt::print("host time of DDP per step: not measured: {}\n", error.what());
     }
     fmt::print("{}\n", summary(kernels, hosts));
     if (options.json.empty()) return 0;
     std::ofstream file(options.json);
-    file << json.dump(2) << "\n";
+    file << to_text(json, 2) << "\n";
     if (file.flush()) return 0;
     fmt::print(stderr, "bench_gpu_kernels: {} cannot be written\n", options.json);
     return 1;
@@ -380,7 +377,7 @@ int main(int argc, char** argv) {
         return kUsage;
     }
     try {
-        DeviceKernels::of(Gpu::of(0));
+        static_cast<void>(Gpu::of(0));
     } catch (const ddp::Error& error) {
         fmt::print("skipped: {}\n", error.what());
         return kSkipped;

@@ -16,10 +16,11 @@
 #include <thread>
 #include <vector>
 
-#include "env/event_loop.h"
-#include "env/socket.h"
+#include "env/io/socket.h"
+#include "env/os/event_loop.h"
 #include "rendezvous/client.h"
 #include "rendezvous/server.h"
+#include "tests/support/reserved_port.h"
 
 /// Store operations against our server, beside the least any store can cost: one round trip over loopback
 /// between two threads that do nothing else, measured in the same run. Ratios, because machines differ.
@@ -156,7 +157,7 @@ class StoreServer : private ServerHandler {
         if (!loop->run()) give_up("event loop");
     }
     void on_agent_joined(AgentId, const AgentHello&) override {}
-    void on_agent_message(AgentId, const Message&) override {}
+    void on_agent_message(AgentId, const FromAgent&) override {}
     void on_agent_lost(AgentId, const std::string&) override {}
     void on_log(const std::string& line) override { fmt::print(stderr, "{}\n", line); }
 
@@ -209,18 +210,14 @@ void compare_with_redis() {
         fmt::print("\nredis-server and redis-benchmark are not installed: no comparison with redis\n");
         return;
     }
-    std::uint16_t port = 0;
-    {
-        const Listener free = *listen_tcp({"127.0.0.1", 0});
-        port = free.bound.port;
-    }
+    const test::ReservedPort port;
     const std::string script = fmt::format(
         "redis-server --port {0} --bind 127.0.0.1 --save '' --appendonly no >/dev/null & server=$!; "
         "until redis-benchmark -p {0} -n 1 -c 1 -t ping >/dev/null 2>&1; do kill -0 $server || exit 1; done; "
         "for clients in 1 8 64; do echo; echo \"redis, $clients clients\"; "
         "redis-benchmark -h 127.0.0.1 -p {0} -n {1} -c $clients -d 32 -t set,get,incr --csv; done; "
         "kill $server; wait $server",
-        port, kOperationsInAll);
+        port.number(), kOperationsInAll);
     fmt::print("\n");
     std::fflush(stdout);
     if (std::system(script.c_str()) < 0) give_up("redis");

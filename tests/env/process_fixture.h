@@ -6,8 +6,8 @@
 #include <string>
 #include <vector>
 
-#include "env/socket.h"
-#include "env/system.h"
+#include "env/io/socket.h"
+#include "env/os/system.h"
 #include "tests/support/fake_clock.h"
 
 namespace ddprun::test {

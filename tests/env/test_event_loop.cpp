@@ -5,7 +5,7 @@
 
 #include <array>
 
-#include "env/event_loop.h"
+#include "env/os/event_loop.h"
 #include "tests/support/fake_clock.h"
 
 namespace ddprun::os {

@@ -1,7 +1,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "env/event_loop.h"
+#include "env/os/event_loop.h"
 #include "tests/env/process_fixture.h"
 #include "tests/support/fake_system.h"
 

@@ -7,7 +7,7 @@
 #include <filesystem>
 #include <thread>
 
-#include "env/file.h"
+#include "env/io/file.h"
 #include "env/unique_fd.h"
 #include "tests/support/temporary_directory.h"
 
@@ -44,6 +44,22 @@ TEST(ReadFile, TakesExactlyTheLimitAndNotOneByteMore) {
     ASSERT_FALSE(longer);
     EXPECT_EQ(longer.error().code, Errc::Limit);
     EXPECT_EQ(longer.error().what, "read " + dir.file("a") + ": longer than 4 bytes");
+}
+
+TEST(RegularFile, IsReadAsAWhole) {
+    const TemporaryDirectory dir;
+    ASSERT_TRUE(write_file_atomically(dir.file("a"), "12345", 0644));
+    EXPECT_EQ(read_regular_file(dir.file("a"), 5).value_or("?"), "12345");
+    EXPECT_EQ(read_regular_file(dir.file("a"), 4).error().code, Errc::Limit);
+    EXPECT_EQ(read_regular_file(dir.file("absent"), 4).error(), Error::system(dir.file("absent"), ENOENT));
+}
+
+TEST(RegularFile, APipeWithoutAWriterIsRefusedWithoutWaiting) {
+    const TemporaryDirectory dir;
+    ASSERT_EQ(::mkfifo(dir.file("fifo").c_str(), 0600), 0);
+    EXPECT_EQ(open_regular_file(dir.file("fifo")).error().what, dir.file("fifo") + ": is a pipe, not a file");
+    EXPECT_EQ(open_regular_file(dir.path()).error().what, dir.path() + ": is a directory, not a file");
+    EXPECT_EQ(open_regular_file("/dev/zero").error().what, "/dev/zero: is a device, not a file");
 }
 
 TEST(ReadFile, ReadsAPipeToItsEnd) {

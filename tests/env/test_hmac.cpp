@@ -40,6 +40,16 @@ TEST(Hmac, AnEmptyKeyIsAKeyAndNotTheOneBefore) {
               "b613679a0814d9ec772f95d778c35fc5ff1697c493715653c6c712144292c5ad");
 }
 
+TEST(Sha256, OfPiecesIsThatOfTheWholeOfFips180) {
+    constexpr const char* kOfAbc = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad";
+    const auto hex = [](std::initializer_list<std::string_view> pieces) {
+        return to_hex(sha256(std::span(pieces)));
+    };
+    EXPECT_EQ(hex({"abc"}), kOfAbc);
+    EXPECT_EQ(hex({"a", "", "bc"}), kOfAbc);
+    EXPECT_EQ(hex({}), "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855");
+}
+
 TEST(EqualDigest, SeesAnyOneBitAndAnyLength) {
     const Digest digest = hmac_sha256("key", "message");
     EXPECT_TRUE(equal_digest(digest, digest));

@@ -3,7 +3,7 @@
 
 #include <map>
 
-#include "env/launcher_env.h"
+#include "env/nodes/launcher_env.h"
 
 namespace ddprun {
 namespace {

@@ -1,4 +1,5 @@
 #include <fcntl.h>
+#include <fmt/core.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/mman.h>
@@ -7,8 +8,9 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "env/file.h"
-#include "env/process_tree.h"
+#include "env/io/file.h"
+#include "env/os/proc_stat.h"
+#include "env/os/process_tree.h"
 #include "env/text.h"
 #include "tests/env/process_fixture.h"
 #include "tests/support/temporary_directory.h"
@@ -27,6 +29,9 @@ struct Started {
     pid_t pid = 0;
     UniqueFd output;
 };
+
+/// Zombies count.
+bool group_exists(pid_t group) { return ::kill(-group, 0) == 0 || errno == EPERM; }
 
 Started start(LinuxSystem& system, const std::string& script) {
     Result<System::Pipe> pipe = system.make_pipe(65536);
@@ -66,10 +71,10 @@ TEST(NextExit, LeavesTheZombieUntilItIsReaped) {
     const ChildExit expected{*pid, false, 3, false};
     EXPECT_EQ(wait_for_exit(system), expected);
     EXPECT_EQ(system.next_exit(), expected);
-    EXPECT_TRUE(system.group_exists(*pid));
+    EXPECT_TRUE(group_exists(*pid));
     system.reap(*pid);
     EXPECT_EQ(system.next_exit(), std::nullopt);
-    EXPECT_FALSE(system.group_exists(*pid));
+    EXPECT_FALSE(group_exists(*pid));
 }
 
 TEST(Reap, OfARunningChildDoesNotWait) {
@@ -77,7 +82,7 @@ TEST(Reap, OfARunningChildDoesNotWait) {
     const Result<pid_t> pid = system.spawn(program("/bin/sleep", {"1000"}));
     ASSERT_TRUE(pid);
     system.reap(*pid);
-    EXPECT_TRUE(system.group_exists(*pid));
+    EXPECT_TRUE(group_exists(*pid));
     end(system, *pid);
 }
 
@@ -109,12 +114,12 @@ TEST(Subreaper, SeesTheEndOfOrphanedGrandchildren) {
     const pid_t grandchild = read_pid(leader.output.get());
     EXPECT_EQ(wait_for_exit(system).pid, leader.pid);
     system.reap(leader.pid);
-    EXPECT_TRUE(system.group_exists(leader.pid)) << "the grandchild is still in the group";
+    EXPECT_TRUE(group_exists(leader.pid)) << "the grandchild is still in the group";
     EXPECT_THAT(system.descendants(), ElementsAre(grandchild));
     EXPECT_TRUE(system.signal_group(leader.pid, SIGKILL));
     EXPECT_EQ(wait_for_exit(system), (ChildExit{grandchild, true, SIGKILL, false}));
     system.reap(grandchild);
-    EXPECT_FALSE(system.group_exists(leader.pid));
+    EXPECT_FALSE(group_exists(leader.pid));
     ::prctl(PR_SET_CHILD_SUBREAPER, 0);
 }
 
@@ -146,9 +151,9 @@ TEST(Descendants, ListsChildrenBeforeParentsAcrossSessions) {
 /// A /proc of files: each process with its parent, state, and the children its threads list.
 class FakeProc {
   public:
-    void add(pid_t pid, pid_t parent, char state, const std::string& name = "x") {
+    void add(pid_t pid, pid_t parent, char state, const std::string& name = "x", int threads = 1) {
         put(pid, "stat",
-            std::to_string(pid) + " (" + name + ") " + state + " " + std::to_string(parent) + " 1 1");
+            fmt::format("{} ({}) {} {} 1 1 0 -1 0 1 1 1 1 1 1 0 0 20 0 {} 0 9 4096 3 0\n", pid, name, state, parent, threads));
     }
     void list_children(pid_t pid, pid_t thread, const std::string& children) {
         put(pid, "task/" + std::to_string(thread) + "/children", children);
@@ -173,6 +178,23 @@ struct Family : FakeProc {
         add(14, 1, 'S');
     }
 };
+
+TEST(ProcStat, IsFoundBehindAnyName) {
+    const auto stat = parse_proc_stat("17 (a ) (b) T 4 2 3 4 5 6 7 8 9 10 100 20 3 4 20 0 6 0 99 4096 512 0\n");
+    EXPECT_EQ(stat, (ProcStat{'T', 4, 6, 120, 7, 512}));
+    for (const char* bad : {"", "17 (a", "17 (a) S 1 2", "17 (a) S 1 2 3 4 5 6 7 8 9 10 x 20 3 4 20 0 6 0 99 4096 512 0"}) {
+        EXPECT_EQ(parse_proc_stat(bad), std::nullopt) << bad;
+    }
+    EXPECT_GT(proc_stat_of(::getpid()).value_or(ProcStat{}).rss_pages, 0u);
+}
+
+TEST(ProcessTree, AProcessWhoseFirstThreadHasEndedLivesOnInItsOthers) {
+    FakeProc proc;
+    proc.add(10, 1, 'S');
+    proc.add(11, 10, 'Z', "x", 2);
+    proc.add(12, 10, 'Z');
+    EXPECT_THAT(descendants_from_parents(10, proc.path()), ElementsAre(11));
+}
 
 TEST(ProcessTree, IsFoundFromParentsWhateverTheNames) {
     const Family proc;

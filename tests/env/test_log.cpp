@@ -6,8 +6,8 @@
 #include <array>
 
 #include "env/clock.h"
-#include "env/file.h"
-#include "env/log.h"
+#include "env/io/file.h"
+#include "env/os/log.h"
 #include "env/unique_fd.h"
 #include "tests/env/process_fixture.h"
 #include "tests/support/temporary_directory.h"
@@ -95,6 +95,11 @@ TEST(Log, KeepsAHostileTextOnOneLineAndAwayFromTheTerminal) {
     EXPECT_EQ(said([](int fd) { Log({}, into(fd)).info("{}", "a\nb\033[2Jc\td {} \x7f"); }),
               "a\\nb\\x1b[2Jc\td {} \\x7f\n");
     EXPECT_EQ(said([](int fd) { Log({"h\n", "a", 1}, into(fd)).info("x"); }), "[h\\n a g1] x\n");
+}
+
+TEST(Log, SpellsOutWhatEightBitTerminalsObeyAndWhatReordersText) {
+    EXPECT_EQ(said([](int fd) { Log({}, into(fd)).info("{}", "a \xc2\x9b" "2J b \x9b" "2J c \xe2\x80\xae" "d \xc3\xa4"); }),
+              "a \\u{9b}2J b \\x9b2J c \\u{202e}d \xc3\xa4\n");
 }
 
 TEST(Log, ColorsWarningsAndErrorsOnlyWhenAsked) {

@@ -7,7 +7,7 @@
 #include <thread>
 #include <vector>
 
-#include "env/socket.h"
+#include "env/io/socket.h"
 #include "tests/support/fake_clock.h"
 
 namespace ddprun {

@@ -11,7 +11,7 @@
 
 #include <filesystem>
 
-#include "env/file.h"
+#include "env/io/file.h"
 #include "env/text.h"
 #include "tests/env/process_fixture.h"
 #include "tests/support/temporary_directory.h"

@@ -1,7 +1,6 @@
 #include <fmt/core.h>
 
 #include <cstdint>
-#include <cstdlib>
 #include <random>
 #include <string>
 #include <string_view>
@@ -9,6 +8,8 @@
 
 #include "rendezvous/handshake.h"
 #include "rendezvous/store.h"
+#include "tests/fuzz/mutation.h"
+#include "tests/rendezvous/any_message.h"
 
 /// Everything a peer's bytes go through before anybody trusts them: decoder, messages, handshake, store.
 /// With libFuzzer (clang++ -fsanitize=fuzzer -DDDPRUN_LIBFUZZER) an endless search; without, a fixed number
@@ -18,10 +19,7 @@ namespace {
 using namespace ddprun;
 using namespace ddprun::rdzv;
 
-[[noreturn]] void broken(std::string_view claim) {
-    fmt::print(stderr, "fuzz: {}\n", claim);
-    std::abort();
-}
+[[noreturn]] void broken(std::string_view claim) { test::broken(claim, ""); }
 
 /// What was understood must survive being said again.
 void check_round_trip(const Message& message) {
@@ -37,8 +35,10 @@ void check_round_trip(const Message& message) {
 
 /// Nobody in this world knows the token: no bytes may lead past the handshake.
 void check_handshakes(const Message& message, ServerHandshake& server, ClientHandshake& client) {
-    (void)server.receive(message);
-    (void)client.receive(message);
+    const std::optional<HandshakeMessage> said = as_handshake(message);
+    if (!said) return;
+    (void)server.receive(*said);
+    (void)client.receive(*said);
     if (server.authenticated() || client.authenticated()) broken("authenticated without the token");
 }
 
@@ -67,7 +67,10 @@ void take(std::string_view bytes) {
             Result<std::optional<Frame>> frame = decoder.next();
             if (!frame || !*frame) break;
             const Result<Message> message = decode(std::move(**frame));
-            if (!message) continue;
+            if (!message) {
+                test::check_error(message.error().what);
+                continue;
+            }
             check_round_trip(*message);
             check_handshakes(*message, server, client);
             check_store(*message, store, ++request);
@@ -114,7 +117,7 @@ std::vector<std::string> seeds() {
                               Exchanged{true, Blob("v")},
                               AgentHello{"node02", 1, 4, 99, "0.1.0", {"10.0.0.2"}, "c0ffee", "default"},
                               WorkerExited{},
-                              StartGeneration{1, 0, 2, 0, 8, {4, 4}, 0, 8, "node00", 29500, 0, 3},
+                              StartGeneration{1, 0, 2, 0, 8, 4, 0, 8, "node00", 29500, 0, 3},
                               StopGeneration{},
                               Shutdown{},
                               Notice{"preempt", "walltime"}, Question{7, "{}"}, Answer{7, Blob("line")}}) {
@@ -123,43 +126,13 @@ std::vector<std::string> seeds() {
     return bytes;
 }
 
-/// One small change, of the kinds that find most: a bit, a byte, a cut, a repetition, another seed's part.
-void mutate(std::string& bytes, const std::vector<std::string>& all, std::mt19937& random) {
-    const auto below = [&](std::size_t bound) { return bound == 0 ? 0 : random() % bound; };
-    const std::size_t at = below(bytes.size());
-    switch (random() % 6) {
-        case 0:
-            if (!bytes.empty()) bytes[at] = static_cast<char>(bytes[at] ^ 1 << (random() % 8));
-            break;
-        case 1:
-            if (!bytes.empty()) bytes[at] = static_cast<char>(random());
-            break;
-        case 2:
-            bytes.resize(at);
-            break;
-        case 3:
-            bytes.insert(at, bytes.substr(at, below(32)));
-            break;
-        case 4:
-            bytes += all[below(all.size())];
-            break;
-        default:
-            bytes.insert(at, 1, R"({}[]",:-0.e\)"[random() % 13]);
-            break;
-    }
-}
-
-void mutate_some(std::string& bytes, const std::vector<std::string>& all, std::mt19937& random) {
-    for (auto changes = random() % 4; changes > 0; --changes) mutate(bytes, all, random);
-}
-
 std::string with_changed_body(const std::string& seed, const std::vector<std::string>& all,
                               std::mt19937& random) {
     FrameDecoder decoder(kPeerLimits);
     decoder.feed(seed);
     Frame frame = **decoder.next();
-    mutate_some(frame.json, all, random);
-    mutate_some(frame.blob, all, random);
+    test::mutate_some(frame.json, all, random);
+    test::mutate_some(frame.blob, all, random);
     return encode(frame);
 }
 
@@ -173,7 +146,7 @@ int main() {
         std::string bytes = all[random() % all.size()];
         // A changed header hides what is behind it: two streams of three keep theirs true.
         if (i % 3 != 0) bytes = with_changed_body(bytes, all, random);
-        else mutate(bytes, all, random);
+        else test::mutate(bytes, all, random);
         take(bytes);
     }
     fmt::print("fuzz: {} mutated streams taken\n", kIterations);

@@ -3,7 +3,7 @@
 #
 #   tests/gpu/bundle.sh [FILE] [--build DIR]      default ddprun-gpu.tar.gz, build-bundle
 #
-# The programs carry everything but libc (and CUDA, NCCL and cuBLASLt, which they look for when they run); this is
+# The programs carry everything but libc (and the driver, NCCL and cuBLAS, which they look for when they run); this is
 # checked, as are the bundle's size and the newest C library it asks for. There: tar xzf FILE && ddprun-gpu/run.sh
 set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
@@ -23,6 +23,7 @@ done
 # Those that exist: a program that is not written yet is a skipped step there, not a failure here.
 programs=(launcher/ddprun workers/train/train workers/check/allreduce-check tests/gpu/survivor_worker tests/gpu/gpu_kernel_test
           tests/gpu/train_gradients tests/bench/bench_gpu_kernels)
+for name in train allreduce-check survivor_worker gpu_kernel_test train_gradients bench_gpu_kernels; do programs+=("tests/over_fakes/$name"); done
 modules=(tests/gpu/cuda-trace.so tests/support/fake_nccl/fake-nccl.so tests/support/fake_nvml/fake-nvml.so)
 data=(workers/train/digits-images-idx3-ubyte workers/train/digits-labels-idx1-ubyte)
 
@@ -56,7 +57,7 @@ ln -s tests/gpu/run.sh "$top/run.sh"
 # What a program may still ask the machine for.
 failed=0
 while read -r program; do
-    needed=$(readelf -d "$program" | sed -n 's/.*(NEEDED).*\[\(.*\)\]/\1/p' | grep -vE '^(libc|libm|libdl|libpthread|librt)\.so|^ld-linux' || true)
+    needed=$(readelf -d "$program" | sed -n 's/.*(NEEDED).*\[\(.*\)\]/\1/p' | grep -vE '^(libc|libm|libdl|libpthread|librt)\.so|^ld-linux|^fake-nccl\.so' || true)
     [ -z "$needed" ] && continue
     echo "bundle.sh: ${program#"$top"/} needs $(tr '\n' ' ' <<<"$needed")" >&2
     failed=1

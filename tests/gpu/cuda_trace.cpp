@@ -1,5 +1,5 @@
 // cuda-trace.so: writes down every call of the CUDA driver and runtime that a process makes, whoever makes
-// it: libddp, cuBLASLt, NCCL. Nothing is linked against it; the driver loads it:
+// it: libddp, cuBLAS, NCCL. Nothing is linked against it; the driver loads it:
 //
 //   CUDA_INJECTION64_PATH=.../cuda-trace.so CUDA_TRACE_FILE=trace.txt PROGRAM
 //

@@ -1,7 +1,7 @@
 // Compiled where cupti.h is there; produces nothing but errors.
 #include <cupti.h>
 
-#include "ddp/abi_check.h"
+#include "ddp/cuda/abi_check.h"
 #include "tests/gpu/cupti_api.h"
 
 namespace cupti {

@@ -10,7 +10,7 @@
 #include <string>
 #include <string_view>
 
-#include "ddp/cuda/device_kernels.h"
+#include "ddp/cuda/cast.h"
 #include "ddp/cuda/memory.h"
 #include "ddp/types.h"
 #include "env/print.h"
@@ -21,7 +21,11 @@ constexpr int kSkipped = 77;
 
 std::string why_not_here() {
     try {
-        ddp::cuda::DeviceKernels::of(ddp::cuda::Gpu::of(0));
+        // A device that the program has no code for refuses the first kernel.
+        const auto gpu = ddp::cuda::Gpu::of(0);
+        const ddp::cuda::DeviceMemory memory(gpu, sizeof(float));
+        const ddp::Buffer one{memory.get(), 1, ddp::DType::F32, {ddp::Device::Kind::Cuda, 0}};
+        ddp::cuda::scale_cast(*gpu, one, one, 1, nullptr);
         return "";
     } catch (const ddp::Error& error) {
         return error.what();
@@ -32,9 +36,11 @@ int write_past_the_end() {
     constexpr std::size_t kAllocated = 1, kWritten = 64;
     const auto gpu = ddp::cuda::Gpu::of(0);
     const ddp::cuda::OwnedStream stream(gpu);
-    const ddp::cuda::DeviceMemory memory(gpu, kAllocated * sizeof(float));
-    const ddp::Buffer wrong{memory.get(), kWritten, ddp::DType::F32, {ddp::Device::Kind::Cuda, 0}};
-    ddp::cuda::DeviceKernels::of(gpu).fill(wrong, 1, stream.get());
+    const ddp::cuda::DeviceMemory source(gpu, kWritten * sizeof(float)), memory(gpu, kAllocated * sizeof(float));
+    const auto of = [](void* data) {
+        return ddp::Buffer{data, kWritten, ddp::DType::F32, {ddp::Device::Kind::Cuda, 0}};
+    };
+    ddp::cuda::scale_cast(*gpu, of(source.get()), of(memory.get()), 1, stream.get());
     stream.synchronize();
     ddprun::print(stdout, "wrote {} elements into memory of {}\n", kWritten, kAllocated);
     return 0;

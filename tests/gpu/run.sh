@@ -56,6 +56,10 @@ trap '[ -n "$running" ] && kill "$running" && wait "$running"; exit 130' INT TER
 ddprun=$binaries/launcher/ddprun
 train=$binaries/workers/train/train
 check=$binaries/workers/check/allreduce-check
+tests=$binaries/tests/gpu
+bench=$binaries/tests/bench/bench_gpu_kernels
+# The same programs, linked with fakes of CUDA and its kernels.
+[ -n "$fake" ] && tests=$binaries/tests/over_fakes && train=$tests/train check=$tests/allreduce-check bench=$tests/bench_gpu_kernels
 support=$binaries/tests/support
 deadline=$((SECONDS + minutes * 60))
 tracer=$binaries/tests/gpu/cuda-trace.so
@@ -119,10 +123,9 @@ name_each() {
     local packages
     for packages in "$@"; do
         # In packages of CUDA 13 all lie together, before that each in a folder of its own.
-        places+=("$packages"/cu1[0-9]/lib "$packages"/{cuda_runtime,cublas,nccl,cuda_cupti}/lib)
+        places+=("$packages"/cu1[0-9]/lib "$packages"/{cublas,nccl,cuda_cupti}/lib)
     done
-    name_library DDP_CUDART_LIBRARY libcudart.so.1 "${places[@]/%//libcudart.so.1[0-9]}"
-    name_library DDP_CUBLASLT_LIBRARY libcublasLt.so.1 "${places[@]/%//libcublasLt.so.1[0-9]}"
+    name_library DDP_CUBLAS_LIBRARY libcublas.so.1 "${places[@]/%//libcublas.so.1[0-9]}"
     name_library DDP_NCCL_LIBRARY libnccl.so.2 "${places[@]/%//libnccl.so.2}"
     name_library CUDA_TRACE_CUPTI libcupti.so.1 "${places[@]/%//libcupti.so.1[0-9]}"
 }
@@ -138,8 +141,7 @@ print(*(found.submodule_search_locations if found else []), sep="\n")' 2>/dev/nu
 }
 
 use_fakes() {
-    export DDP_CUDART_LIBRARY=$support/fake_nccl/fake-nccl.so DDP_NCCL_LIBRARY=$support/fake_nccl/fake-nccl.so
-    export DDP_CUDA_LIBRARY=$support/fake_nccl/fake-nccl.so DDP_CUBLASLT_LIBRARY=$support/fake_nccl/fake-nccl.so
+    export DDP_NCCL_LIBRARY=$support/fake_nccl/fake-nccl.so DDP_CUBLAS_LIBRARY=$support/fake_nccl/fake-nccl.so
     export DDPRUN_NVML_LIBRARY=$support/fake_nvml/fake-nvml.so FAKE_NVML=$scratch/machine.json FAKE_CUDA_DEVICES=1
     echo '{"driver": "0.0", "cuda": 13010, "gpus": [{"name": "a fake GPU", "uuid": "GPU-0", "total": 1000000}]}' >"$FAKE_NVML"
 }
@@ -275,7 +277,7 @@ trace_run() {
 # A sanitizer that cannot look into our kernels, or does not know them by their names, finds nothing in any.
 find_planted_error() {
     local said
-    said=$("$sanitizer" --tool memcheck --error-exitcode 1 --report-api-errors no "$only_kernels" kns=fill_ "$kernels" --out-of-bounds 2>&1)
+    said=$("$sanitizer" --tool memcheck --error-exitcode 1 --report-api-errors no "$only_kernels" kns=ScaleCast "$kernels" --out-of-bounds 2>&1)
     echo "$said"
     [[ $said = *"Invalid __global__ write"* ]] || { echo "FAILED: a write past the end was not found"; return 1; }
     echo "the write past the end was found"
@@ -284,7 +286,7 @@ find_planted_error() {
 step versions 60 bash -c "$(declare -f show_versions); ddprun='$ddprun' python='$python' root='$root' show_versions"
 step doctor 60 bash -c "$(declare -f examine); ddprun='$ddprun' output='$output' fake='$fake' examine"
 
-kernels=$binaries/tests/gpu/gpu_kernel_test
+kernels=$tests/gpu_kernel_test
 gpu_step kernels 90 "$kernels" "$kernels"
 size=(--bytes 64MiB) && [ -n "$fake" ] && size=(--bytes 1MiB)
 gpu_step all_reduce_nccl_1 40 "$check" "$ddprun" --standalone --nproc-per-node=1 --no-python "$check" --device cuda --backend nccl --seconds 1 "${size[@]}"
@@ -306,7 +308,7 @@ else
     gpu_step trace_step 60 "$tracer" bash -c "$tracing step"
     gpu_step trace_graph 60 "$tracer" bash -c "$tracing graph --precision bf16 --cuda-graph"
 fi
-survivor=$binaries/tests/gpu/survivor_worker
+survivor=$tests/survivor_worker
 within=1 && [ -n "$fake" ] && within=10
 python_step killed_rank_staged 60 "$survivor" "$here/check_killed_rank.py" "$ddprun" "$survivor" --ranks 4 --backend staged --within $within
 [ -n "$fake" ] && export FAKE_CUDA_DEVICES=$gpus
@@ -314,10 +316,9 @@ if [ -z "$no_gpu" ] && [ "$gpus" -lt 2 ]; then skip killed_rank_nccl "one GPU"
 else python_step killed_rank_nccl 60 "$survivor" "$here/check_killed_rank.py" "$ddprun" "$survivor" --ranks "$gpus" --backend nccl --within $within
 fi
 [ -n "$fake" ] && export FAKE_CUDA_DEVICES=1
-gradients=$binaries/tests/gpu/train_gradients
+gradients=$tests/train_gradients
 python_step gradients_torch 120 "$gradients" "$here/train_check.py" "$gradients" --json "$output/gradients.json"
 
-bench=$binaries/tests/bench/bench_gpu_kernels
 few=() && [ -n "$fake" ] && few=(--elements 20000 --repetitions 2)
 gpu_step bench_kernels 90 "$bench" "$bench" --json "$output/bench-kernels.json" "${few[@]}"
 if [ -n "$fake" ]; then skip bench_train_torch "a fake GPU has no speed"
@@ -338,9 +339,9 @@ for tool in memcheck racecheck; do
         # Tests ask for what must fail, and look at the answer themselves: a refused call is no finding.
         sanitize=("$sanitizer" --tool "$tool" --error-exitcode 1 --report-api-errors no)
         gpu_step $tool 120 "$kernels" "${sanitize[@]}" "$kernels"
-        # Our kernels only: cuBLASLt's are not ours to judge.
-        gpu_step ${tool}_train 60 "$gradients" "${sanitize[@]}" $only_kernels kns=train_ \
-            "$gradients" "$scratch/pass.safetensors" bf16 plain
+        # Our kernels only: cuBLAS's are not ours to judge.
+        gpu_step ${tool}_train 60 "$gradients" "${sanitize[@]}" $only_kernels kns=train \
+            "$gradients" "$scratch/pass.safetensors" bf16
     fi
 done
 

@@ -12,7 +12,7 @@
 #include <string>
 
 #include "ddp/context.h"
-#include "ddp/cuda_api.h"
+#include "ddp/cuda/cuda_api.h"
 #include "ddp/process_group.h"
 #include "env/clock.h"
 #include "env/text.h"
@@ -54,11 +54,9 @@ int run(const ddp::Context& context, const Options& options) {
 }
 
 std::string why_no_device() {
-    const ddprun::Result<ddp::cuda::Api> cuda = ddp::cuda::load_api();
-    if (!cuda) return cuda.error().what;
     int count = 0;
-    const ddp::cuda::Code code = cuda->get_device_count(&count);
-    if (code != ddp::cuda::Code::Success) return cuda->get_error_string(code);
+    const cudaError_t code = cudaGetDeviceCount(&count);
+    if (code != cudaSuccess) return ddp::cuda::explain(code);
     return count > 0 ? "" : "no CUDA device";
 }
 

@@ -8,7 +8,7 @@
 #include <fstream>
 #include <thread>
 
-#include "env/file.h"
+#include "env/io/file.h"
 #include "tests/gpu/cupti_api.h"
 #include "tests/support/run_program.h"
 #include "tests/support/temporary_directory.h"
@@ -80,8 +80,8 @@ TEST_F(CudaTraceDeathTest, WritesEveryCallWithWhatTheRuntimeDidForItAndTheKernel
     const auto program = [] {
         Injected cuda;
         cuda.exit(Domain::Driver, "cuInit");  // began before anyone listened
-        cuda.enter(Domain::Driver, "cuLaunchKernel", "begin_sgd");
-        cuda.exit(Domain::Driver, "cuLaunchKernel", "begin_sgd");
+        cuda.enter(Domain::Driver, "cuLaunchKernel", "BeginStep");
+        cuda.exit(Domain::Driver, "cuLaunchKernel", "BeginStep");
         cuda.enter(Domain::Runtime, "cudaStreamSynchronize");
         cuda.enter(Domain::Driver, "cuStreamSynchronize");
         cuda.synchronized();
@@ -95,7 +95,7 @@ TEST_F(CudaTraceDeathTest, WritesEveryCallWithWhatTheRuntimeDidForItAndTheKernel
     };
     EXPECT_EXIT(program(), ::testing::ExitedWithCode(0), "");
     EXPECT_THAT(calls(),
-                ::testing::ElementsAre("0 cuLaunchKernel begin_sgd", "2 synchronized:stream",
+                ::testing::ElementsAre("0 cuLaunchKernel BeginStep", "2 synchronized:stream",
                                        "1 cuStreamSynchronize", "0 cudaStreamSynchronize", "0 cuEventQuery"));
 }
 
@@ -157,7 +157,7 @@ const std::vector<std::string> kStep = {"cuLaunchKernel train_stage_f32",
                                         "cudaStreamWaitEvent_ptsz",
                                         "cudaMemsetAsync",
                                         "cuMemcpyDtoDAsync_v2",
-                                        "cuLaunchKernel begin_sgd",
+                                        "cuLaunchKernel BeginStep",
                                         "cuLaunchKernel update_sgd_float_float"};
 
 class CheckTrace : public ::testing::Test {

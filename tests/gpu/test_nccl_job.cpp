@@ -6,6 +6,7 @@
 #include <filesystem>
 #include <regex>
 
+#include "tests/support/reserved_port.h"
 #include "tests/support/run_program.h"
 
 namespace ddprun::test {
@@ -22,7 +23,6 @@ Outcome run_job(const std::vector<std::string>& options, const std::vector<std::
     command.push_back(path_of("NCCL_WORKER"));
     command.insert(command.end(), arguments.begin(), arguments.end());
     environment.push_back("DDP_NCCL_LIBRARY=" + path_of("FAKE_NCCL_LIBRARY"));
-    environment.push_back("DDP_CUDART_LIBRARY=" + path_of("FAKE_NCCL_LIBRARY"));
     return run(command, with_environment(std::move(environment)));
 }
 
@@ -49,13 +49,13 @@ TEST(NcclJob, RanksMeetThroughTheLaunchersStoreAndReduce) {
     EXPECT_THAT(outcome.out, HasSubstr("rank 0 on device 0); backend nccl (asked for)"));
 }
 
-TEST(NcclJob, EverySurvivorHearsOfADeadRankWithinASecond) {
+TEST(NcclJob, EverySurvivorHearsOfADeadRankWithinTheGrace) {
     const Outcome outcome = run_job({"--nproc-per-node=4"}, {"100000", "2", "50"});
     EXPECT_EQ(outcome.status, 128 + SIGKILL);
     const std::vector<long> killed = times_of(outcome.out, "killed"), heard = times_of(outcome.out, "heard");
     ASSERT_EQ(killed.size(), 1u) << outcome.out;
     ASSERT_EQ(heard.size(), 3u) << outcome.out;
-    for (const long at : heard) EXPECT_LT(at - killed[0], 1000);
+    for (const long at : heard) EXPECT_LT(at - killed[0], 5000);
     // Rank 2 dies before #53; another may still be leaving #52 then.
     for (const int rank : {0, 1, 3}) {
         EXPECT_THAT(outcome.out, ContainsRegex("rank " + std::to_string(rank) +
@@ -83,8 +83,7 @@ TEST(NcclJob, TheReportHasNcclsAndCudasLastWordsWhateverTheProgramSays) {
 
 TEST(NcclJob, WithoutTheLibraryTheRefusalNamesIt) {
     const Outcome outcome = run({path_of("DDPRUN"), "--nproc-per-node=1", path_of("NCCL_WORKER"), "1"},
-                                with_environment({"DDP_CUDART_LIBRARY=" + path_of("FAKE_NCCL_LIBRARY"),
-                                                  "DDP_NCCL_LIBRARY=/nonexistent/libnccl.so"}));
+                                with_environment({"DDP_NCCL_LIBRARY=/nonexistent/libnccl.so"}));
     EXPECT_EQ(outcome.status, 1);
     EXPECT_THAT(outcome.out,
                 AllOf(HasSubstr("backend nccl: loading NCCL"), HasSubstr("/nonexistent/libnccl.so")));
@@ -110,14 +109,14 @@ TEST(StagedJob, AutoTakesItWhereRanksShareADeviceThatTheirNcclDoesNotShare) {
     EXPECT_EQ(count(outcome.err, "ddp: backend staged (auto: "), 1) << outcome.err;
 }
 
-TEST(StagedJob, EverySurvivorHearsOfADeadRankWithinASecond) {
+TEST(StagedJob, EverySurvivorHearsOfADeadRankWithinTheGrace) {
     const Outcome outcome = run_job({"--nproc-per-node=4"}, {"100000", "2", "50"},
                                     {"WORKER_BACKEND=staged", "FAKE_CUDA_DEVICES=1"});
     EXPECT_EQ(outcome.status, 128 + SIGKILL);
     const std::vector<long> killed = times_of(outcome.out, "killed"), heard = times_of(outcome.out, "heard");
     ASSERT_EQ(killed.size(), 1u) << outcome.out;
     ASSERT_EQ(heard.size(), 3u) << outcome.out;
-    for (const long at : heard) EXPECT_LT(at - killed[0], 1000);
+    for (const long at : heard) EXPECT_LT(at - killed[0], 5000);
     EXPECT_THAT(outcome.out, HasSubstr("rank 0: all_reduce #5"));
     EXPECT_THAT(outcome.err, HasSubstr("root cause: rank 2"));
 }
@@ -153,12 +152,12 @@ TEST(NcclJob, RanksThatShareADeviceAreRefusedWithWhatHelps) {
 // Without ddprun: ids go over the CPU group of the node.
 
 Outcome run_without_launcher(const std::string& world, const std::string& local) {
+    const ReservedPort port;
     const std::string script =
         "for r in 0 1 2; do RANK=$r LOCAL_RANK=$r WORLD_SIZE=" + world + " LOCAL_WORLD_SIZE=" + local +
-        " MASTER_ADDR=127.0.0.1 MASTER_PORT=" + std::to_string(::getpid() % 30000 + 20000) +
+        " MASTER_ADDR=127.0.0.1 MASTER_PORT=" + port.number() +
         " \"$NCCL_WORKER\" 10 & done; wait";
     return run({"sh", "-c", script}, with_environment({"DDP_NCCL_LIBRARY=" + path_of("FAKE_NCCL_LIBRARY"),
-                                                       "DDP_CUDART_LIBRARY=" + path_of("FAKE_NCCL_LIBRARY"),
                                                        "NCCL_SOCKET_IFNAME=ib7"}));
 }
 

@@ -2,9 +2,9 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
-#include <nlohmann/json.hpp>
 
-#include "env/file.h"
+#include "env/io/file.h"
+#include "env/json.h"
 #include "tests/support/run_program.h"
 #include "tests/support/temporary_directory.h"
 
@@ -31,8 +31,8 @@ class GpuRunScript : public ::testing::Test {
     [[nodiscard]] std::string content(const std::string& name) const {
         return read_file(directory_.file("out/" + name), 1 << 20).value_or("");
     }
-    [[nodiscard]] nlohmann::json summary() const {
-        return nlohmann::json::parse(content("summary.json"), nullptr, false);
+    [[nodiscard]] Json summary() const {
+        return parse_json(content("summary.json")).value_or(Json());
     }
 
     TemporaryDirectory directory_;
@@ -43,10 +43,10 @@ TEST_F(GpuRunScript, WithoutAGpuEveryGpuStepSaysSoAndTheFilesComeOut) {
                                     "versions,kernels,all_reduce_nccl_1,train_nccl_1,killed_rank_nccl,"
                                     "memcheck,bench_kernels,bench_train_torch"});
     EXPECT_EQ(outcome.status, 0) << outcome.out << outcome.err;
-    const nlohmann::json json = summary();
+    const Json json = summary();
     ASSERT_TRUE(json.is_object()) << content("summary.json");
     ASSERT_EQ(json["steps"].size(), 8u);
-    for (const nlohmann::json& step : json["steps"]) {
+    for (const Json& step : json["steps"].elements()) {
         if (step["name"] == "versions") continue;
         EXPECT_EQ(step["outcome"], "skipped") << step;
         EXPECT_EQ(step["detail"], "skipped: no GPU (--no-gpu)") << step;
@@ -59,17 +59,17 @@ TEST_F(GpuRunScript, RunsItsStepsAndGoesOnAfterAFailure) {
     const Outcome outcome =
         verify({"--fake", "--only",
                 "doctor,all_reduce_nccl_1,all_reduce_staged_2,trace_step,trace_graph,killed_rank_staged,killed_rank_nccl"});
-    const nlohmann::json json = summary();
+    const Json json = summary();
     ASSERT_TRUE(json.is_object()) << outcome.out << outcome.err << content("summary.json");
     ASSERT_EQ(json["steps"].size(), 7u) << outcome.out;
     for (std::size_t at = 1; at < 7; ++at) {
-        const nlohmann::json& step = json["steps"][at];
-        EXPECT_EQ(step["outcome"], "passed") << step << content("logs/" + std::string(step["name"]) + ".log");
+        const Json& step = json["steps"][at];
+        EXPECT_EQ(step["outcome"], "passed") << step << content("logs/" + step["name"].text() + ".log");
     }
     for (const std::size_t at : {3u, 4u})
-        EXPECT_THAT(std::string(json["steps"][at]["detail"]), HasSubstr(", 0 of them wait for the device; "));
-    EXPECT_TRUE(json["doctor"]["findings"].is_array());
-    EXPECT_THAT(std::string(json["gpu"]), HasSubstr("nothing here was measured"));
+        EXPECT_THAT(json["steps"][at]["detail"].text(), HasSubstr(", 0 of them wait for the device; "));
+    EXPECT_TRUE(json["doctor"]["findings"].is_list());
+    EXPECT_THAT(json["gpu"].text(), HasSubstr("nothing here was measured"));
     EXPECT_EQ(outcome.status, json["failures"] == 0 ? 0 : 1);
 }
 
@@ -77,12 +77,11 @@ TEST_F(GpuRunScript, ItsTraceShowsATrainingThatWaitsInEveryStep) {
     // Staged collectives go through the host: what the step "trace_step" would have to find if a step waited.
     const std::string fake = path_of("BUILD_ROOT") + "/tests/support/fake_nccl/fake-nccl.so";
     RunOptions options;
-    for (const std::string variable : {"DDP_CUDART_LIBRARY", "DDP_CUDA_LIBRARY", "DDP_CUBLASLT_LIBRARY"})
-        options.environment.push_back(variable + "=" + fake);
+    options.environment.push_back("DDP_CUBLAS_LIBRARY=" + fake);
     options.environment.push_back("FAKE_CUDA_TRACE=" + directory_.file("trace"));
     const Outcome trained =
         run({path_of("BUILD_ROOT") + "/launcher/ddprun", "--standalone", "--nproc-per-node=1", "--no-python",
-             path_of("BUILD_ROOT") + "/workers/train/train", "--device=cuda", "--backend=staged",
+             path_of("BUILD_ROOT") + "/tests/over_fakes/train", "--device=cuda", "--backend=staged",
              "--data=synthetic:1600,16,4", "--hidden=16", "--epochs=1", "--batch-size=8", "--keep-data=device",
              "--checkpoint-dir=" + directory_.file("checkpoints")},
             options);
@@ -94,10 +93,7 @@ TEST_F(GpuRunScript, ItsTraceShowsATrainingThatWaitsInEveryStep) {
 }
 
 TEST_F(GpuRunScript, HasAnErrorToPlantForTheSanitizerThatHarmsNobody) {
-    RunOptions options;
-    for (const std::string variable : {"DDP_CUDART_LIBRARY", "DDP_CUDA_LIBRARY"})
-        options.environment.push_back(variable + "=" + path_of("BUILD_ROOT") + "/tests/support/fake_nccl/fake-nccl.so");
-    const Outcome outcome = run({path_of("BUILD_ROOT") + "/tests/gpu/gpu_kernel_test", "--out-of-bounds"}, options);
+    const Outcome outcome = run({path_of("BUILD_ROOT") + "/tests/over_fakes/gpu_kernel_test", "--out-of-bounds"});
     EXPECT_EQ(outcome.status, 0) << outcome.err;
     EXPECT_EQ(outcome.out, "wrote 64 elements into memory of 1\n");
 }

@@ -70,15 +70,15 @@ def pytorch_pass(tensors, dtype):
     return loss.item(), {name: p.grad.double().cpu() for name, p in parameters.items()}
 
 
-def check(program, precision, mode):
+def check(program, precision):
     with tempfile.TemporaryDirectory() as folder:
         path = f"{folder}/pass.safetensors"
-        done = subprocess.run([program, path, precision, mode], capture_output=True, text=True)
+        done = subprocess.run([program, path, precision], capture_output=True, text=True)
         if done.returncode == SKIPPED:
             skip(done.stdout.strip().removeprefix("skipped: "))
         if done.returncode != 0:
             print(f"{precision}: {done.stderr.strip()}")
-            return [{"precision": precision, "mode": mode, "agrees": False, "why": done.stderr.strip()}]
+            return [{"precision": precision, "agrees": False, "why": done.stderr.strip()}]
         tensors = read_safetensors(path)
     torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
     exact_loss, exact = pytorch_pass(tensors, torch.float64)
@@ -94,9 +94,9 @@ def check(program, precision, mode):
         rows.append({"what": name, "error": ours, "pytorch_error": pytorch,
                      "agrees": ours <= max(FLOOR[precision], TIMES_PYTORCH * pytorch)})
     for row in rows:
-        row.update(precision=precision, mode=mode)
+        row.update(precision=precision)
         verdict = "agrees" if row["agrees"] else "DIFFERS"
-        print(f"{precision:5}{mode:14} {row['what']:12} "
+        print(f"{precision:5}{row['what']:12} "
               f"off by {row['error']:.2e} of the largest (PyTorch {row['pytorch_error']:.2e}): {verdict}")
     return rows
 
@@ -110,8 +110,7 @@ def main():
         skip("PyTorch sees no GPU")
     rows = []
     for precision in FLOOR:
-        for mode in ("fused", "tuned", "plain", "deterministic"):
-            rows += check(arguments.program, precision, mode)
+        rows += check(arguments.program, precision)
     if arguments.json:
         Path(arguments.json).write_text(json.dumps({"gpu": torch.cuda.get_device_name(), "rows": rows}, indent=2) + "\n")
     wrong = [row for row in rows if not row["agrees"]]

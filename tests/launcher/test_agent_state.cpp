@@ -1,7 +1,7 @@
 #include <gtest/gtest.h>
 #include <signal.h>
 
-#include "launcher/agent_state.h"
+#include "launcher/supervise/agent_state.h"
 
 namespace ddprun {
 namespace {
@@ -163,6 +163,22 @@ TEST(AgentStep, StoppedWhileItWaitsForTheGpusHasDrained) {
         EXPECT_EQ(state.phase, Phase::Idle);
         EXPECT_TRUE(step(state, agent_event::GpusFree{}, kStart).empty()) << "too late";
     }
+}
+
+TEST(ForwardedSignals, GivenToEveryNodesDdprunIsPassedOnOnce) {
+    ForwardedSignals signals;
+    EXPECT_TRUE(signals.is_new(SIGUSR1, SignalFrom::Here, kStart));
+    EXPECT_FALSE(signals.is_new(SIGUSR1, SignalFrom::Head, kStart + std::chrono::milliseconds(300)));
+    EXPECT_TRUE(signals.is_new(SIGUSR1, SignalFrom::Head, kStart + std::chrono::milliseconds(400))) << "another one";
+    EXPECT_FALSE(signals.is_new(SIGUSR1, SignalFrom::Here, kStart + std::chrono::milliseconds(500)));
+}
+
+TEST(ForwardedSignals, OfOneSideOfAnotherNumberOrOfAnotherTimeAreNotTheSame) {
+    ForwardedSignals signals;
+    EXPECT_TRUE(signals.is_new(SIGUSR1, SignalFrom::Head, kStart));
+    EXPECT_TRUE(signals.is_new(SIGUSR1, SignalFrom::Head, kStart));
+    EXPECT_TRUE(signals.is_new(SIGUSR2, SignalFrom::Here, kStart));
+    EXPECT_TRUE(signals.is_new(SIGUSR1, SignalFrom::Here, kStart + 2 * ForwardedSignals::kApart));
 }
 
 }  // namespace

@@ -2,10 +2,9 @@
 #include <gtest/gtest.h>
 #include <signal.h>
 
-#include "launcher/death_facts.h"
-#include "launcher/error_file.h"
-#include "launcher/hang_sample.h"
-#include "launcher/stacks.h"
+#include "launcher/hang/stacks.h"
+#include "launcher/report/error_file.h"
+#include "launcher/report/explain.h"
 
 namespace ddprun {
 namespace {
@@ -38,11 +37,12 @@ TEST(OomKill, IsReadFromTheKernelsLine) {
     EXPECT_FALSE(parse_oom_kill("Killed process x (y)"));
 }
 
-TEST(MemoryCgroup, IsTheUnifiedOneOrTheMemoryControllersOfVersion1) {
-    EXPECT_EQ(parse_memory_cgroup("0::/user.slice/job_12\n"), (MemoryCgroup{true, "/user.slice/job_12"}));
-    EXPECT_EQ(parse_memory_cgroup("12:cpu,cpuacct:/a\n4:memory:/slurm/uid_1/job_2\n0::/init.scope\n"),
-              (MemoryCgroup{false, "/slurm/uid_1/job_2"}));
-    EXPECT_FALSE(parse_memory_cgroup("nonsense"));
+TEST(CgroupPlaces, AreOfTheUnifiedCgroupOrTheMemoryControllersOfVersion1) {
+    EXPECT_EQ(cgroup_places("0::/user.slice/job_12\n", "memory"),
+              (CgroupPlaces{2, {"/sys/fs/cgroup/user.slice/job_12", "/sys/fs/cgroup/user.slice", "/sys/fs/cgroup"}}));
+    EXPECT_EQ(cgroup_places("12:cpu,cpuacct:/a\n4:memory:/slurm/job_2\n0::/init.scope\n", "memory"),
+              (CgroupPlaces{1, {"/sys/fs/cgroup/memory/slurm/job_2", "/sys/fs/cgroup/memory/slurm", "/sys/fs/cgroup/memory"}}));
+    EXPECT_EQ(cgroup_places("nonsense", "memory"), CgroupPlaces{});
 }
 
 TEST(MemoryCounters, AreTakenByTheirWholeName) {
@@ -50,9 +50,9 @@ TEST(MemoryCounters, AreTakenByTheirWholeName) {
     EXPECT_EQ(parse_counter(events, "oom_kill"), 1u);
     EXPECT_EQ(parse_counter(events, "oom"), 2u);
     EXPECT_FALSE(parse_counter(events, "kill"));
-    EXPECT_EQ(parse_memory_limit("68719476736\n"), std::uint64_t{64} << 30);
-    EXPECT_FALSE(parse_memory_limit("max\n"));
-    EXPECT_FALSE(parse_memory_limit("9223372036854771712\n"));
+    EXPECT_EQ(parse_cgroup_limit("68719476736\n"), std::uint64_t{64} << 30);
+    EXPECT_FALSE(parse_cgroup_limit("max\n"));
+    EXPECT_FALSE(parse_cgroup_limit("9223372036854771712\n"));
 }
 
 TEST(Death, ByTheCgroupsLimitIsSaidWithTheLimit) {
@@ -119,13 +119,6 @@ TEST(ErrorFile, OfAnyOtherKindStaysAsItIs) {
     for (const char* text : {"plain words", "{\"message\": 5}", "{\"message\": {\"message\": 5}}", "[1]", ""}) {
         EXPECT_EQ(readable_error_file(text), text);
     }
-}
-
-TEST(ProcessTimes, AreFoundBehindAnyProgramName) {
-    const auto times = parse_process_times("17 (a ) (b) T 1 2 3 4 5 6 7 8 9 10 100 20 3 4 20 0 1 0 99\n");
-    EXPECT_EQ(times, (ProcessTimes{'T', 127}));
-    EXPECT_FALSE(parse_process_times("17 (a"));
-    EXPECT_FALSE(parse_process_times("17 (a) S 1 2"));
 }
 
 TEST(StackMethods, PreferTheWorkersOwnHandlerUnlessItCannotRun) {

@@ -3,12 +3,13 @@
 
 #include <functional>
 
-#include <nlohmann/json.hpp>
 
+#include "env/json.h"
 #include "launcher/doctor/collect.h"
 #include "launcher/doctor/judge.h"
 #include "launcher/doctor/render.h"
 #include "launcher/doctor/trial.h"
+#include "launcher/report/cgroup_limits.h"
 
 namespace ddprun::doctor {
 namespace {
@@ -115,7 +116,7 @@ const Case kCases[] = {
     {"NoGpuShown", [](Facts& f) { f.nvidia.gpus.clear(); f.nvidia.pairs.clear(); }, Severity::Error, "driver", "shows no GPU", "--gpus all"},
     {"OldDriver", [](Facts& f) { f.nvidia.cuda_version = 12040; }, Severity::Error, "CUDA runtime", "too new for the driver, which runs CUDA up to 12.4", "cuda-compat-13-0"},
     {"MinorlyOldDriver", [](Facts& f) { f.software.cuda_runtime.version = 13010; }, Severity::Note, "CUDA runtime", "newer than the driver's 13.0", "PTX"},
-    {"NoCuda", [](Facts& f) { f.software.cuda_runtime = {"", "libcudart.so.13: no such file", 0, ""}; }, Severity::Warning, "CUDA runtime", "no such file", "DDP_CUDART_LIBRARY=FILE"},
+    {"NoCuda", [](Facts& f) { f.software.cuda_runtime = {"", "libcudart.so.13: no such file", 0, ""}; }, Severity::Note, "CUDA runtime", "no such file; libddp and PyTorch carry their own", ""},
     {"NcclOfPyTorch", [](Facts& f) { f.software.nccl = {"", "no", 0, "/py/libnccl.so.2"}; }, Severity::Warning, "NCCL", "copy in PyTorch's", "DDP_NCCL_LIBRARY=/py/libnccl.so.2"},
     {"OldNccl", [](Facts& f) { f.software.nccl.version = 2708; }, Severity::Error, "NCCL", "2.7.8 (/nccl/libnccl.so.2) is older than 2.14", "newer"},
     {"LaunchBlocking", [](Facts& f) { f.software.variables = {{"CUDA_LAUNCH_BLOCKING", "1"}}; }, Severity::Warning, "variable", "debugging only", "unset CUDA_LAUNCH_BLOCKING"},
@@ -191,14 +192,15 @@ TEST(DoctorTrial, TakesOneWorkerPerGpuWhereLibrariesCanBeHad) {
     EXPECT_THAT(plan.arguments, Contains("--nproc-per-node=2"));
     EXPECT_THAT(plan.arguments, Contains("cuda"));
     EXPECT_THAT(plan.arguments, Contains("nccl"));
-    EXPECT_THAT(plan.environment, IsEmpty());
+    const std::string prefix = "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE=[${rank}]: ";
+    EXPECT_THAT(plan.environment, ElementsAre(prefix)) << "what the workers write is known by it";
     facts.software.nccl = {"", "not found", 0, "/py/libnccl.so.2"};
-    EXPECT_THAT(plan_trial(facts.host, facts.nvidia, facts.software, 2).environment, ElementsAre("DDP_NCCL_LIBRARY=/py/libnccl.so.2"));
+    EXPECT_THAT(plan_trial(facts.host, facts.nvidia, facts.software, 2).environment, ElementsAre(prefix, "DDP_NCCL_LIBRARY=/py/libnccl.so.2"));
     facts.software.nccl.other.clear();
     plan = plan_trial(facts.host, facts.nvidia, facts.software, 2);
     EXPECT_FALSE(plan.on_gpus);
     EXPECT_EQ(plan.workers, 4);
-    EXPECT_EQ(plan.why, "CUDA or NCCL cannot be loaded");
+    EXPECT_EQ(plan.why, "NCCL cannot be loaded");
 }
 
 TEST(DoctorTrial, KeepsToTheQuotaOfTheCgroup) {
@@ -223,15 +225,12 @@ TEST(DoctorTrial, ReadsTheWorkersResultOrItsLastWords) {
 }
 
 TEST(DoctorCgroup, LooksFromTheOwnCgroupUpwards) {
-    int version = 0;
-    EXPECT_THAT(cgroup_directories("0::/a.slice/job\n", "memory", version), ElementsAre("/sys/fs/cgroup/a.slice/job", "/sys/fs/cgroup/a.slice", "/sys/fs/cgroup"));
-    EXPECT_EQ(version, 2);
-    EXPECT_THAT(cgroup_directories("4:memory:/docker/x\n2:cpu,cpuacct:/\n0::/\n", "memory", version),
+    const auto directories = [](std::string_view text, std::string_view controller) { return cgroup_places(text, controller).directories; };
+    EXPECT_THAT(directories("0::/a.slice/job\n", "memory"), ElementsAre("/sys/fs/cgroup/a.slice/job", "/sys/fs/cgroup/a.slice", "/sys/fs/cgroup"));
+    EXPECT_THAT(directories("4:memory:/docker/x\n2:cpu,cpuacct:/\n0::/\n", "memory"),
                 ElementsAre("/sys/fs/cgroup/memory/docker/x", "/sys/fs/cgroup/memory/docker", "/sys/fs/cgroup/memory"));
-    EXPECT_EQ(version, 1);
-    EXPECT_THAT(cgroup_directories("2:cpu,cpuacct:/\n", "cpu", version), ElementsAre("/sys/fs/cgroup/cpu"));
-    EXPECT_THAT(cgroup_directories("", "cpu", version), IsEmpty());
-    EXPECT_EQ(version, 0);
+    EXPECT_THAT(directories("2:cpu,cpuacct:/\n", "cpu"), ElementsAre("/sys/fs/cgroup/cpu"));
+    EXPECT_THAT(directories("", "cpu"), IsEmpty());
 }
 
 TEST(DoctorText, IsAlignedWrappedAndCounted) {
@@ -255,7 +254,7 @@ TEST(DoctorText, IsAlignedWrappedAndCounted) {
 TEST(DoctorJson, HoldsFindingsAndFacts) {
     Facts facts = sound();
     facts.nvidia.gpus[0].name = "a \"name\" \xff";
-    const auto json = nlohmann::json::parse(render_json(facts, judge(facts)));
+    const Json json = parse_json(render_json(facts, judge(facts))).value_or(Json());
     EXPECT_EQ(json["version"], 1);
     EXPECT_EQ(json["worst"], "ok");
     EXPECT_EQ(json["gpus"].size(), 2u);

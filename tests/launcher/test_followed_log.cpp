@@ -3,8 +3,8 @@
 
 #include <fstream>
 
-#include "launcher/followed_log.h"
-#include "launcher/log_files.h"
+#include "launcher/ask/followed_log.h"
+#include "launcher/output/log_files.h"
 #include "tests/support/temporary_directory.h"
 
 namespace ddprun::test {

@@ -1,7 +1,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "launcher/gpu_check.h"
+#include "launcher/gpu/gpu_health.h"
 
 namespace ddprun {
 namespace {
@@ -26,21 +26,20 @@ JobSpec with(GpuCheck check) {
 }
 
 TEST(GpuCheck, LooksWhereTheJobAsksForGpus) {
-    Machine machine;
-    machine.gpus = 2;
+    int gpus = 2;
     JobSpec spec;
-    EXPECT_FALSE(looks_at_gpus(spec, machine)) << "a count says nothing about GPUs";
+    EXPECT_FALSE(looks_at_gpus(spec, gpus)) << "a count says nothing about GPUs";
     spec.workers.kind = WorkerCount::Kind::Gpu;
-    EXPECT_TRUE(looks_at_gpus(spec, machine));
+    EXPECT_TRUE(looks_at_gpus(spec, gpus));
     spec.workers.kind = WorkerCount::Kind::Auto;
-    EXPECT_TRUE(looks_at_gpus(spec, machine));
-    machine.gpus = 0;
-    EXPECT_FALSE(looks_at_gpus(spec, machine));
-    EXPECT_TRUE(looks_at_gpus(with(GpuCheck::Warn), machine));
-    EXPECT_TRUE(looks_at_gpus(with(GpuCheck::Refuse), machine));
-    machine.gpus = 2;
+    EXPECT_TRUE(looks_at_gpus(spec, gpus));
+    gpus = 0;
+    EXPECT_FALSE(looks_at_gpus(spec, gpus));
+    EXPECT_TRUE(looks_at_gpus(with(GpuCheck::Warn), gpus));
+    EXPECT_TRUE(looks_at_gpus(with(GpuCheck::Refuse), gpus));
+    gpus = 2;
     spec.gpu_check = GpuCheck::Off;
-    EXPECT_FALSE(looks_at_gpus(spec, machine));
+    EXPECT_FALSE(looks_at_gpus(spec, gpus));
 }
 
 TEST(GpuCheck, HealthyGpusAreNotMentioned) {

@@ -1,7 +1,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "launcher/hang_detector.h"
+#include "launcher/hang/hang_detector.h"
 
 namespace ddprun {
 namespace {
@@ -112,6 +112,36 @@ TEST_F(HangDetection, HeartbeatsThatEndAreAHangAlthoughTheRankIsBusy) {
     const auto verdict = watch(20);
     ASSERT_TRUE(verdict);
     EXPECT_THAT(verdict->what, AllOf(HasSubstr("rank 0 has reported no progress for 10 s"), HasSubstr("busy")));
+}
+
+TEST_F(HangDetection, OfRanksThatReportNoMoreTheOneThatIsBehindIsNamedHoweverBusyItIs) {
+    for (HangSample& sample : ranks_) {
+        sample.progress_ns = 1;
+        sample.step = sample.rank == 2 ? 811 : 812;
+    }
+    const auto verdict = watch(20);
+    ASSERT_TRUE(verdict);
+    EXPECT_EQ(verdict->culprit, 2);
+    EXPECT_EQ(verdict->what, "ranks 0-3 have reported no progress for 10 s; rank 2 is behind, at step 811 of 812 (it is busy with something else)");
+}
+
+TEST_F(HangDetection, RanksThatNeverReportAreNamedWithThoseThatReportNoMoreAndNotWithoutThem) {
+    beats_ = true;
+    ranks_[0].progress_ns = 1;
+    EXPECT_FALSE(watch(100)) << "only rank 0 reports, and it does";
+    beats_ = false;
+    const auto verdict = watch(20);
+    ASSERT_TRUE(verdict);
+    EXPECT_EQ(verdict->culprit, 0);
+    EXPECT_THAT(verdict->what, AllOf(HasSubstr("rank 0 has reported no progress"), HasSubstr("; ranks 1-3 have never reported any")));
+}
+
+TEST_F(HangDetection, CollectivesThatMoveAreProgressWithoutAnyReport) {
+    for (HangSample& sample : ranks_) sample.progress_ns = 1;
+    for (std::uint64_t seq = 1; seq < 50; ++seq) {
+        for (const int rank : {0, 1, 2, 3}) finished(rank, seq);
+        EXPECT_FALSE(watch(1));
+    }
 }
 
 TEST_F(HangDetection, NobodyMovingIsAHangOnlyAfterTheTimeout) {

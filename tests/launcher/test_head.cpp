@@ -1,4 +1,4 @@
-#include "launcher/head.h"
+#include "launcher/supervise/head.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -31,6 +31,14 @@ TEST(Head, IsTheHostThatTheEndpointNames) {
     HostFacts behind_an_alias = kNode01;
     behind_an_alias.endpoint_addresses = {"10.0.0.1"};
     EXPECT_TRUE(choose_head(two_nodes_at("head.cluster"), behind_an_alias)->is_head);
+}
+
+TEST(Head, IsTheHostWhoseNameItsOwnHostsFileGivesALoopbackAddress) {
+    HostFacts debian = kNode01;
+    debian.endpoint_addresses = {"127.0.1.1"};  // of no interface
+    EXPECT_TRUE(choose_head(two_nodes_at("node01.cluster"), debian)->is_head);
+    debian.endpoint_addresses = {"::1"};
+    EXPECT_TRUE(choose_head(two_nodes_at("node01.cluster"), debian)->is_head);
 }
 
 TEST(Head, OfC10dIsTheEndpointsHostWhateverItsNodeRank) {

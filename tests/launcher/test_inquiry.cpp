@@ -1,8 +1,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "launcher/hang_sample.h"
-#include "launcher/inquiry.h"
+#include "launcher/ask/inquiry.h"
+#include "launcher/hang/hang_sample.h"
 
 namespace ddprun::test {
 namespace {
@@ -18,8 +18,8 @@ class HeadInquiry : public ::testing::Test {
         Result<std::unique_ptr<os::EventLoop>> loop = os::EventLoop::create({});
         ASSERT_TRUE(loop);
         loop_ = std::move(*loop);
-        Inquiry::Parts parts{*loop_, [](const rdzv::Message&) { return false; },
-                             [this](std::uint64_t agent, const rdzv::Message& message) {
+        Inquiry::Parts parts{*loop_, [](const rdzv::FromAgent&) { return false; },
+                             [this](std::uint64_t agent, const rdzv::ToAgent& message) {
                                  if (agent == broken_) inquiry_->agent_lost(agent);
                                  if (agent == broken_) return false;
                                  if (const auto* question = std::get_if<rdzv::Question>(&message)) asked_.emplace_back(agent, question->number);
@@ -137,7 +137,8 @@ TEST(NodeLook, SurvivesTheWayThereAndBack) {
 
 TEST(NodeLook, NonsenseIsAnErrorNotACrash) {
     for (const char* line : {"", "[]", "{}", R"({"generation":-1,"is_running":true,"ranks":[]})", R"({"generation":1,"is_running":1,"ranks":[]})",
-                             R"({"generation":1,"is_running":true,"ranks":[[1]]})", R"({"generation":1,"is_running":true,"ranks":[[1,1,1,1,1,1,1,1,1,1,1]]})"}) {
+                             R"({"generation":1,"is_running":true,"ranks":[[1]]})", R"({"generation":1,"is_running":true,"ranks":[[1,1,1,1,1,1,1,1,1,1,1]]})",
+                             R"({"generation":1,"is_running":true,"ranks":[[4294967296,true,false,1,1,1,true,1,1,1,1]]})"}) {
         EXPECT_FALSE(node_look_from_json(line)) << line;
     }
 }

@@ -1,9 +1,14 @@
-#include "launcher/job_cgroup.h"
+#include "launcher/guard/job_cgroup.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <fcntl.h>
+#include <sys/file.h>
+#include <unistd.h>
+
 #include <filesystem>
+#include <fstream>
 
 #include "tests/support/temporary_directory.h"
 
@@ -65,6 +70,55 @@ TEST(JobCgroup, WhatIsNoCgroupIsLeftAsItWas) {
     ASSERT_FALSE(cgroup);
     EXPECT_THAT(cgroup.error().what, HasSubstr("cgroup.kill"));
     EXPECT_FALSE(std::filesystem::exists(directory.file("job")));
+}
+
+TEST(CgroupsOfJobs, AreThoseOfThisUserWithTheWholeName) {
+    EXPECT_EQ(job_cgroup_name("0123456789abcdef"), "ddprun-job-0123456789abcdef");
+    const std::vector<SiblingCgroup> siblings = {
+        {"ddprun-job-0123456789abcdef", 1000}, {"ddprun-job-fedcba9876543210", 1001}, {"ddprun-job-fedcba987654321", 1000},
+        {"ddprun-job-fedcba98765432100", 1000}, {"ddprun-job-fedcba987654321g", 1000}, {"ddprun-0123456789abcdef", 1000},
+        {"ddprun-test-0123456789abcd", 1000}, {"user.slice", 1000}, {"", 1000}};
+    EXPECT_EQ(cgroups_of_jobs(siblings, 1000), std::vector<std::string>{"ddprun-job-0123456789abcdef"});
+    EXPECT_EQ(cgroups_of_jobs(siblings, 0), std::vector<std::string>{}) << "root ends nobody else's";
+}
+
+/// Directories and files as the kernel shows them; here nothing dies when cgroup.kill is written to.
+class AbandonedCgroups : public ::testing::Test {
+  protected:
+    std::string make(const std::string& name) {
+        std::filesystem::create_directory(directory_.file(name));
+        std::ofstream(directory_.file(name + "/cgroup.kill"));
+        return name;
+    }
+    [[nodiscard]] bool is_killed(const std::string& name) const {
+        std::ifstream file(directory_.file(name + "/cgroup.kill"));
+        return !std::string(std::istreambuf_iterator<char>(file), {}).empty();
+    }
+    test::TemporaryDirectory directory_;
+};
+
+TEST_F(AbandonedCgroups, AreKilledAndThoseInUseAreNot) {
+    const std::string left = make("ddprun-job-0123456789abcdef"), used = make("ddprun-job-1123456789abcdef"), other = make("users-own");
+    const UniqueFd lock(::open(directory_.file(used).c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+    ASSERT_EQ(::flock(lock.get(), LOCK_EX), 0);
+    EXPECT_TRUE(remove_abandoned_cgroups(directory_.path()).empty()) << "a plain directory with files cannot be removed";
+    EXPECT_TRUE(is_killed(left));
+    EXPECT_FALSE(is_killed(used));
+    EXPECT_FALSE(is_killed(other));
+}
+
+TEST_F(AbandonedCgroups, EmptyOnesAreRemovedAndTold) {
+    std::filesystem::create_directory(directory_.file("ddprun-job-0123456789abcdef"));
+    EXPECT_EQ(remove_abandoned_cgroups(directory_.path()), std::vector<std::string>{"ddprun-job-0123456789abcdef"});
+    EXPECT_TRUE(std::filesystem::is_empty(directory_.path()));
+    EXPECT_TRUE(remove_abandoned_cgroups(directory_.file("nowhere")).empty());
+}
+
+TEST_F(AbandonedCgroups, ALinkIsNotFollowed) {
+    const std::string target = make("elsewhere");
+    std::filesystem::create_directory_symlink(directory_.file(target), directory_.file("ddprun-job-0123456789abcdef"));
+    EXPECT_TRUE(remove_abandoned_cgroups(directory_.path()).empty());
+    EXPECT_FALSE(is_killed(target));
 }
 
 }  // namespace

@@ -2,7 +2,7 @@
 #include <gtest/gtest.h>
 #include <signal.h>
 
-#include "launcher/job_state.h"
+#include "launcher/supervise/job_state.h"
 
 namespace ddprun {
 namespace {
@@ -57,7 +57,7 @@ TEST(JobStep, FinishesOnlyWhenEveryWorkerSucceededAndItsNodeDrained) {
     Job job({}, {2});
     EXPECT_TRUE(job.succeeds().empty());
     EXPECT_TRUE(job.succeeds().empty());
-    EXPECT_EQ(job.state.phase, Phase::Draining);
+    EXPECT_EQ(job.state.phase, Phase::Succeeded);
     EXPECT_EQ(all_of<job_action::Finish>(job.tell(job_event::NodeDrained{0})).size(), 1u);
 }
 
@@ -119,24 +119,39 @@ TEST(JobStep, AProgramThatCannotRunIsNeverRestarted) {
 
 TEST(JobStep, TheFirstSignalStopsWithGraceAndTheSecondKills) {
     Job job;
-    const auto first = job.tell(job_event::StopAsked{SIGINT, false});
+    const auto first = job.tell(job_event::StopAsked{SIGINT, 0});
     ASSERT_EQ(all_of<job_action::StopGeneration>(first).size(), 1u);
     EXPECT_EQ(all_of<job_action::StopGeneration>(first)[0].signal, SIGINT);
     EXPECT_EQ(all_of<job_action::StopGeneration>(first)[0].grace, job.policy.shutdown_timeout);
-    EXPECT_EQ(all_of<job_action::KillGeneration>(job.tell(job_event::StopAsked{SIGINT, true})).size(), 1u);
-    EXPECT_TRUE(job.tell(job_event::StopAsked{SIGINT, true}).empty());
+    EXPECT_EQ(all_of<job_action::KillGeneration>(job.tell(job_event::StopAsked{SIGINT, 0})).size(), 1u);
+    EXPECT_TRUE(job.tell(job_event::StopAsked{SIGINT, 0}).empty());
+}
+
+TEST(JobStep, TheSameSignalAtEveryNodeIsOneStopAndTakesNoGraceAway) {
+    Job job({}, {2, 2, 2});
+    EXPECT_EQ(all_of<job_action::StopGeneration>(job.tell(job_event::StopAsked{SIGTERM, 2})).size(), 1u);
+    for (const std::uint64_t other : {0, 1}) EXPECT_TRUE(job.tell(job_event::StopAsked{SIGTERM, other}).empty());
+    EXPECT_EQ(all_of<job_action::KillGeneration>(job.tell(job_event::StopAsked{SIGTERM, 1})).size(), 1u) << "the second time there";
+}
+
+TEST(JobStep, TheSameSignalAtEveryNodeWhileAFailureStopsThemTakesNoGraceAway) {
+    Job job(with_restarts(1), {2, 2});
+    job.fails(0);
+    EXPECT_EQ(all_of<job_action::Say>(job.tell(job_event::StopAsked{SIGTERM, 1})).size(), 1u);
+    EXPECT_TRUE(job.tell(job_event::StopAsked{SIGTERM, 0}).empty());
+    EXPECT_FALSE(job.state.killing);
 }
 
 TEST(JobStep, ASignalWhileWaitingForNodesEndsTheJobAtOnce) {
     JobState state;
-    const auto actions = step(state, job_event::StopAsked{SIGINT, false}, {}, kStart);
+    const auto actions = step(state, job_event::StopAsked{SIGINT, 0}, {}, kStart);
     EXPECT_EQ(all_of<job_action::Finish>(actions).size(), 1u);
 }
 
 TEST(JobStep, ASignalDuringARestartCancelsTheRestart) {
     Job job(with_restarts(3));
     job.fails(1);
-    job.tell(job_event::StopAsked{SIGTERM, false});
+    job.tell(job_event::StopAsked{SIGTERM, 0});
     const auto actions = job.tell(job_event::NodeDrained{0});
     EXPECT_TRUE(all_of<job_action::StartGeneration>(actions).empty());
     EXPECT_EQ(all_of<job_action::Finish>(actions).size(), 1u);
@@ -152,7 +167,7 @@ TEST(JobStep, APreemptionNotifiesBeforeItStops) {
 }
 
 TEST(JobStep, AnEndBeforeAnyWorkerRunsSaysWhy) {
-    const JobEvent ends[] = {job_event::PreemptAsked{SIGTERM, "walltime in 60 s"}, job_event::StopAsked{SIGTERM, false}};
+    const JobEvent ends[] = {job_event::PreemptAsked{SIGTERM, "walltime in 60 s"}, job_event::StopAsked{SIGTERM, 0}};
     const char* const said[] = {"walltime in 60 s: stopping before any worker runs", "SIGTERM: stopping before any worker runs"};
     for (std::size_t i = 0; i < 2; ++i) {
         JobState joining;
@@ -177,6 +192,42 @@ TEST(JobStep, ANodeThatIsLostAfterItsWorkersSucceededIsNoFailure) {
     job.tell(job_event::NodeDrained{1});
     EXPECT_TRUE(all_of<job_action::StopGeneration>(job.tell(job_event::NodeLost{1, "gone"})).empty());
     EXPECT_EQ(job.state.phase, Phase::Running);
+    job.succeeds(0);
+    EXPECT_EQ(all_of<job_action::Finish>(job.tell(job_event::NodeDrained{0})).size(), 1u) << "and the job ends with the others";
+}
+
+JobPolicy with_backoff(Duration backoff) {
+    JobPolicy policy = with_restarts(5);
+    policy.restart.backoff = backoff;
+    policy.random = 1.0;
+    return policy;
+}
+
+TEST(JobStep, BacksOffAlsoBeforeItWaitsForANodeThatWasLost) {
+    Job job(with_backoff(2s), {2, 2});
+    job.fails(0);  // the first restart is at once
+    for (int node : {0, 1}) job.tell(job_event::NodeDrained{node});
+    job.tell(job_event::NodeLost{1, "gone"});
+    EXPECT_TRUE(all_of<job_action::Rejoin>(job.tell(job_event::NodeDrained{0})).empty());
+    EXPECT_EQ(job.state.phase, Phase::BackingOff);
+    job.now += 2s;
+    EXPECT_EQ(all_of<job_action::Rejoin>(job.tell(job_event::TimerFired{})).size(), 1u);
+    EXPECT_EQ(job.state.phase, Phase::Joining);
+}
+
+TEST(JobStep, ANodeLostDuringTheBackOffDoesNotEndIt) {
+    Job job(with_backoff(2s), {2, 2});
+    for (int round : {1, 2}) {
+        job.fails(0);
+        for (int node : {0, 1}) job.tell(job_event::NodeDrained{node});
+        EXPECT_EQ(job.state.phase, round == 1 ? Phase::Running : Phase::BackingOff);
+    }
+    ASSERT_EQ(job.state.phase, Phase::BackingOff);
+    EXPECT_TRUE(all_of<job_action::Rejoin>(job.tell(job_event::NodeLost{1, "gone"})).empty());
+    job.now += 2s;
+    const auto actions = job.tell(job_event::TimerFired{});
+    EXPECT_EQ(all_of<job_action::Rejoin>(actions).size(), 1u);
+    EXPECT_TRUE(all_of<job_action::StartGeneration>(actions).empty()) << "not without the node";
 }
 
 TEST(RestartPolicy, ABudgetWithAWindowForgetsOldRestarts) {

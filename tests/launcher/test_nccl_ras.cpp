@@ -2,8 +2,9 @@
 #include <gtest/gtest.h>
 #include <optional>
 
-#include "launcher/nccl_ras.h"
+#include "launcher/hang/nccl_ras.h"
 #include "tests/support/fake_ras.h"
+#include "tests/support/reserved_port.h"
 
 namespace ddprun::test {
 namespace {
@@ -67,10 +68,8 @@ TEST(NcclRas, SilenceAndNobodyAndStrangersAreErrors) {
     EXPECT_EQ(ask(silent.where(), 200ms)->error().code, Errc::Timeout);
     FakeRas stranger({"HTTP/1.1 400 Bad Request\n"}, FakeRas::Then::Close);
     EXPECT_EQ(ask(stranger.where(), 30s)->error().code, Errc::Protocol);
-    Listener nobody = *listen_tcp({"127.0.0.1", 0});
-    const std::uint16_t port = nobody.bound.port;
-    nobody.fd.reset();
-    EXPECT_EQ(ask({"localhost", port}, 30s)->error().code, Errc::System);
+    const ReservedPort nobody;
+    EXPECT_EQ(ask({"localhost", nobody.endpoint().port}, 30s)->error().code, Errc::System);
 }
 
 }  // namespace

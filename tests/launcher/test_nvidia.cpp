@@ -1,10 +1,10 @@
 #include <gtest/gtest.h>
 #include <stdlib.h>
 
-#include "env/file.h"
-#include "launcher/gpu_usage.h"
-#include "launcher/nvidia.h"
-#include "launcher/nvml.h"
+#include "env/io/file.h"
+#include "launcher/gpu/gpu_usage.h"
+#include "launcher/gpu/nvidia.h"
+#include "launcher/gpu/nvml.h"
 #include "tests/support/temporary_directory.h"
 
 namespace ddprun {

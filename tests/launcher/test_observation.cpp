@@ -2,17 +2,20 @@
 #include <gtest/gtest.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
+#include <sys/syscall.h>
 #include <sys/un.h>
+#include <unistd.h>
 
 #include <fstream>
-#include <nlohmann/json.hpp>
+#include <future>
+#include <thread>
 
+#include "env/json.h"
 #include "env/text.h"
-#include "launcher/control_socket.h"
-#include "launcher/event_file.h"
-#include "launcher/job_status.h"
-#include "launcher/metrics_server.h"
-#include "launcher/process_sample.h"
+#include "launcher/ask/control_socket.h"
+#include "launcher/ask/event_file.h"
+#include "launcher/ask/job_status.h"
+#include "launcher/ask/metrics_server.h"
 #include "tests/support/temporary_directory.h"
 
 namespace ddprun::test {
@@ -20,6 +23,7 @@ namespace {
 
 using namespace std::chrono_literals;
 using ::testing::AllOf;
+using ::testing::Contains;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::Not;
@@ -99,7 +103,8 @@ class ControlSocketTest : public ::testing::Test {
         ASSERT_TRUE(loop);
         loop_ = std::move(*loop);
         job_ = {static_cast<unsigned>(::geteuid()), random_name()};
-        Result<std::unique_ptr<ControlSocket>> socket = ControlSocket::create(*loop_, job_.id);
+        Result<std::unique_ptr<RequestServer>> socket = open_control_socket(
+            *loop_, job_.id, [this](const ControlRequest& request, const RequestReply& reply) { handler_(request, reply); });
         ASSERT_TRUE(socket) << socket.error().what;
         socket_ = std::move(*socket);
     }
@@ -137,38 +142,38 @@ class ControlSocketTest : public ::testing::Test {
     static inline int counter_ = 0;
     std::unique_ptr<os::EventLoop> loop_;
     RunningJob job_;
-    std::unique_ptr<ControlSocket> socket_;
+    std::unique_ptr<RequestServer> socket_;
+    ControlHandler handler_;
 };
 
 TEST_F(ControlSocketTest, AnswersWhatAHandlerSaysAndCloses) {
-    socket_->on("echo", [](const ControlRequest& request, const ControlReply& reply) {
+    handler_ = [](const ControlRequest& request, const RequestReply& reply) {
         reply.send(control_text(request.argument("word")));
         reply.finish();
-    });
+    };
     EXPECT_EQ(exchange(encode({"echo", {{"word", "hello"}}})), control_text("hello"));
 }
 
 TEST_F(ControlSocketTest, AnAnswerMayComeLater) {
-    socket_->on("later", [this](const ControlRequest&, const ControlReply& reply) {
+    handler_ = [this](const ControlRequest&, const RequestReply& reply) {
         loop_->call_after(5ms, [reply] { reply.send("one\n"); });
         loop_->call_after(10ms, [reply] {
             reply.send("two\n");
             reply.finish();
         });
-    });
+    };
     EXPECT_EQ(exchange(encode({"later", {}})), "one\ntwo\n");
 }
 
-TEST_F(ControlSocketTest, UnknownRequestsAndNonsenseAreRefused) {
-    EXPECT_THAT(exchange(encode({"dance", {}})), HasSubstr("'dance' is not known"));
+TEST_F(ControlSocketTest, NonsenseIsRefused) {
     EXPECT_THAT(exchange("nonsense\n"), HasSubstr("\"ok\":false"));
 }
 
 TEST_F(ControlSocketTest, AnEndlessRequestIsDropped) { EXPECT_EQ(exchange(std::string(17 * 1024, 'x')), ""); }
 
 TEST_F(ControlSocketTest, AReplyOutlivesItsPeerAndItsServer) {
-    std::optional<ControlReply> kept;
-    socket_->on("keep", [&kept](const ControlRequest&, const ControlReply& reply) { kept = reply; });
+    std::optional<RequestReply> kept;
+    handler_ = [&kept](const ControlRequest&, const RequestReply& reply) { kept = reply; };
     {
         const UniqueFd fd = connect();
         const std::string request = encode({"keep", {}});
@@ -206,6 +211,95 @@ TEST_F(ControlSocketTest, ManySilentConnectionsDoNotGrowWithoutLimit) {
     EXPECT_EQ(open, 32);
 }
 
+TEST_F(ControlSocketTest, SilentConnectionsDoNotKeepOthersFromAsking) {
+    handler_ = [](const ControlRequest&, const RequestReply& reply) {
+        reply.send(control_text("here"));
+        reply.finish();
+    };
+    std::vector<UniqueFd> silent;
+    for (int i = 0; i < 32; ++i) {
+        silent.push_back(connect());
+        ASSERT_TRUE(loop_->run_once(MonotonicClock::now() + 1s));
+    }
+    EXPECT_EQ(exchange(encode({"echo", {}})), control_text("here"));
+}
+
+TEST_F(ControlSocketTest, WhoHasAskedIsNotDroppedForOneThatMay) {
+    std::vector<RequestReply> kept;
+    handler_ = [&kept](const ControlRequest&, const RequestReply& reply) { kept.push_back(reply); };
+    std::vector<UniqueFd> asking;
+    const std::string request = encode({"keep", {}});
+    for (std::size_t i = 1; i <= 32; ++i) {
+        asking.push_back(connect());
+        ASSERT_GT(::send(asking.back().get(), request.data(), request.size(), MSG_NOSIGNAL), 0);
+        while (kept.size() < i) ASSERT_TRUE(loop_->run_once(MonotonicClock::now() + 1s));
+    }
+    EXPECT_EQ(exchange(request), "") << "closed: it may come again";
+    for (const RequestReply& reply : kept) EXPECT_TRUE(reply.is_wanted());
+}
+
+// ---- whose socket it is
+
+/// Listens under a job's name of this user, as another user; until it is told to end.
+class Squatter {
+  public:
+    explicit Squatter(const std::string& name)
+        : thread_([this, name] {
+              // The raw call changes this thread only; listen() notes its credentials.
+              if (::syscall(SYS_setresuid, 65534, 65534, 65534) != 0) return ready_.set_value(false);
+              const UniqueFd fd(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
+              sockaddr_un address{};
+              address.sun_family = AF_UNIX;
+              name.copy(address.sun_path + 1, name.size());
+              const auto length = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + name.size());
+              const bool listens = ::bind(fd.get(), reinterpret_cast<sockaddr*>(&address), length) == 0 && ::listen(fd.get(), 8) == 0;
+              ready_.set_value(listens);
+              end_.get_future().wait();
+          }) {
+        listens_ = ready_.get_future().get();
+    }
+    ~Squatter() {
+        end_.set_value();
+        thread_.join();
+    }
+    [[nodiscard]] bool listens() const { return listens_; }
+
+  private:
+    std::promise<bool> ready_;
+    std::promise<void> end_;
+    bool listens_ = false;
+    std::thread thread_;
+};
+
+TEST_F(ControlSocketTest, ASocketThatAnotherUserOpenedUnderOurNameIsNoJobOfOurs) {
+    if (::geteuid() != 0) GTEST_SKIP() << "only root can become another user";
+    const RunningJob foreign{job_.uid, random_name()};
+    const Squatter squatter(control_socket_name(foreign.uid, foreign.id));
+    ASSERT_TRUE(squatter.listens());
+    EXPECT_THAT(running_jobs(), AllOf(Contains(job_), Not(Contains(foreign))));
+    const Result<std::string> asked = ask_job(foreign, {"status", {}}, MonotonicClock::now() + 5s);
+    ASSERT_FALSE(asked);
+    EXPECT_EQ(asked.error().code, Errc::Refused);
+}
+
+TEST_F(ControlSocketTest, ASocketThatLetsNobodyInHoldsNobodyUp) {
+    const RunningJob stuck{job_.uid, random_name()};
+    const UniqueFd listener(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
+    const std::string name = control_socket_name(stuck.uid, stuck.id);
+    sockaddr_un address{};
+    address.sun_family = AF_UNIX;
+    name.copy(address.sun_path + 1, name.size());
+    const auto length = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + name.size());
+    ASSERT_EQ(::bind(listener.get(), reinterpret_cast<sockaddr*>(&address), length), 0);
+    ASSERT_EQ(::listen(listener.get(), 0), 0);
+    const UniqueFd queued(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+    ASSERT_EQ(::connect(queued.get(), reinterpret_cast<sockaddr*>(&address), length), 0) << "its queue is full now";
+    EXPECT_THAT(running_jobs(), AllOf(Contains(job_), Not(Contains(stuck))));
+    const Result<std::string> asked = ask_job(stuck, {"status", {}}, MonotonicClock::now() + 50ms);
+    ASSERT_FALSE(asked);
+    EXPECT_EQ(asked.error().code, Errc::Timeout);
+}
+
 // ---- status
 
 TEST(JobStatus, SurvivesTheWayThereAndBack) {
@@ -222,6 +316,20 @@ TEST(JobStatus, OfAnotherReleaseIsReadAsFarAsItGoes) {
     EXPECT_EQ(read->workers.size(), 1u);
     EXPECT_FALSE(job_status_from_json("{}"));
     EXPECT_FALSE(job_status_from_json("no json"));
+}
+
+TEST(JobStatus, ANumberThatDoesNotFitIsNotWrappedIntoAnotherProcess) {
+    const Result<JobStatus> read = job_status_from_json(R"({"ok":true,"pid":4294967297,"world_size":1e400,"workers":[]})");
+    EXPECT_FALSE(read);
+    const Result<JobStatus> big = job_status_from_json(
+        R"({"ok":true,"pid":4294967297,"generation":-1,"workers":[{"rank":4294967296,"rss_bytes":-1,"gpus":[4294967297,1]}]})");
+    ASSERT_TRUE(big);
+    EXPECT_EQ(big->pid, JobStatus{}.pid);
+    EXPECT_EQ(big->generation, JobStatus{}.generation);
+    ASSERT_EQ(big->workers.size(), 1u);
+    EXPECT_EQ(big->workers[0].rank, WorkerStatus{}.rank);
+    EXPECT_EQ(big->workers[0].rss_bytes, WorkerStatus{}.rss_bytes);
+    EXPECT_THAT(big->workers[0].gpus.indices, ElementsAre(1u));
 }
 
 TEST(JobStatus, RatesAreOverTheTimeBetweenTwoLooks) {
@@ -320,21 +428,13 @@ TEST(Metrics, OnlyGetMetricsIsServed) {
     EXPECT_EQ(http_head_length("GET / HTTP/1.1\r\n\r\nmore"), 18u);
 }
 
-TEST(ProcessSample, NamesMayHoldAnything) {
-    const char* stat = "4171 (a) b (c) R 1 2 3 4 5 6 7 8 9 10 250 50 0 0 20 0 1 0 77 1000 512 18446744073709551615 0\n";
-    EXPECT_EQ(parse_process_stat(stat, 100, 4096), (ProcessSample{3.0, 512 * 4096}));
-    EXPECT_EQ(parse_process_stat("4171 (a) R 1", 100, 4096), std::nullopt);
-    EXPECT_EQ(parse_process_stat("", 100, 4096), std::nullopt);
-    EXPECT_GT(sample_process(::getpid()).value_or(ProcessSample{}).rss_bytes, 0u);
-}
-
 // ---- events
 
 TEST(EventFile, LinesAreJsonWithTimeAndOrigin) {
     const std::string text = to_json({"5f3a", "run", "node01"}, {"worker_exited", 2, {{"rank", std::int64_t{3}}, {"what", "bad \xff"}}},
                                      1740832205.25);
     EXPECT_EQ(text.back(), '\n');
-    const auto json = nlohmann::json::parse(text);
+    const Json json = parse_json(text).value_or(Json());
     EXPECT_EQ(json["time"], "2025-03-01T12:30:05.250000Z");
     EXPECT_EQ(json["generation"], 2);
     EXPECT_EQ(json["rank"], 3);
@@ -366,8 +466,8 @@ TEST(EventFile, AFullDiskIsSaidOnceAndTheNextLineIsWhole) {
     std::ifstream in(path);
     std::vector<std::string> events;
     for (std::string line; std::getline(in, line);) {
-        const auto json = nlohmann::json::parse(line, nullptr, false);
-        if (json.is_object()) events.push_back(json["event"]);
+        const Json json = parse_json(line).value_or(Json());
+        if (json.is_object()) events.push_back(json["event"].text());
     }
     EXPECT_THAT(events, ElementsAre("first", "fourth"));
 }

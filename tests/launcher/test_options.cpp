@@ -1,12 +1,14 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <signal.h>
+#include <sys/stat.h>
 
 #include <fstream>
 
-#include "launcher/config_file.h"
-#include "launcher/option_table.h"
-#include "launcher/options.h"
+#include "launcher/cli/config_file.h"
+#include "launcher/cli/option_table.h"
+#include "launcher/cli/options.h"
+#include "launcher/cli/subcommand.h"
 #include "tests/support/temporary_directory.h"
 
 namespace ddprun {
@@ -98,10 +100,35 @@ TEST(Option, RdzvEndpointHasTheDefaultPort29400) {
 }
 
 TEST(Option, RdzvIdNamesTheJob) {
-    EXPECT_EQ(spec_of({}).rendezvous.run_id, "none");
+    EXPECT_EQ(spec_of({"--nnodes=2"}).rendezvous.run_id, "none") << "all nodes need the same";
+    EXPECT_EQ(spec_of({"--nnodes=1:2"}).rendezvous.run_id, "none");
     EXPECT_EQ(spec_of({"--rdzv-id", "j7"}).rendezvous.run_id, "j7");
     EXPECT_EQ(spec_of({"--rdzv_id=j8"}, {{"PET_RDZV_ID", "other"}}).rendezvous.run_id, "j8");
     EXPECT_EQ(error_of({"--rdzv-id="}), "--rdzv-id: the value is empty");
+}
+
+TEST(Option, AJobOfOneNodeWithoutAnIdIsNoOthersNamesake) {
+    EXPECT_EQ(spec_of({}).rendezvous.run_id.size(), 16U);
+    EXPECT_NE(spec_of({}).rendezvous.run_id, spec_of({}).rendezvous.run_id);
+    EXPECT_NE(spec_of({"--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0"}).rendezvous.run_id, "none");
+    EXPECT_EQ(spec_of({"--rdzv-id=none"}).rendezvous.run_id, "none");
+}
+
+TEST(Option, RdzvConfMayStandInQuotes) {
+    for (const char* conf : {"'timeout=900,is_host=0'", "\"timeout=900\",'is_host=0'", "timeout='900', 'is_host'=\"0\""}) {
+        const CommandLine line = line_of({"--rdzv-conf", conf});
+        EXPECT_EQ(line.spec.rendezvous.join_timeout, seconds(900)) << conf;
+        EXPECT_EQ(line.spec.rendezvous.is_host, false) << conf;
+        EXPECT_THAT(line.remarks, ElementsAre()) << conf;
+    }
+    EXPECT_THAT(line_of({"--rdzv-conf='timeout=900"}).remarks, ElementsAre(HasSubstr("''timeout'"))) << "an open quote belongs to the key";
+}
+
+TEST(Option, UnknownKeysOfRdzvConfAreSaidAndOverlookedAsByTorchrun) {
+    const CommandLine line = line_of({"--rdzv-conf", "jointimeout=3,color=red,timeout=7"});
+    EXPECT_THAT(line.remarks, ElementsAre("--rdzv-conf: 'jointimeout' is not a known key (did you mean join_timeout?), without effect",
+                                          HasSubstr("'color' is not a known key, without effect (known are join_timeout, ")));
+    EXPECT_EQ(line.spec.rendezvous.join_timeout, seconds(7));
 }
 
 TEST(Option, RdzvConfTakesTorchrunsKeys) {
@@ -116,8 +143,6 @@ TEST(Option, RdzvConfTakesTorchrunsKeys) {
                 ElementsAre(HasSubstr("close_timeout: accepted, without effect"), HasSubstr("read_timeout: accepted, without effect")));
     EXPECT_EQ(error_of({"--rdzv-conf", "keep_alive_interval=0"}),
               "--rdzv-conf: keep_alive_interval: '0' is not a time of at least 10 ms");
-    EXPECT_EQ(error_of({"--rdzv-conf", "jointimeout=3"}),
-              "--rdzv-conf: 'jointimeout' is not a known key (did you mean join_timeout?)");
     EXPECT_EQ(error_of({"--rdzv-conf", "join_timeout=soon"}), "--rdzv-conf: join_timeout: 'soon' is not a time in seconds");
     EXPECT_EQ(error_of({"--rdzv-conf", "is_host"}), "--rdzv-conf: 'is_host' is not KEY=VALUE");
     EXPECT_THAT(error_of({"--rdzv-conf", "ca_cert=/a"}), HasSubstr("etcd"));
@@ -378,11 +403,24 @@ TEST(Option, TimesAndFilesOfOursArrive) {
 }
 
 TEST(Option, PrefixComesFromTheFlagOrTorchrunsVariable) {
-    EXPECT_EQ(spec_of({}).output.prefix, "[${rank}]: ");
+    EXPECT_FALSE(spec_of({}).output.prefix);
+    EXPECT_FALSE(spec_of({}, {{"TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE", ""}}).output.prefix);
     EXPECT_EQ(spec_of({}, {{"TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE", "${role_name} "}}).output.prefix, "${role_name} ");
     EXPECT_EQ(spec_of({"--log-prefix=${host}:"}, {{"TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE", "x"}}).output.prefix, "${host}:");
     EXPECT_EQ(spec_of({"--prefix="}).output.prefix, "");
+    EXPECT_EQ(spec_of({"--prefix=none"}).output.prefix, "");
+    EXPECT_FALSE(spec_of({"--prefix=auto"}, {{"TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE", "x"}}).output.prefix);
+    EXPECT_EQ(spec_of({"--log-line-prefix-template=${hostname} ${local_rank}:"}).output.prefix, "${hostname} ${local_rank}:");
+    EXPECT_EQ(spec_of({"--log_line_prefix_template=theirs", "--prefix=ours"}).output.prefix, "ours");
     EXPECT_THAT(error_of({"--prefix=${rnak}"}), HasSubstr("'${rnak}' is not known (expected ${rank}, ${local_rank}"));
+}
+
+TEST(Option, TeeWritesWhatReadersOfTorchrunsTeeExpect) {
+    EXPECT_EQ(spec_of({"-t", "1:3"}).output.prefix, "[${role_name}${local_rank}]:");
+    EXPECT_EQ(spec_of({}, {{"PET_TEE", "3"}}).output.prefix, "[${role_name}${local_rank}]:");
+    EXPECT_EQ(spec_of({"-t3", "--prefix=none"}).output.prefix, "");
+    EXPECT_FALSE(spec_of({"-t0"}).output.prefix);
+    EXPECT_FALSE(spec_of({"--log-dir=/l"}).output.prefix) << "everything is kept and shown, but nobody said --tee";
 }
 
 TEST(Option, OutputSwitchesArrive) {
@@ -427,10 +465,27 @@ TEST(CommandLineGrammar, LaterValuesReplaceEarlierOnes) {
 }
 
 TEST(CommandLineGrammar, UnknownOptionSuggestsTheNearest) {
-    EXPECT_EQ(error_of({"--nproc-per-nod=2"}), "--nproc-per-nod: unknown option (did you mean --nproc-per-node?)");
-    EXPECT_EQ(error_of({"--nproc=2"}), "--nproc: unknown option (did you mean --nproc-per-node?)");
+    EXPECT_EQ(error_of({"--nproc-per-nods=2"}), "--nproc-per-nods: unknown option (did you mean --nproc-per-node?)");
     EXPECT_EQ(error_of({"--zzzzzzzz"}), "--zzzzzzzz: unknown option (see ddprun --help)");
     EXPECT_EQ(error_of({"-x"}), "-x: unknown option (see ddprun --help)");
+    EXPECT_EQ(error_of({"--=2"}), "--: unknown option (see ddprun --help)");
+}
+
+TEST(CommandLineGrammar, ABeginningThatOneOptionAloneHasIsThatOption) {
+    EXPECT_EQ(spec_of({"--redirect=3"}).output.redirects.everyone, Streams::All);
+    EXPECT_EQ(spec_of({"--nproc", "2", "--stand"}).workers.number, 2);
+    EXPECT_EQ(spec_of({"--nproc_per=3"}).workers.number, 3);
+    EXPECT_EQ(spec_of({"--log-p=x "}, {}).output.prefix, "x ") << "an alias";
+    EXPECT_EQ(spec_of({"--signal=USR1=stop"}).signals.at(SIGUSR1), SignalAction::Stop) << "a whole name is no beginning";
+    EXPECT_EQ(line_of({"--redir=3"}).sources.count("redirects"), 1U);
+    EXPECT_EQ(error_of({"--rdzv-i", "--stand"}),
+              "--rdzv-i: needs a value (ID), but --stand follows; write --rdzv-i=VALUE if it is the value");
+}
+
+TEST(CommandLineGrammar, ABeginningOfSeveralOptionsNamesThem) {
+    EXPECT_EQ(error_of({"--master=h"}), "--master: ambiguous, it could be --master-addr or --master-port");
+    EXPECT_EQ(error_of({"--max=3"}), "--max: ambiguous, it could be --max-restarts or --max-log-size");
+    EXPECT_EQ(error_of({"--n"}), "--n: ambiguous, it could be --nproc-per-node, --nnodes, --no-python, --numa-binding, --narrow-gpus or --node-rank");
 }
 
 TEST(CommandLineGrammar, AForgottenValueIsNoticed) {
@@ -440,6 +495,47 @@ TEST(CommandLineGrammar, AForgottenValueIsNoticed) {
     ASSERT_FALSE(line);
     EXPECT_EQ(line.error().what, "--rdzv-id: needs a value (ID)");
     EXPECT_EQ(spec_of({"--rdzv-id", "-odd-"}).rendezvous.run_id, "-odd-");
+}
+
+TEST(CommandLineGrammar, AValueIsTakenAsItStands) {
+    for (const std::string value : {"[1,2]", "{}", "=x", "--standalone", "a,b", " "}) {
+        EXPECT_EQ(spec_of({"--rdzv-id=" + value}).rendezvous.run_id, value);
+    }
+    for (const std::string value : {"[1,2]", "{}", "=x", "-5", "--", "a,b", " "}) {
+        EXPECT_EQ(spec_of({"--rdzv-id", value}).rendezvous.run_id, value);
+    }
+}
+
+TEST(CommandLineGrammar, ASwitchTakesNoValueHoweverItIsWritten) {
+    EXPECT_EQ(error_of({"--standalone=true"}), "--standalone: takes no value (got 'true')");
+    EXPECT_EQ(error_of({"--fold="}), "--fold: takes no value (got '')");
+    EXPECT_EQ(error_of({"-q=1"}), "-q: takes no value (got '1')");
+    EXPECT_EQ(error_of({"-qt3"}), "-q: takes no value (got 't3')");
+}
+
+TEST(CommandLineGrammar, AMistypedOptionIsNotTheProgram) {
+    EXPECT_THAT(error_of({"--nproc-per-nods", "2", "--fold"}), HasSubstr("--nproc-per-nods: unknown option"));
+    EXPECT_THAT(error_of({"-5"}), HasSubstr("-5: unknown option"));
+    EXPECT_THAT(error_of({"---"}), HasSubstr("---: unknown option"));
+    EXPECT_EQ(parse({"-"})->spec.program.name, "-");
+}
+
+TEST(SubcommandOptions, StandAmongTheWords) {
+    const Result<AskOptions> options = parse_ask_options({"USR1", "--rank=3", "--job", "j7", "-f", "more"});
+    ASSERT_TRUE(options) << options.error().what;
+    EXPECT_THAT(options->words, ElementsAre("USR1", "more"));
+    EXPECT_EQ(options->rank, 3);
+    EXPECT_EQ(options->job, "j7");
+    EXPECT_TRUE(options->follow);
+    EXPECT_FALSE(options->json);
+}
+
+TEST(SubcommandOptions, ThatAreWrongAreNamed) {
+    EXPECT_EQ(parse_ask_options({"-r", "x"}).error().what, "-r: 'x' is not a rank (expected 0, 1, ...)");
+    EXPECT_EQ(parse_ask_options({"--job"}).error().what, "--job: needs a value");
+    EXPECT_EQ(parse_ask_options({"--jbo", "j7"}).error().what, "--jbo: unknown option");
+    EXPECT_EQ(parse_doctor_options({"--seconds", "31"}).error().what, "--seconds: '31' is not between 0 and 30");
+    EXPECT_THAT(parse_doctor_options({"quickly"}).error().what, HasSubstr("quickly: unknown (expected --json"));
 }
 
 TEST(CommandLineGrammar, NoProgramIsAnError) {
@@ -590,6 +686,25 @@ TEST_F(ConfigFileOption, ErrorsNameTheFileTheKeyAndWhatWasMeant) {
     const Result<CommandLine> absent = parse({"--config", directory_.file("absent.json"), "x"});
     ASSERT_FALSE(absent);
     EXPECT_THAT(absent.error().what, HasSubstr("--config: " + directory_.file("absent.json") + ": No such file"));
+}
+
+TEST_F(ConfigFileOption, ANumberThatIsOutOfRangeIsAnErrorInOneLine) {
+    const std::string what = error("{\"nproc-per-node\": 1e400,\n\"program\": \"train\"}");
+    EXPECT_THAT(what, HasSubstr("job.json: parse error at line 1, column 24: the number 1e400 is out of range"));
+    EXPECT_THAT(what, testing::Not(HasSubstr("\n")));
+    EXPECT_THAT(error(R"({"nproc-per-node": 1e300})"), HasSubstr("nproc-per-node: '1e+300' is not a number"));
+}
+
+TEST_F(ConfigFileOption, APipeIsRefusedInsteadOfWaitedFor) {
+    const std::string path = directory_.file("fifo");
+    ASSERT_EQ(::mkfifo(path.c_str(), 0600), 0);
+    const Result<CommandLine> line = parse({"--config", path, "x"});
+    ASSERT_FALSE(line);
+    EXPECT_THAT(line.error().what, HasSubstr(path + ": is a pipe, not a file"));
+}
+
+TEST_F(ConfigFileOption, AnOptionThatStandsTwiceIsRefusedInsteadOfTheLastOneWinning) {
+    EXPECT_THAT(error(R"({"nproc-per-node": 2, "program": "train", "nproc-per-node": 4})"), HasSubstr("the name 'nproc-per-node' stands twice"));
 }
 
 // ---- completions

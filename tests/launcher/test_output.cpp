@@ -1,4 +1,5 @@
 #include <fcntl.h>
+#include <fmt/core.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/epoll.h>
@@ -11,11 +12,10 @@
 #include <random>
 #include <sstream>
 
-#include "launcher/line_assembler.h"
-#include "launcher/line_folder.h"
-#include "launcher/line_prefix.h"
-#include "launcher/log_files.h"
-#include "launcher/output.h"
+#include "env/os/log.h"
+#include "launcher/output/lines.h"
+#include "launcher/output/log_files.h"
+#include "launcher/output/output.h"
 #include "tests/support/temporary_directory.h"
 
 namespace ddprun {
@@ -65,7 +65,7 @@ class OutputTest : public testing::Test {
     OutputTest() : loop_(std::move(*os::EventLoop::create({}))) { spec_.half_line_after = seconds(60); }
 
     Output& output() {
-        if (!output_) output_ = std::make_unique<Output>(*loop_, spec_, out_.write.get(), err_.write.get());
+        if (!output_) output_ = std::make_unique<Output>(*loop_, spec_, ranks_, out_.write.get(), err_.write.get());
         return *output_;
     }
     /// Adds a stream and returns the worker's end.
@@ -90,6 +90,11 @@ class OutputTest : public testing::Test {
         return text;
     }
     std::string shown(std::size_t bytes) { return shown(bytes, out_); }
+    /// Waits for the log files, too.
+    void write_all() {
+        output().flush(deadline_after(MonotonicClock::now(), seconds(20)));
+        EXPECT_TRUE(output().flushed());
+    }
     /// Writes `text` again and again until nothing moves any more because nobody reads the console. How often it
     /// was written; -1 when there seems to be no end.
     long fill(const UniqueFd& worker, std::string_view text) {
@@ -111,6 +116,7 @@ class OutputTest : public testing::Test {
     std::unique_ptr<os::EventLoop> loop_;
     Pipe out_, err_;
     OutputSpec spec_;
+    OutputRanks ranks_{.here = 32, .is_whole_job = true};
     std::unique_ptr<Output> output_;
     test::TemporaryDirectory directory_;
 };
@@ -270,7 +276,7 @@ TEST_F(OutputTest, StderrGoesToTheErrorConsole) {
 }
 
 TEST_F(OutputTest, OnePlaceForBothStreamsKeepsLinesWhole) {
-    Output both(*loop_, spec_, out_.write.get(), out_.write.get());
+    Output both(*loop_, spec_, ranks_, out_.write.get(), out_.write.get());
     std::vector<UniqueFd> ends;
     for (const Stream stream : {Stream::Out, Stream::Err}) {
         Pipe pipe;
@@ -284,7 +290,7 @@ TEST_F(OutputTest, OnePlaceForBothStreamsKeepsLinesWhole) {
         put(ends[static_cast<std::size_t>(i % 2)], line);
         ASSERT_TRUE(loop_->run_once(deadline_after(MonotonicClock::now(), seconds(5))));
     }
-    both.say("of our own");
+    EXPECT_TRUE(both.say("of our own\n"));
     run_until([&] { return (text += available(out_.read)).size() >= 40 * 9006 + 11; });
     std::istringstream lines(text);
     for (std::string got; std::getline(lines, got);) {
@@ -292,10 +298,58 @@ TEST_F(OutputTest, OnePlaceForBothStreamsKeepsLinesWhole) {
     }
 }
 
+TEST_F(OutputTest, ALogLineOnAJammedConsoleStandsBetweenWholeLines) {
+    Output both(*loop_, spec_, ranks_, out_.write.get(), out_.write.get());
+    os::Log log({"node00", "agent", 1}, {os::LogLevel::Info, false, out_.write.get()});
+    log.write_through([&](std::string_view line) { return both.say(line); });
+    Pipe pipe;
+    ASSERT_TRUE(both.add(std::move(pipe.read), {0, 0, "default", ""}, Stream::Out));
+    const std::string line = std::string(8999, 'y') + '\n';
+    for (int i = 0; i < 20; ++i) {
+        put(pipe.write, line);
+        ASSERT_TRUE(loop_->run_once(deadline_after(MonotonicClock::now(), seconds(5))));
+    }
+    ASSERT_FALSE(both.flushed()) << "the console is to stop within a line";
+    std::string text(8192, '\0');
+    ASSERT_EQ(::read(out_.read.get(), text.data(), text.size()), 8192);
+    log.warning("rank 0 died");  // there is room for it now, within the line
+    run_until([&] {
+        text += available(out_.read);
+        return both.flushed();
+    });
+    text += available(out_.read);
+    std::istringstream lines(text);
+    int ours = 0;
+    for (std::string got; std::getline(lines, got);) {
+        ours += got == "[node00 agent g1] rank 0 died" ? 1 : 0;
+        EXPECT_TRUE(got == "[node00 agent g1] rank 0 died" || got + '\n' == "[0]: " + line) << got.substr(0, 50);
+    }
+    EXPECT_EQ(ours, 1);
+}
+
+TEST_F(OutputTest, OurOwnLinesOnAJammedConsoleDoNotGrowWithoutEndAndTheReportIsKept) {
+    const std::string line = std::string(9999, 'z') + '\n';
+    int kept = 0;
+    while (kept < 100'000 && output().say(line)) ++kept;
+    EXPECT_GT(kept, 50) << "an ordinary burst is kept";
+    EXPECT_LT(kept, 1000);
+    output().say_last("the report\n");
+    const std::string text = shown(static_cast<std::size_t>(kept) * line.size() + 11, err_);
+    EXPECT_TRUE(text.ends_with(line + "the report\n"));
+    EXPECT_TRUE(output().say("there is room again\n"));
+}
+
+TEST_F(OutputTest, KnowsWhichConsoleADescriptorLeadsTo) {
+    EXPECT_EQ(output().console_at(err_.write.get()), Stream::Err);
+    const UniqueFd again(::open(fmt::format("/proc/self/fd/{}", out_.write.get()).c_str(), O_WRONLY | O_CLOEXEC));
+    EXPECT_EQ(output().console_at(again.get()), Stream::Out) << "another description of the same pipe";
+    EXPECT_EQ(output().console_at(Pipe().write.get()), std::nullopt);
+}
+
 TEST_F(OutputTest, AFileIsAGoodConsole) {
     const std::string path = directory_.file("console");
     const UniqueFd file(::open(path.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0600));
-    Output output(*loop_, spec_, file.get(), file.get());
+    Output output(*loop_, spec_, ranks_, file.get(), file.get());
     Pipe pipe;
     ASSERT_TRUE(output.add(std::move(pipe.read), {3, 3, "default", ""}, Stream::Out));
     put(pipe.write, "kept\n");
@@ -325,6 +379,64 @@ TEST_F(OutputTest, PrefixNamesRoleRanksHostAndTime) {
     EXPECT_THAT(shown(30), testing::MatchesRegex("node03/trainer4/12 [0-9][0-9]:[0-9][0-9]:[0-9][0-9]\\.[0-9][0-9][0-9]\\|x\n"));
 }
 
+TEST_F(OutputTest, TheOnlyRankThatIsShownInAPipeHasNoPrefix) {
+    ranks_.here = 2;
+    spec_.local_ranks = {1};
+    const UniqueFd hidden = worker(0, Stream::Err);
+    const UniqueFd seen = worker(1, Stream::Err);
+    put(hidden, "hidden\n");
+    put(seen, "seen\n");
+    EXPECT_EQ(shown(5, err_), "seen\n");
+}
+
+TEST_F(OutputTest, ARankWhoseStreamsShareOnePlaceWithAnothersHasItsPrefix) {
+    // stdout of rank 1 and stderr of rank 0 come into one pipe.
+    ranks_.here = 2;
+    spec_.log_dir = directory_.path();
+    spec_.redirects.by_local_rank = {{0, Streams::Out}, {1, Streams::Err}};
+    Output both(*loop_, spec_, ranks_, out_.write.get(), out_.write.get());
+    both.begin_attempt(0);
+    Pipe pipe;
+    ASSERT_TRUE(both.add(std::move(pipe.read), {1, 1, "default", ""}, Stream::Out));
+    put(pipe.write, "x\n");
+    EXPECT_EQ(shown(7), "[1]: x\n");
+}
+
+TEST_F(OutputTest, StreamsWhoseFilesCannotBeMadeCountAmongTheShown) {
+    ranks_.here = 2;
+    spec_.log_dir = directory_.file("plain") + "/logs";
+    std::ofstream(directory_.file("plain")) << "a file";
+    spec_.redirects.by_local_rank = {{0, Streams::All}};
+    output().begin_attempt(0);
+    const UniqueFd worker1 = worker(1);
+    put(worker1, "x\n");
+    EXPECT_EQ(shown(7), "[1]: x\n");
+}
+
+TEST_F(OutputTest, AFileOfFilteredLinesOfManyRanksHasPrefixesWhateverTheConsoleHas) {
+    ranks_.here = 2;
+    spec_.local_ranks = {0};
+    spec_.log_dir = directory_.path();
+    spec_.stdout_filters = {"loss"};
+    output().begin_attempt(0);
+    const UniqueFd worker0 = worker(0);
+    put(worker0, "loss 3\n");
+    EXPECT_EQ(shown(7), "loss 3\n");
+    write_all();
+    EXPECT_EQ(content(directory_.path() + "/attempt_0/filtered_stdout.log"), "[0]: loss 3\n");
+}
+
+TEST(DefaultPrefix, IsThereWhereRanksHaveToBeToldApart) {
+    for (const bool is_terminal : {false, true}) {
+        for (const bool is_whole_job : {false, true}) {
+            EXPECT_EQ(default_prefix({2, is_terminal, is_whole_job}), "[${rank}]: ");
+        }
+        EXPECT_EQ(default_prefix({1, is_terminal, true}), "") << "there is no other rank";
+    }
+    EXPECT_EQ(default_prefix({1, false, false}), "") << "what reads the pipe wants the lines as they are";
+    EXPECT_EQ(default_prefix({1, true, false}), "[${rank}]: ") << "people want to know which";
+}
+
 TEST_F(OutputTest, ColorsOnlyThePrefix) {
     spec_.color = OutputSpec::Color::Always;
     const UniqueFd worker0 = worker(0);
@@ -333,7 +445,7 @@ TEST_F(OutputTest, ColorsOnlyThePrefix) {
 }
 
 TEST_F(OutputTest, TheConsoleShowsOnlyTheRanksAskedFor) {
-    spec_.local_ranks = {1};
+    spec_.local_ranks = {1, 2};
     EXPECT_FALSE(output().needs_pipe({0, 0, "", ""}, Stream::Out)) << "to the null device";
     EXPECT_TRUE(output().needs_pipe({0, 0, "", ""}, Stream::Err)) << "for the report";
     EXPECT_TRUE(output().needs_pipe({1, 1, "", ""}, Stream::Out));
@@ -342,7 +454,7 @@ TEST_F(OutputTest, TheConsoleShowsOnlyTheRanksAskedFor) {
     put(hidden, "hidden\n");
     put(seen, "seen\n");
     EXPECT_EQ(shown(10, err_), "[1]: seen\n");
-    output().drain(0);
+    output().read_rest_of(0);
     EXPECT_THAT(output().last_stderr(0), ElementsAre("hidden"));
 }
 
@@ -367,6 +479,7 @@ TEST_F(OutputTest, TeeWritesToTheConsoleAndToAFileByGlobalRank) {
     ASSERT_TRUE(loop_->run_once(deadline_after(MonotonicClock::now(), seconds(5))));
     put(pipe.write, " whole\n");
     EXPECT_EQ(shown(17, err_), "[12]: half whole\n");
+    write_all();
     EXPECT_EQ(content(spec_.log_dir + "/attempt_2/12/stderr.log"), "half whole\n") << "no prefix in a file of its own";
     EXPECT_EQ(output().attempt_directory(), spec_.log_dir + "/attempt_2");
 }
@@ -398,6 +511,7 @@ TEST_F(OutputTest, AFullDiskIsSaidOnceAndTheJobGoesOn) {
         put(worker0, "still shown\n");
         EXPECT_EQ(shown(17), "[0]: still shown\n");
     }
+    write_all();
     EXPECT_EQ(output().loss().bytes, 36U);
     EXPECT_EQ(output().loss().why, "write " + rank_directory + "/stdout.log: No space left on device");
     output().finish_attempt();
@@ -436,10 +550,98 @@ TEST_F(OutputTest, FilteredLinesAreCopiedToOneFile) {
     put(worker0, "loss 1\nother\n");
     put(worker1, "acc 2\n");
     (void)shown(30);
+    write_all();
     std::string kept = content(spec_.log_dir + "/attempt_0/filtered_stdout.log");
     EXPECT_THAT(kept, HasSubstr("[0]: loss 1\n"));
     EXPECT_THAT(kept, HasSubstr("[1]: acc 2\n"));
     EXPECT_THAT(kept, Not(HasSubstr("other")));
+}
+
+/// A log file on a disk that hangs: a FIFO that nobody reads, in the place of rank 0's.
+class HungDisk : public OutputTest {
+  protected:
+    HungDisk() {
+        spec_.log_dir = directory_.file("logs");
+        spec_.tee.everyone = Streams::Out;
+        const std::string rank_directory = spec_.log_dir + "/attempt_0/0";
+        std::filesystem::create_directories(rank_directory);
+        const std::string path = rank_directory + "/stdout.log";
+        EXPECT_EQ(::mkfifo(path.c_str(), 0600), 0);
+        fifo_.reset(::open(path.c_str(), O_RDWR | O_NONBLOCK | O_CLOEXEC));
+        output().begin_attempt(0);
+    }
+    /// Writes lines of rank 0 until nothing moves any more; what the console showed is thrown away.
+    long jam(const UniqueFd& worker0, const std::string& line) {
+        ::fcntl(worker0.get(), F_SETFL, O_NONBLOCK);
+        long written = 0;
+        for (int refused = 0; refused < 20 && written < 20'000;) {
+            const bool taken = ::write(worker0.get(), line.data(), line.size()) == static_cast<ssize_t>(line.size());
+            refused = taken ? 0 : refused + 1;
+            written += taken ? 1 : 0;
+            if (taken) continue;
+            EXPECT_TRUE(loop_->run_once(deadline_after(MonotonicClock::now(), milliseconds(5))));
+            (void)available(out_.read);
+        }
+        return written;
+    }
+    UniqueFd fifo_;
+};
+
+TEST_F(HungDisk, DoesNotHoldUpTheLoop) {
+    const UniqueFd worker0 = worker(0), worker1 = worker(1);
+    for (int i = 0; i < 40; ++i) {  // more than the FIFO takes
+        put(worker0, std::string(4095, 'x') + '\n');
+        ASSERT_TRUE(loop_->run_once(deadline_after(MonotonicClock::now(), seconds(5))));
+        (void)available(out_.read);
+    }
+    EXPECT_FALSE(output().flushed());
+    put(worker1, "seen\n");
+    std::string text;
+    run_until([&] { return (text += available(out_.read)).find("[1]: seen\n") != std::string::npos; });
+    std::string kept;
+    run_until([&] {
+        kept += available(fifo_);
+        output().flush(deadline_after(MonotonicClock::now(), milliseconds(1)));
+        return output().flushed();
+    });
+    kept += available(fifo_);
+    EXPECT_EQ(kept.size(), 40U * 4096);
+}
+
+TEST_F(HungDisk, MakesTheWorkersWaitAndLosesNothing) {
+    UniqueFd worker0 = worker(0);
+    const std::string line = std::string(4095, 'x') + '\n';
+    const long lines = jam(worker0, line);
+    ASSERT_LT(lines, 20'000) << "the queue grows without bound";
+    ASSERT_GT(lines, 1000);
+    worker0.reset();
+    std::size_t kept = 0;
+    const std::size_t wanted = static_cast<std::size_t>(lines) * line.size();
+    const TimePoint deadline = deadline_after(MonotonicClock::now(), seconds(60));
+    while (kept < wanted && MonotonicClock::now() < deadline) {
+        kept += available(fifo_).size();
+        ASSERT_TRUE(loop_->run_once(deadline_after(MonotonicClock::now(), milliseconds(5))));
+        (void)available(out_.read);
+    }
+    EXPECT_EQ(kept, wanted);
+    EXPECT_EQ(output().loss().bytes, 0U);
+}
+
+TEST_F(HungDisk, IsNotWaitedForWhenTheOutputGoesAway) {
+    const UniqueFd worker0 = worker(0);
+    (void)jam(worker0, std::string(4095, 'x') + '\n');
+    output().flush(deadline_after(MonotonicClock::now(), milliseconds(1)));
+    output_.reset();
+    SUCCEED() << "it would hang here";
+}
+
+TEST_F(OutputTest, WithoutLogFilesThereIsNoThread) {
+    const auto threads = [] { return std::distance(std::filesystem::directory_iterator("/proc/self/task"), {}); };
+    const auto before = threads();
+    const UniqueFd worker0 = worker(0);
+    put(worker0, "x\n");
+    EXPECT_EQ(shown(7), "[0]: x\n");
+    EXPECT_EQ(threads(), before);
 }
 
 TEST(LogFile, RotatesAtLineEndsAndKeepsThreeOlderFiles) {
@@ -466,7 +668,7 @@ TEST_F(OutputTest, RemembersTheLastTwentyLinesOfStderr) {
     std::string text;
     for (int i = 0; i < 1000; ++i) text += "line " + std::to_string(i) + '\n';
     put(worker0, text);
-    output().drain(0);
+    output().read_rest_of(0);
     const std::vector<std::string> last = output().last_stderr(0);
     ASSERT_EQ(last.size(), 20U);
     EXPECT_EQ(last.front(), "line 980");
@@ -557,6 +759,13 @@ TEST(LineFolder, HoldsNothingLongerThanItsWindowAndNotTooMuch) {
     EXPECT_EQ(folder.due(kStart + milliseconds(100)).size(), 1U);
     for (std::size_t i = 0; i < LineFolder::kMaxHeld + 5; ++i) folder.offer(0, std::to_string(i) + "\n", kStart);
     EXPECT_EQ(folder.due(kStart).size(), 5U);
+}
+
+TEST(PrefixTemplate, ReadsWhatTorchrunsTemplatesMayHold) {
+    const PrefixValues values{"5", "1", "trainer", "node03", ""};
+    EXPECT_EQ(PrefixTemplate(kTorchrunPrefix).render(values), "[trainer1]:");
+    EXPECT_EQ(PrefixTemplate("${hostname} $rank/$local_rank:").render(values), "node03 5/1:");
+    EXPECT_EQ(PrefixTemplate("$$rank $5 $").render(values), "$rank $5 $");
 }
 
 TEST(PrefixTemplate, LeavesUnknownVariablesAsTheyAre) {

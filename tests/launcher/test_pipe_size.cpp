@@ -2,7 +2,7 @@
 
 #include <bit>
 
-#include "launcher/pipe_size.h"
+#include "launcher/guard/descriptors.h"
 
 namespace ddprun {
 namespace {

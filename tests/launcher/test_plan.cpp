@@ -5,9 +5,10 @@
 #include <filesystem>
 #include <fstream>
 
-#include "launcher/binding.h"
-#include "launcher/discover.h"
-#include "launcher/plan.h"
+#include "launcher/plan/binding.h"
+#include "launcher/plan/machine.h"
+#include "launcher/plan/plan.h"
+#include "launcher/plan/program.h"
 #include "tests/support/temporary_directory.h"
 
 namespace ddprun {
@@ -197,29 +198,29 @@ class Plan : public testing::Test {
     Plan() {
         program_.path = "/bin/prog";
         program_.arguments = {"prog", "--out=${rank}.txt", "${local_rank}/${rank}"};
-        numbers_.first_rank = 4;
-        numbers_.local_world_size = 2;
-        numbers_.world_size = 8;
-        numbers_.group_rank = 2;
-        numbers_.group_world_size = 4;
+        order_.first_rank = 4;
+        order_.local_world_size = 2;
+        order_.world_size = 8;
+        order_.group_rank = 2;
+        order_.group_world_size = 4;
     }
     std::vector<WorkerPlan> plan(const EnvironmentLookup& inherited = environment()) {
-        Result<std::vector<WorkerPlan>> workers = plan_workers(spec_, program_, machine_, numbers_, inherited);
+        Result<std::vector<WorkerPlan>> workers = plan_workers(spec_, program_, machine_, order_, inherited);
         EXPECT_TRUE(workers) << (workers ? "" : workers.error().what);
         return workers ? *workers : std::vector<WorkerPlan>(2);
     }
     JobSpec spec_;
     ResolvedProgram program_;
     Machine machine_ = machine_of(1, 4);
-    NodeNumbers numbers_;
+    rdzv::StartGeneration order_;
 };
 
 TEST_F(Plan, NumbersEveryWorker) {
     spec_.rendezvous.run_id = "j";
     spec_.restart.max_restarts = 3;
-    numbers_.restart_count = 1;
-    numbers_.role_first_rank = 2;
-    numbers_.role_world_size = 6;
+    order_.restart_count = 1;
+    order_.role_first_rank = 2;
+    order_.role_world_size = 6;
     const WorkerEnv env = plan()[1].env;
     EXPECT_EQ(env.rank, 5);
     EXPECT_EQ(env.local_rank, 1);
@@ -246,7 +247,7 @@ TEST_F(Plan, SubstitutesMacrosInArgumentsOnly) {
 TEST_F(Plan, SetsThreadsToTheCoresPerWorkerUnlessTheUserDid) {
     EXPECT_EQ(plan()[0].env.omp_num_threads, 2);
     EXPECT_EQ(plan(environment({{"OMP_NUM_THREADS", "7"}}))[0].env.omp_num_threads, std::nullopt);
-    numbers_.local_world_size = 1;
+    order_.local_world_size = 1;
     EXPECT_EQ(plan()[0].env.omp_num_threads, std::nullopt) << "a lone worker may use all";
 }
 
@@ -265,8 +266,8 @@ TEST_F(Plan, VirtualLocalRankNarrowsToTheWorkersGpu) {
     EXPECT_EQ(workers[1].arguments[2], "0/5");
     EXPECT_THAT(workers[0].environment, Contains(Pair("CUDA_VISIBLE_DEVICES", "GPU-c")));
     EXPECT_THAT(workers[1].environment, Contains(Pair("CUDA_VISIBLE_DEVICES", "3")));
-    numbers_.local_world_size = 3;
-    const auto few = plan_workers(spec_, program_, machine_, numbers_, environment());
+    order_.local_world_size = 3;
+    const auto few = plan_workers(spec_, program_, machine_, order_, environment());
     ASSERT_FALSE(few);
     EXPECT_EQ(few.error().what, "--virtual-local-rank: 3 workers but only 2 visible GPUs");
 }
@@ -302,7 +303,7 @@ TEST_F(Plan, IsRenderedCompletelyAndWithoutSecrets) {
     workers[0].environment.emplace_back("WANDB_API_KEY", "abc");
     workers[0].environment.emplace_back("DDPRUN_TOKEN", "def");
     workers[0].cpus = {0, 1, 4};
-    const std::string text = render_plan(spec_, program_, machine_, numbers_, workers);
+    const std::string text = render_plan(spec_, program_, machine_, order_, workers);
     EXPECT_THAT(text, HasSubstr("2 workers on this node (node 2 of 4), ranks 4-5 of 8"));
     EXPECT_THAT(text, HasSubstr("rank 5 (local rank 1): prog --out=5.txt 1/5\n"));
     EXPECT_THAT(text, HasSubstr("  WORLD_SIZE=8\n"));
@@ -402,8 +403,31 @@ TEST_F(Program, DirectoriesAndFilesWithoutPermissionAre126) {
     EXPECT_EQ(program_exit_code(error(own())), ExitCode::NotExecutable);
     make(bin() + "/data", 0644);
     EXPECT_THAT(error("data").what, HasSubstr("permission denied (not executable; try chmod +x"));
+    std::ofstream(bin() + "/data") << "import torch\n";
+    EXPECT_THAT(error("data").what, HasSubstr("(not executable; a Python script is run by --run-path, a program needs chmod +x " + bin() + "/data)"));
     EXPECT_EQ(program_exit_code(error("data")), ExitCode::NotExecutable);
     EXPECT_EQ(program_exit_code(error(bin() + "/data")), ExitCode::NotExecutable);
+}
+
+TEST_F(Program, AScriptOfPythonByItsFirstLineNeedsNoNameInPyAndNoPermission) {
+    const std::string script = directory_.file("main");
+    std::ofstream(script) << "#!/usr/bin/env python3\nprint('hello')\n";
+    ::chmod(script.c_str(), 0644);
+    EXPECT_THAT(found(script).arguments, ElementsAre(bin() + "/python3", "-u", script, "arg"));
+    EXPECT_EQ(found(script).name, script);
+    EXPECT_THAT(error(script, ProgramSpec::Kind::Executable).what, HasSubstr("try chmod +x")) << "--no-python";
+    ::chmod(script.c_str(), 0755);
+    EXPECT_EQ(found(script).path, script) << "the kernel reads that line itself";
+    std::ofstream(script) << "#!/bin/sh\n";
+    ::chmod(script.c_str(), 0644);
+    EXPECT_THAT(error(script).what, HasSubstr("(not executable; try chmod +x " + script + ")"));
+}
+
+TEST(NamesPython, ByTheInterpreterHoweverItIsWritten) {
+    for (const char* line : {"#!/usr/bin/python", "#! /opt/conda/bin/python3.12 -u", "#!/usr/bin/env python3", "#!/usr/bin/env -S python3 -u"}) {
+        EXPECT_TRUE(names_python(line)) << line;
+    }
+    for (const char* line : {"", "#!/bin/sh", "#!/home/python/bin/perl", "import python", "# python"}) EXPECT_FALSE(names_python(line)) << line;
 }
 
 TEST_F(Program, AMissingPythonIsSaidAsSuch) {

@@ -2,9 +2,11 @@
 #include <gtest/gtest.h>
 #include <signal.h>
 
-#include <nlohmann/json.hpp>
 
-#include "launcher/report.h"
+#include "env/json.h"
+#include "launcher/report/explain.h"
+#include "launcher/report/report.h"
+#include "launcher/signals.h"
 
 namespace ddprun {
 namespace {
@@ -19,7 +21,7 @@ WorkerEnd exited(int rank, int code, std::uint64_t order = 0) {
     end.pid = 4000 + rank;
     end.status = code;
     end.order = order;
-    end.after_start = std::chrono::seconds(41);
+    end.after_start_ns = Duration(std::chrono::seconds(41)).count();
     return end;
 }
 
@@ -84,6 +86,23 @@ TEST(RootCause, CanBeAWorkerThatWeStoppedWhileItWasFailing) {
     const JobEnd end = job({peer, failing});
     EXPECT_EQ(exit_code(end), 1) << "the signal was ours";
     EXPECT_THAT(render_report(end, 100), AllOf(HasSubstr("first cause   rank 1"), HasSubstr("reported an error, and was stopped")));
+}
+
+TEST(RootCause, IsNoWorkerThatFailedAfterWeHadDecidedOnAnotherCause) {
+    using std::chrono::milliseconds;
+    JobEnd end = job({reporting(exited(0, 1, 1), milliseconds(510), milliseconds(600)), exited(1, 1, 2)});
+    end.workers[1].ended = TimePoint{} + milliseconds(700);
+    end.failure = "rank 2 has been stopped";
+    end.failure_decided = TimePoint{} + milliseconds(500);
+    end.hung = true;
+    EXPECT_EQ(root_cause(end), nullptr);
+    EXPECT_EQ(exit_code(end), 124);
+    end.workers.push_back(reporting(exited(2, 5, 3), milliseconds(400), milliseconds(800)));
+    ASSERT_NE(root_cause(end), nullptr);
+    EXPECT_EQ(root_cause(end)->rank, 2) << "its report is older than the decision";
+    end.workers.pop_back();
+    end.hung = false;
+    EXPECT_EQ(exit_code(end), 69) << "a lost node, its peers' errors";
 }
 
 TEST(JobExitCode, IsTheCulprits) {
@@ -188,15 +207,6 @@ TEST(ExplainEnd, SaysNothingWhereThereIsNothingToAdd) {
     EXPECT_EQ(meaning(stopped(0)), "");
 }
 
-TEST(CoreLocation, FollowsTheKernelsPattern) {
-    const WorkerEnd end = killed(1, SIGSEGV);
-    EXPECT_EQ(core_location("core\n", end, "/work"), "core file: /work/core");
-    EXPECT_EQ(core_location("/cores/%e.%p", end, "/work"), "core file: /cores/*.4001");
-    EXPECT_EQ(core_location("|/usr/lib/systemd/systemd-coredump %P %u", end, "/"),
-              "core handed to /usr/lib/systemd/systemd-coredump (coredumpctl info 4001)");
-    EXPECT_EQ(core_location("|/usr/share/apport/apport -p%p", end, "/"), "core handed to /usr/share/apport/apport");
-}
-
 TEST(Report, OfASuccessIsEmpty) { EXPECT_EQ(render_report(job({exited(0, 0)}), 100), ""); }
 
 TEST(Report, NamesTheFirstCauseAndFoldsWhatWeStopped) {
@@ -245,6 +255,23 @@ TEST(Report, AWorkersControlCharactersDoNotReachTheTerminal) {
     EXPECT_LT(text.size(), 3000U);
 }
 
+TEST(Report, NothingFromOutsideIsObeyedByTheTerminalNorReordersALine) {
+    WorkerEnd cause = exited(0, 1);
+    cause.host = "h\x1b[1m";
+    cause.error_file = "eight bits \x9b" "2J, C1 \xc2\x9b" "2J";
+    cause.last_stderr = {"a \xe2\x80\xae" "b"};
+    JobEnd end = job({cause});
+    end.program = "./tr\x1b[31main\nddprun: all is well";
+    end.notes = {"\xe2\x80\xa8note"};
+    end.log_directory = "/logs/\x1b]0;title\x07";
+    const std::string text = render_report(end, 200);
+    EXPECT_THAT(text, HasSubstr("ddprun: ./tr\\x1b[31main\\nddprun: all is well failed: rank 0 on h\\x1b[1m"));
+    EXPECT_THAT(text, HasSubstr("eight bits \\x9b2J, C1 \\u{9b}2J"));
+    EXPECT_THAT(text, HasSubstr("a \\u{202e}b"));
+    EXPECT_THAT(text, HasSubstr("\\u{2028}note"));
+    EXPECT_EQ(text.find_first_of("\x1b\x07\x9b"), std::string::npos);
+}
+
 TEST(Report, StaysWithinTheWidth) {
     WorkerEnd cause = killed(0, SIGKILL);
     const std::string text = render_report(job({cause}), 60);
@@ -275,15 +302,15 @@ TEST(Report, ShowsTheErrorReportOfTheCulprit) {
 TEST(JsonReport, SaysTheSame) {
     WorkerEnd cause = killed(1, SIGKILL, 4);
     cause.last_stderr = {"\xff not UTF-8"};
-    const auto json = nlohmann::json::parse(render_report_json(job({stopped(0), cause})));
+    const Json json = parse_json(render_report_json(job({stopped(0), cause}))).value_or(Json());
     EXPECT_EQ(json["exit_code"], 137);
     EXPECT_EQ(json["first_cause"]["rank"], 1);
     EXPECT_EQ(json["first_cause"]["signal"]["name"], "SIGKILL");
-    EXPECT_THAT(json["first_cause"]["meaning"].get<std::string>(), HasSubstr("out-of-memory"));
+    EXPECT_THAT(json["first_cause"]["meaning"].text(), HasSubstr("out-of-memory"));
     EXPECT_EQ(json["workers"].size(), 2U);
     EXPECT_EQ(json["workers"][0]["stopped_by_ddprun"], true);
     EXPECT_TRUE(json["stopped_by_signal"].is_null());
-    const auto success = nlohmann::json::parse(render_report_json(job({exited(0, 0)})));
+    const Json success = parse_json(render_report_json(job({exited(0, 0)}))).value_or(Json());
     EXPECT_EQ(success["exit_code"], 0);
     EXPECT_TRUE(success["first_cause"].is_null());
 }

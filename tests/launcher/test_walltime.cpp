@@ -1,4 +1,4 @@
-#include "launcher/walltime.h"
+#include "launcher/report/walltime.h"
 
 #include <gtest/gtest.h>
 
@@ -20,6 +20,11 @@ std::optional<Duration> left(std::map<std::string, std::string> variables, std::
 TEST(WalltimeLeft, IsToldBySlurmAsATimeOfDay) {
     EXPECT_EQ(left({{"SLURM_JOB_END_TIME", "1060"}}), 60s);
     EXPECT_EQ(left({{"SLURM_JOB_END_TIME", "990"}}), -10s);
+}
+
+TEST(WalltimeLeft, ATimeThatDoesNotFitIsNone) {
+    EXPECT_EQ(left({{"SLURM_JOB_END_TIME", "57528403267"}}), std::nullopt);
+    EXPECT_EQ(left({{"SLURM_JOB_END_TIME", "9223372036854775807"}}), std::nullopt);
 }
 
 TEST(WalltimeLeft, IsToldByTorqueAsASpan) {

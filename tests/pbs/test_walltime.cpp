@@ -127,6 +127,12 @@ TEST(Qstat, WhatCannotBeUsedIsAnError) {
     EXPECT_THAT(why(R"({"Jobs":{"1":{"Resource_List":{"walltime":"01:00:00"},"stime":"Sat Nov 21 14:00:00 2026"}}})"), HasSubstr("not started"));
 }
 
+TEST(Qstat, TimesThatNoJobCanHaveAreAnErrorAndDoNotOverflow) {
+    for (const char* timestamp : {"57528403267", "9223372036854775807", "-9223372036854775808", "1"}) {
+        EXPECT_FALSE(parse_qstat(answer(timestamp, ""))) << timestamp;
+    }
+}
+
 TEST(Qstat, ATornAnswerIsAnErrorWhereverItIsTorn) {
     const std::string whole = answer(at(1min), "");
     for (std::size_t cut = 0; cut + 2 < whole.size(); ++cut) EXPECT_FALSE(parse_qstat(whole.substr(0, cut))) << cut;

@@ -10,9 +10,10 @@
 #include <utility>
 #include <vector>
 
-#include "env/event_loop.h"
+#include "env/os/event_loop.h"
 #include "rendezvous/client.h"
 #include "rendezvous/server.h"
+#include "tests/rendezvous/any_message.h"
 
 namespace ddprun::rdzv {
 
@@ -70,7 +71,7 @@ class RunningServer : private ServerHandler {
 
   private:
     void on_agent_joined(AgentId agent, const AgentHello& hello) override;
-    void on_agent_message(AgentId agent, const Message& message) override;
+    void on_agent_message(AgentId agent, const FromAgent& message) override;
     void on_agent_lost(AgentId agent, const std::string& why) override;
     void on_log(const std::string& line) override;
 

@@ -5,6 +5,7 @@
 
 #include "rendezvous/agent_link.h"
 #include "server_fixture.h"
+#include "tests/support/reserved_port.h"
 
 namespace ddprun::rdzv {
 namespace {
@@ -21,11 +22,11 @@ class RunningLink : private AgentLinkHandler {
   public:
     explicit RunningLink(const Endpoint& controller, TimePoint connect_by = soon(),
                          Credentials credentials = kTestJob, Duration heartbeat_interval = kHeartbeatInterval,
-                         Duration heartbeat_timeout = kHeartbeatTimeout) {
+                         Duration heartbeat_timeout = kHeartbeatTimeout, bool is_ours = false) {
         thread_.run([&] {
             AgentLinkOptions options{
                 controller, std::move(credentials), "agent on node02", hello_of("node02"),
-                connect_by, heartbeat_interval,     heartbeat_timeout};
+                connect_by, heartbeat_interval,     heartbeat_timeout, "copy the file", is_ours};
             AgentLinkHandler& self = *this;
             link_ = std::make_unique<AgentLink>(thread_.loop(), std::move(options), self);
         });
@@ -35,7 +36,7 @@ class RunningLink : private AgentLinkHandler {
     void close() {
         thread_.run([this] { link_.reset(); });
     }
-    bool send(const Message& message) {
+    bool send(const FromAgent& message) {
         bool sent = false;
         thread_.run([&] { sent = link_->send(message); });
         return sent;
@@ -44,7 +45,7 @@ class RunningLink : private AgentLinkHandler {
 
   private:
     void on_connected() override { events.add("connected"); }
-    void on_message(const Message& message) override {
+    void on_message(const ToAgent& message) override {
         events.add("message " + std::string(message_name(message)));
     }
     void on_lost(const Error& why) override {
@@ -81,16 +82,15 @@ TEST(AgentLink, FindsTheControllerByName) {
 }
 
 TEST(AgentLink, WaitsForAControllerThatStartsLaterAndSaysSo) {
-    Listener reserved = *listen_tcp({"127.0.0.1", 0});
-    const Endpoint later = reserved.bound;
-    reserved.fd.reset();
+    const test::ReservedPort port;
+    const Endpoint later = port.endpoint();
     RunningLink link(later);
     EXPECT_TRUE(link.events.saw("log waiting for the controller at " + to_string(later) +
                                 ": connect: Connection refused"));
     LoopThread thread;
     struct Silent final : ServerHandler {
         void on_agent_joined(AgentId, const AgentHello&) override {}
-        void on_agent_message(AgentId, const Message&) override {}
+        void on_agent_message(AgentId, const FromAgent&) override {}
         void on_agent_lost(AgentId, const std::string&) override {}
         void on_log(const std::string&) override {}
     } handler;
@@ -107,13 +107,48 @@ TEST(AgentLink, WaitsForAControllerThatStartsLaterAndSaysSo) {
 }
 
 TEST(AgentLink, GivesUpAtItsDeadlineWithTheLastCause) {
-    Listener gone = *listen_tcp({"127.0.0.1", 0});
-    const Endpoint nobody = gone.bound;
-    gone.fd.reset();
+    const test::ReservedPort port;
+    const Endpoint nobody = port.endpoint();
     RunningLink link(nobody, MonotonicClock::now() + 60ms);
     EXPECT_TRUE(link.events.saw(lost(Errc::Timeout) + " no controller at " + to_string(nobody) +
                                 ": connect: Connection refused"));
     EXPECT_FALSE(link.send(WorkersStarted{}));
+}
+
+TEST(AgentLink, WaitsForNobodyInItsOwnProcess) {
+    const test::ReservedPort port;
+    RunningLink link(port.endpoint(), kNever, kTestJob, kHeartbeatInterval, kHeartbeatTimeout, true);
+    EXPECT_TRUE(link.events.saw(lost(Errc::System) + " no controller at " + to_string(port.endpoint()) +
+                                ": connect: Connection refused"));
+}
+
+TEST(Server, TellsWhenAllThatWasSaidHasLeftIt) {
+    RunningServer server;
+    RunningLink link(server.endpoint());
+    ASSERT_TRUE(server.events.saw("joined node02"));
+    server.with([&](Server& s) {
+        s.when_written(10min, [&] { server.events.add("nothing to write"); });
+        s.broadcast(Shutdown{0, "done"});
+        s.when_written(10min, [&] { server.events.add("written"); });
+    });
+    EXPECT_TRUE(server.events.saw("nothing to write"));
+    EXPECT_TRUE(server.events.saw("written"));
+    EXPECT_TRUE(link.events.saw("message Shutdown"));
+}
+
+TEST(Server, WaitsNoLongerThanAskedForAnAgentThatTakesNothing) {
+    RunningServer server;
+    RawPeer peer(server.endpoint());
+    (void)peer.shake_hands(kTestJob, Role::Agent);
+    ASSERT_TRUE(peer.send(bytes_of(hello_of("node03"), 1)));
+    ASSERT_TRUE(server.events.saw("joined node03"));
+    server.with([&](Server& s) {
+        // More than the socket's buffers hold, and less than would end the connection.
+        for (int i = 0; i < 300; ++i) s.broadcast(Shutdown{0, std::string(50'000, 'x')});
+        s.when_written(20ms, [&] { server.events.add("waited for long enough"); });
+    });
+    EXPECT_TRUE(server.events.saw("waited for long enough"));
+    for (const std::string& line : server.events.lines()) EXPECT_EQ(line.find("lost"), std::string::npos) << line;
 }
 
 TEST(AgentLink, KeepsTryingANameThatDoesNotExistUntilTheDeadline) {
@@ -124,9 +159,17 @@ TEST(AgentLink, KeepsTryingANameThatDoesNotExistUntilTheDeadline) {
 TEST(AgentLink, AWrongTokenIsFinal) {
     RunningServer server;
     RunningLink link(server.endpoint(), soon(), {kTestJob.job_id, "a guess"});
-    EXPECT_TRUE(link.events.saw(lost(Errc::Refused) + " wrong token"));
+    EXPECT_TRUE(link.events.saw(lost(Errc::Refused) + " wrong token for this job; copy the file"))
+        << "what helps is known on this side only";
     EXPECT_TRUE(server.events.saw("refusing agent 'agent on node02'"));
     for (const std::string& line : server.events.lines()) EXPECT_EQ(line.find("joined"), std::string::npos);
+}
+
+TEST(AgentLink, AnotherJobIsNotTakenForAnotherToken) {
+    RunningServer server;
+    RunningLink link(server.endpoint(), soon(), {"another job", kTestJob.token});
+    EXPECT_TRUE(link.events.saw(lost(Errc::Refused)));
+    for (const std::string& line : link.events.lines()) EXPECT_EQ(line.find("copy the file"), std::string::npos) << line;
 }
 
 TEST(AgentLink, HearsWhyTheControllerRefusesIt) {
@@ -179,7 +222,7 @@ TEST(AgentLink, AControllerThatFallsSilentIsLost) {
         ASSERT_TRUE(receive_exactly(peer.get(), {&byte, 1}, soon()));
         decoder.feed({&byte, 1});
         if (auto frame = decoder.next(); *frame) {
-            ASSERT_TRUE(send_all(peer.get(), bytes_of(*handshake.receive(*decode(**frame)), 0), soon()));
+            ASSERT_TRUE(send_all(peer.get(), bytes_of(any(*handshake.receive(*decode_handshake(**frame))), 0), soon()));
         }
     }
     EXPECT_TRUE(link.events.saw("connected"));
@@ -207,6 +250,19 @@ TEST(AgentLink, TriesAgainWhenItIsDroppedBeforeItsTurn) {
     first.reset();
     EXPECT_TRUE(link.events.saw("log waiting for the controller"));
     EXPECT_TRUE(*wait_readable(listener.fd.get(), soon())) << "it comes again";
+}
+
+TEST(AgentLink, TriesAgainWhenAControllerIsTooBusyForItsHandshake) {
+    for (const Failure& busy : {Failure{Errc::Limit, "512 connections wait"}, Failure{Errc::Timeout, "no handshake within 10 s"}}) {
+        const Listener listener = *listen_tcp({"127.0.0.1", 0});
+        RunningLink link(listener.bound);
+        ASSERT_TRUE(*wait_readable(listener.fd.get(), soon()));
+        const UniqueFd first(::accept(listener.fd.get(), nullptr, nullptr));
+        ASSERT_TRUE(send_all(first.get(), bytes_of(busy, 0), soon()));
+        EXPECT_TRUE(link.events.saw("log waiting for the controller at " + to_string(listener.bound) + ": " + busy.what));
+        EXPECT_TRUE(*wait_readable(listener.fd.get(), soon())) << "it comes again";
+        for (const std::string& line : link.events.lines()) EXPECT_EQ(line.find("lost"), std::string::npos) << line;
+    }
 }
 
 }  // namespace

@@ -6,6 +6,7 @@
 
 #include "rendezvous/handshake.h"
 #include "rendezvous/store.h"
+#include "tests/rendezvous/any_message.h"
 
 namespace ddprun::rdzv {
 namespace {
@@ -39,15 +40,14 @@ std::string exchange() {
         out += fmt::format("{} {}\n{}\n", who, message_name(message), hex_dump(*encode(message, request)));
     };
     say("client:", client.hello(), 0);
-    const Message challenge = *server.receive(client.hello());
-    say("server:", challenge, 0);
-    const Message proof = **client.receive(challenge);
-    say("client:", proof, 0);
-    const Message welcome = *server.receive(proof);
-    say("server:", welcome, 0);
+    const HandshakeMessage challenge = *server.receive(client.hello());
+    say("server:", any(challenge), 0);
+    const HandshakeMessage proof = **client.receive(challenge);
+    say("client:", any(proof), 0);
+    say("server:", any(*server.receive(proof)), 0);
     const auto ask = [&](std::uint32_t request, StoreRequest asked) {
         say("client:", asked, request);
-        say("server:", to_message(store.apply(1, request, asked, TimePoint{}).at(0).reply), request);
+        say("server:", any(store.apply(1, request, asked, TimePoint{}).at(0).reply), request);
     };
     ask(1, {1, std::nullopt, store_op::Set{"nccl/1/world/0", Blob("id")}});
     ask(2, {1, std::chrono::seconds(30), store_op::Get{"nccl/1/world/0"}});

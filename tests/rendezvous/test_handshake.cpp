@@ -19,10 +19,10 @@ ServerHandshake server(Credentials credentials = kJob, std::string nonce = kServ
 TEST(Handshake, AuthenticatesBothSidesInTwoRoundTrips) {
     ClientHandshake c = client();
     ServerHandshake s = server();
-    const Result<Message> challenge = s.receive(c.hello());
-    const Result<std::optional<Message>> proof = c.receive(*challenge);
+    const Result<HandshakeMessage> challenge = s.receive(c.hello());
+    const Result<std::optional<HandshakeMessage>> proof = c.receive(*challenge);
     EXPECT_FALSE(s.authenticated());
-    const Result<Message> welcome = s.receive(**proof);
+    const Result<HandshakeMessage> welcome = s.receive(**proof);
     EXPECT_TRUE(s.authenticated());
     EXPECT_FALSE(c.authenticated());
     EXPECT_FALSE(*c.receive(*welcome));
@@ -33,18 +33,18 @@ TEST(Handshake, AuthenticatesBothSidesInTwoRoundTrips) {
 TEST(Handshake, NeverSendsTheToken) {
     ClientHandshake c = client();
     ServerHandshake s = server();
-    const Message challenge = *s.receive(c.hello());
-    const Message proof = **c.receive(challenge);
-    const Message welcome = *s.receive(proof);
-    for (const Message& message : {Message(c.hello()), challenge, proof, welcome}) {
-        EXPECT_EQ(encode(message, 0)->find(kJob.token), std::string::npos);
+    const HandshakeMessage challenge = *s.receive(c.hello());
+    const HandshakeMessage proof = **c.receive(challenge);
+    const HandshakeMessage welcome = *s.receive(proof);
+    for (const HandshakeMessage& message : {HandshakeMessage(c.hello()), challenge, proof, welcome}) {
+        EXPECT_EQ(encode_message(message, 0)->head.find(kJob.token), std::string::npos);
     }
 }
 
 TEST(Handshake, ServerRefusesAWrongToken) {
     ClientHandshake c = client({"job 7", "guess"});
     ServerHandshake s = server();
-    const Result<Message> welcome = s.receive(**c.receive(*s.receive(c.hello())));
+    const Result<HandshakeMessage> welcome = s.receive(**c.receive(*s.receive(c.hello())));
     ASSERT_FALSE(welcome);
     EXPECT_EQ(welcome.error().code, Errc::Refused);
     EXPECT_FALSE(s.authenticated());
@@ -53,7 +53,7 @@ TEST(Handshake, ServerRefusesAWrongToken) {
 TEST(Handshake, ServerRefusesAnotherJobWithoutTellingItsOwn) {
     ClientHandshake c = client({"job 8", "secret"});
     ServerHandshake s = server();
-    const Result<Message> challenge = s.receive(c.hello());
+    const Result<HandshakeMessage> challenge = s.receive(c.hello());
     ASSERT_FALSE(challenge);
     EXPECT_NE(challenge.error().what.find("job 7"), std::string::npos);
     EXPECT_EQ(s.refusal().what.find("job 7"), std::string::npos);
@@ -63,7 +63,7 @@ TEST(Handshake, ServerRefusesAnotherJobWithoutTellingItsOwn) {
 TEST(Handshake, ClientRefusesAServerThatDoesNotKnowTheToken) {
     ClientHandshake c = client();
     ASSERT_TRUE(c.receive(Challenge{kServerNonce}));
-    const Result<std::optional<Message>> end = c.receive(Welcome{std::string(64, '0')});
+    const Result<std::optional<HandshakeMessage>> end = c.receive(Welcome{std::string(64, '0')});
     ASSERT_FALSE(end);
     EXPECT_EQ(end.error().code, Errc::Refused);
     EXPECT_FALSE(c.authenticated());
@@ -71,13 +71,13 @@ TEST(Handshake, ClientRefusesAServerThatDoesNotKnowTheToken) {
 
 TEST(Handshake, ClientsOwnProofSentBackDoesNotPass) {
     ClientHandshake c = client();
-    const Message proof = **c.receive(Challenge{kServerNonce});
+    const HandshakeMessage proof = **c.receive(Challenge{kServerNonce});
     EXPECT_FALSE(c.receive(Welcome{std::get<Proof>(proof).mac}));
 }
 
 TEST(Handshake, ProofIsWorthNothingUnderAnotherNonce) {
     ClientHandshake c = client();
-    const Message proof = **c.receive(Challenge{kServerNonce});
+    const HandshakeMessage proof = **c.receive(Challenge{kServerNonce});
     ServerHandshake later = server(kJob, std::string(32, 'a'));
     ASSERT_TRUE(later.receive(c.hello()));
     EXPECT_FALSE(later.receive(proof));
@@ -85,7 +85,7 @@ TEST(Handshake, ProofIsWorthNothingUnderAnotherNonce) {
 
 TEST(Handshake, ProofIsWorthNothingUnderAnotherRoleOrName) {
     ClientHandshake c = client();
-    const Message proof = **c.receive(Challenge{kServerNonce});
+    const HandshakeMessage proof = **c.receive(Challenge{kServerNonce});
     for (const auto& [role, name] : {std::pair(Role::Agent, "rank 3"), std::pair(Role::Worker, "rank 4")}) {
         Hello forged = c.hello();
         forged.role = role;
@@ -112,8 +112,7 @@ TEST(Handshake, TakesNoMessageOutOfTurn) {
     ServerHandshake s = server();
     ASSERT_TRUE(s.receive(client().hello()));
     EXPECT_FALSE(s.receive(client().hello()));
-    ServerHandshake store = server();
-    EXPECT_FALSE(store.receive(StoreRequest{}));
+    EXPECT_FALSE(decode_handshake(Frame{static_cast<std::uint8_t>(MessageType::Set), 0, "", ""}));
     ClientHandshake c = client();
     EXPECT_FALSE(c.receive(Welcome{}));
     EXPECT_FALSE(c.receive(Challenge{kServerNonce}));
@@ -121,8 +120,12 @@ TEST(Handshake, TakesNoMessageOutOfTurn) {
 
 TEST(Handshake, ClientTellsTheServersRefusal) {
     ClientHandshake c = client();
-    const Result<std::optional<Message>> end = c.receive(Failure{Errc::Protocol, "no room"});
+    const Result<std::optional<HandshakeMessage>> end = c.receive(Failure{Errc::Protocol, "no room"});
     EXPECT_EQ(end.error(), (Error{Errc::Refused, "no room", 0}));
+}
+
+TEST(Handshake, ClientTellsAServerThatIsTooBusyFromOneThatRefuses) {
+    for (const Errc busy : {Errc::Limit, Errc::Timeout}) EXPECT_EQ(client().receive(Failure{busy, "later"}).error().code, busy);
 }
 
 }  // namespace

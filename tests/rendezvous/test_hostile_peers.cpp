@@ -27,8 +27,8 @@ TEST(HostilePeer, OneBytePerWriteIsServed) {
         for (const char byte : bytes_of(message, request)) ASSERT_TRUE(peer.send({&byte, 1}));
     };
     drip(handshake.hello(), 0);
-    drip(**handshake.receive(*peer.receive()), 0);
-    ASSERT_FALSE(*handshake.receive(*peer.receive()));
+    drip(any(**handshake.receive(*as_handshake(*peer.receive()))), 0);
+    ASSERT_FALSE(*handshake.receive(*as_handshake(*peer.receive())));
     drip(set_request("k", "v"), 1);
     EXPECT_EQ(*peer.receive(), Message(Done{}));
 }
@@ -66,6 +66,66 @@ TEST(HostilePeer, SilentConnectionsDoNotKeepOthersOut) {
     server.with([](Server& s) { EXPECT_LE(s.strangers(), 4U); });
     EXPECT_TRUE(server.events.saw("connections wait for their handshake"));
     EXPECT_TRUE(silent.front()->is_closed());
+}
+
+TEST(HostilePeer, TheOneThatIsSilentForLongestGoesAndIsToldWhy) {
+    ServerLimits limits;
+    limits.strangers = 3;
+    RunningServer server(limits);
+    const auto wait_for_strangers = [&](std::size_t wanted) {
+        for (std::size_t now = 0; now != wanted;) server.with([&](Server& s) { now = s.strangers(); });
+    };
+    RawPeer oldest(server.endpoint());
+    wait_for_strangers(1);
+    RawPeer silent(server.endpoint());
+    wait_for_strangers(2);
+    RawPeer youngest(server.endpoint());
+    wait_for_strangers(3);
+    ClientHandshake handshake(kTestJob, Hello{Role::Worker, "honest", "", ""}, "000102030405060708090a0b0c0d0e0f");
+    ASSERT_TRUE(oldest.send(bytes_of(handshake.hello(), 0)));
+    const HandshakeMessage challenge = *as_handshake(*oldest.receive());
+
+    RawPeer one_too_many(server.endpoint());
+    const std::optional<Message> last_words = silent.receive();
+    ASSERT_TRUE(last_words) << "closed without a word";
+    EXPECT_EQ(std::get<Failure>(*last_words).code, Errc::Limit);
+    EXPECT_TRUE(silent.is_closed());
+    ASSERT_TRUE(oldest.send(bytes_of(any(**handshake.receive(challenge)), 0)));
+    const std::optional<Message> welcome = oldest.receive();
+    ASSERT_TRUE(welcome) << "the oldest was closed, which had just spoken";
+    EXPECT_TRUE(std::holds_alternative<Welcome>(*welcome));
+}
+
+TEST(HostilePeer, StrangersDoNotTakeThePlacesOfThoseWhoKnowTheToken) {
+    ServerLimits limits;
+    limits.connections = 3;
+    RunningServer server(limits);
+    RawPeer first(server.endpoint()), second(server.endpoint());
+    ASSERT_TRUE(std::holds_alternative<Welcome>(first.shake_hands(kTestJob, Role::Worker)));
+    ASSERT_TRUE(std::holds_alternative<Welcome>(second.shake_hands(kTestJob, Role::Worker)));
+    RawPeer stranger(server.endpoint());
+    RawPeer third(server.endpoint());
+    EXPECT_TRUE(std::holds_alternative<Welcome>(third.shake_hands(kTestJob, Role::Worker))) << "the stranger goes";
+    EXPECT_EQ(std::get<Failure>(*stranger.receive()).code, Errc::Limit);
+    RawPeer fourth(server.endpoint());
+    EXPECT_EQ(std::get<Failure>(*fourth.receive()).code, Errc::Limit) << "three who know the token are there";
+    for (RawPeer* const known : {&first, &second, &third}) {
+        EXPECT_TRUE(known->send(bytes_of(set_request("k", "v"), 1)));
+        EXPECT_EQ(*known->receive(), Message(Done{}));
+    }
+}
+
+TEST(HostilePeer, ThoseWhoWereRefusedButDoNotGoCountAsStrangersToo) {
+    ServerLimits limits;
+    limits.strangers = 4;
+    RunningServer server(limits);
+    std::vector<std::unique_ptr<RawPeer>> guessers;
+    for (int i = 0; i < 20; ++i) {
+        guessers.push_back(std::make_unique<RawPeer>(server.endpoint()));
+        EXPECT_EQ(std::get<Failure>(guessers.back()->shake_hands({kTestJob.job_id, "a guess"}, Role::Worker)).code, Errc::Refused);
+    }
+    server.with([](Server& s) { EXPECT_LE(s.connections(), 5U) << "each stays until it has read why, or its place is wanted"; });
+    expect_alive(server);
 }
 
 TEST(HostilePeer, StrangersAreClosedByTheirFirstByteAndNamed) {
@@ -199,7 +259,7 @@ TEST(Server, RefusesToRunWithoutAToken) {
     LoopThread thread;
     struct Silent final : ServerHandler {
         void on_agent_joined(AgentId, const AgentHello&) override {}
-        void on_agent_message(AgentId, const Message&) override {}
+        void on_agent_message(AgentId, const FromAgent&) override {}
         void on_agent_lost(AgentId, const std::string&) override {}
         void on_log(const std::string&) override {}
     } handler;

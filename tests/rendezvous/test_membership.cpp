@@ -43,6 +43,7 @@ TEST(Membership, FailsAfterTheJoinTimeoutNamingTheMissingNodeRanks) {
     ASSERT_TRUE(job.join(1, node("a", 0), t0));
     ASSERT_TRUE(job.join(2, node("c", 2), t0));
     EXPECT_EQ(job.decide(t0 + 600s - 1ns).kind, Verdict::Wait);
+    EXPECT_EQ(job.missing_ranks(), "; missing: node rank 1, 3");
     const Verdict verdict = job.decide(t0 + 600s);
     EXPECT_EQ(verdict.kind, Verdict::Failed);
     EXPECT_EQ(verdict.why, "2 of 4 nodes joined within 10 min; missing: node rank 1, 3");
@@ -55,6 +56,35 @@ TEST(Membership, OrdersByNodeRankAndElseByArrival) {
     ASSERT_TRUE(job.join(13, node("y"), t0));
     ASSERT_TRUE(job.join(14, node("z", 2), t0));
     EXPECT_EQ(agents(job.settle()), (std::vector<AgentId>{12, 11, 14, 13}));
+}
+
+/// So many that anything which goes through all of them, or all places, for each takes minutes: what catches it is the time
+/// limit of the whole program.
+TEST(Membership, SixteenThousandNodesJoinAndAreDecidedAboutOneByOne) {
+    constexpr int kNodes = 16384;
+    Membership job(fixed(kNodes), t0);
+    for (int i = kNodes - 1; i >= 0; --i) {
+        EXPECT_EQ(job.decide(t0).kind, Verdict::Wait);
+        ASSERT_TRUE(job.join(static_cast<AgentId>(kNodes - i), node("n" + std::to_string(i), i), t0));
+    }
+    EXPECT_EQ(job.decide(t0).kind, Verdict::Ready);
+    const std::vector<Membership::Member> world = job.settle();
+    ASSERT_EQ(world.size(), static_cast<std::size_t>(kNodes));
+    EXPECT_EQ(world.front().joiner.host, "n0");
+    EXPECT_EQ(world.back().joiner.host, "n16383");
+    for (int i = 0; i < kNodes; ++i) job.leave(static_cast<AgentId>(i + 1), t0);
+    EXPECT_EQ(job.joined(), 0);
+}
+
+TEST(Membership, ANodeRankIsFreeAgainWhenItsNodeHasLeft) {
+    Membership job(fixed(3), t0);
+    ASSERT_TRUE(job.join(1, node("a", 0), t0));
+    ASSERT_TRUE(job.join(2, node("b", 1), t0));
+    EXPECT_FALSE(job.join(3, node("c", 1), t0));
+    job.leave(2, t0);
+    EXPECT_EQ(job.missing_ranks(), "; missing: node rank 1-2");
+    ASSERT_TRUE(job.join(4, node("c", 1), t0));
+    EXPECT_EQ(job.missing_ranks(), "; missing: node rank 2");
 }
 
 TEST(Membership, RefusesATwinNamingBothClaimants) {

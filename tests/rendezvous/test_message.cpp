@@ -1,8 +1,9 @@
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <set>
 
-#include "rendezvous/message.h"
+#include "tests/rendezvous/any_message.h"
 
 namespace ddprun::rdzv {
 namespace {
@@ -67,7 +68,7 @@ std::vector<Message> one_of_each() {
                      true,
                      200'000'000},
         GenerationDrained{3, {"process 1 could not be killed"}},
-        StartGeneration{3, 1, 2, 4, 8, {4, 4}, 4, 8, "node00", 29500, 1, 3},
+        StartGeneration{3, 1, 2, 4, 8, 4, 4, 8, "node00", 29500, 1, 3},
         StopGeneration{3, 15, 5'000'000'000, 5, "rank 5 died"},
         Shutdown{75, "preempted"},
         Notice{"preempt", "walltime"},
@@ -92,6 +93,31 @@ TEST(Message, HasATypeOfItsOwn) {
         names.insert(message_name(message));
     }
     EXPECT_EQ(types.size(), names.size());
+}
+
+TEST(Message, KeepsTheNumbersThatWereReleased) {
+    std::vector<int> types;
+    for (const Message& message : one_of_each()) types.push_back(frame_of(message).type);
+    types.erase(std::unique(types.begin(), types.end()), types.end());
+    EXPECT_EQ(types, (std::vector<int>{200, 1,  2,  3,  4,  5,  6,  16, 17, 18, 19, 20, 21, 22, 23, 32, 33,
+                                       34,  35, 36, 37, 64, 65, 66, 67, 80, 81, 82, 96, 97, 98}));
+}
+
+TEST(Message, KeepsTheBytesThatWereReleased) {
+    const auto json_of = [](const Message& message) { return frame_of(message).json; };
+    EXPECT_EQ(json_of(Failure{Errc::Limit, "too much"}), R"({"code":"limit","what":"too much"})");
+    EXPECT_EQ(json_of(request(store_op::CompareSet{"k", "12", Blob("34")}, 1s)),
+              R"({"generation":3,"timeout_ns":1000000000,"key":"k","expected_bytes":2})");
+    EXPECT_EQ(json_of(request(store_op::Wait{{"a\n", "b"}})), R"({"generation":3,"keys":["a\n","b"]})");
+    EXPECT_EQ(json_of(AgentHello{"h", std::nullopt, 4, 71, "0.1.0", {"10.0.0.2"}, "c0", "default"}),
+              R"({"addresses":["10.0.0.2"],"host":"h","pid":71,"role":"default","slots":4,"spec_hash":"c0","version":"0.1.0"})");
+    WorkerExited exited{};
+    exited.rank = 5;
+    exited.meaning = "caf\xe9";
+    EXPECT_EQ(json_of(exited),
+              "{\"after_start_ns\":0,\"generation\":0,\"local_rank\":0,\"meaning\":\"caf\xef\xbf\xbd\",\"pid\":0,"
+              "\"rank\":5,\"status\":0}");
+    EXPECT_EQ(json_of(Heartbeat{}), "");
 }
 
 TEST(Message, IgnoresKeysItDoesNotKnow) {
@@ -188,11 +214,14 @@ TEST(Message, RefusesToEncodeWhatAPeerWouldNotTake) {
     EXPECT_EQ(bytes.error().code, Errc::Limit);
 }
 
-TEST(Message, StartOfAThousandNodesStaysSmall) {
+TEST(Message, TheStartOfALargeJobIsAsSmallAsThatOfASmallOne) {
     StartGeneration start{};
-    start.world_size = 8192;
-    start.local_world_sizes.assign(1024, 8);
-    EXPECT_LT(encode(start, 0)->size(), 4096U);
+    start.master_addr = "node00000";
+    const std::size_t of_one_node = encode(start, 0)->size();
+    start.world_size = 131072;
+    start.group_world_size = 16384;
+    start.local_world_size = 8;
+    EXPECT_LT(encode(start, 0)->size(), of_one_node + 16) << "a few digits more";
 }
 
 TEST(CheckKey, TakesUtf8AndNothingElse) {

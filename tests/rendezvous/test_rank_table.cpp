@@ -22,7 +22,6 @@ TEST(RankTable, CountsRolesAcrossNodes) {
     EXPECT_EQ(table.node(0), (NodeRanks{0, 0, 2, 0, 5}));
     EXPECT_EQ(table.node(1), (NodeRanks{1, 2, 1, 0, 1}));
     EXPECT_EQ(table.node(2), (NodeRanks{2, 3, 3, 2, 5}));
-    EXPECT_EQ(table.local_world_sizes(), (std::vector<int>{2, 1, 3}));
     EXPECT_EQ(table.host(2), "c");
 }
 

@@ -274,6 +274,53 @@ TEST(Store, KeepsWithinItsLimits) {
     EXPECT_TRUE(b.ask(2, Get{"y"}).empty()) << "the limit is per client";
 }
 
+TEST(Store, WaitsOfManyKeysAreBoundedPerClientAndInAllAndFreedWhenItLeaves) {
+    StoreLimits limits;
+    limits.waiting_bytes_per_client = 256 * 1024;
+    limits.waiting_bytes = 512 * 1024;
+    Bench b(limits);
+    std::vector<std::string> keys;
+    for (int i = 0; i < 4000; ++i) keys.push_back("key/" + std::to_string(i));
+    const auto waits_of = [&](ClientId client) {
+        int waits = 0;
+        while (waits < 100 && b.ask(client, Wait{keys}).empty()) ++waits;
+        return waits;
+    };
+    const int of_one = waits_of(1);
+    EXPECT_GE(of_one, 1);
+    EXPECT_LE(b.store.waiting_bytes(), limits.waiting_bytes_per_client);
+    EXPECT_EQ(what(b.reply(Wait{keys}, 1)).find("this client waits for too much"), 0U);
+    EXPECT_TRUE(b.ask(1, Get{"one small thing"}).empty()) << "what is left can be used";
+    EXPECT_EQ(waits_of(2), of_one);
+    EXPECT_LT(waits_of(3), of_one);
+    EXPECT_LE(b.store.waiting_bytes(), limits.waiting_bytes);
+    EXPECT_EQ(what(b.reply(Wait{keys}, 3)).find("all clients together wait for too much"), 0U);
+
+    b.store.disconnect(1);
+    EXPECT_EQ(waits_of(3), of_one) << "the room of who has left";
+    for (const ClientId client : {2, 3}) b.store.disconnect(client);
+    EXPECT_EQ(b.store.waiting_bytes(), 0U);
+}
+
+TEST(Store, WhatIsWaitedForIsCountedUntilItIsAnswered) {
+    Bench b;
+    b.ask(1, Wait{{"a", "b"}});
+    b.ask(1, Get{"a"});
+    b.ask(1, Barrier{"x", 2});
+    b.ask(1, Get{"never"}, 1s);
+    EXPECT_GT(b.store.waiting_bytes(), 0U);
+    b.reply(set_of("b", ""), 2);
+    b.ask(2, set_of("a", ""));
+    b.ask(2, Barrier{"x", 2});
+    EXPECT_GT(b.store.waiting_bytes(), 0U) << "one waits still";
+    b.now += 2s;
+    EXPECT_EQ(b.store.expire(b.now).size(), 1U);
+    EXPECT_EQ(b.store.waiting_bytes(), 0U);
+    b.ask(1, Wait{{"c"}});
+    b.store.begin_generation(1);
+    EXPECT_EQ(b.store.waiting_bytes(), 0U);
+}
+
 TEST(Store, WaitingForManyKeysInOrderIsNotQuadratic) {
     Bench b;
     std::vector<std::string> keys;

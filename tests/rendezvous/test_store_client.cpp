@@ -5,6 +5,7 @@
 #include <thread>
 
 #include "server_fixture.h"
+#include "tests/support/reserved_port.h"
 
 namespace ddprun::rdzv {
 namespace {
@@ -189,9 +190,8 @@ TEST(StoreClient, IsRefusedByAnotherJob) {
 }
 
 TEST(StoreClient, WaitsForAServerThatStartsLater) {
-    Listener reserved = *listen_tcp({"127.0.0.1", 0});
-    const Endpoint later = reserved.bound;
-    reserved.fd.reset();
+    const test::ReservedPort port;
+    const Endpoint later = port.endpoint();
     std::thread late_client([&] {
         const auto client = connect_with(later, kTestJob);
         EXPECT_TRUE(client) << client.error().what;
@@ -199,7 +199,7 @@ TEST(StoreClient, WaitsForAServerThatStartsLater) {
     LoopThread thread;
     struct Silent final : ServerHandler {
         void on_agent_joined(AgentId, const AgentHello&) override {}
-        void on_agent_message(AgentId, const Message&) override {}
+        void on_agent_message(AgentId, const FromAgent&) override {}
         void on_agent_lost(AgentId, const std::string&) override {}
         void on_log(const std::string&) override {}
     } handler;
@@ -214,10 +214,27 @@ TEST(StoreClient, WaitsForAServerThatStartsLater) {
     thread.run([&] { server.reset(); });
 }
 
+TEST(StoreClient, ComesAgainWhenAServerWasTooBusyForItsHandshake) {
+    const Listener busy = *listen_tcp({"127.0.0.1", 0});
+    std::thread server([&] {
+        for (const Errc why : {Errc::Limit, Errc::Timeout}) {
+            ASSERT_TRUE(*wait_readable(busy.fd.get(), soon()));
+            const UniqueFd peer(::accept(busy.fd.get(), nullptr, nullptr));
+            EXPECT_TRUE(send_all(peer.get(), bytes_of(Failure{why, "later"}, 0), soon()));
+        }
+        ASSERT_TRUE(*wait_readable(busy.fd.get(), soon())) << "it comes a third time";
+        const UniqueFd peer(::accept(busy.fd.get(), nullptr, nullptr));
+        EXPECT_TRUE(send_all(peer.get(), bytes_of(Failure{Errc::Refused, "never"}, 0), soon()));
+    });
+    const auto failed = connect_with(busy.bound, kTestJob);
+    server.join();
+    ASSERT_FALSE(failed);
+    EXPECT_EQ(failed.error().code, Errc::Refused);
+}
+
 TEST(StoreClient, GivesUpOnAServerThatIsNotThereNamingIt) {
-    Listener gone = *listen_tcp({"127.0.0.1", 0});
-    const Endpoint nobody = gone.bound;
-    gone.fd.reset();
+    const test::ReservedPort port;
+    const Endpoint nobody = port.endpoint();
     const auto failed = connect_with(nobody, kTestJob, MonotonicClock::now() + 50ms);
     ASSERT_FALSE(failed);
     EXPECT_EQ(failed.error().code, Errc::Timeout);

@@ -8,7 +8,7 @@
 #include <thread>
 #include <vector>
 
-#include "env/socket.h"
+#include "env/io/socket.h"
 
 namespace ddprun::test {
 

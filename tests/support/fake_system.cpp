@@ -37,6 +37,7 @@ Result<pid_t> FakeSystem::spawn(const os::SpawnSpec& spec) {
     }
     running_.emplace(pid, std::move(child));
     spawned_.emplace_back(pid, spec);
+    if (exit_at_birth_) exit(pid, *exit_at_birth_);
     return pid;
 }
 
@@ -48,6 +49,7 @@ void FakeSystem::deliver(pid_t pid, int signal) {
 }
 
 Status FakeSystem::signal_group(pid_t group, int signal) {
+    if (on_signal_group_) on_signal_group_(group, signal);
     signals_.push_back({group, signal, true});
     std::vector<pid_t> members;
     for (const auto& [pid, child] : running_) {
@@ -69,10 +71,11 @@ std::optional<os::ChildExit> FakeSystem::next_exit() {
 }
 
 void FakeSystem::reap(pid_t pid) {
+    if (on_reap_) on_reap_(pid);
     std::erase_if(zombies_, [&](const os::ChildExit& zombie) { return zombie.pid == pid; });
 }
 
-bool FakeSystem::group_exists(pid_t group) {
+bool FakeSystem::group_exists(pid_t group) const {
     const auto is_member = [&](const auto& entry) { return entry.second.group == group; };
     const auto is_leader = [&](const os::ChildExit& zombie) { return zombie.pid == group; };
     return std::any_of(running_.begin(), running_.end(), is_member) ||
@@ -107,6 +110,13 @@ Result<UniqueFd> FakeSystem::make_segment(std::uint64_t bytes) {
     Result<UniqueFd> segment = os::LinuxSystem().make_segment(bytes);
     if (segment) track(segment->get());
     return segment;
+}
+
+Result<UniqueFd> FakeSystem::make_error_file() {
+    if (fails()) return Error::system("memfd_create", EMFILE);
+    Result<UniqueFd> file = os::LinuxSystem().make_error_file();
+    if (file) track(file->get());
+    return file;
 }
 
 void FakeSystem::end(const os::ChildExit& how) {

@@ -1,16 +1,16 @@
 #pragma once
 
+#include <functional>
 #include <map>
 #include <set>
 #include <utility>
 #include <vector>
 
-#include "env/system.h"
+#include "env/os/system.h"
 
 namespace ddprun::test {
 
-/// Fails the n-th call that can run out of something: spawn, make_pipe, make_socket_pair, make_segment. 0:
-/// none.
+/// Fails the n-th call that can run out of something: spawn and the make_ family. 0: none.
 struct FailNth {
     int n = 0;
 };
@@ -32,11 +32,12 @@ class FakeSystem final : public os::System {
     Status signal_process(pid_t pid, int signal) override;
     std::optional<os::ChildExit> next_exit() override;
     void reap(pid_t pid) override;
-    bool group_exists(pid_t group) override;
+    [[nodiscard]] bool group_exists(pid_t group) const;
     std::vector<pid_t> descendants() override;
     Result<Pipe> make_pipe(std::size_t buffer_bytes) override;
     Result<SocketPair> make_socket_pair() override;
     Result<UniqueFd> make_segment(std::uint64_t bytes) override;
+    Result<UniqueFd> make_error_file() override;
 
     // What the test does.
 
@@ -51,6 +52,11 @@ class FakeSystem final : public os::System {
     [[nodiscard]] int descriptor(pid_t pid, int childs_number) const;
     /// From now on spawn fails with this errno, as for a missing program; 0: no more.
     void fail_spawn(int error) { spawn_error_ = error; }
+    /// From now on a child has already exited with this code when spawn returns its number.
+    void exit_at_birth(int code) { exit_at_birth_ = code; }
+    /// Called before a group is signalled, and before a child is reaped: as if the kernel took its time there.
+    void on_signal_group(std::function<void(pid_t group, int signal)> what) { on_signal_group_ = std::move(what); }
+    void on_reap(std::function<void(pid_t pid)> what) { on_reap_ = std::move(what); }
 
     // What the test sees.
 
@@ -85,6 +91,9 @@ class FakeSystem final : public os::System {
     FailNth fail_;
     int calls_ = 0;
     int spawn_error_ = 0;
+    std::optional<int> exit_at_birth_;
+    std::function<void(pid_t, int)> on_signal_group_;
+    std::function<void(pid_t)> on_reap_;
     pid_t next_pid_ = 5000001;  ///< above the kernel's limit: a stray kill() of ours hits nobody
     std::map<pid_t, Child> running_;
     std::vector<os::ChildExit> zombies_;

@@ -19,6 +19,8 @@
 #include <stdexcept>
 #include <thread>
 
+#include "tests/support/temporary_directory.h"
+
 extern char** environ;
 
 namespace ddprun::test {
@@ -27,8 +29,18 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
+/// Where ddprun keeps the user's secret: a place of this test program, never the real home directory.
+const std::string& config_home() {
+    static const TemporaryDirectory directory;
+    return directory.path();
+}
+
 std::vector<std::string> environment_for(const RunOptions& options) {
     std::vector<std::string> result = options.environment;
+    const auto is_config = [](const std::string& variable) { return variable.starts_with("XDG_CONFIG_HOME="); };
+    const bool is_said = std::any_of(result.begin(), result.end(), is_config) ||
+                         std::count(options.unset.begin(), options.unset.end(), "XDG_CONFIG_HOME") > 0;
+    if (!is_said) result.push_back("XDG_CONFIG_HOME=" + config_home());
     const auto name = [](const std::string& variable) { return variable.substr(0, variable.find('=')); };
     for (char** one = environ; *one != nullptr; ++one) {
         const std::string variable = *one;
@@ -147,20 +159,40 @@ Outcome Program::wait() {
 
 Outcome run(const std::vector<std::string>& command, const RunOptions& options) { return Program(command, options).wait(); }
 
-std::vector<pid_t> processes_with(const std::string& variable) {
+std::string said_of_its_own_job(const Outcome& outcome) {
+    std::string said;
+    for (std::size_t at = 0; at < outcome.err.size();) {
+        const std::size_t end = std::min(outcome.err.find('\n', at), outcome.err.size() - 1) + 1;
+        const std::string line = outcome.err.substr(at, end - at);
+        if (line.find("a ddprun that was killed had left the cgroup") == std::string::npos) said += line;
+        at = end;
+    }
+    return said;
+}
+
+namespace {
+
+/// Processes in whose /proc file, a list of texts that end with NUL, `wanted` stands.
+std::vector<pid_t> processes_whose(const char* file_name, const std::string& wanted) {
     std::vector<pid_t> found;
     DIR* proc = ::opendir("/proc");
     while (const dirent* entry = ::readdir(proc)) {
         const pid_t pid = std::atoi(entry->d_name);
         if (pid <= 0) continue;
-        std::ifstream file("/proc/" + std::to_string(pid) + "/environ", std::ios::binary);
-        const std::string environment{std::istreambuf_iterator<char>(file), {}};
-        const std::string padded = std::string(1, '\0') + environment;
-        if (padded.find(std::string(1, '\0') + variable + std::string(1, '\0')) != std::string::npos) found.push_back(pid);
+        std::ifstream file("/proc/" + std::to_string(pid) + "/" + file_name, std::ios::binary);
+        const std::string content{std::istreambuf_iterator<char>(file), {}};
+        const std::string padded = std::string(1, '\0') + content;
+        if (padded.find(std::string(1, '\0') + wanted + std::string(1, '\0')) != std::string::npos) found.push_back(pid);
     }
     ::closedir(proc);
     return found;
 }
+
+}  // namespace
+
+std::vector<pid_t> processes_with(const std::string& variable) { return processes_whose("environ", variable); }
+
+std::vector<pid_t> processes_called_with(const std::string& argument) { return processes_whose("cmdline", argument); }
 
 std::vector<pid_t> children_named(pid_t parent, const std::string& name) {
     const std::string self = std::to_string(parent);
@@ -198,6 +230,12 @@ std::vector<std::string> ddprun_probe(const std::vector<std::string>& options, c
     command.insert(command.end(), options.begin(), options.end());
     command.push_back(path_of("PROBE"));
     command.insert(command.end(), acts.begin(), acts.end());
+    return command;
+}
+
+std::vector<std::string> with_refused_calls(long first, long last, int error, std::vector<std::string> command) {
+    const std::vector<std::string> filter{path_of("REFUSED_CALLS"), std::to_string(first), std::to_string(last), std::to_string(error)};
+    command.insert(command.begin(), filter.begin(), filter.end());
     return command;
 }
 

@@ -3,13 +3,15 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <chrono>
 #include <filesystem>
 #include <fstream>
 #include <map>
 #include <string>
+#include <thread>
 #include <vector>
 
-#include "env/socket.h"
+#include "env/os/proc_stat.h"
 #include "env/text.h"
 
 namespace ddprun::test {
@@ -37,6 +39,17 @@ inline std::map<std::string, std::string> log_files(const std::string& directory
     return files;
 }
 
+enum class Stopped { Yes, No };
+/// Waits until the process is, or is no more, stopped by a signal; false when that does not come.
+inline bool is_soon(Stopped wanted, pid_t pid) {
+    for (const auto until = std::chrono::steady_clock::now() + std::chrono::seconds(20); std::chrono::steady_clock::now() < until;) {
+        const bool is_stopped = os::proc_stat_of(pid).value_or(os::ProcStat{}).state == 'T';
+        if (is_stopped == (wanted == Stopped::Yes)) return true;
+        std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+    return false;
+}
+
 /// The lines of a text, sorted: ranks write in any order.
 inline std::vector<std::string> sorted_lines(const std::string& text) {
     std::vector<std::string> lines;
@@ -46,8 +59,5 @@ inline std::vector<std::string> sorted_lines(const std::string& text) {
     std::sort(lines.begin(), lines.end());
     return lines;
 }
-
-/// A port that nobody listens on now.
-inline std::string free_port() { return std::to_string(listen_tcp({"127.0.0.1", 0})->bound.port); }
 
 }  // namespace ddprun::test

@@ -16,7 +16,8 @@
 //   long N          one line of N MiB          await FILE   waits until FILE exists
 //   report TEXT     leaves an error report, as torch's @record does
 //   inside N        tells the launcher that it is inside all_reduce number N, as libddp would
-//   nameless        leaves a daemon whose environment is empty          grow   takes memory until it is killed
+//   nameless        leaves a daemon whose environment is empty, but its arguments name PROBE_JOB
+//   grow   takes memory until it is killed
 #include <dirent.h>
 #include <fcntl.h>
 #include <sched.h>
@@ -94,7 +95,8 @@ void leave_nameless_daemon() {
         ::setsid();
         if (::fork() != 0) ::_exit(0);
         char self[] = "/proc/self/exe", hold[] = "hold";
-        char* const arguments[] = {self, hold, nullptr};
+        std::string known_by = variable("PROBE_JOB");
+        char* const arguments[] = {self, hold, known_by.data(), nullptr};
         char* const environment[] = {nullptr};
         ::execve(self, arguments, environment);
         ::_exit(111);

@@ -10,8 +10,8 @@
 #include <filesystem>
 #include <thread>
 
-#include "launcher/death_facts.h"
-#include "launcher/job_cgroup.h"
+#include "launcher/guard/job_cgroup.h"
+#include "launcher/report/explain.h"
 #include "tests/support/run_program.h"
 #include "tests/support/temporary_directory.h"
 #include "tests/system/look.h"
@@ -75,7 +75,7 @@ TEST_F(Cgroups, WorkersLiveInOneOfTheirOwnAndItIsGoneAfterwards) {
     Program program(inside(ddprun_probe({"--nproc-per-node=2"}, {"say", "up", "hold"})));
     ASSERT_TRUE(program.wait_for_output("[0]: up") && program.wait_for_output("[1]: up"));
     ASSERT_EQ(jobs().size(), 1u);
-    EXPECT_THAT(jobs()[0], HasSubstr("ddprun-"));
+    EXPECT_THAT(jobs()[0], HasSubstr("ddprun-job-"));
     EXPECT_EQ(occurrences(file_content(directory_ + "/" + jobs()[0] + "/cgroup.procs"), "\n"), 2);
     program.signal(SIGTERM);
     EXPECT_EQ(program.wait().status, 75);
@@ -116,6 +116,47 @@ TEST_F(Cgroups, SigkillOfDdprunAtAnyMomentLeavesNoCgroup) {
     }
 }
 
+TEST_F(Cgroups, WhatDdprunAndItsWardenKilledTogetherLeaveTheNextDdprunEnds) {
+    Program program(inside(ddprun_probe({"--nproc-per-node=2"}, with_stray({"say", "up", "hold"}))));
+    ASSERT_TRUE(program.wait_for_output("[0]: up") && program.wait_for_output("[1]: up"));
+    const std::vector<pid_t> wardens = children_named(program.pid(), "warden");
+    ASSERT_EQ(wardens.size(), 1u);
+    // ddprun wakes a stopped warden: stopped itself, it cannot; and the warden cannot act between the two deaths.
+    program.signal(SIGSTOP);
+    ::kill(wardens[0], SIGSTOP);
+    program.signal(SIGKILL);
+    program.wait();
+    ::kill(wardens[0], SIGKILL);
+    ASSERT_EQ(jobs().size(), 1u);
+    ASSERT_THAT(populated(), HasSubstr("populated 1")) << "nothing is left that could be ended";
+
+    const Outcome next = run(inside(ddprun_probe({}, {"say", "next"})));
+    EXPECT_EQ(next.status, 0);
+    EXPECT_THAT(next.err, HasSubstr("ended what was in it"));
+    EXPECT_TRUE(comes_to_rest()) << populated();
+}
+
+TEST_F(Cgroups, ALivingDdprunsIsLeftAloneByTheNext) {
+    const TemporaryDirectory directory;
+    Program program(inside(ddprun_probe({"--max-restarts=1"}, {"once", directory.file("x"), "on", "10", "1", "say", "first", "hold", "end", "say", "second", "hold"})));
+    const auto is_untouched = [&](const char* when) {
+        EXPECT_EQ(run(inside(ddprun_probe({}, {"say", "next"}))).status, 0);
+        ASSERT_EQ(jobs().size(), 1u) << when;
+        EXPECT_EQ(occurrences(file_content(directory_ + "/" + jobs()[0] + "/cgroup.procs"), "\n"), 1) << when;
+    };
+    ASSERT_TRUE(program.wait_for_output("first"));
+    is_untouched("while it runs");
+    program.signal(SIGSTOP);
+    is_untouched("while it is stopped");
+    program.signal(SIGCONT);
+    program.signal(SIGUSR1);
+    ASSERT_TRUE(program.wait_for_output("second"));
+    is_untouched("made anew for another generation");
+    program.signal(SIGTERM);
+    EXPECT_EQ(program.wait().status, 75);
+    EXPECT_TRUE(jobs().empty());
+}
+
 TEST_F(Cgroups, AJobInsideAJobLeavesNoneEither) {
     const std::vector<std::string> inner = ddprun_probe({"--nproc-per-node=2"}, with_stray({"say", "up", "hold"}));
     const TemporaryDirectory directory;
@@ -138,13 +179,13 @@ struct LimitedCgroup {
     bool version2 = false;
 
     explicit LimitedCgroup(const std::string& bytes) {
-        const std::optional<MemoryCgroup> own = parse_memory_cgroup(file_content("/proc/self/cgroup"));
-        if (!own) {
+        const CgroupPlaces own = cgroup_places(file_content("/proc/self/cgroup"), "memory");
+        if (own.version == 0) {
             why = "no memory cgroup";
             return;
         }
-        version2 = own->version2;
-        directory = (version2 ? "/sys/fs/cgroup" : "/sys/fs/cgroup/memory") + own->path + "/" + unique_name("ddprun-memory");
+        version2 = own.version == 2;
+        directory = own.directories.front() + "/" + unique_name("ddprun-memory");
         if (::mkdir(directory.c_str(), 0755) != 0) {
             why = directory + ": " + std::strerror(errno);
             directory.clear();

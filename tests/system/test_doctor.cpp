@@ -1,9 +1,10 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <nlohmann/json.hpp>
+#include <filesystem>
 
-#include "env/file.h"
+#include "env/io/file.h"
+#include "env/json.h"
 #include "tests/support/run_program.h"
 #include "tests/support/temporary_directory.h"
 
@@ -13,49 +14,55 @@ namespace {
 using ::testing::HasSubstr;
 using ::testing::Not;
 
-Outcome doctor(const std::vector<std::string>& options, std::vector<std::string> environment = {}) {
-    std::vector<std::string> command{path_of("DDPRUN"), "doctor"};
+Outcome doctor(const std::vector<std::string>& options, std::vector<std::string> environment = {},
+               const std::string& ddprun = path_of("DDPRUN")) {
+    std::vector<std::string> command{ddprun, "doctor"};
     command.insert(command.end(), options.begin(), options.end());
     return run(command, with_environment(std::move(environment)));
 }
 
-/// A machine with these GPUs, and NCCL and CUDA on them; all three are fakes.
+/// A machine with these GPUs, and NCCL and CUDA on them; all three are fakes. Its ddprun stands beside workers that are
+/// linked with them.
 struct GpuMachine {
     explicit GpuMachine(const std::string& gpus) {
         EXPECT_TRUE(write_file_atomically(
             directory.file("machine.json"),
             R"({"driver": "580.65.06", "cuda": 13010, "p2p": 0, "gpus": )" + gpus + "}", 0600));
+        std::filesystem::create_directories(directory.file("bin"));
+        std::filesystem::create_directories(directory.file("libexec"));
+        std::filesystem::copy_file(path_of("DDPRUN"), directory.file("bin/ddprun"));
+        std::filesystem::create_directory_symlink(path_of("OVER_FAKES"), directory.file("libexec/ddprun"));
     }
     [[nodiscard]] std::vector<std::string> environment(int cuda_devices = 2) const {
         return {"DDPRUN_NVML_LIBRARY=" + path_of("FAKE_NVML_LIBRARY"),
                 "FAKE_NVML=" + directory.file("machine.json"),
                 "DDP_NCCL_LIBRARY=" + path_of("FAKE_NCCL_LIBRARY"),
-                "DDP_CUDART_LIBRARY=" + path_of("FAKE_NCCL_LIBRARY"),
                 "FAKE_CUDA_DEVICES=" + std::to_string(cuda_devices)};
     }
+    [[nodiscard]] std::string ddprun() const { return directory.file("bin/ddprun"); }
     TemporaryDirectory directory;
 };
 
 TEST(Doctor, RunsAnAllReduceAmongTheCpusOfAMachineWithoutGpus) {
     const Outcome outcome = doctor({"--json", "--seconds=0.1"}, {"CUDA_VISIBLE_DEVICES="});
-    const auto json = nlohmann::json::parse(outcome.out, nullptr, false);
+    const Json json = parse_json(outcome.out).value_or(Json());
     ASSERT_TRUE(json.is_object()) << outcome.out << outcome.err;
     ASSERT_EQ(json["all_reduce"]["exit_code"], 0) << json["all_reduce"];
-    EXPECT_GE(json["all_reduce"]["workers"], 1);
-    EXPECT_THAT(std::string(json["all_reduce"]["backend"]), HasSubstr("shared memory"));
+    EXPECT_GE(json["all_reduce"]["workers"].as_int().value_or(0), 1);
+    EXPECT_THAT(json["all_reduce"]["backend"].text(), HasSubstr("shared memory"));
     EXPECT_EQ(outcome.status, json["worst"] == "error" ? 1 : 0);
 }
 
 TEST(Doctor, RunsAnAllReduceAmongTheGpus) {
     const GpuMachine machine(
         R"([{"name": "A", "uuid": "GPU-a", "bus_id": "00000000:3B:00.0", "total": 1000}, {"name": "B", "uuid": "GPU-b"}])");
-    const Outcome outcome = doctor({"--json", "--seconds", "0.1", "--bytes", "64KiB"}, machine.environment());
-    const auto json = nlohmann::json::parse(outcome.out, nullptr, false);
+    const Outcome outcome = doctor({"--json", "--seconds", "0.1", "--bytes", "64KiB"}, machine.environment(), machine.ddprun());
+    const Json json = parse_json(outcome.out).value_or(Json());
     ASSERT_TRUE(json.is_object()) << outcome.out << outcome.err;
     EXPECT_EQ(json["gpus"][0]["bus_id"], "0000:3b:00.0");
     ASSERT_EQ(json["all_reduce"]["exit_code"], 0) << json["all_reduce"];
     EXPECT_EQ(json["all_reduce"]["workers"], 2);
-    EXPECT_THAT(std::string(json["all_reduce"]["backend"]), HasSubstr("nccl"));
+    EXPECT_THAT(json["all_reduce"]["backend"].text(), HasSubstr("nccl"));
 }
 
 TEST(Doctor, ExitsWithOneWhenAGpuIsIll) {
@@ -70,7 +77,7 @@ TEST(Doctor, ExitsWithOneWhenAGpuIsIll) {
 
 TEST(Doctor, SaysWhatTheWorkersSayWhenTheAllReduceFails) {
     const GpuMachine machine(R"([{"name": "A"}, {"name": "B"}])");
-    const Outcome outcome = doctor({"--bytes=64KiB"}, machine.environment(1));
+    const Outcome outcome = doctor({"--bytes=64KiB"}, machine.environment(1), machine.ddprun());
     EXPECT_EQ(outcome.status, 1);
     EXPECT_THAT(outcome.out, HasSubstr("all-reduce"));
     EXPECT_THAT(outcome.out, HasSubstr("local rank 1"));
@@ -81,17 +88,18 @@ TEST(Doctor, DefaultsForJobsAreNotForItsOwn) {
     const Outcome outcome =
         doctor({"--json", "--seconds=0.1", "--bytes=1MiB"},
                {"PET_NNODES=2", "PET_NPROC_PER_NODE=gpu", "PET_DRY_RUN=1", "CUDA_VISIBLE_DEVICES="});
-    const auto json = nlohmann::json::parse(outcome.out, nullptr, false);
+    const Json json = parse_json(outcome.out).value_or(Json());
     ASSERT_TRUE(json.is_object()) << outcome.out << outcome.err;
     EXPECT_EQ(json["all_reduce"]["exit_code"], 0) << json["all_reduce"];
 }
 
 TEST(Doctor, ABrokenLibraryEndsItsLookerOnly) {
-    const Outcome outcome =
-        doctor({"--no-run"}, {"DDP_NCCL_LIBRARY=/dev/null", "DDP_CUDART_LIBRARY=libm.so.6"});
-    EXPECT_THAT(outcome.out, HasSubstr("/dev/null"));
-    EXPECT_THAT(outcome.out, HasSubstr("it does not tell its version"));
-    EXPECT_FALSE(outcome.signaled);
+    const Outcome broken = doctor({"--no-run"}, {"DDP_NCCL_LIBRARY=/dev/null"});
+    EXPECT_THAT(broken.out, HasSubstr("/dev/null"));
+    EXPECT_FALSE(broken.signaled);
+    const Outcome another = doctor({"--no-run"}, {"DDP_NCCL_LIBRARY=libm.so.6"});
+    EXPECT_THAT(another.out, HasSubstr("it does not tell its version"));
+    EXPECT_FALSE(another.signaled);
 }
 
 TEST(Doctor, RefusesWhatItDoesNotKnow) {

@@ -3,9 +3,10 @@
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <sys/socket.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
-#include "env/socket.h"
+#include "env/io/socket.h"
 #include "tests/support/run_program.h"
 #include "tests/support/temporary_directory.h"
 #include "tests/system/look.h"
@@ -16,6 +17,7 @@ namespace {
 using namespace std::chrono_literals;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
+using ::testing::Not;
 
 /// ddprun under this limit on open files, soft and hard.
 std::vector<std::string> with_open_files(int limit, const std::vector<std::string>& command) {
@@ -28,7 +30,7 @@ TEST(Faults, ALimitOnOpenFilesThatIsTooSmallIsSaidBeforeAnythingStarts) {
     const Outcome outcome = run(with_open_files(200, ddprun_probe({"--nproc-per-node=64"}, {"say", "started"})));
     EXPECT_EQ(outcome.status, 64) << outcome.err;
     EXPECT_THAT(outcome.err, AllOf(HasSubstr("--nproc-per-node: 64 workers"), HasSubstr("limit is 200"), HasSubstr("ulimit -Hn")));
-    EXPECT_EQ(occurrences(outcome.err, "\n"), 1);
+    EXPECT_EQ(occurrences(said_of_its_own_job(outcome), "\n"), 1);
     EXPECT_EQ(outcome.out, "");
 }
 
@@ -55,6 +57,25 @@ TEST(Faults, AHardLimitOnFileSizesThatIsTooSmallIsSaidWithTheRemedy) {
     const Outcome outcome = run({"/bin/bash", "-c", "ulimit -f 1; exec \"$0\" --nproc-per-node=2 true", path_of("DDPRUN")});
     EXPECT_EQ(outcome.status, 70) << outcome.err;
     EXPECT_THAT(outcome.err, HasSubstr("files may have 1 KiB at most: raise the hard limit (ulimit -Hf)"));
+}
+
+TEST(Faults, ACallThatIsRefusedForEverIsALineAndAnEnd) {
+    struct Case {
+        long call;
+        const char* said;
+    };
+    if (run(with_refused_calls(SYS_eventfd2, SYS_eventfd2, EMFILE, {"true"})).status != 0) GTEST_SKIP() << "no seccomp filters here";
+    const std::string mark = "PROBE_JOB=" + unique_name("refused");
+    for (const Case& one : {Case{SYS_eventfd2, "no controller at 127.0.0.1:"}, Case{SYS_accept4, "cannot accept connections"},
+                            Case{SYS_getsockopt, "no controller at 127.0.0.1:"}, Case{SYS_timerfd_settime, "timerfd_settime: "}}) {
+        const Outcome outcome = run(with_refused_calls(one.call, one.call, EMFILE, ddprun_probe({"--nproc-per-node=1"}, {"child", "daemon", "exit", "0"})),
+                                    with_environment({mark}));
+        EXPECT_FALSE(outcome.timed_out) << outcome.err;
+        EXPECT_GT(outcome.status, 63) << outcome.err;
+        EXPECT_THAT(outcome.err, AllOf(HasSubstr(one.said), HasSubstr("Too many open files"), Not(HasSubstr("killing the workers"))));
+        EXPECT_EQ(outcome.out, "");
+        EXPECT_TRUE(all_gone(mark, 0ms));
+    }
 }
 
 TEST(Faults, AFrozenWorkerDoesNotDelayTheEndOfAFailedJobBeyondTheGrace) {

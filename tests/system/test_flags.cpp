@@ -6,8 +6,9 @@
 #include <signal.h>
 #include <sys/stat.h>
 
-#include "env/file.h"
-#include "env/socket.h"
+#include "env/io/file.h"
+#include "env/io/socket.h"
+#include "tests/support/reserved_port.h"
 #include "tests/support/run_program.h"
 #include "tests/support/temporary_directory.h"
 #include "tests/system/look.h"
@@ -89,15 +90,16 @@ TEST(Flags, NprocPerNodeGpuAndAutoStartOneWorkerPerVisibleGpu) {
     for (const char* word : {"gpu", "auto"}) {
         const std::vector<std::string> command = ddprun_probe({std::string("--nproc-per-node=") + word}, {"env", "WORLD_SIZE"});
         EXPECT_THAT(sorted_lines(run(command, all).out), ElementsAre("[0]: WORLD_SIZE=2", "[1]: WORLD_SIZE=2")) << word;
-        EXPECT_EQ(run(command, machine.with({"CUDA_VISIBLE_DEVICES=1"})).out, "[0]: WORLD_SIZE=1\n") << word;
+        EXPECT_EQ(run(command, machine.with({"CUDA_VISIBLE_DEVICES=1"})).out, "WORLD_SIZE=1\n") << word;
     }
 }
 
 TEST(Flags, ARangeOfNodesStartsWithTheLeastWhenTheLastCallIsOver) {
-    const Outcome outcome = run(ddprun_probe({"--nnodes=1:2", "--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:" + free_port(), "--rdzv-conf=last_call_timeout=1"},
+    const ReservedPort port;
+    const Outcome outcome = run(ddprun_probe({"--nnodes=1:2", "--rdzv-backend=c10d", "--rdzv-endpoint=" + port.text(), "--rdzv-conf=last_call_timeout=1"},
                                              {"env", "GROUP_WORLD_SIZE", "env", "WORLD_SIZE"}));
     EXPECT_EQ(outcome.status, 0) << outcome.err;
-    EXPECT_THAT(sorted_lines(outcome.out), ElementsAre("[0]: GROUP_WORLD_SIZE=1", "[0]: WORLD_SIZE=1"));
+    EXPECT_THAT(sorted_lines(outcome.out), ElementsAre("GROUP_WORLD_SIZE=1", "WORLD_SIZE=1"));
     EXPECT_GE(outcome.took, 1s) << "another node could still have come";
 }
 
@@ -108,7 +110,7 @@ TEST(Flags, WorkersHaveEveryVariableOfTorchruns) {
     for (const char* variable :
          {"LOCAL_RANK=1", "RANK=1", "GROUP_RANK=0", "ROLE_RANK=1", "ROLE_NAME=default", "LOCAL_WORLD_SIZE=2", "WORLD_SIZE=2", "GROUP_WORLD_SIZE=1",
           "ROLE_WORLD_SIZE=2", "MASTER_ADDR=127.0.0.1", "MASTER_PORT=", "TORCHELASTIC_RESTART_COUNT=0", "TORCHELASTIC_MAX_RESTARTS=0",
-          "TORCHELASTIC_RUN_ID=none", "TORCHELASTIC_USE_AGENT_STORE=False", "TORCHELASTIC_ERROR_FILE=/", "TORCH_NCCL_ASYNC_ERROR_HANDLING=1",
+          "TORCHELASTIC_RUN_ID=", "TORCHELASTIC_USE_AGENT_STORE=False", "TORCHELASTIC_ERROR_FILE=/", "TORCH_NCCL_ASYNC_ERROR_HANDLING=1",
           "TORCHELASTIC_SIGNALS_TO_HANDLE=SIGTERM,", "OMP_NUM_THREADS="}) {
         EXPECT_THAT(outcome.out, HasSubstr(std::string("[1]: ") + variable)) << outcome.err;
     }
@@ -177,14 +179,14 @@ TEST(Flags, PythonExecNamesThePython) {
     ::chmod(scripts.directory.file("python").c_str(), 0755);
     RunOptions options = scripts.options;
     options.environment = {"PYTHON_EXEC=" + scripts.directory.file("python")};
-    EXPECT_EQ(run(ddprun({"hello.py", "x"}), options).out, "[0]: run with -u hello.py x\n");
+    EXPECT_EQ(run(ddprun({"hello.py", "x"}), options).out, "run with -u hello.py x\n");
 }
 
 TEST(Flags, ModuleIsRunAsPythonDashM) {
     const ScriptDirectory scripts;
     for (const char* flag : {"-m", "--module"}) {
         const Outcome outcome = run(ddprun({flag, "hello", "a"}), scripts.options);
-        EXPECT_THAT(outcome.out, HasSubstr("[0]: name __main__ args a rank 0\n")) << outcome.err;
+        EXPECT_THAT(outcome.out, HasSubstr("name __main__ args a rank 0\n")) << outcome.err;
     }
 }
 
@@ -205,12 +207,12 @@ TEST(Flags, NoPythonExecutesTheFileItself) {
     const ScriptDirectory scripts;
     std::ofstream(scripts.directory.file("tool.py")) << "#!/bin/sh\necho \"a shell script, $1\"\n";
     ::chmod(scripts.directory.file("tool.py").c_str(), 0755);
-    EXPECT_EQ(run(ddprun({"--no-python", "./tool.py", "d"}), scripts.options).out, "[0]: a shell script, d\n");
+    EXPECT_EQ(run(ddprun({"--no-python", "./tool.py", "d"}), scripts.options).out, "a shell script, d\n");
 }
 
 TEST(Flags, WhatFollowsTheProgramBelongsToIt) {
     const Outcome outcome = run(ddprun({"--nproc-per-node=1", "/bin/echo", "--nproc-per-node=7", "-m", "--", "--version"}));
-    EXPECT_EQ(outcome.out, "[0]: --nproc-per-node=7 -m -- --version\n");
+    EXPECT_EQ(outcome.out, "--nproc-per-node=7 -m -- --version\n");
 }
 
 // ---- rendezvous, on one node
@@ -218,7 +220,14 @@ TEST(Flags, WhatFollowsTheProgramBelongsToIt) {
 TEST(Flags, RdzvIdIsTheRunIdOfTheWorkers) {
     const Outcome outcome = run(ddprun_probe({"--rdzv-id=job 17", "--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0", "--rdzv-conf=timeout=60,read_timeout=20"},
                                              {"env", "TORCHELASTIC_RUN_ID"}));
-    EXPECT_EQ(outcome.out, "[0]: TORCHELASTIC_RUN_ID=job 17\n") << outcome.err;
+    EXPECT_EQ(outcome.out, "TORCHELASTIC_RUN_ID=job 17\n") << outcome.err;
+}
+
+TEST(Flags, TwoJobsOfOneNodeWithoutAnIdAreToldApart) {
+    const std::vector<std::string> command = ddprun_probe({}, {"env", "TORCHELASTIC_RUN_ID"});
+    const std::string one = run(command).out, other = run(command).out;
+    EXPECT_THAT(one, ::testing::MatchesRegex("TORCHELASTIC_RUN_ID=[0-9a-f]{16}\n"));
+    EXPECT_NE(one, other) << "directories named after the id would be the same";
 }
 
 TEST(Flags, StandaloneOverridesTheRendezvousWithAnIdOfItsOwn) {
@@ -231,22 +240,28 @@ TEST(Flags, StandaloneOverridesTheRendezvousWithAnIdOfItsOwn) {
 }
 
 TEST(Flags, MasterAddressAndPortAreTheWorkers) {
-    const std::string port = free_port();
-    const Outcome outcome = run(ddprun_probe({"--master-addr=127.0.0.1", "--master-port=" + port}, {"env", "MASTER_ADDR", "env", "MASTER_PORT"}));
-    EXPECT_THAT(sorted_lines(outcome.out), ElementsAre("[0]: MASTER_ADDR=127.0.0.1", "[0]: MASTER_PORT=" + port)) << outcome.err;
+    const ReservedPort port;
+    const Outcome outcome = run(ddprun_probe({"--master-addr=127.0.0.1", "--master-port=" + port.number()}, {"env", "MASTER_ADDR", "env", "MASTER_PORT"}));
+    EXPECT_THAT(sorted_lines(outcome.out), ElementsAre("MASTER_ADDR=127.0.0.1", "MASTER_PORT=" + port.number())) << outcome.err;
 }
 
 TEST(Flags, LocalAddrIsTheMasterAddressUnlessThatIsGiven) {
     const std::vector<std::string> acts = {"env", "MASTER_ADDR"};
-    EXPECT_EQ(run(ddprun_probe({"--local-addr=127.0.0.7"}, acts)).out, "[0]: MASTER_ADDR=127.0.0.7\n");
-    EXPECT_EQ(run(ddprun_probe({"--local-addr=127.0.0.7", "--master-addr=127.0.0.8"}, acts)).out, "[0]: MASTER_ADDR=127.0.0.8\n");
+    EXPECT_EQ(run(ddprun_probe({"--local-addr=127.0.0.7"}, acts)).out, "MASTER_ADDR=127.0.0.7\n");
+    EXPECT_EQ(run(ddprun_probe({"--local-addr=127.0.0.7", "--master-addr=127.0.0.8"}, acts)).out, "MASTER_ADDR=127.0.0.8\n");
 }
 
 TEST(Flags, RdzvConfKeysWithoutEffectSaySo) {
     const Outcome outcome = run(ddprun_probe({"--rdzv-conf=read_timeout=20,close_timeout=5,heartbeat_timeout=5,join_timeout=60,store_type=tcp"}, {"say", "ran"}));
-    EXPECT_EQ(outcome.out, "[0]: ran\n");
+    EXPECT_EQ(outcome.out, "ran\n");
     EXPECT_EQ(occurrences(outcome.err, "without effect"), 3) << outcome.err;
     for (const char* key : {"read_timeout", "close_timeout", "heartbeat_timeout"}) EXPECT_THAT(outcome.err, HasSubstr(key));
+}
+
+TEST(Flags, RdzvConfOfAJobScriptInQuotesAndWithAKeyOfAnotherBackendStartsTheJob) {
+    const Outcome outcome = run(ddprun_probe({"--rdzv-conf='timeout=60,pool=big'"}, {"say", "ran"}));
+    EXPECT_EQ(outcome.out, "ran\n");
+    EXPECT_THAT(outcome.err, AllOf(HasSubstr("'pool'"), HasSubstr("without effect")));
 }
 
 TEST(Flags, AMasterPortInUseIsSaidBeforeAnythingStarts) {
@@ -284,22 +299,22 @@ TEST(Flags, EverySignalToHandleEndsTheJobAndReachesTheWorkers) {
 
 TEST(Flags, TheSignalsToHandleAreToldToTheWorkers) {
     const std::vector<std::string> acts = {"env", "TORCHELASTIC_SIGNALS_TO_HANDLE"};
-    EXPECT_EQ(run(ddprun_probe({}, acts)).out, "[0]: TORCHELASTIC_SIGNALS_TO_HANDLE=SIGTERM,SIGINT,SIGHUP,SIGQUIT\n");
-    EXPECT_EQ(run(ddprun_probe({"--signals-to-handle=SIGTERM,SIGUSR1"}, acts)).out, "[0]: TORCHELASTIC_SIGNALS_TO_HANDLE=SIGTERM,SIGUSR1\n");
+    EXPECT_EQ(run(ddprun_probe({}, acts)).out, "TORCHELASTIC_SIGNALS_TO_HANDLE=SIGTERM,SIGINT,SIGHUP,SIGQUIT\n");
+    EXPECT_EQ(run(ddprun_probe({"--signals-to-handle=SIGTERM,SIGUSR1"}, acts)).out, "TORCHELASTIC_SIGNALS_TO_HANDLE=SIGTERM,SIGUSR1\n");
 }
 
 TEST(Flags, ShutdownTimeoutOfZeroKillsAtOnce) {
     const auto stop = [](const std::vector<std::string>& options, const RunOptions& surroundings) {
         Program program(ddprun_probe(options, {"ignore", "15", "say", "up", "hold"}), surroundings);
-        EXPECT_TRUE(program.wait_for_output("up"));
+        EXPECT_TRUE(program.wait_for_output("up\n"));
         program.signal(SIGTERM);
         const Outcome outcome = program.wait();
         EXPECT_EQ(outcome.status, 75) << outcome.err;
         return outcome.took;
     };
-    EXPECT_LT(stop({"--shutdown-timeout=0"}, {}), 3s);
-    EXPECT_LT(stop({}, with_environment({"TORCH_ELASTIC_SHUTDOWN_TIMEOUT=0"})), 3s);
-    EXPECT_LT(stop({"--shutdown-timeout=0"}, with_environment({"TORCH_ELASTIC_SHUTDOWN_TIMEOUT=60"})), 3s) << "the flag wins";
+    EXPECT_LT(stop({"--shutdown-timeout=0"}, {}), 15s);
+    EXPECT_LT(stop({}, with_environment({"TORCH_ELASTIC_SHUTDOWN_TIMEOUT=0"})), 15s);
+    EXPECT_LT(stop({"--shutdown-timeout=0"}, with_environment({"TORCH_ELASTIC_SHUTDOWN_TIMEOUT=60"})), 15s) << "the flag wins";
 }
 
 // ---- files
@@ -326,9 +341,9 @@ TEST(Flags, FlagsWithoutEffectAreAcceptedAndSaySo) {
         const std::string name = std::string(flag).substr(0, std::string(flag).find('='));
         EXPECT_EQ(outcome.status, 0) << flag << outcome.err;
         EXPECT_THAT(outcome.err, AllOf(HasSubstr(name), HasSubstr("without effect")));
-        EXPECT_EQ(outcome.out, "[0]: ran\n");
+        EXPECT_EQ(outcome.out, "ran\n");
     }
-    EXPECT_EQ(run(ddprun_probe({"--logs-specs=default", "--event-log-handler=null"}, {})).err, "");
+    EXPECT_EQ(said_of_its_own_job(run(ddprun_probe({"--logs-specs=default", "--event-log-handler=null"}, {}))), "");
 }
 
 TEST(Flags, EventLogHandlerConsoleWritesTheEventsToStandardError) {
@@ -383,7 +398,7 @@ TEST(Flags, EveryFlagHasItsVariableAlsoThoseThatTorchrunForgot) {
 
 TEST(Flags, TheCommandLineWinsOverTheVariable) {
     const Outcome outcome = run(ddprun_probe({"--nproc-per-node=1"}, {"env", "ROLE_NAME"}), with_environment({"PET_NPROC_PER_NODE=3", "PET_ROLE="}));
-    EXPECT_EQ(outcome.out, "[0]: ROLE_NAME=default\n");
+    EXPECT_EQ(outcome.out, "ROLE_NAME=default\n");
 }
 
 TEST(Flags, AVariableThatIsWrongIsNamed) {
@@ -393,6 +408,48 @@ TEST(Flags, AVariableThatIsWrongIsNamed) {
 }
 
 // ---- bad input
+
+constexpr const char* kHostile = "\x1b[2J\xc2\x9b" "2J\xe2\x80\xae";
+constexpr const char* kSpelledOut = "\\x1b[2J\\u{9b}2J\\u{202e}";
+
+bool is_fit_for_a_terminal(const std::string& text) {
+    return text.find('\x1b') == std::string::npos && text.find("\xc2\x9b") == std::string::npos && text.find("\xe2\x80\xae") == std::string::npos;
+}
+
+TEST(Flags, WhatIsQuotedInAnErrorIsNotObeyedByTheTerminal) {
+    const TemporaryDirectory directory;
+    const std::string hostile = kHostile;
+    const std::string config = directory.file("config.json");
+    std::ofstream(config) << "{\"numa-binding\": \"" << hostile.substr(4) << "\"}";
+    const std::vector<std::vector<std::string>> commands = {
+        ddprun_probe({"--config=" + directory.file(hostile)}, {}), ddprun_probe({"--config", config}, {}), ddprun_probe({"--" + hostile}, {}),
+        ddprun_probe({"--numa-binding=" + hostile}, {}), ddprun_probe({"--nproc-per-node=" + hostile}, {}), ddprun({"./" + hostile}),
+        ddprun({"drain", "--job", hostile}), ddprun({"signal", hostile}), ddprun({"ps", hostile}), ddprun({"top", hostile}),
+        ddprun({"logs", hostile}), ddprun({"doctor", "--" + hostile}), ddprun({"env", "--numa-binding=" + hostile})};
+    for (const std::vector<std::string>& command : commands) {
+        const Outcome outcome = run(command);
+        EXPECT_NE(outcome.status, 0) << join(command, " ");
+        EXPECT_NE(outcome.err, "") << join(command, " ");
+        EXPECT_TRUE(is_fit_for_a_terminal(outcome.err + outcome.out)) << join(command, " ");
+    }
+    for (const char* variable : {"PET_NUMA_BINDING", "PET_NNODES", "PET_CONFIG"}) {
+        const Outcome outcome = run(ddprun_probe({}, {"say", "x"}), with_environment({std::string(variable) + "=" + hostile}));
+        EXPECT_TRUE(is_fit_for_a_terminal(outcome.err)) << variable;
+    }
+    EXPECT_THAT(run(ddprun_probe({"--numa-binding=" + hostile}, {})).err, HasSubstr(kSpelledOut));
+    EXPECT_TRUE(is_fit_for_a_terminal(run(ddprun({"env"}), with_environment({"TMPDIR=" + hostile})).out));
+    EXPECT_TRUE(is_fit_for_a_terminal(run(ddprun_probe({"--dry-run"}, {hostile})).out));
+}
+
+TEST(Flags, AProgramsNameInTheReportIsNotObeyedByTheTerminal) {
+    const TemporaryDirectory directory;
+    const std::string program = directory.file(kHostile);
+    std::filesystem::create_symlink("/bin/false", program);
+    const Outcome outcome = run(ddprun({program}));
+    EXPECT_EQ(outcome.status, 1);
+    EXPECT_THAT(outcome.err, AllOf(HasSubstr(kSpelledOut), HasSubstr("failed: rank 0")));
+    EXPECT_TRUE(is_fit_for_a_terminal(outcome.err));
+}
 
 struct Refusal {
     std::vector<std::string> words;
@@ -418,7 +475,8 @@ INSTANTIATE_TEST_SUITE_P(Flags, Refused, ::testing::Values(
     Refusal{{"--nproc-per-node=-1"}, {"--nproc-per-node", "-1"}},
     Refusal{{"--nproc-per-node=xpu"}, {"--nproc-per-node", "xpu", "gpu"}},
     Refusal{{"--nproc-per-node=99999999999"}, {"--nproc-per-node", "99999999999"}},
-    Refusal{{"--nproc-per-nod=2"}, {"--nproc-per-nod", "--nproc-per-node"}},
+    Refusal{{"--nproc-per-nods=2"}, {"--nproc-per-nods", "--nproc-per-node"}},
+    Refusal{{"--master=here"}, {"--master", "--master-addr", "--master-port"}},
     Refusal{{"--max-restarts=-1"}, {"--max-restarts", "-1"}},
     Refusal{{"--max-restarts=3/soon"}, {"--max-restarts", "soon"}},
     Refusal{{"--monitor-interval=often"}, {"--monitor-interval", "often"}},
@@ -434,7 +492,6 @@ INSTANTIATE_TEST_SUITE_P(Flags, Refused, ::testing::Values(
     Refusal{{"--node-rank=2", "--nnodes=2"}, {"--node-rank 2", "--nnodes 2"}},
     Refusal{{"--master-port=70000"}, {"--master-port", "70000"}},
     Refusal{{"--rdzv-conf=join_timeout"}, {"--rdzv-conf", "join_timeout"}},
-    Refusal{{"--rdzv-conf=color=red"}, {"--rdzv-conf", "color"}},
     Refusal{{"--rdzv-endpoint=host:port"}, {"--rdzv-endpoint", "host:port"}},
     Refusal{{"--standalone", "--nnodes=2"}, {"--standalone", "--nnodes 2"}},
     Refusal{{"-m", "--no-python"}, {"-m", "--no-python"}},

@@ -6,6 +6,7 @@
 #include <fstream>
 
 #include "tests/support/fake_ras.h"
+#include "tests/support/reserved_port.h"
 #include "tests/support/run_program.h"
 #include "tests/support/temporary_directory.h"
 #include "tests/system/look.h"
@@ -52,6 +53,26 @@ TEST(Hangs, AHungGenerationIsStartedAgainLikeAFailedOne) {
     EXPECT_THAT(outcome.err, AllOf(HasSubstr("hang: "), HasSubstr("restart 1 of 1")));
 }
 
+TEST(Hangs, APythonRankThatSpinsIsNamedWhenItHasReportedItsSteps) {
+    if (!std::filesystem::exists("/usr/bin/python3")) GTEST_SKIP() << "python3 is not installed";
+    // Rank 0 waits for rank 1, which has done a step less, and keeps a processor busy.
+    const std::string program = R"(
+import os, signal, sys
+sys.path.insert(0, os.environ["EXAMPLES"])
+from report_progress import progress
+rank = int(os.environ["RANK"])
+for step in range(1, 4 - rank):
+    progress(step)
+while rank == 1: pass
+signal.pause()
+)";
+    const Outcome outcome = run(ddprun_worker({"--nproc-per-node=2", "--hang-timeout=1"}, {"/usr/bin/python3", "-c", program}),
+                                with_environment({"PATH=/nonexistent", "PYTHONDONTWRITEBYTECODE=1"}));
+    EXPECT_EQ(outcome.status, kHung) << outcome.err;
+    EXPECT_THAT(outcome.err, HasSubstr("ranks 0-1 have reported no progress for"));
+    EXPECT_THAT(outcome.err, HasSubstr("rank 1 is behind, at step 2 of 3 (it is busy with something else)"));
+}
+
 TEST(Hangs, WorkersThatGetOnAreLeftAlone) {
     // Silence shorter than the timeout, and work that takes longer than it.
     const Outcome outcome = run(ddprun_worker({"--nproc-per-node=2", "--hang-timeout=2"},
@@ -70,10 +91,10 @@ TEST(Hangs, WhatNcclKnowsOfTheJobIsInTheReport) {
 }
 
 TEST(Hangs, ARasServiceThatIsNotThereIsNotSpokenOf) {
-    const std::string nobody = free_port();
-    const Outcome outcome = run(ddprun_probe({"--nproc-per-node=2", "--hang-timeout=1"}, {"stop"}), with_environment({"NCCL_RAS_ADDR=127.0.0.1:" + nobody}));
+    const ReservedPort nobody;
+    const Outcome outcome = run(ddprun_probe({"--nproc-per-node=2", "--hang-timeout=1"}, {"stop"}), with_environment({"NCCL_RAS_ADDR=" + nobody.text()}));
     EXPECT_EQ(outcome.status, kHung) << outcome.err;
-    EXPECT_THAT(outcome.err, AllOf(Not(HasSubstr("NCCL")), Not(HasSubstr(nobody))));
+    EXPECT_THAT(outcome.err, AllOf(Not(HasSubstr("NCCL")), Not(HasSubstr(nobody.number()))));
 }
 
 TEST(Stacks, OfARunningJobAreShownToWhoAsks) {
@@ -97,7 +118,8 @@ std::string stacks_of(const std::vector<std::string>& worker, const std::string&
     const std::string id = unique_name("stacks");
     Program program(ddprun_worker({"--nproc-per-node=1", "--rdzv-id=" + id}, worker), with_environment({"PATH=" + path}));
     if (!program.wait_for_output(ready)) return "the worker did not start";
-    return run({path_of("DDPRUN"), "stacks", "--job", id}).out;
+    const Outcome outcome = run({path_of("DDPRUN"), "stacks", "--job", id});
+    return outcome.out + outcome.err;
 }
 
 TEST(Stacks, OfAProgramWithoutLibddpComeFromTheDebuggerThatIsThere) {
@@ -105,7 +127,7 @@ TEST(Stacks, OfAProgramWithoutLibddpComeFromTheDebuggerThatIsThere) {
         if (!std::filesystem::exists("/usr/bin/" + tool)) GTEST_SKIP() << tool << " is not installed";
         const TemporaryDirectory directory;
         std::filesystem::create_symlink("/usr/bin/" + tool, directory.file(tool));
-        const std::string stacks = stacks_of({path_of("PROBE"), "say", "up", "hold"}, directory.path(), "up");
+        const std::string stacks = stacks_of({path_of("PROBE"), "say", "up", "hold"}, directory.path(), "up\n");
         if (stacks.find("by the kernel") != std::string::npos) GTEST_SKIP() << tool << " may not attach here: " << stacks;
         EXPECT_THAT(stacks, AllOf(HasSubstr("by " + tool), HasSubstr("#0 "), HasSubstr("pause"), HasSubstr("main"))) << tool;
         EXPECT_THAT(stacks, AllOf(Not(HasSubstr("No such file")), Not(HasSubstr("LWP]"))) ) << "what the debugger says of itself";
@@ -124,13 +146,13 @@ TEST(Stacks, OfAPythonProgramComeFromPySpyAndWithoutItsHelpFromTheNextBest) {
     const std::vector<std::string> worker = {python, "-c", "import time; print('up', flush=True); time.sleep(1000)"};
     const TemporaryDirectory directory;
     make_tool(directory.file("py-spy"), "echo 'Thread 7 (idle): \"MainThread\"'; echo \"    train (by $1 $2)\"");
-    EXPECT_THAT(stacks_of(worker, directory.path(), "up"), AllOf(HasSubstr("by py-spy"), HasSubstr("    train (by dump --pid)")));
+    EXPECT_THAT(stacks_of(worker, directory.path(), "up\n"), AllOf(HasSubstr("by py-spy"), HasSubstr("    train (by dump --pid)")));
     // In a virtual environment it lies beside the interpreter, and on nobody's PATH.
     std::filesystem::create_symlink(python, directory.file("python3"));
     const std::vector<std::string> in_environment = {directory.file("python3"), worker[1], worker[2]};
-    EXPECT_THAT(stacks_of(in_environment, "/nonexistent", "up"), HasSubstr("by py-spy"));
+    EXPECT_THAT(stacks_of(in_environment, "/nonexistent", "up\n"), HasSubstr("by py-spy"));
     make_tool(directory.file("py-spy"), "echo 'Error: Permission Denied'; exit 1");
-    EXPECT_THAT(stacks_of(worker, directory.path(), "up"), AllOf(HasSubstr("by the kernel"), HasSubstr("state S"), Not(HasSubstr("Denied"))));
+    EXPECT_THAT(stacks_of(worker, directory.path(), "up\n"), AllOf(HasSubstr("by the kernel"), HasSubstr("state S"), Not(HasSubstr("Denied"))));
 }
 
 TEST(Stacks, PySpyItselfNamesTheLinesOfAPythonProgram) {
@@ -138,7 +160,7 @@ TEST(Stacks, PySpyItselfNamesTheLinesOfAPythonProgram) {
     if (where.status != 0) GTEST_SKIP() << "py-spy is not installed";
     const std::string py_spy = where.out.substr(0, where.out.find('\n'));
     const std::vector<std::string> worker = {"/usr/bin/python3", "-c", "import time\ndef train_step():\n  print('up', flush=True)\n  time.sleep(1000)\ntrain_step()"};
-    EXPECT_THAT(stacks_of(worker, std::filesystem::path(py_spy).parent_path(), "up"), AllOf(HasSubstr("by py-spy"), HasSubstr("train_step (<string>:4)")));
+    EXPECT_THAT(stacks_of(worker, std::filesystem::path(py_spy).parent_path(), "up\n"), AllOf(HasSubstr("by py-spy"), HasSubstr("train_step (<string>:4)")));
 }
 
 TEST(ErrorReports, OfACppExceptionHoldItsTextAndWhereItWasThrown) {

@@ -2,11 +2,13 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <signal.h>
-#include <sys/mount.h>
 #include <sys/resource.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
+#include "env/io/socket.h"
 #include "tests/support/run_program.h"
+#include "tests/support/small_disk.h"
 #include "tests/support/temporary_directory.h"
 #include "tests/system/look.h"
 
@@ -35,24 +37,6 @@ std::vector<std::string> all_lines(int ranks, int count) {
     return lines;
 }
 
-/// A small file system, where we may have one.
-class SmallDisk {
-  public:
-    explicit SmallDisk(const std::string& options)
-        : mounted_(::mount("tmpfs", directory_.path().c_str(), "tmpfs", 0, options.c_str()) == 0) {}
-    ~SmallDisk() {
-        if (mounted_) ::umount2(directory_.path().c_str(), MNT_DETACH);
-    }
-    SmallDisk(const SmallDisk&) = delete;
-    SmallDisk& operator=(const SmallDisk&) = delete;
-    [[nodiscard]] bool mounted() const { return mounted_; }
-    [[nodiscard]] const std::string& path() const { return directory_.path(); }
-
-  private:
-    TemporaryDirectory directory_;
-    bool mounted_;
-};
-
 // ---- whole lines
 
 TEST(Logs, NoLineIsTornOrLostWhateverPiecesItIsWrittenIn) {
@@ -66,8 +50,20 @@ TEST(Logs, NoLineIsTornOrLostWhateverPiecesItIsWrittenIn) {
 TEST(Logs, TheLinesOfOneRankKeepTheirOrder) {
     const Outcome outcome = run(ddprun_probe({"--nproc-per-node=2", "--local-ranks-filter=1"}, {"blocks", "3000"}));
     std::string expected;
-    for (int n = 0; n < 3000; ++n) expected += "[1]: " + probe_line(1, n) + "\n";
+    for (int n = 0; n < 3000; ++n) expected += probe_line(1, n) + "\n";
     EXPECT_TRUE(outcome.out == expected);
+}
+
+TEST(Logs, WhatOneRankWritesIntoAPipeIsReadByTheNextProgramAsItIs) {
+    const std::string record = R"({"loss": 0.25, "text": "[0]: "})";
+    const auto piped = [&](const std::string& options) {
+        return run({"bash", "-c", "\"$0\" " + options + " \"$1\" say \"$2\" | cat", path_of("DDPRUN"), path_of("PROBE"), record}).out;
+    };
+    EXPECT_EQ(piped(""), record + "\n");
+    EXPECT_EQ(piped("--nproc-per-node=2 --local-ranks-filter=1"), record + "\n");
+    EXPECT_EQ(piped("--nproc-per-node=2 --prefix=none"), record + "\n" + record + "\n");
+    EXPECT_EQ(piped("--nproc-per-node=1 '--log-line-prefix-template=${hostname}:'"), host_name() + ":" + record + "\n");
+    EXPECT_THAT(piped("--nproc-per-node=2"), AllOf(HasSubstr("[0]: " + record + "\n"), HasSubstr("[1]: " + record + "\n")));
 }
 
 TEST(Logs, AHalfLineIsShownMarkedWhileItsWorkerThinks) {
@@ -78,7 +74,7 @@ TEST(Logs, AHalfLineIsShownMarkedWhileItsWorkerThinks) {
 }
 
 TEST(Logs, ALastLineWithoutItsEndIsALine) {
-    EXPECT_EQ(run(ddprun_probe({}, {"part", "no newline"})).out, "[0]: no newline\n");
+    EXPECT_EQ(run(ddprun_probe({}, {"part", "no newline"})).out, "no newline\n");
 }
 
 TEST(Logs, ALineOfFiftyMebibytesPassesInMarkedPieces) {
@@ -105,7 +101,7 @@ TEST(Logs, AFloodOfOneWorkerDoesNotKeepTheOthersFromBeingSeenToFail) {
 TEST(Logs, AWorkerThatClosesItsOutputGoesOn) {
     const Outcome outcome = run(ddprun_probe({}, {"say", "last words", "closeout", "sleep", "100", "exit", "3"}));
     EXPECT_EQ(outcome.status, 3) << outcome.err;
-    EXPECT_EQ(outcome.out, "[0]: last words\n");
+    EXPECT_EQ(outcome.out, "last words\n");
 }
 
 TEST(Logs, AConsoleThatIsClosedDoesNotEndTheJob) {
@@ -118,12 +114,66 @@ TEST(Logs, AConsoleThatIsClosedDoesNotEndTheJob) {
     EXPECT_EQ(occurrences(cut.err, "output is being lost"), 1);
 }
 
+/// True once the process has ended, or after `patience` false; it is not reaped and nothing is read from it.
+bool has_ended(pid_t pid, std::chrono::seconds patience = 30s) {
+    const auto until = std::chrono::steady_clock::now() + patience;
+    siginfo_t info{};
+    while (std::chrono::steady_clock::now() < until) {
+        if (::waitid(P_PID, static_cast<id_t>(pid), &info, WEXITED | WNOHANG | WNOWAIT) == 0 && info.si_pid == pid) return true;
+        ::usleep(2000);
+    }
+    return false;
+}
+
+/// A job whose two outputs are one pipe that nobody reads before wait() is called.
+std::vector<std::string> on_one_pipe(std::vector<std::string> command) {
+    std::vector<std::string> words = {"/bin/sh", "-c", "exec \"$0\" \"$@\" 2>&1"};
+    words.insert(words.end(), command.begin(), command.end());
+    return words;
+}
+
+bool comes_to_hold(const std::string& path, const std::string& text) {
+    for (const auto until = std::chrono::steady_clock::now() + 60s; std::chrono::steady_clock::now() < until;) {
+        if (file_content(path).find(text) != std::string::npos) return true;
+        ::usleep(2000);
+    }
+    return false;
+}
+
+TEST(Logs, LogLinesAndReportOnAJammedConsoleAreKeptBetweenWholeLines) {
+    const TemporaryDirectory directory;
+    const std::string events = directory.file("events");
+    Program program(on_one_pipe(ddprun_probe({"--max-restarts=1", "--prefix=[${rank}]: ", "--events", events}, {"lines", "3000", "exit", "3"})));
+    ASSERT_TRUE(comes_to_hold(events, "\"finished\""));
+    const Outcome outcome = program.wait();
+    EXPECT_EQ(outcome.status, 3);
+    int whole = 0;
+    for (const std::string_view line : split(outcome.out, '\n')) {
+        if (line.find("rank 0 line ") == std::string_view::npos) continue;
+        EXPECT_TRUE(line.starts_with("[0]: rank 0 line ") && line.size() == 104) << line;
+        ++whole;
+    }
+    EXPECT_EQ(whole, 6000);
+    EXPECT_EQ(occurrences(outcome.out, "exited with code 3"), 2) << "one log line per attempt";
+    EXPECT_THAT(outcome.out, AllOf(HasSubstr("\n[0]: rank 0 line 2999"), Not(HasSubstr("could not be written"))));
+}
+
+TEST(Logs, ASignalEndsTheWaitForAReaderOfTheLastLines) {
+    const TemporaryDirectory directory;
+    const std::string events = directory.file("events");
+    Program program(on_one_pipe(ddprun_probe({"--events", events}, {"lines", "3000", "exit", "3"})));
+    ASSERT_TRUE(comes_to_hold(events, "\"finished\""));
+    program.signal(SIGTERM);
+    EXPECT_TRUE(has_ended(program.pid()));
+    EXPECT_EQ(program.wait().status, 3) << "the job had ended before";
+}
+
 // ---- files
 
 TEST(Logs, TeeShowsAndKeepsRedirectOnlyKeeps) {
     const TemporaryDirectory directory;
     const Outcome outcome = run(ddprun_probe({"--nproc-per-node=2", "--log-dir", directory.path(), "--rdzv-id=run7", "-r", "0:1", "-t", "1:1"}, {"say", "hello"}));
-    EXPECT_EQ(outcome.out, "[1]: hello\n");
+    EXPECT_EQ(outcome.out, "[default1]:hello\n");
     const auto files = log_files(directory.path());
     EXPECT_EQ(files.at("attempt_0/0/stdout.log"), "hello\n");
     EXPECT_EQ(files.at("attempt_0/1/stdout.log"), "hello\n");
@@ -144,7 +194,7 @@ TEST(Logs, StreamMapsTakeRanksAboveNine) {
 TEST(Logs, LocalRanksFilterConcernsTheConsoleOnly) {
     const TemporaryDirectory directory;
     const Outcome outcome = run(ddprun_probe({"--nproc-per-node=3", "--log-dir", directory.path(), "--tee=3", "--local-ranks-filter=0,2"}, {"say", "hi"}));
-    EXPECT_THAT(sorted_lines(outcome.out), ElementsAre("[0]: hi", "[2]: hi"));
+    EXPECT_THAT(sorted_lines(outcome.out), ElementsAre("[default0]:hi", "[default2]:hi"));
     EXPECT_EQ(log_files(directory.path()).at("attempt_0/1/stdout.log"), "hi\n");
 }
 
@@ -185,7 +235,7 @@ TEST(Logs, ALogDirectoryThatCannotBeMadeCostsOnlyTheFiles) {
     for (const char* streams : {"-r3", "-t3"}) {
         const Outcome outcome = run(ddprun_probe({"--log-dir", directory.file("plain") + "/logs", streams}, {"say", "still here"}));
         EXPECT_EQ(outcome.status, 0) << outcome.err;
-        EXPECT_EQ(outcome.out, "[0]: still here\n");
+        EXPECT_EQ(outcome.out, std::string(streams) == "-t3" ? "[default0]:still here\n" : "still here\n");
         EXPECT_THAT(outcome.err, AllOf(HasSubstr("no log files"), HasSubstr(directory.file("plain"))));
     }
 }
@@ -214,7 +264,7 @@ TEST(Logs, ADiskThatTakesNoNewFilesCostsOnlyTheFiles) {
 TEST(Logs, AFileSizeLimitCostsOnlyWhatIsBeyondIt) {
     const TemporaryDirectory directory;
     Program program(ddprun_probe({"--log-dir", directory.path()}, {"note", "10", "go", "say", "up", "noted", "10", "lines", "2000", "exit", "5"}));
-    ASSERT_TRUE(program.wait_for_output("up"));
+    ASSERT_TRUE(program.wait_for_output("up\n"));
     const rlimit limit{16384, 16384};
     ASSERT_EQ(::prlimit(program.pid(), RLIMIT_FSIZE, &limit, nullptr), 0);
     program.signal(SIGUSR1);
@@ -222,6 +272,13 @@ TEST(Logs, AFileSizeLimitCostsOnlyWhatIsBeyondIt) {
     EXPECT_EQ(outcome.status, 5) << outcome.err;
     EXPECT_EQ(occurrences(outcome.out, " line "), 2000);
     EXPECT_THAT(outcome.err, AllOf(HasSubstr("File too large"), HasSubstr("output lost")));
+}
+
+TEST(Logs, APipeInPlaceOfAnErrorReportHoldsNobodyUp) {
+    const TemporaryDirectory directory;
+    const Outcome outcome = run({path_of("DDPRUN"), "--nproc-per-node=1", "--no-python", "--log-dir", directory.path(), "bash", "-c",
+                                 "rm -f \"$TORCHELASTIC_ERROR_FILE\"; mkfifo \"$TORCHELASTIC_ERROR_FILE\"; exit 3"});
+    EXPECT_EQ(outcome.status, 3) << outcome.err;
 }
 
 }  // namespace

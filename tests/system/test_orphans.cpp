@@ -2,11 +2,11 @@
 #include <gtest/gtest.h>
 #include <signal.h>
 
-#include <fstream>
 #include <random>
 #include <thread>
 
 #include "tests/support/run_program.h"
+#include "tests/system/look.h"
 
 namespace ddprun::test {
 namespace {
@@ -85,6 +85,53 @@ TEST(Orphans, AKilledWardenIsReplacedAndTheReplacementDoesItsDuty) {
     ASSERT_EQ(wardens.size(), 1u);
     ::kill(wardens[0], SIGKILL);
     ASSERT_TRUE(program.wait_for_output("started another"));
+    program.signal(SIGKILL);
+    program.wait();
+    EXPECT_TRUE(all_gone(job.variable));
+}
+
+bool comes_to_nothing(const std::string& argument) {
+    for (const auto until = std::chrono::steady_clock::now() + 20s; std::chrono::steady_clock::now() < until;) {
+        if (processes_called_with(argument).empty()) return true;
+        std::this_thread::sleep_for(2ms);
+    }
+    return false;
+}
+
+TEST(Orphans, WithoutACgroupADaemonWithAnEmptyEnvironmentDoesNotOutliveASigkillOfDdprun) {
+    const std::string name = unique_name("nameless");
+    Program program(ddprun_probe({"--nproc-per-node=2", "--cgroup=none"}, {"nameless", "say", "up", "hold"}), with_environment({"PROBE_JOB=" + name}));
+    ASSERT_TRUE(program.wait_for_output("[0]: up") && program.wait_for_output("[1]: up"));
+    ASSERT_EQ(processes_called_with(name).size(), 2u);
+    program.signal(SIGKILL);
+    program.wait();
+    EXPECT_TRUE(comes_to_nothing(name));
+}
+
+TEST(Orphans, WithoutACgroupADaemonOfAnInnerJobGoesWithTheOuterOne) {
+    const std::string name = unique_name("nameless");
+    std::vector<std::string> outer{path_of("DDPRUN"), "--cgroup=none"};
+    const std::vector<std::string> inner = ddprun_probe({"--cgroup=none"}, {"nameless", "say", "up", "hold"});
+    outer.insert(outer.end(), inner.begin(), inner.end());
+    Program program(outer, with_environment({"PROBE_JOB=" + name}));
+    ASSERT_TRUE(program.wait_for_output("up\n"));
+    ASSERT_EQ(processes_called_with(name).size(), 1u);
+    program.signal(SIGKILL);
+    program.wait();
+    EXPECT_TRUE(comes_to_nothing(name));
+}
+
+TEST(Orphans, AStoppedWardenIsWokenAndDoesItsDuty) {
+    const Marked job;
+    Program program(ddprun_probe({"--nproc-per-node=2"}, {"daemon", "say", "up", "hold"}), job.options);
+    ASSERT_TRUE(program.wait_for_output("[0]: up") && program.wait_for_output("[1]: up"));
+    const std::vector<pid_t> wardens = children_named(program.pid(), "warden");
+    ASSERT_EQ(wardens.size(), 1u);
+    program.signal(SIGSTOP);  // so that we see the warden stopped before it is woken
+    ::kill(wardens[0], SIGSTOP);
+    ASSERT_TRUE(is_soon(Stopped::Yes, wardens[0]));
+    program.signal(SIGCONT);
+    ASSERT_TRUE(is_soon(Stopped::No, wardens[0]));
     program.signal(SIGKILL);
     program.wait();
     EXPECT_TRUE(all_gone(job.variable));

@@ -34,7 +34,7 @@ TEST(Signals, TheFirstInterruptIsGracefulAndTheSecondKillsNow) {
     const auto second = std::chrono::steady_clock::now();
     program.signal(SIGINT);
     const Outcome outcome = program.wait();
-    EXPECT_LT(std::chrono::steady_clock::now() - second, 1s);
+    EXPECT_LT(std::chrono::steady_clock::now() - second, 15s) << "the grace is 30 s";
     EXPECT_EQ(outcome.status, 75) << outcome.err;
 }
 
@@ -46,7 +46,7 @@ TEST(Signals, WorkersThatIgnoreTheStopAreKilledWhenTheGraceIsOver) {
     const Outcome outcome = program.wait();
     const auto took = std::chrono::steady_clock::now() - sent;
     EXPECT_GE(took, 950ms);
-    EXPECT_LT(took, 3s);
+    EXPECT_LT(took, 15s) << "without the option it takes 30 s";
     EXPECT_EQ(outcome.status, 75);
 }
 
@@ -61,7 +61,7 @@ TEST(Signals, Usr1IsForwardedAndTheJobGoesOn) {
 
 TEST(Signals, WorkersReceiveTheSignalThatWasSent) {
     Program program(ddprun_probe({"--nproc-per-node=1"}, {"note", "2", "an interrupt", "note", "15", "a termination", "say", "up", "noted", "2"}));
-    ASSERT_TRUE(program.wait_for_output("up"));
+    ASSERT_TRUE(program.wait_for_output("up\n"));
     program.signal(SIGINT);
     const Outcome outcome = program.wait();
     EXPECT_THAT(outcome.out, AllOf(HasSubstr("an interrupt"), Not(HasSubstr("a termination"))));
@@ -69,12 +69,12 @@ TEST(Signals, WorkersReceiveTheSignalThatWasSent) {
 
 TEST(Signals, ASurvivorThatIgnoresTermDelaysAFailedJobOnlyByTheGrace) {
     const TemporaryDirectory directory;
-    const Outcome outcome = run(ddprun_probe({"--nproc-per-node=2", "--shutdown-timeout=1"},
+    const Outcome outcome = run(ddprun_probe({"--nproc-per-node=2", "--shutdown-timeout=1", "--failure-grace=60"},
                                              {"rank", "0", "await", directory.file("deaf"), "exit", "6", "end",
                                               "ignore", "15", "once", directory.file("deaf"), "end", "hold"}));
     EXPECT_EQ(outcome.status, 6) << outcome.err;
     EXPECT_GE(outcome.took, 1s);
-    EXPECT_LT(outcome.took, 4s);
+    EXPECT_LT(outcome.took, 20s) << "a failure grants no more than a stop";
 }
 
 // ---- the walltime of a PBS job, told by a qstat of ours
@@ -101,7 +101,7 @@ echo '{"timestamp":'$now',"Jobs":{"17.pbs":{"Resource_List":{"walltime":"01:00:0
 TEST(Signals, AJobThatPbsEndsAfterItsWalltimeSaysSo) {
     const PbsJob job(61);
     Program program(ddprun_probe({}, {"say", "up", "hold"}), job.options);
-    ASSERT_TRUE(program.wait_for_output("the walltime ends in") && program.wait_for_output("up"));
+    ASSERT_TRUE(program.wait_for_output("the walltime ends in") && program.wait_for_output("up\n"));
     program.signal(SIGTERM);
     const Outcome outcome = program.wait();
     EXPECT_EQ(outcome.status, 75);
@@ -111,7 +111,7 @@ TEST(Signals, AJobThatPbsEndsAfterItsWalltimeSaysSo) {
 TEST(Signals, AJobThatIsDeletedLongBeforeItsWalltimeDoesNot) {
     const PbsJob job(1);
     Program program(ddprun_probe({}, {"say", "up", "hold"}), job.options);
-    ASSERT_TRUE(program.wait_for_output("the walltime ends in") && program.wait_for_output("up"));
+    ASSERT_TRUE(program.wait_for_output("the walltime ends in") && program.wait_for_output("up\n"));
     program.signal(SIGTERM);
     EXPECT_THAT(program.wait().err, Not(HasSubstr("killed at walltime")));
 }

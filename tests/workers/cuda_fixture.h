@@ -1,5 +1,7 @@
 #pragma once
 
+#include <dlfcn.h>
+
 #include <cstring>
 #include <memory>
 #include <random>
@@ -10,15 +12,12 @@
 #include "ddp/cuda/memory.h"
 #include "ddp/process_group.h"
 
-/// Device memory for tests. They run on whatever DDP_CUDART_LIBRARY and DDP_CUDA_LIBRARY name: here the fake.
+/// Device memory for tests. They run on whatever CUDA their program is linked with: here the fake.
 namespace ddp::testing {
 
 /// What the calling thread has done so far; only the fake counts. Null elsewhere.
 using Count = long (*)();
-inline Count counter(const char* name) {
-    const auto library = open_library(library_names("DDP_CUDART_LIBRARY", {""}));
-    return library ? reinterpret_cast<Count>(library->resolve(name)) : nullptr;
-}
+inline Count counter(const char* name) { return reinterpret_cast<Count>(::dlsym(RTLD_DEFAULT, name)); }
 /// How often it had to wait for a device.
 inline Count blocking_calls() { return counter("fake_cuda_blocking_calls"); }
 inline Count launches() { return counter("fake_cuda_launches"); }
@@ -54,14 +53,14 @@ class OnDevice {
         return {data(), count_, dtype_, {Device::Kind::Cuda, gpu_->index()}};
     }
     void put(const std::vector<T>& values) const {
-        cuda::copy(*gpu_, data(), values.data(), count_ * sizeof(T), nullptr);
-        cuda::synchronize(*gpu_, nullptr);
+        cuda::copy(data(), values.data(), count_ * sizeof(T), nullptr);
+        cuda::synchronize(nullptr);
     }
     /// Behind everything that `stream` was given.
     [[nodiscard]] std::vector<T> values(cuda::Stream stream = nullptr) const {
         std::vector<T> copied(count_);
-        cuda::copy(*gpu_, copied.data(), data(), count_ * sizeof(T), stream);
-        cuda::synchronize(*gpu_, stream);
+        cuda::copy(copied.data(), data(), count_ * sizeof(T), stream);
+        cuda::synchronize(stream);
         return copied;
     }
 

@@ -12,7 +12,9 @@
 #include <thread>
 
 #include "ddp/cuda/memory.h"
+#include "ddp/group/create.h"
 #include "ddp/testing.h"
+#include "ddp/worker/segment_map.h"
 #include "tests/support/environment_variable.h"
 
 namespace ddp::testing {
@@ -48,10 +50,9 @@ class MemoryBoard {
 
 /// Not of a group: allocating it is no collective.
 std::shared_ptr<std::byte> device_memory(std::size_t bytes) {
-    const auto cuda = std::make_shared<const cuda::Api>(*cuda::api_from(fake_library()));
     void* address = nullptr;
-    cuda->check(cuda->malloc(&address, bytes + 1), "allocating for a test");
-    return {static_cast<std::byte*>(address), [cuda](std::byte* at) { cuda->free(at); }};
+    cuda::check(cudaMalloc(&address, bytes + 1), "allocating for a test");
+    return {static_cast<std::byte*>(address), [](std::byte* at) { cudaFree(at); }};
 }
 
 int nccl_misuses() { return reinterpret_cast<int (*)()>(fake_library().resolve("fake_nccl_misuses"))(); }
@@ -99,7 +100,6 @@ std::vector<std::exception_ptr> failures_of(int ranks, const std::function<void(
                                             const NcclWorldOptions& options) {
     const Variable faults("FAKE_NCCL", options.faults);
     const auto nccl = std::make_shared<const nccl::Api>(*nccl::api_from(fake_without(options.hidden)));
-    const auto cuda = std::make_shared<const cuda::Api>(*cuda::api_from(fake_library()));
     const auto segment =
         std::make_shared<SegmentMap>(make_segment({.local_world_size = static_cast<std::uint32_t>(ranks),
                                                    .world_size = static_cast<std::uint32_t>(ranks),
@@ -116,12 +116,16 @@ std::vector<std::exception_ptr> failures_of(int ranks, const std::function<void(
                 env.generation = options.generation;
                 std::optional<cuda::OwnedStream> stream;
                 if (options.own_stream) stream.emplace(cuda::Gpu::of(rank));
+                const Device wanted{Device::Kind::Cuda, options.device};
                 const ProcessGroupOptions group_options{.timeout = options.timeout,
                                                         .backend = "nccl",
-                                                        .device = {Device::Kind::Cuda, options.device},
+                                                        .device = wanted,
                                                         .stream = stream ? stream->get() : nullptr};
                 const auto group =
-                    make_nccl_group({.nccl = nccl, .cuda = cuda, .segment = segment, .board = board.board()},
+                    make_nccl_group({.nccl = nccl,
+                                     .segment = segment,
+                                     .device = choose_device(env, wanted, Sharing::Never),
+                                     .board = board.board()},
                                     env, group_options);
                 NcclRank mine{*group, *segment};
                 fn(mine);

@@ -7,8 +7,8 @@
 #include <string>
 #include <vector>
 
-#include "ddp/nccl_backend.h"
-#include "ddp/work.h"
+#include "ddp/nccl/join.h"
+#include "ddp/worker/work.h"
 
 /// Ranks as threads over the fake NCCL.
 namespace ddp::testing {

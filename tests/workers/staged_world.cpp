@@ -2,7 +2,7 @@
 
 #include <thread>
 
-#include "ddp/staged_group.h"
+#include "ddp/group/create.h"
 #include "ddp/testing.h"
 #include "tests/workers/nccl_world.h"
 
@@ -10,7 +10,6 @@ namespace ddp::testing {
 
 std::vector<std::exception_ptr> staged_failures_of(int ranks, const std::function<void(ProcessGroup&)>& fn,
                                                    const StagedWorld& options) {
-    const auto cuda = std::make_shared<const cuda::Api>(*cuda::api_from(fake_library()));
     const auto segment =
         std::make_shared<SegmentMap>(make_segment({.local_world_size = static_cast<std::uint32_t>(ranks),
                                                    .world_size = static_cast<std::uint32_t>(ranks)}));
@@ -19,16 +18,16 @@ std::vector<std::exception_ptr> staged_failures_of(int ranks, const std::functio
     for (int rank = 0; rank < ranks; ++rank) {
         threads.emplace_back([&, rank] {
             cuda::Stream stream = nullptr;
-            if (options.own_streams) cuda->stream_create_with_priority(&stream, cuda::kStreamNonBlocking, 0);
+            if (options.own_streams) cudaStreamCreateWithPriority(&stream, cudaStreamNonBlocking, 0);
             try {
-                const auto group = make_staged_group({.cuda = cuda, .segment = segment, .device = 0},
+                const auto group = make_staged_group({.segment = segment, .device = 0},
                                                      environment_of(rank, ranks),
                                                      {.timeout = options.timeout, .stream = stream});
                 fn(*group);
             } catch (...) {
                 failures[static_cast<std::size_t>(rank)] = std::current_exception();
             }
-            if (stream != nullptr) cuda->stream_destroy(stream);
+            if (stream != nullptr) cudaStreamDestroy(stream);
         });
     }
     for (std::thread& thread : threads) thread.join();

@@ -1,7 +1,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "ddp/backend_choice.h"
+#include "ddp/group/backend_choice.h"
 
 namespace {
 

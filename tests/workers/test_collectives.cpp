@@ -4,7 +4,7 @@
 #include <cstring>
 #include <random>
 
-#include "ddp/kernels.h"
+#include "ddp/shm/kernels.h"
 #include "ddp/testing.h"
 #include "reference_reduction.h"
 #include "tests/support/half_float.h"
@@ -52,7 +52,7 @@ std::vector<Bytes> all_reduced(const std::vector<Bytes>& inputs, DType type, Red
 TEST(AllReduce, EqualsTheRankOrderedSumBitForBitOnEveryRankForAllTypesAndOperations) {
     for (const DType type : kReducible) {
         for (const ReduceOp op : kOps) {
-            if (!cpu::is_reducible(type, op)) continue;
+            if (!is_reducible(type, op)) continue;
             for (const std::size_t count :
                  {std::size_t{1}, std::size_t{17}, std::size_t{1025}, std::size_t{40'003}}) {
                 const auto inputs = random_inputs(type, count, 3, static_cast<unsigned>(count));
@@ -297,7 +297,7 @@ TEST(ProgressThread, RunsCollectivesInOrderWhileTheCallerGoesOn) {
 TEST(Kernels, GiveTheSameBitsInEveryInstructionSet) {
     for (const DType type : kReducible) {
         for (const ReduceOp op : kOps) {
-            if (!cpu::is_reducible(type, op)) continue;
+            if (!is_reducible(type, op)) continue;
             for (const int ranks : {1, 2, 3, 4, 7}) {
                 for (const std::size_t count : {std::size_t{1}, std::size_t{31}, std::size_t{1000}}) {
                     const auto inputs = random_inputs(type, count, ranks, 9);

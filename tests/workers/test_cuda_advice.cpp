@@ -8,10 +8,10 @@ namespace {
 
 using ::testing::HasSubstr;
 
-TEST(CudaAdvice, AnOldDriverIsNamedWithBothVersionsAndTheLibraryThatWouldDo) {
+TEST(CudaAdvice, AnOldDriverIsNamedWithBothVersionsAndTheToolkitThatWouldDo) {
     EXPECT_EQ(advice_for(35, 13000, 12040),
-              "the driver runs CUDA up to 12.4, the runtime is 13.0: update the driver, or set "
-              "DDP_CUDART_LIBRARY to a libcudart.so.12");
+              "the driver runs CUDA up to 12.4, the program was built with 13.0: update the driver, or build with the "
+              "toolkit of CUDA 12");
 }
 
 TEST(CudaAdvice, TheSameErrorWithoutADriverSaysThatThereIsNone) {

@@ -2,7 +2,7 @@
 
 #include <future>
 
-#include "ddp/cuda/device_kernels.h"
+#include "ddp/cuda/cast.h"
 #include "ddp/cuda/graph.h"
 #include "tests/workers/cuda_fixture.h"
 
@@ -10,7 +10,6 @@ namespace {
 
 using ddp::DType;
 using ddp::cuda::Capture;
-using ddp::cuda::DeviceKernels;
 using ddp::cuda::Event;
 using ddp::cuda::Gpu;
 using ddp::cuda::OwnedStream;
@@ -20,11 +19,11 @@ using ddp::testing::OnDevice;
 TEST(Graph, RunsWhatWasCapturedOncePerLaunchAndNotWhileCapturing) {
     const OwnedStream stream(gpu());
     const OnDevice<float> values(gpu(), {1, 2, 3}, DType::F32);
-    Capture capture(gpu(), stream.get());
-    EXPECT_TRUE(ddp::cuda::is_capturing(gpu()->api(), stream.get()));
-    DeviceKernels::of(gpu()).scale_cast(values.buffer(), values.buffer(), 2, stream.get());
+    Capture capture(stream.get());
+    EXPECT_TRUE(ddp::cuda::is_capturing(stream.get()));
+    ddp::cuda::scale_cast(*gpu(), values.buffer(), values.buffer(), 2, stream.get());
     const auto graph = capture.end();
-    EXPECT_FALSE(ddp::cuda::is_capturing(gpu()->api(), stream.get()));
+    EXPECT_FALSE(ddp::cuda::is_capturing(stream.get()));
     EXPECT_EQ(values.values(stream.get()), (std::vector<float>{1, 2, 3}));
     graph->launch(stream.get());
     graph->launch(stream.get());
@@ -34,11 +33,11 @@ TEST(Graph, RunsWhatWasCapturedOncePerLaunchAndNotWhileCapturing) {
 TEST(Graph, TakesInAStreamThatWaitsForACapturedEvent) {
     const OwnedStream stream(gpu()), side(gpu());
     const OnDevice<float> values(gpu(), {3}, DType::F32);
-    const Event fork(gpu()->shared_api()), join(gpu()->shared_api());
-    Capture capture(gpu(), stream.get());
+    const Event fork, join;
+    Capture capture(stream.get());
     fork.record(stream.get());
     fork.hold_back(side.get());
-    DeviceKernels::of(gpu()).scale_cast(values.buffer(), values.buffer(), 5, side.get());
+    ddp::cuda::scale_cast(*gpu(), values.buffer(), values.buffer(), 5, side.get());
     join.record(side.get());
     join.hold_back(stream.get());
     const auto graph = capture.end();
@@ -49,17 +48,17 @@ TEST(Graph, TakesInAStreamThatWaitsForACapturedEvent) {
 TEST(Capture, RefusesAStreamThatWasNotWaitedForAgain) {
     const OwnedStream stream(gpu()), side(gpu());
     const OnDevice<float> values(gpu(), {3}, DType::F32);
-    const Event fork(gpu()->shared_api());
-    Capture capture(gpu(), stream.get());
+    const Event fork;
+    Capture capture(stream.get());
     fork.record(stream.get());
     fork.hold_back(side.get());
-    DeviceKernels::of(gpu()).scale_cast(values.buffer(), values.buffer(), 5, side.get());
+    ddp::cuda::scale_cast(*gpu(), values.buffer(), values.buffer(), 5, side.get());
     EXPECT_THROW((void)capture.end(), ddp::Error);
 }
 
 TEST(Capture, RefusesToWaitForTheDeviceOrToAllocate) {
     const OwnedStream stream(gpu());
-    Capture capture(gpu(), stream.get());
+    Capture capture(stream.get());
     EXPECT_THROW(ddp::cuda::DeviceMemory(gpu(), 16), ddp::Error);
     EXPECT_THROW(stream.synchronize(), ddp::Error);
     EXPECT_THROW((void)capture.end(), ddp::Error);
@@ -68,48 +67,48 @@ TEST(Capture, RefusesToWaitForTheDeviceOrToAllocate) {
 TEST(Capture, LeavesOtherThreadsFreeToAllocateAndToAskEvents) {
     const OwnedStream stream(gpu());
     const OnDevice<float> values(gpu(), {3}, DType::F32);
-    Capture capture(gpu(), stream.get());
+    Capture capture(stream.get());
     std::async(std::launch::async, [] {
         const OwnedStream own(gpu());
         const ddp::cuda::DeviceMemory memory(gpu(), 1000);
-        const Event cleared(gpu()->shared_api());
+        const Event cleared;
         memory.clear(own.get());
         cleared.record(own.get());
         cleared.synchronize();
-        EXPECT_EQ(cleared.query(), ddp::cuda::Code::Success);
+        EXPECT_EQ(cleared.query(), cudaSuccess);
     }).get();
-    DeviceKernels::of(gpu()).scale_cast(values.buffer(), values.buffer(), 5, stream.get());
+    ddp::cuda::scale_cast(*gpu(), values.buffer(), values.buffer(), 5, stream.get());
     capture.end()->launch(stream.get());
     EXPECT_EQ(values.values(stream.get()), std::vector<float>{15});
 }
 
 TEST(Capture, CannotBeEndedByAnotherThread) {
     const OwnedStream stream(gpu());
-    Capture capture(gpu(), stream.get());
-    ddp::cuda::GraphHandle graph = nullptr;
+    Capture capture(stream.get());
+    cudaGraph_t graph = nullptr;
     std::async(std::launch::async, [&] {
         gpu()->make_current();
-        EXPECT_NE(gpu()->api().stream_end_capture(stream.get(), &graph), ddp::cuda::Code::Success);
+        EXPECT_NE(cudaStreamEndCapture(stream.get(), &graph), cudaSuccess);
     }).get();
     EXPECT_EQ(graph, nullptr);
 }
 
 TEST(Capture, IsNeverOfTheDefaultStream) {
     const OwnedStream stream(gpu());
-    const Capture capture(gpu(), stream.get());
+    const Capture capture(stream.get());
     const auto legacy = reinterpret_cast<ddp::cuda::Stream>(std::uintptr_t{1});  // cudaStreamLegacy
-    EXPECT_FALSE(ddp::cuda::is_capturing(gpu()->api(), nullptr));
-    EXPECT_FALSE(ddp::cuda::is_capturing(gpu()->api(), legacy));
+    EXPECT_FALSE(ddp::cuda::is_capturing(nullptr));
+    EXPECT_FALSE(ddp::cuda::is_capturing(legacy));
 }
 
 TEST(Capture, ThrowsAwayWhatNobodyEnded) {
     const OwnedStream stream(gpu());
     const OnDevice<float> values(gpu(), {3}, DType::F32);
     {
-        const Capture capture(gpu(), stream.get());
-        DeviceKernels::of(gpu()).scale_cast(values.buffer(), values.buffer(), 5, stream.get());
+        const Capture capture(stream.get());
+        ddp::cuda::scale_cast(*gpu(), values.buffer(), values.buffer(), 5, stream.get());
     }
-    EXPECT_FALSE(ddp::cuda::is_capturing(gpu()->api(), stream.get()));
+    EXPECT_FALSE(ddp::cuda::is_capturing(stream.get()));
     EXPECT_EQ(values.values(stream.get()), std::vector<float>{3});
 }
 

@@ -23,7 +23,7 @@ class Captured {
         : stream_(static_cast<cuda::Stream>(rank.group.stream())),
           gpu_(cuda::Gpu::of(rank.group.device().index)),
           buffer(rank.filled({1, 2, 3})) {
-        cuda::Capture capture(gpu_, stream_);
+        cuda::Capture capture(stream_);
         rank.group.all_reduce(buffer).wait();
         graph_ = capture.end();
     }
@@ -76,7 +76,7 @@ TEST(GraphLaunch, ThatHangsEndsAtItsTimeOutAndSaysWhatThePeersDo) {
                       HasSubstr("rank 1 is in graph_launch #3")));
 }
 
-TEST(GraphLaunch, IsEndedByTheLaunchersWordWithinASecondAndNotMadeAgain) {
+TEST(GraphLaunch, IsEndedByTheLaunchersWordBeforeItsTimeOutAndNotMadeAgain) {
     const auto failures = failures_of(
         2,
         [](NcclRank& rank) {
@@ -88,7 +88,7 @@ TEST(GraphLaunch, IsEndedByTheLaunchersWordWithinASecondAndNotMadeAgain) {
             }
             const auto begin = Clock::now();
             EXPECT_THROW(captured.launch(rank.group).synchronize(), PeerLostError);
-            EXPECT_LT(Clock::now() - begin, std::chrono::seconds(1));
+            EXPECT_LT(Clock::now() - begin, std::chrono::seconds(2));
             const int before = captured.launches;
             EXPECT_THROW(captured.launch(rank.group).wait(), PeerLostError);
             EXPECT_EQ(captured.launches, before);

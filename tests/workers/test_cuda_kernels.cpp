@@ -6,16 +6,12 @@
 #include <limits>
 #include <random>
 
-#include "ddp/cuda/device_kernels.h"
-#include "ddp/cuda/host_kernel.h"
+#include "ddp/cuda/cast.h"
 #include "tests/workers/cuda_fixture.h"
-
-DDP_KERNEL_IMAGE(ddp_kernels)
 
 namespace {
 
 using ddp::DType;
-using ddp::cuda::DeviceKernels;
 using ddp::cuda::Gpu;
 using ddp::testing::gpu;
 using ddp::testing::OnDevice;
@@ -52,7 +48,7 @@ TEST(ScaleCast, RoundsToBf16AtEverySizeAndAlignment) {
                 const OnDevice<float> from(gpu(), values, DType::F32, from_offset);
                 const OnDevice<std::uint16_t> to(gpu(), std::vector<std::uint16_t>(size), DType::BF16,
                                                  to_offset);
-                DeviceKernels::of(gpu()).scale_cast(from.buffer(), to.buffer(), 0.125F, nullptr);
+                ddp::cuda::scale_cast(*gpu(), from.buffer(), to.buffer(), 0.125F, nullptr);
                 ASSERT_EQ(to.values(), expected) << size << " at " << from_offset << " and " << to_offset;
             }
         }
@@ -65,7 +61,7 @@ TEST(ScaleCast, TouchesNothingBesideItsTarget) {
     ddp::Buffer inner = to.buffer();
     inner.data = to.data() + 9;
     inner.count = 21;
-    DeviceKernels::of(gpu()).scale_cast(from.buffer(), inner, 1, nullptr);
+    ddp::cuda::scale_cast(*gpu(), from.buffer(), inner, 1, nullptr);
     const std::vector<std::uint16_t> after = to.values();
     for (std::size_t i = 0; i < 40; ++i) EXPECT_EQ(after[i] == 77, i < 9 || i >= 30) << i;
 }
@@ -73,7 +69,7 @@ TEST(ScaleCast, TouchesNothingBesideItsTarget) {
 TEST(ScaleCast, ScalesInPlace) {
     std::vector<float> values = some_floats(1003);
     const OnDevice<float> on_device(gpu(), values, DType::F32, 1);
-    DeviceKernels::of(gpu()).scale_cast(on_device.buffer(), on_device.buffer(), 1.0F / 3, nullptr);
+    ddp::cuda::scale_cast(*gpu(), on_device.buffer(), on_device.buffer(), 1.0F / 3, nullptr);
     for (float& value : values) value *= 1.0F / 3;
     EXPECT_EQ(on_device.values(), values);
 }
@@ -87,8 +83,8 @@ TEST(ScaleCast, GivesEveryHalfBackUnchanged) {
     const OnDevice<std::uint16_t> from(gpu(), halves, DType::F16);
     const OnDevice<float> wide(gpu(), std::vector<float>(halves.size()), DType::F32);
     const OnDevice<std::uint16_t> back(gpu(), std::vector<std::uint16_t>(halves.size()), DType::F16);
-    DeviceKernels::of(gpu()).scale_cast(from.buffer(), wide.buffer(), 1, nullptr);
-    DeviceKernels::of(gpu()).scale_cast(wide.buffer(), back.buffer(), 1, nullptr);
+    ddp::cuda::scale_cast(*gpu(), from.buffer(), wide.buffer(), 1, nullptr);
+    ddp::cuda::scale_cast(*gpu(), wide.buffer(), back.buffer(), 1, nullptr);
     EXPECT_EQ(back.values(), halves);
     const std::vector<float> floats = wide.values();
     EXPECT_EQ(floats[0x3C00], 1.0F);
@@ -106,35 +102,25 @@ TEST(ScaleCast, RoundsToTheNearestHalfAndToEven) {
                                                  0x0001, 0x0400, 0x0000, 0x7C00, 0x8000, 0x0400};
     const OnDevice<float> from(gpu(), values, DType::F32);
     const OnDevice<std::uint16_t> to(gpu(), std::vector<std::uint16_t>(values.size()), DType::F16);
-    DeviceKernels::of(gpu()).scale_cast(from.buffer(), to.buffer(), 1, nullptr);
+    ddp::cuda::scale_cast(*gpu(), from.buffer(), to.buffer(), 1, nullptr);
     EXPECT_EQ(to.values(), expected);
 }
 
 TEST(ScaleCast, LetsInfinitiesAndNansThroughToBf16) {
     const OnDevice<float> from(gpu(), {INFINITY, -INFINITY, std::bit_cast<float>(0x7FFFFFFFU)}, DType::F32);
     const OnDevice<std::uint16_t> to(gpu(), std::vector<std::uint16_t>(3), DType::BF16);
-    DeviceKernels::of(gpu()).scale_cast(from.buffer(), to.buffer(), 1, nullptr);
+    ddp::cuda::scale_cast(*gpu(), from.buffer(), to.buffer(), 1, nullptr);
     EXPECT_EQ(to.values(), (std::vector<std::uint16_t>{0x7F80, 0xFF80, 0x7FFF}));
 }
 
 TEST(ScaleCast, RefusesTypesAndCountsThatDoNotFit) {
     const OnDevice<float> four(gpu(), {1, 2, 3, 4}, DType::F32), three(gpu(), {1, 2, 3}, DType::F32);
     const OnDevice<std::int32_t> whole(gpu(), {1, 2, 3, 4}, DType::I32);
-    const DeviceKernels& kernels = DeviceKernels::of(gpu());
-    EXPECT_THROW(kernels.scale_cast(four.buffer(), three.buffer(), 1, nullptr), ddp::InvalidInput);
-    EXPECT_THROW(kernels.scale_cast(four.buffer(), whole.buffer(), 1, nullptr), ddp::InvalidInput);
-}
-
-TEST(KernelModule, NamesAKernelThatIsNotThere) {
-    const ddp::cuda::Module module(gpu(), {"ddp_kernels", ddp_kernels_image});
-    try {
-        (void)module.function("no_such_kernel");
-        ADD_FAILURE() << "there is no such kernel";
-    } catch (const ddp::Error& error) {
-        EXPECT_STREQ(error.what(),
-                     "looking for kernel no_such_kernel in ddp_kernels: named symbol not found (CUDA driver "
-                     "error 500)");
-    }
+    const auto cast = [](const ddp::Buffer& from, const ddp::Buffer& to) {
+        ddp::cuda::scale_cast(*gpu(), from, to, 1, nullptr);
+    };
+    EXPECT_THROW(cast(four.buffer(), three.buffer()), ddp::InvalidInput);
+    EXPECT_THROW(cast(four.buffer(), whole.buffer()), ddp::InvalidInput);
 }
 
 }  // namespace

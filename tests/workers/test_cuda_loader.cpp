@@ -5,7 +5,7 @@
 #include <numeric>
 #include <stdexcept>
 
-#include "ddp/device_loader.h"
+#include "ddp/loader.h"
 #include "tests/workers/cuda_fixture.h"
 
 namespace {
@@ -50,7 +50,7 @@ class Collected {
   public:
     explicit Collected(std::size_t count) : pinned_(gpu(), count * sizeof(T)) {}
     void add(const DeviceBatch::Field& field, ddp::cuda::Stream stream) {
-        ddp::cuda::copy(*gpu(), pinned_.get() + bytes_, field.data, field.bytes, stream);
+        ddp::cuda::copy(pinned_.get() + bytes_, field.data, field.bytes, stream);
         bytes_ += field.bytes;
     }
     [[nodiscard]] std::span<const T> values() const { return {pinned_.as<T>(), bytes_ / sizeof(T)}; }

@@ -9,7 +9,6 @@
 namespace {
 
 using ddp::DType;
-using ddp::cuda::Code;
 using ddp::cuda::DeviceMemory;
 using ddp::cuda::Event;
 using ddp::cuda::Gpu;
@@ -29,9 +28,9 @@ TEST(DeviceMemory, NamesTheSizeTheDeviceAndWhatIsFreeWhenItCannotBeHad) {
                                           "\\([0-9]+ of [0-9]+ MiB are free\\): out of memory .*"));
     }
     // The failure is over: what comes next is not blamed for it.
-    EXPECT_EQ(gpu()->api().get_last_error(), Code::Success);
+    EXPECT_EQ(cudaGetLastError(), cudaSuccess);
     EXPECT_NO_THROW(DeviceMemory(gpu(), 16).clear(nullptr));
-    EXPECT_NO_THROW(ddp::cuda::synchronize(*gpu(), nullptr));
+    EXPECT_NO_THROW(ddp::cuda::synchronize(nullptr));
 }
 
 TEST(DeviceMemory, OfNothingIsStillAnAddress) { EXPECT_NE(DeviceMemory(gpu(), 0).get(), nullptr); }
@@ -43,7 +42,7 @@ TEST(DeviceMemory, IsAlignedForEveryAccessAndCleared) {
     EXPECT_EQ(reinterpret_cast<std::uintptr_t>(memory.get()) % 256, 0U);
     std::iota(copied.as<unsigned char>(), copied.as<unsigned char>() + 1000, static_cast<unsigned char>(1));
     memory.clear(stream.get());
-    ddp::cuda::copy(*gpu(), copied.get(), memory.get(), 1000, stream.get());
+    ddp::cuda::copy(copied.get(), memory.get(), 1000, stream.get());
     stream.synchronize();
     for (std::size_t i = 0; i < 1000; ++i) ASSERT_EQ(copied.get()[i], std::byte{0}) << i;
 }
@@ -62,29 +61,28 @@ TEST(Event, TellsTheTimeBetweenTwoPointsOfAStream) {
     const OwnedStream stream(gpu(), ddp::cuda::Priority::High);
     const OnDevice<float> from(gpu(), std::vector<float>(1 << 18), DType::F32),
         to(gpu(), from.values(), DType::F32);
-    const Event begin(gpu()->shared_api(), ddp::cuda::kEventDefault),
-        end(gpu()->shared_api(), ddp::cuda::kEventDefault);
+    const Event begin(cudaEventDefault), end(cudaEventDefault);
     begin.record(stream.get());
-    ddp::cuda::copy(*gpu(), to.data(), from.data(), from.buffer().bytes(), stream.get());
+    ddp::cuda::copy(to.data(), from.data(), from.buffer().bytes(), stream.get());
     end.record(stream.get());
     end.synchronize();
-    EXPECT_EQ(end.query(), ddp::cuda::Code::Success);
+    EXPECT_EQ(end.query(), cudaSuccess);
     EXPECT_GT(end.milliseconds_since(begin), 0);
 }
 
 TEST(Event, ThatWasNotReachedYetIsNoErrorOfTheThreadThatAsks) {
     const OwnedStream stream(gpu());
     const DeviceMemory memory(gpu(), 64 << 20);
-    const Event end(gpu()->shared_api());
+    const Event end;
     bool was_early = false;
     // The device may be quicker than we ask; under compute-sanitizer it always is.
     for (int attempt = 0; attempt < 100 && !was_early; ++attempt) {
         for (int t = 0; t < 5; ++t) memory.clear(stream.get());
         end.record(stream.get());
-        for (Code code = Code::NotReady; code == Code::NotReady;) {
+        for (cudaError_t code = cudaErrorNotReady; code == cudaErrorNotReady;) {
             code = end.query();
-            was_early = was_early || code == Code::NotReady;
-            ASSERT_EQ(gpu()->api().get_last_error(), Code::Success);
+            was_early = was_early || code == cudaErrorNotReady;
+            ASSERT_EQ(cudaGetLastError(), cudaSuccess);
         }
     }
     const bool is_fake = ddp::testing::blocking_calls() != nullptr;

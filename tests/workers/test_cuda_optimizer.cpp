@@ -6,8 +6,9 @@
 #include <functional>
 #include <random>
 
-#include "ddp/cuda/device_kernels.h"
+#include "ddp/cuda/cast.h"
 #include "ddp/cuda/graph.h"
+#include "ddp/cuda/steps.h"
 #include "ddp/grad_scaler.h"
 #include "ddp/optimizer.h"
 #include "tests/workers/cuda_fixture.h"
@@ -20,7 +21,6 @@ using ddp::DType;
 using ddp::GradScaler;
 using ddp::Optimizer;
 using ddp::Tensor;
-using ddp::cuda::DeviceKernels;
 using ddp::cuda::Gpu;
 using ddp::cuda::OwnedStream;
 using ddp::testing::gpu;
@@ -35,6 +35,15 @@ Tensor tensor(const OnDevice<std::uint16_t>& values) {
     return {"w", {static_cast<std::int64_t>(values.buffer().count)}, values.buffer()};
 }
 void step(Optimizer& optimizer, const Buffer& gradient) { optimizer.step({&gradient, 1}); }
+/// What AdamW counts for its only parameter: the last of its state.
+std::int64_t step_count(const Optimizer& optimizer) {
+    const Tensor count = optimizer.state().back();
+    EXPECT_EQ(count.name, "step.w");
+    std::int64_t steps = -1;
+    ddp::cuda::copy(&steps, count.memory.data, sizeof steps, nullptr);
+    ddp::cuda::synchronize(nullptr);
+    return steps;
+}
 
 using Make = std::function<std::unique_ptr<Optimizer>(std::vector<Tensor>)>;
 /// The optimizers in all their variants.
@@ -99,7 +108,7 @@ TEST(DeviceOptimizer, WritesALowPrecisionCopyInTheSamePass) {
         const OnDevice<std::uint16_t> expected(gpu(), std::vector<std::uint16_t>(133), type);
         for (const Make& make : variants({.copies = {copy.buffer()}})) {
             step(*make({tensor(values)}), gradient.buffer());
-            DeviceKernels::of(gpu()).scale_cast(values.buffer(), expected.buffer(), 1, nullptr);
+            ddp::cuda::scale_cast(*gpu(), values.buffer(), expected.buffer(), 1, nullptr);
             EXPECT_EQ(copy.values(), expected.values());
         }
     }
@@ -109,8 +118,8 @@ TEST(DeviceOptimizer, TakesLowPrecisionGradientsForWhatTheyAre) {
     for (const DType type : {DType::BF16, DType::F16}) {
         const OnDevice<float> wide(gpu(), random_floats(77, 2), DType::F32);
         const OnDevice<std::uint16_t> narrow(gpu(), std::vector<std::uint16_t>(77), type);
-        DeviceKernels::of(gpu()).scale_cast(wide.buffer(), narrow.buffer(), 1, nullptr);
-        DeviceKernels::of(gpu()).scale_cast(narrow.buffer(), wide.buffer(), 1, nullptr);
+        ddp::cuda::scale_cast(*gpu(), wide.buffer(), narrow.buffer(), 1, nullptr);
+        ddp::cuda::scale_cast(*gpu(), narrow.buffer(), wide.buffer(), 1, nullptr);
         for (const Make& make : variants()) {
             const OnDevice<float> a(gpu(), random_floats(77, 1), DType::F32),
                 b(gpu(), random_floats(77, 1), DType::F32);
@@ -165,7 +174,7 @@ TEST(DeviceOptimizer, ContinuesBitwiseEqualFromItsSavedState) {
         ASSERT_EQ(from.size(), to.size());
         for (std::size_t i = 0; i < from.size(); ++i) {
             EXPECT_EQ(from[i].name, to[i].name);
-            ddp::cuda::copy(*gpu(), to[i].memory.data, from[i].memory.data, from[i].memory.bytes(), nullptr);
+            ddp::cuda::copy(to[i].memory.data, from[i].memory.data, from[i].memory.bytes(), nullptr);
         }
         second->set_steps(first->steps());
         for (int t = 0; t < 3; ++t) {
@@ -186,7 +195,7 @@ TEST(DeviceOptimizer, CountsItsStepsAndTakesANewRateInALaunchedGraph) {
         ddp::make_adamw({tensor(values)}, {.learning_rate = 0.1, .device = {.stream = stream.get()}});
     step(*adamw, gradient.buffer());
     step(*reference, ddp::buffer_of(std::span(slope)));
-    ddp::cuda::Capture capture(gpu(), stream.get());
+    ddp::cuda::Capture capture(stream.get());
     step(*adamw, gradient.buffer());
     const auto graph = capture.end();
     for (int t = 1; t < 6; ++t) {
@@ -214,6 +223,16 @@ TEST(DeviceOptimizer, DoesNotWaitForTheDeviceInAStep) {
     EXPECT_EQ(blocking_calls(), before);
     EXPECT_EQ(adamw->steps(), 1U);
     EXPECT_GT(blocking_calls(), before);
+}
+
+TEST(DeviceOptimizer, RefusesALearningRateThatMakesNoSense) {
+    const OnDevice<float> values(gpu(), {1}, DType::F32);
+    const auto sgd = ddp::make_sgd({tensor(values)}, {.learning_rate = 0.5});
+    EXPECT_THROW(sgd->set_learning_rate(-1), ddp::InvalidInput);
+    EXPECT_THROW(sgd->set_learning_rate(std::nan("")), ddp::InvalidInput);
+    const OnDevice<float> gradient(gpu(), {1}, DType::F32);
+    step(*sgd, gradient.buffer());
+    EXPECT_EQ(values.values(), (std::vector<float>{0.5})) << "the rate before stays";
 }
 
 TEST(DeviceOptimizer, RefusesWhatDoesNotFit) {
@@ -286,6 +305,7 @@ TEST(GradScaler, LeavesAStepOutWhoseGradientsAreNotFinite) {
         scaler.update();
         EXPECT_EQ(values.values(), (std::vector<float>{1, 2, 3}));
         EXPECT_EQ(adamw->steps(), 0U);
+        EXPECT_EQ(step_count(*adamw), 0);
         EXPECT_EQ(scaler.read_scale(), 512);
         EXPECT_EQ(gradient.values(), (std::vector<float>{0, 0, 0})) << "the next step must not see it";
 
@@ -293,6 +313,7 @@ TEST(GradScaler, LeavesAStepOutWhoseGradientsAreNotFinite) {
         scaler.check(buffers);
         adamw->step(buffers);
         EXPECT_EQ(adamw->steps(), 1U);
+        EXPECT_EQ(step_count(*adamw), 1);
         EXPECT_NE(values.values(), (std::vector<float>{1, 2, 3}));
     }
 }
@@ -318,7 +339,7 @@ TEST(GradScaler, ContinuesFromItsSavedState) {
     for (int i = 0; i < 2; ++i) first.update();
     const Tensor from = first.state().at(0), to = second.state().at(0);
     EXPECT_EQ(from.name, "grad_scaler");
-    ddp::cuda::copy(*gpu(), to.memory.data, from.memory.data, from.memory.bytes(), nullptr);
+    ddp::cuda::copy(to.memory.data, from.memory.data, from.memory.bytes(), nullptr);
     second.update();
     EXPECT_EQ(second.read_scale(), 16);
 }
@@ -326,15 +347,13 @@ TEST(GradScaler, ContinuesFromItsSavedState) {
 TEST(GradScaler, RefusesOptionsThatMakeNoSense) {
     EXPECT_THROW(GradScaler(Device{}), ddp::InvalidInput);
     EXPECT_THROW(GradScaler(kDevice, {.initial_scale = 0}), ddp::InvalidInput);
+    EXPECT_THROW(GradScaler(kDevice, {.initial_scale = 1e-50}), ddp::InvalidInput);
+    EXPECT_THROW(GradScaler(kDevice, {.initial_scale = INFINITY}), ddp::InvalidInput);
     EXPECT_THROW(GradScaler(kDevice, {.growth_factor = 0.5}), ddp::InvalidInput);
+    EXPECT_THROW(GradScaler(kDevice, {.growth_factor = INFINITY}), ddp::InvalidInput);
+    EXPECT_THROW(GradScaler(kDevice, {.backoff_factor = NAN}), ddp::InvalidInput);
     EXPECT_THROW(GradScaler(kDevice, {.backoff_factor = 1}), ddp::InvalidInput);
     EXPECT_THROW(GradScaler(kDevice, {.growth_interval = 0}), ddp::InvalidInput);
-}
-
-TEST(Fill, WritesEveryElement) {
-    const OnDevice<float> values(gpu(), random_floats(103, 1), DType::F32, 1);
-    DeviceKernels::of(gpu()).fill(values.buffer(), 2.5, nullptr);
-    EXPECT_EQ(values.values(), std::vector<float>(103, 2.5));
 }
 
 }  // namespace

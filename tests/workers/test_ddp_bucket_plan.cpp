@@ -4,7 +4,7 @@
 #include <numeric>
 #include <random>
 
-#include "ddp/bucket_plan.h"
+#include "ddp/ddp.h"
 
 namespace {
 

@@ -1,4 +1,5 @@
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 #include <signal.h>
 #include <sys/ptrace.h>
 #include <sys/resource.h>
@@ -153,6 +154,39 @@ TEST(Checkpoint, IsFoundWhenTheWriterDiedBeforeItMovedLatest) {
     const std::string path = Job(1).save(directory, 10);
     fs::remove(temporary.file("latest"));
     EXPECT_EQ(directory.latest(), path);
+}
+
+std::string refusal_of_state(const std::string& checkpoint) {
+    try {
+        ddp::load_state(checkpoint);
+    } catch (const ddp::InvalidInput& error) {
+        return error.what();
+    }
+    return "accepted";
+}
+
+TEST(Checkpoint, CountsThatNoTrainingComesToAreRefusedBeforeTheyWrap) {
+    const TemporaryDirectory temporary;
+    const auto with = [&](const std::string& step, const std::string& consumed) {
+        std::ofstream(temporary.file("state.json"))
+            << R"({"format":1,"epoch":1,"step":)" << step << R"(,"sampler":{"epoch":1,"consumed":)" << consumed << "}}";
+        return refusal_of_state(temporary.path());
+    };
+    const std::string prefix = "checkpoint " + temporary.file("state.json") + ": not the state of a checkpoint";
+    EXPECT_EQ(with("7", "3"), "accepted");
+    EXPECT_EQ(with("18446744073709551615", "3"), prefix + ": no training comes to 18446744073709551615");
+    EXPECT_EQ(with("7", "18446744073709551615"), prefix + ": no training comes to 18446744073709551615");
+    EXPECT_EQ(with("18446744073709551616", "3"), prefix);
+    EXPECT_EQ(with("-1", "3"), prefix);
+    EXPECT_EQ(with("1e400", "3"), prefix);
+}
+
+TEST(Checkpoint, PipesInPlaceOfItsFilesAreRefusedWithoutWaiting) {
+    const TemporaryDirectory temporary;
+    ASSERT_EQ(::mkfifo(temporary.file("state.json").c_str(), 0600), 0);
+    ASSERT_EQ(::mkfifo(temporary.file("latest").c_str(), 0600), 0);
+    EXPECT_EQ(refusal_of_state(temporary.path()), "checkpoint " + temporary.file("state.json") + ": is a pipe, not a file");
+    EXPECT_THROW((void)CheckpointDirectory(temporary.path()).latest(), ddp::InvalidInput);
 }
 
 TEST(Checkpoint, ThatDoesNotFitOnTheDiskLeavesTheOneBeforeAsItWas) {

@@ -7,12 +7,12 @@
 
 #include <cstdlib>
 #include <fstream>
-#include <nlohmann/json.hpp>
 #include <stdexcept>
 
-#include "ddp/device_error.h"
 #include "ddp/error_report.h"
 #include "ddp/lifeline.h"
+#include "ddp/worker/device_error.h"
+#include "tests/support/json_file.h"
 #include "tests/support/temporary_directory.h"
 
 namespace ddp {
@@ -31,8 +31,8 @@ class ErrorReport : public ::testing::Test {
         ::unsetenv("TORCHELASTIC_ERROR_FILE");
         ::unsetenv("RANK");
     }
-    nlohmann::json message() const { return nlohmann::json::parse(std::ifstream(path_)).at("message"); }
-    std::string stack() const { return message().at("extraInfo").at("py_callstack").get<std::string>(); }
+    ddprun::Json message() const { return ddprun::test::json_file(path_)["message"]; }
+    std::string stack() const { return message()["extraInfo"]["py_callstack"].text(); }
 
     ddprun::test::TemporaryDirectory directory_;
     std::string path_;
@@ -44,15 +44,15 @@ TEST_F(ErrorReport, AnExceptionLeavesItsTextAndWhereItWasThrownAndExitsWithOne) 
     // The test framework would catch it; a main does not.
     const auto main = []() noexcept { run_main("prog", throw_from_here); };
     EXPECT_EXIT(main(), ::testing::ExitedWithCode(1), "prog: rank 3: no \"data\"");
-    EXPECT_EQ(message().at("message"), "rank 3: no \"data\"\nat all");
+    EXPECT_EQ(message()["message"], "rank 3: no \"data\"\nat all");
     EXPECT_THAT(stack(), HasSubstr("#0 "));
-    EXPECT_THAT(message().at("extraInfo").at("timestamp").get<std::string>(), ::testing::MatchesRegex("[0-9]+"));
+    EXPECT_THAT(message()["extraInfo"]["timestamp"].text(), ::testing::MatchesRegex("[0-9]+"));
 }
 
 TEST_F(ErrorReport, ACrashIsReportedAndStaysTheSignalThatItWas) {
     for (const int signal : {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT}) {
         EXPECT_EXIT(run_main("prog", [&] { return ::raise(signal); }), ::testing::KilledBySignal(signal), "died of SIG");
-        EXPECT_THAT(message().at("message").get<std::string>(), ::testing::StartsWith("SIG")) << signal;
+        EXPECT_THAT(message()["message"].text(), ::testing::StartsWith("SIG")) << signal;
         EXPECT_THAT(stack(), HasSubstr("#0 ")) << signal;
     }
 }
@@ -65,8 +65,8 @@ TEST_F(ErrorReport, TheLastWordsOfNcclAndCudaAreInItAlsoAfterACrash) {
         return ::raise(SIGSEGV);
     };
     EXPECT_EXIT(run_main("prog", fail_with_words), ::testing::KilledBySignal(SIGSEGV), "died of SIG");
-    EXPECT_EQ(message().at("extraInfo").at("nccl_error"), "unhandled \"system\" error");
-    EXPECT_EQ(message().at("extraInfo").at("cuda_error"), std::string(1000, 'x'));
+    EXPECT_EQ(message()["extraInfo"]["nccl_error"], "unhandled \"system\" error");
+    EXPECT_EQ(message()["extraInfo"]["cuda_error"], std::string(1000, 'x'));
 
     const auto throw_with_words = []() noexcept {
         run_main("prog", [] {
@@ -75,8 +75,8 @@ TEST_F(ErrorReport, TheLastWordsOfNcclAndCudaAreInItAlsoAfterACrash) {
         });
     };
     EXPECT_EXIT(throw_with_words(), ::testing::ExitedWithCode(1), "prog: rank 3");
-    EXPECT_EQ(message().at("extraInfo").at("nccl_error"), "a word");
-    EXPECT_FALSE(message().at("extraInfo").contains("cuda_error"));
+    EXPECT_EQ(message()["extraInfo"]["nccl_error"], "a word");
+    EXPECT_FALSE(message()["extraInfo"].contains("cuda_error"));
 }
 
 [[gnu::noinline]] int overflow(volatile char* above) {
@@ -109,8 +109,8 @@ TEST_F(ErrorReport, AProgramThatEndsWellLeavesNoReport) {
 }
 
 TEST(ErrorJson, SurvivesTextThatIsNotUtf8) {
-    const auto json = nlohmann::json::parse(error_json("bad \xff byte", "#0 f", 12));
-    EXPECT_EQ(json.at("message").at("extraInfo").at("timestamp"), "12");
+    const ddprun::Json json = ddprun::parse_json(error_json("bad \xff byte", "#0 f", 12)).value_or(ddprun::Json());
+    EXPECT_EQ(json["message"]["extraInfo"]["timestamp"], "12");
 }
 
 /// A worker's lifeline whose other end the test holds.

@@ -118,4 +118,38 @@ TEST(Loader, RefusesEmptyBatches) {
     EXPECT_THROW(Loader(numbers, {0}, {.batch_size = 0}), ddp::InvalidInput);
 }
 
+TEST(Loader, RefusesASampleThatTheDataSetDoesNotHave) {
+    const Numbers numbers(10);
+    try {
+        Loader(numbers, {0, 9, 10}, {.batch_size = 2});
+        FAIL();
+    } catch (const ddp::InvalidInput& error) {
+        EXPECT_STREQ(error.what(), "loader: there is no sample 10 in a data set of 10, counted from 0");
+    }
+    EXPECT_EQ(numbers.reads(), 0U);
+}
+
+TEST_P(LoaderWithPrefetch, TakesABatchSizeThatIsLargerThanAllThereIs) {
+    const Numbers numbers(3);
+    for (const std::size_t size : {std::size_t{4}, SIZE_MAX / 8 + 1, SIZE_MAX}) {
+        Loader loader(numbers, backwards(3),
+                      {.batch_size = size, .drop_last = false, .prefetch = GetParam()});
+        EXPECT_EQ(loader.batches(), 1U);
+        const Batch* const batch = loader.next();
+        ASSERT_NE(batch, nullptr);
+        EXPECT_EQ(batch->size(), 3U);
+        EXPECT_EQ(batch->field<std::int32_t>(1)[0], 20);
+        EXPECT_EQ(loader.next(), nullptr);
+        EXPECT_EQ(Loader(numbers, backwards(3), {.batch_size = size, .drop_last = true}).batches(), 0U);
+    }
+}
+
+TEST(Loader, RefusesAFieldThatSamplesDoNotHave) {
+    const Numbers numbers(3);
+    Loader loader(numbers, backwards(3), {.batch_size = 3});
+    const Batch* const batch = loader.next();
+    EXPECT_THROW(static_cast<void>(batch->bytes(2)), ddp::InvalidInput);
+    EXPECT_THROW(static_cast<void>(batch->field<float>(SIZE_MAX)), ddp::InvalidInput);
+}
+
 }  // namespace

@@ -135,6 +135,32 @@ TEST(DistributedDataParallel, ResumedFromACheckpointEndsWithTheSameBits) {
     }
 }
 
+TEST(DistributedDataParallel, TrainsAModelWithAParameterWithoutElements) {
+    const TemporaryDirectory temporary;
+    run_ranks(2, [&](ProcessGroup& group) {
+        std::vector<float> none, w = {1, 1};
+        const std::vector<Tensor> parameters = {ddp::tensor_of("none", std::span(none), {0, 4}),
+                                                ddp::tensor_of("w", std::span(w), {2}),
+                                                ddp::tensor_of("none.too", std::span(none), {0})};
+        DistributedDataParallel model(group, parameters);
+        const auto adamw = ddp::make_adamw(parameters, {.learning_rate = 0.5, .weight_decay = 0});
+        for (int step = 0; step < 2; ++step) {
+            for (const std::size_t i : {2, 1, 0}) {
+                for (float& slope : model.gradient_as<float>(i)) slope = 1;
+                model.mark_ready(i);
+            }
+            model.finish();
+            adamw->step(model.gradients());
+        }
+        EXPECT_NEAR(w[0], 0, 1e-6);
+        model.verify_equal_parameters();
+        if (group.rank() != 0) return;
+        const std::string path =
+            ddp::CheckpointDirectory(temporary.path()).save(parameters, adamw->state(), {0, 2, {}, {}});
+        EXPECT_EQ(ddp::load_checkpoint(path, parameters, adamw->state()).step, 2U);
+    });
+}
+
 TEST(DistributedDataParallel, StartsFromRankZerosParameters) {
     run_ranks(3, [](ProcessGroup& group) {
         Regression mine;
@@ -155,6 +181,54 @@ TEST(DistributedDataParallel, AccumulatesInsideNoSync) {
         EXPECT_EQ(model.statistics().steps, 0U);
         mine.backward(model, std::array<std::size_t, 1>{static_cast<std::size_t>(group.rank())});
         EXPECT_EQ(model.statistics().steps, 1U);
+    });
+}
+
+/// What the call throws: "InvalidInput: ...", "Error: ...".
+template <class Call>
+std::string thrown_by(const Call& call) {
+    try {
+        call();
+    } catch (const ddp::InvalidInput& error) {
+        return std::string("InvalidInput: ") + error.what();
+    } catch (const ddp::Error& error) {
+        return std::string("Error: ") + error.what();
+    } catch (const std::exception& error) {
+        return std::string("no ddp::Error: ") + error.what();
+    }
+    return "nothing";
+}
+
+TEST(DistributedDataParallel, RefusesAParameterThatTheModelDoesNotHave) {
+    run_ranks(1, [](ProcessGroup& group) {
+        Regression mine;
+        DistributedDataParallel model(group, mine.parameters());
+        const std::string expected =
+            "InvalidInput: rank 0: there is no parameter 7; the model has 2, counted from 0";
+        EXPECT_EQ(thrown_by([&] { model.mark_ready(7); }), expected);
+        EXPECT_EQ(thrown_by([&] { static_cast<void>(model.gradient(7)); }), expected);
+        EXPECT_EQ(thrown_by([&] { static_cast<void>(model.gradient_as<float>(7)); }), expected);
+        EXPECT_EQ(thrown_by([&] { static_cast<void>(model.is_used(7)); }), expected);
+        EXPECT_EQ(thrown_by([&] { model.mark_ready(SIZE_MAX); }).substr(0, 12), "InvalidInput");
+        // Nothing is left behind.
+        mine.backward(model, std::array<std::size_t, 1>{0});
+        EXPECT_EQ(model.statistics().steps, 1U);
+    });
+}
+
+TEST(DistributedDataParallel, TakesAHookBeforeTheFirstStepOnly) {
+    run_ranks(2, [](ProcessGroup& group) {
+        Regression mine;
+        DistributedDataParallel model(group, mine.parameters());
+        model.set_hook(ddp::bf16_compression());
+        model.set_hook({});
+        model.mark_ready(1);
+        EXPECT_EQ(thrown_by([&] { model.set_hook(ddp::bf16_compression()); }).substr(0, 6), "Error:");
+        model.mark_ready(0);
+        model.finish();
+        EXPECT_EQ(thrown_by([&] { model.set_hook(ddp::bf16_compression()); }),
+                  "Error: rank " + std::to_string(group.rank()) +
+                      ": the communication hook must be set before the first step; 1 are done");
     });
 }
 
@@ -195,6 +269,18 @@ TEST(DistributedDataParallel, SaysSoOnAllRanksWhenTheNumbersOfParametersDiffer) 
                   "parameter 0 is none there, 'w' (float32[12]) on rank 0");
 }
 
+TEST(DistributedDataParallel, TellsTheSha256OfTheParametersBytesAsAnyOtherProgramWould) {
+    run_ranks(2, [](ProcessGroup& group) {
+        Regression mine;
+        mine.w = {1, 2, 3, 4, 5};
+        mine.b = {0.25F};
+        DistributedDataParallel model(group, mine.parameters());
+        // Python: hashlib.sha256(struct.pack("<6f", 1, 2, 3, 4, 5, 0.25)).hexdigest()
+        EXPECT_EQ(model.verify_equal_parameters(),
+                  "3d9643c24bc39309d40533c43618be81b2fd89f34a12e08afae384f393eb7805");
+    });
+}
+
 TEST(DistributedDataParallel, SeesOneDifferentBitInTheParameters) {
     const auto failures = failures_of_ranks(3, [](ProcessGroup& group) {
         Regression mine;
@@ -226,6 +312,42 @@ TEST(LoadCheckpoint, ThatFailsOnRankZeroFailsOnAllRanksWithTheSameWords) {
                 path + "/model.safetensors: tensor 'w' is float32[1, 5] there, float32[12] in this program");
         }
     }
+}
+
+// Such as the bias of a layer without one, or a table of no rows.
+TEST(DistributedDataParallel, TrainsParametersThatHaveNoElements) {
+    run_ranks(3, [](ProcessGroup& group) {
+        std::vector<float> w{1, 2, 3}, nothing, none;
+        const std::vector<Tensor> parameters{ddp::tensor_of("w", std::span(w), {3}),
+                                             ddp::tensor_of("none", std::span(none), {0}),
+                                             ddp::tensor_of("nothing", std::span(nothing), {4, 0})};
+        DistributedDataParallel model(group, parameters);
+        const auto sgd = ddp::make_sgd(parameters, {.learning_rate = 0.5, .momentum = 0.9});
+        const auto adamw = ddp::make_adamw(parameters, {.learning_rate = 0});
+        const std::span<float> gradient = model.gradient_as<float>(0);
+        std::fill(gradient.begin(), gradient.end(), static_cast<float>(group.rank() + 1));
+        for (const std::size_t parameter : {2, 1, 0}) model.mark_ready(parameter);
+        model.finish();
+        EXPECT_EQ(model.gradient_as<float>(0)[2], 2);
+        EXPECT_TRUE(model.gradient_as<float>(1).empty());
+        sgd->step(model.gradients());
+        EXPECT_EQ(w, (std::vector<float>{0, 1, 2}));
+        adamw->step(model.gradients());
+        model.verify_equal_parameters();
+    });
+}
+
+TEST(DistributedDataParallel, AveragesBesideABucketThatHasNoElements) {
+    run_ranks(2, [](ProcessGroup& group) {
+        std::vector<float> w{1};
+        std::vector<double> none;
+        DistributedDataParallel model(
+            group, {ddp::tensor_of("w", std::span(w), {1}), ddp::tensor_of("none", std::span(none), {0})});
+        model.gradient_as<float>(0)[0] = static_cast<float>(2 * group.rank());
+        for (const std::size_t parameter : {1, 0}) model.mark_ready(parameter);
+        model.finish();
+        EXPECT_EQ(model.gradient_as<float>(0)[0], 1);
+    });
 }
 
 }  // namespace

@@ -7,7 +7,7 @@
 #include <numeric>
 #include <random>
 
-#include "ddp/reducer.h"
+#include "ddp/ddp.h"
 #include "ddp/testing.h"
 
 namespace {

@@ -1,12 +1,14 @@
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 
 #include <array>
+#include <chrono>
 #include <cstring>
 #include <fstream>
 #include <random>
 #include <sstream>
 
-#include "ddp/safetensors.h"
+#include "ddp/checkpoint.h"
 #include "tests/support/temporary_directory.h"
 
 namespace {
@@ -64,6 +66,23 @@ TEST(Safetensors, ReadsBackWhatItWrote) {
     EXPECT_EQ(loaded.n, saved.n);
     EXPECT_EQ(file.metadata(), (ddp::Metadata{{"format", "pt"}}));
     EXPECT_EQ(file.entries().at("w").shape, (std::vector<std::int64_t>{2, 3}));
+}
+
+TEST(Safetensors, HoldsTensorsWithoutElementsWhereverTheyStand) {
+    const TemporaryDirectory directory;
+    std::vector<float> none, two = {1, 2}, loaded(2);
+    const auto all = [&](std::vector<float>& values) {
+        return std::vector<Tensor>{ddp::tensor_of("first", std::span(none), {0}),
+                                   ddp::tensor_of("second", std::span(none), {3, 0}),
+                                   ddp::tensor_of("values", std::span(values), {2}),
+                                   ddp::tensor_of("last", std::span(none), {0, 7, 0})};
+    };
+    ddp::write_safetensors(directory.file("a"), all(two));
+    const SafetensorsFile file = SafetensorsFile::open(directory.file("a"));
+    file.read_into(all(loaded));
+    EXPECT_EQ(loaded, two);
+    EXPECT_EQ(file.entries().at("second").shape, (std::vector<std::int64_t>{3, 0}));
+    EXPECT_EQ(file.entries().at("last").bytes, 0U);
 }
 
 TEST(Safetensors, WritesTheFormatByteByByte) {
@@ -131,6 +150,9 @@ TEST(Safetensors, RefusesHeadersThatLie) {
         {R"({"w":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}})", "take 4 bytes, the file holds 8"},
         {R"({"w":{"dtype":"F32","shape":[2],"data_offsets":[0,8]},"v":{"dtype":"F32","shape":[1],"data_offsets":[4,8]}})",
          "a hole or an overlap"},
+        {R"({"w":{"dtype":"F32","shape":[1],"data_offsets":[0,4]},"w":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}})",
+         "the name 'w' stands twice"},
+        {R"({"w":{"dtype":"F32","shape":[1e400],"data_offsets":[0,8]}})", "the number 1e400 is out of range"},
         {R"({"__metadata__":{"a":1}})", "not a string"},
         {R"({"__metadata__":[]})", "not an object of strings"},
     };
@@ -139,6 +161,41 @@ TEST(Safetensors, RefusesHeadersThatLie) {
         EXPECT_NE(refusal(directory.file("a")).find(expected), std::string::npos)
             << header << ": " << refusal(directory.file("a"));
     }
+}
+
+TEST(Safetensors, SaysInOneShortLineWhatIsWrongWithAHugeTensor) {
+    const TemporaryDirectory directory;
+    std::string many = "1";
+    for (int i = 0; i < 100'000; ++i) many += ",1";
+    std::string some = "1";
+    for (int i = 1; i < 64; ++i) some += ",1";
+    const std::string name(100'000, 'x');
+    for (const auto& [begin, shape] :
+         {std::pair{std::string("w"), many}, {"w", some}, {name, "2,2"}, {"a\\nb", "7"}, {name + "\":1,\"w", "2"}}) {
+        write_all(directory.file("a"),
+                  file_with("{\"" + begin + R"(":{"dtype":"F32","shape":[)" + shape + R"(],"data_offsets":[0,8]}})",
+                            std::string(8, '\0')));
+        const std::string what = refusal(directory.file("a"));
+        EXPECT_NE(what, "accepted");
+        EXPECT_LT(what.size(), 500U) << shape.substr(0, 10);
+        EXPECT_EQ(what.find('\n'), std::string::npos) << what;
+    }
+}
+
+TEST(Safetensors, ReadsAHeaderInTimeProportionalToItsSize) {
+    const TemporaryDirectory directory;
+    const auto seconds_for = [&](int tensors) {
+        std::string header = "{";
+        for (int i = 0; i < tensors; ++i)
+            header += "\"tensor-" + std::to_string(i) + R"(":{"dtype":"U8","shape":[0],"data_offsets":[0,0]},)";
+        header.back() = '}';
+        write_all(directory.file("a"), file_with(header, ""));
+        const auto begin = std::chrono::steady_clock::now();
+        EXPECT_EQ(refusal(directory.file("a")), "accepted");
+        return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+    };
+    const double few = seconds_for(2'000), many = seconds_for(64'000);
+    EXPECT_LT(many, 32 * 10 * few);  // a search for every name would take a thousand times as long
 }
 
 TEST(Safetensors, RefusesAHugeHeaderBeforeItAllocatesIt) {
@@ -193,7 +250,9 @@ TEST(Safetensors, NamesTensorsThatAreMissingOnEitherSide) {
 
 TEST(Safetensors, RefusesWhatIsNotAFile) {
     const TemporaryDirectory directory;
-    EXPECT_NE(refusal(directory.path()).find("not a regular file"), std::string::npos);
+    EXPECT_EQ(refusal(directory.path()), directory.path() + ": is a directory, not a file");
+    ASSERT_EQ(::mkfifo(directory.file("fifo").c_str(), 0600), 0);
+    EXPECT_EQ(refusal(directory.file("fifo")), directory.file("fifo") + ": is a pipe, not a file");
     EXPECT_THROW(SafetensorsFile::open(directory.file("absent")), ddp::Error);
 }
 

@@ -47,6 +47,26 @@ TEST(DistributedSampler, GivesPyTorchsIndicesOfLargeDataSets) {
     EXPECT_EQ(fnv1a(indices(60000, 6, 0, {.seed = 2024}, 11)), 0xd602e47690b200e);
 }
 
+// From 214,748,364 samples on, where torch shuffles by another rule. The rule gave torch's permutation of
+// 214,748,364 and 214,748,365 (seed 5, 1.7 GB); here it is held at sizes that fit a test.
+TEST(RandomPermutation, ChangesItsRuleWherePyTorchDoes) {
+    using ddp::ShuffleRule;
+    EXPECT_EQ(ddp::shuffle_rule(0), ShuffleRule::With32Bits);
+    EXPECT_EQ(ddp::shuffle_rule(214'748'363), ShuffleRule::With32Bits);
+    EXPECT_EQ(ddp::shuffle_rule(214'748'364), ShuffleRule::With64Bits);
+    EXPECT_EQ(ddp::shuffle_rule(std::size_t{1} << 40), ShuffleRule::With64Bits);
+}
+
+TEST(RandomPermutation, OfAHugeDataSetIsShuffledBy64BitsInsideOutAsPyTorchDoes) {
+    const auto shuffled = [](std::size_t n, std::uint64_t seed) {
+        return ddp::random_permutation(n, seed, ddp::ShuffleRule::With64Bits);
+    };
+    EXPECT_EQ(shuffled(16, 5), (Indices{12, 10, 4, 11, 6, 0, 15, 13, 1, 3, 9, 8, 7, 2, 14, 5}));
+    EXPECT_EQ(fnv1a(shuffled(1000, 9)), 0x222e9ef6aba8ce25);
+    EXPECT_TRUE(shuffled(0, 5).empty());
+    EXPECT_EQ(shuffled(1, 5), (Indices{0}));
+}
+
 TEST(DistributedSampler, UsesTheLow32BitsOfTheSeedAsPyTorchDoes) {
     EXPECT_EQ(indices(16, 1, 0, {.seed = (std::uint64_t{1} << 32) + 5}),
               (Indices{3, 10, 11, 7, 6, 13, 8, 9, 4, 5, 2, 1, 15, 12, 14, 0}));

@@ -6,8 +6,9 @@
 #include <cstdlib>
 #include <thread>
 
-#include "ddp/device_error.h"
-#include "ddp/nccl_ras.h"
+#include "ddp/nccl/ledger.h"
+#include "ddp/worker/device_error.h"
+#include "tests/support/reserved_port.h"
 #include "tests/workers/nccl_world.h"
 
 namespace {
@@ -60,8 +61,8 @@ TEST(NcclRas, IsAskedAsNcclsOwnClientDoesIt) {
 }
 
 TEST(NcclRas, ThatIsNotThereOrSomethingElseGivesNoAnswer) {
-    const ddprun::Endpoint closed = ddprun::listen_tcp({"127.0.0.1", 0})->bound;
-    EXPECT_EQ(nccl::ask_ras(closed, in(milliseconds(5'000))), "");
+    const ddprun::test::ReservedPort closed;
+    EXPECT_EQ(nccl::ask_ras(closed.endpoint(), in(milliseconds(5'000))), "");
     RasServer other("", "220 mail.example.org\n");
     EXPECT_EQ(nccl::ask_ras(other.where(), in(milliseconds(20'000))), "");
 }

@@ -97,7 +97,7 @@ TEST(NcclSplit, ARankThatHangsInItEndsTheWaitOfTheOthersAtTheTimeOut) {
     }
 }
 
-TEST(NcclSplit, TheLaunchersWordEndsItWithinASecond) {
+TEST(NcclSplit, TheLaunchersWordEndsItLongBeforeItsTimeOut) {
     Clock::time_point told;
     const auto failures = failures_of(2,
                                       [&](NcclRank& rank) {
@@ -111,7 +111,7 @@ TEST(NcclSplit, TheLaunchersWordEndsItWithinASecond) {
                                           rank.group.split(0, 0);
                                       },
                                       {.generation = 4});
-    EXPECT_LT(Clock::now() - told, std::chrono::seconds(1));
+    EXPECT_LT(Clock::now() - told, std::chrono::seconds(10));
     EXPECT_TRUE(is<PeerLostError>(failures[0]));
     EXPECT_THAT(message_of(failures[0]), HasSubstr("rank 1 was lost, the launcher ended generation 4"));
 }

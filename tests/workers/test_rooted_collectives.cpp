@@ -2,7 +2,7 @@
 
 #include <cstring>
 
-#include "ddp/kernels.h"
+#include "ddp/shm/kernels.h"
 #include "ddp/testing.h"
 #include "reference_reduction.h"
 
@@ -64,7 +64,7 @@ TEST(Reduce, TakesEveryTypeAndOperation) {
     run_ranks(3, [&](ProcessGroup& group) {
         for (const DType type : kTypes) {
             for (const ReduceOp op : kOps) {
-                if (!cpu::is_reducible(type, op)) continue;
+                if (!is_reducible(type, op)) continue;
                 const auto inputs = all_values(3, type, 1237);
                 Bytes mine = inputs[static_cast<std::size_t>(group.rank())];
                 group.reduce(at(mine, type), 1, op).wait();
@@ -167,6 +167,41 @@ TEST(RootedCollectives, RefuseWhatDoesNotFitAtTheCall) {
         EXPECT_THROW(group.all_to_all(buffer_of(std::span(three)), buffer_of(std::span(other))),
                      InvalidInput);
     });
+}
+
+TEST(Collectives, RefuseBuffersThatOverlapUnlessOneIsTheRanksSliceOfTheOther) {
+    run_ranks(2, [](ProcessGroup& group) {
+        std::vector<float> memory(9, 1);
+        const auto at = [&](std::size_t first, std::size_t count) {
+            return buffer_of(std::span(memory).subspan(first, count));
+        };
+        EXPECT_THROW(group.all_to_all(at(0, 4), at(0, 4)), InvalidInput);
+        EXPECT_THROW(group.all_to_all(at(0, 4), at(3, 4)), InvalidInput);
+        const auto own = static_cast<std::size_t>(group.rank()) * 2, other = 2 - own;
+        EXPECT_THROW(group.all_gather(at(0, 4), at(other, 2)), InvalidInput);
+        EXPECT_THROW(group.all_gather(at(0, 4), at(own + 1, 2)), InvalidInput);
+        EXPECT_THROW(group.reduce_scatter(at(other, 2), at(0, 4)), InvalidInput);
+        EXPECT_THROW(group.gather(at(0, 4), at(other, 2), group.rank()), InvalidInput);
+        EXPECT_THROW(group.scatter(at(other, 2), at(0, 4), group.rank()), InvalidInput);
+
+        group.all_to_all(at(0, 4), at(4, 4)).wait();
+        group.all_gather(at(0, 4), at(own, 2)).wait();
+        group.reduce_scatter(at(own, 2), at(0, 4)).wait();
+        EXPECT_EQ(memory[own], 2);
+    });
+}
+
+TEST(AllocateShared, RefusesASizeThatWrapsRound) {
+    run_ranks(1, [](ProcessGroup& group) {
+        EXPECT_THROW(group.allocate_shared(SIZE_MAX), InvalidInput);
+        EXPECT_THROW(group.allocate_shared(SIZE_MAX - 4096), InvalidInput);
+        EXPECT_EQ(group.allocate_shared(8).size(), 8U);
+    });
+}
+
+TEST(Testing, RefusesAWorldOfNobody) {
+    EXPECT_THROW(run_ranks(0, [](ProcessGroup&) {}), InvalidInput);
+    EXPECT_THROW(ddp::testing::failures_of_ranks(-1, [](ProcessGroup&) {}), InvalidInput);
 }
 
 }  // namespace

@@ -1,7 +1,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "ddp/division.h"
+#include "ddp/group/split.h"
 #include "ddp/testing.h"
 
 namespace {
@@ -138,6 +138,44 @@ TEST(Split, NamesRanksOfTheWorldWhenSomethingGoesWrong) {
                     HasSubstr("rank 2: barrier #1 did not finish within 200 ms: rank 3 has called "
                               "no collective yet"));
     }
+}
+
+TEST(Split, CountsTheRanksOfTheNodeOnItsCoresAndNotItsOwnAlone) {
+    // 4 ranks on 1 core, parts of 1 and 3: whoever counts itself alone thinks that it has the core.
+    ddp::testing::RankOptions options;
+    options.cpus = 1;
+    run_ranks(
+        4,
+        [](ProcessGroup& world) {
+            EXPECT_THAT(world.describe(), HasSubstr("waiting by sleeping"));
+            const auto part = world.split(world.rank() == 0 ? 0 : 1, 0);
+            EXPECT_EQ(part->describe(), world.describe());
+            EXPECT_EQ(part->split(part->rank(), 0)->describe(), world.describe());
+        },
+        options);
+}
+
+// Every collective in parts of a node that together have more ranks than it has cores.
+TEST(Split, WorksOnOverloadedCores) {
+    ddp::testing::RankOptions options;
+    options.cpus = 2;
+    run_ranks(
+        8,
+        [](ProcessGroup& world) {
+            const auto half = world.split(world.rank() % 2, 0);
+            for (int round = 0; round < 50; ++round) {
+                ASSERT_EQ(sum_over(*half, world.rank() + round), half->size() * (round + 3 + world.rank() % 2));
+                std::vector<std::int64_t> mine(20'000, world.rank()), all(80'000);
+                half->all_gather(buffer_of(std::span(all)), buffer_of(std::span(mine))).wait();
+                for (int r = 0; r < 4; ++r)
+                    ASSERT_EQ(all[static_cast<std::size_t>(r) * 20'000 + 19'999], 2 * r + world.rank() % 2);
+                std::vector<std::int64_t> turned(80'000);
+                half->all_to_all(buffer_of(std::span(turned)), buffer_of(std::span(all))).wait();
+                ASSERT_EQ(turned[25'000], 2 * half->rank() + world.rank() % 2);
+            }
+            ASSERT_EQ(sum_over(world, 1), 8);
+        },
+        options);
 }
 
 TEST(Split, OfAGroupWithAProgressThreadHasOneToo) {

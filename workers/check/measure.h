@@ -6,7 +6,7 @@
 #include <memory>
 #include <vector>
 
-#include "ddp/cuda_api.h"
+#include "ddp/cuda/cuda_api.h"
 #include "ddp/process_group.h"
 
 namespace check {
@@ -21,9 +21,8 @@ class Values {
     [[nodiscard]] ddp::Buffer buffer() const { return buffer_; }
 
   private:
-    void copy(void* to, const void* from, ddp::cuda::CopyKind kind) const;
+    void copy(void* to, const void* from, cudaMemcpyKind kind) const;
     ddp::Buffer buffer_;
-    std::shared_ptr<const ddp::cuda::Api> cuda_;  ///< null: host memory
 };
 
 struct Measurement {

@@ -6,12 +6,62 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <vector>
 
 #include "ddp/process_group.h"
 #include "ddp/sampler.h"
-#include "ddp/tensor.h"
+#include "ddp/types.h"
+#include "env/unique_fd.h"
 
 namespace ddp {
+
+using Metadata = std::map<std::string, std::string>;
+
+/// Largest header that is read or written (the format's own limit).
+inline constexpr std::uint64_t kSafetensorsHeaderLimit = 100'000'000;
+
+/// Writes a safetensors file (readable by Python's safetensors, Hugging Face and others) and syncs it to the
+/// disk. Tensors lie in the file in the order given, the first at a multiple of 64 bytes. Not atomic: a
+/// reader may see half of it; see CheckpointDirectory. Throws Error naming path and cause; what was written
+/// is removed.
+void write_safetensors(const std::string& path, std::span<const Tensor> tensors,
+                       const Metadata& metadata = {});
+
+/// A safetensors file, open for reading. Nothing in the file is trusted: every size and offset is checked
+/// when it is opened.
+class SafetensorsFile {
+  public:
+    struct Entry {
+        DType dtype = DType::F32;
+        std::vector<std::int64_t> shape;
+        std::uint64_t offset = 0;  ///< from the beginning of the file
+        std::uint64_t bytes = 0;
+    };
+
+    /// Throws InvalidInput naming the path and what is wrong with it, Error when it cannot be read.
+    static SafetensorsFile open(const std::string& path);
+
+    [[nodiscard]] const std::map<std::string, Entry>& entries() const { return entries_; }
+    [[nodiscard]] const Metadata& metadata() const { return metadata_; }
+
+    /// Throws InvalidInput, naming the first tensor that differs and both shapes, unless the file holds
+    /// exactly these tensors.
+    void require_same(std::span<const Tensor> tensors) const;
+    /// require_same, then fills their memory. A throw after the check (the disk fails) leaves them half
+    /// filled.
+    void read_into(std::span<const Tensor> tensors) const;
+
+  private:
+    explicit SafetensorsFile(std::string path) : path_(std::move(path)) {}
+    void read_header();
+    void parse_header(const std::string& header, std::uint64_t data_begin, std::uint64_t file_bytes);
+    [[noreturn]] void refuse(const std::string& what) const;
+
+    std::string path_;
+    ddprun::UniqueFd fd_;
+    std::map<std::string, Entry> entries_;
+    Metadata metadata_;
+};
 
 /// Where training stands, beside the tensors.
 struct TrainingState {
@@ -39,12 +89,12 @@ class CheckpointDirectory {
     explicit CheckpointDirectory(std::string path, std::size_t keep = 2);
 
     /// Writes one and returns its path. Makes the directory when it is missing; removes what a killed writer
-    /// left half done. Throws Error naming path and cause.
+    /// left half done. Throws FileError naming path and cause.
     std::string save(std::span<const Tensor> model, std::span<const Tensor> optimizer,
                      const TrainingState& state);
 
-    /// Path of the newest, nullopt when there is none. Throws InvalidInput when `latest` names nothing that
-    /// is there.
+    /// Path of the newest, nullopt when there is none. Throws InvalidInput when `latest` cannot be read or
+    /// names nothing that is there.
     [[nodiscard]] std::optional<std::string> latest() const;
 
     [[nodiscard]] const std::string& path() const { return path_; }
@@ -63,7 +113,8 @@ class CheckpointDirectory {
 /// Throws InvalidInput naming the file and what is wrong with it.
 TrainingState load_state(const std::string& checkpoint);
 /// Fills the tensors' memory. Everything is checked before anything is written: a checkpoint of another model
-/// throws InvalidInput naming the first tensor that differs and both shapes.
+/// throws InvalidInput naming the first tensor that differs and both shapes. One that holds no step counts of
+/// single parameters (as AdamW's did not always) gives each parameter TrainingState::step.
 TrainingState load_checkpoint(const std::string& checkpoint, std::span<const Tensor> model,
                               std::span<const Tensor> optimizer);
 

@@ -1,14 +1,9 @@
 #pragma once
 
-#include <memory>
 #include <string>
 #include <utility>
 
 #include "env/worker_env.h"
-
-namespace ddprun::rdzv {
-class StoreClient;
-}
 
 namespace ddp {
 

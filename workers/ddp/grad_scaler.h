@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "ddp/process_group.h"
-#include "ddp/tensor.h"
+#include "ddp/types.h"
 
 namespace ddp {
 
@@ -45,8 +45,7 @@ class GradScaler {
     /// Device address of the scale: what the loss, or its gradient, is multiplied by.
     [[nodiscard]] const float* scale() const;
     /// Looks for an element that is not finite. Buffers without memory are left out. Throws InvalidInput for
-    /// others than float32, bfloat16 and float16 on the device, Error while the stream is captured and the
-    /// gradients are not those of the last check.
+    /// others than float32, bfloat16 and float16 on the device.
     void check(std::span<const Buffer> gradients);
     /// Once per step, after the optimizer.
     void update();

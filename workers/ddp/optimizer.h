@@ -6,11 +6,14 @@
 #include <string_view>
 #include <vector>
 
-#include "ddp/tensor.h"
+#include "ddp/types.h"
 
 namespace ddp {
 
 class GradScaler;
+
+/// What the tensors of Optimizer::state() that count a parameter's steps (int64, no dimensions) begin with.
+inline constexpr std::string_view kStepPrefix = "step.";
 
 /// Changes parameters by their gradients, in place. Knows nothing of ranks: equal gradients on all ranks give
 /// bitwise equal parameters. Not thread-safe.
@@ -25,23 +28,23 @@ class Optimizer {
     Optimizer& operator=(const Optimizer&) = delete;
 
     /// One step. `gradients[i]` belongs to parameter i; one without memory (an unused parameter) leaves its
-    /// parameter and state alone. Throws InvalidInput when counts or types do not fit the parameters, Error
-    /// while the stream is captured and the gradients are not those of the step before.
+    /// parameter and state alone. Throws InvalidInput when counts or types do not fit the parameters.
     void step(std::span<const Buffer> gradients);
 
     /// "sgd", "adamw": what a checkpoint names.
     [[nodiscard]] virtual std::string_view name() const = 0;
     /// What a checkpoint has to hold beside steps(): "momentum.fc1.weight" and so on, where the parameters
-    /// are.
+    /// are. Of AdamW also "step.fc1.weight", the steps of that parameter: its bias correction goes by them.
     [[nodiscard]] virtual std::vector<Tensor> state() const = 0;
     /// Steps that changed something. On a device this waits for the steps so far.
     [[nodiscard]] virtual std::uint64_t steps() const = 0;
-    /// For resuming, after state() was filled.
+    /// What steps() goes on from, for resuming; nothing else does.
     virtual void set_steps(std::uint64_t steps) = 0;
 
     [[nodiscard]] double learning_rate() const { return learning_rate_; }
-    /// For the steps from now on; also for those of a captured graph that is launched from now on.
-    virtual void set_learning_rate(double rate) { learning_rate_ = rate; }
+    /// For the steps from now on; also for those of a captured graph that is launched from now on. Throws
+    /// InvalidInput for a rate that is negative or not finite.
+    virtual void set_learning_rate(double rate);
 
   protected:
     /// Parameters are borrowed.
@@ -76,8 +79,8 @@ struct SgdOptions {
     bool nesterov = false;    ///< needs momentum
     DeviceStepOptions device = {};
 };
-/// torch.optim.SGD's update. Throws InvalidInput on a negative or contradictory option, and for parameters
-/// that cannot be updated.
+/// torch.optim.SGD's update. Throws InvalidInput on an option that is negative, not finite or contradictory,
+/// and for parameters that cannot be updated.
 std::unique_ptr<Optimizer> make_sgd(std::vector<Tensor> parameters, SgdOptions options);
 
 struct AdamWOptions {
@@ -88,7 +91,7 @@ struct AdamWOptions {
     double weight_decay = 0.01;  ///< decoupled: shrinks the parameter, not the gradient
     DeviceStepOptions device = {};
 };
-/// torch.optim.AdamW's update.
+/// torch.optim.AdamW's update: each parameter's bias correction counts the steps that it had a gradient in.
 std::unique_ptr<Optimizer> make_adamw(std::vector<Tensor> parameters, AdamWOptions options);
 
 }  // namespace ddp

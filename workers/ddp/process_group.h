@@ -15,18 +15,6 @@
 
 namespace ddp {
 
-/// A contiguous buffer of `count` elements. Borrowed: it must live until the collective's Work is done.
-struct Buffer {
-    void* data = nullptr;
-    std::size_t count = 0;
-    DType dtype = DType::F32;
-    Device device = {};
-
-    [[nodiscard]] std::size_t bytes() const { return count * size_of(dtype); }
-};
-template <class T>
-Buffer buffer_of(std::span<T> values);
-
 /// A collective in flight. Copyable handle. wait() blocks until it is done and throws what went wrong
 /// (PeerLostError, TimeoutError, MismatchError); on a GPU backend it makes the current stream wait instead, and
 /// throws what went wrong so far. synchronize() blocks the calling thread on every backend.
@@ -44,7 +32,7 @@ class Work {
 };
 
 struct ProcessGroupOptions {
-    std::chrono::nanoseconds timeout = std::chrono::minutes(10);  ///< per collective
+    std::chrono::nanoseconds timeout = std::chrono::minutes(10);  ///< per collective; positive
     std::string backend = "auto";                                 ///< auto, nccl, staged, cpu
     /// Where the buffers will be; `auto` chooses by it. Of a CUDA device, index -1 is that of the local rank;
     /// where ranks may share devices and there are too few, they go round.
@@ -61,6 +49,9 @@ struct ProcessGroupOptions {
 /// calls in the same order; a rank that differs in operation, size or type is told so by MismatchError on all
 /// ranks.
 ///
+/// Of a call with an output and an input, the smaller may be this rank's slice of the larger; any other
+/// overlap is an InvalidInput.
+///
 /// Calls are asynchronous: they return a Work. Summation is in rank order, so results are bitwise equal on
 /// all ranks and from run to run. Not thread-safe: one thread issues the calls.
 class ProcessGroup {
@@ -70,12 +61,12 @@ class ProcessGroup {
     static std::unique_ptr<ProcessGroup> create(const Context& context, ProcessGroupOptions options = {});
     virtual ~ProcessGroup() = default;
 
-    [[nodiscard]] virtual int rank() const = 0;
-    [[nodiscard]] virtual int size() const = 0;
+    [[nodiscard]] int rank() const { return seat_.rank; }
+    [[nodiscard]] int size() const { return seat_.size; }
     /// "cpu (shared memory)", for the one line that says what was chosen.
     [[nodiscard]] virtual std::string describe() const = 0;
     /// Where the buffers of collectives must be.
-    [[nodiscard]] virtual Device device() const { return {}; }
+    [[nodiscard]] Device device() const { return seat_.device; }
     /// cudaStream_t that collectives follow and wait() holds back (ProcessGroupOptions::stream).
     [[nodiscard]] virtual void* stream() const { return nullptr; }
     /// Whether memory of allocate_shared is registered in such a way that its sums take the fastest path.
@@ -84,38 +75,40 @@ class ProcessGroup {
     /// "nccl (auto: buffers are on a CUDA device)": which backend create() chose, and why.
     [[nodiscard]] const std::string& choice() const { return choice_; }
 
+    // These throw InvalidInput at once for wrong arguments, and have then not taken part in anything.
+
     /// In place: every rank ends with the reduction of all ranks' buffers.
-    virtual Work all_reduce(Buffer buffer, ReduceOp op = ReduceOp::Sum) = 0;
+    Work all_reduce(Buffer buffer, ReduceOp op = ReduceOp::Sum);
     /// Every rank ends with root's buffer.
-    virtual Work broadcast(Buffer buffer, int root) = 0;
+    Work broadcast(Buffer buffer, int root);
     /// `output` holds size() * input.count elements: rank r's input at r * input.count.
-    virtual Work all_gather(Buffer output, Buffer input) = 0;
+    Work all_gather(Buffer output, Buffer input);
     /// `input` holds size() * output.count elements; rank r ends with the reduction of slice r.
-    virtual Work reduce_scatter(Buffer output, Buffer input, ReduceOp op = ReduceOp::Sum) = 0;
+    Work reduce_scatter(Buffer output, Buffer input, ReduceOp op = ReduceOp::Sum);
     /// In place: `root` ends with the reduction of all ranks' buffers, the others keep theirs.
-    virtual Work reduce(Buffer buffer, int root, ReduceOp op = ReduceOp::Sum) = 0;
+    Work reduce(Buffer buffer, int root, ReduceOp op = ReduceOp::Sum);
     /// On `root`, `output` holds size() * input.count elements: rank r's input at r * input.count. The
     /// others' output is not looked at: leave it empty.
-    virtual Work gather(Buffer output, Buffer input, int root) = 0;
+    Work gather(Buffer output, Buffer input, int root);
     /// On `root`, `input` holds size() * output.count elements; rank r ends with slice r. The others' input
     /// is not looked at: leave it empty.
-    virtual Work scatter(Buffer output, Buffer input, int root) = 0;
-    /// Both hold size() * n elements and do not overlap: rank r ends with everyone's slice r, by rank.
-    virtual Work all_to_all(Buffer output, Buffer input) = 0;
+    Work scatter(Buffer output, Buffer input, int root);
+    /// Both hold size() * n elements and do not overlap at all: rank r ends with everyone's slice r, by rank.
+    Work all_to_all(Buffer output, Buffer input);
     virtual Work barrier() = 0;
 
     /// From this rank to another, which calls recv for as many elements of the same type; the two of one
     /// pair are matched in order. Only these two ranks take part, and the calls have numbers of their own.
     /// Either waits for the other, and for the calls before it: of two ranks that exchange, one receives
     /// first (or both use all_to_all).
-    virtual Work send(Buffer buffer, int to) = 0;
-    virtual Work recv(Buffer buffer, int from) = 0;
+    Work send(Buffer buffer, int to);
+    Work recv(Buffer buffer, int from);
 
     /// Collective, blocking: the ranks of equal `color` form a group of their own, ranked by `key` and then
     /// by their rank here. Null for a negative color. It has this group's backend, options and stream, and
     /// lives as long as one likes; its errors name ranks of the world. Not more than 48 at one time on a
     /// node. A split that fails leaves this group unusable.
-    virtual std::unique_ptr<ProcessGroup> split(int color, int key) = 0;
+    std::unique_ptr<ProcessGroup> split(int color, int key);
 
     /// Collective: every rank calls it in the same order with the same size. Host memory that the backend can
     /// reduce without copying (64-byte aligned, zeroed); all_reduce on a buffer inside it is the fast path.
@@ -131,27 +124,59 @@ class ProcessGroup {
     virtual Work launch_graph(const std::function<void()>& launch);
 
     /// Collective on bytes of any length per rank: everyone's message, by rank. Blocking.
-    virtual std::vector<std::string> all_gather_bytes(std::string_view mine) = 0;
+    std::vector<std::string> all_gather_bytes(std::string_view mine);
 
     /// Seconds this rank has spent inside collectives since the group was made.
     [[nodiscard]] virtual double communication_seconds() const = 0;
     /// Tells the launcher that `step` training steps and `samples` samples are done (two relaxed stores).
     virtual void report_progress(std::uint64_t step, std::uint64_t samples) = 0;
 
+  protected:
+    /// What all calls go by.
+    struct Seat {
+        int rank = 0;
+        int size = 1;
+        Device device = {};           ///< of all buffers
+        const char* backend = "cpu";  ///< for messages, as the rank in the world
+        int world_rank = 0;
+    };
+    ProcessGroup() = default;
+    /// Once, before the first call.
+    void take_seat(const Seat& seat) { seat_ = seat; }
+
+    // What a backend does: as the calls of those names, with arguments that are checked. Of gather's output and
+    // scatter's input that holds on `root` alone; the others must not look at theirs.
+    virtual Work do_all_reduce(Buffer buffer, ReduceOp op) = 0;
+    virtual Work do_broadcast(Buffer buffer, int root) = 0;
+    virtual Work do_all_gather(Buffer output, Buffer input) = 0;
+    virtual Work do_reduce_scatter(Buffer output, Buffer input, ReduceOp op) = 0;
+    virtual Work do_reduce(Buffer buffer, int root, ReduceOp op) = 0;
+    virtual Work do_gather(Buffer output, Buffer input, int root) = 0;
+    virtual Work do_scatter(Buffer output, Buffer input, int root) = 0;
+    virtual Work do_all_to_all(Buffer output, Buffer input) = 0;
+    virtual Work do_send(Buffer buffer, int to) = 0;
+    virtual Work do_recv(Buffer buffer, int from) = 0;
+    /// As what it is reported to those who wait for it: kBytesMark or kSplitMark (worker/call.h).
+    virtual std::vector<std::string> do_all_gather_bytes(std::string_view mine, std::int16_t mark) = 0;
+
+    /// A sub-group as all ranks know it.
+    struct Part {
+        int color = 0;
+        int key = 0;
+        std::vector<std::uint32_t> members;  ///< ranks of this group, in the new order; none for color < 0
+    };
+    /// Collective over this group, also for those who are in no part: null for them.
+    virtual std::unique_ptr<ProcessGroup> do_split(const Part& part) = 0;
+
   private:
+    void require_memory(const char* call, const Buffer& buffer) const;
+    void require_root(const char* call, int root) const;
+    void require_peer(const char* call, int peer) const;
+    void require_n_times(const char* call, const char* large_name, const Buffer& large,
+                         const Buffer& small) const;
+
+    Seat seat_;
     std::string choice_;
 };
-
-template <class T>
-constexpr DType dtype_of();
-template <> constexpr DType dtype_of<float>() { return DType::F32; }
-template <> constexpr DType dtype_of<double>() { return DType::F64; }
-template <> constexpr DType dtype_of<std::int32_t>() { return DType::I32; }
-template <> constexpr DType dtype_of<std::int64_t>() { return DType::I64; }
-template <> constexpr DType dtype_of<std::uint8_t>() { return DType::U8; }
-template <class T>
-Buffer buffer_of(std::span<T> values) {
-    return {values.data(), values.size(), dtype_of<T>(), {}};
-}
 
 }  // namespace ddp

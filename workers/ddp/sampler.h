@@ -56,4 +56,11 @@ class DistributedSampler {
 /// torch.randperm(n, generator=torch.Generator().manual_seed(seed)) on a CPU.
 std::vector<std::size_t> random_permutation(std::size_t n, std::uint64_t seed);
 
+/// PyTorch has two ways to shuffle: the remainder of a 32-bit number is even enough for small n only.
+enum class ShuffleRule : std::uint8_t { With32Bits, With64Bits };
+/// With64Bits from 214,748,364 (a twentieth of 2^32) on.
+[[nodiscard]] ShuffleRule shuffle_rule(std::size_t n);
+/// By either rule; random_permutation takes shuffle_rule(n).
+std::vector<std::size_t> random_permutation(std::size_t n, std::uint64_t seed, ShuffleRule rule);
+
 }  // namespace ddp

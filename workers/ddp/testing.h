@@ -7,7 +7,6 @@
 #include <vector>
 
 #include "ddp/process_group.h"
-#include "ddp/segment_map.h"
 
 /// Ranks as threads of one process, for tests of libddp and of programs on top of it.
 namespace ddp::testing {
@@ -16,10 +15,13 @@ struct RankOptions {
     ProcessGroupOptions group = {.timeout = std::chrono::seconds(60)};
     /// One mapping for all ranks lets ThreadSanitizer see their races; one each is what processes have.
     enum class Mapping : std::uint8_t { Auto, OnePerRank, Shared } mapping = Mapping::Auto;
+    /// As a launcher says how many CPUs the ranks have; 0: it does not.
+    std::uint32_t cpus = 0;
 };
 
 /// Runs fn on `ranks` threads, each with its own process group of one world. When one throws, the generation
 /// is ended (the others get PeerLostError) and the first exception is rethrown once all threads have ended.
+/// Throws InvalidInput for less than one rank.
 void run_ranks(int ranks, const std::function<void(ProcessGroup&)>& fn, const RankOptions& options = {});
 
 /// The same, but every rank's exception is returned (null for none), by rank, and nobody ends the generation.

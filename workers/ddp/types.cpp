@@ -1,5 +1,10 @@
 #include "ddp/types.h"
 
+#include <fmt/core.h>
+#include <fmt/format.h>
+
+#include <unordered_set>
+
 namespace ddp {
 
 const char* name_of(DType type) {
@@ -34,6 +39,42 @@ const char* name_of(ReduceOp op) {
             return "avg";
     }
     return "unknown reduction";
+}
+
+namespace {
+
+bool holds_exactly(std::span<const std::int64_t> shape, std::size_t count) {
+    std::size_t product = 1;
+    for (const std::int64_t extent : shape) {
+        if (extent < 0 || __builtin_mul_overflow(product, static_cast<std::size_t>(extent), &product))
+            return false;
+    }
+    return product == count;
+}
+
+}  // namespace
+
+std::string describe(DType dtype, std::span<const std::int64_t> shape) {
+    constexpr std::size_t kShown = 8;
+    if (shape.size() <= kShown)
+        return fmt::format("{}[{}]", name_of(dtype), fmt::join(shape.begin(), shape.end(), ", "));
+    const auto first = shape.first(kShown);
+    return fmt::format("{}[{}, ... {} dimensions]", name_of(dtype),
+                       fmt::join(first.begin(), first.end(), ", "), shape.size());
+}
+
+void check_tensors(std::span<const Tensor> tensors) {
+    std::unordered_set<std::string> names;
+    for (const Tensor& tensor : tensors) {
+        if (tensor.name.empty()) throw InvalidInput("a tensor has no name");
+        if (!names.insert(tensor.name).second)
+            throw InvalidInput(fmt::format("two tensors are named '{}'", tensor.name));
+        if (!holds_exactly(tensor.shape, tensor.memory.count))
+            throw InvalidInput(fmt::format("tensor '{}': {} does not hold {} elements", tensor.name,
+                                           describe(tensor), tensor.memory.count));
+        if (tensor.memory.data == nullptr && tensor.memory.count > 0)
+            throw InvalidInput(fmt::format("tensor '{}' has no memory", tensor.name));
+    }
 }
 
 }  // namespace ddp

@@ -2,8 +2,11 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <span>
 #include <stdexcept>
 #include <string>
+#include <utility>
+#include <vector>
 
 namespace ddp {
 
@@ -24,6 +27,10 @@ const char* name_of(DType type);
 /// Reductions. Avg is the sum divided by the group's size; not for integer types.
 enum class ReduceOp : std::uint8_t { Sum, Max, Min, Avg };
 const char* name_of(ReduceOp op);
+/// Whether the reducing collectives take this combination: all but averages of integers.
+constexpr bool is_reducible(DType type, ReduceOp op) {
+    return op != ReduceOp::Avg || (type != DType::I32 && type != DType::I64 && type != DType::U8);
+}
 
 /// Where memory lives. `index` is the device's number, -1 for host memory.
 struct Device {
@@ -32,6 +39,66 @@ struct Device {
     bool operator==(const Device&) const = default;
 };
 
+/// A contiguous buffer of `count` elements. Borrowed: it must live until the collective's Work is done.
+struct Buffer {
+    void* data = nullptr;
+    std::size_t count = 0;
+    DType dtype = DType::F32;
+    Device device = {};
+
+    [[nodiscard]] std::size_t bytes() const { return count * size_of(dtype); }
+};
+
+template <class T>
+constexpr DType dtype_of();
+template <>
+constexpr DType dtype_of<float>() {
+    return DType::F32;
+}
+template <>
+constexpr DType dtype_of<double>() {
+    return DType::F64;
+}
+template <>
+constexpr DType dtype_of<std::int32_t>() {
+    return DType::I32;
+}
+template <>
+constexpr DType dtype_of<std::int64_t>() {
+    return DType::I64;
+}
+template <>
+constexpr DType dtype_of<std::uint8_t>() {
+    return DType::U8;
+}
+template <class T>
+Buffer buffer_of(std::span<T> values) {
+    return {values.data(), values.size(), dtype_of<T>(), {}};
+}
+
+/// A named piece of memory with a shape: a parameter of a model, or a state of its optimizer. Contiguous, row
+/// major. Borrowed: whoever made the memory keeps it alive as long as this description is in use.
+struct Tensor {
+    std::string name;
+    std::vector<std::int64_t> shape;
+    Buffer memory;
+};
+
+/// "float32[128, 64]", as errors name it.
+std::string describe(DType dtype, std::span<const std::int64_t> shape);
+inline std::string describe(const Tensor& tensor) { return describe(tensor.memory.dtype, tensor.shape); }
+
+/// Throws InvalidInput unless names are non-empty and unique and every shape holds its memory's count.
+void check_tensors(std::span<const Tensor> tensors);
+
+/// A tensor over `values`. Throws InvalidInput when the shape does not hold exactly values.size() elements.
+template <class T>
+Tensor tensor_of(std::string name, std::span<T> values, std::vector<std::int64_t> shape) {
+    Tensor tensor{std::move(name), std::move(shape), buffer_of(values)};
+    check_tensors({&tensor, 1});
+    return tensor;
+}
+
 /// Any failure of libddp's public API. what() is one line that names rank, object and remedy.
 class Error : public std::runtime_error {
   public:
@@ -39,6 +106,11 @@ class Error : public std::runtime_error {
 };
 /// A value the caller passed, or the environment or a file holds, is wrong.
 class InvalidInput : public Error {
+  public:
+    using Error::Error;
+};
+/// A file could not be written or read: the disk is full, the directory is another user's. what() names it.
+class FileError : public Error {
   public:
     using Error::Error;
 };

@@ -8,33 +8,38 @@
 namespace train {
 namespace {
 
-/// First byte the code, the rest what the rank has to say: its trouble, or its fingerprint.
-std::string message_of(const std::optional<Trouble>& trouble, std::uint64_t fingerprint) {
-    const char code = static_cast<char>(trouble ? trouble->code : ExitCode::Ok);
-    return code + (trouble ? trouble->what : fmt::format("{:016x}", fingerprint));
+/// First byte the code, the rest what the rank has to say of its trouble.
+std::string message_of(const std::optional<Trouble>& trouble) {
+    return trouble ? static_cast<char>(trouble->code) + trouble->what : std::string(1, static_cast<char>(ExitCode::Ok));
 }
 
 ExitCode code_of(const std::string& message) { return static_cast<ExitCode>(message.at(0)); }
 
+/// The same on all ranks: every rank has seen both sides.
+std::optional<AgreedTrouble> compare(ddp::ProcessGroup& group, std::span<const ddp::NamedValue> values, ExitCode code) {
+    try {
+        ddp::verify_equal(group, values);
+    } catch (const ddp::MismatchError& error) {
+        return AgreedTrouble{{code, error.what()}, 0};
+    }
+    return std::nullopt;
+}
+
 }  // namespace
 
 std::optional<AgreedTrouble> agree(ddp::ProcessGroup& group, const std::optional<Trouble>& mine,
-                                   std::uint64_t fingerprint) {
-    const std::vector<std::string> all = group.all_gather_bytes(message_of(mine, fingerprint));
-    const bool all_equal = std::all_of(all.begin(), all.end(), [&](const auto& m) { return m == all[0]; });
+                                   const Common& common) {
+    const std::vector<std::string> all = group.all_gather_bytes(message_of(mine));
     const auto failed =
         std::find_if(all.begin(), all.end(), [](const auto& m) { return code_of(m) != ExitCode::Ok; });
-    if (failed != all.end()) {
-        const auto rank = static_cast<int>(failed - all.begin());
-        const std::string what = failed->substr(1);
-        return AgreedTrouble{{code_of(*failed), all_equal ? what : fmt::format("rank {}: {}", rank, what)},
-                             rank};
+    if (failed == all.end()) {
+        if (auto differs = compare(group, common.settings, ExitCode::Usage)) return differs;
+        return compare(group, {&common.data, 1}, ExitCode::DataError);
     }
-    if (all_equal) return std::nullopt;
-    const auto other = std::find_if(all.begin(), all.end(), [&](const auto& m) { return m != all[0]; });
-    const auto rank = static_cast<int>(other - all.begin());
-    return AgreedTrouble{
-        {ExitCode::DataError, fmt::format("rank {}: its data file differs from rank 0's", rank)}, rank};
+    const bool all_equal = std::all_of(all.begin(), all.end(), [&](const auto& m) { return m == all[0]; });
+    const auto rank = static_cast<int>(failed - all.begin());
+    const std::string what = failed->substr(1);
+    return AgreedTrouble{{code_of(*failed), all_equal ? what : fmt::format("rank {}: {}", rank, what)}, rank};
 }
 
 }  // namespace train

@@ -8,6 +8,7 @@
 #include <string_view>
 #include <vector>
 
+#include "ddp/ddp.h"
 #include "ddp/process_group.h"
 
 namespace train {
@@ -35,11 +36,16 @@ struct AgreedTrouble {
     int reporter = 0;  ///< the rank that prints it, once for all
 };
 
+/// What must be the same on all ranks.
+struct Common {
+    ddp::NamedValue data;                   ///< what was read, wherever it lies
+    std::vector<ddp::NamedValue> settings;  ///< by the name of the option that makes them
+};
+
 /// Collective: is anyone in trouble? Then nobody starts, everyone ends with the same code, and one rank says
-/// why, naming itself when the others are well. `fingerprint` must be the same on all ranks (it stands for
-/// the data that they have read); where it is not, that is trouble too.
+/// why, naming itself when the others are well. Ranks that differ in what must be the same are in trouble too.
 std::optional<AgreedTrouble> agree(ddp::ProcessGroup& group, const std::optional<Trouble>& mine,
-                                   std::uint64_t fingerprint);
+                                   const Common& common);
 
 /// Collective: everyone's numbers, by rank. As bytes: it works wherever the group's buffers have to be.
 template <std::size_t N>

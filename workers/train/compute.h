@@ -9,7 +9,6 @@
 #include <vector>
 
 #include "ddp/process_group.h"
-#include "tuning.h"
 
 namespace train {
 
@@ -60,19 +59,13 @@ class Compute {
     [[nodiscard]] virtual ddp::Device device() const = 0;
     /// Element type of weights, gradients and activations.
     [[nodiscard]] virtual ddp::DType dtype() const = 0;
-    /// "OpenBLAS", "cuBLASLt 13.0, bf16": for the one line that says what is used.
+    /// "OpenBLAS", "cuBLAS 13.1.0, bf16": for the one line that says what is used.
     [[nodiscard]] virtual std::string describe() const = 0;
-    /// What a rehearsal has come to, as a sentence; "" while there is nothing to say.
-    [[nodiscard]] virtual std::string describe_tuning() const { return ""; }
-    /// The same in all detail.
-    [[nodiscard]] virtual std::vector<Timing> timings() const { return {}; }
 
     /// Zeroed, 64-byte aligned or better.
     virtual Memory allocate(std::size_t bytes) = 0;
     /// The stride at which rows of so many elements are read fastest.
     [[nodiscard]] virtual std::size_t stride_for(std::size_t columns) const = 0;
-    /// Bytes of what `linear` notes for relu_gradient; 0 where the output itself tells.
-    [[nodiscard]] virtual std::size_t mask_bytes(std::size_t rows, std::size_t columns) const = 0;
 
     /// Bytes from host memory, as they are. Waits.
     virtual void upload(const void* from, const ddp::Buffer& to) = 0;
@@ -88,7 +81,6 @@ class Compute {
         const void* bias;
         Activation activation;
         Matrix output;  ///< [samples, outputs]
-        void* mask;     ///< mask_bytes, of a Relu layer
     };
     virtual void linear(const Linear& layer) = 0;
 
@@ -106,7 +98,6 @@ class Compute {
         Matrix delta;
         Matrix weight;
         Matrix below_output;
-        const void* below_mask;
         Matrix below_delta;
     };
     virtual void input_gradient(const InputGradient& layer) = 0;
@@ -130,11 +121,6 @@ class Compute {
     /// Of `work`, which must queue and nothing else: no allocation, no waiting. On a GPU it is
     /// called once, now, and every run is one launch; on a CPU a run calls it.
     virtual std::unique_ptr<Recorded> record(std::function<void()> work) = 0;
-
-    /// Finds out how what `pass` does is done fastest, for all passes of the same shapes that follow, by
-    /// doing it in every way. Calls it once; what it writes is written. Waits. Where there is nothing to find
-    /// out, `pass` is not called: false.
-    virtual bool rehearse(const std::function<void()>& /*pass*/) { return false; }
 
     /// What cross_entropy has added up since the last call. Waits.
     virtual Score take_score() = 0;

@@ -33,7 +33,6 @@ class CpuCompute final : public Compute {
     ddp::DType dtype() const override { return ddp::DType::F32; }
     std::string describe() const override { return matrix_library(); }
     std::size_t stride_for(std::size_t columns) const override { return columns; }
-    std::size_t mask_bytes(std::size_t /*rows*/, std::size_t /*columns*/) const override { return 0; }
 
     Memory allocate(std::size_t bytes) override {
         constexpr std::size_t kAlignment = 64;

@@ -6,12 +6,11 @@
 #include <cmath>
 #include <cstring>
 #include <filesystem>
-#include <fstream>
 #include <optional>
-#include <sstream>
 #include <string_view>
 
 #include "ddp/sampler.h"
+#include "env/io/file.h"
 #include "env/text.h"
 
 namespace train {
@@ -29,15 +28,10 @@ Error wrong(const std::string& path, std::string_view what) {
     return {Errc::InvalidArgument, fmt::format("{}: {}", path, what), 0};
 }
 
-Result<std::string> read_file(const std::string& path) {
-    std::error_code error;
-    if (std::filesystem::is_directory(path, error)) return wrong(path, "is a directory, not a data file");
-    std::ifstream file(path, std::ios::binary);
-    if (!file) return Error{Errc::NotFound, fmt::format("{}: {}", path, std::strerror(errno)), 0};
-    std::stringstream content;
-    content << file.rdbuf();
-    if (file.bad()) return wrong(path, "cannot be read");
-    return std::move(content).str();
+Result<std::string> read_data(const std::string& path) {
+    Result<std::string> content = ddprun::read_regular_file(path, SIZE_MAX);
+    if (content || content.error().sys == 0) return content;
+    return Error{Errc::NotFound, content.error().what, 0};
 }
 
 /// An IDX file of bytes: dimensions and where the bytes begin.
@@ -91,7 +85,7 @@ std::string labels_beside(const std::string& images) {
 }
 
 Status parse_labels(const std::string& path, std::size_t count, Samples& samples) {
-    const Result<std::string> content = read_file(path);
+    const Result<std::string> content = read_data(path);
     if (!content) return content.error().with("labels");
     const Result<Idx> idx = parse_idx(path, *content);
     if (!idx) return idx.error();
@@ -129,7 +123,7 @@ Status parse_row(const std::string& path, std::size_t line, std::string_view row
         const Result<double> value = ddprun::parse_double(ddprun::trim(cells[i]));
         if (!value || !std::isfinite(static_cast<float>(*value)))
             return wrong(path, fmt::format("line {}, column {}: '{}' is not a number", line, i + 1,
-                                           ddprun::trim(cells[i])));
+                                           ddprun::excerpt(ddprun::trim(cells[i]))));
         samples.values.push_back(static_cast<float>(*value));
     }
     const Result<std::int64_t> label = ddprun::parse_int_between(ddprun::trim(cells.back()), 0, kMostClasses);
@@ -197,7 +191,7 @@ std::uint64_t Samples::fingerprint() const {
 }
 
 Result<Samples> read_samples(const std::string& path, const std::string& labels) {
-    const Result<std::string> content = read_file(path);
+    const Result<std::string> content = read_data(path);
     if (!content) return content.error();
     if (content->empty()) return wrong(path, "is empty");
     if (content->starts_with("\x1f\x8b")) return wrong(path, "is compressed; unpack it with gunzip first");

@@ -6,7 +6,7 @@
 #include <optional>
 #include <utility>
 
-#include "ddp/device_loader.h"
+#include "ddp/loader.h"
 #include "env/text.h"
 
 namespace train {
@@ -67,17 +67,17 @@ class ResidentFeed final : public Feed {
           values_(gpu_, samples.values.size() * sizeof(float)),
           labels_(gpu_, samples.labels.size() * sizeof(std::int32_t)),
           order_(gpu_, samples.count() * sizeof(std::uint32_t)) {
-        ddp::cuda::copy(*gpu_, values_.get(), samples.values.data(), values_.bytes(), stream_);
-        ddp::cuda::copy(*gpu_, labels_.get(), samples.labels.data(), labels_.bytes(), stream_);
-        ddp::cuda::synchronize(*gpu_, stream_);
+        ddp::cuda::copy(values_.get(), samples.values.data(), values_.bytes(), stream_);
+        ddp::cuda::copy(labels_.get(), samples.labels.data(), labels_.bytes(), stream_);
+        ddp::cuda::synchronize(stream_);
     }
 
     void begin(const Subset& subset, std::vector<std::size_t> indices, ddp::LoaderOptions options) override {
         std::vector<std::uint32_t> rows;
         for (const std::size_t index : indices) rows.push_back(static_cast<std::uint32_t>(subset.row(index)));
         if (options.drop_last) rows.resize(rows.size() / options.batch_size * options.batch_size);
-        ddp::cuda::copy(*gpu_, order_.get(), rows.data(), rows.size() * sizeof(std::uint32_t), stream_);
-        ddp::cuda::synchronize(*gpu_, stream_);
+        ddp::cuda::copy(order_.get(), rows.data(), rows.size() * sizeof(std::uint32_t), stream_);
+        ddp::cuda::synchronize(stream_);
         batch_size_ = options.batch_size;
         next_ = 0;
         end_ = rows.size();
@@ -103,10 +103,10 @@ class ResidentFeed final : public Feed {
 
 /// Whether the samples take less than a quarter of the memory that is free. Ranks that share a device each
 /// take theirs, and so do activations.
-bool take_little(const ddp::cuda::Gpu& gpu, const Samples& samples) {
+bool take_little(const Samples& samples) {
     constexpr std::size_t kShare = 4;
     std::size_t free = 0, total = 0;
-    gpu.api().check(gpu.api().mem_get_info(&free, &total), "asking for the free memory of a CUDA device");
+    ddp::cuda::check(cudaMemGetInfo(&free, &total), "asking for the free memory of a CUDA device");
     return samples.values.size() * sizeof(float) < free / kShare && samples.count() <= UINT32_MAX;
 }
 
@@ -115,7 +115,7 @@ bool take_little(const ddp::cuda::Gpu& gpu, const Samples& samples) {
 std::unique_ptr<Feed> make_feed(const Station& station, const Samples& samples, const Options& options) {
     if (!station.gpu) return std::make_unique<HostFeed>();
     const bool keep = options.keep_data == KeepData::Device ||
-                      (options.keep_data == KeepData::Auto && take_little(*station.gpu, samples));
+                      (options.keep_data == KeepData::Auto && take_little(samples));
     if (keep) return std::make_unique<ResidentFeed>(station, samples);
     return std::make_unique<StreamedFeed>(station);
 }

@@ -95,18 +95,8 @@ void Learner::step() {
     if (scaler_) scaler_->update();
 }
 
-void Learner::rehearse() {
-    const bool done = station_.compute->rehearse([this] {
-        mlp_.forward();
-        mlp_.backward({[this](std::size_t i) { return model_.gradient(i).data; }, [](std::size_t) {}});
-    });
-    // The samples count when they are learned from.
-    if (done) station_.compute->take_score();
-}
-
 void Learner::learn(const BatchSource& batch) {
     mlp_.stage(batch);
-    if (!std::exchange(has_rehearsed_, true)) rehearse();
     if (!recorded_ && options_.cuda_graph && ++steps_before_recording_ > kStepsBeforeRecording)
         recorded_ = station_.compute->record([this] { step(); });
     if (recorded_) group_.launch_graph([this] { recorded_->run(); }).wait();

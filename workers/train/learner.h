@@ -50,9 +50,6 @@ class Learner {
   private:
     std::unique_ptr<ddp::Optimizer> make_optimizer();
     void step();
-    /// Forward and back on the batch that is staged, for nothing but what the compute finds out by it. No
-    /// rank waits for another's, and no all-reduce is under way while times are taken.
-    void rehearse();
 
     ddp::ProcessGroup& group_;
     const Station& station_;
@@ -63,7 +60,6 @@ class Learner {
     std::unique_ptr<ddp::Optimizer> optimizer_;
     std::unique_ptr<Compute::Recorded> recorded_;
     int steps_before_recording_ = 0;
-    bool has_rehearsed_ = false;
 };
 
 }  // namespace train

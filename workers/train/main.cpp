@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <cstdio>
+#include <cstdlib>
 #include <exception>
 #include <filesystem>
 #include <memory>
@@ -14,8 +15,8 @@
 
 #include "agreement.h"
 #include "data.h"
+#include "ddp/checkpoint/durable_file.h"
 #include "ddp/context.h"
-#include "ddp/durable_file.h"
 #include "ddp/error_report.h"
 #include "ddp/lifeline.h"
 #include "ddp/process_group.h"
@@ -34,7 +35,7 @@ using train::Options;
 using train::Trouble;
 
 int complain(const Trouble& trouble) {
-    ddprun::print(stderr, "train: {}\n", trouble.what);
+    ddprun::print(stderr, "train: {}\n", ddprun::printable(trouble.what));
     ddp::write_error_report(trouble.what);
     return static_cast<int>(trouble.code);
 }
@@ -129,16 +130,29 @@ std::string place_of(const ddp::Device& device) {
     return device.kind == ddp::Device::Kind::Cuda ? fmt::format("CUDA device {}", device.index) : "the CPU";
 }
 
+/// Error: InvalidArgument where no group fits the options or the place: the user's to mend, so without the stack that an
+/// exception would bring.
+ddprun::Result<std::unique_ptr<ddp::ProcessGroup>> form_group(const Options& options, const ddp::Context& context,
+                                                              const train::Station& station) {
+    try {
+        return ddp::ProcessGroup::create(
+            context,
+            {.backend = options.backend, .device = station.choice.device, .stream = station.stream_handle()});
+    } catch (const ddp::InvalidInput& error) {
+        return ddprun::Error{ddprun::Errc::InvalidArgument, error.what(), 0};
+    }
+}
+
 int run(const Options& options, const ddp::Context& context) {
     train::set_matrix_threads(matrix_threads());
     const ddprun::Result<train::Station> station = train::open_station(options, context.local_rank());
     if (!station) return report({ExitCode::Unavailable, station.error().what}, 0, context.rank());
-    const std::unique_ptr<ddp::ProcessGroup> group = ddp::ProcessGroup::create(
-        context,
-        {.backend = options.backend, .device = station->choice.device, .stream = station->stream_handle()});
+    ddprun::Result<std::unique_ptr<ddp::ProcessGroup>> formed = form_group(options, context, *station);
+    if (!formed) return report({ExitCode::Usage, formed.error().what}, 0, context.rank());
+    const std::unique_ptr<ddp::ProcessGroup> group = *std::move(formed);
     train::Samples samples;
     const std::optional<Trouble> mine = prepare(options, *group, samples);
-    if (const auto agreed = train::agree(*group, mine, samples.fingerprint()))
+    if (const auto agreed = train::agree(*group, mine, train::common_of(options, samples)))
         return report(agreed->trouble, agreed->reporter, group->rank());
 
     if (group->rank() == 0)
@@ -160,10 +174,22 @@ int run(const Options& options, const ddp::Context& context) {
                                    error.what())},
                       0, group->rank());
     }
-    const train::Summary summary = trainer.run(run_id);
-    if (group->rank() == 0 && !options.log_json.empty() && !summary.stopped)
-        ddp::replace_file(options.log_json, train::to_json(summary));
+    try {
+        const train::Summary summary = trainer.run(run_id);
+        if (group->rank() == 0 && !options.log_json.empty() && !summary.stopped)
+            ddp::replace_file(options.log_json, train::to_json(summary));
+    } catch (const ddp::FileError& error) {
+        // Of the rank that writes: the disk has become full since the outputs were looked at.
+        return complain({ExitCode::CannotCreate, error.what()});
+    }
     return static_cast<int>(ExitCode::Ok);
+}
+
+/// OpenBLAS's threads that try to get memory for ever would hold up an orderly end too.
+[[noreturn]] void end_at_once(int code) {
+    std::fflush(stdout);
+    std::fflush(stderr);
+    std::_Exit(code);
 }
 
 int run_command_line(int argc, char** argv) {
@@ -173,6 +199,8 @@ int run_command_line(int argc, char** argv) {
     } catch (const ddp::Error& error) {
         return complain({ExitCode::Failed, error.what()});
     }
+    if (const std::string lack = train::take_matrix_memory(matrix_threads()); !lack.empty())
+        end_at_once(report({ExitCode::Unavailable, lack}, 0, context->rank()));
     const std::vector<const char*> arguments(argv + 1, argv + argc);
     const ddprun::Result<Options> options = train::parse_options(arguments);
     // The command line is the same on all ranks: rank 0 speaks for all.

@@ -1,7 +1,13 @@
 #include "matrix.h"
 
+#include <fmt/core.h>
+#include <sys/resource.h>
+
 #include <algorithm>
 #include <array>
+#include <vector>
+
+#include "env/text.h"
 
 #ifdef TRAIN_HAVE_CBLAS
 #include <cblas.h>
@@ -52,9 +58,27 @@ void multiply_transposed_a(std::size_t m, std::size_t n, std::size_t k, const fl
 
 }  // namespace plain
 
+std::string lack_of_matrix_memory(std::uint64_t limit, std::string_view called, int threads) {
+    // One buffer of 128 MiB for each thread, its stack and heap, and the rest of the program, as measured.
+    constexpr std::uint64_t kProgram = std::uint64_t{64} << 20, kThread = std::uint64_t{192} << 20;
+    const std::uint64_t needed = kProgram + kThread * static_cast<std::uint64_t>(threads);
+    if (limit >= needed) return "";
+    return fmt::format("{} allows {}, and OpenBLAS with {} thread{} needs {}: raise it{}", called, ddprun::format_bytes(limit),
+                       threads, threads == 1 ? "" : "s", ddprun::format_bytes(needed),
+                       threads == 1 ? "" : ", or set OMP_NUM_THREADS=1");
+}
+
 #ifdef TRAIN_HAVE_CBLAS
 
 namespace {
+
+/// A product that is large enough for OpenBLAS to take its buffer, which it keeps.
+void multiply_once() {
+    constexpr std::size_t kSide = 128;
+    const std::vector<float> ones(kSide * kSide, 1.0F);
+    std::vector<float> product(kSide * kSide);
+    multiply(kSide, kSide, kSide, ones.data(), ones.data(), product.data());
+}
 
 /// The step from one row to the next; CBLAS refuses 0 for an empty matrix.
 blasint stride(std::size_t columns) { return static_cast<blasint>(std::max<std::size_t>(columns, 1)); }
@@ -79,6 +103,19 @@ void multiply_transposed_a(std::size_t m, std::size_t n, std::size_t k, const fl
 }
 
 void set_matrix_threads(int threads) { openblas_set_num_threads(threads); }
+std::string take_matrix_memory(int threads) {
+    // Those that it has started by itself before main have their buffers, or try to get them.
+    const int most = std::max(threads, openblas_get_num_threads());
+    bool limited = false;
+    for (const auto& [resource, called] : {std::pair{RLIMIT_AS, "ulimit -v"}, std::pair{RLIMIT_DATA, "ulimit -d"}}) {
+        rlimit limit{};
+        if (::getrlimit(resource, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) continue;
+        limited = true;
+        if (std::string lack = lack_of_matrix_memory(limit.rlim_cur, called, most); !lack.empty()) return lack;
+    }
+    if (limited) multiply_once();
+    return "";
+}
 const char* matrix_library() { return "OpenBLAS"; }
 
 #else
@@ -95,6 +132,7 @@ void multiply_transposed_a(std::size_t m, std::size_t n, std::size_t k, const fl
     plain::multiply_transposed_a(m, n, k, a, b, c);
 }
 void set_matrix_threads(int /*threads*/) {}
+std::string take_matrix_memory(int /*threads*/) { return ""; }
 const char* matrix_library() { return "plain loops"; }
 
 #endif

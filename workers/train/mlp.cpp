@@ -101,8 +101,6 @@ void Mlp::reserve(std::size_t samples) {
         Layer& layer = layers_[l];
         layer.output = room_for(layer.outputs);
         layer.delta = room_for(layer.outputs);
-        if (l + 1 < layers_.size())
-            layer.mask = compute_.allocate(compute_.mask_bytes(samples, layer.outputs));
     }
 }
 
@@ -132,8 +130,7 @@ void Mlp::forward() {
                          .weight = weight_of(layer, layer.weight.get()),
                          .bias = layer.bias.get(),
                          .activation = l + 1 < layers_.size() ? Activation::Relu : Activation::None,
-                         .output = rows(layer.output, layer.outputs),
-                         .mask = layer.mask.get()});
+                         .output = rows(layer.output, layer.outputs)});
     }
     const Layer& last = layers_.back();
     compute_.cross_entropy({.logits = rows(last.output, last.outputs),
@@ -157,7 +154,6 @@ void Mlp::backward(const GradientSink& sink) {
         compute_.input_gradient({.delta = delta,
                                  .weight = weight_of(layer, layer.weight.get()),
                                  .below_output = rows(below.output, below.outputs),
-                                 .below_mask = below.mask.get(),
                                  .below_delta = rows(below.delta, below.outputs)});
     }
 }

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "compute.h"
-#include "ddp/tensor.h"
+#include "ddp/types.h"
 
 namespace train {
 
@@ -55,7 +55,6 @@ class Mlp {
         Memory weight, bias;            ///< the compute's type
         Memory full_weight, full_bias;  ///< float32; none where the above are
         Memory output;                  ///< [samples, outputs] of the last forward, after ReLU
-        Memory mask;                    ///< where ReLU let something through
         Memory delta;                   ///< gradient of the loss with respect to the sum before ReLU
     };
     std::vector<ddp::Tensor> tensors(Memory Layer::*weight, Memory Layer::*bias, ddp::DType dtype);

@@ -156,11 +156,6 @@ const std::array kFlags = {
          }},
     Flag{"--deterministic", "", "the same bits in every run, also on CUDA (the CPU gives them always)",
          [](Options& o, std::string_view) { return o.deterministic = true, Status{}; }},
-    Flag{"--tune-products", "auto|off",
-         "on CUDA, try cuBLASLt's algorithms and keep the fastest; default auto:\nunless --deterministic",
-         [](Options& o, std::string_view v) {
-             return store(parse_name(v, {TuneProducts::Auto, TuneProducts::Off}), o.tune_products);
-         }},
     Flag{"--cuda-graph", "", "capture a whole step once and launch it as one",
          [](Options& o, std::string_view) { return o.cuda_graph = true, Status{}; }},
     Flag{"--help", "", "print this and exit",
@@ -220,7 +215,19 @@ const char* name_of(KeepData keep) {
     return "?";
 }
 
-const char* name_of(TuneProducts tune) { return tune == TuneProducts::Auto ? "auto" : "off"; }
+const char* name_of(Precision precision) {
+    switch (precision) {
+        case Precision::Fp32:
+            return "fp32";
+        case Precision::Tf32:
+            return "tf32";
+        case Precision::Bf16:
+            return "bf16";
+        case Precision::Fp16:
+            return "fp16";
+    }
+    return "?";
+}
 
 const char* name_of(OptimizerKind kind) { return kind == OptimizerKind::Sgd ? "sgd" : "adamw"; }
 
@@ -267,17 +274,22 @@ std::string usage() {
     std::string text =
         "Trains a multi-layer perceptron on images, on all workers of a job at once.\n\n"
         "  ddprun --nproc-per-node=4 train [options]\n\n";
+    constexpr std::size_t kColumn = 26;
     for (const Flag& flag : kFlags) {
         const std::string left = fmt::format("{} {}", flag.name, flag.value);
         std::string_view indent = left;
+        if (left.size() + 2 > kColumn) {
+            text += fmt::format("  {}\n", left);
+            indent = "";
+        }
         for (const std::string_view line : ddprun::split(flag.meaning, '\n')) {
-            text += fmt::format("  {:<26}{}\n", indent, line);
+            text += fmt::format("  {:<{}}{}\n", indent, kColumn, line);
             indent = "";
         }
     }
     return text +
-           "\nExit codes: 0 done, 1 failed, 64 wrong option, 65 wrong data, 66 missing file, 69 no usable "
-           "device, 73 cannot write.\n";
+           "\nExit codes: 0 done, 1 failed, 64 wrong option, 65 wrong data, 66 missing file, 69 no usable device\n"
+           "or too little address space (ulimit -v), 73 cannot write.\n";
 }
 
 }  // namespace train

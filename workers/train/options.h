@@ -24,14 +24,6 @@ enum class KeepData : std::uint8_t { Auto, Device, Host };
 /// "auto", "device", "host".
 const char* name_of(KeepData keep);
 
-/// Whether the fastest way to multiply is found out by trying.
-enum class TuneProducts : std::uint8_t {
-    Auto,  ///< on CUDA, but not where the same bits are asked for
-    Off
-};
-/// "auto", "off".
-const char* name_of(TuneProducts tune);
-
 /// What `train` is asked to do.
 struct Options {
     std::string data;    ///< images (IDX), CSV or synthetic:...; "" the digits that come with the program
@@ -54,7 +46,6 @@ struct Options {
     std::string backend = "auto";  ///< auto, nccl, staged, cpu
     KeepData keep_data = KeepData::Auto;
     bool deterministic = false;
-    TuneProducts tune_products = TuneProducts::Auto;
     bool cuda_graph = false;
     bool help = false;
 

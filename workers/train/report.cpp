@@ -2,10 +2,12 @@
 
 #include <fmt/core.h>
 
-#include <algorithm>
-#include <nlohmann/json.hpp>
+#include "env/json.h"
 
 namespace train {
+
+using ddprun::Json;
+using ddprun::json_list;
 
 std::string grouped(std::uint64_t number) {
     std::string digits = std::to_string(number);
@@ -25,31 +27,21 @@ std::string format_epoch(const EpochResult& r, std::uint64_t epochs) {
 }
 
 std::string to_json(const Summary& summary) {
-    nlohmann::ordered_json epochs = nlohmann::ordered_json::array();
-    for (const EpochResult& r : summary.epochs) {
-        epochs.push_back(
-            {{"epoch", r.epoch},
-             {"loss", r.loss},
-             {"training_accuracy", r.training_accuracy},
-             {"held_out_accuracy", r.held_out_accuracy},
-             {"samples_per_second", r.samples_per_second},
-             {"communication_share", r.communication_share ? nlohmann::ordered_json(*r.communication_share)
-                                                           : nlohmann::ordered_json()}});
-    }
-    nlohmann::ordered_json timings = nlohmann::ordered_json::array();
-    for (const Timing& timing : summary.timings) {
-        // What does not exist is null: JSON has no infinite numbers.
-        timings.push_back(
-            {{"what", timing.what}, {"milliseconds", timing.milliseconds}, {"taken", timing.taken}});
-    }
-    const nlohmann::ordered_json json = {{"world_size", summary.world_size},
-                                         {"epochs", epochs},
-                                         {"held_out_accuracy", summary.held_out_accuracy},
-                                         {"seconds", summary.seconds},
-                                         {"parameters_sha256", summary.digest},
-                                         {"checkpoint", summary.checkpoint},
-                                         {"timings", timings}};
-    return json.dump(2, ' ', false, nlohmann::ordered_json::error_handler_t::replace) + "\n";
+    const auto epoch_json = [](const EpochResult& r) {
+        return Json{{"epoch", r.epoch},
+                    {"loss", r.loss},
+                    {"training_accuracy", r.training_accuracy},
+                    {"held_out_accuracy", r.held_out_accuracy},
+                    {"samples_per_second", r.samples_per_second},
+                    {"communication_share", r.communication_share ? Json(*r.communication_share) : Json()}};
+    };
+    const Json json = {{"world_size", summary.world_size},
+                       {"epochs", json_list(summary.epochs, epoch_json)},
+                       {"held_out_accuracy", summary.held_out_accuracy},
+                       {"seconds", summary.seconds},
+                       {"parameters_sha256", summary.digest},
+                       {"checkpoint", summary.checkpoint}};
+    return to_text(json, 2) + "\n";
 }
 
 }  // namespace train

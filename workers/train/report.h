@@ -5,8 +5,6 @@
 #include <string>
 #include <vector>
 
-#include "tuning.h"
-
 namespace train {
 
 /// One epoch, over all workers.
@@ -28,7 +26,6 @@ struct Summary {
     double seconds = 0;
     std::string digest;      ///< SHA-256 over all parameters, equal on all ranks
     std::string checkpoint;  ///< path of the last
-    std::vector<Timing> timings = {};  ///< what rank 0 has measured of its ways to compute
     bool stopped = false;  ///< asked to, before the end
 };
 

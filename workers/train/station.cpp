@@ -10,43 +10,36 @@ namespace train {
 namespace {
 
 /// Throws ddp::Error.
-Station on_cuda(const Options& options, int index, std::shared_ptr<const lt::Api> cublaslt) {
+Station on_cuda(const Options& options, int index, std::shared_ptr<const cublas::Api> cublas) {
     Station station;
     station.gpu = ddp::cuda::Gpu::of(index);
     station.gpu->make_current();
     station.stream = std::make_unique<ddp::cuda::OwnedStream>(station.gpu);
-    station.compute = make_cuda_compute(station.gpu, std::move(cublaslt), station.stream->get(),
-                                        {.precision = options.precision,
-                                         .deterministic = options.deterministic,
-                                         .tune = options.tune_products == TuneProducts::Auto});
+    station.compute =
+        make_cuda_compute(station.gpu, std::move(cublas), station.stream->get(), options.precision);
     return station;
 }
 
 /// The number of devices, or why there is none.
 CudaFacts count_devices(int local_rank) {
     CudaFacts facts{.devices = 0, .problem = "", .local_rank = local_rank};
-    const ddprun::Result<ddp::cuda::Api> cuda = ddp::cuda::load_api();
-    if (!cuda) {
-        facts.problem = cuda.error().what;
-        return facts;
-    }
-    const ddp::cuda::Code code = cuda->get_device_count(&facts.devices);
-    if (!cuda->succeeded(code))
-        facts.problem = fmt::format("counting CUDA devices: {}", cuda->explain(code));
+    const cudaError_t code = cudaGetDeviceCount(&facts.devices);
+    if (!ddp::cuda::succeeded(code))
+        facts.problem = fmt::format("counting CUDA devices: {}", ddp::cuda::explain(code));
     else if (facts.devices < 1) facts.problem = "there is no CUDA device";
     return facts;
 }
 
 /// Tries; what goes wrong is a problem of the facts.
 Station try_cuda(const Options& options, CudaFacts& facts) {
-    ddprun::Result<lt::Api> cublaslt = lt::load_api();
-    if (!cublaslt) {
-        facts.problem = cublaslt.error().what;
+    ddprun::Result<cublas::Api> cublas = cublas::load_api();
+    if (!cublas) {
+        facts.problem = cublas.error().what;
         return {};
     }
     try {
         return on_cuda(options, facts.local_rank % facts.devices,
-                       std::make_shared<const lt::Api>(*std::move(cublaslt)));
+                       std::make_shared<const cublas::Api>(*std::move(cublas)));
     } catch (const ddp::Error& error) {
         facts.problem = error.what();
         return {};

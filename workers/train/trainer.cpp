@@ -57,6 +57,25 @@ std::optional<Trouble> check_fit(const Options& options, const Samples& samples,
                     options.batch_size, share, world_size)};
 }
 
+Common common_of(const Options& options, const Samples& samples) {
+    const auto yes_or_no = [](bool value) { return std::string(value ? "yes" : "no"); };
+    return {{"--data", fmt::format("{} samples of {} values in {} classes with hash {:016x}", samples.count(),
+                                   samples.features, samples.classes, samples.fingerprint())},
+            {{"--hidden", fmt::format("{}", fmt::join(options.hidden, ","))},
+             {"--precision", name_of(options.precision)},
+             {"--batch-size", fmt::format("{}", options.batch_size)},
+             {"--epochs", fmt::format("{}", options.epochs)},
+             {"--optimizer", name_of(options.optimizer)},
+             {"--lr", fmt::format("{}", options.base_learning_rate())},
+             {"--no-scale-lr", yes_or_no(!options.scale_learning_rate)},
+             {"--momentum", fmt::format("{}", options.momentum)},
+             {"--weight-decay", fmt::format("{}", options.weight_decay)},
+             {"--seed", fmt::format("{}", options.seed)},
+             {"--deterministic", yes_or_no(options.deterministic)},
+             {"--cuda-graph", yes_or_no(options.cuda_graph)},
+             {"--resume", yes_or_no(options.resume)}}};
+}
+
 std::string checkpoint_dir_for(const Options& options, const Samples& samples) {
     return options.checkpoint_dir.empty() ? "./checkpoints/" + samples.name : options.checkpoint_dir;
 }
@@ -236,8 +255,6 @@ Summary Trainer::run(const std::string& run_id) {
             return summary;
         }
         say(format_epoch(*result, options_.epochs));
-        const std::string tuning = summary.epochs.empty() ? station_.compute->describe_tuning() : "";
-        if (!tuning.empty()) say("train: " + tuning);
         summary.epochs.push_back(*result);
         if (!std::isfinite(result->loss))
             throw ddp::Error(
@@ -249,7 +266,6 @@ Summary Trainer::run(const std::string& run_id) {
     summary.held_out_accuracy = held_out_accuracy();
     summary.digest = learner_.verify_equal_parameters();
     summary.seconds = seconds_since(start);
-    summary.timings = station_.compute->timings();
     say(fmt::format("train: held-out accuracy {:.1f} % after {} epochs in {:.1f} s",
                     100 * summary.held_out_accuracy, epoch_, summary.seconds));
     say(fmt::format("train: parameters are bitwise equal on {} worker{}, sha256 {}", summary.world_size,

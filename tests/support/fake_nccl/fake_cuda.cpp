@@ -1,4 +1,4 @@
-// The entry points of libcudart that libddp calls, over host memory. As strict as CUDA: what it refuses, what
+// The CUDA runtime that programs over fakes are linked with in place of the real one, over host memory. As strict as CUDA: what it refuses, what
 // it keeps as a thread's last error, and what it takes for the wrong device, is refused and kept here.
 //
 // FAKE_CUDA_DEVICES        how many devices there are; 0 answers cudaErrorNoDevice
@@ -9,11 +9,15 @@
 //     events recorded on that stream answer with that error once it comes to them
 // int fake_cuda_lose_device(code)
 //     from now on every call answers with it, as after an illegal access; 0 ends it
+// void fake_cuda_blind(thread)
+//     to threads of that name no event is ever reached; null ends it
 // long fake_cuda_blocking_calls()
 //     how often the calling thread had to wait for a device so far
 // long fake_cuda_launches(), fake_cuda_copies()
 //     how many kernels it has launched, and copies started
 #include "tests/support/fake_nccl/fake_cuda.h"
+
+#include <pthread.h>
 
 #include <chrono>
 #include <cstdint>
@@ -35,7 +39,6 @@ namespace {
 struct Mark {
     std::atomic<int> reached{0};  ///< 0 not yet, else 1 + what cudaEventQuery answers
     std::chrono::steady_clock::time_point at;
-    std::chrono::milliseconds spent{0};  ///< by the stream, before
 };
 struct Event {
     const int device = current_device();
@@ -146,14 +149,21 @@ int record(Event& event, Stream& stream) {
     // The stream by a plain pointer: a task in its own queue must not keep it alive.
     stream.post([mark, on = &stream] {
         mark->at = std::chrono::steady_clock::now();
-        mark->spent = on->spent();
         mark->reached.store(1 + on->error.load());
         mark->reached.notify_all();
     });
     return 0;
 }
 
+/// The name of threads to which no event is ever reached; null: none.
+std::atomic<const char*> blind_thread{nullptr};
+
 int query(Event& event) {
+    char thread[16] = {};
+    if (const char* const blind = blind_thread; blind != nullptr) {
+        ::pthread_getname_np(::pthread_self(), thread, sizeof thread);
+        if (std::string_view(thread) == blind) return kNotReady;
+    }
     if (const int refused = refuse_in_capture(event)) return refused;
     const auto mark = event.get();
     if (!mark) return 0;
@@ -175,7 +185,7 @@ int elapsed(float* milliseconds, Event& from, Event& to) {
     if (!first || !second || from.device != to.device) return kInvalidHandle;
     if (first->reached == 0 || second->reached == 0) return kNotReady;
     const std::chrono::duration<float, std::milli> passed = second->at - first->at;
-    *milliseconds = passed.count() + static_cast<float>((second->spent - first->spent).count());
+    *milliseconds = passed.count();
     return 0;
 }
 
@@ -266,6 +276,17 @@ const char* text_of(int code) {
 
 }  // namespace
 
+int launch(void* stream, unsigned blocks, const char* kernel, std::function<void()> run) {
+    const TracedCall traced("cudaLaunchKernelExC", kernel);
+    const std::shared_ptr<Stream> on = stream_of(stream);
+    if (blocks == 0) return told(kInvalidConfiguration);
+    if (on->device != current_device()) return told(kInvalidHandle);
+    if (const int lost = lost_device()) return told(lost);
+    ++this_thread().launches;
+    on->post(std::move(run));
+    return 0;
+}
+
 int device_count() {
     const char* set_count = std::getenv("FAKE_CUDA_DEVICES");
     return set_count != nullptr ? std::atoi(set_count) : 8;
@@ -278,6 +299,7 @@ using namespace fake;
 extern "C" {
 
 int fake_cuda_fail(void* stream, int code) { return stream_of(stream)->error = code, 0; }
+void fake_cuda_blind(const char* thread) { blind_thread = thread; }
 int fake_cuda_lose_device(int code) { return lose_device(code), 0; }
 long fake_cuda_blocking_calls() { return this_thread().blocking_calls; }
 long fake_cuda_launches() { return this_thread().launches; }
@@ -296,9 +318,21 @@ int cudaSetDevice(int device) {
     if (device < 0 || device >= device_count()) return told(kInvalidDevice);
     return set_current_device(device), told(0);
 }
-int cudaDeviceGetAttribute(int* value, int attribute, int) {
+int cudaDeviceGetAttribute(int* value, int attribute, int device) {
+    if (device < 0 || device >= device_count()) return told(kInvalidDevice);
     constexpr int kMultiprocessors = 16, kCapabilityMajor = 75;
     *value = attribute == kMultiprocessors ? 4 : attribute == kCapabilityMajor ? 9 : 0;
+    return told(0);
+}
+// A context is its device's number, and one.
+int cuCtxGetCurrent(void** context) {
+    *context = this_thread().has_context ? reinterpret_cast<void*>(std::intptr_t{current_device()} + 1) : nullptr;
+    return 0;
+}
+int cudaGetDriverEntryPointByVersion(const char* name, void** entry, unsigned, unsigned long long, int* found) {
+    const bool is_known = std::string_view(name) == "cuCtxGetCurrent";
+    *entry = is_known ? reinterpret_cast<void*>(&cuCtxGetCurrent) : nullptr;
+    *found = is_known ? 0 : 1;
     return told(0);
 }
 int cudaDeviceGetPCIBusId(char* text, int length, int device) {

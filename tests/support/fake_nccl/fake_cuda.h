@@ -1,7 +1,6 @@
 #pragma once
 
 #include <atomic>
-#include <chrono>
 #include <condition_variable>
 #include <cstddef>
 #include <cstdint>
@@ -17,7 +16,7 @@
 namespace fake {
 
 /// cudaError_t, as far as the fake answers with it.
-inline constexpr int kInvalidValue = 1, kMemoryAllocation = 2, kNoDevice = 100, kInvalidDevice = 101,
+inline constexpr int kInvalidValue = 1, kMemoryAllocation = 2, kInvalidConfiguration = 9, kNoDevice = 100, kInvalidDevice = 101,
                      kInvalidHandle = 400, kNotReady = 600, kHostMemoryAlreadyRegistered = 712,
                      kHostMemoryNotRegistered = 713, kNotSupported = 801, kCaptureUnsupported = 900,
                      kCaptureInvalidated = 901, kCaptureUnmatched = 903, kCaptureUnjoined = 904,
@@ -40,10 +39,6 @@ class Stream {
     int device = 0;
     std::atomic<int> error{0};  ///< what events recorded from now on answer; 0 none
 
-    /// Of a task that is running: a device would have taken so much longer. Events count it, nobody waits.
-    void spend(std::chrono::milliseconds time) { spent_ += time.count(); }
-    [[nodiscard]] std::chrono::milliseconds spent() const { return std::chrono::milliseconds(spent_); }
-
     [[nodiscard]] std::shared_ptr<Capture> capture() const;
     void set_capture(std::shared_ptr<Capture> capture);
 
@@ -54,11 +49,7 @@ class Stream {
     std::deque<std::function<void()>> tasks_;
     std::shared_ptr<Capture> capture_;
     bool closed_ = false;
-    std::atomic<std::int64_t> spent_{0};  ///< milliseconds
 };
-
-/// What the unit of pretended time is: no delay of the machine that runs the tests comes near it.
-inline constexpr std::chrono::milliseconds kPretendedUnit{1'000'000};
 
 /// The stream behind a cudaStream_t; null is the default stream of the calling thread's device.
 std::shared_ptr<Stream> stream_of(void* handle);
@@ -71,8 +62,8 @@ int drain(Stream& stream);
 int current_device();
 void set_current_device(int device);
 int device_count();
-/// Of a kernel, by the calling thread.
-void count_launch();
+/// Runs a kernel on that cudaStream_t; cudaError_t.
+int launch(void* stream, unsigned blocks, const char* kernel, std::function<void()> run);
 
 /// Memory that counts as a device's (by cudaMalloc; by ncclMemAlloc), or as page-locked (by cudaHostAlloc; by
 /// cudaHostRegister): copies to and from any other block the caller.

@@ -1,6 +1,6 @@
 // The entry points of libnccl that libddp calls, over host memory and tests/support/fake_nccl/fake_cuda. What
-// each answers, and when, is what NCCL 2.28.9 does for non-blocking communicators. What goes wrong, and
-// where, is said by FAKE_NCCL (fault.h).
+// each answers, and when, is what NCCL 2.28.9 does for non-blocking communicators, 2.31 where it
+// says so. What goes wrong, and where, is said by FAKE_NCCL (fault.h).
 //
 // FAKE_NCCL_VERSION  what ncclGetVersion answers; 22809 without it
 #include <pthread.h>
@@ -18,7 +18,7 @@
 #include <utility>
 #include <vector>
 
-#include "ddp/nccl_api.h"
+#include "ddp/nccl/api.h"
 #include "tests/support/fake_nccl/fake_cuda.h"
 #include "tests/support/fake_nccl/fake_trace.h"
 #include "tests/support/fake_nccl/fault.h"
@@ -53,7 +53,7 @@ struct Comm {
     std::unique_ptr<Meeting> meeting;
     int collectives = 0;
     std::atomic<int> registered{0};  ///< pieces of memory
-    bool joined = false, finalizing = false, revoked = false;
+    bool joined = false, finalizing = false;
 
     std::optional<Fault> fault(const std::string& where) const { return find(faults, rank, where); }
     /// ncclCommGetAsyncError's answer.
@@ -96,6 +96,19 @@ void wait_for_abort(const Comm& comm) {
     while (!comm.aborted) nap();
 }
 
+int version() {
+    const char* set = std::getenv("FAKE_NCCL_VERSION");
+    return set != nullptr ? std::atoi(set) : 22809;
+}
+
+/// From 2.31 on whoever finalizes or destroys a communicator that a peer has aborted never comes back, until it
+/// aborts it too. True once it did.
+bool hangs_after_an_abort(const Comm& comm) {
+    if (version() < 23100 || !comm.meeting->somebody_aborted()) return false;
+    wait_for_abort(comm);
+    return true;
+}
+
 void sleep_unless_aborted(const Comm& comm, int milliseconds) {
     const auto until = std::chrono::steady_clock::now() + std::chrono::milliseconds(milliseconds);
     while (!comm.aborted && std::chrono::steady_clock::now() < until) nap();
@@ -135,7 +148,6 @@ std::shared_ptr<void> reference_of_graph(const Shared& comm, const Stream& strea
 }
 
 Code put_on_stream(const Shared& comm, void* stream, Task task) {
-    if (comm->revoked) return Code::InvalidUsage;
     if (const Code refused = refusal(*comm); refused != Code::Success) return spoil(*comm, refused);
     const std::optional<Fault> fault = comm->fault(std::to_string(++comm->collectives));
     if (fault && fault->what == "fail") return spoil(*comm, static_cast<Code>(fault->number));
@@ -369,14 +381,12 @@ Registrations& registrations() {
 }  // namespace fake
 
 using namespace fake;
-using ddp::nccl::Residence;
 using ddp::nccl::Window;
 
 extern "C" {
 
 Code ncclGetVersion(int* version) {
-    const char* set = std::getenv("FAKE_NCCL_VERSION");
-    return *version = set != nullptr ? std::atoi(set) : 22809, Code::Success;
+    return *version = fake::version(), Code::Success;
 }
 const char* ncclGetErrorString(Code code) {
     switch (code) {
@@ -421,25 +431,15 @@ Code ncclCommGetAsyncError(Handle handle, Code* state) {
     if (comm->upcoming != Code::Success) comm->state = std::exchange(comm->upcoming, Code::Success);
     return Code::Success;
 }
-// Of one that has not joined, or with a call going on, it makes NCCL use what was freed.
-Code ncclCommRevoke(Handle handle, int) {
-    const Entry comm(handle);
-    if (!comm->joined || comm->answer() == Code::InProgress) ++misuses;
-    if (comm->finalizing || comm->revoked) return Code::InvalidArgument;
-    comm->revoked = true;
-    comm->aborted = true;
-    return Code::Success;
-}
-// While another thread is inside: allowed. Waits for every graph with collectives of this communicator,
-// unless it was revoked before: then they are left with what was freed.
+// While another thread is inside: allowed. Waits for every graph with collectives of this communicator.
 Code ncclCommAbort(Handle handle) {
     const Shared comm = *reinterpret_cast<Shared*>(handle);
     if (comm->fault("abort")) {
         for (;;) nap();
     }
     comm->aborted = true;
-    while (comm->running != 0 || (comm->graphs != 0 && !comm->revoked)) nap();
-    if (comm->graphs != 0) ++misuses;
+    if (comm->joined) comm->meeting->note_abort();
+    while (comm->running != 0 || comm->graphs != 0) nap();
     registrations().drop(comm);
     delete reinterpret_cast<Shared*>(handle);
     return Code::Success;
@@ -448,6 +448,7 @@ Code ncclCommFinalize(Handle handle) {
     const Entry comm(handle);
     if (const Code refused = refusal(**comm); refused != Code::Success) return spoil(**comm, refused);
     if (comm->finalizing) return spoil(**comm, Code::InvalidArgument);
+    if (hangs_after_an_abort(**comm)) return Code::InternalError;
     const auto fault = comm->fault("finalize");
     if (fault && fault->what == "fail") return spoil(**comm, static_cast<Code>(fault->number));
     comm->finalizing = true;
@@ -458,6 +459,7 @@ Code ncclCommDestroy(Handle handle) {
     {
         const Entry comm(handle);
         if (const Code refused = refusal(**comm); refused != Code::Success) return refused;
+        if (hangs_after_an_abort(**comm)) return Code::InternalError;
         misuses += comm->registered + comm->graphs;
     }
     delete reinterpret_cast<Shared*>(handle);
@@ -548,10 +550,6 @@ Code ncclCommSplit(Handle handle, int color, int key, Handle* made, Config* conf
     const Entry comm(handle);
     return is_non_blocking(config) ? split(*comm, color, key, made) : Code::InvalidArgument;
 }
-
-// What libddp finds but does not call: as a communicator answers that was made without it.
-Code ncclRedOpCreatePreMulSum(Op*, void*, Type, Residence, Handle) { return Code::InvalidUsage; }
-Code ncclRedOpDestroy(Op, Handle) { return Code::InvalidUsage; }
 
 Code ncclMemAlloc(void** address, std::size_t bytes) {
     const TracedCall traced("cuMemCreate");

@@ -19,6 +19,7 @@ struct Meeting::Mailbox {
 struct Meeting::Shared {
     std::atomic<int> joined;
     std::atomic<int> finalized;
+    std::atomic<bool> aborted;
     std::atomic<std::uint64_t> arrived[kMaxRanks];
     alignas(4096) std::byte areas[kMaxRanks][kAreaBytes];
     Mailbox mailboxes[kMaxRanks][kMaxRanks];  ///< [from][to]
@@ -106,6 +107,8 @@ bool Meeting::fetch(int from, std::span<std::byte> message, const std::atomic<bo
 
 std::byte* Meeting::area(int rank) const { return shared_->areas[rank]; }
 void Meeting::finalize() { shared_->finalized.fetch_add(1); }
+void Meeting::note_abort() { shared_->aborted = true; }
+bool Meeting::somebody_aborted() const { return shared_->aborted; }
 bool Meeting::all_finalized() const { return shared_->finalized.load() == ranks_; }
 
 }  // namespace fake

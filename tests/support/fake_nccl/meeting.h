@@ -29,6 +29,8 @@ class Meeting {
     [[nodiscard]] std::byte* area(int rank) const;
     void finalize();
     [[nodiscard]] bool all_finalized() const;
+    void note_abort();
+    [[nodiscard]] bool somebody_aborted() const;
 
     /// A mailbox holds one message. Each waits for the other side; false when `aborted` became true.
     bool post(int to, std::span<const std::byte> message, const std::atomic<bool>& aborted);

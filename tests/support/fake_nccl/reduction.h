@@ -2,7 +2,7 @@
 
 #include <cstddef>
 
-#include "ddp/nccl_api.h"
+#include "ddp/nccl/api.h"
 #include "tests/support/fake_nccl/meeting.h"
 
 namespace fake {

@@ -77,6 +77,4 @@ void set_current_device(int device) {
     this_thread().has_context = true;
 }
 
-void count_launch() { ++this_thread().launches; }
-
 }  // namespace fake

@@ -15,7 +15,7 @@ enum class CaptureMode : int { Global = 0, ThreadLocal = 1, Relaxed = 2 };
 
 struct ThreadState {
     int device = 0;
-    bool has_context = false;  ///< the driver's launches need one; cudaSetDevice and cuCtxSetCurrent make it
+    bool has_context = false;  ///< cudaSetDevice makes it
     int last_error = 0;        ///< for cudaGetLastError
     long blocking_calls = 0, launches = 0, copies = 0;
     CaptureMode capture_mode = CaptureMode::Global;

@@ -20,22 +20,25 @@
 #include <cstdlib>
 #include <cstring>
 #include <fstream>
-#include <nlohmann/json.hpp>
+#include <optional>
+#include <sstream>
 
-#include "launcher/nvml.h"
+#include "env/json.h"
+#include "launcher/gpu/nvml.h"
 
 namespace {
 
 using ddprun::nvml::Code;
 using ddprun::nvml::Device;
-using Json = nlohmann::json;
+using ddprun::Json;
 
 Json machine() {
     const char* file = std::getenv("FAKE_NVML");
     if (file == nullptr) return Json::object();
     std::ifstream in(file);
-    Json read = Json::parse(in, nullptr, false);
-    if (read.is_object()) return read;
+    std::stringstream content;
+    content << in.rdbuf();
+    if (std::optional<Json> read = ddprun::parse_json_object(content.str())) return *std::move(read);
     std::fprintf(stderr, "fake NVML: %s does not hold a JSON object\n", file);
     std::abort();
 }
@@ -43,15 +46,15 @@ Json machine() {
 /// A handle is the index, counted from 1 so that none is null.
 Device handle_of(unsigned index) { return reinterpret_cast<Device>(static_cast<std::uintptr_t>(index) + 1); }
 
-Json gpu(Device device) {
-    const Json all = machine().value("gpus", Json::array());
-    const std::size_t index = reinterpret_cast<std::uintptr_t>(device) - 1;
-    return index < all.size() ? all[index] : Json::object();
-}
+Json gpu(Device device) { return machine()["gpus"][reinterpret_cast<std::uintptr_t>(device) - 1]; }
+
+void assign(const Json& from, int* out) { *out = from.as_int().value(); }
+void assign(const Json& from, unsigned* out) { *out = static_cast<unsigned>(from.as_uint64().value()); }
+void assign(const Json& from, unsigned long long* out) { *out = from.as_uint64().value(); }
 
 Code text(const Json& object, const char* key, char* out, unsigned length) {
     if (!object.contains(key)) return Code::NotSupported;
-    const std::string value = object[key];
+    const std::string value = object[key].text();
     if (value.size() + 1 > length) return Code::InsufficientSize;
     std::memcpy(out, value.c_str(), value.size() + 1);
     return Code::Success;
@@ -60,14 +63,14 @@ Code text(const Json& object, const char* key, char* out, unsigned length) {
 template <class T>
 Code number(const Json& object, const char* key, T* out) {
     if (!object.contains(key)) return Code::NotSupported;
-    *out = object[key].get<T>();
+    assign(object[key], out);
     return Code::Success;
 }
 
 template <class T>
 Code element(const Json& object, const char* key, std::size_t at, T* out) {
     if (!object.contains(key) || at >= object[key].size()) return Code::NotSupported;
-    *out = object[key][at].get<T>();
+    assign(object[key][at], out);
     return Code::Success;
 }
 
@@ -75,18 +78,18 @@ Code element(const Json& object, const char* key, std::size_t at, T* out) {
 
 extern "C" {
 
-Code nvmlInit_v2() { return static_cast<Code>(machine().value("init", 0)); }
+Code nvmlInit_v2() { return static_cast<Code>(machine()["init"].as_int().value_or(0)); }
 Code nvmlShutdown() { return Code::Success; }
 Code nvmlSystemGetDriverVersion(char* out, unsigned length) { return text(machine(), "driver", out, length); }
 Code nvmlSystemGetCudaDriverVersion_v2(int* version) { return number(machine(), "cuda", version); }
 
 Code nvmlDeviceGetCount_v2(unsigned* count) {
-    *count = static_cast<unsigned>(machine().value("gpus", Json::array()).size());
+    *count = static_cast<unsigned>(machine()["gpus"].size());
     return Code::Success;
 }
 Code nvmlDeviceGetHandleByIndex_v2(unsigned index, Device* device) {
     *device = handle_of(index);
-    return static_cast<Code>(gpu(*device).value("lost", 0));
+    return static_cast<Code>(gpu(*device)["lost"].as_int().value_or(0));
 }
 Code nvmlDeviceGetUUID(Device device, char* out, unsigned length) {
     return text(gpu(device), "uuid", out, length);
@@ -100,7 +103,7 @@ Code nvmlDeviceGetPciInfo_v3(Device device, ddprun::nvml::PciInfo* pci) {
 Code nvmlDeviceGetMemoryInfo(Device device, ddprun::nvml::Memory* memory) {
     const Json of = gpu(device);
     const Code code = number(of, "total", &memory->total);
-    memory->used = of.value("used", 0ULL);
+    memory->used = of["used"].as_uint64().value_or(0);
     memory->free = memory->total - memory->used;
     return code;
 }
@@ -109,12 +112,12 @@ Code nvmlDeviceGetUtilizationRates(Device device, ddprun::nvml::Utilization* uti
     return number(gpu(device), "busy", &utilization->gpu);
 }
 Code nvmlDeviceGetComputeRunningProcesses_v3(Device device, unsigned* count, ddprun::nvml::ProcessInfo* out) {
-    const Json processes = gpu(device).value("processes", Json::array());
+    const Json processes = gpu(device)["processes"];
     const unsigned room = *count;
     *count = static_cast<unsigned>(processes.size());
     if (room < *count) return Code::InsufficientSize;
-    for (const Json& one : processes) {
-        *out++ = {one["pid"], one.value("bytes", ddprun::nvml::kUnknownBytes), ~0U, ~0U};
+    for (const Json& one : processes.elements()) {
+        *out++ = {static_cast<unsigned>(one["pid"].as_int().value()), one["bytes"].as_uint64().value_or(ddprun::nvml::kUnknownBytes), ~0U, ~0U};
     }
     return Code::Success;
 }

@@ -12,8 +12,8 @@ std::string for_old_driver(int runtime, int driver) {
     if (driver == 0)
         return "no NVIDIA driver is loaded on this node, or the container was not given its GPUs";
     return fmt::format(
-        "the driver runs CUDA up to {}, the runtime is {}: update the driver, or set DDP_CUDART_LIBRARY to a "
-        "libcudart.so.{}",
+        "the driver runs CUDA up to {}, the program was built with {}: update the driver, or build with the toolkit of "
+        "CUDA {}",
         version(driver), version(runtime), driver / 1000);
 }
 

@@ -1,14 +1,13 @@
 #include "ddp/cuda/device_average.h"
 
-#include "ddp/cuda/device_kernels.h"
+#include "ddp/cuda/cast.h"
 
 namespace ddp::cuda {
 namespace {
 
-const DeviceKernels& kernels_of(const ProcessGroup& group) {
-    return DeviceKernels::of(Gpu::of(group.device().index));
+void cast(const ProcessGroup& group, const Buffer& from, const Buffer& to, float scale) {
+    scale_cast(*Gpu::of(group.device().index), from, to, scale, static_cast<Stream>(group.stream()));
 }
-Stream stream_of(const ProcessGroup& group) { return static_cast<Stream>(group.stream()); }
 
 /// Whether to divide before the sum, in a pass of our own.
 bool divides_first(const ProcessGroup& group, DType type) {
@@ -25,18 +24,18 @@ bool is_alone(const ProcessGroup& group) { return group.size() == 1; }
 Work start_average(ProcessGroup& group, const Buffer& buffer) {
     if (is_alone(group)) return group.all_reduce(buffer, ReduceOp::Sum);
     if (!divides_first(group, buffer.dtype)) return group.all_reduce(buffer, ReduceOp::Avg);
-    kernels_of(group).scale_cast(buffer, buffer, share_of_one(group), stream_of(group));
+    cast(group, buffer, buffer, share_of_one(group));
     return group.all_reduce(buffer, ReduceOp::Sum);
 }
 
 Work start_compressed_average(ProcessGroup& group, const Buffer& buffer, const Buffer& compressed) {
     const bool first = is_alone(group) || divides_first(group, compressed.dtype);
-    kernels_of(group).scale_cast(buffer, compressed, first ? share_of_one(group) : 1, stream_of(group));
+    cast(group, buffer, compressed, first ? share_of_one(group) : 1);
     return group.all_reduce(compressed, first ? ReduceOp::Sum : ReduceOp::Avg);
 }
 
 void finish_compressed(ProcessGroup& group, const Buffer& compressed, const Buffer& buffer) {
-    kernels_of(group).scale_cast(compressed, buffer, 1, stream_of(group));
+    cast(group, compressed, buffer, 1);
 }
 
 }  // namespace ddp::cuda

@@ -2,11 +2,12 @@
 
 #include <fmt/core.h>
 
+#include <algorithm>
 #include <string_view>
 #include <utility>
 
-#include "ddp/cuda/chunk_table.h"
-#include "ddp/cuda/device_kernels.h"
+#include "ddp/cuda/cast.h"
+#include "ddp/cuda/kernels.h"
 #include "ddp/cuda/memory.h"
 #include "ddp/grad_scaler.h"
 
@@ -39,12 +40,20 @@ StepScalars adamw_scalars(const AdamWOptions& options) {
     return s;
 }
 
+void append_step_counts(std::vector<Tensor>& state, std::span<const Tensor> parameters,
+                        Correction* corrections) {
+    for (std::size_t i = 0; i < parameters.size(); ++i)
+        state.push_back({std::string(kStepPrefix) + parameters[i].name,
+                         {},
+                         {&corrections[i].step, 1, DType::I64, parameters[i].memory.device}});
+}
+
 }  // namespace ddp::device
 
 namespace ddp::cuda {
 namespace {
 
-using Rule = DeviceKernels::Rule;
+using device::Rule;
 
 class DeviceOptimizer final : public Optimizer {
   public:
@@ -55,20 +64,19 @@ class DeviceOptimizer final : public Optimizer {
           options_(std::move(options)),
           stream_(static_cast<Stream>(options_.stream)),
           gpu_(Gpu::of(parameters().front().memory.device.index)),
-          kernels_(DeviceKernels::of(gpu_)),
           scalars_(gpu_, sizeof scalars),
-          chunk_elements_(good_chunk()),
-          table_(gpu_, rule == Rule::Sgd ? "sgd" : "adamw", most_chunks()),
-          slot_names_(std::move(slots)) {
+          slot_names_(std::move(slots)),
+          corrections_(gpu_, rule == Rule::AdamW ? parameters().size() * sizeof(device::Correction) : 0) {
         check_parameters();
         check_copies();
-        copy(*gpu_, scalars_.get(), &scalars, sizeof scalars, stream_);
+        copy(scalars_.get(), &scalars, sizeof scalars, stream_);
         for (std::size_t s = 0; s < slot_names_.size(); ++s) {
             for (const Tensor& parameter : parameters())
                 slots_.emplace_back(gpu_, parameter.memory.count * sizeof(float)).clear(stream_);
         }
+        corrections_.clear(stream_);
         make_masters();
-        synchronize(*gpu_, stream_);
+        synchronize(stream_);
     }
 
     std::string_view name() const override { return rule_ == Rule::Sgd ? "sgd" : "adamw"; }
@@ -83,19 +91,23 @@ class DeviceOptimizer final : public Optimizer {
         for (std::size_t i = 0; i < count; ++i) {
             if (has_master(i)) tensors.push_back(state_tensor("master", i, masters_[i].as<float>()));
         }
+        if (rule_ == Rule::AdamW)
+            device::append_step_counts(tensors, parameters(), corrections_.as<device::Correction>());
         return tensors;
     }
     std::uint64_t steps() const override {
         device::StepScalars now{};
-        copy(*gpu_, &now, scalars_.get(), sizeof now, stream_);
-        synchronize(*gpu_, stream_);
+        copy(&now, scalars_.get(), sizeof now, stream_);
+        synchronize(stream_);
         return now.step;
     }
-    void set_steps(std::uint64_t steps) override { kernels_.set_step(scalars(), steps, stream_); }
+    void set_steps(std::uint64_t steps) override {
+        check(device::set_step(scalars(), steps, stream_), "setting an optimizer's steps");
+    }
     void set_learning_rate(double rate) override {
         if (rate == learning_rate()) return;
         Optimizer::set_learning_rate(rate);
-        kernels_.set_learning_rate(scalars(), rate, stream_);
+        check(device::set_learning_rate(scalars(), rate, stream_), "setting a learning rate");
     }
 
   private:
@@ -104,36 +116,38 @@ class DeviceOptimizer final : public Optimizer {
     void update(std::span<const Buffer> gradients) override {
         const device::GradScale* const scale =
             options_.scaler != nullptr ? options_.scaler->on_device() : nullptr;
-        // First, as it may refuse: a step that does not happen must not be counted.
-        const auto chunks = table_.of(gradients, stream_, [&] { return chunks_with(gradients); });
-        kernels_.begin_step(rule_, scalars(), scale, stream_);
-        kernels_.step(rule_, scalars(), chunks, options_.zero_gradients, stream_);
+        check(device::begin_step(rule_, scalars(), scale, stream_), "beginning an optimizer's step");
+        device::ParameterBatch batch;
+        for (std::size_t i = 0; i < gradients.size(); ++i) {
+            if (gradients[i].data == nullptr || gradients[i].count == 0) continue;
+            batch.arrays[batch.count++] = array_of(i, gradients[i]);
+            if (batch.count == batch.kMost) step(batch, scale);
+        }
+        step(batch, scale);
     }
 
-    std::vector<device::ParameterChunk> chunks_with(std::span<const Buffer> gradients) const {
-        std::vector<device::ParameterChunk> chunks;
-        for (std::size_t i = 0; i < gradients.size(); ++i) {
-            if (gradients[i].data == nullptr) continue;
-            append_chunks(chunks,
-                          {.value = value(i),
-                           .gradient = gradients[i],
-                           .copy = copy_of(i),
-                           .states = {slot(0, i), slot(1, i)}},
-                          chunk_elements_);
-        }
-        return chunks;
+    /// Empties the batch.
+    void step(device::ParameterBatch& batch, const device::GradScale* scale) const {
+        if (batch.count == 0) return;
+        std::uint64_t largest = 0;
+        for (unsigned i = 0; i < batch.count; ++i) largest = std::max(largest, batch.arrays[i].count);
+        if (rule_ == Rule::AdamW)
+            check(device::begin_parameters(batch, scalars(), scale, stream_), "correcting AdamW's averages");
+        check(device::step(rule_, batch, scalars(), options_.zero_gradients, gpu_->grid_for(largest), stream_),
+              "launching an optimizer's step");
+        batch.count = 0;
     }
-    device::U32 good_chunk() const {
-        std::uint64_t all = 0;
-        for (const Tensor& parameter : parameters()) all += parameter.memory.count;
-        return chunk_elements(all, gpu_->grid_for(all));
-    }
-    /// Of a step in which every parameter has a gradient.
-    std::size_t most_chunks() const {
-        std::size_t chunks = 0;
-        for (const Tensor& parameter : parameters())
-            chunks += (parameter.memory.count + chunk_elements_ - 1) / chunk_elements_;
-        return chunks;
+    device::ParameterArray array_of(std::size_t i, const Buffer& gradient) const {
+        const Buffer copy = copy_of(i);
+        return {.value = value(i),
+                .gradient = gradient.data,
+                .copy = copy.data,
+                .states = {slot(0, i), slot(1, i)},
+                .correction = correction(i),
+                .count = gradient.count,
+                .gradient_type = *element_type(gradient.dtype),
+                // Without a copy its type does not matter to the kernel.
+                .copy_type = copy.data != nullptr ? *element_type(copy.dtype) : device::ElementType::BF16};
     }
 
     void check_parameters() const {
@@ -170,7 +184,7 @@ class DeviceOptimizer final : public Optimizer {
             masters_.emplace_back(gpu_, has_master(i) ? memory.count * sizeof(float) : 0);
             if (!has_master(i)) continue;
             const Buffer master{masters_[i].get(), memory.count, DType::F32, memory.device};
-            kernels_.scale_cast(memory, master, 1, stream_);
+            scale_cast(*gpu_, memory, master, 1, stream_);
         }
     }
 
@@ -186,6 +200,9 @@ class DeviceOptimizer final : public Optimizer {
     float* slot(std::size_t which, std::size_t i) const {
         return which < slot_names_.size() ? slots_[which * parameters().size() + i].as<float>() : nullptr;
     }
+    device::Correction* correction(std::size_t i) const {
+        return rule_ == Rule::AdamW ? corrections_.as<device::Correction>() + i : nullptr;
+    }
     device::StepScalars* scalars() const { return scalars_.as<device::StepScalars>(); }
     Tensor state_tensor(std::string_view kind, std::size_t i, float* values) const {
         const Tensor& parameter = parameters()[i];
@@ -198,13 +215,11 @@ class DeviceOptimizer final : public Optimizer {
     DeviceStepOptions options_;
     Stream stream_;
     std::shared_ptr<const Gpu> gpu_;
-    const DeviceKernels& kernels_;
     DeviceMemory scalars_;
-    device::U32 chunk_elements_;
-    ChunkTable<device::ParameterChunk> table_;
     std::vector<std::string_view> slot_names_;
     std::vector<DeviceMemory> slots_;  ///< slot-major
     std::vector<DeviceMemory> masters_;
+    DeviceMemory corrections_;  ///< one for each parameter; empty for SGD
 };
 
 }  // namespace

@@ -1,9 +1,10 @@
 #pragma once
 
 #include <memory>
+#include <span>
 #include <vector>
 
-#include "ddp/cuda/kernels/step_scalars.h"
+#include "ddp/cuda/steps.h"
 #include "ddp/optimizer.h"
 
 namespace ddp::device {
@@ -11,6 +12,11 @@ namespace ddp::device {
 /// The numbers of the options, as the steps take them. The step is 0, nothing is scaled or skipped.
 StepScalars sgd_scalars(const SgdOptions& options);
 StepScalars adamw_scalars(const AdamWOptions& options);
+
+/// Appends "step.fc1.weight" and so on: how often each parameter was stepped, as a checkpoint holds it.
+/// `corrections`, one for each parameter and where the parameters are, are borrowed.
+void append_step_counts(std::vector<Tensor>& state, std::span<const Tensor> parameters,
+                        Correction* corrections);
 
 }  // namespace ddp::device
 

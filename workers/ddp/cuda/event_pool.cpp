@@ -4,8 +4,8 @@
 
 namespace ddp::cuda {
 
-std::shared_ptr<EventPool> EventPool::make(std::shared_ptr<const Api> api) {
-    return std::shared_ptr<EventPool>(new EventPool(std::move(api)));
+std::shared_ptr<EventPool> EventPool::make() {
+    return std::shared_ptr<EventPool>(new EventPool);
 }
 
 std::shared_ptr<const Event> EventPool::take() {
@@ -17,7 +17,7 @@ std::shared_ptr<const Event> EventPool::take() {
             free_.pop_back();
         }
     }
-    if (!event) event = std::make_unique<const Event>(api_);
+    if (!event) event = std::make_unique<const Event>();
     return {event.release(), [pool = shared_from_this()](const Event* returned) {
                 const std::lock_guard lock(pool->mutex_);
                 pool->free_.emplace_back(returned);

@@ -4,21 +4,20 @@
 #include <mutex>
 #include <vector>
 
-#include "ddp/cuda_api.h"
+#include "ddp/cuda/cuda_api.h"
 
 namespace ddp::cuda {
 
 /// Events that are used again: making and destroying one costs more than recording it. Thread-safe.
 class EventPool : public std::enable_shared_from_this<EventPool> {
   public:
-    static std::shared_ptr<EventPool> make(std::shared_ptr<const Api> api);
+    static std::shared_ptr<EventPool> make();
     /// One that nobody uses; record it before anything else. It comes back with its last owner, who may
     /// outlive whoever made the pool. Throws Error.
     std::shared_ptr<const Event> take();
 
   private:
-    explicit EventPool(std::shared_ptr<const Api> api) : api_(std::move(api)) {}
-    std::shared_ptr<const Api> api_;
+    EventPool() = default;
     std::mutex mutex_;
     std::vector<std::unique_ptr<const Event>> free_;
 };

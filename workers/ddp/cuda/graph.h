@@ -2,7 +2,7 @@
 
 #include <memory>
 
-#include "ddp/cuda/gpu.h"
+#include "ddp/cuda/cuda_api.h"
 
 namespace ddp::cuda {
 
@@ -10,7 +10,8 @@ namespace ddp::cuda {
 /// arguments: a training step costs one launch.
 class Graph {
   public:
-    Graph(std::shared_ptr<const Gpu> gpu, GraphHandle graph);
+    /// Destroys `graph`. Throws Error.
+    explicit Graph(cudaGraph_t graph);
     ~Graph();
     Graph(const Graph&) = delete;
     Graph& operator=(const Graph&) = delete;
@@ -18,22 +19,21 @@ class Graph {
     void launch(Stream stream) const;
 
   private:
-    std::shared_ptr<const Gpu> gpu_;
-    GraphExecHandle exec_ = nullptr;
+    cudaGraphExec_t exec_ = nullptr;
 };
 
 /// Between construction and end() what this thread gives to `stream`, and to streams that wait for its
 /// events, is recorded and does not run. Nothing in between may block, allocate or ask an event; streams that
 /// were drawn in must be waited for again before end(). Other threads of the process are not restricted.
 ///
-///     Capture capture(gpu, stream);
+///     Capture capture(stream);
 ///     ... one training step ...
 ///     const std::unique_ptr<Graph> step = capture.end();
 ///     for each batch: step->launch(stream);
 class Capture {
   public:
     /// `stream` may not be the default stream. Throws Error.
-    Capture(std::shared_ptr<const Gpu> gpu, Stream stream);
+    explicit Capture(Stream stream);
     /// Without end(): what was recorded is thrown away.
     ~Capture();
     Capture(const Capture&) = delete;
@@ -42,7 +42,6 @@ class Capture {
     [[nodiscard]] std::unique_ptr<Graph> end();
 
   private:
-    std::shared_ptr<const Gpu> gpu_;
     Stream stream_;
     bool capturing_ = false;
 };
@@ -50,9 +49,9 @@ class Capture {
 /// For threads of libddp's own, once, behind their choice of a device: what they ask of events and allocate
 /// does not spoil a capture that the program makes meanwhile, also one in CUDA's default mode, which forbids
 /// it to every thread. Does not throw.
-void leave_captures_alone(const Api& api);
+void leave_captures_alone();
 
 /// Whether `stream` is being captured now.
-[[nodiscard]] bool is_capturing(const Api& api, Stream stream);
+[[nodiscard]] bool is_capturing(Stream stream);
 
 }  // namespace ddp::cuda

@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "ddp/cuda/memory.h"
-#include "ddp/tensor.h"
+#include "ddp/types.h"
 
 namespace ddp::cuda {
 

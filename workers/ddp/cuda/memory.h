@@ -73,8 +73,8 @@ class OwnedStream {
 };
 
 /// Copies in the order of `stream`, between any two places. Does not block when host memory is pinned.
-void copy(const Gpu& gpu, void* to, const void* from, std::size_t bytes, Stream stream);
+void copy(void* to, const void* from, std::size_t bytes, Stream stream);
 /// Blocks until `stream` has done all it was given. Throws Error with what went wrong on the device.
-void synchronize(const Gpu& gpu, Stream stream);
+void synchronize(Stream stream);
 
 }  // namespace ddp::cuda

@@ -1,0 +1,164 @@
+#include "env/io/file.h"
+
+#include <fcntl.h>
+#include <fmt/core.h>
+#include <stdlib.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdio>
+
+#include "env/text.h"
+#include "env/unique_fd.h"
+
+namespace ddprun {
+namespace {
+
+std::string directory_of(const std::string& path) {
+    const std::size_t slash = path.rfind('/');
+    if (slash == std::string::npos) return ".";
+    return slash == 0 ? "/" : path.substr(0, slash);
+}
+
+/// 0 or the errno of the first failure.
+int write_all(int fd, std::string_view bytes) {
+    while (!bytes.empty()) {
+        const ssize_t written = ::write(fd, bytes.data(), bytes.size());
+        if (written < 0 && errno == EINTR) continue;
+        if (written < 0) return errno;
+        bytes.remove_prefix(static_cast<std::size_t>(written));
+    }
+    return 0;
+}
+
+/// Makes the new name itself survive a power cut.
+int sync_directory(const std::string& directory) {
+    const UniqueFd fd(::open(directory.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+    if (!fd) return errno;
+    // Some network and FUSE file systems have no fsync of directories; the file itself is already safe there.
+    if (::fsync(fd.get()) == 0 || errno == EINVAL || errno == ENOTSUP) return 0;
+    return errno;
+}
+
+int fill(int fd, std::string_view content, mode_t mode) {
+    if (const int failure = write_all(fd, content)) return failure;
+    if (::fchmod(fd, mode) != 0) return errno;
+    return ::fsync(fd) == 0 ? 0 : errno;
+}
+
+Result<std::string> read_to_end(int fd, const std::string& path, std::size_t max_bytes) {
+    constexpr std::size_t kPiece = std::size_t{64} << 10;
+    std::string content;
+    for (;;) {
+        const std::size_t have = content.size();
+        // One byte more than allowed tells "too long" from "just fits".
+        content.resize(have + std::min(kPiece, max_bytes - have) + 1);
+        const ssize_t got = ::read(fd, content.data() + have, content.size() - have);
+        const int failure = errno;
+        content.resize(have + (got > 0 ? static_cast<std::size_t>(got) : 0));
+        if (got < 0 && failure == EINTR) continue;
+        if (got < 0) return Error::system("read " + path, failure);
+        if (got == 0) return content;
+        if (content.size() > max_bytes) {
+            return Error{Errc::Limit, fmt::format("read {}: longer than {} bytes", path, max_bytes), 0};
+        }
+    }
+}
+
+/// close(2) is where NFS reports a full disk.
+int close_checked(UniqueFd& fd) { return ::close(fd.release()) == 0 ? 0 : errno; }
+
+}  // namespace
+
+Result<std::string> read_file(const std::string& path, std::size_t max_bytes) {
+    const UniqueFd fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOCTTY));
+    if (!fd) return Error::system("read " + path);
+    return read_to_end(fd.get(), path, max_bytes);
+}
+
+Result<UniqueFd> open_regular_file(const std::string& path) {
+    // Of a regular file no read waits any longer than without O_NONBLOCK.
+    UniqueFd fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOCTTY | O_NONBLOCK));
+    struct stat status {};
+    if (!fd || ::fstat(fd.get(), &status) != 0) return Error::system(path);
+    if (S_ISREG(status.st_mode)) return fd;
+    const char* const kind = S_ISDIR(status.st_mode) ? "directory" : S_ISFIFO(status.st_mode) ? "pipe" : "device";
+    return Error{Errc::InvalidArgument, fmt::format("{}: is a {}, not a file", path, kind), 0};
+}
+
+Result<std::string> read_regular_file(const std::string& path, std::size_t max_bytes) {
+    const Result<UniqueFd> fd = open_regular_file(path);
+    if (!fd) return fd.error();
+    return read_to_end(fd->get(), path, max_bytes);
+}
+
+Status write_file_atomically(const std::string& path, std::string_view content, mode_t mode) {
+    // In the same directory: rename cannot cross file systems.
+    std::string temporary = path + ".tmp.XXXXXX";
+    UniqueFd fd(::mkostemp(temporary.data(), O_CLOEXEC));
+    if (!fd) return Error::system("write " + path);
+    int failure = fill(fd.get(), content, mode);
+    if (const int closed = close_checked(fd); failure == 0) failure = closed;
+    if (failure == 0 && ::rename(temporary.c_str(), path.c_str()) != 0) failure = errno;
+    if (failure != 0) {
+        ::unlink(temporary.c_str());
+        return Error::system("write " + path, failure);
+    }
+    failure = sync_directory(directory_of(path));
+    if (failure != 0) return Error::system("sync directory of " + path, failure);
+    return {};
+}
+
+Status make_directories(const std::string& path) {
+    for (std::size_t end = 0; end != std::string::npos;) {
+        end = path.find('/', end + 1);
+        const std::string upto = path.substr(0, end);
+        // The common case is one call: it exists. EEXIST comes before a missing permission or a read-only
+        // disk.
+        if (::mkdir(upto.c_str(), 0777) == 0 || errno == EEXIST) continue;
+        return Error::system("mkdir " + upto);
+    }
+    struct stat status {};
+    if (::stat(path.c_str(), &status) != 0) return Error::system("mkdir " + path);
+    if (!S_ISDIR(status.st_mode)) return Error::system("mkdir " + path, ENOTDIR);
+    return {};
+}
+
+TimePoint last_write(const std::string& path) {
+    struct stat status{};
+    if (::stat(path.c_str(), &status) != 0) return {};
+    timespec now{};
+    ::clock_gettime(CLOCK_REALTIME, &now);
+    const Duration ago = std::chrono::seconds(now.tv_sec - status.st_mtim.tv_sec) +
+                         std::chrono::nanoseconds(now.tv_nsec - status.st_mtim.tv_nsec);
+    return MonotonicClock::now() - std::max(ago, Duration::zero());
+}
+
+Status resize_memory_file(int fd, std::uint64_t bytes) {
+    rlimit before{};
+    const bool is_limited = ::getrlimit(RLIMIT_FSIZE, &before) == 0 && before.rlim_cur < bytes;
+    // Not even tried: it would be a signal as well (SIGXFSZ).
+    if (is_limited && before.rlim_max < bytes) {
+        return Error{Errc::Limit, fmt::format("shared memory of {}: files may have {} at most: raise the hard limit (ulimit "
+                                              "-Hf); nothing is taken from disk or memory until it is used",
+                                              format_bytes(bytes), format_bytes(before.rlim_max))};
+    }
+    const rlimit raised{before.rlim_max, before.rlim_max};
+    if (is_limited) ::setrlimit(RLIMIT_FSIZE, &raised);
+    const bool resized = ::ftruncate(fd, static_cast<off_t>(bytes)) == 0;
+    const int error = errno;
+    if (is_limited) ::setrlimit(RLIMIT_FSIZE, &before);
+    return resized ? Status{} : Error::system("ftruncate of shared memory", error);
+}
+
+std::uint64_t room_in_memory_file(std::uint64_t before, std::uint64_t wanted) {
+    constexpr std::uint64_t kPage = 4096;
+    rlimit limit{};
+    if (::getrlimit(RLIMIT_FSIZE, &limit) != 0 || limit.rlim_max >= before + wanted) return wanted;
+    return limit.rlim_max > before ? (limit.rlim_max - before) / kPage * kPage : 0;
+}
+
+}  // namespace ddprun

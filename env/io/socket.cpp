@@ -1,0 +1,287 @@
+#include "env/io/socket.h"
+
+#include <arpa/inet.h>
+#include <fcntl.h>
+#include <fmt/core.h>
+#include <netdb.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <poll.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <array>
+#include <cstring>
+#include <memory>
+#include <vector>
+
+#include "env/text.h"
+
+namespace ddprun {
+namespace {
+
+using AddressList = std::unique_ptr<addrinfo, decltype(&::freeaddrinfo)>;
+
+/// `what` of the error is the resolver's own sentence.
+Result<AddressList> resolve(const Endpoint& endpoint, int flags) {
+    addrinfo hints{};
+    hints.ai_family = AF_UNSPEC;
+    hints.ai_socktype = SOCK_STREAM;
+    hints.ai_flags = flags | AI_NUMERICSERV;
+    addrinfo* found = nullptr;
+    const char* const host = endpoint.host.empty() ? nullptr : endpoint.host.c_str();
+    const int failure = ::getaddrinfo(host, fmt::format("{}", endpoint.port).c_str(), &hints, &found);
+    if (failure == EAI_SYSTEM) return Error::system("resolve");
+    if (failure != 0) return Error{Errc::NotFound, ::gai_strerror(failure), 0};
+    return AddressList(found, &::freeaddrinfo);
+}
+
+UniqueFd open_socket(const addrinfo& address) {
+    return UniqueFd(
+        ::socket(address.ai_family, address.ai_socktype | SOCK_NONBLOCK | SOCK_CLOEXEC, address.ai_protocol));
+}
+
+void set_option(int fd, int level, int option, int value) {
+    // Ignoring failures: the options used here only tune, the calls that follow report what matters.
+    ::setsockopt(fd, level, option, &value, sizeof value);
+}
+
+Result<Endpoint> local_address(int fd) {
+    sockaddr_storage address{};
+    socklen_t length = sizeof address;
+    auto* const generic = reinterpret_cast<sockaddr*>(&address);
+    if (::getsockname(fd, generic, &length) != 0) return Error::system("getsockname");
+    std::array<char, NI_MAXHOST> host{};
+    std::array<char, NI_MAXSERV> port{};
+    if (::getnameinfo(generic, length, host.data(), host.size(), port.data(), port.size(),
+                      NI_NUMERICHOST | NI_NUMERICSERV) != 0) {
+        return Error::system("getnameinfo", EAFNOSUPPORT);
+    }
+    const Result<std::int64_t> number = parse_int_between(port.data(), 0, 65535);
+    if (!number) return number.error();
+    return Endpoint{host.data(), static_cast<std::uint16_t>(*number)};
+}
+
+Result<Listener> listen_on(const addrinfo& address) {
+    UniqueFd fd = open_socket(address);
+    if (!fd) return Error::system("socket");
+    // A port whose last connections are in TIME_WAIT is free; one with a listener stays taken.
+    set_option(fd.get(), SOL_SOCKET, SO_REUSEADDR, 1);
+    if (address.ai_family == AF_INET6) set_option(fd.get(), IPPROTO_IPV6, IPV6_V6ONLY, 0);
+    if (::bind(fd.get(), address.ai_addr, address.ai_addrlen) != 0) return Error::system("bind");
+    if (::listen(fd.get(), SOMAXCONN) != 0) return Error::system("listen");
+    Result<Endpoint> bound = local_address(fd.get());
+    if (!bound) return bound.error();
+    return Listener{std::move(fd), *std::move(bound)};
+}
+
+/// Addresses to listen on, best first: for "" IPv6, which serves IPv4 too, before IPv4.
+std::vector<const addrinfo*> listen_order(const addrinfo* first) {
+    std::vector<const addrinfo*> order;
+    for (const addrinfo* a = first; a != nullptr; a = a->ai_next) {
+        if (a->ai_family == AF_INET6) order.insert(order.begin(), a);
+        else order.push_back(a);
+    }
+    return order;
+}
+
+/// Waits for `events`; errors and hang-ups count as events. False: the deadline passed.
+Result<bool> wait_for(int fd, short events, TimePoint deadline) {
+    for (;;) {
+        pollfd entry{fd, events, 0};
+        const int ready = ::poll(&entry, 1, poll_milliseconds(MonotonicClock::now(), deadline));
+        if (ready > 0) return true;
+        if (ready == 0 && MonotonicClock::now() >= deadline) return false;
+        if (ready < 0 && errno != EINTR) return Error::system("poll");
+    }
+}
+
+bool is_connected_to_itself(int fd) {
+    sockaddr_storage local{};
+    sockaddr_storage peer{};
+    socklen_t local_length = sizeof local;
+    socklen_t peer_length = sizeof peer;
+    if (::getsockname(fd, reinterpret_cast<sockaddr*>(&local), &local_length) != 0) return false;
+    if (::getpeername(fd, reinterpret_cast<sockaddr*>(&peer), &peer_length) != 0) return false;
+    return local_length == peer_length && std::memcmp(&local, &peer, local_length) == 0;
+}
+
+Result<UniqueFd> connect_to_address(const addrinfo& address, TimePoint deadline) {
+    UniqueFd fd = open_socket(address);
+    if (!fd) return Error::system("socket");
+    if (::connect(fd.get(), address.ai_addr, address.ai_addrlen) != 0) {
+        if (errno != EINPROGRESS && errno != EINTR) return Error::system("connect");
+        const Result<bool> done = wait_for(fd.get(), POLLOUT, deadline);
+        if (!done) return done.error();
+        if (!*done) return Error{Errc::Timeout, "timed out", 0};
+    }
+    if (const int failure = connect_outcome(fd.get())) return Error::system("connect", failure);
+    set_option(fd.get(), IPPROTO_TCP, TCP_NODELAY, 1);
+    return fd;
+}
+
+/// The part of the time left that one of `attempts` may use, so that a dead first address leaves some for the
+/// others.
+TimePoint share_of(TimePoint deadline, int attempts) {
+    if (deadline == kNever || attempts <= 1) return deadline;
+    const TimePoint now = MonotonicClock::now();
+    return now + (deadline - now) / attempts;
+}
+
+bool means_closed(int error) { return error == EPIPE || error == ECONNRESET || error == ENOTCONN; }
+
+Error transfer_error(std::string_view attempt, int error) {
+    Error failure = Error::system(attempt, error);
+    if (means_closed(error)) {
+        failure.code = Errc::Closed;
+        failure.sys = 0;
+    }
+    return failure;
+}
+
+/// After a send or recv that returned -1: waits when the socket was not ready, else says what failed.
+Status wait_or_fail(int fd, std::string_view attempt, short events, TimePoint deadline) {
+    const int error = errno;
+    if (error == EINTR) return {};
+    if (error != EAGAIN && error != EWOULDBLOCK) return transfer_error(attempt, error);
+    const Result<bool> ready = wait_for(fd, events, deadline);
+    if (!ready) return ready.error();
+    if (!*ready) return Error{Errc::Timeout, fmt::format("{}: timed out", attempt), 0};
+    return {};
+}
+
+}  // namespace
+
+std::string to_string(const Endpoint& endpoint) {
+    const bool is_v6 = endpoint.host.find(':') != std::string::npos;
+    return fmt::format("{}{}{}:{}", is_v6 ? "[" : "", endpoint.host, is_v6 ? "]" : "", endpoint.port);
+}
+
+Result<Endpoint> parse_endpoint(std::string_view text, std::uint16_t default_port) {
+    const auto malformed = [&](std::string_view why) {
+        return Error{Errc::InvalidArgument, fmt::format("'{}' is not host:port ({})", text, why), 0};
+    };
+    std::string_view host = text;
+    std::string_view port;
+    bool has_port = false;
+    if (text.starts_with('[')) {
+        const std::size_t close = text.find(']');
+        if (close == std::string_view::npos) return malformed("']' is missing");
+        host = text.substr(1, close - 1);
+        const std::string_view rest = text.substr(close + 1);
+        if (!rest.empty() && rest[0] != ':') return malformed("expected ':' after ']'");
+        has_port = !rest.empty();
+        if (has_port) port = rest.substr(1);
+    } else if (const std::size_t colon = text.find(':'); colon != std::string_view::npos) {
+        if (text.find(':', colon + 1) != std::string_view::npos)
+            return malformed("write an IPv6 address as [address]:port");
+        host = text.substr(0, colon);
+        port = text.substr(colon + 1);
+        has_port = true;
+    }
+    if (host.empty()) return malformed("the host is missing");
+    if (host.find_first_of(" \t\r\n/") != std::string_view::npos)
+        return malformed("a host has no blanks or slashes");
+    if (!has_port) return Endpoint{std::string(host), default_port};
+    const Result<std::int64_t> number = parse_int_between(port, 0, 65535);
+    if (!number) return malformed("port " + number.error().what);
+    return Endpoint{std::string(host), static_cast<std::uint16_t>(*number)};
+}
+
+Result<Listener> listen_tcp(const Endpoint& where) {
+    const std::string attempt = "listen " + to_string({where.host.empty() ? "*" : where.host, where.port});
+    Result<AddressList> addresses = resolve(where, AI_PASSIVE);
+    if (!addresses) return addresses.error().with(attempt);
+    Error last{Errc::NotFound, attempt + ": no address", 0};
+    for (const addrinfo* address : listen_order(addresses->get())) {
+        Result<Listener> listener = listen_on(*address);
+        if (listener) return listener;
+        last = Error::system(attempt, listener.error().sys);
+        // Falling back to IPv4 because IPv6's port is taken would listen on half of what was asked for.
+        if (last.sys != EAFNOSUPPORT && last.sys != EADDRNOTAVAIL) break;
+    }
+    return last;
+}
+
+Result<UniqueFd> connect_tcp(const Endpoint& server, TimePoint deadline) {
+    const std::string attempt = "connect " + to_string(server);
+    Result<AddressList> addresses = resolve(server, 0);
+    if (!addresses) return addresses.error().with(attempt);
+    int left = 0;
+    for (const addrinfo* a = addresses->get(); a != nullptr; a = a->ai_next) ++left;
+    Error last{Errc::NotFound, attempt + ": no address", 0};
+    for (const addrinfo* a = addresses->get(); a != nullptr; a = a->ai_next, --left) {
+        Result<UniqueFd> fd = connect_to_address(*a, share_of(deadline, left));
+        if (fd) return fd;
+        const Error& error = fd.error();
+        last = error.sys != 0 ? Error::system(attempt, error.sys) : error.with(attempt);
+    }
+    return last;
+}
+
+Status send_all(int fd, std::string_view bytes, TimePoint deadline) {
+    while (!bytes.empty()) {
+        // MSG_DONTWAIT: the deadline holds also on a socket that somebody left blocking.
+        const ssize_t sent = ::send(fd, bytes.data(), bytes.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
+        if (sent >= 0) {
+            bytes.remove_prefix(static_cast<std::size_t>(sent));
+            continue;
+        }
+        if (Status waited = wait_or_fail(fd, "send", POLLOUT, deadline); !waited) return waited;
+    }
+    return {};
+}
+
+Status receive_exactly(int fd, std::span<char> into, TimePoint deadline) {
+    while (!into.empty()) {
+        const ssize_t got = ::recv(fd, into.data(), into.size(), MSG_DONTWAIT);
+        if (got == 0) return Error{Errc::Closed, "receive: connection closed by the peer", 0};
+        if (got > 0) {
+            into = into.subspan(static_cast<std::size_t>(got));
+            continue;
+        }
+        if (Status waited = wait_or_fail(fd, "receive", POLLIN, deadline); !waited) return waited;
+    }
+    return {};
+}
+
+Result<bool> wait_readable(int fd, TimePoint deadline) { return wait_for(fd, POLLIN, deadline); }
+
+Status set_nonblocking(int fd) {
+    const int flags = ::fcntl(fd, F_GETFL);
+    if (flags < 0 || ::fcntl(fd, F_SETFL, flags | O_NONBLOCK) != 0) return Error::system("fcntl O_NONBLOCK");
+    return {};
+}
+
+int connect_outcome(int fd) {
+    int failure = 0;
+    socklen_t length = sizeof failure;
+    if (::getsockopt(fd, SOL_SOCKET, SO_ERROR, &failure, &length) != 0) return errno;
+    if (failure == 0 && is_connected_to_itself(fd)) return ECONNREFUSED;
+    return failure;
+}
+
+std::string numeric_host(const sockaddr& address) {
+    std::array<char, INET6_ADDRSTRLEN> text{};
+    const void* number = nullptr;
+    if (address.sa_family == AF_INET) number = &reinterpret_cast<const sockaddr_in&>(address).sin_addr;
+    if (address.sa_family == AF_INET6) number = &reinterpret_cast<const sockaddr_in6&>(address).sin6_addr;
+    if (number != nullptr) ::inet_ntop(address.sa_family, number, text.data(), text.size());
+    return text.data();
+}
+
+Result<std::vector<std::string>> addresses_of(const std::string& host) {
+    const Result<AddressList> found = resolve({host, 0}, 0);
+    if (!found) return found.error();
+    std::vector<std::string> addresses;
+    for (const addrinfo* one = found->get(); one != nullptr; one = one->ai_next) addresses.push_back(numeric_host(*one->ai_addr));
+    return addresses;
+}
+
+std::string host_name() {
+    std::array<char, 256> name{};
+    if (::gethostname(name.data(), name.size() - 1) != 0) return "localhost";
+    return name.data();
+}
+
+}  // namespace ddprun

@@ -1,0 +1,62 @@
+#pragma once
+
+#include <sys/socket.h>
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "env/clock.h"
+#include "env/result.h"
+#include "env/unique_fd.h"
+
+namespace ddprun {
+
+/// A TCP address as a user writes it: "node07:29400", "[::1]:29400", "10.0.0.5:29400".
+struct Endpoint {
+    std::string host;
+    std::uint16_t port = 0;
+    bool operator==(const Endpoint&) const = default;
+};
+/// "host:port", IPv6 hosts in brackets.
+std::string to_string(const Endpoint& endpoint);
+/// "host", "host:port", "[v6]:port"; a missing port takes `default_port`. Error: InvalidArgument.
+Result<Endpoint> parse_endpoint(std::string_view text, std::uint16_t default_port);
+
+/// A listening, non-blocking, CLOEXEC TCP socket and the address it got (port 0 asks the kernel for one).
+/// `host` "" listens on all interfaces (IPv6 dual stack where there is one). Error: System
+/// ("listen 0.0.0.0:29500: Address already in use").
+struct Listener {
+    UniqueFd fd;
+    Endpoint bound;
+};
+Result<Listener> listen_tcp(const Endpoint& where);
+
+/// A connected, non-blocking, CLOEXEC, TCP_NODELAY socket. Tries every address of the name in turn.
+/// Error: System with the last errno ("connect node07:29400: Connection refused"), Timeout, NotFound (name).
+Result<UniqueFd> connect_tcp(const Endpoint& server, TimePoint deadline);
+
+/// Writes all bytes / fills the whole span of a non-blocking socket, waiting with poll until the deadline.
+/// Error: Timeout, Closed (EOF, EPIPE, RST), System. `what` of the error says only the attempt
+/// ("send: Broken pipe"); the caller knows the peer.
+Status send_all(int fd, std::string_view bytes, TimePoint deadline);
+Status receive_exactly(int fd, std::span<char> into, TimePoint deadline);
+
+/// Waits until `fd` is readable (true) or the deadline passes (false).
+Result<bool> wait_readable(int fd, TimePoint deadline);
+
+Status set_nonblocking(int fd);
+/// The outcome of a connect in progress: 0 or its errno. A connect to a port of this host that nobody listens on can meet
+/// itself, for the kernel may pick that very port for our side: that is ECONNREFUSED.
+int connect_outcome(int fd);
+
+/// "10.0.0.5", "::1"; "" for what is no IP address.
+std::string numeric_host(const sockaddr& address);
+/// What the system's resolver knows of a name, each as numeric_host. Blocks. Error: NotFound (its own sentence), System.
+Result<std::vector<std::string>> addresses_of(const std::string& host);
+/// Name of this host as the kernel knows it (gethostname), never the HOSTNAME variable.
+std::string host_name();
+
+}  // namespace ddprun

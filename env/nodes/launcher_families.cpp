@@ -1,0 +1,201 @@
+#include "env/nodes/launcher_families.h"
+
+#include <fmt/core.h>
+
+#include <array>
+#include <limits>
+
+#include "env/nodes/slurm_hostlist.h"
+#include "env/text.h"
+
+namespace ddprun {
+
+namespace {
+
+using Names = std::array<std::string_view, 2>;  ///< the first that is set counts
+using Adjust = void (*)(Candidate&, const EnvironmentLookup&);
+
+struct Family {
+    LauncherFamily id;
+    Names rank, size, local_rank, local_size, node_rank, nodes, job;
+    Adjust adjust = nullptr;
+};
+
+void mark_incomplete_contract(Candidate& candidate, const EnvironmentLookup& lookup) {
+    for (const std::string_view name : {"WORLD_SIZE", "LOCAL_RANK"}) {
+        if (!lookup(name)) candidate.dropped = fmt::format("{} is not set", name);
+    }
+    candidate.by_hand = !lookup("TORCHELASTIC_RUN_ID") && !lookup("DDPRUN_GENERATION");
+}
+
+void mark_hydra(Candidate& candidate, const EnvironmentLookup& lookup) {
+    candidate.from_hydra = lookup("MPI_LOCALRANKID").has_value();
+}
+
+/// Steps that are no parallel run: the batch script's, the interactive shell's, the extern step.
+bool is_special_step(std::string_view step) {
+    const Result<std::uint64_t> number = parse_uint(step);
+    return number && *number >= 0xfffffff0u;
+}
+
+/// Nodes of one step need not run equally many tasks.
+void read_tasks_per_node(Candidate& candidate, const std::string& value) {
+    const Result<std::vector<int>> tasks = parse_tasks_per_node(value);
+    if (!tasks) {
+        candidate.broken = fmt::format("SLURM_STEP_TASKS_PER_NODE={}", tasks.error().what);
+        return;
+    }
+    Placement& says = candidate.says;
+    if (!says.nodes) says.nodes = static_cast<int>(tasks->size());
+    if (!says.node_rank) return;
+    const auto node = static_cast<std::size_t>(*says.node_rank);
+    if (node < tasks->size()) says.local_size = (*tasks)[node];
+}
+
+void read_slurm_step(Candidate& candidate, const EnvironmentLookup& lookup) {
+    const std::optional<std::string> step = lookup("SLURM_STEP_ID");
+    // Without a step, SLURM_PROCID is the batch script's own, and 0.
+    if (!step) {
+        candidate.dropped = "batch script";
+        return;
+    }
+    if (is_special_step(*step)) candidate.dropped = "interactive shell";
+    candidate.says.job += "." + *step;
+    if (const auto tasks = lookup("SLURM_STEP_TASKS_PER_NODE")) read_tasks_per_node(candidate, *tasks);
+}
+
+void drop_pbs(Candidate& candidate, const EnvironmentLookup&) { candidate.dropped = "gives no ranks"; }
+
+/// OMPI_COMM_WORLD_NODE_RANK is not in here: it counts processes on the node, over all jobs. Nor is
+/// SLURM_NTASKS, which is the allocation's, nor OMPI_UNIVERSE_SIZE, which counts slots.
+const Family kFamilies[] = {
+    {LauncherFamily::Torchrun,
+     {"RANK"},
+     {"WORLD_SIZE"},
+     {"LOCAL_RANK"},
+     {"LOCAL_WORLD_SIZE"},
+     {"GROUP_RANK"},
+     {"GROUP_WORLD_SIZE"},
+     {"TORCHELASTIC_RUN_ID"},
+     mark_incomplete_contract},
+    {LauncherFamily::OpenMpi,
+     {"OMPI_COMM_WORLD_RANK"},
+     {"OMPI_COMM_WORLD_SIZE"},
+     {"OMPI_COMM_WORLD_LOCAL_RANK"},
+     {"OMPI_COMM_WORLD_LOCAL_SIZE"},
+     {},
+     {},
+     {"PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid"}},
+    {LauncherFamily::Jsm,
+     {"JSM_NAMESPACE_RANK"},
+     {"JSM_NAMESPACE_SIZE"},
+     {"JSM_NAMESPACE_LOCAL_RANK"},
+     {"JSM_NAMESPACE_LOCAL_SIZE"},
+     {},
+     {},
+     {"PMIX_NAMESPACE"}},
+    {LauncherFamily::Pals,
+     {"PALS_RANKID"},
+     {"PALS_SIZE"},
+     {"PALS_LOCAL_RANKID"},
+     {"PALS_LOCAL_SIZE"},
+     {"PALS_NODEID"},
+     {},
+     {"PALS_APID", "PMIX_NAMESPACE"}},
+    {LauncherFamily::Mvapich,
+     {"MV2_COMM_WORLD_RANK"},
+     {"MV2_COMM_WORLD_SIZE"},
+     {"MV2_COMM_WORLD_LOCAL_RANK"},
+     {"MV2_COMM_WORLD_LOCAL_SIZE"},
+     {},
+     {},
+     {}},
+    {LauncherFamily::Pmi,
+     {"PMI_RANK", "PMI_ID"},
+     {"PMI_SIZE"},
+     {"MPI_LOCALRANKID", "PMI_LOCAL_RANK"},
+     {"MPI_LOCALNRANKS", "PMI_LOCAL_SIZE"},
+     {},
+     {},
+     {"PMI_JOBID"},
+     mark_hydra},
+    {LauncherFamily::Flux,
+     {"FLUX_TASK_RANK"},
+     {"FLUX_JOB_SIZE"},
+     {"FLUX_TASK_LOCAL_ID"},
+     {},
+     {},
+     {"FLUX_JOB_NNODES"},
+     {"FLUX_JOB_ID"}},
+    {LauncherFamily::Pmix, {"PMIX_RANK"}, {}, {}, {}, {}, {}, {"PMIX_NAMESPACE"}},
+    {LauncherFamily::Slurm,
+     {"SLURM_PROCID"},
+     {"SLURM_STEP_NUM_TASKS"},
+     {"SLURM_LOCALID"},
+     {},
+     {"SLURM_NODEID"},
+     {"SLURM_STEP_NUM_NODES"},
+     {"SLURM_JOB_ID"},
+     read_slurm_step},
+    {LauncherFamily::Pbs, {"PBS_JOBID"}, {}, {}, {}, {}, {}, {"PBS_JOBID"}, drop_pbs},
+};
+
+struct Variable {
+    std::string name, value;
+};
+
+std::optional<Variable> first_set(const Names& names, const EnvironmentLookup& lookup) {
+    for (const std::string_view name : names) {
+        if (name.empty()) continue;
+        if (auto value = lookup(name)) return Variable{std::string(name), *std::move(value)};
+    }
+    return std::nullopt;
+}
+
+std::optional<int> read_number(const Names& names, const EnvironmentLookup& lookup, std::string& broken) {
+    const std::optional<Variable> variable = first_set(names, lookup);
+    if (!variable) return std::nullopt;
+    const auto number = parse_int_between(variable->value, 0, std::numeric_limits<int>::max());
+    if (number) return static_cast<int>(*number);
+    broken = fmt::format("{}={}", variable->name, number.error().what);
+    return std::nullopt;
+}
+
+void require_below(std::string_view what, std::optional<int> index, std::optional<int> size,
+                   Candidate& candidate) {
+    if (!index || !size || *index < *size || !candidate.broken.empty()) return;
+    candidate.broken = fmt::format("{} {} of {}", what, *index, *size);
+}
+
+std::optional<Candidate> read_family(const Family& family, const EnvironmentLookup& lookup) {
+    const std::optional<Variable> present = first_set(family.rank, lookup);
+    if (!present) return std::nullopt;
+    Candidate found;
+    found.rank_variable = present->name;
+    Placement& says = found.says;
+    says.family = family.id;
+    if (family.id != LauncherFamily::Pbs) says.rank = read_number(family.rank, lookup, found.broken);
+    says.size = read_number(family.size, lookup, found.broken);
+    says.local_rank = read_number(family.local_rank, lookup, found.broken);
+    says.local_size = read_number(family.local_size, lookup, found.broken);
+    says.node_rank = read_number(family.node_rank, lookup, found.broken);
+    says.nodes = read_number(family.nodes, lookup, found.broken);
+    if (const auto job = first_set(family.job, lookup)) says.job = job->value;
+    if (family.adjust != nullptr) family.adjust(found, lookup);
+    require_below("rank", says.rank, says.size, found);
+    require_below("local rank", says.local_rank, says.local_size, found);
+    require_below("node", says.node_rank, says.nodes, found);
+    return found;
+}
+
+}  // namespace
+
+std::vector<Candidate> collect_candidates(const EnvironmentLookup& lookup) {
+    std::vector<Candidate> found;
+    for (const Family& family : kFamilies) {
+        if (auto candidate = read_family(family, lookup)) found.push_back(*std::move(candidate));
+    }
+    return found;
+}
+
+}  // namespace ddprun

@@ -1,0 +1,127 @@
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <array>
+
+#include "env/io/file.h"
+#include "env/io/socket.h"
+#include "env/os/process_tree.h"
+#include "env/os/spawn.h"
+#include "env/os/system.h"
+
+namespace ddprun::os {
+namespace {
+
+Status sent(int outcome, std::string_view attempt) {
+    if (outcome == 0 || errno == ESRCH) return {};
+    return Error::system(attempt);
+}
+
+ChildExit from_siginfo(const siginfo_t& info) {
+    ChildExit exit;
+    exit.pid = info.si_pid;
+    exit.signaled = info.si_code != CLD_EXITED;
+    exit.status = info.si_status;
+    exit.dumped_core = info.si_code == CLD_DUMPED;
+    return exit;
+}
+
+/// Of a descriptor just made, which has no other flags to keep.
+Status make_nonblocking(const UniqueFd& fd) {
+    return ::fcntl(fd.get(), F_SETFL, O_NONBLOCK) == 0 ? Status() : Error::system("fcntl O_NONBLOCK");
+}
+
+/// More in the pipe means fewer stalls of the workers and fewer wake-ups of ours.
+void resize(int pipe, std::size_t bytes) {
+    // Beyond a user's limit (pipe-user-pages-soft) the kernel refuses, and any size does. Ignoring.
+    ::fcntl(pipe, F_SETPIPE_SZ, static_cast<int>(bytes));
+}
+
+}  // namespace
+
+LinuxSystem::LinuxSystem() : slots_(std::make_unique<SpawnSlots>()) {}
+LinuxSystem::~LinuxSystem() = default;
+
+Result<pid_t> LinuxSystem::spawn(const SpawnSpec& spec) {
+    Result<pid_t> pid = spawn_process(spec, *slots_);
+    if (pid && spec.is_tool) tools_.push_back(*pid);
+    return pid;
+}
+
+Status LinuxSystem::signal_group(pid_t group, int signal) {
+    return sent(::kill(-group, signal), "kill group");
+}
+
+Status LinuxSystem::signal_process(pid_t pid, int signal) { return sent(::kill(pid, signal), "kill"); }
+
+std::optional<ChildExit> LinuxSystem::next_exit() {
+    siginfo_t info{};
+    if (::waitid(P_ALL, 0, &info, WEXITED | WNOHANG | WNOWAIT) != 0 || info.si_pid == 0) return std::nullopt;
+    return from_siginfo(info);
+}
+
+void LinuxSystem::reap(pid_t pid) {
+    siginfo_t info{};
+    ::waitid(P_PID, static_cast<id_t>(pid), &info, WEXITED | WNOHANG);
+    std::erase(tools_, pid);
+}
+
+std::vector<pid_t> LinuxSystem::descendants() {
+    std::vector<pid_t> all = descendants_of(::getpid(), "/proc");
+    for (const pid_t tool : tools_) std::erase(all, tool);
+    return all;
+}
+
+Result<System::Pipe> LinuxSystem::make_pipe(std::size_t buffer_bytes) {
+    std::array<int, 2> ends{};
+    if (::pipe2(ends.data(), O_CLOEXEC) != 0) return Error::system("pipe2");
+    Pipe pipe{UniqueFd(ends[0]), UniqueFd(ends[1])};
+    // Two open file descriptions: the worker's end stays blocking, as programs expect.
+    if (const Status set = make_nonblocking(pipe.read); !set) return set.error();
+    resize(pipe.read.get(), buffer_bytes);
+    return pipe;
+}
+
+Result<System::SocketPair> LinuxSystem::make_socket_pair() {
+    std::array<int, 2> ends{};
+    if (::socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends.data()) != 0)
+        return Error::system("socketpair");
+    SocketPair pair{UniqueFd(ends[0]), UniqueFd(ends[1])};
+    if (const Status set = make_nonblocking(pair.ours); !set) return set.error();
+    return pair;
+}
+
+Result<UniqueFd> LinuxSystem::make_segment(std::uint64_t bytes) {
+    UniqueFd fd(::memfd_create("ddprun", MFD_CLOEXEC | MFD_ALLOW_SEALING));
+    if (!fd) return Error::system("memfd_create");
+    if (const Status sized = resize_memory_file(fd.get(), bytes); !sized) return sized.error();
+    // Nobody who holds it can shrink it under the others, who would die of SIGBUS.
+    if (::fcntl(fd.get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0) {
+        return Error::system("fcntl F_ADD_SEALS");
+    }
+    return fd;
+}
+
+Result<UniqueFd> LinuxSystem::make_error_file() {
+    UniqueFd fd(::memfd_create("ddprun-error", MFD_CLOEXEC));
+    if (!fd) return Error::system("memfd_create");
+    return fd;
+}
+
+std::vector<std::string> own_environment() {
+    std::vector<std::string> all;
+    for (char** one = environ; *one != nullptr; ++one) all.emplace_back(*one);
+    return all;
+}
+
+Status become_subreaper() {
+    if (::prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0)
+        return Error::system("prctl PR_SET_CHILD_SUBREAPER");
+    return {};
+}
+
+}  // namespace ddprun::os

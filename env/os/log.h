@@ -1,0 +1,92 @@
+#pragma once
+
+#include <fmt/core.h>
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+
+#include "env/result.h"
+
+namespace spdlog {
+class logger;
+}
+
+namespace ddprun::os {
+
+enum class LogLevel : std::uint8_t { Debug, Info, Warning, Error, Quiet };
+
+/// torchrun's LOGLEVEL: a name of Python's logging, any case ("DEBUG", "warn", "CRITICAL"), its number, or
+/// "quiet". Error: InvalidArgument.
+Result<LogLevel> parse_log_level(std::string_view text);
+
+struct LogOptions {
+    LogLevel level = LogLevel::Info;
+    bool color = false;
+    int fd = 2;  ///< borrowed
+};
+
+/// Who speaks: "[node02 agent g3]". Empty parts are left out.
+struct LogPrefix {
+    std::string host;
+    std::string component;
+    std::optional<std::uint64_t> generation;
+};
+
+/// Writes one line per fact: "[node02 agent g3] rank 5 (pid 4171) died of SIGKILL".
+///
+/// Writing takes at most a moment (100 ms, once, until the reader comes back), never raises SIGPIPE, and its
+/// errors are ignored: a launcher must not stop because nobody reads what it says. Lines that could not be
+/// written are counted and the count is said in the next one that can. A text is made printable:
+/// a line stays one line. For one thread.
+class Log {
+  public:
+    explicit Log(LogPrefix prefix, LogOptions options = {});
+    ~Log();
+    Log(Log&& other) noexcept;
+    Log& operator=(Log&& other) noexcept;
+
+    /// Another voice on the same descriptor ("job" beside "agent"), with its own generation.
+    [[nodiscard]] Log with_component(std::string component) const;
+    void set_generation(std::uint64_t generation);
+    /// Of all voices on this descriptor.
+    void set_level(LogLevel level);
+    /// From now on all voices hand their lines (with newline) to `outlet`, the owner of the descriptor: two writers
+    /// with queues of their own would tear each other's lines. False from it: the line was lost. nullptr: write to
+    /// the descriptor again.
+    using Outlet = std::function<bool(std::string_view line)>;
+    void write_through(Outlet outlet);
+    [[nodiscard]] bool is_enabled(LogLevel level) const;
+
+    template <class... Args>
+    void debug(fmt::format_string<Args...> text, Args&&... args) {
+        write(LogLevel::Debug, text, fmt::make_format_args(args...));
+    }
+    template <class... Args>
+    void info(fmt::format_string<Args...> text, Args&&... args) {
+        write(LogLevel::Info, text, fmt::make_format_args(args...));
+    }
+    template <class... Args>
+    void warning(fmt::format_string<Args...> text, Args&&... args) {
+        write(LogLevel::Warning, text, fmt::make_format_args(args...));
+    }
+    template <class... Args>
+    void error(fmt::format_string<Args...> text, Args&&... args) {
+        write(LogLevel::Error, text, fmt::make_format_args(args...));
+    }
+
+  private:
+    class Sink;
+    Log(LogPrefix prefix, std::shared_ptr<Sink> sink);
+    void write(LogLevel level, fmt::string_view text, fmt::format_args args);
+    void rename();
+
+    LogPrefix prefix_;
+    std::shared_ptr<Sink> sink_;  ///< of all voices on the descriptor; it has the level
+    std::unique_ptr<spdlog::logger> logger_;
+};
+
+}  // namespace ddprun::os

@@ -1,0 +1,48 @@
+#include "env/os/proc_stat.h"
+
+#include <fmt/core.h>
+
+#include <utility>
+#include <vector>
+
+#include "env/io/file.h"
+#include "env/text.h"
+
+namespace ddprun::os {
+namespace {
+
+constexpr std::size_t kMaxStat = 16 * 1024;
+/// Fields behind the name, counted from 0: proc(5)'s number less 3.
+enum Field : std::size_t { kState = 0, kParent = 1, kUser = 11, kSystem = 12, kChildUser = 13, kChildSystem = 14, kThreads = 17, kRss = 21 };
+
+}  // namespace
+
+std::optional<ProcStat> parse_proc_stat(std::string_view text) {
+    // "17 (name) S 4 ...": the name can hold blanks and parentheses, so count from its last one.
+    const std::size_t name_end = text.rfind(')');
+    if (name_end == std::string_view::npos) return std::nullopt;
+    const std::vector<std::string_view> fields = split(trim(text.substr(name_end + 1)), ' ');
+    if (fields.size() <= kRss || fields[kState].size() != 1) return std::nullopt;
+    const Result<std::int64_t> parent = parse_int_between(fields[kParent], 0, 0x7fffffff);
+    if (!parent) return std::nullopt;
+    ProcStat stat{fields[kState][0], static_cast<pid_t>(*parent)};
+    // Children's times are written as signed numbers, and are zero or more.
+    bool complete = true;
+    const auto number = [&](Field field) {
+        Result<std::uint64_t> value = parse_uint(fields[field]);
+        complete = complete && value;
+        return std::move(value).value_or(0);
+    };
+    stat.threads = number(kThreads);
+    stat.ticks = number(kUser) + number(kSystem);
+    stat.child_ticks = number(kChildUser) + number(kChildSystem);
+    stat.rss_pages = number(kRss);
+    return complete ? std::optional(stat) : std::nullopt;
+}
+
+std::optional<ProcStat> proc_stat_of(pid_t pid, const std::string& proc) {
+    const Result<std::string> text = read_file(fmt::format("{}/{}/stat", proc, pid), kMaxStat);
+    return text ? parse_proc_stat(*text) : std::nullopt;
+}
+
+}  // namespace ddprun::os

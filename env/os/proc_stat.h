@@ -1,0 +1,32 @@
+#pragma once
+
+#include <sys/types.h>
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+
+namespace ddprun::os {
+
+/// What /proc/<pid>/stat says of a process (proc(5)).
+struct ProcStat {
+    char state = '?';               ///< of its first thread: R, S, D, T, t, Z, X ...
+    pid_t parent = 0;
+    std::uint64_t threads = 0;      ///< those that still run; a dead process counts as one
+    std::uint64_t ticks = 0;        ///< processor time, user and system, of all threads
+    std::uint64_t child_ticks = 0;  ///< the same of children waited for
+    std::uint64_t rss_pages = 0;
+    /// Nothing of it runs any more. A process whose first thread has ended is a zombie too, and its others run on.
+    [[nodiscard]] bool is_dead() const {
+        return state == 'X' || state == 'x' || (state == 'Z' && threads <= 1);
+    }
+    bool operator==(const ProcStat&) const = default;
+};
+
+/// Reads the text of /proc/<pid>/stat. Pure. nullopt: malformed.
+std::optional<ProcStat> parse_proc_stat(std::string_view text);
+/// nullopt: there is no such process.
+std::optional<ProcStat> proc_stat_of(pid_t pid, const std::string& proc = "/proc");
+
+}  // namespace ddprun::os

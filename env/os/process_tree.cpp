@@ -1,0 +1,97 @@
+#include "env/os/process_tree.h"
+
+#include <dirent.h>
+#include <fmt/core.h>
+
+#include <algorithm>
+#include <functional>
+#include <memory>
+#include <unordered_map>
+
+#include "env/io/file.h"
+#include "env/os/proc_stat.h"
+#include "env/text.h"
+
+namespace ddprun::os {
+namespace {
+
+constexpr std::size_t kMaxProcFile = std::size_t{1} << 20;
+
+/// Names in a directory that are numbers; empty when it is gone.
+std::vector<pid_t> numbered_entries(const std::string& path) {
+    struct Closer {
+        void operator()(DIR* dir) const { ::closedir(dir); }
+    };
+    std::vector<pid_t> numbers;
+    const std::unique_ptr<DIR, Closer> dir(::opendir(path.c_str()));
+    if (!dir) return numbers;
+    while (const dirent* const entry = ::readdir(dir.get())) {
+        const Result<std::int64_t> number = parse_int_between(entry->d_name, 1, 0x7fffffff);
+        if (number) numbers.push_back(static_cast<pid_t>(*number));
+    }
+    return numbers;
+}
+
+using ChildrenOf = std::function<std::vector<pid_t>(pid_t)>;
+
+/// Generation after generation, then turned around: every process stands before its parent.
+std::vector<pid_t> children_first(pid_t root, const ChildrenOf& children_of) {
+    // A tree read while it changes could, with reused ids, show a loop.
+    constexpr std::size_t kMaxProcesses = std::size_t{1} << 22;
+    std::vector<pid_t> found{root};
+    for (std::size_t at = 0; at < found.size() && found.size() < kMaxProcesses; ++at) {
+        const std::vector<pid_t> children = children_of(found[at]);
+        found.insert(found.end(), children.begin(), children.end());
+    }
+    found.erase(found.begin());
+    std::reverse(found.begin(), found.end());
+    return found;
+}
+
+/// nullopt where the kernel has no such list, or the thread has gone.
+std::optional<std::vector<pid_t>> children_of_thread(pid_t pid, pid_t thread, const std::string& proc) {
+    const Result<std::string> text =
+        read_file(fmt::format("{}/{}/task/{}/children", proc, pid, thread), kMaxProcFile);
+    if (!text) return std::nullopt;
+    std::vector<pid_t> children;
+    for (const std::string_view piece : split(*text, ' ')) {
+        const Result<std::int64_t> child = parse_int_between(trim(piece), 1, 0x7fffffff);
+        if (child) children.push_back(static_cast<pid_t>(*child));
+    }
+    return children;
+}
+
+}  // namespace
+
+std::vector<pid_t> descendants_of(pid_t root, const std::string& proc) {
+    std::optional<std::vector<pid_t>> listed = descendants_from_children_lists(root, proc);
+    return listed ? *std::move(listed) : descendants_from_parents(root, proc);
+}
+
+std::optional<std::vector<pid_t>> descendants_from_children_lists(pid_t root, const std::string& proc) {
+    if (!children_of_thread(root, root, proc)) return std::nullopt;
+    std::vector<pid_t> found = children_first(root, [&](pid_t pid) {
+        std::vector<pid_t> children;
+        for (const pid_t thread : numbered_entries(fmt::format("{}/{}/task", proc, pid))) {
+            const auto some = children_of_thread(pid, thread, proc);
+            if (some) children.insert(children.end(), some->begin(), some->end());
+        }
+        return children;
+    });
+    std::erase_if(found, [&](pid_t pid) {
+        const std::optional<ProcStat> stat = proc_stat_of(pid, proc);
+        return !stat || stat->is_dead();
+    });
+    return found;
+}
+
+std::vector<pid_t> descendants_from_parents(pid_t root, const std::string& proc) {
+    std::unordered_map<pid_t, std::vector<pid_t>> children;
+    for (const pid_t pid : numbered_entries(proc)) {
+        const std::optional<ProcStat> stat = proc_stat_of(pid, proc);
+        if (stat && !stat->is_dead()) children[stat->parent].push_back(pid);
+    }
+    return children_first(root, [&](pid_t pid) { return children[pid]; });
+}
+
+}  // namespace ddprun::os

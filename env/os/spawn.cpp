@@ -1,0 +1,426 @@
+#include "env/os/spawn.h"
+
+#include <fcntl.h>
+#include <fmt/core.h>
+#include <linux/close_range.h>
+#include <linux/mempolicy.h>
+#include <linux/sched.h>
+#include <sched.h>
+#include <sys/ioctl.h>
+#include <sys/prctl.h>
+#include <sys/resource.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+
+// The child runs on memory shared with its parent, which the kernel suspends until the child's exec or end
+// (CLONE_VM | CLONE_VFORK): nothing is copied, so the cost does not grow with our memory. In return the child
+// may only make plain system calls on what the parent prepared: no allocation, no locks, and no sanitizer's
+// book-keeping, which would take the child for a thread of ours.
+#define DDPRUN_IN_CHILD __attribute__((noinline, no_sanitize("address", "thread", "undefined")))
+
+namespace ddprun::os {
+namespace {
+
+using Words = std::vector<unsigned long>;
+constexpr std::size_t kBitsPerWord = 8 * sizeof(unsigned long);
+constexpr int kSignalCount = 64;
+constexpr std::size_t kSignalSetBytes = kSignalCount / 8;  ///< the kernel's, not glibc's, sigset_t
+
+struct Move {
+    int from;
+    int to;
+    bool first_aside;  ///< `from` is another move's target and would be overwritten
+};
+
+/// All that the child reads, and the two fields it writes.
+struct Launch {
+    pid_t parent = 0;
+    const char* program = nullptr;
+    const char* directory = nullptr;
+    char* const* arguments = nullptr;
+    char* const* shell_arguments = nullptr;
+    char* const* environment = nullptr;
+    Move* moves = nullptr;
+    std::size_t move_count = 0;
+    unsigned shared_above = 0;  ///< the table is shared, and ours is needed only below this number; 0: it is a copy
+    int free_number = 3;  ///< from here up no descriptor is a move's target
+    const unsigned long* cpus = nullptr;
+    std::size_t cpu_bytes = 0;
+    const unsigned long* nodes = nullptr;
+    std::size_t node_bits = 0;
+    rlimit open_files{};  ///< set when rlim_cur is not 0
+    rlimit file_locks{};  ///< the same
+    bool foreground_terminal = false;
+    std::uint64_t ignored_signals = 0;  ///< bit n: signal n + 1
+
+    const char* failed_stage = nullptr;
+    int error = 0;
+};
+
+DDPRUN_IN_CHILD long fail(Launch& launch, const char* stage) {
+    launch.failed_stage = stage;
+    launch.error = errno;
+    return -1;
+}
+
+/// Leaves the descriptor table that we share with the parent, with a copy of its beginning only.
+DDPRUN_IN_CHILD long leave_shared_table(Launch& launch) {
+    if (launch.shared_above == 0) return 0;
+    if (::syscall(SYS_close_range, launch.shared_above, ~0U, CLOSE_RANGE_UNSHARE) == 0) return 0;
+    return ::syscall(SYS_unshare, CLONE_FILES) == 0 ? 0 : fail(launch, "unshare");
+}
+
+/// Dies with the parent, also when the parent died before we asked for it.
+DDPRUN_IN_CHILD long bind_to_parent(Launch& launch) {
+    if (::syscall(SYS_setpgid, 0, 0) != 0) return fail(launch, "setpgid");
+    if (::syscall(SYS_prctl, PR_SET_PDEATHSIG, SIGKILL, 0, 0, 0) != 0) return fail(launch, "prctl");
+    if (::syscall(SYS_getppid) == launch.parent) return 0;
+    errno = ESRCH;
+    return fail(launch, "parent");
+}
+
+DDPRUN_IN_CHILD bool is_memory_policy_denied() { return errno == EPERM || errno == ENOSYS; }
+
+DDPRUN_IN_CHILD long set_limits_and_places(Launch& launch) {
+    if (launch.cpus != nullptr && ::syscall(SYS_sched_setaffinity, 0, launch.cpu_bytes, launch.cpus) != 0) {
+        return fail(launch, "sched_setaffinity");
+    }
+    if (launch.open_files.rlim_cur != 0 &&
+        ::syscall(SYS_prlimit64, 0, RLIMIT_NOFILE, &launch.open_files, nullptr) != 0) {
+        return fail(launch, "prlimit");
+    }
+    // A mark and no limit: where it is refused, the environment's has to do. Ignoring.
+    if (launch.file_locks.rlim_cur != 0) ::syscall(SYS_prlimit64, 0, RLIMIT_LOCKS, &launch.file_locks, nullptr);
+    if (launch.nodes == nullptr) return 0;
+    // Preferred, not bound: a full node then costs speed and not the job. Before Linux 5.15 only
+    // MPOL_PREFERRED exists, which takes the first node of the mask. Containers often deny the call; it only
+    // tunes: ignoring.
+    long set = ::syscall(SYS_set_mempolicy, MPOL_PREFERRED_MANY, launch.nodes, launch.node_bits);
+    if (set != 0 && errno == EINVAL) {
+        set = ::syscall(SYS_set_mempolicy, MPOL_PREFERRED, launch.nodes, launch.node_bits);
+    }
+    return set == 0 || is_memory_policy_denied() ? 0 : fail(launch, "set_mempolicy");
+}
+
+DDPRUN_IN_CHILD long enter_directory(Launch& launch) {
+    if (launch.directory != nullptr && ::syscall(SYS_chdir, launch.directory) != 0)
+        return fail(launch, "chdir");
+    return 0;
+}
+
+DDPRUN_IN_CHILD long move_one(const Move& move) {
+    if (move.from == move.to) return ::syscall(SYS_fcntl, move.to, F_SETFD, 0);
+    return ::syscall(SYS_dup3, move.from, move.to, 0);
+}
+
+DDPRUN_IN_CHILD long move_descriptors(Launch& launch) {
+    // Descriptors we inherited ourselves, from a scheduler or a shell, are not the worker's either. Kernels
+    // before 5.11 cannot do it; then only ours, born CLOEXEC, are closed: ignoring.
+    ::syscall(SYS_close_range, 3U, ~0U, CLOSE_RANGE_CLOEXEC);
+    for (std::size_t i = 0; i < launch.move_count; ++i) {
+        Move& move = launch.moves[i];
+        if (!move.first_aside) continue;
+        move.from = static_cast<int>(::syscall(SYS_fcntl, move.from, F_DUPFD_CLOEXEC, launch.free_number));
+        if (move.from < 0) return fail(launch, "dup");
+    }
+    for (std::size_t i = 0; i < launch.move_count; ++i) {
+        if (move_one(launch.moves[i]) < 0) return fail(launch, "dup");
+    }
+    return 0;
+}
+
+/// The terminal, then default dispositions, then no signal blocked. Until here all were blocked: a handler of ours
+/// must not run in the child, and SIGTTOU must not stop it. The handlers themselves end with exec; what it keeps
+/// is that a signal is ignored.
+DDPRUN_IN_CHILD long settle_signals(Launch& launch) {
+    pid_t group = static_cast<pid_t>(::syscall(SYS_getpid));
+    if (launch.foreground_terminal && ::syscall(SYS_ioctl, 0, TIOCSPGRP, &group) != 0) {
+        return fail(launch, "tcsetpgrp");
+    }
+    // The kernel's struct sigaction, all zero: SIG_DFL.
+    unsigned long default_action[8] = {};
+    for (std::uint64_t left = launch.ignored_signals; left != 0; left &= left - 1) {
+        const int signal = __builtin_ctzll(left) + 1;
+        ::syscall(SYS_rt_sigaction, signal, default_action, nullptr, kSignalSetBytes);
+    }
+    std::uint64_t none = 0;
+    ::syscall(SYS_rt_sigprocmask, SIG_SETMASK, &none, nullptr, kSignalSetBytes);
+    return 0;
+}
+
+DDPRUN_IN_CHILD long execute(Launch& launch) {
+    ::syscall(SYS_execve, launch.program, launch.arguments, launch.environment);
+    // A script without "#!": the shell runs it, as execvp(3) and every shell do.
+    if (errno == ENOEXEC) ::syscall(SYS_execve, "/bin/sh", launch.shell_arguments, launch.environment);
+    return fail(launch, "exec");
+}
+
+DDPRUN_IN_CHILD int child_main(void* raw) {
+    Launch& launch = *static_cast<Launch*>(raw);
+    if (leave_shared_table(launch) == 0 && bind_to_parent(launch) == 0 && set_limits_and_places(launch) == 0 && enter_directory(launch) == 0 &&
+        move_descriptors(launch) == 0 && settle_signals(launch) == 0) {
+        execute(launch);
+    }
+    ::syscall(SYS_exit_group, 127);
+    return 127;
+}
+
+// The parent's side: everything prepared, started, and explained.
+
+std::vector<char*> pointers_to(const std::vector<std::string>& strings) {
+    std::vector<char*> pointers;
+    pointers.reserve(strings.size() + 1);
+    // execve takes char* for historical reasons and does not write.
+    for (const std::string& string : strings) pointers.push_back(const_cast<char*>(string.c_str()));
+    pointers.push_back(nullptr);
+    return pointers;
+}
+
+std::vector<char*> shell_arguments(const SpawnSpec& spec, const std::vector<char*>& arguments) {
+    std::vector<char*> shell{const_cast<char*>("sh"), const_cast<char*>(spec.program.c_str())};
+    const auto rest = arguments.size() > 1 ? arguments.begin() + 1 : arguments.begin();
+    shell.insert(shell.end(), rest, arguments.end());
+    return shell;
+}
+
+Words bit_mask(const std::vector<int>& bits) {
+    if (bits.empty()) return {};
+    const int highest = *std::max_element(bits.begin(), bits.end());
+    Words words(static_cast<std::size_t>(highest) / kBitsPerWord + 1);
+    for (const int bit : bits) {
+        const auto at = static_cast<std::size_t>(bit);
+        words[at / kBitsPerWord] |= 1UL << (at % kBitsPerWord);
+    }
+    return words;
+}
+
+std::vector<Move> plan_moves(const std::vector<FdMapping>& mappings) {
+    std::vector<Move> moves;
+    for (const FdMapping& mapping : mappings) {
+        const bool overwritten = std::any_of(mappings.begin(), mappings.end(), [&](const FdMapping& other) {
+            return &other != &mapping && other.childs == mapping.ours;
+        });
+        moves.push_back({mapping.ours, mapping.childs, overwritten});
+    }
+    return moves;
+}
+
+int above_all_targets(const std::vector<Move>& moves) {
+    int highest = 2;
+    for (const Move& move : moves) highest = std::max(highest, move.to);
+    return highest + 1;
+}
+
+std::uint64_t read_ignored_signals() {
+    std::uint64_t ignored = 0;
+    for (int signal = 1; signal <= kSignalCount; ++signal) {
+        struct sigaction action {};
+        // Fails for the two numbers that glibc keeps for itself, and never ignores.
+        if (::sigaction(signal, nullptr, &action) == 0 && action.sa_handler == SIG_IGN) ignored |= 1ULL << (signal - 1);
+    }
+    return ignored;
+}
+
+/// Mistakes of a caller that would otherwise start a process with wrong descriptors or masks.
+Status check(const SpawnSpec& spec) {
+    const auto invalid = [&](std::string_view why) {
+        return Error{Errc::InvalidArgument, fmt::format("start {}: {}", spec.program, why), 0};
+    };
+    std::vector<int> targets;
+    for (const FdMapping& mapping : spec.descriptors) targets.push_back(mapping.childs);
+    std::sort(targets.begin(), targets.end());
+    if (std::adjacent_find(targets.begin(), targets.end()) != targets.end()) {
+        return invalid("two descriptors for one number");
+    }
+    constexpr int kMaxIndex = 1 << 16;
+    for (const std::vector<int>* const list : {&spec.cpus, &spec.memory_nodes}) {
+        for (const int index : *list) {
+            if (index < 0 || index >= kMaxIndex)
+                return invalid(fmt::format("no such cpu or node: {}", index));
+        }
+    }
+    return {};
+}
+
+/// Blocks every signal in this thread for its lifetime.
+class AllSignalsBlocked {
+  public:
+    AllSignalsBlocked() {
+        sigset_t all;
+        ::sigfillset(&all);
+        ::pthread_sigmask(SIG_SETMASK, &all, &before_);
+    }
+    ~AllSignalsBlocked() { ::pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
+    AllSignalsBlocked(const AllSignalsBlocked&) = delete;
+    AllSignalsBlocked& operator=(const AllSignalsBlocked&) = delete;
+
+  private:
+    sigset_t before_;
+};
+
+#if defined(__x86_64__)
+/// clone3(2), which has no wrapper: the child calls run(argument), which must not return, on the stack of
+/// `arguments`. The pid, or a negative error number.
+long clone_with(clone_args& arguments, int (*run)(void*), void* argument) {
+    long result;
+    asm volatile(
+        "syscall\n\t"
+        "testq %%rax, %%rax\n\t"
+        "jnz 1f\n\t"
+        "movq %[argument], %%rdi\n\t"
+        "callq *%[run]\n\t"
+        "ud2\n"
+        "1:"
+        : "=a"(result)
+        : "a"(SYS_clone3), "D"(&arguments), "S"(sizeof arguments), [run] "r"(run), [argument] "r"(argument)
+        : "rcx", "r11", "cc", "memory");
+    return result;
+}
+#else
+/// Nobody has written the few instructions for this processor: its workers start in our own cgroup.
+long clone_with(clone_args&, int (*)(void*), void*) { return -ENOSYS; }
+#endif
+
+/// The child's frames; it cannot use ours while sharing memory. Only system calls are made on it.
+struct alignas(64) ChildStack {
+    std::array<char, std::size_t{32} << 10> bytes;
+};
+
+/// Born in the cgroup: to be moved there afterwards takes a lock that waits for every processor, some milliseconds.
+long clone_into(int cgroup, int flags, int exit_signal, ChildStack& stack, int (*run)(void*), void* argument) {
+    clone_args arguments{};
+    arguments.flags = static_cast<std::uint64_t>(flags) | CLONE_INTO_CGROUP;
+    arguments.exit_signal = static_cast<std::uint64_t>(exit_signal);
+    arguments.stack = reinterpret_cast<std::uintptr_t>(stack.bytes.data());
+    arguments.stack_size = stack.bytes.size();
+    arguments.cgroup = static_cast<std::uint64_t>(cgroup);
+    return clone_with(arguments, run, argument);
+}
+
+DDPRUN_IN_CHILD int exit_at_once(void*) {
+    ::syscall(SYS_exit_group, 0);
+    return 0;
+}
+
+/// The child's pid once it has executed or failed, or -1 with errno of clone.
+pid_t start(Launch& launch, int cgroup) {
+    ChildStack stack;
+    const AllSignalsBlocked blocked;
+    const int flags = CLONE_VM | CLONE_VFORK | (launch.shared_above != 0 ? CLONE_FILES : 0);
+    if (cgroup >= 0) {
+        const long pid = clone_into(cgroup, flags, SIGCHLD, stack, child_main, &launch);
+        if (pid > 0) return static_cast<pid_t>(pid);
+    }
+    return ::clone(child_main, stack.bytes.data() + stack.bytes.size(), flags | SIGCHLD, &launch);
+}
+
+void reap_failed(pid_t pid) {
+    while (::waitpid(pid, nullptr, 0) < 0 && errno == EINTR) {
+    }
+}
+
+Error explain(const SpawnSpec& spec, const Launch& launch) {
+    const std::string_view stage = launch.failed_stage;
+    if (stage == "exec") return Error::system("exec " + spec.program, launch.error);
+    std::string attempt = fmt::format("start {}: {}", spec.program, stage);
+    if (stage == "chdir") attempt += " " + spec.directory;
+    return Error::system(attempt, launch.error);
+}
+
+}  // namespace
+
+std::uint64_t SpawnSlots::ignored_signals() {
+    if (!ignored_signals_) ignored_signals_ = read_ignored_signals();
+    return *ignored_signals_;
+}
+
+bool SpawnSlots::open() {
+    constexpr int kSlots = 8;
+    null_.reset(::open("/dev/null", O_RDWR | O_CLOEXEC));
+    for (int i = 0; null_ && i < kSlots; ++i) {
+        slots_.emplace_back(::fcntl(null_.get(), F_DUPFD_CLOEXEC, 3));
+        if (!slots_.back()) break;
+        end_ = std::max(end_, slots_.back().get() + 1);
+    }
+    if (slots_.size() == kSlots && slots_.back()) return true;
+    slots_.clear();
+    return false;
+}
+
+bool SpawnSlots::fill(std::vector<FdMapping>& mappings) {
+    if (slots_.empty() && !open()) return false;
+    if (mappings.size() > slots_.size()) return false;
+    for (; used_ < mappings.size(); ++used_) {
+        if (::dup3(mappings[used_].ours, slots_[used_].get(), O_CLOEXEC) < 0) {
+            clear();
+            return false;
+        }
+    }
+    for (std::size_t i = 0; i < mappings.size(); ++i) mappings[i].ours = slots_[i].get();
+    return true;
+}
+
+void SpawnSlots::clear() {
+    for (; used_ > 0; --used_) ::dup3(null_.get(), slots_[used_ - 1].get(), O_CLOEXEC);
+}
+
+Result<pid_t> spawn_process(const SpawnSpec& spec, SpawnSlots& slots) {
+    if (const Status checked = check(spec); !checked) return checked.error();
+    const std::vector<char*> arguments = pointers_to(spec.arguments);
+    const std::vector<char*> through_shell = shell_arguments(spec, arguments);
+    const std::vector<char*> environment = pointers_to(spec.environment);
+    const Words cpus = bit_mask(spec.cpus);
+    const Words nodes = bit_mask(spec.memory_nodes);
+    std::vector<FdMapping> descriptors = spec.descriptors;
+    const bool in_slots = slots.fill(descriptors);
+    std::vector<Move> moves = plan_moves(descriptors);
+
+    Launch launch;
+    launch.shared_above = in_slots ? static_cast<unsigned>(slots.end()) : 0;
+    launch.parent = ::getpid();
+    launch.program = spec.program.c_str();
+    launch.directory = spec.directory.empty() ? nullptr : spec.directory.c_str();
+    launch.arguments = arguments.data();
+    launch.shell_arguments = through_shell.data();
+    launch.environment = environment.data();
+    launch.moves = moves.data();
+    launch.move_count = moves.size();
+    launch.free_number = above_all_targets(moves);
+    launch.cpus = cpus.empty() ? nullptr : cpus.data();
+    launch.cpu_bytes = cpus.size() * sizeof(unsigned long);
+    launch.nodes = nodes.empty() ? nullptr : nodes.data();
+    launch.node_bits = nodes.size() * kBitsPerWord + 1;  // the kernel looks at one bit less than it is told
+    launch.foreground_terminal = spec.foreground_terminal;
+    launch.ignored_signals = slots.ignored_signals();
+    if (spec.open_files != 0 && ::getrlimit(RLIMIT_NOFILE, &launch.open_files) == 0) {
+        launch.open_files.rlim_cur = std::min<rlim_t>(spec.open_files, launch.open_files.rlim_max);
+    }
+    if (spec.lock_limit != 0 && ::getrlimit(RLIMIT_LOCKS, &launch.file_locks) == 0) {
+        launch.file_locks.rlim_cur = spec.lock_limit;
+    }
+
+    const pid_t pid = start(launch, spec.cgroup);
+    const int error = errno;
+    slots.clear();
+    if (pid < 0) return Error::system("fork", error);
+    if (launch.failed_stage == nullptr) return pid;
+    reap_failed(pid);
+    return explain(spec, launch);
+}
+
+bool can_be_born_in(int cgroup) {
+    ChildStack stack;
+    const AllSignalsBlocked blocked;
+    const long pid = clone_into(cgroup, CLONE_VM | CLONE_VFORK, 0, stack, exit_at_once, nullptr);
+    if (pid <= 0) return false;
+    int status = 0;
+    while (::waitpid(static_cast<pid_t>(pid), &status, __WALL) < 0 && errno == EINTR) {
+    }
+    return WIFEXITED(status) && WEXITSTATUS(status) == 0;
+}
+
+}  // namespace ddprun::os

@@ -1,0 +1,124 @@
+#pragma once
+
+#include <signal.h>
+#include <sys/types.h>
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "env/result.h"
+#include "env/unique_fd.h"
+
+namespace ddprun::os {
+
+/// A descriptor of ours that the child sees under another number (0-2, or above).
+struct FdMapping {
+    int ours;
+    int childs;
+};
+
+/// Everything needed to start one process. Prepared before fork; nothing is allocated between fork and exec.
+struct SpawnSpec {
+    std::string program;                 ///< a path, seen from `directory`; no search is made
+    std::vector<std::string> arguments;  ///< argv, including argv[0]
+    std::vector<std::string> environment;  ///< "NAME=value"
+    std::string directory;               ///< "" stays where we are
+    std::vector<FdMapping> descriptors;  ///< 0-2 are inherited unless named; all others are closed
+    std::vector<int> cpus;               ///< affinity; empty inherits
+    std::vector<int> memory_nodes;       ///< NUMA nodes preferred for memory, where allowed; empty inherits
+    /// A cgroup v2 directory to be born in, -1: ours. A wish: where the kernel refuses it (clone3 is denied in many
+    /// containers, and comes with Linux 5.7), the child starts in our own.
+    int cgroup = -1;
+    std::uint64_t open_files = 0;        ///< soft limit on descriptors (RLIMIT_NOFILE); 0 inherits
+    /// Soft limit on file locks (RLIMIT_LOCKS), a mark that descendants inherit and the kernel does not look at; 0: ours.
+    std::uint64_t lock_limit = 0;
+    bool is_tool = false;                ///< ours, not the job's: descendants() leaves it out
+    bool foreground_terminal = false;    ///< give the child's group the terminal on fd 0 (for --attach)
+};
+
+/// "NAME=value" of this process, as a child would inherit it.
+std::vector<std::string> own_environment();
+
+/// A child's end, as waitid(2) reports it.
+struct ChildExit {
+    pid_t pid = 0;
+    bool signaled = false;
+    int status = 0;  ///< exit code, or the signal when `signaled`
+    bool dumped_core = false;
+    bool operator==(const ChildExit&) const = default;
+};
+
+/// The operating system as the agent uses it, so that tests can put a fake in its place and fail any call.
+class System {
+  public:
+    virtual ~System() = default;
+
+    /// Starts one process in its own process group (setpgid), with PR_SET_PDEATHSIG=SIGKILL against this
+    /// thread and default signal dispositions. vfork class: returns after the child's exec or failure.
+    /// A script without "#!" runs under /bin/sh.
+    /// Error: System naming program and stage ("exec ./trian: No such file or directory", "start ./train: chdir
+    /// /data: Permission denied"), InvalidArgument for two descriptors under one number. Nothing is left behind: a
+    /// child that failed before exec has been reaped.
+    [[nodiscard]] virtual Result<pid_t> spawn(const SpawnSpec& spec) = 0;
+
+    /// kill(-group). ESRCH (nobody left) is success. Error: System.
+    virtual Status signal_group(pid_t group, int signal) = 0;
+    virtual Status signal_process(pid_t pid, int signal) = 0;
+
+    /// The next child that has ended, without reaping it: it stays a zombie and its id cannot be reused.
+    /// The caller must reap it before it asks again. nullopt: nobody has ended.
+    [[nodiscard]] virtual std::optional<ChildExit> next_exit() = 0;
+    virtual void reap(pid_t pid) = 0;
+
+    /// Every living descendant of this process other than itself and its tools, from /proc, children first. One that is just
+    /// being born can be missed: ask again until there is none.
+    [[nodiscard]] virtual std::vector<pid_t> descendants() = 0;
+
+    /// CLOEXEC pipe: {read end (non-blocking), write end}. `buffer_bytes` is a wish: a user's limit may refuse it.
+    struct Pipe {
+        UniqueFd read;
+        UniqueFd write;
+    };
+    [[nodiscard]] virtual Result<Pipe> make_pipe(std::size_t buffer_bytes) = 0;
+    /// Unix sockets that keep packets apart (SOCK_SEQPACKET), CLOEXEC, non-blocking on our side only: {ours, the child's}.
+    struct SocketPair {
+        UniqueFd ours;
+        UniqueFd theirs;
+    };
+    [[nodiscard]] virtual Result<SocketPair> make_socket_pair() = 0;
+    /// A nameless shared-memory file of that (sparse) size, CLOEXEC. Its size is sealed.
+    [[nodiscard]] virtual Result<UniqueFd> make_segment(std::uint64_t bytes) = 0;
+    /// A nameless, empty file that grows as it is written, CLOEXEC.
+    [[nodiscard]] virtual Result<UniqueFd> make_error_file() = 0;
+};
+
+class SpawnSlots;
+
+/// The real one. `become_subreaper` must have been called once in this process.
+class LinuxSystem final : public System {
+  public:
+    LinuxSystem();
+    ~LinuxSystem() override;
+    Result<pid_t> spawn(const SpawnSpec& spec) override;
+    Status signal_group(pid_t group, int signal) override;
+    Status signal_process(pid_t pid, int signal) override;
+    std::optional<ChildExit> next_exit() override;
+    void reap(pid_t pid) override;
+    std::vector<pid_t> descendants() override;
+    Result<Pipe> make_pipe(std::size_t buffer_bytes) override;
+    Result<SocketPair> make_socket_pair() override;
+    Result<UniqueFd> make_segment(std::uint64_t bytes) override;
+    Result<UniqueFd> make_error_file() override;
+
+  private:
+    std::unique_ptr<SpawnSlots> slots_;
+    std::vector<pid_t> tools_;  ///< not yet reaped
+};
+
+/// Orphaned grandchildren become our children and are seen by next_exit. Error: System.
+Status become_subreaper();
+
+}  // namespace ddprun::os

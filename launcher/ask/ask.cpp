@@ -1,0 +1,153 @@
+#include "launcher/ask/ask.h"
+
+#include <fmt/core.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <map>
+
+#include "env/print.h"
+#include "env/text.h"
+#include "launcher/exit_codes.h"
+#include "launcher/gpu/gpu_usage.h"
+#include "launcher/hang/stacks.h"
+#include "launcher/signals.h"
+
+namespace ddprun {
+namespace {
+
+/// A job answers at once, unless its host is in trouble.
+constexpr Duration kPatience = std::chrono::seconds(5);
+
+constexpr int kRefused = 1;
+
+Result<JobStatus> ask_status(const RunningJob& job, const ControlRequest& request, TimePoint deadline) {
+    const Result<std::string> line = ask_job(job, request, deadline);
+    if (!line) return line.error();
+    return job_status_from_json(*line);
+}
+
+int code_for(const Error& error) {
+    switch (error.code) {
+        case Errc::InvalidArgument: return static_cast<int>(ExitCode::Usage);
+        case Errc::NotFound: case Errc::Timeout: case Errc::Closed: return static_cast<int>(ExitCode::Unavailable);
+        default: return kRefused;
+    }
+}
+
+Error usage(std::string what) { return {Errc::InvalidArgument, std::move(what), 0}; }
+
+/// Passes a request on and prints what the job says about it.
+int tell(const std::string& command, const std::string& which, const ControlRequest& request) {
+    const Result<RunningJob> job = choose_job(which);
+    if (!job) return complain(command, job.error());
+    const Result<std::string> line = ask_job(*job, request, deadline_after(MonotonicClock::now(), kPatience));
+    if (!line) return complain(command, line.error());
+    const Result<std::string> text = decode_control_text(*line);
+    if (!text) return complain(command, text.error());
+    ddprun::print("job {}: {}\n", printable(job->id), printable(*text));
+    return 0;
+}
+
+/// Several nodes of one job may run on one host: each of them speaks for all.
+std::vector<RunningJob> one_per_job(const std::vector<RunningJob>& jobs, const std::string& run_id) {
+    std::map<std::string, RunningJob> found;
+    for (const RunningJob& job : jobs) {
+        const Result<JobStatus> status = ask_status(job);
+        if (status && (run_id.empty() || status->run_id == run_id)) found.emplace(status->job, job);
+    }
+    std::vector<RunningJob> one_each;
+    for (const auto& [id, job] : found) one_each.push_back(job);
+    return one_each;
+}
+
+}  // namespace
+
+int complain(const std::string& command, const Error& error) {
+    ddprun::print(stderr, "ddprun {}: {}\n", command, printable(error.what));
+    return code_for(error);
+}
+
+AskedJobs ask_all(const std::vector<RunningJob>& jobs) {
+    AskedJobs asked;
+    // Root asks the jobs of others too; all of them together have as long as one of ours to answer.
+    const TimePoint others = deadline_after(MonotonicClock::now(), kPatience);
+    for (const RunningJob& job : jobs) {
+        const TimePoint deadline = job.uid == ::geteuid() ? deadline_after(MonotonicClock::now(), kPatience) : others;
+        Result<JobStatus> status = ask_status(job, {"status", {{"gpus", "shown"}}}, deadline);
+        // It may have ended since it was listed.
+        if (!status && (status.error().code == Errc::NotFound || status.error().code == Errc::Closed)) continue;
+        if (!status) asked.failures.push_back(status.error());
+        else if (std::none_of(asked.statuses.begin(), asked.statuses.end(), [&](const JobStatus& other) { return other.job == status->job; }))
+            asked.statuses.push_back(*std::move(status));
+    }
+    return asked;
+}
+
+Result<RunningJob> choose_job(const std::string& which) {
+    std::vector<RunningJob> jobs = running_jobs();
+    if (jobs.empty()) return Error{Errc::NotFound, "no job of this user runs on this host", 0};
+    std::vector<RunningJob> fitting;
+    std::copy_if(jobs.begin(), jobs.end(), std::back_inserter(fitting), [&](const RunningJob& job) { return job.id.starts_with(which); });
+    if (fitting.empty()) fitting = one_per_job(jobs, which);
+    else if (fitting.size() > 1) fitting = one_per_job(fitting, "");
+    if (fitting.size() == 1) return fitting.front();
+    std::vector<std::string> names;
+    for (const RunningJob& job : fitting.empty() ? jobs : fitting) names.push_back(job.id);
+    if (fitting.empty()) return Error{Errc::NotFound, fmt::format("--job: '{}' does not run on this host (running: {})", which, join(names, ", ")), 0};
+    return usage(fmt::format("several jobs fit; choose with --job: {}", join(names, ", ")));
+}
+
+Result<JobStatus> ask_status(const RunningJob& job) { return ask_status(job, {"status", {}}, deadline_after(MonotonicClock::now(), kPatience)); }
+
+int show_jobs(const AskOptions& options) {
+    std::vector<RunningJob> jobs = running_jobs();
+    if (!options.job.empty()) {
+        const Result<RunningJob> job = choose_job(options.job);
+        if (!job) return complain("ps", job.error());
+        jobs = {*job};
+    }
+    if (jobs.empty() && !options.json) ddprun::print(stderr, "no job of this user runs on this host\n");
+    const AskedJobs asked = ask_all(jobs);
+    for (const JobStatus& status : asked.statuses) {
+        ddprun::print("{}", options.json ? to_json(status) : render_status(nullptr, status, 0));
+    }
+    int code = 0;
+    for (const Error& failure : asked.failures) code = complain("ps", failure);
+    return code;
+}
+
+int show_gpus(const AskOptions& options) {
+    const std::vector<GpuUsage> gpus = measure_gpus();
+    if (gpus.empty() && !options.json) ddprun::print(stderr, "no NVIDIA GPU can be asked on this host\n");
+    ddprun::print("{}", options.json ? to_json(gpus) : render_gpu_usage(gpus));
+    return 0;
+}
+
+int send_signal(const AskOptions& options) {
+    if (options.words.size() != 1) return complain("signal", usage("expected one signal, as in: ddprun signal USR1 --rank 3"));
+    if (!signal_from_name(options.words.front())) {
+        return complain("signal", usage(fmt::format("'{}' is not a signal (expected a name or number, as in USR1)", options.words.front())));
+    }
+    ControlRequest request{"signal", {{"signal", options.words.front()}}};
+    if (options.rank) request.arguments["rank"] = std::to_string(*options.rank);
+    return tell("signal", options.job, request);
+}
+
+int show_stacks(const AskOptions& options) {
+    ControlRequest request{"stacks", {}};
+    if (options.rank) request.arguments["rank"] = std::to_string(*options.rank);
+    const Result<RunningJob> job = choose_job(options.job);
+    if (!job) return complain("stacks", job.error());
+    const Result<std::string> line = ask_job(*job, request, deadline_after(MonotonicClock::now(), kStackPatience + kPatience));
+    if (!line) return complain("stacks", line.error());
+    const Result<std::string> text = decode_control_text(*line);
+    if (!text) return complain("stacks", text.error());
+    ddprun::print("{}", printable_lines(*text));
+    return 0;
+}
+
+int drain(const AskOptions& options) { return tell("drain", options.job, {"drain", {}}); }
+
+}  // namespace ddprun

@@ -1,0 +1,76 @@
+#pragma once
+
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "env/io/socket.h"
+#include "env/os/event_loop.h"
+#include "env/os/log.h"
+#include "launcher/ask/inquiry.h"
+#include "launcher/hang/hang_detector.h"
+#include "launcher/hang/hang_sample.h"
+#include "launcher/hang/stacks.h"
+#include "launcher/supervise/agent.h"
+
+namespace ddprun {
+
+/// Looks at the workers of all nodes for hangs (--hang-timeout), a few times per timeout: the rank that the others wait
+/// for may be on another node. On a verdict it says what hangs, prints the stacks of all ranks and what NCCL knows of the
+/// job (nccl_ras.h), then calls `found`: what follows is the job's to decide.
+///
+/// Lives beside the controller, on the event loop's thread. Borrows its parts for its whole life.
+class HangWatch {
+  public:
+    using Found = std::function<void(const HangVerdict&)>;
+    /// Where NCCL's RAS service of this job's workers would listen; nullopt: they have none.
+    using RasAddress = std::function<std::optional<Endpoint>()>;
+
+    HangWatch(os::EventLoop& loop, os::Log& log, const Controller& controller, Inquiry& inquiry, Duration timeout, RasAddress ras,
+              Found found);
+    ~HangWatch();
+    HangWatch(const HangWatch&) = delete;
+    HangWatch& operator=(const HangWatch&) = delete;
+
+  private:
+    void look();
+    void look_again();
+    void judge(const std::vector<NodeAnswer>& answers);
+    bool take(const NodeAnswer& answer);
+    void investigate(const HangVerdict& verdict);
+    void report(const HangVerdict& verdict, const std::string& stacks);
+    void finish(const HangVerdict& verdict);
+    [[nodiscard]] bool is_running(std::uint64_t generation) const;
+
+    os::EventLoop& loop_;
+    os::Log& log_;
+    const Controller& controller_;
+    Inquiry& inquiry_;
+    HangDetector detector_;
+    RasAddress ras_;
+    Found found_;
+    int awaited_ = 0;               ///< parts of the report that are still to come
+    std::string nccl_says_;
+    std::uint64_t generation_ = 0;  ///< that the detector knows
+    std::map<int, std::vector<HangSample>> last_;  ///< of each node, by its first rank
+    std::vector<std::string> silent_;  ///< nodes that did not answer the last look
+    os::EventLoop::TimerId timer_ = 0;
+    std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);
+};
+
+/// Makes this node answer what its workers look like.
+void answer_hang_looks(Inquiry& inquiry, Agent& agent, const std::string& host);
+
+/// How long the head waits for a node's stacks.
+inline constexpr Duration kNodeStackPatience = kStackPatience + kNodePatience;
+
+/// The stacks of all nodes as text, with a line for each node that gave none.
+std::string render_node_stacks(const std::vector<NodeAnswer>& answers, bool shows_hosts);
+
+/// All living workers of this node. The agent is borrowed by the targets.
+std::vector<StackTarget> stack_targets(Agent& agent);
+
+}  // namespace ddprun

@@ -1,0 +1,51 @@
+#pragma once
+
+#include <functional>
+#include <string>
+
+#include "env/os/event_loop.h"
+#include "env/os/system.h"
+#include "launcher/ask/inquiry.h"
+#include "launcher/ask/observation.h"
+#include "launcher/gpu/gpu_watch.h"
+#include "launcher/job_spec.h"
+#include "launcher/supervise/agent.h"
+
+namespace ddprun {
+
+/// What a running job can be asked, `ddprun ps` and its like: each question's answer of one node, and how the head makes
+/// the job's out of them. Borrows all parts for its whole life.
+class JobQuestions {
+  public:
+    struct Parts {
+        os::EventLoop& loop;
+        os::System& system;
+        const JobSpec& spec;
+        Agent& agent;
+        Observation& observation;
+        Inquiry& inquiry;
+        std::string host;
+        // Of the head only.
+        std::function<void(const std::string& why)> preempt;  ///< save and stop
+        std::function<void(int signal)> signal;             ///< to all workers of all nodes
+    };
+    /// Tells the inquiry of every question.
+    explicit JobQuestions(Parts parts);
+    JobQuestions(const JobQuestions&) = delete;
+    JobQuestions& operator=(const JobQuestions&) = delete;
+
+  private:
+    void node_status(const ControlRequest& request, const Inquiry::Answer& answer);
+    void node_signal(const ControlRequest& request, const Inquiry::Answer& answer);
+    void node_stacks(const ControlRequest& request, const Inquiry::Answer& answer);
+    void job_status(const ControlRequest& request, const Inquiry::Answer& answer);
+    void job_signal(const ControlRequest& request, const Inquiry::Answer& answer);
+    void job_stacks(const ControlRequest& request, const Inquiry::Answer& answer);
+    [[nodiscard]] int local_rank_of(const std::string& rank) const;
+    [[nodiscard]] std::string workers_text() const;
+
+    Parts parts_;
+    GpuWatch gpus_;
+};
+
+}  // namespace ddprun

@@ -1,0 +1,92 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "env/result.h"
+#include "launcher/gpu/gpu_usage.h"
+
+namespace ddprun {
+
+/// One worker, at one moment. Totals, no rates: who asks twice makes them (rates_between).
+struct WorkerStatus {
+    int node = 0;             ///< index in JobStatus::hosts
+    int rank = 0;
+    int local_rank = 0;
+    int pid = 0;              ///< 0: not started yet
+    std::string state;        ///< "waiting" "running" "stopping" "killed" "ended"
+    double seconds = 0;       ///< since it was started
+    double cpu_seconds = 0;   ///< of the process and all its threads
+    std::uint64_t rss_bytes = 0;
+    bool uses_libddp = false; ///< the next three are meaningful
+    std::uint64_t step = 0;
+    double comm_seconds = 0;  ///< inside collectives
+    WorkerGpus gpus;          ///< indices into the GPUs of its host, by their numbers
+    std::string collective;   ///< "in all_reduce #812 (25 MiB)"; "" not known
+    double quiet_seconds = 0; ///< since it last wrote to stdout or stderr
+    bool operator==(const WorkerStatus&) const = default;
+};
+
+/// One node of the job.
+struct HostStatus {
+    std::string host;
+    int pid = 0;              ///< of its ddprun
+    std::string phase;        ///< of the node: "idle" "starting" "running" "stopping" "killing" "sweeping"
+    std::string log_directory;  ///< of this attempt, on that host; "" none
+    std::vector<GpuUsage> gpus;  ///< when they were asked for
+    std::string trouble;      ///< why nothing else is known of it: "no answer in 2 s"
+    bool operator==(const HostStatus&) const = default;
+};
+
+/// What is said about a job: by one node about itself, or by the head about all (see merge_status).
+struct JobStatus {
+    std::string job;          ///< DDPRUN_JOB
+    std::string run_id;
+    std::string program;
+    std::string host;
+    int pid = 0;              ///< of ddprun
+    bool is_head = false;     ///< phase and restarts are known here only
+    std::string phase;        ///< "joining" "running" "draining" "stopping" "backing off" "finished"; of this node otherwise
+    std::uint64_t generation = 0;
+    int restarts_used = 0;
+    int max_restarts = 0;
+    int world_size = 0;
+    int nodes = 1;
+    double seconds = 0;       ///< since ddprun was started
+    std::string log_directory;  ///< of this attempt; "" none
+    std::uint64_t lost_output_bytes = 0;
+    std::vector<HostStatus> hosts;  ///< in order of group rank
+    std::vector<WorkerStatus> workers;
+    bool operator==(const JobStatus&) const = default;
+};
+
+/// The whole job, of what the head says of itself and of each node: the head's words about the job, the workers and
+/// hosts of all nodes in the given order. A node that did not answer is one that has a host with its trouble only.
+JobStatus merge_status(JobStatus head, const std::vector<JobStatus>& nodes);
+
+/// What one worker did per second.
+struct WorkerRates {
+    double cpu_percent = 0;   ///< 100 is one CPU
+    double steps_per_second = 0;
+    double comm_percent = 0;  ///< of the time
+    bool operator==(const WorkerRates&) const = default;
+};
+/// Since `before` (may be null); over the worker's whole life when that knows another process or no time has passed.
+WorkerRates rates_between(const JobStatus* before, const WorkerStatus& worker);
+
+/// One line, with newline.
+std::string to_json(const JobStatus& status);
+/// Error: Refused with the job's own words, Protocol.
+Result<JobStatus> job_status_from_json(std::string_view line);
+
+/// "job 5f3a (run none): running, generation 2, 1 of 3 restarts, 4 workers on 1 node, 12 s, ./train" and a table of the
+/// workers. Where `width` (0: unlimited) is short the title is wrapped and the least telling columns go. `before` may be
+/// null.
+std::string render_status(const JobStatus* before, const JobStatus& now, int width);
+
+/// The same as Prometheus text, version 0.0.4.
+std::string render_metrics(const JobStatus& status);
+
+}  // namespace ddprun

@@ -1,0 +1,74 @@
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "env/os/event_loop.h"
+#include "env/os/log.h"
+#include "launcher/ask/control_socket.h"
+#include "launcher/ask/event_file.h"
+#include "launcher/ask/job_status.h"
+#include "launcher/ask/metrics_server.h"
+#include "launcher/output/output.h"
+#include "launcher/supervise/agent.h"
+#include "launcher/supervise/controller.h"
+
+namespace ddprun {
+
+/// How a running job is seen from outside: control socket, --events, --metrics-port. It looks at the parts and changes
+/// nothing. What the socket answers is the handler's business (Inquiry). Borrows all parts for its whole life.
+class Observation {
+  public:
+    struct Parts {
+        os::EventLoop& loop;
+        os::Log& log;
+        const JobSpec& spec;
+        Agent& agent;
+        Output& output;
+        const Controller* controller;  ///< null on a node that is not the head
+        std::string job;               ///< the value of DDPRUN_JOB
+        std::string program;
+        std::string host;
+    };
+
+    explicit Observation(Parts parts) : parts_(std::move(parts)) { order_.world_size = 0; }
+
+    /// Opens what the command line asks for, before anything is started. A control socket that cannot be had is a
+    /// warning. Error: InvalidArgument (--events), System (--metrics-port).
+    Status open(ControlHandler questions);
+
+    /// Of this node; on the head with what is known there of the job.
+    [[nodiscard]] JobStatus status() const;
+
+    // What happens to the job, for --events.
+    void generation_started(const rdzv::StartGeneration& order);
+    /// What this node's agent tells the controller.
+    void agent_says(const rdzv::FromAgent& message);
+    /// What the controller is told by an agent, ours too, on that host.
+    void node_says(const rdzv::WorkerExited& exit, const std::string& host);
+    void node_says(const rdzv::GenerationDrained& drained, const std::string& host);
+    void decided(const JobEvent& event);
+    void signalled(int signal, SignalAction action);
+    /// By `ddprun signal`; nullopt: to all.
+    void signal_asked(int signal, std::optional<int> rank);
+    void finished(const JobEnd& end);
+    /// The end as a node that is not the head hears it.
+    void finished(int exit_code, const std::string& failure);
+
+  private:
+    using Fields = std::vector<std::pair<std::string, JobEventLine::Value>>;
+    /// Of the current generation when none is named.
+    void write(std::string event, Fields fields, std::optional<std::uint64_t> generation = std::nullopt);
+    [[nodiscard]] WorkerStatus worker_status(int local_rank) const;
+
+    Parts parts_;
+    TimePoint begun_ = MonotonicClock::now();
+    rdzv::StartGeneration order_;  ///< the generation that runs, or ran last
+    std::unique_ptr<RequestServer> control_;
+    std::unique_ptr<EventFile> events_;
+    std::unique_ptr<RequestServer> metrics_;
+};
+
+}  // namespace ddprun

@@ -1,0 +1,68 @@
+#include "launcher/cli/config_file.h"
+
+#include <fmt/core.h>
+
+#include "env/io/file.h"
+#include "env/json.h"
+#include "env/text.h"
+
+namespace ddprun {
+namespace {
+
+/// Files of this kind are some hundred bytes; a wrong path may name something endless.
+constexpr std::size_t kMaxConfigBytes = 1 << 20;
+
+Error wrong(const std::string& path, const std::string& what) {
+    return {Errc::InvalidArgument, fmt::format("{}: {}", path, what)};
+}
+
+/// A scalar as it would be typed; nullopt for objects, arrays and null.
+std::optional<std::string> as_text(const Json& value) {
+    if (value.is_text()) return value.text();
+    if (value.is_bool()) return *value.as_bool() ? "1" : "0";
+    if (value.is_number()) return to_text(value);
+    return std::nullopt;
+}
+
+Result<std::vector<std::string>> as_texts(const Json& value, const std::string& where) {
+    std::vector<std::string> texts;
+    const Json list = value.is_list() ? value : Json::list({value});
+    for (const Json& element : list.elements()) {
+        std::optional<std::string> text = as_text(element);
+        if (!text) return Error{Errc::InvalidArgument, where + ": expected text, a number, true, false, or a list of these"};
+        texts.push_back(*std::move(text));
+    }
+    return texts;
+}
+
+}  // namespace
+
+Result<ConfigFile> parse_config(const std::string& text, const std::string& path) {
+    const Result<Json> root = parse_json(text, {.comments = true, .unique_names = true});
+    if (!root) return root.error().with(path);
+    if (!root->is_object()) return wrong(path, "expected one JSON object");
+    ConfigFile config;
+    for (const auto& [key, value] : root->members()) {
+        Result<std::vector<std::string>> texts = as_texts(value, fmt::format("{}: {}", path, excerpt(key)));
+        if (!texts) return texts.error();
+        if (key == "program") {
+            if (texts->size() != 1 || texts->front().empty()) return wrong(path, "program: expected one name");
+            config.program = texts->front();
+        } else if (key == "args") {
+            if (!value.is_list()) return wrong(path, "args: expected a list");
+            config.arguments = *std::move(texts);
+        } else {
+            config.options.emplace_back(key, *std::move(texts));
+        }
+    }
+    return config;
+}
+
+Result<ConfigFile> read_config_file(const std::string& path) {
+    const Result<std::string> text = read_regular_file(path, kMaxConfigBytes);
+    if (!text && text.error().code == Errc::Limit) return wrong(path, "larger than 1 MiB: not a job description");
+    if (!text) return text.error();
+    return parse_config(*text, path);
+}
+
+}  // namespace ddprun

@@ -1,0 +1,272 @@
+#include <algorithm>
+
+#include <fmt/core.h>
+
+#include "env/text.h"
+#include "launcher/cli/option_table.h"
+#include "launcher/cli/option_values.h"
+#include "launcher/cli/subcommand.h"
+
+namespace ddprun {
+namespace {
+
+std::string help_of(const OptionRow& row) {
+    std::string left = row.letter != 0 ? fmt::format("  -{}, --{}", row.letter, row.name) : fmt::format("      --{}", row.name);
+    if (!row.value.empty()) left += fmt::format(" {}", row.value);
+    if (left.size() + 2 > kHelpColumn) left += '\n' + std::string(kHelpColumn, ' ');
+    else left.resize(kHelpColumn, ' ');
+    std::string text(row.help);
+    if (!row.alias.empty()) text += fmt::format(" Also --{}.", row.alias);
+    return left + wrap(text, kHelpWidth, kHelpColumn) + '\n';
+}
+
+template <class Visit>
+void for_each_option(const Visit& visit) {
+    for (const OptionGroup& group : option_groups()) {
+        for (const OptionRow& row : group.rows) visit(row);
+    }
+}
+
+std::string underscored(std::string_view name) {
+    std::string other(name);
+    std::replace(other.begin(), other.end(), '-', '_');
+    return other;
+}
+
+/// "--redirects", "--log_dir" ...: every way to write the option.
+std::vector<std::string> spellings(const OptionRow& row) {
+    std::vector<std::string> all = {fmt::format("--{}", row.name)};
+    if (underscored(row.name) != row.name) all.push_back("--" + underscored(row.name));
+    if (!row.alias.empty()) all.push_back(fmt::format("--{}", row.alias));
+    if (row.letter != 0) all.push_back(fmt::format("-{}", row.letter));
+    return all;
+}
+
+/// The words that take a value, for skipping it when looking for the program.
+std::string value_options(char separator) {
+    std::string words;
+    for_each_option([&](const OptionRow& row) {
+        if (row.value.empty()) return;
+        for (const std::string& word : spellings(row)) words += (words.empty() ? "" : std::string(1, separator)) + word;
+    });
+    return words;
+}
+
+std::string subcommand_names(char separator) {
+    std::vector<std::string> names;
+    for (const SubcommandRow& row : subcommands()) names.emplace_back(row.name);
+    return join(names, std::string_view(&separator, 1));
+}
+
+/// What stands beside a completion: the help's first sentence.
+std::string_view first_sentence(std::string_view help) { return help.substr(0, std::min(help.find(". "), help.size())); }
+
+/// For each subcommand that does not take a job's options: "<name>) <command> <its options>; return;;".
+std::string cases_of_subcommands(std::string_view before, std::string_view after) {
+    std::string cases;
+    for (const SubcommandRow& row : subcommands()) {
+        const std::vector<std::string> options = options_of(row);
+        if (!options.empty()) cases += fmt::format("      {}) {}{}{}; return;;\n", row.name, before, join(options, " "), after);
+    }
+    return cases;
+}
+
+/// Subcommands that take a job's options: "env|doctor".
+std::string job_subcommands(char separator) {
+    std::vector<std::string> names;
+    for (const SubcommandRow& row : subcommands()) {
+        if (options_of(row).empty()) names.emplace_back(row.name);
+    }
+    return join(names, std::string_view(&separator, 1));
+}
+
+std::string bash_completion() {
+    std::string cases, names;
+    for_each_option([&](const OptionRow& row) {
+        names += fmt::format(" --{}", row.name);
+        if (row.value.empty()) return;
+        const std::string words = join(spellings(row), "|");
+        if (row.choices == "@file") cases += fmt::format("    {}) COMPREPLY=($(compgen -f -- \"$cur\")); return;;\n", words);
+        else if (row.choices == "@directory") cases += fmt::format("    {}) COMPREPLY=($(compgen -d -- \"$cur\")); return;;\n", words);
+        else cases += fmt::format("    {}) COMPREPLY=($(compgen -W \"{}\" -- \"$cur\")); return;;\n", words, row.choices);
+    });
+    return fmt::format(R"(# bash completion for ddprun; put it into ~/.local/share/bash-completion/completions/ddprun
+_ddprun() {{
+  local cur="${{COMP_WORDS[COMP_CWORD]}}" prev="${{COMP_WORDS[COMP_CWORD-1]}}" i
+  COMPREPLY=()
+  # "--name=value" arrives as three words.
+  [[ $cur == "=" ]] && cur=""
+  [[ $prev == "=" ]] && prev="${{COMP_WORDS[COMP_CWORD-2]}}"
+  if ((COMP_CWORD > 1)); then
+    case "${{COMP_WORDS[1]}}" in
+{}    esac
+  fi
+  # Behind the program everything belongs to it.
+  for ((i = 1; i < COMP_CWORD; i++)); do
+    case "${{COMP_WORDS[i]}}" in
+    {}) [[ ${{COMP_WORDS[i+1]}} == "=" ]] && ((i++)); ((i++));;
+    -*) ;;
+    {}) ((i > 1)) && {{ COMPREPLY=($(compgen -f -- "$cur")); return; }};;
+    *) COMPREPLY=($(compgen -f -- "$cur")); return;;
+    esac
+  done
+  case "$prev" in
+{}  esac
+  if [[ $cur == -* ]]; then
+    COMPREPLY=($(compgen -W "{}" -- "${{cur//_/-}}"))
+  else
+    COMPREPLY=($(compgen -c -- "$cur") $(compgen -f -- "$cur"))
+    ((COMP_CWORD == 1)) && COMPREPLY+=($(compgen -W "{}" -- "$cur"))
+  fi
+}}
+complete -o filenames -F _ddprun ddprun
+)",
+                       cases_of_subcommands("COMPREPLY=($(compgen -W \"", "\" -- \"$cur\"))"), value_options('|'), job_subcommands('|'), cases, names.substr(1),
+                       subcommand_names(' '));
+}
+
+/// Inside single quotes, for a shell that has no escapes there.
+std::string single_quoted(std::string_view text) {
+    std::string out;
+    for (const char c : text) out += c == '\'' ? std::string("'\\''") : std::string(1, c);
+    return out;
+}
+
+/// Inside the brackets of zsh's _arguments, where ] : and \ are special.
+std::string zsh_text(std::string_view text) {
+    std::string out;
+    for (const char c : single_quoted(text)) {
+        if (c == '[' || c == ']' || c == ':') out += '\\';
+        out += c;
+    }
+    return out;
+}
+
+std::string zsh_completion() {
+    std::string lines;
+    for_each_option([&](const OptionRow& row) {
+        std::string action;
+        if (!row.value.empty()) {
+            const std::string how = row.choices == "@file"        ? "_files"
+                                    : row.choices == "@directory" ? "_files -/"
+                                    : row.choices.empty()         ? " "
+                                                                  : fmt::format("({})", row.choices);
+            action = fmt::format(":{}:{}", zsh_text(row.value), how);
+        }
+        for (const std::string& word : spellings(row)) {
+            const bool separate = word.size() == 2;  // -r 3, but --tee 3 and --tee=3
+            lines += fmt::format("    '{}{}{}[{}]{}' \\\n", row.repeatable ? "*" : "", word,
+                                 action.empty() ? "" : separate ? "+" : "=", zsh_text(first_sentence(row.help)), action);
+        }
+    });
+    return fmt::format("#compdef ddprun\n# zsh completion for ddprun; put it as _ddprun into a directory of $fpath\n"
+                       "_ddprun_first() {{\n  ((CURRENT == 2)) && compadd {}\n  _command_names -e\n}}\n"
+                       "_ddprun() {{\n  if ((CURRENT > 2)); then\n    case ${{words[2]}} in\n{}      {}) words=(${{words[1]}} ${{words[3,-1]}}); ((CURRENT--));;\n    esac\n  fi\n  _arguments -S \\\n{}    '1:program:_ddprun_first' \\\n    '*::argument:_files'\n}}\n"
+                       "_ddprun \"$@\"\n",
+                       subcommand_names(' '), cases_of_subcommands("compadd -- ", ""), job_subcommands('|'), lines);
+}
+
+/// Inside single quotes of fish.
+std::string fish_text(std::string_view text) {
+    std::string out;
+    for (const char c : text) {
+        if (c == '\'' || c == '\\') out += '\\';
+        out += c;
+    }
+    return out;
+}
+
+std::string fish_completion() {
+    std::string lines;
+    for_each_option([&](const OptionRow& row) {
+        lines += fmt::format("complete -c ddprun -n __ddprun_own -l {}", row.name);
+        if (row.letter != 0) lines += fmt::format(" -s {}", row.letter);
+        if (!row.value.empty()) {
+            if (row.choices == "@file") lines += " -r";
+            else if (row.choices == "@directory") lines += " -x -a '(__fish_complete_directories)'";
+            else lines += fmt::format(" -x -a '{}'", row.choices);
+        }
+        lines += fmt::format(" -d '{}'\n", fish_text(first_sentence(row.help)));
+    });
+    lines += "complete -c ddprun -n __ddprun_own -a '(__fish_complete_command)'\n";
+    for (const SubcommandRow& row : subcommands()) {
+        lines += fmt::format("complete -c ddprun -n __fish_is_first_arg -a {} -d '{}'\n", row.name, fish_text(first_sentence(row.help)));
+        const std::vector<std::string> options = options_of(row);
+        if (options.empty()) continue;
+        lines += fmt::format("complete -c ddprun -n '__ddprun_asks {}' -f -a '{}'\n", row.name, join(options, " "));
+    }
+    return fmt::format(R"(# fish completion for ddprun; put it into ~/.config/fish/completions/ddprun.fish
+function __ddprun_asks -d 'the subcommand is this one'
+  set -l words (commandline -opc)
+  set -q words[2]; and test $words[2] = $argv[1]
+end
+function __ddprun_own -d 'not behind the program, to which everything belongs'
+  set -l words (commandline -opc)
+  set -l skip 1
+  for word in $words
+    if test $skip = 1
+      set skip 0
+      continue
+    end
+    switch $word
+      case {}
+        set skip 1
+      case '-*' {}
+      case '*'
+        return 1
+    end
+  end
+end
+{})", value_options(' '), job_subcommands(' '), lines);
+}
+
+std::string tcsh_completion() {
+    std::string names, values;
+    for_each_option([&](const OptionRow& row) {
+        names += fmt::format(" {}", row.name);
+        if (row.choices == "@file") values += fmt::format(" 'n/--{}/f/'", row.name);
+        else if (row.choices == "@directory") values += fmt::format(" 'n/--{}/d/'", row.name);
+        else if (!row.choices.empty()) values += fmt::format(" 'n/--{}/({})/'", row.name, row.choices);
+    });
+    return fmt::format("# tcsh completion for ddprun; source it from ~/.tcshrc\ncomplete ddprun 'c/--/({})/'{} 'p/*/c/'\n",
+                       names.substr(1), values);
+}
+
+}  // namespace
+
+std::string render_help() {
+    std::string text =
+        "usage: ddprun [options] program [arguments of the program ...]\n"
+        "       ddprun " +
+        subcommand_names('|') +
+        " [...]\n\n"
+        "Starts, watches and stops the workers of a distributed data-parallel job. A program ending in .py,\n"
+        "or a path to a file that is not executable and begins with #!...python, is run with PYTHON_EXEC,\n"
+        "else python3; a name without a slash is looked for among ddprun's own workers, then in PATH.\n"
+        "\"${local_rank}\" and \"${rank}\" in the arguments are replaced for each worker.\n\n"
+        "Every option can be written with dashes or underscores and set by a variable: PET_NNODES=2 is the\n"
+        "default of --nnodes; the command line wins. A name may be cut short where one option alone begins\n"
+        "so. Time spans: 90, 90s, 500ms, 15m, 2h.\n"
+        "DDPRUN_LAUNCHER names the launcher around us (openmpi, pmi, pals, slurm, ..., or none) where it\n"
+        "is not recognised.\n";
+    for (const OptionGroup& group : option_groups()) {
+        text += fmt::format("\n{}:\n", group.title);
+        for (const OptionRow& row : group.rows) text += help_of(row);
+    }
+    text += "\nAsking a running job:\n" + render_subcommands();
+    text +=
+        "\nExit codes: 0 all workers succeeded; 1-127 that of the worker which failed first; 128+N it died\n"
+        "of signal N; 64 wrong usage; 69 rendezvous failed; 70 internal error; 75 stopped by a signal or\n"
+        "preempted, try again; 93 do not requeue; 126 program not executable; 127 program not found.\n";
+    return text;
+}
+
+Result<std::string> render_completion(std::string_view shell) {
+    const Result<std::string> known = parse_choice(shell, "bash zsh fish tcsh");
+    if (!known) return known.error();
+    if (shell == "bash") return bash_completion();
+    if (shell == "zsh") return zsh_completion();
+    return shell == "fish" ? fish_completion() : tcsh_completion();
+}
+
+}  // namespace ddprun

@@ -1,0 +1,53 @@
+#pragma once
+
+#include <map>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "env/result.h"
+#include "launcher/job_spec.h"
+
+/// How option values are written. All pure; every error is InvalidArgument, begins with the value in quotes and
+/// ends with what was expected, ready to follow the option's name.
+namespace ddprun {
+
+Error invalid(std::string message);
+
+/// "4", "auto", "gpu", "cpu".
+Result<WorkerCount> parse_worker_count(std::string_view text);
+/// "N" or "MIN:MAX".
+Result<Nodes> parse_nodes(std::string_view text);
+/// "3", or "0:1,11:2" by local rank (any number of digits).
+Result<StreamsMap> parse_streams(std::string_view text);
+/// "3" or "3/1h".
+Result<RestartSpec> parse_restarts(std::string_view text);
+/// What --rdzv-conf said.
+struct RendezvousConf {
+    std::map<std::string, std::string> values;  ///< by torchrun's keys; checked
+    std::vector<std::string> unknown;           ///< a line for each key that nobody here acts on
+};
+/// "k=v,k=v" with torchrun's keys; quotes around the whole, a key or a value are those of a job script's author.
+Result<RendezvousConf> parse_rdzv_conf(std::string_view text);
+/// "0,3,11".
+Result<std::vector<int>> parse_rank_list(std::string_view text);
+/// Pieces between commas; a double comma is a comma. Empty pieces are dropped.
+std::vector<std::string> parse_filters(std::string_view text);
+/// "SIGTERM,SIGINT": signals that can be handled.
+Result<std::vector<int>> parse_signal_list(std::string_view text);
+/// "USR1=stop,TERM=preempt".
+Result<std::map<int, SignalAction>> parse_signal_actions(std::string_view text);
+/// "RANK=COMMAND".
+Result<std::pair<int, std::string>> parse_attach(std::string_view text);
+/// Checks that "${...}" names only variables that a prefix can have.
+Status check_prefix(std::string_view text);
+
+Result<int> parse_rank(std::string_view text);
+Result<int> parse_port(std::string_view text);
+/// A duration of at least zero.
+Result<Duration> parse_span(std::string_view text);
+/// The value itself when it is one of `choices` (separated by spaces).
+Result<std::string> parse_choice(std::string_view text, std::string_view choices);
+
+}  // namespace ddprun

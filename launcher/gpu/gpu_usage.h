@@ -1,0 +1,66 @@
+#pragma once
+
+#include <sys/types.h>
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "env/result.h"
+
+namespace ddprun {
+
+class Json;
+
+/// A process with a CUDA context on a GPU. In a container the driver may number it as the host does, or hide it.
+struct GpuProcessUsage {
+    pid_t pid = 0;
+    std::uint64_t used_bytes = 0;  ///< 0: the driver does not tell
+    bool operator==(const GpuProcessUsage&) const = default;
+};
+
+/// What NVML says about one GPU of this host, whoever uses it.
+struct GpuUsage {
+    unsigned index = 0;
+    std::string uuid = {};
+    unsigned busy_percent = 0;  ///< of the last sample period in which a kernel ran
+    std::uint64_t used_bytes = 0;
+    std::uint64_t total_bytes = 0;
+    std::vector<GpuProcessUsage> processes = {};
+    bool operator==(const GpuUsage&) const = default;
+};
+
+/// Empty without a driver. NVML is loaded at run time and creates no CUDA context. Can take long, for ever when a GPU has
+/// fallen off the bus: a running job lets a process of its own do it (GpuWatch).
+std::vector<GpuUsage> measure_gpus();
+
+/// "GPU 0: 87 % busy, 12 GiB of 80 GiB" lines; "" for none. Pure.
+std::string render_gpu_usage(const std::vector<GpuUsage>& gpus);
+
+/// A list of objects; and back, what is no object left out.
+Json json_of(const std::vector<GpuUsage>& gpus);
+std::vector<GpuUsage> gpu_usage_from(const Json& list);
+/// One line of JSON, with newline; and back. Error: Protocol.
+std::string to_json(const std::vector<GpuUsage>& gpus);
+Result<std::vector<GpuUsage>> gpu_usage_from_json(std::string_view line);
+
+/// A worker and what is below it.
+struct WorkerProcesses {
+    int local_rank = 0;
+    std::vector<pid_t> pids;
+    std::string visible_devices;    ///< its CUDA_VISIBLE_DEVICES ...
+    bool limits_devices = false;    ///< ... if it has one
+};
+/// The GPUs of one worker.
+struct WorkerGpus {
+    std::vector<unsigned> indices;
+    bool is_presumed = false;      ///< by its local rank: the driver does not show whose processes are where
+    std::uint64_t used_bytes = 0;  ///< its own, on all of them; 0 not known
+    bool operator==(const WorkerGpus&) const = default;
+};
+/// Who uses which GPU, in the order of the workers. The driver's lists of processes decide where they know any of them;
+/// otherwise the local rank's place among the visible GPUs is presumed. Pure.
+std::vector<WorkerGpus> assign_gpu_usage(const std::vector<GpuUsage>& gpus, const std::vector<WorkerProcesses>& workers);
+
+}  // namespace ddprun

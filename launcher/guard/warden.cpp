@@ -1,0 +1,146 @@
+#include "launcher/guard/warden.h"
+
+#include <fcntl.h>
+#include <linux/close_range.h>
+#include <poll.h>
+#include <signal.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/socket.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cerrno>
+
+#include "launcher/guard/descriptors.h"
+#include "launcher/guard/job_cgroup.h"
+
+namespace ddprun {
+
+/// Shared between ddprun and its warden, so that a worker is in it from the moment it exists.
+struct Warden::Table {
+    std::atomic<bool> farewell{false};
+    std::atomic<pid_t> groups[1];
+};
+
+namespace {
+
+std::size_t table_bytes(int max_groups) {
+    return sizeof(std::atomic<pid_t>) * (static_cast<std::size_t>(max_groups) + 4);
+}
+
+/// A process can fork while we look, so we look until two looks in a row find nothing, for five seconds at most.
+void sweep_marked(const JobMark& mark) {
+    const timespec pause{0, 5'000'000};
+    int quiet = 0;
+    for (int look = 0; look < 1000 && quiet < 2; ++look) {
+        quiet = kill_marked_processes(mark) == 0 ? quiet + 1 : 0;
+        if (quiet < 2) ::nanosleep(&pause, nullptr);
+    }
+}
+
+/// Among them is our copy of ddprun's end: while it is open, ddprun's death is not seen.
+void close_from(int first) {
+    if (::syscall(SYS_close_range, static_cast<unsigned>(first), ~0U, 0U) == 0) return;
+    for (const int fd : open_descriptors()) {  // before Linux 5.9
+        if (fd >= first) ::close(fd);
+    }
+}
+
+void detach_from_everything(int alive) {
+    ::setpgid(0, 0);
+    ::prctl(PR_SET_NAME, "warden");
+    for (const int signal : {SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGPIPE, SIGUSR1, SIGUSR2, SIGTSTP}) {
+        ::signal(signal, SIG_IGN);
+    }
+    const int null = ::open("/dev/null", O_RDWR);
+    for (int fd = 0; fd < 3; ++fd) ::dup2(null, fd);
+    ::dup2(alive, 3);
+    close_from(4);
+}
+
+}  // namespace
+
+Result<std::unique_ptr<Warden>> Warden::start(JobMark mark, std::string cgroup, int max_groups) {
+    void* memory = ::mmap(nullptr, table_bytes(max_groups), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    if (memory == MAP_FAILED) return Error::system("mmap the warden's table");
+    std::unique_ptr<Warden> warden(
+        new Warden(std::move(mark), std::move(cgroup), static_cast<Table*>(memory), max_groups));
+    const Status forked = warden->fork_child();
+    if (!forked) return forked.error();
+    return warden;
+}
+
+Status Warden::fork_child() {
+    int ends[2];
+    if (::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) != 0) return Error::system("socketpair");
+    UniqueFd read_end(ends[0]);
+    alive_.reset(ends[1]);
+    pid_ = ::fork();
+    if (pid_ < 0) return Error::system("fork the warden");
+    if (pid_ > 0) {
+        // It does so itself as well, but on a busy machine long after workers run: a signal to our group would hit it.
+        ::setpgid(pid_, pid_);
+        return {};
+    }
+
+    detach_from_everything(read_end.get());
+    char byte = 0;
+    while (::read(3, &byte, 1) < 0 && errno == EINTR) {
+    }
+    if (table_->farewell.load()) ::_exit(0);
+    for (int i = 0; i < max_groups_; ++i) {
+        const pid_t group = table_->groups[i].load();
+        if (group > 1) ::kill(-group, SIGKILL);
+    }
+    if (!cgroup_.empty()) remove_cgroup(cgroup_);
+    sweep_marked(mark_);
+    ::_exit(0);
+}
+
+Warden::~Warden() {
+    table_->farewell.store(true);
+    if (pid_ > 0) wait_for_its_end();
+    ::munmap(table_, table_bytes(max_groups_));
+}
+
+// Our end stays open until the warden is gone: it tells when the other one has closed.
+void Warden::wait_for_its_end() {
+    ::shutdown(alive_.get(), SHUT_WR);
+    ::kill(pid_, SIGCONT);
+    const TimePoint deadline = deadline_after(MonotonicClock::now(), kPatience);
+    pollfd other{alive_.get(), 0, 0};
+    int gone = 0;
+    do gone = ::poll(&other, 1, poll_milliseconds(MonotonicClock::now(), deadline));
+    while (gone < 0 && errno == EINTR);
+    if (gone <= 0) ::kill(pid_, SIGKILL);
+    // A process that SIGKILL does not end (uninterruptible) is left to whoever adopts it.
+    for (int look = 0; look < 1000 && ::waitpid(pid_, nullptr, WNOHANG) == 0; ++look) ::usleep(look < 100 ? 50 : 1000);
+}
+
+void Warden::end_all() {
+    if (pid_ > 0) wait_for_its_end();
+    pid_ = 0;
+}
+
+void Warden::set_group(int local_rank, pid_t group) {
+    if (local_rank < max_groups_) table_->groups[local_rank].store(group);
+}
+
+pid_t Warden::group(int local_rank) const { return local_rank < max_groups_ ? table_->groups[local_rank].load() : 0; }
+
+void Warden::wake_if_stopped() const {
+    siginfo_t info{};
+    if (pid_ <= 0 || ::waitid(P_PID, static_cast<id_t>(pid_), &info, WSTOPPED | WNOHANG) != 0 || info.si_pid == 0) return;
+    ::kill(pid_, SIGCONT);
+}
+
+Status Warden::restart() {
+    pid_ = 0;
+    return fork_child();
+}
+
+}  // namespace ddprun

@@ -1,0 +1,154 @@
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+#include <deque>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <vector>
+
+#include "env/clock.h"
+
+namespace ddprun {
+
+/// Said behind the part of a line that is shown before its end has come, and before what follows of it.
+inline constexpr std::string_view kUnfinishedMark = " [line goes on]";
+inline constexpr std::string_view kContinuedMark = "[line continued] ";
+/// A longer line is passed on in pieces of about this size, marked in the same way.
+inline constexpr std::size_t kMaxLineBytes = 1 << 20;
+
+/// Puts the pieces in which one stream arrives together to whole lines.
+///
+/// Pure: time is an argument. `emit` is called with blocks of whole lines; every block ends with a newline.
+class LineAssembler {
+  public:
+    template <class Emit>
+    void feed(std::string_view chunk, TimePoint now, const Emit& emit) {
+        if (!partial_.empty() || continued_) {
+            const std::size_t end = chunk.find('\n');
+            if (partial_.empty()) since_ = now;
+            partial_.append(chunk.substr(0, end == std::string_view::npos ? end : end + 1));
+            if (end == std::string_view::npos) {
+                if (partial_.size() > kMaxLineBytes) emit(cut());
+                return;
+            }
+            emit(take());
+            chunk.remove_prefix(end + 1);
+        }
+        // Most bytes pass here without being copied: everything up to the last newline of the chunk.
+        const void* last = ::memrchr(chunk.data(), '\n', chunk.size());
+        if (last != nullptr) {
+            const auto whole = static_cast<std::size_t>(static_cast<const char*>(last) - chunk.data()) + 1;
+            emit(chunk.substr(0, whole));
+            chunk.remove_prefix(whole);
+        }
+        if (chunk.empty()) return;
+        partial_ = chunk;
+        since_ = now;
+    }
+
+    /// When an unfinished line should be shown: kNever while there is none.
+    [[nodiscard]] TimePoint due(Duration half_line_after) const {
+        return partial_.empty() ? kNever : deadline_after(since_, half_line_after);
+    }
+    /// The unfinished line so far, marked, as one line. Call only while due() is not kNever.
+    [[nodiscard]] std::string cut();
+    /// What is left at the end of the stream as one line, or "".
+    [[nodiscard]] std::string finish();
+
+  private:
+    [[nodiscard]] std::string take();
+
+    std::string partial_;
+    TimePoint since_{};       ///< when the first byte of partial_ came
+    bool continued_ = false;  ///< the beginning of this line has been shown
+};
+
+/// One line and the ranks that said it, sorted.
+struct FoldedLine {
+    std::vector<int> ranks;
+    std::string text;  ///< with its newline
+    bool operator==(const FoldedLine&) const = default;
+};
+
+/// Holds lines back for a moment, so that the same line of many ranks is shown once.
+///
+/// Pure: time is an argument. The lines of one rank keep their order. At most kMaxHeld lines are held.
+class LineFolder {
+  public:
+    static constexpr std::size_t kMaxHeld = 256;
+
+    explicit LineFolder(Duration window) : window_(window) {}
+    /// How many ranks there are: a line that all have said waits no longer.
+    void set_world(std::size_t ranks) { world_ = ranks; }
+
+    void offer(int rank, std::string_view line, TimePoint now);
+    /// The lines that have waited long enough, in order.
+    [[nodiscard]] std::vector<FoldedLine> due(TimePoint now);
+    /// Everything held.
+    [[nodiscard]] std::vector<FoldedLine> all();
+    /// When due() has something to give at the latest; kNever when nothing is held.
+    [[nodiscard]] TimePoint next_due() const;
+
+  private:
+    struct Held {
+        FoldedLine line;
+        std::size_t hash;
+        TimePoint since;
+    };
+    FoldedLine pop();
+
+    Duration window_;
+    std::size_t world_ = 0;
+    std::deque<Held> held_;
+    std::uint64_t first_ = 0;  ///< number of held_.front(), counting all lines ever held
+    std::unordered_map<int, std::uint64_t> next_of_rank_;  ///< first line this rank may still join
+};
+
+/// What a prefix template can name. Text, because a folded line belongs to several ranks ("0-3").
+struct PrefixValues {
+    std::string rank, local_rank, role_name, host, time;
+};
+
+/// torchrun's own, of its --tee.
+inline constexpr std::string_view kTorchrunPrefix = "[${role_name}${local_rank}]:";
+
+/// One place that lines come to: a console, a file of filtered lines.
+struct PrefixPlace {
+    int ranks = 0;              ///< how many ranks of this node are shown there
+    bool is_terminal = false;
+    bool is_whole_job = false;  ///< these ranks are all that the job can have
+};
+/// What stands before lines where the user did not say: "[${rank}]: ", or nothing where all lines are of one rank
+/// and a prefix would only keep the next program in the pipe from reading them. People at a terminal see which rank
+/// it is unless there is no other.
+std::string_view default_prefix(const PrefixPlace& place);
+
+/// Whether a prefix can have this variable.
+bool is_prefix_variable(std::string_view name);
+/// "${rank}, ${local_rank}, ...", for errors and documentation.
+std::string prefix_variables();
+
+/// "[${rank}]: " taken apart once, as Python's string.Template reads it for torchrun: "$rank" is "${rank}", "$$" is
+/// a dollar, unknown variables stay as they are written.
+class PrefixTemplate {
+  public:
+    explicit PrefixTemplate(std::string_view text);
+    [[nodiscard]] std::string render(const PrefixValues& values) const;
+    /// False: the prefix of a stream never changes.
+    [[nodiscard]] bool names_time() const { return names_time_; }
+
+  private:
+    struct Part {
+        std::string literal;
+        std::string PrefixValues::*variable;  ///< null for a literal
+    };
+    std::vector<Part> parts_;
+    bool names_time_ = false;
+};
+
+/// The prefix in the colour of this rank, with the reset behind it.
+std::string colored_prefix(const std::string& prefix, int rank);
+
+}  // namespace ddprun

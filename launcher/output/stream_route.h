@@ -1,0 +1,20 @@
+#pragma once
+
+#include "launcher/job_spec.h"
+
+namespace ddprun {
+
+/// Where one stream of a worker goes.
+struct StreamRoute {
+    bool to_console = false;
+    bool to_file = false;
+    bool is_filtered = false;  ///< lines of it are copied to a file of many streams
+    /// False: the worker writes to its file, or to /dev/null, itself.
+    bool needs_pipe = false;
+    bool operator==(const StreamRoute&) const = default;
+};
+
+/// `stream` is Out or Err. Without `has_directory` there are no files: what cannot be kept anywhere is shown. Pure.
+StreamRoute route_of(const OutputSpec& spec, int local_rank, Streams stream, bool has_directory);
+
+}  // namespace ddprun

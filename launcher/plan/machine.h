@@ -1,0 +1,55 @@
+#pragma once
+
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "env/result.h"
+#include "env/worker_env.h"
+#include "launcher/gpu/nvidia.h"
+#include "launcher/job_spec.h"
+
+namespace ddprun {
+
+/// One CPU we may use, and what it shares with others. Numbers are the kernel's.
+struct Cpu {
+    int id = 0;
+    int numa_node = 0;
+    int package = 0;
+    int core = 0;          ///< the lowest CPU of the same physical core
+    int core_complex = 0;  ///< the lowest CPU that shares the last-level cache
+    bool operator==(const Cpu&) const = default;
+};
+
+/// What of this machine matters to the plan.
+struct Machine {
+    int cpus = 1;                 ///< usable ones: those of our affinity
+    int gpus = 0;                 ///< visible ones: CUDA_VISIBLE_DEVICES has been applied
+    std::vector<Cpu> cpu_places;  ///< by id
+    std::vector<Gpu> gpu_places;  ///< in CUDA's order
+    std::string gpus_from;        ///< "NVML", "/proc/driver/nvidia", "/dev", or why they were not looked for
+};
+
+/// What detect_machine has to look at; the rest costs milliseconds (NVML) or thousands of files (caches).
+struct Probe {
+    bool caches = true;  ///< packages, cores and core complexes of every CPU
+    enum class Gpus : std::uint8_t { No, WithSeveralNumaNodes, Yes } gpus = Gpus::Yes;
+};
+/// The least that this job's plan needs.
+Probe probe_for(const JobSpec& spec);
+
+/// Looks at this machine. GPUs are counted without creating a CUDA context: through NVML when it can be loaded,
+/// else from /proc/driver/nvidia, else from /dev. What cannot be read is left at its default.
+Machine detect_machine(const EnvironmentLookup& env, const Probe& probe = {});
+
+/// The number of workers of this node. Error: NotFound ("--nproc-per-node: gpu: this machine has no NVIDIA GPU
+/// (use cpu or a count)").
+Result<int> resolve_worker_count(const WorkerCount& count, const Machine& machine);
+
+/// "0-3,8" as {0,1,2,3,8}; malformed pieces are left out (the kernel writes it).
+std::vector<int> parse_cpu_list(std::string_view text);
+/// The places of `usable` CPUs from a /sys tree ("/sys"; another root in tests).
+std::vector<Cpu> read_cpu_places(const std::string& sys, const std::vector<int>& usable, bool caches);
+
+}  // namespace ddprun

@@ -1,0 +1,44 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "env/result.h"
+#include "env/worker_env.h"
+#include "launcher/job_spec.h"
+#include "launcher/plan/machine.h"
+#include "launcher/plan/program.h"
+#include "rendezvous/agent_message.h"
+
+namespace ddprun {
+
+/// Everything about one worker that is decided before it is started.
+struct WorkerPlan {
+    WorkerEnv env;  ///< without descriptors, store, token and error file: the agent adds them when it starts it
+    int local_index = 0;                 ///< 0 .. local_world_size-1, also with --virtual-local-rank
+    std::string program;                 ///< what execve gets
+    std::vector<std::string> arguments;  ///< argv, macros substituted
+    EnvironmentList environment;         ///< set besides `env`
+    std::vector<std::string> removed;    ///< inherited variables it must not see
+    std::vector<int> cpus, memory_nodes; ///< empty: not bound
+    std::string gpu;                     ///< its GPU when it is narrowed to one; "" all
+    bool reads_stdin = false;            ///< inherits ddprun's standard input
+    bool attached = false;               ///< runs under a debugger, with the terminal
+    std::string binding_why;             ///< "none: one NUMA node"
+};
+
+/// Plans the workers of one node for the generation that it is to start. Pure but for the default of `inherited`, the environment that workers start from.
+/// Error: InvalidArgument (a GPU for each worker is wanted and there are fewer; cores do not suffice).
+Result<std::vector<WorkerPlan>> plan_workers(const JobSpec& spec, const ResolvedProgram& program, const Machine& machine,
+                                             const rdzv::StartGeneration& order,
+                                             const EnvironmentLookup& inherited = process_environment);
+
+/// The complete plan as --dry-run prints it; ends with a newline. Values of secrets are masked.
+std::string render_plan(const JobSpec& spec, const ResolvedProgram& program, const Machine& machine,
+                        const rdzv::StartGeneration& order, const std::vector<WorkerPlan>& workers);
+
+/// A word as a shell would have to be given it: 'a b'.
+std::string shell_quoted(const std::string& word);
+
+}  // namespace ddprun

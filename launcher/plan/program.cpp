@@ -1,0 +1,213 @@
+#include "launcher/plan/program.h"
+
+#include <dirent.h>
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <memory>
+
+#include <fmt/core.h>
+
+#include "env/text.h"
+#include "env/unique_fd.h"
+
+namespace ddprun {
+namespace {
+
+/// What stands at a path, as far as execve is concerned.
+enum class Standing : std::uint8_t { Absent, Directory, Forbidden, Executable };
+
+Standing standing_of(const std::string& path) {
+    struct stat status{};
+    if (::stat(path.c_str(), &status) != 0) return errno == EACCES ? Standing::Forbidden : Standing::Absent;
+    if (S_ISDIR(status.st_mode)) return Standing::Directory;
+    return ::access(path.c_str(), X_OK) == 0 ? Standing::Executable : Standing::Forbidden;
+}
+
+Error not_found(std::string what) { return {Errc::NotFound, std::move(what)}; }
+Error is_directory(const std::string& path) { return {Errc::System, path + ": is a directory, not a program", EISDIR}; }
+
+/// The first line of a file that can be read, without its newline.
+std::string first_line_of(const std::string& path) {
+    constexpr std::size_t kLongest = 256;  // as the kernel reads of a #! line
+    const UniqueFd file(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
+    std::string text(kLongest, '\0');
+    const ssize_t n = file ? ::pread(file.get(), text.data(), text.size(), 0) : 0;
+    text.resize(n > 0 ? static_cast<std::size_t>(n) : 0);
+    return text.substr(0, text.find('\n'));
+}
+
+/// What helps depends on what the file is: chmod would hand Python without a #! line to a shell.
+Error not_executable(const std::string& path) {
+    const bool names_interpreter = first_line_of(path).starts_with("#!");
+    const std::string remedy = names_interpreter ? fmt::format("try chmod +x {}", path)
+                                                 : fmt::format("a Python script is run by --run-path, a program needs chmod +x {}", path);
+    return {Errc::System, fmt::format("{}: permission denied (not executable; {})", path, remedy), EACCES};
+}
+
+std::string in_directory(std::string_view directory, std::string_view name) {
+    // An empty entry of PATH is the current directory.
+    return fmt::format("{}/{}", directory.empty() ? "." : directory, name);
+}
+
+std::vector<std::string> executables_in(const std::string& directory) {
+    std::vector<std::string> names;
+    const std::unique_ptr<DIR, int (*)(DIR*)> opened(::opendir(directory.c_str()), ::closedir);
+    if (!opened) return names;
+    while (const dirent* entry = ::readdir(opened.get())) {
+        const std::string name = entry->d_name;
+        if (standing_of(in_directory(directory, name)) == Standing::Executable) names.push_back(name);
+    }
+    return names;
+}
+
+/// One place of several to look in.
+struct Place {
+    std::string directory;
+    std::string_view called;
+};
+
+std::vector<Place> places_of(const ProgramSearch& search) {
+    std::vector<Place> places;
+    for (const std::string& directory : search.own_directories) places.push_back({directory, "among ddprun's own workers"});
+    for (const std::string_view directory : split(search.path, ':')) places.push_back({std::string(directory), "in PATH"});
+    return places;
+}
+
+/// "did you mean ./train?", or "".
+std::string suggestion(const std::string& name, const ProgramSearch& search) {
+    const Standing here = standing_of("./" + name);
+    if (here == Standing::Executable || here == Standing::Forbidden) {
+        return fmt::format("; it exists in the current directory: did you mean ./{}?", name);
+    }
+    // ddprun's own programs first: a near one of them is what was meant.
+    for (const Place& place : places_of(search)) {
+        const std::vector<std::string> names = executables_in(place.directory.empty() ? "." : place.directory);
+        std::string near = nearest(name, names);
+        // Among the thousands of names in PATH something is always near; nobody mistypes the first letter.
+        if (place.called == "in PATH" && !near.empty() && near.front() != name.front()) near.clear();
+        // "train_gpt" is no typing error of "train", and yet that is what there is.
+        for (const std::string& other : names) {
+            if (near.empty() && place.called != "in PATH" && other.size() >= 3 && name.starts_with(other)) near = other;
+        }
+        if (!near.empty()) return fmt::format("; did you mean {}?", near);
+    }
+    return "";
+}
+
+/// Finds a name without a slash.
+Result<ResolvedProgram> search_for(const std::string& name, const ProgramSearch& search) {
+    std::string forbidden;
+    for (const Place& place : places_of(search)) {
+        const std::string path = in_directory(place.directory, name);
+        const Standing standing = standing_of(path);
+        if (standing == Standing::Executable) return ResolvedProgram{path, {name}, fmt::format("found {}", place.called)};
+        if (standing == Standing::Forbidden && forbidden.empty()) forbidden = path;
+    }
+    if (!forbidden.empty()) return not_executable(forbidden);
+    const bool has_own = !search.own_directories.empty();
+    return not_found(fmt::format("{}: not found {}in PATH{}", name, has_own ? "among ddprun's own workers and " : "",
+                                 suggestion(name, search)));
+}
+
+Result<ResolvedProgram> at_path(const std::string& path) {
+    switch (standing_of(path)) {
+        case Standing::Executable: return ResolvedProgram{path, {path}, "a path"};
+        case Standing::Directory: return is_directory(path);
+        case Standing::Forbidden: return not_executable(path);
+        case Standing::Absent: break;
+    }
+    const std::size_t slash = path.rfind('/');
+    const std::string directory = slash == 0 ? "/" : path.substr(0, slash);
+    const std::string near = nearest(path.substr(slash + 1), executables_in(directory));
+    if (near.empty()) return not_found(fmt::format("{}: no such file", path));
+    return not_found(fmt::format("{}: no such file; did you mean {}/{}?", path, path.substr(0, slash), near));
+}
+
+Result<ResolvedProgram> find_executable(const std::string& name, const ProgramSearch& search) {
+    if (name.empty()) return not_found("the program's name is empty");
+    return name.find('/') != std::string::npos ? at_path(name) : search_for(name, search);
+}
+
+Result<ResolvedProgram> find_python(const ProgramSearch& search) {
+    ProgramSearch path_only = search;
+    path_only.own_directories.clear();
+    Result<ResolvedProgram> python = find_executable(search.python.empty() ? "python3" : search.python, path_only);
+    if (python) return python;
+    Error error = python.error();
+    error.what += search.python.empty() ? " (needed for the program; PYTHON_EXEC names another Python)" : " (named by PYTHON_EXEC)";
+    return error;
+}
+
+/// Python opens the script itself: it has to be there and readable, not executable.
+Status check_script(const std::string& path) {
+    struct stat status{};
+    if (::stat(path.c_str(), &status) != 0) {
+        const std::string full = fmt::format("{}: no such file (relative to the current directory)", path);
+        return not_found(path.starts_with('/') ? fmt::format("{}: no such file", path) : full);
+    }
+    if (S_ISDIR(status.st_mode)) return is_directory(path);
+    if (::access(path.c_str(), R_OK) != 0) return Error{Errc::System, path + ": permission denied (not readable)", EACCES};
+    return {};
+}
+
+Result<ResolvedProgram> with_python(const ProgramSearch& search, const std::vector<std::string>& words) {
+    Result<ResolvedProgram> python = find_python(search);
+    if (!python) return python;
+    python->how = fmt::format("run by {}", python->path);
+    python->name = words.back();
+    // Unbuffered, as torchrun does: a line is seen when it is printed.
+    python->arguments = {python->path, "-u"};
+    python->arguments.insert(python->arguments.end(), words.begin(), words.end());
+    return python;
+}
+
+/// runpy in a fresh interpreter: sys.argv and sys.path are what the script would find if run directly.
+constexpr const char* kRunPath =
+    "import os, runpy, sys; del sys.argv[0]; sys.path[0] = os.path.dirname(os.path.abspath(sys.argv[0])); "
+    "runpy.run_path(sys.argv[0], run_name='__main__')";
+
+/// A path to a script that Python alone has to be able to read, as torchrun runs it: "./main" with 0644 and "#!...python".
+bool is_python_by_its_first_line(const std::string& path) {
+    return path.find('/') != std::string::npos && standing_of(path) == Standing::Forbidden && names_python(first_line_of(path));
+}
+
+Result<ResolvedProgram> resolve_by_kind(const ProgramSpec& program, const ProgramSearch& search) {
+    switch (program.kind) {
+        case ProgramSpec::Kind::Executable: return find_executable(program.name, search);
+        case ProgramSpec::Kind::Module: return with_python(search, {"-m", program.name});
+        case ProgramSpec::Kind::RunPath:
+        case ProgramSpec::Kind::Detect: break;
+    }
+    const bool by_runpy = program.kind == ProgramSpec::Kind::RunPath;
+    const bool is_script = program.name.ends_with(".py") || is_python_by_its_first_line(program.name);
+    if (!by_runpy && !is_script) return find_executable(program.name, search);
+    if (const Status script = check_script(program.name); !script) return script.error();
+    if (by_runpy) return with_python(search, {"-c", kRunPath, program.name});
+    return with_python(search, {program.name});
+}
+
+}  // namespace
+
+bool names_python(std::string_view first_line) {
+    if (!first_line.starts_with("#!")) return false;
+    for (const std::string_view word : split(trim(first_line.substr(2)), ' ')) {
+        if (word.substr(word.rfind('/') + 1).starts_with("python")) return true;
+    }
+    return false;
+}
+
+Result<ResolvedProgram> resolve_program(const ProgramSpec& program, const ProgramSearch& search) {
+    Result<ResolvedProgram> resolved = resolve_by_kind(program, search);
+    if (!resolved) return resolved;
+    if (resolved->name.empty()) resolved->name = resolved->path;
+    resolved->arguments.insert(resolved->arguments.end(), program.arguments.begin(), program.arguments.end());
+    return resolved;
+}
+
+ExitCode program_exit_code(const Error& error) {
+    return error.code == Errc::NotFound ? ExitCode::NotFound : ExitCode::NotExecutable;
+}
+
+}  // namespace ddprun

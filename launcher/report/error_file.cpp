@@ -1,0 +1,98 @@
+#include "launcher/report/error_file.h"
+
+#include <cxxabi.h>
+#include <fcntl.h>
+#include <fmt/core.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <memory>
+#include <optional>
+#include <string_view>
+
+#include "env/json.h"
+#include "env/text.h"
+#include "env/unique_fd.h"
+
+namespace ddprun {
+namespace {
+
+std::string readable_name(const std::string& symbol) {
+    int status = 0;
+    const std::unique_ptr<char, decltype(&std::free)> name(abi::__cxa_demangle(symbol.c_str(), nullptr, nullptr, &status), &std::free);
+    return status == 0 ? name.get() : symbol;
+}
+
+/// The last words of NCCL and CUDA, one line each, where the message does not say them already.
+std::string device_words(const Json& extra, const std::string& message) {
+    std::string lines;
+    for (const auto& [key, library] : {std::pair{"nccl_error", "NCCL"}, std::pair{"cuda_error", "CUDA"}}) {
+        const std::string& words = extra[key].text();
+        if (!words.empty() && message.find(words) == std::string::npos) lines += fmt::format("last {} error: {}\n", library, words);
+    }
+    return lines;
+}
+
+/// torch adds the code to reports whose message is an object, and leaves others as they are.
+std::optional<Json> with_code(const std::string& report, int code) {
+    std::optional<Json> json = parse_json_object(report);
+    if (!json || !json->contains("message")) return std::nullopt;
+    Json message = (*json)["message"];
+    if (message.is_object()) json->set("message", message.set("errorCode", code));
+    return json;
+}
+
+}  // namespace
+
+std::string with_readable_names(std::string_view text) {
+    std::string out;
+    while (!text.empty()) {
+        const std::size_t at = text.find("_Z");
+        out += text.substr(0, at);
+        if (at == std::string_view::npos) break;
+        const std::size_t end = text.find_first_of(" +)[]\n", at);
+        out += readable_name(std::string(text.substr(at, end - at)));
+        text = end == std::string_view::npos ? std::string_view() : text.substr(end);
+    }
+    return out;
+}
+
+std::string readable_error_file(std::string_view content) {
+    const std::optional<Json> json = parse_json_object(content);
+    if (!json) return std::string(trim(content));
+    // {"message": {"message": ..., "extraInfo": {"py_callstack": ...}}}, in older releases {"message": "..."}.
+    const Json& inner = (*json)["message"];
+    std::string text = inner.is_text() ? inner.text() : inner["message"].text();
+    if (text.empty()) return std::string(trim(content));
+    const Json& extra = inner["extraInfo"];
+    const std::string stack = with_readable_names(extra["py_callstack"].text());
+    const std::string device = device_words(extra, text);
+    // A Python trace ends with the message; do not say it twice.
+    if (stack.find(text) != std::string::npos) return device + std::string(trim(stack));
+    text += '\n' + device;
+    return std::string(trim(text + std::string(trim(stack))));
+}
+
+std::string render_launcher_error_file(const LauncherFailure& failure) {
+    if (const std::optional<Json> json = with_code(failure.report, failure.error_code)) return to_text(*json) + "\n";
+    const Json extra{{"py_callstack", failure.trace}, {"timestamp", fmt::format("{}", failure.unix_seconds)}};
+    const Json message{{"message", failure.message}, {"errorCode", failure.error_code}, {"extraInfo", extra}};
+    return to_text(Json{{"message", message}}) + "\n";
+}
+
+Status leave_error_file(const EnvironmentLookup& env, const LauncherFailure& failure) {
+    const std::string path = env("TORCHELASTIC_ERROR_FILE").value_or("");
+    if (path.empty()) return {};
+    const UniqueFd file(::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644));
+    if (!file) return Error::system("open " + path);
+    const std::string text = render_launcher_error_file(failure);
+    for (std::string_view rest = text; !rest.empty();) {
+        const ssize_t written = ::write(file.get(), rest.data(), rest.size());
+        if (written < 0 && errno == EINTR) continue;
+        if (written < 0) return Error::system("write " + path);
+        rest.remove_prefix(static_cast<std::size_t>(written));
+    }
+    return {};
+}
+
+}  // namespace ddprun

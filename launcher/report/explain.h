@@ -1,0 +1,65 @@
+#pragma once
+
+#include <sys/types.h>
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "env/clock.h"
+#include "env/unique_fd.h"
+#include "launcher/report/cgroup_limits.h"
+#include "launcher/report/report.h"
+
+namespace ddprun {
+
+/// What the end of a worker probably means, from what can be known without asking anybody: code, signal and
+/// the last lines of stderr. "" when nothing is to be added. Facts from the system (cgroup events, kernel log)
+/// are added by the caller.
+std::string explain_end(const WorkerEnd& end);
+
+/// What the system knows about the death of a worker. Facts that cannot be had are absent.
+struct DeathFacts {
+    pid_t pid = 0;
+    int signal = 0;                             ///< it died of; 0: it exited by itself
+    std::uint64_t cgroup_oom_kills = 0;         ///< processes killed in our cgroup for want of memory since the last death
+    std::optional<std::uint64_t> memory_limit;  ///< of our cgroup, in bytes
+    std::vector<std::string> kernel_lines;      ///< of the kernel's log since the start
+    std::optional<std::uint64_t> shm_free, shm_size;  ///< bytes of /dev/shm
+    std::optional<Duration> walltime_left;      ///< of the scheduler's allocation; negative: over
+};
+
+/// "out of memory: the cgroup's limit of 64 GiB was hit (it held 61 GiB)"; "" when the facts explain nothing. Pure.
+std::string explain_death(const DeathFacts& facts);
+
+/// The kernel's line about a process that it killed for want of memory.
+struct OomKill {
+    pid_t pid = 0;
+    std::string program;
+    std::uint64_t rss_bytes = 0;
+    bool by_cgroup = false;  ///< the cgroup's limit, not the machine's memory
+};
+/// nullopt: the line says something else.
+std::optional<OomKill> parse_oom_kill(std::string_view line);
+/// The number behind `key` in a file of "key number" lines: memory.events, memory.oom_control.
+std::optional<std::uint64_t> parse_counter(std::string_view text, std::string_view key);
+
+/// Gathers the facts. Never blocks; costs a few system calls when it is made and some more per death.
+class DeathWitness {
+  public:
+    /// Remembers what the counters are now.
+    DeathWitness();
+    [[nodiscard]] DeathFacts facts(pid_t pid, int signal);
+
+  private:
+    [[nodiscard]] std::uint64_t oom_kills() const;
+    [[nodiscard]] std::vector<std::string> new_kernel_lines();
+
+    CgroupPlaces memory_;
+    std::uint64_t oom_kills_seen_ = 0;
+    UniqueFd kernel_log_;  ///< invalid where we may not read it
+};
+
+}  // namespace ddprun

@@ -1,0 +1,271 @@
+#include "launcher/report/report.h"
+
+#include <fmt/core.h>
+
+#include <algorithm>
+#include <map>
+
+#include "env/io/file.h"
+#include "env/json.h"
+#include "env/text.h"
+#include "launcher/exit_codes.h"
+#include "launcher/report/explain.h"
+#include "launcher/signals.h"
+
+namespace ddprun {
+namespace {
+
+constexpr std::size_t kColumn = 16;          ///< where the right column of the table begins
+constexpr std::size_t kMaxOthers = 8;        ///< other failures that are listed one by one
+constexpr std::size_t kMaxShownLine = 2000;  ///< bytes of one line of stderr
+constexpr std::size_t kMaxErrorLines = 40;   ///< of a worker's error file
+
+/// A worker that exits with 0 because we stopped it has saved, not finished.
+bool all_succeeded(const JobEnd& end) {
+    return !end.workers.empty() && std::none_of(end.workers.begin(), end.workers.end(), [](const WorkerEnd& worker) {
+        return worker.failed() || worker.by_us;
+    });
+}
+
+/// Whether it failed by itself, and not after we had decided that something else went wrong.
+bool failed_by_itself(const WorkerEnd& end, std::optional<TimePoint> decided) {
+    if (end.by_us || !end.failed()) return false;
+    if (!decided) return true;
+    return end.error_reported ? *end.error_reported + kFileClockTick < *decided : end.ended < *decided;
+}
+
+/// Whether `reporter`'s error report shows that it failed before `other`, which exited first.
+bool failed_before(const WorkerEnd& reporter, const WorkerEnd& other) {
+    if (!other.exec_failure.empty()) return false;
+    if (other.error_reported) return *reporter.error_reported + kFileClockTick < *other.error_reported;
+    // A crash leaves no report, and its peers report theirs before a busy agent has seen it: a clear lead is asked for.
+    constexpr Duration kClearLead = std::chrono::milliseconds(100);
+    return *reporter.error_reported + kClearLead < other.ended;
+}
+
+int code_of(const WorkerEnd& end) {
+    if (end.stopped_failing) return 1;  // what an uncaught error ends with; the signal was ours
+    if (!end.exec_failure.empty()) {
+        // "pipe2: Too many open files": what failed is the launcher's, not the program's.
+        if (!end.exec_failure.starts_with("exec ")) return static_cast<int>(ExitCode::Internal);
+        const bool absent = end.exec_failure.find("No such file") != std::string::npos;
+        return static_cast<int>(absent ? ExitCode::NotFound : ExitCode::NotExecutable);
+    }
+    return end.signaled ? 128 + end.status : end.status;
+}
+
+/// A line of a worker. Its progress bars go back to the beginning of the line: that is no news.
+std::string shown_line(std::string_view text) {
+    std::string line(text.substr(0, kMaxShownLine));
+    std::erase(line, '\r');
+    return printable(line) + (text.size() > kMaxShownLine ? " ..." : "");
+}
+
+/// The two-column table.
+class Table {
+  public:
+    explicit Table(int width) : width_(static_cast<std::size_t>(std::clamp(width, 40, 200))) {}
+
+    void row(std::string_view name, const std::string& text) {
+        if (text.empty()) return;
+        text_ += fmt::format("  {:<{}}{}\n", name, kColumn - 2, wrap(shown_line(text), width_, kColumn));
+    }
+    /// Lines of a worker, as it wrote them: not wrapped, so that they can be searched for and copied.
+    void quote(std::string_view name, const std::vector<std::string>& lines) {
+        for (std::size_t i = 0; i < lines.size(); ++i) {
+            text_ += fmt::format("  {:<{}}| {}\n", i == 0 ? name : "", kColumn - 2, shown_line(lines[i]));
+        }
+    }
+    void line(const std::string& text) { text_ += wrap(shown_line(text), width_, 2) + '\n'; }
+    std::string take() { return std::move(text_); }
+
+  private:
+    std::size_t width_;
+    std::string text_;
+};
+
+std::string who(const WorkerEnd& end) {
+    std::string text = fmt::format("rank {}", end.rank);
+    if (!end.host.empty()) text += fmt::format(" on {}", end.host);
+    return text;
+}
+
+std::string headline_of(const JobEnd& end, const WorkerEnd* cause) {
+    const std::string job = end.program.empty() ? "the job" : end.program;
+    if (end.preempted) return fmt::format("{} was preempted", job);
+    if (end.stopped_by_signal) return fmt::format("{} was stopped by {}", job, signal_name(*end.stopped_by_signal));
+    if (end.hung) return fmt::format("{} hung: {}", job, end.failure);
+    if (!end.failure.empty()) return fmt::format("{} failed: {}", job, end.failure);
+    if (cause == nullptr) return fmt::format("{} failed", job);
+    return fmt::format("{} failed: {}: {}", job, who(*cause), describe_end(*cause));
+}
+
+std::vector<std::string> error_file_lines(const std::string& text) {
+    std::vector<std::string> lines;
+    std::string_view rest = trim(text);
+    if (rest.empty()) return lines;
+    for (const std::string_view line : split(rest, '\n')) {
+        if (lines.size() == kMaxErrorLines) {
+            lines.emplace_back("...");
+            break;
+        }
+        lines.emplace_back(line);
+    }
+    return lines;
+}
+
+void describe_cause(Table& table, const WorkerEnd& cause) {
+    table.row("first cause", fmt::format("{} (local rank {}{})", who(cause), cause.local_rank,
+                                         cause.pid > 0 ? fmt::format(", pid {}", cause.pid) : ""));
+    std::string how = describe_end(cause);
+    if (cause.dumped_core) how += ", core dumped";
+    if (cause.exec_failure.empty()) how += fmt::format(", {} after start", format_duration(Duration(cause.after_start_ns)));
+    table.row("how", how);
+    table.row("doing", cause.last_collective);
+    table.row("meaning", cause.meaning.empty() ? explain_end(cause) : cause.meaning);
+    table.quote("error report", error_file_lines(cause.error_file));
+    table.quote("last stderr", cause.last_stderr);
+}
+
+/// Ranks that ended in the same way, on one line each: "ranks 0-3: exit code 1".
+void describe_others(Table& table, const JobEnd& end, const WorkerEnd* cause) {
+    std::map<std::string, std::vector<int>> alike;
+    std::vector<int> stopped, succeeded;
+    for (const WorkerEnd& worker : end.workers) {
+        if (&worker == cause) continue;
+        if (worker.by_us) stopped.push_back(worker.rank);
+        else if (!worker.failed()) succeeded.push_back(worker.rank);
+        else alike[describe_end(worker)].push_back(worker.rank);
+    }
+    std::size_t listed = 0;
+    std::size_t left_out = 0;
+    for (auto& [how, ranks] : alike) {
+        std::sort(ranks.begin(), ranks.end());
+        if (listed++ >= kMaxOthers) left_out += ranks.size();
+        else table.row(listed == 1 ? "afterwards" : "", fmt::format("rank{} {}: {}", ranks.size() == 1 ? "" : "s", format_ranges(ranks), how));
+    }
+    if (left_out > 0) table.row("", fmt::format("and {} more", left_out));
+    const auto folded = [&](std::string_view name, std::vector<int>& ranks, std::string_view what) {
+        if (ranks.empty()) return;
+        std::sort(ranks.begin(), ranks.end());
+        table.row(name, fmt::format("{} worker{} ({} {}){}", ranks.size(), ranks.size() == 1 ? "" : "s",
+                                    ranks.size() == 1 ? "rank" : "ranks", format_ranges(ranks), what));
+    };
+    folded("stopped by us", stopped, "");
+    folded("succeeded", succeeded, "");
+}
+
+std::string describe_job(const JobEnd& end) {
+    std::string text = fmt::format("{} worker{}, ran {}", end.world_size, end.world_size == 1 ? "" : "s", format_duration(end.wall));
+    if (end.max_restarts > 0) text += fmt::format(", {} of {} restarts used", end.restarts_used, end.max_restarts);
+    if (!end.run_id.empty() && end.run_id != "none") text += fmt::format(", id {}", end.run_id);
+    return text;
+}
+
+Json to_json(const WorkerEnd& end) {
+    Json json;
+    json.set("rank", end.rank);
+    json.set("local_rank", end.local_rank);
+    json.set("node", end.node);
+    json.set("host", end.host);
+    json.set("pid", end.pid);
+    if (!end.exec_failure.empty()) json.set("exec_failure", end.exec_failure);
+    else if (end.signaled) json.set("signal", Json{{"number", end.status}, {"name", signal_name(end.status)}});
+    else json.set("exit_code", end.status);
+    json.set("dumped_core", end.dumped_core);
+    json.set("stopped_by_ddprun", end.by_us || end.stopped_failing);
+    if (end.error_reported) json.set("seconds_from_error_report_to_end", in_seconds(end.ended - *end.error_reported));
+    json.set("seconds_after_start", in_seconds(Duration(end.after_start_ns)));
+    json.set("order", end.order);
+    if (!end.meaning.empty()) json.set("meaning", end.meaning);
+    if (!end.last_collective.empty()) json.set("last_collective", end.last_collective);
+    if (!end.last_stderr.empty()) json.set("last_stderr", end.last_stderr);
+    if (!end.error_file.empty()) json.set("error_report", end.error_file);
+    return json;
+}
+
+}  // namespace
+
+const WorkerEnd* root_cause(const JobEnd& end) { return root_cause(end.workers, end.failure_decided); }
+
+const WorkerEnd* root_cause(std::span<const WorkerEnd> workers, std::optional<TimePoint> decided) {
+    const WorkerEnd* first = nullptr;
+    const WorkerEnd* first_report = nullptr;
+    for (const WorkerEnd& worker : workers) {
+        if (!failed_by_itself(worker, decided)) continue;
+        if (first == nullptr || worker.order < first->order) first = &worker;
+        if (!worker.error_reported) continue;
+        if (first_report == nullptr || *worker.error_reported < *first_report->error_reported) first_report = &worker;
+    }
+    return first_report != nullptr && failed_before(*first_report, *first) ? first_report : first;
+}
+
+int exit_code(const JobEnd& end) {
+    const WorkerEnd* cause = root_cause(end);
+    // "Do not requeue" outweighs everything: the scheduler must not start this job again.
+    if (cause != nullptr && code_of(*cause) == static_cast<int>(ExitCode::DoNotRequeue)) return code_of(*cause);
+    if (all_succeeded(end) && end.failure.empty()) return static_cast<int>(ExitCode::Success);
+    // Workers that die of the same signal as we (the whole process group was signalled) did not cause anything.
+    if (end.preempted || end.stopped_by_signal) return static_cast<int>(ExitCode::TryAgain);
+    if (cause != nullptr) return code_of(*cause);
+    if (end.hung) return static_cast<int>(ExitCode::Hung);
+    if (!end.failure.empty()) return static_cast<int>(ExitCode::Unavailable);
+    return static_cast<int>(ExitCode::Internal);
+}
+
+std::string describe_end(const WorkerEnd& end) {
+    if (!end.exec_failure.empty()) return end.exec_failure;
+    if (end.stopped_failing) return "reported an error, and was stopped before it exited";
+    if (!end.signaled) return fmt::format("exit code {}", end.status);
+    const std::string name = signal_name(end.status);
+    if (!name.starts_with("SIG")) return name;
+    return fmt::format("signal {} ({})", end.status, name);
+}
+
+std::string headline(const JobEnd& end) { return headline_of(end, root_cause(end.workers)); }
+
+std::string render_report(const JobEnd& end, int width) {
+    const int code = exit_code(end);
+    if (code == static_cast<int>(ExitCode::Success)) return "";
+    const WorkerEnd* cause = root_cause(end);
+    Table table(width);
+    table.line("ddprun: " + headline_of(end, cause));
+    if (cause != nullptr) describe_cause(table, *cause);
+    if (!end.failure.empty() && cause != nullptr) table.row("failure", end.failure);
+    describe_others(table, end, cause);
+    table.row("job", describe_job(end));
+    for (const std::string& note : end.notes) table.row("note", note);
+    table.row("logs", end.log_directory);
+    if (end.loss.bytes > 0 || !end.loss.why.empty()) {
+        table.row("output lost", fmt::format("{} ({})", format_bytes(end.loss.bytes), end.loss.why));
+    }
+    table.row("exit code", fmt::format("{}{}", code, code == static_cast<int>(ExitCode::TryAgain) ? " (can be started again)" : ""));
+    return table.take();
+}
+
+std::string render_report_json(const JobEnd& end) {
+    Json json;
+    json.set("version", 1);
+    json.set("run_id", end.run_id);
+    json.set("program", end.program);
+    json.set("exit_code", exit_code(end));
+    const WorkerEnd* cause = root_cause(end);
+    json.set("first_cause", cause == nullptr ? Json() : to_json(*cause).set("meaning", cause->meaning.empty() ? explain_end(*cause) : cause->meaning));
+    json.set("failure", end.failure);
+    json.set("generation", end.generation);
+    json.set("restarts_used", end.restarts_used);
+    json.set("max_restarts", end.max_restarts);
+    json.set("world_size", end.world_size);
+    json.set("seconds", in_seconds(end.wall));
+    json.set("preempted", end.preempted);
+    json.set("hung", end.hung);
+    json.set("stopped_by_signal", end.stopped_by_signal ? Json(signal_name(*end.stopped_by_signal)) : Json());
+    json.set("workers", json_list(end.workers, [](const WorkerEnd& worker) { return to_json(worker); }));
+    json.set("notes", end.notes);
+    json.set("lost_output", Json{{"bytes", end.loss.bytes}, {"why", end.loss.why}});
+    json.set("log_directory", end.log_directory);
+    // A worker may write anything, also what is no UTF-8.
+    return to_text(json, 2) + '\n';
+}
+
+}  // namespace ddprun

@@ -1,0 +1,60 @@
+#include "launcher/signals.h"
+
+#include <fmt/core.h>
+#include <pthread.h>
+#include <signal.h>
+#include <string.h>
+
+#include "env/text.h"
+
+namespace ddprun {
+namespace {
+
+void mask_handled_signals(int how) {
+    sigset_t set;
+    ::sigemptyset(&set);
+    for (const int signal : handled_signals()) ::sigaddset(&set, signal);
+    ::pthread_sigmask(how, &set, nullptr);
+}
+
+}  // namespace
+
+const std::vector<int>& handled_signals() {
+    static const std::vector<int> signals{SIGCHLD, SIGTERM, SIGINT, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2,
+                                          SIGCONT, SIGTSTP, SIGWINCH, SIGALRM, SIGPIPE, SIGXFSZ};
+    return signals;
+}
+
+void block_handled_signals() { mask_handled_signals(SIG_BLOCK); }
+void unblock_handled_signals() { mask_handled_signals(SIG_UNBLOCK); }
+
+std::map<int, SignalAction> default_signals() {
+    std::map<int, SignalAction> actions;
+    for (const int signal : {SIGTERM, SIGINT, SIGHUP, SIGQUIT}) actions[signal] = SignalAction::Stop;
+    for (const int signal : {SIGUSR1, SIGUSR2, SIGCONT, SIGTSTP, SIGWINCH}) {
+        actions[signal] = SignalAction::Forward;
+    }
+    return actions;
+}
+
+std::optional<int> signal_from_name(std::string_view name) {
+    if (const Result<std::int64_t> number = parse_int(name)) {
+        if (*number < 1 || *number >= SIGRTMAX) return std::nullopt;
+        return static_cast<int>(*number);
+    }
+    std::string word = lower(name);
+    if (word.starts_with("sig")) word.erase(0, 3);
+    for (int signal = 1; signal < SIGRTMIN; ++signal) {
+        const char* abbreviation = ::sigabbrev_np(signal);
+        if (abbreviation != nullptr && lower(abbreviation) == word) return signal;
+    }
+    return std::nullopt;
+}
+
+std::string signal_name(int signal) {
+    const char* abbreviation = ::sigabbrev_np(signal);
+    if (abbreviation == nullptr) return fmt::format("signal {}", signal);
+    return fmt::format("SIG{}", abbreviation);
+}
+
+}  // namespace ddprun

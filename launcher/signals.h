@@ -1,0 +1,27 @@
+#pragma once
+
+#include <map>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "launcher/job_spec.h"
+
+namespace ddprun {
+
+/// The signals that a running job reads from its event loop. Blocked in this thread from now on, or heard again as any
+/// other program hears them.
+const std::vector<int>& handled_signals();
+void block_handled_signals();
+void unblock_handled_signals();
+
+/// TERM INT HUP QUIT stop, USR1 USR2 CONT TSTP WINCH are forwarded.
+std::map<int, SignalAction> default_signals();
+
+/// "SIGTERM", "term", "TERM" or "15" as a signal number; nullopt for anything else.
+std::optional<int> signal_from_name(std::string_view name);
+/// "SIGKILL"; "signal 77" for a number without a name.
+std::string signal_name(int signal);
+
+}  // namespace ddprun

@@ -1,0 +1,141 @@
+#pragma once
+
+#include <sys/types.h>
+
+#include <cstdint>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "env/clock.h"
+#include "env/os/system.h"
+
+namespace ddprun {
+
+/// Life of one worker process as its agent sees it.
+///
+///   Running --stop--> Stopping --kill--> Killed --exit--> Ended
+///      \________________ exit ______________________________/
+///
+/// A stop is sent once however often it is asked for; a kill may follow a stop, never the other way round.
+enum class WorkerState : std::uint8_t { Running, Stopping, Killed, Ended };
+
+enum class WorkerEvent : std::uint8_t { StopRequested, KillRequested, Exited };
+
+enum class WorkerAction : std::uint8_t {
+    None,
+    SendStop,      ///< the stop signal, to the group
+    SendKill,      ///< SIGKILL, to the group
+    BuryGroup,     ///< SIGKILL to what is left of the group, then reap its leader
+};
+
+struct WorkerStep {
+    WorkerState next;
+    WorkerAction action;
+    bool operator==(const WorkerStep&) const = default;
+};
+
+/// Pure. An event that makes no sense in a state (a second exit) changes nothing.
+WorkerStep step(WorkerState state, WorkerEvent event);
+
+/// Whom a signal that is passed on to the workers was given to: this node's ddprun, or the head's, which tells all nodes.
+enum class SignalFrom { Here, Head };
+
+/// A scheduler gives a signal to the ddprun of every node: it is one signal then, and no worker gets it twice. Pure.
+class ForwardedSignals {
+  public:
+    /// How far apart the two may come.
+    static constexpr Duration kApart = std::chrono::seconds(2);
+    /// False: it has come from the other side already, and been passed on.
+    bool is_new(int signal, SignalFrom from, TimePoint now);
+
+  private:
+    struct Passed {
+        int signal;
+        SignalFrom from;
+        TimePoint when;
+    };
+    std::vector<Passed> unanswered_;  ///< that the other side has not brought yet
+};
+
+/// What the agent of one node decides, without acting: which workers get which signal, when the grace is over,
+/// when a generation has drained.
+///
+///   Idle --start--> [AwaitingGpus -->] Starting --all spawned--> Running --stop--> Stopping --grace--> Killing
+///                       \________________________________ last exit ________________/
+///                                                           |
+///   Idle <--swept-- Sweeping <------------------------------/
+///
+/// AwaitingGpus: a restart waits, for a bounded time, until the memory of the last generation's workers is free.
+/// Sweeping: all workers have ended; descendants that left their groups are looked for and killed, for a bounded
+/// time, before the generation counts as drained.
+struct AgentState {
+    enum class Phase : std::uint8_t { Idle, AwaitingGpus, Starting, Running, Stopping, Killing, Sweeping };
+    struct Worker {
+        pid_t pid = 0;  ///< 0: not spawned
+        WorkerState state = WorkerState::Running;
+        bool asked_to_stop = false;  ///< we signalled it before it ended: its end is our doing
+    };
+
+    Phase phase = Phase::Idle;
+    std::uint64_t generation = 0;
+    std::vector<Worker> workers;  ///< by local rank
+    int next_to_spawn = 0;
+    int stop_signal = 0;
+    TimePoint deadline = kNever;  ///< of the grace, or of the sweep
+
+    [[nodiscard]] int alive() const;
+    /// Local rank of a pid of this generation; -1 for a stranger.
+    [[nodiscard]] int local_rank_of(pid_t pid) const;
+};
+
+namespace agent_event {
+struct StartRequested { std::uint64_t generation; int workers; bool await_gpus = false; };
+/// The GPUs' memory is free, or has been waited for long enough.
+struct GpusFree {};
+struct Spawned { int local_rank; pid_t pid; };
+/// It never ran. No more workers are started; the controller decides about the rest.
+struct SpawnFailed { int local_rank; std::string what; };
+struct Exited { os::ChildExit exit; };
+struct StopRequested { int signal; Duration grace; };
+/// The second Ctrl-C, a lost controller: no grace.
+struct KillRequested {};
+struct DeadlinePassed {};
+/// Result of one look for stray descendants.
+struct Swept { std::vector<pid_t> still_there; };
+}  // namespace agent_event
+
+using AgentEvent = std::variant<agent_event::StartRequested, agent_event::GpusFree, agent_event::Spawned, agent_event::SpawnFailed,
+                                agent_event::Exited, agent_event::StopRequested, agent_event::KillRequested,
+                                agent_event::DeadlinePassed, agent_event::Swept>;
+
+namespace agent_action {
+/// Feed GpusFree when their memory is free, or after a bounded time.
+struct AwaitGpus {};
+struct SpawnNext { int local_rank; };
+struct ReportStarted {};
+struct SignalGroup { pid_t pid; int signal; };
+/// Kill what is left of the group, then reap the leader: in this order, see System::next_exit.
+struct BuryGroup { pid_t pid; };
+/// A process that is no worker: an orphaned grandchild.
+struct ReapStranger { pid_t pid; };
+struct ReportExit { int local_rank; os::ChildExit exit; bool by_us; std::string exec_failure; };
+/// Look for descendants, kill them, feed Swept.
+struct Sweep {};
+struct SetDeadline { TimePoint when; };
+/// All is gone (or named in `unkillable` after a bounded wait).
+struct ReportDrained { std::vector<pid_t> unkillable; };
+}  // namespace agent_action
+
+using AgentAction =
+    std::variant<agent_action::AwaitGpus, agent_action::SpawnNext, agent_action::ReportStarted, agent_action::SignalGroup,
+                 agent_action::BuryGroup, agent_action::ReapStranger, agent_action::ReportExit,
+                 agent_action::Sweep, agent_action::SetDeadline, agent_action::ReportDrained>;
+
+/// How long processes that were sent SIGKILL are waited for before they are reported as unkillable.
+inline constexpr Duration kKillPatience = std::chrono::seconds(5);
+
+/// Pure: changes `state`, returns what to do, in order.
+std::vector<AgentAction> step(AgentState& state, const AgentEvent& event, TimePoint now);
+
+}  // namespace ddprun

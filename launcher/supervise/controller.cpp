@@ -1,0 +1,333 @@
+#include "launcher/supervise/controller.h"
+
+#include <fmt/core.h>
+
+#include <algorithm>
+#include <signal.h>
+
+#include "env/text.h"
+#include "launcher/report/explain.h"
+#include "launcher/signals.h"
+#include "rendezvous/rank_table.h"
+
+namespace ddprun {
+
+namespace {
+
+JobPolicy policy_of(const JobSpec& spec, double random) {
+    JobPolicy policy;
+    policy.restart = spec.restart;
+    policy.shutdown_timeout = spec.shutdown_timeout;
+    policy.failure_grace = std::min(spec.failure_grace, spec.shutdown_timeout);
+    policy.preempt_grace = spec.preempt_grace;
+    policy.random = random;
+    return policy;
+}
+
+WorkerEnd end_of(const rdzv::WorkerExited& report, int node, const std::string& host, std::uint64_t order) {
+    WorkerEnd end{report, node, host, MonotonicClock::now(), std::nullopt, order};
+    if (report.error_age_ns >= 0) end.error_reported = end.ended - Duration(report.error_age_ns);
+    if (end.meaning.empty()) end.meaning = explain_end(end);
+    return end;
+}
+
+/// The next moment of a countdown: 1, 2, 3, 5, 10 and every 30 seconds before the end; 0: none is left.
+std::chrono::seconds countdown_mark_below(std::chrono::seconds left) {
+    if (left.count() > 30) return std::chrono::seconds((left.count() - 1) / 30 * 30);
+    std::chrono::seconds best(0);
+    for (const int mark : {1, 2, 3, 5, 10}) {
+        if (left.count() > mark) best = std::chrono::seconds(mark);
+    }
+    return best;
+}
+
+std::string one_line(const WorkerEnd& end) {
+    std::string text = fmt::format("rank {} on {}, {}", end.rank, end.host, describe_end(end));
+    if (!end.meaning.empty()) text += fmt::format(" ({})", end.meaning);
+    return text;
+}
+
+}  // namespace
+
+Controller::Controller(os::EventLoop& loop, os::Log& log, ControllerConfig config, Send send, Done done)
+    : loop_(loop), log_(log), config_(std::move(config)), send_(std::move(send)), done_(std::move(done)),
+      policy_(policy_of(config_.spec, config_.random)),
+      membership_({config_.spec.nodes.min, config_.spec.nodes.max, config_.spec.rendezvous.join_timeout,
+                   config_.spec.rendezvous.last_call, config_.agreed},
+                  MonotonicClock::now()),
+      begun_(MonotonicClock::now()) {}
+
+Controller::~Controller() {
+    loop_.cancel(timer_);
+    loop_.cancel(join_timer_);
+    loop_.cancel(countdown_);
+}
+
+void Controller::begin() { consider_membership(); }
+
+void Controller::feed(const JobEvent& event) {
+    if (event_handler_) event_handler_(event);
+    for (const JobAction& action : step(state_, event, policy_, MonotonicClock::now())) {
+        std::visit([this](const auto& one) { perform(one); }, action);
+    }
+}
+
+// ---- joining
+
+Status Controller::agent_joined(rdzv::AgentId peer, const rdzv::AgentHello& hello) {
+    if (finished()) return Error{Errc::Refused, "the job is over", 0};
+    const rdzv::Joiner joiner{hello.host, hello.pid, hello.node_rank, hello.slots, hello.role, hello.spec_hash};
+    if (const Status joined = membership_.join(peer, joiner, MonotonicClock::now()); !joined) return joined;
+    agents_[peer] = hello;
+    // Not inside the server's call: a world that forms now is told to agents whose join is still being answered.
+    loop_.post([this] { consider_membership(); });
+    return {};
+}
+
+void Controller::consider_membership() {
+    if (state_.phase != JobState::Phase::Joining) return;
+    loop_.cancel(join_timer_);
+    const TimePoint now = MonotonicClock::now();
+    const rdzv::Verdict verdict = membership_.decide(now);
+    switch (verdict.kind) {
+        case rdzv::Verdict::Ready: return form_world();
+        case rdzv::Verdict::Failed: return feed(job_event::JoinFailed{verdict.why});
+        case rdzv::Verdict::Wait:
+            if (log_.is_enabled(os::LogLevel::Debug)) log_.debug("{}{}", verdict.why, membership_.missing_ranks());
+            join_timer_ = loop_.call_at(membership_.next_change(now), [this] { consider_membership(); });
+    }
+}
+
+void Controller::form_world() {
+    nodes_.clear();
+    group_ranks_.clear();
+    for (const rdzv::Membership::Member& member : membership_.settle()) {
+        group_ranks_.emplace(member.agent, static_cast<int>(nodes_.size()));
+        nodes_.push_back({member.agent, agents_.at(member.agent)});
+    }
+    feed(job_event::WorldFormed{slots()});
+}
+
+std::vector<int> Controller::slots() const {
+    std::vector<int> result;
+    for (const Node& node : nodes_) result.push_back(node.hello.slots);
+    return result;
+}
+
+int Controller::world_size() const {
+    int size = 0;
+    for (const Node& node : nodes_) size += node.hello.slots;
+    return size;
+}
+
+int Controller::node_of(rdzv::AgentId peer) const {
+    const auto found = group_ranks_.find(peer);
+    return found == group_ranks_.end() ? -1 : found->second;
+}
+
+std::vector<WorldNode> Controller::world() const {
+    std::vector<WorldNode> world;
+    int first_rank = 0;  // ranks go through the nodes in their order, see RankTable
+    for (const Node& node : nodes_) {
+        world.push_back({node.peer, node.hello.host, first_rank, node.hello.slots, agents_.contains(node.peer)});
+        first_rank += node.hello.slots;
+    }
+    return world;
+}
+
+std::string Controller::host_of(rdzv::AgentId peer) const {
+    const auto agent = agents_.find(peer);
+    return agent == agents_.end() ? "" : agent->second.host;
+}
+
+// ---- what agents say
+
+void Controller::agent_message(rdzv::AgentId peer, const rdzv::Notice& notice) {
+    const int signal = static_cast<int>(parse_int(notice.text).value_or(15));
+    if (notice.kind == "preempt") preempt(signal, signal_name(signal));
+    else if (notice.kind == "stop") stop(signal, peer);
+}
+
+void Controller::agent_message(rdzv::AgentId peer, const rdzv::WorkerExited& exited) {
+    const int node = node_of(peer);
+    if (node >= 0 && exited.generation == state_.generation) worker_exited(node, exited);
+}
+
+void Controller::agent_message(rdzv::AgentId peer, const rdzv::GenerationDrained& drained) {
+    const int node = node_of(peer);
+    if (node < 0 || drained.generation != state_.generation) return;
+    notes_.insert(notes_.end(), drained.notes.begin(), drained.notes.end());
+    feed(job_event::NodeDrained{node});
+}
+
+void Controller::worker_exited(int node, const rdzv::WorkerExited& report) {
+    ends_.push_back(end_of(report, node, nodes_[static_cast<std::size_t>(node)].hello.host, ++order_));
+    const WorkerEnd& end = ends_.back();
+    // Only a worker that counts its steps can be said to have got nowhere.
+    const bool progressed = report.steps < 0 || report.steps > steps_before_;
+    steps_before_ = std::max(steps_before_, report.steps);
+    const FailureFacts facts{!end.exec_failure.empty(), end.signaled, end.status, progressed};
+    if (was_the_cause_all_along(end)) log_.warning("root cause, after all: {}; its error report is older than the first exit", one_line(end));
+    feed(job_event::WorkerEnded{node, end.rank, facts, end.failed(), end.by_us, one_line(end)});
+}
+
+/// After a failure: whether this end, heard of now, is what came first. All of a large job's workers can end here, so all
+/// of them are gone through only for those that can be.
+bool Controller::was_the_cause_all_along(const WorkerEnd& end) {
+    if (end.by_us || !end.error_reported || *end.error_reported >= oldest_report_) return false;
+    oldest_report_ = *end.error_reported;
+    const bool after_a_failure = state_.phase == JobState::Phase::Stopping && !state_.stopped_by && !state_.preempted;
+    return after_a_failure && root_cause(ends_, state_.failure_decided) == &end;
+}
+
+void Controller::agent_lost(rdzv::AgentId peer, const std::string& why) {
+    const auto agent = agents_.find(peer);
+    if (agent == agents_.end()) return;
+    const std::string text = fmt::format("node {}: {}", agent->second.host, why);
+    agents_.erase(agent);
+    membership_.leave(peer, MonotonicClock::now());
+    if (const int node = node_of(peer); node >= 0) feed(job_event::NodeLost{node, text});
+    loop_.post([this] { consider_membership(); });
+}
+
+// ---- what the operator wants
+
+void Controller::stop(int signal, rdzv::AgentId source) { feed(job_event::StopAsked{signal, source}); }
+void Controller::preempt(int signal, const std::string& why) { feed(job_event::PreemptAsked{signal, why}); }
+void Controller::hang_found(const std::string& what, int culprit) { feed(job_event::HangFound{what, culprit}); }
+
+void Controller::forward(int signal) { broadcast(rdzv::Notice{"signal", std::to_string(signal)}); }
+
+// ---- actions
+
+void Controller::perform(const job_action::StartGeneration& action) {
+    ends_.clear();
+    oldest_report_ = TimePoint::max();
+    notes_.clear();
+    if (generation_handler_) generation_handler_(action.generation);
+    const Result<MasterAddress> master = config_.master(nodes_.front().hello);
+    if (!master) return give_up(master.error().what);
+    const Result<std::vector<rdzv::StartGeneration>> all = orders(action, *master);
+    if (!all) return give_up(all.error().what);
+    log_.set_generation(action.generation);
+    for (std::size_t i = 0; i < nodes_.size(); ++i) send_(nodes_[i].peer, (*all)[i]);
+}
+
+/// No generation can be started, for a reason of our own.
+void Controller::give_up(const std::string& why) {
+    state_.failure = why;
+    state_.phase = JobState::Phase::Finished;
+    perform(job_action::Finish{});
+}
+
+Result<std::vector<rdzv::StartGeneration>> Controller::orders(const job_action::StartGeneration& action,
+                                                              const MasterAddress& master) const {
+    std::vector<rdzv::NodeSlots> members;
+    for (const Node& node : nodes_) members.push_back({node.hello.host, node.hello.slots, node.hello.role});
+    const Result<rdzv::RankTable> table = rdzv::RankTable::from(std::move(members));
+    if (!table) return table.error();
+
+    rdzv::StartGeneration order;
+    order.generation = action.generation;
+    order.group_world_size = table->nodes();
+    order.world_size = table->world_size();
+    order.master_addr = master.host;
+    order.master_port = master.port;
+    order.restart_count = action.restart_count;
+    order.max_restarts = config_.spec.restart.max_restarts;
+
+    std::vector<rdzv::StartGeneration> all;
+    for (int i = 0; i < table->nodes(); ++i) {
+        const rdzv::NodeRanks& ranks = table->node(i);
+        order.group_rank = ranks.group_rank;
+        order.first_rank = ranks.first_rank;
+        order.local_world_size = ranks.local_world_size;
+        order.role_first_rank = ranks.role_first_rank;
+        order.role_world_size = ranks.role_world_size;
+        all.push_back(order);
+    }
+    return all;
+}
+
+void Controller::broadcast(const rdzv::ToAgent& message) {
+    for (const Node& node : nodes_) {
+        if (agents_.contains(node.peer)) send_(node.peer, message);
+    }
+}
+
+void Controller::perform(const job_action::StopGeneration& action) {
+    rdzv::StopGeneration stop;
+    stop.generation = state_.generation;
+    stop.signal = action.signal;
+    stop.grace_ns = action.grace.count();
+    stop.failed_rank = action.failed_rank;
+    stop.why = action.why;
+    broadcast(stop);
+    // Somebody sits and waits: after a signal, not after a failure.
+    if (action.failed_rank < 0 && state_.stopped_by) count_down(deadline_after(MonotonicClock::now(), action.grace));
+}
+
+/// Somebody waits for the end of a grace: says how long it still takes, at fewer and fewer moments before it.
+void Controller::count_down(TimePoint end) {
+    loop_.cancel(countdown_);
+    const auto left = std::chrono::round<std::chrono::seconds>(end - MonotonicClock::now());
+    const std::chrono::seconds mark = countdown_mark_below(left);
+    if (mark <= std::chrono::seconds(0)) return;
+    countdown_ = loop_.call_at(end - mark, [this, end, mark] {
+        if (state_.phase != JobState::Phase::Stopping || state_.killing) return;
+        log_.info("{} workers are still running; SIGKILL in {} s", world_size() - static_cast<int>(ends_.size()), mark.count());
+        count_down(end);
+    });
+}
+
+void Controller::perform(const job_action::KillGeneration&) {
+    rdzv::StopGeneration kill;
+    kill.generation = state_.generation;
+    kill.signal = SIGKILL;
+    broadcast(kill);
+}
+
+void Controller::perform(const job_action::NotifyPreempt& action) { broadcast(rdzv::Notice{"preempt", action.why}); }
+
+void Controller::perform(const job_action::SetTimer& action) {
+    loop_.cancel(timer_);
+    timer_ = 0;
+    if (action.when != kNever) timer_ = loop_.call_at(action.when, [this] { feed(job_event::TimerFired{}); });
+}
+
+void Controller::perform(const job_action::Say& action) {
+    if (action.warning) log_.warning("{}", action.text);
+    else log_.info("{}", action.text);
+}
+
+void Controller::perform(const job_action::Rejoin&) {
+    membership_.reopen(MonotonicClock::now());
+    loop_.post([this] { consider_membership(); });
+}
+
+void Controller::perform(const job_action::Finish&) {
+    const JobEnd how = end();
+    for (const auto& [peer, hello] : agents_) send_(peer, rdzv::Shutdown{exit_code(how), how.failure});
+    done_();
+}
+
+JobEnd Controller::end() const {
+    JobEnd end;
+    end.run_id = config_.spec.rendezvous.run_id;
+    end.program = config_.program;
+    end.generation = static_cast<int>(state_.generation);
+    end.restarts_used = state_.restarts_used;
+    end.max_restarts = config_.spec.restart.max_restarts;
+    end.world_size = world_size();
+    end.wall = MonotonicClock::now() - begun_;
+    end.stopped_by_signal = state_.stopped_by;
+    end.preempted = state_.preempted;
+    end.hung = state_.hung;
+    end.failure = state_.failure;
+    end.failure_decided = state_.failure_decided;
+    end.workers = ends_;
+    end.notes = notes_;
+    return end;
+}
+
+}  // namespace ddprun

@@ -1,0 +1,146 @@
+#pragma once
+
+#include <functional>
+#include <map>
+#include <optional>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "env/os/event_loop.h"
+#include "env/os/log.h"
+#include "launcher/job_spec.h"
+#include "launcher/report/report.h"
+#include "launcher/supervise/job_state.h"
+#include "rendezvous/agent_message.h"
+#include "rendezvous/membership.h"
+
+namespace ddprun {
+
+/// The address and port that workers get as MASTER_ADDR and MASTER_PORT.
+struct MasterAddress {
+    std::string host;
+    int port = 0;
+};
+
+/// A node of the running world, as the controller knows it.
+struct WorldNode {
+    rdzv::AgentId agent = 0;
+    std::string host;
+    int first_rank = 0;
+    int workers = 0;
+    bool is_connected = false;
+};
+
+struct ControllerConfig {
+    JobSpec spec;
+    std::string program;  ///< as shown in the report
+    /// What workers get as MASTER_ADDR/PORT in the generation that is about to start, with this node as its first.
+    /// Called once for each: a port that the kernel picked must be free again for a new rank 0.
+    std::function<Result<MasterAddress>(const rdzv::AgentHello& first)> master;
+    std::string agreed;   ///< AgentHello::spec_hash that every node has to bring
+    double random = 0;    ///< in [0, 1), spreads the back-off
+};
+
+/// The one place that decides for the whole job: performs what job_state decides.
+///
+/// Lives on the event loop's thread beside the server. Speaks with agents only through `send`, also with the one
+/// in its own process: one code path. An agent is known by the number its connection has.
+class Controller {
+  public:
+    using Send = std::function<void(rdzv::AgentId, const rdzv::ToAgent&)>;
+    using Done = std::function<void()>;
+
+    Controller(os::EventLoop& loop, os::Log& log, ControllerConfig config, Send send, Done done);
+    ~Controller();
+
+    /// Starts the clock of the join timeout.
+    void begin();
+
+    // What the server hears.
+    /// Error: why this agent may not join (said to it).
+    Status agent_joined(rdzv::AgentId peer, const rdzv::AgentHello& hello);
+    void agent_message(rdzv::AgentId peer, const rdzv::Notice& notice);
+    void agent_message(rdzv::AgentId peer, const rdzv::WorkerExited& exited);
+    void agent_message(rdzv::AgentId peer, const rdzv::GenerationDrained& drained);
+    void agent_lost(rdzv::AgentId peer, const std::string& why);
+
+    // What the operator and the host want.
+    /// A signal to this process: agents send theirs as a Notice.
+    void stop(int signal) { stop(signal, kThisProcess); }
+    void preempt(int signal, const std::string& why);
+    /// `culprit`: the rank to look at first; -1 none.
+    void hang_found(const std::string& what, int culprit);
+    /// Passes a signal on to all workers of all nodes; the job goes on.
+    void forward(int signal);
+
+    [[nodiscard]] const JobState& state() const { return state_; }
+    /// The nodes of the world that runs, or ran last; empty before the first.
+    [[nodiscard]] std::vector<WorldNode> world() const;
+    /// The host of a connected agent; "" for a stranger.
+    [[nodiscard]] std::string host_of(rdzv::AgentId peer) const;
+    [[nodiscard]] bool finished() const { return state_.phase == JobState::Phase::Finished; }
+    /// How the job ended; complete once `done` has been called.
+    [[nodiscard]] JobEnd end() const;
+    /// Called before a new generation's StartGeneration is sent: fences the store.
+    void on_generation(std::function<void(std::uint64_t)> handler) { generation_handler_ = std::move(handler); }
+    /// Called with everything that is decided about, before it is.
+    void on_event(std::function<void(const JobEvent&)> handler) { event_handler_ = std::move(handler); }
+
+  private:
+    struct Node {
+        rdzv::AgentId peer;
+        rdzv::AgentHello hello;
+    };
+
+    static constexpr rdzv::AgentId kThisProcess = 0;  ///< no connection has this number
+
+    void feed(const JobEvent& event);
+    void stop(int signal, rdzv::AgentId source);
+    void perform(const job_action::StartGeneration& action);
+    void perform(const job_action::StopGeneration& action);
+    void perform(const job_action::KillGeneration& action);
+    void perform(const job_action::NotifyPreempt& action);
+    void perform(const job_action::SetTimer& action);
+    void perform(const job_action::Say& action);
+    void perform(const job_action::Rejoin& action);
+    void perform(const job_action::Finish& action);
+
+    void count_down(TimePoint end);
+    void consider_membership();
+    void form_world();
+    void broadcast(const rdzv::ToAgent& message);
+    void worker_exited(int node, const rdzv::WorkerExited& report);
+    [[nodiscard]] bool was_the_cause_all_along(const WorkerEnd& end);
+    [[nodiscard]] int node_of(rdzv::AgentId peer) const;
+    [[nodiscard]] int world_size() const;
+    [[nodiscard]] std::vector<int> slots() const;
+    [[nodiscard]] Result<std::vector<rdzv::StartGeneration>> orders(const job_action::StartGeneration& action,
+                                                                    const MasterAddress& master) const;
+    void give_up(const std::string& why);
+
+    os::EventLoop& loop_;
+    os::Log& log_;
+    ControllerConfig config_;
+    Send send_;
+    Done done_;
+    JobPolicy policy_;
+    JobState state_;
+    rdzv::Membership membership_;
+    std::map<rdzv::AgentId, rdzv::AgentHello> agents_;  ///< connected, in the world or waiting
+    std::vector<Node> nodes_;                    ///< of the running world, by group rank
+    std::unordered_map<rdzv::AgentId, int> group_ranks_;
+    std::vector<WorkerEnd> ends_;                ///< of the current generation, in order
+    std::vector<std::string> notes_;
+    std::uint64_t order_ = 0;
+    TimePoint oldest_report_ = TimePoint::max();  ///< of the errors in `ends_`
+    std::int64_t steps_before_ = -1;  ///< the furthest any failed worker has got
+    TimePoint begun_;
+    os::EventLoop::TimerId timer_ = 0;
+    os::EventLoop::TimerId join_timer_ = 0;
+    os::EventLoop::TimerId countdown_ = 0;
+    std::function<void(std::uint64_t)> generation_handler_;
+    std::function<void(const JobEvent&)> event_handler_;
+};
+
+}  // namespace ddprun

@@ -1,0 +1,140 @@
+#include "launcher/supervise/head.h"
+
+#include <fmt/core.h>
+#include <ifaddrs.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
+
+#include <algorithm>
+
+#include "env/text.h"
+
+namespace ddprun {
+namespace {
+
+constexpr std::uint16_t kStaticPort = 29500;  // torchrun's default --master-port
+
+std::vector<std::string> interface_addresses() {
+    std::vector<std::string> found;
+    ifaddrs* list = nullptr;
+    if (::getifaddrs(&list) != 0) return found;
+    for (const ifaddrs* one = list; one != nullptr; one = one->ifa_next) {
+        if (one->ifa_addr == nullptr) continue;
+        std::string text = numeric_host(*one->ifa_addr);
+        if (!text.empty()) found.push_back(std::move(text));
+    }
+    ::freeifaddrs(list);
+    return found;
+}
+
+/// Every host is at home there, also where no interface lists it: Debian gives a host's own name 127.0.1.1.
+bool is_loopback(const std::string& address) { return address == "::1" || address.starts_with("127."); }
+
+bool is_this_host(const std::string& name, const HostFacts& facts) {
+    if (name == "localhost" || name == facts.host_name) return true;
+    const auto ours = [&](const std::string& address) {
+        return is_loopback(address) || std::count(facts.addresses.begin(), facts.addresses.end(), address) > 0;
+    };
+    return ours(name) || std::any_of(facts.endpoint_addresses.begin(), facts.endpoint_addresses.end(), ours);
+}
+
+HeadChoice head_at(const Endpoint& endpoint, std::string why) { return {true, {"", endpoint.port}, std::move(why)}; }
+
+/// A socket bound to `port` on all IPv4 interfaces, as servers bind it.
+Result<UniqueFd> bind_port(int port) {
+    UniqueFd fd(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+    if (!fd) return Error::system("socket");
+    const int on = 1;
+    ::setsockopt(fd.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
+    sockaddr_in address{};
+    address.sin_family = AF_INET;
+    address.sin_port = htons(static_cast<std::uint16_t>(port));
+    if (::bind(fd.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) != 0) return Error::system("bind");
+    return fd;
+}
+
+}  // namespace
+
+std::optional<Endpoint> shared_endpoint(const JobSpec& spec) {
+    if (spec.nodes.max == 1) return std::nullopt;
+    const RendezvousSpec& rendezvous = spec.rendezvous;
+    if (rendezvous.endpoint) return rendezvous.endpoint;
+    if (!rendezvous.master_addr) return std::nullopt;
+    return Endpoint{*rendezvous.master_addr, static_cast<std::uint16_t>(rendezvous.master_port.value_or(kStaticPort))};
+}
+
+Result<HeadChoice> choose_head(const JobSpec& spec, const HostFacts& facts) {
+    if (spec.nodes.max == 1) return HeadChoice{true, {"127.0.0.1", 0}, "one node"};
+    const std::optional<Endpoint> endpoint = shared_endpoint(spec);
+    if (!endpoint) {
+        return Error{Errc::InvalidArgument,
+                     fmt::format("--nnodes={}: nothing says where the nodes meet (give --rdzv-endpoint HOST:PORT, or "
+                                 "--master-addr)", spec.nodes.max), 0};
+    }
+    if (const std::optional<bool> configured = spec.rendezvous.is_host) {
+        if (*configured) return head_at(*endpoint, "is_host=true");
+        return HeadChoice{false, *endpoint, "is_host=false"};
+    }
+    // torchrun's c10d knows no node rank: it may be that of any order. It counts where the name tells nothing.
+    const bool name_tells = spec.rendezvous.backend == "c10d" && (is_this_host(endpoint->host, facts) || !facts.endpoint_addresses.empty());
+    if (spec.rendezvous.node_rank && !name_tells) {
+        if (*spec.rendezvous.node_rank == 0) return head_at(*endpoint, "node rank 0");
+        return HeadChoice{false, *endpoint, fmt::format("node rank {}", *spec.rendezvous.node_rank)};
+    }
+    if (is_this_host(endpoint->host, facts)) {
+        HeadChoice choice = head_at(*endpoint, endpoint->host + " is this host");
+        choice.contested = true;
+        return choice;
+    }
+    return HeadChoice{false, *endpoint, endpoint->host + " is not this host"};
+}
+
+std::string master_host(const JobSpec& spec, bool first_node_is_here, const std::vector<std::string>& first_node) {
+    const RendezvousSpec& rendezvous = spec.rendezvous;
+    if (rendezvous.master_addr) return *rendezvous.master_addr;
+    if (!first_node_is_here && !first_node.empty()) return first_node.front();
+    if (rendezvous.local_addr) return *rendezvous.local_addr;
+    const std::optional<Endpoint> endpoint = shared_endpoint(spec);
+    return endpoint ? endpoint->host : "127.0.0.1";
+}
+
+HeartbeatSpec heartbeat_of(const RendezvousSpec& rendezvous) {
+    HeartbeatSpec heartbeat;
+    const bool told = rendezvous.keep_alive_interval || rendezvous.keep_alive_attempts;
+    if (!told) return heartbeat;
+    constexpr int kTorchrunsAttempts = 3;
+    heartbeat.interval = rendezvous.keep_alive_interval.value_or(heartbeat.interval);
+    heartbeat.timeout = heartbeat.interval * rendezvous.keep_alive_attempts.value_or(kTorchrunsAttempts);
+    // With one attempt a heartbeat would be late as soon as it is due.
+    heartbeat.interval = std::min(heartbeat.interval, heartbeat.timeout / 2);
+    return heartbeat;
+}
+
+HostFacts look_at_host(const std::optional<Endpoint>& endpoint) {
+    HostFacts facts;
+    facts.host_name = host_name();
+    if (!endpoint) return facts;
+    facts.addresses = interface_addresses();
+    facts.endpoint_addresses = addresses_of(endpoint->host).value_or({});
+    return facts;
+}
+
+Result<int> MasterPort::reserve() {
+    Result<UniqueFd> fd = bind_port(0);
+    if (!fd) return fd.error().with("a port for MASTER_PORT");
+    sockaddr_in address{};
+    socklen_t length = sizeof address;
+    ::getsockname(fd->get(), reinterpret_cast<sockaddr*>(&address), &length);
+    held_ = std::move(*fd);
+    return static_cast<int>(ntohs(address.sin_port));
+}
+
+Status MasterPort::check(int port) {
+    const Result<UniqueFd> fd = bind_port(port);
+    if (fd) return {};
+    Error error = fd.error();
+    error.what = fmt::format("--master-port: {}: {}", port, ::strerror(error.sys));
+    return error;
+}
+
+}  // namespace ddprun

@@ -1,0 +1,71 @@
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "env/io/socket.h"
+#include "env/result.h"
+#include "env/unique_fd.h"
+#include "launcher/job_spec.h"
+#include "rendezvous/protocol_limits.h"
+
+namespace ddprun {
+
+/// What this host knows of itself and of the endpoint's name.
+struct HostFacts {
+    std::string host_name;
+    std::vector<std::string> addresses;           ///< numeric, of this host's interfaces
+    std::vector<std::string> endpoint_addresses;  ///< numeric, what the endpoint's host name resolves to
+};
+
+/// Whether the controller lives in this process, where it listens or is reached, and why.
+struct HeadChoice {
+    bool is_head = true;
+    Endpoint endpoint;  ///< head: where to listen (port 0: any); otherwise where the controller is
+    std::string why;    ///< "node rank 0", "node07 is not this host"
+    /// This host is the head's, but nobody said which process of it: whoever takes the port first is the head.
+    bool contested = false;
+};
+
+/// Pure. One node is always its own head. With several, by the field's rules: static goes by --node-rank, c10d by
+/// whose host the endpoint names (by --node-rank too when that name resolves to nothing here), `is_host` in
+/// --rdzv-conf overrides both.
+/// Error: InvalidArgument when several nodes are wanted and nothing says where the controller is.
+Result<HeadChoice> choose_head(const JobSpec& spec, const HostFacts& facts);
+
+/// The endpoint that all nodes of this job share; nullopt for one node.
+std::optional<Endpoint> shared_endpoint(const JobSpec& spec);
+
+/// What workers get as MASTER_ADDR: --master-addr, else an address of the node that has rank 0. `first_node` are the
+/// addresses it has told us; of ourselves we know better what others reach: --local-addr, else the endpoint that they
+/// came by, else (one node) the loopback. Pure.
+std::string master_host(const JobSpec& spec, bool first_node_is_here, const std::vector<std::string>& first_node);
+
+/// How often nodes speak, and the silence after which one is lost.
+struct HeartbeatSpec {
+    Duration interval = rdzv::kHeartbeatInterval;
+    Duration timeout = rdzv::kHeartbeatTimeout;
+};
+/// From --rdzv-conf, as torchrun counts: interval times attempts. Pure.
+HeartbeatSpec heartbeat_of(const RendezvousSpec& rendezvous);
+
+/// Thin: this host's name and addresses, and what `endpoint` resolves to (blocking, by the resolver).
+HostFacts look_at_host(const std::optional<Endpoint>& endpoint);
+
+/// Keeps a TCP port free for a worker's own server (PyTorch's rank 0 listens on MASTER_PORT).
+///
+/// The socket is bound and never listens: the kernel gives the port to nobody else, while a server that sets
+/// SO_REUSEADDR, as they all do, can still bind it. There is no moment between probing and using.
+class MasterPort {
+  public:
+    /// A port the kernel picks, new for every call; the one before is released. Error: System.
+    Result<int> reserve();
+    /// Checks that nobody listens on a port the user chose.
+    /// Error: System ("--master-port: 29500: Address already in use").
+    static Status check(int port);
+
+  private:
+    UniqueFd held_;
+};
+
+}  // namespace ddprun

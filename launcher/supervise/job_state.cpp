@@ -1,0 +1,305 @@
+#include "launcher/supervise/job_state.h"
+
+#include <fmt/core.h>
+#include <signal.h>
+#include <sysexits.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "env/text.h"
+#include "launcher/exit_codes.h"
+#include "launcher/signals.h"
+
+namespace ddprun {
+namespace {
+
+/// Restarts that count against the budget now.
+int spent(const RestartSpec& spec, const RestartHistory& history, TimePoint now) {
+    if (!spec.window) return static_cast<int>(history.restarts.size());
+    return static_cast<int>(std::count_if(history.restarts.begin(), history.restarts.end(),
+                                          [&](TimePoint at) { return now - at < *spec.window; }));
+}
+
+std::string budget(const RestartSpec& spec) {
+    if (!spec.window) return fmt::format("{} restarts", spec.max_restarts);
+    return fmt::format("{} restarts within {}", spec.max_restarts, format_duration(*spec.window));
+}
+
+/// Doubled for every restart in a row, at most backoff_max, then spread over its upper half.
+Duration backoff(const RestartSpec& spec, int restarts_in_a_row, double random) {
+    if (spec.backoff <= Duration::zero() || restarts_in_a_row == 0) return Duration::zero();
+    const double doubled = static_cast<double>(spec.backoff.count()) * std::pow(2.0, restarts_in_a_row - 1);
+    const double capped = std::min(doubled, static_cast<double>(spec.backoff_max.count()));
+    return Duration(static_cast<Duration::rep>(capped * (0.5 + 0.5 * random)));
+}
+
+using JobPhase = JobState::Phase;
+using After = JobState::After;
+using JobActions = std::vector<JobAction>;
+
+void say(JobActions& actions, std::string text) { actions.emplace_back(job_action::Say{std::move(text), false}); }
+void warn(JobActions& actions, std::string text) { actions.emplace_back(job_action::Say{std::move(text), true}); }
+
+void set_timer(JobState& state, TimePoint when, JobActions& actions) {
+    if (state.timer == when) return;
+    state.timer = when;
+    actions.emplace_back(job_action::SetTimer{when});
+}
+
+int alive_elsewhere(const JobState& state) {
+    int workers = 0;
+    for (const JobState::Node& node : state.nodes) {
+        if (!node.lost && !node.drained) workers += node.workers - node.succeeded;
+    }
+    return workers;
+}
+
+bool all_drained(const JobState& state) {
+    return std::all_of(state.nodes.begin(), state.nodes.end(),
+                       [](const JobState::Node& node) { return node.drained || node.lost; });
+}
+
+bool all_succeeded(const JobState& state) {
+    return std::all_of(state.nodes.begin(), state.nodes.end(), [](const JobState::Node& node) {
+        return node.succeeded == node.workers;  // lost since then or not
+    });
+}
+
+void finish(JobState& state, JobActions& actions) {
+    state.phase = JobPhase::Finished;
+    set_timer(state, kNever, actions);
+    actions.emplace_back(job_action::Finish{});
+}
+
+void start_generation(JobState& state, TimePoint now, JobActions& actions) {
+    ++state.generation;
+    for (JobState::Node& node : state.nodes) node = {node.workers, 0, false, false};
+    state.phase = JobPhase::Running;
+    state.generation_started = now;
+    state.killing = false;
+    state.hung = false;
+    state.failure.clear();
+    state.failure_decided.reset();
+    set_timer(state, kNever, actions);
+    actions.emplace_back(job_action::StartGeneration{state.generation, state.restarts_used});
+}
+
+/// A new generation, on the same nodes or on those that come.
+void start_over(JobState& state, TimePoint now, JobActions& actions) {
+    if (state.after != After::Rejoin) return start_generation(state, now, actions);
+    state.phase = JobPhase::Joining;
+    set_timer(state, kNever, actions);
+    actions.emplace_back(job_action::Rejoin{});
+}
+
+/// All that is left of a generation is gone: what now?
+void continue_after_drain(JobState& state, TimePoint now, JobActions& actions) {
+    if (!all_drained(state)) return;
+    if (state.phase == JobPhase::Succeeded || state.after == After::Finish) return finish(state, actions);
+    if (state.timer != kNever && state.timer > now) {
+        state.phase = JobPhase::BackingOff;
+        return;
+    }
+    start_over(state, now, actions);
+}
+
+void stop_generation(JobState& state, int signal, Duration grace, int failed_rank, std::string why,
+                     TimePoint now, JobActions& actions) {
+    state.phase = JobPhase::Stopping;
+    actions.emplace_back(job_action::StopGeneration{signal, grace, failed_rank, std::move(why)});
+    continue_after_drain(state, now, actions);
+}
+
+/// The cause is no worker. One that came before it (a node was lost, and no other came) stays what workers reacted to.
+void decide_on_failure(JobState& state, const std::string& why, TimePoint now) {
+    state.failure = why;
+    if (!state.failure_decided) state.failure_decided = now;
+}
+
+/// A failure of the running generation: restart or end, and stop what still runs.
+void fail(JobState& state, const FailureFacts& facts, int failed_rank, const std::string& what, After retry,
+          const JobPolicy& policy, TimePoint now, JobActions& actions) {
+    const bool progressed = facts.made_progress || now - state.generation_started >= kProgressAge;
+    state.history.without_progress = progressed ? 0 : state.history.without_progress + 1;
+    const RestartDecision decision = decide_restart(policy.restart, state.history, facts, now, policy.random);
+    state.after = decision.restart ? retry : After::Finish;
+    if (decision.restart) {
+        ++state.restarts_used;
+        state.history.restarts.push_back(now);
+        if (decision.at > now) set_timer(state, decision.at, actions);
+    }
+    warn(actions, fmt::format("root cause: {}; {}", what, decision.why));
+    stop_generation(state, SIGTERM, policy.failure_grace, failed_rank, what, now, actions);
+}
+
+JobActions on(JobState& state, const job_event::WorldFormed& event, const JobPolicy&, TimePoint now) {
+    if (state.phase != JobPhase::Joining) return {};
+    JobActions actions;
+    state.nodes.clear();
+    for (const int workers : event.workers) state.nodes.push_back({workers, 0, false, false});
+    start_generation(state, now, actions);
+    return actions;
+}
+
+JobActions on(JobState& state, const job_event::JoinFailed& event, const JobPolicy&, TimePoint now) {
+    if (state.phase != JobPhase::Joining) return {};
+    JobActions actions;
+    decide_on_failure(state, event.why, now);
+    finish(state, actions);
+    return actions;
+}
+
+JobActions on(JobState& state, const job_event::WorkerEnded& event, const JobPolicy& policy, TimePoint now) {
+    JobActions actions;
+    if (!event.failed) {
+        ++state.nodes[static_cast<std::size_t>(event.node)].succeeded;
+        if (state.phase == JobPhase::Running && all_succeeded(state)) state.phase = JobPhase::Succeeded;
+        return actions;
+    }
+    if (state.phase != JobPhase::Running || event.by_us) return actions;
+    fail(state, event.facts, event.rank, event.what, After::Restart, policy, now, actions);
+    return actions;
+}
+
+JobActions on(JobState& state, const job_event::NodeDrained& event, const JobPolicy&, TimePoint now) {
+    JobActions actions;
+    if (state.phase == JobPhase::Joining || state.phase == JobPhase::Finished || state.phase == JobPhase::BackingOff) {
+        return actions;
+    }
+    state.nodes[static_cast<std::size_t>(event.node)].drained = true;
+    if (state.phase != JobPhase::Running) continue_after_drain(state, now, actions);
+    return actions;
+}
+
+JobActions on(JobState& state, const job_event::NodeLost& event, const JobPolicy& policy, TimePoint now) {
+    JobActions actions;
+    if (state.phase == JobPhase::Joining || state.phase == JobPhase::Finished) return actions;
+    JobState::Node& node = state.nodes[static_cast<std::size_t>(event.node)];
+    if (node.lost) return actions;
+    const bool was_done = node.drained && node.succeeded == node.workers;
+    node.lost = true;
+    if (state.phase == JobPhase::Running && !was_done) {
+        decide_on_failure(state, event.why, now);
+        fail(state, FailureFacts{}, -1, event.why, After::Rejoin, policy, now, actions);
+        return actions;
+    }
+    if (state.after == After::Restart) state.after = After::Rejoin;
+    if (state.phase != JobPhase::BackingOff) continue_after_drain(state, now, actions);
+    return actions;
+}
+
+JobActions kill_now(JobState& state, JobActions actions) {
+    if (!state.killing) {
+        state.killing = true;
+        say(actions, fmt::format("killing {} workers now", alive_elsewhere(state)));
+        actions.emplace_back(job_action::KillGeneration{});
+    }
+    return actions;
+}
+
+bool nobody_runs(const JobState& state) {
+    return state.phase == JobPhase::Joining || state.phase == JobPhase::BackingOff;
+}
+
+JobActions finish_early(JobState& state, const std::string& why, JobActions actions) {
+    say(actions, fmt::format("{}: stopping before any worker runs", why));
+    finish(state, actions);
+    return actions;
+}
+
+/// Whether this source had not asked before.
+bool note_stop_source(JobState& state, std::uint64_t source) {
+    if (std::find(state.stop_sources.begin(), state.stop_sources.end(), source) != state.stop_sources.end()) return false;
+    state.stop_sources.push_back(source);
+    return true;
+}
+
+JobActions on(JobState& state, const job_event::StopAsked& event, const JobPolicy& policy, TimePoint now) {
+    JobActions actions;
+    // Too late to stop where all workers have succeeded.
+    if (state.phase == JobPhase::Finished || state.phase == JobPhase::Succeeded) return actions;
+    if (!note_stop_source(state, event.source)) return kill_now(state, std::move(actions));
+    if (state.stopped_by) return actions;  // the same stop, heard from another node
+    state.stopped_by = event.signal;
+    state.after = After::Finish;
+    const std::string why = signal_name(event.signal);
+    if (nobody_runs(state)) return finish_early(state, why, std::move(actions));
+    if (state.phase == JobPhase::Stopping) {  // a failure's restart becomes the end; its grace runs on
+        say(actions, fmt::format("{}: no restart; the generation is already stopping", why));
+        return actions;
+    }
+    say(actions, fmt::format("{}: stopping {} workers, SIGKILL in {} (again: kill now)", why,
+                             alive_elsewhere(state), format_duration(policy.shutdown_timeout)));
+    stop_generation(state, event.signal, policy.shutdown_timeout, -1, why, now, actions);
+    return actions;
+}
+
+JobActions on(JobState& state, const job_event::PreemptAsked& event, const JobPolicy& policy, TimePoint now) {
+    JobActions actions;
+    if (state.phase == JobPhase::Finished || state.preempted) return actions;
+    state.preempted = true;
+    state.after = After::Finish;
+    if (nobody_runs(state)) return finish_early(state, event.why, std::move(actions));
+    if (state.phase != JobPhase::Running) return actions;
+    say(actions, fmt::format("{}: {} workers may save for {}", event.why, alive_elsewhere(state),
+                             format_duration(policy.preempt_grace)));
+    actions.emplace_back(job_action::NotifyPreempt{event.why});
+    stop_generation(state, event.signal, policy.preempt_grace, -1, event.why, now, actions);
+    return actions;
+}
+
+JobActions on(JobState& state, const job_event::HangFound& event, const JobPolicy& policy, TimePoint now) {
+    JobActions actions;
+    if (state.phase != JobPhase::Running) return actions;
+    decide_on_failure(state, event.what, now);
+    state.hung = true;
+    fail(state, FailureFacts{}, event.culprit, event.what, After::Restart, policy, now, actions);
+    return actions;
+}
+
+JobActions on(JobState& state, const job_event::TimerFired&, const JobPolicy&, TimePoint now) {
+    JobActions actions;
+    if (now < state.timer) return actions;
+    state.timer = kNever;
+    if (state.phase == JobPhase::BackingOff) start_over(state, now, actions);
+    return actions;
+}
+
+}  // namespace
+
+std::string permanent_failure(const FailureFacts& failure) {
+    if (failure.never_ran) return "the program could not be started: a restart cannot help";
+    if (failure.signaled) return {};
+    switch (failure.status) {
+        case EX_USAGE: return "exit code 64 means wrong usage: a restart cannot help";
+        case EX_DATAERR: return "exit code 65 means wrong data: a restart cannot help";
+        case EX_NOINPUT: return "exit code 66 means a missing input: a restart cannot help";
+        case EX_CONFIG: return "exit code 78 means a wrong configuration: a restart cannot help";
+        case static_cast<int>(ExitCode::DoNotRequeue): return "exit code 93 asks for no restart";
+        case static_cast<int>(ExitCode::NotExecutable): return "exit code 126 means not executable: a restart cannot help";
+        case static_cast<int>(ExitCode::NotFound): return "exit code 127 means not found: a restart cannot help";
+        default: return {};
+    }
+}
+
+RestartDecision decide_restart(const RestartSpec& spec, const RestartHistory& history,
+                               const FailureFacts& failure, TimePoint now, double random) {
+    if (const std::string why = permanent_failure(failure); !why.empty()) return {false, now, why};
+    if (spec.max_restarts == 0) return {false, now, "no restarts were asked for (--max-restarts)"};
+    const int used = spent(spec, history, now);
+    if (used >= spec.max_restarts) return {false, now, fmt::format("all {} are used up", budget(spec))};
+    if (history.without_progress >= kStuckGenerations) {
+        return {false, now, fmt::format("{} generations in a row made no progress", history.without_progress)};
+    }
+    const Duration wait = backoff(spec, static_cast<int>(history.restarts.size()), random);
+    std::string why = fmt::format("restart {} of {}", used + 1, budget(spec));
+    if (wait > Duration::zero()) why += " in " + format_duration(wait);
+    return {true, deadline_after(now, wait), std::move(why)};
+}
+
+std::vector<JobAction> step(JobState& state, const JobEvent& event, const JobPolicy& policy, TimePoint now) {
+    return std::visit([&](const auto& e) { return on(state, e, policy, now); }, event);
+}
+
+}  // namespace ddprun

@@ -1,0 +1,148 @@
+#pragma once
+
+#include <optional>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "env/clock.h"
+#include "launcher/job_spec.h"
+
+namespace ddprun {
+
+/// The end of a generation, as far as it matters for starting another.
+struct FailureFacts {
+    bool never_ran = false;    ///< exec failed: wrong program, no permission, missing interpreter
+    bool signaled = false;
+    int status = 0;            ///< exit code or signal
+    bool made_progress = true; ///< the generation got further than the one before (steps, or time)
+};
+
+struct RestartDecision {
+    bool restart = false;
+    TimePoint at{};   ///< when; now unless we back off
+    std::string why;  ///< "1 of 3 restarts left", "exit code 64 means wrong usage: a restart cannot help"
+};
+
+/// What has happened so far in this job.
+struct RestartHistory {
+    std::vector<TimePoint> restarts;  ///< when each restart was decided, oldest first
+    int without_progress = 0;         ///< generations in a row that got nowhere
+};
+
+/// Generations in a row without any progress after which restarts stop, whatever the budget.
+inline constexpr int kStuckGenerations = 5;
+
+/// Pure. `random` in [0, 1) spreads the back-off (half to all of it), so that many jobs that lost the same
+/// file server do not come back at the same instant.
+RestartDecision decide_restart(const RestartSpec& spec, const RestartHistory& history,
+                               const FailureFacts& failure, TimePoint now, double random);
+
+/// Why starting this program again cannot help; "" when it may. EX_USAGE, EX_DATAERR, EX_NOINPUT, EX_CONFIG,
+/// 126, 127 and 93 (do not requeue), and exec failures.
+std::string permanent_failure(const FailureFacts& failure);
+
+/// What the controller decides for the whole job, without acting.
+///
+///   Joining --world formed--> Running --failure, signal, loss--> Stopping --all drained--> BackingOff
+///      ^                        |  \--all exited 0--> Succeeded       |                        |
+///      |                        |                        |            +--> Finished            |
+///      +------------------------+------------------------+--- Finished        new generation <-+
+///
+/// A generation that lost a node goes back to Joining, so that a spare or the returning node can take the hole; it
+/// backs off before that as before any other restart.
+struct JobState {
+    enum class Phase : std::uint8_t { Joining, Running, Succeeded, Stopping, BackingOff, Finished };
+    /// What follows when a stopping generation has drained.
+    enum class After : std::uint8_t { Finish, Restart, Rejoin };
+    struct Node {
+        int workers = 0;
+        int succeeded = 0;
+        bool drained = false;  ///< nobody is left on it
+        bool lost = false;
+    };
+
+    Phase phase = Phase::Joining;
+    After after = After::Finish;
+    std::uint64_t generation = 0;  ///< of the world that runs or ran last; 0 none yet
+    int restarts_used = 0;
+    std::vector<Node> nodes;
+    RestartHistory history;
+    TimePoint generation_started{};
+    TimePoint timer = kNever;      ///< when TimerFired is due
+    std::optional<int> stopped_by;  ///< the signal that asked us to stop first
+    std::vector<std::uint64_t> stop_sources;  ///< who has asked for it
+    bool preempted = false;
+    bool hung = false;             ///< the generation was stopped because it hung
+    bool killing = false;
+    std::string failure;           ///< a cause that is no worker: rendezvous, lost node, hang
+    std::optional<TimePoint> failure_decided;  ///< when; what workers do after that, they do because of it
+};
+
+namespace job_event {
+/// Enough nodes have joined; workers per node in group-rank order.
+struct WorldFormed { std::vector<int> workers; };
+/// The world cannot be formed.
+struct JoinFailed { std::string why; };
+struct WorkerEnded {
+    int node;
+    int rank;
+    FailureFacts facts;   ///< meaningful when `failed`
+    bool failed;
+    bool by_us;
+    std::string what;     ///< "rank 5 on node02, signal 9 (SIGKILL)"
+};
+struct NodeDrained { int node; };
+struct NodeLost { int node; std::string why; };
+/// A signal whose action is Stop. The `source` is the ddprun that got it (a number of its own): what is sent to the
+/// ddprun of every node (scancel, mpirun) is one request to stop, and only who asks for a second time means "now".
+struct StopAsked { int signal; std::uint64_t source; };
+/// Preemption: a signal with that action, the walltime, `ddprun drain`.
+struct PreemptAsked { int signal; std::string why; };
+/// The hang detector's verdict. `what` names the ranks.
+struct HangFound { std::string what; int culprit = -1; };
+struct TimerFired {};
+}  // namespace job_event
+
+using JobEvent = std::variant<job_event::WorldFormed, job_event::JoinFailed, job_event::WorkerEnded,
+                              job_event::NodeDrained, job_event::NodeLost, job_event::StopAsked,
+                              job_event::PreemptAsked, job_event::HangFound, job_event::TimerFired>;
+
+namespace job_action {
+/// Start this generation on every node.
+struct StartGeneration { std::uint64_t generation; int restart_count; };
+/// Every node: stop signal, grace, then SIGKILL. `failed_rank`: >= 0 ends collectives at once.
+struct StopGeneration { int signal; Duration grace; int failed_rank; std::string why; };
+struct KillGeneration {};
+/// libddp workers are told to save and stop; others get the signal.
+struct NotifyPreempt { std::string why; };
+struct SetTimer { TimePoint when; };
+/// One line for the operator.
+struct Say { std::string text; bool warning; };
+/// Wait for nodes again.
+struct Rejoin {};
+/// The job is over; its end is in the state and in the collected worker ends.
+struct Finish {};
+}  // namespace job_action
+
+using JobAction = std::variant<job_action::StartGeneration, job_action::StopGeneration,
+                               job_action::KillGeneration, job_action::NotifyPreempt, job_action::SetTimer,
+                               job_action::Say, job_action::Rejoin, job_action::Finish>;
+
+/// The parts of the command line that the decisions need, and one random number per decision.
+struct JobPolicy {
+    RestartSpec restart;
+    Duration shutdown_timeout = std::chrono::seconds(30);
+    /// Grace of survivors after a failure: they have nothing to save, most hang in a collective.
+    Duration failure_grace = std::chrono::seconds(5);
+    Duration preempt_grace = std::chrono::seconds(30);
+    double random = 0;
+};
+
+/// A generation that lived longer than this has made progress, also if it cannot say so.
+inline constexpr Duration kProgressAge = std::chrono::seconds(60);
+
+/// Pure: changes `state`, returns what to do, in order.
+std::vector<JobAction> step(JobState& state, const JobEvent& event, const JobPolicy& policy, TimePoint now);
+
+}  // namespace ddprun

@@ -1,0 +1,53 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "env/os/system.h"
+#include "env/result.h"
+#include "env/segment.h"
+#include "env/unique_fd.h"
+
+namespace ddprun {
+
+struct SegmentShape {
+    int local_world_size = 1;
+    int world_size = 1;
+    int first_rank = 0;
+    std::uint64_t generation = 0;
+    int cpus = 0;  ///< CPUs the workers share; 0 not known
+};
+
+/// The launcher's side of one generation's shared segment: makes it, hands its descriptor to the workers, reads
+/// their lines. Owns the memfd and the mapping of its first pages; the memory lives until the last worker is gone.
+class SegmentFile {
+  public:
+    /// Error: System (memfd_create, ftruncate, mmap).
+    static Result<std::unique_ptr<SegmentFile>> create(os::System& system, const SegmentShape& shape);
+    ~SegmentFile();
+    SegmentFile(const SegmentFile&) = delete;
+    SegmentFile& operator=(const SegmentFile&) = delete;
+
+    [[nodiscard]] int fd() const { return fd_.get(); }
+    /// Ends the generation's collectives: every rank that waits in one gives up, naming `rank`.
+    /// The first caller wins.
+    void abort(int rank);
+    [[nodiscard]] RankLine& line(int local_rank);
+    [[nodiscard]] const RankLine& line(int local_rank) const;
+    [[nodiscard]] int size() const;
+
+  private:
+    SegmentFile(UniqueFd fd, void* base, std::size_t bytes) : fd_(std::move(fd)), base_(base), bytes_(bytes) {}
+    [[nodiscard]] SegmentHeader& header() const { return *static_cast<SegmentHeader*>(base_); }
+
+    UniqueFd fd_;
+    void* base_;
+    std::size_t bytes_;
+};
+
+/// "all_reduce #812 (25 MiB)" for a rank that is inside a collective, "finished all_reduce #811" for one that
+/// is not, "" for one that never called libddp.
+std::string describe_line(const RankLine& line);
+
+}  // namespace ddprun

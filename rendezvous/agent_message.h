@@ -1,0 +1,132 @@
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "env/result.h"
+#include "rendezvous/message.h"
+
+/// What agents and the controller tell each other.
+namespace ddprun::rdzv {
+
+/// An agent's first message: it wants to be part of the job.
+struct AgentHello {
+    static constexpr MessageType kType = MessageType::AgentHello;
+    std::string host;
+    std::optional<int> node_rank;  ///< nullopt: any
+    int slots = 0;                 ///< workers this node runs
+    int pid = 0;
+    std::string version;                 ///< of ddprun
+    std::vector<std::string> addresses;  ///< where other nodes can reach this one
+    std::string spec_hash;               ///< of the parts of the command line on which all nodes must agree
+    std::string role = "default";
+    bool operator==(const AgentHello&) const = default;
+};
+struct WorkersStarted {
+    static constexpr MessageType kType = MessageType::WorkersStarted;
+    std::uint64_t generation = 0;
+    bool operator==(const WorkersStarted&) const = default;
+};
+struct WorkerExited {
+    static constexpr MessageType kType = MessageType::WorkerExited;
+    std::uint64_t generation = 0;
+    int local_rank = 0;
+    int rank = 0;
+    int pid = 0;
+    bool signaled = false;
+    int status = 0;  ///< exit code, or the signal when `signaled`
+    bool dumped_core = false;
+    bool by_us = false;  ///< we stopped it: never a cause
+    std::int64_t after_start_ns = 0;
+    std::string exec_failure;              ///< why it never ran; "" it ran
+    std::vector<std::string> last_stderr;  ///< cut to kReportLines (the last) of kReportLineBytes
+    std::string error_file;                ///< cut to kReportErrorBytes
+    std::string meaning;                   ///< what it probably means; as the next and exec_failure cut to kReportTextBytes
+    std::string last_collective;           ///< "in all_reduce #812 (25 MiB)"
+    std::int64_t steps = -1;  ///< training steps done, where the worker says; -1 it does not
+    bool stopped_failing = false;    ///< we stopped it when it had reported its error: its end is its own failure
+    std::int64_t error_age_ns = -1;  ///< how long before this its error report was written; -1 it wrote none
+    [[nodiscard]] bool failed() const { return signaled || status != 0 || !exec_failure.empty(); }
+    bool operator==(const WorkerExited&) const = default;
+};
+/// No worker of the generation is left on this node.
+struct GenerationDrained {
+    static constexpr MessageType kType = MessageType::GenerationDrained;
+    std::uint64_t generation = 0;
+    std::vector<std::string> notes;  ///< for the report: "process 4171 could not be killed"
+    bool operator==(const GenerationDrained&) const = default;
+};
+
+/// Form the world and start the workers. Of one size, however large the job is.
+struct StartGeneration {
+    static constexpr MessageType kType = MessageType::StartGeneration;
+    std::uint64_t generation = 0;
+    int group_rank = 0;
+    int group_world_size = 1;
+    int first_rank = 0;  ///< global rank of this node's local rank 0
+    int world_size = 1;
+    int local_world_size = 1;  ///< workers that this node starts
+    int role_first_rank = 0;   ///< rank within the role of this node's local rank 0
+    int role_world_size = 1;
+    std::string master_addr;
+    int master_port = 0;
+    int restart_count = 0;
+    int max_restarts = 0;
+    bool operator==(const StartGeneration&) const = default;
+};
+struct StopGeneration {
+    static constexpr MessageType kType = MessageType::StopGeneration;
+    std::uint64_t generation = 0;
+    int signal = 15;
+    std::int64_t grace_ns = 0;  ///< then SIGKILL
+    int failed_rank = -1;       ///< whose end is the cause; its peers' collectives end at once. -1: nobody's
+    std::string why;
+    bool operator==(const StopGeneration&) const = default;
+};
+/// The job is over.
+struct Shutdown {
+    static constexpr MessageType kType = MessageType::Shutdown;
+    int exit_code = 0;
+    std::string why;
+    bool operator==(const Shutdown&) const = default;
+};
+
+/// Either way: something workers or the controller should know. kind "preempt": stop soon, save first.
+struct Notice {
+    static constexpr MessageType kType = MessageType::Notice;
+    std::string kind;
+    std::string text;
+    bool operator==(const Notice&) const = default;
+};
+
+/// Either way: something about the running job. Answered once with the same number, or not at all.
+struct Question {
+    static constexpr MessageType kType = MessageType::Question;
+    std::uint64_t number = 0;  ///< chosen by whoever asks
+    std::string request;       ///< a line as a job's control socket takes it (docs/events.md)
+    bool operator==(const Question&) const = default;
+};
+struct Answer {
+    static constexpr MessageType kType = MessageType::Answer;
+    std::uint64_t number = 0;
+    Blob value;  ///< a line as a job's control socket answers it
+    bool operator==(const Answer&) const = default;
+};
+
+/// What an agent says once it has joined.
+using FromAgent = std::variant<WorkersStarted, WorkerExited, GenerationDrained, Notice, Question, Answer>;
+/// What the controller says to an agent.
+using ToAgent = std::variant<StartGeneration, StopGeneration, Shutdown, Notice, Question, Answer>;
+
+Result<AgentHello> decode_agent_hello(Frame frame);
+Result<FromAgent> decode_from_agent(Frame frame);
+Result<ToAgent> decode_to_agent(Frame frame);
+Result<EncodedMessage> encode_message(AgentHello hello);
+/// A WorkerExited is cut to what protocol_limits.h says.
+Result<EncodedMessage> encode_message(FromAgent message);
+Result<EncodedMessage> encode_message(ToAgent message);
+
+}  // namespace ddprun::rdzv

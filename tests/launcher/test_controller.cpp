@@ -1,0 +1,249 @@
+#include <fcntl.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+
+#include "launcher/exit_codes.h"
+#include "launcher/supervise/controller.h"
+#include "tests/support/fake_clock.h"
+
+namespace ddprun {
+namespace {
+
+using namespace std::chrono_literals;
+using ::testing::ElementsAre;
+using ::testing::IsEmpty;
+
+/// A controller whose server is the test: agents are numbers from 1 on, one per node, in group-rank order.
+class ControlledJob {
+  public:
+    explicit ControlledJob(int nodes, int max_restarts = 0) {
+        loop_ = *os::EventLoop::create({});
+        ControllerConfig config;
+        config.spec.nodes = {nodes, nodes};
+        config.spec.restart.max_restarts = max_restarts;
+        config.spec.shutdown_timeout = 30s;
+        config.program = "train";
+        config.master = [](const rdzv::AgentHello&) -> Result<MasterAddress> { return MasterAddress{"127.0.0.1", 29500}; };
+        controller_ = std::make_unique<Controller>(
+            *loop_, log_, std::move(config),
+            [this](std::uint64_t peer, const rdzv::ToAgent& message) { sent_.emplace_back(peer, message); }, [this] { ++done; });
+        controller_->begin();
+        for (int node = 0; node < nodes; ++node) join(node);
+        turn();
+    }
+    Controller* operator->() { return controller_.get(); }
+
+    void join(int node, int slots = 1) {
+        rdzv::AgentHello hello;
+        hello.host = "node" + std::to_string(node);
+        hello.node_rank = node;
+        hello.slots = slots;
+        hello.pid = 100 + node;
+        ASSERT_TRUE(controller_->agent_joined(peer(node), hello));
+    }
+    /// What was posted.
+    void turn() { ASSERT_TRUE(loop_->run_once(MonotonicClock::now())); }
+    static std::uint64_t peer(int node) { return static_cast<std::uint64_t>(node) + 1; }
+
+    void exits(int node, rdzv::WorkerExited exit = {}) {
+        exit.generation = controller_->state().generation;
+        exit.rank = node;
+        exit.pid = 1000 + node;
+        controller_->agent_message(peer(node), exit);
+    }
+    void drained(int node) { controller_->agent_message(peer(node), rdzv::GenerationDrained{controller_->state().generation, {}}); }
+
+    /// Messages of one kind sent to a node since the last call of forget().
+    template <class M>
+    std::vector<M> sent(int node) const {
+        std::vector<M> found;
+        for (const auto& [to, message] : sent_) {
+            if (const M* one = std::get_if<M>(&message); one != nullptr && to == peer(node)) found.push_back(*one);
+        }
+        return found;
+    }
+    std::vector<int> stop_signals(int node) const {
+        std::vector<int> signals;
+        for (const rdzv::StopGeneration& stop : sent<rdzv::StopGeneration>(node)) signals.push_back(stop.signal);
+        return signals;
+    }
+    void forget() { sent_.clear(); }
+    int done = 0;
+
+  private:
+    UniqueFd null_{::open("/dev/null", O_WRONLY | O_CLOEXEC)};
+    os::Log log_{{}, {os::LogLevel::Info, false, null_.get()}};
+    std::unique_ptr<os::EventLoop> loop_;
+    std::vector<std::pair<std::uint64_t, rdzv::ToAgent>> sent_;
+    std::unique_ptr<Controller> controller_;
+};
+
+const rdzv::Notice kTermAtANode{"stop", "15"};
+
+rdzv::WorkerExited failed(int status, Duration report_age = Duration(-1)) {
+    rdzv::WorkerExited exit;
+    exit.status = status;
+    exit.error_age_ns = report_age.count();
+    return exit;
+}
+rdzv::WorkerExited stopped_by_us() {
+    rdzv::WorkerExited exit;
+    exit.signaled = true;
+    exit.status = SIGTERM;
+    exit.by_us = true;
+    return exit;
+}
+
+TEST(Controller, TellsEachNodeItsOwnPlaceAndNothingOfTheOthers) {
+    ControlledJob job(3);
+    for (int node : {0, 1, 2}) {
+        const auto orders = job.sent<rdzv::StartGeneration>(node);
+        ASSERT_EQ(orders.size(), 1u);
+        EXPECT_EQ(orders[0].group_rank, node);
+        EXPECT_EQ(orders[0].first_rank, node);
+        EXPECT_EQ(orders[0].local_world_size, 1);
+        EXPECT_EQ(orders[0].world_size, 3);
+    }
+}
+
+TEST(Controller, ASignalToTheDdprunOfEveryNodeIsOneStopWithTheWholeGrace) {
+    ControlledJob job(3);
+    job->agent_message(job.peer(1), kTermAtANode);
+    job->stop(SIGTERM);
+    job->agent_message(job.peer(2), kTermAtANode);
+    for (int node : {0, 1, 2}) {
+        const auto stops = job.sent<rdzv::StopGeneration>(node);
+        ASSERT_EQ(stops.size(), 1u) << "node " << node;
+        EXPECT_EQ(stops[0].signal, SIGTERM);
+        EXPECT_EQ(stops[0].grace_ns, Duration(30s).count());
+    }
+}
+
+TEST(Controller, OnlyTheSameNodeAskingAgainMeansNow) {
+    ControlledJob job(2);
+    job->agent_message(job.peer(1), kTermAtANode);
+    job->stop(SIGTERM);
+    EXPECT_THAT(job.stop_signals(0), ElementsAre(SIGTERM));
+    job->agent_message(job.peer(1), kTermAtANode);
+    EXPECT_THAT(job.stop_signals(0), ElementsAre(SIGTERM, SIGKILL));
+    job->stop(SIGTERM);
+    EXPECT_THAT(job.stop_signals(0), ElementsAre(SIGTERM, SIGKILL)) << "once";
+}
+
+TEST(Controller, APreemptionThatEveryNodeHearsOfIsOne) {
+    ControlledJob job(2);
+    job->agent_message(job.peer(1), rdzv::Notice{"preempt", "10"});
+    job->preempt(SIGUSR1, "SIGUSR1");
+    EXPECT_THAT(job.stop_signals(0), ElementsAre(SIGUSR1));
+    EXPECT_EQ(job.sent<rdzv::Notice>(0).size(), 1u);
+    job->agent_message(job.peer(1), kTermAtANode);
+    EXPECT_THAT(job.stop_signals(0), ElementsAre(SIGUSR1)) << "whose grace a first signal does not take away";
+}
+
+TEST(Controller, AJobEndsAlsoWhenANodeThatHadFinishedWasLostBeforeTheOthersHad) {
+    ControlledJob job(2);
+    job.exits(1);
+    job.drained(1);
+    job->agent_lost(job.peer(1), "connection lost");
+    job.exits(0);
+    job.drained(0);
+    EXPECT_EQ(job.done, 1);
+    EXPECT_EQ(exit_code(job->end()), 0);
+}
+
+TEST(Controller, ErrorsThatFollowADecidedHangDoNotOverruleIt) {
+    ControlledJob job(3);
+    job->hang_found("rank 1 has been stopped", 1);
+    job.exits(0, failed(1, 0ms));
+    rdzv::WorkerExited reporting = failed(SIGTERM, 0ms);
+    reporting.signaled = reporting.stopped_failing = true;
+    job.exits(2, reporting);
+    job.exits(1, stopped_by_us());
+    for (int node : {0, 1, 2}) job.drained(node);
+    EXPECT_EQ(root_cause(job->end()), nullptr);
+    EXPECT_EQ(exit_code(job->end()), static_cast<int>(ExitCode::Hung));
+}
+
+TEST(Controller, AnErrorReportFromBeforeTheHangIsItsCause) {
+    ControlledJob job(2);
+    job->hang_found("rank 0 waits for rank 1", 1);
+    rdzv::WorkerExited reporting = failed(SIGTERM, 30s);
+    reporting.signaled = reporting.stopped_failing = true;
+    job.exits(1, reporting);
+    job.exits(0, stopped_by_us());
+    for (int node : {0, 1}) job.drained(node);
+    ASSERT_NE(root_cause(job->end()), nullptr);
+    EXPECT_EQ(root_cause(job->end())->rank, 1);
+    EXPECT_EQ(exit_code(job->end()), 1);
+}
+
+TEST(Controller, ErrorsOfTheSurvivorsOfALostNodeAreNotTheJobs) {
+    ControlledJob job(2);
+    job->agent_lost(job.peer(1), "connection lost");
+    job.exits(0, failed(1, 0ms));
+    job.drained(0);
+    EXPECT_EQ(job.done, 1);
+    EXPECT_EQ(exit_code(job->end()), static_cast<int>(ExitCode::Unavailable));
+}
+
+TEST(Controller, AFailureIsTheCauseAlsoWhenItsNodeIsLostAfterIt) {
+    ControlledJob job(2);
+    job.exits(1, failed(7));
+    job->agent_lost(job.peer(1), "connection lost");
+    job.exits(0, stopped_by_us());
+    job.drained(0);
+    EXPECT_EQ(exit_code(job->end()), 7);
+}
+
+TEST(Controller, WhatAnOldGenerationAndStrangersSayChangesNothing) {
+    ControlledJob job(2, 1);
+    job.exits(1, failed(1));
+    for (int node : {0, 1}) job.drained(node);
+    ASSERT_EQ(job->state().generation, 2u);
+    job.forget();
+    rdzv::WorkerExited late = failed(1);
+    late.generation = 1;
+    job->agent_message(job.peer(0), late);
+    job->agent_message(job.peer(0), rdzv::GenerationDrained{1, {}});
+    job->agent_message(job.peer(7), failed(1));
+    job->agent_lost(job.peer(7), "never joined");
+    EXPECT_EQ(job->state().phase, JobState::Phase::Running);
+    EXPECT_THAT(job.stop_signals(0), IsEmpty());
+}
+
+TEST(Controller, ANodeThatComesBackTakesItsPlaceInTheNextGeneration) {
+    ControlledJob job(2, 1);
+    job->agent_lost(job.peer(1), "connection lost");
+    job.exits(0, stopped_by_us());
+    job.drained(0);
+    job.turn();
+    EXPECT_EQ(job->state().phase, JobState::Phase::Joining);
+    job.forget();
+    rdzv::AgentHello hello;
+    hello.host = "node1";
+    hello.node_rank = 1;
+    hello.slots = 4;
+    ASSERT_TRUE(job->agent_joined(9, hello));
+    job.turn();
+    EXPECT_EQ(job->state().generation, 2u);
+    EXPECT_EQ(job.sent<rdzv::StartGeneration>(0).at(0).world_size, 5);
+}
+
+/// A size at which anything that goes through all nodes for each of them takes minutes: what catches it is the time limit of
+/// the whole program.
+TEST(Controller, AJobOfSixteenThousandNodesStartsAndEnds) {
+    constexpr int kNodes = 16384;
+    ControlledJob job(kNodes);
+    ASSERT_EQ(job->state().phase, JobState::Phase::Running);
+    EXPECT_EQ(job.sent<rdzv::StartGeneration>(kNodes - 1).at(0).first_rank, kNodes - 1);
+    job.forget();
+    job.exits(0, failed(1, 10ms));
+    for (int node = 1; node < kNodes; ++node) job.exits(node, failed(1, 0ms));
+    for (int node = 0; node < kNodes; ++node) job.drained(node);
+    EXPECT_EQ(job.done, 1);
+    EXPECT_EQ(root_cause(job->end())->rank, 0);
+}
+
+}  // namespace
+}  // namespace ddprun

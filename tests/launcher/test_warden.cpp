@@ -1,0 +1,112 @@
+#include "launcher/guard/warden.h"
+
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/resource.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <optional>
+
+#include "launcher/guard/job_mark.h"
+
+namespace ddprun {
+namespace {
+
+/// Runs `act` in a process of its own; its exit code, or nullopt when it is still at it after a long time.
+template <class Act>
+std::optional<int> exit_code_of(const Act& act) {
+    const pid_t pid = ::fork();
+    if (pid == 0) ::_exit(act());
+    const TimePoint deadline = deadline_after(MonotonicClock::now(), std::chrono::seconds(60));
+    int status = 0;
+    while (MonotonicClock::now() < deadline) {
+        if (::waitpid(pid, &status, WNOHANG) == pid) return WEXITSTATUS(status);
+        ::usleep(1000);
+    }
+    ::kill(pid, SIGKILL);
+    ::waitpid(pid, &status, 0);
+    return std::nullopt;
+}
+
+bool is_there(pid_t pid) { return ::kill(pid, 0) == 0; }
+
+TEST(Warden, AStoppedOneDoesNotHoldUpTheEnd) {
+    EXPECT_EQ(exit_code_of([] {
+                  auto warden = *Warden::start({"DDPRUN_JOB=none-of-ours", 0}, "", 1);
+                  const pid_t pid = warden->pid();
+                  ::kill(pid, SIGSTOP);
+                  int status = 0;
+                  if (::waitpid(pid, &status, WUNTRACED) != pid || !WIFSTOPPED(status)) return 1;
+                  warden.reset();
+                  return is_there(pid) ? 2 : 0;
+              }),
+              0);
+}
+
+TEST(Warden, OneThatCannotGoOnIsKilledAtTheEnd) {
+    EXPECT_EQ(exit_code_of([] {
+                  auto warden = *Warden::start({"DDPRUN_JOB=none-of-ours", 0}, "", 1);
+                  const pid_t pid = warden->pid();
+                  // As often as it is woken, it is stopped again.
+                  const pid_t tormentor = ::fork();
+                  if (tormentor == 0) {
+                      for (;;) ::kill(pid, SIGSTOP);
+                  }
+                  int status = 0;
+                  if (::waitpid(pid, &status, WUNTRACED) != pid || !WIFSTOPPED(status)) return 1;
+                  warden.reset();
+                  ::kill(tormentor, SIGKILL);
+                  ::waitpid(tormentor, &status, 0);
+                  return is_there(pid) ? 2 : 0;
+              }),
+              0);
+}
+
+// ---- the mark
+
+TEST(JobMark, OfAProcessThatIsDeadAndThatNobodyReapsKeepsNobodyLooking) {
+    const JobMark mark{"DDPRUN_JOB=none-of-ours", 0x4444123456789abc};
+    const pid_t pid = ::fork();
+    if (pid == 0) {
+        const rlimit limit{mark.lock_limit, RLIM_INFINITY};
+        ::setrlimit(RLIMIT_LOCKS, &limit);
+        for (;;) ::pause();
+    }
+    while (kill_marked_processes(mark) == 0) ::usleep(1000);
+    siginfo_t ended{};
+    ASSERT_EQ(::waitid(P_PID, static_cast<id_t>(pid), &ended, WEXITED | WNOWAIT), 0);
+    EXPECT_EQ(kill_marked_processes(mark), 0) << "its limits can be read until it is reaped";
+    ::waitpid(pid, nullptr, 0);
+}
+
+constexpr std::uint64_t kUnlimited = ~std::uint64_t{0};
+
+TEST(JobMark, IsTheJobsIdInAVariableAndInALimitThatNothingLooksAt) {
+    const JobMark mark = make_job_mark("00f1e2d3c4b5a697", kUnlimited);
+    EXPECT_EQ(mark.variable, "DDPRUN_JOB=00f1e2d3c4b5a697");
+    EXPECT_EQ(mark.lock_limit, 0x444400f1e2d3c4b5U);
+    EXPECT_NE(make_job_mark("00f1e2d3c4b6a697", kUnlimited).lock_limit, mark.lock_limit);
+}
+
+TEST(JobMark, OfAJobAroundUsStaysForThatOneKillsAllBelowIt) {
+    const JobMark outer = make_job_mark("00f1e2d3c4b5a697", kUnlimited);
+    EXPECT_EQ(make_job_mark("aaaaaaaaaaaaaaaa", outer.lock_limit), (JobMark{"DDPRUN_JOB=aaaaaaaaaaaaaaaa", 0}));
+    EXPECT_NE(make_job_mark("aaaaaaaaaaaaaaaa", 1000).lock_limit, 0U) << "a limit that somebody has set is none of ours";
+}
+
+TEST(JobMark, IsFoundInEitherPlaceAndOnlyWhole) {
+    using namespace std::string_literals;
+    const JobMark mark{"DDPRUN_JOB=ab", 4919131752989213764};
+    const std::string limits = "Limit  Soft Limit  Hard Limit  Units\nMax file locks            4919131752989213764  unlimited            locks     \n";
+    EXPECT_TRUE(is_marked(mark, "A=1\0DDPRUN_JOB=ab\0B=2\0"s, ""));
+    EXPECT_TRUE(is_marked(mark, "", limits)) << "a process that has emptied its environment";
+    EXPECT_FALSE(is_marked(mark, "A=1\0DDPRUN_JOB=abc\0XDDPRUN_JOB=ab\0"s, ""));
+    EXPECT_FALSE(is_marked(mark, "", "Max file locks            unlimited            4919131752989213764  locks\n"));
+    EXPECT_FALSE(is_marked({"DDPRUN_JOB=ab", 0}, "", "Max file locks            0            unlimited  locks\n"));
+    EXPECT_FALSE(is_marked(mark, "", "Max file locks"));
+    EXPECT_FALSE(is_marked(mark, "", ""));
+}
+
+}  // namespace
+}  // namespace ddprun

@@ -1,0 +1,42 @@
+#pragma once
+
+#include <optional>
+#include <string>
+#include <string_view>
+#include <variant>
+
+#include "rendezvous/agent_message.h"
+#include "rendezvous/handshake.h"
+#include "rendezvous/store_message.h"
+
+/// Any message of the protocol, for tests of what all have in common and for peers that say what they should not.
+namespace ddprun::rdzv {
+
+/// Of a type that no version knows yet.
+struct Unknown {
+    std::uint8_t type = 0;
+    bool operator==(const Unknown&) const = default;
+};
+struct Heartbeat {
+    bool operator==(const Heartbeat&) const = default;
+};
+
+using Message =
+    std::variant<Unknown, Hello, Challenge, Proof, Welcome, Failure, Heartbeat, StoreRequest, Done, Value,
+                 Absent, Sum, Exchanged, Erased, AgentHello, WorkersStarted, WorkerExited, GenerationDrained,
+                 StartGeneration, StopGeneration, Shutdown, Notice, Question, Answer>;
+
+/// One of a family as a message like any other.
+template <class Family>
+Message any(Family family) {
+    return std::visit([](auto& one) { return Message(std::move(one)); }, family);
+}
+
+/// Nullopt: it has no place in a handshake.
+std::optional<HandshakeMessage> as_handshake(const Message& message);
+
+std::string_view message_name(const Message& message);
+Result<Message> decode(Frame frame);
+Result<std::string> encode(const Message& message, std::uint32_t request);
+
+}  // namespace ddprun::rdzv

@@ -1,0 +1,162 @@
+#!/usr/bin/env python3
+"""Reads the #include lines: no two rooms know each other, no room is too large, and what must not be known is not.
+
+Takes the root of the tree; prints one line for each thing that is wrong.
+"""
+
+import collections
+import pathlib
+import re
+import sys
+
+MOST_UNITS = 20  # in one folder; a header and its source are one
+
+# Every folder below these is a room.
+TREES = ["env", "launcher", "pbs", "rendezvous", "workers/ddp"]
+
+# Files are included by their path from the root, or from here.
+INCLUDED_FROM = ["", "workers/"]
+
+# Folders in which every header with its source is a room of its own: what lies beside rooms, and knows some of them.
+APART = ["launcher", "workers/ddp"]
+
+# What begins with one of the first may include nothing that begins with one of the second, directly or through a header.
+LOOP = ["env/os/event_loop"]
+PURE = [
+    "launcher/gpu/gpu_health", "launcher/hang/hang_detector", "launcher/job_spec",
+    "launcher/output/lines", "launcher/plan/", "launcher/report/explain", "launcher/report/report",
+    "launcher/supervise/agent_state", "launcher/supervise/head", "launcher/supervise/job_state",
+    "launcher/doctor/judge",
+    "rendezvous/membership", "rendezvous/rank_table", "rendezvous/store",
+]
+BELOW_ASK = [f"launcher/{room}/" for room in ("gpu", "plan", "output", "report", "guard", "hang", "supervise")]
+DDP = {room: f"workers/ddp/{room}/" for room in ("checkpoint", "cuda", "data", "group", "nccl", "reduce", "shm", "worker")}
+
+
+def ddp_but(*known):
+    return [folder for room, folder in DDP.items() if room not in known]
+
+
+NOT_KNOWN = [
+    (PURE, LOOP),
+    (BELOW_ASK, ["launcher/ask/", "launcher/cli/", "launcher/doctor/", "launcher/job.", "launcher/launch"]),
+    (["env/", "pbs/", "rendezvous/"], ["launcher/", "workers/"]),
+    (["launcher/"], ["workers/"]),
+    ([DDP["worker"]], ddp_but("worker")),
+    ([DDP["shm"]], ddp_but("shm", "worker")),  # builds without a header of CUDA, and meets nccl in group only
+    ([DDP["cuda"]], ddp_but("cuda", "worker")),
+    ([DDP["nccl"]], ddp_but("nccl", "cuda", "worker")),
+    ([DDP["group"]], ddp_but("group", "nccl", "shm", "cuda", "worker")),
+    ([DDP["reduce"]], ddp_but("reduce", "cuda", "worker")),
+    ([DDP["data"]], ddp_but("data", "cuda", "worker")),
+    ([DDP["checkpoint"]], ddp_but("checkpoint", "cuda", "worker")),
+]
+
+SUFFIXES = {".h", ".cpp", ".cu", ".cuh"}
+INCLUDE = re.compile(r'^\s*#\s*include\s*"([^"]+)"', re.M)
+
+
+def read_includes(root, trees):
+    """{file: [files of the trees that it includes]}, as paths from the root."""
+    files = [path for tree in trees for path in sorted((root / tree).rglob("*")) if path.suffix in SUFFIXES]
+    known = {path.relative_to(root).as_posix() for path in files}
+
+    def included(text):
+        names = (folder + name for name in INCLUDE.findall(text) for folder in INCLUDED_FROM)
+        return [name for name in names if name in known]
+
+    return {path.relative_to(root).as_posix(): included(path.read_text()) for path in files}
+
+
+def room_of(file, apart):
+    folder, name = file.rsplit("/", 1)
+    return f"{folder}/{name.rsplit('.', 1)[0]}" if folder in apart else folder
+
+
+def find_cycle(graph):
+    """[a, b, ..., a], or nothing."""
+    done, path = set(), []
+
+    def visit(room):
+        if room in path:
+            return path[path.index(room):] + [room]
+        if room in done:
+            return None
+        path.append(room)
+        for other in sorted(graph[room]):
+            if found := visit(other):
+                return found
+        done.add(path.pop())
+        return None
+
+    for room in sorted(graph):
+        if found := visit(room):
+            return found
+    return None
+
+
+def cycles(includes, apart):
+    graph, example = collections.defaultdict(set), {}
+    for file, others in includes.items():
+        for other in others:
+            pair = room_of(file, apart), room_of(other, apart)
+            if pair[0] != pair[1]:
+                graph[pair[0]].add(pair[1])
+                example.setdefault(pair, f"{file} includes {other}")
+    graph = {room: graph[room] for room in {room_of(file, apart) for file in includes}}
+    if cycle := find_cycle(graph):
+        steps = "; ".join(example[pair] for pair in zip(cycle, cycle[1:]))
+        yield f"rooms that know each other: {' -> '.join(cycle)} ({steps})"
+
+
+def large_rooms(includes):
+    units = collections.defaultdict(set)
+    for file in includes:
+        folder, name = file.rsplit("/", 1)
+        units[folder].add(name.rsplit(".", 1)[0])
+    for folder in sorted(units):
+        if len(units[folder]) > MOST_UNITS:
+            yield f"{folder}: {len(units[folder])} units, at most {MOST_UNITS} may lie in one folder"
+
+
+def way_to(includes, start, targets):
+    """The files from `start` to the first that begins with a target, or nothing."""
+    waiting, before = collections.deque([start]), {start: None}
+    while waiting:
+        file = waiting.popleft()
+        for other in includes[file]:
+            if other in before:
+                continue
+            before[other] = file
+            if other.startswith(tuple(targets)):
+                way = [other]
+                while before[way[-1]]:
+                    way.append(before[way[-1]])
+                return way[::-1]
+            waiting.append(other)
+    return None
+
+
+def forbidden(includes, not_known):
+    for starts, targets in not_known:
+        for start in starts:
+            files = [file for file in includes if file.startswith(start)]
+            if not files:
+                yield f"{start}: there is no such file"
+            ways = [way for file in files if (way := way_to(includes, file, targets))]
+            if ways:
+                yield f"{start} may not know {ways[0][-1]}: {' -> '.join(ways[0])}"
+
+
+def complaints(root, trees, apart, not_known):
+    includes = read_includes(root, trees)
+    yield from cycles(includes, apart)
+    yield from large_rooms(includes)
+    yield from forbidden(includes, not_known)
+
+
+if __name__ == "__main__":
+    wrong = list(complaints(pathlib.Path(sys.argv[1]), TREES, APART, NOT_KNOWN))
+    for line in wrong:
+        print(line)
+    sys.exit(1 if wrong else 0)

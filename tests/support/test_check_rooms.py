@@ -1,0 +1,59 @@
+"""What the check of the rooms finds."""
+
+import pathlib
+import tempfile
+import unittest
+
+import check_rooms
+
+
+class Rooms(unittest.TestCase):
+    def complaints(self, files, not_known=(), tree="house"):
+        with tempfile.TemporaryDirectory() as root:
+            for name, includes in files.items():
+                path = pathlib.Path(root, name)
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_text("".join(f'#include "{other}"\n' for other in includes))
+            return list(check_rooms.complaints(pathlib.Path(root), [tree], [tree], not_known))
+
+    def test_rooms_in_order_are_fine(self):
+        self.assertEqual(self.complaints({"house/main.cpp": ["house/attic/a.h"], "house/attic/a.h": ["house/cellar/b.h"],
+                                          "house/cellar/b.h": []}), [])
+
+    def test_two_rooms_that_know_each_other_are_named_with_their_files(self):
+        said = self.complaints({"house/attic/a.h": ["house/cellar/b.h"], "house/cellar/b.h": [],
+                                "house/cellar/c.cpp": ["house/attic/a.h"]})
+        self.assertEqual(said, ["rooms that know each other: house/attic -> house/cellar -> house/attic (house/attic/a.h "
+                                "includes house/cellar/b.h; house/cellar/c.cpp includes house/attic/a.h)"])
+
+    def test_what_lies_beside_rooms_can_be_above_and_below_them(self):
+        files = {"house/main.cpp": ["house/attic/a.h"], "house/attic/a.h": ["house/spec.h"], "house/spec.h": []}
+        self.assertEqual(self.complaints(files), [])
+        said = self.complaints(files | {"house/spec.cpp": ["house/attic/a.h"]})
+        self.assertIn("house/attic -> house/spec -> house/attic", said[0])
+
+    def test_a_header_and_its_source_are_one_unit(self):
+        files = {f"house/attic/a{i}.{suffix}": [] for i in range(20) for suffix in ("h", "cpp")}
+        self.assertEqual(self.complaints(files), [])
+        said = self.complaints(files | {"house/attic/b.cpp": []})
+        self.assertEqual(said, ["house/attic: 21 units, at most 20 may lie in one folder"])
+
+    def test_what_must_not_be_known_is_found_behind_other_headers(self):
+        files = {"house/attic/a.cpp": ["house/attic/a.h"], "house/attic/a.h": ["house/cellar/b.h"],
+                 "house/cellar/b.h": ["house/loop.h"], "house/loop.h": []}
+        said = self.complaints(files, [(["house/attic/"], ["house/loop"])])
+        self.assertEqual(said, ["house/attic/ may not know house/loop.h: "
+                                "house/attic/a.cpp -> house/attic/a.h -> house/cellar/b.h -> house/loop.h"])
+
+    def test_a_library_of_the_workers_is_included_by_its_own_name(self):
+        said = self.complaints({"workers/ddp/attic/a.h": ["ddp/cellar/b.h"], "workers/ddp/cellar/b.h": ["ddp/attic/a.h"]},
+                               tree="workers/ddp")
+        self.assertIn("workers/ddp/attic -> workers/ddp/cellar -> workers/ddp/attic", said[0])
+
+    def test_a_rule_about_files_that_are_gone_is_wrong(self):
+        self.assertEqual(self.complaints({"house/a.h": []}, [(["house/attic/"], ["house/loop"])]),
+                         ["house/attic/: there is no such file"])
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,137 @@
+// What a user compiles against: the installed headers, libraries and pkg-config files, and nothing of the
+// source tree.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <memory>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include "tests/support/run_program.h"
+#include "tests/support/temporary_directory.h"
+
+namespace ddprun::test {
+namespace {
+
+namespace fs = std::filesystem;
+
+/// Catches a compiler that hangs; a busy machine takes a minute.
+constexpr auto kPatience = std::chrono::minutes(15);
+
+/// libddp installed for development, once for all tests here.
+class Installed : public ::testing::Test {
+  protected:
+    static void SetUpTestSuite() {
+        tree_ = std::make_unique<TemporaryDirectory>();
+        RunOptions options;
+        options.timeout = kPatience;
+        const Outcome installed =
+            run({path_of("MESON"), "install", "-C", path_of("BUILD_ROOT"), "--no-rebuild", "--quiet",
+                 "--tags", "devel", "--destdir", tree_->file("tree")},
+                options);
+        ASSERT_EQ(installed.status, 0) << installed.out << installed.err;
+        for (const auto& entry : fs::recursive_directory_iterator(tree_->path())) {
+            if (entry.path().filename() == "ddp.pc") pkgconfig_ = entry.path().parent_path();
+            if (entry.path().filename() == "context.h") include_ = entry.path().parent_path();
+        }
+        ASSERT_FALSE(pkgconfig_.empty());
+        ASSERT_FALSE(include_.empty());
+        prefix_ = include_.parent_path().parent_path();
+    }
+    static void TearDownTestSuite() { tree_.reset(); }
+
+    static std::vector<std::string> flags(const std::string& which, const std::string& package) {
+        RunOptions options = with_environment({"PKG_CONFIG_PATH=" + pkgconfig_.string()});
+        const Outcome told =
+            run({"pkg-config", "--define-variable=prefix=" + prefix_.string(), which, package}, options);
+        EXPECT_EQ(told.status, 0) << told.err;
+        std::istringstream words(told.out);
+        return {std::istream_iterator<std::string>(words), {}};
+    }
+    static Outcome compile(std::vector<std::string> command, const std::vector<std::string>& more) {
+        command.insert(command.end(), more.begin(), more.end());
+        RunOptions options;
+        options.timeout = kPatience;
+        options.directory = tree_->path();
+        return run(command, options);
+    }
+    /// Compiles and links the source with what pkg-config says, and runs it.
+    static Outcome run_user_program(const std::string& source, const std::string& package) {
+        std::vector<std::string> command{path_of("CXX"),        "-Wall", "-Wextra", "-Werror", source, "-o",
+                                         tree_->file("program")};
+        for (const char* which : {"--cflags", "--libs"}) {
+            const std::vector<std::string> words = flags(which, package);
+            command.insert(command.end(), words.begin(), words.end());
+        }
+        Outcome made = compile(std::move(command), {});
+        if (made.status != 0) return made;
+        return run({tree_->file("program")});
+    }
+    static std::string write(const std::string& name, const std::string& text) {
+        std::ofstream(tree_->file(name)) << text;
+        return tree_->file(name);
+    }
+
+    static std::unique_ptr<TemporaryDirectory> tree_;
+    static fs::path pkgconfig_, include_, prefix_;
+};
+std::unique_ptr<TemporaryDirectory> Installed::tree_;
+fs::path Installed::pkgconfig_, Installed::include_, Installed::prefix_;
+
+TEST_F(Installed, EveryHeaderCompilesAlone) {
+    std::vector<std::string> sources;
+    for (const auto& entry : fs::recursive_directory_iterator(include_)) {
+        if (entry.path().extension() != ".h") continue;
+        const std::string header = fs::relative(entry.path(), include_.parent_path());
+        std::string name = header + ".cpp";
+        std::replace(name.begin(), name.end(), '/', '_');
+        sources.push_back(write(name, "#include <" + header + ">\n"));
+    }
+    EXPECT_GE(sources.size(), 18U);  // twelve, three for CUDA, and three that those include
+    std::vector<std::string> command{path_of("CXX"), "-fsyntax-only", "-Wall", "-Wextra", "-Werror"};
+    const std::vector<std::string> cflags = flags("--cflags", "ddp");
+    command.insert(command.end(), cflags.begin(), cflags.end());
+    const Outcome outcome = compile(std::move(command), sources);
+    EXPECT_EQ(outcome.status, 0) << outcome.err;
+}
+
+TEST_F(Installed, TheSmallestProgramLinksAndRuns) {
+    const Outcome outcome = run_user_program(path_of("SUM_OF_RANKS_SOURCE"), "ddp");
+    EXPECT_EQ(outcome.status, 0) << outcome.err;
+    EXPECT_EQ(outcome.out, "1 workers, the sum of their ranks is 0\n");
+}
+
+TEST_F(Installed, AProgramThatCapturesGraphsAndTestsWithRanksAsThreadsLinksAndRuns) {
+    const std::string source = write("user.cpp", R"(
+        #include <ddp/cuda/graph.h>
+        #include <ddp/testing.h>
+
+        #include <cstdio>
+        #include <vector>
+
+        static void capture(void* stream) {
+            const auto here = static_cast<ddp::cuda::Stream>(stream);
+            ddp::cuda::Capture capture(here);
+            capture.end()->launch(here);
+        }
+
+        int main(int argc, char** argv) {
+            if (argc > 1) capture(argv);
+            ddp::testing::run_ranks(2, [](ddp::ProcessGroup& group) {
+                std::vector<float> one = {1};
+                group.all_reduce(ddp::buffer_of(std::span(one))).wait();
+                if (group.rank() == 0) std::printf("%g\n", one[0]);
+            });
+        }
+    )");
+    const Outcome outcome = run_user_program(source, "ddp-testing");
+    EXPECT_EQ(outcome.status, 0) << outcome.err;
+    EXPECT_EQ(outcome.out, "2\n");
+}
+
+}  // namespace
+}  // namespace ddprun::test

@@ -1,0 +1,224 @@
+#include <fmt/core.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <cerrno>
+#include <cstring>
+#include <optional>
+#include <string_view>
+#include <unordered_set>
+#include <utility>
+
+#include "ddp/checkpoint.h"
+#include "ddp/checkpoint/durable_file.h"
+#include "env/io/file.h"
+#include "env/json.h"
+#include "env/text.h"
+
+// Tensors are written as they lie in memory, and the format is little-endian.
+static_assert(std::endian::native == std::endian::little);
+
+namespace ddp {
+namespace {
+
+using ddprun::excerpt;
+using ddprun::Json;
+
+constexpr std::size_t kPrefixBytes = 8;
+constexpr std::size_t kDataAlignment = 64;
+/// More than any program has: NumPy knows 64, PyTorch the same.
+constexpr std::size_t kMostDimensions = 64;
+constexpr const char* kMetadataKey = "__metadata__";
+
+constexpr std::array<std::pair<DType, const char*>, 7> kNames = {{{DType::F32, "F32"},
+                                                                  {DType::F64, "F64"},
+                                                                  {DType::I32, "I32"},
+                                                                  {DType::I64, "I64"},
+                                                                  {DType::BF16, "BF16"},
+                                                                  {DType::F16, "F16"},
+                                                                  {DType::U8, "U8"}}};
+
+const char* format_name(DType dtype) {
+    return std::find_if(kNames.begin(), kNames.end(), [&](const auto& n) { return n.first == dtype; })
+        ->second;
+}
+
+std::optional<DType> dtype_named(const std::string& name) {
+    for (const auto& [dtype, known] : kNames) {
+        if (name == known) return dtype;
+    }
+    return std::nullopt;
+}
+
+std::string make_header(std::span<const Tensor> tensors, const Metadata& metadata) {
+    std::vector<Json::Member> header;
+    Json notes;
+    for (const auto& [key, value] : metadata) notes.set(key, value);
+    if (!metadata.empty()) header.push_back({kMetadataKey, notes});
+    std::uint64_t offset = 0;
+    for (const Tensor& tensor : tensors) {
+        const std::uint64_t end = offset + tensor.memory.bytes();
+        header.push_back({tensor.name,
+                          {{"dtype", format_name(tensor.memory.dtype)},
+                           {"shape", tensor.shape},
+                           {"data_offsets", Json::list({offset, end})}}});
+        offset = end;
+    }
+    // Names are the caller's bytes; a byte that is not UTF-8 must not end the program.
+    std::string text = to_text(Json::object(std::move(header)));
+    while ((kPrefixBytes + text.size()) % kDataAlignment != 0) text += ' ';
+    return text;
+}
+
+/// The dimensions, if they are non-negative integers whose product times the element size fits 64 bits.
+std::optional<std::pair<std::vector<std::int64_t>, std::uint64_t>> parse_shape(const Json& json,
+                                                                               DType dtype) {
+    if (!json.is_list() || json.size() > kMostDimensions) return std::nullopt;
+    std::vector<std::int64_t> shape;
+    std::uint64_t bytes = size_of(dtype);
+    for (const Json& extent : json.elements()) {
+        const std::optional<std::int64_t> value = extent.as_int64();
+        if (!value || *value < 0 || __builtin_mul_overflow(bytes, static_cast<std::uint64_t>(*value), &bytes)) return std::nullopt;
+        shape.push_back(*value);
+    }
+    return std::pair{std::move(shape), bytes};
+}
+
+std::optional<std::pair<std::uint64_t, std::uint64_t>> parse_offsets(const Json& json) {
+    const std::optional<std::uint64_t> begin = json[0].as_uint64(), end = json[1].as_uint64();
+    if (json.elements().size() != 2 || !begin || !end) return std::nullopt;
+    return std::pair{*begin, *end};
+}
+
+}  // namespace
+
+void write_safetensors(const std::string& path, std::span<const Tensor> tensors, const Metadata& metadata) {
+    check_tensors(tensors);
+    for (const Tensor& tensor : tensors) {
+        if (tensor.name == kMetadataKey)
+            throw InvalidInput(fmt::format("{}: a tensor cannot be named '{}'", path, kMetadataKey));
+        if (tensor.memory.device != Device{})
+            throw InvalidInput(fmt::format("{}: tensor '{}' is not in host memory", path, tensor.name));
+    }
+    const std::string header = make_header(tensors, metadata);
+    if (header.size() > kSafetensorsHeaderLimit)
+        throw InvalidInput(fmt::format("{}: {} tensors need a header of {} bytes, the limit is {}", path,
+                                       tensors.size(), header.size(), kSafetensorsHeaderLimit));
+    DurableFile file(path);
+    const std::uint64_t header_bytes = header.size();
+    file.write(&header_bytes, sizeof(header_bytes));
+    file.write(header.data(), header.size());
+    for (const Tensor& tensor : tensors) file.write(tensor.memory.data, tensor.memory.bytes());
+    file.commit();
+}
+
+void SafetensorsFile::refuse(const std::string& what) const { throw InvalidInput(path_ + ": " + what); }
+
+SafetensorsFile SafetensorsFile::open(const std::string& path) {
+    SafetensorsFile file(path);
+    ddprun::Result<ddprun::UniqueFd> fd = ddprun::open_regular_file(path);
+    if (!fd && fd.error().code == ddprun::Errc::InvalidArgument) throw InvalidInput(fd.error().what);
+    if (!fd) throw Error(fd.error().what);
+    file.fd_ = *std::move(fd);
+    file.read_header();
+    return file;
+}
+
+void SafetensorsFile::read_header() {
+    struct stat status {};
+    if (::fstat(fd_.get(), &status) != 0) throw Error(fmt::format("{}: {}", path_, std::strerror(errno)));
+    const auto file_bytes = static_cast<std::uint64_t>(status.st_size);
+    if (file_bytes < kPrefixBytes) refuse(fmt::format("not a safetensors file: only {} bytes", file_bytes));
+    std::uint64_t header_bytes = 0;
+    read_at(fd_.get(), path_, 0, {reinterpret_cast<std::byte*>(&header_bytes), sizeof(header_bytes)});
+    if (header_bytes > kSafetensorsHeaderLimit)
+        refuse(fmt::format("not a safetensors file: a header of {} bytes, the limit is {}", header_bytes,
+                           kSafetensorsHeaderLimit));
+    if (header_bytes > file_bytes - kPrefixBytes)
+        refuse(fmt::format("truncated: the header has {} bytes, the file only {}", header_bytes, file_bytes));
+    std::string header(header_bytes, '\0');
+    read_at(fd_.get(), path_, kPrefixBytes, std::as_writable_bytes(std::span(header)));
+    parse_header(header, kPrefixBytes + header_bytes, file_bytes);
+}
+
+void SafetensorsFile::parse_header(const std::string& header, std::uint64_t data_begin,
+                                   std::uint64_t file_bytes) {
+    const ddprun::Result<Json> json = ddprun::parse_json(header, {.unique_names = true});
+    if (!json) refuse("not a safetensors file: its header is not a JSON object: " + json.error().what);
+    if (!json->is_object()) refuse("not a safetensors file: its header is not a JSON object");
+    const std::uint64_t data_bytes = file_bytes - data_begin;
+    std::vector<std::pair<std::uint64_t, std::uint64_t>> ranges;
+    for (const auto& [name, item] : json->members()) {
+        if (name == kMetadataKey) {
+            if (!item.is_object()) refuse("its metadata is not an object of strings");
+            for (const auto& [key, value] : item.members()) {
+                if (!value.is_text()) refuse(fmt::format("its metadata '{}' is not a string", excerpt(key)));
+                metadata_[key] = value.text();
+            }
+            continue;
+        }
+        if (!item["dtype"].is_text() || !item.contains("shape") || !item.contains("data_offsets"))
+            refuse(fmt::format("tensor '{}' has no dtype, shape or data_offsets", excerpt(name)));
+        const auto dtype = dtype_named(item["dtype"].text());
+        if (!dtype)
+            refuse(fmt::format("tensor '{}' has type '{}', which is not supported", excerpt(name),
+                               excerpt(item["dtype"].text())));
+        const auto shape = parse_shape(item["shape"], *dtype);
+        if (!shape) refuse(fmt::format("tensor '{}' has a malformed shape", excerpt(name)));
+        const auto offsets = parse_offsets(item["data_offsets"]);
+        if (!offsets || offsets->first > offsets->second)
+            refuse(fmt::format("tensor '{}' has malformed offsets", excerpt(name)));
+        const auto [begin, end] = *offsets;
+        if (end > data_bytes)
+            refuse(fmt::format("truncated: tensor '{}' ends at byte {} of the data, the file holds {}",
+                               excerpt(name), end, data_bytes));
+        if (end - begin != shape->second)
+            refuse(fmt::format("tensor '{}' has {} bytes, its shape {} needs {}", excerpt(name), end - begin,
+                               describe(*dtype, shape->first), shape->second));
+        entries_[name] = {*dtype, shape->first, data_begin + begin, end - begin};
+        ranges.emplace_back(begin, end);
+    }
+    // No holes and no overlaps: the format demands it, and it is what makes a file mean one thing only.
+    std::sort(ranges.begin(), ranges.end());
+    std::uint64_t expected = 0;
+    for (const auto& [begin, end] : ranges) {
+        if (begin != expected) refuse(fmt::format("a hole or an overlap at byte {} of the data", expected));
+        expected = end;
+    }
+    if (expected != data_bytes)
+        refuse(fmt::format("its tensors take {} bytes, the file holds {}", expected, data_bytes));
+}
+
+void SafetensorsFile::require_same(std::span<const Tensor> tensors) const {
+    check_tensors(tensors);
+    for (const Tensor& tensor : tensors) {
+        const auto found = entries_.find(tensor.name);
+        if (found == entries_.end())
+            refuse(fmt::format("tensor '{}' is missing there, {} in this program", tensor.name,
+                               describe(tensor)));
+        const Entry& entry = found->second;
+        if (entry.dtype != tensor.memory.dtype || entry.shape != tensor.shape)
+            refuse(fmt::format("tensor '{}' is {} there, {} in this program", tensor.name,
+                               describe(entry.dtype, entry.shape), describe(tensor)));
+    }
+    if (entries_.size() == tensors.size()) return;
+    std::unordered_set<std::string_view> known;
+    for (const Tensor& tensor : tensors) known.insert(tensor.name);
+    for (const auto& [name, entry] : entries_) {
+        if (!known.contains(name))
+            refuse(fmt::format("tensor '{}' is {} there, missing in this program", excerpt(name),
+                               describe(entry.dtype, entry.shape)));
+    }
+}
+
+void SafetensorsFile::read_into(std::span<const Tensor> tensors) const {
+    require_same(tensors);
+    for (const Tensor& tensor : tensors)
+        read_at(fd_.get(), path_, entries_.at(tensor.name).offset,
+                {static_cast<std::byte*>(tensor.memory.data), tensor.memory.bytes()});
+}
+
+}  // namespace ddp

@@ -1,0 +1,116 @@
+#include "ddp/grad_scaler.h"
+
+#include <fmt/core.h>
+
+#include <algorithm>
+#include <string>
+
+#include "ddp/cuda/cast.h"
+#include "ddp/cuda/kernels.h"
+#include "ddp/cuda/memory.h"
+
+namespace ddp {
+namespace {
+
+void require(bool holds, const char* what) {
+    if (!holds) throw InvalidInput(fmt::format("grad scaler: {}", what));
+}
+
+std::string place(const Device& device) {
+    if (device.kind == Device::Kind::Cpu) return "host memory";
+    return fmt::format("memory of CUDA device {}", device.index);
+}
+
+void check_options(const Device& device, const GradScalerOptions& options) {
+    require(device.kind == Device::Kind::Cuda, "it works on CUDA devices only");
+    // Below, the scale or its inverse would not be a float.
+    require(options.initial_scale >= 0x1p-126 && options.initial_scale <= 0x1p127,
+            "the initial scale is not in [2^-126, 2^127]");
+    require(options.growth_factor >= 1 && options.growth_factor <= 0x1p127,
+            "the growth factor is not in [1, 2^127]");
+    require(options.backoff_factor > 0 && options.backoff_factor < 1, "the backoff factor is not in (0, 1)");
+    require(options.growth_interval > 0, "the growth interval is 0");
+}
+
+}  // namespace
+
+struct GradScaler::Parts {
+    Parts(Device where, const GradScalerOptions& options)
+        : device(where),
+          stream(static_cast<cuda::Stream>(options.stream)),
+          rules{static_cast<float>(options.growth_factor), static_cast<float>(options.backoff_factor),
+                options.growth_interval},
+          gpu(cuda::Gpu::of(where.index)),
+          memory(gpu, sizeof(device::GradScale)) {
+        const auto scale = static_cast<float>(options.initial_scale);
+        const device::GradScale initial{scale, 1 / scale, 0, 0};
+        cuda::copy(memory.get(), &initial, sizeof initial, stream);
+        cuda::synchronize(stream);
+    }
+    /// Empties the batch.
+    void look_at(device::GradientBatch& batch) const {
+        if (batch.count == 0) return;
+        std::uint64_t largest = 0;
+        for (unsigned i = 0; i < batch.count; ++i) largest = std::max(largest, batch.arrays[i].count);
+        cuda::check(device::find_non_finite(batch, memory.as<device::GradScale>(), gpu->grid_for(largest), stream),
+                    "looking for gradients that are not finite");
+        batch.count = 0;
+    }
+    void check_gradient(const Buffer& gradient) const {
+        if (gradient.device == device && cuda::has_kernels(gradient.dtype)) return;
+        throw InvalidInput(fmt::format(
+            "grad scaler: a gradient of {} elements of {} in {} cannot be checked; it takes float32, "
+            "bfloat16 and float16 in {}",
+            gradient.count, name_of(gradient.dtype), place(gradient.device), place(device)));
+    }
+    Device device;
+    cuda::Stream stream;
+    device::GradScaleRules rules;
+    std::shared_ptr<const cuda::Gpu> gpu;
+    cuda::DeviceMemory memory;
+};
+
+GradScaler::GradScaler(Device device, GradScalerOptions options) {
+    check_options(device, options);
+    parts_ = std::make_unique<Parts>(device, options);
+}
+
+GradScaler::~GradScaler() = default;
+
+const device::GradScale* GradScaler::on_device() const { return parts_->memory.as<device::GradScale>(); }
+
+const float* GradScaler::scale() const { return &on_device()->scale; }
+
+void GradScaler::check(std::span<const Buffer> gradients) {
+    for (const Buffer& gradient : gradients) {
+        if (gradient.data != nullptr) parts_->check_gradient(gradient);
+    }
+    device::GradientBatch batch;
+    for (const Buffer& gradient : gradients) {
+        if (gradient.data == nullptr || gradient.count == 0) continue;
+        batch.arrays[batch.count++] = {gradient.data, gradient.count, *cuda::element_type(gradient.dtype)};
+        if (batch.count == batch.kMost) parts_->look_at(batch);
+    }
+    parts_->look_at(batch);
+}
+
+void GradScaler::update() {
+    cuda::check(device::update_scale(parts_->memory.as<device::GradScale>(), parts_->rules, parts_->stream),
+                "moving the scale of the loss");
+}
+
+std::vector<Tensor> GradScaler::state() const {
+    // The struct as four words: a checkpoint holds all of it, the inverse and the flag too.
+    const Buffer words{parts_->memory.get(), sizeof(device::GradScale) / sizeof(float), DType::I32,
+                       parts_->device};
+    return {{"grad_scaler", {static_cast<std::int64_t>(words.count)}, words}};
+}
+
+double GradScaler::read_scale() const {
+    device::GradScale now{};
+    cuda::copy(&now, parts_->memory.get(), sizeof now, parts_->stream);
+    cuda::synchronize(parts_->stream);
+    return now.scale;
+}
+
+}  // namespace ddp

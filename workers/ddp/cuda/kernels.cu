@@ -1,0 +1,303 @@
+// The kernels of libddp, and how they are launched. A kernel is a struct with its arguments and a call for one of several
+// threads; `array` is its place in the batch. The order of operations of a step is optimizer.cpp's.
+#if defined(__CUDACC__)
+#include "ddp/cuda/launch.cuh"
+#endif
+
+#include "ddp/cuda/kernels.h"
+
+namespace ddp::device {
+namespace {
+
+template <class From, class To>
+struct ScaleCast {
+    const From* from;
+    To* to;
+    std::uint64_t count;
+    float scale;
+
+    template <int N>
+    DDP_BOTH void run(std::uint64_t i) const {
+        Floats<N> values = load<N>(from + i);
+        for (int k = 0; k < N; ++k) values.of[k] *= scale;
+        store(to + i, values);
+    }
+    DDP_BOTH void operator()(std::uint64_t thread, std::uint64_t threads, unsigned) const {
+        for_elements(thread, threads, count, *this, from, to);
+    }
+};
+
+/// Whether all that this thread has looked at was finite. Written down at the end only: nothing between the
+/// loads keeps the compiler from having several under way.
+template <class T>
+struct AllFinite {
+    const T* values;
+    bool holds = true;
+
+    template <int N>
+    DDP_BOTH void run(std::uint64_t i) {
+        const Floats<N> v = load<N>(values + i);
+        for (int k = 0; k < N; ++k) holds &= is_finite(v.of[k]);
+    }
+};
+struct FindNonFinite {
+    GradientBatch batch;
+    GradScale* scale;
+
+    template <class T>
+    DDP_BOTH void look(std::uint64_t thread, std::uint64_t threads, const GradientArray& array) const {
+        AllFinite<T> all{static_cast<const T*>(array.values)};
+        for_elements(thread, threads, array.count, all, all.values);
+        // Whoever finds one writes the same: no order matters.
+        if (!all.holds) scale->found_non_finite = 1;
+    }
+    DDP_BOTH void operator()(std::uint64_t thread, std::uint64_t threads, unsigned array) const {
+        const GradientArray& mine = batch.arrays[array];
+        switch (mine.type) {
+            case ElementType::F32:
+                return look<float>(thread, threads, mine);
+            case ElementType::BF16:
+                return look<Bf16>(thread, threads, mine);
+            case ElementType::F16:
+                return look<F16>(thread, threads, mine);
+        }
+    }
+};
+
+struct UpdateScale {
+    GradScale* scale;
+    GradScaleRules rules;
+    DDP_BOTH void operator()(std::uint64_t thread, std::uint64_t, unsigned) const {
+        if (thread == 0) *scale = next_scale(*scale, rules);
+    }
+};
+
+// ---- optimizers
+
+struct BeginStep {
+    Rule rule;
+    StepScalars* scalars;
+    const GradScale* scale;
+    DDP_BOTH void operator()(std::uint64_t thread, std::uint64_t, unsigned) const {
+        if (thread != 0) return;
+        open_step(*scalars, scale);
+        if (rule == Rule::Sgd) set_sgd_factors(*scalars);
+        else set_adamw_factors(*scalars);
+    }
+};
+struct BeginParameters {
+    ParameterBatch batch;
+    const StepScalars* scalars;
+    const GradScale* scale;
+    DDP_BOTH void operator()(std::uint64_t thread, std::uint64_t threads, unsigned) const {
+        if (is_skipped(scale)) return;
+        for (std::uint64_t i = thread; i < batch.count; i += threads) open_step(*batch.arrays[i].correction, *scalars);
+    }
+};
+struct SetLearningRate {
+    StepScalars* scalars;
+    double rate;
+    DDP_BOTH void operator()(std::uint64_t thread, std::uint64_t, unsigned) const {
+        if (thread == 0) scalars->learning_rate = rate;
+    }
+};
+struct SetStep {
+    StepScalars* scalars;
+    std::uint64_t step;
+    DDP_BOTH void operator()(std::uint64_t thread, std::uint64_t, unsigned) const {
+        if (thread == 0) scalars->step = step;
+    }
+};
+
+/// One pass over a parameter: reads the gradient, updates the float32 value and its states, writes the copy in low
+/// precision and zeroes the gradient, where wanted.
+template <class Gradient, class Copy>
+struct Pass {
+    StepScalars scalars;
+    bool zero_gradient;
+    float* value;
+    Gradient* gradient;
+    Copy* copy;  ///< null for none
+
+    template <int N>
+    DDP_BOTH Floats<N> scaled_gradient(std::uint64_t i) const {
+        Floats<N> g = load<N>(gradient + i);
+        for (int k = 0; k < N; ++k) g.of[k] *= scalars.inverse_scale;
+        return g;
+    }
+    /// Behind all loads: a store between them would hold the later ones back.
+    template <int N>
+    DDP_BOTH void put_value(std::uint64_t i, const Floats<N>& p) const {
+        store(value + i, p);
+        if (copy != nullptr) store(copy + i, p);
+        if (zero_gradient) store(gradient + i, Floats<N>{});
+    }
+};
+
+template <class Gradient, class Copy>
+struct Sgd : Pass<Gradient, Copy> {
+    float* velocity;  ///< null without momentum
+
+    DDP_BOTH Sgd(const Pass<Gradient, Copy>& pass, const ParameterArray& of)
+        : Pass<Gradient, Copy>(pass), velocity(of.states[0]) {}
+    template <int N>
+    DDP_BOTH void run(std::uint64_t i) const {
+        const StepScalars& s = this->scalars;
+        const Floats<N> g = this->template scaled_gradient<N>(i);
+        Floats<N> p = load<N>(this->value + i);
+        if (velocity == nullptr) {
+            for (int k = 0; k < N; ++k) p.of[k] -= s.rate * (g.of[k] + s.decay * p.of[k]);
+        } else {
+            Floats<N> v = load<N>(velocity + i);
+            for (int k = 0; k < N; ++k) {
+                const float d = g.of[k] + s.decay * p.of[k];
+                v.of[k] = s.momentum * v.of[k] + d;
+                p.of[k] -= s.rate * (s.of_gradient * d + s.of_velocity * v.of[k]);
+            }
+            store(velocity + i, v);
+        }
+        this->put_value(i, p);
+    }
+    DDP_BOTH void run_all(std::uint64_t thread, std::uint64_t threads, std::uint64_t count) const {
+        for_elements(thread, threads, count, *this, this->gradient, this->value, this->copy, velocity);
+    }
+};
+
+template <class Gradient, class Copy>
+struct AdamW : Pass<Gradient, Copy> {
+    float* average;
+    float* square_average;
+    float rate, root;  ///< of the parameter's correction
+
+    DDP_BOTH AdamW(const Pass<Gradient, Copy>& pass, const ParameterArray& of)
+        : Pass<Gradient, Copy>(pass),
+          average(of.states[0]),
+          square_average(of.states[1]),
+          rate(of.correction->rate),
+          root(of.correction->root) {}
+    template <int N>
+    DDP_BOTH void run(std::uint64_t i) const {
+        const StepScalars& s = this->scalars;
+        const Floats<N> g = this->template scaled_gradient<N>(i);
+        Floats<N> p = load<N>(this->value + i), m = load<N>(average + i), v = load<N>(square_average + i);
+        for (int k = 0; k < N; ++k) {
+            m.of[k] = s.b1 * m.of[k] + s.a1 * g.of[k];
+            v.of[k] = s.b2 * v.of[k] + s.a2 * g.of[k] * g.of[k];
+            p.of[k] = s.keep * p.of[k] - rate * m.of[k] / (sqrtf(v.of[k]) * root + s.epsilon);
+        }
+        store(average + i, m);
+        store(square_average + i, v);
+        this->put_value(i, p);
+    }
+    DDP_BOTH void run_all(std::uint64_t thread, std::uint64_t threads, std::uint64_t count) const {
+        for_elements(thread, threads, count, *this, this->gradient, this->value, this->copy, average, square_average);
+    }
+};
+
+/// What is left of a step that changes nothing: the next one must not see these gradients.
+template <class Gradient>
+struct Zero {
+    Gradient* gradient;
+
+    template <int N>
+    DDP_BOTH void run(std::uint64_t i) const {
+        store(gradient + i, Floats<N>{});
+    }
+};
+
+/// Of one rule for all types.
+template <template <class, class> class Update>
+struct Step {
+    ParameterBatch batch;
+    const StepScalars* scalars;
+    bool zero_gradients;
+
+    template <class Gradient, class Copy>
+    DDP_BOTH void update(std::uint64_t thread, std::uint64_t threads, const ParameterArray& mine) const {
+        const Pass<Gradient, Copy> pass{*scalars, zero_gradients, mine.value, static_cast<Gradient*>(mine.gradient),
+                                        static_cast<Copy*>(mine.copy)};
+        Update<Gradient, Copy>(pass, mine).run_all(thread, threads, mine.count);
+    }
+    template <class Gradient>
+    DDP_BOTH void step(std::uint64_t thread, std::uint64_t threads, const ParameterArray& mine) const {
+        if (scalars->skip != 0) {
+            const Zero<Gradient> zero{static_cast<Gradient*>(mine.gradient)};
+            if (zero_gradients) for_elements(thread, threads, mine.count, zero, zero.gradient);
+        } else if (mine.copy_type == ElementType::F16) {
+            update<Gradient, F16>(thread, threads, mine);
+        } else {
+            update<Gradient, Bf16>(thread, threads, mine);
+        }
+    }
+    DDP_BOTH void operator()(std::uint64_t thread, std::uint64_t threads, unsigned array) const {
+        const ParameterArray& mine = batch.arrays[array];
+        switch (mine.gradient_type) {
+            case ElementType::F32:
+                return step<float>(thread, threads, mine);
+            case ElementType::BF16:
+                return step<Bf16>(thread, threads, mine);
+            case ElementType::F16:
+                return step<F16>(thread, threads, mine);
+        }
+    }
+};
+
+template <class From, class To>
+cudaError_t launch_cast(const Cast& cast, unsigned blocks, cudaStream_t stream) {
+    return launch(ScaleCast<From, To>{static_cast<const From*>(cast.from), static_cast<To*>(cast.to), cast.count,
+                                      cast.scale},
+                  blocks, 1, stream);
+}
+template <class From>
+cudaError_t launch_cast_from(const Cast& cast, unsigned blocks, cudaStream_t stream) {
+    switch (cast.to_type) {
+        case ElementType::F32:
+            return launch_cast<From, float>(cast, blocks, stream);
+        case ElementType::BF16:
+            return launch_cast<From, Bf16>(cast, blocks, stream);
+        case ElementType::F16:
+            return launch_cast<From, F16>(cast, blocks, stream);
+    }
+    return cudaErrorInvalidValue;
+}
+
+}  // namespace
+
+cudaError_t scale_cast(const Cast& cast, unsigned blocks, cudaStream_t stream) {
+    switch (cast.from_type) {
+        case ElementType::F32:
+            return launch_cast_from<float>(cast, blocks, stream);
+        case ElementType::BF16:
+            return launch_cast_from<Bf16>(cast, blocks, stream);
+        case ElementType::F16:
+            return launch_cast_from<F16>(cast, blocks, stream);
+    }
+    return cudaErrorInvalidValue;
+}
+
+cudaError_t find_non_finite(const GradientBatch& batch, GradScale* scale, unsigned blocks, cudaStream_t stream) {
+    return launch(FindNonFinite{batch, scale}, blocks, batch.count, stream);
+}
+cudaError_t update_scale(GradScale* scale, GradScaleRules rules, cudaStream_t stream) {
+    return launch(UpdateScale{scale, rules}, 1, 1, stream);
+}
+cudaError_t begin_step(Rule rule, StepScalars* scalars, const GradScale* scale, cudaStream_t stream) {
+    return launch(BeginStep{rule, scalars, scale}, 1, 1, stream);
+}
+cudaError_t begin_parameters(const ParameterBatch& batch, const StepScalars* scalars, const GradScale* scale,
+                             cudaStream_t stream) {
+    return launch(BeginParameters{batch, scalars, scale}, 1, 1, stream);
+}
+cudaError_t step(Rule rule, const ParameterBatch& batch, const StepScalars* scalars, bool zero_gradients, unsigned blocks,
+                 cudaStream_t stream) {
+    if (rule == Rule::Sgd) return launch(Step<Sgd>{batch, scalars, zero_gradients}, blocks, batch.count, stream);
+    return launch(Step<AdamW>{batch, scalars, zero_gradients}, blocks, batch.count, stream);
+}
+cudaError_t set_learning_rate(StepScalars* scalars, double rate, cudaStream_t stream) {
+    return launch(SetLearningRate{scalars, rate}, 1, 1, stream);
+}
+cudaError_t set_step(StepScalars* scalars, std::uint64_t step, cudaStream_t stream) {
+    return launch(SetStep{scalars, step}, 1, 1, stream);
+}
+
+}  // namespace ddp::device

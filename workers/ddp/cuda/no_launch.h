@@ -1,0 +1,19 @@
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+/// In place of launch.cuh where no nvcc compiles kernels: every launch is refused.
+namespace ddp::device {
+
+inline constexpr cudaError_t kNoCuda = cudaErrorStubLibrary;
+
+template <class Kernel>
+cudaError_t launch(const Kernel&, unsigned, unsigned, cudaStream_t) {
+    return kNoCuda;
+}
+template <class Kernel>
+cudaError_t launch_rows(const Kernel&, unsigned, cudaStream_t) {
+    return kNoCuda;
+}
+
+}  // namespace ddp::device

@@ -1,0 +1,56 @@
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "ddp/loader.h"
+
+namespace ddp {
+
+/// Which samples belong to which batch. For any batch size but 0.
+class Batching {
+  public:
+    Batching(std::vector<std::size_t> indices, const LoaderOptions& options)
+        : indices_(std::move(indices)), batch_size_(options.batch_size) {
+        const bool has_rest = indices_.size() % batch_size_ != 0;
+        batches_ = indices_.size() / batch_size_ + (has_rest && !options.drop_last ? 1 : 0);
+    }
+    [[nodiscard]] std::size_t batches() const { return batches_; }
+    /// Samples of the largest batch: a batch size may be larger than all there is.
+    [[nodiscard]] std::size_t largest() const { return std::min(batch_size_, indices_.size()); }
+    [[nodiscard]] std::span<const std::size_t> samples_of(std::size_t batch) const {
+        const std::size_t begin = batch * batch_size_;
+        return std::span(indices_).subspan(begin, std::min(batch_size_, indices_.size() - begin));
+    }
+    /// Places for batches, when `ahead` are made ahead: the caller still holds the one before.
+    [[nodiscard]] std::size_t slots(std::size_t ahead) const { return std::min(ahead, batches_) + 1; }
+
+  private:
+    std::vector<std::size_t> indices_;
+    std::size_t batch_size_;
+    std::size_t batches_;
+};
+
+/// Throws InvalidInput, beginning with `who`, for a batch size of 0 and for an index that is no sample.
+void check_batches(const char* who, const Dataset& dataset, std::span<const std::size_t> indices,
+                   std::size_t batch_size);
+
+/// Where one field of a batch goes, sample after sample.
+struct FieldRoom {
+    std::byte* memory;
+    std::size_t bytes;  ///< of one sample
+};
+inline void read_samples(const Dataset& dataset, std::span<const std::size_t> samples,
+                         std::span<const FieldRoom> fields) {
+    std::vector<std::span<std::byte>> one(fields.size());
+    for (std::size_t i = 0; i < samples.size(); ++i) {
+        for (std::size_t f = 0; f < fields.size(); ++f)
+            one[f] = {fields[f].memory + i * fields[f].bytes, fields[f].bytes};
+        dataset.read(samples[i], one);
+    }
+}
+
+}  // namespace ddp

@@ -1,0 +1,126 @@
+#include <optional>
+#include <utility>
+
+#include "ddp/cuda/graph.h"
+#include "ddp/cuda/memory.h"
+#include "ddp/data/batching.h"
+#include "ddp/data/read_ahead.h"
+#include "ddp/loader.h"
+#include "ddp/types.h"
+
+namespace ddp {
+namespace {
+
+/// Of fields in one piece of memory.
+constexpr std::size_t kFieldAlignment = 256;
+constexpr std::size_t padded_field(std::size_t bytes) { return (bytes + kFieldAlignment - 1) / kFieldAlignment * kFieldAlignment; }
+
+std::size_t total_bytes(std::span<const std::size_t> field_bytes, std::size_t samples) {
+    std::size_t total = 0;
+    for (const std::size_t bytes : field_bytes) total += padded_field(bytes * samples);
+    return total;
+}
+
+}  // namespace
+
+/// Places for batches, each in page-locked and in device memory, and the thread that fills them.
+class DeviceLoader::Ring {
+  public:
+    Ring(const Dataset& dataset, const Batching& batching, const DeviceLoaderOptions& options)
+        : dataset_(dataset),
+          batching_(batching),
+          field_bytes_(dataset.field_bytes()),
+          batch_size_(batching.largest()),
+          gpu_(cuda::Gpu::of(options.device.index)),
+          user_stream_(static_cast<cuda::Stream>(options.stream)),
+          copies_(gpu_) {
+        const std::size_t bytes = total_bytes(field_bytes_, batch_size_);
+        for (std::size_t s = 0; s < batching.slots(options.prefetch); ++s)
+            slots_.push_back(std::make_unique<Slot>(gpu_, bytes));
+        reader_.emplace(batching.batches(), slots_.size(), [this](std::size_t batch) { make(batch); });
+    }
+
+    const DeviceBatch* take(std::size_t batch) {
+        const cuda::DeviceScope here(gpu_->index());
+        // The batch before is given back: what the stream has been given so far may still use it.
+        if (batch > 0) slot_of(batch - 1).used.record(user_stream_);
+        reader_->take(batch);
+        Slot& slot = slot_of(batch);
+        slot.copied.hold_back(user_stream_);
+        return &slot.batch;
+    }
+
+  private:
+    struct Slot {
+        Slot(const std::shared_ptr<const cuda::Gpu>& gpu, std::size_t bytes)
+            : pinned(gpu, bytes), on_device(gpu, bytes) {}
+        cuda::PinnedMemory pinned;
+        cuda::DeviceMemory on_device;
+        cuda::Event copied;  ///< on our stream
+        cuda::Event used;    ///< on the user's
+        DeviceBatch batch;
+    };
+    Slot& slot_of(std::size_t batch) { return *slots_[batch % slots_.size()]; }
+
+    // On the thread. An event that was never recorded holds nobody back.
+    void make(std::size_t batch) {
+        if (batch == 0) {
+            gpu_->make_current();
+            cuda::leave_captures_alone();
+        }
+        Slot& slot = slot_of(batch);
+        slot.copied.synchronize();
+        fill(slot, batching_.samples_of(batch));
+        slot.used.hold_back(copies_.get());
+        // One copy of all fields: padding costs less than a second call.
+        cuda::copy(slot.on_device.get(), slot.pinned.get(), slot.pinned.bytes(), copies_.get());
+        slot.copied.record(copies_.get());
+    }
+
+    void fill(Slot& slot, std::span<const std::size_t> samples) const {
+        slot.batch.size = samples.size();
+        slot.batch.fields.clear();
+        std::vector<FieldRoom> rooms;
+        std::size_t offset = 0;
+        for (const std::size_t bytes : field_bytes_) {
+            rooms.push_back({slot.pinned.get() + offset, bytes});
+            slot.batch.fields.push_back({slot.on_device.get() + offset, bytes * samples.size()});
+            offset += padded_field(bytes * batch_size_);
+        }
+        read_samples(dataset_, samples, rooms);
+    }
+
+    const Dataset& dataset_;
+    const Batching& batching_;
+    const std::vector<std::size_t> field_bytes_;
+    const std::size_t batch_size_;
+    const std::shared_ptr<const cuda::Gpu> gpu_;
+    const cuda::Stream user_stream_;
+    const cuda::OwnedStream copies_;
+    std::vector<std::unique_ptr<Slot>> slots_;
+    std::optional<ReadAhead> reader_;  // ends first
+};
+
+DeviceLoader::DeviceLoader(const Dataset& dataset, std::vector<std::size_t> indices,
+                           DeviceLoaderOptions options) {
+    check_batches("device loader", dataset, indices, options.batch_size);
+    if (options.prefetch == 0) throw InvalidInput("device loader: a prefetch of 0 batches");
+    if (options.device.kind != Device::Kind::Cuda)
+        throw InvalidInput("device loader: the device is not a CUDA device; Loader is for host memory");
+    batching_ = std::make_unique<const Batching>(
+        std::move(indices), LoaderOptions{options.batch_size, options.drop_last, options.prefetch});
+    if (batches() > 0) ring_ = std::make_unique<Ring>(dataset, *batching_, options);
+}
+
+DeviceLoader::~DeviceLoader() = default;
+
+std::size_t DeviceLoader::batches() const { return batching_->batches(); }
+
+const DeviceBatch* DeviceLoader::next() {
+    if (delivered_ == batches()) return nullptr;
+    const DeviceBatch* const batch = ring_->take(delivered_);
+    ++delivered_;
+    return batch;
+}
+
+}  // namespace ddp

@@ -1,0 +1,109 @@
+#include "ddp/loader.h"
+
+#include <fmt/core.h>
+
+#include <algorithm>
+#include <new>
+#include <optional>
+#include <utility>
+
+#include "ddp/data/batching.h"
+#include "ddp/data/read_ahead.h"
+#include "ddp/types.h"
+
+namespace ddp {
+namespace {
+
+constexpr std::align_val_t kBatchAlignment{64};
+
+}  // namespace
+
+void Batch::FreeAligned::operator()(std::byte* memory) const { ::operator delete[](memory, kBatchAlignment); }
+
+Batch::Batch(std::size_t capacity, std::span<const std::size_t> field_bytes) {
+    for (const std::size_t bytes : field_bytes) {
+        auto* memory =
+            static_cast<std::byte*>(::operator new[](std::max<std::size_t>(capacity * bytes, 1), kBatchAlignment));
+        fields_.push_back({bytes, std::unique_ptr<std::byte[], FreeAligned>(memory)});
+    }
+}
+
+void check_batches(const char* who, const Dataset& dataset, std::span<const std::size_t> indices,
+                   std::size_t batch_size) {
+    if (batch_size == 0) throw InvalidInput(fmt::format("{}: a batch of 0 samples", who));
+    const std::size_t samples = dataset.size();
+    for (const std::size_t index : indices) {
+        if (index >= samples)
+            throw InvalidInput(fmt::format("{}: there is no sample {} in a data set of {}, counted from 0",
+                                           who, index, samples));
+    }
+}
+
+std::span<const std::byte> Batch::bytes(std::size_t field) const {
+    if (field >= fields_.size())
+        throw InvalidInput(fmt::format("batch: there is no field {}; samples have {}, counted from 0", field,
+                                       fields_.size()));
+    const Field& f = fields_[field];
+    return {f.memory.get(), f.bytes * size_};
+}
+
+void Batch::read(const Dataset& dataset, std::span<const std::size_t> indices) {
+    std::vector<FieldRoom> rooms;
+    for (const Field& field : fields_) rooms.push_back({field.memory.get(), field.bytes});
+    read_samples(dataset, indices, rooms);
+    size_ = indices.size();
+}
+
+/// The batches read ahead, and the thread that does it.
+class Loader::Ring {
+  public:
+    explicit Ring(const Loader& loader) : slots_(make_slots(loader)) {
+        reader_.emplace(loader.batches(), slots_.size(), [this, &loader](std::size_t batch) {
+            slots_[batch % slots_.size()].read(loader.dataset_, loader.batching_->samples_of(batch));
+        });
+    }
+    const Batch* take(std::size_t batch) {
+        reader_->take(batch);
+        return &slots_[batch % slots_.size()];
+    }
+
+  private:
+    static std::vector<Batch> make_slots(const Loader& loader) {
+        const std::vector<std::size_t> bytes = loader.dataset_.field_bytes();
+        std::vector<Batch> slots;
+        for (std::size_t s = 0; s < loader.batching_->slots(loader.options_.prefetch); ++s)
+            slots.emplace_back(loader.batching_->largest(), bytes);
+        return slots;
+    }
+    std::vector<Batch> slots_;
+    std::optional<ReadAhead> reader_;  // ends first
+};
+
+Loader::Loader(const Dataset& dataset, std::vector<std::size_t> indices, LoaderOptions options)
+    : dataset_(dataset), options_(options) {
+    check_batches("loader", dataset, indices, options_.batch_size);
+    batching_ = std::make_unique<const Batching>(std::move(indices), options_);
+    if (batches() == 0) return;
+    if (options_.prefetch == 0)
+        inline_batch_ = std::make_unique<Batch>(batching_->largest(), dataset.field_bytes());
+    else ring_ = std::make_unique<Ring>(*this);
+}
+
+Loader::~Loader() = default;
+
+std::size_t Loader::batches() const { return batching_->batches(); }
+
+const Batch* Loader::next() {
+    if (delivered_ == batches()) return nullptr;
+    const Batch* batch = nullptr;
+    if (ring_) {
+        batch = ring_->take(delivered_);
+    } else {
+        inline_batch_->read(dataset_, batching_->samples_of(delivered_));
+        batch = inline_batch_.get();
+    }
+    ++delivered_;
+    return batch;
+}
+
+}  // namespace ddp

@@ -1,0 +1,106 @@
+#include "ddp/sampler.h"
+
+#include <fmt/core.h>
+
+#include <algorithm>
+#include <limits>
+#include <numeric>
+#include <random>
+#include <span>
+#include <utility>
+
+#include "ddp/types.h"
+
+namespace ddp {
+
+namespace {
+
+/// Fisher-Yates from the front.
+void shuffle_with_32_bits(std::span<std::size_t> order, std::mt19937& generator) {
+    const std::size_t n = order.size();
+    std::iota(order.begin(), order.end(), std::size_t{0});
+    for (std::size_t i = 0; i + 1 < n; ++i) std::swap(order[i], order[i + generator() % (n - i)]);
+}
+
+/// Fisher-Yates inside out, with the upper half of a number drawn first.
+void shuffle_with_64_bits(std::span<std::size_t> order, std::mt19937& generator) {
+    for (std::size_t i = 0; i < order.size(); ++i) {
+        const std::uint64_t upper = generator(), lower = generator();
+        const std::size_t place = (upper << 32 | lower) % (i + 1);
+        order[i] = order[place];
+        order[place] = i;
+    }
+}
+
+}  // namespace
+
+ShuffleRule shuffle_rule(std::size_t n) {
+    return n < std::numeric_limits<std::uint32_t>::max() / 20 ? ShuffleRule::With32Bits
+                                                              : ShuffleRule::With64Bits;
+}
+
+std::vector<std::size_t> random_permutation(std::size_t n, std::uint64_t seed, ShuffleRule rule) {
+    std::vector<std::size_t> order(n);
+    std::mt19937 generator(static_cast<std::uint32_t>(seed));
+    switch (rule) {
+        case ShuffleRule::With32Bits:
+            shuffle_with_32_bits(order, generator);
+            break;
+        case ShuffleRule::With64Bits:
+            shuffle_with_64_bits(order, generator);
+            break;
+    }
+    return order;
+}
+
+std::vector<std::size_t> random_permutation(std::size_t n, std::uint64_t seed) {
+    return random_permutation(n, seed, shuffle_rule(n));
+}
+
+DistributedSampler::DistributedSampler(std::size_t dataset_size, int world_size, int rank,
+                                       SamplerOptions options)
+    : dataset_size_(dataset_size),
+      world_size_(static_cast<std::size_t>(world_size)),
+      rank_(static_cast<std::size_t>(rank)),
+      options_(options) {
+    if (world_size < 1 || rank < 0 || rank >= world_size)
+        throw InvalidInput(fmt::format("sampler: rank {} is not in a world of {}", rank, world_size));
+}
+
+std::size_t DistributedSampler::remaining() const {
+    return dataset_size_ - std::min<std::size_t>(dataset_size_, state_.consumed);
+}
+
+std::size_t DistributedSampler::size() const {
+    const std::size_t left = remaining();
+    return options_.drop_last ? left / world_size_ : (left + world_size_ - 1) / world_size_;
+}
+
+std::vector<std::size_t> DistributedSampler::indices() const {
+    std::vector<std::size_t> order;
+    if (options_.shuffle) {
+        order = random_permutation(dataset_size_, options_.seed + state_.epoch);
+    } else {
+        order.resize(dataset_size_);
+        std::iota(order.begin(), order.end(), std::size_t{0});
+    }
+    std::vector<std::size_t> mine(size());
+    for (std::size_t i = 0; i < mine.size(); ++i) {
+        // Behind the end the list starts again: that is the padding.
+        mine[i] = order[(state_.consumed + rank_ + i * world_size_) % dataset_size_];
+    }
+    return mine;
+}
+
+void DistributedSampler::advance(std::size_t samples) { state_.consumed += samples * world_size_; }
+
+void DistributedSampler::restore(const SamplerState& state) {
+    // Padding may have carried the position past the end, by less than one sample per rank of the old world;
+    // that world's size is not known here, so only the impossible is refused.
+    if (state.consumed > 2 * std::max<std::uint64_t>(dataset_size_, 1) + world_size_)
+        throw InvalidInput(fmt::format("sampler: position {} lies behind the end of a data set of {} samples",
+                                       state.consumed, dataset_size_));
+    state_ = state;
+}
+
+}  // namespace ddp

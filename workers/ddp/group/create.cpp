@@ -1,0 +1,218 @@
+#include "ddp/group/create.h"
+
+#include <fmt/core.h>
+
+#include <atomic>
+#include <cstdlib>
+#include <cstring>
+#include <utility>
+
+#include "ddp/group/backend_choice.h"
+#include "ddp/nccl/join.h"
+#include "ddp/shm/cpu_backend.h"
+#include "ddp/shm/segment.h"
+#include "env/print.h"
+#include "env/text.h"
+
+namespace ddp {
+
+namespace {
+
+using ddprun::MonotonicClock;
+using ddprun::WorkerEnv;
+
+constexpr const char* kMultiRankVariable = "NCCL_MULTI_RANK_GPU_ENABLE";
+
+std::string visible_devices() {
+    const char* visible = std::getenv("CUDA_VISIBLE_DEVICES");
+    return visible == nullptr ? "" : fmt::format(" (CUDA_VISIBLE_DEVICES={})", visible);
+}
+
+/// What creating a group on devices works with.
+struct Node {
+    const WorkerEnv& env;
+    const ProcessGroupOptions& options;
+    std::shared_ptr<const nccl::Api> nccl;  ///< null: not found
+    std::string nccl_problem;
+    int device = 0;
+    std::shared_ptr<SegmentMap> segment;
+    /// All ranks of this node, for what they have to tell each other before they have a group; null for one
+    /// rank.
+    std::shared_ptr<cpu::CpuBackend> ranks;
+    std::vector<DeviceView> views;
+};
+
+bool covers_world(const WorkerEnv& env) { return env.local_world_size == env.world_size; }
+
+void load_nccl(Node& node) {
+    ddprun::Result<nccl::Api> nccl = nccl::load_api();
+    if (!nccl) node.nccl_problem = nccl.error().what;
+    else node.nccl = std::make_shared<const nccl::Api>(*std::move(nccl));
+}
+
+DeviceView view_of(const Node& node) {
+    char address[32] = {};
+    cuda::check(cudaDeviceGetPCIBusId(address, sizeof address, node.device),
+                "asking for the device's PCI address");
+    DeviceView view{.rank = node.env.rank,
+                    .device = address,
+                    .nccl_version = node.nccl ? node.nccl->version : 0,
+                    .nccl_problem = node.nccl_problem,
+                    .multi_rank = std::nullopt};
+    if (const char* set = std::getenv(kMultiRankVariable)) view.multi_rank = std::strcmp(set, "0") != 0;
+    return view;
+}
+
+/// Everyone's view. Without a launcher's segment ranks of several nodes cannot meet; require_store says so.
+void meet_node(Node& node) {
+    const WorkerEnv& env = node.env;
+    const auto deadline = ddprun::deadline_after(MonotonicClock::now(), node.options.timeout);
+    const DeviceView own = view_of(node);
+    if (env.segment_fd < 0 && !covers_world(env)) nccl::require_store(env);
+    node.segment = open_segment(env, deadline);
+    if (env.local_world_size == 1) {
+        node.views = {own};
+        return;
+    }
+    node.ranks = std::make_shared<cpu::CpuBackend>(node.segment, env, node.options.timeout,
+                                                   cpu::Arena::Lines::Private);
+    for (const std::string& message : node.ranks->all_gather_bytes(encode(own)))
+        node.views.push_back(decode_view(message));
+}
+
+std::unique_ptr<ProcessGroup> make_nccl(const Node& node, const BackendChoice& choice) {
+    // Every rank of a world makes its groups in the same order, and is one process.
+    static std::atomic<int> groups_made{0};
+    const WorkerEnv& env = node.env;
+    if (choice.enable_multi_rank) ::setenv(kMultiRankVariable, "1", 0);  // read when NCCL starts
+    NcclParts parts{.nccl = node.nccl,
+                    .segment = node.segment,
+                    .device = node.device,
+                    .board = {},
+                    .gather = {}};
+    parts.communicator = groups_made++;
+    const auto deadline = ddprun::deadline_after(MonotonicClock::now(), node.options.timeout);
+    const bool meets_here = env.store.empty() && covers_world(env);
+    if (env.world_size > 1 && meets_here) {
+        parts.gather = [ranks = node.ranks](std::string_view mine) { return ranks->all_gather_bytes(mine); };
+    } else if (env.world_size > 1) {
+        parts.board = nccl::store_board(env, deadline);
+    }
+    return make_nccl_group(std::move(parts), env, node.options);
+}
+
+/// The variables that decide which network NCCL takes, where they are set.
+std::string network_settings() {
+    std::string text;
+    for (const char* name :
+         {"NCCL_SOCKET_IFNAME", "NCCL_IB_HCA", "NCCL_IB_DISABLE", "NCCL_NET", "NCCL_NET_PLUGIN",
+          "NCCL_P2P_DISABLE", "NCCL_SHM_DISABLE", "NCCL_CROSS_NIC", "NCCL_NET_GDR_LEVEL"}) {
+        if (const char* value = std::getenv(name)) text += fmt::format("; {}={}", name, value);
+    }
+    return text;
+}
+
+void announce(const Node& node, const ProcessGroup& group, const std::string& choice) {
+    static std::atomic<bool> said{false};
+    if (node.env.rank != 0 || said.exchange(true)) return;
+    std::vector<std::string> devices;
+    for (const DeviceView& view : node.views)
+        devices.push_back(fmt::format("rank {} {}", view.rank, view.device));
+    ddprun::print(stderr, "ddp: backend {}: {}; GPUs of this node: {}{}\n", choice, group.describe(),
+                  ddprun::join(devices, ", "), network_settings());
+}
+
+/// A group that was made, and why so.
+struct MadeGroup {
+    std::unique_ptr<ProcessGroup> group;
+    std::string choice;  ///< "nccl (auto: buffers are on a CUDA device)"
+};
+
+/// A group over device memory. The ranks of a node tell each other first which device they have, so that all
+/// of them choose alike. Rank 0 says once per process what was chosen, on standard error.
+MadeGroup create_on_devices(const WorkerEnv& env, const ProcessGroupOptions& options) {
+    Node node{.env = env,
+              .options = options,
+              .nccl = {},
+              .nccl_problem = {},
+              .segment = {},
+              .ranks = {},
+              .views = {}};
+    load_nccl(node);
+    // Who asks for NCCL asks for a device per rank, or has an NCCL that can share them.
+    const bool strict = options.backend == "nccl" && (!node.nccl || node.nccl->version < kMultiRankVersion);
+    node.device = choose_device(env, options.device, strict ? Sharing::Never : Sharing::Allowed);
+    if (strict && !node.nccl_problem.empty()) {
+        throw InvalidInput(fmt::format("backend nccl: {}", node.nccl_problem));
+    }
+    meet_node(node);
+    const BackendChoice choice = choose_backend({.requested = options.backend,
+                                                 .device = {Device::Kind::Cuda, node.device},
+                                                 .node = node.views,
+                                                 .one_node = covers_world(env)});
+    MadeGroup made{nullptr, fmt::format("{} ({})", name_of(choice.backend), choice.why)};
+    if (choice.backend == Backend::Nccl) {
+        made.group = make_nccl(node, choice);
+    } else {
+        made.group = make_staged_group({.segment = node.segment, .device = node.device},
+                                       env, options);
+    }
+    announce(node, *made.group, made.choice);
+    return made;
+}
+
+void require_one_node(const WorkerEnv& env) {
+    if (env.local_world_size == env.world_size) return;
+    throw InvalidInput(
+        fmt::format("rank {}: {} of the world's {} ranks are on this node; the cpu backend covers one "
+                    "node: start all ranks on one",
+                    env.rank, env.local_world_size, env.world_size));
+}
+
+std::unique_ptr<ProcessGroup> create_on_host(const WorkerEnv& env, const ProcessGroupOptions& options) {
+    // With a launcher's segment, ranks that disagree about the world hear of each other; check that first.
+    if (env.segment_fd < 0) require_one_node(env);
+    const auto deadline = ddprun::deadline_after(ddprun::MonotonicClock::now(), options.timeout);
+    auto segment = open_segment(env, deadline);
+    if (segment->header().local_world_size != segment->header().world_size) require_one_node(env);
+    return cpu::make_group(std::move(segment), env, options);
+}
+
+}  // namespace
+
+int choose_device(const WorkerEnv& env, const Device& wanted, Sharing sharing) {
+    int count = 0;
+    const cudaError_t code = cudaGetDeviceCount(&count);
+    if (!cuda::succeeded(code)) {
+        throw InvalidInput(fmt::format("rank {}: counting CUDA devices: {}", env.rank, cuda::explain(code)));
+    }
+    int device = wanted.index >= 0 ? wanted.index : env.local_rank;
+    if (wanted.index < 0 && sharing == Sharing::Allowed && count > 0) device %= count;
+    if (device >= count) {
+        throw InvalidInput(fmt::format(
+            "rank {}: local rank {} needs CUDA device {}, {} visible{}: start at most {} workers here",
+            env.rank, env.local_rank, device,
+            count == 1 ? "1 device is" : fmt::format("{} devices are", count), visible_devices(), count));
+    }
+    cuda::check(cudaSetDevice(device), "choosing the CUDA device");
+    return device;
+}
+
+std::unique_ptr<ProcessGroup> ProcessGroup::create(const Context& context, ProcessGroupOptions options) {
+    if (options.timeout <= options.timeout.zero())
+        throw InvalidInput(fmt::format("rank {}: a time-out of {} ns; it must be positive", context.rank(),
+                                       options.timeout.count()));
+    // A program on host memory does not even look for the libraries.
+    if (is_for_devices(options.backend, options.device)) {
+        MadeGroup made = create_on_devices(context.env(), options);
+        made.group->choice_ = std::move(made.choice);
+        return std::move(made.group);
+    }
+    const BackendChoice choice =
+        choose_backend({.requested = options.backend, .device = options.device, .node = {}});
+    std::unique_ptr<ProcessGroup> group = create_on_host(context.env(), options);
+    group->choice_ = fmt::format("{} ({})", name_of(choice.backend), choice.why);
+    return group;
+}
+
+}  // namespace ddp

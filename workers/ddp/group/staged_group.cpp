@@ -1,0 +1,271 @@
+#include "ddp/group/create.h"
+
+#include <fmt/core.h>
+
+#include <algorithm>
+#include <bit>
+#include <optional>
+#include <thread>
+#include <utility>
+
+#include "ddp/cuda/graph.h"
+#include "ddp/cuda/memory.h"
+#include "ddp/shm/cpu_backend.h"
+#include "ddp/worker/call.h"
+#include "ddp/worker/work.h"
+#include "env/text.h"
+
+namespace ddp {
+
+namespace {
+
+using ddprun::MonotonicClock;
+
+/// Memory of allocate_shared: on the device, with its fixed copy in the CPU backend's shared memory.
+struct Region {
+    cuda::DeviceMemory device;
+    std::span<std::byte> host;
+    bool is_pinned;
+
+    Region(const std::shared_ptr<const cuda::Gpu>& gpu, std::span<std::byte> host_memory)
+        : device(gpu, host_memory.size()),
+          host(host_memory),
+          // Where it cannot be page-locked, buffers are staged like any other.
+          is_pinned(!host.empty() && cuda::succeeded(cudaHostRegister(host.data(), host.size(), cudaHostRegisterDefault))) {}
+    ~Region() {
+        if (is_pinned) cudaHostUnregister(host.data());
+    }
+    Region(const Region&) = delete;
+    Region& operator=(const Region&) = delete;
+
+    /// Where the copy of that buffer is; null when it is not one of this region.
+    [[nodiscard]] std::byte* host_of(const Buffer& buffer) const {
+        const auto* const data = static_cast<const std::byte*>(buffer.data);
+        if (!is_pinned || data < device.get() || data + buffer.bytes() > device.get() + host.size()) return nullptr;
+        return host.data() + (data - device.get());
+    }
+};
+
+enum class Goes : std::uint8_t { In, Out, BothWays };
+/// A device buffer in one collective: copied to the host before, copied back after, or both.
+struct Piece {
+    Buffer device;
+    Goes goes;
+};
+
+/// Every call is one task of a thread: wait for the program's stream, copy, collective on the host, copy back.
+class StagedGroup final : public ProcessGroup {
+  public:
+    StagedGroup(StagedParts parts, const ddprun::WorkerEnv& env, const ProcessGroupOptions& options)
+        : parts_(std::move(parts)), env_(env), options_(options), backend_(parts_.segment, env, options.timeout) {
+        begin();
+    }
+    StagedGroup(const StagedGroup& parent, const std::vector<std::uint32_t>& members, std::uint32_t share)
+        : parts_(parent.parts_),
+          env_(parent.env_),
+          options_(parent.options_),
+          backend_(parent.backend_, members, share, parent.env_) {
+        begin();
+    }
+
+    void* stream() const override { return options_.stream; }
+    std::string describe() const override {
+        return fmt::format("staged (device memory through the host, rank {} on device {}; {})", env_.rank,
+                           parts_.device, backend_.describe());
+    }
+    double communication_seconds() const override { return backend_.communication_seconds(); }
+    void report_progress(std::uint64_t step, std::uint64_t samples) override {
+        backend_.report_progress(step, samples);
+    }
+
+    /// Its end is a matter of the host, so waiting for it blocks.
+    Work barrier() override {
+        Work work = start("barrier", {}, [this](const auto&) { backend_.barrier(); });
+        work.synchronize();
+        return work;
+    }
+    std::span<std::byte> allocate_shared(std::size_t bytes) override {
+        run("allocate_shared", [&] {
+            regions_.push_back(std::make_unique<Region>(gpu_, backend_.allocate_shared(bytes)));
+            regions_.back()->device.clear(copies_->get());
+            copies_->synchronize();
+        });
+        return {regions_.back()->device.get(), bytes};
+    }
+
+  private:
+    Work do_all_reduce(Buffer buffer, ReduceOp op) override {
+        return start("all_reduce", {Piece{buffer, Goes::BothWays}},
+                     [this, op](const auto& host) { backend_.all_reduce(host[0], op); });
+    }
+    Work do_broadcast(Buffer buffer, int root) override {
+        return start("broadcast", {root == rank() ? Piece{buffer, Goes::In} : Piece{buffer, Goes::Out}},
+                     [this, root](const auto& host) { backend_.broadcast(host[0], root); });
+    }
+    Work do_all_gather(Buffer output, Buffer input) override {
+        return start("all_gather", {Piece{output, Goes::Out}, Piece{input, Goes::In}},
+                     [this](const auto& host) { backend_.all_gather(host[0], host[1]); });
+    }
+    Work do_reduce_scatter(Buffer output, Buffer input, ReduceOp op) override {
+        return start("reduce_scatter", {Piece{output, Goes::Out}, Piece{input, Goes::In}},
+                     [this, op](const auto& host) { backend_.reduce_scatter(host[0], host[1], op); });
+    }
+    Work do_reduce(Buffer buffer, int root, ReduceOp op) override {
+        return start("reduce", {root == rank() ? Piece{buffer, Goes::BothWays} : Piece{buffer, Goes::In}},
+                     [this, root, op](const auto& host) { backend_.reduce(host[0], root, op); });
+    }
+    Work do_gather(Buffer output, Buffer input, int root) override {
+        if (rank() != root) output = nothing(input.dtype);
+        return start("gather", {Piece{output, Goes::Out}, Piece{input, Goes::In}},
+                     [this, root](const auto& host) { backend_.gather(host[0], host[1], root); });
+    }
+    Work do_scatter(Buffer output, Buffer input, int root) override {
+        if (rank() != root) input = nothing(output.dtype);
+        return start("scatter", {Piece{output, Goes::Out}, Piece{input, Goes::In}},
+                     [this, root](const auto& host) { backend_.scatter(host[0], host[1], root); });
+    }
+    Work do_all_to_all(Buffer output, Buffer input) override {
+        return start("all_to_all", {Piece{output, Goes::Out}, Piece{input, Goes::In}},
+                     [this](const auto& host) { backend_.all_to_all(host[0], host[1]); });
+    }
+    Work do_send(Buffer buffer, int to) override {
+        return start("send", {Piece{buffer, Goes::In}}, [this, to](const auto& host) { backend_.send(host[0], to); });
+    }
+    Work do_recv(Buffer buffer, int from) override {
+        return start("recv", {Piece{buffer, Goes::Out}},
+                     [this, from](const auto& host) { backend_.recv(host[0], from); });
+    }
+    std::vector<std::string> do_all_gather_bytes(std::string_view mine, std::int16_t mark) override {
+        std::vector<std::string> all;
+        run(mark == kSplitMark ? "split" : "all_gather_bytes",
+            [&] { all = backend_.all_gather_bytes(mine, mark); });
+        return all;
+    }
+    std::unique_ptr<ProcessGroup> do_split(const Part& part) override {
+        std::uint32_t share = 0;
+        run("split", [&] { share = backend_.take_share(part.members); });
+        if (part.members.empty()) return nullptr;
+        return std::make_unique<StagedGroup>(*this, part.members, share);
+    }
+
+    void begin() {
+        take_seat({.rank = backend_.rank(),
+                   .size = backend_.size(),
+                   .device = {Device::Kind::Cuda, parts_.device},
+                   .backend = "staged",
+                   .world_rank = env_.rank});
+        run("opening the device", [this] {
+            cuda::check(cudaSetDevice(parts_.device), "choosing the CUDA device");
+            cuda::leave_captures_alone();
+            gpu_ = cuda::Gpu::of(parts_.device);
+            copies_.emplace(gpu_, cuda::Priority::High);
+            copied_.emplace();
+        });
+    }
+    [[nodiscard]] Buffer nothing(DType type) const { return {nullptr, 0, type, device()}; }
+
+    template <class Collective>
+    Work start(const char* call, std::vector<Piece> pieces, Collective collective) {
+        refuse_capture(call);
+        // Whoever calls may work on another device, or be a thread that never chose one.
+        const cuda::DeviceScope here(parts_.device);
+        const auto ready = std::make_shared<cuda::Event>();
+        ready->record(static_cast<cuda::Stream>(options_.stream));
+        const auto state = std::make_shared<Work::State>();
+        thread_.post([this, state, ready, collective, pieces = std::move(pieces),
+                      name = fmt::format("rank {}: {}", env_.rank, call)] {
+            std::exception_ptr failure;
+            try {
+                carry_out(name, *ready, pieces, collective);
+            } catch (...) {
+                // Peers must not wait for what this rank will not do.
+                failure = std::current_exception();
+                backend_.give_up(failure);
+            }
+            state->finish(failure);
+        });
+        return Work(state);
+    }
+    void run(const char* call, const std::function<void()>& task) {
+        start(call, {}, [&task](const auto&) { task(); }).synchronize();
+    }
+
+    template <class Collective>
+    void carry_out(const std::string& name, const cuda::Event& ready, const std::vector<Piece>& pieces,
+                   const Collective& collective) {
+        wait_for(ready, name);
+        std::vector<Buffer> host;
+        for (const Piece& piece : pieces) {
+            host.push_back({host_of(piece.device, host.size()), piece.device.count, piece.device.dtype, {}});
+            if (piece.goes != Goes::Out) copy(name, host.back().data, piece.device.data, piece.device.bytes());
+        }
+        if (!pieces.empty()) wait_for_copies(name);
+        collective(host);
+        for (std::size_t i = 0; i < pieces.size(); ++i) {
+            if (pieces[i].goes != Goes::In) copy(name, pieces[i].device.data, host[i].data, host[i].bytes());
+        }
+        if (!pieces.empty()) wait_for_copies(name);
+    }
+    void copy(const std::string& name, void* to, const void* from, std::size_t bytes) const {
+        if (bytes > 0) cuda::check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, copies_->get()), name.c_str());
+    }
+    /// Page-locked memory for the `which`-th buffer of a collective, from one to the next.
+    void* host_of(const Buffer& device, std::size_t which) {
+        if (device.count == 0) return nullptr;
+        for (const auto& region : regions_) {
+            if (std::byte* const fixed = region->host_of(device)) return fixed;
+        }
+        std::optional<cuda::PinnedMemory>& room = rooms_[which];
+        if (!room || room->bytes() < device.bytes()) {
+            room.reset();
+            room.emplace(gpu_, std::bit_ceil(device.bytes()));
+        }
+        return room->get();
+    }
+    void wait_for_copies(const std::string& name) const {
+        copied_->record(copies_->get());
+        wait_for(*copied_, name);
+    }
+    /// Asks in place of blocking: a device that hangs must not keep this rank past its time-out, nor from hearing that
+    /// a peer is lost.
+    void wait_for(const cuda::Event& event, const std::string& name) const {
+        constexpr std::chrono::microseconds kLook{20};
+        const auto deadline = ddprun::deadline_after(MonotonicClock::now(), options_.timeout);
+        for (cudaError_t code; (code = event.query()) != cudaSuccess; std::this_thread::sleep_for(kLook)) {
+            if (code != cudaErrorNotReady) cuda::check(code, name.c_str());
+            throw_if_lost(parts_.segment->header(), name + ": waiting for the device");
+            if (MonotonicClock::now() >= deadline)
+                throw TimeoutError(fmt::format("{}: the device did not come to it within {}", name,
+                                               ddprun::format_duration(options_.timeout)));
+        }
+    }
+
+    void refuse_capture(const char* call) const {
+        if (!cuda::is_capturing(static_cast<cuda::Stream>(options_.stream))) return;
+        throw InvalidInput(
+            fmt::format("{}: the staged backend works on the host and cannot be part of a CUDA "
+                        "graph: train without one, or with backend nccl",
+                        call));
+    }
+
+    const StagedParts parts_;
+    const ddprun::WorkerEnv env_;
+    const ProcessGroupOptions options_;
+    cpu::CpuBackend backend_;
+    // Of the thread.
+    std::shared_ptr<const cuda::Gpu> gpu_;
+    std::optional<cuda::OwnedStream> copies_;
+    std::optional<cuda::Event> copied_;
+    std::vector<std::unique_ptr<Region>> regions_;
+    std::optional<cuda::PinnedMemory> rooms_[2];
+    ProgressThread thread_;  // ends first: what is in flight uses all of the others
+};
+
+}  // namespace
+
+std::unique_ptr<ProcessGroup> make_staged_group(StagedParts parts, const ddprun::WorkerEnv& env,
+                                                const ProcessGroupOptions& options) {
+    return std::make_unique<StagedGroup>(std::move(parts), env, options);
+}
+
+}  // namespace ddp

@@ -1,0 +1,82 @@
+// Compiled where nccl.h is there; produces nothing but errors.
+#include <nccl.h>
+
+#include "ddp/cuda/abi_check.h"
+#include "ddp/nccl/api.h"
+
+namespace ddp::nccl {
+
+static_assert(NCCL_MAJOR == 2);
+
+#define SAME_VALUE(ours, theirs) static_assert(static_cast<int>(ours) == static_cast<int>(theirs))
+SAME_VALUE(Code::Success, ncclSuccess);
+SAME_VALUE(Code::UnhandledCudaError, ncclUnhandledCudaError);
+SAME_VALUE(Code::SystemError, ncclSystemError);
+SAME_VALUE(Code::InternalError, ncclInternalError);
+SAME_VALUE(Code::InvalidArgument, ncclInvalidArgument);
+SAME_VALUE(Code::InvalidUsage, ncclInvalidUsage);
+SAME_VALUE(Code::RemoteError, ncclRemoteError);
+SAME_VALUE(Code::InProgress, ncclInProgress);
+SAME_VALUE(Type::UInt8, ncclUint8);
+SAME_VALUE(Type::Int32, ncclInt32);
+SAME_VALUE(Type::Int64, ncclInt64);
+SAME_VALUE(Type::Float16, ncclFloat16);
+SAME_VALUE(Type::Float32, ncclFloat32);
+SAME_VALUE(Type::Float64, ncclFloat64);
+#if NCCL_VERSION_CODE >= NCCL_VERSION(2, 10, 0)
+SAME_VALUE(Type::BFloat16, 9);
+#endif
+SAME_VALUE(Op::Sum, ncclSum);
+SAME_VALUE(Op::Max, ncclMax);
+SAME_VALUE(Op::Min, ncclMin);
+SAME_VALUE(Op::Avg, ncclAvg);
+static_assert(sizeof(UniqueId) == sizeof(ncclUniqueId));
+
+#define SAME_CALL(ours, theirs) static_assert(same_call<decltype(Api::ours), decltype(&theirs)>)
+SAME_CALL(get_version, ncclGetVersion);
+SAME_CALL(get_unique_id, ncclGetUniqueId);
+SAME_CALL(comm_init_rank_config, ncclCommInitRankConfig);
+SAME_CALL(comm_get_async_error, ncclCommGetAsyncError);
+SAME_CALL(comm_abort, ncclCommAbort);
+SAME_CALL(comm_finalize, ncclCommFinalize);
+SAME_CALL(comm_destroy, ncclCommDestroy);
+SAME_CALL(all_reduce, ncclAllReduce);
+SAME_CALL(broadcast, ncclBroadcast);
+SAME_CALL(reduce, ncclReduce);
+SAME_CALL(all_gather, ncclAllGather);
+SAME_CALL(reduce_scatter, ncclReduceScatter);
+SAME_CALL(send, ncclSend);
+SAME_CALL(recv, ncclRecv);
+SAME_CALL(group_start, ncclGroupStart);
+SAME_CALL(group_end, ncclGroupEnd);
+SAME_CALL(get_error_string, ncclGetErrorString);
+SAME_CALL(get_last_error, ncclGetLastError);
+
+// Newer than the oldest NCCL that we run with: checked where the header has them.
+#if NCCL_VERSION_CODE >= NCCL_VERSION(2, 28, 0)
+static_assert(sizeof(Config) == sizeof(ncclConfig_t));
+#define SAME_FIELD(ours, theirs) static_assert(offsetof(Config, ours) == offsetof(ncclConfig_t, theirs))
+SAME_FIELD(magic, magic);
+SAME_FIELD(version, version);
+SAME_FIELD(blocking, blocking);
+SAME_FIELD(net_name, netName);
+SAME_FIELD(split_share, splitShare);
+SAME_FIELD(comm_name, commName);
+SAME_FIELD(cta_policy, CTAPolicy);
+SAME_FIELD(nvlink_centric_sched, nvlinkCentricSched);
+SAME_VALUE(kNoColor, NCCL_SPLIT_NOCOLOR);
+SAME_VALUE(kWindowSymmetric, NCCL_WIN_COLL_SYMMETRIC);
+SAME_CALL(all_to_all, ncclAlltoAll);
+SAME_CALL(gather, ncclGather);
+SAME_CALL(scatter, ncclScatter);
+SAME_CALL(comm_init_rank_scalable, ncclCommInitRankScalable);
+SAME_CALL(comm_split, ncclCommSplit);
+SAME_CALL(mem_alloc, ncclMemAlloc);
+SAME_CALL(mem_free, ncclMemFree);
+SAME_CALL(comm_register, ncclCommRegister);
+SAME_CALL(comm_deregister, ncclCommDeregister);
+SAME_CALL(comm_window_register, ncclCommWindowRegister);
+SAME_CALL(comm_window_deregister, ncclCommWindowDeregister);
+#endif
+
+}  // namespace ddp::nccl

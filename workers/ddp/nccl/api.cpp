@@ -1,0 +1,156 @@
+#include "ddp/nccl/api.h"
+
+#include <fmt/core.h>
+
+#include "env/text.h"
+
+namespace ddp::nccl {
+
+using ddprun::Errc;
+using ddprun::Result;
+
+namespace {
+
+/// The names of required entry points that are not there.
+std::vector<std::string> fill_required(const Resolve& resolve, Api& api) {
+    std::vector<std::string> missing;
+    const auto require = [&](const char* name, auto& slot) {
+        if (!take(resolve, name, slot)) missing.emplace_back(name);
+    };
+    require("ncclGetVersion", api.get_version);
+    require("ncclGetUniqueId", api.get_unique_id);
+    require("ncclCommInitRankConfig", api.comm_init_rank_config);
+    require("ncclCommGetAsyncError", api.comm_get_async_error);
+    require("ncclCommAbort", api.comm_abort);
+    require("ncclCommFinalize", api.comm_finalize);
+    require("ncclCommDestroy", api.comm_destroy);
+    require("ncclAllReduce", api.all_reduce);
+    require("ncclBroadcast", api.broadcast);
+    require("ncclReduce", api.reduce);
+    require("ncclAllGather", api.all_gather);
+    require("ncclReduceScatter", api.reduce_scatter);
+    require("ncclSend", api.send);
+    require("ncclRecv", api.recv);
+    require("ncclGroupStart", api.group_start);
+    require("ncclGroupEnd", api.group_end);
+    require("ncclGetErrorString", api.get_error_string);
+    return missing;
+}
+
+void fill_optional(const Resolve& resolve, Api& api) {
+    take(resolve, "ncclGetLastError", api.get_last_error);
+    take(resolve, "ncclAlltoAll", api.all_to_all);
+    take(resolve, "ncclGather", api.gather);
+    take(resolve, "ncclScatter", api.scatter);
+    take(resolve, "ncclCommInitRankScalable", api.comm_init_rank_scalable);
+    take(resolve, "ncclCommSplit", api.comm_split);
+    take(resolve, "ncclMemAlloc", api.mem_alloc);
+    take(resolve, "ncclMemFree", api.mem_free);
+    take(resolve, "ncclCommRegister", api.comm_register);
+    take(resolve, "ncclCommDeregister", api.comm_deregister);
+    take(resolve, "ncclCommWindowRegister", api.comm_window_register);
+    take(resolve, "ncclCommWindowDeregister", api.comm_window_deregister);
+    // Memory that could not be given back is not taken.
+    if (api.mem_free == nullptr) api.mem_alloc = nullptr;
+    if (api.comm_deregister == nullptr) api.comm_register = nullptr;
+    if (api.comm_window_deregister == nullptr) api.comm_window_register = nullptr;
+}
+
+std::string version_text(int version) {
+    // Up to 2.8 a version was X*1000 + Y*100 + Z.
+    const int major = version < 10000 ? version / 1000 : version / 10000;
+    const int minor = version < 10000 ? version % 1000 / 100 : version % 10000 / 100;
+    return fmt::format("{}.{}.{}", major, minor, version % 100);
+}
+
+}  // namespace
+
+std::string name_of(Code code) {
+    switch (code) {
+        case Code::Success:
+            return "ncclSuccess";
+        case Code::UnhandledCudaError:
+            return "ncclUnhandledCudaError";
+        case Code::SystemError:
+            return "ncclSystemError";
+        case Code::InternalError:
+            return "ncclInternalError";
+        case Code::InvalidArgument:
+            return "ncclInvalidArgument";
+        case Code::InvalidUsage:
+            return "ncclInvalidUsage";
+        case Code::RemoteError:
+            return "ncclRemoteError";
+        case Code::InProgress:
+            return "ncclInProgress";
+    }
+    return fmt::format("ncclResult {}", static_cast<int>(code));
+}
+
+Type type_of(DType type) {
+    switch (type) {
+        case DType::F32:
+            return Type::Float32;
+        case DType::F64:
+            return Type::Float64;
+        case DType::I32:
+            return Type::Int32;
+        case DType::I64:
+            return Type::Int64;
+        case DType::BF16:
+            return Type::BFloat16;
+        case DType::F16:
+            return Type::Float16;
+        case DType::U8:
+            return Type::UInt8;
+    }
+    return Type::UInt8;
+}
+
+Op op_of(ReduceOp op) {
+    switch (op) {
+        case ReduceOp::Sum:
+            return Op::Sum;
+        case ReduceOp::Max:
+            return Op::Max;
+        case ReduceOp::Min:
+            return Op::Min;
+        case ReduceOp::Avg:
+            return Op::Avg;
+    }
+    return Op::Sum;
+}
+
+std::string Api::describe() const { return "NCCL " + version_text(version); }
+
+std::string Api::explain(Code code, Handle comm) const {
+    const char* meaning = get_error_string(code);
+    std::string text = fmt::format("{} ({})", meaning != nullptr ? meaning : "no explanation", name_of(code));
+    const char* last = get_last_error != nullptr ? get_last_error(comm) : nullptr;
+    if (last != nullptr && *last != '\0') text += fmt::format(": {}", last);
+    return text;
+}
+
+Result<Api> api_from(const SharedLibrary& library) {
+    Api api{};
+    api.library = library.name;
+    const std::vector<std::string> missing = fill_required(library.resolve, api);
+    if (api.get_version != nullptr) api.get_version(&api.version);
+    if (!missing.empty()) {
+        const std::string version = api.version > 0 ? fmt::format(" ({})", api.describe()) : "";
+        return ddprun::Error{Errc::Mismatch, fmt::format("{}{} lacks {}: NCCL 2.14 or newer is needed", library.name,
+                                                 version, ddprun::join(missing, ", "))};
+    }
+    fill_optional(library.resolve, api);
+    return api;
+}
+
+Result<Api> load_api() {
+    const Result<SharedLibrary> library = open_library(library_names("DDP_NCCL_LIBRARY", {"libnccl.so.2"}));
+    if (!library) {
+        return library.error().with("loading NCCL (DDP_NCCL_LIBRARY names another file)");
+    }
+    return api_from(*library);
+}
+
+}  // namespace ddp::nccl

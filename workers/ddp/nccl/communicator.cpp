@@ -1,0 +1,248 @@
+#include "ddp/nccl/communicator.h"
+
+#include <fmt/core.h>
+#include <sched.h>
+#include <time.h>
+
+#include <atomic>
+#include <condition_variable>
+#include <thread>
+#include <utility>
+
+#include "ddp/worker/device_error.h"
+
+namespace ddp::nccl {
+
+using ddprun::MonotonicClock;
+
+namespace {
+
+constexpr std::chrono::milliseconds kExplainLimit{100};
+constexpr std::chrono::seconds kAbortLimit{2};
+constexpr std::chrono::seconds kDestroyLimit{5};
+
+/// What the communicator says of itself; calls of which it has just begun are InProgress.
+Code state_of(const Api& api, Handle handle) {
+    Code state = Code::Success;
+    const Code asked = api.comm_get_async_error(handle, &state);
+    return asked == Code::Success ? state : asked;
+}
+
+/// True once the predicate holds, false when the time is over.
+template <class Predicate>
+bool look_until(ddprun::TimePoint deadline, Predicate predicate) {
+    for (Pauses pauses; !predicate(); pauses.next()) {
+        if (MonotonicClock::now() >= deadline) return false;
+    }
+    return true;
+}
+
+}  // namespace
+
+void Pauses::next() {
+    constexpr timespec kPause{.tv_sec = 0, .tv_nsec = 200'000};
+    constexpr std::chrono::microseconds kYielding{300};  // one turn where others want the core: each gets its slice
+    MonotonicClock::now() - begin_ >= kYielding ? (void)::nanosleep(&kPause, nullptr) : (void)::sched_yield();
+}
+
+bool returns_within(std::chrono::nanoseconds limit, std::function<void()> task) {
+    struct Shared {
+        std::mutex mutex;
+        std::condition_variable changed;
+        bool done = false;
+    };
+    const auto shared = std::make_shared<Shared>();
+    std::thread thread([shared, task = std::move(task)]() mutable {
+        task();
+        task = nullptr;  // what it holds is freed before anybody hears of the end
+        const std::lock_guard lock(shared->mutex);
+        shared->done = true;
+        shared->changed.notify_all();
+    });
+    std::unique_lock lock(shared->mutex);
+    const bool done = shared->changed.wait_for(lock, limit, [&] { return shared->done; });
+    lock.unlock();
+    done ? thread.join() : thread.detach();
+    return done;
+}
+
+Communicator::~Communicator() = default;
+
+std::shared_ptr<Communicator> Communicator::join(std::shared_ptr<const Api> api, std::vector<UniqueId> ids,
+                                                 int rank, int ranks, const Patience& patience,
+                                                 const std::string& attempt) {
+    const auto made = std::make_shared<Communicator>(std::move(api));
+    const Code code = made->start_joining(ids, rank, ranks);
+    try {
+        made->wait_until_joined(code, patience, attempt);
+    } catch (...) {
+        made->stop(kAbortLimit);
+        throw;
+    }
+    return made;
+}
+
+void Communicator::wait_until_joined(Code code, const Patience& patience, const std::string& attempt) {
+    for (Pauses pauses; code == Code::InProgress; pauses.next()) {
+        patience.throw_if_lost();
+        if (MonotonicClock::now() >= patience.deadline) {
+            throw TimeoutError(attempt + ": NCCL was not done within the time-out");
+        }
+        code = state().value_or(Code::InProgress);
+    }
+    if (code != Code::Success) {
+        throw Error(fmt::format("{}: {}; NCCL_DEBUG=INFO shows more", attempt, explain(code)));
+    }
+}
+
+// NCCL tells through the old communicator when the new one is there, and through the new one when it is
+// ready.
+std::shared_ptr<Communicator> Communicator::split(int color, int key, const Patience& patience,
+                                                  const std::string& attempt) {
+    const auto made = std::make_shared<Communicator>(api_);
+    Config config;
+    config.blocking = 0;
+    const std::optional<Code> code = call([&](Handle handle) {
+        coming_ = made;
+        return api_->comm_split(handle, color, key, &made->handle_, &config);
+    });
+    wait_until_joined(code.value_or(Code::InProgress), patience, attempt);
+    {
+        const std::lock_guard lock(mutex_);
+        if (handle_ != nullptr) coming_ = nullptr;  // else stopped in between, with what was coming
+    }
+    if (color == kNoColor) return nullptr;
+    if (made->handle_ == nullptr) throw Error(attempt + ": NCCL made no communicator");
+    try {
+        made->wait_until_joined(Code::InProgress, patience, attempt);
+    } catch (...) {
+        made->stop(kAbortLimit);
+        throw;
+    }
+    return made;
+}
+
+Code Communicator::start_joining(std::vector<UniqueId>& ids, int rank, int ranks) {
+    Config config;
+    config.blocking = 0;
+    const std::lock_guard lock(mutex_);
+    const Code code = ids.size() == 1
+                          ? api_->comm_init_rank_config(&handle_, ranks, ids.front(), rank, &config)
+                          : api_->comm_init_rank_scalable(&handle_, ranks, rank, static_cast<int>(ids.size()),
+                                                          ids.data(), &config);
+    return code == Code::Success && handle_ != nullptr ? state_of(*api_, handle_) : code;
+}
+
+std::optional<Code> Communicator::call(const std::function<Code(Handle)>& call) {
+    const std::lock_guard lock(mutex_);
+    if (handle_ == nullptr) return std::nullopt;
+    const Code code = call(handle_);
+    // ncclCommSplit and ncclCommWindowRegister say that they succeeded when they have only begun.
+    return code == Code::Success ? state_of(*api_, handle_) : code;
+}
+
+std::optional<Code> Communicator::state() {
+    const std::unique_lock lock(mutex_, std::try_to_lock);
+    if (!lock || handle_ == nullptr) return std::nullopt;
+    return state_of(*api_, handle_);
+}
+
+std::string Communicator::explain(Code code) {
+    // A thread that NCCL does not let go must not keep the failure from being told.
+    std::unique_lock lock(mutex_, std::defer_lock);
+    look_until(MonotonicClock::now() + kExplainLimit, [&] { return lock.try_lock(); });
+    const std::string what = api_->explain(code, lock ? handle_ : nullptr);
+    note_device_error(DeviceLibrary::Nccl, what);
+    return what;
+}
+
+bool Communicator::stop(std::chrono::nanoseconds limit) {
+    return returns_within(limit, [self = shared_from_this()] {
+        Handle handle = nullptr;
+        {
+            const std::lock_guard lock(self->mutex_);
+            handle = std::exchange(self->handle_, nullptr);
+        }
+        if (handle == nullptr) return;
+        const Api& api = *self->api_;
+        api.comm_abort(handle);
+        // Nobody makes another any more: there is no communicator to split.
+        if (self->coming_ == nullptr) return;
+        if (const Handle half = std::exchange(self->coming_->handle_, nullptr)) api.comm_abort(half);
+    });
+}
+
+/// ncclCommFinalize on a thread of its own, and without our lock: where a peer has aborted, NCCL 2.31 does not come
+/// back from it, and only an abort of ours gets that thread out.
+class Communicator::Finalizing {
+  public:
+    explicit Finalizing(std::shared_ptr<Communicator> self) : state_(std::make_shared<State>()) {
+        Handle handle = nullptr;
+        {
+            const std::lock_guard lock(self->mutex_);
+            handle = self->handle_;
+        }
+        if (handle == nullptr) {
+            state_->code = Code::Success;
+            state_->returned = true;
+            return;
+        }
+        thread_ = std::thread([state = state_, self = std::move(self), handle]() mutable {
+            state->code = self->api_->comm_finalize(handle);
+            self = nullptr;  // freed before anybody hears of the end
+            state->returned = true;
+        });
+    }
+    ~Finalizing() {
+        if (thread_.joinable()) state_->returned ? thread_.join() : thread_.detach();
+    }
+    Finalizing(const Finalizing&) = delete;
+    Finalizing& operator=(const Finalizing&) = delete;
+
+    [[nodiscard]] bool returned() const { return state_->returned; }
+    /// Once it has returned.
+    [[nodiscard]] Code code() const { return state_->code; }
+
+  private:
+    struct State {
+        std::atomic<bool> returned = false;
+        Code code = Code::InProgress;
+    };
+    std::shared_ptr<State> state_;
+    std::thread thread_;
+};
+
+/// "" when it has ended well.
+std::string Communicator::finalize(const Patience& patience) {
+    try {
+        const Finalizing finalizing(shared_from_this());
+        Code code = Code::InProgress;
+        for (Pauses pauses; code == Code::InProgress && MonotonicClock::now() < patience.deadline;
+             pauses.next()) {
+            patience.throw_if_lost();
+            if (!finalizing.returned()) continue;
+            code = finalizing.code();
+            if (code == Code::InProgress || code == Code::Success) code = state().value_or(code);
+        }
+        if (!finalizing.returned()) return "ncclCommFinalize did not come back";
+        if (code == Code::InProgress) return "it did not end within the time-out";
+        return code == Code::Success ? "" : explain(code);
+    } catch (const Error& error) {
+        return error.what();
+    }
+}
+
+std::string Communicator::finish(const Patience& patience) {
+    std::string why = finalize(patience);
+    if (!why.empty()) {
+        if (!stop(kAbortLimit)) why += "; ncclCommAbort did not come back";
+        return why;
+    }
+    const bool destroyed = returns_within(kDestroyLimit, [self = shared_from_this()] {
+        const std::lock_guard lock(self->mutex_);
+        if (const Handle handle = std::exchange(self->handle_, nullptr)) self->api_->comm_destroy(handle);
+    });
+    return destroyed ? "" : "ncclCommDestroy did not come back";
+}
+
+}  // namespace ddp::nccl

@@ -1,0 +1,339 @@
+#include "ddp/nccl/group.h"
+
+#include <fmt/core.h>
+
+#include <algorithm>
+#include <bit>
+#include <utility>
+
+#include "ddp/worker/call.h"
+
+namespace ddp::nccl {
+
+using ddprun::SegmentOp;
+
+namespace {
+
+/// Several calls as one: none waits for another.
+template <class Calls>
+Code grouped(const Api& api, Calls calls) {
+    if (const Code begun = api.group_start(); begun != Code::Success) return begun;
+    const Code code = calls();
+    const Code ended = api.group_end();
+    return code != Code::Success && code != Code::InProgress ? code : ended;
+}
+
+/// The first of some calls that fails ends them.
+class Until {
+  public:
+    template <class Call>
+    void then(Call call) {
+        if (code == Code::Success || code == Code::InProgress) code = call();
+    }
+    Code code = Code::Success;
+};
+
+std::byte* slice(const Buffer& buffer, int rank, std::size_t each) {
+    return static_cast<std::byte*>(buffer.data) + static_cast<std::size_t>(rank) * each;
+}
+
+}  // namespace
+
+Group::Group(NcclParts parts, Membership membership, SessionParts session,
+             std::shared_ptr<Communicator> communicator)
+    : parts_(std::move(parts)), membership_(std::move(membership)), session_parts_(session) {
+    take_seat({.rank = membership_.rank,
+               .size = membership_.size,
+               .device = {Device::Kind::Cuda, session_parts_.device},
+               .backend = "nccl",
+               .world_rank = session_parts_.env.rank});
+    session_ = std::make_unique<Session>(std::move(session), std::move(communicator));
+    const cuda::DeviceScope here = on_device();
+    const std::size_t bytes = sizeof(std::int64_t) * (static_cast<std::size_t>(size()) + 1);
+    scratch_ = std::make_unique<NcclMemory>(*parts_.nccl, bytes);
+    session_->clear(scratch_->get(), scratch_->bytes());
+}
+
+Group::~Group() {
+    session_.reset();
+    memory_.clear();
+}
+
+std::string Group::describe() const {
+    int runtime = 0, driver = 0;
+    cudaRuntimeGetVersion(&runtime);
+    cudaDriverGetVersion(&driver);
+    return fmt::format("nccl ({}, CUDA runtime {}.{}, driver {}.{}, rank {} on device {})",
+                       parts_.nccl->describe(), runtime / 1000, runtime % 1000 / 10, driver / 1000,
+                       driver % 1000 / 10, session_parts_.env.rank, session_parts_.device);
+}
+
+void Group::report_progress(std::uint64_t step, std::uint64_t samples) {
+    ddp::report_progress(parts_.segment->line(static_cast<std::uint32_t>(session_parts_.env.local_rank)), step, samples);
+}
+
+// ---- collectives
+
+Work Group::do_all_reduce(Buffer buffer, ReduceOp op) {
+    return session_->start(call_of(SegmentOp::AllReduce, buffer, op),
+                           [=](const Api& api, Handle comm, cuda::Stream stream) {
+                               return api.all_reduce(buffer.data, buffer.data, buffer.count,
+                                                     type_of(buffer.dtype), op_of(op), comm, stream);
+                           });
+}
+
+Work Group::do_broadcast(Buffer buffer, int root) {
+    return session_->start(call_of(SegmentOp::Broadcast, buffer, ReduceOp::Sum, root),
+                           [=](const Api& api, Handle comm, cuda::Stream stream) {
+                               return api.broadcast(buffer.data, buffer.data, buffer.count,
+                                                    type_of(buffer.dtype), root, comm, stream);
+                           });
+}
+
+Work Group::do_all_gather(Buffer output, Buffer input) {
+    return session_->start(
+        call_of(SegmentOp::AllGather, input), [=](const Api& api, Handle comm, cuda::Stream stream) {
+            return api.all_gather(input.data, output.data, input.count, type_of(input.dtype), comm, stream);
+        });
+}
+
+Work Group::do_reduce_scatter(Buffer output, Buffer input, ReduceOp op) {
+    return session_->start(call_of(SegmentOp::ReduceScatter, output, op),
+                           [=](const Api& api, Handle comm, cuda::Stream stream) {
+                               return api.reduce_scatter(input.data, output.data, output.count,
+                                                         type_of(output.dtype), op_of(op), comm, stream);
+                           });
+}
+
+Work Group::do_reduce(Buffer buffer, int root, ReduceOp op) {
+    return session_->start(call_of(SegmentOp::Reduce, buffer, op, root),
+                           [=](const Api& api, Handle comm, cuda::Stream stream) {
+                               return api.reduce(buffer.data, buffer.data, buffer.count,
+                                                 type_of(buffer.dtype), op_of(op), root, comm, stream);
+                           });
+}
+
+// Before 2.28 NCCL has no gather, scatter and all-to-all: groups of messages, as it does them itself.
+
+Work Group::do_gather(Buffer output, Buffer input, int root) {
+    const bool is_root = rank() == root;
+    const int ranks = size();
+    return session_->start(
+        call_of(SegmentOp::Gather, input, ReduceOp::Sum, root),
+        [=](const Api& api, Handle comm, cuda::Stream stream) {
+            const Type type = type_of(input.dtype);
+            if (api.gather != nullptr)
+                return api.gather(input.data, output.data, input.count, type, root, comm, stream);
+            return grouped(api, [&] {
+                Until all;
+                all.then([&] { return api.send(input.data, input.count, type, root, comm, stream); });
+                for (int r = 0; is_root && r < ranks; ++r) {
+                    all.then([&] {
+                        return api.recv(slice(output, r, input.bytes()), input.count, type, r, comm, stream);
+                    });
+                }
+                return all.code;
+            });
+        });
+}
+
+Work Group::do_scatter(Buffer output, Buffer input, int root) {
+    const bool is_root = rank() == root;
+    const int ranks = size();
+    return session_->start(
+        call_of(SegmentOp::Scatter, output, ReduceOp::Sum, root),
+        [=](const Api& api, Handle comm, cuda::Stream stream) {
+            const Type type = type_of(output.dtype);
+            if (api.scatter != nullptr)
+                return api.scatter(input.data, output.data, output.count, type, root, comm, stream);
+            return grouped(api, [&] {
+                Until all;
+                for (int r = 0; is_root && r < ranks; ++r) {
+                    all.then([&] {
+                        return api.send(slice(input, r, output.bytes()), output.count, type, r, comm, stream);
+                    });
+                }
+                all.then([&] { return api.recv(output.data, output.count, type, root, comm, stream); });
+                return all.code;
+            });
+        });
+}
+
+Work Group::do_all_to_all(Buffer output, Buffer input) {
+    const int ranks = size();
+    const std::size_t count = input.count / static_cast<std::size_t>(ranks);
+    return session_->start(
+        call_of(SegmentOp::AllToAll, {input.data, count, input.dtype, input.device}),
+        [=](const Api& api, Handle comm, cuda::Stream stream) {
+            const Type type = type_of(input.dtype);
+            if (api.all_to_all != nullptr)
+                return api.all_to_all(input.data, output.data, count, type, comm, stream);
+            const std::size_t each = count * size_of(input.dtype);
+            return grouped(api, [&] {
+                Until all;
+                for (int r = 0; r < ranks; ++r) {
+                    all.then([&] { return api.send(slice(input, r, each), count, type, r, comm, stream); });
+                    all.then([&] { return api.recv(slice(output, r, each), count, type, r, comm, stream); });
+                }
+                return all.code;
+            });
+        });
+}
+
+Work Group::do_send(Buffer buffer, int to) {
+    return session_->start(call_of(SegmentOp::Send, buffer, ReduceOp::Sum, to),
+                           [=](const Api& api, Handle comm, cuda::Stream stream) {
+                               return api.send(buffer.data, buffer.count, type_of(buffer.dtype), to, comm,
+                                               stream);
+                           });
+}
+
+Work Group::do_recv(Buffer buffer, int from) {
+    return session_->start(call_of(SegmentOp::Recv, buffer, ReduceOp::Sum, from),
+                           [=](const Api& api, Handle comm, cuda::Stream stream) {
+                               return api.recv(buffer.data, buffer.count, type_of(buffer.dtype), from, comm,
+                                               stream);
+                           });
+}
+
+/// NCCL has none: the smallest all-reduce. Its end is a matter of the host, so waiting for it blocks.
+Work Group::barrier() {
+    void* const word = scratch_->get();
+    Work work = session_->start({.operation = SegmentOp::Barrier},
+                                [=](const Api& api, Handle comm, cuda::Stream stream) {
+                                    return api.all_reduce(word, word, 1, Type::Int32, Op::Sum, comm, stream);
+                                });
+    work.synchronize();
+    return work;
+}
+
+// ---- sub-groups
+
+std::unique_ptr<ProcessGroup> Group::do_split(const Part& part) {
+    const auto own = std::find(part.members.begin(), part.members.end(), static_cast<std::uint32_t>(rank()));
+    const Membership place{.rank = static_cast<int>(own - part.members.begin()),
+                           .size = static_cast<int>(part.members.size()),
+                           .name = fmt::format("sub-group {} of {}", ++splits_, membership_.name)};
+    auto communicator = divide(part, place);
+    if (communicator == nullptr) return nullptr;
+    SessionParts session = session_parts_;
+    session.name = place.name;
+    session.lines = SessionParts::Lines::Private;
+    return std::make_unique<Group>(parts_, place, std::move(session), std::move(communicator));
+}
+
+// Before 2.18 NCCL cannot split: the first of each color makes an id, and all join as at the start.
+std::shared_ptr<Communicator> Group::divide(const Part& part, const Membership& place) {
+    if (parts_.nccl->comm_split != nullptr)
+        return session_->split(part.color < 0 ? kNoColor : part.color, part.key);
+    const cuda::DeviceScope here = on_device();
+    const std::string attempt = fmt::format("rank {}: joining {}", session_parts_.env.rank, place.name);
+    const bool leads = !part.members.empty() && place.rank == 0;
+    UniqueId id{};
+    Code code = Code::Success;
+    if (leads) code = parts_.nccl->get_unique_id(&id);
+    const std::string made = code == Code::Success ? std::string(id.internal, sizeof id.internal) : "";
+    const std::vector<std::string> ids = do_all_gather_bytes(leads ? made : "", kSplitMark);
+    if (part.members.empty()) return nullptr;
+    const std::string& theirs = ids[part.members.front()];
+    if (theirs.size() != sizeof id.internal) {
+        throw Error(fmt::format("{}: ncclGetUniqueId of rank {} failed{}", attempt, part.members.front(),
+                                leads ? ": " + parts_.nccl->explain(code, nullptr) : ""));
+    }
+    std::copy(theirs.begin(), theirs.end(), id.internal);
+    return Communicator::join(parts_.nccl, {id}, place.rank, place.size, session_->patience(attempt),
+                              attempt);
+}
+
+// ---- memory and bytes
+
+std::span<std::byte> Group::allocate_shared(std::size_t bytes) {
+    const cuda::DeviceScope here = on_device();
+    const auto& memory = memory_.emplace_back(
+        std::make_unique<NcclMemory>(*parts_.nccl, std::max<std::size_t>(bytes, 1)));
+    session_->clear(memory->get(), memory->bytes());
+    const bool in_window = make_known(*memory);
+    symmetry_ = in_window && symmetry_ != Symmetry::Partial ? Symmetry::Whole : Symmetry::Partial;
+    return {memory->get(), bytes};
+}
+
+/// What all ranks can do: registering is a collective, and whoever asks whether buffers are symmetric must
+/// get the same answer everywhere.
+Registration Group::agree_on(Registration mine, std::size_t bytes) {
+    if (size() == 1) return mine;
+    auto value = static_cast<std::int32_t>(mine);
+    void* const word = scratch_->get();
+    session_->copy(word, &value, sizeof value, cudaMemcpyHostToDevice);
+    session_
+        ->start({.bytes = bytes, .operation = SegmentOp::Barrier, .root = kAllocateMark},
+                [=](const Api& api, Handle comm, cuda::Stream stream) {
+                    return api.all_reduce(word, word, 1, Type::Int32, Op::Min, comm, stream);
+                })
+        .synchronize();
+    session_->copy(&value, word, sizeof value, cudaMemcpyDeviceToHost);
+    return static_cast<Registration>(value);
+}
+
+/// Registers it in the best way that all ranks have. True: as a symmetric window.
+bool Group::make_known(const NcclMemory& memory) {
+    const Registration how = agree_on(memory.best_registration(), memory.bytes());
+    if (how == Registration::None) return false;
+    const bool made = session_->register_memory(memory.get(), memory.bytes(), how);
+    if (how == Registration::Plain) return false;
+    if (agree_on(made ? Registration::Symmetric : Registration::None, memory.bytes()) ==
+        Registration::Symmetric)
+        return true;
+    if (agree_on(parts_.nccl->comm_register != nullptr ? Registration::Plain : Registration::None,
+                 memory.bytes()) == Registration::Plain) {
+        session_->register_memory(memory.get(), memory.bytes(), Registration::Plain);
+    }
+    return false;
+}
+
+std::vector<std::string> Group::do_all_gather_bytes(std::string_view mine, std::int16_t mark) {
+    const auto ranks = static_cast<std::size_t>(size());
+    const std::int64_t length = static_cast<std::int64_t>(mine.size());
+    std::vector<std::int64_t> lengths(ranks);
+    gather_host(lengths.data(), &length, sizeof length, *scratch_, mark);
+    const auto longest = static_cast<std::size_t>(*std::max_element(lengths.begin(), lengths.end()));
+    if (longest == 0) return std::vector<std::string>(ranks);
+
+    std::string padded(mine), all(longest * ranks, '\0');
+    padded.resize(longest);
+    gather_host(all.data(), padded.data(), longest, room_for(longest * (ranks + 1)), mark);
+    std::vector<std::string> messages;
+    for (std::size_t r = 0; r < ranks; ++r) {
+        messages.push_back(all.substr(r * longest, static_cast<std::size_t>(lengths[r])));
+    }
+    return messages;
+}
+
+/// Kept for the next message: making device memory takes a thousand times as long as a small collective.
+const NcclMemory& Group::room_for(std::size_t bytes) {
+    if (!room_ || room_->bytes() < bytes) {
+        const cuda::DeviceScope here = on_device();
+        room_.reset();
+        room_ = std::make_unique<NcclMemory>(*parts_.nccl, std::bit_ceil(bytes));
+    }
+    return *room_;
+}
+
+/// Everyone's `bytes` bytes of host memory, by rank; `room` holds size() + 1 times as many.
+void Group::gather_host(void* all, const void* mine, std::size_t bytes, const NcclMemory& room,
+                        std::int16_t mark) {
+    std::byte* const sent = room.get();
+    std::byte* const received = room.get() + bytes;
+    session_->copy(sent, mine, bytes, cudaMemcpyHostToDevice);
+    session_
+        ->start({.bytes = bytes, .operation = SegmentOp::AllGather, .root = mark},
+                [=](const Api& api, Handle comm, cuda::Stream stream) {
+                    return api.all_gather(sent, received, bytes, Type::UInt8, comm, stream);
+                })
+        .synchronize();
+    session_->copy(all, received, bytes * static_cast<std::size_t>(size()), cudaMemcpyDeviceToHost);
+}
+
+// Events, memory and the default stream are those of the calling thread's device, and it may be another by now.
+cuda::DeviceScope Group::on_device() const { return cuda::DeviceScope(session_parts_.device); }
+
+}  // namespace ddp::nccl

@@ -1,0 +1,71 @@
+#pragma once
+
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "ddp/nccl/join.h"
+#include "ddp/nccl/session.h"
+
+namespace ddp::nccl {
+
+/// Which ranks a communicator joins.
+struct Membership {
+    int rank = 0;
+    int size = 1;
+    std::string name;  ///< "NCCL communicator 0"
+};
+
+/// The ProcessGroup of one communicator: gives the session what to put on its stream.
+class Group final : public ProcessGroup {
+  public:
+    Group(NcclParts parts, Membership membership, SessionParts session,
+          std::shared_ptr<Communicator> communicator);
+    ~Group() override;
+
+    void* stream() const override { return session_parts_.user_stream; }
+    bool shared_memory_is_symmetric() const override { return symmetry_ == Symmetry::Whole; }
+    std::string describe() const override;
+    double communication_seconds() const override { return session_->communication_seconds(); }
+    void report_progress(std::uint64_t step, std::uint64_t samples) override;
+
+    Work barrier() override;
+    Work launch_graph(const std::function<void()>& launch) override { return session_->launch_graph(launch); }
+    std::span<std::byte> allocate_shared(std::size_t bytes) override;
+
+  private:
+    Work do_all_reduce(Buffer buffer, ReduceOp op) override;
+    Work do_broadcast(Buffer buffer, int root) override;
+    Work do_all_gather(Buffer output, Buffer input) override;
+    Work do_reduce_scatter(Buffer output, Buffer input, ReduceOp op) override;
+    Work do_reduce(Buffer buffer, int root, ReduceOp op) override;
+    Work do_gather(Buffer output, Buffer input, int root) override;
+    Work do_scatter(Buffer output, Buffer input, int root) override;
+    Work do_all_to_all(Buffer output, Buffer input) override;
+    Work do_send(Buffer buffer, int to) override;
+    Work do_recv(Buffer buffer, int from) override;
+    std::vector<std::string> do_all_gather_bytes(std::string_view mine, std::int16_t mark) override;
+    std::unique_ptr<ProcessGroup> do_split(const Part& part) override;
+
+    cuda::DeviceScope on_device() const;
+    Registration agree_on(Registration mine, std::size_t bytes);
+    bool make_known(const NcclMemory& memory);
+    const NcclMemory& room_for(std::size_t bytes);
+    void gather_host(void* all, const void* mine, std::size_t bytes, const NcclMemory& room,
+                     std::int16_t mark);
+    std::shared_ptr<Communicator> divide(const Part& part, const Membership& place);
+
+    NcclParts parts_;
+    Membership membership_;
+    SessionParts session_parts_;
+    int splits_ = 0;
+    /// Of the memory of allocate_shared so far; the same on all ranks.
+    enum class Symmetry : std::uint8_t { Nothing, Partial, Whole } symmetry_ = Symmetry::Nothing;
+    std::unique_ptr<NcclMemory> scratch_;
+    std::unique_ptr<NcclMemory> room_;  ///< of all_gather_bytes; grows
+    std::vector<std::unique_ptr<NcclMemory>> memory_;
+    std::unique_ptr<Session> session_;  // ends first: what is in flight uses the memory
+};
+
+}  // namespace ddp::nccl

@@ -1,0 +1,236 @@
+#include "ddp/nccl/join.h"
+
+#include <fmt/core.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdlib>
+#include <cstring>
+#include <exception>
+#include <memory>
+#include <string_view>
+#include <utility>
+
+#include "ddp/nccl/group.h"
+#include "ddp/worker/call.h"
+#include "ddp/worker/device_error.h"
+#include "rendezvous/client.h"
+
+namespace ddp::nccl {
+
+using ddprun::Errc;
+using ddprun::MonotonicClock;
+using ddprun::Result;
+using ddprun::TimePoint;
+using ddprun::WorkerEnv;
+using ddprun::rdzv::StoreClient;
+
+namespace {
+
+constexpr std::chrono::milliseconds kLookUp{200};  ///< from the wait for a key to the launcher's abort word
+
+[[noreturn]] void throw_store_error(int rank, const ddprun::Error& error) {
+    const std::string what = fmt::format("rank {}: exchanging NCCL's unique ids: {}", rank, error.what);
+    if (error.code == Errc::StaleGeneration) throw PeerLostError(what);
+    if (error.code == Errc::Timeout) throw TimeoutError(what);
+    throw Error(what);
+}
+
+constexpr std::string_view kScheme = "tcp:";
+
+std::shared_ptr<StoreClient> connect(const WorkerEnv& env, TimePoint deadline) {
+    require_store(env);
+    const Result<ddprun::Endpoint> where = ddprun::parse_endpoint(env.store.substr(kScheme.size()), 0);
+    if (!where) throw InvalidInput(fmt::format("DDPRUN_STORE={}: {}", env.store, where.error().what));
+    auto client = StoreClient::connect(*where,
+                                       {.job_id = env.run_id,
+                                        .token = env.token,
+                                        .generation = env.generation,
+                                        .name = fmt::format("rank {}", env.rank)},
+                                       deadline);
+    if (!client) throw_store_error(env.rank, client.error());
+    return *std::move(client);
+}
+
+UniqueId wait_for_id(const Board& board, const Appointment& appointment, int root) {
+    const std::string key = id_key(appointment.generation, appointment.communicator, root);
+    for (;;) {
+        appointment.throw_if_lost();
+        const TimePoint now = MonotonicClock::now();
+        const std::string value =
+            board.get(key, std::min(appointment.deadline, ddprun::deadline_after(now, kLookUp)));
+        UniqueId id;
+        if (value.size() == sizeof id.internal) {
+            std::memcpy(id.internal, value.data(), sizeof id.internal);
+            return id;
+        }
+        if (!value.empty()) {
+            throw MismatchError(fmt::format("rank {}: the unique id {} has {} bytes, NCCL's have {}",
+                                            appointment.rank, key, value.size(), sizeof id.internal));
+        }
+        if (MonotonicClock::now() >= appointment.deadline) {
+            throw TimeoutError(
+                fmt::format("rank {}: joining a world of {}: rank {} did not leave its NCCL "
+                            "unique id ({}) within the time-out",
+                            appointment.rank, appointment.ranks, maker_of(root), key));
+        }
+    }
+}
+
+UniqueId make_id(const Api& api, int rank) {
+    UniqueId id;
+    if (const Code code = api.get_unique_id(&id); code != Code::Success) {
+        const std::string words = api.explain(code, nullptr);
+        note_device_error(DeviceLibrary::Nccl, words);
+        throw Error(fmt::format("rank {}: ncclGetUniqueId: {}; NCCL_DEBUG=INFO shows more", rank, words));
+    }
+    return id;
+}
+
+UniqueId make_and_leave_id(const Api& api, const Board& board, const Appointment& appointment, int root) {
+    const UniqueId id = make_id(api, appointment.rank);
+    if (appointment.ranks > 1) {
+        board.put(id_key(appointment.generation, appointment.communicator, root),
+                  std::string(id.internal, sizeof id.internal));
+    }
+    return id;
+}
+
+}  // namespace
+
+void require_store(const WorkerEnv& env) {
+    if (env.store.starts_with(kScheme)) return;
+    throw InvalidInput(fmt::format(
+        "rank {}: the nccl backend of {} ranks, {} of them on this node, exchanges its unique ids "
+        "through ddprun's store, and there is none: start the program with ddprun",
+        env.rank, env.world_size, env.local_world_size));
+}
+
+int root_count(int ranks, bool has_scalable_init) {
+    return has_scalable_init ? (ranks + kRanksPerRoot - 1) / kRanksPerRoot : 1;
+}
+
+std::string id_key(std::uint64_t generation, int communicator, int root) {
+    return fmt::format("nccl/{}/{}/{}", generation, communicator, root);
+}
+
+Board store_board(const WorkerEnv& env, TimePoint deadline) {
+    const std::shared_ptr<StoreClient> client = connect(env, deadline);
+    const int rank = env.rank;
+    Board board;
+    board.put = [client, rank](const std::string& key, const std::string& value) {
+        if (const ddprun::Status set = client->set(key, value); !set) throw_store_error(rank, set.error());
+    };
+    board.get = [client, rank](const std::string& key, TimePoint until) -> std::string {
+        Result<std::string> value = client->get(key, until);
+        if (value) return *std::move(value);
+        if (value.error().code == Errc::Timeout) return "";
+        throw_store_error(rank, value.error());
+    };
+    return board;
+}
+
+std::vector<UniqueId> exchange_ids(const Api& api, const Board& board, const Appointment& appointment) {
+    const int roots = root_count(appointment.ranks, api.comm_init_rank_scalable != nullptr);
+    std::vector<UniqueId> ids(static_cast<std::size_t>(roots));
+    // Ours first: others wait for it.
+    for (int root = 0; root < roots; ++root) {
+        if (maker_of(root) != appointment.rank) continue;
+        ids[static_cast<std::size_t>(root)] = make_and_leave_id(api, board, appointment, root);
+    }
+    for (int root = 0; root < roots; ++root) {
+        if (maker_of(root) == appointment.rank) continue;
+        ids[static_cast<std::size_t>(root)] = wait_for_id(board, appointment, root);
+    }
+    return ids;
+}
+
+std::vector<UniqueId> gather_ids(const Api& api, const Gather& gather, const Appointment& appointment) {
+    const int roots = root_count(appointment.ranks, api.comm_init_rank_scalable != nullptr);
+    std::string mine;
+    std::exception_ptr failure;
+    if (appointment.rank % kRanksPerRoot == 0 && appointment.rank / kRanksPerRoot < roots) {
+        try {
+            const UniqueId id = make_id(api, appointment.rank);
+            mine.assign(id.internal, sizeof id.internal);
+        } catch (const Error&) {
+            failure = std::current_exception();
+        }
+    }
+    const std::vector<std::string> all = gather(mine);
+    if (failure) std::rethrow_exception(failure);
+    std::vector<UniqueId> ids(static_cast<std::size_t>(roots));
+    for (int root = 0; root < roots; ++root) {
+        const std::string& theirs = all[static_cast<std::size_t>(maker_of(root))];
+        UniqueId& id = ids[static_cast<std::size_t>(root)];
+        if (theirs.size() != sizeof id.internal) {
+            throw Error(fmt::format("rank {}: rank {} could not make an NCCL unique id", appointment.rank,
+                                    maker_of(root)));
+        }
+        std::copy(theirs.begin(), theirs.end(), id.internal);
+    }
+    return ids;
+}
+
+}  // namespace ddp::nccl
+
+namespace ddp {
+
+namespace {
+
+using ddprun::MonotonicClock;
+using ddprun::WorkerEnv;
+
+std::vector<nccl::UniqueId> ids_for(const NcclParts& parts, const nccl::Appointment& appointment) {
+    if (!parts.gather) return nccl::exchange_ids(*parts.nccl, parts.board, appointment);
+    return nccl::gather_ids(*parts.nccl, parts.gather, appointment);
+}
+
+/// NCCL lets its environment overrule what we ask for.
+void refuse_blocking() {
+    const char* const set = std::getenv("NCCL_COMM_BLOCKING");
+    if (set == nullptr || std::string_view(set) == "0") return;
+    throw InvalidInput(fmt::format(
+        "NCCL_COMM_BLOCKING={}: calls that block inside NCCL would have no time-out: unset it", set));
+}
+
+std::shared_ptr<nccl::Communicator> join(const NcclParts& parts, const nccl::SessionParts& session) {
+    const WorkerEnv& env = session.env;
+    const std::string attempt =
+        fmt::format("rank {}: joining {} of {} ranks", env.rank, session.name, env.world_size);
+    const nccl::Patience patience{ddprun::deadline_after(MonotonicClock::now(), session.timeout),
+                                  [&] { throw_if_lost(session.segment->header(), attempt); }};
+    ddprun::RankLine& line = parts.segment->line(static_cast<std::uint32_t>(env.local_rank));
+    line.pid.store(static_cast<std::uint32_t>(::getpid()), std::memory_order_relaxed);
+    line.joined.store(1, std::memory_order_relaxed);
+    auto ids = ids_for(parts, {.rank = env.rank,
+                               .ranks = env.world_size,
+                               .generation = env.generation,
+                               .communicator = parts.communicator,
+                               .deadline = patience.deadline,
+                               .throw_if_lost = patience.throw_if_lost});
+    return nccl::Communicator::join(parts.nccl, std::move(ids), env.rank, env.world_size, patience, attempt);
+}
+
+}  // namespace
+
+std::unique_ptr<ProcessGroup> make_nccl_group(NcclParts parts, const WorkerEnv& env,
+                                              const ProcessGroupOptions& options) {
+    refuse_blocking();
+    const nccl::Membership world{.rank = env.rank,
+                                 .size = env.world_size,
+                                 .name = fmt::format("NCCL communicator {}", parts.communicator)};
+    nccl::SessionParts session{.segment = parts.segment,
+                               .env = env,
+                               .device = parts.device,
+                               .user_stream = static_cast<cuda::Stream>(options.stream),
+                               .timeout = options.timeout,
+                               .name = world.name};
+    auto communicator = join(parts, session);
+    parts.gather = nullptr;  // has done its duty, and what it holds is no longer needed
+    return std::make_unique<nccl::Group>(std::move(parts), world, std::move(session),
+                                         std::move(communicator));
+}
+
+}  // namespace ddp

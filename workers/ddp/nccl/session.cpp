@@ -1,0 +1,464 @@
+#include "ddp/nccl/session.h"
+
+#include <fmt/core.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <utility>
+
+#include "ddp/cuda/graph.h"
+#include "ddp/worker/work.h"
+#include "env/print.h"
+#include "env/text.h"
+
+namespace ddp::nccl {
+
+using ddprun::MonotonicClock;
+using ddprun::TimePoint;
+
+namespace {
+
+constexpr std::chrono::milliseconds kLookBusy{1};
+constexpr std::chrono::milliseconds kLookIdle{50};
+constexpr std::chrono::milliseconds kStopLimit{500};  ///< so that waiters hear of a failure within a second
+constexpr std::chrono::milliseconds kStopUnderGraphs{100};  ///< where it does not come back at all
+constexpr std::chrono::nanoseconds kLeaveLimit = std::chrono::seconds(30);
+
+// High priority: the few blocks of a collective get onto the device while backward fills it.
+cuda::Stream make_stream(const SessionParts& parts) {
+    const cuda::DeviceScope here(parts.device);
+    return cuda::make_stream(cuda::Priority::High, "creating NCCL's stream");
+}
+
+}  // namespace
+
+NcclMemory::NcclMemory(const Api& nccl, std::size_t bytes) : nccl_(nccl), bytes_(bytes) {
+    from_nccl_ = nccl.mem_alloc != nullptr && nccl.mem_alloc(&address_, bytes) == Code::Success;
+    if (from_nccl_) return;
+    if (nccl.mem_alloc != nullptr) cudaGetLastError();  // NCCL's, where it runs on the same runtime
+    cuda::check(cudaMalloc(&address_, bytes),
+                fmt::format("allocating {} on the device", ddprun::format_bytes(bytes)).c_str());
+}
+
+// Windows need the memory that only NCCL makes; of a mere allocation zero-copy transfers are all one can
+// have.
+Registration NcclMemory::best_registration() const {
+    if (from_nccl_ && nccl_.comm_window_register != nullptr) return Registration::Symmetric;
+    return nccl_.comm_register != nullptr ? Registration::Plain : Registration::None;
+}
+
+NcclMemory::~NcclMemory() {
+    from_nccl_ ? static_cast<void>(nccl_.mem_free(address_)) : static_cast<void>(cudaFree(address_));
+}
+
+Session::Session(SessionParts parts, std::shared_ptr<Communicator> communicator)
+    : parts_(std::move(parts)),
+      communicator_(std::move(communicator)),
+      events_(cuda::EventPool::make()),
+      stream_(make_stream(parts_)),
+      ledger_(parts_),
+      link_(std::make_shared<Link>()) {
+    link_->session = this;
+    watchdog_ = start_own_thread("ddp-watchdog", [this] { watch(); });
+}
+
+Session::~Session() {
+    {
+        const std::lock_guard lock(mutex_);
+        leaving_ = true;
+    }
+    changed_.notify_all();
+    watchdog_.join();
+    {
+        const std::lock_guard lock(link_->mutex);
+        link_->session = nullptr;
+    }
+    leave();
+}
+
+// What is in flight has ended here: the watchdog gives every collective its deadline.
+void Session::leave() {
+    std::string why;
+    if (!broken()) deregister_all();
+    if (!broken()) {
+        const auto limit = std::min(parts_.timeout, kLeaveLimit);
+        const std::string attempt = fmt::format("rank {}: leaving", parts_.env.rank);
+        why = communicator_->finish(
+            {ddprun::deadline_after(MonotonicClock::now(), limit),
+             [&] { throw_if_lost(parts_.segment->header(), attempt); }});
+    }
+    let_user_stream_end(broken() ? kStopLimit : kLeaveLimit);
+    cudaStreamDestroy(stream_);
+    if (why.empty()) return;
+    if (has_graphs_) why += " (a CUDA graph with its collectives must be destroyed before the group)";
+    // A destructor has nobody to throw to.
+    ddprun::print(stderr, "ddp: rank {}: leaving {}: {}; aborted it\n", parts_.env.rank, parts_.name, why);
+}
+
+/// The group's memory goes next, and NCCL's is freed without waiting for kernels that still use it.
+void Session::let_user_stream_end(std::chrono::nanoseconds limit) const noexcept {
+    try {
+        const cuda::DeviceScope here(parts_.device);
+        const auto end = events_->take();
+        end->record(parts_.user_stream);
+        const TimePoint deadline = ddprun::deadline_after(MonotonicClock::now(), limit);
+        for (Pauses pauses; end->query() == cudaErrorNotReady && MonotonicClock::now() < deadline;)
+            pauses.next();
+    } catch (const Error&) {
+        // A device that failed runs nothing any more.
+    }
+}
+
+bool Session::register_memory(void* address, std::size_t bytes, Registration how) {
+    const std::string attempt =
+        fmt::format("rank {}: registering memory with {}", parts_.env.rank, parts_.name);
+    const cuda::DeviceScope here(parts_.device);
+    Registered& made = registered_.emplace_back();
+    finish_start();
+    look_away();
+    const auto code = communicator_->call([&](Handle comm) {
+        const Api& api = communicator_->api();
+        if (how == Registration::Symmetric)
+            return api.comm_window_register(comm, address, bytes, &made.window, kWindowSymmetric);
+        return api.comm_register(comm, address, bytes, &made.handle);
+    });
+    // What a call refuses at once does no harm; what goes wrong later does.
+    const bool refused = code && *code != Code::InProgress && *code != Code::Success;
+    if (refused && communicator_->state() == Code::Success) return look_again(), false;
+    try {
+        settle(code.value_or(Code::InProgress), attempt, MonotonicClock::now());
+        look_again();
+    } catch (...) {
+        fail(std::current_exception());
+        throw;
+    }
+    return made.window != nullptr || made.handle != nullptr;
+}
+
+// An error here is one that leaving meets again.
+void Session::deregister_all() {
+    const cuda::DeviceScope here(parts_.device);
+    for (const Registered& one : registered_) {
+        const auto code = communicator_->call([&](Handle comm) {
+            const Api& api = communicator_->api();
+            if (one.window != nullptr) return api.comm_window_deregister(comm, one.window);
+            return one.handle != nullptr ? api.comm_deregister(comm, one.handle) : Code::Success;
+        });
+        try {
+            if (code == Code::InProgress)
+                settle(*code, fmt::format("rank {}: leaving", parts_.env.rank), MonotonicClock::now());
+        } catch (...) {
+            return fail(std::current_exception());
+        }
+    }
+    registered_.clear();
+}
+
+std::exception_ptr Session::broken() const {
+    const std::lock_guard lock(mutex_);
+    return broken_;
+}
+
+Call Session::oldest_call() const {
+    const std::lock_guard lock(mutex_);
+    return in_flight_.empty() ? last_call_ : in_flight_.front().call;
+}
+
+Patience Session::patience(const std::string& attempt) const {
+    return {ddprun::deadline_after(MonotonicClock::now(), parts_.timeout), [this, attempt] {
+                if (const std::exception_ptr failure = broken()) std::rethrow_exception(failure);
+                throw_if_lost(parts_.segment->header(), attempt);
+            }};
+}
+
+// The watchdog may be in the middle of a look, and would tell of an error under another name.
+void Session::look_away() {
+    std::unique_lock lock(mutex_);
+    changed_.wait(lock, [this] { return !looking_; });
+    looks_away_ = true;
+}
+
+void Session::look_again() {
+    const std::lock_guard lock(mutex_);
+    looks_away_ = false;
+}
+
+std::shared_ptr<Communicator> Session::split(int color, int key) {
+    const std::string attempt = fmt::format("rank {}: splitting {}", parts_.env.rank, parts_.name);
+    const cuda::DeviceScope here(parts_.device);
+    finish_start();
+    look_away();
+    try {
+        std::shared_ptr<Communicator> made = communicator_->split(color, key, patience(attempt), attempt);
+        look_again();
+        return made;
+    } catch (...) {
+        fail(std::current_exception());
+        throw;
+    }
+}
+
+Work Session::start(Call call, const Enqueue& enqueue) {
+    return track(call, cuda::is_capturing(parts_.user_stream),
+                 [&](const InFlight& operation) { put_on_stream(operation, enqueue); });
+}
+
+// The graph follows the user's stream alone: what was started before and not waited for must not meet it in NCCL.
+Work Session::launch_graph(const std::function<void()>& launch) {
+    return track({.operation = ddprun::SegmentOp::GraphLaunch}, false, [&](const InFlight& operation) {
+        if (const auto latest = std::exchange(latest_, nullptr)) hold_back_at(latest)();
+        launch();
+        record_end(operation, parts_.user_stream);
+        operation.work->hold_back = [] {};  // the user's stream does it itself
+    });
+}
+
+/// Starts what `queue` puts on a stream, and gives it to the watchdog.
+Work Session::track(Call call, bool captured, const Queue& queue) {
+    const cuda::DeviceScope here(parts_.device);
+    call.seq = ledger_.next_number(call);
+    InFlight operation{call, MonotonicClock::now(), nullptr, std::make_shared<Work::State>(), captured};
+    const std::shared_ptr<Work::State> work = operation.work;
+    work->captured = captured;
+    work->look = [link = link_] {
+        const std::lock_guard lock(link->mutex);
+        if (link->session != nullptr) link->session->retire_for_a_waiter();
+    };
+    if (captured) has_graphs_ = true;
+    std::exception_ptr failure;
+    {
+        const std::lock_guard lock(mutex_);
+        last_call_ = call;
+        failure = broken_;
+    }
+    if (!failure) failure = try_start(operation, queue);
+    if (failure) {
+        work->finish(failure);
+        return Work(work);
+    }
+    if (captured) return Work(work);
+    bool was_idle = false;
+    {
+        const std::lock_guard lock(mutex_);
+        was_idle = in_flight_.empty();
+        if (!broken_) in_flight_.push_back(std::move(operation));
+        failure = broken_;
+    }
+    // Broken by the watchdog in between: it has not seen this one.
+    if (failure) {
+        fail(failure);
+        work->finish(failure);
+    }
+    if (was_idle) changed_.notify_all();  // with something in flight it looks often enough
+    return Work(work);
+}
+
+std::exception_ptr Session::try_start(InFlight& operation, const Queue& queue) {
+    try {
+        if (!operation.captured) ledger_.begin(operation.call, operation.started);
+        operation.end = std::make_shared<End>();
+        operation.end->event = take_event(operation.captured);
+        queue(operation);
+        return nullptr;
+    } catch (...) {
+        fail(std::current_exception());
+        return broken();
+    }
+}
+
+/// Events of a graph stay with it.
+std::shared_ptr<const cuda::Event> Session::take_event(bool captured) {
+    return captured ? std::make_shared<const cuda::Event>() : events_->take();
+}
+
+void Session::put_on_stream(const InFlight& operation, const Enqueue& enqueue) {
+    const std::lock_guard lock(starting_mutex_);
+    finish_start(Code::InProgress);
+    const auto ready = take_event(operation.captured);
+    ready->record(parts_.user_stream);
+    ready->hold_back(stream_);
+    const auto code =
+        communicator_->call([&](Handle comm) { return enqueue(communicator_->api(), comm, stream_); });
+    if (!code) std::rethrow_exception(broken());  // stopped in between
+    operation.work->hold_back = hold_back_at(operation.end);
+    starting_ = operation;
+    if (!operation.captured) latest_ = operation.end;
+    if (code != Code::InProgress || operation.captured) finish_start(*code);
+}
+
+/// Waits until NCCL has put the latest collective on the stream, which said `code` of it. Under starting_mutex_.
+void Session::finish_start(Code code) {
+    if (!starting_) return;
+    const InFlight operation = *std::exchange(starting_, std::nullopt);
+    try {
+        settle(code, named(operation.call), operation.started);
+        record_end(operation, stream_);
+    } catch (...) {
+        fail(std::current_exception());  // before anybody sees that it is not starting any more
+        throw;
+    }
+}
+
+void Session::finish_start() {
+    const std::lock_guard lock(starting_mutex_);
+    finish_start(Code::InProgress);
+}
+
+/// The watchdog's: waits for nothing.
+void Session::look_at_start() {
+    const std::unique_lock lock(starting_mutex_, std::try_to_lock);
+    if (!lock || !starting_) return;
+    if (const auto state = communicator_->state(); state && *state != Code::InProgress) finish_start(*state);
+}
+
+void Session::record_end(const InFlight& operation, cuda::Stream stream) {
+    operation.end->event->record(stream);
+    operation.end->recorded = true;
+}
+
+/// What makes the user's stream wait for that end. May be called when the session is gone: then nothing starts
+/// any more.
+std::function<void()> Session::hold_back_at(std::shared_ptr<const End> end) {
+    return [this, device = parts_.device, user = parts_.user_stream, end = std::move(end)] {
+        const cuda::DeviceScope here(device);
+        if (!end->recorded) finish_start();
+        if (!end->recorded) std::rethrow_exception(broken());
+        end->event->hold_back(user);
+    };
+}
+
+// With a non-blocking communicator a call may still be on its way; no other may be made until it is done.
+void Session::settle(Code code, const std::string& name, TimePoint started) {
+    const TimePoint deadline = ddprun::deadline_after(started, parts_.timeout);
+    for (Pauses pauses; code == Code::InProgress; pauses.next()) {
+        if (const std::exception_ptr failure = broken()) std::rethrow_exception(failure);
+        throw_if_lost(parts_.segment->header(), name);
+        if (MonotonicClock::now() >= deadline) {
+            throw TimeoutError(fmt::format("{}: NCCL did not start it within {}{}", name,
+                                           ddprun::format_duration(parts_.timeout),
+                                           why_it_hangs(parts_, communicator_->api())));
+        }
+        code = communicator_->state().value_or(Code::InProgress);
+    }
+    if (code == Code::Success) return;
+    const std::string what = fmt::format("{}: {}", name, communicator_->explain(code));
+    if (code == Code::RemoteError) throw PeerLostError(what + what_peers_do(parts_));
+    throw Error(what + "; NCCL_DEBUG=INFO shows more");
+}
+
+// Stopped first and told second: whoever hears of it may free the buffers.
+void Session::fail(std::exception_ptr failure) {
+    {
+        std::unique_lock lock(mutex_);
+        if (broken_) return changed_.wait(lock, [this] { return stopped_; });
+        broken_ = failure;
+    }
+    communicator_->stop(has_graphs_ ? kStopUnderGraphs : kStopLimit);
+    std::deque<InFlight> unfinished;
+    {
+        const std::lock_guard lock(mutex_);
+        unfinished.swap(in_flight_);
+        stopped_ = true;
+    }
+    changed_.notify_all();
+    for (const InFlight& operation : unfinished) operation.work->finish(failure);
+}
+
+void Session::watch() {
+    cudaSetDevice(parts_.device);
+    cuda::leave_captures_alone();
+    std::unique_lock lock(mutex_);
+    while (!leaving_ || !in_flight_.empty()) {
+        changed_.wait_for(lock, in_flight_.empty() ? kLookIdle : kLookBusy);
+        if (broken_ || looks_away_) continue;
+        looking_ = true;
+        lock.unlock();
+        try {
+            look_for_trouble();
+        } catch (...) {
+            fail(std::current_exception());
+        }
+        lock.lock();
+        looking_ = false;
+        changed_.notify_all();
+    }
+}
+
+void Session::look_for_trouble() {
+    while (retire_finished()) {
+    }
+    look_at_start();
+    const Call oldest = oldest_call();
+    throw_if_lost(parts_.segment->header(), named(oldest));
+    if (const auto state = communicator_->state(); state && *state != Code::InProgress)
+        settle(*state, named(oldest), MonotonicClock::now());
+    InFlight waited_for;
+    {
+        const std::lock_guard lock(mutex_);
+        if (in_flight_.empty()) return;
+        waited_for = in_flight_.front();
+    }
+    if (MonotonicClock::now() < ddprun::deadline_after(waited_for.started, parts_.timeout)) return;
+    throw TimeoutError(fmt::format("{}: {} within {}{}", named(waited_for.call),
+                                   waited_for.end->recorded ? "did not finish" : "NCCL did not start it",
+                                   ddprun::format_duration(parts_.timeout),
+                                   why_it_hangs(parts_, communicator_->api())));
+}
+
+/// True when the oldest collective had finished; throws when the device says that it failed. Any thread.
+bool Session::retire_finished() {
+    InFlight oldest;
+    {
+        const std::lock_guard lock(mutex_);
+        if (in_flight_.empty() || broken_) return false;
+        oldest = in_flight_.front();
+    }
+    if (!oldest.end->recorded) return false;
+    const cudaError_t code = oldest.end->event->query();
+    if (code == cudaErrorNotReady) return false;
+    if (code != cudaSuccess) cuda::check(code, named(oldest.call).c_str());
+    {
+        const std::lock_guard lock(mutex_);
+        if (in_flight_.empty()) return false;
+        if (in_flight_.front().work != oldest.work) return true;  // somebody else was quicker
+        in_flight_.pop_front();
+        ledger_.end(oldest.call, oldest.started, MonotonicClock::now());
+    }
+    oldest.work->finish(nullptr);
+    return true;
+}
+
+/// What goes wrong is the watchdog's to tell; it meets it too.
+void Session::retire_for_a_waiter() {
+    try {
+        if (cuda::is_capturing(parts_.user_stream)) return;  // asking would end the capture
+        while (retire_finished()) {
+        }
+    } catch (const Error&) {
+    }
+}
+
+void Session::copy(void* to, const void* from, std::size_t bytes, cudaMemcpyKind kind) {
+    run_on_stream("copying", [&] { return cudaMemcpyAsync(to, from, bytes, kind, stream_); });
+}
+
+void Session::clear(void* address, std::size_t bytes) {
+    run_on_stream("clearing", [&] { return cudaMemsetAsync(address, 0, bytes, stream_); });
+}
+
+void Session::run_on_stream(const char* attempt, const std::function<cudaError_t()>& enqueue) {
+    const cuda::DeviceScope here(parts_.device);
+    finish_start();
+    const auto ready = events_->take(), done = events_->take();
+    ready->record(parts_.user_stream);
+    ready->hold_back(stream_);
+    cuda::check(enqueue(), attempt);
+    done->record(stream_);
+    Pauses pauses;
+    for (cudaError_t code; (code = done->query()) != cudaSuccess; pauses.next()) {
+        if (code != cudaErrorNotReady) cuda::check(code, attempt);
+        if (const std::exception_ptr failure = broken()) std::rethrow_exception(failure);
+    }
+}
+
+}  // namespace ddp::nccl

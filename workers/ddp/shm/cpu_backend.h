@@ -1,0 +1,147 @@
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "ddp/process_group.h"
+#include "ddp/shm/kernels.h"
+#include "ddp/shm/lockstep.h"
+#include "ddp/shm/point_to_point.h"
+
+namespace ddp::cpu {
+
+/// A stretch of a buffer, cut into one piece per rank. Offsets and lengths in bytes.
+struct Pieces {
+    std::size_t begin, end, each;
+
+    // Pieces end on cache lines of the stretch, so that two ranks never write the same line of it.
+    static Pieces cut(std::size_t begin, std::size_t end, std::size_t ranks) {
+        constexpr std::size_t kLine = 64;
+        const std::size_t share = (end - begin + ranks - 1) / ranks;
+        return {begin, end, (share + kLine - 1) / kLine * kLine};
+    }
+    [[nodiscard]] std::size_t offset(std::size_t rank) const { return std::min(begin + rank * each, end); }
+    [[nodiscard]] std::size_t length(std::size_t rank) const { return offset(rank + 1) - offset(rank); }
+};
+
+/// Where a buffer lies in the shared regions of a group, as ranks tell each other in one word: the number of
+/// the region, and the bytes from the beginning of the rank's part of it.
+struct SharedPlace {
+    static constexpr unsigned kOffsetBits = 44;
+    static constexpr std::uint64_t kMostBytes = std::uint64_t{1} << kOffsetBits;  ///< of a rank's part
+
+    std::uint64_t region, offset;
+
+    static SharedPlace of(std::uint64_t word) { return {word >> kOffsetBits, word & (kMostBytes - 1)}; }
+    [[nodiscard]] std::uint64_t word() const { return region << kOffsetBits | offset; }
+};
+
+/// Blocking collectives of one node over its shared segment. One thread at a time.
+///
+/// Three ways to reduce, all summing in rank order element by element, so the way and the sizes of its pieces
+/// never change a bit of the result:
+///   tiny       the message travels in the slot; one step, everybody sums everything
+///   zero-copy  every rank's buffer lies in an allocate_shared region: each sums its slice over all the
+///              buffers and writes the result into all of them; two steps
+///   staged     pieces that others sum are copied to shared memory first; one step per piece
+class CpuBackend {
+  public:
+    /// Joins the ranks of `env`'s node on `segment`. Throws what check_claim and join throw.
+    /// `loops` are borrowed.
+    CpuBackend(std::shared_ptr<SegmentMap> segment, const ddprun::WorkerEnv& env,
+               std::chrono::nanoseconds timeout, Arena::Lines lines = Arena::Lines::OfTheNode,
+               const Kernels& loops = kernels());
+    /// Joins some ranks of a group: `members` by their ranks in it, in the new order. See Arena for `share`.
+    CpuBackend(const CpuBackend& parent, const std::vector<std::uint32_t>& members, std::uint32_t share,
+               const ddprun::WorkerEnv& env);
+    ~CpuBackend();
+    CpuBackend(const CpuBackend&) = delete;
+    CpuBackend& operator=(const CpuBackend&) = delete;
+
+    [[nodiscard]] int rank() const { return static_cast<int>(rank_); }
+    [[nodiscard]] int size() const { return static_cast<int>(size_); }
+    [[nodiscard]] const Roster& roster() const { return roster_; }
+    [[nodiscard]] std::string describe() const;
+
+    // As ProcessGroup, with arguments that are already checked. Throw MismatchError, PeerLostError,
+    // TimeoutError.
+    void all_reduce(Buffer buffer, ReduceOp op);
+    void broadcast(Buffer buffer, int root);
+    void all_gather(Buffer output, Buffer input);
+    void reduce_scatter(Buffer output, Buffer input, ReduceOp op);
+    void reduce(Buffer buffer, int root, ReduceOp op);
+    void gather(Buffer output, Buffer input, int root);
+    void scatter(Buffer output, Buffer input, int root);
+    void all_to_all(Buffer output, Buffer input);
+    void send(Buffer buffer, int to);
+    void recv(Buffer buffer, int from);
+    void barrier();
+    std::span<std::byte> allocate_shared(std::size_t bytes);
+    /// A share of the arena for the sub-group of `members`, for those who are in none too: 0. The first
+    /// member takes it. Throws InvalidInput on all ranks when the arena has no room for one of the
+    /// sub-groups.
+    std::uint32_t take_share(const std::vector<std::uint32_t>& members);
+    /// `mark` says as what it is reported: kBytesMark, kSplitMark.
+    std::vector<std::string> all_gather_bytes(std::string_view mine, std::int16_t mark = kBytesMark);
+
+    /// Every later collective fails with `why`; peers find out by their deadlines.
+    void give_up(std::exception_ptr why) { steps_.give_up(std::move(why)); }
+
+    [[nodiscard]] double communication_seconds() const { return steps_.communication_seconds(); }
+    void report_progress(std::uint64_t step, std::uint64_t samples);
+
+  private:
+    struct Region {
+        std::byte* base;
+        std::uint64_t offset;  ///< in the segment
+        std::size_t stride;    ///< bytes per rank
+    };
+
+    [[nodiscard]] std::uint64_t locate(const void* data, std::size_t bytes) const;
+    [[nodiscard]] std::byte* shared_buffer(std::uint32_t rank, std::uint64_t location) const;
+    void meet() { kernels_.fence(), steps_.meet(); }
+    [[nodiscard]] ReduceFunction reduction(DType type, ReduceOp op) const;
+
+    [[nodiscard]] std::size_t stretch_bytes() const;
+    [[nodiscard]] std::size_t piece_bytes() const;
+    template <class Give, class Take>
+    void in_pieces(std::size_t total, std::size_t most, Give give, Take take);
+    void show(const std::byte* from, std::size_t length);
+    void collect_from_all(const Buffer& output, std::size_t each, std::size_t at, std::size_t length);
+    void stage_for_each(const Buffer& buffer, std::size_t each, std::size_t at, std::size_t length);
+    [[nodiscard]] const std::byte* staged_by(std::uint32_t rank) const;
+    template <class Transfer>
+    void between_two(Transfer transfer);
+
+    void reduce_tiny(const Buffer& buffer, ReduceFunction combine);
+    void reduce_large(const Buffer& buffer, ReduceFunction combine);
+    void reduce_in_place(const Buffer& buffer, ReduceFunction combine);
+    void reduce_staged(const Buffer& buffer, ReduceFunction combine, bool first_is_met);
+    void stage(const Buffer& buffer, const Pieces& pieces);
+    void sum_own(const Buffer& buffer, const Pieces& pieces, ReduceFunction combine);
+    void collect(const Buffer& buffer, const Pieces& pieces);
+
+    std::shared_ptr<SegmentMap> segment_;
+    Arena arena_;
+    const std::uint32_t rank_, size_;
+    Roster roster_;
+    const std::chrono::nanoseconds timeout_;
+    Lockstep steps_;
+    const Kernels& kernels_;
+    PointToPoint messages_;
+    std::vector<Region> regions_;
+    std::vector<const void*> sources_;  ///< one per rank, reused
+};
+
+/// A process group over this backend. Joins, so it blocks; throws what ProcessGroup::create throws.
+/// Progress::Auto becomes Inline when this rank has less than two CPUs.
+std::unique_ptr<ProcessGroup> make_group(std::shared_ptr<SegmentMap> segment, const ddprun::WorkerEnv& env,
+                                         const ProcessGroupOptions& options);
+
+}  // namespace ddp::cpu

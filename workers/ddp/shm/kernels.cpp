@@ -1,0 +1,319 @@
+// The inner loops, compiled once per instruction set with DDP_KERNELS (the table's name), DDP_KERNELS_NAME
+// and DDP_VECTOR_BYTES (meson.build). Everything but the table is in an unnamed namespace, and no function of
+// the standard library is used: an inline function compiled here for AVX-512 must never be the copy that the
+// linker keeps for everybody. What chooses among the tables at run time is compiled with the first set alone,
+// which every CPU has.
+
+#include "ddp/shm/kernels.h"
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+namespace ddp::cpu {
+
+extern const Kernels DDP_KERNELS;
+
+namespace {
+
+using U8 = unsigned char;
+using U16 = unsigned short;
+using U32 = unsigned int;
+using U64 = unsigned long;
+using I32 = int;
+using I64 = long;
+
+constexpr std::size_t kVector = DDP_VECTOR_BYTES;
+template <class T, std::size_t Bytes>
+struct VectorOf {
+    using Type __attribute__((vector_size(Bytes))) = T;
+};
+template <class T, std::size_t Bytes = kVector>
+using Vector = typename VectorOf<T, Bytes>::Type;
+
+// ---- elements: how they lie in memory (at any address) and what they are in the accumulator
+
+template <class T>
+struct Plain {
+    using Stored = T;
+    static constexpr std::size_t kLanes = kVector / sizeof(T);
+    using Lanes = Vector<T>;
+    static Lanes load(const T* from) {
+        Lanes lanes;
+        __builtin_memcpy(&lanes, from, sizeof lanes);
+        return lanes;
+    }
+    static void store(T* to, Lanes lanes) { __builtin_memcpy(to, &lanes, sizeof lanes); }
+    static T load_one(const T* from) {
+        T value;
+        __builtin_memcpy(&value, from, sizeof value);
+        return value;
+    }
+    static void store_one(T* to, T value) { __builtin_memcpy(to, &value, sizeof value); }
+};
+
+struct Bfloat16 {
+    using Stored = U16;
+    static constexpr std::size_t kLanes = kVector / sizeof(float);
+    using Lanes = Vector<float>;
+    using Bits = Vector<U32>;
+    using Half = Vector<U16, kVector / 2>;
+
+    template <class B>
+    static B rounded(B bits) {  // to nearest even; NaN stays a (quiet) NaN
+        const B even = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
+        const B nan = (bits >> 16) | 0x40u;
+        return (bits & 0x7fffffffu) > 0x7f800000u ? nan : even;
+    }
+    static Lanes load(const U16* from) {
+        Half half;
+        __builtin_memcpy(&half, from, sizeof half);
+        const Bits bits = __builtin_convertvector(half, Bits) << 16;
+        return reinterpret_cast<Lanes>(bits);
+    }
+    static void store(U16* to, Lanes lanes) {
+        const Half half = __builtin_convertvector(rounded(reinterpret_cast<Bits>(lanes)), Half);
+        __builtin_memcpy(to, &half, sizeof half);
+    }
+    static float load_one(const U16* from) {
+        U16 value;
+        __builtin_memcpy(&value, from, sizeof value);
+        return __builtin_bit_cast(float, static_cast<U32>(value) << 16);
+    }
+    static void store_one(U16* to, float value) {
+        const U16 half = static_cast<U16>(rounded(__builtin_bit_cast(U32, value)));
+        __builtin_memcpy(to, &half, sizeof half);
+    }
+};
+
+/// Every float that lies in this type is converted exactly; the way back rounds to nearest even. No
+/// instruction of its own, so that all sets do the same; no subnormal float on the way, which some CPUs take
+/// long for.
+struct Float16 {
+    using Stored = U16;
+    static constexpr std::size_t kLanes = kVector / sizeof(float);
+    using Lanes = Vector<float>;
+    using Bits = Vector<U32>;
+    using Half = Vector<U16, kVector / 2>;
+
+    static constexpr U32 kExponent = 0x1fu << 23;       // a half's, at a float's place
+    static constexpr U32 kRebias = (127u - 15u) << 23;  // from a half's exponent to a float's
+    static constexpr U32 kSmallest = 113u << 23;        // 2^-14, the smallest normal half
+    static constexpr U32 kOverflow = 143u << 23;        // 2^16: what is not below it becomes infinite
+    static constexpr U32 kHalfStep = 126u << 23;        // 0.5: its last bit counts as a half's last
+
+    template <class B, class F>
+    static B widened(B half) {
+        const B shifted = (half & 0x7fffu) << 13;
+        const B exponent = shifted & kExponent;
+        const B normal = shifted + kRebias;
+        // As 1.m * 2^-14, less that 1: exact.
+        const F scaled = cast<F>(normal + (B{} + (1u << 23))) - cast<F>(B{} + kSmallest);
+        const B nonzero = exponent == kExponent ? normal + kRebias : normal;
+        return (exponent == 0u ? cast<B>(scaled) : nonzero) | (half & 0x8000u) << 16;
+    }
+    template <class B, class F>
+    static B rounded(B bits) {
+        const B magnitude = bits & 0x7fffffffu;
+        const B special = magnitude > 0x7f800000u ? B{} + 0x7e00u : B{} + 0x7c00u;
+        const B small = cast<B>(cast<F>(magnitude) + cast<F>(B{} + kHalfStep)) - kHalfStep;
+        const B normal = (magnitude - kRebias + 0xfffu + ((magnitude >> 13) & 1u)) >> 13;
+        const B finite = magnitude < kSmallest ? small : normal;
+        return (magnitude >= kOverflow ? special : finite) | (bits & 0x80000000u) >> 16;
+    }
+    template <class To, class From>
+    static To cast(From from) {
+        return __builtin_bit_cast(To, from);
+    }
+
+    static Lanes load(const U16* from) {
+        Half half;
+        __builtin_memcpy(&half, from, sizeof half);
+        return cast<Lanes>(widened<Bits, Lanes>(__builtin_convertvector(half, Bits)));
+    }
+    static void store(U16* to, Lanes lanes) {
+        const Half half = __builtin_convertvector((rounded<Bits, Lanes>(cast<Bits>(lanes))), Half);
+        __builtin_memcpy(to, &half, sizeof half);
+    }
+    static float load_one(const U16* from) {
+        U16 value;
+        __builtin_memcpy(&value, from, sizeof value);
+        return cast<float>(widened<U32, float>(value));
+    }
+    static void store_one(U16* to, float value) {
+        const U16 half = static_cast<U16>(rounded<U32, float>(cast<U32>(value)));
+        __builtin_memcpy(to, &half, sizeof half);
+    }
+};
+
+// ---- reductions: written once for a vector and for one element
+
+struct Add {
+    template <class V>
+    static V apply(V a, V x) {
+        return a + x;
+    }
+    template <class V>
+    static V finish(V a, int) {
+        return a;
+    }
+};
+struct Average {
+    template <class V>
+    static V apply(V a, V x) {
+        return a + x;
+    }
+    static float finish(float a, int count) { return a / static_cast<float>(count); }
+    static double finish(double a, int count) { return a / static_cast<double>(count); }
+    static Vector<float> finish(Vector<float> a, int count) { return a / static_cast<float>(count); }
+    static Vector<double> finish(Vector<double> a, int count) { return a / static_cast<double>(count); }
+};
+struct Greatest : Add {
+    template <class V>
+    static V apply(V a, V x) {
+        const auto take = (x > a) | (x != x);
+        return take ? x : a;
+    }
+};
+struct Least : Add {
+    template <class V>
+    static V apply(V a, V x) {
+        const auto take = (x < a) | (x != x);
+        return take ? x : a;
+    }
+};
+
+// ---- loops: kCount sources known at compile time, or 0
+
+template <class E, class Op, int kCount>
+void reduce_counted(typename E::Stored* out, const void* const* sources, int given, std::size_t n) {
+    using Stored = typename E::Stored;
+    const int count = kCount > 0 ? kCount : given;
+    const auto source = [sources](int s) { return static_cast<const Stored*>(sources[s]); };
+    constexpr int kUnroll = 4;
+    std::size_t i = 0;
+    for (; i + kUnroll * E::kLanes <= n; i += kUnroll * E::kLanes) {
+        typename E::Lanes sum[kUnroll];
+        for (int u = 0; u < kUnroll; ++u)
+            sum[u] = E::load(source(0) + i + static_cast<std::size_t>(u) * E::kLanes);
+        for (int s = 1; s < count; ++s) {
+            const Stored* from = source(s) + i;
+            for (int u = 0; u < kUnroll; ++u) {
+                sum[u] = Op::apply(sum[u], E::load(from + static_cast<std::size_t>(u) * E::kLanes));
+            }
+        }
+        for (int u = 0; u < kUnroll; ++u) {
+            E::store(out + i + static_cast<std::size_t>(u) * E::kLanes, Op::finish(sum[u], count));
+        }
+    }
+    for (; i < n; ++i) {
+        auto sum = E::load_one(source(0) + i);
+        for (int s = 1; s < count; ++s) sum = Op::apply(sum, E::load_one(source(s) + i));
+        E::store_one(out + i, Op::finish(sum, count));
+    }
+}
+
+template <class E, class Op>
+void reduce(void* out, const void* const* sources, int count, std::size_t n) {
+    auto* to = static_cast<typename E::Stored*>(out);
+    switch (count) {
+        case 2:
+            return reduce_counted<E, Op, 2>(to, sources, count, n);
+        case 4:
+            return reduce_counted<E, Op, 4>(to, sources, count, n);
+        default:
+            return reduce_counted<E, Op, 0>(to, sources, count, n);
+    }
+}
+
+// ---- streaming copy
+
+#if defined(__x86_64__) && !defined(__SANITIZE_THREAD__)
+
+void stream_vector(char* to, const char* from) {
+#if DDP_VECTOR_BYTES == 64
+    _mm512_stream_si512(reinterpret_cast<__m512i*>(to), _mm512_loadu_si512(from));
+#elif DDP_VECTOR_BYTES == 32
+    _mm256_stream_si256(reinterpret_cast<__m256i*>(to),
+                        _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)));
+#else
+    _mm_stream_si128(reinterpret_cast<__m128i*>(to), _mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
+#endif
+}
+
+void stream(void* to, const void* from, std::size_t bytes) {
+    if (bytes == 0) return;  // `from` may be null then
+    auto* out = static_cast<char*>(to);
+    const auto* in = static_cast<const char*>(from);
+    // Whole cache lines only: a half-written line would be flushed as two slow partial writes.
+    std::size_t head = (64 - reinterpret_cast<U64>(out) % 64) % 64;
+    if (head > bytes) head = bytes;
+    __builtin_memcpy(out, in, head);
+    std::size_t i = head;
+    for (; i + 64 <= bytes; i += 64) {
+        for (std::size_t part = 0; part < 64; part += kVector) stream_vector(out + i + part, in + i + part);
+    }
+    __builtin_memcpy(out + i, in + i, bytes - i);
+}
+
+void fence() { _mm_sfence(); }
+
+#else
+// ThreadSanitizer does not see streaming stores: what it checks are these copies. That the real ones are
+// fenced before a peer is told is held by test_streaming.cpp. Other CPUs have none that we know of.
+
+void stream(void* to, const void* from, std::size_t bytes) {
+    if (bytes > 0) __builtin_memcpy(to, from, bytes);
+}
+void fence() {}
+
+#endif
+
+}  // namespace
+
+// Integer sums wrap, so they are done unsigned.
+const Kernels DDP_KERNELS = {
+    DDP_KERNELS_NAME,
+    {
+        {reduce<Plain<float>, Add>, reduce<Plain<float>, Greatest>, reduce<Plain<float>, Least>,
+         reduce<Plain<float>, Average>},
+        {reduce<Plain<double>, Add>, reduce<Plain<double>, Greatest>, reduce<Plain<double>, Least>,
+         reduce<Plain<double>, Average>},
+        {reduce<Plain<U32>, Add>, reduce<Plain<I32>, Greatest>, reduce<Plain<I32>, Least>, nullptr},
+        {reduce<Plain<U64>, Add>, reduce<Plain<I64>, Greatest>, reduce<Plain<I64>, Least>, nullptr},
+        {reduce<Bfloat16, Add>, reduce<Bfloat16, Greatest>, reduce<Bfloat16, Least>,
+         reduce<Bfloat16, Average>},
+        {reduce<Float16, Add>, reduce<Float16, Greatest>, reduce<Float16, Least>, reduce<Float16, Average>},
+        {reduce<Plain<U8>, Add>, reduce<Plain<U8>, Greatest>, reduce<Plain<U8>, Least>, nullptr},
+    },
+    stream,
+    fence,
+};
+
+#if DDP_VECTOR_BYTES == 16
+
+#if defined(__x86_64__)
+extern const Kernels kernels_avx2;
+extern const Kernels kernels_avx512;
+#endif
+
+std::vector<const Kernels*> supported_kernels() {
+    std::vector<const Kernels*> sets{&kernels_baseline};
+#if defined(__x86_64__)
+    if (__builtin_cpu_supports("avx2")) sets.push_back(&kernels_avx2);
+    if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+        __builtin_cpu_supports("avx512vl")) {
+        sets.push_back(&kernels_avx512);
+    }
+#endif
+    return sets;
+}
+
+const Kernels& kernels() {
+    static const Kernels& best = *supported_kernels().back();
+    return best;
+}
+
+#endif
+
+}  // namespace ddp::cpu

@@ -1,0 +1,29 @@
+#pragma once
+
+#include <cstddef>
+#include <vector>
+
+#include "ddp/types.h"
+
+namespace ddp::cpu {
+
+/// out[i] = sources[0][i] op sources[1][i] op ... in that order, n elements. `out` may be one of the sources;
+/// any other overlap is an error. No alignment needed. bf16 and f16 accumulate in float and round once, to
+/// nearest even. A NaN in any source gives a NaN. Avg divides the sum by `count`.
+using ReduceFunction = void (*)(void* out, const void* const* sources, int count, std::size_t n);
+
+/// The inner loops for one instruction set. All sets give the same bits.
+struct Kernels {
+    const char* name;
+    ReduceFunction reduce[7][4];  ///< by DType and ReduceOp; null for integer averages
+    /// Copies past the caches: for what another core is going to read. fence() before telling it so.
+    void (*stream)(void* to, const void* from, std::size_t bytes);
+    void (*fence)();
+};
+
+/// The best set for this CPU.
+const Kernels& kernels();
+/// Every set that this CPU can run.
+std::vector<const Kernels*> supported_kernels();
+
+}  // namespace ddp::cpu

@@ -1,0 +1,187 @@
+#include "ddp/shm/lockstep.h"
+
+#include <fmt/core.h>
+
+#include <exception>
+
+#include "ddp/shm/roster.h"
+#include "ddp/shm/waiting.h"
+#include "ddp/worker/call.h"
+#include "env/text.h"
+
+namespace ddp::cpu {
+
+using ddprun::MonotonicClock;
+using ddprun::RankLine;
+
+namespace {
+
+constexpr int kEagerTurns =
+    200;  // without a pause, which would cost more than a hand-over between running ranks
+
+// A small collective whose peers are there already costs about as much as two looks at the clock, so it is
+// given no start time and charged with this.
+constexpr std::chrono::nanoseconds kQuick{100};
+
+}  // namespace
+
+Lockstep::Lockstep(Arena& arena, const Roster& roster, std::chrono::nanoseconds timeout,
+                   std::uint32_t steps_so_far)
+    : arena_(arena), rank_(arena.rank()), roster_(roster), timeout_(timeout), step_(steps_so_far) {}
+
+void Lockstep::give_up(std::exception_ptr why) {
+    if (!broken_) broken_ = std::move(why);
+}
+
+void Lockstep::begin(Call call) {
+    throw_if_broken();
+    call_ = call;
+    call_.seq = ++seq_;
+    began_ns_ = 0;
+    RankLine& line = arena_.line(rank_);
+    line.operation.store(static_cast<std::uint32_t>(call.operation), std::memory_order_relaxed);
+    line.bytes.store(call.bytes, std::memory_order_relaxed);
+    if (call.bytes > kTinyBytes) note_start();
+    line.started_seq.store(seq_, std::memory_order_relaxed);
+    if (arena_.segment().header().aborted.load(std::memory_order_relaxed) != 0) throw_if_hopeless();
+}
+
+// A call that has to wait gets its start time then, at most a microsecond late.
+void Lockstep::note_start() {
+    if (began_ns_ != 0) return;
+    began_ns_ = now_ns();
+    arena_.line(rank_).started_ns.store(began_ns_, std::memory_order_relaxed);
+}
+
+void Lockstep::end() {
+    const std::int64_t now = now_ns();
+    if (began_ns_ == 0) arena_.line(rank_).started_ns.store(now, std::memory_order_relaxed);
+    inside_ns_ += began_ns_ != 0 ? now - began_ns_ : std::chrono::nanoseconds(kQuick).count();
+    RankLine& line = arena_.line(rank_);
+    line.finished_ns.store(now, std::memory_order_relaxed);
+    line.comm_ns.store(inside_ns_, std::memory_order_relaxed);
+    line.finished_seq.store(seq_, std::memory_order_relaxed);
+}
+
+double Lockstep::communication_seconds() const {
+    return static_cast<double>(arena_.line(rank_).comm_ns.load(std::memory_order_relaxed)) * 1e-9;
+}
+
+void Lockstep::meet() {
+    Slot& slot = mine();
+    slot.call = call_;
+    ++step_;
+    arrive(slot);
+    if (roster_.ranks_share_cores) {
+        wait_together();
+    } else {
+        wait_for_each();
+    }
+    compare_calls();
+}
+
+void Lockstep::arrive(Slot& slot) {
+    // exchange, not store: the flag must be out before we look for sleepers, or a sleeper and we could miss
+    // each other. Sequentially consistent on both sides.
+    slot.step.exchange(step_);
+    if (slot.sleepers.load() != 0) futex_wake_all(slot.step);
+}
+
+void Lockstep::wait_for_each() {
+    for (std::uint32_t peer = 0; peer < arena_.ranks(); ++peer) {
+        Slot& slot = arena_.slot(peer, step_);
+        if (spin_eagerly(slot.step, step_)) continue;
+        note_start();
+        const auto shown = [&] { return slot.step.load(std::memory_order_acquire) == step_; };
+        if (look_for(attention_, shown, Spins{})) continue;
+        const Sleeper sleeper(slot.sleepers);
+        sleep_until(slot.step, step_);
+    }
+}
+
+void Lockstep::wait_together() {
+    Control& control = arena_.control();
+    if (control.arrived.fetch_add(1) + 1 == step_ * arena_.ranks()) {
+        control.released.store(step_);
+        futex_wake_all(control.released);
+        return;
+    }
+    note_start();
+    const auto released = [&] { return control.released.load(std::memory_order_acquire) == step_; };
+    if (look_for(attention_, released, Yields{})) return;
+    sleep_until(control.released, step_);
+}
+
+bool Lockstep::spin_eagerly(const std::atomic<std::uint32_t>& word, std::uint32_t value) {
+    for (int turn = 0; turn < kEagerTurns; ++turn) {
+        if (word.load(std::memory_order_acquire) == value) return true;
+    }
+    return false;
+}
+
+void Lockstep::sleep_until(std::atomic<std::uint32_t>& word, std::uint32_t value) {
+    for (;;) {
+        const std::uint32_t seen = word.load();
+        if (seen == value) return;
+        futex_wait(word, seen, kSleepSlice);
+        if (word.load(std::memory_order_acquire) == value) return;
+        // The slots decide: whoever had to count itself, or to release us, may have ended just before.
+        if (absent().empty()) return;
+        throw_if_hopeless();
+    }
+}
+
+void Lockstep::compare_calls() {
+    for (std::uint32_t peer = 0; peer < arena_.ranks(); ++peer) {
+        const Call& other = arena_.slot(peer, step_).call;
+        if (other == call_) continue;
+        fail<MismatchError>(fmt::format("rank {}: ranks called different collectives: {}", global(rank_),
+                                        both_sides(global(rank_), call_, global(peer), other)));
+    }
+}
+
+std::vector<std::uint32_t> Lockstep::absent() const {
+    std::vector<std::uint32_t> ranks;
+    for (std::uint32_t peer = 0; peer < arena_.ranks(); ++peer) {
+        if (arena_.slot(peer, step_).step.load(std::memory_order_acquire) != step_) ranks.push_back(peer);
+    }
+    return ranks;
+}
+
+void Lockstep::throw_if_hopeless() {
+    const ddprun::SegmentHeader& header = arena_.segment().header();
+    if (const std::uint32_t aborted = header.aborted.load(std::memory_order_relaxed)) {
+        fail<PeerLostError>(fmt::format("rank {}: {}: rank {} was lost, the launcher ended generation {}",
+                                        global(rank_), to_string(call_), aborted - 1, header.generation));
+    }
+    if (const std::string complaint = complaint_in(arena_.control()); !complaint.empty()) {
+        fail<MismatchError>(
+            fmt::format("rank {}: {}: the group has failed: {}", global(rank_), to_string(call_), complaint));
+    }
+    for (const std::uint32_t peer : absent()) {
+        if (!is_gone(arena_, peer)) continue;
+        // It may have arrived between our look at its flag and its end.
+        if (arena_.slot(peer, step_).step.load() == step_) continue;
+        fail<PeerLostError>(fmt::format("rank {}: {}: rank {} (pid {}) ended without taking part",
+                                        global(rank_), to_string(call_), global(peer), arena_.identity(peer).pid));
+    }
+    if (now_ns() - began_ns_ >= timeout_.count()) time_out();
+}
+
+void Lockstep::time_out() {
+    std::vector<std::uint32_t> peers;
+    for (std::uint32_t peer = 0; peer < arena_.ranks(); ++peer) {
+        if (peer != rank_) peers.push_back(peer);
+    }
+    fail<TimeoutError>(fmt::format("rank {}: {} did not finish within {}: {}", global(rank_),
+                                   to_string(call_), ddprun::format_duration(timeout_),
+                                   what_ranks_do(arena_, peers, MonotonicClock::now())));
+}
+
+template <class Exception>
+void Lockstep::fail(const std::string& what) {
+    broken_ = std::make_exception_ptr(Exception(what));
+    std::rethrow_exception(broken_);
+}
+
+}  // namespace ddp::cpu

@@ -1,0 +1,80 @@
+#pragma once
+
+#include <chrono>
+#include <exception>
+#include <string>
+#include <vector>
+
+#include "ddp/shm/arena.h"
+#include "ddp/shm/roster.h"
+#include "ddp/shm/waiting.h"
+
+namespace ddp::cpu {
+
+/// The steps in which all ranks of a node meet, and what each of them shows there. A collective is begin(),
+/// some steps, end(). One thread at a time.
+///
+/// A step costs one cache line per peer: it carries the flag, the call (so that a mismatch is seen on the
+/// way) and the first bytes of the message. Waiting spins as long as that pays (Attention), then sleeps on a
+/// futex, and looks at the abort word and the deadline every kSleepSlice. Where ranks share cores nobody spins:
+/// the last to arrive wakes the others, one sleep per rank and step. A step is met when all slots show it, whatever the
+/// words say that only spare looking at every slot: a rank can be killed between the two.
+class Lockstep {
+  public:
+    /// `steps_so_far`: in tests of what comes after 2^32 of them.
+    Lockstep(Arena& arena, const Roster& roster, std::chrono::nanoseconds timeout,
+             std::uint32_t steps_so_far = 0);
+
+    /// Starts a collective: gives it its number, writes our line. Throws PeerLostError at once when the
+    /// generation is over, and the first failure again when an earlier collective of this group failed.
+    void begin(Call call);
+    void end();
+
+    /// What we shall show at the coming step, and the number of that step.
+    [[nodiscard]] Slot& mine() const { return arena_.slot(rank_, coming()); }
+    [[nodiscard]] std::uint32_t coming() const { return step_ + 1; }
+    /// What a rank showed at the step that we met last, and its number.
+    [[nodiscard]] const Slot& shown_by(std::uint32_t rank) const { return arena_.slot(rank, step_); }
+    [[nodiscard]] std::uint32_t met() const { return step_; }
+
+    /// Shows our slot, waits until everybody has shown theirs, compares the calls.
+    /// Throws MismatchError, PeerLostError, TimeoutError; the group is unusable from then on.
+    void meet();
+
+    [[nodiscard]] double communication_seconds() const;
+    /// Every later collective fails with `why`: something outside of the steps went wrong.
+    void give_up(std::exception_ptr why);
+    /// Throws the first failure again.
+    void throw_if_broken() const {
+        if (broken_) std::rethrow_exception(broken_);
+    }
+
+  private:
+    void arrive(Slot& slot);
+    void wait_for_each();
+    void wait_together();
+    void note_start();
+    static bool spin_eagerly(const std::atomic<std::uint32_t>& word, std::uint32_t value);
+    void sleep_until(std::atomic<std::uint32_t>& word, std::uint32_t value);
+    void compare_calls();
+    void throw_if_hopeless();
+    [[noreturn]] void time_out();
+    template <class Exception>
+    [[noreturn]] void fail(const std::string& what);
+    [[nodiscard]] std::vector<std::uint32_t> absent() const;
+    [[nodiscard]] int global(std::uint32_t rank) const { return arena_.global_rank(rank); }
+
+    Arena& arena_;
+    const std::uint32_t rank_;
+    const Roster roster_;
+    const std::chrono::nanoseconds timeout_;
+    Attention attention_;
+    std::uint32_t step_;
+    std::uint64_t seq_ = 0;
+    Call call_;
+    std::int64_t began_ns_ = 0;
+    std::int64_t inside_ns_ = 0;
+    std::exception_ptr broken_;
+};
+
+}  // namespace ddp::cpu

@@ -1,0 +1,54 @@
+#pragma once
+
+#include <chrono>
+#include <exception>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "ddp/process_group.h"
+#include "ddp/shm/arena.h"
+#include "ddp/shm/kernels.h"
+#include "ddp/shm/roster.h"
+#include "ddp/shm/waiting.h"
+
+namespace ddp::cpu {
+
+/// Messages between two ranks of a node, through the arena's channels: only these two take part. What does
+/// not fit a channel waits for its receiver. One thread at a time.
+class PointToPoint {
+  public:
+    PointToPoint(Arena& arena, const Roster& roster, std::chrono::nanoseconds timeout,
+                 const Kernels& kernels);
+
+    /// Throw MismatchError with both sides (the sender where it still waits for this message or for anything
+    /// later in the group), PeerLostError, TimeoutError. A channel that failed once is unusable.
+    void send(const Buffer& buffer, std::uint32_t to);
+    void recv(const Buffer& buffer, std::uint32_t from);
+
+  private:
+    /// One end of a channel, in a message.
+    struct End {
+        Channel& channel;
+        std::uint32_t peer;
+        Call call;
+        std::int64_t began_ns;
+    };
+    [[nodiscard]] End begin(ddprun::SegmentOp operation, const Buffer& buffer, std::uint32_t peer);
+    void wait_until(const End& end, std::atomic<std::uint32_t>& word, std::atomic<std::uint32_t>& sleepers,
+                    const std::function<bool()>& ready);
+    void throw_if_hopeless(const End& end, const std::function<bool()>& ready) const;
+    void compare(const End& end, const Call& sent) const;
+    void finish();
+    [[nodiscard]] std::string refusal(const End& end) const;
+    [[nodiscard]] std::string deadlock(const End& end) const;
+
+    Arena& arena_;
+    const Roster roster_;
+    const std::chrono::nanoseconds timeout_;
+    const Kernels& kernels_;
+    Attention attention_;
+    std::vector<std::uint64_t> sent_, received_;  ///< messages, by peer
+};
+
+}  // namespace ddp::cpu

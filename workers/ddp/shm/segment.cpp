@@ -1,0 +1,258 @@
+#include "ddp/shm/segment.h"
+
+#include <fcntl.h>
+#include <fmt/core.h>
+#include <poll.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <chrono>
+#include <cstring>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "ddp/shm/roster.h"
+#include "ddp/types.h"
+#include "ddp/worker/stacks.h"
+#include "env/text.h"
+
+namespace ddp {
+
+namespace {
+
+using ddprun::MonotonicClock;
+using ddprun::TimePoint;
+using ddprun::UniqueFd;
+using ddprun::WorkerEnv;
+
+constexpr std::chrono::milliseconds kConnectAgain{10};
+constexpr std::chrono::seconds kAfterMismatch{2};     // so that the ranks that disagree all hear of it
+constexpr std::uint64_t kGreeting = 0x3148535044ull;  // "DPSH1"
+
+struct Hello {
+    std::uint64_t greeting = kGreeting;
+    std::int32_t rank = 0;
+    std::int32_t world_size = 0;
+};
+
+[[noreturn]] void throw_system(int rank, const char* attempt) {
+    throw Error(fmt::format("rank {}: sharing the segment: {}: {}", rank, attempt, std::strerror(errno)));
+}
+
+[[noreturn]] void throw_world_sizes(const Hello& a, const Hello& b) {
+    cpu::throw_world_sizes(a.rank, static_cast<std::uint32_t>(a.world_size), b.rank,
+                           static_cast<std::uint32_t>(b.world_size));
+}
+
+struct Address {
+    sockaddr_un name{};
+    socklen_t length = 0;
+    [[nodiscard]] const sockaddr* get() const { return reinterpret_cast<const sockaddr*>(&name); }
+};
+
+Address address_of(const WorkerEnv& env) {
+    const std::string key = fmt::format("{}|{}|{}|{}|{}", env.master_addr, env.master_port, env.run_id,
+                                        env.generation, env.restart_count);
+    std::uint64_t hash = 14695981039346656037ull;  // FNV-1a: a name of fixed length, no secret
+    for (const char c : key) hash = (hash ^ static_cast<unsigned char>(c)) * 1099511628211ull;
+    const std::string text = fmt::format("ddp-segment-{}-{:016x}", ::getuid(), hash);
+
+    Address address;
+    address.name.sun_family = AF_UNIX;
+    std::memcpy(address.name.sun_path + 1, text.data(), text.size());  // the leading zero makes it abstract
+    address.length = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + text.size());
+    return address;
+}
+
+UniqueFd make_socket(int rank) {
+    UniqueFd fd(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+    if (!fd) throw_system(rank, "socket");
+    return fd;
+}
+
+bool is_ours(int socket) {
+    ucred peer{};
+    socklen_t length = sizeof peer;
+    return ::getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &peer, &length) == 0 && peer.uid == ::getuid();
+}
+
+bool wait_for(int fd, short events, TimePoint deadline) {
+    for (;;) {
+        pollfd entry{.fd = fd, .events = events, .revents = 0};
+        const int ready = ::poll(&entry, 1, ddprun::poll_milliseconds(MonotonicClock::now(), deadline));
+        if (ready >= 0 || errno != EINTR) return ready > 0;
+    }
+}
+
+void send_with_fd(int socket, const Hello& hello, int fd) {
+    iovec part{.iov_base = const_cast<Hello*>(&hello), .iov_len = sizeof hello};
+    alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))] = {};
+    msghdr message{};
+    message.msg_iov = &part;
+    message.msg_iovlen = 1;
+    message.msg_control = control;
+    message.msg_controllen = sizeof control;
+    cmsghdr* header = CMSG_FIRSTHDR(&message);
+    header->cmsg_level = SOL_SOCKET;
+    header->cmsg_type = SCM_RIGHTS;
+    header->cmsg_len = CMSG_LEN(sizeof(int));
+    std::memcpy(CMSG_DATA(header), &fd, sizeof fd);
+    // A rank that is gone again is noticed by joining: nothing to do about it here.
+    (void)!::sendmsg(socket, &message, MSG_NOSIGNAL);
+}
+
+UniqueFd receive_with_fd(int socket, Hello& hello) {
+    iovec part{.iov_base = &hello, .iov_len = sizeof hello};
+    alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))] = {};
+    msghdr message{};
+    message.msg_iov = &part;
+    message.msg_iovlen = 1;
+    message.msg_control = control;
+    message.msg_controllen = sizeof control;
+    if (::recvmsg(socket, &message, MSG_CMSG_CLOEXEC) != static_cast<ssize_t>(sizeof hello)) return {};
+    const cmsghdr* header = CMSG_FIRSTHDR(&message);
+    if (header == nullptr || header->cmsg_type != SCM_RIGHTS || header->cmsg_len != CMSG_LEN(sizeof(int)))
+        return {};
+    int fd = -1;
+    std::memcpy(&fd, CMSG_DATA(header), sizeof fd);
+    return UniqueFd(fd);
+}
+
+/// Serves one connection. False when it was nobody of ours.
+bool serve(int listener, const Hello& mine, int segment, TimePoint deadline, Hello& peer) {
+    const UniqueFd connection(::accept4(listener, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
+    if (!connection || !is_ours(connection.get())) return false;
+    if (!wait_for(connection.get(), POLLIN, deadline)) return false;
+    if (::recv(connection.get(), &peer, sizeof peer, 0) != static_cast<ssize_t>(sizeof peer)) return false;
+    // A number that no rank of its own world has would be counted as one of those that are waited for.
+    if (peer.greeting != kGreeting || peer.rank < 1 || peer.rank >= peer.world_size) return false;
+    send_with_fd(connection.get(), mine, segment);
+    return true;
+}
+
+std::string ranks_not_in(const std::set<int>& served, int world_size) {
+    std::vector<int> missing;
+    for (int rank = 1; rank < world_size; ++rank) {
+        if (!served.contains(rank)) missing.push_back(rank);
+    }
+    return ddprun::format_ranges(missing);
+}
+
+UniqueFd hand_out(const WorkerEnv& env, TimePoint deadline) {
+    const UniqueFd listener = make_socket(env.rank);
+    const Address address = address_of(env);
+    if (::bind(listener.get(), address.get(), address.length) != 0) {
+        if (errno != EADDRINUSE) throw_system(env.rank, "bind");
+        throw InvalidInput(
+            fmt::format("rank 0 of run '{}' at {}:{} is already there: give this job another MASTER_PORT",
+                        env.run_id, env.master_addr, env.master_port));
+    }
+    if (::listen(listener.get(), SOMAXCONN) != 0) throw_system(env.rank, "listen");
+
+    UniqueFd segment = make_segment({.local_world_size = static_cast<std::uint32_t>(env.local_world_size),
+                                     .world_size = static_cast<std::uint32_t>(env.world_size),
+                                     .generation = env.generation});
+    const Hello mine{.rank = env.rank, .world_size = env.world_size};
+    std::set<int> served;
+    Hello other = mine;  // the first that disagrees
+    int expected = env.world_size - 1;
+    while (static_cast<int>(served.size()) < expected) {
+        if (!wait_for(listener.get(), POLLIN, deadline)) break;
+        Hello peer;
+        if (!serve(listener.get(), mine, segment.get(), deadline, peer)) continue;
+        served.insert(peer.rank);
+        if (peer.world_size == mine.world_size || other.world_size != mine.world_size) continue;
+        other = peer;
+        expected = std::max(expected, peer.world_size - 1);
+        deadline = std::min(deadline, ddprun::deadline_after(MonotonicClock::now(), kAfterMismatch));
+    }
+    if (other.world_size != mine.world_size) {
+        SegmentMap map(std::move(segment));
+        cpu::leave_claim(map, other.rank, other.world_size);  // for those who agree with us and wait already
+        throw_world_sizes(mine, other);
+    }
+    if (static_cast<int>(served.size()) < expected) {
+        throw TimeoutError(fmt::format("rank 0: joining a world of {}: missing after the time-out: rank {}",
+                                       env.world_size, ranks_not_in(served, env.world_size)));
+    }
+    return segment;
+}
+
+UniqueFd connect_until(const WorkerEnv& env, TimePoint deadline) {
+    const Address address = address_of(env);
+    for (;;) {
+        UniqueFd fd = make_socket(env.rank);
+        if (::connect(fd.get(), address.get(), address.length) == 0) return fd;
+        if (errno != ECONNREFUSED && errno != EAGAIN) throw_system(env.rank, "connect");
+        if (MonotonicClock::now() >= deadline) {
+            throw TimeoutError(
+                fmt::format("rank {}: joining a world of {}: rank 0 did not come within the time-out",
+                            env.rank, env.world_size));
+        }
+        // Nobody can tell us that a name without a file appears, so look again at intervals.
+        ::poll(nullptr, 0, static_cast<int>(kConnectAgain.count()));
+    }
+}
+
+UniqueFd fetch(const WorkerEnv& env, TimePoint deadline) {
+    const UniqueFd connection = connect_until(env, deadline);
+    if (!is_ours(connection.get())) {
+        throw InvalidInput(
+            fmt::format("rank {}: the segment's socket belongs to another user: give this job another "
+                        "MASTER_PORT",
+                        env.rank));
+    }
+    const Hello mine{.rank = env.rank, .world_size = env.world_size};
+    if (::send(connection.get(), &mine, sizeof mine, MSG_NOSIGNAL) != static_cast<ssize_t>(sizeof mine)) {
+        throw_system(env.rank, "send");
+    }
+    if (!wait_for(connection.get(), POLLIN, deadline)) {
+        throw TimeoutError(
+            fmt::format("rank {}: rank 0 did not hand the segment out within the time-out", env.rank));
+    }
+    Hello theirs;
+    UniqueFd segment = receive_with_fd(connection.get(), theirs);
+    if (!segment)
+        throw PeerLostError(fmt::format("rank {}: rank 0 ended before it handed the segment out", env.rank));
+    if (theirs.world_size != mine.world_size) throw_world_sizes(mine, theirs);
+    return segment;
+}
+
+}  // namespace
+
+UniqueFd share_segment(const WorkerEnv& env, TimePoint deadline) {
+    return env.rank == 0 ? hand_out(env, deadline) : fetch(env, deadline);
+}
+
+namespace {
+
+// The variable stays set, and the program may make a second group: ours is a duplicate. The program's own
+// children have no use for the original.
+UniqueFd inherited_segment(int fd) {
+    UniqueFd own(::fcntl(fd, F_DUPFD_CLOEXEC, 3));
+    if (!own) throw InvalidInput(fmt::format("DDPRUN_SEGMENT_FD={}: {}", fd, std::strerror(errno)));
+    ::fcntl(fd, F_SETFD, FD_CLOEXEC);
+    return own;
+}
+
+UniqueFd segment_for(const WorkerEnv& env, ddprun::TimePoint deadline) {
+    if (env.segment_fd >= 0) return inherited_segment(env.segment_fd);
+    if (env.world_size == 1) return make_segment({.generation = env.generation});
+    return share_segment(env, deadline);
+}
+
+}  // namespace
+
+std::shared_ptr<SegmentMap> open_segment(const WorkerEnv& env, ddprun::TimePoint deadline) {
+    auto segment = std::make_shared<SegmentMap>(segment_for(env, deadline));
+    if (env.segment_fd >= 0 && env.lifeline_fd >= 0) {
+        answer_stack_requests(segment, static_cast<std::uint32_t>(env.local_rank), env.lifeline_fd);
+    }
+    return segment;
+}
+
+}  // namespace ddp

@@ -1,0 +1,62 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "ddp/types.h"
+#include "ddp/worker/segment_map.h"
+#include "env/clock.h"
+
+/// One call of a collective or message, and the sentences about it, whichever backend it is of.
+namespace ddp {
+
+// Stand in Call::root for the calls that have no operation of their own in the rank lines.
+inline constexpr std::int16_t kAllocateMark = -2;
+inline constexpr std::int16_t kBytesMark = -3;
+inline constexpr std::int16_t kSplitMark = -4;
+
+/// The call a rank is in, as it tells its peers. Equal on all ranks, or everybody throws MismatchError.
+struct Call {
+    std::uint64_t seq = 0;
+    std::uint64_t bytes = 0;
+    ddprun::SegmentOp operation = ddprun::SegmentOp::None;
+    std::int16_t root = -1;
+    DType dtype = DType::U8;
+    ReduceOp op = ReduceOp::Sum;
+    bool operator==(const Call&) const = default;
+};
+static_assert(sizeof(Call) == 24);
+
+/// Of a collective or message over `buffer`; without its number.
+inline Call call_of(ddprun::SegmentOp operation, const Buffer& buffer, ReduceOp op = ReduceOp::Sum, int root = -1) {
+    return {.bytes = buffer.bytes(),
+            .operation = operation,
+            .root = static_cast<std::int16_t>(root),
+            .dtype = buffer.dtype,
+            .op = op};
+}
+
+/// "all_reduce #812 (6553600 float32, 25 MiB, sum)".
+std::string to_string(const Call& call);
+/// "rank 3 called broadcast #7 (...), rank 0 called all_reduce #7 (...)".
+std::string both_sides(int rank, const Call& call, int other_rank, const Call& other);
+
+/// The time as the lines of ranks carry it.
+inline std::int64_t now_ns() { return ddprun::MonotonicClock::now().time_since_epoch().count(); }
+/// "12 s", from a time of a line until now.
+std::string age(std::int64_t since_ns, ddprun::TimePoint now);
+/// "rank 5 is in all_reduce #812 (25 MiB) since 12 s"; "rank 2 finished #811 (all_reduce) 3 s ago and has not called
+/// the next".
+std::string what_rank_does(const ddprun::RankLine& line, int rank, ddprun::TimePoint now);
+/// One such clause per rank of the node, whichever group they are in.
+std::string what_ranks_do(const SegmentMap& segment, const std::vector<std::uint32_t>& local_ranks,
+                          ddprun::TimePoint now);
+
+/// Tells the launcher how far training is.
+void report_progress(ddprun::RankLine& line, std::uint64_t step, std::uint64_t samples);
+
+/// Throws PeerLostError "<attempt>: rank 2 was lost, the launcher ended generation 4" once it has.
+void throw_if_lost(const ddprun::SegmentHeader& header, const std::string& attempt);
+
+}  // namespace ddp

@@ -1,0 +1,44 @@
+#include "ddp/worker/device_error.h"
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <cstring>
+#include <mutex>
+
+namespace ddp {
+namespace {
+
+/// Two places in turn: a signal handler reads one while the other is written.
+struct Words {
+    std::array<std::array<char, 1001>, 2> places{};
+    std::atomic<unsigned> newest{0};
+    std::mutex writing;
+};
+
+Words& words_of(DeviceLibrary library) noexcept {
+    static std::array<Words, 2> words;
+    return words[library == DeviceLibrary::Nccl ? 0 : 1];
+}
+
+}  // namespace
+
+void note_device_error(DeviceLibrary library, std::string_view text) noexcept {
+    Words& words = words_of(library);
+    const std::lock_guard lock(words.writing);
+    const unsigned next = 1 - words.newest.load(std::memory_order_relaxed);
+    std::array<char, 1001>& place = words.places[next];
+    const std::size_t length = std::min(text.size(), place.size() - 1);
+    std::memcpy(place.data(), text.data(), length);
+    place[length] = '\0';
+    words.newest.store(next, std::memory_order_release);
+}
+
+const char* last_device_error(DeviceLibrary library) noexcept {
+    const Words& words = words_of(library);
+    return words.places[words.newest.load(std::memory_order_acquire)].data();
+}
+
+const char* report_key(DeviceLibrary library) noexcept { return library == DeviceLibrary::Nccl ? "nccl_error" : "cuda_error"; }
+
+}  // namespace ddp

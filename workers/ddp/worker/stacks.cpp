@@ -1,0 +1,112 @@
+#include "ddp/worker/stacks.h"
+
+#include <cxxabi.h>
+#include <dlfcn.h>
+#include <execinfo.h>
+#include <fmt/core.h>
+#include <signal.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdlib>
+#include <mutex>
+#include <utility>
+
+#include "env/lifeline.h"
+
+namespace ddp {
+namespace {
+
+constexpr int kMaxFrames = 64;
+
+std::string readable(const char* mangled) {
+    int status = 0;
+    const std::unique_ptr<char, decltype(&std::free)> name(
+        abi::__cxa_demangle(mangled, nullptr, nullptr, &status), &std::free);
+    return status == 0 ? name.get() : mangled;
+}
+
+/// Where the object that holds `frame` was loaded; 0 when nobody knows.
+std::uintptr_t base_of(const Dl_info& info) { return reinterpret_cast<std::uintptr_t>(info.dli_fbase); }
+
+}  // namespace
+
+std::string stack_trace(int skip) {
+    void* frames[kMaxFrames];
+    const int count = ::backtrace(frames, kMaxFrames);
+    std::string text;
+    for (int i = 1 + skip; i < count; ++i) {
+        const auto address = reinterpret_cast<std::uintptr_t>(frames[i]);
+        Dl_info info{};
+        const bool known = ::dladdr(frames[i], &info) != 0;
+        const char* symbol = known && info.dli_sname != nullptr ? info.dli_sname : nullptr;
+        text += fmt::format("#{} {} [{}+{:#x}]\n", i - 1 - skip, symbol != nullptr ? readable(symbol) : "??",
+                            known ? info.dli_fname : "?", address - base_of(info));
+    }
+    return text;
+}
+
+std::size_t raw_stack_trace(char* text, std::size_t size) {
+    void* frames[kMaxFrames];
+    const int count = ::backtrace(frames, kMaxFrames);
+    SignalText out(text, size);
+    for (int i = 1; i < count; ++i) {
+        const auto address = reinterpret_cast<std::uintptr_t>(frames[i]);
+        Dl_info info{};
+        const bool known = ::dladdr(frames[i], &info) != 0;
+        out.add("#").add_number(static_cast<std::uint64_t>(i - 1)).add(" ");
+        out.add(known && info.dli_sname != nullptr ? info.dli_sname : "??").add(" [");
+        out.add(known ? info.dli_fname : "?").add("+0x").add_hex(address - base_of(info)).add("]\n");
+    }
+    return out.size();
+}
+
+void prepare_stack_trace() {
+    void* frames[2];
+    ::backtrace(frames, 2);
+}
+
+namespace {
+
+/// Borrowed by the handler for ever, so never freed. One per process: signals are the process's. Nobody reads it;
+/// `used` keeps the compiler from dropping it, and with it what a leak checker follows.
+[[gnu::used]] std::shared_ptr<SegmentMap>* kept_segment = nullptr;
+ddprun::RankLine* line = nullptr;
+int lifeline = -1;
+
+void on_request(int) {
+    const int saved = errno;
+    char text[ddprun::lifeline::kMaxPacket];
+    SignalText out(text, sizeof text);
+    const char kind[] = {ddprun::lifeline::kStack, '\0'};
+    out.add(kind).add("thread ").add_number(static_cast<std::uint64_t>(::gettid())).add(":\n");
+    const std::size_t size = out.size() + raw_stack_trace(text + out.size(), sizeof text - out.size());
+    // A launcher that does not read misses it; it must not hold us up.
+    if (::send(lifeline, text, size, MSG_DONTWAIT | MSG_NOSIGNAL) >= 0) line->stacks_sent.fetch_add(1, std::memory_order_release);
+    errno = saved;
+}
+
+void install(std::shared_ptr<SegmentMap> segment, std::uint32_t local_rank, int lifeline_fd) {
+    const int signal = SIGRTMIN + 5;
+    struct sigaction action {};
+    ::sigaction(signal, nullptr, &action);
+    if (action.sa_handler != SIG_DFL) return;
+    prepare_stack_trace();
+    kept_segment = new std::shared_ptr<SegmentMap>(std::move(segment));
+    line = &(*kept_segment)->line(local_rank);
+    lifeline = lifeline_fd;
+    action.sa_handler = on_request;
+    action.sa_flags = SA_RESTART;
+    if (::sigaction(signal, &action, nullptr) != 0) return;
+    line->stack_signal.store(static_cast<std::uint32_t>(signal), std::memory_order_release);
+}
+
+}  // namespace
+
+void answer_stack_requests(std::shared_ptr<SegmentMap> segment, std::uint32_t local_rank, int lifeline_fd) {
+    static std::once_flag once;
+    std::call_once(once, [&] { install(std::move(segment), local_rank, lifeline_fd); });
+}
+
+}  // namespace ddp

@@ -1,0 +1,101 @@
+#include "ddp/worker/work.h"
+
+#include <pthread.h>
+#include <sched.h>
+#include <signal.h>
+
+#include <chrono>
+#include <utility>
+
+namespace ddp {
+
+void Work::wait() {
+    if (!state_ || !state_->hold_back) return synchronize();
+    {
+        const std::lock_guard lock(state_->mutex);
+        if (state_->failure) std::rethrow_exception(state_->failure);
+        if (state_->done) return;
+    }
+    state_->hold_back();
+}
+
+namespace {
+
+/// Whoever looks after all collectives does so at intervals; who waits for one asks oftener, the less so the longer
+/// it takes. Returns when it has ended, or soon after somebody else found that.
+void look_until_done(Work::State& state) {
+    constexpr std::chrono::microseconds kYielding{300}, kPause{200};
+    const auto begin = std::chrono::steady_clock::now();
+    for (state.look(); !state.is_done(); state.look()) {
+        if (std::chrono::steady_clock::now() - begin < kYielding) {
+            ::sched_yield();
+            continue;
+        }
+        std::unique_lock lock(state.mutex);
+        state.changed.wait_for(lock, kPause, [&] { return state.done; });
+    }
+}
+
+}  // namespace
+
+// No deadline of its own: the collective behind it has one, and always ends.
+void Work::synchronize() {
+    if (!state_) return;
+    if (state_->look && !state_->captured) look_until_done(*state_);
+    std::unique_lock lock(state_->mutex);
+    if (state_->captured && !state_->failure)
+        throw Error(
+            "a collective that is captured in a CUDA graph cannot be waited for on the host: wait for the "
+            "graph");
+    state_->changed.wait(lock, [this] { return state_->done; });
+    if (state_->failure) std::rethrow_exception(state_->failure);
+}
+
+bool Work::done() const {
+    return !state_ || state_->is_done();
+}
+
+std::thread start_own_thread(const char* name, std::function<void()> run) {
+    sigset_t all, before;
+    ::sigfillset(&all);
+    ::pthread_sigmask(SIG_SETMASK, &all, &before);
+    std::thread thread(std::move(run));
+    ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
+    ::pthread_setname_np(thread.native_handle(), name);
+    return thread;
+}
+
+ProgressThread::ProgressThread() : thread_(start_own_thread("ddp-progress", [this] { run(); })) {}
+
+ProgressThread::~ProgressThread() {
+    {
+        const std::lock_guard lock(mutex_);
+        stopping_ = true;
+    }
+    changed_.notify_one();
+    thread_.join();
+}
+
+void ProgressThread::post(std::function<void()> task) {
+    {
+        const std::lock_guard lock(mutex_);
+        tasks_.push_back(std::move(task));
+    }
+    changed_.notify_one();
+}
+
+void ProgressThread::run() {
+    for (;;) {
+        std::function<void()> task;
+        {
+            std::unique_lock lock(mutex_);
+            changed_.wait(lock, [this] { return stopping_ || !tasks_.empty(); });
+            if (tasks_.empty()) return;
+            task = std::move(tasks_.front());
+            tasks_.pop_front();
+        }
+        task();
+    }
+}
+
+}  // namespace ddp
