@@ -2,9 +2,11 @@
 """Says how the tests of some build folders went: their counts on the last line, and before it a line for each test that
 did not run, with its reason. Exits with 1 when a test failed, or when none passed.
 
-Reads what `meson test` leaves in BUILD/meson-logs: testlog.junit.xml with one case per program, and gtest/*.xml
-(GTEST_OUTPUT=xml:BUILD/meson-logs/gtest/) with the cases inside."""
+Reads what `meson test` leaves in BUILD/meson-logs: testlog.json with one line per program (its JUnit file is no XML once a
+test has printed a terminal's escape sequences), and gtest/*.xml (GTEST_OUTPUT=xml:BUILD/meson-logs/gtest/) with the cases
+inside."""
 
+import json
 import pathlib
 import sys
 import xml.etree.ElementTree as xml
@@ -17,21 +19,23 @@ def reason_of(element):
     return " ".join(lines[1:]) if len(lines) > 1 else lines[0] if lines else "says no reason"
 
 
-def last_line(case):
-    lines = "".join(out.text or "" for out in case.iter("system-out")).strip().splitlines()
+def last_line(text):
+    lines = text.strip().splitlines()
     return lines[-1] if lines else "says no reason"
 
 
 def programs(directory):
     """How many programs passed, which failed, and which were skipped as a whole, with the reason."""
     passed, failed, skipped = 0, [], []
-    for case in xml.parse(directory / "meson-logs/testlog.junit.xml").iter("testcase"):
-        if case.find("failure") is not None or case.find("error") is not None:
-            failed.append(case.get("name"))
-        elif case.find("skipped") is not None or case.get("status") == "notrun":
-            skipped.append((case.get("name"), last_line(case)))
-        else:
+    for line in (directory / "meson-logs/testlog.json").read_text().splitlines():
+        test = json.loads(line)
+        name = test["name"].split(" / ")[-1]
+        if test["result"] == "OK":
             passed += 1
+        elif test["result"] == "SKIP":
+            skipped.append((name, last_line(test.get("stdout", ""))))
+        else:
+            failed.append(name)
     return passed, failed, skipped
 
 
