@@ -261,6 +261,7 @@ Status Job::build_head(const HeadChoice& choice) {
     config.program = setup_.program.name;
     config.random = static_cast<double>(::getpid() % 1000) / 1000;
     config.agreed = common_spec(spec);
+    config.fabric = describe_fabric(setup_.machine.fabric, process_environment);
     config.master = [this](const rdzv::AgentHello& first) -> Result<MasterAddress> {
         const RendezvousSpec& rendezvous = setup_.spec.rendezvous;
         const bool is_here = first.host == host_ && first.pid == ::getpid();
@@ -310,6 +311,7 @@ Status Job::build_agent(const Endpoint& controller) {
     hello.version = DDPRUN_VERSION;
     hello.spec_hash = common_spec(spec);
     hello.role = spec.role;
+    if (wants_fabric(spec) || spec.nodes.max > 1) hello.fabric = name_of(setup_.machine.fabric.fabric);
     rdzv::AgentLinkOptions options;
     options.controller = controller;
     options.credentials = {spec.rendezvous.run_id, token_.token};

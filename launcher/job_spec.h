@@ -95,6 +95,9 @@ enum class SignalAction : std::uint8_t { Forward, Stop, Preempt, Ignore };
 
 enum class NumaBinding : std::uint8_t { None, Auto, Node, Socket, Exclusive, CoreComplex };
 
+/// What connects the nodes of a job, as NCCL's and libfabric's settings go by it (fabric.h).
+enum class Fabric : std::uint8_t { None, Ethernet, Infiniband, Efa, Slingshot };
+
 /// What follows from the health of the GPUs before anything is started (gpu_health.h).
 enum class GpuCheck : std::uint8_t { Auto, Off, Warn, Refuse };
 
@@ -115,6 +118,7 @@ struct JobSpec {
     Duration walltime_notice = Duration::zero();           ///< preempt so long before the walltime ends; zero: never
     Duration preempt_grace = std::chrono::seconds(30);     ///< the same after a preemption notice
     NumaBinding binding = NumaBinding::Auto;
+    std::optional<Fabric> fabric;         ///< none: by what the node has, where the job has several
     bool virtual_local_rank = false;
     bool use_cgroup = true;               ///< workers get a cgroup of their own, where one can be had
     bool narrow_gpus = false;             ///< each worker sees only its GPU in CUDA_VISIBLE_DEVICES

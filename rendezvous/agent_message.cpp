@@ -10,6 +10,7 @@ namespace ddprun::rdzv {
 
 static void fields(Fields& f, AgentHello& m) {
     f("addresses", m.addresses);
+    f.usually("fabric", m.fabric, {});
     f("host", m.host);
     f("node_rank", m.node_rank);
     f("pid", m.pid);

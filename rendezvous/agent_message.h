@@ -23,6 +23,7 @@ struct AgentHello {
     std::vector<std::string> addresses;  ///< where other nodes can reach this one
     std::string spec_hash;               ///< of the parts of the command line on which all nodes must agree
     std::string role = "default";
+    std::string fabric = {};             ///< what connects it with other nodes: "slingshot"; "" it did not look
     bool operator==(const AgentHello&) const = default;
 };
 struct WorkersStarted {

@@ -8,6 +8,7 @@
 
 #include "env/text.h"
 #include "launcher/cli/option_values.h"
+#include "launcher/fabric/fabric.h"
 
 namespace ddprun {
 namespace {
@@ -158,6 +159,16 @@ Status set_numa_binding(Draft& draft, Text value) {
     return {};
 }
 
+Status set_fabric(Draft& draft, Text value) {
+    const Result<std::string> word = parse_choice(value, "auto slingshot ib efa ethernet none");
+    if (!word) return word.error();
+    draft.spec.fabric.reset();
+    for (const Fabric one : {Fabric::Slingshot, Fabric::Infiniband, Fabric::Efa, Fabric::Ethernet, Fabric::None}) {
+        if (*word == name_of(one)) draft.spec.fabric = one;
+    }
+    return {};
+}
+
 Status set_gpu_check(Draft& draft, Text value) {
     const Result<std::string> word = parse_choice(value, "auto off warn refuse");
     if (!word) return word.error();
@@ -228,6 +239,11 @@ OptionGroup worker_options() {
               [](Draft& d, Text) { d.spec.virtual_local_rank = true; return Status{}; }},
              {"narrow-gpus", 0, "", "", "Each worker sees only its GPU in CUDA_VISIBLE_DEVICES; LOCAL_RANK stays.",
               [](Draft& d, Text) { d.spec.narrow_gpus = true; return Status{}; }},
+             {"fabric", 0, "NAME", "auto slingshot ib efa ethernet none",
+              "Variables for NCCL and libfabric that suit what connects the nodes; what you set yourself stands. auto: by what "
+              "the node has (Slingshot, EFA, InfiniBand, else Ethernet), in jobs of several nodes. none: leave all alone. "
+              "--dry-run and ddprun env show them with their reasons. Default auto.",
+              set_fabric},
              {"cgroup", 0, "auto|none", "auto none",
               "auto: the workers run in a cgroup below ours, where cgroup v2 lets us make one, so that none of their "
               "processes can escape the end of the job. Default auto.",

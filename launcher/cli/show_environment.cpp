@@ -10,6 +10,7 @@
 #include "launcher/cli/options.h"
 #include "launcher/cli/subcommand.h"
 #include "launcher/exit_codes.h"
+#include "launcher/fabric/fabric.h"
 #include "launcher/plan/machine.h"
 
 namespace ddprun {
@@ -89,6 +90,8 @@ int show_environment(const std::vector<std::string>& options) {
     const Result<int> workers = resolve_worker_count(line->spec.workers, machine);
     ddprun::print("{}{}", host_lines(), machine_lines(machine));
     ddprun::print("workers of this node: {}\n", workers ? std::to_string(*workers) : printable(workers.error().what));
+    const FabricProfile fabric = choose_fabric(line->spec.fabric, look_at_network());
+    ddprun::print("fabric, for jobs of several nodes: {}", printable_lines(render_fabric(fabric, process_environment)));
     const Result<LauncherChoice> launcher = choose_launcher(process_environment);
     ddprun::print("launcher around us: {}\n", printable(launcher ? launcher->explanation : launcher.error().what));
     ddprun::print("allocation:\n{}", variables(std::begin(kAllocation), std::end(kAllocation)));

@@ -11,7 +11,6 @@
 namespace ddprun::doctor {
 
 HostFacts collect_host();
-NetworkFacts collect_network();
 /// Opens the CUDA runtime and NCCL and asks their versions, in a process of its own: a broken library may end
 /// it.
 SoftwareFacts collect_software();

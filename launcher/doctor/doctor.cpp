@@ -40,7 +40,7 @@ doctor::Facts collect(const DoctorOptions& options) {
     facts.host = doctor::collect_host();
     facts.nvidia = read_nvidia_facts(NvidiaDetail::AndTopology);
     facts.visible_devices = process_environment("CUDA_VISIBLE_DEVICES");
-    facts.network = doctor::collect_network();
+    facts.network = look_at_network();
     facts.software = doctor::collect_software();
     if (!options.run) return facts;
     facts.trial = doctor::run_trial(

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "env/clock.h"
+#include "launcher/fabric/network.h"
 #include "launcher/gpu/gpu_facts.h"
 #include "launcher/plan/machine.h"
 
@@ -52,28 +53,6 @@ struct HostFacts {
     bool may_ptrace = false;  ///< CAP_SYS_PTRACE
     std::string governor;     ///< of the first CPU: "performance"
     std::string core_pattern;
-};
-
-struct NetworkInterface {
-    std::string name;
-    bool up = false;
-    bool loopback = false;
-    bool is_virtual = false;  ///< no device behind it: bridges, tunnels, containers' ends
-    std::vector<std::string> addresses;
-    std::optional<int> megabits;
-    int mtu = 0;
-};
-struct FabricPort {
-    std::string device;  ///< "mlx5_0"
-    int port = 1;
-    std::string state;  ///< "ACTIVE"
-    std::string rate;   ///< "400 Gb/sec (4X NDR)"
-    std::string layer;  ///< "InfiniBand", "Ethernet"
-};
-struct NetworkFacts {
-    std::vector<NetworkInterface> interfaces;
-    std::vector<FabricPort> ports;  ///< RDMA devices
-    bool has_slingshot = false;     ///< a cxi device, or an interface hsn<N>
 };
 
 /// A library that is loaded at run time.

@@ -200,7 +200,7 @@ std::vector<Finding> judge_host(const HostFacts& host, bool has_rdma) {
 
 std::vector<Finding> judge(const Facts& facts) {
     std::vector<Finding> rows;
-    const bool has_rdma = !facts.network.ports.empty() || facts.network.has_slingshot;
+    const bool has_rdma = !facts.network.ports.empty() || has_slingshot(facts.network);
     for (std::vector<Finding> part :
          {judge_host(facts.host, has_rdma), judge_gpus(facts.nvidia, facts.visible_devices),
           judge_software(facts.software, facts.nvidia), judge_network(facts.network, facts.software),

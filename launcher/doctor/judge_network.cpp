@@ -4,6 +4,7 @@
 
 #include "env/text.h"
 #include "launcher/doctor/judge.h"
+#include "launcher/fabric/fabric.h"
 
 namespace ddprun::doctor {
 namespace {
@@ -20,8 +21,6 @@ std::string value_of(const SoftwareFacts& software, std::string_view name) {
     }
     return "";
 }
-
-bool usable(const NetworkInterface& one) { return one.up && !one.loopback && !one.addresses.empty(); }
 
 std::string describe(const NetworkInterface& one) {
     std::string text = one.up ? "up" : "down";
@@ -51,24 +50,6 @@ std::vector<std::string> chosen_by(std::string_view setting,
     return chosen;
 }
 
-/// What NCCL takes for its sockets when nobody says: ib*, then any but docker* and lo, then docker*, then lo.
-std::string nccls_own_choice(const std::vector<NetworkInterface>& interfaces) {
-    std::vector<std::string> names;
-    const auto take = [&](auto fits) {
-        if (!names.empty()) return;
-        for (const NetworkInterface& one : interfaces) {
-            if (one.up && !one.addresses.empty() && fits(one)) names.push_back(one.name);
-        }
-    };
-    take([](const NetworkInterface& one) { return one.name.starts_with("ib"); });
-    take([](const NetworkInterface& one) {
-        return !one.loopback && !one.name.starts_with("docker") && !one.name.starts_with("virbr");
-    });
-    take([](const NetworkInterface& one) { return !one.loopback; });
-    take([](const NetworkInterface&) { return true; });
-    return join(names, ",");
-}
-
 void judge_choice(const NetworkFacts& network, const SoftwareFacts& software, Rows& rows) {
     const std::string setting = value_of(software, "NCCL_SOCKET_IFNAME");
     if (!setting.empty()) {
@@ -81,14 +62,15 @@ void judge_choice(const NetworkFacts& network, const SoftwareFacts& software, Ro
         return add_network(rows, Severity::Ok, "NCCL sockets",
                    fmt::format("{} (NCCL_SOCKET_IFNAME={})", join(chosen, ","), setting));
     }
-    const std::string own = nccls_own_choice(network.interfaces);
-    if (network.has_slingshot)
+    const std::string own = join(nccls_own_interfaces(network.interfaces), ",");
+    if (has_slingshot(network))
         return add_network(rows, Severity::Warning, "NCCL sockets",
                    fmt::format("NCCL would take {}; on Slingshot it must be told", own),
-                   "NCCL_SOCKET_IFNAME=hsn, and the libfabric plug-in (aws-ofi-nccl) in LD_LIBRARY_PATH");
+                   "NCCL_SOCKET_IFNAME=hsn, which ddprun sets in jobs of several nodes (--fabric), and the libfabric plug-in "
+                   "(aws-ofi-nccl) in LD_LIBRARY_PATH");
     const auto real =
         std::count_if(network.interfaces.begin(), network.interfaces.end(),
-                      [](const NetworkInterface& one) { return usable(one) && !one.is_virtual; });
+                      [](const NetworkInterface& one) { return is_usable(one) && !one.is_virtual; });
     if (own.empty())
         return add_network(rows, Severity::Warning, "NCCL sockets", "no interface is up and has an address",
                    "ip link; ip address");

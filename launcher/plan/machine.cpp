@@ -91,6 +91,8 @@ Probe probe_for(const JobSpec& spec) {
     probe.caches = binds && spec.binding != NumaBinding::Auto && spec.binding != NumaBinding::Node;
     if (counts_gpus || assigns_gpus || spec.dry_run) probe.gpus = Probe::Gpus::Yes;
     else probe.gpus = binds ? Probe::Gpus::WithSeveralNumaNodes : Probe::Gpus::No;
+    probe.network = wants_fabric(spec);
+    probe.fabric = spec.fabric;
     return probe;
 }
 
@@ -99,6 +101,7 @@ Machine detect_machine(const EnvironmentLookup& env, const Probe& probe) {
     const std::vector<int> usable = usable_cpus();
     machine.cpus = static_cast<int>(usable.size());
     machine.cpu_places = read_cpu_places("/sys", usable, probe.caches);
+    if (probe.network) machine.fabric = choose_fabric(probe.fabric, look_at_network());
     if (!wants_gpus(probe, machine)) {
         machine.gpus_from = "not looked for";
         return machine;

@@ -7,6 +7,7 @@
 
 #include "env/result.h"
 #include "env/worker_env.h"
+#include "launcher/fabric/fabric.h"
 #include "launcher/gpu/nvidia.h"
 #include "launcher/job_spec.h"
 
@@ -29,12 +30,15 @@ struct Machine {
     std::vector<Cpu> cpu_places;  ///< by id
     std::vector<Gpu> gpu_places;  ///< in CUDA's order
     std::string gpus_from;        ///< "NVML", "/proc/driver/nvidia", "/dev", or why they were not looked for
+    FabricProfile fabric;         ///< what connects it with others; none where nobody asked (wants_fabric)
 };
 
 /// What detect_machine has to look at; the rest costs milliseconds (NVML) or thousands of files (caches).
 struct Probe {
     bool caches = true;  ///< packages, cores and core complexes of every CPU
     enum class Gpus : std::uint8_t { No, WithSeveralNumaNodes, Yes } gpus = Gpus::Yes;
+    bool network = false;  ///< the fabric
+    std::optional<Fabric> fabric = {};  ///< the one that was asked for
 };
 /// The least that this job's plan needs.
 Probe probe_for(const JobSpec& spec);

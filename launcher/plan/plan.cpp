@@ -193,6 +193,7 @@ Result<std::vector<WorkerPlan>> plan_workers(const JobSpec& spec, const Resolved
     const Result<Bindings> bindings = bind_workers(spec.binding, machine, order.local_world_size);
     if (!bindings) return bindings.error();
     const bool sets_threads = !inherited("OMP_NUM_THREADS") && order.local_world_size > 1;
+    const std::vector<FabricSetting> fabric = unset_settings(machine.fabric, inherited);
     const bool sets_nccl = !inherited("TORCH_NCCL_ASYNC_ERROR_HANDLING");
 
     std::vector<WorkerPlan> workers(static_cast<std::size_t>(order.local_world_size));
@@ -204,6 +205,7 @@ Result<std::vector<WorkerPlan>> plan_workers(const JobSpec& spec, const Resolved
         if (sets_threads) plan.env.omp_num_threads = binding.cores;
         plan.environment.emplace_back("TORCHELASTIC_SIGNALS_TO_HANDLE", spec.signals_to_handle);
         if (sets_nccl) plan.environment.emplace_back("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1");
+        for (const FabricSetting& one : fabric) plan.environment.emplace_back(one.name, one.value);
         plan.removed = stale_variables();
         plan.program = program.path;
         plan.arguments = substituted(program.arguments, plan.env);
@@ -229,7 +231,8 @@ std::string shell_quoted(const std::string& word) {
 }
 
 std::string render_plan(const JobSpec& spec, const ResolvedProgram& program, const Machine& machine,
-                        const rdzv::StartGeneration& order, const std::vector<WorkerPlan>& workers) {
+                        const rdzv::StartGeneration& order, const std::vector<WorkerPlan>& workers,
+                        const EnvironmentLookup& inherited) {
     std::string text =
         fmt::format("plan:       {} worker{} on this node (node {} of {}), ranks {}-{} of {}\n", workers.size(),
                     workers.size() == 1 ? "" : "s", order.group_rank, order.group_world_size, order.first_rank,
@@ -242,6 +245,7 @@ std::string render_plan(const JobSpec& spec, const ResolvedProgram& program, con
     text += fmt::format("stopping:   {} from the stop signal to SIGKILL, {} after a preemption notice\n",
                         format_duration(spec.shutdown_timeout), format_duration(spec.preempt_grace));
     text += fmt::format("output:     {}\n", describe_output(spec.output));
+    if (machine.fabric.fabric != Fabric::None) text += fmt::format("fabric:     {}", render_fabric(machine.fabric, inherited));
     if (workers.empty()) return text;
     text += fmt::format("binding:    {}\n", workers.front().binding_why);
     const EnvironmentList common = common_variables(workers);

@@ -36,7 +36,8 @@ Result<std::vector<WorkerPlan>> plan_workers(const JobSpec& spec, const Resolved
 
 /// The complete plan as --dry-run prints it; ends with a newline. Values of secrets are masked.
 std::string render_plan(const JobSpec& spec, const ResolvedProgram& program, const Machine& machine,
-                        const rdzv::StartGeneration& order, const std::vector<WorkerPlan>& workers);
+                        const rdzv::StartGeneration& order, const std::vector<WorkerPlan>& workers,
+                        const EnvironmentLookup& inherited = process_environment);
 
 /// A word as a shell would have to be given it: 'a b'.
 std::string shell_quoted(const std::string& word);

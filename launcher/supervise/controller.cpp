@@ -6,6 +6,7 @@
 #include <signal.h>
 
 #include "env/text.h"
+#include "launcher/fabric/fabric.h"
 #include "launcher/report/explain.h"
 #include "launcher/signals.h"
 #include "rendezvous/rank_table.h"
@@ -105,7 +106,19 @@ void Controller::form_world() {
         group_ranks_.emplace(member.agent, static_cast<int>(nodes_.size()));
         nodes_.push_back({member.agent, agents_.at(member.agent)});
     }
+    say_what_connects();
     feed(job_event::WorldFormed{slots()});
+}
+
+/// Once, and again when nodes have come or gone that change it.
+void Controller::say_what_connects() {
+    std::vector<NodeFabric> fabrics;
+    for (const Node& node : nodes_) fabrics.push_back({node.hello.host, node.hello.fabric});
+    const FabricVerdict verdict = judge_fabrics(fabrics, config_.fabric);
+    if (verdict.line.empty() || verdict.line == said_of_fabric_) return;
+    said_of_fabric_ = verdict.line;
+    if (verdict.differs) log_.warning("{}", printable(verdict.line));
+    else log_.info("{}", verdict.line);
 }
 
 std::vector<int> Controller::slots() const {

@@ -39,6 +39,7 @@ struct ControllerConfig {
     /// Called once for each: a port that the kernel picked must be free again for a new rank 0.
     std::function<Result<MasterAddress>(const rdzv::AgentHello& first)> master;
     std::string agreed;   ///< AgentHello::spec_hash that every node has to bring
+    std::string fabric;   ///< of this node, and what is set because of it (describe_fabric)
     double random = 0;    ///< in [0, 1), spreads the back-off
 };
 
@@ -109,6 +110,7 @@ class Controller {
     void count_down(TimePoint end);
     void consider_membership();
     void form_world();
+    void say_what_connects();
     void broadcast(const rdzv::ToAgent& message);
     void worker_exited(int node, const rdzv::WorkerExited& report);
     [[nodiscard]] bool was_the_cause_all_along(const WorkerEnd& end);
@@ -136,6 +138,7 @@ class Controller {
     TimePoint oldest_report_ = TimePoint::max();  ///< of the errors in `ends_`
     std::int64_t steps_before_ = -1;  ///< the furthest any failed worker has got
     TimePoint begun_;
+    std::string said_of_fabric_;
     os::EventLoop::TimerId timer_ = 0;
     os::EventLoop::TimerId join_timer_ = 0;
     os::EventLoop::TimerId countdown_ = 0;

@@ -124,7 +124,7 @@ const Case kCases[] = {
     {"WrongInterface", [](Facts& f) { f.software.variables = {{"NCCL_SOCKET_IFNAME", "ib0"}}; }, Severity::Error, "NCCL sockets", "names no interface", "unset"},
     {"TwoNetworks", [](Facts& f) { f.network.interfaces.push_back({"eth1", true, false, false, {"10.1.0.1"}, 1000, 1500}); }, Severity::Note, "NCCL sockets", "takes eth0,eth1", "NCCL_SOCKET_IFNAME"},
     {"NoNetwork", [](Facts& f) { f.network.interfaces.clear(); }, Severity::Warning, "NCCL sockets", "no interface is up", "ip link"},
-    {"Slingshot", [](Facts& f) { f.network.has_slingshot = true; }, Severity::Warning, "NCCL sockets", "must be told", "NCCL_SOCKET_IFNAME=hsn"},
+    {"Slingshot", [](Facts& f) { f.network.cxi_devices = {"cxi0"}; }, Severity::Warning, "NCCL sockets", "must be told", "NCCL_SOCKET_IFNAME=hsn"},
     {"AllReduceFailed", [](Facts& f) { f.trial = failed_trial(); }, Severity::Error, "all-reduce", "exit code 1: rank 0: no", "ddprun x"},
     {"AllReduceOnCpus", [](Facts& f) { f.trial.why_cpus = "a GPU is lost"; }, Severity::Warning, "all-reduce", "on the CPUs: a GPU is lost", "above"},
     {"AllReduceNotAsked", [](Facts& f) { f.trial = {}; }, Severity::Note, "all-reduce", "--no-run", ""},

@@ -288,6 +288,10 @@ TEST(Option, NumaBindingHasFourPoliciesAlsoFromItsVariable) {
     EXPECT_EQ(spec_of({"--numa_binding", "socket"}).binding, NumaBinding::Socket);
     EXPECT_EQ(spec_of({"--numa-binding=exclusive"}).binding, NumaBinding::Exclusive);
     EXPECT_EQ(spec_of({}, {{"PET_NUMA_BINDING", "core-complex"}}).binding, NumaBinding::CoreComplex);
+    EXPECT_EQ(spec_of({"--fabric=ib"}).fabric, Fabric::Infiniband);
+    EXPECT_EQ(spec_of({"--fabric=none"}).fabric, Fabric::None);
+    EXPECT_EQ(spec_of({"--fabric=auto"}).fabric, std::nullopt);
+    EXPECT_EQ(error_of({"--fabric=tcp"}), "--fabric: 'tcp' is not auto, slingshot, ib, efa, ethernet or none");
     EXPECT_EQ(spec_of({"--numa-binding=none"}).binding, NumaBinding::None);
     EXPECT_EQ(error_of({"--numa-binding=core"}),
               "--numa-binding: 'core' is not none, auto, node, socket, exclusive or core-complex");

@@ -256,6 +256,15 @@ TEST_F(Plan, SetsNcclErrorHandlingUnlessTheUserDid) {
     EXPECT_THAT(plan(environment({{"TORCH_NCCL_ASYNC_ERROR_HANDLING", "0"}}))[0].environment, Not(Contains(Pair("TORCH_NCCL_ASYNC_ERROR_HANDLING", testing::_))));
 }
 
+TEST_F(Plan, SetsWhatTheFabricNeedsUnlessTheUserDid) {
+    EXPECT_THAT(plan()[0].environment, Not(Contains(Pair("FI_PROVIDER", testing::_)))) << "nobody looked for a fabric";
+    machine_.fabric = choose_fabric(Fabric::Efa, {});
+    EXPECT_THAT(plan()[1].environment, Contains(Pair("FI_PROVIDER", "efa")));
+    EXPECT_THAT(plan(environment({{"FI_PROVIDER", "tcp"}}))[0].environment, Not(Contains(Pair("FI_PROVIDER", testing::_))));
+    const std::string text = render_plan(spec_, program_, machine_, order_, plan(), environment());
+    EXPECT_THAT(text, HasSubstr("fabric:     efa (--fabric efa)\n  FI_PROVIDER=efa  ("));
+}
+
 TEST_F(Plan, VirtualLocalRankNarrowsToTheWorkersGpu) {
     spec_.virtual_local_rank = true;
     machine_.gpu_places = {{"GPU-c", "", -1}, {"3", "", -1}};

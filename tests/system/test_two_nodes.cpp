@@ -58,6 +58,22 @@ TEST(TwoNodes, StaticRendezvousGivesRanksByNodeRank) {
     EXPECT_THAT(one.out, AllOf(HasSubstr("[2]: GROUP_RANK=1"), HasSubstr("[3]: LOCAL_RANK=1"), HasSubstr("[3]: WORLD_SIZE=4")));
 }
 
+TEST(TwoNodes, AFabricIsSetForTheWorkersOfBothAndSaidOnce) {
+    TwoNodes nodes(Way::Static, {"env", "FI_PROVIDER", "env", "FI_EFA_FORK_SAFE"}, {"--fabric=efa"}, "FI_EFA_FORK_SAFE=0");
+    const Outcome zero = nodes[0].wait(), one = nodes[1].wait();
+    EXPECT_EQ(occurrences(zero.out + one.out, "FI_PROVIDER=efa"), 4) << zero.out << zero.err;
+    EXPECT_EQ(occurrences(zero.out + one.out, "FI_EFA_FORK_SAFE=0"), 4) << "as the user set it";
+    EXPECT_THAT(zero.err, HasSubstr("fabric efa (--fabric efa): FI_PROVIDER=efa; as you set it: FI_EFA_FORK_SAFE\n"));
+    EXPECT_THAT(one.err, Not(HasSubstr("fabric")));
+}
+
+TEST(TwoNodes, FabricsThatDifferAreNamed) {
+    TwoNodes nodes(Way::Static, {}, {}, "PROBE=0", {{{"--fabric=ib"}, {"--fabric=slingshot"}}});
+    const Outcome zero = nodes[0].wait();
+    EXPECT_EQ(nodes[1].wait().status, 0);
+    EXPECT_THAT(zero.err, AllOf(HasSubstr("the nodes' fabrics differ: ib on "), HasSubstr("; slingshot on ")));
+}
+
 TEST(TwoNodes, C10dOnOneHostFormsOneWorldWhoeverComesFirst) {
     TwoNodes nodes(Way::C10d, {"env", "RANK", "env", "WORLD_SIZE"});
     const Outcome zero = nodes[0].wait(), one = nodes[1].wait();
