@@ -97,7 +97,9 @@ class Host {
         if (request.arguments.empty() || streams[2] < 0) return;
         one.pid = ::fork();
         if (one.pid == 0) become(request, streams);
-        if (one.pid > 0) started_.push_back(std::move(one));
+        if (one.pid < 0) return;
+        ::send(one.asker.get(), &one.pid, sizeof one.pid, MSG_NOSIGNAL);
+        started_.push_back(std::move(one));
     }
 
     void hear(Started& one) {

@@ -8,7 +8,7 @@
 #include <vector>
 
 /// What on_host (tests/support/on_host.cpp) and a host's first process (host_init.cpp) say to each other, in packets over
-/// a Unix socket: a request with three descriptors, then signals one way and the end the other.
+/// a Unix socket: a request with three descriptors, then signals one way, and the process id and at last how it ended the other.
 namespace ddprun::test {
 
 /// A program to start: the descriptors that become its standard ones travel beside it.

@@ -38,6 +38,9 @@ class Hosts {
     /// program leads a session, has the environment of who runs the command, but for HOME and what names places here.
     [[nodiscard]] std::vector<std::string> command(int host, const std::vector<std::string>& argv) const;
 
+    /// For on_host (tests/support/on_host.cpp), where the command above is not it.
+    [[nodiscard]] std::string socket_path(int host) const { return shared_ + "/.hosts/" + name(host); }
+
     /// The same directory, by the same path, for the test and all hosts; HOME lies in it.
     [[nodiscard]] const std::string& shared() const { return shared_; }
     [[nodiscard]] const std::string& home() const { return home_; }
@@ -53,7 +56,6 @@ class Hosts {
     class Host;
     void ip_in_switch(const std::string& commands) const;
     [[nodiscard]] std::string port_up(int host) const;
-    [[nodiscard]] std::string socket_path(int host) const { return shared_ + "/.hosts/" + name(host); }
 
     const Switch made_of_;
     std::string shared_, home_;

@@ -1,6 +1,7 @@
-// on_host SOCKET PROGRAM [ARGUMENT...]
+// on_host [--pid-file=FILE] SOCKET PROGRAM [ARGUMENT...]
 // Runs a program on the host (tests/support/hosts.h) whose first process listens there: with our standard streams,
 // directory and environment, in a session of its own. Ends as it ends; passes signals on; our death is its SIGKILL.
+// FILE tells the process id that it has there, which is the session's too.
 #include <errno.h>
 #include <poll.h>
 #include <signal.h>
@@ -11,6 +12,7 @@
 #include <unistd.h>
 
 #include <cstdio>
+#include <fstream>
 
 #include "tests/support/host_request.h"
 
@@ -67,11 +69,20 @@ int end_as(int status) {
 }  // namespace
 
 int main(int argc, char** argv) {
+    std::string pid_file;
+    constexpr std::string_view kPidFile = "--pid-file=";
+    if (argc > 1 && std::string_view(argv[1]).starts_with(kPidFile)) {
+        pid_file = argv[1] + kPidFile.size();
+        ++argv, --argc;
+    }
     if (argc < 3) return 64;
     const int signals = signals_to_pass_on();
     const int host = connect_to_host(argv[1]);
     if (host < 0) return fail(std::string("connect ") + argv[1]);
     if (!send_request(host, packed(request_of(argv + 2)), {0, 1, 2})) return fail("sendmsg");
+    int pid = 0;
+    if (::recv(host, &pid, sizeof pid, 0) != sizeof pid) return fail("no process");
+    if (!pid_file.empty()) std::ofstream(pid_file) << pid << "\n";
     for (;;) {
         std::array<pollfd, 2> ready{{{host, POLLIN, 0}, {signals, POLLIN, 0}}};
         if (::poll(ready.data(), ready.size(), -1) < 0) continue;

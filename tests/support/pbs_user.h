@@ -1,0 +1,89 @@
+#pragma once
+
+#include <chrono>
+#include <filesystem>
+#include <fstream>
+#include <stdexcept>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "env/json.h"
+#include "env/text.h"
+#include "tests/support/run_program.h"
+#include "tests/system/look.h"
+
+namespace ddprun::test {
+
+/// Somebody with a directory that all hosts of a PBS see, who submits jobs and looks at them.
+class PbsUser {
+  public:
+    /// `options`: where the commands are found, and the directory.
+    explicit PbsUser(RunOptions options) : options_(std::move(options)) {}
+
+    [[nodiscard]] const std::string& directory() const { return options_.directory; }
+    [[nodiscard]] std::string file(const std::string& name) const { return directory() + "/" + name; }
+
+    Outcome run(std::vector<std::string> command, const std::string& input = "") const {
+        RunOptions options = options_;
+        options.input = input;
+        command.insert(command.begin(), "env");  // looks for it on the PATH of the options
+        return test::run(command, options);
+    }
+
+    /// The id of a job with this script; its output is in `out` of the directory. Throws what qsub says.
+    std::string submit(const std::string& script, const std::vector<std::string>& arguments = {}) const {
+        std::ofstream(file("job.sh")) << "#!/bin/bash\ncd $PBS_O_WORKDIR\n" << script << "\n";
+        std::vector<std::string> command{"qsub", "-j", "oe", "-o", file("out")};
+        command.insert(command.end(), arguments.begin(), arguments.end());
+        command.push_back("job.sh");
+        const Outcome outcome = run(command);
+        if (outcome.status != 0) throw std::runtime_error("qsub: " + outcome.err);
+        return std::string(trim(outcome.out));
+    }
+
+    /// What qstat tells of a job, also of a finished one.
+    [[nodiscard]] Json status(const std::string& id) const {
+        const Json told = parse_json(run({"qstat", "-x", "-f", "-F", "json", id}).out).value_or(Json());
+        return told["Jobs"][id];
+    }
+
+    /// The same, once the job has this state; null when that does not come.
+    [[nodiscard]] Json await_state(const std::string& id, const std::string& state) const {
+        Json job;
+        const bool has_come = comes([&] {
+            job = status(id);
+            return job["job_state"].text() == state;
+        });
+        return has_come ? job : Json();
+    }
+
+    /// The output of a job that has ended.
+    [[nodiscard]] std::string output_of(const std::string& id) const {
+        (void)await_state(id, "F");
+        return file_content(file("out"));
+    }
+
+    /// Waits for a file that the job makes; false when it does not come.
+    [[nodiscard]] bool await_file(const std::string& name) const {
+        return comes([&] { return std::filesystem::exists(file(name)); });
+    }
+    /// The same for what a job writes that was submitted with -k doe: others' output comes at their end.
+    [[nodiscard]] bool await_output(const std::string& text) const {
+        return comes([&] { return file_content(file("out")).find(text) != std::string::npos; });
+    }
+
+  private:
+    template <typename Condition>
+    static bool comes(const Condition& is_so) {
+        for (const auto until = std::chrono::steady_clock::now() + std::chrono::minutes(1); std::chrono::steady_clock::now() < until;) {
+            if (is_so()) return true;
+            std::this_thread::sleep_for(std::chrono::milliseconds(5));
+        }
+        return false;
+    }
+
+    const RunOptions options_;
+};
+
+}  // namespace ddprun::test
