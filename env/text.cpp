@@ -281,6 +281,17 @@ std::string join(const std::vector<std::string>& pieces, std::string_view separa
     return out;
 }
 
+std::string shell_quoted(std::string_view word) {
+    constexpr std::string_view kPlain = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-+=./:,@%";
+    if (!word.empty() && word.find_first_not_of(kPlain) == std::string_view::npos) return std::string(word);
+    std::string quoted = "'";
+    for (const char c : word) {
+        if (c == '\'') quoted += "'\\''";
+        else quoted += c;
+    }
+    return quoted += "'";
+}
+
 std::string format_ranges(const std::vector<int>& sorted) {
     std::string out;
     for (std::size_t first = 0; first < sorted.size();) {

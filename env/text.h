@@ -36,6 +36,8 @@ std::string_view trim(std::string_view text);
 std::string lower(std::string_view text);
 /// Pieces joined with a separator.
 std::string join(const std::vector<std::string>& pieces, std::string_view separator);
+/// A word as a shell has to be given it: 'a b'. No shell finds anything in it to expand, whatever it holds.
+std::string shell_quoted(std::string_view word);
 /// Ranks as people read them: {0,1,2,5} gives "0-2, 5".
 std::string format_ranges(const std::vector<int>& sorted);
 /// Text from outside (a peer, a file, a variable, a worker) as part of a line that people read: what a terminal would obey

@@ -14,6 +14,7 @@
 #include "env/io/file.h"
 #include "env/io/socket.h"
 #include "env/line_budget.h"
+#include "env/nodes/batch_job.h"
 #include "env/os/event_loop.h"
 #include "env/os/log.h"
 #include "env/os/system.h"
@@ -97,7 +98,8 @@ class Job final : public rdzv::ServerHandler, public rdzv::AgentLinkHandler {
     Status build_head(const HeadChoice& choice);
     Status build_agent(const Endpoint& controller);
     Status build_observation();
-    void plan_walltime_notice(TimePoint end);
+    void walltime_is_known(TimePoint end);
+    void walltime_is_unknown(const std::string& why);
     void build_questions();
     [[nodiscard]] std::optional<Endpoint> ras_address() const;
     void on_signal(const signalfd_siginfo& info);
@@ -262,6 +264,7 @@ Status Job::build_head(const HeadChoice& choice) {
     config.random = static_cast<double>(::getpid() % 1000) / 1000;
     config.agreed = common_spec(spec);
     config.fabric = describe_fabric(setup_.machine.fabric, process_environment);
+    config.in_batch_job = find_batch_job(process_environment).has_value();
     config.master = [this](const rdzv::AgentHello& first) -> Result<MasterAddress> {
         const RendezvousSpec& rendezvous = setup_.spec.rendezvous;
         const bool is_here = first.host == host_ && first.pid == ::getpid();
@@ -366,7 +369,7 @@ Result<int> Job::run() {
     }
     if (controller_) {
         walltime_ = std::make_unique<WalltimeWatch>(*loop_, system_, log_);
-        walltime_->begin([this](TimePoint end) { plan_walltime_notice(end); });
+        walltime_->begin([this](TimePoint end) { walltime_is_known(end); }, [this](const std::string& why) { walltime_is_unknown(why); });
         controller_->begin();
     }
     if (const Status ran = loop_->run(); !ran) {
@@ -379,8 +382,15 @@ Result<int> Job::run() {
     return code;
 }
 
-void Job::plan_walltime_notice(TimePoint end) {
+void Job::walltime_is_unknown(const std::string& why) {
     const Duration notice = setup_.spec.walltime_notice;
+    if (notice == Duration::zero()) return log_.debug("the walltime is not known: {}", why);
+    log_.warning("--walltime-notice={}: no notice will be given: {}", format_duration(notice), why);
+}
+
+void Job::walltime_is_known(TimePoint end) {
+    const Duration notice = setup_.spec.walltime_notice;
+    controller_->walltime_known(end - notice);
     if (notice == Duration::zero()) return;
     loop_->call_at(end - notice, [this, end] {
         if (controller_->finished()) return;

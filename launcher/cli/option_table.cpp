@@ -317,8 +317,8 @@ OptionGroup supervision_options() {
              {"preempt-grace", 0, "SPAN", "", "Grace after a preemption notice, for a checkpoint. Default 30s.",
               [](Draft& d, Text v) { return store(parse_span(v), d.spec.preempt_grace); }},
              {"walltime-notice", 0, "SPAN", "",
-              "Preempt the job so long before its walltime ends, where the scheduler (PBS, Torque, Slurm) tells it: notice, SIGTERM, "
-              "--preempt-grace, exit code 75. Default 0: never.",
+              "Preempt the job so long before its walltime ends, where the scheduler (PBS, Torque, Slurm, LSF) tells it: notice, SIGTERM, "
+              "--preempt-grace, exit code 75. Default 0: never. No restart begins less than 60 s before that, or before the end.",
               [](Draft& d, Text v) { return store(parse_span(v), d.spec.walltime_notice); }},
              {"signals-to-handle", 0, "NAME,...", "", "Signals that stop the job, besides TERM, INT, HUP and QUIT.",
               set_stop_signals},

@@ -39,7 +39,4 @@ std::string render_plan(const JobSpec& spec, const ResolvedProgram& program, con
                         const rdzv::StartGeneration& order, const std::vector<WorkerPlan>& workers,
                         const EnvironmentLookup& inherited = process_environment);
 
-/// A word as a shell would have to be given it: 'a b'.
-std::string shell_quoted(const std::string& word);
-
 }  // namespace ddprun

@@ -206,7 +206,7 @@ int exit_code(const JobEnd& end) {
     if (cause != nullptr && code_of(*cause) == static_cast<int>(ExitCode::DoNotRequeue)) return code_of(*cause);
     if (all_succeeded(end) && end.failure.empty()) return static_cast<int>(ExitCode::Success);
     // Workers that die of the same signal as we (the whole process group was signalled) did not cause anything.
-    if (end.preempted || end.stopped_by_signal) return static_cast<int>(ExitCode::TryAgain);
+    if (end.preempted || end.stopped_by_signal || end.out_of_time) return static_cast<int>(ExitCode::TryAgain);
     if (cause != nullptr) return code_of(*cause);
     if (end.hung) return static_cast<int>(ExitCode::Hung);
     if (!end.failure.empty()) return static_cast<int>(ExitCode::Unavailable);
@@ -258,6 +258,7 @@ std::string render_report_json(const JobEnd& end) {
     json.set("world_size", end.world_size);
     json.set("seconds", in_seconds(end.wall));
     json.set("preempted", end.preempted);
+    json.set("out_of_time", end.out_of_time);
     json.set("hung", end.hung);
     json.set("stopped_by_signal", end.stopped_by_signal ? Json(signal_name(*end.stopped_by_signal)) : Json());
     json.set("workers", json_list(end.workers, [](const WorkerEnd& worker) { return to_json(worker); }));

@@ -32,10 +32,13 @@ struct JobEnd {
     Duration wall{};
     std::optional<int> stopped_by_signal;  ///< the signal that ended ddprun, if that is why
     bool preempted = false;
+    bool out_of_time = false;              ///< a restart was left, but no time for it before the walltime ends
     bool hung = false;                     ///< stopped by us because nothing went on
     std::string failure;                   ///< a failure that is no worker's: rendezvous, lost node, hang; "" none
     std::optional<TimePoint> failure_decided;  ///< when; nullopt: there is none
     std::vector<WorkerEnd> workers;        ///< of the last generation
+    std::int64_t steps = -1;               ///< the furthest that a worker of any generation told; -1: none did
+    std::vector<std::string> lost_hosts;   ///< nodes that were lost, in any generation
     std::vector<std::string> notes;        ///< "2 processes could not be killed: ..."
     OutputLoss loss;
     std::string log_directory;

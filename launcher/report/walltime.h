@@ -1,9 +1,13 @@
 #pragma once
 
+#include <cstdint>
 #include <optional>
 #include <string>
+#include <string_view>
 
 #include "env/clock.h"
+#include "env/nodes/batch_job.h"
+#include "env/result.h"
 #include "env/worker_env.h"
 
 namespace ddprun {
@@ -16,6 +20,12 @@ std::optional<Duration> walltime_left(const EnvironmentLookup& env, std::int64_t
 std::optional<Duration> walltime_left();
 /// The age of the PBS job that this process belongs to, by its node file.
 std::optional<Duration> pbs_job_age();
+
+/// What a scheduler's program is asked where the environment does not tell: a line for a shell, in which "$0" is the job's id.
+std::string walltime_question(Scheduler scheduler);
+/// What is left of the walltime, by its answer. `epoch` is now, in seconds since 1970. Reads TZ. Pure otherwise.
+/// Error: NotFound (the job has no limit), Protocol (the answer is none).
+Result<Duration> walltime_answer(Scheduler scheduler, std::string_view answer, std::int64_t epoch, std::optional<Duration> job_age);
 
 /// For the report of a job that was ended from outside with so much left: "killed at walltime: ..." when it is over,
 /// "stopped at walltime: ..." before; "" when that is not why. Pure.

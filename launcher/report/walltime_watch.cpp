@@ -1,6 +1,6 @@
 #include "launcher/report/walltime_watch.h"
 
-#include <unistd.h>
+#include <time.h>
 
 #include <utility>
 
@@ -8,37 +8,39 @@
 #include "env/text.h"
 #include "env/worker_env.h"
 #include "launcher/report/walltime.h"
-#include "pbs/walltime.h"
 
 namespace ddprun {
 namespace {
 
-constexpr Duration kQstatPatience = std::chrono::seconds(30);
-constexpr std::size_t kMaxQstatAnswer = 4 << 20;  ///< it has the job's whole environment
+constexpr Duration kSchedulerPatience = std::chrono::seconds(30);
+constexpr std::size_t kMaxSchedulerAnswer = 4 << 20;  ///< qstat's has the job's whole environment
 
-/// Through the shell, which finds qstat in PATH.
-os::SpawnSpec qstat_command(const std::string& job) {
+/// Through the shell, which finds the program in PATH.
+os::SpawnSpec question_to(const BatchJob& job) {
     os::SpawnSpec spec;
     spec.program = "/bin/sh";
-    spec.arguments = {"sh", "-c", "exec qstat -f -F json \"$0\"", job};
+    spec.arguments = {"sh", "-c", walltime_question(job.scheduler), job.id};
     spec.environment = os::own_environment();
     return spec;
 }
 
 }  // namespace
 
-void WalltimeWatch::begin(std::function<void(TimePoint end)> known) {
+void WalltimeWatch::begin(std::function<void(TimePoint end)> known, std::function<void(const std::string& why)> unknown) {
     known_ = std::move(known);
+    unknown_ = std::move(unknown);
     if (const std::optional<Duration> left = walltime_left()) return ends_in(*left);
-    if (const std::optional<std::string> job = process_environment("PBS_JOBID"); job && !job->empty()) ask_qstat(*job);
+    if (const std::optional<BatchJob> job = find_batch_job(process_environment)) return ask(*job);
+    unknown_("this is no job of PBS, Torque, Slurm or LSF");
 }
 
-void WalltimeWatch::ask_qstat(const std::string& job) {
-    run_tool(loop_, system_, qstat_command(job), kQstatPatience, kMaxQstatAnswer, [this, alive = alive_](const Result<std::string>& answer) {
+void WalltimeWatch::ask(const BatchJob& job) {
+    run_tool(loop_, system_, question_to(job), kSchedulerPatience, kMaxSchedulerAnswer,
+             [this, scheduler = job.scheduler, alive = alive_](const Result<std::string>& answer) {
         if (!*alive) return;
-        const Result<pbs::JobTime> time = answer ? pbs::parse_qstat(*answer, pbs_job_age()) : answer.error();
-        if (time) ends_in(time->limit - time->elapsed);
-        else log_.debug("the walltime is not known: {}", time.error().what);
+        const Result<Duration> left = answer ? walltime_answer(scheduler, *answer, ::time(nullptr), pbs_job_age()) : answer.error();
+        if (left) ends_in(*left);
+        else unknown_(left.error().what);
     });
 }
 

@@ -460,15 +460,17 @@ void Agent::perform(const agent_action::ReportExit& action) {
         report.by_us = action.by_us && !report.stopped_failing;
     }
     if (worker.started != TimePoint{}) report.after_start_ns = (MonotonicClock::now() - worker.started).count();
+    if (segment_) {
+        const RankLine& line = segment_->line(action.local_rank);
+        const std::uint64_t steps = line.step.load();
+        if (steps > 0 || line.joined.load() != 0) report.steps = static_cast<std::int64_t>(steps);
+    }
     if (failed && !report.by_us) {
         output_.read_rest_of(rank);
         report.last_stderr = output_.last_stderr(rank);
         report.error_file = readable_error_file(error_report);
         if (!report.stopped_failing) report.meaning = explain_death(witness_.facts(report.pid, signal_behind(report)));
         report.last_collective = describe_line(segment_->line(action.local_rank));
-        if (segment_->line(action.local_rank).joined.load() != 0) {
-            report.steps = static_cast<std::int64_t>(segment_->line(action.local_rank).step.load());
-        }
         log_.warning("rank {} (pid {}) {}", rank, report.pid, how_it_ended(report));
         if (!first_failure_) first_failure_ = report;
     }

@@ -15,13 +15,18 @@ namespace ddprun {
 
 namespace {
 
-JobPolicy policy_of(const JobSpec& spec, double random) {
+/// PBS's signals come within milliseconds of each other; an mpiexec that waits before it passes one on, within seconds.
+constexpr Duration kOneStop = std::chrono::seconds(5);
+
+JobPolicy policy_of(const ControllerConfig& config) {
+    const JobSpec& spec = config.spec;
     JobPolicy policy;
     policy.restart = spec.restart;
     policy.shutdown_timeout = spec.shutdown_timeout;
     policy.failure_grace = std::min(spec.failure_grace, spec.shutdown_timeout);
     policy.preempt_grace = spec.preempt_grace;
-    policy.random = random;
+    policy.one_stop = config.in_batch_job ? kOneStop : Duration::zero();
+    policy.random = config.random;
     return policy;
 }
 
@@ -52,7 +57,7 @@ std::string one_line(const WorkerEnd& end) {
 
 Controller::Controller(os::EventLoop& loop, os::Log& log, ControllerConfig config, Send send, Done done)
     : loop_(loop), log_(log), config_(std::move(config)), send_(std::move(send)), done_(std::move(done)),
-      policy_(policy_of(config_.spec, config_.random)),
+      policy_(policy_of(config_)),
       membership_({config_.spec.nodes.min, config_.spec.nodes.max, config_.spec.rendezvous.join_timeout,
                    config_.spec.rendezvous.last_call, config_.agreed},
                   MonotonicClock::now()),
@@ -178,7 +183,8 @@ void Controller::worker_exited(int node, const rdzv::WorkerExited& report) {
     const WorkerEnd& end = ends_.back();
     // Only a worker that counts its steps can be said to have got nowhere.
     const bool progressed = report.steps < 0 || report.steps > steps_before_;
-    steps_before_ = std::max(steps_before_, report.steps);
+    if (end.failed() && !end.by_us) steps_before_ = std::max(steps_before_, report.steps);
+    furthest_step_ = std::max(furthest_step_, report.steps);
     const FailureFacts facts{!end.exec_failure.empty(), end.signaled, end.status, progressed};
     if (was_the_cause_all_along(end)) log_.warning("root cause, after all: {}; its error report is older than the first exit", one_line(end));
     feed(job_event::WorkerEnded{node, end.rank, facts, end.failed(), end.by_us, one_line(end)});
@@ -199,7 +205,10 @@ void Controller::agent_lost(rdzv::AgentId peer, const std::string& why) {
     const std::string text = fmt::format("node {}: {}", agent->second.host, why);
     agents_.erase(agent);
     membership_.leave(peer, MonotonicClock::now());
-    if (const int node = node_of(peer); node >= 0) feed(job_event::NodeLost{node, text});
+    if (const int node = node_of(peer); node >= 0) {
+        lost_hosts_.push_back(nodes_[static_cast<std::size_t>(node)].hello.host);
+        feed(job_event::NodeLost{node, text});
+    }
     loop_.post([this] { consider_membership(); });
 }
 
@@ -208,6 +217,7 @@ void Controller::agent_lost(rdzv::AgentId peer, const std::string& why) {
 void Controller::stop(int signal, rdzv::AgentId source) { feed(job_event::StopAsked{signal, source}); }
 void Controller::preempt(int signal, const std::string& why) { feed(job_event::PreemptAsked{signal, why}); }
 void Controller::hang_found(const std::string& what, int culprit) { feed(job_event::HangFound{what, culprit}); }
+void Controller::walltime_known(TimePoint time_up) { feed(job_event::WalltimeKnown{time_up}); }
 
 void Controller::forward(int signal) { broadcast(rdzv::Notice{"signal", std::to_string(signal)}); }
 
@@ -336,8 +346,11 @@ JobEnd Controller::end() const {
     end.stopped_by_signal = state_.stopped_by;
     end.preempted = state_.preempted;
     end.hung = state_.hung;
+    end.out_of_time = state_.out_of_time;
     end.failure = state_.failure;
     end.failure_decided = state_.failure_decided;
+    end.steps = furthest_step_;
+    end.lost_hosts = lost_hosts_;
     end.workers = ends_;
     end.notes = notes_;
     return end;

@@ -41,6 +41,7 @@ struct ControllerConfig {
     std::string agreed;   ///< AgentHello::spec_hash that every node has to bring
     std::string fabric;   ///< of this node, and what is set because of it (describe_fabric)
     double random = 0;    ///< in [0, 1), spreads the back-off
+    bool in_batch_job = false;  ///< a scheduler ends the job, by several ways at once
 };
 
 /// The one place that decides for the whole job: performs what job_state decides.
@@ -72,6 +73,8 @@ class Controller {
     void preempt(int signal, const std::string& why);
     /// `culprit`: the rank to look at first; -1 none.
     void hang_found(const std::string& what, int culprit);
+    /// When the job will be stopped for its walltime.
+    void walltime_known(TimePoint time_up);
     /// Passes a signal on to all workers of all nodes; the job goes on.
     void forward(int signal);
 
@@ -137,6 +140,8 @@ class Controller {
     std::uint64_t order_ = 0;
     TimePoint oldest_report_ = TimePoint::max();  ///< of the errors in `ends_`
     std::int64_t steps_before_ = -1;  ///< the furthest any failed worker has got
+    std::int64_t furthest_step_ = -1;  ///< the furthest any worker has got
+    std::vector<std::string> lost_hosts_;
     TimePoint begun_;
     std::string said_of_fabric_;
     os::EventLoop::TimerId timer_ = 0;

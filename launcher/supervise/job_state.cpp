@@ -122,7 +122,8 @@ void fail(JobState& state, const FailureFacts& facts, int failed_rank, const std
           const JobPolicy& policy, TimePoint now, JobActions& actions) {
     const bool progressed = facts.made_progress || now - state.generation_started >= kProgressAge;
     state.history.without_progress = progressed ? 0 : state.history.without_progress + 1;
-    const RestartDecision decision = decide_restart(policy.restart, state.history, facts, now, policy.random);
+    const RestartDecision decision = decide_restart(policy.restart, state.history, facts, now, policy.random, state.time_up);
+    state.out_of_time = decision.out_of_time;
     state.after = decision.restart ? retry : After::Finish;
     if (decision.restart) {
         ++state.restarts_used;
@@ -208,19 +209,26 @@ JobActions finish_early(JobState& state, const std::string& why, JobActions acti
     return actions;
 }
 
-/// Whether this source had not asked before.
-bool note_stop_source(JobState& state, std::uint64_t source) {
-    if (std::find(state.stop_sources.begin(), state.stop_sources.end(), source) != state.stop_sources.end()) return false;
-    state.stop_sources.push_back(source);
-    return true;
+enum class Asked : std::uint8_t { First, Echo, Again };
+
+/// Whether this source asks for the first time, or again; or whether it hears its first request by another way.
+Asked note_stop_source(JobState& state, const job_event::StopAsked& event, const JobPolicy& policy, TimePoint now) {
+    const auto known = std::find_if(state.stop_sources.begin(), state.stop_sources.end(),
+                                    [&](const JobState::StopSource& one) { return one.source == event.source; });
+    if (known == state.stop_sources.end()) {
+        state.stop_sources.push_back({event.source, now});
+        return Asked::First;
+    }
+    return event.signal == SIGTERM && now - known->since < policy.one_stop ? Asked::Echo : Asked::Again;
 }
 
 JobActions on(JobState& state, const job_event::StopAsked& event, const JobPolicy& policy, TimePoint now) {
     JobActions actions;
     // Too late to stop where all workers have succeeded.
     if (state.phase == JobPhase::Finished || state.phase == JobPhase::Succeeded) return actions;
-    if (!note_stop_source(state, event.source)) return kill_now(state, std::move(actions));
-    if (state.stopped_by) return actions;  // the same stop, heard from another node
+    const Asked asked = note_stop_source(state, event, policy, now);
+    if (asked == Asked::Again) return kill_now(state, std::move(actions));
+    if (asked == Asked::Echo || state.stopped_by) return actions;  // the same stop, heard again or from another node
     state.stopped_by = event.signal;
     state.after = After::Finish;
     const std::string why = signal_name(event.signal);
@@ -258,6 +266,11 @@ JobActions on(JobState& state, const job_event::HangFound& event, const JobPolic
     return actions;
 }
 
+JobActions on(JobState& state, const job_event::WalltimeKnown& event, const JobPolicy&, TimePoint) {
+    state.time_up = event.time_up;
+    return {};
+}
+
 JobActions on(JobState& state, const job_event::TimerFired&, const JobPolicy&, TimePoint now) {
     JobActions actions;
     if (now < state.timer) return actions;
@@ -283,8 +296,8 @@ std::string permanent_failure(const FailureFacts& failure) {
     }
 }
 
-RestartDecision decide_restart(const RestartSpec& spec, const RestartHistory& history,
-                               const FailureFacts& failure, TimePoint now, double random) {
+RestartDecision decide_restart(const RestartSpec& spec, const RestartHistory& history, const FailureFacts& failure,
+                               TimePoint now, double random, TimePoint time_up) {
     if (const std::string why = permanent_failure(failure); !why.empty()) return {false, now, why};
     if (spec.max_restarts == 0) return {false, now, "no restarts were asked for (--max-restarts)"};
     const int used = spent(spec, history, now);
@@ -293,9 +306,14 @@ RestartDecision decide_restart(const RestartSpec& spec, const RestartHistory& hi
         return {false, now, fmt::format("{} generations in a row made no progress", history.without_progress)};
     }
     const Duration wait = backoff(spec, static_cast<int>(history.restarts.size()), random);
+    const TimePoint at = deadline_after(now, wait);
+    if (time_up != kNever && time_up - at < kProgressAge) {
+        const Duration left = std::max(Duration::zero(), Duration(std::chrono::round<std::chrono::seconds>(time_up - now)));
+        return {false, now, fmt::format("no restart: it would get nowhere in the {} that the walltime leaves", format_duration(left)), true};
+    }
     std::string why = fmt::format("restart {} of {}", used + 1, budget(spec));
     if (wait > Duration::zero()) why += " in " + format_duration(wait);
-    return {true, deadline_after(now, wait), std::move(why)};
+    return {true, at, std::move(why)};
 }
 
 std::vector<JobAction> step(JobState& state, const JobEvent& event, const JobPolicy& policy, TimePoint now) {

@@ -22,6 +22,7 @@ struct RestartDecision {
     bool restart = false;
     TimePoint at{};   ///< when; now unless we back off
     std::string why;  ///< "1 of 3 restarts left", "exit code 64 means wrong usage: a restart cannot help"
+    bool out_of_time = false;  ///< the walltime alone is why there is none: the same job may go on in another run
 };
 
 /// What has happened so far in this job.
@@ -33,10 +34,14 @@ struct RestartHistory {
 /// Generations in a row without any progress after which restarts stop, whatever the budget.
 inline constexpr int kStuckGenerations = 5;
 
+/// A generation that lived longer than this has made progress, also if it cannot say so. One that cannot live so long
+/// before the walltime ends is not started.
+inline constexpr Duration kProgressAge = std::chrono::seconds(60);
+
 /// Pure. `random` in [0, 1) spreads the back-off (half to all of it), so that many jobs that lost the same
-/// file server do not come back at the same instant.
-RestartDecision decide_restart(const RestartSpec& spec, const RestartHistory& history,
-                               const FailureFacts& failure, TimePoint now, double random);
+/// file server do not come back at the same instant. `time_up`: when the job is stopped for its walltime; kNever: not known.
+RestartDecision decide_restart(const RestartSpec& spec, const RestartHistory& history, const FailureFacts& failure,
+                               TimePoint now, double random, TimePoint time_up = kNever);
 
 /// Why starting this program again cannot help; "" when it may. EX_USAGE, EX_DATAERR, EX_NOINPUT, EX_CONFIG,
 /// 126, 127 and 93 (do not requeue), and exec failures.
@@ -71,7 +76,13 @@ struct JobState {
     TimePoint generation_started{};
     TimePoint timer = kNever;      ///< when TimerFired is due
     std::optional<int> stopped_by;  ///< the signal that asked us to stop first
-    std::vector<std::uint64_t> stop_sources;  ///< who has asked for it
+    struct StopSource {
+        std::uint64_t source = 0;
+        TimePoint since{};  ///< when it asked first
+    };
+    std::vector<StopSource> stop_sources;  ///< who has asked for it
+    TimePoint time_up = kNever;    ///< when the walltime's notice is due, or its end where there is no notice
+    bool out_of_time = false;      ///< there was no time left for a restart
     bool preempted = false;
     bool hung = false;             ///< the generation was stopped because it hung
     bool killing = false;
@@ -101,12 +112,14 @@ struct StopAsked { int signal; std::uint64_t source; };
 struct PreemptAsked { int signal; std::string why; };
 /// The hang detector's verdict. `what` names the ranks.
 struct HangFound { std::string what; int culprit = -1; };
+/// When the job is stopped for its walltime, by us or by the scheduler.
+struct WalltimeKnown { TimePoint time_up; };
 struct TimerFired {};
 }  // namespace job_event
 
 using JobEvent = std::variant<job_event::WorldFormed, job_event::JoinFailed, job_event::WorkerEnded,
                               job_event::NodeDrained, job_event::NodeLost, job_event::StopAsked,
-                              job_event::PreemptAsked, job_event::HangFound, job_event::TimerFired>;
+                              job_event::PreemptAsked, job_event::HangFound, job_event::WalltimeKnown, job_event::TimerFired>;
 
 namespace job_action {
 /// Start this generation on every node.
@@ -136,11 +149,11 @@ struct JobPolicy {
     /// Grace of survivors after a failure: they have nothing to save, most hang in a collective.
     Duration failure_grace = std::chrono::seconds(5);
     Duration preempt_grace = std::chrono::seconds(30);
+    /// A scheduler's SIGTERM comes by several ways at once (PBS: to every process, and again from pbsdsh or mpiexec, which got
+    /// it too): what the same ddprun hears of it within this span is one request. Zero: every signal counts.
+    Duration one_stop = Duration::zero();
     double random = 0;
 };
-
-/// A generation that lived longer than this has made progress, also if it cannot say so.
-inline constexpr Duration kProgressAge = std::chrono::seconds(60);
 
 /// Pure: changes `state`, returns what to do, in order.
 std::vector<JobAction> step(JobState& state, const JobEvent& event, const JobPolicy& policy, TimePoint now);

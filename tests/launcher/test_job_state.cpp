@@ -134,6 +134,56 @@ TEST(JobStep, TheSameSignalAtEveryNodeIsOneStopAndTakesNoGraceAway) {
     EXPECT_EQ(all_of<job_action::KillGeneration>(job.tell(job_event::StopAsked{SIGTERM, 1})).size(), 1u) << "the second time there";
 }
 
+TEST(JobStep, ASchedulersSigtermThatComesByTwoWaysIsOneStop) {
+    JobPolicy policy;
+    policy.one_stop = 5s;
+    Job job(policy);
+    job.tell(job_event::StopAsked{SIGTERM, 0});
+    job.now += 30ms;
+    EXPECT_TRUE(job.tell(job_event::StopAsked{SIGTERM, 0}).empty()) << "from PBS itself, and from its pbsdsh";
+    job.now += 10s;
+    EXPECT_EQ(all_of<job_action::KillGeneration>(job.tell(job_event::StopAsked{SIGTERM, 0})).size(), 1u) << "asked for again";
+}
+
+TEST(JobStep, CtrlCTwiceInABatchJobIsNotTakenForOne) {
+    JobPolicy policy;
+    policy.one_stop = 5s;
+    Job job(policy);
+    job.tell(job_event::StopAsked{SIGINT, 0});
+    EXPECT_EQ(all_of<job_action::KillGeneration>(job.tell(job_event::StopAsked{SIGINT, 0})).size(), 1u);
+}
+
+TEST(JobStep, OurNoticeAndTheSchedulersSigtermAreOneStop) {
+    JobPolicy policy;
+    policy.one_stop = 5s;
+    Job job(policy);
+    EXPECT_EQ(all_of<job_action::StopGeneration>(job.tell(job_event::PreemptAsked{SIGTERM, "walltime in 60 s"})).size(), 1u);
+    for (int way = 0; way < 2; ++way) {
+        const auto actions = job.tell(job_event::StopAsked{SIGTERM, 0});
+        EXPECT_TRUE(all_of<job_action::StopGeneration>(actions).empty()) << "their grace runs on";
+        EXPECT_TRUE(all_of<job_action::KillGeneration>(actions).empty());
+    }
+}
+
+TEST(JobStep, NoRestartIsBegunThatTheWalltimeWouldEndBeforeItGetsAnywhere) {
+    Job job(with_restarts(3));
+    job.tell(job_event::WalltimeKnown{kStart + 10min});
+    job.now += 9min + 20s;
+    const auto actions = job.fails(2);
+    EXPECT_THAT(all_of<job_action::Say>(actions).at(0).text, HasSubstr("no restart: it would get nowhere in the 40 s that the walltime leaves"));
+    EXPECT_TRUE(job.state.out_of_time);
+    EXPECT_EQ(all_of<job_action::Finish>(job.tell(job_event::NodeDrained{0})).size(), 1u);
+}
+
+TEST(JobStep, ARestartLongBeforeTheWalltimesEndIsAsAnyOther) {
+    Job job(with_restarts(3));
+    job.tell(job_event::WalltimeKnown{kStart + 10min});
+    job.now += 8min;
+    job.fails(2);
+    EXPECT_FALSE(job.state.out_of_time);
+    EXPECT_EQ(all_of<job_action::StartGeneration>(job.tell(job_event::NodeDrained{0})).size(), 1u);
+}
+
 TEST(JobStep, TheSameSignalAtEveryNodeWhileAFailureStopsThemTakesNoGraceAway) {
     Job job(with_restarts(1), {2, 2});
     job.fails(0);
@@ -255,6 +305,23 @@ TEST(RestartPolicy, StopsWhenGenerationsInARowMakeNoProgress) {
     const RestartDecision decision = decide_restart(spec, history, {}, kStart, 0);
     EXPECT_FALSE(decision.restart);
     EXPECT_EQ(decision.why, "5 generations in a row made no progress");
+}
+
+TEST(RestartPolicy, TheBackOffIsPartOfTheTimeThatARestartNeeds) {
+    RestartSpec spec;
+    spec.max_restarts = 5;
+    spec.backoff = 50s;
+    const RestartHistory history{{kStart}, 0};
+    EXPECT_TRUE(decide_restart(spec, {}, {}, kStart, 1.0, kStart + 100s).restart);
+    EXPECT_FALSE(decide_restart(spec, history, {}, kStart, 1.0, kStart + 100s).restart);
+}
+
+TEST(RestartPolicy, AFailureThatIsFinalAnywayIsNotForLackOfTime) {
+    RestartSpec spec;
+    spec.max_restarts = 1;
+    EXPECT_FALSE(decide_restart(spec, {}, {false, false, 64, true}, kStart, 0, kStart).out_of_time);
+    EXPECT_FALSE(decide_restart({}, {}, {}, kStart, 0, kStart).out_of_time) << "none was asked for";
+    EXPECT_TRUE(decide_restart(spec, {}, {}, kStart, 0, kStart).out_of_time);
 }
 
 TEST(RestartPolicy, BackOffDoublesIsSpreadAndIsCapped) {

@@ -5,6 +5,7 @@
 #include <filesystem>
 #include <fstream>
 
+#include "env/text.h"
 #include "launcher/plan/binding.h"
 #include "launcher/plan/machine.h"
 #include "launcher/plan/plan.h"

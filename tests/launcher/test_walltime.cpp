@@ -1,6 +1,8 @@
 #include "launcher/report/walltime.h"
 
 #include <gtest/gtest.h>
+#include <stdlib.h>
+#include <time.h>
 
 #include <map>
 
@@ -35,6 +37,45 @@ TEST(WalltimeLeft, IsToldByTorqueAsASpan) {
 }
 
 TEST(WalltimeLeft, IsNotKnownWithoutAScheduler) { EXPECT_EQ(left({}, 600s), std::nullopt); }
+
+// ---- what a scheduler's program says
+
+Result<Duration> told_by(Scheduler scheduler, std::string_view answer) { return walltime_answer(scheduler, answer, 1'000'000, std::nullopt); }
+
+std::string refused_by(Scheduler scheduler, std::string_view answer) {
+    const Result<Duration> left = told_by(scheduler, answer);
+    return left ? "taken" : left.error().what;
+}
+
+TEST(WalltimeAnswer, OfSqueueIsATimeOfDay) {
+    EXPECT_EQ(*told_by(Scheduler::Slurm, "1003600\n"), 1h);
+    EXPECT_EQ(*told_by(Scheduler::Slurm, "999990\n"), -10s) << "it is over";
+    ::setenv("TZ", "UTC0", 1);
+    ::tzset();
+    EXPECT_EQ(*told_by(Scheduler::Slurm, "1970-01-12T14:46:40\n"), 1h) << "by a squeue that does not know %s";
+    ::unsetenv("TZ");
+    ::tzset();
+}
+
+TEST(WalltimeAnswer, OfBjobsIsWhatAHardLimitLeaves) {
+    EXPECT_EQ(*told_by(Scheduler::Lsf, "2:30 L\n"), 2h + 30min);
+    EXPECT_EQ(*told_by(Scheduler::Lsf, "0:5 L\n"), 5min);
+}
+
+TEST(WalltimeAnswer, AJobWithoutALimitHasNoWalltime) {
+    for (const char* answer : {"NONE", "N/A", "Unknown"}) EXPECT_EQ(refused_by(Scheduler::Slurm, answer), "the job has no walltime") << answer;
+    for (const char* answer : {"-", "2:30 E", "0:0 X"}) EXPECT_EQ(refused_by(Scheduler::Lsf, answer), "the job has no walltime") << answer;
+}
+
+TEST(WalltimeAnswer, ThatIsNoneNamesTheProgram) {
+    EXPECT_EQ(refused_by(Scheduler::Slurm, ""), "squeue gave no answer");
+    EXPECT_EQ(refused_by(Scheduler::Pbs, "\n"), "qstat gave no answer");
+    EXPECT_EQ(refused_by(Scheduler::Slurm, "soon"), "squeue: 'soon' is no answer that we know");
+    EXPECT_EQ(refused_by(Scheduler::Slurm, "2026-11-22T12:00:00Z+1"), "squeue: '2026-11-22T12:00:00Z+1' is no answer that we know");
+    for (const char* answer : {"2:30", "L", ": L", "x:1 L", "-1:00 L", "1:99 L", "Job <17> is not found"}) {
+        EXPECT_EQ(refused_by(Scheduler::Lsf, answer), std::string("bjobs: '") + answer + "' is no answer that we know");
+    }
+}
 
 TEST(WalltimeNote, SaysHowFarFromTheLimitTheJobEnded) {
     EXPECT_EQ(walltime_note(-12s), "killed at walltime: the scheduler's limit was over 12 s before");

@@ -123,6 +123,56 @@ TEST(Signals, AWalltimeNoticePreemptsTheJobBeforeItsEnd) {
     EXPECT_THAT(outcome.err, AllOf(HasSubstr("walltime in "), HasSubstr("was preempted"), HasSubstr("stopped at walltime")));
 }
 
+/// A Slurm job whose environment does not tell its end, and a squeue of ours.
+RunOptions slurm_job(const TemporaryDirectory& directory, const std::string& squeue) {
+    std::ofstream(directory.file("squeue")) << "#!/bin/sh\n" << squeue << "\n";
+    ::chmod(directory.file("squeue").c_str(), 0755);
+    RunOptions options = with_environment({"PATH=" + directory.path() + ":/usr/bin:/bin", "SLURM_JOB_ID=17", "LOGLEVEL=debug"});
+    options.unset = {"PBS_JOBID", "PBS_WALLTIME", "SLURM_JOB_END_TIME", "PBS_NODEFILE"};
+    return options;
+}
+
+TEST(Signals, AWalltimeNoticeComesWhereSlurmTellsTheEndOnlyWhenAsked) {
+    const TemporaryDirectory directory;
+    const RunOptions options = slurm_job(directory, "test \"$SLURM_TIME_FORMAT $*\" = '%s -h -j 17 -o %e' && echo $(($(date +%s) + 60))");
+    const Outcome outcome = run(ddprun_probe({"--walltime-notice=2m"}, {"on", "15", "0", "hold"}), options);
+    EXPECT_EQ(outcome.status, 75) << outcome.err;
+    EXPECT_THAT(outcome.err, AllOf(HasSubstr("walltime in "), HasSubstr("was preempted")));
+}
+
+TEST(Signals, AWalltimeNoticeThatCannotComeIsSaidAtTheStart) {
+    const TemporaryDirectory directory;
+    const RunOptions refused = slurm_job(directory, "echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1");
+    EXPECT_THAT(run(ddprun_probe({"--walltime-notice=2m"}, {"sleep", "500"}), refused).err,
+                HasSubstr("--walltime-notice=2 min: no notice will be given: squeue gave no answer"));
+    RunOptions nowhere;
+    nowhere.unset = {"SLURM_JOB_ID", "SLURM_JOB_END_TIME", "PBS_JOBID", "PBS_WALLTIME", "LSB_JOBID"};
+    EXPECT_THAT(run(ddprun_probe({"--walltime-notice=2m"}, {"say", "done"}), nowhere).err,
+                HasSubstr("--walltime-notice=2 min: no notice will be given: this is no job of PBS, Torque, Slurm or LSF"));
+    EXPECT_THAT(run(ddprun_probe({}, {"say", "done"}), nowhere).err, Not(HasSubstr("notice"))) << "nobody asked for one";
+}
+
+TEST(Signals, AWorkerThatFailsJustBeforeTheWalltimeIsNotStartedAgainAndTheJobCanBe) {
+    const TemporaryDirectory directory;
+    const RunOptions options = slurm_job(directory, "echo $(($(date +%s) + 30)); touch " + directory.file("asked"));
+    const Outcome outcome = run(ddprun_probe({"--max-restarts=3"}, {"await", directory.file("asked"), "sleep", "500", "exit", "3"}), options);
+    EXPECT_EQ(outcome.status, 75) << outcome.err;
+    EXPECT_THAT(outcome.err, AllOf(HasSubstr("no restart: it would get nowhere in the "), HasSubstr("exit code 3")));
+}
+
+TEST(Signals, TwoSigtermsAtOnceInABatchJobLeaveTheWorkersTheirGrace) {
+    const PbsJob job(1);
+    Program program(ddprun_probe({}, {"note", "15", "saving", "say", "up", "noted", "15", "sleep", "1000", "say", "saved"}), job.options);
+    ASSERT_TRUE(program.wait_for_output("up\n"));
+    program.signal(SIGTERM);
+    ASSERT_TRUE(program.wait_for_output("saving"));
+    program.signal(SIGTERM);  // after it had acted on the first: the kernel cannot have made one of them
+    const Outcome outcome = program.wait();
+    EXPECT_EQ(outcome.status, 75);
+    EXPECT_THAT(outcome.out, HasSubstr("saved"));
+    EXPECT_THAT(outcome.err, Not(HasSubstr("killing")));
+}
+
 TEST(Signals, AQstatThatHangsHoldsNothingUp) {
     const PbsJob job(1);
     std::ofstream(job.directory.file("qstat")) << "#!/bin/sh\nexec sleep 1000\n";

@@ -1,0 +1,56 @@
+#include "env/nodes/batch_job.h"
+
+#include <algorithm>
+#include <cctype>
+
+namespace ddprun {
+namespace {
+
+std::string value_of(const EnvironmentLookup& env, std::string_view name) { return env(name).value_or(""); }
+
+BatchJob slurm_job(const EnvironmentLookup& env, std::string id) {
+    // An element of an array has a number of its own, by which all of Slurm's programs know it.
+    return {.scheduler = Scheduler::Slurm, .id = std::move(id), .submitted_in = value_of(env, "SLURM_SUBMIT_DIR"),
+            .is_script = value_of(env, "ENVIRONMENT") == "BATCH", .is_array_element = env("SLURM_ARRAY_TASK_ID").has_value()};
+}
+
+BatchJob pbs_job(const EnvironmentLookup& env, std::string id) {
+    const bool is_element = id.find('[') != std::string::npos;
+    return {.scheduler = Scheduler::Pbs, .id = std::move(id), .submitted_in = value_of(env, "PBS_O_WORKDIR"),
+            .is_script = value_of(env, "PBS_ENVIRONMENT") == "PBS_BATCH", .is_array_element = is_element};
+}
+
+BatchJob lsf_job(const EnvironmentLookup& env, std::string id) {
+    const std::string index = value_of(env, "LSB_JOBINDEX");
+    const bool is_element = !index.empty() && index != "0";
+    if (is_element) id += "[" + index + "]";
+    return {.scheduler = Scheduler::Lsf, .id = std::move(id), .submitted_in = value_of(env, "LS_SUBCWD"),
+            .is_script = value_of(env, "LSB_INTERACTIVE").empty(), .is_array_element = is_element};
+}
+
+}  // namespace
+
+std::string_view name_of(Scheduler scheduler) {
+    switch (scheduler) {
+        case Scheduler::Slurm: return "Slurm";
+        case Scheduler::Pbs: return "PBS";
+        case Scheduler::Lsf: return "LSF";
+    }
+    return "";
+}
+
+std::optional<BatchJob> find_batch_job(const EnvironmentLookup& env) {
+    if (std::string id = value_of(env, "SLURM_JOB_ID"); !id.empty()) return slurm_job(env, std::move(id));
+    if (std::string id = value_of(env, "PBS_JOBID"); !id.empty()) return pbs_job(env, std::move(id));
+    if (std::string id = value_of(env, "LSB_JOBID"); !id.empty()) return lsf_job(env, std::move(id));
+    return std::nullopt;
+}
+
+std::string file_name_of(std::string_view job_id) {
+    std::string name(job_id);
+    const auto is_plain = [](char c) { return std::isalnum(static_cast<unsigned char>(c)) != 0 || c == '.' || c == '-'; };
+    std::replace_if(name.begin(), name.end(), [&](char c) { return !is_plain(c); }, '_');
+    return name;
+}
+
+}  // namespace ddprun

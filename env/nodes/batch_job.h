@@ -1,0 +1,32 @@
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+
+#include "env/worker_env.h"
+
+namespace ddprun {
+
+enum class Scheduler : std::uint8_t { Slurm, Pbs, Lsf };
+/// "Slurm", "PBS", "LSF".
+std::string_view name_of(Scheduler scheduler);
+
+/// The job of a scheduler that this process belongs to.
+struct BatchJob {
+    Scheduler scheduler = Scheduler::Pbs;
+    std::string id;            ///< as the scheduler's own programs take it: "4711.pbs01", "5[0].pbs01", "17[3]" of LSF
+    std::string submitted_in;  ///< the directory it was submitted in; "" not told
+    bool is_script = false;    ///< a job script's: not interactive, so it can be run again without anybody there
+    bool is_array_element = false;
+    bool operator==(const BatchJob&) const = default;
+};
+
+/// By the variables that the scheduler sets (PBS_JOBID is Torque's too). nullopt: there is none. Pure.
+std::optional<BatchJob> find_batch_job(const EnvironmentLookup& env);
+
+/// A job's id as a part of a file name: what is neither letter, digit, point nor dash becomes '_'.
+std::string file_name_of(std::string_view job_id);
+
+}  // namespace ddprun

@@ -1,0 +1,48 @@
+#include "env/nodes/batch_job.h"
+
+#include <gtest/gtest.h>
+
+#include <map>
+
+namespace ddprun {
+namespace {
+
+std::optional<BatchJob> found_in(const std::map<std::string, std::string>& variables) {
+    return find_batch_job([&](std::string_view name) -> std::optional<std::string> {
+        const auto found = variables.find(std::string(name));
+        return found == variables.end() ? std::nullopt : std::optional(found->second);
+    });
+}
+
+TEST(BatchJobHere, OfPbsIsAScriptsOrInteractive) {
+    const std::optional<BatchJob> job = found_in({{"PBS_JOBID", "12.pbs01"}, {"PBS_O_WORKDIR", "/home/u"}, {"PBS_ENVIRONMENT", "PBS_BATCH"}});
+    EXPECT_EQ(job, (BatchJob{Scheduler::Pbs, "12.pbs01", "/home/u", true, false}));
+    EXPECT_FALSE(found_in({{"PBS_JOBID", "12.pbs01"}, {"PBS_ENVIRONMENT", "PBS_INTERACTIVE"}})->is_script);
+}
+
+TEST(BatchJobHere, AnElementOfAnArrayIsKnownByItsBrackets) {
+    EXPECT_TRUE(found_in({{"PBS_JOBID", "5[0].pbs01"}})->is_array_element);
+    const std::optional<BatchJob> lsf = found_in({{"LSB_JOBID", "17"}, {"LSB_JOBINDEX", "3"}});
+    EXPECT_EQ(lsf->id, "17[3]");
+    EXPECT_TRUE(lsf->is_array_element);
+    EXPECT_EQ(found_in({{"LSB_JOBID", "17"}, {"LSB_JOBINDEX", "0"}})->id, "17") << "LSF says 0 where there is no array";
+}
+
+TEST(BatchJobHere, OfSlurmIsAScriptsWhereSbatchSaysSo) {
+    EXPECT_TRUE(found_in({{"SLURM_JOB_ID", "17"}, {"ENVIRONMENT", "BATCH"}})->is_script);
+    EXPECT_FALSE(found_in({{"SLURM_JOB_ID", "17"}})->is_script) << "salloc";
+}
+
+TEST(BatchJobHere, IsNoneWithoutAScheduler) {
+    EXPECT_EQ(found_in({}), std::nullopt);
+    EXPECT_EQ(found_in({{"PBS_JOBID", ""}}), std::nullopt);
+}
+
+TEST(JobIdAsAFileName, KeepsElementsOfAnArrayApart) {
+    EXPECT_EQ(file_name_of("5[0].pbs01"), "5_0_.pbs01");
+    EXPECT_NE(file_name_of("5[1].pbs01"), file_name_of("5[0].pbs01"));
+    EXPECT_EQ(file_name_of("../17"), ".._17");
+}
+
+}  // namespace
+}  // namespace ddprun
