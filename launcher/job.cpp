@@ -31,6 +31,7 @@
 #include "launcher/hang/nccl_ras.h"
 #include "launcher/output/log_files.h"
 #include "launcher/output/output.h"
+#include "launcher/plan/seating.h"
 #include "launcher/report/error_file.h"
 #include "launcher/report/report.h"
 #include "launcher/report/walltime.h"
@@ -314,6 +315,7 @@ Status Job::build_agent(const Endpoint& controller) {
     hello.version = DDPRUN_VERSION;
     hello.spec_hash = common_spec(spec);
     hello.role = spec.role;
+    hello.seats = seats_of(spec, setup_.machine, setup_.workers);
     if (wants_fabric(spec) || spec.nodes.max > 1) hello.fabric = name_of(setup_.machine.fabric.fabric);
     rdzv::AgentLinkOptions options;
     options.controller = controller;

@@ -15,6 +15,7 @@ static void fields(Fields& f, AgentHello& m) {
     f("node_rank", m.node_rank);
     f("pid", m.pid);
     f.defaulted("role", m.role);
+    f.usually("seats", m.seats, {});
     f("slots", m.slots);
     f("spec_hash", m.spec_hash);
     f("version", m.version);

@@ -24,6 +24,7 @@ struct AgentHello {
     std::string spec_hash;               ///< of the parts of the command line on which all nodes must agree
     std::string role = "default";
     std::string fabric = {};             ///< what connects it with other nodes: "slingshot"; "" it did not look
+    std::vector<std::string> seats = {}; ///< by local rank: "CPUs 0-15, NUMA 3, GPU 0"; none where nobody is bound
     bool operator==(const AgentHello&) const = default;
 };
 struct WorkersStarted {

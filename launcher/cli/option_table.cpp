@@ -232,7 +232,7 @@ OptionGroup worker_options() {
              {"numa-binding", 0, "POLICY", "none auto node socket exclusive core-complex",
               "Bind each worker's CPUs and memory: node (the NUMA node of its GPU), socket, exclusive (own cores of "
               "that node), core-complex (cores that share a last-level cache), none, or auto: by node where there "
-              "are several and the workers divide evenly. Default auto.",
+              "are several and the workers divide evenly, unless a batch system gave an unknown part of the host. Default auto.",
               set_numa_binding},
              {"virtual-local-rank", 0, "", "",
               "LOCAL_RANK is 0 for all; each worker sees only its GPU in CUDA_VISIBLE_DEVICES.",

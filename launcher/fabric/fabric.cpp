@@ -34,7 +34,7 @@ constexpr SettingRow kSettingRows[] = {
     {Fabric::Efa, "FI_EFA_FORK_SAFE", "1", "data loaders fork"},
 };
 
-std::string joined_prefix(const std::vector<std::string>& names) { return "=" + join(names, ","); }
+std::string joined_prefix(const std::vector<std::string>& names) { return fmt::format("={}", join(names, ",")); }
 
 bool is_active(const FabricPort& port) { return port.state == "ACTIVE"; }
 bool is_efa(const FabricPort& port) { return port.driver == "efa"; }
@@ -146,7 +146,7 @@ std::string describe_fabric(const FabricProfile& profile, const EnvironmentLooku
         if (inherited(one.name)) users.push_back(one.name);
         else ours.push_back(one.name + "=" + one.value);
     }
-    if (!ours.empty()) text += ": " + join(ours, " ");
+    if (!ours.empty()) text += fmt::format(": {}", join(ours, " "));
     if (!users.empty()) text += fmt::format("; as you set {}: {}", users.size() == 1 ? "it" : "them", join(users, " "));
     return text;
 }
@@ -171,7 +171,7 @@ FabricVerdict judge_fabrics(const std::vector<NodeFabric>& nodes, const std::str
     if (hosts.size() == 1) {
         const bool is_worth_it = hosts.begin()->first != name_of(Fabric::Ethernet) || own.find(": ") != std::string::npos;
         if (!is_worth_it || hosts.begin()->first == name_of(Fabric::None)) return {};
-        return {false, "fabric " + own};
+        return {false, fmt::format("fabric {}", own)};
     }
     std::vector<std::string> parts;
     for (const auto& [fabric, names] : hosts) {

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <map>
+#include <optional>
 #include <set>
 
 #include <fmt/core.h>
@@ -56,6 +57,60 @@ std::vector<int> cpus_where(const Machine& machine, const auto& wanted) {
 
 std::vector<int> cpus_of_node(const Machine& machine, int node) {
     return cpus_where(machine, [&](const Cpu& cpu) { return cpu.numa_node == node; });
+}
+
+/// The kernel's distance to another socket, unless the firmware says more.
+constexpr int kOtherSocket = 20;
+
+int numa_distance(const Machine& machine, int from, int to) {
+    const auto row = machine.numa_distances.find(from);
+    if (row == machine.numa_distances.end()) return kOtherSocket;
+    const auto found = row->second.find(to);
+    return found == row->second.end() ? kOtherSocket : found->second;
+}
+
+/// By NUMA node, the node whose workers have it: itself where a GPU's worker is at home, else the nearest such node of the
+/// socket, of equally near ones that which has the fewest; else nobody's.
+std::map<int, int> keepers_of_nodes(const Machine& machine, const std::vector<Home>& homes) {
+    std::map<int, int> keeper, kept;
+    for (const Home& home : homes) keeper[home.node] = home.node, kept[home.node] = 1;
+    for (const int node : numa_nodes(machine)) {
+        if (keeper.contains(node)) continue;
+        const auto better = [&](const auto& a, const auto& b) {
+            return std::pair(numa_distance(machine, a.first, node), a.second) < std::pair(numa_distance(machine, b.first, node), b.second);
+        };
+        const auto nearest = std::min_element(kept.begin(), kept.end(), better);
+        if (numa_distance(machine, nearest->first, node) >= kOtherSocket) continue;
+        keeper[node] = nearest->first;
+        ++nearest->second;
+    }
+    return keeper;
+}
+
+/// What Auto gives each worker: whole NUMA nodes, of its socket by its GPU, else in blocks.
+std::vector<std::vector<int>> auto_cpus(const Machine& machine, const std::vector<Home>& homes) {
+    std::vector<std::vector<int>> cpus;
+    if (each_has_gpu_with_node(machine, static_cast<int>(homes.size()))) {
+        std::map<int, int> keeper;
+        if (homes.size() > 1) keeper = keepers_of_nodes(machine, homes);
+        else keeper[homes.front().node] = homes.front().node;
+        for (const Home& home : homes) {
+            cpus.push_back(cpus_where(machine, [&](const Cpu& cpu) {
+                const auto found = keeper.find(cpu.numa_node);
+                return found != keeper.end() && found->second == home.node;
+            }));
+        }
+        return cpus;
+    }
+    const std::set<int> node_set = numa_nodes(machine);
+    const std::vector<int> nodes(node_set.begin(), node_set.end());
+    for (std::size_t i = 0; i < homes.size(); ++i) {
+        const std::size_t first = i * nodes.size() / homes.size();
+        const std::size_t last = std::max(first + 1, (i + 1) * nodes.size() / homes.size());
+        const std::set<int> mine(nodes.begin() + static_cast<std::ptrdiff_t>(first), nodes.begin() + static_cast<std::ptrdiff_t>(last));
+        cpus.push_back(cpus_where(machine, [&](const Cpu& cpu) { return mine.contains(cpu.numa_node); }));
+    }
+    return cpus;
 }
 
 std::vector<int> cpus_of_socket(const Machine& machine, int node) {
@@ -137,22 +192,39 @@ int cores_of(const Machine& machine, const std::vector<int>& cpus) {
     return static_cast<int>(cores.size());
 }
 
+/// The cores that the batch system gave of a host that is not all ours, where nothing confines us to them; nullopt: what we
+/// may use is ours.
+std::optional<int> granted_share(const Machine& machine) {
+    const bool confined = machine.host_cpus > machine.cpus;
+    if (confined || !machine.grant.cpus) return std::nullopt;
+    const std::int64_t granted = static_cast<std::int64_t>(*machine.grant.cpus) * machine.grant.slots;
+    return granted < core_count(machine) ? std::optional(static_cast<int>(granted)) : std::nullopt;
+}
+
 /// Workers that are bound to the same CPUs share their cores.
 void share_cores(const Machine& machine, std::vector<Binding>& workers) {
     std::map<std::vector<int>, int> sharers;
     for (const Binding& worker : workers) ++sharers[worker.cpus];
-    for (Binding& worker : workers) worker.cores = std::max(1, cores_of(machine, worker.cpus) / sharers[worker.cpus]);
+    for (Binding& worker : workers) {
+        int cores = cores_of(machine, worker.cpus);
+        if (worker.cpus.empty()) cores = std::min(cores, granted_share(machine).value_or(cores));
+        worker.cores = std::max(1, cores / sharers[worker.cpus]);
+    }
 }
 
 /// Why Auto does not bind, or "" when it does.
 std::string ambiguity(const Machine& machine, int workers) {
     const int nodes = static_cast<int>(numa_nodes(machine).size());
     if (nodes < 2) return "one NUMA node";
+    if (const std::optional<int> share = granted_share(machine)) {
+        return fmt::format("{} gave {} of {} cores, and which ones is not known", machine.grant.by, *share, core_count(machine));
+    }
     if (machine.gpus > 0) {
         if (machine.gpus != workers) return fmt::format("{} workers for {} GPUs", workers, machine.gpus);
         return each_has_gpu_with_node(machine, workers) ? "" : "the GPUs' NUMA nodes are not known";
     }
-    return workers % nodes == 0 ? "" : fmt::format("{} workers do not divide over {} NUMA nodes", workers, nodes);
+    const bool divides = workers % nodes == 0 || (workers > 1 && nodes % workers == 0);
+    return divides ? "" : fmt::format("{} workers do not divide over {} NUMA nodes", workers, nodes);
 }
 
 std::string describe(NumaBinding policy, const Machine& machine, int workers) {
@@ -182,8 +254,10 @@ Result<Bindings> bind_workers(NumaBinding policy, const Machine& machine, int wo
     }
     if (policy != NumaBinding::None && !machine.cpu_places.empty()) {
         const std::vector<Home> homes = homes_of(machine, workers);
+        std::vector<std::vector<int>> chosen;
+        if (policy == NumaBinding::Auto) chosen = auto_cpus(machine, homes);
         for (std::size_t i = 0; i < homes.size(); ++i) {
-            Result<std::vector<int>> cpus = cpus_for(policy, machine, homes[i]);
+            Result<std::vector<int>> cpus = policy == NumaBinding::Auto ? std::move(chosen[i]) : cpus_for(policy, machine, homes[i]);
             if (!cpus) return cpus.error();
             bindings.workers[i].cpus = *std::move(cpus);
             bindings.workers[i].memory_nodes = memory_nodes_of(machine, bindings.workers[i].cpus);

@@ -5,10 +5,12 @@
 #include <algorithm>
 #include <map>
 #include <memory>
+#include <set>
 
 #include <fmt/core.h>
 
 #include "env/io/file.h"
+#include "env/io/socket.h"
 #include "env/text.h"
 
 namespace ddprun {
@@ -100,7 +102,11 @@ Machine detect_machine(const EnvironmentLookup& env, const Probe& probe) {
     Machine machine;
     const std::vector<int> usable = usable_cpus();
     machine.cpus = static_cast<int>(usable.size());
-    machine.cpu_places = read_cpu_places("/sys", usable, probe.caches);
+    machine.host_cpus = static_cast<int>(parse_cpu_list(read_sys("/sys/devices/system/cpu/online")).size());
+    machine.grant = read_grant(env, host_name());
+    // What was granted is told in cores, mostly: without the caches' files every thread would be one.
+    machine.cpu_places = read_cpu_places("/sys", usable, probe.caches || machine.grant.cpus);
+    machine.numa_distances = read_numa_distances("/sys");
     if (probe.network) machine.fabric = choose_fabric(probe.fabric, look_at_network());
     if (!wants_gpus(probe, machine)) {
         machine.gpus_from = "not looked for";
@@ -136,6 +142,27 @@ std::vector<int> parse_cpu_list(std::string_view text) {
         for (std::int64_t cpu = *first; cpu <= *last; ++cpu) cpus.push_back(static_cast<int>(cpu));
     }
     return cpus;
+}
+
+std::map<int, std::map<int, int>> read_numa_distances(const std::string& sys) {
+    const std::vector<int> nodes = parse_cpu_list(read_sys(sys + "/devices/system/node/online"));
+    std::map<int, std::map<int, int>> distances;
+    if (nodes.size() < 2 || nodes.size() > kMaxNumaNodes) return distances;
+    for (const int from : nodes) {
+        const std::string row = read_sys(fmt::format("{}/devices/system/node/node{}/distance", sys, from));
+        std::size_t at = 0;
+        for (const std::string_view piece : split(row, ' ')) {
+            const Result<std::int64_t> distance = parse_int(piece);
+            if (distance && at < nodes.size()) distances[from][nodes[at++]] = static_cast<int>(*distance);
+        }
+    }
+    return distances;
+}
+
+int core_count(const Machine& machine) {
+    std::set<int> cores;
+    for (const Cpu& cpu : machine.cpu_places) cores.insert(cpu.core);
+    return static_cast<int>(cores.size());
 }
 
 std::vector<Cpu> read_cpu_places(const std::string& sys, const std::vector<int>& usable, bool caches) {

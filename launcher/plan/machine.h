@@ -1,5 +1,6 @@
 #pragma once
 
+#include <map>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -10,6 +11,7 @@
 #include "launcher/fabric/fabric.h"
 #include "launcher/gpu/nvidia.h"
 #include "launcher/job_spec.h"
+#include "launcher/plan/grant.h"
 
 namespace ddprun {
 
@@ -27,7 +29,10 @@ struct Cpu {
 struct Machine {
     int cpus = 1;                 ///< usable ones: those of our affinity
     int gpus = 0;                 ///< visible ones: CUDA_VISIBLE_DEVICES has been applied
+    int host_cpus = 0;            ///< online in the whole host; 0 not known. More than `cpus`: we are confined to those
     std::vector<Cpu> cpu_places;  ///< by id
+    std::map<int, std::map<int, int>> numa_distances;  ///< the kernel's: 10 to itself, 20 and more to another socket
+    Grant grant;                  ///< of the batch system
     std::vector<Gpu> gpu_places;  ///< in CUDA's order
     std::string gpus_from;        ///< "NVML", "/proc/driver/nvidia", "/dev", or why they were not looked for
     FabricProfile fabric;         ///< what connects it with others; none where nobody asked (wants_fabric)
@@ -53,6 +58,10 @@ Result<int> resolve_worker_count(const WorkerCount& count, const Machine& machin
 
 /// "0-3,8" as {0,1,2,3,8}; malformed pieces are left out (the kernel writes it).
 std::vector<int> parse_cpu_list(std::string_view text);
+/// Between NUMA nodes, from a /sys tree; nothing for a single one.
+std::map<int, std::map<int, int>> read_numa_distances(const std::string& sys);
+/// Physical cores that we may use.
+int core_count(const Machine& machine);
 /// The places of `usable` CPUs from a /sys tree ("/sys"; another root in tests).
 std::vector<Cpu> read_cpu_places(const std::string& sys, const std::vector<int>& usable, bool caches);
 

@@ -93,6 +93,13 @@ bool is_secret(std::string_view name) {
     return std::any_of(marks.begin(), marks.end(), [&](const std::string& mark) { return word.find(mark) != std::string::npos; });
 }
 
+/// Whether OMP_NUM_THREADS is somebody's word on a worker. PBS presets it to the chunk's CPUs on every host: of several
+/// workers each would take them all.
+bool threads_are_told(const Machine& machine, int workers, const EnvironmentLookup& inherited) {
+    if (!inherited("OMP_NUM_THREADS")) return false;
+    return !machine.grant.preset_threads || means_threads_of_a_worker(machine.grant, workers, core_count(machine));
+}
+
 EnvironmentList variables_of(const WorkerPlan& worker) {
     EnvironmentList list = to_environment(worker.env);
     list.insert(list.end(), worker.environment.begin(), worker.environment.end());
@@ -119,6 +126,8 @@ std::string describe_machine(const Machine& machine) {
     for (const Cpu& cpu : machine.cpu_places) nodes[cpu.numa_node].push_back(cpu.id);
     std::string text = fmt::format("{} usable CPU{}", machine.cpus, machine.cpus == 1 ? "" : "s");
     if (nodes.size() > 1) text += fmt::format(" on {} NUMA nodes", nodes.size());
+    if (machine.host_cpus > machine.cpus) text += fmt::format(" of {}", machine.host_cpus);
+    if (machine.grant.cpus) text += fmt::format(" ({} gave {})", machine.grant.by, *machine.grant.cpus);
     if (machine.gpus == 0) return text + ", no NVIDIA GPU";
     text += fmt::format(", {} NVIDIA GPU{} (from {}):", machine.gpus, machine.gpus == 1 ? "" : "s", machine.gpus_from);
     for (const Gpu& gpu : machine.gpu_places) text += ' ' + gpu.id;
@@ -178,6 +187,7 @@ std::string describe_worker(const WorkerPlan& worker, const EnvironmentList& com
     std::string text = fmt::format("\nrank {} (local rank {}): {}\n", worker.env.rank, worker.local_index, join(words, " "));
     if (!worker.cpus.empty()) text += fmt::format("  CPUs {}\n", format_ranges(worker.cpus));
     if (!worker.memory_nodes.empty()) text += fmt::format("  memory of NUMA node {}\n", format_ranges(worker.memory_nodes));
+    if (!worker.seat_gpu.empty()) text += fmt::format("  GPU {}\n", worker.seat_gpu);
     if (worker.reads_stdin) text += "  reads ddprun's standard input\n";
     for (const auto& variable : variables_of(worker)) {
         if (std::find(common.begin(), common.end(), variable) != common.end()) continue;
@@ -192,7 +202,7 @@ Result<std::vector<WorkerPlan>> plan_workers(const JobSpec& spec, const Resolved
                                              const rdzv::StartGeneration& order, const EnvironmentLookup& inherited) {
     const Result<Bindings> bindings = bind_workers(spec.binding, machine, order.local_world_size);
     if (!bindings) return bindings.error();
-    const bool sets_threads = !inherited("OMP_NUM_THREADS") && order.local_world_size > 1;
+    const bool sets_threads = order.local_world_size > 1 && !threads_are_told(machine, order.local_world_size, inherited);
     const std::vector<FabricSetting> fabric = unset_settings(machine.fabric, inherited);
     const bool sets_nccl = !inherited("TORCH_NCCL_ASYNC_ERROR_HANDLING");
 
@@ -212,6 +222,7 @@ Result<std::vector<WorkerPlan>> plan_workers(const JobSpec& spec, const Resolved
         plan.cpus = binding.cpus;
         plan.memory_nodes = binding.memory_nodes;
         plan.binding_why = bindings->why;
+        if (machine.gpu_places.size() >= workers.size()) plan.seat_gpu = machine.gpu_places[i].id;
         plan.reads_stdin = spec.stdin_rank == plan.env.rank;
         if (spec.attach && spec.attach->first == plan.env.rank) {
             attach(plan, spec.attach->second);

@@ -7,6 +7,7 @@
 
 #include "env/text.h"
 #include "launcher/fabric/fabric.h"
+#include "launcher/plan/seating.h"
 #include "launcher/report/explain.h"
 #include "launcher/signals.h"
 #include "rendezvous/rank_table.h"
@@ -112,6 +113,7 @@ void Controller::form_world() {
         nodes_.push_back({member.agent, agents_.at(member.agent)});
     }
     say_what_connects();
+    say_who_sits_where();
     feed(job_event::WorldFormed{slots()});
 }
 
@@ -124,6 +126,19 @@ void Controller::say_what_connects() {
     said_of_fabric_ = verdict.line;
     if (verdict.differs) log_.warning("{}", printable(verdict.line));
     else log_.info("{}", verdict.line);
+}
+
+void Controller::say_who_sits_where() {
+    std::vector<NodeSeats> seats;
+    int first_rank = 0;
+    for (const Node& node : nodes_) {
+        seats.push_back({node.hello.host, first_rank, node.hello.seats});
+        first_rank += node.hello.slots;
+    }
+    std::vector<std::string> lines = render_seating(seats);
+    if (lines == said_of_seats_) return;
+    for (const std::string& line : lines) log_.info("{}", printable(line));
+    said_of_seats_ = std::move(lines);
 }
 
 std::vector<int> Controller::slots() const {

@@ -114,6 +114,7 @@ class Controller {
     void consider_membership();
     void form_world();
     void say_what_connects();
+    void say_who_sits_where();
     void broadcast(const rdzv::ToAgent& message);
     void worker_exited(int node, const rdzv::WorkerExited& report);
     [[nodiscard]] bool was_the_cause_all_along(const WorkerEnd& end);
@@ -144,6 +145,7 @@ class Controller {
     std::vector<std::string> lost_hosts_;
     TimePoint begun_;
     std::string said_of_fabric_;
+    std::vector<std::string> said_of_seats_;
     os::EventLoop::TimerId timer_ = 0;
     os::EventLoop::TimerId join_timer_ = 0;
     os::EventLoop::TimerId countdown_ = 0;

@@ -164,6 +164,23 @@ TEST(Flags, NumaBindingExclusiveGivesEachWorkerCpusOfItsOwn) {
     EXPECT_EQ(std::adjacent_find(seen.begin(), seen.end()), seen.end()) << "a CPU of two workers: " << outcome.out;
 }
 
+TEST(Flags, InAnAllocationWhoSitsWhereIsSaidOnceAndElsewhereNot) {
+    if (available_cpus() < 2) GTEST_SKIP() << "needs two CPUs";
+    const std::vector<std::string> command = ddprun_probe({"--numa-binding=exclusive", "--nproc-per-node=2", "--max-restarts=1"}, {"rank", "0", "exit", "3", "end"});
+    const Outcome inside = run(command, with_environment({"PBS_JOBID=12.server"}));
+    EXPECT_EQ(occurrences(inside.err, "seats on "), 1) << inside.err;
+    EXPECT_THAT(inside.err, AllOf(HasSubstr("  rank 0: CPUs "), HasSubstr("  rank 1: CPUs ")));
+    EXPECT_THAT(run(command).err, Not(HasSubstr("CPUs")));
+}
+
+TEST(Flags, ThreadsThatPbsPresetForTheWholeChunkAreSharedByItsWorkers) {
+    const std::string cpus = std::to_string(available_cpus());
+    if (available_cpus() < 2) GTEST_SKIP() << "needs two CPUs";
+    const std::vector<std::string> command = ddprun_probe({"--nproc-per-node=" + cpus, "--prefix="}, {"rank", "0", "env", "OMP_NUM_THREADS", "end"});
+    EXPECT_EQ(run(command, with_environment({"PBS_JOBID=12.server", "NCPUS=" + cpus, "OMP_NUM_THREADS=" + cpus})).out, "OMP_NUM_THREADS=1\n");
+    EXPECT_EQ(run(command, with_environment({"NCPUS=" + cpus, "OMP_NUM_THREADS=" + cpus})).out, "OMP_NUM_THREADS=" + cpus + "\n") << "no batch job: the user's word";
+}
+
 // ---- which program, and how
 
 TEST(Flags, AScriptIsRunByPython3FromTheCurrentDirectory) {
