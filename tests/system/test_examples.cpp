@@ -1,0 +1,96 @@
+// The examples, as a user starts them.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <fstream>
+#include <regex>
+
+#include "tests/support/run_program.h"
+#include "tests/support/temporary_directory.h"
+#include "tests/system/look.h"
+
+namespace ddprun::test {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::Contains;
+using ::testing::HasSubstr;
+using ::testing::Not;
+using ::testing::SizeIs;
+using ::testing::StartsWith;
+
+Outcome run_example(const char* program, int ranks, const std::vector<std::string>& arguments, const RunOptions& options = {}) {
+    std::vector<std::string> command = {path_of("DDPRUN"), "--prefix=none", "--nproc-per-node=" + std::to_string(ranks), path_of(program)};
+    command.insert(command.end(), arguments.begin(), arguments.end());
+    return run(command, options);
+}
+
+/// "4 ranks after 80 steps, sha256 ..." of what multinode_basic says at its end.
+std::string result_of(const Outcome& outcome) {
+    std::smatch found;
+    return std::regex_search(outcome.out, found, std::regex("bitwise equal on (.*)\n")) ? found[1].str() : "nothing: " + outcome.out + outcome.err;
+}
+
+TEST(Examples, MultinodeBasicGoesOnAtTheNextEpochAndEndsWhereItWouldHaveEndedAnyway) {
+    const TemporaryDirectory directory;
+    const auto train = [&](const std::string& snapshot, const std::string& epochs) {
+        return run_example("MULTINODE_BASIC", 4, {"--total_epochs", epochs, "--save_every=2", "--snapshot", directory.file(snapshot)});
+    };
+    const Outcome whole = train("whole", "6");
+    EXPECT_EQ(whole.status, 0) << whole.err;
+    EXPECT_THAT(whole.out, AllOf(HasSubstr("Training on 4 ranks"), HasSubstr("[GPU3] Epoch 5 | Batchsize: 32 | Steps: 16"), HasSubstr("[GPU0] Epoch 5 completed in ")));
+    EXPECT_EQ(occurrences(whole.out, "Training snapshot saved"), 3) << "one writer, every second epoch";
+    const Outcome first = train("parts", "3");
+    EXPECT_EQ(first.status, 0) << first.err;
+    const Outcome second = train("parts", "6");
+    EXPECT_EQ(second.status, 0) << second.err;
+    EXPECT_THAT(second.out, AllOf(HasSubstr("Resuming training from snapshot at Epoch 3\n"), Not(HasSubstr("Epoch 2 |")), HasSubstr("Epoch 3 |")));
+    EXPECT_EQ(result_of(second), result_of(whole));
+    EXPECT_THAT(result_of(whole), StartsWith("4 ranks after 96 steps"));
+}
+
+TEST(Examples, MultinodeBasicGoesOnAfterAKilledRankFromTheLastWholeSnapshot) {
+    const TemporaryDirectory directory;
+    const std::string script = "if [ $RANK = 1 ] && [ $TORCHELASTIC_RESTART_COUNT = 0 ]; then \"$@\" --total_epochs 2 --snapshot " + directory.file("s") +
+                               " && kill -KILL $$; else exec \"$@\" --snapshot " + directory.file("s") + " --total_epochs $((2 + 4 * TORCHELASTIC_RESTART_COUNT)); fi";
+    const Outcome outcome = run({path_of("DDPRUN"), "--prefix=none", "--nproc-per-node=2", "--max-restarts=1", "/bin/sh", "-c", script, "sh", path_of("MULTINODE_BASIC"), "--save_every=1"});
+    EXPECT_EQ(outcome.status, 0) << outcome.err << outcome.out;
+    EXPECT_THAT(outcome.out, HasSubstr("Resuming training from snapshot at Epoch 2\n"));
+}
+
+TEST(Examples, MultinodeBasicSaysWhatIsWrongWithItsOptions) {
+    EXPECT_THAT(run({path_of("MULTINODE_BASIC"), "--batch_size", "many"}).err, HasSubstr("--batch_size: 'many' is not a number"));
+    EXPECT_THAT(run({path_of("MULTINODE_BASIC"), "--epochs=3"}).err, HasSubstr("--epochs: unknown option"));
+    EXPECT_THAT(run({path_of("MULTINODE_BASIC"), "--backend=nccl"}).err, HasSubstr("train --device cuda"));
+}
+
+TEST(Examples, DistributedLoaderLearnsWithEveryRankOnItsShare) {
+    for (const int ranks : {2, 3}) {
+        const Outcome outcome = run_example("DISTRIBUTED_LOADER", ranks, {"--num_epochs", "3", "--backend=gloo"});
+        EXPECT_EQ(outcome.status, 0) << outcome.err;
+        EXPECT_THAT(outcome.out, AllOf(HasSubstr("with " + std::to_string(ranks) + " processes"), HasSubstr("Training completed successfully!")));
+        EXPECT_EQ(occurrences(outcome.out, "Epoch 2, Training ..."), ranks);
+    }
+}
+
+TEST(Examples, CommBenchMeasuresBothCollectivesInEverySizeAndKeepsALog) {
+    const TemporaryDirectory directory;
+    const std::string csv = directory.file("comm.csv");
+    const RunOptions options = with_environment({"NCCL_DEBUG=WARN", "OMP_NUM_THREADS=1"});
+    for (int times = 0; times < 2; ++times) {
+        const Outcome outcome = run_example("COMM_BENCH", 4, {"--max-bytes", "400000", "--csv", csv}, options);
+        EXPECT_EQ(outcome.status, 0) << outcome.err;
+        EXPECT_THAT(outcome.out, AllOf(HasSubstr("broadcast"), HasSubstr("all results were right")));
+    }
+    std::ifstream log(csv);
+    std::vector<std::string> lines;
+    for (std::string line; std::getline(log, line);) lines.push_back(line);
+    ASSERT_THAT(lines, SizeIs(3 + 2 * 2 * 3)) << "two variables, the names, and two runs of two collectives in three sizes";
+    EXPECT_THAT(lines, Contains("# NCCL_DEBUG=WARN"));
+    EXPECT_THAT(lines[2], StartsWith("unix_time,host,world_size,"));
+    EXPECT_THAT(lines.back(), HasSubstr(",all_reduce,100000,400000,"));
+}
+
+}  // namespace
+}  // namespace ddprun::test
