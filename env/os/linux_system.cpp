@@ -70,9 +70,21 @@ void LinuxSystem::reap(pid_t pid) {
     std::erase(tools_, pid);
 }
 
+std::vector<pid_t> LinuxSystem::descendants_of_tools() const {
+    std::vector<pid_t> all;
+    for (const pid_t tool : tools_) {
+        const std::vector<pid_t> its = descendants_of(tool, "/proc");
+        all.insert(all.end(), its.begin(), its.end());
+    }
+    std::sort(all.begin(), all.end());
+    return all;
+}
+
 std::vector<pid_t> LinuxSystem::descendants() {
     std::vector<pid_t> all = descendants_of(::getpid(), "/proc");
-    for (const pid_t tool : tools_) std::erase(all, tool);
+    std::erase_if(all, [this, of_tools = descendants_of_tools()](pid_t pid) {
+        return std::find(tools_.begin(), tools_.end(), pid) != tools_.end() || std::binary_search(of_tools.begin(), of_tools.end(), pid);
+    });
     return all;
 }
 

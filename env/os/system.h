@@ -35,7 +35,7 @@ struct SpawnSpec {
     std::uint64_t open_files = 0;        ///< soft limit on descriptors (RLIMIT_NOFILE); 0 inherits
     /// Soft limit on file locks (RLIMIT_LOCKS), a mark that descendants inherit and the kernel does not look at; 0: ours.
     std::uint64_t lock_limit = 0;
-    bool is_tool = false;                ///< ours, not the job's: descendants() leaves it out
+    bool is_tool = false;                ///< ours, not the job's: descendants() leaves it out, with what it starts
     bool foreground_terminal = false;    ///< give the child's group the terminal on fd 0 (for --attach)
 };
 
@@ -73,7 +73,7 @@ class System {
     [[nodiscard]] virtual std::optional<ChildExit> next_exit() = 0;
     virtual void reap(pid_t pid) = 0;
 
-    /// Every living descendant of this process other than itself and its tools, from /proc, children first. One that is just
+    /// Every living descendant of this process other than itself, its tools and what these have started, from /proc, children first. One that is just
     /// being born can be missed: ask again until there is none.
     [[nodiscard]] virtual std::vector<pid_t> descendants() = 0;
 
@@ -114,6 +114,7 @@ class LinuxSystem final : public System {
     Result<UniqueFd> make_error_file() override;
 
   private:
+    [[nodiscard]] std::vector<pid_t> descendants_of_tools() const;  ///< in order
     std::unique_ptr<SpawnSlots> slots_;
     std::vector<pid_t> tools_;  ///< not yet reaped
 };
