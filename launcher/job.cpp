@@ -2,6 +2,7 @@
 
 #include <fmt/core.h>
 #include <signal.h>
+#include <sys/epoll.h>
 #include <sys/ioctl.h>
 #include <unistd.h>
 
@@ -37,6 +38,7 @@
 #include "launcher/report/walltime.h"
 #include "launcher/report/walltime_watch.h"
 #include "launcher/signals.h"
+#include "launcher/start/host_starter.h"
 #include "launcher/supervise/agent.h"
 #include "launcher/supervise/controller.h"
 #include "launcher/supervise/head.h"
@@ -101,6 +103,8 @@ class Job final : public rdzv::ServerHandler, public rdzv::AgentLinkHandler {
     Status build_observation();
     void walltime_is_known(TimePoint end);
     void walltime_is_unknown(const std::string& why);
+    Status build_start();
+    Status watch_starter();
     void build_questions();
     [[nodiscard]] std::optional<Endpoint> ras_address() const;
     void on_signal(const signalfd_siginfo& info);
@@ -158,6 +162,7 @@ class Job final : public rdzv::ServerHandler, public rdzv::AgentLinkHandler {
     std::unique_ptr<Inquiry> inquiry_;
     std::unique_ptr<JobQuestions> questions_;
     std::unique_ptr<HangWatch> hang_watch_;   ///< on the head, with --hang-timeout
+    std::unique_ptr<RemoteAgents> others_;    ///< on a head that starts the other nodes
     std::optional<int> exit_code_;            ///< of a node that leaves before, or without, a controller that is its own
     std::string failure_;
     LineBudget connection_lines_{"connections"};  ///< whoever reaches the port can cause them
@@ -173,7 +178,7 @@ Status Job::build() {
     // What can be refused is refused before anything is touched.
     const Result<HeadChoice> choice = choose_head(setup_.spec, look_at_host(shared_endpoint(setup_.spec)));
     if (!choice) return choice.error();
-    Result<JobToken> token = choose_job_token(setup_.spec, process_environment);
+    Result<JobToken> token = setup_.token.empty() ? choose_job_token(setup_.spec, process_environment) : Result<JobToken>(JobToken{setup_.token, "", ""});
     if (!token) return token.error();
     token_ = *std::move(token);
     // Not through the log: --quiet does not hide who else can join.
@@ -190,6 +195,7 @@ Status Job::build() {
     loop_ = std::move(*loop);
     loop_->on_signal([this](const signalfd_siginfo& info) { on_signal(info); });
 
+    if (const Status watched = watch_starter(); !watched) return watched;
     if (!choice->is_head) {
         log_.info("the controller is at {} ({})", to_string(choice->endpoint), choice->why);
         return build_agent(choice->endpoint);
@@ -201,7 +207,44 @@ Status Job::build() {
         return build_agent(endpoint);
     }
     if (!head) return head;
-    return build_agent({"127.0.0.1", server_->bound().port});
+    if (const Status agent = build_agent({"127.0.0.1", server_->bound().port}); !agent) return agent;
+    return setup_.start ? build_start() : Status();
+}
+
+/// The head's part in starting the other nodes.
+Status Job::build_start() {
+    RemoteAgents::Parts parts{*loop_, system_, nullptr, nullptr, nullptr};
+    parts.relay = [this](UniqueFd pipe, RemoteAgents::Console console, auto seen, auto ended) {
+        const Output::Stream stream = console == RemoteAgents::Console::Out ? Output::Stream::Out : Output::Stream::Err;
+        return output_->relay(std::move(pipe), stream, std::move(seen), std::move(ended));
+    };
+    parts.failure_of = [this](int node) {
+        const rdzv::StoreReply reply = server_->ask_store(rdzv::store_op::TryGet{failure_key(node)});
+        const auto* value = std::get_if<rdzv::Value>(&reply);
+        return value != nullptr ? printable(value->value.view()) : std::string();
+    };
+    parts.on_failure = [this](const std::vector<StartFailure>& failures) {
+        for (const StartFailure& one : failures) job_log_->error("{} cannot take part: {}", one.host, one.why);
+        controller_->start_failed(render_start_failures(failures, setup_.start->hosts.size()));
+    };
+    (void)server_->ask_store(rdzv::store_op::Set{std::string(kOrderKey), rdzv::Blob(encode(setup_.start->order))});
+    Result<std::unique_ptr<RemoteAgents>> others = start_hosts(std::move(parts), *setup_.start, server_->bound().port, token_.token, setup_.spec.start.timeout);
+    if (!others) return others.error();
+    others_ = *std::move(others);
+    return {};
+}
+
+/// What started us is gone: as if it had asked us to end.
+Status Job::watch_starter() {
+    if (!setup_.has_lifeline) return {};
+    return loop_->watch(0, EPOLLIN, [this](std::uint32_t) {
+        char ignored[256];
+        const ssize_t n = ::read(0, ignored, sizeof ignored);
+        if (n > 0 || (n < 0 && (errno == EAGAIN || errno == EINTR))) return;
+        loop_->unwatch(0);
+        log_.info("what started this ddprun has ended: stopping");
+        act_on(SIGTERM, SignalAction::Stop);
+    });
 }
 
 /// Two that begin to listen at the same moment are both refused by the kernel, and nobody listens: whoever finds nobody
@@ -287,7 +330,7 @@ Status Job::build_head(const HeadChoice& choice) {
 Status Job::build_agent(const Endpoint& controller) {
     const JobSpec& spec = setup_.spec;
     output_ = std::make_unique<Output>(*loop_, prepare_log_directory(spec, log_),
-                                       OutputRanks{.here = setup_.workers, .is_whole_job = spec.nodes.max == 1}, 1, 2);
+                                       OutputRanks{.here = setup_.workers, .is_whole_job = spec.nodes.max == 1, .is_merged = setup_.start || setup_.is_started}, 1, 2);
     log_.write_through([this](std::string_view line) { return output_->say(line); });
 
     AgentConfig config;
@@ -444,7 +487,9 @@ void Job::suspend() {
 // ---- what peers say
 
 void Job::on_agent_joined(rdzv::AgentId agent, const rdzv::AgentHello& hello) {
-    if (const Status joined = controller_->agent_joined(agent, hello); !joined) server_->refuse_agent(agent, joined.error());
+    const Status joined = controller_->agent_joined(agent, hello);
+    if (!joined) return server_->refuse_agent(agent, joined.error());
+    if (others_ && hello.node_rank) others_->joined(*hello.node_rank);
 }
 
 void Job::on_agent_lost(rdzv::AgentId agent, const std::string& why) {
@@ -506,8 +551,11 @@ void Job::on_lost(const Error& why) {
 // ---- the end
 
 void Job::controller_done() {
-    // Agents elsewhere still have to hear it; ours is idle.
-    server_->when_written(kFarewell, [this] { loop_->stop(); });
+    // Agents elsewhere still have to hear it; ours is idle. Then come their last lines, through what started them.
+    server_->when_written(kFarewell, [this] {
+        if (!others_) return loop_->stop();
+        others_->finish(kFarewell, [this] { loop_->stop(); });
+    });
 }
 
 /// Ends this node's part; workers that still run are waited for.

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -8,6 +9,7 @@
 #include "launcher/job_spec.h"
 #include "launcher/plan/machine.h"
 #include "launcher/plan/program.h"
+#include "launcher/start/host_starter.h"
 
 namespace ddprun {
 
@@ -19,6 +21,10 @@ struct JobSetup {
     int workers = 1;                       ///< of this node
     std::vector<std::string> environment;  ///< "NAME=value": what workers inherit
     std::string log_level;                 ///< LOGLEVEL; "" default
+    std::string token;                     ///< the job's secret, where the head has told it; "" as job_token.h finds it
+    std::optional<HostStart> start;        ///< of the head, where it starts the other nodes
+    bool is_started = false;               ///< by a head, on another host
+    bool has_lifeline = false;             ///< the end of standard input is the end of what started us
 };
 
 /// Runs one job on this node to its end: the controller too, when this node is the head. Blocks.

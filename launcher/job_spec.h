@@ -52,6 +52,24 @@ struct RendezvousSpec {
     bool insecure = false;                     ///< several nodes without a secret (job_token.h)
 };
 
+/// What starts the ddprun of the other hosts.
+enum class Starter : std::uint8_t {
+    Auto,     ///< what the source of the hosts has
+    None,     ///< nothing of ours: others do
+    Pbsdsh,
+    Tm,       ///< pbs_tmrsh
+    Mpiexec,
+    Srun,
+    Ssh,
+};
+
+/// Where one command is to start all nodes.
+struct StartSpec {
+    Starter starter = Starter::Auto;
+    std::string hosts, hostfile;               ///< as given; "" none: the scheduler's
+    Duration timeout = std::chrono::seconds(60);  ///< until each of the others has joined
+};
+
 /// When a failed gang is started again.
 struct RestartSpec {
     int max_restarts = 0;
@@ -107,6 +125,7 @@ struct JobSpec {
     WorkerCount workers;
     Nodes nodes;
     RendezvousSpec rendezvous;
+    StartSpec start;
     RestartSpec restart;
     OutputSpec output;
     std::string role = "default";

@@ -6,7 +6,10 @@
 
 #include <filesystem>
 
+#include "env/hmac.h"
+#include "env/io/file.h"
 #include "env/io/socket.h"
+#include "env/nodes/allocation.h"
 #include "env/nodes/launcher_env.h"
 #include "env/os/system.h"
 #include "env/print.h"
@@ -20,10 +23,23 @@
 #include "launcher/plan/plan.h"
 #include "launcher/plan/program.h"
 #include "launcher/report/error_file.h"
+#include "launcher/start/host_starter.h"
+#include "launcher/start/start_plan.h"
+#include "launcher/supervise/head.h"
 
 namespace ddprun {
 
 namespace {
+
+/// torchrun's for --rdzv-endpoint without a port.
+constexpr std::uint16_t kDefaultPort = 29400;
+
+/// How this ddprun stands to those of other hosts, where they are not each started by somebody else.
+struct JobNodes {
+    std::optional<HostStart> start;      ///< it starts them
+    std::optional<StartedNode> started;  ///< it has been started by the head
+    bool has_lifeline = false;           ///< by what is at the other end of its standard input
+};
 
 int refuse(const std::string& why, ExitCode code) {
     ddprun::print(stderr, "ddprun: {}\n", printable(why));
@@ -90,8 +106,35 @@ bool gpus_are_fit(const JobSetup& setup) {
     return verdict.refusals.empty();
 }
 
-int run(CommandLine line) {
+/// The program is what it is on the head. Where that is no file (a Python module) nothing is compared.
+Status check_same_program(const StartedNode& started, const ResolvedProgram& program) {
+    if (started.order.program.path.empty()) return {};
+    const Result<FileIdentity> ours = identify_file(program_file(program));
+    if (!ours) return ours.error();
+    const std::string differs = difference("the program", started.order.program, *ours, started.order.hosts.front());
+    return differs.empty() ? Status() : Status(Error{Errc::Mismatch, differs, 0});
+}
+
+/// What the head tells the ddprun that it starts, besides the hosts.
+Status complete_order(StartOrder& order, const ResolvedProgram& program) {
+    std::error_code failed;
+    order.directory = std::filesystem::current_path(failed);
+    if (failed) return Error::system("the working directory", failed.value());
+    order.environment = os::own_environment();
+    Result<FileIdentity> self = identify_file(std::filesystem::read_symlink("/proc/self/exe", failed));
+    if (!self) return self.error();
+    order.ddprun = *std::move(self);
+    if (Result<FileIdentity> file = identify_file(program_file(program))) order.program = *std::move(file);
+    return {};
+}
+
+/// `nodes` of the job, as the command line, the allocation or the head has them.
+int run(CommandLine line, JobNodes nodes) {
     for (const std::string& remark : line.remarks) ddprun::print(stderr, "ddprun: {}\n", printable(remark));
+    const auto give_up = [&](const std::string& why, ExitCode code) {
+        if (nodes.started) tell_head(*nodes.started, why);
+        return tell_that_nothing_began(why, code);
+    };
     JobSetup setup;
     setup.spec = std::move(line.spec);
     const Probe probe = probe_for(setup.spec);
@@ -100,32 +143,117 @@ int run(CommandLine line) {
     if (probe.gpus == Probe::Gpus::Yes) awake.emplace(nvml::Session::open());
     setup.machine = detect_machine(process_environment, probe);
     const Result<int> workers = resolve_worker_count(setup.spec.workers, setup.machine);
-    if (!workers) return refuse(workers.error().what, ExitCode::Usage);
+    if (!workers) return nodes.started ? give_up(workers.error().what, ExitCode::Usage) : refuse(workers.error().what, ExitCode::Usage);
     setup.workers = *workers;
     Result<ResolvedProgram> program = resolve_program(setup.spec.program, search_paths());
-    if (!program) return tell_that_nothing_began(program.error().what, program_exit_code(program.error()));
+    if (!program) return give_up(program.error().what, program_exit_code(program.error()));
     setup.program = std::move(*program);
+    if (nodes.started) {
+        if (const Status same = check_same_program(*nodes.started, setup.program); !same) return give_up(same.error().what, ExitCode::Usage);
+        setup.token = nodes.started->token;
+        setup.is_started = true;
+        setup.has_lifeline = nodes.has_lifeline;
+    }
+    if (nodes.start) {
+        if (const Status complete = complete_order(nodes.start->order, setup.program); !complete) return refuse(complete.error().what, ExitCode::Internal);
+        Result<std::string> token = make_start_token(nodes.start->starter, setup.spec.rendezvous.run_id, process_environment);
+        if (!token) return refuse(token.error().what, ExitCode::Internal);
+        setup.token = *std::move(token);
+        setup.start = std::move(nodes.start);
+    }
     setup.environment = os::own_environment();
     setup.log_level = process_environment("LOGLEVEL").value_or("");
     if (setup.spec.dry_run) return show_plan(setup);
-    if (!gpus_are_fit(setup)) return static_cast<int>(ExitCode::Unavailable);
+    if (!gpus_are_fit(setup)) {
+        if (nodes.started) tell_head(*nodes.started, "its GPUs are not fit for the job (its own lines say why)");
+        return static_cast<int>(ExitCode::Unavailable);
+    }
     awake.reset();
 
     const Result<int> code = run_job(std::move(setup));
-    return code ? *code : tell_that_nothing_began(code.error().what, exit_code_for(code.error()));
+    return code ? *code : give_up(code.error().what, exit_code_for(code.error()));
+}
+
+/// Where several hosts are ours to use: the spec becomes that of their head.
+void become_head(CommandLine& line, StartPlan plan, JobNodes& nodes, const std::vector<std::string>& arguments, const std::string& job_id) {
+    RendezvousSpec& rendezvous = line.spec.rendezvous;
+    line.spec.nodes = {static_cast<int>(plan.hosts.size()), static_cast<int>(plan.hosts.size())};
+    rendezvous.node_rank = 0;
+    rendezvous.is_host = true;
+    const std::string& own_name = plan.hosts.front().name;
+    if (plan.kind == StartPlan::Wait) {
+        if (!rendezvous.endpoint) rendezvous.endpoint = Endpoint{own_name, kDefaultPort};
+        return;
+    }
+    rendezvous.endpoint = Endpoint{own_name, 0};
+    if (rendezvous.run_id == "none") rendezvous.run_id = job_id.empty() ? random_hex(8).value_or("none") : job_id;
+    HostStart start;
+    start.starter = plan.starter;
+    start.job_id = job_id;
+    start.order.arguments = arguments;
+    start.order.run_id = rendezvous.run_id;
+    for (const AllocatedHost& host : plan.hosts) {
+        start.order.hosts.push_back(host.name);
+        start.order.slots.push_back(host.slots.value_or(0));
+    }
+    start.hosts = std::move(plan.hosts);
+    nodes.start = std::move(start);
+}
+
+/// A scheduler's tasks per host, or the slots of a host file, where --nproc-per-node says nothing.
+void default_to_slots(CommandLine& line, int slots) {
+    if (slots > 1 && !line.sources.contains("nproc-per-node")) line.spec.workers = {WorkerCount::Kind::Number, slots};
+}
+
+bool is_in_path(std::string_view program) {
+    for (const std::string_view directory : split(process_environment("PATH").value_or(""), ':')) {
+        if (!directory.empty() && ::access(fmt::format("{}/{}", directory, program).c_str(), X_OK) == 0) return true;
+    }
+    return false;
+}
+
+bool is_address_of_here(const std::string& name) {
+    const std::string host = name.substr(name.find('@') == name.npos ? 0 : name.find('@') + 1);
+    return is_this_host(host, look_at_host(Endpoint{host, 0}));
+}
+
+/// The hosts of the allocation around us, or of --hosts, become the job's nodes.
+Status use_allocation(CommandLine& line, const std::vector<std::string>& arguments, JobNodes& nodes) {
+    constexpr std::size_t kMostBytes = 16 << 20;
+    AllocationQuery query{process_environment, [](const std::string& path) { return read_regular_file(path, kMostBytes); },
+                          line.spec.start.hosts, line.spec.start.hostfile};
+    const bool nodes_were_given = line.sources.contains("nnodes") || line.sources.contains("node-rank") || line.sources.contains("standalone");
+    const bool is_asked_for = !query.hosts.empty() || !query.hostfile.empty() || line.sources.contains("start");
+    if (nodes_were_given && !is_asked_for) return {};
+    Result<std::optional<Allocation>> allocation = find_allocation(query);
+    if (!allocation) return allocation.error();
+    const std::string job_id = *allocation ? (*allocation)->job_id : "";
+    Result<StartPlan> plan = plan_start(line.spec, nodes_were_given, {*std::move(allocation), host_name(), is_address_of_here, is_in_path});
+    if (!plan) return plan.error();
+    default_to_slots(line, plan->slots);
+    if (!plan->why.empty() && !line.spec.quiet) line.remarks.push_back(plan->why);
+    if (plan->kind != StartPlan::Here) become_head(line, *std::move(plan), nodes, arguments, job_id);
+    return {};
 }
 
 /// One ddprun per node under mpirun, mpiexec or srun: which node this is comes from there, unless the user
 /// said it. As variables, so that what the user said wins and the whole is checked again.
-Result<CommandLine> as_node_of_launcher(CommandLine line, const std::vector<std::string>& arguments) {
-    for (const char* said : {"nnodes", "node-rank", "standalone"}) {
-        if (line.sources.count(said) != 0) return line;
+Result<CommandLine> as_node_of_launcher(CommandLine line, const std::vector<std::string>& arguments, JobNodes& nodes) {
+    for (const char* said : {"nnodes", "node-rank", "standalone", "hosts", "hostfile", "start"}) {
+        if (line.sources.count(said) == 0) continue;
+        if (const Status used = use_allocation(line, arguments, nodes); !used) return used.error();
+        return line;
     }
     const Result<LauncherChoice> choice = choose_launcher(process_environment);
     if (!choice) return choice.error();
     const Result<std::optional<NodePlace>> place = node_place(*choice);
     if (!place) return place.error();
-    if (!*place) return line;
+    if (!*place) {
+        // A rank of an MPI job is no batch script: its hosts are its launcher's.
+        if (choice->placement) return line;
+        if (const Status used = use_allocation(line, arguments, nodes); !used) return used.error();
+        return line;
+    }
     const auto with_place = [&](std::string_view name) -> std::optional<std::string> {
         if (name == "PET_NNODES") return fmt::format("{}", (*place)->nodes);
         if (name == "PET_NODE_RANK") return fmt::format("{}", (*place)->node_rank);
@@ -139,6 +267,50 @@ Result<CommandLine> as_node_of_launcher(CommandLine line, const std::vector<std:
     return placed;
 }
 
+/// The head's environment, directory and command line, on this host.
+Result<CommandLine> take_order(const StartedNode& started) {
+    const StartOrder& order = started.order;
+    std::error_code failed;
+    const Result<FileIdentity> self = identify_file(std::filesystem::read_symlink("/proc/self/exe", failed));
+    if (!self) return self.error();
+    if (const std::string differs = difference("ddprun", order.ddprun, *self, order.hosts.front()); !differs.empty()) return Error{Errc::Mismatch, differs, 0};
+    if (::chdir(order.directory.c_str()) != 0) return Error::system("the working directory " + order.directory);
+    const std::vector<std::string> environment = environment_here(order.environment, os::own_environment());
+    ::clearenv();
+    for (const std::string& variable : environment) {
+        const std::size_t equals = variable.find('=');
+        if (equals != variable.npos && equals > 0) ::setenv(variable.substr(0, equals).c_str(), variable.c_str() + equals + 1, 1);
+    }
+    Result<CommandLine> line = parse_command_line(order.arguments, process_environment);
+    if (!line) return line.error();
+    line->remarks.clear();  // the head has said them
+    default_to_slots(*line, order.slots[static_cast<std::size_t>(started.node)]);
+    const int nodes = static_cast<int>(order.hosts.size());
+    line->spec.nodes = {nodes, nodes};
+    line->spec.rendezvous.node_rank = started.node;
+    line->spec.rendezvous.is_host = false;
+    line->spec.rendezvous.endpoint = started.head;
+    line->spec.rendezvous.run_id = order.run_id;
+    return line;
+}
+
+/// `ddprun agent`: what a head starts on the other hosts.
+int launch_agent(const std::vector<std::string>& words) {
+    const Result<AgentCall> call = parse_agent_words(words);
+    if (!call) return refuse("agent: " + call.error().what, ExitCode::Usage);
+    Result<StartedNode> started = ask_head(*call);
+    if (!started) return refuse(started.error().what, exit_code_for(started.error()));
+    Result<CommandLine> line = take_order(*started);
+    if (!line) {
+        tell_head(*started, line.error().what);
+        return refuse(line.error().what, ExitCode::Usage);
+    }
+    JobNodes nodes;
+    nodes.has_lifeline = call->secret.kind == SecretWay::Stdin;
+    nodes.started = *std::move(started);
+    return run(*std::move(line), std::move(nodes));
+}
+
 }  // namespace
 
 void open_standard_streams() {
@@ -150,14 +322,16 @@ void open_standard_streams() {
 
 int launch(const std::vector<std::string>& arguments) {
     if (!arguments.empty() && is_subcommand(arguments.front())) return run_subcommand(arguments);
+    if (!arguments.empty() && arguments.front() == "agent") return launch_agent({arguments.begin() + 1, arguments.end()});
     Result<CommandLine> line = parse_command_line(arguments, process_environment);
-    if (line && line->action == CommandLine::Run) line = as_node_of_launcher(*std::move(line), arguments);
+    JobNodes nodes;
+    if (line && line->action == CommandLine::Run) line = as_node_of_launcher(*std::move(line), arguments, nodes);
     if (!line) return refuse(line.error().what, ExitCode::Usage);
     if (line->action != CommandLine::Run) {
         ddprun::print("{}", line->text);
         return 0;
     }
-    return run(std::move(*line));
+    return run(std::move(*line), std::move(nodes));
 }
 
 }  // namespace ddprun

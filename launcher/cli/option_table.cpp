@@ -9,6 +9,7 @@
 #include "env/text.h"
 #include "launcher/cli/option_values.h"
 #include "launcher/fabric/fabric.h"
+#include "launcher/start/start_plan.h"
 
 namespace ddprun {
 namespace {
@@ -177,6 +178,16 @@ Status set_gpu_check(Draft& draft, Text value) {
     return {};
 }
 
+Status set_starter(Draft& draft, Text value) {
+    const Result<std::string> word = parse_choice(value, "auto none pbsdsh tm mpiexec srun ssh");
+    if (!word) return word.error();
+    using enum Starter;
+    for (const Starter one : {Auto, None, Pbsdsh, Tm, Mpiexec, Srun, Ssh}) {
+        if (name_of(one) == *word) draft.spec.start.starter = one;
+    }
+    return {};
+}
+
 Status set_color(Draft& draft, Text value) {
     const Result<std::string> word = parse_choice(value, "auto always never");
     if (!word) return word.error();
@@ -298,6 +309,21 @@ OptionGroup rendezvous_options() {
               [](Draft& d, Text) { d.spec.rendezvous.insecure = true; return Status{}; }}}};
 }
 
+OptionGroup start_options() {
+    return {"Hosts",
+            {{"hosts", 0, "HOST,...", "", "Run on these hosts, this one among them: names, ranges as in n[01-16], HOST:SLOTS. ddprun starts itself on "
+              "the others. Default: those of the PBS, Slurm or LSF job around us, where --nnodes is not given.",
+              [](Draft& d, Text v) { return store_text(v, d.spec.start.hosts); }},
+             {"hostfile", 0, "FILE", "@file", "The same from a file, as MPI launchers read it: a host a line, slots=N or :N behind it, # comments.",
+              [](Draft& d, Text v) { return store_text(v, d.spec.start.hostfile); }},
+             {"start", 0, "HOW", "auto none pbsdsh tm mpiexec srun ssh",
+              "What starts ddprun on the other hosts; none: somebody else does, with --nnodes, --node-rank and --rdzv-endpoint. auto: "
+              "in a PBS job pbsdsh, else pbs_tmrsh (tm), else mpiexec, else ssh; in a Slurm job srun; else ssh. Default auto.",
+              set_starter},
+             {"start-timeout", 0, "SPAN", "", "A host whose ddprun has not joined by then cannot take part, and the job ends. Default 60s.",
+              [](Draft& d, Text v) { return store(parse_span(v), d.spec.start.timeout); }}}};
+}
+
 OptionGroup supervision_options() {
     return {"Failures, restarts and signals",
             {{"max-restarts", 0, "N[/SPAN]", "", "Restarts before giving up, as in 3, or 3/1h: 3 within any hour. Default 0.",
@@ -415,7 +441,7 @@ std::string with_dashes(std::string_view name) {
 }  // namespace
 
 const std::vector<OptionGroup>& option_groups() {
-    static const std::vector<OptionGroup> groups = {worker_options(), rendezvous_options(), supervision_options(),
+    static const std::vector<OptionGroup> groups = {worker_options(), start_options(), rendezvous_options(), supervision_options(),
                                                     output_options(), observation_options(), other_options()};
     return groups;
 }

@@ -102,6 +102,10 @@ struct StreamState {
     bool watched = false;      ///< the loop tells when there is something to read
     bool resting = false;      ///< read by the clock instead
     bool paused = false;       ///< not read at all: the console is full, or the disk is slow
+    /// Of another ddprun, which has put its prefixes: nobody's here. Both or none.
+    std::function<void(std::string_view)> on_piece;
+    std::function<void()> on_end;
+    [[nodiscard]] bool is_relayed() const { return on_end != nullptr; }
 
     [[nodiscard]] bool is_kept() const { return file != nullptr || filtered != nullptr; }
 };
@@ -298,8 +302,10 @@ bool Output::Impl::make_room(StreamState& stream) {
 void Output::Impl::end(int pipe) {
     const auto found = streams.find(pipe);
     close(*found->second);
+    const std::function<void()> on_end = std::move(found->second->on_end);
     streams.erase(found);
     write_soon();
+    if (on_end) on_end();
 }
 
 // As network drivers do under load: events tell of the first lines at once; while more keep coming, the pipes are
@@ -358,6 +364,10 @@ void Output::Impl::read_all(StreamState& stream) {
 
 void Output::Impl::take(StreamState& stream, std::string_view chunk) {
     const TimePoint now = loop.now();
+    if (stream.is_relayed()) {
+        stream.on_piece(chunk);
+        return stream.assembler.feed(chunk, now, [&](std::string_view block) { stream.outlet->console.queue().append(block); });
+    }
     RankState& rank = ranks[stream.owner.rank];
     rank.last_output = now;
     if (stream.stream == Stream::Err) remember(rank, chunk);
@@ -371,7 +381,8 @@ void Output::Impl::take(StreamState& stream, std::string_view chunk) {
 void Output::Impl::close(StreamState& stream) {
     unwatch(stream);
     const std::string rest = stream.assembler.finish();
-    if (!rest.empty()) show(stream, rest);
+    if (!rest.empty() && stream.is_relayed()) stream.outlet->console.queue().append(rest);
+    else if (!rest.empty()) show(stream, rest);
     if (stream.file) writer.close(std::exchange(stream.file, nullptr));
     stream.filtered = nullptr;
 }
@@ -397,7 +408,7 @@ int Output::Impl::ranks_shown_on(const Outlet& outlet) const {
         const bool by_err = &outlet == err && route(local_rank, Stream::Err).to_console;
         if (by_out || by_err) ++shown;
     }
-    return shown;
+    return world.is_merged ? shown + 1 : shown;
 }
 
 std::string Output::Impl::prefix_of(const StreamOwner& owner, const PrefixTemplate& prefix) {
@@ -516,7 +527,7 @@ void Output::Impl::on_log_news() {
 void Output::Impl::arm_timer() {
     TimePoint next = std::min(out->folder.next_due(), err->folder.next_due());
     for (const auto& [pipe, stream] : streams) {
-        if (stream->outlet != nullptr) next = std::min(next, stream->assembler.due(spec.half_line_after));
+        if (stream->outlet != nullptr && !stream->is_relayed()) next = std::min(next, stream->assembler.due(spec.half_line_after));
     }
     if (next == timer_at) return;
     loop.cancel(timer);
@@ -528,7 +539,7 @@ void Output::Impl::on_timer() {
     timer = 0;
     timer_at = kNever;
     for (const auto& [pipe, stream] : streams) {
-        if (stream->outlet == nullptr || stream->assembler.due(spec.half_line_after) > loop.now()) continue;
+        if (stream->outlet == nullptr || stream->is_relayed() || stream->assembler.due(spec.half_line_after) > loop.now()) continue;
         show(*stream, stream->assembler.cut());
     }
     show_folded(*out, out->folder.due(loop.now()));
@@ -603,20 +614,34 @@ Status Output::add(UniqueFd pipe, const StreamOwner& owner, Stream stream) {
     return {};
 }
 
+Status Output::relay(UniqueFd pipe, Stream stream, std::function<void(std::string_view)> on_piece, std::function<void()> on_end) {
+    auto state = std::make_unique<StreamState>();
+    const int fd = pipe.get();
+    state->pipe = std::move(pipe);
+    state->stream = stream;
+    state->outlet = stream == Stream::Out ? impl_->out.get() : impl_->err;
+    state->on_piece = std::move(on_piece);
+    state->on_end = std::move(on_end);
+    if (const Status watched = impl_->watch(*state); !watched) return watched;
+    impl_->streams[fd] = std::move(state);
+    return {};
+}
+
 void Output::read_rest_of(int rank) {
     for (const auto& [pipe, stream] : impl_->streams) {
-        if (stream->owner.rank == rank) impl_->read_all(*stream);
+        if (!stream->is_relayed() && stream->owner.rank == rank) impl_->read_all(*stream);
     }
     impl_->write_soon();
 }
 
 void Output::finish_attempt() {
     Impl& impl = *impl_;
-    for (const auto& [pipe, stream] : impl.streams) {
-        impl.read_all(*stream);
-        impl.close(*stream);
-    }
-    impl.streams.clear();
+    std::erase_if(impl.streams, [&](const auto& one) {
+        if (one.second->is_relayed()) return false;
+        impl.read_all(*one.second);
+        impl.close(*one.second);
+        return true;
+    });
     impl.show_folded(*impl.out, impl.out->folder.all());
     if (impl.own_err) impl.show_folded(*impl.own_err, impl.own_err->folder.all());
     impl.arm_timer();

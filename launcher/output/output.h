@@ -26,6 +26,7 @@ struct StreamOwner {
 struct OutputRanks {
     int here = 0;               ///< workers of this node
     bool is_whole_job = false;  ///< there can be no other node
+    bool is_merged = false;     ///< other nodes' lines come to the same place, through what started them
 };
 
 /// Reads the workers' pipes on the event loop and writes whole lines to the console and to files.
@@ -55,6 +56,10 @@ class Output {
     /// Takes the (non-blocking) read end of a stream. `last_lines` of stderr are kept for the report.
     /// Error: System (epoll); files that cannot be opened are a loss, not an error.
     Status add(UniqueFd pipe, const StreamOwner& owner, Stream stream);
+
+    /// Shows the lines of a (non-blocking) pipe as they are: another ddprun has put its prefixes. It lives across attempts, until its
+    /// end, which is told; every piece is told as it is read. Error: System (epoll).
+    Status relay(UniqueFd pipe, Stream stream, std::function<void(std::string_view piece)> on_piece, std::function<void()> on_end);
 
     /// Reads what rank's pipes hold now, without waiting: before asking for its last lines.
     void read_rest_of(int rank);

@@ -206,6 +206,11 @@ Result<ResolvedProgram> resolve_program(const ProgramSpec& program, const Progra
     return resolved;
 }
 
+std::string program_file(const ResolvedProgram& program) {
+    std::error_code ignored;
+    return std::filesystem::is_regular_file(program.name, ignored) ? program.name : program.path;
+}
+
 ExitCode program_exit_code(const Error& error) {
     return error.code == Errc::NotFound ? ExitCode::NotFound : ExitCode::NotExecutable;
 }

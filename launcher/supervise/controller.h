@@ -75,6 +75,8 @@ class Controller {
     void hang_found(const std::string& what, int culprit);
     /// When the job will be stopped for its walltime.
     void walltime_known(TimePoint time_up);
+    /// Hosts that have to be there cannot take part: the job ends before any worker has started.
+    void start_failed(const std::string& why) { feed(job_event::JoinFailed{why}); }
     /// Passes a signal on to all workers of all nodes; the job goes on.
     void forward(int signal);
 

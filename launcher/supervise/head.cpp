@@ -30,14 +30,6 @@ std::vector<std::string> interface_addresses() {
 /// Every host is at home there, also where no interface lists it: Debian gives a host's own name 127.0.1.1.
 bool is_loopback(const std::string& address) { return address == "::1" || address.starts_with("127."); }
 
-bool is_this_host(const std::string& name, const HostFacts& facts) {
-    if (name == "localhost" || name == facts.host_name) return true;
-    const auto ours = [&](const std::string& address) {
-        return is_loopback(address) || std::count(facts.addresses.begin(), facts.addresses.end(), address) > 0;
-    };
-    return ours(name) || std::any_of(facts.endpoint_addresses.begin(), facts.endpoint_addresses.end(), ours);
-}
-
 HeadChoice head_at(const Endpoint& endpoint, std::string why) { return {true, {"", endpoint.port}, std::move(why)}; }
 
 /// A socket bound to `port` on all IPv4 interfaces, as servers bind it.
@@ -54,6 +46,14 @@ Result<UniqueFd> bind_port(int port) {
 }
 
 }  // namespace
+
+bool is_this_host(const std::string& name, const HostFacts& facts) {
+    if (name == "localhost" || name == facts.host_name) return true;
+    const auto ours = [&](const std::string& address) {
+        return is_loopback(address) || std::count(facts.addresses.begin(), facts.addresses.end(), address) > 0;
+    };
+    return ours(name) || std::any_of(facts.endpoint_addresses.begin(), facts.endpoint_addresses.end(), ours);
+}
 
 std::optional<Endpoint> shared_endpoint(const JobSpec& spec) {
     if (spec.nodes.max == 1) return std::nullopt;

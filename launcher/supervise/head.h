@@ -27,6 +27,9 @@ struct HeadChoice {
     bool contested = false;
 };
 
+/// Whether a host's name, or an address, is this host's. Pure.
+bool is_this_host(const std::string& name, const HostFacts& facts);
+
 /// Pure. One node is always its own head. With several, by the field's rules: static goes by --node-rank, c10d by
 /// whose host the endpoint names (by --node-rank too when that name resolves to nothing here), `is_host` in
 /// --rdzv-conf overrides both.

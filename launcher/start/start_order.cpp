@@ -1,0 +1,179 @@
+#include "launcher/start/start_order.h"
+
+#include <elf.h>
+#include <fmt/core.h>
+#include <sys/stat.h>
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <optional>
+#include <span>
+
+#include "env/hmac.h"
+#include "env/io/file.h"
+#include "env/json.h"
+#include "env/nodes/allocation.h"
+#include "env/text.h"
+
+namespace ddprun {
+namespace {
+
+/// As much of a file as is read to know it: an executable's headers and notes are at its beginning.
+constexpr std::size_t kIdentityBytes = 1 << 20;
+
+/// T at an offset of a file's beginning; nullopt where it ends before.
+template <class T>
+std::optional<T> at_offset(std::string_view bytes, std::uint64_t offset) {
+    if (offset > bytes.size() || bytes.size() - offset < sizeof(T)) return std::nullopt;
+    T value;
+    std::memcpy(&value, bytes.data() + offset, sizeof value);
+    return value;
+}
+
+std::uint64_t padded(std::uint64_t size) { return (size + 3) & ~std::uint64_t{3}; }
+
+/// In one segment of notes; "" not there.
+std::string build_id_in(std::string_view notes) {
+    for (std::uint64_t at = 0;;) {
+        const std::optional<Elf64_Nhdr> note = at_offset<Elf64_Nhdr>(notes, at);
+        if (!note) return "";
+        const std::uint64_t name = at + sizeof(Elf64_Nhdr), content = name + padded(note->n_namesz);
+        if (content > notes.size() || notes.size() - content < note->n_descsz) return "";
+        if (note->n_type == NT_GNU_BUILD_ID && notes.substr(name, 3) == "GNU") {
+            const std::string_view id = notes.substr(content, note->n_descsz);
+            return to_hex({reinterpret_cast<const std::uint8_t*>(id.data()), id.size()});
+        }
+        at = content + padded(note->n_descsz);
+    }
+}
+
+/// The GNU build id of a 64-bit ELF file (elf(5)); "" for anything else.
+std::string build_id_of(std::string_view bytes) {
+    const std::optional<Elf64_Ehdr> header = at_offset<Elf64_Ehdr>(bytes, 0);
+    if (!header || std::memcmp(header->e_ident, ELFMAG, SELFMAG) != 0 || header->e_ident[EI_CLASS] != ELFCLASS64) return "";
+    for (std::uint64_t i = 0; i < header->e_phnum; ++i) {
+        const std::optional<Elf64_Phdr> segment = at_offset<Elf64_Phdr>(bytes, header->e_phoff + i * sizeof(Elf64_Phdr));
+        if (!segment) return "";
+        if (segment->p_type != PT_NOTE || segment->p_offset > bytes.size()) continue;
+        std::string id = build_id_in(bytes.substr(segment->p_offset, segment->p_filesz));
+        if (!id.empty()) return id;
+    }
+    return "";
+}
+
+Result<std::string> beginning_of(const std::string& path) {
+    const Result<UniqueFd> file = open_regular_file(path);
+    if (!file) return file.error();
+    std::string bytes(kIdentityBytes, '\0');
+    std::size_t have = 0;
+    while (have < bytes.size()) {
+        const ssize_t n = ::read(file->get(), bytes.data() + have, bytes.size() - have);
+        if (n < 0) return Error::system("read " + path);
+        if (n == 0) break;
+        have += static_cast<std::size_t>(n);
+    }
+    bytes.resize(have);
+    return bytes;
+}
+
+Json to_json(const FileIdentity& file) { return {{"path", file.path}, {"bytes", file.bytes}, {"id", file.id}}; }
+
+FileIdentity file_from(const Json& json) { return {json["path"].text(), json["bytes"].as_uint64().value_or(0), json["id"].text()}; }
+
+std::string_view name_in(std::string_view variable) { return variable.substr(0, variable.find('=')); }
+
+/// What another host, or another process, has of its own.
+bool is_of_host(std::string_view name) {
+    static constexpr std::array kNames = {
+        std::string_view("HOSTNAME"), std::string_view("HOST"), std::string_view("TMPDIR"), std::string_view("TEMP"), std::string_view("TMP"), std::string_view("DISPLAY"),
+        std::string_view("PBS_NODENUM"), std::string_view("PBS_TASKNUM"), std::string_view("PBS_MOMPORT"), std::string_view("PBS_VNODENUM"), std::string_view("PBS_JOBDIR"),
+        std::string_view("SLURM_NODEID"), std::string_view("SLURM_PROCID"), std::string_view("SLURM_LOCALID"), std::string_view("SLURM_GTIDS"),
+        std::string_view("SLURM_TASK_PID"), std::string_view("SLURMD_NODENAME"), std::string_view("SLURM_TOPOLOGY_ADDR"), std::string_view("SLURM_CPUS_ON_NODE"),
+        std::string_view("SLURM_GPUS_ON_NODE"), std::string_view("SLURM_CPU_BIND"), std::string_view("SLURM_CPU_BIND_LIST"),
+        std::string_view("DBUS_SESSION_BUS_ADDRESS"), std::string_view("WINDOWID"), std::string_view("TERM_SESSION_ID"), std::string_view("SHLVL"), std::string_view("_"),
+        std::string_view("CUDA_VISIBLE_DEVICES"), std::string_view("GPU_DEVICE_ORDINAL"), std::string_view("ROCR_VISIBLE_DEVICES"), std::string_view("NVIDIA_VISIBLE_DEVICES")};
+    static constexpr std::array kBeginnings = {std::string_view("SSH_"), std::string_view("XDG_SESSION_"), std::string_view("XDG_RUNTIME_"), std::string_view("SLURM_STEP_"),
+                                               std::string_view("SLURM_SRUN_"), std::string_view("PMI_"), std::string_view("PMIX_"), std::string_view("OMPI_"),
+                                               std::string_view("PALS_"), std::string_view("MPI_LOCAL"), std::string_view("HYDI_"), std::string_view("HYDRA_")};
+    return std::find(kNames.begin(), kNames.end(), name) != kNames.end() ||
+           std::any_of(kBeginnings.begin(), kBeginnings.end(), [&](std::string_view beginning) { return name.starts_with(beginning); });
+}
+
+bool is_plain_gpu_list(std::string_view variable) {
+    const std::string_view value = variable.substr(variable.find('=') + 1);
+    return variable.starts_with("CUDA_VISIBLE_DEVICES=") && !value.empty() && value.find_first_not_of("0123456789,") == value.npos;
+}
+
+}  // namespace
+
+Result<FileIdentity> identify_file(const std::string& path) {
+    struct stat status {};
+    if (::stat(path.c_str(), &status) != 0) return Error::system(path);
+    const Result<std::string> bytes = beginning_of(path);
+    if (!bytes) return bytes.error();
+    FileIdentity file{path, static_cast<std::uint64_t>(status.st_size), build_id_of(*bytes)};
+    const std::array<std::string_view, 1> pieces = {*bytes};
+    file.id = file.id.empty() ? "sha256 " + to_hex(sha256(pieces)).substr(0, 16) : "build id " + file.id.substr(0, 16);
+    return file;
+}
+
+std::string describe(const FileIdentity& file) { return fmt::format("{} ({} bytes, {})", file.path, file.bytes, file.id); }
+
+std::string encode(const StartOrder& order) {
+    const Json json{{"directory", order.directory}, {"hosts", order.hosts}, {"slots", order.slots}, {"run_id", order.run_id}, {"ddprun", to_json(order.ddprun)},
+                    {"program", to_json(order.program)}, {"arguments", order.arguments.size()}, {"environment", order.environment.size()}};
+    // Arguments and variables are bytes, which JSON's text is not.
+    std::string text = to_text(json);
+    for (const std::vector<std::string>* list : {&order.arguments, &order.environment}) {
+        for (const std::string& one : *list) text.append(1, '\0').append(one);
+    }
+    return text;
+}
+
+Result<StartOrder> decode_start_order(std::string_view text) {
+    const std::vector<std::string_view> pieces = split(text, '\0');
+    const std::optional<Json> json = parse_json_object(pieces.front());
+    const std::uint64_t arguments = json ? (*json)["arguments"].as_uint64().value_or(0) : 0;
+    if (!json || arguments > pieces.size() - 1 || (*json)["environment"].as_uint64() != pieces.size() - 1 - arguments) {
+        return Error{Errc::Protocol, "the order of the head makes no sense (another version of ddprun?)", 0};
+    }
+    StartOrder order;
+    order.directory = (*json)["directory"].text();
+    order.run_id = (*json)["run_id"].text();
+    order.ddprun = file_from((*json)["ddprun"]);
+    order.program = file_from((*json)["program"]);
+    for (const Json& host : (*json)["hosts"].elements()) order.hosts.push_back(host.text());
+    for (const Json& count : (*json)["slots"].elements()) order.slots.push_back(count.as_int().value_or(0));
+    order.slots.resize(order.hosts.size());
+    for (std::size_t i = 1; i < pieces.size(); ++i) (i <= arguments ? order.arguments : order.environment).emplace_back(pieces[i]);
+    return order;
+}
+
+std::string failure_key(int node) { return fmt::format("start/failed/{}", node); }
+
+std::vector<std::string> environment_here(const std::vector<std::string>& of_head, const std::vector<std::string>& own) {
+    std::vector<std::string> result;
+    bool has_gpus = false;
+    for (const std::string& variable : own) {
+        if (!is_of_host(name_in(variable))) continue;
+        result.push_back(variable);
+        has_gpus = has_gpus || name_in(variable) == "CUDA_VISIBLE_DEVICES";
+    }
+    for (const std::string& variable : of_head) {
+        if (!is_of_host(name_in(variable)) || (!has_gpus && is_plain_gpu_list(variable))) result.push_back(variable);
+    }
+    return result;
+}
+
+int node_of_host(const std::vector<std::string>& hosts, std::string_view name) {
+    const auto found = std::find_if(hosts.begin(), hosts.end(), [&](const std::string& host) { return is_same_host(host, name); });
+    return found == hosts.end() ? -1 : static_cast<int>(found - hosts.begin());
+}
+
+std::string difference(std::string_view what, const FileIdentity& heads, const FileIdentity& ours, std::string_view head_host) {
+    if (heads.bytes == ours.bytes && heads.id == ours.id) return "";
+    return fmt::format("{} differs: {}; on {} {}", what, describe(ours), head_host, describe(heads));
+}
+
+}  // namespace ddprun

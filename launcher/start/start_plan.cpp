@@ -1,0 +1,153 @@
+#include "launcher/start/start_plan.h"
+
+#include <fmt/core.h>
+
+#include <algorithm>
+
+#include "env/text.h"
+
+namespace ddprun {
+namespace {
+
+constexpr std::size_t kHostsInLine = 8;
+
+std::string hosts_in_line(const std::vector<AllocatedHost>& hosts) {
+    std::vector<std::string> names;
+    for (std::size_t i = 0; i < std::min(hosts.size(), kHostsInLine); ++i) names.push_back(hosts[i].name);
+    return join(names, ",") + (hosts.size() > kHostsInLine ? ",..." : "");
+}
+
+std::string describe(const Allocation& allocation) {
+    const std::string job = allocation.job_id.empty() ? allocation.from
+                                                      : fmt::format("{} job {} ({})", name_of(allocation.source), allocation.job_id, allocation.from);
+    return fmt::format("{}: {} host{} {}", job, allocation.hosts.size(), allocation.hosts.size() == 1 ? "" : "s", hosts_in_line(allocation.hosts));
+}
+
+bool is_of_user(const Allocation& allocation) {
+    return allocation.source == AllocationSource::Hosts || allocation.source == AllocationSource::Hostfile;
+}
+
+/// The scheduler's own index counts only where the list is the scheduler's too.
+std::optional<std::size_t> find_here(const Allocation& allocation, const StartFacts& facts) {
+    if (allocation.own_index) return static_cast<std::size_t>(*allocation.own_index);
+    const auto& hosts = allocation.hosts;
+    for (std::size_t i = 0; i < hosts.size(); ++i) {
+        if (is_same_host(hosts[i].name, facts.host_name)) return i;
+    }
+    for (std::size_t i = 0; i < hosts.size(); ++i) {
+        if (facts.is_here(hosts[i].name)) return i;
+    }
+    return std::nullopt;
+}
+
+/// In the order in which they are tried (hpc reference C.3): what starts tasks of the batch job itself comes first.
+std::vector<Starter> candidates(AllocationSource source) {
+    using enum Starter;
+    switch (source) {
+        case AllocationSource::Pbs: case AllocationSource::Torque: return {Pbsdsh, Tm, Mpiexec, Ssh};
+        case AllocationSource::Slurm: return {Srun};
+        case AllocationSource::Lsf: return {Ssh};
+        case AllocationSource::Hosts: case AllocationSource::Hostfile: break;
+    }
+    return {Ssh};
+}
+
+std::string_view program_of(Starter starter) {
+    using enum Starter;
+    switch (starter) {
+        case Pbsdsh: return "pbsdsh";
+        case Tm: return "pbs_tmrsh";
+        case Mpiexec: return "mpiexec";
+        case Srun: return "srun";
+        case Ssh: return "ssh";
+        case Auto: case None: break;
+    }
+    return "";
+}
+
+/// By TM a job is needed, and Slurm's srun needs Slurm.
+Status check_choice(Starter choice, AllocationSource source) {
+    using enum Starter;
+    const bool is_pbs = source == AllocationSource::Pbs || source == AllocationSource::Torque;
+    const bool fits = (choice != Pbsdsh && choice != Tm) || is_pbs;
+    const bool is_slurm = choice != Srun || source == AllocationSource::Slurm;
+    if (fits && is_slurm) return {};
+    return Error{Errc::Mismatch, fmt::format("--start={}: the hosts are {}'s, not {}", name_of(choice), name_of(source), is_slurm ? "a PBS job's" : "Slurm's"), 0};
+}
+
+Result<Starter> choose_starter(const JobSpec& spec, const Allocation& allocation, const StartFacts& facts) {
+    const Starter choice = spec.start.starter;
+    if (choice == Starter::None) return choice;
+    if (choice != Starter::Auto) {
+        if (const Status fits = check_choice(choice, allocation.source); !fits) return fits.error();
+        if (facts.is_there(program_of(choice))) return choice;
+        return Error{Errc::NotFound, fmt::format("--start={}: PATH has no {}", name_of(choice), program_of(choice)), 0};
+    }
+    std::vector<std::string> missing;
+    for (const Starter one : candidates(allocation.source)) {
+        if (facts.is_there(program_of(one))) return one;
+        missing.emplace_back(program_of(one));
+    }
+    return Error{Errc::NotFound, fmt::format("{}: nothing to start them with (PATH has no {}); start one ddprun on each yourself and say --start=none here, or --nnodes=1 to stay on this host",
+                                             describe(allocation), join(missing, ", ")), 0};
+}
+
+/// This host first: rank 0 is where the controller is.
+void put_first(std::vector<AllocatedHost>& hosts, std::size_t here) {
+    const auto at = hosts.begin() + static_cast<std::ptrdiff_t>(here);
+    std::rotate(hosts.begin(), at, at + 1);
+}
+
+Status check_given_nodes(const JobSpec& spec, const Allocation& allocation) {
+    const int hosts = static_cast<int>(allocation.hosts.size());
+    if (spec.nodes.min == hosts && spec.nodes.max == hosts) return {};
+    return Error{Errc::Mismatch, fmt::format("--nnodes={}:{}, but {}; leave --nnodes out to use all of them", spec.nodes.min, spec.nodes.max, describe(allocation)), 0};
+}
+
+}  // namespace
+
+std::string_view name_of(Starter starter) {
+    using enum Starter;
+    switch (starter) {
+        case Auto: return "auto";
+        case None: return "none";
+        case Pbsdsh: return "pbsdsh";
+        case Tm: return "tm";
+        case Mpiexec: return "mpiexec";
+        case Srun: return "srun";
+        case Ssh: return "ssh";
+    }
+    return "";
+}
+
+Result<StartPlan> plan_start(const JobSpec& spec, bool nodes_were_given, const StartFacts& facts) {
+    if (!facts.allocation) {
+        if (spec.start.starter == Starter::Auto) return StartPlan{};
+        return Error{Errc::InvalidArgument, fmt::format("--start={}: nothing says which hosts (give --hosts or --hostfile; there is no PBS, Slurm or LSF job here)", name_of(spec.start.starter)), 0};
+    }
+    const Allocation& allocation = *facts.allocation;
+    if (nodes_were_given) {
+        if (!is_of_user(allocation)) return StartPlan{};
+        if (const Status agreed = check_given_nodes(spec, allocation); !agreed) return agreed.error();
+    }
+    const std::optional<std::size_t> here = find_here(allocation, facts);
+    if (!here) {
+        return Error{Errc::Mismatch, fmt::format("this host ({}) is none of them: {}; run ddprun on one of these, or with --nnodes=1 on this host alone", facts.host_name, describe(allocation)), 0};
+    }
+    StartPlan plan;
+    plan.why = describe(allocation);
+    plan.slots = allocation.hosts[*here].slots.value_or(0);
+    if (allocation.hosts.size() == 1) return plan;
+    const Result<Starter> starter = choose_starter(spec, allocation, facts);
+    if (!starter) return starter.error();
+    plan.starter = *starter;
+    plan.kind = plan.starter == Starter::None ? StartPlan::Wait : StartPlan::All;
+    plan.hosts = allocation.hosts;
+    put_first(plan.hosts, *here);
+    const std::size_t others = plan.hosts.size() - 1;
+    plan.why += plan.kind == StartPlan::Wait ? "; waiting for the ddprun of each, as --start=none says"
+                                             : fmt::format("; starting ddprun on the other{} by {}", others == 1 ? "" : fmt::format(" {}", others), name_of(plan.starter));
+    return plan;
+}
+
+}  // namespace ddprun

@@ -1,0 +1,46 @@
+#pragma once
+
+#include <functional>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "env/nodes/allocation.h"
+#include "env/result.h"
+#include "launcher/job_spec.h"
+
+/// Which hosts a job runs on, and who starts the ddprun of the others.
+namespace ddprun {
+
+/// What is known before anything is started.
+struct StartFacts {
+    std::optional<Allocation> allocation;
+    std::string host_name;                     ///< of this host
+    /// Whether a name, or an address, of the allocation is this host's. May ask the resolver.
+    std::function<bool(const std::string& name)> is_here;
+    std::function<bool(std::string_view program)> is_there;  ///< PATH has it
+};
+
+struct StartPlan {
+    enum Kind : std::uint8_t {
+        Here,  ///< this host only
+        All,   ///< this process is the head, and starts the others
+        Wait,  ///< this process is the head, and others start the others (--start=none)
+    } kind = Here;
+    int slots = 0;                     ///< of this host, where its source tells; else 0
+    std::vector<AllocatedHost> hosts;  ///< in the order of node ranks, the first is this one; empty with Here
+    Starter starter = Starter::None;
+    std::string why;  ///< for one line: "PBS job 12.server (PBS_NODEFILE=...): 3 hosts, the other 2 by pbsdsh"; "" nothing to say
+};
+
+/// Where no launcher has started one ddprun per node: whether the job is more than this host, and what starts it there.
+/// `nodes_were_given`: --nnodes, --node-rank or --standalone was said: then all nodes are started by others, as torchrun's.
+/// Pure but for the functions in `facts`.
+/// Error: Mismatch (this host is none of the allocation's; --nnodes contradicts it), NotFound (no program that starts
+/// something there), each with what to do.
+Result<StartPlan> plan_start(const JobSpec& spec, bool nodes_were_given, const StartFacts& facts);
+
+std::string_view name_of(Starter starter);
+
+}  // namespace ddprun

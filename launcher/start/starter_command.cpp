@@ -1,0 +1,134 @@
+#include "launcher/start/starter_command.h"
+
+#include <fmt/core.h>
+
+#include "env/text.h"
+
+namespace ddprun {
+namespace {
+
+using Words = std::vector<std::string>;
+
+void append(Words& words, const Words& more) { words.insert(words.end(), more.begin(), more.end()); }
+
+std::string way_in_words(const SecretWay& way) {
+    switch (way.kind) {
+        case SecretWay::Stdin: return "stdin";
+        case SecretWay::Cookie: return "cookie";
+        case SecretWay::File: break;
+    }
+    return "file:" + way.file;
+}
+
+Result<SecretWay> parse_way(std::string_view text) {
+    if (text == "stdin") return SecretWay{};
+    if (text == "cookie") return SecretWay{SecretWay::Cookie, ""};
+    if (text.starts_with("file:/")) return SecretWay{SecretWay::File, std::string(text.substr(5))};
+    return Error{Errc::InvalidArgument, fmt::format("--secret: '{}' is not known (expected stdin, cookie or file:/PATH)", excerpt(text)), 0};
+}
+
+Words with_node(AgentCall call, int node) {
+    call.node = node;
+    Words words{call.program};
+    append(words, agent_words(call));
+    return words;
+}
+
+/// What a shell at the other end runs: exec, so that the agent is what sshd waits for.
+std::string for_shell(const Words& words) {
+    std::string line = "exec";
+    for (const std::string& word : words) line += " " + shell_quoted(word);
+    return line;
+}
+
+Words by_ssh(const std::string& host, Words agent, const std::string& job_id, const std::string& pbs_attach) {
+    if (!pbs_attach.empty()) {
+        Words attached{pbs_attach, "-j", job_id};
+        append(attached, agent);
+        agent = std::move(attached);
+    }
+    // No terminal, no questions, and a connection of its own: the end of its input has to reach the other side.
+    return {"ssh", "-x", "-T", "-o", "BatchMode=yes", "-o", "ControlMaster=no", "-o", "ControlPath=none", "-o", "ServerAliveInterval=15",
+            "--", host, for_shell(agent)};
+}
+
+std::string names_of(const std::vector<AllocatedHost>& hosts) {
+    Words names;
+    for (std::size_t i = 1; i < hosts.size(); ++i) names.push_back(hosts[i].name);
+    return join(names, ",");
+}
+
+StarterCommand for_all_others(Words words, const std::vector<AllocatedHost>& hosts, const AgentCall& call) {
+    append(words, with_node(call, -1));
+    StarterCommand command{std::move(words), {}};
+    for (std::size_t i = 1; i < hosts.size(); ++i) command.nodes.push_back(static_cast<int>(i));
+    return command;
+}
+
+}  // namespace
+
+std::vector<std::string> agent_words(const AgentCall& call) {
+    Words words{"agent", "--at", join(call.endpoints, ","), "--job", call.job, "--secret", way_in_words(call.secret)};
+    if (call.node >= 0) append(words, {"--node", fmt::format("{}", call.node)});
+    return words;
+}
+
+Result<AgentCall> parse_agent_words(const std::vector<std::string>& words) {
+    AgentCall call;
+    for (std::size_t i = 0; i < words.size(); i += 2) {
+        const std::string& name = words[i];
+        if (i + 1 == words.size()) return Error{Errc::InvalidArgument, name + ": needs a value", 0};
+        const std::string& value = words[i + 1];
+        if (name == "--at") {
+            for (const std::string_view one : split(value, ',')) call.endpoints.emplace_back(one);
+        } else if (name == "--job") {
+            call.job = value;
+        } else if (name == "--secret") {
+            Result<SecretWay> way = parse_way(value);
+            if (!way) return way.error();
+            call.secret = *std::move(way);
+        } else if (name == "--node") {
+            const Result<std::int64_t> node = parse_int_between(value, 1, 1 << 20);
+            if (!node) return node.error().with(name);
+            call.node = static_cast<int>(*node);
+        } else {
+            return Error{Errc::InvalidArgument, fmt::format("'{}' is not known", excerpt(name)), 0};
+        }
+    }
+    if (call.endpoints.empty() || call.job.empty()) return Error{Errc::InvalidArgument, "--at and --job are needed (ddprun starts this by itself on other hosts; see --hosts)", 0};
+    return call;
+}
+
+SecretWay::Kind secret_way(Starter starter, bool has_cookie) {
+    switch (starter) {
+        case Starter::Ssh: case Starter::Srun: return SecretWay::Stdin;
+        case Starter::Pbsdsh: case Starter::Tm: return has_cookie ? SecretWay::Cookie : SecretWay::File;
+        case Starter::Mpiexec: case Starter::Auto: case Starter::None: break;
+    }
+    return SecretWay::File;
+}
+
+std::vector<StarterCommand> starter_commands(Starter starter, const std::vector<AllocatedHost>& hosts, AgentCall call,
+                                             const std::string& job_id, const std::string& pbs_attach) {
+    const std::string others = fmt::format("{}", hosts.size() - 1);
+    // One srun, or mpiexec, for all: a step of the job each would cost the scheduler more, and sites limit their number.
+    if (starter == Starter::Srun) {
+        return {for_all_others({"srun", "--overlap", "--nodes=" + others, "--ntasks=" + others, "--ntasks-per-node=1", "--nodelist=" + names_of(hosts),
+                                "--input=all", "--mpi=none", "--cpu-bind=none", "--kill-on-bad-exit=0", "--job-name=ddprun"}, hosts, call)};
+    }
+    if (starter == Starter::Mpiexec) return {for_all_others({"mpiexec", "-n", others, "--ppn", "1", "--hosts", names_of(hosts)}, hosts, call)};
+    std::vector<StarterCommand> commands;
+    for (std::size_t i = 1; i < hosts.size(); ++i) {
+        const int node = static_cast<int>(i);
+        Words agent = with_node(call, node);
+        Words words;
+        if (starter == Starter::Pbsdsh) words = {"pbsdsh", "-n", fmt::format("{}", hosts[i].line), "--"};
+        if (starter == Starter::Tm) words = {"pbs_tmrsh", hosts[i].name};
+        if (starter == Starter::Ssh) words = by_ssh(hosts[i].name, std::move(agent), job_id, pbs_attach);
+        else append(words, agent);
+        commands.push_back({std::move(words), {node}});
+    }
+    return commands;
+}
+
+}  // namespace ddprun

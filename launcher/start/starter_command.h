@@ -1,0 +1,53 @@
+#pragma once
+
+#include <cstddef>
+#include <string>
+#include <vector>
+
+#include "env/nodes/allocation.h"
+#include "env/result.h"
+#include "launcher/job_spec.h"
+
+namespace ddprun {
+
+/// How the job's secret reaches the ddprun of another host; never in its arguments, which everybody can read.
+struct SecretWay {
+    enum Kind : std::uint8_t {
+        Stdin,   ///< its first line; the end of the rest means that the starter is gone
+        File,    ///< 0600, in a directory that all hosts see
+        Cookie,  ///< it follows from PBS_JOBCOOKIE, which only the job's processes have
+    } kind = Stdin;
+    std::string file;
+    bool operator==(const SecretWay&) const = default;
+};
+
+/// What `ddprun agent` is told in its arguments: where the head is, nothing else.
+struct AgentCall {
+    std::string program;                 ///< ddprun itself, an absolute path
+    std::vector<std::string> endpoints;  ///< "host:port" of the head, the most likely first
+    std::string job;                     ///< the job's id, as of every node
+    SecretWay secret;
+    int node = -1;                       ///< index of its host; -1: it finds its own name among the hosts
+    bool operator==(const AgentCall&) const = default;
+};
+/// "agent --at node00:4711,10.0.0.1:4711 --job 12.server --secret stdin --node 2".
+std::vector<std::string> agent_words(const AgentCall& call);
+/// The reverse, of what follows "agent". Error: InvalidArgument.
+Result<AgentCall> parse_agent_words(const std::vector<std::string>& words);
+
+/// One process that starts ddprun on one host or several.
+struct StarterCommand {
+    std::vector<std::string> words;  ///< words[0] is looked for in PATH
+    std::vector<int> nodes;          ///< those it starts
+    bool operator==(const StarterCommand&) const = default;
+};
+/// How the secret travels with this starter: where it passes standard input on, there. In a PBS job by its cookie, where
+/// `has_cookie`; else by a file.
+SecretWay::Kind secret_way(Starter starter, bool has_cookie);
+
+/// What starts hosts[1] and the following. `job_id` is the scheduler's; `pbs_attach`, a path or "", puts what ssh starts
+/// into the PBS job. Pure.
+std::vector<StarterCommand> starter_commands(Starter starter, const std::vector<AllocatedHost>& hosts, AgentCall call,
+                                             const std::string& job_id, const std::string& pbs_attach);
+
+}  // namespace ddprun

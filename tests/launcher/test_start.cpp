@@ -1,0 +1,219 @@
+// Which hosts a job runs on, what starts them, and what they are told.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <fstream>
+
+#include "launcher/start/start_order.h"
+#include "launcher/start/start_plan.h"
+#include "launcher/start/starter_command.h"
+#include "tests/support/temporary_directory.h"
+
+namespace ddprun {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+Allocation allocation(AllocationSource source, std::vector<std::string> names) {
+    Allocation made;
+    made.source = source;
+    made.job_id = "12.server";
+    made.from = "PBS_NODEFILE=/f";
+    int line = 0;
+    for (std::string& name : names) made.hosts.push_back({std::move(name), 1, std::nullopt, line++});
+    return made;
+}
+
+StartFacts facts(std::optional<Allocation> allocation, std::vector<std::string> programs, std::string host = "h1") {
+    StartFacts known;
+    known.allocation = std::move(allocation);
+    known.host_name = std::move(host);
+    known.is_here = [](const std::string&) { return false; };
+    known.is_there = [programs = std::move(programs)](std::string_view program) { return std::find(programs.begin(), programs.end(), program) != programs.end(); };
+    return known;
+}
+
+Result<StartPlan> plan(const StartFacts& known, Starter starter = Starter::Auto, bool nodes_were_given = false) {
+    JobSpec spec;
+    spec.start.starter = starter;
+    return plan_start(spec, nodes_were_given, known);
+}
+
+TEST(StartPlan, WithoutAnAllocationTheJobStaysHereAndNothingIsSaid) {
+    const auto here = plan(facts(std::nullopt, {}));
+    ASSERT_TRUE(here);
+    EXPECT_EQ(here->kind, StartPlan::Here);
+    EXPECT_EQ(here->why, "");
+    EXPECT_THAT(plan(facts(std::nullopt, {}), Starter::Ssh).error().what, AllOf(HasSubstr("--start=ssh"), HasSubstr("--hostfile")));
+}
+
+TEST(StartPlan, InAPbsJobTheOthersAreStartedByWhatIsThereInTheOrderOfWhatKeepsThemInTheJob) {
+    const Allocation job = allocation(AllocationSource::Pbs, {"h1", "h2", "h3"});
+    const std::vector<std::pair<std::vector<std::string>, Starter>> cases = {
+        {{"ssh", "mpiexec", "pbs_tmrsh", "pbsdsh"}, Starter::Pbsdsh}, {{"ssh", "mpiexec", "pbs_tmrsh"}, Starter::Tm}, {{"ssh", "mpiexec"}, Starter::Mpiexec}, {{"ssh"}, Starter::Ssh}};
+    for (const auto& [programs, starter] : cases) {
+        const auto all = plan(facts(job, programs));
+        ASSERT_TRUE(all);
+        EXPECT_EQ(all->kind, StartPlan::All);
+        EXPECT_EQ(all->starter, starter);
+    }
+    EXPECT_EQ(plan(facts(job, {"pbsdsh"}))->why, "PBS job 12.server (PBS_NODEFILE=/f): 3 hosts h1,h2,h3; starting ddprun on the other 2 by pbsdsh");
+    EXPECT_THAT(plan(facts(job, {})).error().what, AllOf(HasSubstr("pbsdsh, pbs_tmrsh, mpiexec, ssh"), HasSubstr("--start=none"), HasSubstr("--nnodes=1")));
+}
+
+TEST(StartPlan, WhatTheUserChoosesHasToFitAndToBeThere) {
+    const Allocation job = allocation(AllocationSource::Pbs, {"h1", "h2"});
+    EXPECT_EQ(plan(facts(job, {"ssh", "pbsdsh"}), Starter::Ssh)->starter, Starter::Ssh);
+    EXPECT_THAT(plan(facts(job, {"pbsdsh"}), Starter::Ssh).error().what, HasSubstr("PATH has no ssh"));
+    EXPECT_THAT(plan(facts(job, {"srun"}), Starter::Srun).error().what, HasSubstr("the hosts are PBS's, not Slurm's"));
+    EXPECT_THAT(plan(facts(allocation(AllocationSource::Hostfile, {"h1", "h2"}), {"pbsdsh"}), Starter::Pbsdsh).error().what, HasSubstr("not a PBS job's"));
+    EXPECT_EQ(plan(facts(job, {}), Starter::None)->kind, StartPlan::Wait);
+}
+
+TEST(StartPlan, ThisHostIsNodeZeroAndTheOthersKeepTheirOrder) {
+    const auto all = plan(facts(allocation(AllocationSource::Hostfile, {"a", "h1.site", "c"}), {"ssh"}));
+    ASSERT_TRUE(all);
+    ASSERT_EQ(all->hosts.size(), 3u);
+    EXPECT_EQ(all->hosts[0].name, "h1.site");
+    EXPECT_EQ(all->hosts[1].name, "a");
+    EXPECT_EQ(all->hosts[2].name, "c");
+}
+
+TEST(StartPlan, AHostThatIsNoneOfThemIsToldWhatToDo) {
+    EXPECT_THAT(plan(facts(allocation(AllocationSource::Slurm, {"n1", "n2"}), {"srun"}, "login3")).error().what,
+                AllOf(HasSubstr("this host (login3)"), HasSubstr("n1,n2"), HasSubstr("--nnodes=1")));
+    StartFacts by_address = facts(allocation(AllocationSource::Hosts, {"10.0.0.1", "10.0.0.2"}), {"ssh"});
+    by_address.is_here = [](const std::string& name) { return name == "10.0.0.2"; };
+    EXPECT_EQ(plan(by_address)->hosts[0].name, "10.0.0.2");
+}
+
+TEST(StartPlan, OneHostStaysHereAndSaysWhy) {
+    const auto here = plan(facts(allocation(AllocationSource::Slurm, {"h1"}), {}));
+    ASSERT_TRUE(here);
+    EXPECT_EQ(here->kind, StartPlan::Here);
+    EXPECT_THAT(here->why, HasSubstr("Slurm job 12.server"));
+}
+
+TEST(StartPlan, NodesThatWereGivenLeaveASchedulersHostsAloneAndMustAgreeWithTheUsers) {
+    EXPECT_EQ(plan(facts(allocation(AllocationSource::Pbs, {"h1", "h2"}), {"pbsdsh"}), Starter::Auto, true)->kind, StartPlan::Here);
+    EXPECT_THAT(plan(facts(allocation(AllocationSource::Hosts, {"h1", "h2"}), {"ssh"}), Starter::Auto, true).error().what,
+                AllOf(HasSubstr("--nnodes=1:1"), HasSubstr("2 hosts h1,h2")));
+}
+
+AgentCall call(SecretWay::Kind kind) {
+    return {"/opt/dd run", {"h1:4711", "10.0.0.1:4711"}, "12.server", {kind, kind == SecretWay::File ? "/home/u/.ddprun-1" : ""}, -1};
+}
+
+const std::vector<AllocatedHost> kThree = {{"h1", 1, std::nullopt, 0}, {"h2", 4, std::nullopt, 1}, {"h3", 1, std::nullopt, 5}};
+
+TEST(StarterCommand, PbsdshNamesTheFirstLineOfEachHost) {
+    const auto commands = starter_commands(Starter::Pbsdsh, kThree, call(SecretWay::Cookie), "12.server", "");
+    ASSERT_EQ(commands.size(), 2u);
+    EXPECT_THAT(commands[1].words, ElementsAre("pbsdsh", "-n", "5", "--", "/opt/dd run", "agent", "--at", "h1:4711,10.0.0.1:4711", "--job", "12.server", "--secret", "cookie", "--node", "2"));
+    EXPECT_EQ(commands[1].nodes, std::vector<int>{2});
+}
+
+TEST(StarterCommand, SshGetsOneLineForTheShellOverThereAndNoTerminal) {
+    const auto commands = starter_commands(Starter::Ssh, kThree, call(SecretWay::Stdin), "", "");
+    ASSERT_EQ(commands.size(), 2u);
+    const auto& words = commands[0].words;
+    EXPECT_EQ(words.front(), "ssh");
+    EXPECT_EQ(words[words.size() - 2], "h2");
+    EXPECT_EQ(words.back(), "exec '/opt/dd run' agent --at h1:4711,10.0.0.1:4711 --job 12.server --secret stdin --node 1");
+    EXPECT_THAT(words, ::testing::Contains("BatchMode=yes"));
+    EXPECT_THAT(words, ::testing::Contains("ControlMaster=no"));
+    const auto attached = starter_commands(Starter::Ssh, kThree, call(SecretWay::Stdin), "12.server", "/opt/pbs/bin/pbs_attach");
+    EXPECT_THAT(attached[0].words.back(), HasSubstr("exec /opt/pbs/bin/pbs_attach -j 12.server '/opt/dd run' agent"));
+}
+
+TEST(StarterCommand, OneSrunStartsAllOthersWhoFindTheirOwnPlace) {
+    const auto commands = starter_commands(Starter::Srun, kThree, call(SecretWay::Stdin), "88", "");
+    ASSERT_EQ(commands.size(), 1u);
+    EXPECT_EQ(commands[0].nodes, (std::vector<int>{1, 2}));
+    EXPECT_THAT(commands[0].words, AllOf(::testing::Contains("--overlap"), ::testing::Contains("--nodes=2"), ::testing::Contains("--nodelist=h2,h3"), Not(::testing::Contains("--node"))));
+}
+
+TEST(StarterCommand, NoSecretIsAmongTheWords) {
+    for (const Starter starter : {Starter::Pbsdsh, Starter::Tm, Starter::Mpiexec, Starter::Srun, Starter::Ssh}) {
+        AgentCall agent = call(secret_way(starter, true));
+        for (const StarterCommand& command : starter_commands(starter, kThree, agent, "1", "")) EXPECT_FALSE(command.words.empty());
+    }
+    EXPECT_EQ(secret_way(Starter::Ssh, true), SecretWay::Stdin);
+    EXPECT_EQ(secret_way(Starter::Pbsdsh, true), SecretWay::Cookie);
+    EXPECT_EQ(secret_way(Starter::Pbsdsh, false), SecretWay::File);
+    EXPECT_EQ(secret_way(Starter::Mpiexec, true), SecretWay::File) << "it forwards the environment only where it likes to";
+}
+
+TEST(StarterCommand, ItsWordsAreReadBackAsTheyWere) {
+    for (const SecretWay::Kind kind : {SecretWay::Stdin, SecretWay::File, SecretWay::Cookie}) {
+        AgentCall sent = call(kind);
+        sent.node = 7;
+        std::vector<std::string> words = agent_words(sent);
+        words.erase(words.begin());
+        const auto read = parse_agent_words(words);
+        ASSERT_TRUE(read) << read.error().what;
+        sent.program = "";
+        EXPECT_EQ(*read, sent);
+    }
+    EXPECT_THAT(parse_agent_words({}).error().what, HasSubstr("--at and --job"));
+    EXPECT_THAT(parse_agent_words({"--node", "0"}).error().what, HasSubstr("--node: '0'"));
+    EXPECT_THAT(parse_agent_words({"--secret", "123"}).error().what, HasSubstr("expected stdin"));
+    EXPECT_THAT(parse_agent_words({"--at"}).error().what, HasSubstr("needs a value"));
+}
+
+TEST(StartOrder, ArrivesAsItWasSentWhateverItsBytes) {
+    StartOrder order;
+    order.arguments = {"--nproc-per-node=2", "a b", "", "\xff\xfe", "line\nline"};
+    order.directory = "/work/a b";
+    order.environment = {"A=1", "EMPTY=", "RAW=\x80", "NAME=x=y"};
+    order.hosts = {"h1", "h2"};
+    order.slots = {4, 0};
+    order.run_id = "5[0].server";
+    order.ddprun = {"/opt/ddprun", 12, "build id 1"};
+    order.program = {"/w/train", 1ull << 40, "sha256 2"};
+    const auto read = decode_start_order(encode(order));
+    ASSERT_TRUE(read) << read.error().what;
+    EXPECT_EQ(*read, order);
+    const std::string text = encode(order);
+    for (const std::string& broken : {std::string(), text.substr(0, 10), text + std::string(1, '\0'), std::string("{}") + std::string(1, '\0')}) EXPECT_FALSE(decode_start_order(broken));
+}
+
+TEST(StartOrder, AHostKeepsWhatIsItsOwnAndTakesTheRestFromTheHead) {
+    const std::vector<std::string> head = {"PATH=/conda/bin", "TMPDIR=/tmp/head", "HOSTNAME=h1", "SLURM_PROCID=0", "SLURM_STEP_ID=1", "PBS_JOBID=12", "OMPI_MCA_x=1", "SSH_CONNECTION=1"};
+    const std::vector<std::string> own = {"PATH=/bin", "TMPDIR=/tmp/own", "HOME=/root", "PBS_NODENUM=2"};
+    EXPECT_THAT(environment_here(head, own), ElementsAre("TMPDIR=/tmp/own", "PBS_NODENUM=2", "PATH=/conda/bin", "PBS_JOBID=12"));
+}
+
+TEST(StartOrder, TheHeadsGpusAreNotAnotherHostsUnlessAUserWroteThem) {
+    EXPECT_THAT(environment_here({"CUDA_VISIBLE_DEVICES=0,1"}, {}), ElementsAre("CUDA_VISIBLE_DEVICES=0,1"));
+    EXPECT_THAT(environment_here({"CUDA_VISIBLE_DEVICES=GPU-5f"}, {}), ElementsAre());
+    EXPECT_THAT(environment_here({"CUDA_VISIBLE_DEVICES=0,1"}, {"CUDA_VISIBLE_DEVICES=2"}), ElementsAre("CUDA_VISIBLE_DEVICES=2"));
+}
+
+TEST(StartOrder, AHostFindsItselfByItsShortOrLongName) {
+    EXPECT_EQ(node_of_host({"h1", "h2.site"}, "h2"), 1);
+    EXPECT_EQ(node_of_host({"h1", "h2"}, "h2.site"), 1);
+    EXPECT_EQ(node_of_host({"h1", "h2"}, "h3"), -1);
+}
+
+TEST(FileIdentity, OfAProgramIsItsBuildIdAndOfAScriptWhatStandsInIt) {
+    const auto self = identify_file("/proc/self/exe");
+    ASSERT_TRUE(self);
+    EXPECT_THAT(self->id, HasSubstr("build id "));
+    EXPECT_EQ(identify_file("/proc/self/exe")->id, self->id);
+    const test::TemporaryDirectory directory;
+    std::ofstream(directory.file("a")) << "echo one";
+    std::ofstream(directory.file("b")) << "echo two";
+    const auto a = identify_file(directory.file("a")), b = identify_file(directory.file("b"));
+    ASSERT_TRUE(a && b);
+    EXPECT_THAT(a->id, HasSubstr("sha256 "));
+    EXPECT_EQ(difference("the program", *a, *a, "h1"), "");
+    EXPECT_THAT(difference("the program", *a, *b, "h1"), AllOf(HasSubstr("the program differs"), HasSubstr(b->id), HasSubstr("on h1 "), HasSubstr(a->id)));
+    EXPECT_FALSE(identify_file(directory.file("c")));
+}
+
+}  // namespace
+}  // namespace ddprun

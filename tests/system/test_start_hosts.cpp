@@ -1,0 +1,143 @@
+// One command starts a job on several hosts: real sshds, each in a host of its own.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+
+#include <filesystem>
+#include <fstream>
+
+#include "tests/support/ssh_hosts.h"
+#include "tests/system/look.h"
+
+namespace ddprun::test {
+namespace {
+
+using namespace std::chrono_literals;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+class StartHosts : public ::testing::Test {
+  protected:
+    void SetUp() override {
+        if (const auto reason = SshHosts::why_not()) GTEST_SKIP() << *reason;
+        hosts_.emplace(3);
+        ssh_.emplace(*hosts_);
+    }
+    [[nodiscard]] std::vector<std::string> on_head(std::vector<std::string> options, const std::vector<std::string>& acts) const {
+        return hosts_->command(0, ddprun_probe(options, acts));
+    }
+    /// A file that all hosts see.
+    [[nodiscard]] std::string file(const std::string& name, const std::string& content) const {
+        const std::string path = hosts_->shared() + "/" + name;
+        std::ofstream(path) << content;
+        return path;
+    }
+    /// Neither a worker nor a ddprun nor its warden is left on any host.
+    [[nodiscard]] bool all_quiet() const {
+        for (const auto until = std::chrono::steady_clock::now() + 10s; std::chrono::steady_clock::now() < until; ::usleep(10'000)) {
+            std::string left;
+            for (int host = 0; host < hosts_->count(); ++host) left += run(hosts_->command(host, {"ps", "-eo", "comm="})).out;
+            if (left.find("probe") == left.npos && left.find("ddprun") == left.npos && left.find("warden") == left.npos) return true;
+        }
+        return false;
+    }
+
+    std::optional<Hosts> hosts_;
+    std::optional<SshHosts> ssh_;
+};
+
+TEST_F(StartHosts, OneCommandRunsAJobOnAllHostsOfAHostFile) {
+    const std::string hostfile = file("hosts", "node00 slots=1\nnode01 slots=2\nnode02:2\n");
+    const Outcome outcome = run(on_head({"--hostfile=" + hostfile}, {"env", "RANK", "env", "WORLD_SIZE", "env", "GROUP_RANK", "env", "MASTER_ADDR", "env", "WORD"}),
+                                with_environment({"WORD=from the head"}));
+    EXPECT_EQ(outcome.status, 0) << outcome.err;
+    for (const char* line : {"[0]: RANK=0\n", "[1]: GROUP_RANK=1\n", "[2]: RANK=2\n", "[3]: GROUP_RANK=2\n", "[4]: RANK=4\n", "[4]: WORLD_SIZE=5\n", "[2]: MASTER_ADDR=node00\n", "[4]: WORD=from the head\n"}) {
+        EXPECT_THAT(outcome.out, HasSubstr(line));
+    }
+    EXPECT_THAT(outcome.err, HasSubstr("ddprun: --hostfile " + hostfile + ": 3 hosts node00,node01,node02; starting ddprun on the other 2 by ssh\n"));
+    EXPECT_TRUE(all_quiet());
+}
+
+TEST_F(StartHosts, WorkersRunInTheDirectoryOfTheCommand) {
+    RunOptions options;
+    options.directory = hosts_->shared();
+    const Outcome outcome = run(hosts_->command(0, {path_of("DDPRUN"), "--hosts=node[00-01]", "--nproc-per-node=1", "pwd"}), options);
+    EXPECT_EQ(outcome.status, 0) << outcome.err;
+    EXPECT_THAT(outcome.out, AllOf(HasSubstr("[0]: " + hosts_->shared() + "\n"), HasSubstr("[1]: " + hosts_->shared() + "\n")));
+}
+
+TEST_F(StartHosts, AWorkerThatFailsOnAnotherHostIsTheJobsCauseAndNothingIsLeft) {
+    const Outcome outcome = run(on_head({"--hosts=node00,node01,node02", "--nproc-per-node=2"}, {"rank", "5", "err", "cannot go on", "exit", "17", "end", "hold"}));
+    EXPECT_EQ(outcome.status, 17) << outcome.err;
+    EXPECT_THAT(outcome.err, AllOf(HasSubstr("rank 5 on node02"), HasSubstr("cannot go on")));
+    EXPECT_TRUE(all_quiet());
+}
+
+TEST_F(StartHosts, AHostThatCannotBeStartedIsNamedWithItsStartersOwnWords) {
+    const Outcome outcome = run(on_head({"--hosts=node00,node01,nowhere", "--nproc-per-node=1"}, {"hold"}));
+    EXPECT_EQ(outcome.status, 69) << outcome.err;
+    EXPECT_THAT(outcome.err, AllOf(HasSubstr("nowhere cannot take part: ssh: Could not resolve hostname nowhere"), HasSubstr("1 of 3 hosts cannot take part: nowhere")));
+    EXPECT_TRUE(all_quiet());
+}
+
+TEST_F(StartHosts, AHostThatDoesNotAnswerIsNamedWhenItsTimeIsOver) {
+    hosts_->cut_cable(2);
+    const Outcome outcome = run(on_head({"--hosts=node00,node01,node02", "--nproc-per-node=1", "--start-timeout=2"}, {"hold"}));
+    EXPECT_EQ(outcome.status, 69) << outcome.err;
+    EXPECT_THAT(outcome.err, HasSubstr("node02 cannot take part: has not joined within 2 s (--start-timeout)"));
+    hosts_->mend_cable(2);
+    EXPECT_TRUE(all_quiet());
+}
+
+TEST_F(StartHosts, AProgramThatIsAnotherOneThereIsShownWithBoth) {
+    // /tmp is each host's own.
+    for (const int host : {0, 1}) ASSERT_EQ(run(hosts_->command(host, {"sh", "-c", "printf '#!/bin/sh\\necho " + std::to_string(host) + "\\n' > /tmp/job; chmod +x /tmp/job"})).status, 0);
+    const Outcome outcome = run(hosts_->command(0, {path_of("DDPRUN"), "--hosts=node00,node01,node02", "--nproc-per-node=1", "/tmp/job"}));
+    EXPECT_EQ(outcome.status, 69) << outcome.err;
+    EXPECT_THAT(outcome.err, AllOf(HasSubstr("node01 cannot take part: the program differs: /tmp/job (17 bytes, sha256 "), HasSubstr("on node00 /tmp/job (17 bytes, sha256 ")));
+    EXPECT_THAT(outcome.err, HasSubstr("node02 cannot take part: /tmp/job: no such file"));
+    EXPECT_EQ(outcome.out, "");
+    EXPECT_TRUE(all_quiet());
+}
+
+TEST_F(StartHosts, NothingOutlivesAKilledHead) {
+    Program head(on_head({"--hosts=node00,node01,node02", "--nproc-per-node=2"}, {"say", "up", "hold"}));
+    for (int rank = 0; rank < 6; ++rank) ASSERT_TRUE(head.wait_for_output("[" + std::to_string(rank) + "]: up"));
+    head.signal(SIGKILL);
+    head.wait();
+    EXPECT_TRUE(all_quiet());
+}
+
+TEST_F(StartHosts, TheEndOfWhatStartedAHostIsARequestToStop) {
+    Program head(on_head({"--hosts=node00,node01", "--nproc-per-node=1"}, {"say", "up", "hold"}));
+    for (int rank = 0; rank < 2; ++rank) ASSERT_TRUE(head.wait_for_output("[" + std::to_string(rank) + "]: up"));
+    ASSERT_EQ(run(hosts_->command(0, {"pkill", "-9", "-x", "ssh"})).status, 0);
+    const Outcome outcome = head.wait();
+    EXPECT_EQ(outcome.status, 75) << outcome.err;
+    EXPECT_TRUE(all_quiet());
+}
+
+TEST_F(StartHosts, TheSecretStandsOnNoCommandLineAndInNoFile) {
+    Program head(on_head({"--hosts=node00,node01", "--nproc-per-node=1"}, {"env", "DDPRUN_TOKEN", "say", "up", "hold"}));
+    ASSERT_TRUE(head.wait_for_output("[0]: up") && head.wait_for_output("[1]: up"));
+    std::string commands;
+    for (int host = 0; host < 2; ++host) commands += run(hosts_->command(host, {"ps", "-eo", "args="})).out;
+    head.signal(SIGTERM);
+    const Outcome outcome = head.wait();
+    EXPECT_THAT(commands, HasSubstr("--secret stdin"));
+    const std::size_t at = outcome.out.find("DDPRUN_TOKEN=");
+    ASSERT_NE(at, std::string::npos) << outcome.out;
+    EXPECT_THAT(commands, Not(HasSubstr(outcome.out.substr(at + 13, 16))));
+    EXPECT_THAT(outcome.err, Not(HasSubstr(outcome.out.substr(at + 13, 16))));
+}
+
+TEST_F(StartHosts, AHostThatIsNotAmongThemIsRefusedBeforeAnythingStarts) {
+    const Outcome outcome = run(on_head({"--hosts=node01,node02", "--nproc-per-node=1"}, {"say", "started"}));
+    EXPECT_EQ(outcome.status, 64);
+    EXPECT_THAT(outcome.err, HasSubstr("this host (node00) is none of them: --hosts: 2 hosts node01,node02"));
+    EXPECT_EQ(outcome.out, "");
+}
+
+}  // namespace
+}  // namespace ddprun::test
