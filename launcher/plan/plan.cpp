@@ -6,6 +6,7 @@
 #include <map>
 
 #include "env/text.h"
+#include "launcher/fabric/transport.h"
 #include "launcher/plan/binding.h"
 #include "launcher/signals.h"
 
@@ -188,6 +189,7 @@ std::string describe_worker(const WorkerPlan& worker, const EnvironmentList& com
     if (!worker.cpus.empty()) text += fmt::format("  CPUs {}\n", format_ranges(worker.cpus));
     if (!worker.memory_nodes.empty()) text += fmt::format("  memory of NUMA node {}\n", format_ranges(worker.memory_nodes));
     if (!worker.seat_gpu.empty()) text += fmt::format("  GPU {}\n", worker.seat_gpu);
+    if (worker.asks_network) text += "  NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=INIT NCCL_DEBUG_FILE=<read by ddprun: which network NCCL takes>\n";
     if (worker.reads_stdin) text += "  reads ddprun's standard input\n";
     for (const auto& variable : variables_of(worker)) {
         if (std::find(common.begin(), common.end(), variable) != common.end()) continue;
@@ -216,6 +218,7 @@ Result<std::vector<WorkerPlan>> plan_workers(const JobSpec& spec, const Resolved
         plan.environment.emplace_back("TORCHELASTIC_SIGNALS_TO_HANDLE", spec.signals_to_handle);
         if (sets_nccl) plan.environment.emplace_back("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1");
         for (const FabricSetting& one : fabric) plan.environment.emplace_back(one.name, one.value);
+        plan.asks_network = i == 0 && asks_for_network(machine.fabric, inherited);
         plan.removed = stale_variables();
         plan.program = program.path;
         plan.arguments = substituted(program.arguments, plan.env);

@@ -24,6 +24,7 @@ struct WorkerPlan {
     std::vector<int> cpus, memory_nodes; ///< empty: not bound
     std::string gpu;                     ///< its GPU when it is narrowed to one; "" all
     std::string seat_gpu;                ///< the one that is its own by its local rank; "" there are fewer than workers
+    bool asks_network = false;           ///< its NCCL tells us which network it takes
     bool reads_stdin = false;            ///< inherits ddprun's standard input
     bool attached = false;               ///< runs under a debugger, with the terminal
     std::string binding_why;             ///< "none: one NUMA node"

@@ -15,6 +15,7 @@
 #include "env/io/socket.h"
 #include "env/lifeline.h"
 #include "env/text.h"
+#include "launcher/fabric/transport.h"
 #include "launcher/gpu/nvml.h"
 #include "launcher/guard/descriptors.h"
 #include "launcher/report/error_file.h"
@@ -124,6 +125,7 @@ Status Agent::prepare(const rdzv::StartGeneration& order) {
     for (WorkerPlan& plan : *plans) {
         workers_.emplace_back();
         workers_.back().plan = std::move(plan);
+        if (workers_.back().plan.asks_network) listen_to_nccl(workers_.back().plan);
     }
     return {};
 }
@@ -352,6 +354,20 @@ void Agent::perform(const agent_action::ReportStarted&) {
     rdzv::WorkersStarted started{};
     started.generation = state_.generation;
     send_(started);
+}
+
+// ---- what NCCL says
+
+/// A fabric that NCCL does not use is a job that is slow without a word: the plug-in is not found, and it takes sockets.
+void Agent::listen_to_nccl(WorkerPlan& plan) {
+    Result<std::unique_ptr<NcclWords>> words = NcclWords::open(loop_, [this](const std::string& network) {
+        const TransportVerdict verdict = judge_transport(config_.machine.fabric.fabric, network);
+        if (!verdict.as_meant) log_.warning("{}", verdict.line);
+        else if (order_.group_rank == 0) log_.info("{}", verdict.line);
+    });
+    if (!words) return log_.warning("which network NCCL takes is not looked at: {}", words.error().what);
+    nccl_words_ = std::move(*words);
+    plan.environment.insert(plan.environment.end(), {{"NCCL_DEBUG", "INFO"}, {"NCCL_DEBUG_SUBSYS", "INIT"}, {"NCCL_DEBUG_FILE", nccl_words_->path()}});
 }
 
 // ---- lifelines

@@ -10,6 +10,7 @@
 #include "env/os/event_loop.h"
 #include "env/os/log.h"
 #include "env/os/system.h"
+#include "launcher/fabric/nccl_words.h"
 #include "launcher/gpu/gpu_release.h"
 #include "launcher/guard/job_cgroup.h"
 #include "launcher/guard/warden.h"
@@ -115,6 +116,7 @@ class Agent {
     std::vector<std::string> environment_of(const Worker& worker, const WorkerEnv& env) const;
     [[nodiscard]] StreamOwner owner_of(int local_rank) const;
     void listen_to_lifeline(int local_rank);
+    void listen_to_nccl(WorkerPlan& plan);
     void read_lifeline(int local_rank);
     void fail_start(const std::string& why);
     void stop_begins();
@@ -133,6 +135,7 @@ class Agent {
     rdzv::StartGeneration order_;
     std::vector<Worker> workers_;
     std::shared_ptr<SegmentFile> segment_;
+    std::unique_ptr<NcclWords> nccl_words_;  ///< of the first worker; null: nobody asks
     UniqueFd null_;
     std::unique_ptr<StdinRelay> stdin_relay_;  ///< while a worker reads our terminal
     ForwardedSignals forwarded_;

@@ -6,7 +6,9 @@
 #include <map>
 
 #include "launcher/fabric/fabric.h"
+#include "launcher/fabric/nccl_words.h"
 #include "launcher/fabric/network.h"
+#include "launcher/fabric/transport.h"
 #include "tests/support/temporary_directory.h"
 
 namespace ddprun {
@@ -177,6 +179,71 @@ TEST(Fabric, OneLineSaysWhatAllNodesHaveOrThatTheyDiffer) {
     EXPECT_TRUE(differs.differs);
     EXPECT_THAT(differs.line, HasSubstr("ethernet on b; ib on a, c; NCCL may find no way"));
     EXPECT_FALSE(judge_fabrics({{"a", "ib"}, {"b", ""}}, "ib").differs) << "an older ddprun does not say";
+}
+
+// ---- whether NCCL uses it
+
+TEST(Transport, IsFoundInNcclsOwnWords) {
+    EXPECT_EQ(network_in("node:1:2 [0] NCCL INFO Using network AWS Libfabric\r"), "AWS Libfabric");
+    EXPECT_EQ(network_in("node:1:2 [0] NCCL INFO NET/OFI Using aws-ofi-nccl 1.4.0"), std::nullopt);
+    EXPECT_EQ(network_in("I am Using network Socket"), std::nullopt);
+    EXPECT_EQ(network_in("NCCL INFO Using network "), std::nullopt);
+}
+
+TEST(Transport, IsJudgedByWhatTheFabricIsThereFor) {
+    const auto fits = [](Fabric fabric, const char* network) { return judge_transport(fabric, network).as_meant; };
+    for (const char* plug_in : {"AWS Libfabric", "Libfabric", "OFI"}) {
+        EXPECT_TRUE(fits(Fabric::Slingshot, plug_in)) << plug_in;
+        EXPECT_TRUE(fits(Fabric::Efa, plug_in)) << plug_in;
+    }
+    for (const char* network : {"IB", "IBext_v8", "UCX"}) EXPECT_TRUE(fits(Fabric::Infiniband, network)) << network;
+    EXPECT_FALSE(fits(Fabric::Slingshot, "Socket"));
+    EXPECT_FALSE(fits(Fabric::Slingshot, "IB"));
+    EXPECT_FALSE(fits(Fabric::Infiniband, "Socket"));
+    EXPECT_TRUE(fits(Fabric::Ethernet, "Socket"));
+    EXPECT_THAT(judge_transport(Fabric::Efa, "Socket").line, AllOf(HasSubstr("network Socket, not the node's fabric (efa)"), HasSubstr("aws-ofi-nccl")));
+}
+
+TEST(Transport, IsAskedForWhereItCanBeWrongAndTheUserHasNoSayInNcclsWords) {
+    FabricProfile profile;
+    EXPECT_FALSE(asks_for_network(profile, variables()));
+    profile.fabric = Fabric::Ethernet;
+    EXPECT_FALSE(asks_for_network(profile, variables())) << "any network will do";
+    profile.fabric = Fabric::Slingshot;
+    EXPECT_TRUE(asks_for_network(profile, variables()));
+    for (const char* own : {"NCCL_DEBUG", "NCCL_DEBUG_FILE", "NCCL_DEBUG_SUBSYS"}) EXPECT_FALSE(asks_for_network(profile, variables({{own, "x"}}))) << own;
+}
+
+/// What a worker's NCCL does with the variable.
+void write_to(const std::string& path, const std::string& text) {
+    std::ofstream file(path);
+    ASSERT_TRUE(file) << path;
+    file << text << std::flush;
+}
+
+TEST(NcclWords, FindsTheNetworkOnceInPiecesAndAmongLongLines) {
+    const auto loop = *os::EventLoop::create({});
+    std::vector<std::string> found;
+    const auto words = *NcclWords::open(*loop, [&](const std::string& network) { found.push_back(network); });
+    const auto turn = [&] { ASSERT_TRUE(loop->run_once(MonotonicClock::now())); };
+    write_to(words->path(), std::string(10'000, 'x') + "\nnode NCCL INFO Using net");
+    turn();
+    EXPECT_THAT(found, IsEmpty());
+    write_to(words->path(), "work IB\nnode NCCL INFO Using network Socket\n");
+    turn();
+    EXPECT_THAT(found, ElementsAre("IB"));
+}
+
+TEST(NcclWords, AnEndedWriterIsNoEnd) {
+    const auto loop = *os::EventLoop::create({});
+    const auto words = *NcclWords::open(*loop, nullptr);
+    write_to(words->path(), "NCCL INFO Using network IB\n");
+    ASSERT_TRUE(loop->run_once(MonotonicClock::now()));
+    const std::uint64_t before = loop->wakeups();
+    bool rang = false;
+    loop->call_after(std::chrono::milliseconds(1), [&] { rang = true; });
+    while (!rang) ASSERT_TRUE(loop->run_once(kNever));
+    EXPECT_LE(loop->wakeups() - before, 3u) << "a loop that is woken by a pipe at its end spins";
 }
 
 TEST(FabricDevices, AreReadFromSys) {

@@ -266,6 +266,14 @@ TEST_F(Plan, SetsWhatTheFabricNeedsUnlessTheUserDid) {
     EXPECT_THAT(text, HasSubstr("fabric:     efa (--fabric efa)\n  FI_PROVIDER=efa  ("));
 }
 
+TEST_F(Plan, TheFirstWorkersNcclTellsWhichNetworkItTakes) {
+    EXPECT_FALSE(plan()[0].asks_network);
+    machine_.fabric.fabric = Fabric::Slingshot;
+    EXPECT_TRUE(plan()[0].asks_network);
+    EXPECT_FALSE(plan()[1].asks_network);
+    EXPECT_FALSE(plan(environment({{"NCCL_DEBUG", "WARN"}}))[0].asks_network);
+}
+
 TEST_F(Plan, VirtualLocalRankNarrowsToTheWorkersGpu) {
     spec_.virtual_local_rank = true;
     machine_.gpu_places = {{"GPU-c", "", -1}, {"3", "", -1}};

@@ -3,10 +3,13 @@
 // says so. What goes wrong, and where, is said by FAKE_NCCL (fault.h).
 //
 // FAKE_NCCL_VERSION  what ncclGetVersion answers; 22809 without it
+// FAKE_NCCL_NETWORK  what it says with NCCL_DEBUG=INFO that it uses; Socket without it
 #include <pthread.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <chrono>
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <functional>
@@ -226,6 +229,24 @@ bool is_non_blocking(const Config* config) {
            config->blocking == 0;
 }
 
+/// A line of NCCL's own words, where NCCL_DEBUG asks for them: to NCCL_DEBUG_FILE, else to standard output.
+void say(const std::string& words) {
+    const char* level = std::getenv("NCCL_DEBUG");
+    if (level == nullptr || std::string(level) != "INFO") return;
+    static std::FILE* const file = [] {
+        const char* path = std::getenv("NCCL_DEBUG_FILE");
+        std::FILE* const opened = path == nullptr ? nullptr : std::fopen(path, "w");
+        return opened == nullptr ? stdout : opened;
+    }();
+    std::fprintf(file, "node:%d:%d [0] NCCL INFO %s\n", ::getpid(), ::getpid(), words.c_str());
+    std::fflush(file);
+}
+
+const char* network() {
+    const char* named = std::getenv("FAKE_NCCL_NETWORK");
+    return named == nullptr ? "Socket" : named;
+}
+
 Code join(Handle* handle, int ranks, int rank, const UniqueId& id, const Config* config) {
     *handle = nullptr;
     if (!is_non_blocking(config)) return Code::InvalidArgument;
@@ -243,6 +264,7 @@ Code join(Handle* handle, int ranks, int rank, const UniqueId& id, const Config*
         if (!comm->aborted) comm->meeting = std::make_unique<Meeting>(name, comm->rank, comm->ranks);
         while (!comm->aborted && !comm->meeting->complete()) nap();
         if (!comm->aborted) {
+            say(std::string("Using network ") + network());
             comm->joined = true;
             comm->state = Code::Success;
         }
