@@ -95,6 +95,15 @@ void judge_ports(const NetworkFacts& network, const SoftwareFacts& software, Row
             "unset NCCL_IB_DISABLE");
 }
 
+void judge_fabric(const NetworkFacts& network, Rows& rows) {
+    const FabricProfile profile = choose_fabric(std::nullopt, network);
+    std::string text(name_of(profile.fabric));
+    if (!profile.why.empty()) text += fmt::format(" ({})", profile.why);
+    if (const std::size_t n = profile.settings.size(); n > 0)
+        text += fmt::format("; in jobs of several nodes ddprun sets {} variable{} for it (ddprun env)", n, n == 1 ? "" : "s");
+    add_network(rows, Severity::Ok, "fabric", std::move(text));
+}
+
 }  // namespace
 
 std::vector<Finding> judge_network(const NetworkFacts& network, const SoftwareFacts& software) {
@@ -104,6 +113,7 @@ std::vector<Finding> judge_network(const NetworkFacts& network, const SoftwareFa
         if (!one.loopback && (one.up || !one.is_virtual)) add_network(rows, Severity::Ok, one.name, describe(one));
     }
     judge_ports(network, software, rows);
+    judge_fabric(network, rows);
     judge_choice(network, software, rows);
     return rows;
 }

@@ -148,6 +148,13 @@ INSTANTIATE_TEST_SUITE_P(Troubles, Doctor, ::testing::ValuesIn(kCases), [](const
 
 TEST(DoctorJudgement, FindsNothingWrongWithASoundMachine) { EXPECT_THAT(troubles(sound()), IsEmpty()); }
 
+TEST(DoctorJudgement, SaysWhatConnectsTheMachineAndThatDdprunSetsWhatItNeeds) {
+    Facts facts = sound();
+    facts.network.cxi_devices = {"cxi0"};
+    EXPECT_THAT(judge(facts), Contains(AllOf(Field(&Finding::subject, "fabric"),
+                                             Field(&Finding::what, HasSubstr("slingshot (cxi0); in jobs of several nodes ddprun sets 9 variables")))));
+}
+
 TEST(DoctorJudgement, AMachineWithoutGpusIsNoError) {
     Facts facts = sound();
     facts.nvidia = {};
