@@ -12,7 +12,7 @@ import sys
 MOST_UNITS = 20  # in one folder; a header and its source are one
 
 # Every folder below these is a room.
-TREES = ["env", "launcher", "pbs", "rendezvous", "workers/ddp"]
+TREES = ["env", "launcher", "pbs", "rendezvous", "workers/ddp", "workers/train"]
 
 # Files are included by their path from the root, or from here.
 INCLUDED_FROM = ["", "workers/"]

@@ -14,7 +14,7 @@
 #include "train/agreement.h"
 #include "train/compute.h"
 #include "train/data.h"
-#include "train/device_choice.h"
+#include "train/station.h"
 #include "train/matrix.h"
 #include "train/mlp.h"
 #include "train/options.h"

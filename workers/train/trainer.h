@@ -15,7 +15,6 @@
 #include "options.h"
 #include "report.h"
 #include "station.h"
-#include "stop_vote.h"
 
 namespace train {
 
