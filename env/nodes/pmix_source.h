@@ -1,6 +1,9 @@
 #pragma once
 
+#include <memory>
+
 #include "env/clock.h"
+#include "env/nodes/exchange.h"
 #include "env/nodes/launcher_env.h"
 #include "env/result.h"
 
@@ -15,7 +18,16 @@ namespace ddprun {
 /// PMIx's own words for its other failures.
 Result<Placement> ask_pmix(Duration timeout);
 
-/// False in a build without the pmix option: ask_pmix always fails.
+/// What the launcher's variables did not tell, from its PMIx server, which is asked only where something is missing. Error, as
+/// above, with what the variables said and the remedy; Mismatch where the server knows us by another rank.
+Status fill_from_pmix(Placement& placement, Duration timeout);
+
+/// A conversation of all processes of the launcher: Put, Commit, Fence with the data, Get. The end of the object is
+/// Finalize, on every path; only a server that did not answer in time is left without it.
+/// Error: as those of ask_pmix; Mismatch where the server knows us by another rank.
+Result<std::unique_ptr<Exchange>> open_pmix_exchange(int rank, TimePoint deadline);
+
+/// False in a build without the pmix option: ask_pmix and open_pmix_exchange always fail.
 bool built_with_pmix();
 
 }  // namespace ddprun

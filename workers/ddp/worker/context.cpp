@@ -23,35 +23,11 @@ using ddprun::Status;
 
 constexpr std::chrono::seconds kPmixPatience{10};
 
-bool is_whole(const Placement& placement) {
-    return placement.size && placement.local_rank && placement.local_size && !placement.job.empty();
-}
-
-Status fill_from_pmix(Placement& placement) {
-    const Result<Placement> told = ddprun::ask_pmix(kPmixPatience);
-    if (!told) {
-        return ddprun::Error{
-            told.error().code,
-            fmt::format("{}, but its PMIx server cannot be asked for the rest: {}; if the variables "
-                        "are left over, set DDPRUN_LAUNCHER=none",
-                        describe(placement), told.error().what),
-            0};
-    }
-    if (told->rank != placement.rank) {
-        return ddprun::Error{ddprun::Errc::Mismatch,
-                             describe(placement) + " but its PMIx server says " + describe(*told), 0};
-    }
-    Placement whole = *told;
-    whole.family = placement.family;
-    placement = whole;
-    return {};
-}
-
 /// The variables of the contract, made from what the launcher said.
 Result<EnvironmentList> contract_of(const LauncherChoice& choice) {
     Placement placement = *choice.placement;
-    if (choice.has_pmix && !is_whole(placement)) {
-        if (const Status filled = fill_from_pmix(placement); !filled) return filled.error();
+    if (choice.has_pmix) {
+        if (const Status filled = ddprun::fill_from_pmix(placement, kPmixPatience); !filled) return filled.error();
     }
     if (placement.job.empty()) placement.job = ddprun::launcher_process(choice.rank_variable);
     return ddprun::to_contract(placement);

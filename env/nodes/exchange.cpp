@@ -1,0 +1,132 @@
+#include "env/nodes/exchange.h"
+
+#include <fmt/core.h>
+#include <sys/stat.h>
+
+#include <algorithm>
+
+#include "env/nodes/file_exchange.h"
+#include "env/nodes/pmi_exchange.h"
+#include "env/nodes/pmix_source.h"
+#include "env/text.h"
+
+namespace ddprun {
+
+namespace {
+
+using Kind = ExchangeChoice::Kind;
+
+/// What the launcher offers, before anything is chosen.
+struct Offers {
+    bool has_pmix = false;
+    int pmi_fd = -1;
+    std::string directory;
+    std::string job;
+};
+
+std::string job_of(const LauncherChoice& launcher) {
+    return launcher.placement ? launcher.placement->job : std::string();
+}
+
+Offers offers_of(const LauncherChoice& launcher, const EnvironmentLookup& lookup) {
+    Offers offers;
+    offers.has_pmix = launcher.has_pmix && built_with_pmix();
+    offers.pmi_fd = descriptor_of_launcher(lookup).value_or(-1);
+    offers.directory = lookup("DDPRUN_EXCHANGE_DIR").value_or("");
+    offers.job = job_of(launcher);
+    return offers;
+}
+
+ExchangeChoice by_pmix() { return {Kind::Pmix, "PMIx", -1, ""}; }
+ExchangeChoice by_pmi(int fd) { return {Kind::Pmi, fmt::format("PMI on descriptor {}", fd), fd, ""}; }
+ExchangeChoice by_file(const std::string& directory) {
+    return {Kind::File, fmt::format("a file in {}", directory), -1, directory};
+}
+ExchangeChoice by_nothing(std::string why) { return {Kind::None, std::move(why), -1, ""}; }
+
+Error bad_wish(std::string_view wish, std::string_view why) {
+    return {Errc::InvalidArgument, fmt::format("DDPRUN_EXCHANGE={}: {}", wish, why), 0};
+}
+
+Result<ExchangeChoice> as_wished(const std::string& wish, const Offers& offers) {
+    if (wish == "none") return by_nothing("DDPRUN_EXCHANGE=none");
+    if (wish == "pmix") {
+        if (!built_with_pmix()) return bad_wish(wish, "this build has no PMIx (meson option pmix)");
+        if (!offers.has_pmix) return bad_wish(wish, "PMIX_NAMESPACE is not set: no PMIx server started us");
+        return by_pmix();
+    }
+    if (wish == "pmi") {
+        if (offers.pmi_fd < 0) return bad_wish(wish, "PMI_FD is not set to a descriptor");
+        return by_pmi(offers.pmi_fd);
+    }
+    if (wish != "file") return bad_wish(wish, "expected pmix, pmi, file or none");
+    if (offers.directory.empty()) return bad_wish(wish, "DDPRUN_EXCHANGE_DIR names no directory that all nodes share");
+    if (offers.job.empty()) return bad_wish(wish, "the launcher tells no job id that would keep two jobs apart");
+    return by_file(offers.directory);
+}
+
+std::string nothing_offered(const Offers& offers) {
+    const char* const file = offers.job.empty() ? "no job id for a file" : "no DDPRUN_EXCHANGE_DIR";
+    return fmt::format("neither PMIx nor PMI_FD, and {}", file);
+}
+
+}  // namespace
+
+std::optional<int> descriptor_of_launcher(const EnvironmentLookup& lookup) {
+    const std::optional<std::string> text = lookup("PMI_FD");
+    if (!text) return std::nullopt;
+    const Result<std::int64_t> number = parse_int_between(*text, 0, 1 << 20);
+    return number ? std::optional(static_cast<int>(*number)) : std::nullopt;
+}
+
+Status check_exchange_word(std::string_view word, std::size_t max_bytes) {
+    if (word.size() > max_bytes) {
+        return Error{Errc::InvalidArgument, fmt::format("a word of {} bytes, at most {}", word.size(), max_bytes), 0};
+    }
+    // PMI takes '=' for the end of a name, and blanks for the end of a value.
+    const bool is_word = !word.empty() && std::all_of(word.begin(), word.end(),
+                                                      [](char c) { return c > ' ' && c <= '~' && c != '='; });
+    if (is_word) return {};
+    return Error{Errc::InvalidArgument, fmt::format("'{}' is no word (printable, no blank, no '=')", excerpt(word)), 0};
+}
+
+Result<ExchangeChoice> choose_exchange(const LauncherChoice& launcher, const EnvironmentLookup& lookup, ExchangeUse use) {
+    const Offers offers = offers_of(launcher, lookup);
+    const std::string wish = lookup("DDPRUN_EXCHANGE").value_or("");
+    if (!wish.empty()) {
+        Result<ExchangeChoice> wished = as_wished(wish, offers);
+        const bool is_childs = wished && (wished->kind == Kind::Pmix || wished->kind == Kind::Pmi);
+        if (is_childs && use == ExchangeUse::OnlyFiles) return bad_wish(wish, "--pass-mpi-env leaves it to the program");
+        return wished;
+    }
+    if (use == ExchangeUse::Any) {
+        const LauncherFamily family = launcher.placement ? launcher.placement->family : LauncherFamily::Torchrun;
+        // Hydra inside another launcher has left that one's PMIx variables standing.
+        const bool speaks_pmi = family == LauncherFamily::Pmi || family == LauncherFamily::Mvapich;
+        if (speaks_pmi && offers.pmi_fd >= 0) return by_pmi(offers.pmi_fd);
+        if (offers.has_pmix) return by_pmix();
+        if (offers.pmi_fd >= 0) return by_pmi(offers.pmi_fd);
+    }
+    if (!offers.directory.empty() && !offers.job.empty()) return by_file(offers.directory);
+    return by_nothing(nothing_offered(offers));
+}
+
+ExchangeChoice or_file_in(ExchangeChoice choice, const LauncherChoice& launcher, const EnvironmentLookup& lookup,
+                          std::string directory) {
+    const bool is_forbidden = lookup("DDPRUN_EXCHANGE").value_or("") == "none";
+    if (choice.kind != Kind::None || is_forbidden || job_of(launcher).empty()) return choice;
+    return by_file(directory);
+}
+
+Result<std::unique_ptr<Exchange>> open_exchange(const ExchangeChoice& choice, const Placement& placement,
+                                                const EnvironmentLookup& lookup, TimePoint deadline) {
+    switch (choice.kind) {
+        case Kind::Pmix: return open_pmix_exchange(placement.rank.value_or(0), deadline);
+        case Kind::Pmi: return open_pmi_exchange(choice.pmi_fd, placement.rank.value_or(0), deadline);
+        case Kind::File: return open_file_exchange(file_exchange_of(choice.directory, placement, lookup), deadline);
+        case Kind::None: break;
+    }
+    return Error{Errc::NotFound, choice.why, 0};
+}
+
+}  // namespace ddprun

@@ -1,0 +1,139 @@
+#include "env/nodes/meeting_point.h"
+
+#include <fmt/core.h>
+#include <ifaddrs.h>
+#include <net/if.h>
+
+#include <algorithm>
+
+#include "env/hmac.h"
+#include "env/io/file.h"
+#include "env/nodes/exchange.h"
+#include "env/text.h"
+
+namespace ddprun {
+
+namespace {
+
+constexpr std::string_view kVersion = "1";
+
+std::string as_hex(std::string_view text) {
+    return to_hex({reinterpret_cast<const std::uint8_t*>(text.data()), text.size()});
+}
+
+bool is_link_local(std::string_view address) {
+    return address.starts_with("169.254.") || lower(address.substr(0, 3)) == "fe8" || lower(address.substr(0, 3)) == "fe9" ||
+           lower(address.substr(0, 3)) == "fea" || lower(address.substr(0, 3)) == "feb";
+}
+
+/// Bridges that every host has under the same address.
+bool is_of_containers(std::string_view interface) {
+    for (const char* prefix : {"docker", "virbr", "br-", "cni", "podman", "lxcbr", "lxdbr", "flannel", "cali", "tunl"}) {
+        if (interface.starts_with(prefix)) return true;
+    }
+    return false;
+}
+
+/// NCCL_SOCKET_IFNAME: a list of prefixes, after '=' of names, after '^' of what is not wanted.
+struct InterfaceWish {
+    bool is_exclusion = false, is_exact = false;
+    std::vector<std::string_view> names;
+
+    explicit InterfaceWish(std::string_view text) {
+        is_exclusion = text.starts_with('^');
+        if (is_exclusion) text.remove_prefix(1);
+        is_exact = text.starts_with('=');
+        if (is_exact) text.remove_prefix(1);
+        for (const std::string_view name : split(text, ',')) {
+            if (!name.empty()) names.push_back(name);
+        }
+    }
+    [[nodiscard]] bool names_it(std::string_view interface) const {
+        return std::any_of(names.begin(), names.end(), [&](std::string_view name) {
+            return is_exact ? interface == name : interface.starts_with(name.substr(0, name.find(':')));
+        });
+    }
+};
+
+/// The lower, the better; negative: not at all.
+int promise_of(const InterfaceAddress& one, const InterfaceWish& wish) {
+    if (!one.is_up || one.is_loopback || is_link_local(one.address)) return -1;
+    const bool is_named = wish.names_it(one.interface);
+    if (is_named && wish.is_exclusion) return -1;
+    if (is_named) return one.address.find(':') == std::string::npos ? 0 : 1;
+    if (is_of_containers(one.interface)) return -1;
+    return one.address.find(':') == std::string::npos ? 2 : 3;
+}
+
+}  // namespace
+
+std::vector<Endpoint> MeetingPoint::endpoints() const {
+    std::vector<Endpoint> all;
+    for (const std::string& address : addresses) all.push_back({address, port});
+    return all;
+}
+
+std::string encode(const MeetingPoint& point) {
+    std::string word = fmt::format("{}/{}/{}/{}/", kVersion, point.port, point.token, as_hex(point.job));
+    for (const std::string& address : point.addresses) {
+        if (word.size() + address.size() + 1 > kMaxExchangeValue) break;
+        word += address;
+        word += ',';
+    }
+    return word;
+}
+
+Result<MeetingPoint> decode_meeting_point(std::string_view word) {
+    // Not shown: it holds the secret.
+    const Error malformed{Errc::Protocol, "what the first process said of where to meet is malformed: is it of another version of ddprun?", 0};
+    const std::vector<std::string_view> parts = split(word, '/');
+    if (parts.size() != 5 || parts[0] != kVersion || parts[2].empty()) return malformed;
+    const Result<std::int64_t> port = parse_int_between(parts[1], 1, 65535);
+    const Result<std::string> job = from_hex(parts[3]);
+    if (!port || !job) return malformed;
+    MeetingPoint point{*job, std::string(parts[2]), static_cast<std::uint16_t>(*port), {}};
+    for (const std::string_view address : split(parts[4], ',')) {
+        if (!address.empty()) point.addresses.emplace_back(address);
+    }
+    if (point.addresses.empty()) return malformed;
+    return point;
+}
+
+std::vector<std::string> reachable_addresses(const std::vector<InterfaceAddress>& all, std::string_view wish) {
+    const InterfaceWish wanted(wish);
+    std::vector<std::pair<int, std::string>> found;
+    for (const InterfaceAddress& one : all) {
+        if (const int promise = promise_of(one, wanted); promise >= 0) found.emplace_back(promise, one.address);
+    }
+    std::stable_sort(found.begin(), found.end(), [](const auto& a, const auto& b) { return a.first < b.first; });
+    std::vector<std::string> addresses;
+    for (auto& [promise, address] : found) addresses.push_back(std::move(address));
+    if (!addresses.empty()) return addresses;
+    for (const InterfaceAddress& one : all) {
+        if (one.is_loopback && one.is_up) addresses.push_back(one.address);
+    }
+    return addresses;
+}
+
+std::vector<InterfaceAddress> list_interfaces() {
+    std::vector<InterfaceAddress> found;
+    ifaddrs* list = nullptr;
+    if (::getifaddrs(&list) != 0) return found;
+    for (const ifaddrs* one = list; one != nullptr; one = one->ifa_next) {
+        if (one->ifa_addr == nullptr) continue;
+        std::string address = numeric_host(*one->ifa_addr);
+        if (address.empty()) continue;
+        const bool is_up = (one->ifa_flags & IFF_UP) != 0 && (one->ifa_flags & IFF_RUNNING) != 0;
+        found.push_back({one->ifa_name, std::move(address), (one->ifa_flags & IFF_LOOPBACK) != 0, is_up});
+    }
+    ::freeifaddrs(list);
+    return found;
+}
+
+std::string host_identity() {
+    const std::string boot = read_file("/proc/sys/kernel/random/boot_id", 128).value_or("");
+    // In hexadecimal: a name may hold what no word does.
+    return as_hex(host_name()) + "." + as_hex(trim(boot));
+}
+
+}  // namespace ddprun
