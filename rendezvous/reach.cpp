@@ -1,0 +1,64 @@
+#include "rendezvous/reach.h"
+
+#include <fmt/core.h>
+#include <poll.h>
+
+#include <algorithm>
+
+#include "env/nodes/gather.h"
+#include "env/text.h"
+
+namespace ddprun::rdzv {
+namespace {
+
+constexpr Duration kFirstTry = std::chrono::milliseconds(500);
+constexpr Duration kLongestTry = std::chrono::seconds(8);
+/// How long a kept meeting point is believed before it is looked at again.
+constexpr Duration kBelief = std::chrono::seconds(3);
+
+std::string names_of(const std::vector<Endpoint>& candidates) {
+    std::vector<std::string> names;
+    for (const Endpoint& one : candidates) names.push_back(to_string(one));
+    return join(names, ", ");
+}
+
+/// Another try finds the same.
+bool is_final(const Error& error) { return error.code == Errc::Refused || error.code == Errc::Protocol; }
+
+}  // namespace
+
+Result<Reached> reach(const std::vector<Endpoint>& candidates, const ClientOptions& options, TimePoint deadline) {
+    Error last{Errc::NotFound, "no address is known", 0};
+    for (Duration patience = kFirstTry; !candidates.empty(); patience = std::min(2 * patience, kLongestTry)) {
+        bool may_get_better = false;
+        for (const Endpoint& candidate : candidates) {
+            const TimePoint until = std::min(deadline, deadline_after(MonotonicClock::now(), patience));
+            Result<std::unique_ptr<StoreClient>> client = StoreClient::connect(candidate, options, until);
+            if (client) return Reached{candidate, *std::move(client)};
+            last = client.error();
+            may_get_better = may_get_better || !is_final(last);
+        }
+        if (!may_get_better) return last.with("none of " + names_of(candidates) + " is the server");
+        if (MonotonicClock::now() >= deadline) break;
+    }
+    return Error{Errc::Timeout, fmt::format("none of {} answers: {}", names_of(candidates), last.what), 0};
+}
+
+Result<Reached> reach(Exchange& exchange, MeetingPoint& point, ClientOptions options, TimePoint deadline) {
+    for (;;) {
+        const TimePoint begin = MonotonicClock::now();
+        const TimePoint until = exchange.keeps_what_was_put() ? std::min(deadline, deadline_after(begin, kBelief)) : deadline;
+        options.job_id = point.job;
+        options.token = point.token;
+        Result<Reached> reached = reach(point.endpoints(), options, until);
+        if (reached || !exchange.keeps_what_was_put() || MonotonicClock::now() >= deadline) return reached;
+        // A refusal comes at once; what replaces it may take a while.
+        const TimePoint again = std::min(deadline, deadline_after(begin, std::chrono::milliseconds(200)));
+        ::poll(nullptr, 0, poll_milliseconds(MonotonicClock::now(), again));
+        Result<MeetingPoint> newer = ask_meeting_point(exchange);
+        if (!newer) return newer.error();
+        point = *std::move(newer);
+    }
+}
+
+}  // namespace ddprun::rdzv
