@@ -16,6 +16,7 @@
 #include "env/io/socket.h"
 #include "env/line_budget.h"
 #include "env/nodes/batch_job.h"
+#include "env/nodes/exchange.h"
 #include "env/os/event_loop.h"
 #include "env/os/log.h"
 #include "env/os/system.h"
@@ -76,6 +77,12 @@ bool was_ended_from_outside(const JobEnd& end) {
     return end.stopped_by_signal || end.preempted || (cause != nullptr && cause->signaled && (cause->status == SIGTERM || cause->status == SIGKILL));
 }
 
+HeadChoice head_of(const JobMeeting& meeting) { return {meeting.is_head, meeting.controller, meeting.why}; }
+Result<JobToken> token_of(const JobSetup& setup) {
+    if (setup.meeting) return JobToken{setup.meeting->token, setup.meeting->warning, setup.meeting->when_refused};
+    return setup.token.empty() ? choose_job_token(setup.spec, process_environment) : Result<JobToken>(JobToken{setup.token, "", ""});
+}
+
 class Job final : public rdzv::ServerHandler, public rdzv::AgentLinkHandler {
   public:
     explicit Job(JobSetup setup)
@@ -99,6 +106,8 @@ class Job final : public rdzv::ServerHandler, public rdzv::AgentLinkHandler {
     Status build_guards();
     Status contend_for_head(const HeadChoice& choice);
     Status build_head(const HeadChoice& choice);
+    /// With several nodes a given --master-port is where the controller itself listens, unless they met elsewhere.
+    [[nodiscard]] bool listens_at_master_port() const { return shared_endpoint(setup_.spec).has_value() && !setup_.meeting; }
     Status build_agent(const Endpoint& controller);
     Status build_observation();
     void walltime_is_known(TimePoint end);
@@ -176,9 +185,9 @@ Status Job::build() {
                                                static_cast<int>(open_descriptors().size()), limit.now);
     if (!room) return room;
     // What can be refused is refused before anything is touched.
-    const Result<HeadChoice> choice = choose_head(setup_.spec, look_at_host(shared_endpoint(setup_.spec)));
+    const Result<HeadChoice> choice = setup_.meeting ? head_of(*setup_.meeting) : choose_head(setup_.spec, look_at_host(shared_endpoint(setup_.spec)));
     if (!choice) return choice.error();
-    Result<JobToken> token = setup_.token.empty() ? choose_job_token(setup_.spec, process_environment) : Result<JobToken>(JobToken{setup_.token, "", ""});
+    Result<JobToken> token = token_of(setup_);
     if (!token) return token.error();
     token_ = *std::move(token);
     // Not through the log: --quiet does not hide who else can join.
@@ -197,7 +206,8 @@ Status Job::build() {
 
     if (const Status watched = watch_starter(); !watched) return watched;
     if (!choice->is_head) {
-        log_.info("the controller is at {} ({})", to_string(choice->endpoint), choice->why);
+        // Of the ranks of an outer launcher the first speaks for all.
+        if (!setup_.spec.outer_rank) log_.info("the controller is at {} ({})", to_string(choice->endpoint), choice->why);
         return build_agent(choice->endpoint);
     }
     const Status head = contend_for_head(*choice);
@@ -286,12 +296,13 @@ Status Job::build_guards() {
 
 Status Job::build_head(const HeadChoice& choice) {
     const JobSpec& spec = setup_.spec;
-    if (spec.rendezvous.master_port && !shared_endpoint(spec)) {
+    if (spec.rendezvous.master_port && !listens_at_master_port()) {
         if (const Status free = MasterPort::check(*spec.rendezvous.master_port); !free) return free;
     }
     rdzv::ServerOptions options;
     options.credentials = {spec.rendezvous.run_id, token_.token};
     options.where = choice.endpoint;
+    if (setup_.meeting) options.listener = std::move(setup_.meeting->listener);
     options.heartbeat_interval = heartbeat_of(spec.rendezvous).interval;
     options.heartbeat_timeout = heartbeat_of(spec.rendezvous).timeout;
     Result<std::unique_ptr<rdzv::Server>> server = rdzv::Server::create(*loop_, std::move(options), *this);
@@ -313,8 +324,7 @@ Status Job::build_head(const HeadChoice& choice) {
         const RendezvousSpec& rendezvous = setup_.spec.rendezvous;
         const bool is_here = first.host == host_ && first.pid == ::getpid();
         const std::string host = master_host(setup_.spec, is_here, first.addresses);
-        // With several nodes a given --master-port is where the controller itself listens.
-        if (rendezvous.master_port && !shared_endpoint(setup_.spec)) return MasterAddress{host, *rendezvous.master_port};
+        if (rendezvous.master_port && !listens_at_master_port()) return MasterAddress{host, *rendezvous.master_port};
         const Result<int> port = master_port_.reserve();
         if (!port) return port.error();
         return MasterAddress{host, *port};
@@ -343,6 +353,7 @@ Status Job::build_agent(const Endpoint& controller) {
     config.mark = mark_;
     config.environment = std::move(setup_.environment);
     config.open_files = open_files_;
+    if (spec.pass_mpi_env) config.passed_descriptor = descriptor_of_launcher(process_environment);
     config.cgroup = cgroup_.get();
     agent_ = std::make_unique<Agent>(*loop_, system_, *output_, warden_.get(), log_, std::move(config),
                                      [this](rdzv::FromAgent message) { agent_says(std::move(message)); });

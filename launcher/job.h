@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "env/result.h"
+#include "launcher/gather/job_meeting.h"
 #include "launcher/job_spec.h"
 #include "launcher/plan/machine.h"
 #include "launcher/plan/program.h"
@@ -25,6 +26,8 @@ struct JobSetup {
     std::optional<HostStart> start;        ///< of the head, where it starts the other nodes
     bool is_started = false;               ///< by a head, on another host
     bool has_lifeline = false;             ///< the end of standard input is the end of what started us
+    /// Where several nodes meet, when it was settled before; none: the command line says it.
+    std::optional<JobMeeting> meeting;
 };
 
 /// Runs one job on this node to its end: the controller too, when this node is the head. Blocks.

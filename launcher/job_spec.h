@@ -119,6 +119,14 @@ enum class Fabric : std::uint8_t { None, Ethernet, Infiniband, Efa, Slingshot };
 /// What follows from the health of the GPUs before anything is started (gpu_health.h).
 enum class GpuCheck : std::uint8_t { Auto, Off, Warn, Refuse };
 
+/// Where an outer launcher put the one process that a ddprun stands for.
+struct OuterRank {
+    int local_rank = 0;
+    int local_size = 1;
+    int node_rank = 0;
+    int nodes = 1;
+};
+
 /// A whole command line, checked. Nothing in it depends on this machine: detect_machine resolves it.
 struct JobSpec {
     ProgramSpec program;
@@ -139,6 +147,10 @@ struct JobSpec {
     NumaBinding binding = NumaBinding::Auto;
     std::optional<Fabric> fabric;         ///< none: by what the node has, where the job has several
     bool virtual_local_rank = false;
+    bool per_rank = false;                ///< --per-rank: this ddprun stands for one process of an outer launcher
+    /// It does: said, or because the launcher put several ddpruns on this node. It runs one worker, whose place the launcher gave.
+    std::optional<OuterRank> outer_rank;
+    bool pass_mpi_env = false;            ///< the worker gets the outer launcher's variables and PMI descriptor
     bool use_cgroup = true;               ///< workers get a cgroup of their own, where one can be had
     bool narrow_gpus = false;             ///< each worker sees only its GPU in CUDA_VISIBLE_DEVICES
     GpuCheck gpu_check = GpuCheck::Auto;

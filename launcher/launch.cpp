@@ -17,12 +17,14 @@
 #include "launcher/cli/options.h"
 #include "launcher/cli/subcommand.h"
 #include "launcher/exit_codes.h"
+#include "launcher/gather/meet.h"
 #include "launcher/gpu/gpu_health.h"
 #include "launcher/gpu/nvml.h"
 #include "launcher/job.h"
 #include "launcher/plan/plan.h"
 #include "launcher/plan/program.h"
 #include "launcher/report/error_file.h"
+#include "launcher/signals.h"
 #include "launcher/start/host_starter.h"
 #include "launcher/start/start_plan.h"
 #include "launcher/supervise/head.h"
@@ -39,6 +41,7 @@ struct JobNodes {
     std::optional<HostStart> start;      ///< it starts them
     std::optional<StartedNode> started;  ///< it has been started by the head
     bool has_lifeline = false;           ///< by what is at the other end of its standard input
+    std::optional<OuterTask> task;       ///< mpiexec, srun or their like has started them all
 };
 
 int refuse(const std::string& why, ExitCode code) {
@@ -128,6 +131,40 @@ Status complete_order(StartOrder& order, const ResolvedProgram& program) {
     return {};
 }
 
+/// Without the variables by which an outer launcher told us our rank: a worker that speaks MPI would take our place there.
+std::vector<std::string> workers_environment(const JobSpec& spec) {
+    std::vector<std::string> environment = os::own_environment();
+    if (spec.pass_mpi_env) return environment;
+    std::erase_if(environment, [](const std::string& entry) { return tells_a_rank(std::string_view(entry).substr(0, entry.find('='))); });
+    return environment;
+}
+
+/// Fills in where the nodes meet, as the launcher around us carries it. 0, or the exit code of a ddprun that cannot go on.
+int settle_meeting(JobSetup& setup, OuterTask& task) {
+    const std::string who = describe(task);
+    // Of hundreds of ranks one speaks for all; of each node its own.
+    const bool speaks = !task.place.is_rank || task.place.node_rank == 0;
+    if (shared_endpoint(setup.spec)) {
+        if (speaks) ddprun::print(stderr, "ddprun: {}\n", printable(who));
+    } else {
+        MeetingOutcome outcome = meet_unless_stopped(setup.spec, task, process_environment);
+        if (outcome.signal != 0) {
+            return tell_that_nothing_began(fmt::format("{}: {} while the nodes were waited for", who, signal_name(outcome.signal)), ExitCode::TryAgain);
+        }
+        if (!outcome.meeting) return tell_that_nothing_began(fmt::format("{}: {}", who, outcome.meeting.error().what), exit_code_for(outcome.meeting.error()));
+        task = std::move(outcome.task);
+        setup.meeting = *std::move(outcome.meeting);
+        setup.spec.rendezvous.endpoint = setup.meeting->controller;
+        setup.spec.rendezvous.run_id = setup.meeting->run_id;
+        if (speaks) ddprun::print(stderr, "ddprun: {}\n", printable(fmt::format("{}; they meet at {} ({})", who, to_string(setup.meeting->controller), setup.meeting->why)));
+    }
+    if (!task.place.is_rank) return 0;
+    const Result<OuterRank> rank = outer_rank_of(task);
+    if (!rank) return tell_that_nothing_began(rank.error().what, ExitCode::Usage);
+    setup.spec.outer_rank = *rank;
+    return 0;
+}
+
 /// `nodes` of the job, as the command line, the allocation or the head has them.
 int run(CommandLine line, JobNodes nodes) {
     for (const std::string& remark : line.remarks) ddprun::print(stderr, "ddprun: {}\n", printable(remark));
@@ -137,6 +174,9 @@ int run(CommandLine line, JobNodes nodes) {
     };
     JobSetup setup;
     setup.spec = std::move(line.spec);
+    // mpirun gives its processes terminals that nobody looks at.
+    OutputSpec::Color& color = setup.spec.output.color;
+    if (nodes.task && color == OutputSpec::Color::Auto) color = OutputSpec::Color::Never;
     const Probe probe = probe_for(setup.spec);
     // NVML counts its users, and its first one may wait a second for the driver: held here, all who ask find it awake.
     std::optional<Result<nvml::Session>> awake;
@@ -161,12 +201,15 @@ int run(CommandLine line, JobNodes nodes) {
         setup.token = *std::move(token);
         setup.start = std::move(nodes.start);
     }
-    setup.environment = os::own_environment();
+    setup.environment = workers_environment(setup.spec);
     setup.log_level = process_environment("LOGLEVEL").value_or("");
     if (setup.spec.dry_run) return show_plan(setup);
     if (!gpus_are_fit(setup)) {
         if (nodes.started) tell_head(*nodes.started, "its GPUs are not fit for the job (its own lines say why)");
         return static_cast<int>(ExitCode::Unavailable);
+    }
+    if (nodes.task) {
+        if (const int refused = settle_meeting(setup, *nodes.task); refused != 0) return refused;
     }
     awake.reset();
 
@@ -236,35 +279,26 @@ Status use_allocation(CommandLine& line, const std::vector<std::string>& argumen
     return {};
 }
 
-/// One ddprun per node under mpirun, mpiexec or srun: which node this is comes from there, unless the user
-/// said it. As variables, so that what the user said wins and the whole is checked again.
-Result<CommandLine> as_node_of_launcher(CommandLine line, const std::vector<std::string>& arguments, JobNodes& nodes) {
-    for (const char* said : {"nnodes", "node-rank", "standalone", "hosts", "hostfile", "start"}) {
-        if (line.sources.count(said) == 0) continue;
+/// One ddprun per node or per rank under mpirun, mpiexec or srun: which one this is comes from there, unless the user said
+/// it. As variables, so that what the user said wins and the whole is checked again.
+Result<CommandLine> as_task_of_launcher(CommandLine line, const std::vector<std::string>& arguments, JobNodes& nodes) {
+    Result<std::optional<OuterTask>> task = find_outer_task(line, process_environment);
+    if (!task) return task.error();
+    if (!*task) {
         if (const Status used = use_allocation(line, arguments, nodes); !used) return used.error();
         return line;
     }
-    const Result<LauncherChoice> choice = choose_launcher(process_environment);
-    if (!choice) return choice.error();
-    const Result<std::optional<NodePlace>> place = node_place(*choice);
-    if (!place) return place.error();
-    if (!*place) {
-        // A rank of an MPI job is no batch script: its hosts are its launcher's.
-        if (choice->placement) return line;
-        if (const Status used = use_allocation(line, arguments, nodes); !used) return used.error();
+    nodes.task = **std::move(task);
+    if (nodes.task->place.nodes == 1) {  // the only one: its hosts are its launcher's, whatever is allocated
+        nodes.task.reset();
         return line;
     }
     const auto with_place = [&](std::string_view name) -> std::optional<std::string> {
-        if (name == "PET_NNODES") return fmt::format("{}", (*place)->nodes);
-        if (name == "PET_NODE_RANK") return fmt::format("{}", (*place)->node_rank);
+        if (name == "PET_NNODES") return fmt::format("{}", nodes.task->place.nodes);
+        if (name == "PET_NODE_RANK") return fmt::format("{}", nodes.task->place.node_rank);
         return process_environment(name);
     };
-    Result<CommandLine> placed = parse_command_line(arguments, with_place);
-    if (placed) {
-        placed->remarks.push_back(
-            fmt::format("node {} of {}: {}", (*place)->node_rank, (*place)->nodes, choice->explanation));
-    }
-    return placed;
+    return parse_command_line(arguments, with_place);
 }
 
 /// The head's environment, directory and command line, on this host.
@@ -325,7 +359,7 @@ int launch(const std::vector<std::string>& arguments) {
     if (!arguments.empty() && arguments.front() == "agent") return launch_agent({arguments.begin() + 1, arguments.end()});
     Result<CommandLine> line = parse_command_line(arguments, process_environment);
     JobNodes nodes;
-    if (line && line->action == CommandLine::Run) line = as_node_of_launcher(*std::move(line), arguments, nodes);
+    if (line && line->action == CommandLine::Run) line = as_task_of_launcher(*std::move(line), arguments, nodes);
     if (!line) return refuse(line.error().what, ExitCode::Usage);
     if (line->action != CommandLine::Run) {
         ddprun::print("{}", line->text);

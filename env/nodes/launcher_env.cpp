@@ -248,20 +248,40 @@ Result<EnvironmentList> to_contract(const Placement& placement) {
     return contract;
 }
 
-Result<std::optional<NodePlace>> node_place(const LauncherChoice& choice) {
-    if (!choice.placement || choice.placement->family == F::Torchrun) return std::optional<NodePlace>{};
+bool tells_a_rank(std::string_view variable) {
+    if (variable.starts_with("PMIX_MCA_") || variable == "PMIX_DEBUG") return false;
+    for (const std::string_view prefix : {"OMPI_COMM_WORLD_", "OMPI_MCA_orte_", "OMPI_MCA_ess_", "PMIX_", "PMI_", "HYDI_", "PALS_",
+                                          "MPI_LOCAL", "MV2_COMM_WORLD_", "JSM_NAMESPACE_", "FLUX_TASK_"}) {
+        if (variable.starts_with(prefix)) return true;
+    }
+    for (const std::string_view name : {"OMPI_APP_CTX_NUM_PROCS", "OMPI_FIRST_RANKS", "OMPI_UNIVERSE_SIZE", "OMPI_FILE_LOCATION",
+                                        "OMPI_NUM_APP_CTX", "OMPI_MCA_ess", "OMPI_ARGV", "OMPI_COMMAND", "OMPI_MCA_pmix", "OMPI_MCA_initial_wdir",
+                                        "OMPI_MCA_shmem_RUNTIME_QUERY_hint", "SLURM_PROCID", "SLURM_LOCALID", "SLURM_TASK_PID",
+                                        "SLURM_PMIX_MAPPING_SERV", "SLURM_GTIDS", "MPIR_CVAR_CH3_INTERFACE_HOSTNAME"}) {
+        if (variable == name) return true;
+    }
+    return false;
+}
+
+Result<std::optional<NodePlace>> node_place(const LauncherChoice& choice, TaskRole role) {
+    const bool has_launcher = choice.placement && choice.placement->family != LauncherFamily::Torchrun;
+    if (!has_launcher && role == TaskRole::Rank) {
+        return Error{Errc::NotFound, fmt::format("--per-rank: no mpiexec or srun started this ddprun ({})", choice.explanation), 0};
+    }
+    if (!has_launcher) return std::optional<NodePlace>{};
     const Placement& mine = *choice.placement;
     if (!mine.rank || mine.size.value_or(1) <= 1) return std::optional<NodePlace>{};
-    if (mine.local_size.value_or(1) > 1) {
-        return Error{
-            Errc::Mismatch,
-            fmt::format("{}: {} ddprun were started on this node, each would run the whole job: start "
-                        "one per node, or start the program itself without ddprun, or say --standalone",
-                        choice.explanation, *mine.local_size),
-            0};
+    const bool has_company = mine.local_size.value_or(1) > 1;
+    if (has_company && role == TaskRole::Node) {
+        return Error{Errc::Mismatch,
+                     fmt::format("{}: {} ddprun were started on this node, and --nproc-per-node would have each of them start its "
+                                 "workers: start one per node, or leave --nproc-per-node out (each then runs one process, as with "
+                                 "--per-rank), or say --standalone",
+                                 choice.explanation, *mine.local_size),
+                     0};
     }
     // One task per node: its rank counts the nodes. A node index could have gaps.
-    return std::optional<NodePlace>(NodePlace{*mine.rank, *mine.size});
+    return std::optional<NodePlace>(NodePlace{*mine.rank, *mine.size, has_company || role == TaskRole::Rank});
 }
 
 }  // namespace ddprun

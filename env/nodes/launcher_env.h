@@ -58,14 +58,23 @@ std::string describe(const Placement& placement);
 /// remedy.
 Result<EnvironmentList> to_contract(const Placement& placement);
 
-/// How ddprun itself was started.
+/// Pure: one of the variables by which an MPI launcher, srun or flux tells one of its processes who it is and how to speak to
+/// it. What a user sets (OMPI_MCA_btl, SLURM_JOB_ID, PMIX_MCA_...) is none of them.
+bool tells_a_rank(std::string_view variable);
+
+/// What a ddprun that an outer launcher started stands for.
 struct NodePlace {
     int node_rank = 0;
     int nodes = 1;
+    bool is_rank = false;  ///< for one process: its local rank and sizes are the launcher's
     bool operator==(const NodePlace&) const = default;
 };
-/// For a ddprun that is one of several tasks: which node it stands for. nullopt: it is the only task.
-/// Error: Mismatch when several were put on one node, so that each would start a whole job.
-Result<std::optional<NodePlace>> node_place(const LauncherChoice& choice);
+/// What the command line says of it. Auto: a process where the launcher put several on this node.
+enum class TaskRole : std::uint8_t { Auto, Node, Rank };
+
+/// For a ddprun that is one of several tasks: what it stands for. nullopt: it is the only task.
+/// Error: Mismatch when each of several on one node would start a whole node's workers; NotFound where there has to be a
+/// launcher (Rank) and there is none.
+Result<std::optional<NodePlace>> node_place(const LauncherChoice& choice, TaskRole role);
 
 }  // namespace ddprun

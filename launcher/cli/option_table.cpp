@@ -232,6 +232,13 @@ OptionGroup worker_options() {
              {"nnodes", 0, "N|MIN:MAX", "", "Number of nodes, or a range for an elastic job. Default: from the "
               "launcher around us (mpirun, srun: one ddprun per node), else 1.",
               [](Draft& d, Text v) { return store(parse_nodes(v), d.spec.nodes); }},
+             {"per-rank", 0, "", "", "This ddprun is one of several that mpiexec or srun started, one for each rank: it runs one "
+              "worker, with the launcher's rank and local rank, and restarts it with the others. Default where the launcher put "
+              "several ddpruns on a node and --nproc-per-node is not given.",
+              [](Draft& d, Text) { d.spec.per_rank = true; return Status{}; }},
+             {"pass-mpi-env", 0, "", "", "The workers get the variables by which mpiexec or srun told ddprun its rank, and its PMI "
+              "descriptor, for programs that speak MPI themselves. Without it they see ddprun's alone.",
+              [](Draft& d, Text) { d.spec.pass_mpi_env = true; return Status{}; }},
              {"module", 'm', "", "", "The program is a Python module: run python -m PROGRAM.",
               [](Draft& d, Text) { d.module = true; return Status{}; }},
              {"no-python", 0, "", "", "Execute the program directly, also when its name ends in .py.",
@@ -275,8 +282,8 @@ OptionGroup rendezvous_options() {
              {"rdzv-backend", 0, "NAME", "static c10d",
               "static or c10d. ddprun's own server stands behind both. Default static.", set_backend},
              {"rdzv-endpoint", 0, "HOST[:PORT]", "",
-              "Where the first node's ddprun listens. Default port 29400. Default: from the scheduler's "
-              "allocation, else this node and any free port.",
+              "Where the first node's ddprun listens. Default port 29400. Default: what the launcher around us carries "
+              "(PMIx, PMI), else its first host; on one node any free port.",
               set_endpoint},
              {"rdzv-id", 0, "ID", "", "Name of the job; all its nodes pass the same. Default: none, on one node a fresh one.",
               [](Draft& d, Text v) { return store_text(v, d.spec.rendezvous.run_id); }},

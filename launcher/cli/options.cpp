@@ -174,6 +174,7 @@ class Contradictions {
             return both("module", "no-python", "a module is run by Python");
         }
         if (const Status nodes = check_nodes(); !nodes) return nodes;
+        if (const Status ranks = check_ranks(); !ranks) return ranks;
         const JobSpec& spec = draft_.spec;
         if (spec.attach && spec.stdin_rank && spec.attach->first != *spec.stdin_rank) {
             return both("attach", "stdin", "the attached rank reads the terminal");
@@ -195,6 +196,16 @@ class Contradictions {
         if (!draft_.standalone && rdzv.endpoint && rdzv.endpoint->port == 0 && nodes.max > 1) {
             return both("rdzv-endpoint", "nnodes", "other nodes cannot find port 0; give a port");
         }
+        return {};
+    }
+
+    [[nodiscard]] Status check_ranks() const {
+        if (!draft_.spec.per_rank) return {};
+        const WorkerCount& workers = draft_.spec.workers;
+        const bool is_one = workers.kind == WorkerCount::Kind::Number && workers.number == 1;
+        if (is_given("nproc-per-node") && !is_one) return both("per-rank", "nproc-per-node", "a rank is one worker");
+        if (draft_.standalone) return both("per-rank", "standalone", "standalone is without the launcher");
+        if (draft_.spec.virtual_local_rank) return both("per-rank", "virtual-local-rank", "the workers of a node meet by their local ranks");
         return {};
     }
 

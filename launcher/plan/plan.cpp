@@ -44,7 +44,26 @@ WorkerEnv environment_of(const JobSpec& spec, const rdzv::StartGeneration& order
     env.max_restarts = spec.restart.max_restarts;
     env.run_id = spec.rendezvous.run_id;
     env.generation = order.generation;
+    if (const std::optional<OuterRank>& outer = spec.outer_rank) {
+        env.local_rank = outer->local_rank;
+        env.local_world_size = outer->local_size;
+        env.group_rank = outer->node_rank;
+        env.group_world_size = outer->nodes;
+    }
     return env;
+}
+
+/// Of a node's workers, those that this agent starts: all, or the one that an outer launcher made it for.
+struct Share {
+    int first = 0;
+    int of = 1;
+    NumaBinding binding;
+};
+
+/// Processes of an outer launcher stay where it bound them, unless the user says otherwise.
+Share share_of(const JobSpec& spec, int workers) {
+    if (!spec.outer_rank) return {0, workers, spec.binding};
+    return {spec.outer_rank->local_rank, spec.outer_rank->local_size, spec.binding == NumaBinding::Auto ? NumaBinding::None : spec.binding};
 }
 
 /// A debugger that is named alone gets the word that makes it take the program's arguments too.
@@ -67,13 +86,14 @@ void attach(WorkerPlan& plan, const std::string& command) {
 /// One GPU for each worker. On a machine without GPUs there is nothing to narrow.
 Status assign_gpus(const JobSpec& spec, const Machine& machine, std::vector<WorkerPlan>& workers) {
     if ((!spec.virtual_local_rank && !spec.narrow_gpus) || machine.gpus == 0) return {};
-    if (machine.gpu_places.size() < workers.size()) {
+    const Share share = share_of(spec, static_cast<int>(workers.size()));
+    if (static_cast<int>(machine.gpu_places.size()) < share.of) {
         const char* option = spec.virtual_local_rank ? "--virtual-local-rank" : "--narrow-gpus";
-        return Error{Errc::InvalidArgument, fmt::format("{}: {} workers but only {} visible GPUs", option, workers.size(),
+        return Error{Errc::InvalidArgument, fmt::format("{}: {} workers but only {} visible GPUs", option, share.of,
                                                         machine.gpu_places.size())};
     }
     for (std::size_t i = 0; i < workers.size(); ++i) {
-        workers[i].gpu = machine.gpu_places[i].id;
+        workers[i].gpu = machine.gpu_places[static_cast<std::size_t>(share.first) + i].id;
         workers[i].environment.emplace_back("CUDA_VISIBLE_DEVICES", workers[i].gpu);
     }
     return {};
@@ -202,16 +222,17 @@ std::string describe_worker(const WorkerPlan& worker, const EnvironmentList& com
 
 Result<std::vector<WorkerPlan>> plan_workers(const JobSpec& spec, const ResolvedProgram& program, const Machine& machine,
                                              const rdzv::StartGeneration& order, const EnvironmentLookup& inherited) {
-    const Result<Bindings> bindings = bind_workers(spec.binding, machine, order.local_world_size);
+    const Share share = share_of(spec, order.local_world_size);
+    const Result<Bindings> bindings = bind_workers(share.binding, machine, share.of);
     if (!bindings) return bindings.error();
-    const bool sets_threads = order.local_world_size > 1 && !threads_are_told(machine, order.local_world_size, inherited);
+    const bool sets_threads = share.of > 1 && !threads_are_told(machine, share.of, inherited);
     const std::vector<FabricSetting> fabric = unset_settings(machine.fabric, inherited);
     const bool sets_nccl = !inherited("TORCH_NCCL_ASYNC_ERROR_HANDLING");
 
     std::vector<WorkerPlan> workers(static_cast<std::size_t>(order.local_world_size));
     for (std::size_t i = 0; i < workers.size(); ++i) {
         WorkerPlan& plan = workers[i];
-        const Binding& binding = bindings->workers[i];
+        const Binding& binding = bindings->workers[static_cast<std::size_t>(share.first) + i];
         plan.local_index = static_cast<int>(i);
         plan.env = environment_of(spec, order, plan.local_index);
         if (sets_threads) plan.env.omp_num_threads = binding.cores;

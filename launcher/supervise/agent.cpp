@@ -306,7 +306,10 @@ Status Agent::give_descriptors(Worker& worker, WorkerEnv& env, os::SpawnSpec& sp
     if (!lifeline) return lifeline.error();
     worker.lifeline = std::move(lifeline->ours);
     const InheritedNumbers numbers = inherited_numbers(config_.open_files);
-    spec.descriptors.push_back({segment_->fd(), numbers.segment});
+    // The ranks of an outer launcher are several agents' on one node: they share memory of their own.
+    const bool has_segment = !config_.spec.outer_rank;
+    if (has_segment) spec.descriptors.push_back({segment_->fd(), numbers.segment});
+    if (config_.passed_descriptor) spec.descriptors.push_back({*config_.passed_descriptor, *config_.passed_descriptor});
     spec.descriptors.push_back({lifeline->theirs.get(), numbers.lifeline});
     childs.push_back(std::move(lifeline->theirs));
 
@@ -323,7 +326,7 @@ Status Agent::give_descriptors(Worker& worker, WorkerEnv& env, os::SpawnSpec& sp
     env.generation = order_.generation;
     env.store = config_.store;
     env.token = config_.token;
-    env.segment_fd = numbers.segment;
+    env.segment_fd = has_segment ? numbers.segment : -1;
     env.lifeline_fd = numbers.lifeline;
     return {};
 }
@@ -459,7 +462,7 @@ void Agent::perform(const agent_action::ReportExit& action) {
     const int rank = order_.first_rank + action.local_rank;
     rdzv::WorkerExited report{};
     report.generation = state_.generation;
-    report.local_rank = action.local_rank;
+    report.local_rank = config_.spec.outer_rank ? config_.spec.outer_rank->local_rank : action.local_rank;
     report.rank = rank;
     report.pid = action.exit.pid;
     report.signaled = action.exit.signaled;

@@ -37,6 +37,7 @@ struct AgentConfig {
     JobMark mark;            ///< that every worker carries
     std::vector<std::string> environment;  ///< "NAME=value": what the workers inherit
     std::uint64_t open_files = 0;  ///< soft limit on descriptors that workers get; 0 inherits ours
+    std::optional<int> passed_descriptor;  ///< of ours, that workers get under the same number
     JobCgroup* cgroup = nullptr;  ///< where the workers live; null: there is none
 };
 

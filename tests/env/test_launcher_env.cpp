@@ -227,22 +227,46 @@ TEST(LauncherEnv, OneDdprunPerNodeTakesItsNodeRankFromTheTasksRank) {
     Variables environment = kOpenMpi;
     environment["OMPI_COMM_WORLD_LOCAL_RANK"] = "0";
     environment["OMPI_COMM_WORLD_LOCAL_SIZE"] = "1";
-    const Result<std::optional<NodePlace>> place = node_place(*choose_launcher(in(environment)));
+    const Result<std::optional<NodePlace>> place = node_place(*choose_launcher(in(environment)), TaskRole::Node);
     ASSERT_TRUE(place);
     EXPECT_EQ(*place, (NodePlace{3, 8}));
 }
 
-TEST(LauncherEnv, SeveralDdprunOnOneNodeAreRefused) {
-    const Result<std::optional<NodePlace>> place = node_place(*choose_launcher(in(kOpenMpi)));
+TEST(LauncherEnv, SeveralDdprunOnOneNodeThatWouldEachStartItsWorkersAreRefused) {
+    const Result<std::optional<NodePlace>> place = node_place(*choose_launcher(in(kOpenMpi)), TaskRole::Node);
     ASSERT_FALSE(place);
     EXPECT_THAT(place.error().what, AllOf(HasSubstr("4 ddprun"), HasSubstr("--standalone")));
 }
 
+TEST(LauncherEnv, SeveralDdprunOnOneNodeStandForOneProcessEach) {
+    const Result<std::optional<NodePlace>> place = node_place(*choose_launcher(in(kOpenMpi)), TaskRole::Auto);
+    ASSERT_TRUE(place);
+    EXPECT_EQ(*place, (NodePlace{3, 8, true}));
+}
+
 TEST(LauncherEnv, ADdprunOfItsOwnIsNoNodeOfAnything) {
     for (const Variables& environment : {Variables{}, kBatch, kPbs, kTorchrun}) {
-        const Result<std::optional<NodePlace>> place = node_place(*choose_launcher(in(environment)));
+        const Result<std::optional<NodePlace>> place = node_place(*choose_launcher(in(environment)), TaskRole::Auto);
         ASSERT_TRUE(place);
         EXPECT_FALSE(*place);
+    }
+}
+
+TEST(LauncherEnv, ToStandForARankThereHasToBeALauncher) {
+    for (const Variables& environment : {Variables{}, kBatch, kPbs, kTorchrun}) {
+        const Result<std::optional<NodePlace>> place = node_place(*choose_launcher(in(environment)), TaskRole::Rank);
+        ASSERT_FALSE(place);
+        EXPECT_THAT(place.error().what, HasSubstr("--per-rank"));
+    }
+}
+
+TEST(LauncherEnv, WhatTellsARankIsNotForWorkersAndWhatAUserSetsIs) {
+    for (const char* name : {"OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMIX_NAMESPACE", "PMI_FD", "PMI_RANK", "MPI_LOCALRANKID",
+                             "PALS_RANKID", "SLURM_PROCID", "SLURM_LOCALID", "OMPI_MCA_ess", "FLUX_TASK_RANK", "HYDI_CONTROL_FD"}) {
+        EXPECT_TRUE(tells_a_rank(name)) << name;
+    }
+    for (const char* name : {"OMPI_MCA_btl", "PMIX_MCA_gds", "SLURM_JOB_ID", "SLURM_STEP_NODELIST", "PBS_JOBID", "RANK", "PATH"}) {
+        EXPECT_FALSE(tells_a_rank(name)) << name;
     }
 }
 

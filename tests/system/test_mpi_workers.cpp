@@ -1,12 +1,12 @@
-// libddp's programs and ddprun under the MPI launchers that are installed.
+// libddp's programs under the MPI launchers that are installed, without ddprun.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <cstdlib>
 
 #include "env/nodes/pmix_source.h"
-#include "tests/support/reserved_port.h"
 #include "tests/support/run_program.h"
+#include "tests/system/mpi_launchers.h"
 #include "tests/system/look.h"
 
 namespace ddprun::test {
@@ -14,23 +14,6 @@ namespace {
 
 using ::testing::AllOf;
 using ::testing::HasSubstr;
-
-bool has(const char* launcher) { return std::getenv(launcher) != nullptr; }
-
-std::vector<std::string> join_words(std::vector<std::string> one, const std::vector<std::string>& other) {
-    one.insert(one.end(), other.begin(), other.end());
-    return one;
-}
-
-std::vector<std::string> open_mpi(int ranks, const std::vector<std::string>& program) {
-    return join_words(
-        {path_of("OPEN_MPI"), "--allow-run-as-root", "--oversubscribe", "-n", std::to_string(ranks)},
-        program);
-}
-
-std::vector<std::string> hydra(int ranks, const std::vector<std::string>& program) {
-    return join_words({path_of("HYDRA"), "-n", std::to_string(ranks)}, program);
-}
 
 std::vector<std::string> sum_of_ranks() { return {path_of("SUM_OF_RANKS")}; }
 const char* const kFourRanks = "4 workers, the sum of their ranks is 6\n";
@@ -81,49 +64,6 @@ TEST_F(UnderOpenMpi, ARankExportedByHandIsRefusedWithBothSides) {
     EXPECT_EQ(outcome.status, 1);
     EXPECT_THAT(outcome.err, AllOf(HasSubstr("torchrun says rank 0/1 (RANK=0)"),
                                    HasSubstr("openmpi says rank 1/2 (OMPI_COMM_WORLD_RANK=1)")));
-}
-
-/// The task of a launcher whose daemons run one task per node, as this machine cannot have.
-RunOptions as_task_of_two_nodes(int node) {
-    return with_environment({"OMPI_COMM_WORLD_RANK=" + std::to_string(node), "OMPI_COMM_WORLD_SIZE=2",
-                             "OMPI_COMM_WORLD_LOCAL_RANK=0", "OMPI_COMM_WORLD_LOCAL_SIZE=1",
-                             "DDPRUN_TOKEN=secret of the job"});
-}
-
-TEST(DdprunPerNode, SaysWhichNodeItIsAndWantsToKnowWhereTheyMeet) {
-    const Outcome outcome = run(ddprun_probe({}, {"say", "started"}), as_task_of_two_nodes(1));
-    EXPECT_EQ(outcome.status, 64) << outcome.err;
-    EXPECT_EQ(outcome.out, "");
-    EXPECT_THAT(outcome.err, AllOf(HasSubstr("node 1 of 2: launcher=openmpi rank 1/2 local 0/1"),
-                                   HasSubstr("--nnodes=2"), HasSubstr("--rdzv-endpoint")));
-}
-
-TEST(DdprunPerNode, TwoNodesOfALauncherFormOneJob) {
-    const ReservedPort port;
-    const std::string endpoint = "--rdzv-endpoint=" + port.text();
-    const std::vector<std::string> command =
-        ddprun_probe({"--nproc-per-node=2", endpoint}, {"env", "RANK", "env", "WORLD_SIZE"});
-    Program first(command, as_task_of_two_nodes(0)), second(command, as_task_of_two_nodes(1));
-    const Outcome zero = first.wait(), one = second.wait();
-    EXPECT_EQ(zero.status, 0) << zero.err;
-    EXPECT_EQ(one.status, 0) << one.err;
-    EXPECT_THAT(one.out, AllOf(HasSubstr("[2]: RANK=2\n"), HasSubstr("[3]: WORLD_SIZE=4\n"))) << zero.out;
-}
-
-TEST(DdprunPerNode, WhatTheUserSaysWins) {
-    const Outcome outcome = run(ddprun_probe({"--standalone", "--nproc-per-node=2"}, {"env", "WORLD_SIZE"}),
-                                as_task_of_two_nodes(1));
-    EXPECT_EQ(outcome.status, 0) << outcome.err;
-    EXPECT_THAT(outcome.out, HasSubstr("[1]: WORLD_SIZE=2\n"));
-    EXPECT_EQ(said_of_its_own_job(outcome), "");
-}
-
-TEST_F(UnderOpenMpi, SeveralDdprunOnOneNodeAreRefusedInPlaceOfRunningTheJobTwice) {
-    const Outcome outcome = run(open_mpi(2, ddprun_probe({}, {"say", "started"})));
-    EXPECT_EQ(outcome.status, 64);
-    EXPECT_EQ(outcome.out, "");
-    EXPECT_THAT(outcome.err,
-                AllOf(HasSubstr("2 ddprun were started on this node"), HasSubstr("--standalone")));
 }
 
 TEST_F(UnderOpenMpi, WorkersOfADdprunInsideTakeItsRanks) {

@@ -1,0 +1,270 @@
+#include "launcher/gather/meet.h"
+
+#include <fmt/core.h>
+#include <poll.h>
+#include <signal.h>
+#include <sys/eventfd.h>
+#include <sys/signalfd.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <thread>
+#include <utility>
+
+#include "env/hmac.h"
+#include "env/io/file.h"
+#include "env/nodes/gather.h"
+#include "env/nodes/meeting_point.h"
+#include "env/nodes/slurm_hostlist.h"
+#include "env/text.h"
+#include "launcher/supervise/job_token.h"
+#include "rendezvous/reach.h"
+
+namespace ddprun {
+namespace {
+
+constexpr std::size_t kMaxNodeFile = 4 << 20;
+constexpr int kPortChoices = 4;
+
+// ---- without a channel
+
+/// Below the ports that the kernel gives out by itself (32768), above those that services have.
+std::vector<std::uint16_t> ports_of(std::string_view job) {
+    constexpr std::uint64_t kLowest = 20000, kSpan = 12000;
+    std::uint64_t hash = 14695981039346656037ull;  // FNV-1a
+    for (const char c : job) hash = (hash ^ static_cast<unsigned char>(c)) * 1099511628211ull;
+    std::vector<std::uint16_t> ports;
+    for (std::uint64_t i = 0; i < kPortChoices; ++i) ports.push_back(static_cast<std::uint16_t>(kLowest + (hash + i * 3001) % kSpan));
+    return ports;
+}
+
+FirstHost first_host(std::string host, std::string job, std::string where) {
+    std::vector<std::uint16_t> ports = ports_of(job);
+    return {std::move(host), std::move(job), std::move(where), std::move(ports)};
+}
+
+Result<std::optional<FirstHost>> first_host_of_step(const Placement& task, const EnvironmentLookup& lookup) {
+    const std::optional<std::string> list = lookup("SLURM_STEP_NODELIST");
+    if (!list || task.job.empty()) return std::optional<FirstHost>{};
+    const Result<std::vector<std::string>> hosts = expand_hostlist(*list);
+    if (!hosts || hosts->empty()) return Error{Errc::InvalidArgument, fmt::format("SLURM_STEP_NODELIST={}", hosts ? "" : hosts.error().what), 0};
+    const std::string own = lookup("SLURMD_NODENAME").value_or("");
+    if (task.rank == 0 && !own.empty() && own != hosts->front()) {
+        return Error{Errc::Mismatch,
+                     fmt::format("task 0 is on {} (SLURMD_NODENAME), but the step's first host is {} (SLURM_STEP_NODELIST): give "
+                                 "--rdzv-endpoint {}:PORT to all", own, hosts->front(), own), 0};
+    }
+    return std::optional(first_host(hosts->front(), "slurm-" + task.job, "the first host of SLURM_STEP_NODELIST"));
+}
+
+// ---- with one
+
+Result<JobMeeting> listen_as_head(const std::vector<std::uint16_t>& ports) {
+    JobMeeting meeting;
+    meeting.is_head = true;
+    Error last{Errc::NotFound, "no port", 0};
+    for (const std::uint16_t port : ports) {
+        Result<Listener> listener = listen_tcp({"", port});
+        if (listener) {
+            meeting.listener = std::move(listener->fd);
+            meeting.controller.port = listener->bound.port;
+            return meeting;
+        }
+        last = listener.error();
+    }
+    return last;
+}
+
+/// Of a job that has none from its user: the outer launcher's, and a number, as a launcher may count from one again.
+Result<std::string> run_id_of(const JobSpec& spec, const LauncherChoice& launcher) {
+    if (spec.rendezvous.run_id != "none") return spec.rendezvous.run_id;
+    Result<std::string> random = random_hex(4);
+    if (!random) return random;
+    const std::string& job = launcher.placement->job;
+    return fmt::format("{}-{}{}", name_of(launcher.placement->family), job.empty() ? "" : job + "-", *random);
+}
+
+/// What node 0 tells the others. Its own address, as far as it is asked for one, is --local-addr.
+Result<MeetingPoint> point_of_head(const JobSpec& spec, const LauncherChoice& launcher, std::uint16_t port, const EnvironmentLookup& lookup) {
+    MeetingPoint point;
+    point.port = port;
+    if (spec.rendezvous.local_addr) point.addresses = {*spec.rendezvous.local_addr};
+    else point.addresses = reachable_addresses(list_interfaces(), lookup("NCCL_SOCKET_IFNAME").value_or(""));
+    if (point.addresses.empty()) {
+        return Error{Errc::NotFound, "no interface of this host has an address that the other nodes could reach: give --local-addr", 0};
+    }
+    Result<std::string> job = run_id_of(spec, launcher);
+    if (!job) return job.error();
+    point.job = *std::move(job);
+    // A DDPRUN_TOKEN of the user's would do as well, but this one is for this job alone.
+    Result<std::string> token = random_hex(16);
+    if (!token) return token.error();
+    point.token = *std::move(token);
+    return point;
+}
+
+rdzv::ClientOptions as_tool(std::string name) {
+    rdzv::ClientOptions options;
+    options.role = rdzv::Role::Tool;
+    options.name = std::move(name);
+    return options;
+}
+
+Result<JobMeeting> meet_by(const ExchangeChoice& choice, const JobSpec& spec, OuterTask& task, const EnvironmentLookup& lookup, TimePoint deadline) {
+    Placement& placement = *task.launcher.placement;
+    JobMeeting meeting;
+    std::optional<MeetingPoint> mine;
+    if (task.place.node_rank == 0) {
+        // Before anybody hears of it: whoever connects too early waits in the backlog.
+        Result<JobMeeting> head = listen_as_head({0});
+        if (!head) return head;
+        meeting = *std::move(head);
+        Result<MeetingPoint> point = point_of_head(spec, task.launcher, meeting.controller.port, lookup);
+        if (!point) return point.error();
+        mine = *std::move(point);
+    }
+    Result<std::unique_ptr<Exchange>> exchange = open_exchange(choice, placement, lookup, deadline);
+    if (!exchange) return exchange.error();
+    Result<Gathered> gathered = gather(**exchange, placement, mine);
+    if (!gathered) return gathered.error();
+    placement = gathered->placement;
+    MeetingPoint& point = gathered->meeting;
+    if (!meeting.is_head) {
+        const std::string name = fmt::format("node {} on {}", task.place.node_rank, host_name());
+        Result<rdzv::Reached> reached = rdzv::reach(**exchange, point, as_tool(name), deadline);
+        if (!reached) return reached.error().with("the first node (" + choice.why + ")");
+        meeting.controller = reached->endpoint;
+    } else {
+        meeting.controller.host = point.addresses.front();
+    }
+    const std::string& wanted = spec.rendezvous.run_id;
+    if (wanted != "none" && wanted != point.job) {
+        return Error{Errc::Mismatch, fmt::format("--rdzv-id {} here, {} on the first node: give all the same", wanted, point.job), 0};
+    }
+    meeting.token = point.token;
+    meeting.run_id = point.job;
+    meeting.why = "told by " + choice.why;
+    if (meeting.is_head && (*exchange)->keeps_what_was_put()) meeting.channel = *std::move(exchange);
+    return meeting;
+}
+
+Result<JobMeeting> meet_at(const FirstHost& first, const ExchangeChoice& choice, JobSpec spec, const OuterTask& task,
+                           const EnvironmentLookup& lookup, TimePoint deadline) {
+    if (spec.rendezvous.run_id == "none") spec.rendezvous.run_id = first.job;
+    spec.rendezvous.endpoint = Endpoint{first.host, first.ports.front()};  // of which the secret is made
+    Result<JobToken> token = choose_job_token(spec, lookup);
+    if (!token) return token.error();
+    JobMeeting meeting;
+    if (task.place.node_rank == 0) {
+        Result<JobMeeting> head = listen_as_head(first.ports);
+        if (!head) return head.error().with("the controller's port, which follows from the job's id");
+        meeting = *std::move(head);
+        meeting.controller.host = spec.rendezvous.local_addr.value_or(first.host);
+    } else {
+        std::vector<Endpoint> candidates;
+        for (const std::uint16_t port : first.ports) candidates.push_back({first.host, port});
+        rdzv::ClientOptions options = as_tool(fmt::format("node {} on {}", task.place.node_rank, host_name()));
+        options.job_id = spec.rendezvous.run_id;
+        options.token = token->token;
+        Result<rdzv::Reached> reached = rdzv::reach(candidates, options, deadline);
+        if (!reached) return reached.error().with(fmt::format("the first node ({}); {}", first.where, token->when_refused));
+        meeting.controller = reached->endpoint;
+    }
+    meeting.token = token->token;
+    meeting.warning = token->warning;
+    meeting.when_refused = token->when_refused;
+    meeting.run_id = spec.rendezvous.run_id;
+    meeting.why = fmt::format("{}; {}", first.where, choice.why);
+    return meeting;
+}
+
+Error nowhere_to_meet(const OuterTask& task, const std::string& why) {
+    return {Errc::InvalidArgument,
+            fmt::format("--nnodes={}: nothing says where the nodes meet: {} (give --rdzv-endpoint HOST:PORT, or --master-addr, or "
+                        "DDPRUN_EXCHANGE_DIR=a directory that all nodes share)",
+                        task.place.nodes, why), 0};
+}
+
+// ---- signals
+
+/// Reads those that the job would obey, and those that nobody is there for yet.
+UniqueFd signals_to_read(const JobSpec& spec) {
+    sigset_t set;
+    ::sigemptyset(&set);
+    for (const auto& [signal, action] : spec.signals) ::sigaddset(&set, signal);
+    return UniqueFd(::signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK));
+}
+
+/// 0: none that ends us.
+int stopping_signal(int fd, const JobSpec& spec) {
+    signalfd_siginfo info{};
+    while (::read(fd, &info, sizeof info) == static_cast<ssize_t>(sizeof info)) {
+        const int signal = static_cast<int>(info.ssi_signo);
+        const auto found = spec.signals.find(signal);
+        if (found == spec.signals.end()) continue;
+        if (found->second == SignalAction::Stop || found->second == SignalAction::Preempt) return signal;
+    }
+    return 0;
+}
+
+/// What the thread that meets and the one that waits for it share; whoever goes last frees it.
+struct SharedMeeting {
+    JobSpec spec;
+    EnvironmentLookup lookup;
+    OuterTask task;
+    UniqueFd is_over{::eventfd(0, EFD_CLOEXEC)};
+    Result<JobMeeting> meeting = Error{Errc::Closed, "stopped", 0};
+};
+
+}  // namespace
+
+Result<std::optional<FirstHost>> find_first_host(const LauncherChoice& launcher, const EnvironmentLookup& lookup,
+                                                 const std::string& node_file) {
+    const Placement task = launcher.placement.value_or(Placement{});
+    if (task.family == LauncherFamily::Slurm) return first_host_of_step(task, lookup);
+    if (task.family != LauncherFamily::Pals || task.job.empty()) return std::optional<FirstHost>{};
+    // Its mpiexec takes the batch system's hosts in their order.
+    const std::string_view first = trim(split(node_file, '\n').front());
+    if (first.empty()) return std::optional<FirstHost>{};
+    return std::optional(first_host(std::string(first), "pals-" + task.job, "the first host of PBS_NODEFILE"));
+}
+
+Result<JobMeeting> meet(const JobSpec& spec, OuterTask& task, const EnvironmentLookup& lookup) {
+    const TimePoint deadline = deadline_after(MonotonicClock::now(), spec.rendezvous.join_timeout);
+    const Result<ExchangeChoice> choice = choose_exchange(task.launcher, lookup, spec.pass_mpi_env ? ExchangeUse::OnlyFiles : ExchangeUse::Any);
+    if (!choice) return choice.error();
+    if (choice->kind != ExchangeChoice::Kind::None) return meet_by(*choice, spec, task, lookup, deadline);
+    const std::string node_file = read_file(lookup("PBS_NODEFILE").value_or(""), kMaxNodeFile).value_or("");
+    const Result<std::optional<FirstHost>> first = find_first_host(task.launcher, lookup, node_file);
+    if (!first) return first.error();
+    if (*first) return meet_at(**first, *choice, spec, task, lookup, deadline);
+    return nowhere_to_meet(task, choice->why);
+}
+
+MeetingOutcome meet_unless_stopped(const JobSpec& spec, const OuterTask& task, const EnvironmentLookup& lookup) {
+    auto shared = std::make_shared<SharedMeeting>();
+    shared->spec = spec;
+    shared->lookup = lookup;
+    shared->task = task;
+    const UniqueFd signals = signals_to_read(spec);
+    // The launcher's library may hang where no time-out reaches: then the thread is left behind, and the process ends.
+    std::thread([shared] {
+        shared->meeting = meet(shared->spec, shared->task, shared->lookup);
+        const std::uint64_t one = 1;
+        static_cast<void>(!::write(shared->is_over.get(), &one, sizeof one));
+    }).detach();
+    MeetingOutcome outcome;
+    outcome.task = task;
+    for (;;) {
+        pollfd wait[] = {{shared->is_over.get(), POLLIN, 0}, {signals.get(), POLLIN, 0}};
+        if (::poll(wait, 2, -1) < 0 && errno != EINTR) return outcome;
+        if (wait[0].revents != 0) break;
+        outcome.signal = stopping_signal(signals.get(), spec);
+        if (outcome.signal != 0) return outcome;
+    }
+    outcome.meeting = std::move(shared->meeting);
+    outcome.task = shared->task;
+    return outcome;
+}
+
+}  // namespace ddprun
