@@ -1,6 +1,7 @@
 #pragma once
 
 #include <chrono>
+#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <stdexcept>
@@ -14,6 +15,17 @@
 #include "tests/system/look.h"
 
 namespace ddprun::test {
+
+/// Whether the PBS whose commands are on PATH is to be tried, in place of the fake.
+inline bool wants_real_pbs() { return std::getenv("DDPRUN_TEST_PBS") != nullptr; }
+
+/// For it: a directory of this test in the home directory.
+inline RunOptions real_pbs() {
+    RunOptions options;
+    options.directory = std::string(std::getenv("HOME")) + "/" + unique_name("ddprun-test-pbs");
+    std::filesystem::create_directory(options.directory);
+    return options;
+}
 
 /// Somebody with a directory that all hosts of a PBS see, who submits jobs and looks at them.
 class PbsUser {

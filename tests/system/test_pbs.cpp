@@ -22,16 +22,6 @@ using ::testing::HasSubstr;
 using ::testing::Not;
 using ::testing::StartsWith;
 
-bool wants_real_pbs() { return std::getenv("DDPRUN_TEST_PBS") != nullptr; }
-
-/// A real PBS: jobs lie in a directory of their own in the home directory.
-RunOptions real_pbs() {
-    RunOptions options;
-    options.directory = std::string(std::getenv("HOME")) + "/" + unique_name("ddprun-test-pbs");
-    std::filesystem::create_directory(options.directory);
-    return options;
-}
-
 class Pbs : public ::testing::Test {
   protected:
     void SetUp() override {
@@ -144,18 +134,28 @@ TEST_F(Pbs, PbsTmrshUsesNoShellAndReturnsTheCode) {
 }
 
 TEST_F(Pbs, QdelSendsSigtermToEveryProcessOfTheJobOnAllHosts) {
-    const std::string probe = path_of("PROBE");
-    const std::string id = user_->submit("set -m\nfor line in 2 4; do pbsdsh -n $line -- " + probe + " note 15 'task had it' say up noted 15 exit 0 & done\n" +
-                                         probe + " note 15 'group had it' say up noted 15 exit 0 &\n"
-                                         "until [ $(grep -c '^up' out 2>/dev/null || true) = 3 ]; do sleep 0.05; done\n"
-                                         "touch all_up; wait; wait; sleep 60", on_three_hosts({"-k", "doe"}));
+    // They say it by files (see the next claim), which they make themselves: a child would have the signal too.
+    const auto saves = [&](const std::string& who) {
+        return "/bin/sh -c 'trap : PIPE; trap \": >" + user_->file(who) + "; exit 0\" TERM; echo up; while :; do sleep 0.05; done' &\n";
+    };
+    const std::string id = user_->submit("set -m\npbsdsh -n 2 -- " + saves("task.1") + "pbsdsh -n 4 -- " + saves("task.2") + saves("group.0") +
+                                             "until [ $(grep -c '^up' out) = 3 ]; do sleep 0.05; done\n"
+                                             "touch all_up; wait; wait; sleep 60", on_three_hosts({"-k", "doe"}));
     ASSERT_TRUE(user_->await_file("all_up")) << file_content(user_->file("out"));
     EXPECT_EQ(user_->run({"qdel", id}).status, 0);
-    const Json job = user_->await_state(id, "F");
-    EXPECT_EQ(job["Exit_status"].as_int(), 271);
-    const std::string out = file_content(user_->file("out"));
-    EXPECT_EQ(occurrences(out, "task had it"), 2) << out;
-    EXPECT_EQ(occurrences(out, "group had it"), 1) << out;
+    EXPECT_EQ(user_->await_state(id, "F")["Exit_status"].as_int(), 271);
+    for (const char* who : {"task.1", "task.2", "group.0"}) EXPECT_TRUE(user_->await_file(who)) << who << file_content(user_->file("out"));
+}
+
+TEST_F(Pbs, FromQdelOnTheStandardOutputOfTasksOnOtherHostsIsABrokenPipe) {
+    const std::string id = user_->submit("pbsdsh -n 2 -- /bin/sh -c 'trap \": >" + user_->file("asked") + "\" TERM; trap : PIPE; echo up;"
+                                             "while [ ! -e " + user_->file("asked") + " ]; do sleep 0.05; done;"
+                                             "while echo late 2>/dev/null; do sleep 0.05; done; touch " + user_->file("broken") + "' &\n" +
+                                             path_of("PROBE") + " ignore 15 await " + user_->file("broken") + " say kept", on_three_hosts({"-k", "doe"}));
+    ASSERT_TRUE(user_->await_output("up"));
+    EXPECT_EQ(user_->run({"qdel", id}).status, 0);
+    EXPECT_TRUE(user_->await_file("broken"));
+    EXPECT_THAT(user_->output_of(id), HasSubstr("kept")) << "the first host's stays";
 }
 
 TEST_F(Pbs, AJobWhoseScriptIsGoneLivesOnThroughTheGraceOfQdel) {

@@ -2,6 +2,7 @@
 
 import os
 import secrets
+import select
 import shutil
 import subprocess
 import threading
@@ -47,7 +48,7 @@ class Job:
         self.home = request["home"]
         self.state, self.comment, self.exit_status, self.run_count = "Q", "", None, 0
         self.chunks = placement.parse_select(request["resources"].get("select", "1:ncpus=1"))
-        self.placed, self.tasks, self.counts = [], [], {}
+        self.placed, self.tasks, self.copiers, self.counts = [], [], [], {}
         self.ending = None  # why the job is being ended
         self.lock = threading.Lock()
         self.started = self.used = None
@@ -119,7 +120,7 @@ class Job:
         return self.start_task(node, argv, environment, subprocess.DEVNULL)
 
     def start_task(self, node, argv, environment, stdin):
-        streams = self.streams()
+        streams = self.streams() if node == 0 else [self.demultiplexed(file) for file in self.streams()]
         try:
             task = Task(self, node, argv, environment, stdin, streams)
         finally:
@@ -128,6 +129,27 @@ class Job:
         with self.lock:
             self.tasks.append(task)
         return task
+
+    def demultiplexed(self, file):
+        """A pipe to a file for a task of another host. The first host's pbs_demux reads it, and dies of the job's SIGTERM:
+        from then on the pipe is broken."""
+        reading, writing = os.pipe2(os.O_CLOEXEC)
+
+        def copy():
+            while not self.ending and (select.select([reading], [], [], 0.005)[0] == [] or self.copy_some(reading, file)):
+                pass
+            os.close(reading)
+            os.close(file)
+
+        self.copiers.append(threading.Thread(target=copy, daemon=True))
+        self.copiers[-1].start()
+        return writing
+
+    @staticmethod
+    def copy_some(reading, file):
+        piece = os.read(reading, 65536)
+        os.write(file, piece)
+        return piece
 
     def start_script(self):
         environment = dict(self.environment(0), PBS_NODEFILE=self.node_file)
@@ -147,7 +169,7 @@ class Job:
     def run(self):
         self.run_count += 1
         self.cookie = secrets.token_hex(16).upper()
-        self.tasks, self.counts, self.used = [], {}, None
+        self.tasks, self.copiers, self.counts, self.used = [], [], {}, None
         self.node_file = f"{self.directory}/nodefile"
         with open(self.node_file, "w") as file:
             file.writelines(f"{host}\n" for host in placement.node_file(self.placed))
@@ -174,6 +196,8 @@ class Job:
         self.exit_status = -29 if self.ending == "walltime" else leader.wait()
         for task in self.tasks:
             task.wait()
+        for copier in self.copiers:
+            copier.join(timeout=2)
         for host in self.hosts:
             self.on_host(host, "rm", "-rf", f"/tmp/pbs.{self.id}")
         if self.ending == "rerun":

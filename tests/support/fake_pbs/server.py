@@ -155,10 +155,13 @@ class Command(socketserver.StreamRequestHandler):
         tasks = [job.spawn(nodes[all_lines[line]], argv) for line in chosen]
 
         def pass_on():
-            for line in iter(said.readline, ""):
-                for task in tasks:
-                    if task is not None and task.process.poll() is None:
-                        job.on_host(job.hosts[task.node], "pkill", f"-{json.loads(line)['signal']}", "-s", task.session)
+            try:
+                for line in iter(said.readline, ""):
+                    for task in tasks:
+                        if task is not None and task.process.poll() is None:
+                            job.on_host(job.hosts[task.node], "pkill", f"-{json.loads(line)['signal']}", "-s", task.session)
+            except ConnectionResetError:
+                pass  # pbsdsh was killed
 
         said = os.fdopen(os.dup(self.connection.fileno()))  # for as long as somebody reads there
         threading.Thread(target=pass_on, daemon=True).start()
