@@ -162,7 +162,6 @@ int settle_meeting(JobSetup& setup, OuterTask& task) {
     const Result<OuterRank> rank = outer_rank_of(task);
     if (!rank) return tell_that_nothing_began(rank.error().what, ExitCode::Usage);
     setup.spec.outer_rank = *rank;
-    if (!wants_fabric(setup.spec)) setup.machine.fabric = {};  // several ddpruns, and all on this host
     return 0;
 }
 

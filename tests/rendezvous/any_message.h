@@ -24,8 +24,7 @@ struct Heartbeat {
 using Message =
     std::variant<Unknown, Hello, Challenge, Proof, Welcome, Failure, Heartbeat, StoreRequest, Done, Value,
                  Absent, Sum, Exchanged, Erased, AgentHello, WorkersStarted, WorkerExited, GenerationDrained,
-                 StartGeneration, StopGeneration, Shutdown, Notice, Question, Answer,
-                 World, FenceEntered, FenceOver, ModexRequest, ModexReply>;
+                 StartGeneration, StopGeneration, Shutdown, Notice, Question, Answer>;
 
 /// One of a family as a message like any other.
 template <class Family>
