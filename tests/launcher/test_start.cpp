@@ -136,6 +136,16 @@ TEST(StarterCommand, OneSrunStartsAllOthersWhoFindTheirOwnPlace) {
     EXPECT_THAT(commands[0].words, AllOf(::testing::Contains("--overlap"), ::testing::Contains("--nodes=2"), ::testing::Contains("--nodelist=h2,h3"), Not(::testing::Contains("--node"))));
 }
 
+TEST(StarterCommand, ThatSaysLittleOfAProgramThatCannotBeRunThereIsExplained) {
+    const StarterCommand pbsdsh = starter_commands(Starter::Pbsdsh, kThree, call(SecretWay::Cookie), "12.server", "")[0];
+    EXPECT_EQ(words_of_ended(pbsdsh, "pbsdsh: task 0x00000000 exit status 254"), "pbsdsh: task 0x00000000 exit status 254 (can /opt/dd run be run there?)");
+    EXPECT_EQ(words_of_ended(pbsdsh, "pbsdsh: task 0x00000000 exit status 7"), "pbsdsh: task 0x00000000 exit status 7");
+    const StarterCommand tm = starter_commands(Starter::Tm, kThree, call(SecretWay::Cookie), "12.server", "")[0];
+    EXPECT_EQ(words_of_ended(tm, ""), "pbs_tmrsh ended and said nothing (can /opt/dd run be run there?)");
+    const StarterCommand ssh = starter_commands(Starter::Ssh, kThree, call(SecretWay::Stdin), "", "")[0];
+    EXPECT_EQ(words_of_ended(ssh, ""), "ssh ended and said nothing");
+}
+
 TEST(StarterCommand, NoSecretIsAmongTheWords) {
     for (const Starter starter : {Starter::Pbsdsh, Starter::Tm, Starter::Mpiexec, Starter::Srun, Starter::Ssh}) {
         AgentCall agent = call(secret_way(starter, true));
