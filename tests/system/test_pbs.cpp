@@ -239,6 +239,26 @@ TEST_F(Pbs, AnArraysJobsAreKnownByTheirIndexInBrackets) {
     }
 }
 
+TEST_F(Pbs, OutputIsNamedAfterTheScriptAndInADirectoryThatIsGivenAfterTheJob) {
+    const std::string id = user_->submit("");
+    (void)user_->await_state(id, "F");
+    std::filesystem::create_directory(user_->file("outputs"));
+    for (const std::vector<std::string>& command : {std::vector<std::string>{"qsub", "-o", "outputs", "-j", "oe", "job.sh"}, {"qsub", "-j", "oe", "job.sh"}}) {
+        const std::string next(trim(user_->run(command).out));
+        (void)user_->await_state(next, "F");
+        const bool is_in_directory = command[1] == "-o";
+        EXPECT_TRUE(user_->await_file(is_in_directory ? "outputs/" + next + ".OU" : "job.sh.o" + next.substr(0, next.find('.')))) << next;
+    }
+}
+
+TEST_F(Pbs, AJobThatIsAProgramHasThePathOfTheSystemAndTellsTheSubmitters) {
+    const Outcome submitted = user_->run({"qsub", "-j", "oe", "-o", user_->file("own"), "--", "/bin/sh", "-c", "echo path $PATH; echo from $PBS_O_PATH"});
+    ASSERT_EQ(submitted.status, 0) << submitted.err;
+    (void)user_->await_state(std::string(trim(submitted.out)), "F");
+    const Outcome submitters = user_->run({"sh", "-c", "echo from $PATH"});
+    EXPECT_EQ(file_content(user_->file("own")), "path /bin:/usr/bin\n" + submitters.out);
+}
+
 TEST_F(Pbs, AJobCanSubmitTheNextOneWhichWaitsForItsEnd) {
     const std::string id = user_->submit("[ \"$GEN\" = 2 ] && { touch second; exit 0; }; qsub -W depend=afterany:$PBS_JOBID -v GEN=2 job.sh; sleep 0.3; touch first");
     ASSERT_TRUE(user_->await_file("second"));

@@ -102,9 +102,9 @@ class Job:
     def final_path(self, which):
         number = self.id.split(".")[0].replace("[", ".").replace("]", "")
         default = f"{self.request['name']}.{which}{number}"
-        wanted = self.request["paths"].get(which) or ""
+        wanted = self.request["paths"].get(which) or default
         path = os.path.join(self.request["directory"], wanted.split(":")[-1])
-        return os.path.join(path, default) if os.path.isdir(path) else path
+        return os.path.join(path, f"{self.id}.{'OU' if which == 'o' else 'ER'}") if os.path.isdir(path) else path
 
     def spawn(self, node, argv):
         """A task of TM: none of the caller's environment, nor its standard streams."""
