@@ -67,6 +67,15 @@ TEST_F(StartHosts, WorkersRunInTheDirectoryOfTheCommand) {
     EXPECT_THAT(outcome.out, AllOf(HasSubstr("[0]: " + hosts_->shared() + "\n"), HasSubstr("[1]: " + hosts_->shared() + "\n")));
 }
 
+TEST_F(StartHosts, WhatConnectsTheHostsAndWhoSitsWhereIsSaidOnceForAll) {
+    const Outcome outcome = run(on_head({"--hosts=node00,node01,node02", "--nproc-per-node=1", "--numa-binding=exclusive", "--fabric=efa"}, {"env", "FI_PROVIDER"}));
+    EXPECT_EQ(outcome.status, 0) << outcome.err;
+    EXPECT_EQ(occurrences(outcome.out, "FI_PROVIDER=efa\n"), 3) << outcome.out;
+    EXPECT_EQ(occurrences(outcome.err, "fabric efa (--fabric efa): FI_PROVIDER=efa FI_EFA_FORK_SAFE=1\n"), 1) << outcome.err;
+    EXPECT_EQ(occurrences(outcome.err, "seats on node00, node01, node02:\n"), 1) << outcome.err;
+    EXPECT_EQ(occurrences(outcome.err, "  rank 0, 1, 2: CPUs "), 1) << outcome.err;
+}
+
 TEST_F(StartHosts, AWorkerThatFailsOnAnotherHostIsTheJobsCauseAndNothingIsLeft) {
     const Outcome outcome = run(on_head({"--hosts=node00,node01,node02", "--nproc-per-node=2"}, {"rank", "5", "err", "cannot go on", "exit", "17", "end", "hold"}));
     EXPECT_EQ(outcome.status, 17) << outcome.err;
