@@ -82,6 +82,34 @@ static void fields(Fields& f, Answer& m) {
     f.blob(m.value);
 }
 
+static void fields(Fields& f, World& m) {
+    f("generation", m.generation);
+    f("job", m.job);
+    f.blob(m.nodes);
+}
+static void fields(Fields& f, FenceEntered& m) {
+    f("generation", m.generation);
+    f("ranks", m.ranks);
+    f.blob(m.data);
+}
+static void fields(Fields& f, FenceOver& m) {
+    f.usually("failure", m.failure, {});
+    f("generation", m.generation);
+    f("ranks", m.ranks);
+    f.blob(m.data);
+}
+static void fields(Fields& f, ModexRequest& m) {
+    f("generation", m.generation);
+    f("number", m.number);
+    f("rank", m.rank);
+}
+static void fields(Fields& f, ModexReply& m) {
+    f("found", m.found);
+    f("generation", m.generation);
+    f("number", m.number);
+    f.blob(m.data);
+}
+
 static void cut_to_limits(WorkerExited& message) {
     std::vector<std::string>& lines = message.last_stderr;
     if (lines.size() > kReportLines) lines.erase(lines.begin(), lines.end() - kReportLines);

@@ -118,10 +118,54 @@ struct Answer {
     bool operator==(const Answer&) const = default;
 };
 
+// The rest only where the agents are PMIx servers of their workers (launcher/pmix/). What workers exchange is opaque here.
+
+/// Who the nodes of a generation are; comes before its StartGeneration.
+struct World {
+    static constexpr MessageType kType = MessageType::World;
+    std::uint64_t generation = 0;
+    std::string job;  ///< unlike any other job's, the same on all nodes
+    Blob nodes;       ///< by group rank, a line for each: "host workers"
+    bool operator==(const World&) const = default;
+};
+/// All workers of this node that take part in a fence are inside.
+struct FenceEntered {
+    static constexpr MessageType kType = MessageType::FenceEntered;
+    std::uint64_t generation = 0;
+    std::string ranks;  ///< who takes part, on all nodes: "0-3, 5". Names the fence: of those ranks one is open at a time
+    Blob data;          ///< what these workers bring; above kFencePartBytes nobody gets it
+    bool operator==(const FenceEntered&) const = default;
+};
+/// A fence is complete, or never will be.
+struct FenceOver {
+    static constexpr MessageType kType = MessageType::FenceOver;
+    std::uint64_t generation = 0;
+    std::string ranks;
+    std::string failure;  ///< "" it is complete
+    Blob data;            ///< what all nodes have brought, one behind the other
+    bool operator==(const FenceOver&) const = default;
+};
+/// Either way: what has this rank put? To be answered once with the same number, when the rank has put something.
+struct ModexRequest {
+    static constexpr MessageType kType = MessageType::ModexRequest;
+    std::uint64_t generation = 0;
+    std::uint64_t number = 0;  ///< chosen by whoever asks
+    int rank = 0;
+    bool operator==(const ModexRequest&) const = default;
+};
+struct ModexReply {
+    static constexpr MessageType kType = MessageType::ModexReply;
+    std::uint64_t generation = 0;
+    std::uint64_t number = 0;
+    bool found = false;  ///< false: it has nothing, or has ended
+    Blob data;
+    bool operator==(const ModexReply&) const = default;
+};
+
 /// What an agent says once it has joined.
-using FromAgent = std::variant<WorkersStarted, WorkerExited, GenerationDrained, Notice, Question, Answer>;
+using FromAgent = std::variant<WorkersStarted, WorkerExited, GenerationDrained, Notice, Question, Answer, FenceEntered, ModexRequest, ModexReply>;
 /// What the controller says to an agent.
-using ToAgent = std::variant<StartGeneration, StopGeneration, Shutdown, Notice, Question, Answer>;
+using ToAgent = std::variant<StartGeneration, StopGeneration, Shutdown, Notice, Question, Answer, World, FenceOver, ModexRequest, ModexReply>;
 
 Result<AgentHello> decode_agent_hello(Frame frame);
 Result<FromAgent> decode_from_agent(Frame frame);

@@ -39,12 +39,17 @@ constexpr std::array kMessages{
     MessageRow{MessageType::WorkersStarted, MessageKind::FromAgent, "WorkersStarted"},
     MessageRow{MessageType::WorkerExited, MessageKind::FromAgent, "WorkerExited"},
     MessageRow{MessageType::GenerationDrained, MessageKind::FromAgent, "GenerationDrained"},
+    MessageRow{MessageType::FenceEntered, MessageKind::FromAgent, "FenceEntered"},
     MessageRow{MessageType::StartGeneration, MessageKind::ToAgent, "StartGeneration"},
     MessageRow{MessageType::StopGeneration, MessageKind::ToAgent, "StopGeneration"},
     MessageRow{MessageType::Shutdown, MessageKind::ToAgent, "Shutdown"},
+    MessageRow{MessageType::World, MessageKind::ToAgent, "World"},
+    MessageRow{MessageType::FenceOver, MessageKind::ToAgent, "FenceOver"},
     MessageRow{MessageType::Notice, MessageKind::EitherWay, "Notice"},
     MessageRow{MessageType::Question, MessageKind::EitherWay, "Question"},
     MessageRow{MessageType::Answer, MessageKind::EitherWay, "Answer"},
+    MessageRow{MessageType::ModexRequest, MessageKind::EitherWay, "ModexRequest"},
+    MessageRow{MessageType::ModexReply, MessageKind::EitherWay, "ModexReply"},
 };
 
 const MessageRow* find_message(std::uint8_t type) {

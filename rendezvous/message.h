@@ -19,9 +19,9 @@ enum class MessageType : std::uint8_t {
     Hello = 1, Challenge, Proof, Welcome, Failure, Heartbeat,
     Set = 16, Get, TryGet, Add, CompareSet, Erase, Wait, Barrier,
     Done = 32, Value, Absent, Sum, Exchanged, Erased,
-    AgentHello = 64, WorkersStarted, WorkerExited, GenerationDrained,
-    StartGeneration = 80, StopGeneration, Shutdown,
-    Notice = 96, Question, Answer,
+    AgentHello = 64, WorkersStarted, WorkerExited, GenerationDrained, FenceEntered,
+    StartGeneration = 80, StopGeneration, Shutdown, World, FenceOver,
+    Notice = 96, Question, Answer, ModexRequest, ModexReply,
 };
 
 /// Who says a message to whom, and with which function its frame is read.

@@ -56,4 +56,10 @@ inline constexpr std::size_t kReportLineBytes = 1024;
 inline constexpr std::size_t kReportErrorBytes = 65536;
 inline constexpr std::size_t kReportTextBytes = 8192;
 
+/// What workers exchange through their agents as PMIx servers. A fence's parts of all nodes come back as one blob.
+inline constexpr std::size_t kFencePartBytes = 16U << 20;
+inline constexpr std::size_t kFenceBytes = kPeerLimits.blob_bytes;
+inline constexpr std::size_t kOpenFences = 1024;    ///< of a job
+inline constexpr std::size_t kOpenModexes = 65536;  ///< of a job, not yet answered
+
 }  // namespace ddprun::rdzv

@@ -24,7 +24,8 @@ struct Heartbeat {
 using Message =
     std::variant<Unknown, Hello, Challenge, Proof, Welcome, Failure, Heartbeat, StoreRequest, Done, Value,
                  Absent, Sum, Exchanged, Erased, AgentHello, WorkersStarted, WorkerExited, GenerationDrained,
-                 StartGeneration, StopGeneration, Shutdown, Notice, Question, Answer>;
+                 StartGeneration, StopGeneration, Shutdown, Notice, Question, Answer,
+                 World, FenceEntered, FenceOver, ModexRequest, ModexReply>;
 
 /// One of a family as a message like any other.
 template <class Family>

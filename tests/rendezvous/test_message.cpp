@@ -74,6 +74,12 @@ std::vector<Message> one_of_each() {
         Notice{"preempt", "walltime"},
         Question{7, R"({"request":"status"})"},
         Answer{UINT64_MAX, Blob("{\"ok\":true}\n")},
+        World{3, "c0ffee", Blob("node00 4\nnode01 4\n")},
+        FenceEntered{3, "0-7", Blob(std::string("a\0b", 3))},
+        FenceOver{3, "0-7", "", Blob("ab")},
+        FenceOver{3, "0-7", "rank 5 has ended", {}},
+        ModexRequest{3, 9, 5},
+        ModexReply{3, 9, true, Blob("card")},
     };
 }
 
@@ -100,7 +106,8 @@ TEST(Message, KeepsTheNumbersThatWereReleased) {
     for (const Message& message : one_of_each()) types.push_back(frame_of(message).type);
     types.erase(std::unique(types.begin(), types.end()), types.end());
     EXPECT_EQ(types, (std::vector<int>{200, 1,  2,  3,  4,  5,  6,  16, 17, 18, 19, 20, 21, 22, 23, 32, 33,
-                                       34,  35, 36, 37, 64, 65, 66, 67, 80, 81, 82, 96, 97, 98}));
+                                       34,  35, 36, 37, 64, 65, 66, 67, 80, 81, 82, 96, 97, 98, 83,
+                                       68,  84, 99, 100}));
 }
 
 TEST(Message, KeepsTheBytesThatWereReleased) {
