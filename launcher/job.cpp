@@ -29,11 +29,15 @@
 #include "launcher/exit_codes.h"
 #include "launcher/guard/descriptors.h"
 #include "launcher/guard/job_cgroup.h"
+#include "launcher/guard/job_directory.h"
 #include "launcher/guard/warden.h"
 #include "launcher/hang/nccl_ras.h"
 #include "launcher/output/log_files.h"
 #include "launcher/output/output.h"
 #include "launcher/plan/seating.h"
+#include "launcher/pmix/exchange.h"
+#include "launcher/pmix/server.h"
+#include "launcher/pmix/wish.h"
 #include "launcher/report/error_file.h"
 #include "launcher/report/report.h"
 #include "launcher/report/walltime.h"
@@ -64,11 +68,11 @@ int terminal_width() {
 }
 
 /// What all nodes have to agree on, as text, so that a disagreement can be shown.
-std::string common_spec(const JobSpec& spec) {
+std::string common_spec(const JobSpec& spec, bool has_pmix) {
     const HeartbeatSpec heartbeat = heartbeat_of(spec.rendezvous);
-    return fmt::format("--nnodes={}:{} --rdzv-id={} --max-restarts={}, heartbeats every {}, lost after {}", spec.nodes.min,
+    return fmt::format("--nnodes={}:{} --rdzv-id={} --max-restarts={}, heartbeats every {}, lost after {}{}", spec.nodes.min,
                        spec.nodes.max, spec.rendezvous.run_id, spec.restart.max_restarts,
-                       format_duration(heartbeat.interval), format_duration(heartbeat.timeout));
+                       format_duration(heartbeat.interval), format_duration(heartbeat.timeout), has_pmix ? ", with PMIx" : "");
 }
 
 /// As a scheduler ends a job: by a signal to ddprun, or to a worker.
@@ -88,7 +92,10 @@ class Job final : public rdzv::ServerHandler, public rdzv::AgentLinkHandler {
     explicit Job(JobSetup setup)
         : setup_(std::move(setup)), host_(host_name()), log_({host_, "agent", std::nullopt}, log_options(setup_)) {}
 
-    ~Job() override { log_.write_through(nullptr); }
+    ~Job() override {
+        pmix_.reset();  // it speaks with the agent and the link to its last moment
+        log_.write_through(nullptr);
+    }
     Job(const Job&) = delete;
     Job& operator=(const Job&) = delete;
 
@@ -104,6 +111,7 @@ class Job final : public rdzv::ServerHandler, public rdzv::AgentLinkHandler {
 
     Status build();
     Status build_guards();
+    Status build_pmix();
     Status contend_for_head(const HeadChoice& choice);
     Status build_head(const HeadChoice& choice);
     /// With several nodes a given --master-port is where the controller itself listens, unless they met elsewhere.
@@ -134,6 +142,10 @@ class Job final : public rdzv::ServerHandler, public rdzv::AgentLinkHandler {
     void hear(rdzv::AgentId agent, const rdzv::Notice& notice) { controller_->agent_message(agent, notice); }
     void hear(rdzv::AgentId agent, const rdzv::Question& question) { inquiry_->from_agent(agent, question); }
     void hear(rdzv::AgentId agent, const rdzv::Answer& answer) { inquiry_->from_agent(agent, answer); }
+    void hear(rdzv::AgentId agent, const rdzv::FenceEntered& fence) { pass_on(exchange_.entered(agent, fence)); }
+    void hear(rdzv::AgentId agent, const rdzv::ModexRequest& request) { pass_on(exchange_.asked(agent, request)); }
+    void hear(rdzv::AgentId agent, const rdzv::ModexReply& reply) { pass_on(exchange_.answered(agent, reply)); }
+    void pass_on(const PmixExchange::Messages& messages);
     void on_agent_lost(rdzv::AgentId agent, const std::string& why) override;
     void on_log(const std::string& line) override;
     void say_of_connections(const std::optional<std::string>& line);
@@ -146,6 +158,10 @@ class Job final : public rdzv::ServerHandler, public rdzv::AgentLinkHandler {
     void obey(const rdzv::Notice& notice) { agent_->handle(notice); }
     void obey(const rdzv::Question& question) { inquiry_->from_controller(question); }
     void obey(const rdzv::Answer& answer) { inquiry_->from_controller(answer); }
+    template <class OfPmix>
+    void obey(const OfPmix& message) {
+        if (pmix_) pmix_->handle(message);
+    }
     void on_lost(const Error& why) override;
 
     JobSetup setup_;
@@ -159,7 +175,11 @@ class Job final : public rdzv::ServerHandler, public rdzv::AgentLinkHandler {
     os::LinuxSystem system_;
     std::unique_ptr<Warden> warden_;
     std::unique_ptr<JobCgroup> cgroup_;       ///< null: none can be had. Goes before the warden, which watches over it
+    PmixWish pmix_wish_;
+    std::unique_ptr<JobDirectory> files_;     ///< null: the workers have no PMIx server
     std::unique_ptr<os::EventLoop> loop_;
+    std::unique_ptr<PmixServer> pmix_;        ///< null as well
+    PmixExchange exchange_;                   ///< on the head, of all nodes' PMIx servers
     MasterPort master_port_;
     std::unique_ptr<rdzv::Server> server_;    ///< on the head only, as the controller
     std::unique_ptr<Controller> controller_;
@@ -197,12 +217,15 @@ Status Job::build() {
     if (!id) return id.error();
     id_ = *std::move(id);
     mark_ = make_job_mark(id_, own_lock_limit());
+    const bool is_looked_at = setup_.spec.pmix == PmixUse::Auto;
+    pmix_wish_ = decide_pmix(setup_.spec.pmix, is_looked_at ? needed_libraries_of(setup_.program.path) : std::vector<std::string>{});
     if (const Status guarded = build_guards(); !guarded) return guarded;
 
     Result<std::unique_ptr<os::EventLoop>> loop = os::EventLoop::create(handled_signals());
     if (!loop) return loop.error();
     loop_ = std::move(*loop);
     loop_->on_signal([this](const signalfd_siginfo& info) { on_signal(info); });
+    if (const Status served = build_pmix(); !served) return served;
 
     if (const Status watched = watch_starter(); !watched) return watched;
     if (!choice->is_head) {
@@ -280,7 +303,8 @@ Status Job::build_guards() {
         }
     }
     const std::string directory = own.directory.empty() ? "" : own.directory + "/" + job_cgroup_name(id_);
-    Result<std::unique_ptr<Warden>> warden = Warden::start(mark_, directory, setup_.workers);
+    const std::string files = pmix_wish_.wanted ? place_of_job_directories() + "/" + job_directory_name(id_) : "";
+    Result<std::unique_ptr<Warden>> warden = Warden::start(mark_, directory, setup_.workers, files);
     if (!warden) return warden.error();
     warden_ = std::move(*warden);
 
@@ -291,6 +315,33 @@ Status Job::build_guards() {
     }
     if (cgroup_) log_.debug("the workers live in the cgroup {}", directory);
     else log_.debug("the workers live in our own cgroup: {}", own.why);
+    return {};
+}
+
+/// The workers' PMIx server, where one is wanted. A directory for MPI's files comes first: the warden removes it if we are
+/// killed. Error: only where the user insists on it.
+Status Job::build_pmix() {
+    if (!pmix_wish_.wanted) return {};
+    const std::string place = place_of_job_directories();
+    for (const std::string& name : remove_abandoned_job_directories(place)) log_.info("a ddprun that was killed had left {}/{}; removed it", place, name);
+    const auto begin = [&]() -> Status {
+        Result<std::unique_ptr<JobDirectory>> files = JobDirectory::create(place + "/" + job_directory_name(id_));
+        if (!files) return files.error();
+        files_ = std::move(*files);
+        PmixServer::Parts parts{*loop_, log_, host_, id_, files_->path(), [this](rdzv::FromAgent message) { return link_->send(std::move(message)); },
+                                [this](int local_rank) { agent_->worker_aborted(local_rank); }};
+        Result<std::unique_ptr<PmixServer>> server = PmixServer::start(process_environment("DDPRUN_PMIX_LIBRARY").value_or(""), std::move(parts));
+        if (!server) return server.error();
+        pmix_ = std::move(*server);
+        return {};
+    };
+    const Status begun = begin();
+    if (begun) log_.debug("PMIx server of the workers: {}", pmix_wish_.why);
+    if (begun) return {};
+    files_.reset();
+    if (setup_.spec.pmix == PmixUse::On) return begun.error().with("--pmix on");
+    log_.warning("{}, but there is no PMIx server for it ({}): its ranks would not find each other; install libpmix, or say --pmix off",
+                 pmix_wish_.why, begun.error().what);
     return {};
 }
 
@@ -317,7 +368,7 @@ Status Job::build_head(const HeadChoice& choice) {
     config.spec = spec;
     config.program = setup_.program.name;
     config.random = static_cast<double>(::getpid() % 1000) / 1000;
-    config.agreed = common_spec(spec);
+    config.agreed = common_spec(spec, pmix_ != nullptr);
     config.fabric = describe_fabric(setup_.machine.fabric, process_environment);
     config.in_batch_job = find_batch_job(process_environment).has_value();
     config.master = [this](const rdzv::AgentHello& first) -> Result<MasterAddress> {
@@ -333,7 +384,13 @@ Status Job::build_head(const HeadChoice& choice) {
         *loop_, *job_log_, std::move(config),
         [this](rdzv::AgentId agent, const rdzv::ToAgent& message) { server_->send(agent, message); },
         [this] { controller_done(); });
-    controller_->on_generation([this](std::uint64_t generation) { server_->begin_generation(generation); });
+    controller_->on_generation([this](std::uint64_t generation) {
+        server_->begin_generation(generation);
+        if (!pmix_) return;
+        std::vector<PmixExchange::Node> nodes;
+        for (WorldNode& node : controller_->world()) nodes.push_back({node.agent, std::move(node.host), node.first_rank, node.workers});
+        pass_on(exchange_.begin(id_, generation, std::move(nodes)));
+    });
     return {};
 }
 
@@ -355,6 +412,7 @@ Status Job::build_agent(const Endpoint& controller) {
     config.open_files = open_files_;
     if (spec.pass_mpi_env) config.passed_descriptor = descriptor_of_launcher(process_environment);
     config.cgroup = cgroup_.get();
+    config.pmix = pmix_.get();
     agent_ = std::make_unique<Agent>(*loop_, system_, *output_, warden_.get(), log_, std::move(config),
                                      [this](rdzv::FromAgent message) { agent_says(std::move(message)); });
 
@@ -367,7 +425,7 @@ Status Job::build_agent(const Endpoint& controller) {
     hello.slots = setup_.workers;
     hello.pid = ::getpid();
     hello.version = DDPRUN_VERSION;
-    hello.spec_hash = common_spec(spec);
+    hello.spec_hash = common_spec(spec, pmix_ != nullptr);
     hello.role = spec.role;
     hello.seats = seats_of(spec, setup_.machine, setup_.workers);
     if (wants_fabric(spec) || spec.nodes.max > 1) hello.fabric = name_of(setup_.machine.fabric.fabric);
@@ -505,6 +563,7 @@ void Job::on_agent_joined(rdzv::AgentId agent, const rdzv::AgentHello& hello) {
 
 void Job::on_agent_lost(rdzv::AgentId agent, const std::string& why) {
     inquiry_->agent_lost(agent);
+    pass_on(exchange_.node_lost(agent));
     controller_->agent_lost(agent, why);
 }
 
@@ -514,12 +573,17 @@ void Job::on_agent_message(rdzv::AgentId agent, const rdzv::FromAgent& message) 
 
 void Job::hear(rdzv::AgentId agent, const rdzv::WorkerExited& exited) {
     observation_->node_says(exited, controller_->host_of(agent));
+    pass_on(exchange_.rank_ended(exited.generation, exited.rank));
     controller_->agent_message(agent, exited);
 }
 
 void Job::hear(rdzv::AgentId agent, const rdzv::GenerationDrained& drained) {
     observation_->node_says(drained, controller_->host_of(agent));
     controller_->agent_message(agent, drained);
+}
+
+void Job::pass_on(const PmixExchange::Messages& messages) {
+    for (const PmixExchange::Outgoing& one : messages) server_->send(one.agent, one.message);
 }
 
 void Job::on_log(const std::string& line) {

@@ -10,7 +10,6 @@
 #include "env/io/file.h"
 #include "env/io/socket.h"
 #include "env/nodes/allocation.h"
-#include "env/nodes/batch_job.h"
 #include "env/nodes/launcher_env.h"
 #include "env/os/system.h"
 #include "env/print.h"
@@ -163,6 +162,7 @@ int settle_meeting(JobSetup& setup, OuterTask& task) {
     const Result<OuterRank> rank = outer_rank_of(task);
     if (!rank) return tell_that_nothing_began(rank.error().what, ExitCode::Usage);
     setup.spec.outer_rank = *rank;
+    if (!wants_fabric(setup.spec)) setup.machine.fabric = {};  // several ddpruns, and all on this host
     return 0;
 }
 
@@ -250,8 +250,7 @@ void default_to_slots(CommandLine& line, int slots) {
 }
 
 bool is_in_path(std::string_view program) {
-    const std::string path = scheduler_search_path(process_environment);
-    for (const std::string_view directory : split(path, ':')) {
+    for (const std::string_view directory : split(process_environment("PATH").value_or(""), ':')) {
         if (!directory.empty() && ::access(fmt::format("{}/{}", directory, program).c_str(), X_OK) == 0) return true;
     }
     return false;

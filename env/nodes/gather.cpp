@@ -9,14 +9,16 @@ namespace {
 constexpr std::string_view kMeetingKey = "meeting";
 constexpr std::string_view kHostKey = "host";
 
-bool lacks_local_rank(const Placement& placement) { return !placement.local_rank || !placement.local_size; }
+bool is_asked(const Placement& placement, WhoIsWhere who) {
+    const bool lacks = !placement.local_rank || !placement.local_size || !placement.node_rank || !placement.nodes;
+    return lacks && who == WhoIsWhere::Needed;
+}
 
-Status tell(Exchange& exchange, const Placement& placement, const std::optional<MeetingPoint>& mine) {
+Status tell(Exchange& exchange, bool tells_host, const std::optional<MeetingPoint>& mine) {
     if (mine) {
         if (const Status put = exchange.put(kMeetingKey, encode(*mine)); !put) return put;
     }
-    if (!lacks_local_rank(placement)) return {};
-    return exchange.put(kHostKey, host_identity());
+    return !tells_host ? Status() : exchange.put(kHostKey, host_identity());
 }
 
 Status place_by_identity(Exchange& exchange, Placement& placement) {
@@ -40,14 +42,17 @@ void place_by_hosts(Placement& placement, const std::vector<std::string>& host_o
         if (std::find(nodes.begin(), nodes.end(), host) == nodes.end()) nodes.push_back(host);
     }
     const auto until = host_of_rank.begin() + static_cast<std::ptrdiff_t>(rank);
-    placement.local_rank = static_cast<int>(std::count(host_of_rank.begin(), until, here));
-    placement.local_size = static_cast<int>(std::count(host_of_rank.begin(), host_of_rank.end(), here));
+    if (!placement.local_rank || !placement.local_size) {
+        placement.local_rank = static_cast<int>(std::count(host_of_rank.begin(), until, here));
+        placement.local_size = static_cast<int>(std::count(host_of_rank.begin(), host_of_rank.end(), here));
+    }
     placement.node_rank = static_cast<int>(std::find(nodes.begin(), nodes.end(), here) - nodes.begin());
     placement.nodes = static_cast<int>(nodes.size());
 }
 
-Result<Gathered> gather(Exchange& exchange, const Placement& placement, const std::optional<MeetingPoint>& mine) {
-    if (const Status told = tell(exchange, placement, mine); !told) return told.error();
+Result<Gathered> gather(Exchange& exchange, const Placement& placement, const std::optional<MeetingPoint>& mine, WhoIsWhere who) {
+    const bool asks = is_asked(placement, who);
+    if (const Status told = tell(exchange, asks, mine); !told) return told.error();
     if (const Status fenced = exchange.fence(); !fenced) return fenced.error();
     Gathered gathered{{}, placement};
     if (mine) {
@@ -57,7 +62,7 @@ Result<Gathered> gather(Exchange& exchange, const Placement& placement, const st
         if (!heard) return heard.error();
         gathered.meeting = *std::move(heard);
     }
-    if (lacks_local_rank(placement)) {
+    if (asks) {
         if (const Status placed = place_by_identity(exchange, gathered.placement); !placed) return placed.error();
     }
     return gathered;

@@ -212,6 +212,13 @@ Status set_cgroup(Draft& draft, Text value) {
     return {};
 }
 
+Status set_pmix(Draft& draft, Text value) {
+    const Result<std::string> word = parse_choice(value, "auto on off");
+    if (!word) return word.error();
+    draft.spec.pmix = *word == "auto" ? PmixUse::Auto : *word == "on" ? PmixUse::On : PmixUse::Off;
+    return {};
+}
+
 Status set_stdin(Draft& draft, Text value) {
     draft.spec.stdin_rank.reset();
     if (value == "none") return {};
@@ -266,6 +273,11 @@ OptionGroup worker_options() {
               "auto: the workers run in a cgroup below ours, where cgroup v2 lets us make one, so that none of their "
               "processes can escape the end of the job. Default auto.",
               set_cgroup},
+             {"pmix", 0, "WHEN", "auto on off",
+              "Be the PMIx server of the workers, so that programs of Open MPI form one world: on, off, or auto: where the "
+              "program itself is linked with such an MPI and libpmix is installed. MPI behind a script or in Python needs on. "
+              "Default auto.",
+              set_pmix},
              {"gpu-check", 0, "WHEN", "auto off warn refuse",
               "Look at the GPUs' health before anything starts: off, warn (one line for each trouble), refuse (also a GPU that is "
               "in use), or auto: where the job asks for GPUs, refuse what no program can use, warn of the rest. Default auto.",

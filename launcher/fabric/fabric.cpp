@@ -116,7 +116,10 @@ std::string_view name_of(Fabric fabric) {
     return "";
 }
 
-bool wants_fabric(const JobSpec& spec) { return spec.fabric ? *spec.fabric != Fabric::None : spec.nodes.max > 1; }
+bool wants_fabric(const JobSpec& spec) {
+    if (spec.fabric) return *spec.fabric != Fabric::None;
+    return spec.outer_rank ? spec.outer_rank->nodes > 1 : spec.nodes.max > 1;
+}
 
 bool has_slingshot(const NetworkFacts& network) { return !slingshot_parts(network).empty(); }
 

@@ -125,7 +125,7 @@ Result<JobMeeting> meet_by(const ExchangeChoice& choice, const JobSpec& spec, Ou
     }
     Result<std::unique_ptr<Exchange>> exchange = open_exchange(choice, placement, lookup, deadline);
     if (!exchange) return exchange.error();
-    Result<Gathered> gathered = gather(**exchange, placement, mine);
+    Result<Gathered> gathered = gather(**exchange, placement, mine, task.place.is_rank ? WhoIsWhere::Needed : WhoIsWhere::AsTold);
     if (!gathered) return gathered.error();
     placement = gathered->placement;
     MeetingPoint& point = gathered->meeting;

@@ -17,6 +17,7 @@
 
 #include "launcher/guard/descriptors.h"
 #include "launcher/guard/job_cgroup.h"
+#include "launcher/guard/job_directory.h"
 
 namespace ddprun {
 
@@ -64,11 +65,11 @@ void detach_from_everything(int alive) {
 
 }  // namespace
 
-Result<std::unique_ptr<Warden>> Warden::start(JobMark mark, std::string cgroup, int max_groups) {
+Result<std::unique_ptr<Warden>> Warden::start(JobMark mark, std::string cgroup, int max_groups, std::string files) {
     void* memory = ::mmap(nullptr, table_bytes(max_groups), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     if (memory == MAP_FAILED) return Error::system("mmap the warden's table");
     std::unique_ptr<Warden> warden(
-        new Warden(std::move(mark), std::move(cgroup), static_cast<Table*>(memory), max_groups));
+        new Warden(std::move(mark), std::move(cgroup), std::move(files), static_cast<Table*>(memory), max_groups));
     const Status forked = warden->fork_child();
     if (!forked) return forked.error();
     return warden;
@@ -98,6 +99,7 @@ Status Warden::fork_child() {
     }
     if (!cgroup_.empty()) remove_cgroup(cgroup_);
     sweep_marked(mark_);
+    if (!files_.empty()) remove_job_directory(files_);  // last: nobody is left to put something into it
     ::_exit(0);
 }
 

@@ -48,9 +48,12 @@ Grant pbs_grant(const EnvironmentLookup& env, std::string_view node_file, std::s
 Grant grant_of(const EnvironmentLookup& env, std::string_view node_file, std::string_view host) {
     if (env("PBS_JOBID")) return pbs_grant(env, node_file, host);
     Grant grant;
-    if (!env("SLURM_JOB_ID")) return grant;
-    grant.by = "Slurm";
-    grant.cpus = positive(env("SLURM_CPUS_ON_NODE"));
+    if (env("SLURM_JOB_ID")) {
+        grant.by = "Slurm";
+        grant.cpus = positive(env("SLURM_CPUS_ON_NODE"));
+    } else if (env("LSB_JOBID")) {
+        grant.by = "LSF";  // its variables count the slots of all hosts; what is ours here is told by the affinity
+    }
     return grant;
 }
 

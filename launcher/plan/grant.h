@@ -10,7 +10,7 @@ namespace ddprun {
 
 /// What a batch system has given this job of this host, as far as its variables tell.
 struct Grant {
-    std::string by;                     ///< "PBS", "Torque", "Slurm"; "" there is none, or it does not say
+    std::string by;                     ///< "PBS", "Torque", "Slurm", "LSF"; "" there is none, or it does not say
     std::optional<int> cpus;            ///< of this host; PBS tells those of its first chunk
     int slots = 1;                      ///< lines of this host in PBS' node file: chunks, or mpiprocs of one
     /// OMP_NUM_THREADS where PBS has set it itself, to the chunk's ncpus, or to the directive ompthreads.

@@ -239,14 +239,15 @@ Result<std::vector<WorkerPlan>> plan_workers(const JobSpec& spec, const Resolved
         plan.environment.emplace_back("TORCHELASTIC_SIGNALS_TO_HANDLE", spec.signals_to_handle);
         if (sets_nccl) plan.environment.emplace_back("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1");
         for (const FabricSetting& one : fabric) plan.environment.emplace_back(one.name, one.value);
-        plan.asks_network = i == 0 && asks_for_network(machine.fabric, inherited);
+        plan.asks_network = share.first + plan.local_index == 0 && asks_for_network(machine.fabric, inherited);
         plan.removed = stale_variables();
         plan.program = program.path;
         plan.arguments = substituted(program.arguments, plan.env);
         plan.cpus = binding.cpus;
         plan.memory_nodes = binding.memory_nodes;
         plan.binding_why = bindings->why;
-        if (machine.gpu_places.size() >= workers.size()) plan.seat_gpu = machine.gpu_places[i].id;
+        const std::size_t seat = static_cast<std::size_t>(share.first) + i;
+        if (static_cast<int>(machine.gpu_places.size()) >= share.of) plan.seat_gpu = machine.gpu_places[seat].id;
         plan.reads_stdin = spec.stdin_rank == plan.env.rank;
         if (spec.attach && spec.attach->first == plan.env.rank) {
             attach(plan, spec.attach->second);

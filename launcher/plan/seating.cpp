@@ -29,6 +29,7 @@ std::string named(const std::vector<std::string>& all) {
 }  // namespace
 
 std::vector<std::string> seats_of(const JobSpec& spec, const Machine& machine, int workers) {
+    if (spec.outer_rank) return {};  // where the outer launcher put it
     if (workers > kMostSeats || (spec.nodes.max == 1 && machine.grant.by.empty())) return {};
     const Result<Bindings> bindings = bind_workers(spec.binding, machine, workers);
     if (!bindings) return {};  // the plan will say it

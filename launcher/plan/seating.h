@@ -9,7 +9,7 @@
 namespace ddprun {
 
 /// Where each worker of this node will sit, by local rank: "CPUs 48-63, NUMA 3, GPU 0". Empty where that is not worth
-/// saying: nobody is bound, or one node outside an allocation; and where there are too many.
+/// saying: nobody is bound, or one node outside an allocation, or each process was placed by an outer launcher; and where there are too many.
 std::vector<std::string> seats_of(const JobSpec& spec, const Machine& machine, int workers);
 
 struct NodeSeats {

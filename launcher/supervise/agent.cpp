@@ -127,7 +127,7 @@ Status Agent::prepare(const rdzv::StartGeneration& order) {
         workers_.back().plan = std::move(plan);
         if (workers_.back().plan.asks_network) listen_to_nccl(workers_.back().plan);
     }
-    return {};
+    return config_.pmix == nullptr ? Status{} : config_.pmix->begin(order);
 }
 
 /// The node cannot start its workers for a reason that is none of theirs.
@@ -159,6 +159,7 @@ void Agent::handle(const rdzv::StopGeneration& order) {
 void Agent::stop_begins() {
     const TimePoint now = MonotonicClock::now();
     for (Worker& worker : workers_) worker.stop_asked = std::min(worker.stop_asked, now);
+    if (config_.pmix != nullptr) config_.pmix->end_waiting("the workers are being stopped");
 }
 
 void Agent::handle(const rdzv::Notice& notice) {
@@ -337,16 +338,26 @@ std::vector<std::string> Agent::environment_of(const Worker& worker, const Worke
     for (const auto& [name, value] : to_environment(env)) result.push_back(name + '=' + value);
     for (const auto& [name, value] : worker.plan.environment) result.push_back(name + '=' + value);
     result.push_back(config_.mark.variable);
+    if (config_.pmix != nullptr) add_pmix_variables(worker.plan.local_index, result);
 
     std::unordered_set<std::string_view> taken(worker.plan.removed.begin(), worker.plan.removed.end());
     for (const std::string& variable : result) taken.insert(name_of(variable));
     const std::size_t ours = result.size();
     for (const std::string& variable : config_.environment) {
+        if (config_.pmix != nullptr && is_of_outer_mpi(name_of(variable))) continue;
         if (!taken.contains(name_of(variable))) result.push_back(variable);
     }
     // What the user reads first in `env` is what he set; ours comes last, as exported later.
     std::rotate(result.begin(), result.begin() + static_cast<std::ptrdiff_t>(ours), result.end());
     return result;
+}
+
+void Agent::add_pmix_variables(int local_index, std::vector<std::string>& environment) const {
+    for (std::string& variable : config_.pmix->environment(local_index)) {
+        const std::string_view name = name_of(variable);
+        const bool is_set_by_user = name.starts_with("OMPI_MCA_") && !is_of_outer_mpi(name) && this->variable(local_index, name);
+        if (!is_set_by_user) environment.push_back(std::move(variable));
+    }
 }
 
 StreamOwner Agent::owner_of(int local_rank) const {
@@ -433,6 +444,14 @@ void Agent::send_exits() {
     for (const rdzv::WorkerExited& exit : exits) send_(exit);
 }
 
+void Agent::worker_aborted(int local_rank) {
+    const pid_t pid = state_.workers[static_cast<std::size_t>(local_rank)].pid;
+    loop_.call_after(config_.spec.failure_grace, [this, local_rank, pid] {
+        const auto index = static_cast<std::size_t>(local_rank);
+        if (index < state_.workers.size() && state_.workers[index].pid == pid) signal_worker(local_rank, SIGKILL);
+    });
+}
+
 void Agent::perform(const agent_action::SignalGroup& action) {
     if (const Status sent = system_.signal_group(action.pid, action.signal); !sent) {
         log_.warning("{}; ignoring", sent.error().what);
@@ -470,6 +489,7 @@ void Agent::perform(const agent_action::ReportExit& action) {
     report.dumped_core = action.exit.dumped_core;
     report.by_us = action.by_us;
     report.exec_failure = action.exec_failure;
+    if (config_.pmix != nullptr) config_.pmix->explain(report);
     const bool failed = report.failed();
     const std::string error_report = failed ? read_error_file(worker) : "";
     if (!error_report.empty()) {
@@ -488,7 +508,7 @@ void Agent::perform(const agent_action::ReportExit& action) {
         output_.read_rest_of(rank);
         report.last_stderr = output_.last_stderr(rank);
         report.error_file = readable_error_file(error_report);
-        if (!report.stopped_failing) report.meaning = explain_death(witness_.facts(report.pid, signal_behind(report)));
+        if (!report.stopped_failing && report.meaning.empty()) report.meaning = explain_death(witness_.facts(report.pid, signal_behind(report)));
         report.last_collective = describe_line(segment_->line(action.local_rank));
         log_.warning("rank {} (pid {}) {}", rank, report.pid, how_it_ended(report));
         if (!first_failure_) first_failure_ = report;
@@ -527,6 +547,7 @@ void Agent::perform(const agent_action::SetDeadline& action) {
 void Agent::perform(const agent_action::ReportDrained& action) {
     send_exits();
     output_.finish_attempt();
+    if (config_.pmix != nullptr) config_.pmix->end_generation();
     rdzv::GenerationDrained drained{};
     drained.generation = state_.generation;
     for (const pid_t pid : action.unkillable) {

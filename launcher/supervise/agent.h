@@ -19,6 +19,7 @@
 #include "launcher/plan/machine.h"
 #include "launcher/plan/plan.h"
 #include "launcher/plan/program.h"
+#include "launcher/pmix/server.h"
 #include "launcher/report/explain.h"
 #include "launcher/supervise/agent_state.h"
 #include "launcher/supervise/segment_file.h"
@@ -39,6 +40,7 @@ struct AgentConfig {
     std::uint64_t open_files = 0;  ///< soft limit on descriptors that workers get; 0 inherits ours
     std::optional<int> passed_descriptor;  ///< of ours, that workers get under the same number
     JobCgroup* cgroup = nullptr;  ///< where the workers live; null: there is none
+    PmixServer* pmix = nullptr;   ///< that the workers' MPI finds; null: there is none
 };
 
 /// Starts, watches and stops the workers of one node: performs what agent_state decides.
@@ -62,6 +64,8 @@ class Agent {
     void forward_signal(int signal, SignalFrom from);
     /// The same for one of them. False: it does not run.
     bool signal_worker(int local_rank, int signal);
+    /// It has called MPI_Abort, and is killed if it goes on for longer than survivors of a failure may.
+    void worker_aborted(int local_rank);
     /// Some child has ended (SIGCHLD): sees to all that have.
     void on_child_exits();
 
@@ -115,6 +119,7 @@ class Agent {
     Status connect_streams(int local_rank, os::SpawnSpec& spec, std::vector<UniqueFd>& childs);
     Status give_descriptors(Worker& worker, WorkerEnv& env, os::SpawnSpec& spec, std::vector<UniqueFd>& childs);
     std::vector<std::string> environment_of(const Worker& worker, const WorkerEnv& env) const;
+    void add_pmix_variables(int local_index, std::vector<std::string>& environment) const;
     [[nodiscard]] StreamOwner owner_of(int local_rank) const;
     void listen_to_lifeline(int local_rank);
     void listen_to_nccl(WorkerPlan& plan);

@@ -462,8 +462,8 @@ TEST(Gather, RankZeroBringsTheMeetingPointAndHostsGiveTheLocalRanks) {
     first.size = second.size = 2;
     SharedWords one(words, 0), other(words, 1);
     ASSERT_TRUE(other.put("host", host_identity()));
-    const auto zero = gather(one, first, point);
-    const auto heard = gather(other, second, std::nullopt);
+    const auto zero = gather(one, first, point, WhoIsWhere::Needed);
+    const auto heard = gather(other, second, std::nullopt, WhoIsWhere::Needed);
     ASSERT_TRUE(zero && heard);
     EXPECT_EQ(heard->meeting, point);
     EXPECT_EQ(heard->placement.local_rank, 1);
@@ -471,16 +471,29 @@ TEST(Gather, RankZeroBringsTheMeetingPointAndHostsGiveTheLocalRanks) {
     EXPECT_EQ(heard->placement.nodes, 1);
 }
 
-TEST(Gather, WhoKnowsItsLocalRankTellsNobodyItsHost) {
+TEST(Gather, WhoKnowsItsPlaceOrStandsForANodeTellsNobodyItsHost) {
     std::map<std::string, std::string> words;
     Placement placement;
-    placement.rank = 0;
-    placement.size = 2;
-    placement.local_rank = 0;
+    placement.rank = placement.local_rank = placement.node_rank = 0;
+    placement.size = placement.nodes = 2;
     placement.local_size = 1;
     SharedWords exchange(words, 0);
-    ASSERT_TRUE(gather(exchange, placement, MeetingPoint{"job", "token", 1, {"10.0.0.5"}}));
+    const MeetingPoint point{"job", "token", 1, {"10.0.0.5"}};
+    ASSERT_TRUE(gather(exchange, placement, point, WhoIsWhere::Needed));
+    placement.node_rank.reset();
+    ASSERT_TRUE(gather(exchange, placement, point, WhoIsWhere::AsTold));
     EXPECT_EQ(words.count("0host"), 0u);
+}
+
+TEST(PlaceByHosts, WhatTheLauncherToldStays) {
+    Placement placement;
+    placement.rank = 1;
+    placement.local_rank = 0;
+    placement.local_size = 1;
+    place_by_hosts(placement, {"a", "a"});
+    EXPECT_EQ(placement.local_rank, 0);
+    EXPECT_EQ(placement.local_size, 1);
+    EXPECT_EQ(placement.node_rank, 0);
 }
 
 }  // namespace

@@ -1,15 +1,21 @@
 // A worker of libddp that gets into trouble on rank 1, for the system tests:
 //   lag      makes 3 collectives, then rank 1 sleeps for ever while the others go on to the fourth
+//   place    says where it is, and counts all ranks in the job's store
 //   throw    rank 1 throws in a named function       segv     rank 1 crashes
 #include <unistd.h>
 
 #include <array>
+#include <chrono>
 #include <csignal>
+#include <cstdio>
 #include <stdexcept>
 #include <string_view>
 
 #include "ddp/error_report.h"
 #include "ddp/process_group.h"
+#include "env/clock.h"
+#include "env/io/socket.h"
+#include "rendezvous/client.h"
 
 namespace probe {
 
@@ -20,12 +26,30 @@ int throw_in_a_named_function() { throw std::runtime_error("the disk of the moon
 
 namespace {
 
+int say_place(const ddp::Context& context) {
+    const ddprun::WorkerEnv& env = context.env();
+    const auto deadline = ddprun::deadline_after(ddprun::MonotonicClock::now(), std::chrono::seconds(60));
+    const auto store = ddprun::parse_endpoint(std::string_view(env.store).substr(4), 0);
+    auto client = ddprun::rdzv::StoreClient::connect(
+        *store, {.job_id = env.run_id, .token = env.token, .generation = env.generation, .name = "probe"}, deadline);
+    if (!client) throw std::runtime_error(client.error().what);
+    const auto counted = (*client)->add("count", 1);
+    const auto met = (*client)->barrier("counted", env.world_size, deadline);
+    if (!counted || !met) throw std::runtime_error("the store");
+    std::printf("rank %d/%d local %d/%d node %d/%d master %s counted %s\n", env.rank, env.world_size, env.local_rank,
+                env.local_world_size, env.group_rank, env.group_world_size, env.master_addr.c_str(),
+                (*client)->try_get("count")->value_or("").c_str());
+    // Rank 0 has the store.
+    return (*client)->barrier("said", env.world_size, deadline) ? 0 : 1;
+}
+
 [[noreturn]] void wait_for_signals() {
     for (;;) ::pause();
 }
 
 int run(std::string_view act) {
     const ddp::Context context = ddp::Context::from_env();
+    if (act == "place") return say_place(context);
     const auto group = ddp::ProcessGroup::create(context);
     std::array<float, 4> values = {};
     for (int i = 0; i < 3; ++i) group->all_reduce(ddp::buffer_of(std::span<float>(values))).wait();

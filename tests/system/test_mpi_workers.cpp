@@ -2,10 +2,14 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <signal.h>
+
 #include <cstdlib>
+#include <filesystem>
 
 #include "env/nodes/pmix_source.h"
 #include "tests/support/run_program.h"
+#include "tests/support/temporary_directory.h"
 #include "tests/system/mpi_launchers.h"
 #include "tests/system/look.h"
 
@@ -91,6 +95,112 @@ TEST_F(UnderHydra, TwoJobsAtOnceDoNotMeet) {
     const Outcome first = one.wait(), second = other.wait();
     EXPECT_EQ(first.out, kFourRanks) << first.err;
     EXPECT_EQ(second.out, "3 workers, the sum of their ranks is 3\n") << second.err;
+}
+
+// ---- several hosts, without any ddprun
+
+std::vector<std::string> ddp_probe(const std::string& act) { return {path_of("DDP_PROBE"), act}; }
+
+/// Processes that are alone on their hosts, but for the shared memory in which fake NCCLs meet: each has a host name of its own.
+std::vector<std::string> each_on_its_node(const std::vector<std::string>& program) {
+    return join_words({"unshare", "--uts", "sh", "-c", "hostname alone-$$ && exec \"$@\"", "sh", "env", "OMPI_COMM_WORLD_LOCAL_RANK=0", "OMPI_COMM_WORLD_LOCAL_SIZE=1", "MPI_LOCALRANKID=0", "MPI_LOCALNRANKS=1"}, program);
+}
+
+struct Launcher {
+    const char* name;
+    const char* variable;
+    std::vector<std::string> (*command)(int ranks, const std::vector<std::string>& program, const std::vector<std::string>& options);
+    std::vector<std::string> (*on_hosts)(const Hosts& hosts, int per_host, const std::vector<std::string>& program);
+    const char* channel;
+};
+
+class WithoutDdprun : public ::testing::TestWithParam<Launcher> {
+  protected:
+    void SetUp() override {
+        if (!has(GetParam().variable)) GTEST_SKIP() << "no " << GetParam().name << " on this machine";
+    }
+};
+INSTANTIATE_TEST_SUITE_P(Launchers, WithoutDdprun,
+                         ::testing::Values(Launcher{"OpenMpi", "OPEN_MPI", open_mpi, open_mpi_on, "PMIx"},
+                                           Launcher{"Hydra", "HYDRA", hydra, hydra_on, "PMI on descriptor"}),
+                         [](const auto& tested) { return std::string(tested.param.name); });
+
+TEST_P(WithoutDdprun, RanksOnTwoHostsMeetInTheStoreOfRankZero) {
+    if (const auto reason = Hosts::why_not()) GTEST_SKIP() << *reason;
+    const Hosts hosts(2);
+    const Outcome outcome = run(GetParam().on_hosts(hosts, 2, ddp_probe("place")));
+    EXPECT_EQ(outcome.status, 0) << outcome.err;
+    for (const char* place : {"rank 0/4 local 0/2 node 0/2", "rank 1/4 local 1/2 node 0/2", "rank 2/4 local 0/2 node 1/2", "rank 3/4 local 1/2 node 1/2"}) {
+        EXPECT_THAT(outcome.out, HasSubstr(std::string(place) + " master " + Hosts::address(0) + " counted 4\n"));
+    }
+}
+
+TEST_P(WithoutDdprun, WhatTheCpuBackendCannotDoAcrossHostsIsSaidAtOnce) {
+    if (const auto reason = Hosts::why_not()) GTEST_SKIP() << *reason;
+    const Hosts hosts(2);
+    const Outcome outcome = run(GetParam().on_hosts(hosts, 1, sum_of_ranks()));
+    EXPECT_NE(outcome.status, 0);
+    EXPECT_LT(outcome.took, std::chrono::seconds(20));
+    EXPECT_THAT(outcome.err, HasSubstr("the cpu backend covers one node"));
+}
+
+TEST_P(WithoutDdprun, NcclsIdsGoThroughTheStore) {
+    if (const auto reason = Hosts::why_not()) GTEST_SKIP() << *reason;
+    const std::string worker = path_of("OVER_FAKES") + "/nccl_worker";
+    const std::string library = "DDP_NCCL_LIBRARY=" + path_of("FAKE_NCCL_LIBRARY");
+    const Outcome outcome = run(GetParam().command(2, each_on_its_node({"env", library, worker, "3"}), {}));
+    EXPECT_EQ(outcome.status, 0) << outcome.err;
+    EXPECT_THAT(outcome.out, HasSubstr("life 0 sum 7"));  // 0 + 3 and 1 + 3
+}
+
+TEST_P(WithoutDdprun, NothingToMeetByIsAnErrorAtOnceWithTheRemedy) {
+    if (const auto reason = Hosts::why_not()) GTEST_SKIP() << *reason;
+    const Outcome outcome = run(GetParam().command(2, join_words({"env", "DDPRUN_EXCHANGE=none"}, each_on_its_node(sum_of_ranks())), {}));
+    EXPECT_NE(outcome.status, 0);
+    EXPECT_THAT(outcome.err, AllOf(HasSubstr("nothing carries where they meet"), HasSubstr("DDPRUN_EXCHANGE=none"), HasSubstr("start them with ddprun")));
+}
+
+/// A task of srun, as its variables tell it.
+std::vector<std::string> step_task(int task, int tasks, const std::vector<std::string>& command) {
+    const std::string number = std::to_string(task), all = std::to_string(tasks);
+    return join_words({"env", "SLURM_JOB_ID=77", "SLURM_STEP_ID=0", "SLURM_PROCID=" + number, "SLURM_STEP_NUM_TASKS=" + all, "SLURM_LOCALID=0",
+                       "SLURM_NODEID=" + number, "SLURM_STEP_NUM_NODES=" + all, "SLURM_STEP_TASKS_PER_NODE=1(x" + all + ")"},
+                      command);
+}
+
+TEST(TasksOfSrun, MeetByAFileInTheWorkingDirectory) {
+    const TemporaryDirectory shared;
+    RunOptions options;
+    options.directory = shared.path();
+    Program second(step_task(1, 2, ddp_probe("place")), options);
+    Program first(step_task(0, 2, ddp_probe("place")), options);
+    const Outcome zero = first.wait(), one = second.wait();
+    EXPECT_EQ(zero.status, 0) << zero.err;
+    EXPECT_EQ(one.status, 0) << one.err;
+    EXPECT_THAT(one.out, AllOf(HasSubstr("rank 1/2 local 0/1 node 1/2"), HasSubstr("counted 2")));
+    EXPECT_TRUE(std::filesystem::is_empty(shared.path())) << "something is left behind";
+}
+
+TEST(TasksOfSrun, WhoFindsNobodySaysAtItsTimeOutForWhatItWaited) {
+    const TemporaryDirectory own;
+    RunOptions options = with_environment({"DDPRUN_EXCHANGE_TIMEOUT=300ms"});
+    options.directory = own.path();
+    const Outcome other = run(step_task(1, 2, ddp_probe("place")), options);
+    EXPECT_NE(other.status, 0);
+    EXPECT_THAT(other.err, AllOf(HasSubstr(".ddprun-slurm-77.0.0"), HasSubstr("DDPRUN_EXCHANGE_DIR")));
+    const Outcome first = run(step_task(0, 2, ddp_probe("place")), options);
+    EXPECT_NE(first.status, 0);
+    EXPECT_THAT(first.err, HasSubstr("1 of 2"));
+}
+
+TEST(TasksOfSrun, TheSameRankTwiceIsRefusedWithBoth) {
+    const TemporaryDirectory shared;
+    RunOptions options = with_environment({"DDPRUN_EXCHANGE_TIMEOUT=3s"});
+    options.directory = shared.path();
+    Program first(step_task(0, 3, ddp_probe("place")), options), one(step_task(1, 3, ddp_probe("place")), options),
+        other(step_task(1, 3, ddp_probe("place")), options);
+    const std::string said = one.wait().err + other.wait().err;
+    EXPECT_THAT(said, AllOf(HasSubstr("rank 1 is there twice: "), HasSubstr("2 of 3")));
 }
 
 TEST(WithoutAPmixServer, ItsAbsenceIsNoticedAtOnce) {

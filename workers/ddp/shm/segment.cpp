@@ -35,7 +35,7 @@ constexpr std::uint64_t kGreeting = 0x3148535044ull;  // "DPSH1"
 
 struct Hello {
     std::uint64_t greeting = kGreeting;
-    std::int32_t rank = 0;
+    std::int32_t rank = 0;  ///< on its node
     std::int32_t world_size = 0;
 };
 
@@ -55,8 +55,8 @@ struct Address {
 };
 
 Address address_of(const WorkerEnv& env) {
-    const std::string key = fmt::format("{}|{}|{}|{}|{}", env.master_addr, env.master_port, env.run_id,
-                                        env.generation, env.restart_count);
+    const std::string key = fmt::format("{}|{}|{}|{}|{}|{}", env.master_addr, env.master_port, env.run_id,
+                                        env.generation, env.restart_count, env.group_rank);
     std::uint64_t hash = 14695981039346656037ull;  // FNV-1a: a name of fixed length, no secret
     for (const char c : key) hash = (hash ^ static_cast<unsigned char>(c)) * 1099511628211ull;
     const std::string text = fmt::format("ddp-segment-{}-{:016x}", ::getuid(), hash);
@@ -134,10 +134,11 @@ bool serve(int listener, const Hello& mine, int segment, TimePoint deadline, Hel
     return true;
 }
 
-std::string ranks_not_in(const std::set<int>& served, int world_size) {
+/// "1-3", as ranks of the world when those of a node count through.
+std::string ranks_not_in(const std::set<int>& served, const WorkerEnv& env) {
     std::vector<int> missing;
-    for (int rank = 1; rank < world_size; ++rank) {
-        if (!served.contains(rank)) missing.push_back(rank);
+    for (int rank = 1; rank < env.local_world_size; ++rank) {
+        if (!served.contains(rank)) missing.push_back(env.rank + rank);
     }
     return ddprun::format_ranges(missing);
 }
@@ -148,18 +149,20 @@ UniqueFd hand_out(const WorkerEnv& env, TimePoint deadline) {
     if (::bind(listener.get(), address.get(), address.length) != 0) {
         if (errno != EADDRINUSE) throw_system(env.rank, "bind");
         throw InvalidInput(
-            fmt::format("rank 0 of run '{}' at {}:{} is already there: give this job another MASTER_PORT",
-                        env.run_id, env.master_addr, env.master_port));
+            fmt::format("rank {} of run '{}' at {}:{} is already there: give this job another MASTER_PORT",
+                        env.rank, env.run_id, env.master_addr, env.master_port));
     }
     if (::listen(listener.get(), SOMAXCONN) != 0) throw_system(env.rank, "listen");
 
     UniqueFd segment = make_segment({.local_world_size = static_cast<std::uint32_t>(env.local_world_size),
                                      .world_size = static_cast<std::uint32_t>(env.world_size),
+                                     .first_rank = static_cast<std::uint32_t>(env.rank),
                                      .generation = env.generation});
-    const Hello mine{.rank = env.rank, .world_size = env.world_size};
+    const bool is_one_node = env.local_world_size == env.world_size;
+    const Hello mine{.rank = env.local_rank, .world_size = env.world_size};
     std::set<int> served;
     Hello other = mine;  // the first that disagrees
-    int expected = env.world_size - 1;
+    int expected = env.local_world_size - 1;
     while (static_cast<int>(served.size()) < expected) {
         if (!wait_for(listener.get(), POLLIN, deadline)) break;
         Hello peer;
@@ -167,7 +170,7 @@ UniqueFd hand_out(const WorkerEnv& env, TimePoint deadline) {
         served.insert(peer.rank);
         if (peer.world_size == mine.world_size || other.world_size != mine.world_size) continue;
         other = peer;
-        expected = std::max(expected, peer.world_size - 1);
+        if (is_one_node) expected = std::max(expected, peer.world_size - 1);
         deadline = std::min(deadline, ddprun::deadline_after(MonotonicClock::now(), kAfterMismatch));
     }
     if (other.world_size != mine.world_size) {
@@ -176,8 +179,8 @@ UniqueFd hand_out(const WorkerEnv& env, TimePoint deadline) {
         throw_world_sizes(mine, other);
     }
     if (static_cast<int>(served.size()) < expected) {
-        throw TimeoutError(fmt::format("rank 0: joining a world of {}: missing after the time-out: rank {}",
-                                       env.world_size, ranks_not_in(served, env.world_size)));
+        throw TimeoutError(fmt::format("rank {}: joining a world of {}: missing after the time-out: rank {}",
+                                       env.rank, env.world_size, ranks_not_in(served, env)));
     }
     return segment;
 }
@@ -190,8 +193,8 @@ UniqueFd connect_until(const WorkerEnv& env, TimePoint deadline) {
         if (errno != ECONNREFUSED && errno != EAGAIN) throw_system(env.rank, "connect");
         if (MonotonicClock::now() >= deadline) {
             throw TimeoutError(
-                fmt::format("rank {}: joining a world of {}: rank 0 did not come within the time-out",
-                            env.rank, env.world_size));
+                fmt::format("rank {}: joining a world of {}: rank {} did not come within the time-out",
+                            env.rank, env.world_size, env.rank - env.local_rank));
         }
         // Nobody can tell us that a name without a file appears, so look again at intervals.
         ::poll(nullptr, 0, static_cast<int>(kConnectAgain.count()));
@@ -206,18 +209,18 @@ UniqueFd fetch(const WorkerEnv& env, TimePoint deadline) {
                         "MASTER_PORT",
                         env.rank));
     }
-    const Hello mine{.rank = env.rank, .world_size = env.world_size};
+    const Hello mine{.rank = env.local_rank, .world_size = env.world_size};
     if (::send(connection.get(), &mine, sizeof mine, MSG_NOSIGNAL) != static_cast<ssize_t>(sizeof mine)) {
         throw_system(env.rank, "send");
     }
     if (!wait_for(connection.get(), POLLIN, deadline)) {
         throw TimeoutError(
-            fmt::format("rank {}: rank 0 did not hand the segment out within the time-out", env.rank));
+            fmt::format("rank {}: rank {} did not hand the segment out within the time-out", env.rank, env.rank - env.local_rank));
     }
     Hello theirs;
     UniqueFd segment = receive_with_fd(connection.get(), theirs);
     if (!segment)
-        throw PeerLostError(fmt::format("rank {}: rank 0 ended before it handed the segment out", env.rank));
+        throw PeerLostError(fmt::format("rank {}: rank {} ended before it handed the segment out", env.rank, env.rank - env.local_rank));
     if (theirs.world_size != mine.world_size) throw_world_sizes(mine, theirs);
     return segment;
 }
@@ -225,7 +228,7 @@ UniqueFd fetch(const WorkerEnv& env, TimePoint deadline) {
 }  // namespace
 
 UniqueFd share_segment(const WorkerEnv& env, TimePoint deadline) {
-    return env.rank == 0 ? hand_out(env, deadline) : fetch(env, deadline);
+    return env.local_rank == 0 ? hand_out(env, deadline) : fetch(env, deadline);
 }
 
 namespace {
@@ -241,7 +244,11 @@ UniqueFd inherited_segment(int fd) {
 
 UniqueFd segment_for(const WorkerEnv& env, ddprun::TimePoint deadline) {
     if (env.segment_fd >= 0) return inherited_segment(env.segment_fd);
-    if (env.world_size == 1) return make_segment({.generation = env.generation});
+    if (env.local_world_size == 1) {
+        return make_segment({.world_size = static_cast<std::uint32_t>(env.world_size),
+                             .first_rank = static_cast<std::uint32_t>(env.rank),
+                             .generation = env.generation});
+    }
     return share_segment(env, deadline);
 }
 

@@ -5,6 +5,7 @@
 #include <chrono>
 
 #include "ddp/types.h"
+#include "ddp/worker/rank_meeting.h"
 #include "env/nodes/launcher_env.h"
 #include "env/nodes/launcher_process.h"
 #include "env/nodes/pmix_source.h"
@@ -23,14 +24,33 @@ using ddprun::Status;
 
 constexpr std::chrono::seconds kPmixPatience{10};
 
-/// The variables of the contract, made from what the launcher said.
-Result<EnvironmentList> contract_of(const LauncherChoice& choice) {
-    Placement placement = *choice.placement;
+/// The variables of the contract, and how they came about.
+struct Contract {
+    EnvironmentList variables;
+    std::string origin;
+};
+
+/// Made from what the launcher said, and from what the ranks told each other where they are on several hosts.
+Result<Contract> contract_of(const LauncherChoice& choice, const EnvironmentLookup& lookup) {
+    LauncherChoice launcher = choice;
+    Placement& placement = *launcher.placement;
     if (choice.has_pmix) {
         if (const Status filled = ddprun::fill_from_pmix(placement, kPmixPatience); !filled) return filled.error();
     }
+    Contract contract{{}, choice.explanation};
+    if (must_meet(placement) && !lookup("DDPRUN_STORE")) {
+        Result<RankMeeting> met = meet_ranks(launcher, lookup);
+        if (!met) return met.error();
+        contract.variables = met->variables;
+        contract.origin += "; " + met->how;
+        placement = met->placement;
+    }
     if (placement.job.empty()) placement.job = ddprun::launcher_process(choice.rank_variable);
-    return ddprun::to_contract(placement);
+    Result<EnvironmentList> told = ddprun::to_contract(placement);
+    if (!told) return told.error();
+    // What was found together comes first: the first of a name counts.
+    contract.variables.insert(contract.variables.end(), told->begin(), told->end());
+    return contract;
 }
 
 EnvironmentLookup laid_over(const EnvironmentLookup& below, const EnvironmentList& list) {
@@ -48,15 +68,15 @@ EnvironmentLookup laid_over(const EnvironmentLookup& below, const EnvironmentLis
 Result<Context> read_launcher(const EnvironmentLookup& lookup) {
     const Result<LauncherChoice> choice = ddprun::choose_launcher(lookup);
     if (!choice) return choice.error();
-    EnvironmentList contract;
+    Contract contract{{}, choice->explanation};
     if (choice->placement && choice->placement->family != LauncherFamily::Torchrun) {
-        Result<EnvironmentList> made = contract_of(*choice);
+        Result<Contract> made = contract_of(*choice, lookup);
         if (!made) return made.error();
         contract = *std::move(made);
     }
-    Result<ddprun::WorkerEnv> env = ddprun::worker_env_from(laid_over(lookup, contract));
-    if (!env) return contract.empty() ? env.error() : env.error().with(choice->explanation);
-    return Context(*std::move(env), choice->explanation);
+    Result<ddprun::WorkerEnv> env = ddprun::worker_env_from(laid_over(lookup, contract.variables));
+    if (!env) return contract.variables.empty() ? env.error() : env.error().with(contract.origin);
+    return Context(*std::move(env), contract.origin);
 }
 
 }  // namespace

@@ -1,0 +1,82 @@
+#include "launcher/guard/job_directory.h"
+
+#include <fcntl.h>
+#include <fmt/core.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <filesystem>
+
+namespace ddprun {
+namespace {
+
+constexpr std::string_view kDirectoryPrefix = "ddprun-job-";
+constexpr std::size_t kIdDigits = 16;
+constexpr std::size_t kMostAbandonedDirectories = 16;  // at once, the rest the next time
+
+UniqueFd open_without_links(const std::string& path) {
+    return UniqueFd(::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC));
+}
+
+bool is_named_as_ours(std::string_view name) {
+    if (!name.starts_with(kDirectoryPrefix)) return false;
+    const std::string_view id = name.substr(kDirectoryPrefix.size());
+    return id.size() == kIdDigits && id.find_first_not_of("0123456789abcdef") == std::string_view::npos;
+}
+
+bool is_owned_by_us(const UniqueFd& directory) {
+    struct stat status{};
+    return directory && ::fstat(directory.get(), &status) == 0 && status.st_uid == ::geteuid();
+}
+
+}  // namespace
+
+std::string place_of_job_directories() {
+    constexpr const char* kSharedMemory = "/dev/shm";
+    if (::access(kSharedMemory, W_OK | X_OK) == 0) return kSharedMemory;
+    std::error_code none;
+    const std::filesystem::path place = std::filesystem::temp_directory_path(none);
+    return none ? "/tmp" : place.string();
+}
+
+std::string job_directory_name(std::string_view id) { return fmt::format("{}{}", kDirectoryPrefix, id); }
+
+Result<std::unique_ptr<JobDirectory>> JobDirectory::create(const std::string& path) {
+    // Locked under a name that nobody takes for a job's: one who looks for abandoned ones sees it with its lock or not at all.
+    const std::string draft = path + ".new";
+    if (::mkdir(draft.c_str(), 0700) != 0) return Error::system("mkdir " + draft);
+    UniqueFd lock = open_without_links(draft);
+    // Where directories cannot be locked, nobody can take it for abandoned either.
+    if (lock) (void)::flock(lock.get(), LOCK_EX | LOCK_NB);
+    if (::rename(draft.c_str(), path.c_str()) != 0) {
+        const Error error = Error::system("rename " + draft);
+        ::rmdir(draft.c_str());
+        return error;
+    }
+    return std::unique_ptr<JobDirectory>(new JobDirectory(path, std::move(lock)));
+}
+
+JobDirectory::~JobDirectory() { remove_job_directory(path_); }
+
+void remove_job_directory(const std::string& path) {
+    std::error_code ignored;
+    std::filesystem::remove_all(path, ignored);
+}
+
+std::vector<std::string> remove_abandoned_job_directories(const std::string& place) {
+    std::vector<std::string> removed;
+    std::error_code ignored;
+    for (const auto& entry : std::filesystem::directory_iterator(place, ignored)) {
+        const std::string name = entry.path().filename().string();
+        if (!is_named_as_ours(name) || removed.size() >= kMostAbandonedDirectories) continue;
+        const UniqueFd directory = open_without_links(entry.path().string());
+        if (!is_owned_by_us(directory) || ::flock(directory.get(), LOCK_EX | LOCK_NB) != 0) continue;
+        remove_job_directory(entry.path().string());
+        removed.push_back(name);
+    }
+    return removed;
+}
+
+}  // namespace ddprun

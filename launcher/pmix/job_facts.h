@@ -1,0 +1,80 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <variant>
+#include <vector>
+
+#include "env/result.h"
+#include "rendezvous/agent_message.h"
+
+namespace ddprun {
+
+/// A node of the world, in the order of group ranks.
+struct PmixNode {
+    std::string host;
+    int workers = 0;
+    bool operator==(const PmixNode&) const = default;
+};
+
+/// As World::nodes has it.
+std::string encode_nodes(const std::vector<PmixNode>& nodes);
+/// Error: Protocol.
+Result<std::vector<PmixNode>> decode_nodes(std::string_view text);
+
+/// PMIx distinguishes its integers.
+struct PmixRank {
+    std::uint32_t rank;
+    bool operator==(const PmixRank&) const = default;
+};
+using PmixValue = std::variant<std::uint32_t, std::uint16_t, PmixRank, std::string, bool>;
+struct PmixFact {
+    std::string_view key;
+    PmixValue value;
+    bool operator==(const PmixFact&) const = default;
+};
+
+/// The keys, as pmix_common.h spells them (server.cpp compares). What Open MPI 4.1 asks for, and what other servers tell.
+namespace pmix_key {
+inline constexpr std::string_view kJobId = "pmix.jobid";
+inline constexpr std::string_view kJobSize = "pmix.job.size";
+inline constexpr std::string_view kUniverseSize = "pmix.univ.size";
+inline constexpr std::string_view kMaxProcs = "pmix.max.size";
+inline constexpr std::string_view kJobApps = "pmix.job.napps";
+inline constexpr std::string_view kNodes = "pmix.num.nodes";
+inline constexpr std::string_view kNodeMap = "pmix.nmap";
+inline constexpr std::string_view kProcMap = "pmix.pmap";
+inline constexpr std::string_view kLocalSize = "pmix.local.size";
+inline constexpr std::string_view kNodeSize = "pmix.node.size";
+inline constexpr std::string_view kLocalPeers = "pmix.lpeers";
+inline constexpr std::string_view kLocalLeader = "pmix.lldr";
+inline constexpr std::string_view kTopDirectory = "pmix.tmpdir";
+inline constexpr std::string_view kJobDirectory = "pmix.nsdir";
+inline constexpr std::string_view kCleansDirectories = "pmix.tdir.rmclean";
+inline constexpr std::string_view kRank = "pmix.rank";
+inline constexpr std::string_view kGlobalRank = "pmix.grank";
+inline constexpr std::string_view kLocalRank = "pmix.lrank";
+inline constexpr std::string_view kNodeRank = "pmix.nrank";
+inline constexpr std::string_view kNodeId = "pmix.nodeid";
+inline constexpr std::string_view kHostName = "pmix.hname";
+inline constexpr std::string_view kAppNumber = "pmix.appnum";
+inline constexpr std::string_view kReincarnation = "pmix.reinc";
+}  // namespace pmix_key
+
+/// What a generation's namespace is registered with.
+struct PmixJob {
+    std::string name_space;     ///< another for each generation
+    std::string node_names;     ///< "node00,node01", for PMIx_generate_regex
+    std::string ranks_by_node;  ///< "0,1;2,3", for PMIx_generate_ppn
+    std::vector<PmixFact> facts;               ///< of the job and of this node
+    std::vector<std::vector<PmixFact>> ranks;  ///< of each rank, of all nodes
+};
+
+/// The world as this node's server shows it. Nodes of one host (two agents on it) need names of their own: others than
+/// this one get their group rank behind theirs. `directory`: where MPI may keep files.
+/// Error: Protocol where `order` and `nodes` do not fit.
+Result<PmixJob> describe_job(const rdzv::StartGeneration& order, const std::vector<PmixNode>& nodes, const std::string& job_name,
+                             const std::string& directory);
+
+}  // namespace ddprun

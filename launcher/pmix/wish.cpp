@@ -1,0 +1,110 @@
+#include "launcher/pmix/wish.h"
+
+#include <elf.h>
+#include <fcntl.h>
+#include <fmt/core.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cstring>
+#include <optional>
+
+#include "env/unique_fd.h"
+
+namespace ddprun {
+namespace {
+
+/// A structure of the file, where it lies within.
+template <class T>
+std::optional<T> read_at(std::string_view file, std::uint64_t offset) {
+    if (offset > file.size() || file.size() - offset < sizeof(T)) return std::nullopt;
+    T value;
+    std::memcpy(&value, file.data() + offset, sizeof value);
+    return value;
+}
+
+/// A file of 64 bits in our byte order, as far as it is one.
+class ElfFile {
+  public:
+    explicit ElfFile(std::string_view file) : file_(file) {
+        constexpr unsigned char kOurs = __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__ ? ELFDATA2LSB : ELFDATA2MSB;
+        const std::optional<Elf64_Ehdr> header = read_at<Elf64_Ehdr>(file, 0);
+        if (!header || std::memcmp(header->e_ident, ELFMAG, SELFMAG) != 0) return;
+        if (header->e_ident[EI_CLASS] != ELFCLASS64 || header->e_ident[EI_DATA] != kOurs) return;
+        for (std::uint64_t i = 0; i < header->e_phnum; ++i) {
+            const std::optional<Elf64_Phdr> segment = read_at<Elf64_Phdr>(file, header->e_phoff + i * sizeof(Elf64_Phdr));
+            if (segment) segments_.push_back(*segment);
+        }
+    }
+
+    [[nodiscard]] std::vector<std::string> needed() const {
+        std::vector<std::uint64_t> names;
+        std::uint64_t strings = 0;
+        for (const Elf64_Phdr& segment : segments_) {
+            if (segment.p_type != PT_DYNAMIC) continue;
+            for (std::uint64_t at = 0; at < segment.p_filesz; at += sizeof(Elf64_Dyn)) {
+                const std::optional<Elf64_Dyn> entry = read_at<Elf64_Dyn>(file_, segment.p_offset + at);
+                if (!entry || entry->d_tag == DT_NULL) break;
+                if (entry->d_tag == DT_NEEDED) names.push_back(entry->d_un.d_val);
+                if (entry->d_tag == DT_STRTAB) strings = entry->d_un.d_ptr;
+            }
+        }
+        std::vector<std::string> result;
+        for (const std::uint64_t name : names) {
+            if (std::string text = text_at(strings + name); !text.empty()) result.push_back(std::move(text));
+        }
+        return result;
+    }
+
+  private:
+    /// The dynamic section has addresses of the loaded program; the segments tell where that lies in the file.
+    [[nodiscard]] std::string text_at(std::uint64_t address) const {
+        for (const Elf64_Phdr& segment : segments_) {
+            if (segment.p_type != PT_LOAD || address < segment.p_vaddr || address - segment.p_vaddr >= segment.p_filesz) continue;
+            const std::uint64_t offset = segment.p_offset + (address - segment.p_vaddr);
+            if (offset >= file_.size()) return "";
+            const std::string_view rest = file_.substr(offset, 4096);
+            const std::size_t end = rest.find('\0');
+            return end == std::string_view::npos ? "" : std::string(rest.substr(0, end));
+        }
+        return "";
+    }
+
+    std::string_view file_;
+    std::vector<Elf64_Phdr> segments_;
+};
+
+/// Open MPI's soname is libmpi.so.40, with libmpi_mpifh.so.40 and others for Fortran and C++. MPICH's (libmpich.so.12) asks
+/// PMI-1, which we do not speak.
+bool speaks_pmix(std::string_view library) {
+    return library.starts_with("libmpi.so") || library.starts_with("libmpi_") || library.starts_with("libpmix.so");
+}
+
+}  // namespace
+
+std::vector<std::string> needed_libraries(std::string_view file) { return ElfFile(file).needed(); }
+
+std::vector<std::string> needed_libraries_of(const std::string& path) {
+    const UniqueFd file(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
+    struct stat status{};
+    if (!file || ::fstat(file.get(), &status) != 0 || !S_ISREG(status.st_mode) || status.st_size == 0) return {};
+    const auto size = static_cast<std::size_t>(status.st_size);
+    // Mapped, not read: a program with its debugging information can have gigabytes, and a few pages are looked at.
+    void* const bytes = ::mmap(nullptr, size, PROT_READ, MAP_PRIVATE, file.get(), 0);
+    if (bytes == MAP_FAILED) return {};
+    std::vector<std::string> needed = needed_libraries({static_cast<const char*>(bytes), size});
+    ::munmap(bytes, size);
+    return needed;
+}
+
+PmixWish decide_pmix(PmixUse use, const std::vector<std::string>& needed) {
+    if (use == PmixUse::Off) return {false, "--pmix off"};
+    if (use == PmixUse::On) return {true, "--pmix on"};
+    for (const std::string& library : needed) {
+        if (speaks_pmix(library)) return {true, fmt::format("the program is linked with {}", library)};
+    }
+    return {false, "the program is not linked with an MPI that speaks PMIx"};
+}
+
+}  // namespace ddprun
