@@ -120,7 +120,9 @@ std::vector<std::string> seeds() {
                               StartGeneration{1, 0, 2, 0, 8, 4, 0, 8, "node00", 29500, 0, 3},
                               StopGeneration{},
                               Shutdown{},
-                              Notice{"preempt", "walltime"}, Question{7, "{}"}, Answer{7, Blob("line")}}) {
+                              Notice{"preempt", "walltime"}, Question{7, "{}"}, Answer{7, Blob("line")},
+                              World{1, "c0ffee", Blob("node00 4\n")}, FenceEntered{1, "0-3, 5", Blob("part")},
+                              FenceOver{1, "0-3, 5", "rank 5 has ended", {}}, ModexRequest{1, 2, 3}, ModexReply{1, 2, true, Blob("card")}}) {
         bytes.push_back(*encode(message, 1));
     }
     return bytes;

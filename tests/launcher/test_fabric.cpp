@@ -164,6 +164,10 @@ TEST(Fabric, ConcernsJobsOfSeveralNodesUnlessOneIsNamed) {
     spec.nodes = {1, 4};
     spec.fabric.reset();
     EXPECT_TRUE(wants_fabric(spec));
+    spec.outer_rank = OuterRank{.local_rank = 1, .local_size = 4, .node_rank = 0, .nodes = 1};
+    EXPECT_FALSE(wants_fabric(spec)) << "four ddpruns of mpiexec on one host";
+    spec.outer_rank->nodes = 2;
+    EXPECT_TRUE(wants_fabric(spec));
     spec.fabric = Fabric::None;
     EXPECT_FALSE(wants_fabric(spec));
 }

@@ -151,6 +151,7 @@ TEST(Grant, OfPbsIsItsChunksCpusAndItsPresetThreads) {
 TEST(Grant, OfOthersIsWhatTheySay) {
     EXPECT_EQ(grant_of(lookup({{"SLURM_JOB_ID", "7"}, {"SLURM_CPUS_ON_NODE", "10"}}), "", "n1"), (Grant{"Slurm", 10, 1, std::nullopt}));
     EXPECT_EQ(grant_of(lookup({{"SLURM_JOB_ID", "7"}, {"SLURM_CPUS_ON_NODE", "many"}}), "", "n1"), (Grant{"Slurm", std::nullopt, 1, std::nullopt}));
+    EXPECT_EQ(grant_of(lookup({{"LSB_JOBID", "7"}}), "", "n1").by, "LSF");
     EXPECT_EQ(grant_of(lookup({{"PBS_JOBID", "1"}, {"PBS_VERSION", "TORQUE-6.1"}, {"PBS_NUM_PPN", "4"}}), "a\na\na\na\n", "a"), (Grant{"Torque", 4, 1, std::nullopt}));
 }
 

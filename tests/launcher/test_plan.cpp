@@ -272,6 +272,9 @@ TEST_F(Plan, TheFirstWorkersNcclTellsWhichNetworkItTakes) {
     EXPECT_TRUE(plan()[0].asks_network);
     EXPECT_FALSE(plan()[1].asks_network);
     EXPECT_FALSE(plan(environment({{"NCCL_DEBUG", "WARN"}}))[0].asks_network);
+    order_.local_world_size = 1;
+    spec_.outer_rank = OuterRank{.local_rank = 1, .local_size = 2, .node_rank = 0, .nodes = 2};
+    EXPECT_FALSE(plan()[0].asks_network) << "the second process of an outer launcher on its node";
 }
 
 TEST_F(Plan, VirtualLocalRankNarrowsToTheWorkersGpu) {

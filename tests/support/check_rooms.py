@@ -24,12 +24,13 @@ APART = ["launcher", "workers/ddp"]
 LOOP = ["env/os/event_loop"]
 PURE = [
     "launcher/gpu/gpu_health", "launcher/hang/hang_detector", "launcher/job_spec",
-    "launcher/output/lines", "launcher/plan/", "launcher/report/explain", "launcher/report/report",
+    "launcher/output/lines", "launcher/plan/", "launcher/pmix/exchange", "launcher/pmix/job_facts", "launcher/pmix/wish",
+    "launcher/report/explain", "launcher/report/report",
     "launcher/supervise/agent_state", "launcher/supervise/head", "launcher/supervise/job_state",
     "launcher/doctor/judge",
     "rendezvous/membership", "rendezvous/rank_table", "rendezvous/store",
 ]
-BELOW_ASK = [f"launcher/{room}/" for room in ("gpu", "plan", "output", "report", "guard", "hang", "supervise")]
+BELOW_ASK = [f"launcher/{room}/" for room in ("gpu", "plan", "output", "report", "guard", "hang", "pmix", "supervise")]
 DDP = {room: f"workers/ddp/{room}/" for room in ("checkpoint", "cuda", "data", "group", "nccl", "reduce", "shm", "worker")}
 
 

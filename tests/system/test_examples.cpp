@@ -6,6 +6,7 @@
 #include <fstream>
 #include <regex>
 
+#include "tests/support/reserved_port.h"
 #include "tests/support/run_program.h"
 #include "tests/support/temporary_directory.h"
 #include "tests/system/look.h"
@@ -90,6 +91,22 @@ TEST(Examples, CommBenchMeasuresBothCollectivesInEverySizeAndKeepsALog) {
     EXPECT_THAT(lines, Contains("# NCCL_DEBUG=WARN"));
     EXPECT_THAT(lines[2], StartsWith("unix_time,host,world_size,"));
     EXPECT_THAT(lines.back(), HasSubstr(",all_reduce,100000,400000,"));
+}
+
+/// Of the examples the one that runs on GPUs: here over fakes of NCCL and CUDA, on two nodes that are two ddprun.
+TEST(Examples, CommBenchMeasuresInTheMemoryOfGpusOfSeveralNodes) {
+    const ReservedPort port;
+    std::vector<std::unique_ptr<Program>> nodes;
+    for (const char* node : {"0", "1"}) {
+        nodes.push_back(std::make_unique<Program>(
+            std::vector<std::string>{path_of("DDPRUN"), "--nnodes=2", "--nproc-per-node=2", "--master-addr=127.0.0.1", "--master-port=" + port.number(), std::string("--node-rank=") + node,
+                                     path_of("OVER_FAKES") + "/comm_bench", "--device=cuda", "--max-bytes=40000"},
+            with_environment({"DDP_NCCL_LIBRARY=" + path_of("FAKE_NCCL_LIBRARY"), "FAKE_CUDA_DEVICES=2", "DDPRUN_TOKEN=secret of the job"})));
+    }
+    const Outcome zero = nodes[0]->wait();
+    EXPECT_EQ(nodes[1]->wait().status, 0);
+    EXPECT_EQ(zero.status, 0) << zero.err;
+    EXPECT_THAT(zero.out, AllOf(HasSubstr("4 ranks, nccl"), HasSubstr("all results were right")));
 }
 
 }  // namespace

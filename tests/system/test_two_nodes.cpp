@@ -1,6 +1,7 @@
 // Two nodes started by hand, as two ddprun on this host.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sched.h>
 #include <signal.h>
 
 #include <fstream>
@@ -65,6 +66,17 @@ TEST(TwoNodes, AFabricIsSetForTheWorkersOfBothAndSaidOnce) {
     EXPECT_EQ(occurrences(zero.out + one.out, "FI_EFA_FORK_SAFE=0"), 4) << "as the user set it";
     EXPECT_THAT(zero.err, HasSubstr("fabric efa (--fabric efa): FI_PROVIDER=efa; as you set it: FI_EFA_FORK_SAFE\n"));
     EXPECT_THAT(one.err, Not(HasSubstr("fabric")));
+}
+
+TEST(TwoNodes, WhoSitsWhereIsOneTableForNodesThatAreAlike) {
+    cpu_set_t ours;
+    ::sched_getaffinity(0, sizeof ours, &ours);
+    if (CPU_COUNT(&ours) < 2) GTEST_SKIP() << "needs two CPUs";
+    TwoNodes nodes(Way::Static, {}, {"--numa-binding=exclusive"});
+    const Outcome zero = nodes[0].wait(), one = nodes[1].wait();
+    EXPECT_EQ(occurrences(zero.err, "seats on "), 1) << zero.err;
+    EXPECT_THAT(zero.err, AllOf(HasSubstr("  rank 0, 2: CPUs "), HasSubstr("  rank 1, 3: CPUs ")));
+    EXPECT_THAT(one.err, Not(HasSubstr("CPUs ")));
 }
 
 TEST(TwoNodes, FabricsThatDifferAreNamed) {
