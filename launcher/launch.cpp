@@ -10,6 +10,7 @@
 #include "env/io/file.h"
 #include "env/io/socket.h"
 #include "env/nodes/allocation.h"
+#include "env/nodes/batch_job.h"
 #include "env/nodes/launcher_env.h"
 #include "env/os/system.h"
 #include "env/print.h"
@@ -250,7 +251,8 @@ void default_to_slots(CommandLine& line, int slots) {
 }
 
 bool is_in_path(std::string_view program) {
-    for (const std::string_view directory : split(process_environment("PATH").value_or(""), ':')) {
+    const std::string path = scheduler_search_path(process_environment);
+    for (const std::string_view directory : split(path, ':')) {
         if (!directory.empty() && ::access(fmt::format("{}/{}", directory, program).c_str(), X_OK) == 0) return true;
     }
     return false;

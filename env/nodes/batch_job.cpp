@@ -46,6 +46,18 @@ std::optional<BatchJob> find_batch_job(const EnvironmentLookup& env) {
     return std::nullopt;
 }
 
+std::string scheduler_search_path(const EnvironmentLookup& env) {
+    const std::string path = value_of(env, "PATH"), submitters = value_of(env, "PBS_JOBID").empty() ? "" : value_of(env, "PBS_O_PATH");
+    return path.empty() || submitters.empty() ? path + submitters : path + ":" + submitters;
+}
+
+std::vector<std::string> scheduler_environment(std::vector<std::string> environment, const EnvironmentLookup& env) {
+    const std::string path = scheduler_search_path(env);
+    std::erase_if(environment, [](const std::string& entry) { return entry.starts_with("PATH="); });
+    if (!path.empty()) environment.push_back("PATH=" + path);
+    return environment;
+}
+
 std::string file_name_of(std::string_view job_id) {
     std::string name(job_id);
     const auto is_plain = [](char c) { return std::isalnum(static_cast<unsigned char>(c)) != 0 || c == '.' || c == '-'; };

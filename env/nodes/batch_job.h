@@ -4,6 +4,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "env/worker_env.h"
 
@@ -25,6 +26,12 @@ struct BatchJob {
 
 /// By the variables that the scheduler sets (PBS_JOBID is Torque's too). nullopt: there is none. Pure.
 std::optional<BatchJob> find_batch_job(const EnvironmentLookup& env);
+
+/// Where a scheduler's programs are found: PATH, then in a PBS job what was PATH where it was submitted. A job that is a
+/// program and no script (qsub -- ddprun) has a PATH of the system's own directories only. Pure.
+std::string scheduler_search_path(const EnvironmentLookup& env);
+/// `environment` ("NAME=value") with that as its PATH: for programs of the scheduler, and what looks for them.
+std::vector<std::string> scheduler_environment(std::vector<std::string> environment, const EnvironmentLookup& env);
 
 /// A job's id as a part of a file name: what is neither letter, digit, point nor dash becomes '_'.
 std::string file_name_of(std::string_view job_id);

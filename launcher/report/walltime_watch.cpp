@@ -20,7 +20,7 @@ os::SpawnSpec question_to(const BatchJob& job) {
     os::SpawnSpec spec;
     spec.program = "/bin/sh";
     spec.arguments = {"sh", "-c", walltime_question(job.scheduler), job.id};
-    spec.environment = os::own_environment();
+    spec.environment = scheduler_environment(os::own_environment(), process_environment);
     return spec;
 }
 

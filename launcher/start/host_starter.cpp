@@ -12,6 +12,7 @@
 #include "env/hmac.h"
 #include "env/io/file.h"
 #include "env/io/socket.h"
+#include "env/nodes/batch_job.h"
 #include "env/os/system.h"
 #include "env/text.h"
 #include "rendezvous/client.h"
@@ -143,7 +144,7 @@ Result<std::unique_ptr<RemoteAgents>> start_hosts(RemoteAgents::Parts parts, con
     }
     const bool by_ssh_in_job = start.starter == Starter::Ssh && process_environment("PBS_JOBID").has_value();
     for (const AllocatedHost& host : start.hosts) plan.hosts.push_back(host.name);
-    plan.environment = os::own_environment();
+    plan.environment = scheduler_environment(os::own_environment(), process_environment);
     plan.commands = starter_commands(start.starter, start.hosts, std::move(call), start.job_id, by_ssh_in_job ? path_in(plan.environment, "pbs_attach") : "");
     plan.timeout = timeout;
     return std::make_unique<RemoteAgents>(std::move(parts), std::move(plan));

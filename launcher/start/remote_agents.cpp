@@ -6,7 +6,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <filesystem>
 #include <utility>
 
 #include "env/io/socket.h"
@@ -164,9 +163,8 @@ std::string RemoteAgents::last_words_of(int node) const {
         if (std::find(nodes.begin(), nodes.end(), node) == nodes.end()) continue;
         const std::string said = last_words(starter->words);
         if (!starter->begun) return "not started: 64 others took all the time";
-        const std::string name = std::filesystem::path(starter->command->words.front()).filename();
-        if (said.empty()) return starter->runs() ? fmt::format("{} has said nothing", name) : fmt::format("{} ended and said nothing", name);
-        return said;
+        if (!starter->runs()) return words_of_ended(*starter->command, said);
+        return said.empty() ? fmt::format("{} has said nothing", starter->command->words.front()) : said;
     }
     return "";
 }

@@ -2,6 +2,9 @@
 
 #include <fmt/core.h>
 
+#include <algorithm>
+#include <iterator>
+
 #include "env/text.h"
 
 namespace ddprun {
@@ -97,6 +100,15 @@ Result<AgentCall> parse_agent_words(const std::vector<std::string>& words) {
     }
     if (call.endpoints.empty() || call.job.empty()) return Error{Errc::InvalidArgument, "--at and --job are needed (ddprun starts this by itself on other hosts; see --hosts)", 0};
     return call;
+}
+
+std::string words_of_ended(const StarterCommand& starter, std::string_view said) {
+    const std::string name = starter.words.front().substr(starter.words.front().rfind('/') + 1);
+    std::string words = said.empty() ? name + " ended and said nothing" : std::string(said);
+    const bool may_lack_it = (name == "pbsdsh" && said.ends_with("exit status 254")) || (name == "pbs_tmrsh" && said.empty());
+    const auto agent = std::find(starter.words.begin(), starter.words.end(), "agent");
+    if (!may_lack_it || agent == starter.words.begin() || agent == starter.words.end()) return words;
+    return words + fmt::format(" (can {} be run there?)", *std::prev(agent));
 }
 
 SecretWay::Kind secret_way(Starter starter, bool has_cookie) {

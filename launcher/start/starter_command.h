@@ -2,6 +2,7 @@
 
 #include <cstddef>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "env/nodes/allocation.h"
@@ -41,6 +42,10 @@ struct StarterCommand {
     std::vector<int> nodes;          ///< those it starts
     bool operator==(const StarterCommand&) const = default;
 };
+/// Why it started nothing, by what it wrote ("" too) before it ended. PBS's own tell little of a program that cannot be run
+/// there: pbsdsh "exit status 254", pbs_tmrsh nothing. Pure.
+std::string words_of_ended(const StarterCommand& starter, std::string_view said);
+
 /// How the secret travels with this starter: where it passes standard input on, there. In a PBS job by its cookie, where
 /// `has_cookie`; else by a file.
 SecretWay::Kind secret_way(Starter starter, bool has_cookie);

@@ -7,12 +7,14 @@
 namespace ddprun {
 namespace {
 
-std::optional<BatchJob> found_in(const std::map<std::string, std::string>& variables) {
-    return find_batch_job([&](std::string_view name) -> std::optional<std::string> {
+EnvironmentLookup lookup_in(const std::map<std::string, std::string>& variables) {
+    return [variables](std::string_view name) -> std::optional<std::string> {
         const auto found = variables.find(std::string(name));
         return found == variables.end() ? std::nullopt : std::optional(found->second);
-    });
+    };
 }
+
+std::optional<BatchJob> found_in(const std::map<std::string, std::string>& variables) { return find_batch_job(lookup_in(variables)); }
 
 TEST(BatchJobHere, OfPbsIsAScriptsOrInteractive) {
     const std::optional<BatchJob> job = found_in({{"PBS_JOBID", "12.pbs01"}, {"PBS_O_WORKDIR", "/home/u"}, {"PBS_ENVIRONMENT", "PBS_BATCH"}});
@@ -36,6 +38,15 @@ TEST(BatchJobHere, OfSlurmIsAScriptsWhereSbatchSaysSo) {
 TEST(BatchJobHere, IsNoneWithoutAScheduler) {
     EXPECT_EQ(found_in({}), std::nullopt);
     EXPECT_EQ(found_in({{"PBS_JOBID", ""}}), std::nullopt);
+}
+
+TEST(SchedulersPrograms, AreFoundWhereTheSubmitterOfAPbsJobHasThemToo) {
+    const std::map<std::string, std::string> of_qsub{{"PBS_JOBID", "12.pbs01"}, {"PATH", "/bin:/usr/bin"}, {"PBS_O_PATH", "/usr/bin:/opt/pbs/bin"}};
+    EXPECT_EQ(scheduler_search_path(lookup_in(of_qsub)), "/bin:/usr/bin:/usr/bin:/opt/pbs/bin");
+    EXPECT_EQ(scheduler_search_path(lookup_in({{"PATH", "/bin"}, {"PBS_O_PATH", "/opt/pbs/bin"}})), "/bin") << "of no job";
+    EXPECT_EQ(scheduler_search_path(lookup_in({{"PBS_JOBID", "12.pbs01"}, {"PBS_O_PATH", "/opt/pbs/bin"}})), "/opt/pbs/bin");
+    EXPECT_EQ(scheduler_environment({"A=1", "PATH=/bin:/usr/bin", "B=2"}, lookup_in(of_qsub)),
+              (std::vector<std::string>{"A=1", "B=2", "PATH=/bin:/usr/bin:/usr/bin:/opt/pbs/bin"}));
 }
 
 TEST(JobIdAsAFileName, KeepsElementsOfAnArrayApart) {
