@@ -3,7 +3,8 @@
 #include <fmt/core.h>
 
 #include <algorithm>
-#include <limits>
+#include <unordered_map>
+#include <utility>
 
 #include "env/nodes/slurm_hostlist.h"
 #include "env/text.h"
@@ -15,6 +16,7 @@ namespace {
 constexpr std::int64_t kMostSlots = 1 << 20;
 constexpr std::size_t kMostHosts = 65536;
 constexpr std::size_t kShownHosts = 6;
+constexpr std::size_t kMostNameBytes = 253;  // RFC 1035
 
 Error malformed(std::string what) { return {Errc::InvalidArgument, std::move(what), 0}; }
 
@@ -34,24 +36,34 @@ Status check_name(std::string_view name) {
     const auto is_fit = [](char c) {
         return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || std::string_view("-_.@:").find(c) != std::string_view::npos;
     };
-    if (name.empty() || name.front() == '-' || !std::all_of(name.begin(), name.end(), is_fit)) {
+    if (name.empty() || name.size() > kMostNameBytes || name.front() == '-' || !std::all_of(name.begin(), name.end(), is_fit)) {
         return malformed(fmt::format("'{}' is not the name of a host", excerpt(name)));
     }
     return {};
 }
 
-/// Adds a host, or its slots to the same one's.
-Status add_host(std::vector<AllocatedHost>& hosts, AllocatedHost host) {
-    if (const Status checked = check_name(host.name); !checked) return checked;
-    const auto same = std::find_if(hosts.begin(), hosts.end(), [&](const AllocatedHost& one) { return one.name == host.name; });
-    if (same == hosts.end()) {
-        if (hosts.size() == kMostHosts) return Error{Errc::Limit, fmt::format("more than {} hosts", kMostHosts), 0};
-        hosts.push_back(std::move(host));
+/// Hosts in the order of their first mention.
+class HostList {
+  public:
+    /// Adds a host, or its slots to the same one's.
+    Status add(AllocatedHost host) {
+        if (const Status checked = check_name(host.name); !checked) return checked;
+        const auto [place, is_new] = places_.emplace(host.name, hosts_.size());
+        if (!is_new) {
+            AllocatedHost& same = hosts_[place->second];
+            if (host.slots) same.slots = same.slots.value_or(0) + *host.slots;
+            return {};
+        }
+        if (hosts_.size() == kMostHosts) return Error{Errc::Limit, fmt::format("more than {} hosts", kMostHosts), 0};
+        hosts_.push_back(std::move(host));
         return {};
     }
-    if (host.slots) same->slots = same->slots.value_or(0) + *host.slots;
-    return {};
-}
+    [[nodiscard]] std::vector<AllocatedHost> take() { return std::move(hosts_); }
+
+  private:
+    std::vector<AllocatedHost> hosts_;
+    std::unordered_map<std::string, std::size_t> places_;
+};
 
 struct NamedSlots {
     std::string_view name;
@@ -66,11 +78,11 @@ Result<NamedSlots> split_slots(std::string_view word) {
     return NamedSlots{word.substr(0, colon), static_cast<int>(*slots)};
 }
 
-Status add_named(std::vector<AllocatedHost>& hosts, const NamedSlots& named) {
+Status add_named(HostList& hosts, const NamedSlots& named) {
     const Result<std::vector<std::string>> names = expand_hostlist(named.name);
     if (!names) return malformed(fmt::format("'{}' is not a host or a range of hosts", excerpt(named.name)));
     for (const std::string& name : *names) {
-        if (const Status added = add_host(hosts, {name, named.slots, std::nullopt, 0}); !added) return added;
+        if (const Status added = hosts.add({name, named.slots, std::nullopt, 0}); !added) return added;
     }
     return {};
 }
@@ -100,7 +112,7 @@ Result<std::optional<int>> slots_of_word(std::string_view word) {
     return std::optional<int>(static_cast<int>(*slots));
 }
 
-Status add_hostfile_line(std::vector<AllocatedHost>& hosts, std::string_view line) {
+Status add_hostfile_line(HostList& hosts, std::string_view line) {
     line = line.substr(0, line.find_first_of("#;"));
     std::vector<NamedSlots> named;
     for (const std::string_view word : words_of(line)) {
@@ -122,7 +134,7 @@ Status add_hostfile_line(std::vector<AllocatedHost>& hosts, std::string_view lin
 
 std::string shown(const std::vector<AllocatedHost>& hosts) {
     std::vector<std::string> names;
-    for (const AllocatedHost& host : hosts) names.push_back(host.name);
+    for (const AllocatedHost& host : hosts) names.push_back(excerpt(host.name, 40));
     const std::size_t more = names.size() > kShownHosts ? names.size() - kShownHosts : 0;
     names.resize(names.size() - more);
     return join(names, ",") + (more > 0 ? fmt::format(" and {} more", more) : std::string());
@@ -159,7 +171,7 @@ Found from_user(const AllocationQuery& query) {
     Allocation found;
     const bool is_file = query.hosts.empty();
     found.source = is_file ? AllocationSource::Hostfile : AllocationSource::Hosts;
-    found.from = is_file ? "--hostfile " + query.hostfile : "--hosts";
+    found.from = is_file ? "--hostfile " + excerpt(query.hostfile) : "--hosts";
     Result<std::string> text = is_file ? text_of(query, query.hostfile, "--hostfile") : Result<std::string>(query.hosts);
     if (!text) return text.error();
     Result<std::vector<AllocatedHost>> hosts = is_file ? parse_hostfile(*text) : parse_hosts(*text);
@@ -180,9 +192,11 @@ Found from_slurm(const EnvironmentLookup& variable) {
     found.from = "SLURM_JOB_NODELIST=" + excerpt(*list);
     const Result<std::vector<std::string>> names = expand_hostlist(*list);
     if (!names) return malformed(fmt::format("SLURM_JOB_NODELIST: {}", names.error().what));
+    HostList hosts;
     for (const std::string& name : *names) {
-        if (const Status added = add_host(found.hosts, {name, std::nullopt, std::nullopt, 0}); !added) return added.error().with("SLURM_JOB_NODELIST");
+        if (const Status added = hosts.add({name, std::nullopt, std::nullopt, 0}); !added) return added.error().with("SLURM_JOB_NODELIST");
     }
+    found.hosts = hosts.take();
     if (const Status agreed = expect_count(found, variable, "SLURM_JOB_NUM_NODES"); !agreed) return agreed.error();
     if (const auto own = variable("SLURMD_NODENAME")) {
         for (std::size_t i = 0; i < found.hosts.size(); ++i) {
@@ -221,7 +235,7 @@ Found from_pbs(const AllocationQuery& query) {
     Allocation found;
     found.source = AllocationSource::Pbs;
     found.job_id = *job;
-    found.from = "PBS_NODEFILE=" + *path;
+    found.from = "PBS_NODEFILE=" + excerpt(*path);
     const Result<std::string> text = text_of(query, *path, "PBS_NODEFILE");
     if (!text) return text.error();
     Result<std::vector<AllocatedHost>> hosts = parse_node_file(*text);
@@ -240,13 +254,13 @@ Found from_pbs(const AllocationQuery& query) {
 Result<std::vector<AllocatedHost>> parse_mcpu_hosts(std::string_view text) {
     const std::vector<std::string_view> words = words_of(text);
     if (words.size() % 2 != 0) return malformed(fmt::format("LSB_MCPU_HOSTS: '{}' is no list of hosts and counts", excerpt(text)));
-    std::vector<AllocatedHost> hosts;
+    HostList hosts;
     for (std::size_t i = 0; i < words.size(); i += 2) {
         const Result<std::int64_t> slots = parse_int_between(words[i + 1], 1, kMostSlots);
         if (!slots) return slots.error().with("LSB_MCPU_HOSTS");
-        if (const Status added = add_host(hosts, {std::string(words[i]), static_cast<int>(*slots), std::nullopt, 0}); !added) return added.error().with("LSB_MCPU_HOSTS");
+        if (const Status added = hosts.add({std::string(words[i]), static_cast<int>(*slots), std::nullopt, 0}); !added) return added.error().with("LSB_MCPU_HOSTS");
     }
-    return hosts;
+    return hosts.take();
 }
 
 Found from_lsf(const AllocationQuery& query) {
@@ -257,7 +271,7 @@ Found from_lsf(const AllocationQuery& query) {
     Allocation found;
     found.source = AllocationSource::Lsf;
     found.job_id = *job;
-    found.from = path ? "LSB_DJOB_HOSTFILE=" + *path : "LSB_MCPU_HOSTS";
+    found.from = path ? "LSB_DJOB_HOSTFILE=" + excerpt(*path) : "LSB_MCPU_HOSTS";
     Result<std::string> text = path ? text_of(query, *path, "LSB_DJOB_HOSTFILE") : Result<std::string>(*list);
     if (!text) return text.error();
     Result<std::vector<AllocatedHost>> hosts = path ? parse_node_file(*text) : parse_mcpu_hosts(*text);
@@ -290,7 +304,7 @@ Status place_within(Allocation& chosen, const Allocation& scheduler) {
     for (AllocatedHost& host : chosen.hosts) {
         const auto known = std::find_if(scheduler.hosts.begin(), scheduler.hosts.end(), [&](const AllocatedHost& one) { return is_same_host(one.name, host.name); });
         if (known == scheduler.hosts.end()) {
-            return Error{Errc::Mismatch, fmt::format("{}: {} is not a host of this job ({}: {})", chosen.from, host.name, scheduler.from, shown(scheduler.hosts)), 0};
+            return Error{Errc::Mismatch, fmt::format("{}: {} is not a host of this job ({}: {})", chosen.from, excerpt(host.name), scheduler.from, shown(scheduler.hosts)), 0};
         }
         if (!host.slots) host.slots = known->slots;
         host.gpus = known->gpus;
@@ -317,35 +331,35 @@ std::string_view name_of(AllocationSource source) {
 }
 
 Result<std::vector<AllocatedHost>> parse_hosts(std::string_view text) {
-    std::vector<AllocatedHost> hosts;
+    HostList hosts;
     for (const std::string_view piece : split_list(text)) {
         const Result<NamedSlots> named = split_slots(trim(piece));
         if (!named) return named.error();
         if (const Status added = add_named(hosts, *named); !added) return added.error();
     }
-    return hosts;
+    return hosts.take();
 }
 
 Result<std::vector<AllocatedHost>> parse_hostfile(std::string_view text) {
-    std::vector<AllocatedHost> hosts;
+    HostList hosts;
     int number = 0;
     for (const std::string_view line : split(text, '\n')) {
         ++number;
         if (const Status added = add_hostfile_line(hosts, line); !added) return added.error().with(fmt::format("line {}", number));
     }
-    return hosts;
+    return hosts.take();
 }
 
 Result<std::vector<AllocatedHost>> parse_node_file(std::string_view text) {
-    std::vector<AllocatedHost> hosts;
+    HostList hosts;
     int number = 0;
     for (const std::string_view line : split(text, '\n')) {
         const std::string_view name = trim(line);
         if (name.empty()) continue;
-        if (const Status added = add_host(hosts, {std::string(name), 1, std::nullopt, number}); !added) return added.error().with(fmt::format("line {}", number + 1));
+        if (const Status added = hosts.add({std::string(name), 1, std::nullopt, number}); !added) return added.error().with(fmt::format("line {}", number + 1));
         ++number;
     }
-    return hosts;
+    return hosts.take();
 }
 
 bool is_same_host(std::string_view one, std::string_view other) {

@@ -14,11 +14,11 @@ namespace {
 constexpr std::size_t kMaxNodes = 65536;
 
 Error malformed(std::string_view text, std::string_view why) {
-    return {Errc::InvalidArgument, fmt::format("'{}' is not a Slurm list: {}", text, why), 0};
+    return {Errc::InvalidArgument, fmt::format("'{}' is not a Slurm list: {}", excerpt(text), why), 0};
 }
 
 Error too_long(std::string_view text) {
-    return {Errc::Limit, fmt::format("'{}' names more than {} nodes", text.substr(0, 60), kMaxNodes), 0};
+    return {Errc::Limit, fmt::format("'{}' names more than {} nodes", excerpt(text), kMaxNodes), 0};
 }
 
 /// Pieces between commas that stand outside brackets.

@@ -80,7 +80,7 @@ Result<AgentCall> parse_agent_words(const std::vector<std::string>& words) {
     AgentCall call;
     for (std::size_t i = 0; i < words.size(); i += 2) {
         const std::string& name = words[i];
-        if (i + 1 == words.size()) return Error{Errc::InvalidArgument, name + ": needs a value", 0};
+        if (i + 1 == words.size()) return Error{Errc::InvalidArgument, excerpt(name) + ": needs a value", 0};
         const std::string& value = words[i + 1];
         if (name == "--at") {
             for (const std::string_view one : split(value, ',')) call.endpoints.emplace_back(one);

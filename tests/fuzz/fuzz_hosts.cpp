@@ -1,0 +1,77 @@
+#include "env/nodes/allocation.h"
+#include "env/nodes/slurm_hostlist.h"
+#include "launcher/start/start_order.h"
+#include "launcher/start/starter_command.h"
+#include "tests/fuzz/mutation.h"
+
+/// Every text by which somebody says which hosts a job has, or what a host is to do: host files, node files, a scheduler's
+/// lists, the head's order. A fixed number of mutations from a fixed seed.
+namespace ddprun::test {
+namespace {
+
+constexpr int kIterations = 5'000;
+
+StartOrder an_order() {
+    StartOrder order;
+    order.arguments = {"--nproc-per-node=2", "train"};
+    order.directory = "/work";
+    order.environment = {"PATH=/bin", "A="};
+    order.hosts = {"h1", "h2"};
+    order.slots = {4, 0};
+    order.run_id = "5[0].server";
+    order.program = {"/work/train", 31, "build id 5f"};
+    return order;
+}
+
+const std::vector<std::string> kSeeds = {
+    "# rack\nn1 slots=4 max_slots=8\nn2:2 ; x\n\nme@n3\nr[08-10]\na b\n2001:db8::1\n", "h1\nh1\nh2.site.org\n", "n[01-03,07],r[1-2]n[0-3],gpu1:8",
+    "2(x3),1", "h1 4 h2 8", encode(an_order()), "--at h1:4711,10.0.0.1:4711 --job 12.server --secret stdin --node 2"};
+
+template <class T>
+void check(const Result<T>& result) {
+    if (!result) check_error(result.error().what);
+}
+
+void check_hosts(const Result<std::vector<AllocatedHost>>& hosts) {
+    if (!hosts) return check_error(hosts.error().what);
+    for (const AllocatedHost& host : *hosts) {
+        // What would be an option, or two words, to the program that starts something there.
+        if (host.name.empty() || host.name.front() == '-' || host.name.find_first_of(" \n\t'\"$`;") != std::string::npos) broken("a name that a starter cannot be given", host.name);
+        if (host.slots.value_or(1) < 1) broken("a host without room", host.name);
+    }
+}
+
+void take(const std::string& text) {
+    check_hosts(parse_hostfile(text));
+    check_hosts(parse_hosts(text));
+    check_hosts(parse_node_file(text));
+    check(expand_hostlist(text));
+    check(parse_tasks_per_node(text));
+    const Result<StartOrder> order = decode_start_order(text);
+    check(order);
+    if (order && order->slots.size() != order->hosts.size()) broken("hosts without their slots", text);
+    std::vector<std::string> words;
+    for (std::size_t at = 0, end = 0; end != text.npos; at = end + 1) {
+        end = text.find(' ', at);
+        words.push_back(text.substr(at, end - at));
+    }
+    check(parse_agent_words(words));
+    // A scheduler's variables, and the files they name, all with this in them.
+    AllocationQuery query{[&](std::string_view) { return text; }, [&](const std::string&) { return Result<std::string>(text); }, "", ""};
+    check(find_allocation(query));
+}
+
+}  // namespace
+}  // namespace ddprun::test
+
+int main() {
+    using namespace ddprun::test;
+    std::mt19937 random(20'261'122);
+    for (const std::string& seed : kSeeds) take(seed);
+    for (int i = 0; i < kIterations; ++i) {
+        std::string text = kSeeds[random() % kSeeds.size()];
+        for (std::size_t changes = 1 + random() % 4; changes > 0; --changes) mutate(text, kSeeds, random);
+        take(text);
+    }
+    return 0;
+}
