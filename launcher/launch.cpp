@@ -6,11 +6,7 @@
 
 #include <filesystem>
 
-#include "env/hmac.h"
-#include "env/io/file.h"
 #include "env/io/socket.h"
-#include "env/nodes/allocation.h"
-#include "env/nodes/batch_job.h"
 #include "env/nodes/launcher_env.h"
 #include "env/os/system.h"
 #include "env/print.h"
@@ -18,32 +14,19 @@
 #include "launcher/cli/options.h"
 #include "launcher/cli/subcommand.h"
 #include "launcher/exit_codes.h"
-#include "launcher/gather/meet.h"
 #include "launcher/gpu/gpu_health.h"
 #include "launcher/gpu/nvml.h"
 #include "launcher/job.h"
+#include "launcher/job_nodes.h"
 #include "launcher/plan/plan.h"
 #include "launcher/plan/program.h"
 #include "launcher/report/error_file.h"
 #include "launcher/signals.h"
-#include "launcher/start/host_starter.h"
-#include "launcher/start/start_plan.h"
 #include "launcher/supervise/head.h"
 
 namespace ddprun {
 
 namespace {
-
-/// torchrun's for --rdzv-endpoint without a port.
-constexpr std::uint16_t kDefaultPort = 29400;
-
-/// How this ddprun stands to those of other hosts, where they are not each started by somebody else.
-struct JobNodes {
-    std::optional<HostStart> start;      ///< it starts them
-    std::optional<StartedNode> started;  ///< it has been started by the head
-    bool has_lifeline = false;           ///< by what is at the other end of its standard input
-    std::optional<OuterTask> task;       ///< mpiexec, srun or their like has started them all
-};
 
 int refuse(const std::string& why, ExitCode code) {
     ddprun::print(stderr, "ddprun: {}\n", printable(why));
@@ -108,28 +91,6 @@ bool gpus_are_fit(const JobSetup& setup) {
         for (const std::string& warning : verdict.warnings) ddprun::print(stderr, "ddprun: {}\n", printable(warning));
     }
     return verdict.refusals.empty();
-}
-
-/// The program is what it is on the head. Where that is no file (a Python module) nothing is compared.
-Status check_same_program(const StartedNode& started, const ResolvedProgram& program) {
-    if (started.order.program.path.empty()) return {};
-    const Result<FileIdentity> ours = identify_file(program_file(program));
-    if (!ours) return ours.error();
-    const std::string differs = difference("the program", started.order.program, *ours, started.order.hosts.front());
-    return differs.empty() ? Status() : Status(Error{Errc::Mismatch, differs, 0});
-}
-
-/// What the head tells the ddprun that it starts, besides the hosts.
-Status complete_order(StartOrder& order, const ResolvedProgram& program) {
-    std::error_code failed;
-    order.directory = std::filesystem::current_path(failed);
-    if (failed) return Error::system("the working directory", failed.value());
-    order.environment = os::own_environment();
-    Result<FileIdentity> self = identify_file(std::filesystem::read_symlink("/proc/self/exe", failed));
-    if (!self) return self.error();
-    order.ddprun = *std::move(self);
-    if (Result<FileIdentity> file = identify_file(program_file(program))) order.program = *std::move(file);
-    return {};
 }
 
 /// Without the variables by which an outer launcher told us our rank: a worker that speaks MPI would take our place there.
@@ -219,69 +180,6 @@ int run(CommandLine line, JobNodes nodes) {
     return code ? *code : give_up(code.error().what, exit_code_for(code.error()));
 }
 
-/// Where several hosts are ours to use: the spec becomes that of their head.
-void become_head(CommandLine& line, StartPlan plan, JobNodes& nodes, const std::vector<std::string>& arguments, const std::string& job_id) {
-    RendezvousSpec& rendezvous = line.spec.rendezvous;
-    line.spec.nodes = {static_cast<int>(plan.hosts.size()), static_cast<int>(plan.hosts.size())};
-    rendezvous.node_rank = 0;
-    rendezvous.is_host = true;
-    const std::string& own_name = plan.hosts.front().name;
-    if (plan.kind == StartPlan::Wait) {
-        if (!rendezvous.endpoint) rendezvous.endpoint = Endpoint{own_name, kDefaultPort};
-        return;
-    }
-    rendezvous.endpoint = Endpoint{own_name, 0};
-    if (rendezvous.run_id == "none") rendezvous.run_id = job_id.empty() ? random_hex(8).value_or("none") : job_id;
-    HostStart start;
-    start.starter = plan.starter;
-    start.job_id = job_id;
-    start.order.arguments = arguments;
-    start.order.run_id = rendezvous.run_id;
-    for (const AllocatedHost& host : plan.hosts) {
-        start.order.hosts.push_back(host.name);
-        start.order.slots.push_back(host.slots.value_or(0));
-    }
-    start.hosts = std::move(plan.hosts);
-    nodes.start = std::move(start);
-}
-
-/// A scheduler's tasks per host, or the slots of a host file, where --nproc-per-node says nothing.
-void default_to_slots(CommandLine& line, int slots) {
-    if (slots > 1 && !line.sources.contains("nproc-per-node")) line.spec.workers = {WorkerCount::Kind::Number, slots};
-}
-
-bool is_in_path(std::string_view program) {
-    const std::string path = scheduler_search_path(process_environment);
-    for (const std::string_view directory : split(path, ':')) {
-        if (!directory.empty() && ::access(fmt::format("{}/{}", directory, program).c_str(), X_OK) == 0) return true;
-    }
-    return false;
-}
-
-bool is_address_of_here(const std::string& name) {
-    const std::string host = name.substr(name.find('@') == name.npos ? 0 : name.find('@') + 1);
-    return is_this_host(host, look_at_host(Endpoint{host, 0}));
-}
-
-/// The hosts of the allocation around us, or of --hosts, become the job's nodes.
-Status use_allocation(CommandLine& line, const std::vector<std::string>& arguments, JobNodes& nodes) {
-    constexpr std::size_t kMostBytes = 16 << 20;
-    AllocationQuery query{process_environment, [](const std::string& path) { return read_regular_file(path, kMostBytes); },
-                          line.spec.start.hosts, line.spec.start.hostfile};
-    const bool nodes_were_given = line.sources.contains("nnodes") || line.sources.contains("node-rank") || line.sources.contains("standalone");
-    const bool is_asked_for = !query.hosts.empty() || !query.hostfile.empty() || line.sources.contains("start");
-    if (nodes_were_given && !is_asked_for) return {};
-    Result<std::optional<Allocation>> allocation = find_allocation(query);
-    if (!allocation) return allocation.error();
-    const std::string job_id = *allocation ? (*allocation)->job_id : "";
-    Result<StartPlan> plan = plan_start(line.spec, nodes_were_given, {*std::move(allocation), host_name(), is_address_of_here, is_in_path});
-    if (!plan) return plan.error();
-    default_to_slots(line, plan->slots);
-    if (!plan->why.empty() && !line.spec.quiet) line.remarks.push_back(plan->why);
-    if (plan->kind != StartPlan::Here) become_head(line, *std::move(plan), nodes, arguments, job_id);
-    return {};
-}
-
 /// One ddprun per node or per rank under mpirun, mpiexec or srun: which one this is comes from there, unless the user said
 /// it. As variables, so that what the user said wins and the whole is checked again.
 Result<CommandLine> as_task_of_launcher(CommandLine line, const std::vector<std::string>& arguments, JobNodes& nodes) {
@@ -302,33 +200,6 @@ Result<CommandLine> as_task_of_launcher(CommandLine line, const std::vector<std:
         return process_environment(name);
     };
     return parse_command_line(arguments, with_place);
-}
-
-/// The head's environment, directory and command line, on this host.
-Result<CommandLine> take_order(const StartedNode& started) {
-    const StartOrder& order = started.order;
-    std::error_code failed;
-    const Result<FileIdentity> self = identify_file(std::filesystem::read_symlink("/proc/self/exe", failed));
-    if (!self) return self.error();
-    if (const std::string differs = difference("ddprun", order.ddprun, *self, order.hosts.front()); !differs.empty()) return Error{Errc::Mismatch, differs, 0};
-    if (::chdir(order.directory.c_str()) != 0) return Error::system("the working directory " + order.directory);
-    const std::vector<std::string> environment = environment_here(order.environment, os::own_environment());
-    ::clearenv();
-    for (const std::string& variable : environment) {
-        const std::size_t equals = variable.find('=');
-        if (equals != variable.npos && equals > 0) ::setenv(variable.substr(0, equals).c_str(), variable.c_str() + equals + 1, 1);
-    }
-    Result<CommandLine> line = parse_command_line(order.arguments, process_environment);
-    if (!line) return line.error();
-    line->remarks.clear();  // the head has said them
-    default_to_slots(*line, order.slots[static_cast<std::size_t>(started.node)]);
-    const int nodes = static_cast<int>(order.hosts.size());
-    line->spec.nodes = {nodes, nodes};
-    line->spec.rendezvous.node_rank = started.node;
-    line->spec.rendezvous.is_host = false;
-    line->spec.rendezvous.endpoint = started.head;
-    line->spec.rendezvous.run_id = order.run_id;
-    return line;
 }
 
 /// `ddprun agent`: what a head starts on the other hosts.

@@ -95,6 +95,16 @@ Result<std::string> read_regular_file(const std::string& path, std::size_t max_b
     return read_to_end(fd->get(), path, max_bytes);
 }
 
+std::string find_executable(std::string_view name, std::string_view path) {
+    const auto is_executable = [](const std::string& file) { return ::access(file.c_str(), X_OK) == 0; };
+    if (name.find('/') != name.npos) return is_executable(std::string(name)) ? std::string(name) : "";
+    for (const std::string_view directory : split(path, ':')) {
+        std::string file = fmt::format("{}/{}", directory, name);
+        if (!directory.empty() && is_executable(file)) return file;
+    }
+    return "";
+}
+
 Status write_file_atomically(const std::string& path, std::string_view content, mode_t mode) {
     // In the same directory: rename cannot cross file systems.
     std::string temporary = path + ".tmp.XXXXXX";

@@ -22,6 +22,10 @@ Result<UniqueFd> open_regular_file(const std::string& path);
 /// The whole of it. Error: as open_regular_file and read_file.
 Result<std::string> read_regular_file(const std::string& path, std::size_t max_bytes);
 
+/// The first executable of that name in the directories of a PATH (an empty one counts as none); a name with a slash is a path
+/// itself. "" there is none.
+std::string find_executable(std::string_view name, std::string_view path);
+
 /// Replaces `path` as a whole: a reader, or a crash at any moment, meets the old content or the new one, on
 /// disk too. Permissions become exactly `mode`. A symbolic link is replaced, not followed. On an error the
 /// old file is untouched and nothing of ours is left beside it. Error: System ("write /a/b: No space left on

@@ -12,6 +12,7 @@
 #include "launcher/exit_codes.h"
 #include "launcher/fabric/fabric.h"
 #include "launcher/plan/machine.h"
+#include "launcher/start/start_facts.h"
 
 namespace ddprun {
 namespace {
@@ -66,6 +67,15 @@ std::string option_lines(const CommandLine& line) {
     return text.empty() ? "  none\n" : text;
 }
 
+/// Which hosts a job would have that was started here, as itself and not as a task of another launcher.
+std::string hosts_of_a_job(const JobSpec& spec) {
+    const Result<StartFacts> facts = look_for_hosts(spec.start);
+    if (!facts) return facts.error().what;
+    const Result<StartPlan> plan = plan_start(spec, false, *facts);
+    if (!plan) return plan.error().what;
+    return plan->why.empty() ? "this one" : plan->why;
+}
+
 /// `env` needs no program; one that is given, or named in --config, does no harm.
 Result<CommandLine> read_options(std::vector<std::string> options) {
     Result<CommandLine> line = parse_command_line(options, process_environment);
@@ -94,6 +104,7 @@ int show_environment(const std::vector<std::string>& options) {
     ddprun::print("fabric, for jobs of several nodes: {}", printable_lines(render_fabric(fabric, process_environment)));
     const Result<LauncherChoice> launcher = choose_launcher(process_environment);
     ddprun::print("launcher around us: {}\n", printable(launcher ? launcher->explanation : launcher.error().what));
+    ddprun::print("hosts of a job: {}\n", printable(hosts_of_a_job(line->spec)));
     ddprun::print("allocation:\n{}", variables(std::begin(kAllocation), std::end(kAllocation)));
     ddprun::print("variables that matter here:\n{}", variables(std::begin(kDevices), std::end(kDevices)));
     ddprun::print("options that are set (all others have their defaults, see ddprun --help):\n{}", option_lines(*line));

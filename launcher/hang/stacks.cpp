@@ -28,14 +28,7 @@ constexpr std::size_t kMaxThreads = 64;  ///< of one worker
 constexpr Duration kHandlerPatience = std::chrono::seconds(1);
 constexpr Duration kHandlerLook = std::chrono::milliseconds(10);
 
-std::string find_on_path(const char* program) {
-    const std::string path = process_environment("PATH").value_or("/usr/bin:/bin");
-    for (const std::string_view directory : split(path, ':')) {
-        std::string candidate = fmt::format("{}/{}", directory, program);
-        if (::access(candidate.c_str(), X_OK) == 0) return candidate;
-    }
-    return "";
-}
+std::string find_on_path(const char* program) { return find_executable(program, process_environment("PATH").value_or("/usr/bin:/bin")); }
 
 bool runs_python(pid_t pid) {
     char path[4096];

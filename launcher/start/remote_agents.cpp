@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "env/io/file.h"
 #include "env/io/socket.h"
 #include "env/text.h"
 
@@ -30,18 +31,6 @@ std::string last_words(std::string_view text) {
     }
     if (lines.size() > kWordsLines) lines.erase(lines.begin(), lines.end() - static_cast<std::ptrdiff_t>(kWordsLines));
     return join(lines, "; ");
-}
-
-std::string find_in_path(const std::string& name, const std::vector<std::string>& environment) {
-    if (name.find('/') != name.npos) return name;
-    for (const std::string& variable : environment) {
-        if (!variable.starts_with("PATH=")) continue;
-        for (const std::string_view directory : split(std::string_view(variable).substr(5), ':')) {
-            std::string path = std::string(directory.empty() ? "." : directory) + "/" + name;
-            if (::access(path.c_str(), X_OK) == 0) return path;
-        }
-    }
-    return "";
 }
 
 }  // namespace
@@ -109,7 +98,7 @@ void RemoteAgents::start_some() {
 Status RemoteAgents::start(Starter& starter) {
     const std::vector<std::string>& words = starter.command->words;
     os::SpawnSpec spec;
-    spec.program = find_in_path(words.front(), plan_.environment);
+    spec.program = find_executable(words.front(), plan_.path);
     if (spec.program.empty()) return Error{Errc::NotFound, words.front() + ": not found in PATH", 0};
     spec.arguments = words;
     spec.environment = plan_.environment;

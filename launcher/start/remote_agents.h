@@ -44,6 +44,7 @@ class RemoteAgents {
         std::vector<std::string> hosts;        ///< by node rank; the first is this one
         std::vector<StarterCommand> commands;
         std::vector<std::string> environment;  ///< of the starters
+        std::string path;                      ///< where they are looked for, as PATH
         std::string token;                     ///< written into their standard input, which then stays open; "" they get none
         std::string secret_file;               ///< removed once it is needed no more; "" none
         Duration timeout{};

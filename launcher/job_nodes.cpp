@@ -1,0 +1,116 @@
+#include "launcher/job_nodes.h"
+
+#include <unistd.h>
+
+#include <cstdlib>
+#include <filesystem>
+#include <utility>
+
+#include "env/hmac.h"
+#include "env/io/socket.h"
+#include "env/os/system.h"
+#include "launcher/start/start_facts.h"
+#include "launcher/start/start_plan.h"
+
+namespace ddprun {
+namespace {
+
+/// torchrun's for --rdzv-endpoint without a port.
+constexpr std::uint16_t kDefaultPort = 29400;
+
+/// Where several hosts are ours to use: the spec becomes that of their head.
+void become_head(CommandLine& line, StartPlan plan, JobNodes& nodes, const std::vector<std::string>& arguments, const std::string& job_id) {
+    RendezvousSpec& rendezvous = line.spec.rendezvous;
+    line.spec.nodes = {static_cast<int>(plan.hosts.size()), static_cast<int>(plan.hosts.size())};
+    rendezvous.node_rank = 0;
+    rendezvous.is_host = true;
+    const std::string& own_name = plan.hosts.front().name;
+    if (plan.kind == StartPlan::Wait) {
+        if (!rendezvous.endpoint) rendezvous.endpoint = Endpoint{own_name, kDefaultPort};
+        return;
+    }
+    rendezvous.endpoint = Endpoint{own_name, 0};
+    if (rendezvous.run_id == "none") rendezvous.run_id = job_id.empty() ? random_hex(8).value_or("none") : job_id;
+    HostStart start;
+    start.starter = plan.starter;
+    start.job_id = job_id;
+    start.order.arguments = arguments;
+    start.order.run_id = rendezvous.run_id;
+    for (const AllocatedHost& host : plan.hosts) {
+        start.order.hosts.push_back(host.name);
+        start.order.slots.push_back(host.slots.value_or(0));
+    }
+    start.hosts = std::move(plan.hosts);
+    nodes.start = std::move(start);
+}
+
+/// A scheduler's tasks per host, or the slots of a host file, where --nproc-per-node says nothing.
+void default_to_slots(CommandLine& line, int slots) {
+    if (slots > 1 && !line.sources.contains("nproc-per-node")) line.spec.workers = {WorkerCount::Kind::Number, slots};
+}
+
+}  // namespace
+
+Status use_allocation(CommandLine& line, const std::vector<std::string>& arguments, JobNodes& nodes) {
+    const StartSpec& asked = line.spec.start;
+    const bool nodes_were_given = line.sources.contains("nnodes") || line.sources.contains("node-rank") || line.sources.contains("standalone");
+    const bool is_asked_for = !asked.hosts.empty() || !asked.hostfile.empty() || line.sources.contains("start");
+    if (nodes_were_given && !is_asked_for) return {};
+    const Result<StartFacts> facts = look_for_hosts(asked);
+    if (!facts) return facts.error();
+    const std::string job_id = facts->allocation ? facts->allocation->job_id : "";
+    Result<StartPlan> plan = plan_start(line.spec, nodes_were_given, *facts);
+    if (!plan) return plan.error();
+    default_to_slots(line, plan->slots);
+    if (!plan->why.empty() && !line.spec.quiet) line.remarks.push_back(plan->why);
+    if (plan->kind != StartPlan::Here) become_head(line, *std::move(plan), nodes, arguments, job_id);
+    return {};
+}
+
+Status complete_order(StartOrder& order, const ResolvedProgram& program) {
+    std::error_code failed;
+    order.directory = std::filesystem::current_path(failed);
+    if (failed) return Error::system("the working directory", failed.value());
+    order.environment = os::own_environment();
+    Result<FileIdentity> self = identify_file(std::filesystem::read_symlink("/proc/self/exe", failed));
+    if (!self) return self.error();
+    order.ddprun = *std::move(self);
+    if (Result<FileIdentity> file = identify_file(program_file(program))) order.program = *std::move(file);
+    return {};
+}
+
+Result<CommandLine> take_order(const StartedNode& started) {
+    const StartOrder& order = started.order;
+    std::error_code failed;
+    const Result<FileIdentity> self = identify_file(std::filesystem::read_symlink("/proc/self/exe", failed));
+    if (!self) return self.error();
+    if (const std::string differs = difference("ddprun", order.ddprun, *self, order.hosts.front()); !differs.empty()) return Error{Errc::Mismatch, differs, 0};
+    if (::chdir(order.directory.c_str()) != 0) return Error::system("the working directory " + order.directory);
+    const std::vector<std::string> environment = environment_here(order.environment, os::own_environment());
+    ::clearenv();
+    for (const std::string& variable : environment) {
+        const std::size_t equals = variable.find('=');
+        if (equals != variable.npos && equals > 0) ::setenv(variable.substr(0, equals).c_str(), variable.c_str() + equals + 1, 1);
+    }
+    Result<CommandLine> line = parse_command_line(order.arguments, process_environment);
+    if (!line) return line.error();
+    line->remarks.clear();  // the head has said them
+    default_to_slots(*line, order.slots[static_cast<std::size_t>(started.node)]);
+    const int nodes = static_cast<int>(order.hosts.size());
+    line->spec.nodes = {nodes, nodes};
+    line->spec.rendezvous.node_rank = started.node;
+    line->spec.rendezvous.is_host = false;
+    line->spec.rendezvous.endpoint = started.head;
+    line->spec.rendezvous.run_id = order.run_id;
+    return line;
+}
+
+Status check_same_program(const StartedNode& started, const ResolvedProgram& program) {
+    if (started.order.program.path.empty()) return {};
+    const Result<FileIdentity> ours = identify_file(program_file(program));
+    if (!ours) return ours.error();
+    const std::string differs = difference("the program", started.order.program, *ours, started.order.hosts.front());
+    return differs.empty() ? Status() : Status(Error{Errc::Mismatch, differs, 0});
+}
+
+}  // namespace ddprun
