@@ -81,6 +81,15 @@ TEST(Layout, OnDerechoEachOfFourWorkersHasAQuarterAlsoWithEightNumaNodes) {
     EXPECT_EQ(bound(derecho_with_eight_nodes(), 4).workers[2].cores, 16);
 }
 
+TEST(Layout, NodesThatAreEquallyNearToAllGpusAreSharedOutEvenly) {
+    Machine machine = one_socket(64, 8, {0, 1, 2, 3});
+    for (auto& [from, row] : machine.numa_distances) {
+        for (auto& [to, distance] : row) distance = from == to ? 10 : 12;
+    }
+    for (std::size_t worker = 0; worker < 4; ++worker) EXPECT_EQ(bound(machine, 4).workers[worker].cores, 16) << worker;
+    EXPECT_EQ(cpus(machine, 4, 1), "8-15, 40-47, 72-79, 104-111");
+}
+
 TEST(Layout, NoNodeOfAnotherSocketIsAddedToAGpus) {
     Machine machine = two_sockets({0, 1, 2, 3});
     machine.gpu_places = {{"0", "", 1}, {"1", "", 1}};
@@ -193,6 +202,14 @@ TEST(Threads, ThatPbsPresetToTheChunksCpusAreNoUsersWord) {
     machine.grant = grant_of(lookup(job), "dec01\n", "dec01");
     EXPECT_EQ(threads(machine, 4, job), 16);
     EXPECT_EQ(threads(machine, 1, job), std::nullopt) << "a lone worker may use all";
+}
+
+TEST(Threads, AreSharesOfWhatWasGivenNotOfTheHost) {
+    const std::map<std::string, std::string> job = {{"PBS_JOBID", "12.pbs"}, {"NCPUS", "8"}, {"OMP_NUM_THREADS", "8"}};
+    Machine machine = derecho();
+    machine.grant = grant_of(lookup(job), "dec01\n", "dec01");
+    EXPECT_EQ(threads(machine, 2, job), 4);
+    EXPECT_EQ(threads(machine, 16, job), 1) << "never none";
 }
 
 TEST(Threads, OfOmpthreadsOrTheScriptStand) {
