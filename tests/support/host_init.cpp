@@ -1,7 +1,8 @@
 // host_init NAME LISTENER CONTROL HOSTS_FILE [KEPT...]
 // The first process of a host (tests/support/hosts.h), born in namespaces of its own: gives the host its name and its own
-// /tmp, /run, /dev/shm, /proc and /sys, then starts what on_host asks for. All processes of the host end with it, and it
-// ends with the test. LISTENER and CONTROL are descriptors; KEPT are directories that stay visible where /tmp hides them.
+// /tmp, /var/tmp, /run, /dev/shm, /proc and /sys, then starts what on_host asks for. All processes of the host end with it,
+// and it ends with the test. LISTENER and CONTROL are descriptors; KEPT are directories that stay visible where a mount
+// hides them.
 #include <poll.h>
 #include <sched.h>
 #include <signal.h>
@@ -37,7 +38,7 @@ void make_places(int control, const char* hosts_file, KeptDirectories& kept) {
         if (::mount(type, where, type, 0, options) != 0) give_up(control, std::string("mount ") + where);
     };
     if (::mount(nullptr, "/", nullptr, MS_REC | MS_PRIVATE, nullptr) != 0) give_up(control, "mount / private");
-    for (const char* where : {"/tmp", "/run", "/dev/shm"}) mount_new("tmpfs", where, std::strcmp(where, "/run") == 0 ? "mode=755" : "mode=1777");
+    for (const char* where : {"/tmp", "/var/tmp", "/run", "/dev/shm"}) mount_new("tmpfs", where, std::strcmp(where, "/run") == 0 ? "mode=755" : "mode=1777");
     kept.show_again();
     ::umount2("/sys", MNT_DETACH);  // with the cgroups: hosts of their own would not share them
     mount_new("sysfs", "/sys", nullptr);

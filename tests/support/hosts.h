@@ -11,7 +11,7 @@
 namespace ddprun::test {
 
 /// Several hosts on this machine, for jobs on several nodes: node00, node01, … Each has its own processes (a PID
-/// namespace), host name, /tmp, /run, /dev/shm, loopback and an eth0 on one switch; its /etc/hosts knows all of them. As
+/// namespace), host name, /tmp, /var/tmp, /run, /dev/shm, loopback and an eth0 on one switch; its /etc/hosts knows all of them. As
 /// on a cluster they share the home directory: ours, which while this object lives is an empty one, also for the test.
 ///
 /// There are no cgroups in a host. Nothing has a name outside: all goes with this object, and with the test when it is

@@ -86,9 +86,11 @@ class PbsUser {
     }
 
   private:
+    /// A real PBS has polls of up to two minutes.
     template <typename Condition>
     static bool comes(const Condition& is_so) {
-        for (const auto until = std::chrono::steady_clock::now() + std::chrono::minutes(1); std::chrono::steady_clock::now() < until;) {
+        const auto patience = std::chrono::minutes(wants_real_pbs() ? 5 : 1);
+        for (const auto until = std::chrono::steady_clock::now() + patience; std::chrono::steady_clock::now() < until;) {
             if (is_so()) return true;
             std::this_thread::sleep_for(std::chrono::milliseconds(5));
         }
