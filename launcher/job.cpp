@@ -218,7 +218,8 @@ Status Job::build() {
     id_ = *std::move(id);
     mark_ = make_job_mark(id_, own_lock_limit());
     const bool is_looked_at = setup_.spec.pmix == PmixUse::Auto;
-    pmix_wish_ = decide_pmix(setup_.spec.pmix, is_looked_at ? needed_libraries_of(setup_.program.path) : std::vector<std::string>{});
+    pmix_wish_ = decide_pmix(setup_.spec.pmix, is_looked_at ? needed_libraries_of(setup_.program.path) : std::vector<std::string>{},
+                             setup_.spec.pass_mpi_env);
     if (const Status guarded = build_guards(); !guarded) return guarded;
 
     Result<std::unique_ptr<os::EventLoop>> loop = os::EventLoop::create(handled_signals());

@@ -176,6 +176,9 @@ class Contradictions {
         if (const Status nodes = check_nodes(); !nodes) return nodes;
         if (const Status ranks = check_ranks(); !ranks) return ranks;
         const JobSpec& spec = draft_.spec;
+        if (spec.pass_mpi_env && spec.pmix == PmixUse::On) {
+            return both("pass-mpi-env", "pmix", "workers have one launcher that their MPI speaks with");
+        }
         if (spec.attach && spec.stdin_rank && spec.attach->first != *spec.stdin_rank) {
             return both("attach", "stdin", "the attached rank reads the terminal");
         }

@@ -76,10 +76,8 @@ Result<PmixJob> describe_job(const rdzv::StartGeneration& order, const std::vect
     PmixJob job;
     job.name_space = fmt::format("ddprun.{}.{}", job_name, order.generation);
     const std::vector<std::string> names = names_of(nodes, own);
-    job.node_names = join(names, ",");
     std::vector<std::string> ranks;
     for (std::size_t i = 0; i < nodes.size(); ++i) ranks.push_back(list_of_ranks(first[i], nodes[i].workers));
-    job.ranks_by_node = join(ranks, ";");
     const std::uint32_t size = count(order.world_size);
     const std::uint32_t local_size = count(order.local_world_size);
     job.facts = {{pmix_key::kJobId, job.name_space},
@@ -88,6 +86,9 @@ Result<PmixJob> describe_job(const rdzv::StartGeneration& order, const std::vect
                  {pmix_key::kMaxProcs, size},
                  {pmix_key::kJobApps, std::uint32_t{1}},
                  {pmix_key::kNodes, static_cast<std::uint32_t>(nodes.size())},
+                 // Plain lists: every version takes them, and PMIx's own shorter forms cannot always be passed on.
+                 {pmix_key::kNodeMap, join(names, ",")},
+                 {pmix_key::kProcMap, join(ranks, ";")},
                  {pmix_key::kLocalSize, local_size},
                  {pmix_key::kNodeSize, local_size},
                  {pmix_key::kLocalPeers, ranks[own]},

@@ -64,9 +64,7 @@ inline constexpr std::string_view kReincarnation = "pmix.reinc";
 
 /// What a generation's namespace is registered with.
 struct PmixJob {
-    std::string name_space;     ///< another for each generation
-    std::string node_names;     ///< "node00,node01", for PMIx_generate_regex
-    std::string ranks_by_node;  ///< "0,1;2,3", for PMIx_generate_ppn
+    std::string name_space;                    ///< another for each generation
     std::vector<PmixFact> facts;               ///< of the job and of this node
     std::vector<std::vector<PmixFact>> ranks;  ///< of each rank, of all nodes
 };

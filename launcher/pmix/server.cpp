@@ -167,7 +167,9 @@ pmix_server_module_t* module_of_ours() {
 
 // ---- values as libpmix takes them; it copies them before a call returns
 
-pmix_info_t info_of(std::string_view key, const PmixValue& value) {
+/// Points into `fact`.
+pmix_info_t info_of(const PmixFact& fact) {
+    const auto& [key, value] = fact;
     pmix_info_t info{};
     key.copy(info.key, sizeof info.key - 1);
     const auto set = [&info](pmix_data_type_t type) -> decltype(info.value.data)& {
@@ -184,7 +186,7 @@ pmix_info_t info_of(std::string_view key, const PmixValue& value) {
 
 std::vector<pmix_info_t> infos_of(const std::vector<PmixFact>& facts) {
     std::vector<pmix_info_t> infos;
-    for (const PmixFact& fact : facts) infos.push_back(info_of(fact.key, fact.value));
+    for (const PmixFact& fact : facts) infos.push_back(info_of(fact));
     return infos;
 }
 
@@ -306,11 +308,9 @@ Status LibPmixServer::register_job(const PmixJob& job) {
     for (const std::vector<PmixFact>& facts : job.ranks) ranks.push_back(infos_of(facts));
     for (std::vector<pmix_info_t>& rank : ranks) arrays.push_back({PMIX_INFO, rank.size(), rank.data()});
     std::vector<pmix_info_t> infos = infos_of(job.facts);
-    // Lists as they are: every version takes them, and what PMIx's own shorter forms hold cannot always be passed on.
-    infos.push_back(info_of(pmix_key::kNodeMap, job.node_names));
-    infos.push_back(info_of(pmix_key::kProcMap, job.ranks_by_node));
     for (pmix_data_array_t& array : arrays) {
-        pmix_info_t info = info_of(PMIX_PROC_DATA, false);
+        pmix_info_t info{};
+        std::strncpy(info.key, PMIX_PROC_DATA, sizeof info.key - 1);
         info.value.type = PMIX_DATA_ARRAY;
         info.value.data.darray = &array;
         infos.push_back(info);
@@ -520,17 +520,3 @@ Result<std::unique_ptr<PmixServer>> PmixServer::start(const std::string&, Parts)
 }  // namespace ddprun
 
 #endif
-
-namespace ddprun {
-
-bool is_of_outer_mpi(std::string_view name) {
-    if (name.starts_with("PMIX_MCA_")) return false;
-    for (const std::string_view start : {"PMIX_", "PMI_", "OMPI_COMM_WORLD_", "OMPI_MCA_orte_", "OMPI_MCA_ess", "OMPI_MCA_pmix",
-                                         "OMPI_MCA_initial_wdir", "OMPI_UNIVERSE_SIZE", "OMPI_FILE_LOCATION", "OMPI_FIRST_RANKS",
-                                         "OMPI_NUM_APP_CTX", "OMPI_APP_CTX_NUM_PROCS", "OMPI_COMMAND", "OMPI_ARGV"}) {
-        if (name.starts_with(start)) return true;
-    }
-    return false;
-}
-
-}  // namespace ddprun

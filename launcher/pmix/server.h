@@ -55,8 +55,4 @@ class PmixServer {
     virtual void handle(const rdzv::ModexReply& reply) = 0;
 };
 
-/// A variable by which an outer launcher's MPI, PMIx or PMI would claim our workers. What the user sets for Open MPI or
-/// PMIx (OMPI_MCA_btl, PMIX_MCA_gds) is none. Pure.
-bool is_of_outer_mpi(std::string_view name);
-
 }  // namespace ddprun

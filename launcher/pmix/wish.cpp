@@ -98,9 +98,10 @@ std::vector<std::string> needed_libraries_of(const std::string& path) {
     return needed;
 }
 
-PmixWish decide_pmix(PmixUse use, const std::vector<std::string>& needed) {
+PmixWish decide_pmix(PmixUse use, const std::vector<std::string>& needed, bool passes_outer) {
     if (use == PmixUse::Off) return {false, "--pmix off"};
     if (use == PmixUse::On) return {true, "--pmix on"};
+    if (passes_outer) return {false, "--pass-mpi-env"};
     for (const std::string& library : needed) {
         if (speaks_pmix(library)) return {true, fmt::format("the program is linked with {}", library)};
     }

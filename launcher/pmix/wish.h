@@ -21,7 +21,8 @@ struct PmixWish {
     std::string why;  ///< "the program is linked with libmpi.so.40"
 };
 /// A server costs a start some 20 ms, so Auto wants one only where the program itself is linked with an MPI that speaks PMIx,
-/// or with PMIx. What a script starts, or Python imports, is not seen: that is what --pmix on is for. Pure.
-PmixWish decide_pmix(PmixUse use, const std::vector<std::string>& needed);
+/// or with PMIx. What a script starts, or Python imports, is not seen: that is what --pmix on is for. Nor
+/// where the workers are to speak with the launcher around us (`passes_outer`: --pass-mpi-env). Pure.
+PmixWish decide_pmix(PmixUse use, const std::vector<std::string>& needed, bool passes_outer);
 
 }  // namespace ddprun

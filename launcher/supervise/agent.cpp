@@ -344,7 +344,6 @@ std::vector<std::string> Agent::environment_of(const Worker& worker, const Worke
     for (const std::string& variable : result) taken.insert(name_of(variable));
     const std::size_t ours = result.size();
     for (const std::string& variable : config_.environment) {
-        if (config_.pmix != nullptr && is_of_outer_mpi(name_of(variable))) continue;
         if (!taken.contains(name_of(variable))) result.push_back(variable);
     }
     // What the user reads first in `env` is what he set; ours comes last, as exported later.
@@ -355,7 +354,7 @@ std::vector<std::string> Agent::environment_of(const Worker& worker, const Worke
 void Agent::add_pmix_variables(int local_index, std::vector<std::string>& environment) const {
     for (std::string& variable : config_.pmix->environment(local_index)) {
         const std::string_view name = name_of(variable);
-        const bool is_set_by_user = name.starts_with("OMPI_MCA_") && !is_of_outer_mpi(name) && this->variable(local_index, name);
+        const bool is_set_by_user = name.starts_with("OMPI_MCA_") && this->variable(local_index, name);
         if (!is_set_by_user) environment.push_back(std::move(variable));
     }
 }

@@ -208,6 +208,8 @@ TEST(Option, ModuleRunsAPythonModule) {
     EXPECT_EQ(spec_of({"--module"}).program.kind, ProgramSpec::Kind::Module);
     EXPECT_EQ(spec_of({}, {{"PET_MODULE", "1"}}).program.kind, ProgramSpec::Kind::Module);
     EXPECT_EQ(error_of({"-m", "--no-python"}), "-m and --no-python contradict each other: a module is run by Python");
+    EXPECT_EQ(error_of({"--pass-mpi-env", "--pmix=on"}),
+              "--pass-mpi-env and --pmix on contradict each other: workers have one launcher that their MPI speaks with");
 }
 
 TEST(Option, NoPythonExecutesDirectly) {

@@ -14,7 +14,6 @@
 #include "launcher/guard/job_directory.h"
 #include "launcher/pmix/exchange.h"
 #include "launcher/pmix/job_facts.h"
-#include "launcher/pmix/server.h"
 #include "launcher/pmix/wish.h"
 #include "rendezvous/protocol_limits.h"
 #include "tests/support/temporary_directory.h"
@@ -299,8 +298,8 @@ TEST(PmixJob, SaysWhoIsWhereAsTheRanksAreNumbered) {
     const Result<PmixJob> job = describe_job(order_of(1, 2, 1, 5), {{"node00", 2}, {"node01", 1}, {"node02", 2}}, "c0ffee", "/dev/shm/x");
     ASSERT_TRUE(job);
     EXPECT_EQ(job->name_space, "ddprun.c0ffee.2");
-    EXPECT_EQ(job->node_names, "node00,node01,node02");
-    EXPECT_EQ(job->ranks_by_node, "0,1;2;3,4");
+    EXPECT_EQ(value_of(job->facts, pmix_key::kNodeMap), PmixValue(std::string("node00,node01,node02")));
+    EXPECT_EQ(value_of(job->facts, pmix_key::kProcMap), PmixValue(std::string("0,1;2;3,4")));
     EXPECT_EQ(value_of(job->facts, pmix_key::kJobSize), PmixValue(std::uint32_t{5}));
     EXPECT_EQ(value_of(job->facts, pmix_key::kLocalSize), PmixValue(std::uint32_t{1}));
     EXPECT_EQ(value_of(job->facts, pmix_key::kLocalPeers), PmixValue(std::string("2")));
@@ -325,8 +324,11 @@ TEST(PmixJob, EachGenerationHasANamespaceOfItsOwnThatAllNodesShare) {
 
 TEST(PmixJob, TwoNodesOfOneHostHaveTwoNamesAndOurOwnIsTheHosts) {
     const std::vector<PmixNode> nodes = {{"laptop", 1}, {"laptop", 1}, {"laptop", 1}};
-    EXPECT_EQ(describe_job(order_of(0, 0, 1, 3), nodes, "c0ffee", "/x")->node_names, "laptop,laptop~1,laptop~2");
-    EXPECT_EQ(describe_job(order_of(1, 1, 1, 3), nodes, "c0ffee", "/x")->node_names, "laptop~0,laptop,laptop~2");
+    const auto names_at = [&](int node) {
+        return value_of(describe_job(order_of(node, node, 1, 3), nodes, "c0ffee", "/x")->facts, pmix_key::kNodeMap);
+    };
+    EXPECT_EQ(names_at(0), PmixValue(std::string("laptop,laptop~1,laptop~2")));
+    EXPECT_EQ(names_at(1), PmixValue(std::string("laptop~0,laptop,laptop~2")));
 }
 
 TEST(PmixJob, OrdersThatContradictTheWorldAreRefused) {
@@ -340,17 +342,18 @@ TEST(PmixJob, OrdersThatContradictTheWorldAreRefused) {
 
 TEST(PmixWish, IsAProgramsThatIsLinkedWithAnMpiThatSpeaksIt) {
     for (const char* library : {"libmpi.so.40", "libmpi_mpifh.so.40", "libmpi_cxx.so.40", "libpmix.so.2"}) {
-        EXPECT_TRUE(decide_pmix(PmixUse::Auto, {"libc.so.6", library}).wanted) << library;
+        EXPECT_TRUE(decide_pmix(PmixUse::Auto, {"libc.so.6", library}, false).wanted) << library;
     }
-    EXPECT_EQ(decide_pmix(PmixUse::Auto, {"libmpi.so.40"}).why, "the program is linked with libmpi.so.40");
+    EXPECT_EQ(decide_pmix(PmixUse::Auto, {"libmpi.so.40"}, false).why, "the program is linked with libmpi.so.40");
     for (const char* library : {"libc.so.6", "libmpich.so.12", "libmpifr.so.1", "mylibmpi.so.40"}) {
-        EXPECT_FALSE(decide_pmix(PmixUse::Auto, {library}).wanted) << library;
+        EXPECT_FALSE(decide_pmix(PmixUse::Auto, {library}, false).wanted) << library;
     }
 }
 
 TEST(PmixWish, IsDecidedByWhoSaysSo) {
-    EXPECT_TRUE(decide_pmix(PmixUse::On, {}).wanted);
-    EXPECT_FALSE(decide_pmix(PmixUse::Off, {"libmpi.so.40"}).wanted);
+    EXPECT_TRUE(decide_pmix(PmixUse::On, {}, false).wanted);
+    EXPECT_FALSE(decide_pmix(PmixUse::Off, {"libmpi.so.40"}, false).wanted);
+    EXPECT_FALSE(decide_pmix(PmixUse::Auto, {"libmpi.so.40"}, true).wanted) << "the launcher around us has one";
 }
 
 TEST(NeededLibraries, AreThoseOfThisProgram) {
@@ -378,16 +381,6 @@ TEST(NeededLibraries, OfADamagedFileAreReadWithinIt) {
         damaged[at] = (*whole)[at];
     }
     EXPECT_EQ(needed_libraries(damaged), needed_libraries_of("/proc/self/exe"));
-}
-
-TEST(OuterMpi, IsToldByVariablesThatOnlyLaunchersSet) {
-    for (const char* name : {"PMIX_RANK", "PMIX_NAMESPACE", "PMIX_SERVER_URI2", "PMI_FD", "PMI_RANK", "OMPI_COMM_WORLD_RANK", "OMPI_MCA_ess",
-                             "OMPI_MCA_orte_hnp_uri", "OMPI_UNIVERSE_SIZE"}) {
-        EXPECT_TRUE(is_of_outer_mpi(name)) << name;
-    }
-    for (const char* name : {"PATH", "PMIX_MCA_gds", "OMPI_MCA_btl", "OMPI_MCA_btl_tcp_if_include", "OMPI_ALLOW_RUN_AS_ROOT", "PMIXED"}) {
-        EXPECT_FALSE(is_of_outer_mpi(name)) << name;
-    }
 }
 
 // ---- the directory

@@ -7,9 +7,9 @@
 #include <cstdlib>
 #include <filesystem>
 
-#include "tests/support/hosts.h"
 #include "tests/support/reserved_port.h"
 #include "tests/support/run_program.h"
+#include "tests/support/ssh_hosts.h"
 #include "tests/support/temporary_directory.h"
 #include "tests/system/look.h"
 
@@ -121,6 +121,17 @@ TEST_F(MpiWorkers, OfTwoHostsAreOneWorld) {
     for (int host = 0; host < 2; ++host) EXPECT_EQ(run(hosts.command(host, {"ls", "-A", "/dev/shm", "/tmp"})).out, "/dev/shm:\n\n/tmp:\n");
 }
 
+TEST_F(MpiWorkers, OfTwoHostsThatOneCommandHasStartedAreStartedAgainWhenOneIsKilled) {
+    if (const auto reason = SshHosts::why_not()) GTEST_SKIP() << *reason;
+    Hosts hosts(2);
+    const SshHosts ssh(hosts);
+    const std::string file = hosts.shared() + "/killed";
+    const Outcome outcome = run(hosts.command(0, ddprun_with({"--hosts=node00,node01", "--nproc-per-node=2", "--max-restarts=1"}, "MPI_PROBE", {"kill-once", "3", file})));
+    EXPECT_EQ(outcome.status, 0) << outcome.err;
+    EXPECT_TRUE(std::filesystem::exists(file));
+    EXPECT_THAT(sorted_lines(outcome.out), kRingOfFour);
+}
+
 TEST_F(MpiWorkers, AreWhatRunsAndNoDaemonsOfMpi) {
     const std::string marker = "PROBE_JOB=" + unique_name("mpi");
     Program job(ddprun_with({"--nproc-per-node=2"}, "MPI_PROBE", {"hold"}), over_loopback(marker));
@@ -191,6 +202,27 @@ TEST_F(MpiWorkers, OfADdprunUnderMpirunAreItsOwnWorld) {
     if (!has("OPEN_MPI")) GTEST_SKIP() << "no mpirun of Open MPI on this machine";
     std::vector<std::string> command = {path_of("OPEN_MPI"), "--allow-run-as-root", "-n", "1"};
     for (const std::string& word : ddprun_with({"--nproc-per-node=4"}, "MPI_PROBE", {})) command.push_back(word);
+    const Outcome outcome = run(command, over_loopback());
+    EXPECT_EQ(outcome.status, 0) << outcome.err;
+    EXPECT_THAT(sorted_lines(outcome.out), kRingOfFour);
+}
+
+TEST_F(MpiWorkers, ThatGetTheOuterLaunchersVariablesSpeakWithThatOne) {
+    if (!has("OPEN_MPI")) GTEST_SKIP() << "no mpirun of Open MPI on this machine";
+    std::vector<std::string> command = {path_of("OPEN_MPI"), "--allow-run-as-root", "--oversubscribe", "-n", "4"};
+    for (const std::string& word : ddprun_with({"--per-rank", "--pass-mpi-env"}, "MPI_PROBE", {})) command.push_back(word);
+    const TemporaryDirectory directory;  // where the ddprun meet: PMIx is the workers'
+    RunOptions options = over_loopback();
+    options.environment.push_back("DDPRUN_EXCHANGE_DIR=" + directory.path());
+    const Outcome outcome = run(command, options);
+    EXPECT_EQ(outcome.status, 0) << outcome.err;
+    EXPECT_THAT(sorted_lines(outcome.out), kRingOfFour);
+}
+
+TEST_F(MpiWorkers, OfADdprunPerRankAreOneWorldToo) {
+    if (!has("OPEN_MPI")) GTEST_SKIP() << "no mpirun of Open MPI on this machine";
+    std::vector<std::string> command = {path_of("OPEN_MPI"), "--allow-run-as-root", "--oversubscribe", "-n", "4"};
+    for (const std::string& word : ddprun_with({"--per-rank"}, "MPI_PROBE", {})) command.push_back(word);
     const Outcome outcome = run(command, over_loopback());
     EXPECT_EQ(outcome.status, 0) << outcome.err;
     EXPECT_THAT(sorted_lines(outcome.out), kRingOfFour);
