@@ -5,10 +5,12 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 
 #include "env/io/file.h"
 #include "env/io/socket.h"
+#include "env/os/proc_stat.h"
 #include "env/os/process_tree.h"
 #include "env/os/spawn.h"
 #include "env/os/system.h"
@@ -41,14 +43,26 @@ void resize(int pipe, std::size_t bytes) {
     ::fcntl(pipe, F_SETPIPE_SZ, static_cast<int>(bytes));
 }
 
+/// Of whoever was this process before exec: a shell's background jobs, PBS's relay of other hosts' output.
+std::vector<pid_t> children_from_before() {
+    siginfo_t ignored{};
+    if (::waitid(P_ALL, 0, &ignored, WEXITED | WNOHANG | WNOWAIT) != 0) return {};  // there is none
+    std::vector<pid_t> children = descendants_of(::getpid(), "/proc");
+    std::erase_if(children, [](pid_t pid) {
+        const std::optional<ProcStat> stat = proc_stat_of(pid);
+        return !stat || stat->parent != ::getpid();
+    });
+    return children;
+}
+
 }  // namespace
 
-LinuxSystem::LinuxSystem() : slots_(std::make_unique<SpawnSlots>()) {}
+LinuxSystem::LinuxSystem() : slots_(std::make_unique<SpawnSlots>()), not_the_jobs_(children_from_before()) {}
 LinuxSystem::~LinuxSystem() = default;
 
 Result<pid_t> LinuxSystem::spawn(const SpawnSpec& spec) {
     Result<pid_t> pid = spawn_process(spec, *slots_);
-    if (pid && spec.is_tool) tools_.push_back(*pid);
+    if (pid && spec.is_tool) not_the_jobs_.push_back(*pid);
     return pid;
 }
 
@@ -67,13 +81,13 @@ std::optional<ChildExit> LinuxSystem::next_exit() {
 void LinuxSystem::reap(pid_t pid) {
     siginfo_t info{};
     ::waitid(P_PID, static_cast<id_t>(pid), &info, WEXITED | WNOHANG);
-    std::erase(tools_, pid);
+    std::erase(not_the_jobs_, pid);
 }
 
-std::vector<pid_t> LinuxSystem::descendants_of_tools() const {
-    std::vector<pid_t> all;
-    for (const pid_t tool : tools_) {
-        const std::vector<pid_t> its = descendants_of(tool, "/proc");
+std::vector<pid_t> LinuxSystem::spared() const {
+    std::vector<pid_t> all = not_the_jobs_;
+    for (const pid_t one : not_the_jobs_) {
+        const std::vector<pid_t> its = descendants_of(one, "/proc");
         all.insert(all.end(), its.begin(), its.end());
     }
     std::sort(all.begin(), all.end());
@@ -82,9 +96,7 @@ std::vector<pid_t> LinuxSystem::descendants_of_tools() const {
 
 std::vector<pid_t> LinuxSystem::descendants() {
     std::vector<pid_t> all = descendants_of(::getpid(), "/proc");
-    std::erase_if(all, [this, of_tools = descendants_of_tools()](pid_t pid) {
-        return std::find(tools_.begin(), tools_.end(), pid) != tools_.end() || std::binary_search(of_tools.begin(), of_tools.end(), pid);
-    });
+    std::erase_if(all, [spared = spared()](pid_t pid) { return std::binary_search(spared.begin(), spared.end(), pid); });
     return all;
 }
 

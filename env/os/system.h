@@ -73,8 +73,9 @@ class System {
     [[nodiscard]] virtual std::optional<ChildExit> next_exit() = 0;
     virtual void reap(pid_t pid) = 0;
 
-    /// Every living descendant of this process other than itself, its tools and what these have started, from /proc, children first. One that is just
-    /// being born can be missed: ask again until there is none.
+    /// Every living descendant of this process other than itself, from /proc, children first; without its tools, the children
+    /// that it had before this object was made, and what these have started. One that is just being born can be missed: ask
+    /// again until there is none.
     [[nodiscard]] virtual std::vector<pid_t> descendants() = 0;
 
     /// CLOEXEC pipe: {read end (non-blocking), write end}. `buffer_bytes` is a wish: a user's limit may refuse it.
@@ -114,9 +115,9 @@ class LinuxSystem final : public System {
     Result<UniqueFd> make_error_file() override;
 
   private:
-    [[nodiscard]] std::vector<pid_t> descendants_of_tools() const;  ///< in order
+    [[nodiscard]] std::vector<pid_t> spared() const;  ///< not_the_jobs_ with what they have started, in order
     std::unique_ptr<SpawnSlots> slots_;
-    std::vector<pid_t> tools_;  ///< not yet reaped
+    std::vector<pid_t> not_the_jobs_;  ///< our tools, and children from before; not yet reaped
 };
 
 /// Orphaned grandchildren become our children and are seen by next_exit. Error: System.

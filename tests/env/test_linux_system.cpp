@@ -135,6 +135,21 @@ TEST(Descendants, LeaveOutTheToolsOfOurs) {
     system.reap(*tool);
 }
 
+TEST(Descendants, LeaveOutChildrenFromBefore) {
+    LinuxSystem before;
+    const Started old = start(before, "sleep 1000 >/dev/null & echo $!; wait");
+    (void)read_pid(old.output.get());
+    LinuxSystem system;
+    EXPECT_TRUE(system.descendants().empty()) << "nor what they have started";
+    const Result<pid_t> own = system.spawn(program("/bin/sleep", {"1000"}));
+    ASSERT_TRUE(own);
+    EXPECT_THAT(system.descendants(), ElementsAre(*own));
+    for (const pid_t pid : {old.pid, *own}) {
+        EXPECT_TRUE(system.signal_group(pid, SIGKILL));
+        system.reap(wait_for_exit(system).pid);
+    }
+}
+
 TEST(Descendants, ListsChildrenBeforeParentsAcrossSessions) {
     LinuxSystem system;
     const Started leader = start(system, "setsid sh -c 'sleep 1000 & echo $!; echo $$; wait' & wait");

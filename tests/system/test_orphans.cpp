@@ -27,6 +27,15 @@ TEST(Orphans, NothingOutlivesAJobThatEndsWell) {
     EXPECT_TRUE(processes_with(job.variable).empty());
 }
 
+TEST(Orphans, ChildrenOfTheShellThatBecameDdprunAreNotTheJobs) {
+    const Marked job;
+    const Outcome outcome = run({"sh", "-c", "sleep 1000 >/dev/null 2>&1 & exec \"$@\"", "sh", path_of("DDPRUN"), "--nproc-per-node=1", path_of("PROBE"), "daemon", "exit", "0"}, job.options);
+    EXPECT_EQ(outcome.status, 0) << outcome.err;
+    const std::vector<pid_t> left = processes_with(job.variable);
+    EXPECT_EQ(left.size(), 1U) << "the shell's, without the worker's daemon";
+    for (const pid_t pid : left) ::kill(pid, SIGKILL);
+}
+
 TEST(Orphans, AGrandchildThatHoldsStdoutDoesNotHoldTheJob) {
     const Marked job;
     const Outcome outcome = run(ddprun_probe({"--nproc-per-node=1"}, {"daemon", "say", "done", "exit", "0"}), job.options);
