@@ -150,7 +150,7 @@ TEST_F(Pbs, QdelSendsSigtermToEveryProcessOfTheJobOnAllHosts) {
 TEST_F(Pbs, FromQdelOnTheStandardOutputOfTasksOnOtherHostsIsABrokenPipe) {
     const std::string id = user_->submit("pbsdsh -n 2 -- /bin/sh -c 'trap \": >" + user_->file("asked") + "\" TERM; trap : PIPE; echo up;"
                                              "while [ ! -e " + user_->file("asked") + " ]; do sleep 0.05; done;"
-                                             "while echo late 2>/dev/null; do sleep 0.05; done; touch " + user_->file("broken") + "' &\n" +
+                                             "while echo late 2>/dev/null; do sleep 0.05; done; : >" + user_->file("broken") + "' &\n" +
                                              path_of("PROBE") + " ignore 15 await " + user_->file("broken") + " say kept", on_three_hosts({"-k", "doe"}));
     ASSERT_TRUE(user_->await_output("up"));
     EXPECT_EQ(user_->run({"qdel", id}).status, 0);
