@@ -229,13 +229,18 @@ TEST_F(MpiWorkers, OfADdprunPerRankAreOneWorldToo) {
 }
 
 TEST_F(MpiWorkers, WithPmixOffAreOneEach) {
-    const Outcome outcome = run(ddprun_with({"--nproc-per-node=2", "--pmix=off"}, "MPI_PROBE", {}), over_loopback());
+    const TemporaryDirectory directory;  // for the daemons that Open MPI starts then
+    RunOptions options = over_loopback();
+    options.environment.push_back("TMPDIR=" + directory.path());
+    const Outcome outcome = run(ddprun_with({"--nproc-per-node=2", "--pmix=off"}, "MPI_PROBE", {}), options);
     EXPECT_EQ(outcome.status, 0) << outcome.err;
     EXPECT_THAT(sorted_lines(outcome.out), ElementsAre("rank 0 of 1: ring 1, sum 0", "rank 0 of 1: ring 1, sum 0"));
 }
 
 TEST_F(MpiWorkers, WhereLibpmixIsMissingAreOneEachAndTheUserIsToldWhy) {
+    const TemporaryDirectory directory;  // for the daemons that Open MPI starts then
     RunOptions options = over_loopback();
+    options.environment.push_back("TMPDIR=" + directory.path());
     options.environment.push_back("DDPRUN_PMIX_LIBRARY=/nonexistent/libpmix.so.2");
     const Outcome outcome = run(ddprun_with({"--nproc-per-node=2"}, "MPI_PROBE", {}), options);
     EXPECT_EQ(outcome.status, 0) << outcome.err;
