@@ -4,6 +4,7 @@
 #include <poll.h>
 
 #include <algorithm>
+#include <optional>
 
 #include "env/nodes/gather.h"
 #include "env/text.h"
@@ -13,6 +14,8 @@ namespace {
 
 constexpr Duration kFirstTry = std::chrono::milliseconds(500);
 constexpr Duration kLongestTry = std::chrono::seconds(8);
+/// How long the other addresses still may answer when one has refused us: another's server has the port, or the secret is wrong.
+constexpr Duration kAfterRefusal = std::chrono::seconds(10);
 /// How long a kept meeting point is believed before it is looked at again.
 constexpr Duration kBelief = std::chrono::seconds(3);
 
@@ -29,6 +32,7 @@ bool is_final(const Error& error) { return error.code == Errc::Refused || error.
 
 Result<Reached> reach(const std::vector<Endpoint>& candidates, const ClientOptions& options, TimePoint deadline) {
     Error last{Errc::NotFound, "no address is known", 0};
+    std::optional<Error> refusal;
     for (Duration patience = kFirstTry; !candidates.empty(); patience = std::min(2 * patience, kLongestTry)) {
         bool may_get_better = false;
         for (const Endpoint& candidate : candidates) {
@@ -37,10 +41,13 @@ Result<Reached> reach(const std::vector<Endpoint>& candidates, const ClientOptio
             if (client) return Reached{candidate, *std::move(client)};
             last = client.error();
             may_get_better = may_get_better || !is_final(last);
+            if (!is_final(last) || refusal) continue;
+            refusal = last;
+            deadline = std::min(deadline, deadline_after(MonotonicClock::now(), kAfterRefusal));
         }
-        if (!may_get_better) return last.with("none of " + names_of(candidates) + " is the server");
-        if (MonotonicClock::now() >= deadline) break;
+        if (!may_get_better || MonotonicClock::now() >= deadline) break;
     }
+    if (refusal) return refusal->with("none of " + names_of(candidates) + " is the server");
     return Error{Errc::Timeout, fmt::format("none of {} answers: {}", names_of(candidates), last.what), 0};
 }
 
