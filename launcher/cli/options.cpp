@@ -203,6 +203,9 @@ class Contradictions {
     }
 
     [[nodiscard]] Status check_ranks() const {
+        if (draft_.spec.pass_mpi_env && draft_.spec.pmix == PmixUse::On) {
+            return both("pass-mpi-env", "pmix", "a worker has one PMIx server, the launcher's or ddprun's");
+        }
         if (!draft_.spec.per_rank) return {};
         const WorkerCount& workers = draft_.spec.workers;
         const bool is_one = workers.kind == WorkerCount::Kind::Number && workers.number == 1;
@@ -301,6 +304,7 @@ Result<CommandLine> build(const Words& words, const EnvironmentLookup& env) {
     if (!words.program) return invalid("no program given (usage: ddprun [options] program [arguments])");
     if (const Status settled = settle_rendezvous(words.given, draft); !settled) return settled.error();
     settle_output(words.given, draft.spec.output);
+    if (draft.spec.pass_mpi_env) draft.spec.pmix = PmixUse::Off;
     draft.spec.failure_grace = std::min(draft.spec.failure_grace, draft.spec.shutdown_timeout);
     draft.spec.program = {program_kind(draft), *words.program, words.arguments};
     line.spec = std::move(draft.spec);

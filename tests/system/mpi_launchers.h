@@ -32,6 +32,13 @@ inline std::vector<std::string> hydra(int ranks, const std::vector<std::string>&
     return join_words(std::move(command), program);
 }
 
+/// What is left of an Open MPI rank's environment when only PMIx speaks, as under prterun.
+inline std::vector<std::string> with_pmix_only(const std::vector<std::string>& program) {
+    return join_words({"env", "-u", "OMPI_COMM_WORLD_RANK", "-u", "OMPI_COMM_WORLD_SIZE", "-u",
+                       "OMPI_COMM_WORLD_LOCAL_RANK", "-u", "OMPI_COMM_WORLD_LOCAL_SIZE"},
+                      program);
+}
+
 /// A program that starts commands on these hosts as ssh does ("ssh [options] HOST WORD..."), without any sshd.
 inline std::string remote_shell(const Hosts& hosts) {
     const std::string path = hosts.shared() + "/remote_shell";

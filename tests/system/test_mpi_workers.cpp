@@ -22,13 +22,6 @@ using ::testing::HasSubstr;
 std::vector<std::string> sum_of_ranks() { return {path_of("SUM_OF_RANKS")}; }
 const char* const kFourRanks = "4 workers, the sum of their ranks is 6\n";
 
-/// What is left of an Open MPI rank's environment when only PMIx speaks, as under prterun.
-std::vector<std::string> with_pmix_only(const std::vector<std::string>& program) {
-    return join_words({"env", "-u", "OMPI_COMM_WORLD_RANK", "-u", "OMPI_COMM_WORLD_SIZE", "-u",
-                       "OMPI_COMM_WORLD_LOCAL_RANK", "-u", "OMPI_COMM_WORLD_LOCAL_SIZE"},
-                      program);
-}
-
 class UnderOpenMpi : public ::testing::Test {
     void SetUp() override {
         if (!has("OPEN_MPI")) GTEST_SKIP() << "no mpirun of Open MPI on this machine";
@@ -158,6 +151,15 @@ TEST_P(WithoutDdprun, NothingToMeetByIsAnErrorAtOnceWithTheRemedy) {
     const Outcome outcome = run(GetParam().command(2, join_words({"env", "DDPRUN_EXCHANGE=none"}, each_on_its_node(sum_of_ranks())), {}));
     EXPECT_NE(outcome.status, 0);
     EXPECT_THAT(outcome.err, AllOf(HasSubstr("nothing carries where they meet"), HasSubstr("DDPRUN_EXCHANGE=none"), HasSubstr("start them with ddprun")));
+}
+
+TEST_F(UnderOpenMpi, RanksOnTwoHostsMeetWherePmixAloneSpeaks) {
+    if (!built_with_pmix()) GTEST_SKIP() << "built without PMIx";
+    if (const auto reason = Hosts::why_not()) GTEST_SKIP() << *reason;
+    const Hosts hosts(2);
+    const Outcome outcome = run(open_mpi_on(hosts, 2, with_pmix_only(ddp_probe("place"))));
+    EXPECT_EQ(outcome.status, 0) << outcome.err;
+    EXPECT_THAT(outcome.out, AllOf(HasSubstr("rank 1/4 local 1/2 node 0/2"), HasSubstr("rank 2/4 local 0/2 node 1/2"), HasSubstr("counted 4\n")));
 }
 
 /// A task of srun, as its variables tell it.

@@ -126,7 +126,7 @@ TEST_F(OnTwoHosts, ANodeThatFindsNobodySaysWhereItLookedAndIsStoppedBySigterm) {
 
 TEST_F(OnTwoHosts, AnotherSecretOnTheOtherHostIsToldWithTheRemedy) {
     const Hosts hosts(2);
-    const std::vector<std::string> command = ddprun_probe({"--rdzv-conf=join_timeout=20"}, {"say", "started"});
+    const std::vector<std::string> command = ddprun_probe({"--rdzv-conf=join_timeout=150"}, {"say", "started"});
     Program first(hosts.command(0, as_step_task(0, join_words({"env", "DDPRUN_TOKEN=one"}, command))));
     Program second(hosts.command(1, as_step_task(1, join_words({"env", "DDPRUN_TOKEN=other"}, command))));
     const Outcome one = second.wait();
@@ -202,6 +202,21 @@ TEST_P(Under, SeveralDdprunThatWouldEachStartANodesWorkersAreRefused) {
     EXPECT_THAT(outcome.err, AllOf(HasSubstr("2 ddprun were started on this node"), HasSubstr("--per-rank"), HasSubstr("--standalone")));
 }
 
+TEST(PerRank, WhatContradictsItIsRefusedWithBoth) {
+    const std::pair<std::vector<std::string>, const char*> lines[] = {{{"--per-rank", "--nproc-per-node=2"}, "--nproc-per-node 2"},
+                                                                      {{"--per-rank", "--standalone"}, "--standalone"},
+                                                                      {{"--per-rank", "--virtual-local-rank"}, "--virtual-local-rank"},
+                                                                      {{"--pass-mpi-env", "--pmix=on"}, "--pmix"}};
+    for (const auto& [options, other] : lines) {
+        const Outcome outcome = run(ddprun_probe(options, {"say", "started"}));
+        EXPECT_EQ(outcome.status, 64);
+        EXPECT_THAT(outcome.err, AllOf(HasSubstr(options.front()), HasSubstr(other), HasSubstr("contradict")));
+    }
+    const Outcome alone = run(ddprun_probe({"--per-rank"}, {"say", "started"}));
+    EXPECT_EQ(alone.status, 64);
+    EXPECT_THAT(alone.err, HasSubstr("no mpiexec or srun started this ddprun"));
+}
+
 TEST_P(Under, AnotherNumberOfNodesThanTheLaunchersIsRefusedWithBoth) {
     const Outcome outcome = launch(2, ddprun_probe({"--nnodes=3"}, {"say", "started"}));
     EXPECT_EQ(outcome.status, 64);
@@ -254,6 +269,40 @@ TEST_P(Under, ADeadHostEndsTheJobOnTheOther) {
     } else {
         EXPECT_FALSE(job.wait().timed_out);
     }
+}
+
+TEST(UnderOpenMpi, NodesMeetWherePmixAloneSpeaks) {
+    if (!has("OPEN_MPI")) GTEST_SKIP() << "no mpirun of Open MPI on this machine";
+    if (const auto reason = Hosts::why_not()) GTEST_SKIP() << *reason;
+    const Hosts hosts(2);
+    const Outcome outcome = run(open_mpi_on(hosts, 1, with_pmix_only(ddprun_probe({"--nproc-per-node=2"}, {"env", "RANK"}))));
+    EXPECT_EQ(outcome.status, 0) << outcome.err;
+    EXPECT_THAT(outcome.out, AllOf(HasSubstr("[1]: RANK=1\n"), HasSubstr("[3]: RANK=3\n")));
+    EXPECT_THAT(outcome.err, AllOf(HasSubstr("launcher=pmix"), HasSubstr("told by PMIx")));
+}
+
+TEST(UnderOpenMpi, AProgramThatSpeaksMpiTakesTheRanksPlaceWhereItIsPassedOn) {
+    if (!has("OPEN_MPI") || !has("MPI_PROBE")) GTEST_SKIP() << "no Open MPI on this machine";
+    const TemporaryDirectory shared;
+    const Outcome outcome = run(open_mpi(2, join_words({"env", "DDPRUN_EXCHANGE_DIR=" + shared.path()},
+                                                       ddprun({"--per-rank", "--pass-mpi-env"}, {path_of("MPI_PROBE")}))));
+    EXPECT_EQ(outcome.status, 0) << outcome.err;
+    EXPECT_THAT(outcome.out, HasSubstr("of 2")) << outcome.err;
+    EXPECT_THAT(outcome.err, HasSubstr("told by a file in " + shared.path()));
+    EXPECT_TRUE(std::filesystem::is_empty(shared.path())) << "something is left behind";
+}
+
+TEST(UnderHydra, TheDescriptorOfPmiIsPassedOnWhereTheUserSaysSo) {
+    if (!has("HYDRA")) GTEST_SKIP() << "no mpiexec.hydra on this machine";
+    const Outcome without = run(hydra(1, ddprun_probe({}, {"env", "PMI_FD", "fds"})));
+    EXPECT_THAT(without.out, HasSubstr("PMI_FD unset\n"));
+    const Outcome with = run(hydra(1, ddprun_probe({"--pass-mpi-env"}, {"env", "PMI_FD", "fds"})));
+    EXPECT_EQ(with.status, 0) << with.err;
+    const std::size_t at = with.out.find("PMI_FD=");
+    ASSERT_NE(at, std::string::npos) << with.out;
+    const std::string number = with.out.substr(at + 7, with.out.find('\n', at) - at - 7);
+    EXPECT_THAT(with.out.substr(with.out.find("fds:")), HasSubstr(" " + number)) << with.out;
+    EXPECT_THAT(without.out.substr(without.out.find("fds:")), Not(HasSubstr(" " + number + " "))) << without.out;
 }
 
 // Hydra forwards SIGTERM to all ranks at once and waits.
