@@ -114,12 +114,14 @@ TEST_F(StartSlurm, AKilledDdprunOfTheOtherHostEndsTheJobAndLeavesNothing) {
     EXPECT_TRUE(all_gone("PROBE_JOB=" + mark_));
 }
 
-TEST_F(StartSlurm, OneDdprunPerNodeUnderSrunIsOneJobWhoseSecretIsTheUsers) {
-    std::vector<std::string> command{"srun", "-N2", "--ntasks-per-node=1"};
-    for (const std::string& word : ddprun_probe({"--nproc-per-node=2", "--rdzv-endpoint=node00:29400"}, {"env", "RANK", "env", "WORLD_SIZE"})) command.push_back(word);
-    const Outcome outcome = slurm_->run(command);
-    EXPECT_EQ(outcome.status, 0) << outcome.err;
-    for (const char* line : {"[0]: RANK=0\n", "[3]: RANK=3\n", "[2]: WORLD_SIZE=4\n"}) EXPECT_THAT(outcome.out, HasSubstr(line)) << outcome.err;
+TEST_F(StartSlurm, OneDdprunPerNodeUnderSrunIsOneJobWhateverSrunOffers) {
+    for (const char* mpi : {"none", "pmi2", "pmix"}) {
+        std::vector<std::string> command{"srun", "-N2", "--ntasks-per-node=1", std::string("--mpi=") + mpi};
+        for (const std::string& word : ddprun_probe({"--nproc-per-node=2"}, {"env", "RANK", "env", "WORLD_SIZE"})) command.push_back(word);
+        const Outcome outcome = slurm_->run(command);
+        EXPECT_EQ(outcome.status, 0) << mpi << outcome.err;
+        for (const char* line : {"[0]: RANK=0\n", "[3]: RANK=3\n", "[2]: WORLD_SIZE=4\n"}) EXPECT_THAT(outcome.out, HasSubstr(line)) << mpi << outcome.err;
+    }
 }
 
 }  // namespace
