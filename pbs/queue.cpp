@@ -1,0 +1,150 @@
+#include "pbs/queue.h"
+
+#include <fmt/core.h>
+
+#include <algorithm>
+#include <array>
+#include <cctype>
+#include <functional>
+#include <map>
+#include <vector>
+
+#include "env/json.h"
+#include "env/text.h"
+
+namespace ddprun::pbs {
+namespace {
+
+using Attributes = std::map<std::string, std::string, std::less<>>;
+
+Error no_such_job() { return {Errc::NotFound, "qstat does not know the job", 0}; }
+
+/// "node01.site:/home/u/train.o12" without the host.
+std::string without_host(const std::string& path) {
+    const std::size_t colon = path.find(':');
+    return colon == std::string::npos || colon > path.find('/') ? path : path.substr(colon + 1);
+}
+
+QueuedJob job_of(std::string id, const Attributes& attributes) {
+    const auto value = [&](std::string_view name) {
+        const auto found = attributes.find(name);
+        return found == attributes.end() ? std::string() : found->second;
+    };
+    QueuedJob job;
+    job.id = std::move(id);
+    job.state = value("job_state");
+    job.queue = value("queue");
+    job.comment = value("comment");
+    job.exec_host = value("exec_host");
+    job.output = without_host(value("Output_Path"));
+    const std::string status = value("Exit_status").empty() ? value("exit_status") : value("Exit_status");
+    if (const Result<std::int64_t> number = parse_int_between(status, -1000, 1000)) job.exit_status = static_cast<int>(*number);
+    job.run_count = static_cast<int>(parse_int_between(value("run_count"), 0, 1'000'000).value_or(0));
+    return job;
+}
+
+Result<QueuedJob> job_in_json(const Json& answer) {
+    const std::vector<Json::Member>& jobs = answer["Jobs"].members();
+    if (jobs.empty() || !jobs.front().value.is_object()) return no_such_job();
+    Attributes attributes;
+    for (const Json::Member& one : jobs.front().value.members()) {
+        // OpenPBS writes some numbers with quotes and some without.
+        if (one.value.is_text()) attributes[one.name] = one.value.text();
+        else if (one.value.is_number()) attributes[one.name] = to_text(one.value);
+    }
+    return job_of(jobs.front().name, attributes);
+}
+
+/// A long value goes on in the next line, behind a tab.
+std::string without_folds(std::string_view text) {
+    std::string unfolded;
+    for (std::size_t i = 0; i < text.size(); ++i) {
+        if (text[i] == '\n' && i + 1 < text.size() && text[i + 1] == '\t') ++i;
+        else unfolded += text[i];
+    }
+    return unfolded;
+}
+
+Result<QueuedJob> job_in_text(std::string_view answer) {
+    constexpr std::string_view kBegin = "Job Id: ";
+    const std::string text = without_folds(answer);
+    std::string id;
+    Attributes attributes;
+    for (const std::string_view line : split(text, '\n')) {
+        if (line.starts_with(kBegin) && !id.empty()) break;  // of one job only
+        if (line.starts_with(kBegin)) id = trim(line.substr(kBegin.size()));
+        const std::size_t equals = line.find(" = ");
+        if (id.empty() || equals == std::string_view::npos) continue;
+        attributes.emplace(trim(line.substr(0, equals)), trim(line.substr(equals + 3)));
+    }
+    if (id.empty()) return no_such_job();
+    return job_of(std::move(id), attributes);
+}
+
+/// The number of a job, with an array's brackets: "12" of "12.pbs01", also where a table has cut the rest.
+std::string_view number_of(std::string_view id) { return id.substr(0, id.find('.')); }
+
+}  // namespace
+
+Result<QueuedJob> parse_job(std::string_view answer) {
+    if (const std::optional<Json> json = parse_json_object(answer)) return job_in_json(*json);
+    return job_in_text(answer);
+}
+
+Result<std::string> parse_submitted(std::string_view out) {
+    // Sites' hooks may say something before it.
+    std::string_view last;
+    for (const std::string_view line : split(out, '\n')) {
+        if (!trim(line).empty()) last = trim(line);
+    }
+    const bool is_id = !last.empty() && std::isdigit(static_cast<unsigned char>(last.front())) != 0 && last.find(' ') == std::string_view::npos;
+    if (!is_id) return Error{Errc::Protocol, fmt::format("qsub: '{}' is no job id", excerpt(last)), 0};
+    return std::string(last);
+}
+
+std::optional<QueuePlace> place_in_queue(std::string_view table, std::string_view job, std::string_view queue) {
+    QueuePlace result;
+    for (const std::string_view line : split(table, '\n')) {
+        std::vector<std::string_view> words = split(line, ' ');
+        std::erase_if(words, [](std::string_view word) { return trim(word).empty(); });
+        // "Job id  Name  User  Time Use  S  Queue": a name has no spaces.
+        if (words.size() < 6 || std::isdigit(static_cast<unsigned char>(words[0].front())) == 0 || words[words.size() - 2] != "Q") continue;
+        if (!queue.starts_with(words.back())) continue;  // the column may have cut its name
+        ++result.waiting;
+        if (number_of(words[0]) == number_of(job)) result.place = result.waiting;
+    }
+    return result.place == 0 ? std::nullopt : std::optional(result);
+}
+
+std::string hosts_of(std::string_view exec_host) {
+    std::vector<std::string> hosts;
+    for (const std::string_view place : split(exec_host, '+')) {
+        std::string host(place.substr(0, place.find('/')));
+        if (!host.empty() && std::find(hosts.begin(), hosts.end(), host) == hosts.end()) hosts.push_back(std::move(host));
+    }
+    return join(hosts, ", ");
+}
+
+int exit_code_of(int exit_status) {
+    if (exit_status < 0) return 1;
+    return exit_status >= 256 ? 128 + (exit_status - 256) % 128 : exit_status;
+}
+
+std::string_view meaning_of(int exit_status) {
+    struct Row { int code; std::string_view meaning; };
+    static constexpr std::array<Row, 11> rows = {{{-3, "it could not be started and is tried again"},
+                                                  {-11, "it was put back into the queue"},
+                                                  {-14, "another host of the job failed"},
+                                                  {-18, "a hook put it back into the queue"},
+                                                  {-20, "its first host failed"},
+                                                  {-24, "a limit on CPU time was exceeded"},
+                                                  {-25, "a limit on memory was exceeded"},
+                                                  {-26, "a limit on memory was exceeded"},
+                                                  {-27, "a limit on CPUs was exceeded"},
+                                                  {-28, "a limit on CPUs was exceeded"},
+                                                  {-29, "the walltime was exceeded"}}};
+    const auto* found = std::find_if(rows.begin(), rows.end(), [&](const Row& row) { return row.code == exit_status; });
+    return found == rows.end() ? std::string_view() : found->meaning;
+}
+
+}  // namespace ddprun::pbs
