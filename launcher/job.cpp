@@ -26,6 +26,7 @@
 #include "launcher/ask/inquiry.h"
 #include "launcher/ask/job_questions.h"
 #include "launcher/ask/observation.h"
+#include "launcher/batch/requeue_run.h"
 #include "launcher/exit_codes.h"
 #include "launcher/guard/descriptors.h"
 #include "launcher/guard/job_cgroup.h"
@@ -59,6 +60,8 @@ namespace {
 constexpr Duration kFarewell = std::chrono::seconds(10);
 /// How long other nodes may keep us from being suspended.
 constexpr Duration kSuspension = std::chrono::seconds(1);
+/// With --requeue, where no --walltime-notice is given: for a checkpoint, and for the scheduler's answer.
+constexpr Duration kRequeueNotice = std::chrono::minutes(2);
 /// How often signals are looked at while nobody reads the last lines.
 constexpr Duration kFlushLook = std::chrono::milliseconds(100);
 
@@ -112,6 +115,8 @@ class Job final : public rdzv::ServerHandler, public rdzv::AgentLinkHandler {
     Status build();
     Status build_guards();
     Status build_pmix();
+    Status begin_run();
+    void end_run();
     Status contend_for_head(const HeadChoice& choice);
     Status build_head(const HeadChoice& choice);
     /// With several nodes a given --master-port is where the controller itself listens, unless they met elsewhere.
@@ -188,6 +193,8 @@ class Job final : public rdzv::ServerHandler, public rdzv::AgentLinkHandler {
     std::unique_ptr<rdzv::AgentLink> link_;
     std::unique_ptr<Observation> observation_;
     std::unique_ptr<WalltimeWatch> walltime_;  ///< on the head only: one question to the scheduler, not one per node
+    std::optional<RequeueRun> run_;            ///< on the head, where the job is put back into its queue
+    std::optional<JobEnd> ended_;              ///< of the job, on the head
     std::unique_ptr<Inquiry> inquiry_;
     std::unique_ptr<JobQuestions> questions_;
     std::unique_ptr<HangWatch> hang_watch_;   ///< on the head, with --hang-timeout
@@ -210,6 +217,9 @@ Status Job::build() {
     Result<JobToken> token = token_of(setup_);
     if (!token) return token.error();
     token_ = *std::move(token);
+    if (choice->is_head) {
+        if (const Status run = begin_run(); !run) return run;
+    }
     // Not through the log: --quiet does not hide who else can join.
     if (!token_.warning.empty()) ddprun::print(stderr, "ddprun: {}\n", token_.warning);
     if (const Status status = os::become_subreaper(); !status) return status;
@@ -279,6 +289,23 @@ Status Job::watch_starter() {
         log_.info("what started this ddprun has ended: stopping");
         act_on(SIGTERM, SignalAction::Stop);
     });
+}
+
+/// What a batch job's last run has left.
+Status Job::begin_run() {
+    Result<std::optional<RequeueRun>> run =
+        RequeueRun::begin(setup_.spec.requeue, setup_.spec.output.log_dir, [this](const std::string& line) { log_.info("{}", line); });
+    if (!run) return run.error();
+    run_ = *std::move(run);
+    if (run_ && setup_.spec.walltime_notice == Duration::zero()) setup_.spec.walltime_notice = kRequeueNotice;
+    return {};
+}
+
+/// The last act: a scheduler may end us for it.
+void Job::end_run() {
+    if (!run_ || !ended_) return;
+    const bool at_walltime = was_ended_from_outside(*ended_) && walltime_->end() && !walltime_note(*walltime_->end() - MonotonicClock::now()).empty();
+    run_->finish(*ended_, at_walltime, [](const std::string& line) { ddprun::print(stderr, "ddprun: {}\n", printable(line)); });
 }
 
 /// Two that begin to listen at the same moment are both refused by the kernel, and nobody listens: whoever finds nobody
@@ -494,6 +521,7 @@ Result<int> Job::run() {
     }
     const int code = say_how_it_ended();
     flush_output();
+    end_run();
     return code;
 }
 
@@ -675,6 +703,7 @@ int Job::say_how_it_ended() {
     const int code = exit_code(end);
     if (code != 0) tell_launcher_above({.message = headline(end)}, root_cause(end.workers), code);
     output_->say_last(render_report(end, terminal_width()));
+    ended_ = std::move(end);
     return code;
 }
 

@@ -78,6 +78,17 @@ struct RestartSpec {
     Duration backoff_max = std::chrono::seconds(60);
 };
 
+/// Whether a batch job that ran out of time is put back into its queue.
+struct RequeueSpec {
+    enum class Mode : std::uint8_t {
+        No,
+        Auto,  ///< where we can
+        Self,  ///< by us: the job does not start where we cannot
+    } mode = Mode::No;
+    int limit = 10;      ///< times that it is put back, in all
+    std::string script;  ///< PBS: the job script, as its user knows it; relative to where the job was submitted
+};
+
 /// Streams of a worker, as torchrun's Std bit mask.
 enum class Streams : std::uint8_t { None = 0, Out = 1, Err = 2, All = 3 };
 constexpr bool has(Streams set, Streams one) {
@@ -138,6 +149,7 @@ struct JobSpec {
     RendezvousSpec rendezvous;
     StartSpec start;
     RestartSpec restart;
+    RequeueSpec requeue;
     OutputSpec output;
     std::string role = "default";
     std::map<int, SignalAction> signals;  ///< by signal number; see default_signals() in signals.h

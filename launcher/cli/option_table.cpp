@@ -343,6 +343,21 @@ OptionGroup start_options() {
               [](Draft& d, Text v) { return store(parse_span(v), d.spec.start.timeout); }}}};
 }
 
+Status set_requeue(Draft& draft, Text value) {
+    const Result<std::string> word = parse_choice(value, "no auto self");
+    if (!word) return word.error();
+    using Mode = RequeueSpec::Mode;
+    draft.spec.requeue.mode = *word == "no" ? Mode::No : *word == "auto" ? Mode::Auto : Mode::Self;
+    return {};
+}
+
+Status set_requeue_limit(Draft& draft, Text value) {
+    const Result<std::int64_t> limit = parse_int_between(value, 0, 1'000'000);
+    if (!limit) return limit.error();
+    draft.spec.requeue.limit = static_cast<int>(*limit);
+    return {};
+}
+
 OptionGroup supervision_options() {
     return {"Failures, restarts and signals",
             {{"max-restarts", 0, "N[/SPAN]", "", "Restarts before giving up, as in 3, or 3/1h: 3 within any hour. Default 0.",
@@ -365,6 +380,15 @@ OptionGroup supervision_options() {
               "Preempt the job so long before its walltime ends, where the scheduler (PBS, Torque, Slurm, LSF) tells it: notice, SIGTERM, "
               "--preempt-grace, exit code 75. Default 0: never. No restart begins less than 60 s before that, or before the end.",
               [](Draft& d, Text v) { return store(parse_span(v), d.spec.walltime_notice); }},
+             {"requeue", 0, "WHEN", "no auto self",
+              "Put a batch job back into its queue when its walltime ends it, or a failure that another run may not meet: self (by scontrol "
+              "requeue under Slurm, by qsub of --requeue-script under PBS; the job does not start where that cannot be), auto (where "
+              "it can be), no. Not without progress, not after a signal from its user or scheduler, nor a wrong configuration. Brings a "
+              "--walltime-notice of 2m. Default no.",
+              set_requeue},
+             {"requeue-limit", 0, "N", "", "At most so many times in all. Default 10.", set_requeue_limit},
+             {"requeue-script", 0, "FILE", "@file", "PBS: the job script, as it was given to qsub.",
+              [](Draft& d, Text v) { return store_text(v, d.spec.requeue.script); }},
              {"signals-to-handle", 0, "NAME,...", "", "Signals that stop the job, besides TERM, INT, HUP and QUIT.",
               set_stop_signals},
              {"signal", 0, "NAME=ACTION", "",
