@@ -10,8 +10,12 @@
 
 #include <cerrno>
 
+#include "env/io/file.h"
+#include "env/nodes/batch_job.h"
+#include "env/os/system.h"
 #include "env/text.h"
 #include "env/unique_fd.h"
+#include "env/worker_env.h"
 
 namespace ddprun {
 namespace {
@@ -40,10 +44,15 @@ void set_signals(posix_spawnattr_t& attributes) {
     ::posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETSIGMASK | POSIX_SPAWN_SETSIGDEF | POSIX_SPAWN_SETPGROUP);
 }
 
+std::vector<char*> pointers_to(std::vector<std::string>& words) {
+    std::vector<char*> all;
+    for (std::string& word : words) all.push_back(word.data());
+    all.push_back(nullptr);
+    return all;
+}
+
 Result<pid_t> start_command(std::vector<std::string> words, int out, int err) {
-    std::vector<char*> arguments;
-    for (std::string& word : words) arguments.push_back(word.data());
-    arguments.push_back(nullptr);
+    std::vector<std::string> variables = scheduler_environment(os::own_environment(), process_environment);
     posix_spawn_file_actions_t actions;
     posix_spawnattr_t attributes;
     ::posix_spawn_file_actions_init(&actions);
@@ -53,10 +62,9 @@ Result<pid_t> start_command(std::vector<std::string> words, int out, int err) {
     ::posix_spawn_file_actions_adddup2(&actions, err, 2);
     set_signals(attributes);
     pid_t child = -1;
-    const int failed = ::posix_spawnp(&child, words[0].c_str(), &actions, &attributes, arguments.data(), environ);
+    const int failed = ::posix_spawn(&child, words[0].c_str(), &actions, &attributes, pointers_to(words).data(), pointers_to(variables).data());
     ::posix_spawnattr_destroy(&attributes);
     ::posix_spawn_file_actions_destroy(&actions);
-    if (failed == ENOENT) return Error{Errc::NotFound, fmt::format("{}: not found in PATH", words[0]), 0};
     if (failed != 0) return Error::system(words[0], failed);
     return child;
 }
@@ -90,6 +98,8 @@ Result<CommandOutcome> run_scheduler_command(const std::vector<std::string>& com
     Result<OutputPipe> err = open_pipe();
     if (!out || !err) return (!out ? out : err).error();
     std::vector<std::string> words = command;
+    words[0] = find_executable(command[0], scheduler_search_path(process_environment));
+    if (words[0].empty()) return Error{Errc::NotFound, fmt::format("{}: not found in PATH", command[0]), 0};
     // glibc before 2.29 cannot change the directory of what it spawns.
     if (!directory.empty()) words.insert(words.begin(), {"/bin/sh", "-c", "cd \"$0\" && exec \"$@\"", directory});
     const Result<pid_t> child = start_command(std::move(words), out->write.get(), err->write.get());

@@ -15,7 +15,7 @@ struct CommandOutcome {
     std::string err;
 };
 
-/// Runs a program that is found in PATH, in `directory` ("": ours), with nothing to read, and waits for its end. It hears
+/// Runs a program that is found in PATH, or in a PBS job where its submitter had it, in `directory` ("": ours), with nothing to read, and waits for its end. It hears
 /// signals as any program does, also where ours are blocked. What it writes is cut at 16 MiB.
 /// Error: NotFound ("qsub: not found in PATH"), Timeout (it was killed), System.
 Result<CommandOutcome> run_scheduler_command(const std::vector<std::string>& command, Duration patience, const std::string& directory = "");

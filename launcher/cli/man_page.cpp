@@ -51,7 +51,7 @@ std::string options() {
 }
 
 std::string asking() {
-    std::string text = section("ASKING A RUNNING JOB");
+    std::string text = section("OTHER COMMANDS");
     for (const SubcommandRow& row : subcommands()) text += entry(fmt::format("ddprun {} {}", row.name, row.arguments), row.help);
     return text;
 }

@@ -253,7 +253,7 @@ std::string render_help() {
         text += fmt::format("\n{}:\n", group.title);
         for (const OptionRow& row : group.rows) text += help_of(row);
     }
-    text += "\nAsking a running job:\n" + render_subcommands();
+    text += "\nOther commands:\n" + render_subcommands();
     text +=
         "\nExit codes: 0 all workers succeeded; 1-127 that of the worker which failed first; 128+N it died\n"
         "of signal N; 64 wrong usage; 69 rendezvous failed; 70 internal error; 75 stopped by a signal or\n"

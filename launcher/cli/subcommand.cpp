@@ -6,6 +6,7 @@
 
 #include "env/print.h"
 #include "env/text.h"
+#include "launcher/cli/batch_options.h"
 #include "launcher/cli/command_words.h"
 #include "launcher/cli/option_values.h"
 #include "launcher/signals.h"
@@ -51,7 +52,9 @@ const std::vector<SubcommandRow>& subcommands() {
         {"logs", "[-r RANK] [-f]", "Print the log files of this attempt; -f follows them, across restarts, to the end of the job."},
         {"gpus", "[--json]", "The NVIDIA GPUs of this host: how busy they are, their memory. Asks the driver, no job."},
         {"env", "[options]", "What was detected here: CPUs, GPUs, allocation; and where each option's value comes from."},
-        {"doctor", "[options]", "Look for what is wrong with this machine: driver, GPUs, libraries, network, limits; with a short all-reduce."}};
+        {"doctor", "[options]", "Look for what is wrong with this machine: driver, GPUs, libraries, network, limits; with a short all-reduce."},
+        {"pbs", "script|submit|status ...", "A job script for PBS from few options; submit it and follow the job; follow it again (ddprun pbs --help)."},
+        {"slurm", "script|submit|status ...", "The same for Slurm."}};
     return rows;
 }
 
@@ -61,6 +64,7 @@ bool is_subcommand(std::string_view word) {
 
 std::vector<std::string> options_of(const SubcommandRow& row) {
     if (row.arguments == "[options]") return {};
+    if (row.name == "pbs" || row.name == "slurm") return batch_words();
     std::vector<std::string> options;
     for (const std::string_view word : split(row.arguments, ' ')) {
         const std::string_view option = word.substr(word.starts_with('[') ? 1 : 0);
@@ -127,6 +131,8 @@ int run_subcommand(const std::vector<std::string>& arguments) {
     const std::vector<std::string> words(arguments.begin() + 1, arguments.end());
     unblock_handled_signals();  // blocked for a job; here Ctrl-C and a closed pipe end us as any other program
     if (name == "env") return show_environment(words);
+    if (name == "pbs") return run_batch_command(Scheduler::Pbs, words);
+    if (name == "slurm") return run_batch_command(Scheduler::Slurm, words);
     if (name == "doctor") {
         const Result<DoctorOptions> options = parse_doctor_options(words);
         return options ? run_doctor(*options) : complain(name, options.error());

@@ -389,7 +389,7 @@ TEST(Flags, TheManualPageExplainsEveryOptionOfTheHelp) {
     const Outcome help = run(ddprun({"--help"})), page = run(ddprun({"--print-man"}));
     EXPECT_EQ(page.status, 0) << page.err;
     EXPECT_TRUE(page.out.starts_with(".TH DDPRUN 1"));
-    const std::string of_options = help.out.substr(0, help.out.find("\nAsking"));
+    const std::string of_options = help.out.substr(0, help.out.find("\nOther commands"));
     int options = 0;
     for (const std::string_view line : split(of_options, '\n')) {
         const std::size_t at = line.find("--");

@@ -140,6 +140,17 @@ TEST(Signals, AWalltimeNoticeComesWhereSlurmTellsTheEndOnlyWhenAsked) {
     EXPECT_THAT(outcome.err, AllOf(HasSubstr("walltime in "), HasSubstr("was preempted")));
 }
 
+TEST(Signals, AWalltimeNoticeComesWhereLsfTellsWhatIsLeft) {
+    const TemporaryDirectory directory;
+    std::ofstream(directory.file("bjobs")) << "#!/bin/sh\ntest \"$*\" = '-noheader -o time_left 17[3]' && echo '0:1 L'\n";
+    ::chmod(directory.file("bjobs").c_str(), 0755);
+    RunOptions options = with_environment({"PATH=" + directory.path() + ":/usr/bin:/bin", "LSB_JOBID=17", "LSB_JOBINDEX=3"});
+    options.unset = {"PBS_JOBID", "PBS_WALLTIME", "SLURM_JOB_ID", "SLURM_JOB_END_TIME", "LSB_DJOB_HOSTFILE", "LSB_MCPU_HOSTS", "LSB_HOSTS"};
+    const Outcome outcome = run(ddprun_probe({"--walltime-notice=2m"}, {"on", "15", "0", "hold"}), options);
+    EXPECT_EQ(outcome.status, 75) << outcome.err;
+    EXPECT_THAT(outcome.err, HasSubstr("walltime in "));
+}
+
 TEST(Signals, AWalltimeNoticeThatCannotComeIsSaidAtTheStart) {
     const TemporaryDirectory directory;
     const RunOptions refused = slurm_job(directory, "echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1");
