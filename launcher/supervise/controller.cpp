@@ -195,6 +195,9 @@ void Controller::agent_message(rdzv::AgentId peer, const rdzv::GenerationDrained
 
 void Controller::worker_exited(int node, const rdzv::WorkerExited& report) {
     ends_.push_back(end_of(report, node, nodes_[static_cast<std::size_t>(node)].hello.host, ++order_));
+    // A scheduler signals the workers as well as us: who exits with 0 once the stop was asked for has saved, not finished,
+    // though our own signal was not the first it got.
+    if ((state_.stopped_by || state_.preempted) && !ends_.back().failed()) ends_.back().by_us = true;
     const WorkerEnd& end = ends_.back();
     // Only a worker that counts its steps can be said to have got nowhere.
     const bool progressed = report.steps < 0 || report.steps > steps_before_;

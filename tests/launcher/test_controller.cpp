@@ -95,6 +95,24 @@ rdzv::WorkerExited stopped_by_us() {
     return exit;
 }
 
+TEST(ControllerStop, AWorkerThatASchedulersSignalReachesBeforeOursHasNotFinished) {
+    ControlledJob job(2);
+    job->stop(SIGTERM);
+    for (int node = 0; node < 2; ++node) {
+        job.exits(node);  // with 0, and not by its agent
+        job.drained(node);
+    }
+    EXPECT_EQ(exit_code(job->end()), static_cast<int>(ExitCode::TryAgain));
+}
+
+TEST(ControllerStop, AStopAfterAllHaveSucceededTakesNothingBack) {
+    ControlledJob job(1);
+    job.exits(0);
+    job->stop(SIGTERM);
+    job.drained(0);
+    EXPECT_EQ(exit_code(job->end()), 0);
+}
+
 TEST(Controller, TellsEachNodeItsOwnPlaceAndNothingOfTheOthers) {
     ControlledJob job(3);
     for (int node : {0, 1, 2}) {
