@@ -14,7 +14,7 @@ namespace {
 
 using F = LauncherFamily;
 constexpr F kAll[] = {F::Torchrun, F::OpenMpi, F::Jsm,  F::Pals,  F::Mvapich,
-                      F::Pmi,      F::Flux,    F::Pmix, F::Slurm, F::Pbs};
+                      F::Pmi,      F::Flux,    F::Pmix, F::Slurm, F::SkyPilot, F::Pbs};
 
 /// Two sets of variables that one launcher makes.
 struct Relation {
@@ -184,6 +184,8 @@ std::string_view name_of(LauncherFamily family) {
             return "pmix";
         case F::Slurm:
             return "slurm";
+        case F::SkyPilot:
+            return "skypilot";
         case F::Pbs:
             return "pbs";
     }

@@ -21,6 +21,7 @@ enum class LauncherFamily : std::uint8_t {
     Flux,
     Pmix,   ///< only PMIX_RANK: sizes come from the PMIx server
     Slurm,  ///< a step of srun
+    SkyPilot,  ///< runs the command on each of its machines: a rank is a node
     Pbs,    ///< gives no ranks; listed so that it is not mistaken for something that does
 };
 /// As DDPRUN_LAUNCHER and our lines spell it: "openmpi".

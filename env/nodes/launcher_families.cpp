@@ -64,6 +64,11 @@ void read_slurm_step(Candidate& candidate, const EnvironmentLookup& lookup) {
     if (const auto tasks = lookup("SLURM_STEP_TASKS_PER_NODE")) read_tasks_per_node(candidate, *tasks);
 }
 
+void mark_alone_on_node(Candidate& candidate, const EnvironmentLookup&) {
+    candidate.says.local_rank = 0;
+    candidate.says.local_size = 1;
+}
+
 void drop_pbs(Candidate& candidate, const EnvironmentLookup&) { candidate.dropped = "gives no ranks"; }
 
 /// OMPI_COMM_WORLD_NODE_RANK is not in here: it counts processes on the node, over all jobs. Nor is
@@ -137,6 +142,15 @@ const Family kFamilies[] = {
      {"SLURM_STEP_NUM_NODES"},
      {"SLURM_JOB_ID"},
      read_slurm_step},
+    {LauncherFamily::SkyPilot,
+     {"SKYPILOT_NODE_RANK"},
+     {"SKYPILOT_NUM_NODES"},
+     {},
+     {},
+     {"SKYPILOT_NODE_RANK"},
+     {"SKYPILOT_NUM_NODES"},
+     {"SKYPILOT_TASK_ID"},
+     mark_alone_on_node},
     {LauncherFamily::Pbs, {"PBS_JOBID"}, {}, {}, {}, {}, {}, {"PBS_JOBID"}, drop_pbs},
 };
 

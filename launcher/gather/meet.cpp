@@ -222,6 +222,12 @@ Result<std::optional<FirstHost>> find_first_host(const LauncherChoice& launcher,
                                                  const std::string& node_file) {
     const Placement task = launcher.placement.value_or(Placement{});
     if (task.family == LauncherFamily::Slurm) return first_host_of_step(task, lookup);
+    if (task.family == LauncherFamily::SkyPilot) {
+        const std::string addresses = lookup("SKYPILOT_NODE_IPS").value_or("");
+        const std::string_view first = trim(split(trim(addresses), '\n').front());
+        if (first.empty() || task.job.empty()) return std::optional<FirstHost>{};
+        return std::optional(first_host(std::string(first), "skypilot-" + task.job, "the first of SKYPILOT_NODE_IPS"));
+    }
     if (task.family != LauncherFamily::Pals || task.job.empty()) return std::optional<FirstHost>{};
     // Its mpiexec takes the batch system's hosts in their order.
     const std::string_view first = trim(split(node_file, '\n').front());

@@ -106,6 +106,12 @@ INSTANTIATE_TEST_SUITE_P(
              "launcher=pmi rank 4/5 local 0/1 node 2/3"},
         Case{"SlurmWithPmix", kStep + Variables{{"PMIX_RANK", "4"}, {"PMIX_NAMESPACE", "slurm.pmix.77.0"}},
              "launcher=pmix rank 4/5 local 0/1 node 2/3"},
+        Case{"SkyPilotRunsOneOnEachMachine",
+             {{"SKYPILOT_NODE_RANK", "1"}, {"SKYPILOT_NUM_NODES", "2"}, {"SKYPILOT_TASK_ID", "sky-1_train-3"}},
+             "launcher=skypilot rank 1/2 local 0/1 node 1/2"},
+        Case{"AnMpirunInsideOfSkyPilotIsTheInnerOne",
+             {{"SKYPILOT_NODE_RANK", "0"}, {"SKYPILOT_NUM_NODES", "2"}, {"PMI_RANK", "3"}, {"PMI_SIZE", "8"}, {"MPI_LOCALRANKID", "3"}, {"MPI_LOCALNRANKS", "4"}},
+             "launcher=pmi rank 3/8 local 3/4"},
         Case{"PlainPrterun", {{"PMIX_RANK", "1"}, {"PMIX_NAMESPACE", "prte-1"}}, "launcher=pmix rank 1/?"}),
     name_of_case);
 

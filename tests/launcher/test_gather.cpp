@@ -56,6 +56,16 @@ TEST(FirstHost, AMalformedListIsNamed) {
     EXPECT_THAT(host.error().what, HasSubstr("SLURM_STEP_NODELIST="));
 }
 
+TEST(FirstHost, OfSkyPilotIsTheFirstOfItsAddressesAndAPortThatFollowsFromTheTask) {
+    const auto lookup = lookup_in({{"SKYPILOT_NODE_IPS", "10.0.0.7\n10.0.0.9\n"}});
+    const auto host = find_first_host(task_of(LauncherFamily::SkyPilot, 1, "sky-3"), lookup, "");
+    ASSERT_TRUE(host && *host);
+    EXPECT_EQ((*host)->host, "10.0.0.7");
+    const auto other = find_first_host(task_of(LauncherFamily::SkyPilot, 1, "sky-4"), lookup, "");
+    ASSERT_TRUE(other && *other);
+    EXPECT_NE((*host)->ports, (*other)->ports);
+}
+
 TEST(FirstHost, OfPalsIsTheFirstLineOfTheNodeFile) {
     const auto host = find_first_host(task_of(LauncherFamily::Pals, 1, "abc"), lookup_in({}), "x1000c0\nx1000c0\nx1001c0\n");
     ASSERT_TRUE(host && *host);
