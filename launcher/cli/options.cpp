@@ -203,9 +203,6 @@ class Contradictions {
     }
 
     [[nodiscard]] Status check_ranks() const {
-        if (draft_.spec.pass_mpi_env && draft_.spec.pmix == PmixUse::On) {
-            return both("pass-mpi-env", "pmix", "a worker has one PMIx server, the launcher's or ddprun's");
-        }
         if (!draft_.spec.per_rank) return {};
         const WorkerCount& workers = draft_.spec.workers;
         const bool is_one = workers.kind == WorkerCount::Kind::Number && workers.number == 1;
