@@ -111,7 +111,7 @@ INSTANTIATE_TEST_SUITE_P(
              "launcher=skypilot rank 1/2 local 0/1 node 1/2"},
         Case{"AnMpirunInsideOfSkyPilotIsTheInnerOne",
              {{"SKYPILOT_NODE_RANK", "0"}, {"SKYPILOT_NUM_NODES", "2"}, {"PMI_RANK", "3"}, {"PMI_SIZE", "8"}, {"MPI_LOCALRANKID", "3"}, {"MPI_LOCALNRANKS", "4"}},
-             "launcher=pmi rank 3/8 local 3/4"},
+             "launcher=pmi rank 3/8 local 3/4; ignored: skypilot (rank 0/2)"},
         Case{"PlainPrterun", {{"PMIX_RANK", "1"}, {"PMIX_NAMESPACE", "prte-1"}}, "launcher=pmix rank 1/?"}),
     name_of_case);
 
