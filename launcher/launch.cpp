@@ -120,6 +120,7 @@ int settle_meeting(JobSetup& setup, OuterTask& task) {
         setup.spec.rendezvous.run_id = setup.meeting->run_id;
         if (speaks) ddprun::print(stderr, "ddprun: {}\n", printable(fmt::format("{}; they meet at {} ({})", who, to_string(setup.meeting->controller), setup.meeting->why)));
     }
+    task.pmix.reset();
     if (!task.place.is_rank) return 0;
     const Result<OuterRank> rank = outer_rank_of(task);
     if (!rank) return tell_that_nothing_began(rank.error().what, ExitCode::Usage);

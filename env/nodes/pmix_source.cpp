@@ -111,55 +111,75 @@ std::optional<T> answer_by(TimePoint deadline, std::function<T()> call) {
     return answer.get();
 }
 
-/// One conversation with the server: from Init to Finalize. A process that ends between the two is taken for
-/// a failure of the whole job.
-class Conversation {
-  public:
-    Conversation(const Library& library, Duration timeout)
-        : library_(library), info_(timeout_info(timeout)) {}
+Error late(const char* attempt) {
+    return {Errc::Timeout, fmt::format("{}: no answer in time; did all processes of the launcher come so far?", attempt), 0};
+}
 
-    Result<Placement> hold() {
-        const pmix_status_t begun = library_.init(&self_, &info_, 1);
-        if (begun != PMIX_SUCCESS) return failure("PMIx_Init", begun);
-        Placement says = ask();
-        library_.finalize(nullptr, 0);
-        return says;
+/// From Init to Finalize. A process that ends between the two is taken for a failure of the whole job. PMIx counts: while one
+/// session is open, another is the same conversation with the server.
+class Session {
+  public:
+    static Result<std::shared_ptr<Session>> begin(const Library& library, TimePoint deadline, const pmix_info_t& timeout) {
+        struct Begun {
+            pmix_status_t status;
+            pmix_proc_t self;
+        };
+        const std::function<Begun()> init = [library, info = timeout]() mutable {
+            Begun begun{};
+            begun.status = library.init(&begun.self, &info, 1);
+            return begun;
+        };
+        const std::optional<Begun> begun = answer_by(deadline, init);
+        if (!begun) return late("PMIx_Init");
+        if (begun->status != PMIX_SUCCESS) return pmix_failure(library, "PMIx_Init", begun->status);
+        return std::make_shared<Session>(library, begun->self);
     }
+    Session(const Library& library, const pmix_proc_t& self) : library_(library), self_(self) {}
+    ~Session() {
+        if (is_stuck_) return;
+        const std::function<pmix_status_t()> finalize = [library = library_] { return library.finalize(nullptr, 0); };
+        static_cast<void>(answer_by(deadline_after(MonotonicClock::now(), kPmixFarewell), finalize));
+    }
+    Session(const Session&) = delete;
+    Session& operator=(const Session&) = delete;
+
+    [[nodiscard]] const pmix_proc_t& self() const { return self_; }
+    /// A call did not come back: Finalize would not, either.
+    void leave_stuck() { is_stuck_ = true; }
+    [[nodiscard]] bool is_stuck() const { return is_stuck_; }
 
   private:
-    Placement ask() {
-        pmix_proc_t job = self_;
-        job.rank = PMIX_RANK_WILDCARD;  // facts about the job, not about one process
-        Placement says;
-        says.family = LauncherFamily::Pmix;
-        says.job = self_.nspace;
-        says.rank = static_cast<int>(self_.rank);
-        says.size = get(job, PMIX_JOB_SIZE);
-        says.local_size = get(job, PMIX_LOCAL_SIZE);
-        says.local_rank = get(self_, PMIX_LOCAL_RANK);
-        says.nodes = get(job, PMIX_NUM_NODES);
-        says.node_rank = get(self_, PMIX_NODEID);
-        // The allocation's number, which need not be the job's.
-        if (says.node_rank && says.nodes && *says.node_rank >= *says.nodes) says.node_rank.reset();
-        return says;
-    }
-
-    std::optional<int> get(const pmix_proc_t& whose, const char* key) {
-        pmix_value_t* value = nullptr;
-        if (library_.get(&whose, key, &info_, 1, &value) != PMIX_SUCCESS || value == nullptr)
-            return std::nullopt;
-        const std::optional<std::int64_t> number = integer_in(*value);
-        std::free(value);
-        if (!number || *number < 0 || *number > std::numeric_limits<int>::max()) return std::nullopt;
-        return static_cast<int>(*number);
-    }
-
-    Error failure(const char* attempt, pmix_status_t status) const { return pmix_failure(library_, attempt, status); }
-
     Library library_;
-    pmix_info_t info_;
-    pmix_proc_t self_{};
+    pmix_proc_t self_;
+    bool is_stuck_ = false;
 };
+
+std::optional<int> ask_number(const Library& library, const pmix_proc_t& whose, const char* key, const pmix_info_t& timeout) {
+    pmix_value_t* value = nullptr;
+    if (library.get(&whose, key, &timeout, 1, &value) != PMIX_SUCCESS || value == nullptr) return std::nullopt;
+    const std::optional<std::int64_t> number = integer_in(*value);
+    std::free(value);
+    if (!number || *number < 0 || *number > std::numeric_limits<int>::max()) return std::nullopt;
+    return static_cast<int>(*number);
+}
+
+/// What the server knows of a process. Blocks as long as the server likes.
+Placement ask_place(const Library& library, const pmix_proc_t& self, const pmix_info_t& timeout) {
+    pmix_proc_t job = self;
+    job.rank = PMIX_RANK_WILDCARD;  // facts about the job, not about one process
+    Placement says;
+    says.family = LauncherFamily::Pmix;
+    says.job = self.nspace;
+    says.rank = static_cast<int>(self.rank);
+    says.size = ask_number(library, job, PMIX_JOB_SIZE, timeout);
+    says.local_size = ask_number(library, job, PMIX_LOCAL_SIZE, timeout);
+    says.local_rank = ask_number(library, self, PMIX_LOCAL_RANK, timeout);
+    says.nodes = ask_number(library, job, PMIX_NUM_NODES, timeout);
+    says.node_rank = ask_number(library, self, PMIX_NODEID, timeout);
+    // The allocation's number, which need not be the job's.
+    if (says.node_rank && says.nodes && *says.node_rank >= *says.nodes) says.node_rank.reset();
+    return says;
+}
 
 pmix_value_t text_value(std::string& text) {
     pmix_value_t value{};
@@ -172,27 +192,11 @@ class PmixExchange final : public Exchange {
   public:
     PmixExchange(const Library& library, TimePoint deadline) : library_(library), deadline_(deadline) {}
 
-    ~PmixExchange() override {
-        if (!is_begun_ || is_stuck_) return;
-        deadline_ = deadline_after(MonotonicClock::now(), kPmixFarewell);
-        static_cast<void>(call("PMIx_Finalize", [library = library_] { return library.finalize(nullptr, 0); }));
-    }
-
     Status begin(int rank) {
-        struct Begun {
-            pmix_status_t status;
-            pmix_proc_t self;
-        };
-        const std::function<Begun()> begin = [library = library_, info = timeout_info(left())]() mutable {
-            Begun begun{};
-            begun.status = library.init(&begun.self, &info, 1);
-            return begun;
-        };
-        const std::optional<Begun> begun = answer_by(deadline_, begin);
-        if (!begun) return late("PMIx_Init");
-        if (begun->status != PMIX_SUCCESS) return pmix_failure(library_, "PMIx_Init", begun->status);
-        is_begun_ = true;
-        self_ = begun->self;
+        Result<std::shared_ptr<Session>> session = Session::begin(library_, deadline_, timeout_info(left()));
+        if (!session) return session.error();
+        session_ = *std::move(session);
+        self_ = session_->self();
         if (static_cast<int>(self_.rank) == rank) return {};
         return Error{Errc::Mismatch, fmt::format("the server says rank {}, the launcher's variables say {}", self_.rank, rank), 0};
     }
@@ -234,7 +238,7 @@ class PmixExchange final : public Exchange {
             return told;
         };
         const std::optional<Told> told = answer_by(deadline_, ask);
-        if (!told) return late("PMIx_Get");
+        if (!told) return stuck("PMIx_Get");
         if (told->status == PMIX_SUCCESS && !told->text.empty()) return told->text;
         if (told->status != PMIX_SUCCESS && told->status != PMIX_ERR_NOT_FOUND) return pmix_failure(library_, "PMIx_Get", told->status);
         return Error{Errc::NotFound, fmt::format("PMIx: rank {} has said no '{}'", rank, key), 0};
@@ -253,15 +257,15 @@ class PmixExchange final : public Exchange {
 
     [[nodiscard]] Duration left() const { return std::max(Duration::zero(), deadline_ - MonotonicClock::now()); }
 
-    Error late(const char* attempt) {
-        is_stuck_ = true;
-        return {Errc::Timeout, fmt::format("{}: no answer in time; did all processes of the launcher come so far?", attempt), 0};
+    Error stuck(const char* attempt) {
+        session_->leave_stuck();
+        return late(attempt);
     }
 
     Status call(const char* attempt, std::function<pmix_status_t()> ask) {
-        if (is_stuck_) return Error{Errc::Closed, "PMIx: the conversation has failed before", 0};
+        if (session_->is_stuck()) return Error{Errc::Closed, "PMIx: the conversation has failed before", 0};
         const std::optional<pmix_status_t> status = answer_by(deadline_, std::move(ask));
-        if (!status) return late(attempt);
+        if (!status) return stuck(attempt);
         if (*status == PMIX_SUCCESS) return {};
         return pmix_failure(library_, attempt, *status);
     }
@@ -269,21 +273,25 @@ class PmixExchange final : public Exchange {
     Library library_;
     TimePoint deadline_;
     pmix_proc_t self_{};
-    bool is_begun_ = false;
-    bool is_stuck_ = false;
+    std::shared_ptr<Session> session_;
 };
 
 }  // namespace
 
 bool built_with_pmix() { return true; }
 
-Result<Placement> ask_pmix(Duration timeout) {
+Result<PmixAnswer> ask_pmix(Duration timeout) {
     const Result<Library> library = load_library();
     if (!library) return library.error();
-    const std::function<Result<Placement>()> hold = [loaded = *library, timeout] { return Conversation(loaded, timeout).hold(); };
-    std::optional<Result<Placement>> told = answer_by(deadline_after(MonotonicClock::now(), timeout), hold);
-    if (!told) return Error{Errc::Timeout, "the PMIx server did not answer in time", 0};
-    return *std::move(told);
+    const TimePoint deadline = deadline_after(MonotonicClock::now(), timeout);
+    const pmix_info_t info = timeout_info(timeout);
+    Result<std::shared_ptr<Session>> session = Session::begin(*library, deadline, info);
+    if (!session) return session.error();
+    const std::function<Placement()> ask = [loaded = *library, self = (*session)->self(), info] { return ask_place(loaded, self, info); };
+    std::optional<Placement> says = answer_by(deadline, ask);
+    if (says) return PmixAnswer{*std::move(says), *std::move(session)};
+    (*session)->leave_stuck();
+    return late("PMIx_Get");
 }
 
 Result<std::unique_ptr<Exchange>> open_pmix_exchange(int rank, TimePoint deadline) {
@@ -302,7 +310,7 @@ namespace ddprun {
 
 bool built_with_pmix() { return false; }
 
-Result<Placement> ask_pmix(Duration) {
+Result<PmixAnswer> ask_pmix(Duration) {
     return Error{Errc::NotFound, "this build has no PMIx (meson option pmix)", 0};
 }
 
@@ -316,9 +324,9 @@ Result<std::unique_ptr<Exchange>> open_pmix_exchange(int, TimePoint) {
 
 namespace ddprun {
 
-Status fill_from_pmix(Placement& placement, Duration timeout) {
-    if (placement.size && placement.local_rank && placement.local_size && !placement.job.empty()) return {};
-    const Result<Placement> told = ask_pmix(timeout);
+Result<PmixSession> fill_from_pmix(Placement& placement, Duration timeout) {
+    if (placement.size && placement.local_rank && placement.local_size && !placement.job.empty()) return PmixSession{};
+    Result<PmixAnswer> told = ask_pmix(timeout);
     if (!told) {
         return Error{told.error().code,
                      fmt::format("{}, but its PMIx server cannot be asked for the rest: {}; if the variables are left over, set "
@@ -326,13 +334,13 @@ Status fill_from_pmix(Placement& placement, Duration timeout) {
                                  describe(placement), told.error().what),
                      0};
     }
-    if (told->rank != placement.rank) {
-        return Error{Errc::Mismatch, describe(placement) + " but its PMIx server says " + describe(*told), 0};
+    if (told->says.rank != placement.rank) {
+        return Error{Errc::Mismatch, describe(placement) + " but its PMIx server says " + describe(told->says), 0};
     }
     const LauncherFamily family = placement.family;
-    placement = *told;
+    placement = told->says;
     placement.family = family;
-    return {};
+    return std::move(told->session);
 }
 
 }  // namespace ddprun

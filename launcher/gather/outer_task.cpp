@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <chrono>
 
-#include "env/nodes/pmix_source.h"
 #include "launcher/supervise/head.h"
 
 namespace ddprun {
@@ -45,13 +44,16 @@ Result<std::optional<OuterTask>> find_outer_task(const CommandLine& line, const 
     if (leaves_launcher_out(line)) return std::optional<OuterTask>{};
     Result<LauncherChoice> choice = choose_launcher(lookup);
     if (!choice) return choice.error();
+    PmixSession pmix;
     if (choice->placement && choice->has_pmix && choice->placement->family != LauncherFamily::Torchrun) {
-        if (const Status filled = fill_from_pmix(*choice->placement, kPmixPatience); !filled) return filled.error();
+        Result<PmixSession> filled = fill_from_pmix(*choice->placement, kPmixPatience);
+        if (!filled) return filled.error();
+        pmix = *std::move(filled);
     }
     const Result<std::optional<NodePlace>> place = node_place(*choice, role_in(line));
     if (!place) return place.error();
     if (!choice->placement) return std::optional<OuterTask>{};
-    OuterTask task{*std::move(choice), place->value_or(NodePlace{})};
+    OuterTask task{*std::move(choice), place->value_or(NodePlace{}), std::move(pmix)};
     if (*place) {
         if (const Status counted = check_node_count(line, task); !counted) return counted.error();
     }

@@ -4,6 +4,7 @@
 #include <string>
 
 #include "env/nodes/launcher_env.h"
+#include "env/nodes/pmix_source.h"
 #include "env/result.h"
 #include "launcher/cli/options.h"
 #include "launcher/job_spec.h"
@@ -14,6 +15,7 @@ namespace ddprun {
 struct OuterTask {
     LauncherChoice launcher;
     NodePlace place;
+    PmixSession pmix;  ///< held until the nodes have met
 };
 
 /// "node 1 of 2: launcher=slurm rank 1/2 local 0/1".

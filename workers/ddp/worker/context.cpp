@@ -20,7 +20,6 @@ using ddprun::LauncherChoice;
 using ddprun::LauncherFamily;
 using ddprun::Placement;
 using ddprun::Result;
-using ddprun::Status;
 
 constexpr std::chrono::seconds kPmixPatience{10};
 
@@ -34,8 +33,11 @@ struct Contract {
 Result<Contract> contract_of(const LauncherChoice& choice, const EnvironmentLookup& lookup) {
     LauncherChoice launcher = choice;
     Placement& placement = *launcher.placement;
+    ddprun::PmixSession pmix;
     if (choice.has_pmix) {
-        if (const Status filled = ddprun::fill_from_pmix(placement, kPmixPatience); !filled) return filled.error();
+        Result<ddprun::PmixSession> filled = ddprun::fill_from_pmix(placement, kPmixPatience);
+        if (!filled) return filled.error();
+        pmix = *std::move(filled);
     }
     Contract contract{{}, choice.explanation};
     if (must_meet(placement) && !lookup("DDPRUN_STORE")) {
