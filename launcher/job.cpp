@@ -84,6 +84,15 @@ bool was_ended_from_outside(const JobEnd& end) {
     return end.stopped_by_signal || end.preempted || (cause != nullptr && cause->signaled && (cause->status == SIGTERM || cause->status == SIGKILL));
 }
 
+/// Of a head that is no node: log files lie where the workers are.
+OutputSpec without_files(OutputSpec output) {
+    output.log_dir.clear();
+    output.redirects = output.tee = {};
+    output.stdout_filters.clear();
+    output.stderr_filters.clear();
+    return output;
+}
+
 HeadChoice head_of(const JobMeeting& meeting) { return {meeting.is_head, meeting.controller, meeting.why}; }
 Result<JobToken> token_of(const JobSetup& setup) {
     if (setup.meeting) return JobToken{setup.meeting->token, setup.meeting->warning, setup.meeting->when_refused};
@@ -120,6 +129,8 @@ class Job final : public rdzv::ServerHandler, public rdzv::AgentLinkHandler {
     Status contend_for_head(const HeadChoice& choice);
     Status build_head(const HeadChoice& choice);
     /// With several nodes a given --master-port is where the controller itself listens, unless they met elsewhere.
+    /// This is the head, and no node: its agent has no workers and joins nothing.
+    [[nodiscard]] bool is_apart() const { return controller_ && setup_.spec.rendezvous.head_is_apart; }
     [[nodiscard]] bool listens_at_master_port() const { return shared_endpoint(setup_.spec).has_value() && !setup_.meeting; }
     Status build_agent(const Endpoint& controller);
     Status build_observation();
@@ -158,6 +169,7 @@ class Job final : public rdzv::ServerHandler, public rdzv::AgentLinkHandler {
     void on_connected() override {}
     void on_message(const rdzv::ToAgent& message) override;
     void obey(const rdzv::StartGeneration& start);
+    void observe(const rdzv::StartGeneration& start);
     void obey(const rdzv::StopGeneration& stop) { agent_->handle(stop); }
     void obey(const rdzv::Shutdown& shutdown);
     void obey(const rdzv::Notice& notice) { agent_->handle(notice); }
@@ -190,7 +202,7 @@ class Job final : public rdzv::ServerHandler, public rdzv::AgentLinkHandler {
     std::unique_ptr<Controller> controller_;
     std::unique_ptr<Output> output_;
     std::unique_ptr<Agent> agent_;
-    std::unique_ptr<rdzv::AgentLink> link_;
+    std::unique_ptr<rdzv::AgentLink> link_;    ///< null: a head that is no node
     std::unique_ptr<Observation> observation_;
     std::unique_ptr<WalltimeWatch> walltime_;  ///< on the head only: one question to the scheduler, not one per node
     std::optional<RequeueRun> run_;            ///< on the head, where the job is put back into its queue
@@ -397,7 +409,7 @@ Status Job::build_head(const HeadChoice& choice) {
     config.program = setup_.program.name;
     config.random = static_cast<double>(::getpid() % 1000) / 1000;
     config.agreed = common_spec(spec, pmix_ != nullptr);
-    config.fabric = describe_fabric(setup_.machine.fabric, process_environment);
+    if (!spec.rendezvous.head_is_apart || spec.fabric) config.fabric = describe_fabric(setup_.machine.fabric, process_environment);
     config.in_batch_job = find_batch_job(process_environment).has_value();
     config.master = [this](const rdzv::AgentHello& first) -> Result<MasterAddress> {
         const RendezvousSpec& rendezvous = setup_.spec.rendezvous;
@@ -410,7 +422,10 @@ Status Job::build_head(const HeadChoice& choice) {
     };
     controller_ = std::make_unique<Controller>(
         *loop_, *job_log_, std::move(config),
-        [this](rdzv::AgentId agent, const rdzv::ToAgent& message) { server_->send(agent, message); },
+        [this](rdzv::AgentId agent, const rdzv::ToAgent& message) {
+            if (const auto* start = std::get_if<rdzv::StartGeneration>(&message); start && !link_ && start->group_rank == 0) observe(*start);
+            server_->send(agent, message);
+        },
         [this] { controller_done(); });
     controller_->on_generation([this](std::uint64_t generation) {
         server_->begin_generation(generation);
@@ -424,7 +439,7 @@ Status Job::build_head(const HeadChoice& choice) {
 
 Status Job::build_agent(const Endpoint& controller) {
     const JobSpec& spec = setup_.spec;
-    output_ = std::make_unique<Output>(*loop_, prepare_log_directory(spec, log_),
+    output_ = std::make_unique<Output>(*loop_, is_apart() ? without_files(spec.output) : prepare_log_directory(spec, log_),
                                        OutputRanks{.here = setup_.workers, .is_whole_job = spec.nodes.max == 1, .is_merged = setup_.start || setup_.is_started}, 1, 2);
     log_.write_through([this](std::string_view line) { return output_->say(line); });
 
@@ -443,6 +458,7 @@ Status Job::build_agent(const Endpoint& controller) {
     config.pmix = pmix_.get();
     agent_ = std::make_unique<Agent>(*loop_, system_, *output_, warden_.get(), log_, std::move(config),
                                      [this](rdzv::FromAgent message) { agent_says(std::move(message)); });
+    if (is_apart()) return build_observation();
 
     rdzv::AgentHello hello;
     hello.host = host_;
@@ -634,9 +650,13 @@ void Job::on_message(const rdzv::ToAgent& message) {
 }
 
 void Job::obey(const rdzv::StartGeneration& start) {
+    observe(start);
+    agent_->handle(start);
+}
+
+void Job::observe(const rdzv::StartGeneration& start) {
     log_.set_generation(start.generation);
     observation_->generation_started(start);
-    agent_->handle(start);
 }
 
 void Job::obey(const rdzv::Shutdown& shutdown) {

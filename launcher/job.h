@@ -19,7 +19,7 @@ struct JobSetup {
     JobSpec spec;
     ResolvedProgram program;
     Machine machine;
-    int workers = 1;                       ///< of this node
+    int workers = 1;                       ///< of this node; 0: a head that is none
     std::vector<std::string> environment;  ///< "NAME=value": what workers inherit
     std::string log_level;                 ///< LOGLEVEL; "" default
     std::string token;                     ///< the job's secret, where the head has told it; "" as job_token.h finds it

@@ -19,12 +19,14 @@ namespace {
 constexpr std::uint16_t kDefaultPort = 29400;
 
 /// Where several hosts are ours to use: the spec becomes that of their head.
-void become_head(CommandLine& line, StartPlan plan, JobNodes& nodes, const std::vector<std::string>& arguments, const std::string& job_id) {
+void become_head(CommandLine& line, StartPlan plan, JobNodes& nodes, const std::vector<std::string>& arguments, const StartFacts& facts) {
     RendezvousSpec& rendezvous = line.spec.rendezvous;
     line.spec.nodes = {static_cast<int>(plan.hosts.size()), static_cast<int>(plan.hosts.size())};
-    rendezvous.node_rank = 0;
+    if (!plan.is_apart) rendezvous.node_rank = 0;
     rendezvous.is_host = true;
-    const std::string& own_name = plan.hosts.front().name;
+    rendezvous.head_is_apart = plan.is_apart;
+    const std::string own_name = plan.is_apart ? facts.host_name : plan.hosts.front().name;
+    const std::string job_id = facts.allocation->job_id;
     if (plan.kind == StartPlan::Wait) {
         if (!rendezvous.endpoint) rendezvous.endpoint = Endpoint{own_name, kDefaultPort};
         return;
@@ -35,6 +37,8 @@ void become_head(CommandLine& line, StartPlan plan, JobNodes& nodes, const std::
     start.starter = plan.starter;
     start.job_id = job_id;
     start.order.arguments = arguments;
+    start.order.head = own_name;
+    start.order.head_is_apart = plan.is_apart;
     start.order.run_id = rendezvous.run_id;
     for (const AllocatedHost& host : plan.hosts) {
         start.order.hosts.push_back(host.name);
@@ -58,12 +62,11 @@ Status use_allocation(CommandLine& line, const std::vector<std::string>& argumen
     if (nodes_were_given && !is_asked_for) return {};
     const Result<StartFacts> facts = look_for_hosts(asked);
     if (!facts) return facts.error();
-    const std::string job_id = facts->allocation ? facts->allocation->job_id : "";
     Result<StartPlan> plan = plan_start(line.spec, nodes_were_given, *facts);
     if (!plan) return plan.error();
     default_to_slots(line, plan->slots);
     if (!plan->why.empty() && !line.spec.quiet) line.remarks.push_back(plan->why);
-    if (plan->kind != StartPlan::Here) become_head(line, *std::move(plan), nodes, arguments, job_id);
+    if (plan->kind != StartPlan::Here) become_head(line, *std::move(plan), nodes, arguments, *facts);
     return {};
 }
 
@@ -84,7 +87,7 @@ Result<CommandLine> take_order(const StartedNode& started) {
     std::error_code failed;
     const Result<FileIdentity> self = identify_file(std::filesystem::read_symlink("/proc/self/exe", failed));
     if (!self) return self.error();
-    if (const std::string differs = difference("ddprun", order.ddprun, *self, order.hosts.front()); !differs.empty()) return Error{Errc::Mismatch, differs, 0};
+    if (const std::string differs = difference("ddprun", order.ddprun, *self, order.head); !differs.empty()) return Error{Errc::Mismatch, differs, 0};
     if (::chdir(order.directory.c_str()) != 0) return Error::system("the working directory " + order.directory);
     const std::vector<std::string> environment = environment_here(order.environment, os::own_environment());
     ::clearenv();
@@ -100,6 +103,7 @@ Result<CommandLine> take_order(const StartedNode& started) {
     line->spec.nodes = {nodes, nodes};
     line->spec.rendezvous.node_rank = started.node;
     line->spec.rendezvous.is_host = false;
+    line->spec.rendezvous.head_is_apart = order.head_is_apart;
     line->spec.rendezvous.endpoint = started.head;
     line->spec.rendezvous.run_id = order.run_id;
     return line;
@@ -109,7 +113,7 @@ Status check_same_program(const StartedNode& started, const ResolvedProgram& pro
     if (started.order.program.path.empty()) return {};
     const Result<FileIdentity> ours = identify_file(program_file(program));
     if (!ours) return ours.error();
-    const std::string differs = difference("the program", started.order.program, *ours, started.order.hosts.front());
+    const std::string differs = difference("the program", started.order.program, *ours, started.order.head);
     return differs.empty() ? Status() : Status(Error{Errc::Mismatch, differs, 0});
 }
 

@@ -50,6 +50,7 @@ struct RendezvousSpec {
     std::optional<int> master_port;            ///< none: a free port, reserved until the workers start
     std::optional<std::string> local_addr;
     bool insecure = false;                     ///< several nodes without a secret (job_token.h)
+    bool head_is_apart = false;                ///< it is on a host that is none of the nodes, and runs no workers
 };
 
 /// What starts the ddprun of the other hosts.

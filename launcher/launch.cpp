@@ -146,7 +146,9 @@ int run(CommandLine line, JobNodes nodes) {
     std::optional<Result<nvml::Session>> awake;
     if (probe.gpus == Probe::Gpus::Yes) awake.emplace(nvml::Session::open());
     setup.machine = detect_machine(process_environment, probe);
-    const Result<int> workers = resolve_worker_count(setup.spec.workers, setup.machine);
+    // A head on a host of its own has no workers; a dry run shows those of a host like this one.
+    const bool has_workers = !nodes.start || !setup.spec.rendezvous.head_is_apart || setup.spec.dry_run;
+    const Result<int> workers = has_workers ? resolve_worker_count(setup.spec.workers, setup.machine) : 0;
     if (!workers) return nodes.started ? give_up(workers.error().what, ExitCode::Usage) : refuse(workers.error().what, ExitCode::Usage);
     setup.workers = *workers;
     Result<ResolvedProgram> program = resolve_program(setup.spec.program, search_paths());
@@ -168,7 +170,7 @@ int run(CommandLine line, JobNodes nodes) {
     setup.environment = workers_environment(setup.spec);
     setup.log_level = process_environment("LOGLEVEL").value_or("");
     if (setup.spec.dry_run) return show_plan(setup);
-    if (!gpus_are_fit(setup)) {
+    if (has_workers && !gpus_are_fit(setup)) {
         if (nodes.started) tell_head(*nodes.started, "its GPUs are not fit for the job (its own lines say why)");
         return static_cast<int>(ExitCode::Unavailable);
     }

@@ -330,8 +330,8 @@ OptionGroup rendezvous_options() {
 
 OptionGroup start_options() {
     return {"Hosts",
-            {{"hosts", 0, "HOST,...", "", "Run on these hosts, this one among them: names, ranges as in n[01-16], HOST:SLOTS. ddprun starts itself on "
-              "the others. Default: those of the PBS, Slurm or LSF job around us, where --nnodes is not given.",
+            {{"hosts", 0, "HOST,...", "", "Run on these hosts: names, ranges as in n[01-16], HOST:SLOTS. ddprun starts itself on the others; on a host "
+              "that is none of them it is the head only. Default: those of the PBS, Slurm or LSF job around us, where --nnodes is not given.",
               [](Draft& d, Text v) { return store_text(v, d.spec.start.hosts); }},
              {"hostfile", 0, "FILE", "@file", "The same from a file, as MPI launchers read it: a host a line, slots=N or :N behind it, # comments.",
               [](Draft& d, Text v) { return store_text(v, d.spec.start.hostfile); }},

@@ -174,7 +174,7 @@ FabricVerdict judge_fabrics(const std::vector<NodeFabric>& nodes, const std::str
     if (hosts.size() == 1) {
         const bool is_worth_it = hosts.begin()->first != name_of(Fabric::Ethernet) || own.find(": ") != std::string::npos;
         if (!is_worth_it || hosts.begin()->first == name_of(Fabric::None)) return {};
-        return {false, fmt::format("fabric {}", own)};
+        return {false, fmt::format("fabric {}", own.empty() ? hosts.begin()->first : own)};
     }
     std::vector<std::string> parts;
     for (const auto& [fabric, names] : hosts) {

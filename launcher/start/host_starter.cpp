@@ -93,7 +93,7 @@ Result<std::unique_ptr<RemoteAgents>> start_hosts(RemoteAgents::Parts parts, con
                                                   const std::string& token, Duration timeout) {
     AgentCall call;
     call.program = start.order.ddprun.path;
-    call.endpoints = endpoints_of(start.hosts.front().name, port);
+    call.endpoints = endpoints_of(start.order.head, port);
     call.job = start.order.run_id;
     call.secret.kind = secret_way(start.starter, process_environment("PBS_JOBCOOKIE").has_value());
     RemoteAgents::Plan plan;
@@ -106,9 +106,10 @@ Result<std::unique_ptr<RemoteAgents>> start_hosts(RemoteAgents::Parts parts, con
     }
     const bool by_ssh_in_job = start.starter == Starter::Ssh && process_environment("PBS_JOBID").has_value();
     for (const AllocatedHost& host : start.hosts) plan.hosts.push_back(host.name);
+    plan.first = start.order.head_is_apart ? 0 : 1;
     plan.environment = scheduler_environment(os::own_environment(), process_environment);
     plan.path = scheduler_search_path(process_environment);
-    plan.commands = starter_commands(start.starter, start.hosts, std::move(call), start.job_id, by_ssh_in_job ? find_executable("pbs_attach", plan.path) : "");
+    plan.commands = starter_commands(start.starter, start.hosts, plan.first, std::move(call), start.job_id, by_ssh_in_job ? find_executable("pbs_attach", plan.path) : "");
     plan.timeout = timeout;
     return std::make_unique<RemoteAgents>(std::move(parts), std::move(plan));
 }
@@ -124,7 +125,8 @@ Result<StartedNode> ask_head(const AgentCall& call) {
     if (!order) return order.error();
     StartedNode started{reached->endpoint, *std::move(token), call.node, *std::move(order)};
     if (started.node < 0) started.node = node_of_host(started.order.hosts, host_name());
-    if (started.node >= 1 && static_cast<std::size_t>(started.node) < started.order.hosts.size()) return started;
+    const int first = started.order.head_is_apart ? 0 : 1;
+    if (started.node >= first && static_cast<std::size_t>(started.node) < started.order.hosts.size()) return started;
     return Error{Errc::NotFound, fmt::format("this host ({}) is none of those that the head starts ({})", host_name(), join(started.order.hosts, ", ")), 0};
 }
 

@@ -15,7 +15,7 @@ namespace ddprun {
 
 /// What the head starts on the other hosts of the job.
 struct HostStart {
-    std::vector<AllocatedHost> hosts;  ///< by node rank; the first is this one
+    std::vector<AllocatedHost> hosts;  ///< by node rank; the first is this one, unless `order.head_is_apart`
     Starter starter = Starter::Ssh;
     std::string job_id;                ///< the scheduler's; "" none
     StartOrder order;
@@ -25,7 +25,7 @@ struct HostStart {
 /// else a random one. Error: System (getrandom).
 Result<std::string> make_start_token(Starter starter, const std::string& run_id, const EnvironmentLookup& variable);
 
-/// Starts `start.hosts` but the first; their ddprun finds us at `port`. Error: System (no file for the secret).
+/// Starts `start.hosts`, but this one; their ddprun finds us at `port`. Error: System (no file for the secret).
 Result<std::unique_ptr<RemoteAgents>> start_hosts(RemoteAgents::Parts parts, const HostStart& start, std::uint16_t port,
                                                   const std::string& token, Duration timeout);
 

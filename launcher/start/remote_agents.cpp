@@ -54,7 +54,7 @@ struct RemoteAgents::Starter {
 };
 
 RemoteAgents::RemoteAgents(Parts parts, Plan plan) : parts_(std::move(parts)), plan_(std::move(plan)), nodes_(plan_.hosts.size(), Node::Open) {
-    nodes_.front() = Node::Joined;
+    for (std::size_t i = 0; i < plan_.first; ++i) nodes_[i] = Node::Joined;
     for (const StarterCommand& command : plan_.commands) {
         starters_.push_back(std::make_unique<Starter>());
         starters_.back()->command = &command;
@@ -162,7 +162,7 @@ std::string RemoteAgents::last_words_of(int node) const {
 void RemoteAgents::look() {
     timer_ = 0;
     const bool is_late = MonotonicClock::now() >= deadline_;
-    for (std::size_t i = 1; i < nodes_.size() && !is_over_; ++i) {
+    for (std::size_t i = plan_.first; i < nodes_.size() && !is_over_; ++i) {
         const int node = static_cast<int>(i);
         if (!is_open(node)) continue;
         if (const std::string told = parts_.failure_of(node); !told.empty()) fail(node, told);

@@ -41,7 +41,8 @@ class RemoteAgents {
         std::function<void(const std::vector<StartFailure>&)> on_failure;
     };
     struct Plan {
-        std::vector<std::string> hosts;        ///< by node rank; the first is this one
+        std::vector<std::string> hosts;        ///< by node rank
+        std::size_t first = 1;                 ///< the first that is not there yet
         std::vector<StarterCommand> commands;
         std::vector<std::string> environment;  ///< of the starters
         std::string path;                      ///< where they are looked for, as PATH

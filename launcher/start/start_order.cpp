@@ -121,7 +121,7 @@ Result<FileIdentity> identify_file(const std::string& path) {
 std::string describe(const FileIdentity& file) { return fmt::format("{} ({} bytes, {})", file.path, file.bytes, file.id); }
 
 std::string encode(const StartOrder& order) {
-    const Json json{{"directory", order.directory}, {"hosts", order.hosts}, {"slots", order.slots}, {"run_id", order.run_id}, {"ddprun", to_json(order.ddprun)},
+    const Json json{{"directory", order.directory}, {"head", order.head}, {"head_is_apart", order.head_is_apart}, {"hosts", order.hosts}, {"slots", order.slots}, {"run_id", order.run_id}, {"ddprun", to_json(order.ddprun)},
                     {"program", to_json(order.program)}, {"arguments", order.arguments.size()}, {"environment", order.environment.size()}};
     // Arguments and variables are bytes, which JSON's text is not.
     std::string text = to_text(json);
@@ -140,6 +140,8 @@ Result<StartOrder> decode_start_order(std::string_view text) {
     }
     StartOrder order;
     order.directory = (*json)["directory"].text();
+    order.head = (*json)["head"].text();
+    order.head_is_apart = (*json)["head_is_apart"].as_bool().value_or(false);
     order.run_id = (*json)["run_id"].text();
     order.ddprun = file_from((*json)["ddprun"]);
     order.program = file_from((*json)["program"]);

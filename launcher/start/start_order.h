@@ -26,6 +26,8 @@ struct StartOrder {
     std::vector<std::string> arguments;    ///< the user's command line
     std::string directory;
     std::vector<std::string> environment;  ///< "NAME=value", of the head
+    std::string head;                      ///< the host that sends this
+    bool head_is_apart = false;            ///< it is none of these
     std::vector<std::string> hosts;        ///< by node rank
     std::vector<int> slots;                ///< of each, what --nproc-per-node is where nobody says it; 0: not told
     std::string run_id;

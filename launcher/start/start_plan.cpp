@@ -98,6 +98,19 @@ void put_first(std::vector<AllocatedHost>& hosts, std::size_t here) {
     std::rotate(hosts.begin(), at, at + 1);
 }
 
+/// ssh and srun go to hosts from anywhere; TM's programs only within the job, and an LSF job has no way of its own. Who waits for
+/// others' ddprun has to be where these look for node 0.
+bool can_be_started_from_elsewhere(const Allocation& allocation, Starter choice) {
+    return choice != Starter::None && (is_of_user(allocation) || allocation.source == AllocationSource::Slurm);
+}
+
+std::string what_follows(const StartPlan& plan, const std::string& host_name) {
+    if (plan.kind == StartPlan::Wait) return "waiting for the ddprun of each, as --start=none says";
+    const std::size_t hosts = plan.hosts.size();
+    if (plan.is_apart) return fmt::format("this host ({}) is none of them and runs no workers; starting ddprun on {} by {}", host_name, hosts == 1 ? "it" : fmt::format("all {}", hosts), name_of(plan.starter));
+    return fmt::format("starting ddprun on the other{} by {}", hosts == 2 ? "" : fmt::format(" {}", hosts - 1), name_of(plan.starter));
+}
+
 Status check_given_nodes(const JobSpec& spec, const Allocation& allocation) {
     const int hosts = static_cast<int>(allocation.hosts.size());
     if (spec.nodes.min == hosts && spec.nodes.max == hosts) return {};
@@ -131,22 +144,21 @@ Result<StartPlan> plan_start(const JobSpec& spec, bool nodes_were_given, const S
         if (const Status agreed = check_given_nodes(spec, allocation); !agreed) return agreed.error();
     }
     const std::optional<std::size_t> here = find_here(allocation, facts);
-    if (!here) {
+    if (!here && !can_be_started_from_elsewhere(allocation, spec.start.starter)) {
         return Error{Errc::Mismatch, fmt::format("this host ({}) is none of them: {}; run ddprun on one of these, or with --nnodes=1 on this host alone", facts.host_name, describe(allocation)), 0};
     }
     StartPlan plan;
     plan.why = describe(allocation);
-    plan.slots = allocation.hosts[*here].slots.value_or(0);
-    if (allocation.hosts.size() == 1) return plan;
+    plan.is_apart = !here;
+    plan.slots = here ? allocation.hosts[*here].slots.value_or(0) : 0;
+    if (here && allocation.hosts.size() == 1) return plan;
     const Result<Starter> starter = choose_starter(spec, allocation, facts);
     if (!starter) return starter.error();
     plan.starter = *starter;
     plan.kind = plan.starter == Starter::None ? StartPlan::Wait : StartPlan::All;
     plan.hosts = allocation.hosts;
-    put_first(plan.hosts, *here);
-    const std::size_t others = plan.hosts.size() - 1;
-    plan.why += plan.kind == StartPlan::Wait ? "; waiting for the ddprun of each, as --start=none says"
-                                             : fmt::format("; starting ddprun on the other{} by {}", others == 1 ? "" : fmt::format(" {}", others), name_of(plan.starter));
+    if (here) put_first(plan.hosts, *here);
+    plan.why += "; " + what_follows(plan, facts.host_name);
     return plan;
 }
 

@@ -29,7 +29,8 @@ struct StartPlan {
         Wait,  ///< this process is the head, and others start the others (--start=none)
     } kind = Here;
     int slots = 0;                     ///< of this host, where its source tells; else 0
-    std::vector<AllocatedHost> hosts;  ///< in the order of node ranks, the first is this one; empty with Here
+    std::vector<AllocatedHost> hosts;  ///< in the order of node ranks, the first is this one unless `is_apart`; empty with Here
+    bool is_apart = false;             ///< this host is none of them: its ddprun is the head, and runs no workers
     Starter starter = Starter::None;
     std::string why;  ///< for one line: "PBS job 12.server (PBS_NODEFILE=...): 3 hosts, the other 2 by pbsdsh"; "" nothing to say
 };
@@ -37,7 +38,8 @@ struct StartPlan {
 /// Where no launcher has started one ddprun per node: whether the job is more than this host, and what starts it there.
 /// `nodes_were_given`: --nnodes, --node-rank or --standalone was said: then all nodes are started by others, as torchrun's.
 /// Pure but for the functions in `facts`.
-/// Error: Mismatch (this host is none of the allocation's; --nnodes contradicts it), NotFound (no program that starts
+/// A head on a host of its own (a login node, a laptop) starts all hosts that the user names, or that are Slurm's.
+/// Error: Mismatch (this host is none of a PBS or LSF job's; --nnodes contradicts it), NotFound (no program that starts
 /// something there), each with what to do.
 Result<StartPlan> plan_start(const JobSpec& spec, bool nodes_were_given, const StartFacts& facts);
 

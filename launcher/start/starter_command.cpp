@@ -55,16 +55,16 @@ Words by_ssh(const std::string& host, Words agent, const std::string& job_id, co
             "--", host, for_shell(agent)};
 }
 
-std::string names_of(const std::vector<AllocatedHost>& hosts) {
+std::string names_of(const std::vector<AllocatedHost>& hosts, std::size_t first) {
     Words names;
-    for (std::size_t i = 1; i < hosts.size(); ++i) names.push_back(hosts[i].name);
+    for (std::size_t i = first; i < hosts.size(); ++i) names.push_back(hosts[i].name);
     return join(names, ",");
 }
 
-StarterCommand for_all_others(Words words, const std::vector<AllocatedHost>& hosts, const AgentCall& call) {
+StarterCommand for_all_at_once(Words words, const std::vector<AllocatedHost>& hosts, std::size_t first, const AgentCall& call) {
     append(words, with_node(call, -1));
     StarterCommand command{std::move(words), {}};
-    for (std::size_t i = 1; i < hosts.size(); ++i) command.nodes.push_back(static_cast<int>(i));
+    for (std::size_t i = first; i < hosts.size(); ++i) command.nodes.push_back(static_cast<int>(i));
     return command;
 }
 
@@ -91,7 +91,7 @@ Result<AgentCall> parse_agent_words(const std::vector<std::string>& words) {
             if (!way) return way.error();
             call.secret = *std::move(way);
         } else if (name == "--node") {
-            const Result<std::int64_t> node = parse_int_between(value, 1, 1 << 20);
+            const Result<std::int64_t> node = parse_int_between(value, 0, 1 << 20);
             if (!node) return node.error().with(name);
             call.node = static_cast<int>(*node);
         } else {
@@ -120,17 +120,17 @@ SecretWay::Kind secret_way(Starter starter, bool has_cookie) {
     return SecretWay::File;
 }
 
-std::vector<StarterCommand> starter_commands(Starter starter, const std::vector<AllocatedHost>& hosts, AgentCall call,
+std::vector<StarterCommand> starter_commands(Starter starter, const std::vector<AllocatedHost>& hosts, std::size_t first, AgentCall call,
                                              const std::string& job_id, const std::string& pbs_attach) {
-    const std::string others = fmt::format("{}", hosts.size() - 1);
+    const std::string count = fmt::format("{}", hosts.size() - first);
     // One srun, or mpiexec, for all: a step of the job each would cost the scheduler more, and sites limit their number.
     if (starter == Starter::Srun) {
-        return {for_all_others({"srun", "--overlap", "--nodes=" + others, "--ntasks=" + others, "--ntasks-per-node=1", "--nodelist=" + names_of(hosts),
-                                "--input=all", "--mpi=none", "--cpu-bind=none", "--kill-on-bad-exit=0", "--job-name=ddprun"}, hosts, call)};
+        return {for_all_at_once({"srun", "--overlap", "--nodes=" + count, "--ntasks=" + count, "--ntasks-per-node=1", "--nodelist=" + names_of(hosts, first),
+                                "--input=all", "--mpi=none", "--cpu-bind=none", "--kill-on-bad-exit=0", "--job-name=ddprun"}, hosts, first, call)};
     }
-    if (starter == Starter::Mpiexec) return {for_all_others({"mpiexec", "-n", others, "--ppn", "1", "--hosts", names_of(hosts)}, hosts, call)};
+    if (starter == Starter::Mpiexec) return {for_all_at_once({"mpiexec", "-n", count, "--ppn", "1", "--hosts", names_of(hosts, first)}, hosts, first, call)};
     std::vector<StarterCommand> commands;
-    for (std::size_t i = 1; i < hosts.size(); ++i) {
+    for (std::size_t i = first; i < hosts.size(); ++i) {
         const int node = static_cast<int>(i);
         Words agent = with_node(call, node);
         Words words;

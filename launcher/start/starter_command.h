@@ -50,9 +50,9 @@ std::string words_of_ended(const StarterCommand& starter, std::string_view said)
 /// `has_cookie`; else by a file.
 SecretWay::Kind secret_way(Starter starter, bool has_cookie);
 
-/// What starts hosts[1] and the following. `job_id` is the scheduler's; `pbs_attach`, a path or "", puts what ssh starts
+/// What starts hosts[first] and the following. `job_id` is the scheduler's; `pbs_attach`, a path or "", puts what ssh starts
 /// into the PBS job. Pure.
-std::vector<StarterCommand> starter_commands(Starter starter, const std::vector<AllocatedHost>& hosts, AgentCall call,
+std::vector<StarterCommand> starter_commands(Starter starter, const std::vector<AllocatedHost>& hosts, std::size_t first, AgentCall call,
                                              const std::string& job_id, const std::string& pbs_attach);
 
 }  // namespace ddprun

@@ -32,6 +32,8 @@ bool is_loopback(const std::string& address) { return address == "::1" || addres
 
 HeadChoice head_at(const Endpoint& endpoint, std::string why) { return {true, {"", endpoint.port}, std::move(why)}; }
 
+bool is_alone(const JobSpec& spec) { return spec.nodes.max == 1 && !spec.rendezvous.head_is_apart; }
+
 /// A socket bound to `port` on all IPv4 interfaces, as servers bind it.
 Result<UniqueFd> bind_port(int port) {
     UniqueFd fd(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
@@ -56,7 +58,7 @@ bool is_this_host(const std::string& name, const HostFacts& facts) {
 }
 
 std::optional<Endpoint> shared_endpoint(const JobSpec& spec) {
-    if (spec.nodes.max == 1) return std::nullopt;
+    if (is_alone(spec)) return std::nullopt;
     const RendezvousSpec& rendezvous = spec.rendezvous;
     if (rendezvous.endpoint) return rendezvous.endpoint;
     if (!rendezvous.master_addr) return std::nullopt;
@@ -64,7 +66,7 @@ std::optional<Endpoint> shared_endpoint(const JobSpec& spec) {
 }
 
 Result<HeadChoice> choose_head(const JobSpec& spec, const HostFacts& facts) {
-    if (spec.nodes.max == 1) return HeadChoice{true, {"127.0.0.1", 0}, "one node"};
+    if (is_alone(spec)) return HeadChoice{true, {"127.0.0.1", 0}, "one node"};
     const std::optional<Endpoint> endpoint = shared_endpoint(spec);
     if (!endpoint) {
         return Error{Errc::InvalidArgument,

@@ -36,7 +36,7 @@ bool is_this_host(const std::string& name, const HostFacts& facts);
 /// Error: InvalidArgument when several nodes are wanted and nothing says where the controller is.
 Result<HeadChoice> choose_head(const JobSpec& spec, const HostFacts& facts);
 
-/// The endpoint that all nodes of this job share; nullopt for one node.
+/// The endpoint that all nodes of this job share; nullopt for one node that is its own head.
 std::optional<Endpoint> shared_endpoint(const JobSpec& spec);
 
 /// What workers get as MASTER_ADDR: --master-addr, else an address of the node that has rank 0. `first_node` are the

@@ -82,9 +82,28 @@ TEST(StartPlan, ThisHostIsNodeZeroAndTheOthersKeepTheirOrder) {
     EXPECT_EQ(all->hosts[2].name, "c");
 }
 
-TEST(StartPlan, AHostThatIsNoneOfThemIsToldWhatToDo) {
-    EXPECT_THAT(plan(facts(allocation(AllocationSource::Slurm, {"n1", "n2"}), {"srun"}, "login3")).error().what,
-                AllOf(HasSubstr("this host (login3)"), HasSubstr("n1,n2"), HasSubstr("--nnodes=1")));
+TEST(StartPlan, AHostThatIsNoneOfThemIsAHeadWithoutWorkersForTheUsersHostsAndSlurms) {
+    const auto from_login = plan(facts(allocation(AllocationSource::Slurm, {"n1", "n2"}), {"srun"}, "login3"));
+    ASSERT_TRUE(from_login) << from_login.error().what;
+    EXPECT_TRUE(from_login->is_apart);
+    EXPECT_EQ(from_login->hosts[0].name, "n1");
+    EXPECT_EQ(from_login->starter, Starter::Srun);
+    EXPECT_THAT(from_login->why, HasSubstr("; this host (login3) is none of them and runs no workers; starting ddprun on all 2 by srun"));
+    const auto one = plan(facts(allocation(AllocationSource::Hosts, {"n1:4"}), {"ssh"}, "laptop"));
+    ASSERT_TRUE(one) << one.error().what;
+    EXPECT_EQ(one->kind, StartPlan::All);
+    EXPECT_THAT(one->why, HasSubstr("starting ddprun on it by ssh"));
+}
+
+TEST(StartPlan, AHostThatIsNoneOfAPbsJobsOrWaitsForOthersIsToldWhatToDo) {
+    for (const auto& refused : {plan(facts(allocation(AllocationSource::Pbs, {"n1", "n2"}), {"pbsdsh"}, "login3")), plan(facts(allocation(AllocationSource::Lsf, {"n1", "n2"}), {"ssh"}, "login3")),
+                                plan(facts(allocation(AllocationSource::Hosts, {"n1", "n2"}), {"ssh"}, "login3"), Starter::None)}) {
+        ASSERT_FALSE(refused);
+        EXPECT_THAT(refused.error().what, AllOf(HasSubstr("this host (login3)"), HasSubstr("n1,n2"), HasSubstr("--nnodes=1")));
+    }
+}
+
+TEST(StartPlan, ThisHostIsKnownByItsAddress) {
     StartFacts by_address = facts(allocation(AllocationSource::Hosts, {"10.0.0.1", "10.0.0.2"}), {"ssh"});
     by_address.is_here = [](const std::string& name) { return name == "10.0.0.2"; };
     EXPECT_EQ(plan(by_address)->hosts[0].name, "10.0.0.2");
@@ -110,14 +129,14 @@ AgentCall call(SecretWay::Kind kind) {
 const std::vector<AllocatedHost> kThree = {{"h1", 1, std::nullopt, 0}, {"h2", 4, std::nullopt, 1}, {"h3", 1, std::nullopt, 5}};
 
 TEST(StarterCommand, PbsdshNamesTheFirstLineOfEachHost) {
-    const auto commands = starter_commands(Starter::Pbsdsh, kThree, call(SecretWay::Cookie), "12.server", "");
+    const auto commands = starter_commands(Starter::Pbsdsh, kThree, 1, call(SecretWay::Cookie), "12.server", "");
     ASSERT_EQ(commands.size(), 2u);
     EXPECT_THAT(commands[1].words, ElementsAre("pbsdsh", "-n", "5", "--", "/opt/dd run", "agent", "--at", "h1:4711,10.0.0.1:4711", "--job", "12.server", "--secret", "cookie", "--node", "2"));
     EXPECT_EQ(commands[1].nodes, std::vector<int>{2});
 }
 
 TEST(StarterCommand, SshGetsOneLineForTheShellOverThereAndNoTerminal) {
-    const auto commands = starter_commands(Starter::Ssh, kThree, call(SecretWay::Stdin), "", "");
+    const auto commands = starter_commands(Starter::Ssh, kThree, 1, call(SecretWay::Stdin), "", "");
     ASSERT_EQ(commands.size(), 2u);
     const auto& words = commands[0].words;
     EXPECT_EQ(words.front(), "ssh");
@@ -125,31 +144,38 @@ TEST(StarterCommand, SshGetsOneLineForTheShellOverThereAndNoTerminal) {
     EXPECT_EQ(words.back(), "exec '/opt/dd run' agent --at h1:4711,10.0.0.1:4711 --job 12.server --secret stdin --node 1");
     EXPECT_THAT(words, ::testing::Contains("BatchMode=yes"));
     EXPECT_THAT(words, ::testing::Contains("ControlMaster=no"));
-    const auto attached = starter_commands(Starter::Ssh, kThree, call(SecretWay::Stdin), "12.server", "/opt/pbs/bin/pbs_attach");
+    const auto attached = starter_commands(Starter::Ssh, kThree, 1, call(SecretWay::Stdin), "12.server", "/opt/pbs/bin/pbs_attach");
     EXPECT_THAT(attached[0].words.back(), HasSubstr("exec /opt/pbs/bin/pbs_attach -j 12.server '/opt/dd run' agent"));
 }
 
 TEST(StarterCommand, OneSrunStartsAllOthersWhoFindTheirOwnPlace) {
-    const auto commands = starter_commands(Starter::Srun, kThree, call(SecretWay::Stdin), "88", "");
+    const auto commands = starter_commands(Starter::Srun, kThree, 1, call(SecretWay::Stdin), "88", "");
     ASSERT_EQ(commands.size(), 1u);
     EXPECT_EQ(commands[0].nodes, (std::vector<int>{1, 2}));
     EXPECT_THAT(commands[0].words, AllOf(::testing::Contains("--overlap"), ::testing::Contains("--nodes=2"), ::testing::Contains("--nodelist=h2,h3"), Not(::testing::Contains("--node"))));
 }
 
+TEST(StarterCommand, AHeadThatIsNoneOfTheHostsStartsTheFirstToo) {
+    EXPECT_EQ(starter_commands(Starter::Ssh, kThree, 0, call(SecretWay::Stdin), "", "")[0].nodes, std::vector<int>{0});
+    const auto commands = starter_commands(Starter::Srun, kThree, 0, call(SecretWay::Stdin), "88", "");
+    EXPECT_EQ(commands[0].nodes, (std::vector<int>{0, 1, 2}));
+    EXPECT_THAT(commands[0].words, AllOf(::testing::Contains("--ntasks=3"), ::testing::Contains("--nodelist=h1,h2,h3")));
+}
+
 TEST(StarterCommand, ThatSaysLittleOfAProgramThatCannotBeRunThereIsExplained) {
-    const StarterCommand pbsdsh = starter_commands(Starter::Pbsdsh, kThree, call(SecretWay::Cookie), "12.server", "")[0];
+    const StarterCommand pbsdsh = starter_commands(Starter::Pbsdsh, kThree, 1, call(SecretWay::Cookie), "12.server", "")[0];
     EXPECT_EQ(words_of_ended(pbsdsh, "pbsdsh: task 0x00000000 exit status 254"), "pbsdsh: task 0x00000000 exit status 254 (can /opt/dd run be run there?)");
     EXPECT_EQ(words_of_ended(pbsdsh, "pbsdsh: task 0x00000000 exit status 7"), "pbsdsh: task 0x00000000 exit status 7");
-    const StarterCommand tm = starter_commands(Starter::Tm, kThree, call(SecretWay::Cookie), "12.server", "")[0];
+    const StarterCommand tm = starter_commands(Starter::Tm, kThree, 1, call(SecretWay::Cookie), "12.server", "")[0];
     EXPECT_EQ(words_of_ended(tm, ""), "pbs_tmrsh ended and said nothing (can /opt/dd run be run there?)");
-    const StarterCommand ssh = starter_commands(Starter::Ssh, kThree, call(SecretWay::Stdin), "", "")[0];
+    const StarterCommand ssh = starter_commands(Starter::Ssh, kThree, 1, call(SecretWay::Stdin), "", "")[0];
     EXPECT_EQ(words_of_ended(ssh, ""), "ssh ended and said nothing");
 }
 
 TEST(StarterCommand, NoSecretIsAmongTheWords) {
     for (const Starter starter : {Starter::Pbsdsh, Starter::Tm, Starter::Mpiexec, Starter::Srun, Starter::Ssh}) {
         AgentCall agent = call(secret_way(starter, true));
-        for (const StarterCommand& command : starter_commands(starter, kThree, agent, "1", "")) EXPECT_FALSE(command.words.empty());
+        for (const StarterCommand& command : starter_commands(starter, kThree, 1, agent, "1", "")) EXPECT_FALSE(command.words.empty());
     }
     EXPECT_EQ(secret_way(Starter::Ssh, true), SecretWay::Stdin);
     EXPECT_EQ(secret_way(Starter::Pbsdsh, true), SecretWay::Cookie);
@@ -169,7 +195,7 @@ TEST(StarterCommand, ItsWordsAreReadBackAsTheyWere) {
         EXPECT_EQ(*read, sent);
     }
     EXPECT_THAT(parse_agent_words({}).error().what, HasSubstr("--at and --job"));
-    EXPECT_THAT(parse_agent_words({"--node", "0"}).error().what, HasSubstr("--node: '0'"));
+    EXPECT_THAT(parse_agent_words({"--node", "-1"}).error().what, HasSubstr("--node: '-1'"));
     EXPECT_THAT(parse_agent_words({"--secret", "123"}).error().what, HasSubstr("expected stdin"));
     EXPECT_THAT(parse_agent_words({"--at"}).error().what, HasSubstr("needs a value"));
 }
@@ -179,6 +205,8 @@ TEST(StartOrder, ArrivesAsItWasSentWhateverItsBytes) {
     order.arguments = {"--nproc-per-node=2", "a b", "", "\xff\xfe", "line\nline"};
     order.directory = "/work/a b";
     order.environment = {"A=1", "EMPTY=", "RAW=\x80", "NAME=x=y"};
+    order.head = "login3";
+    order.head_is_apart = true;
     order.hosts = {"h1", "h2"};
     order.slots = {4, 0};
     order.run_id = "5[0].server";

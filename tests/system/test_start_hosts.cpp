@@ -141,11 +141,41 @@ TEST_F(StartHosts, TheSecretStandsOnNoCommandLineAndInNoFile) {
     EXPECT_THAT(outcome.err, Not(HasSubstr(outcome.out.substr(at + 13, 16))));
 }
 
-TEST_F(StartHosts, AHostThatIsNotAmongThemIsRefusedBeforeAnythingStarts) {
-    const Outcome outcome = run(on_head({"--hosts=node01,node02", "--nproc-per-node=1"}, {"say", "started"}));
-    EXPECT_EQ(outcome.status, 64);
-    EXPECT_THAT(outcome.err, HasSubstr("this host (node00) is none of them: --hosts: 2 hosts node01,node02"));
-    EXPECT_EQ(outcome.out, "");
+TEST_F(StartHosts, AHostThatIsNotAmongThemIsTheHeadAndRunsNoWorkers) {
+    const Outcome outcome = run(on_head({"--hosts=node02:2,node01:1"}, {"env", "WORLD_SIZE", "env", "GROUP_RANK", "env", "MASTER_ADDR"}));
+    EXPECT_EQ(outcome.status, 0) << outcome.err;
+    EXPECT_THAT(outcome.err, HasSubstr("ddprun: --hosts: 2 hosts node02,node01; this host (node00) is none of them and runs no workers; starting ddprun on all 2 by ssh\n"));
+    const std::string first = Hosts::address(2);
+    for (const std::string& line : {"[0]: MASTER_ADDR=" + first + "\n", "[2]: MASTER_ADDR=" + first + "\n", std::string("[1]: GROUP_RANK=0\n"), std::string("[2]: GROUP_RANK=1\n")}) {
+        EXPECT_THAT(outcome.out, HasSubstr(line));
+    }
+    EXPECT_EQ(occurrences(outcome.out, "WORLD_SIZE=3\n"), 3) << outcome.out;
+    EXPECT_TRUE(all_quiet());
+}
+
+TEST_F(StartHosts, AHeadThatIsNoneOfThemNeedsOneHostOnlyAndNoGpuOfItsOwn) {
+    const Outcome outcome = run(on_head({"--hosts=node01", "--nproc-per-node=2"}, {"env", "NODE_RANK", "env", "WORLD_SIZE", "rank", "1", "err", "cannot go on", "exit", "17", "end", "hold"}));
+    EXPECT_EQ(outcome.status, 17) << outcome.err;
+    EXPECT_EQ(occurrences(outcome.out, "WORLD_SIZE=2\n"), 2) << outcome.out;
+    EXPECT_THAT(outcome.err, AllOf(HasSubstr("rank 1 on node01"), HasSubstr("cannot go on")));
+    EXPECT_TRUE(all_quiet());
+}
+
+TEST_F(StartHosts, AHeadThatIsNoneOfThemPassesSignalsOnAnswersQuestionsAndLeavesNothing) {
+    Program head(on_head({"--hosts=node01,node02", "--nproc-per-node=1"}, {"say", "up", "hold"}));
+    for (int rank = 0; rank < 2; ++rank) ASSERT_TRUE(head.wait_for_output("[" + std::to_string(rank) + "]: up"));
+    const Outcome ps = run(hosts_->command(0, {path_of("DDPRUN"), "ps"}));
+    EXPECT_THAT(ps.out, AllOf(HasSubstr("node01"), HasSubstr("node02"))) << ps.err;
+    head.signal(SIGTERM);
+    const Outcome outcome = head.wait();
+    EXPECT_EQ(outcome.status, 75) << outcome.err;
+    EXPECT_TRUE(all_quiet());
+}
+
+TEST_F(StartHosts, AHeadThatIsNoneOfThemStartsThemAgainAfterAFailure) {
+    const Outcome outcome = run(on_head({"--hosts=node01,node02", "--nproc-per-node=1", "--max-restarts=1"}, {"rank", "1", "once", hosts_->shared() + "/failed", "exit", "3", "end", "env", "TORCHELASTIC_RESTART_COUNT"}));
+    EXPECT_EQ(outcome.status, 0) << outcome.err;
+    EXPECT_EQ(occurrences(outcome.out, "TORCHELASTIC_RESTART_COUNT=1\n"), 2) << outcome.out;
 }
 
 }  // namespace

@@ -114,6 +114,16 @@ TEST_F(StartSlurm, AKilledDdprunOfTheOtherHostEndsTheJobAndLeavesNothing) {
     EXPECT_TRUE(all_gone("PROBE_JOB=" + mark_));
 }
 
+TEST_F(StartSlurm, SallocsShellOnAHostOfItsOwnIsTheHeadAndRunsNoWorkers) {
+    std::vector<std::string> command{"salloc", "-N1", "-w", "node01"};
+    for (const std::string& word : ddprun_probe({"--nproc-per-node=2"}, {"env", "WORLD_SIZE", "env", "SLURMD_NODENAME"})) command.push_back(word);
+    const Outcome outcome = slurm_->run(command);
+    EXPECT_EQ(outcome.status, 0) << outcome.err;
+    EXPECT_THAT(outcome.err, HasSubstr("this host (node00) is none of them and runs no workers; starting ddprun on it by srun"));
+    EXPECT_EQ(occurrences(outcome.out, "WORLD_SIZE=2\n"), 2) << outcome.out;
+    EXPECT_EQ(occurrences(outcome.out, "SLURMD_NODENAME=node01\n"), 2) << outcome.out;
+}
+
 TEST_F(StartSlurm, OneDdprunPerNodeUnderSrunIsOneJobWhateverSrunOffers) {
     for (const char* mpi : {"none", "pmi2", "pmix"}) {
         std::vector<std::string> command{"srun", "-N2", "--ntasks-per-node=1", std::string("--mpi=") + mpi};
