@@ -55,7 +55,7 @@ struct Server::Peer {
 };
 
 Server::Server(os::EventLoop& loop, ServerOptions options, ServerHandler& handler)
-    : loop_(loop), options_(std::move(options)), handler_(handler), store_(options_.store_limits) {}
+    : loop_(loop), options_(std::move(options)), handler_(handler), store_(options_.store_limits), strangers_(options_.limits.strangers) {}
 
 Result<std::unique_ptr<Server>> Server::create(os::EventLoop& loop, ServerOptions options,
                                                ServerHandler& handler) {
@@ -104,6 +104,11 @@ void Server::accept_some() {
 }
 
 bool Server::accept_one() {
+    if (const TimePoint room_at = strangers_.room_at(); room_at > loop_.now()) {
+        stop_accepting(room_at);
+        waits_for_room_ = true;
+        return false;
+    }
     UniqueFd fd(::accept4(listener_.get(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
     if (fd) {
         admit(std::move(fd));
@@ -121,11 +126,22 @@ bool Server::accept_one() {
 /// A listener that cannot be served stays readable: without the pause the loop would spin.
 void Server::pause_accepting(int error) {
     handler_.on_log(fmt::format("cannot accept connections: {}; trying again", ::strerror(error)));
+    stop_accepting(loop_.now() + kAcceptPause);
+}
+
+void Server::stop_accepting(TimePoint until) {
     loop_.change(listener_.get(), 0);
-    accept_timer_ = loop_.call_after(kAcceptPause, [this] {
-        accept_timer_ = 0;
-        loop_.change(listener_.get(), EPOLLIN);
-    });
+    accept_timer_ = loop_.call_at(until, [this] { accept_again(); });
+}
+
+void Server::accept_again() {
+    loop_.cancel(std::exchange(accept_timer_, 0));
+    waits_for_room_ = false;
+    loop_.change(listener_.get(), EPOLLIN);
+}
+
+void Server::stranger_left(ClientId id) {
+    if (strangers_.left(id) && waits_for_room_) accept_again();
 }
 
 void Server::admit(UniqueFd fd) {
@@ -146,34 +162,27 @@ void Server::admit(UniqueFd fd) {
         refuse(*raw, 0, {Errc::Timeout, fmt::format("no handshake within {}", span), 0});
     });
     ids_.emplace(peer->connection.get(), id);
-    strangers_.insert(id);
+    strangers_.arrived(id, loop_.now());
     peers_.emplace(id, std::move(peer));
 }
 
 /// Who knows the token keeps others out, who has not proved it does not. False: there is no room to be made.
 bool Server::make_room() {
-    const std::size_t unproved = strangers_.size() + turned_away_.size();
-    const bool is_full = peers_.size() >= options_.limits.connections;
-    if (unproved < options_.limits.strangers && !is_full) return true;
+    if (!strangers_.is_crowded() && peers_.size() < options_.limits.connections) return true;
     return evict_stranger();
 }
 
-/// Closes one that has been told to go already, else the stranger that has been silent for longest; false: there is none.
+/// False: there is none.
 bool Server::evict_stranger() {
-    if (!turned_away_.empty()) {
-        Peer& refused = *peers_.at(*turned_away_.begin());
-        turned_away_.erase(turned_away_.begin());
-        refused.connection->fail({Errc::Limit, "too many handshakes at once", 0});
+    const std::optional<ClientId> id = strangers_.next_to_go();
+    if (!id) return false;
+    Peer& peer = *peers_.at(*id);
+    const Error why{Errc::Limit, fmt::format("{} connections wait for their handshake", strangers_.in_handshake()), 0};
+    strangers_.left(*id);
+    if (std::exchange(peer.stage, Peer::Stage::Leaving) == Peer::Stage::Leaving) {  // and has been told why
+        peer.connection->fail(why);
         return true;
     }
-    const auto silent = std::min_element(strangers_.begin(), strangers_.end(), [this](ClientId a, ClientId b) {
-        return peers_.at(a)->connection->last_heard() < peers_.at(b)->connection->last_heard();
-    });
-    if (silent == strangers_.end()) return false;
-    Peer& peer = *peers_.at(*silent);
-    const Error why{Errc::Limit, fmt::format("{} connections wait for their handshake", strangers_.size()), 0};
-    strangers_.erase(silent);
-    peer.stage = Peer::Stage::Leaving;
     handler_.on_log(fmt::format("closing {}: {}", describe(peer), why.what));
     peer.connection->dismiss(failure_of(why), why);
     return true;
@@ -192,6 +201,7 @@ void Server::turn_away(UniqueFd fd, const Error& why) {
 void Server::on_frame(Connection& connection, Frame frame) {
     Peer& peer = *peers_.at(ids_.at(&connection));
     if (peer.stage == Peer::Stage::Leaving) return;
+    strangers_.spoke(peer.id, loop_.now());
     const std::uint32_t request = frame.request;
     const Status kept =
         peer.stage == Peer::Stage::Handshake ? shake_hands(peer, std::move(frame)) : serve(peer, std::move(frame));
@@ -207,8 +217,7 @@ Status Server::shake_hands(Peer& peer, Frame frame) {
     if (!answer) {
         handler_.on_log(fmt::format("refusing {}: {}", describe(peer), answer.error().what));
         peer.stage = Peer::Stage::Leaving;
-        strangers_.erase(peer.id);
-        turned_away_.insert(peer.id);
+        strangers_.refused(peer.id);
         peer.connection->refuse(peer.handshake.refusal(), answer.error(), options_.limits.goodbye);
         return {};
     }
@@ -219,7 +228,7 @@ Status Server::shake_hands(Peer& peer, Frame frame) {
 
 void Server::welcome(Peer& peer) {
     peer.stage = Peer::Stage::Serving;
-    strangers_.erase(peer.id);
+    stranger_left(peer.id);
     loop_.cancel(std::exchange(peer.handshake_timer, 0));
     peer.connection->set_limits(kPeerLimits);
 }
@@ -265,7 +274,7 @@ Status Server::serve_agent(Peer& peer, Frame frame) {
 void Server::refuse(Peer& peer, std::uint32_t request, const Error& why) {
     if (peer.stage == Peer::Stage::Leaving) return;
     if (!peer.joined) handler_.on_log(fmt::format("closing {}: {}", describe(peer), why.what));
-    if (strangers_.erase(peer.id) > 0) turned_away_.insert(peer.id);
+    strangers_.refused(peer.id);
     peer.stage = Peer::Stage::Leaving;
     if (request != 0) peer.connection->send(encode_message(failure_of(why), request));
     peer.connection->refuse(failure_of(why), why, options_.limits.goodbye);
@@ -309,8 +318,7 @@ void Server::on_closed(Connection& connection, const Error& why) {
     ids_.erase(known);
     loop_.cancel(peer->handshake_timer);
     store_.disconnect(peer->id);
-    strangers_.erase(peer->id);
-    turned_away_.erase(peer->id);
+    stranger_left(peer->id);
     if (peer->joined) {
         --joined_agents_;
         return handler_.on_agent_lost(peer->id, why.what);

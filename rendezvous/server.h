@@ -4,7 +4,6 @@
 #include <map>
 #include <memory>
 #include <optional>
-#include <set>
 #include <string>
 #include <unordered_map>
 
@@ -17,6 +16,7 @@
 #include "rendezvous/handshake.h"
 #include "rendezvous/membership.h"
 #include "rendezvous/store.h"
+#include "rendezvous/strangers.h"
 
 namespace ddprun::rdzv {
 
@@ -78,7 +78,7 @@ class Server final : private ConnectionOwner {
     /// latest, for one may not take it.
     void when_written(Duration patience, os::EventLoop::Handler handler);
     [[nodiscard]] std::size_t connections() const { return peers_.size(); }
-    [[nodiscard]] std::size_t strangers() const { return strangers_.size(); }
+    [[nodiscard]] std::size_t strangers() const { return strangers_.in_handshake(); }
     [[nodiscard]] const Store& store() const { return store_; }
 
   private:
@@ -97,6 +97,9 @@ class Server final : private ConnectionOwner {
     void accept_some();
     bool accept_one();
     void pause_accepting(int error);
+    void stop_accepting(TimePoint until);
+    void accept_again();
+    void stranger_left(ClientId id);
     void admit(UniqueFd fd);
     bool make_room();
     bool evict_stranger();
@@ -122,15 +125,15 @@ class Server final : private ConnectionOwner {
     Store store_;
     std::map<ClientId, std::unique_ptr<Peer>> peers_;  ///< in order of arrival
     std::unordered_map<const Connection*, ClientId> ids_;
-    std::set<ClientId> strangers_;   ///< in their handshake
-    std::set<ClientId> turned_away_; ///< strangers that are being told why, and are not gone yet
+    Strangers strangers_;
     std::size_t joined_agents_ = 0;
     ClientId next_client_ = 1;  ///< 0 is the controller itself
     TimePoint expiry_at_ = kNever;
     os::EventLoop::TimerId expiry_timer_ = 0;
     os::EventLoop::TimerId heartbeat_timer_ = 0;
     TimePoint last_beat_{};
-    os::EventLoop::TimerId accept_timer_ = 0;
+    os::EventLoop::TimerId accept_timer_ = 0;  ///< while nothing is accepted
+    bool waits_for_room_ = false;              ///< for a stranger to go, that is
     /// Whoever waits for the end of the writing.
     struct WritingEnd {
         os::EventLoop::Handler handler;
