@@ -41,7 +41,7 @@ double ms_between(TimePoint from, TimePoint to) { return std::chrono::duration<d
 /// What is started on each node; the head's worker stays until it is told to stop.
 std::vector<std::string> ddprun_line(const std::string& ddprun, int nodes, const std::string& port, int node_rank) {
     return {ddprun, "-q", fmt::format("--nnodes={}", nodes), "--nproc-per-node=1", fmt::format("--node-rank={}", node_rank), "--max-restarts=3",
-            fmt::format("--rdzv-id={}", kJob), "--rdzv-endpoint=127.0.0.1:" + port, "--log-dir=none", "sleep", "600"};
+            fmt::format("--rdzv-id={}", kJob), "--rdzv-endpoint=127.0.0.1:" + port, "sleep", "600"};
 }
 
 /// Stands in for a controller until a real agent has introduced itself.
