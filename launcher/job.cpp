@@ -72,7 +72,7 @@ int terminal_width() {
 
 /// What all nodes have to agree on, as text, so that a disagreement can be shown.
 std::string common_spec(const JobSpec& spec, bool has_pmix) {
-    const HeartbeatSpec heartbeat = heartbeat_of(spec.rendezvous);
+    const rdzv::Heartbeats heartbeat = heartbeats_of(spec.rendezvous);
     return fmt::format("--nnodes={}:{} --rdzv-id={} --max-restarts={}, heartbeats every {}, lost after {}{}", spec.nodes.min,
                        spec.nodes.max, spec.rendezvous.run_id, spec.restart.max_restarts,
                        format_duration(heartbeat.interval), format_duration(heartbeat.timeout), has_pmix ? ", with PMIx" : "");
@@ -394,8 +394,7 @@ Status Job::build_head(const HeadChoice& choice) {
     options.credentials = {spec.rendezvous.run_id, token_.token};
     options.where = choice.endpoint;
     if (setup_.meeting) options.listener = std::move(setup_.meeting->listener);
-    options.heartbeat_interval = heartbeat_of(spec.rendezvous).interval;
-    options.heartbeat_timeout = heartbeat_of(spec.rendezvous).timeout;
+    options.heartbeats = heartbeats_of(spec.rendezvous);
     Result<std::unique_ptr<rdzv::Server>> server = rdzv::Server::create(*loop_, std::move(options), *this);
     if (!server) return server.error();
     server_ = std::move(*server);
@@ -479,8 +478,7 @@ Status Job::build_agent(const Endpoint& controller) {
     options.name = "agent on " + host_;
     options.when_token_differs = token_.when_refused;
     options.hello = std::move(hello);
-    options.heartbeat_interval = heartbeat_of(spec.rendezvous).interval;
-    options.heartbeat_timeout = heartbeat_of(spec.rendezvous).timeout;
+    options.heartbeats = heartbeats_of(spec.rendezvous);
     options.is_ours = server_ != nullptr;
     options.connect_by = deadline_after(MonotonicClock::now(), spec.rendezvous.join_timeout);
     link_ = std::make_unique<rdzv::AgentLink>(*loop_, std::move(options), *this);

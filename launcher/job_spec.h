@@ -41,6 +41,7 @@ struct RendezvousSpec {
     std::optional<Endpoint> endpoint;          ///< where the controller is; none: this node, any free port
     std::string run_id = "none";
     std::optional<bool> is_host;               ///< --rdzv-conf: this node is the head, or is not
+    std::optional<Duration> heartbeat_timeout; ///< a node that is silent for so long is lost; before the next two
     std::optional<Duration> keep_alive_interval;  ///< between two heartbeats of a node
     std::optional<int> keep_alive_attempts;    ///< a node that misses so many in a row is lost
     Duration join_timeout = std::chrono::seconds(600);

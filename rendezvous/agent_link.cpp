@@ -31,7 +31,8 @@ Error nobody_there(const Endpoint& controller, const Error& why) {
 }  // namespace
 
 AgentLink::AgentLink(os::EventLoop& loop, AgentLinkOptions options, AgentLinkHandler& handler)
-    : loop_(loop), options_(std::move(options)), handler_(handler), resolver_(loop), backoff_(kFirstBackoff) {
+    : loop_(loop), options_(std::move(options)), handler_(handler), resolver_(loop), backoff_(kFirstBackoff),
+      silence_(options_.heartbeats, loop.now()) {
     attempt_timer_ = loop_.call_after(Duration::zero(), [this] { attempt(); });
     if (options_.connect_by == kNever) return;
     deadline_timer_ = loop_.call_at(options_.connect_by, [this] {
@@ -40,7 +41,7 @@ AgentLink::AgentLink(os::EventLoop& loop, AgentLinkOptions options, AgentLinkHan
 }
 
 AgentLink::~AgentLink() {
-    for (const os::EventLoop::TimerId timer : {attempt_timer_, deadline_timer_, heartbeat_timer_})
+    for (const os::EventLoop::TimerId timer : {attempt_timer_, deadline_timer_, heartbeat_timer_, silence_timer_})
         loop_.cancel(timer);
     if (connecting_) loop_.unwatch(connecting_.get());
 }
@@ -162,8 +163,9 @@ void AgentLink::join() {
     connection_->set_limits(kPeerLimits);
     if (options_.hello.addresses.empty()) options_.hello.addresses.push_back(connection_->local_host());
     connection_->send(encode_message(options_.hello));
-    last_beat_ = loop_.now();
-    heartbeat_timer_ = loop_.call_after(options_.heartbeat_interval, [this] { beat(); });
+    silence_ = SilenceWatch(options_.heartbeats, loop_.now());
+    look_for_silence();
+    heartbeat_timer_ = loop_.call_after(options_.heartbeats.interval, [this] { beat(); });
     handler_.on_connected();
 }
 
@@ -201,16 +203,17 @@ bool AgentLink::send(FromAgent message) {
 }
 
 void AgentLink::beat() {
-    // When it is we who were away (stopped, a frozen machine), what the controller said meanwhile is unread.
-    const bool was_away = loop_.now() - last_beat_ > 2 * options_.heartbeat_interval;
-    last_beat_ = loop_.now();
-    if (!was_away && loop_.now() - connection_->last_heard() > options_.heartbeat_timeout) {
-        const std::string span = format_duration(options_.heartbeat_timeout);
-        return connection_->fail(
-            {Errc::Timeout, fmt::format("no heartbeat from the controller for {}", span), 0});
-    }
     connection_->send(encode_heartbeat());
-    heartbeat_timer_ = loop_.call_after(options_.heartbeat_interval, [this] { beat(); });
+    heartbeat_timer_ = loop_.call_after(options_.heartbeats.interval, [this] { beat(); });
+}
+
+void AgentLink::look_for_silence() {
+    const SilenceWatch::Verdict verdict = silence_.look(loop_.now(), connection_->last_heard());
+    if (verdict.are_lost) {
+        const std::string span = format_duration(options_.heartbeats.timeout);
+        return connection_->fail({Errc::Timeout, fmt::format("no heartbeat from the controller for {}", span), 0});
+    }
+    silence_timer_ = loop_.call_at(verdict.next, [this] { look_for_silence(); });
 }
 
 // ---- the end
@@ -227,7 +230,7 @@ void AgentLink::on_closed(Connection&, const Error& closed) {
 void AgentLink::end(const Error& why) {
     if (state_ == State::Over) return;
     state_ = State::Over;
-    for (const os::EventLoop::TimerId timer : {attempt_timer_, deadline_timer_, heartbeat_timer_})
+    for (const os::EventLoop::TimerId timer : {attempt_timer_, deadline_timer_, heartbeat_timer_, silence_timer_})
         loop_.cancel(timer);
     drop_attempt();
     resolver_.forget();

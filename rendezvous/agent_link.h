@@ -11,6 +11,7 @@
 #include "rendezvous/connection.h"
 #include "rendezvous/handshake.h"
 #include "rendezvous/resolver.h"
+#include "rendezvous/session.h"
 
 namespace ddprun::rdzv {
 
@@ -34,8 +35,7 @@ struct AgentLinkOptions {
     std::string name;  ///< for the controller's log: "agent on node02"
     AgentHello hello;  ///< without addresses, the address this connection has is filled in
     TimePoint connect_by = kNever;
-    Duration heartbeat_interval = kHeartbeatInterval;
-    Duration heartbeat_timeout = kHeartbeatTimeout;
+    Heartbeats heartbeats;
     /// Said behind the refusal of our token: only this side knows where ours is from.
     std::string when_token_differs = {};
     /// The controller is in this process and listens: what the system refuses us then will not get better by waiting.
@@ -77,6 +77,7 @@ class AgentLink final : private ConnectionOwner {
     Status receive(Frame frame);
     void take_failure(const Failure& failure);
     void beat();
+    void look_for_silence();
     void end(const Error& why);
 
     os::EventLoop& loop_;
@@ -96,7 +97,8 @@ class AgentLink final : private ConnectionOwner {
     os::EventLoop::TimerId attempt_timer_ = 0;  ///< of one address, or before the next attempt
     os::EventLoop::TimerId deadline_timer_ = 0;
     os::EventLoop::TimerId heartbeat_timer_ = 0;
-    TimePoint last_beat_{};
+    os::EventLoop::TimerId silence_timer_ = 0;
+    SilenceWatch silence_;
 };
 
 }  // namespace ddprun::rdzv

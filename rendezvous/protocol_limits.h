@@ -40,11 +40,13 @@ struct ServerLimits {
     Duration goodbye = std::chrono::seconds(2);     ///< for a refused peer to read why
 };
 
-/// Between an agent and the controller, each way.
-inline constexpr Duration kHeartbeatInterval = std::chrono::seconds(5);
-/// Nothing received for this long: the other side is gone.
-inline constexpr Duration kHeartbeatTimeout = std::chrono::seconds(30);
-/// Data that the peer's kernel did not acknowledge for this long: the network is gone.
+/// Between an agent and the controller, each way: one limit, of which the others are parts.
+struct Heartbeats {
+    Duration timeout = std::chrono::seconds(3);  ///< nothing received for this long: the other side is lost
+    Duration interval = timeout / 6;             ///< a silent side says at least so often that it lives
+};
+/// Data that the peer's kernel did not acknowledge for this long: the connection is over. For those without heartbeats:
+/// workers, tools, strangers.
 inline constexpr Duration kUserTimeout = std::chrono::seconds(20);
 /// How much longer than its own deadline a client waits for the server's word on it.
 inline constexpr Duration kAnswerGrace = std::chrono::milliseconds(500);

@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <utility>
+#include <vector>
 
 #include "env/hmac.h"
 #include "env/text.h"
@@ -55,7 +56,8 @@ struct Server::Peer {
 };
 
 Server::Server(os::EventLoop& loop, ServerOptions options, ServerHandler& handler)
-    : loop_(loop), options_(std::move(options)), handler_(handler), store_(options_.store_limits), strangers_(options_.limits.strangers) {}
+    : loop_(loop), options_(std::move(options)), handler_(handler), store_(options_.store_limits), strangers_(options_.limits.strangers),
+      silence_(options_.heartbeats, loop.now()) {}
 
 Result<std::unique_ptr<Server>> Server::create(os::EventLoop& loop, ServerOptions options,
                                                ServerHandler& handler) {
@@ -82,7 +84,7 @@ Status Server::open() {
 }
 
 Server::~Server() {
-    for (const os::EventLoop::TimerId timer : {expiry_timer_, heartbeat_timer_, accept_timer_})
+    for (const os::EventLoop::TimerId timer : {expiry_timer_, heartbeat_timer_, silence_timer_, accept_timer_})
         loop_.cancel(timer);
     for (const auto& [id, peer] : peers_) loop_.cancel(peer->handshake_timer);
     for (const auto& [key, end] : writing_ends_) loop_.cancel(end.timer);
@@ -257,6 +259,7 @@ Status Server::serve_agent(Peer& peer, Frame frame) {
         peer.joined = true;
         ++joined_agents_;
         if (heartbeat_timer_ == 0) beat();
+        if (silence_timer_ == 0) look_for_silence();
         handler_.on_agent_joined(peer.id, *hello);
         return {};
     }
@@ -414,22 +417,30 @@ std::size_t Server::queued_bytes() const {
     return sum;
 }
 
-/// One timer for all agents: says that we live, and looks who has not been heard of.
+/// One timer for all agents: says that we live.
 void Server::beat() {
     heartbeat_timer_ = 0;
     if (joined_agents_ == 0) return;
     send_to_all(encode_heartbeat());
-    // When it is we who were away (stopped, a frozen machine), what the others said meanwhile is still
-    // unread.
-    const bool was_away = loop_.now() - last_beat_ > 2 * options_.heartbeat_interval;
-    last_beat_ = loop_.now();
-    const TimePoint silent_since = was_away ? TimePoint::min() : loop_.now() - options_.heartbeat_timeout;
+    heartbeat_timer_ = loop_.call_after(options_.heartbeats.interval, [this] { beat(); });
+}
+
+/// Another one, as exact as the limit is.
+void Server::look_for_silence() {
+    silence_timer_ = 0;
+    if (joined_agents_ == 0) return;
+    std::vector<Peer*> agents;
     for (const auto& [id, peer] : peers_) {
-        if (joined_agent(id) == nullptr || peer->connection->last_heard() > silent_since) continue;
-        const std::string span = format_duration(options_.heartbeat_timeout);
-        peer->connection->fail({Errc::Timeout, fmt::format("no heartbeat for {}", span), 0});
+        if (joined_agent(id) != nullptr) agents.push_back(peer.get());
     }
-    heartbeat_timer_ = loop_.call_after(options_.heartbeat_interval, [this] { beat(); });
+    TimePoint heard = kNever;
+    for (const Peer* agent : agents) heard = std::min(heard, agent->connection->last_heard());
+    const SilenceWatch::Verdict verdict = silence_.look(loop_.now(), heard);
+    for (Peer* agent : agents) {
+        if (!verdict.are_lost || agent->connection->last_heard() + options_.heartbeats.timeout > loop_.now()) continue;
+        agent->connection->fail({Errc::Timeout, fmt::format("no heartbeat for {}", format_duration(options_.heartbeats.timeout)), 0});
+    }
+    silence_timer_ = loop_.call_at(verdict.next, [this] { look_for_silence(); });
 }
 
 }  // namespace ddprun::rdzv

@@ -15,6 +15,7 @@
 #include "rendezvous/connection.h"
 #include "rendezvous/handshake.h"
 #include "rendezvous/membership.h"
+#include "rendezvous/session.h"
 #include "rendezvous/store.h"
 #include "rendezvous/strangers.h"
 
@@ -41,8 +42,7 @@ struct ServerOptions {
     UniqueFd listener;        ///< or an already listening, non-blocking socket, which then is used instead
     ServerLimits limits;
     StoreLimits store_limits;
-    Duration heartbeat_interval = kHeartbeatInterval;
-    Duration heartbeat_timeout = kHeartbeatTimeout;
+    Heartbeats heartbeats;
 };
 
 /// The job's meeting point: serves the store to workers and tools, and carries control messages between the
@@ -114,6 +114,7 @@ class Server final : private ConnectionOwner {
     void deliver(StoreAnswers answers);
     void arm_expiry();
     void beat();
+    void look_for_silence();
     Peer* joined_agent(AgentId agent);
     std::string describe(const Peer& peer) const;
 
@@ -131,7 +132,8 @@ class Server final : private ConnectionOwner {
     TimePoint expiry_at_ = kNever;
     os::EventLoop::TimerId expiry_timer_ = 0;
     os::EventLoop::TimerId heartbeat_timer_ = 0;
-    TimePoint last_beat_{};
+    os::EventLoop::TimerId silence_timer_ = 0;
+    SilenceWatch silence_;
     os::EventLoop::TimerId accept_timer_ = 0;  ///< while nothing is accepted
     bool waits_for_room_ = false;              ///< for a stranger to go, that is
     /// Whoever waits for the end of the writing.

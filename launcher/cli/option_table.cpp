@@ -52,10 +52,18 @@ Status set_endpoint(Draft& draft, Text value) {
     return {};
 }
 
+/// Below it every delay of a busy machine would be a lost node.
+Status set_heartbeat_timeout(Draft& draft, Text value) {
+    const Result<Duration> span = parse_span(value);
+    if (!span || *span < std::chrono::milliseconds(100)) return invalid(fmt::format("'{}' is not a time of at least 100 ms", excerpt(value)));
+    draft.spec.rendezvous.heartbeat_timeout = *span;
+    return {};
+}
+
 /// Keys of torchrun's that have nothing to act on here.
 constexpr std::array<std::pair<const char*, Text>, 3> kConfWithoutEffect = {{
     {"close_timeout", "closing takes no round trip; the job ends when its nodes have been told"},
-    {"heartbeat_timeout", "a heartbeat is no store operation that could hang; see keep_alive_interval"},
+    {"heartbeat_timeout", "a heartbeat is no store operation that could hang; see --heartbeat-timeout"},
     {"read_timeout", "nodes are told of changes and wait for no read; see join_timeout"},
 }};
 
@@ -302,10 +310,14 @@ OptionGroup rendezvous_options() {
              {"rdzv-conf", 0, "K=V,...", "",
               "join_timeout (also called timeout; default 600), last_call_timeout (30), keep_alive_interval (5), in "
               "seconds; keep_alive_max_attempt (3): a node that is silent for that many intervals is lost (with "
-              "neither: after 30 s); is_host. "
+              "neither: after --heartbeat-timeout); is_host. "
               "Accepted without effect: close_timeout, heartbeat_timeout, read_timeout, store_type=tcp, and keys of other "
               "back ends.",
               set_conf},
+             {"heartbeat-timeout", 0, "SPAN", "",
+              "A node that is silent for this long is lost, and who loses the first node ends its workers; a fault of the network "
+              "that is shorter costs nothing. All nodes give the same. Default 3s.",
+              set_heartbeat_timeout},
              {"node-rank", 0, "N", "", "Index of this node, 0 to nnodes-1. Default: from the launcher around us.",
               [](Draft& d, Text v) { return store(parse_rank(v), d.spec.rendezvous.node_rank); }},
              {"master-addr", 0, "HOST", "", "MASTER_ADDR of the workers. Default: the address that was reached.",

@@ -100,16 +100,15 @@ std::string master_host(const JobSpec& spec, bool first_node_is_here, const std:
     return endpoint ? endpoint->host : "127.0.0.1";
 }
 
-HeartbeatSpec heartbeat_of(const RendezvousSpec& rendezvous) {
-    HeartbeatSpec heartbeat;
-    const bool told = rendezvous.keep_alive_interval || rendezvous.keep_alive_attempts;
-    if (!told) return heartbeat;
+rdzv::Heartbeats heartbeats_of(const RendezvousSpec& rendezvous) {
+    if (rendezvous.heartbeat_timeout) return {*rendezvous.heartbeat_timeout};
+    if (!rendezvous.keep_alive_interval && !rendezvous.keep_alive_attempts) return {};
+    constexpr Duration kTorchrunsInterval = std::chrono::seconds(5);
     constexpr int kTorchrunsAttempts = 3;
-    heartbeat.interval = rendezvous.keep_alive_interval.value_or(heartbeat.interval);
-    heartbeat.timeout = heartbeat.interval * rendezvous.keep_alive_attempts.value_or(kTorchrunsAttempts);
+    const Duration interval = rendezvous.keep_alive_interval.value_or(kTorchrunsInterval);
+    const Duration timeout = interval * rendezvous.keep_alive_attempts.value_or(kTorchrunsAttempts);
     // With one attempt a heartbeat would be late as soon as it is due.
-    heartbeat.interval = std::min(heartbeat.interval, heartbeat.timeout / 2);
-    return heartbeat;
+    return {timeout, std::min(interval, timeout / 2)};
 }
 
 HostFacts look_at_host(const std::optional<Endpoint>& endpoint) {

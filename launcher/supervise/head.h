@@ -44,13 +44,9 @@ std::optional<Endpoint> shared_endpoint(const JobSpec& spec);
 /// came by, else (one node) the loopback. Pure.
 std::string master_host(const JobSpec& spec, bool first_node_is_here, const std::vector<std::string>& first_node);
 
-/// How often nodes speak, and the silence after which one is lost.
-struct HeartbeatSpec {
-    Duration interval = rdzv::kHeartbeatInterval;
-    Duration timeout = rdzv::kHeartbeatTimeout;
-};
-/// From --rdzv-conf, as torchrun counts: interval times attempts. Pure.
-HeartbeatSpec heartbeat_of(const RendezvousSpec& rendezvous);
+/// How often nodes speak, and the silence after which one is lost: --heartbeat-timeout, else what --rdzv-conf says, counted
+/// as torchrun does (interval times attempts), else ours. Pure.
+rdzv::Heartbeats heartbeats_of(const RendezvousSpec& rendezvous);
 
 /// Thin: this host's name and addresses, and what `endpoint` resolves to (blocking, by the resolver).
 HostFacts look_at_host(const std::optional<Endpoint>& endpoint);

@@ -101,26 +101,40 @@ TEST(MasterHost, OfAnotherNodeIsTheAddressItHasToldUs) {
     EXPECT_EQ(master_host(spec, false, {"10.0.0.9"}), "10.0.0.9");
 }
 
-TEST(HeartbeatOf, CountsAsTorchrunDoes) {
+TEST(HeartbeatsOf, CountsAsTorchrunDoes) {
     RendezvousSpec rdzv;
     rdzv.keep_alive_interval = seconds(2);
-    EXPECT_EQ(heartbeat_of(rdzv).interval, seconds(2));
-    EXPECT_EQ(heartbeat_of(rdzv).timeout, seconds(6));
+    EXPECT_EQ(heartbeats_of(rdzv).interval, seconds(2));
+    EXPECT_EQ(heartbeats_of(rdzv).timeout, seconds(6));
     rdzv.keep_alive_attempts = 5;
-    EXPECT_EQ(heartbeat_of(rdzv).timeout, seconds(10));
+    EXPECT_EQ(heartbeats_of(rdzv).timeout, seconds(10));
 }
 
-TEST(HeartbeatOf, IsOursWithoutAWord) {
-    EXPECT_EQ(heartbeat_of({}).interval, rdzv::kHeartbeatInterval);
-    EXPECT_EQ(heartbeat_of({}).timeout, rdzv::kHeartbeatTimeout);
+TEST(HeartbeatsOf, IsOursWithoutAWord) {
+    EXPECT_EQ(heartbeats_of({}).timeout, seconds(3));
+    EXPECT_EQ(heartbeats_of({}).interval, milliseconds(500));
 }
 
-TEST(HeartbeatOf, BeatsTwiceWithinASingleAttempt) {
+TEST(HeartbeatsOf, HasOneLimitThatComesBeforeTorchrunsWords) {
+    RendezvousSpec rdzv;
+    rdzv.keep_alive_interval = seconds(2);
+    rdzv.heartbeat_timeout = seconds(12);
+    EXPECT_EQ(heartbeats_of(rdzv).timeout, seconds(12));
+    EXPECT_EQ(heartbeats_of(rdzv).interval, seconds(2));
+}
+
+TEST(HeartbeatsOf, HasTorchrunsIntervalWhereOnlyAttemptsAreGiven) {
+    RendezvousSpec rdzv;
+    rdzv.keep_alive_attempts = 4;
+    EXPECT_EQ(heartbeats_of(rdzv).timeout, seconds(20));
+}
+
+TEST(HeartbeatsOf, BeatsTwiceWithinASingleAttempt) {
     RendezvousSpec rdzv;
     rdzv.keep_alive_interval = seconds(1);
     rdzv.keep_alive_attempts = 1;
-    EXPECT_EQ(heartbeat_of(rdzv).interval, milliseconds(500));
-    EXPECT_EQ(heartbeat_of(rdzv).timeout, seconds(1));
+    EXPECT_EQ(heartbeats_of(rdzv).interval, milliseconds(500));
+    EXPECT_EQ(heartbeats_of(rdzv).timeout, seconds(1));
 }
 
 }  // namespace

@@ -67,14 +67,13 @@ std::vector<std::string> EventLog::lines() {
     return lines_;
 }
 
-RunningServer::RunningServer(ServerLimits limits, Duration heartbeat_interval, Duration heartbeat_timeout) {
+RunningServer::RunningServer(ServerLimits limits, Heartbeats heartbeats) {
     thread_.run([&] {
         ServerOptions options;
         options.credentials = kTestJob;
         options.where = {"127.0.0.1", 0};
         options.limits = limits;
-        options.heartbeat_interval = heartbeat_interval;
-        options.heartbeat_timeout = heartbeat_timeout;
+        options.heartbeats = heartbeats;
         Result<std::unique_ptr<Server>> server = Server::create(thread_.loop(), std::move(options), *this);
         ASSERT_TRUE(server) << server.error().what;
         server_ = *std::move(server);

@@ -55,8 +55,7 @@ class EventLog {
 /// "joined HOST", "message NAME", "lost WHY", "log LINE".
 class RunningServer : private ServerHandler {
   public:
-    explicit RunningServer(ServerLimits limits = {}, Duration heartbeat_interval = kHeartbeatInterval,
-                           Duration heartbeat_timeout = kHeartbeatTimeout);
+    explicit RunningServer(ServerLimits limits = {}, Heartbeats heartbeats = {});
     ~RunningServer() override;
 
     /// Runs `work` with the server on its thread.

@@ -21,12 +21,11 @@ AgentHello hello_of(const std::string& host) {
 class RunningLink : private AgentLinkHandler {
   public:
     explicit RunningLink(const Endpoint& controller, TimePoint connect_by = soon(),
-                         Credentials credentials = kTestJob, Duration heartbeat_interval = kHeartbeatInterval,
-                         Duration heartbeat_timeout = kHeartbeatTimeout, bool is_ours = false) {
+                         Credentials credentials = kTestJob, Heartbeats heartbeats = {}, bool is_ours = false) {
         thread_.run([&] {
             AgentLinkOptions options{
                 controller, std::move(credentials), "agent on node02", hello_of("node02"),
-                connect_by, heartbeat_interval,     heartbeat_timeout, "copy the file", is_ours};
+                connect_by, heartbeats, "copy the file", is_ours};
             AgentLinkHandler& self = *this;
             link_ = std::make_unique<AgentLink>(thread_.loop(), std::move(options), self);
         });
@@ -117,7 +116,7 @@ TEST(AgentLink, GivesUpAtItsDeadlineWithTheLastCause) {
 
 TEST(AgentLink, WaitsForNobodyInItsOwnProcess) {
     const test::ReservedPort port;
-    RunningLink link(port.endpoint(), kNever, kTestJob, kHeartbeatInterval, kHeartbeatTimeout, true);
+    RunningLink link(port.endpoint(), kNever, kTestJob, {}, true);
     EXPECT_TRUE(link.events.saw(lost(Errc::System) + " no controller at " + to_string(port.endpoint()) +
                                 ": connect: Connection refused"));
 }
@@ -202,7 +201,7 @@ TEST(AgentLink, LossIsNoticedAtOnceOnBothSides) {
 }
 
 TEST(AgentLink, AnAgentThatFallsSilentIsLost) {
-    RunningServer server({}, 10ms, 50ms);
+    RunningServer server({}, Heartbeats{50ms});
     RawPeer frozen(server.endpoint());
     frozen.shake_hands(kTestJob, Role::Agent);
     ASSERT_TRUE(frozen.send(bytes_of(hello_of("node07"), 0)));
@@ -212,7 +211,7 @@ TEST(AgentLink, AnAgentThatFallsSilentIsLost) {
 
 TEST(AgentLink, AControllerThatFallsSilentIsLost) {
     const Listener listener = *listen_tcp({"127.0.0.1", 0});
-    RunningLink link(listener.bound, soon(), kTestJob, 10ms, 50ms);
+    RunningLink link(listener.bound, soon(), kTestJob, Heartbeats{50ms});
     ASSERT_TRUE(*wait_readable(listener.fd.get(), soon()));
     const UniqueFd peer(::accept(listener.fd.get(), nullptr, nullptr));
     FrameDecoder decoder(kPeerLimits);
@@ -230,8 +229,8 @@ TEST(AgentLink, AControllerThatFallsSilentIsLost) {
 }
 
 TEST(AgentLink, HeartbeatsKeepAnIdleLinkAlive) {
-    RunningServer server({}, 10ms, 200ms);
-    RunningLink link(server.endpoint(), soon(), kTestJob, 10ms, 200ms);
+    RunningServer server({}, Heartbeats{200ms, 10ms});
+    RunningLink link(server.endpoint(), soon(), kTestJob, Heartbeats{200ms, 10ms});
     ASSERT_TRUE(link.events.saw("connected"));
     // Three time-outs pass, told by a store client whose own deadlines the server keeps.
     const auto clock = server.client();

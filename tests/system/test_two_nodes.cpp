@@ -115,12 +115,10 @@ TEST(TwoNodes, BothEndWithTheCodeOfTheFirstFailure) {
 
 TEST(TwoNodes, ALostNodeEndsTheOthersWorkersAtOnceWith69) {
     const std::string marker = "PROBE_JOB=" + unique_name("nodes");
-    TwoNodes nodes(Way::Static, {"say", "up", "hold"}, {}, marker);
+    TwoNodes nodes(Way::Static, {"say", "up", "hold"}, {"--heartbeat-timeout=10m"}, marker);
     for (int node : {0, 1}) ASSERT_TRUE(nodes[node].wait_for_output("up\n"));
-    const auto lost = std::chrono::steady_clock::now();
     nodes[1].signal(SIGKILL);
-    const Outcome zero = nodes[0].wait();
-    EXPECT_LT(std::chrono::steady_clock::now() - lost, 15s) << "silence takes 30 s";
+    const Outcome zero = nodes[0].wait();  // silence would take longer than the test may
     EXPECT_EQ(zero.status, 69) << zero.err;
     nodes[1].wait();
     EXPECT_TRUE(all_gone(marker));
@@ -312,7 +310,7 @@ TEST_F(AskTwoNodes, ASignalToTheDdprunOfBothNodesLeavesTheWorkersTheirGrace) {
 }
 
 TEST_F(AskTwoNodes, ANodeThatDoesNotAnswerIsNamedInTime) {
-    start({});
+    start({}, {"--heartbeat-timeout=10m"});
     (*nodes_)[1].signal(SIGSTOP);
     const Outcome status = ask(0, {"ps"});
     EXPECT_EQ(status.status, 0) << status.err;
@@ -325,7 +323,7 @@ TEST_F(AskTwoNodes, ANodeThatDoesNotAnswerIsNamedInTime) {
 }
 
 TEST_F(AskTwoNodes, WithoutTheHeadANodeShowsItsOwnWorkersAndSaysSo) {
-    start({});
+    start({}, {"--heartbeat-timeout=10m"});
     (*nodes_)[0].signal(SIGSTOP);
     const Outcome status = ask(1, {"ps"});
     EXPECT_EQ(status.status, 0) << status.err;
@@ -399,15 +397,14 @@ TEST(TwoNodes, TheLocalAddressOfTheFirstNodeIsTheMasterAddress) {
     EXPECT_EQ(occurrences(zero.out + one.out, "MASTER_ADDR=127.0.0.7"), 4) << zero.out << one.out << zero.err;
 }
 
-TEST(TwoNodes, ASilentNodeIsLostAfterTheKeepAliveAttempts) {
+TEST(TwoNodes, ASilentNodeIsLostAfterTheHeartbeatTimeout) {
     const std::string marker = "PROBE_JOB=" + unique_name("nodes");
-    TwoNodes nodes(Way::Static, {"say", "up", "hold"}, {"--rdzv-conf=keep_alive_interval=1,keep_alive_max_attempt=3"}, marker);
+    TwoNodes nodes(Way::Static, {"say", "up", "hold"}, {}, marker);
     for (int node : {0, 1}) ASSERT_TRUE(nodes[node].wait_for_output("up\n"));
     nodes[1].signal(SIGSTOP);
     const Outcome zero = nodes[0].wait();
     EXPECT_EQ(zero.status, 69) << zero.err;
     EXPECT_THAT(zero.err, HasSubstr("no heartbeat for 3 s"));
-    EXPECT_LT(zero.took, 20s) << "without the option it takes 30 s";
     nodes[1].signal(SIGKILL);
     nodes[1].signal(SIGCONT);
     nodes[1].wait();
