@@ -137,6 +137,9 @@ class Job final : public rdzv::ServerHandler, public rdzv::AgentLinkHandler {
     void walltime_is_known(TimePoint end);
     void walltime_is_unknown(const std::string& why);
     Status build_start();
+    RemoteAgents::Parts parts_of_start();
+    Status start(RemoteAgents::Parts parts);
+    void not_started(std::string_view node_and_why);
     Status watch_starter();
     void build_questions();
     [[nodiscard]] std::optional<Endpoint> ras_address() const;
@@ -146,6 +149,7 @@ class Job final : public rdzv::ServerHandler, public rdzv::AgentLinkHandler {
     void agent_says(rdzv::FromAgent message);
     void controller_done();
     void leave(int code);
+    void stop_after_others(Duration patience);
     int say_how_it_ended();
     void tell_launcher_above(LauncherFailure failure, const WorkerEnd* cause, int code);
     void flush_output();
@@ -155,7 +159,10 @@ class Job final : public rdzv::ServerHandler, public rdzv::AgentLinkHandler {
     void hear(rdzv::AgentId, const rdzv::WorkersStarted&) {}
     void hear(rdzv::AgentId agent, const rdzv::WorkerExited& exited);
     void hear(rdzv::AgentId agent, const rdzv::GenerationDrained& drained);
-    void hear(rdzv::AgentId agent, const rdzv::Notice& notice) { controller_->agent_message(agent, notice); }
+    void hear(rdzv::AgentId agent, const rdzv::Notice& notice) {
+        if (notice.kind == "not-started") return not_started(notice.text);
+        controller_->agent_message(agent, notice);
+    }
     void hear(rdzv::AgentId agent, const rdzv::Question& question) { inquiry_->from_agent(agent, question); }
     void hear(rdzv::AgentId agent, const rdzv::Answer& answer) { inquiry_->from_agent(agent, answer); }
     void hear(rdzv::AgentId agent, const rdzv::FenceEntered& fence) { pass_on(exchange_.entered(agent, fence)); }
@@ -166,7 +173,7 @@ class Job final : public rdzv::ServerHandler, public rdzv::AgentLinkHandler {
     void on_log(const std::string& line) override;
     void say_of_connections(const std::optional<std::string>& line);
 
-    void on_connected() override {}
+    void on_connected() override;
     void on_message(const rdzv::ToAgent& message) override;
     void obey(const rdzv::StartGeneration& start);
     void observe(const rdzv::StartGeneration& start);
@@ -210,7 +217,7 @@ class Job final : public rdzv::ServerHandler, public rdzv::AgentLinkHandler {
     std::unique_ptr<Inquiry> inquiry_;
     std::unique_ptr<JobQuestions> questions_;
     std::unique_ptr<HangWatch> hang_watch_;   ///< on the head, with --hang-timeout
-    std::unique_ptr<RemoteAgents> others_;    ///< on a head that starts the other nodes
+    std::unique_ptr<RemoteAgents> others_;    ///< on a node that starts others
     std::optional<int> exit_code_;            ///< of a node that leaves before, or without, a controller that is its own
     std::string failure_;
     LineBudget connection_lines_{"connections"};  ///< whoever reaches the port can cause them
@@ -267,30 +274,58 @@ Status Job::build() {
     return setup_.start ? build_start() : Status();
 }
 
-/// The head's part in starting the other nodes.
-Status Job::build_start() {
-    RemoteAgents::Parts parts{*loop_, system_, nullptr, nullptr, nullptr};
+RemoteAgents::Parts Job::parts_of_start() {
+    RemoteAgents::Parts parts{*loop_, system_, nullptr, [](int) { return std::string(); }, nullptr, nullptr};
     parts.relay = [this](UniqueFd pipe, RemoteAgents::Console console, auto seen, auto ended) {
         const Output::Stream stream = console == RemoteAgents::Console::Out ? Output::Stream::Out : Output::Stream::Err;
         return output_->relay(std::move(pipe), stream, std::move(seen), std::move(ended));
     };
+    return parts;
+}
+
+/// The head's part in starting the other nodes.
+Status Job::build_start() {
+    RemoteAgents::Parts parts = parts_of_start();
     parts.failure_of = [this](int node) {
         const rdzv::StoreReply reply = server_->ask_store(rdzv::store_op::TryGet{failure_key(node)});
         const auto* value = std::get_if<rdzv::Value>(&reply);
         return value != nullptr ? printable(value->value.view()) : std::string();
     };
     parts.on_failure = [this](const std::vector<StartFailure>& failures) {
+        if (controller_->finished()) return;
         for (const StartFailure& one : failures) job_log_->error("{} cannot take part: {}", one.host, one.why);
         controller_->start_failed(render_start_failures(failures, setup_.start->hosts.size()));
     };
     (void)server_->ask_store(rdzv::store_op::Set{std::string(kOrderKey), rdzv::Blob(encode(setup_.start->order))});
-    Result<std::unique_ptr<RemoteAgents>> others = start_hosts(std::move(parts), *setup_.start, server_->bound().port, token_.token, setup_.spec.start.timeout);
+    setup_.start->endpoints = endpoints_of_head(setup_.start->order.head, server_->bound().port);
+    return start(std::move(parts));
+}
+
+Status Job::start(RemoteAgents::Parts parts) {
+    Result<std::unique_ptr<RemoteAgents>> others = start_hosts(std::move(parts), *setup_.start, token_.token, setup_.spec.start.timeout);
     if (!others) return others.error();
     others_ = *std::move(others);
     return {};
 }
 
-/// What started us is gone: as if it had asked us to end.
+/// As a node that the head has started: its share of the others, once it can tell the head of them.
+void Job::on_connected() {
+    if (controller_ || !setup_.start) return;
+    RemoteAgents::Parts parts = parts_of_start();
+    parts.tell_head = [this](int node, const std::string& why) {
+        link_->send(rdzv::Notice{"not-started", fmt::format("{} {} (started from {})", node, why, host_)});
+    };
+    if (const Status started = start(std::move(parts)); !started) log_.error("{}", started.error().what);
+}
+
+/// Of a node that was to start others.
+void Job::not_started(std::string_view node_and_why) {
+    const std::size_t space = node_and_why.find(' ');
+    const Result<std::int64_t> node = parse_int(node_and_why.substr(0, space));
+    if (others_ && node && space != node_and_why.npos) others_->fail(static_cast<int>(*node), printable(node_and_why.substr(space + 1)));
+}
+
+/// What started us is gone: as if it had asked us to end. Before any worker has run the head names who is missing.
 Status Job::watch_starter() {
     if (!setup_.has_lifeline) return {};
     return loop_->watch(0, EPOLLIN, [this](std::uint32_t) {
@@ -298,6 +333,10 @@ Status Job::watch_starter() {
         const ssize_t n = ::read(0, ignored, sizeof ignored);
         if (n > 0 || (n < 0 && (errno == EAGAIN || errno == EINTR))) return;
         loop_->unwatch(0);
+        if (agent_->state().generation == 0) {
+            failure_ = "what started this ddprun has ended";
+            return leave(static_cast<int>(ExitCode::Unavailable));
+        }
         log_.info("what started this ddprun has ended: stopping");
         act_on(SIGTERM, SignalAction::Stop);
     });
@@ -674,16 +713,18 @@ void Job::on_lost(const Error& why) {
 
 void Job::controller_done() {
     // Agents elsewhere still have to hear it; ours is idle. Then come their last lines, through what started them.
-    server_->when_written(kFarewell, [this] {
-        if (!others_) return loop_->stop();
-        others_->finish(kFarewell, [this] { loop_->stop(); });
-    });
+    server_->when_written(kFarewell, [this] { stop_after_others(kFarewell); });
+}
+
+void Job::stop_after_others(Duration patience) {
+    if (!others_) return loop_->stop();
+    others_->finish(patience, [this] { loop_->stop(); });
 }
 
 /// Ends this node's part; workers that still run are waited for.
 void Job::leave(int code) {
     exit_code_ = code;
-    if (agent_->idle()) loop_->stop();
+    if (agent_->idle()) stop_after_others(kFarewell / 2);
     else agent_->kill_all();  // its last word stops the loop
 }
 
@@ -691,7 +732,7 @@ void Job::agent_says(rdzv::FromAgent message) {
     observation_->agent_says(message);
     const bool is_last = std::holds_alternative<rdzv::GenerationDrained>(message);
     link_->send(std::move(message));
-    if (exit_code_ && is_last) loop_->stop();
+    if (exit_code_ && is_last) stop_after_others(kFarewell / 2);
 }
 
 int Job::say_how_it_ended() {

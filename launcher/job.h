@@ -23,7 +23,7 @@ struct JobSetup {
     std::vector<std::string> environment;  ///< "NAME=value": what workers inherit
     std::string log_level;                 ///< LOGLEVEL; "" default
     std::string token;                     ///< the job's secret, where the head has told it; "" as job_token.h finds it
-    std::optional<HostStart> start;        ///< of the head, where it starts the other nodes
+    std::optional<HostStart> start;        ///< what this node starts: the head the others, another its share of them
     bool is_started = false;               ///< by a head, on another host
     bool has_lifeline = false;             ///< the end of standard input is the end of what started us
     /// Where several nodes meet, when it was settled before; none: the command line says it.

@@ -26,7 +26,7 @@ void become_head(CommandLine& line, StartPlan plan, JobNodes& nodes, const std::
     rendezvous.is_host = true;
     rendezvous.head_is_apart = plan.is_apart;
     const std::string own_name = plan.is_apart ? facts.host_name : plan.hosts.front().name;
-    const std::string job_id = facts.allocation->job_id;
+    const std::string& job_id = facts.allocation->job_id;
     if (plan.kind == StartPlan::Wait) {
         if (!rendezvous.endpoint) rendezvous.endpoint = Endpoint{own_name, kDefaultPort};
         return;
@@ -35,7 +35,7 @@ void become_head(CommandLine& line, StartPlan plan, JobNodes& nodes, const std::
     if (rendezvous.run_id == "none") rendezvous.run_id = job_id.empty() ? random_hex(8).value_or("none") : job_id;
     HostStart start;
     start.starter = plan.starter;
-    start.job_id = job_id;
+    start.nodes = {plan.is_apart ? 0 : 1, static_cast<int>(plan.hosts.size()) - 1};
     start.order.arguments = arguments;
     start.order.head = own_name;
     start.order.head_is_apart = plan.is_apart;

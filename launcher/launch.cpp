@@ -158,6 +158,7 @@ int run(CommandLine line, JobNodes nodes) {
         if (const Status same = check_same_program(*nodes.started, setup.program); !same) return give_up(same.error().what, ExitCode::Usage);
         setup.token = nodes.started->token;
         setup.is_started = true;
+        setup.start = own_share(*nodes.started);
         setup.has_lifeline = nodes.has_lifeline;
     }
     if (nodes.start) {

@@ -3,6 +3,7 @@
 #include <fmt/core.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <span>
 #include <utility>
@@ -29,10 +30,13 @@ std::string token_from_cookie(std::string_view cookie, std::string_view run_id) 
     return to_hex(hmac_sha256(cookie, fmt::format("ddprun start {}", run_id)));
 }
 
-std::vector<std::string> endpoints_of(const std::string& own_name, std::uint16_t port) {
-    std::vector<std::string> endpoints{to_string(Endpoint{own_name, port})};
-    for (const std::string& address : reachable_addresses(list_interfaces(), "")) endpoints.push_back(to_string(Endpoint{address, port}));
-    return endpoints;
+/// DDPRUN_START_DIRECT, for sites whose hosts may not ssh to each other, or have room for fewer.
+Result<int> most_direct_starts(bool is_head) {
+    const std::optional<std::string> text = process_environment("DDPRUN_START_DIRECT");
+    if (!text) return is_head ? kMostDirect : kFanOut;
+    const Result<std::int64_t> most = parse_int_between(*text, 1, 1 << 20);
+    if (!most) return most.error().with("DDPRUN_START_DIRECT");
+    return is_head ? static_cast<int>(*most) : std::min(static_cast<int>(*most), kFanOut);
 }
 
 /// Byte by byte: what follows the line is not ours to take.
@@ -89,11 +93,18 @@ Result<std::string> make_start_token(Starter starter, const std::string& run_id,
     return random_hex(kTokenBytes);
 }
 
-Result<std::unique_ptr<RemoteAgents>> start_hosts(RemoteAgents::Parts parts, const HostStart& start, std::uint16_t port,
-                                                  const std::string& token, Duration timeout) {
+std::vector<std::string> endpoints_of_head(const std::string& own_name, std::uint16_t port) {
+    std::vector<std::string> endpoints{to_string(Endpoint{own_name, port})};
+    for (const std::string& address : reachable_addresses(list_interfaces(), "")) endpoints.push_back(to_string(Endpoint{address, port}));
+    return endpoints;
+}
+
+Result<std::unique_ptr<RemoteAgents>> start_hosts(RemoteAgents::Parts parts, const HostStart& start, const std::string& token, Duration timeout) {
+    const Result<int> most_direct = most_direct_starts(!parts.tell_head);
+    if (!most_direct) return most_direct.error();
     AgentCall call;
     call.program = start.order.ddprun.path;
-    call.endpoints = endpoints_of(start.order.head, port);
+    call.endpoints = start.endpoints;
     call.job = start.order.run_id;
     call.secret.kind = secret_way(start.starter, process_environment("PBS_JOBCOOKIE").has_value());
     RemoteAgents::Plan plan;
@@ -104,12 +115,12 @@ Result<std::unique_ptr<RemoteAgents>> start_hosts(RemoteAgents::Parts parts, con
         call.secret.file = plan.secret_file = fmt::format("{}/.ddprun-{}", start.order.directory, *name);
         if (const Status written = write_file_atomically(plan.secret_file, token, 0600); !written) return written.error().with("the job's secret, for the other hosts");
     }
-    const bool by_ssh_in_job = start.starter == Starter::Ssh && process_environment("PBS_JOBID").has_value();
+    const std::string pbs_job = start.starter == Starter::Ssh ? process_environment("PBS_JOBID").value_or("") : "";
     for (const AllocatedHost& host : start.hosts) plan.hosts.push_back(host.name);
-    plan.first = start.order.head_is_apart ? 0 : 1;
+    plan.nodes = start.nodes;
     plan.environment = scheduler_environment(os::own_environment(), process_environment);
     plan.path = scheduler_search_path(process_environment);
-    plan.commands = starter_commands(start.starter, start.hosts, plan.first, std::move(call), start.job_id, by_ssh_in_job ? find_executable("pbs_attach", plan.path) : "");
+    plan.commands = starter_commands(start.starter, start.hosts, start.nodes, *most_direct, std::move(call), pbs_job, pbs_job.empty() ? "" : find_executable("pbs_attach", plan.path));
     plan.timeout = timeout;
     return std::make_unique<RemoteAgents>(std::move(parts), std::move(plan));
 }
@@ -123,11 +134,22 @@ Result<StartedNode> ask_head(const AgentCall& call) {
     if (!text) return text.error();
     Result<StartOrder> order = decode_start_order(*text);
     if (!order) return order.error();
-    StartedNode started{reached->endpoint, *std::move(token), call.node, *std::move(order)};
+    StartedNode started{reached->endpoint, *std::move(token), call.node, call, *std::move(order)};
     if (started.node < 0) started.node = node_of_host(started.order.hosts, host_name());
     const int first = started.order.head_is_apart ? 0 : 1;
     if (started.node >= first && static_cast<std::size_t>(started.node) < started.order.hosts.size()) return started;
     return Error{Errc::NotFound, fmt::format("this host ({}) is none of those that the head starts ({})", host_name(), join(started.order.hosts, ", ")), 0};
+}
+
+std::optional<HostStart> own_share(const StartedNode& started) {
+    const int last = std::min(started.call.through, static_cast<int>(started.order.hosts.size()) - 1);
+    if (last <= started.node) return std::nullopt;
+    HostStart share;
+    for (const std::string& host : started.order.hosts) share.hosts.push_back({host, std::nullopt, std::nullopt, 0});
+    share.nodes = {started.node + 1, last};
+    share.endpoints = started.call.endpoints;
+    share.order = started.order;
+    return share;
 }
 
 void tell_head(const StartedNode& started, const std::string& why) {

@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -13,11 +14,12 @@
 
 namespace ddprun {
 
-/// What the head starts on the other hosts of the job.
+/// What the head starts on the other hosts of the job, or another starts in turn.
 struct HostStart {
-    std::vector<AllocatedHost> hosts;  ///< by node rank; the first is this one, unless `order.head_is_apart`
+    std::vector<AllocatedHost> hosts;    ///< by node rank
+    NodeRange nodes;                     ///< those of them that are to be started
     Starter starter = Starter::Ssh;
-    std::string job_id;                ///< the scheduler's; "" none
+    std::vector<std::string> endpoints;  ///< of the head, where that is elsewhere
     StartOrder order;
 };
 
@@ -25,17 +27,21 @@ struct HostStart {
 /// else a random one. Error: System (getrandom).
 Result<std::string> make_start_token(Starter starter, const std::string& run_id, const EnvironmentLookup& variable);
 
-/// Starts `start.hosts`, but this one; their ddprun finds us at `port`. Error: System (no file for the secret).
-Result<std::unique_ptr<RemoteAgents>> start_hosts(RemoteAgents::Parts parts, const HostStart& start, std::uint16_t port,
-                                                  const std::string& token, Duration timeout);
+/// Where the ddprun of other hosts find the head: "host:port" by its name and its addresses.
+std::vector<std::string> endpoints_of_head(const std::string& own_name, std::uint16_t port);
+/// Begins to start `start.nodes`. Error: System (no file for the secret), InvalidArgument (DDPRUN_START_DIRECT).
+Result<std::unique_ptr<RemoteAgents>> start_hosts(RemoteAgents::Parts parts, const HostStart& start, const std::string& token, Duration timeout);
 
 /// As one of those: where the head is, by which secret, as what, and what it wants.
 struct StartedNode {
     Endpoint head;
     std::string token;
     int node = 0;
+    AgentCall call;
     StartOrder order;
 };
+/// What such a node starts in turn; nullopt: nothing.
+std::optional<HostStart> own_share(const StartedNode& started);
 /// Reads the secret, finds the head and asks for its order. Blocks, for a minute at most.
 /// Error: InvalidArgument, Refused, Timeout, NotFound (this host is none of the order's).
 Result<StartedNode> ask_head(const AgentCall& call);

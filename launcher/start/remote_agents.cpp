@@ -53,15 +53,15 @@ struct RemoteAgents::Starter {
     [[nodiscard]] bool runs() const { return begun && pipes > 0; }
 };
 
-RemoteAgents::RemoteAgents(Parts parts, Plan plan) : parts_(std::move(parts)), plan_(std::move(plan)), nodes_(plan_.hosts.size(), Node::Open) {
-    for (std::size_t i = 0; i < plan_.first; ++i) nodes_[i] = Node::Joined;
+RemoteAgents::RemoteAgents(Parts parts, Plan plan) : parts_(std::move(parts)), plan_(std::move(plan)), nodes_(plan_.hosts.size(), Node::Joined) {
+    for (int node = plan_.nodes.first; node <= plan_.nodes.last; ++node) nodes_[static_cast<std::size_t>(node)] = Node::Open;
     for (const StarterCommand& command : plan_.commands) {
         starters_.push_back(std::make_unique<Starter>());
         starters_.back()->command = &command;
     }
     deadline_ = deadline_after(MonotonicClock::now(), plan_.timeout);
     start_some();
-    timer_ = parts_.loop.call_after(kLook, [this] { look(); });
+    if (!parts_.tell_head) timer_ = parts_.loop.call_after(kLook, [this] { look(); });
 }
 
 RemoteAgents::~RemoteAgents() {
@@ -74,7 +74,9 @@ RemoteAgents::~RemoteAgents() {
     }
 }
 
-bool RemoteAgents::is_open(int node) const { return nodes_[static_cast<std::size_t>(node)] == Node::Open; }
+bool RemoteAgents::is_open(int node) const {
+    return node >= 0 && static_cast<std::size_t>(node) < nodes_.size() && nodes_[static_cast<std::size_t>(node)] == Node::Open;
+}
 
 void RemoteAgents::start_some() {
     std::size_t starting = 0;
@@ -139,8 +141,11 @@ void RemoteAgents::ended(Starter& starter) {
     starter.input.reset();
     settle_end();
     if (is_over_) return;
+    // Nothing runs before all have joined: who has and is gone cannot take part either.
     for (const int node : starter.command->nodes) {
-        if (is_open(node)) fail(node, last_words_of(node));
+        Node& state = nodes_[static_cast<std::size_t>(node)];
+        if (state == Node::Joined) state = Node::Open;
+        if (state == Node::Open) fail(node, last_words_of(node));
     }
     start_some();
 }
@@ -152,8 +157,9 @@ std::string RemoteAgents::last_words_of(int node) const {
         if (std::find(nodes.begin(), nodes.end(), node) == nodes.end()) continue;
         const std::string said = last_words(starter->words);
         if (!starter->begun) return "not started: 64 others took all the time";
-        if (!starter->runs()) return words_of_ended(*starter->command, said);
-        return said.empty() ? fmt::format("{} has said nothing", starter->command->words.front()) : said;
+        const std::string by = starter->command->by_first && node != nodes.front() ? fmt::format("{} was to start it: ", plan_.hosts[static_cast<std::size_t>(nodes.front())]) : "";
+        if (!starter->runs()) return by + words_of_ended(*starter->command, said);
+        return by + (said.empty() ? fmt::format("{} has said nothing", starter->command->words.front()) : said);
     }
     return "";
 }
@@ -162,7 +168,7 @@ std::string RemoteAgents::last_words_of(int node) const {
 void RemoteAgents::look() {
     timer_ = 0;
     const bool is_late = MonotonicClock::now() >= deadline_;
-    for (std::size_t i = plan_.first; i < nodes_.size() && !is_over_; ++i) {
+    for (std::size_t i = 0; i < nodes_.size() && !is_over_; ++i) {
         const int node = static_cast<int>(i);
         if (!is_open(node)) continue;
         if (const std::string told = parts_.failure_of(node); !told.empty()) fail(node, told);
@@ -176,6 +182,7 @@ void RemoteAgents::look() {
 void RemoteAgents::fail(int node, std::string why) {
     if (is_over_ || !is_open(node)) return;
     nodes_[static_cast<std::size_t>(node)] = Node::Failed;
+    if (parts_.tell_head) return parts_.tell_head(node, why);
     failures_.push_back({plan_.hosts[static_cast<std::size_t>(node)], std::move(why)});
     if (conclude_at_ == kNever) conclude_at_ = deadline_after(parts_.loop.now(), kMoreFailures);
     // Not from within the constructor, or whoever told of it.
@@ -187,7 +194,7 @@ void RemoteAgents::fail(int node, std::string why) {
 }
 
 void RemoteAgents::joined(int node) {
-    if (node < 0 || static_cast<std::size_t>(node) >= nodes_.size() || !is_open(node)) return;
+    if (!is_open(node)) return;
     nodes_[static_cast<std::size_t>(node)] = Node::Joined;
     for (const auto& starter : starters_) {
         if (starter->command->nodes == std::vector<int>{node}) starter->words.clear();

@@ -22,7 +22,8 @@ struct StartFailure {
 /// "2 of 3 hosts cannot take part: node01, node02". Pure.
 std::string render_start_failures(const std::vector<StartFailure>& failures, std::size_t hosts);
 
-/// Starts ddprun on the other hosts of a job, on the event loop: at most kMostStarting at a time, each by its program.
+/// Starts ddprun on other hosts of a job, on the event loop: at most kMostStarting at a time, each by its program. On the head
+/// it waits until all have joined; one that the head has started, and that starts others in turn, only tells of failures.
 ///
 /// What a starter writes is passed on line by line, to the console that it chose: the lines of the workers over there. Its last
 /// lines are kept until its hosts have joined: they are what is said when one does not. A starter lives as long as its
@@ -35,14 +36,16 @@ class RemoteAgents {
         os::System& system;
         /// Shows a pipe's lines until its end: tells each piece to `seen`, the end to `ended`.
         std::function<Status(UniqueFd pipe, Console console, std::function<void(std::string_view)> seen, std::function<void()> ended)> relay;
-        /// What a host's own ddprun has told of why it cannot take part; "" nothing (yet).
+        /// Of the head: what a host's own ddprun has told of why it cannot take part; "" nothing (yet).
         std::function<std::string(int node)> failure_of;
-        /// Some hosts cannot take part: said once, when all others have joined or enough time has passed.
+        /// Of the head: some hosts cannot take part. Said once, when all others have joined or enough time has passed.
         std::function<void(const std::vector<StartFailure>&)> on_failure;
+        /// Of another: what it started has ended, why this host cannot take part, if it has not. Said at once.
+        std::function<void(int node, const std::string& why)> tell_head;
     };
     struct Plan {
         std::vector<std::string> hosts;        ///< by node rank
-        std::size_t first = 1;                 ///< the first that is not there yet
+        NodeRange nodes;                       ///< those of them that are to be started
         std::vector<StarterCommand> commands;
         std::vector<std::string> environment;  ///< of the starters
         std::string path;                      ///< where they are looked for, as PATH
@@ -58,6 +61,7 @@ class RemoteAgents {
     RemoteAgents& operator=(const RemoteAgents&) = delete;
 
     void joined(int node);
+    void fail(int node, std::string why);
     /// Calls `done` when all starters have ended and their last lines been read; those that have not by `patience` are killed.
     void finish(Duration patience, std::function<void()> done);
 
@@ -67,7 +71,6 @@ class RemoteAgents {
     Status start(Starter& starter);
     void ended(Starter& starter);
     void look();
-    void fail(int node, std::string why);
     void conclude();
     [[nodiscard]] std::string last_words_of(int node) const;
     [[nodiscard]] bool is_open(int node) const;

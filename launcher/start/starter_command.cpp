@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <iterator>
+#include <numeric>
 
 #include "env/text.h"
 
@@ -30,8 +31,9 @@ Result<SecretWay> parse_way(std::string_view text) {
     return Error{Errc::InvalidArgument, fmt::format("--secret: '{}' is not known (expected stdin, cookie or file:/PATH)", excerpt(text)), 0};
 }
 
-Words with_node(AgentCall call, int node) {
-    call.node = node;
+Words with_nodes(AgentCall call, NodeRange nodes) {
+    call.node = nodes.first;
+    if (nodes.size() > 1) call.through = nodes.last;
     Words words{call.program};
     append(words, agent_words(call));
     return words;
@@ -55,17 +57,22 @@ Words by_ssh(const std::string& host, Words agent, const std::string& job_id, co
             "--", host, for_shell(agent)};
 }
 
-std::string names_of(const std::vector<AllocatedHost>& hosts, std::size_t first) {
+std::string names_of(const std::vector<AllocatedHost>& hosts, NodeRange nodes) {
     Words names;
-    for (std::size_t i = first; i < hosts.size(); ++i) names.push_back(hosts[i].name);
+    for (int node = nodes.first; node <= nodes.last; ++node) names.push_back(hosts[static_cast<std::size_t>(node)].name);
     return join(names, ",");
 }
 
-StarterCommand for_all_at_once(Words words, const std::vector<AllocatedHost>& hosts, std::size_t first, const AgentCall& call) {
-    append(words, with_node(call, -1));
-    StarterCommand command{std::move(words), {}};
-    for (std::size_t i = first; i < hosts.size(); ++i) command.nodes.push_back(static_cast<int>(i));
-    return command;
+std::vector<int> each_of(NodeRange nodes) {
+    std::vector<int> all(static_cast<std::size_t>(nodes.size()));
+    std::iota(all.begin(), all.end(), nodes.first);
+    return all;
+}
+
+StarterCommand for_all_at_once(Words words, NodeRange nodes, const AgentCall& call) {
+    words.push_back(call.program);
+    append(words, agent_words(call));
+    return {std::move(words), each_of(nodes)};
 }
 
 }  // namespace
@@ -73,6 +80,7 @@ StarterCommand for_all_at_once(Words words, const std::vector<AllocatedHost>& ho
 std::vector<std::string> agent_words(const AgentCall& call) {
     Words words{"agent", "--at", join(call.endpoints, ","), "--job", call.job, "--secret", way_in_words(call.secret)};
     if (call.node >= 0) append(words, {"--node", fmt::format("{}", call.node)});
+    if (call.through >= 0) append(words, {"--through", fmt::format("{}", call.through)});
     return words;
 }
 
@@ -90,10 +98,10 @@ Result<AgentCall> parse_agent_words(const std::vector<std::string>& words) {
             Result<SecretWay> way = parse_way(value);
             if (!way) return way.error();
             call.secret = *std::move(way);
-        } else if (name == "--node") {
+        } else if (name == "--node" || name == "--through") {
             const Result<std::int64_t> node = parse_int_between(value, 0, 1 << 20);
             if (!node) return node.error().with(name);
-            call.node = static_cast<int>(*node);
+            (name == "--node" ? call.node : call.through) = static_cast<int>(*node);
         } else {
             return Error{Errc::InvalidArgument, fmt::format("'{}' is not known", excerpt(name)), 0};
         }
@@ -120,25 +128,35 @@ SecretWay::Kind secret_way(Starter starter, bool has_cookie) {
     return SecretWay::File;
 }
 
-std::vector<StarterCommand> starter_commands(Starter starter, const std::vector<AllocatedHost>& hosts, std::size_t first, AgentCall call,
+std::vector<NodeRange> direct_starts(NodeRange nodes, int most_direct) {
+    const int parts = nodes.size() <= most_direct ? nodes.size() : std::min(most_direct, kFanOut);
+    std::vector<NodeRange> ranges;
+    for (int part = 0; part < parts; ++part) {
+        const auto begin = [&](int of) { return nodes.first + static_cast<int>(std::int64_t{nodes.size()} * of / parts); };
+        ranges.push_back({begin(part), begin(part + 1) - 1});
+    }
+    return ranges;
+}
+
+std::vector<StarterCommand> starter_commands(Starter starter, const std::vector<AllocatedHost>& hosts, NodeRange nodes, int most_direct, AgentCall call,
                                              const std::string& job_id, const std::string& pbs_attach) {
-    const std::string count = fmt::format("{}", hosts.size() - first);
+    const std::string count = fmt::format("{}", nodes.size()), names = names_of(hosts, nodes);
     // One srun, or mpiexec, for all: a step of the job each would cost the scheduler more, and sites limit their number.
     if (starter == Starter::Srun) {
-        return {for_all_at_once({"srun", "--overlap", "--nodes=" + count, "--ntasks=" + count, "--ntasks-per-node=1", "--nodelist=" + names_of(hosts, first),
-                                "--input=all", "--mpi=none", "--cpu-bind=none", "--kill-on-bad-exit=0", "--job-name=ddprun"}, hosts, first, call)};
+        return {for_all_at_once({"srun", "--overlap", "--nodes=" + count, "--ntasks=" + count, "--ntasks-per-node=1", "--nodelist=" + names,
+                                 "--input=all", "--mpi=none", "--cpu-bind=none", "--kill-on-bad-exit=0", "--job-name=ddprun"}, nodes, call)};
     }
-    if (starter == Starter::Mpiexec) return {for_all_at_once({"mpiexec", "-n", count, "--ppn", "1", "--hosts", names_of(hosts, first)}, hosts, first, call)};
+    if (starter == Starter::Mpiexec) return {for_all_at_once({"mpiexec", "-n", count, "--ppn", "1", "--hosts", names}, nodes, call)};
     std::vector<StarterCommand> commands;
-    for (std::size_t i = first; i < hosts.size(); ++i) {
-        const int node = static_cast<int>(i);
-        Words agent = with_node(call, node);
+    for (const NodeRange& range : direct_starts(nodes, starter == Starter::Ssh ? most_direct : nodes.size())) {
+        const AllocatedHost& host = hosts[static_cast<std::size_t>(range.first)];
+        Words agent = with_nodes(call, range);
         Words words;
-        if (starter == Starter::Pbsdsh) words = {"pbsdsh", "-n", fmt::format("{}", hosts[i].line), "--"};
-        if (starter == Starter::Tm) words = {"pbs_tmrsh", hosts[i].name};
-        if (starter == Starter::Ssh) words = by_ssh(hosts[i].name, std::move(agent), job_id, pbs_attach);
+        if (starter == Starter::Pbsdsh) words = {"pbsdsh", "-n", fmt::format("{}", host.line), "--"};
+        if (starter == Starter::Tm) words = {"pbs_tmrsh", host.name};
+        if (starter == Starter::Ssh) words = by_ssh(host.name, std::move(agent), job_id, pbs_attach);
         else append(words, agent);
-        commands.push_back({std::move(words), {node}});
+        commands.push_back({std::move(words), each_of(range), range.size() > 1});
     }
     return commands;
 }

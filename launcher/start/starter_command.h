@@ -22,13 +22,29 @@ struct SecretWay {
     bool operator==(const SecretWay&) const = default;
 };
 
-/// What `ddprun agent` is told in its arguments: where the head is, nothing else.
+/// Hosts of a job by node rank, both ends included.
+struct NodeRange {
+    int first = 0, last = -1;
+    [[nodiscard]] int size() const { return last - first + 1; }
+    bool operator==(const NodeRange&) const = default;
+};
+
+/// How many hosts a head starts directly; of more it starts kFanOut, each of which starts its share in the same way: one host
+/// has room for only so many ssh at once, and they would all wait for its processors.
+inline constexpr int kMostDirect = 512;
+inline constexpr int kFanOut = 64;
+/// What one ddprun starts directly: the first of each range, which is to start the rest of it. `nodes` are consecutive in the
+/// result, the ranges of nearly equal size; of one host each where there are at most `most_direct`. Pure.
+std::vector<NodeRange> direct_starts(NodeRange nodes, int most_direct);
+
+/// What `ddprun agent` is told in its arguments: where the head is, and what it is to start in turn; nothing else.
 struct AgentCall {
     std::string program;                 ///< ddprun itself, an absolute path
     std::vector<std::string> endpoints;  ///< "host:port" of the head, the most likely first
     std::string job;                     ///< the job's id, as of every node
     SecretWay secret;
     int node = -1;                       ///< index of its host; -1: it finds its own name among the hosts
+    int through = -1;                    ///< it starts those behind it, up to this one; -1: none
     bool operator==(const AgentCall&) const = default;
 };
 /// "agent --at node00:4711,10.0.0.1:4711 --job 12.server --secret stdin --node 2".
@@ -40,6 +56,7 @@ Result<AgentCall> parse_agent_words(const std::vector<std::string>& words);
 struct StarterCommand {
     std::vector<std::string> words;  ///< words[0] is looked for in PATH
     std::vector<int> nodes;          ///< those it starts
+    bool by_first = false;           ///< only the first of them; that one starts the others
     bool operator==(const StarterCommand&) const = default;
 };
 /// Why it started nothing, by what it wrote ("" too) before it ended. PBS's own tell little of a program that cannot be run
@@ -50,9 +67,9 @@ std::string words_of_ended(const StarterCommand& starter, std::string_view said)
 /// `has_cookie`; else by a file.
 SecretWay::Kind secret_way(Starter starter, bool has_cookie);
 
-/// What starts hosts[first] and the following. `job_id` is the scheduler's; `pbs_attach`, a path or "", puts what ssh starts
-/// into the PBS job. Pure.
-std::vector<StarterCommand> starter_commands(Starter starter, const std::vector<AllocatedHost>& hosts, std::size_t first, AgentCall call,
+/// What starts the `nodes` of `hosts`; ssh at most `most_direct` of them directly. `pbs_attach`, a path or "", puts what ssh starts
+/// into the PBS job `job_id`. Pure.
+std::vector<StarterCommand> starter_commands(Starter starter, const std::vector<AllocatedHost>& hosts, NodeRange nodes, int most_direct, AgentCall call,
                                              const std::string& job_id, const std::string& pbs_attach);
 
 }  // namespace ddprun

@@ -33,14 +33,20 @@ class StartHosts : public ::testing::Test {
         std::ofstream(path) << content;
         return path;
     }
-    /// Neither a worker nor a ddprun nor its warden is left on any host.
-    [[nodiscard]] bool all_quiet() const {
-        for (const auto until = std::chrono::steady_clock::now() + 10s; std::chrono::steady_clock::now() < until; ::usleep(10'000)) {
-            std::string left;
-            for (int host = 0; host < hosts_->count(); ++host) left += run(hosts_->command(host, {"ps", "-eo", "comm="})).out;
-            if (left.find("probe") == left.npos && left.find("ddprun") == left.npos && left.find("warden") == left.npos) return true;
+    template <class Condition>
+    static bool comes(const Condition& is_so) {
+        for (const auto until = std::chrono::steady_clock::now() + 20s; std::chrono::steady_clock::now() < until; ::usleep(10'000)) {
+            if (is_so()) return true;
         }
         return false;
+    }
+    /// Neither a worker nor a ddprun nor its warden is left on any host.
+    [[nodiscard]] bool all_quiet() const {
+        return comes([&] {
+            std::string left;
+            for (int host = 0; host < hosts_->count(); ++host) left += run(hosts_->command(host, {"ps", "-eo", "comm="})).out;
+            return left.find("probe") == left.npos && left.find("ddprun") == left.npos && left.find("warden") == left.npos;
+        });
     }
 
     std::optional<Hosts> hosts_;
@@ -141,6 +147,75 @@ TEST_F(StartHosts, TheSecretStandsOnNoCommandLineAndInNoFile) {
     EXPECT_THAT(outcome.err, Not(HasSubstr(outcome.out.substr(at + 13, 16))));
 }
 
+/// Of more hosts than the head may start by itself some start the others: here node01 starts node02, and node03 the last two.
+class StartTree : public StartHosts {
+  protected:
+    void SetUp() override {
+        if (const auto reason = SshHosts::why_not()) GTEST_SKIP() << *reason;
+        hosts_.emplace(6);
+        ssh_.emplace(*hosts_);
+    }
+    const RunOptions two_ = with_environment({"DDPRUN_START_DIRECT=2"});
+    const std::vector<std::string> all_{"--hosts=node[00-05]", "--nproc-per-node=1"};
+};
+
+TEST_F(StartTree, OneCommandRunsAJobOnAllHostsThoughItStartsSomeOnly) {
+    const Outcome outcome = run(on_head(all_, {"env", "GROUP_RANK", "env", "DDPRUN_TOKEN"}), two_);
+    EXPECT_EQ(outcome.status, 0) << outcome.err;
+    for (int rank = 0; rank < 6; ++rank) EXPECT_THAT(outcome.out, HasSubstr("[" + std::to_string(rank) + "]: GROUP_RANK=" + std::to_string(rank) + "\n")) << outcome.err;
+    EXPECT_THAT(ssh_->log(3), HasSubstr(" from " + Hosts::address(0) + " "));
+    EXPECT_THAT(ssh_->log(5), AllOf(HasSubstr(" from " + Hosts::address(3) + " "), Not(HasSubstr(" from " + Hosts::address(0) + " "))));
+    EXPECT_TRUE(all_quiet());
+}
+
+TEST_F(StartTree, AChainIsATreeToo) {
+    const Outcome outcome = run(on_head({"--hosts=node[01-04]", "--nproc-per-node=1"}, {"rank", "3", "exit", "9", "end", "hold"}), with_environment({"DDPRUN_START_DIRECT=1"}));
+    EXPECT_EQ(outcome.status, 9) << outcome.err;
+    EXPECT_THAT(outcome.err, HasSubstr("rank 3 on node04"));
+    EXPECT_TRUE(all_quiet());
+}
+
+TEST_F(StartTree, AHostThatCannotBeStartedIsNamedWithItsStartersWordsAndWhereThatRan) {
+    const Outcome outcome = run(on_head({"--hosts=node[00-04],nowhere", "--nproc-per-node=1"}, {"hold"}), two_);
+    EXPECT_EQ(outcome.status, 69) << outcome.err;
+    EXPECT_THAT(outcome.err, HasSubstr("nowhere cannot take part: ssh: Could not resolve hostname nowhere"));
+    EXPECT_THAT(outcome.err, AllOf(HasSubstr("(started from node03)"), HasSubstr("1 of 6 hosts cannot take part: nowhere")));
+    EXPECT_TRUE(all_quiet());
+}
+
+TEST_F(StartTree, AHostThatCannotTakePartAndAllThatItWasToStartAreNamed) {
+    ASSERT_EQ(run(hosts_->command(0, {"cp", path_of("PROBE"), "/tmp/probe"})).status, 0);
+    for (const int host : {1, 2, 4, 5}) ASSERT_EQ(run(hosts_->command(host, {"cp", path_of("PROBE"), "/tmp/probe"})).status, 0);
+    const Outcome outcome = run(hosts_->command(0, {path_of("DDPRUN"), all_[0], all_[1], "/tmp/probe", "hold"}), two_);
+    EXPECT_EQ(outcome.status, 69) << outcome.err;
+    EXPECT_THAT(outcome.err, AllOf(HasSubstr("node03 cannot take part: /tmp/probe: no such file"), HasSubstr("node04 cannot take part: node03 was to start it: "), HasSubstr("node05 cannot take part: node03 was to start it: ")));
+    EXPECT_TRUE(all_quiet());
+}
+
+TEST_F(StartTree, ADdprunThatIsKilledWhileItStartsOthersIsNamedWithThem) {
+    hosts_->cut_cable(5);
+    Program head(on_head(all_, {"hold"}), two_);
+    const auto starts_node05 = [&] { return run(hosts_->command(3, {"pgrep", "-f", "ssh.* node05 "})).status == 0 && run(hosts_->command(4, {"pgrep", "-x", "ddprun"})).status == 0; };
+    ASSERT_TRUE(comes(starts_node05));
+    ASSERT_EQ(run(hosts_->command(3, {"pkill", "-9", "-x", "ddprun"})).status, 0);
+    const Outcome outcome = head.wait();
+    EXPECT_EQ(outcome.status, 69) << outcome.err;
+    EXPECT_THAT(outcome.err, AllOf(HasSubstr("node03 cannot take part: "), HasSubstr("node04 cannot take part: node03 was to start it: "), HasSubstr("node05 cannot take part: node03 was to start it: ")));
+    hosts_->mend_cable(5);
+    EXPECT_TRUE(all_quiet());
+}
+
+TEST_F(StartTree, NothingOutlivesAKilledHeadNorADdprunThatStartedOthers) {
+    for (const int killed : {0, 3}) {
+        Program head(on_head(all_, {"say", "up", "hold"}), two_);
+        for (int rank = 0; rank < 6; ++rank) ASSERT_TRUE(head.wait_for_output("[" + std::to_string(rank) + "]: up")) << killed;
+        ASSERT_EQ(run(hosts_->command(killed, {"pkill", "-9", "-x", "ddprun"})).status, 0);
+        const Outcome outcome = head.wait();
+        EXPECT_TRUE(killed == 0 || outcome.err.find("node03") != std::string::npos) << outcome.err;
+        EXPECT_TRUE(all_quiet()) << killed;
+    }
+}
+
 TEST_F(StartHosts, AHostThatIsNotAmongThemIsTheHeadAndRunsNoWorkers) {
     const Outcome outcome = run(on_head({"--hosts=node02:2,node01:1"}, {"env", "WORLD_SIZE", "env", "GROUP_RANK", "env", "MASTER_ADDR"}));
     EXPECT_EQ(outcome.status, 0) << outcome.err;
@@ -154,9 +229,9 @@ TEST_F(StartHosts, AHostThatIsNotAmongThemIsTheHeadAndRunsNoWorkers) {
 }
 
 TEST_F(StartHosts, AHeadThatIsNoneOfThemNeedsOneHostOnlyAndNoGpuOfItsOwn) {
-    const Outcome outcome = run(on_head({"--hosts=node01", "--nproc-per-node=2"}, {"env", "NODE_RANK", "env", "WORLD_SIZE", "rank", "1", "err", "cannot go on", "exit", "17", "end", "hold"}));
+    const Outcome outcome = run(on_head({"--hosts=node01", "--nproc-per-node=2"}, {"env", "WORLD_SIZE", "rank", "1", "err", "cannot go on", "exit", "17", "end", "hold"}));
     EXPECT_EQ(outcome.status, 17) << outcome.err;
-    EXPECT_EQ(occurrences(outcome.out, "WORLD_SIZE=2\n"), 2) << outcome.out;
+    EXPECT_THAT(outcome.out, HasSubstr("[1]: WORLD_SIZE=2\n"));
     EXPECT_THAT(outcome.err, AllOf(HasSubstr("rank 1 on node01"), HasSubstr("cannot go on")));
     EXPECT_TRUE(all_quiet());
 }
