@@ -72,6 +72,12 @@ struct StartSpec {
     Duration timeout = std::chrono::seconds(60);  ///< until each of the others has joined
 };
 
+/// When nodes that come to a running elastic job are taken in.
+enum class Grow : std::uint8_t {
+    Now,      ///< the running generation is stopped for it
+    Restart,  ///< when there is another generation for another reason
+};
+
 /// When a failed gang is started again.
 struct RestartSpec {
     int max_restarts = 0;
@@ -151,6 +157,7 @@ struct JobSpec {
     RendezvousSpec rendezvous;
     StartSpec start;
     RestartSpec restart;
+    Grow grow = Grow::Now;
     RequeueSpec requeue;
     OutputSpec output;
     std::string role = "default";

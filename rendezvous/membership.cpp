@@ -43,23 +43,18 @@ Status Membership::join(AgentId agent, Joiner joiner, TimePoint now) {
             0};
     }
     std::optional<int> place = joiner.node_rank;
-    if (place && (*place < 0 || *place >= spec_.max_nodes)) {
-        return Error{Errc::InvalidArgument,
-                     fmt::format("{} (pid {}) asks for node rank {}, this job has 0 to {}", joiner.host,
-                                 joiner.pid, *place, spec_.max_nodes - 1),
-                     0};
+    if (place && *place < 0) {
+        return Error{Errc::InvalidArgument, fmt::format("{} (pid {}) asks for node rank {}", joiner.host, joiner.pid, *place), 0};
     }
     if (const std::optional<Error> twin = refuse_twin(joiner)) return *twin;
-    const auto hole = std::find_if(holes_.begin(), holes_.end(), [&](const Hole& h) {
-        return place ? h.place == *place : h.host == joiner.host && !claims_.contains(h.place);
-    });
-    if (hole != holes_.end()) {
-        place = hole->place;
-        holes_.erase(hole);
+    if (!place) {
+        const auto hole = std::find_if(holes_.begin(), holes_.end(), [&](const auto& h) { return h.second == joiner.host && !claims_.contains(h.first); });
+        if (hole != holes_.end()) place = hole->first;
     }
     const Arrival arrival = next_arrival_++;
     arrivals_.emplace(agent, arrival);
     if (joiner.node_rank) asked_.emplace(*joiner.node_rank, arrival);
+    has_head_ = has_head_ || joiner.is_head;
     Entry& entry = members_[arrival];
     entry.member = {agent, std::move(joiner)};
     claim(entry, place);
@@ -72,7 +67,11 @@ void Membership::leave(AgentId agent, TimePoint now) {
     if (known == arrivals_.end()) return;
     const auto found = members_.find(known->second);
     Entry& entry = found->second;
-    if (entry.settled && entry.place) holes_.push_back({entry.member.joiner.host, *entry.place});
+    if (entry.settled) {
+        --settled_;
+        holes_[*entry.place] = entry.member.joiner.host;
+    }
+    if (entry.member.joiner.is_head) has_head_ = false;
     if (entry.member.joiner.node_rank) asked_.erase(*entry.member.joiner.node_rank);
     claim(entry, std::nullopt);
     arrivals_.erase(known);
@@ -80,16 +79,20 @@ void Membership::leave(AgentId agent, TimePoint now) {
     note_enough(now);
 }
 
+bool Membership::has_enough() const { return joined() >= spec_.min_nodes && (has_head_ || !spec_.awaits_head); }
+
 void Membership::note_enough(TimePoint now) {
-    if (joined() < spec_.min_nodes) enough_since_.reset();
-    else if (!enough_since_) enough_since_ = now;
+    if (!has_enough()) last_call_ends_.reset();
+    else if (!last_call_ends_) last_call_ends_ = deadline_after(now, spec_.last_call);
 }
 
 void Membership::reopen(TimePoint now) {
     opened_ = now;
-    enough_since_.reset();
-    note_enough(now);
+    last_call_ends_.reset();
+    if (has_enough()) last_call_ends_ = now;
 }
+
+int Membership::admissible() const { return std::min(joined(), spec_.max_nodes) - settled_; }
 
 std::string Membership::missing_ranks() const {
     if (claims_.empty() || joined() >= spec_.max_nodes) return "";
@@ -101,10 +104,8 @@ std::string Membership::missing_ranks() const {
 }
 
 Verdict Membership::decide(TimePoint now) const {
-    const TimePoint join_by = deadline_after(opened_, spec_.join_timeout);
-    if (joined() >= spec_.max_nodes)
-        return {Verdict::Ready, fmt::format("all {} nodes joined", spec_.max_nodes)};
-    if (!enough_since_) {
+    if (!last_call_ends_) {
+        const TimePoint join_by = deadline_after(opened_, spec_.join_timeout);
         const std::string so_far = fmt::format("{} of {} nodes joined", joined(), spec_.min_nodes);
         if (now < join_by)
             return {Verdict::Wait,
@@ -112,69 +113,49 @@ Verdict Membership::decide(TimePoint now) const {
         return {Verdict::Failed,
                 fmt::format("{} within {}{}", so_far, format_duration(spec_.join_timeout), missing_ranks())};
     }
-    const TimePoint last_call = deadline_after(*enough_since_, spec_.last_call);
-    if (now < last_call) {
+    if (joined() >= spec_.max_nodes)
+        return {Verdict::Ready, fmt::format("all {} nodes joined", spec_.max_nodes)};
+    if (now < *last_call_ends_) {
         return {Verdict::Wait, fmt::format("{} nodes joined, enough to start; waiting {} for up to {}",
-                                           joined(), format_duration(last_call - now), spec_.max_nodes)};
+                                           joined(), format_duration(*last_call_ends_ - now), spec_.max_nodes)};
     }
     return {Verdict::Ready, fmt::format("{} of up to {} nodes joined", joined(), spec_.max_nodes)};
 }
 
 TimePoint Membership::next_change(TimePoint now) const {
-    if (joined() >= spec_.max_nodes) return kNever;
-    const TimePoint at = enough_since_ ? deadline_after(*enough_since_, spec_.last_call)
-                                       : deadline_after(opened_, spec_.join_timeout);
+    if (last_call_ends_ && joined() >= spec_.max_nodes) return kNever;
+    const TimePoint at = last_call_ends_ ? *last_call_ends_ : deadline_after(opened_, spec_.join_timeout);
     return at <= now ? kNever : at;
 }
 
-/// Who is in: first whoever has a place, then by arrival, max_nodes at most. By place or arrival.
-std::vector<Membership::Arrival> Membership::chosen() const {
-    std::vector<Arrival> order;
-    order.reserve(members_.size());
-    for (const auto& [arrival, entry] : members_) order.push_back(arrival);
-    std::stable_sort(order.begin(), order.end(), [&](Arrival a, Arrival b) {
-        const std::optional<int>& left = members_.at(a).place;
-        const std::optional<int>& right = members_.at(b).place;
-        if (left && right) return *left < *right;
-        return left.has_value() && !right.has_value();
-    });
-    if (order.size() > static_cast<std::size_t>(spec_.max_nodes))
-        order.resize(static_cast<std::size_t>(spec_.max_nodes));
-    return order;
-}
-
+/// Who has a place keeps it. Then those who have asked for one that is free, those who come back to theirs, and the
+/// others, each kind by arrival.
 std::vector<Membership::Member> Membership::settle() {
-    const std::vector<Arrival> in = chosen();
-    std::map<int, Arrival> by_place;
-    // A place asked for goes before one that was merely kept.
-    for (const Arrival arrival : in) {
-        if (const std::optional<int>& asked = members_.at(arrival).member.joiner.node_rank)
-            by_place.emplace(*asked, arrival);
-    }
-    std::vector<Arrival> homeless;
-    for (const Arrival arrival : in) {
-        const Entry& entry = members_.at(arrival);
-        if (entry.member.joiner.node_rank) continue;
-        if (!entry.place || !by_place.emplace(*entry.place, arrival).second) homeless.push_back(arrival);
-    }
-    int place = 0;
-    for (const Arrival arrival : homeless) {
-        while (!by_place.emplace(place, arrival).second) ++place;
-    }
-    return seat(by_place);
-}
-
-/// Numbers the chosen nodes in order of their places.
-std::vector<Membership::Member> Membership::seat(const std::map<int, Arrival>& by_place) {
-    std::vector<Member> world;
-    for (auto& [arrival, entry] : members_) entry.settled = false;
-    for (const auto& [place, arrival] : by_place) {
-        Entry& entry = members_.at(arrival);
-        if (!entry.member.joiner.node_rank) claim(entry, static_cast<int>(world.size()));
+    std::map<int, Entry*> by_place;
+    const auto seat = [&](Entry& entry, std::optional<int> place) {
+        if (!place || *place >= spec_.max_nodes || !by_place.emplace(*place, &entry).second) return;
+        claim(entry, place);
         entry.settled = true;
-        world.push_back(entry.member);
+        holes_.erase(*place);
+    };
+    const auto seat_those_who_wait = [&](auto place_of) {
+        for (auto& [arrival, entry] : members_) {
+            if (!entry.settled) seat(entry, place_of(entry));
+        }
+    };
+    for (auto& [arrival, entry] : members_) {
+        if (entry.settled) seat(entry, entry.place);
     }
-    holes_.clear();
+    seat_those_who_wait([](const Entry& entry) { return entry.member.joiner.node_rank; });
+    seat_those_who_wait([](const Entry& entry) { return entry.place; });
+    int next = 0;
+    seat_those_who_wait([&](const Entry&) {
+        while (by_place.contains(next)) ++next;
+        return std::optional(next);
+    });
+    std::vector<Member> world;
+    for (const auto& [place, entry] : by_place) world.push_back(entry->member);
+    settled_ = static_cast<int>(world.size());
     return world;
 }
 

@@ -23,6 +23,7 @@ struct MembershipSpec {
     Duration join_timeout = std::chrono::seconds(600);
     Duration last_call = std::chrono::seconds(30);  ///< from min_nodes on, how long more nodes are waited for
     std::string spec_hash;                          ///< every node must bring the same; "" is not checked
+    bool awaits_head = false;                       ///< no world without the node that `is_head`
 };
 
 /// An agent that wants to be part of the job.
@@ -33,6 +34,7 @@ struct Joiner {
     int slots = 0;
     std::string role = "default";
     std::string spec_hash;
+    bool is_head = false;  ///< beside the controller: the first rank's port is held there
 };
 
 /// Whether the world can be formed. `why` explains, also (above all) "not yet"; who is missing is said with a failure, and
@@ -44,9 +46,10 @@ struct Verdict {
 
 /// Which nodes form the next generation, and in which order. Pure.
 ///
-/// Ranks stick: a node keeps its group rank from one generation to the next; the place of a lost node goes to
-/// the agent that comes back from the same host, else to a spare. Where a place stays empty (fewer than
-/// max_nodes), the nodes behind it move up. Agents beyond max_nodes wait as spares.
+/// Places stick: a node keeps its place from one generation to the next, whoever else comes. That of a node which has
+/// gone is taken by the agent that comes back from the same host, else by who waits. Group ranks number the places that
+/// are taken, in their order: where one stays empty (fewer than max_nodes), the nodes behind it move up, and back when
+/// it is taken again. Who asks for a place that is taken, or beyond max_nodes, waits as any spare.
 ///
 /// join, leave and decide take the same time however many nodes there are (but for places of lost nodes): all of a
 /// large job's nodes join at once, and each of them is decided about.
@@ -54,8 +57,8 @@ class Membership {
   public:
     Membership(MembershipSpec spec, TimePoint now) : spec_(std::move(spec)), opened_(now) {}
 
-    /// Error: InvalidArgument (a node rank out of range, no slots), Mismatch (the node rank is taken, naming
-    /// both claimants; another command line than the other nodes').
+    /// Error: InvalidArgument (a negative node rank, no slots), Mismatch (another node that is there has asked for the same
+    /// node rank, naming both; another command line than the other nodes').
     Status join(AgentId agent, Joiner joiner, TimePoint now);
     /// The agent is gone. Unknown agents are ignored.
     void leave(AgentId agent, TimePoint now);
@@ -73,11 +76,18 @@ class Membership {
     };
     /// Forms the world of a Ready verdict: its nodes by group rank. They keep these ranks from now on.
     std::vector<Member> settle();
-    /// Starts a new round after a node was lost: the join timeout counts from now.
+    /// Starts a new round: the join timeout counts from now. Those who are there go on without a last call where they are
+    /// enough: who comes later makes the world form again.
     void reopen(TimePoint now);
 
     [[nodiscard]] int joined() const { return static_cast<int>(members_.size()); }
-    /// Agents that are not part of the settled world.
+    [[nodiscard]] bool contains(AgentId agent) const { return arrivals_.contains(agent); }
+    [[nodiscard]] bool has_enough() const;
+    /// Whether there would still be enough without one of those who have joined.
+    [[nodiscard]] bool can_spare_one() const { return joined() > spec_.min_nodes; }
+    /// How many of those who wait would be part of a world that is formed now.
+    [[nodiscard]] int admissible() const;
+    /// Agents that are not part of the settled world. Goes through all of them.
     [[nodiscard]] std::vector<AgentId> spares() const;
 
   private:
@@ -86,27 +96,22 @@ class Membership {
         std::optional<int> place;  ///< asked for, or kept from the last generation
         bool settled = false;
     };
-    /// A place whose node was lost.
-    struct Hole {
-        std::string host;
-        int place;
-    };
     using Arrival = std::uint64_t;
     std::optional<Error> refuse_twin(const Joiner& joiner) const;
     void claim(Entry& entry, std::optional<int> place);
     void note_enough(TimePoint now);
-    std::vector<Arrival> chosen() const;
-    std::vector<Member> seat(const std::map<int, Arrival>& by_place);
 
     MembershipSpec spec_;
     TimePoint opened_;
-    std::optional<TimePoint> enough_since_;  ///< when min_nodes were reached
+    std::optional<TimePoint> last_call_ends_;  ///< since min_nodes were reached
+    int settled_ = 0;                          ///< of the members
+    bool has_head_ = false;
     Arrival next_arrival_ = 0;
     std::map<Arrival, Entry> members_;
     std::unordered_map<AgentId, Arrival> arrivals_;
     std::unordered_map<int, Arrival> asked_;  ///< who asked for this node rank
     std::unordered_map<int, int> claims_;     ///< how many have this place; none is not in it
-    std::vector<Hole> holes_;
+    std::map<int, std::string> holes_;  ///< places whose node has gone, and its host
 };
 
 }  // namespace ddprun::rdzv

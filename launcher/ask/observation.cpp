@@ -158,8 +158,8 @@ void Observation::write(std::string event, Fields fields, std::optional<std::uin
 }
 
 void Observation::generation_started(const rdzv::StartGeneration& order) {
-    order_ = order;
-    if (order.restart_count > 0) {
+    const int restarts_before = std::exchange(order_, order).restart_count;
+    if (order.restart_count > restarts_before) {
         write("restart", {{"restart", std::int64_t{order.restart_count}}, {"max_restarts", std::int64_t{order.max_restarts}}});
     }
     write("generation_started", {{"world_size", std::int64_t{order.world_size}}, {"nodes", std::int64_t{order.group_world_size}},
@@ -203,6 +203,8 @@ void Observation::decided(const JobEvent& event) {
     if (const auto* hang = std::get_if<job_event::HangFound>(&event)) write("hang", {{"what", hang->what}});
     else if (const auto* lost = std::get_if<job_event::NodeLost>(&event)) write("node_lost", {{"what", lost->why}});
     else if (const auto* preempt = std::get_if<job_event::PreemptAsked>(&event)) write("preempt", {{"what", preempt->why}});
+    else if (const auto* waiting = std::get_if<job_event::NodesWaiting>(&event)) write("nodes_waiting", {{"nodes", std::int64_t{waiting->nodes}}});
+    else if (const auto* stop = std::get_if<job_event::StopAsked>(&event); stop != nullptr && stop->others_go_on) write("node_leaving", {{"what", stop->host}});
     else if (const auto* failed = std::get_if<job_event::JoinFailed>(&event)) write("join_failed", {{"what", failed->why}});
 }
 

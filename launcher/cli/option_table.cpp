@@ -100,6 +100,13 @@ Status set_restarts(Draft& draft, Text value) {
     return {};
 }
 
+Status set_grow(Draft& draft, Text value) {
+    const Result<std::string> word = parse_choice(value, "now restart");
+    if (!word) return word.error();
+    draft.spec.grow = *word == "now" ? Grow::Now : Grow::Restart;
+    return {};
+}
+
 Status set_backoff(Draft& draft, Text value) {
     const std::size_t colon = value.find(':');
     RestartSpec& restart = draft.spec.restart;
@@ -383,6 +390,11 @@ OptionGroup supervision_options() {
              {"shutdown-timeout", 0, "SECONDS", "",
               "Grace between the stop signal and SIGKILL. Default TORCH_ELASTIC_SHUTDOWN_TIMEOUT, else 30.",
               [](Draft& d, Text v) { return store(parse_span(v), d.spec.shutdown_timeout); }},
+             {"grow", 0, "WHEN", "now restart",
+              "When nodes that come to a running --nnodes=MIN:MAX job are taken in: now (its workers get a notice, SIGTERM and "
+              "--preempt-grace, and start again in the larger world, which uses up no restart), or restart (when it is started again for "
+              "another reason). Default now.",
+              set_grow},
              {"failure-grace", 0, "SPAN", "",
               "The same for the other workers after one has failed; at most --shutdown-timeout. Default 5s.",
               [](Draft& d, Text v) { return store(parse_span(v), d.spec.failure_grace); }},

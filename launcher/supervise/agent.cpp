@@ -105,7 +105,7 @@ void Agent::remember_last_workers() {
 Status Agent::prepare(const rdzv::StartGeneration& order) {
     order_ = order;
     first_failure_.reset();
-    output_.begin_attempt(order.restart_count);
+    output_.begin_attempt(static_cast<int>(order.generation) - 1);  // also of those that used up no restart
 
     Result<std::vector<WorkerPlan>> plans = plan_workers(config_.spec, config_.program, config_.machine, order);
     if (!plans) return plans.error();
@@ -167,6 +167,7 @@ void Agent::handle(const rdzv::Notice& notice) {
         if (const Result<std::int64_t> signal = parse_int(notice.text)) forward_signal(static_cast<int>(*signal), SignalFrom::Head);
         return;
     }
+    if (notice.kind == "waiting") return log_.info("{}", printable(notice.text));
     if (notice.kind != "preempt") return;
     const std::string packet = lifeline::kPreempt + notice.text.substr(0, lifeline::kMaxPacket - 1);
     for (const Worker& worker : workers_) {

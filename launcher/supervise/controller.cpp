@@ -2,10 +2,13 @@
 
 #include <fmt/core.h>
 
-#include <algorithm>
 #include <signal.h>
 
+#include <algorithm>
+#include <utility>
+
 #include "env/text.h"
+#include "launcher/exit_codes.h"
 #include "launcher/fabric/fabric.h"
 #include "launcher/plan/seating.h"
 #include "launcher/report/explain.h"
@@ -26,6 +29,7 @@ JobPolicy policy_of(const ControllerConfig& config) {
     policy.shutdown_timeout = spec.shutdown_timeout;
     policy.failure_grace = std::min(spec.failure_grace, spec.shutdown_timeout);
     policy.preempt_grace = spec.preempt_grace;
+    policy.grow = spec.grow;
     policy.one_stop = config.in_batch_job ? kOneStop : Duration::zero();
     policy.random = config.random;
     return policy;
@@ -60,7 +64,7 @@ Controller::Controller(os::EventLoop& loop, os::Log& log, ControllerConfig confi
     : loop_(loop), log_(log), config_(std::move(config)), send_(std::move(send)), done_(std::move(done)),
       policy_(policy_of(config_)),
       membership_({config_.spec.nodes.min, config_.spec.nodes.max, config_.spec.rendezvous.join_timeout,
-                   config_.spec.rendezvous.last_call, config_.agreed},
+                   config_.spec.rendezvous.last_call, config_.agreed, config_.own_pid != 0},
                   MonotonicClock::now()),
       begun_(MonotonicClock::now()) {}
 
@@ -83,16 +87,18 @@ void Controller::feed(const JobEvent& event) {
 
 Status Controller::agent_joined(rdzv::AgentId peer, const rdzv::AgentHello& hello) {
     if (finished()) return Error{Errc::Refused, "the job is over", 0};
-    const rdzv::Joiner joiner{hello.host, hello.pid, hello.node_rank, hello.slots, hello.role, hello.spec_hash};
+    const bool is_own = hello.pid == config_.own_pid && hello.host == config_.own_host;
+    const rdzv::Joiner joiner{hello.host, hello.pid, hello.node_rank, hello.slots, hello.role, hello.spec_hash, is_own};
     if (const Status joined = membership_.join(peer, joiner, MonotonicClock::now()); !joined) return joined;
     agents_[peer] = hello;
+    if (state_.phase != JobState::Phase::Joining) newcomers_.push_back(peer);
     // Not inside the server's call: a world that forms now is told to agents whose join is still being answered.
     loop_.post([this] { consider_membership(); });
     return {};
 }
 
 void Controller::consider_membership() {
-    if (state_.phase != JobState::Phase::Joining) return;
+    if (state_.phase != JobState::Phase::Joining) return tell_newcomers();
     loop_.cancel(join_timer_);
     const TimePoint now = MonotonicClock::now();
     const rdzv::Verdict verdict = membership_.decide(now);
@@ -105,6 +111,27 @@ void Controller::consider_membership() {
     }
 }
 
+/// Nodes wait beside a world that runs: they and the operator hear what for.
+void Controller::tell_newcomers() {
+    if (const int waiting = membership_.admissible(); waiting != state_.waiting_nodes) feed(job_event::NodesWaiting{waiting});
+    if (newcomers_.empty() || finished()) return;
+    const std::string why = what_awaits_newcomers();
+    for (const rdzv::AgentId peer : std::exchange(newcomers_, {})) {
+        const auto agent = agents_.find(peer);
+        if (agent == agents_.end()) continue;
+        log_.info("{} has come: {}", printable(agent->second.host), why);
+        send_(peer, rdzv::Notice{"waiting", why});
+    }
+}
+
+std::string Controller::what_awaits_newcomers() const {
+    const int most = config_.spec.nodes.max;
+    if (membership_.admissible() == 0) return fmt::format("the job runs with all of its {} nodes; a spare, which takes the place of one that goes", most);
+    const std::string runs = fmt::format("the job runs with {} of up to {} nodes", nodes_.size(), most);
+    return runs + (state_.phase != JobState::Phase::Running || state_.timer != kNever ? "; taken in now, in its next generation"
+                                                                                       : "; taken in when it restarts");
+}
+
 void Controller::form_world() {
     nodes_.clear();
     group_ranks_.clear();
@@ -112,9 +139,11 @@ void Controller::form_world() {
         group_ranks_.emplace(member.agent, static_cast<int>(nodes_.size()));
         nodes_.push_back({member.agent, agents_.at(member.agent)});
     }
+    newcomers_ = membership_.spares();
     say_what_connects();
     say_who_sits_where();
     feed(job_event::WorldFormed{slots()});
+    tell_newcomers();
 }
 
 /// Once, and again when nodes have come or gone that change it.
@@ -220,19 +249,23 @@ bool Controller::was_the_cause_all_along(const WorkerEnd& end) {
 void Controller::agent_lost(rdzv::AgentId peer, const std::string& why) {
     const auto agent = agents_.find(peer);
     if (agent == agents_.end()) return;
-    const std::string text = fmt::format("node {}: {}", agent->second.host, why);
+    const std::string host = agent->second.host;
+    const bool was_member = membership_.contains(peer);
     agents_.erase(agent);
     membership_.leave(peer, MonotonicClock::now());
     if (const int node = node_of(peer); node >= 0) {
-        lost_hosts_.push_back(nodes_[static_cast<std::size_t>(node)].hello.host);
-        feed(job_event::NodeLost{node, text});
+        if (was_member) lost_hosts_.push_back(host);
+        feed(job_event::NodeLost{node, fmt::format("node {}: {}", host, why), membership_.has_enough()});
     }
     loop_.post([this] { consider_membership(); });
 }
 
 // ---- what the operator wants
 
-void Controller::stop(int signal, rdzv::AgentId source) { feed(job_event::StopAsked{signal, source}); }
+void Controller::stop(int signal, rdzv::AgentId source) {
+    const bool is_leave = signal == SIGTERM && membership_.contains(source) && membership_.can_spare_one();
+    feed(job_event::StopAsked{signal, source, node_of(source), host_of(source), is_leave});
+}
 void Controller::preempt(int signal, const std::string& why) { feed(job_event::PreemptAsked{signal, why}); }
 void Controller::hang_found(const std::string& what, int culprit) { feed(job_event::HangFound{what, culprit}); }
 void Controller::walltime_known(TimePoint time_up) { feed(job_event::WalltimeKnown{time_up}); }
@@ -322,10 +355,23 @@ void Controller::count_down(TimePoint end) {
 }
 
 void Controller::perform(const job_action::KillGeneration&) {
+    for (const Node& node : nodes_) kill(node);
+}
+
+void Controller::perform(const job_action::KillNode& action) { kill(nodes_[static_cast<std::size_t>(action.node)]); }
+
+void Controller::kill(const Node& node) {
     rdzv::StopGeneration kill;
     kill.generation = state_.generation;
     kill.signal = SIGKILL;
-    broadcast(kill);
+    if (agents_.contains(node.peer)) send_(node.peer, kill);
+}
+
+void Controller::perform(const job_action::NodeLeaves& action) { membership_.leave(action.source, MonotonicClock::now()); }
+
+void Controller::perform(const job_action::Dismiss& action) {
+    if (agents_.erase(action.source) == 0) return;
+    send_(action.source, rdzv::Shutdown{static_cast<int>(ExitCode::TryAgain), "this node has left the job after SIGTERM; the others go on"});
 }
 
 void Controller::perform(const job_action::NotifyPreempt& action) { broadcast(rdzv::Notice{"preempt", action.why}); }

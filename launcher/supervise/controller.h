@@ -38,6 +38,9 @@ struct ControllerConfig {
     /// What workers get as MASTER_ADDR/PORT in the generation that is about to start, with this node as its first.
     /// Called once for each: a port that the kernel picked must be free again for a new rank 0.
     std::function<Result<MasterAddress>(const rdzv::AgentHello& first)> master;
+    /// The agent in this process, without which there is no world; pid 0: none.
+    std::string own_host;
+    int own_pid = 0;
     std::string agreed;   ///< AgentHello::spec_hash that every node has to bring
     std::string fabric;   ///< of this node, and what is set because of it (describe_fabric)
     double random = 0;    ///< in [0, 1), spreads the back-off
@@ -103,9 +106,14 @@ class Controller {
 
     void feed(const JobEvent& event);
     void stop(int signal, rdzv::AgentId source);
+    void tell_newcomers();
+    [[nodiscard]] std::string what_awaits_newcomers() const;
     void perform(const job_action::StartGeneration& action);
     void perform(const job_action::StopGeneration& action);
     void perform(const job_action::KillGeneration& action);
+    void perform(const job_action::KillNode& action);
+    void perform(const job_action::NodeLeaves& action);
+    void perform(const job_action::Dismiss& action);
     void perform(const job_action::NotifyPreempt& action);
     void perform(const job_action::SetTimer& action);
     void perform(const job_action::Say& action);
@@ -118,6 +126,7 @@ class Controller {
     void say_what_connects();
     void say_who_sits_where();
     void broadcast(const rdzv::ToAgent& message);
+    void kill(const Node& node);
     void worker_exited(int node, const rdzv::WorkerExited& report);
     [[nodiscard]] bool was_the_cause_all_along(const WorkerEnd& end);
     [[nodiscard]] int node_of(rdzv::AgentId peer) const;
@@ -136,6 +145,7 @@ class Controller {
     JobState state_;
     rdzv::Membership membership_;
     std::map<rdzv::AgentId, rdzv::AgentHello> agents_;  ///< connected, in the world or waiting
+    std::vector<rdzv::AgentId> newcomers_;       ///< who have to be told why they wait
     std::vector<Node> nodes_;                    ///< of the running world, by group rank
     std::unordered_map<rdzv::AgentId, int> group_ranks_;
     std::vector<WorkerEnd> ends_;                ///< of the current generation, in order

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 
 #include "env/text.h"
 #include "launcher/exit_codes.h"
@@ -72,9 +73,17 @@ void finish(JobState& state, JobActions& actions) {
     actions.emplace_back(job_action::Finish{});
 }
 
+bool has_finished(const JobState::Node& node) { return node.drained && node.succeeded == node.workers; }
+
+/// From then on the generation is seen to its end: what has succeeded is not run again for a node that comes.
+bool anybody_succeeded(const JobState& state) {
+    return std::any_of(state.nodes.begin(), state.nodes.end(), [](const JobState::Node& node) { return node.succeeded > 0; });
+}
+
 void start_generation(JobState& state, TimePoint now, JobActions& actions) {
     ++state.generation;
-    for (JobState::Node& node : state.nodes) node = {node.workers, 0, false, false};
+    for (JobState::Node& node : state.nodes) node = {.workers = node.workers};
+    state.waiting_nodes = 0;
     state.phase = JobPhase::Running;
     state.generation_started = now;
     state.killing = false;
@@ -117,28 +126,60 @@ void decide_on_failure(JobState& state, const std::string& why, TimePoint now) {
     if (!state.failure_decided) state.failure_decided = now;
 }
 
+void note_progress(JobState& state, const FailureFacts& facts, TimePoint now) {
+    const bool progressed = facts.made_progress || now - state.generation_started >= kProgressAge;
+    state.history.without_progress = progressed ? 0 : state.history.without_progress + 1;
+}
+
 /// A failure of the running generation: restart or end, and stop what still runs.
 void fail(JobState& state, const FailureFacts& facts, int failed_rank, const std::string& what, After retry,
           const JobPolicy& policy, TimePoint now, JobActions& actions) {
-    const bool progressed = facts.made_progress || now - state.generation_started >= kProgressAge;
-    state.history.without_progress = progressed ? 0 : state.history.without_progress + 1;
+    note_progress(state, facts, now);
     const RestartDecision decision = decide_restart(policy.restart, state.history, facts, now, policy.random, state.time_up);
     state.out_of_time = decision.out_of_time;
-    state.after = decision.restart ? retry : After::Finish;
+    state.after = !decision.restart ? After::Finish : state.waiting_nodes > 0 ? After::Rejoin : retry;
     if (decision.restart) {
         ++state.restarts_used;
         state.history.restarts.push_back(now);
-        if (decision.at > now) set_timer(state, decision.at, actions);
     }
+    set_timer(state, decision.restart && decision.at > now ? decision.at : kNever, actions);
     warn(actions, fmt::format("root cause: {}; {}", what, decision.why));
     stop_generation(state, SIGTERM, policy.failure_grace, failed_rank, what, now, actions);
+}
+
+/// What speaks against another generation although it costs no restart.
+RestartDecision decide_change(const JobState& state, int without_progress, TimePoint now) {
+    RestartSpec unlimited;
+    unlimited.max_restarts = std::numeric_limits<int>::max();
+    return decide_restart(unlimited, {{}, without_progress}, {}, now, 0, state.time_up);
+}
+
+/// The generation ends for one with other nodes, which begins at `when` or later. All workers may save.
+void change_world(JobState& state, const std::string& why, Duration grace, TimePoint when, TimePoint now, JobActions& actions) {
+    state.after = After::Rejoin;
+    set_timer(state, when, actions);
+    say(actions, fmt::format("{}: {} workers may save for {}; then another generation, which uses up no restart", why,
+                             alive_elsewhere(state), format_duration(grace)));
+    actions.emplace_back(job_action::NotifyPreempt{why});
+    stop_generation(state, SIGTERM, grace, -1, why, now, actions);
+}
+
+/// Not for a node that comes and goes for ever: others get nowhere then.
+void grow_when_due(JobState& state, const JobPolicy& policy, TimePoint now, JobActions& actions) {
+    if (state.waiting_nodes == 0 || anybody_succeeded(state)) return;
+    if (const RestartDecision decision = decide_change(state, state.history.without_progress, now); !decision.restart) {
+        return say(actions, fmt::format("the nodes that wait are not taken in: {}", decision.why));
+    }
+    const std::size_t nodes = state.nodes.size();
+    const std::string why = fmt::format("growing from {} to {} nodes", nodes, nodes + static_cast<std::size_t>(state.waiting_nodes));
+    change_world(state, why, policy.preempt_grace, kNever, now, actions);
 }
 
 JobActions on(JobState& state, const job_event::WorldFormed& event, const JobPolicy&, TimePoint now) {
     if (state.phase != JobPhase::Joining) return {};
     JobActions actions;
     state.nodes.clear();
-    for (const int workers : event.workers) state.nodes.push_back({workers, 0, false, false});
+    for (const int workers : event.workers) state.nodes.push_back({.workers = workers});
     start_generation(state, now, actions);
     return actions;
 }
@@ -168,9 +209,22 @@ JobActions on(JobState& state, const job_event::NodeDrained& event, const JobPol
     if (state.phase == JobPhase::Joining || state.phase == JobPhase::Finished || state.phase == JobPhase::BackingOff) {
         return actions;
     }
-    state.nodes[static_cast<std::size_t>(event.node)].drained = true;
+    JobState::Node& node = state.nodes[static_cast<std::size_t>(event.node)];
+    node.drained = true;
+    if (node.leaving) actions.emplace_back(job_action::Dismiss{*node.leaving});
     if (state.phase != JobPhase::Running) continue_after_drain(state, now, actions);
     return actions;
+}
+
+/// A node is gone, and the others are enough without it. Its peers have nothing to save: they hang in a collective.
+void lose(JobState& state, const std::string& why, const JobPolicy& policy, TimePoint now, JobActions& actions) {
+    note_progress(state, {}, now);
+    const RestartDecision decision = decide_change(state, 0, now);
+    state.out_of_time = decision.out_of_time;
+    state.after = decision.restart ? After::Rejoin : After::Finish;
+    set_timer(state, kNever, actions);
+    warn(actions, fmt::format("{}; {}", why, decision.restart ? "going on without it, which uses up no restart" : decision.why));
+    stop_generation(state, SIGTERM, policy.failure_grace, -1, why, now, actions);
 }
 
 JobActions on(JobState& state, const job_event::NodeLost& event, const JobPolicy& policy, TimePoint now) {
@@ -178,15 +232,27 @@ JobActions on(JobState& state, const job_event::NodeLost& event, const JobPolicy
     if (state.phase == JobPhase::Joining || state.phase == JobPhase::Finished) return actions;
     JobState::Node& node = state.nodes[static_cast<std::size_t>(event.node)];
     if (node.lost) return actions;
-    const bool was_done = node.drained && node.succeeded == node.workers;
+    const bool was_done = has_finished(node);
     node.lost = true;
     if (state.phase == JobPhase::Running && !was_done) {
         decide_on_failure(state, event.why, now);
-        fail(state, FailureFacts{}, -1, event.why, After::Rejoin, policy, now, actions);
+        if (event.others_go_on) lose(state, event.why, policy, now, actions);
+        else fail(state, FailureFacts{}, -1, event.why, After::Rejoin, policy, now, actions);
         return actions;
     }
     if (state.after == After::Restart) state.after = After::Rejoin;
     if (state.phase != JobPhase::BackingOff) continue_after_drain(state, now, actions);
+    return actions;
+}
+
+JobActions on(JobState& state, const job_event::NodesWaiting& event, const JobPolicy& policy, TimePoint now) {
+    JobActions actions;
+    state.waiting_nodes = event.nodes;
+    if (event.nodes == 0) return actions;
+    const bool is_over = state.phase == JobPhase::Stopping || state.phase == JobPhase::BackingOff;
+    if (is_over && state.after == After::Restart) state.after = After::Rejoin;
+    const bool grows = state.phase == JobPhase::Running && policy.grow == Grow::Now && !anybody_succeeded(state);
+    if (grows && state.timer == kNever) set_timer(state, deadline_after(now, kOneChange), actions);
     return actions;
 }
 
@@ -209,6 +275,35 @@ JobActions finish_early(JobState& state, const std::string& why, JobActions acti
     return actions;
 }
 
+/// What is left of the node's workers has had its notice already.
+JobActions kill_node(JobState& state, int node, JobActions actions) {
+    if (!state.nodes[static_cast<std::size_t>(node)].drained) actions.emplace_back(job_action::KillNode{node});
+    return actions;
+}
+
+/// One node leaves, politely; see JobState.
+JobActions leave(JobState& state, const job_event::StopAsked& event, const JobPolicy& policy, TimePoint now) {
+    JobActions actions;
+    const std::string why = fmt::format("{} at the ddprun of {}, which leaves", signal_name(event.signal), event.host);
+    actions.emplace_back(job_action::NodeLeaves{event.source});
+    const bool has_world = event.node >= 0 && state.phase != JobPhase::Joining;
+    JobState::Node* const node = has_world ? &state.nodes[static_cast<std::size_t>(event.node)] : nullptr;
+    if (node != nullptr) node->leaving = event.source;
+    if (node == nullptr || node->drained) actions.emplace_back(job_action::Dismiss{event.source});
+    const TimePoint at = deadline_after(now, kOneChange);
+    if (node != nullptr && state.phase == JobPhase::Running && !has_finished(*node)) {
+        change_world(state, why, policy.shutdown_timeout, at, now, actions);
+        return actions;
+    }
+    say(actions, why);
+    if (node == nullptr || state.phase == JobPhase::Running) return actions;
+    if (state.after == After::Restart) state.after = After::Rejoin;
+    if (state.after == After::Rejoin) set_timer(state, state.timer == kNever ? at : std::max(at, state.timer), actions);
+    return actions;
+}
+
+bool is_leaving(const JobState& state, int node) { return node >= 0 && state.nodes[static_cast<std::size_t>(node)].leaving.has_value(); }
+
 enum class Asked : std::uint8_t { First, Echo, Again };
 
 /// Whether this source asks for the first time, or again; or whether it hears its first request by another way.
@@ -227,10 +322,15 @@ JobActions on(JobState& state, const job_event::StopAsked& event, const JobPolic
     // Too late to stop where all workers have succeeded.
     if (state.phase == JobPhase::Finished || state.phase == JobPhase::Succeeded) return actions;
     const Asked asked = note_stop_source(state, event, policy, now);
+    if (asked == Asked::Again && is_leaving(state, event.node) && !state.stopped_by) return kill_node(state, event.node, std::move(actions));
     if (asked == Asked::Again) return kill_now(state, std::move(actions));
     if (asked == Asked::Echo || state.stopped_by) return actions;  // the same stop, heard again or from another node
+    if (event.others_go_on && !state.preempted) return leave(state, event, policy, now);
+    // Who has asked to leave has not asked for this yet.
+    state.stop_sources = {{event.source, now}};
     state.stopped_by = event.signal;
     state.after = After::Finish;
+    set_timer(state, kNever, actions);
     const std::string why = signal_name(event.signal);
     if (nobody_runs(state)) return finish_early(state, why, std::move(actions));
     if (state.phase == JobPhase::Stopping) {  // a failure's restart becomes the end; its grace runs on
@@ -248,6 +348,7 @@ JobActions on(JobState& state, const job_event::PreemptAsked& event, const JobPo
     if (state.phase == JobPhase::Finished || state.preempted) return actions;
     state.preempted = true;
     state.after = After::Finish;
+    set_timer(state, kNever, actions);
     if (nobody_runs(state)) return finish_early(state, event.why, std::move(actions));
     if (state.phase != JobPhase::Running) return actions;
     say(actions, fmt::format("{}: {} workers may save for {}", event.why, alive_elsewhere(state),
@@ -271,11 +372,12 @@ JobActions on(JobState& state, const job_event::WalltimeKnown& event, const JobP
     return {};
 }
 
-JobActions on(JobState& state, const job_event::TimerFired&, const JobPolicy&, TimePoint now) {
+JobActions on(JobState& state, const job_event::TimerFired&, const JobPolicy& policy, TimePoint now) {
     JobActions actions;
     if (now < state.timer) return actions;
     state.timer = kNever;
     if (state.phase == JobPhase::BackingOff) start_over(state, now, actions);
+    else if (state.phase == JobPhase::Running) grow_when_due(state, policy, now, actions);
     return actions;
 }
 

@@ -38,6 +38,9 @@ inline constexpr int kStuckGenerations = 5;
 /// before the walltime ends is not started.
 inline constexpr Duration kProgressAge = std::chrono::seconds(60);
 
+/// Nodes that come, or leave, within this span make one new generation.
+inline constexpr Duration kOneChange = std::chrono::seconds(1);
+
 /// Pure. `random` in [0, 1) spreads the back-off (half to all of it), so that many jobs that lost the same
 /// file server do not come back at the same instant. `time_up`: when the job is stopped for its walltime; kNever: not known.
 RestartDecision decide_restart(const RestartSpec& spec, const RestartHistory& history, const FailureFacts& failure,
@@ -54,8 +57,16 @@ std::string permanent_failure(const FailureFacts& failure);
 ///      |                        |                        |            +--> Finished            |
 ///      +------------------------+------------------------+--- Finished        new generation <-+
 ///
-/// A generation that lost a node goes back to Joining, so that a spare or the returning node can take the hole; it
-/// backs off before that as before any other restart.
+/// A generation whose nodes change goes back to Joining, so that a spare or a returning node can take a hole. Where enough
+/// nodes are there this is a change of the world and no restart: it uses up none and does not back off. Where too few are left
+/// it is a restart like any other. Several changes are one: so long as kOneChange after a node has come or asked to leave, no
+/// other generation begins.
+///
+/// SIGTERM at the ddprun of one node is that node's leave where the others are enough without it, else a stop of the job.
+/// Which of the two is meant when every node gets one (scancel, mpirun, qdel), nobody can know at the first. So both begin
+/// alike: all workers get a notice, SIGTERM and the whole grace. Each further node that is signalled leaves too, until too few
+/// would be left or the head's own ddprun is signalled: then the leave has become a stop, and the grace runs on. Should a
+/// generation have begun in between, it is stopped with a whole grace as well.
 struct JobState {
     enum class Phase : std::uint8_t { Joining, Running, Succeeded, Stopping, BackingOff, Finished };
     /// What follows when a stopping generation has drained.
@@ -65,6 +76,7 @@ struct JobState {
         int succeeded = 0;
         bool drained = false;  ///< nobody is left on it
         bool lost = false;
+        std::optional<std::uint64_t> leaving = {};  ///< the number of its ddprun, which ends when it has drained
     };
 
     Phase phase = Phase::Joining;
@@ -75,6 +87,7 @@ struct JobState {
     RestartHistory history;
     TimePoint generation_started{};
     TimePoint timer = kNever;      ///< when TimerFired is due
+    int waiting_nodes = 0;         ///< that a world formed now would take in
     std::optional<int> stopped_by;  ///< the signal that asked us to stop first
     struct StopSource {
         std::uint64_t source = 0;
@@ -104,10 +117,19 @@ struct WorkerEnded {
     std::string what;     ///< "rank 5 on node02, signal 9 (SIGKILL)"
 };
 struct NodeDrained { int node; };
-struct NodeLost { int node; std::string why; };
+/// `others_go_on`: enough nodes are left, or wait.
+struct NodeLost { int node; std::string why; bool others_go_on = false; };
+/// So many nodes wait that a world formed now would take in.
+struct NodesWaiting { int nodes; };
 /// A signal whose action is Stop. The `source` is the ddprun that got it (a number of its own): what is sent to the
 /// ddprun of every node (scancel, mpirun) is one request to stop, and only who asks for a second time means "now".
-struct StopAsked { int signal; std::uint64_t source; };
+struct StopAsked {
+    int signal;
+    std::uint64_t source;
+    int node = -1;              ///< of the running world; -1: the head's own ddprun, or one that waits
+    std::string host = {};
+    bool others_go_on = false;  ///< it is a node's leave: not the head's, and enough nodes are left without it
+};
 /// Preemption: a signal with that action, the walltime, `ddprun drain`.
 struct PreemptAsked { int signal; std::string why; };
 /// The hang detector's verdict. `what` names the ranks.
@@ -118,7 +140,7 @@ struct TimerFired {};
 }  // namespace job_event
 
 using JobEvent = std::variant<job_event::WorldFormed, job_event::JoinFailed, job_event::WorkerEnded,
-                              job_event::NodeDrained, job_event::NodeLost, job_event::StopAsked,
+                              job_event::NodeDrained, job_event::NodeLost, job_event::NodesWaiting, job_event::StopAsked,
                               job_event::PreemptAsked, job_event::HangFound, job_event::WalltimeKnown, job_event::TimerFired>;
 
 namespace job_action {
@@ -127,6 +149,11 @@ struct StartGeneration { std::uint64_t generation; int restart_count; };
 /// Every node: stop signal, grace, then SIGKILL. `failed_rank`: >= 0 ends collectives at once.
 struct StopGeneration { int signal; Duration grace; int failed_rank; std::string why; };
 struct KillGeneration {};
+struct KillNode { int node; };
+/// This node is in no further world.
+struct NodeLeaves { std::uint64_t source; };
+/// Nothing of it runs any more: its ddprun ends.
+struct Dismiss { std::uint64_t source; };
 /// libddp workers are told to save and stop; others get the signal.
 struct NotifyPreempt { std::string why; };
 struct SetTimer { TimePoint when; };
@@ -139,7 +166,8 @@ struct Finish {};
 }  // namespace job_action
 
 using JobAction = std::variant<job_action::StartGeneration, job_action::StopGeneration,
-                               job_action::KillGeneration, job_action::NotifyPreempt, job_action::SetTimer,
+                               job_action::KillGeneration, job_action::KillNode, job_action::NodeLeaves,
+                               job_action::Dismiss, job_action::NotifyPreempt, job_action::SetTimer,
                                job_action::Say, job_action::Rejoin, job_action::Finish>;
 
 /// The parts of the command line that the decisions need, and one random number per decision.
@@ -152,6 +180,7 @@ struct JobPolicy {
     /// A scheduler's SIGTERM comes by several ways at once (PBS: to every process, and again from pbsdsh or mpiexec, which got
     /// it too): what the same ddprun hears of it within this span is one request. Zero: every signal counts.
     Duration one_stop = Duration::zero();
+    Grow grow = Grow::Now;
     double random = 0;
 };
 

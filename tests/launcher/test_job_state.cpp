@@ -280,6 +280,133 @@ TEST(JobStep, ANodeLostDuringTheBackOffDoesNotEndIt) {
     EXPECT_TRUE(all_of<job_action::StartGeneration>(actions).empty()) << "not without the node";
 }
 
+// ---- nodes that come and go
+
+job_event::StopAsked term_at(int node, bool others_go_on) {
+    return {SIGTERM, static_cast<std::uint64_t>(node) + 100, node, "node0" + std::to_string(node), others_go_on};
+}
+
+TEST(JobStep, ANodeThatComesMakesTheWorldFormAgainAndUsesUpNoRestart) {
+    Job job({}, {2, 2});
+    EXPECT_EQ(all_of<job_action::SetTimer>(job.tell(job_event::NodesWaiting{1})).at(0).when, kStart + kOneChange);
+    job.now += 500ms;
+    EXPECT_TRUE(job.tell(job_event::NodesWaiting{2}).empty()) << "one change for both";
+    job.now += 500ms;
+    const auto actions = job.tell(job_event::TimerFired{});
+    EXPECT_EQ(all_of<job_action::NotifyPreempt>(actions).at(0).why, "growing from 2 to 4 nodes");
+    EXPECT_EQ(all_of<job_action::StopGeneration>(actions).at(0).grace, job.policy.preempt_grace);
+    job.tell(job_event::NodeDrained{0});
+    EXPECT_EQ(all_of<job_action::Rejoin>(job.tell(job_event::NodeDrained{1})).size(), 1u);
+    EXPECT_EQ(all_of<job_action::StartGeneration>(job.tell(job_event::WorldFormed{{2, 2, 2, 2}})).at(0).restart_count, 0);
+}
+
+TEST(JobStep, ANodeThatGoesAgainAtOnceStopsNobody) {
+    Job job;
+    job.tell(job_event::NodesWaiting{1});
+    job.tell(job_event::NodesWaiting{0});
+    job.now += kOneChange;
+    EXPECT_TRUE(job.tell(job_event::TimerFired{}).empty());
+}
+
+TEST(JobStep, WithGrowRestartANodeWaitsForTheNextRestart) {
+    JobPolicy policy = with_restarts(1);
+    policy.grow = Grow::Restart;
+    Job job(policy);
+    EXPECT_TRUE(job.tell(job_event::NodesWaiting{1}).empty());
+    job.fails(0);
+    const auto actions = job.tell(job_event::NodeDrained{0});
+    EXPECT_EQ(all_of<job_action::Rejoin>(actions).size(), 1u);
+    EXPECT_TRUE(all_of<job_action::StartGeneration>(actions).empty());
+}
+
+TEST(JobStep, WhatHasSucceededIsNotRunAgainForANodeThatComes) {
+    Job job({}, {2});
+    job.tell(job_event::NodesWaiting{1});
+    job.succeeds();
+    job.now += kOneChange;
+    EXPECT_TRUE(job.tell(job_event::TimerFired{}).empty());
+    EXPECT_EQ(job.state.phase, Phase::Running);
+}
+
+TEST(JobStep, ALostNodeUsesUpNoRestartWhereTheOthersAreEnough) {
+    Job job({}, {2, 2, 2});
+    const auto actions = job.tell(job_event::NodeLost{1, "node01: connection lost", true});
+    EXPECT_EQ(all_of<job_action::StopGeneration>(actions).at(0).grace, job.policy.failure_grace);
+    job.tell(job_event::NodeDrained{0});
+    EXPECT_EQ(all_of<job_action::Rejoin>(job.tell(job_event::NodeDrained{2})).size(), 1u);
+    EXPECT_EQ(job.state.restarts_used, 0);
+}
+
+TEST(JobStep, SigtermAtOneNodeIsItsLeaveAndTheOthersGoOnAfterAGrace) {
+    Job job({}, {2, 2, 2});
+    const auto actions = job.tell(term_at(1, true));
+    EXPECT_EQ(all_of<job_action::Say>(actions).at(0).text.find("SIGTERM at the ddprun of node01, which leaves"), 0u);
+    EXPECT_EQ(all_of<job_action::NodeLeaves>(actions).at(0).source, 101u);
+    EXPECT_EQ(all_of<job_action::NotifyPreempt>(actions).size(), 1u);
+    EXPECT_EQ(all_of<job_action::StopGeneration>(actions).at(0).grace, job.policy.shutdown_timeout);
+    EXPECT_EQ(all_of<job_action::Dismiss>(job.tell(job_event::NodeDrained{1})).at(0).source, 101u);
+    for (int node : {0, 2}) job.tell(job_event::NodeDrained{node});
+    EXPECT_EQ(job.state.phase, Phase::BackingOff) << "others may follow";
+    job.now += kOneChange;
+    EXPECT_EQ(all_of<job_action::Rejoin>(job.tell(job_event::TimerFired{})).size(), 1u);
+    EXPECT_FALSE(job.state.stopped_by);
+}
+
+TEST(JobStep, SigtermAtNodeAfterNodeBecomesOneStopWhoseGraceRunsOn) {
+    for (const bool head_is_signalled : {true, false}) {
+        Job job(with_restarts(3), {2, 2, 2});
+        EXPECT_EQ(all_of<job_action::StopGeneration>(job.tell(term_at(2, true))).size(), 1u);
+        job.now += 300ms;
+        const auto actions = job.tell(head_is_signalled ? job_event::StopAsked{SIGTERM, 0} : term_at(1, false));
+        EXPECT_TRUE(all_of<job_action::StopGeneration>(actions).empty());
+        EXPECT_TRUE(job.tell(term_at(2, false)).empty()) << "it has asked to leave, not for this";
+        EXPECT_FALSE(job.state.killing);
+        for (int node : {0, 2}) job.tell(job_event::NodeDrained{node});
+        EXPECT_EQ(all_of<job_action::Finish>(job.tell(job_event::NodeDrained{1})).size(), 1u);
+        EXPECT_EQ(job.state.stopped_by, SIGTERM);
+    }
+}
+
+TEST(JobStep, ASecondSigtermAtANodeThatLeavesKillsItsWorkersOnly) {
+    Job job({}, {2, 2, 2});
+    job.tell(term_at(1, true));
+    const auto actions = job.tell(term_at(1, false));
+    EXPECT_EQ(all_of<job_action::KillNode>(actions).at(0).node, 1);
+    EXPECT_TRUE(all_of<job_action::KillGeneration>(actions).empty());
+    EXPECT_FALSE(job.state.stopped_by);
+}
+
+TEST(JobStep, ASpareThatLeavesDisturbsNobody) {
+    Job job;
+    const auto actions = job.tell(job_event::StopAsked{SIGTERM, 7, -1, "node09", true});
+    EXPECT_EQ(all_of<job_action::Dismiss>(actions).size(), 1u);
+    EXPECT_TRUE(all_of<job_action::StopGeneration>(actions).empty());
+    EXPECT_EQ(job.state.phase, Phase::Running);
+}
+
+TEST(JobStep, ANodeThatLeavesWhileAFailureStopsTheOthersIsNotWaitedFor) {
+    Job job(with_restarts(1), {2, 2});
+    job.fails(0);
+    job.tell(job_event::NodeDrained{0});
+    job.tell(job_event::NodesWaiting{1});
+    job.tell(term_at(1, true));
+    job.tell(job_event::NodeDrained{1});
+    job.now += kOneChange;
+    const auto actions = job.tell(job_event::TimerFired{});
+    EXPECT_TRUE(all_of<job_action::StartGeneration>(actions).empty());
+    EXPECT_EQ(all_of<job_action::Rejoin>(actions).size(), 1u);
+}
+
+TEST(JobStep, ANodeThatComesAndGoesForEverKeepsNobodyFromWorking) {
+    Job job({}, {2, 2});
+    job.state.history.without_progress = kStuckGenerations;
+    job.tell(job_event::NodesWaiting{1});
+    job.now += kOneChange;
+    const auto actions = job.tell(job_event::TimerFired{});
+    EXPECT_TRUE(all_of<job_action::StopGeneration>(actions).empty());
+    EXPECT_THAT(all_of<job_action::Say>(actions).at(0).text, HasSubstr("the nodes that wait are not taken in: 5 generations"));
+}
+
 TEST(RestartPolicy, ABudgetWithAWindowForgetsOldRestarts) {
     RestartSpec spec;
     spec.max_restarts = 2;

@@ -97,9 +97,8 @@ TEST(Membership, RefusesATwinNamingBothClaimants) {
     EXPECT_EQ(job.joined(), 1);
 }
 
-TEST(Membership, RefusesNodeRanksOutOfRangeAndNodesWithoutWorkers) {
+TEST(Membership, RefusesNegativeNodeRanksAndNodesWithoutWorkers) {
     Membership job(fixed(2), t0);
-    EXPECT_EQ(job.join(1, node("a", 2), t0).error().code, Errc::InvalidArgument);
     EXPECT_EQ(job.join(1, node("a", -1), t0).error().code, Errc::InvalidArgument);
     EXPECT_EQ(job.join(1, {"a", 1, std::nullopt, 0, "default", ""}, t0).error().code, Errc::InvalidArgument);
     EXPECT_EQ(job.joined(), 0);
@@ -179,6 +178,59 @@ TEST(Membership, TakesAnAskedNodeRankBackAfterTheRanksWereClosed) {
     EXPECT_EQ(agents(job.settle()), (std::vector<AgentId>{1, 3}));
     ASSERT_TRUE(job.join(9, node("h", 1), t0 + 2s));
     EXPECT_EQ(agents(job.settle()), (std::vector<AgentId>{1, 9, 3}));
+}
+
+TEST(Membership, ANodeThatComesBackAfterTheRanksWereClosedTakesItsOwnPlaceAgain) {
+    Membership job(elastic(2, 4), t0);
+    for (AgentId id = 1; id <= 4; ++id) ASSERT_TRUE(job.join(id, node("host" + std::to_string(id)), t0));
+    job.settle();
+    job.leave(2, t0 + 1s);
+    job.reopen(t0 + 1s);
+    job.settle();
+    EXPECT_EQ(job.admissible(), 0);
+    ASSERT_TRUE(job.join(9, node("host2"), t0 + 2s));
+    EXPECT_EQ(job.admissible(), 1);
+    EXPECT_EQ(agents(job.settle()), (std::vector<AgentId>{1, 9, 3, 4}));
+}
+
+TEST(Membership, WhoComesBackTakesNoPlaceFromTheSpareThatHasIt) {
+    Membership job(fixed(3), t0);
+    for (int rank = 0; rank < 4; ++rank) ASSERT_TRUE(job.join(static_cast<AgentId>(rank + 1), node("h" + std::to_string(rank), rank), t0));
+    EXPECT_EQ(agents(job.settle()), (std::vector<AgentId>{1, 2, 3})) << "a node rank beyond the last is a spare's";
+    job.leave(2, t0);
+    EXPECT_EQ(agents(job.settle()), (std::vector<AgentId>{1, 4, 3}));
+    ASSERT_TRUE(job.join(9, node("h1", 1), t0));
+    EXPECT_EQ(job.admissible(), 0);
+    EXPECT_EQ(agents(job.settle()), (std::vector<AgentId>{1, 4, 3}));
+    job.leave(3, t0);
+    EXPECT_EQ(agents(job.settle()), (std::vector<AgentId>{1, 4, 9}));
+}
+
+TEST(Membership, NoWorldWithoutTheHeadHoweverManyComeBeforeIt) {
+    MembershipSpec spec = elastic(1, 2);
+    spec.awaits_head = true;
+    Membership job(spec, t0);
+    for (AgentId id = 1; id <= 3; ++id) ASSERT_TRUE(job.join(id, node("a"), t0));
+    EXPECT_EQ(job.decide(t0 + 60s).kind, Verdict::Wait);
+    Joiner head = node("head", 0);
+    head.is_head = true;
+    ASSERT_TRUE(job.join(4, head, t0 + 60s));
+    EXPECT_EQ(job.decide(t0 + 60s).kind, Verdict::Ready);
+    EXPECT_EQ(agents(job.settle()), (std::vector<AgentId>{4, 1}));
+}
+
+TEST(Membership, ThoseWhoAreThereGoOnWithoutALastCallWhereTheyAreEnough) {
+    Membership job(elastic(2, 4), t0);
+    for (AgentId id = 1; id <= 3; ++id) ASSERT_TRUE(job.join(id, node("a"), t0));
+    job.settle();
+    job.leave(3, t0 + 60s);
+    job.reopen(t0 + 60s);
+    EXPECT_EQ(job.decide(t0 + 60s).kind, Verdict::Ready);
+    job.leave(2, t0 + 61s);
+    job.reopen(t0 + 61s);
+    ASSERT_TRUE(job.join(4, node("b"), t0 + 70s));
+    EXPECT_EQ(job.decide(t0 + 70s).kind, Verdict::Wait) << "too few for a while: where one comes, others may";
+    EXPECT_EQ(job.decide(t0 + 100s).kind, Verdict::Ready);
 }
 
 TEST(Membership, ReopeningGrantsAFullJoinTimeout) {

@@ -1,0 +1,143 @@
+// Nodes that come to, leave and are lost to a running job: real agents, each on a host of its own.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+
+#include <array>
+#include <fstream>
+#include <optional>
+
+#include "tests/support/hosts.h"
+#include "tests/system/look.h"
+
+namespace ddprun::test {
+namespace {
+
+using namespace std::chrono_literals;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+class Elastic : public ::testing::Test {
+  protected:
+    void SetUp() override {
+        if (const auto reason = Hosts::why_not()) GTEST_SKIP() << *reason;
+        hosts_.emplace(3);
+    }
+    /// Starts the ddprun of a host with one worker: the same line on each, as its user would.
+    void start(int host, std::vector<std::string> options = {}) {
+        options.insert(options.end(), {"--rdzv-backend=c10d", "--rdzv-endpoint=node00:29400", "--rdzv-id=elastic", "--nproc-per-node=1"});
+        nodes_[static_cast<std::size_t>(host)] = std::make_unique<Program>(hosts_->command(host, ddprun_probe(options, acts_)));
+    }
+    void start_all(const std::vector<std::string>& options, int count = 3) {
+        for (int host = 0; host < count; ++host) start(host, options);
+    }
+    Program& operator[](int host) { return *nodes_[static_cast<std::size_t>(host)]; }
+    [[nodiscard]] std::string file(const std::string& name) const { return hosts_->shared() + "/" + name; }
+    void touch(const std::string& name) const { std::ofstream(file(name)); }
+    /// All of these nodes' workers have told of a world of this size.
+    bool all_in_world_of(int size, const std::vector<int>& hosts) {
+        return std::all_of(hosts.begin(), hosts.end(), [&](int host) { return (*this)[host].wait_for_output("WORLD_SIZE=" + std::to_string(size) + "\n"); });
+    }
+
+    std::optional<Hosts> hosts_;
+    /// Tells its place, saves at once when it is asked to stop, and ends when the test says so.
+    std::vector<std::string> acts_{"on", "15", "0", "env", "GROUP_RANK", "env", "WORLD_SIZE", "await", "/srv/finish"};
+
+  private:
+    std::array<std::unique_ptr<Program>, 3> nodes_;
+};
+
+TEST_F(Elastic, ANodeThatComesToARunningJobIsTakenInAtOnceAndBothSidesSaySo) {
+    const std::vector<std::string> options{"--nnodes=2:3", "--rdzv-conf=last_call_timeout=0"};
+    start_all(options, 2);
+    ASSERT_TRUE(all_in_world_of(2, {0, 1}));
+    start(2, options);
+    ASSERT_TRUE(all_in_world_of(3, {0, 1, 2}));
+    touch("finish");
+    const Outcome head = (*this)[0].wait(), newcomer = (*this)[2].wait();
+    EXPECT_EQ(head.status, 0) << head.err;
+    EXPECT_EQ(newcomer.status, 0) << newcomer.err;
+    EXPECT_THAT(head.err, AllOf(HasSubstr("node02 has come: the job runs with 2 of up to 3 nodes; taken in now"), HasSubstr("growing from 2 to 3 nodes")));
+    EXPECT_THAT(newcomer.err, HasSubstr("the job runs with 2 of up to 3 nodes; taken in now, in its next generation"));
+    EXPECT_THAT(newcomer.out, HasSubstr("GROUP_RANK=2\n"));
+}
+
+TEST_F(Elastic, WithGrowRestartANodeWaitsUntilTheJobIsStartedAgain) {
+    acts_ = {"env", "WORLD_SIZE", "rank", "1", "once", file("failed"), "await", file("fail"), "exit", "3", "end", "end", "await", file("finish")};
+    const std::vector<std::string> options{"--nnodes=2:3", "--rdzv-conf=last_call_timeout=0", "--grow=restart", "--max-restarts=1"};
+    start_all(options, 2);
+    ASSERT_TRUE(all_in_world_of(2, {0, 1}));
+    start(2, options);
+    ASSERT_TRUE((*this)[2].wait_for_output("the job runs with 2 of up to 3 nodes; taken in when it restarts"));
+    touch("fail");
+    ASSERT_TRUE(all_in_world_of(3, {0, 1, 2}));
+    touch("finish");
+    for (int host : {0, 1, 2}) EXPECT_EQ((*this)[host].wait().status, 0);
+}
+
+TEST_F(Elastic, SigtermAtOneNodeIsItsLeaveAndTheOthersGoOnWithoutARestart) {
+    start_all({"--nnodes=2:3"});
+    ASSERT_TRUE(all_in_world_of(3, {0, 1, 2}));
+    (*this)[1].signal(SIGTERM);
+    const Outcome left = (*this)[1].wait();
+    EXPECT_EQ(left.status, 75) << left.err;
+    EXPECT_THAT(left.err, HasSubstr("this node has left the job after SIGTERM; the others go on"));
+    ASSERT_TRUE(all_in_world_of(2, {0, 2}));
+    touch("finish");
+    const Outcome head = (*this)[0].wait();
+    EXPECT_EQ(head.status, 0) << head.err;
+    EXPECT_THAT(head.err, HasSubstr("SIGTERM at the ddprun of node01, which leaves"));
+    EXPECT_EQ((*this)[2].wait().status, 0);
+}
+
+TEST_F(Elastic, SigtermAtOneNodeAfterTheOtherIsOneStopWithTheWholeGrace) {
+    acts_ = {"note", "15", "asked", "env", "WORLD_SIZE", "noted", "15", "await", file("saved"), "say", "saved", "exit", "0"};
+    start_all({"--nnodes=2:3"});
+    ASSERT_TRUE(all_in_world_of(3, {0, 1, 2}));
+    for (int signalled : {2, 1, 0}) {
+        (*this)[signalled].signal(SIGTERM);
+        for (int host : {0, 1, 2}) ASSERT_TRUE((*this)[host].wait_for_output("asked")) << "signalled: " << signalled;
+    }
+    touch("saved");
+    for (int host : {0, 1, 2}) {
+        const Outcome outcome = (*this)[host].wait();
+        EXPECT_EQ(outcome.status, 75) << outcome.err;
+        EXPECT_EQ(occurrences(outcome.out, "saved"), 1) << outcome.out;
+        EXPECT_THAT(outcome.err, Not(HasSubstr("killing")));
+    }
+}
+
+TEST_F(Elastic, ASpareTakesThePlaceOfANodeThatIsLostAndUsesUpNoRestart) {
+    start_all({"--nnodes=2"}, 2);
+    ASSERT_TRUE(all_in_world_of(2, {0, 1}));
+    start(2, {"--nnodes=2"});
+    ASSERT_TRUE((*this)[2].wait_for_output("the job runs with all of its 2 nodes; a spare"));
+    (*this)[1].signal(SIGKILL);
+    ASSERT_TRUE((*this)[2].wait_for_output("GROUP_RANK=1\n"));
+    ASSERT_TRUE((*this)[2].wait_for_output("WORLD_SIZE=2\n"));
+    touch("finish");
+    const Outcome head = (*this)[0].wait();
+    EXPECT_EQ(head.status, 0) << head.err;
+    EXPECT_THAT(head.err, HasSubstr("going on without it, which uses up no restart"));
+    EXPECT_EQ((*this)[2].wait().status, 0);
+}
+
+TEST_F(Elastic, ShrinksWithoutALostNodeAndGivesItItsPlaceWhenItReturns) {
+    const std::vector<std::string> options{"--nnodes=2:3"};
+    start_all(options);
+    ASSERT_TRUE(all_in_world_of(3, {0, 1, 2}));
+    ASSERT_TRUE((*this)[1].wait_for_output("GROUP_RANK"));
+    const bool is_first = !(*this)[1].wait_for_output("GROUP_RANK=2\n", 0s);
+    const std::string place = is_first ? "GROUP_RANK=1\n" : "GROUP_RANK=2\n";
+    (*this)[1].signal(SIGKILL);
+    ASSERT_TRUE(all_in_world_of(2, {0, 2}));
+    start(1, options);
+    ASSERT_TRUE(all_in_world_of(3, {1}));
+    ASSERT_TRUE((*this)[1].wait_for_output(place));
+    touch("finish");
+    for (int host : {0, 1, 2}) EXPECT_EQ((*this)[host].wait().status, 0);
+}
+
+}  // namespace
+}  // namespace ddprun::test
