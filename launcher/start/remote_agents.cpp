@@ -219,6 +219,8 @@ void RemoteAgents::finish(Duration patience, std::function<void()> done) {
     is_over_ = true;
     parts_.loop.cancel(timer_);
     done_ = std::move(done);
+    // Where a start has failed no worker has run, and a starter may wait for ever for the host that is missing (Hydra does).
+    if (!failures_.empty()) patience = std::min(patience, kMoreFailures);
     end_timer_ = parts_.loop.call_after(patience, [this] {
         for (const auto& starter : starters_) {
             if (starter->runs()) (void)parts_.system.signal_group(starter->pid, SIGKILL);

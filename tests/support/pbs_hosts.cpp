@@ -27,7 +27,7 @@ std::optional<std::string> PbsHosts::why_not() {
 
 PbsHosts::PbsHosts(const Hosts& hosts, const Settings& settings) : home_(hosts.home()), state_(hosts.shared() + "/pbs") {
     for (const char* directory : {"", "/bin", "/jobs"}) std::filesystem::create_directory(state_ + directory);
-    for (const char* name : {"qsub", "qstat", "qdel", "qrerun", "pbsdsh", "pbs_tmrsh"}) {
+    for (const char* name : {"qsub", "qstat", "qdel", "qrerun", "pbsdsh", "pbs_tmrsh", "pbs_attach"}) {
         std::filesystem::create_symlink(program_path("commands.py"), bin() + "/" + name);
     }
     // What a site does in /etc/profile.d.

@@ -8,6 +8,7 @@
 
 #include "tests/support/ssh_hosts.h"
 #include "tests/system/look.h"
+#include "tests/system/mpi_launchers.h"
 
 namespace ddprun::test {
 namespace {
@@ -145,6 +146,44 @@ TEST_F(StartHosts, TheSecretStandsOnNoCommandLineAndInNoFile) {
     ASSERT_NE(at, std::string::npos) << outcome.out;
     EXPECT_THAT(commands, Not(HasSubstr(outcome.out.substr(at + 13, 16))));
     EXPECT_THAT(outcome.err, Not(HasSubstr(outcome.out.substr(at + 13, 16))));
+}
+
+/// Hydra's mpiexec in place of whichever one PATH has.
+class StartByMpiexec : public StartHosts {
+  protected:
+    void SetUp() override {
+        if (!has("HYDRA")) GTEST_SKIP() << "no Hydra (Debian's mpich)";
+        StartHosts::SetUp();
+        if (IsSkipped()) return;
+        std::filesystem::create_directory(hosts_->shared() + "/bin");
+        const std::string mpiexec = file("bin/mpiexec", "#!/bin/sh\nexec " + path_of("HYDRA") + " \"$@\"\n");
+        std::filesystem::permissions(mpiexec, std::filesystem::perms::owner_all);
+        options_ = with_environment({"PATH=" + hosts_->shared() + "/bin:" + std::getenv("PATH")});
+        options_.directory = hosts_->shared();
+    }
+    [[nodiscard]] std::string secret_files() const { return run(hosts_->command(0, {"sh", "-c", "ls -A \"$0\" | grep ^.ddprun-", hosts_->shared()})).out; }
+    RunOptions options_;
+};
+
+TEST_F(StartByMpiexec, StartsTheOthersWhoTakeTheSecretFromAFileThatIsGoneThen) {
+    const Outcome outcome = run(on_head({"--hosts=node00,node01,node02", "--start=mpiexec", "--nproc-per-node=2"}, {"env", "GROUP_RANK", "env", "WORLD_SIZE", "rank", "5", "exit", "7", "end", "hold"}), options_);
+    EXPECT_EQ(outcome.status, 7) << outcome.err;
+    EXPECT_THAT(outcome.err, AllOf(HasSubstr("starting ddprun on the other 2 by mpiexec"), HasSubstr("rank 5 on node02")));
+    EXPECT_THAT(outcome.out, HasSubstr("[5]: GROUP_RANK=2\n"));
+    EXPECT_EQ(secret_files(), "");
+    EXPECT_TRUE(all_quiet());
+}
+
+TEST_F(StartByMpiexec, AHostThatCannotBeStartedIsNamedAndAKilledHeadLeavesNothing) {
+    const Outcome outcome = run(on_head({"--hosts=node00,node01,nowhere", "--start=mpiexec", "--start-timeout=3", "--nproc-per-node=1"}, {"hold"}), options_);
+    EXPECT_EQ(outcome.status, 69) << outcome.err;
+    EXPECT_THAT(outcome.err, HasSubstr("nowhere cannot take part: has not joined within 3 s (--start-timeout)")) << "Hydra itself waits for ever";
+    Program head(on_head({"--hosts=node00,node01,node02", "--start=mpiexec", "--nproc-per-node=1"}, {"say", "up", "hold"}), options_);
+    for (int rank = 0; rank < 3; ++rank) ASSERT_TRUE(head.wait_for_output("[" + std::to_string(rank) + "]: up"));
+    head.signal(SIGKILL);
+    head.wait();
+    EXPECT_TRUE(all_quiet());
+    EXPECT_EQ(secret_files(), "");
 }
 
 /// Of more hosts than the head may start by itself some start the others: here node01 starts node02, and node03 the last two.

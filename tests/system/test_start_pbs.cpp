@@ -5,6 +5,7 @@
 
 #include "tests/support/pbs_hosts.h"
 #include "tests/support/pbs_user.h"
+#include "tests/support/ssh_hosts.h"
 
 namespace ddprun::test {
 namespace {
@@ -126,6 +127,20 @@ TEST_F(StartPbs, PbsTmrshStartsTheOthersToo) {
     const std::string id = submit("--start=tm --nproc-per-node=1", "env RANK");
     EXPECT_EQ(exit_status_of(id), 0) << output();
     EXPECT_THAT(output(), AllOf(HasSubstr("[2]: RANK=2\n"), HasSubstr("starting ddprun on the other 2 by tm")));
+}
+
+TEST_F(StartPbs, WhatSshStartsIsMadePartOfTheJobAndGoesWithIt) {
+    if (const auto reason = SshHosts::why_not()) GTEST_SKIP() << *reason;
+    const SshHosts ssh(*hosts_);
+    const std::string id = submit("--start=ssh --nproc-per-node=1", "say up hold");
+    ASSERT_TRUE(await_ranks(3, "up")) << output();
+    EXPECT_THAT(output(), HasSubstr("starting ddprun on the other 2 by ssh"));
+    // Stopped, it sees no end of its connections: only PBS can end it, and only as a task.
+    ASSERT_EQ(run(hosts_->command(2, {"pkill", "-STOP", "-x", "ddprun"})).status, 0);
+    ASSERT_EQ(run(hosts_->command(0, {"pkill", "-9", "-x", "ddprun"})).status, 0);
+    EXPECT_EQ(exit_status_of(id), 137) << output();
+    EXPECT_TRUE(all_gone("PROBE_JOB=" + mark_));
+    EXPECT_NE(run(hosts_->command(2, {"pgrep", "-x", "ddprun"})).status, 0);
 }
 
 TEST_F(StartPbs, StandaloneStaysOnTheFirstHost) {

@@ -1,5 +1,5 @@
 #!/usr/bin/python3 -B
-"""qsub, qstat, qdel, qrerun, pbsdsh and pbs_tmrsh, by the name it is called by, of the server in $FAKE_PBS.
+"""qsub, qstat, qdel, qrerun, pbsdsh, pbs_tmrsh and pbs_attach, by the name it is called by, of the server in $FAKE_PBS.
 
 Without that variable the server's state is where the called name is: in STATE/bin.
 """
@@ -183,4 +183,15 @@ def pbs_tmrsh():
     sys.exit(code - 256 if code > 256 else code)
 
 
-{"qsub": qsub, "qstat": qstat, "qdel": qdel, "qrerun": qrerun, "pbsdsh": pbsdsh, "pbs_tmrsh": pbs_tmrsh}[NAME]()
+def pbs_attach():
+    """Makes the session it is called in the job's, and becomes the program."""
+    options, argv = options_of(sys.argv[1:], "j:m:p:")
+    chosen = dict(options)
+    if "-j" not in chosen or not argv:
+        fail("usage: pbs_attach [-j jobid] [-m port] [-p pid] | cmd arg1 ...", 2)
+    ask(op="attach", id=chosen["-j"], host=socket.gethostname(), session=os.getsid(0))
+    os.execvp(argv[0], argv)
+
+
+{"qsub": qsub, "qstat": qstat, "qdel": qdel, "qrerun": qrerun, "pbsdsh": pbsdsh, "pbs_tmrsh": pbs_tmrsh,
+ "pbs_attach": pbs_attach}[NAME]()

@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import threading
 import time
+import types
 
 import placement
 
@@ -129,6 +130,11 @@ class Job:
         with self.lock:
             self.tasks.append(task)
         return task
+
+    def attach(self, node, session):
+        """A session that somebody else has started becomes the job's."""
+        with self.lock:
+            self.tasks.append(types.SimpleNamespace(node=node, session=str(session), wait=lambda: 0))
 
     def demultiplexed(self, file):
         """A pipe to a file for a task of another host. The first host's pbs_demux reads it, and dies of the job's SIGTERM:

@@ -169,6 +169,14 @@ class Command(socketserver.StreamRequestHandler):
                            for line, task in zip(chosen, tasks)])
 
 
+    def do_attach(self, id, host, session):
+        job = next(iter(self.server.pbs.find(id)), None)
+        if job is None or job.state != "R" or host not in job.hosts:
+            return self.answer(error="tm_attach: not a host of a running job", code=255)
+        job.attach(job.hosts.index(host), session)
+        self.answer()
+
+
 class Listener(socketserver.ThreadingUnixStreamServer):
     daemon_threads = True
     request_queue_size = 128
