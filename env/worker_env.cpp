@@ -60,10 +60,12 @@ Status read_generation(std::string_view value, WorkerEnv& env) {
     return {};
 }
 
-/// torchrun says True when its own agent hosts PyTorch's store; ours is another store, so workers host
-/// theirs.
-Written write_no_agent_store(const WorkerEnv&) { return "False"; }
-Status read_nothing(std::string_view, WorkerEnv&) { return {}; }
+Written write_agent_store(const WorkerEnv& env) { return env.agent_store ? "True" : "False"; }
+/// Python's words; what else stands there is False to PyTorch too.
+Status read_agent_store(std::string_view value, WorkerEnv& env) {
+    env.agent_store = value == "True";
+    return {};
+}
 
 Written write_omp_threads(const WorkerEnv& env) {
     if (!env.omp_num_threads) return std::nullopt;
@@ -109,7 +111,7 @@ const Row kRows[] = {
      write_int<&W::role_world_size>,
      read_int<&W::role_world_size, 1>},
     {{"MASTER_ADDR", "host of rank 0"}, write_text<&W::master_addr>, read_text<&W::master_addr>},
-    {{"MASTER_PORT", "port on that host, free for the workers to use"},
+    {{"MASTER_PORT", "port on that host: free for the workers to use, or that of PyTorch's store"},
      write_int<&W::master_port>,
      read_int<&W::master_port, 1, kMaxPort>},
     {{"TORCHELASTIC_RESTART_COUNT", "how often the workers have been started again"},
@@ -119,9 +121,9 @@ const Row kRows[] = {
      write_int<&W::max_restarts>,
      read_int<&W::max_restarts, 0>},
     {{"TORCHELASTIC_RUN_ID", "id of the job"}, write_text<&W::run_id>, read_text<&W::run_id>},
-    {{"TORCHELASTIC_USE_AGENT_STORE", "False: a PyTorch worker of rank 0 hosts its own store"},
-     write_no_agent_store,
-     read_nothing},
+    {{"TORCHELASTIC_USE_AGENT_STORE", "True: PyTorch's store is the launcher's, at MASTER_ADDR:MASTER_PORT; False: rank 0 hosts it there"},
+     write_agent_store,
+     read_agent_store},
     {{"TORCHELASTIC_ERROR_FILE", "where the worker writes its error report"},
      write_text_if_any<&W::error_file>,
      read_text<&W::error_file>},

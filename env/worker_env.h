@@ -25,6 +25,7 @@ struct WorkerEnv {
     int role_world_size = 1;
     std::string master_addr = "127.0.0.1";
     int master_port = 29500;
+    bool agent_store = false;  ///< the launcher serves PyTorch's store there
     int restart_count = 0;
     int max_restarts = 0;
     std::string run_id = "none";

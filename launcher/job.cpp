@@ -426,12 +426,17 @@ Status Job::build_pmix() {
 
 Status Job::build_head(const HeadChoice& choice) {
     const JobSpec& spec = setup_.spec;
+    const Result<TorchStoreChoice> store = choose_torch_store(spec, is_run_by_python(setup_.program));
+    if (!store) return store.error();
+    log_.debug("the store of PyTorch's workers is {}: {}", store->is_served ? "ours" : "theirs", store->why);
     if (spec.rendezvous.master_port && !listens_at_master_port()) {
         if (const Status free = MasterPort::check(*spec.rendezvous.master_port); !free) return free;
     }
     rdzv::ServerOptions options;
     options.credentials = {spec.rendezvous.run_id, token_.token};
     options.where = choice.endpoint;
+    options.serves_torch = store->is_served;
+    if (store->is_served && spec.nodes.max == 1) options.where.port = static_cast<std::uint16_t>(spec.rendezvous.master_port.value_or(0));
     if (setup_.meeting) options.listener = std::move(setup_.meeting->listener);
     options.heartbeats = heartbeats_of(spec.rendezvous);
     Result<std::unique_ptr<rdzv::Server>> server = rdzv::Server::create(*loop_, std::move(options), *this);
@@ -451,8 +456,9 @@ Status Job::build_head(const HeadChoice& choice) {
     config.agreed = common_spec(spec, pmix_ != nullptr);
     if (!spec.rendezvous.head_is_apart || spec.fabric) config.fabric = describe_fabric(setup_.machine.fabric, process_environment);
     config.in_batch_job = find_batch_job(process_environment).has_value();
-    config.master = [this](const rdzv::AgentHello& first) -> Result<MasterAddress> {
+    config.master = [this, is_served = store->is_served](const rdzv::AgentHello& first) -> Result<MasterAddress> {
         const RendezvousSpec& rendezvous = setup_.spec.rendezvous;
+        if (is_served) return MasterAddress{master_host(setup_.spec, true, {}), server_->bound().port, true};
         const bool is_here = first.host == host_ && first.pid == ::getpid();
         const std::string host = master_host(setup_.spec, is_here, first.addresses);
         if (rendezvous.master_port && !listens_at_master_port()) return MasterAddress{host, *rendezvous.master_port};

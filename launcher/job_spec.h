@@ -138,6 +138,9 @@ enum class Fabric : std::uint8_t { None, Ethernet, Infiniband, Efa, Slingshot };
 /// Whether workers get a PMIx server (pmix/wish.h).
 enum class PmixUse : std::uint8_t { Auto, On, Off };
 
+/// Whether the controller serves PyTorch's TCPStore clients (supervise/head.h).
+enum class TorchStoreUse : std::uint8_t { Auto, On, Off };
+
 /// What follows from the health of the GPUs before anything is started (gpu_health.h).
 enum class GpuCheck : std::uint8_t { Auto, Off, Warn, Refuse };
 
@@ -177,6 +180,7 @@ struct JobSpec {
     bool pass_mpi_env = false;            ///< the worker gets the outer launcher's variables and PMI descriptor
     bool use_cgroup = true;               ///< workers get a cgroup of their own, where one can be had
     PmixUse pmix = PmixUse::Auto;
+    TorchStoreUse torch_store = TorchStoreUse::Auto;
     bool narrow_gpus = false;             ///< each worker sees only its GPU in CUDA_VISIBLE_DEVICES
     GpuCheck gpu_check = GpuCheck::Auto;
     std::optional<int> stdin_rank;        ///< none: nobody reads our stdin

@@ -75,6 +75,9 @@ int show_plan(const JobSetup& setup) {
     order.generation = 1;
     order.master_addr = setup.spec.rendezvous.master_addr.value_or("127.0.0.1");
     order.master_port = setup.spec.rendezvous.master_port.value_or(0);
+    const Result<TorchStoreChoice> store = choose_torch_store(setup.spec, is_run_by_python(setup.program));
+    if (!store) return refuse(store.error().what, ExitCode::Usage);
+    order.agent_store = store->is_served;
     const Result<std::vector<WorkerPlan>> plans = plan_workers(setup.spec, setup.program, setup.machine, order);
     if (!plans) return refuse(plans.error().what, ExitCode::Usage);
     ddprun::print("{}", printable_lines(render_plan(setup.spec, setup.program, setup.machine, order, *plans)));

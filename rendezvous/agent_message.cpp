@@ -45,6 +45,7 @@ static void fields(Fields& f, GenerationDrained& m) {
     f("notes", m.notes);
 }
 static void fields(Fields& f, StartGeneration& m) {
+    f.usually("agent_store", m.agent_store, false);
     f("first_rank", m.first_rank);
     f("generation", m.generation);
     f("group_rank", m.group_rank);

@@ -77,6 +77,7 @@ struct StartGeneration {
     int master_port = 0;
     int restart_count = 0;
     int max_restarts = 0;
+    bool agent_store = false;  ///< the store of PyTorch's clients is at master_addr and master_port, and is the server's
     bool operator==(const StartGeneration&) const = default;
 };
 struct StopGeneration {

@@ -102,6 +102,13 @@ std::string Connection::local_host() const {
     return numeric_endpoint(address, length).host;
 }
 
+std::string Connection::remote_host() const {
+    sockaddr_storage address{};
+    socklen_t length = sizeof address;
+    if (::getpeername(fd_.get(), reinterpret_cast<sockaddr*>(&address), &length) != 0) return "";
+    return numeric_endpoint(address, length).host;
+}
+
 void Connection::on_events(std::uint32_t events) {
     if ((events & EPOLLOUT) != 0) write();
     // Errors and hang-ups are read as such, behind the last bytes that came before them.
@@ -124,7 +131,11 @@ void Connection::read() {
     last_heard_ = loop_.now();
     if (state_ != State::Open)
         return;  // saying goodbye: read only so that our last words are not lost in a reset
-    decoder_.feed({buffer.data(), static_cast<std::size_t>(got)});
+    const std::string_view bytes(buffer.data(), static_cast<std::size_t>(got));
+    if (speech_ == Speech::Unknown) speech_ = owner_.on_first_byte(*this, bytes.front()) ? Speech::Bytes : Speech::Frames;
+    if (state_ != State::Open) return;
+    if (speech_ == Speech::Bytes) return owner_.on_bytes(*this, bytes);
+    decoder_.feed(bytes);
     deliver();
 }
 

@@ -5,6 +5,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
 
 #include "env/os/event_loop.h"
 #include "env/result.h"
@@ -22,6 +23,10 @@ class ConnectionOwner {
     virtual ~ConnectionOwner() = default;
     /// The owner must not destroy the connection in here; fail() and finish() are fine.
     virtual void on_frame(Connection& connection, Frame frame) = 0;
+    /// The first byte that the peer sent. True: it speaks something else than frames, and what it sends, this byte too,
+    /// comes by on_bytes.
+    virtual bool on_first_byte(Connection&, char) { return false; }
+    virtual void on_bytes(Connection&, std::string_view) {}
     /// Once, never from inside a call of the owner; nothing follows. The owner may destroy the connection
     /// now.
     virtual void on_closed(Connection& connection, const Error& why) = 0;
@@ -62,6 +67,8 @@ class Connection {
     [[nodiscard]] const std::string& peer() const { return options_.peer; }
     /// This side's numeric address, without the port; "" when the kernel cannot tell.
     [[nodiscard]] std::string local_host() const;
+    /// The other side's, likewise.
+    [[nodiscard]] std::string remote_host() const;
     [[nodiscard]] bool is_open() const { return state_ == State::Open; }
     [[nodiscard]] std::size_t queued_bytes() const { return queued_bytes_; }
     /// When bytes came last, whatever they were.
@@ -69,6 +76,7 @@ class Connection {
 
   private:
     enum class State { Open, SayingGoodbye, Closed };
+    enum class Speech { Unknown, Frames, Bytes };
     /// Bytes on their way: a head of its own, then a value that others may share.
     struct Chunk {
         EncodedMessage bytes;
@@ -92,6 +100,7 @@ class Connection {
     Options options_;
     ConnectionOwner& owner_;
     FrameDecoder decoder_;
+    Speech speech_ = Speech::Unknown;
     std::deque<Chunk> output_;
     std::size_t queued_bytes_ = 0;
     State state_ = State::Open;

@@ -20,6 +20,8 @@ constexpr int kAcceptsPerEvent = 64;
 /// How long nothing is accepted after the process ran out of descriptors.
 constexpr Duration kAcceptPause = std::chrono::milliseconds(200);
 
+bool is_loopback_host(const std::string& host) { return host == "::1" || host.starts_with("127."); }
+
 Failure failure_of(const Error& error) { return {error.code, error.what}; }
 
 Result<Endpoint> bound_address(int fd) {
@@ -45,7 +47,7 @@ bool is_of_that_connection(int error) {
 
 /// One accepted connection, from the first byte to the last.
 struct Server::Peer {
-    enum class Stage { Handshake, Serving, Leaving };
+    enum class Stage { Handshake, Serving, Torch, Leaving };
 
     ClientId id;
     std::unique_ptr<Connection> connection;
@@ -53,11 +55,12 @@ struct Server::Peer {
     Stage stage = Stage::Handshake;
     bool joined = false;  ///< an agent whose AgentHello the controller has
     os::EventLoop::TimerId handshake_timer = 0;
+    std::unique_ptr<TorchParser> torch = nullptr;  ///< of a TCPStore client
 };
 
 Server::Server(os::EventLoop& loop, ServerOptions options, ServerHandler& handler)
-    : loop_(loop), options_(std::move(options)), handler_(handler), store_(options_.store_limits), strangers_(options_.limits.strangers),
-      silence_(options_.heartbeats, loop.now()) {}
+    : loop_(loop), options_(std::move(options)), handler_(handler), store_(options_.store_limits), torch_store_(options_.torch_limits),
+      strangers_(options_.limits.strangers), silence_(options_.heartbeats, loop.now()) {}
 
 Result<std::unique_ptr<Server>> Server::create(os::EventLoop& loop, ServerOptions options,
                                                ServerHandler& handler) {
@@ -258,6 +261,8 @@ Status Server::serve_agent(Peer& peer, Frame frame) {
         if (!hello) return hello.error();
         peer.joined = true;
         ++joined_agents_;
+        node_addresses_.insert(peer.connection->remote_host());
+        node_addresses_.insert(hello->addresses.begin(), hello->addresses.end());
         if (heartbeat_timer_ == 0) beat();
         if (silence_timer_ == 0) look_for_silence();
         handler_.on_agent_joined(peer.id, *hello);
@@ -322,13 +327,18 @@ void Server::on_closed(Connection& connection, const Error& why) {
     loop_.cancel(peer->handshake_timer);
     store_.disconnect(peer->id);
     stranger_left(peer->id);
+    if (peer->torch) {
+        torch_store_.disconnect(peer->id);
+        --torch_clients_;
+    }
     if (peer->joined) {
         --joined_agents_;
         return handler_.on_agent_lost(peer->id, why.what);
     }
     // A worker or tool that closes its connection has simply finished.
     const bool is_news = peer->stage == Peer::Stage::Handshake ||
-                         (peer->stage == Peer::Stage::Serving && why.code != Errc::Closed);
+                         (peer->stage == Peer::Stage::Serving && why.code != Errc::Closed) ||
+                         (peer->stage == Peer::Stage::Torch && why.code != Errc::Closed && why.code != Errc::StaleGeneration);
     if (is_news) handler_.on_log(fmt::format("closed {}: {}", describe(*peer), why.what));
 }
 
@@ -365,7 +375,10 @@ void Server::arm_expiry() {
     });
 }
 
-void Server::begin_generation(std::uint64_t generation) { deliver(store_.begin_generation(generation)); }
+void Server::begin_generation(std::uint64_t generation) {
+    end_torch_clients();
+    deliver(store_.begin_generation(generation));
+}
 
 StoreReply Server::ask_store(StoreOp op) {
     constexpr ClientId kController = 0;
@@ -378,6 +391,60 @@ StoreReply Server::ask_store(StoreOp op) {
     if (mine != answers.end()) own = mine->reply;
     deliver(std::move(answers));
     return own;
+}
+
+// ---- PyTorch's clients
+
+bool Server::on_first_byte(Connection& connection, char byte) {
+    if (byte != kTorchFirstByte) return false;
+    Peer& peer = *peers_.at(ids_.at(&connection));
+    if (peer.stage != Peer::Stage::Handshake) return false;
+    if (const Status admitted = admits_torch(connection); !admitted) {
+        connection.fail(admitted.error().with("a client of PyTorch's TCPStore"));
+        return true;
+    }
+    peer.stage = Peer::Stage::Torch;
+    peer.torch = std::make_unique<TorchParser>(options_.torch_limits);
+    stranger_left(peer.id);
+    loop_.cancel(std::exchange(peer.handshake_timer, 0));
+    ++torch_clients_;
+    return true;
+}
+
+/// They prove nothing: where they come from has to do.
+Status Server::admits_torch(const Connection& connection) const {
+    if (!options_.serves_torch) return Error{Errc::Refused, "its store is not served here", 0};
+    if (store_.generation() == 0) return Error{Errc::Refused, "no generation has begun", 0};
+    if (torch_clients_ >= options_.torch_limits.clients) {
+        return Error{Errc::Limit, fmt::format("there are {} of them", torch_clients_), 0};
+    }
+    const std::string host = connection.remote_host();
+    const bool is_of_job = is_loopback_host(host) || host == connection.local_host() || node_addresses_.contains(host);
+    return is_of_job ? Status() : Error{Errc::Refused, "it comes from no node of the job", 0};
+}
+
+void Server::on_bytes(Connection& connection, std::string_view bytes) {
+    Peer& peer = *peers_.at(ids_.at(&connection));
+    peer.torch->feed(bytes);
+    while (connection.is_open()) {
+        Result<std::optional<TorchRequest>> request = peer.torch->next();
+        if (!request) return connection.fail(request.error().with(connection.peer()));
+        if (!*request) return;
+        TorchStore::Outcome outcome = torch_store_.apply(peer.id, **std::move(request));
+        for (TorchStore::Answer& answer : outcome.answers) {
+            const auto to = peers_.find(answer.client);
+            if (to != peers_.end()) to->second->connection->send(EncodedMessage{std::move(answer.bytes), {}});
+        }
+        if (outcome.refused) connection.fail(outcome.refused->with(connection.peer()));
+    }
+}
+
+/// What a world has written is not for the next one, nor are its clients.
+void Server::end_torch_clients() {
+    torch_store_.clear();
+    for (const auto& [id, peer] : peers_) {
+        if (peer->torch) peer->connection->fail({Errc::StaleGeneration, "its generation is over", 0});
+    }
 }
 
 // ---- agents

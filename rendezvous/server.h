@@ -18,6 +18,7 @@
 #include "rendezvous/session.h"
 #include "rendezvous/store.h"
 #include "rendezvous/strangers.h"
+#include "rendezvous/torch/torch_store.h"
 
 namespace ddprun::rdzv {
 
@@ -42,6 +43,8 @@ struct ServerOptions {
     UniqueFd listener;        ///< or an already listening, non-blocking socket, which then is used instead
     ServerLimits limits;
     StoreLimits store_limits;
+    bool serves_torch = false;  ///< PyTorch's TCPStore clients too; PROTOCOL.md says which of them
+    TorchLimits torch_limits;
     Heartbeats heartbeats;
 };
 
@@ -80,6 +83,7 @@ class Server final : private ConnectionOwner {
     [[nodiscard]] std::size_t connections() const { return peers_.size(); }
     [[nodiscard]] std::size_t strangers() const { return strangers_.in_handshake(); }
     [[nodiscard]] const Store& store() const { return store_; }
+    [[nodiscard]] const TorchStore& torch_store() const { return torch_store_; }
 
   private:
     struct Peer;
@@ -87,6 +91,8 @@ class Server final : private ConnectionOwner {
     Server(os::EventLoop& loop, ServerOptions options, ServerHandler& handler);
     Status open();
     void on_frame(Connection& connection, Frame frame) override;
+    bool on_first_byte(Connection& connection, char byte) override;
+    void on_bytes(Connection& connection, std::string_view bytes) override;
     void on_closed(Connection& connection, const Error& why) override;
     void on_written(Connection& connection) override;
     void look_whether_written();
@@ -112,6 +118,8 @@ class Server final : private ConnectionOwner {
     void send_to_all(const Result<EncodedMessage>& message);
     void refuse(Peer& peer, std::uint32_t request, const Error& why);
     void deliver(StoreAnswers answers);
+    [[nodiscard]] Status admits_torch(const Connection& connection) const;
+    void end_torch_clients();
     void arm_expiry();
     void beat();
     void look_for_silence();
@@ -124,6 +132,9 @@ class Server final : private ConnectionOwner {
     UniqueFd listener_;
     Endpoint bound_;
     Store store_;
+    TorchStore torch_store_;
+    std::size_t torch_clients_ = 0;
+    std::set<std::string> node_addresses_;  ///< of all agents that have ever joined: one that was lost may come back
     std::map<ClientId, std::unique_ptr<Peer>> peers_;  ///< in order of arrival
     std::unordered_map<const Connection*, ClientId> ids_;
     Strangers strangers_;

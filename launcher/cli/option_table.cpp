@@ -234,6 +234,13 @@ Status set_pmix(Draft& draft, Text value) {
     return {};
 }
 
+Status set_torch_store(Draft& draft, Text value) {
+    const Result<std::string> word = parse_choice(value, "auto on off");
+    if (!word) return word.error();
+    draft.spec.torch_store = *word == "auto" ? TorchStoreUse::Auto : *word == "on" ? TorchStoreUse::On : TorchStoreUse::Off;
+    return {};
+}
+
 Status set_stdin(Draft& draft, Text value) {
     draft.spec.stdin_rank.reset();
     if (value == "none") return {};
@@ -293,6 +300,10 @@ OptionGroup worker_options() {
               "program itself is linked with such an MPI and libpmix is installed. MPI behind a script or in Python needs on. "
               "Default auto.",
               set_pmix},
+             {"torch-store", 0, "WHEN", "auto on off",
+              "Serve the store of PyTorch's workers at MASTER_ADDR:MASTER_PORT, without authentication, to this job's nodes: on, off "
+              "(rank 0 may listen there itself), or auto: where Python runs the program. Default auto.",
+              set_torch_store},
              {"gpu-check", 0, "WHEN", "auto off warn refuse",
               "Look at the GPUs' health before anything starts: off, warn (one line for each trouble), refuse (also a GPU that is "
               "in use), or auto: where the job asks for GPUs, refuse what no program can use, warn of the rest. Default auto.",

@@ -40,6 +40,7 @@ WorkerEnv environment_of(const JobSpec& spec, const rdzv::StartGeneration& order
     env.role_world_size = order.role_world_size;
     env.master_addr = order.master_addr;
     env.master_port = order.master_port;
+    env.agent_store = order.agent_store;
     env.restart_count = order.restart_count;
     env.max_restarts = spec.restart.max_restarts;
     env.run_id = spec.rendezvous.run_id;

@@ -206,6 +206,11 @@ Result<ResolvedProgram> resolve_program(const ProgramSpec& program, const Progra
     return resolved;
 }
 
+bool is_run_by_python(const ResolvedProgram& program) {
+    const std::string file = program.path.substr(program.path.rfind('/') + 1);
+    return program.name != program.path || file.starts_with("python") || names_python(first_line_of(program.path));
+}
+
 std::string program_file(const ResolvedProgram& program) {
     std::error_code ignored;
     return std::filesystem::is_regular_file(program.name, ignored) ? program.name : program.path;

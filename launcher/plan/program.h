@@ -32,6 +32,8 @@ bool names_python(std::string_view first_line);
 /// is run by Python, as is a path that is not executable and whose first line says so; any other name is looked for in own_directories, then in PATH.
 /// Error: NotFound (it does not exist; a near name is suggested), or System (a directory, not executable).
 Result<ResolvedProgram> resolve_program(const ProgramSpec& program, const ProgramSearch& search);
+/// Whether Python runs it: a script or a module, python itself, or a file whose first line names Python (lightning, accelerate).
+bool is_run_by_python(const ResolvedProgram& program);
 /// The file that is the program to its user: a script rather than the Python that runs it.
 std::string program_file(const ResolvedProgram& program);
 /// What ddprun exits with after that error: 127 or 126, as a shell does.

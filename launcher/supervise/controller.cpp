@@ -307,6 +307,7 @@ Result<std::vector<rdzv::StartGeneration>> Controller::orders(const job_action::
     order.world_size = table->world_size();
     order.master_addr = master.host;
     order.master_port = master.port;
+    order.agent_store = master.is_store;
     order.restart_count = action.restart_count;
     order.max_restarts = config_.spec.restart.max_restarts;
 

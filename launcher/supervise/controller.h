@@ -21,6 +21,7 @@ namespace ddprun {
 struct MasterAddress {
     std::string host;
     int port = 0;
+    bool is_store = false;  ///< PyTorch's, and ours
 };
 
 /// A node of the running world, as the controller knows it.

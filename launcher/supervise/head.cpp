@@ -100,6 +100,36 @@ std::string master_host(const JobSpec& spec, bool first_node_is_here, const std:
     return endpoint ? endpoint->host : "127.0.0.1";
 }
 
+namespace {
+
+/// What keeps the controller from being where workers are told that the store is; "" nothing.
+std::string torch_store_obstacle(const JobSpec& spec) {
+    const RendezvousSpec& rendezvous = spec.rendezvous;
+    const std::optional<Endpoint> endpoint = shared_endpoint(spec);
+    if (!endpoint) {
+        const std::string host = rendezvous.master_addr.value_or("localhost");
+        if (host == "localhost" || is_loopback(host)) return "";
+        return fmt::format("the controller of a job of one node listens on the loopback, and --master-addr is {}", host);
+    }
+    const bool is_there = rendezvous.master_addr.value_or(endpoint->host) == endpoint->host &&
+                          rendezvous.master_port.value_or(endpoint->port) == endpoint->port;
+    if (is_there) return "";
+    return fmt::format("--master-addr and --master-port name another place than {}, where the controller is", to_string(*endpoint));
+}
+
+}  // namespace
+
+Result<TorchStoreChoice> choose_torch_store(const JobSpec& spec, bool is_python) {
+    if (spec.torch_store == TorchStoreUse::Off) return TorchStoreChoice{false, "--torch-store off"};
+    const std::string obstacle = torch_store_obstacle(spec);
+    if (spec.torch_store == TorchStoreUse::On) {
+        if (obstacle.empty()) return TorchStoreChoice{true, "--torch-store on"};
+        return Error{Errc::InvalidArgument, "--torch-store on: " + obstacle, 0};
+    }
+    if (!is_python) return TorchStoreChoice{false, "the program is not run by Python"};
+    return TorchStoreChoice{obstacle.empty(), obstacle.empty() ? "the program is run by Python" : obstacle};
+}
+
 rdzv::Heartbeats heartbeats_of(const RendezvousSpec& rendezvous) {
     if (rendezvous.heartbeat_timeout) return {*rendezvous.heartbeat_timeout};
     if (!rendezvous.keep_alive_interval && !rendezvous.keep_alive_attempts) return {};

@@ -44,6 +44,16 @@ std::optional<Endpoint> shared_endpoint(const JobSpec& spec);
 /// came by, else (one node) the loopback. Pure.
 std::string master_host(const JobSpec& spec, bool first_node_is_here, const std::vector<std::string>& first_node);
 
+/// Whether the controller's port is PyTorch's store too, and with it what workers get as MASTER_PORT; and why.
+struct TorchStoreChoice {
+    bool is_served = false;
+    std::string why;
+};
+/// Pure. Python's programs get it, as torchrun gives it to all: its agent, too, listens at MASTER_PORT. Others may know nothing
+/// of it, and listen there themselves.
+/// Error: InvalidArgument where the user insists on it, and on another MASTER_ADDR or MASTER_PORT than the controller's.
+Result<TorchStoreChoice> choose_torch_store(const JobSpec& spec, bool is_python);
+
 /// How often nodes speak, and the silence after which one is lost: --heartbeat-timeout, else what --rdzv-conf says, counted
 /// as torchrun does (interval times attempts), else ours. Pure.
 rdzv::Heartbeats heartbeats_of(const RendezvousSpec& rendezvous);

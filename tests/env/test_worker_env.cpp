@@ -43,6 +43,7 @@ WorkerEnv full() {
     env.role_world_size = 8;
     env.master_addr = "node00";
     env.master_port = 29501;
+    env.agent_store = true;
     env.restart_count = 2;
     env.max_restarts = 3;
     env.run_id = "job-17";
@@ -70,7 +71,8 @@ TEST(WorkerEnv, WritesTorchrunsNamesAndValues) {
     EXPECT_EQ(variables.at("ROLE_NAME"), "trainer");
     EXPECT_EQ(variables.at("MASTER_ADDR"), "node00");
     EXPECT_EQ(variables.at("TORCHELASTIC_RESTART_COUNT"), "2");
-    EXPECT_EQ(variables.at("TORCHELASTIC_USE_AGENT_STORE"), "False");
+    EXPECT_EQ(variables.at("TORCHELASTIC_USE_AGENT_STORE"), "True") << "as Python writes it";
+    EXPECT_EQ(written(WorkerEnv{}).at("TORCHELASTIC_USE_AGENT_STORE"), "False");
     EXPECT_EQ(variables.at("TORCHELASTIC_RUN_ID"), "job-17");
     EXPECT_EQ(variables.at("DDPRUN_SEGMENT_FD"), "3");
 }

@@ -19,6 +19,40 @@ JobSpec two_nodes_at(const std::string& host) {
 
 const HostFacts kNode01{"node01", {"10.0.0.1", "127.0.0.1"}, {}};
 
+std::string served(const JobSpec& spec, bool is_python = true) {
+    const Result<TorchStoreChoice> choice = choose_torch_store(spec, is_python);
+    return !choice ? choice.error().what : choice->is_served ? "served" : choice->why;
+}
+
+TEST(TorchStoreChoice, PythonsProgramsGetItAndOthersMayListenAtMasterPortThemselves) {
+    EXPECT_EQ(served({}), "served");
+    EXPECT_EQ(served({}, false), "the program is not run by Python");
+    JobSpec spec;
+    spec.torch_store = TorchStoreUse::Off;
+    EXPECT_EQ(served(spec), "--torch-store off");
+    spec.torch_store = TorchStoreUse::On;
+    EXPECT_EQ(served(spec, false), "served");
+}
+
+TEST(TorchStoreChoice, WhereTheUserNamesAnotherPlaceThanTheControllersItStaysTheUsers) {
+    JobSpec one;
+    one.rendezvous.master_port = 29500;
+    one.rendezvous.master_addr = "127.0.0.1";
+    EXPECT_EQ(served(one), "served");
+    one.rendezvous.master_addr = "node01";
+    EXPECT_THAT(served(one), HasSubstr("listens on the loopback, and --master-addr is node01"));
+    one.torch_store = TorchStoreUse::On;
+    EXPECT_THAT(served(one), HasSubstr("--torch-store on: the controller"));
+
+    JobSpec two = two_nodes_at("node01");
+    EXPECT_EQ(served(two), "served");
+    two.rendezvous.master_addr = "node01";
+    two.rendezvous.master_port = 29400;
+    EXPECT_EQ(served(two), "served");
+    two.rendezvous.master_port = 29500;
+    EXPECT_THAT(served(two), HasSubstr("another place than node01:29400"));
+}
+
 TEST(Head, OneNodeIsItsOwn) {
     EXPECT_TRUE(choose_head({}, kNode01)->is_head);
     EXPECT_EQ(choose_head({}, kNode01)->endpoint, (Endpoint{"127.0.0.1", 0}));

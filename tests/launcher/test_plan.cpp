@@ -444,6 +444,17 @@ TEST_F(Program, AScriptOfPythonByItsFirstLineNeedsNoNameInPyAndNoPermission) {
     EXPECT_THAT(error(script).what, HasSubstr("(not executable; try chmod +x " + script + ")"));
 }
 
+TEST_F(Program, IsRunByPythonAlsoWhenItsFirstLineOrTheUserSaysSo) {
+    make(directory_.file("train.py"), 0644);
+    EXPECT_TRUE(is_run_by_python(found(directory_.file("train.py"))));
+    EXPECT_TRUE(is_run_by_python(found("python3", ProgramSpec::Kind::Executable)));
+    std::ofstream(bin() + "/lightning") << "#!/opt/venv/bin/python3.12\n";
+    ::chmod((bin() + "/lightning").c_str(), 0755);
+    EXPECT_TRUE(is_run_by_python(found("lightning")));
+    make(bin() + "/solver", 0755);
+    EXPECT_FALSE(is_run_by_python(found("solver")));
+}
+
 TEST(NamesPython, ByTheInterpreterHoweverItIsWritten) {
     for (const char* line : {"#!/usr/bin/python", "#! /opt/conda/bin/python3.12 -u", "#!/usr/bin/env python3", "#!/usr/bin/env -S python3 -u"}) {
         EXPECT_TRUE(names_python(line)) << line;

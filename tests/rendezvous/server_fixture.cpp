@@ -67,13 +67,14 @@ std::vector<std::string> EventLog::lines() {
     return lines_;
 }
 
-RunningServer::RunningServer(ServerLimits limits, Heartbeats heartbeats) {
+RunningServer::RunningServer(ServerLimits limits, Heartbeats heartbeats, bool serves_torch) {
     thread_.run([&] {
         ServerOptions options;
         options.credentials = kTestJob;
         options.where = {"127.0.0.1", 0};
         options.limits = limits;
         options.heartbeats = heartbeats;
+        options.serves_torch = serves_torch;
         Result<std::unique_ptr<Server>> server = Server::create(thread_.loop(), std::move(options), *this);
         ASSERT_TRUE(server) << server.error().what;
         server_ = *std::move(server);

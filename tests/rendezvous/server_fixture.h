@@ -55,7 +55,7 @@ class EventLog {
 /// "joined HOST", "message NAME", "lost WHY", "log LINE".
 class RunningServer : private ServerHandler {
   public:
-    explicit RunningServer(ServerLimits limits = {}, Heartbeats heartbeats = {});
+    explicit RunningServer(ServerLimits limits = {}, Heartbeats heartbeats = {}, bool serves_torch = false);
     ~RunningServer() override;
 
     /// Runs `work` with the server on its thread.
