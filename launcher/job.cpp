@@ -452,7 +452,7 @@ Status Job::build_head(const HeadChoice& choice) {
     config.program = setup_.program.name;
     config.random = static_cast<double>(::getpid() % 1000) / 1000;
     config.own_host = host_;
-    config.own_pid = ::getpid();
+    if (!spec.rendezvous.head_is_apart) config.own_pid = ::getpid();
     config.agreed = common_spec(spec, pmix_ != nullptr);
     if (!spec.rendezvous.head_is_apart || spec.fabric) config.fabric = describe_fabric(setup_.machine.fabric, process_environment);
     config.in_batch_job = find_batch_job(process_environment).has_value();
