@@ -113,7 +113,7 @@ Result<std::unique_ptr<RemoteAgents>> start_hosts(RemoteAgents::Parts parts, con
         const Result<std::string> name = random_hex(8);
         if (!name) return name.error();
         call.secret.file = plan.secret_file = fmt::format("{}/.ddprun-{}", start.order.directory, *name);
-        if (const Status written = write_file_atomically(plan.secret_file, token, 0600); !written) return written.error().with("the job's secret, for the other hosts");
+        if (const Status written = write_file_atomically(plan.secret_file, token, 0600); !written) return written.error().with("the job's secret, for the other hosts (start in a directory with room that all of them see, or with --start=ssh)");
     }
     const std::string pbs_job = start.starter == Starter::Ssh ? process_environment("PBS_JOBID").value_or("") : "";
     for (const AllocatedHost& host : start.hosts) plan.hosts.push_back(host.name);

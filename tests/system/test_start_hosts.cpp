@@ -148,6 +148,70 @@ TEST_F(StartHosts, TheSecretStandsOnNoCommandLineAndInNoFile) {
     EXPECT_THAT(outcome.err, Not(HasSubstr(outcome.out.substr(at + 13, 16))));
 }
 
+/// The home directory of all hosts has no room any more; who starts there, starts in it.
+class StartInAFullHome : public StartHosts {
+  protected:
+    void SetUp() override {
+        StartHosts::SetUp();
+        if (IsSkipped()) return;
+        const char* fill = "cp -a \"$0\" /tmp/home && mount -t tmpfs -o size=256k tmpfs \"$0\" && cp -a /tmp/home/. \"$0\" && cat /dev/zero >\"$0/fill\" 2>/dev/null; test -s \"$0/fill\"";
+        for (int host = 0; host < hosts_->count(); ++host) ASSERT_EQ(run(hosts_->command(host, {"sh", "-c", fill, hosts_->home()})).status, 0);
+    }
+    [[nodiscard]] Outcome start_there(const std::vector<std::string>& options, const RunOptions& how = {}) const {
+        return run(hosts_->command(0, join_words({"sh", "-c", "cd && exec \"$0\" \"$@\""}, ddprun_probe(options, {"say", "started"}))), how);
+    }
+    [[nodiscard]] std::string left_there() const { return run(hosts_->command(0, {"sh", "-c", "ls -A \"$0\" | grep -v -e ^.ssh$ -e ^fill$", hosts_->home()})).out; }
+};
+
+TEST_F(StartInAFullHome, AStartBySshNeedsNoRoomAndFilesThatCannotBeWrittenAreNamedOnEachHost) {
+    const Outcome outcome = start_there({"--hosts=node00,node01,node02", "--nproc-per-node=1", "--log-dir=logs/of/job"});
+    EXPECT_EQ(outcome.status, 0) << outcome.err;
+    EXPECT_EQ(occurrences(outcome.out, "]: started\n"), 3) << outcome.out;
+    EXPECT_EQ(occurrences(outcome.err, "No space left on device"), 3) << outcome.err;
+    EXPECT_TRUE(all_quiet());
+}
+
+TEST_F(StartInAFullHome, ASecretThatNeedsAFileIsOneLineAndNothingIsLeft) {
+    const std::string mpiexec = file("mpiexec", "#!/bin/sh\necho mpiexec ran\n");
+    std::filesystem::permissions(mpiexec, std::filesystem::perms::owner_all);
+    const Outcome outcome = start_there({"--hosts=node00,node01,node02", "--nproc-per-node=1", "--start=mpiexec"}, with_environment({"PATH=" + hosts_->shared() + ":" + std::getenv("PATH")}));
+    EXPECT_EQ(outcome.status, 70) << outcome.err;
+    EXPECT_THAT(outcome.err, AllOf(HasSubstr("ddprun: the job's secret, for the other hosts ("), HasSubstr("No space left on device"), HasSubstr("--start=ssh")));
+    EXPECT_EQ(outcome.out, "");
+    EXPECT_EQ(left_there(), "");
+    EXPECT_TRUE(all_quiet());
+}
+
+/// Each host has another number of GPUs; /tmp is its own.
+class StartWithGpus : public StartHosts {
+  protected:
+    [[nodiscard]] Outcome start(const std::vector<int>& gpus, const std::string& count) const {
+        for (std::size_t host = 0; host < gpus.size(); ++host) {
+            std::vector<std::string> each;
+            for (int gpu = 0; gpu < gpus[host]; ++gpu) each.push_back("{\"name\": \"H100\", \"uuid\": \"GPU-" + std::to_string(gpu) + "\"}");
+            const std::string machine = "{\"driver\": \"580.65.06\", \"gpus\": [" + join(each, ",") + "]}";
+            EXPECT_EQ(run(hosts_->command(static_cast<int>(host), {"sh", "-c", "echo \"$0\" >/tmp/machine", machine})).status, 0);
+        }
+        return run(on_head({"--hosts=node00,node01,node02", "--nproc-per-node=" + count}, {"env", "LOCAL_WORLD_SIZE", "env", "WORLD_SIZE"}),
+                   with_environment({"DDPRUN_NVML_LIBRARY=" + path_of("FAKE_NVML_LIBRARY"), "FAKE_NVML=/tmp/machine"}));
+    }
+};
+
+TEST_F(StartWithGpus, EachHostHasAWorkerForEachOfItsOwn) {
+    const Outcome outcome = start({1, 3, 2}, "gpu");
+    EXPECT_EQ(outcome.status, 0) << outcome.err;
+    EXPECT_EQ(occurrences(outcome.out, "]: WORLD_SIZE=6\n"), 6) << outcome.out;
+    for (const char* line : {"[0]: LOCAL_WORLD_SIZE=1\n", "[1]: LOCAL_WORLD_SIZE=3\n", "[3]: LOCAL_WORLD_SIZE=3\n", "[5]: LOCAL_WORLD_SIZE=2\n"}) EXPECT_THAT(outcome.out, HasSubstr(line));
+}
+
+TEST_F(StartWithGpus, AHostWithoutAnyIsNamedAndNothingRuns) {
+    const Outcome outcome = start({2, 2, 0}, "gpu");
+    EXPECT_EQ(outcome.status, 69) << outcome.err;
+    EXPECT_THAT(outcome.err, AllOf(HasSubstr("node02 cannot take part: --nproc-per-node"), HasSubstr("1 of 3 hosts cannot take part: node02")));
+    EXPECT_EQ(outcome.out, "");
+    EXPECT_TRUE(all_quiet());
+}
+
 /// Hydra's mpiexec in place of whichever one PATH has.
 class StartByMpiexec : public StartHosts {
   protected:
