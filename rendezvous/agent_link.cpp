@@ -92,7 +92,7 @@ void AgentLink::adopt() {
     connection_ = *std::move(connection);
     state_ = State::Handshake;
     handshake_.emplace(options_.credentials, Hello{Role::Agent, options_.name, "", ""}, *std::move(nonce));
-    attempt_timer_ = loop_.call_after(ServerLimits{}.handshake, [this] {
+    attempt_timer_ = loop_.call_after(options_.handshake_timeout, [this] {
         connection_->fail({Errc::Timeout, "no answer in the handshake", 0});
     });
     connection_->send(encode_message(handshake_->hello(), 0));

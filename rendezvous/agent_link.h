@@ -40,6 +40,7 @@ struct AgentLinkOptions {
     std::string when_token_differs = {};
     /// The controller is in this process and listens: what the system refuses us then will not get better by waiting.
     bool is_ours = false;
+    Duration handshake_timeout = ServerLimits{}.handshake;
 };
 
 /// The agent's connection to the controller, on the event loop. Never blocks, not for host names either.

@@ -21,11 +21,12 @@ AgentHello hello_of(const std::string& host) {
 class RunningLink : private AgentLinkHandler {
   public:
     explicit RunningLink(const Endpoint& controller, TimePoint connect_by = soon(),
-                         Credentials credentials = kTestJob, Heartbeats heartbeats = {}, bool is_ours = false) {
+                         Credentials credentials = kTestJob, Heartbeats heartbeats = {}, bool is_ours = false,
+                         Duration handshake_timeout = ServerLimits{}.handshake) {
         thread_.run([&] {
             AgentLinkOptions options{
                 controller, std::move(credentials), "agent on node02", hello_of("node02"),
-                connect_by, heartbeats, "copy the file", is_ours};
+                connect_by, heartbeats, "copy the file", is_ours, handshake_timeout};
             AgentLinkHandler& self = *this;
             link_ = std::make_unique<AgentLink>(thread_.loop(), std::move(options), self);
         });
@@ -119,6 +120,13 @@ TEST(AgentLink, WaitsForNobodyInItsOwnProcess) {
     RunningLink link(port.endpoint(), kNever, kTestJob, {}, true);
     EXPECT_TRUE(link.events.saw(lost(Errc::System) + " no controller at " + to_string(port.endpoint()) +
                                 ": connect: Connection refused"));
+}
+
+TEST(AgentLink, GivesUpAControllerInItsOwnProcessThatTwiceDoesNotAnswer) {
+    const Listener deaf = *listen_tcp({"127.0.0.1", 0});  // nobody accepts
+    RunningLink link(deaf.bound, kNever, kTestJob, {}, true, 20ms);
+    EXPECT_TRUE(link.events.saw("log waiting for the controller at " + to_string(deaf.bound) + ": no answer in the handshake"));
+    EXPECT_TRUE(link.events.saw(lost(Errc::Timeout) + " no controller at " + to_string(deaf.bound) + ": no answer in the handshake"));
 }
 
 TEST(Server, TellsWhenAllThatWasSaidHasLeftIt) {

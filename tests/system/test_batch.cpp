@@ -8,9 +8,9 @@
 
 #include "tests/support/pbs_hosts.h"
 #include "tests/support/pbs_user.h"
-#include "tests/support/slurm_hosts.h"
 #include "tests/support/temporary_directory.h"
 #include "tests/system/look.h"
+#include "tests/system/on_slurm.h"
 
 namespace ddprun::test {
 namespace {
@@ -175,7 +175,8 @@ TEST(BatchExamples, AreWhatTheProgramPrints) {
 
 // ---- jobs that go back into the queue
 
-/// The first run holds until it is told to end; the next does not.
+/// The first run holds until it is told to end; the next does not. Where the first can end before its worker has begun, the
+/// job's script makes the file in the second.
 Words for_two_runs(const std::string& directory) {
     return {"on", "15", "0", "once", directory + "/first", "say", "holding", "hold", "end", "say", "second run"};
 }
@@ -183,7 +184,8 @@ const Words kHolding = {"on", "15", "0", "say", "holding", "hold"};
 const Words kSelf = {"--walltime=1h", "--requeue=self"};
 
 TEST_F(PbsBatch, AJobWhoseTimeIsUpSubmitsItsScriptAgain) {
-    const Outcome first = user_->run(submit(kSelf, {"--walltime-notice=3590s"}, for_two_runs(user_->directory())));
+    const Outcome first = user_->run(submit(joined({kSelf, {"--setup", "[ $PBS_JOBID = 1.server ] || touch " + user_->file("first")}}),
+                                            {"--walltime-notice=3599s"}, for_two_runs(user_->directory())));
     EXPECT_EQ(first.status, 75) << first.err << first.out;
     EXPECT_THAT(first.out, AllOf(HasSubstr("walltime in "), HasSubstr("putting the job back into the queue: its time is up; run 2 of at most 11"),
                                  HasSubstr("the next run is job 2.server")));
@@ -291,29 +293,14 @@ TEST(Requeue, AutoOutsideOfAJobIsSilent) {
 
 // ---- Slurm
 
-class SlurmBatch : public ::testing::Test {
+class SlurmBatch : public OnSlurm<1> {
   protected:
-    static void SetUpTestSuite() {
-        if (SlurmHosts::why_not()) return;
-        hosts_ = std::make_unique<Hosts>(1);
-        slurm_ = std::make_unique<SlurmHosts>(*hosts_);
-    }
-    static void TearDownTestSuite() {
-        slurm_.reset();
-        hosts_.reset();
-    }
-    void SetUp() override {
-        if (const auto reason = SlurmHosts::why_not()) GTEST_SKIP() << *reason;
-    }
     /// `ddprun slurm submit` on the first host, in a directory of its own.
     static Outcome submit(const std::string& name, const Words& options, const Words& ddprun_options, const Words& acts) {
         return slurm_->run(joined({{path_of("DDPRUN"), "slurm", "submit", "--file", file(name + ".slurm"), "--name", name, "--output", file(name + ".log")},
                                    options, {"--"}, ddprun_options, {path_of("PROBE")}, acts}));
     }
     static std::string file(const std::string& name) { return hosts_->home() + "/" + name; }
-
-    inline static std::unique_ptr<Hosts> hosts_;
-    inline static std::unique_ptr<SlurmHosts> slurm_;
 };
 
 TEST_F(SlurmBatch, SubmitShowsStateAndLogAndEndsAsTheJob) {
@@ -340,14 +327,19 @@ TEST_F(SlurmBatch, AJobThatWasCancelledIsNoSuccess) {
 }
 
 TEST_F(SlurmBatch, ANoticeComesBeforeTheEndThatSqueueTells) {
-    const Outcome outcome = submit("noticed", {"--walltime=1h"}, {"--walltime-notice=3597s"}, {"on", "15", "0", "hold"});
+    const Outcome outcome = submit("noticed", {"--walltime=1h"}, {"--walltime-notice=3599s"}, {"on", "15", "0", "hold"});
     EXPECT_EQ(outcome.status, 75) << outcome.err;
     EXPECT_THAT(outcome.out, HasSubstr("walltime in ")) << outcome.err;
 }
 
 TEST_F(SlurmBatch, AJobWhoseTimeIsUpIsRunAgainAndFollowed) {
-    const Outcome outcome = submit("again", {"--walltime=1h", "--requeue=self"}, {"--walltime-notice=3595s"},
-                                   {"on", "15", "0", "once", file("again.first"), "hold", "end", "say", "second run"});
+    const Outcome submitted = submit("again", {"--no-follow", "--walltime=1h", "--requeue=self", "--setup", "[ -z \"$SLURM_RESTART_COUNT\" ] || touch " + file("again.first")},
+                                     {"--walltime-notice=3599s"}, {"on", "15", "0", "once", file("again.first"), "hold", "end", "say", "second run"});
+    const std::string id(trim(submitted.out));
+    Program following(hosts_->command(0, {path_of("DDPRUN"), "slurm", "status", id}));
+    ASSERT_TRUE(following.wait_for_output("putting the job back into the queue")) << submitted.err;
+    slurm_->hasten(id);
+    const Outcome outcome = following.wait();
     EXPECT_EQ(outcome.status, 0) << outcome.err << outcome.out;
     EXPECT_THAT(outcome.out, AllOf(HasSubstr("putting the job back into the queue: its time is up; run 2 of at most 11"), HasSubstr("run 2 of job "),
                                    HasSubstr("second run\n")));

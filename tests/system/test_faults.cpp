@@ -68,7 +68,8 @@ TEST(Faults, ACallThatIsRefusedForEverIsALineAndAnEnd) {
     const std::string mark = "PROBE_JOB=" + unique_name("refused");
     for (const Case& one : {Case{SYS_eventfd2, "no controller at 127.0.0.1:"}, Case{SYS_accept4, "cannot accept connections"},
                             Case{SYS_getsockopt, "no controller at 127.0.0.1:"}, Case{SYS_timerfd_settime, "timerfd_settime: "}}) {
-        const Outcome outcome = run(with_refused_calls(one.call, one.call, EMFILE, ddprun_probe({"--nproc-per-node=1"}, {"child", "daemon", "exit", "0"})),
+        const Outcome outcome = run(with_refused_calls(one.call, one.call, EMFILE,
+                                                       ddprun_probe({"--nproc-per-node=1", "--rdzv-conf=join_timeout=1"}, {"child", "daemon", "exit", "0"})),
                                     with_environment({mark}));
         EXPECT_FALSE(outcome.timed_out) << outcome.err;
         EXPECT_GT(outcome.status, 63) << outcome.err;

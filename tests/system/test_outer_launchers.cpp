@@ -126,10 +126,10 @@ TEST_F(OnTwoHosts, ANodeThatFindsNobodySaysWhereItLookedAndIsStoppedBySigterm) {
 
 TEST_F(OnTwoHosts, AnotherSecretOnTheOtherHostIsToldWithTheRemedy) {
     const Hosts hosts(2);
-    const std::vector<std::string> command = ddprun_probe({"--rdzv-conf=join_timeout=150"}, {"say", "started"});
-    Program first(hosts.command(0, as_step_task(0, join_words({"env", "DDPRUN_TOKEN=one"}, command))));
-    Program second(hosts.command(1, as_step_task(1, join_words({"env", "DDPRUN_TOKEN=other"}, command))));
-    const Outcome one = second.wait();
+    Program first(hosts.command(0, as_step_task(0, join_words({"env", "DDPRUN_TOKEN=one"}, ddprun_probe({}, {"say", "started"})))));
+    ASSERT_TRUE(first.wait_for_output("they meet at node00:"));
+    // A refusal is no end: another job's first node could have the port.
+    const Outcome one = run(hosts.command(1, as_step_task(1, join_words({"env", "DDPRUN_TOKEN=other"}, ddprun_probe({"--rdzv-conf=join_timeout=1"}, {"say", "started"})))));
     EXPECT_EQ(one.status, 69) << one.err;
     EXPECT_THAT(one.err, AllOf(HasSubstr("the first node"), HasSubstr("DDPRUN_TOKEN")));
     EXPECT_EQ(one.out, "");

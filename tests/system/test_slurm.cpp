@@ -2,8 +2,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "tests/support/slurm_hosts.h"
 #include "tests/system/look.h"
+#include "tests/system/on_slurm.h"
 
 namespace ddprun::test {
 namespace {
@@ -13,25 +13,9 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
-/// One Slurm for all: it takes seconds to start.
-class Slurm : public ::testing::Test {
+class Slurm : public OnSlurm<2> {
   protected:
-    static void SetUpTestSuite() {
-        if (SlurmHosts::why_not()) return;
-        hosts_ = std::make_unique<Hosts>(2);
-        slurm_ = std::make_unique<SlurmHosts>(*hosts_);
-    }
-    static void TearDownTestSuite() {
-        slurm_.reset();
-        hosts_.reset();
-    }
-    void SetUp() override {
-        if (const auto reason = SlurmHosts::why_not()) GTEST_SKIP() << *reason;
-    }
     static std::string output() { return file_content(hosts_->home() + "/out"); }
-
-    inline static std::unique_ptr<Hosts> hosts_;
-    inline static std::unique_ptr<SlurmHosts> slurm_;
 };
 
 TEST_F(Slurm, AStepRunsOnBothHosts) {
@@ -71,6 +55,7 @@ TEST_F(Slurm, ARequeuedJobRunsAgainAndKnowsIt) {
     const std::string id = slurm_->submit("echo up ${SLURM_RESTART_COUNT:-first}; [ -n \"$SLURM_RESTART_COUNT\" ] || exec sleep 600", {"--open-mode=append"});
     ASSERT_TRUE(slurm_->await_text("out", "up first"));
     EXPECT_EQ(slurm_->run({"scontrol", "requeue", id}).status, 0);
+    slurm_->hasten(id);
     EXPECT_TRUE(slurm_->await_text("out", "up 1")) << slurm_->run({"scontrol", "show", "job", id}).out;
     EXPECT_EQ(slurm_->await_state(id, {"COMPLETED"}), "COMPLETED");
 }

@@ -2,9 +2,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "tests/support/slurm_hosts.h"
 #include "tests/system/look.h"
 #include "tests/system/mpi_launchers.h"
+#include "tests/system/on_slurm.h"
 
 namespace ddprun::test {
 namespace {
@@ -19,19 +19,11 @@ struct Speech {
     const char* ddprun_says;
 };
 
-class Srun : public ::testing::TestWithParam<Speech> {
+class Srun : public OnSlurm<2, ::testing::TestWithParam<Speech>> {
   protected:
-    static void SetUpTestSuite() {
-        if (SlurmHosts::why_not()) return;
-        hosts_ = std::make_unique<Hosts>(2);
-        slurm_ = std::make_unique<SlurmHosts>(*hosts_);
-    }
-    static void TearDownTestSuite() {
-        slurm_.reset();
-        hosts_.reset();
-    }
     void SetUp() override {
-        if (const auto reason = SlurmHosts::why_not()) GTEST_SKIP() << *reason;
+        OnSlurm::SetUp();
+        if (IsSkipped()) return;
         const Outcome known = slurm_->run({"srun", "--mpi=list"});
         const std::string plugin = std::string(GetParam().option).substr(std::string("--mpi=").size());
         if ((known.out + known.err).find(plugin) == std::string::npos) GTEST_SKIP() << "this srun has no " << GetParam().option;
@@ -39,9 +31,6 @@ class Srun : public ::testing::TestWithParam<Speech> {
     static Outcome srun(const std::vector<std::string>& options, const std::vector<std::string>& program) {
         return slurm_->run(join_words(join_words({"srun", GetParam().option, "--chdir=" + hosts_->home()}, options), program));
     }
-
-    inline static std::unique_ptr<Hosts> hosts_;
-    inline static std::unique_ptr<SlurmHosts> slurm_;
 };
 INSTANTIATE_TEST_SUITE_P(Speaking, Srun,
                          ::testing::Values(Speech{"Nothing", "--mpi=none", "the first host of SLURM_STEP_NODELIST"},

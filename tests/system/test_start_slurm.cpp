@@ -6,8 +6,8 @@
 #include <filesystem>
 #include <optional>
 
-#include "tests/support/slurm_hosts.h"
 #include "tests/system/look.h"
+#include "tests/system/on_slurm.h"
 
 namespace ddprun::test {
 namespace {
@@ -17,21 +17,8 @@ using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
-/// One Slurm for all: it takes seconds to start.
-class StartSlurm : public ::testing::Test {
+class StartSlurm : public OnSlurm<2> {
   protected:
-    static void SetUpTestSuite() {
-        if (SlurmHosts::why_not()) return;
-        hosts_ = std::make_unique<Hosts>(2);
-        slurm_ = std::make_unique<SlurmHosts>(*hosts_);
-    }
-    static void TearDownTestSuite() {
-        slurm_.reset();
-        hosts_.reset();
-    }
-    void SetUp() override {
-        if (const auto reason = SlurmHosts::why_not()) GTEST_SKIP() << *reason;
-    }
     std::string submit(const std::string& options, const std::string& acts) {
         return slurm_->submit("export PROBE_JOB=" + mark_ + "\nexec " + path_of("DDPRUN") + " " + options + " " + path_of("PROBE") + " " + acts,
                               {"-N2", "--output=" + mark_});
@@ -46,8 +33,6 @@ class StartSlurm : public ::testing::Test {
     static const std::vector<std::string> kEnds;
 
     const std::string mark_ = unique_name("slurm");
-    inline static std::unique_ptr<Hosts> hosts_;
-    inline static std::unique_ptr<SlurmHosts> slurm_;
 };
 const std::vector<std::string> StartSlurm::kEnds{"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL"};
 
