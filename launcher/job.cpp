@@ -211,6 +211,7 @@ class Job final : public rdzv::ServerHandler, public rdzv::AgentLinkHandler {
     std::unique_ptr<Agent> agent_;
     std::unique_ptr<rdzv::AgentLink> link_;    ///< null: a head that is no node
     std::unique_ptr<Observation> observation_;
+    os::EventLoop::TimerId notice_timer_ = 0;  ///< of --walltime-notice
     std::unique_ptr<WalltimeWatch> walltime_;  ///< on the head only: one question to the scheduler, not one per node
     std::optional<RequeueRun> run_;            ///< on the head, where the job is put back into its queue
     std::optional<JobEnd> ended_;              ///< of the job, on the head
@@ -572,7 +573,7 @@ Result<int> Job::run() {
     }
     if (controller_) {
         walltime_ = std::make_unique<WalltimeWatch>(*loop_, system_, log_);
-        walltime_->begin([this](TimePoint end) { walltime_is_known(end); }, [this](const std::string& why) { walltime_is_unknown(why); });
+        walltime_->begin(setup_.spec.walltime_notice, [this](TimePoint end) { walltime_is_known(end); }, [this](const std::string& why) { walltime_is_unknown(why); });
         controller_->begin();
     }
     if (const Status ran = loop_->run(); !ran) {
@@ -594,9 +595,11 @@ void Job::walltime_is_unknown(const std::string& why) {
 
 void Job::walltime_is_known(TimePoint end) {
     const Duration notice = setup_.spec.walltime_notice;
-    controller_->walltime_known(end - notice);
-    if (notice == Duration::zero()) return;
-    loop_->call_at(end - notice, [this, end] {
+    const TimePoint time_up = end == kNever ? kNever : end - notice;
+    controller_->walltime_known(time_up);
+    loop_->cancel(notice_timer_);
+    if (notice == Duration::zero() || time_up == kNever) return;
+    notice_timer_ = loop_->call_at(time_up, [this, end] {
         if (controller_->finished()) return;
         const Duration left = std::max(Duration::zero(), end - MonotonicClock::now());
         controller_->preempt(SIGTERM, fmt::format("walltime in {}", format_duration(std::chrono::round<std::chrono::seconds>(left))));

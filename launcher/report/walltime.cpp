@@ -15,6 +15,13 @@ namespace {
 /// Schedulers warn before and look late; what ends further from the limit has another reason.
 constexpr Duration kNear = std::chrono::seconds(60);
 
+/// A scheduler may have hundreds of our jobs.
+constexpr Duration kBetweenQuestions = std::chrono::minutes(10);
+/// Of what is left, half of it would not be worth a question.
+constexpr Duration kLastQuestion = std::chrono::seconds(4);
+/// bjobs tells whole minutes.
+constexpr Duration kSameEnd = std::chrono::seconds(90);
+
 /// Of the year 2255: nanoseconds from now to then fit into a Duration.
 constexpr std::int64_t kLastSecond = 9'000'000'000;
 
@@ -87,6 +94,21 @@ Result<Duration> walltime_answer(Scheduler scheduler, std::string_view answer, s
     const Result<pbs::JobTime> time = pbs::parse_qstat(answer, job_age);
     if (!time) return time.error();
     return time->limit - time->elapsed;
+}
+
+TimePoint next_walltime_question(TimePoint asked, TimePoint due, Duration spread) {
+    const TimePoint regular = deadline_after(asked, kBetweenQuestions + spread);
+    if (due == kNever) return regular;
+    return due - asked < kLastQuestion ? kNever : std::min(regular, asked + (due - asked) / 2);
+}
+
+std::string walltime_change(TimePoint before, TimePoint after, TimePoint now) {
+    const bool is_same = before == after || (before != kNever && after != kNever && std::chrono::abs(after - before) < kSameEnd);
+    if (is_same) return "";
+    const auto told = [now](TimePoint end) {
+        return end == kNever ? "none" : "in " + format_duration(std::chrono::round<std::chrono::seconds>(std::max(Duration::zero(), end - now)));
+    };
+    return fmt::format("the end of the walltime has changed: {} (before: {})", told(after), told(before));
 }
 
 std::string walltime_note(Duration left) {

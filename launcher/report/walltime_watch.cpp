@@ -2,6 +2,7 @@
 
 #include <time.h>
 
+#include <functional>
 #include <utility>
 
 #include "env/os/run_tool.h"
@@ -26,28 +27,51 @@ os::SpawnSpec question_to(const BatchJob& job) {
 
 }  // namespace
 
-void WalltimeWatch::begin(std::function<void(TimePoint end)> known, std::function<void(const std::string& why)> unknown) {
+WalltimeWatch::~WalltimeWatch() {
+    *alive_ = false;
+    loop_.cancel(next_question_);
+}
+
+void WalltimeWatch::begin(Duration notice, std::function<void(TimePoint end)> known, std::function<void(const std::string& why)> unknown) {
+    notice_ = notice;
     known_ = std::move(known);
     unknown_ = std::move(unknown);
-    if (const std::optional<Duration> left = walltime_left()) return ends_in(*left);
-    if (const std::optional<BatchJob> job = find_batch_job(process_environment)) return ask(*job);
+    job_ = find_batch_job(process_environment);
+    if (const std::optional<Duration> left = walltime_left()) return take(*left);
+    if (job_) return ask();
     unknown_("this is no job of PBS, Torque, Slurm or LSF");
 }
 
-void WalltimeWatch::ask(const BatchJob& job) {
-    run_tool(loop_, system_, question_to(job), kSchedulerPatience, kMaxSchedulerAnswer,
-             [this, scheduler = job.scheduler, alive = alive_](const Result<std::string>& answer) {
+void WalltimeWatch::ask() {
+    run_tool(loop_, system_, question_to(*job_), kSchedulerPatience, kMaxSchedulerAnswer, [this, alive = alive_](const Result<std::string>& answer) {
         if (!*alive) return;
-        const Result<Duration> left = answer ? walltime_answer(scheduler, *answer, ::time(nullptr), pbs_job_age()) : answer.error();
-        if (left) ends_in(*left);
-        else unknown_(left.error().what);
+        take(answer ? walltime_answer(job_->scheduler, *answer, ::time(nullptr), pbs_job_age()) : answer.error());
     });
 }
 
-void WalltimeWatch::ends_in(Duration left) {
-    end_ = deadline_after(loop_.now(), left);
-    log_.debug("the walltime ends in {}", format_duration(std::chrono::round<std::chrono::seconds>(left)));
-    known_(*end_);
+void WalltimeWatch::take(const Result<Duration>& left) {
+    // A scheduler that does not answer has changed nothing.
+    const bool has_none = !left && left.error().code == Errc::NotFound;
+    const TimePoint end = left ? deadline_after(loop_.now(), *left) : has_none ? kNever : end_;
+    const std::string change = walltime_change(end_, end, loop_.now());
+    const bool is_first = !std::exchange(has_looked_, true);
+    if (!left) log_.debug("the walltime: {}", left.error().what);
+    if (is_first && !left) unknown_(left.error().what);
+    if (!change.empty()) {
+        end_ = end;
+        if (is_first) log_.debug("the walltime ends in {}", format_duration(std::chrono::round<std::chrono::seconds>(*left)));
+        else log_.info("{}", change);
+        known_(end_);
+    }
+    ask_later();
+}
+
+void WalltimeWatch::ask_later() {
+    if (!job_) return;
+    constexpr std::size_t kMostSpread = 120;
+    const std::chrono::seconds spread(std::hash<std::string>()(job_->id) % kMostSpread);
+    const TimePoint next = next_walltime_question(loop_.now(), end_ == kNever ? kNever : end_ - notice_, spread);
+    if (next != kNever) next_question_ = loop_.call_at(next, [this] { ask(); });
 }
 
 }  // namespace ddprun

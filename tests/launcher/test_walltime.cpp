@@ -77,6 +77,39 @@ TEST(WalltimeAnswer, ThatIsNoneNamesTheProgram) {
     }
 }
 
+// ---- asked again
+
+const TimePoint kAsked{100h};
+
+TEST(WalltimeQuestion, IsAskedAgainEveryTenMinutesAndNotTogetherWithOtherJobs) {
+    EXPECT_EQ(next_walltime_question(kAsked, kAsked + 48h, 0s), kAsked + 10min);
+    EXPECT_EQ(next_walltime_question(kAsked, kAsked + 48h, 80s), kAsked + 11min + 20s);
+    EXPECT_EQ(next_walltime_question(kAsked, kNever, 0s), kAsked + 10min) << "a limit can be set later";
+}
+
+TEST(WalltimeQuestion, ComesSoonerTowardsTheEndAFewTimesAndNotBehindIt) {
+    const TimePoint due = kAsked + 10min;
+    int questions = 0;
+    for (TimePoint at = kAsked; at != kNever; at = next_walltime_question(at, due, 119s)) {
+        EXPECT_LT(at, due);
+        ASSERT_LT(questions++, 10);
+    }
+    EXPECT_GT(questions, 5);
+    EXPECT_EQ(next_walltime_question(due + 1s, due, 0s), kNever);
+}
+
+TEST(WalltimeChange, IsSaidWithTheOldEndAndTheNew) {
+    EXPECT_EQ(walltime_change(kAsked + 10min, kAsked + 2h, kAsked), "the end of the walltime has changed: in 2 h (before: in 10 min)");
+    EXPECT_EQ(walltime_change(kAsked + 2h, kAsked - 10s, kAsked), "the end of the walltime has changed: in 0 s (before: in 2 h)");
+    EXPECT_EQ(walltime_change(kAsked + 10min, kNever, kAsked), "the end of the walltime has changed: none (before: in 10 min)");
+    EXPECT_EQ(walltime_change(kNever, kAsked + 10min, kAsked), "the end of the walltime has changed: in 10 min (before: none)");
+}
+
+TEST(WalltimeChange, WhatASchedulerRoundsIsNone) {
+    EXPECT_EQ(walltime_change(kAsked + 2h, kAsked + 2h + 59s, kAsked), "");
+    EXPECT_EQ(walltime_change(kNever, kNever, kAsked), "");
+}
+
 TEST(WalltimeNote, SaysHowFarFromTheLimitTheJobEnded) {
     EXPECT_EQ(walltime_note(-12s), "killed at walltime: the scheduler's limit was over 12 s before");
     EXPECT_EQ(walltime_note(20s), "stopped at walltime: 20 s before the scheduler's limit");

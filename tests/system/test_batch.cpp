@@ -291,6 +291,23 @@ TEST(Requeue, AutoOutsideOfAJobIsSilent) {
     EXPECT_EQ(outcome.err, "");
 }
 
+TEST(Walltime, AnEndThatIsMovedWhileTheJobRunsIsSaidAndMovesTheNotice) {
+    const TemporaryDirectory directory;
+    // The first answer leaves ten seconds before the notice, any other two hours.
+    std::ofstream(directory.file("squeue")) << "#!/bin/sh\nleft=7200\n[ -e " << directory.file("asked") << " ] || left=3610\n: >" << directory.file("asked")
+                                            << "\necho $(($(date +%s) + left))\n";
+    std::filesystem::permissions(directory.file("squeue"), std::filesystem::perms::owner_all);
+    RunOptions options = with_environment({"PATH=" + directory.path() + ":/usr/bin:/bin", "SLURM_JOB_ID=7"});
+    options.unset = {"SLURM_JOB_END_TIME"};
+    Program job(ddprun_probe({"--standalone", "--walltime-notice=3600s"}, {"await", directory.file("go"), "say", "done"}), options);
+    EXPECT_TRUE(job.wait_for_output("the end of the walltime has changed: in 2 h (before: in "));
+    std::ofstream(directory.file("go")) << "";
+    const Outcome outcome = job.wait();
+    EXPECT_EQ(outcome.status, 0) << outcome.err;
+    EXPECT_THAT(outcome.err, Not(HasSubstr("walltime in ")));
+    EXPECT_EQ(occurrences(outcome.err, "has changed"), 1);
+}
+
 // ---- Slurm
 
 class SlurmBatch : public OnSlurm<1> {
