@@ -9,9 +9,12 @@ namespace {
 std::string value_of(const EnvironmentLookup& env, std::string_view name) { return env(name).value_or(""); }
 
 BatchJob slurm_job(const EnvironmentLookup& env, std::string id) {
-    // An element of an array has a number of its own, by which all of Slurm's programs know it.
+    // An element has a job's number of its own; but the last one's is the array's, by which all of its elements are meant.
+    const std::string array = value_of(env, "SLURM_ARRAY_JOB_ID"), element = value_of(env, "SLURM_ARRAY_TASK_ID");
+    const bool is_element = !array.empty() && !element.empty();
+    if (is_element) id = array + "_" + element;
     return {.scheduler = Scheduler::Slurm, .id = std::move(id), .submitted_in = value_of(env, "SLURM_SUBMIT_DIR"),
-            .is_script = value_of(env, "ENVIRONMENT") == "BATCH", .is_array_element = env("SLURM_ARRAY_TASK_ID").has_value()};
+            .is_script = value_of(env, "ENVIRONMENT") == "BATCH", .is_array_element = is_element};
 }
 
 BatchJob pbs_job(const EnvironmentLookup& env, std::string id) {

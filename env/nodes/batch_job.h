@@ -17,7 +17,7 @@ std::string_view name_of(Scheduler scheduler);
 /// The job of a scheduler that this process belongs to.
 struct BatchJob {
     Scheduler scheduler = Scheduler::Pbs;
-    std::string id;            ///< as the scheduler's own programs take it: "4711.pbs01", "5[0].pbs01", "17[3]" of LSF
+    std::string id;            ///< as the scheduler's own programs take it: "4711.pbs01", "5[0].pbs01", "17_3" of Slurm, "17[3]" of LSF
     std::string submitted_in;  ///< the directory it was submitted in; "" not told
     bool is_script = false;    ///< a job script's: not interactive, so it can be run again without anybody there
     bool is_array_element = false;

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "env/text.h"
 #include "launcher/exit_codes.h"
 #include "launcher/signals.h"
 #include "launcher/supervise/job_state.h"
@@ -38,6 +39,14 @@ std::string obstacle_to(const RequeueSpec& spec, const RunState& state, const Ru
     if (end.kind == Failed && !got_somewhere) return fmt::format("it failed without any progress in this run: {}", end.what);
     if (state.runs_without_progress >= kStuckRuns) return fmt::format("{} runs in a row made no progress", state.runs_without_progress);
     return "";
+}
+
+/// What to do for an element of an array of PBS, which knows no dependency of one on its last run. Ranges have two ends: 3-4:2 is 3.
+std::string alone_by_hand(std::string_view element) {
+    const std::size_t begin = element.find('[') + 1;
+    const Result<std::int64_t> index = parse_int_between(element.substr(begin, element.find(']', begin) - begin), 0, INT32_MAX);
+    const std::string range = index ? fmt::format("{}-{}:2", *index, *index + 1) : "N-M:2";
+    return fmt::format("PBS puts no element of an array back alone ({}); when it has ended: qsub -J {} SCRIPT", element, range);
 }
 
 }  // namespace
@@ -87,7 +96,7 @@ Result<RequeueWay> requeue_way(const std::optional<BatchJob>& job, const std::st
     if (job->scheduler == Scheduler::Lsf) return cannot("LSF does it by itself, where the queue has REQUEUE_EXIT_VALUES=75");
     if (!job->is_script) return cannot("this is an interactive job, not a job script's");
     if (job->scheduler == Scheduler::Slurm) return RequeueWay{{"scontrol", "requeue", job->id}, ""};
-    if (job->is_array_element) return cannot(fmt::format("PBS would submit the whole array of {} again", job->id));
+    if (job->is_array_element) return cannot(alone_by_hand(job->id));
     if (script.empty()) return cannot("PBS keeps a copy of the job script only; give the path of your own: --requeue-script FILE");
     // The new job waits for the end of this one, whose exit code it does not matter.
     return RequeueWay{{"qsub", "-W", "depend=afterany:" + job->id, script}, job->submitted_in};

@@ -30,6 +30,14 @@ TEST(BatchJobHere, AnElementOfAnArrayIsKnownByItsBrackets) {
     EXPECT_EQ(found_in({{"LSB_JOBID", "17"}, {"LSB_JOBINDEX", "0"}})->id, "17") << "LSF says 0 where there is no array";
 }
 
+TEST(BatchJobHere, AnElementOfASlurmArrayIsNotTheArray) {
+    // The last element's own number is the array's.
+    const std::optional<BatchJob> last = found_in({{"SLURM_JOB_ID", "17"}, {"SLURM_ARRAY_JOB_ID", "17"}, {"SLURM_ARRAY_TASK_ID", "3"}});
+    EXPECT_EQ(last->id, "17_3");
+    EXPECT_TRUE(last->is_array_element);
+    EXPECT_EQ(found_in({{"SLURM_JOB_ID", "18"}, {"SLURM_ARRAY_JOB_ID", "17"}, {"SLURM_ARRAY_TASK_ID", "1"}})->id, "17_1");
+}
+
 TEST(BatchJobHere, OfSlurmIsAScriptsWhereSbatchSaysSo) {
     EXPECT_TRUE(found_in({{"SLURM_JOB_ID", "17"}, {"ENVIRONMENT", "BATCH"}})->is_script);
     EXPECT_FALSE(found_in({{"SLURM_JOB_ID", "17"}})->is_script) << "salloc";

@@ -153,7 +153,8 @@ TEST(RequeueWayOf, PbsIsTheScriptItselfBehindThisJob) {
 }
 
 TEST(RequeueWayOf, SlurmIsTheJobItself) {
-    EXPECT_THAT(requeue_way(BatchJob{Scheduler::Slurm, "17", "/home/u", true, true}, "")->command, ElementsAre("scontrol", "requeue", "17"));
+    EXPECT_THAT(requeue_way(BatchJob{Scheduler::Slurm, "17", "/home/u", true, false}, "")->command, ElementsAre("scontrol", "requeue", "17"));
+    EXPECT_THAT(requeue_way(BatchJob{Scheduler::Slurm, "17_3", "/home/u", true, true}, "")->command, ElementsAre("scontrol", "requeue", "17_3"));
 }
 
 TEST(RequeueWayOf, WhereThereIsNoneItIsSaidWhy) {
@@ -166,7 +167,7 @@ TEST(RequeueWayOf, WhereThereIsNoneItIsSaidWhy) {
     BatchJob element = pbs_script();
     element.id = "5[3].pbs01";
     element.is_array_element = true;
-    EXPECT_THAT(why(element, "/a"), HasSubstr("the whole array of 5[3].pbs01"));
+    EXPECT_EQ(why(element, "/a"), "PBS puts no element of an array back alone (5[3].pbs01); when it has ended: qsub -J 3-4:2 SCRIPT");
     BatchJob interactive = pbs_script();
     interactive.is_script = false;
     EXPECT_THAT(why(interactive, "/a"), HasSubstr("interactive"));

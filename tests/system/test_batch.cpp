@@ -362,5 +362,21 @@ TEST_F(SlurmBatch, AJobWhoseTimeIsUpIsRunAgainAndFollowed) {
                                    HasSubstr("second run\n")));
 }
 
+TEST_F(SlurmBatch, AnElementOfAnArrayIsRunAgainAlone) {
+    // Both end at once; the last one's number is the array's too.
+    const std::string start = "[ -z \"$SLURM_RESTART_COUNT\" ] || touch element$SLURM_ARRAY_TASK_ID\nexec " + path_of("DDPRUN") + " --requeue=self ";
+    const std::string acts = " on 15 0 once element$SLURM_ARRAY_TASK_ID hold end say \"again $SLURM_ARRAY_TASK_ID\"";
+    const std::string array = slurm_->submit("notice=; [ $SLURM_ARRAY_TASK_ID = 1 ] || notice=--walltime-notice=3599s\n" + start + "$notice " + path_of("PROBE") + acts,
+                                             {"--array=1-2", "--time=60", "--open-mode=append", "--output=element.%a"});
+    const std::string last = array + "_2";
+    ASSERT_TRUE(slurm_->await_text("element.2", "putting the job back into the queue")) << file_content(file("element.2"));
+    slurm_->hasten(last);
+    EXPECT_TRUE(slurm_->await_text("element.2", "again 2")) << file_content(file("element.2"));
+    EXPECT_THAT(file_content(file("element.2")), HasSubstr("run 2 of job " + last));
+    EXPECT_EQ(slurm_->await_state(array + "_1", {"RUNNING"}), "RUNNING") << "the other one is left alone";
+    EXPECT_TRUE(std::filesystem::exists(file("ddprun-" + array + "_1.json")));
+    EXPECT_EQ(slurm_->run({"scancel", array}).status, 0);
+}
+
 }  // namespace
 }  // namespace ddprun::test
