@@ -18,16 +18,6 @@ bool made_progress(const RunState& before, const RunEnd& end) {
     return end.ran >= kProgressAge;
 }
 
-void remember_hosts(RunState& state, const std::vector<std::string>& lost) {
-    for (const std::string& host : lost) {
-        std::erase(state.lost_hosts, host);
-        state.lost_hosts.push_back(host);
-    }
-    if (state.lost_hosts.size() > kMostLostHosts) {
-        state.lost_hosts.erase(state.lost_hosts.begin(), state.lost_hosts.end() - static_cast<std::ptrdiff_t>(kMostLostHosts));
-    }
-}
-
 /// Why the job is not put back; "" when it is.
 std::string obstacle_to(const RequeueSpec& spec, const RunState& state, const RunEnd& end, const std::string& stop_file) {
     using enum RunEnd::Kind;
@@ -57,7 +47,6 @@ RunEnd run_end(const JobEnd& end, bool at_walltime) {
     result.restarts_used = end.restarts_used;
     result.steps = end.steps;
     result.ran = end.wall;
-    result.lost_hosts = end.lost_hosts;
     result.what = headline(end);
     const WorkerEnd* cause = root_cause(end);
     const FailureFacts facts = cause == nullptr ? FailureFacts{} : FailureFacts{!cause->exec_failure.empty(), cause->signaled, cause->status, true};
@@ -75,7 +64,6 @@ RequeueDecision decide_requeue(const RequeueSpec& spec, RunState state, const Ru
     state.restarts_used = end.restarts_used;
     state.runs_without_progress = made_progress(state, end) ? 0 : state.runs_without_progress + 1;
     state.last_step = std::max(state.last_step, end.steps);
-    remember_hosts(state, end.lost_hosts);
 
     RequeueDecision decision;
     if (end.kind != RunEnd::Kind::Succeeded) decision.why = obstacle_to(spec, state, end, stop_file);

@@ -30,7 +30,6 @@ struct RunEnd {
     int restarts_used = 0;
     std::int64_t steps = -1;     ///< the furthest that a worker told; -1 none did
     Duration ran{};
-    std::vector<std::string> lost_hosts;
 };
 /// `at_walltime`: it ended from outside, at the end of its walltime. Pure.
 RunEnd run_end(const JobEnd& end, bool at_walltime);

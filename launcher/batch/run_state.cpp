@@ -16,7 +16,6 @@ std::string render_run_state(const RunState& state) {
                     {"restarts_used", state.restarts_used},
                     {"last_step", state.last_step},
                     {"runs_without_progress", state.runs_without_progress},
-                    {"lost_hosts", state.lost_hosts},
                     {"phase", state.phase},
                     {"why", state.why}};
     return to_text(json, 2) + '\n';
@@ -34,9 +33,6 @@ Result<RunState> parse_run_state(std::string_view text) {
     take(*json, "restarts_used", state.restarts_used);
     take(*json, "last_step", state.last_step);
     take(*json, "runs_without_progress", state.runs_without_progress);
-    for (const Json& host : (*json)["lost_hosts"].elements()) {
-        if (host.is_text() && state.lost_hosts.size() < kMostLostHosts) state.lost_hosts.push_back(host.text());
-    }
     take(*json, "phase", state.phase);
     take(*json, "why", state.why);
     if (state.run < 1 || state.run >= 1'000'000) return Error{Errc::InvalidArgument, fmt::format("run {} cannot be", state.run), 0};

@@ -20,13 +20,10 @@ struct RunState {
     int restarts_used = 0;              ///< in the run
     std::int64_t last_step = -1;        ///< the furthest that any worker has told in any run; -1: none told
     int runs_without_progress = 0;      ///< in a row
-    std::vector<std::string> lost_hosts;  ///< in any run, newest last; at most kMostLostHosts
     std::string phase = "running";      ///< running, queued (for the next run), ended
     std::string why;                    ///< of queued or ended
     bool operator==(const RunState&) const = default;
 };
-
-inline constexpr std::size_t kMostLostHosts = 64;
 
 std::string render_run_state(const RunState& state);
 /// Error: InvalidArgument, in one line.

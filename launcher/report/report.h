@@ -38,7 +38,6 @@ struct JobEnd {
     std::optional<TimePoint> failure_decided;  ///< when; nullopt: there is none
     std::vector<WorkerEnd> workers;        ///< of the last generation
     std::int64_t steps = -1;               ///< the furthest that a worker of any generation told; -1: none did
-    std::vector<std::string> lost_hosts;   ///< nodes that were lost, in any generation
     std::vector<std::string> notes;        ///< "2 processes could not be killed: ..."
     OutputLoss loss;
     std::string log_directory;

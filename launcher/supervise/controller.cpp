@@ -250,11 +250,9 @@ void Controller::agent_lost(rdzv::AgentId peer, const std::string& why) {
     const auto agent = agents_.find(peer);
     if (agent == agents_.end()) return;
     const std::string host = agent->second.host;
-    const bool was_member = membership_.contains(peer);
     agents_.erase(agent);
     membership_.leave(peer, MonotonicClock::now());
     if (const int node = node_of(peer); node >= 0) {
-        if (was_member) lost_hosts_.push_back(host);
         feed(job_event::NodeLost{node, fmt::format("node {}: {}", host, why), membership_.has_enough()});
     }
     loop_.post([this] { consider_membership(); });
@@ -415,7 +413,6 @@ JobEnd Controller::end() const {
     end.failure = state_.failure;
     end.failure_decided = state_.failure_decided;
     end.steps = furthest_step_;
-    end.lost_hosts = lost_hosts_;
     end.workers = ends_;
     end.notes = notes_;
     return end;

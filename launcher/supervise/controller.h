@@ -155,7 +155,6 @@ class Controller {
     TimePoint oldest_report_ = TimePoint::max();  ///< of the errors in `ends_`
     std::int64_t steps_before_ = -1;  ///< the furthest any failed worker has got
     std::int64_t furthest_step_ = -1;  ///< the furthest any worker has got
-    std::vector<std::string> lost_hosts_;
     TimePoint begun_;
     std::string said_of_fabric_;
     std::vector<std::string> said_of_seats_;

@@ -10,7 +10,6 @@ namespace {
 using namespace std::chrono_literals;
 using testing::ElementsAre;
 using testing::HasSubstr;
-using testing::SizeIs;
 using Kind = RunEnd::Kind;
 
 RunEnd ended(Kind kind, std::int64_t steps, Duration ran = 1h) {
@@ -91,16 +90,6 @@ TEST(Requeue, WhereNoStepsAreToldTimeIsProgress) {
     EXPECT_EQ(decide_requeue(self(), in_run(1), ended(Kind::TimeUp, -1, 10s), "").state.runs_without_progress, 1);
     EXPECT_EQ(decide_requeue(self(), in_run(2, 100), ended(Kind::TimeUp, -1, 2h), "").state.runs_without_progress, 1)
         << "the runs before told steps, this one got to none";
-}
-
-TEST(Requeue, LostHostsAreRememberedOnceAndNotWithoutEnd) {
-    RunEnd end = ended(Kind::TimeUp, 500);
-    RunState state = in_run(1);
-    state.lost_hosts = {"node07", "node08"};
-    end.lost_hosts = {"node07"};
-    EXPECT_THAT(decide_requeue(self(), state, end, "").state.lost_hosts, ElementsAre("node08", "node07"));
-    for (int i = 0; i < 100; ++i) end.lost_hosts.push_back("host" + std::to_string(i));
-    EXPECT_THAT(decide_requeue(self(), state, end, "").state.lost_hosts, SizeIs(kMostLostHosts));
 }
 
 // ---- what a job's end is for that
@@ -185,7 +174,6 @@ TEST(RunStateFile, IsReadAsItWasWritten) {
     state.restarts_used = 1;
     state.last_step = 12'000;
     state.runs_without_progress = 1;
-    state.lost_hosts = {"node07"};
     state.phase = "queued";
     state.why = "its time is up";
     EXPECT_EQ(*parse_run_state(render_run_state(state)), state);
