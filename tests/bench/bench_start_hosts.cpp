@@ -1,6 +1,7 @@
 // One command on several hosts against its starter alone: `ddprun --hosts` with a worker per host, and the same number of
 // parallel `ssh HOST true`, in turns. The hosts are this machine's (tests/support/hosts.h), each with a real sshd, so all
-// share its cores. Prints medians and ratios; asserts nothing.
+// share its cores. The same in jobs of a real Slurm against `srun true` on the other hosts, both with salloc around them. Prints
+// medians and ratios; asserts nothing.
 // usage: bench_start_hosts DDPRUN STAMP HOST_INIT ON_HOST
 #include <fmt/core.h>
 #include <fcntl.h>
@@ -15,6 +16,7 @@
 #include <string>
 #include <vector>
 
+#include "tests/support/slurm_hosts.h"
 #include "tests/support/ssh_hosts.h"
 
 namespace ddprun::test {
@@ -53,11 +55,15 @@ class Stamps {
     std::uint64_t* words_ = nullptr;
 };
 
-double timed(const std::vector<std::string>& command) {
+template <class Run>
+double timed(const Run& run_it) {
     const double begun = now_ms();
-    const Outcome outcome = run(command);
+    const Outcome outcome = run_it();
     if (outcome.status != 0) fmt::print(stderr, "{}\n", outcome.err);
     return now_ms() - begun;
+}
+double timed(const std::vector<std::string>& command) {
+    return timed([&] { return run(command); });
 }
 
 void compare(int others, const char* ddprun, const char* stamp, int rounds) {
@@ -82,6 +88,25 @@ void compare(int others, const char* ddprun, const char* stamp, int rounds) {
     std::fflush(stdout);
 }
 
+void compare_in_slurm(int others, const char* ddprun, const char* stamp, int rounds) {
+    Hosts hosts(others + 1);
+    const SlurmHosts slurm(hosts);
+    Stamps stamps(hosts.shared() + "/stamps");
+    const std::string all = "-N" + std::to_string(others + 1), count = std::to_string(others);
+    std::vector<double> srun_alone, to_instruction, to_end;
+    for (int round = 0; round < rounds; ++round) {
+        srun_alone.push_back(timed([&] { return slurm.run({"salloc", "-Q", all, "srun", "--overlap", "-N" + count, "-n" + count, "--mpi=none", "-x", Hosts::name(0), "true"}); }));
+        stamps.clear();
+        const double begun = now_ms();
+        to_end.push_back(timed([&] { return slurm.run({"salloc", "-Q", all, ddprun, "-q", "--nproc-per-node=1", stamp, stamps.path()}); }));
+        to_instruction.push_back(stamps.last_ms() - begun);
+    }
+    const double alone = median(srun_alone), first = median(to_instruction), end = median(to_end);
+    fmt::print("{:>3} hosts of Slurm: srun true on {} {:7.1f} ms   ddprun: all workers' first instruction {:7.1f} ms, end {:7.1f} ms (+{:.1f} ms, {:.2f}x)\n",
+               others + 1, others, alone, first, end, end - alone, end / alone);
+    std::fflush(stdout);
+}
+
 }  // namespace
 }  // namespace ddprun::test
 
@@ -94,6 +119,7 @@ int main(int argc, char** argv) {
         fmt::print("left out: {}\n", *reason);
         return 0;
     }
+    if (!SlurmHosts::why_not()) compare_in_slurm(2, argv[1], argv[2], 9);
     compare(2, argv[1], argv[2], 7);
     compare(16, argv[1], argv[2], 3);
     compare(64, argv[1], argv[2], 3);
