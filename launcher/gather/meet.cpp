@@ -219,7 +219,7 @@ struct SharedMeeting {
 }  // namespace
 
 Result<std::optional<FirstHost>> find_first_host(const LauncherChoice& launcher, const EnvironmentLookup& lookup,
-                                                 const std::string& node_file) {
+                                                 const std::string& node_file, const std::optional<PalsApplication>& application) {
     const Placement task = launcher.placement.value_or(Placement{});
     if (task.family == LauncherFamily::Slurm) return first_host_of_step(task, lookup);
     if (task.family == LauncherFamily::SkyPilot) {
@@ -229,6 +229,10 @@ Result<std::optional<FirstHost>> find_first_host(const LauncherChoice& launcher,
         return std::optional(first_host(std::string(first), "skypilot-" + task.job, "the first of SKYPILOT_NODE_IPS"));
     }
     if (task.family != LauncherFamily::Pals || task.job.empty()) return std::optional<FirstHost>{};
+    if (application) {
+        const auto node = static_cast<std::size_t>(application->ranks.front().node);
+        return std::optional(first_host(application->hosts[node], "pals-" + task.job, "the host of rank 0 in PALS_APINFO"));
+    }
     // Its mpiexec takes the batch system's hosts in their order.
     const std::string_view first = trim(split(node_file, '\n').front());
     if (first.empty()) return std::optional<FirstHost>{};
@@ -241,7 +245,8 @@ Result<JobMeeting> meet(const JobSpec& spec, OuterTask& task, const EnvironmentL
     if (!choice) return choice.error();
     if (choice->kind != ExchangeChoice::Kind::None) return meet_by(*choice, spec, task, lookup, deadline);
     const std::string node_file = read_file(lookup("PBS_NODEFILE").value_or(""), kMaxNodeFile).value_or("");
-    const Result<std::optional<FirstHost>> first = find_first_host(task.launcher, lookup, node_file);
+    const Result<PalsApplication> application = read_apinfo(lookup);
+    const Result<std::optional<FirstHost>> first = find_first_host(task.launcher, lookup, node_file, application ? std::optional(*application) : std::nullopt);
     if (!first) return first.error();
     if (*first) return meet_at(**first, *choice, spec, task, lookup, deadline);
     return nowhere_to_meet(task, choice->why);

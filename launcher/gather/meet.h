@@ -6,6 +6,7 @@
 
 #include "env/clock.h"
 #include "env/nodes/launcher_env.h"
+#include "env/nodes/pals_apinfo.h"
 #include "env/result.h"
 #include "launcher/gather/job_meeting.h"
 #include "launcher/gather/outer_task.h"
@@ -22,10 +23,10 @@ struct FirstHost {
     std::string where;  ///< "the first host of SLURM_STEP_NODELIST"
     std::vector<std::uint16_t> ports;
 };
-/// Pure. `node_file` is the content of PBS_NODEFILE, "" without one. nullopt: nothing names the first host, or the job.
+/// Pure. `node_file` is the content of PBS_NODEFILE, "" without one; `application` what PALS_APINFO says. nullopt: nothing names the first host, or the job.
 /// Error: InvalidArgument naming the malformed variable; Mismatch when task 0 is not on that host.
 Result<std::optional<FirstHost>> find_first_host(const LauncherChoice& launcher, const EnvironmentLookup& lookup,
-                                                 const std::string& node_file);
+                                                 const std::string& node_file, const std::optional<PalsApplication>& application);
 
 /// Settles where the nodes meet: node 0 listens and says where; the others hear it and look which address answers. Also what
 /// the launcher does not tell of a rank's place on its node, which is filled in. Blocks until the job's join time-out.

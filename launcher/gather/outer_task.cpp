@@ -1,5 +1,7 @@
 #include "launcher/gather/outer_task.h"
 
+#include "env/nodes/pals_apinfo.h"
+
 #include <fmt/core.h>
 
 #include <algorithm>
@@ -44,6 +46,7 @@ Result<std::optional<OuterTask>> find_outer_task(const CommandLine& line, const 
     if (leaves_launcher_out(line)) return std::optional<OuterTask>{};
     Result<LauncherChoice> choice = choose_launcher(lookup);
     if (!choice) return choice.error();
+    if (choice->placement) fill_from_apinfo(*choice->placement, lookup);
     PmixSession pmix;
     if (choice->placement && choice->has_pmix && choice->placement->family != LauncherFamily::Torchrun) {
         Result<PmixSession> filled = fill_from_pmix(*choice->placement, kPmixPatience);

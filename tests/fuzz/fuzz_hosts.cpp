@@ -1,4 +1,5 @@
 #include "env/nodes/allocation.h"
+#include "env/nodes/pals_apinfo.h"
 #include "env/nodes/slurm_hostlist.h"
 #include "launcher/start/start_order.h"
 #include "launcher/start/starter_command.h"
@@ -23,7 +24,19 @@ StartOrder an_order() {
     return order;
 }
 
+/// An application of PALS: two ranks on one host.
+std::string an_apinfo() {
+    std::string bytes(252, '\0');
+    bytes[0] = 5;
+    bytes[64] = 12, bytes[72] = static_cast<char>(160), bytes[80] = 2;
+    bytes[88] = 68, bytes[96] = static_cast<char>(184), bytes[104] = 1;
+    bytes[172] = 1;
+    bytes.replace(188, 2, "n1");
+    return bytes;
+}
+
 const std::vector<std::string> kSeeds = {
+    an_apinfo(),
     "# rack\nn1 slots=4 max_slots=8\nn2:2 ; x\n\nme@n3\nr[08-10]\na b\n2001:db8::1\n", "h1\nh1\nh2.site.org\n", "n[01-03,07],r[1-2]n[0-3],gpu1:8",
     "2(x3),1", "h1 4 h2 8", encode(an_order()), "--at h1:4711,10.0.0.1:4711 --job 12.server --secret stdin --node 2"};
 
@@ -47,6 +60,9 @@ void take(const std::string& text) {
     check_hosts(parse_node_file(text));
     check(expand_hostlist(text));
     check(parse_tasks_per_node(text));
+    const Result<PalsApplication> application = parse_apinfo(text);
+    check(application);
+    if (application && (application->ranks.empty() || application->hosts.empty())) broken("an application without ranks or hosts", text);
     const Result<StartOrder> order = decode_start_order(text);
     check(order);
     if (order && order->slots.size() != order->hosts.size()) broken("hosts without their slots", text);

@@ -9,6 +9,7 @@
 #include "env/nodes/launcher_env.h"
 #include "env/nodes/launcher_process.h"
 #include "env/nodes/pmix_source.h"
+#include "env/nodes/pals_apinfo.h"
 
 namespace ddp {
 
@@ -33,6 +34,7 @@ struct Contract {
 Result<Contract> contract_of(const LauncherChoice& choice, const EnvironmentLookup& lookup) {
     LauncherChoice launcher = choice;
     Placement& placement = *launcher.placement;
+    ddprun::fill_from_apinfo(placement, lookup);
     ddprun::PmixSession pmix;
     if (choice.has_pmix) {
         Result<ddprun::PmixSession> filled = ddprun::fill_from_pmix(placement, kPmixPatience);
