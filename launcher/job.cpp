@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <map>
 #include <optional>
 #include <thread>
 #include <utility>
@@ -48,6 +49,7 @@
 #include "launcher/supervise/agent.h"
 #include "launcher/supervise/controller.h"
 #include "launcher/supervise/head.h"
+#include "launcher/supervise/heir.h"
 #include "launcher/supervise/job_token.h"
 #include "rendezvous/agent_link.h"
 #include "rendezvous/server.h"
@@ -128,9 +130,18 @@ class Job final : public rdzv::ServerHandler, public rdzv::AgentLinkHandler {
     void end_run();
     Status contend_for_head(const HeadChoice& choice);
     Status build_head(const HeadChoice& choice);
-    /// With several nodes a given --master-port is where the controller itself listens, unless they met elsewhere.
+    Status choose_store();
+    void build_controller();
+    void build_heir();
+    void join(const Endpoint& controller, TimePoint by);
+    Result<std::uint16_t> listen_as_standby();
+    void lose_head(const Error& why);
+    void take_over(JobState state, const std::string& why);
+    void give_up_without_head(const std::string& why);
+    void begin_control();
     /// This is the head, and no node: its agent has no workers and joins nothing.
     [[nodiscard]] bool is_apart() const { return controller_ && setup_.spec.rendezvous.head_is_apart; }
+    /// With several nodes a given --master-port is where the controller itself listens, unless they met elsewhere.
     [[nodiscard]] bool listens_at_master_port() const { return shared_endpoint(setup_.spec).has_value() && !setup_.meeting; }
     Status build_agent(const Endpoint& controller);
     Status build_observation();
@@ -156,9 +167,10 @@ class Job final : public rdzv::ServerHandler, public rdzv::AgentLinkHandler {
 
     void on_agent_joined(rdzv::AgentId agent, const rdzv::AgentHello& hello) override;
     void on_agent_message(rdzv::AgentId agent, const rdzv::FromAgent& message) override;
-    void hear(rdzv::AgentId, const rdzv::WorkersStarted&) {}
+    void hear(rdzv::AgentId agent, const rdzv::WorkersStarted& started) { controller_->agent_message(agent, started); }
     void hear(rdzv::AgentId agent, const rdzv::WorkerExited& exited);
     void hear(rdzv::AgentId agent, const rdzv::GenerationDrained& drained);
+    void hear(rdzv::AgentId agent, const rdzv::StandbyListens& listens) { controller_->agent_message(agent, listens); }
     void hear(rdzv::AgentId agent, const rdzv::Notice& notice) {
         if (notice.kind == "not-started") return not_started(notice.text);
         controller_->agent_message(agent, notice);
@@ -169,7 +181,7 @@ class Job final : public rdzv::ServerHandler, public rdzv::AgentLinkHandler {
     void hear(rdzv::AgentId agent, const rdzv::ModexRequest& request) { pass_on(exchange_.asked(agent, request)); }
     void hear(rdzv::AgentId agent, const rdzv::ModexReply& reply) { pass_on(exchange_.answered(agent, reply)); }
     void pass_on(const PmixExchange::Messages& messages);
-    void on_agent_lost(rdzv::AgentId agent, const std::string& why) override;
+    void on_agent_lost(rdzv::AgentId agent, const Error& why) override;
     void on_log(const std::string& line) override;
     void say_of_connections(const std::optional<std::string>& line);
 
@@ -180,6 +192,12 @@ class Job final : public rdzv::ServerHandler, public rdzv::AgentLinkHandler {
     void obey(const rdzv::StopGeneration& stop) { agent_->handle(stop); }
     void obey(const rdzv::Shutdown& shutdown);
     void obey(const rdzv::Notice& notice) { agent_->handle(notice); }
+    void obey(const rdzv::Legacy& legacy) {
+        if (heir_) heir_->obey(legacy);
+    }
+    void obey(const rdzv::Successor& successor) {
+        if (heir_) heir_->obey(successor);
+    }
     void obey(const rdzv::Question& question) { inquiry_->from_controller(question); }
     void obey(const rdzv::Answer& answer) { inquiry_->from_controller(answer); }
     template <class OfPmix>
@@ -205,8 +223,14 @@ class Job final : public rdzv::ServerHandler, public rdzv::AgentLinkHandler {
     std::unique_ptr<PmixServer> pmix_;        ///< null as well
     PmixExchange exchange_;                   ///< on the head, of all nodes' PMIx servers
     MasterPort master_port_;
-    std::unique_ptr<rdzv::Server> server_;    ///< on the head only, as the controller
-    std::unique_ptr<Controller> controller_;
+    std::unique_ptr<rdzv::Server> server_;    ///< on the head, and on the standby
+    std::unique_ptr<Controller> controller_;  ///< on the head only
+    std::unique_ptr<Heir> heir_;              ///< elsewhere; null: this node ends with the head
+    std::map<rdzv::AgentId, rdzv::AgentHello> early_;  ///< have come to the standby, which is not the head yet
+    Endpoint head_;                           ///< where the controller is, for agents
+    rdzv::AgentHello hello_;                  ///< what this node says of itself
+    bool has_succeeded_ = false;              ///< this head was the standby
+    bool serves_torch_ = false;               ///< on the head
     std::unique_ptr<Output> output_;
     std::unique_ptr<Agent> agent_;
     std::unique_ptr<rdzv::AgentLink> link_;    ///< null: a head that is no node
@@ -427,40 +451,54 @@ Status Job::build_pmix() {
 
 Status Job::build_head(const HeadChoice& choice) {
     const JobSpec& spec = setup_.spec;
-    const Result<TorchStoreChoice> store = choose_torch_store(spec, is_run_by_python(setup_.program));
-    if (!store) return store.error();
-    log_.debug("the store of PyTorch's workers is {}: {}", store->is_served ? "ours" : "theirs", store->why);
+    if (const Status chosen = choose_store(); !chosen) return chosen;
     if (spec.rendezvous.master_port && !listens_at_master_port()) {
         if (const Status free = MasterPort::check(*spec.rendezvous.master_port); !free) return free;
     }
     rdzv::ServerOptions options;
     options.credentials = {spec.rendezvous.run_id, token_.token};
     options.where = choice.endpoint;
-    options.serves_torch = store->is_served;
-    if (store->is_served && spec.nodes.max == 1) options.where.port = static_cast<std::uint16_t>(spec.rendezvous.master_port.value_or(0));
+    options.serves_torch = serves_torch_;
+    if (serves_torch_ && spec.nodes.max == 1) options.where.port = static_cast<std::uint16_t>(spec.rendezvous.master_port.value_or(0));
     if (setup_.meeting) options.listener = std::move(setup_.meeting->listener);
     options.heartbeats = heartbeats_of(spec.rendezvous);
     Result<std::unique_ptr<rdzv::Server>> server = rdzv::Server::create(*loop_, std::move(options), *this);
     if (!server) return server.error();
     server_ = std::move(*server);
 
-    job_log_ = log_.with_component("job");
+    build_controller();
     if (spec.nodes.max > 1) {
         job_log_->info("controller on port {} ({}), waiting for {} nodes", server_->bound().port, choice.why, spec.nodes.min);
     }
+    return {};
+}
+
+/// Whether PyTorch's workers get their store from us.
+Status Job::choose_store() {
+    const Result<TorchStoreChoice> store = choose_torch_store(setup_.spec, is_run_by_python(setup_.program));
+    if (!store) return store.error();
+    log_.debug("the store of PyTorch's workers is {}: {}", store->is_served ? "ours" : "theirs", store->why);
+    serves_torch_ = store->is_served;
+    return {};
+}
+
+void Job::build_controller() {
+    const JobSpec& spec = setup_.spec;
+    job_log_ = log_.with_component("job");
     ControllerConfig config;
     config.spec = spec;
     config.program = setup_.program.name;
+    config.can_be_succeeded = spec.nodes.max > 1 && !setup_.start && !spec.outer_rank;
     config.random = static_cast<double>(::getpid() % 1000) / 1000;
     config.own_host = host_;
     if (!spec.rendezvous.head_is_apart) config.own_pid = ::getpid();
     config.agreed = common_spec(spec, pmix_ != nullptr);
     if (!spec.rendezvous.head_is_apart || spec.fabric) config.fabric = describe_fabric(setup_.machine.fabric, process_environment);
     config.in_batch_job = find_batch_job(process_environment).has_value();
-    config.master = [this, is_served = store->is_served](const rdzv::AgentHello& first) -> Result<MasterAddress> {
+    config.master = [this](const rdzv::AgentHello& first) -> Result<MasterAddress> {
         const RendezvousSpec& rendezvous = setup_.spec.rendezvous;
-        if (is_served) return MasterAddress{master_host(setup_.spec, true, {}), server_->bound().port, true};
-        const bool is_here = first.host == host_ && first.pid == ::getpid();
+        const bool is_here = first.host == host_ && first.pid == ::getpid() && !has_succeeded_;
+        if (serves_torch_) return MasterAddress{has_succeeded_ ? hello_.addresses.front() : master_host(setup_.spec, true, {}), server_->bound().port, true};
         const std::string host = master_host(setup_.spec, is_here, first.addresses);
         if (rendezvous.master_port && !listens_at_master_port()) return MasterAddress{host, *rendezvous.master_port};
         const Result<int> port = master_port_.reserve();
@@ -481,7 +519,6 @@ Status Job::build_head(const HeadChoice& choice) {
         for (WorldNode& node : controller_->world()) nodes.push_back({node.agent, std::move(node.host), node.first_rank, node.workers});
         pass_on(exchange_.begin(id_, generation, std::move(nodes)));
     });
-    return {};
 }
 
 Status Job::build_agent(const Endpoint& controller) {
@@ -507,7 +544,7 @@ Status Job::build_agent(const Endpoint& controller) {
                                      [this](rdzv::FromAgent message) { agent_says(std::move(message)); });
     if (is_apart()) return build_observation();
 
-    rdzv::AgentHello hello;
+    rdzv::AgentHello& hello = hello_;
     hello.host = host_;
     hello.node_rank = spec.rendezvous.node_rank;
     // The port that workers get as MASTER_PORT is held here: rank 0 has to be here too, whoever joins first.
@@ -520,17 +557,24 @@ Status Job::build_agent(const Endpoint& controller) {
     hello.role = spec.role;
     hello.seats = seats_of(spec, setup_.machine, setup_.workers);
     if (wants_fabric(spec) || spec.nodes.max > 1) hello.fabric = name_of(setup_.machine.fabric.fabric);
+    if (!controller_) build_heir();
+    join(controller, deadline_after(MonotonicClock::now(), spec.rendezvous.join_timeout));
+    return build_observation();
+}
+
+/// Becomes part of the job at its controller, the first one or another.
+void Job::join(const Endpoint& controller, TimePoint by) {
+    head_ = controller;
     rdzv::AgentLinkOptions options;
     options.controller = controller;
-    options.credentials = {spec.rendezvous.run_id, token_.token};
+    options.credentials = {setup_.spec.rendezvous.run_id, token_.token};
     options.name = "agent on " + host_;
     options.when_token_differs = token_.when_refused;
-    options.hello = std::move(hello);
-    options.heartbeats = heartbeats_of(spec.rendezvous);
+    options.hello = hello_;
+    options.heartbeats = heartbeats_of(setup_.spec.rendezvous);
     options.is_ours = server_ != nullptr;
-    options.connect_by = deadline_after(MonotonicClock::now(), spec.rendezvous.join_timeout);
+    options.connect_by = by;
     link_ = std::make_unique<rdzv::AgentLink>(*loop_, std::move(options), *this);
-    return build_observation();
 }
 
 Status Job::build_observation() {
@@ -571,11 +615,7 @@ Result<int> Job::run() {
         if (output_) flush_output();
         return built.error();
     }
-    if (controller_) {
-        walltime_ = std::make_unique<WalltimeWatch>(*loop_, system_, log_);
-        walltime_->begin(setup_.spec.walltime_notice, [this](TimePoint end) { walltime_is_known(end); }, [this](const std::string& why) { walltime_is_unknown(why); });
-        controller_->begin();
-    }
+    if (controller_) begin_control();
     if (const Status ran = loop_->run(); !ran) {
         warden_->end_all();  // no end of a worker is seen any more
         flush_output();
@@ -585,6 +625,80 @@ Result<int> Job::run() {
     flush_output();
     end_run();
     return code;
+}
+
+void Job::begin_control() {
+    walltime_ = std::make_unique<WalltimeWatch>(*loop_, system_, log_);
+    walltime_->begin(setup_.spec.walltime_notice, [this](TimePoint end) { walltime_is_known(end); }, [this](const std::string& why) { walltime_is_unknown(why); });
+    controller_->begin();
+}
+
+// ---- without the head
+
+/// Whoever was started by the head ends with it.
+void Job::build_heir() {
+    const JobSpec& spec = setup_.spec;
+    if (setup_.is_started || setup_.has_lifeline || spec.outer_rank) return;
+    Heir::Parts parts{*loop_, log_, {}, nullptr, nullptr, nullptr, nullptr, nullptr};
+    parts.patience = std::min(spec.failure_grace, spec.shutdown_timeout) + heartbeats_of(spec.rendezvous).timeout;
+    parts.listen = [this] { return listen_as_standby(); };
+    parts.say = [this](rdzv::FromAgent message) { link_->send(std::move(message)); };
+    parts.go_to = [this](const Endpoint& controller, TimePoint by) {
+        agent_->set_store("tcp:" + to_string(controller));
+        if (hello_.addresses.empty()) hello_.addresses = heir_->own_addresses();
+        join(controller, by);
+    };
+    parts.take_over = [this](JobState state, const std::string& why) { take_over(std::move(state), why); };
+    parts.give_up = [this](const std::string& why) { give_up_without_head(why); };
+    heir_ = std::make_unique<Heir>(std::move(parts));
+}
+
+Result<std::uint16_t> Job::listen_as_standby() {
+    if (const Status chosen = choose_store(); !chosen) return chosen.error();
+    rdzv::ServerOptions options;
+    options.serves_torch = serves_torch_;
+    options.credentials = {setup_.spec.rendezvous.run_id, token_.token};
+    options.where = {"", 0};
+    options.heartbeats = heartbeats_of(setup_.spec.rendezvous);
+    Result<std::unique_ptr<rdzv::Server>> server = rdzv::Server::create(*loop_, std::move(options), *this);
+    if (!server) return server.error();
+    server_ = std::move(*server);
+    return server_->bound().port;
+}
+
+/// This node's workers are stopped, as survivors of any failure; when none is left the job goes on elsewhere.
+void Job::lose_head(const Error& why) {
+    constexpr Duration kRefusal = std::chrono::milliseconds(100);  // a host that lives refuses at once
+    const Result<UniqueFd> again = connect_tcp(head_, MonotonicClock::now() + kRefusal);
+    const bool is_dead = !again && again.error().sys == ECONNREFUSED;
+    const std::string lost = fmt::format("the head at {} is lost ({})", to_string(head_), why.what);
+    log_.warning("{}; this node's workers are stopped, the job goes on under {}", lost, heir_->successor());
+    heir_->head_lost(lost, is_dead);
+    rdzv::StopGeneration stop;
+    stop.generation = agent_->generation();
+    stop.grace_ns = std::min(setup_.spec.failure_grace, setup_.spec.shutdown_timeout).count();
+    stop.failed_rank = 0;
+    stop.why = lost;
+    agent_->handle(stop);
+    if (agent_->idle()) heir_->drained();
+}
+
+void Job::take_over(JobState state, const std::string& why) {
+    has_succeeded_ = true;
+    build_controller();
+    job_log_->warning("this node is the head from now on; {} nodes are here", early_.size());
+    observation_->becomes_head(*controller_);
+    controller_->on_event([this](const JobEvent& event) { observation_->decided(event); });
+    build_questions();
+    begin_control();
+    for (const auto& [agent, hello] : std::exchange(early_, {})) on_agent_joined(agent, hello);
+    controller_->succeed(std::move(state), why);
+}
+
+void Job::give_up_without_head(const std::string& why) {
+    for (const auto& [agent, hello] : std::exchange(early_, {})) server_->refuse_agent(agent, {Errc::Refused, why, 0});
+    failure_ = why;
+    server_->when_written(kFarewell, [this] { leave(static_cast<int>(ExitCode::Unavailable)); });
 }
 
 void Job::walltime_is_unknown(const std::string& why) {
@@ -649,19 +763,27 @@ void Job::suspend() {
 // ---- what peers say
 
 void Job::on_agent_joined(rdzv::AgentId agent, const rdzv::AgentHello& hello) {
+    if (!controller_) {
+        early_.emplace(agent, hello);
+        return heir_->arrived(agent);
+    }
     const Status joined = controller_->agent_joined(agent, hello);
     if (!joined) return server_->refuse_agent(agent, joined.error());
     if (others_ && hello.node_rank) others_->joined(*hello.node_rank);
 }
 
-void Job::on_agent_lost(rdzv::AgentId agent, const std::string& why) {
+void Job::on_agent_lost(rdzv::AgentId agent, const Error& why) {
+    if (!controller_) {
+        early_.erase(agent);
+        return heir_->gone(agent);
+    }
     inquiry_->agent_lost(agent);
     pass_on(exchange_.node_lost(agent));
     controller_->agent_lost(agent, why);
 }
 
 void Job::on_agent_message(rdzv::AgentId agent, const rdzv::FromAgent& message) {
-    std::visit([&](const auto& one) { hear(agent, one); }, message);
+    if (controller_) std::visit([&](const auto& one) { hear(agent, one); }, message);
 }
 
 void Job::hear(rdzv::AgentId agent, const rdzv::WorkerExited& exited) {
@@ -699,6 +821,8 @@ void Job::on_message(const rdzv::ToAgent& message) {
 
 void Job::obey(const rdzv::StartGeneration& start) {
     observe(start);
+    if (heir_) heir_->generation_began();
+    hello_.kept_rank = start.group_rank;
     agent_->handle(start);
 }
 
@@ -715,6 +839,8 @@ void Job::obey(const rdzv::Shutdown& shutdown) {
 
 void Job::on_lost(const Error& why) {
     if (exit_code_ || (controller_ && controller_->finished())) return;
+    const bool is_gone = why.code == Errc::Closed || why.code == Errc::Timeout;
+    if (!controller_ && is_gone && heir_ && !heir_->successor().empty() && !heir_->is_orphan()) return lose_head(why);
     failure_ = "the controller: " + why.what;
     if (!agent_->idle()) log_.error("{}; killing the workers of this node", failure_);
     leave(static_cast<int>(ExitCode::Unavailable));
@@ -744,6 +870,7 @@ void Job::agent_says(rdzv::FromAgent message) {
     const bool is_last = std::holds_alternative<rdzv::GenerationDrained>(message);
     link_->send(std::move(message));
     if (exit_code_ && is_last) stop_after_others(kFarewell / 2);
+    if (is_last && heir_) heir_->drained();
 }
 
 int Job::say_how_it_ended() {

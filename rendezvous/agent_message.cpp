@@ -12,6 +12,7 @@ static void fields(Fields& f, AgentHello& m) {
     f("addresses", m.addresses);
     f.usually("fabric", m.fabric, {});
     f("host", m.host);
+    f("kept_rank", m.kept_rank);
     f("node_rank", m.node_rank);
     f("pid", m.pid);
     f.defaulted("role", m.role);
@@ -83,6 +84,21 @@ static void fields(Fields& f, Answer& m) {
     f.blob(m.value);
 }
 
+static void fields(Fields& f, Legacy& m) {
+    f("age_ns", m.age_ns);
+    f("agents", m.agents);
+    f("generation", m.generation);
+    f("restart_ages_ns", m.restart_ages_ns);
+    f("restarts_used", m.restarts_used);
+    f("steps", m.steps);
+    f("without_progress", m.without_progress);
+}
+static void fields(Fields& f, StandbyListens& m) { f("port", m.port); }
+static void fields(Fields& f, Successor& m) {
+    f("addresses", m.addresses);
+    f("host", m.host);
+    f("port", m.port);
+}
 static void fields(Fields& f, World& m) {
     f("generation", m.generation);
     f("job", m.job);

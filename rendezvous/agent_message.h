@@ -25,6 +25,7 @@ struct AgentHello {
     std::string role = "default";
     std::string fabric = {};             ///< what connects it with other nodes: "slingshot"; "" it did not look
     std::vector<std::string> seats = {}; ///< by local rank: "CPUs 0-15, NUMA 3, GPU 0"; none where nobody is bound
+    std::optional<int> kept_rank = {};   ///< its group rank under another controller, which is lost
     bool operator==(const AgentHello&) const = default;
 };
 struct WorkersStarted {
@@ -119,6 +120,34 @@ struct Answer {
     bool operator==(const Answer&) const = default;
 };
 
+// Where the job outlives its head (launcher/supervise/succession.h).
+
+/// To the standby: what it needs to be the controller. Its answer, once, is where it listens.
+struct Legacy {
+    static constexpr MessageType kType = MessageType::Legacy;
+    std::uint64_t generation = 0;
+    int restarts_used = 0;
+    std::vector<std::string> restart_ages_ns;  ///< how long ago each was decided, oldest first, decimal
+    int without_progress = 0;                  ///< generations in a row
+    std::int64_t age_ns = 0;                   ///< of the generation
+    int agents = 0;                            ///< that have joined, the head's too
+    std::int64_t steps = -1;                   ///< the furthest that any worker has got
+    bool operator==(const Legacy&) const = default;
+};
+struct StandbyListens {
+    static constexpr MessageType kType = MessageType::StandbyListens;
+    int port = 0;
+    bool operator==(const StandbyListens&) const = default;
+};
+/// Where to go when this controller is lost.
+struct Successor {
+    static constexpr MessageType kType = MessageType::Successor;
+    std::string host;                    ///< the standby's name; "" nobody succeeds
+    std::vector<std::string> addresses;  ///< where it listens, the best first
+    int port = 0;
+    bool operator==(const Successor&) const = default;
+};
+
 // The rest only where the agents are PMIx servers of their workers (launcher/pmix/). What workers exchange is opaque here.
 
 /// Who the nodes of a generation are; comes before its StartGeneration.
@@ -164,9 +193,9 @@ struct ModexReply {
 };
 
 /// What an agent says once it has joined.
-using FromAgent = std::variant<WorkersStarted, WorkerExited, GenerationDrained, Notice, Question, Answer, FenceEntered, ModexRequest, ModexReply>;
+using FromAgent = std::variant<WorkersStarted, WorkerExited, GenerationDrained, Notice, Question, Answer, FenceEntered, ModexRequest, ModexReply, StandbyListens>;
 /// What the controller says to an agent.
-using ToAgent = std::variant<StartGeneration, StopGeneration, Shutdown, Notice, Question, Answer, World, FenceOver, ModexRequest, ModexReply>;
+using ToAgent = std::variant<StartGeneration, StopGeneration, Shutdown, Notice, Question, Answer, World, FenceOver, ModexRequest, ModexReply, Legacy, Successor>;
 
 Result<AgentHello> decode_agent_hello(Frame frame);
 Result<FromAgent> decode_from_agent(Frame frame);

@@ -50,6 +50,7 @@ Status Membership::join(AgentId agent, Joiner joiner, TimePoint now) {
     if (!place) {
         const auto hole = std::find_if(holes_.begin(), holes_.end(), [&](const auto& h) { return h.second == joiner.host && !claims_.contains(h.first); });
         if (hole != holes_.end()) place = hole->first;
+        else if (joiner.kept_place && !claims_.contains(*joiner.kept_place)) place = joiner.kept_place;
     }
     const Arrival arrival = next_arrival_++;
     arrivals_.emplace(agent, arrival);

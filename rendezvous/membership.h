@@ -34,6 +34,7 @@ struct Joiner {
     int slots = 0;
     std::string role = "default";
     std::string spec_hash;
+    std::optional<int> kept_place = {};  ///< it had under a controller that is lost
     bool is_head = false;  ///< beside the controller: the first rank's port is held there
 };
 

@@ -19,8 +19,8 @@ enum class MessageType : std::uint8_t {
     Hello = 1, Challenge, Proof, Welcome, Failure, Heartbeat,
     Set = 16, Get, TryGet, Add, CompareSet, Erase, Wait, Barrier,
     Done = 32, Value, Absent, Sum, Exchanged, Erased,
-    AgentHello = 64, WorkersStarted, WorkerExited, GenerationDrained, FenceEntered,
-    StartGeneration = 80, StopGeneration, Shutdown, World, FenceOver,
+    AgentHello = 64, WorkersStarted, WorkerExited, GenerationDrained, FenceEntered, StandbyListens,
+    StartGeneration = 80, StopGeneration, Shutdown, World, FenceOver, Legacy, Successor,
     Notice = 96, Question, Answer, ModexRequest, ModexReply,
 };
 

@@ -333,7 +333,7 @@ void Server::on_closed(Connection& connection, const Error& why) {
     }
     if (peer->joined) {
         --joined_agents_;
-        return handler_.on_agent_lost(peer->id, why.what);
+        return handler_.on_agent_lost(peer->id, why);
     }
     // A worker or tool that closes its connection has simply finished.
     const bool is_news = peer->stage == Peer::Stage::Handshake ||

@@ -32,7 +32,7 @@ class ServerHandler {
     /// Of an agent that has joined.
     virtual void on_agent_message(AgentId agent, const FromAgent& message) = 0;
     /// The connection of an agent that had joined is over, whoever ended it. Once per agent; nothing follows.
-    virtual void on_agent_lost(AgentId agent, const std::string& why) = 0;
+    virtual void on_agent_lost(AgentId agent, const Error& why) = 0;
     /// One line for the operator, about peers that are not, or no longer, part of the job.
     virtual void on_log(const std::string& line) = 0;
 };

@@ -202,6 +202,7 @@ void Observation::node_says(const rdzv::WorkerExited& exit, const std::string& h
 void Observation::decided(const JobEvent& event) {
     if (const auto* hang = std::get_if<job_event::HangFound>(&event)) write("hang", {{"what", hang->what}});
     else if (const auto* lost = std::get_if<job_event::NodeLost>(&event)) write("node_lost", {{"what", lost->why}});
+    else if (const auto* outnumbered = std::get_if<job_event::Outnumbered>(&event)) write("outnumbered", {{"what", outnumbered->why}});
     else if (const auto* preempt = std::get_if<job_event::PreemptAsked>(&event)) write("preempt", {{"what", preempt->why}});
     else if (const auto* waiting = std::get_if<job_event::NodesWaiting>(&event)) write("nodes_waiting", {{"nodes", std::int64_t{waiting->nodes}}});
     else if (const auto* stop = std::get_if<job_event::StopAsked>(&event); stop != nullptr && stop->others_go_on) write("node_leaving", {{"what", stop->host}});

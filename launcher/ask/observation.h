@@ -42,6 +42,9 @@ class Observation {
     /// Of this node; on the head with what is known there of the job.
     [[nodiscard]] JobStatus status() const;
 
+    /// This node is the head from now on.
+    void becomes_head(const Controller& controller) { parts_.controller = &controller; }
+
     // What happens to the job, for --events.
     void generation_started(const rdzv::StartGeneration& order);
     /// What this node's agent tells the controller.

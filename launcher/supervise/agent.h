@@ -55,6 +55,8 @@ class Agent {
           Send send);
     ~Agent();
 
+    /// Where workers that are started from now on find the store: "tcp:host:port".
+    void set_store(std::string store) { config_.store = std::move(store); }
     void handle(const rdzv::StartGeneration& order);
     void handle(const rdzv::StopGeneration& order);
     void handle(const rdzv::Notice& notice);
@@ -79,6 +81,7 @@ class Agent {
     /// A worker's line of it, with a share of the segment: for whoever looks again after a restart.
     [[nodiscard]] std::shared_ptr<const RankLine> share_line(int local_rank) const { return {segment_, &segment_->line(local_rank)}; }
     [[nodiscard]] int first_rank() const { return order_.first_rank; }
+    [[nodiscard]] std::uint64_t generation() const { return order_.generation; }
     /// A variable of the worker's environment as it was started; nullopt: not set. Ours (RANK, ...) are not among them.
     [[nodiscard]] std::optional<std::string> variable(int local_rank, std::string_view name) const;
     /// What this node's worker of that rank has left in its error file; "" nothing, or it is none of ours.

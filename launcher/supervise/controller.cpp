@@ -13,6 +13,7 @@
 #include "launcher/plan/seating.h"
 #include "launcher/report/explain.h"
 #include "launcher/signals.h"
+#include "launcher/supervise/succession.h"
 #include "rendezvous/rank_table.h"
 
 namespace ddprun {
@@ -88,10 +89,14 @@ void Controller::feed(const JobEvent& event) {
 Status Controller::agent_joined(rdzv::AgentId peer, const rdzv::AgentHello& hello) {
     if (finished()) return Error{Errc::Refused, "the job is over", 0};
     const bool is_own = hello.pid == config_.own_pid && hello.host == config_.own_host;
-    const rdzv::Joiner joiner{hello.host, hello.pid, hello.node_rank, hello.slots, hello.role, hello.spec_hash, is_own};
+    const rdzv::Joiner joiner{hello.host, hello.pid, hello.node_rank, hello.slots, hello.role, hello.spec_hash, hello.kept_rank, is_own};
     if (const Status joined = membership_.join(peer, joiner, MonotonicClock::now()); !joined) return joined;
     agents_[peer] = hello;
+    electorate_ = std::max(electorate_, static_cast<int>(agents_.size()));
     if (state_.phase != JobState::Phase::Joining) newcomers_.push_back(peer);
+    if (!successor_.host.empty()) send_(peer, successor_);
+    if (standby_ != kThisProcess) tell_standby();
+    else if (state_.phase == JobState::Phase::Running) appoint_standby();
     // Not inside the server's call: a world that forms now is told to agents whose join is still being answered.
     loop_.post([this] { consider_membership(); });
     return {};
@@ -246,14 +251,17 @@ bool Controller::was_the_cause_all_along(const WorkerEnd& end) {
     return after_a_failure && root_cause(ends_, state_.failure_decided) == &end;
 }
 
-void Controller::agent_lost(rdzv::AgentId peer, const std::string& why) {
+void Controller::agent_lost(rdzv::AgentId peer, const Error& why) {
     const auto agent = agents_.find(peer);
     if (agent == agents_.end()) return;
     const std::string host = agent->second.host;
     agents_.erase(agent);
     membership_.leave(peer, MonotonicClock::now());
+    check_majority(why);
+    if (peer == standby_) appoint_standby();
+    else tell_standby();
     if (const int node = node_of(peer); node >= 0) {
-        feed(job_event::NodeLost{node, fmt::format("node {}: {}", host, why), membership_.has_enough()});
+        feed(job_event::NodeLost{node, fmt::format("node {}: {}", host, why.what), membership_.has_enough()});
     }
     loop_.post([this] { consider_membership(); });
 }
@@ -262,9 +270,13 @@ void Controller::agent_lost(rdzv::AgentId peer, const std::string& why) {
 
 void Controller::stop(int signal, rdzv::AgentId source) {
     const bool is_leave = signal == SIGTERM && membership_.contains(source) && membership_.can_spare_one();
+    if (!is_leave) end_succession();
     feed(job_event::StopAsked{signal, source, node_of(source), host_of(source), is_leave});
 }
-void Controller::preempt(int signal, const std::string& why) { feed(job_event::PreemptAsked{signal, why}); }
+void Controller::preempt(int signal, const std::string& why) {
+    end_succession();
+    feed(job_event::PreemptAsked{signal, why});
+}
 void Controller::hang_found(const std::string& what, int culprit) { feed(job_event::HangFound{what, culprit}); }
 void Controller::walltime_known(TimePoint time_up) { feed(job_event::WalltimeKnown{time_up}); }
 
@@ -283,6 +295,69 @@ void Controller::perform(const job_action::StartGeneration& action) {
     if (!all) return give_up(all.error().what);
     log_.set_generation(action.generation);
     for (std::size_t i = 0; i < nodes_.size(); ++i) send_(nodes_[i].peer, (*all)[i]);
+    unconfirmed_ = static_cast<int>(nodes_.size());
+    appoint_standby();
+}
+
+// ---- succession
+
+/// Whoever can go on without this node: none where too few would be left.
+void Controller::appoint_standby() {
+    if (!config_.can_be_succeeded || state_.phase != JobState::Phase::Running || state_.stopped_by || state_.preempted) return;
+    std::vector<HeirFacts> heirs;
+    for (const Node& node : nodes_) heirs.push_back({agents_.contains(node.peer), node.hello.pid == config_.own_pid && node.hello.host == config_.own_host});
+    const int chosen = membership_.joined() > config_.spec.nodes.min ? choose_standby(heirs) : -1;
+    if (chosen < 0) return end_succession();
+    const rdzv::AgentId standby = nodes_[static_cast<std::size_t>(chosen)].peer;
+    if (standby != standby_) end_succession();
+    standby_ = standby;
+    tell_standby();
+}
+
+void Controller::tell_standby() {
+    if (standby_ == kThisProcess) return;
+    send_(standby_, legacy_of(state_, static_cast<int>(agents_.size()), furthest_step_, MonotonicClock::now()));
+}
+
+/// From now on the job ends with this process.
+void Controller::end_succession() {
+    standby_ = kThisProcess;
+    if (successor_.host.empty()) return;
+    successor_ = {};
+    for (const auto& [peer, hello] : agents_) send_(peer, successor_);
+}
+
+void Controller::agent_message(rdzv::AgentId peer, const rdzv::StandbyListens& listens) {
+    if (peer != standby_) return;
+    const rdzv::AgentHello& hello = agents_.at(peer);
+    successor_ = {hello.host, hello.addresses, listens.port};
+    may_be_succeeded_ = true;
+    for (const auto& [other, theirs] : agents_) send_(other, successor_);
+    // When it has been sent.
+    loop_.post([this, host = hello.host] { log_.info("{} is the standby: the job outlives this node", host); });
+}
+
+/// Once all nodes have heard of a generation, those before it do not count any more.
+void Controller::agent_message(rdzv::AgentId peer, const rdzv::WorkersStarted& started) {
+    if (node_of(peer) < 0 || started.generation != state_.generation || --unconfirmed_ != 0) return;
+    electorate_ = static_cast<int>(agents_.size());
+    known_dead_ = 0;
+    may_be_succeeded_ = !successor_.host.empty();
+}
+
+/// Nodes that have fallen silent may be the larger part of a network in two, and go on without us.
+void Controller::check_majority(const Error& why) {
+    if (why.code != Errc::Timeout) ++known_dead_;
+    if (!may_be_succeeded_ || finished() || head_keeps_job(electorate_, static_cast<int>(agents_.size()), known_dead_)) return;
+    end_succession();
+    feed(job_event::Outnumbered{fmt::format("only {} of {} nodes are left that hear each other: the others may go on without this one",
+                                            agents_.size(), electorate_ - known_dead_)});
+}
+
+void Controller::succeed(JobState state, const std::string& why) {
+    state_ = std::move(state);
+    log_.set_generation(state_.generation);
+    feed(job_event::NodeLost{0, why, membership_.has_enough()});
 }
 
 /// No generation can be started, for a reason of our own.

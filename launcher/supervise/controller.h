@@ -46,6 +46,7 @@ struct ControllerConfig {
     std::string fabric;   ///< of this node, and what is set because of it (describe_fabric)
     double random = 0;    ///< in [0, 1), spreads the back-off
     bool in_batch_job = false;  ///< a scheduler ends the job, by several ways at once
+    bool can_be_succeeded = false;  ///< the other nodes' agents do not end with this process
 };
 
 /// The one place that decides for the whole job: performs what job_state decides.
@@ -67,9 +68,14 @@ class Controller {
     /// Error: why this agent may not join (said to it).
     Status agent_joined(rdzv::AgentId peer, const rdzv::AgentHello& hello);
     void agent_message(rdzv::AgentId peer, const rdzv::Notice& notice);
+    void agent_message(rdzv::AgentId peer, const rdzv::WorkersStarted& started);
     void agent_message(rdzv::AgentId peer, const rdzv::WorkerExited& exited);
     void agent_message(rdzv::AgentId peer, const rdzv::GenerationDrained& drained);
-    void agent_lost(rdzv::AgentId peer, const std::string& why);
+    void agent_message(rdzv::AgentId peer, const rdzv::StandbyListens& standby);
+    void agent_lost(rdzv::AgentId peer, const Error& why);
+
+    /// This process becomes the controller of a job that has lost its own; its agents have joined already.
+    void succeed(JobState state, const std::string& why);
 
     // What the operator and the host want.
     /// A signal to this process: agents send theirs as a Notice.
@@ -121,6 +127,10 @@ class Controller {
     void perform(const job_action::Rejoin& action);
     void perform(const job_action::Finish& action);
 
+    void appoint_standby();
+    void tell_standby();
+    void end_succession();
+    void check_majority(const Error& why);
     void count_down(TimePoint end);
     void consider_membership();
     void form_world();
@@ -155,6 +165,12 @@ class Controller {
     TimePoint oldest_report_ = TimePoint::max();  ///< of the errors in `ends_`
     std::int64_t steps_before_ = -1;  ///< the furthest any failed worker has got
     std::int64_t furthest_step_ = -1;  ///< the furthest any worker has got
+    rdzv::AgentId standby_ = kThisProcess;  ///< none
+    rdzv::Successor successor_;
+    bool may_be_succeeded_ = false;  ///< some agent may know a successor
+    int electorate_ = 0;             ///< agents that may count themselves among those who go on
+    int known_dead_ = 0;             ///< of them
+    int unconfirmed_ = 0;            ///< nodes that may not know of this generation yet
     TimePoint begun_;
     std::string said_of_fabric_;
     std::vector<std::string> said_of_seats_;

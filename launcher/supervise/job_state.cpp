@@ -67,6 +67,10 @@ bool all_succeeded(const JobState& state) {
     });
 }
 
+bool nobody_runs(const JobState& state) {
+    return state.phase == JobPhase::Joining || state.phase == JobPhase::BackingOff;
+}
+
 void finish(JobState& state, JobActions& actions) {
     state.phase = JobPhase::Finished;
     set_timer(state, kNever, actions);
@@ -256,6 +260,17 @@ JobActions on(JobState& state, const job_event::NodesWaiting& event, const JobPo
     return actions;
 }
 
+JobActions on(JobState& state, const job_event::Outnumbered& event, const JobPolicy& policy, TimePoint now) {
+    JobActions actions;
+    if (state.phase == JobPhase::Finished || state.phase == JobPhase::Succeeded) return actions;
+    decide_on_failure(state, event.why, now);
+    state.after = After::Finish;
+    warn(actions, event.why);
+    if (nobody_runs(state)) finish(state, actions);
+    else stop_generation(state, SIGTERM, policy.failure_grace, -1, event.why, now, actions);
+    return actions;
+}
+
 JobActions kill_now(JobState& state, JobActions actions) {
     if (!state.killing) {
         state.killing = true;
@@ -263,10 +278,6 @@ JobActions kill_now(JobState& state, JobActions actions) {
         actions.emplace_back(job_action::KillGeneration{});
     }
     return actions;
-}
-
-bool nobody_runs(const JobState& state) {
-    return state.phase == JobPhase::Joining || state.phase == JobPhase::BackingOff;
 }
 
 JobActions finish_early(JobState& state, const std::string& why, JobActions actions) {

@@ -121,6 +121,8 @@ struct NodeDrained { int node; };
 struct NodeLost { int node; std::string why; bool others_go_on = false; };
 /// So many nodes wait that a world formed now would take in.
 struct NodesWaiting { int nodes; };
+/// So many nodes are silent that they may go on without this controller.
+struct Outnumbered { std::string why; };
 /// A signal whose action is Stop. The `source` is the ddprun that got it (a number of its own): what is sent to the
 /// ddprun of every node (scancel, mpirun) is one request to stop, and only who asks for a second time means "now".
 struct StopAsked {
@@ -140,7 +142,7 @@ struct TimerFired {};
 }  // namespace job_event
 
 using JobEvent = std::variant<job_event::WorldFormed, job_event::JoinFailed, job_event::WorkerEnded,
-                              job_event::NodeDrained, job_event::NodeLost, job_event::NodesWaiting, job_event::StopAsked,
+                              job_event::NodeDrained, job_event::NodeLost, job_event::NodesWaiting, job_event::Outnumbered, job_event::StopAsked,
                               job_event::PreemptAsked, job_event::HangFound, job_event::WalltimeKnown, job_event::TimerFired>;
 
 namespace job_action {

@@ -158,7 +158,7 @@ class StoreServer : private ServerHandler {
     }
     void on_agent_joined(AgentId, const AgentHello&) override {}
     void on_agent_message(AgentId, const FromAgent&) override {}
-    void on_agent_lost(AgentId, const std::string&) override {}
+    void on_agent_lost(AgentId, const Error&) override {}
     void on_log(const std::string& line) override { fmt::print(stderr, "{}\n", line); }
 
     UniqueFd stop_;

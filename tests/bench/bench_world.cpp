@@ -67,7 +67,7 @@ class Introduction final : private rdzv::ServerHandler {
         loop_.stop();
     }
     void on_agent_message(rdzv::AgentId, const rdzv::FromAgent&) override {}
-    void on_agent_lost(rdzv::AgentId, const std::string&) override {}
+    void on_agent_lost(rdzv::AgentId, const Error&) override {}
     void on_log(const std::string& line) override { fmt::print(stderr, "{}\n", line); }
 
     os::EventLoop& loop_;

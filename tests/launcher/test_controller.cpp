@@ -163,7 +163,7 @@ TEST(Controller, AJobEndsAlsoWhenANodeThatHadFinishedWasLostBeforeTheOthersHad) 
     ControlledJob job(2);
     job.exits(1);
     job.drained(1);
-    job->agent_lost(job.peer(1), "connection lost");
+    job->agent_lost(job.peer(1), {Errc::Closed, "connection lost", 0});
     job.exits(0);
     job.drained(0);
     EXPECT_EQ(job.done, 1);
@@ -198,7 +198,7 @@ TEST(Controller, AnErrorReportFromBeforeTheHangIsItsCause) {
 
 TEST(Controller, ErrorsOfTheSurvivorsOfALostNodeAreNotTheJobs) {
     ControlledJob job(2);
-    job->agent_lost(job.peer(1), "connection lost");
+    job->agent_lost(job.peer(1), {Errc::Closed, "connection lost", 0});
     job.exits(0, failed(1, 0ms));
     job.drained(0);
     EXPECT_EQ(job.done, 1);
@@ -208,7 +208,7 @@ TEST(Controller, ErrorsOfTheSurvivorsOfALostNodeAreNotTheJobs) {
 TEST(Controller, AFailureIsTheCauseAlsoWhenItsNodeIsLostAfterIt) {
     ControlledJob job(2);
     job.exits(1, failed(7));
-    job->agent_lost(job.peer(1), "connection lost");
+    job->agent_lost(job.peer(1), {Errc::Closed, "connection lost", 0});
     job.exits(0, stopped_by_us());
     job.drained(0);
     EXPECT_EQ(exit_code(job->end()), 7);
@@ -225,14 +225,14 @@ TEST(Controller, WhatAnOldGenerationAndStrangersSayChangesNothing) {
     job->agent_message(job.peer(0), late);
     job->agent_message(job.peer(0), rdzv::GenerationDrained{1, {}});
     job->agent_message(job.peer(7), failed(1));
-    job->agent_lost(job.peer(7), "never joined");
+    job->agent_lost(job.peer(7), {Errc::Closed, "never joined", 0});
     EXPECT_EQ(job->state().phase, JobState::Phase::Running);
     EXPECT_THAT(job.stop_signals(0), IsEmpty());
 }
 
 TEST(Controller, ANodeThatComesBackTakesItsPlaceInTheNextGeneration) {
     ControlledJob job(2, 1);
-    job->agent_lost(job.peer(1), "connection lost");
+    job->agent_lost(job.peer(1), {Errc::Closed, "connection lost", 0});
     job.exits(0, stopped_by_us());
     job.drained(0);
     job.turn();

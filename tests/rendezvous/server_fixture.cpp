@@ -112,7 +112,7 @@ void RunningServer::on_agent_joined(AgentId agent, const AgentHello& hello) {
 void RunningServer::on_agent_message(AgentId, const FromAgent& message) {
     events.add(fmt::format("message {}", message_name(message)));
 }
-void RunningServer::on_agent_lost(AgentId, const std::string& why) { events.add("lost " + why); }
+void RunningServer::on_agent_lost(AgentId, const Error& why) { events.add("lost " + why.what); }
 void RunningServer::on_log(const std::string& line) { events.add("log " + line); }
 
 std::string bytes_of(const Message& message, std::uint32_t request) {

@@ -71,7 +71,7 @@ class RunningServer : private ServerHandler {
   private:
     void on_agent_joined(AgentId agent, const AgentHello& hello) override;
     void on_agent_message(AgentId agent, const FromAgent& message) override;
-    void on_agent_lost(AgentId agent, const std::string& why) override;
+    void on_agent_lost(AgentId agent, const Error& why) override;
     void on_log(const std::string& line) override;
 
     LoopThread thread_;

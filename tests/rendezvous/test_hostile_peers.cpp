@@ -260,7 +260,7 @@ TEST(Server, RefusesToRunWithoutAToken) {
     struct Silent final : ServerHandler {
         void on_agent_joined(AgentId, const AgentHello&) override {}
         void on_agent_message(AgentId, const FromAgent&) override {}
-        void on_agent_lost(AgentId, const std::string&) override {}
+        void on_agent_lost(AgentId, const Error&) override {}
         void on_log(const std::string&) override {}
     } handler;
     thread.run([&] {

@@ -250,5 +250,18 @@ TEST(Membership, IgnoresAgentsItDoesNotKnow) {
     EXPECT_EQ(job.joined(), 0);
 }
 
+TEST(Membership, WhoHadAPlaceUnderALostControllerKeepsItWhereItIsFree) {
+    Membership job(elastic(2, 3), t0);
+    const auto with_kept = [](const char* host, int place) {
+        Joiner joiner = node(host);
+        joiner.kept_place = place;
+        return joiner;
+    };
+    ASSERT_TRUE(job.join(1, with_kept("c", 2), t0));
+    ASSERT_TRUE(job.join(2, with_kept("b", 1), t0));
+    ASSERT_TRUE(job.join(3, with_kept("x", 1), t0));
+    EXPECT_EQ(agents(job.settle()), (std::vector<AgentId>{3, 2, 1})) << "the lost head's place is for whoever has none";
+}
+
 }  // namespace
 }  // namespace ddprun::rdzv

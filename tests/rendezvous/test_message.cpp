@@ -80,6 +80,9 @@ std::vector<Message> one_of_each() {
         FenceOver{3, "0-7", "rank 5 has ended", {}},
         ModexRequest{3, 9, 5},
         ModexReply{3, 9, true, Blob("card")},
+        Legacy{3, 1, {"812000000000"}, 0, 2000000000, 5, 812},
+        StandbyListens{40123},
+        Successor{"node01", {"10.0.0.2", "fd00::2"}, 40123},
     };
 }
 
@@ -107,7 +110,7 @@ TEST(Message, KeepsTheNumbersThatWereReleased) {
     types.erase(std::unique(types.begin(), types.end()), types.end());
     EXPECT_EQ(types, (std::vector<int>{200, 1,  2,  3,  4,  5,  6,  16, 17, 18, 19, 20, 21, 22, 23, 32, 33,
                                        34,  35, 36, 37, 64, 65, 66, 67, 80, 81, 82, 96, 97, 98, 83,
-                                       68,  84, 99, 100}));
+                                       68,  84, 99, 100, 85, 69, 86}));
 }
 
 TEST(Message, KeepsTheBytesThatWereReleased) {

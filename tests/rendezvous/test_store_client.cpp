@@ -200,7 +200,7 @@ TEST(StoreClient, WaitsForAServerThatStartsLater) {
     struct Silent final : ServerHandler {
         void on_agent_joined(AgentId, const AgentHello&) override {}
         void on_agent_message(AgentId, const FromAgent&) override {}
-        void on_agent_lost(AgentId, const std::string&) override {}
+        void on_agent_lost(AgentId, const Error&) override {}
         void on_log(const std::string&) override {}
     } handler;
     std::unique_ptr<Server> server;

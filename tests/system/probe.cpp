@@ -3,6 +3,7 @@
 //   say TEXT        one line to stdout            err TEXT     one line to stderr
 //   rank R ... end  these acts only on rank R     once FILE ... end   only if FILE does not exist (makes it)
 //   exit N          exits                         kill N       sends itself signal N
+//   generation G ... end  these acts only in generation G
 //   ignore N        ignores signal N              on N CODE    exits with CODE on signal N
 //   note N TEXT     prints TEXT on signal N and goes on     noted N   waits until that has happened
 //   hold            waits for signals for ever    stop         stops itself (SIGSTOP)
@@ -191,9 +192,9 @@ int main(int argc, char** argv) {
     const auto next = [&]() -> std::string { return at < argc ? argv[at++] : ""; };
     while (at < argc) {
         const std::string act = next();
-        if (act == "rank") {
+        if (act == "rank" || act == "generation") {
             // "rank R" guards the acts up to "end".
-            if (next() != variable("RANK")) {
+            if (next() != variable(act == "rank" ? "RANK" : "DDPRUN_GENERATION")) {
                 while (at < argc && next() != "end") {
                 }
             }

@@ -1,0 +1,63 @@
+#include "launcher/supervise/heir.h"
+
+#include <fmt/core.h>
+
+#include <utility>
+
+namespace ddprun {
+
+void Heir::obey(const rdzv::Legacy& legacy) {
+    legacy_ = legacy;
+    legacy_came_ = parts_.loop.now();
+    if (port_ != 0) return;
+    const Result<std::uint16_t> port = parts_.listen();
+    if (!port) return parts_.log.warning("this node cannot be the standby: {}", port.error().what);
+    port_ = *port;
+    parts_.say(rdzv::StandbyListens{port_});
+}
+
+void Heir::head_lost(const std::string& why, bool is_dead) {
+    is_orphan_ = true;
+    head_is_dead_ = is_dead;
+    why_ = why;
+    until_ = deadline_after(parts_.loop.now(), parts_.patience);
+    if (is_standby()) timer_ = parts_.loop.call_at(until_, [this] { consider(true); });
+}
+
+void Heir::drained() {
+    if (!is_orphan_ || has_left_) return;
+    has_left_ = true;
+    const Endpoint controller = is_standby() ? Endpoint{"127.0.0.1", port_}
+                                             : Endpoint{successor_.addresses.empty() ? successor_.host : successor_.addresses.front(),
+                                                        static_cast<std::uint16_t>(successor_.port)};
+    // The standby waits for whoever is late to stop; a moment more is for its own word on that to arrive.
+    const TimePoint by = deadline_after(until_, std::chrono::seconds(2));
+    parts_.loop.post([this, controller, by] { parts_.go_to(controller, by); });
+}
+
+void Heir::generation_began() {
+    if (!std::exchange(is_orphan_, false)) return;
+    has_left_ = is_over_ = false;
+    successor_ = {};
+    present_.clear();
+    parts_.loop.cancel(timer_);
+}
+
+void Heir::arrived(rdzv::AgentId agent) {
+    present_.insert(agent);
+    consider(false);
+}
+
+void Heir::consider(bool time_is_up) {
+    if (is_over_ || !is_orphan_) return;
+    const int present = static_cast<int>(present_.size());
+    const Succession decision = judge_succession({legacy_->agents, head_is_dead_, present}, time_is_up);
+    if (decision == Succession::Wait) return;
+    is_over_ = true;
+    parts_.loop.cancel(timer_);
+    if (decision == Succession::TakeOver) return parts_.take_over(inherited(*legacy_, legacy_came_), why_);
+    parts_.give_up(fmt::format("{}, and {} of {} nodes, which came to the standby, are not more than half: the others may go on without them",
+                               why_, present, legacy_->agents));
+}
+
+}  // namespace ddprun

@@ -1,0 +1,77 @@
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "env/io/socket.h"
+#include "env/os/event_loop.h"
+#include "env/os/log.h"
+#include "env/result.h"
+#include "launcher/supervise/succession.h"
+#include "rendezvous/agent_message.h"
+#include "rendezvous/membership.h"
+
+namespace ddprun {
+
+/// What a node that is not the head does about the head's end: performs what succession.h decides. On the event loop's thread.
+class Heir {
+  public:
+    struct Parts {
+        os::EventLoop& loop;
+        os::Log& log;
+        Duration patience;  ///< from the head's loss on, for all others to stop their workers and come
+        /// Makes this node listen, the first time; the port.
+        std::function<Result<std::uint16_t>()> listen;
+        std::function<void(rdzv::FromAgent)> say;
+        /// Joins the job at its new controller; never called from within this object's callers.
+        std::function<void(const Endpoint& controller, TimePoint by)> go_to;
+        std::function<void(const JobState& state, const std::string& why)> take_over;
+        std::function<void(const std::string& why)> give_up;
+    };
+
+    explicit Heir(Parts parts) : parts_(std::move(parts)) {}
+    ~Heir() { parts_.loop.cancel(timer_); }
+    Heir(const Heir&) = delete;
+    Heir& operator=(const Heir&) = delete;
+
+    void obey(const rdzv::Legacy& legacy);
+    void obey(const rdzv::Successor& successor) { successor_ = successor; }
+
+    /// Where the job goes on without its head; "" nowhere: this node ends.
+    [[nodiscard]] std::string successor() const { return is_standby() ? "this node" : successor_.host; }
+    /// By which addresses others reach this node, where it is the standby.
+    [[nodiscard]] std::vector<std::string> own_addresses() const { return is_standby() ? successor_.addresses : std::vector<std::string>{}; }
+    /// The head is lost: from now on whoever comes here is counted. After it drained() has to be called, when no worker of this
+    /// node is left. `is_dead`: its process is known to have ended.
+    void head_lost(const std::string& why, bool is_dead);
+    void drained();
+    /// A world has been formed, under whatever controller: its loss is another one.
+    void generation_began();
+    [[nodiscard]] bool is_orphan() const { return is_orphan_; }
+
+    // On the standby, of an agent that has come because of it.
+    void arrived(rdzv::AgentId agent);
+    void gone(rdzv::AgentId agent) { present_.erase(agent); }
+
+  private:
+    [[nodiscard]] bool is_standby() const { return legacy_ && port_ != 0 && successor_.port == port_; }
+    void consider(bool time_is_up);
+
+    Parts parts_;
+    std::optional<rdzv::Legacy> legacy_;
+    TimePoint legacy_came_{};
+    std::uint16_t port_ = 0;  ///< where this node listens
+    rdzv::Successor successor_;
+    bool is_orphan_ = false, has_left_ = false, is_over_ = false;
+    bool head_is_dead_ = false;
+    std::string why_;
+    TimePoint until_ = kNever;
+    std::set<rdzv::AgentId> present_;
+    os::EventLoop::TimerId timer_ = 0;
+};
+
+}  // namespace ddprun

@@ -1,0 +1,49 @@
+#include "launcher/supervise/succession.h"
+
+#include <algorithm>
+
+#include "env/text.h"
+
+namespace ddprun {
+
+int choose_standby(const std::vector<HeirFacts>& by_group_rank) {
+    const auto first = std::find_if(by_group_rank.begin(), by_group_rank.end(),
+                                    [](const HeirFacts& one) { return one.is_connected && !one.is_heads; });
+    return first == by_group_rank.end() ? -1 : static_cast<int>(first - by_group_rank.begin());
+}
+
+Succession judge_succession(const Orphans& orphans, bool time_is_up) {
+    const int may_live = orphans.agents - (orphans.head_is_dead ? 1 : 0);
+    const bool all_are_here = orphans.present >= orphans.agents - 1;
+    if (!all_are_here && !time_is_up) return Succession::Wait;
+    return 2 * orphans.present > may_live ? Succession::TakeOver : Succession::GiveUp;
+}
+
+bool head_keeps_job(int agents, int present, int known_dead) { return 2 * present >= agents - known_dead; }
+
+rdzv::Legacy legacy_of(const JobState& state, int agents, std::int64_t steps, TimePoint now) {
+    rdzv::Legacy legacy;
+    legacy.generation = state.generation;
+    legacy.restarts_used = state.restarts_used;
+    for (const TimePoint restart : state.history.restarts) legacy.restart_ages_ns.push_back(std::to_string((now - restart).count()));
+    legacy.without_progress = state.history.without_progress;
+    legacy.age_ns = (now - state.generation_started).count();
+    legacy.agents = agents;
+    legacy.steps = steps;
+    return legacy;
+}
+
+JobState inherited(const rdzv::Legacy& legacy, TimePoint now) {
+    JobState state;
+    state.phase = JobState::Phase::Running;
+    state.generation = legacy.generation;
+    state.restarts_used = legacy.restarts_used;
+    state.history.without_progress = legacy.without_progress;
+    for (const std::string& age : legacy.restart_ages_ns) state.history.restarts.push_back(now - Duration(parse_int(age).value_or(0)));
+    state.generation_started = now - Duration(legacy.age_ns);
+    state.nodes.resize(1);
+    state.nodes[0].workers = 1;
+    return state;
+}
+
+}  // namespace ddprun

@@ -1,0 +1,45 @@
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "launcher/supervise/job_state.h"
+#include "rendezvous/agent_message.h"
+
+/// What becomes of a job whose head dies. One other agent, the standby, knows what another controller needs (rdzv::Legacy),
+/// listens, and all agents know where (rdzv::Successor). When the head is lost every agent stops its workers and goes there;
+/// the standby's ddprun becomes the controller, and a new generation begins, as after the loss of any node.
+///
+/// There is no vote and no consensus: it survives one loss at a time. That there are never two controllers follows from
+/// counting: whoever goes on without the other side needs more than half of the agents that may be alive, the head as many as
+/// half.
+namespace ddprun {
+
+/// An agent, as far as that matters for the standby.
+struct HeirFacts {
+    bool is_connected = false;
+    bool is_heads = false;  ///< in the head's own process
+};
+/// The first that can be it; -1: none. Pure.
+int choose_standby(const std::vector<HeirFacts>& by_group_rank);
+
+/// Those who are left without a head.
+struct Orphans {
+    int agents = 0;             ///< that the job had, the head's too
+    bool head_is_dead = false;  ///< nothing listens where it did: it is not merely cut off
+    int present = 0;            ///< have come to the standby, its own too
+};
+enum class Succession : std::uint8_t { Wait, TakeOver, GiveUp };
+/// `time_is_up`: whoever has not come is not waited for any longer. Pure.
+Succession judge_succession(const Orphans& orphans, bool time_is_up);
+
+/// Whether a head goes on that hears `present` agents (its own too) of `agents`, `known_dead` of which have ended before its
+/// eyes. Where nobody could succeed it, it always does. Pure.
+bool head_keeps_job(int agents, int present, int known_dead);
+
+/// What the controller leaves to its successor. Pure.
+rdzv::Legacy legacy_of(const JobState& state, int agents, std::int64_t steps, TimePoint now);
+/// The state of a job whose only node so far, number 0, is the head's, to be reported as lost. Pure.
+JobState inherited(const rdzv::Legacy& legacy, TimePoint now);
+
+}  // namespace ddprun

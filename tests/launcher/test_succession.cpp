@@ -1,0 +1,68 @@
+#include "launcher/supervise/succession.h"
+
+#include <gtest/gtest.h>
+
+namespace ddprun {
+namespace {
+
+using namespace std::chrono_literals;
+
+TEST(Succession, TheStandbyIsTheFirstNodeThatIsThereAndNotTheHeads) {
+    EXPECT_EQ(choose_standby({{true, true}, {false, false}, {true, false}, {true, false}}), 2);
+    EXPECT_EQ(choose_standby({{true, true}}), -1);
+}
+
+TEST(Succession, TheJobGoesOnAsSoonAsAllWhoAreLeftAreThere) {
+    EXPECT_EQ(judge_succession({3, false, 1}, false), Succession::Wait);
+    EXPECT_EQ(judge_succession({3, false, 2}, false), Succession::TakeOver);
+    EXPECT_EQ(judge_succession({2, true, 1}, false), Succession::TakeOver) << "the head's process has ended: there is nobody else";
+}
+
+TEST(Succession, WhoMayBeCutOffFromALivingHeadNeedsMoreThanHalf) {
+    EXPECT_EQ(judge_succession({2, false, 1}, false), Succession::GiveUp);
+    EXPECT_EQ(judge_succession({4, false, 2}, false), Succession::Wait);
+    EXPECT_EQ(judge_succession({4, false, 2}, true), Succession::GiveUp);
+    EXPECT_EQ(judge_succession({4, true, 2}, true), Succession::TakeOver);
+}
+
+TEST(Succession, OfANetworkInTwoPartsOneAtMostGoesOn) {
+    for (int agents = 2; agents <= 9; ++agents) {
+        for (int with_head = 1; with_head < agents; ++with_head) {
+            const bool head_goes_on = head_keeps_job(agents, with_head, 0);
+            const bool others_go_on = judge_succession({agents, false, agents - with_head}, true) == Succession::TakeOver;
+            EXPECT_FALSE(head_goes_on && others_go_on) << with_head << " of " << agents << " on the head's side";
+            EXPECT_TRUE(head_goes_on || others_go_on) << with_head << " of " << agents << " on the head's side";
+        }
+    }
+}
+
+TEST(Succession, NodesThatDiedBeforeTheHeadsEyesDoNotOutvoteIt) {
+    EXPECT_FALSE(head_keeps_job(4, 1, 0));
+    EXPECT_TRUE(head_keeps_job(4, 1, 3)) << "their processes have ended: it is alone";
+}
+
+TEST(Succession, TheBudgetOfRestartsIsInherited) {
+    const TimePoint now = MonotonicClock::now();
+    JobState state;
+    state.generation = 4;
+    state.restarts_used = 3;
+    state.history = {{now - 50s, now - 20s}, 2};
+    state.generation_started = now - 20s;
+    const JobState heirs = inherited(legacy_of(state, 5, 812, now), now + 7s);
+    EXPECT_EQ(heirs.generation, 4U);
+    EXPECT_EQ(heirs.restarts_used, 3);
+    EXPECT_EQ(heirs.history.without_progress, 2);
+    EXPECT_EQ(heirs.history.restarts, (std::vector<TimePoint>{now - 43s, now - 13s})) << "their ages are what travels";
+}
+
+TEST(Succession, AJobThatMayNotBeRestartedEndsWithItsHead) {
+    const TimePoint now = MonotonicClock::now();
+    JobState heirs = inherited({}, now);
+    const std::vector<JobAction> actions = step(heirs, job_event::NodeLost{0, "the head is lost"}, {}, now);
+    EXPECT_EQ(heirs.phase, JobState::Phase::Finished);
+    EXPECT_EQ(heirs.failure, "the head is lost");
+    EXPECT_TRUE(std::holds_alternative<job_action::Finish>(actions.back()));
+}
+
+}  // namespace
+}  // namespace ddprun

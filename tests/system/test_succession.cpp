@@ -1,0 +1,117 @@
+// A job whose head is lost: agents on hosts of their own, started by hand.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+
+#include "tests/support/hosts.h"
+#include "tests/system/look.h"
+
+namespace ddprun::test {
+namespace {
+
+using namespace std::chrono_literals;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+class WithoutTheHead : public ::testing::Test {
+  protected:
+    void SetUp() override {
+        if (const auto reason = Hosts::why_not()) GTEST_SKIP() << *reason;
+    }
+    /// One ddprun on each host, the first is the head. A worker of the first generation stays until it is stopped.
+    void start(int nodes, const std::string& nnodes, std::vector<std::string> options = {"--max-restarts=3"}) {
+        hosts_ = std::make_unique<Hosts>(nodes);
+        options.insert(options.begin(), {"--nnodes=" + nnodes, "--nproc-per-node=2", "--rdzv-backend=c10d", "--rdzv-endpoint=" + Hosts::address(0) + ":29411",
+                                         "--rdzv-id=succession", "--shutdown-timeout=1", "--rdzv-conf=last_call_timeout=2,join_timeout=60"});
+        for (int node = 0; node < nodes; ++node) {
+            std::vector<std::string> own = options;
+            if (nnodes.find(':') != std::string::npos) own.push_back("--node-rank=" + std::to_string(node));
+            const std::vector<std::string> line = ddprun_probe(own, {"env", "MASTER_ADDR", "env", "WORLD_SIZE", "say", "running", "generation", "1", "hold", "end"});
+            nodes_.push_back(std::make_unique<Program>(hosts_->command(node, line), with_environment({"DDPRUN_TOKEN=secret of the job"})));
+            if (node > 0) continue;
+            ASSERT_TRUE(nodes_[0]->wait_for_output("controller on port"));
+        }
+    }
+    void await_workers(int nodes) {
+        ASSERT_TRUE(nodes_[0]->wait_for_output("is the standby"));
+        for (int node = 0; node < nodes; ++node) ASSERT_TRUE(nodes_[static_cast<std::size_t>(node)]->wait_for_output("running\n")) << "node " << node;
+    }
+    Outcome end_of(int node) { return nodes_[static_cast<std::size_t>(node)]->wait(); }
+    std::unique_ptr<Hosts> hosts_;
+    std::vector<std::unique_ptr<Program>> nodes_;
+};
+
+TEST_F(WithoutTheHead, AnElasticJobGoesOnUnderTheStandby) {
+    start(3, "2:3");
+    await_workers(3);
+    nodes_[0]->signal(SIGKILL);
+    const Outcome one = end_of(1), two = end_of(2);
+    EXPECT_EQ(one.status, 0) << one.err;
+    EXPECT_EQ(two.status, 0) << two.err;
+    EXPECT_EQ(occurrences(one.out + two.out, "WORLD_SIZE=4"), 4) << one.out << two.out;
+    EXPECT_EQ(occurrences(one.out + two.out, "MASTER_ADDR=" + Hosts::address(1)), 4) << "rank 0 is where the new head is";
+    EXPECT_THAT(one.err, AllOf(HasSubstr("this node is the head from now on"), HasSubstr("the head at " + Hosts::address(0)), HasSubstr("going on without it")));
+    EXPECT_THAT(two.err, HasSubstr("the job goes on under " + Hosts::name(1)));
+}
+
+TEST_F(WithoutTheHead, AnElasticJobOutlivesTheHeadsWholeHost) {
+    start(3, "2:3", {"--max-restarts=3", "--rdzv-conf=last_call_timeout=2,keep_alive_interval=1,keep_alive_max_attempt=2"});
+    await_workers(3);
+    hosts_->power_off(0);
+    for (int node : {1, 2}) {
+        const Outcome outcome = end_of(node);
+        EXPECT_EQ(outcome.status, 0) << outcome.err;
+    }
+}
+
+TEST_F(WithoutTheHead, AHeadThatIsCutOffStopsItsWorkersAndTheOthersGoOn) {
+    start(3, "1:3", {"--max-restarts=3", "--rdzv-conf=last_call_timeout=2,keep_alive_interval=1,keep_alive_max_attempt=2"});
+    await_workers(3);
+    hosts_->cut_cable(0);
+    const Outcome head = end_of(0);
+    EXPECT_EQ(head.status, 69) << head.err;
+    EXPECT_THAT(head.err, HasSubstr("only 1 of 3 nodes"));
+    EXPECT_EQ(occurrences(head.out, "WORLD_SIZE=2"), 0) << "it has not formed a world of its own";
+    for (int node : {1, 2}) {
+        const Outcome outcome = end_of(node);
+        EXPECT_EQ(outcome.status, 0) << outcome.err;
+        EXPECT_THAT(outcome.out, HasSubstr("WORLD_SIZE=4"));
+    }
+}
+
+TEST_F(WithoutTheHead, ANodeThatIsCutOffAloneStopsItsWorkers) {
+    start(3, "1:3", {"--max-restarts=3", "--rdzv-conf=last_call_timeout=2,keep_alive_interval=1,keep_alive_max_attempt=2"});
+    await_workers(3);
+    hosts_->cut_cable(1);
+    const Outcome standby = end_of(1);
+    EXPECT_EQ(standby.status, 69) << standby.err;
+    EXPECT_THAT(standby.err, HasSubstr("not more than half"));
+    for (int node : {0, 2}) {
+        const Outcome outcome = end_of(node);
+        EXPECT_EQ(outcome.status, 0) << outcome.err;
+        EXPECT_THAT(outcome.out, HasSubstr("WORLD_SIZE=4"));
+    }
+}
+
+TEST_F(WithoutTheHead, AFixedJobGoesOnWhereASpareTakesThePlace) {
+    start(3, "2");  // the third to come is the spare, whichever that is
+    await_workers(1);
+    nodes_[0]->signal(SIGKILL);
+    const Outcome one = end_of(1), two = end_of(2);
+    EXPECT_EQ(one.status, 0) << one.err;
+    EXPECT_EQ(two.status, 0) << two.err;
+    EXPECT_THAT(one.out + two.out, HasSubstr("WORLD_SIZE=4"));
+}
+
+TEST_F(WithoutTheHead, AFixedJobWithoutASpareEndsAtOnce) {
+    start(2, "2");
+    for (int node : {0, 1}) ASSERT_TRUE(nodes_[static_cast<std::size_t>(node)]->wait_for_output("running\n"));
+    nodes_[0]->signal(SIGKILL);
+    const Outcome one = end_of(1);
+    EXPECT_EQ(one.status, 69) << one.err;
+    EXPECT_THAT(one.err, Not(HasSubstr("goes on")));
+}
+
+}  // namespace
+}  // namespace ddprun::test
