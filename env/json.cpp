@@ -3,6 +3,7 @@
 #include <fmt/core.h>
 
 #include <algorithm>
+#include <charconv>
 #include <limits>
 #include <nlohmann/json.hpp>
 #include <numeric>
@@ -139,6 +140,61 @@ class JsonBuilder {
 bool needs_no_escape(std::string_view text) {
     return std::all_of(text.begin(), text.end(), [](char c) { return c >= ' ' && c <= '~' && c != '"' && c != '\\'; });
 }
+
+/// Reads what nearly all messages are, at a tenth of the library's cost: one object of plain texts, whole numbers and true or
+/// false, without a blank. Whatever else it meets, and what is wrong, is the library's.
+class PlainObject {
+  public:
+    explicit PlainObject(std::string_view text) : text_(text) {}
+
+    std::optional<Json> read() {
+        std::vector<Json::Member> members;
+        if (!take('{')) return std::nullopt;
+        do {
+            std::optional<std::string_view> name = plain_text();
+            if (!name || !take(':')) return std::nullopt;
+            std::optional<Json> value = scalar();
+            if (!value) return std::nullopt;
+            members.push_back({std::string(*name), *std::move(value)});
+        } while (take(','));
+        const bool is_whole = take('}') && text_.empty() && is_short_and_unique(members);
+        return is_whole ? std::optional(Json::object(std::move(members))) : std::nullopt;
+    }
+
+  private:
+    bool take(char c) { return take(std::string_view(&c, 1)); }
+    bool take(std::string_view word) {
+        if (!text_.starts_with(word)) return false;
+        text_.remove_prefix(word.size());
+        return true;
+    }
+    std::optional<std::string_view> plain_text() {
+        if (!take('"')) return std::nullopt;
+        const std::size_t end = text_.find('"');
+        if (end == std::string_view::npos || !needs_no_escape(text_.substr(0, end))) return std::nullopt;
+        const std::string_view text = text_.substr(0, end);
+        text_.remove_prefix(end + 1);
+        return text;
+    }
+    std::optional<Json> scalar() {
+        if (text_.starts_with('"')) {
+            const std::optional<std::string_view> text = plain_text();
+            return text ? std::optional(Json(*text)) : std::nullopt;
+        }
+        if (take("true")) return Json(true);
+        if (take("false")) return Json(false);
+        const std::size_t digits = text_.find_first_not_of("0123456789-");
+        const std::string_view number = text_.substr(0, digits);
+        const bool is_plain = number == "0" || (!number.empty() && number.find_first_of("123456789") == (number[0] == '-' ? 1U : 0U));
+        std::int64_t value = 0;
+        const auto [end, error] = std::from_chars(number.data(), number.data() + number.size(), value);
+        if (!is_plain || error != std::errc() || end != number.data() + number.size()) return std::nullopt;
+        text_.remove_prefix(number.size());
+        return Json(value);
+    }
+
+    std::string_view text_;
+};
 
 class JsonWriter {
   public:
@@ -342,6 +398,7 @@ bool Json::operator==(const Json& other) const {
 }
 
 Result<Json> parse_json(std::string_view text, const JsonRules& rules) {
+    if (std::optional<Json> plain = PlainObject(text).read()) return *std::move(plain);
     JsonBuilder builder(text, rules);
     // Its outcome is the builder's: it stops where the builder, or the text, fails.
     (void)Library::sax_parse(text.begin(), text.end(), &builder, Library::input_format_t::json, true, rules.comments);

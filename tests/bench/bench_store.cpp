@@ -16,16 +16,18 @@
 #include <thread>
 #include <vector>
 
+#include "env/hmac.h"
 #include "env/io/socket.h"
 #include "env/os/event_loop.h"
 #include "rendezvous/client.h"
+#include "rendezvous/handshake.h"
 #include "rendezvous/server.h"
 #include "tests/support/reserved_port.h"
 
 /// Store operations against our server, beside the least any store can cost: one round trip over loopback
 /// between two threads that do nothing else, measured in the same run. Ratios, because machines differ.
-/// Where redis-server and redis-benchmark are installed, its numbers stand below; its client is one thread
-/// that multiplexes, ours are threads that block, so compare them with care.
+/// Then many clients of one thread that multiplexes, as redis-benchmark's are, one request at a time each and several, and
+/// their barrier. Where redis-server and redis-benchmark are installed, and PyTorch (PYTHON_EXEC), their numbers stand below.
 namespace {
 
 using namespace ddprun;
@@ -136,6 +138,7 @@ class StoreServer : private ServerHandler {
         ::eventfd_write(stop_.get(), 1);
         thread_.join();
     }
+    [[nodiscard]] const Endpoint& endpoint() const { return endpoint_; }
     std::shared_ptr<StoreClient> client() {
         auto connected =
             StoreClient::connect(endpoint_, {Role::Worker, "bench", "token", 0, "bench"}, patience());
@@ -164,6 +167,114 @@ class StoreServer : private ServerHandler {
     UniqueFd stop_;
     std::thread thread_;
     Endpoint endpoint_;
+};
+
+/// Many connections of one thread. Requests are bytes that are made before; answers are cut, and looked at no further.
+class Crowd {
+  public:
+    Crowd(const Endpoint& server, int clients) : epoll_(::epoll_create1(EPOLL_CLOEXEC)) {
+        for (int i = 0; i < clients; ++i) {
+            members_.push_back(std::make_unique<Member>());
+            join(*members_.back(), server);
+            epoll_event event{};
+            event.events = EPOLLIN;
+            event.data.ptr = members_.back().get();
+            ::epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, members_.back()->fd.get(), &event);
+        }
+    }
+
+    /// Each sends `depth` times its request, and again when all are answered, until so many operations are done. Per second.
+    double rate(const std::function<StoreOp(int)>& op, int depth, int operations) {
+        int left = operations, open = 0;
+        const auto send = [&](Member& member) {
+            write(member);
+            member.unanswered = depth;
+            open += depth;
+            left -= depth;
+        };
+        for (std::size_t i = 0; i < members_.size(); ++i) {
+            members_[i]->requests.clear();
+            for (int n = 0; n < depth; ++n) members_[i]->requests += bytes_of(op(static_cast<int>(i)));
+        }
+        const TimePoint start = MonotonicClock::now();
+        for (const auto& member : members_) send(*member);
+        while (open > 0) {
+            for_each_answer([&](Member& member) {
+                --open;
+                if (--member.unanswered == 0 && left > 0) send(member);
+            });
+        }
+        return operations / std::chrono::duration<double>(MonotonicClock::now() - start).count();
+    }
+    /// From the first that enters to the last that is let out, in milliseconds.
+    double barrier(const std::string& name) {
+        const TimePoint start = MonotonicClock::now();
+        const std::string enter = bytes_of(store_op::Barrier{name, static_cast<int>(members_.size())});
+        for (const auto& member : members_) {
+            member->requests = enter;
+            write(*member);
+        }
+        for (std::size_t open = members_.size(); open > 0;) for_each_answer([&](Member&) { --open; });
+        return std::chrono::duration<double, std::milli>(MonotonicClock::now() - start).count();
+    }
+
+  private:
+    struct Member {
+        UniqueFd fd;
+        FrameDecoder decoder{kPeerLimits};
+        std::string requests;
+        int unanswered = 0;
+    };
+    static std::string bytes_of(StoreOp op) { return std::move(*encode_message(StoreRequest{0, std::nullopt, std::move(op)}, 1)).whole(); }
+    static void write(const Member& member) {
+        if (!send_all(member.fd.get(), member.requests, patience())) give_up("send of a crowd");
+    }
+    void join(Member& member, const Endpoint& server) {
+        member.fd = *connect_tcp(server, patience());
+        ClientHandshake handshake({"bench", "token"}, Hello{Role::Worker, "bench", "", ""}, *random_hex(kNonceBytes));
+        std::optional<HandshakeMessage> next = handshake.hello();
+        while (!handshake.authenticated()) {
+            if (next) (void)send_all(member.fd.get(), std::move(*encode_message(*next, 0)).whole(), patience());
+            Result<std::optional<HandshakeMessage>> answer = handshake.receive(*decode_handshake(receive(member)));
+            if (!answer) give_up(answer.error().what);
+            next = *std::move(answer);
+        }
+    }
+    Frame receive(Member& member) {
+        for (;;) {
+            Result<std::optional<Frame>> frame = member.decoder.next();
+            if (!frame) give_up(frame.error().what);
+            if (*frame) return std::move(**frame);
+            if (!*wait_readable(member.fd.get(), patience())) give_up("handshake");
+            read(member);
+        }
+    }
+    void read(Member& member) {
+        const ssize_t got = ::recv(member.fd.get(), buffer_.data(), buffer_.size(), MSG_DONTWAIT);
+        if (got <= 0) give_up("a crowd was disconnected");
+        member.decoder.feed({buffer_.data(), static_cast<std::size_t>(got)});
+    }
+    template <class F>
+    void for_each_answer(F&& heard) {
+        std::array<epoll_event, 128> events;
+        const int count = ::epoll_wait(epoll_.get(), events.data(), static_cast<int>(events.size()), 60'000);
+        if (count <= 0) give_up("no answer");
+        for (int i = 0; i < count; ++i) {
+            Member& member = *static_cast<Member*>(events[static_cast<std::size_t>(i)].data.ptr);
+            read(member);
+            for (;;) {
+                Result<std::optional<Frame>> frame = member.decoder.next();
+                if (!frame) give_up(frame.error().what);
+                if (!*frame) break;
+                if ((*frame)->type == static_cast<std::uint8_t>(MessageType::Failure)) give_up((*frame)->json);
+                heard(member);
+            }
+        }
+    }
+
+    UniqueFd epoll_;
+    std::vector<std::unique_ptr<Member>> members_;
+    std::array<char, 65536> buffer_;
 };
 
 void print(const char* what, int clients, const Timing& timing, const Timing& bare) {
@@ -204,6 +315,26 @@ void compare(int clients) {
           bare);
 }
 
+/// Operations a second of 64 clients, and how long a barrier of 1,000 takes.
+void measure_crowds() {
+    StoreServer server;
+    const Blob value(std::string(32, 'v'));
+    fmt::print("\n64 clients of one thread, operations a second\n{:<24} {:>9} {:>9} {:>9}\n", "requests at a time", "set", "get", "add");
+    Crowd crowd(server.endpoint(), 64);
+    for (const int depth : {1, 16, 64}) {
+        const int operations = kOperationsInAll * (depth == 1 ? 5 : 25);
+        const double set = crowd.rate([&](int i) { return store_op::Set{fmt::format("key/{}", i), value}; }, depth, operations);
+        const double get = crowd.rate([&](int i) { return store_op::Get{fmt::format("key/{}", i)}; }, depth, operations);
+        const double add = crowd.rate([&](int) { return store_op::Add{"counter", 1}; }, depth, operations);
+        fmt::print("{:<24} {:>9.0f} {:>9.0f} {:>9.0f}\n", depth, set, get, add);
+    }
+    Crowd thousand(server.endpoint(), 1000);
+    std::vector<double> barriers;
+    for (int i = 0; i < 21; ++i) barriers.push_back(thousand.barrier(fmt::format("barrier/{}", i)));
+    std::sort(barriers.begin(), barriers.end());
+    fmt::print("\nbarrier of 1,000 clients: median {:.1f} ms, longest {:.1f} ms\n", barriers[10], barriers.back());
+}
+
 /// redis-benchmark's own report, where it is installed: started on a Unix-only port of the kernel's choice.
 void compare_with_redis() {
     if (std::system("command -v redis-server redis-benchmark >/dev/null 2>&1") != 0) {
@@ -213,9 +344,11 @@ void compare_with_redis() {
     const test::ReservedPort port;
     const std::string script = fmt::format(
         "redis-server --port {0} --bind 127.0.0.1 --save '' --appendonly no >/dev/null & server=$!; "
-        "until redis-benchmark -p {0} -n 1 -c 1 -t ping >/dev/null 2>&1; do kill -0 $server || exit 1; done; "
+        "until redis-cli -p {0} ping >/dev/null 2>&1; do kill -0 $server || exit 1; done; "
         "for clients in 1 8 64; do echo; echo \"redis, $clients clients\"; "
         "redis-benchmark -h 127.0.0.1 -p {0} -n {1} -c $clients -d 32 -t set,get,incr --csv; done; "
+        "echo; echo 'redis, 64 clients, 16 requests at a time'; "
+        "redis-benchmark -h 127.0.0.1 -p {0} -n 1000000 -c 64 -P 16 -d 32 -t set,get,incr --csv; "
         "kill $server; wait $server",
         port.number(), kOperationsInAll);
     fmt::print("\n");
@@ -223,12 +356,24 @@ void compare_with_redis() {
     if (std::system(script.c_str()) < 0) give_up("redis");
 }
 
+/// PyTorch's own client and server, where there is a torch: times are its, two processes as here two threads.
+void compare_with_torch(const char* script) {
+    const char* const chosen = std::getenv("PYTHON_EXEC");
+    const std::string python = chosen != nullptr ? chosen : "python3";
+    fmt::print("\n");
+    std::fflush(stdout);
+    const std::string command = fmt::format("{0} -c 'import torch.distributed' 2>/dev/null && exec {0} {1}", python, script);
+    if (std::system(command.c_str()) != 0) fmt::print("{} has no torch: no comparison with PyTorch's TCPStore (PYTHON_EXEC names another)\n", python);
+}
+
 }  // namespace
 
-int main() {
+int main(int argc, char** argv) {
     fmt::print("{:<16} {:>7} {:>11} {:>9} {:>12} {:>9}\n", "operation", "clients", "median us", "p99 us",
                "per second", "x bare");
     for (const int clients : {1, 8, 64}) compare(clients);
+    measure_crowds();
     compare_with_redis();
+    if (argc > 1) compare_with_torch(argv[1]);
     return 0;
 }

@@ -21,6 +21,26 @@ std::string error_of(std::string_view text, const JsonRules& rules = {}) {
 
 std::string again(std::string_view text) { return to_text(parse_json(text).value_or("refused")); }
 
+/// The same value, which a blank makes the library read.
+void expect_read_alike(const std::string& text) {
+    const Result<Json> plain = parse_json(text), by_library = parse_json(" " + text);
+    ASSERT_EQ(plain.has_value(), by_library.has_value()) << text;
+    if (!plain) return;
+    EXPECT_EQ(*plain, *by_library) << text;
+    EXPECT_EQ(to_text(*plain), to_text(*by_library)) << text;
+}
+
+TEST(Json, APlainObjectIsReadAsAnyOther) {
+    for (const char* text :
+         {R"({"key":"a/b","generation":1})", R"({})", R"({"n":0})", R"({"n":-5})", R"({"n":-0})", R"({"n":01})", R"({"n":-01})", R"({"n":--1})",
+          R"({"n":1-1})", R"({"n":-})", R"({"n":9223372036854775807})", R"({"n":-9223372036854775808})", R"({"n":9223372036854775808})",
+          R"({"n":18446744073709551616})", R"({"n":1.5})", R"({"n":1e3})", R"({"a":true,"b":false,"c":null})", R"({"a":truely})",
+          R"({"a":"\u0041"})", R"({"a":"\""})", R"({"a":"\\"})", "{\"a\":\"\xc3\xa4\"}", "{\"a\":\"\xff\"}", "{\"a\":\"\n\"}", R"({"a":1,"a":2})", R"({"a":"x"}})",
+          R"({"a":"x")", R"({"a":"x})", R"({"a":1,})", R"({"a"})", R"({"a":})", R"({:1})", R"({"":1})", R"({"a":[1]})", R"({"a":{}})"}) {
+        expect_read_alike(text);
+    }
+}
+
 TEST(Json, IsWrittenAsItWasRead) {
     for (const char* text : {"null", "true", "false", "0", "-1", "18446744073709551615", "-9223372036854775808", "1.5", "0.1", "1e+300", "-0.0", R"("")",
                              R"("a\"\\\b\f\n\r\t/")", "[]", "{}", R"([1,[2,{}],"x"])", R"({"z":1,"a":{"b":[null]}})", "\"\xc3\xa4 \xf0\x9f\x98\x80\""}) {
