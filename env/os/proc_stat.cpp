@@ -45,4 +45,9 @@ std::optional<ProcStat> proc_stat_of(pid_t pid, const std::string& proc) {
     return text ? parse_proc_stat(*text) : std::nullopt;
 }
 
+bool is_dumping_core(pid_t pid) {
+    const Result<std::string> text = read_file(fmt::format("/proc/{}/status", pid), kMaxStat);
+    return text && text->find("CoreDumping:\t1") != std::string::npos;
+}
+
 }  // namespace ddprun::os

@@ -29,4 +29,7 @@ std::optional<ProcStat> parse_proc_stat(std::string_view text);
 /// nullopt: there is no such process.
 std::optional<ProcStat> proc_stat_of(pid_t pid, const std::string& proc = "/proc");
 
+/// It has crashed, and the kernel still writes its memory to a file (Linux 4.15; before it nobody tells).
+bool is_dumping_core(pid_t pid);
+
 }  // namespace ddprun::os

@@ -407,7 +407,8 @@ OptionGroup supervision_options() {
               "another reason). Default now.",
               set_grow},
              {"failure-grace", 0, "SPAN", "",
-              "The same for the other workers after one has failed; at most --shutdown-timeout. Default 5s.",
+              "How long workers may go on after a failure: the others when one has failed, and one that has written its error report, or "
+              "called MPI_Abort, and does not exit; then SIGKILL. At most --shutdown-timeout. Default 5s.",
               [](Draft& d, Text v) { return store(parse_span(v), d.spec.failure_grace); }},
              {"preempt-grace", 0, "SPAN", "", "Grace after a preemption notice, for a checkpoint. Default 30s.",
               [](Draft& d, Text v) { return store(parse_span(v), d.spec.preempt_grace); }},

@@ -14,6 +14,7 @@
 #include "env/io/file.h"
 #include "env/io/socket.h"
 #include "env/lifeline.h"
+#include "env/os/proc_stat.h"
 #include "env/text.h"
 #include "launcher/fabric/transport.h"
 #include "launcher/gpu/nvml.h"
@@ -122,6 +123,9 @@ Status Agent::prepare(const rdzv::StartGeneration& order) {
         if (worker.lifeline) loop_.unwatch(worker.lifeline.get());
     }
     workers_.clear();
+    Result<std::unique_ptr<FileWatch>> watch = FileWatch::open(loop_);
+    if (!watch) log_.debug("error reports are seen when their worker exits: {}", watch.error().what);
+    error_files_ = watch ? std::move(*watch) : nullptr;
     for (WorkerPlan& plan : *plans) {
         workers_.emplace_back();
         workers_.back().plan = std::move(plan);
@@ -258,6 +262,7 @@ Result<pid_t> Agent::spawn(int local_rank) {
     if (warden_ != nullptr) warden_->set_group(local_rank, *pid);
     worker.started = MonotonicClock::now();
     listen_to_lifeline(local_rank);
+    watch_error_file(local_rank);
     return pid;
 }
 
@@ -444,12 +449,35 @@ void Agent::send_exits() {
     for (const rdzv::WorkerExited& exit : exits) send_(exit);
 }
 
-void Agent::worker_aborted(int local_rank) {
+// ---- workers that have failed and do not exit
+
+void Agent::watch_error_file(int local_rank) {
+    if (!error_files_) return;
+    const Status watched = error_files_->add(workers_[static_cast<std::size_t>(local_rank)].error_path, [this, local_rank] { error_file_written(local_rank); });
+    if (!watched) return log_.debug("rank {}: {}", order_.first_rank + local_rank, watched.error().what);
+    loop_.post([this, local_rank] { error_file_written(local_rank); });  // it runs already, and may have been faster
+}
+
+void Agent::error_file_written(int local_rank) {
+    if (local_rank >= static_cast<int>(workers_.size())) return;
+    Worker& worker = workers_[static_cast<std::size_t>(local_rank)];
+    if (worker.is_awaited || read_error_file(worker).empty()) return;
+    worker.is_awaited = true;
+    await_exit(local_rank, "reported an error");
+}
+
+void Agent::await_exit(int local_rank, const std::string& what_it_did) {
     const pid_t pid = state_.workers[static_cast<std::size_t>(local_rank)].pid;
-    loop_.call_after(config_.spec.failure_grace, [this, local_rank, pid] {
-        const auto index = static_cast<std::size_t>(local_rank);
-        if (index < state_.workers.size() && state_.workers[index].pid == pid) signal_worker(local_rank, SIGKILL);
-    });
+    loop_.call_after(config_.spec.failure_grace, [this, local_rank, pid, what_it_did] { kill_failing(local_rank, pid, what_it_did); });
+}
+
+void Agent::kill_failing(int local_rank, pid_t pid, const std::string& what_it_did) {
+    const auto index = static_cast<std::size_t>(local_rank);
+    if (index >= state_.workers.size() || state_.workers[index].pid != pid || state_.workers[index].state == WorkerState::Ended) return;
+    if (os::is_dumping_core(pid)) return await_exit(local_rank, what_it_did);  // it is on its way
+    log_.warning("rank {} (pid {}) {} and has not exited {} later (--failure-grace); killing it", order_.first_rank + local_rank, pid, what_it_did,
+                 format_duration(config_.spec.failure_grace));
+    if (!workers_[index].killed_failing) workers_[index].killed_failing = signal_worker(local_rank, SIGKILL);
 }
 
 void Agent::perform(const agent_action::SignalGroup& action) {
@@ -495,7 +523,7 @@ void Agent::perform(const agent_action::ReportExit& action) {
     if (!error_report.empty()) {
         const TimePoint written = last_write(worker.error_path);
         report.error_age_ns = (MonotonicClock::now() - written).count();
-        report.stopped_failing = action.by_us && written + kFileClockTick < worker.stop_asked;
+        report.stopped_failing = worker.killed_failing || (action.by_us && written + kFileClockTick < worker.stop_asked);
         report.by_us = action.by_us && !report.stopped_failing;
     }
     if (worker.started != TimePoint{}) report.after_start_ns = (MonotonicClock::now() - worker.started).count();

@@ -22,6 +22,7 @@
 #include "launcher/pmix/server.h"
 #include "launcher/report/explain.h"
 #include "launcher/supervise/agent_state.h"
+#include "launcher/supervise/file_watch.h"
 #include "launcher/supervise/segment_file.h"
 #include "rendezvous/agent_message.h"
 
@@ -67,7 +68,7 @@ class Agent {
     /// The same for one of them. False: it does not run.
     bool signal_worker(int local_rank, int signal);
     /// It has called MPI_Abort, and is killed if it goes on for longer than survivors of a failure may.
-    void worker_aborted(int local_rank);
+    void worker_aborted(int local_rank) { await_exit(local_rank, "called MPI_Abort"); }
     /// Some child has ended (SIGCHLD): sees to all that have.
     void on_child_exits();
 
@@ -96,6 +97,8 @@ class Agent {
         WorkerPlan plan;
         TimePoint started{};
         TimePoint stop_asked = kNever;  ///< when we began to stop this node's workers
+        bool is_awaited = false;        ///< it has reported its error, and should exit
+        bool killed_failing = false;    ///< it had failed, and did not
         UniqueFd lifeline;
         UniqueFd error_file;  ///< a memfd when there is no log directory
         std::string error_path;
@@ -131,6 +134,10 @@ class Agent {
     void stop_begins();
     [[nodiscard]] std::string read_error_file(const Worker& worker) const;
     void send_exits();
+    void watch_error_file(int local_rank);
+    void error_file_written(int local_rank);
+    void await_exit(int local_rank, const std::string& what_it_did);
+    void kill_failing(int local_rank, pid_t pid, const std::string& what_it_did);
 
     os::EventLoop& loop_;
     os::System& system_;
@@ -144,6 +151,7 @@ class Agent {
     rdzv::StartGeneration order_;
     std::vector<Worker> workers_;
     std::shared_ptr<SegmentFile> segment_;
+    std::unique_ptr<FileWatch> error_files_;  ///< null: nobody tells when one is written
     std::unique_ptr<NcclWords> nccl_words_;  ///< of the first worker; null: nobody asks
     UniqueFd null_;
     std::unique_ptr<StdinRelay> stdin_relay_;  ///< while a worker reads our terminal

@@ -170,5 +170,24 @@ TEST(Faults, HundredsOfRestartsLeakNothing) {
     EXPECT_THAT(outcome.err, HasSubstr("restart 200 of 200"));
 }
 
+TEST(Faults, AWorkerThatHasReportedItsErrorAndDoesNotExitIsKilledAfterTheFailureGraceAndIsTheCause) {
+    for (const bool has_log_directory : {false, true}) {
+        const TemporaryDirectory directory;
+        std::vector<std::string> options{"--nproc-per-node=2", "--failure-grace=100ms"};
+        if (has_log_directory) options.push_back("--log-dir=" + directory.path());
+        const Outcome outcome = run(ddprun_probe(options, {"rank", "1", "report", "no such column", "end", "hold"}));
+        EXPECT_EQ(outcome.status, 1) << outcome.err;
+        EXPECT_THAT(outcome.err, HasSubstr("reported an error and has not exited 100 ms later (--failure-grace); killing it"));
+        EXPECT_THAT(outcome.err, HasSubstr("root cause: rank 1"));
+        EXPECT_THAT(outcome.err, HasSubstr("no such column"));
+    }
+}
+
+TEST(Faults, AWorkerThatHasReportedItsErrorMayStillExitItself) {
+    const Outcome outcome = run(ddprun_probe({"--nproc-per-node=1", "--failure-grace=60s"}, {"report", "no such column", "sleep", "50", "exit", "7"}));
+    EXPECT_EQ(outcome.status, 7) << outcome.err;
+    EXPECT_THAT(outcome.err, Not(HasSubstr("killing")));
+}
+
 }  // namespace
 }  // namespace ddprun::test
