@@ -46,6 +46,7 @@
 #include "launcher/report/walltime_watch.h"
 #include "launcher/signals.h"
 #include "launcher/start/host_starter.h"
+#include "launcher/start/start_facts.h"
 #include "launcher/supervise/agent.h"
 #include "launcher/supervise/controller.h"
 #include "launcher/supervise/head.h"
@@ -78,6 +79,21 @@ std::string common_spec(const JobSpec& spec, bool has_pmix) {
     return fmt::format("--nnodes={}:{} --rdzv-id={} --max-restarts={}, heartbeats every {}, lost after {}{}", spec.nodes.min,
                        spec.nodes.max, spec.rendezvous.run_id, spec.restart.max_restarts,
                        format_duration(heartbeat.interval), format_duration(heartbeat.timeout), has_pmix ? ", with PMIx" : "");
+}
+
+/// By node rank, for the names of those who are missing: whom we start, or the allocation where our own rank goes by it.
+std::vector<std::string> hosts_by_rank(const JobSetup& setup, const std::string& own_name) {
+    std::vector<AllocatedHost> hosts;
+    if (setup.start) {
+        hosts = setup.start->hosts;
+    } else if (const Result<StartFacts> facts = look_for_hosts(setup.spec.start); facts && facts->allocation) {
+        hosts = facts->allocation->hosts;
+        const auto rank = static_cast<std::size_t>(setup.spec.rendezvous.node_rank.value_or(0));
+        if (rank >= hosts.size() || !is_same_host(hosts[rank].name, own_name)) hosts.clear();
+    }
+    std::vector<std::string> names;
+    for (const AllocatedHost& host : hosts) names.push_back(host.name);
+    return names;
 }
 
 /// As a scheduler ends a job: by a signal to ddprun, or to a worker.
@@ -491,6 +507,7 @@ void Job::build_controller() {
     config.can_be_succeeded = spec.nodes.max > 1 && !setup_.start && !spec.outer_rank;
     config.random = static_cast<double>(::getpid() % 1000) / 1000;
     config.own_host = host_;
+    config.hosts = hosts_by_rank(setup_, host_);
     if (!spec.rendezvous.head_is_apart) config.own_pid = ::getpid();
     config.agreed = common_spec(spec, pmix_ != nullptr);
     if (!spec.rendezvous.head_is_apart || spec.fabric) config.fabric = describe_fabric(setup_.machine.fabric, process_environment);

@@ -24,6 +24,7 @@ struct MembershipSpec {
     Duration last_call = std::chrono::seconds(30);  ///< from min_nodes on, how long more nodes are waited for
     std::string spec_hash;                          ///< every node must bring the same; "" is not checked
     bool awaits_head = false;                       ///< no world without the node that `is_head`
+    std::vector<std::string> hosts = {};            ///< by node rank, where it is known who is to come
 };
 
 /// An agent that wants to be part of the job.
@@ -67,7 +68,8 @@ class Membership {
     [[nodiscard]] Verdict decide(TimePoint now) const;
     /// When decide() may change its mind without anybody joining or leaving.
     [[nodiscard]] TimePoint next_change(TimePoint now) const;
-    /// "; missing: node rank 1, 3" where nodes have asked for ranks, else "". Goes through all places.
+    /// "; missing: node02, node03" by name where the hosts are known, "; missing: node rank 1, 3" where nodes have asked for
+    /// ranks, else "". Goes through all places.
     [[nodiscard]] std::string missing_ranks() const;
 
     struct Member {

@@ -23,6 +23,10 @@ namespace {
 /// PBS's signals come within milliseconds of each other; an mpiexec that waits before it passes one on, within seconds.
 constexpr Duration kOneStop = std::chrono::seconds(5);
 
+/// Nodes that are waited for are named so long after the waiting began, then after pauses that double, up to this.
+constexpr Duration kFirstWaitingLine = std::chrono::seconds(5);
+constexpr Duration kLongestWaitingPause = std::chrono::minutes(5);
+
 JobPolicy policy_of(const ControllerConfig& config) {
     const JobSpec& spec = config.spec;
     JobPolicy policy;
@@ -65,7 +69,7 @@ Controller::Controller(os::EventLoop& loop, os::Log& log, ControllerConfig confi
     : loop_(loop), log_(log), config_(std::move(config)), send_(std::move(send)), done_(std::move(done)),
       policy_(policy_of(config_)),
       membership_({config_.spec.nodes.min, config_.spec.nodes.max, config_.spec.rendezvous.join_timeout,
-                   config_.spec.rendezvous.last_call, config_.agreed, config_.own_pid != 0},
+                   config_.spec.rendezvous.last_call, config_.agreed, config_.own_pid != 0, config_.hosts},
                   MonotonicClock::now()),
       begun_(MonotonicClock::now()) {}
 
@@ -73,9 +77,27 @@ Controller::~Controller() {
     loop_.cancel(timer_);
     loop_.cancel(join_timer_);
     loop_.cancel(countdown_);
+    loop_.cancel(waiting_line_);
 }
 
-void Controller::begin() { consider_membership(); }
+void Controller::begin() { begin_waiting(); }
+
+/// From now on nodes are waited for.
+void Controller::begin_waiting() {
+    waiting_since_ = loop_.now();
+    loop_.cancel(waiting_line_);
+    waiting_line_ = loop_.call_after(kFirstWaitingLine, [this] { say_who_is_missing(kFirstWaitingLine); });
+    consider_membership();
+}
+
+/// At longer and longer intervals: whoever waits with us sees that, and for whom.
+void Controller::say_who_is_missing(Duration pause) {
+    if (state_.phase != JobState::Phase::Joining) return;
+    const TimePoint now = loop_.now();
+    log_.info("waiting for {}: {}{}", format_duration(std::chrono::round<std::chrono::seconds>(now - waiting_since_)), membership_.decide(now).why, membership_.missing_ranks());
+    const Duration next = std::min<Duration>(2 * pause, kLongestWaitingPause);
+    waiting_line_ = loop_.call_after(next, [this, next] { say_who_is_missing(next); });
+}
 
 void Controller::feed(const JobEvent& event) {
     if (event_handler_) event_handler_(event);
@@ -111,7 +133,6 @@ void Controller::consider_membership() {
         case rdzv::Verdict::Ready: return form_world();
         case rdzv::Verdict::Failed: return feed(job_event::JoinFailed{verdict.why});
         case rdzv::Verdict::Wait:
-            if (log_.is_enabled(os::LogLevel::Debug)) log_.debug("{}{}", verdict.why, membership_.missing_ranks());
             join_timer_ = loop_.call_at(membership_.next_change(now), [this] { consider_membership(); });
     }
 }
@@ -463,12 +484,13 @@ void Controller::perform(const job_action::Say& action) {
 
 void Controller::perform(const job_action::Rejoin&) {
     membership_.reopen(MonotonicClock::now());
-    loop_.post([this] { consider_membership(); });
+    loop_.post([this] { begin_waiting(); });
 }
 
 void Controller::perform(const job_action::Finish&) {
     const JobEnd how = end();
-    for (const auto& [peer, hello] : agents_) send_(peer, rdzv::Shutdown{exit_code(how), how.failure});
+    const rdzv::Shutdown shutdown{exit_code(how), how.failure};  // once: it looks at all workers' ends
+    for (const auto& [peer, hello] : agents_) send_(peer, shutdown);
     done_();
 }
 

@@ -42,6 +42,7 @@ struct ControllerConfig {
     /// The agent in this process, without which there is no world; pid 0: none.
     std::string own_host;
     int own_pid = 0;
+    std::vector<std::string> hosts;  ///< by node rank, where it is known who is to come
     std::string agreed;   ///< AgentHello::spec_hash that every node has to bring
     std::string fabric;   ///< of this node, and what is set because of it (describe_fabric)
     double random = 0;    ///< in [0, 1), spreads the back-off
@@ -113,6 +114,8 @@ class Controller {
 
     void feed(const JobEvent& event);
     void stop(int signal, rdzv::AgentId source);
+    void begin_waiting();
+    void say_who_is_missing(Duration pause);
     void tell_newcomers();
     [[nodiscard]] std::string what_awaits_newcomers() const;
     void perform(const job_action::StartGeneration& action);
@@ -177,6 +180,8 @@ class Controller {
     os::EventLoop::TimerId timer_ = 0;
     os::EventLoop::TimerId join_timer_ = 0;
     os::EventLoop::TimerId countdown_ = 0;
+    os::EventLoop::TimerId waiting_line_ = 0;
+    TimePoint waiting_since_{};
     std::function<void(std::uint64_t)> generation_handler_;
     std::function<void(const JobEvent&)> event_handler_;
 };

@@ -56,16 +56,8 @@ int alive_elsewhere(const JobState& state) {
     return workers;
 }
 
-bool all_drained(const JobState& state) {
-    return std::all_of(state.nodes.begin(), state.nodes.end(),
-                       [](const JobState::Node& node) { return node.drained || node.lost; });
-}
-
-bool all_succeeded(const JobState& state) {
-    return std::all_of(state.nodes.begin(), state.nodes.end(), [](const JobState::Node& node) {
-        return node.succeeded == node.workers;  // lost since then or not
-    });
-}
+/// Nobody is there to wait for any more. Counted, as `unfinished` is: each of a large job's nodes asks.
+void note_gone(JobState& state, const JobState::Node& before) { state.nodes_there -= before.drained || before.lost ? 0 : 1; }
 
 bool nobody_runs(const JobState& state) {
     return state.phase == JobPhase::Joining || state.phase == JobPhase::BackingOff;
@@ -86,7 +78,12 @@ bool anybody_succeeded(const JobState& state) {
 
 void start_generation(JobState& state, TimePoint now, JobActions& actions) {
     ++state.generation;
-    for (JobState::Node& node : state.nodes) node = {.workers = node.workers};
+    state.nodes_there = static_cast<int>(state.nodes.size());
+    state.unfinished = 0;
+    for (JobState::Node& node : state.nodes) {
+        node = {.workers = node.workers};
+        state.unfinished += node.workers;
+    }
     state.waiting_nodes = 0;
     state.phase = JobPhase::Running;
     state.generation_started = now;
@@ -108,7 +105,7 @@ void start_over(JobState& state, TimePoint now, JobActions& actions) {
 
 /// All that is left of a generation is gone: what now?
 void continue_after_drain(JobState& state, TimePoint now, JobActions& actions) {
-    if (!all_drained(state)) return;
+    if (state.nodes_there > 0) return;
     if (state.phase == JobPhase::Succeeded || state.after == After::Finish) return finish(state, actions);
     if (state.timer != kNever && state.timer > now) {
         state.phase = JobPhase::BackingOff;
@@ -200,7 +197,8 @@ JobActions on(JobState& state, const job_event::WorkerEnded& event, const JobPol
     JobActions actions;
     if (!event.failed) {
         ++state.nodes[static_cast<std::size_t>(event.node)].succeeded;
-        if (state.phase == JobPhase::Running && all_succeeded(state)) state.phase = JobPhase::Succeeded;
+        --state.unfinished;
+        if (state.phase == JobPhase::Running && state.unfinished == 0) state.phase = JobPhase::Succeeded;
         return actions;
     }
     if (state.phase != JobPhase::Running || event.by_us) return actions;
@@ -214,6 +212,7 @@ JobActions on(JobState& state, const job_event::NodeDrained& event, const JobPol
         return actions;
     }
     JobState::Node& node = state.nodes[static_cast<std::size_t>(event.node)];
+    note_gone(state, node);
     node.drained = true;
     if (node.leaving) actions.emplace_back(job_action::Dismiss{*node.leaving});
     if (state.phase != JobPhase::Running) continue_after_drain(state, now, actions);
@@ -237,6 +236,7 @@ JobActions on(JobState& state, const job_event::NodeLost& event, const JobPolicy
     JobState::Node& node = state.nodes[static_cast<std::size_t>(event.node)];
     if (node.lost) return actions;
     const bool was_done = has_finished(node);
+    note_gone(state, node);
     node.lost = true;
     if (state.phase == JobPhase::Running && !was_done) {
         decide_on_failure(state, event.why, now);

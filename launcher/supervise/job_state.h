@@ -84,6 +84,8 @@ struct JobState {
     std::uint64_t generation = 0;  ///< of the world that runs or ran last; 0 none yet
     int restarts_used = 0;
     std::vector<Node> nodes;
+    int nodes_there = 0;           ///< of them, neither drained nor lost
+    int unfinished = 0;            ///< workers that have not succeeded
     RestartHistory history;
     TimePoint generation_started{};
     TimePoint timer = kNever;      ///< when TimerFired is due

@@ -233,6 +233,14 @@ TEST(Membership, ThoseWhoAreThereGoOnWithoutALastCallWhereTheyAreEnough) {
     EXPECT_EQ(job.decide(t0 + 100s).kind, Verdict::Ready);
 }
 
+TEST(Membership, NamesThoseWhoAreMissingWhereItIsKnownWhoIsToCome) {
+    MembershipSpec spec = fixed(3);
+    spec.hosts = {"head", "cn7", "cn8"};
+    Membership job(spec, t0);
+    ASSERT_TRUE(job.join(1, node("head", 0), t0));
+    EXPECT_EQ(job.missing_ranks(), "; missing: cn7, cn8");
+}
+
 TEST(Membership, ReopeningGrantsAFullJoinTimeout) {
     Membership job(fixed(2), t0);
     ASSERT_TRUE(job.join(1, node("a"), t0));

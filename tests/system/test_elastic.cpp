@@ -139,5 +139,13 @@ TEST_F(Elastic, ShrinksWithoutALostNodeAndGivesItItsPlaceWhenItReturns) {
     for (int host : {0, 1, 2}) EXPECT_EQ((*this)[host].wait().status, 0);
 }
 
+TEST_F(Elastic, WhileItWaitsItSaysForHowLongAndForWhomByName) {
+    Program head(hosts_->command(0, ddprun_probe({"--hosts=node00,node02", "--start=none"}, acts_)));
+    EXPECT_TRUE(head.wait_for_output("waiting for 5 s: 1 of 2 nodes joined, "));
+    EXPECT_TRUE(head.wait_for_output("left; missing: node02\n"));
+    head.signal(SIGTERM);
+    EXPECT_EQ(head.wait().status, 75);
+}
+
 }  // namespace
 }  // namespace ddprun::test
