@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <filesystem>
 #include <map>
 #include <optional>
 #include <thread>
@@ -73,12 +74,19 @@ int terminal_width() {
     return ::ioctl(2, TIOCGWINSZ, &size) == 0 && size.ws_col > 40 ? size.ws_col : 100;
 }
 
-/// What all nodes have to agree on, as text, so that a disagreement can be shown.
-std::string common_spec(const JobSpec& spec, bool has_pmix) {
+/// What all nodes have to agree on. Programs are compared by their names: they may lie elsewhere on each node; and per role.
+rdzv::Terms terms_of(const JobSetup& setup, bool has_pmix) {
+    const JobSpec& spec = setup.spec;
     const rdzv::Heartbeats heartbeat = heartbeats_of(spec.rendezvous);
-    return fmt::format("--nnodes={}:{} --rdzv-id={} --max-restarts={}, heartbeats every {}, lost after {}{}", spec.nodes.min,
-                       spec.nodes.max, spec.rendezvous.run_id, spec.restart.max_restarts,
-                       format_duration(heartbeat.interval), format_duration(heartbeat.timeout), has_pmix ? ", with PMIx" : "");
+    rdzv::Terms terms{fmt::format("ddprun={}", DDPRUN_VERSION),
+                      fmt::format("--nnodes={}:{}", spec.nodes.min, spec.nodes.max),
+                      fmt::format("--max-restarts={}", spec.restart.max_restarts),
+                      fmt::format("heartbeats=every {}", format_duration(heartbeat.interval)),
+                      fmt::format("lost after={}", format_duration(heartbeat.timeout)),
+                      fmt::format("--pmix={}", has_pmix ? "on" : "off"),
+                      fmt::format("program of role {}={}", spec.role, std::filesystem::path(setup.program.name).filename().string())};
+    if (spec.fabric) terms.push_back(fmt::format("--fabric={}", name_of(*spec.fabric)));
+    return terms;
 }
 
 /// By node rank, for the names of those who are missing: whom we start, or the allocation where our own rank goes by it.
@@ -509,7 +517,7 @@ void Job::build_controller() {
     config.own_host = host_;
     config.hosts = hosts_by_rank(setup_, host_);
     if (!spec.rendezvous.head_is_apart) config.own_pid = ::getpid();
-    config.agreed = common_spec(spec, pmix_ != nullptr);
+    config.terms = terms_of(setup_, pmix_ != nullptr);
     if (!spec.rendezvous.head_is_apart || spec.fabric) config.fabric = describe_fabric(setup_.machine.fabric, process_environment);
     config.in_batch_job = find_batch_job(process_environment).has_value();
     config.master = [this](const rdzv::AgentHello& first) -> Result<MasterAddress> {
@@ -570,7 +578,7 @@ Status Job::build_agent(const Endpoint& controller) {
     hello.slots = setup_.workers;
     hello.pid = ::getpid();
     hello.version = DDPRUN_VERSION;
-    hello.spec_hash = common_spec(spec, pmix_ != nullptr);
+    hello.terms = terms_of(setup_, pmix_ != nullptr);
     hello.role = spec.role;
     hello.seats = seats_of(spec, setup_.machine, setup_.workers);
     if (wants_fabric(spec) || spec.nodes.max > 1) hello.fabric = name_of(setup_.machine.fabric.fabric);
@@ -785,7 +793,10 @@ void Job::on_agent_joined(rdzv::AgentId agent, const rdzv::AgentHello& hello) {
         return heir_->arrived(agent);
     }
     const Status joined = controller_->agent_joined(agent, hello);
-    if (!joined) return server_->refuse_agent(agent, joined.error());
+    if (!joined) {
+        for (const std::string_view line : split(joined.error().what, '\n')) job_log_->warning("{}", line);
+        return server_->refuse_agent(agent, joined.error());
+    }
     if (others_ && hello.node_rank) others_->joined(*hello.node_rank);
 }
 
@@ -894,7 +905,9 @@ int Job::say_how_it_ended() {
     output_->flush(deadline_after(MonotonicClock::now(), kFlushLook));  // what is lost there stands in the report
     say_of_connections(connection_lines_.total());
     if (!controller_ || exit_code_) {  // a head without a link to itself has left, too
-        if (!failure_.empty()) log_.error("{}", failure_);
+        if (!failure_.empty()) {
+            for (const std::string_view line : split(failure_, '\n')) log_.error("{}", line);
+        }
         const int code = exit_code_.value_or(static_cast<int>(ExitCode::Internal));
         observation_->finished(code, failure_);
         const std::optional<rdzv::WorkerExited>& first = agent_->first_failure();

@@ -18,7 +18,7 @@ static void fields(Fields& f, AgentHello& m) {
     f.defaulted("role", m.role);
     f.usually("seats", m.seats, {});
     f("slots", m.slots);
-    f("spec_hash", m.spec_hash);
+    f.usually("terms", m.terms, {});
     f("version", m.version);
 }
 static void fields(Fields& f, WorkersStarted& m) { f("generation", m.generation); }

@@ -21,7 +21,7 @@ struct AgentHello {
     int pid = 0;
     std::string version;                 ///< of ddprun
     std::vector<std::string> addresses;  ///< where other nodes can reach this one
-    std::string spec_hash;               ///< of the parts of the command line on which all nodes must agree
+    std::vector<std::string> terms = {}; ///< on which all nodes must agree (membership.h)
     std::string role = "default";
     std::string fabric = {};             ///< what connects it with other nodes: "slingshot"; "" it did not look
     std::vector<std::string> seats = {}; ///< by local rank: "CPUs 0-15, NUMA 3, GPU 0"; none where nobody is bound

@@ -3,11 +3,47 @@
 #include <fmt/core.h>
 
 #include <algorithm>
+#include <array>
 #include <map>
+#include <string_view>
 
 #include "env/text.h"
 
 namespace ddprun::rdzv {
+namespace {
+
+using Row = std::array<std::string_view, 3>;
+
+std::string_view name_of_term(std::string_view term) { return term.substr(0, term.find('=')); }
+std::string_view value_of_term(std::string_view term) { return term.size() > name_of_term(term).size() ? term.substr(name_of_term(term).size() + 1) : ""; }
+
+std::string render(const std::vector<Row>& rows) {
+    std::array<std::size_t, 3> widths{};
+    for (const Row& row : rows) {
+        for (std::size_t i = 0; i < row.size(); ++i) widths[i] = std::max(widths[i], row[i].size());
+    }
+    std::string table;
+    for (const Row& row : rows) table += fmt::format("\n  {:<{}}  {:<{}}  {}", row[0], widths[0], row[1], widths[1], row[2]);
+    return table;
+}
+
+/// A table of what the job's head and a node that joins say, and say differently; "" they agree. What only one of them says
+/// is not compared; who says nothing at all does not agree.
+std::string difference(const MembershipSpec& job, const Joiner& joiner) {
+    std::map<std::string_view, std::string_view> said;
+    for (const std::string& term : joiner.terms) said.emplace(name_of_term(term), value_of_term(term));
+    const std::string of_job = "this job (" + job.head + ")";
+    std::vector<Row> rows{{"", of_job, joiner.host}};
+    for (const std::string& term : job.terms) {
+        const auto same = said.find(name_of_term(term));
+        if (same != said.end() ? same->second != value_of_term(term) : said.empty()) {
+            rows.push_back({name_of_term(term), value_of_term(term), same != said.end() ? same->second : "does not say"});
+        }
+    }
+    return rows.size() == 1 ? "" : render(rows);
+}
+
+}  // namespace
 
 /// Both ask for the same node rank, and mean it.
 std::optional<Error> Membership::refuse_twin(const Joiner& joiner) const {
@@ -35,12 +71,8 @@ Status Membership::join(AgentId agent, Joiner joiner, TimePoint now) {
         return Error{Errc::InvalidArgument,
                      fmt::format("{} (pid {}) brings {} workers", joiner.host, joiner.pid, joiner.slots), 0};
     }
-    if (!spec_.spec_hash.empty() && joiner.spec_hash != spec_.spec_hash) {
-        return Error{
-            Errc::Mismatch,
-            fmt::format("{} (pid {}) was started with another command line than this job's ({} and {})",
-                        joiner.host, joiner.pid, joiner.spec_hash, spec_.spec_hash),
-            0};
+    if (const std::string table = difference(spec_, joiner); !table.empty()) {
+        return Error{Errc::Mismatch, fmt::format("{} (pid {}) was started otherwise than this job:{}", joiner.host, joiner.pid, table), 0};
     }
     std::optional<int> place = joiner.node_rank;
     if (place && *place < 0) {

@@ -17,13 +17,17 @@ namespace ddprun::rdzv {
 /// An agent's connection, for as long as it lives. Never used again.
 using AgentId = ClientId;
 
+/// What a node says of everything on which the nodes of a job must agree: "name=value", in the order in which it is shown.
+using Terms = std::vector<std::string>;
+
 struct MembershipSpec {
     int min_nodes = 1;
     int max_nodes = 1;
     Duration join_timeout = std::chrono::seconds(600);
     Duration last_call = std::chrono::seconds(30);  ///< from min_nodes on, how long more nodes are waited for
-    std::string spec_hash;                          ///< every node must bring the same; "" is not checked
+    Terms terms = {};                               ///< with which every node must agree; none: not checked
     bool awaits_head = false;                       ///< no world without the node that `is_head`
+    std::string head = {};                          ///< the host whose terms those are
     std::vector<std::string> hosts = {};            ///< by node rank, where it is known who is to come
 };
 
@@ -34,7 +38,7 @@ struct Joiner {
     std::optional<int> node_rank;  ///< nullopt: any
     int slots = 0;
     std::string role = "default";
-    std::string spec_hash;
+    Terms terms = {};
     std::optional<int> kept_place = {};  ///< it had under a controller that is lost
     bool is_head = false;  ///< beside the controller: the first rank's port is held there
 };
@@ -60,7 +64,7 @@ class Membership {
     Membership(MembershipSpec spec, TimePoint now) : spec_(std::move(spec)), opened_(now) {}
 
     /// Error: InvalidArgument (a negative node rank, no slots), Mismatch (another node that is there has asked for the same
-    /// node rank, naming both; another command line than the other nodes').
+    /// node rank, naming both; other terms than the job's: with a table of lines of what differs).
     Status join(AgentId agent, Joiner joiner, TimePoint now);
     /// The agent is gone. Unknown agents are ignored.
     void leave(AgentId agent, TimePoint now);

@@ -69,7 +69,7 @@ Controller::Controller(os::EventLoop& loop, os::Log& log, ControllerConfig confi
     : loop_(loop), log_(log), config_(std::move(config)), send_(std::move(send)), done_(std::move(done)),
       policy_(policy_of(config_)),
       membership_({config_.spec.nodes.min, config_.spec.nodes.max, config_.spec.rendezvous.join_timeout,
-                   config_.spec.rendezvous.last_call, config_.agreed, config_.own_pid != 0, config_.hosts},
+                   config_.spec.rendezvous.last_call, config_.terms, config_.own_pid != 0, config_.own_host, config_.hosts},
                   MonotonicClock::now()),
       begun_(MonotonicClock::now()) {}
 
@@ -111,7 +111,7 @@ void Controller::feed(const JobEvent& event) {
 Status Controller::agent_joined(rdzv::AgentId peer, const rdzv::AgentHello& hello) {
     if (finished()) return Error{Errc::Refused, "the job is over", 0};
     const bool is_own = hello.pid == config_.own_pid && hello.host == config_.own_host;
-    const rdzv::Joiner joiner{hello.host, hello.pid, hello.node_rank, hello.slots, hello.role, hello.spec_hash, hello.kept_rank, is_own};
+    const rdzv::Joiner joiner{hello.host, hello.pid, hello.node_rank, hello.slots, hello.role, hello.terms, hello.kept_rank, is_own};
     if (const Status joined = membership_.join(peer, joiner, MonotonicClock::now()); !joined) return joined;
     agents_[peer] = hello;
     electorate_ = std::max(electorate_, static_cast<int>(agents_.size()));

@@ -43,7 +43,7 @@ struct ControllerConfig {
     std::string own_host;
     int own_pid = 0;
     std::vector<std::string> hosts;  ///< by node rank, where it is known who is to come
-    std::string agreed;   ///< AgentHello::spec_hash that every node has to bring
+    rdzv::Terms terms;    ///< with which every node has to agree
     std::string fabric;   ///< of this node, and what is set because of it (describe_fabric)
     double random = 0;    ///< in [0, 1), spreads the back-off
     bool in_batch_job = false;  ///< a scheduler ends the job, by several ways at once

@@ -115,7 +115,7 @@ std::vector<std::string> seeds() {
                               Value{Blob("v")},
                               Sum{-1},
                               Exchanged{true, Blob("v")},
-                              AgentHello{"node02", 1, 4, 99, "0.1.0", {"10.0.0.2"}, "c0ffee", "default"},
+                              AgentHello{"node02", 1, 4, 99, "0.1.0", {"10.0.0.2"}, {"a=1"}, "default"},
                               WorkerExited{},
                               StartGeneration{1, 0, 2, 0, 8, 4, 0, 8, "node00", 29500, 0, 3},
                               StopGeneration{},

@@ -13,7 +13,7 @@ namespace {
 using namespace std::chrono_literals;
 
 AgentHello hello_of(const std::string& host) {
-    return {host, std::nullopt, 4, 4171, "0.1.0", {}, "", "default"};
+    return {host, std::nullopt, 4, 4171, "0.1.0", {}, {}, "default"};
 }
 
 /// A link on a loop of its own; what it hears goes into `events`: "connected", "message NAME", "lost CODE

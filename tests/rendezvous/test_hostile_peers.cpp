@@ -196,7 +196,7 @@ TEST(HostilePeer, DropInMidFrameIsNoticedAndItsRequestNotDone) {
     RunningServer server;
     RawPeer agent(server.endpoint());
     agent.shake_hands(kTestJob, Role::Agent);
-    ASSERT_TRUE(agent.send(bytes_of(AgentHello{"node07", 0, 4, 1, "v", {}, "", "default"}, 0)));
+    ASSERT_TRUE(agent.send(bytes_of(AgentHello{"node07", 0, 4, 1, "v", {}, {}, "default"}, 0)));
     ASSERT_TRUE(server.events.saw("joined node07"));
     const std::string bytes = bytes_of(set_request("half", "a value"), 1);
     ASSERT_TRUE(agent.send(std::string_view(bytes).substr(0, bytes.size() - 3)));
@@ -220,7 +220,7 @@ TEST(HostilePeer, AWorkerCannotSpeakAsAnAgent) {
     RunningServer server;
     RawPeer worker(server.endpoint());
     worker.shake_hands(kTestJob, Role::Worker);
-    ASSERT_TRUE(worker.send(bytes_of(AgentHello{"node07", 0, 4, 1, "v", {}, "", "default"}, 0)));
+    ASSERT_TRUE(worker.send(bytes_of(AgentHello{"node07", 0, 4, 1, "v", {}, {}, "default"}, 0)));
     EXPECT_EQ(std::get<Failure>(*worker.receive()).code, Errc::Protocol);
     EXPECT_TRUE(worker.is_closed());
     EXPECT_TRUE(server.events.saw("AgentHello from a worker"));

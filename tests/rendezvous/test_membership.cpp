@@ -9,10 +9,10 @@ using namespace std::chrono_literals;
 
 const TimePoint t0{1000s};
 
-MembershipSpec fixed(int nodes) { return {nodes, nodes, 600s, 30s, ""}; }
-MembershipSpec elastic(int min, int max) { return {min, max, 600s, 30s, ""}; }
+MembershipSpec fixed(int nodes) { return {nodes, nodes, 600s, 30s}; }
+MembershipSpec elastic(int min, int max) { return {min, max, 600s, 30s}; }
 Joiner node(const std::string& host, std::optional<int> node_rank = std::nullopt) {
-    return {host, 100, node_rank, 4, "default", ""};
+    return {host, 100, node_rank, 4};
 }
 
 std::vector<AgentId> agents(const std::vector<Membership::Member>& world) {
@@ -89,8 +89,8 @@ TEST(Membership, ANodeRankIsFreeAgainWhenItsNodeHasLeft) {
 
 TEST(Membership, RefusesATwinNamingBothClaimants) {
     Membership job(fixed(2), t0);
-    ASSERT_TRUE(job.join(1, {"node07", 12, 1, 4, "default", ""}, t0));
-    const Status twin = job.join(2, {"node09", 44, 1, 4, "default", ""}, t0);
+    ASSERT_TRUE(job.join(1, {"node07", 12, 1, 4}, t0));
+    const Status twin = job.join(2, {"node09", 44, 1, 4}, t0);
     ASSERT_FALSE(twin);
     EXPECT_EQ(twin.error(),
               (Error{Errc::Mismatch, "node rank 1 is claimed by node07 (pid 12) and by node09 (pid 44)", 0}));
@@ -100,14 +100,25 @@ TEST(Membership, RefusesATwinNamingBothClaimants) {
 TEST(Membership, RefusesNegativeNodeRanksAndNodesWithoutWorkers) {
     Membership job(fixed(2), t0);
     EXPECT_EQ(job.join(1, node("a", -1), t0).error().code, Errc::InvalidArgument);
-    EXPECT_EQ(job.join(1, {"a", 1, std::nullopt, 0, "default", ""}, t0).error().code, Errc::InvalidArgument);
+    EXPECT_EQ(job.join(1, {"a", 1, std::nullopt, 0}, t0).error().code, Errc::InvalidArgument);
     EXPECT_EQ(job.joined(), 0);
 }
 
-TEST(Membership, RefusesANodeOfAnotherCommandLine) {
-    Membership job({2, 2, 600s, 30s, "c0ffee"}, t0);
-    EXPECT_TRUE(job.join(1, {"a", 1, std::nullopt, 4, "default", "c0ffee"}, t0));
-    EXPECT_EQ(job.join(2, {"b", 1, std::nullopt, 4, "default", "decaf"}, t0).error().code, Errc::Mismatch);
+TEST(Membership, RefusesANodeThatWasStartedOtherwiseWithATableOfWhoSaysWhat) {
+    MembershipSpec spec = fixed(2);
+    spec.head = "node00";
+    spec.terms = {"ddprun=0.1.0", "--nnodes=2:4", "program of role default=train.py"};
+    Membership job(spec, t0);
+    Joiner joiner = node("node03");
+    joiner.terms = {"ddprun=0.1.0", "--nnodes=3:3", "program of role default=eval.py", "--fabric=ib"};
+    EXPECT_EQ(job.join(2, joiner, t0).error(),
+              (Error{Errc::Mismatch, "node03 (pid 100) was started otherwise than this job:\n"
+                                     "                           this job (node00)  node03\n"
+                                     "  --nnodes                 2:4                3:3\n"
+                                     "  program of role default  train.py           eval.py", 0}));
+    joiner.terms = {"ddprun=0.1.0", "--nnodes=2:4", "program of role reader=read.py"};
+    EXPECT_TRUE(job.join(2, joiner, t0)) << "another role runs another program";
+    EXPECT_EQ(job.join(3, node("node04"), t0).error().code, Errc::Mismatch) << "who says nothing does not agree";
 }
 
 TEST(Membership, GivesALastCallWhenThereAreEnough) {

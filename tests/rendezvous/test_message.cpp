@@ -47,8 +47,8 @@ std::vector<Message> one_of_each() {
         Sum{INT64_MIN},
         Exchanged{true, Blob("now")},
         Erased{true},
-        AgentHello{"node02", 1, 4, 4171, "0.1.0", {"10.0.0.2", "fe80::1"}, "c0ffee", "trainer", "slingshot", {"CPUs 0-3", "CPUs 4-7"}},
-        AgentHello{"node02", std::nullopt, 4, 4171, "0.1.0", {}, "", "default"},
+        AgentHello{"node02", 1, 4, 4171, "0.1.0", {"10.0.0.2", "fe80::1"}, {"a=1"}, "trainer", "slingshot", {"CPUs 0-3", "CPUs 4-7"}},
+        AgentHello{"node02", std::nullopt, 4, 4171, "0.1.0", {}, {}, "default"},
         WorkersStarted{UINT64_MAX},
         WorkerExited{3,
                      1,
@@ -119,8 +119,8 @@ TEST(Message, KeepsTheBytesThatWereReleased) {
     EXPECT_EQ(json_of(request(store_op::CompareSet{"k", "12", Blob("34")}, 1s)),
               R"({"generation":3,"timeout_ns":1000000000,"key":"k","expected_bytes":2})");
     EXPECT_EQ(json_of(request(store_op::Wait{{"a\n", "b"}})), R"({"generation":3,"keys":["a\n","b"]})");
-    EXPECT_EQ(json_of(AgentHello{"h", std::nullopt, 4, 71, "0.1.0", {"10.0.0.2"}, "c0", "default"}),
-              R"({"addresses":["10.0.0.2"],"host":"h","pid":71,"role":"default","slots":4,"spec_hash":"c0","version":"0.1.0"})");
+    EXPECT_EQ(json_of(AgentHello{"h", std::nullopt, 4, 71, "0.1.0", {"10.0.0.2"}, {"a=1"}, "default"}),
+              R"({"addresses":["10.0.0.2"],"host":"h","pid":71,"role":"default","slots":4,"terms":["a=1"],"version":"0.1.0"})");
     WorkerExited exited{};
     exited.rank = 5;
     exited.meaning = "caf\xe9";
@@ -137,7 +137,7 @@ TEST(Message, IgnoresKeysItDoesNotKnow) {
 }
 
 TEST(Message, TakesAnAgentThatDoesNotKnowRoles) {
-    Frame frame = frame_of(Message(AgentHello{"h", 0, 1, 2, "v", {}, "", "trainer"}));
+    Frame frame = frame_of(Message(AgentHello{"h", 0, 1, 2, "v", {}, {}, "trainer"}));
     frame.json.replace(frame.json.find(R"("role":"trainer",)"), 17, "");
     EXPECT_EQ(std::get<AgentHello>(*decode(frame)).role, "default");
 }
