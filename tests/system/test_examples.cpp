@@ -33,6 +33,12 @@ std::string result_of(const Outcome& outcome) {
     return std::regex_search(outcome.out, found, std::regex("bitwise equal on (.*)\n")) ? found[1].str() : "nothing: " + outcome.out + outcome.err;
 }
 
+TEST(Examples, RollCallMissesNobodyAndOneCalls) {
+    const Outcome outcome = run_example("ROLL_CALL", 4, {});
+    EXPECT_EQ(outcome.status, 0) << outcome.err;
+    EXPECT_EQ(outcome.out, "4 workers, 0 missing\n");
+}
+
 TEST(Examples, MultinodeBasicGoesOnAtTheNextEpochAndEndsWhereItWouldHaveEndedAnyway) {
     const TemporaryDirectory directory;
     const auto train = [&](const std::string& snapshot, const std::string& epochs) {

@@ -15,7 +15,7 @@
 #include "ddp/nccl/group.h"
 #include "ddp/worker/call.h"
 #include "ddp/worker/device_error.h"
-#include "rendezvous/client.h"
+#include "ddp/worker/job_store.h"
 
 namespace ddp::nccl {
 
@@ -30,28 +30,7 @@ namespace {
 
 constexpr std::chrono::milliseconds kLookUp{200};  ///< from the wait for a key to the launcher's abort word
 
-[[noreturn]] void throw_store_error(int rank, const ddprun::Error& error) {
-    const std::string what = fmt::format("rank {}: exchanging NCCL's unique ids: {}", rank, error.what);
-    if (error.code == Errc::StaleGeneration) throw PeerLostError(what);
-    if (error.code == Errc::Timeout) throw TimeoutError(what);
-    throw Error(what);
-}
-
-constexpr std::string_view kScheme = "tcp:";
-
-std::shared_ptr<StoreClient> connect(const WorkerEnv& env, TimePoint deadline) {
-    require_store(env);
-    const Result<ddprun::Endpoint> where = ddprun::parse_endpoint(env.store.substr(kScheme.size()), 0);
-    if (!where) throw InvalidInput(fmt::format("DDPRUN_STORE={}: {}", env.store, where.error().what));
-    auto client = StoreClient::connect(*where,
-                                       {.job_id = env.run_id,
-                                        .token = env.token,
-                                        .generation = env.generation,
-                                        .name = fmt::format("rank {}", env.rank)},
-                                       deadline);
-    if (!client) throw_store_error(env.rank, client.error());
-    return *std::move(client);
-}
+constexpr std::string_view kAttempt = "exchanging NCCL's unique ids";
 
 UniqueId wait_for_id(const Board& board, const Appointment& appointment, int root) {
     const std::string key = id_key(appointment.generation, appointment.communicator, root);
@@ -100,7 +79,7 @@ UniqueId make_and_leave_id(const Api& api, const Board& board, const Appointment
 }  // namespace
 
 void require_store(const WorkerEnv& env) {
-    if (env.store.starts_with(kScheme)) return;
+    if (has_job_store(env)) return;
     throw InvalidInput(fmt::format(
         "rank {}: the nccl backend of {} ranks, {} of them on this node, exchanges its unique ids "
         "through ddprun's store, and there is none: start the program with ddprun",
@@ -116,17 +95,18 @@ std::string id_key(std::uint64_t generation, int communicator, int root) {
 }
 
 Board store_board(const WorkerEnv& env, TimePoint deadline) {
-    const std::shared_ptr<StoreClient> client = connect(env, deadline);
+    require_store(env);
+    const std::shared_ptr<StoreClient> client = connect_to_job_store(env, deadline);
     const int rank = env.rank;
     Board board;
     board.put = [client, rank](const std::string& key, const std::string& value) {
-        if (const ddprun::Status set = client->set(key, value); !set) throw_store_error(rank, set.error());
+        if (const ddprun::Status set = client->set(key, value); !set) throw_store_error(rank, kAttempt, set.error());
     };
     board.get = [client, rank](const std::string& key, TimePoint until) -> std::string {
         Result<std::string> value = client->get(key, until);
         if (value) return *std::move(value);
         if (value.error().code == Errc::Timeout) return "";
-        throw_store_error(rank, value.error());
+        throw_store_error(rank, kAttempt, value.error());
     };
     return board;
 }
