@@ -53,7 +53,7 @@
 #include "launcher/supervise/head.h"
 #include "launcher/supervise/heir.h"
 #include "launcher/supervise/job_token.h"
-#include "rendezvous/agent_link.h"
+#include "rendezvous/agent/agent_link.h"
 #include "rendezvous/server.h"
 
 namespace ddprun {
@@ -209,6 +209,7 @@ class Job final : public rdzv::ServerHandler, public rdzv::AgentLinkHandler {
     void on_log(const std::string& line) override;
     void say_of_connections(const std::optional<std::string>& line);
 
+    void on_detail(const std::string& line) override { log_.debug("{}", line); }
     void on_connected() override;
     void on_message(const rdzv::ToAgent& message) override;
     void obey(const rdzv::StartGeneration& start);

@@ -20,7 +20,7 @@ namespace {
 
 /// Enough for every message but large values; one read per event keeps a busy peer from starving the others.
 constexpr std::size_t kReadBytes = 64 * 1024;
-constexpr std::size_t kChunksPerWrite = 32;
+constexpr std::size_t kPartsPerWrite = 64;
 /// As much is written at once; less waits for what the same batch of events has to say to the same peer.
 constexpr std::size_t kWorthWriting = 64 * 1024;
 
@@ -71,7 +71,7 @@ Connection::Connection(os::EventLoop& loop, UniqueFd fd, Options options, Connec
     : loop_(loop),
       fd_(std::move(fd)),
       options_(std::move(options)),
-      owner_(owner),
+      owner_(&owner),
       decoder_(options_.limits),
       last_heard_(loop.now()) {}
 
@@ -91,7 +91,7 @@ Connection::~Connection() {
     *alive_ = false;
     loop_.cancel(goodbye_timer_);
     if (state_ == State::Closed) return;
-    if (!output_.empty()) static_cast<void>(write_some());  // what the kernel takes; nobody waits for more
+    if (!outbox_.is_written()) static_cast<void>(write_some());  // what the kernel takes; nobody waits for more
     loop_.unwatch(fd_.get());
 }
 
@@ -123,18 +123,18 @@ void Connection::read() {
     if (got < 0 && would_block(errno)) return;
     if (got <= 0 && state_ == State::SayingGoodbye) return fail(*why_);
     if (got <= 0) {
-        const std::string how = got == 0
-                                    ? fmt::format("{} closed the connection", peer())
-                                    : fmt::format("connection to {} lost: {}", peer(), ::strerror(errno));
-        return fail({Errc::Closed, how + (decoder_.pending() > 0 ? ", in the middle of a message" : ""), 0});
+        const int error = got == 0 ? 0 : errno;
+        const std::string how = got == 0 ? fmt::format("{} closed the connection", peer())
+                                         : fmt::format("connection to {} lost: {}", peer(), ::strerror(error));
+        return fail({Errc::Closed, how + (decoder_.pending() > 0 ? ", in the middle of a message" : ""), error});
     }
     last_heard_ = loop_.now();
     if (state_ != State::Open)
         return;  // saying goodbye: read only so that our last words are not lost in a reset
     const std::string_view bytes(buffer.data(), static_cast<std::size_t>(got));
-    if (speech_ == Speech::Unknown) speech_ = owner_.on_first_byte(*this, bytes.front()) ? Speech::Bytes : Speech::Frames;
+    if (speech_ == Speech::Unknown) speech_ = owner_->on_first_byte(*this, bytes.front()) ? Speech::Bytes : Speech::Frames;
     if (state_ != State::Open) return;
-    if (speech_ == Speech::Bytes) return owner_.on_bytes(*this, bytes);
+    if (speech_ == Speech::Bytes) return owner_->on_bytes(*this, bytes);
     decoder_.feed(bytes);
     deliver();
 }
@@ -148,7 +148,7 @@ void Connection::deliver() {
             return refuse({frame.error().code, frame.error().what}, why, ServerLimits{}.goodbye);
         }
         if (!*frame) return;
-        owner_.on_frame(*this, std::move(**frame));
+        owner_->on_frame(*this, std::move(**frame));
     }
 }
 
@@ -156,15 +156,25 @@ void Connection::deliver() {
 
 void Connection::send(Result<EncodedMessage> message) {
     if (!message) return fail(message.error().with(peer()));
-    if (state_ == State::Closed || said_all_) return;
-    output_.push_back({*std::move(message), 0});
-    queued_bytes_ += output_.back().left();
-    if (queued_bytes_ >= kWorthWriting) write();
-    else write_soon();
-    if (state_ == State::Open && queued_bytes_ > options_.output_bytes) {
-        fail({Errc::Limit,
-              fmt::format("{} does not read: {} wait for it", peer(), format_bytes(queued_bytes_)), 0});
+    if ((state_ == State::Closed && !outbox_.keeps()) || said_all_) return;
+    outbox_.push(*std::move(message));
+    write_when_worth_it();
+    if (takes_messages() && outbox_.bytes() > options_.output_bytes) {
+        fail({Errc::Limit, fmt::format("{} does not read: {} wait for it", peer(), format_bytes(outbox_.bytes())), 0});
     }
+}
+
+void Connection::beat(const Heartbeat& heartbeat) {
+    if (state_ != State::Open) return;
+    Result<EncodedMessage> message = encode_message(heartbeat);
+    if (message) outbox_.push_heartbeat(*std::move(message));
+    write_when_worth_it();
+}
+
+void Connection::write_when_worth_it() {
+    if (state_ == State::Closed) return;
+    if (outbox_.unwritten_bytes() >= kWorthWriting) write();
+    else write_soon();
 }
 
 void Connection::write_soon() {
@@ -178,62 +188,40 @@ void Connection::write_soon() {
 }
 
 void Connection::write() {
-    while (!output_.empty() && state_ != State::Closed) {
+    while (!outbox_.is_written() && state_ != State::Closed) {
         const std::optional<int> failure = write_some();
         if (!failure) continue;
         if (would_block(*failure)) break;
         return fail(
-            {Errc::Closed, fmt::format("connection to {} lost: {}", peer(), ::strerror(*failure)), 0});
+            {Errc::Closed, fmt::format("connection to {} lost: {}", peer(), ::strerror(*failure)), *failure});
     }
     after_write();
 }
 
 /// One system call's worth; the errno of its failure.
 std::optional<int> Connection::write_some() {
-    std::array<iovec, 2 * kChunksPerWrite> parts;
-    std::size_t count = 0;
-    const auto add = [&](std::string_view bytes, std::size_t sent) {
-        if (sent < bytes.size())
-            parts[count++] = {const_cast<char*>(bytes.data()) + sent, bytes.size() - sent};
-    };
-    for (std::size_t i = 0; i < std::min(output_.size(), kChunksPerWrite); ++i) {
-        const Chunk& chunk = output_[i];
-        const std::size_t head = chunk.bytes.head.size();
-        add(chunk.bytes.head, chunk.sent);
-        add(chunk.bytes.blob.view(), chunk.sent > head ? chunk.sent - head : 0);
-    }
+    std::array<iovec, kPartsPerWrite> parts;
     msghdr message{};
     message.msg_iov = parts.data();
-    message.msg_iovlen = count;
+    message.msg_iovlen = outbox_.fill(parts);
     const ssize_t sent = ::sendmsg(fd_.get(), &message, MSG_NOSIGNAL | MSG_DONTWAIT);
     if (sent < 0) return errno;
-    consume(static_cast<std::size_t>(sent));
+    outbox_.consume(static_cast<std::size_t>(sent));
     return std::nullopt;
 }
 
-void Connection::consume(std::size_t bytes) {
-    queued_bytes_ -= bytes;
-    while (bytes > 0 || (!output_.empty() && output_.front().left() == 0)) {
-        Chunk& chunk = output_.front();
-        const std::size_t taken = std::min(bytes, chunk.left());
-        chunk.sent += taken;
-        bytes -= taken;
-        if (chunk.left() == 0) output_.pop_front();
-    }
-}
-
 void Connection::after_write() {
-    if (state_ == State::SayingGoodbye && output_.empty() && !said_all_) {
+    if (state_ == State::SayingGoodbye && outbox_.is_written() && !said_all_) {
         said_all_ = true;
         ::shutdown(fd_.get(), SHUT_WR);
     }
     update_watch();
-    if (state_ != State::Closed && output_.empty()) owner_.on_written(*this);
+    if (state_ != State::Closed && outbox_.is_written()) owner_->on_written(*this);
 }
 
 void Connection::update_watch() {
     if (state_ == State::Closed) return;
-    const std::uint32_t wanted = EPOLLIN | (output_.empty() ? 0U : static_cast<std::uint32_t>(EPOLLOUT));
+    const std::uint32_t wanted = EPOLLIN | (outbox_.is_written() ? 0U : static_cast<std::uint32_t>(EPOLLOUT));
     if (wanted == watched_) return;
     watched_ = wanted;
     loop_.change(fd_.get(), wanted);
@@ -242,6 +230,7 @@ void Connection::update_watch() {
 // ---- the end
 
 void Connection::refuse(const Failure& last_words, Error why, Duration goodbye) {
+    if (state_ == State::Closed) return fail(std::move(why));
     if (state_ != State::Open) return;
     state_ = State::SayingGoodbye;
     why_ = why;
@@ -253,8 +242,7 @@ void Connection::refuse(const Failure& last_words, Error why, Duration goodbye) 
 void Connection::dismiss(const Failure& last_words, Error why) {
     Result<EncodedMessage> encoded = encode_message(last_words, 0);
     if (encoded && state_ == State::Open) {
-        output_.push_back({*std::move(encoded), 0});
-        queued_bytes_ += output_.back().left();
+        outbox_.push(*std::move(encoded));
         static_cast<void>(write_some());
         // With something unread the kernel would reset the connection, and our word would be lost on the way.
         std::array<char, 4096> unread;
@@ -264,18 +252,38 @@ void Connection::dismiss(const Failure& last_words, Error why) {
 }
 
 void Connection::fail(Error why) {
-    if (state_ == State::Closed) return;
-    state_ = State::Closed;
+    const bool was_closed = state_ == State::Closed;
+    if (was_closed && !outbox_.keeps()) return;
+    const bool is_final = state_ == State::SayingGoodbye || outage_of(why) == Outage::Final;
     // A goodbye's own reason stays the reason, however the connection ends in the meantime.
-    if (!why_) why_ = std::move(why);
-    loop_.cancel(goodbye_timer_);
-    loop_.unwatch(fd_.get());
-    fd_.reset();
-    output_.clear();
-    queued_bytes_ = 0;
+    if (!why_ || was_closed) why_ = std::move(why);
+    if (is_final || !outbox_.keeps()) outbox_.clear();
+    state_ = State::Closed;
+    if (!was_closed) {
+        loop_.cancel(goodbye_timer_);
+        loop_.unwatch(fd_.get());
+        fd_.reset();
+    }
+    if (!was_closed || is_final) tell_of_end();
+}
+
+void Connection::tell_of_end() {
     loop_.post([this, alive = alive_] {
-        if (*alive) owner_.on_closed(*this, *why_);
+        if (*alive) owner_->on_closed(*this, *why_);
     });
+}
+
+// ---- a session
+
+void Connection::go_on_from(Connection& earlier) {
+    outbox_.go_on(std::move(earlier.outbox_));
+    write_soon();
+}
+
+void Connection::give_up() {
+    if (state_ != State::Closed || !outbox_.keeps()) return;
+    outbox_.clear();
+    tell_of_end();
 }
 
 }  // namespace ddprun::rdzv

@@ -1,7 +1,6 @@
 #pragma once
 
 #include <cstdint>
-#include <deque>
 #include <memory>
 #include <optional>
 #include <string>
@@ -12,6 +11,7 @@
 #include "env/unique_fd.h"
 #include "rendezvous/frame.h"
 #include "rendezvous/message.h"
+#include "rendezvous/session.h"
 
 namespace ddprun::rdzv {
 
@@ -27,8 +27,8 @@ class ConnectionOwner {
     /// comes by on_bytes.
     virtual bool on_first_byte(Connection&, char) { return false; }
     virtual void on_bytes(Connection&, std::string_view) {}
-    /// Once, never from inside a call of the owner; nothing follows. The owner may destroy the connection
-    /// now.
+    /// Never from inside a call of the owner; nothing follows, unless the connection still keeps messages: then once more when
+    /// these are given up. The owner may destroy the connection now.
     virtual void on_closed(Connection& connection, const Error& why) = 0;
     /// All that was to be sent has gone to the kernel. The owner must not destroy the connection in here.
     virtual void on_written(Connection&) {}
@@ -55,6 +55,8 @@ class Connection {
     /// Sends after the current batch of events, together with what else the batch says to this peer, or as soon
     /// as the peer takes it. A message that could not be encoded fails the connection.
     void send(Result<EncodedMessage> message);
+    /// A message that another connection need not repeat.
+    void beat(const Heartbeat& heartbeat);
     /// Sends what is queued and a last Failure, lets the peer read it, then closes with `why`; nothing more
     /// is received. Waits for the peer `goodbye` at most.
     void refuse(const Failure& last_words, Error why, Duration goodbye);
@@ -63,6 +65,20 @@ class Connection {
     /// Closes at once.
     void fail(Error why);
 
+    // An agent's session (session.h) is carried by one connection after the other. From keep_messages() on what is sent is
+    // kept until it is acknowledged, also when this connection was lost, until another one goes on from it or it is given up.
+    void keep_messages() { outbox_.keep(); }
+    [[nodiscard]] bool keeps_messages() const { return outbox_.keeps(); }
+    [[nodiscard]] std::uint64_t acknowledged() const { return outbox_.acknowledged(); }
+    /// Error: Protocol.
+    Status acknowledge(std::uint64_t received) { return outbox_.acknowledge(received); }
+    /// Takes over from the one that carried the session before; what that one's peer has not acknowledged is said again.
+    void go_on_from(Connection& earlier);
+    /// No other connection comes: on_closed follows, with the reason for which this one was lost.
+    void give_up();
+    /// The owner of the next message.
+    void hand_to(ConnectionOwner& owner) { owner_ = &owner; }
+
     void set_limits(FrameLimits limits) { decoder_.set_limits(limits); }
     [[nodiscard]] const std::string& peer() const { return options_.peer; }
     /// This side's numeric address, without the port; "" when the kernel cannot tell.
@@ -70,19 +86,16 @@ class Connection {
     /// The other side's, likewise.
     [[nodiscard]] std::string remote_host() const;
     [[nodiscard]] bool is_open() const { return state_ == State::Open; }
-    [[nodiscard]] std::size_t queued_bytes() const { return queued_bytes_; }
+    /// What is sent reaches the peer, by this connection or by another one.
+    [[nodiscard]] bool takes_messages() const { return is_open() || (state_ == State::Closed && outbox_.keeps()); }
+    /// Not written yet or, of a session, not acknowledged.
+    [[nodiscard]] std::size_t kept_bytes() const { return outbox_.bytes(); }
     /// When bytes came last, whatever they were.
     [[nodiscard]] TimePoint last_heard() const { return last_heard_; }
 
   private:
     enum class State { Open, SayingGoodbye, Closed };
     enum class Speech { Unknown, Frames, Bytes };
-    /// Bytes on their way: a head of its own, then a value that others may share.
-    struct Chunk {
-        EncodedMessage bytes;
-        std::size_t sent = 0;
-        [[nodiscard]] std::size_t left() const { return bytes.head.size() + bytes.blob.size() - sent; }
-    };
 
     Connection(os::EventLoop& loop, UniqueFd fd, Options options, ConnectionOwner& owner);
     void on_events(std::uint32_t events);
@@ -91,18 +104,18 @@ class Connection {
     void write_soon();
     void write();
     std::optional<int> write_some();
-    void consume(std::size_t bytes);
     void after_write();
     void update_watch();
+    void tell_of_end();
+    void write_when_worth_it();
 
     os::EventLoop& loop_;
     UniqueFd fd_;
     Options options_;
-    ConnectionOwner& owner_;
+    ConnectionOwner* owner_;
     FrameDecoder decoder_;
     Speech speech_ = Speech::Unknown;
-    std::deque<Chunk> output_;
-    std::size_t queued_bytes_ = 0;
+    Outbox outbox_;
     State state_ = State::Open;
     bool said_all_ = false;  ///< saying goodbye, and our side is shut down
     std::uint32_t watched_ = 0;

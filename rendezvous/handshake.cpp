@@ -22,13 +22,20 @@ void append_part(std::string& transcript, std::string_view part) {
     transcript += part;
 }
 
+/// `counts`: in the server's own proof.
 std::string mac_of(std::string_view label, const Credentials& credentials, const Hello& hello,
-                   std::string_view server_nonce) {
+                   std::string_view server_nonce, const SessionCounts* counts = nullptr) {
     std::string transcript;
     for (const std::string_view part :
          {label, std::string_view(role_name(hello.role)), std::string_view(hello.nonce), server_nonce,
           std::string_view(hello.job_id), std::string_view(hello.name)}) {
         append_part(transcript, part);
+    }
+    if (!hello.session.empty()) {
+        append_part(transcript, hello.session);
+        append_part(transcript, std::to_string(hello.received));
+        if (counts != nullptr) append_part(transcript, std::to_string(counts->received));
+        if (counts != nullptr) append_part(transcript, std::to_string(counts->begins));
     }
     return to_hex(hmac_sha256(credentials.token, transcript));
 }
@@ -53,16 +60,22 @@ static void fields(Fields& f, Hello& m) {
     f("job_id", m.job_id);
     f("name", m.name);
     f("nonce", m.nonce);
+    f.usually("received", m.received, std::uint64_t{0});
     std::string role = role_name(m.role);
     f("role", role);
     for (const Role one : {Role::Agent, Role::Worker, Role::Tool}) {
         if (role == role_name(one)) m.role = one;
     }
     if (role != role_name(m.role)) f.fail(fmt::format("'role' is '{}'", excerpt(role)));
+    f.usually("session", m.session, {});
 }
 static void fields(Fields& f, Challenge& m) { f("nonce", m.nonce); }
 static void fields(Fields& f, Proof& m) { f("mac", m.mac); }
-static void fields(Fields& f, Welcome& m) { f("mac", m.mac); }
+static void fields(Fields& f, Welcome& m) {
+    f.usually("begins", m.session.begins, std::uint64_t{0});
+    f("mac", m.mac);
+    f.usually("received", m.session.received, std::uint64_t{0});
+}
 
 Result<HandshakeMessage> decode_handshake(Frame frame) {
     const MessageKind kind = kind_of(frame.type);
@@ -104,10 +117,11 @@ Result<std::optional<HandshakeMessage>> ClientHandshake::decide(const HandshakeM
     }
     if (const auto* welcome = std::get_if<Welcome>(&message);
         welcome != nullptr && state_ == State::AwaitingWelcome) {
-        if (!equal_macs(welcome->mac, mac_of(kServerLabel, credentials_, hello_, server_nonce_))) {
+        if (!equal_macs(welcome->mac, mac_of(kServerLabel, credentials_, hello_, server_nonce_, &welcome->session))) {
             return Error{Errc::Refused, "the server does not know the job's token", 0};
         }
         state_ = State::Authenticated;
+        session_ = welcome->session;
         return std::optional<HandshakeMessage>();
     }
     return Error{Errc::Protocol, fmt::format("{} in the handshake", message_name(message)), 0};
@@ -151,8 +165,12 @@ Result<HandshakeMessage> ServerHandshake::on_proof(const Proof& proof) {
     if (!equal_macs(proof.mac, mac_of(kClientLabel, credentials_, peer_, nonce_))) {
         return refuse(Errc::Refused, "its token is wrong", "wrong token for this job");
     }
+    if (!peer_.session.empty() && !session_) {
+        return refuse(Errc::Closed, "its session is over", "this node was taken for lost; the job went on without it, or ended");
+    }
     state_ = State::Authenticated;
-    return HandshakeMessage(Welcome{mac_of(kServerLabel, credentials_, peer_, nonce_)});
+    const SessionCounts counts = session_.value_or(SessionCounts{});
+    return HandshakeMessage(Welcome{mac_of(kServerLabel, credentials_, peer_, nonce_, &counts), counts});
 }
 
 }  // namespace ddprun::rdzv

@@ -19,7 +19,8 @@
 ///                             <- Welcome{mac}     or Failure, and the connection ends
 ///
 /// mac = HMAC-SHA256(token, label ‖ role ‖ both nonces ‖ job ‖ name), every part preceded by its length. The
-/// label differs by direction, so that a proof cannot be sent back; fresh nonces make it useless later.
+/// label differs by direction, so that a proof cannot be sent back; fresh nonces make it useless later. Where a session goes
+/// on, its name and what each side has received stand behind these: nobody else can take it over, or lose a message of it.
 namespace ddprun::rdzv {
 
 inline constexpr std::size_t kNonceBytes = 16;
@@ -30,6 +31,8 @@ struct Hello {
     std::string name;  ///< for people: "rank 3 on node02"
     std::string job_id;
     std::string nonce;
+    std::string session = {};    ///< an agent's that is to go on: the nonce of the Hello that began it; "" a new one
+    std::uint64_t received = 0;  ///< so many of that session's messages
     bool operator==(const Hello&) const = default;
 };
 struct Challenge {
@@ -42,9 +45,16 @@ struct Proof {
     std::string mac;
     bool operator==(const Proof&) const = default;
 };
+/// Where a session goes on, by the server.
+struct SessionCounts {
+    std::uint64_t received = 0;  ///< so many messages have come from the agent
+    std::uint64_t begins = 0;    ///< it goes on behind so many of its own: the agent has these, and may have more by now
+    bool operator==(const SessionCounts&) const = default;
+};
 struct Welcome {
     static constexpr MessageType kType = MessageType::Welcome;
     std::string mac;
+    SessionCounts session = {};
     bool operator==(const Welcome&) const = default;
 };
 using HandshakeMessage = std::variant<Hello, Challenge, Proof, Welcome, Failure>;
@@ -72,6 +82,8 @@ class ClientHandshake {
     [[nodiscard]] bool authenticated() const { return state_ == State::Authenticated; }
     /// Our proof is on its way: what is refused from now on is the token.
     [[nodiscard]] bool has_proved() const { return state_ == State::AwaitingWelcome; }
+    /// Where the session goes on, once authenticated.
+    [[nodiscard]] const SessionCounts& session() const { return session_; }
 
   private:
     enum class State { AwaitingChallenge, AwaitingWelcome, Authenticated, Failed };
@@ -80,6 +92,7 @@ class ClientHandshake {
     Credentials credentials_;
     Hello hello_;
     std::string server_nonce_;
+    SessionCounts session_;
     State state_ = State::AwaitingChallenge;
 };
 
@@ -95,6 +108,9 @@ class ServerHandshake {
     [[nodiscard]] bool authenticated() const { return state_ == State::Authenticated; }
     /// The client's Hello: claims until authenticated().
     [[nodiscard]] const Hello& peer() const { return peer_; }
+    /// The session that the Hello names is here. Not said before the Proof comes: it is over, and who proves himself is
+    /// refused (Closed).
+    void session_is_here(const SessionCounts& counts) { session_ = counts; }
 
   private:
     enum class State { AwaitingHello, AwaitingProof, Authenticated, Failed };
@@ -106,6 +122,7 @@ class ServerHandshake {
     std::string nonce_;
     Hello peer_;
     Failure refusal_;
+    std::optional<SessionCounts> session_;
     State state_ = State::AwaitingHello;
 };
 

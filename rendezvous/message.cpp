@@ -108,6 +108,8 @@ Result<EncodedMessage> encode_message(Failure failure, std::uint32_t request) {
     return encode_one(failure, request);
 }
 
-Result<EncodedMessage> encode_heartbeat() { return FieldWriter().seal(MessageType::Heartbeat, 0); }
+static void fields(Fields& f, Heartbeat& m) { f.usually("received", m.received, std::uint64_t{0}); }
+Result<Heartbeat> decode_heartbeat(Frame frame) { return decode_one<Heartbeat>(std::move(frame)); }
+Result<EncodedMessage> encode_message(Heartbeat heartbeat) { return encode_one(heartbeat, 0); }
 
 }  // namespace ddprun::rdzv

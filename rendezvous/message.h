@@ -29,7 +29,7 @@ enum class MessageKind : std::uint8_t {
     Unknown,      ///< a type this version does not know
     Handshake,    ///< decode_handshake
     Failure,      ///< decode_failure; also part of a handshake and a store's reply
-    Heartbeat,    ///< says nothing else
+    Heartbeat,    ///< decode_heartbeat
     StoreRequest, ///< client to store: decode_store_request
     StoreReply,   ///< store to client: decode_store_reply
     AgentHello,   ///< decode_agent_hello
@@ -79,6 +79,13 @@ struct Failure {
     bool operator==(const Failure&) const = default;
 };
 
+/// Says that its sender lives, and how much it has received.
+struct Heartbeat {
+    static constexpr MessageType kType = MessageType::Heartbeat;
+    std::uint64_t received = 0;  ///< messages of the session, all but heartbeats
+    bool operator==(const Heartbeat&) const = default;
+};
+
 // Of all decode functions: the frame is of the kind they are for; keys they do not know are ignored.
 // Error: Protocol naming the message, the key and what is wrong with it.
 // Of all encode functions: texts that are not UTF-8 are sent with replacement characters.
@@ -86,6 +93,7 @@ struct Failure {
 
 Result<Failure> decode_failure(Frame frame);
 Result<EncodedMessage> encode_message(Failure failure, std::uint32_t request);
-Result<EncodedMessage> encode_heartbeat();
+Result<Heartbeat> decode_heartbeat(Frame frame);
+Result<EncodedMessage> encode_message(Heartbeat heartbeat);
 
 }  // namespace ddprun::rdzv

@@ -56,6 +56,9 @@ struct Server::Peer {
     bool joined = false;  ///< an agent whose AgentHello the controller has
     os::EventLoop::TimerId handshake_timer = 0;
     std::unique_ptr<TorchParser> torch = nullptr;  ///< of a TCPStore client
+    std::string session = {};                ///< an agent's
+    Inbox inbox = {};                        ///< of the session
+    os::EventLoop::TimerId outage_timer = 0; ///< its connection is lost, and when this ends the session is
 };
 
 Server::Server(os::EventLoop& loop, ServerOptions options, ServerHandler& handler)
@@ -89,7 +92,9 @@ Status Server::open() {
 Server::~Server() {
     for (const os::EventLoop::TimerId timer : {expiry_timer_, heartbeat_timer_, silence_timer_, accept_timer_})
         loop_.cancel(timer);
-    for (const auto& [id, peer] : peers_) loop_.cancel(peer->handshake_timer);
+    for (const auto& [id, peer] : peers_) {
+        for (const os::EventLoop::TimerId timer : {peer->handshake_timer, peer->outage_timer}) loop_.cancel(timer);
+    }
     for (const auto& [key, end] : writing_ends_) loop_.cancel(end.timer);
     if (listener_) loop_.unwatch(listener_.get());
 }
@@ -218,6 +223,11 @@ Status Server::shake_hands(Peer& peer, Frame frame) {
     const std::uint32_t request = frame.request;
     const Result<HandshakeMessage> message = decode_handshake(std::move(frame));
     if (!message) return message.error();
+    Peer* const session = session_of(peer.handshake.peer());
+    if (session != nullptr) {
+        const std::uint64_t begins = std::max(session->connection->acknowledged(), peer.handshake.peer().received);
+        peer.handshake.session_is_here({session->inbox.received(), begins});
+    }
     Result<HandshakeMessage> answer = peer.handshake.receive(*message);
     if (!answer) {
         handler_.on_log(fmt::format("refusing {}: {}", describe(peer), answer.error().what));
@@ -226,9 +236,10 @@ Status Server::shake_hands(Peer& peer, Frame frame) {
         peer.connection->refuse(peer.handshake.refusal(), answer.error(), options_.limits.goodbye);
         return {};
     }
-    if (peer.handshake.authenticated()) welcome(peer);
     peer.connection->send(encode_message(*std::move(answer), request));
-    return {};
+    if (!peer.handshake.authenticated()) return {};
+    welcome(peer);
+    return session != nullptr ? go_on(peer, *session) : Status();
 }
 
 void Server::welcome(Peer& peer) {
@@ -236,13 +247,54 @@ void Server::welcome(Peer& peer) {
     stranger_left(peer.id);
     loop_.cancel(std::exchange(peer.handshake_timer, 0));
     peer.connection->set_limits(kPeerLimits);
+    const Hello& hello = peer.handshake.peer();
+    if (hello.role != Role::Agent || !hello.session.empty()) return;
+    peer.session = hello.nonce;
+    peer.connection->keep_messages();
+    sessions_.emplace(peer.session, peer.id);
+}
+
+/// The session that a Hello wants to go on with; null: it is over, or there never was one.
+Server::Peer* Server::session_of(const Hello& hello) {
+    const auto found = sessions_.find(hello.session);
+    if (found == sessions_.end() || hello.role != Role::Agent) return nullptr;
+    Peer& peer = *peers_.at(found->second);
+    return peer.stage == Peer::Stage::Serving && peer.connection->takes_messages() ? &peer : nullptr;
+}
+
+/// The newcomer's connection carries the session from here on; the one before is closed, with what was still unread of it:
+/// the agent says that again.
+Status Server::go_on(Peer& newcomer, Peer& session) {
+    const std::uint64_t received = newcomer.handshake.peer().received;
+    if (received > session.connection->acknowledged()) {
+        if (Status known = session.connection->acknowledge(received); !known) return known;
+    }
+    newcomer.connection->go_on_from(*session.connection);
+    const Duration silent_for = loop_.now() - session.connection->last_heard();
+    ids_.erase(session.connection.get());
+    session.connection = std::move(newcomer.connection);
+    ids_.at(session.connection.get()) = session.id;
+    loop_.cancel(std::exchange(session.outage_timer, 0));
+    peers_.erase(newcomer.id);
+    handler_.on_detail(fmt::format("another connection of {}, nothing was heard for {}", describe(session), format_duration(silent_for)));
+    return {};
 }
 
 Status Server::serve(Peer& peer, Frame frame) {
     const std::uint8_t type = frame.type;
     const MessageKind kind = kind_of(type);
+    if (kind == MessageKind::Heartbeat) {
+        const Result<Heartbeat> heartbeat = decode_heartbeat(std::move(frame));
+        if (!heartbeat) return heartbeat.error();
+        if (peer.session.empty()) return {};
+        on_written(*peer.connection);
+        return peer.connection->acknowledge(heartbeat->received);
+    }
+    if (!peer.session.empty()) {
+        (void)peer.inbox.take(frame.json.size() + frame.blob.size());
+        if (peer.inbox.owes_a_word()) peer.connection->beat(peer.inbox.word());
+    }
     if (kind == MessageKind::StoreRequest) return serve_store(peer, std::move(frame));
-    if (kind == MessageKind::Heartbeat) return {};
     if (kind == MessageKind::Unknown) {
         const Failure failure{Errc::NotFound, fmt::format("message type {} is not known here", type)};
         peer.connection->send(encode_message(failure, frame.request));
@@ -320,11 +372,14 @@ void Server::on_closed(Connection& connection, const Error& why) {
     on_written(connection);  // what it had not taken is waited for no more
     const auto known = ids_.find(&connection);
     const auto entry = peers_.find(known->second);
+    if (waits_for_redial(*entry->second, why)) return;
     // Taken out before the handler hears of it: from here on the peer does not exist for anybody.
     const std::unique_ptr<Peer> peer = std::move(entry->second);
     peers_.erase(entry);
     ids_.erase(known);
     loop_.cancel(peer->handshake_timer);
+    loop_.cancel(peer->outage_timer);
+    sessions_.erase(peer->session);
     store_.disconnect(peer->id);
     stranger_left(peer->id);
     if (peer->torch) {
@@ -336,10 +391,20 @@ void Server::on_closed(Connection& connection, const Error& why) {
         return handler_.on_agent_lost(peer->id, why);
     }
     // A worker or tool that closes its connection has simply finished.
-    const bool is_news = peer->stage == Peer::Stage::Handshake ||
+    // Nor is one that an agent does not need, for another was faster.
+    const bool is_spare = peer->handshake.peer().job_id == options_.credentials.job_id && why.code == Errc::Closed;
+    const bool is_news = (peer->stage == Peer::Stage::Handshake && !is_spare) ||
                          (peer->stage == Peer::Stage::Serving && why.code != Errc::Closed) ||
                          (peer->stage == Peer::Stage::Torch && why.code != Errc::Closed && why.code != Errc::StaleGeneration);
     if (is_news) handler_.on_log(fmt::format("closed {}: {}", describe(*peer), why.what));
+}
+
+/// A session whose connection is lost is not: another one may come in time.
+bool Server::waits_for_redial(Peer& peer, const Error& why) {
+    if (!peer.connection->keeps_messages() || peer.stage == Peer::Stage::Leaving) return false;
+    const Duration wait = wait_for_redial(outage_of(why), options_.heartbeats);
+    peer.outage_timer = loop_.call_after(wait, [raw = peer.connection.get()] { raw->give_up(); });
+    return true;
 }
 
 // ---- store
@@ -453,14 +518,14 @@ Server::Peer* Server::joined_agent(AgentId agent) {
     const auto found = peers_.find(agent);
     const bool is_here =
         found != peers_.end() && found->second->joined && found->second->stage == Peer::Stage::Serving;
-    return is_here && found->second->connection->is_open() ? found->second.get() : nullptr;
+    return is_here && found->second->connection->takes_messages() ? found->second.get() : nullptr;
 }
 
 bool Server::send(AgentId agent, ToAgent message) {
     Peer* const peer = joined_agent(agent);
     if (peer == nullptr) return false;
     peer->connection->send(encode_message(std::move(message)));
-    return peer->connection->is_open();
+    return peer->connection->takes_messages();
 }
 
 void Server::broadcast(ToAgent message) { send_to_all(encode_message(std::move(message))); }
@@ -479,16 +544,18 @@ void Server::refuse_agent(AgentId agent, const Error& why) {
 std::size_t Server::queued_bytes() const {
     std::size_t sum = 0;
     for (const auto& [id, peer] : peers_) {
-        if (peer->joined) sum += peer->connection->queued_bytes();
+        if (peer->joined) sum += peer->connection->kept_bytes();
     }
     return sum;
 }
 
-/// One timer for all agents: says that we live.
+/// One timer for all agents: says that we live, and what has come.
 void Server::beat() {
     heartbeat_timer_ = 0;
     if (joined_agents_ == 0) return;
-    send_to_all(encode_heartbeat());
+    for (const auto& [id, peer] : peers_) {
+        if (peer->joined) peer->connection->beat(peer->inbox.word());
+    }
     heartbeat_timer_ = loop_.call_after(options_.heartbeats.interval, [this] { beat(); });
 }
 

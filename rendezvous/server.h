@@ -35,6 +35,8 @@ class ServerHandler {
     virtual void on_agent_lost(AgentId agent, const Error& why) = 0;
     /// One line for the operator, about peers that are not, or no longer, part of the job.
     virtual void on_log(const std::string& line) = 0;
+    /// One line for who looks closely: an agent's session goes on, on another connection.
+    virtual void on_detail(const std::string&) {}
 };
 
 struct ServerOptions {
@@ -77,8 +79,8 @@ class Server final : private ConnectionOwner {
     /// Tells the agent why and ends its connection; on_agent_lost follows.
     void refuse_agent(AgentId agent, const Error& why);
 
-    /// Calls `handler` once, later, when all that has been said to agents has left this process; after `patience` at the
-    /// latest, for one may not take it.
+    /// Calls `handler` once, later, when all that has been said to agents has reached them; after `patience` at the latest, for
+    /// one may not take it.
     void when_written(Duration patience, os::EventLoop::Handler handler);
     [[nodiscard]] std::size_t connections() const { return peers_.size(); }
     [[nodiscard]] std::size_t strangers() const { return strangers_.in_handshake(); }
@@ -97,7 +99,7 @@ class Server final : private ConnectionOwner {
     void on_written(Connection& connection) override;
     void look_whether_written();
     void release(std::uint64_t key);
-    /// Bytes that agents have not taken yet.
+    /// Bytes that agents have not said to have.
     [[nodiscard]] std::size_t queued_bytes() const;
 
     void accept_some();
@@ -112,6 +114,9 @@ class Server final : private ConnectionOwner {
     void turn_away(UniqueFd fd, const Error& why);
     Status shake_hands(Peer& peer, Frame frame);
     void welcome(Peer& peer);
+    Status go_on(Peer& newcomer, Peer& session);
+    Peer* session_of(const Hello& hello);
+    bool waits_for_redial(Peer& peer, const Error& why);
     Status serve(Peer& peer, Frame frame);
     Status serve_store(Peer& peer, Frame frame);
     Status serve_agent(Peer& peer, Frame frame);
@@ -137,6 +142,7 @@ class Server final : private ConnectionOwner {
     std::set<std::string> node_addresses_;  ///< of all agents that have ever joined: one that was lost may come back
     std::map<ClientId, std::unique_ptr<Peer>> peers_;  ///< in order of arrival
     std::unordered_map<const Connection*, ClientId> ids_;
+    std::unordered_map<std::string, ClientId> sessions_;  ///< of agents, by the nonce that they began with
     Strangers strangers_;
     std::size_t joined_agents_ = 0;
     ClientId next_client_ = 1;  ///< 0 is the controller itself

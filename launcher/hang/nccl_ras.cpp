@@ -11,7 +11,7 @@
 
 #include "env/text.h"
 #include "env/unique_fd.h"
-#include "rendezvous/resolver.h"
+#include "rendezvous/agent/resolver.h"
 
 namespace ddprun {
 namespace {

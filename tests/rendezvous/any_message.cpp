@@ -20,7 +20,6 @@ struct Encode {
     Result<EncodedMessage> operator()(const Unknown& message) const {
         return EncodedMessage{encode(Frame{message.type, request, "", ""}), {}};
     }
-    Result<EncodedMessage> operator()(const Heartbeat&) const { return encode_heartbeat(); }
     Result<EncodedMessage> operator()(const Notice& message) const { return encode_message(ToAgent(message)); }
     Result<EncodedMessage> operator()(const Question& message) const { return encode_message(ToAgent(message)); }
     Result<EncodedMessage> operator()(const Answer& message) const { return encode_message(ToAgent(message)); }
@@ -39,7 +38,7 @@ std::string_view message_name(const Message& message) {
     const auto name = []<class M>(const M& one) {
         if constexpr (requires { one.kType; }) return message_name(static_cast<std::uint8_t>(one.kType));
         else if constexpr (std::is_same_v<M, StoreRequest>) return message_name(one.op);
-        else return std::string_view(std::is_same_v<M, Heartbeat> ? "Heartbeat" : "unknown");
+        else return std::string_view("unknown");
     };
     return std::visit(name, message);
 }
@@ -55,7 +54,7 @@ std::optional<HandshakeMessage> as_handshake(const Message& message) {
 Result<Message> decode(Frame frame) {
     switch (kind_of(frame.type)) {
         case MessageKind::Unknown: return Message(Unknown{frame.type});
-        case MessageKind::Heartbeat: return Message(Heartbeat{});
+        case MessageKind::Heartbeat: return as_it_is(decode_heartbeat(std::move(frame)));
         case MessageKind::Failure: return as_it_is(decode_failure(std::move(frame)));
         case MessageKind::Handshake: return widen(decode_handshake(std::move(frame)));
         case MessageKind::StoreRequest: return as_it_is(decode_store_request(std::move(frame)));

@@ -17,9 +17,6 @@ struct Unknown {
     std::uint8_t type = 0;
     bool operator==(const Unknown&) const = default;
 };
-struct Heartbeat {
-    bool operator==(const Heartbeat&) const = default;
-};
 
 using Message =
     std::variant<Unknown, Hello, Challenge, Proof, Welcome, Failure, Heartbeat, StoreRequest, Done, Value,

@@ -110,7 +110,7 @@ void RunningServer::on_agent_joined(AgentId agent, const AgentHello& hello) {
     events.add("joined " + hello.host + (hello.addresses.empty() ? "" : " at " + hello.addresses.front()));
 }
 void RunningServer::on_agent_message(AgentId, const FromAgent& message) {
-    events.add(fmt::format("message {}", message_name(message)));
+    events.add("message " + name_and_text(message));
 }
 void RunningServer::on_agent_lost(AgentId, const Error& why) { events.add("lost " + why.what); }
 void RunningServer::on_log(const std::string& line) { events.add("log " + line); }

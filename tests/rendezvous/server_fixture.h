@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "env/os/event_loop.h"
+#include "rendezvous/agent/agent_link.h"
 #include "rendezvous/client.h"
 #include "rendezvous/server.h"
 #include "tests/rendezvous/any_message.h"
@@ -18,6 +19,9 @@
 namespace ddprun::rdzv {
 
 inline const Credentials kTestJob{"test job", "the token"};
+
+/// A point in time no test reaches when all is well.
+inline TimePoint soon() { return MonotonicClock::now() + std::chrono::seconds(20); }
 
 /// An event loop on a thread of its own.
 class LoopThread {
@@ -51,8 +55,15 @@ class EventLog {
     std::vector<std::string> lines_;
 };
 
+/// "Notice 17", "Shutdown".
+template <class Family>
+std::string name_and_text(const Family& message) {
+    const auto* notice = std::get_if<Notice>(&message);
+    return std::string(message_name(message)) + (notice != nullptr ? " " + notice->text : "");
+}
+
 /// A server on loopback whose handler writes everything it hears into `events`:
-/// "joined HOST", "message NAME", "lost WHY", "log LINE".
+/// "joined HOST", "message NAME", "lost WHY", "log LINE", "detail LINE".
 class RunningServer : private ServerHandler {
   public:
     explicit RunningServer(ServerLimits limits = {}, Heartbeats heartbeats = {}, bool serves_torch = false);
@@ -73,6 +84,7 @@ class RunningServer : private ServerHandler {
     void on_agent_message(AgentId agent, const FromAgent& message) override;
     void on_agent_lost(AgentId agent, const Error& why) override;
     void on_log(const std::string& line) override;
+    void on_detail(const std::string& line) override { events.add("detail " + line); }
 
     LoopThread thread_;
     std::unique_ptr<Server> server_;
@@ -80,8 +92,49 @@ class RunningServer : private ServerHandler {
     AgentId last_agent_ = 0;
 };
 
-/// A point in time no test reaches when all is well.
-inline TimePoint soon() { return MonotonicClock::now() + std::chrono::seconds(20); }
+inline AgentHello hello_of(const std::string& host) {
+    return {host, std::nullopt, 4, 4171, "0.1.0", {}, {}, "default"};
+}
+
+/// A link on a loop of its own; what it hears goes into `events`: "connected", "message NAME" (of a Notice
+/// with its text), "lost CODE WHY", "log LINE", "detail LINE".
+class RunningLink : private AgentLinkHandler {
+  public:
+    explicit RunningLink(const Endpoint& controller, TimePoint connect_by = soon(),
+                         Credentials credentials = kTestJob, Heartbeats heartbeats = {}, bool is_ours = false,
+                         Duration handshake_timeout = ServerLimits{}.handshake) {
+        thread_.run([&] {
+            AgentLinkOptions options{
+                controller, std::move(credentials), "agent on node02", hello_of("node02"),
+                connect_by, heartbeats, "copy the file", is_ours, handshake_timeout};
+            AgentLinkHandler& self = *this;
+            link_ = std::make_unique<AgentLink>(thread_.loop(), std::move(options), self);
+        });
+    }
+    ~RunningLink() override { close(); }
+
+    void close() {
+        thread_.run([this] { link_.reset(); });
+    }
+    bool send(const FromAgent& message) {
+        bool sent = false;
+        thread_.run([&] { sent = link_->send(message); });
+        return sent;
+    }
+    EventLog events;
+
+  private:
+    void on_connected() override { events.add("connected"); }
+    void on_message(const ToAgent& message) override { events.add("message " + name_and_text(message)); }
+    void on_lost(const Error& why) override {
+        events.add("lost " + std::to_string(static_cast<int>(why.code)) + " " + why.what);
+    }
+    void on_log(const std::string& line) override { events.add("log " + line); }
+    void on_detail(const std::string& line) override { events.add("detail " + line); }
+
+    LoopThread thread_;
+    std::unique_ptr<AgentLink> link_;
+};
 
 /// The frame a peer would send.
 std::string bytes_of(const Message& message, std::uint32_t request);

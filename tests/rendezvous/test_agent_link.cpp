@@ -3,7 +3,6 @@
 
 #include <thread>
 
-#include "rendezvous/agent_link.h"
 #include "server_fixture.h"
 #include "tests/support/reserved_port.h"
 
@@ -11,51 +10,6 @@ namespace ddprun::rdzv {
 namespace {
 
 using namespace std::chrono_literals;
-
-AgentHello hello_of(const std::string& host) {
-    return {host, std::nullopt, 4, 4171, "0.1.0", {}, {}, "default"};
-}
-
-/// A link on a loop of its own; what it hears goes into `events`: "connected", "message NAME", "lost CODE
-/// WHY", "log LINE".
-class RunningLink : private AgentLinkHandler {
-  public:
-    explicit RunningLink(const Endpoint& controller, TimePoint connect_by = soon(),
-                         Credentials credentials = kTestJob, Heartbeats heartbeats = {}, bool is_ours = false,
-                         Duration handshake_timeout = ServerLimits{}.handshake) {
-        thread_.run([&] {
-            AgentLinkOptions options{
-                controller, std::move(credentials), "agent on node02", hello_of("node02"),
-                connect_by, heartbeats, "copy the file", is_ours, handshake_timeout};
-            AgentLinkHandler& self = *this;
-            link_ = std::make_unique<AgentLink>(thread_.loop(), std::move(options), self);
-        });
-    }
-    ~RunningLink() override { close(); }
-
-    void close() {
-        thread_.run([this] { link_.reset(); });
-    }
-    bool send(const FromAgent& message) {
-        bool sent = false;
-        thread_.run([&] { sent = link_->send(message); });
-        return sent;
-    }
-    EventLog events;
-
-  private:
-    void on_connected() override { events.add("connected"); }
-    void on_message(const ToAgent& message) override {
-        events.add("message " + std::string(message_name(message)));
-    }
-    void on_lost(const Error& why) override {
-        events.add("lost " + std::to_string(static_cast<int>(why.code)) + " " + why.what);
-    }
-    void on_log(const std::string& line) override { events.add("log " + line); }
-
-    LoopThread thread_;
-    std::unique_ptr<AgentLink> link_;
-};
 
 std::string lost(Errc code) { return "lost " + std::to_string(static_cast<int>(code)); }
 

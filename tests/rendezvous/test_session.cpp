@@ -1,5 +1,9 @@
 #include <gtest/gtest.h>
 
+#include <array>
+#include <cerrno>
+#include <string>
+
 #include "rendezvous/session.h"
 
 namespace ddprun::rdzv {
@@ -8,6 +12,112 @@ namespace {
 using namespace std::chrono_literals;
 
 constexpr TimePoint kStart{1h};
+
+EncodedMessage message(const std::string& text) { return {text, {}}; }
+
+/// What would be written now, and is.
+std::string write_all(Outbox& outbox) {
+    std::string text;
+    while (!outbox.is_written()) {
+        std::array<iovec, 2> parts;
+        const std::size_t count = outbox.fill(parts);
+        std::size_t bytes = 0;
+        for (std::size_t i = 0; i < count; ++i) {
+            text.append(static_cast<const char*>(parts[i].iov_base), parts[i].iov_len);
+            bytes += parts[i].iov_len;
+        }
+        outbox.consume(bytes);
+    }
+    return text;
+}
+
+TEST(Outbox, WritesWhatWasPushedInPiecesOfAnySize) {
+    Outbox outbox;
+    outbox.push({"head", Blob("blob")});
+    outbox.push(message("next"));
+    std::array<iovec, 1> part;
+    ASSERT_EQ(outbox.fill(part), 1U);
+    outbox.consume(3);
+    EXPECT_EQ(outbox.unwritten_bytes(), 9U);
+    outbox.consume(2);
+    EXPECT_EQ(write_all(outbox), "lobnext");
+    EXPECT_EQ(outbox.bytes(), 0U) << "of no session: nothing is kept";
+}
+
+TEST(Outbox, KeepsASessionsMessagesUntilTheyAreAcknowledged) {
+    Outbox outbox;
+    outbox.push(message("handshake"));
+    outbox.keep();
+    outbox.push(message("one"));
+    outbox.push_heartbeat(message("beat"));
+    outbox.push(message("three"));
+    EXPECT_EQ(write_all(outbox), "handshakeonebeatthree");
+    EXPECT_EQ(outbox.bytes(), 8U);
+    EXPECT_TRUE(outbox.acknowledge(1));
+    EXPECT_EQ(outbox.bytes(), 5U);
+    EXPECT_TRUE(outbox.acknowledge(2));
+    EXPECT_EQ(outbox.bytes(), 0U);
+}
+
+TEST(Outbox, TakesNoWordForMessagesThatWereNotWritten) {
+    Outbox outbox;
+    outbox.keep();
+    outbox.push(message("one"));
+    EXPECT_FALSE(outbox.acknowledge(1));
+    (void)write_all(outbox);
+    EXPECT_TRUE(outbox.acknowledge(1));
+    EXPECT_FALSE(outbox.acknowledge(0)) << "and none is taken back";
+}
+
+TEST(Outbox, SaysAgainOnAnotherConnectionWhatIsNotAcknowledged) {
+    Outbox lost;
+    lost.keep();
+    for (const char* text : {"one ", "two ", "three "}) lost.push(message(text));
+    (void)write_all(lost);
+    lost.push_heartbeat(message("beat "));
+    lost.push(message("four "));
+    lost.consume(7);  // the heartbeat, and a piece of the last one
+    ASSERT_TRUE(lost.acknowledge(1));
+    Outbox next;
+    next.push(message("welcome "));
+    next.go_on(std::move(lost));
+    EXPECT_EQ(write_all(next), "welcome two three four ");
+    EXPECT_EQ(next.acknowledged(), 1U);
+    EXPECT_TRUE(next.acknowledge(4));
+    EXPECT_EQ(next.bytes(), 0U);
+}
+
+TEST(Inbox, PassesOverWhatCameByTheConnectionBefore) {
+    Inbox inbox;
+    for (int i = 0; i < 5; ++i) EXPECT_TRUE(inbox.take(1));
+    ASSERT_TRUE(inbox.go_on(3));
+    EXPECT_FALSE(inbox.take(1));
+    EXPECT_FALSE(inbox.take(1));
+    EXPECT_TRUE(inbox.take(1));
+    EXPECT_EQ(inbox.received(), 6U);
+    EXPECT_FALSE(inbox.go_on(7)) << "the sixth would be lost";
+}
+
+TEST(Inbox, OwesAWordForMuchThatItsPeerKeeps) {
+    Inbox inbox;
+    inbox.take(100);
+    EXPECT_FALSE(inbox.owes_a_word());
+    inbox.take(1U << 20);
+    EXPECT_TRUE(inbox.owes_a_word());
+    EXPECT_EQ(inbox.word(), Heartbeat{2});
+    EXPECT_FALSE(inbox.owes_a_word());
+}
+
+TEST(Outage, IsAsLongAsItLooksLikeADeadProcessOrASilentNetwork) {
+    const Heartbeats limits{3s};
+    const auto wait_after = [&](Errc code, int sys) { return wait_for_redial(outage_of({code, "", sys}), limits); };
+    EXPECT_EQ(wait_after(Errc::Closed, 0), 25ms);
+    EXPECT_EQ(wait_after(Errc::Closed, ECONNRESET), 25ms);
+    EXPECT_EQ(wait_after(Errc::Closed, ETIMEDOUT), 3s);
+    EXPECT_EQ(wait_after(Errc::Closed, EHOSTUNREACH), 3s);
+    EXPECT_EQ(wait_after(Errc::Protocol, 0), 0s);
+    EXPECT_EQ(wait_after(Errc::Timeout, 0), 0s);
+}
 
 TEST(Heartbeats, AreSpokenSixTimesWithinTheOneLimit) {
     EXPECT_EQ(Heartbeats{}.timeout, 3s);

@@ -1,4 +1,4 @@
-#include "rendezvous/resolver.h"
+#include "rendezvous/agent/resolver.h"
 
 #include <fmt/core.h>
 #include <netdb.h>

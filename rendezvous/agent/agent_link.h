@@ -9,8 +9,8 @@
 #include "env/result.h"
 #include "rendezvous/agent_message.h"
 #include "rendezvous/connection.h"
+#include "rendezvous/agent/dial.h"
 #include "rendezvous/handshake.h"
-#include "rendezvous/resolver.h"
 #include "rendezvous/session.h"
 
 namespace ddprun::rdzv {
@@ -27,6 +27,8 @@ class AgentLinkHandler {
     virtual void on_lost(const Error& why) = 0;
     /// One line for the operator: what is waited for.
     virtual void on_log(const std::string& line) = 0;
+    /// One line for who looks closely: the session goes on, on another connection.
+    virtual void on_detail(const std::string&) {}
 };
 
 struct AgentLinkOptions {
@@ -46,7 +48,8 @@ struct AgentLinkOptions {
 /// The agent's connection to the controller, on the event loop. Never blocks, not for host names either.
 ///
 /// Until connect_by it tries again whatever fails on the way (a controller that starts later, a name that is
-/// not known yet); after that there is one session, and its end is final.
+/// not known yet); after that there is one session, and its end is final. A connection that is lost, or silent for a third of the
+/// time-out, is replaced by another one when that can be had before the session is over (session.h); nobody notices.
 class AgentLink final : private ConnectionOwner {
   public:
     /// `loop` and `handler` are borrowed for the link's life. The first attempt starts in the loop.
@@ -56,26 +59,27 @@ class AgentLink final : private ConnectionOwner {
     AgentLink(const AgentLink&) = delete;
     AgentLink& operator=(const AgentLink&) = delete;
 
-    /// False: not connected (yet, or any more); nothing is sent.
+    /// False: no session (yet, or any more); nothing is sent.
     bool send(FromAgent message);
     [[nodiscard]] bool is_connected() const { return state_ == State::Joined; }
 
   private:
-    enum class State { Connecting, Handshake, Joined, Over };
+    enum class State { Connecting, Joined, Over };
 
     void on_frame(Connection& connection, Frame frame) override;
     void on_closed(Connection& connection, const Error& closed) override;
 
     void attempt();
-    void connect_next();
-    void on_connect_result();
-    void adopt();
     void try_later(const Error& why);
     [[nodiscard]] bool is_hopeless(const Error& why);
-    void drop_attempt();
-    Status shake_hands(Frame frame);
-    void join();
+    [[nodiscard]] DialOptions to_dial() const;
+    void join(Dialled dialled);
+    void redial();
+    void redial_again(const Error& why);
+    void give_up_unless_somebody_is_there();
+    Status go_on(Dialled dialled);
     Status receive(Frame frame);
+    Status understand(Frame frame);
     void take_failure(const Failure& failure);
     void beat();
     void look_for_silence();
@@ -84,21 +88,22 @@ class AgentLink final : private ConnectionOwner {
     os::EventLoop& loop_;
     AgentLinkOptions options_;
     AgentLinkHandler& handler_;
-    Resolver resolver_;
     State state_ = State::Connecting;
-    SocketAddresses addresses_;  ///< of the attempt in progress
-    std::size_t next_address_ = 0;
-    UniqueFd connecting_;
-    std::optional<ClientHandshake> handshake_;
-    std::unique_ptr<Connection> connection_;
+    std::unique_ptr<Dial> dial_;
+    std::unique_ptr<Connection> connection_;  ///< the session's, also when it is lost and the next one is not there yet
+    std::string session_;
+    Inbox inbox_;
+    std::optional<Outage> outage_;            ///< the connection is lost
     std::optional<Error> refusal_;  ///< the controller's last words
     Duration backoff_;
     std::string last_cause_;
     int timeouts_ = 0;           ///< of a controller that is ours
-    os::EventLoop::TimerId attempt_timer_ = 0;  ///< of one address, or before the next attempt
+    os::EventLoop::TimerId attempt_timer_ = 0;  ///< before the next attempt
     os::EventLoop::TimerId deadline_timer_ = 0;
     os::EventLoop::TimerId heartbeat_timer_ = 0;
     os::EventLoop::TimerId silence_timer_ = 0;
+    os::EventLoop::TimerId redial_timer_ = 0;  ///< before the next look for another connection
+    os::EventLoop::TimerId outage_timer_ = 0;  ///< then the session is over
     SilenceWatch silence_;
 };
 

@@ -1,0 +1,112 @@
+// What faults of the network cost a job: hosts of their own (tests/support/hosts.h), cables that are cut and mended.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+
+#include <fstream>
+#include <memory>
+
+#include "tests/support/hosts.h"
+#include "tests/system/look.h"
+
+namespace ddprun::test {
+namespace {
+
+using namespace std::chrono_literals;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+class Outages : public ::testing::Test {
+  protected:
+    void SetUp() override {
+        if (const auto reason = Hosts::why_not()) GTEST_SKIP() << *reason;
+        hosts_ = std::make_unique<Hosts>(2);
+    }
+    /// A ddprun on each host, with two workers each.
+    void start(std::vector<std::string> options, std::vector<std::string> acts) {
+        options.insert(options.end(), {"--nnodes=2", "--nproc-per-node=2", "--rdzv-backend=c10d", "--rdzv-endpoint=node00:29400"});
+        for (int host : {0, 1}) {
+            std::vector<std::string> command{"env", marker_, "DDPRUN_TOKEN=secret of the job"};
+            const std::vector<std::string> job = ddprun_probe(options, acts);
+            command.insert(command.end(), job.begin(), job.end());
+            nodes_.push_back(std::make_unique<Program>(hosts_->command(host, command)));
+        }
+        for (int rank = 0; rank < 4; ++rank) ASSERT_TRUE(node(rank / 2).wait_for_output("[" + std::to_string(rank) + "]: up"));
+    }
+    Program& node(int host) { return *nodes_[static_cast<std::size_t>(host)]; }
+    /// On all hosts, of the ddpruns.
+    void signal_ddpruns(int host, const std::string& signal) {
+        run(hosts_->command(host, {"sh", "-c", "for p in /proc/[0-9]*; do [ \"$(cat $p/comm)\" = ddprun ] && kill -" + signal + " ${p#/proc/}; done; true"}));
+    }
+    void let_pass(std::chrono::milliseconds span) { std::this_thread::sleep_for(span); }
+    void go_on() { std::ofstream(file("go on")); }
+    [[nodiscard]] std::string file(const std::string& name) const { return hosts_->shared() + "/" + name; }
+    /// All is as if nothing had been.
+    void expect_undisturbed() {
+        for (int host : {0, 1}) {
+            const Outcome outcome = node(host).wait();
+            EXPECT_EQ(outcome.status, 0) << outcome.err;
+            EXPECT_EQ(occurrences(outcome.out, "over"), 2) << outcome.out;
+            EXPECT_THAT(outcome.err, AllOf(Not(HasSubstr("lost")), Not(HasSubstr("heartbeat")), Not(HasSubstr("connection")))) << outcome.err;
+        }
+    }
+
+    const std::string marker_ = "PROBE_JOB=" + unique_name("outage");
+    std::unique_ptr<Hosts> hosts_;
+    std::vector<std::unique_ptr<Program>> nodes_;
+};
+
+TEST_F(Outages, APartitionShorterThanTheTimeOutCostsNothing) {
+    start({"--heartbeat-timeout=9"}, {"say", "up", "await", file("go on"), "say", "over"});
+    hosts_->cut_cable(1);
+    let_pass(4s);  // another connection is looked for after three
+    go_on();       // what the workers do and say meanwhile waits
+    let_pass(200ms);
+    hosts_->mend_cable(1);
+    expect_undisturbed();
+}
+
+TEST_F(Outages, AnAgentThatIsStoppedForLessThanTheTimeOutCostsNothing) {
+    start({"--heartbeat-timeout=9"}, {"say", "up", "await", file("go on"), "say", "over"});
+    signal_ddpruns(1, "STOP");
+    let_pass(2s);
+    signal_ddpruns(1, "CONT");
+    go_on();
+    expect_undisturbed();
+}
+
+TEST_F(Outages, NobodyIsLostForAnAbsenceThatAllShared) {
+    start({"--heartbeat-timeout=3"}, {"say", "up", "await", file("go on"), "say", "over"});
+    for (int host : {0, 1}) signal_ddpruns(host, "STOP");
+    let_pass(5s);
+    for (int host : {1, 0}) signal_ddpruns(host, "CONT");
+    go_on();
+    expect_undisturbed();
+}
+
+TEST_F(Outages, ACutCableEndsTheWorkersOfBothSidesWithinTheTimeOutAndEachSaysWhy) {
+    start({}, {"say", "up", "hold"});
+    hosts_->cut_cable(1);
+    const Outcome zero = node(0).wait(), one = node(1).wait();
+    EXPECT_EQ(zero.status, 69) << zero.err;
+    EXPECT_EQ(one.status, 69) << one.err;
+    EXPECT_THAT(zero.err, HasSubstr("node node01: no heartbeat for 3 s"));
+    EXPECT_THAT(one.err, HasSubstr("the controller: no heartbeat from the controller for 3 s"));
+    EXPECT_TRUE(all_gone(marker_));
+}
+
+TEST_F(Outages, ANodeThatComesBackTooLateIsToldSo) {
+    start({"--heartbeat-timeout=2"}, {"ignore", "15", "say", "up", "hold"});
+    signal_ddpruns(1, "STOP");
+    ASSERT_TRUE(node(0).wait_for_output("node node01: no heartbeat for 2 s"));
+    signal_ddpruns(1, "CONT");
+    const Outcome one = node(1).wait();
+    EXPECT_EQ(one.status, 69) << one.err;
+    EXPECT_THAT(one.err, HasSubstr("the controller: "));
+    EXPECT_EQ(node(0).wait().status, 69);
+    EXPECT_TRUE(all_gone(marker_));
+}
+
+}  // namespace
+}  // namespace ddprun::test
