@@ -80,6 +80,7 @@ class Connection {
     void hand_to(ConnectionOwner& owner) { owner_ = &owner; }
 
     void set_limits(FrameLimits limits) { decoder_.set_limits(limits); }
+    void limit_output(std::size_t bytes) { options_.output_bytes = bytes; }
     [[nodiscard]] const std::string& peer() const { return options_.peer; }
     /// This side's numeric address, without the port; "" when the kernel cannot tell.
     [[nodiscard]] std::string local_host() const;

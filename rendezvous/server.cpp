@@ -470,6 +470,7 @@ bool Server::on_first_byte(Connection& connection, char byte) {
     }
     peer.stage = Peer::Stage::Torch;
     peer.torch = std::make_unique<TorchParser>(options_.torch_limits);
+    connection.limit_output(options_.torch_limits.output_bytes);
     stranger_left(peer.id);
     loop_.cancel(std::exchange(peer.handshake_timer, 0));
     ++torch_clients_;

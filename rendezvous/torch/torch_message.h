@@ -19,7 +19,8 @@ struct TorchLimits {
     std::size_t key_bytes = 8U << 10;
     std::size_t value_bytes = 8U << 20;
     std::size_t keys_per_request = 128U << 10;
-    std::size_t request_bytes = 64U << 20;  ///< of all keys and values of one request, and of the answer to a MULTI_GET
+    std::size_t request_bytes = 64U << 20;  ///< of all keys and values of one request; and of one answer
+    std::size_t output_bytes = 80U << 20;   ///< of answers that a client has not read yet
     std::size_t keys = 1U << 20;            ///< in the store, queued values among them
     std::size_t total_bytes = std::size_t{1} << 30;  ///< keys, values and queued values
     std::size_t waiting_bytes = 512U << 20;          ///< of the names that all clients wait for

@@ -87,11 +87,7 @@ Reply TorchStore::perform(Client client, TorchRequest& request) {
             const auto found = queues_.find(key);
             return number(found == queues_.end() ? 0 : static_cast<std::int64_t>(found->second.size()));
         }
-        case TorchOp::ListKeys: {
-            std::string all = number(static_cast<std::int64_t>(values_.size()));
-            for (const auto& [name, ignored] : values_) append_value(all, name);
-            return all;
-        }
+        case TorchOp::ListKeys: return list_keys();
     }
     return kNothing;
 }
@@ -155,12 +151,23 @@ Result<std::string> TorchStore::compare_set(const std::string& key, const std::s
 Result<std::string> TorchStore::multi_get(const std::vector<std::string>& keys) const {
     std::string all;
     for (const std::string& key : keys) {
-        append_value(all, get(key));
-        if (all.size() > limits_.request_bytes) {
-            return Error{Errc::Limit, fmt::format("an answer of more than {} bytes", limits_.request_bytes), 0};
-        }
+        if (const Status fits = append_within(all, get(key)); !fits) return fits.error();
     }
     return all;
+}
+
+Result<std::string> TorchStore::list_keys() const {
+    std::string all = number(static_cast<std::int64_t>(values_.size()));
+    for (const auto& [name, ignored] : values_) {
+        if (const Status fits = append_within(all, name); !fits) return fits.error();
+    }
+    return all;
+}
+
+Status TorchStore::append_within(std::string& answer, std::string_view value) const {
+    append_value(answer, value);
+    if (answer.size() <= limits_.request_bytes) return {};
+    return Error{Errc::Limit, fmt::format("an answer of more than {} bytes", limits_.request_bytes), 0};
 }
 
 Status TorchStore::multi_set(TorchRequest& request) {

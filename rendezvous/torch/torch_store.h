@@ -62,6 +62,8 @@ class TorchStore {
     Result<std::int64_t> add(const std::string& key, std::int64_t delta);
     Result<std::string> compare_set(const std::string& key, const std::string& expected, std::string desired);
     Result<std::string> multi_get(const std::vector<std::string>& keys) const;
+    [[nodiscard]] Result<std::string> list_keys() const;
+    Status append_within(std::string& answer, std::string_view value) const;
     Status multi_set(TorchRequest& request);
     Status push(const std::string& key, std::string value);
     std::string pop(const std::string& key);

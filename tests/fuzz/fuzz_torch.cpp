@@ -17,7 +17,7 @@ using namespace ddprun;
 using namespace ddprun::rdzv;
 
 /// Limits that a short text can meet.
-constexpr TorchLimits kSmall{64, 256, 16, 512, 32, 4096, 8192, 8};
+constexpr TorchLimits kSmall{64, 256, 16, 512, 1024, 32, 4096, 8192, 8};
 
 std::vector<TorchRequest> read(std::string_view bytes, std::size_t cut) {
     TorchParser parser(kSmall);

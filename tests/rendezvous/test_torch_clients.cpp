@@ -108,6 +108,14 @@ TEST(TorchClients, ThatWaitAreNoStrangersWhoTimeOut) {
     EXPECT_EQ(waiting.hear(1), "\0"s);
 }
 
+TEST(TorchClients, WhoDoesNotReadItsAnswersIsClosed) {
+    ServingTorch server;
+    TorchPeer greedy(server.endpoint());
+    greedy.say(TorchOp::Set, {"k"}, {std::string(8U << 20, 'v')});
+    for (int i = 0; i < 20; ++i) greedy.say(TorchOp::Get, {"k"});
+    EXPECT_TRUE(server.events.saw("does not read"));
+}
+
 TEST(TorchClients, ThatLeaveAreForgotten) {
     ServingTorch server;
     {

@@ -236,6 +236,19 @@ TEST(TorchStore, WhatCannotBeServedIsRefusedAndChangesNothing) {
     EXPECT_EQ(c.store().bytes(), "atextq1"s.size());
 }
 
+TEST(TorchStore, AnAnswerThatIsTooLongIsRefused) {
+    TorchLimits limits;
+    limits.request_bytes = 30;
+    TorchClients c(limits);
+    c.say(1, ask(TorchOp::Set, {"a"}, {"12345678"}));
+    EXPECT_EQ(c.say(1, ask(TorchOp::ListKeys)), number(1) + value("a"));
+    c.say(1, ask(TorchOp::MultiGet, {"a", "a"}));
+    EXPECT_THAT(c.refused(), HasSubstr("an answer of more than 30 bytes"));
+    c.say(1, ask(TorchOp::Set, {"another"}, {""}));
+    c.say(1, ask(TorchOp::ListKeys));
+    EXPECT_THAT(c.refused(), HasSubstr("an answer of more than 30 bytes"));
+}
+
 TEST(TorchStore, CountsEveryByteOnce) {
     TorchClients c;
     c.say(1, ask(TorchOp::Set, {"key"}, {"value"}));
