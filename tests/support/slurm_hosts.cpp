@@ -115,15 +115,6 @@ std::string SlurmHosts::await_state(const std::string& id, const std::vector<std
     return state;
 }
 
-void SlurmHosts::hasten(const std::string& id) const {
-    (void)comes(20ms, [&] {
-        const std::string job = run({"scontrol", "-o", "show", "job", id}).out;
-        const bool has_come_back = job.find(" Restarts=0 ") == std::string::npos && job.find("JobState=COMPLETING") == std::string::npos;
-        return has_come_back || job.find("JobState=PENDING") != std::string::npos;
-    });
-    (void)run({"scontrol", "update", "JobId=" + id, "StartTime=now"});
-}
-
 bool SlurmHosts::await_text(const std::string& file, const std::string& text) const {
     return comes(5ms, [&] { return file_content(hosts_.home() + "/" + file).find(text) != std::string::npos; });
 }

@@ -28,9 +28,6 @@ class SlurmHosts {
     [[nodiscard]] std::string submit(const std::string& script, const std::vector<std::string>& options = {}) const;
     /// Waits until a job has one of these states ("COMPLETED", "CANCELLED"), and returns it; else the last one seen.
     [[nodiscard]] std::string await_state(const std::string& id, const std::vector<std::string>& states) const;
-    /// A job that goes back into the queue is started again as soon as it waits there: Slurm would hold it back until its old
-    /// credentials have expired, which takes 5 s at least. Not for jobs with steps: their hosts still refuse new ones.
-    void hasten(const std::string& id) const;
     /// Waits until a file of the home directory has this text.
     [[nodiscard]] bool await_text(const std::string& file, const std::string& text) const;
 

@@ -355,7 +355,6 @@ TEST_F(SlurmBatch, AJobWhoseTimeIsUpIsRunAgainAndFollowed) {
     const std::string id(trim(submitted.out));
     Program following(hosts_->command(0, {path_of("DDPRUN"), "slurm", "status", id}));
     ASSERT_TRUE(following.wait_for_output("putting the job back into the queue")) << submitted.err;
-    slurm_->hasten(id);
     const Outcome outcome = following.wait();
     EXPECT_EQ(outcome.status, 0) << outcome.err << outcome.out;
     EXPECT_THAT(outcome.out, AllOf(HasSubstr("putting the job back into the queue: its time is up; run 2 of at most 11"), HasSubstr("run 2 of job "),
@@ -370,7 +369,6 @@ TEST_F(SlurmBatch, AnElementOfAnArrayIsRunAgainAlone) {
                                              {"--array=1-2", "--time=60", "--open-mode=append", "--output=element.%a"});
     const std::string last = array + "_2";
     ASSERT_TRUE(slurm_->await_text("element.2", "putting the job back into the queue")) << file_content(file("element.2"));
-    slurm_->hasten(last);
     EXPECT_TRUE(slurm_->await_text("element.2", "again 2")) << file_content(file("element.2"));
     EXPECT_THAT(file_content(file("element.2")), HasSubstr("run 2 of job " + last));
     EXPECT_EQ(slurm_->await_state(array + "_1", {"RUNNING"}), "RUNNING") << "the other one is left alone";

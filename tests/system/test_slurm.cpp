@@ -55,7 +55,6 @@ TEST_F(Slurm, ARequeuedJobRunsAgainAndKnowsIt) {
     const std::string id = slurm_->submit("echo up ${SLURM_RESTART_COUNT:-first}; [ -n \"$SLURM_RESTART_COUNT\" ] || exec sleep 600", {"--open-mode=append"});
     ASSERT_TRUE(slurm_->await_text("out", "up first"));
     EXPECT_EQ(slurm_->run({"scontrol", "requeue", id}).status, 0);
-    slurm_->hasten(id);
     EXPECT_TRUE(slurm_->await_text("out", "up 1")) << slurm_->run({"scontrol", "show", "job", id}).out;
     EXPECT_EQ(slurm_->await_state(id, {"COMPLETED"}), "COMPLETED");
 }
