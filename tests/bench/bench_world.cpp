@@ -1,9 +1,12 @@
 // A job of many nodes against a real ddprun as its head: every other node is an AgentLink of this process, with a connection
 // and a handshake of its own, that says what a real agent said once. So the head cannot tell the difference; only workers
 // are not there. All share this machine's cores. Prints what each step took; asserts nothing.
-// usage: bench_world DDPRUN [AGENTS...]
+// Then real agents with a real worker each: how long until all run, and until they run again when the head is killed.
+// usage: bench_world DDPRUN STAMP [AGENTS...]
+#include <fcntl.h>
 #include <fmt/core.h>
 #include <signal.h>
+#include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -22,6 +25,7 @@
 #include "rendezvous/server.h"
 #include "tests/support/reserved_port.h"
 #include "tests/support/run_program.h"
+#include "tests/support/temporary_directory.h"
 
 namespace ddprun::test {
 namespace {
@@ -216,18 +220,86 @@ void measure(const std::string& ddprun, int agents) {
     std::fflush(stdout);
 }
 
+/// The file in which each worker notes its first moment (stamp.cpp).
+class Stamps {
+  public:
+    Stamps() : file_(place_.file("stamps")) {
+        const int fd = ::open(file_.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+        if (fd < 0 || ::ftruncate(fd, kBytes) != 0) give_up("stamps");
+        words_ = static_cast<std::uint64_t*>(::mmap(nullptr, kBytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0));
+        ::close(fd);
+    }
+    ~Stamps() { ::munmap(words_, kBytes); }
+    Stamps(const Stamps&) = delete;
+    Stamps& operator=(const Stamps&) = delete;
+    [[nodiscard]] const std::string& file() const { return file_; }
+    /// When the last of so many began.
+    [[nodiscard]] TimePoint await(std::uint64_t count) const {
+        while (__atomic_load_n(words_, __ATOMIC_ACQUIRE) < count) ::usleep(200);
+        ::usleep(2000);  // between counting itself and writing its stamp a worker can be interrupted
+        return TimePoint(std::chrono::nanoseconds(*std::max_element(words_ + 1, words_ + 1 + count)));
+    }
+
+  private:
+    static constexpr std::size_t kBytes = 65536 * 8;  // as stamp.cpp maps
+    TemporaryDirectory place_;
+    std::string file_;
+    std::uint64_t* words_ = nullptr;
+};
+
+/// As many ddprun as nodes, all of this host, each with a worker that stays.
+std::vector<std::unique_ptr<Program>> start_nodes(const std::string& ddprun, const std::string& stamp, const std::string& nnodes, int nodes,
+                                                  const ReservedPort& port, const Stamps& stamps) {
+    std::vector<std::unique_ptr<Program>> all;
+    for (int node = 0; node < nodes; ++node) {
+        const std::vector<std::string> line = {ddprun, "-q", "--nnodes=" + nnodes, "--nproc-per-node=1", fmt::format("--node-rank={}", node), "--rdzv-id=world",
+                                               "--rdzv-endpoint=" + port.text(), stamp, stamps.file(), "hold"};
+        all.push_back(std::make_unique<Program>(line, with_environment({std::string("DDPRUN_TOKEN=") + kToken})));
+    }
+    return all;
+}
+
+double median(std::vector<double> values) {
+    std::sort(values.begin(), values.end());
+    return values[values.size() / 2];
+}
+
+void measure_real_agents(const std::string& ddprun, const std::string& stamp) {
+    constexpr int kNodes = 32, kRounds = 5;
+    std::vector<double> starts, successions;
+    for (int round = 0; round < kRounds; ++round) {
+        const ReservedPort port;
+        const Stamps stamps;
+        const TimePoint begun = MonotonicClock::now();
+        const auto nodes = start_nodes(ddprun, stamp, std::to_string(kNodes), kNodes, port, stamps);
+        starts.push_back(ms_between(begun, stamps.await(kNodes)));
+    }
+    for (int round = 0; round < kRounds; ++round) {
+        const ReservedPort port;
+        const Stamps stamps;
+        const auto nodes = start_nodes(ddprun, stamp, "7:8", 8, port, stamps);
+        (void)stamps.await(8);
+        ::usleep(300'000);  // the standby has been told to all
+        const TimePoint killed = MonotonicClock::now();
+        nodes[0]->signal(SIGKILL);
+        successions.push_back(ms_between(killed, stamps.await(15)));
+    }
+    fmt::print("\n{} real agents with a worker each: {:.0f} ms from the first ddprun's start to the last worker's first instruction\n", kNodes, median(starts));
+    fmt::print("8 of them, the head is killed: {:.0f} ms to the first instruction of all workers of the next generation\n", median(successions));
+}
+
 }  // namespace
 }  // namespace ddprun::test
 
 int main(int argc, char** argv) {
     using namespace ddprun::test;
-    if (argc < 2) return 64;
+    if (argc < 3) return 64;
     rlimit files{};
     ::getrlimit(RLIMIT_NOFILE, &files);
     files.rlim_cur = files.rlim_max;
     ::setrlimit(RLIMIT_NOFILE, &files);
     std::vector<int> sizes;
-    for (int i = 2; i < argc; ++i) sizes.push_back(std::atoi(argv[i]));
+    for (int i = 3; i < argc; ++i) sizes.push_back(std::atoi(argv[i]));
     if (sizes.empty()) sizes = {32, 1024, 4096, 16384};
     fmt::print("nodes  | all joined, each us | last join to last assignment, each us | death to last stop | drained to restarted | bytes of the head each | head's CPU ms to there | exit\n");
     for (const int agents : sizes) {
@@ -237,5 +309,6 @@ int main(int argc, char** argv) {
         }
         measure(argv[1], agents);
     }
+    measure_real_agents(argv[1], argv[2]);
     return 0;
 }
