@@ -16,7 +16,7 @@ Outage outage_of(const Error& why) {
 
 Duration wait_for_redial(Outage outage, const Heartbeats& limits) {
     switch (outage) {
-        case Outage::Broken: return limits.timeout / 120;
+        case Outage::Broken: return limits.timeout / 200;
         case Outage::Unreachable: return limits.timeout;
         case Outage::Final: break;
     }

@@ -10,7 +10,7 @@ namespace {
 
 using namespace std::chrono_literals;
 
-/// Long enough for a loaded machine, in which even the grace of a broken connection is half a second.
+/// Long enough for a loaded machine, in which even the grace of a broken connection is 300 ms.
 constexpr Heartbeats kPatient{60s};
 
 std::vector<std::string> notices_in(EventLog& events) {

@@ -111,8 +111,8 @@ TEST(Inbox, OwesAWordForMuchThatItsPeerKeeps) {
 TEST(Outage, IsAsLongAsItLooksLikeADeadProcessOrASilentNetwork) {
     const Heartbeats limits{3s};
     const auto wait_after = [&](Errc code, int sys) { return wait_for_redial(outage_of({code, "", sys}), limits); };
-    EXPECT_EQ(wait_after(Errc::Closed, 0), 25ms);
-    EXPECT_EQ(wait_after(Errc::Closed, ECONNRESET), 25ms);
+    EXPECT_EQ(wait_after(Errc::Closed, 0), 15ms);
+    EXPECT_EQ(wait_after(Errc::Closed, ECONNRESET), 15ms);
     EXPECT_EQ(wait_after(Errc::Closed, ETIMEDOUT), 3s);
     EXPECT_EQ(wait_after(Errc::Closed, EHOSTUNREACH), 3s);
     EXPECT_EQ(wait_after(Errc::Protocol, 0), 0s);
