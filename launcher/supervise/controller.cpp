@@ -467,6 +467,9 @@ void Controller::perform(const job_action::NodeLeaves& action) { membership_.lea
 void Controller::perform(const job_action::Dismiss& action) {
     if (agents_.erase(action.source) == 0) return;
     send_(action.source, rdzv::Shutdown{static_cast<int>(ExitCode::TryAgain), "this node has left the job after SIGTERM; the others go on"});
+    ++known_dead_;  // it goes on nowhere else
+    if (action.source == standby_) appoint_standby();
+    else tell_standby();
 }
 
 void Controller::perform(const job_action::NotifyPreempt& action) { broadcast(rdzv::Notice{"preempt", action.why}); }
