@@ -461,7 +461,7 @@ StoreReply Server::ask_store(StoreOp op) {
 // ---- PyTorch's clients
 
 bool Server::on_first_byte(Connection& connection, char byte) {
-    if (byte != kTorchFirstByte) return false;
+    if (!may_be_torch(byte)) return false;
     Peer& peer = *peers_.at(ids_.at(&connection));
     if (peer.stage != Peer::Stage::Handshake) return false;
     if (const Status admitted = admits_torch(connection); !admitted) {

@@ -78,18 +78,38 @@ Result<std::optional<TorchRequest>> TorchParser::next() {
 }
 
 /// False, here and below: more bytes are needed. What has been read is kept.
+bool TorchParser::read_greeting() {
+    std::uint32_t word = 0;
+    const bool may_be_greeting = available() > 0 && buffer_[offset_] == '\0';
+    if (available() == 0 || (may_be_greeting && available() < 1 + sizeof word)) return false;
+    if (may_be_greeting) std::memcpy(&word, buffer_.data() + offset_ + 1, sizeof word);
+    dialect_ = word == kGreeting ? Dialect::Greeted : Dialect::Ungreeted;
+    if (dialect_ == Dialect::Greeted) offset_ += 1 + sizeof word;
+    return true;
+}
+
+Result<bool> TorchParser::begin_request() {
+    if (dialect_ == Dialect::Unknown && !read_greeting()) return false;
+    if (available() == 0) return false;
+    const bool is_greeted = dialect_ == Dialect::Greeted;
+    const int byte = static_cast<unsigned char>(buffer_[offset_]);
+    const int op = is_greeted ? byte : byte + 1;
+    const int last = static_cast<int>(is_greeted ? TorchOp::Barrier : TorchOp::CancelWait);
+    if (op > last) return Error{Errc::Protocol, fmt::format("request {} of a TCPStore client is not known here", byte), 0};
+    if (op == 0) return Error{Errc::Protocol, "a second greeting", 0};
+    ++offset_;
+    open_ = TorchRequest{static_cast<TorchOp>(op), {}, {}, 0};
+    const Shape& shape = shape_of(open_->op);
+    items_ = shape.is_counted ? std::nullopt : std::optional<std::uint64_t>(1);
+    fields_ = shape.item;
+    open_bytes_ = 0;
+    return true;
+}
+
 Result<bool> TorchParser::read_request() {
     if (!open_) {
-        if (available() == 0) return false;
-        const auto op = static_cast<unsigned char>(buffer_[offset_]);
-        if (op >= kShapes.size()) return Error{Errc::Protocol, fmt::format("request {} of a TCPStore client is not known here", op), 0};
-        if ((op == 0) == is_greeted_) return Error{Errc::Protocol, is_greeted_ ? "a second greeting" : "no greeting of a TCPStore client", 0};
-        ++offset_;
-        open_ = TorchRequest{static_cast<TorchOp>(op), {}, {}, 0};
-        const Shape& shape = shape_of(open_->op);
-        items_ = shape.is_counted ? std::nullopt : std::optional<std::uint64_t>(1);
-        fields_ = shape.item;
-        open_bytes_ = 0;
+        const Result<bool> begun = begin_request();
+        if (!begun || !*begun) return begun;
     }
     if (!items_) {
         items_ = read_number(8);
@@ -105,11 +125,7 @@ Result<bool> TorchParser::read_request() {
             fields_.erase(0, 1);
         }
     }
-    if (is_greeted_) return true;
-    if (open_->number != kGreeting) return Error{Errc::Protocol, "not the greeting of a TCPStore client of PyTorch 2", 0};
-    is_greeted_ = true;
-    open_.reset();
-    return read_request();
+    return true;
 }
 
 Result<bool> TorchParser::read_field(char field) {

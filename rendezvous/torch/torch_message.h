@@ -8,9 +8,10 @@
 
 #include "env/result.h"
 
-/// What clients of PyTorch's TCPStore say (PyTorch 2.x, the protocol of its libuv server), as values.
+/// What clients of PyTorch's TCPStore say (the protocol of its libuv server), as values.
 ///
-/// A request is one byte and what belongs to it; nothing frames it. Numbers are in the byte order of the machine, which
+/// A request is one byte and what belongs to it; nothing frames it. Since PyTorch 2.2 a client begins with a greeting, the
+/// request 0; before, it did not, and counted its requests from SET = 0. Numbers are in the byte order of the machine, which
 /// is that of the clients: little-endian. PROTOCOL.md has the table.
 namespace ddprun::rdzv {
 
@@ -32,8 +33,8 @@ enum class TorchOp : std::uint8_t {
     Validate, Set, CompareSet, Get, Add, Check, Wait, CountKeys, DeleteKey, Append, MultiGet, MultiSet, CancelWait, Ping,
     QueuePush, QueuePop, QueueLength, ListKeys, Barrier,
 };
-/// The byte by which a server tells such a client from ours.
-inline constexpr char kTorchFirstByte = '\0';
+/// By what a server tells such a client from ours: 0 (a greeting, or a SET before PyTorch 2.2) to CANCEL_WAIT of then.
+constexpr bool may_be_torch(char first_byte) { return static_cast<unsigned char>(first_byte) < static_cast<unsigned char>(TorchOp::CancelWait); }
 
 struct TorchRequest {
     TorchOp op = TorchOp::Ping;
@@ -58,13 +59,17 @@ class TorchParser {
     explicit TorchParser(TorchLimits limits = {}) : limits_(limits) {}
 
     void feed(std::string_view bytes);
-    /// The next whole request; nullopt: feed more. The greeting, with which a client has to begin, is none.
-    /// Error: Protocol (no greeting, an unknown request), Limit (a length beyond the limits, judged before anything is
+    /// The next whole request; nullopt: feed more. The greeting is none.
+    /// Error: Protocol (an unknown request, a second greeting), Limit (a length beyond the limits, judged before anything is
     /// allocated). The stream is then lost: every further call gives the same error.
     Result<std::optional<TorchRequest>> next();
 
   private:
+    enum class Dialect : std::uint8_t { Unknown, Greeted, Ungreeted };
+
+    bool read_greeting();
     Result<bool> read_request();
+    Result<bool> begin_request();
     Result<bool> read_field(char field);
     Result<bool> read_text(std::vector<std::string>& to, std::size_t most, std::string_view what);
     std::optional<std::uint64_t> read_number(std::size_t bytes);
@@ -73,7 +78,7 @@ class TorchParser {
     TorchLimits limits_;
     std::string buffer_;
     std::size_t offset_ = 0;  ///< of the first byte not yet used
-    bool is_greeted_ = false;
+    Dialect dialect_ = Dialect::Unknown;
     std::optional<TorchRequest> open_;   ///< as far as it has come
     std::string fields_;                 ///< of `open_`, still to come for this item
     std::optional<std::uint64_t> items_; ///< still to come, this one among them; nullopt: their number is to come first

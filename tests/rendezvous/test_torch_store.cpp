@@ -101,11 +101,26 @@ std::string error_of(std::string_view bytes, TorchLimits limits = {}) {
     }
 }
 
-TEST(TorchMessage, WithoutTheGreetingOfPyTorch2IsRefused) {
-    EXPECT_THAT(error_of(encode_torch(ask(TorchOp::Get, {"k"}))), HasSubstr("no greeting"));
-    EXPECT_THAT(error_of("\0\5\0\0\0\0\0\0\0init/"s), HasSubstr("not the greeting")) << "a client of PyTorch 1.x sets a key";
+TEST(TorchMessage, WithoutAGreetingIsOfAPyTorchBefore22WhichCountedFromSet) {
+    const std::string set = "\0"s + value("init/") + value("1"), add = "\3"s + value("init/") + number(1);
+    for (const std::string& stream : {set + add, add + set}) {
+        for (const std::size_t piece : {1U, 1000U}) {
+            TorchParser parser;
+            std::vector<TorchRequest> read;
+            for (std::size_t at = 0; at < stream.size(); at += piece) {
+                parser.feed(std::string_view(stream).substr(at, piece));
+                for (auto request = parser.next(); request && *request; request = parser.next()) read.push_back(**request);
+            }
+            EXPECT_THAT(read, ::testing::UnorderedElementsAre(ask(TorchOp::Set, {"init/"}, {"1"}), ask(TorchOp::Add, {"init/"}, {}, 1)));
+        }
+    }
+    EXPECT_THAT(error_of(add + "\x0c"), HasSubstr("request 12"));
+}
+
+TEST(TorchMessage, OfAnUnknownKindOrASecondGreetingIsTheEnd) {
     EXPECT_THAT(error_of(encode_torch_greeting() + encode_torch_greeting()), HasSubstr("second greeting"));
     EXPECT_THAT(error_of(encode_torch_greeting() + "\x13"), HasSubstr("request 19"));
+    EXPECT_THAT(error_of("GET / HTTP/1.1"), HasSubstr("request 71"));
 }
 
 TEST(TorchMessage, LengthsAreJudgedBeforeTheBytesCome) {
