@@ -302,7 +302,7 @@ TEST_F(PmixWorkers, NodesThatDisagreeOnItAreToldSo) {
     Program head(node(0, "on"), over_loopback()), other(node(1, "off"), over_loopback());
     const Outcome refused = other.wait();
     EXPECT_NE(refused.status, 0);
-    EXPECT_THAT(refused.err, HasSubstr("with PMIx"));
+    EXPECT_THAT(refused.err, HasSubstr("--pmix  on             off"));
     head.signal(SIGTERM);
     head.wait();
 }
