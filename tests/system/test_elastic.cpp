@@ -3,9 +3,9 @@
 #include <gtest/gtest.h>
 #include <signal.h>
 
-#include <array>
 #include <fstream>
 #include <optional>
+#include <vector>
 
 #include "tests/support/hosts.h"
 #include "tests/system/look.h"
@@ -20,9 +20,10 @@ using ::testing::Not;
 
 class Elastic : public ::testing::Test {
   protected:
+    explicit Elastic(int hosts = 3) : nodes_(static_cast<std::size_t>(hosts)) {}
     void SetUp() override {
         if (const auto reason = Hosts::why_not()) GTEST_SKIP() << *reason;
-        hosts_.emplace(3);
+        hosts_.emplace(static_cast<int>(nodes_.size()));
     }
     /// Starts the ddprun of a host with one worker: the same line on each, as its user would.
     void start(int host, std::vector<std::string> options = {}) {
@@ -45,7 +46,7 @@ class Elastic : public ::testing::Test {
     std::vector<std::string> acts_{"on", "15", "0", "env", "GROUP_RANK", "env", "WORLD_SIZE", "await", "/srv/finish"};
 
   private:
-    std::array<std::unique_ptr<Program>, 3> nodes_;
+    std::vector<std::unique_ptr<Program>> nodes_;
 };
 
 TEST_F(Elastic, ANodeThatComesToARunningJobIsTakenInAtOnceAndBothSidesSaySo) {
@@ -145,6 +146,37 @@ TEST_F(Elastic, WhileItWaitsItSaysForHowLongAndForWhomByName) {
     EXPECT_TRUE(head.wait_for_output("left; missing: node02\n"));
     head.signal(SIGTERM);
     EXPECT_EQ(head.wait().status, 75);
+}
+
+class ElasticOnEight : public Elastic {
+  protected:
+    ElasticOnEight() : Elastic(8) {}
+};
+
+TEST_F(ElasticOnEight, SparesTakeOverThenItShrinksToTheLeastAndGrowsAgainWithoutARestart) {
+    const std::vector<std::string> options{"--nnodes=3:6"};
+    start_all(options, 6);
+    ASSERT_TRUE(all_in_world_of(6, {0, 1, 2, 3, 4, 5}));
+    for (int spare : {6, 7}) {
+        start(spare, options);
+        ASSERT_TRUE((*this)[spare].wait_for_output("a spare, which takes the place of one that goes"));
+    }
+    for (int lost : {1, 2}) (*this)[lost].signal(SIGKILL);
+    ASSERT_TRUE(all_in_world_of(6, {6, 7}));
+    for (int leaver : {3, 4}) {
+        (*this)[leaver].signal(SIGTERM);
+        EXPECT_EQ((*this)[leaver].wait().status, 75);
+    }
+    ASSERT_TRUE(all_in_world_of(4, {0, 5, 6, 7}));
+    (*this)[5].signal(SIGKILL);
+    ASSERT_TRUE(all_in_world_of(3, {0, 6, 7}));
+    start(1, options);
+    ASSERT_TRUE(all_in_world_of(4, {1}));
+    touch("finish");
+    for (int host : {0, 1, 6, 7}) {
+        const Outcome outcome = (*this)[host].wait();
+        EXPECT_EQ(outcome.status, 0) << outcome.err;
+    }
 }
 
 }  // namespace
