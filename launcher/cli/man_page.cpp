@@ -98,7 +98,8 @@ std::string signals() {
     std::string text = section("SIGNALS");
     text += entry("SIGTERM, SIGINT, SIGHUP, SIGQUIT", "The workers get the same signal and --shutdown-timeout to save; ddprun exits with 75. "
                                                       "A second one kills them now.");
-    text += entry("SIGUSR1, SIGUSR2, SIGCONT, SIGTSTP, SIGWINCH", "Passed on to the workers; the job goes on.");
+    text += entry("SIGUSR1, SIGUSR2, SIGCONT, SIGTSTP, SIGWINCH", "Passed on to the workers; the job goes on. "
+                  "SIGTSTP (Ctrl-Z) stops ddprun, too: of a job of several nodes for less than --heartbeat-timeout, else it is lost to the others.");
     text += entry("SIGKILL", "Nothing can be done, and nothing is left: the workers and all that they started are killed.");
     return text + troff("--signal and --signals-to-handle change what a signal does.") + "\n";
 }
