@@ -29,6 +29,8 @@ namespace {
 
 /// Workers started before the loop looks at signals, pipes and exits again: 16 take some 5 ms.
 constexpr int kSpawnSlice = 16;
+/// Fewer, where a program comes from a slow file system: a node that says nothing for seconds is lost.
+constexpr Duration kSpawnSliceTime = std::chrono::milliseconds(100);
 constexpr std::size_t kMaxErrorFile = 64 * 1024;
 constexpr std::size_t kMaxStacks = 512 * 1024;  ///< of one worker, that nobody has taken
 
@@ -227,7 +229,8 @@ void Agent::perform(const agent_action::SpawnNext& action) {
 }
 
 void Agent::spawn_slice() {
-    for (int n = 0; n < kSpawnSlice && pending_spawn_ >= 0; ++n) {
+    const TimePoint enough = MonotonicClock::now() + kSpawnSliceTime;
+    for (int n = 0; n < kSpawnSlice && pending_spawn_ >= 0 && MonotonicClock::now() < enough; ++n) {
         if (state_.phase != AgentState::Phase::Starting) break;  // stopped between two slices
         const int local_rank = std::exchange(pending_spawn_, -1);
         const Result<pid_t> pid = spawn(local_rank);
