@@ -94,6 +94,8 @@ std::vector<std::string> hosts_by_rank(const JobSetup& setup, const std::string&
     std::vector<AllocatedHost> hosts;
     if (setup.start) {
         hosts = setup.start->hosts;
+    } else if (setup.spec.nodes.max == 1) {
+        return {};
     } else if (const Result<StartFacts> facts = look_for_hosts(setup.spec.start); facts && facts->allocation) {
         hosts = facts->allocation->hosts;
         const auto rank = static_cast<std::size_t>(setup.spec.rendezvous.node_rank.value_or(0));
@@ -155,6 +157,8 @@ class Job final : public rdzv::ServerHandler, public rdzv::AgentLinkHandler {
     Status contend_for_head(const HeadChoice& choice);
     Status build_head(const HeadChoice& choice);
     Status choose_store();
+    [[nodiscard]] rdzv::ServerOptions server_options() const;
+    Status listen(rdzv::ServerOptions options);
     void build_controller();
     void build_heir();
     void join(const Endpoint& controller, TimePoint by);
@@ -480,21 +484,30 @@ Status Job::build_head(const HeadChoice& choice) {
     if (spec.rendezvous.master_port && !listens_at_master_port()) {
         if (const Status free = MasterPort::check(*spec.rendezvous.master_port); !free) return free;
     }
-    rdzv::ServerOptions options;
-    options.credentials = {spec.rendezvous.run_id, token_.token};
+    rdzv::ServerOptions options = server_options();
     options.where = choice.endpoint;
-    options.serves_torch = serves_torch_;
     if (serves_torch_ && spec.nodes.max == 1) options.where.port = static_cast<std::uint16_t>(spec.rendezvous.master_port.value_or(0));
     if (setup_.meeting) options.listener = std::move(setup_.meeting->listener);
-    options.heartbeats = heartbeats_of(spec.rendezvous);
-    Result<std::unique_ptr<rdzv::Server>> server = rdzv::Server::create(*loop_, std::move(options), *this);
-    if (!server) return server.error();
-    server_ = std::move(*server);
-
+    if (const Status listens = listen(std::move(options)); !listens) return listens;
     build_controller();
     if (spec.nodes.max > 1) {
         job_log_->info("controller on port {} ({}), waiting for {} nodes", server_->bound().port, choice.why, spec.nodes.min);
     }
+    return {};
+}
+
+rdzv::ServerOptions Job::server_options() const {
+    rdzv::ServerOptions options;
+    options.credentials = {setup_.spec.rendezvous.run_id, token_.token};
+    options.serves_torch = serves_torch_;
+    options.heartbeats = heartbeats_of(setup_.spec.rendezvous);
+    return options;
+}
+
+Status Job::listen(rdzv::ServerOptions options) {
+    Result<std::unique_ptr<rdzv::Server>> server = rdzv::Server::create(*loop_, std::move(options), *this);
+    if (!server) return server.error();
+    server_ = std::move(*server);
     return {};
 }
 
@@ -666,7 +679,7 @@ void Job::build_heir() {
     const JobSpec& spec = setup_.spec;
     if (setup_.is_started || setup_.has_lifeline || spec.outer_rank) return;
     Heir::Parts parts{*loop_, log_, {}, nullptr, nullptr, nullptr, nullptr, nullptr};
-    parts.patience = std::min(spec.failure_grace, spec.shutdown_timeout) + heartbeats_of(spec.rendezvous).timeout;
+    parts.patience = spec.failure_grace + heartbeats_of(spec.rendezvous).timeout;
     parts.listen = [this] { return listen_as_standby(); };
     parts.say = [this](rdzv::FromAgent message) { link_->send(std::move(message)); };
     parts.go_to = [this](const Endpoint& controller, TimePoint by) {
@@ -681,14 +694,9 @@ void Job::build_heir() {
 
 Result<std::uint16_t> Job::listen_as_standby() {
     if (const Status chosen = choose_store(); !chosen) return chosen.error();
-    rdzv::ServerOptions options;
-    options.serves_torch = serves_torch_;
-    options.credentials = {setup_.spec.rendezvous.run_id, token_.token};
+    rdzv::ServerOptions options = server_options();
     options.where = {"", 0};
-    options.heartbeats = heartbeats_of(setup_.spec.rendezvous);
-    Result<std::unique_ptr<rdzv::Server>> server = rdzv::Server::create(*loop_, std::move(options), *this);
-    if (!server) return server.error();
-    server_ = std::move(*server);
+    if (const Status listens = listen(std::move(options)); !listens) return listens.error();
     return server_->bound().port;
 }
 
@@ -702,7 +710,7 @@ void Job::lose_head(const Error& why) {
     heir_->head_lost(lost, is_dead);
     rdzv::StopGeneration stop;
     stop.generation = agent_->generation();
-    stop.grace_ns = std::min(setup_.spec.failure_grace, setup_.spec.shutdown_timeout).count();
+    stop.grace_ns = setup_.spec.failure_grace.count();
     stop.failed_rank = 0;
     stop.why = lost;
     agent_->handle(stop);

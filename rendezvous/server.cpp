@@ -211,7 +211,6 @@ void Server::turn_away(UniqueFd fd, const Error& why) {
 void Server::on_frame(Connection& connection, Frame frame) {
     Peer& peer = *peers_.at(ids_.at(&connection));
     if (peer.stage == Peer::Stage::Leaving) return;
-    strangers_.spoke(peer.id, loop_.now());
     const std::uint32_t request = frame.request;
     const Status kept =
         peer.stage == Peer::Stage::Handshake ? shake_hands(peer, std::move(frame)) : serve(peer, std::move(frame));
@@ -220,6 +219,7 @@ void Server::on_frame(Connection& connection, Frame frame) {
 
 /// Error, as of those below: it broke the rules, and is to be refused.
 Status Server::shake_hands(Peer& peer, Frame frame) {
+    strangers_.spoke(peer.id, loop_.now());
     const std::uint32_t request = frame.request;
     const Result<HandshakeMessage> message = decode_handshake(std::move(frame));
     if (!message) return message.error();

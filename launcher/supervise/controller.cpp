@@ -110,8 +110,7 @@ void Controller::feed(const JobEvent& event) {
 
 Status Controller::agent_joined(rdzv::AgentId peer, const rdzv::AgentHello& hello) {
     if (finished()) return Error{Errc::Refused, "the job is over", 0};
-    const bool is_own = hello.pid == config_.own_pid && hello.host == config_.own_host;
-    const rdzv::Joiner joiner{hello.host, hello.pid, hello.node_rank, hello.slots, hello.role, hello.terms, hello.kept_rank, is_own};
+    const rdzv::Joiner joiner{hello.host, hello.pid, hello.node_rank, hello.slots, hello.role, hello.terms, hello.kept_rank, is_own(hello)};
     if (const Status joined = membership_.join(peer, joiner, MonotonicClock::now()); !joined) return joined;
     agents_[peer] = hello;
     electorate_ = std::max(electorate_, static_cast<int>(agents_.size()));
@@ -279,8 +278,7 @@ void Controller::agent_lost(rdzv::AgentId peer, const Error& why) {
     agents_.erase(agent);
     membership_.leave(peer, MonotonicClock::now());
     check_majority(why);
-    if (peer == standby_) appoint_standby();
-    else tell_standby();
+    has_gone(peer);
     if (const int node = node_of(peer); node >= 0) {
         feed(job_event::NodeLost{node, fmt::format("node {}: {}", host, why.what), membership_.has_enough()});
     }
@@ -326,7 +324,7 @@ void Controller::perform(const job_action::StartGeneration& action) {
 void Controller::appoint_standby() {
     if (!config_.can_be_succeeded || state_.phase != JobState::Phase::Running || state_.stopped_by || state_.preempted) return;
     std::vector<HeirFacts> heirs;
-    for (const Node& node : nodes_) heirs.push_back({agents_.contains(node.peer), node.hello.pid == config_.own_pid && node.hello.host == config_.own_host});
+    for (const Node& node : nodes_) heirs.push_back({agents_.contains(node.peer), is_own(node.hello)});
     const int chosen = membership_.joined() > config_.spec.nodes.min ? choose_standby(heirs) : -1;
     if (chosen < 0) return end_succession();
     const rdzv::AgentId standby = nodes_[static_cast<std::size_t>(chosen)].peer;
@@ -338,6 +336,12 @@ void Controller::appoint_standby() {
 void Controller::tell_standby() {
     if (standby_ == kThisProcess) return;
     send_(standby_, legacy_of(state_, static_cast<int>(agents_.size()), furthest_step_, MonotonicClock::now()));
+}
+
+/// The standby itself, or one of those that it counts on.
+void Controller::has_gone(rdzv::AgentId peer) {
+    if (peer == standby_) appoint_standby();
+    else tell_standby();
 }
 
 /// From now on the job ends with this process.
@@ -468,8 +472,7 @@ void Controller::perform(const job_action::Dismiss& action) {
     if (agents_.erase(action.source) == 0) return;
     send_(action.source, rdzv::Shutdown{static_cast<int>(ExitCode::TryAgain), "this node has left the job after SIGTERM; the others go on"});
     ++known_dead_;  // it goes on nowhere else
-    if (action.source == standby_) appoint_standby();
-    else tell_standby();
+    has_gone(action.source);
 }
 
 void Controller::perform(const job_action::NotifyPreempt& action) { broadcast(rdzv::Notice{"preempt", action.why}); }

@@ -132,6 +132,7 @@ class Controller {
 
     void appoint_standby();
     void tell_standby();
+    void has_gone(rdzv::AgentId peer);
     void end_succession();
     void check_majority(const Error& why);
     void count_down(TimePoint end);
@@ -143,6 +144,7 @@ class Controller {
     void kill(const Node& node);
     void worker_exited(int node, const rdzv::WorkerExited& report);
     [[nodiscard]] bool was_the_cause_all_along(const WorkerEnd& end);
+    [[nodiscard]] bool is_own(const rdzv::AgentHello& hello) const { return hello.pid == config_.own_pid && hello.host == config_.own_host; }
     [[nodiscard]] int node_of(rdzv::AgentId peer) const;
     [[nodiscard]] int world_size() const;
     [[nodiscard]] std::vector<int> slots() const;
