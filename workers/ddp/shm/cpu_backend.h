@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <memory>
 #include <span>
 #include <string>
@@ -16,13 +17,19 @@
 
 namespace ddp::cpu {
 
+inline constexpr std::size_t kLine = 64;  ///< of the caches
+
+inline std::byte* bytes_of(const Buffer& buffer) { return static_cast<std::byte*>(buffer.data); }
+inline void copy_bytes(void* to, const void* from, std::size_t bytes) {
+    if (bytes > 0 && to != from) std::memcpy(to, from, bytes);
+}
+
 /// A stretch of a buffer, cut into one piece per rank. Offsets and lengths in bytes.
 struct Pieces {
     std::size_t begin, end, each;
 
     // Pieces end on cache lines of the stretch, so that two ranks never write the same line of it.
     static Pieces cut(std::size_t begin, std::size_t end, std::size_t ranks) {
-        constexpr std::size_t kLine = 64;
         const std::size_t share = (end - begin + ranks - 1) / ranks;
         return {begin, end, (share + kLine - 1) / kLine * kLine};
     }
@@ -42,7 +49,8 @@ struct SharedPlace {
     [[nodiscard]] std::uint64_t word() const { return region << kOffsetBits | offset; }
 };
 
-/// Blocking collectives of one node over its shared segment. One thread at a time.
+/// Blocking collectives of one node over its shared segment. One thread at a time. all_reduce.cpp has the ways
+/// of all_reduce, collectives.cpp the other collectives, cpu_group.cpp the process group.
 ///
 /// Three ways to reduce, all summing in rank order element by element, so the way and the sizes of its pieces
 /// never change a bit of the result:
@@ -122,6 +130,9 @@ class CpuBackend {
     void reduce_tiny(const Buffer& buffer, ReduceFunction combine);
     void reduce_large(const Buffer& buffer, ReduceFunction combine);
     void reduce_in_place(const Buffer& buffer, ReduceFunction combine);
+    void sum_in_place(const std::vector<std::byte*>& buffers, std::size_t at, std::size_t count,
+                      ReduceFunction combine);
+    void pass_on(const std::vector<std::byte*>& buffers, std::size_t at, std::size_t length);
     void reduce_staged(const Buffer& buffer, ReduceFunction combine, bool first_is_met);
     void stage(const Buffer& buffer, const Pieces& pieces);
     void sum_own(const Buffer& buffer, const Pieces& pieces, ReduceFunction combine);

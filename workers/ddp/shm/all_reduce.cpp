@@ -1,0 +1,137 @@
+#include <algorithm>
+#include <utility>
+
+#include "ddp/shm/cpu_backend.h"
+
+namespace ddp::cpu {
+
+using ddprun::SegmentOp;
+
+namespace {
+
+constexpr std::size_t kBlockBytes = 64 * 1024;  // summed and passed on while it is in the nearest cache
+
+/// Where a rank stages the piece of `owner`: without a hole for its own.
+std::byte* staged(std::byte* area, std::uint32_t rank, std::uint32_t owner, std::size_t each) {
+    return area + (owner < rank ? owner : owner - 1) * each;
+}
+
+}  // namespace
+
+void CpuBackend::all_reduce(Buffer buffer, ReduceOp op) {
+    steps_.begin(
+        {.bytes = buffer.bytes(), .operation = SegmentOp::AllReduce, .dtype = buffer.dtype, .op = op});
+    if (size_ == 1) return steps_.end();  // the reduction of one value is that value
+    if (buffer.bytes() <= kTinyBytes) {
+        reduce_tiny(buffer, reduction(buffer.dtype, op));
+    } else {
+        reduce_large(buffer, reduction(buffer.dtype, op));
+    }
+    steps_.end();
+}
+
+void CpuBackend::reduce_tiny(const Buffer& buffer, ReduceFunction combine) {
+    const std::size_t bytes = buffer.bytes();
+    copy_bytes(steps_.mine().message(bytes), buffer.data, bytes);
+    steps_.meet();
+    for (std::uint32_t r = 0; r < size_; ++r) sources_[r] = steps_.shown_by(r).message(bytes);
+    sources_[rank_] = buffer.data;  // the same bytes, and already in the nearest cache
+    combine(buffer.data, sources_.data(), size(), buffer.count);
+}
+
+// Which way it goes depends on every rank's buffer, so the first step shows where they are. It costs nothing
+// in the staged way, which has its first stretch staged by then.
+void CpuBackend::reduce_large(const Buffer& buffer, ReduceFunction combine) {
+    const std::uint64_t here = locate(buffer.data, buffer.bytes());
+    steps_.mine().shared_at = here;
+    if (here == kNotShared) stage(buffer, Pieces::cut(0, std::min(buffer.bytes(), stretch_bytes()), size_));
+    meet();
+    std::uint32_t shared = 0;
+    for (std::uint32_t r = 0; r < size_; ++r) shared += steps_.shown_by(r).shared_at != kNotShared ? 1 : 0;
+    if (shared == size_) return reduce_in_place(buffer, combine);
+    reduce_staged(buffer, combine, shared == 0);
+}
+
+void CpuBackend::reduce_in_place(const Buffer& buffer, ReduceFunction combine) {
+    const Pieces slices = Pieces::cut(0, buffer.bytes(), size_);
+    std::vector<std::byte*> buffers(size_);
+    for (std::uint32_t r = 0; r < size_; ++r) buffers[r] = shared_buffer(r, steps_.shown_by(r).shared_at);
+
+    const std::size_t end = slices.offset(rank_ + 1);
+    for (std::size_t at = slices.offset(rank_); at < end; at += kBlockBytes) {
+        const std::size_t length = std::min(kBlockBytes, end - at);
+        sum_in_place(buffers, at, length / size_of(buffer.dtype), combine);
+        pass_on(buffers, at, length);
+    }
+    meet();
+}
+
+/// Of all buffers at `at`, into ours.
+void CpuBackend::sum_in_place(const std::vector<std::byte*>& buffers, std::size_t at, std::size_t count,
+                              ReduceFunction combine) {
+    for (std::uint32_t r = 0; r < size_; ++r) sources_[r] = buffers[r] + at;
+    combine(buffers[rank_] + at, sources_.data(), size(), count);
+}
+
+/// What we have at `at`, to all others.
+void CpuBackend::pass_on(const std::vector<std::byte*>& buffers, std::size_t at, std::size_t length) {
+    for (std::uint32_t r = 0; r < size_; ++r) {
+        if (r != rank_) kernels_.stream(buffers[r] + at, buffers[rank_] + at, length);
+    }
+}
+
+// One step per stretch: before it a rank stages stretch k and has the results of k - 1 written; after it, it
+// sums its piece of k and collects the results of k - 1.
+void CpuBackend::reduce_staged(const Buffer& buffer, ReduceFunction combine, bool first_is_met) {
+    const std::size_t total = buffer.bytes();
+    Pieces previous{};
+    for (std::size_t at = 0; at < total; at = previous.end) {
+        const Pieces pieces = Pieces::cut(at, std::min(at + stretch_bytes(), total), size_);
+        if (at > 0 || !first_is_met) {
+            stage(buffer, pieces);
+            meet();
+        }
+        sum_own(buffer, pieces, combine);
+        if (at > 0) collect(buffer, previous);
+        previous = pieces;
+    }
+    meet();
+    collect(buffer, previous);
+}
+
+// With n ranks a rank stages n - 1 pieces, and they must fit its area.
+std::size_t CpuBackend::stretch_bytes() const { return kAreaBytes / (size_ - 1) / kLine * kLine * size_; }
+
+void CpuBackend::stage(const Buffer& buffer, const Pieces& pieces) {
+    std::byte* area = arena_.staging(rank_, steps_.coming());
+    for (std::uint32_t owner = 0; owner < size_; ++owner) {
+        if (owner == rank_) continue;
+        kernels_.stream(staged(area, rank_, owner, pieces.each), bytes_of(buffer) + pieces.offset(owner),
+                        pieces.length(owner));
+    }
+}
+
+void CpuBackend::sum_own(const Buffer& buffer, const Pieces& pieces, ReduceFunction combine) {
+    std::byte* own = bytes_of(buffer) + pieces.offset(rank_);
+    std::byte* result = arena_.results(rank_, steps_.coming());
+    const std::size_t length = pieces.length(rank_);
+    for (std::size_t at = 0; at < length; at += kBlockBytes) {
+        const std::size_t block = std::min(kBlockBytes, length - at);
+        for (std::uint32_t r = 0; r < size_; ++r) {
+            sources_[r] =
+                r == rank_ ? own + at : staged(arena_.staging(r, steps_.met()), r, rank_, pieces.each) + at;
+        }
+        combine(own + at, sources_.data(), size(), block / size_of(buffer.dtype));
+        kernels_.stream(result + at, own + at, block);
+    }
+}
+
+void CpuBackend::collect(const Buffer& buffer, const Pieces& pieces) {
+    for (std::uint32_t owner = 0; owner < size_; ++owner) {
+        if (owner == rank_) continue;
+        copy_bytes(bytes_of(buffer) + pieces.offset(owner), arena_.results(owner, steps_.met()),
+                   pieces.length(owner));
+    }
+}
+
+}  // namespace ddp::cpu

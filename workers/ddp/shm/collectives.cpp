@@ -1,0 +1,217 @@
+#include <algorithm>
+#include <cstring>
+
+#include "ddp/shm/cpu_backend.h"
+
+/// All collectives but all_reduce, which has a file of its own.
+namespace ddp::cpu {
+
+using ddprun::SegmentOp;
+
+/// One step for each piece of `total` bytes, `most` at a time, and at least one step: `give` shows a piece, `take` reads
+/// what the others have shown.
+template <class Give, class Take>
+void CpuBackend::in_pieces(std::size_t total, std::size_t most, Give give, Take take) {
+    std::size_t at = 0;
+    do {
+        const std::size_t length = std::min(most, total - at);
+        give(at, length);
+        meet();
+        take(at, length);
+        at += length;
+    } while (at < total);
+}
+
+/// Shows these bytes, up to kAreaBytes, at the coming step.
+void CpuBackend::show(const std::byte* from, std::size_t length) {
+    kernels_.stream(arena_.staging(rank_, steps_.coming()), from, length);
+}
+
+/// `length` bytes from every other rank, each to `at` of its part of `output`.
+void CpuBackend::collect_from_all(const Buffer& output, std::size_t each, std::size_t at, std::size_t length) {
+    for (std::uint32_t r = 0; r < size_; ++r) {
+        if (r != rank_) copy_bytes(bytes_of(output) + r * each + at, arena_.staging(r, steps_.met()), length);
+    }
+}
+
+void CpuBackend::barrier() {
+    steps_.begin({.operation = SegmentOp::Barrier});
+    if (size_ > 1) steps_.meet();
+    steps_.end();
+}
+
+void CpuBackend::broadcast(Buffer buffer, int root) {
+    steps_.begin(call_of(SegmentOp::Broadcast, buffer, ReduceOp::Sum, root));
+    if (size_ == 1) return steps_.end();
+    const auto from = static_cast<std::uint32_t>(root);
+    in_pieces(
+        buffer.bytes(), kAreaBytes,
+        [&](std::size_t at, std::size_t length) {
+            if (rank_ == from) show(bytes_of(buffer) + at, length);
+        },
+        [&](std::size_t at, std::size_t length) {
+            if (rank_ != from) copy_bytes(bytes_of(buffer) + at, arena_.staging(from, steps_.met()), length);
+        });
+    steps_.end();
+}
+
+void CpuBackend::all_gather(Buffer output, Buffer input) {
+    const std::size_t each = input.bytes();
+    steps_.begin(call_of(SegmentOp::AllGather, input));
+    if (each > 0) std::memmove(bytes_of(output) + rank_ * each, input.data, each);
+    const std::byte* own = bytes_of(output) + rank_ * each;  // `input` may overlap what we write
+    if (size_ == 1) return steps_.end();
+    in_pieces(
+        each, kAreaBytes, [&](std::size_t at, std::size_t length) { show(own + at, length); },
+        [&](std::size_t at, std::size_t length) { collect_from_all(output, each, at, length); });
+    steps_.end();
+}
+
+/// What fits an area for each of n ranks.
+std::size_t CpuBackend::piece_bytes() const { return kAreaBytes / size_ / kLine * kLine; }
+
+/// Stages `length` bytes at `at` of every other rank's part of `buffer`.
+void CpuBackend::stage_for_each(const Buffer& buffer, std::size_t each, std::size_t at, std::size_t length) {
+    std::byte* area = arena_.staging(rank_, steps_.coming());
+    for (std::uint32_t owner = 0; owner < size_; ++owner) {
+        if (owner != rank_)
+            kernels_.stream(area + owner * piece_bytes(), bytes_of(buffer) + owner * each + at, length);
+    }
+}
+
+/// What that rank has staged for us.
+const std::byte* CpuBackend::staged_by(std::uint32_t rank) const {
+    return arena_.staging(rank, steps_.met()) + rank_ * piece_bytes();
+}
+
+void CpuBackend::reduce_scatter(Buffer output, Buffer input, ReduceOp op) {
+    const std::size_t each = output.bytes();
+    steps_.begin(call_of(SegmentOp::ReduceScatter, output, op));
+    in_pieces(
+        each, piece_bytes(),
+        [&](std::size_t at, std::size_t length) { stage_for_each(input, each, at, length); },
+        [&](std::size_t at, std::size_t length) {
+            for (std::uint32_t r = 0; r < size_; ++r)
+                sources_[r] = r == rank_ ? bytes_of(input) + rank_ * each + at : staged_by(r);
+            reduction(input.dtype, op)(bytes_of(output) + at, sources_.data(), size(),
+                                       length / size_of(input.dtype));
+        });
+    steps_.end();
+}
+
+void CpuBackend::reduce(Buffer buffer, int root, ReduceOp op) {
+    steps_.begin(call_of(SegmentOp::Reduce, buffer, op, root));
+    if (size_ == 1) return steps_.end();
+    const bool is_root = rank_ == static_cast<std::uint32_t>(root);
+    in_pieces(
+        buffer.bytes(), kAreaBytes,
+        [&](std::size_t at, std::size_t length) {
+            if (!is_root) show(bytes_of(buffer) + at, length);
+        },
+        [&](std::size_t at, std::size_t length) {
+            if (!is_root) return;
+            std::byte* const own = bytes_of(buffer) + at;
+            for (std::uint32_t r = 0; r < size_; ++r)
+                sources_[r] = r == rank_ ? own : arena_.staging(r, steps_.met());
+            reduction(buffer.dtype, op)(own, sources_.data(), size(), length / size_of(buffer.dtype));
+        });
+    steps_.end();
+}
+
+void CpuBackend::gather(Buffer output, Buffer input, int root) {
+    const std::size_t each = input.bytes();
+    steps_.begin(call_of(SegmentOp::Gather, input, ReduceOp::Sum, root));
+    const bool is_root = rank_ == static_cast<std::uint32_t>(root);
+    if (is_root && each > 0) std::memmove(bytes_of(output) + rank_ * each, input.data, each);
+    in_pieces(
+        each, kAreaBytes,
+        [&](std::size_t at, std::size_t length) {
+            if (!is_root) show(bytes_of(input) + at, length);
+        },
+        [&](std::size_t at, std::size_t length) {
+            if (is_root) collect_from_all(output, each, at, length);
+        });
+    steps_.end();
+}
+
+void CpuBackend::scatter(Buffer output, Buffer input, int root) {
+    const std::size_t each = output.bytes();
+    steps_.begin(call_of(SegmentOp::Scatter, output, ReduceOp::Sum, root));
+    const auto from = static_cast<std::uint32_t>(root);
+    in_pieces(
+        each, piece_bytes(),
+        [&](std::size_t at, std::size_t length) {
+            if (rank_ == from) stage_for_each(input, each, at, length);
+        },
+        [&](std::size_t at, std::size_t length) {
+            if (rank_ != from) copy_bytes(bytes_of(output) + at, staged_by(from), length);
+        });
+    if (rank_ == from && each > 0) std::memmove(output.data, bytes_of(input) + rank_ * each, each);
+    steps_.end();
+}
+
+void CpuBackend::all_to_all(Buffer output, Buffer input) {
+    const std::size_t each = input.bytes() / size_;
+    steps_.begin({.bytes = each, .operation = SegmentOp::AllToAll, .dtype = input.dtype});
+    copy_bytes(bytes_of(output) + rank_ * each, bytes_of(input) + rank_ * each, each);
+    in_pieces(
+        each, piece_bytes(),
+        [&](std::size_t at, std::size_t length) { stage_for_each(input, each, at, length); },
+        [&](std::size_t at, std::size_t length) {
+            for (std::uint32_t r = 0; r < size_; ++r) {
+                if (r != rank_) copy_bytes(bytes_of(output) + r * each + at, staged_by(r), length);
+            }
+        });
+    steps_.end();
+}
+
+// A pair that lost each other cannot keep step with the others either.
+template <class Transfer>
+void CpuBackend::between_two(Transfer transfer) {
+    steps_.throw_if_broken();
+    try {
+        transfer();
+    } catch (...) {
+        steps_.give_up(std::current_exception());
+        throw;
+    }
+}
+
+void CpuBackend::send(Buffer buffer, int to) {
+    between_two([&] { messages_.send(buffer, static_cast<std::uint32_t>(to)); });
+}
+
+void CpuBackend::recv(Buffer buffer, int from) {
+    between_two([&] { messages_.recv(buffer, static_cast<std::uint32_t>(from)); });
+}
+
+std::vector<std::string> CpuBackend::all_gather_bytes(std::string_view mine, std::int16_t mark) {
+    steps_.begin({.operation = SegmentOp::AllGather, .root = mark});
+    const std::uint64_t own_length = mine.size();
+    std::memcpy(steps_.mine().message(sizeof own_length), &own_length, sizeof own_length);
+    meet();
+    std::vector<std::string> all(size_);
+    std::size_t longest = 0;
+    for (std::uint32_t r = 0; r < size_; ++r) {
+        std::uint64_t length = 0;
+        std::memcpy(&length, steps_.shown_by(r).message(sizeof length), sizeof length);
+        all[r].resize(length);
+        longest = std::max(longest, static_cast<std::size_t>(length));
+    }
+    for (std::size_t at = 0; at < longest; at += kAreaBytes) {
+        const auto part = [at](std::size_t whole) {
+            return at < whole ? std::min(kAreaBytes, whole - at) : 0;
+        };
+        if (at < mine.size())
+            kernels_.stream(arena_.staging(rank_, steps_.coming()), mine.data() + at, part(mine.size()));
+        meet();
+        for (std::uint32_t r = 0; r < size_; ++r) {
+            if (at < all[r].size())
+                std::memcpy(all[r].data() + at, arena_.staging(r, steps_.met()), part(all[r].size()));
+        }
+    }
+    steps_.end();
+    return all;
+}
+
+}  // namespace ddp::cpu

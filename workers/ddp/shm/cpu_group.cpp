@@ -1,0 +1,133 @@
+#include <optional>
+#include <utility>
+
+#include "ddp/shm/cpu_backend.h"
+#include "ddp/worker/work.h"
+
+namespace ddp::cpu {
+
+namespace {
+
+using Progress = ProcessGroupOptions::Progress;
+
+/// Decides which thread runs a collective; the backend does the rest.
+class CpuGroup final : public ProcessGroup {
+  public:
+    CpuGroup(std::shared_ptr<SegmentMap> segment, const ddprun::WorkerEnv& env,
+             const ProcessGroupOptions& options)
+        : env_(env), wanted_(options.progress), backend_(std::move(segment), env, options.timeout) {
+        settle();
+    }
+    CpuGroup(const CpuGroup& parent, const std::vector<std::uint32_t>& members, std::uint32_t share)
+        : env_(parent.env_), wanted_(parent.wanted_), backend_(parent.backend_, members, share, parent.env_) {
+        settle();
+    }
+
+    std::string describe() const override {
+        return backend_.describe() + (progress_ ? ", progress thread" : "");
+    }
+    double communication_seconds() const override { return backend_.communication_seconds(); }
+    void report_progress(std::uint64_t step, std::uint64_t samples) override {
+        backend_.report_progress(step, samples);
+    }
+    Work barrier() override {
+        return run([this] { backend_.barrier(); });
+    }
+    std::span<std::byte> allocate_shared(std::size_t bytes) override {
+        std::span<std::byte> region;
+        run([&] { region = backend_.allocate_shared(bytes); }).wait();
+        return region;
+    }
+
+  private:
+    Work do_all_reduce(Buffer buffer, ReduceOp op) override {
+        return run([this, buffer, op] { backend_.all_reduce(buffer, op); });
+    }
+    Work do_broadcast(Buffer buffer, int root) override {
+        return run([this, buffer, root] { backend_.broadcast(buffer, root); });
+    }
+    Work do_all_gather(Buffer output, Buffer input) override {
+        return run([this, output, input] { backend_.all_gather(output, input); });
+    }
+    Work do_reduce_scatter(Buffer output, Buffer input, ReduceOp op) override {
+        return run([this, output, input, op] { backend_.reduce_scatter(output, input, op); });
+    }
+    Work do_reduce(Buffer buffer, int root, ReduceOp op) override {
+        return run([this, buffer, root, op] { backend_.reduce(buffer, root, op); });
+    }
+    Work do_gather(Buffer output, Buffer input, int root) override {
+        return run([this, output, input, root] { backend_.gather(output, input, root); });
+    }
+    Work do_scatter(Buffer output, Buffer input, int root) override {
+        return run([this, output, input, root] { backend_.scatter(output, input, root); });
+    }
+    Work do_all_to_all(Buffer output, Buffer input) override {
+        return run([this, output, input] { backend_.all_to_all(output, input); });
+    }
+    Work do_send(Buffer buffer, int to) override {
+        return run([this, buffer, to] { backend_.send(buffer, to); });
+    }
+    Work do_recv(Buffer buffer, int from) override {
+        return run([this, buffer, from] { backend_.recv(buffer, from); });
+    }
+    std::vector<std::string> do_all_gather_bytes(std::string_view mine, std::int16_t mark) override {
+        std::vector<std::string> all;
+        run([&] { all = backend_.all_gather_bytes(mine, mark); }).wait();
+        return all;
+    }
+    std::unique_ptr<ProcessGroup> do_split(const Part& part) override {
+        std::uint32_t share = 0;
+        run([&] { share = backend_.take_share(part.members); }).wait();
+        if (part.members.empty()) return nullptr;
+        return std::make_unique<CpuGroup>(*this, part.members, share);
+    }
+
+    void settle() {
+        const bool has_spare_core = backend_.roster().cpus >= 2 * backend_.roster().ranks;
+        const bool threaded =
+            wanted_ == Progress::Auto ? has_spare_core && backend_.size() > 1 : wanted_ == Progress::Thread;
+        if (threaded) progress_.emplace();
+        take_seat({.rank = backend_.rank(), .size = backend_.size(), .world_rank = env_.rank});
+    }
+
+    template <class Collective>
+    Work run(Collective collective) {
+        if (!progress_) return run_here(collective);
+        auto state = std::make_shared<Work::State>();
+        progress_->post([state, collective] {
+            std::exception_ptr failure;
+            try {
+                collective();
+            } catch (...) {
+                failure = std::current_exception();
+            }
+            state->finish(std::move(failure));
+        });
+        return Work(std::move(state));
+    }
+    template <class Collective>
+    static Work run_here(Collective& collective) {
+        try {
+            collective();
+            return Work();
+        } catch (...) {
+            auto state = std::make_shared<Work::State>();
+            state->finish(std::current_exception());
+            return Work(std::move(state));
+        }
+    }
+
+    const ddprun::WorkerEnv env_;
+    const Progress wanted_;
+    CpuBackend backend_;
+    std::optional<ProgressThread> progress_;  // last: it ends before the backend that its tasks use
+};
+
+}  // namespace
+
+std::unique_ptr<ProcessGroup> make_group(std::shared_ptr<SegmentMap> segment, const ddprun::WorkerEnv& env,
+                                         const ProcessGroupOptions& options) {
+    return std::make_unique<CpuGroup>(std::move(segment), env, options);
+}
+
+}  // namespace ddp::cpu
