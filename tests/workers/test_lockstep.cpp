@@ -204,6 +204,34 @@ TEST_P(StepWrap, OfTheNumbersOfStepsAfter32BitsChangesNothing) {
 
 INSTANTIATE_TEST_SUITE_P(OnSharedCoresAndOnOwn, StepWrap, ::testing::Bool());
 
+class Waiting : public ::testing::TestWithParam<bool> {};
+
+TEST_P(Waiting, IsWhatARankSpendsUntilTheLastOneMakesTheCall) {
+    const ddprun::UniqueFd fd = make_segment({.local_world_size = kRanks, .world_size = kRanks});
+    std::vector<std::thread> ranks;
+    for (int rank = 0; rank < kRanks; ++rank) {
+        ranks.emplace_back([&fd, rank] {
+            Member member(fd.get(), rank, GetParam());
+            const bool is_last = rank == kRanks - 1;
+            // A barrier has a time of its start once its rank waits.
+            for (std::uint32_t peer = 0; is_last && peer + 1 < kRanks; ++peer) {
+                while (member.arena.line(peer).started_ns.load() == 0) ::sched_yield();
+            }
+            member.steps.begin({.operation = ddprun::SegmentOp::Barrier});
+            member.steps.meet();
+            const double waited = member.steps.waiting_seconds();
+            EXPECT_EQ(waited > 0, !is_last);
+            member.steps.meet();
+            member.steps.end();
+            EXPECT_EQ(member.steps.waiting_seconds(), waited) << "later steps are communication";
+            EXPECT_GE(member.steps.communication_seconds(), waited);
+        });
+    }
+    for (std::thread& rank : ranks) rank.join();
+}
+
+INSTANTIATE_TEST_SUITE_P(OnSharedCoresAndOnOwn, Waiting, ::testing::Bool());
+
 TEST(Wrap, OfTheNumbersOfPiecesInAChannelChangesNothing) {
     constexpr std::uint32_t kSoFar = 0U - 20;
     const std::size_t bytes = 64 * Channel::kPieceBytes + 5;

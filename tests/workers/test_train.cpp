@@ -631,13 +631,14 @@ TEST(TrainReport, WritesNumbersForPeopleAndPrograms) {
     EXPECT_EQ(train::grouped(1797), "1,797");
     EXPECT_EQ(train::grouped(1234567), "1,234,567");
     EXPECT_EQ(
-        train::format_epoch({3, 0.21134, 0.941, 1, 52341.9, 0.118}, 30),
-        "epoch  3/30  loss 0.2113  train  94.1 %  held-out 100.0 %  52,341 samples/s  communication 12 %");
-    EXPECT_EQ(train::format_epoch({3, 0.21134, 0.941, 1, 52341.9, std::nullopt}, 3),
+        train::format_epoch({3, 0.21134, 0.941, 1, 52341.9, 0.118, 0.034}, 30),
+        "epoch  3/30  loss 0.2113  train  94.1 %  held-out 100.0 %  52,341 samples/s  communication 12 %, waiting 3 %");
+    EXPECT_EQ(train::format_epoch({3, 0.21134, 0.941, 1, 52341.9, std::nullopt, std::nullopt}, 3),
               "epoch 3/3  loss 0.2113  train  94.1 %  held-out 100.0 %  52,341 samples/s");
-    const std::string json = train::to_json({4, {{1, 0.5, 0.25, 0.75, 10, 0.5}}, 0.75, 1, "abc", "./c"});
+    const std::string json = train::to_json({4, {{1, 0.5, 0.25, 0.75, 10, 0.5, 0.125}}, 0.75, 1, "abc", "./c"});
     EXPECT_NE(json.find("\"parameters_sha256\": \"abc\""), std::string::npos);
     EXPECT_NE(json.find("\"loss\": 0.5"), std::string::npos);
+    EXPECT_NE(json.find("\"waiting_share\": 0.125"), std::string::npos);
 }
 
 }  // namespace

@@ -128,6 +128,9 @@ class ProcessGroup {
 
     /// Seconds this rank has spent inside collectives since the group was made.
     [[nodiscard]] virtual double communication_seconds() const = 0;
+    /// Of these, seconds in which this rank had made a call and waited for others to make it: they were still
+    /// computing, or had no core. 0 where a backend cannot tell.
+    [[nodiscard]] virtual double waiting_seconds() const { return 0; }
     /// Tells the launcher that `step` training steps and `samples` samples are done (two relaxed stores).
     virtual void report_progress(std::uint64_t step, std::uint64_t samples) = 0;
 

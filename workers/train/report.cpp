@@ -23,7 +23,9 @@ std::string format_epoch(const EpochResult& r, std::uint64_t epochs) {
         "epoch {:>{}}/{}  loss {:.4f}  train {:5.1f} %  held-out {:5.1f} %  {} samples/s{}", r.epoch,
         std::to_string(epochs).size(), epochs, r.loss, 100 * r.training_accuracy, 100 * r.held_out_accuracy,
         grouped(static_cast<std::uint64_t>(r.samples_per_second)),
-        r.communication_share ? fmt::format("  communication {:.0f} %", 100 * *r.communication_share) : "");
+        r.communication_share && r.waiting_share
+            ? fmt::format("  communication {:.0f} %, waiting {:.0f} %", 100 * *r.communication_share, 100 * *r.waiting_share)
+            : "");
 }
 
 std::string to_json(const Summary& summary) {
@@ -33,7 +35,8 @@ std::string to_json(const Summary& summary) {
                     {"training_accuracy", r.training_accuracy},
                     {"held_out_accuracy", r.held_out_accuracy},
                     {"samples_per_second", r.samples_per_second},
-                    {"communication_share", r.communication_share ? Json(*r.communication_share) : Json()}};
+                    {"communication_share", r.communication_share ? Json(*r.communication_share) : Json()},
+                    {"waiting_share", r.waiting_share ? Json(*r.waiting_share) : Json()}};
     };
     const Json json = {{"world_size", summary.world_size},
                        {"epochs", json_list(summary.epochs, epoch_json)},

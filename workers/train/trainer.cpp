@@ -188,7 +188,7 @@ std::vector<std::size_t> Trainer::take_order() {
 
 std::optional<EpochResult> Trainer::train_epoch() {
     const ddprun::TimePoint start = MonotonicClock::now();
-    const double communication_before = group_.communication_seconds();
+    const double communication_before = group_.communication_seconds(), waiting_before = group_.waiting_seconds();
     sampler_.restore({epoch_, std::exchange(consumed_, 0)});
     feed_->begin(
         training_, take_order(),
@@ -209,15 +209,19 @@ std::optional<EpochResult> Trainer::train_epoch() {
     const Score score = learner_.take_score();
     const double seconds = seconds_since(start);
     // Of each rank's own time: after a checkpoint the others' epoch begins with a wait that rank 0's has not.
-    const double communication = (group_.communication_seconds() - communication_before) / seconds;
-    const auto [loss, correct, all, share] = over_all_ranks(
-        {score.loss_sum, static_cast<double>(score.correct), static_cast<double>(trained), communication});
+    const double waiting = (group_.waiting_seconds() - waiting_before) / seconds;
+    const double communication = (group_.communication_seconds() - communication_before) / seconds - waiting;
+    const auto [loss, correct, all, communicating, waited] = over_all_ranks(
+        {score.loss_sum, static_cast<double>(score.correct), static_cast<double>(trained), communication, waiting});
     ++epoch_;
     // None at all: stopped before the last batch, and resumed by more ranks than are left samples.
     const double samples = std::max(all, 1.0);
     EpochResult result{epoch_,        loss / samples, correct / samples, held_out_accuracy(),
-                       all / seconds, std::nullopt};
-    if (group_.device() == ddp::Device{}) result.communication_share = share / group_.size();
+                       all / seconds, std::nullopt, std::nullopt};
+    if (group_.device() == ddp::Device{}) {
+        result.communication_share = communicating / group_.size();
+        result.waiting_share = waited / group_.size();
+    }
     return result;
 }
 
@@ -231,7 +235,7 @@ double Trainer::held_out_accuracy() {
                  {.batch_size = Learner::kLookBatch, .drop_last = false, .prefetch = 0});
     for (BatchSource batch = feed_->next(); batch.count > 0; batch = feed_->next()) learner_.look_at(batch);
     const auto correct = static_cast<double>(learner_.take_score().correct);
-    return over_all_ranks({correct, 0, 0, 0})[0] / static_cast<double>(held_out_.size());
+    return over_all_ranks({correct})[0] / static_cast<double>(held_out_.size());
 }
 
 void Trainer::stop_early(Summary& summary, const std::string& run_id) {

@@ -47,7 +47,7 @@ class Trainer {
     void look_ahead();
     std::vector<std::size_t> take_order();
     double held_out_accuracy();
-    using Sums = std::array<double, 4>;
+    using Sums = std::array<double, 5>;
     Sums over_all_ranks(Sums mine);
     void announce() const;
     [[nodiscard]] std::string describe_compute() const;

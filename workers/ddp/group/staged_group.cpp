@@ -74,6 +74,7 @@ class StagedGroup final : public ProcessGroup {
                            parts_.device, backend_.describe());
     }
     double communication_seconds() const override { return backend_.communication_seconds(); }
+    double waiting_seconds() const override { return backend_.waiting_seconds(); }
     void report_progress(std::uint64_t step, std::uint64_t samples) override {
         backend_.report_progress(step, samples);
     }

@@ -102,6 +102,7 @@ class CpuBackend {
     void give_up(std::exception_ptr why) { steps_.give_up(std::move(why)); }
 
     [[nodiscard]] double communication_seconds() const { return steps_.communication_seconds(); }
+    [[nodiscard]] double waiting_seconds() const { return steps_.waiting_seconds(); }
     void report_progress(std::uint64_t step, std::uint64_t samples);
 
   private:

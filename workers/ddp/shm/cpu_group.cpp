@@ -27,6 +27,7 @@ class CpuGroup final : public ProcessGroup {
         return backend_.describe() + (progress_ ? ", progress thread" : "");
     }
     double communication_seconds() const override { return backend_.communication_seconds(); }
+    double waiting_seconds() const override { return backend_.waiting_seconds(); }
     void report_progress(std::uint64_t step, std::uint64_t samples) override {
         backend_.report_progress(step, samples);
     }

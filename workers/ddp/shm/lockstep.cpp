@@ -37,20 +37,28 @@ void Lockstep::begin(Call call) {
     throw_if_broken();
     call_ = call;
     call_.seq = ++seq_;
-    began_ns_ = 0;
+    began_ns_ = wait_began_ns_ = 0;
+    all_called_ = false;
     RankLine& line = arena_.line(rank_);
     line.operation.store(static_cast<std::uint32_t>(call.operation), std::memory_order_relaxed);
     line.bytes.store(call.bytes, std::memory_order_relaxed);
-    if (call.bytes > kTinyBytes) note_start();
+    if (call.bytes > kTinyBytes) note_start(now_ns());
     line.started_seq.store(seq_, std::memory_order_relaxed);
     if (arena_.segment().header().aborted.load(std::memory_order_relaxed) != 0) throw_if_hopeless();
 }
 
 // A call that has to wait gets its start time then, at most a microsecond late.
-void Lockstep::note_start() {
+void Lockstep::note_start(std::int64_t now) {
     if (began_ns_ != 0) return;
-    began_ns_ = now_ns();
+    began_ns_ = now;
     arena_.line(rank_).started_ns.store(began_ns_, std::memory_order_relaxed);
+}
+
+void Lockstep::note_wait() {
+    if (began_ns_ != 0 && all_called_) return;
+    const std::int64_t now = now_ns();
+    note_start(now);
+    if (wait_began_ns_ == 0) wait_began_ns_ = now;
 }
 
 void Lockstep::end() {
@@ -77,6 +85,10 @@ void Lockstep::meet() {
     } else {
         wait_for_each();
     }
+    if (!all_called_ && wait_began_ns_ != 0)
+        waiting_ns_.store(waiting_ns_.load(std::memory_order_relaxed) + now_ns() - wait_began_ns_,
+                          std::memory_order_relaxed);
+    all_called_ = true;
     compare_calls();
 }
 
@@ -91,7 +103,7 @@ void Lockstep::wait_for_each() {
     for (std::uint32_t peer = 0; peer < arena_.ranks(); ++peer) {
         Slot& slot = arena_.slot(peer, step_);
         if (spin_eagerly(slot.step, step_)) continue;
-        note_start();
+        note_wait();
         const auto shown = [&] { return slot.step.load(std::memory_order_acquire) == step_; };
         if (look_for(attention_, shown, Spins{})) continue;
         const Sleeper sleeper(slot.sleepers);
@@ -106,7 +118,7 @@ void Lockstep::wait_together() {
         futex_wake_all(control.released);
         return;
     }
-    note_start();
+    note_wait();
     const auto released = [&] { return control.released.load(std::memory_order_acquire) == step_; };
     if (look_for(attention_, released, Yields{})) return;
     sleep_until(control.released, step_);

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <atomic>
 #include <chrono>
 #include <exception>
 #include <string>
@@ -42,6 +43,10 @@ class Lockstep {
     void meet();
 
     [[nodiscard]] double communication_seconds() const;
+    /// Of these, until the last rank had made the call too: of a collective's first step.
+    [[nodiscard]] double waiting_seconds() const {
+        return static_cast<double>(waiting_ns_.load(std::memory_order_relaxed)) * 1e-9;
+    }
     /// Every later collective fails with `why`: something outside of the steps went wrong.
     void give_up(std::exception_ptr why);
     /// Throws the first failure again.
@@ -53,7 +58,8 @@ class Lockstep {
     void arrive(Slot& slot);
     void wait_for_each();
     void wait_together();
-    void note_start();
+    void note_start(std::int64_t now);
+    void note_wait();
     static bool spin_eagerly(const std::atomic<std::uint32_t>& word, std::uint32_t value);
     void sleep_until(std::atomic<std::uint32_t>& word, std::uint32_t value);
     void compare_calls();
@@ -74,6 +80,9 @@ class Lockstep {
     Call call_;
     std::int64_t began_ns_ = 0;
     std::int64_t inside_ns_ = 0;
+    bool all_called_ = false;         ///< the collective's first step is met
+    std::int64_t wait_began_ns_ = 0;  ///< in it; 0: nobody had to be waited for
+    std::atomic<std::int64_t> waiting_ns_ = 0;
     std::exception_ptr broken_;
 };
 
