@@ -183,7 +183,7 @@ int run(CommandLine line, JobNodes nodes) {
     }
     awake.reset();
 
-    const Result<int> code = run_job(std::move(setup));
+    const Result<int> code = Job(std::move(setup)).run();
     return code ? *code : give_up(code.error().what, exit_code_for(code.error()));
 }
 

@@ -1,0 +1,71 @@
+#include "launcher/job.h"
+
+#include <fmt/core.h>
+
+#include "env/io/socket.h"
+#include "launcher/exit_codes.h"
+
+namespace ddprun {
+
+/// Whoever was started by the head ends with it.
+void Job::build_heir() {
+    const JobSpec& spec = setup_.spec;
+    if (setup_.is_started || setup_.has_lifeline || spec.outer_rank) return;
+    Heir::Parts parts{*loop_, log_, {}, nullptr, nullptr, nullptr, nullptr, nullptr};
+    parts.patience = spec.failure_grace + heartbeats_of(spec.rendezvous).timeout;
+    parts.listen = [this] { return listen_as_standby(); };
+    parts.say = [this](rdzv::FromAgent message) { link_->send(std::move(message)); };
+    parts.go_to = [this](const Endpoint& controller, TimePoint by) {
+        agent_->set_store("tcp:" + to_string(controller));
+        if (hello_.addresses.empty()) hello_.addresses = heir_->own_addresses();
+        join(controller, by);
+    };
+    parts.take_over = [this](JobState state, const std::string& why) { take_over(std::move(state), why); };
+    parts.give_up = [this](const std::string& why) { give_up_without_head(why); };
+    heir_ = std::make_unique<Heir>(std::move(parts));
+}
+
+Result<std::uint16_t> Job::listen_as_standby() {
+    if (const Status chosen = choose_store(); !chosen) return chosen.error();
+    rdzv::ServerOptions options = server_options();
+    options.where = {"", 0};
+    if (const Status listens = listen(std::move(options)); !listens) return listens.error();
+    return server_->bound().port;
+}
+
+/// This node's workers are stopped, as survivors of any failure; when none is left the job goes on elsewhere.
+void Job::lose_head(const Error& why) {
+    constexpr Duration kRefusal = std::chrono::milliseconds(100);  // a host that lives refuses at once
+    const Result<UniqueFd> again = connect_tcp(head_, MonotonicClock::now() + kRefusal);
+    const bool is_dead = !again && again.error().sys == ECONNREFUSED;
+    const std::string lost = fmt::format("the head at {} is lost ({})", to_string(head_), why.what);
+    log_.warning("{}; this node's workers are stopped, the job goes on under {}", lost, heir_->successor());
+    heir_->head_lost(lost, is_dead);
+    rdzv::StopGeneration stop;
+    stop.generation = agent_->generation();
+    stop.grace_ns = setup_.spec.failure_grace.count();
+    stop.failed_rank = 0;
+    stop.why = lost;
+    agent_->handle(stop);
+    if (agent_->idle()) heir_->drained();
+}
+
+void Job::take_over(JobState state, const std::string& why) {
+    has_succeeded_ = true;
+    build_controller();
+    job_log_->warning("this node is the head from now on; {} nodes are here", early_.size());
+    observation_->becomes_head(*controller_);
+    controller_->on_event([this](const JobEvent& event) { observation_->decided(event); });
+    build_questions();
+    begin_control();
+    for (const auto& [agent, hello] : std::exchange(early_, {})) on_agent_joined(agent, hello);
+    controller_->succeed(std::move(state), why);
+}
+
+void Job::give_up_without_head(const std::string& why) {
+    for (const auto& [agent, hello] : std::exchange(early_, {})) server_->refuse_agent(agent, {Errc::Refused, why, 0});
+    failure_ = why;
+    server_->when_written(kFarewell, [this] { leave(static_cast<int>(ExitCode::Unavailable)); });
+}
+
+}  // namespace ddprun
