@@ -105,7 +105,6 @@ struct Trainer {
         const ddp::TrainingState state = ddp::load_checkpoint(group, path, parameters, optimizer->state());
         step = state.step;
         first_epoch = state.epoch;
-        optimizer->set_steps(state.step);
         sampler.restore(state.sampler);
         if (is_first()) std::printf("Resuming training from snapshot at Epoch %llu\n", static_cast<unsigned long long>(first_epoch));
     }

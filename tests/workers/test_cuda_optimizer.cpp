@@ -139,7 +139,7 @@ TEST(DeviceOptimizer, KeepsFloat32MastersOfLowPrecisionParameters) {
     for (int t = 0; t < 32; ++t) step(*sgd, gradient.buffer());
     const std::uint16_t expected = std::bit_cast<std::uint32_t>(1 - 0x1p-7F) >> 16;
     EXPECT_EQ(values.values(), std::vector<std::uint16_t>(9, expected));
-    ASSERT_EQ(sgd->state().size(), 1U);
+    ASSERT_EQ(sgd->state().size(), 2U);
     EXPECT_EQ(sgd->state()[0].name, "master.w");
     EXPECT_EQ(sgd->state()[0].memory.dtype, DType::F32);
 }
@@ -176,7 +176,6 @@ TEST(DeviceOptimizer, ContinuesBitwiseEqualFromItsSavedState) {
             EXPECT_EQ(from[i].name, to[i].name);
             ddp::cuda::copy(to[i].memory.data, from[i].memory.data, from[i].memory.bytes(), nullptr);
         }
-        second->set_steps(first->steps());
         for (int t = 0; t < 3; ++t) {
             step(*first, gradient.buffer());
             step(*second, gradient.buffer());

@@ -113,8 +113,8 @@ class CheckpointDirectory {
 /// Throws InvalidInput naming the file and what is wrong with it.
 TrainingState load_state(const std::string& checkpoint);
 /// Fills the tensors' memory. Everything is checked before anything is written: a checkpoint of another model
-/// throws InvalidInput naming the first tensor that differs and both shapes. One that holds no step counts of
-/// single parameters (as AdamW's did not always) gives each parameter TrainingState::step.
+/// throws InvalidInput naming the first tensor that differs and both shapes. Step counts that an optimizer's file lacks
+/// (older ones have none of their own) become TrainingState::step.
 TrainingState load_checkpoint(const std::string& checkpoint, std::span<const Tensor> model,
                               std::span<const Tensor> optimizer);
 

@@ -34,11 +34,11 @@ struct GradScalerOptions {
 ///     scaler.update();
 ///
 /// Not thread-safe. Outlives the optimizers that use it.
-class GradScaler {
+class GradScaler final : public Stateful {
   public:
     /// Throws InvalidInput for options that make no sense, Error when the device cannot be used.
     explicit GradScaler(Device device, GradScalerOptions options = {});
-    ~GradScaler();
+    ~GradScaler() override;
     GradScaler(const GradScaler&) = delete;
     GradScaler& operator=(const GradScaler&) = delete;
 
@@ -51,7 +51,7 @@ class GradScaler {
     void update();
 
     /// For a checkpoint, in device memory.
-    [[nodiscard]] std::vector<Tensor> state() const;
+    [[nodiscard]] std::vector<Tensor> state() const override;
     /// Blocking: the scale as it is now.
     [[nodiscard]] double read_scale() const;
     /// For optimizers.

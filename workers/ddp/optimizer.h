@@ -12,8 +12,9 @@ namespace ddp {
 
 class GradScaler;
 
-/// What the tensors of Optimizer::state() that count a parameter's steps (int64, no dimensions) begin with.
-inline constexpr std::string_view kStepPrefix = "step.";
+/// Of Optimizer::state(), the tensors (int64, no dimensions) that count steps: of all parameters together, and, behind
+/// the prefix, of one parameter.
+inline constexpr std::string_view kStepsName = "steps", kStepPrefix = "step.";
 
 /// Changes parameters by their gradients, in place. Knows nothing of ranks: equal gradients on all ranks give
 /// bitwise equal parameters. Not thread-safe.
@@ -21,9 +22,8 @@ inline constexpr std::string_view kStepPrefix = "step.";
 /// Parameters in host memory are float32. Parameters on a CUDA device (all on the same) are float32, or
 /// bfloat16 or float16: then the optimizer keeps float32 master weights, which are part of its state. Their
 /// gradients are of any of the three types. On a device, step() puts work on a stream and returns.
-class Optimizer {
+class Optimizer : public Stateful {
   public:
-    virtual ~Optimizer() = default;
     Optimizer(const Optimizer&) = delete;
     Optimizer& operator=(const Optimizer&) = delete;
 
@@ -33,13 +33,11 @@ class Optimizer {
 
     /// "sgd", "adamw": what a checkpoint names.
     [[nodiscard]] virtual std::string_view name() const = 0;
-    /// What a checkpoint has to hold beside steps(): "momentum.fc1.weight" and so on, where the parameters
-    /// are. Of AdamW also "step.fc1.weight", the steps of that parameter: its bias correction goes by them.
-    [[nodiscard]] virtual std::vector<Tensor> state() const = 0;
+    /// All that a checkpoint has to hold: "momentum.fc1.weight" and so on, where the parameters are, and "steps".
+    /// Of AdamW also "step.fc1.weight", the steps of that parameter: its bias correction goes by them.
+    [[nodiscard]] std::vector<Tensor> state() const override = 0;
     /// Steps that changed something. On a device this waits for the steps so far.
     [[nodiscard]] virtual std::uint64_t steps() const = 0;
-    /// What steps() goes on from, for resuming; nothing else does.
-    virtual void set_steps(std::uint64_t steps) = 0;
 
     [[nodiscard]] double learning_rate() const { return learning_rate_; }
     /// For the steps from now on; also for those of a captured graph that is launched from now on. Throws

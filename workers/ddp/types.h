@@ -88,6 +88,17 @@ struct Tensor {
 std::string describe(DType dtype, std::span<const std::int64_t> shape);
 inline std::string describe(const Tensor& tensor) { return describe(tensor.memory.dtype, tensor.shape); }
 
+/// What a training is gone on from: a model, an optimizer, a loss scale, a schedule, something of the program's
+/// own. A checkpoint holds its state.
+class Stateful {
+  public:
+    virtual ~Stateful() = default;
+    /// Where its state lies: saving reads it, loading writes it. Every call names the same tensors.
+    [[nodiscard]] virtual std::vector<Tensor> state() const = 0;
+    /// Called when state() was filled from a checkpoint, on every rank.
+    virtual void state_loaded() {}
+};
+
 /// Throws InvalidInput unless names are non-empty and unique and every shape holds its memory's count.
 void check_tensors(std::span<const Tensor> tensors);
 

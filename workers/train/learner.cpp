@@ -112,7 +112,6 @@ ddp::TrainingState Learner::load(const std::string& checkpoint) {
     const ddp::TrainingState state =
         ddp::load_checkpoint(group_, checkpoint, mlp_.weights(), optimizer_->state());
     mlp_.refresh_copies();
-    optimizer_->set_steps(state.step);
     const auto note = state.notes.find(kScaleNote);
     // Of a run without a loss scale there is nothing to go on from.
     if (!scaler_ || note == state.notes.end()) return state;

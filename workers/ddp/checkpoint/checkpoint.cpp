@@ -96,20 +96,19 @@ Result<TrainingState> from_json(const std::string& text) {
     return state;
 }
 
-bool is_step_count(const Tensor& tensor) {
-    return tensor.name.starts_with(kStepPrefix) && tensor.memory.dtype == DType::I64 &&
-           tensor.memory.count == 1;
-}
-
-/// The step counts that an optimizer's file lacks because it is of the time when one count served all
-/// parameters.
+/// The step counts that an optimizer's file lacks because it is of the time when state.json alone counted steps: the
+/// common one, or it and those of all parameters.
 std::vector<Tensor> counts_not_in(const SafetensorsFile& file, std::span<const Tensor> optimizer) {
+    const auto is_of_parameter = [](const Tensor& tensor) { return tensor.name.starts_with(kStepPrefix); };
+    const auto is_there = [&](const Tensor& tensor) { return file.entries().contains(tensor.name); };
+    const bool has_any = std::any_of(optimizer.begin(), optimizer.end(),
+                                     [&](const Tensor& tensor) { return is_of_parameter(tensor) && is_there(tensor); });
     std::vector<Tensor> counts;
-    std::copy_if(optimizer.begin(), optimizer.end(), std::back_inserter(counts), is_step_count);
-    const bool has_any = std::any_of(counts.begin(), counts.end(), [&](const Tensor& count) {
-        return file.entries().contains(count.name);
-    });
-    return has_any ? std::vector<Tensor>{} : counts;
+    for (const Tensor& tensor : optimizer) {
+        const bool is_count = tensor.name == kStepsName || (is_of_parameter(tensor) && !has_any);
+        if (is_count && !is_there(tensor) && tensor.memory.bytes() == sizeof(TrainingState::step)) counts.push_back(tensor);
+    }
+    return counts;
 }
 
 std::vector<Tensor> without(std::span<const Tensor> all, std::span<const Tensor> left_out) {

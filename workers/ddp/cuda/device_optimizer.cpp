@@ -91,6 +91,7 @@ class DeviceOptimizer final : public Optimizer {
         for (std::size_t i = 0; i < count; ++i) {
             if (has_master(i)) tensors.push_back(state_tensor("master", i, masters_[i].as<float>()));
         }
+        tensors.push_back({std::string(kStepsName), {}, {&scalars()->step, 1, DType::I64, parameters().front().memory.device}});
         if (rule_ == Rule::AdamW)
             device::append_step_counts(tensors, parameters(), corrections_.as<device::Correction>());
         return tensors;
@@ -100,9 +101,6 @@ class DeviceOptimizer final : public Optimizer {
         copy(&now, scalars_.get(), sizeof now, stream_);
         synchronize(stream_);
         return now.step;
-    }
-    void set_steps(std::uint64_t steps) override {
-        check(device::set_step(scalars(), steps, stream_), "setting an optimizer's steps");
     }
     void set_learning_rate(double rate) override {
         if (rate == learning_rate()) return;

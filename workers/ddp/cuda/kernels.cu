@@ -101,13 +101,6 @@ struct SetLearningRate {
         if (thread == 0) scalars->learning_rate = rate;
     }
 };
-struct SetStep {
-    StepScalars* scalars;
-    std::uint64_t step;
-    DDP_BOTH void operator()(std::uint64_t thread, std::uint64_t, unsigned) const {
-        if (thread == 0) scalars->step = step;
-    }
-};
 
 /// One pass over a parameter: reads the gradient, updates the float32 value and its states, writes the copy in low
 /// precision and zeroes the gradient, where wanted.
@@ -295,9 +288,6 @@ cudaError_t step(Rule rule, const ParameterBatch& batch, const StepScalars* scal
 }
 cudaError_t set_learning_rate(StepScalars* scalars, double rate, cudaStream_t stream) {
     return launch(SetLearningRate{scalars, rate}, 1, 1, stream);
-}
-cudaError_t set_step(StepScalars* scalars, std::uint64_t step, cudaStream_t stream) {
-    return launch(SetStep{scalars, step}, 1, 1, stream);
 }
 
 }  // namespace ddp::device

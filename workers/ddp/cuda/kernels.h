@@ -67,6 +67,5 @@ cudaError_t begin_parameters(const ParameterBatch& batch, const StepScalars* sca
 cudaError_t step(Rule rule, const ParameterBatch& batch, const StepScalars* scalars, bool zero_gradients, unsigned blocks,
                  cudaStream_t stream);
 cudaError_t set_learning_rate(StepScalars* scalars, double rate, cudaStream_t stream);
-cudaError_t set_step(StepScalars* scalars, std::uint64_t step, cudaStream_t stream);
 
 }  // namespace ddp::device

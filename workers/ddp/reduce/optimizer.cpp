@@ -42,10 +42,10 @@ class HostOptimizer : public Optimizer {
                                             parameters()[i].shape));
             }
         }
+        tensors.push_back({std::string(kStepsName), {}, {&steps_, 1, DType::I64, {}}});
         return tensors;
     }
     std::uint64_t steps() const override { return steps_; }
-    void set_steps(std::uint64_t steps) override { steps_ = steps; }
 
   protected:
     /// `slots` names the states each parameter has (float32, zero at the start).
@@ -82,7 +82,7 @@ class HostOptimizer : public Optimizer {
 
     std::vector<std::string_view> slot_names_;
     mutable std::vector<std::vector<float>> slots_;  ///< slot-major
-    std::uint64_t steps_ = 0;
+    mutable std::uint64_t steps_ = 0;
 };
 
 class Sgd final : public HostOptimizer {
