@@ -22,6 +22,7 @@
 #include <cstdlib>
 #include <exception>
 #include <map>
+#include <optional>
 #include <random>
 #include <string>
 #include <vector>
@@ -97,25 +98,18 @@ struct Trainer {
     [[nodiscard]] bool is_first() const { return group.rank() == 0; }
 
     void load() {
-        const auto newest = is_first() ? snapshots.latest() : std::nullopt;
-        // Rank 0 alone looks: the others go by what it found, whatever their file system shows them.
-        const std::string path = group.all_gather_bytes(newest.value_or("")).front();
-        if (path.empty()) return;
-        if (is_first()) std::printf("Loading snapshot %s\n", path.c_str());
-        const ddp::TrainingState state = ddp::load_checkpoint(group, path, parameters, optimizer->state());
-        step = state.step;
-        first_epoch = state.epoch;
-        sampler.restore(state.sampler);
+        const std::optional<ddp::TrainingState> state = snapshots.load(group, training);
+        if (!state) return;
+        step = state->step;
+        first_epoch = state->epoch;
         if (is_first()) std::printf("Resuming training from snapshot at Epoch %llu\n", static_cast<unsigned long long>(first_epoch));
     }
 
     /// One writer for the whole job; the others wait until it is on the disk.
     void save(std::uint64_t epochs_done) {
-        if (is_first()) {
-            const std::string path = snapshots.save(parameters, optimizer->state(), {.epoch = epochs_done, .step = step, .sampler = {epochs_done, 0}, .notes = {}});
-            std::printf("Epoch %llu | Training snapshot saved at %s\n", static_cast<unsigned long long>(epochs_done - 1), path.c_str());
-        }
-        group.barrier().wait();
+        sampler.set_epoch(epochs_done);
+        const std::string path = snapshots.save(group, training);
+        if (is_first()) std::printf("Epoch %llu | Training snapshot saved at %s\n", static_cast<unsigned long long>(epochs_done - 1), path.c_str());
     }
 
     /// The batch's mean squared error; the gradient goes into the model's buckets, averaged over all ranks.
@@ -167,6 +161,7 @@ struct Trainer {
                                                  ddp::tensor_of("bias", std::span(bias), {1})};
     ddp::DistributedDataParallel model{group, parameters};
     std::unique_ptr<ddp::Optimizer> optimizer = ddp::make_sgd(parameters, {.learning_rate = 1e-3});
+    const ddp::Training training{model, *optimizer, sampler};
     std::uint64_t first_epoch = 0, step = 0;
 };
 

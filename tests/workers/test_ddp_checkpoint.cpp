@@ -1,8 +1,11 @@
 #include <gtest/gtest.h>
 #include <sys/stat.h>
 #include <signal.h>
+#include <sched.h>
+#include <sys/mount.h>
 #include <sys/ptrace.h>
 #include <sys/resource.h>
+#include <sys/statvfs.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -215,6 +218,60 @@ TEST(Checkpoint, ThatDoesNotFitOnTheDiskLeavesTheOneBeforeAsItWas) {
     Job loaded(0);
     ddp::load_checkpoint(good, loaded.model(), loaded.optimizer());
     EXPECT_EQ(loaded.weights[0], 1);
+}
+
+constexpr int kNotAllowed = 77;
+
+/// Saves one checkpoint where there is room for it, then one where so many pages and files more are all that is left.
+/// 0: both are there; 1: the second failed by a full disk, and what the first left is whole; else what went wrong.
+int save_on_a_small_disk(const std::string& place, int pages, int files) {
+    if (::unshare(CLONE_NEWNS) != 0 && ::unshare(CLONE_NEWUSER | CLONE_NEWNS) != 0) return kNotAllowed;
+    if (::mount("none", "/", nullptr, MS_REC | MS_PRIVATE, nullptr) != 0) return kNotAllowed;
+    const auto limit = [&](unsigned long bytes, unsigned long inodes, unsigned long flags) {
+        const std::string options = "size=" + std::to_string(bytes) + ",nr_inodes=" + std::to_string(inodes);
+        return ::mount("none", place.c_str(), "tmpfs", flags, options.c_str()) == 0;
+    };
+    if (!limit(1 << 20, 100, 0)) return kNotAllowed;
+    CheckpointDirectory directory(place);
+    Job(1).save(directory, 1);
+    struct statvfs now {};
+    if (::statvfs(place.c_str(), &now) != 0) return 2;
+    if (!limit((now.f_blocks - now.f_bfree + static_cast<unsigned long>(pages)) * now.f_bsize,
+               now.f_files - now.f_ffree + static_cast<unsigned long>(files), MS_REMOUNT)) return 2;
+    bool failed = false;
+    try {
+        Job(2).save(directory, 2);
+    } catch (const ddp::FileError& error) {
+        failed = std::string(error.what()).find("No space left on device") != std::string::npos;
+        if (!failed) return 3;
+    }
+    const auto latest = directory.latest();
+    if (!latest) return 4;
+    Job loaded(0);
+    const TrainingState state = ddp::load_checkpoint(*latest, loaded.model(), loaded.optimizer());
+    const auto value = static_cast<float>(state.step);
+    if (loaded.weights != std::vector<float>(100, value) || loaded.momentum != std::vector<float>(100, -value)) return 5;
+    return failed ? 1 : 0;
+}
+
+TEST(Checkpoint, IsWholeWhereverInASaveTheDiskIsFull) {
+    const TemporaryDirectory temporary;
+    int full = 0;
+    for (const bool by_files : {false, true}) {
+        bool saved = false;
+        for (int room = 0; !saved && room < 20; ++room) {
+            const pid_t child = start_child([&] { ::_exit(save_on_a_small_disk(temporary.path(), by_files ? 20 : room, by_files ? room : 20)); });
+            int status = 0;
+            ASSERT_EQ(::waitpid(child, &status, 0), child);
+            ASSERT_TRUE(WIFEXITED(status));
+            if (WEXITSTATUS(status) == kNotAllowed) GTEST_SKIP() << "needs a mount of its own";
+            ASSERT_LE(WEXITSTATUS(status), 1) << (by_files ? "files " : "pages ") << room;
+            full += WEXITSTATUS(status);
+            saved = WEXITSTATUS(status) == 0;
+        }
+        EXPECT_TRUE(saved);
+    }
+    EXPECT_GT(full, 6) << "it was full at different files";
 }
 
 TEST(Checkpoint, InADirectoryThatCannotBeMadeNamesIt) {

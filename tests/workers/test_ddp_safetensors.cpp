@@ -5,6 +5,7 @@
 #include <chrono>
 #include <cstring>
 #include <fstream>
+#include <functional>
 #include <random>
 #include <sstream>
 
@@ -40,6 +41,15 @@ std::string refusal(const std::string& path) {
         return error.what();
     }
     return "accepted";
+}
+
+std::string message_of(const std::function<void()>& act) {
+    try {
+        act();
+    } catch (const ddp::InvalidInput& error) {
+        return error.what();
+    }
+    return "nothing";
 }
 
 struct Weights {
@@ -246,6 +256,35 @@ TEST(Safetensors, NamesTensorsThatAreMissingOnEitherSide) {
     EXPECT_NE(message("three", weights.tensors()).find("tensor 'none' is missing there"), std::string::npos);
     EXPECT_NE(message("four", three).find("'none' is float32[0, 5] there, missing in this program"),
               std::string::npos);
+}
+
+TEST(Safetensors, FindsTheNamesOfPyTorchsWrapperWithoutIt) {
+    const TemporaryDirectory directory;
+    std::vector<float> w = {1, 2}, b = {3}, loaded_w(2), loaded_b(1);
+    const std::string path = directory.file("wrapped");
+    ddp::write_safetensors(path, std::vector<Tensor>{ddp::tensor_of("module.w", std::span(w), {2}), ddp::tensor_of("module.b", std::span(b), {1})});
+    const std::vector<Tensor> own = {ddp::tensor_of("w", std::span(loaded_w), {2}), ddp::tensor_of("b", std::span(loaded_b), {1})};
+    SafetensorsFile::open(path).read_into(own);
+    EXPECT_EQ(loaded_w, w);
+    EXPECT_EQ(loaded_b, b);
+    EXPECT_EQ(message_of([&] { SafetensorsFile::open(path).require_same({own.data(), 1}); }), path + ": tensor 'module.b' is float32[1] there, missing in this program");
+}
+
+TEST(Safetensors, ReadsWhatMatchesByOtherNamesAndTellsWhatDoesNot) {
+    const TemporaryDirectory directory;
+    std::vector<float> w = {1, 2}, head = {3}, loaded_w(2), fresh = {7};
+    const std::string path = directory.file("pretrained");
+    ddp::write_safetensors(path, std::vector<Tensor>{ddp::tensor_of("bert.w", std::span(w), {2}), ddp::tensor_of("bert.head", std::span(head), {1})});
+    const std::vector<Tensor> own = {ddp::tensor_of("w", std::span(loaded_w), {2}), ddp::tensor_of("classifier", std::span(fresh), {1})};
+    const auto unmatched = ddp::load_weights(path, own, [](const std::string& name) { return "bert." + name; });
+    EXPECT_EQ(unmatched.missing, std::vector<std::string>{"classifier"});
+    EXPECT_EQ(unmatched.unused, std::vector<std::string>{"bert.head"});
+    EXPECT_EQ(loaded_w, w);
+    EXPECT_EQ(fresh[0], 7);
+    const std::vector<Tensor> other = {ddp::tensor_of("classifier", std::span(fresh), {1}), ddp::tensor_of("w", std::span(loaded_w).first(1), {1})};
+    EXPECT_EQ(message_of([&] { (void)ddp::load_weights(path, other, [](const std::string& name) { return "bert." + (name == "w" ? name : "head"); }); }),
+              path + ": tensor 'w' is float32[2] there, float32[1] in this program");
+    EXPECT_EQ(fresh[0], 7) << "nothing is written before all is checked";
 }
 
 TEST(Safetensors, RefusesWhatIsNotAFile) {

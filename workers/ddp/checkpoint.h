@@ -2,6 +2,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <optional>
 #include <span>
@@ -14,6 +15,9 @@
 #include "env/unique_fd.h"
 
 namespace ddp {
+
+class Optimizer;
+struct CheckpointPart;
 
 using Metadata = std::map<std::string, std::string>;
 
@@ -45,13 +49,28 @@ class SafetensorsFile {
     [[nodiscard]] const Metadata& metadata() const { return metadata_; }
 
     /// Throws InvalidInput, naming the first tensor that differs and both shapes, unless the file holds
-    /// exactly these tensors.
+    /// exactly these tensors. As everywhere below, "module.fc1.weight" in the file (PyTorch's name in a
+    /// DistributedDataParallel) is the program's "fc1.weight".
     void require_same(std::span<const Tensor> tensors) const;
     /// require_same, then fills their memory. A throw after the check (the disk fails) leaves them half
     /// filled.
     void read_into(std::span<const Tensor> tensors) const;
 
+    /// What two sets of tensors do not share.
+    struct Unmatched {
+        std::vector<std::string> missing;  ///< in the file, by the program's names
+        std::vector<std::string> unused;   ///< by the program, by the file's names
+    };
+    /// The name in the file for one in the program.
+    using Rename = std::function<std::string(const std::string& name)>;
+    /// Fills those tensors that the file holds; the others stay as they are. Throws InvalidInput for one that is of
+    /// another type or shape there, before anything is written.
+    Unmatched read_matching(std::span<const Tensor> tensors, const Rename& rename = {}) const;
+
   private:
+    [[nodiscard]] const Entry* find(const std::string& name) const;
+    void require_fit(const Tensor& tensor, const Entry& entry) const;
+    void read(const Tensor& tensor, const Entry& entry) const;
     explicit SafetensorsFile(std::string path) : path_(std::move(path)) {}
     void read_header();
     void parse_header(const std::string& header, std::uint64_t data_begin, std::uint64_t file_bytes);
@@ -72,10 +91,35 @@ struct TrainingState {
     bool operator==(const TrainingState&) const = default;
 };
 
+/// A further piece of what a training goes on from.
+struct TrainingPart {
+    std::string name;           ///< of letters, digits, '-' and '_'
+    Stateful* state = nullptr;  ///< borrowed; null: this run has none, and leaves out what a checkpoint holds of it
+    bool optional = false;      ///< may be missing in a checkpoint, and is then left as it is
+};
+
+/// All that a training goes on from. Named once, for saving and loading alike, so that neither forgets anything.
+/// Borrowed.
+///
+///     const ddp::Training training{model, *optimizer, sampler, {{"schedule", &schedule}}};
+///     checkpoints.load(*group, training);
+///     while (sampler.state().epoch < epochs) {
+///         ...
+///         sampler.set_epoch(sampler.state().epoch + 1);
+///         checkpoints.save(*group, training);
+///     }
+struct Training {
+    Stateful& model;  ///< a DistributedDataParallel, or what the program has
+    Optimizer& optimizer;
+    DistributedSampler& sampler;
+    std::vector<TrainingPart> parts = {};
+};
+
 /// A directory of checkpoints:
 ///
 ///     step-000750/model.safetensors       opens in Python and elsewhere
 ///     step-000750/optimizer.safetensors
+///     step-000750/schedule.safetensors    of a TrainingPart of that name
 ///     step-000750/state.json
 ///     latest                              the name of the newest
 ///
@@ -88,8 +132,14 @@ class CheckpointDirectory {
     /// all.
     explicit CheckpointDirectory(std::string path, std::size_t keep = 2);
 
-    /// Writes one and returns its path. Makes the directory when it is missing; removes what a killed writer
-    /// left half done. Throws FileError naming path and cause.
+    /// Collective: rank 0 writes a checkpoint, the others wait until it is on the disk. Returns its path. Makes the
+    /// directory when it is missing; removes what a killed writer left half done. Throws FileError naming path and
+    /// cause, the same on all ranks.
+    std::string save(ProcessGroup& group, const Training& training, const std::map<std::string, std::string>& notes = {});
+    /// Collective: rank 0 looks for the newest checkpoint and reads it (see load_checkpoint); nullopt where there is none.
+    std::optional<TrainingState> load(ProcessGroup& group, const Training& training) const;
+
+    /// The same of tensors and a state that the program has itself, by this process alone.
     std::string save(std::span<const Tensor> model, std::span<const Tensor> optimizer,
                      const TrainingState& state);
 
@@ -100,8 +150,7 @@ class CheckpointDirectory {
     [[nodiscard]] const std::string& path() const { return path_; }
 
   private:
-    void write_parts(const std::string& directory, std::span<const Tensor> model,
-                     std::span<const Tensor> optimizer, const TrainingState& state) const;
+    std::string write(std::span<const CheckpointPart> parts, const TrainingState& state);
     void remove_left_overs() const;
     void remove_old(const std::string& newest) const;
 
@@ -112,15 +161,18 @@ class CheckpointDirectory {
 /// The state of one checkpoint (a path that save or latest gave), without its tensors.
 /// Throws InvalidInput naming the file and what is wrong with it.
 TrainingState load_state(const std::string& checkpoint);
-/// Fills the tensors' memory. Everything is checked before anything is written: a checkpoint of another model
-/// throws InvalidInput naming the first tensor that differs and both shapes. Step counts that an optimizer's file lacks
-/// (older ones have none of their own) become TrainingState::step.
+/// Collective. Rank 0 loads `checkpoint` (its argument alone counts), everyone gets state, tensors and the sampler's place
+/// from it: no shared file system is needed. Everything is checked before anything is written: a checkpoint of another model
+/// throws InvalidInput naming the first tensor that differs and both shapes, one with other parts names the part. When
+/// rank 0 fails, every rank throws what rank 0 threw. Step counts that an optimizer's file lacks (older ones have none of
+/// their own) become TrainingState::step.
+TrainingState load_checkpoint(ProcessGroup& group, const std::string& checkpoint, const Training& training);
+/// The same of the program's own tensors, by this process alone.
 TrainingState load_checkpoint(const std::string& checkpoint, std::span<const Tensor> model,
                               std::span<const Tensor> optimizer);
-
-/// Collective. Rank 0 loads `checkpoint` (its argument alone counts), everyone gets state and tensors from
-/// it: no shared file system is needed. When rank 0 fails, every rank throws what rank 0 threw.
-TrainingState load_checkpoint(ProcessGroup& group, const std::string& checkpoint,
-                              std::span<const Tensor> model, std::span<const Tensor> optimizer);
+/// SafetensorsFile::read_matching of the file at `path`, for tensors on devices too: weights to begin with. Done on rank 0
+/// before its DistributedDataParallel is made, which gives them to everyone.
+SafetensorsFile::Unmatched load_weights(const std::string& path, std::span<const Tensor> model,
+                                        const SafetensorsFile::Rename& rename = {});
 
 }  // namespace ddp

@@ -189,13 +189,15 @@ struct DdpOptions {
 ///
 /// Parameters are where the group's buffers are: for those on a CUDA device see Reducer and docs/gpu.md.
 /// Not thread-safe. The group and the parameters' memory are borrowed.
-class DistributedDataParallel {
+class DistributedDataParallel : public Stateful {
   public:
     /// Collective. Throws MismatchError on all ranks, naming the parameter and both shapes, when a rank's
     /// parameters differ from rank 0's in number, name, type or shape.
     DistributedDataParallel(ProcessGroup& group, std::vector<Tensor> parameters, DdpOptions options = {});
 
     [[nodiscard]] std::span<const Tensor> parameters() const { return parameters_; }
+    /// For a checkpoint: the parameters.
+    [[nodiscard]] std::vector<Tensor> state() const override { return parameters_; }
 
     /// See Reducer: the pointer must be asked for again in every step.
     [[nodiscard]] Buffer gradient(std::size_t parameter) const { return reducer_->gradient(parameter); }

@@ -3,40 +3,14 @@
 #include <fmt/core.h>
 
 #include <algorithm>
-#include <cstring>
 #include <utility>
 
-#include "ddp/cuda/host_copies.h"
-#include "env/hmac.h"
 
 namespace train {
 namespace {
 
-using ddp::cuda::HostCopies;
-
 /// What a step is not captured before: the first one lays the buckets out, and what it lacks is allocated.
 constexpr int kStepsBeforeRecording = 3;
-constexpr const char* kScaleNote = "loss_scale";
-
-/// Small tensors as text for the notes of a checkpoint: other runs need not have them.
-std::string to_text(std::span<const ddp::Tensor> tensors) {
-    std::string text;
-    for (const ddp::Tensor& tensor : tensors)
-        text += ddprun::to_hex({static_cast<const std::uint8_t*>(tensor.memory.data), tensor.memory.bytes()});
-    return text;
-}
-/// Leaves them as they are when the text is not theirs.
-void from_text(std::string_view text, std::span<const ddp::Tensor> tensors) {
-    const ddprun::Result<std::string> bytes = ddprun::from_hex(text);
-    std::size_t total = 0, at = 0;
-    for (const ddp::Tensor& tensor : tensors) total += tensor.memory.bytes();
-    if (!bytes || bytes->size() != total) return;
-    for (const ddp::Tensor& tensor : tensors) {
-        std::memcpy(tensor.memory.data, bytes->data() + at, tensor.memory.bytes());
-        at += tensor.memory.bytes();
-    }
-}
-
 std::vector<ddp::Buffer> memory_of(const std::vector<ddp::Tensor>& tensors) {
     std::vector<ddp::Buffer> buffers;
     for (const ddp::Tensor& tensor : tensors) buffers.push_back(tensor.memory);
@@ -108,26 +82,8 @@ void Learner::look_at(const BatchSource& batch) {
     mlp_.forward();
 }
 
-ddp::TrainingState Learner::load(const std::string& checkpoint) {
-    const ddp::TrainingState state =
-        ddp::load_checkpoint(group_, checkpoint, mlp_.weights(), optimizer_->state());
-    mlp_.refresh_copies();
-    const auto note = state.notes.find(kScaleNote);
-    // Of a run without a loss scale there is nothing to go on from.
-    if (!scaler_ || note == state.notes.end()) return state;
-    const HostCopies scale(scaler_->state(), HostCopies::Begin::WithContents);
-    from_text(note->second, scale.tensors());
-    scale.upload();
-    return state;
-}
-
-std::string Learner::save(ddp::CheckpointDirectory& to, ddp::TrainingState state) {
-    state.step = optimizer_->steps();
-    if (scaler_) {
-        const HostCopies scale(scaler_->state(), HostCopies::Begin::WithContents);
-        state.notes[kScaleNote] = to_text(scale.tensors());
-    }
-    return to.save(mlp_.weights(), optimizer_->state(), state);
+ddp::Training Learner::training(ddp::DistributedSampler& sampler) {
+    return {mlp_, *optimizer_, sampler, {{.name = "loss_scale", .state = scaler_.get(), .optional = true}}};
 }
 
 }  // namespace train

@@ -36,11 +36,8 @@ class Learner {
     /// Of the batches since it was last taken. Waits.
     Score take_score() { return station_.compute->take_score(); }
 
-    /// Collective, rank 0 alone reads: weights, optimizer and loss scale of a checkpoint. The state without
-    /// its notes. Throws InvalidInput, the same on all ranks, when it does not fit.
-    ddp::TrainingState load(const std::string& checkpoint);
-    /// Of rank 0. Sets what `state` says of steps and loss scale. Returns the path.
-    std::string save(ddp::CheckpointDirectory& to, ddp::TrainingState state);
+    /// What a checkpoint holds: weights, optimizer, the sampler's place and, of fp16, the loss scale.
+    [[nodiscard]] ddp::Training training(ddp::DistributedSampler& sampler);
 
     [[nodiscard]] std::string_view optimizer_name() const { return optimizer_->name(); }
     [[nodiscard]] std::size_t parameter_count() const { return mlp_.parameter_count(); }

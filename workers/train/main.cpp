@@ -179,8 +179,8 @@ int run(const Options& options, const ddp::Context& context) {
         if (group->rank() == 0 && !options.log_json.empty() && !summary.stopped)
             ddp::replace_file(options.log_json, train::to_json(summary));
     } catch (const ddp::FileError& error) {
-        // Of the rank that writes: the disk has become full since the outputs were looked at.
-        return complain({ExitCode::CannotCreate, error.what()});
+        // The disk has become full since the outputs were looked at. All ranks hear of a checkpoint that cannot be written.
+        return report({ExitCode::CannotCreate, error.what()}, 0, group->rank());
     }
     return static_cast<int>(ExitCode::Ok);
 }

@@ -55,7 +55,7 @@ Mlp::Mlp(std::vector<std::size_t> widths, std::uint64_t seed, Compute& compute) 
     refresh_copies();
 }
 
-std::vector<ddp::Tensor> Mlp::tensors(Memory Layer::*weight, Memory Layer::*bias, ddp::DType dtype) {
+std::vector<ddp::Tensor> Mlp::tensors(Memory Layer::*weight, Memory Layer::*bias, ddp::DType dtype) const {
     std::vector<ddp::Tensor> all;
     for (std::size_t l = 0; l < layers_.size(); ++l) {
         const Layer& layer = layers_[l];
@@ -71,9 +71,9 @@ std::vector<ddp::Tensor> Mlp::tensors(Memory Layer::*weight, Memory Layer::*bias
     return all;
 }
 
-std::vector<ddp::Tensor> Mlp::parameters() { return tensors(&Layer::weight, &Layer::bias, compute_.dtype()); }
+std::vector<ddp::Tensor> Mlp::parameters() const { return tensors(&Layer::weight, &Layer::bias, compute_.dtype()); }
 
-std::vector<ddp::Tensor> Mlp::weights() {
+std::vector<ddp::Tensor> Mlp::weights() const {
     return has_copies() ? tensors(&Layer::full_weight, &Layer::full_bias, ddp::DType::F32) : parameters();
 }
 

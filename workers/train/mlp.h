@@ -14,7 +14,7 @@ namespace train {
 ///
 /// One step: stage, forward, backward. On a GPU the last two only queue work, at addresses that do not change
 /// while batches are no larger than what reserve was told.
-class Mlp {
+class Mlp final : public ddp::Stateful {
   public:
     /// `widths`: inputs, hidden layers, classes. Weights are He-normal from `seed`, biases zero. The compute
     /// is borrowed.
@@ -22,13 +22,13 @@ class Mlp {
 
     /// "fc1.weight" [outputs, inputs], "fc1.bias" [outputs], "fc2.weight" ..., in the compute's memory and
     /// type: what is multiplied, and what gradients belong to.
-    std::vector<ddp::Tensor> parameters();
+    [[nodiscard]] std::vector<ddp::Tensor> parameters() const;
     /// The same in float32: what an optimizer changes and a checkpoint holds. Where the compute's type is
     /// float32 they are the parameters; else the parameters are to be kept as their rounded copies.
-    std::vector<ddp::Tensor> weights();
+    [[nodiscard]] std::vector<ddp::Tensor> weights() const;
+    [[nodiscard]] std::vector<ddp::Tensor> state() const override { return weights(); }
+    void state_loaded() override { refresh_copies(); }
     [[nodiscard]] bool has_copies() const { return compute_.dtype() != ddp::DType::F32; }
-    /// Rounds the weights into the parameters again, after somebody else has changed the weights.
-    void refresh_copies();
     [[nodiscard]] std::size_t parameter_count() const;
 
     /// Makes room for batches of so many samples.
@@ -50,6 +50,8 @@ class Mlp {
     void set_loss_scale(const float* scale) { loss_scale_ = scale; }
 
   private:
+    /// Rounds the weights into the parameters.
+    void refresh_copies();
     struct Layer {
         std::size_t inputs, outputs;
         Memory weight, bias;            ///< the compute's type
@@ -57,7 +59,7 @@ class Mlp {
         Memory output;                  ///< [samples, outputs] of the last forward, after ReLU
         Memory delta;                   ///< gradient of the loss with respect to the sum before ReLU
     };
-    std::vector<ddp::Tensor> tensors(Memory Layer::*weight, Memory Layer::*bias, ddp::DType dtype);
+    std::vector<ddp::Tensor> tensors(Memory Layer::*weight, Memory Layer::*bias, ddp::DType dtype) const;
     [[nodiscard]] Matrix rows(const Memory& memory, std::size_t columns) const;
     [[nodiscard]] Matrix input_of(std::size_t layer) const;
     [[nodiscard]] static Matrix weight_of(const Layer& layer, void* data);

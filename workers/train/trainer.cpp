@@ -152,19 +152,15 @@ void Trainer::resume(const std::optional<std::string>& only_run) {
                         checkpoints_.path()));
         return;
     }
-    const ddp::TrainingState state = learner_.load(path);
-    epoch_ = state.epoch;
-    consumed_ = state.sampler.epoch == epoch_ ? state.sampler.consumed : 0;
+    const ddp::TrainingState state = ddp::load_checkpoint(group_, path, learner_.training(sampler_));
     steps_ = state.step;
-    say(fmt::format("train: resuming from {} {} epoch {}", path, consumed_ > 0 ? "in" : "after",
-                    consumed_ > 0 ? epoch_ + 1 : epoch_));
+    const bool is_inside = state.sampler.consumed > 0;
+    say(fmt::format("train: resuming from {} {} epoch {}", path, is_inside ? "in" : "after", epoch() + (is_inside ? 1 : 0)));
 }
 
-std::string Trainer::save(const std::string& run_id, const ddp::SamplerState& where) {
-    if (group_.rank() != 0) return "";
-    return learner_.save(
-        checkpoints_,
-        {epoch_, 0, where, {{"run_id", run_id}, {"optimizer", std::string(learner_.optimizer_name())}}});
+std::string Trainer::save(const std::string& run_id) {
+    return checkpoints_.save(group_, learner_.training(sampler_),
+                             {{"run_id", run_id}, {"optimizer", std::string(learner_.optimizer_name())}});
 }
 
 Trainer::Sums Trainer::over_all_ranks(Sums mine) {
@@ -177,8 +173,8 @@ Trainer::Sums Trainer::over_all_ranks(Sums mine) {
 
 void Trainer::look_ahead() {
     ddp::DistributedSampler next = sampler_;
-    next.restore({epoch_ + 1, 0});
-    order_ahead_ = OrderAhead{epoch_ + 1, next.indices()};
+    next.set_epoch(epoch() + 1);
+    order_ahead_ = OrderAhead{epoch() + 1, next.indices()};
 }
 
 std::vector<std::size_t> Trainer::take_order() {
@@ -189,7 +185,6 @@ std::vector<std::size_t> Trainer::take_order() {
 std::optional<EpochResult> Trainer::train_epoch() {
     const ddprun::TimePoint start = MonotonicClock::now();
     const double communication_before = group_.communication_seconds(), waiting_before = group_.waiting_seconds();
-    sampler_.restore({epoch_, std::exchange(consumed_, 0)});
     feed_->begin(
         training_, take_order(),
         {.batch_size = options_.batch_size, .drop_last = true, .prefetch = prefetch_for(group_.size())});
@@ -213,10 +208,10 @@ std::optional<EpochResult> Trainer::train_epoch() {
     const double communication = (group_.communication_seconds() - communication_before) / seconds - waiting;
     const auto [loss, correct, all, communicating, waited] = over_all_ranks(
         {score.loss_sum, static_cast<double>(score.correct), static_cast<double>(trained), communication, waiting});
-    ++epoch_;
+    sampler_.set_epoch(epoch() + 1);
     // None at all: stopped before the last batch, and resumed by more ranks than are left samples.
     const double samples = std::max(all, 1.0);
-    EpochResult result{epoch_,        loss / samples, correct / samples, held_out_accuracy(),
+    EpochResult result{epoch(),      loss / samples, correct / samples, held_out_accuracy(),
                        all / seconds, std::nullopt, std::nullopt};
     if (group_.device() == ddp::Device{}) {
         result.communication_share = communicating / group_.size();
@@ -240,8 +235,8 @@ double Trainer::held_out_accuracy() {
 
 void Trainer::stop_early(Summary& summary, const std::string& run_id) {
     summary.stopped = true;
-    summary.checkpoint = save(run_id, sampler_.state());
-    say(fmt::format("train: asked to stop in epoch {}: saved {}; --resume goes on from there", epoch_ + 1,
+    summary.checkpoint = save(run_id);
+    say(fmt::format("train: asked to stop in epoch {}: saved {}; --resume goes on from there", epoch() + 1,
                     summary.checkpoint));
 }
 
@@ -250,9 +245,9 @@ Summary Trainer::run(const std::string& run_id) {
     Summary summary;
     summary.world_size = group_.size();
     const ddprun::TimePoint start = MonotonicClock::now();
-    if (epoch_ >= options_.epochs)
-        say(fmt::format("train: {} epochs are done already; --epochs asks for {}", epoch_, options_.epochs));
-    while (epoch_ < options_.epochs) {
+    if (epoch() >= options_.epochs)
+        say(fmt::format("train: {} epochs are done already; --epochs asks for {}", epoch(), options_.epochs));
+    while (epoch() < options_.epochs) {
         const std::optional<EpochResult> result = train_epoch();
         if (!result) {
             stop_early(summary, run_id);
@@ -263,15 +258,15 @@ Summary Trainer::run(const std::string& run_id) {
         if (!std::isfinite(result->loss))
             throw ddp::Error(
                 fmt::format("the loss is {} after epoch {}: training has diverged; try a lower --lr",
-                            result->loss, epoch_));
-        if (epoch_ % options_.checkpoint_every == 0 || epoch_ == options_.epochs)
-            summary.checkpoint = save(run_id, {epoch_, 0});
+                            result->loss, epoch()));
+        if (epoch() % options_.checkpoint_every == 0 || epoch() == options_.epochs)
+            summary.checkpoint = save(run_id);
     }
     summary.held_out_accuracy = held_out_accuracy();
     summary.digest = learner_.verify_equal_parameters();
     summary.seconds = seconds_since(start);
     say(fmt::format("train: held-out accuracy {:.1f} % after {} epochs in {:.1f} s",
-                    100 * summary.held_out_accuracy, epoch_, summary.seconds));
+                    100 * summary.held_out_accuracy, epoch(), summary.seconds));
     say(fmt::format("train: parameters are bitwise equal on {} worker{}, sha256 {}", summary.world_size,
                     summary.world_size == 1 ? "" : "s", summary.digest));
     if (!summary.checkpoint.empty()) say(fmt::format("train: checkpoint {}", summary.checkpoint));

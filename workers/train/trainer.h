@@ -52,8 +52,10 @@ class Trainer {
     void announce() const;
     [[nodiscard]] std::string describe_compute() const;
     void say(const std::string& line) const;
+    /// Epochs done.
+    [[nodiscard]] std::uint64_t epoch() const { return sampler_.state().epoch; }
     std::string find_checkpoint(const std::optional<std::string>& only_run) const;
-    std::string save(const std::string& run_id, const ddp::SamplerState& where);
+    std::string save(const std::string& run_id);
 
     ddp::ProcessGroup& group_;
     const Station& station_;
@@ -67,14 +69,12 @@ class Trainer {
     Learner learner_;
     ddp::CheckpointDirectory checkpoints_;
     StopVote stop_;
-    std::uint64_t epoch_ = 0;  ///< epochs done
     struct OrderAhead {
         std::uint64_t epoch;
         std::vector<std::size_t> indices;
     };
     std::optional<OrderAhead> order_ahead_;
-    std::uint64_t steps_ = 0;     ///< steps done, those included that fp16 left out
-    std::uint64_t consumed_ = 0;  ///< of the next epoch: where a stopped run goes on
+    std::uint64_t steps_ = 0;  ///< steps done, those included that fp16 left out
 };
 
 /// What keeps these options and samples from being trained on by `world_size` ranks.

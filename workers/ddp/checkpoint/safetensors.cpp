@@ -32,6 +32,8 @@ constexpr std::size_t kDataAlignment = 64;
 /// More than any program has: NumPy knows 64, PyTorch the same.
 constexpr std::size_t kMostDimensions = 64;
 constexpr const char* kMetadataKey = "__metadata__";
+/// What PyTorch's DistributedDataParallel puts before the names of a model.
+constexpr std::string_view kWrapper = "module.";
 
 constexpr std::array<std::pair<DType, const char*>, 7> kNames = {{{DType::F32, "F32"},
                                                                   {DType::F64, "F64"},
@@ -192,23 +194,36 @@ void SafetensorsFile::parse_header(const std::string& header, std::uint64_t data
         refuse(fmt::format("its tensors take {} bytes, the file holds {}", expected, data_bytes));
 }
 
+const SafetensorsFile::Entry* SafetensorsFile::find(const std::string& name) const {
+    for (const std::string& spelling : {name, std::string(kWrapper) + name}) {
+        if (const auto found = entries_.find(spelling); found != entries_.end()) return &found->second;
+    }
+    return nullptr;
+}
+
+void SafetensorsFile::require_fit(const Tensor& tensor, const Entry& entry) const {
+    if (entry.dtype == tensor.memory.dtype && entry.shape == tensor.shape) return;
+    refuse(fmt::format("tensor '{}' is {} there, {} in this program", tensor.name, describe(entry.dtype, entry.shape),
+                       describe(tensor)));
+}
+
+void SafetensorsFile::read(const Tensor& tensor, const Entry& entry) const {
+    read_at(fd_.get(), path_, entry.offset, {static_cast<std::byte*>(tensor.memory.data), tensor.memory.bytes()});
+}
+
 void SafetensorsFile::require_same(std::span<const Tensor> tensors) const {
     check_tensors(tensors);
+    std::unordered_set<const Entry*> used;
     for (const Tensor& tensor : tensors) {
-        const auto found = entries_.find(tensor.name);
-        if (found == entries_.end())
+        const Entry* const entry = find(tensor.name);
+        if (entry == nullptr)
             refuse(fmt::format("tensor '{}' is missing there, {} in this program", tensor.name,
                                describe(tensor)));
-        const Entry& entry = found->second;
-        if (entry.dtype != tensor.memory.dtype || entry.shape != tensor.shape)
-            refuse(fmt::format("tensor '{}' is {} there, {} in this program", tensor.name,
-                               describe(entry.dtype, entry.shape), describe(tensor)));
+        require_fit(tensor, *entry);
+        used.insert(entry);
     }
-    if (entries_.size() == tensors.size()) return;
-    std::unordered_set<std::string_view> known;
-    for (const Tensor& tensor : tensors) known.insert(tensor.name);
     for (const auto& [name, entry] : entries_) {
-        if (!known.contains(name))
+        if (!used.contains(&entry))
             refuse(fmt::format("tensor '{}' is {} there, missing in this program", excerpt(name),
                                describe(entry.dtype, entry.shape)));
     }
@@ -216,9 +231,29 @@ void SafetensorsFile::require_same(std::span<const Tensor> tensors) const {
 
 void SafetensorsFile::read_into(std::span<const Tensor> tensors) const {
     require_same(tensors);
-    for (const Tensor& tensor : tensors)
-        read_at(fd_.get(), path_, entries_.at(tensor.name).offset,
-                {static_cast<std::byte*>(tensor.memory.data), tensor.memory.bytes()});
+    for (const Tensor& tensor : tensors) read(tensor, *find(tensor.name));
+}
+
+SafetensorsFile::Unmatched SafetensorsFile::read_matching(std::span<const Tensor> tensors, const Rename& rename) const {
+    check_tensors(tensors);
+    Unmatched unmatched;
+    std::vector<std::pair<const Tensor*, const Entry*>> pairs;
+    std::unordered_set<const Entry*> used;
+    for (const Tensor& tensor : tensors) {
+        const Entry* const entry = find(rename ? rename(tensor.name) : tensor.name);
+        if (entry == nullptr) {
+            unmatched.missing.push_back(tensor.name);
+            continue;
+        }
+        require_fit(tensor, *entry);
+        pairs.emplace_back(&tensor, entry);
+        used.insert(entry);
+    }
+    for (const auto& [tensor, entry] : pairs) read(*tensor, *entry);
+    for (const auto& [name, entry] : entries_) {
+        if (!used.contains(&entry)) unmatched.unused.push_back(name);
+    }
+    return unmatched;
 }
 
 }  // namespace ddp

@@ -1,0 +1,150 @@
+#include "ddp/checkpoint/parts.h"
+
+#include <fmt/core.h>
+
+#include <algorithm>
+#include <cstring>
+#include <iterator>
+#include <list>
+#include <utility>
+
+#include "ddp/cuda/host_copies.h"
+#include "ddp/optimizer.h"
+#include "env/io/file.h"
+#include "env/json.h"
+#include "env/text.h"
+
+namespace ddp {
+namespace {
+
+using cuda::HostCopies;
+using ddprun::Json;
+using ddprun::Result;
+
+constexpr int kStateFormat = 1;
+/// A state.json is a few hundred bytes; a hostile one must not fill the memory.
+constexpr std::size_t kStateBytesLimit = 16 << 20;
+/// Of epochs, steps and samples: far above any training, far below where sums and products wrap.
+constexpr std::uint64_t kMostCount = std::uint64_t{1} << 48;
+
+/// Error: what is wrong.
+Result<TrainingState> from_json(const std::string& text) {
+    const auto wrong = [](std::string what) { return ddprun::Error{ddprun::Errc::InvalidArgument, std::move(what), 0}; };
+    const std::optional<Json> object = ddprun::parse_json_object(text);
+    if (!object) return wrong("not the state of a checkpoint");
+    const Json &json = *object, &sampler = json["sampler"], &notes = json["notes"];
+    const auto format = json["format"].as_uint64(), epoch = json["epoch"].as_uint64(), step = json["step"].as_uint64();
+    const auto sampler_epoch = sampler["epoch"].as_uint64(), consumed = sampler["consumed"].as_uint64();
+    if (format != kStateFormat || !epoch || !step || !sampler_epoch || !consumed) return wrong("not the state of a checkpoint");
+    for (const std::uint64_t count : {*epoch, *step, *sampler_epoch, *consumed}) {
+        if (count > kMostCount) return wrong(fmt::format("not the state of a checkpoint: no training comes to {}", count));
+    }
+    TrainingState state{*epoch, *step, {*sampler_epoch, *consumed}, {}};
+    if (!notes.is_object() && !notes.is_null()) return wrong("not the state of a checkpoint");
+    for (const auto& [key, value] : notes.members()) {
+        if (!value.is_text()) return wrong(fmt::format("not the state of a checkpoint: its note '{}' is no text", ddprun::excerpt(key)));
+        state.notes[key] = value.text();
+    }
+    return state;
+}
+
+/// The step counts that an optimizer's file lacks because it is of the time when state.json alone counted steps: the
+/// common one, or it and those of all parameters.
+std::vector<Tensor> counts_not_in(const SafetensorsFile& file, std::span<const Tensor> optimizer) {
+    const auto is_of_parameter = [](const Tensor& tensor) { return tensor.name.starts_with(kStepPrefix); };
+    const auto is_there = [&](const Tensor& tensor) { return file.entries().contains(tensor.name); };
+    const bool has_any = std::any_of(optimizer.begin(), optimizer.end(),
+                                     [&](const Tensor& tensor) { return is_of_parameter(tensor) && is_there(tensor); });
+    std::vector<Tensor> counts;
+    for (const Tensor& tensor : optimizer) {
+        const bool is_count = tensor.name == kStepsName || (is_of_parameter(tensor) && !has_any);
+        if (is_count && !is_there(tensor) && tensor.memory.bytes() == sizeof(TrainingState::step)) counts.push_back(tensor);
+    }
+    return counts;
+}
+
+std::vector<Tensor> without(std::span<const Tensor> all, std::span<const Tensor> left_out) {
+    std::vector<Tensor> rest;
+    std::copy_if(all.begin(), all.end(), std::back_inserter(rest), [&](const Tensor& tensor) {
+        return std::none_of(left_out.begin(), left_out.end(),
+                            [&](const Tensor& other) { return other.name == tensor.name; });
+    });
+    return rest;
+}
+
+/// An open file, and what of a part is to be read from it.
+struct PartFile {
+    SafetensorsFile file;
+    std::vector<Tensor> counts;  ///< what it lacks
+    HostCopies copies;
+};
+
+}  // namespace
+
+std::string path_of(const std::string& checkpoint, std::string_view part) {
+    return fmt::format("{}/{}.safetensors", checkpoint, part);
+}
+
+std::string to_json(const TrainingState& state) {
+    Json notes = Json::object();
+    for (const auto& [key, value] : state.notes) notes.set(key, value);
+    const Json json = {{"format", kStateFormat},
+                       {"epoch", state.epoch},
+                       {"step", state.step},
+                       {"sampler", {{"epoch", state.sampler.epoch}, {"consumed", state.sampler.consumed}}},
+                       {"notes", notes}};
+    return to_text(json, 2) + "\n";
+}
+
+TrainingState state_from_json(const std::string& text, const std::string& place) {
+    Result<TrainingState> state = from_json(text);
+    if (!state) throw InvalidInput(fmt::format("checkpoint {}: {}", place, state.error().what));
+    return *std::move(state);
+}
+
+TrainingState load_state(const std::string& checkpoint) {
+    const std::string path = checkpoint + "/state.json";
+    const Result<std::string> text = ddprun::read_regular_file(path, kStateBytesLimit);
+    if (!text) throw InvalidInput("checkpoint " + text.error().what);
+    return state_from_json(*text, path);
+}
+
+void read_parts(const std::string& checkpoint, std::span<const CheckpointPart> parts, const TrainingState& state) {
+    std::list<PartFile> opened;
+    for (const CheckpointPart& part : parts) {
+        SafetensorsFile file = SafetensorsFile::open(path_of(checkpoint, part.name));
+        const std::vector<Tensor> absent =
+            part.name == kOptimizerPart ? counts_not_in(file, part.tensors) : std::vector<Tensor>{};
+        file.require_same(without(part.tensors, absent));
+        HostCopies copies(part.tensors, HostCopies::Begin::WithoutContents);
+        opened.push_back({std::move(file), absent, std::move(copies)});
+    }
+    for (const PartFile& part : opened) {
+        part.file.read_into(without(part.copies.tensors(), part.counts));
+        for (const Tensor& tensor : part.copies.tensors()) {
+            const bool is_count = std::any_of(part.counts.begin(), part.counts.end(),
+                                              [&](const Tensor& count) { return count.name == tensor.name; });
+            if (is_count) std::memcpy(tensor.memory.data, &state.step, sizeof state.step);
+        }
+    }
+    for (const PartFile& part : opened) part.copies.upload();
+}
+
+TrainingState load_checkpoint(const std::string& checkpoint, std::span<const Tensor> model,
+                              std::span<const Tensor> optimizer) {
+    const TrainingState state = load_state(checkpoint);
+    const std::vector<CheckpointPart> parts = {{kModelPart, {model.begin(), model.end()}},
+                                               {kOptimizerPart, {optimizer.begin(), optimizer.end()}}};
+    read_parts(checkpoint, parts, state);
+    return state;
+}
+
+SafetensorsFile::Unmatched load_weights(const std::string& path, std::span<const Tensor> model,
+                                        const SafetensorsFile::Rename& rename) {
+    const HostCopies values(model, HostCopies::Begin::WithContents);
+    SafetensorsFile::Unmatched unmatched = SafetensorsFile::open(path).read_matching(values.tensors(), rename);
+    values.upload();
+    return unmatched;
+}
+
+}  // namespace ddp

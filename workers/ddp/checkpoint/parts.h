@@ -1,0 +1,30 @@
+#pragma once
+
+#include <span>
+#include <string>
+#include <vector>
+
+#include "ddp/checkpoint.h"
+#include "ddp/types.h"
+
+namespace ddp {
+
+/// NAME.safetensors of a checkpoint.
+struct CheckpointPart {
+    std::string name;
+    std::vector<Tensor> tensors;
+};
+inline constexpr const char* kModelPart = "model";
+inline constexpr const char* kOptimizerPart = "optimizer";
+
+std::string path_of(const std::string& checkpoint, std::string_view part);
+
+/// What state.json holds.
+std::string to_json(const TrainingState& state);
+/// Every member must be there, of its type, and what a training can have come to. Throws InvalidInput, beginning with `place`.
+TrainingState state_from_json(const std::string& text, const std::string& place);
+
+/// Fills the parts from the files of a checkpoint, all or none, as load_checkpoint does.
+void read_parts(const std::string& checkpoint, std::span<const CheckpointPart> parts, const TrainingState& state);
+
+}  // namespace ddp
