@@ -59,7 +59,7 @@ class DeviceOptimizer final : public Optimizer {
   public:
     DeviceOptimizer(Rule rule, std::vector<Tensor> all, const device::StepScalars& scalars,
                     std::vector<std::string_view> slots, DeviceStepOptions options)
-        : Optimizer(std::move(all), scalars.learning_rate),
+        : Optimizer(std::move(all), {&scalars.learning_rate, 1}),
           rule_(rule),
           options_(std::move(options)),
           stream_(static_cast<Stream>(options_.stream)),
@@ -102,13 +102,11 @@ class DeviceOptimizer final : public Optimizer {
         synchronize(stream_);
         return now.step;
     }
-    void set_learning_rate(double rate) override {
-        if (rate == learning_rate()) return;
-        Optimizer::set_learning_rate(rate);
-        check(device::set_learning_rate(scalars(), rate, stream_), "setting a learning rate");
-    }
 
   private:
+    void learning_rate_changed(std::size_t /*group*/) override {
+        check(device::set_learning_rate(scalars(), learning_rate(), stream_), "setting a learning rate");
+    }
     bool takes_gradient(DType gradient, DType) const override { return has_kernels(gradient); }
 
     void update(std::span<const Buffer> gradients) override {

@@ -80,14 +80,21 @@ DDP_BOTH inline void open_step(StepScalars& s, const GradScale* scale) {
 }
 
 /// What AdamW's step needs, from the options. As float: see optimizer.cpp, which uses both too.
-DDP_BOTH inline void set_adamw_factors(StepScalars& s) {
-    s.keep = static_cast<float>(1 - s.learning_rate * s.weight_decay);
+DDP_BOTH inline double kept_by_decay(const StepScalars& s) { return 1 - s.learning_rate * s.weight_decay; }
+DDP_BOTH inline void set_adamw_factors(StepScalars& s) { s.keep = static_cast<float>(kept_by_decay(s)); }
+/// The learning rate, corrected for the first average, and the root of the second's correction, in the nth step of a
+/// parameter.
+DDP_BOTH inline double corrected_rate(const StepScalars& s, std::uint64_t step) {
+    return s.learning_rate / (1 - power(s.beta1, step));
+}
+DDP_BOTH inline double correction_root(const StepScalars& s, std::uint64_t step) {
+    return 1 / sqrt(1 - power(s.beta2, step));
 }
 /// Begins the step of one parameter. Reads what the options gave alone, so it may run beside open_step.
 DDP_BOTH inline void open_step(Correction& c, const StepScalars& s) {
     ++c.step;
-    c.rate = static_cast<float>(s.learning_rate / (1 - power(s.beta1, c.step)));
-    c.root = static_cast<float>(1 / sqrt(1 - power(s.beta2, c.step)));
+    c.rate = static_cast<float>(corrected_rate(s, c.step));
+    c.root = static_cast<float>(correction_root(s, c.step));
 }
 DDP_BOTH inline void set_sgd_factors(StepScalars& s) { s.rate = static_cast<float>(s.learning_rate); }
 

@@ -2,7 +2,10 @@
 
 #include <fmt/core.h>
 
+#include <algorithm>
+#include <array>
 #include <cmath>
+#include <memory>
 #include <string>
 #include <utility>
 
@@ -30,17 +33,42 @@ std::string at(const Device& device) {
     return device.kind == Device::Kind::Cpu ? "" : fmt::format(" on CUDA device {}", device.index);
 }
 
+/// Elements that are stepped at once where a gradient or a parameter has another type than its state: they stay in
+/// the nearest cache meanwhile.
+constexpr std::size_t kBlock = 2048;
+
+/// Reads as float32 what is of 16 bits.
+const float* as_floats(const Buffer& from, std::size_t at, std::span<float> room) {
+    switch (from.dtype) {
+        case DType::BF16:
+            for (std::size_t i = 0; i < room.size(); ++i)
+                room[i] = device::to_float(static_cast<const device::Bf16*>(from.data)[at + i]);
+            return room.data();
+        case DType::F16:
+            for (std::size_t i = 0; i < room.size(); ++i)
+                room[i] = device::to_float(static_cast<const device::F16*>(from.data)[at + i]);
+            return room.data();
+        default:
+            return static_cast<const float*>(from.data) + at;
+    }
+}
+
+template <class Half>
+void round_all(std::span<const float> from, Half* to) {
+    for (std::size_t i = 0; i < from.size(); ++i) device::round_to(from[i], to[i]);
+}
+
 /// Parameters in host memory.
 class HostOptimizer : public Optimizer {
   public:
     std::vector<Tensor> state() const override {
         std::vector<Tensor> tensors;
         for (std::size_t s = 0; s < slot_names_.size(); ++s) {
-            for (std::size_t i = 0; i < parameters().size(); ++i) {
-                tensors.push_back(tensor_of(fmt::format("{}.{}", slot_names_[s], parameters()[i].name),
-                                            std::span(slots_[s * parameters().size() + i]),
-                                            parameters()[i].shape));
-            }
+            for (std::size_t i = 0; i < parameters().size(); ++i)
+                tensors.push_back(state_tensor(slot_names_[s], i, slot(s, i)));
+        }
+        for (std::size_t i = 0; i < parameters().size(); ++i) {
+            if (has_master(i)) tensors.push_back(state_tensor("master", i, masters_[i].get()));
         }
         tensors.push_back({std::string(kStepsName), {}, {&steps_, 1, DType::I64, {}}});
         return tensors;
@@ -48,91 +76,161 @@ class HostOptimizer : public Optimizer {
     std::uint64_t steps() const override { return steps_; }
 
   protected:
-    /// `slots` names the states each parameter has (float32, zero at the start).
+    /// Neighbouring elements of one parameter: what is stepped, by what, and the state of them.
+    template <class T>
+    struct Elements {
+        T* value;
+        const T* gradient;
+        std::array<T*, 2> slots;
+        std::size_t count;
+    };
+
+    /// `slots` names the states each parameter has (float32, of a float64 float64; zero at the start): two at most.
     HostOptimizer(std::vector<Tensor> all, double learning_rate, std::vector<std::string_view> slots)
-        : Optimizer(std::move(all), learning_rate), slot_names_(std::move(slots)) {
+        : Optimizer(std::move(all), {&learning_rate, 1}), slot_names_(std::move(slots)) {
         for (const Tensor& parameter : parameters()) {
-            if (parameter.memory.dtype != DType::F32 || parameter.memory.device != Device{})
+            if (parameter.memory.device != Device{} || !is_floating(parameter.memory.dtype))
                 throw InvalidInput(
-                    fmt::format("optimizer: parameter '{}' is {}; only float32 in host memory, or float32, "
-                                "bfloat16 and float16 on one CUDA device, is updated",
-                                parameter.name, describe(parameter)));
+                    fmt::format("optimizer: parameter '{}' is {}{}; only float32, bfloat16 and float16 in host memory or "
+                                "all on one CUDA device, and float64 in host memory, is updated",
+                                parameter.name, describe(parameter), at(parameter.memory.device)));
         }
-        for (std::size_t s = 0; s < slot_names_.size(); ++s)
-            for (const Tensor& parameter : parameters()) slots_.emplace_back(parameter.memory.count, 0.0F);
-    }
-    std::span<float> slot(std::size_t which, std::size_t parameter) {
-        return slots_[which * parameters().size() + parameter];
+        for (std::size_t s = 0; s < slot_names_.size(); ++s) {
+            for (std::size_t i = 0; i < parameters().size(); ++i) slots_.push_back(zeros(state_bytes(i)));
+        }
+        for (std::size_t i = 0; i < parameters().size(); ++i) {
+            masters_.push_back(has_master(i) ? zeros(state_bytes(i)) : nullptr);
+            if (has_master(i)) take_master(i);
+        }
     }
     virtual void begin_step() {}
-    virtual void update(std::size_t parameter, std::span<float> values, std::span<const float> gradient) = 0;
+    virtual void begin_parameter(std::size_t /*parameter*/) {}
+    virtual void move(std::size_t parameter, const Elements<float>& elements) = 0;
+    virtual void move(std::size_t parameter, const Elements<double>& elements) = 0;
 
   private:
-    bool takes_gradient(DType gradient, DType parameter) const override { return gradient == parameter; }
+    using Memory = std::unique_ptr<std::byte[]>;  // aligned for double, as all that new gives
+
+    static Memory zeros(std::size_t bytes) { return std::make_unique<std::byte[]>(bytes); }
+    static bool is_floating(DType type) { return type == DType::F64 || is_float_of_32_bits_or_less(type); }
+    static bool is_float_of_32_bits_or_less(DType type) {
+        return type == DType::F32 || type == DType::BF16 || type == DType::F16;
+    }
+    [[nodiscard]] DType state_type(std::size_t i) const {
+        return parameters()[i].memory.dtype == DType::F64 ? DType::F64 : DType::F32;
+    }
+    [[nodiscard]] std::size_t state_bytes(std::size_t i) const {
+        return parameters()[i].memory.count * size_of(state_type(i));
+    }
+    [[nodiscard]] bool has_master(std::size_t i) const { return size_of(parameters()[i].memory.dtype) == 2; }
+    [[nodiscard]] std::byte* slot(std::size_t which, std::size_t parameter) const {
+        return which < slot_names_.size() ? slots_[which * parameters().size() + parameter].get() : nullptr;
+    }
+    [[nodiscard]] Tensor state_tensor(std::string_view kind, std::size_t i, std::byte* memory) const {
+        const Tensor& parameter = parameters()[i];
+        return {fmt::format("{}.{}", kind, parameter.name), parameter.shape,
+                {memory, parameter.memory.count, state_type(i), {}}};
+    }
+    void take_master(std::size_t i) {
+        const Buffer& memory = parameters()[i].memory;
+        auto* const master = reinterpret_cast<float*>(masters_[i].get());
+        as_floats(memory, 0, {master, memory.count});
+    }
+
+    bool takes_gradient(DType gradient, DType parameter) const override {
+        return gradient == parameter ||
+               (is_float_of_32_bits_or_less(gradient) && is_float_of_32_bits_or_less(parameter));
+    }
     void update(std::span<const Buffer> gradients) override {
         ++steps_;
         begin_step();
         for (std::size_t i = 0; i < gradients.size(); ++i) {
             if (gradients[i].data == nullptr) continue;
-            const std::size_t count = gradients[i].count;
-            update(i, {static_cast<float*>(parameters()[i].memory.data), count},
-                   {static_cast<const float*>(gradients[i].data), count});
+            begin_parameter(i);
+            const Buffer& memory = parameters()[i].memory;
+            if (memory.dtype == DType::F64)
+                move(i, elements<double>(i, memory.data, static_cast<const double*>(gradients[i].data), 0, memory.count));
+            else if (memory.dtype == DType::F32 && gradients[i].dtype == DType::F32)
+                move(i, elements<float>(i, memory.data, static_cast<const float*>(gradients[i].data), 0, memory.count));
+            else
+                move_in_blocks(i, gradients[i]);
+        }
+    }
+    /// `count` of them from `at`; `gradient` begins there.
+    template <class T>
+    Elements<T> elements(std::size_t i, void* values, const T* gradient, std::size_t at, std::size_t count) const {
+        const auto state = [&](std::size_t which) {
+            std::byte* const memory = slot(which, i);
+            return memory != nullptr ? reinterpret_cast<T*>(memory) + at : nullptr;
+        };
+        return {static_cast<T*>(values) + at, gradient, {state(0), state(1)}, count};
+    }
+    void move_in_blocks(std::size_t i, const Buffer& gradient) {
+        const Buffer& memory = parameters()[i].memory;
+        void* const values = has_master(i) ? masters_[i].get() : memory.data;
+        std::array<float, kBlock> room;
+        for (std::size_t at = 0; at < memory.count; at += kBlock) {
+            const std::size_t count = std::min(kBlock, memory.count - at);
+            const Elements<float> block =
+                elements(i, values, as_floats(gradient, at, std::span(room).first(count)), at, count);
+            move(i, block);
+            const std::span<const float> moved(block.value, count);
+            if (memory.dtype == DType::BF16) round_all(moved, static_cast<device::Bf16*>(memory.data) + at);
+            if (memory.dtype == DType::F16) round_all(moved, static_cast<device::F16*>(memory.data) + at);
         }
     }
 
     std::vector<std::string_view> slot_names_;
-    mutable std::vector<std::vector<float>> slots_;  ///< slot-major
+    std::vector<Memory> slots_;    ///< slot-major
+    std::vector<Memory> masters_;  ///< float32, of parameters of 16 bits; null for others
     mutable std::uint64_t steps_ = 0;
 };
 
 class Sgd final : public HostOptimizer {
   public:
-    Sgd(std::vector<Tensor> parameters, SgdOptions options)
+    Sgd(std::vector<Tensor> parameters, const SgdOptions& options)
         : HostOptimizer(std::move(parameters), options.learning_rate,
                         options.momentum > 0 ? std::vector<std::string_view>{"momentum"}
                                              : std::vector<std::string_view>{}),
-          options_(options) {}
+          decay_(options.weight_decay),
+          momentum_(options.momentum),
+          nesterov_(options.nesterov) {}
     std::string_view name() const override { return "sgd"; }
 
   private:
-    void update(std::size_t parameter, std::span<float> values, std::span<const float> gradient) override {
-        if (options_.momentum > 0) with_momentum(values, gradient, slot(0, parameter));
-        else plain(values, gradient);
-    }
+    void move(std::size_t, const Elements<float>& elements) override { step_by(elements); }
+    void move(std::size_t, const Elements<double>& elements) override { step_by(elements); }
 
-    void plain(std::span<float> values, std::span<const float> gradient) const {
-        const auto rate = static_cast<float>(learning_rate());
-        const auto decay = static_cast<float>(options_.weight_decay);
-        float* __restrict__ p = values.data();
-        const float* __restrict__ g = gradient.data();
-        for (std::size_t i = 0; i < values.size(); ++i) p[i] -= rate * (g[i] + decay * p[i]);
-    }
-
-    void with_momentum(std::span<float> values, std::span<const float> gradient,
-                       std::span<float> velocity) const {
-        const auto rate = static_cast<float>(learning_rate());
-        const auto decay = static_cast<float>(options_.weight_decay);
-        const auto momentum = static_cast<float>(options_.momentum);
+    template <class T>
+    void step_by(const Elements<T>& elements) const {
+        const auto rate = static_cast<T>(learning_rate()), decay = static_cast<T>(decay_);
+        T* __restrict__ p = elements.value;
+        const T* __restrict__ g = elements.gradient;
+        if (momentum_ == 0) {
+            for (std::size_t i = 0; i < elements.count; ++i) p[i] -= rate * (g[i] + decay * p[i]);
+            return;
+        }
+        const auto momentum = static_cast<T>(momentum_);
         // Nesterov: the step looks ahead along the velocity; plain momentum: the step is the velocity.
-        const float of_gradient = options_.nesterov ? 1.0F : 0.0F;
-        const float of_velocity = options_.nesterov ? momentum : 1.0F;
-        float* __restrict__ p = values.data();
-        float* __restrict__ v = velocity.data();
-        const float* __restrict__ g = gradient.data();
-        for (std::size_t i = 0; i < values.size(); ++i) {
-            const float d = g[i] + decay * p[i];
+        const T of_gradient = nesterov_ ? 1 : 0;
+        const T of_velocity = nesterov_ ? momentum : 1;
+        T* __restrict__ v = elements.slots[0];
+        for (std::size_t i = 0; i < elements.count; ++i) {
+            const T d = g[i] + decay * p[i];
             v[i] = momentum * v[i] + d;
             p[i] -= rate * (of_gradient * d + of_velocity * v[i]);
         }
     }
 
-    SgdOptions options_;
+    double decay_, momentum_;
+    bool nesterov_;
 };
 
 class AdamW final : public HostOptimizer {
   public:
-    AdamW(std::vector<Tensor> parameters, AdamWOptions options)
+    AdamW(std::vector<Tensor> parameters, const AdamWOptions& options)
         : HostOptimizer(std::move(parameters), options.learning_rate, {"exp_avg", "exp_avg_sq"}),
+          epsilon_(options.epsilon),
           factors_(device::adamw_scalars(options)),
           corrections_(this->parameters().size()) {}
     std::string_view name() const override { return "adamw"; }
@@ -144,42 +242,150 @@ class AdamW final : public HostOptimizer {
 
   private:
     // The same functions as on a device: the same factors, to the bit.
-    void begin_step() override {
-        factors_.learning_rate = learning_rate();
-        device::set_adamw_factors(factors_);
-    }
+    void begin_step() override { factors_.learning_rate = learning_rate(); }
+    void begin_parameter(std::size_t parameter) override { ++corrections_[parameter].step; }
+    void move(std::size_t parameter, const Elements<float>& elements) override { step_by(parameter, elements); }
+    void move(std::size_t parameter, const Elements<double>& elements) override { step_by(parameter, elements); }
 
-    void update(std::size_t parameter, std::span<float> values, std::span<const float> gradient) override {
-        device::Correction& correction = corrections_[parameter];
-        device::open_step(correction, factors_);
-        const float keep = factors_.keep, rate = correction.rate, root = correction.root;
-        const float epsilon = factors_.epsilon;
-        const float b1 = factors_.b1, b2 = factors_.b2, a1 = factors_.a1, a2 = factors_.a2;
-        float* __restrict__ p = values.data();
-        float* __restrict__ m = slot(0, parameter).data();
-        float* __restrict__ v = slot(1, parameter).data();
-        const float* __restrict__ g = gradient.data();
-        for (std::size_t i = 0; i < values.size(); ++i) {
+    template <class T>
+    void step_by(std::size_t parameter, const Elements<T>& elements) const {
+        const std::uint64_t step = corrections_[parameter].step;
+        const auto keep = static_cast<T>(device::kept_by_decay(factors_));
+        const auto rate = static_cast<T>(device::corrected_rate(factors_, step));
+        const auto root = static_cast<T>(device::correction_root(factors_, step));
+        const auto epsilon = static_cast<T>(epsilon_);
+        const auto b1 = static_cast<T>(factors_.beta1), a1 = static_cast<T>(1 - factors_.beta1);
+        const auto b2 = static_cast<T>(factors_.beta2), a2 = static_cast<T>(1 - factors_.beta2);
+        T* __restrict__ p = elements.value;
+        T* __restrict__ m = elements.slots[0];
+        T* __restrict__ v = elements.slots[1];
+        const T* __restrict__ g = elements.gradient;
+        for (std::size_t i = 0; i < elements.count; ++i) {
             m[i] = b1 * m[i] + a1 * g[i];
             v[i] = b2 * v[i] + a2 * g[i] * g[i];
             p[i] = keep * p[i] - rate * m[i] / (std::sqrt(v[i]) * root + epsilon);
         }
     }
 
+    double epsilon_;
     device::StepScalars factors_;
     mutable std::vector<device::Correction> corrections_;  ///< one for each parameter
 };
 
-}  // namespace
+/// An optimizer for each group, under one name.
+class Grouped final : public Optimizer {
+  public:
+    struct Part {
+        std::unique_ptr<Optimizer> optimizer;
+        std::vector<std::size_t> parameters;
+    };
+    Grouped(std::vector<Tensor> all, std::vector<Part> parts)
+        : Optimizer(std::move(all), rates_of(parts)), parts_(std::move(parts)) {}
 
-Optimizer::Optimizer(std::vector<Tensor> parameters, double learning_rate)
-    : parameters_(std::move(parameters)), learning_rate_(learning_rate) {
-    check_tensors(parameters_);
+    std::string_view name() const override { return parts_.back().optimizer->name(); }
+    std::vector<Tensor> state() const override {
+        std::vector<Tensor> tensors;
+        for (const Part& part : parts_) {
+            for (Tensor& tensor : part.optimizer->state()) {
+                if (&part == &parts_.back() || tensor.name != kStepsName) tensors.push_back(std::move(tensor));
+            }
+        }
+        return tensors;
+    }
+    // All are stepped together, so one counts for all. The last has parameters, and is on the device where they are.
+    std::uint64_t steps() const override { return parts_.back().optimizer->steps(); }
+
+  private:
+    static std::vector<double> rates_of(const std::vector<Part>& parts) {
+        std::vector<double> rates;
+        for (const Part& part : parts) rates.push_back(part.optimizer->learning_rate());
+        return rates;
+    }
+    // Each part looks at its own.
+    bool takes_gradient(DType, DType) const override { return true; }
+    void update(std::span<const Buffer> gradients) override {
+        std::vector<Buffer> of_part;
+        for (const Part& part : parts_) {
+            of_part.clear();
+            for (const std::size_t i : part.parameters) of_part.push_back(gradients[i]);
+            part.optimizer->step(of_part);
+        }
+    }
+    void learning_rate_changed(std::size_t group) override {
+        parts_[group].optimizer->set_learning_rate(learning_rate(group));
+    }
+
+    std::vector<Part> parts_;
+};
+
+/// Which parameters are in each group, by their place in the list: group 0, then those of the options. Throws
+/// InvalidInput for a name that is none, or in two groups.
+std::vector<std::vector<std::size_t>> divide(std::span<const Tensor> parameters, std::span<const ParameterGroup> groups,
+                                             std::string_view optimizer) {
+    std::vector<std::size_t> group_of(parameters.size(), 0);
+    for (std::size_t g = 0; g < groups.size(); ++g) {
+        require(!groups[g].parameters.empty(), optimizer, fmt::format("parameter group {} names no parameter", g + 1));
+        for (const std::string& name : groups[g].parameters) {
+            const auto found = std::find_if(parameters.begin(), parameters.end(), [&](const Tensor& p) { return p.name == name; });
+            require(found != parameters.end(), optimizer,
+                    fmt::format("parameter group {} names '{}', which is none of the parameters", g + 1, name));
+            std::size_t& group = group_of[static_cast<std::size_t>(found - parameters.begin())];
+            require(group == 0, optimizer, fmt::format("parameter '{}' is named by group {} and by group {}", name, group, g + 1));
+            group = g + 1;
+        }
+    }
+    std::vector<std::vector<std::size_t>> divided(groups.size() + 1);
+    for (std::size_t i = 0; i < parameters.size(); ++i) divided[group_of[i]].push_back(i);
+    return divided;
 }
 
-void Optimizer::set_learning_rate(double rate) {
+/// The options of group g, and what they say of its parameters alone.
+template <class Options>
+Options options_of_group(const Options& all, std::size_t g, std::span<const std::size_t> parameters) {
+    Options own = all;
+    own.groups.clear();
+    if (g > 0) {
+        own.learning_rate = all.groups[g - 1].learning_rate.value_or(all.learning_rate);
+        own.weight_decay = all.groups[g - 1].weight_decay.value_or(all.weight_decay);
+    }
+    if (all.device.copies.empty()) return own;
+    own.device.copies.clear();
+    for (const std::size_t i : parameters) own.device.copies.push_back(all.device.copies.at(i));
+    return own;
+}
+
+template <class Options>
+std::unique_ptr<Optimizer> make_grouped(std::vector<Tensor> parameters, const Options& options, std::string_view name,
+                                        std::unique_ptr<Optimizer> (*make)(std::vector<Tensor>, Options)) {
+    const std::vector<std::vector<std::size_t>> divided = divide(parameters, options.groups, name);
+    std::vector<Grouped::Part> parts;
+    for (std::size_t g = 0; g < divided.size(); ++g) {
+        std::vector<Tensor> of_group;
+        for (const std::size_t i : divided[g]) of_group.push_back(parameters[i]);
+        parts.push_back({make(std::move(of_group), options_of_group(options, g, divided[g])), divided[g]});
+    }
+    return std::make_unique<Grouped>(std::move(parameters), std::move(parts));
+}
+
+}  // namespace
+
+Optimizer::Optimizer(std::vector<Tensor> parameters, std::span<const double> learning_rates)
+    : parameters_(std::move(parameters)) {
+    check_tensors(parameters_);
+    for (const double rate : learning_rates) rates_.push_back({rate, rate});
+}
+
+const Optimizer::Rate& Optimizer::rate_of(std::size_t group) const {
+    require(group < rates_.size(), name(),
+            fmt::format("there is no parameter group {}; there are {}, counted from 0", group, rates_.size()));
+    return rates_[group];
+}
+
+void Optimizer::set_learning_rate(double rate, std::size_t group) {
     require_amount(rate, name(), "the learning rate");
-    learning_rate_ = rate;
+    if (rate == rate_of(group).now) return;
+    rates_[group].now = rate;
+    learning_rate_changed(group);
 }
 
 void Optimizer::step(std::span<const Buffer> gradients) {
@@ -205,6 +411,7 @@ std::unique_ptr<Optimizer> make_sgd(std::vector<Tensor> parameters, SgdOptions o
     require_amount(options.momentum, "sgd", "the momentum");
     require_amount(options.weight_decay, "sgd", "the weight decay");
     require(!options.nesterov || options.momentum > 0, "sgd", "nesterov needs a momentum");
+    if (!options.groups.empty()) return make_grouped(std::move(parameters), options, "sgd", make_sgd);
     if (are_on_device(parameters)) return cuda::make_device_sgd(std::move(parameters), options);
     return std::make_unique<Sgd>(std::move(parameters), options);
 }
@@ -215,6 +422,7 @@ std::unique_ptr<Optimizer> make_adamw(std::vector<Tensor> parameters, AdamWOptio
     require(options.beta2 >= 0 && options.beta2 < 1, "adamw", "beta2 is not in [0, 1)");
     require_amount(options.epsilon, "adamw", "epsilon");
     require_amount(options.weight_decay, "adamw", "the weight decay");
+    if (!options.groups.empty()) return make_grouped(std::move(parameters), options, "adamw", make_adamw);
     if (are_on_device(parameters)) return cuda::make_device_adamw(std::move(parameters), options);
     return std::make_unique<AdamW>(std::move(parameters), options);
 }

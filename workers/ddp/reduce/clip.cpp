@@ -1,0 +1,104 @@
+#include <fmt/core.h>
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <string>
+
+#include "ddp/cuda/numbers.h"
+#include "ddp/optimizer.h"
+
+namespace ddp {
+namespace {
+
+double value_of(float value) { return value; }
+double value_of(double value) { return value; }
+template <class Half>
+double value_of(Half value) {
+    return device::to_float(value);
+}
+
+/// Independent partial sums, always the same ones: the compiler may not reorder one sum, so one would not be vectorised.
+template <class T>
+double sum_of_squares(const T* values, std::size_t count) {
+    constexpr std::size_t kLanes = 16;
+    std::array<double, kLanes> sums = {};
+    std::size_t i = 0;
+    for (; i + kLanes <= count; i += kLanes) {
+        for (std::size_t lane = 0; lane < kLanes; ++lane) {
+            const double value = value_of(values[i + lane]);
+            sums[lane] += value * value;
+        }
+    }
+    for (; i < count; ++i) sums[i % kLanes] += value_of(values[i]) * value_of(values[i]);
+    double sum = 0;
+    for (const double partial : sums) sum += partial;
+    return sum;
+}
+
+void scale_all(float* values, std::size_t count, double factor) {
+    const auto by = static_cast<float>(factor);
+    for (std::size_t i = 0; i < count; ++i) values[i] *= by;
+}
+void scale_all(double* values, std::size_t count, double factor) {
+    for (std::size_t i = 0; i < count; ++i) values[i] *= factor;
+}
+template <class Half>
+void scale_all(Half* values, std::size_t count, double factor) {
+    const auto by = static_cast<float>(factor);
+    for (std::size_t i = 0; i < count; ++i) device::round_to(device::to_float(values[i]) * by, values[i]);
+}
+
+/// Calls `loop` with the gradient's memory as what it is. Throws InvalidInput where it is not for these loops.
+template <class Loop>
+auto over(const Buffer& gradient, Loop loop) {
+    if (gradient.device != Device{})
+        throw InvalidInput(fmt::format("clip_grad_norm: a gradient is on CUDA device {}; only those in host memory are clipped",
+                                       gradient.device.index));
+    switch (gradient.dtype) {
+        case DType::F32:
+            return loop(static_cast<float*>(gradient.data));
+        case DType::F64:
+            return loop(static_cast<double*>(gradient.data));
+        case DType::BF16:
+            return loop(static_cast<device::Bf16*>(gradient.data));
+        case DType::F16:
+            return loop(static_cast<device::F16*>(gradient.data));
+        default:
+            throw InvalidInput(fmt::format("clip_grad_norm: a gradient is {}, not of a floating type", name_of(gradient.dtype)));
+    }
+}
+
+double squares_of(const Buffer& gradient) {
+    if (gradient.data == nullptr) return 0;
+    return over(gradient, [&](const auto* values) { return sum_of_squares(values, gradient.count); });
+}
+
+[[noreturn]] void throw_non_finite(std::span<const Buffer> gradients, double norm) {
+    std::size_t first = 0;
+    while (first + 1 < gradients.size() && std::isfinite(squares_of(gradients[first]))) ++first;
+    throw Error(fmt::format("clip_grad_norm: the norm of the gradients is {}, first that of gradient {}; lower the learning rate, "
+                            "or leave such steps out (NonFiniteNorm::Leave)",
+                            norm, first));
+}
+
+}  // namespace
+
+double clip_grad_norm(std::span<const Buffer> gradients, double max_norm, NonFiniteNorm non_finite) {
+    if (!(max_norm > 0)) throw InvalidInput(fmt::format("clip_grad_norm: the largest norm is {}; it has to be positive", max_norm));
+    double squares = 0;
+    for (const Buffer& gradient : gradients) squares += squares_of(gradient);
+    const double norm = std::sqrt(squares);
+    if (!std::isfinite(norm)) {
+        if (non_finite == NonFiniteNorm::Throw) throw_non_finite(gradients, norm);
+        return norm;
+    }
+    const double factor = max_norm / (norm + 1e-6);
+    if (factor >= 1) return norm;
+    for (const Buffer& gradient : gradients) {
+        if (gradient.data != nullptr) over(gradient, [&](auto* values) { scale_all(values, gradient.count, factor); });
+    }
+    return norm;
+}
+
+}  // namespace ddp
