@@ -6,7 +6,7 @@
 #include "ddp/checkpoint.h"
 #include "tests/fuzz/mutation.h"
 #include "tests/support/temporary_directory.h"
-#include "train/data.h"
+#include "train/samples/data.h"
 
 /// Every file that a training program reads: checkpoints (safetensors, state.json, latest) and data (IDX, CSV). A fixed
 /// number of mutations from a fixed seed.
@@ -110,7 +110,7 @@ void take_data(const std::string& path, const std::string& labels) {
     if (!samples) return check_error(samples.error().what);
     if (samples->values.size() != samples->count() * samples->features) broken("samples without all their values", path);
     for (const float value : samples->values) {
-        if (!(std::abs(value) <= 1)) broken("a value out of bounds", path);
+        if (!std::isfinite(value) || (!samples->needs_scaling && std::abs(value) > 1)) broken("a value out of bounds", path);
     }
     for (const std::int32_t label : samples->labels) {
         if (label < 0 || static_cast<std::size_t>(label) >= samples->classes) broken("a label out of bounds", path);
@@ -122,7 +122,7 @@ void fuzz_data(std::mt19937& random) {
     const std::string images = std::string("\0\0\x08\x03", 4) + big_endian(24) + big_endian(2) + big_endian(3) + std::string(24 * 6, 'p');
     std::string labels = std::string("\0\0\x08\x01", 4) + big_endian(24);
     for (int i = 0; i < 24; ++i) labels += static_cast<char>(i % 3);
-    const std::vector<std::string> files = {images, labels, csv()};
+    const std::vector<std::string> files = {images, labels, csv(), "\"x\";\"y\"\n\"14,23\";-2.5;\"a \"\"word\"\"\"\n# of no sample\n"};
     for (int i = 0; i < kIterations; ++i) {
         std::string of_images = images, of_labels = labels, of_csv = csv();
         mutate(random() % 2 == 0 ? of_images : of_labels, files, random);

@@ -13,7 +13,7 @@
 #include "ddp/checkpoint.h"
 #include "ddp/cuda/host_copies.h"
 #include "env/text.h"
-#include "train/data.h"
+#include "train/samples/data.h"
 #include "train/feed.h"
 #include "train/mlp.h"
 #include "train/station.h"

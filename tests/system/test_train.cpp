@@ -118,14 +118,14 @@ TEST_F(Train, AKilledRankEndsTheJobAtOnceAndTheReportSaysWhatItWasDoing) {
 }
 
 TEST_F(Train, DataOfTheWrongKindIsRefusedInOneLine) {
-    write("noise.csv", "1,2,three\n4,5,6\n");
+    write("noise.csv", "1,two,three\n4,5,6\n");
     const Outcome outcome = run(command(2, {"--data", "noise.csv"}), here());
     EXPECT_EQ(outcome.status, 65) << outcome.err;
     EXPECT_THAT(outcome.err, HasSubstr("noise.csv"));
 }
 
 TEST_F(Train, WhatADataFileHoldsIsNotObeyedByTheTerminal) {
-    write("noise.csv", "1,2,\x1b[2J\xc2\x9b" "2J\n4,5,6\n");
+    write("noise.csv", "1,\x1b[2J\xc2\x9b" "2J,2\n4,5,6\n");
     const Outcome outcome = run(command(2, {"--data", "noise.csv"}), here());
     EXPECT_EQ(outcome.status, 65) << outcome.err;
     EXPECT_THAT(outcome.err, AllOf(HasSubstr("\\x1b[2J"), Not(HasSubstr("\x1b")), Not(HasSubstr("\xc2\x9b"))));

@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "data.h"
+#include "samples/data.h"
 #include "ddp/loader.h"
 #include "options.h"
 #include "station.h"

@@ -11,10 +11,11 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "agreement.h"
-#include "data.h"
+#include "samples/data.h"
 #include "ddp/checkpoint/durable_file.h"
 #include "ddp/context.h"
 #include "ddp/error_report.h"
@@ -160,7 +161,7 @@ int run(const Options& options, const ddp::Context& context) {
                                station->choice.why, group->choice()));
     ddp::Lifeline lifeline(context);
     lifeline.ready();
-    train::Trainer trainer(*group, *station, options, samples, print_line,
+    train::Trainer trainer(*group, *station, options, std::move(samples), print_line,
                            [&] { return lifeline.preemption_requested(); });
     const std::string run_id = run_identity(context.env());
     try {

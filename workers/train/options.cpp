@@ -7,7 +7,7 @@
 #include <initializer_list>
 #include <string_view>
 
-#include "data.h"
+#include "samples/data.h"
 #include "env/text.h"
 
 namespace train {

@@ -81,20 +81,20 @@ std::string checkpoint_dir_for(const Options& options, const Samples& samples) {
 }
 
 Trainer::Trainer(ddp::ProcessGroup& group, const Station& station, const Options& options,
-                 const Samples& samples, Print print, StopWanted stop_wanted)
+                 Samples samples, Print print, StopWanted stop_wanted)
     : group_(group),
       station_(station),
       options_(options),
-      samples_(samples),
+      samples_(std::move(samples)),
       print_(std::move(print)),
-      split_(split_samples(samples.count())),
-      training_(samples, split_.training),
-      held_out_(samples, split_.held_out),
+      split_(split_samples(samples_.count())),
+      training_(samples_, split_.training),
+      held_out_(samples_, split_.held_out),
+      scaling_(samples_.needs_scaling ? std::optional<Scaling>(std::in_place, samples_, split_.training) : std::nullopt),
       // The tail is dropped so that any number of workers with the same batch in all makes the same steps.
       sampler_(training_.size(), group.size(), group.rank(), {.seed = options.seed, .drop_last = true}),
-      feed_(make_feed(station, samples, options)),
-      learner_(group, station, options, widths_of(options, samples)),
-      checkpoints_(checkpoint_dir_for(options, samples)),
+      learner_(group, station, options, widths_of(options, samples_)),
+      checkpoints_(checkpoint_dir_for(options, samples_)),
       stop_(group, std::move(stop_wanted)) {}
 
 void Trainer::say(const std::string& line) const {
@@ -152,14 +152,20 @@ void Trainer::resume(const std::optional<std::string>& only_run) {
                         checkpoints_.path()));
         return;
     }
-    const ddp::TrainingState state = ddp::load_checkpoint(group_, path, learner_.training(sampler_));
+    const ddp::TrainingState state = ddp::load_checkpoint(group_, path, training());
     steps_ = state.step;
     const bool is_inside = state.sampler.consumed > 0;
     say(fmt::format("train: resuming from {} {} epoch {}", path, is_inside ? "in" : "after", epoch() + (is_inside ? 1 : 0)));
 }
 
+ddp::Training Trainer::training() {
+    ddp::Training training = learner_.training(sampler_);
+    training.parts.push_back({.name = "scaling", .state = scaling_ ? &*scaling_ : nullptr});
+    return training;
+}
+
 std::string Trainer::save(const std::string& run_id) {
-    return checkpoints_.save(group_, learner_.training(sampler_),
+    return checkpoints_.save(group_, training(),
                              {{"run_id", run_id}, {"optimizer", std::string(learner_.optimizer_name())}});
 }
 
@@ -241,6 +247,8 @@ void Trainer::stop_early(Summary& summary, const std::string& run_id) {
 }
 
 Summary Trainer::run(const std::string& run_id) {
+    if (scaling_) scaling_->apply(samples_);
+    feed_ = make_feed(station_, samples_, options_);
     announce();
     Summary summary;
     summary.world_size = group_.size();

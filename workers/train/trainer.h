@@ -8,12 +8,13 @@
 #include <vector>
 
 #include "agreement.h"
-#include "data.h"
 #include "ddp/checkpoint.h"
 #include "feed.h"
 #include "learner.h"
 #include "options.h"
 #include "report.h"
+#include "samples/data.h"
+#include "samples/scaling.h"
 #include "station.h"
 
 namespace train {
@@ -27,8 +28,8 @@ class Trainer {
     /// Asked now and then: shall we save and stop?
     using StopWanted = std::function<bool()>;
 
-    /// Collective. All arguments are borrowed. The group's buffers are on the station's device.
-    Trainer(ddp::ProcessGroup& group, const Station& station, const Options& options, const Samples& samples,
+    /// Collective. Group, station and options are borrowed. The group's buffers are on the station's device.
+    Trainer(ddp::ProcessGroup& group, const Station& station, const Options& options, Samples samples,
             Print print, StopWanted stop_wanted = {});
 
     /// Collective. Continues from the newest checkpoint of the directory, if there is one; with `only_run`,
@@ -55,15 +56,18 @@ class Trainer {
     /// Epochs done.
     [[nodiscard]] std::uint64_t epoch() const { return sampler_.state().epoch; }
     std::string find_checkpoint(const std::optional<std::string>& only_run) const;
+    /// What a checkpoint holds.
+    [[nodiscard]] ddp::Training training();
     std::string save(const std::string& run_id);
 
     ddp::ProcessGroup& group_;
     const Station& station_;
     const Options& options_;
-    const Samples& samples_;
+    Samples samples_;
     Print print_;
     Split split_;
     Subset training_, held_out_;
+    std::optional<Scaling> scaling_;  ///< of samples that need one; applied when the training begins
     ddp::DistributedSampler sampler_;
     std::unique_ptr<Feed> feed_;
     Learner learner_;

@@ -11,7 +11,7 @@ using ddprun::Error;
 using ddprun::Result;
 
 constexpr std::string_view kPrefix = "synthetic:";
-constexpr std::int64_t kMostSamples = 100'000'000, kMostFeatures = 1 << 20, kMostClasses = 100'000;
+constexpr std::int64_t kMostSamples = 100'000'000, kMostFeatures = 1 << 20;
 /// Float32 values of all samples: what one process may be asked to hold.
 constexpr std::size_t kMostValues = std::size_t{1} << 34;
 

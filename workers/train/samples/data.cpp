@@ -9,6 +9,7 @@
 #include <optional>
 #include <string_view>
 
+#include "csv.h"
 #include "ddp/sampler.h"
 #include "env/io/file.h"
 #include "env/text.h"
@@ -21,7 +22,6 @@ using ddprun::Error;
 using ddprun::Result;
 using ddprun::Status;
 
-constexpr std::int64_t kMostClasses = 100'000;
 constexpr std::uint64_t kSplitSeed = 10;
 
 Error wrong(const std::string& path, std::string_view what) {
@@ -112,50 +112,17 @@ Result<Samples> read_idx(const std::string& path, std::string_view content, std:
     return samples;
 }
 
-Status parse_row(const std::string& path, std::size_t line, std::string_view row, Samples& samples) {
-    const std::vector<std::string_view> cells = ddprun::split(row, ',');
-    if (cells.size() < 2) return wrong(path, fmt::format("line {}: not CSV with values and a label", line));
-    if (samples.labels.empty()) samples.features = cells.size() - 1;
-    if (cells.size() != samples.features + 1)
-        return wrong(path, fmt::format("line {}: {} columns, the lines before have {}", line, cells.size(),
-                                       samples.features + 1));
-    for (std::size_t i = 0; i < samples.features; ++i) {
-        const Result<double> value = ddprun::parse_double(ddprun::trim(cells[i]));
-        if (!value || !std::isfinite(static_cast<float>(*value)))
-            return wrong(path, fmt::format("line {}, column {}: '{}' is not a number", line, i + 1,
-                                           ddprun::excerpt(ddprun::trim(cells[i]))));
-        samples.values.push_back(static_cast<float>(*value));
-    }
-    const Result<std::int64_t> label = ddprun::parse_int_between(ddprun::trim(cells.back()), 0, kMostClasses);
-    if (!label) return label.error().with(fmt::format("{}: line {}: label", path, line));
-    samples.labels.push_back(static_cast<std::int32_t>(*label));
-    return {};
-}
-
-bool is_header(std::string_view row) {
-    const std::vector<std::string_view> cells = ddprun::split(row, ',');
-    return std::none_of(cells.begin(), cells.end(),
-                        [](auto c) { return ddprun::parse_double(ddprun::trim(c)).has_value(); });
-}
-
-Result<Samples> read_csv(const std::string& path, std::string_view content) {
-    Samples samples;
-    std::size_t number = 0;
-    while (!content.empty()) {
-        const std::size_t end = std::min(content.find('\n'), content.size());
-        const std::string_view row = ddprun::trim(content.substr(0, end));
-        content.remove_prefix(std::min(end + 1, content.size()));
-        ++number;
-        if (row.empty() || (number == 1 && is_header(row))) continue;
-        const Status parsed = parse_row(path, number, row, samples);
-        if (!parsed) return parsed.error();
-    }
-    return samples;
-}
-
 /// What no format may be: binary junk that happens to have no newline would be quoted at length otherwise.
 bool is_binary(std::string_view content) {
     return content.substr(0, 4096).find('\0') != std::string_view::npos;
+}
+
+/// Into [-1, 1].
+void divide_by_largest(std::vector<float>& values) {
+    float largest = 0;
+    for (const float value : values) largest = std::max(largest, std::abs(value));
+    if (largest == 0) return;
+    for (float& value : values) value /= largest;
 }
 
 Status finish(const std::string& path, Samples& samples) {
@@ -166,11 +133,7 @@ Status finish(const std::string& path, Samples& samples) {
     samples.classes =
         static_cast<std::size_t>(*std::max_element(samples.labels.begin(), samples.labels.end())) + 1;
     if (samples.classes < 2) return wrong(path, "all samples have the same label");
-    float largest = 0;
-    for (const float value : samples.values) largest = std::max(largest, std::abs(value));
-    if (largest > 0) {
-        for (float& value : samples.values) value /= largest;
-    }
+    if (!samples.needs_scaling) divide_by_largest(samples.values);
     samples.name = std::filesystem::path(path).filename();
     samples.name = samples.name.substr(0, samples.name.find_first_of(".-"));
     if (samples.name.empty()) samples.name = "data";

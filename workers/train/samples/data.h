@@ -11,13 +11,16 @@
 
 namespace train {
 
-/// Labelled samples in memory: rows of `features` values in [-1, 1] and one class each.
+inline constexpr std::int64_t kMostClasses = 100'000;
+
+/// Labelled samples in memory: rows of `features` values and one class each.
 struct Samples {
     std::string name;  ///< for messages: "digits"
     std::size_t features = 0;
     std::size_t classes = 0;
-    std::vector<float> values;  ///< row major; divided by the largest magnitude in the file
+    std::vector<float> values;  ///< row major; of images divided by the largest magnitude in the file
     std::vector<std::int32_t> labels;
+    bool needs_scaling = false;  ///< columns are of different scale, as they were read (Scaling)
 
     [[nodiscard]] std::size_t count() const { return labels.size(); }
     /// A hash of everything above but the name: equal on ranks that read the same data.
