@@ -31,6 +31,7 @@ Bytes reduce_as(const std::vector<Bytes>& inputs, ReduceOp op, Widen widen, Narr
             if (r == 0) result = value;
             else if (op == ReduceOp::Max) result = std::max(result, value);
             else if (op == ReduceOp::Min) result = std::min(result, value);
+            else if (op == ReduceOp::Product) result = static_cast<Wide>(result * value);
             else result = static_cast<Wide>(result + value);
         }
         if (op == ReduceOp::Avg) result = static_cast<Wide>(result / static_cast<Wide>(inputs.size()));
@@ -46,7 +47,7 @@ Bytes reduce_plain(const std::vector<Bytes>& inputs, ReduceOp op) {
     return reduce_as<Stored, Stored>(inputs, op, same, same);
 }
 
-bool adds(ReduceOp op) { return op == ReduceOp::Sum || op == ReduceOp::Avg; }
+bool wraps(ReduceOp op) { return op != ReduceOp::Max && op != ReduceOp::Min; }
 
 template <class T, class Draw>
 void fill(Bytes& bytes, Draw draw) {
@@ -106,10 +107,10 @@ Bytes reduce(const std::vector<Bytes>& inputs, DType type, ReduceOp op) {
         case DType::F64:
             return reduce_plain<double>(inputs, op);
         case DType::I32:
-            return adds(op) ? reduce_plain<std::uint32_t>(inputs, op)
+            return wraps(op) ? reduce_plain<std::uint32_t>(inputs, op)
                             : reduce_plain<std::int32_t>(inputs, op);
         case DType::I64:
-            return adds(op) ? reduce_plain<std::uint64_t>(inputs, op)
+            return wraps(op) ? reduce_plain<std::uint64_t>(inputs, op)
                             : reduce_plain<std::int64_t>(inputs, op);
         case DType::BF16:
             return reduce_as<std::uint16_t, float>(inputs, op, from_bf16, to_bf16);

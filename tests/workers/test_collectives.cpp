@@ -17,7 +17,7 @@ using reference::Bytes;
 
 constexpr DType kReducible[] = {DType::F32,  DType::F64, DType::I32, DType::I64,
                                 DType::BF16, DType::F16, DType::U8};
-constexpr ReduceOp kOps[] = {ReduceOp::Sum, ReduceOp::Max, ReduceOp::Min, ReduceOp::Avg};
+constexpr ReduceOp kOps[] = {ReduceOp::Sum, ReduceOp::Max, ReduceOp::Min, ReduceOp::Avg, ReduceOp::Product};
 // Around the borders between the ways to reduce: cache lines, the tiny limit, one and several stretches.
 constexpr std::size_t kCounts[] = {0, 1, 2, 15, 17, 63, 513, 1023, 1024, 1025, 4099, 100'003, 1'500'007};
 

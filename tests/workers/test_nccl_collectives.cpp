@@ -17,7 +17,7 @@ using ::testing::StartsWith;
 constexpr int kRanks = 3;
 constexpr DType kTypes[] = {DType::F32,  DType::F64, DType::I32, DType::I64,
                             DType::BF16, DType::F16, DType::U8};
-constexpr ReduceOp kOps[] = {ReduceOp::Sum, ReduceOp::Max, ReduceOp::Min, ReduceOp::Avg};
+constexpr ReduceOp kOps[] = {ReduceOp::Sum, ReduceOp::Max, ReduceOp::Min, ReduceOp::Avg, ReduceOp::Product};
 /// What NCCL got with 2.28.
 const std::vector<std::string> kNative = {"ncclAlltoAll", "ncclGather", "ncclScatter"};
 

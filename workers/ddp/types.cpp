@@ -37,6 +37,8 @@ const char* name_of(ReduceOp op) {
             return "min";
         case ReduceOp::Avg:
             return "avg";
+        case ReduceOp::Product:
+            return "product";
     }
     return "unknown reduction";
 }

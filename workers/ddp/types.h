@@ -24,8 +24,9 @@ constexpr std::size_t size_of(DType type) {
 /// "float32", "bfloat16" and so on.
 const char* name_of(DType type);
 
-/// Reductions. Avg is the sum divided by the group's size; not for integer types.
-enum class ReduceOp : std::uint8_t { Sum, Max, Min, Avg };
+/// Reductions. Avg is the sum divided by the group's size; not for integer types. Sums and products of integers
+/// wrap.
+enum class ReduceOp : std::uint8_t { Sum, Max, Min, Avg, Product };
 const char* name_of(ReduceOp op);
 /// Whether the reducing collectives take this combination: all but averages of integers.
 constexpr bool is_reducible(DType type, ReduceOp op) {

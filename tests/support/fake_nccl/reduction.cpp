@@ -19,13 +19,17 @@ T combined(T a, T b, Op op) {
     switch (op) {
         case Op::Sum:
         case Op::Avg:
-            // Integer sums wrap.
+            // Integer sums and products wrap.
             if constexpr (std::is_integral_v<T>) {
                 using Unsigned = std::make_unsigned_t<T>;
                 return static_cast<T>(static_cast<Unsigned>(a) + static_cast<Unsigned>(b));
             }
             return static_cast<T>(a + b);
         case Op::Prod:
+            if constexpr (std::is_integral_v<T>) {
+                using Unsigned = std::make_unsigned_t<T>;
+                return static_cast<T>(static_cast<Unsigned>(a) * static_cast<Unsigned>(b));
+            }
             return static_cast<T>(a * b);
         case Op::Max:
             return std::max(a, b);

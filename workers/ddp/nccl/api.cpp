@@ -117,6 +117,8 @@ Op op_of(ReduceOp op) {
             return Op::Min;
         case ReduceOp::Avg:
             return Op::Avg;
+        case ReduceOp::Product:
+            return Op::Prod;
     }
     return Op::Sum;
 }

@@ -158,6 +158,12 @@ struct Add {
         return a;
     }
 };
+struct Multiply : Add {
+    template <class V>
+    static V apply(V a, V x) {
+        return a * x;
+    }
+};
 struct Average {
     template <class V>
     static V apply(V a, V x) {
@@ -271,20 +277,24 @@ void fence() {}
 
 }  // namespace
 
-// Integer sums wrap, so they are done unsigned.
+// Integer sums and products wrap, so they are done unsigned.
 const Kernels DDP_KERNELS = {
     DDP_KERNELS_NAME,
     {
         {reduce<Plain<float>, Add>, reduce<Plain<float>, Greatest>, reduce<Plain<float>, Least>,
-         reduce<Plain<float>, Average>},
+         reduce<Plain<float>, Average>, reduce<Plain<float>, Multiply>},
         {reduce<Plain<double>, Add>, reduce<Plain<double>, Greatest>, reduce<Plain<double>, Least>,
-         reduce<Plain<double>, Average>},
-        {reduce<Plain<U32>, Add>, reduce<Plain<I32>, Greatest>, reduce<Plain<I32>, Least>, nullptr},
-        {reduce<Plain<U64>, Add>, reduce<Plain<I64>, Greatest>, reduce<Plain<I64>, Least>, nullptr},
+         reduce<Plain<double>, Average>, reduce<Plain<double>, Multiply>},
+        {reduce<Plain<U32>, Add>, reduce<Plain<I32>, Greatest>, reduce<Plain<I32>, Least>,
+         nullptr, reduce<Plain<U32>, Multiply>},
+        {reduce<Plain<U64>, Add>, reduce<Plain<I64>, Greatest>, reduce<Plain<I64>, Least>,
+         nullptr, reduce<Plain<U64>, Multiply>},
         {reduce<Bfloat16, Add>, reduce<Bfloat16, Greatest>, reduce<Bfloat16, Least>,
-         reduce<Bfloat16, Average>},
-        {reduce<Float16, Add>, reduce<Float16, Greatest>, reduce<Float16, Least>, reduce<Float16, Average>},
-        {reduce<Plain<U8>, Add>, reduce<Plain<U8>, Greatest>, reduce<Plain<U8>, Least>, nullptr},
+         reduce<Bfloat16, Average>, reduce<Bfloat16, Multiply>},
+        {reduce<Float16, Add>, reduce<Float16, Greatest>, reduce<Float16, Least>,
+         reduce<Float16, Average>, reduce<Float16, Multiply>},
+        {reduce<Plain<U8>, Add>, reduce<Plain<U8>, Greatest>, reduce<Plain<U8>, Least>,
+         nullptr, reduce<Plain<U8>, Multiply>},
     },
     stream,
     fence,

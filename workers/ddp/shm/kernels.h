@@ -15,7 +15,7 @@ using ReduceFunction = void (*)(void* out, const void* const* sources, int count
 /// The inner loops for one instruction set. All sets give the same bits.
 struct Kernels {
     const char* name;
-    ReduceFunction reduce[7][4];  ///< by DType and ReduceOp; null for integer averages
+    ReduceFunction reduce[7][5];  ///< by DType and ReduceOp; null for integer averages
     /// Copies past the caches: for what another core is going to read. fence() before telling it so.
     void (*stream)(void* to, const void* from, std::size_t bytes);
     void (*fence)();
