@@ -267,6 +267,18 @@ TEST(NcclWatchdog, ACollectiveThatHangsEndsAtItsTimeOutAndSaysWhatThePeersDo) {
                       HasSubstr("rank 1 is in all_reduce #2")));
 }
 
+TEST(NcclWatchdog, ACollectiveCanHaveATimeOutOfItsOwn) {
+    const auto failures =
+        failures_of(2,
+                    [](NcclRank& rank) {
+                        const Buffer buffer = rank.filled({1});
+                        const TimeoutScope limit(rank.group, std::chrono::milliseconds(300));
+                        rank.group.all_reduce(buffer).synchronize();
+                    },
+                    {.faults = "1:2:hang", .timeout = std::chrono::minutes(10)});
+    EXPECT_THAT(message_of(failures[0]), HasSubstr("did not finish within 300 ms"));
+}
+
 TEST(NcclWatchdog, ACallThatNcclNeverFinishesEndsAtTheTimeOut) {
     const auto failures =
         failures_of(1, reduce_once, {.faults = "0:2:stuck", .timeout = std::chrono::milliseconds(300)});

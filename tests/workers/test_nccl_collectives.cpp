@@ -110,6 +110,38 @@ TEST(NcclCollectives, MoveEveryTypeInGroupsOfMessagesOnAnOlderNccl) {
     expect_all_well(failures_of(kRanks, move_every_type, {.hidden = kNative}));
 }
 
+TEST(NcclCollectives, TakeSlicesOfDifferentLengths) {
+    expect_all_well(failures_of(kRanks, [](NcclRank& rank) {
+        const int me = rank.group.rank();
+        const auto own = static_cast<std::size_t>(me);
+        const Counts counts{3, 0, 40};
+        const std::size_t firsts[] = {0, 3, 3};
+        const auto inputs = inputs_of(DType::F16, 43);
+        const auto part = [&](const Bytes& whole) {
+            const auto begin = whole.begin() + static_cast<long>(2 * firsts[me]);
+            return Bytes(begin, begin + static_cast<long>(2 * counts[own]));
+        };
+        const Buffer mine = rank.holding(part(inputs[0]), DType::F16),
+                     all = rank.holding(Bytes(86), DType::F16);
+        rank.group.all_gather_v(all, mine, counts).synchronize();
+        EXPECT_EQ(rank.bytes_of(all), inputs[0]);
+
+        const Buffer whole = rank.holding(inputs[own], DType::F16);
+        rank.group.reduce_scatter_v(mine, whole, counts, ReduceOp::Product).synchronize();
+        EXPECT_EQ(rank.bytes_of(mine), part(reference::reduce(inputs, DType::F16, ReduceOp::Product)));
+
+        // Rank r sends r elements to everyone.
+        const Bytes sent = reference::random_bytes(2 * kRanks * own, 80 + static_cast<unsigned>(me));
+        const Buffer got = rank.holding(Bytes(6), DType::F16);
+        rank.group.all_to_all_v(got, {0, 1, 2}, rank.holding(sent, DType::F16), {own, own, own})
+            .synchronize();
+        Bytes expected = slice(reference::random_bytes(6, 81), me, 2);
+        const Bytes two = slice(reference::random_bytes(12, 82), me, 4);
+        expected.insert(expected.end(), two.begin(), two.end());
+        EXPECT_EQ(rank.bytes_of(got), expected);
+    }));
+}
+
 TEST(NcclCollectives, RefuseWhatDoesNotFitAtTheCall) {
     expect_all_well(failures_of(2, [](NcclRank& rank) {
         const Buffer two = rank.filled({1, 2}), three = rank.filled({1, 2, 3});

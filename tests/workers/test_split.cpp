@@ -134,9 +134,10 @@ TEST(Split, NamesRanksOfTheWorldWhenSomethingGoesWrong) {
     try {
         std::rethrow_exception(failures[2]);
     } catch (const std::exception& error) {
-        EXPECT_THAT(error.what(),
-                    HasSubstr("rank 2: barrier #1 did not finish within 200 ms: rank 3 has called "
-                              "no collective yet"));
+        EXPECT_THAT(
+            error.what(),
+            HasSubstr("rank 2: barrier #1 did not finish within 200 ms: rank 3 missing: rank 3 has called "
+                      "no collective yet"));
     }
 }
 

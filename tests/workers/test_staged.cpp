@@ -123,6 +123,14 @@ TEST(Staged, DoesEveryCollectiveWithEveryType) {
             EXPECT_EQ(bytes_of(all), joined(firsts)) << name_of(type);
             group.all_to_all(all, whole).synchronize();
             EXPECT_EQ(bytes_of(all), joined(own_slices)) << name_of(type);
+            const Counts counts(3, kCount);
+            group.all_gather_v(all, part, counts).synchronize();
+            EXPECT_EQ(bytes_of(all), joined(firsts)) << name_of(type);
+            group.all_to_all_v(all, counts, whole, counts).synchronize();
+            EXPECT_EQ(bytes_of(all), joined(own_slices)) << name_of(type);
+            const Buffer reduced = device_copy(group, Bytes(each), type);
+            group.reduce_scatter_v(reduced, whole, counts).synchronize();
+            EXPECT_EQ(bytes_of(reduced), slice(sum, me, each)) << name_of(type);
             group.gather(me == 1 ? whole : Buffer{}, part, 1).synchronize();
             EXPECT_EQ(bytes_of(whole), me == 1 ? joined(firsts) : mine) << name_of(type);
             std::copy(mine.begin(), mine.end(), static_cast<std::byte*>(whole.data));

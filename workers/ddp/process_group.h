@@ -31,8 +31,11 @@ class Work {
     std::shared_ptr<State> state_;
 };
 
+/// Elements for each rank, by rank.
+using Counts = std::vector<std::size_t>;
+
 struct ProcessGroupOptions {
-    std::chrono::nanoseconds timeout = std::chrono::minutes(10);  ///< per collective; positive
+    std::chrono::nanoseconds timeout = std::chrono::minutes(10);  ///< per call; positive (TimeoutScope)
     std::string backend = "auto";                                 ///< auto, nccl, staged, cpu
     /// Where the buffers will be; `auto` chooses by it. Of a CUDA device, index -1 is that of the local rank;
     /// where ranks may share devices and there are too few, they go round.
@@ -95,7 +98,19 @@ class ProcessGroup {
     Work scatter(Buffer output, Buffer input, int root);
     /// Both hold size() * n elements and do not overlap at all: rank r ends with everyone's slice r, by rank.
     Work all_to_all(Buffer output, Buffer input);
+
+    /// As all_gather, reduce_scatter and all_to_all, with slices of different lengths, which lie one behind
+    /// the other by rank. `counts` is the same on all ranks and tells how long each rank's slice is; ranks
+    /// that count differently get a MismatchError that says so.
+    Work all_gather_v(Buffer output, Buffer input, Counts counts);
+    Work reduce_scatter_v(Buffer output, Buffer input, Counts counts, ReduceOp op = ReduceOp::Sum);
+    /// sent[r] elements of `input` go to rank r, received[r] elements of `output` come from it.
+    Work all_to_all_v(Buffer output, Counts received, Buffer input, Counts sent);
+
     virtual Work barrier() = 0;
+    /// A barrier that blocks, and has a time-out of its own: a TimeoutError names every rank that did not
+    /// come.
+    void monitored_barrier(std::chrono::nanoseconds timeout);
 
     /// From this rank to another, which calls recv for as many elements of the same type; the two of one
     /// pair are matched in order. Only these two ranks take part, and the calls have numbers of their own.
@@ -131,6 +146,8 @@ class ProcessGroup {
     /// Of these, seconds in which this rank had made a call and waited for others to make it: they were still
     /// computing, or had no core. 0 where a backend cannot tell.
     [[nodiscard]] virtual double waiting_seconds() const { return 0; }
+    /// Of the calls that it is given now: ProcessGroupOptions::timeout, or that of the latest TimeoutScope.
+    [[nodiscard]] std::chrono::nanoseconds timeout() const { return timeout_; }
     /// Tells the launcher that `step` training steps and `samples` samples are done (two relaxed stores).
     virtual void report_progress(std::uint64_t step, std::uint64_t samples) = 0;
 
@@ -142,13 +159,15 @@ class ProcessGroup {
         Device device = {};           ///< of all buffers
         const char* backend = "cpu";  ///< for messages, as the rank in the world
         int world_rank = 0;
+        std::chrono::nanoseconds timeout = ProcessGroupOptions{}.timeout;
     };
     ProcessGroup() = default;
     /// Once, before the first call.
-    void take_seat(const Seat& seat) { seat_ = seat; }
+    void take_seat(const Seat& seat) { seat_ = seat, timeout_ = seat.timeout; }
+    [[nodiscard]] const Seat& seat() const { return seat_; }
 
-    // What a backend does: as the calls of those names, with arguments that are checked. Of gather's output and
-    // scatter's input that holds on `root` alone; the others must not look at theirs.
+    // What a backend does: as the calls of those names, with arguments that are checked, within timeout(). Of
+    // gather's output and scatter's input that holds on `root` alone; the others must not look at theirs.
     virtual Work do_all_reduce(Buffer buffer, ReduceOp op) = 0;
     virtual Work do_broadcast(Buffer buffer, int root) = 0;
     virtual Work do_all_gather(Buffer output, Buffer input) = 0;
@@ -159,6 +178,10 @@ class ProcessGroup {
     virtual Work do_all_to_all(Buffer output, Buffer input) = 0;
     virtual Work do_send(Buffer buffer, int to) = 0;
     virtual Work do_recv(Buffer buffer, int from) = 0;
+    // As these are, they stand on the others, want host memory, and begin by waiting for all earlier calls.
+    virtual Work do_all_gather_v(Buffer output, Buffer input, Counts counts);
+    virtual Work do_reduce_scatter_v(Buffer output, Buffer input, Counts counts, ReduceOp op);
+    virtual Work do_all_to_all_v(Buffer output, Counts received, Buffer input, Counts sent);
     /// As what it is reported to those who wait for it: kBytesMark or kSplitMark (worker/call.h).
     virtual std::vector<std::string> do_all_gather_bytes(std::string_view mine, std::int16_t mark) = 0;
 
@@ -172,14 +195,36 @@ class ProcessGroup {
     virtual std::unique_ptr<ProcessGroup> do_split(const Part& part) = 0;
 
   private:
+    friend class TimeoutScope;
     void require_memory(const char* call, const Buffer& buffer) const;
     void require_root(const char* call, int root) const;
     void require_peer(const char* call, int peer) const;
     void require_n_times(const char* call, const char* large_name, const Buffer& large,
                          const Buffer& small) const;
+    void require_counts(const char* call, const char* large_name, const Buffer& large,
+                        const Counts& counts) const;
+    void require_own_slice(const char* call, const char* large_name, const Buffer& large, const Buffer& small,
+                           const Counts& counts) const;
+    std::vector<Counts> tell_counts(const Counts& own);
 
     Seat seat_;
+    std::chrono::nanoseconds timeout_{};
     std::string choice_;
+};
+
+/// While it lives, the calls that a group is given have this time-out. Scopes end in reverse order, before
+/// their group.
+class TimeoutScope {
+  public:
+    /// Throws InvalidInput unless it is positive.
+    TimeoutScope(ProcessGroup& group, std::chrono::nanoseconds timeout);
+    ~TimeoutScope() { group_.timeout_ = before_; }
+    TimeoutScope(const TimeoutScope&) = delete;
+    TimeoutScope& operator=(const TimeoutScope&) = delete;
+
+  private:
+    ProcessGroup& group_;
+    const std::chrono::nanoseconds before_;
 };
 
 }  // namespace ddp

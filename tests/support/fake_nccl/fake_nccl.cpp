@@ -174,20 +174,14 @@ Code put_on_stream(const Shared& comm, void* stream, Task task) {
     return Code::InProgress;
 }
 
-Code collective(Handle handle, void* stream, const void* in, std::size_t bytes, Combine combine) {
-    const Entry comm(handle);
-    if (bytes > kAreaBytes) return Code::InvalidArgument;
-    return put_on_stream(*comm, stream, meet(in, bytes, std::move(combine)));
-}
-
 std::size_t ranks_of(Handle handle) { return static_cast<std::size_t>(Entry(handle)->ranks); }
 
-/// The messages between ncclGroupStart and ncclGroupEnd of a thread.
+/// The calls between ncclGroupStart and ncclGroupEnd of a thread.
 struct Group {
     int depth = 0;
     Shared comm;
     void* stream = nullptr;
-    std::vector<Task> sends, receives;
+    std::vector<Task> sends, receives, collectives;
 };
 
 // Not thread_local: see fake_cuda.cpp.
@@ -202,22 +196,35 @@ Group& current_group() {
     return *group;
 }
 
+/// Into the group of this thread, or onto the stream where there is none.
+Code call(const Shared& comm, void* stream, std::vector<Task> Group::*calls, Task task) {
+    Group& group = current_group();
+    if (group.depth == 0) return put_on_stream(comm, stream, std::move(task));
+    group.comm = comm;
+    group.stream = stream;
+    (group.*calls).push_back(std::move(task));
+    return Code::Success;
+}
+
 Code message(Handle handle, void* stream, std::size_t bytes, int peer, bool sends, Task task) {
     const Entry comm(handle);
     if (bytes > kMailboxBytes || peer < 0 || peer >= comm->ranks) return Code::InvalidArgument;
-    Group& group = current_group();
-    if (group.depth == 0) return put_on_stream(*comm, stream, std::move(task));
-    group.comm = *comm;
-    group.stream = stream;
-    (sends ? group.sends : group.receives).push_back(std::move(task));
-    return Code::Success;
+    return call(*comm, stream, sends ? &Group::sends : &Group::receives, std::move(task));
+}
+
+Code collective(Handle handle, void* stream, const void* in, std::size_t bytes, Combine combine) {
+    const Entry comm(handle);
+    if (bytes > kAreaBytes) return Code::InvalidArgument;
+    return call(*comm, stream, &Group::collectives, meet(in, bytes, std::move(combine)));
 }
 
 /// A group is one task; what it sends goes first, so that no rank waits for another's turn.
 Code end_group(Group& group) {
     if (group.comm == nullptr) return Code::Success;
-    std::vector<Task> all = std::exchange(group.sends, {}), receives = std::exchange(group.receives, {});
-    std::move(receives.begin(), receives.end(), std::back_inserter(all));
+    std::vector<Task> all = std::exchange(group.sends, {});
+    for (const auto calls : {&Group::receives, &Group::collectives}) {
+        for (Task& task : std::exchange(group.*calls, {})) all.push_back(std::move(task));
+    }
     return put_on_stream(std::exchange(group.comm, nullptr), group.stream,
                          [all = std::move(all)](Comm& comm) {
                              for (const Task& one : all) one(comm);

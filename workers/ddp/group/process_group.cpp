@@ -2,8 +2,12 @@
 
 #include <fmt/core.h>
 
+#include <cstring>
+#include <utility>
+
 #include "ddp/group/split.h"
 #include "ddp/worker/call.h"
+#include "ddp/worker/slices.h"
 
 namespace ddp {
 
@@ -28,6 +32,25 @@ void require_reducible(const char* call, const Buffer& buffer, ReduceOp op) {
     throw InvalidInput(fmt::format("{}: no {} of {} buffers", call, name_of(op), name_of(buffer.dtype)));
 }
 
+void require_apart(const char* call, const Buffer& output, const Buffer& input) {
+    if (!share_memory(output, input)) return;
+    throw InvalidInput(fmt::format("{}: input and output overlap; they must lie apart", call));
+}
+
+/// They do not overlap, unless `small` is this rank's slice of `large`, which begins `offset` bytes in it.
+void require_apart_or_own(const char* call, const Buffer& large, const Buffer& small, std::size_t offset,
+                          int own) {
+    if (small.data == static_cast<const std::byte*>(large.data) + offset || !share_memory(large, small))
+        return;
+    throw InvalidInput(fmt::format(
+        "{}: input and output overlap; one may be the other's slice {}, this rank's own, or lie apart", call,
+        own));
+}
+
+void copy_on_host(const Buffer& to, const Buffer& from) {
+    if (from.bytes() > 0) std::memmove(to.data, from.data, from.bytes());
+}
+
 /// Two equal buffers of n slices that do not overlap.
 void require_slices(const char* call, const Buffer& output, const Buffer& input, int n) {
     require_same_type(call, input, output);
@@ -37,8 +60,7 @@ void require_slices(const char* call, const Buffer& output, const Buffer& input,
     }
     if (input.count % static_cast<std::size_t>(n) != 0)
         throw InvalidInput(fmt::format("{}: {} elements are not {} equal slices", call, input.count, n));
-    if (share_memory(output, input))
-        throw InvalidInput(fmt::format("{}: input and output overlap; they must lie apart", call));
+    require_apart(call, output, input);
 }
 
 }  // namespace
@@ -77,18 +99,40 @@ void ProcessGroup::require_peer(const char* call, int peer) const {
 /// it: unless `small` is this rank's slice of it.
 void ProcessGroup::require_n_times(const char* call, const char* large_name, const Buffer& large,
                                    const Buffer& small) const {
-    const int n = size(), own = rank();
+    const int n = size();
     require_same_type(call, small, large);
     const std::size_t needed = small.count * static_cast<std::size_t>(n);
     if (large.count != needed)
         throw InvalidInput(fmt::format("{}: {} has {} elements, {} ranks of {} need {}", call, large_name,
                                        large.count, n, small.count, needed));
-    const auto* const own_slice =
-        static_cast<const std::byte*>(large.data) + static_cast<std::size_t>(own) * small.bytes();
-    if (small.data == own_slice || !share_memory(large, small)) return;
-    throw InvalidInput(fmt::format(
-        "{}: input and output overlap; one may be the other's slice {}, this rank's own, or lie apart", call,
-        own));
+    require_apart_or_own(call, large, small, static_cast<std::size_t>(rank()) * small.bytes(), rank());
+}
+
+/// One count for each rank, and all of them together are what `large` (the call's "input" or "output") has.
+void ProcessGroup::require_counts(const char* call, const char* large_name, const Buffer& large,
+                                  const Counts& counts) const {
+    if (counts.size() != static_cast<std::size_t>(size()))
+        throw InvalidInput(
+            fmt::format("{}: {} counts for the {} of {} ranks", call, counts.size(), large_name, size()));
+    std::size_t all = 0;
+    bool fits = true;
+    for (const std::size_t count : counts) fits = fits && !__builtin_add_overflow(all, count, &all);
+    if (fits && all == large.count) return;
+    throw InvalidInput(fmt::format("{}: {} has {} elements, its counts make {}", call, large_name,
+                                   large.count, fits ? std::to_string(all) : "too many"));
+}
+
+/// `small` is as long as this rank's slice of `large`, and does not overlap it unless it is that slice.
+void ProcessGroup::require_own_slice(const char* call, const char* large_name, const Buffer& large,
+                                     const Buffer& small, const Counts& counts) const {
+    require_same_type(call, small, large);
+    require_counts(call, large_name, large, counts);
+    const std::size_t own = counts[static_cast<std::size_t>(rank())];
+    if (small.count != own)
+        throw InvalidInput(
+            fmt::format("{}: rank {} has {} elements, its count is {}", call, rank(), small.count, own));
+    const std::size_t offset = Slices(counts, large.dtype).offset(static_cast<std::size_t>(rank()));
+    require_apart_or_own(call, large, small, offset, rank());
 }
 
 Work ProcessGroup::all_reduce(Buffer buffer, ReduceOp op) {
@@ -152,6 +196,31 @@ Work ProcessGroup::all_to_all(Buffer output, Buffer input) {
     return do_all_to_all(output, input);
 }
 
+Work ProcessGroup::all_gather_v(Buffer output, Buffer input, Counts counts) {
+    require_memory("all_gather_v", output);
+    require_memory("all_gather_v", input);
+    require_own_slice("all_gather_v", "output", output, input, counts);
+    return do_all_gather_v(output, input, std::move(counts));
+}
+
+Work ProcessGroup::reduce_scatter_v(Buffer output, Buffer input, Counts counts, ReduceOp op) {
+    require_memory("reduce_scatter_v", output);
+    require_memory("reduce_scatter_v", input);
+    require_own_slice("reduce_scatter_v", "input", input, output, counts);
+    require_reducible("reduce_scatter_v", input, op);
+    return do_reduce_scatter_v(output, input, std::move(counts), op);
+}
+
+Work ProcessGroup::all_to_all_v(Buffer output, Counts received, Buffer input, Counts sent) {
+    require_memory("all_to_all_v", output);
+    require_memory("all_to_all_v", input);
+    require_same_type("all_to_all_v", input, output);
+    require_counts("all_to_all_v", "output", output, received);
+    require_counts("all_to_all_v", "input", input, sent);
+    require_apart("all_to_all_v", output, input);
+    return do_all_to_all_v(output, std::move(received), input, std::move(sent));
+}
+
 Work ProcessGroup::send(Buffer buffer, int to) {
     require_memory("send", buffer);
     require_peer("send", to);
@@ -166,6 +235,75 @@ Work ProcessGroup::recv(Buffer buffer, int from) {
 
 std::vector<std::string> ProcessGroup::all_gather_bytes(std::string_view mine) {
     return do_all_gather_bytes(mine, kBytesMark);
+}
+
+void ProcessGroup::monitored_barrier(std::chrono::nanoseconds timeout) {
+    const TimeoutScope limit(*this, timeout);
+    barrier().synchronize();
+}
+
+TimeoutScope::TimeoutScope(ProcessGroup& group, std::chrono::nanoseconds timeout)
+    : group_(group), before_(group.timeout_) {
+    if (timeout <= timeout.zero())
+        throw InvalidInput(fmt::format("rank {}: a time-out of {} ns; it must be positive",
+                                       group.seat_.world_rank, timeout.count()));
+    group.timeout_ = timeout;
+}
+
+// ---- uneven collectives of a backend that has none
+
+/// Everyone's counts, as Slices compares them.
+std::vector<Counts> ProcessGroup::tell_counts(const Counts& own) {
+    Counts told{static_cast<std::size_t>(seat_.world_rank)};
+    told.insert(told.end(), own.begin(), own.end());
+    const std::string mine(reinterpret_cast<const char*>(told.data()), told.size() * sizeof told[0]);
+    std::vector<Counts> all;
+    for (const std::string& message : do_all_gather_bytes(mine, kUnevenMark)) {
+        if (message.size() != mine.size())
+            throw MismatchError("uneven collective: other ranks called something else");
+        std::memcpy(all.emplace_back(told.size()).data(), message.data(), message.size());
+    }
+    return all;
+}
+
+Work ProcessGroup::do_all_gather_v(Buffer output, Buffer input, Counts counts) {
+    if (const std::string why = unequal_counts(tell_counts(counts)); !why.empty())
+        throw MismatchError("all_gather_v: " + why);
+    const Slices slices(counts, output.dtype);
+    copy_on_host(slices.of(output, rank()), input);
+    Work last;  // a group that has failed fails all later calls
+    for (int root = 0; root < size(); ++root) last = do_broadcast(slices.of(output, root), root);
+    return last;
+}
+
+Work ProcessGroup::do_reduce_scatter_v(Buffer output, Buffer input, Counts counts, ReduceOp op) {
+    if (const std::string why = unequal_counts(tell_counts(counts)); !why.empty())
+        throw MismatchError("reduce_scatter_v: " + why);
+    const Slices slices(counts, input.dtype);
+    copy_on_host(output, slices.of(input, rank()));
+    Work last;
+    for (int root = 0; root < size(); ++root)
+        last = do_reduce(root == rank() ? output : slices.of(input, root), root, op);
+    return last;
+}
+
+// In round k every rank has one partner, k less its own rank; the lower of the two sends first.
+Work ProcessGroup::do_all_to_all_v(Buffer output, Counts received, Buffer input, Counts sent) {
+    Counts both = sent;
+    both.insert(both.end(), received.begin(), received.end());
+    if (const std::string why = unmatched_counts(tell_counts(both)); !why.empty())
+        throw MismatchError("all_to_all_v: " + why);
+    const Slices from(sent, input.dtype), to(received, output.dtype);
+    copy_on_host(to.of(output, rank()), from.of(input, rank()));
+    Work last;
+    for (int round = 0; round < size(); ++round) {
+        const int partner = (round + size() - rank()) % size();
+        if (partner == rank()) continue;
+        if (rank() < partner) do_send(from.of(input, partner), partner);
+        last = do_recv(to.of(output, partner), partner);
+        if (rank() > partner) last = do_send(from.of(input, partner), partner);
+    }
+    return last;
 }
 
 std::unique_ptr<ProcessGroup> ProcessGroup::split(int color, int key) {

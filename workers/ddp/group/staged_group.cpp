@@ -129,6 +129,20 @@ class StagedGroup final : public ProcessGroup {
         return start("all_to_all", {Piece{output, Goes::Out}, Piece{input, Goes::In}},
                      [this](const auto& host) { backend_.all_to_all(host[0], host[1]); });
     }
+    Work do_all_gather_v(Buffer output, Buffer input, Counts counts) override {
+        return start("all_gather_v", {Piece{output, Goes::Out}, Piece{input, Goes::In}},
+                     [=, this](const auto& host) { backend_.all_gather_v(host[0], host[1], counts); });
+    }
+    Work do_reduce_scatter_v(Buffer output, Buffer input, Counts counts, ReduceOp op) override {
+        return start(
+            "reduce_scatter_v", {Piece{output, Goes::Out}, Piece{input, Goes::In}},
+            [=, this](const auto& host) { backend_.reduce_scatter_v(host[0], host[1], counts, op); });
+    }
+    Work do_all_to_all_v(Buffer output, Counts received, Buffer input, Counts sent) override {
+        return start(
+            "all_to_all_v", {Piece{output, Goes::Out}, Piece{input, Goes::In}},
+            [=, this](const auto& host) { backend_.all_to_all_v(host[0], received, host[1], sent); });
+    }
     Work do_send(Buffer buffer, int to) override {
         return start("send", {Piece{buffer, Goes::In}}, [this, to](const auto& host) { backend_.send(host[0], to); });
     }
@@ -154,7 +168,8 @@ class StagedGroup final : public ProcessGroup {
                    .size = backend_.size(),
                    .device = {Device::Kind::Cuda, parts_.device},
                    .backend = "staged",
-                   .world_rank = env_.rank});
+                   .world_rank = env_.rank,
+                   .timeout = options_.timeout});
         run("opening the device", [this] {
             cuda::check(cudaSetDevice(parts_.device), "choosing the CUDA device");
             cuda::leave_captures_alone();
@@ -173,11 +188,11 @@ class StagedGroup final : public ProcessGroup {
         const auto ready = std::make_shared<cuda::Event>();
         ready->record(static_cast<cuda::Stream>(options_.stream));
         const auto state = std::make_shared<Work::State>();
-        thread_.post([this, state, ready, collective, pieces = std::move(pieces),
+        thread_.post([this, state, ready, collective, pieces = std::move(pieces), limit = timeout(),
                       name = fmt::format("rank {}: {}", env_.rank, call)] {
             std::exception_ptr failure;
             try {
-                carry_out(name, *ready, pieces, collective);
+                carry_out({name, limit}, *ready, pieces, collective);
             } catch (...) {
                 // Peers must not wait for what this rank will not do.
                 failure = std::current_exception();
@@ -191,21 +206,29 @@ class StagedGroup final : public ProcessGroup {
         start(call, {}, [&task](const auto&) { task(); }).synchronize();
     }
 
+    /// For what is waited, and how long.
+    struct Attempt {
+        std::string name;
+        std::chrono::nanoseconds limit;
+    };
     template <class Collective>
-    void carry_out(const std::string& name, const cuda::Event& ready, const std::vector<Piece>& pieces,
+    void carry_out(const Attempt& attempt, const cuda::Event& ready, const std::vector<Piece>& pieces,
                    const Collective& collective) {
-        wait_for(ready, name);
+        wait_for(ready, attempt);
         std::vector<Buffer> host;
         for (const Piece& piece : pieces) {
             host.push_back({host_of(piece.device, host.size()), piece.device.count, piece.device.dtype, {}});
-            if (piece.goes != Goes::Out) copy(name, host.back().data, piece.device.data, piece.device.bytes());
+            if (piece.goes != Goes::Out)
+                copy(attempt.name, host.back().data, piece.device.data, piece.device.bytes());
         }
-        if (!pieces.empty()) wait_for_copies(name);
+        if (!pieces.empty()) wait_for_copies(attempt);
+        backend_.set_timeout(attempt.limit);
         collective(host);
         for (std::size_t i = 0; i < pieces.size(); ++i) {
-            if (pieces[i].goes != Goes::In) copy(name, pieces[i].device.data, host[i].data, host[i].bytes());
+            if (pieces[i].goes != Goes::In)
+                copy(attempt.name, pieces[i].device.data, host[i].data, host[i].bytes());
         }
-        if (!pieces.empty()) wait_for_copies(name);
+        if (!pieces.empty()) wait_for_copies(attempt);
     }
     void copy(const std::string& name, void* to, const void* from, std::size_t bytes) const {
         if (bytes > 0) cuda::check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, copies_->get()), name.c_str());
@@ -223,21 +246,21 @@ class StagedGroup final : public ProcessGroup {
         }
         return room->get();
     }
-    void wait_for_copies(const std::string& name) const {
+    void wait_for_copies(const Attempt& attempt) const {
         copied_->record(copies_->get());
-        wait_for(*copied_, name);
+        wait_for(*copied_, attempt);
     }
     /// Asks in place of blocking: a device that hangs must not keep this rank past its time-out, nor from hearing that
     /// a peer is lost.
-    void wait_for(const cuda::Event& event, const std::string& name) const {
+    void wait_for(const cuda::Event& event, const Attempt& attempt) const {
         constexpr std::chrono::microseconds kLook{20};
-        const auto deadline = ddprun::deadline_after(MonotonicClock::now(), options_.timeout);
+        const auto deadline = ddprun::deadline_after(MonotonicClock::now(), attempt.limit);
         for (cudaError_t code; (code = event.query()) != cudaSuccess; std::this_thread::sleep_for(kLook)) {
-            if (code != cudaErrorNotReady) cuda::check(code, name.c_str());
-            throw_if_lost(parts_.segment->header(), name + ": waiting for the device");
+            if (code != cudaErrorNotReady) cuda::check(code, attempt.name.c_str());
+            throw_if_lost(parts_.segment->header(), attempt.name + ": waiting for the device");
             if (MonotonicClock::now() >= deadline)
-                throw TimeoutError(fmt::format("{}: the device did not come to it within {}", name,
-                                               ddprun::format_duration(options_.timeout)));
+                throw TimeoutError(fmt::format("{}: the device did not come to it within {}", attempt.name,
+                                               ddprun::format_duration(attempt.limit)));
         }
     }
 

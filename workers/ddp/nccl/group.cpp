@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "ddp/worker/call.h"
+#include "ddp/worker/slices.h"
 
 namespace ddp::nccl {
 
@@ -37,6 +38,10 @@ std::byte* slice(const Buffer& buffer, int rank, std::size_t each) {
     return static_cast<std::byte*>(buffer.data) + static_cast<std::size_t>(rank) * each;
 }
 
+Call uneven(SegmentOp operation, const Buffer& whole, ReduceOp op = ReduceOp::Sum) {
+    return call_of(operation, whole, op, kUnevenMark);
+}
+
 }  // namespace
 
 Group::Group(NcclParts parts, Membership membership, SessionParts session,
@@ -46,7 +51,8 @@ Group::Group(NcclParts parts, Membership membership, SessionParts session,
                .size = membership_.size,
                .device = {Device::Kind::Cuda, session_parts_.device},
                .backend = "nccl",
-               .world_rank = session_parts_.env.rank});
+               .world_rank = session_parts_.env.rank,
+               .timeout = session_parts_.timeout});
     session_ = std::make_unique<Session>(std::move(session), std::move(communicator));
     const cuda::DeviceScope here = on_device();
     const std::size_t bytes = sizeof(std::int64_t) * (static_cast<std::size_t>(size()) + 1);
@@ -72,45 +78,48 @@ void Group::report_progress(std::uint64_t step, std::uint64_t samples) {
     ddp::report_progress(parts_.segment->line(static_cast<std::uint32_t>(session_parts_.env.local_rank)), step, samples);
 }
 
+Work Group::start(Call call, const Session::Enqueue& enqueue) {
+    return session_->start(call, timeout(), enqueue);
+}
+
 // ---- collectives
 
 Work Group::do_all_reduce(Buffer buffer, ReduceOp op) {
-    return session_->start(call_of(SegmentOp::AllReduce, buffer, op),
-                           [=](const Api& api, Handle comm, cuda::Stream stream) {
-                               return api.all_reduce(buffer.data, buffer.data, buffer.count,
-                                                     type_of(buffer.dtype), op_of(op), comm, stream);
-                           });
+    return start(call_of(SegmentOp::AllReduce, buffer, op),
+                 [=](const Api& api, Handle comm, cuda::Stream stream) {
+                     return api.all_reduce(buffer.data, buffer.data, buffer.count, type_of(buffer.dtype),
+                                           op_of(op), comm, stream);
+                 });
 }
 
 Work Group::do_broadcast(Buffer buffer, int root) {
-    return session_->start(call_of(SegmentOp::Broadcast, buffer, ReduceOp::Sum, root),
-                           [=](const Api& api, Handle comm, cuda::Stream stream) {
-                               return api.broadcast(buffer.data, buffer.data, buffer.count,
-                                                    type_of(buffer.dtype), root, comm, stream);
-                           });
+    return start(call_of(SegmentOp::Broadcast, buffer, ReduceOp::Sum, root),
+                 [=](const Api& api, Handle comm, cuda::Stream stream) {
+                     return api.broadcast(buffer.data, buffer.data, buffer.count, type_of(buffer.dtype), root,
+                                          comm, stream);
+                 });
 }
 
 Work Group::do_all_gather(Buffer output, Buffer input) {
-    return session_->start(
-        call_of(SegmentOp::AllGather, input), [=](const Api& api, Handle comm, cuda::Stream stream) {
-            return api.all_gather(input.data, output.data, input.count, type_of(input.dtype), comm, stream);
-        });
+    return start(call_of(SegmentOp::AllGather, input), [=](const Api& api, Handle comm, cuda::Stream stream) {
+        return api.all_gather(input.data, output.data, input.count, type_of(input.dtype), comm, stream);
+    });
 }
 
 Work Group::do_reduce_scatter(Buffer output, Buffer input, ReduceOp op) {
-    return session_->start(call_of(SegmentOp::ReduceScatter, output, op),
-                           [=](const Api& api, Handle comm, cuda::Stream stream) {
-                               return api.reduce_scatter(input.data, output.data, output.count,
-                                                         type_of(output.dtype), op_of(op), comm, stream);
-                           });
+    return start(call_of(SegmentOp::ReduceScatter, output, op),
+                 [=](const Api& api, Handle comm, cuda::Stream stream) {
+                     return api.reduce_scatter(input.data, output.data, output.count, type_of(output.dtype),
+                                               op_of(op), comm, stream);
+                 });
 }
 
 Work Group::do_reduce(Buffer buffer, int root, ReduceOp op) {
-    return session_->start(call_of(SegmentOp::Reduce, buffer, op, root),
-                           [=](const Api& api, Handle comm, cuda::Stream stream) {
-                               return api.reduce(buffer.data, buffer.data, buffer.count,
-                                                 type_of(buffer.dtype), op_of(op), root, comm, stream);
-                           });
+    return start(call_of(SegmentOp::Reduce, buffer, op, root),
+                 [=](const Api& api, Handle comm, cuda::Stream stream) {
+                     return api.reduce(buffer.data, buffer.data, buffer.count, type_of(buffer.dtype),
+                                       op_of(op), root, comm, stream);
+                 });
 }
 
 // Before 2.28 NCCL has no gather, scatter and all-to-all: groups of messages, as it does them itself.
@@ -118,7 +127,7 @@ Work Group::do_reduce(Buffer buffer, int root, ReduceOp op) {
 Work Group::do_gather(Buffer output, Buffer input, int root) {
     const bool is_root = rank() == root;
     const int ranks = size();
-    return session_->start(
+    return start(
         call_of(SegmentOp::Gather, input, ReduceOp::Sum, root),
         [=](const Api& api, Handle comm, cuda::Stream stream) {
             const Type type = type_of(input.dtype);
@@ -140,7 +149,7 @@ Work Group::do_gather(Buffer output, Buffer input, int root) {
 Work Group::do_scatter(Buffer output, Buffer input, int root) {
     const bool is_root = rank() == root;
     const int ranks = size();
-    return session_->start(
+    return start(
         call_of(SegmentOp::Scatter, output, ReduceOp::Sum, root),
         [=](const Api& api, Handle comm, cuda::Stream stream) {
             const Type type = type_of(output.dtype);
@@ -162,7 +171,7 @@ Work Group::do_scatter(Buffer output, Buffer input, int root) {
 Work Group::do_all_to_all(Buffer output, Buffer input) {
     const int ranks = size();
     const std::size_t count = input.count / static_cast<std::size_t>(ranks);
-    return session_->start(
+    return start(
         call_of(SegmentOp::AllToAll, {input.data, count, input.dtype, input.device}),
         [=](const Api& api, Handle comm, cuda::Stream stream) {
             const Type type = type_of(input.dtype);
@@ -180,29 +189,83 @@ Work Group::do_all_to_all(Buffer output, Buffer input) {
         });
 }
 
+// NCCL has none of these: groups of others, as PyTorch does them.
+
+Work Group::do_all_gather_v(Buffer output, Buffer input, Counts counts) {
+    return start(uneven(SegmentOp::AllGather, output),
+                 [=, slices = Slices(counts, output.dtype), ranks = size()](const Api& api, Handle comm,
+                                                                            cuda::Stream stream) {
+                     return grouped(api, [&] {
+                         Until all;
+                         for (int r = 0; r < ranks; ++r) {
+                             const Buffer theirs = slices.of(output, r);
+                             all.then([&] {
+                                 return api.broadcast(input.data, theirs.data, theirs.count,
+                                                      type_of(theirs.dtype), r, comm, stream);
+                             });
+                         }
+                         return all.code;
+                     });
+                 });
+}
+
+Work Group::do_reduce_scatter_v(Buffer output, Buffer input, Counts counts, ReduceOp op) {
+    return start(uneven(SegmentOp::ReduceScatter, input, op),
+                 [=, slices = Slices(counts, input.dtype), ranks = size()](const Api& api, Handle comm,
+                                                                           cuda::Stream stream) {
+                     return grouped(api, [&] {
+                         Until all;
+                         for (int r = 0; r < ranks; ++r) {
+                             const Buffer theirs = slices.of(input, r);
+                             all.then([&] {
+                                 return api.reduce(theirs.data, output.data, theirs.count,
+                                                   type_of(theirs.dtype), op_of(op), r, comm, stream);
+                             });
+                         }
+                         return all.code;
+                     });
+                 });
+}
+
+Work Group::do_all_to_all_v(Buffer output, Counts received, Buffer input, Counts sent) {
+    return start(
+        uneven(SegmentOp::AllToAll, {nullptr, 0, input.dtype, input.device}),
+        [=, to = Slices(sent, input.dtype), from = Slices(received, output.dtype), ranks = size()](
+            const Api& api, Handle comm, cuda::Stream stream) {
+            const Type type = type_of(input.dtype);
+            return grouped(api, [&] {
+                Until all;
+                for (int r = 0; r < ranks; ++r) {
+                    const Buffer given = to.of(input, r), taken = from.of(output, r);
+                    all.then([&] { return api.send(given.data, given.count, type, r, comm, stream); });
+                    all.then([&] { return api.recv(taken.data, taken.count, type, r, comm, stream); });
+                }
+                return all.code;
+            });
+        });
+}
+
 Work Group::do_send(Buffer buffer, int to) {
-    return session_->start(call_of(SegmentOp::Send, buffer, ReduceOp::Sum, to),
-                           [=](const Api& api, Handle comm, cuda::Stream stream) {
-                               return api.send(buffer.data, buffer.count, type_of(buffer.dtype), to, comm,
-                                               stream);
-                           });
+    return start(call_of(SegmentOp::Send, buffer, ReduceOp::Sum, to),
+                 [=](const Api& api, Handle comm, cuda::Stream stream) {
+                     return api.send(buffer.data, buffer.count, type_of(buffer.dtype), to, comm, stream);
+                 });
 }
 
 Work Group::do_recv(Buffer buffer, int from) {
-    return session_->start(call_of(SegmentOp::Recv, buffer, ReduceOp::Sum, from),
-                           [=](const Api& api, Handle comm, cuda::Stream stream) {
-                               return api.recv(buffer.data, buffer.count, type_of(buffer.dtype), from, comm,
-                                               stream);
-                           });
+    return start(call_of(SegmentOp::Recv, buffer, ReduceOp::Sum, from),
+                 [=](const Api& api, Handle comm, cuda::Stream stream) {
+                     return api.recv(buffer.data, buffer.count, type_of(buffer.dtype), from, comm, stream);
+                 });
 }
 
 /// NCCL has none: the smallest all-reduce. Its end is a matter of the host, so waiting for it blocks.
 Work Group::barrier() {
     void* const word = scratch_->get();
-    Work work = session_->start({.operation = SegmentOp::Barrier},
-                                [=](const Api& api, Handle comm, cuda::Stream stream) {
-                                    return api.all_reduce(word, word, 1, Type::Int32, Op::Sum, comm, stream);
-                                });
+    Work work =
+        start({.operation = SegmentOp::Barrier}, [=](const Api& api, Handle comm, cuda::Stream stream) {
+            return api.all_reduce(word, word, 1, Type::Int32, Op::Sum, comm, stream);
+        });
     work.synchronize();
     return work;
 }
@@ -264,12 +327,11 @@ Registration Group::agree_on(Registration mine, std::size_t bytes) {
     auto value = static_cast<std::int32_t>(mine);
     void* const word = scratch_->get();
     session_->copy(word, &value, sizeof value, cudaMemcpyHostToDevice);
-    session_
-        ->start({.bytes = bytes, .operation = SegmentOp::Barrier, .root = kAllocateMark},
-                [=](const Api& api, Handle comm, cuda::Stream stream) {
-                    return api.all_reduce(word, word, 1, Type::Int32, Op::Min, comm, stream);
-                })
-        .synchronize();
+    start({.bytes = bytes, .operation = SegmentOp::Barrier, .root = kAllocateMark}, [=](const Api& api,
+                                                                                        Handle comm,
+                                                                                        cuda::Stream stream) {
+        return api.all_reduce(word, word, 1, Type::Int32, Op::Min, comm, stream);
+    }).synchronize();
     session_->copy(&value, word, sizeof value, cudaMemcpyDeviceToHost);
     return static_cast<Registration>(value);
 }
@@ -324,12 +386,10 @@ void Group::gather_host(void* all, const void* mine, std::size_t bytes, const Nc
     std::byte* const sent = room.get();
     std::byte* const received = room.get() + bytes;
     session_->copy(sent, mine, bytes, cudaMemcpyHostToDevice);
-    session_
-        ->start({.bytes = bytes, .operation = SegmentOp::AllGather, .root = mark},
-                [=](const Api& api, Handle comm, cuda::Stream stream) {
-                    return api.all_gather(sent, received, bytes, Type::UInt8, comm, stream);
-                })
-        .synchronize();
+    start({.bytes = bytes, .operation = SegmentOp::AllGather, .root = mark}, [=](const Api& api, Handle comm,
+                                                                                 cuda::Stream stream) {
+        return api.all_gather(sent, received, bytes, Type::UInt8, comm, stream);
+    }).synchronize();
     session_->copy(all, received, bytes * static_cast<std::size_t>(size()), cudaMemcpyDeviceToHost);
 }
 

@@ -31,7 +31,9 @@ class Group final : public ProcessGroup {
     void report_progress(std::uint64_t step, std::uint64_t samples) override;
 
     Work barrier() override;
-    Work launch_graph(const std::function<void()>& launch) override { return session_->launch_graph(launch); }
+    Work launch_graph(const std::function<void()>& launch) override {
+        return session_->launch_graph(timeout(), launch);
+    }
     std::span<std::byte> allocate_shared(std::size_t bytes) override;
 
   private:
@@ -43,11 +45,15 @@ class Group final : public ProcessGroup {
     Work do_gather(Buffer output, Buffer input, int root) override;
     Work do_scatter(Buffer output, Buffer input, int root) override;
     Work do_all_to_all(Buffer output, Buffer input) override;
+    Work do_all_gather_v(Buffer output, Buffer input, Counts counts) override;
+    Work do_reduce_scatter_v(Buffer output, Buffer input, Counts counts, ReduceOp op) override;
+    Work do_all_to_all_v(Buffer output, Counts received, Buffer input, Counts sent) override;
     Work do_send(Buffer buffer, int to) override;
     Work do_recv(Buffer buffer, int from) override;
     std::vector<std::string> do_all_gather_bytes(std::string_view mine, std::int16_t mark) override;
     std::unique_ptr<ProcessGroup> do_split(const Part& part) override;
 
+    Work start(Call call, const Session::Enqueue& enqueue);
     cuda::DeviceScope on_device() const;
     Registration agree_on(Registration mine, std::size_t bytes);
     bool make_known(const NcclMemory& memory);

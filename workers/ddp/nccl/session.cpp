@@ -126,7 +126,7 @@ bool Session::register_memory(void* address, std::size_t bytes, Registration how
     const bool refused = code && *code != Code::InProgress && *code != Code::Success;
     if (refused && communicator_->state() == Code::Success) return look_again(), false;
     try {
-        settle(code.value_or(Code::InProgress), attempt, MonotonicClock::now());
+        settle(code.value_or(Code::InProgress), attempt, MonotonicClock::now(), parts_.timeout);
         look_again();
     } catch (...) {
         fail(std::current_exception());
@@ -146,7 +146,8 @@ void Session::deregister_all() {
         });
         try {
             if (code == Code::InProgress)
-                settle(*code, fmt::format("rank {}: leaving", parts_.env.rank), MonotonicClock::now());
+                settle(*code, fmt::format("rank {}: leaving", parts_.env.rank), MonotonicClock::now(),
+                       parts_.timeout);
         } catch (...) {
             return fail(std::current_exception());
         }
@@ -198,26 +199,28 @@ std::shared_ptr<Communicator> Session::split(int color, int key) {
     }
 }
 
-Work Session::start(Call call, const Enqueue& enqueue) {
-    return track(call, cuda::is_capturing(parts_.user_stream),
+Work Session::start(Call call, std::chrono::nanoseconds timeout, const Enqueue& enqueue) {
+    return track(call, timeout, cuda::is_capturing(parts_.user_stream),
                  [&](const InFlight& operation) { put_on_stream(operation, enqueue); });
 }
 
 // The graph follows the user's stream alone: what was started before and not waited for must not meet it in NCCL.
-Work Session::launch_graph(const std::function<void()>& launch) {
-    return track({.operation = ddprun::SegmentOp::GraphLaunch}, false, [&](const InFlight& operation) {
-        if (const auto latest = std::exchange(latest_, nullptr)) hold_back_at(latest)();
-        launch();
-        record_end(operation, parts_.user_stream);
-        operation.work->hold_back = [] {};  // the user's stream does it itself
-    });
+Work Session::launch_graph(std::chrono::nanoseconds timeout, const std::function<void()>& launch) {
+    return track({.operation = ddprun::SegmentOp::GraphLaunch}, timeout, false,
+                 [&](const InFlight& operation) {
+                     if (const auto latest = std::exchange(latest_, nullptr)) hold_back_at(latest)();
+                     launch();
+                     record_end(operation, parts_.user_stream);
+                     operation.work->hold_back = [] {};  // the user's stream does it itself
+                 });
 }
 
 /// Starts what `queue` puts on a stream, and gives it to the watchdog.
-Work Session::track(Call call, bool captured, const Queue& queue) {
+Work Session::track(Call call, std::chrono::nanoseconds timeout, bool captured, const Queue& queue) {
     const cuda::DeviceScope here(parts_.device);
     call.seq = ledger_.next_number(call);
-    InFlight operation{call, MonotonicClock::now(), nullptr, std::make_shared<Work::State>(), captured};
+    InFlight operation{call,    timeout, MonotonicClock::now(), nullptr, std::make_shared<Work::State>(),
+                       captured};
     const std::shared_ptr<Work::State> work = operation.work;
     work->captured = captured;
     work->look = [link = link_] {
@@ -291,7 +294,7 @@ void Session::finish_start(Code code) {
     if (!starting_) return;
     const InFlight operation = *std::exchange(starting_, std::nullopt);
     try {
-        settle(code, named(operation.call), operation.started);
+        settle(code, named(operation.call), operation.started, operation.timeout);
         record_end(operation, stream_);
     } catch (...) {
         fail(std::current_exception());  // before anybody sees that it is not starting any more
@@ -328,14 +331,15 @@ std::function<void()> Session::hold_back_at(std::shared_ptr<const End> end) {
 }
 
 // With a non-blocking communicator a call may still be on its way; no other may be made until it is done.
-void Session::settle(Code code, const std::string& name, TimePoint started) {
-    const TimePoint deadline = ddprun::deadline_after(started, parts_.timeout);
+void Session::settle(Code code, const std::string& name, TimePoint started,
+                     std::chrono::nanoseconds timeout) {
+    const TimePoint deadline = ddprun::deadline_after(started, timeout);
     for (Pauses pauses; code == Code::InProgress; pauses.next()) {
         if (const std::exception_ptr failure = broken()) std::rethrow_exception(failure);
         throw_if_lost(parts_.segment->header(), name);
         if (MonotonicClock::now() >= deadline) {
             throw TimeoutError(fmt::format("{}: NCCL did not start it within {}{}", name,
-                                           ddprun::format_duration(parts_.timeout),
+                                           ddprun::format_duration(timeout),
                                            why_it_hangs(parts_, communicator_->api())));
         }
         code = communicator_->state().value_or(Code::InProgress);
@@ -391,17 +395,17 @@ void Session::look_for_trouble() {
     const Call oldest = oldest_call();
     throw_if_lost(parts_.segment->header(), named(oldest));
     if (const auto state = communicator_->state(); state && *state != Code::InProgress)
-        settle(*state, named(oldest), MonotonicClock::now());
+        settle(*state, named(oldest), MonotonicClock::now(), parts_.timeout);
     InFlight waited_for;
     {
         const std::lock_guard lock(mutex_);
         if (in_flight_.empty()) return;
         waited_for = in_flight_.front();
     }
-    if (MonotonicClock::now() < ddprun::deadline_after(waited_for.started, parts_.timeout)) return;
+    if (MonotonicClock::now() < ddprun::deadline_after(waited_for.started, waited_for.timeout)) return;
     throw TimeoutError(fmt::format("{}: {} within {}{}", named(waited_for.call),
                                    waited_for.end->recorded ? "did not finish" : "NCCL did not start it",
-                                   ddprun::format_duration(parts_.timeout),
+                                   ddprun::format_duration(waited_for.timeout),
                                    why_it_hangs(parts_, communicator_->api())));
 }
 

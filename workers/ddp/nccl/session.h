@@ -70,11 +70,11 @@ class Session {
 
     using Enqueue = std::function<Code(const Api& api, Handle comm, cuda::Stream stream)>;
     /// Gives `call` its number (send and recv: among those with the same peer) and puts it on the stream. Its
-    /// Work holds the user's stream back until then.
-    Work start(Call call, const Enqueue& enqueue);
+    /// Work holds the user's stream back until then. It has `timeout` to end in.
+    Work start(Call call, std::chrono::nanoseconds timeout, const Enqueue& enqueue);
     /// `launch` puts a graph with collectives of this session on the user's stream. Not called once the session
     /// is broken. What it throws breaks the session.
-    Work launch_graph(const std::function<void()>& launch);
+    Work launch_graph(std::chrono::nanoseconds timeout, const std::function<void()>& launch);
     /// A part of the communicator; nothing may be in flight. A failure breaks the session.
     std::shared_ptr<Communicator> split(int color, int key);
     /// Waits for something else that the ranks do together, as long as for a collective.
@@ -96,6 +96,7 @@ class Session {
     };
     struct InFlight {
         Call call;
+        std::chrono::nanoseconds timeout{};
         ddprun::TimePoint started;
         std::shared_ptr<End> end;
         std::shared_ptr<Work::State> work;
@@ -103,7 +104,7 @@ class Session {
     };
     std::exception_ptr broken() const;
     using Queue = std::function<void(const InFlight& operation)>;
-    Work track(Call call, bool captured, const Queue& queue);
+    Work track(Call call, std::chrono::nanoseconds timeout, bool captured, const Queue& queue);
     std::exception_ptr try_start(InFlight& operation, const Queue& queue);
     std::shared_ptr<const cuda::Event> take_event(bool captured);
     void put_on_stream(const InFlight& operation, const Enqueue& enqueue);
@@ -114,7 +115,8 @@ class Session {
     std::function<void()> hold_back_at(std::shared_ptr<const End> end);
     void deregister_all();
     void run_on_stream(const char* attempt, const std::function<cudaError_t()>& enqueue);
-    void settle(Code code, const std::string& name, ddprun::TimePoint started);
+    void settle(Code code, const std::string& name, ddprun::TimePoint started,
+                std::chrono::nanoseconds timeout);
     void fail(std::exception_ptr failure);
     void watch();
     void look_away();

@@ -1,3 +1,5 @@
+#include <fmt/core.h>
+
 #include <algorithm>
 #include <cstring>
 
@@ -27,10 +29,13 @@ void CpuBackend::show(const std::byte* from, std::size_t length) {
     kernels_.stream(arena_.staging(rank_, steps_.coming()), from, length);
 }
 
-/// `length` bytes from every other rank, each to `at` of its part of `output`.
-void CpuBackend::collect_from_all(const Buffer& output, std::size_t each, std::size_t at, std::size_t length) {
+/// The `most` bytes at `at` of every other rank's slice.
+void CpuBackend::collect_from_all(const Buffer& output, const Slices& slices, std::size_t at,
+                                  std::size_t most) {
     for (std::uint32_t r = 0; r < size_; ++r) {
-        if (r != rank_) copy_bytes(bytes_of(output) + r * each + at, arena_.staging(r, steps_.met()), length);
+        if (r == rank_) continue;
+        copy_bytes(bytes_of(output) + slices.offset(r) + at, arena_.staging(r, steps_.met()),
+                   slices.within(r, at, most));
     }
 }
 
@@ -56,26 +61,33 @@ void CpuBackend::broadcast(Buffer buffer, int root) {
 }
 
 void CpuBackend::all_gather(Buffer output, Buffer input) {
-    const std::size_t each = input.bytes();
     steps_.begin(call_of(SegmentOp::AllGather, input));
-    if (each > 0) std::memmove(bytes_of(output) + rank_ * each, input.data, each);
-    const std::byte* own = bytes_of(output) + rank_ * each;  // `input` may overlap what we write
-    if (size_ == 1) return steps_.end();
-    in_pieces(
-        each, kAreaBytes, [&](std::size_t at, std::size_t length) { show(own + at, length); },
-        [&](std::size_t at, std::size_t length) { collect_from_all(output, each, at, length); });
+    gather_slices(output, input, Slices::even(input.bytes()));
     steps_.end();
+}
+
+void CpuBackend::gather_slices(const Buffer& output, const Buffer& input, const Slices& slices) {
+    std::byte* const own = bytes_of(output) + slices.offset(rank_);
+    if (input.bytes() > 0) std::memmove(own, input.data, input.bytes());
+    if (size_ == 1) return;
+    in_pieces(
+        slices.longest(), kAreaBytes,
+        // Not `input`, which may overlap what we write.
+        [&](std::size_t at, std::size_t most) { show(own + at, slices.within(rank_, at, most)); },
+        [&](std::size_t at, std::size_t most) { collect_from_all(output, slices, at, most); });
 }
 
 /// What fits an area for each of n ranks.
 std::size_t CpuBackend::piece_bytes() const { return kAreaBytes / size_ / kLine * kLine; }
 
-/// Stages `length` bytes at `at` of every other rank's part of `buffer`.
-void CpuBackend::stage_for_each(const Buffer& buffer, std::size_t each, std::size_t at, std::size_t length) {
+/// Stages the `most` bytes at `at` of every other rank's slice of `buffer`.
+void CpuBackend::stage_for_each(const Buffer& buffer, const Slices& slices, std::size_t at,
+                                std::size_t most) {
     std::byte* area = arena_.staging(rank_, steps_.coming());
     for (std::uint32_t owner = 0; owner < size_; ++owner) {
-        if (owner != rank_)
-            kernels_.stream(area + owner * piece_bytes(), bytes_of(buffer) + owner * each + at, length);
+        if (owner == rank_) continue;
+        kernels_.stream(area + owner * piece_bytes(), bytes_of(buffer) + slices.offset(owner) + at,
+                        slices.within(owner, at, most));
     }
 }
 
@@ -85,18 +97,23 @@ const std::byte* CpuBackend::staged_by(std::uint32_t rank) const {
 }
 
 void CpuBackend::reduce_scatter(Buffer output, Buffer input, ReduceOp op) {
-    const std::size_t each = output.bytes();
     steps_.begin(call_of(SegmentOp::ReduceScatter, output, op));
-    in_pieces(
-        each, piece_bytes(),
-        [&](std::size_t at, std::size_t length) { stage_for_each(input, each, at, length); },
-        [&](std::size_t at, std::size_t length) {
-            for (std::uint32_t r = 0; r < size_; ++r)
-                sources_[r] = r == rank_ ? bytes_of(input) + rank_ * each + at : staged_by(r);
-            reduction(input.dtype, op)(bytes_of(output) + at, sources_.data(), size(),
-                                       length / size_of(input.dtype));
-        });
+    reduce_slices(output, input, Slices::even(output.bytes()), reduction(input.dtype, op));
     steps_.end();
+}
+
+void CpuBackend::reduce_slices(const Buffer& output, const Buffer& input, const Slices& slices,
+                               ReduceFunction combine) {
+    in_pieces(
+        slices.longest(), piece_bytes(),
+        [&](std::size_t at, std::size_t most) { stage_for_each(input, slices, at, most); },
+        [&](std::size_t at, std::size_t most) {
+            const std::size_t length = slices.within(rank_, at, most);
+            if (length == 0) return;
+            for (std::uint32_t r = 0; r < size_; ++r)
+                sources_[r] = r == rank_ ? bytes_of(input) + slices.offset(r) + at : staged_by(r);
+            combine(bytes_of(output) + at, sources_.data(), size(), length / size_of(input.dtype));
+        });
 }
 
 void CpuBackend::reduce(Buffer buffer, int root, ReduceOp op) {
@@ -129,7 +146,7 @@ void CpuBackend::gather(Buffer output, Buffer input, int root) {
             if (!is_root) show(bytes_of(input) + at, length);
         },
         [&](std::size_t at, std::size_t length) {
-            if (is_root) collect_from_all(output, each, at, length);
+            if (is_root) collect_from_all(output, Slices::even(each), at, length);
         });
     steps_.end();
 }
@@ -141,7 +158,7 @@ void CpuBackend::scatter(Buffer output, Buffer input, int root) {
     in_pieces(
         each, piece_bytes(),
         [&](std::size_t at, std::size_t length) {
-            if (rank_ == from) stage_for_each(input, each, at, length);
+            if (rank_ == from) stage_for_each(input, Slices::even(each), at, length);
         },
         [&](std::size_t at, std::size_t length) {
             if (rank_ != from) copy_bytes(bytes_of(output) + at, staged_by(from), length);
@@ -153,15 +170,83 @@ void CpuBackend::scatter(Buffer output, Buffer input, int root) {
 void CpuBackend::all_to_all(Buffer output, Buffer input) {
     const std::size_t each = input.bytes() / size_;
     steps_.begin({.bytes = each, .operation = SegmentOp::AllToAll, .dtype = input.dtype});
-    copy_bytes(bytes_of(output) + rank_ * each, bytes_of(input) + rank_ * each, each);
+    exchange_slices(output, Slices::even(each), input, Slices::even(each), each);
+    steps_.end();
+}
+
+/// `longest`: of all slices that any rank sends.
+void CpuBackend::exchange_slices(const Buffer& output, const Slices& received, const Buffer& input,
+                                 const Slices& sent, std::size_t longest) {
+    copy_bytes(bytes_of(output) + received.offset(rank_), bytes_of(input) + sent.offset(rank_),
+               sent.length(rank_));
     in_pieces(
-        each, piece_bytes(),
-        [&](std::size_t at, std::size_t length) { stage_for_each(input, each, at, length); },
-        [&](std::size_t at, std::size_t length) {
+        longest, piece_bytes(),
+        [&](std::size_t at, std::size_t most) { stage_for_each(input, sent, at, most); },
+        [&](std::size_t at, std::size_t most) {
             for (std::uint32_t r = 0; r < size_; ++r) {
-                if (r != rank_) copy_bytes(bytes_of(output) + r * each + at, staged_by(r), length);
+                if (r == rank_) continue;
+                copy_bytes(bytes_of(output) + received.offset(r) + at, staged_by(r),
+                           received.within(r, at, most));
             }
         });
+}
+
+// ---- slices of different lengths: a step in which all tell theirs comes first
+
+namespace {
+
+Call uneven(SegmentOp operation, const Buffer& whole, ReduceOp op = ReduceOp::Sum) {
+    return call_of(operation, whole, op, kUnevenMark);
+}
+
+}  // namespace
+
+/// Everyone's, as Slices compares them.
+std::vector<Counts> CpuBackend::tell_counts(const Counts& own) {
+    const std::size_t bytes = (own.size() + 1) * sizeof own[0];
+    if (bytes > kTinyBytes)
+        throw InvalidInput(fmt::format("rank {}: uneven collectives are for fewer ranks on a node than {}",
+                                       arena_.global_rank(rank_), size_));
+    const auto rank = static_cast<std::size_t>(arena_.global_rank(rank_));
+    std::byte* const mine = steps_.mine().message(bytes);
+    std::memcpy(mine, &rank, sizeof rank);
+    std::memcpy(mine + sizeof rank, own.data(), bytes - sizeof rank);
+    meet();
+    std::vector<Counts> told(size_, Counts(own.size() + 1));
+    for (std::uint32_t r = 0; r < size_; ++r)
+        std::memcpy(told[r].data(), steps_.shown_by(r).message(bytes), bytes);
+    return told;
+}
+
+void CpuBackend::agree_on(const Counts& counts) {
+    if (const std::string why = unequal_counts(tell_counts(counts)); !why.empty()) steps_.disagree(why);
+}
+
+void CpuBackend::all_gather_v(Buffer output, Buffer input, const Counts& counts) {
+    steps_.begin(uneven(SegmentOp::AllGather, output));
+    agree_on(counts);
+    gather_slices(output, input, Slices(counts, output.dtype));
+    steps_.end();
+}
+
+void CpuBackend::reduce_scatter_v(Buffer output, Buffer input, const Counts& counts, ReduceOp op) {
+    steps_.begin(uneven(SegmentOp::ReduceScatter, input, op));
+    agree_on(counts);
+    reduce_slices(output, input, Slices(counts, input.dtype), reduction(input.dtype, op));
+    steps_.end();
+}
+
+void CpuBackend::all_to_all_v(Buffer output, const Counts& received, Buffer input, const Counts& sent) {
+    // No length: it differs between ranks.
+    steps_.begin(uneven(SegmentOp::AllToAll, {nullptr, 0, input.dtype, {}}));
+    Counts both = sent;
+    both.insert(both.end(), received.begin(), received.end());
+    const std::vector<Counts> told = tell_counts(both);
+    if (const std::string why = unmatched_counts(told); !why.empty()) steps_.disagree(why);
+    std::size_t longest = 0;
+    for (const Counts& one : told) longest = std::max(longest, *std::max_element(one.begin() + 1, one.end()));
+    exchange_slices(output, Slices(received, output.dtype), input, Slices(sent, input.dtype),
+                    longest * size_of(input.dtype));
     steps_.end();
 }
 

@@ -14,6 +14,7 @@
 #include "ddp/shm/kernels.h"
 #include "ddp/shm/lockstep.h"
 #include "ddp/shm/point_to_point.h"
+#include "ddp/worker/slices.h"
 
 namespace ddp::cpu {
 
@@ -87,6 +88,9 @@ class CpuBackend {
     void gather(Buffer output, Buffer input, int root);
     void scatter(Buffer output, Buffer input, int root);
     void all_to_all(Buffer output, Buffer input);
+    void all_gather_v(Buffer output, Buffer input, const Counts& counts);
+    void reduce_scatter_v(Buffer output, Buffer input, const Counts& counts, ReduceOp op);
+    void all_to_all_v(Buffer output, const Counts& received, Buffer input, const Counts& sent);
     void send(Buffer buffer, int to);
     void recv(Buffer buffer, int from);
     void barrier();
@@ -98,6 +102,10 @@ class CpuBackend {
     /// `mark` says as what it is reported: kBytesMark, kSplitMark.
     std::vector<std::string> all_gather_bytes(std::string_view mine, std::int16_t mark = kBytesMark);
 
+    /// Of the calls that follow.
+    void set_timeout(std::chrono::nanoseconds timeout) {
+        steps_.set_timeout(timeout), messages_.set_timeout(timeout);
+    }
     /// Every later collective fails with `why`; peers find out by their deadlines.
     void give_up(std::exception_ptr why) { steps_.give_up(std::move(why)); }
 
@@ -122,9 +130,16 @@ class CpuBackend {
     template <class Give, class Take>
     void in_pieces(std::size_t total, std::size_t most, Give give, Take take);
     void show(const std::byte* from, std::size_t length);
-    void collect_from_all(const Buffer& output, std::size_t each, std::size_t at, std::size_t length);
-    void stage_for_each(const Buffer& buffer, std::size_t each, std::size_t at, std::size_t length);
+    void collect_from_all(const Buffer& output, const Slices& slices, std::size_t at, std::size_t most);
+    void stage_for_each(const Buffer& buffer, const Slices& slices, std::size_t at, std::size_t most);
     [[nodiscard]] const std::byte* staged_by(std::uint32_t rank) const;
+    void gather_slices(const Buffer& output, const Buffer& input, const Slices& slices);
+    void reduce_slices(const Buffer& output, const Buffer& input, const Slices& slices,
+                       ReduceFunction combine);
+    void exchange_slices(const Buffer& output, const Slices& received, const Buffer& input,
+                         const Slices& sent, std::size_t longest);
+    std::vector<Counts> tell_counts(const Counts& own);
+    void agree_on(const Counts& counts);
     template <class Transfer>
     void between_two(Transfer transfer);
 

@@ -16,11 +16,11 @@ class CpuGroup final : public ProcessGroup {
     CpuGroup(std::shared_ptr<SegmentMap> segment, const ddprun::WorkerEnv& env,
              const ProcessGroupOptions& options)
         : env_(env), wanted_(options.progress), backend_(std::move(segment), env, options.timeout) {
-        settle();
+        settle(options.timeout);
     }
     CpuGroup(const CpuGroup& parent, const std::vector<std::uint32_t>& members, std::uint32_t share)
         : env_(parent.env_), wanted_(parent.wanted_), backend_(parent.backend_, members, share, parent.env_) {
-        settle();
+        settle(parent.seat().timeout);
     }
 
     std::string describe() const override {
@@ -65,6 +65,15 @@ class CpuGroup final : public ProcessGroup {
     Work do_all_to_all(Buffer output, Buffer input) override {
         return run([this, output, input] { backend_.all_to_all(output, input); });
     }
+    Work do_all_gather_v(Buffer output, Buffer input, Counts counts) override {
+        return run([=, this] { backend_.all_gather_v(output, input, counts); });
+    }
+    Work do_reduce_scatter_v(Buffer output, Buffer input, Counts counts, ReduceOp op) override {
+        return run([=, this] { backend_.reduce_scatter_v(output, input, counts, op); });
+    }
+    Work do_all_to_all_v(Buffer output, Counts received, Buffer input, Counts sent) override {
+        return run([=, this] { backend_.all_to_all_v(output, received, input, sent); });
+    }
     Work do_send(Buffer buffer, int to) override {
         return run([this, buffer, to] { backend_.send(buffer, to); });
     }
@@ -83,21 +92,23 @@ class CpuGroup final : public ProcessGroup {
         return std::make_unique<CpuGroup>(*this, part.members, share);
     }
 
-    void settle() {
+    void settle(std::chrono::nanoseconds timeout) {
         const bool has_spare_core = backend_.roster().cpus >= 2 * backend_.roster().ranks;
         const bool threaded =
             wanted_ == Progress::Auto ? has_spare_core && backend_.size() > 1 : wanted_ == Progress::Thread;
         if (threaded) progress_.emplace();
-        take_seat({.rank = backend_.rank(), .size = backend_.size(), .world_rank = env_.rank});
+        take_seat(
+            {.rank = backend_.rank(), .size = backend_.size(), .world_rank = env_.rank, .timeout = timeout});
     }
 
     template <class Collective>
     Work run(Collective collective) {
         if (!progress_) return run_here(collective);
         auto state = std::make_shared<Work::State>();
-        progress_->post([state, collective] {
+        progress_->post([this, state, collective, limit = timeout()] {
             std::exception_ptr failure;
             try {
+                backend_.set_timeout(limit);
                 collective();
             } catch (...) {
                 failure = std::current_exception();
@@ -107,8 +118,9 @@ class CpuGroup final : public ProcessGroup {
         return Work(std::move(state));
     }
     template <class Collective>
-    static Work run_here(Collective& collective) {
+    Work run_here(Collective& collective) {
         try {
+            backend_.set_timeout(timeout());
             collective();
             return Work();
         } catch (...) {

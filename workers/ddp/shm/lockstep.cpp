@@ -2,6 +2,7 @@
 
 #include <fmt/core.h>
 
+#include <algorithm>
 #include <exception>
 
 #include "ddp/shm/roster.h"
@@ -152,6 +153,10 @@ void Lockstep::compare_calls() {
     }
 }
 
+void Lockstep::disagree(const std::string& on_what) {
+    fail<MismatchError>(fmt::format("rank {}: {}: {}", global(rank_), to_string(call_), on_what));
+}
+
 std::vector<std::uint32_t> Lockstep::absent() const {
     std::vector<std::uint32_t> ranks;
     for (std::uint32_t peer = 0; peer < arena_.ranks(); ++peer) {
@@ -181,12 +186,16 @@ void Lockstep::throw_if_hopeless() {
 }
 
 void Lockstep::time_out() {
+    std::vector<int> missing;
+    for (const std::uint32_t peer : absent()) missing.push_back(global(peer));
+    std::sort(missing.begin(), missing.end());  // a sub-group orders its members as it likes
     std::vector<std::uint32_t> peers;
     for (std::uint32_t peer = 0; peer < arena_.ranks(); ++peer) {
         if (peer != rank_) peers.push_back(peer);
     }
-    fail<TimeoutError>(fmt::format("rank {}: {} did not finish within {}: {}", global(rank_),
-                                   to_string(call_), ddprun::format_duration(timeout_),
+    fail<TimeoutError>(fmt::format("rank {}: {} did not finish within {}: rank{} {} missing: {}",
+                                   global(rank_), to_string(call_), ddprun::format_duration(timeout_),
+                                   missing.size() == 1 ? "" : "s", ddprun::format_ranges(missing),
                                    what_ranks_do(arena_, peers, MonotonicClock::now())));
 }
 

@@ -47,6 +47,11 @@ class Lockstep {
     [[nodiscard]] double waiting_seconds() const {
         return static_cast<double>(waiting_ns_.load(std::memory_order_relaxed)) * 1e-9;
     }
+    /// Of the collectives that follow.
+    void set_timeout(std::chrono::nanoseconds timeout) { timeout_ = timeout; }
+    /// Fails this call and all later ones with a MismatchError that says so: all ranks know what they
+    /// disagree on.
+    [[noreturn]] void disagree(const std::string& on_what);
     /// Every later collective fails with `why`: something outside of the steps went wrong.
     void give_up(std::exception_ptr why);
     /// Throws the first failure again.
@@ -73,7 +78,7 @@ class Lockstep {
     Arena& arena_;
     const std::uint32_t rank_;
     const Roster roster_;
-    const std::chrono::nanoseconds timeout_;
+    std::chrono::nanoseconds timeout_;
     Attention attention_;
     std::uint32_t step_;
     std::uint64_t seq_ = 0;

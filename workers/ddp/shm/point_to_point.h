@@ -26,6 +26,9 @@ class PointToPoint {
     void send(const Buffer& buffer, std::uint32_t to);
     void recv(const Buffer& buffer, std::uint32_t from);
 
+    /// Of the messages that follow.
+    void set_timeout(std::chrono::nanoseconds timeout) { timeout_ = timeout; }
+
   private:
     /// One end of a channel, in a message.
     struct End {
@@ -45,7 +48,7 @@ class PointToPoint {
 
     Arena& arena_;
     const Roster roster_;
-    const std::chrono::nanoseconds timeout_;
+    std::chrono::nanoseconds timeout_;
     const Kernels& kernels_;
     Attention attention_;
     std::vector<std::uint64_t> sent_, received_;  ///< messages, by peer

@@ -15,6 +15,7 @@ namespace ddp {
 inline constexpr std::int16_t kAllocateMark = -2;
 inline constexpr std::int16_t kBytesMark = -3;
 inline constexpr std::int16_t kSplitMark = -4;
+inline constexpr std::int16_t kUnevenMark = -5;  ///< all_gather_v and its like
 
 /// The call a rank is in, as it tells its peers. Equal on all ranks, or everybody throws MismatchError.
 struct Call {

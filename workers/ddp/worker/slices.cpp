@@ -1,0 +1,48 @@
+#include "ddp/worker/slices.h"
+
+#include <fmt/core.h>
+#include <fmt/format.h>
+
+#include <span>
+
+namespace ddp {
+
+Slices::Slices(const Counts& counts, DType type) {
+    std::size_t end = 0;
+    for (const std::size_t count : counts) {
+        end += count * size_of(type);
+        ends_.push_back(end);
+        each_ = std::max(each_, count * size_of(type));
+    }
+}
+
+Buffer Slices::of(const Buffer& whole, int rank) const {
+    const auto index = static_cast<std::size_t>(rank);
+    return {static_cast<std::byte*>(whole.data) + offset(index), length(index) / size_of(whole.dtype),
+            whole.dtype, whole.device};
+}
+
+std::string unequal_counts(const std::vector<Counts>& told) {
+    const auto counts_of = [](const Counts& one) { return std::span(one).subspan(1); };
+    for (const Counts& other : told) {
+        if (std::ranges::equal(counts_of(told[0]), counts_of(other))) continue;
+        return fmt::format("rank {} counts {}, rank {} counts {}", told[0][0],
+                           fmt::join(counts_of(told[0]), ", "), other[0], fmt::join(counts_of(other), ", "));
+    }
+    return "";
+}
+
+std::string unmatched_counts(const std::vector<Counts>& told) {
+    const std::size_t ranks = told.size();
+    for (std::size_t from = 0; from < ranks; ++from) {
+        for (std::size_t to = 0; to < ranks; ++to) {
+            const std::size_t sent = told[from][1 + to], received = told[to][1 + ranks + from];
+            if (sent == received) continue;
+            return fmt::format("rank {} sends {} elements to rank {}, which receives {}", told[from][0], sent,
+                               told[to][0], received);
+        }
+    }
+    return "";
+}
+
+}  // namespace ddp
