@@ -4,11 +4,14 @@
 #include <sys/epoll.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <filesystem>
+#include <iterator>
 
 #include "env/hmac.h"
 #include "env/io/socket.h"
 #include "env/nodes/exchange.h"
+#include "env/nodes/meeting_point.h"
 #include "env/print.h"
 #include "env/text.h"
 #include "launcher/exit_codes.h"
@@ -108,7 +111,7 @@ Status Job::build() {
         return build_agent(endpoint);
     }
     if (!head) return head;
-    if (const Status agent = build_agent({"127.0.0.1", server_->bound().port}); !agent) return agent;
+    if (const Status agent = build_agent(own_endpoint(setup_.spec.rendezvous, server_->bound().port)); !agent) return agent;
     return setup_.start ? build_start() : Status();
 }
 
@@ -193,7 +196,6 @@ Status Job::build_agent(const Endpoint& controller) {
     config.program = setup_.program;
     config.machine = setup_.machine;
     config.host = host_;
-    config.store = "tcp:" + to_string(controller);
     config.token = token_.token;
     config.mark = mark_;
     config.environment = std::move(setup_.environment);
@@ -219,19 +221,25 @@ Status Job::build_agent(const Endpoint& controller) {
     hello.seats = seats_of(spec, setup_.machine, setup_.workers);
     if (wants_fabric(spec) || spec.nodes.max > 1) hello.fabric = name_of(setup_.machine.fabric.fabric);
     if (!controller_) build_heir();
-    join(controller, deadline_after(MonotonicClock::now(), spec.rendezvous.join_timeout));
+    std::vector<Endpoint> controllers{controller};
+    std::copy_if(setup_.head_elsewhere.begin(), setup_.head_elsewhere.end(), std::back_inserter(controllers),
+                 [&](const Endpoint& other) { return other != controller; });
+    join(std::move(controllers), deadline_after(MonotonicClock::now(), spec.rendezvous.join_timeout));
     return build_observation();
 }
 
-/// Becomes part of the job at its controller, the first one or another.
-void Job::join(const Endpoint& controller, TimePoint by) {
-    head_ = controller;
+void Job::join(std::vector<Endpoint> controllers, TimePoint by) {
+    head_ = controllers.front();
+    head_places_ = controllers.size();
+    agent_->set_store("tcp:" + to_string(head_));
     rdzv::AgentLinkOptions options;
-    options.controller = controller;
+    options.controllers = std::move(controllers);
     options.credentials = {setup_.spec.rendezvous.run_id, token_.token};
     options.name = "agent on " + host_;
     options.when_token_differs = token_.when_refused;
     options.hello = hello_;
+    const bool has_others = setup_.spec.nodes.max > 1 && !setup_.spec.rendezvous.local_addr;
+    if (has_others) options.other_addresses = reachable_addresses(list_interfaces(), process_environment("NCCL_SOCKET_IFNAME").value_or(""));
     options.heartbeats = heartbeats_of(setup_.spec.rendezvous);
     options.is_ours = server_ != nullptr;
     options.connect_by = by;

@@ -53,6 +53,7 @@ struct JobSetup {
     int workers = 1;                       ///< of this node; 0: a head that is none
     std::vector<std::string> environment;  ///< "NAME=value": what workers inherit
     std::string log_level;                 ///< LOGLEVEL; "" default
+    std::vector<Endpoint> head_elsewhere;  ///< where the controller may be reached besides, if it has told
     std::string token;                     ///< the job's secret, where the head has told it; "" as job_token.h finds it
     std::optional<HostStart> start;        ///< what this node starts: the head the others, another its share of them
     bool is_started = false;               ///< by a head, on another host
@@ -100,7 +101,8 @@ class Job final : public rdzv::ServerHandler, public rdzv::AgentLinkHandler {
     void build_questions();
     [[nodiscard]] std::optional<Endpoint> ras_address() const;
     Status watch_starter();
-    void join(const Endpoint& controller, TimePoint by);
+    /// Becomes part of the job at its controller, the first one or another, by whichever of these answers.
+    void join(std::vector<Endpoint> controllers, TimePoint by);
     void on_signal(const signalfd_siginfo& info);
     void act_on(int signal, SignalAction action);
     void suspend();
@@ -129,6 +131,7 @@ class Job final : public rdzv::ServerHandler, public rdzv::AgentLinkHandler {
     // job_heir.cpp
     void build_heir();
     Result<std::uint16_t> listen_as_standby();
+    std::string listen_for_late_comers();
     void lose_head(const Error& why);
     void take_over(JobState state, const std::string& why);
     void give_up_without_head(const std::string& why);
@@ -208,6 +211,7 @@ class Job final : public rdzv::ServerHandler, public rdzv::AgentLinkHandler {
     std::unique_ptr<Heir> heir_;              ///< elsewhere; null: this node ends with the head
     std::map<rdzv::AgentId, rdzv::AgentHello> early_;  ///< have come to the standby, which is not the head yet
     Endpoint head_;                           ///< where the controller is, for agents
+    std::size_t head_places_ = 1;             ///< by which it was looked for
     rdzv::AgentHello hello_;                  ///< what this node says of itself
     bool has_succeeded_ = false;              ///< this head was the standby
     bool serves_torch_ = false;               ///< on the head

@@ -11,15 +11,15 @@ namespace ddprun {
 void Job::build_heir() {
     const JobSpec& spec = setup_.spec;
     if (setup_.is_started || setup_.has_lifeline || spec.outer_rank) return;
-    Heir::Parts parts{*loop_, log_, {}, nullptr, nullptr, nullptr, nullptr, nullptr};
+    Heir::Parts parts{*loop_, log_, {}, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr};
     parts.patience = spec.failure_grace + heartbeats_of(spec.rendezvous).timeout;
     parts.listen = [this] { return listen_as_standby(); };
     parts.say = [this](rdzv::FromAgent message) { link_->send(std::move(message)); };
-    parts.go_to = [this](const Endpoint& controller, TimePoint by) {
-        agent_->set_store("tcp:" + to_string(controller));
+    parts.go_to = [this](const std::vector<Endpoint>& controller, TimePoint by) {
         if (hello_.addresses.empty()) hello_.addresses = heir_->own_addresses();
         join(controller, by);
     };
+    parts.own_endpoint = [this](std::uint16_t port) { return own_endpoint(setup_.spec.rendezvous, port); };
     parts.take_over = [this](JobState state, const std::string& why) { take_over(std::move(state), why); };
     parts.give_up = [this](const std::string& why) { give_up_without_head(why); };
     heir_ = std::make_unique<Heir>(std::move(parts));
@@ -28,7 +28,7 @@ void Job::build_heir() {
 Result<std::uint16_t> Job::listen_as_standby() {
     if (const Status chosen = choose_store(); !chosen) return chosen.error();
     rdzv::ServerOptions options = server_options();
-    options.where = {"", 0};
+    options.where = {setup_.spec.rendezvous.listen_on, 0};
     if (const Status listens = listen(std::move(options)); !listens) return listens.error();
     return server_->bound().port;
 }
@@ -53,13 +53,24 @@ void Job::lose_head(const Error& why) {
 void Job::take_over(JobState state, const std::string& why) {
     has_succeeded_ = true;
     build_controller();
-    job_log_->warning("this node is the head from now on; {} nodes are here", early_.size());
+    job_log_->warning("this node is the head from now on; {} nodes are here; {}", early_.size(), listen_for_late_comers());
     observation_->becomes_head(*controller_);
     controller_->on_event([this](const JobEvent& event) { observation_->decided(event); });
     build_questions();
     begin_control();
     for (const auto& [agent, hello] : std::exchange(early_, {})) on_agent_joined(agent, hello);
     controller_->succeed(std::move(state), why);
+}
+
+/// At the port that the lost head had: nodes that do not know of this one look there, on the hosts that they know of. What
+/// the operator can do for others, in words.
+std::string Job::listen_for_late_comers() {
+    const std::optional<Endpoint> endpoint = shared_endpoint(setup_.spec);
+    if (!endpoint || setup_.meeting) return "no others can come";
+    const Status listens = server_->listen_also({setup_.spec.rendezvous.listen_on, endpoint->port});
+    if (!listens) return fmt::format("no others can come: {}", listens.error().what);
+    const std::vector<std::string> own = heir_->own_addresses();
+    return fmt::format("others can come with --rdzv-endpoint {}", to_string(Endpoint{own.empty() ? host_ : own.front(), endpoint->port}));
 }
 
 void Job::give_up_without_head(const std::string& why) {

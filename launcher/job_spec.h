@@ -50,6 +50,8 @@ struct RendezvousSpec {
     std::optional<std::string> master_addr;    ///< what workers get; none: the address that worked
     std::optional<int> master_port;            ///< none: a free port, reserved until the workers start
     std::optional<std::string> local_addr;
+    std::string iface;                         ///< --iface as given; "" none
+    std::string listen_on;                     ///< this node's address on it: it listens there only; "" on all
     bool insecure = false;                     ///< several nodes without a secret (job_token.h)
     bool head_is_apart = false;                ///< it is on a host that is none of the nodes, and runs no workers
 };

@@ -29,7 +29,7 @@ Status Job::build_start() {
         controller_->start_failed(render_start_failures(failures, setup_.start->hosts.size()));
     };
     (void)server_->ask_store(rdzv::store_op::Set{std::string(kOrderKey), rdzv::Blob(encode(setup_.start->order))});
-    setup_.start->endpoints = endpoints_of_head(setup_.start->order.head, server_->bound().port);
+    setup_.start->endpoints = endpoints_of_head(setup_.start->order.head, setup_.spec.rendezvous.listen_on, server_->bound().port);
     return start(std::move(parts));
 }
 
@@ -42,6 +42,10 @@ Status Job::start(RemoteAgents::Parts parts) {
 
 /// As a node that the head has started: its share of the others, once it can tell the head of them.
 void Job::on_connected() {
+    if (head_places_ > 1) {
+        head_ = link_->controller();
+        agent_->set_store("tcp:" + to_string(head_));
+    }
     if (controller_ || !setup_.start) return;
     RemoteAgents::Parts parts = parts_of_start();
     parts.tell_head = [this](int node, const std::string& why) {

@@ -8,6 +8,7 @@
 
 #include "env/io/socket.h"
 #include "env/nodes/launcher_env.h"
+#include "env/nodes/meeting_point.h"
 #include "env/os/system.h"
 #include "env/print.h"
 #include "env/text.h"
@@ -119,6 +120,7 @@ int settle_meeting(JobSetup& setup, OuterTask& task) {
         if (!outcome.meeting) return tell_that_nothing_began(fmt::format("{}: {}", who, outcome.meeting.error().what), exit_code_for(outcome.meeting.error()));
         task = std::move(outcome.task);
         setup.meeting = *std::move(outcome.meeting);
+        setup.head_elsewhere = setup.meeting->elsewhere;
         setup.spec.rendezvous.endpoint = setup.meeting->controller;
         setup.spec.rendezvous.run_id = setup.meeting->run_id;
         if (speaks) ddprun::print(stderr, "ddprun: {}\n", printable(fmt::format("{}; they meet at {} ({})", who, to_string(setup.meeting->controller), setup.meeting->why)));
@@ -130,6 +132,17 @@ int settle_meeting(JobSetup& setup, OuterTask& task) {
     setup.spec.outer_rank = *rank;
     if (!wants_fabric(setup.spec)) setup.machine.fabric = {};  // several ddpruns, and all on this host
     return 0;
+}
+
+/// The address of a node of several that --iface names: it listens there, and tells the others of it. Error: as address_on.
+Status settle_address(RendezvousSpec& rendezvous, bool starts_others, bool speaks) {
+    Result<std::string> address = address_on(rendezvous.iface, list_interfaces());
+    if (!address) return address.error().with("--iface");
+    rendezvous.listen_on = *std::move(address);
+    if (!rendezvous.local_addr) rendezvous.local_addr = rendezvous.listen_on;
+    if (starts_others) rendezvous.endpoint->host = rendezvous.listen_on;  // they are told
+    if (speaks) ddprun::print(stderr, "ddprun: the other nodes reach {} at {} (--iface={})\n", host_name(), printable(*rendezvous.local_addr), printable(rendezvous.iface));
+    return {};
 }
 
 /// `nodes` of the job, as the command line, the allocation or the head has them.
@@ -160,6 +173,7 @@ int run(CommandLine line, JobNodes nodes) {
     if (nodes.started) {
         if (const Status same = check_same_program(*nodes.started, setup.program); !same) return give_up(same.error().what, ExitCode::Usage);
         setup.token = nodes.started->token;
+        setup.head_elsewhere = nodes.started->elsewhere;
         setup.is_started = true;
         setup.start = own_share(*nodes.started);
         setup.has_lifeline = nodes.has_lifeline;
@@ -177,6 +191,11 @@ int run(CommandLine line, JobNodes nodes) {
     if (has_workers && !gpus_are_fit(setup)) {
         if (nodes.started) tell_head(*nodes.started, "its GPUs are not fit for the job (its own lines say why)");
         return static_cast<int>(ExitCode::Unavailable);
+    }
+    RendezvousSpec& rendezvous = setup.spec.rendezvous;
+    if (!rendezvous.iface.empty() && (setup.spec.nodes.max > 1 || rendezvous.head_is_apart)) {
+        const bool speaks = !setup.spec.quiet && (!nodes.task || !nodes.task->place.is_rank);
+        if (const Status settled = settle_address(rendezvous, setup.start && !setup.is_started, speaks); !settled) return give_up(settled.error().what, ExitCode::Usage);
     }
     if (nodes.task) {
         if (const int refused = settle_meeting(setup, *nodes.task); refused != 0) return refused;

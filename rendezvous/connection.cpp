@@ -102,11 +102,11 @@ std::string Connection::local_host() const {
     return numeric_endpoint(address, length).host;
 }
 
-std::string Connection::remote_host() const {
+Endpoint Connection::remote() const {
     sockaddr_storage address{};
     socklen_t length = sizeof address;
-    if (::getpeername(fd_.get(), reinterpret_cast<sockaddr*>(&address), &length) != 0) return "";
-    return numeric_endpoint(address, length).host;
+    if (::getpeername(fd_.get(), reinterpret_cast<sockaddr*>(&address), &length) != 0) return {};
+    return numeric_endpoint(address, length);
 }
 
 void Connection::on_events(std::uint32_t events) {

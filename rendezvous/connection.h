@@ -85,7 +85,8 @@ class Connection {
     /// This side's numeric address, without the port; "" when the kernel cannot tell.
     [[nodiscard]] std::string local_host() const;
     /// The other side's, likewise.
-    [[nodiscard]] std::string remote_host() const;
+    [[nodiscard]] Endpoint remote() const;
+    [[nodiscard]] std::string remote_host() const { return remote().host; }
     [[nodiscard]] bool is_open() const { return state_ == State::Open; }
     /// What is sent reaches the peer, by this connection or by another one.
     [[nodiscard]] bool takes_messages() const { return is_open() || (state_ == State::Closed && outbox_.keeps()); }

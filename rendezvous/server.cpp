@@ -76,17 +76,27 @@ Result<std::unique_ptr<Server>> Server::create(os::EventLoop& loop, ServerOption
 
 Status Server::open() {
     if (options_.listener) {
-        listener_ = std::move(options_.listener);
-        Result<Endpoint> bound = bound_address(listener_.get());
+        Result<Endpoint> bound = bound_address(options_.listener.get());
         if (!bound) return bound.error();
         bound_ = *std::move(bound);
-    } else {
-        Result<Listener> listener = listen_tcp(options_.where);
-        if (!listener) return listener.error();
-        listener_ = std::move(listener->fd);
-        bound_ = std::move(listener->bound);
+        return accept_from(std::move(options_.listener));
     }
-    return loop_.watch(listener_.get(), EPOLLIN, [this](std::uint32_t) { accept_some(); });
+    Result<Listener> listener = listen_tcp(options_.where);
+    if (!listener) return listener.error();
+    bound_ = std::move(listener->bound);
+    return accept_from(std::move(listener->fd));
+}
+
+Status Server::listen_also(const Endpoint& where) {
+    Result<Listener> listener = listen_tcp(where);
+    return listener ? accept_from(std::move(listener->fd)) : Status(listener.error());
+}
+
+Status Server::accept_from(UniqueFd listener) {
+    const int fd = listener.get();
+    if (const Status watched = loop_.watch(fd, EPOLLIN, [this, fd](std::uint32_t) { accept_some(fd); }); !watched) return watched;
+    listeners_.push_back(std::move(listener));
+    return {};
 }
 
 Server::~Server() {
@@ -96,7 +106,7 @@ Server::~Server() {
         for (const os::EventLoop::TimerId timer : {peer->handshake_timer, peer->outage_timer}) loop_.cancel(timer);
     }
     for (const auto& [key, end] : writing_ends_) loop_.cancel(end.timer);
-    if (listener_) loop_.unwatch(listener_.get());
+    for (const UniqueFd& listener : listeners_) loop_.unwatch(listener.get());
 }
 
 std::string Server::describe(const Peer& peer) const {
@@ -107,19 +117,19 @@ std::string Server::describe(const Peer& peer) const {
 
 // ---- arrivals
 
-void Server::accept_some() {
+void Server::accept_some(int listener) {
     for (int i = 0; i < kAcceptsPerEvent; ++i) {
-        if (!accept_one()) return;
+        if (!accept_one(listener)) return;
     }
 }
 
-bool Server::accept_one() {
+bool Server::accept_one(int listener) {
     if (const TimePoint room_at = strangers_.room_at(); room_at > loop_.now()) {
         stop_accepting(room_at);
         waits_for_room_ = true;
         return false;
     }
-    UniqueFd fd(::accept4(listener_.get(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
+    UniqueFd fd(::accept4(listener, nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
     if (fd) {
         admit(std::move(fd));
         return true;
@@ -140,14 +150,14 @@ void Server::pause_accepting(int error) {
 }
 
 void Server::stop_accepting(TimePoint until) {
-    loop_.change(listener_.get(), 0);
+    for (const UniqueFd& listener : listeners_) loop_.change(listener.get(), 0);
     accept_timer_ = loop_.call_at(until, [this] { accept_again(); });
 }
 
 void Server::accept_again() {
     loop_.cancel(std::exchange(accept_timer_, 0));
     waits_for_room_ = false;
-    loop_.change(listener_.get(), EPOLLIN);
+    for (const UniqueFd& listener : listeners_) loop_.change(listener.get(), EPOLLIN);
 }
 
 void Server::stranger_left(ClientId id) {

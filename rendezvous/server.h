@@ -6,6 +6,7 @@
 #include <optional>
 #include <string>
 #include <unordered_map>
+#include <vector>
 
 #include "env/io/socket.h"
 #include "env/os/event_loop.h"
@@ -65,6 +66,8 @@ class Server final : private ConnectionOwner {
 
     /// Where it listens, with the real port.
     [[nodiscard]] const Endpoint& bound() const { return bound_; }
+    /// Listens there too; bound() stays. Error: System.
+    Status listen_also(const Endpoint& where);
 
     /// Drops the store's keys and fences off the earlier generations. Call it before workers are started.
     void begin_generation(std::uint64_t generation);
@@ -92,6 +95,7 @@ class Server final : private ConnectionOwner {
 
     Server(os::EventLoop& loop, ServerOptions options, ServerHandler& handler);
     Status open();
+    Status accept_from(UniqueFd listener);
     void on_frame(Connection& connection, Frame frame) override;
     bool on_first_byte(Connection& connection, char byte) override;
     void on_bytes(Connection& connection, std::string_view bytes) override;
@@ -102,8 +106,8 @@ class Server final : private ConnectionOwner {
     /// Bytes that agents have not said to have.
     [[nodiscard]] std::size_t queued_bytes() const;
 
-    void accept_some();
-    bool accept_one();
+    void accept_some(int listener);
+    bool accept_one(int listener);
     void pause_accepting(int error);
     void stop_accepting(TimePoint until);
     void accept_again();
@@ -134,7 +138,7 @@ class Server final : private ConnectionOwner {
     os::EventLoop& loop_;
     ServerOptions options_;
     ServerHandler& handler_;
-    UniqueFd listener_;
+    std::vector<UniqueFd> listeners_;
     Endpoint bound_;
     Store store_;
     TorchStore torch_store_;

@@ -1,10 +1,13 @@
 #include "env/nodes/meeting_point.h"
 
+#include <arpa/inet.h>
 #include <fmt/core.h>
 #include <ifaddrs.h>
 #include <net/if.h>
 
 #include <algorithm>
+#include <array>
+#include <optional>
 
 #include "env/hmac.h"
 #include "env/io/file.h"
@@ -65,7 +68,64 @@ int promise_of(const InterfaceAddress& one, const InterfaceWish& wish) {
     return one.address.find(':') == std::string::npos ? 2 : 3;
 }
 
+/// The bytes of an address; nothing for what is none.
+std::optional<std::vector<std::uint8_t>> bytes_of(std::string_view address) {
+    const std::string text(address);
+    std::array<std::uint8_t, 16> bytes{};
+    if (::inet_pton(AF_INET, text.c_str(), bytes.data()) == 1) return std::vector<std::uint8_t>(bytes.begin(), bytes.begin() + 4);
+    if (::inet_pton(AF_INET6, text.c_str(), bytes.data()) == 1) return std::vector<std::uint8_t>(bytes.begin(), bytes.end());
+    return std::nullopt;
+}
+
+/// "10.1.0.0/16", or an address, which is a network of its own.
+struct Subnet {
+    std::vector<std::uint8_t> prefix;
+    std::size_t bits = 0;
+
+    [[nodiscard]] bool holds(std::string_view address) const {
+        const auto bytes = bytes_of(address);
+        if (!bytes || bytes->size() != prefix.size()) return false;
+        for (std::size_t bit = 0; bit < bits; ++bit) {
+            const int mask = 0x80 >> (bit % 8);
+            if ((((*bytes)[bit / 8] ^ prefix[bit / 8]) & mask) != 0) return false;
+        }
+        return true;
+    }
+};
+/// nullopt: it does not look like one, but like a name. Error: InvalidArgument.
+Result<std::optional<Subnet>> parse_subnet(std::string_view text) {
+    const std::size_t slash = text.find('/');
+    auto prefix = bytes_of(text.substr(0, slash));
+    if (!prefix && slash == text.npos) return std::optional<Subnet>{};
+    const std::size_t most = prefix ? prefix->size() * 8 : 0;
+    const Result<std::int64_t> bits = slash == text.npos ? Result<std::int64_t>(static_cast<std::int64_t>(most))
+                                                         : parse_int_between(text.substr(slash + 1), 0, static_cast<std::int64_t>(most));
+    if (!prefix || !bits) return Error{Errc::InvalidArgument, fmt::format("'{}' is neither an interface's name nor a network as 10.1.0.0/16", text), 0};
+    return std::optional(Subnet{*std::move(prefix), static_cast<std::size_t>(*bits)});
+}
+
+/// "lo 127.0.0.1, eth0 10.1.0.7 (down)".
+std::string listed(const std::vector<InterfaceAddress>& all) {
+    std::vector<std::string> words;
+    for (const InterfaceAddress& one : all) words.push_back(fmt::format("{} {}{}", one.interface, one.address, one.is_up ? "" : " (down)"));
+    return words.empty() ? "no address at all" : join(words, ", ");
+}
+
 }  // namespace
+
+Result<std::string> address_on(std::string_view iface, const std::vector<InterfaceAddress>& all) {
+    const Result<std::optional<Subnet>> subnet = parse_subnet(iface);
+    if (!subnet) return subnet.error();
+    const InterfaceAddress* best = nullptr;
+    for (const InterfaceAddress& one : all) {
+        const bool fits = *subnet ? (*subnet)->holds(one.address) : one.interface == iface;
+        if (!fits || !one.is_up || is_link_local(one.address)) continue;
+        const auto is_ipv6 = [](const InterfaceAddress& address) { return address.address.find(':') != std::string::npos; };
+        if (best == nullptr || (is_ipv6(*best) && !is_ipv6(one))) best = &one;
+    }
+    if (best != nullptr) return best->address;
+    return Error{Errc::NotFound, fmt::format("this host has no address {} {} to be reached by; there is {}", *subnet ? "in" : "on", iface, listed(all)), 0};
+}
 
 std::vector<Endpoint> MeetingPoint::endpoints() const {
     std::vector<Endpoint> all;

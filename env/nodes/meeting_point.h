@@ -38,6 +38,10 @@ struct InterfaceAddress {
 /// then all others are on this host too), no link-local, no bridges of containers and virtual machines. `wish` is as
 /// NCCL_SOCKET_IFNAME: what it names comes first ("ib,eth0", "=eth0"), what it excludes ("^docker") does not come.
 std::vector<std::string> reachable_addresses(const std::vector<InterfaceAddress>& all, std::string_view wish);
+/// Pure: this host's one address for the job. `iface` is an interface's name ("ib0"), a network ("10.1.0.0/16", "fd77::/64") or
+/// an address; of several that fit IPv4 comes first, then the order of `all`. Not what is down, and nothing link-local.
+/// Error: NotFound, with what there is; InvalidArgument (a network that is none).
+Result<std::string> address_on(std::string_view iface, const std::vector<InterfaceAddress>& all);
 /// Thin.
 std::vector<InterfaceAddress> list_interfaces();
 

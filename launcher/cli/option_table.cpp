@@ -351,6 +351,11 @@ OptionGroup rendezvous_options() {
                   d.spec.rendezvous.local_addr.emplace();
                   return store_text(v, *d.spec.rendezvous.local_addr);
               }},
+             {"iface", 0, "NAME", "",
+              "The network of several nodes: an interface of this node by its name, or a network as 10.1.0.0/16. Its address is the one "
+              "under which the other nodes reach this one (as --local-addr says it), and what ddprun listens on for them is there only. "
+              "Default: all interfaces.",
+              [](Draft& d, Text v) { return store_text(v, d.spec.rendezvous.iface); }},
              {"insecure", 0, "", "",
               "Several nodes without a secret: whoever reaches the port can join the job and stop it. Without it they share "
               "DDPRUN_TOKEN, else a file that is made at first use ($XDG_CONFIG_HOME/ddprun/secret, else "

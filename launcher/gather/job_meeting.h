@@ -2,6 +2,7 @@
 
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "env/io/socket.h"
 #include "env/nodes/exchange.h"
@@ -13,6 +14,7 @@ namespace ddprun {
 struct JobMeeting {
     bool is_head = false;
     Endpoint controller;       ///< where the others reach it; on the head an address of its own
+    std::vector<Endpoint> elsewhere;  ///< not on the head: where it is, too
     UniqueFd listener;         ///< on the head: listens already, non-blocking
     std::string token;
     std::string when_refused;  ///< what to copy or to set when the head does not accept the token; "" nothing helps

@@ -17,6 +17,7 @@
 #include "env/nodes/meeting_point.h"
 #include "env/nodes/slurm_hostlist.h"
 #include "env/text.h"
+#include "launcher/supervise/head.h"
 #include "launcher/supervise/job_token.h"
 #include "rendezvous/reach.h"
 
@@ -59,12 +60,12 @@ Result<std::optional<FirstHost>> first_host_of_step(const Placement& task, const
 
 // ---- with one
 
-Result<JobMeeting> listen_as_head(const std::vector<std::uint16_t>& ports) {
+Result<JobMeeting> listen_as_head(const std::string& own_address, const std::vector<std::uint16_t>& ports) {
     JobMeeting meeting;
     meeting.is_head = true;
     Error last{Errc::NotFound, "no port", 0};
     for (const std::uint16_t port : ports) {
-        Result<Listener> listener = listen_tcp({"", port});
+        Result<Listener> listener = listen_tcp({own_address, port});
         if (listener) {
             meeting.listener = std::move(listener->fd);
             meeting.controller.port = listener->bound.port;
@@ -84,7 +85,7 @@ Result<std::string> run_id_of(const JobSpec& spec, const LauncherChoice& launche
     return fmt::format("{}-{}{}", name_of(launcher.placement->family), job.empty() ? "" : job + "-", *random);
 }
 
-/// What node 0 tells the others. Its own address, as far as it is asked for one, is --local-addr.
+/// What node 0 tells the others. Its own address, as far as it is asked for one, is --local-addr, or that of --iface.
 Result<MeetingPoint> point_of_head(const JobSpec& spec, const LauncherChoice& launcher, std::uint16_t port, const EnvironmentLookup& lookup) {
     MeetingPoint point;
     point.port = port;
@@ -116,7 +117,7 @@ Result<JobMeeting> meet_by(const ExchangeChoice& choice, const JobSpec& spec, Ou
     std::optional<MeetingPoint> mine;
     if (task.place.node_rank == 0) {
         // Before anybody hears of it: whoever connects too early waits in the backlog.
-        Result<JobMeeting> head = listen_as_head({0});
+        Result<JobMeeting> head = listen_as_head(spec.rendezvous.listen_on, {0});
         if (!head) return head;
         meeting = *std::move(head);
         Result<MeetingPoint> point = point_of_head(spec, task.launcher, meeting.controller.port, lookup);
@@ -134,6 +135,7 @@ Result<JobMeeting> meet_by(const ExchangeChoice& choice, const JobSpec& spec, Ou
         Result<rdzv::Reached> reached = rdzv::reach(**exchange, point, as_tool(name), deadline);
         if (!reached) return reached.error().with("the first node (" + choice.why + ")");
         meeting.controller = reached->endpoint;
+        meeting.elsewhere = point.endpoints();
     } else {
         meeting.controller.host = point.addresses.front();
     }
@@ -156,7 +158,9 @@ Result<JobMeeting> meet_at(const FirstHost& first, const ExchangeChoice& choice,
     if (!token) return token.error();
     JobMeeting meeting;
     if (task.place.node_rank == 0) {
-        Result<JobMeeting> head = listen_as_head(first.ports);
+        const Status found = check_found_at(first.host, addresses_of(first.host).value_or({}), spec.rendezvous);
+        if (!found) return found.error();
+        Result<JobMeeting> head = listen_as_head(spec.rendezvous.listen_on, first.ports);
         if (!head) return head.error().with("the controller's port, which follows from the job's id");
         meeting = *std::move(head);
         meeting.controller.host = spec.rendezvous.local_addr.value_or(first.host);

@@ -73,15 +73,19 @@ rdzv::ClientOptions as_start_of(const std::string& job, const std::string& token
     return options;
 }
 
-/// By whichever of its addresses.
-Result<rdzv::Reached> reach_head(const AgentCall& call, const std::string& token) {
+Result<std::vector<Endpoint>> places_of_head(const AgentCall& call) {
     std::vector<Endpoint> candidates;
     for (const std::string& text : call.endpoints) {
         Result<Endpoint> head = parse_endpoint(text, 0);
         if (!head) return head.error().with("--at");
         candidates.push_back(*std::move(head));
     }
-    Result<rdzv::Reached> reached = rdzv::reach(candidates, as_start_of(call.job, token), deadline_after(MonotonicClock::now(), kPatience));
+    return candidates;
+}
+
+/// By whichever of its addresses.
+Result<rdzv::Reached> reach_head(const std::vector<Endpoint>& places, const AgentCall& call, const std::string& token) {
+    Result<rdzv::Reached> reached = rdzv::reach(places, as_start_of(call.job, token), deadline_after(MonotonicClock::now(), kPatience));
     return reached ? std::move(reached) : Result<rdzv::Reached>(reached.error().with("the head"));
 }
 
@@ -93,7 +97,8 @@ Result<std::string> make_start_token(Starter starter, const std::string& run_id,
     return random_hex(kTokenBytes);
 }
 
-std::vector<std::string> endpoints_of_head(const std::string& own_name, std::uint16_t port) {
+std::vector<std::string> endpoints_of_head(const std::string& own_name, const std::string& listens_on, std::uint16_t port) {
+    if (!listens_on.empty()) return {to_string(Endpoint{listens_on, port})};
     std::vector<std::string> endpoints{to_string(Endpoint{own_name, port})};
     for (const std::string& address : reachable_addresses(list_interfaces(), "")) endpoints.push_back(to_string(Endpoint{address, port}));
     return endpoints;
@@ -128,13 +133,15 @@ Result<std::unique_ptr<RemoteAgents>> start_hosts(RemoteAgents::Parts parts, con
 Result<StartedNode> ask_head(const AgentCall& call) {
     Result<std::string> token = read_secret(call);
     if (!token) return token.error();
-    Result<rdzv::Reached> reached = reach_head(call, *token);
+    Result<std::vector<Endpoint>> places = places_of_head(call);
+    if (!places) return places.error();
+    Result<rdzv::Reached> reached = reach_head(*places, call, *token);
     if (!reached) return reached.error();
     const Result<std::string> text = reached->client->get(kOrderKey, deadline_after(MonotonicClock::now(), kPatience));
     if (!text) return text.error();
     Result<StartOrder> order = decode_start_order(*text);
     if (!order) return order.error();
-    StartedNode started{reached->endpoint, *std::move(token), call.node, call, *std::move(order)};
+    StartedNode started{reached->endpoint, *std::move(places), *std::move(token), call.node, call, *std::move(order)};
     if (started.node < 0) started.node = node_of_host(started.order.hosts, host_name());
     const int first = started.order.head_is_apart ? 0 : 1;
     if (started.node >= first && static_cast<std::size_t>(started.node) < started.order.hosts.size()) return started;

@@ -27,14 +27,15 @@ struct HostStart {
 /// else a random one. Error: System (getrandom).
 Result<std::string> make_start_token(Starter starter, const std::string& run_id, const EnvironmentLookup& variable);
 
-/// Where the ddprun of other hosts find the head: "host:port" by its name and its addresses.
-std::vector<std::string> endpoints_of_head(const std::string& own_name, std::uint16_t port);
+/// Where the ddprun of other hosts find the head: "host:port" by its name and its addresses, or by the one on which alone it listens.
+std::vector<std::string> endpoints_of_head(const std::string& own_name, const std::string& listens_on, std::uint16_t port);
 /// Begins to start `start.nodes`. Error: System (no file for the secret), InvalidArgument (DDPRUN_START_DIRECT).
 Result<std::unique_ptr<RemoteAgents>> start_hosts(RemoteAgents::Parts parts, const HostStart& start, const std::string& token, Duration timeout);
 
 /// As one of those: where the head is, by which secret, as what, and what it wants.
 struct StartedNode {
     Endpoint head;
+    std::vector<Endpoint> elsewhere;  ///< by which others of its addresses it may be reached
     std::string token;
     int node = 0;
     AgentCall call;

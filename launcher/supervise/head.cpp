@@ -30,7 +30,10 @@ std::vector<std::string> interface_addresses() {
 /// Every host is at home there, also where no interface lists it: Debian gives a host's own name 127.0.1.1.
 bool is_loopback(const std::string& address) { return address == "::1" || address.starts_with("127."); }
 
-HeadChoice head_at(const Endpoint& endpoint, std::string why) { return {true, {"", endpoint.port}, std::move(why)}; }
+Result<HeadChoice> head_at(const Endpoint& endpoint, const JobSpec& spec, const HostFacts& facts, std::string why) {
+    if (const Status found = check_found_at(endpoint.host, facts.endpoint_addresses, spec.rendezvous); !found) return found.error();
+    return HeadChoice{true, {spec.rendezvous.listen_on, endpoint.port}, std::move(why)};
+}
 
 bool is_alone(const JobSpec& spec) { return spec.nodes.max == 1 && !spec.rendezvous.head_is_apart; }
 
@@ -74,21 +77,35 @@ Result<HeadChoice> choose_head(const JobSpec& spec, const HostFacts& facts) {
                                  "--master-addr)", spec.nodes.max), 0};
     }
     if (const std::optional<bool> configured = spec.rendezvous.is_host) {
-        if (*configured) return head_at(*endpoint, "is_host=true");
+        if (*configured) return head_at(*endpoint, spec, facts, "is_host=true");
         return HeadChoice{false, *endpoint, "is_host=false"};
     }
     // torchrun's c10d knows no node rank: it may be that of any order. It counts where the name tells nothing.
     const bool name_tells = spec.rendezvous.backend == "c10d" && (is_this_host(endpoint->host, facts) || !facts.endpoint_addresses.empty());
     if (spec.rendezvous.node_rank && !name_tells) {
-        if (*spec.rendezvous.node_rank == 0) return head_at(*endpoint, "node rank 0");
+        if (*spec.rendezvous.node_rank == 0) return head_at(*endpoint, spec, facts, "node rank 0");
         return HeadChoice{false, *endpoint, fmt::format("node rank {}", *spec.rendezvous.node_rank)};
     }
     if (is_this_host(endpoint->host, facts)) {
-        HeadChoice choice = head_at(*endpoint, endpoint->host + " is this host");
-        choice.contested = true;
+        Result<HeadChoice> choice = head_at(*endpoint, spec, facts, endpoint->host + " is this host");
+        if (choice) choice->contested = true;
         return choice;
     }
     return HeadChoice{false, *endpoint, endpoint->host + " is not this host"};
+}
+
+Status check_found_at(const std::string& host, const std::vector<std::string>& addresses, const RendezvousSpec& rendezvous) {
+    const std::string& own = rendezvous.listen_on;
+    if (own.empty() || addresses.empty() || std::count(addresses.begin(), addresses.end(), own) > 0) return {};
+    const bool is_local_name = std::all_of(addresses.begin(), addresses.end(), is_loopback) && host != "localhost" && !is_loopback(host);
+    if (is_local_name) return {};
+    return Error{Errc::Mismatch,
+                 fmt::format("--iface={} is {} here, where the other nodes would not look: they know this host as {} ({}); let --rdzv-endpoint be {}",
+                             rendezvous.iface, own, host, join(addresses, ", "), own), 0};
+}
+
+Endpoint own_endpoint(const RendezvousSpec& rendezvous, std::uint16_t port) {
+    return {rendezvous.listen_on.empty() ? "127.0.0.1" : rendezvous.listen_on, port};
 }
 
 std::string master_host(const JobSpec& spec, bool first_node_is_here, const std::vector<std::string>& first_node) {

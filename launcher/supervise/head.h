@@ -33,8 +33,16 @@ bool is_this_host(const std::string& name, const HostFacts& facts);
 /// Pure. One node is always its own head. With several, by the field's rules: static goes by --node-rank, c10d by
 /// whose host the endpoint names (by --node-rank too when that name resolves to nothing here), `is_host` in
 /// --rdzv-conf overrides both.
-/// Error: InvalidArgument when several nodes are wanted and nothing says where the controller is.
+/// Error: InvalidArgument when several nodes are wanted and nothing says where the controller is; as check_found_at.
 Result<HeadChoice> choose_head(const JobSpec& spec, const HostFacts& facts);
+
+/// Pure. The other nodes look for a head by `host`, and it listens on one address only: whether that is one of `addresses`, which
+/// the name has here. What it has on this host alone (a loopback, as Debian gives a host's own name) tells nothing.
+/// Error: Mismatch, with the remedy.
+Status check_found_at(const std::string& host, const std::vector<std::string>& addresses, const RendezvousSpec& rendezvous);
+
+/// Where this process reaches a server of its own that listens at `port`. Pure.
+Endpoint own_endpoint(const RendezvousSpec& rendezvous, std::uint16_t port);
 
 /// The endpoint that all nodes of this job share; nullopt for one node that is its own head.
 std::optional<Endpoint> shared_endpoint(const JobSpec& spec);

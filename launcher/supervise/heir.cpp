@@ -27,12 +27,18 @@ void Heir::head_lost(const std::string& why, bool is_dead) {
 void Heir::drained() {
     if (!is_orphan_ || has_left_) return;
     has_left_ = true;
-    const Endpoint controller = is_standby() ? Endpoint{"127.0.0.1", port_}
-                                             : Endpoint{successor_.addresses.empty() ? successor_.host : successor_.addresses.front(),
-                                                        static_cast<std::uint16_t>(successor_.port)};
     // The standby waits for whoever is late to stop; a moment more is for its own word on that to arrive.
     const TimePoint by = deadline_after(until_, std::chrono::seconds(2));
-    parts_.loop.post([this, controller, by] { parts_.go_to(controller, by); });
+    parts_.loop.post([this, controller = endpoints_of_successor(), by] { parts_.go_to(controller, by); });
+}
+
+std::vector<Endpoint> Heir::endpoints_of_successor() const {
+    if (is_standby()) return {parts_.own_endpoint(port_)};
+    const auto port = static_cast<std::uint16_t>(successor_.port);
+    std::vector<Endpoint> all;
+    for (const std::string& address : successor_.addresses) all.push_back({address, port});
+    if (all.empty()) all.push_back({successor_.host, port});
+    return all;
 }
 
 void Heir::generation_began() {

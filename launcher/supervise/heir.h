@@ -27,8 +27,9 @@ class Heir {
         /// Makes this node listen, the first time; the port.
         std::function<Result<std::uint16_t>()> listen;
         std::function<void(rdzv::FromAgent)> say;
-        /// Joins the job at its new controller; never called from within this object's callers.
-        std::function<void(const Endpoint& controller, TimePoint by)> go_to;
+        /// Joins the job at its new controller, by whichever of its addresses; never called from within this object's callers.
+        std::function<void(const std::vector<Endpoint>& controller, TimePoint by)> go_to;
+        std::function<Endpoint(std::uint16_t port)> own_endpoint;  ///< where this process reaches what listens here
         std::function<void(const JobState& state, const std::string& why)> take_over;
         std::function<void(const std::string& why)> give_up;
     };
@@ -59,6 +60,7 @@ class Heir {
 
   private:
     [[nodiscard]] bool is_standby() const { return legacy_ && port_ != 0 && successor_.port == port_; }
+    [[nodiscard]] std::vector<Endpoint> endpoints_of_successor() const;
     void consider(bool time_is_up);
 
     Parts parts_;

@@ -32,7 +32,7 @@ AgentLink::AgentLink(os::EventLoop& loop, AgentLinkOptions options, AgentLinkHan
     attempt_timer_ = loop_.call_after(Duration::zero(), [this] { attempt(); });
     if (options_.connect_by == kNever) return;
     deadline_timer_ = loop_.call_at(options_.connect_by, [this] {
-        end(nobody_there(options_.controller, {Errc::Timeout, last_cause_.empty() ? "no answer" : last_cause_, 0}));
+        end(nobody_there(options_.controllers.front(), {Errc::Timeout, last_cause_.empty() ? "no answer" : last_cause_, 0}));
     });
 }
 
@@ -57,7 +57,7 @@ void AgentLink::attempt() {
 
 DialOptions AgentLink::to_dial() const {
     DialOptions options;
-    options.controllers = {options_.controller};
+    options.controllers = options_.controllers;
     options.credentials = options_.credentials;
     options.hello.role = Role::Agent;
     options.hello.name = options_.name;
@@ -67,10 +67,10 @@ DialOptions AgentLink::to_dial() const {
 
 /// After a pause. Each new cause is told once.
 void AgentLink::try_later(const Error& why) {
-    if (is_hopeless(why)) return end(nobody_there(options_.controller, why));
+    if (is_hopeless(why)) return end(nobody_there(options_.controllers.front(), why));
     if (why.what != last_cause_) {
         handler_.on_log(
-            fmt::format("waiting for the controller at {}: {}", to_string(options_.controller), why.what));
+            fmt::format("waiting for the controller at {}: {}", to_string(options_.controllers.front()), why.what));
         last_cause_ = why.what;
     }
     attempt_timer_ = loop_.call_after(backoff_, [this] { attempt(); });
@@ -95,7 +95,11 @@ void AgentLink::join(Dialled dialled) {
     connection_->set_limits(kPeerLimits);
     connection_->keep_messages();
     session_ = std::move(dialled.nonce);
-    if (options_.hello.addresses.empty()) options_.hello.addresses.push_back(connection_->local_host());
+    std::vector<std::string>& addresses = options_.hello.addresses;
+    if (addresses.empty()) addresses.push_back(connection_->local_host());
+    for (const std::string& other : options_.other_addresses) {
+        if (std::count(addresses.begin(), addresses.end(), other) == 0) addresses.push_back(other);
+    }
     connection_->send(encode_message(options_.hello));
     silence_ = SilenceWatch(options_.heartbeats, loop_.now());
     look_for_silence();

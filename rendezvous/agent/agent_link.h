@@ -3,6 +3,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "env/io/socket.h"
 #include "env/os/event_loop.h"
@@ -32,10 +33,11 @@ class AgentLinkHandler {
 };
 
 struct AgentLinkOptions {
-    Endpoint controller;
+    std::vector<Endpoint> controllers;  ///< where the one controller may be reached, the likeliest first; never empty
     Credentials credentials;
     std::string name;  ///< for the controller's log: "agent on node02"
     AgentHello hello;  ///< without addresses, the address this connection has is filled in
+    std::vector<std::string> other_addresses = {};  ///< of this node, told behind that one
     TimePoint connect_by = kNever;
     Heartbeats heartbeats;
     /// Said behind the refusal of our token: only this side knows where ours is from.
@@ -62,6 +64,8 @@ class AgentLink final : private ConnectionOwner {
     /// False: no session (yet, or any more); nothing is sent.
     bool send(FromAgent message);
     [[nodiscard]] bool is_connected() const { return state_ == State::Joined; }
+    /// Where the controller is, as this connection has it. Only while connected.
+    [[nodiscard]] Endpoint controller() const { return connection_->remote(); }
 
   private:
     enum class State { Connecting, Joined, Over };

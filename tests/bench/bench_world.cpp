@@ -119,7 +119,7 @@ class Crowd {
             rdzv::AgentLinkOptions options;
             hello.host = fmt::format("sim{:05}", number);
             hello.node_rank = number + 1;
-            options.controller = head;
+            options.controllers = {head};
             options.credentials = {kJob, kToken};
             options.name = "agent on " + hello.host;
             options.hello = std::move(hello);

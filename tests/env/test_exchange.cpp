@@ -419,6 +419,31 @@ TEST(ReachableAddresses, AHostWithoutANetworkHasOnlyItself) {
     EXPECT_THAT(reachable_addresses({}, ""), IsEmpty());
 }
 
+TEST(AddressOn, AnInterfaceANetworkOrAnAddressNamesOneAddressOfThisHost) {
+    const std::vector<InterfaceAddress> all{{"lo", "127.0.0.1", true, true},     {"eth0", "fe80::1", false, true}, {"eth0", "fd00::7", false, true},
+                                            {"eth0", "10.1.0.7", false, true},   {"eth0", "10.1.0.8", false, true}, {"ib0", "fe80::2", false, true},
+                                            {"ib0", "fd77::7", false, true},     {"ib1", "10.3.0.7", false, false}};
+    EXPECT_EQ(*address_on("eth0", all), "10.1.0.7") << "of several the first IPv4 address";
+    EXPECT_EQ(*address_on("ib0", all), "fd77::7") << "IPv6 where there is nothing else, and not what is valid on one link only";
+    EXPECT_EQ(*address_on("10.1.0.8/31", all), "10.1.0.8");
+    EXPECT_EQ(*address_on("10.1.0.8", all), "10.1.0.8");
+    EXPECT_EQ(*address_on("fd00::/16", all), "fd00::7");
+    EXPECT_EQ(*address_on("0.0.0.0/0", all), "127.0.0.1");
+}
+
+TEST(AddressOn, WhatIsNotThereOrDownIsAnErrorThatListsWhatThereIs) {
+    const std::vector<InterfaceAddress> all{{"eth0", "10.1.0.7", false, true}, {"ib1", "10.3.0.7", false, false}};
+    for (const char* iface : {"eth", "ib1", "10.2.0.0/16", "10.3.0.0/16", "::/0"}) {
+        const Result<std::string> address = address_on(iface, all);
+        ASSERT_FALSE(address) << iface;
+        EXPECT_EQ(address.error().code, Errc::NotFound);
+        EXPECT_THAT(address.error().what, ::testing::HasSubstr("eth0 10.1.0.7, ib1 10.3.0.7 (down)"));
+    }
+    for (const char* iface : {"10.1.0.0/33", "fd00::/129", "eth0/16", "10.1.0.0/"}) {
+        EXPECT_EQ(address_on(iface, all).error().code, Errc::InvalidArgument) << iface;
+    }
+}
+
 TEST(HostIdentity, IsAWord) { EXPECT_TRUE(check_exchange_word(host_identity(), kMaxExchangeValue)); }
 
 TEST(PlaceByHosts, CountsThoseOnTheSameHostWhateverTheOrder) {

@@ -53,6 +53,31 @@ TEST(TorchStoreChoice, WhereTheUserNamesAnotherPlaceThanTheControllersItStaysThe
     EXPECT_THAT(served(two), HasSubstr("another place than node01:29400"));
 }
 
+/// A head whose --iface has an address of its own.
+Result<HeadChoice> head_on(const std::string& address, const std::string& endpoint, std::vector<std::string> endpoint_addresses) {
+    JobSpec spec = two_nodes_at(endpoint);
+    spec.rendezvous.is_host = true;
+    spec.rendezvous.iface = "ib0";
+    spec.rendezvous.listen_on = address;
+    return choose_head(spec, {"node01", {"10.0.0.1", "10.9.0.1", "127.0.0.1"}, std::move(endpoint_addresses)});
+}
+
+TEST(HeadOnAnInterface, ListensOnItsAddressOnly) {
+    EXPECT_EQ(head_on("10.9.0.1", "10.9.0.1", {"10.9.0.1"})->endpoint, (Endpoint{"10.9.0.1", 29400}));
+    EXPECT_EQ(head_on("10.9.0.1", "node01", {"10.0.0.1", "10.9.0.1"})->endpoint, (Endpoint{"10.9.0.1", 29400})) << "the others try all that a name has";
+    EXPECT_EQ(head_on("10.9.0.1", "node01", {"127.0.1.1"})->endpoint, (Endpoint{"10.9.0.1", 29400})) << "others have another address for that name";
+    EXPECT_EQ(head_on("", "node01", {"10.0.0.1"})->endpoint, (Endpoint{"", 29400}));
+    EXPECT_EQ(own_endpoint({}, 29400), (Endpoint{"127.0.0.1", 29400}));
+}
+
+TEST(HeadOnAnInterface, IsRefusedWhereTheOthersWouldLookForItElsewhere) {
+    const Result<HeadChoice> choice = head_on("10.9.0.1", "node01", {"10.0.0.1"});
+    ASSERT_FALSE(choice);
+    EXPECT_EQ(choice.error().what, "--iface=ib0 is 10.9.0.1 here, where the other nodes would not look: they know this host as node01 (10.0.0.1); "
+                                   "let --rdzv-endpoint be 10.9.0.1");
+    EXPECT_FALSE(head_on("10.9.0.1", "localhost", {"127.0.0.1"}));
+}
+
 TEST(Head, OneNodeIsItsOwn) {
     EXPECT_TRUE(choose_head({}, kNode01)->is_head);
     EXPECT_EQ(choose_head({}, kNode01)->endpoint, (Endpoint{"127.0.0.1", 0}));

@@ -357,6 +357,9 @@ TEST(Option, LocalAddrIsTold) {
     EXPECT_FALSE(spec_of({}).rendezvous.local_addr);
     EXPECT_EQ(spec_of({"--local-addr", "10.0.0.1"}).rendezvous.local_addr, "10.0.0.1");
     EXPECT_EQ(spec_of({}, {{"PET_LOCAL_ADDR", "h"}}).rendezvous.local_addr, "h");
+    EXPECT_EQ(spec_of({}).rendezvous.iface, "");
+    EXPECT_EQ(spec_of({"--iface=10.1.0.0/16"}).rendezvous.iface, "10.1.0.0/16");
+    EXPECT_EQ(spec_of({}, {{"PET_IFACE", "ib0"}}).rendezvous.iface, "ib0");
 }
 
 TEST(Option, PrintCompletionNeedsNoProgram) {

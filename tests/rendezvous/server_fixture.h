@@ -105,7 +105,7 @@ class RunningLink : private AgentLinkHandler {
                          Duration handshake_timeout = ServerLimits{}.handshake) {
         thread_.run([&] {
             AgentLinkOptions options{
-                controller, std::move(credentials), "agent on node02", hello_of("node02"),
+                {controller}, std::move(credentials), "agent on node02", hello_of("node02"), {"10.9.0.2", "127.0.0.1"},
                 connect_by, heartbeats, "copy the file", is_ours, handshake_timeout};
             AgentLinkHandler& self = *this;
             link_ = std::make_unique<AgentLink>(thread_.loop(), std::move(options), self);

@@ -2,6 +2,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <signal.h>
+
 #include <memory>
 
 #include "tests/support/hosts.h"
@@ -10,6 +12,7 @@
 namespace ddprun::test {
 namespace {
 
+using ::testing::AllOf;
 using ::testing::HasSubstr;
 
 class Addresses : public ::testing::Test {
@@ -26,16 +29,19 @@ class Addresses : public ::testing::Test {
     void say_first(int host, const std::string& lines) {
         on(host, "printf '" + lines + "' >/tmp/names; cat /etc/hosts >>/tmp/names; mount --bind /tmp/names /etc/hosts");
     }
+    /// One ddprun of a job on a host, as it is started by hand.
+    std::unique_ptr<Program> start(int host, std::vector<std::string> options, const std::vector<std::string>& acts) {
+        const std::vector<std::string> common{"--nproc-per-node=1", "--rdzv-backend=c10d", "--rdzv-conf=join_timeout=20"};
+        options.insert(options.begin(), common.begin(), common.end());
+        std::vector<std::string> command{"env", "DDPRUN_TOKEN=secret of the job"};
+        const std::vector<std::string> job = ddprun_probe(options, acts);
+        command.insert(command.end(), job.begin(), job.end());
+        return std::make_unique<Program>(hosts_->command(host, command));
+    }
     /// A job of both hosts at this endpoint, whose workers say their MASTER_ADDR.
     void expect_job_at(const std::string& endpoint, const std::string& master) {
         std::vector<std::unique_ptr<Program>> nodes;
-        for (int host : {0, 1}) {
-            std::vector<std::string> command{"env", "DDPRUN_TOKEN=secret of the job"};
-            const std::vector<std::string> job = ddprun_probe({"--nnodes=2", "--nproc-per-node=1", "--rdzv-backend=c10d", "--rdzv-endpoint=" + endpoint,
-                                                               "--rdzv-conf=join_timeout=20"}, {"env", "MASTER_ADDR"});
-            command.insert(command.end(), job.begin(), job.end());
-            nodes.push_back(std::make_unique<Program>(hosts_->command(host, command)));
-        }
+        for (int host : {0, 1}) nodes.push_back(start(host, {"--nnodes=2", "--rdzv-endpoint=" + endpoint}, {"env", "MASTER_ADDR"}));
         for (const auto& node : nodes) {
             const Outcome outcome = node->wait();
             EXPECT_EQ(outcome.status, 0) << outcome.err;
@@ -66,6 +72,43 @@ TEST_F(Addresses, Ipv6AloneIsEnough) {
                      "/64 dev eth0 nodad; ip -4 address flush dev eth0");
     }
     expect_job_at("[fd77::1]:29400", "fd77::1");
+}
+
+/// Hosts with a second network beside the one that their names are of.
+class TwoNetworks : public Addresses {
+  protected:
+    void SetUp() override {
+        Addresses::SetUp();
+        for (int host : {0, 1}) {
+            if (hosts_) on(host, "ip address add 10.99.0." + std::to_string(host + 1) + "/24 dev eth0");
+        }
+    }
+};
+
+TEST_F(TwoNetworks, AJobLivesOnTheOneThatIsAskedForAndIsNotReachedByTheOther) {
+    const std::vector<std::string> options{"--nnodes=1:2", "--iface=10.99.0.0/24", "--rdzv-endpoint=10.99.0.1:29400", "--rdzv-id=two"};
+    const auto head = start(0, options, {"env", "MASTER_ADDR", "say", "running", "generation", "1", "hold", "end"});
+    const auto other = start(1, options, {"env", "MASTER_ADDR", "say", "running", "generation", "1", "hold", "end"});
+    ASSERT_TRUE(head->wait_for_output("is the standby"));
+    ASSERT_TRUE(other->wait_for_output("running\n"));
+    on(1, "ss -Htln 2>/dev/null | grep -v 10.99.0.2 | grep -q . && exit 1; exit 0");  // the standby's port
+    EXPECT_NE(run(hosts_->command(1, {"bash", "-c", "exec 3<>/dev/tcp/10.77.0.1/29400"})).status, 0);
+    EXPECT_EQ(run(hosts_->command(1, {"bash", "-c", "exec 3<>/dev/tcp/10.99.0.1/29400"})).status, 0);
+
+    head->signal(SIGKILL);  // and the standby is found on that network too
+    const Outcome after = other->wait();
+    EXPECT_EQ(after.status, 0) << after.err;
+    EXPECT_THAT(after.err, AllOf(HasSubstr("reach node01 at 10.99.0.2 (--iface=10.99.0.0/24)"), HasSubstr("others can come with --rdzv-endpoint 10.99.0.2:29400")));
+    EXPECT_THAT(after.out, AllOf(HasSubstr("MASTER_ADDR=10.99.0.1\n"), HasSubstr("MASTER_ADDR=10.99.0.2\n")));
+}
+
+TEST_F(TwoNetworks, WhoIsLookedForOnTheOtherSaysSo) {
+    const Outcome head = start(0, {"--nnodes=2", "--iface=10.99.0.0/24", "--rdzv-endpoint=10.77.0.1:29400"}, {})->wait();
+    EXPECT_EQ(head.status, 64) << head.err;
+    EXPECT_THAT(head.err, HasSubstr("let --rdzv-endpoint be 10.99.0.1"));
+    const Outcome nowhere = start(1, {"--nnodes=2", "--iface=ib0", "--rdzv-endpoint=10.77.0.1:29400"}, {})->wait();
+    EXPECT_EQ(nowhere.status, 64) << nowhere.err;
+    EXPECT_THAT(nowhere.err, AllOf(HasSubstr("--iface: this host has no address on ib0"), HasSubstr("eth0 10.77.0.2")));
 }
 
 }  // namespace
