@@ -18,10 +18,16 @@ namespace {
 /// torchrun's for --rdzv-endpoint without a port.
 constexpr std::uint16_t kDefaultPort = 29400;
 
+/// All of them, or fewer where --nnodes says with how many the job goes on.
+void be_of_hosts(CommandLine& line, int hosts) {
+    const bool is_elastic = line.sources.contains("nnodes") && line.spec.nodes.max == hosts;
+    line.spec.nodes = {is_elastic ? line.spec.nodes.min : hosts, hosts};
+}
+
 /// Where several hosts are ours to use: the spec becomes that of their head.
 void become_head(CommandLine& line, StartPlan plan, JobNodes& nodes, const std::vector<std::string>& arguments, const StartFacts& facts) {
     RendezvousSpec& rendezvous = line.spec.rendezvous;
-    line.spec.nodes = {static_cast<int>(plan.hosts.size()), static_cast<int>(plan.hosts.size())};
+    be_of_hosts(line, static_cast<int>(plan.hosts.size()));
     if (!plan.is_apart) rendezvous.node_rank = 0;
     rendezvous.is_host = true;
     rendezvous.head_is_apart = plan.is_apart;
@@ -99,8 +105,7 @@ Result<CommandLine> take_order(const StartedNode& started) {
     if (!line) return line.error();
     line->remarks.clear();  // the head has said them
     default_to_slots(*line, order.slots[static_cast<std::size_t>(started.node)]);
-    const int nodes = static_cast<int>(order.hosts.size());
-    line->spec.nodes = {nodes, nodes};
+    be_of_hosts(*line, static_cast<int>(order.hosts.size()));
     line->spec.rendezvous.node_rank = started.node;
     line->spec.rendezvous.is_host = false;
     line->spec.rendezvous.head_is_apart = order.head_is_apart;

@@ -113,7 +113,7 @@ std::string what_follows(const StartPlan& plan, const std::string& host_name) {
 
 Status check_given_nodes(const JobSpec& spec, const Allocation& allocation) {
     const int hosts = static_cast<int>(allocation.hosts.size());
-    if (spec.nodes.min == hosts && spec.nodes.max == hosts) return {};
+    if (spec.nodes.max == hosts) return {};  // fewer may go on later
     return Error{Errc::Mismatch, fmt::format("--nnodes={}:{}, but {}; leave --nnodes out to use all of them", spec.nodes.min, spec.nodes.max, describe(allocation)), 0};
 }
 

@@ -66,6 +66,27 @@ TEST_F(StartHosts, OneCommandRunsAJobOnAllHostsOfAHostFile) {
     EXPECT_TRUE(all_quiet());
 }
 
+TEST_F(StartHosts, AnElasticJobOfHostsWithDifferentWorkerCountsGoesOnWithoutOne) {
+    const std::string hostfile = file("hosts", "node00 slots=1\nnode01 slots=2\nnode02 slots=3\n");
+    Program head(on_head({"--hostfile=" + hostfile, "--nnodes=2:3"}, {"env", "WORLD_SIZE", "say", "up", "generation", "1", "hold", "end"}));
+    for (int rank = 0; rank < 6; ++rank) ASSERT_TRUE(head.wait_for_output("[" + std::to_string(rank) + "]: up")) << rank;
+    ASSERT_EQ(run(hosts_->command(1, {"pkill", "-9", "-x", "ddprun"})).status, 0);
+    const Outcome outcome = head.wait();
+    EXPECT_EQ(outcome.status, 0) << outcome.err;
+    EXPECT_EQ(occurrences(outcome.out, "WORLD_SIZE=4\n"), 4) << outcome.out;
+    EXPECT_TRUE(all_quiet());
+}
+
+TEST_F(StartHosts, OnOneNetworkOfTwoAllAreToldItsAddress) {
+    for (int host = 0; host < 2; ++host) {
+        ASSERT_EQ(run(hosts_->command(host, {"ip", "address", "add", "10.99.0." + std::to_string(host + 1) + "/24", "dev", "eth0"})).status, 0);
+    }
+    const Outcome outcome = run(on_head({"--hosts=node[00-01]", "--nproc-per-node=1", "--iface=10.99.0.0/24"}, {"env", "MASTER_ADDR", "env", "DDPRUN_STORE"}));
+    EXPECT_EQ(outcome.status, 0) << outcome.err;
+    EXPECT_EQ(occurrences(outcome.out, "MASTER_ADDR=10.99.0.1\n"), 2) << outcome.out;
+    EXPECT_THAT(outcome.err, HasSubstr("reach node01 at 10.99.0.2"));
+}
+
 TEST_F(StartHosts, WorkersRunInTheDirectoryOfTheCommand) {
     RunOptions options;
     options.directory = hosts_->shared();
