@@ -3,6 +3,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "bare_group.h"
 #include "ddp/testing.h"
 #include "ddp/worker/segment_map.h"
 #include "env/clock.h"
@@ -163,6 +164,117 @@ TEST(Messages, ThatNobodySendsEndAtTheTimeOutAndSayWhatTheSenderDoes) {
     EXPECT_THAT(message_of<TimeoutError>(failures[0]),
                 AllOf(HasSubstr("rank 0: recv #1 (10 float32, 40 B, from 1) did not finish within 200 ms"),
                       HasSubstr("rank 1 finished #1 (all_reduce)")));
+}
+
+// ---- several at once
+
+using Way = Message::Way;
+
+class Batch : public ::testing::TestWithParam<bool> {
+  protected:
+    /// Of the backend's own, or as ProcessGroup makes it of single messages.
+    static void on_ranks(int ranks, const std::function<void(ProcessGroup&)>& test) {
+        run_ranks(ranks, [&](ProcessGroup& group) {
+            if (GetParam()) return test(group);
+            ddp::testing::BareGroup bare(group);
+            test(bare);
+        });
+    }
+};
+INSTANTIATE_TEST_SUITE_P(OwnOrMade, Batch, ::testing::Bool(),
+                         [](const auto& own) { return own.param ? "Own" : "Made"; });
+
+TEST_P(Batch, LetsRanksExchangeMessagesThatFitNoChannel) {
+    on_ranks(2, [](ProcessGroup& group) {
+        const int peer = 1 - group.rank();
+        std::vector<std::int32_t> mine(1'000'003, group.rank()), theirs(mine.size(), -1);
+        group
+            .batch_send_recv({{Way::Send, buffer_of(std::span(mine)), peer},
+                              {Way::Recv, buffer_of(std::span(theirs)), peer}})
+            .wait();
+        EXPECT_EQ(theirs, std::vector<std::int32_t>(mine.size(), peer));
+    });
+}
+
+TEST_P(Batch, OfAllWithAllComesInOrderWhateverOrderItIsAskedIn) {
+    for (int ranks = 1; ranks <= 5; ++ranks) {
+        on_ranks(ranks, [ranks](ProcessGroup& group) {
+            constexpr int kEach = 3;
+            const int me = group.rank();
+            std::vector<std::vector<std::int64_t>> buffers;
+            std::vector<Message> messages;
+            // A list of its own for every rank; buffers that move would not do.
+            buffers.reserve(static_cast<std::size_t>(2 * kEach * ranks));
+            for (int k = 0; k < kEach; ++k) {
+                for (int step = 1; step < ranks; ++step) {
+                    const int peer = (me + step) % ranks;
+                    const auto length = static_cast<std::size_t>(k == 1 ? 40'000 : 3);
+                    auto& sent = buffers.emplace_back(length, 100 * me + 10 * peer + k);
+                    auto& received = buffers.emplace_back(length, -1);
+                    const Message in{Way::Recv, buffer_of(std::span(received)), peer};
+                    if (step % 2 == 0) messages.push_back(in);
+                    messages.push_back({Way::Send, buffer_of(std::span(sent)), peer});
+                    if (step % 2 == 1) messages.push_back(in);
+                }
+            }
+            group.batch_send_recv(messages).wait();
+            std::vector<int> seen(static_cast<std::size_t>(ranks), 0);
+            for (const Message& one : messages) {
+                if (one.way == Way::Send) continue;
+                const int k = seen[static_cast<std::size_t>(one.peer)]++;
+                const auto* const values = static_cast<std::int64_t*>(one.buffer.data);
+                ASSERT_EQ(values[0], 100 * one.peer + 10 * me + k) << ranks;
+                ASSERT_EQ(values[one.buffer.count - 1], values[0]);
+            }
+        });
+    }
+}
+
+TEST(BatchOfMessages, MeetsSingleOnesOnSharedMemory) {
+    run_ranks(2, [](ProcessGroup& group) {
+        std::vector<std::int32_t> mine(200'000, group.rank()), theirs(mine.size(), -1);
+        const Buffer out = buffer_of(std::span(mine)), in = buffer_of(std::span(theirs));
+        if (group.rank() == 0) {
+            group.batch_send_recv({{Way::Send, out, 1}, {Way::Recv, in, 1}}).wait();
+        } else {
+            group.send(out, 0).wait();
+            group.recv(in, 0).wait();
+        }
+        EXPECT_EQ(theirs.back(), 1 - group.rank());
+    });
+}
+
+TEST(BatchOfMessages, ThatNobodyAnswersEndsAtItsTimeOutAndNamesWhatItWaitsFor) {
+    ddp::testing::RankOptions options;
+    options.group.timeout = std::chrono::milliseconds(200);
+    const auto failures = failures_of_ranks(
+        3,
+        [](ProcessGroup& group) {
+            std::vector<float> mine(10), theirs(10);
+            const Buffer out = buffer_of(std::span(mine)), in = buffer_of(std::span(theirs));
+            if (group.rank() == 0)
+                group.batch_send_recv({{Way::Send, out, 1}, {Way::Recv, in, 1}, {Way::Recv, in, 2}}).wait();
+            if (group.rank() == 1) group.batch_send_recv({{Way::Send, out, 0}, {Way::Recv, in, 0}}).wait();
+        },
+        options);
+    EXPECT_THAT(message_of<TimeoutError>(failures[0]),
+                AllOf(HasSubstr("rank 0: recv #1 (10 float32, 40 B, from 2) did not finish within 200 ms"),
+                      HasSubstr("rank 2 has called no collective yet")));
+    EXPECT_EQ(message_of<TimeoutError>(failures[1]), "no failure");
+}
+
+TEST(BatchOfMessages, RefusesWhatDoesNotFitBeforeAnythingMoves) {
+    run_ranks(2, [](ProcessGroup& group) {
+        std::vector<float> values(3);
+        const Buffer buffer = buffer_of(std::span(values));
+        const int peer = 1 - group.rank();
+        EXPECT_THROW(group.batch_send_recv({{Way::Send, buffer, peer}, {Way::Send, buffer, 2}}),
+                     InvalidInput);
+        EXPECT_THROW(group.batch_send_recv({{Way::Send, buffer, group.rank()}}), InvalidInput);
+        EXPECT_THROW(group.batch_send_recv({{Way::Send, {nullptr, 3, DType::F32, {}}, peer}}), InvalidInput);
+        group.batch_send_recv({}).wait();
+        group.barrier().wait();
+    });
 }
 
 TEST(Messages, FromARankThatEndedAreAnError) {

@@ -142,6 +142,23 @@ TEST(NcclCollectives, TakeSlicesOfDifferentLengths) {
     }));
 }
 
+TEST(NcclCollectives, SendAndReceiveSeveralMessagesAtOnce) {
+    expect_all_well(failures_of(kRanks, [](NcclRank& rank) {
+        const int me = rank.group.rank(), next = (me + 1) % kRanks, previous = (me + 2) % kRanks;
+        const Buffer mine = rank.filled({static_cast<float>(me)}), a = rank.filled({-1}),
+                     b = rank.filled({-1});
+        using Way = Message::Way;
+        rank.group
+            .batch_send_recv({{Way::Send, mine, next},
+                              {Way::Send, mine, previous},
+                              {Way::Recv, a, next},
+                              {Way::Recv, b, previous}})
+            .synchronize();
+        EXPECT_EQ(rank.values_of(a), std::vector<float>{static_cast<float>(next)});
+        EXPECT_EQ(rank.values_of(b), std::vector<float>{static_cast<float>(previous)});
+    }));
+}
+
 TEST(NcclCollectives, RefuseWhatDoesNotFitAtTheCall) {
     expect_all_well(failures_of(2, [](NcclRank& rank) {
         const Buffer two = rank.filled({1, 2}), three = rank.filled({1, 2, 3});

@@ -34,6 +34,13 @@ class Work {
 /// Elements for each rank, by rank.
 using Counts = std::vector<std::size_t>;
 
+/// One of several messages at once: to `peer`, or from it.
+struct Message {
+    enum class Way : std::uint8_t { Send, Recv } way = Way::Send;
+    Buffer buffer;
+    int peer = -1;
+};
+
 struct ProcessGroupOptions {
     std::chrono::nanoseconds timeout = std::chrono::minutes(10);  ///< per call; positive (TimeoutScope)
     std::string backend = "auto";                                 ///< auto, nccl, staged, cpu
@@ -115,9 +122,12 @@ class ProcessGroup {
     /// From this rank to another, which calls recv for as many elements of the same type; the two of one
     /// pair are matched in order. Only these two ranks take part, and the calls have numbers of their own.
     /// Either waits for the other, and for the calls before it: of two ranks that exchange, one receives
-    /// first (or both use all_to_all).
+    /// first (or both use all_to_all, or batch_send_recv).
     Work send(Buffer buffer, int to);
     Work recv(Buffer buffer, int from);
+    /// All of these at once: none waits for another, so ranks may send each other first. Those of one pair
+    /// and direction are matched in order. Each side of a pair has its messages in a batch.
+    Work batch_send_recv(std::vector<Message> messages);
 
     /// Collective, blocking: the ranks of equal `color` form a group of their own, ranked by `key` and then
     /// by their rank here. Null for a negative color. It has this group's backend, options and stream, and
@@ -178,6 +188,8 @@ class ProcessGroup {
     virtual Work do_all_to_all(Buffer output, Buffer input) = 0;
     virtual Work do_send(Buffer buffer, int to) = 0;
     virtual Work do_recv(Buffer buffer, int from) = 0;
+    /// As it is, for backends whose messages take turns: in an order in which no two wait for each other.
+    virtual Work do_batch(std::vector<Message> messages);
     // As these are, they stand on the others, want host memory, and begin by waiting for all earlier calls.
     virtual Work do_all_gather_v(Buffer output, Buffer input, Counts counts);
     virtual Work do_reduce_scatter_v(Buffer output, Buffer input, Counts counts, ReduceOp op);

@@ -233,6 +233,14 @@ Work ProcessGroup::recv(Buffer buffer, int from) {
     return do_recv(buffer, from);
 }
 
+Work ProcessGroup::batch_send_recv(std::vector<Message> messages) {
+    for (const Message& one : messages) {
+        require_memory("batch_send_recv", one.buffer);
+        require_peer("batch_send_recv", one.peer);
+    }
+    return messages.empty() ? Work() : do_batch(std::move(messages));
+}
+
 std::vector<std::string> ProcessGroup::all_gather_bytes(std::string_view mine) {
     return do_all_gather_bytes(mine, kBytesMark);
 }
@@ -250,7 +258,7 @@ TimeoutScope::TimeoutScope(ProcessGroup& group, std::chrono::nanoseconds timeout
     group.timeout_ = timeout;
 }
 
-// ---- uneven collectives of a backend that has none
+// ---- what a backend has not of its own
 
 /// Everyone's counts, as Slices compares them.
 std::vector<Counts> ProcessGroup::tell_counts(const Counts& own) {
@@ -287,7 +295,6 @@ Work ProcessGroup::do_reduce_scatter_v(Buffer output, Buffer input, Counts count
     return last;
 }
 
-// In round k every rank has one partner, k less its own rank; the lower of the two sends first.
 Work ProcessGroup::do_all_to_all_v(Buffer output, Counts received, Buffer input, Counts sent) {
     Counts both = sent;
     both.insert(both.end(), received.begin(), received.end());
@@ -295,13 +302,29 @@ Work ProcessGroup::do_all_to_all_v(Buffer output, Counts received, Buffer input,
         throw MismatchError("all_to_all_v: " + why);
     const Slices from(sent, input.dtype), to(received, output.dtype);
     copy_on_host(to.of(output, rank()), from.of(input, rank()));
-    Work last;
+    std::vector<Message> messages;
+    for (int peer = 0; peer < size(); ++peer) {
+        if (peer == rank()) continue;
+        messages.push_back({Message::Way::Send, from.of(input, peer), peer});
+        messages.push_back({Message::Way::Recv, to.of(output, peer), peer});
+    }
+    return do_batch(std::move(messages));
+}
+
+// In round k every rank has one partner, k less its own rank; the lower of the two sends first.
+Work ProcessGroup::do_batch(std::vector<Message> messages) {
+    Work last;  // a group that has failed fails all later calls
+    const auto all = [&](Message::Way way, int peer) {
+        for (const Message& one : messages) {
+            if (one.way != way || one.peer != peer) continue;
+            last = way == Message::Way::Send ? do_send(one.buffer, peer) : do_recv(one.buffer, peer);
+        }
+    };
     for (int round = 0; round < size(); ++round) {
         const int partner = (round + size() - rank()) % size();
-        if (partner == rank()) continue;
-        if (rank() < partner) do_send(from.of(input, partner), partner);
-        last = do_recv(to.of(output, partner), partner);
-        if (rank() > partner) last = do_send(from.of(input, partner), partner);
+        if (rank() < partner) all(Message::Way::Send, partner);
+        all(Message::Way::Recv, partner);
+        if (rank() > partner) all(Message::Way::Send, partner);
     }
     return last;
 }

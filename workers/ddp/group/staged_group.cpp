@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <deque>
 #include <optional>
 #include <thread>
 #include <utility>
@@ -150,6 +151,16 @@ class StagedGroup final : public ProcessGroup {
         return start("recv", {Piece{buffer, Goes::Out}},
                      [this, from](const auto& host) { backend_.recv(host[0], from); });
     }
+    Work do_batch(std::vector<Message> messages) override {
+        std::vector<Piece> pieces;
+        for (const Message& one : messages)
+            pieces.push_back({one.buffer, one.way == Message::Way::Send ? Goes::In : Goes::Out});
+        return start("batch_send_recv", std::move(pieces), [this, messages = std::move(messages)](const auto& host) {
+            std::vector<Message> on_host = messages;
+            for (std::size_t i = 0; i < on_host.size(); ++i) on_host[i].buffer = host[i];
+            backend_.batch(on_host);
+        });
+    }
     std::vector<std::string> do_all_gather_bytes(std::string_view mine, std::int16_t mark) override {
         std::vector<std::string> all;
         run(mark == kSplitMark ? "split" : "all_gather_bytes",
@@ -239,6 +250,7 @@ class StagedGroup final : public ProcessGroup {
         for (const auto& region : regions_) {
             if (std::byte* const fixed = region->host_of(device)) return fixed;
         }
+        if (which >= rooms_.size()) rooms_.resize(which + 1);
         std::optional<cuda::PinnedMemory>& room = rooms_[which];
         if (!room || room->bytes() < device.bytes()) {
             room.reset();
@@ -281,7 +293,7 @@ class StagedGroup final : public ProcessGroup {
     std::optional<cuda::OwnedStream> copies_;
     std::optional<cuda::Event> copied_;
     std::vector<std::unique_ptr<Region>> regions_;
-    std::optional<cuda::PinnedMemory> rooms_[2];
+    std::deque<std::optional<cuda::PinnedMemory>> rooms_;
     ProgressThread thread_;  // ends first: what is in flight uses all of the others
 };
 

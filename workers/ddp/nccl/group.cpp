@@ -259,6 +259,28 @@ Work Group::do_recv(Buffer buffer, int from) {
                  });
 }
 
+Work Group::do_batch(std::vector<Message> messages) {
+    std::size_t bytes = 0;
+    for (const Message& one : messages) bytes += one.buffer.bytes();
+    return start(
+        {.bytes = bytes, .operation = SegmentOp::Send, .root = kBatchMark},
+        [messages = std::move(messages)](const Api& api, Handle comm, cuda::Stream stream) {
+            return grouped(api, [&] {
+                Until all;
+                for (const Message& one : messages) {
+                    const Buffer& buffer = one.buffer;
+                    const Type type = type_of(buffer.dtype);
+                    all.then([&] {
+                        return one.way == Message::Way::Send
+                                   ? api.send(buffer.data, buffer.count, type, one.peer, comm, stream)
+                                   : api.recv(buffer.data, buffer.count, type, one.peer, comm, stream);
+                    });
+                }
+                return all.code;
+            });
+        });
+}
+
 /// NCCL has none: the smallest all-reduce. Its end is a matter of the host, so waiting for it blocks.
 Work Group::barrier() {
     void* const word = scratch_->get();

@@ -50,6 +50,7 @@ class Group final : public ProcessGroup {
     Work do_all_to_all_v(Buffer output, Counts received, Buffer input, Counts sent) override;
     Work do_send(Buffer buffer, int to) override;
     Work do_recv(Buffer buffer, int from) override;
+    Work do_batch(std::vector<Message> messages) override;
     std::vector<std::string> do_all_gather_bytes(std::string_view mine, std::int16_t mark) override;
     std::unique_ptr<ProcessGroup> do_split(const Part& part) override;
 

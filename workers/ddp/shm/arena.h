@@ -63,14 +63,16 @@ struct alignas(128) Identity {
     cpu_set_t cpus;
 };
 
-/// Which message a rank is in, for those who ask why it does not come. Written by it with plain atomic stores;
-/// of one that failed it stays.
+/// Which message a rank waits for, for those who ask why it does not come, and what wakes it. The first is
+/// written by it with plain atomic stores; of one that failed it stays.
 struct alignas(128) MessageLine {
     std::atomic<std::uint32_t> operation;  ///< SegmentOp: Send, Recv, or None
     std::atomic<std::uint32_t> peer;       ///< its rank in the group
     std::atomic<std::uint64_t> seq;
     std::atomic<std::uint64_t> bytes;
     std::atomic<std::int64_t> since_ns;
+    std::atomic<std::uint32_t> bell;      ///< futex word: rung when a channel of a sleeping rank moves
+    std::atomic<std::uint32_t> sleepers;  ///< it sleeps
 };
 
 /// Messages from one rank to another: a ring of pieces.
@@ -81,10 +83,8 @@ struct Channel {
         Call call;  ///< of the message that it belongs to
         std::uint64_t bytes;
     };
-    alignas(128) std::atomic<std::uint32_t> written;  ///< pieces so far; futex word
-    std::atomic<std::uint32_t> readers_asleep;
-    alignas(128) std::atomic<std::uint32_t> read;  ///< pieces so far; futex word
-    std::atomic<std::uint32_t> writers_asleep;
+    alignas(128) std::atomic<std::uint32_t> written;  ///< pieces so far
+    alignas(128) std::atomic<std::uint32_t> read;     ///< pieces so far
     std::atomic<std::uint32_t> refused;  ///< not 0: the receiver expected another message
     Piece pieces[kPieces];
     alignas(4096) std::byte data[kPieces][kPieceBytes];

@@ -270,6 +270,10 @@ void CpuBackend::recv(Buffer buffer, int from) {
     between_two([&] { messages_.recv(buffer, static_cast<std::uint32_t>(from)); });
 }
 
+void CpuBackend::batch(const std::vector<Message>& messages) {
+    between_two([&] { messages_.move(messages); });
+}
+
 std::vector<std::string> CpuBackend::all_gather_bytes(std::string_view mine, std::int16_t mark) {
     steps_.begin({.operation = SegmentOp::AllGather, .root = mark});
     const std::uint64_t own_length = mine.size();

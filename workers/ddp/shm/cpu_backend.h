@@ -93,6 +93,7 @@ class CpuBackend {
     void all_to_all_v(Buffer output, const Counts& received, Buffer input, const Counts& sent);
     void send(Buffer buffer, int to);
     void recv(Buffer buffer, int from);
+    void batch(const std::vector<Message>& messages);
     void barrier();
     std::span<std::byte> allocate_shared(std::size_t bytes);
     /// A share of the arena for the sub-group of `members`, for those who are in none too: 0. The first

@@ -80,6 +80,9 @@ class CpuGroup final : public ProcessGroup {
     Work do_recv(Buffer buffer, int from) override {
         return run([this, buffer, from] { backend_.recv(buffer, from); });
     }
+    Work do_batch(std::vector<Message> messages) override {
+        return run([this, messages = std::move(messages)] { backend_.batch(messages); });
+    }
     std::vector<std::string> do_all_gather_bytes(std::string_view mine, std::int16_t mark) override {
         std::vector<std::string> all;
         run([&] { all = backend_.all_gather_bytes(mine, mark); }).wait();

@@ -20,13 +20,6 @@ namespace {
 
 std::size_t part_of(std::size_t bytes, std::size_t at) { return std::min(Channel::kPieceBytes, bytes - at); }
 
-// The flag is out before we look for sleepers, as in Lockstep::arrive.
-void publish(std::atomic<std::uint32_t>& word, const std::atomic<std::uint32_t>& sleepers,
-             std::uint32_t value) {
-    word.exchange(value);
-    if (sleepers.load() != 0) futex_wake_all(word);
-}
-
 }  // namespace
 
 PointToPoint::PointToPoint(Arena& arena, const Roster& roster, std::chrono::nanoseconds timeout,
@@ -38,73 +31,99 @@ PointToPoint::PointToPoint(Arena& arena, const Roster& roster, std::chrono::nano
       sent_(arena.ranks()),
       received_(arena.ranks()) {}
 
-PointToPoint::End PointToPoint::begin(SegmentOp operation, const Buffer& buffer, std::uint32_t peer) {
-    const bool sending = operation == SegmentOp::Send;
-    Channel& channel = sending ? arena_.channel(arena_.rank(), peer) : arena_.channel(peer, arena_.rank());
-    const Call call{.seq = sending ? ++sent_[peer] : ++received_[peer],
-                    .bytes = buffer.bytes(),
-                    .operation = operation,
-                    .root = static_cast<std::int16_t>(peer),
-                    .dtype = buffer.dtype};
-    const End end{channel, peer, call, now_ns()};
-    MessageLine& line = arena_.message_line(arena_.rank());
-    line.peer.store(peer, std::memory_order_relaxed);
-    line.seq.store(call.seq, std::memory_order_relaxed);
-    line.bytes.store(call.bytes, std::memory_order_relaxed);
-    line.since_ns.store(end.began_ns, std::memory_order_relaxed);
-    line.operation.store(static_cast<std::uint32_t>(operation), std::memory_order_release);
-    return end;
+void PointToPoint::send(const Buffer& buffer, std::uint32_t to) {
+    const Message message{Message::Way::Send, buffer, static_cast<int>(to)};
+    move({&message, 1});
 }
 
-void PointToPoint::finish() {
+void PointToPoint::recv(const Buffer& buffer, std::uint32_t from) {
+    const Message message{Message::Way::Recv, buffer, static_cast<int>(from)};
+    move({&message, 1});
+}
+
+void PointToPoint::move(std::span<const Message> messages) {
+    std::vector<End> ends;
+    ends.reserve(messages.size());
+    for (const Message& message : messages) ends.push_back(begin(message));
+    for (;;) {
+        // Messages of one channel go one after the other.
+        std::vector<End*> heads;
+        bool has_moved = false;
+        for (End& end : ends) {
+            const auto same = [&](const End* head) { return &head->channel == &end.channel; };
+            if (!end.is_open || std::any_of(heads.begin(), heads.end(), same)) continue;
+            while (end.is_open && can_move(end)) {
+                end.call.operation == SegmentOp::Send ? put(end) : take(end);
+                has_moved = true;
+            }
+            if (end.is_open) heads.push_back(&end);
+        }
+        if (heads.empty()) break;
+        if (!has_moved) wait_for_any(heads);
+    }
     arena_.message_line(arena_.rank())
         .operation.store(static_cast<std::uint32_t>(SegmentOp::None), std::memory_order_relaxed);
 }
 
-void PointToPoint::send(const Buffer& buffer, std::uint32_t to) {
-    const End end = begin(SegmentOp::Send, buffer, to);
-    Channel& channel = end.channel;
-    const auto* const from = static_cast<const std::byte*>(buffer.data);
-    std::size_t at = 0;
-    do {
-        const std::uint32_t number = channel.written.load(std::memory_order_relaxed);
-        const auto has_room = [&] {
-            return channel.refused.load() != 0 ||
-                   number - channel.read.load(std::memory_order_acquire) < Channel::kPieces;
-        };
-        wait_until(end, channel.read, channel.writers_asleep, has_room);
-        if (channel.refused.load() != 0) {
-            throw MismatchError(refusal(end));
-        }
-        Channel::Piece& piece = channel.pieces[number % Channel::kPieces];
-        piece = {end.call, part_of(buffer.bytes(), at)};
-        if (piece.bytes > 0) kernels_.stream(channel.data[number % Channel::kPieces], from + at, piece.bytes);
-        kernels_.fence();
-        at += piece.bytes;
-        publish(channel.written, channel.readers_asleep, number + 1);
-    } while (at < buffer.bytes());
-    finish();
+PointToPoint::End PointToPoint::begin(const Message& message) {
+    const bool sending = message.way == Message::Way::Send;
+    const auto peer = static_cast<std::uint32_t>(message.peer);
+    Channel& channel = sending ? arena_.channel(arena_.rank(), peer) : arena_.channel(peer, arena_.rank());
+    Call call =
+        call_of(sending ? SegmentOp::Send : SegmentOp::Recv, message.buffer, ReduceOp::Sum, message.peer);
+    call.seq = sending ? ++sent_[peer] : ++received_[peer];
+    return {channel, peer, call, now_ns(), static_cast<std::byte*>(message.buffer.data)};
 }
 
-void PointToPoint::recv(const Buffer& buffer, std::uint32_t from) {
-    const End end = begin(SegmentOp::Recv, buffer, from);
-    Channel& channel = end.channel;
-    auto* const to = static_cast<std::byte*>(buffer.data);
-    std::size_t at = 0;
-    do {
-        const std::uint32_t number = channel.read.load(std::memory_order_relaxed);
-        wait_until(end, channel.written, channel.readers_asleep,
-                   [&] { return channel.written.load(std::memory_order_acquire) != number; });
-        const Channel::Piece& piece = channel.pieces[number % Channel::kPieces];
-        compare(end, piece.call);
-        if (piece.bytes > 0) std::memcpy(to + at, channel.data[number % Channel::kPieces], piece.bytes);
-        at += piece.bytes;
-        publish(channel.read, channel.writers_asleep, number + 1);
-    } while (at < buffer.bytes());
-    finish();
+bool PointToPoint::can_move(const End& end) {
+    const Channel& channel = end.channel;
+    if (end.call.operation == SegmentOp::Recv)
+        return channel.written.load(std::memory_order_acquire) !=
+               channel.read.load(std::memory_order_relaxed);
+    return channel.refused.load() != 0 ||
+           channel.written.load(std::memory_order_relaxed) - channel.read.load(std::memory_order_acquire) <
+               Channel::kPieces;
 }
 
-void PointToPoint::compare(const End& end, const Call& sent) const {
+/// One piece into the channel.
+void PointToPoint::put(End& end) {
+    Channel& channel = end.channel;
+    if (channel.refused.load() != 0) throw MismatchError(refusal(end));
+    const std::uint32_t number = channel.written.load(std::memory_order_relaxed);
+    Channel::Piece& piece = channel.pieces[number % Channel::kPieces];
+    piece = {end.call, part_of(end.call.bytes, end.done)};
+    if (piece.bytes > 0)
+        kernels_.stream(channel.data[number % Channel::kPieces], end.data + end.done, piece.bytes);
+    kernels_.fence();
+    end.done += piece.bytes;
+    end.is_open = end.done < end.call.bytes;
+    channel.written.exchange(number + 1);
+    ring(end.peer);
+}
+
+/// One piece out of the channel.
+void PointToPoint::take(End& end) {
+    Channel& channel = end.channel;
+    const std::uint32_t number = channel.read.load(std::memory_order_relaxed);
+    const Channel::Piece& piece = channel.pieces[number % Channel::kPieces];
+    compare(end, piece.call);
+    if (piece.bytes > 0)
+        std::memcpy(end.data + end.done, channel.data[number % Channel::kPieces], piece.bytes);
+    end.done += piece.bytes;
+    end.is_open = end.done < end.call.bytes;
+    channel.read.exchange(number + 1);
+    ring(end.peer);
+}
+
+// The flag is out before we look for a sleeper, as in Lockstep::arrive.
+void PointToPoint::ring(std::uint32_t peer) {
+    MessageLine& line = arena_.message_line(peer);
+    if (line.sleepers.load() == 0) return;
+    line.bell.fetch_add(1);
+    futex_wake_all(line.bell);
+}
+
+void PointToPoint::compare(const End& end, const Call& sent) {
     if (sent.seq == end.call.seq && sent.bytes == end.call.bytes && sent.dtype == end.call.dtype) return;
     const int own = arena_.global_rank(arena_.rank());
     const std::string what = fmt::format("rank {}: a message is not the one expected: {}", own,
@@ -112,7 +131,7 @@ void PointToPoint::compare(const End& end, const Call& sent) const {
     // A message that fitted the channel has left its sender, and only this rank knows what became of it.
     complain(arena_.control(), what);
     end.channel.refused.store(1);
-    futex_wake_all(end.channel.read);
+    ring(end.peer);
     throw MismatchError(what);
 }
 
@@ -132,38 +151,55 @@ std::string PointToPoint::deadlock(const End& end) const {
                                     : "; both receive first: let one of them send first";
 }
 
-void PointToPoint::wait_until(const End& end, std::atomic<std::uint32_t>& word,
-                              std::atomic<std::uint32_t>& sleepers,
-                              const std::function<bool()>& ready) {
+void PointToPoint::wait_for_any(const std::vector<End*>& heads) {
+    const auto ready = [&] {
+        return std::any_of(heads.begin(), heads.end(), [](const End* end) { return can_move(*end); });
+    };
     if (roster_.ranks_share_cores ? look_for(attention_, ready, Yields{})
                                   : look_for(attention_, ready, Spins{}))
         return;
-    const Sleeper sleeper(sleepers);
+    MessageLine& line = arena_.message_line(arena_.rank());
+    show(*heads.front());
+    const Sleeper sleeper(line.sleepers);
     for (;;) {
-        const std::uint32_t seen = word.load();
+        const std::uint32_t seen = line.bell.load();
         if (ready()) return;
-        futex_wait(word, seen, kSleepSlice);
+        futex_wait(line.bell, seen, kSleepSlice);
         if (ready()) return;
-        throw_if_hopeless(end, ready);
+        throw_if_hopeless(heads);
     }
 }
 
-void PointToPoint::throw_if_hopeless(const End& end, const std::function<bool()>& ready) const {
-    const int own = arena_.global_rank(arena_.rank()), other = arena_.global_rank(end.peer);
-    throw_if_lost(arena_.segment().header(), fmt::format("rank {}: {}", own, to_string(end.call)));
-    if (const std::string complaint = complaint_in(arena_.control()); !complaint.empty() && !ready()) {
-        throw MismatchError(
-            fmt::format("rank {}: {}: the group has failed: {}", own, to_string(end.call), complaint));
-    }
+void PointToPoint::show(const End& end) {
+    MessageLine& line = arena_.message_line(arena_.rank());
+    line.peer.store(end.peer, std::memory_order_relaxed);
+    line.seq.store(end.call.seq, std::memory_order_relaxed);
+    line.bytes.store(end.call.bytes, std::memory_order_relaxed);
+    line.since_ns.store(end.began_ns, std::memory_order_relaxed);
+    line.operation.store(static_cast<std::uint32_t>(end.call.operation), std::memory_order_release);
+}
+
+void PointToPoint::throw_if_hopeless(const std::vector<End*>& heads) const {
+    const End& first = *heads.front();
+    const std::string attempt =
+        fmt::format("rank {}: {}", arena_.global_rank(arena_.rank()), to_string(first.call));
+    throw_if_lost(arena_.segment().header(), attempt);
+    const std::string complaint = complaint_in(arena_.control());
+    if (!complaint.empty() && !can_move(first))
+        throw MismatchError(fmt::format("{}: the group has failed: {}", attempt, complaint));
+    for (const End* end : heads) throw_if_gone(*end);
+    if (now_ns() - first.began_ns < timeout_.count()) return;
+    throw TimeoutError(
+        fmt::format("{} did not finish within {}: {}{}", attempt, ddprun::format_duration(timeout_),
+                    what_ranks_do(arena_, {first.peer}, MonotonicClock::now()), deadlock(first)));
+}
+
+void PointToPoint::throw_if_gone(const End& end) const {
     // It may have done its part between our look and its end.
-    if (is_gone(arena_, end.peer) && !ready()) {
-        throw PeerLostError(fmt::format("rank {}: {}: rank {} (pid {}) ended without taking part", own,
-                                        to_string(end.call), other, arena_.identity(end.peer).pid));
-    }
-    if (now_ns() - end.began_ns < timeout_.count()) return;
-    throw TimeoutError(fmt::format("rank {}: {} did not finish within {}: {}{}", own, to_string(end.call),
-                                   ddprun::format_duration(timeout_),
-                                   what_ranks_do(arena_, {end.peer}, MonotonicClock::now()), deadlock(end)));
+    if (!is_gone(arena_, end.peer) || can_move(end)) return;
+    throw PeerLostError(fmt::format("rank {}: {}: rank {} (pid {}) ended without taking part",
+                                    arena_.global_rank(arena_.rank()), to_string(end.call),
+                                    arena_.global_rank(end.peer), arena_.identity(end.peer).pid));
 }
 
 }  // namespace ddp::cpu

@@ -2,7 +2,7 @@
 
 #include <chrono>
 #include <exception>
-#include <functional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -15,7 +15,8 @@
 namespace ddp::cpu {
 
 /// Messages between two ranks of a node, through the arena's channels: only these two take part. What does
-/// not fit a channel waits for its receiver. One thread at a time.
+/// not fit a channel waits for its receiver. Of several messages at once, each moves as soon as it can. One
+/// thread at a time.
 class PointToPoint {
   public:
     PointToPoint(Arena& arena, const Roster& roster, std::chrono::nanoseconds timeout,
@@ -25,6 +26,7 @@ class PointToPoint {
     /// later in the group), PeerLostError, TimeoutError. A channel that failed once is unusable.
     void send(const Buffer& buffer, std::uint32_t to);
     void recv(const Buffer& buffer, std::uint32_t from);
+    void move(std::span<const Message> messages);
 
     /// Of the messages that follow.
     void set_timeout(std::chrono::nanoseconds timeout) { timeout_ = timeout; }
@@ -36,13 +38,20 @@ class PointToPoint {
         std::uint32_t peer;
         Call call;
         std::int64_t began_ns;
+        std::byte* data;
+        std::size_t done = 0;  ///< bytes
+        bool is_open = true;
     };
-    [[nodiscard]] End begin(ddprun::SegmentOp operation, const Buffer& buffer, std::uint32_t peer);
-    void wait_until(const End& end, std::atomic<std::uint32_t>& word, std::atomic<std::uint32_t>& sleepers,
-                    const std::function<bool()>& ready);
-    void throw_if_hopeless(const End& end, const std::function<bool()>& ready) const;
-    void compare(const End& end, const Call& sent) const;
-    void finish();
+    [[nodiscard]] End begin(const Message& message);
+    [[nodiscard]] static bool can_move(const End& end);
+    void put(End& end);
+    void take(End& end);
+    void wait_for_any(const std::vector<End*>& heads);
+    void show(const End& end);
+    void ring(std::uint32_t peer);
+    void throw_if_hopeless(const std::vector<End*>& heads) const;
+    void throw_if_gone(const End& end) const;
+    void compare(const End& end, const Call& sent);
     [[nodiscard]] std::string refusal(const End& end) const;
     [[nodiscard]] std::string deadlock(const End& end) const;
 

@@ -23,6 +23,8 @@ std::string to_string(const Call& call) {
         return fmt::format("allocate_shared #{} ({} bytes)", call.seq, call.bytes);
     if (call.root == kBytesMark) return fmt::format("all_gather_bytes #{}", call.seq);
     if (call.root == kSplitMark) return fmt::format("split #{}", call.seq);
+    if (call.root == kBatchMark)
+        return fmt::format("batch_send_recv #{} ({})", call.seq, ddprun::format_bytes(call.bytes));
     std::string text = fmt::format("{}{} #{}", segment_op_name(call.operation),
                                    call.root == kUnevenMark ? "_v" : "", call.seq);
     if (call.operation == SegmentOp::Barrier || call.operation == SegmentOp::GraphLaunch) return text;

@@ -16,6 +16,7 @@ inline constexpr std::int16_t kAllocateMark = -2;
 inline constexpr std::int16_t kBytesMark = -3;
 inline constexpr std::int16_t kSplitMark = -4;
 inline constexpr std::int16_t kUnevenMark = -5;  ///< all_gather_v and its like
+inline constexpr std::int16_t kBatchMark = -6;   ///< of messages; they have one number together
 
 /// The call a rank is in, as it tells its peers. Equal on all ranks, or everybody throws MismatchError.
 struct Call {
