@@ -102,7 +102,14 @@ TEST(TrainOptions, RefuseWhatContradictsItself) {
               "nccl");
     EXPECT_EQ(refusal({"--data=synthetic:100,4,2", "--labels=x"}),
               "--labels: synthetic data has labels of its own");
+    EXPECT_EQ(refusal({"--device=cuda", "--cuda-graph", "--accumulate=2"}),
+              "--accumulate: --cuda-graph captures a step of one batch; leave one of them out");
+    EXPECT_EQ(refusal({"--clip=1", "--device=cuda"}), "--clip: works on the CPU only, --device cuda does not");
+    EXPECT_EQ(refusal({"--clip=1", "--precision=bf16"}), "--clip: works on the CPU only, --precision bf16 does not");
+    EXPECT_EQ(refusal({"--clip=0"}), "--clip: a norm of 0 leaves nothing of the gradients");
+    EXPECT_EQ(refusal({"--schedule=sine"}), "--schedule: 'sine' is none of constant, cosine, linear, step");
     EXPECT_EQ(refusal({"--device=cpu", "--deterministic", "--backend=cpu"}), "accepted");
+    EXPECT_EQ(refusal({"--accumulate=4", "--clip=1", "--schedule=cosine", "--warmup=100"}), "accepted");
     EXPECT_EQ(refusal({"--device=cuda", "--precision=fp16", "--cuda-graph", "--backend=nccl"}), "accepted");
 }
 
@@ -118,6 +125,7 @@ train::DeviceChoice choice(std::vector<const char*> arguments, const train::Cuda
 TEST(DeviceChoice, OfItselfTakesCudaWhereItCanAndSaysWhyNotElsewhere) {
     EXPECT_EQ(choice({}, kTwoDevices).device, (ddp::Device{ddp::Device::Kind::Cuda, 1}));
     EXPECT_EQ(choice({}, kTwoDevices).why, "auto: 2 CUDA devices");
+    EXPECT_EQ(choice({"--clip=1"}, kTwoDevices).why, "auto: --clip works in host memory");
     EXPECT_EQ(choice({}, kNoCuda).device, ddp::Device{});
     EXPECT_EQ(choice({}, kNoCuda).why, "auto: no driver");
 }
@@ -345,13 +353,13 @@ void expect_product(Product product, bool transpose_a, bool transpose_b) {
 TEST(Matrix, ProductsAgreeWithTheirDefinition) {
     expect_product(train::multiply, false, false);
     expect_product(train::multiply_transposed_b, false, true);
-    expect_product(train::multiply_transposed_a, true, false);
+    expect_product([](auto... all) { train::multiply_transposed_a(all..., train::Into::Replace); }, true, false);
 }
 
 TEST(Matrix, ProductsByPlainLoopsAgreeWithTheirDefinition) {
     expect_product(train::plain::multiply, false, false);
     expect_product(train::plain::multiply_transposed_b, false, true);
-    expect_product(train::plain::multiply_transposed_a, true, false);
+    expect_product([](auto... all) { train::plain::multiply_transposed_a(all..., train::Into::Replace); }, true, false);
 }
 
 TEST(Matrix, NeedsAddressSpaceForEveryThread) {
@@ -537,6 +545,50 @@ TEST(Trainer, GivesTheSameLossCurveForTheSameBatchInAllOnAnyNumberOfWorkers) {
     }
 }
 
+TEST(Trainer, AccumulatesToTheLossCurveOfTheSameBatchInAll) {
+    const TemporaryDirectory temporary;
+    const Outcome at_once = train_with(1, options_for(temporary, 12, 5));
+    for (const int ranks : {1, 2}) {
+        Options options = options_for(temporary, 12 / 3 / static_cast<std::size_t>(ranks), 5);
+        options.accumulate = 3;
+        const Outcome in_parts = train_with(ranks, options);
+        ASSERT_EQ(in_parts.summary.epochs.size(), 5U);
+        for (std::size_t e = 0; e < 5; ++e) EXPECT_NEAR(in_parts.summary.epochs[e].loss, at_once.summary.epochs[e].loss, 1e-5) << ranks << " workers, epoch " << e;
+    }
+}
+
+TEST(Trainer, ScalesTheLearningRateByEverythingThatMakesTheBatchLarger) {
+    Options options;
+    options.learning_rate = 0.01;
+    options.accumulate = 4;
+    EXPECT_DOUBLE_EQ(train::learning_rate(options, 2), 0.08);
+    options.scale_learning_rate = false;
+    EXPECT_DOUBLE_EQ(train::learning_rate(options, 2), 0.01);
+}
+
+TEST(Trainer, WithAScheduleAndAClippedNormResumedEndsWithTheSameBitsAsInOneGo) {
+    const TemporaryDirectory one, two, plain;
+    const auto with = [](Options options) {
+        options.schedule = ddp::Schedule::Shape::Step;
+        options.warmup = 7;
+        options.clip = 0.05;
+        options.accumulate = 2;
+        return options;
+    };
+    const Outcome whole = train_with(2, with(options_for(one, 6, 4)));
+    Options first = with(options_for(two, 6, 4));
+    const Samples samples = two_clouds();
+    ddp::testing::run_ranks(2, [&](ddp::ProcessGroup& group) {
+        int votes = 0;
+        const train::Station station = on_the_cpu();
+        train::Trainer trainer(group, station, first, samples, [](const std::string&) {}, [&] { return ++votes == 3; });
+        EXPECT_TRUE(trainer.run("job1").stopped);
+    });
+    first.resume = true;
+    EXPECT_EQ(train_with(2, first).summary.digest, whole.summary.digest);
+    EXPECT_NE(train_with(2, options_for(plain, 6, 4)).summary.digest, whole.summary.digest);
+}
+
 TEST(Trainer, LearnsSyntheticSamples) {
     const TemporaryDirectory temporary;
     const Outcome outcome = train_with(2, options_for(temporary, 16, 3), std::nullopt, "job1",
@@ -643,6 +695,15 @@ TEST(Trainer, SaysHowItScaledTheLearningRate) {
     EXPECT_NE(lines[1].find("learning rate 0.1 (0.05 x 2 workers; --no-scale-lr keeps 0.05)"),
               std::string::npos)
         << lines[1];
+}
+
+TEST(Trainer, RefusesABatchThatNoWorkerCanAccumulate) {
+    Options options;
+    options.batch_size = 16;
+    options.accumulate = 100;
+    const auto trouble = train::check_fit(options, two_clouds(), 2);
+    ASSERT_TRUE(trouble);
+    EXPECT_EQ(trouble->what, "--batch-size: 16 x --accumulate 100 is more than the 90 training samples that each of 2 workers gets");
 }
 
 TEST(Trainer, RefusesABatchThatNoWorkerCanFill) {

@@ -116,7 +116,8 @@ void expect_layer(const OnCuda& compute, Precision precision, std::size_t rows, 
     compute->linear_gradients({.delta = down,
                                .input = in,
                                .weight_gradient = {weight_gradient.get(), outputs, kInputs, kInputs},
-                               .bias_gradient = bias_gradient.get()});
+                               .bias_gradient = bias_gradient.get(),
+                               .into = train::Into::Replace});
     const auto x = on_host(input, rows * in_stride), w = on_host(weight, outputs * kInputs),
                b = on_host(bias, outputs), y = on_host(output, rows * stride),
                d = on_host(delta, rows * stride), gradient = on_host(bias_gradient, outputs);
@@ -148,6 +149,20 @@ TEST(CudaCompute, AddsBiasesAndSumsColumnsOfAnyShape) {
     }
 }
 
+TEST(CudaCompute, AddsToTheGradientsOfTheBatchBefore) {
+    const OnCuda compute;
+    const auto delta = compute.put(std::vector<float>{1, 2, 0, 0}), input = compute.put(std::vector<float>{3, 0, 0, 0}),
+               weight_gradient = compute.put(std::vector<float>(2, 9.0F)), bias_gradient = compute.put(std::vector<float>(2, 9.0F));
+    for (const train::Into into : {train::Into::Replace, train::Into::Add})
+        compute->linear_gradients({.delta = {delta.get(), 1, 2, 4},
+                                   .input = {input.get(), 1, 1, 4},
+                                   .weight_gradient = {weight_gradient.get(), 2, 1, 1},
+                                   .bias_gradient = bias_gradient.get(),
+                                   .into = into});
+    EXPECT_EQ(compute.read<float>(weight_gradient.get(), 2), (std::vector<float>{6, 12}));
+    EXPECT_EQ(compute.read<float>(bias_gradient.get(), 2), (std::vector<float>{2, 4}));
+}
+
 TEST(CudaCompute, ABatchOfNothingHasNoGradient) {
     const OnCuda compute;
     const auto weight_gradient = compute.put(std::vector<float>(6, 7.0F)),
@@ -156,7 +171,8 @@ TEST(CudaCompute, ABatchOfNothingHasNoGradient) {
     compute->linear_gradients({.delta = {delta.get(), 0, 3, 4},
                                .input = {input.get(), 0, 2, 4},
                                .weight_gradient = {weight_gradient.get(), 3, 2, 2},
-                               .bias_gradient = bias_gradient.get()});
+                               .bias_gradient = bias_gradient.get(),
+                               .into = train::Into::Replace});
     EXPECT_EQ(compute.read<float>(weight_gradient.get(), 6), std::vector<float>(6, 0.0F));
     EXPECT_EQ(compute.read<float>(bias_gradient.get(), 3), std::vector<float>(3, 0.0F));
 }
@@ -250,7 +266,7 @@ class Worker {
               ddp::Context(ddp::testing::environment_of(0, 1)),
               {.device = station_.choice.device, .stream = station_.stream_handle()})),
           feed_(train::make_feed(station_, samples_, options_)),
-          learner_(*group_, station_, options_, {samples_.features, 24, samples_.classes}) {
+          learner_(*group_, station_, options_, {samples_.features, 24, samples_.classes}, 100) {
         feed_->begin(subset_, all_rows(), {.batch_size = kBatch, .drop_last = true, .prefetch = 0});
     }
     void step() { learner_.learn(feed_->next()); }

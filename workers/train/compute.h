@@ -42,6 +42,8 @@ struct BatchSource {
 };
 
 enum class Activation : std::uint8_t { None, Relu };
+/// What becomes of what was there before.
+enum class Into : std::uint8_t { Replace, Add };
 
 /// What a model has reached since it was last asked.
 struct Score {
@@ -90,6 +92,7 @@ class Compute {
         Matrix input;
         Matrix weight_gradient;
         void* bias_gradient;
+        Into into;
     };
     virtual void linear_gradients(const LinearGradients& layer) = 0;
 
@@ -102,12 +105,13 @@ class Compute {
     };
     virtual void input_gradient(const InputGradient& layer) = 0;
 
-    /// Adds to the score, and writes the gradient of the mean loss with respect to the logits, times the loss
-    /// scale where there is one. The largest logit wins, the first of equals.
+    /// Adds to the score, and writes the gradient of the mean loss with respect to the logits, of so many batches
+    /// alike, times the loss scale where there is one. The largest logit wins, the first of equals.
     struct CrossEntropy {
         Matrix logits;
         const std::int32_t* labels;
         Matrix delta;
+        std::size_t batches;
         const float* loss_scale;  ///< one number in the device's memory; null: 1
     };
     virtual void cross_entropy(const CrossEntropy& loss) = 0;

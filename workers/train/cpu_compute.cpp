@@ -66,14 +66,14 @@ class CpuCompute final : public Compute {
 
     void linear_gradients(const LinearGradients& layer) override {
         auto* const bias = static_cast<float*>(layer.bias_gradient);
-        std::fill_n(bias, layer.delta.columns, 0.0F);
+        if (layer.into == Into::Replace) std::fill_n(bias, layer.delta.columns, 0.0F);
         for (std::size_t s = 0; s < layer.delta.rows; ++s) {
             const float* delta = row_of(layer.delta, s);
             for (std::size_t o = 0; o < layer.delta.columns; ++o) bias[o] += delta[o];
         }
         multiply_transposed_a(layer.delta.columns, layer.input.columns, layer.delta.rows,
                               values_of(layer.delta), values_of(layer.input),
-                              row_of(layer.weight_gradient, 0));
+                              row_of(layer.weight_gradient, 0), layer.into);
     }
 
     void input_gradient(const InputGradient& layer) override {
@@ -87,7 +87,7 @@ class CpuCompute final : public Compute {
 
     void cross_entropy(const CrossEntropy& loss) override {
         const std::size_t samples = loss.logits.rows, classes = loss.logits.columns;
-        const float share = 1.0F / static_cast<float>(std::max<std::size_t>(samples, 1));
+        const float share = 1.0F / static_cast<float>(std::max<std::size_t>(samples, 1) * loss.batches);
         const float scale = loss.loss_scale != nullptr ? share * *loss.loss_scale : share;
         double loss_sum = 0;
         for (std::size_t s = 0; s < samples; ++s) {

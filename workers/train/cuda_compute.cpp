@@ -119,13 +119,14 @@ class CudaCompute final : public Compute {
 
     void linear_gradients(const LinearGradients& layer) override {
         const Matrix bias{layer.bias_gradient, 1, layer.delta.columns, layer.delta.columns};
+        if (layer.delta.rows == 0 && layer.into == Into::Add) return;
         if (layer.delta.rows == 0) {
             clear(layer.weight_gradient);
             clear(bias);
             return;
         }
-        products_.multiply(layer.weight_gradient, layer.delta, Operation::Transposed, layer.input, Operation::AsIs);
-        products_.multiply(bias, ones(layer.delta.rows), Operation::AsIs, layer.delta, Operation::AsIs);
+        products_.multiply(layer.weight_gradient, layer.delta, Operation::Transposed, layer.input, Operation::AsIs, layer.into);
+        products_.multiply(bias, ones(layer.delta.rows), Operation::AsIs, layer.delta, Operation::AsIs, layer.into);
     }
 
     void input_gradient(const InputGradient& layer) override {
@@ -138,7 +139,7 @@ class CudaCompute final : public Compute {
     void cross_entropy(const CrossEntropy& loss) override {
         if (loss.logits.rows == 0) return;
         const kernels::Place place{type_, gpu_->grid_for_rows(std::min(loss.logits.rows, kSlots)), stream_};
-        check(kernels::cross_entropy(place, {rows_of(loss.logits), rows_of(loss.delta), loss.labels, loss.loss_scale,
+        check(kernels::cross_entropy(place, {rows_of(loss.logits), rows_of(loss.delta), loss.labels, loss.batches, loss.loss_scale,
                                              losses_.as<double>(), hits_.as<U64>(), kSlots}),
               "launching the cross-entropy");
     }

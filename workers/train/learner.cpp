@@ -17,25 +17,38 @@ std::vector<ddp::Buffer> memory_of(const std::vector<ddp::Tensor>& tensors) {
     return buffers;
 }
 
+std::unique_ptr<ddp::GradScaler> make_scaler(const Station& station, const Options& options) {
+    if (options.precision != Precision::Fp16) return nullptr;
+    return std::make_unique<ddp::GradScaler>(station.choice.device, ddp::GradScalerOptions{.stream = station.stream_handle()});
+}
+
+ddp::Schedule schedule_of(const Options& options, std::uint64_t steps) {
+    // The last step ends it; a third of very few is one.
+    return {.shape = options.schedule,
+            .warmup_steps = options.warmup,
+            .total_steps = std::max(steps, options.warmup + 1),
+            .step_every = std::max<std::uint64_t>(1, (steps - std::min(steps, options.warmup)) / 3)};
+}
+
 }  // namespace
 
 double learning_rate(const Options& options, int world_size) {
-    return options.base_learning_rate() * (options.scale_learning_rate ? world_size : 1);
+    if (!options.scale_learning_rate) return options.base_learning_rate();
+    return ddp::scaled_learning_rate(options.base_learning_rate(), 1, static_cast<std::size_t>(world_size) * options.accumulate);
 }
 
 Learner::Learner(ddp::ProcessGroup& group, const Station& station, const Options& options,
-                 const std::vector<std::size_t>& widths)
+                 const std::vector<std::size_t>& widths, std::uint64_t steps)
     : group_(group),
       station_(station),
       options_(options),
       mlp_(widths, options.seed, *station.compute),
-      model_(group, mlp_.parameters()) {
-    if (options.precision == Precision::Fp16) {
-        scaler_ = std::make_unique<ddp::GradScaler>(
-            station.choice.device, ddp::GradScalerOptions{.stream = station.stream_handle()});
-        mlp_.set_loss_scale(scaler_->scale());
-    }
-    optimizer_ = make_optimizer();
+      model_(group, mlp_.parameters()),
+      scaler_(make_scaler(station, options)),
+      optimizer_(make_optimizer()),
+      rate_(*optimizer_, schedule_of(options, steps)) {
+    if (scaler_) mlp_.set_loss_scale(scaler_->scale());
+    mlp_.set_batches_per_step(options.accumulate);
     mlp_.reserve(std::max(options.batch_size, kLookBatch));
 }
 
@@ -59,22 +72,37 @@ std::unique_ptr<ddp::Optimizer> Learner::make_optimizer() {
                                           .device = on_device});
 }
 
-void Learner::step() {
+void Learner::pass() {
     mlp_.forward();
     mlp_.backward({[this](std::size_t i) { return model_.gradient(i).data; },
-                   [this](std::size_t i) { model_.mark_ready(i); }});
+                   [this](std::size_t i) { model_.mark_ready(i); },
+                   is_between_steps() ? Into::Replace : Into::Add});
     model_.finish();
+}
+
+void Learner::step() {
+    pass();
     if (scaler_) scaler_->check(model_.gradients());
+    if (options_.clip) ddp::clip_grad_norm(model_.gradients(), *options_.clip);
     optimizer_->step(model_.gradients());
     if (scaler_) scaler_->update();
 }
 
-void Learner::learn(const BatchSource& batch) {
+bool Learner::learn(const BatchSource& batch) {
     mlp_.stage(batch);
+    if (batches_in_step_ + 1 < options_.accumulate) {
+        const auto no_sync = model_.no_sync();
+        pass();
+        ++batches_in_step_;
+        return false;
+    }
     if (!recorded_ && options_.cuda_graph && ++steps_before_recording_ > kStepsBeforeRecording)
         recorded_ = station_.compute->record([this] { step(); });
     if (recorded_) group_.launch_graph([this] { recorded_->run(); }).wait();
     else step();
+    batches_in_step_ = 0;
+    rate_.step();
+    return true;
 }
 
 void Learner::look_at(const BatchSource& batch) {
@@ -83,7 +111,9 @@ void Learner::look_at(const BatchSource& batch) {
 }
 
 ddp::Training Learner::training(ddp::DistributedSampler& sampler) {
-    return {mlp_, *optimizer_, sampler, {{.name = "loss_scale", .state = scaler_.get(), .optional = true}}};
+    return {mlp_, *optimizer_, sampler,
+            {{.name = "schedule", .state = &rate_, .optional = true},
+             {.name = "loss_scale", .state = scaler_.get(), .optional = true}}};
 }
 
 }  // namespace train

@@ -10,13 +10,14 @@
 #include "ddp/ddp.h"
 #include "ddp/grad_scaler.h"
 #include "ddp/optimizer.h"
+#include "ddp/schedule.h"
 #include "mlp.h"
 #include "options.h"
 #include "station.h"
 
 namespace train {
 
-/// The rate that the optimizer gets.
+/// The rate that the optimizer begins with, after a warm-up.
 double learning_rate(const Options& options, int world_size);
 
 /// The model of one rank with everything that one step needs. On a GPU a step only queues work.
@@ -24,13 +25,15 @@ class Learner {
   public:
     static constexpr std::size_t kLookBatch = 256;
 
-    /// Collective. All but `widths` is borrowed. Throws libddp's errors.
+    /// Collective. All but `widths` is borrowed; `steps` will be done in all. Throws libddp's errors.
     Learner(ddp::ProcessGroup& group, const Station& station, const Options& options,
-            const std::vector<std::size_t>& widths);
+            const std::vector<std::size_t>& widths, std::uint64_t steps);
 
-    /// Collective: one step on this rank's batch. With --cuda-graph, whole batches of one size only: after
-    /// the first few steps the captured one is launched.
-    void learn(const BatchSource& batch);
+    /// Collective: this rank's next batch. True when it ended a step: each --accumulate batches make one. With
+    /// --cuda-graph, whole batches of one size only: after the first few steps the captured one is launched.
+    bool learn(const BatchSource& batch);
+    /// Whether the next batch begins a step.
+    [[nodiscard]] bool is_between_steps() const { return batches_in_step_ == 0; }
     /// Adds a batch of at most kLookBatch, or what is learned from at once, to the score; learns nothing.
     void look_at(const BatchSource& batch);
     /// Of the batches since it was last taken. Waits.
@@ -47,6 +50,7 @@ class Learner {
   private:
     std::unique_ptr<ddp::Optimizer> make_optimizer();
     void step();
+    void pass();
 
     ddp::ProcessGroup& group_;
     const Station& station_;
@@ -55,6 +59,8 @@ class Learner {
     ddp::DistributedDataParallel model_;
     std::unique_ptr<ddp::GradScaler> scaler_;  ///< of fp16
     std::unique_ptr<ddp::Optimizer> optimizer_;
+    ddp::ScheduledRate rate_;
+    std::uint64_t batches_in_step_ = 0;  ///< of the step under way
     std::unique_ptr<Compute::Recorded> recorded_;
     int steps_before_recording_ = 0;
 };

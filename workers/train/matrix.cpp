@@ -50,8 +50,8 @@ void multiply_transposed_b(std::size_t m, std::size_t n, std::size_t k, const fl
 }
 
 void multiply_transposed_a(std::size_t m, std::size_t n, std::size_t k, const float* a, const float* b,
-                           float* c) {
-    std::fill_n(c, m * n, 0.0F);
+                           float* c, Into into) {
+    if (into == Into::Replace) std::fill_n(c, m * n, 0.0F);
     for (std::size_t p = 0; p < k; ++p)
         for (std::size_t i = 0; i < m; ++i) add_scaled(c + i * n, b + p * n, a[p * m + i], n);
 }
@@ -97,9 +97,9 @@ void multiply_transposed_b(std::size_t m, std::size_t n, std::size_t k, const fl
 }
 
 void multiply_transposed_a(std::size_t m, std::size_t n, std::size_t k, const float* a, const float* b,
-                           float* c) {
+                           float* c, Into into) {
     cblas_sgemm(CblasRowMajor, CblasTrans, CblasNoTrans, static_cast<blasint>(m), static_cast<blasint>(n),
-                static_cast<blasint>(k), 1, a, stride(m), b, stride(n), 0, c, stride(n));
+                static_cast<blasint>(k), 1, a, stride(m), b, stride(n), into == Into::Add ? 1 : 0, c, stride(n));
 }
 
 void set_matrix_threads(int threads) { openblas_set_num_threads(threads); }
@@ -128,8 +128,8 @@ void multiply_transposed_b(std::size_t m, std::size_t n, std::size_t k, const fl
     plain::multiply_transposed_b(m, n, k, a, b, c);
 }
 void multiply_transposed_a(std::size_t m, std::size_t n, std::size_t k, const float* a, const float* b,
-                           float* c) {
-    plain::multiply_transposed_a(m, n, k, a, b, c);
+                           float* c, Into into) {
+    plain::multiply_transposed_a(m, n, k, a, b, c, into);
 }
 void set_matrix_threads(int /*threads*/) {}
 std::string take_matrix_memory(int /*threads*/) { return ""; }

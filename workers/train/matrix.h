@@ -5,8 +5,10 @@
 #include <string>
 #include <string_view>
 
+#include "compute.h"
+
 /// Products of dense row-major float matrices: by CBLAS where the build has it, by plain loops otherwise.
-/// c is overwritten and must not overlap a or b.
+/// c is overwritten, or added to, and must not overlap a or b.
 namespace train {
 
 /// c[m,n] = a[m,k] b[k,n]
@@ -16,7 +18,7 @@ void multiply_transposed_b(std::size_t m, std::size_t n, std::size_t k, const fl
                            float* c);
 /// c[m,n] = a[k,m]^T b[k,n]
 void multiply_transposed_a(std::size_t m, std::size_t n, std::size_t k, const float* a, const float* b,
-                           float* c);
+                           float* c, Into into);
 
 /// Threads of the products above. A rank that shares its cores with others must not start one per core.
 void set_matrix_threads(int threads);
@@ -35,7 +37,7 @@ void multiply(std::size_t m, std::size_t n, std::size_t k, const float* a, const
 void multiply_transposed_b(std::size_t m, std::size_t n, std::size_t k, const float* a, const float* b,
                            float* c);
 void multiply_transposed_a(std::size_t m, std::size_t n, std::size_t k, const float* a, const float* b,
-                           float* c);
+                           float* c, Into into);
 }  // namespace plain
 
 }  // namespace train

@@ -136,6 +136,7 @@ void Mlp::forward() {
     compute_.cross_entropy({.logits = rows(last.output, last.outputs),
                             .labels = reinterpret_cast<const std::int32_t*>(labels_.get()),
                             .delta = rows(last.delta, last.outputs),
+                            .batches = batches_per_step_,
                             .loss_scale = loss_scale_});
 }
 
@@ -146,7 +147,8 @@ void Mlp::backward(const GradientSink& sink) {
         compute_.linear_gradients({.delta = delta,
                                    .input = input_of(l),
                                    .weight_gradient = weight_of(layer, sink.memory(2 * l)),
-                                   .bias_gradient = sink.memory(2 * l + 1)});
+                                   .bias_gradient = sink.memory(2 * l + 1),
+                                   .into = sink.into});
         sink.ready(2 * l + 1);
         sink.ready(2 * l);
         if (l == 0) return;

@@ -42,10 +42,13 @@ class Mlp final : public ddp::Stateful {
     struct GradientSink {
         std::function<void*(std::size_t)> memory;
         std::function<void(std::size_t)> ready;
+        Into into = Into::Replace;
     };
     /// The gradients of the mean loss of the last forward, last layer first.
     void backward(const GradientSink& sink);
 
+    /// Of how many batches a step is made: their gradients, added up, are those of their mean loss.
+    void set_batches_per_step(std::size_t batches) { batches_per_step_ = batches; }
     /// What multiplies the gradients, in the compute's memory; null: nothing.
     void set_loss_scale(const float* scale) { loss_scale_ = scale; }
 
@@ -68,6 +71,7 @@ class Mlp final : public ddp::Stateful {
     std::vector<Layer> layers_;
     Memory input_, labels_;
     const float* loss_scale_ = nullptr;
+    std::size_t batches_per_step_ = 1;
     std::size_t capacity_ = 0, samples_ = 0;
 };
 

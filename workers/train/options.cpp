@@ -96,6 +96,14 @@ Status set_learning_rate(Options& o, std::string_view text) {
     return {};
 }
 
+Status set_clip(Options& o, std::string_view text) {
+    const Result<double> norm = parse_not_negative(text);
+    if (!norm) return norm.error();
+    if (*norm == 0) return wrong("a norm of 0 leaves nothing of the gradients");
+    o.clip = *norm;
+    return {};
+}
+
 struct Flag {
     std::string_view name;
     std::string_view value;  ///< what follows it, for --help; "" nothing
@@ -118,8 +126,20 @@ const std::array kFlags = {
          [](Options& o, std::string_view v) { return store(parse_count(v, kMany), o.epochs); }},
     Flag{"--batch-size", "N", "samples per worker and step; default 16",
          [](Options& o, std::string_view v) { return store(parse_count(v, kMany), o.batch_size); }},
-    Flag{"--lr", "RATE", "learning rate of one worker; default 0.02 (sgd), 0.001 (adamw)", set_learning_rate},
-    Flag{"--no-scale-lr", "", "do not multiply the learning rate by the number of workers",
+    Flag{"--accumulate", "N", "batches whose gradients are added up for one step; default 1",
+         [](Options& o, std::string_view v) { return store(parse_count(v, kMany), o.accumulate); }},
+    Flag{"--lr", "RATE", "learning rate for one worker; default 0.02 (sgd), 0.001 (adamw)", set_learning_rate},
+    Flag{"--schedule", "SHAPE",
+         "how the learning rate falls until the end: constant (default), cosine,\nlinear, step (a tenth after each third)",
+         [](Options& o, std::string_view v) {
+             using enum ddp::Schedule::Shape;
+             return store(parse_name(v, {Constant, Cosine, Linear, Step}), o.schedule);
+         }},
+    Flag{"--warmup", "N", "steps over which the learning rate rises from a tenth; default 0",
+         [](Options& o, std::string_view v) { return store(ddprun::parse_uint(v), o.warmup); }},
+    Flag{"--clip", "NORM", "scale gradients down to this norm of all of them; on the CPU",
+         [](Options& o, std::string_view v) { return set_clip(o, v); }},
+    Flag{"--no-scale-lr", "", "do not multiply the learning rate by workers and --accumulate",
          [](Options& o, std::string_view) { return o.scale_learning_rate = false, Status{}; }},
     Flag{"--optimizer", "sgd|adamw", "default sgd",
          [](Options& o, std::string_view v) { return store(parse_optimizer(v), o.optimizer); }},
@@ -184,6 +204,10 @@ Status check_together(const Options& o) {
         return wrong(
             "--cuda-graph: the staged backend goes through the host, which no graph can hold; "
             "use --backend nccl");
+    if (o.cuda_graph && o.accumulate > 1)
+        return wrong("--accumulate: --cuda-graph captures a step of one batch; leave one of them out");
+    const std::string_view cuda = o.device == DeviceKind::Cuda ? "--device cuda" : std::string_view(demand);
+    if (o.clip && !cuda.empty()) return wrong(fmt::format("--clip: works on the CPU only, {} does not", cuda));
     if (!o.labels.empty() && o.data.starts_with("synthetic:"))
         return wrong("--labels: synthetic data has labels of its own");
     return {};
@@ -225,6 +249,20 @@ const char* name_of(Precision precision) {
             return "bf16";
         case Precision::Fp16:
             return "fp16";
+    }
+    return "?";
+}
+
+const char* name_of(ddp::Schedule::Shape shape) {
+    switch (shape) {
+        case ddp::Schedule::Shape::Constant:
+            return "constant";
+        case ddp::Schedule::Shape::Step:
+            return "step";
+        case ddp::Schedule::Shape::Cosine:
+            return "cosine";
+        case ddp::Schedule::Shape::Linear:
+            return "linear";
     }
     return "?";
 }

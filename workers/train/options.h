@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "compute.h"
+#include "ddp/schedule.h"
 #include "env/result.h"
 
 namespace train {
@@ -24,6 +25,9 @@ enum class KeepData : std::uint8_t { Auto, Device, Host };
 /// "auto", "device", "host".
 const char* name_of(KeepData keep);
 
+/// "constant", "step", "cosine", "linear".
+const char* name_of(ddp::Schedule::Shape shape);
+
 /// What `train` is asked to do.
 struct Options {
     std::string data;    ///< images (IDX), CSV or synthetic:...; "" the digits that come with the program
@@ -32,7 +36,11 @@ struct Options {
     std::uint64_t epochs = 40;
     std::size_t batch_size = 16;  ///< per rank
     OptimizerKind optimizer = OptimizerKind::Sgd;
-    std::optional<double> learning_rate;  ///< of one rank; unset: the optimizer's default
+    std::uint64_t accumulate = 1;  ///< batches per step
+    std::optional<double> learning_rate;  ///< of one rank's batch; unset: the optimizer's default
+    ddp::Schedule::Shape schedule = ddp::Schedule::Shape::Constant;
+    std::uint64_t warmup = 0;    ///< steps over which the learning rate rises
+    std::optional<double> clip;  ///< largest norm of all gradients together
     double momentum = 0.9;
     double weight_decay = 1e-4;
     bool scale_learning_rate = true;

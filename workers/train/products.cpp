@@ -45,8 +45,8 @@ Products::Products(std::shared_ptr<const ddp::cuda::Gpu> gpu, std::shared_ptr<co
 Products::~Products() { api_->destroy(handle_); }
 
 void Products::multiply(const Matrix& to, const Matrix& left, Operation op_left, const Matrix& right,
-                        Operation op_right) const {
-    const float one = 1, zero = 0;
+                        Operation op_right, Into into) const {
+    const float one = 1, keep = into == Into::Add ? 1 : 0;
     const auto type = type_of(precision_);
     const auto compute = precision_ == Precision::Tf32 ? cublas::ComputeType::Tf32 : cublas::ComputeType::F32;
     const auto size = [](std::size_t number) { return static_cast<int>(number); };
@@ -54,7 +54,7 @@ void Products::multiply(const Matrix& to, const Matrix& left, Operation op_left,
     // To cuBLAS a row-major matrix is its transpose, so to^T = right^T left^T is asked for.
     const cublas::Code code =
         api_->gemm(handle_, op_right, op_left, size(to.columns), size(to.rows), size(inner), &one, right.data, type,
-                   size(right.stride), left.data, type, size(left.stride), &zero, to.data, type, size(to.stride), compute,
+                   size(right.stride), left.data, type, size(left.stride), &keep, to.data, type, size(to.stride), compute,
                    cublas::Algorithm::Default);
     if (code != cublas::Code::Success)
         complain(code, fmt::format("a {} product of {} x {} x {} on CUDA device {}", name_of(precision_), to.columns,

@@ -22,9 +22,10 @@ class Products {
     Products(const Products&) = delete;
     Products& operator=(const Products&) = delete;
 
-    /// Queues to = left right, each as it is or transposed. `to` lies apart from both, and no size is 0. Throws
-    /// ddp::Error.
-    void multiply(const Matrix& to, const Matrix& left, Operation op_left, const Matrix& right, Operation op_right) const;
+    /// Queues to = left right, or to += left right, each as it is or transposed. `to` lies apart from both, and no size is
+    /// 0. Throws ddp::Error.
+    void multiply(const Matrix& to, const Matrix& left, Operation op_left, const Matrix& right, Operation op_right,
+                  Into into = Into::Replace) const;
     /// "13.1.0"
     [[nodiscard]] std::string version() const;
 

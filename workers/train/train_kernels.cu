@@ -100,7 +100,7 @@ struct SoftmaxLoss {
         }
         total = lanes.sum(total);
         winner = lanes.min(winner);
-        const float share = 1.0F / static_cast<float>(loss.logits.rows);
+        const float share = 1.0F / static_cast<float>(loss.logits.rows * loss.batches);
         const float scale = loss.scale != nullptr ? share * *loss.scale : share;
         for (U64 c = lanes.mine(); c < classes; c += Lanes::count) {
             const float probability = expf(to_float(logits[c]) - best) * (scale / total);

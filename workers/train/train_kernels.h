@@ -28,10 +28,11 @@ cudaError_t stage_labels(const Place& place, const std::int32_t* from, const std
                          std::uint64_t count);
 
 /// Blocks are for rows. Row r adds its loss, and whether its label won, to slot r % slots: sums do not depend on how many
-/// threads there are. `scale`: a number of the device's; null: 1.
+/// threads there are. `batches`: see Compute::CrossEntropy. `scale`: a number of the device's; null: 1.
 struct CrossEntropy {
     Rows logits, delta;
     const std::int32_t* labels;
+    std::uint64_t batches;
     const float* scale;
     double* losses;
     unsigned long long* hits;

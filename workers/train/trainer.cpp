@@ -37,12 +37,16 @@ std::vector<std::size_t> widths_of(const Options& options, const Samples& sample
     return widths;
 }
 
+/// Of one rank.
+std::size_t samples_per_step(const Options& options) { return options.batch_size * options.accumulate; }
+
 std::string describe_learning_rate(const Options& options, int world_size) {
     const double base = options.base_learning_rate();
-    if (world_size == 1) return fmt::format("learning rate {:g}", base);
+    if (world_size == 1 && options.accumulate == 1) return fmt::format("learning rate {:g}", base);
     if (!options.scale_learning_rate) return fmt::format("learning rate {:g}, not scaled", base);
-    return fmt::format("learning rate {:g} ({:g} x {} workers; --no-scale-lr keeps {:g})",
-                       learning_rate(options, world_size), base, world_size, base);
+    const std::string batches = options.accumulate > 1 ? fmt::format(" x {} batches", options.accumulate) : "";
+    return fmt::format("learning rate {:g} ({:g} x {} worker{}{}; --no-scale-lr keeps {:g})", learning_rate(options, world_size),
+                       base, world_size, world_size == 1 ? "" : "s", batches, base);
 }
 
 }  // namespace
@@ -50,11 +54,11 @@ std::string describe_learning_rate(const Options& options, int world_size) {
 std::optional<Trouble> check_fit(const Options& options, const Samples& samples, int world_size) {
     const std::size_t training = split_samples(samples.count()).training.size();
     const std::size_t share = training / static_cast<std::size_t>(world_size);
-    if (share >= options.batch_size) return std::nullopt;
+    if (share >= samples_per_step(options)) return std::nullopt;
     return Trouble{
         ExitCode::Usage,
-        fmt::format("--batch-size: {} is more than the {} training samples that each of {} workers gets",
-                    options.batch_size, share, world_size)};
+        fmt::format("--batch-size: {}{} is more than the {} training samples that each of {} workers gets", options.batch_size,
+                    options.accumulate > 1 ? fmt::format(" x --accumulate {}", options.accumulate) : "", share, world_size)};
 }
 
 Common common_of(const Options& options, const Samples& samples) {
@@ -66,7 +70,11 @@ Common common_of(const Options& options, const Samples& samples) {
              {"--batch-size", fmt::format("{}", options.batch_size)},
              {"--epochs", fmt::format("{}", options.epochs)},
              {"--optimizer", name_of(options.optimizer)},
+             {"--accumulate", fmt::format("{}", options.accumulate)},
              {"--lr", fmt::format("{}", options.base_learning_rate())},
+             {"--schedule", name_of(options.schedule)},
+             {"--warmup", fmt::format("{}", options.warmup)},
+             {"--clip", options.clip ? fmt::format("{}", *options.clip) : "none"},
              {"--no-scale-lr", yes_or_no(!options.scale_learning_rate)},
              {"--momentum", fmt::format("{}", options.momentum)},
              {"--weight-decay", fmt::format("{}", options.weight_decay)},
@@ -93,7 +101,8 @@ Trainer::Trainer(ddp::ProcessGroup& group, const Station& station, const Options
       scaling_(samples_.needs_scaling ? std::optional<Scaling>(std::in_place, samples_, split_.training) : std::nullopt),
       // The tail is dropped so that any number of workers with the same batch in all makes the same steps.
       sampler_(training_.size(), group.size(), group.rank(), {.seed = options.seed, .drop_last = true}),
-      learner_(group, station, options, widths_of(options, samples_)),
+      learner_(group, station, options, widths_of(options, samples_),
+               options.epochs * (training_.size() / static_cast<std::size_t>(group.size()) / samples_per_step(options))),
       checkpoints_(checkpoint_dir_for(options, samples_)),
       stop_(group, std::move(stop_wanted)) {}
 
@@ -113,10 +122,10 @@ void Trainer::announce() const {
     say(fmt::format("train: {}: {} samples, {} more held out; perceptron {} ({} parameters, {})",
                     samples_.name, grouped(training_.size()), grouped(held_out_.size()),
                     fmt::join(widths, "-"), grouped(learner_.parameter_count()), describe_compute()));
-    say(fmt::format("train: {} worker{} over {}; batch {} x {} = {}; {}, {}; seed {}", ranks,
+    say(fmt::format("train: {} worker{} over {}; batch {} x {}{} = {}; {}, {}; seed {}", ranks,
                     ranks == 1 ? "" : "s", group_.describe(), options_.batch_size, ranks,
-                    options_.batch_size * ranks, name_of(options_.optimizer),
-                    describe_learning_rate(options_, group_.size()), options_.seed));
+                    options_.accumulate > 1 ? fmt::format(" x {}", options_.accumulate) : "", samples_per_step(options_) * ranks,
+                    name_of(options_.optimizer), describe_learning_rate(options_, group_.size()), options_.seed));
 }
 
 std::string Trainer::find_checkpoint(const std::optional<std::string>& only_run) const {
@@ -191,19 +200,22 @@ std::vector<std::size_t> Trainer::take_order() {
 std::optional<EpochResult> Trainer::train_epoch() {
     const ddprun::TimePoint start = MonotonicClock::now();
     const double communication_before = group_.communication_seconds(), waiting_before = group_.waiting_seconds();
+    // Whole steps only: any number of workers with the same batch in all makes the same ones.
+    std::vector<std::size_t> order = take_order();
+    order.resize(order.size() / samples_per_step(options_) * samples_per_step(options_));
     feed_->begin(
-        training_, take_order(),
+        training_, std::move(order),
         {.batch_size = options_.batch_size, .drop_last = true, .prefetch = prefetch_for(group_.size())});
     std::size_t trained = 0;
     for (;;) {
         const BatchSource batch = feed_->next();
         if (batch.count == 0) break;
-        if (stop_.passed()) return std::nullopt;
-        learner_.learn(batch);
+        if (learner_.is_between_steps() && stop_.passed()) return std::nullopt;
         trained += batch.count;
-        sampler_.advance(batch.count);
+        if (!learner_.learn(batch)) continue;
+        sampler_.advance(samples_per_step(options_));
         ++steps_;
-        group_.report_progress(steps_, steps_ * options_.batch_size);
+        group_.report_progress(steps_, steps_ * samples_per_step(options_));
     }
     // A GPU is still busy with the steps that it was given: make use of the time.
     if (station_.gpu) look_ahead();

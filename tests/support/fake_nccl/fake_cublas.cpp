@@ -85,7 +85,7 @@ struct Product {
     Operand a, b;
     void* c;
     int ldc;
-    bool tf32;
+    bool tf32, adds;
 
     /// Each sum in order; of a column all at once, which the compiler makes fast.
     void run() const {
@@ -96,6 +96,7 @@ struct Product {
             for (int row = 0; row < m; ++row) left.push_back(seen(a.at(row, x)));
         for (int column = 0; column < n; ++column) {
             std::vector<float> sums(rows);
+            for (std::size_t row = 0; adds && row < rows; ++row) sums[row] = Operand{c, a.type, ldc, false}.at(static_cast<int>(row), column);
             for (int x = 0; x < k; ++x) {
                 const float right = seen(b.at(x, column));
                 const float* const of_x = left.data() + static_cast<std::size_t>(x) * rows;
@@ -142,13 +143,13 @@ Code cublasGemmEx(blas::Handle handle, blas::Operation op_a, blas::Operation op_
     const fake::Handle& mine = fake::handle_of(handle);
     const fake::Product product{m, n, k, {a, type_a, lda, op_a == blas::Operation::Transposed},
                                 {b, type_b, ldb, op_b == blas::Operation::Transposed}, c, ldc,
-                                compute == blas::ComputeType::Tf32};
+                                compute == blas::ComputeType::Tf32, *static_cast<const float*>(beta) == 1};
     if (m < 1 || n < 1 || k < 1) return fake::refuse(fake::kRefusedValue, "a size is 0");
     if (!product.a.holds(product.a.transposed ? k : m) || !product.b.holds(product.b.transposed ? n : k) || ldc < m)
         return fake::refuse(fake::kRefusedValue, "columns overlap");
     if (type_a != type_b || type_a != type_c) return fake::refuse(fake::kRefused, "the types of A, B and C differ");
-    if (*static_cast<const float*>(alpha) != 1 || *static_cast<const float*>(beta) != 0)
-        return fake::refuse(fake::kRefused, "anything but C = A B");
+    if (*static_cast<const float*>(alpha) != 1 || (!product.adds && *static_cast<const float*>(beta) != 0))
+        return fake::refuse(fake::kRefused, "anything but C = A B and C = A B + C");
     if (algorithm != blas::Algorithm::Default) return fake::refuse(fake::kRefused, "unknown algorithm");
     if (type_c != blas::DataType::F32 && !mine.adds_in_float32)
         return fake::refuse(fake::kRefusedValue, "pieces of sums could be rounded to 16 bits");
