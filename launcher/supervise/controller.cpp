@@ -13,6 +13,7 @@
 #include "launcher/plan/seating.h"
 #include "launcher/report/explain.h"
 #include "launcher/signals.h"
+#include "launcher/supervise/head.h"
 #include "launcher/supervise/succession.h"
 #include "rendezvous/rank_table.h"
 
@@ -22,6 +23,9 @@ namespace {
 
 /// PBS's signals come within milliseconds of each other; an mpiexec that waits before it passes one on, within seconds.
 constexpr Duration kOneStop = std::chrono::seconds(5);
+
+/// What ends several ddprun (a rack, a scheduler) does so within this span.
+constexpr Duration kOneBlow = std::chrono::milliseconds(100);
 
 /// Nodes that are waited for are named so long after the waiting began, then after pauses that double, up to this.
 constexpr Duration kFirstWaitingLine = std::chrono::seconds(5);
@@ -271,6 +275,11 @@ bool Controller::was_the_cause_all_along(const WorkerEnd& end) {
     return after_a_failure && root_cause(ends_, state_.failure_decided) == &end;
 }
 
+/// Those whom one cable has taken fall silent at once and are noticed one by one, as their last heartbeats were.
+Duration Controller::others_may_follow(const Error& why) const {
+    return why.code == Errc::Timeout ? kOneBlow + heartbeats_of(config_.spec.rendezvous).interval : kOneBlow;
+}
+
 void Controller::agent_lost(rdzv::AgentId peer, const Error& why) {
     const auto agent = agents_.find(peer);
     if (agent == agents_.end()) return;
@@ -280,7 +289,7 @@ void Controller::agent_lost(rdzv::AgentId peer, const Error& why) {
     check_majority(why);
     has_gone(peer);
     if (const int node = node_of(peer); node >= 0) {
-        feed(job_event::NodeLost{node, fmt::format("node {}: {}", host, why.what), membership_.has_enough()});
+        feed(job_event::NodeLost{node, fmt::format("node {}: {}", host, why.what), membership_.has_enough(), others_may_follow(why)});
     }
     loop_.post([this] { consider_membership(); });
 }

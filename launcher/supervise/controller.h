@@ -117,6 +117,7 @@ class Controller {
     void begin_waiting();
     void say_who_is_missing(Duration pause);
     void tell_newcomers();
+    [[nodiscard]] Duration others_may_follow(const Error& why) const;
     [[nodiscard]] std::string what_awaits_newcomers() const;
     void perform(const job_action::StartGeneration& action);
     void perform(const job_action::StopGeneration& action);

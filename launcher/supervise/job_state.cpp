@@ -88,6 +88,7 @@ void start_generation(JobState& state, TimePoint now, JobActions& actions) {
     state.phase = JobPhase::Running;
     state.generation_started = now;
     state.killing = false;
+    state.is_free = false;
     state.hung = false;
     state.failure.clear();
     state.failure_decided.reset();
@@ -158,6 +159,7 @@ RestartDecision decide_change(const JobState& state, int without_progress, TimeP
 /// The generation ends for one with other nodes, which begins at `when` or later. All workers may save.
 void change_world(JobState& state, const std::string& why, Duration grace, TimePoint when, TimePoint now, JobActions& actions) {
     state.after = After::Rejoin;
+    state.is_free = true;
     set_timer(state, when, actions);
     say(actions, fmt::format("{}: {} workers may save for {}; then another generation, which uses up no restart", why,
                              alive_elsewhere(state), format_duration(grace)));
@@ -220,14 +222,30 @@ JobActions on(JobState& state, const job_event::NodeDrained& event, const JobPol
 }
 
 /// A node is gone, and the others are enough without it. Its peers have nothing to save: they hang in a collective.
-void lose(JobState& state, const std::string& why, const JobPolicy& policy, TimePoint now, JobActions& actions) {
+void lose(JobState& state, const job_event::NodeLost& event, const JobPolicy& policy, TimePoint now, JobActions& actions) {
     note_progress(state, {}, now);
     const RestartDecision decision = decide_change(state, 0, now);
     state.out_of_time = decision.out_of_time;
     state.after = decision.restart ? After::Rejoin : After::Finish;
-    set_timer(state, kNever, actions);
-    warn(actions, fmt::format("{}; {}", why, decision.restart ? "going on without it, which uses up no restart" : decision.why));
-    stop_generation(state, SIGTERM, policy.failure_grace, -1, why, now, actions);
+    state.is_free = decision.restart;
+    const bool waits = decision.restart && event.others_may_follow > Duration::zero();
+    set_timer(state, waits ? deadline_after(now, event.others_may_follow) : kNever, actions);
+    warn(actions, fmt::format("{}; {}", event.why, decision.restart ? "going on without it, which uses up no restart" : decision.why));
+    stop_generation(state, SIGTERM, policy.failure_grace, -1, event.why, now, actions);
+}
+
+/// Nobody runs any more, or is being stopped, for another world of those who are left; and now these are too few.
+void charge(JobState& state, const job_event::NodeLost& event, const JobPolicy& policy, TimePoint now, JobActions& actions) {
+    decide_on_failure(state, event.why, now);
+    const RestartDecision decision = decide_restart(policy.restart, state.history, {}, now, policy.random, state.time_up);
+    state.out_of_time = decision.out_of_time;
+    state.after = decision.restart ? After::Rejoin : After::Finish;
+    state.is_free = false;
+    warn(actions, fmt::format("{}; too few nodes are left: {}", event.why, decision.why));
+    if (!decision.restart) return;
+    ++state.restarts_used;
+    state.history.restarts.push_back(now);
+    if (decision.at > now) set_timer(state, state.timer == kNever ? decision.at : std::max(decision.at, state.timer), actions);
 }
 
 JobActions on(JobState& state, const job_event::NodeLost& event, const JobPolicy& policy, TimePoint now) {
@@ -240,12 +258,14 @@ JobActions on(JobState& state, const job_event::NodeLost& event, const JobPolicy
     node.lost = true;
     if (state.phase == JobPhase::Running && !was_done) {
         decide_on_failure(state, event.why, now);
-        if (event.others_go_on) lose(state, event.why, policy, now, actions);
+        if (event.others_go_on) lose(state, event, policy, now, actions);
         else fail(state, FailureFacts{}, -1, event.why, After::Rejoin, policy, now, actions);
         return actions;
     }
+    if (state.after == After::Rejoin && state.is_free && !event.others_go_on) charge(state, event, policy, now, actions);
     if (state.after == After::Restart) state.after = After::Rejoin;
     if (state.phase != JobPhase::BackingOff) continue_after_drain(state, now, actions);
+    else if (state.after == After::Finish) finish(state, actions);
     return actions;
 }
 

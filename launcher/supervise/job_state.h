@@ -59,8 +59,8 @@ std::string permanent_failure(const FailureFacts& failure);
 ///
 /// A generation whose nodes change goes back to Joining, so that a spare or a returning node can take a hole. Where enough
 /// nodes are there this is a change of the world and no restart: it uses up none and does not back off. Where too few are left
-/// it is a restart like any other. Several changes are one: so long as kOneChange after a node has come or asked to leave, no
-/// other generation begins.
+/// it is a restart like any other, also when they become too few while the generation stops. Several changes are one: so long as
+/// kOneChange after a node has come or asked to leave, or as others may follow one that was lost, no other generation begins.
 ///
 /// SIGTERM at the ddprun of one node is that node's leave where the others are enough without it, else a stop of the job.
 /// Which of the two is meant when every node gets one (scancel, mpirun, qdel), nobody can know at the first. So both begin
@@ -101,6 +101,7 @@ struct JobState {
     bool preempted = false;
     bool hung = false;             ///< the generation was stopped because it hung
     bool killing = false;
+    bool is_free = false;          ///< what follows the stopping generation uses up no restart
     std::string failure;           ///< a cause that is no worker: rendezvous, lost node, hang
     std::optional<TimePoint> failure_decided;  ///< when; what workers do after that, they do because of it
 };
@@ -119,8 +120,8 @@ struct WorkerEnded {
     std::string what;     ///< "rank 5 on node02, signal 9 (SIGKILL)"
 };
 struct NodeDrained { int node; };
-/// `others_go_on`: enough nodes are left, or wait.
-struct NodeLost { int node; std::string why; bool others_go_on = false; };
+/// `others_go_on`: enough nodes are left, or wait. `others_may_follow`: so long what took this one may be seen to take more.
+struct NodeLost { int node; std::string why; bool others_go_on = false; Duration others_may_follow{}; };
 /// So many nodes wait that a world formed now would take in.
 struct NodesWaiting { int nodes; };
 /// So many nodes are silent that they may go on without this controller.

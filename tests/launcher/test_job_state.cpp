@@ -337,6 +337,35 @@ TEST(JobStep, ALostNodeUsesUpNoRestartWhereTheOthersAreEnough) {
     EXPECT_EQ(job.state.restarts_used, 0);
 }
 
+TEST(JobStep, NodesThatAreLostShortlyAfterEachOtherMakeOneChange) {
+    Job job({}, {2, 2, 2, 2});
+    job.tell(job_event::NodeLost{1, "node01: no heartbeat", true, 600ms});
+    for (int node : {0, 3}) job.tell(job_event::NodeDrained{node});
+    job.now += 400ms;
+    EXPECT_TRUE(all_of<job_action::Rejoin>(job.tell(job_event::NodeLost{2, "node02: no heartbeat", true, 600ms})).empty()) << "no world with it in between";
+    EXPECT_EQ(job.state.phase, Phase::BackingOff);
+    job.now += 200ms;
+    EXPECT_EQ(all_of<job_action::Rejoin>(job.tell(job_event::TimerFired{})).size(), 1u);
+    EXPECT_EQ(job.state.restarts_used, 0);
+}
+
+TEST(JobStep, ALossThatLeavesTooFewBesideAnotherIsARestartOrTheEnd) {
+    for (const bool has_drained : {false, true}) {
+        for (const int restarts : {0, 1}) {
+            Job job(with_restarts(restarts), {2, 2, 2});
+            job.tell(job_event::NodeLost{1, "node01: gone", true, 600ms});
+            if (has_drained) job.tell(job_event::NodeDrained{0});
+            auto actions = job.tell(job_event::NodeLost{2, "node02: gone", false, 600ms});
+            EXPECT_THAT(all_of<job_action::Say>(actions).at(0).text, testing::HasSubstr("node02: gone; too few nodes are left"));
+            if (!has_drained) actions = job.tell(job_event::NodeDrained{0});
+            EXPECT_EQ(job.state.restarts_used, restarts);
+            EXPECT_EQ(job.state.phase, restarts > 0 ? Phase::BackingOff : Phase::Finished);
+            EXPECT_EQ(all_of<job_action::Finish>(actions).size(), restarts > 0 ? 0u : 1u);
+            EXPECT_EQ(job.state.failure, "node02: gone");
+        }
+    }
+}
+
 TEST(JobStep, SigtermAtOneNodeIsItsLeaveAndTheOthersGoOnAfterAGrace) {
     Job job({}, {2, 2, 2});
     const auto actions = job.tell(term_at(1, true));
