@@ -13,6 +13,7 @@
 #include "rendezvous/frame.h"
 #include "rendezvous/handshake.h"
 #include "rendezvous/store_message.h"
+#include "rendezvous/tls.h"
 
 namespace ddprun::rdzv {
 namespace {
@@ -59,6 +60,7 @@ struct StoreClient::Impl {
     Endpoint server;
     ClientOptions options;
     UniqueFd fd;
+    std::unique_ptr<TlsSession> tls;  ///< null: nothing is sealed
     FrameDecoder decoder{kStrangerLimits};
     std::uint32_t last_request = 0;
     Duration operation_timeout = std::chrono::seconds(30);
@@ -66,6 +68,7 @@ struct StoreClient::Impl {
     std::array<char, kReadBytes> buffer;
 
     Status open(TimePoint deadline);
+    Status begin_tls(TimePoint deadline);
     Status shake_hands(TimePoint deadline);
     Result<StoreReply> call(StoreOp op);
     Result<StoreReply> call_waiting(StoreOp op, TimePoint deadline);
@@ -74,6 +77,8 @@ struct StoreClient::Impl {
     Result<StoreReply> exchange(StoreRequest request, TimePoint deadline);
     Result<StoreReply> receive_answer(std::uint32_t request, TimePoint deadline);
     Result<Frame> receive_frame(TimePoint deadline);
+    Status receive_some(TimePoint deadline);
+    Status send_bytes(std::string_view bytes, TimePoint deadline);
     Status send(const std::string& bytes, TimePoint deadline);
     Error die(Error why);
 };
@@ -85,10 +90,22 @@ Status StoreClient::Impl::open(TimePoint deadline) {
     if (!connected) return connected.error();
     fd = *std::move(connected);
     decoder = FrameDecoder(kStrangerLimits);
-    const Status welcomed = shake_hands(deadline);
+    Status welcomed = options.tls ? begin_tls(deadline) : Status();
+    if (welcomed) welcomed = shake_hands(deadline);
     if (!welcomed) return welcomed.error().with("connect " + to_string(server));
     decoder.set_limits(kPeerLimits);
     return {};
+}
+
+Status StoreClient::Impl::begin_tls(TimePoint deadline) {
+    const Result<std::shared_ptr<const TlsContext>> context = TlsContext::for_client();
+    if (!context) return context.error();
+    Result<std::unique_ptr<TlsSession>> begun = TlsSession::begin(*context);
+    if (!begun) return begun.error();
+    tls = *std::move(begun);
+    Status done = send_bytes("", deadline);
+    while (done && !tls->is_ready()) done = receive_some(deadline);
+    return done;
 }
 
 Status StoreClient::Impl::shake_hands(TimePoint deadline) {
@@ -96,12 +113,13 @@ Status StoreClient::Impl::shake_hands(TimePoint deadline) {
     if (!nonce) return nonce.error();
     ClientHandshake handshake({options.job_id, options.token}, Hello{options.role, options.name, "", ""},
                               *std::move(nonce));
+    if (tls) handshake.bind_to(tls->binding());
     std::optional<HandshakeMessage> next = handshake.hello();
     while (!handshake.authenticated()) {
         if (next) {
             Result<EncodedMessage> encoded = encode_message(*std::move(next), 0);
             if (!encoded) return encoded.error();
-            if (const Status sent = send_all(fd.get(), std::move(*encoded).whole(), deadline); !sent) return sent.error();
+            if (const Status sent = send_bytes(std::move(*encoded).whole(), deadline); !sent) return sent.error();
         }
         Result<Frame> frame = receive_frame(deadline);
         if (!frame) return frame.error();
@@ -144,8 +162,17 @@ Error StoreClient::Impl::die(Error why) {
     return *dead;
 }
 
+/// With TLS also what that has to say for itself.
+Status StoreClient::Impl::send_bytes(std::string_view bytes, TimePoint deadline) {
+    if (!tls) return send_all(fd.get(), bytes, deadline);
+    if (const Status sealed = tls->seal(bytes); !sealed) return sealed;
+    const Status sent = send_all(fd.get(), tls->output(), deadline);
+    tls->sent(tls->output().size());
+    return sent;
+}
+
 Status StoreClient::Impl::send(const std::string& bytes, TimePoint deadline) {
-    const Status sent = send_all(fd.get(), bytes, deadline);
+    const Status sent = send_bytes(bytes, deadline);
     // After a time-out too: the server has a part of a message, and no other can follow.
     return sent ? Status() : Status(die(sent.error()));
 }
@@ -155,15 +182,27 @@ Result<Frame> StoreClient::Impl::receive_frame(TimePoint deadline) {
         Result<std::optional<Frame>> frame = decoder.next();
         if (!frame) return frame.error();
         if (*frame) return std::move(**frame);
-        const Result<bool> ready = wait_readable(fd.get(), deadline);
-        if (!ready) return ready.error();
-        if (!*ready) return Error{Errc::Timeout, "no answer", 0};
-        const ssize_t got = ::recv(fd.get(), buffer.data(), buffer.size(), MSG_DONTWAIT);
-        if (got > 0) decoder.feed({buffer.data(), static_cast<std::size_t>(got)});
-        else if (got == 0) return Error{Errc::Closed, "the server closed the connection", 0};
-        else if (errno != EAGAIN && errno != EINTR)
-            return Error{Errc::Closed, Error::system("receive").what, 0};
+        if (const Status some = receive_some(deadline); !some) return some.error();
     }
+}
+
+/// What has come goes to the decoder; nothing, when it was TLS's own.
+Status StoreClient::Impl::receive_some(TimePoint deadline) {
+    const Result<bool> ready = wait_readable(fd.get(), deadline);
+    if (!ready) return ready.error();
+    if (!*ready) return Error{Errc::Timeout, "no answer", 0};
+    const ssize_t got = ::recv(fd.get(), buffer.data(), buffer.size(), MSG_DONTWAIT);
+    if (got < 0 && (errno == EAGAIN || errno == EINTR)) return {};
+    if (got <= 0) return Error{Errc::Closed, got == 0 ? "the server closed the connection" : Error::system("receive").what, 0};
+    const std::string_view bytes(buffer.data(), static_cast<std::size_t>(got));
+    if (!tls) {
+        decoder.feed(bytes);
+        return {};
+    }
+    const Result<std::string_view> said = tls->receive(bytes);
+    if (!said) return said.error();
+    decoder.feed(*said);
+    return tls->output().empty() ? Status() : send_bytes("", deadline);
 }
 
 Result<StoreReply> StoreClient::Impl::receive_answer(std::uint32_t request, TimePoint deadline) {

@@ -20,6 +20,7 @@ struct ClientOptions {
     std::string token;             ///< the job's secret; never sent
     std::uint64_t generation = 0;  ///< every request is fenced with it
     std::string name;              ///< for messages and logs: "rank 3 on node02"
+    bool tls = false;              ///< what is said is sealed
 };
 
 /// Blocking client of the job's key-value store. One round trip per operation.
@@ -30,7 +31,7 @@ struct ClientOptions {
 class StoreClient {
   public:
     /// Connects and authenticates. Retries refused connections until the deadline.
-    /// Error: Timeout with the last cause, Refused (wrong token or job), Protocol.
+    /// Error: Timeout with the last cause, Refused (wrong token or job), Protocol, NotFound (TLS, and no libssl here).
     static Result<std::unique_ptr<StoreClient>> connect(const Endpoint& server, ClientOptions options,
                                                         TimePoint deadline);
     ~StoreClient();

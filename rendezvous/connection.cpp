@@ -10,6 +10,7 @@
 
 #include <algorithm>
 #include <array>
+#include <span>
 #include <utility>
 
 #include "env/io/socket.h"
@@ -21,6 +22,8 @@ namespace {
 /// Enough for every message but large values; one read per event keeps a busy peer from starving the others.
 constexpr std::size_t kReadBytes = 64 * 1024;
 constexpr std::size_t kPartsPerWrite = 64;
+/// What TLS is given at once. Its records are of 16 KiB.
+constexpr std::size_t kSealBytes = 64 * 1024;
 /// As much is written at once; less waits for what the same batch of events has to say to the same peer.
 constexpr std::size_t kWorthWriting = 64 * 1024;
 
@@ -79,6 +82,12 @@ Result<std::unique_ptr<Connection>> Connection::adopt(os::EventLoop& loop, Uniqu
                                                       ConnectionOwner& owner) {
     tune_connection(fd.get());
     std::unique_ptr<Connection> connection(new Connection(loop, std::move(fd), std::move(options), owner));
+    if (const auto& context = connection->options_.client_tls) {
+        Result<std::unique_ptr<TlsSession>> tls = TlsSession::begin(context);
+        if (!tls) return tls.error().with(connection->peer());
+        connection->tls_ = *std::move(tls);
+        connection->write_soon();
+    }
     connection->watched_ = EPOLLIN;
     const Status watched =
         loop.watch(connection->fd_.get(), EPOLLIN,
@@ -91,7 +100,7 @@ Connection::~Connection() {
     *alive_ = false;
     loop_.cancel(goodbye_timer_);
     if (state_ == State::Closed) return;
-    if (!outbox_.is_written()) static_cast<void>(write_some());  // what the kernel takes; nobody waits for more
+    if (can_write()) static_cast<void>(write_some());  // what the kernel takes; nobody waits for more
     loop_.unwatch(fd_.get());
 }
 
@@ -131,7 +140,27 @@ void Connection::read() {
     last_heard_ = loop_.now();
     if (state_ != State::Open)
         return;  // saying goodbye: read only so that our last words are not lost in a reset
-    const std::string_view bytes(buffer.data(), static_cast<std::size_t>(got));
+    const Result<std::string_view> said = unseal({buffer.data(), static_cast<std::size_t>(got)});
+    if (can_write()) write_soon();
+    if (!said) {
+        static_cast<void>(write_some());  // an alert: what was wrong, for the peer
+        return fail(said.error().with(peer()));
+    }
+    if (!said->empty()) hear(*said);
+}
+
+/// What has come, as it was before TLS; nothing, where that speaks for itself.
+Result<std::string_view> Connection::unseal(std::string_view bytes) {
+    const bool begins_tls = !tls_ && speech_ == Speech::Unknown && options_.server_tls && bytes.front() == kTlsFirstByte;
+    if (begins_tls) {
+        Result<std::unique_ptr<TlsSession>> tls = TlsSession::begin(options_.server_tls);
+        if (!tls) return tls.error();
+        tls_ = *std::move(tls);
+    }
+    return tls_ ? tls_->receive(bytes) : bytes;
+}
+
+void Connection::hear(std::string_view bytes) {
     if (speech_ == Speech::Unknown) speech_ = owner_->on_first_byte(*this, bytes.front()) ? Speech::Bytes : Speech::Frames;
     if (state_ != State::Open) return;
     if (speech_ == Speech::Bytes) return owner_->on_bytes(*this, bytes);
@@ -188,7 +217,7 @@ void Connection::write_soon() {
 }
 
 void Connection::write() {
-    while (!outbox_.is_written() && state_ != State::Closed) {
+    while (can_write() && state_ != State::Closed) {
         const std::optional<int> failure = write_some();
         if (!failure) continue;
         if (would_block(*failure)) break;
@@ -198,8 +227,34 @@ void Connection::write() {
     after_write();
 }
 
+/// There is something that the kernel may take now. Before TLS has its keys, messages wait for them; and a server cannot know
+/// how to speak to who has not begun.
+bool Connection::can_write() const {
+    if (!tls_) return !outbox_.is_written() && !(options_.server_tls && speech_ == Speech::Unknown);
+    return !tls_->output().empty() || (tls_->is_ready() && !outbox_.is_written());
+}
+
 /// One system call's worth; the errno of its failure.
-std::optional<int> Connection::write_some() {
+std::optional<int> Connection::write_some() { return tls_ ? write_sealed() : write_parts(); }
+
+/// What was sealed is written before more is: so a slow peer has at most kSealBytes sealed for it.
+std::optional<int> Connection::write_sealed() {
+    if (tls_->output().empty() && tls_->is_ready()) {
+        std::array<iovec, kPartsPerWrite> parts;
+        std::string plain;
+        for (const iovec& part : std::span(parts).first(outbox_.fill(parts))) {
+            plain.append(static_cast<const char*>(part.iov_base), std::min(part.iov_len, kSealBytes - plain.size()));
+        }
+        if (!tls_->seal(plain)) return EPROTO;
+        outbox_.consume(plain.size());
+    }
+    const ssize_t sent = ::send(fd_.get(), tls_->output().data(), tls_->output().size(), MSG_NOSIGNAL | MSG_DONTWAIT);
+    if (sent < 0) return errno;
+    tls_->sent(static_cast<std::size_t>(sent));
+    return std::nullopt;
+}
+
+std::optional<int> Connection::write_parts() {
     std::array<iovec, kPartsPerWrite> parts;
     msghdr message{};
     message.msg_iov = parts.data();
@@ -211,17 +266,18 @@ std::optional<int> Connection::write_some() {
 }
 
 void Connection::after_write() {
-    if (state_ == State::SayingGoodbye && outbox_.is_written() && !said_all_) {
+    const bool is_written = outbox_.is_written() && !can_write();
+    if (state_ == State::SayingGoodbye && is_written && !said_all_) {
         said_all_ = true;
         ::shutdown(fd_.get(), SHUT_WR);
     }
     update_watch();
-    if (state_ != State::Closed && outbox_.is_written()) owner_->on_written(*this);
+    if (state_ != State::Closed && is_written) owner_->on_written(*this);
 }
 
 void Connection::update_watch() {
     if (state_ == State::Closed) return;
-    const std::uint32_t wanted = EPOLLIN | (outbox_.is_written() ? 0U : static_cast<std::uint32_t>(EPOLLOUT));
+    const std::uint32_t wanted = EPOLLIN | (can_write() ? static_cast<std::uint32_t>(EPOLLOUT) : 0U);
     if (wanted == watched_) return;
     watched_ = wanted;
     loop_.change(fd_.get(), wanted);
@@ -243,7 +299,7 @@ void Connection::dismiss(const Failure& last_words, Error why) {
     Result<EncodedMessage> encoded = encode_message(last_words, 0);
     if (encoded && state_ == State::Open) {
         outbox_.push(*std::move(encoded));
-        static_cast<void>(write_some());
+        if (can_write()) static_cast<void>(write_some());
         // With something unread the kernel would reset the connection, and our word would be lost on the way.
         std::array<char, 4096> unread;
         static_cast<void>(::recv(fd_.get(), unread.data(), unread.size(), MSG_DONTWAIT));

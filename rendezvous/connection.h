@@ -12,6 +12,7 @@
 #include "rendezvous/frame.h"
 #include "rendezvous/message.h"
 #include "rendezvous/session.h"
+#include "rendezvous/tls.h"
 
 namespace ddprun::rdzv {
 
@@ -23,7 +24,7 @@ class ConnectionOwner {
     virtual ~ConnectionOwner() = default;
     /// The owner must not destroy the connection in here; fail() and finish() are fine.
     virtual void on_frame(Connection& connection, Frame frame) = 0;
-    /// The first byte that the peer sent. True: it speaks something else than frames, and what it sends, this byte too,
+    /// The first byte that the peer said, by TLS or not. True: it speaks something else than frames, and what it sends, this byte too,
     /// comes by on_bytes.
     virtual bool on_first_byte(Connection&, char) { return false; }
     virtual void on_bytes(Connection&, std::string_view) {}
@@ -37,15 +38,18 @@ class ConnectionOwner {
 /// One TCP connection on the event loop: frames in, messages out, nothing blocks.
 ///
 /// What the peer does not take is queued up to a limit, beyond which the connection fails (Limit). Owns the
-/// socket; destroying it hands what is queued to the kernel as far as it takes it, and closes at once.
+/// socket; destroying it hands what is queued to the kernel as far as it takes it, and closes at once. TLS is spoken where a
+/// context is given: by a client at once, by a server with those who begin so.
 class Connection {
   public:
     struct Options {
         std::string peer;  ///< for logs and errors: "10.0.0.5:41234"
         FrameLimits limits = kStrangerLimits;
         std::size_t output_bytes = ServerLimits{}.output_bytes;
+        std::shared_ptr<const TlsContext> client_tls = nullptr;
+        std::shared_ptr<const TlsContext> server_tls = nullptr;
     };
-    /// Starts reading. Error: System (epoll).
+    /// Starts reading. Error: System (epoll, memory).
     static Result<std::unique_ptr<Connection>> adopt(os::EventLoop& loop, UniqueFd fd, Options options,
                                                      ConnectionOwner& owner);
     ~Connection();
@@ -87,6 +91,9 @@ class Connection {
     /// The other side's, likewise.
     [[nodiscard]] Endpoint remote() const;
     [[nodiscard]] std::string remote_host() const { return remote().host; }
+    /// What is said here is sealed; then its binding (tls.h), else "".
+    [[nodiscard]] bool is_sealed() const { return tls_ != nullptr; }
+    [[nodiscard]] std::string tls_binding() const { return tls_ ? tls_->binding() : ""; }
     [[nodiscard]] bool is_open() const { return state_ == State::Open; }
     /// What is sent reaches the peer, by this connection or by another one.
     [[nodiscard]] bool takes_messages() const { return is_open() || (state_ == State::Closed && outbox_.keeps()); }
@@ -102,10 +109,15 @@ class Connection {
     Connection(os::EventLoop& loop, UniqueFd fd, Options options, ConnectionOwner& owner);
     void on_events(std::uint32_t events);
     void read();
+    Result<std::string_view> unseal(std::string_view bytes);
+    void hear(std::string_view bytes);
     void deliver();
     void write_soon();
     void write();
     std::optional<int> write_some();
+    std::optional<int> write_parts();
+    std::optional<int> write_sealed();
+    [[nodiscard]] bool can_write() const;
     void after_write();
     void update_watch();
     void tell_of_end();
@@ -118,6 +130,7 @@ class Connection {
     FrameDecoder decoder_;
     Speech speech_ = Speech::Unknown;
     Outbox outbox_;
+    std::unique_ptr<TlsSession> tls_;  ///< null: nothing is sealed
     State state_ = State::Open;
     bool said_all_ = false;  ///< saying goodbye, and our side is shut down
     std::uint32_t watched_ = 0;

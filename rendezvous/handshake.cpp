@@ -24,7 +24,7 @@ void append_part(std::string& transcript, std::string_view part) {
 
 /// `counts`: in the server's own proof.
 std::string mac_of(std::string_view label, const Credentials& credentials, const Hello& hello,
-                   std::string_view server_nonce, const SessionCounts* counts = nullptr) {
+                   std::string_view server_nonce, std::string_view binding, const SessionCounts* counts = nullptr) {
     std::string transcript;
     for (const std::string_view part :
          {label, std::string_view(role_name(hello.role)), std::string_view(hello.nonce), server_nonce,
@@ -37,7 +37,13 @@ std::string mac_of(std::string_view label, const Credentials& credentials, const
         if (counts != nullptr) append_part(transcript, std::to_string(counts->received));
         if (counts != nullptr) append_part(transcript, std::to_string(counts->begins));
     }
+    if (!binding.empty()) append_part(transcript, binding);
     return to_hex(hmac_sha256(credentials.token, transcript));
+}
+
+/// A wrong proof may have another reason with TLS.
+std::string or_between(std::string what, std::string_view binding) {
+    return binding.empty() ? what : what + ", or somebody has come between: its certificate is another one";
 }
 
 bool equal_macs(std::string_view a, std::string_view b) {
@@ -113,12 +119,12 @@ Result<std::optional<HandshakeMessage>> ClientHandshake::decide(const HandshakeM
             return Error{Errc::Protocol, "Challenge: 'nonce' is not 32 hexadecimal digits", 0};
         server_nonce_ = challenge->nonce;
         state_ = State::AwaitingWelcome;
-        return std::optional<HandshakeMessage>(Proof{mac_of(kClientLabel, credentials_, hello_, server_nonce_)});
+        return std::optional<HandshakeMessage>(Proof{mac_of(kClientLabel, credentials_, hello_, server_nonce_, binding_)});
     }
     if (const auto* welcome = std::get_if<Welcome>(&message);
         welcome != nullptr && state_ == State::AwaitingWelcome) {
-        if (!equal_macs(welcome->mac, mac_of(kServerLabel, credentials_, hello_, server_nonce_, &welcome->session))) {
-            return Error{Errc::Refused, "the server does not know the job's token", 0};
+        if (!equal_macs(welcome->mac, mac_of(kServerLabel, credentials_, hello_, server_nonce_, binding_, &welcome->session))) {
+            return Error{Errc::Refused, or_between("the server does not know the job's token", binding_), 0};
         }
         state_ = State::Authenticated;
         session_ = welcome->session;
@@ -162,15 +168,15 @@ Result<HandshakeMessage> ServerHandshake::on_hello(const Hello& hello) {
 }
 
 Result<HandshakeMessage> ServerHandshake::on_proof(const Proof& proof) {
-    if (!equal_macs(proof.mac, mac_of(kClientLabel, credentials_, peer_, nonce_))) {
-        return refuse(Errc::Refused, "its token is wrong", "wrong token for this job");
+    if (!equal_macs(proof.mac, mac_of(kClientLabel, credentials_, peer_, nonce_, binding_))) {
+        return refuse(Errc::Refused, or_between("its token is wrong", binding_), or_between("wrong token for this job", binding_));
     }
     if (!peer_.session.empty() && !session_) {
         return refuse(Errc::Closed, "its session is over", "this node was taken for lost; the job went on without it, or ended");
     }
     state_ = State::Authenticated;
     const SessionCounts counts = session_.value_or(SessionCounts{});
-    return HandshakeMessage(Welcome{mac_of(kServerLabel, credentials_, peer_, nonce_, &counts), counts});
+    return HandshakeMessage(Welcome{mac_of(kServerLabel, credentials_, peer_, nonce_, binding_, &counts), counts});
 }
 
 }  // namespace ddprun::rdzv

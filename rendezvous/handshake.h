@@ -3,6 +3,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <variant>
 
 #include "env/result.h"
@@ -20,7 +21,8 @@
 ///
 /// mac = HMAC-SHA256(token, label ‖ role ‖ both nonces ‖ job ‖ name), every part preceded by its length. The
 /// label differs by direction, so that a proof cannot be sent back; fresh nonces make it useless later. Where a session goes
-/// on, its name and what each side has received stand behind these: nobody else can take it over, or lose a message of it.
+/// on, its name and what each side has received stand behind these: nobody else can take it over, or lose a message of it. With TLS
+/// the digest of the server's certificate stands behind all: whoever stands between the two has shown another one.
 namespace ddprun::rdzv {
 
 inline constexpr std::size_t kNonceBytes = 16;
@@ -75,6 +77,8 @@ class ClientHandshake {
     ClientHandshake(Credentials credentials, Hello hello, std::string nonce);
 
     [[nodiscard]] const Hello& hello() const { return hello_; }
+    /// With TLS: its binding (tls.h), before anything is received.
+    void bind_to(std::string binding) { binding_ = std::move(binding); }
     /// The answer to the server's message; nullopt: authenticated, both ways.
     /// Error: Limit, Timeout (its Failure: it was too busy for us, another try may do), Refused (any other Failure of it, or its
     /// proof is wrong), Protocol (another message than expected).
@@ -91,7 +95,7 @@ class ClientHandshake {
 
     Credentials credentials_;
     Hello hello_;
-    std::string server_nonce_;
+    std::string server_nonce_, binding_;
     SessionCounts session_;
     State state_ = State::AwaitingChallenge;
 };
@@ -100,6 +104,8 @@ class ServerHandshake {
   public:
     ServerHandshake(Credentials credentials, std::string nonce);
 
+    /// With TLS: its binding (tls.h), before anything is received.
+    void bind_to(std::string binding) { binding_ = std::move(binding); }
     /// The answer to the client's message. After an error the connection must be refused: `what` is for our
     /// log; refusal() is what the peer, who has proved nothing, may know.
     /// Error: Refused (token or job), Protocol.
@@ -119,7 +125,7 @@ class ServerHandshake {
     Error refuse(Errc code, std::string log, std::string told);
 
     Credentials credentials_;
-    std::string nonce_;
+    std::string nonce_, binding_;
     Hello peer_;
     Failure refusal_;
     std::optional<SessionCounts> session_;

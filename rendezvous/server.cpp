@@ -22,6 +22,12 @@ constexpr Duration kAcceptPause = std::chrono::milliseconds(200);
 
 bool is_loopback_host(const std::string& host) { return host == "::1" || host.starts_with("127."); }
 
+/// What it says does not leave this host.
+bool is_of_this_host(const Connection& connection) {
+    const std::string host = connection.remote_host();
+    return is_loopback_host(host) || host == connection.local_host();
+}
+
 Failure failure_of(const Error& error) { return {error.code, error.what}; }
 
 Result<Endpoint> bound_address(int fd) {
@@ -170,7 +176,7 @@ void Server::admit(UniqueFd fd) {
     }
     Result<std::string> nonce = random_hex(kNonceBytes);
     if (!nonce) return handler_.on_log(nonce.error().with("refusing a connection").what);
-    Connection::Options options{peer_name(fd.get()), kStrangerLimits, options_.limits.output_bytes};
+    Connection::Options options{peer_name(fd.get()), kStrangerLimits, options_.limits.output_bytes, nullptr, options_.tls};
     Result<std::unique_ptr<Connection>> connection =
         Connection::adopt(loop_, std::move(fd), std::move(options), *this);
     if (!connection) return handler_.on_log(connection.error().what);
@@ -211,6 +217,7 @@ bool Server::evict_stranger() {
 /// Nothing is kept of it but one word, as far as the kernel takes it.
 void Server::turn_away(UniqueFd fd, const Error& why) {
     handler_.on_log(fmt::format("refusing {}: {}", peer_name(fd.get()), why.what));
+    if (options_.tls) return;  // which it may expect, or not
     if (const Result<EncodedMessage> message = encode_message(failure_of(why), 0)) {
         static_cast<void>(::send(fd.get(), message->head.data(), message->head.size(), MSG_DONTWAIT | MSG_NOSIGNAL));
     }
@@ -233,6 +240,7 @@ Status Server::shake_hands(Peer& peer, Frame frame) {
     const std::uint32_t request = frame.request;
     const Result<HandshakeMessage> message = decode_handshake(std::move(frame));
     if (!message) return message.error();
+    peer.handshake.bind_to(peer.connection->tls_binding());
     Peer* const session = session_of(peer.handshake.peer());
     if (session != nullptr) {
         const std::uint64_t begins = std::max(session->connection->acknowledged(), peer.handshake.peer().received);
@@ -468,12 +476,15 @@ StoreReply Server::ask_store(StoreOp op) {
     return own;
 }
 
-// ---- PyTorch's clients
+// ---- how they speak
 
 bool Server::on_first_byte(Connection& connection, char byte) {
-    if (!may_be_torch(byte)) return false;
     Peer& peer = *peers_.at(ids_.at(&connection));
     if (peer.stage != Peer::Stage::Handshake) return false;
+    if (!may_be_torch(byte)) {
+        if (const Status admitted = admits_speech(connection, byte); !admitted) refuse(peer, 0, admitted.error());
+        return false;
+    }
     if (const Status admitted = admits_torch(connection); !admitted) {
         connection.fail(admitted.error().with("a client of PyTorch's TCPStore"));
         return true;
@@ -487,6 +498,18 @@ bool Server::on_first_byte(Connection& connection, char byte) {
     return true;
 }
 
+Status Server::admits_speech(const Connection& connection, char first_byte) const {
+    const auto differs = [](std::string_view how) {
+        return Error{Errc::Refused, fmt::format("{}: give --tls to every node, or to none", how), 0};
+    };
+    if (!options_.tls && first_byte == kTlsFirstByte) return differs("this connection is TLS, and the job was started without --tls");
+    const bool may_be_plain = !options_.tls || is_of_this_host(connection);
+    if (!connection.is_sealed() && !may_be_plain) return differs("this connection is plain, and the job was started with --tls");
+    return {};
+}
+
+// ---- PyTorch's clients
+
 /// They prove nothing: where they come from has to do.
 Status Server::admits_torch(const Connection& connection) const {
     if (!options_.serves_torch) return Error{Errc::Refused, "its store is not served here", 0};
@@ -494,8 +517,8 @@ Status Server::admits_torch(const Connection& connection) const {
     if (torch_clients_ >= options_.torch_limits.clients) {
         return Error{Errc::Limit, fmt::format("there are {} of them", torch_clients_), 0};
     }
-    const std::string host = connection.remote_host();
-    const bool is_of_job = is_loopback_host(host) || host == connection.local_host() || node_addresses_.contains(host);
+    const bool is_of_node = !options_.tls && node_addresses_.contains(connection.remote_host());
+    const bool is_of_job = is_of_this_host(connection) || is_of_node;
     return is_of_job ? Status() : Error{Errc::Refused, "it comes from no node of the job", 0};
 }
 

@@ -19,6 +19,7 @@
 #include "rendezvous/session.h"
 #include "rendezvous/store.h"
 #include "rendezvous/strangers.h"
+#include "rendezvous/tls.h"
 #include "rendezvous/torch/torch_store.h"
 
 namespace ddprun::rdzv {
@@ -49,6 +50,7 @@ struct ServerOptions {
     bool serves_torch = false;  ///< PyTorch's TCPStore clients too; PROTOCOL.md says which of them
     TorchLimits torch_limits;
     Heartbeats heartbeats;
+    std::shared_ptr<const TlsContext> tls = nullptr;  ///< a server's: then only this host's own connections may be plain
 };
 
 /// The job's meeting point: serves the store to workers and tools, and carries control messages between the
@@ -127,6 +129,7 @@ class Server final : private ConnectionOwner {
     void send_to_all(const Result<EncodedMessage>& message);
     void refuse(Peer& peer, std::uint32_t request, const Error& why);
     void deliver(StoreAnswers answers);
+    [[nodiscard]] Status admits_speech(const Connection& connection, char first_byte) const;
     [[nodiscard]] Status admits_torch(const Connection& connection) const;
     void end_torch_clients();
     void arm_expiry();

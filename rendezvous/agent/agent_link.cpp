@@ -62,6 +62,7 @@ DialOptions AgentLink::to_dial() const {
     options.hello.role = Role::Agent;
     options.hello.name = options_.name;
     options.when_token_differs = options_.when_token_differs;
+    options.tls = options_.tls;
     return options;
 }
 

@@ -45,6 +45,7 @@ struct AgentLinkOptions {
     /// The controller is in this process and listens: what the system refuses us then will not get better by waiting.
     bool is_ours = false;
     Duration handshake_timeout = ServerLimits{}.handshake;
+    std::shared_ptr<const TlsContext> tls = nullptr;  ///< a client's; null: nothing is sealed
 };
 
 /// The agent's connection to the controller, on the event loop. Never blocks, not for host names either.

@@ -84,7 +84,7 @@ Status Dial::begin_handshake(Attempt& attempt) {
     loop_.unwatch(attempt.socket.get());
     Result<std::string> nonce = random_hex(kNonceBytes);
     if (!nonce) return nonce.error();
-    Connection::Options options{peer_name(attempt.socket.get()), kStrangerLimits, ServerLimits{}.output_bytes};
+    Connection::Options options{peer_name(attempt.socket.get()), kStrangerLimits, ServerLimits{}.output_bytes, options_.tls};
     Result<std::unique_ptr<Connection>> connection = Connection::adopt(loop_, std::move(attempt.socket), std::move(options), *this);
     if (!connection) return connection.error();
     attempt.connection = *std::move(connection);
@@ -107,6 +107,7 @@ void Dial::on_frame(Connection& connection, Frame frame) {
 Result<bool> Dial::shake_hands(Attempt& attempt, Frame frame) {
     ClientHandshake& handshake = *attempt.handshake;
     const bool has_proved = handshake.has_proved();
+    handshake.bind_to(attempt.connection->tls_binding());
     const Result<HandshakeMessage> message = decode_handshake(std::move(frame));
     if (!message) return message.error();
     Result<std::optional<HandshakeMessage>> answer = handshake.receive(*message);

@@ -25,6 +25,7 @@ struct DialOptions {
     Duration connecting;                ///< for one address to answer; the first may be a dead one
     Duration handshake;                 ///< from there to the proof
     std::string when_token_differs = {};  ///< said behind the refusal of our token
+    std::shared_ptr<const TlsContext> tls = nullptr;  ///< a client's; null: nothing is sealed
 };
 
 /// A connection on which both sides have proved that they know the token.

@@ -5,12 +5,14 @@
 #include <sys/eventfd.h>
 #include <sys/socket.h>
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <functional>
 #include <list>
 #include <mutex>
 #include <string>
+#include <string_view>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -19,7 +21,7 @@
 
 namespace ddprun::rdzv {
 
-/// A way to a server that loses connections. Each of them is two of TCP's, so neither end can know more than that.
+/// A way to a server that loses connections, and on which somebody listens. Each of them is two of TCP's, so neither end can know more than that.
 class FlakyRelay {
   public:
     explicit FlakyRelay(Endpoint server) : server_(std::move(server)), listener_(*listen_tcp({"127.0.0.1", 0})), wake_(::eventfd(0, EFD_CLOEXEC)) {
@@ -41,10 +43,17 @@ class FlakyRelay {
     /// Those that come from now on are reset at once.
     void refuse_new(bool refuses) { tell([this, refuses] { refuses_ = refuses; }); }
     [[nodiscard]] int carried() const { return carried_; }
+    /// Whether these bytes have passed, in either direction, in one connection.
+    [[nodiscard]] bool has_seen(std::string_view bytes) {
+        const std::lock_guard lock(mutex_);
+        return std::any_of(seen_.begin(), seen_.end(), [&](const std::string& one) { return one.find(bytes) != std::string::npos; });
+    }
 
   private:
     struct Pair {
         UniqueFd client, server;
+        std::string* from_client = nullptr;
+        std::string* from_server = nullptr;
         std::size_t passed = 0;
         bool is_frozen = false, is_over = false;
     };
@@ -91,6 +100,9 @@ class FlakyRelay {
         if (!server) return reset(pair);
         pair.server = *std::move(server);
         ++carried_;
+        const std::lock_guard lock(mutex_);
+        pair.from_client = &seen_.emplace_back();
+        pair.from_server = &seen_.emplace_back();
         pairs_.push_back(std::move(pair));
     }
     void do_as_told() {
@@ -103,12 +115,17 @@ class FlakyRelay {
         }
         for (const auto& one : told) one();
     }
+    void note_down(std::string& seen, std::string_view bytes) {
+        const std::lock_guard lock(mutex_);
+        seen += bytes;
+    }
     void pass_on(Pair& pair, UniqueFd& from, UniqueFd& to) {
         std::array<char, 1500> bytes;
         ssize_t got = ::recv(from.get(), bytes.data(), bytes.size(), MSG_DONTWAIT);
         if (got < 0 && errno == EAGAIN) return;
         if (got <= 0) return reset(pair);
         const bool is_last = reset_after_ > 0 && pair.passed + static_cast<std::size_t>(got) >= reset_after_;
+        note_down(from.get() == pair.client.get() ? *pair.from_client : *pair.from_server, {bytes.data(), static_cast<std::size_t>(got)});
         if (is_last) got = static_cast<ssize_t>(reset_after_ - std::min(reset_after_, pair.passed));
         const Status sent = send_all(to.get(), {bytes.data(), static_cast<std::size_t>(got)}, MonotonicClock::now() + std::chrono::seconds(20));
         pair.passed += static_cast<std::size_t>(got);
@@ -119,6 +136,7 @@ class FlakyRelay {
     Listener listener_;
     UniqueFd wake_;
     std::list<Pair> pairs_;
+    std::list<std::string> seen_;  ///< two for each connection there ever was
     std::size_t reset_after_ = 0;
     bool refuses_ = false, is_over_ = false;
     std::atomic<int> carried_ = 0;

@@ -67,7 +67,7 @@ std::vector<std::string> EventLog::lines() {
     return lines_;
 }
 
-RunningServer::RunningServer(ServerLimits limits, Heartbeats heartbeats, bool serves_torch) {
+RunningServer::RunningServer(ServerLimits limits, Heartbeats heartbeats, bool serves_torch, std::shared_ptr<const TlsContext> tls) {
     thread_.run([&] {
         ServerOptions options;
         options.credentials = kTestJob;
@@ -75,6 +75,7 @@ RunningServer::RunningServer(ServerLimits limits, Heartbeats heartbeats, bool se
         options.limits = limits;
         options.heartbeats = heartbeats;
         options.serves_torch = serves_torch;
+        options.tls = std::move(tls);
         Result<std::unique_ptr<Server>> server = Server::create(thread_.loop(), std::move(options), *this);
         ASSERT_TRUE(server) << server.error().what;
         server_ = *std::move(server);

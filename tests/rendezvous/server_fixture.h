@@ -66,7 +66,8 @@ std::string name_and_text(const Family& message) {
 /// "joined HOST", "message NAME", "lost WHY", "log LINE", "detail LINE".
 class RunningServer : private ServerHandler {
   public:
-    explicit RunningServer(ServerLimits limits = {}, Heartbeats heartbeats = {}, bool serves_torch = false);
+    explicit RunningServer(ServerLimits limits = {}, Heartbeats heartbeats = {}, bool serves_torch = false,
+                           std::shared_ptr<const TlsContext> tls = nullptr);
     ~RunningServer() override;
 
     /// Runs `work` with the server on its thread.
@@ -102,11 +103,11 @@ class RunningLink : private AgentLinkHandler {
   public:
     explicit RunningLink(const Endpoint& controller, TimePoint connect_by = soon(),
                          Credentials credentials = kTestJob, Heartbeats heartbeats = {}, bool is_ours = false,
-                         Duration handshake_timeout = ServerLimits{}.handshake) {
+                         Duration handshake_timeout = ServerLimits{}.handshake, std::shared_ptr<const TlsContext> tls = nullptr) {
         thread_.run([&] {
             AgentLinkOptions options{
                 {controller}, std::move(credentials), "agent on node02", hello_of("node02"), {"10.9.0.2", "127.0.0.1"},
-                connect_by, heartbeats, "copy the file", is_ours, handshake_timeout};
+                connect_by, heartbeats, "copy the file", is_ours, handshake_timeout, std::move(tls)};
             AgentLinkHandler& self = *this;
             link_ = std::make_unique<AgentLink>(thread_.loop(), std::move(options), self);
         });

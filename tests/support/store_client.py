@@ -1,6 +1,6 @@
 """A client of a job's store, written from rendezvous/PROTOCOL.md alone: it holds the document to its word.
 
-usage: store_client.py HOST:PORT JOB_ID TOKEN GENERATION, or without arguments as a worker (its environment tells them)
+usage: store_client.py tcp:HOST:PORT|tls:HOST:PORT JOB_ID TOKEN GENERATION, or without arguments as a worker (its environment tells them)
 """
 import hashlib
 import hmac
@@ -8,6 +8,7 @@ import json
 import os
 import secrets
 import socket
+import ssl
 import struct
 import sys
 
@@ -23,8 +24,15 @@ class Refused(Exception):
 
 
 class StoreClient:
-    def __init__(self, host, port, job_id, token, generation, role="worker", name="store_client.py"):
-        self.socket = socket.create_connection((host, port), timeout=20)
+    def __init__(self, store, job_id, token, generation, role="worker", name="store_client.py"):
+        scheme, _, where = store.partition(":")
+        host, _, port = where.rpartition(":")
+        self.socket, binding = socket.create_connection((host.strip("[]"), int(port)), timeout=20), []
+        if scheme == "tls":
+            settings = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+            settings.check_hostname, settings.verify_mode = False, ssl.CERT_NONE
+            self.socket = settings.wrap_socket(self.socket)
+            binding = [hashlib.sha256(self.socket.getpeercert(binary_form=True)).hexdigest()]
         self.generation, self.requests = generation, 0
         nonce = secrets.token_hex(16)
         self.send(HELLO, 0, {"role": role, "name": name, "job_id": job_id, "nonce": nonce})
@@ -33,7 +41,7 @@ class StoreClient:
             raise Refused(challenge)
 
         def mac(label):
-            parts = [label, role, nonce, challenge["nonce"], job_id, name]
+            parts = [label, role, nonce, challenge["nonce"], job_id, name, *binding]
             text = b"".join(b"%d:%s" % (len(part.encode()), part.encode()) for part in parts)
             return hmac.new(token.encode(), text, hashlib.sha256).hexdigest()
 
@@ -79,8 +87,8 @@ def refusal(call, *arguments, **fields):
     return "not refused"
 
 
-def try_everything(host, port, job_id, token, generation):
-    store = StoreClient(host, port, job_id, token, generation)
+def try_everything(where, job_id, token, generation):
+    store = StoreClient(where, job_id, token, generation)
     assert store.ask(TRY_GET, key="k")[0] == ABSENT
     assert store.ask(SET, b"\0value", key="k")[0] == DONE
     assert store.ask(GET, key="k") == (VALUE, {}, b"\0value")
@@ -104,10 +112,10 @@ def try_everything(host, port, job_id, token, generation):
     assert refusal(store.ask, GET, key="k") == "mismatch", "it has not begun"
     store.generation -= 2
     assert refusal(store.ask, GET, key="k") == "stale_generation"
-    assert refusal(StoreClient, host, port, job_id, "another token", generation) == "refused"
-    assert refusal(StoreClient, host, port, "another job", token, generation) == "refused"
+    assert refusal(StoreClient, where, job_id, "another token", generation) == "refused"
+    assert refusal(StoreClient, where, "another job", token, generation) == "refused"
 
-    store = StoreClient(host, port, job_id, token, generation)
+    store = StoreClient(where, job_id, token, generation)
     assert refusal(store.ask, SET, b"v") == "protocol", "no key"
     assert store.receive()[:2] == (FAILURE, 0), "the last word"
     try:
@@ -122,7 +130,6 @@ if __name__ == "__main__":
     if len(sys.argv) == 5:
         address, job, secret, number = sys.argv[1:]
     else:
-        address, job = os.environ["DDPRUN_STORE"].removeprefix("tcp:"), os.environ["TORCHELASTIC_RUN_ID"]
+        address, job = os.environ["DDPRUN_STORE"], os.environ["TORCHELASTIC_RUN_ID"]
         secret, number = os.environ["DDPRUN_TOKEN"], os.environ["DDPRUN_GENERATION"]
-    where, _, port_number = address.rpartition(":")
-    try_everything(where.strip("[]"), int(port_number), job, secret, int(number))
+    try_everything(address, job, secret, int(number))
