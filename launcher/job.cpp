@@ -36,6 +36,9 @@ OutputSpec without_files(OutputSpec output) {
     return output;
 }
 
+/// What is said to it leaves no host.
+bool stays_here(const Endpoint& controller) { return controller.host == "127.0.0.1"; }
+
 HeadChoice head_of(const JobMeeting& meeting) { return {meeting.is_head, meeting.controller, meeting.why}; }
 Result<JobToken> token_of(const JobSetup& setup) {
     if (setup.meeting) return JobToken{setup.meeting->token, setup.meeting->warning, setup.meeting->when_refused};
@@ -53,6 +56,7 @@ rdzv::Terms terms_of(const JobSetup& setup, bool has_pmix) {
                       fmt::format("heartbeats=every {}", format_duration(heartbeat.interval)),
                       fmt::format("lost after={}", format_duration(heartbeat.timeout)),
                       fmt::format("--pmix={}", has_pmix ? "on" : "off"),
+                      fmt::format("--tls={}", spec.rendezvous.tls ? "on" : "off"),
                       fmt::format("program of role {}={}", spec.role, std::filesystem::path(setup.program.name).filename().string())};
     if (spec.fabric) terms.push_back(fmt::format("--fabric={}", name_of(*spec.fabric)));
     return terms;
@@ -187,6 +191,11 @@ Status Job::watch_starter() {
 
 Status Job::build_agent(const Endpoint& controller) {
     const JobSpec& spec = setup_.spec;
+    if (spec.rendezvous.tls) {
+        Result<std::shared_ptr<const rdzv::TlsContext>> tls = rdzv::TlsContext::for_client();
+        if (!tls) return tls.error().with("--tls");
+        tls_ = *std::move(tls);
+    }
     output_ = std::make_unique<Output>(*loop_, is_apart() ? without_files(spec.output) : prepare_log_directory(spec, log_),
                                        OutputRanks{.here = setup_.workers, .is_whole_job = spec.nodes.max == 1, .is_merged = setup_.start || setup_.is_started}, 1, 2);
     log_.write_through([this](std::string_view line) { return output_->say(line); });
@@ -231,8 +240,9 @@ Status Job::build_agent(const Endpoint& controller) {
 void Job::join(std::vector<Endpoint> controllers, TimePoint by) {
     head_ = controllers.front();
     head_places_ = controllers.size();
-    agent_->set_store("tcp:" + to_string(head_));
+    agent_->set_store(store_at(head_));
     rdzv::AgentLinkOptions options;
+    if (!std::all_of(controllers.begin(), controllers.end(), stays_here)) options.tls = tls_;
     options.controllers = std::move(controllers);
     options.credentials = {setup_.spec.rendezvous.run_id, token_.token};
     options.name = "agent on " + host_;
@@ -244,6 +254,11 @@ void Job::join(std::vector<Endpoint> controllers, TimePoint by) {
     options.is_ours = server_ != nullptr;
     options.connect_by = by;
     link_ = std::make_unique<rdzv::AgentLink>(*loop_, std::move(options), *this);
+}
+
+/// For the workers.
+std::string Job::store_at(const Endpoint& controller) const {
+    return (setup_.spec.rendezvous.tls && !stays_here(controller) ? "tls:" : "tcp:") + to_string(controller);
 }
 
 Status Job::build_observation() {

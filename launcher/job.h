@@ -103,6 +103,7 @@ class Job final : public rdzv::ServerHandler, public rdzv::AgentLinkHandler {
     Status watch_starter();
     /// Becomes part of the job at its controller, the first one or another, by whichever of these answers.
     void join(std::vector<Endpoint> controllers, TimePoint by);
+    [[nodiscard]] std::string store_at(const Endpoint& controller) const;
     void on_signal(const signalfd_siginfo& info);
     void act_on(int signal, SignalAction action);
     void suspend();
@@ -212,6 +213,7 @@ class Job final : public rdzv::ServerHandler, public rdzv::AgentLinkHandler {
     std::map<rdzv::AgentId, rdzv::AgentHello> early_;  ///< have come to the standby, which is not the head yet
     Endpoint head_;                           ///< where the controller is, for agents
     std::size_t head_places_ = 1;             ///< by which it was looked for
+    std::shared_ptr<const rdzv::TlsContext> tls_;  ///< of the agent, with --tls
     rdzv::AgentHello hello_;                  ///< what this node says of itself
     bool has_succeeded_ = false;              ///< this head was the standby
     bool serves_torch_ = false;               ///< on the head

@@ -60,7 +60,7 @@ Status Job::build_head(const HeadChoice& choice) {
     if (const Status listens = listen(std::move(options)); !listens) return listens;
     build_controller();
     if (spec.nodes.max > 1) {
-        job_log_->info("controller on port {} ({}), waiting for {} nodes", server_->bound().port, choice.why, spec.nodes.min);
+        job_log_->info("controller on port {}{} ({}), waiting for {} nodes", server_->bound().port, spec.rendezvous.tls ? " with TLS" : "", choice.why, spec.nodes.min);
     }
     return {};
 }
@@ -74,6 +74,11 @@ rdzv::ServerOptions Job::server_options() const {
 }
 
 Status Job::listen(rdzv::ServerOptions options) {
+    if (setup_.spec.rendezvous.tls) {
+        Result<std::shared_ptr<const rdzv::TlsContext>> tls = rdzv::TlsContext::for_server();
+        if (!tls) return tls.error().with("--tls");
+        options.tls = *std::move(tls);
+    }
     Result<std::unique_ptr<rdzv::Server>> server = rdzv::Server::create(*loop_, std::move(options), *this);
     if (!server) return server.error();
     server_ = std::move(*server);
@@ -84,7 +89,9 @@ Status Job::listen(rdzv::ServerOptions options) {
 Status Job::choose_store() {
     const Result<TorchStoreChoice> store = choose_torch_store(setup_.spec, is_run_by_python(setup_.program));
     if (!store) return store.error();
-    log_.debug("the store of PyTorch's workers is {}: {}", store->is_served ? "ours" : "theirs", store->why);
+    const bool is_news = !store->is_served && setup_.spec.rendezvous.tls && is_run_by_python(setup_.program);
+    if (is_news) log_.info("PyTorch's rank 0 hosts the store of its workers: {}", store->why);
+    else log_.debug("the store of PyTorch's workers is {}: {}", store->is_served ? "ours" : "theirs", store->why);
     serves_torch_ = store->is_served;
     return {};
 }

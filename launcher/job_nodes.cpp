@@ -46,6 +46,7 @@ void become_head(CommandLine& line, StartPlan plan, JobNodes& nodes, const std::
     start.order.head = own_name;
     start.order.head_is_apart = plan.is_apart;
     start.order.run_id = rendezvous.run_id;
+    start.tls = rendezvous.tls;
     for (const AllocatedHost& host : plan.hosts) {
         start.order.hosts.push_back(host.name);
         start.order.slots.push_back(host.slots.value_or(0));
@@ -111,6 +112,7 @@ Result<CommandLine> take_order(const StartedNode& started) {
     line->spec.rendezvous.head_is_apart = order.head_is_apart;
     line->spec.rendezvous.endpoint = started.head;
     line->spec.rendezvous.run_id = order.run_id;
+    line->spec.rendezvous.tls = started.call.tls;
     return line;
 }
 

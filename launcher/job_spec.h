@@ -53,6 +53,7 @@ struct RendezvousSpec {
     std::string iface;                         ///< --iface as given; "" none
     std::string listen_on;                     ///< this node's address on it: it listens there only; "" on all
     bool insecure = false;                     ///< several nodes without a secret (job_token.h)
+    bool tls = false;                          ///< what goes from host to host to and from the controller is sealed
     bool head_is_apart = false;                ///< it is on a host that is none of the nodes, and runs no workers
 };
 

@@ -44,7 +44,7 @@ Status Job::start(RemoteAgents::Parts parts) {
 void Job::on_connected() {
     if (head_places_ > 1) {
         head_ = link_->controller();
-        agent_->set_store("tcp:" + to_string(head_));
+        agent_->set_store(store_at(head_));
     }
     if (controller_ || !setup_.start) return;
     RemoteAgents::Parts parts = parts_of_start();

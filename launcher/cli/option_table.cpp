@@ -302,7 +302,7 @@ OptionGroup worker_options() {
               set_pmix},
              {"torch-store", 0, "WHEN", "auto on off",
               "Serve the store of PyTorch's workers at MASTER_ADDR:MASTER_PORT, without authentication, to this job's nodes: on, off "
-              "(rank 0 may listen there itself), or auto: where Python runs the program. Default auto.",
+              "(rank 0 may listen there itself), or auto: where Python runs the program, unless several nodes have --tls. Default auto.",
               set_torch_store},
              {"gpu-check", 0, "WHEN", "auto off warn refuse",
               "Look at the GPUs' health before anything starts: off, warn (one line for each trouble), refuse (also a GPU that is "
@@ -360,7 +360,12 @@ OptionGroup rendezvous_options() {
               "Several nodes without a secret: whoever reaches the port can join the job and stop it. Without it they share "
               "DDPRUN_TOKEN, else a file that is made at first use ($XDG_CONFIG_HOME/ddprun/secret, else "
               "~/.config/ddprun/secret). All nodes must give the same. DDPRUN_INSECURE=1 is the same.",
-              [](Draft& d, Text) { d.spec.rendezvous.insecure = true; return Status{}; }}}};
+              [](Draft& d, Text) { d.spec.rendezvous.insecure = true; return Status{}; }},
+             {"tls", 0, "", "",
+              "Encrypt what nodes and workers say to the first node's ddprun, and the keys of its store (TLS 1.3, by a certificate made for "
+              "this job that the job's secret vouches for). All nodes must give it. What workers say to each other (NCCL, PyTorch's own "
+              "store) is not ddprun's to encrypt.",
+              [](Draft& d, Text) { d.spec.rendezvous.tls = true; return Status{}; }}}};
 }
 
 OptionGroup start_options() {

@@ -104,10 +104,11 @@ Result<MeetingPoint> point_of_head(const JobSpec& spec, const LauncherChoice& la
     return point;
 }
 
-rdzv::ClientOptions as_tool(std::string name) {
+rdzv::ClientOptions as_tool(const JobSpec& spec, std::string name) {
     rdzv::ClientOptions options;
     options.role = rdzv::Role::Tool;
     options.name = std::move(name);
+    options.tls = spec.rendezvous.tls;
     return options;
 }
 
@@ -132,7 +133,7 @@ Result<JobMeeting> meet_by(const ExchangeChoice& choice, const JobSpec& spec, Ou
     MeetingPoint& point = gathered->meeting;
     if (!meeting.is_head) {
         const std::string name = fmt::format("node {} on {}", task.place.node_rank, host_name());
-        Result<rdzv::Reached> reached = rdzv::reach(**exchange, point, as_tool(name), deadline);
+        Result<rdzv::Reached> reached = rdzv::reach(**exchange, point, as_tool(spec, name), deadline);
         if (!reached) return reached.error().with("the first node (" + choice.why + ")");
         meeting.controller = reached->endpoint;
         meeting.elsewhere = point.endpoints();
@@ -167,7 +168,7 @@ Result<JobMeeting> meet_at(const FirstHost& first, const ExchangeChoice& choice,
     } else {
         std::vector<Endpoint> candidates;
         for (const std::uint16_t port : first.ports) candidates.push_back({first.host, port});
-        rdzv::ClientOptions options = as_tool(fmt::format("node {} on {}", task.place.node_rank, host_name()));
+        rdzv::ClientOptions options = as_tool(spec, fmt::format("node {} on {}", task.place.node_rank, host_name()));
         options.job_id = spec.rendezvous.run_id;
         options.token = token->token;
         Result<rdzv::Reached> reached = rdzv::reach(candidates, options, deadline);

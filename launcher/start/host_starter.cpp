@@ -64,12 +64,13 @@ Result<std::string> read_secret(const AgentCall& call) {
     return token_from_cookie(*cookie, call.job);
 }
 
-rdzv::ClientOptions as_start_of(const std::string& job, const std::string& token) {
+rdzv::ClientOptions as_start_of(const AgentCall& call, const std::string& token) {
     rdzv::ClientOptions options;
     options.role = rdzv::Role::Tool;
-    options.job_id = job;
+    options.job_id = call.job;
     options.token = token;
     options.name = "start of " + host_name();
+    options.tls = call.tls;
     return options;
 }
 
@@ -85,7 +86,7 @@ Result<std::vector<Endpoint>> places_of_head(const AgentCall& call) {
 
 /// By whichever of its addresses.
 Result<rdzv::Reached> reach_head(const std::vector<Endpoint>& places, const AgentCall& call, const std::string& token) {
-    Result<rdzv::Reached> reached = rdzv::reach(places, as_start_of(call.job, token), deadline_after(MonotonicClock::now(), kPatience));
+    Result<rdzv::Reached> reached = rdzv::reach(places, as_start_of(call, token), deadline_after(MonotonicClock::now(), kPatience));
     return reached ? std::move(reached) : Result<rdzv::Reached>(reached.error().with("the head"));
 }
 
@@ -111,6 +112,7 @@ Result<std::unique_ptr<RemoteAgents>> start_hosts(RemoteAgents::Parts parts, con
     call.program = start.order.ddprun.path;
     call.endpoints = start.endpoints;
     call.job = start.order.run_id;
+    call.tls = start.tls;
     call.secret.kind = secret_way(start.starter, process_environment("PBS_JOBCOOKIE").has_value());
     RemoteAgents::Plan plan;
     if (call.secret.kind == SecretWay::Stdin) plan.token = token;
@@ -155,12 +157,13 @@ std::optional<HostStart> own_share(const StartedNode& started) {
     for (const std::string& host : started.order.hosts) share.hosts.push_back({host, std::nullopt, std::nullopt, 0});
     share.nodes = {started.node + 1, last};
     share.endpoints = started.call.endpoints;
+    share.tls = started.call.tls;
     share.order = started.order;
     return share;
 }
 
 void tell_head(const StartedNode& started, const std::string& why) {
-    const rdzv::ClientOptions options = as_start_of(started.order.run_id, started.token);
+    const rdzv::ClientOptions options = as_start_of(started.call, started.token);
     const auto client = rdzv::StoreClient::connect(started.head, options, deadline_after(MonotonicClock::now(), kFarewellPatience));
     if (client) (void)(*client)->set(failure_key(started.node), why);
 }

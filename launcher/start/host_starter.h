@@ -20,6 +20,7 @@ struct HostStart {
     NodeRange nodes;                     ///< those of them that are to be started
     Starter starter = Starter::Ssh;
     std::vector<std::string> endpoints;  ///< of the head, where that is elsewhere
+    bool tls = false;                    ///< as it wants to be spoken to
     StartOrder order;
 };
 

@@ -81,6 +81,7 @@ std::vector<std::string> agent_words(const AgentCall& call) {
     Words words{"agent", "--at", join(call.endpoints, ","), "--job", call.job, "--secret", way_in_words(call.secret)};
     if (call.node >= 0) append(words, {"--node", fmt::format("{}", call.node)});
     if (call.through >= 0) append(words, {"--through", fmt::format("{}", call.through)});
+    if (call.tls) append(words, {"--tls", "on"});
     return words;
 }
 
@@ -102,6 +103,8 @@ Result<AgentCall> parse_agent_words(const std::vector<std::string>& words) {
             const Result<std::int64_t> node = parse_int_between(value, 0, 1 << 20);
             if (!node) return node.error().with(name);
             (name == "--node" ? call.node : call.through) = static_cast<int>(*node);
+        } else if (name == "--tls" && value == "on") {
+            call.tls = true;
         } else {
             return Error{Errc::InvalidArgument, fmt::format("'{}' is not known", excerpt(name)), 0};
         }

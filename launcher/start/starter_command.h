@@ -45,6 +45,7 @@ struct AgentCall {
     SecretWay secret;
     int node = -1;                       ///< index of its host; -1: it finds its own name among the hosts
     int through = -1;                    ///< it starts those behind it, up to this one; -1: none
+    bool tls = false;                    ///< the head wants to be spoken to so
     bool operator==(const AgentCall&) const = default;
 };
 /// "agent --at node00:4711,10.0.0.1:4711 --job 12.server --secret stdin --node 2".

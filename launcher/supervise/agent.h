@@ -34,7 +34,7 @@ struct AgentConfig {
     ResolvedProgram program;
     Machine machine;
     std::string host;
-    std::string store;       ///< "tcp:host:port", for the workers
+    std::string store;       ///< "tcp:host:port" or "tls:host:port", for the workers
     std::string token;
     JobMark mark;            ///< that every worker carries
     std::vector<std::string> environment;  ///< "NAME=value": what the workers inherit
@@ -56,7 +56,7 @@ class Agent {
           Send send);
     ~Agent();
 
-    /// Where workers that are started from now on find the store: "tcp:host:port".
+    /// Where workers that are started from now on find the store: "tcp:host:port" or "tls:host:port".
     void set_store(std::string store) { config_.store = std::move(store); }
     void handle(const rdzv::StartGeneration& order);
     void handle(const rdzv::StopGeneration& order);

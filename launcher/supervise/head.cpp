@@ -122,6 +122,7 @@ namespace {
 /// What keeps the controller from being where workers are told that the store is; "" nothing.
 std::string torch_store_obstacle(const JobSpec& spec) {
     const RendezvousSpec& rendezvous = spec.rendezvous;
+    if (rendezvous.tls && !is_alone(spec)) return "PyTorch's clients speak no TLS, and with --tls nothing leaves a host without it";
     const std::optional<Endpoint> endpoint = shared_endpoint(spec);
     if (!endpoint) {
         const std::string host = rendezvous.master_addr.value_or("localhost");

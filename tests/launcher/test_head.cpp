@@ -78,6 +78,17 @@ TEST(HeadOnAnInterface, IsRefusedWhereTheOthersWouldLookForItElsewhere) {
     EXPECT_FALSE(head_on("10.9.0.1", "localhost", {"127.0.0.1"}));
 }
 
+TEST(TorchStoreChoice, WithTlsItIsNotOfferedToOtherHosts) {
+    JobSpec spec = two_nodes_at("node01");
+    spec.rendezvous.tls = true;
+    EXPECT_THAT(served(spec), HasSubstr("PyTorch's clients speak no TLS"));
+    spec.torch_store = TorchStoreUse::On;
+    EXPECT_THAT(served(spec), HasSubstr("--torch-store on: PyTorch's clients speak no TLS"));
+    JobSpec one;
+    one.rendezvous.tls = true;
+    EXPECT_EQ(served(one), "served");
+}
+
 TEST(Head, OneNodeIsItsOwn) {
     EXPECT_TRUE(choose_head({}, kNode01)->is_head);
     EXPECT_EQ(choose_head({}, kNode01)->endpoint, (Endpoint{"127.0.0.1", 0}));

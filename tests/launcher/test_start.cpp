@@ -125,7 +125,7 @@ TEST(StartPlan, NodesThatWereGivenLeaveASchedulersHostsAloneAndMustAgreeWithTheU
 }
 
 AgentCall call(SecretWay::Kind kind) {
-    return {"/opt/dd run", {"h1:4711", "10.0.0.1:4711"}, "12.server", {kind, kind == SecretWay::File ? "/home/u/.ddprun-1" : ""}, -1, -1};
+    return {"/opt/dd run", {"h1:4711", "10.0.0.1:4711"}, "12.server", {kind, kind == SecretWay::File ? "/home/u/.ddprun-1" : ""}, -1, -1, false};
 }
 
 const std::vector<AllocatedHost> kThree = {{"h1", 1, std::nullopt, 0}, {"h2", 4, std::nullopt, 1}, {"h3", 1, std::nullopt, 5}};
@@ -233,6 +233,7 @@ TEST(StarterCommand, ItsWordsAreReadBackAsTheyWere) {
         AgentCall sent = call(kind);
         sent.node = 7;
         if (kind == SecretWay::Stdin) sent.through = 12;
+        sent.tls = kind == SecretWay::File;
         std::vector<std::string> words = agent_words(sent);
         words.erase(words.begin());
         const auto read = parse_agent_words(words);

@@ -87,6 +87,14 @@ TEST_F(StartHosts, OnOneNetworkOfTwoAllAreToldItsAddress) {
     EXPECT_THAT(outcome.err, HasSubstr("reach node01 at 10.99.0.2"));
 }
 
+TEST_F(StartHosts, TheyFindAHeadThatSpeaksTls) {
+    if (std::getenv("WITHOUT_TLS") != nullptr) GTEST_SKIP() << "built without OpenSSL 3";
+    const Outcome outcome = run(on_head({"--hosts=node00,node01,node02", "--nproc-per-node=1", "--tls"}, {"env", "WORLD_SIZE", "env", "DDPRUN_STORE"}));
+    EXPECT_EQ(outcome.status, 0) << outcome.err;
+    EXPECT_EQ(occurrences(outcome.out, "WORLD_SIZE=3\n"), 3) << outcome.out;
+    EXPECT_EQ(occurrences(outcome.out, "DDPRUN_STORE=tls:"), 2) << outcome.out;
+}
+
 TEST_F(StartHosts, WorkersRunInTheDirectoryOfTheCommand) {
     RunOptions options;
     options.directory = hosts_->shared();

@@ -11,10 +11,10 @@ using ddprun::Result;
 using ddprun::rdzv::StoreClient;
 
 namespace {
-constexpr std::string_view kTcp = "tcp:";
+constexpr std::string_view kTcp = "tcp:", kTls = "tls:";
 }
 
-bool has_job_store(const ddprun::WorkerEnv& env) { return env.store.starts_with(kTcp); }
+bool has_job_store(const ddprun::WorkerEnv& env) { return env.store.starts_with(kTcp) || env.store.starts_with(kTls); }
 
 std::shared_ptr<StoreClient> connect_to_job_store(const ddprun::WorkerEnv& env, ddprun::TimePoint deadline) {
     if (!has_job_store(env)) {
@@ -25,7 +25,7 @@ std::shared_ptr<StoreClient> connect_to_job_store(const ddprun::WorkerEnv& env, 
     if (!where) throw InvalidInput(fmt::format("DDPRUN_STORE={}: {}", env.store, where.error().what));
     auto client = StoreClient::connect(*where,
                                        {.job_id = env.run_id, .token = env.token, .generation = env.generation,
-                                        .name = fmt::format("rank {}", env.rank)},
+                                        .name = fmt::format("rank {}", env.rank), .tls = env.store.starts_with(kTls)},
                                        deadline);
     if (!client) throw_store_error(env.rank, "the job's store", client.error());
     return *std::move(client);
