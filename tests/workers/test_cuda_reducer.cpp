@@ -282,7 +282,8 @@ TEST(DeviceReducer, NamesTheRankWhoseParametersDiffer) {
             model.verify_equal_parameters();
             ADD_FAILURE() << "rank 2's parameters differ";
         } catch (const ddp::MismatchError& error) {
-            EXPECT_STREQ(error.what(), "parameters on rank 2 are not bitwise equal to rank 0's");
+            EXPECT_STREQ(error.what(), "parameters on rank 2 are not bitwise equal to rank 0's after 0 steps; the first that "
+                      "differs is 'layer0' (float32[10])");
         }
     });
 }

@@ -206,7 +206,8 @@ TEST(DistributedDataParallel, RefusesAParameterThatTheModelDoesNotHave) {
         Regression mine;
         DistributedDataParallel model(group, mine.parameters());
         const std::string expected =
-            "InvalidInput: rank 0: there is no parameter 7; the model has 2, counted from 0";
+            "InvalidInput: rank 0: there is no parameter 7; the model has 2, counted from 0 (those of its construction: "
+            "for others make another DistributedDataParallel)";
         EXPECT_EQ(thrown_by([&] { model.mark_ready(7); }), expected);
         EXPECT_EQ(thrown_by([&] { static_cast<void>(model.gradient(7)); }), expected);
         EXPECT_EQ(thrown_by([&] { static_cast<void>(model.gradient_as<float>(7)); }), expected);
@@ -292,7 +293,132 @@ TEST(DistributedDataParallel, SeesOneDifferentBitInTheParameters) {
         model.verify_equal_parameters();
     });
     for (const auto& failure : failures)
-        EXPECT_EQ(message_of(failure), "parameters on rank 1 are not bitwise equal to rank 0's");
+        EXPECT_EQ(message_of(failure),
+                  "parameters on rank 1 are not bitwise equal to rank 0's after 0 steps; the first that differs is 'b' (float32[1])");
+}
+
+TEST(DistributedDataParallel, ComparesParametersAfterEverySoManySteps) {
+    const auto failures = failures_of_ranks(2, [](ProcessGroup& group) {
+        Regression mine;
+        DistributedDataParallel model(group, mine.parameters(), {.verify_every = 2});
+        const auto sgd = ddp::make_sgd(mine.parameters(), {});
+        for (int step = 0; step < 4; ++step) {
+            if (step == 2 && group.rank() == 1) mine.w[4] += 1;
+            mine.backward(model, std::array<std::size_t, 1>{0});
+            sgd->step(model.gradients());
+            EXPECT_LT(step, 3) << "the fourth finish() compares";
+        }
+    });
+    for (const auto& failure : failures)
+        EXPECT_EQ(message_of(failure),
+                  "parameters on rank 1 are not bitwise equal to rank 0's after 4 steps; the first that differs is 'w' (float32[1, 5])");
+}
+
+/// A parameter, and buffers as a normalisation has them.
+struct Normalised {
+    std::vector<float> w = {0}, mean = {0, 0};
+    std::vector<std::int64_t> batches = {0};
+    std::vector<Tensor> parameters() { return {ddp::tensor_of("w", std::span(w), {1})}; }
+    std::vector<Tensor> buffers() {
+        return {ddp::tensor_of("mean", std::span(mean), {2}), ddp::tensor_of("batches", std::span(batches), {})};
+    }
+    /// The buffers take what this rank alone has seen.
+    void pass(DistributedDataParallel& model, float seen) {
+        mean.assign(2, seen);
+        ++batches[0];
+        model.gradient_as<float>(0)[0] = 1;
+        model.mark_ready(0);
+        model.finish();
+    }
+};
+
+TEST(DistributedDataParallel, GivesAllRanksTheBuffersOfRankZeroBeforeAForwardPass) {
+    run_ranks(3, [](ProcessGroup& group) {
+        Normalised mine;
+        const auto rank = static_cast<float>(group.rank());
+        mine.mean[1] = rank + 5;
+        DistributedDataParallel model(group, mine.parameters(), {.buffers = mine.buffers()});
+        EXPECT_EQ(mine.mean[1], 5) << "at construction";
+        EXPECT_EQ(model.state().size(), 3U);
+        model.begin_forward();
+        mine.pass(model, rank + 1);
+        EXPECT_EQ(mine.mean[0], rank + 1);
+        model.begin_forward();
+        EXPECT_EQ(mine.mean[0], 1);
+        EXPECT_EQ(mine.batches[0], 1);
+    });
+}
+
+// PyTorch's require_forward_param_sync.
+TEST(DistributedDataParallel, LeavesBuffersAloneInTheForwardPassAfterOneInNoSync) {
+    run_ranks(2, [](ProcessGroup& group) {
+        Normalised mine;
+        DistributedDataParallel model(group, mine.parameters(), {.buffers = mine.buffers()});
+        const auto rank = static_cast<float>(group.rank());
+        const auto pass_sees = [&](float local, bool accumulates) {
+            const auto accumulating = model.no_sync(accumulates);
+            model.begin_forward();
+            const float seen = mine.mean[0];
+            mine.pass(model, local);
+            return seen;
+        };
+        pass_sees(rank + 1, false);
+        EXPECT_EQ(pass_sees(rank + 2, true), 1) << "after a synchronised pass";
+        EXPECT_EQ(pass_sees(rank + 3, true), rank + 2);
+        EXPECT_EQ(pass_sees(rank + 4, false), rank + 3);
+        EXPECT_EQ(pass_sees(rank + 5, false), 4);
+    });
+}
+
+TEST(DistributedDataParallel, LeavesBuffersAloneWhenToldTo) {
+    run_ranks(2, [](ProcessGroup& group) {
+        Normalised mine;
+        DistributedDataParallel model(group, mine.parameters(), {.buffers = mine.buffers(), .broadcast_buffers = false});
+        const auto rank = static_cast<float>(group.rank());
+        mine.pass(model, rank + 1);
+        model.begin_forward();
+        EXPECT_EQ(mine.mean[0], rank + 1);
+        model.broadcast_buffers(1);
+        EXPECT_EQ(mine.mean[0], 2);
+    });
+}
+
+TEST(DistributedDataParallel, BroadcastsAThousandParametersInFewCalls) {
+    run_ranks(2, [](ProcessGroup& group) {
+        std::vector<std::vector<float>> values;
+        std::vector<Tensor> parameters;
+        for (std::size_t i = 0; i < 1000; ++i) {
+            values.emplace_back(i % 7, static_cast<float>(group.rank() + 1) * static_cast<float>(i));
+            parameters.push_back(ddp::tensor_of("p" + std::to_string(i), std::span(values.back()), {static_cast<std::int64_t>(i % 7)}));
+        }
+        values.emplace_back(300'000, static_cast<float>(group.rank()));  // one that travels alone
+        parameters.push_back(ddp::tensor_of("large", std::span(values.back()), {300'000}));
+        DistributedDataParallel model(group, parameters);
+        for (std::size_t i = 0; i < 1000; ++i) EXPECT_EQ(values[i], std::vector<float>(i % 7, static_cast<float>(i)));
+        EXPECT_EQ(values.back(), std::vector<float>(300'000, 0));
+        EXPECT_EQ(model.verify_equal_parameters().size(), 64U);
+    });
+}
+
+TEST(DistributedDataParallel, AccumulatesWhereNoSyncIsToldTo) {
+    run_ranks(2, [](ProcessGroup& group) {
+        Regression mine;
+        DistributedDataParallel model(group, mine.parameters());
+        for (int part = 0; part < 6; ++part) {
+            const auto accumulating = model.no_sync(part % 3 != 2);
+            mine.backward(model, std::array<std::size_t, 1>{0});
+        }
+        EXPECT_EQ(model.statistics().steps, 2U);
+        {
+            auto outer = model.no_sync();
+            const auto moved = std::move(outer);
+            const auto inner = model.no_sync(false);
+            mine.backward(model, std::array<std::size_t, 1>{0});
+        }
+        EXPECT_EQ(model.statistics().steps, 2U) << "an inner guard does not end an outer one";
+        mine.backward(model, std::array<std::size_t, 1>{0});
+        EXPECT_EQ(model.statistics().steps, 3U);
+    });
 }
 
 // Such as the bias of a layer without one, or a table of no rows.

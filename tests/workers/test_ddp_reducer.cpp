@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <functional>
 #include <mutex>
 #include <numeric>
 #include <random>
@@ -173,7 +174,8 @@ TEST(Reducer, NamesTheParametersThatGotNoGradient) {
             EXPECT_EQ(std::string(error.what()), "rank " + std::to_string(group.rank()) +
                                                      ": no gradient for 5 of 7 parameters in this step: "
                                                      "'layer0', 'layer1', 'layer2', 'layer3', "
-                                                     "...; if that is meant, set find_unused_parameters");
+                                                     "...; if that is meant, set find_unused_parameters, or "
+                                                     "static_graph where it is the same ones in every step");
         }
     });
 }
@@ -204,6 +206,70 @@ TEST(Reducer, WithUnusedParametersAveragesWhatThereIs) {
             EXPECT_FALSE(reducer.is_used(2));
             EXPECT_EQ(reducer.gradients()[2].data, nullptr);
         }
+    });
+}
+
+std::string message_of(const std::function<void()>& call) {
+    try {
+        call();
+    } catch (const ddp::Error& error) {
+        return error.what();
+    }
+    return "nothing";
+}
+
+TEST(Reducer, LooksForUnusedParametersInTheFirstStepOnlyWhereTheGraphIsStatic) {
+    run_ranks(2, [](ProcessGroup& group) {
+        Model model({300, 10, 20, 300});
+        ReducerOptions options = kSmallBuckets;
+        options.static_graph = true;
+        Reducer reducer(group, model.parameters, options);
+        // 2: nobody's; 1: rank 1's alone.
+        const std::vector<std::size_t> mine = group.rank() == 1 ? std::vector<std::size_t>{0, 3, 1} : std::vector<std::size_t>{0, 3};
+        for (int step = 0; step < 3; ++step) {
+            backward(reducer, group.rank(), step, mine);
+            reducer.finish();
+            EXPECT_EQ(floats(reducer.gradient(3))[1], average_value(2, 3, 1, step));
+            EXPECT_EQ(floats(reducer.gradient(1))[2], local_value(1, 1, 2, step) / 2) << "an old average does not count";
+            EXPECT_FALSE(reducer.is_used(2));
+            EXPECT_TRUE(reducer.is_used(1));
+        }
+        EXPECT_EQ(reducer.plan(), (ddp::BucketPlan{{0}, {3}, {1, 2}})) << "in rank 0's order, those that never came last";
+    });
+}
+
+TEST(Reducer, NamesTheParameterWhereAStaticGraphChanges) {
+    run_ranks(1, [](ProcessGroup& group) {
+        Model model({3, 3, 3});
+        Reducer reducer(group, model.parameters, {.limits = {}, .static_graph = true});
+        backward(reducer, 0, 0, {0, 1});
+        reducer.finish();
+        EXPECT_EQ(message_of([&] { reducer.mark_ready(2); }),
+                  "rank 0: parameter 'layer2' has a gradient in this step, and had none in the first; without static_graph "
+                  "(find_unused_parameters) that may change");
+        reducer.mark_ready(0);
+        EXPECT_EQ(message_of([&] { reducer.finish(); }),
+                  "rank 0: parameter 'layer1' has no gradient in this step, and had one in the first; without static_graph "
+                  "(find_unused_parameters) that may change");
+    });
+}
+
+TEST(Reducer, ShowsAHookTheGradientsOfABucketWithTheirNamesAndShapes) {
+    run_ranks(2, [](ProcessGroup& group) {
+        Model model({5, 7});
+        model.parameters[0].shape = {5, 1};
+        Reducer reducer(group, model.parameters, {});
+        std::vector<std::string> seen;
+        reducer.set_hook([&](ProcessGroup& g, const GradientBucket& bucket) -> ddp::FinishReduction {
+            for (std::size_t i = 0; i < bucket.gradients.size(); ++i) {
+                seen.push_back(bucket.gradients[i].name + " " + ddp::describe(bucket.gradients[i]));
+                EXPECT_EQ(bucket.gradients[i].memory.data, reducer.gradient(bucket.parameters[i]).data);
+            }
+            return [work = g.all_reduce(bucket.buffer, ddp::ReduceOp::Avg)]() mutable { work.wait(); };
+        });
+        backward(reducer, group.rank(), 0, {1, 0});
+        reducer.finish();
+        EXPECT_EQ(seen, (std::vector<std::string>{"layer0 float32[5, 1]", "layer1 float32[7]"}));
     });
 }
 

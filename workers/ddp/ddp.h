@@ -10,6 +10,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "ddp/process_group.h"
@@ -52,6 +53,7 @@ struct GradientBucket {
     bool is_last = false;
     Buffer buffer;  ///< all its gradients, each padded with zeros to 64 bytes
     std::span<const std::size_t> parameters;
+    std::span<const Tensor> gradients;  ///< of these parameters, with their names and shapes, in the buffer
 };
 
 /// Finishes a reduction that was started: waits for it and puts the result into the bucket.
@@ -60,18 +62,22 @@ using FinishReduction = std::function<void()>;
 /// called for the same buckets in the same order on all ranks, and has to average itself.
 using CommunicationHook = std::function<FinishReduction(ProcessGroup&, const GradientBucket&)>;
 
-/// A hook that sends float32 gradients as bfloat16: half the bytes. In host memory sums are in float32, with
-/// one rounding at the end; on a device they are as the backend sums. Buckets of other types are averaged as
-/// they are.
+/// Hooks that send float32 gradients as bfloat16 or float16: half the bytes. In host memory sums are in float32, with
+/// one rounding at the end; on a device they are as the backend sums. Buckets of other types are averaged as they are.
+/// Values beyond float16's 65504 become infinite there: bfloat16 has float32's range.
 CommunicationHook bf16_compression();
+CommunicationHook fp16_compression();
 
 class GradientMemory;
 
 struct ReducerOptions {
-    BucketLimits limits;
+    BucketLimits limits = {};
     /// Some parameters may get no gradient in some steps (costs one small all-reduce per step). Without it a
     /// missing gradient is an error.
     bool find_unused_parameters = false;
+    /// The same parameters get a gradient in every step (on each rank its own ones): unused ones are looked for in the
+    /// first step only. A step that differs is an error that names the parameter.
+    bool static_graph = false;
     /// Lay the buckets out anew after the first step, in the order in which rank 0 saw gradients arrive.
     bool rebuild = true;
 };
@@ -110,12 +116,17 @@ class Reducer {
     void zero_gradients();
 
     /// Gradient i is complete on this rank; it must not be written again before finish().
-    /// Throws Error when it was marked twice in one step, and what the group throws.
+    /// Throws Error when it was marked twice in one step, or is no part of the static graph, and what the group throws.
     void mark_ready(std::size_t parameter);
 
     /// Waits for all reductions: every gradient is then the average over all ranks. Does nothing while
     /// accumulating. Throws Error naming the parameters that got no gradient.
     void finish();
+
+    /// Takes part in a step of the others with gradients that are zero, and as finish() ends with the averages.
+    void shadow_step();
+    /// The averages of the steps from now on are over so many ranks (all, at first): the others have no samples left.
+    void set_active_ranks(int ranks) { active_ranks_ = ranks; }
 
     /// While accumulating, mark_ready and finish reduce nothing; gradients are to be added (+=). The next
     /// step reduces the sum.
@@ -136,6 +147,7 @@ class Reducer {
   private:
     struct Bucket {
         Buffer buffer;
+        std::vector<Tensor> gradients;
         std::size_t missing = 0;  ///< gradients that are not ready
         FinishReduction finish;   ///< of a hook
         Work work;                ///< without one
@@ -146,8 +158,14 @@ class Reducer {
     void start_complete_buckets();
     void start(std::size_t bucket);
     void settle_missing();
+    void require_static_graph() const;
+    [[noreturn]] void throw_missing(std::span<const std::size_t> missing) const;
+    void complete_step();
     void agree_on_used();
-    std::vector<std::size_t> arrival_on_rank_zero();
+    [[nodiscard]] bool looks_for_unused() const {
+        return options_.static_graph ? static_graph_.empty() : options_.find_unused_parameters;
+    }
+    std::vector<std::size_t> first_order_of_arrival();
     void rebuild();
     void begin_step();
 
@@ -166,6 +184,8 @@ class Reducer {
     std::vector<bool> ready_;
     std::vector<std::int32_t> locally_used_;  ///< since the last reduced step, accumulation included
     std::vector<std::int32_t> globally_used_;
+    std::vector<bool> static_graph_;  ///< what was ready on this rank in the first step; empty before, and without it
+    int active_ranks_;
     std::size_t next_ = 0;  ///< first bucket that has not started
     bool accumulating_ = false;
     bool rebuilt_ = false;
@@ -173,19 +193,42 @@ class Reducer {
 };
 
 struct DdpOptions {
-    ReducerOptions reducer;
-    /// Overwrite everyone's parameters with rank 0's at construction.
+    ReducerOptions reducer = {};
+    /// Overwrite everyone's parameters and buffers with rank 0's at construction.
     bool broadcast_parameters = true;
+    /// What a model keeps beside its parameters, and no gradient moves: running means of normalisations, counters. Any
+    /// types.
+    std::vector<Tensor> buffers = {};
+    /// begin_forward() overwrites everyone's buffers with rank 0's.
+    bool broadcast_buffers = true;
+    /// finish() compares all parameters (verify_equal_parameters) after every so many steps; 0: never. A comparison costs
+    /// about a millisecond for every megabyte.
+    std::uint64_t verify_every = 0;
 };
+
+struct JoinOptions {
+    /// Averages divide by the ranks of the group, also when some have no samples left: each sample counts the same.
+    /// Otherwise by those that still have some.
+    bool divide_by_initial_world_size = true;
+    /// As soon as one rank has no samples left all ranks throw Error, which names it.
+    bool throw_on_early_termination = false;
+};
+
+class TensorBroadcast;
+class Join;
 
 /// Data-parallel training of one model: every rank holds all parameters and sees other samples; gradients are
 /// averaged while the backward pass runs. Knows no model: parameters are named memory.
 ///
 ///     ddp::DistributedDataParallel model(*group, parameters);
 ///     for each batch:
+///         model.begin_forward();   // with buffers, or inside a Join
 ///         ... backward: write model.gradient(i), then model.mark_ready(i), last layer first ...
 ///         model.finish();
 ///         optimizer->step(model.gradients());
+///
+/// Gradients stay as they are until they are written again: where a backward pass adds (+=), begin each step with
+/// zero_gradients().
 ///
 /// Parameters are where the group's buffers are: for those on a CUDA device see Reducer and docs/gpu.md.
 /// Not thread-safe. The group and the parameters' memory are borrowed.
@@ -195,9 +238,11 @@ class DistributedDataParallel : public Stateful {
     /// parameters differ from rank 0's in number, name, type or shape.
     DistributedDataParallel(ProcessGroup& group, std::vector<Tensor> parameters, DdpOptions options = {});
 
+    ~DistributedDataParallel() override;
+
     [[nodiscard]] std::span<const Tensor> parameters() const { return parameters_; }
-    /// For a checkpoint: the parameters.
-    [[nodiscard]] std::vector<Tensor> state() const override { return parameters_; }
+    /// For a checkpoint: the parameters, then the buffers.
+    [[nodiscard]] std::vector<Tensor> state() const override;
 
     /// See Reducer: the pointer must be asked for again in every step.
     [[nodiscard]] Buffer gradient(std::size_t parameter) const { return reducer_->gradient(parameter); }
@@ -205,25 +250,37 @@ class DistributedDataParallel : public Stateful {
     [[nodiscard]] std::span<T> gradient_as(std::size_t parameter) const;
     [[nodiscard]] std::vector<Buffer> gradients() const { return reducer_->gradients(); }
     void zero_gradients() { reducer_->zero_gradients(); }
-    void mark_ready(std::size_t parameter) { reducer_->mark_ready(parameter); }
-    void finish() { reducer_->finish(); }
+    /// Throws as Reducer::mark_ready, and Error inside a Join without begin_forward().
+    void mark_ready(std::size_t parameter);
+    /// Throws as Reducer::finish, and with verify_every as verify_equal_parameters.
+    void finish();
+
+    /// Before a forward pass, on all ranks: overwrites the buffers with rank 0's, unless the pass before was in no_sync
+    /// (as PyTorch). Not needed without buffers, but inside a Join. Throws what the group throws, and what a Join says.
+    void begin_forward();
+    /// Collective, at any time: the same, unconditionally.
+    void broadcast_buffers(int root = 0);
 
     /// While the guard lives nothing is reduced; gradients are to be added up. The next step reduces the sum,
     /// divided by the number of ranks (not of accumulated passes).
+    ///
+    ///     const auto accumulating = model.no_sync(part + 1 < parts);
     class [[nodiscard]] NoSync {
       public:
-        explicit NoSync(Reducer& reducer) : reducer_(reducer), before_(reducer.accumulating()) {
-            reducer_.set_accumulating(true);
+        NoSync(Reducer& reducer, bool accumulate) : reducer_(&reducer), before_(reducer.accumulating()) {
+            reducer.set_accumulating(before_ || accumulate);
         }
-        ~NoSync() { reducer_.set_accumulating(before_); }
-        NoSync(const NoSync&) = delete;
-        NoSync& operator=(const NoSync&) = delete;
+        ~NoSync() {
+            if (reducer_ != nullptr) reducer_->set_accumulating(before_);
+        }
+        NoSync(NoSync&& other) noexcept : reducer_(std::exchange(other.reducer_, nullptr)), before_(other.before_) {}
+        NoSync& operator=(NoSync&&) = delete;
 
       private:
-        Reducer& reducer_;
+        Reducer* reducer_;
         bool before_;
     };
-    NoSync no_sync() { return NoSync(*reducer_); }
+    NoSync no_sync(bool accumulate = true) { return {*reducer_, accumulate}; }
 
     void set_hook(CommunicationHook hook) { reducer_->set_hook(std::move(hook)); }
     [[nodiscard]] bool is_used(std::size_t parameter) const { return reducer_->is_used(parameter); }
@@ -232,13 +289,62 @@ class DistributedDataParallel : public Stateful {
 
     /// Collective. The SHA-256 (as hexadecimal) of all parameters' bytes, one parameter after the other: what
     /// sha256sum says of a safetensors file without its header. Equal on all ranks.
-    /// Throws MismatchError naming the ranks whose parameters differ from rank 0's.
+    /// Throws MismatchError naming the ranks whose parameters differ from rank 0's, and the first that does.
     std::string verify_equal_parameters();
 
   private:
+    friend class Join;
+
     ProcessGroup& group_;
     std::vector<Tensor> parameters_;
+    std::vector<Tensor> buffers_;
     std::unique_ptr<Reducer> reducer_;
+    std::unique_ptr<TensorBroadcast> buffer_broadcast_;  ///< null: there are none
+    const bool broadcasts_buffers_;
+    const std::uint64_t verify_every_;
+    bool last_pass_synchronised_ = true;
+    Join* join_ = nullptr;  ///< the one that is open
+};
+
+/// For ranks with different numbers of batches (torch.distributed.algorithms.Join). A rank that has no more goes on to
+/// take part in the others' collectives, with gradients that are zero, until nobody has any.
+///
+///     ddp::Join join(model);
+///     for each batch that this rank has:
+///         model.begin_forward(); ... model.finish(); optimizer->step(model.gradients());
+///     join.finish([&] { optimizer->step(model.gradients()); });
+///
+/// Costs one small all-gather in each begin_forward(). One at a time; the model is borrowed.
+class Join {
+  public:
+    /// On all ranks.
+    explicit Join(DistributedDataParallel& model, JoinOptions options = {});
+    ~Join();
+    Join(const Join&) = delete;
+    Join& operator=(const Join&) = delete;
+
+    /// Once this rank has no more batches: returns when no rank has any. `after_step` is called after each step of the
+    /// others, whose averages are then in model.gradients(): with the optimizer's step there its state (momentum, steps)
+    /// stays the same on all ranks. At the end parameters and buffers are those of the last rank that had batches, as
+    /// in PyTorch, where they are all that is the same.
+    void finish(const std::function<void()>& after_step = {});
+
+  private:
+    friend class DistributedDataParallel;
+    /// Who still has batches.
+    struct Roll {
+        int active = 0;
+        int last = 0;  ///< the highest rank of them
+        bool reduces = false;
+    };
+    Roll call_roll(bool have_batches);
+    void begin_forward();
+    void begin_pass(const Roll& roll);
+
+    DistributedDataParallel& model_;
+    const JoinOptions options_;
+    Roll roll_;
+    bool pass_is_open_ = false;
 };
 
 template <class T>

@@ -7,6 +7,7 @@
 
 #include "ddp/cuda/numbers.h"
 #include "ddp/optimizer.h"
+#include "ddp/reduce/loops.h"
 
 namespace ddp {
 namespace {
@@ -84,6 +85,10 @@ double squares_of(const Buffer& gradient) {
 
 }  // namespace
 
+void scale_elements(const Buffer& buffer, double factor) {
+    over(buffer, [&](auto* values) { scale_all(values, buffer.count, factor); });
+}
+
 double clip_grad_norm(std::span<const Buffer> gradients, double max_norm, NonFiniteNorm non_finite) {
     if (!(max_norm > 0)) throw InvalidInput(fmt::format("clip_grad_norm: the largest norm is {}; it has to be positive", max_norm));
     double squares = 0;
@@ -96,7 +101,7 @@ double clip_grad_norm(std::span<const Buffer> gradients, double max_norm, NonFin
     const double factor = max_norm / (norm + 1e-6);
     if (factor >= 1) return norm;
     for (const Buffer& gradient : gradients) {
-        if (gradient.data != nullptr) over(gradient, [&](auto* values) { scale_all(values, gradient.count, factor); });
+        if (gradient.data != nullptr) scale_elements(gradient, factor);
     }
     return norm;
 }

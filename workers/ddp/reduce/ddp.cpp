@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "ddp/cuda/host_copies.h"
+#include "ddp/reduce/tensor_broadcast.h"
 #include "env/hmac.h"
 #include "env/text.h"
 
@@ -52,30 +53,95 @@ void verify_same_tensors(ProcessGroup& group, std::span<const Tensor> tensors) {
 
 DistributedDataParallel::DistributedDataParallel(ProcessGroup& group, std::vector<Tensor> parameters,
                                                  DdpOptions options)
-    : group_(group), parameters_(std::move(parameters)) {
-    check_tensors(parameters_);
-    verify_same_tensors(group_, parameters_);
+    : group_(group),
+      parameters_(std::move(parameters)),
+      buffers_(std::move(options.buffers)),
+      broadcasts_buffers_(options.broadcast_buffers),
+      verify_every_(options.verify_every) {
+    check_tensors(state());
+    verify_same_tensors(group_, state());
     if (parameters_.empty()) throw InvalidInput("the model has no parameter to train");
     reducer_ = std::make_unique<Reducer>(group_, parameters_, std::move(options.reducer));
+    if (!buffers_.empty()) buffer_broadcast_ = std::make_unique<TensorBroadcast>(group_, buffers_);
     if (!options.broadcast_parameters) return;
-    std::vector<Work> works;
-    for (const Tensor& parameter : parameters_) works.push_back(group_.broadcast(parameter.memory, 0));
-    for (Work& work : works) work.wait();
+    TensorBroadcast(group_, parameters_).run(0);
+    broadcast_buffers(0);
 }
+
+DistributedDataParallel::~DistributedDataParallel() = default;
+
+std::vector<Tensor> DistributedDataParallel::state() const {
+    std::vector<Tensor> all = parameters_;
+    all.insert(all.end(), buffers_.begin(), buffers_.end());
+    return all;
+}
+
+void DistributedDataParallel::mark_ready(std::size_t parameter) {
+    if (join_ != nullptr && !join_->pass_is_open_)
+        throw Error(fmt::format("rank {}: call begin_forward() before each pass inside a Join: ranks without batches learn "
+                                "from it that there is one",
+                                group_.rank()));
+    reducer_->mark_ready(parameter);
+}
+
+void DistributedDataParallel::finish() {
+    reducer_->finish();
+    if (join_ != nullptr) {
+        join_->pass_is_open_ = false;
+        return;
+    }
+    if (verify_every_ > 0 && !reducer_->accumulating() && statistics().steps % verify_every_ == 0) verify_equal_parameters();
+}
+
+void DistributedDataParallel::begin_forward() {
+    if (join_ != nullptr) return join_->begin_forward();
+    if (broadcasts_buffers_ && last_pass_synchronised_) broadcast_buffers();
+    last_pass_synchronised_ = !reducer_->accumulating();
+}
+
+void DistributedDataParallel::broadcast_buffers(int root) {
+    if (buffer_broadcast_) buffer_broadcast_->run(root);
+}
+
+namespace {
+
+std::string_view contents_of(const Tensor& tensor) {
+    return {static_cast<const char*>(tensor.memory.data), tensor.memory.bytes()};
+}
+
+/// Every rank has seen a difference, so all take part in finding the first tensor that differs.
+std::string first_different(ProcessGroup& group, std::span<const Tensor> tensors) {
+    constexpr std::size_t kDigest = 64;
+    std::string mine;
+    for (const Tensor& tensor : tensors) {
+        const std::string_view contents = contents_of(tensor);
+        mine += ddprun::to_hex(ddprun::sha256({&contents, 1}));
+    }
+    const std::vector<std::string> all = group.all_gather_bytes(mine);
+    for (std::size_t i = 0; i < tensors.size(); ++i) {
+        const auto digest = [&](const std::string& of_rank) { return std::string_view(of_rank).substr(i * kDigest, kDigest); };
+        if (std::any_of(all.begin(), all.end(), [&](const std::string& of_rank) { return digest(of_rank) != digest(all[0]); }))
+            return fmt::format("'{}' ({})", tensors[i].name, describe(tensors[i]));
+    }
+    return "none any more";
+}
+
+}  // namespace
 
 std::string DistributedDataParallel::verify_equal_parameters() {
     const cuda::HostCopies copies(parameters_, cuda::HostCopies::Begin::WithContents);
     std::vector<std::string_view> contents;
-    for (const Tensor& parameter : copies.tensors())
-        contents.emplace_back(static_cast<const char*>(parameter.memory.data), parameter.memory.bytes());
+    for (const Tensor& parameter : copies.tensors()) contents.push_back(contents_of(parameter));
     const std::vector<std::string> all = group_.all_gather_bytes(ddprun::to_hex(ddprun::sha256(contents)));
     std::vector<int> different;
     for (std::size_t r = 1; r < all.size(); ++r) {
         if (all[r] != all[0]) different.push_back(static_cast<int>(r));
     }
     if (!different.empty())
-        throw MismatchError(fmt::format("parameters on rank {} are not bitwise equal to rank 0's",
-                                        ddprun::format_ranges(different)));
+        throw MismatchError(fmt::format("parameters on rank {} are not bitwise equal to rank 0's after {} steps; the first that "
+                                        "differs is {}",
+                                        ddprun::format_ranges(different), statistics().steps,
+                                        first_different(group_, copies.tensors())));
     return all[0];
 }
 

@@ -7,9 +7,11 @@
 #include <string_view>
 #include <utility>
 
+#include "ddp/cuda/cast.h"
 #include "ddp/cuda/device_average.h"
 #include "ddp/cuda/memory.h"
 #include "ddp/ddp.h"
+#include "ddp/reduce/loops.h"
 #include "env/clock.h"
 
 namespace ddp {
@@ -21,6 +23,8 @@ class GradientMemory {
     virtual ~GradientMemory() = default;
     virtual void zero(std::byte* at, std::size_t bytes) = 0;
     virtual void copy(std::byte* to, const std::byte* from, std::size_t bytes) = 0;
+    /// Multiplies a bucket's elements.
+    virtual void scale(const Buffer& bucket, double factor) = 0;
     /// Memory of the same kind for the time of a layout. May wait.
     virtual std::shared_ptr<std::byte> temporary(std::size_t bytes) = 0;
     /// Starts the averaging of a bucket over all ranks, in the way that is fastest there.
@@ -56,6 +60,7 @@ class HostGradients final : public GradientMemory {
     void copy(std::byte* to, const std::byte* from, std::size_t bytes) override {
         std::memcpy(to, from, bytes);
     }
+    void scale(const Buffer& bucket, double factor) override { scale_elements(bucket, factor); }
     std::shared_ptr<std::byte> temporary(std::size_t bytes) override {
         const auto all = std::make_shared<std::vector<std::byte>>(bytes);
         return {all, all->data()};
@@ -83,6 +88,9 @@ class DeviceGradients final : public GradientMemory {
     }
     void copy(std::byte* to, const std::byte* from, std::size_t bytes) override {
         cuda::copy(to, from, bytes, stream_);
+    }
+    void scale(const Buffer& bucket, double factor) override {
+        cuda::scale_cast(*gpu_, bucket, bucket, static_cast<float>(factor), stream_);
     }
     std::shared_ptr<std::byte> temporary(std::size_t bytes) override {
         const auto memory = std::make_shared<cuda::DeviceMemory>(gpu_, bytes);
@@ -121,7 +129,7 @@ bool can_be_averaged(const Buffer& memory, const ProcessGroup& group) {
 }  // namespace
 
 Reducer::Reducer(ProcessGroup& group, std::vector<Tensor> parameters, ReducerOptions options)
-    : group_(group), parameters_(std::move(parameters)), options_(std::move(options)) {
+    : group_(group), parameters_(std::move(parameters)), options_(std::move(options)), active_ranks_(group.size()) {
     std::size_t total = 0;
     for (const Tensor& parameter : parameters_) {
         if (!can_be_averaged(parameter.memory, group_))
@@ -154,6 +162,7 @@ void Reducer::lay_out(BucketPlan plan) {
             offset_of_[parameter] = offset;
             bucket_of_[parameter] = b;
             offset += padded_bucket(specs_[parameter].bytes);
+            buckets_[b].gradients.push_back({parameters_[parameter].name, parameters_[parameter].shape, gradient(parameter)});
         }
         const DType dtype = specs_[plan_[b].front()].dtype;
         buckets_[b].buffer = {arena_.data() + begin, (offset - begin) / size_of(dtype), dtype,
@@ -163,7 +172,8 @@ void Reducer::lay_out(BucketPlan plan) {
 
 void Reducer::require_parameter(std::size_t parameter) const {
     if (parameter < parameters_.size()) return;
-    throw InvalidInput(fmt::format("rank {}: there is no parameter {}; the model has {}, counted from 0",
+    throw InvalidInput(fmt::format("rank {}: there is no parameter {}; the model has {}, counted from 0 (those of its construction: for "
+                                   "others make another DistributedDataParallel)",
                                    group_.rank(), parameter, parameters_.size()));
 }
 
@@ -208,12 +218,16 @@ void Reducer::begin_step() {
 
 void Reducer::mark_ready(std::size_t parameter) {
     require_parameter(parameter);
+    if (!static_graph_.empty() && !static_graph_[parameter])
+        throw Error(fmt::format("rank {}: parameter '{}' has a gradient in this step, and had none in the first; without "
+                                "static_graph (find_unused_parameters) that may change",
+                                group_.rank(), parameters_[parameter].name));
     locally_used_[parameter] = 1;
     if (accumulating_) return;
     if (ready_[parameter])
         throw Error(
             fmt::format("rank {}: the gradient of parameter '{}' was marked ready twice in one step; call "
-                        "finish() between steps, or accumulate without synchronising",
+                        "finish() between steps, and no_sync() where gradients of several passes add up",
                         group_.rank(), parameters_[parameter].name));
     ready_[parameter] = true;
     arrival_.push_back(parameter);
@@ -229,7 +243,7 @@ void Reducer::start_complete_buckets() {
 
 void Reducer::start(std::size_t bucket) {
     const GradientBucket complete{bucket, bucket + 1 == buckets_.size(), buckets_[bucket].buffer,
-                                  plan_[bucket]};
+                                  plan_[bucket], buckets_[bucket].gradients};
     if (hook_) buckets_[bucket].finish = hook_(group_, complete);
     else buckets_[bucket].work = memory_->start_average(complete.buffer);
     ++statistics_.buckets;
@@ -242,15 +256,8 @@ void Reducer::settle_missing() {
         if (!ready_[i]) missing.push_back(i);
     }
     if (missing.empty()) return;
-    if (!options_.find_unused_parameters) {
-        std::string names;
-        for (std::size_t i = 0; i < std::min<std::size_t>(missing.size(), 4); ++i)
-            names += fmt::format("{}'{}'", i > 0 ? ", " : "", parameters_[missing[i]].name);
-        throw Error(fmt::format(
-            "rank {}: no gradient for {} of {} parameters in this step: {}{}; if that is meant, "
-            "set find_unused_parameters",
-            group_.rank(), missing.size(), parameters_.size(), names, missing.size() > 4 ? ", ..." : ""));
-    }
+    if (!options_.find_unused_parameters && !options_.static_graph) throw_missing(missing);
+    require_static_graph();
     for (const std::size_t i : missing) {
         // What lies there may be the average of an earlier step: it must not count twice.
         if (locally_used_[i] == 0) memory_->zero(arena_.data() + offset_of_[i], specs_[i].bytes);
@@ -259,20 +266,53 @@ void Reducer::settle_missing() {
     start_complete_buckets();
 }
 
+void Reducer::throw_missing(std::span<const std::size_t> missing) const {
+    std::string names;
+    for (std::size_t i = 0; i < std::min<std::size_t>(missing.size(), 4); ++i)
+        names += fmt::format("{}'{}'", i > 0 ? ", " : "", parameters_[missing[i]].name);
+    throw Error(fmt::format(
+        "rank {}: no gradient for {} of {} parameters in this step: {}{}; if that is meant, set "
+        "find_unused_parameters, or static_graph where it is the same ones in every step",
+        group_.rank(), missing.size(), parameters_.size(), names, missing.size() > 4 ? ", ..." : ""));
+}
+
+void Reducer::require_static_graph() const {
+    for (std::size_t i = 0; i < static_graph_.size(); ++i) {
+        if (static_graph_[i] && !ready_[i])
+            throw Error(fmt::format("rank {}: parameter '{}' has no gradient in this step, and had one in the first; without "
+                                    "static_graph (find_unused_parameters) that may change",
+                                    group_.rank(), parameters_[i].name));
+    }
+}
+
 void Reducer::finish() {
     if (accumulating_) return;
     settle_missing();
+    complete_step();
+}
+
+void Reducer::shadow_step() {
+    zero_gradients();
+    for (Bucket& bucket : buckets_) bucket.missing = 0;
+    start_complete_buckets();
+    complete_step();
+}
+
+void Reducer::complete_step() {
     {
         const Stopwatch stopwatch(statistics_.blocked_seconds);
         for (Bucket& bucket : buckets_) {
             if (bucket.finish) bucket.finish();
             else bucket.work.wait();
+            if (active_ranks_ != group_.size())
+                memory_->scale(bucket.buffer, static_cast<double>(group_.size()) / active_ranks_);
         }
-        if (options_.find_unused_parameters) agree_on_used();
+        if (looks_for_unused()) agree_on_used();
     }
+    if (options_.static_graph && static_graph_.empty()) static_graph_ = ready_;
     ++statistics_.steps;
     std::fill(locally_used_.begin(), locally_used_.end(), 0);
-    if (options_.rebuild && !options_.find_unused_parameters && !rebuilt_) rebuild();
+    if (options_.rebuild && (!options_.find_unused_parameters || options_.static_graph) && !rebuilt_) rebuild();
     begin_step();
 }
 
@@ -281,18 +321,29 @@ void Reducer::agree_on_used() {
     memory_->agree_on_maximum(globally_used_.data(), globally_used_.size());
 }
 
-std::vector<std::size_t> Reducer::arrival_on_rank_zero() {
+/// Of the lowest rank that saw gradients arrive: rank 0 may have no samples left (Join). Those that did not arrive come
+/// last.
+std::vector<std::size_t> Reducer::first_order_of_arrival() {
     const std::string_view mine(reinterpret_cast<const char*>(arrival_.data()),
                                 arrival_.size() * sizeof arrival_[0]);
-    const std::string zeros = group_.all_gather_bytes(mine).at(0);
-    std::vector<std::size_t> order(zeros.size() / sizeof arrival_[0]);
-    zeros.copy(reinterpret_cast<char*>(order.data()), zeros.size());
+    const std::vector<std::string> all = group_.all_gather_bytes(mine);
+    const auto first = std::find_if(all.begin(), all.end(), [](const std::string& order) { return !order.empty(); });
+    std::vector<std::size_t> order;
+    if (first != all.end()) {
+        order.resize(first->size() / sizeof arrival_[0]);
+        first->copy(reinterpret_cast<char*>(order.data()), first->size());
+    }
+    std::vector<bool> arrived(parameters_.size());
+    for (const std::size_t i : order) arrived.at(i) = true;
+    for (std::size_t i = 0; i < parameters_.size(); ++i) {
+        if (!arrived[i]) order.push_back(i);
+    }
     return order;
 }
 
 void Reducer::rebuild() {
     rebuilt_ = true;
-    BucketPlan plan = plan_buckets(specs_, arrival_on_rank_zero(), options_.limits);
+    BucketPlan plan = plan_buckets(specs_, first_order_of_arrival(), options_.limits);
     if (plan == plan_) return;
 
     // Padded sizes add up to the same total in any order, so the arena is kept. Nobody else touches it: the

@@ -1,0 +1,69 @@
+#include <fmt/core.h>
+
+#include <vector>
+
+#include "ddp/ddp.h"
+#include "ddp/reduce/tensor_broadcast.h"
+#include "env/text.h"
+
+namespace ddp {
+
+Join::Join(DistributedDataParallel& model, JoinOptions options) : model_(model), options_(options) {
+    if (model_.join_ != nullptr) throw InvalidInput("the model is in a Join already: finish that one first");
+    model_.join_ = this;
+}
+
+Join::~Join() {
+    model_.join_ = nullptr;
+    model_.reducer_->set_active_ranks(model_.group_.size());
+}
+
+Join::Roll Join::call_roll(bool have_batches) {
+    constexpr char kHasBatches = 1, kReduces = 2;
+    std::string mine(1, '\0');
+    if (have_batches) mine[0] = static_cast<char>(kHasBatches | (model_.reducer_->accumulating() ? 0 : kReduces));
+    const std::vector<std::string> all = model_.group_.all_gather_bytes(mine);
+    Roll roll;
+    std::vector<int> without;
+    for (std::size_t r = 0; r < all.size(); ++r) {
+        const int rank = static_cast<int>(r);
+        if (all[r].at(0) == 0) {
+            without.push_back(rank);
+            continue;
+        }
+        ++roll.active;
+        roll.last = rank;
+        roll.reduces = (all[r][0] & kReduces) != 0;
+    }
+    if (options_.throw_on_early_termination && !without.empty() && roll.active > 0)
+        throw Error(fmt::format("rank {}: rank {} has no more batches, others have; give all the same number, or do without "
+                                "throw_on_early_termination",
+                                model_.group_.rank(), ddprun::format_ranges(without)));
+    return roll;
+}
+
+void Join::begin_forward() {
+    begin_pass(call_roll(true));
+    pass_is_open_ = true;
+}
+
+void Join::begin_pass(const Roll& roll) {
+    roll_ = roll;
+    if (!options_.divide_by_initial_world_size) model_.reducer_->set_active_ranks(roll.active);
+    // Rank 0 may have stopped: whoever still trains has the newest buffers.
+    if (model_.broadcasts_buffers_ && model_.last_pass_synchronised_) model_.broadcast_buffers(roll.last);
+    model_.last_pass_synchronised_ = roll.reduces;
+}
+
+void Join::finish(const std::function<void()>& after_step) {
+    for (Roll roll = call_roll(false); roll.active > 0; roll = call_roll(false)) {
+        begin_pass(roll);
+        if (!roll.reduces) continue;
+        model_.reducer_->shadow_step();
+        if (after_step) after_step();
+    }
+    TensorBroadcast(model_.group_, model_.parameters_).run(roll_.last);
+    model_.broadcast_buffers(roll_.last);
+}
+
+}  // namespace ddp
