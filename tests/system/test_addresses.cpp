@@ -74,6 +74,31 @@ TEST_F(Addresses, Ipv6AloneIsEnough) {
     expect_job_at("[fd77::1]:29400", "fd77::1");
 }
 
+TEST_F(Addresses, TwoJobsOnTheSameHostsDoNotMeetAlsoWhenOneLosesItsHead) {
+    const std::vector<std::string> acts{"env", "MASTER_ADDR", "say", "running", "generation", "1", "hold", "end"};
+    const auto job_of = [&](int head) {
+        std::vector<std::unique_ptr<Program>> nodes;
+        for (int host : {head, 1 - head}) nodes.push_back(start(host, {"--nnodes=1:2", "--rdzv-endpoint=" + Hosts::name(head) + ":29400"}, acts));
+        return nodes;
+    };
+    const auto one = job_of(0), two = job_of(1);
+    for (const auto* job : {&one, &two}) {
+        ASSERT_TRUE((*job)[0]->wait_for_output("is the standby"));
+        for (const auto& node : *job) ASSERT_TRUE(node->wait_for_output("running\n"));
+    }
+    one[0]->signal(SIGKILL);
+    const Outcome survivor = one[1]->wait();
+    EXPECT_EQ(survivor.status, 0) << survivor.err;
+    EXPECT_THAT(survivor.err, AllOf(HasSubstr("this node is the head from now on; 1 nodes are here"), HasSubstr("no others can come: listen")));
+    for (const auto& node : two) node->signal(SIGTERM);
+    for (const auto& node : two) {
+        const Outcome outcome = node->wait();
+        EXPECT_EQ(outcome.status, 75) << outcome.err;
+        EXPECT_EQ(occurrences(outcome.out, "running"), 1) << "undisturbed: " << outcome.err;
+        EXPECT_THAT(outcome.out, HasSubstr("MASTER_ADDR=node01\n"));
+    }
+}
+
 /// Hosts with a second network beside the one that their names are of.
 class TwoNetworks : public Addresses {
   protected:

@@ -96,6 +96,21 @@ TEST_F(Outages, ACutCableEndsTheWorkersOfBothSidesWithinTheTimeOutAndEachSaysWhy
     EXPECT_TRUE(all_gone(marker_));
 }
 
+TEST_F(Outages, WhatIsLostInOneDirectionAloneIsALossForBoth) {
+    for (int speaker : {0, 1}) {
+        nodes_.clear();
+        start({"--heartbeat-timeout=2"}, {"say", "up", "hold"});
+        // Its frames go to an address that nobody has.
+        ASSERT_EQ(run(hosts_->command(speaker, {"ip", "neighbour", "replace", Hosts::address(1 - speaker), "lladdr", "02:00:00:00:00:99", "nud", "permanent", "dev", "eth0"})).status, 0);
+        for (int host : {0, 1}) {
+            const Outcome outcome = node(host).wait();
+            EXPECT_EQ(outcome.status, 69) << outcome.err;
+        }
+        EXPECT_TRUE(all_gone(marker_));
+        run(hosts_->command(speaker, {"ip", "neighbour", "del", Hosts::address(1 - speaker), "dev", "eth0"}));
+    }
+}
+
 TEST_F(Outages, ANodeThatComesBackTooLateIsToldSo) {
     start({"--heartbeat-timeout=2"}, {"ignore", "15", "say", "up", "hold"});
     signal_ddpruns(1, "STOP");

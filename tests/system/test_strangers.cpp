@@ -8,7 +8,10 @@
 #include <sys/un.h>
 #include <unistd.h>
 
+#include <deque>
+#include <fstream>
 #include <future>
+#include <optional>
 #include <thread>
 
 #include "env/io/socket.h"
@@ -106,6 +109,36 @@ TEST(Strangers, AFloodOfConnectionsIsCountedNotLoggedLineByLine) {
     // The first few, and one for every ten seconds that the loop above may take on a busy machine.
     EXPECT_LT(occurrences(outcome.err, "127.0.0.1:"), 60) << outcome.err;
     EXPECT_THAT(outcome.err, HasSubstr("connections: " + std::to_string(kConnections) + " lines in all, "));
+}
+
+TEST(Strangers, TenThousandOfThemWhileAJobFormsDoNotKeepItsNodesOut) {
+    constexpr int kConnections = 10'000, kBeforeTheOther = 3'000;
+    constexpr std::size_t kKeptOpen = 600;  // more than are waited for in their handshake
+    const TemporaryDirectory config;
+    const ReservedPort port;
+    const std::vector<std::string> acts{"env", "WORLD_SIZE", "await", config.file("they are gone")};
+    Program zero(node(0, port, acts), with_config(config));
+    ASSERT_TRUE(zero.wait_for_output("waiting for 2 nodes"));
+    std::optional<Program> one;
+    std::deque<UniqueFd> open;
+    int failed = 0;
+    for (int i = 0; i < kConnections; ++i) {
+        if (i == kBeforeTheOther) one.emplace(node(1, port, acts), with_config(config));
+        Result<UniqueFd> stranger = connect_tcp(port.endpoint(), MonotonicClock::now() + 20s);
+        if (!stranger) ++failed;
+        if (!stranger) continue;
+        if (i % 3 == 0) (void)send_all(stranger->get(), "GET / HTTP/1.1\r\n\r\n", MonotonicClock::now() + 20s);
+        if (i % 3 == 1) open.push_back(*std::move(stranger));
+        if (open.size() > kKeptOpen) open.pop_front();
+    }
+    EXPECT_EQ(failed, 0);
+    std::ofstream(config.file("they are gone"));
+    for (Program* const each : {&zero, &*one}) {
+        const Outcome outcome = each->wait();
+        EXPECT_EQ(outcome.status, 0) << outcome.err;
+        EXPECT_THAT(outcome.out, HasSubstr("WORLD_SIZE=2"));
+        EXPECT_LT(outcome.err.size(), 100'000U);
+    }
 }
 
 /// Listens under a name as another user; until it goes.
