@@ -212,14 +212,14 @@ double distance(const A& a, const B& b) {
 /// float32 has a relative precision of 6e-8; some hundred roundings add up.
 constexpr double kTolerance = 2e-6;
 
-void expect_as_pytorch(const golden::Run& run, const Training& how) {
+void expect_as_pytorch(const golden::Run& run, const Training& how, double tolerance = kTolerance) {
     ddp::testing::run_ranks(golden::kRanks, [&](ProcessGroup& group) {
         const Trained trained = train(group, how);
         const auto& losses = run.losses[static_cast<std::size_t>(group.rank())];
         for (std::size_t s = 0; s < losses.size(); ++s)
-            EXPECT_NEAR(trained.losses[s], losses[s], kTolerance * losses[s]) << run.name << ", step " << s;
+            EXPECT_NEAR(trained.losses[s], losses[s], tolerance * losses[s]) << run.name << ", step " << s;
         ASSERT_EQ(trained.parameters.size(), run.parameters.size());
-        EXPECT_LT(distance(trained.parameters, run.parameters), kTolerance) << run.name;
+        EXPECT_LT(distance(trained.parameters, run.parameters), tolerance) << run.name;
     });
 }
 
@@ -239,8 +239,15 @@ TEST(TrainingAsPyTorch, WithGradientsThatAddUpInNoSync) {
     expect_as_pytorch(golden::kAccumulated, {.parts = 3});
 }
 
-TEST(TrainingAsPyTorch, WithGradientsSentAsBfloat16) {
+TEST(TrainingAsPyTorch, WithGradientsSentAsFactorsOfLowRank) {
+    expect_as_pytorch(golden::kPower,
+                      {.make_hook = [] { return ddp::power_sgd({.rank = 2, .start_step = 2, .min_compression_rate = 1}); }}, 2e-5);
+    EXPECT_GT(distance(golden::kPower.parameters, golden::kPlain.parameters), 1e-3) << "it is lossy";
+}
+
+TEST(TrainingAsPyTorch, WithGradientsSentAs16Bits) {
     expect_as_pytorch(golden::kBf16, {.make_hook = ddp::bf16_compression});
+    expect_as_pytorch(golden::kFp16, {.make_hook = ddp::fp16_compression});
     // The rounding is far larger than what is allowed here.
     EXPECT_GT(distance(golden::kBf16.parameters, golden::kPlain.parameters), 20 * kTolerance);
 }

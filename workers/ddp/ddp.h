@@ -68,6 +68,20 @@ using CommunicationHook = std::function<FinishReduction(ProcessGroup&, const Gra
 CommunicationHook bf16_compression();
 CommunicationHook fp16_compression();
 
+/// See PyTorch's PowerSGDState.
+struct PowerSgdOptions {
+    std::size_t rank = 1;                ///< of what is sent in place of a gradient
+    std::uint64_t start_step = 1000;     ///< steps before it that average all of the gradients
+    double min_compression_rate = 2;     ///< a gradient that shrinks less is averaged as it is, as those with one dimension
+    bool error_feedback = true;          ///< what a step does not send is added to the next one's gradient
+    bool warm_start = true;              ///< begin with the last step's factor
+    std::uint64_t seed = 0;              ///< of the first one; the same on all ranks
+};
+/// A hook that sends each gradient [n, ...] of float32 as two factors of that rank, (n + m) * rank numbers for n * m (Vogels
+/// et al., 2019): for slow networks. Lossy, and the same bits on all ranks. In host memory; on a device the step throws
+/// InvalidInput. Throws InvalidInput for options that make no sense.
+CommunicationHook power_sgd(PowerSgdOptions options = {});
+
 class GradientMemory;
 
 struct ReducerOptions {

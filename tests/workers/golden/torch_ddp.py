@@ -15,7 +15,8 @@ import tempfile
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
-from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook, fp16_compress_hook
+from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
 
 RANKS, STEPS, BATCH = 2, 12, 4
@@ -73,12 +74,29 @@ def adamw(parameters):
     return torch.optim.AdamW(parameters, lr=0.02, weight_decay=0.1)
 
 
+class PowerSgd(PowerSGDState):
+    """Of which the first factors are those that libddp begins with."""
+
+    def __init__(self):
+        super().__init__(None, matrix_approximation_rank=2, start_powerSGD_iter=2, min_compression_rate=1)
+
+
+def power_sgd(state, bucket):
+    drawn, torch.randn = torch.randn, lambda *shape, **_: numbers(0, *shape)
+    try:
+        return powerSGD_hook(state, bucket)
+    finally:
+        torch.randn = drawn
+
+
 # name: optimizer, find_unused_parameters, parts of a step (all but the last in no_sync), hook
 RUNS = {
     "plain": (sgd, False, 1, None),
     "unused": (adamw, True, 1, None),
     "accumulated": (sgd, False, 3, None),
     "bf16": (sgd, False, 1, bf16_compress_hook),
+    "fp16": (sgd, False, 1, fp16_compress_hook),
+    "power": (sgd, False, 1, power_sgd),
 }
 
 
@@ -86,7 +104,7 @@ def train(rank, name):
     make_optimizer, find_unused, parts, hook = RUNS[name]
     model = DistributedDataParallel(Model(), find_unused_parameters=find_unused)
     if hook is not None:
-        model.register_comm_hook(None, hook)
+        model.register_comm_hook(PowerSgd() if hook is power_sgd else None, hook)
     optimizer = make_optimizer(model.parameters())
     losses = []
     for step in range(STEPS):

@@ -1,0 +1,209 @@
+#include <fmt/core.h>
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <memory>
+#include <unordered_map>
+#include <vector>
+
+#include "ddp/ddp.h"
+
+namespace ddp {
+namespace {
+
+/// Independent partial sums: the compiler may not reorder one sum, so one would not be vectorised.
+float dot(const float* __restrict__ a, const float* __restrict__ b, std::size_t count) {
+    constexpr std::size_t kLanes = 16;
+    std::array<float, kLanes> sums = {};
+    std::size_t i = 0;
+    for (; i + kLanes <= count; i += kLanes) {
+        for (std::size_t lane = 0; lane < kLanes; ++lane) sums[lane] += a[i + lane] * b[i + lane];
+    }
+    float sum = 0;
+    for (; i < count; ++i) sum += a[i] * b[i];
+    for (const float partial : sums) sum += partial;
+    return sum;
+}
+void add_scaled(float* __restrict__ to, const float* __restrict__ from, float factor, std::size_t count) {
+    for (std::size_t i = 0; i < count; ++i) to[i] += factor * from[i];
+}
+
+/// In [-1, 1), the same on all ranks. Any direction does that is not at right angles to what it is to find.
+float first_guess(std::uint32_t seed, std::uint32_t i) {
+    std::uint32_t z = seed * 0x9E3779B9U + i * 0x85EBCA6BU + 0x1234567U;
+    z = (z ^ (z >> 16)) * 0x7FEB352DU;
+    z = (z ^ (z >> 15)) * 0x846CA68BU;
+    z ^= z >> 16;
+    return static_cast<float>(z >> 8) * 0x1p-23F - 1;
+}
+
+/// A gradient as the product P Q^T of two narrow matrices, of which the columns lie one after the other.
+struct Factors {
+    std::size_t rows = 0, columns = 0, rank = 0;
+    std::vector<float> q;      ///< [rank][columns]; empty: to be guessed
+    std::vector<float> error;  ///< what the last step did not send of this rank's gradient; empty: nothing
+};
+
+/// Modified Gram-Schmidt over `rank` vectors. One that vanishes stays zero.
+void orthogonalize(float* vectors, std::size_t rank, std::size_t length) {
+    for (std::size_t k = 0; k < rank; ++k) {
+        float* const mine = vectors + k * length;
+        const float norm = std::sqrt(dot(mine, mine, length));
+        if (norm == 0) continue;
+        for (std::size_t i = 0; i < length; ++i) mine[i] /= norm;
+        for (std::size_t later = k + 1; later < rank; ++later)
+            add_scaled(vectors + later * length, mine, -dot(mine, vectors + later * length, length), length);
+    }
+}
+
+bool all_finite(const std::vector<float>& values) {
+    return std::all_of(values.begin(), values.end(), [](float value) { return std::isfinite(value); });
+}
+
+/// What is under way for one bucket.
+struct Step {
+    std::vector<Tensor> low_rank, whole;
+    std::vector<Factors*> factors;  ///< of `low_rank`
+    std::vector<float> sums;        ///< all P, then all gradients that are sent as they are
+    Work work;
+};
+
+class PowerSgd {
+  public:
+    explicit PowerSgd(const PowerSgdOptions& options) : options_(options) {
+        if (options_.rank == 0) throw InvalidInput("power_sgd: the rank is 0");
+        if (!(options_.min_compression_rate > 0)) throw InvalidInput("power_sgd: the least compression rate is not positive");
+    }
+
+    FinishReduction start(ProcessGroup& group, const GradientBucket& bucket) {
+        const bool compresses = steps_ >= options_.start_step && bucket.buffer.dtype == DType::F32;
+        if (bucket.is_last) ++steps_;
+        if (!compresses) return [work = group.all_reduce(bucket.buffer, ReduceOp::Avg)]() mutable { work.wait(); };
+        if (group.device() != Device{})
+            throw InvalidInput("power_sgd: the gradients are on a CUDA device; it works on those in host memory only");
+        const auto step = std::make_shared<Step>(divide(bucket));
+        for (std::size_t i = 0; i < step->low_rank.size(); ++i) begin(step->low_rank[i], *step->factors[i], step->sums);
+        for (const Tensor& gradient : step->whole) {
+            const auto* values = static_cast<const float*>(gradient.memory.data);
+            step->sums.insert(step->sums.end(), values, values + gradient.memory.count);
+        }
+        step->work = group.all_reduce(buffer_of(std::span(step->sums)), ReduceOp::Sum);
+        return [this, &group, step] { finish(group, *step); };
+    }
+
+  private:
+    [[nodiscard]] Factors shape_of(const Tensor& gradient) const {
+        Factors factors;
+        factors.rows = gradient.shape.empty() ? 1 : static_cast<std::size_t>(gradient.shape.front());
+        factors.columns = factors.rows == 0 ? 0 : gradient.memory.count / factors.rows;
+        factors.rank = std::min({factors.rows, factors.columns, options_.rank});
+        return factors;
+    }
+    [[nodiscard]] bool is_worth_it(const Factors& f) const {
+        return static_cast<double>((f.rows + f.columns) * f.rank) * options_.min_compression_rate <
+               static_cast<double>(f.rows * f.columns);
+    }
+    Step divide(const GradientBucket& bucket) {
+        Step step;
+        for (std::size_t i = 0; i < bucket.gradients.size(); ++i) {
+            const Tensor& gradient = bucket.gradients[i];
+            const Factors shape = shape_of(gradient);
+            if (!is_worth_it(shape)) {
+                step.whole.push_back(gradient);
+                continue;
+            }
+            step.low_rank.push_back(gradient);
+            // Pointers into the map last. By parameter, as buckets are laid out anew once.
+            step.factors.push_back(&factors_.try_emplace(bucket.parameters[i], shape).first->second);
+        }
+        return step;
+    }
+
+    /// Adds what was not sent before, and appends P = M Q.
+    void begin(const Tensor& gradient, Factors& f, std::vector<float>& sums) {
+        auto* const m = static_cast<float*>(gradient.memory.data);
+        if (!f.error.empty()) add_scaled(m, f.error.data(), 1, gradient.memory.count);
+        if (options_.error_feedback) f.error.assign(m, m + gradient.memory.count);
+        guess_where_needed(f);
+        orthogonalize(f.q.data(), f.rank, f.columns);
+        const std::size_t at = sums.size();
+        sums.resize(at + f.rank * f.rows);
+        for (std::size_t k = 0; k < f.rank; ++k) {
+            for (std::size_t i = 0; i < f.rows; ++i)
+                sums[at + k * f.rows + i] = dot(m + i * f.columns, f.q.data() + k * f.columns, f.columns);
+        }
+    }
+    /// A direction that has vanished (a gradient of zeros) would find nothing any more. Q is the same on all ranks.
+    void guess_where_needed(Factors& f) const {
+        const bool is_new = f.q.empty() || !options_.warm_start;
+        f.q.resize(f.rank * f.columns);
+        const auto seed = static_cast<std::uint32_t>(options_.seed + (options_.warm_start ? 0 : steps_));
+        for (std::size_t k = 0; k < f.rank; ++k) {
+            float* const mine = f.q.data() + k * f.columns;
+            if (!is_new && dot(mine, mine, f.columns) > 0) continue;
+            for (std::size_t j = 0; j < f.columns; ++j)
+                mine[j] = first_guess(seed, static_cast<std::uint32_t>(j * f.rank + k));
+        }
+    }
+
+    void finish(ProcessGroup& group, Step& step) const {
+        step.work.wait();
+        std::vector<float> all_q;
+        float* p = step.sums.data();
+        for (std::size_t i = 0; i < step.low_rank.size(); ++i) {
+            const Factors& f = *step.factors[i];
+            orthogonalize(p, f.rank, f.rows);
+            const auto* const m = static_cast<const float*>(step.low_rank[i].memory.data);
+            const std::size_t at = all_q.size();
+            all_q.resize(at + f.rank * f.columns);  // Q = M^T P
+            for (std::size_t k = 0; k < f.rank; ++k) {
+                for (std::size_t row = 0; row < f.rows; ++row)
+                    add_scaled(all_q.data() + at + k * f.columns, m + row * f.columns, p[k * f.rows + row], f.columns);
+            }
+            p += f.rank * f.rows;
+        }
+        for (const Tensor& gradient : step.whole) {
+            auto* const values = static_cast<float*>(gradient.memory.data);
+            for (std::size_t i = 0; i < gradient.memory.count; ++i) values[i] = p[i] / static_cast<float>(group.size());
+            p += gradient.memory.count;
+        }
+        group.all_reduce(buffer_of(std::span(all_q)), ReduceOp::Avg).wait();
+        p = step.sums.data();
+        const float* q = all_q.data();
+        for (std::size_t i = 0; i < step.low_rank.size(); ++i) {
+            Factors& f = *step.factors[i];
+            f.q.assign(q, q + f.rank * f.columns);
+            multiply(p, f, static_cast<float*>(step.low_rank[i].memory.data));
+            p += f.rank * f.rows;
+            q += f.rank * f.columns;
+        }
+    }
+    /// M = P Q^T, and what is lost by it.
+    static void multiply(const float* p, Factors& f, float* m) {
+        std::fill_n(m, f.rows * f.columns, 0.0F);
+        for (std::size_t k = 0; k < f.rank; ++k) {
+            for (std::size_t row = 0; row < f.rows; ++row)
+                add_scaled(m + row * f.columns, f.q.data() + k * f.columns, p[k * f.rows + row], f.columns);
+        }
+        if (!f.error.empty()) add_scaled(f.error.data(), m, -1, f.error.size());
+        if (all_finite(f.q)) return;
+        // A gradient that was not finite is this step's alone.
+        f.q.clear();
+        f.error.clear();
+    }
+
+    const PowerSgdOptions options_;
+    std::uint64_t steps_ = 0;
+    std::unordered_map<std::size_t, Factors> factors_;  ///< by parameter
+};
+
+}  // namespace
+
+CommunicationHook power_sgd(PowerSgdOptions options) {
+    return [all = std::make_shared<PowerSgd>(options)](ProcessGroup& group, const GradientBucket& bucket) {
+        return all->start(group, bucket);
+    };
+}
+
+}  // namespace ddp
