@@ -3,10 +3,12 @@
 #include <atomic>
 #include <cstring>
 #include <numeric>
+#include <set>
 #include <stdexcept>
 #include <thread>
 
 #include "ddp/loader.h"
+#include "ddp/sampler.h"
 #include "ddp/types.h"
 
 namespace {
@@ -104,6 +106,33 @@ TEST_P(LoaderWithPrefetch, CanBeGivenUpInTheMiddle) {
     const Numbers numbers(1000);
     Loader loader(numbers, backwards(1000), {.batch_size = 2, .drop_last = false, .prefetch = GetParam()});
     ASSERT_NE(loader.next(), nullptr);
+}
+
+TEST_P(LoaderWithPrefetch, GoesOnInMidEpochBehindTheLastBatchThatWasSeenInAWorldOfAnotherSize) {
+    const Numbers numbers(103);
+    const auto place_after = [&](int world, ddp::SamplerState place, std::size_t batches, std::multiset<std::int32_t>& seen) {
+        ddp::SamplerState after;
+        for (int rank = 0; rank < world; ++rank) {
+            ddp::DistributedSampler sampler(numbers.size(), world, rank, {.seed = 3});
+            sampler.restore(place);
+            Loader loader(numbers, sampler, {.batch_size = 7, .drop_last = false, .prefetch = GetParam()});
+            for (std::size_t b = 0; b < batches; ++b) {
+                const Batch* batch = loader.next();
+                if (batch == nullptr) break;
+                const auto labels = batch->field<std::int32_t>(1);
+                seen.insert(labels.begin(), labels.end());
+            }
+            after = sampler.state();
+        }
+        return after;
+    };
+    std::multiset<std::int32_t> seen;
+    const ddp::SamplerState first = place_after(3, {4, 0}, 2, seen);
+    EXPECT_EQ(first, (ddp::SamplerState{4, 42})) << "what was read ahead does not count";
+    const ddp::SamplerState end = place_after(2, first, SIZE_MAX, seen);
+    EXPECT_EQ(end, (ddp::SamplerState{4, 103}));
+    EXPECT_EQ(std::set<std::int32_t>(seen.begin(), seen.end()).size(), 103U);
+    EXPECT_EQ(seen.size(), 104U) << "61 left for two ranks: one sample is there twice";
 }
 
 TEST(Loader, NeverReadsFurtherAheadThanAsked) {

@@ -295,6 +295,21 @@ TEST(Safetensors, RefusesWhatIsNotAFile) {
     EXPECT_THROW(SafetensorsFile::open(directory.file("absent")), ddp::Error);
 }
 
+TEST(Buffer, IsMadeOfWhateverIsContiguous) {
+    std::vector<double> vector(3);
+    std::array<float, 4> array{};
+    std::int32_t plain[5] = {};
+    std::uint16_t halves[6] = {};
+    EXPECT_EQ(ddp::buffer_of(vector).data, vector.data());
+    EXPECT_EQ(ddp::buffer_of(vector).dtype, ddp::DType::F64);
+    EXPECT_EQ(ddp::buffer_of(array).count, 4U);
+    EXPECT_EQ(ddp::buffer_of(plain).bytes(), 20U);
+    EXPECT_EQ(ddp::buffer_of(std::span(vector).first(2)).count, 2U);
+    EXPECT_EQ(ddp::buffer_of(halves, ddp::DType::BF16).bytes(), 12U);
+    EXPECT_EQ(ddp::tensor_of("w", array, {2, 2}).memory.data, array.data());
+    EXPECT_EQ(message_of([&] { (void)ddp::buffer_of(array, ddp::DType::F16); }), "a buffer of float16 cannot lie in elements of 4 bytes");
+}
+
 TEST(Safetensors, RefusesToWriteTensorsThatContradictThemselves) {
     const TemporaryDirectory directory;
     std::vector<float> w = {1, 2};

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cstdint>
 #include <map>
+#include <optional>
+#include <random>
 #include <set>
 
 #include "ddp/sampler.h"
@@ -153,6 +155,52 @@ TEST(DistributedSampler, ContinuesInAWorldOfAnotherSizeWithWhatNobodyHasSeen) {
     }
     EXPECT_EQ(seen.size(), 103U);
     EXPECT_EQ(std::set<std::size_t>(seen.begin(), seen.end()).size(), 103U);
+}
+
+/// One epoch that is stopped again and again and gone on with by worlds of other sizes: how often each sample was seen.
+struct InterruptedEpoch {
+    std::size_t samples;
+    SamplerOptions options;
+    std::vector<int> seen = std::vector<int>(samples);
+    ddp::SamplerState place = {2, 0};
+    std::size_t last_world = 1;  ///< that had something left
+
+    /// Every rank uses so many of its samples, or all.
+    void go_on(std::size_t world, std::size_t most) {
+        if (place.consumed < samples) last_world = world;
+        std::optional<ddp::SamplerState> after;
+        for (std::size_t rank = 0; rank < world; ++rank) {
+            DistributedSampler sampler(samples, static_cast<int>(world), static_cast<int>(rank), options);
+            sampler.restore(place);
+            Indices mine = sampler.indices();
+            mine.resize(std::min(mine.size(), most));
+            for (const std::size_t index : mine) ++seen.at(index);
+            sampler.advance(mine.size());
+            EXPECT_EQ(sampler.state(), after.value_or(sampler.state())) << "all ranks stand at the same place";
+            after = sampler.state();
+        }
+        place = *after;
+    }
+};
+
+TEST(DistributedSampler, LosesNoSampleAndShowsNoneTwiceHoweverOftenTheWorldChanges) {
+    std::mt19937 random(1);
+    for (int trial = 0; trial < 2000; ++trial) {
+        const bool drop_last = trial % 2 == 0;
+        InterruptedEpoch epoch{random() % 60, {.shuffle = trial % 3 != 0, .seed = random(), .drop_last = drop_last}};
+        for (std::size_t stops = random() % 4; stops > 0; --stops) epoch.go_on(1 + random() % 9, random() % 8);
+        epoch.go_on(1 + random() % 9, SIZE_MAX);
+        SCOPED_TRACE(testing::Message() << "trial " << trial << ": " << epoch.samples << " samples");
+        std::size_t in_all = 0, never = 0;
+        for (const int times : epoch.seen) {
+            in_all += static_cast<std::size_t>(times);
+            never += times == 0 ? 1 : 0;
+            EXPECT_TRUE(times <= 1 || !drop_last);
+        }
+        // What is over of the last world's even shares is dropped, or comes with others to fill them.
+        ASSERT_LE(never, drop_last ? epoch.last_world - 1 : 0);
+        ASSERT_LE(in_all, epoch.samples + (drop_last ? 0 : epoch.last_world - 1));
+    }
 }
 
 TEST(DistributedSampler, HasNothingLeftAtTheEndOfAPaddedEpoch) {

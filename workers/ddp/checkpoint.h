@@ -103,9 +103,9 @@ struct TrainingPart {
 ///
 ///     const ddp::Training training{model, *optimizer, sampler, {{"schedule", &schedule}}};
 ///     checkpoints.load(*group, training);
-///     while (sampler.state().epoch < epochs) {
+///     while (sampler.epoch() < epochs) {
 ///         ...
-///         sampler.set_epoch(sampler.state().epoch + 1);
+///         sampler.next_epoch();
 ///         checkpoints.save(*group, training);
 ///     }
 struct Training {

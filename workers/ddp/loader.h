@@ -59,6 +59,7 @@ class Batch {
 };
 
 class Batching;
+class DistributedSampler;
 
 /// Batches of a data set in the order of `indices`, once. A bounded ring of batches is filled ahead by one
 /// thread; memory does not grow with the data set. The data set is borrowed.
@@ -66,6 +67,10 @@ class Loader {
   public:
     /// Throws InvalidInput for a batch size of 0, and for an index that is not below the data set's size.
     Loader(const Dataset& dataset, std::vector<std::size_t> indices, LoaderOptions options);
+    /// The rest of the sampler's epoch. The sampler, which is borrowed, advances by each batch that next() delivers, not by
+    /// those read ahead: a checkpoint between two calls of next() has the place behind the last batch that was seen.
+    /// With drop_last the sampler stands before the incomplete batch at the end.
+    Loader(const Dataset& dataset, DistributedSampler& sampler, LoaderOptions options);
     /// Stops reading ahead; waits for a read in progress.
     ~Loader();
     Loader(const Loader&) = delete;
@@ -84,6 +89,7 @@ class Loader {
     const Dataset& dataset_;
     LoaderOptions options_;
     std::unique_ptr<const Batching> batching_;
+    DistributedSampler* sampler_ = nullptr;
     std::size_t delivered_ = 0;
     std::unique_ptr<Batch> inline_batch_;  ///< without a thread
     std::unique_ptr<Ring> ring_;           ///< with one
@@ -120,6 +126,8 @@ class DeviceLoader {
     /// Throws InvalidInput for a batch size or a prefetch of 0, an index that is not below the data set's
     /// size, or a device that is none, Error when the device or its memory cannot be had.
     DeviceLoader(const Dataset& dataset, std::vector<std::size_t> indices, DeviceLoaderOptions options);
+    /// The rest of the sampler's epoch, as of Loader.
+    DeviceLoader(const Dataset& dataset, DistributedSampler& sampler, DeviceLoaderOptions options);
     /// Stops reading ahead; waits for a read in progress and for the device.
     ~DeviceLoader();
     DeviceLoader(const DeviceLoader&) = delete;
@@ -135,6 +143,7 @@ class DeviceLoader {
     class Ring;
     std::unique_ptr<const Batching> batching_;
     std::unique_ptr<Ring> ring_;
+    DistributedSampler* sampler_ = nullptr;
     std::size_t delivered_ = 0;
 };
 

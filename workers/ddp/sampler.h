@@ -14,8 +14,8 @@ struct SamplerOptions {
     bool drop_last = false;
 };
 
-/// A position in the training data. Counts samples of all ranks together, so that it can be taken up by a
-/// world of another size.
+/// A position in the training data. Counts samples of all ranks together, without those that only pad, so that it can be
+/// taken up by a world of another size.
 struct SamplerState {
     std::uint64_t epoch = 0;
     std::uint64_t consumed = 0;
@@ -31,16 +31,20 @@ class DistributedSampler {
 
     /// Starts an epoch at its beginning. Without it every epoch has the same order.
     void set_epoch(std::uint64_t epoch) { state_ = {epoch, 0}; }
+    /// The same for the one that follows.
+    void next_epoch() { set_epoch(state_.epoch + 1); }
+    [[nodiscard]] std::uint64_t epoch() const { return state_.epoch; }
     /// Samples per rank from here to the end of the epoch; equal on all ranks.
     [[nodiscard]] std::size_t size() const;
     /// The indices from here to the end of the epoch, in the order of use.
     [[nodiscard]] std::vector<std::size_t> indices() const;
 
-    /// This rank (and every other) has used `samples` more of its indices.
+    /// This rank (and every other) has used `samples` more of its indices. A Loader made of a sampler does it.
     void advance(std::size_t samples);
     [[nodiscard]] SamplerState state() const { return state_; }
-    /// Continues where `state` was taken; size() and indices() speak of what is left. Throws InvalidInput
-    /// when it lies behind the end of the data set.
+    /// Continues where `state` was taken, whatever the size of the world was there: what is left of the epoch is shared out
+    /// anew, so that no sample is lost or seen twice but those that pad. size() and indices() speak of what is left.
+    /// Throws InvalidInput when it lies behind the end of the data set.
     void restore(const SamplerState& state);
 
   private:

@@ -10,6 +10,37 @@
 
 namespace ddp {
 
+/// Any failure of libddp's public API. what() is one line that names rank, object and remedy.
+class Error : public std::runtime_error {
+  public:
+    using std::runtime_error::runtime_error;
+};
+/// A value the caller passed, or the environment or a file holds, is wrong.
+class InvalidInput : public Error {
+  public:
+    using Error::Error;
+};
+/// A file could not be written or read: the disk is full, the directory is another user's. what() names it.
+class FileError : public Error {
+  public:
+    using Error::Error;
+};
+/// Ranks called different collectives, or disagree about shapes or world size; what() shows both sides.
+class MismatchError : public Error {
+  public:
+    using Error::Error;
+};
+/// A collective did not finish by its deadline; what() says what every peer was doing.
+class TimeoutError : public Error {
+  public:
+    using Error::Error;
+};
+/// A peer died, or the launcher ended this generation; what() names the rank, collective and sequence number.
+class PeerLostError : public Error {
+  public:
+    using Error::Error;
+};
+
 /// Element types of buffers.
 enum class DType : std::uint8_t { F32, F64, I32, I64, BF16, F16, U8 };
 constexpr std::size_t size_of(DType type) {
@@ -72,9 +103,18 @@ template <>
 constexpr DType dtype_of<std::uint8_t>() {
     return DType::U8;
 }
-template <class T>
-Buffer buffer_of(std::span<T> values) {
-    return {values.data(), values.size(), dtype_of<T>(), {}};
+/// Of what is contiguous and stays where it is: a vector, an array, a span.
+template <class Values>
+Buffer buffer_of(Values&& values) {
+    const std::span view(std::forward<Values>(values));
+    return {view.data(), view.size(), dtype_of<typename decltype(view)::value_type>(), {}};
+}
+/// Of numbers that C++ has no type for: bfloat16 and float16 as 16-bit integers, or what the compiler calls them.
+template <class Values>
+Buffer buffer_of(Values&& values, DType type) {
+    const std::span view(std::forward<Values>(values));
+    if (size_of(type) != sizeof(view[0])) throw InvalidInput(std::string("a buffer of ") + name_of(type) + " cannot lie in elements of " + std::to_string(sizeof(view[0])) + " bytes");
+    return {view.data(), view.size(), type, {}};
 }
 
 /// A named piece of memory with a shape: a parameter of a model, or a state of its optimizer. Contiguous, row
@@ -103,43 +143,12 @@ class Stateful {
 /// Throws InvalidInput unless names are non-empty and unique and every shape holds its memory's count.
 void check_tensors(std::span<const Tensor> tensors);
 
-/// A tensor over `values`. Throws InvalidInput when the shape does not hold exactly values.size() elements.
-template <class T>
-Tensor tensor_of(std::string name, std::span<T> values, std::vector<std::int64_t> shape) {
-    Tensor tensor{std::move(name), std::move(shape), buffer_of(values)};
+/// A tensor over `values` (see buffer_of). Throws InvalidInput when the shape does not hold exactly as many elements.
+template <class Values>
+Tensor tensor_of(std::string name, Values&& values, std::vector<std::int64_t> shape) {
+    Tensor tensor{std::move(name), std::move(shape), buffer_of(std::forward<Values>(values))};
     check_tensors({&tensor, 1});
     return tensor;
 }
-
-/// Any failure of libddp's public API. what() is one line that names rank, object and remedy.
-class Error : public std::runtime_error {
-  public:
-    using std::runtime_error::runtime_error;
-};
-/// A value the caller passed, or the environment or a file holds, is wrong.
-class InvalidInput : public Error {
-  public:
-    using Error::Error;
-};
-/// A file could not be written or read: the disk is full, the directory is another user's. what() names it.
-class FileError : public Error {
-  public:
-    using Error::Error;
-};
-/// Ranks called different collectives, or disagree about shapes or world size; what() shows both sides.
-class MismatchError : public Error {
-  public:
-    using Error::Error;
-};
-/// A collective did not finish by its deadline; what() says what every peer was doing.
-class TimeoutError : public Error {
-  public:
-    using Error::Error;
-};
-/// A peer died, or the launcher ended this generation; what() names the rank, collective and sequence number.
-class PeerLostError : public Error {
-  public:
-    using Error::Error;
-};
 
 }  // namespace ddp

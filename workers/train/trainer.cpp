@@ -188,7 +188,7 @@ Trainer::Sums Trainer::over_all_ranks(Sums mine) {
 
 void Trainer::look_ahead() {
     ddp::DistributedSampler next = sampler_;
-    next.set_epoch(epoch() + 1);
+    next.next_epoch();
     order_ahead_ = OrderAhead{epoch() + 1, next.indices()};
 }
 
@@ -226,7 +226,7 @@ std::optional<EpochResult> Trainer::train_epoch() {
     const double communication = (group_.communication_seconds() - communication_before) / seconds - waiting;
     const auto [loss, correct, all, communicating, waited] = over_all_ranks(
         {score.loss_sum, static_cast<double>(score.correct), static_cast<double>(trained), communication, waiting});
-    sampler_.set_epoch(epoch() + 1);
+    sampler_.next_epoch();
     // None at all: stopped before the last batch, and resumed by more ranks than are left samples.
     const double samples = std::max(all, 1.0);
     EpochResult result{epoch(),      loss / samples, correct / samples, held_out_accuracy(),

@@ -54,7 +54,7 @@ class Trainer {
     [[nodiscard]] std::string describe_compute() const;
     void say(const std::string& line) const;
     /// Epochs done.
-    [[nodiscard]] std::uint64_t epoch() const { return sampler_.state().epoch; }
+    [[nodiscard]] std::uint64_t epoch() const { return sampler_.epoch(); }
     std::string find_checkpoint(const std::optional<std::string>& only_run) const;
     /// What a checkpoint holds.
     [[nodiscard]] ddp::Training training();

@@ -5,6 +5,7 @@
 #include "ddp/cuda/memory.h"
 #include "ddp/data/batching.h"
 #include "ddp/data/read_ahead.h"
+#include "ddp/sampler.h"
 #include "ddp/loader.h"
 #include "ddp/types.h"
 
@@ -112,6 +113,11 @@ DeviceLoader::DeviceLoader(const Dataset& dataset, std::vector<std::size_t> indi
     if (batches() > 0) ring_ = std::make_unique<Ring>(dataset, *batching_, options);
 }
 
+DeviceLoader::DeviceLoader(const Dataset& dataset, DistributedSampler& sampler, DeviceLoaderOptions options)
+    : DeviceLoader(dataset, sampler.indices(), std::move(options)) {
+    sampler_ = &sampler;
+}
+
 DeviceLoader::~DeviceLoader() = default;
 
 std::size_t DeviceLoader::batches() const { return batching_->batches(); }
@@ -120,6 +126,7 @@ const DeviceBatch* DeviceLoader::next() {
     if (delivered_ == batches()) return nullptr;
     const DeviceBatch* const batch = ring_->take(delivered_);
     ++delivered_;
+    if (sampler_ != nullptr) sampler_->advance(batch->size);
     return batch;
 }
 

@@ -9,6 +9,7 @@
 
 #include "ddp/data/batching.h"
 #include "ddp/data/read_ahead.h"
+#include "ddp/sampler.h"
 #include "ddp/types.h"
 
 namespace ddp {
@@ -89,6 +90,11 @@ Loader::Loader(const Dataset& dataset, std::vector<std::size_t> indices, LoaderO
     else ring_ = std::make_unique<Ring>(*this);
 }
 
+Loader::Loader(const Dataset& dataset, DistributedSampler& sampler, LoaderOptions options)
+    : Loader(dataset, sampler.indices(), options) {
+    sampler_ = &sampler;
+}
+
 Loader::~Loader() = default;
 
 std::size_t Loader::batches() const { return batching_->batches(); }
@@ -103,6 +109,7 @@ const Batch* Loader::next() {
         batch = inline_batch_.get();
     }
     ++delivered_;
+    if (sampler_ != nullptr) sampler_->advance(batch->size());
     return batch;
 }
 

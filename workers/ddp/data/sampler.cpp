@@ -92,15 +92,16 @@ std::vector<std::size_t> DistributedSampler::indices() const {
     return mine;
 }
 
-void DistributedSampler::advance(std::size_t samples) { state_.consumed += samples * world_size_; }
+void DistributedSampler::advance(std::size_t samples) {
+    state_.consumed += std::min<std::uint64_t>(samples * world_size_, remaining());
+}
 
 void DistributedSampler::restore(const SamplerState& state) {
-    // Padding may have carried the position past the end, by less than one sample per rank of the old world;
-    // that world's size is not known here, so only the impossible is refused.
+    // Older positions count the padding, less than one sample per rank of a world whose size is not known here.
     if (state.consumed > 2 * std::max<std::uint64_t>(dataset_size_, 1) + world_size_)
         throw InvalidInput(fmt::format("sampler: position {} lies behind the end of a data set of {} samples",
                                        state.consumed, dataset_size_));
-    state_ = state;
+    state_ = {state.epoch, std::min<std::uint64_t>(state.consumed, dataset_size_)};
 }
 
 }  // namespace ddp
