@@ -162,13 +162,17 @@ Error StoreClient::Impl::die(Error why) {
     return *dead;
 }
 
-/// With TLS also what that has to say for itself.
+/// With TLS also what that has to say for itself. A large value is sealed while the server opens what came before.
 Status StoreClient::Impl::send_bytes(std::string_view bytes, TimePoint deadline) {
     if (!tls) return send_all(fd.get(), bytes, deadline);
-    if (const Status sealed = tls->seal(bytes); !sealed) return sealed;
-    const Status sent = send_all(fd.get(), tls->output(), deadline);
-    tls->sent(tls->output().size());
-    return sent;
+    do {
+        const std::string_view piece = bytes.substr(0, kReadBytes);
+        bytes.remove_prefix(piece.size());
+        if (const Status sealed = tls->seal(piece); !sealed) return sealed;
+        if (const Status sent = send_all(fd.get(), tls->output(), deadline); !sent) return sent;
+        tls->sent(tls->output().size());
+    } while (!bytes.empty());
+    return {};
 }
 
 Status StoreClient::Impl::send(const std::string& bytes, TimePoint deadline) {

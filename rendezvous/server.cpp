@@ -517,8 +517,7 @@ Status Server::admits_torch(const Connection& connection) const {
     if (torch_clients_ >= options_.torch_limits.clients) {
         return Error{Errc::Limit, fmt::format("there are {} of them", torch_clients_), 0};
     }
-    const bool is_of_node = !options_.tls && node_addresses_.contains(connection.remote_host());
-    const bool is_of_job = is_of_this_host(connection) || is_of_node;
+    const bool is_of_job = is_of_this_host(connection) || node_addresses_.contains(connection.remote_host());
     return is_of_job ? Status() : Error{Errc::Refused, "it comes from no node of the job", 0};
 }
 

@@ -64,7 +64,7 @@ class Tls : public ::testing::Test {
     }
     /// Runs a whole job, whose workers read each other's keys; what could be heard of it on the head's network.
     std::string heard_of_job(const std::vector<std::string>& options) {
-        Program listener(hosts_.command(0, {"python3", "-c", kListener, "key-of-0", "value-of-1", "the-id-of-the-job", Hosts::name(1)}));
+        Program listener(hosts_.command(0, {"python3", "-c", kListener, "key-of-0", "value-of-1", "the-id-of-the-job", Hosts::name(1), "secret of the job"}));
         EXPECT_TRUE(listener.wait_for_output("listening"));
         const auto zero = start(0, options, {"python3", "-c", kWorker}), one = start(1, options, {"python3", "-c", kWorker});
         const Outcome of_zero = zero->wait(), of_one = one->wait();
@@ -78,11 +78,11 @@ class Tls : public ::testing::Test {
 };
 
 TEST_F(Tls, NothingThatGoesFromHostToHostCanBeRead) {
-    EXPECT_EQ(heard_of_job({"--tls"}), "listening\nkey-of-0 not heard\nvalue-of-1 not heard\nthe-id-of-the-job not heard\nnode01 not heard\n");
+    EXPECT_EQ(heard_of_job({"--tls"}), "listening\nkey-of-0 not heard\nvalue-of-1 not heard\nthe-id-of-the-job not heard\nnode01 not heard\nsecret of the job not heard\n");
 }
 
 TEST_F(Tls, WithoutItAllOfThatCan) {
-    EXPECT_EQ(heard_of_job({}), "listening\nkey-of-0 heard\nvalue-of-1 heard\nthe-id-of-the-job heard\nnode01 heard\n");
+    EXPECT_EQ(heard_of_job({}), "listening\nkey-of-0 heard\nvalue-of-1 heard\nthe-id-of-the-job heard\nnode01 heard\nsecret of the job not heard\n");
 }
 
 TEST_F(Tls, ANodeWithoutItIsRefusedByAHeadThatHasItAndBothSayWhatToDo) {
