@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <future>
 #include <map>
 
 #include "env/print.h"
@@ -19,6 +20,9 @@ namespace {
 
 /// A job answers at once, unless its host is in trouble.
 constexpr Duration kPatience = std::chrono::seconds(5);
+/// Whether a job is the one that is looked for. Where another is, nobody waits longer for one that is stopped.
+constexpr Duration kShortPatience = std::chrono::milliseconds(500);
+constexpr std::size_t kAskedAtOnce = 64;
 
 constexpr int kRefused = 1;
 
@@ -50,16 +54,44 @@ int tell(const std::string& command, const std::string& which, const ControlRequ
     return 0;
 }
 
-/// Several nodes of one job may run on one host: each of them speaks for all.
-std::vector<RunningJob> one_per_job(const std::vector<RunningJob>& jobs, const std::string& run_id) {
-    std::map<std::string, RunningJob> found;
-    for (const RunningJob& job : jobs) {
-        const Result<JobStatus> status = ask_status(job);
-        if (status && (run_id.empty() || status->run_id == run_id)) found.emplace(status->job, job);
+/// By job, many at once: one that is stopped keeps no other waiting.
+std::vector<Result<JobStatus>> ask_each(const std::vector<RunningJob>& jobs, const ControlRequest& request, Duration patience) {
+    // Root asks the jobs of others too; all of them together have as long as one of ours to answer.
+    const TimePoint others = deadline_after(MonotonicClock::now(), patience);
+    std::vector<Result<JobStatus>> answers;
+    while (answers.size() < jobs.size()) {
+        std::vector<std::future<Result<JobStatus>>> asked;
+        for (std::size_t i = answers.size(); i < jobs.size() && asked.size() < kAskedAtOnce; ++i) {
+            const TimePoint deadline = jobs[i].uid == ::geteuid() ? deadline_after(MonotonicClock::now(), patience) : others;
+            asked.push_back(std::async(std::launch::async, [&job = jobs[i], &request, deadline] { return ask_status(job, request, deadline); }));
+        }
+        for (auto& one : asked) answers.push_back(one.get());
     }
-    std::vector<RunningJob> one_each;
-    for (const auto& [id, job] : found) one_each.push_back(job);
-    return one_each;
+    return answers;
+}
+
+struct FoundJobs {
+    std::vector<RunningJob> one_each;  ///< several nodes of one job may run on one host: each of them speaks for all
+    std::vector<RunningJob> silent;    ///< what they are, nobody knows
+};
+/// Of those, the ones that have this run id; "" all.
+FoundJobs find_jobs(const std::vector<RunningJob>& jobs, const std::string& run_id, Duration patience) {
+    std::map<std::string, RunningJob> found;
+    FoundJobs result;
+    const std::vector<Result<JobStatus>> answers = ask_each(jobs, {"status", {}}, patience);
+    for (std::size_t i = 0; i < jobs.size(); ++i) {
+        if (answers[i] && (run_id.empty() || answers[i]->run_id == run_id)) found.emplace(answers[i]->job, jobs[i]);
+        if (!answers[i] && answers[i].error().code == Errc::Timeout) result.silent.push_back(jobs[i]);
+    }
+    for (const auto& [id, job] : found) result.one_each.push_back(job);
+    if (!found.empty() || result.silent.empty() || patience == kPatience) return result;
+    return find_jobs(result.silent, run_id, kPatience);
+}
+
+std::string names_of(const std::vector<RunningJob>& jobs) {
+    std::vector<std::string> names;
+    for (const RunningJob& job : jobs) names.push_back(job.id);
+    return join(names, ", ");
 }
 
 }  // namespace
@@ -71,11 +103,7 @@ int complain(const std::string& command, const Error& error) {
 
 AskedJobs ask_all(const std::vector<RunningJob>& jobs) {
     AskedJobs asked;
-    // Root asks the jobs of others too; all of them together have as long as one of ours to answer.
-    const TimePoint others = deadline_after(MonotonicClock::now(), kPatience);
-    for (const RunningJob& job : jobs) {
-        const TimePoint deadline = job.uid == ::geteuid() ? deadline_after(MonotonicClock::now(), kPatience) : others;
-        Result<JobStatus> status = ask_status(job, {"status", {{"gpus", "shown"}}}, deadline);
+    for (Result<JobStatus>& status : ask_each(jobs, {"status", {{"gpus", "shown"}}}, kPatience)) {
         // It may have ended since it was listed.
         if (!status && (status.error().code == Errc::NotFound || status.error().code == Errc::Closed)) continue;
         if (!status) asked.failures.push_back(status.error());
@@ -90,13 +118,16 @@ Result<RunningJob> choose_job(const std::string& which) {
     if (jobs.empty()) return Error{Errc::NotFound, "no job of this user runs on this host", 0};
     std::vector<RunningJob> fitting;
     std::copy_if(jobs.begin(), jobs.end(), std::back_inserter(fitting), [&](const RunningJob& job) { return job.id.starts_with(which); });
-    if (fitting.empty()) fitting = one_per_job(jobs, which);
-    else if (fitting.size() > 1) fitting = one_per_job(fitting, "");
+    std::vector<RunningJob> silent;
+    if (fitting.size() != 1) {
+        FoundJobs found = fitting.empty() ? find_jobs(jobs, which, kShortPatience) : find_jobs(fitting, "", kShortPatience);
+        fitting = std::move(found.one_each);
+        silent = std::move(found.silent);
+    }
     if (fitting.size() == 1) return fitting.front();
-    std::vector<std::string> names;
-    for (const RunningJob& job : fitting.empty() ? jobs : fitting) names.push_back(job.id);
-    if (fitting.empty()) return Error{Errc::NotFound, fmt::format("--job: '{}' does not run on this host (running: {})", which, join(names, ", ")), 0};
-    return usage(fmt::format("several jobs fit; choose with --job: {}", join(names, ", ")));
+    if (!fitting.empty()) return usage(fmt::format("several jobs fit; choose with --job: {}", names_of(fitting)));
+    const std::string but = silent.empty() ? "" : fmt::format(", unless it is one that does not answer (stopped?): {}", names_of(silent));
+    return Error{Errc::NotFound, fmt::format("--job: '{}' does not run on this host (running: {}){}", which, names_of(jobs), but), 0};
 }
 
 Result<JobStatus> ask_status(const RunningJob& job) { return ask_status(job, {"status", {}}, deadline_after(MonotonicClock::now(), kPatience)); }

@@ -160,6 +160,20 @@ TEST_F(Ask, AJobThatDoesNotRunIsNotFound) {
     EXPECT_THAT(outcome.err, HasSubstr("ddprun drain: "));
 }
 
+TEST_F(Ask, WhoAsksOneJobDoesNotWaitForAnotherThatIsStopped) {
+    start({}, {});
+    Program other(ddprun_probe({"--rdzv-id=" + unique_name("stopped")}, {"say", "up", "hold"}));
+    ASSERT_TRUE(other.wait_for_output("up\n"));
+    other.signal(SIGSTOP);
+    const auto begun = std::chrono::steady_clock::now();
+    const Outcome outcome = ask(id_, {"ps"});
+    EXPECT_LT(std::chrono::steady_clock::now() - begun, 4s) << "it is given five to answer";
+    EXPECT_EQ(outcome.status, 0) << outcome.err;
+    other.signal(SIGCONT);
+    other.signal(SIGTERM);
+    EXPECT_EQ(other.wait().status, 75);
+}
+
 TEST_F(Ask, DrainLetsWorkersSaveAndExitsWith75) {
     const TemporaryDirectory directory;
     Program& program = start({"--events=" + directory.file("events")}, {"note", "15", "saved", "say", "up", "noted", "15", "exit", "0"});
