@@ -150,6 +150,8 @@ std::string explain_cause(const WorkerEnd& end) {
 constexpr std::size_t kMaxSystemFile = 64 * 1024;
 constexpr std::size_t kMaxLinesOfADeath = 4096;  ///< read after one death
 constexpr Duration kNearWalltime = std::chrono::seconds(90);
+/// Who runs so long after it has had it extended: the environment tells the end that was meant at the start.
+constexpr Duration kPastWalltime = std::chrono::minutes(3);
 
 std::string oom_text(const DeathFacts& facts, const std::optional<OomKill>& kill) {
     const std::string held = kill && kill->rss_bytes > 0 ? fmt::format(" (it held {})", format_bytes(kill->rss_bytes)) : "";
@@ -196,7 +198,7 @@ std::string explain_death(const DeathFacts& facts) {
         if (std::string text = explain_bus_error(facts); !text.empty()) return text;
     }
     const bool from_outside = facts.signal == SIGKILL || facts.signal == SIGTERM;
-    if (from_outside && facts.walltime_left && *facts.walltime_left < kNearWalltime) {
+    if (from_outside && facts.walltime_left && *facts.walltime_left < kNearWalltime && *facts.walltime_left > -kPastWalltime) {
         return "the scheduler's walltime was over: it ends the job's processes";
     }
     return "";

@@ -95,6 +95,8 @@ TEST(Death, AtTheEndOfTheWalltimeIsTheSchedulersDoing) {
     EXPECT_THAT(explain_death(facts), HasSubstr("walltime"));
     facts.walltime_left = 3600s;
     EXPECT_EQ(explain_death(facts), "");
+    facts.walltime_left = -3600s;
+    EXPECT_EQ(explain_death(facts), "") << "it was extended: the job runs on";
 }
 
 TEST(ErrorFile, OfTorchBecomesItsMessageAndTrace) {
