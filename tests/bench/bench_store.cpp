@@ -27,7 +27,7 @@
 /// Store operations against our server, beside the least any store can cost: one round trip over loopback
 /// between two threads that do nothing else, measured in the same run. Ratios, because machines differ.
 /// Then many clients of one thread that multiplexes, as redis-benchmark's are, one request at a time each and several, and
-/// their barrier. Where redis-server and redis-benchmark are installed, and PyTorch (PYTHON_EXEC), their numbers stand below.
+/// their barrier. What TLS adds for one client comes last. Where redis-server and redis-benchmark are installed, and PyTorch (PYTHON_EXEC), their numbers stand below.
 namespace {
 
 using namespace ddprun;
@@ -50,8 +50,8 @@ struct Timing {
 };
 
 /// Runs `clients` threads; `prepare(i)` makes each one's operation, the operation is timed.
-Timing measure(int clients, const std::function<std::function<void()>(int)>& prepare) {
-    const int rounds = kOperationsInAll / clients;
+Timing measure(int clients, const std::function<std::function<void()>(int)>& prepare, int operations = kOperationsInAll) {
+    const int rounds = operations / clients;
     std::vector<std::vector<double>> samples(static_cast<std::size_t>(clients));
     std::vector<std::thread> threads;
     std::atomic<int> ready = 0;
@@ -128,9 +128,9 @@ class Echo {
 /// Our server on a loop of its own, as in the launcher.
 class StoreServer : private ServerHandler {
   public:
-    StoreServer() : stop_(::eventfd(0, EFD_CLOEXEC)) {
+    explicit StoreServer(std::shared_ptr<const TlsContext> tls = nullptr) : stop_(::eventfd(0, EFD_CLOEXEC)) {
         std::atomic<std::uint16_t> port = 0;
-        thread_ = std::thread([this, &port] { run(port); });
+        thread_ = std::thread([this, &port, tls = std::move(tls)] { run(port, tls); });
         port.wait(0);
         endpoint_ = {"127.0.0.1", port};
     }
@@ -139,19 +139,20 @@ class StoreServer : private ServerHandler {
         thread_.join();
     }
     [[nodiscard]] const Endpoint& endpoint() const { return endpoint_; }
-    std::shared_ptr<StoreClient> client() {
+    std::shared_ptr<StoreClient> client(bool tls = false) {
         auto connected =
-            StoreClient::connect(endpoint_, {Role::Worker, "bench", "token", 0, "bench"}, patience());
+            StoreClient::connect(endpoint_, {Role::Worker, "bench", "token", 0, "bench", tls}, patience());
         if (!connected) give_up(connected.error().what);
         return *std::move(connected);
     }
 
   private:
-    void run(std::atomic<std::uint16_t>& port) {
+    void run(std::atomic<std::uint16_t>& port, std::shared_ptr<const TlsContext> tls) {
         const auto loop = *os::EventLoop::create({});
         ServerOptions options;
         options.credentials = {"bench", "token"};
         options.where = {"127.0.0.1", 0};
+        options.tls = std::move(tls);
         auto server = Server::create(*loop, std::move(options), *this);
         if (!server) give_up(server.error().what);
         if (!loop->watch(stop_.get(), EPOLLIN, [&loop](std::uint32_t) { loop->stop(); })) give_up("watch");
@@ -338,6 +339,26 @@ void measure_crowds() {
     }
 }
 
+/// One client without TLS and with it: to be served, and an operation on a small and on a large value.
+void compare_with_tls() {
+    const auto tls = TlsContext::for_server();
+    if (!tls) return fmt::print("\nno TLS: {}\n", tls.error().what);
+    StoreServer server(*tls);
+    fmt::print("\n{:<24} {:>12} {:>12}   median us of one client\n", "", "plain", "TLS");
+    const auto row = [&](const char* what, const std::function<std::function<void()>(bool)>& prepare) {
+        const auto median = [&](bool sealed) { return measure(1, [&](int) { return prepare(sealed); }, what[0] == 'c' ? 500 : 5000).median_us; };
+        fmt::print("{:<24} {:>12.1f} {:>12.1f}\n", what, median(false), median(true));
+    };
+    row("connect and be served", [&](bool sealed) { return [&server, sealed] { (void)server.client(sealed); }; });
+    for (const std::size_t bytes : {std::size_t{32}, std::size_t{1} << 20}) {
+        row(bytes == 32 ? "set of 32 bytes" : "set of 1 MiB", [&](bool sealed) {
+            return [client = server.client(sealed), value = std::string(bytes, 'v')] {
+                if (!client->set("key", value)) give_up("set");
+            };
+        });
+    }
+}
+
 /// redis-benchmark's own report, where it is installed: started on a Unix-only port of the kernel's choice.
 void compare_with_redis() {
     if (std::system("command -v redis-server redis-benchmark >/dev/null 2>&1") != 0) {
@@ -376,6 +397,7 @@ int main(int argc, char** argv) {
                "per second", "x bare");
     for (const int clients : {1, 8, 64}) compare(clients);
     measure_crowds();
+    compare_with_tls();
     compare_with_redis();
     if (argc > 1) compare_with_torch(argv[1]);
     return 0;

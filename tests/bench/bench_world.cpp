@@ -2,6 +2,7 @@
 // and a handshake of its own, that says what a real agent said once. So the head cannot tell the difference; only workers
 // are not there. All share this machine's cores. Prints what each step took; asserts nothing.
 // Then real agents with a real worker each: how long until all run, and until they run again when the head is killed.
+// A row for each number of AGENTS, and the first of them once more with TLS.
 // usage: bench_world DDPRUN STAMP [AGENTS...]
 #include <fcntl.h>
 #include <fmt/core.h>
@@ -43,15 +44,15 @@ constexpr int kAtOnce = 256;
 double ms_between(TimePoint from, TimePoint to) { return std::chrono::duration<double, std::milli>(to - from).count(); }
 
 /// What is started on each node; the head's worker stays until it is told to stop.
-std::vector<std::string> ddprun_line(const std::string& ddprun, int nodes, const std::string& port, int node_rank) {
-    return {ddprun, "-q", fmt::format("--nnodes={}", nodes), "--nproc-per-node=1", fmt::format("--node-rank={}", node_rank), "--max-restarts=3",
+std::vector<std::string> ddprun_line(const std::string& ddprun, int nodes, const std::string& port, int node_rank, bool tls = false) {
+    return {ddprun, "-q", tls ? "--tls" : "--cgroup=auto", fmt::format("--nnodes={}", nodes), "--nproc-per-node=1", fmt::format("--node-rank={}", node_rank), "--max-restarts=3",
             fmt::format("--rdzv-id={}", kJob), "--rdzv-endpoint=127.0.0.1:" + port, "sleep", "600"};
 }
 
 /// Stands in for a controller until a real agent has introduced itself.
 class Introduction final : private rdzv::ServerHandler {
   public:
-    static rdzv::AgentHello of(const std::string& ddprun, int nodes, const ReservedPort& port) {
+    static rdzv::AgentHello of(const std::string& ddprun, int nodes, const ReservedPort& port, bool tls) {
         const auto loop = *os::EventLoop::create({});
         Introduction self(*loop);
         rdzv::ServerOptions options;
@@ -59,7 +60,7 @@ class Introduction final : private rdzv::ServerHandler {
         options.where = port.endpoint();
         const auto server = rdzv::Server::create(*loop, std::move(options), self);
         if (!server) give_up(server.error().what);
-        const Program agent(ddprun_line(ddprun, nodes, port.number(), 1), with_environment({std::string("DDPRUN_TOKEN=") + kToken}));
+        const Program agent(ddprun_line(ddprun, nodes, port.number(), 1, tls), with_environment({std::string("DDPRUN_TOKEN=") + kToken}));
         if (!loop->run()) give_up("event loop");
         return self.hello_;
     }
@@ -81,7 +82,7 @@ class Introduction final : private rdzv::ServerHandler {
 /// All nodes but the head.
 class Crowd {
   public:
-    Crowd(os::EventLoop& loop, rdzv::AgentHello hello, Endpoint head, int agents) : loop_(loop) {
+    Crowd(os::EventLoop& loop, rdzv::AgentHello hello, Endpoint head, int agents, std::shared_ptr<const rdzv::TlsContext> tls) : loop_(loop), tls_(std::move(tls)) {
         nodes_.reserve(static_cast<std::size_t>(agents));
         arrive_ = [this, hello = std::move(hello), head = std::move(head), agents] {
             const int number = size();
@@ -123,6 +124,7 @@ class Crowd {
             options.credentials = {kJob, kToken};
             options.name = "agent on " + hello.host;
             options.hello = std::move(hello);
+            options.tls = crowd.tls_;
             link = std::make_unique<rdzv::AgentLink>(crowd.loop_, std::move(options), *this);
         }
         void on_connected() override {
@@ -154,6 +156,7 @@ class Crowd {
     }
 
     os::EventLoop& loop_;
+    std::shared_ptr<const rdzv::TlsContext> tls_;
     std::function<void()> arrive_;
     int wanted_ = 0;
     std::vector<std::unique_ptr<Node>> nodes_;
@@ -180,16 +183,16 @@ double cpu_ms(pid_t process) {
     return static_cast<double>(user + system) * 1000.0 / static_cast<double>(::sysconf(_SC_CLK_TCK));
 }
 
-void measure(const std::string& ddprun, int agents) {
+void measure(const std::string& ddprun, int agents, std::shared_ptr<const rdzv::TlsContext> tls) {
     const ReservedPort port;
-    const rdzv::AgentHello hello = Introduction::of(ddprun, agents + 1, port);
-    Program head(ddprun_line(ddprun, agents + 1, port.number(), 0), with_environment({std::string("DDPRUN_TOKEN=") + kToken}));
+    const rdzv::AgentHello hello = Introduction::of(ddprun, agents + 1, port, tls != nullptr);
+    Program head(ddprun_line(ddprun, agents + 1, port.number(), 0, tls != nullptr), with_environment({std::string("DDPRUN_TOKEN=") + kToken}));
     while (!connect_tcp(port.endpoint(), MonotonicClock::now() + std::chrono::seconds(1))) ::usleep(2000);
     const long before_kib = kib_of(head.pid(), "VmRSS");
 
     const auto loop = *os::EventLoop::create({});
     const TimePoint begun = MonotonicClock::now();
-    Crowd crowd(*loop, hello, port.endpoint(), agents);
+    Crowd crowd(*loop, hello, port.endpoint(), agents, std::move(tls));
     crowd.run_until(&Crowd::all_assigned, "forming the world");
     const double joining = ms_between(begun, crowd.joined), assigning = ms_between(crowd.joined, crowd.assigned);
     const long each_kib = (kib_of(head.pid(), "VmRSS") - before_kib) * 1024 / agents;
@@ -307,7 +310,11 @@ int main(int argc, char** argv) {
             fmt::print("{:>6} | left out: {} descriptors are allowed (ulimit -n)\n", agents, files.rlim_cur);
             continue;
         }
-        measure(argv[1], agents);
+        measure(argv[1], agents, nullptr);
+    }
+    if (const auto tls = ddprun::rdzv::TlsContext::for_client()) {
+        fmt::print("with --tls:\n");
+        measure(argv[1], sizes.front(), *tls);
     }
     measure_real_agents(argv[1], argv[2]);
     return 0;
