@@ -183,10 +183,9 @@ bool run(const ddp::Context& context, const Options& options) {
     bool complete = true;
     for (std::size_t epoch = 0; epoch < options.num_epochs; ++epoch) {
         sampler.set_epoch(epoch);
-        const std::vector<std::size_t> mine = sampler.indices();
-        complete = covers_the_data(*group, mine, points.size()) && complete;
+        complete = covers_the_data(*group, sampler.indices(), points.size()) && complete;
         std::printf("Local Rank %d, Epoch %zu, Training ...\n", context.local_rank(), epoch);
-        ddp::Loader loader(points, mine, {.batch_size = options.batch_size});
+        ddp::Loader loader(points, sampler, {.batch_size = options.batch_size});
         std::vector<double> sums(2);  // losses, samples
         while (const ddp::Batch* batch = loader.next()) {
             sums[0] += network.forward_backward(batch->field<float>(0).first(batch->size() * options.input_dim), batch->field<std::int32_t>(1).first(batch->size()), model);

@@ -33,6 +33,18 @@ std::string result_of(const Outcome& outcome) {
     return std::regex_search(outcome.out, found, std::regex("bitwise equal on (.*)\n")) ? found[1].str() : "nothing: " + outcome.out + outcome.err;
 }
 
+TEST(Examples, CheckThemselvesOnThreeWorkers) {
+    for (const auto& [example, says] : {std::pair{"SUM_OF_RANKS", "the sum of their ranks is 3"},
+                                        {"REGRESSION", "found y = 3.000 x + -1.000"},
+                                        {"ACCUMULATION", "in 4 parts, 60 averages each"},
+                                        {"EVALUATION", "% of 1003 samples are right"},
+                                        {"RESUME", "stopped in epoch 0 behind 960 samples; ended after 63 steps"}}) {
+        const Outcome outcome = run_example(example, 3, {});
+        EXPECT_EQ(outcome.status, 0) << example << ": " << outcome.err;
+        EXPECT_THAT(outcome.out, AllOf(StartsWith("3 workers"), HasSubstr(says)));
+    }
+}
+
 TEST(Examples, RollCallMissesNobodyAndOneCalls) {
     const Outcome outcome = run_example("ROLL_CALL", 4, {});
     EXPECT_EQ(outcome.status, 0) << outcome.err;

@@ -192,13 +192,6 @@ TEST_F(Train, AWorldSizeThatDisagreesIsRefusedByName) {
     EXPECT_FALSE(outcome.timed_out);
 }
 
-TEST_F(Train, TheExamplesCheckThemselvesUnderTheLauncher) {
-    for (const char* example : {"SUM_OF_RANKS", "REGRESSION"}) {
-        const Outcome outcome = run({path_of("DDPRUN"), "--nproc-per-node=4", path_of(example)}, here());
-        EXPECT_EQ(outcome.status, 0) << example << ": " << outcome.out << outcome.err;
-    }
-}
-
 TEST_F(Train, ADiskThatIsFullAtACheckpointEndsWithTheCodeOfHelp) {
     const SmallDisk disk("size=64k");
     if (!disk.mounted()) GTEST_SKIP() << "a tmpfs cannot be mounted here";
