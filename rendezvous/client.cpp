@@ -56,8 +56,20 @@ Error unexpected(const StoreReply& reply) {
 
 }  // namespace
 
+std::string to_string(const StoreAddress& address) { return address.path.empty() ? to_string(address.tcp) : "unix:" + address.path; }
+
+Result<StoreAddress> parse_store_address(std::string_view text) {
+    constexpr std::string_view kTcp = "tcp:", kUnix = "unix:";
+    if (text.starts_with(kUnix) && text.size() > kUnix.size()) return StoreAddress(std::string(text.substr(kUnix.size())));
+    if (!text.starts_with(kTcp)) return Error{Errc::InvalidArgument, fmt::format("'{}' is neither tcp:HOST:PORT nor unix:PATH", text), 0};
+    Result<Endpoint> endpoint = parse_endpoint(text.substr(kTcp.size()), 0);
+    if (!endpoint) return endpoint.error();
+    return StoreAddress(*std::move(endpoint));
+}
+
 struct StoreClient::Impl {
-    Endpoint server;
+    explicit Impl(StoreAddress address, ClientOptions own) : server(std::move(address)), options(std::move(own)) {}
+    StoreAddress server;
     ClientOptions options;
     UniqueFd fd;
     std::unique_ptr<TlsSession> tls;  ///< null: nothing is sealed
@@ -86,7 +98,7 @@ struct StoreClient::Impl {
 // ---- connection
 
 Status StoreClient::Impl::open(TimePoint deadline) {
-    Result<UniqueFd> connected = connect_tcp(server, deadline);
+    Result<UniqueFd> connected = server.path.empty() ? connect_tcp(server.tcp, deadline) : connect_unix(server.path, deadline);
     if (!connected) return connected.error();
     fd = *std::move(connected);
     decoder = FrameDecoder(kStrangerLimits);
@@ -132,11 +144,9 @@ Status StoreClient::Impl::shake_hands(TimePoint deadline) {
     return {};
 }
 
-Result<std::unique_ptr<StoreClient>> StoreClient::connect(const Endpoint& server, ClientOptions options,
+Result<std::unique_ptr<StoreClient>> StoreClient::connect(const StoreAddress& server, ClientOptions options,
                                                           TimePoint deadline) {
-    auto impl = std::make_unique<Impl>();
-    impl->server = server;
-    impl->options = std::move(options);
+    auto impl = std::make_unique<Impl>(server, std::move(options));
     Duration backoff = kFirstBackoff;
     for (;;) {
         const Status opened = impl->open(deadline);

@@ -5,6 +5,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "env/clock.h"
@@ -13,6 +14,19 @@
 #include "rendezvous/role.h"
 
 namespace ddprun::rdzv {
+
+/// Where a store is: "tcp:HOST:PORT" or "unix:PATH", as DDPRUN_STORE says it.
+struct StoreAddress {
+    StoreAddress(Endpoint endpoint) : tcp(std::move(endpoint)) {}
+    explicit StoreAddress(std::string unix_path) : path(std::move(unix_path)) {}
+    Endpoint tcp;
+    std::string path;  ///< of a Unix socket; "" it is at `tcp`
+    bool operator==(const StoreAddress&) const = default;
+};
+/// For messages: "node00:29500", "unix:/run/store".
+std::string to_string(const StoreAddress& address);
+/// Error: InvalidArgument.
+Result<StoreAddress> parse_store_address(std::string_view text);
 
 struct ClientOptions {
     Role role = Role::Worker;
@@ -32,7 +46,7 @@ class StoreClient {
   public:
     /// Connects and authenticates. Retries refused connections until the deadline.
     /// Error: Timeout with the last cause, Refused (wrong token or job), Protocol, NotFound (TLS, and no libssl here).
-    static Result<std::unique_ptr<StoreClient>> connect(const Endpoint& server, ClientOptions options,
+    static Result<std::unique_ptr<StoreClient>> connect(const StoreAddress& server, ClientOptions options,
                                                         TimePoint deadline);
     ~StoreClient();
     StoreClient(const StoreClient&) = delete;

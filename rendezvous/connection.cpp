@@ -169,7 +169,7 @@ void Connection::hear(std::string_view bytes) {
 }
 
 void Connection::deliver() {
-    while (state_ == State::Open) {
+    while (state_ == State::Open && !is_paused_) {
         Result<std::optional<Frame>> frame = decoder_.next();
         if (!frame) {
             const Error why = frame.error().with(peer());
@@ -179,6 +179,19 @@ void Connection::deliver() {
         if (!*frame) return;
         owner_->on_frame(*this, std::move(**frame));
     }
+}
+
+void Connection::pause_reading() {
+    is_paused_ = true;
+    update_watch();
+}
+
+void Connection::resume_reading() {
+    if (!std::exchange(is_paused_, false)) return;
+    update_watch();
+    loop_.post([this, alive = alive_] {
+        if (*alive) deliver();  // what had come before
+    });
 }
 
 // ---- out
@@ -277,7 +290,7 @@ void Connection::after_write() {
 
 void Connection::update_watch() {
     if (state_ == State::Closed) return;
-    const std::uint32_t wanted = EPOLLIN | (can_write() ? static_cast<std::uint32_t>(EPOLLOUT) : 0U);
+    const std::uint32_t wanted = (is_paused_ ? 0U : static_cast<std::uint32_t>(EPOLLIN)) | (can_write() ? static_cast<std::uint32_t>(EPOLLOUT) : 0U);
     if (wanted == watched_) return;
     watched_ = wanted;
     loop_.change(fd_.get(), wanted);

@@ -35,7 +35,7 @@ class ConnectionOwner {
     virtual void on_written(Connection&) {}
 };
 
-/// One TCP connection on the event loop: frames in, messages out, nothing blocks.
+/// One connection, of TCP or a Unix socket, on the event loop: frames in, messages out, nothing blocks.
 ///
 /// What the peer does not take is queued up to a limit, beyond which the connection fails (Limit). Owns the
 /// socket; destroying it hands what is queued to the kernel as far as it takes it, and closes at once. TLS is spoken where a
@@ -68,6 +68,10 @@ class Connection {
     void dismiss(const Failure& last_words, Error why);
     /// Closes at once.
     void fail(Error why);
+    /// Takes nothing more from the peer until it is resumed, so that the peer has to wait. One that goes meanwhile is not waited for:
+    /// what it had sent may be lost.
+    void pause_reading();
+    void resume_reading();
 
     // An agent's session (session.h) is carried by one connection after the other. From keep_messages() on what is sent is
     // kept until it is acknowledged, also when this connection was lost, until another one goes on from it or it is given up.
@@ -135,6 +139,7 @@ class Connection {
     bool said_all_ = false;  ///< saying goodbye, and our side is shut down
     std::uint32_t watched_ = 0;
     bool write_posted_ = false;
+    bool is_paused_ = false;
     std::optional<Error> why_;
     os::EventLoop::TimerId goodbye_timer_ = 0;
     TimePoint last_heard_;

@@ -29,6 +29,7 @@ constexpr std::array kMessages{
     MessageRow{MessageType::Erase, MessageKind::StoreRequest, "Erase"},
     MessageRow{MessageType::Wait, MessageKind::StoreRequest, "Wait"},
     MessageRow{MessageType::Barrier, MessageKind::StoreRequest, "Barrier"},
+    MessageRow{MessageType::ClientGone, MessageKind::ClientGone, "ClientGone"},
     MessageRow{MessageType::Done, MessageKind::StoreReply, "Done"},
     MessageRow{MessageType::Value, MessageKind::StoreReply, "Value"},
     MessageRow{MessageType::Absent, MessageKind::StoreReply, "Absent"},

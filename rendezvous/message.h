@@ -17,7 +17,7 @@ namespace ddprun::rdzv {
 /// A frame's type. A number that was released stays.
 enum class MessageType : std::uint8_t {
     Hello = 1, Challenge, Proof, Welcome, Failure, Heartbeat,
-    Set = 16, Get, TryGet, Add, CompareSet, Erase, Wait, Barrier,
+    Set = 16, Get, TryGet, Add, CompareSet, Erase, Wait, Barrier, ClientGone,
     Done = 32, Value, Absent, Sum, Exchanged, Erased,
     AgentHello = 64, WorkersStarted, WorkerExited, GenerationDrained, FenceEntered, StandbyListens,
     StartGeneration = 80, StopGeneration, Shutdown, World, FenceOver, Legacy, Successor,
@@ -32,6 +32,7 @@ enum class MessageKind : std::uint8_t {
     Heartbeat,    ///< decode_heartbeat
     StoreRequest, ///< client to store: decode_store_request
     StoreReply,   ///< store to client: decode_store_reply
+    ClientGone,   ///< agent to store: decode_client_gone
     AgentHello,   ///< decode_agent_hello
     FromAgent,    ///< agent to controller: decode_from_agent
     ToAgent,      ///< controller to agent: decode_to_agent

@@ -35,7 +35,8 @@ struct StoreLimits {
 struct ServerLimits {
     std::size_t strangers = 512;  ///< connections that have not finished the handshake
     std::size_t connections = 65536;
-    std::size_t output_bytes = 160U << 20;          ///< per connection, not yet taken by the peer
+    std::size_t output_bytes = 160U << 20;          ///< per connection, or client of an agent, not yet taken by the peer
+    std::size_t unanswered = 4096;                  ///< requests of one local client; beyond them nothing is read from it
     Duration handshake = std::chrono::seconds(10);  ///< from accept to the last handshake message
     Duration goodbye = std::chrono::seconds(2);     ///< for a refused peer to read why
 };
@@ -45,6 +46,10 @@ struct Heartbeats {
     Duration timeout = std::chrono::seconds(3);  ///< nothing received for this long: the other side is lost
     Duration interval = timeout / 6;             ///< a silent side says at least so often that it lives
 };
+/// What workers say and hear by their agent's session takes turns with the agent's own messages: when the other side has not
+/// acknowledged so much, no more of it is given to the session.
+inline constexpr std::size_t kRelayWindow = 4U << 20;
+
 /// Data that the peer's kernel did not acknowledge for this long: the connection is over. For those without heartbeats:
 /// workers, tools, strangers.
 inline constexpr Duration kUserTimeout = std::chrono::seconds(20);

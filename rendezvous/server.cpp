@@ -6,6 +6,7 @@
 #include <sys/socket.h>
 
 #include <algorithm>
+#include <deque>
 #include <utility>
 #include <vector>
 
@@ -29,6 +30,46 @@ bool is_of_this_host(const Connection& connection) {
 }
 
 Failure failure_of(const Error& error) { return {error.code, error.what}; }
+
+/// The controller's own, and that of this host's workers.
+constexpr ClientId kOwn = 0;
+
+/// The answers to an agent's workers that wait for room in its session.
+class HeldAnswers {
+  public:
+    [[nodiscard]] bool empty() const { return answers_.empty(); }
+    /// What waits for one client has a limit: beyond it the client is told so instead.
+    void push(StoreAnswer answer, std::size_t most) {
+        const auto* const value = std::get_if<Value>(&answer.reply);
+        const auto* const exchanged = std::get_if<Exchanged>(&answer.reply);
+        const std::size_t bytes = value != nullptr ? value->value.size() : exchanged != nullptr ? exchanged->value.size() : 0;
+        std::size_t& all = bytes_[answer.client.number];
+        const bool fits = all + bytes <= most;
+        if (!fits) answer.reply = Failure{Errc::Limit, fmt::format("{} of answers to this client have not been taken yet", format_bytes(all))};
+        all += fits ? bytes : 0;
+        answers_.push_back({std::move(answer), fits ? bytes : 0});
+    }
+    StoreAnswer pop() {
+        Held first = std::move(answers_.front());
+        answers_.pop_front();
+        const auto sum = bytes_.find(first.answer.client.number);
+        sum->second -= first.bytes;
+        if (answers_.empty()) bytes_.clear();
+        return std::move(first.answer);
+    }
+    void forget(std::uint64_t client) {
+        std::erase_if(answers_, [&](const Held& held) { return held.answer.client.number == client; });
+        bytes_.erase(client);
+    }
+
+  private:
+    struct Held {
+        StoreAnswer answer;
+        std::size_t bytes;
+    };
+    std::deque<Held> answers_;
+    std::unordered_map<std::uint64_t, std::size_t> bytes_;  ///< by client
+};
 
 Result<Endpoint> bound_address(int fd) {
     sockaddr_storage address{};
@@ -64,6 +105,7 @@ struct Server::Peer {
     std::unique_ptr<TorchParser> torch = nullptr;  ///< of a TCPStore client
     std::string session = {};                ///< an agent's
     Inbox inbox = {};                        ///< of the session
+    HeldAnswers held = {};                   ///< likewise
     os::EventLoop::TimerId outage_timer = 0; ///< its connection is lost, and when this ends the session is
 };
 
@@ -81,6 +123,12 @@ Result<std::unique_ptr<Server>> Server::create(os::EventLoop& loop, ServerOption
 }
 
 Status Server::open() {
+    if (options_.local_listener) {
+        Result<std::unique_ptr<LocalClients>> local =
+            LocalClients::serve(loop_, std::move(options_.local_listener), options_.credentials, options_.limits, *this);
+        if (!local) return local.error();
+        local_ = *std::move(local);
+    }
     if (options_.listener) {
         Result<Endpoint> bound = bound_address(options_.listener.get());
         if (!bound) return bound.error();
@@ -306,13 +354,16 @@ Status Server::serve(Peer& peer, Frame frame) {
         if (!heartbeat) return heartbeat.error();
         if (peer.session.empty()) return {};
         on_written(*peer.connection);
-        return peer.connection->acknowledge(heartbeat->received);
+        const Status known = peer.connection->acknowledge(heartbeat->received);
+        if (known) say_held(peer);
+        return known;
     }
     if (!peer.session.empty()) {
         (void)peer.inbox.take(frame.json.size() + frame.blob.size());
         if (peer.inbox.owes_a_word()) peer.connection->beat(peer.inbox.word());
     }
     if (kind == MessageKind::StoreRequest) return serve_store(peer, std::move(frame));
+    if (kind == MessageKind::ClientGone) return forget_client(peer, std::move(frame));
     if (kind == MessageKind::Unknown) {
         const Failure failure{Errc::NotFound, fmt::format("message type {} is not known here", type)};
         peer.connection->send(encode_message(failure, frame.request));
@@ -398,7 +449,7 @@ void Server::on_closed(Connection& connection, const Error& why) {
     loop_.cancel(peer->handshake_timer);
     loop_.cancel(peer->outage_timer);
     sessions_.erase(peer->session);
-    store_.disconnect(peer->id);
+    store_.disconnect_all(peer->id);
     stranger_left(peer->id);
     if (peer->torch) {
         torch_store_.disconnect(peer->id);
@@ -431,16 +482,48 @@ Status Server::serve_store(Peer& peer, Frame frame) {
     const std::uint32_t number = frame.request;
     Result<StoreRequest> request = decode_store_request(std::move(frame));
     if (!request) return request.error();
-    deliver(store_.apply(peer.id, number, *std::move(request), loop_.now()));
-    arm_expiry();
+    if (request->client != 0 && peer.session.empty()) return Error{Errc::Protocol, "'client' in a request of no agent", 0};
+    ask({peer.id, request->client}, number, *std::move(request));
     return {};
+}
+
+Status Server::forget_client(Peer& peer, Frame frame) {
+    const Result<ClientGone> gone = decode_client_gone(std::move(frame));
+    if (!gone) return gone.error();
+    if (peer.session.empty()) return Error{Errc::Protocol, "ClientGone from no agent", 0};
+    store_.disconnect({peer.id, gone->client});
+    peer.held.forget(gone->client);
+    return {};
+}
+
+void Server::on_local_request(std::uint64_t client, std::uint32_t number, StoreRequest request) { ask({kOwn, client}, number, std::move(request)); }
+
+void Server::on_local_gone(std::uint64_t client) { store_.disconnect({kOwn, client}); }
+
+void Server::ask(StoreClientId client, std::uint32_t number, StoreRequest request) {
+    deliver(store_.apply(client, number, std::move(request), loop_.now()));
+    arm_expiry();
 }
 
 void Server::deliver(StoreAnswers answers) {
     for (StoreAnswer& answer : answers) {
-        const auto peer = peers_.find(answer.client);
-        if (peer != peers_.end())
-            peer->second->connection->send(encode_message(std::move(answer.reply), answer.request));
+        if (answer.client.connection == kOwn) {
+            if (local_) local_->answer(answer.client.number, answer.request, std::move(answer.reply));
+            continue;
+        }
+        const auto found = peers_.find(answer.client.connection);
+        if (found == peers_.end()) continue;
+        Peer& peer = *found->second;
+        const bool waits = answer.client.number != 0 && (!peer.held.empty() || peer.connection->kept_bytes() >= kRelayWindow);
+        if (waits) peer.held.push(std::move(answer), options_.limits.output_bytes);
+        else peer.connection->send(encode_message(std::move(answer.reply), answer.request));
+    }
+}
+
+void Server::say_held(Peer& peer) {
+    while (!peer.held.empty() && peer.connection->kept_bytes() < kRelayWindow) {
+        StoreAnswer answer = peer.held.pop();
+        peer.connection->send(encode_message(std::move(answer.reply), answer.request));
     }
 }
 
@@ -464,13 +547,12 @@ void Server::begin_generation(std::uint64_t generation) {
 }
 
 StoreReply Server::ask_store(StoreOp op) {
-    constexpr ClientId kController = 0;
     StoreRequest request{store_.generation(), Duration::zero(), std::move(op)};
-    StoreAnswers answers = store_.apply(kController, 0, std::move(request), loop_.now());
+    StoreAnswers answers = store_.apply(kOwn, 0, std::move(request), loop_.now());
     for (StoreAnswer& late : store_.expire(loop_.now())) answers.push_back(std::move(late));
     StoreReply own = Failure{Errc::Timeout, "the store did not answer"};
     const auto mine = std::find_if(answers.begin(), answers.end(),
-                                   [](const StoreAnswer& a) { return a.client == kController; });
+                                   [](const StoreAnswer& a) { return a.client == StoreClientId(kOwn); });
     if (mine != answers.end()) own = mine->reply;
     deliver(std::move(answers));
     return own;

@@ -15,6 +15,7 @@
 #include "rendezvous/agent_message.h"
 #include "rendezvous/connection.h"
 #include "rendezvous/handshake.h"
+#include "rendezvous/local_clients.h"
 #include "rendezvous/membership.h"
 #include "rendezvous/session.h"
 #include "rendezvous/store.h"
@@ -45,6 +46,7 @@ struct ServerOptions {
     Credentials credentials;  ///< an empty token is refused
     Endpoint where;           ///< where to listen; port 0 asks the kernel for one
     UniqueFd listener;        ///< or an already listening, non-blocking socket, which then is used instead
+    UniqueFd local_listener;  ///< a Unix socket's, for the workers of this host; none
     ServerLimits limits;
     StoreLimits store_limits;
     bool serves_torch = false;  ///< PyTorch's TCPStore clients too; PROTOCOL.md says which of them
@@ -55,7 +57,7 @@ struct ServerOptions {
 
 /// The job's meeting point: serves the store to workers and tools, and carries control messages between the
 /// agents and the controller. One thread, the loop's; never blocks.
-class Server final : private ConnectionOwner {
+class Server final : private ConnectionOwner, private LocalClientsHandler {
   public:
     /// Listens from now on. `loop` and `handler` are borrowed for the server's life.
     /// Error: System ("listen 0.0.0.0:29500: Address already in use"), InvalidArgument (no token).
@@ -103,6 +105,9 @@ class Server final : private ConnectionOwner {
     void on_bytes(Connection& connection, std::string_view bytes) override;
     void on_closed(Connection& connection, const Error& why) override;
     void on_written(Connection& connection) override;
+    void on_local_request(std::uint64_t client, std::uint32_t number, StoreRequest request) override;
+    void on_local_gone(std::uint64_t client) override;
+    void on_local_log(const std::string& line) override { handler_.on_log(line); }
     void look_whether_written();
     void release(std::uint64_t key);
     /// Bytes that agents have not said to have.
@@ -125,10 +130,13 @@ class Server final : private ConnectionOwner {
     bool waits_for_redial(Peer& peer, const Error& why);
     Status serve(Peer& peer, Frame frame);
     Status serve_store(Peer& peer, Frame frame);
+    Status forget_client(Peer& peer, Frame frame);
     Status serve_agent(Peer& peer, Frame frame);
     void send_to_all(const Result<EncodedMessage>& message);
     void refuse(Peer& peer, std::uint32_t request, const Error& why);
+    void ask(StoreClientId client, std::uint32_t number, StoreRequest request);
     void deliver(StoreAnswers answers);
+    void say_held(Peer& peer);
     [[nodiscard]] Status admits_speech(const Connection& connection, char first_byte) const;
     [[nodiscard]] Status admits_torch(const Connection& connection) const;
     void end_torch_clients();
@@ -144,6 +152,7 @@ class Server final : private ConnectionOwner {
     std::vector<UniqueFd> listeners_;
     Endpoint bound_;
     Store store_;
+    std::unique_ptr<LocalClients> local_;  ///< null: this host's workers come by other ways
     TorchStore torch_store_;
     std::size_t torch_clients_ = 0;
     std::set<std::string> node_addresses_;  ///< of all agents that have ever joined: one that was lost may come back
@@ -152,7 +161,7 @@ class Server final : private ConnectionOwner {
     std::unordered_map<std::string, ClientId> sessions_;  ///< of agents, by the nonce that they began with
     Strangers strangers_;
     std::size_t joined_agents_ = 0;
-    ClientId next_client_ = 1;  ///< 0 is the controller itself
+    ClientId next_client_ = 1;  ///< 0 is the controller itself, for which this host's workers speak
     TimePoint expiry_at_ = kNever;
     os::EventLoop::TimerId expiry_timer_ = 0;
     os::EventLoop::TimerId heartbeat_timer_ = 0;

@@ -54,11 +54,9 @@ void Outbox::consume(std::size_t bytes) {
         const std::size_t taken = std::min(bytes, item.size() - item.written);
         item.written += taken;
         bytes -= taken;
+        if (item.is_counted) kept_bytes_ += taken;
         if (item.written < item.size()) return;
-        if (item.is_counted) {
-            kept_bytes_ += item.size();
-            kept_.push_back(std::move(item));
-        }
+        if (item.is_counted) kept_.push_back(std::move(item));
         waiting_.pop_front();
     }
 }

@@ -14,6 +14,8 @@ Failure failure(Errc code, std::string what) { return {code, std::move(what)}; }
 Failure failure(const Error& error) { return {error.code, error.what}; }
 
 constexpr std::size_t kKeysShown = 3;
+/// What an agent says of how long a worker has waited is words only.
+constexpr Duration kLongestWait = std::chrono::hours(24 * 365);
 
 /// "key 'a'", or "keys 'a', 'b' and 3 more": the first kKeysShown of so many.
 std::string list_keys(const std::vector<std::string>& first, std::size_t count) {
@@ -26,7 +28,7 @@ std::string list_keys(const std::vector<std::string>& first, std::size_t count) 
 
 }  // namespace
 
-StoreAnswers Store::apply(ClientId client, std::uint32_t request, StoreRequest what, TimePoint now) {
+StoreAnswers Store::apply(StoreClientId client, std::uint32_t request, StoreRequest what, TimePoint now) {
     // First who has waited too long: a client that comes again must not meet its own earlier self in a
     // barrier.
     StoreAnswers expired;
@@ -36,7 +38,7 @@ StoreAnswers Store::apply(ClientId client, std::uint32_t request, StoreRequest w
         answer(client, request, refuse_generation(what.generation));
         return std::exchange(answers_, {});
     }
-    const Asker asker{client, request, what.timeout, now};
+    const Asker asker{client, request, what.timeout, now, now - std::min(what.waited, kLongestWait)};
     std::optional<StoreReply> reply =
         std::visit([&](auto&& op) { return perform(asker, std::move(op)); }, std::move(what.op));
     if (reply) answer(client, request, std::move(*reply));
@@ -136,7 +138,7 @@ std::optional<StoreReply> Store::perform(const Asker& asker, store_op::Barrier&&
     return std::nullopt;
 }
 
-bool Store::is_inside(const std::string& barrier, ClientId client) const {
+bool Store::is_inside(const std::string& barrier, StoreClientId client) const {
     const auto mine = by_client_.find(client);
     if (mine == by_client_.end()) return false;
     return std::any_of(mine->second.ids.begin(), mine->second.ids.end(),
@@ -204,7 +206,7 @@ std::size_t Store::cost_of(const Waiter& waiter) {
     return kNotes + waiter.keys.bytes() + 2 * waiter.barrier.size();
 }
 
-std::optional<Failure> Store::cannot_wait(ClientId client, const Waiter& waiter) const {
+std::optional<Failure> Store::cannot_wait(StoreClientId client, const Waiter& waiter) const {
     const std::size_t cost = cost_of(waiter);
     if (waiting_bytes_ + cost > limits_.waiting_bytes) {
         return failure(Errc::Limit, fmt::format("all clients together wait for too much ({} of {})", format_bytes(waiting_bytes_),
@@ -251,7 +253,7 @@ Store::WaiterId Store::add_waiter(const Asker& asker, Waiter waiter) {
     const WaiterId id = next_waiter_++;
     waiter.client = asker.client;
     waiter.request = asker.request;
-    waiter.since = asker.now;
+    waiter.since = asker.since;
     waiter.deadline = asker.timeout ? deadline_after(asker.now, *asker.timeout) : kNever;
     Waits& mine = by_client_[waiter.client];
     mine.ids.insert(id);
@@ -334,10 +336,17 @@ void Store::leave(WaiterId id) {
     if (barrier->second.inside.empty()) barriers_.erase(barrier);
 }
 
-void Store::disconnect(ClientId client) {
+void Store::disconnect(StoreClientId client) {
     const auto mine = by_client_.find(client);
     if (mine == by_client_.end()) return;
     for (const WaiterId id : std::set<WaiterId>(mine->second.ids)) leave(id);
+}
+
+void Store::disconnect_all(ClientId connection) {
+    for (auto next = by_client_.lower_bound(connection); next != by_client_.end() && next->first.connection == connection;) {
+        const StoreClientId client = (next++)->first;
+        disconnect(client);
+    }
 }
 
 StoreAnswers Store::begin_generation(std::uint64_t generation) {
@@ -359,7 +368,7 @@ StoreAnswers Store::begin_generation(std::uint64_t generation) {
     return told;
 }
 
-void Store::answer(ClientId client, std::uint32_t request, StoreReply reply) {
+void Store::answer(StoreClientId client, std::uint32_t request, StoreReply reply) {
     answers_.push_back({client, request, std::move(reply)});
 }
 

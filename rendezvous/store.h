@@ -16,12 +16,20 @@
 
 namespace ddprun::rdzv {
 
-/// A connection, as the store knows it.
+/// A connection of the server.
 using ClientId = std::uint64_t;
+
+/// Who asks the store: a connection, or one of the clients for whom it speaks.
+struct StoreClientId {
+    StoreClientId(ClientId by, std::uint64_t client = 0) : connection(by), number(client) {}
+    ClientId connection;
+    std::uint64_t number;  ///< 0: the connection itself
+    auto operator<=>(const StoreClientId&) const = default;
+};
 
 /// What one client is told.
 struct StoreAnswer {
-    ClientId client;
+    StoreClientId client;
     std::uint32_t request;
     StoreReply reply;
 };
@@ -36,7 +44,7 @@ class Store {
   public:
     explicit Store(StoreLimits limits = {}) : limits_(limits) {}
 
-    StoreAnswers apply(ClientId client, std::uint32_t request, StoreRequest what, TimePoint now);
+    StoreAnswers apply(StoreClientId client, std::uint32_t request, StoreRequest what, TimePoint now);
     /// Answers whoever has waited until `now` with Timeout, saying what was waited for.
     StoreAnswers expire(TimePoint now);
     /// When expire() has something to do next; kNever: nobody waits.
@@ -44,7 +52,9 @@ class Store {
         return deadlines_.empty() ? kNever : deadlines_.begin()->first;
     }
     /// Forgets what the client waits for: a barrier it was in waits for one more again.
-    void disconnect(ClientId client);
+    void disconnect(StoreClientId client);
+    /// The same for the connection and all clients for whom it speaks.
+    void disconnect_all(ClientId connection);
     /// Drops all keys and answers everyone who waits StaleGeneration. A number that is not larger than the
     /// present one changes nothing.
     StoreAnswers begin_generation(std::uint64_t generation);
@@ -74,7 +84,7 @@ class Store {
     };
     /// Waits for keys (one for Get), or inside a barrier (no keys).
     struct Waiter {
-        ClientId client;
+        StoreClientId client{0};
         std::uint32_t request;
         TimePoint deadline;
         TimePoint since;
@@ -93,10 +103,11 @@ class Store {
         std::vector<WaiterId> inside;
     };
     struct Asker {
-        ClientId client;
+        StoreClientId client;
         std::uint32_t request;
         std::optional<Duration> timeout;
         TimePoint now;
+        TimePoint since;
     };
 
     StoreReply refuse_generation(std::uint64_t asked) const;
@@ -111,17 +122,17 @@ class Store {
 
     std::optional<Failure> put(const std::string& key, Blob value);
     std::optional<StoreReply> wait_for(const Asker& asker, std::vector<std::string> keys, bool wants_value);
-    std::optional<Failure> cannot_wait(ClientId client, const Waiter& waiter) const;
+    std::optional<Failure> cannot_wait(StoreClientId client, const Waiter& waiter) const;
     static std::size_t cost_of(const Waiter& waiter);
     WaiterId add_waiter(const Asker& asker, Waiter waiter);
     bool find_missing(Waiter& waiter) const;
     void wake(const std::string& key);
     StoreReply timeout_of(const Waiter& waiter, TimePoint now) const;
-    bool is_inside(const std::string& barrier, ClientId client) const;
+    bool is_inside(const std::string& barrier, StoreClientId client) const;
     void release(const BarrierState& barrier, const std::string& name);
     Waiter remove_waiter(WaiterId id);
     void leave(WaiterId id);
-    void answer(ClientId client, std::uint32_t request, StoreReply reply);
+    void answer(StoreClientId client, std::uint32_t request, StoreReply reply);
 
     StoreLimits limits_;
     std::uint64_t generation_ = 0;
@@ -131,7 +142,7 @@ class Store {
     std::unordered_map<std::string, std::set<WaiterId>>
         waiting_for_;  ///< by the missing key, in order of arrival
     std::unordered_map<std::string, BarrierState> barriers_;
-    std::unordered_map<ClientId, Waits> by_client_;
+    std::map<StoreClientId, Waits> by_client_;
     std::size_t waiting_bytes_ = 0;  ///< of all waiters
     std::set<std::pair<TimePoint, WaiterId>> deadlines_;
     WaiterId next_waiter_ = 1;

@@ -208,7 +208,7 @@ void StoreHost::Impl::write(StoreGuest& guest) {
 
 void StoreHost::Impl::deliver(StoreAnswers answers) {
     for (StoreAnswer& answer : answers) {
-        const auto guest = guests.find(answer.client);
+        const auto guest = guests.find(answer.client.connection);
         if (guest != guests.end()) send(guest->second, encode_message(std::move(answer.reply), answer.request));
     }
 }

@@ -58,6 +58,8 @@ static void fields(Fields& f, Erased& m) { f("existed", m.existed); }
 static void common_fields(Fields& f, StoreRequest& m) {
     f("generation", m.generation);
     f("timeout_ns", m.timeout);
+    f.usually("client", m.client, std::uint64_t{0});
+    f.usually("waited_ns", m.waited, Duration::zero());
 }
 
 Result<StoreRequest> decode_store_request(Frame frame) {
@@ -79,6 +81,10 @@ Result<EncodedMessage> encode_message(StoreRequest request, std::uint32_t number
         },
         request.op);
 }
+
+static void fields(Fields& f, ClientGone& m) { f("client", m.client); }
+Result<ClientGone> decode_client_gone(Frame frame) { return decode_one<ClientGone>(std::move(frame)); }
+Result<EncodedMessage> encode_message(ClientGone gone) { return encode_one(gone, 0); }
 
 Result<StoreReply> decode_store_reply(Frame frame) {
     const MessageKind kind = kind_of(frame.type);

@@ -71,7 +71,15 @@ struct StoreRequest {
     std::uint64_t generation = 0;
     std::optional<Duration> timeout;  ///< of Get, Wait and Barrier, from the server's receipt; nullopt: for ever
     StoreOp op;
+    std::uint64_t client = 0;           ///< of an agent's: which of its workers asks; 0: it does itself
+    Duration waited = Duration::zero(); ///< of an agent's: for so long, before it was sent. For what a time-out says
     bool operator==(const StoreRequest&) const = default;
+};
+/// An agent says that one of its workers is gone, and waits for nothing any more. Not answered.
+struct ClientGone {
+    static constexpr MessageType kType = MessageType::ClientGone;
+    std::uint64_t client = 0;
+    bool operator==(const ClientGone&) const = default;
 };
 
 struct Done {
@@ -108,6 +116,8 @@ using StoreReply = std::variant<Failure, Done, Value, Absent, Sum, Exchanged, Er
 
 Result<StoreRequest> decode_store_request(Frame frame);
 Result<EncodedMessage> encode_message(StoreRequest request, std::uint32_t number);
+Result<ClientGone> decode_client_gone(Frame frame);
+Result<EncodedMessage> encode_message(ClientGone gone);
 /// Error, besides: Protocol when the frame is no answer of a store.
 Result<StoreReply> decode_store_reply(Frame frame);
 Result<EncodedMessage> encode_message(StoreReply reply, std::uint32_t number);

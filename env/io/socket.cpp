@@ -8,6 +8,7 @@
 #include <netinet/tcp.h>
 #include <poll.h>
 #include <sys/socket.h>
+#include <sys/un.h>
 #include <unistd.h>
 
 #include <array>
@@ -94,6 +95,16 @@ Result<bool> wait_for(int fd, short events, TimePoint deadline) {
         if (ready == 0 && MonotonicClock::now() >= deadline) return false;
         if (ready < 0 && errno != EINTR) return Error::system("poll");
     }
+}
+
+Result<sockaddr_un> unix_address(const std::string& path) {
+    sockaddr_un address{};
+    address.sun_family = AF_UNIX;
+    if (path.empty() || path.size() >= sizeof address.sun_path) {
+        return Error::system(fmt::format("a Unix socket at '{}'", path), path.empty() ? ENOENT : ENAMETOOLONG);
+    }
+    std::memcpy(address.sun_path, path.data(), path.size());
+    return address;
 }
 
 bool is_connected_to_itself(int fd) {
@@ -217,6 +228,39 @@ Result<UniqueFd> connect_tcp(const Endpoint& server, TimePoint deadline) {
         last = error.sys != 0 ? Error::system(attempt, error.sys) : error.with(attempt);
     }
     return last;
+}
+
+Result<UnixListener> listen_unix(const std::string& path) {
+    const Result<sockaddr_un> address = unix_address(path);
+    if (!address) return address.error();
+    UnixListener listener{UniqueFd(::socket(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0)), {}};
+    if (!listener.fd) return Error::system("socket");
+    if (::bind(listener.fd.get(), reinterpret_cast<const sockaddr*>(&*address), sizeof *address) != 0) return Error::system("bind " + path);
+    listener.inode = UniqueFd(::open(path.c_str(), O_PATH | O_NOFOLLOW | O_CLOEXEC));
+    if (!listener.inode) return Error::system("open " + path);
+    if (::listen(listener.fd.get(), SOMAXCONN) != 0) return Error::system("listen " + path);
+    return listener;
+}
+
+Result<UniqueFd> connect_unix(const std::string& path, TimePoint deadline) {
+    constexpr int kPauseMilliseconds = 2;  // nothing tells when a full queue has room
+    const Result<sockaddr_un> address = unix_address(path);
+    if (!address) return address.error();
+    UniqueFd fd(::socket(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
+    if (!fd) return Error::system("socket");
+    while (::connect(fd.get(), reinterpret_cast<const sockaddr*>(&*address), sizeof *address) != 0) {
+        if (errno != EAGAIN && errno != EINTR) return Error::system("connect " + path);
+        if (MonotonicClock::now() >= deadline) return Error{Errc::Timeout, fmt::format("connect {}: too many others do", path), 0};
+        ::poll(nullptr, 0, kPauseMilliseconds);
+    }
+    return fd;
+}
+
+Result<UnixPeer> unix_peer(int fd) {
+    ucred peer{};
+    socklen_t length = sizeof peer;
+    if (::getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &length) != 0) return Error::system("SO_PEERCRED");
+    return UnixPeer{peer.pid, peer.uid};
 }
 
 Status send_all(int fd, std::string_view bytes, TimePoint deadline) {

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <sys/socket.h>
+#include <sys/types.h>
 
 #include <cstdint>
 #include <span>
@@ -37,6 +38,22 @@ Result<Listener> listen_tcp(const Endpoint& where);
 /// A connected, non-blocking, CLOEXEC, TCP_NODELAY socket. Tries every address of the name in turn.
 /// Error: System with the last errno ("connect node07:29400: Connection refused"), Timeout, NotFound (name).
 Result<UniqueFd> connect_tcp(const Endpoint& server, TimePoint deadline);
+
+/// A listening, non-blocking, CLOEXEC Unix socket at `path`, and a descriptor of its inode (O_PATH): whoever has that connects
+/// by "/proc/self/fd/<number>", whatever its namespaces are, also when the caller has removed the path. Error: System.
+struct UnixListener {
+    UniqueFd fd;
+    UniqueFd inode;
+};
+Result<UnixListener> listen_unix(const std::string& path);
+/// A connected, non-blocking, CLOEXEC socket. Error: System ("connect /run/x: Connection refused"), Timeout (its queue is full).
+Result<UniqueFd> connect_unix(const std::string& path, TimePoint deadline);
+/// Who is at the other end of a Unix socket. Error: System.
+struct UnixPeer {
+    pid_t pid;  ///< 0: in another pid namespace
+    uid_t uid;
+};
+Result<UnixPeer> unix_peer(int fd);
 
 /// Writes all bytes / fills the whole span of a non-blocking socket, waiting with poll until the deadline.
 /// Error: Timeout, Closed (EOF, EPIPE, RST), System. `what` of the error says only the attempt

@@ -119,7 +119,10 @@ void AgentLink::on_frame(Connection& connection, Frame frame) {
 Status AgentLink::receive(Frame frame) {
     if (kind_of(frame.type) == MessageKind::Heartbeat) {
         const Result<Heartbeat> heartbeat = decode_heartbeat(std::move(frame));
-        return heartbeat ? connection_->acknowledge(heartbeat->received) : heartbeat.error();
+        if (!heartbeat) return heartbeat.error();
+        const Status known = connection_->acknowledge(heartbeat->received);
+        if (known) handler_.on_acknowledged();
+        return known;
     }
     if (!inbox_.take(frame.json.size() + frame.blob.size())) return {};
     if (inbox_.owes_a_word() || is_waited_for(frame.type)) connection_->beat(inbox_.word());
@@ -134,6 +137,13 @@ Status AgentLink::understand(Frame frame) {
         const Result<ToAgent> message = decode_to_agent(std::move(frame));
         if (!message) return message.error();
         handler_.on_message(*message);
+        return {};
+    }
+    if (kind == MessageKind::StoreReply || (kind == MessageKind::Failure && frame.request != 0)) {
+        const std::uint32_t number = frame.request;
+        const Result<StoreReply> reply = decode_store_reply(std::move(frame));
+        if (!reply) return reply.error();
+        handler_.on_store_reply(number, *reply);
         return {};
     }
     if (kind == MessageKind::Failure) {
@@ -153,9 +163,19 @@ void AgentLink::take_failure(const Failure& failure) {
     connection_->fail(*refusal_);
 }
 
-bool AgentLink::send(FromAgent message) {
+bool AgentLink::send(FromAgent message) { return say(encode_message(std::move(message))); }
+bool AgentLink::tell_gone(ClientGone gone) { return say(encode_message(gone)); }
+
+Status AgentLink::ask_store(StoreRequest request, std::uint32_t number) {
+    Result<EncodedMessage> message = encode_message(std::move(request), number);
+    if (!message) return message.error();
+    say(std::move(message));
+    return {};
+}
+
+bool AgentLink::say(Result<EncodedMessage> message) {
     if (state_ != State::Joined || !connection_->takes_messages()) return false;
-    connection_->send(encode_message(std::move(message)));
+    connection_->send(std::move(message));
     return connection_->takes_messages();
 }
 

@@ -13,6 +13,7 @@
 #include "rendezvous/agent/dial.h"
 #include "rendezvous/handshake.h"
 #include "rendezvous/session.h"
+#include "rendezvous/store_message.h"
 
 namespace ddprun::rdzv {
 
@@ -30,6 +31,10 @@ class AgentLinkHandler {
     virtual void on_log(const std::string& line) = 0;
     /// One line for who looks closely: the session goes on, on another connection.
     virtual void on_detail(const std::string&) {}
+    /// The answer to ask_store() of this number.
+    virtual void on_store_reply(std::uint32_t, const StoreReply&) {}
+    /// The controller has said how much it has: kept_bytes() may be less.
+    virtual void on_acknowledged() {}
 };
 
 struct AgentLinkOptions {
@@ -64,6 +69,12 @@ class AgentLink final : private ConnectionOwner {
 
     /// False: no session (yet, or any more); nothing is sent.
     bool send(FromAgent message);
+    /// A request to the store, for which `number` is not 0; the answer comes by on_store_reply, unless the session is over before.
+    /// Error: Limit, when it is larger than a message may be; nothing is sent.
+    Status ask_store(StoreRequest request, std::uint32_t number);
+    bool tell_gone(ClientGone gone);
+    /// Of what was sent the controller has not said that it has these.
+    [[nodiscard]] std::size_t kept_bytes() const { return connection_ ? connection_->kept_bytes() : 0; }
     [[nodiscard]] bool is_connected() const { return state_ == State::Joined; }
     /// Where the controller is, as this connection has it. Only while connected.
     [[nodiscard]] Endpoint controller() const { return connection_->remote(); }
@@ -85,6 +96,7 @@ class AgentLink final : private ConnectionOwner {
     Status go_on(Dialled dialled);
     Status receive(Frame frame);
     Status understand(Frame frame);
+    bool say(Result<EncodedMessage> message);
     void take_failure(const Failure& failure);
     void beat();
     void look_for_silence();

@@ -112,6 +112,7 @@ std::vector<std::string> seeds() {
                               asks(store_op::Erase{"k"}),
                               asks(store_op::Wait{{"a", "b"}}),
                               asks(store_op::Barrier{"b", 2}),
+                              StoreRequest{0, std::chrono::seconds(1), store_op::Get{"k"}, 7, std::chrono::seconds(1)}, ClientGone{7},
                               Value{Blob("v")},
                               Sum{-1},
                               Exchanged{true, Blob("v")},

@@ -58,6 +58,7 @@ Result<Message> decode(Frame frame) {
         case MessageKind::Failure: return as_it_is(decode_failure(std::move(frame)));
         case MessageKind::Handshake: return widen(decode_handshake(std::move(frame)));
         case MessageKind::StoreRequest: return as_it_is(decode_store_request(std::move(frame)));
+        case MessageKind::ClientGone: return as_it_is(decode_client_gone(std::move(frame)));
         case MessageKind::StoreReply: return widen(decode_store_reply(std::move(frame)));
         case MessageKind::AgentHello: return as_it_is(decode_agent_hello(std::move(frame)));
         case MessageKind::FromAgent: return widen(decode_from_agent(std::move(frame)));

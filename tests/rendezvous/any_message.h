@@ -19,7 +19,7 @@ struct Unknown {
 };
 
 using Message =
-    std::variant<Unknown, Hello, Challenge, Proof, Welcome, Failure, Heartbeat, StoreRequest, Done, Value,
+    std::variant<Unknown, Hello, Challenge, Proof, Welcome, Failure, Heartbeat, StoreRequest, ClientGone, Done, Value,
                  Absent, Sum, Exchanged, Erased, AgentHello, WorkersStarted, WorkerExited, GenerationDrained,
                  StartGeneration, StopGeneration, Shutdown, Notice, Question, Answer,
                  World, FenceEntered, FenceOver, ModexRequest, ModexReply, Legacy, StandbyListens, Successor>;

@@ -122,8 +122,8 @@ std::string bytes_of(const Message& message, std::uint32_t request) {
     return std::move(bytes).value_or("");
 }
 
-RawPeer::RawPeer(const Endpoint& server) {
-    Result<UniqueFd> connected = connect_tcp(server, soon());
+RawPeer::RawPeer(const StoreAddress& server) {
+    Result<UniqueFd> connected = server.path.empty() ? connect_tcp(server.tcp, soon()) : connect_unix(server.path, soon());
     EXPECT_TRUE(connected);
     if (connected) fd_ = *std::move(connected);
 }

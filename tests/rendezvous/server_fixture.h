@@ -143,7 +143,7 @@ std::string bytes_of(const Message& message, std::uint32_t request);
 /// A peer that speaks bytes. Every call gives up after twenty seconds.
 class RawPeer {
   public:
-    explicit RawPeer(const Endpoint& server);
+    explicit RawPeer(const StoreAddress& server);
     bool send(std::string_view bytes);
     /// The next message; nullopt: the connection was closed.
     std::optional<Message> receive();

@@ -41,6 +41,8 @@ std::vector<Message> one_of_each() {
         request(store_op::Erase{"k"}),
         request(store_op::Wait{{"a", "b"}}, 0s),
         request(store_op::Barrier{"b", 4}, 1ns),
+        StoreRequest{3, 1s, store_op::Get{"k"}, 17, 2ms},
+        ClientGone{UINT64_MAX},
         Done{},
         Value{Blob("bytes")},
         Absent{},
@@ -108,7 +110,7 @@ TEST(Message, KeepsTheNumbersThatWereReleased) {
     std::vector<int> types;
     for (const Message& message : one_of_each()) types.push_back(frame_of(message).type);
     types.erase(std::unique(types.begin(), types.end()), types.end());
-    EXPECT_EQ(types, (std::vector<int>{200, 1,  2,  3,  4,  5,  6,  16, 17, 18, 19, 20, 21, 22, 23, 32, 33,
+    EXPECT_EQ(types, (std::vector<int>{200, 1,  2,  3,  4,  5,  6,  16, 17, 18, 19, 20, 21, 22, 23, 17, 24, 32, 33,
                                        34,  35, 36, 37, 64, 65, 66, 67, 80, 81, 82, 96, 97, 98, 83,
                                        68,  84, 99, 100, 85, 69, 86}));
 }
@@ -118,6 +120,8 @@ TEST(Message, KeepsTheBytesThatWereReleased) {
     EXPECT_EQ(json_of(Failure{Errc::Limit, "too much"}), R"({"code":"limit","what":"too much"})");
     EXPECT_EQ(json_of(request(store_op::CompareSet{"k", "12", Blob("34")}, 1s)),
               R"({"generation":3,"timeout_ns":1000000000,"key":"k","expected_bytes":2})");
+    EXPECT_EQ(json_of(StoreRequest{3, 1s, store_op::Get{"k"}, 17, 2ms}),
+              R"({"generation":3,"timeout_ns":1000000000,"client":17,"waited_ns":2000000,"key":"k"})");
     EXPECT_EQ(json_of(request(store_op::Wait{{"a\n", "b"}})), R"({"generation":3,"keys":["a\n","b"]})");
     EXPECT_EQ(json_of(AgentHello{"h", std::nullopt, 4, 71, "0.1.0", {"10.0.0.2"}, {"a=1"}, "default"}),
               R"({"addresses":["10.0.0.2"],"host":"h","pid":71,"role":"default","slots":4,"terms":["a=1"],"version":"0.1.0"})");

@@ -57,6 +57,9 @@ TEST(Outbox, KeepsASessionsMessagesUntilTheyAreAcknowledged) {
     EXPECT_EQ(outbox.bytes(), 5U);
     EXPECT_TRUE(outbox.acknowledge(2));
     EXPECT_EQ(outbox.bytes(), 0U);
+    outbox.push(message("four"));
+    outbox.consume(3);
+    EXPECT_EQ(outbox.bytes(), 4U) << "what is written of it is kept, too";
 }
 
 TEST(Outbox, TakesNoWordForMessagesThatWereNotWritten) {

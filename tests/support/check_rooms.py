@@ -28,7 +28,7 @@ PURE = [
     "launcher/report/explain", "launcher/report/report",
     "launcher/supervise/agent_state", "launcher/supervise/head", "launcher/supervise/job_state",
     "launcher/doctor/judge",
-    "rendezvous/membership", "rendezvous/rank_table", "rendezvous/store", "rendezvous/torch/",
+    "rendezvous/membership", "rendezvous/rank_table", "rendezvous/agent/relay_state", "rendezvous/store", "rendezvous/torch/",
 ]
 BELOW_ASK = [f"launcher/{room}/" for room in ("gpu", "plan", "output", "report", "guard", "hang", "pmix", "supervise")]
 DDP = {room: f"workers/ddp/{room}/" for room in ("checkpoint", "cuda", "data", "group", "nccl", "reduce", "shm", "worker")}

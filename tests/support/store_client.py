@@ -1,6 +1,7 @@
 """A client of a job's store, written from rendezvous/PROTOCOL.md alone: it holds the document to its word.
 
-usage: store_client.py tcp:HOST:PORT|tls:HOST:PORT JOB_ID TOKEN GENERATION, or without arguments as a worker (its environment tells them)
+usage: store_client.py ADDRESS JOB_ID TOKEN GENERATION (unix:PATH, tcp:HOST:PORT or tls:HOST:PORT), or without arguments as a worker (its
+environment tells them)
 """
 import hashlib
 import hmac
@@ -23,12 +24,21 @@ class Refused(Exception):
         self.code = failure["code"]
 
 
+def connect(address):
+    way, _, where = address.partition(":")
+    if way == "unix":
+        stream = socket.socket(socket.AF_UNIX)
+        stream.settimeout(20)
+        stream.connect(where)
+        return stream
+    host, _, port = where.rpartition(":")
+    return socket.create_connection((host.strip("[]"), int(port)), timeout=20)
+
+
 class StoreClient:
-    def __init__(self, store, job_id, token, generation, role="worker", name="store_client.py"):
-        scheme, _, where = store.partition(":")
-        host, _, port = where.rpartition(":")
-        self.socket, binding = socket.create_connection((host.strip("[]"), int(port)), timeout=20), []
-        if scheme == "tls":
+    def __init__(self, address, job_id, token, generation, role="worker", name="store_client.py"):
+        self.socket, binding = connect(address), []
+        if address.startswith("tls:"):
             settings = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
             settings.check_hostname, settings.verify_mode = False, ssl.CERT_NONE
             self.socket = settings.wrap_socket(self.socket)
@@ -87,8 +97,8 @@ def refusal(call, *arguments, **fields):
     return "not refused"
 
 
-def try_everything(where, job_id, token, generation):
-    store = StoreClient(where, job_id, token, generation)
+def try_everything(address, job_id, token, generation):
+    store = StoreClient(address, job_id, token, generation)
     assert store.ask(TRY_GET, key="k")[0] == ABSENT
     assert store.ask(SET, b"\0value", key="k")[0] == DONE
     assert store.ask(GET, key="k") == (VALUE, {}, b"\0value")
@@ -112,10 +122,10 @@ def try_everything(where, job_id, token, generation):
     assert refusal(store.ask, GET, key="k") == "mismatch", "it has not begun"
     store.generation -= 2
     assert refusal(store.ask, GET, key="k") == "stale_generation"
-    assert refusal(StoreClient, where, job_id, "another token", generation) == "refused"
-    assert refusal(StoreClient, where, "another job", token, generation) == "refused"
+    assert refusal(StoreClient, address, job_id, "another token", generation) == "refused"
+    assert refusal(StoreClient, address, "another job", token, generation) == "refused"
 
-    store = StoreClient(where, job_id, token, generation)
+    store = StoreClient(address, job_id, token, generation)
     assert refusal(store.ask, SET, b"v") == "protocol", "no key"
     assert store.receive()[:2] == (FAILURE, 0), "the last word"
     try:

@@ -1,6 +1,7 @@
 // A worker of libddp that gets into trouble on rank 1, for the system tests:
 //   lag      makes 3 collectives, then rank 1 sleeps for ever while the others go on to the fourth
 //   place    says where it is, and counts all ranks in the job's store
+//   await    in the first generation all wait for a key that nobody sets, and say what they hear; later all meet in the store
 //   throw    rank 1 throws in a named function       segv     rank 1 crashes
 #include <unistd.h>
 
@@ -13,8 +14,8 @@
 
 #include "ddp/error_report.h"
 #include "ddp/process_group.h"
+#include "ddp/store.h"
 #include "env/clock.h"
-#include "env/io/socket.h"
 #include "rendezvous/client.h"
 
 namespace probe {
@@ -29,7 +30,7 @@ namespace {
 int say_place(const ddp::Context& context) {
     const ddprun::WorkerEnv& env = context.env();
     const auto deadline = ddprun::deadline_after(ddprun::MonotonicClock::now(), std::chrono::seconds(60));
-    const auto store = ddprun::parse_endpoint(std::string_view(env.store).substr(4), 0);
+    const auto store = ddprun::rdzv::parse_store_address(env.store);
     auto client = ddprun::rdzv::StoreClient::connect(
         *store, {.job_id = env.run_id, .token = env.token, .generation = env.generation, .name = "probe"}, deadline);
     if (!client) throw std::runtime_error(client.error().what);
@@ -43,6 +44,22 @@ int say_place(const ddp::Context& context) {
     return (*client)->barrier("said", env.world_size, deadline) ? 0 : 1;
 }
 
+int await_key(const ddp::Context& context) {
+    ddp::Store store(context);
+    store.barrier("all");
+    if (context.env().generation > 1) return std::puts("met again") < 0 ? 1 : 0;
+    ::signal(SIGTERM, SIG_IGN);  // its peers' end comes with one
+    std::puts("running");
+    std::fflush(stdout);
+    try {
+        (void)store.get("never", std::chrono::minutes(2));
+    } catch (const ddp::PeerLostError& lost) {
+        std::puts(lost.what());
+        return 1;
+    }
+    return 2;
+}
+
 [[noreturn]] void wait_for_signals() {
     for (;;) ::pause();
 }
@@ -50,6 +67,7 @@ int say_place(const ddp::Context& context) {
 int run(std::string_view act) {
     const ddp::Context context = ddp::Context::from_env();
     if (act == "place") return say_place(context);
+    if (act == "await") return await_key(context);
     const auto group = ddp::ProcessGroup::create(context);
     std::array<float, 4> values = {};
     for (int i = 0; i < 3; ++i) group->all_reduce(ddp::buffer_of(std::span<float>(values))).wait();

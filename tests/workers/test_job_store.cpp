@@ -108,6 +108,11 @@ TEST_F(JobStore, ThatGoesAwayIsALostPeer) {
 }
 
 TEST(JobStoreWithoutALauncher, SaysWhatToDo) {
+    ddprun::WorkerEnv env;
+    env.store = "unix:/proc/self/fd/9876";
+    EXPECT_THAT(thrown<Error>([&] { Store store{Context(env)}; }), HasSubstr("has closed the descriptors that it got from ddprun"));
+    env.store = "carrier pigeon";
+    EXPECT_THAT(thrown<InvalidInput>([&] { Store store{Context(env)}; }), HasSubstr("neither tcp:HOST:PORT nor unix:PATH"));
     EXPECT_THAT(thrown<InvalidInput>([] { Store store{Context(ddprun::WorkerEnv{})}; }), HasSubstr("start the program with ddprun"));
 }
 

@@ -2,31 +2,33 @@
 
 #include <fmt/core.h>
 
+#include <cerrno>
+
 #include "ddp/types.h"
 
 namespace ddp {
 
 using ddprun::Errc;
 using ddprun::Result;
+using ddprun::rdzv::StoreAddress;
 using ddprun::rdzv::StoreClient;
 
-namespace {
-constexpr std::string_view kTcp = "tcp:", kTls = "tls:";
-}
-
-bool has_job_store(const ddprun::WorkerEnv& env) { return env.store.starts_with(kTcp) || env.store.starts_with(kTls); }
+bool has_job_store(const ddprun::WorkerEnv& env) { return !env.store.empty(); }
 
 std::shared_ptr<StoreClient> connect_to_job_store(const ddprun::WorkerEnv& env, ddprun::TimePoint deadline) {
     if (!has_job_store(env)) {
-        throw InvalidInput(fmt::format("rank {}: there is no store of the job ({}): start the program with ddprun", env.rank,
-                                       env.store.empty() ? "DDPRUN_STORE is not set" : "DDPRUN_STORE=" + env.store));
+        throw InvalidInput(fmt::format("rank {}: there is no store of the job (DDPRUN_STORE is not set): start the program with ddprun", env.rank));
     }
-    const Result<ddprun::Endpoint> where = ddprun::parse_endpoint(env.store.substr(kTcp.size()), 0);
-    if (!where) throw InvalidInput(fmt::format("DDPRUN_STORE={}: {}", env.store, where.error().what));
+    const Result<StoreAddress> where = ddprun::rdzv::parse_store_address(env.store);
+    if (!where) throw InvalidInput(fmt::format("rank {}: DDPRUN_STORE: {}", env.rank, where.error().what));
     auto client = StoreClient::connect(*where,
                                        {.job_id = env.run_id, .token = env.token, .generation = env.generation,
-                                        .name = fmt::format("rank {}", env.rank), .tls = env.store.starts_with(kTls)},
+                                        .name = fmt::format("rank {}", env.rank)},
                                        deadline);
+    if (!client && client.error().sys == ENOENT) {
+        throw Error(fmt::format("rank {}: the job's store: {}: what started this program has closed the descriptors that it got from ddprun", env.rank,
+                                client.error().what));
+    }
     if (!client) throw_store_error(env.rank, "the job's store", client.error());
     return *std::move(client);
 }

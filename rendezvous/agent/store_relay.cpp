@@ -1,0 +1,69 @@
+#include "rendezvous/agent/store_relay.h"
+
+#include <utility>
+
+namespace ddprun::rdzv {
+
+Result<std::unique_ptr<StoreRelay>> StoreRelay::serve(Parts parts, UniqueFd listener, Credentials credentials, ServerLimits limits) {
+    std::unique_ptr<StoreRelay> relay(new StoreRelay(std::move(parts)));
+    Result<std::unique_ptr<LocalClients>> clients =
+        LocalClients::serve(relay->parts_.loop, std::move(listener), std::move(credentials), limits, *relay);
+    if (!clients) return clients.error();
+    relay->clients_ = *std::move(clients);
+    return relay;
+}
+
+StoreRelay::~StoreRelay() { parts_.loop.cancel(expiry_timer_); }
+
+/// Null: there is none, or it is over.
+AgentLink* StoreRelay::session() const {
+    AgentLink* const link = parts_.link();
+    return link != nullptr && link->is_connected() ? link : nullptr;
+}
+
+void StoreRelay::on_local_request(std::uint64_t client, std::uint32_t number, StoreRequest request) {
+    if (session() == nullptr) return clients_->answer(client, number, Failure{Errc::Closed, "this node has no controller"});
+    perform(state_.ask(client, number, std::move(request), parts_.loop.now()));
+}
+
+void StoreRelay::on_local_gone(std::uint64_t client) {
+    if (AgentLink* const link = session()) link->tell_gone({client});
+    perform(state_.leave(client, parts_.loop.now()));
+}
+
+void StoreRelay::on_store_reply(std::uint32_t number, const StoreReply& reply) { perform(state_.answer(number, reply, parts_.loop.now())); }
+
+void StoreRelay::on_acknowledged() {
+    const AgentLink* const link = session();
+    if (link != nullptr && link->kept_bytes() < kRelayWindow) clients_->resume();
+}
+
+void StoreRelay::on_lost(const std::string& why) {
+    perform(state_.lose({Errc::Closed, why}));
+    clients_->resume();
+}
+
+void StoreRelay::perform(RelayState::Actions actions) {
+    AgentLink* const link = session();
+    for (RelayState::Forward& one : actions.forward) {
+        const Status asked = link == nullptr ? Status() : link->ask_store(std::move(one.request), one.number);
+        if (!asked) perform(state_.answer(one.number, Failure{asked.error().code, asked.error().what}, parts_.loop.now()));
+    }
+    for (RelayState::Told& one : actions.told) clients_->answer(one.client, one.request, std::move(one.reply));
+    if (link != nullptr && link->kept_bytes() >= kRelayWindow) clients_->pause();
+    arm_expiry();
+}
+
+/// As the server's: a timer that is too early costs one wake-up.
+void StoreRelay::arm_expiry() {
+    const TimePoint next = state_.next_deadline();
+    if (next >= expiry_at_) return;
+    parts_.loop.cancel(expiry_timer_);
+    expiry_at_ = next;
+    expiry_timer_ = parts_.loop.call_at(next, [this] {
+        expiry_at_ = kNever;
+        perform(state_.expire(parts_.loop.now()));
+    });
+}
+
+}  // namespace ddprun::rdzv
