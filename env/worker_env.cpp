@@ -133,7 +133,7 @@ const Row kRows[] = {
     {{"DDPRUN_GENERATION", "number of this formation of the world; it only grows"},
      write_generation,
      read_generation},
-    {{"DDPRUN_STORE", "where the job's key-value store is: tcp:host:port, or tls:host:port"},
+    {{"DDPRUN_STORE", "where the job's key-value store is: unix:PATH; tcp:HOST:PORT where no ddprun has started the workers"},
      write_text_if_any<&W::store>,
      read_text<&W::store>},
     {{"DDPRUN_TOKEN", "the job's secret, for the store's handshake", true},

@@ -33,7 +33,7 @@ struct WorkerEnv {
     std::optional<int> omp_num_threads;  ///< set only when the user's environment does not
 
     std::uint64_t generation = 0;
-    std::string store;         ///< "tcp:host:port" of the launcher's store; "" when there is no launcher
+    std::string store;         ///< "unix:PATH" or "tcp:HOST:PORT" of the job's store; "" when there is none
     std::string token;         ///< the job's secret, for the store's handshake
     int segment_fd = -1;       ///< inherited memfd, laid out as env/segment.h; -1 none
     int lifeline_fd = -1;      ///< inherited socket to the agent; -1 none

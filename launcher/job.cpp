@@ -100,6 +100,7 @@ Status Job::build() {
     if (!loop) return loop.error();
     loop_ = std::move(*loop);
     loop_->on_signal([this](const signalfd_siginfo& info) { on_signal(info); });
+    if (const Status opened = open_way_to_store(); !opened) return opened;
     if (const Status served = build_pmix(); !served) return served;
 
     if (const Status watched = watch_starter(); !watched) return watched;
@@ -145,16 +146,26 @@ Status Job::build_guards() {
     return {};
 }
 
-/// The workers' PMIx server, where one is wanted. A directory for MPI's files comes first: the warden removes it if we are
-/// killed. Error: only where the user insists on it.
-Status Job::build_pmix() {
-    if (!pmix_wish_.wanted) return {};
+/// A socket for this host's workers, in the job's directory until they can have it without a name. With PMIx the directory stays:
+/// MPI has files, too, and the warden removes them if we are killed.
+Status Job::open_way_to_store() {
     const std::string place = place_of_job_directories();
     for (const std::string& name : remove_abandoned_job_directories(place)) log_.info("a ddprun that was killed had left {}/{}; removed it", place, name);
+    Result<std::unique_ptr<JobDirectory>> files = JobDirectory::create(place + "/" + job_directory_name(id_));
+    if (!files) return files.error().with("a place for the workers' way to the store (TMPDIR names another)");
+    const std::string path = (*files)->path() + "/store";
+    Result<UnixListener> listener = listen_unix(path);
+    if (!listener) return listener.error().with("the workers' way to the store");
+    ::unlink(path.c_str());
+    store_way_ = *std::move(listener);
+    if (pmix_wish_.wanted) files_ = *std::move(files);
+    return {};
+}
+
+/// The workers' PMIx server, where one is wanted. Error: only where the user insists on it.
+Status Job::build_pmix() {
+    if (!pmix_wish_.wanted) return {};
     const auto begin = [&]() -> Status {
-        Result<std::unique_ptr<JobDirectory>> files = JobDirectory::create(place + "/" + job_directory_name(id_));
-        if (!files) return files.error();
-        files_ = std::move(*files);
         PmixServer::Parts parts{*loop_, log_, host_, id_, files_->path(), [this](rdzv::FromAgent message) { return link_->send(std::move(message)); },
                                 [this](int local_rank) { agent_->worker_aborted(local_rank); }};
         Result<std::unique_ptr<PmixServer>> server = PmixServer::start(process_environment("DDPRUN_PMIX_LIBRARY").value_or(""), std::move(parts));
@@ -205,6 +216,7 @@ Status Job::build_agent(const Endpoint& controller) {
     config.program = setup_.program;
     config.machine = setup_.machine;
     config.host = host_;
+    config.store = store_way_.inode.get();
     config.token = token_.token;
     config.mark = mark_;
     config.environment = std::move(setup_.environment);
@@ -230,6 +242,7 @@ Status Job::build_agent(const Endpoint& controller) {
     hello.seats = seats_of(spec, setup_.machine, setup_.workers);
     if (wants_fabric(spec) || spec.nodes.max > 1) hello.fabric = name_of(setup_.machine.fabric.fabric);
     if (!controller_) build_heir();
+    if (const Status relays = controller_ ? Status() : build_relay(); !relays) return relays;
     std::vector<Endpoint> controllers{controller};
     std::copy_if(setup_.head_elsewhere.begin(), setup_.head_elsewhere.end(), std::back_inserter(controllers),
                  [&](const Endpoint& other) { return other != controller; });
@@ -237,10 +250,19 @@ Status Job::build_agent(const Endpoint& controller) {
     return build_observation();
 }
 
+/// Not on the head, whose server the workers reach themselves.
+Status Job::build_relay() {
+    rdzv::StoreRelay::Parts parts{*loop_, [this] { return link_.get(); }, [this](const std::string& line) { on_log(line); }};
+    Result<std::unique_ptr<rdzv::StoreRelay>> relay =
+        rdzv::StoreRelay::serve(std::move(parts), std::move(store_way_.fd), {setup_.spec.rendezvous.run_id, token_.token});
+    if (!relay) return relay.error();
+    relay_ = *std::move(relay);
+    return {};
+}
+
 void Job::join(std::vector<Endpoint> controllers, TimePoint by) {
     head_ = controllers.front();
     head_places_ = controllers.size();
-    agent_->set_store(store_at(head_));
     rdzv::AgentLinkOptions options;
     if (!std::all_of(controllers.begin(), controllers.end(), stays_here)) options.tls = tls_;
     options.controllers = std::move(controllers);
@@ -254,11 +276,6 @@ void Job::join(std::vector<Endpoint> controllers, TimePoint by) {
     options.is_ours = server_ != nullptr;
     options.connect_by = by;
     link_ = std::make_unique<rdzv::AgentLink>(*loop_, std::move(options), *this);
-}
-
-/// For the workers.
-std::string Job::store_at(const Endpoint& controller) const {
-    return (setup_.spec.rendezvous.tls && !stays_here(controller) ? "tls:" : "tcp:") + to_string(controller);
 }
 
 Status Job::build_observation() {
@@ -376,6 +393,7 @@ void Job::obey(const rdzv::Shutdown& shutdown) {
 }
 
 void Job::on_lost(const Error& why) {
+    if (relay_) relay_->on_lost(fmt::format("the head at {} is lost ({})", to_string(head_), why.what));
     if (exit_code_ || (controller_ && controller_->finished())) return;
     const bool is_gone = why.code == Errc::Closed || why.code == Errc::Timeout;
     if (!controller_ && is_gone && heir_ && !heir_->successor().empty() && !heir_->is_orphan()) return lose_head(why);

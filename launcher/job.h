@@ -41,6 +41,7 @@
 #include "launcher/supervise/heir.h"
 #include "launcher/supervise/job_token.h"
 #include "rendezvous/agent/agent_link.h"
+#include "rendezvous/agent/store_relay.h"
 #include "rendezvous/server.h"
 
 namespace ddprun {
@@ -95,7 +96,9 @@ class Job final : public rdzv::ServerHandler, public rdzv::AgentLinkHandler {
     // job.cpp
     Status build();
     Status build_guards();
+    Status open_way_to_store();
     Status build_pmix();
+    Status build_relay();
     Status build_agent(const Endpoint& controller);
     Status build_observation();
     void build_questions();
@@ -103,7 +106,6 @@ class Job final : public rdzv::ServerHandler, public rdzv::AgentLinkHandler {
     Status watch_starter();
     /// Becomes part of the job at its controller, the first one or another, by whichever of these answers.
     void join(std::vector<Endpoint> controllers, TimePoint by);
-    [[nodiscard]] std::string store_at(const Endpoint& controller) const;
     void on_signal(const signalfd_siginfo& info);
     void act_on(int signal, SignalAction action);
     void suspend();
@@ -189,6 +191,10 @@ class Job final : public rdzv::ServerHandler, public rdzv::AgentLinkHandler {
         if (pmix_) pmix_->handle(message);
     }
     void on_lost(const Error& why) override;
+    void on_store_reply(std::uint32_t number, const rdzv::StoreReply& reply) override { relay_->on_store_reply(number, reply); }
+    void on_acknowledged() override {
+        if (relay_) relay_->on_acknowledged();
+    }
 
     JobSetup setup_;
     std::string host_;
@@ -220,6 +226,8 @@ class Job final : public rdzv::ServerHandler, public rdzv::AgentLinkHandler {
     std::unique_ptr<Output> output_;
     std::unique_ptr<Agent> agent_;
     std::unique_ptr<rdzv::AgentLink> link_;    ///< null: a head that is no node
+    UnixListener store_way_;                   ///< by which this host's workers come to the store
+    std::unique_ptr<rdzv::StoreRelay> relay_;  ///< null: to the server, in this process
     std::unique_ptr<Observation> observation_;
     os::EventLoop::TimerId notice_timer_ = 0;  ///< of --walltime-notice
     std::unique_ptr<WalltimeWatch> walltime_;  ///< on the head only: one question to the scheduler, not one per node

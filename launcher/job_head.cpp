@@ -1,5 +1,6 @@
 #include "launcher/job.h"
 
+#include <fcntl.h>
 #include <fmt/core.h>
 #include <signal.h>
 #include <unistd.h>
@@ -57,6 +58,7 @@ Status Job::build_head(const HeadChoice& choice) {
     options.where = choice.endpoint;
     if (serves_torch_ && spec.nodes.max == 1) options.where.port = static_cast<std::uint16_t>(spec.rendezvous.master_port.value_or(0));
     if (setup_.meeting) options.listener = std::move(setup_.meeting->listener);
+    options.local_listener = UniqueFd(::fcntl(store_way_.fd.get(), F_DUPFD_CLOEXEC, 0));  // another node may turn out to be the head
     if (const Status listens = listen(std::move(options)); !listens) return listens;
     build_controller();
     if (spec.nodes.max > 1) {

@@ -42,10 +42,7 @@ Status Job::start(RemoteAgents::Parts parts) {
 
 /// As a node that the head has started: its share of the others, once it can tell the head of them.
 void Job::on_connected() {
-    if (head_places_ > 1) {
-        head_ = link_->controller();
-        agent_->set_store(store_at(head_));
-    }
+    if (head_places_ > 1) head_ = link_->controller();
     if (controller_ || !setup_.start) return;
     RemoteAgents::Parts parts = parts_of_start();
     parts.tell_head = [this](int node, const std::string& why) {

@@ -59,9 +59,10 @@ Status check_descriptor_limit(const OutputSpec& output, int workers, int open_no
 InheritedNumbers inherited_numbers(std::uint64_t worker_limit) {
     constexpr int kSegment = 250;
     constexpr int kLowest = 3;
-    if (worker_limit == 0 || worker_limit > kSegment + 1) return {kSegment, kSegment + 1};
-    const int segment = std::max(kLowest, static_cast<int>(worker_limit) - 2);
-    return {segment, segment + 1};
+    constexpr int kCount = 3;
+    const bool has_room = worker_limit == 0 || worker_limit >= kSegment + kCount;
+    const int first = has_room ? kSegment : std::max(kLowest, static_cast<int>(worker_limit) - kCount);
+    return {first, first + 1, first + 2};
 }
 
 std::vector<int> open_descriptors() {

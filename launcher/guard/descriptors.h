@@ -28,6 +28,7 @@ Status check_descriptor_limit(const OutputSpec& output, int workers, int open_no
 struct InheritedNumbers {
     int segment = 0;
     int lifeline = 0;
+    int store = 0;
 };
 /// High, out of the way of a shell's redirections, and below the worker's own limit (0: none is known): a number
 /// at or above it cannot be had. Pure.

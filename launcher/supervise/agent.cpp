@@ -321,6 +321,7 @@ Status Agent::give_descriptors(Worker& worker, WorkerEnv& env, os::SpawnSpec& sp
     if (has_segment) spec.descriptors.push_back({segment_->fd(), numbers.segment});
     if (config_.passed_descriptor) spec.descriptors.push_back({*config_.passed_descriptor, *config_.passed_descriptor});
     spec.descriptors.push_back({lifeline->theirs.get(), numbers.lifeline});
+    spec.descriptors.push_back({config_.store, numbers.store});
     childs.push_back(std::move(lifeline->theirs));
 
     if (const std::string directory = output_.attempt_directory(); !directory.empty()) {
@@ -334,7 +335,7 @@ Status Agent::give_descriptors(Worker& worker, WorkerEnv& env, os::SpawnSpec& sp
     }
     env.error_file = worker.error_path;
     env.generation = order_.generation;
-    env.store = config_.store;
+    env.store = fmt::format("unix:/proc/self/fd/{}", numbers.store);
     env.token = config_.token;
     env.segment_fd = has_segment ? numbers.segment : -1;
     env.lifeline_fd = numbers.lifeline;

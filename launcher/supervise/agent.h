@@ -34,7 +34,7 @@ struct AgentConfig {
     ResolvedProgram program;
     Machine machine;
     std::string host;
-    std::string store;       ///< "tcp:host:port" or "tls:host:port", for the workers
+    int store = -1;          ///< descriptor of the socket by which workers reach the store (listen_unix), borrowed
     std::string token;
     JobMark mark;            ///< that every worker carries
     std::vector<std::string> environment;  ///< "NAME=value": what the workers inherit
@@ -56,8 +56,6 @@ class Agent {
           Send send);
     ~Agent();
 
-    /// Where workers that are started from now on find the store: "tcp:host:port" or "tls:host:port".
-    void set_store(std::string store) { config_.store = std::move(store); }
     void handle(const rdzv::StartGeneration& order);
     void handle(const rdzv::StopGeneration& order);
     void handle(const rdzv::Notice& notice);

@@ -32,7 +32,7 @@ class AgentNode {
         config.spec.binding = NumaBinding::None;
         config.program = {"/train", {"/train"}, "a path", "/train"};
         config.host = "node00";
-        config.store = "tcp:127.0.0.1:1";
+        config.store = null_.get();
         config.mark.variable = "DDPRUN_JOB=test";
         agent_ = std::make_unique<Agent>(*loop_, system, *output_, warden, log_, std::move(config),
                                          [this](const rdzv::FromAgent& message) { hear(message); });

@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include "env/io/socket.h"
+#include "tests/support/reserved_port.h"
 #include "tests/support/run_program.h"
 #include "tests/support/temporary_directory.h"
 #include "tests/system/look.h"
@@ -117,25 +118,13 @@ TEST(Faults, ACrashIsNamedWithItsSignal) {
 }
 
 TEST(Faults, StrangersAtTheControllersPortDoNotDisturbTheJob) {
-    Program program(ddprun_probe({"--nproc-per-node=2", "--prefix="}, {"env", "DDPRUN_STORE", "note", "10", "go", "say", "up ${rank}", "noted", "10", "say", "done"}));
+    const ReservedPort port;
+    Program program(ddprun_probe({"--nproc-per-node=2", "--prefix=", "--torch-store=on", "--master-port=" + port.number()},
+                                 {"note", "10", "go", "say", "up ${rank}", "noted", "10", "say", "done"}));
     ASSERT_TRUE(program.wait_for_output("up 0") && program.wait_for_output("up 1"));
-    const std::string store = [&] {
-        // Both workers say the same; ask the probe's own environment through /proc for it.
-        for (const pid_t pid : processes_with("LOCAL_RANK=1")) {
-            const std::string all = file_content("/proc/" + std::to_string(pid) + "/environ");
-            const std::size_t at = all.find("DDPRUN_STORE=tcp:");
-            if (at != std::string::npos && all.find("DDPRUN_JOB=") != std::string::npos && getpgid(pid) == pid) {
-                const std::string parent = file_content("/proc/" + std::to_string(pid) + "/stat");
-                if (parent.find(" " + std::to_string(program.pid()) + " ") != std::string::npos) return std::string(all.c_str() + at + 17);
-            }
-        }
-        return std::string();
-    }();
-    const Result<Endpoint> endpoint = parse_endpoint(store, 0);
-    ASSERT_TRUE(endpoint) << store;
     std::vector<UniqueFd> strangers;
     for (const std::string& words : {std::string(), std::string("GET / HTTP/1.1\r\n\r\n"), std::string("\x7f", 1), std::string(100'000, '\xff')}) {
-        Result<UniqueFd> stranger = connect_tcp(*endpoint, deadline_after(MonotonicClock::now(), 5s));
+        Result<UniqueFd> stranger = connect_tcp(port.endpoint(), deadline_after(MonotonicClock::now(), 5s));
         ASSERT_TRUE(stranger) << stranger.error().what;
         (void)::send(stranger->get(), words.data(), words.size(), MSG_NOSIGNAL);
         strangers.push_back(std::move(*stranger));
@@ -160,7 +149,7 @@ TEST(Faults, ClosedStandardStreamsAreNoFault) {
     EXPECT_EQ(outcome.out, "status 0\n");
     const auto files = log_files(directory.path());
     EXPECT_EQ(occurrences(files.at("attempt_0/1/stdout.log"), " line "), 100);
-    EXPECT_THAT(files.at("attempt_0/1/stdout.log"), HasSubstr("fds: 0 1 2 250 251\n"));
+    EXPECT_THAT(files.at("attempt_0/1/stdout.log"), HasSubstr("fds: 0 1 2 250 251 252\n"));
 }
 
 TEST(Faults, HundredsOfRestartsLeakNothing) {

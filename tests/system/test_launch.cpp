@@ -153,7 +153,19 @@ TEST(Launch, WorkersStartWithCleanSignalsAndOnlyTheirDescriptors) {
     const Outcome outcome = run(ddprun_probe({"--nproc-per-node=1"}, {"sigs", "fds"}));
     EXPECT_THAT(outcome.out, HasSubstr("SigBlk:\t0000000000000000"));
     EXPECT_THAT(outcome.out, HasSubstr("SigIgn:\t0000000000000000"));
-    EXPECT_THAT(outcome.out, HasSubstr("fds: 0 1 2 250 251\n"));
+    EXPECT_THAT(outcome.out, HasSubstr("fds: 0 1 2 250 251 252\n"));
+}
+
+TEST(Launch, AWorkerInNamespacesOfItsOwnReachesTheStore) {
+    const std::vector<std::string> apart{"unshare", "--user", "--map-root-user", "--net", "--pid", "--fork", "--mount-proc"};
+    std::vector<std::string> trial = apart, job{path_of("DDPRUN"), "--nproc-per-node=1", "--prefix="};
+    trial.push_back("true");
+    if (run(trial).status != 0) GTEST_SKIP() << "this machine gives no user namespaces";
+    job.insert(job.end(), apart.begin(), apart.end());
+    job.insert(job.end(), {"python3", path_of("SOURCE_ROOT") + "/tests/support/store_client.py"});
+    const Outcome outcome = run(job);
+    EXPECT_EQ(outcome.status, 0) << outcome.err;
+    EXPECT_EQ(outcome.out, "the document is right\n");
 }
 
 TEST(Launch, TheTokenIsOnNoCommandLineAndInNoLog) {

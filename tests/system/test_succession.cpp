@@ -20,14 +20,18 @@ class WithoutTheHead : public ::testing::Test {
         if (const auto reason = Hosts::why_not()) GTEST_SKIP() << *reason;
     }
     /// One ddprun on each host, the first is the head. A worker of the first generation stays until it is stopped.
-    void start(int nodes, const std::string& nnodes, std::vector<std::string> options = {"--max-restarts=3"}) {
+    void start(int nodes, const std::string& nnodes, std::vector<std::string> options = {"--max-restarts=3"},
+               const std::vector<std::string>& worker = {path_of("PROBE"), "env", "MASTER_ADDR", "env", "WORLD_SIZE", "say", "running",
+                                                         "generation", "1", "hold", "end"}) {
         hosts_ = std::make_unique<Hosts>(nodes);
         options.insert(options.begin(), {"--nnodes=" + nnodes, "--nproc-per-node=2", "--rdzv-backend=c10d", "--rdzv-endpoint=" + Hosts::address(0) + ":29411",
                                          "--rdzv-id=succession", "--shutdown-timeout=1", "--rdzv-conf=last_call_timeout=2,join_timeout=60"});
         for (int node = 0; node < nodes; ++node) {
             std::vector<std::string> own = options;
             if (nnodes.find(':') != std::string::npos) own.push_back("--node-rank=" + std::to_string(node));
-            const std::vector<std::string> line = ddprun_probe(own, {"env", "MASTER_ADDR", "env", "WORLD_SIZE", "say", "running", "generation", "1", "hold", "end"});
+            std::vector<std::string> line{path_of("DDPRUN")};
+            line.insert(line.end(), own.begin(), own.end());
+            line.insert(line.end(), worker.begin(), worker.end());
             nodes_.push_back(std::make_unique<Program>(hosts_->command(node, line), with_environment({"DDPRUN_TOKEN=secret of the job"})));
             if (node > 0) continue;
             ASSERT_TRUE(nodes_[0]->wait_for_output("controller on port"));
@@ -53,6 +57,18 @@ TEST_F(WithoutTheHead, AnElasticJobGoesOnUnderTheStandby) {
     EXPECT_EQ(occurrences(one.out + two.out, "MASTER_ADDR=" + Hosts::address(1)), 4) << "rank 0 is where the new head is";
     EXPECT_THAT(one.err, AllOf(HasSubstr("this node is the head from now on"), HasSubstr("the head at " + Hosts::address(0)), HasSubstr("going on without it")));
     EXPECT_THAT(two.err, HasSubstr("the job goes on under " + Hosts::name(1)));
+}
+
+TEST_F(WithoutTheHead, WhoWaitsForTheStoreHearsOfItAndTheNextWorldHasAStore) {
+    start(3, "2:3", {"--max-restarts=3"}, {path_of("DDP_PROBE"), "await"});
+    await_workers(3);
+    nodes_[0]->signal(SIGKILL);
+    for (int node : {1, 2}) {
+        const Outcome outcome = end_of(node);
+        EXPECT_EQ(outcome.status, 0) << outcome.err;
+        EXPECT_EQ(occurrences(outcome.out, "Store::get(\"never\"): the head at " + Hosts::address(0) + ":29411 is lost"), 2) << outcome.out;
+        EXPECT_EQ(occurrences(outcome.out, "met again"), 2) << outcome.out;
+    }
 }
 
 TEST_F(WithoutTheHead, AnElasticJobOutlivesTheHeadsWholeHostAlsoWithTls) {
