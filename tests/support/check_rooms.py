@@ -31,7 +31,7 @@ PURE = [
     "rendezvous/membership", "rendezvous/rank_table", "rendezvous/agent/relay_state", "rendezvous/store", "rendezvous/torch/",
 ]
 BELOW_ASK = [f"launcher/{room}/" for room in ("gpu", "plan", "output", "report", "guard", "hang", "pmix", "supervise")]
-DDP = {room: f"workers/ddp/{room}/" for room in ("checkpoint", "cuda", "data", "group", "nccl", "reduce", "shm", "worker")}
+DDP = {room: f"workers/ddp/{room}/" for room in ("checkpoint", "cuda", "data", "group", "nccl", "net", "reduce", "shm", "worker")}
 
 
 def ddp_but(*known):
@@ -45,9 +45,10 @@ NOT_KNOWN = [
     (["launcher/"], ["workers/"]),
     ([DDP["worker"]], ddp_but("worker")),
     ([DDP["shm"]], ddp_but("shm", "worker")),  # builds without a header of CUDA, and meets nccl in group only
+    ([DDP["net"]], ddp_but("net", "shm", "worker")),
     ([DDP["cuda"]], ddp_but("cuda", "worker")),
     ([DDP["nccl"]], ddp_but("nccl", "cuda", "worker")),
-    ([DDP["group"]], ddp_but("group", "nccl", "shm", "cuda", "worker")),
+    ([DDP["group"]], ddp_but("group", "nccl", "net", "shm", "cuda", "worker")),
     ([DDP["reduce"]], ddp_but("reduce", "cuda", "worker")),
     ([DDP["data"]], ddp_but("data", "cuda", "worker")),
     ([DDP["checkpoint"]], ddp_but("checkpoint", "cuda", "worker")),

@@ -24,8 +24,8 @@ namespace {
 /// The store, in memory.
 class MemoryBoard {
   public:
-    nccl::Board board() {
-        nccl::Board made;
+    Board board() {
+        Board made;
         made.put = [this](const std::string& key, const std::string& value) {
             {
                 const std::lock_guard lock(mutex_);

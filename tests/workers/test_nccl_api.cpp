@@ -81,7 +81,7 @@ TEST(NcclIds, OneRootServes128RanksWhereNcclCanHaveSeveral) {
 
 TEST(NcclIds, NamesHoldGenerationCommunicatorAndRoot) {
     std::vector<std::string> put, got;
-    nccl::Board board;
+    Board board;
     board.put = [&](const std::string& key, const std::string& value) {
         EXPECT_EQ(value.size(), 128u);
         put.push_back(key);

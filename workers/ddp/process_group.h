@@ -62,8 +62,8 @@ struct ProcessGroupOptions {
 /// Of a call with an output and an input, the smaller may be this rank's slice of the larger; any other
 /// overlap is an InvalidInput.
 ///
-/// Calls are asynchronous: they return a Work. Summation is in rank order, so results are bitwise equal on
-/// all ranks and from run to run. Not thread-safe: one thread issues the calls.
+/// Calls are asynchronous: they return a Work. Summation is in rank order within a node, and in node order between them, so
+/// results are bitwise equal on all ranks and from run to run of the same nodes. Not thread-safe: one thread issues the calls.
 class ProcessGroup {
   public:
     /// Joins the world that `context` describes; blocks until every rank has joined or the timeout passes.

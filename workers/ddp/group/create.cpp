@@ -9,8 +9,11 @@
 
 #include "ddp/group/backend_choice.h"
 #include "ddp/nccl/join.h"
+#include "ddp/net/across_nodes.h"
+#include "ddp/net/meeting.h"
 #include "ddp/shm/cpu_backend.h"
 #include "ddp/shm/segment.h"
+#include "ddp/worker/job_store.h"
 #include "env/print.h"
 #include "env/text.h"
 
@@ -96,7 +99,7 @@ std::unique_ptr<ProcessGroup> make_nccl(const Node& node, const BackendChoice& c
     if (env.world_size > 1 && meets_here) {
         parts.gather = [ranks = node.ranks](std::string_view mine) { return ranks->all_gather_bytes(mine); };
     } else if (env.world_size > 1) {
-        parts.board = nccl::store_board(env, deadline);
+        parts.board = nccl::id_board(env, deadline);
     }
     return make_nccl_group(std::move(parts), env, node.options);
 }
@@ -161,21 +164,30 @@ MadeGroup create_on_devices(const WorkerEnv& env, const ProcessGroupOptions& opt
     return made;
 }
 
-void require_one_node(const WorkerEnv& env) {
-    if (env.local_world_size == env.world_size) return;
+/// Ranks of several nodes find each other through it.
+void require_store(const WorkerEnv& env) {
+    if (has_job_store(env)) return;
     throw InvalidInput(
-        fmt::format("rank {}: {} of the world's {} ranks are on this node; the cpu backend covers one "
-                    "node: start all ranks on one",
+        fmt::format("rank {}: {} of the world's {} ranks are on this node; those of several find each other through the job's "
+                    "store, and there is none: start the program with ddprun, or all ranks on one node",
                     env.rank, env.local_world_size, env.world_size));
 }
 
 std::unique_ptr<ProcessGroup> create_on_host(const WorkerEnv& env, const ProcessGroupOptions& options) {
     // With a launcher's segment, ranks that disagree about the world hear of each other; check that first.
-    if (env.segment_fd < 0) require_one_node(env);
+    const bool several = !covers_world(env);
+    if (several && env.segment_fd < 0) require_store(env);
     const auto deadline = ddprun::deadline_after(ddprun::MonotonicClock::now(), options.timeout);
     auto segment = open_segment(env, deadline);
-    if (segment->header().local_world_size != segment->header().world_size) require_one_node(env);
-    return cpu::make_group(std::move(segment), env, options);
+    if (!several || segment->header().local_world_size == segment->header().world_size)
+        return cpu::make_group(std::move(segment), env, options);
+    require_store(env);
+    // Every rank of a world makes its groups in the same order, and is one process.
+    static std::atomic<int> groups_made{0};
+    const net::Parts parts{.board = store_board(env, deadline, "joining the other nodes"),
+                           .group = groups_made++,
+                           .open_link = [address = net::own_address(env)] { return net::open_fabric_link(address); }};
+    return cpu::make_group(std::make_unique<net::AcrossNodes>(std::move(segment), env, options.timeout, parts), env, options);
 }
 
 }  // namespace

@@ -65,7 +65,7 @@ class StagedGroup final : public ProcessGroup {
         : parts_(parent.parts_),
           env_(parent.env_),
           options_(parent.options_),
-          backend_(parent.backend_, members, share, parent.env_) {
+          backend_(parent.backend_, members, share) {
         begin();
     }
 

@@ -19,12 +19,9 @@
 
 namespace ddp::nccl {
 
-using ddprun::Errc;
 using ddprun::MonotonicClock;
-using ddprun::Result;
 using ddprun::TimePoint;
 using ddprun::WorkerEnv;
-using ddprun::rdzv::StoreClient;
 
 namespace {
 
@@ -94,21 +91,9 @@ std::string id_key(std::uint64_t generation, int communicator, int root) {
     return fmt::format("nccl/{}/{}/{}", generation, communicator, root);
 }
 
-Board store_board(const WorkerEnv& env, TimePoint deadline) {
+Board id_board(const WorkerEnv& env, TimePoint deadline) {
     require_store(env);
-    const std::shared_ptr<StoreClient> client = connect_to_job_store(env, deadline);
-    const int rank = env.rank;
-    Board board;
-    board.put = [client, rank](const std::string& key, const std::string& value) {
-        if (const ddprun::Status set = client->set(key, value); !set) throw_store_error(rank, kAttempt, set.error());
-    };
-    board.get = [client, rank](const std::string& key, TimePoint until) -> std::string {
-        Result<std::string> value = client->get(key, until);
-        if (value) return *std::move(value);
-        if (value.error().code == Errc::Timeout) return "";
-        throw_store_error(rank, kAttempt, value.error());
-    };
-    return board;
+    return store_board(env, deadline, kAttempt);
 }
 
 std::vector<UniqueId> exchange_ids(const Api& api, const Board& board, const Appointment& appointment) {

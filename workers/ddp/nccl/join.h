@@ -10,6 +10,7 @@
 #include "ddp/cuda/cuda_api.h"
 #include "ddp/nccl/api.h"
 #include "ddp/process_group.h"
+#include "ddp/worker/board.h"
 #include "ddp/worker/segment_map.h"
 #include "env/clock.h"
 #include "env/worker_env.h"
@@ -28,17 +29,12 @@ constexpr int maker_of(int root) { return root * kRanksPerRoot; }
 /// "nccl/<generation>/<communicator>/<root>".
 std::string id_key(std::uint64_t generation, int communicator, int root);
 
-/// Where ranks leave ids for each other. Both calls may throw; `get` returns "" when `until` passes first.
-struct Board {
-    std::function<void(const std::string& key, const std::string& value)> put;
-    std::function<std::string(const std::string& key, ddprun::TimePoint until)> get;
-};
 /// A collective of all ranks over something else: everyone's message, by rank.
 using Gather = std::function<std::vector<std::string>(std::string_view mine)>;
 /// Throws InvalidInput where there is no launcher with a store.
 void require_store(const ddprun::WorkerEnv& env);
-/// The store of the launcher that started us. Throws InvalidInput when there is none, TimeoutError, Error.
-Board store_board(const ddprun::WorkerEnv& env, ddprun::TimePoint deadline);
+/// In the launcher's store. Throws InvalidInput when there is none, TimeoutError, Error.
+Board id_board(const ddprun::WorkerEnv& env, ddprun::TimePoint deadline);
 
 struct Appointment {
     int rank = 0;
@@ -63,7 +59,7 @@ struct NcclParts {
     std::shared_ptr<const nccl::Api> nccl;
     std::shared_ptr<SegmentMap> segment;  ///< this node's: the launcher's abort word and the rank lines
     int device = 0;                       ///< of this rank, and the calling thread's
-    nccl::Board board;                    ///< not used by a world of one
+    Board board;                          ///< not used by a world of one
     nccl::Gather gather = {};             ///< in place of the board, where it is set
     int communicator = 0;                 ///< the how many-th of this process
 };

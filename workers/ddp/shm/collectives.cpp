@@ -276,6 +276,12 @@ void CpuBackend::batch(const std::vector<Message>& messages) {
 
 std::vector<std::string> CpuBackend::all_gather_bytes(std::string_view mine, std::int16_t mark) {
     steps_.begin({.operation = SegmentOp::AllGather, .root = mark});
+    std::vector<std::string> all = gather_bytes(mine);
+    steps_.end();
+    return all;
+}
+
+std::vector<std::string> CpuBackend::gather_bytes(std::string_view mine) {
     const std::uint64_t own_length = mine.size();
     std::memcpy(steps_.mine().message(sizeof own_length), &own_length, sizeof own_length);
     meet();
@@ -299,7 +305,6 @@ std::vector<std::string> CpuBackend::all_gather_bytes(std::string_view mine, std
                 std::memcpy(all[r].data() + at, arena_.staging(r, steps_.met()), part(all[r].size()));
         }
     }
-    steps_.end();
     return all;
 }
 

@@ -39,28 +39,28 @@ std::uint32_t place_of(std::uint32_t rank, const std::vector<std::uint32_t>& mem
 
 CpuBackend::CpuBackend(std::shared_ptr<SegmentMap> segment, const ddprun::WorkerEnv& env,
                        std::chrono::nanoseconds timeout, Arena::Lines lines, const Kernels& loops)
-    : segment_(checked(std::move(segment), env)),
+    : env_(env),
+      segment_(checked(std::move(segment), env)),
       arena_(segment_, static_cast<std::uint32_t>(env.local_rank), lines),
       rank_(arena_.rank()),
       size_(arena_.ranks()),
       roster_(read_roster(joined(arena_, env, timeout))),
-      timeout_(timeout),
       steps_(arena_, roster_, timeout),
       kernels_(loops),
       messages_(arena_, roster_, timeout, kernels_),
       sources_(size_) {}
 
 CpuBackend::CpuBackend(const CpuBackend& parent, const std::vector<std::uint32_t>& members,
-                       std::uint32_t share, const ddprun::WorkerEnv& env)
-    : segment_(parent.segment_),
+                       std::uint32_t share)
+    : env_(parent.env_),
+      segment_(parent.segment_),
       arena_(segment_, locals_of(parent.arena_, members), place_of(parent.rank_, members), share),
       rank_(arena_.rank()),
       size_(arena_.ranks()),
       roster_(parent.roster_),
-      timeout_(parent.timeout_),
-      steps_(joined(arena_, env, timeout_), roster_, timeout_),
+      steps_(joined(arena_, env_, parent.timeout()), roster_, parent.timeout()),
       kernels_(parent.kernels_),
-      messages_(arena_, roster_, timeout_, kernels_),
+      messages_(arena_, roster_, steps_.timeout(), kernels_),
       sources_(size_) {}
 
 // Only our own parts: a peer may still be inside the last collective, but nobody reads another rank's shared
@@ -154,7 +154,7 @@ std::uint32_t CpuBackend::take_share(const std::vector<std::uint32_t>& members) 
     if (!members.empty() && members.front() == rank_) mine = try_to_take(*segment_);
     std::uint32_t share = 0;
     std::string why_not;
-    const std::vector<std::string> answers = all_gather_bytes(mine ? encode(*mine) : "", kSplitMark);
+    const std::vector<std::string> answers = CpuBackend::all_gather_bytes(mine ? encode(*mine) : "", kSplitMark);
     for (std::uint32_t r = 0; r < size_; ++r) {
         if (answers[r].empty()) continue;
         const ShareTaken theirs = share_taken(answers[r]);
@@ -164,6 +164,11 @@ std::uint32_t CpuBackend::take_share(const std::vector<std::uint32_t>& members) 
     if (why_not.empty()) return share;
     if (mine && mine->why_not.empty()) Arena::give_back(*segment_, mine->share);
     throw InvalidInput(why_not);
+}
+
+std::unique_ptr<CpuBackend> CpuBackend::split(const std::vector<std::uint32_t>& members) {
+    const std::uint32_t share = take_share(members);
+    return members.empty() ? nullptr : std::make_unique<CpuBackend>(*this, members, share);
 }
 
 }  // namespace ddp::cpu

@@ -67,41 +67,42 @@ class CpuBackend {
                std::chrono::nanoseconds timeout, Arena::Lines lines = Arena::Lines::OfTheNode,
                const Kernels& loops = kernels());
     /// Joins some ranks of a group: `members` by their ranks in it, in the new order. See Arena for `share`.
-    CpuBackend(const CpuBackend& parent, const std::vector<std::uint32_t>& members, std::uint32_t share,
-               const ddprun::WorkerEnv& env);
-    ~CpuBackend();
+    CpuBackend(const CpuBackend& parent, const std::vector<std::uint32_t>& members, std::uint32_t share);
+    virtual ~CpuBackend();
     CpuBackend(const CpuBackend&) = delete;
     CpuBackend& operator=(const CpuBackend&) = delete;
 
-    [[nodiscard]] int rank() const { return static_cast<int>(rank_); }
-    [[nodiscard]] int size() const { return static_cast<int>(size_); }
+    [[nodiscard]] virtual int rank() const { return static_cast<int>(rank_); }
+    [[nodiscard]] virtual int size() const { return static_cast<int>(size_); }
     [[nodiscard]] const Roster& roster() const { return roster_; }
-    [[nodiscard]] std::string describe() const;
+    [[nodiscard]] virtual std::string describe() const;
 
     // As ProcessGroup, with arguments that are already checked. Throw MismatchError, PeerLostError,
     // TimeoutError.
-    void all_reduce(Buffer buffer, ReduceOp op);
-    void broadcast(Buffer buffer, int root);
-    void all_gather(Buffer output, Buffer input);
-    void reduce_scatter(Buffer output, Buffer input, ReduceOp op);
-    void reduce(Buffer buffer, int root, ReduceOp op);
-    void gather(Buffer output, Buffer input, int root);
-    void scatter(Buffer output, Buffer input, int root);
-    void all_to_all(Buffer output, Buffer input);
-    void all_gather_v(Buffer output, Buffer input, const Counts& counts);
-    void reduce_scatter_v(Buffer output, Buffer input, const Counts& counts, ReduceOp op);
-    void all_to_all_v(Buffer output, const Counts& received, Buffer input, const Counts& sent);
-    void send(Buffer buffer, int to);
-    void recv(Buffer buffer, int from);
-    void batch(const std::vector<Message>& messages);
-    void barrier();
+    virtual void all_reduce(Buffer buffer, ReduceOp op);
+    virtual void broadcast(Buffer buffer, int root);
+    virtual void all_gather(Buffer output, Buffer input);
+    virtual void reduce_scatter(Buffer output, Buffer input, ReduceOp op);
+    virtual void reduce(Buffer buffer, int root, ReduceOp op);
+    virtual void gather(Buffer output, Buffer input, int root);
+    virtual void scatter(Buffer output, Buffer input, int root);
+    virtual void all_to_all(Buffer output, Buffer input);
+    virtual void all_gather_v(Buffer output, Buffer input, const Counts& counts);
+    virtual void reduce_scatter_v(Buffer output, Buffer input, const Counts& counts, ReduceOp op);
+    virtual void all_to_all_v(Buffer output, const Counts& received, Buffer input, const Counts& sent);
+    virtual void send(Buffer buffer, int to);
+    virtual void recv(Buffer buffer, int from);
+    virtual void batch(const std::vector<Message>& messages);
+    virtual void barrier();
     std::span<std::byte> allocate_shared(std::size_t bytes);
     /// A share of the arena for the sub-group of `members`, for those who are in none too: 0. The first
     /// member takes it. Throws InvalidInput on all ranks when the arena has no room for one of the
     /// sub-groups.
     std::uint32_t take_share(const std::vector<std::uint32_t>& members);
     /// `mark` says as what it is reported: kBytesMark, kSplitMark.
-    std::vector<std::string> all_gather_bytes(std::string_view mine, std::int16_t mark = kBytesMark);
+    virtual std::vector<std::string> all_gather_bytes(std::string_view mine, std::int16_t mark = kBytesMark);
+    /// Collective: the group of `members`, by their ranks in the new order; null for whoever is in none. Throws as take_share.
+    virtual std::unique_ptr<CpuBackend> split(const std::vector<std::uint32_t>& members);
 
     /// Of the calls that follow.
     void set_timeout(std::chrono::nanoseconds timeout) {
@@ -114,7 +115,8 @@ class CpuBackend {
     [[nodiscard]] double waiting_seconds() const { return steps_.waiting_seconds(); }
     void report_progress(std::uint64_t step, std::uint64_t samples);
 
-  private:
+  protected:
+    // For groups of several nodes, whose ranks of one node meet here.
     struct Region {
         std::byte* base;
         std::uint64_t offset;  ///< in the segment
@@ -125,7 +127,22 @@ class CpuBackend {
     [[nodiscard]] std::byte* shared_buffer(std::uint32_t rank, std::uint64_t location) const;
     void meet() { kernels_.fence(), steps_.meet(); }
     [[nodiscard]] ReduceFunction reduction(DType type, ReduceOp op) const;
+    [[nodiscard]] std::chrono::nanoseconds timeout() const { return steps_.timeout(); }
+    /// As a part of a call: everyone's bytes.
+    std::vector<std::string> gather_bytes(std::string_view mine);
 
+    const ddprun::WorkerEnv env_;
+    std::shared_ptr<SegmentMap> segment_;
+    Arena arena_;
+    const std::uint32_t rank_, size_;
+    Roster roster_;
+    Lockstep steps_;
+    const Kernels& kernels_;
+    PointToPoint messages_;
+    std::vector<Region> regions_;
+    std::vector<const void*> sources_;  ///< one per rank, reused
+
+  private:
     [[nodiscard]] std::size_t stretch_bytes() const;
     [[nodiscard]] std::size_t piece_bytes() const;
     template <class Give, class Take>
@@ -154,22 +171,14 @@ class CpuBackend {
     void stage(const Buffer& buffer, const Pieces& pieces);
     void sum_own(const Buffer& buffer, const Pieces& pieces, ReduceFunction combine);
     void collect(const Buffer& buffer, const Pieces& pieces);
-
-    std::shared_ptr<SegmentMap> segment_;
-    Arena arena_;
-    const std::uint32_t rank_, size_;
-    Roster roster_;
-    const std::chrono::nanoseconds timeout_;
-    Lockstep steps_;
-    const Kernels& kernels_;
-    PointToPoint messages_;
-    std::vector<Region> regions_;
-    std::vector<const void*> sources_;  ///< one per rank, reused
 };
 
 /// A process group over this backend. Joins, so it blocks; throws what ProcessGroup::create throws.
 /// Progress::Auto becomes Inline when this rank has less than two CPUs.
 std::unique_ptr<ProcessGroup> make_group(std::shared_ptr<SegmentMap> segment, const ddprun::WorkerEnv& env,
+                                         const ProcessGroupOptions& options);
+/// Over one that has joined.
+std::unique_ptr<ProcessGroup> make_group(std::unique_ptr<CpuBackend> backend, const ddprun::WorkerEnv& env,
                                          const ProcessGroupOptions& options);
 
 }  // namespace ddp::cpu

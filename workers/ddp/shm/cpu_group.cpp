@@ -13,95 +13,90 @@ using Progress = ProcessGroupOptions::Progress;
 /// Decides which thread runs a collective; the backend does the rest.
 class CpuGroup final : public ProcessGroup {
   public:
-    CpuGroup(std::shared_ptr<SegmentMap> segment, const ddprun::WorkerEnv& env,
-             const ProcessGroupOptions& options)
-        : env_(env), wanted_(options.progress), backend_(std::move(segment), env, options.timeout) {
-        settle(options.timeout);
-    }
-    CpuGroup(const CpuGroup& parent, const std::vector<std::uint32_t>& members, std::uint32_t share)
-        : env_(parent.env_), wanted_(parent.wanted_), backend_(parent.backend_, members, share, parent.env_) {
-        settle(parent.seat().timeout);
+    CpuGroup(std::unique_ptr<CpuBackend> backend, int world_rank, Progress wanted, std::chrono::nanoseconds timeout)
+        : world_rank_(world_rank), wanted_(wanted), backend_(std::move(backend)) {
+        settle(timeout);
     }
 
     std::string describe() const override {
-        return backend_.describe() + (progress_ ? ", progress thread" : "");
+        return backend_->describe() + (progress_ ? ", progress thread" : "");
     }
-    double communication_seconds() const override { return backend_.communication_seconds(); }
-    double waiting_seconds() const override { return backend_.waiting_seconds(); }
+    double communication_seconds() const override { return backend_->communication_seconds(); }
+    double waiting_seconds() const override { return backend_->waiting_seconds(); }
     void report_progress(std::uint64_t step, std::uint64_t samples) override {
-        backend_.report_progress(step, samples);
+        backend_->report_progress(step, samples);
     }
     Work barrier() override {
-        return run([this] { backend_.barrier(); });
+        return run([this] { backend_->barrier(); });
     }
     std::span<std::byte> allocate_shared(std::size_t bytes) override {
         std::span<std::byte> region;
-        run([&] { region = backend_.allocate_shared(bytes); }).wait();
+        run([&] { region = backend_->allocate_shared(bytes); }).wait();
         return region;
     }
 
   private:
     Work do_all_reduce(Buffer buffer, ReduceOp op) override {
-        return run([this, buffer, op] { backend_.all_reduce(buffer, op); });
+        return run([this, buffer, op] { backend_->all_reduce(buffer, op); });
     }
     Work do_broadcast(Buffer buffer, int root) override {
-        return run([this, buffer, root] { backend_.broadcast(buffer, root); });
+        return run([this, buffer, root] { backend_->broadcast(buffer, root); });
     }
     Work do_all_gather(Buffer output, Buffer input) override {
-        return run([this, output, input] { backend_.all_gather(output, input); });
+        return run([this, output, input] { backend_->all_gather(output, input); });
     }
     Work do_reduce_scatter(Buffer output, Buffer input, ReduceOp op) override {
-        return run([this, output, input, op] { backend_.reduce_scatter(output, input, op); });
+        return run([this, output, input, op] { backend_->reduce_scatter(output, input, op); });
     }
     Work do_reduce(Buffer buffer, int root, ReduceOp op) override {
-        return run([this, buffer, root, op] { backend_.reduce(buffer, root, op); });
+        return run([this, buffer, root, op] { backend_->reduce(buffer, root, op); });
     }
     Work do_gather(Buffer output, Buffer input, int root) override {
-        return run([this, output, input, root] { backend_.gather(output, input, root); });
+        return run([this, output, input, root] { backend_->gather(output, input, root); });
     }
     Work do_scatter(Buffer output, Buffer input, int root) override {
-        return run([this, output, input, root] { backend_.scatter(output, input, root); });
+        return run([this, output, input, root] { backend_->scatter(output, input, root); });
     }
     Work do_all_to_all(Buffer output, Buffer input) override {
-        return run([this, output, input] { backend_.all_to_all(output, input); });
+        return run([this, output, input] { backend_->all_to_all(output, input); });
     }
     Work do_all_gather_v(Buffer output, Buffer input, Counts counts) override {
-        return run([=, this] { backend_.all_gather_v(output, input, counts); });
+        return run([=, this] { backend_->all_gather_v(output, input, counts); });
     }
     Work do_reduce_scatter_v(Buffer output, Buffer input, Counts counts, ReduceOp op) override {
-        return run([=, this] { backend_.reduce_scatter_v(output, input, counts, op); });
+        return run([=, this] { backend_->reduce_scatter_v(output, input, counts, op); });
     }
     Work do_all_to_all_v(Buffer output, Counts received, Buffer input, Counts sent) override {
-        return run([=, this] { backend_.all_to_all_v(output, received, input, sent); });
+        return run([=, this] { backend_->all_to_all_v(output, received, input, sent); });
     }
     Work do_send(Buffer buffer, int to) override {
-        return run([this, buffer, to] { backend_.send(buffer, to); });
+        return run([this, buffer, to] { backend_->send(buffer, to); });
     }
     Work do_recv(Buffer buffer, int from) override {
-        return run([this, buffer, from] { backend_.recv(buffer, from); });
+        return run([this, buffer, from] { backend_->recv(buffer, from); });
     }
     Work do_batch(std::vector<Message> messages) override {
-        return run([this, messages = std::move(messages)] { backend_.batch(messages); });
+        return run([this, messages = std::move(messages)] { backend_->batch(messages); });
     }
     std::vector<std::string> do_all_gather_bytes(std::string_view mine, std::int16_t mark) override {
         std::vector<std::string> all;
-        run([&] { all = backend_.all_gather_bytes(mine, mark); }).wait();
+        run([&] { all = backend_->all_gather_bytes(mine, mark); }).wait();
         return all;
     }
     std::unique_ptr<ProcessGroup> do_split(const Part& part) override {
-        std::uint32_t share = 0;
-        run([&] { share = backend_.take_share(part.members); }).wait();
-        if (part.members.empty()) return nullptr;
-        return std::make_unique<CpuGroup>(*this, part.members, share);
+        std::unique_ptr<CpuBackend> backend;
+        run([&] { backend = backend_->split(part.members); }).wait();
+        if (backend == nullptr) return nullptr;
+        return std::make_unique<CpuGroup>(std::move(backend), world_rank_, wanted_, seat().timeout);
     }
 
     void settle(std::chrono::nanoseconds timeout) {
-        const bool has_spare_core = backend_.roster().cpus >= 2 * backend_.roster().ranks;
+        const bool has_spare_core = backend_->roster().cpus >= 2 * backend_->roster().ranks;
         const bool threaded =
-            wanted_ == Progress::Auto ? has_spare_core && backend_.size() > 1 : wanted_ == Progress::Thread;
+            wanted_ == Progress::Auto ? has_spare_core && backend_->size() > 1 : wanted_ == Progress::Thread;
         if (threaded) progress_.emplace();
         take_seat(
-            {.rank = backend_.rank(), .size = backend_.size(), .world_rank = env_.rank, .timeout = timeout});
+            {.rank = backend_->rank(), .size = backend_->size(), .world_rank = world_rank_, .timeout = timeout});
     }
 
     template <class Collective>
@@ -111,7 +106,7 @@ class CpuGroup final : public ProcessGroup {
         progress_->post([this, state, collective, limit = timeout()] {
             std::exception_ptr failure;
             try {
-                backend_.set_timeout(limit);
+                backend_->set_timeout(limit);
                 collective();
             } catch (...) {
                 failure = std::current_exception();
@@ -123,7 +118,7 @@ class CpuGroup final : public ProcessGroup {
     template <class Collective>
     Work run_here(Collective& collective) {
         try {
-            backend_.set_timeout(timeout());
+            backend_->set_timeout(timeout());
             collective();
             return Work();
         } catch (...) {
@@ -133,9 +128,9 @@ class CpuGroup final : public ProcessGroup {
         }
     }
 
-    const ddprun::WorkerEnv env_;
+    const int world_rank_;
     const Progress wanted_;
-    CpuBackend backend_;
+    std::unique_ptr<CpuBackend> backend_;
     std::optional<ProgressThread> progress_;  // last: it ends before the backend that its tasks use
 };
 
@@ -143,7 +138,12 @@ class CpuGroup final : public ProcessGroup {
 
 std::unique_ptr<ProcessGroup> make_group(std::shared_ptr<SegmentMap> segment, const ddprun::WorkerEnv& env,
                                          const ProcessGroupOptions& options) {
-    return std::make_unique<CpuGroup>(std::move(segment), env, options);
+    return make_group(std::make_unique<CpuBackend>(std::move(segment), env, options.timeout), env, options);
+}
+
+std::unique_ptr<ProcessGroup> make_group(std::unique_ptr<CpuBackend> backend, const ddprun::WorkerEnv& env,
+                                         const ProcessGroupOptions& options) {
+    return std::make_unique<CpuGroup>(std::move(backend), env.rank, options.progress, options.timeout);
 }
 
 }  // namespace ddp::cpu

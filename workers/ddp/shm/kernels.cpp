@@ -232,6 +232,14 @@ void reduce(void* out, const void* const* sources, int count, std::size_t n) {
     }
 }
 
+template <class E>
+void divide(void* values, int by, std::size_t n) {
+    auto* const at = static_cast<typename E::Stored*>(values);
+    std::size_t i = 0;
+    for (; i + E::kLanes <= n; i += E::kLanes) E::store(at + i, Average::finish(E::load(at + i), by));
+    for (; i < n; ++i) E::store_one(at + i, Average::finish(E::load_one(at + i), by));
+}
+
 // ---- streaming copy
 
 #if defined(__x86_64__) && !defined(__SANITIZE_THREAD__)
@@ -296,6 +304,7 @@ const Kernels DDP_KERNELS = {
         {reduce<Plain<U8>, Add>, reduce<Plain<U8>, Greatest>, reduce<Plain<U8>, Least>,
          nullptr, reduce<Plain<U8>, Multiply>},
     },
+    {divide<Plain<float>>, divide<Plain<double>>, nullptr, nullptr, divide<Bfloat16>, divide<Float16>, nullptr},
     stream,
     fence,
 };

@@ -16,6 +16,8 @@ using ReduceFunction = void (*)(void* out, const void* const* sources, int count
 struct Kernels {
     const char* name;
     ReduceFunction reduce[7][5];  ///< by DType and ReduceOp; null for integer averages
+    /// By DType, null for integers: n values in place.
+    void (*divide[7])(void* values, int by, std::size_t n);
     /// Copies past the caches: for what another core is going to read. fence() before telling it so.
     void (*stream)(void* to, const void* from, std::size_t bytes);
     void (*fence)();

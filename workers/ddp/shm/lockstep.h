@@ -49,6 +49,11 @@ class Lockstep {
     }
     /// Of the collectives that follow.
     void set_timeout(std::chrono::nanoseconds timeout) { timeout_ = timeout; }
+    [[nodiscard]] std::chrono::nanoseconds timeout() const { return timeout_; }
+    /// That we are in, with its number.
+    [[nodiscard]] const Call& call() const { return call_; }
+    /// The call has to wait for something outside of the steps.
+    void note_start() { note_start(now_ns()); }
     /// Fails this call and all later ones with a MismatchError that says so: all ranks know what they
     /// disagree on.
     [[noreturn]] void disagree(const std::string& on_what);

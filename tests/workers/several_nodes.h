@@ -1,0 +1,102 @@
+#pragma once
+
+#include <fcntl.h>
+
+#include <condition_variable>
+#include <exception>
+#include <functional>
+#include <map>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#include "ddp/net/across_nodes.h"
+#include "ddp/testing.h"
+
+namespace ddp::testing {
+
+/// A world of several nodes in one process: ranks are threads, each node has a segment of its own, and a real link over
+/// the loopback is between them.
+class SeveralNodes {
+  public:
+    explicit SeveralNodes(std::vector<int> ranks_of_nodes, std::chrono::nanoseconds timeout = std::chrono::seconds(60))
+        : ranks_of_nodes_(std::move(ranks_of_nodes)), options_{.timeout = timeout} {
+        for (const int ranks : ranks_of_nodes_) size_ += ranks;
+        int first = 0;
+        for (const int ranks : ranks_of_nodes_) {
+            segments_.push_back(make_segment({.local_world_size = static_cast<std::uint32_t>(ranks),
+                                              .world_size = static_cast<std::uint32_t>(size_),
+                                              .first_rank = static_cast<std::uint32_t>(first)}));
+            first += ranks;
+        }
+    }
+    [[nodiscard]] int size() const { return size_; }
+
+    /// By rank: null for those that did not throw.
+    std::vector<std::exception_ptr> failures(const std::function<void(ProcessGroup&)>& fn) {
+        std::vector<std::exception_ptr> failed(static_cast<std::size_t>(size_));
+        std::vector<std::thread> threads;
+        for (int node = 0, rank = 0; node < static_cast<int>(ranks_of_nodes_.size()); ++node) {
+            for (int local = 0; local < ranks_of_nodes_[static_cast<std::size_t>(node)]; ++local, ++rank) {
+                threads.emplace_back([this, node, local, rank, &fn, &failure = failed[static_cast<std::size_t>(rank)]] {
+                    try {
+                        fn(*group_of(node, local, rank));
+                    } catch (...) {
+                        failure = std::current_exception();
+                        if (ends_generation_) end_generation(rank);
+                    }
+                });
+            }
+        }
+        for (std::thread& thread : threads) thread.join();
+        return failed;
+    }
+    void run(const std::function<void(ProcessGroup&)>& fn) {
+        ends_generation_ = true;
+        for (const std::exception_ptr& failure : failures(fn)) {
+            if (failure) std::rethrow_exception(failure);
+        }
+    }
+    /// As the launcher does when a rank is lost.
+    void end_generation(int because_of_rank) {
+        for (const ddprun::UniqueFd& segment : segments_) map_of(segment)->header().aborted.store(static_cast<std::uint32_t>(because_of_rank) + 1);
+    }
+
+  private:
+    static std::shared_ptr<SegmentMap> map_of(const ddprun::UniqueFd& segment) {
+        return std::make_shared<SegmentMap>(ddprun::UniqueFd(::fcntl(segment.get(), F_DUPFD_CLOEXEC, 0)));
+    }
+    std::unique_ptr<ProcessGroup> group_of(int node, int local, int rank) {
+        ddprun::WorkerEnv env = environment_of(rank, size_);
+        env.local_rank = local;
+        env.local_world_size = ranks_of_nodes_[static_cast<std::size_t>(node)];
+        net::Parts parts{.board = board(), .group = 0, .open_link = [] { return net::open_fabric_link("127.0.0.1"); }};
+        return cpu::make_group(std::make_unique<net::AcrossNodes>(map_of(segments_[static_cast<std::size_t>(node)]), env, options_.timeout, parts), env,
+                               options_);
+    }
+    Board board() {
+        Board board;
+        board.put = [this](const std::string& key, const std::string& value) {
+            const std::lock_guard lock(mutex_);
+            words_[key] = value;
+            changed_.notify_all();
+        };
+        board.get = [this](const std::string& key, ddprun::TimePoint until) -> std::string {
+            std::unique_lock lock(mutex_);
+            const bool there = changed_.wait_until(lock, until, [&] { return words_.contains(key); });
+            return there ? words_[key] : "";
+        };
+        return board;
+    }
+
+    std::vector<int> ranks_of_nodes_;
+    ProcessGroupOptions options_;
+    int size_ = 0;
+    bool ends_generation_ = false;
+    std::vector<ddprun::UniqueFd> segments_;
+    std::mutex mutex_;
+    std::condition_variable changed_;
+    std::map<std::string, std::string> words_;
+};
+
+}  // namespace ddp::testing

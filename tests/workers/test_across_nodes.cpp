@@ -1,0 +1,349 @@
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <numeric>
+
+#include "reference_reduction.h"
+#include "several_nodes.h"
+
+namespace {
+
+using namespace ddp;
+using ddp::testing::SeveralNodes;
+using reference::Bytes;
+using ::testing::AllOf;
+using ::testing::AnyOf;
+using ::testing::HasSubstr;
+
+const std::vector<std::vector<int>> kWorlds = {{1, 1}, {2, 2}, {3, 1}, {2, 1, 3}, {1, 2, 1, 2, 1}};
+// Around the borders between the ways: what goes with the first words, one and several stretches, in one and in two rounds.
+constexpr std::size_t kCounts[] = {0, 1, 17, 2048, 2049, 40'003};
+constexpr std::size_t kManyStretches = 700'001;
+
+Bytes values_of(int rank, DType type, std::size_t count) { return reference::random_values(type, count, 90 + static_cast<unsigned>(rank)); }
+
+std::vector<Bytes> all_values(int ranks, DType type, std::size_t count) {
+    std::vector<Bytes> all;
+    for (int rank = 0; rank < ranks; ++rank) all.push_back(values_of(rank, type, count));
+    return all;
+}
+
+/// In rank order within each node, then in node order.
+Bytes reduced(const std::vector<int>& nodes, const std::vector<Bytes>& inputs, DType type, ReduceOp op) {
+    std::vector<Bytes> sums;
+    auto next = inputs.begin();
+    for (const int ranks : nodes) {
+        sums.push_back(reference::reduce({next, next + ranks}, type, op));
+        next += ranks;
+    }
+    return reference::reduce(sums, type, op);
+}
+
+Buffer whole(Bytes& bytes, DType type = DType::F32) { return {bytes.data(), bytes.size() / size_of(type), type, {}}; }
+Bytes joined(const std::vector<Bytes>& parts) {
+    Bytes all;
+    for (const Bytes& part : parts) all.insert(all.end(), part.begin(), part.end());
+    return all;
+}
+Bytes slice(const Bytes& bytes, std::size_t index, std::size_t each) {
+    const auto begin = bytes.begin() + static_cast<long>(index * each);
+    return {begin, begin + static_cast<long>(each)};
+}
+Bytes& own(std::vector<Bytes>& of_all, const ProcessGroup& group) { return of_all[static_cast<std::size_t>(group.rank())]; }
+
+/// On every world and for every number of elements.
+void for_each_case(const std::function<void(ProcessGroup&, const std::vector<int>&, std::size_t)>& check) {
+    for (const std::vector<int>& nodes : kWorlds) {
+        SeveralNodes world(nodes);
+        world.run([&](ProcessGroup& group) {
+            for (const std::size_t count : kCounts) check(group, nodes, count);
+        });
+    }
+}
+
+TEST(AcrossNodes, AllReduceGivesEveryRankTheSumInNodeOrderBitForBit) {
+    for_each_case([](ProcessGroup& group, const std::vector<int>& nodes, std::size_t count) {
+        auto values = all_values(group.size(), DType::F32, count);
+        const Bytes expected = reduced(nodes, values, DType::F32, ReduceOp::Sum);
+        group.all_reduce(whole(own(values, group))).wait();
+        ASSERT_EQ(own(values, group), expected) << nodes.size() << " nodes, " << count;
+    });
+}
+
+TEST(AcrossNodes, AllReduceGoesThroughManyStretches) {
+    for (const std::vector<int>& nodes : {std::vector<int>{1, 1}, {2, 3}, {1, 2, 1}}) {
+        SeveralNodes(nodes).run([&](ProcessGroup& group) {
+            auto values = all_values(group.size(), DType::F32, kManyStretches);
+            const Bytes expected = reduced(nodes, values, DType::F32, ReduceOp::Sum);
+            group.all_reduce(whole(own(values, group))).wait();
+            ASSERT_EQ(own(values, group), expected) << nodes.size() << " nodes";
+        });
+    }
+}
+
+TEST(AcrossNodes, AllReduceTakesAllTypesAndOperations) {
+    const std::vector<int> nodes{2, 1};
+    SeveralNodes(nodes).run([&](ProcessGroup& group) {
+        for (const DType type : {DType::F32, DType::F64, DType::I32, DType::I64, DType::BF16, DType::F16, DType::U8}) {
+            for (const ReduceOp op : {ReduceOp::Sum, ReduceOp::Max, ReduceOp::Min, ReduceOp::Product}) {
+                for (const std::size_t count : {std::size_t{33}, std::size_t{40'003}}) {
+                    auto values = all_values(3, type, count);
+                    const Bytes expected = reduced(nodes, values, type, op);
+                    group.all_reduce(whole(own(values, group), type), op).wait();
+                    ASSERT_EQ(own(values, group), expected) << name_of(type) << " " << name_of(op) << " " << count;
+                }
+            }
+        }
+    });
+}
+
+TEST(AcrossNodes, AverageDividesTheSumOnceByTheNumberOfAllRanks) {
+    SeveralNodes({2, 1}).run([](ProcessGroup& group) {
+        for (const std::size_t count : {std::size_t{33}, std::size_t{40'003}}) {
+            std::vector<double> values(count, group.rank() + 1.5);
+            group.all_reduce(buffer_of(std::span<double>(values)), ReduceOp::Avg).wait();
+            ASSERT_EQ(values, std::vector<double>(count, 7.5 / 3)) << count;
+        }
+    });
+}
+
+TEST(AcrossNodes, AllReduceTakesSharedMemoryOnOneNodeAndPrivateOnAnother) {
+    const std::vector<int> nodes{2, 2};
+    SeveralNodes(nodes).run([&](ProcessGroup& group) {
+        for (const std::size_t count : {std::size_t{40'003}, kManyStretches}) {
+            auto values = all_values(4, DType::F32, count);
+            const std::span<std::byte> shared = group.allocate_shared(count * 4);
+            std::memcpy(shared.data(), own(values, group).data(), count * 4);
+            const Bytes expected = reduced(nodes, values, DType::F32, ReduceOp::Sum);
+            const bool in_shared = group.rank() < 2;
+            group.all_reduce(in_shared ? Buffer{shared.data(), count, DType::F32, {}} : whole(own(values, group))).wait();
+            const std::byte* const result = in_shared ? shared.data() : own(values, group).data();
+            ASSERT_EQ(std::memcmp(result, expected.data(), expected.size()), 0) << count;
+        }
+    });
+}
+
+TEST(AcrossNodes, BroadcastBringsTheBytesOfEveryRoot) {
+    for_each_case([](ProcessGroup& group, const std::vector<int>&, std::size_t count) {
+        for (int root = 0; root < group.size(); ++root) {
+            auto values = all_values(group.size(), DType::F32, count);
+            group.broadcast(whole(own(values, group)), root).wait();
+            ASSERT_EQ(own(values, group), values_of(root, DType::F32, count)) << root;
+        }
+    });
+}
+
+TEST(AcrossNodes, GatherAndAllGatherPutEveryRanksInputAtItsPlace) {
+    for_each_case([](ProcessGroup& group, const std::vector<int>&, std::size_t count) {
+        auto values = all_values(group.size(), DType::F32, count);
+        const Bytes expected = joined(values);
+        Bytes all(expected.size());
+        group.all_gather(whole(all), whole(own(values, group))).wait();
+        ASSERT_EQ(all, expected) << count;
+        Bytes gathered(expected.size());
+        const int root = group.size() - 1;
+        group.gather(group.rank() == root ? whole(gathered) : Buffer{}, whole(own(values, group)), root).wait();
+        if (group.rank() == root) {
+            ASSERT_EQ(gathered, expected) << count;
+        }
+    });
+}
+
+TEST(AcrossNodes, ReduceScatterAndReduceGiveTheBitsOfAllReduce) {
+    for_each_case([](ProcessGroup& group, const std::vector<int>& nodes, std::size_t count) {
+        const std::size_t n = static_cast<std::size_t>(group.size());
+        auto values = all_values(group.size(), DType::F32, count * n);
+        const Bytes expected = reduced(nodes, values, DType::F32, ReduceOp::Sum);
+        Bytes mine(count * 4);
+        group.reduce_scatter(whole(mine), whole(own(values, group))).wait();
+        ASSERT_EQ(mine, slice(expected, static_cast<std::size_t>(group.rank()), count * 4)) << count;
+        const Bytes before = own(values, group);
+        group.reduce(whole(own(values, group)), 1).wait();
+        ASSERT_EQ(own(values, group), group.rank() == 1 ? expected : before) << count;
+    });
+}
+
+TEST(AcrossNodes, ScatterAndAllToAllBringEveryoneItsSlices) {
+    for_each_case([](ProcessGroup& group, const std::vector<int>&, std::size_t count) {
+        const std::size_t n = static_cast<std::size_t>(group.size()), rank = static_cast<std::size_t>(group.rank()), each = count * 4;
+        auto values = all_values(group.size(), DType::F32, count * n);
+        Bytes mine(each), all(each * n), expected;
+        group.scatter(whole(mine), group.rank() == 1 ? whole(values[1]) : Buffer{}, 1).wait();
+        ASSERT_EQ(mine, slice(values[1], rank, each)) << count;
+        group.all_to_all(whole(all), whole(own(values, group))).wait();
+        for (const Bytes& from : values) {
+            const Bytes part = slice(from, rank, each);
+            expected.insert(expected.end(), part.begin(), part.end());
+        }
+        ASSERT_EQ(all, expected) << count;
+    });
+}
+
+TEST(AcrossNodes, UnevenCollectivesKeepTheirSlices) {
+    for (const std::vector<int>& nodes : kWorlds) {
+        SeveralNodes world(nodes);
+        world.run([&](ProcessGroup& group) {
+            Counts counts;
+            for (int rank = 0; rank < group.size(); ++rank) counts.push_back(rank == 1 ? 0 : static_cast<std::size_t>(rank) * 1000 + 3);
+            const std::size_t rank = static_cast<std::size_t>(group.rank());
+            const std::size_t total = std::accumulate(counts.begin(), counts.end(), std::size_t{0});
+            const std::size_t before = std::accumulate(counts.begin(), counts.begin() + group.rank(), std::size_t{0});
+            std::vector<std::int32_t> mine(counts[rank], group.rank()), all(total), expected;
+            for (std::size_t r = 0; r < counts.size(); ++r) expected.insert(expected.end(), counts[r], static_cast<std::int32_t>(r));
+            const auto buffer = [](std::vector<std::int32_t>& values) { return buffer_of(std::span<std::int32_t>(values)); };
+            group.all_gather_v(buffer(all), buffer(mine), counts).wait();
+            ASSERT_EQ(all, expected);
+            std::iota(all.begin(), all.end(), 0);
+            group.reduce_scatter_v(buffer(mine), buffer(all), counts).wait();
+            for (std::size_t i = 0; i < mine.size(); ++i) ASSERT_EQ(mine[i], static_cast<std::int32_t>(before + i) * group.size());
+            // Everyone sends as many elements to a rank as that one's number says.
+            Counts sent(counts.size()), received(counts.size(), rank);
+            std::iota(sent.begin(), sent.end(), 0);
+            std::vector<std::int32_t> out(std::accumulate(sent.begin(), sent.end(), std::size_t{0}), group.rank()), in(rank * counts.size()), in_order;
+            group.all_to_all_v(buffer(in), received, buffer(out), sent).wait();
+            for (std::size_t r = 0; r < counts.size(); ++r) in_order.insert(in_order.end(), rank, static_cast<std::int32_t>(r));
+            ASSERT_EQ(in, in_order);
+        });
+    }
+}
+
+TEST(AcrossNodes, BytesOfAnyLengthReachEveryRank) {
+    for (const std::vector<int>& nodes : kWorlds) {
+        SeveralNodes(nodes).run([](ProcessGroup& group) {
+            for (const std::size_t length : {0, 5, 100'000}) {
+                const auto of = [&](int rank) { return std::string(length * static_cast<std::size_t>(rank), static_cast<char>('a' + rank)); };
+                const std::vector<std::string> all = group.all_gather_bytes(of(group.rank()));
+                ASSERT_EQ(all.size(), static_cast<std::size_t>(group.size()));
+                for (int rank = 0; rank < group.size(); ++rank) ASSERT_EQ(all[static_cast<std::size_t>(rank)], of(rank));
+            }
+        });
+    }
+}
+
+TEST(AcrossNodes, MessagesReachRanksOfTheSameAndOfAnotherNodeInOrder) {
+    SeveralNodes({2, 1, 1}).run([](ProcessGroup& group) {
+        for (const std::size_t count : {std::size_t{0}, std::size_t{3}, std::size_t{300'007}}) {
+            for (int from = 0; from < group.size(); ++from) {
+                for (int to = 0; to < group.size(); ++to) {
+                    if (from == to) continue;
+                    Bytes values = values_of(from, DType::F32, count);
+                    if (group.rank() == from) group.send(whole(values), to).wait();
+                    if (group.rank() != to) continue;
+                    Bytes got(values.size());
+                    group.recv(whole(got), from).wait();
+                    ASSERT_EQ(got, values);
+                }
+            }
+        }
+        group.barrier().wait();
+    });
+}
+
+TEST(AcrossNodes, ABatchOfMessagesHasNoOrderBetweenRanks) {
+    SeveralNodes({2, 2}).run([](ProcessGroup& group) {
+        for (const std::size_t count : {std::size_t{3}, std::size_t{300'007}}) {
+            std::vector<Bytes> out, in;
+            std::vector<Message> messages;
+            for (int peer = 0; peer < group.size(); ++peer) {
+                out.push_back(values_of(group.rank() * 10 + peer, DType::F32, count));
+                in.emplace_back(count * 4);
+            }
+            for (int peer = 0; peer < group.size(); ++peer) {
+                if (peer == group.rank()) continue;
+                messages.push_back({Message::Way::Send, whole(out[static_cast<std::size_t>(peer)]), peer});
+                messages.push_back({Message::Way::Recv, whole(in[static_cast<std::size_t>(peer)]), peer});
+            }
+            group.batch_send_recv(messages).wait();
+            for (int peer = 0; peer < group.size(); ++peer) {
+                if (peer == group.rank()) continue;
+                ASSERT_EQ(in[static_cast<std::size_t>(peer)], values_of(peer * 10 + group.rank(), DType::F32, count));
+            }
+        }
+    });
+}
+
+TEST(AcrossNodes, SplitsCrossNodesOrStayOnOneOrTakeOneRankOfEach) {
+    SeveralNodes({2, 1, 2}).run([](ProcessGroup& group) {
+        const auto sum_of = [](ProcessGroup& part, int value) {
+            std::vector<float> values(5000, static_cast<float>(value));
+            part.all_reduce(buffer_of(std::span<float>(values))).wait();
+            return values.back();
+        };
+        // Ranks 0 2 4, and 1 3; backwards.
+        const auto crossing = group.split(group.rank() % 2, -group.rank());
+        EXPECT_EQ(sum_of(*crossing, group.rank()), group.rank() % 2 == 0 ? 6.F : 4.F);
+        EXPECT_EQ(crossing->rank(), group.rank() % 2 == 0 ? (4 - group.rank()) / 2 : (3 - group.rank()) / 2);
+        const int node = group.rank() < 2 ? 0 : group.rank() == 2 ? 1 : 2;
+        const auto within = group.split(node == 1 ? -1 : node, 0);
+        ASSERT_EQ(within == nullptr, node == 1);
+        if (within) {
+            EXPECT_EQ(sum_of(*within, group.rank()), node == 0 ? 1.F : 7.F);
+        }
+        const auto leaders = group.split(group.rank() == 1 || group.rank() == 4 ? -1 : 0, 0);
+        if (leaders) {
+            EXPECT_EQ(sum_of(*leaders, 1), 3.F);
+        }
+        EXPECT_EQ(sum_of(group, 1), 5.F);
+    });
+}
+
+std::string what(const std::exception_ptr& failure) {
+    if (!failure) return "";
+    try {
+        std::rethrow_exception(failure);
+    } catch (const Error& error) {
+        return error.what();
+    }
+}
+template <class Exception>
+bool is(const std::exception_ptr& failure) {
+    try {
+        if (failure) std::rethrow_exception(failure);
+    } catch (const Exception&) {
+        return true;
+    } catch (...) {
+    }
+    return false;
+}
+
+TEST(AcrossNodesFailure, DifferentCallsOnTwoNodesAreAMismatchForEveryRank) {
+    for (const std::size_t count : {std::size_t{4}, std::size_t{100'000}}) {
+        SeveralNodes world({2, 2});
+        const auto failures = world.failures([&](ProcessGroup& group) {
+            std::vector<float> values(group.rank() < 2 ? count : count + 1);
+            if (group.rank() < 2) group.all_reduce(buffer_of(std::span<float>(values))).wait();
+            else group.broadcast(buffer_of(std::span<float>(values)), 2).wait();
+        });
+        for (const auto& failure : failures) {
+            EXPECT_TRUE(is<MismatchError>(failure)) << what(failure);
+            EXPECT_THAT(what(failure), AllOf(HasSubstr("called all_reduce"), HasSubstr("called broadcast")));
+        }
+    }
+}
+
+TEST(AcrossNodesFailure, ARankThatDoesNotComeIsNamedByTheTimeOut) {
+    SeveralNodes world({2, 1}, std::chrono::milliseconds(600));
+    const auto failures = world.failures([&](ProcessGroup& group) {
+        std::vector<float> values(100'000);
+        group.barrier().wait();
+        if (group.rank() < 2) group.all_reduce(buffer_of(std::span<float>(values))).wait();
+        else std::this_thread::sleep_for(std::chrono::milliseconds(1500));
+    });
+    EXPECT_TRUE(is<TimeoutError>(failures[0])) << what(failures[0]);
+    EXPECT_THAT(what(failures[0]), HasSubstr("nothing came from rank 2 on "));
+}
+
+TEST(AcrossNodesFailure, AnEndedGenerationEndsTheWaitForAnotherNode) {
+    SeveralNodes world({1, 1, 1});
+    const auto failures = world.failures([&](ProcessGroup& group) {
+        std::vector<float> values(100'000);
+        group.barrier().wait();
+        if (group.rank() == 2) return world.end_generation(2);
+        group.all_reduce(buffer_of(std::span<float>(values))).wait();
+    });
+    for (const int rank : {0, 1}) EXPECT_THAT(what(failures[static_cast<std::size_t>(rank)]), HasSubstr("rank 2 was lost"));
+    EXPECT_TRUE(is<PeerLostError>(failures[0]));
+}
+
+}  // namespace

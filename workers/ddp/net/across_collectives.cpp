@@ -1,0 +1,323 @@
+#include <algorithm>
+#include <cstring>
+
+#include "ddp/net/across_calls.h"
+#include "ddp/net/meeting.h"
+
+/// All collectives between nodes but all_reduce, which has a file of its own.
+namespace ddp::net {
+
+using ddprun::SegmentOp;
+
+namespace {
+
+std::span<std::byte> slice_of(const Buffer& whole, const Slices& slices, std::uint32_t rank) {
+    return {bytes_of(whole) + slices.offset(rank), slices.length(rank)};
+}
+
+Call uneven(SegmentOp operation, const Buffer& whole, ReduceOp op = ReduceOp::Sum) { return call_of(operation, whole, op, kUnevenMark); }
+
+}  // namespace
+
+/// `length` bytes of one rank of the node, to all of it.
+void AcrossNodes::share(std::uint32_t from_place, std::byte* bytes, std::size_t length) {
+    if (size_ == 1) return;
+    in_steps(
+        length,
+        [&](std::size_t at, std::size_t part) {
+            if (rank_ == from_place) kernels_.stream(arena_.staging(rank_, steps_.coming()), bytes + at, part);
+        },
+        [&](std::size_t at, std::size_t part) {
+            if (rank_ != from_place) copy_bytes(bytes + at, arena_.staging(from_place, steps_.met()), part);
+        });
+}
+
+/// All ranks of all nodes are in the same call: nobody is done with one that others are not in.
+void AcrossNodes::open() {
+    meet();
+    if (speaks()) {
+        greet();
+        hear();
+    }
+    meet();
+}
+
+void AcrossNodes::barrier() {
+    in_call({.operation = SegmentOp::Barrier}, [&] { open(); });
+}
+
+/// Down a tree of nodes, a piece after the other; the root speaks for its node, the first rank for the others.
+void AcrossNodes::broadcast(Buffer buffer, int root) {
+    in_call(call_of(SegmentOp::Broadcast, buffer, ReduceOp::Sum, root), [&] {
+        open();
+        const auto from = static_cast<std::uint32_t>(root);
+        const std::uint32_t home = layout_.node_of[from], here = layout_.node();
+        const auto n = static_cast<std::uint32_t>(layout_.nodes.size());
+        const auto speaker = [&](std::uint32_t node) { return node == home ? from : layout_.nodes[node].front(); };
+        for (std::size_t at = 0; at < buffer.bytes(); at += cpu::kAreaBytes) {
+            const std::span<std::byte> piece(bytes_of(buffer) + at, std::min(cpu::kAreaBytes, buffer.bytes() - at));
+            if (speaker(here) == layout_.rank) {
+                Batch batch(*this);
+                if (here != home) batch.receive(speaker(parent_in_tree(here, home, n)), piece);
+                batch.wait();
+                for (const std::uint32_t child : children_in_tree(here, home, n)) batch.send(speaker(child), piece);
+                batch.wait();
+            }
+            share(layout_.place_of[speaker(here)], piece.data(), piece.size());
+        }
+    });
+}
+
+void AcrossNodes::all_gather(Buffer output, Buffer input) {
+    in_call(call_of(SegmentOp::AllGather, input), [&] { gather_slices(output, input, Slices::even(input.bytes())); });
+}
+
+void AcrossNodes::all_gather_v(Buffer output, Buffer input, const Counts& counts) {
+    in_call(uneven(SegmentOp::AllGather, output), [&] {
+        agree_on_counts(counts);
+        gather_slices(output, input, Slices(counts, output.dtype));
+    });
+}
+
+/// A rank sends its slice to one rank of every other node, which shares it there.
+void AcrossNodes::gather_slices(const Buffer& output, const Buffer& input, const Slices& slices) {
+    const std::span<std::byte> own = slice_of(output, slices, layout_.rank);
+    if (!own.empty()) std::memmove(own.data(), input.data, own.size());  // `input` may overlap what comes
+    open();
+    const auto holder = [&](std::uint32_t rank) { return layout_.holder(rank, layout_.node()); };
+    Batch batch(*this);
+    for (std::uint32_t rank = 0; rank < layout_.size(); ++rank) {
+        if (!layout_.is_local(rank) && holder(rank) == layout_.place()) batch.receive(rank, slice_of(output, slices, rank));
+    }
+    for (std::uint32_t node = 0; node < layout_.nodes.size(); ++node) {
+        if (node != layout_.node()) batch.send(layout_.nodes[node][layout_.holder(layout_.rank, node)], own);
+    }
+    batch.wait();
+    for (std::uint32_t rank = 0; rank < layout_.size(); ++rank) {
+        const std::span<std::byte> slice = slice_of(output, slices, rank);
+        share(holder(rank), slice.data(), slice.size());
+    }
+}
+
+void AcrossNodes::reduce_scatter(Buffer output, Buffer input, ReduceOp op) {
+    in_call(call_of(SegmentOp::ReduceScatter, output, op), [&] { reduce_slices(output, input, Slices::even(output.bytes()), op); });
+}
+
+void AcrossNodes::reduce_scatter_v(Buffer output, Buffer input, const Counts& counts, ReduceOp op) {
+    in_call(uneven(SegmentOp::ReduceScatter, input, op), [&] {
+        agree_on_counts(counts);
+        reduce_slices(output, input, Slices(counts, input.dtype), op);
+    });
+}
+
+/// Every slice is summed over the node by the one who sends it to its rank, which sums what comes from the nodes.
+void AcrossNodes::reduce_slices(const Buffer& output, const Buffer& input, const Slices& slices, ReduceOp op) {
+    open();
+    const cpu::ReduceFunction combine = reduction(input.dtype, op == ReduceOp::Avg ? ReduceOp::Sum : op);
+    const std::size_t own_length = slices.length(layout_.rank);
+    std::vector<std::vector<std::byte>> sums(layout_.size()), came(layout_.nodes.size());
+    std::vector<std::byte> mine(own_length);  // `output` may be a part of `input`
+    for (std::uint32_t rank = 0; rank < layout_.size(); ++rank) {
+        const std::span<std::byte> slice = slice_of(input, slices, rank);
+        const bool sums_it = layout_.holder(rank, layout_.node()) == layout_.place();
+        std::vector<std::byte>& sum = rank == layout_.rank ? mine : sums[rank];
+        if (sums_it) sum.resize(slice.size());
+        in_steps(
+            slice.size(),
+            [&](std::size_t at, std::size_t part) {
+                if (!sums_it) kernels_.stream(arena_.staging(rank_, steps_.coming()), slice.data() + at, part);
+            },
+            [&](std::size_t at, std::size_t part) {
+                if (!sums_it) return;
+                for (std::uint32_t place = 0; place < size_; ++place)
+                    sources_[place] = place == rank_ ? slice.data() + at : arena_.staging(place, steps_.met());
+                combine(sum.data() + at, sources_.data(), static_cast<int>(size_), part / size_of(input.dtype));
+            });
+    }
+    std::vector<const void*> sources(layout_.nodes.size(), mine.data());
+    Batch batch(*this);
+    for (std::uint32_t node = 0; node < layout_.nodes.size(); ++node) {
+        if (node == layout_.node()) continue;
+        came[node].resize(own_length);
+        sources[node] = came[node].data();
+        batch.receive(layout_.nodes[node][layout_.holder(layout_.rank, node)], came[node]);
+    }
+    for (std::uint32_t rank = 0; rank < layout_.size(); ++rank) {
+        if (!layout_.is_local(rank)) batch.send(rank, sums[rank]);
+    }
+    batch.wait();
+    combine(output.data, sources.data(), static_cast<int>(sources.size()), output.count);
+    finish_average(output, op);
+}
+
+/// As all_reduce, for the bits; only the root takes what it gives.
+void AcrossNodes::reduce(Buffer buffer, int root, ReduceOp op) {
+    in_call(call_of(SegmentOp::Reduce, buffer, op, root), [&] {
+        std::vector<std::byte> copy(bytes_of(buffer), bytes_of(buffer) + buffer.bytes());
+        all_reduce_now({copy.data(), buffer.count, buffer.dtype, {}}, op);
+        if (layout_.rank == static_cast<std::uint32_t>(root)) copy_bytes(buffer.data, copy.data(), copy.size());
+    });
+}
+
+/// Ranks of other nodes send to the root itself.
+void AcrossNodes::gather(Buffer output, Buffer input, int root) {
+    in_call(call_of(SegmentOp::Gather, input, ReduceOp::Sum, root), [&] {
+        open();
+        const auto to = static_cast<std::uint32_t>(root);
+        const Slices slices = Slices::even(input.bytes());
+        const bool is_root = layout_.rank == to;
+        if (is_root && input.bytes() > 0) std::memmove(slice_of(output, slices, to).data(), input.data, input.bytes());
+        Batch batch(*this);
+        if (!layout_.is_local(to)) {
+            batch.send(to, {bytes_of(input), input.bytes()});
+            return batch.wait();
+        }
+        for (std::uint32_t rank = 0; is_root && rank < layout_.size(); ++rank) {
+            if (!layout_.is_local(rank)) batch.receive(rank, slice_of(output, slices, rank));
+        }
+        in_steps(
+            input.bytes(),
+            [&](std::size_t at, std::size_t part) {
+                if (!is_root) kernels_.stream(arena_.staging(rank_, steps_.coming()), bytes_of(input) + at, part);
+            },
+            [&](std::size_t at, std::size_t part) {
+                for (const std::uint32_t rank : layout_.locals()) {
+                    if (is_root && rank != to) copy_bytes(slice_of(output, slices, rank).data() + at, arena_.staging(layout_.place_of[rank], steps_.met()), part);
+                }
+            });
+        batch.wait();
+    });
+}
+
+void AcrossNodes::scatter(Buffer output, Buffer input, int root) {
+    in_call(call_of(SegmentOp::Scatter, output, ReduceOp::Sum, root), [&] {
+        open();
+        const auto from = static_cast<std::uint32_t>(root);
+        const Slices slices = Slices::even(output.bytes());
+        const bool is_root = layout_.rank == from;
+        Batch batch(*this);
+        if (!layout_.is_local(from)) {
+            batch.receive(from, {bytes_of(output), output.bytes()});
+            return batch.wait();
+        }
+        for (std::uint32_t rank = 0; is_root && rank < layout_.size(); ++rank) {
+            if (!layout_.is_local(rank)) batch.send(rank, slice_of(input, slices, rank));
+        }
+        for (const std::uint32_t rank : layout_.locals()) {
+            if (rank == from) continue;
+            in_steps(
+                output.bytes(),
+                [&](std::size_t at, std::size_t part) {
+                    if (is_root) kernels_.stream(arena_.staging(rank_, steps_.coming()), slice_of(input, slices, rank).data() + at, part);
+                },
+                [&](std::size_t at, std::size_t part) {
+                    if (rank == layout_.rank) copy_bytes(bytes_of(output) + at, arena_.staging(layout_.place_of[from], steps_.met()), part);
+                });
+        }
+        batch.wait();
+        if (is_root && output.bytes() > 0) std::memmove(output.data, slice_of(input, slices, from).data(), output.bytes());
+    });
+}
+
+void AcrossNodes::all_to_all(Buffer output, Buffer input) {
+    const Slices slices = Slices::even(input.bytes() / layout_.size());
+    in_call({.bytes = slices.longest(), .operation = SegmentOp::AllToAll, .dtype = input.dtype},
+            [&] { exchange_slices(output, slices, input, slices, slices.longest()); });
+}
+
+void AcrossNodes::all_to_all_v(Buffer output, const Counts& received, Buffer input, const Counts& sent) {
+    in_call(uneven(SegmentOp::AllToAll, {nullptr, 0, input.dtype, {}}), [&] {
+        Counts both = sent;
+        both.insert(both.end(), received.begin(), received.end());
+        const std::vector<Counts> told = tell_counts_everywhere(both);
+        if (const std::string why = unmatched_counts(told); !why.empty()) steps_.disagree(why);
+        std::size_t longest = 0;
+        for (const Counts& one : told) longest = std::max(longest, *std::max_element(one.begin() + 1, one.end()));
+        exchange_slices(output, Slices(received, output.dtype), input, Slices(sent, input.dtype), longest * size_of(input.dtype));
+    });
+}
+
+/// Between nodes every pair for itself; within the node in as many rounds as there are others, each with another partner.
+void AcrossNodes::exchange_slices(const Buffer& output, const Slices& received, const Buffer& input, const Slices& sent, std::size_t longest) {
+    open();
+    const std::uint32_t own = layout_.rank;
+    copy_bytes(slice_of(output, received, own).data(), slice_of(input, sent, own).data(), sent.length(own));
+    Batch batch(*this);
+    for (std::uint32_t rank = 0; rank < layout_.size(); ++rank) {
+        if (!layout_.is_local(rank)) batch.receive(rank, slice_of(output, received, rank));
+    }
+    for (std::uint32_t step = 1; step < layout_.size(); ++step) {  // not all to the same rank first
+        const auto rank = static_cast<std::uint32_t>((own + step) % layout_.size());
+        if (!layout_.is_local(rank)) batch.send(rank, slice_of(input, sent, rank));
+    }
+    for (std::uint32_t distance = 1; distance < size_; ++distance) {
+        const std::uint32_t to = layout_.locals()[(rank_ + distance) % size_], place = (rank_ + size_ - distance) % size_;
+        const std::uint32_t from = layout_.locals()[place];
+        in_steps(
+            longest,
+            [&](std::size_t at, std::size_t part) {
+                kernels_.stream(arena_.staging(rank_, steps_.coming()), slice_of(input, sent, to).data() + at, sent.within(to, at, part));
+            },
+            [&](std::size_t at, std::size_t part) {
+                copy_bytes(slice_of(output, received, from).data() + at, arena_.staging(place, steps_.met()), received.within(from, at, part));
+            });
+    }
+    batch.wait();
+}
+
+// ---- bytes of any length
+
+std::vector<std::string> AcrossNodes::all_gather_bytes(std::string_view mine, std::int16_t mark) {
+    std::vector<std::string> all;
+    in_call({.operation = SegmentOp::AllGather, .root = mark}, [&] { all = gather_everywhere(mine); });
+    return all;
+}
+
+/// The first rank of a node collects its words, exchanges them with its likes and hands theirs out.
+std::vector<std::string> AcrossNodes::gather_everywhere(std::string_view mine) {
+    const std::string ours = pack(gather_bytes(mine));
+    std::vector<std::string> theirs(layout_.nodes.size());
+    if (speaks()) {
+        const std::uint64_t length = ours.size();
+        greet(std::as_bytes(std::span(&length, 1)));
+        hear();
+        Batch batch(*this);
+        for (std::uint32_t node = 0; node < theirs.size(); ++node) {
+            if (node == layout_.node()) continue;
+            std::uint64_t expected = 0;
+            std::memcpy(&expected, heard_from(node), sizeof expected);
+            theirs[node].resize(expected);
+            batch.receive(layout_.nodes[node].front(), std::as_writable_bytes(std::span(theirs[node])));
+        }
+        for (const auto& ranks : layout_.nodes) {
+            if (ranks.front() != layout_.rank) batch.send(ranks.front(), std::as_bytes(std::span(ours)));
+        }
+        batch.wait();
+        theirs[layout_.node()] = ours;
+    }
+    const std::vector<std::string> by_node = unpack(gather_bytes(speaks() ? pack(theirs) : "").front());
+    std::vector<std::string> all(layout_.size());
+    for (std::uint32_t node = 0; node < by_node.size(); ++node) {
+        const std::vector<std::string> words = unpack(by_node[node]);
+        for (std::uint32_t place = 0; place < words.size(); ++place) all[layout_.nodes[node].at(place)] = words[place];
+    }
+    return all;
+}
+
+/// Everyone's counts behind its rank in the world, as Slices compares them.
+std::vector<Counts> AcrossNodes::tell_counts_everywhere(const Counts& own) {
+    Counts told{static_cast<std::size_t>(env_.rank)};
+    told.insert(told.end(), own.begin(), own.end());
+    std::vector<Counts> all;
+    for (const std::string& word : gather_everywhere({reinterpret_cast<const char*>(told.data()), told.size() * sizeof told[0]})) {
+        if (word.size() != told.size() * sizeof told[0]) mismatch(attempt() + ": other ranks called something else");
+        std::memcpy(all.emplace_back(told.size()).data(), word.data(), word.size());
+    }
+    return all;
+}
+
+void AcrossNodes::agree_on_counts(const Counts& counts) {
+    if (const std::string why = unequal_counts(tell_counts_everywhere(counts)); !why.empty()) steps_.disagree(why);
+}
+
+}  // namespace ddp::net

@@ -1,0 +1,382 @@
+#include "ddp/net/across_nodes.h"
+
+#include <fmt/core.h>
+
+#include <algorithm>
+#include <cstring>
+#include <optional>
+#include <utility>
+
+#include "ddp/net/across_calls.h"
+#include "ddp/net/meeting.h"
+#include "ddp/shm/roster.h"
+#include "ddp/worker/call.h"
+#include "env/hmac.h"
+#include "env/io/socket.h"
+#include "env/text.h"
+
+namespace ddp::net {
+
+using ddprun::MonotonicClock;
+using ddprun::SegmentOp;
+using ddprun::WorkerEnv;
+
+namespace {
+
+/// What a rank says of itself before it has connections.
+struct Introduction {
+    std::string failure;  ///< why it cannot come; "" where it does
+    std::string host, secret, address;
+};
+
+Introduction introduction_of(const std::string& word) {
+    std::vector<std::string> parts = unpack(word);
+    if (parts.size() != 4) throw MismatchError("joining: nodes run different builds of libddp");
+    return {std::move(parts[0]), std::move(parts[1]), std::move(parts[2]), std::move(parts[3])};
+}
+
+// What one rank of a node found, for all of them: words, or a failure of a kind.
+constexpr const char *kTimeout = "timeout", *kMismatch = "mismatch", *kLost = "lost", *kOther = "other";
+
+template <class Find>
+std::string outcome_of(Find find) {
+    try {
+        return pack({"", pack(find())});
+    } catch (const TimeoutError& error) {
+        return pack({kTimeout, error.what()});
+    } catch (const MismatchError& error) {
+        return pack({kMismatch, error.what()});
+    } catch (const PeerLostError& error) {
+        return pack({kLost, error.what()});
+    } catch (const Error& error) {
+        return pack({kOther, error.what()});
+    }
+}
+
+std::vector<std::string> words_or_throw(const std::string& outcome) {
+    const std::vector<std::string> parts = unpack(outcome);
+    if (parts.size() != 2) throw MismatchError("joining: ranks run different builds of libddp");
+    if (parts[0].empty()) return unpack(parts[1]);
+    if (parts[0] == kTimeout) throw TimeoutError(parts[1]);
+    if (parts[0] == kMismatch) throw MismatchError(parts[1]);
+    if (parts[0] == kLost) throw PeerLostError(parts[1]);
+    throw Error(parts[1]);
+}
+
+}  // namespace
+
+// ---- how the nodes meet
+
+AcrossNodes::AcrossNodes(std::shared_ptr<SegmentMap> segment, const WorkerEnv& env, std::chrono::nanoseconds timeout, const Parts& parts)
+    : CpuBackend(std::move(segment), env, timeout), open_link_(parts.open_link) {
+    meet_world(parts);
+}
+
+AcrossNodes::AcrossNodes(const AcrossNodes& parent, SubGroup part)
+    : CpuBackend(parent, part.locals, part.share), open_link_(parent.open_link_), link_(std::move(part.link)) {
+    std::vector<std::uint32_t> hosts;
+    std::vector<std::string> introductions;
+    std::vector<int> world_ranks;
+    for (const std::uint32_t member : part.members) {
+        hosts.push_back(parent.layout_.node_of[member]);
+        introductions.push_back(part.introductions[member]);
+        world_ranks.push_back(parent.peers_[member].world_rank);
+    }
+    const auto own = std::find(part.members.begin(), part.members.end(), parent.layout_.rank);
+    layout_ = Layout::of(hosts, static_cast<std::uint32_t>(own - part.members.begin()));
+    settle(introductions, world_ranks);
+}
+
+AcrossNodes::~AcrossNodes() = default;
+
+std::string AcrossNodes::introduce(std::unique_ptr<Link>& link, const std::string& failure) const {
+    Introduction own{.failure = failure, .host = ddprun::host_name(), .secret = {}, .address = {}};
+    try {
+        link = open_link_();
+        own.address = link->address();
+        const ddprun::Result<std::string> secret = ddprun::random_hex(sizeof secret_);
+        if (secret) own.secret = *secret;
+        else own.failure = secret.error().what;
+    } catch (const Error& error) {
+        own.failure = error.what();
+    }
+    return pack({own.failure, own.host, own.secret, own.address});
+}
+
+void AcrossNodes::meet_world(const Parts& parts) {
+    const std::vector<std::string> ours = CpuBackend::all_gather_bytes(introduce(link_, ""), kBytesMark);
+    const int first = env_.rank - env_.local_rank;
+    std::string outcome;
+    if (env_.local_rank == 0) {
+        outcome = outcome_of([&] {
+            std::vector<std::string> tagged;
+            for (const std::string& word : ours) tagged.push_back(pack({std::to_string(first), word}));
+            // Before the others of the node lose their patience with us.
+            const auto patience = timeout() - timeout() / 10;
+            return gather_nodes(parts.board,
+                                {.rank = env_.rank,
+                                 .world_size = env_.world_size,
+                                 .generation = env_.generation,
+                                 .group = parts.group,
+                                 .deadline = ddprun::deadline_after(MonotonicClock::now(), patience),
+                                 .throw_if_lost = [&] { throw_if_lost(segment_->header(), fmt::format("rank {}: joining", env_.rank)); }},
+                                tagged);
+        });
+    }
+    const std::vector<std::string> told = words_or_throw(CpuBackend::all_gather_bytes(outcome, kBytesMark).front());
+    std::vector<std::uint32_t> hosts;
+    std::vector<std::string> introductions;
+    std::vector<int> world_ranks;
+    for (const std::string& one : told) {
+        const std::vector<std::string> parts_of_one = unpack(one);
+        hosts.push_back(static_cast<std::uint32_t>(ddprun::parse_int(parts_of_one.at(0)).value_or(0)));
+        introductions.push_back(parts_of_one.at(1));
+        world_ranks.push_back(static_cast<int>(world_ranks.size()));
+    }
+    layout_ = Layout::of(hosts, static_cast<std::uint32_t>(env_.rank));
+    settle(introductions, world_ranks);
+}
+
+void AcrossNodes::settle(const std::vector<std::string>& introductions, const std::vector<int>& world_ranks) {
+    std::vector<std::string> addresses;
+    for (std::uint32_t rank = 0; rank < introductions.size(); ++rank) {
+        const Introduction one = introduction_of(introductions[rank]);
+        peers_.push_back({world_ranks[rank], one.host});
+        if (!one.failure.empty()) throw InvalidInput(fmt::format("rank {} on {}: {}", world_ranks[rank], one.host, one.failure));
+        addresses.push_back(layout_.is_local(rank) ? "" : one.address);
+        // Everyone has a part in it, so it is as good as the best.
+        const ddprun::Result<std::string> bytes = ddprun::from_hex(one.secret);
+        std::uint64_t part = 0;
+        if (bytes && bytes->size() == sizeof part) std::memcpy(&part, bytes->data(), sizeof part);
+        secret_ ^= part;
+    }
+    link_->connect(addresses);
+    sent_.resize(peers_.size());
+    received_.resize(peers_.size());
+    words_.assign(layout_.nodes.size(), std::vector<std::byte>(sizeof(Call) + kInlineBytes));
+}
+
+std::string AcrossNodes::describe() const {
+    const std::string within = CpuBackend::describe();  // "cpu (shared memory, avx2, ...)"
+    return fmt::format("{} between {} nodes{}", within.substr(0, within.find(',')) + " in nodes, " + link_->describe(), layout_.nodes.size(),
+                       within.substr(within.find(',')));
+}
+
+std::unique_ptr<cpu::CpuBackend> AcrossNodes::split(const std::vector<std::uint32_t>& members) {
+    SubGroup part{.members = members, .locals = {}, .share = 0, .link = nullptr, .introductions = {}};
+    for (const std::uint32_t member : members) {
+        if (layout_.is_local(member)) part.locals.push_back(layout_.place_of[member]);
+    }
+    std::string failure;
+    try {
+        part.share = take_share(part.locals);
+    } catch (const InvalidInput& error) {
+        failure = error.what();
+    }
+    const bool crosses = part.locals.size() < members.size();
+    const std::string own = crosses ? introduce(part.link, failure) : pack({failure, "", "", ""});
+    part.introductions = all_gather_bytes(own, kSplitMark);
+    for (std::uint32_t rank = 0; rank < part.introductions.size(); ++rank) {
+        const std::string why = introduction_of(part.introductions[rank]).failure;
+        if (!why.empty()) throw InvalidInput(fmt::format("rank {}: {}", peers_[rank].world_rank, why));
+    }
+    if (members.empty()) return nullptr;
+    if (crosses) return std::make_unique<AcrossNodes>(*this, std::move(part));
+    return std::make_unique<CpuBackend>(*this, part.locals, part.share);
+}
+
+// ---- messages
+
+AcrossNodes::Batch::~Batch() {
+    const auto is_done = [](const Begun& message) { return message.transfer.done; };
+    if (!std::all_of(messages_.begin(), messages_.end(), is_done)) owner_.link_->close();  // it would still use their memory
+}
+
+std::uint64_t AcrossNodes::next_tag(std::vector<std::uint64_t>& counts, std::uint32_t peer) const { return secret_ ^ ++counts[peer]; }
+
+void AcrossNodes::Batch::send(std::uint32_t peer, std::span<const std::byte> from) {
+    if (from.empty()) return;
+    Begun& message = messages_.emplace_back(Transfer{}, peer, kAny);
+    owner_.link_->send(peer, owner_.next_tag(owner_.sent_, peer), from, message.transfer);
+}
+
+void AcrossNodes::Batch::receive(std::uint32_t peer, std::span<std::byte> into) {
+    if (into.empty()) return;
+    receive_up_to(peer, into);
+    messages_.back().length = into.size();
+}
+
+const AcrossNodes::Batch::Begun& AcrossNodes::Batch::receive_up_to(std::uint32_t peer, std::span<std::byte> into) {
+    Begun& message = messages_.emplace_back(Transfer{}, peer, kAny);
+    owner_.link_->receive(peer, owner_.next_tag(owner_.received_, peer), into, message.transfer);
+    return message;
+}
+
+void AcrossNodes::Batch::wait() {
+    for (const Begun& message : messages_) owner_.wait_for(message);
+    messages_.clear();
+}
+
+void AcrossNodes::wait_for(const Batch::Begun& message) {
+    const Transfer& transfer = message.transfer;
+    const auto is_done = [&] {
+        link_->look();
+        return transfer.done;
+    };
+    if (!is_done()) {
+        if (began_ns_ == 0) began_ns_ = now_ns();
+        steps_.note_start();
+        if (!look_for(attention_, is_done, cpu::Yields{})) {
+            for (; !is_done(); throw_if_hopeless(message.peer)) {
+                link_->sleep(cpu::kSleepSlice);
+                compare_heard();
+            }
+        }
+    }
+    if (!transfer.failure.empty())
+        throw PeerLostError(fmt::format("{}: the connection to {}: {}", attempt(), name_of(message.peer), transfer.failure));
+    if (message.length != Batch::kAny && transfer.bytes != message.length) {
+        mismatch(fmt::format("{}: {} sent {} bytes where {} were expected: it called something else", attempt(), name_of(message.peer),
+                             transfer.bytes, message.length));
+    }
+}
+
+std::string AcrossNodes::attempt() const { return fmt::format("rank {}: {}", env_.rank, to_string(call_)); }
+
+std::string AcrossNodes::name_of(std::uint32_t peer) const { return fmt::format("rank {} on {}", peers_[peer].world_rank, peers_[peer].host); }
+
+void AcrossNodes::throw_if_hopeless(std::uint32_t peer) const {
+    throw_if_lost(segment_->header(), attempt());
+    if (const std::string complaint = cpu::complaint_in(arena_.control()); !complaint.empty())
+        throw MismatchError(fmt::format("{}: the group has failed: {}", attempt(), complaint));
+    if (now_ns() - began_ns_ < timeout().count()) return;
+    std::vector<std::uint32_t> others;
+    for (std::uint32_t place = 0; place < arena_.ranks(); ++place) {
+        if (place != arena_.rank()) others.push_back(place);
+    }
+    const std::string here = cpu::what_ranks_do(arena_, others, MonotonicClock::now());
+    throw TimeoutError(fmt::format("{} did not finish within {}: nothing came from {}{}{}", attempt(), ddprun::format_duration(timeout()),
+                                   name_of(peer), here.empty() ? "" : "; ", here));
+}
+
+void AcrossNodes::mismatch(const std::string& what) {
+    cpu::complain(arena_.control(), what);
+    throw MismatchError(what);
+}
+
+// ---- what the nodes say first
+
+void AcrossNodes::greet(std::span<const std::byte> bytes) {
+    greetings_ = std::make_unique<Batch>(*this);
+    compared_.assign(layout_.nodes.size(), false);
+    for (std::uint32_t node = 0; node < layout_.nodes.size(); ++node) {
+        if (node != layout_.node()) greetings_->receive_up_to(layout_.nodes[node].front(), words_[node]);
+    }
+    std::vector<std::byte>& own = words_[layout_.node()];
+    std::memcpy(own.data(), &call_, sizeof call_);
+    if (!bytes.empty()) std::memcpy(own.data() + sizeof call_, bytes.data(), bytes.size());
+    for (const auto& ranks : layout_.nodes) {
+        if (ranks.front() != layout_.rank) greetings_->send(ranks.front(), std::span(own).first(sizeof call_ + bytes.size()));
+    }
+}
+
+void AcrossNodes::hear() {
+    if (!greetings_) return;
+    for (const Batch::Begun& one : greetings_->messages_) wait_for(one);
+    compare_heard();
+    greetings_.reset();
+}
+
+// The greetings that are expected stand first, in the order of the nodes.
+void AcrossNodes::compare_heard() {
+    if (!greetings_) return;
+    auto next = greetings_->messages_.begin();
+    for (std::uint32_t node = 0; node < layout_.nodes.size(); ++node) {
+        if (node == layout_.node()) continue;
+        const Batch::Begun& message = *next++;
+        if (compared_[node] || !message.transfer.done || !message.transfer.failure.empty()) continue;
+        compared_[node] = true;
+        Call theirs;
+        if (message.transfer.bytes >= sizeof theirs) std::memcpy(&theirs, words_[node].data(), sizeof theirs);
+        if (theirs == call_) continue;
+        mismatch(fmt::format("rank {}: ranks called different collectives: {}", env_.rank,
+                             both_sides(env_.rank, call_, peers_[message.peer].world_rank, theirs)));
+    }
+}
+
+// ---- messages between two ranks
+
+/// A message between nodes: first which it is, with all of it where it is small.
+struct AcrossNodes::Carried {
+    Message message;
+    Call call;
+    std::vector<std::byte> first;
+    const Batch::Begun* arriving = nullptr;
+
+    [[nodiscard]] std::span<std::byte> bytes() const { return {bytes_of(message.buffer), message.buffer.bytes()}; }
+    [[nodiscard]] bool fits_first() const { return bytes().size() <= kInlineBytes; }
+};
+
+void AcrossNodes::send(Buffer buffer, int to) { batch({{Message::Way::Send, buffer, to}}); }
+void AcrossNodes::recv(Buffer buffer, int from) { batch({{Message::Way::Recv, buffer, from}}); }
+
+void AcrossNodes::batch(const std::vector<Message>& messages) {
+    steps_.throw_if_broken();
+    try {
+        std::deque<Carried> carried;
+        std::vector<Message> local;
+        Batch together(*this);
+        began_ns_ = now_ns();
+        for (Message message : messages) {
+            const auto peer = static_cast<std::uint32_t>(message.peer);
+            if (!layout_.is_local(peer)) {
+                begin(carried.emplace_back(message, Call{}, std::vector<std::byte>(sizeof(Call) + kInlineBytes)), together);
+                continue;
+            }
+            message.peer = static_cast<int>(layout_.place_of[peer]);
+            local.push_back(message);
+        }
+        if (!local.empty()) CpuBackend::batch(local);
+        for (const Carried& one : carried) arrive(one);
+        together.wait();
+    } catch (...) {
+        link_->close();
+        give_up(std::current_exception());
+        throw;
+    }
+}
+
+void AcrossNodes::begin(Carried& carried, Batch& together) {
+    const bool sending = carried.message.way == Message::Way::Send;
+    const auto peer = static_cast<std::uint32_t>(carried.message.peer);
+    std::vector<std::uint64_t>& numbers = sending ? messages_to_ : messages_from_;
+    numbers.resize(peers_.size());
+    carried.call = call_ = call_of(sending ? SegmentOp::Send : SegmentOp::Recv, carried.message.buffer, ReduceOp::Sum, peers_[peer].world_rank);
+    carried.call.seq = call_.seq = ++numbers[peer];
+    if (!sending) {
+        carried.arriving = &together.receive_up_to(peer, carried.first);
+        if (!carried.fits_first()) together.receive(peer, carried.bytes());
+        return;
+    }
+    const std::size_t inlined = carried.fits_first() ? carried.bytes().size() : 0;
+    std::memcpy(carried.first.data(), &carried.call, sizeof carried.call);
+    copy_bytes(carried.first.data() + sizeof carried.call, carried.bytes().data(), inlined);
+    together.send(peer, std::span(carried.first).first(sizeof carried.call + inlined));
+    if (!carried.fits_first()) together.send(peer, carried.bytes());
+}
+
+/// What comes is what was expected.
+void AcrossNodes::arrive(const Carried& carried) {
+    if (carried.arriving == nullptr) return;
+    call_ = carried.call;
+    wait_for(*carried.arriving);
+    Call sent;
+    std::memcpy(&sent, carried.first.data(), sizeof sent);
+    if (sent.operation != SegmentOp::Send || sent.seq != call_.seq || sent.bytes != call_.bytes || sent.dtype != call_.dtype) {
+        mismatch(fmt::format("rank {}: a message is not the one expected: {}", env_.rank,
+                             both_sides(env_.rank, call_, peers_[carried.arriving->peer].world_rank, sent)));
+    }
+    if (carried.fits_first()) copy_bytes(carried.bytes().data(), carried.first.data() + sizeof sent, carried.bytes().size());
+}
+
+}  // namespace ddp::net

@@ -1,0 +1,258 @@
+#include <dlfcn.h>
+#include <fmt/core.h>
+#include <poll.h>
+#include <rdma/fabric.h>
+#include <rdma/fi_cm.h>
+#include <rdma/fi_domain.h>
+#include <rdma/fi_endpoint.h>
+#include <rdma/fi_errno.h>
+#include <rdma/fi_tagged.h>
+
+#include <array>
+#include <cstdlib>
+#include <deque>
+#include <functional>
+
+#include "ddp/net/link.h"
+#include "ddp/types.h"
+
+namespace ddp::net {
+
+namespace {
+
+constexpr const char* kLibrary = "libfabric.so.1";
+constexpr std::uint32_t kInterface = FI_VERSION(1, 9);  // of what we use, all is older
+
+/// The functions that libfabric exports; all others are in tables of its objects.
+struct FabricApi {
+    decltype(&::fi_getinfo) getinfo = nullptr;
+    decltype(&::fi_freeinfo) freeinfo = nullptr;
+    decltype(&::fi_dupinfo) dupinfo = nullptr;
+    decltype(&::fi_fabric) fabric = nullptr;
+    decltype(&::fi_strerror) strerror = nullptr;
+    decltype(&::fi_version) version = nullptr;
+};
+
+template <class Function>
+void find(void* library, const char* name, Function& function) {
+    function = reinterpret_cast<Function>(::dlsym(library, name));
+    if (function == nullptr) throw InvalidInput(fmt::format("{} has no {}: another library of that name", kLibrary, name));
+}
+
+/// Stays loaded: its providers may have threads.
+const FabricApi& fabric_api() {
+    static const FabricApi found = [] {
+        void* const library = ::dlopen(kLibrary, RTLD_NOW | RTLD_LOCAL);
+        if (library == nullptr) {
+            throw InvalidInput(fmt::format("the cpu backend speaks to other nodes by libfabric, and there is none: {} (install libfabric, "
+                                           "or start all ranks on one node)",
+                                           ::dlerror()));
+        }
+        FabricApi api;
+        find(library, "fi_getinfo", api.getinfo);
+        find(library, "fi_freeinfo", api.freeinfo);
+        find(library, "fi_dupinfo", api.dupinfo);
+        find(library, "fi_fabric", api.fabric);
+        find(library, "fi_strerror", api.strerror);
+        find(library, "fi_version", api.version);
+        return api;
+    }();
+    return found;
+}
+
+std::string provider_wish() {
+    const char* const named = std::getenv("FI_PROVIDER");
+    return named == nullptr || *named == '\0' ? "tcp" : named;
+}
+
+/// An object of libfabric's, closed when it goes.
+template <class T>
+struct Opened {
+    T* object = nullptr;
+    Opened() = default;
+    ~Opened() { close(); }
+    Opened(const Opened&) = delete;
+    Opened& operator=(const Opened&) = delete;
+    void close() {
+        if (object != nullptr) ::fi_close(&object->fid);
+        object = nullptr;
+    }
+};
+
+using Found = std::unique_ptr<fi_info, decltype(&::fi_freeinfo)>;
+
+class FabricLink final : public Link {
+  public:
+    explicit FabricLink(const std::string& host) : api_(fabric_api()), info_(choose(host)) {
+        check(api_.fabric(info_->fabric_attr, &fabric_.object, nullptr), "fi_fabric");
+        check(::fi_domain(fabric_.object, info_.get(), &domain_.object, nullptr), "fi_domain");
+        fi_av_attr table{};
+        table.type = FI_AV_TABLE;
+        check(::fi_av_open(domain_.object, &table, &addresses_.object, nullptr), "fi_av_open");
+        open_queue();
+        check(::fi_endpoint(domain_.object, info_.get(), &endpoint_.object, nullptr), "fi_endpoint");
+        check(::fi_ep_bind(endpoint_.object, &addresses_.object->fid, 0), "fi_ep_bind");
+        check(::fi_ep_bind(endpoint_.object, &queue_.object->fid, FI_SEND | FI_RECV), "fi_ep_bind");
+        check(::fi_enable(endpoint_.object), "fi_enable");
+    }
+
+    std::string describe() const override {
+        const std::uint32_t version = api_.version();
+        return fmt::format("libfabric {}.{}, {}", FI_MAJOR(version), FI_MINOR(version), info_->fabric_attr->prov_name);
+    }
+
+    std::string address() const override {
+        std::array<char, 512> name{};
+        std::size_t length = name.size();
+        check(::fi_getname(&endpoint_.object->fid, name.data(), &length), "fi_getname");
+        return {name.data(), length};
+    }
+
+    void connect(const std::vector<std::string>& addresses) override {
+        const std::size_t length = address().size();
+        for (const std::string& one : addresses) {
+            fi_addr_t peer = FI_ADDR_UNSPEC;
+            if (!one.empty() && (one.size() != length || ::fi_av_insert(addresses_.object, one.data(), 1, &peer, 0, nullptr) != 1))
+                throw Error(fmt::format("{}: the address of rank {} is none: do all nodes have the same libfabric and FI_PROVIDER?", describe(), peers_.size()));
+            peers_.push_back(peer);
+        }
+    }
+
+    void send(std::size_t peer, std::uint64_t tag, std::span<const std::byte> from, Transfer& transfer) override {
+        begin({[=, this, &transfer] {
+                   return ::fi_tsend(endpoint_.object, from.data(), from.size(), nullptr, peers_[peer], tag, transfer.engine);
+               },
+               &transfer});
+    }
+    void receive(std::size_t peer, std::uint64_t tag, std::span<std::byte> into, Transfer& transfer) override {
+        begin({[=, this, &transfer] {
+                   return ::fi_trecv(endpoint_.object, into.data(), into.size(), nullptr, peers_[peer], tag, 0, transfer.engine);
+               },
+               &transfer});
+    }
+
+    bool look() override {
+        if (queue_.object == nullptr) return false;
+        bool any = drain();
+        for (; !held_back_.empty(); held_back_.pop_front(), any = true) {
+            if (!try_to_begin(held_back_.front())) break;
+        }
+        return any;
+    }
+
+    void sleep(std::chrono::milliseconds most) override {
+        if (queue_.object == nullptr || descriptor_ < 0) return;
+        fid* waited = &queue_.object->fid;
+        if (::fi_trywait(fabric_.object, &waited, 1) != FI_SUCCESS) return;
+        pollfd entry{.fd = descriptor_, .events = POLLIN, .revents = 0};
+        // What is held back has no event of its own.
+        (void)::poll(&entry, 1, held_back_.empty() ? static_cast<int>(most.count()) : 1);
+    }
+
+    void close() override {
+        endpoint_.close();
+        queue_.close();
+        held_back_.clear();
+    }
+
+  private:
+    struct Attempt {
+        std::function<ssize_t()> make;
+        Transfer* transfer;
+    };
+
+    Found choose(const std::string& host) const {
+        const std::string wish = provider_wish();
+        const Found hints(api_.dupinfo(nullptr), api_.freeinfo);
+        hints->caps = FI_MSG | FI_TAGGED | FI_DIRECTED_RECV;
+        hints->mode = FI_CONTEXT | FI_CONTEXT2;
+        hints->ep_attr->type = FI_EP_RDM;
+        hints->domain_attr->mr_mode = FI_MR_ENDPOINT | FI_MR_ALLOCATED | FI_MR_PROV_KEY | FI_MR_VIRT_ADDR;
+        hints->domain_attr->threading = FI_THREAD_DOMAIN;
+        hints->domain_attr->control_progress = hints->domain_attr->data_progress = FI_PROGRESS_MANUAL;
+        hints->domain_attr->resource_mgmt = FI_RM_ENABLED;
+        // What the variable says libfabric reads itself: a list, or what to leave out.
+        if (std::getenv("FI_PROVIDER") == nullptr) hints->fabric_attr->prov_name = ::strdup(wish.c_str());
+        // Only providers over IP know addresses of interfaces.
+        const bool is_ip = wish.starts_with("tcp") || wish.starts_with("net") || wish.starts_with("sockets");
+        const bool at_host = is_ip && std::getenv("FI_TCP_IFACE") == nullptr && std::getenv("FI_SOCKETS_IFACE") == nullptr;
+        fi_info* list = nullptr;
+        const int code = api_.getinfo(kInterface, at_host ? host.c_str() : nullptr, at_host ? "0" : nullptr, at_host ? FI_SOURCE : 0, hints.get(), &list);
+        if (code != 0) {
+            throw InvalidInput(fmt::format("libfabric has no provider '{}' with reliable tagged messages{}: {}: set FI_PROVIDER to one that "
+                                           "it has (fi_info -l)",
+                                           wish, at_host ? " at " + host : "", api_.strerror(-code)));
+        }
+        return {list, api_.freeinfo};
+    }
+
+    // Some providers have nothing that a thread could sleep on: then we do not sleep.
+    void open_queue() {
+        fi_cq_attr wanted{};
+        wanted.format = FI_CQ_FORMAT_TAGGED;
+        wanted.wait_obj = FI_WAIT_FD;
+        if (::fi_cq_open(domain_.object, &wanted, &queue_.object, nullptr) == 0 &&
+            ::fi_control(&queue_.object->fid, FI_GETWAIT, &descriptor_) == 0)
+            return;
+        queue_.close();
+        descriptor_ = -1;
+        wanted.wait_obj = FI_WAIT_NONE;
+        check(::fi_cq_open(domain_.object, &wanted, &queue_.object, nullptr), "fi_cq_open");
+    }
+
+    void check(ssize_t code, const char* call) const {
+        if (code < 0) throw Error(fmt::format("{} (libfabric, {}): {}", call, info_->fabric_attr->prov_name, api_.strerror(static_cast<int>(-code))));
+    }
+
+    void begin(const Attempt& attempt) {
+        if (!held_back_.empty() || !try_to_begin(attempt)) held_back_.push_back(attempt);
+    }
+    /// False: not now.
+    bool try_to_begin(const Attempt& attempt) {
+        const ssize_t code = queue_.object == nullptr ? -FI_EOPBADSTATE : attempt.make();
+        if (code == -FI_EAGAIN) return false;
+        if (code < 0) fail(*attempt.transfer, static_cast<int>(-code));
+        return true;
+    }
+    void fail(Transfer& transfer, int code) const {
+        transfer.failure = api_.strerror(code);
+        transfer.done = true;
+    }
+
+    bool drain() {
+        std::array<fi_cq_tagged_entry, 16> entries;
+        const ssize_t count = ::fi_cq_read(queue_.object, entries.data(), entries.size());
+        if (count == -FI_EAVAIL) return take_error();
+        for (ssize_t i = 0; i < count; ++i) {
+            const fi_cq_tagged_entry& entry = entries[static_cast<std::size_t>(i)];
+            auto* const transfer = static_cast<Transfer*>(entry.op_context);
+            if (transfer == nullptr) continue;
+            transfer->bytes = entry.len;
+            transfer->done = true;
+        }
+        return count > 0;
+    }
+    bool take_error() {
+        fi_cq_err_entry entry{};
+        if (::fi_cq_readerr(queue_.object, &entry, 0) < 1 || entry.op_context == nullptr) return false;
+        fail(*static_cast<Transfer*>(entry.op_context), entry.err);
+        return true;
+    }
+
+    const FabricApi& api_;
+    const Found info_;
+    Opened<fid_fabric> fabric_;
+    Opened<fid_domain> domain_;
+    Opened<fid_av> addresses_;
+    Opened<fid_cq> queue_;
+    Opened<fid_ep> endpoint_;
+    int descriptor_ = -1;
+    std::vector<fi_addr_t> peers_;
+    std::deque<Attempt> held_back_;
+};
+
+}  // namespace
+
+std::unique_ptr<Link> open_fabric_link(const std::string& host) { return std::make_unique<FabricLink>(host); }
+
+}  // namespace ddp::net

@@ -1,0 +1,113 @@
+#include "ddp/net/meeting.h"
+
+#include <fmt/core.h>
+#include <netdb.h>
+#include <sys/socket.h>
+
+#include <algorithm>
+#include <cstring>
+#include <memory>
+
+#include "ddp/types.h"
+#include "env/io/socket.h"
+#include "env/nodes/meeting_point.h"
+#include "env/unique_fd.h"
+
+namespace ddp::net {
+
+using ddprun::MonotonicClock;
+using ddprun::TimePoint;
+
+namespace {
+
+constexpr std::chrono::milliseconds kLookUp{100};  ///< from the wait for a key to the launcher's abort word
+
+std::string wait_for(const Board& board, const Appointment& appointment, int first_rank) {
+    const std::string key = key_of(appointment, first_rank);
+    for (;;) {
+        appointment.throw_if_lost();
+        const TimePoint until = std::min(appointment.deadline, ddprun::deadline_after(MonotonicClock::now(), kLookUp));
+        if (std::string value = board.get(key, until); !value.empty()) return value;
+        if (MonotonicClock::now() < appointment.deadline) continue;
+        throw TimeoutError(fmt::format("rank {}: joining a world of {}: missing after the time-out: rank {} and its node ({})", appointment.rank,
+                                       appointment.world_size, first_rank, key));
+    }
+}
+
+/// By which we would reach an address; nothing is sent. "" where there is no way.
+std::string source_towards(const std::string& host, int port) {
+    addrinfo hints{};
+    hints.ai_socktype = SOCK_DGRAM;
+    addrinfo* found = nullptr;
+    if (::getaddrinfo(host.c_str(), std::to_string(port).c_str(), &hints, &found) != 0) return "";
+    const std::unique_ptr<addrinfo, decltype(&::freeaddrinfo)> list(found, ::freeaddrinfo);
+    for (const addrinfo* one = found; one != nullptr; one = one->ai_next) {
+        const ddprun::UniqueFd socket(::socket(one->ai_family, SOCK_DGRAM | SOCK_CLOEXEC, 0));
+        sockaddr_storage own{};
+        socklen_t length = sizeof own;
+        auto* const address = reinterpret_cast<sockaddr*>(&own);
+        if (socket && ::connect(socket.get(), one->ai_addr, one->ai_addrlen) == 0 && ::getsockname(socket.get(), address, &length) == 0)
+            return ddprun::numeric_host(*address);
+    }
+    return "";
+}
+
+bool is_loopback(const std::string& address) { return address.starts_with("127.") || address == "::1"; }
+
+}  // namespace
+
+std::string key_of(const Appointment& appointment, int first_rank) {
+    return fmt::format("net/{}/{}/{}", appointment.generation, appointment.group, first_rank);
+}
+
+std::vector<std::string> gather_nodes(const Board& board, const Appointment& appointment, const std::vector<std::string>& ours) {
+    std::vector<std::string> said{std::to_string(appointment.world_size)};
+    said.insert(said.end(), ours.begin(), ours.end());
+    board.put(key_of(appointment, appointment.rank), pack(said));
+    std::vector<std::string> all;
+    while (static_cast<int>(all.size()) < appointment.world_size) {
+        const int first = static_cast<int>(all.size());
+        const std::vector<std::string> theirs = unpack(wait_for(board, appointment, first));
+        if (theirs.size() < 2 || theirs.front() != said.front() || first + static_cast<int>(theirs.size()) - 1 > appointment.world_size) {
+            throw MismatchError(fmt::format("rank {} was started with a world of {} ranks, rank {} with {}, of which {} on its node: check "
+                                            "WORLD_SIZE and LOCAL_WORLD_SIZE of every worker",
+                                            appointment.rank, appointment.world_size, first, theirs.front(), theirs.size() - 1));
+        }
+        all.insert(all.end(), theirs.begin() + 1, theirs.end());
+    }
+    return all;
+}
+
+std::string pack(const std::vector<std::string>& words) {
+    std::string packed;
+    for (const std::string& word : words) {
+        const std::uint64_t length = word.size();
+        packed.append(reinterpret_cast<const char*>(&length), sizeof length);
+        packed += word;
+    }
+    return packed;
+}
+
+std::vector<std::string> unpack(std::string_view packed) {
+    std::vector<std::string> words;
+    while (!packed.empty()) {
+        std::uint64_t length = 0;
+        if (packed.size() >= sizeof length) std::memcpy(&length, packed.data(), sizeof length);
+        packed.remove_prefix(std::min(packed.size(), sizeof length));
+        if (length > packed.size()) throw MismatchError("joining: nodes run different builds of libddp");
+        words.emplace_back(packed.substr(0, length));
+        packed.remove_prefix(length);
+    }
+    return words;
+}
+
+// A name that leads the head to its own loopback (127.0.1.1 in /etc/hosts) leads nobody else to it.
+std::string own_address(const ddprun::WorkerEnv& env) {
+    const std::string towards = source_towards(env.master_addr, env.master_port);
+    if (!towards.empty() && (!is_loopback(towards) || is_loopback(env.master_addr) || env.master_addr == "localhost")) return towards;
+    const std::vector<std::string> others = ddprun::reachable_addresses(ddprun::list_interfaces(), "");
+    if (!others.empty()) return others.front();
+    throw InvalidInput(fmt::format("rank {}: no interface of this host leads to MASTER_ADDR={}, nor to any other host", env.rank, env.master_addr));
+}
+
+}  // namespace ddp::net

@@ -1,0 +1,41 @@
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "ddp/worker/board.h"
+#include "env/clock.h"
+#include "env/worker_env.h"
+
+/// How the nodes of a world tell each other what their ranks say, before they can speak to each other: through the job's
+/// store, under names that hold the generation, so that a survivor of the last world cannot meet the next.
+namespace ddp::net {
+
+struct Appointment {
+    int rank = 0;        ///< of the node's first rank, which speaks for it
+    int world_size = 1;
+    std::uint64_t generation = 0;
+    int group = 0;  ///< the how many-th of this process
+    ddprun::TimePoint deadline;
+    std::function<void()> throw_if_lost;  ///< called between waits
+};
+
+/// "net/<generation>/<group>/<first rank of the node>".
+std::string key_of(const Appointment& appointment, int first_rank);
+
+/// Everyone's words, by rank in the world; ours are those of this node. Throws TimeoutError naming the rank whose node did not
+/// come, MismatchError where nodes disagree about the size of the world.
+std::vector<std::string> gather_nodes(const Board& board, const Appointment& appointment, const std::vector<std::string>& ours);
+
+/// Words of any bytes as one, and back. Throws MismatchError where it is none of pack()'s: another release.
+std::string pack(const std::vector<std::string>& words);
+std::vector<std::string> unpack(std::string_view packed);
+
+/// The address of this node's interface towards the job: by which it reaches MASTER_ADDR, where the others are on
+/// other hosts. Throws InvalidInput.
+std::string own_address(const ddprun::WorkerEnv& env);
+
+}  // namespace ddp::net

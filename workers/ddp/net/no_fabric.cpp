@@ -1,0 +1,12 @@
+#include "ddp/net/link.h"
+#include "ddp/types.h"
+
+namespace ddp::net {
+
+std::unique_ptr<Link> open_fabric_link(const std::string&) {
+    throw InvalidInput(
+        "the cpu backend speaks to other nodes by libfabric, and this build is without it: build with libfabric's headers "
+        "(libfabric-dev), or start all ranks on one node");
+}
+
+}  // namespace ddp::net

@@ -1,0 +1,28 @@
+#include "ddp/worker/board.h"
+
+#include <memory>
+#include <utility>
+
+#include "ddp/worker/job_store.h"
+
+namespace ddp {
+
+
+
+Board store_board(const ddprun::WorkerEnv& env, ddprun::TimePoint deadline, std::string_view attempt) {
+    const std::shared_ptr<ddprun::rdzv::StoreClient> client = connect_to_job_store(env, deadline);
+    const auto fail = [rank = env.rank, doing = std::string(attempt)](const ddprun::Error& error) { throw_store_error(rank, doing, error); };
+    Board board;
+    board.put = [client, fail](const std::string& key, const std::string& value) {
+        if (const ddprun::Status set = client->set(key, value); !set) fail(set.error());
+    };
+    board.get = [client, fail](const std::string& key, ddprun::TimePoint until) -> std::string {
+        ddprun::Result<std::string> value = client->get(key, until);
+        if (value) return *std::move(value);
+        if (value.error().code != ddprun::Errc::Timeout) fail(value.error());
+        return "";
+    };
+    return board;
+}
+
+}  // namespace ddp
