@@ -1,0 +1,117 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "ddp/process_group.h"
+
+/// Collectives of anything that nlohmann/json converts: numbers, texts, lists, maps, and one's own types with
+/// its to_json and from_json. They travel as CBOR. Blocking; host memory, whatever device the group works on.
+/// For what is said now and then: settings, lists of files, counts. The program needs nlohmann/json, libddp
+/// does not.
+///
+/// An object is 64 MiB at most. One that is longer, cannot be converted or is not what the receiver expects
+/// is an InvalidInput on all ranks or at its receiver, which names its rank; the group stays usable.
+namespace ddp {
+
+inline constexpr std::size_t kMostObjectBytes = 64 * 1024 * 1024;
+
+namespace objects {
+
+// A message begins with what it is: without an object, with one, or with the reason why there is none.
+inline constexpr char kNothing = 'n', kObject = 'o', kProblem = 'p';
+
+template <class T>
+std::string encode(const T& object) {
+    try {
+        std::string bytes(1, kObject);
+        nlohmann::json::to_cbor(nlohmann::json(object), bytes);
+        if (bytes.size() <= kMostObjectBytes) return bytes;
+        return kProblem + std::to_string(bytes.size()) + " bytes, at most " +
+               std::to_string(kMostObjectBytes) + " go";
+    } catch (const std::exception& error) {  // a to_json may throw what it likes
+        return kProblem + std::string(error.what());
+    }
+}
+
+inline void throw_problem(const std::string& call, std::size_t rank, const std::string& why) {
+    throw InvalidInput(call + ": the object of rank " + std::to_string(rank) + ": " + why);
+}
+
+/// Everyone's message; throws the first problem on all ranks.
+inline std::vector<std::string> exchange(ProcessGroup& group, const std::string& call,
+                                         const std::string& mine) {
+    std::vector<std::string> all = group.all_gather_bytes(mine);
+    for (std::size_t rank = 0; rank < all.size(); ++rank) {
+        if (!all[rank].empty() && all[rank][0] == kProblem) throw_problem(call, rank, all[rank].substr(1));
+    }
+    return all;
+}
+
+template <class T>
+T decode(const std::string& call, std::size_t rank, const std::string& message) {
+    if (message.empty() || message[0] != kObject)
+        throw_problem(call, rank, "there is none: ranks differ about the root");
+    try {
+        return nlohmann::json::from_cbor(message.begin() + 1, message.end()).template get<T>();
+    } catch (const std::exception& error) {
+        throw InvalidInput(call + ": the object of rank " + std::to_string(rank) + ": " + error.what());
+    }
+}
+
+template <class T>
+std::vector<T> decode_all(const std::string& call, const std::vector<std::string>& messages) {
+    std::vector<T> objects;
+    for (std::size_t rank = 0; rank < messages.size(); ++rank)
+        objects.push_back(decode<T>(call, rank, messages[rank]));
+    return objects;
+}
+
+}  // namespace objects
+
+/// Everyone's object, by rank.
+template <class T>
+std::vector<T> all_gather_object(ProcessGroup& group, const T& object) {
+    constexpr const char* kCall = "all_gather_object";
+    return objects::decode_all<T>(kCall, objects::exchange(group, kCall, objects::encode(object)));
+}
+
+/// The root's object, on all ranks; the others' is not looked at.
+template <class T>
+T broadcast_object(ProcessGroup& group, const T& object, int root) {
+    constexpr const char* kCall = "broadcast_object";
+    const std::string mine =
+        group.rank() == root ? objects::encode(object) : std::string(1, objects::kNothing);
+    const std::vector<std::string> all = objects::exchange(group, kCall, mine);
+    return objects::decode<T>(kCall, static_cast<std::size_t>(root), all.at(static_cast<std::size_t>(root)));
+}
+
+/// Everyone's object by rank on the root, nothing elsewhere.
+template <class T>
+std::vector<T> gather_object(ProcessGroup& group, const T& object, int root) {
+    constexpr const char* kCall = "gather_object";
+    const std::vector<std::string> all = objects::exchange(group, kCall, objects::encode(object));
+    return group.rank() == root ? objects::decode_all<T>(kCall, all) : std::vector<T>{};
+}
+
+/// The root's objects[rank()]; it has one for each rank, the others' are not looked at.
+template <class T>
+T scatter_object(ProcessGroup& group, const std::vector<T>& objects, int root) {
+    constexpr const char* kCall = "scatter_object";
+    std::string mine(1, objects::kNothing);
+    if (group.rank() == root) {
+        mine = objects.size() == static_cast<std::size_t>(group.size())
+                   ? objects::encode(objects)
+                   : objects::kProblem + std::to_string(objects.size()) + " of them for " +
+                         std::to_string(group.size()) + " ranks";
+    }
+    const std::vector<std::string> all = objects::exchange(group, kCall, mine);
+    const auto from = static_cast<std::size_t>(root);
+    return objects::decode<std::vector<T>>(kCall, from, all.at(from))
+        .at(static_cast<std::size_t>(group.rank()));
+}
+
+}  // namespace ddp
