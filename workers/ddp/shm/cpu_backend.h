@@ -53,9 +53,10 @@ struct SharedPlace {
 /// Blocking collectives of one node over its shared segment. One thread at a time. all_reduce.cpp has the ways
 /// of all_reduce, collectives.cpp the other collectives, cpu_group.cpp the process group.
 ///
-/// Three ways to reduce, all summing in rank order element by element, so the way and the sizes of its pieces
+/// Four ways to reduce, all summing in rank order element by element, so the way and the sizes of its pieces
 /// never change a bit of the result:
 ///   tiny       the message travels in the slot; one step, everybody sums everything
+///   small      all of it is copied to shared memory; one step, everybody sums everything
 ///   zero-copy  every rank's buffer lies in an allocate_shared region: each sums its slice over all the
 ///              buffers and writes the result into all of them; two steps
 ///   staged     pieces that others sum are copied to shared memory first; one step per piece
@@ -162,6 +163,7 @@ class CpuBackend {
     void between_two(Transfer transfer);
 
     void reduce_tiny(const Buffer& buffer, ReduceFunction combine);
+    void reduce_small(const Buffer& buffer, ReduceFunction combine);
     void reduce_large(const Buffer& buffer, ReduceFunction combine);
     void reduce_in_place(const Buffer& buffer, ReduceFunction combine);
     void sum_in_place(const std::vector<std::byte*>& buffers, std::size_t at, std::size_t count,
