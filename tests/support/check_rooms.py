@@ -31,7 +31,7 @@ PURE = [
     "rendezvous/membership", "rendezvous/rank_table", "rendezvous/agent/relay_state", "rendezvous/store", "rendezvous/torch/",
 ]
 BELOW_ASK = [f"launcher/{room}/" for room in ("gpu", "plan", "output", "report", "guard", "hang", "pmix", "supervise")]
-DDP = {room: f"workers/ddp/{room}/" for room in ("checkpoint", "cuda", "data", "group", "nccl", "net", "reduce", "shm", "worker")}
+DDP = {room: f"workers/ddp/{room}/" for room in ("checkpoint", "cuda", "data", "group", "mpi", "nccl", "net", "reduce", "shm", "worker")}
 
 
 def ddp_but(*known):
@@ -48,7 +48,8 @@ NOT_KNOWN = [
     ([DDP["net"]], ddp_but("net", "shm", "worker")),
     ([DDP["cuda"]], ddp_but("cuda", "worker")),
     ([DDP["nccl"]], ddp_but("nccl", "cuda", "worker")),
-    ([DDP["group"]], ddp_but("group", "nccl", "net", "shm", "cuda", "worker")),
+    ([DDP["mpi"]], ddp_but("mpi", "cuda", "worker")),
+    ([DDP["group"]], ddp_but("group", "mpi", "nccl", "net", "shm", "cuda", "worker")),
     ([DDP["reduce"]], ddp_but("reduce", "cuda", "worker")),
     ([DDP["data"]], ddp_but("data", "cuda", "worker")),
     ([DDP["checkpoint"]], ddp_but("checkpoint", "cuda", "worker")),

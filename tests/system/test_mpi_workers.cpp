@@ -22,6 +22,7 @@ std::vector<std::string> sum_of_ranks() { return {path_of("SUM_OF_RANKS")}; }
 const char* const kFourRanks = "4 workers, the sum of their ranks is 6\n";
 
 class UnderOpenMpi : public ::testing::Test {
+  protected:
     void SetUp() override {
         if (!has("OPEN_MPI")) GTEST_SKIP() << "no mpirun of Open MPI on this machine";
     }
@@ -32,6 +33,51 @@ class UnderHydra : public ::testing::Test {
         if (!has("HYDRA")) GTEST_SKIP() << "no mpiexec.hydra on this machine";
     }
 };
+
+/// Ranks of libddp's that talk through MPI.
+class OverMpi : public UnderOpenMpi {
+  protected:
+    void SetUp() override {
+        UnderOpenMpi::SetUp();
+        if (!has("MPI_RANKS")) GTEST_SKIP() << "built without MPI";
+    }
+    static RunOptions with_module() { return with_environment({"DDP_MPI_MODULE=" + path_of("MPI_MODULE")}); }
+};
+
+TEST_F(OverMpi, EveryCollectiveIsRightForEveryTypeAndOperation) {
+    for (const int ranks : {1, 2, 3}) {
+        const Outcome outcome = run(open_mpi(ranks, {path_of("MPI_RANKS")}), with_module());
+        EXPECT_EQ(outcome.status, 0) << outcome.err;
+        EXPECT_THAT(outcome.out, AllOf(HasSubstr(std::to_string(ranks) + " ranks, mpi (Open MPI v"),
+                                       HasSubstr("): all is well\n")));
+    }
+}
+
+TEST_F(OverMpi, ARankThatDoesNotComeIsATimeOutForAllOthersAndTheJobEnds) {
+    const Outcome outcome = run(open_mpi(3, {path_of("MPI_RANKS"), "alone"}), with_module());
+    EXPECT_EQ(outcome.status, 1);
+    EXPECT_THAT(outcome.out, AllOf(HasSubstr("rank 0: barrier #2 did not finish within 200 ms"),
+                                   HasSubstr("rank 2: barrier #2 did not finish within 200 ms"),
+                                   HasSubstr("so does every later call")));
+}
+
+TEST_F(OverMpi, WithoutTheModuleOneLineSaysWhatToDo) {
+    const Outcome outcome =
+        run({path_of("MPI_RANKS")}, with_environment({"DDP_MPI_MODULE=/nowhere/libddp-mpi.so"}));
+    EXPECT_EQ(outcome.status, 1);
+    EXPECT_THAT(outcome.err, AllOf(HasSubstr("backend mpi: /nowhere/libddp-mpi.so: "),
+                                   HasSubstr("-Dmpi=enabled"), HasSubstr("DDP_MPI_MODULE")));
+}
+
+TEST_F(OverMpi, ARankThatMpiKnowsByAnotherNumberIsRefused) {
+    RunOptions options = with_module();
+    for (const char* variable : {"RANK=1", "WORLD_SIZE=2", "LOCAL_RANK=1", "LOCAL_WORLD_SIZE=2"})
+        options.environment.emplace_back(variable);
+    const Outcome outcome = run({path_of("MPI_RANKS")}, options);
+    EXPECT_EQ(outcome.status, 1);
+    EXPECT_THAT(outcome.err, HasSubstr("MPI says rank 0 of 1, the environment rank 1 of 2: start the workers "
+                                       "with the mpiexec of Open MPI"));
+}
 
 TEST_F(UnderOpenMpi, RanksAreOneWorld) {
     const Outcome outcome = run(open_mpi(4, sum_of_ranks()));

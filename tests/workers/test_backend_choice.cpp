@@ -100,7 +100,7 @@ TEST(BackendChoice, WhatCannotBeIsRefusedWithItsReason) {
     EXPECT_EQ(refusal({.requested = "nccl", .node = without_nccl(node({"a"}))}), "backend nccl: no libnccl");
     EXPECT_EQ(refusal({.device = kGpu, .node = without_nccl(node({"a"}))}), "backend auto: no libnccl");
     EXPECT_THAT(refusal({.requested = "cpu", .device = {Device::Kind::Cuda, 3}}), HasSubstr("CUDA device 3"));
-    EXPECT_EQ(refusal({.requested = "gloo"}), "no backend 'gloo'; this build has: auto, nccl, staged, cpu");
+    EXPECT_EQ(refusal({.requested = "gloo"}), "no backend 'gloo'; this build has: auto, nccl, staged, cpu, mpi");
     EXPECT_THAT(refusal({.requested = "nccl", .node = node({"b", "b"})}),
                 AllOf(HasSubstr("backend nccl: ranks 0-1 share GPU b"), HasSubstr("take backend staged")));
     EXPECT_THAT(refusal({.requested = "staged", .node = node({"b"}), .one_node = false}),

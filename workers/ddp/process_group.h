@@ -43,7 +43,7 @@ struct Message {
 
 struct ProcessGroupOptions {
     std::chrono::nanoseconds timeout = std::chrono::minutes(10);  ///< per call; positive (TimeoutScope)
-    std::string backend = "auto";                                 ///< auto, nccl, staged, cpu
+    std::string backend = "auto";                                 ///< auto, nccl, staged, cpu, mpi
     /// Where the buffers will be; `auto` chooses by it. Of a CUDA device, index -1 is that of the local rank;
     /// where ranks may share devices and there are too few, they go round.
     Device device = {};

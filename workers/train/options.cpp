@@ -72,10 +72,10 @@ Result<T> parse_name(std::string_view text, std::initializer_list<T> values) {
 }
 
 Result<std::string> parse_backend(std::string_view text) {
-    for (const std::string_view known : {"auto", "nccl", "staged", "cpu"}) {
+    for (const std::string_view known : {"auto", "nccl", "staged", "cpu", "mpi"}) {
         if (text == known) return std::string(text);
     }
-    return wrong(fmt::format("'{}' is none of auto, nccl, staged, cpu", text));
+    return wrong(fmt::format("'{}' is none of auto, nccl, staged, cpu, mpi", text));
 }
 
 Result<std::string> parse_path(std::string_view text) {
@@ -166,7 +166,7 @@ const std::array kFlags = {
              return store(parse_name(v, {Precision::Fp32, Precision::Tf32, Precision::Bf16, Precision::Fp16}),
                           o.precision);
          }},
-    Flag{"--backend", "B", "how workers talk: auto (default), nccl, staged, cpu",
+    Flag{"--backend", "B", "how workers talk: auto (default), nccl, staged, cpu, mpi",
          [](Options& o, std::string_view v) { return store(parse_backend(v), o.backend); }},
     Flag{"--keep-data", "auto|device|host",
          "on CUDA, where samples are kept; default auto: on the device\nwhere they take less than a quarter "

@@ -51,7 +51,7 @@ struct Options {
     std::string log_json;  ///< "" none
     DeviceKind device = DeviceKind::Auto;
     Precision precision = Precision::Fp32;
-    std::string backend = "auto";  ///< auto, nccl, staged, cpu
+    std::string backend = "auto";  ///< auto, nccl, staged, cpu, mpi
     KeepData keep_data = KeepData::Auto;
     bool deterministic = false;
     bool cuda_graph = false;

@@ -84,6 +84,8 @@ const char* name_of(Backend backend) {
             return "nccl";
         case Backend::Staged:
             return "staged";
+        case Backend::Mpi:
+            return "mpi";
     }
     return "unknown backend";
 }
@@ -131,17 +133,17 @@ bool is_for_devices(const std::string& requested, const Device& device) {
     const bool on_gpu = device.kind == Device::Kind::Cuda;
     if (requested == "nccl" || requested == "staged") return true;
     if (requested == "auto") return on_gpu;
-    if (requested != "cpu") {
+    if (requested != "cpu" && requested != "mpi") {
         throw InvalidInput(
-            fmt::format("no backend '{}'; this build has: auto, nccl, staged, cpu", requested));
+            fmt::format("no backend '{}'; this build has: auto, nccl, staged, cpu, mpi", requested));
     }
     if (!on_gpu) return false;
-    throw InvalidInput(
-        fmt::format("backend cpu: it takes host memory, the buffers lie on CUDA device {}", device.index));
+    refuse(requested, fmt::format("it takes host memory, the buffers lie on CUDA device {}", device.index));
 }
 
 BackendChoice choose_backend(const BackendQuestion& question) {
     if (!is_for_devices(question.requested, question.device)) {
+        if (question.requested == "mpi") return {Backend::Mpi, "asked for"};
         return {Backend::Cpu, question.requested == "cpu" ? "asked for" : "auto: buffers are in host memory"};
     }
     if (question.requested == "nccl") return choose_nccl(question);

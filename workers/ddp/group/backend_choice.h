@@ -8,7 +8,7 @@
 
 namespace ddp {
 
-enum class Backend : std::uint8_t { Cpu, Nccl, Staged };
+enum class Backend : std::uint8_t { Cpu, Nccl, Staged, Mpi };
 const char* name_of(Backend backend);
 
 /// The first NCCL that takes several ranks per device.
@@ -32,7 +32,7 @@ DeviceView decode_view(const std::string& message);
 std::string shared_device(const std::vector<DeviceView>& views);
 
 struct BackendQuestion {
-    std::string requested = "auto";     ///< auto, nccl, staged, cpu
+    std::string requested = "auto";     ///< auto, nccl, staged, cpu, mpi
     Device device = {};                 ///< where the buffers will be
     std::vector<DeviceView> node = {};  ///< all ranks of this node, where buffers are on devices
     bool one_node = true;               ///< the world has no other

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "ddp/group/backend_choice.h"
+#include "ddp/mpi/group.h"
 #include "ddp/nccl/join.h"
 #include "ddp/net/across_nodes.h"
 #include "ddp/net/meeting.h"
@@ -222,7 +223,8 @@ std::unique_ptr<ProcessGroup> ProcessGroup::create(const Context& context, Proce
     }
     const BackendChoice choice =
         choose_backend({.requested = options.backend, .device = options.device, .node = {}});
-    std::unique_ptr<ProcessGroup> group = create_on_host(context.env(), options);
+    std::unique_ptr<ProcessGroup> group = choice.backend == Backend::Mpi ? mpi::make_group(context.env(), options)
+                                                                         : create_on_host(context.env(), options);
     group->choice_ = fmt::format("{} ({})", name_of(choice.backend), choice.why);
     return group;
 }

@@ -308,7 +308,7 @@ Work ProcessGroup::do_all_to_all_v(Buffer output, Counts received, Buffer input,
         messages.push_back({Message::Way::Send, from.of(input, peer), peer});
         messages.push_back({Message::Way::Recv, to.of(output, peer), peer});
     }
-    return do_batch(std::move(messages));
+    return messages.empty() ? Work() : do_batch(std::move(messages));
 }
 
 // In round k every rank has one partner, k less its own rank; the lower of the two sends first.

@@ -1,0 +1,218 @@
+// Every collective over backend "mpi": one of these per rank, under a real mpiexec. Prints what is wrong, and
+// ends with the exit code 1 then; rank 0 says "N ranks, NAME: all is well".
+//
+//   mpi_ranks            everything that must work
+//   mpi_ranks alone      rank 1 does not come to a barrier; the others end with the exit code 1
+#include <fmt/core.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <cstring>
+
+#include "ddp/context.h"
+#include "ddp/process_group.h"
+#include "reference_reduction.h"
+#include "tests/support/half_float.h"
+
+namespace {
+
+using namespace ddp;
+using reference::Bytes;
+using Way = Message::Way;
+
+constexpr DType kTypes[] = {DType::F32,  DType::F64, DType::I32, DType::I64,
+                            DType::BF16, DType::F16, DType::U8};
+constexpr ReduceOp kOps[] = {ReduceOp::Sum, ReduceOp::Max, ReduceOp::Min, ReduceOp::Avg, ReduceOp::Product};
+
+int wrong = 0;
+
+void expect(bool holds, const std::string& what) {
+    if (holds) return;
+    ++wrong;
+    fmt::print(stderr, "wrong: {}\n", what);
+}
+
+Buffer whole(Bytes& bytes, DType type) { return {bytes.data(), bytes.size() / size_of(type), type, {}}; }
+
+template <class T>
+void put(Bytes& bytes, std::size_t index, T value) {
+    std::memcpy(bytes.data() + index * sizeof value, &value, sizeof value);
+}
+
+/// Small whole numbers: their sums and products are exact, in whichever order MPI takes them.
+Bytes values_of(int rank, DType type, std::size_t count) {
+    Bytes bytes(count * size_of(type));
+    for (std::size_t i = 0; i < count; ++i) {
+        const int value = 1 + (static_cast<int>(i) + rank) % 4;
+        switch (type) {
+            case DType::F32:
+                put(bytes, i, static_cast<float>(value));
+                break;
+            case DType::F64:
+                put(bytes, i, static_cast<double>(value));
+                break;
+            case DType::I32:
+                put(bytes, i, value);
+                break;
+            case DType::I64:
+                put(bytes, i, std::int64_t{value});
+                break;
+            case DType::BF16:
+                put(bytes, i, half_float::to_bf16(static_cast<float>(value)));
+                break;
+            case DType::F16:
+                put(bytes, i, half_float::to_f16(static_cast<float>(value)));
+                break;
+            case DType::U8:
+                put(bytes, i, static_cast<std::uint8_t>(value));
+                break;
+        }
+    }
+    return bytes;
+}
+
+Bytes slice(const Bytes& bytes, std::size_t index, std::size_t each) {
+    const auto begin = bytes.begin() + static_cast<long>(index * each);
+    return {begin, begin + static_cast<long>(each)};
+}
+
+struct Case {
+    ProcessGroup& group;
+    DType type;
+    std::size_t count;
+    std::vector<Bytes> inputs;  ///< by rank, `count` elements for each of the ranks
+    [[nodiscard]] std::size_t ranks() const { return inputs.size(); }
+    [[nodiscard]] std::size_t me() const { return static_cast<std::size_t>(group.rank()); }
+    [[nodiscard]] std::size_t each() const { return count * size_of(type); }
+    void expect_equal(const Bytes& got, const Bytes& expected, const char* call) const {
+        expect(got == expected, fmt::format("rank {}: {} of {} {}", me(), call, count, name_of(type)));
+    }
+};
+
+void reduces(const Case& with) {
+    for (const ReduceOp op : kOps) {
+        if (!is_reducible(with.type, op)) continue;
+        const Bytes reduced = reference::reduce(with.inputs, with.type, op);
+        Bytes mine = with.inputs[with.me()];
+        with.group.all_reduce(whole(mine, with.type), op).wait();
+        with.expect_equal(mine, reduced, name_of(op));
+        mine = with.inputs[with.me()];
+        const int root = with.group.size() - 1;
+        with.group.reduce(whole(mine, with.type), root, op).wait();
+        with.expect_equal(mine, with.group.rank() == root ? reduced : with.inputs[with.me()], "reduce");
+        mine = with.inputs[with.me()];
+        Bytes part(with.each());
+        with.group.reduce_scatter(whole(part, with.type), whole(mine, with.type), op).wait();
+        with.expect_equal(part, slice(reduced, with.me(), with.each()), "reduce_scatter");
+        const Buffer in_place{mine.data() + with.me() * with.each(), with.count, with.type, {}};
+        with.group.reduce_scatter(in_place, whole(mine, with.type), op).wait();
+        with.expect_equal(slice(mine, with.me(), with.each()), part, "reduce_scatter in place");
+    }
+}
+
+void moves(const Case& with) {
+    ProcessGroup& group = with.group;
+    Bytes firsts, own_slices;
+    for (const Bytes& input : with.inputs) {
+        const Bytes first = slice(input, 0, with.each()), own = slice(input, with.me(), with.each());
+        firsts.insert(firsts.end(), first.begin(), first.end());
+        own_slices.insert(own_slices.end(), own.begin(), own.end());
+    }
+    Bytes mine = with.inputs[with.me()], part = slice(mine, 0, with.each()), all(firsts.size());
+    group.all_gather(whole(all, with.type), whole(part, with.type)).wait();
+    with.expect_equal(all, firsts, "all_gather");
+    const Buffer in_place{all.data() + with.me() * with.each(), with.count, with.type, {}};
+    group.all_gather(whole(all, with.type), in_place).wait();
+    with.expect_equal(all, firsts, "all_gather in place");
+    std::fill(all.begin(), all.end(), std::byte{});
+    group.gather(whole(all, with.type), whole(part, with.type), 0).wait();
+    if (group.rank() == 0) with.expect_equal(all, firsts, "gather");
+    group.all_to_all(whole(all, with.type), whole(mine, with.type)).wait();
+    with.expect_equal(all, own_slices, "all_to_all");
+    group.scatter(whole(part, with.type), whole(mine, with.type), 0).wait();
+    with.expect_equal(part, slice(with.inputs[0], with.me(), with.each()), "scatter");
+    const Counts counts(with.ranks(), with.count);
+    part = slice(mine, 0, with.each());
+    group.all_gather_v(whole(all, with.type), whole(part, with.type), counts).wait();
+    with.expect_equal(all, firsts, "all_gather_v");
+    group.all_to_all_v(whole(all, with.type), counts, whole(mine, with.type), counts).wait();
+    with.expect_equal(all, own_slices, "all_to_all_v");
+    Bytes reduced(with.each());
+    group.reduce_scatter_v(whole(reduced, with.type), whole(mine, with.type), counts).wait();
+    with.expect_equal(reduced,
+                      slice(reference::reduce(with.inputs, with.type, ReduceOp::Sum), with.me(), with.each()),
+                      "reduce_scatter_v");
+    group.broadcast(whole(mine, with.type), 0).wait();
+    with.expect_equal(mine, with.inputs[0], "broadcast");
+    if (group.size() == 1) return;
+    const int next = (group.rank() + 1) % group.size(),
+              previous = (group.rank() + group.size() - 1) % group.size();
+    mine = with.inputs[with.me()];
+    Bytes got(mine.size());
+    group
+        .batch_send_recv(
+            {{Way::Send, whole(mine, with.type), next}, {Way::Recv, whole(got, with.type), previous}})
+        .wait();
+    with.expect_equal(got, with.inputs[static_cast<std::size_t>(previous)], "batch_send_recv");
+    if (group.rank() == 0) group.send(whole(mine, with.type), 1).wait();
+    if (group.rank() == 1) {
+        group.recv(whole(got, with.type), 0).wait();
+        with.expect_equal(got, with.inputs[0], "recv");
+    }
+}
+
+void run_everything(ProcessGroup& group) {
+    for (const DType type : kTypes) {
+        for (const std::size_t count : {std::size_t{0}, std::size_t{1}, std::size_t{100'003}}) {
+            Case with{group, type, count, {}};
+            for (int r = 0; r < group.size(); ++r)
+                with.inputs.push_back(values_of(r, type, count * static_cast<std::size_t>(group.size())));
+            reduces(with);
+            moves(with);
+        }
+    }
+    const auto messages = group.all_gather_bytes(std::string(static_cast<std::size_t>(group.rank()), 'x'));
+    for (std::size_t r = 0; r < messages.size(); ++r) expect(messages[r].size() == r, "all_gather_bytes");
+    std::vector<float> values(1, 1);
+    const auto half = group.split(group.rank() % 2, -group.rank());
+    half->all_reduce(buffer_of(values)).wait();
+    expect(values[0] == static_cast<float>(half->size()), "a sum over a sub-group");
+    expect(group.split(-1, 0) == nullptr, "no group for a negative color");
+    expect(group.allocate_shared(1000).size() == 1000, "allocate_shared");
+    group.barrier().wait();
+}
+
+/// Rank 1 never comes, until its mpiexec ends it because of the others.
+int wait_for_one_that_never_comes(ProcessGroup& group) {
+    group.barrier().wait();
+    if (group.rank() == 1) ::pause();
+    try {
+        group.monitored_barrier(std::chrono::milliseconds(200));
+    } catch (const TimeoutError& error) {
+        fmt::print("{}\n", error.what());
+    }
+    try {
+        group.barrier().wait();
+    } catch (const TimeoutError&) {
+        fmt::print("so does every later call\n");
+    }
+    return 1;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+    try {
+        const Context context = Context::from_env();
+        const auto group =
+            ProcessGroup::create(context, {.timeout = std::chrono::seconds(60), .backend = "mpi"});
+        if (argc > 1 && std::strcmp(argv[1], "alone") == 0) return wait_for_one_that_never_comes(*group);
+        run_everything(*group);
+        if (group->rank() == 0 && wrong == 0)
+            fmt::print("{} ranks, {}: all is well\n", group->size(), group->describe());
+    } catch (const std::exception& error) {
+        fmt::print(stderr, "{}\n", error.what());
+        return 1;
+    }
+    return wrong == 0 ? 0 : 1;
+}

@@ -1,0 +1,358 @@
+#include "ddp/mpi/group.h"
+
+#include <fcntl.h>
+#include <fmt/core.h>
+#include <sched.h>
+
+#include <cstring>
+#include <filesystem>
+#include <functional>
+#include <utility>
+
+#include "ddp/cuda/numbers.h"
+#include "ddp/cuda/shared_library.h"
+#include "ddp/mpi/module.h"
+#include "ddp/worker/call.h"
+#include "ddp/worker/work.h"
+#include "env/text.h"
+
+namespace ddp::mpi {
+
+using ddprun::MonotonicClock;
+using ddprun::SegmentOp;
+
+namespace {
+
+constexpr const char* kLibrary = "libddp-mpi.so";
+
+/// DDP_MPI_MODULE alone, else beside the program, in the lib folders beside its own, and where the loader
+/// looks.
+std::vector<std::string> module_names() {
+    std::error_code none;
+    const std::filesystem::path here = std::filesystem::read_symlink("/proc/self/exe", none).parent_path();
+    std::vector<std::string> names;
+    for (const auto& folder : {here, here.parent_path() / "lib", here.parent_path() / "lib64"})
+        if (std::filesystem::exists(folder / kLibrary, none)) names.push_back(folder / kLibrary);
+    names.emplace_back(kLibrary);
+    return library_names("DDP_MPI_MODULE", names);
+}
+
+const Module& load_module() {
+    const ddprun::Result<SharedLibrary> library = open_library(module_names());
+    if (!library)
+        throw InvalidInput(
+            fmt::format("backend mpi: {}: build libddp with -Dmpi=enabled on this machine, or name its "
+                        "module with DDP_MPI_MODULE",
+                        library.error().what));
+    const Module* (*entry)() = nullptr;
+    if (!take(library->resolve, kModuleEntry, entry) || entry()->version != kModuleVersion)
+        throw InvalidInput(fmt::format("backend mpi: {} is not of this release of libddp", library->name));
+    return *entry();
+}
+
+void check(const char* why, const std::string& attempt) {
+    if (why != nullptr) throw Error(fmt::format("{}: {}", attempt, why));
+}
+
+bool is_half(DType type) { return type == DType::BF16 || type == DType::F16; }
+
+std::byte* slice(const Buffer& whole, int index, std::size_t bytes) {
+    return static_cast<std::byte*>(whole.data) + static_cast<std::size_t>(index) * bytes;
+}
+
+template <class T>
+std::vector<float> widened_as(const Buffer& buffer) {
+    const auto* const from = static_cast<const T*>(buffer.data);
+    std::vector<float> wide(buffer.count);
+    for (std::size_t i = 0; i < wide.size(); ++i) wide[i] = device::to_float(from[i]);
+    return wide;
+}
+std::vector<float> widened(const Buffer& buffer) {
+    return buffer.dtype == DType::BF16 ? widened_as<device::Bf16>(buffer) : widened_as<device::F16>(buffer);
+}
+
+template <class T>
+void narrow_as(const std::vector<float>& wide, const Buffer& to) {
+    for (std::size_t i = 0; i < to.count; ++i) device::round_to(wide[i], static_cast<T*>(to.data)[i]);
+}
+void narrow(const std::vector<float>& wide, const Buffer& to) {
+    to.dtype == DType::BF16 ? narrow_as<device::Bf16>(wide, to) : narrow_as<device::F16>(wide, to);
+}
+
+template <class T>
+void divide(const Buffer& buffer, int by) {
+    auto* const values = static_cast<T*>(buffer.data);
+    for (std::size_t i = 0; i < buffer.count; ++i) values[i] /= static_cast<T>(by);
+}
+
+class Group final : public ProcessGroup {
+  public:
+    Group(const Module& module, Communicator* communicator, std::string library, const ddprun::WorkerEnv& env,
+          std::chrono::nanoseconds timeout)
+        : module_(module), communicator_(communicator), library_(std::move(library)), env_(env) {
+        int rank = 0, size = 1;
+        check(module.place(communicator, &rank, &size), fmt::format("rank {}: joining", env.rank));
+        take_seat({.rank = rank, .size = size, .backend = "mpi", .world_rank = env.rank, .timeout = timeout});
+        if (env.segment_fd >= 0)
+            segment_ =
+                std::make_unique<SegmentMap>(ddprun::UniqueFd(::fcntl(env.segment_fd, F_DUPFD_CLOEXEC, 0)));
+    }
+    ~Group() override { module_.close(communicator_); }
+
+    std::string describe() const override { return fmt::format("mpi ({}, in the calling thread)", library_); }
+    double communication_seconds() const override { return static_cast<double>(inside_ns_) * 1e-9; }
+    void report_progress(std::uint64_t step, std::uint64_t samples) override {
+        if (segment_) ddp::report_progress(line(), step, samples);
+    }
+    std::span<std::byte> allocate_shared(std::size_t bytes) override {
+        constexpr std::size_t kLine = 64;
+        auto& memory = memory_.emplace_back(new (std::align_val_t(kLine)) std::byte[bytes + 1]{});
+        return {memory.get(), bytes};
+    }
+    Work barrier() override {
+        return run({.operation = SegmentOp::Barrier}, [this](const Call& call) { move(call, {{}}); });
+    }
+
+  private:
+    Work do_all_reduce(Buffer buffer, ReduceOp op) override {
+        return run(call_of(SegmentOp::AllReduce, buffer, op), [=, this](const Call& call) {
+            reduce_by(call, {.kind = Kind::AllReduce, .count = buffer.count}, nullptr, buffer, buffer, op);
+        });
+    }
+    Work do_reduce(Buffer buffer, int root, ReduceOp op) override {
+        return run(call_of(SegmentOp::Reduce, buffer, op, root), [=, this](const Call& call) {
+            const Operation operation{.kind = Kind::Reduce, .count = buffer.count, .peer = root};
+            // The others' is only read.
+            if (rank() == root) return reduce_by(call, operation, nullptr, buffer, buffer, op);
+            std::vector<std::byte> unused(buffer.bytes());
+            reduce_by(call, operation, buffer.data, buffer, {unused.data(), buffer.count, buffer.dtype, {}},
+                      op);
+        });
+    }
+    Work do_reduce_scatter(Buffer output, Buffer input, ReduceOp op) override {
+        return run(call_of(SegmentOp::ReduceScatter, output, op), [=, this](const Call& call) {
+            // Not into the input, which output may be a slice of.
+            std::vector<std::byte> result(output.bytes());
+            const Buffer own{result.data(), output.count, output.dtype, {}};
+            reduce_by(call, {.kind = Kind::ReduceScatter, .count = output.count}, input.data, input, own, op);
+            if (!result.empty()) std::memcpy(output.data, result.data(), result.size());
+        });
+    }
+    Work do_broadcast(Buffer buffer, int root) override {
+        return run(call_of(SegmentOp::Broadcast, buffer, ReduceOp::Sum, root), [=, this](const Call& call) {
+            move(call, {{.kind = Kind::Broadcast,
+                         .out = buffer.data,
+                         .count = buffer.count,
+                         .dtype = buffer.dtype,
+                         .peer = root}});
+        });
+    }
+    Work do_all_gather(Buffer output, Buffer input) override {
+        return run(call_of(SegmentOp::AllGather, input), [=, this](const Call& call) {
+            const bool in_place = input.data == slice(output, rank(), input.bytes());
+            move(call, {{.kind = Kind::AllGather,
+                         .in = in_place ? nullptr : input.data,
+                         .out = output.data,
+                         .count = input.count,
+                         .dtype = input.dtype}});
+        });
+    }
+    Work do_gather(Buffer output, Buffer input, int root) override {
+        return run(call_of(SegmentOp::Gather, input, ReduceOp::Sum, root), [=, this](const Call& call) {
+            const bool in_place = rank() == root && input.data == slice(output, rank(), input.bytes());
+            move(call, {{.kind = Kind::Gather,
+                         .in = in_place ? nullptr : input.data,
+                         .out = output.data,
+                         .count = input.count,
+                         .dtype = input.dtype,
+                         .peer = root}});
+        });
+    }
+    Work do_scatter(Buffer output, Buffer input, int root) override {
+        return run(call_of(SegmentOp::Scatter, output, ReduceOp::Sum, root), [=, this](const Call& call) {
+            const bool in_place = rank() == root && output.data == slice(input, rank(), output.bytes());
+            move(call, {{.kind = Kind::Scatter,
+                         .in = input.data,
+                         .out = in_place ? nullptr : output.data,
+                         .count = output.count,
+                         .dtype = output.dtype,
+                         .peer = root}});
+        });
+    }
+    Work do_all_to_all(Buffer output, Buffer input) override {
+        const Buffer each{input.data, input.count / static_cast<std::size_t>(size()), input.dtype, {}};
+        return run(call_of(SegmentOp::AllToAll, each), [=, this](const Call& call) {
+            move(call, {{.kind = Kind::AllToAll,
+                         .in = input.data,
+                         .out = output.data,
+                         .count = each.count,
+                         .dtype = input.dtype}});
+        });
+    }
+    Work do_send(Buffer buffer, int to) override { return do_batch({{Message::Way::Send, buffer, to}}); }
+    Work do_recv(Buffer buffer, int from) override { return do_batch({{Message::Way::Recv, buffer, from}}); }
+    Work do_batch(std::vector<Message> messages) override {
+        const Message& first = messages.front();
+        Call call = call_of(first.way == Message::Way::Send ? SegmentOp::Send : SegmentOp::Recv, first.buffer,
+                            ReduceOp::Sum, first.peer);
+        if (messages.size() > 1) call.root = kBatchMark;
+        return run(call, [this, &messages](const Call& named) {
+            std::vector<Operation> operations;
+            for (const Message& one : messages) {
+                const bool sends = one.way == Message::Way::Send;
+                operations.push_back({.kind = sends ? Kind::Send : Kind::Recv,
+                                      .in = one.buffer.data,
+                                      .out = one.buffer.data,
+                                      .count = one.buffer.count,
+                                      .dtype = one.buffer.dtype,
+                                      .peer = one.peer});
+            }
+            move(named, operations);
+        });
+    }
+    std::vector<std::string> do_all_gather_bytes(std::string_view mine, std::int16_t mark) override {
+        const auto ranks = static_cast<std::size_t>(size());
+        std::vector<std::string> all(ranks);
+        run({.operation = SegmentOp::AllGather, .root = mark}, [&](const Call& call) {
+            const std::uint64_t length = mine.size();
+            std::vector<std::uint64_t> lengths(ranks);
+            move(call,
+                 {{.kind = Kind::AllGather, .in = &length, .out = lengths.data(), .count = sizeof length}});
+            const std::size_t longest = *std::max_element(lengths.begin(), lengths.end());
+            std::string padded(mine), joined(longest * ranks, '\0');
+            padded.resize(longest);
+            move(call,
+                 {{.kind = Kind::AllGather, .in = padded.data(), .out = joined.data(), .count = longest}});
+            for (std::size_t r = 0; r < ranks; ++r) all[r] = joined.substr(r * longest, lengths[r]);
+        }).wait();
+        return all;
+    }
+    std::unique_ptr<ProcessGroup> do_split(const Part& part) override {
+        Communicator* made = nullptr;
+        run({.operation = SegmentOp::AllGather, .root = kSplitMark}, [&](const Call& call) {
+            check(module_.split(communicator_, part.color, part.key, &made), named(call));
+        }).wait();
+        if (made == nullptr) return nullptr;
+        return std::make_unique<Group>(module_, made, library_, env_, seat().timeout);
+    }
+
+    /// Gives the call its number, and carries it out; what went wrong is in the Work, and in that of all
+    /// later calls.
+    Work run(Call call, const std::function<void(const Call&)>& carry_out) {
+        auto state = std::make_shared<Work::State>();
+        call.seq = ++seq_;
+        const std::int64_t began = now_ns();
+        try {
+            if (broken_) std::rethrow_exception(broken_);
+            write_start(call, began);
+            carry_out(call);
+            write_end(call, began);
+        } catch (...) {
+            if (!broken_) module_.abandon();
+            broken_ = std::current_exception();
+        }
+        state->finish(broken_);
+        return Work(std::move(state));
+    }
+
+    /// Begins all of them and waits for all.
+    void move(const Call& call, const std::vector<Operation>& operations) {
+        std::vector<Request*> open;
+        for (const Operation& operation : operations)
+            check(module_.begin(communicator_, &operation, &open.emplace_back()), named(call));
+        const auto deadline = ddprun::deadline_after(MonotonicClock::now(), timeout());
+        constexpr int kTurns = 64;  // looks at MPI for one at the clock
+        for (int turn = 0; !open.empty(); ++turn) {
+            std::erase_if(open, [&](Request* one) {
+                bool done = false;
+                check(module_.test(one, &done), named(call));
+                return done;
+            });
+            if (open.empty() || turn % kTurns != kTurns - 1) continue;
+            if (segment_) throw_if_lost(segment_->header(), named(call));
+            if (MonotonicClock::now() >= deadline)
+                throw TimeoutError(fmt::format("{} did not finish within {}", named(call),
+                                               ddprun::format_duration(timeout())));
+            ::sched_yield();  // ranks may share cores
+        }
+    }
+
+    /// `input` null: in place. Of 16 bits, as float; an average is a sum, divided where it ends.
+    void reduce_by(const Call& call, Operation operation, const void* input, const Buffer& from,
+                   const Buffer& to, ReduceOp op) {
+        std::vector<float> wide_in, wide_out;
+        Buffer result = to;
+        operation.in = input;
+        if (is_half(from.dtype)) {
+            wide_in = widened(from);
+            wide_out.resize(to.count);
+            result = buffer_of(wide_out);
+            operation.in = wide_in.data();
+        }
+        operation.out = result.data;
+        operation.dtype = result.dtype;
+        operation.op = op == ReduceOp::Avg ? ReduceOp::Sum : op;
+        move(call, {operation});
+        const bool is_mine = operation.kind != Kind::Reduce || operation.peer == rank();
+        if (!is_mine) return;
+        if (op == ReduceOp::Avg)
+            result.dtype == DType::F64 ? divide<double>(result, size()) : divide<float>(result, size());
+        if (is_half(from.dtype)) narrow(wide_out, to);
+    }
+
+    [[nodiscard]] std::string named(const Call& call) const {
+        return fmt::format("rank {}: {}", env_.rank, to_string(call));
+    }
+    [[nodiscard]] ddprun::RankLine& line() const {
+        return segment_->line(static_cast<std::uint32_t>(env_.local_rank));
+    }
+    // The launcher's line is for calls of the world, which all ranks count alike.
+    [[nodiscard]] bool has_line(const Call& call) const {
+        const bool is_message = call.operation == SegmentOp::Send || call.operation == SegmentOp::Recv;
+        return segment_ && size() == env_.world_size && !is_message;
+    }
+    void write_start(const Call& call, std::int64_t now) {
+        if (!has_line(call)) return;
+        line().bytes.store(call.bytes, std::memory_order_relaxed);
+        line().operation.store(static_cast<std::uint32_t>(call.operation), std::memory_order_relaxed);
+        line().started_ns.store(now, std::memory_order_relaxed);
+        line().started_seq.store(++collectives_, std::memory_order_release);
+    }
+    void write_end(const Call& call, std::int64_t began) {
+        inside_ns_ += now_ns() - began;
+        if (!has_line(call)) return;
+        line().finished_ns.store(now_ns(), std::memory_order_relaxed);
+        line().comm_ns.store(inside_ns_, std::memory_order_relaxed);
+        line().finished_seq.store(collectives_, std::memory_order_release);
+    }
+
+    struct Aligned {
+        void operator()(std::byte* memory) const { ::operator delete[](memory, std::align_val_t(64)); }
+    };
+    const Module& module_;
+    Communicator* const communicator_;
+    const std::string library_;
+    const ddprun::WorkerEnv env_;
+    std::unique_ptr<SegmentMap> segment_;  ///< of a launcher, where there is one
+    std::vector<std::unique_ptr<std::byte[], Aligned>> memory_;
+    std::uint64_t seq_ = 0, collectives_ = 0;
+    std::int64_t inside_ns_ = 0;
+    std::exception_ptr broken_;
+};
+
+}  // namespace
+
+std::unique_ptr<ProcessGroup> make_group(const ddprun::WorkerEnv& env, const ProcessGroupOptions& options) {
+    const Module& module = load_module();
+    Communicator* world = nullptr;
+    const char* library = "";
+    check(module.open(&world, &library), fmt::format("rank {}: backend mpi", env.rank));
+    auto group = std::make_unique<Group>(module, world, library, env, options.timeout);
+    if (group->rank() == env.rank && group->size() == env.world_size) return group;
+    throw InvalidInput(
+        fmt::format("backend mpi: MPI says rank {} of {}, the environment rank {} of {}: start the workers "
+                    "with the mpiexec of {} (under ddprun: one for each rank, with --pass-mpi-env)",
+                    group->rank(), group->size(), env.rank, env.world_size, library));
+}
+
+}  // namespace ddp::mpi

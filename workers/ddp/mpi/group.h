@@ -1,0 +1,20 @@
+#pragma once
+
+#include <memory>
+
+#include "ddp/process_group.h"
+#include "env/worker_env.h"
+
+namespace ddp::mpi {
+
+/// A process group over the MPI that mpiexec gave this process, on host memory, of one host or many. Calls
+/// are carried out in the calling thread. What a sum's order is, is MPI's to say; 16-bit elements are reduced
+/// as float32 and rounded once. A rank's death is mpiexec's to notice, which ends the job, unless a
+/// launcher's abort word tells of it first; an error or a time-out leaves the group unusable, and MPI is then
+/// not waited for at the end of the process.
+///
+/// Throws InvalidInput where there is no module (DDP_MPI_MODULE, libddp-mpi.so), or where MPI gives another
+/// rank than `env` says; Error with MPI's reason. Collective.
+std::unique_ptr<ProcessGroup> make_group(const ddprun::WorkerEnv& env, const ProcessGroupOptions& options);
+
+}  // namespace ddp::mpi
