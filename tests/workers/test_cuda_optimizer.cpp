@@ -1,5 +1,6 @@
 #include <gtest/gtest.h>
 
+#include <array>
 #include <bit>
 #include <cmath>
 #include <cstdint>
@@ -98,6 +99,37 @@ TEST(DeviceOptimizer, GivesTheBitsOfTheHostAtEverySizeAndAlignment) {
             }
         }
     }
+}
+
+TEST(DeviceOptimizer, GivesTheBitsOfTheHostToEachGroupOfParameters) {
+    std::vector<float> host_a = random_floats(50, 1), host_b = random_floats(70, 2);
+    const OnDevice<float> a(gpu(), host_a, DType::F32), b(gpu(), host_b, DType::F32);
+    const auto make = [](const Buffer& of_a, const Buffer& of_b, std::vector<Buffer> copies) {
+        return ddp::make_adamw({{"a", {50}, of_a}, {"b", {70}, of_b}},
+                               {.weight_decay = 0.1,
+                                .groups = {{.parameters = {"b"}, .learning_rate = 0.5, .weight_decay = 0}},
+                                .device = {.copies = std::move(copies)}});
+    };
+    const OnDevice<std::uint16_t> copy(gpu(), std::vector<std::uint16_t>(70), DType::BF16);
+    const auto reference = make(ddp::buffer_of(std::span(host_a)), ddp::buffer_of(std::span(host_b)), {});
+    const auto optimizer = make(a.buffer(), b.buffer(), {Buffer{}, copy.buffer()});
+    for (unsigned t = 0; t < 4; ++t) {
+        if (t == 2) reference->set_learning_rate(0.25, 1), optimizer->set_learning_rate(0.25, 1);
+        std::vector<float> of_a = random_floats(50, 10 + t), of_b = random_floats(70, 20 + t);
+        const OnDevice<float> on_device_a(gpu(), of_a, DType::F32), on_device_b(gpu(), of_b, DType::F32);
+        reference->step(std::array{ddp::buffer_of(std::span(of_a)), ddp::buffer_of(std::span(of_b))});
+        optimizer->step(std::array{on_device_a.buffer(), on_device_b.buffer()});
+        EXPECT_EQ(a.values(), host_a) << t;
+        EXPECT_EQ(b.values(), host_b) << t;
+    }
+    EXPECT_EQ(optimizer->steps(), 4U);
+    EXPECT_NE(copy.values(), std::vector<std::uint16_t>(70)) << "the copies go to the groups of their parameters";
+    EXPECT_THROW(make(a.buffer(), b.buffer(), {Buffer{}}), ddp::InvalidInput);
+}
+
+TEST(ClipGradNorm, RefusesGradientsOnADevice) {
+    const OnDevice<float> gradient(gpu(), {1}, DType::F32);
+    EXPECT_THROW(ddp::clip_grad_norm(std::array{gradient.buffer()}, 1), ddp::InvalidInput);
 }
 
 TEST(DeviceOptimizer, WritesALowPrecisionCopyInTheSamePass) {

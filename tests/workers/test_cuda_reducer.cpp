@@ -272,6 +272,29 @@ TEST(DeviceReducer, WithUnusedParametersAveragesWhatThereIs) {
     });
 }
 
+TEST(DeviceReducer, GivesAllRanksRankZerosBuffersAndLetsARankEndEarly) {
+    run_on_devices(2, [](ProcessGroup& group) {
+        Model memory(group, {4, 1000}), running(group, {3, 5});
+        for (std::size_t i = 0; i < 2; ++i) running.parameters[i].name = "running" + std::to_string(i);
+        put(memory.parameters[1].memory, std::vector<float>(1000, static_cast<float>(group.rank() + 5)));
+        DistributedDataParallel model(group, memory.parameters, {.buffers = running.parameters});
+        EXPECT_EQ(get(memory.parameters[1].memory), std::vector<float>(1000, 5));
+        ddp::Join join(model, {.divide_by_initial_world_size = false});
+        for (int batch = 0; batch < 1 + group.rank(); ++batch) {
+            put(running.parameters[1].memory, std::vector<float>(5, static_cast<float>(group.rank() + 1)));
+            model.begin_forward();
+            EXPECT_EQ(get(running.parameters[1].memory), std::vector<float>(5, 2)) << "of the last rank that has batches";
+            for (const std::size_t i : {1, 0}) {
+                put(model.gradient(i), std::vector<float>(memory.parameters[i].memory.count, static_cast<float>(2 * group.rank())));
+                model.mark_ready(i);
+            }
+            model.finish();
+            EXPECT_EQ(get(model.gradient(0)), std::vector<float>(4, batch == 0 ? 1.0F : 2.0F)) << "over those that have batches";
+        }
+        join.finish();
+    });
+}
+
 TEST(DeviceReducer, NamesTheRankWhoseParametersDiffer) {
     run_on_devices(3, [](ProcessGroup& group) {
         Model memory(group, {10});
@@ -283,7 +306,7 @@ TEST(DeviceReducer, NamesTheRankWhoseParametersDiffer) {
             ADD_FAILURE() << "rank 2's parameters differ";
         } catch (const ddp::MismatchError& error) {
             EXPECT_STREQ(error.what(), "parameters on rank 2 are not bitwise equal to rank 0's after 0 steps; the first that "
-                      "differs is 'layer0' (float32[10])");
+                                       "differs is 'layer0' (float32[10])");
         }
     });
 }

@@ -350,13 +350,15 @@ Options options_of_group(const Options& all, std::size_t g, std::span<const std:
     }
     if (all.device.copies.empty()) return own;
     own.device.copies.clear();
-    for (const std::size_t i : parameters) own.device.copies.push_back(all.device.copies.at(i));
+    for (const std::size_t i : parameters) own.device.copies.push_back(all.device.copies[i]);
     return own;
 }
 
 template <class Options>
 std::unique_ptr<Optimizer> make_grouped(std::vector<Tensor> parameters, const Options& options, std::string_view name,
                                         std::unique_ptr<Optimizer> (*make)(std::vector<Tensor>, Options)) {
+    const std::size_t copies = options.device.copies.size();
+    require(copies == 0 || copies == parameters.size(), name, fmt::format("{} copies for {} parameters", copies, parameters.size()));
     const std::vector<std::vector<std::size_t>> divided = divide(parameters, options.groups, name);
     std::vector<Grouped::Part> parts;
     for (std::size_t g = 0; g < divided.size(); ++g) {
