@@ -87,7 +87,7 @@ TEST(TrainOptions, NameTheOptionAndTheValueThatAreWrong) {
 TEST(TrainOptions, RefuseWhatContradictsItself) {
     EXPECT_EQ(refusal({"--device", "gpu"}), "--device: 'gpu' is none of auto, cuda, cpu");
     EXPECT_EQ(refusal({"--precision", "fp8"}), "--precision: 'fp8' is none of fp32, tf32, bf16, fp16");
-    EXPECT_EQ(refusal({"--backend", "mpi"}), "--backend: 'mpi' is none of auto, nccl, staged, cpu");
+    EXPECT_EQ(refusal({"--backend", "gloo"}), "--backend: 'gloo' is none of auto, nccl, staged, cpu, mpi");
     EXPECT_EQ(refusal({"--device=cpu", "--precision=bf16"}), "--precision bf16 needs --device cuda");
     EXPECT_EQ(refusal({"--device=cpu", "--cuda-graph"}), "--cuda-graph needs --device cuda");
     EXPECT_EQ(refusal({"--device=cpu", "--keep-data=device"}), "--keep-data device needs --device cuda");
