@@ -163,6 +163,15 @@ TEST(Stacks, PySpyItselfNamesTheLinesOfAPythonProgram) {
     EXPECT_THAT(stacks_of(worker, std::filesystem::path(py_spy).parent_path(), "up\n"), AllOf(HasSubstr("by py-spy"), HasSubstr("train_step (<string>:4)")));
 }
 
+/// As one that has fewer batches than the others, and no Join.
+TEST(ErrorReports, ARankThatLeavesEarlyIsNamedByThoseThatWaitForIt) {
+    const Outcome outcome = run(ddprun_worker({"--nproc-per-node=3"}, {path_of("DDP_PROBE"), "leave"}));
+    EXPECT_EQ(outcome.status, 1) << outcome.err;
+    EXPECT_FALSE(outcome.timed_out);
+    EXPECT_THAT(outcome.err, HasSubstr("all_reduce #4 (4 float32, 16 B, sum): rank 1 (pid "));
+    EXPECT_THAT(outcome.err, HasSubstr(") ended without taking part"));
+}
+
 TEST(ErrorReports, OfACppExceptionHoldItsTextAndWhereItWasThrown) {
     const Outcome outcome = run(ddprun_worker({"--nproc-per-node=2"}, {path_of("DDP_PROBE"), "throw"}));
     EXPECT_EQ(outcome.status, 1) << outcome.err;

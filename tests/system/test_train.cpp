@@ -133,6 +133,15 @@ TEST_F(Train, WhatADataFileHoldsIsNotObeyedByTheTerminal) {
     EXPECT_THAT(outcome.err, AllOf(HasSubstr("\\x1b[2J"), Not(HasSubstr("\x1b")), Not(HasSubstr("\xc2\x9b"))));
 }
 
+TEST_F(Train, GradientsThatAreNoNumbersEndTheJobWithWhatToTry) {
+    const Outcome diverged = run(command(2, {"--epochs=3", "--lr=1e30"}), here());
+    EXPECT_EQ(diverged.status, 1) << diverged.err;
+    EXPECT_THAT(diverged.err, HasSubstr("training has diverged; try a lower --lr"));
+    const Outcome clipped = run(command(2, {"--epochs=3", "--lr=1e30", "--clip=1e30"}), here());
+    EXPECT_EQ(clipped.status, 1) << clipped.err;
+    EXPECT_THAT(clipped.err, HasSubstr("the norm of the gradients is "));
+}
+
 TEST_F(Train, AMissingFileIsNamed) {
     const Outcome outcome = run(command(2, {"--data", "nowhere.csv"}), here());
     EXPECT_EQ(outcome.status, 66) << outcome.err;

@@ -259,6 +259,17 @@ TEST(DistributedDataParallel, NamesTheParameterAndBothShapesOnAllRanksWhenTheyDi
                   "'w' (float32[3, 4]) on rank 0");
 }
 
+TEST(DistributedDataParallel, NamesTheParameterOnAllRanksWhenARankHasThemInAnotherOrder) {
+    const auto failures = failures_of_ranks(3, [](ProcessGroup& group) {
+        std::vector<float> w(4), b(4);
+        std::vector<Tensor> parameters = {ddp::tensor_of("w", w, {4}), ddp::tensor_of("b", b, {4})};
+        if (group.rank() == 1) std::swap(parameters[0], parameters[1]);
+        DistributedDataParallel model(group, parameters);
+    });
+    for (const auto& failure : failures)
+        EXPECT_EQ(message_of(failure), "rank 1's parameters differ from rank 0's: parameter 0 is 'b' (float32[4]) there, 'w' (float32[4]) on rank 0");
+}
+
 TEST(DistributedDataParallel, SaysSoOnAllRanksWhenTheNumbersOfParametersDiffer) {
     const auto failures = failures_of_ranks(2, [](ProcessGroup& group) {
         std::vector<float> w(12);
