@@ -19,13 +19,16 @@
 #include "env/hmac.h"
 #include "env/io/socket.h"
 #include "env/os/event_loop.h"
+#include "rendezvous/agent/store_relay.h"
 #include "rendezvous/client.h"
 #include "rendezvous/handshake.h"
 #include "rendezvous/server.h"
 #include "tests/support/reserved_port.h"
+#include "tests/support/temporary_directory.h"
 
 /// Store operations against our server, beside the least any store can cost: one round trip over loopback
 /// between two threads that do nothing else, measured in the same run. Ratios, because machines differ.
+/// By TCP, by the Unix socket of the head's own workers, and by another node's relay, here on the same host.
 /// Then many clients of one thread that multiplexes, as redis-benchmark's are, one request at a time each and several, and
 /// their barrier. What TLS adds for one client comes last. Where redis-server and redis-benchmark are installed, and PyTorch (PYTHON_EXEC), their numbers stand below.
 namespace {
@@ -125,6 +128,22 @@ class Echo {
     UniqueFd ours_;
 };
 
+std::shared_ptr<StoreClient> client_at(const StoreAddress& address, bool tls = false) {
+    auto connected = StoreClient::connect(address, {Role::Worker, "bench", "token", 0, "bench", tls}, patience());
+    if (!connected) give_up(connected.error().what);
+    return *std::move(connected);
+}
+
+/// A socket as workers have it.
+struct WorkersWay {
+    WorkersWay() {
+        const test::TemporaryDirectory directory;
+        listener = *listen_unix(directory.file("store"));
+    }
+    [[nodiscard]] StoreAddress address() const { return StoreAddress(fmt::format("/proc/self/fd/{}", listener.inode.get())); }
+    UnixListener listener;
+};
+
 /// Our server on a loop of its own, as in the launcher.
 class StoreServer : private ServerHandler {
   public:
@@ -139,12 +158,7 @@ class StoreServer : private ServerHandler {
         thread_.join();
     }
     [[nodiscard]] const Endpoint& endpoint() const { return endpoint_; }
-    std::shared_ptr<StoreClient> client(bool tls = false) {
-        auto connected =
-            StoreClient::connect(endpoint_, {Role::Worker, "bench", "token", 0, "bench", tls}, patience());
-        if (!connected) give_up(connected.error().what);
-        return *std::move(connected);
-    }
+    [[nodiscard]] StoreAddress local() const { return way_.address(); }
 
   private:
     void run(std::atomic<std::uint16_t>& port, std::shared_ptr<const TlsContext> tls) {
@@ -153,6 +167,7 @@ class StoreServer : private ServerHandler {
         options.credentials = {"bench", "token"};
         options.where = {"127.0.0.1", 0};
         options.tls = std::move(tls);
+        options.local_listener = std::move(way_.listener.fd);
         auto server = Server::create(*loop, std::move(options), *this);
         if (!server) give_up(server.error().what);
         if (!loop->watch(stop_.get(), EPOLLIN, [&loop](std::uint32_t) { loop->stop(); })) give_up("watch");
@@ -166,14 +181,64 @@ class StoreServer : private ServerHandler {
     void on_log(const std::string& line) override { fmt::print(stderr, "{}\n", line); }
 
     UniqueFd stop_;
+    WorkersWay way_;
     std::thread thread_;
     Endpoint endpoint_;
+};
+
+/// The agent of another node and its relay, likewise.
+class StoreNode : private AgentLinkHandler {
+  public:
+    explicit StoreNode(const Endpoint& controller) : stop_(::eventfd(0, EFD_CLOEXEC)) {
+        thread_ = std::thread([this, controller] { run(controller); });
+        is_connected_.wait(false);
+    }
+    ~StoreNode() override {
+        ::eventfd_write(stop_.get(), 1);
+        thread_.join();
+    }
+    [[nodiscard]] StoreAddress address() const { return way_.address(); }
+
+  private:
+    void run(const Endpoint& controller) {
+        const auto loop = *os::EventLoop::create({});
+        AgentLinkOptions options;
+        options.controllers = {controller};
+        options.credentials = {"bench", "token"};
+        options.name = "agent";
+        auto relay = StoreRelay::serve({*loop, [this] { return link_.get(); }, [](const std::string& line) { fmt::print(stderr, "{}\n", line); }},
+                                       std::move(way_.listener.fd), {"bench", "token"});
+        if (!relay) give_up(relay.error().what);
+        relay_ = *std::move(relay);
+        AgentLinkHandler& self = *this;
+        link_ = std::make_unique<AgentLink>(*loop, std::move(options), self);
+        if (!loop->watch(stop_.get(), EPOLLIN, [&loop](std::uint32_t) { loop->stop(); })) give_up("watch");
+        if (!loop->run()) give_up("event loop");
+        link_.reset();
+        relay_.reset();
+    }
+    void on_connected() override {
+        is_connected_ = true;
+        is_connected_.notify_one();
+    }
+    void on_message(const ToAgent&) override {}
+    void on_lost(const Error& why) override { give_up(why.what); }
+    void on_log(const std::string& line) override { fmt::print(stderr, "{}\n", line); }
+    void on_store_reply(std::uint32_t number, const StoreReply& reply) override { relay_->on_store_reply(number, reply); }
+    void on_acknowledged() override { relay_->on_acknowledged(); }
+
+    UniqueFd stop_;
+    WorkersWay way_;
+    std::atomic<bool> is_connected_ = false;
+    std::unique_ptr<AgentLink> link_;
+    std::unique_ptr<StoreRelay> relay_;
+    std::thread thread_;
 };
 
 /// Many connections of one thread. Requests are bytes that are made before; answers are cut, and looked at no further.
 class Crowd {
   public:
-    Crowd(const Endpoint& server, int clients) : epoll_(::epoll_create1(EPOLL_CLOEXEC)) {
+    Crowd(const StoreAddress& server, int clients) : epoll_(::epoll_create1(EPOLL_CLOEXEC)) {
         for (int i = 0; i < clients; ++i) {
             members_.push_back(std::make_unique<Member>());
             join(*members_.back(), server);
@@ -230,8 +295,8 @@ class Crowd {
     static void write(const Member& member) {
         if (!send_all(member.fd.get(), member.requests, patience())) give_up("send of a crowd");
     }
-    void join(Member& member, const Endpoint& server) {
-        member.fd = *connect_tcp(server, patience());
+    void join(Member& member, const StoreAddress& server) {
+        member.fd = server.path.empty() ? *connect_tcp(server.tcp, patience()) : *connect_unix(server.path, patience());
         ClientHandshake handshake({"bench", "token"}, Hello{Role::Worker, "bench", "", ""}, *random_hex(kNonceBytes));
         std::optional<HandshakeMessage> next = handshake.hello();
         while (!handshake.authenticated()) {
@@ -278,7 +343,7 @@ class Crowd {
     std::array<char, 65536> buffer_;
 };
 
-void print(const char* what, int clients, const Timing& timing, const Timing& bare) {
+void print(const std::string& what, int clients, const Timing& timing, const Timing& bare) {
     fmt::print("{:<16} {:>7} {:>11.1f} {:>9.1f} {:>12.0f} {:>9.2f}\n", what, clients, timing.median_us,
                timing.p99_us, timing.per_second, timing.median_us / bare.median_us);
 }
@@ -288,40 +353,33 @@ void compare(int clients) {
     const Timing bare =
         measure(clients, [](int) { return [echo = std::make_shared<Echo>()] { echo->round_trip(); }; });
     print("bare round trip", clients, bare, bare);
-    StoreServer server;
+    const StoreServer server;
+    const StoreNode node(server.endpoint());
     const std::string value(32, 'v');
-    print("set", clients,
-          measure(clients,
-                  [&](int i) {
-                      return [&value, client = server.client(), key = fmt::format("key/{}", i)] {
-                          if (!client->set(key, value)) give_up("set");
-                      };
-                  }),
-          bare);
-    print("get", clients,
-          measure(clients,
-                  [&](int i) {
-                      return [client = server.client(), key = fmt::format("key/{}", i)] {
-                          if (!client->get(key, patience())) give_up("get");
-                      };
-                  }),
-          bare);
-    print("add", clients,
-          measure(clients,
-                  [&](int) {
-                      return [client = server.client()] {
-                          if (!client->add("counter", 1)) give_up("add");
-                      };
-                  }),
-          bare);
+    const std::pair<const char*, StoreAddress> ways[] = {{"TCP", server.endpoint()}, {"Unix", server.local()}, {"relay", node.address()}};
+    for (const auto& [way, address] : ways) {
+        const auto row = [&, where = &address](const char* what, const std::function<void(StoreClient&, const std::string& key)>& operation) {
+            const auto prepare = [&](int i) {
+                return [&, client = client_at(*where), key = fmt::format("{}/{}", what, i)] { operation(*client, key); };
+            };
+            print(fmt::format("{}, {}", what, way), clients, measure(clients, prepare), bare);
+        };
+        row("set", [&](StoreClient& client, const std::string& key) {
+            if (!client.set(key, value)) give_up("set");
+        });
+        row("get", [&](StoreClient& client, const std::string& key) {
+            if (!client.get("set" + key.substr(3), patience())) give_up("get");
+        });
+        row("add", [](StoreClient& client, const std::string&) {
+            if (!client.add("counter", 1)) give_up("add");
+        });
+    }
 }
 
-/// Operations a second of 64 clients, and how long a barrier of 32 and of 1,000 takes.
-void measure_crowds() {
-    StoreServer server;
-    const Blob value(std::string(32, 'v'));
-    fmt::print("\n64 clients of one thread, operations a second\n{:<24} {:>9} {:>9} {:>9}\n", "requests at a time", "set", "get", "add");
-    Crowd crowd(server.endpoint(), 64);
+/// Operations a second of 64 clients.
+void measure_crowd(const char* way, const StoreAddress& address, const Blob& value) {
+    fmt::print("\n64 clients of one thread, {}, operations a second\n{:<24} {:>9} {:>9} {:>9}\n", way, "requests at a time", "set", "get", "add");
+    Crowd crowd(address, 64);
     for (const int depth : {1, 16, 64}) {
         const int operations = kOperationsInAll * (depth == 1 ? 5 : 25);
         const double set = crowd.rate([&](int i) { return store_op::Set{fmt::format("key/{}", i), value}; }, depth, operations);
@@ -329,6 +387,15 @@ void measure_crowds() {
         const double add = crowd.rate([&](int) { return store_op::Add{"counter", 1}; }, depth, operations);
         fmt::print("{:<24} {:>9.0f} {:>9.0f} {:>9.0f}\n", depth, set, get, add);
     }
+}
+
+/// The same by each way, and how long a barrier of 32 and of 1,000 takes.
+void measure_crowds() {
+    const StoreServer server;
+    const StoreNode node(server.endpoint());
+    const Blob value(std::string(32, 'v'));
+    const std::pair<const char*, StoreAddress> ways[] = {{"TCP", server.endpoint()}, {"Unix", server.local()}, {"relay", node.address()}};
+    for (const auto& [way, address] : ways) measure_crowd(way, address, value);
     fmt::print("\n");
     for (const int clients : {32, 1000}) {  // as many nodes, or workers that come straight
         Crowd all(server.endpoint(), clients);
@@ -349,10 +416,10 @@ void compare_with_tls() {
         const auto median = [&](bool sealed) { return measure(1, [&](int) { return prepare(sealed); }, what[0] == 'c' ? 500 : 5000).median_us; };
         fmt::print("{:<24} {:>12.1f} {:>12.1f}\n", what, median(false), median(true));
     };
-    row("connect and be served", [&](bool sealed) { return [&server, sealed] { (void)server.client(sealed); }; });
+    row("connect and be served", [&](bool sealed) { return [&server, sealed] { (void)client_at(server.endpoint(), sealed); }; });
     for (const std::size_t bytes : {std::size_t{32}, std::size_t{1} << 20}) {
         row(bytes == 32 ? "set of 32 bytes" : "set of 1 MiB", [&](bool sealed) {
-            return [client = server.client(sealed), value = std::string(bytes, 'v')] {
+            return [client = client_at(server.endpoint(), sealed), value = std::string(bytes, 'v')] {
                 if (!client->set("key", value)) give_up("set");
             };
         });
@@ -366,15 +433,17 @@ void compare_with_redis() {
         return;
     }
     const test::ReservedPort port;
+    const test::TemporaryDirectory directory;
     const std::string script = fmt::format(
-        "redis-server --port {0} --bind 127.0.0.1 --save '' --appendonly no >/dev/null & server=$!; "
+        "redis-server --port {0} --bind 127.0.0.1 --unixsocket {2} --save '' --appendonly no >/dev/null & server=$!; "
         "until redis-cli -p {0} ping >/dev/null 2>&1; do kill -0 $server || exit 1; done; "
         "for clients in 1 8 64; do echo; echo \"redis, $clients clients\"; "
         "redis-benchmark -h 127.0.0.1 -p {0} -n {1} -c $clients -d 32 -t set,get,incr --csv; done; "
+        "echo; echo 'redis, 1 client, by its Unix socket'; redis-benchmark -s {2} -n {1} -c 1 -d 32 -t set,get,incr --csv; "
         "echo; echo 'redis, 64 clients, 16 requests at a time'; "
         "redis-benchmark -h 127.0.0.1 -p {0} -n 1000000 -c 64 -P 16 -d 32 -t set,get,incr --csv; "
         "kill $server; wait $server",
-        port.number(), kOperationsInAll);
+        port.number(), kOperationsInAll, directory.file("redis"));
     fmt::print("\n");
     std::fflush(stdout);
     if (std::system(script.c_str()) < 0) give_up("redis");
