@@ -111,6 +111,25 @@ TEST(Examples, CommBenchMeasuresBothCollectivesInEverySizeAndKeepsALog) {
     EXPECT_THAT(lines.back(), HasSubstr(",all_reduce,100000,400000,"));
 }
 
+/// Nodes of one worker and of two, which are two ddprun.
+TEST(Examples, CheckThemselvesOnTwoNodes) {
+    const TemporaryDirectory directory;
+    for (const auto& [example, arguments] : std::vector<std::pair<const char*, std::vector<std::string>>>{
+             {"EVALUATION", {}}, {"RESUME", {}}, {"MULTINODE_BASIC", {"--total_epochs=3", "--save_every=2", "--snapshot", directory.file("snapshot")}}}) {
+        const ReservedPort port;
+        const auto node = [&](int rank) {
+            std::vector<std::string> command = {path_of("DDPRUN"), "--prefix=none", "--nnodes=2", "--nproc-per-node=" + std::to_string(1 + rank), "--master-addr=127.0.0.1",
+                                                "--master-port=" + port.number(), "--node-rank=" + std::to_string(rank), path_of(example)};
+            command.insert(command.end(), arguments.begin(), arguments.end());
+            return std::make_unique<Program>(command, with_environment({"DDPRUN_TOKEN=secret of the job"}));
+        };
+        const std::unique_ptr<Program> head = node(0), other = node(1);
+        const Outcome zero = head->wait(), one = other->wait();
+        EXPECT_EQ(zero.status, 0) << example << ": " << zero.err;
+        EXPECT_EQ(one.status, 0) << example << ": " << one.err;
+    }
+}
+
 /// Of the examples the one that runs on GPUs: here over fakes of NCCL and CUDA, on two nodes that are two ddprun.
 TEST(Examples, CommBenchMeasuresInTheMemoryOfGpusOfSeveralNodes) {
     const ReservedPort port;
