@@ -14,6 +14,9 @@ constexpr std::size_t kBlockBytes = 64 * 1024;  // summed and passed on while it
 // Of all ranks together: up to there it costs less to read everything than to meet once more.
 constexpr std::size_t kSmallBytes = 128 * 1024;
 
+// Staged at once, per rank: little enough to stay in the caches until its reader has it.
+constexpr std::size_t kStagedBytes = 256 * 1024;
+
 /// Where a rank stages the piece of `owner`: without a hole for its own.
 std::byte* staged(std::byte* area, std::uint32_t rank, std::uint32_t owner, std::size_t each) {
     return area + (owner < rank ? owner : owner - 1) * each;
@@ -114,14 +117,14 @@ void CpuBackend::reduce_staged(const Buffer& buffer, ReduceFunction combine, boo
 }
 
 // With n ranks a rank stages n - 1 pieces, and they must fit its area.
-std::size_t CpuBackend::stretch_bytes() const { return kAreaBytes / (size_ - 1) / kLine * kLine * size_; }
+std::size_t CpuBackend::stretch_bytes() const { return kStagedBytes / (size_ - 1) / kLine * kLine * size_; }
 
 void CpuBackend::stage(const Buffer& buffer, const Pieces& pieces) {
     std::byte* area = arena_.staging(rank_, steps_.coming());
     for (std::uint32_t owner = 0; owner < size_; ++owner) {
         if (owner == rank_) continue;
-        kernels_.stream(staged(area, rank_, owner, pieces.each), bytes_of(buffer) + pieces.offset(owner),
-                        pieces.length(owner));
+        copy_bytes(staged(area, rank_, owner, pieces.each), bytes_of(buffer) + pieces.offset(owner),
+                   pieces.length(owner));
     }
 }
 
@@ -136,7 +139,7 @@ void CpuBackend::sum_own(const Buffer& buffer, const Pieces& pieces, ReduceFunct
                 r == rank_ ? own + at : staged(arena_.staging(r, steps_.met()), r, rank_, pieces.each) + at;
         }
         combine(own + at, sources_.data(), size(), block / size_of(buffer.dtype));
-        kernels_.stream(result + at, own + at, block);
+        copy_bytes(result + at, own + at, block);
     }
 }
 
