@@ -1,0 +1,105 @@
+// All-reduce of float32 sums between two hosts with two ranks each (network namespaces of this machine, TCP): libddp (buffers in
+// shared memory, as DDP's buckets), PyTorch's gloo and Open MPI, in turns, each by its own launcher or ddprun. Prints medians
+// over the passes of each program's median, 0 for what was not there or did not end in three minutes; asserts nothing.
+// usage: bench_nodes DDPRUN HOST_INIT ON_HOST TORCH_SCRIPT [--mpi PROGRAM]
+#include <fmt/core.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
+#include <map>
+#include <memory>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include "allreduce_loop.h"
+#include "ddp/process_group.h"
+#include "tests/support/hosts.h"
+#include "tests/support/run_program.h"
+#include "tests/system/mpi_launchers.h"
+
+namespace ddprun::test {
+namespace {
+
+constexpr int kPasses = 3;
+const std::vector<std::string> kSizes{"4096", "65536", "1048576", "26214400"};
+constexpr const char* kPython = "/opt/torch-venv/bin/python";
+
+using Times = std::map<std::string, std::vector<double>>;  ///< microseconds of each pass, by size
+
+/// One rank of ours.
+int be_rank(int argc, char** argv) {
+    const auto group = ddp::ProcessGroup::create(ddp::Context::from_env());
+    const std::vector<std::size_t> sizes = bench::sizes_from(argc, argv);
+    const auto memory = group->allocate_shared(*std::max_element(sizes.begin(), sizes.end()));
+    auto* const values = reinterpret_cast<float*>(memory.data());
+    bench::print_all(group->rank(), values, sizes, [&](std::size_t count) { group->all_reduce(ddp::buffer_of(std::span<float>(values, count))).wait(); });
+    return 0;
+}
+
+/// A ddprun on each host.
+std::string under_ddprun(const Hosts& hosts, const std::string& ddprun, const std::vector<std::string>& worker) {
+    std::vector<std::unique_ptr<Program>> nodes;
+    for (int host = 0; host < hosts.count(); ++host) {
+        std::vector<std::string> words{"env", "DDPRUN_TOKEN=secret of the job", "OMP_NUM_THREADS=1", "GLOO_SOCKET_IFNAME=eth0", ddprun, "--prefix=none",
+                                       "--nnodes=" + std::to_string(hosts.count()), "--nproc-per-node=2", "--node-rank=" + std::to_string(host),
+                                       "--master-addr=node00", "--master-port=29400"};
+        nodes.push_back(std::make_unique<Program>(hosts.command(host, join_words(words, worker))));
+    }
+    std::string out;
+    for (const auto& node : nodes) {
+        const Outcome outcome = node->wait();
+        if (outcome.status != 0) fmt::print(stderr, "{}", outcome.err);
+        out += outcome.out;
+    }
+    return out;
+}
+
+void take(const char* whose, const std::string& out, Times& times) {
+    fmt::print(stderr, "{}:\n{}", whose, out);
+    std::istringstream lines(out);
+    std::string size;
+    for (double microseconds = 0; lines >> size >> microseconds;) times[size].push_back(microseconds);
+}
+
+double median(std::vector<double> values) {
+    if (values.empty()) return 0;
+    std::sort(values.begin(), values.end());
+    return values[values.size() / 2];
+}
+
+int run_all(int argc, char** argv) {
+    if (const auto reason = Hosts::why_not()) {
+        fmt::print("no hosts on this machine: {}\n", *reason);
+        return 0;
+    }
+    const std::string ddprun = argv[1];
+    ::setenv("HOST_INIT", argv[2], 1);
+    ::setenv("ON_HOST", argv[3], 1);
+    const Hosts hosts(2);
+    Times ours, gloo, mpi;
+    for (int pass = 0; pass < kPasses; ++pass) {
+        take("libddp", under_ddprun(hosts, ddprun, join_words({std::filesystem::read_symlink("/proc/self/exe"), "--rank"}, kSizes)), ours);
+        if (::access(kPython, X_OK) == 0) take("gloo", under_ddprun(hosts, ddprun, join_words({kPython, argv[4]}, kSizes)), gloo);
+        if (argc > 6) take("Open MPI", run(open_mpi_on(hosts, 2, join_words({argv[6]}, kSizes))).out, mpi);
+    }
+    fmt::print("2 hosts x 2 ranks, {} passes in turns, microseconds\n{:>10} {:>10} {:>10} {:>10} {:>12} {:>12}\n", kPasses, "bytes", "libddp", "gloo", "Open MPI", "gloo/ours", "MPI/ours");
+    for (const std::string& size : kSizes) {
+        const double own = median(ours[size]), theirs = median(gloo[size]), others = median(mpi[size]);
+        fmt::print("{:>10} {:>10.1f} {:>10.1f} {:>10.1f} {:>12.2f} {:>12.2f}\n", size, own, theirs, others, theirs / own, others / own);
+    }
+    return 0;
+}
+
+}  // namespace
+}  // namespace ddprun::test
+
+int main(int argc, char** argv) {
+    if (argc > 2 && std::strcmp(argv[1], "--rank") == 0) return ddprun::test::be_rank(argc - 1, argv + 1);
+    if (argc >= 5) return ddprun::test::run_all(argc, argv);
+    fmt::print(stderr, "usage: bench_nodes DDPRUN HOST_INIT ON_HOST TORCH_SCRIPT [--mpi PROGRAM]\n");
+    return 64;
+}
