@@ -140,6 +140,21 @@ TEST_F(Elastic, ShrinksWithoutALostNodeAndGivesItItsPlaceWhenItReturns) {
     for (int host : {0, 1, 2}) EXPECT_EQ((*this)[host].wait().status, 0);
 }
 
+TEST_F(Elastic, ANodeThatComesAfterTheHeadsEndFindsTheNewOneAsThatSays) {
+    for (int host : {0, 1, 2}) start(host, {"--nnodes=2:3", "--node-rank=" + std::to_string(host)});
+    ASSERT_TRUE(all_in_world_of(3, {0, 1, 2}));
+    ASSERT_TRUE((*this)[0].wait_for_output("node01 is the standby"));
+    (*this)[0].signal(SIGKILL);
+    ASSERT_TRUE((*this)[1].wait_for_output("others can come with --rdzv-endpoint " + Hosts::address(1) + ":29400"));
+    ASSERT_TRUE(all_in_world_of(2, {1, 2}));
+    Program late(hosts_->command(0, ddprun_probe({"--nnodes=2:3", "--rdzv-backend=c10d", "--rdzv-endpoint=" + Hosts::address(1) + ":29400", "--rdzv-id=elastic",
+                                                  "--nproc-per-node=1"}, acts_)));
+    ASSERT_TRUE(late.wait_for_output("WORLD_SIZE=3\n"));
+    touch("finish");
+    EXPECT_EQ(late.wait().status, 0);
+    for (int host : {1, 2}) EXPECT_EQ((*this)[host].wait().status, 0);
+}
+
 TEST_F(Elastic, WhileItWaitsItSaysForHowLongAndForWhomByName) {
     Program head(hosts_->command(0, ddprun_probe({"--hosts=node00,node02", "--start=none"}, acts_)));
     EXPECT_TRUE(head.wait_for_output("waiting for 5 s: 1 of 2 nodes joined, "));
