@@ -349,14 +349,19 @@ void Job::act_on(int signal, SignalAction action) {
             return;
         case SignalAction::Stop:
             if (controller_) return controller_->stop(signal);
-            if (!link_->is_connected()) return leave(static_cast<int>(ExitCode::TryAgain));
-            link_->send(rdzv::Notice{"stop", std::to_string(signal)});
-            return;
+            return ask_to_end("stop", signal);
         case SignalAction::Preempt:
             if (controller_) return controller_->preempt(signal, signal_name(signal));
-            link_->send(rdzv::Notice{"preempt", std::to_string(signal)});
-            return;
+            return ask_to_end("preempt", signal);
     }
+}
+
+/// The controller decides. Where there is none at the moment, this node leaves; so it does when that one is lost before it has
+/// answered: nobody else knows what was asked.
+void Job::ask_to_end(const char* how, int signal) {
+    if (!link_->is_connected() || (heir_ && heir_->is_orphan())) return leave(static_cast<int>(ExitCode::TryAgain));
+    has_asked_to_end_ = true;
+    link_->send(rdzv::Notice{how, std::to_string(signal)});
 }
 
 /// Ctrl-Z: the workers have been stopped; now ourselves, as a shell expects, once the other nodes have been told. Its `fg`
@@ -396,10 +401,11 @@ void Job::on_lost(const Error& why) {
     if (relay_) relay_->on_lost(fmt::format("the head at {} is lost ({})", to_string(head_), why.what));
     if (exit_code_ || (controller_ && controller_->finished())) return;
     const bool is_gone = why.code == Errc::Closed || why.code == Errc::Timeout;
-    if (!controller_ && is_gone && heir_ && !heir_->successor().empty() && !heir_->is_orphan()) return lose_head(why);
+    const bool follows = heir_ && !heir_->successor().empty() && !heir_->is_orphan() && !has_asked_to_end_;
+    if (!controller_ && is_gone && follows) return lose_head(why);
     failure_ = "the controller: " + why.what;
     if (!agent_->idle()) log_.error("{}; killing the workers of this node", failure_);
-    leave(static_cast<int>(ExitCode::Unavailable));
+    leave(static_cast<int>(has_asked_to_end_ ? ExitCode::TryAgain : ExitCode::Unavailable));
 }
 
 }  // namespace ddprun

@@ -108,6 +108,7 @@ class Job final : public rdzv::ServerHandler, public rdzv::AgentLinkHandler {
     void join(std::vector<Endpoint> controllers, TimePoint by);
     void on_signal(const signalfd_siginfo& info);
     void act_on(int signal, SignalAction action);
+    void ask_to_end(const char* how, int signal);
     void suspend();
 
     // job_head.cpp
@@ -222,6 +223,7 @@ class Job final : public rdzv::ServerHandler, public rdzv::AgentLinkHandler {
     std::shared_ptr<const rdzv::TlsContext> tls_;  ///< of the agent, with --tls
     rdzv::AgentHello hello_;                  ///< what this node says of itself
     bool has_succeeded_ = false;              ///< this head was the standby
+    bool has_asked_to_end_ = false;           ///< its controller, which may not have heard it
     bool serves_torch_ = false;               ///< on the head
     std::unique_ptr<Output> output_;
     std::unique_ptr<Agent> agent_;

@@ -114,7 +114,9 @@ void Controller::feed(const JobEvent& event) {
 
 Status Controller::agent_joined(rdzv::AgentId peer, const rdzv::AgentHello& hello) {
     if (finished()) return Error{Errc::Refused, "the job is over", 0};
-    const rdzv::Joiner joiner{hello.host, hello.pid, hello.node_rank, hello.slots, hello.role, hello.terms, hello.kept_rank, is_own(hello)};
+    // Whoever succeeds the head has its place, too: the first rank's port is held there.
+    const std::optional<int> kept = hello.kept_rank && is_own(hello) ? 0 : hello.kept_rank;
+    const rdzv::Joiner joiner{hello.host, hello.pid, hello.node_rank, hello.slots, hello.role, hello.terms, kept, is_own(hello)};
     if (const Status joined = membership_.join(peer, joiner, MonotonicClock::now()); !joined) return joined;
     agents_[peer] = hello;
     electorate_ = std::max(electorate_, static_cast<int>(agents_.size()));
@@ -362,7 +364,7 @@ void Controller::end_succession() {
 }
 
 void Controller::agent_message(rdzv::AgentId peer, const rdzv::StandbyListens& listens) {
-    if (peer != standby_) return;
+    if (peer != standby_ || !agents_.contains(peer)) return;  // it may have left in the meantime
     const rdzv::AgentHello& hello = agents_.at(peer);
     successor_ = {hello.host, hello.addresses, listens.port};
     may_be_succeeded_ = true;

@@ -16,6 +16,11 @@ void Heir::obey(const rdzv::Legacy& legacy) {
     parts_.say(rdzv::StandbyListens{port_});
 }
 
+void Heir::obey(const rdzv::Successor& successor) {
+    if (has_left_) generation_began();  // the next controller's word
+    successor_ = successor;
+}
+
 void Heir::head_lost(const std::string& why, bool is_dead) {
     is_orphan_ = true;
     head_is_dead_ = is_dead;

@@ -40,7 +40,7 @@ class Heir {
     Heir& operator=(const Heir&) = delete;
 
     void obey(const rdzv::Legacy& legacy);
-    void obey(const rdzv::Successor& successor) { successor_ = successor; }
+    void obey(const rdzv::Successor& successor);
 
     /// Where the job goes on without its head; "" nowhere: this node ends.
     [[nodiscard]] std::string successor() const { return is_standby() ? "this node" : successor_.host; }
@@ -50,7 +50,7 @@ class Heir {
     /// node is left. `is_dead`: its process is known to have ended.
     void head_lost(const std::string& why, bool is_dead);
     void drained();
-    /// A world has been formed, under whatever controller: its loss is another one.
+    /// A world has been formed, under whatever controller: its loss is another one. A spare hears of that controller's standby only.
     void generation_began();
     [[nodiscard]] bool is_orphan() const { return is_orphan_; }
 

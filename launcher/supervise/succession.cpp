@@ -36,7 +36,7 @@ rdzv::Legacy legacy_of(const JobState& state, int agents, std::int64_t steps, Ti
 JobState inherited(const rdzv::Legacy& legacy, TimePoint now) {
     JobState state;
     state.phase = JobState::Phase::Running;
-    state.generation = legacy.generation;
+    state.generation = legacy.generation + 1;  // it may have begun one more, of which only others, or nobody, has heard
     state.restarts_used = legacy.restarts_used;
     state.history.without_progress = legacy.without_progress;
     for (const std::string& age : legacy.restart_ages_ns) state.history.restarts.push_back(now - Duration(parse_int(age).value_or(0)));

@@ -39,7 +39,8 @@ bool head_keeps_job(int agents, int present, int known_dead);
 
 /// What the controller leaves to its successor. Pure.
 rdzv::Legacy legacy_of(const JobState& state, int agents, std::int64_t steps, TimePoint now);
-/// The state of a job whose only node so far, number 0, is the head's, to be reported as lost. Pure.
+/// The state of a job whose only node so far, number 0, is the head's, to be reported as lost. One generation's number is left
+/// out: no number comes twice. Pure.
 JobState inherited(const rdzv::Legacy& legacy, TimePoint now);
 
 }  // namespace ddprun

@@ -49,7 +49,7 @@ TEST(Succession, TheBudgetOfRestartsIsInherited) {
     state.history = {{now - 50s, now - 20s}, 2};
     state.generation_started = now - 20s;
     const JobState heirs = inherited(legacy_of(state, 5, 812, now), now + 7s);
-    EXPECT_EQ(heirs.generation, 4U);
+    EXPECT_EQ(heirs.generation, 5U) << "that may have begun, and been heard of by others";
     EXPECT_EQ(heirs.restarts_used, 3);
     EXPECT_EQ(heirs.history.without_progress, 2);
     EXPECT_EQ(heirs.history.restarts, (std::vector<TimePoint>{now - 43s, now - 13s})) << "their ages are what travels";

@@ -1,11 +1,13 @@
 // A whole job in one process and in simulated time: the real controller, the real decisions of every agent, and between them a
-// network that delays, nodes that come, leave, crash and are cut off, and workers that fail. What is drawn follows from a seed
-// alone: DDPRUN_SIMULATION_SEED=N runs that one schedule, and tells what happens in it.
+// network that delays, nodes that come, leave, crash and are cut off, the head too, and workers that fail. Who goes on after the
+// head's end is decided by the real heirs. What is drawn follows from a seed alone: DDPRUN_SIMULATION_SEED=N runs that one
+// schedule, and tells what happens in it.
 #include <fcntl.h>
 #include <fmt/core.h>
 #include <gtest/gtest.h>
 #include <signal.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <functional>
 #include <map>
@@ -19,6 +21,7 @@
 #include "launcher/exit_codes.h"
 #include "launcher/supervise/agent_state.h"
 #include "launcher/supervise/controller.h"
+#include "launcher/supervise/heir.h"
 #include "tests/simulation/simulated_clock.h"
 
 namespace ddprun::test {
@@ -52,29 +55,20 @@ class SimulatedJob {
   public:
     explicit SimulatedJob(std::uint64_t seed, bool is_told) : dice_(seed), is_told_(is_told) {
         loop_ = *os::EventLoop::create({});
-        ControllerConfig config;
-        config.spec.nodes.min = dice_.between(1, 4);
-        config.spec.nodes.max = config.spec.nodes.min + dice_.between(0, 3);
-        config.spec.restart.max_restarts = dice_.between(0, 2);
-        config.spec.restart.backoff = dice_.chance(30) ? 2s : 0s;
-        config.spec.grow = dice_.chance(70) ? Grow::Now : Grow::Restart;
-        config.spec.rendezvous.join_timeout = 120s;
-        config.spec.rendezvous.last_call = 3s;
-        config.spec.shutdown_timeout = kStopGrace;
-        config.spec.failure_grace = kFailureGrace;
-        config.spec.preempt_grace = kPreemptGrace;
-        config.own_host = "node0";
-        config.own_pid = 1;
-        config.terms = {"version=1"};
-        config.random = 1;
-        config.master = [](const rdzv::AgentHello&) -> Result<MasterAddress> { return MasterAddress{"node0", 29500}; };
-        nodes_ = config.spec.nodes;
-        controller_ = std::make_unique<Controller>(
-            *loop_, log_, std::move(config), [this](rdzv::AgentId peer, const rdzv::ToAgent& message) { from_controller(peer, message); }, [this] {
-                ended_at_ = clock_.now();
-                tell(fmt::format("the job ends with {}", exit_code(controller_->end())));
-            });
-        controller_->begin();
+        spec_.nodes.min = dice_.between(1, 4);
+        spec_.nodes.max = spec_.nodes.min + dice_.between(0, 3);
+        spec_.restart.max_restarts = dice_.between(0, 2);
+        spec_.restart.backoff = dice_.chance(30) ? 2s : 0s;
+        spec_.grow = dice_.chance(70) ? Grow::Now : Grow::Restart;
+        spec_.rendezvous.join_timeout = 120s;
+        spec_.rendezvous.last_call = 3s;
+        spec_.shutdown_timeout = kStopGrace;
+        spec_.failure_grace = kFailureGrace;
+        spec_.preempt_grace = kPreemptGrace;
+        nodes_ = spec_.nodes;
+        outlives_head_ = dice_.chance(60);
+        add_head(0);
+        build_controller(*heads_[0]).begin();
         const int first = dice_.between(nodes_.min, nodes_.max + 1);
         for (int node = 0; node < first; ++node) start_agent(node);
         draw_faults(first);
@@ -84,8 +78,8 @@ class SimulatedJob {
     /// What is wrong with this schedule; "" nothing.
     std::string run() {
         const TimePoint limit = clock_.now() + kLongestJob;
-        while (wrong_.empty() && (!ended_at_ || !events_.empty())) {
-            const TimePoint timer = ended_at_ ? kNever : clock_.next_timer();
+        while (wrong_.empty() && (!is_over() || !events_.empty())) {
+            const TimePoint timer = is_over() ? kNever : clock_.next_timer();
             const TimePoint event = events_.empty() ? kNever : events_.begin()->first;
             const TimePoint next = std::max(std::min(timer, event), clock_.now());
             if (next > limit) return fmt::format("stuck: the job has not ended after {}", format_duration(kLongestJob));
@@ -104,14 +98,25 @@ class SimulatedJob {
     }
 
   private:
+    /// What listens in a ddprun: a controller's, or that of a standby, which has none yet.
+    struct Head {
+        std::size_t agent = 0;                 ///< in whose process
+        std::unique_ptr<Controller> controller;
+        bool is_dead = false;                  ///< with its process
+        bool has_ended = false;                ///< the job, for this controller
+        std::set<rdzv::AgentId> members;       ///< connected, as it sees them
+        std::map<rdzv::AgentId, rdzv::AgentHello> early;
+    };
     /// One ddprun.
     struct Agent {
         int node = 0;
         rdzv::AgentId peer = 0;
+        Head* head = nullptr;          ///< to which it speaks
+        std::unique_ptr<Heir> heir;
+        std::optional<int> kept_rank;
         AgentState state;
         rdzv::StartGeneration order;
         bool is_running = true;     ///< its process
-        bool is_connected = false;  ///< as the controller sees it
         bool is_cut = false;        ///< nothing comes through any more
         bool is_leaving = false;    ///< it ends when it is idle
         bool was_signalled = false;
@@ -122,12 +127,110 @@ class SimulatedJob {
     void at(TimePoint when, std::function<void()> happen) { events_.emplace(when, std::move(happen)); }
     void after(Duration span, std::function<void()> happen) { at(clock_.now() + span, std::move(happen)); }
     void tell(const std::string& what) const {
-        if (is_told_) fmt::print("{:9.3f} g{} {}\n", in_seconds(clock_.now().time_since_epoch()) - 1000, controller_->state().generation, what);
+        if (is_told_) fmt::print("{:9.3f} g{} {}\n", in_seconds(clock_.now().time_since_epoch()) - 1000, latest().controller->state().generation, what);
     }
     void must(bool holds, const std::string& otherwise) {
         if (!holds && wrong_.empty()) wrong_ = otherwise;
     }
     Duration delay() { return dice_.chance(10) ? dice_.span(50ms, 400ms) : dice_.span(100us, 20ms); }
+
+    // ---- heads
+
+    Head& add_head(std::size_t agent) {
+        heads_.push_back(std::make_unique<Head>());
+        heads_.back()->agent = agent;
+        return *heads_.back();
+    }
+    Controller& build_controller(Head& head) {
+        ControllerConfig config;
+        config.spec = spec_;
+        config.own_host = fmt::format("node{}", head.agent == 0 ? 0 : agents_[head.agent]->node);
+        config.own_pid = static_cast<int>(head.agent) + 1;
+        config.terms = {"version=1"};
+        config.random = 1;
+        config.can_be_succeeded = outlives_head_;
+        config.master = [](const rdzv::AgentHello& first) -> Result<MasterAddress> { return MasterAddress{first.host, 29500}; };
+        head.controller = std::make_unique<Controller>(
+            *loop_, log_, std::move(config), [this, &head](rdzv::AgentId peer, const rdzv::ToAgent& message) { from_controller(head, peer, message); },
+            [this, &head] { end(head); });
+        latest_ = &head;
+        return *head.controller;
+    }
+    Head& latest() const { return *latest_; }
+    void end(Head& head) {
+        if (head.is_dead) return;
+        head.has_ended = true;
+        const int code = exit_code(head.controller->end());
+        tell(fmt::format("the job ends with {} on node{}", code, agents_[head.agent]->node));
+        must(code != 0 || !has_succeeded_, "two controllers ended the job with success");
+        has_succeeded_ = has_succeeded_ || code == 0;
+    }
+    bool is_heads(const Agent& agent) const {
+        return std::any_of(heads_.begin(), heads_.end(), [&](const auto& head) { return head->controller && head->agent + 1 == agent.peer; });
+    }
+    /// Nobody is there who could do anything.
+    bool is_over() const {
+        for (const auto& head : heads_) {
+            if (head->controller && !head->is_dead && !head->has_ended) return false;
+        }
+        return std::none_of(agents_.begin(), agents_.end(), [&](const auto& agent) { return agent->is_running && !is_heads(*agent); });
+    }
+    bool hear_each_other(const Agent& agent, const Head& head) const {
+        const Agent& other = *agents_[head.agent];
+        return &agent == &other || (!agent.is_cut && !other.is_cut);
+    }
+    static bool is_member(const Agent& agent) { return agent.head != nullptr && agent.head->members.contains(agent.peer); }
+
+    std::unique_ptr<Heir> make_heir(Agent& agent) {
+        Heir::Parts parts{*loop_, log_, kFailureGrace + kHeartbeatTimeout, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr};
+        const auto port = static_cast<std::uint16_t>(1000 + agent.peer);
+        parts.listen = [this, &agent, port]() -> Result<std::uint16_t> {
+            add_head(agent.peer - 1);
+            return port;
+        };
+        parts.say = [this, &agent](rdzv::FromAgent message) { to_controller(agent, std::move(message)); };
+        parts.own_endpoint = [](std::uint16_t at) { return Endpoint{"", at}; };
+        parts.go_to = [this, &agent](const std::vector<Endpoint>& controller, TimePoint by) {
+            agent.head = head_at(static_cast<rdzv::AgentId>(controller.front().port - 1000));
+            after(delay(), [this, &agent, by] { join_successor(agent, by); });
+        };
+        parts.take_over = [this, &agent](JobState state, const std::string& why) { take_over(*head_at(agent.peer), std::move(state), why); };
+        parts.give_up = [this, &agent](const std::string&) {
+            for (const auto& [peer, hello] : std::exchange(head_at(agent.peer)->early, {})) leave(*agents_[peer - 1]);
+            leave(agent);
+        };
+        return std::make_unique<Heir>(std::move(parts));
+    }
+    Head* head_at(rdzv::AgentId peer) {
+        const auto found = std::find_if(heads_.begin(), heads_.end(), [&](const auto& head) { return head->agent + 1 == peer; });
+        return found->get();
+    }
+    void take_over(Head& head, JobState state, const std::string& why) {
+        tell(fmt::format("node{} takes over", agents_[head.agent]->node));
+        stop_asked_.reset();  // who asked the lost head has to ask again
+        Controller& controller = build_controller(head);
+        controller.begin();
+        for (const auto& [peer, hello] : std::exchange(head.early, {})) {
+            if (!controller.agent_joined(peer, hello)) end_process(*agents_[peer - 1]);
+        }
+        controller.succeed(std::move(state), why);
+    }
+    void lose_head(Agent& agent, Head& head, Errc code) {
+        if (!agent.is_running || agent.head != &head || agent.is_leaving || &agent == agents_[head.agent].get()) return;
+        if (!agent.heir || agent.heir->successor().empty() || agent.heir->is_orphan() || agent.was_signalled) return leave(agent);
+        tell(fmt::format("node{} has lost its head", agent.node));
+        agent.heir->head_lost("the head is lost", code == Errc::Closed);
+        if (!agent.grace_ends) agent.grace_ends = clock_.now() + kFailureGrace;
+        feed(agent, agent_event::StopRequested{SIGTERM, kFailureGrace});
+        if (agent.state.phase == AgentState::Phase::Idle) agent.heir->drained();
+    }
+    void join_successor(Agent& agent, TimePoint by) {
+        Head& head = *agent.head;
+        if (!agent.is_running || agent.is_leaving) return;
+        if (clock_.now() > by) return leave(agent);
+        if (head.is_dead || !hear_each_other(agent, head)) return after(100ms, [this, &agent, by] { join_successor(agent, by); });
+        join(agent);
+    }
 
     // ---- what goes wrong
 
@@ -139,19 +242,21 @@ class SimulatedJob {
         for (int n = dice_.between(1, 10); n > 0; --n) {
             const TimePoint when = start + dice_.span(0s, 2 * work_);
             const int kind = dice_.between(1, 100), one = dice_.between(0, 1000);
-            if (kind <= 22) at(when, [this, one] { crash(one); });
-            else if (kind <= 40) at(when, [this, one] { cut(one); });
+            if (kind <= 18) at(when, [this, one] { crash(one); });
+            else if (kind <= 22) at(when, [this] { crash_head(); });
+            else if (kind <= 37) at(when, [this, one] { cut(one); });
+            else if (kind <= 40) at(when, [this] { cut_head(); });
             else if (kind <= 60) at(when, [this, one] { signal_node(one); });
             else if (kind <= 95) at(when, [this, node = dice_.chance(50) ? nodes++ : dice_.between(1, nodes)] { come(node); });
             else if (kind <= 97) at(when, [this] { signal_head(); });
             else signal_all(when);
         }
     }
-    /// One that runs, and is not the head's.
+    /// One that runs, and is no head's.
     Agent* other(int one) {
         std::vector<Agent*> running;
-        for (std::size_t i = 1; i < agents_.size(); ++i) {
-            if (agents_[i]->is_running && !agents_[i]->is_cut) running.push_back(agents_[i].get());
+        for (const auto& agent : agents_) {
+            if (agent->is_running && !agent->is_cut && !is_heads(*agent)) running.push_back(agent.get());
         }
         return running.empty() ? nullptr : running[static_cast<std::size_t>(one) % running.size()];
     }
@@ -159,15 +264,65 @@ class SimulatedJob {
         Agent* const agent = other(one);
         if (agent == nullptr) return;
         tell(fmt::format("node{} crashes", agent->node));
+        note_fault();
         end_process(*agent);
+    }
+    void crash_head() {
+        Head& head = latest();
+        Agent& agent = *agents_[head.agent];
+        if (head.is_dead || head.has_ended || agent.is_cut) return;
+        tell(fmt::format("node{}, the head, crashes", agent.node));
+        note_head_lost();
+        end_process(agent);
+    }
+    void cut_head() {
+        Head& head = latest();
+        Agent& agent = *agents_[head.agent];
+        if (head.is_dead || head.has_ended || agent.is_cut) return;
+        tell(fmt::format("node{}, the head, is cut off", agent.node));
+        may_fail_ = true;  // whoever is fewer ends
+        agent.is_cut = true;
+        fall_silent(head);
+    }
+    /// For those who speak with it, and they for it.
+    void fall_silent(Head& head) {
+        for (const auto& one : agents_) {
+            if (one->peer == head.agent + 1 || one->head != &head) continue;
+            after(kHeartbeatTimeout + dice_.span(0s, 500ms), [this, &head, other = one.get()] { lost(head, *other, Errc::Timeout); });
+            after(kHeartbeatTimeout + dice_.span(0s, 500ms), [this, &head, other = one.get()] { lose_head(*other, head, Errc::Timeout); });
+        }
+    }
+    /// A job outlives one loss at a time, once everybody knows the standby.
+    void note_head_lost() {
+        const bool comes_alone = clock_.now() > last_fault_ + 6s;
+        bool all_know = true;
+        for (const auto& agent : agents_) {
+            if (agent->is_running && !is_heads(*agent) && (!agent->heir || agent->heir->successor().empty())) all_know = false;
+        }
+        if (!comes_alone || !all_know || members() - 1 < nodes_.min || stop_asked_) may_fail_ = true;
+        head_lost_at_ = clock_.now();
+    }
+    void note_fault() {
+        last_fault_ = clock_.now();
+        if (head_lost_at_ && clock_.now() < *head_lost_at_ + 15s) may_fail_ = true;
     }
     void cut(int one) {
         Agent* const agent = other(one);
         if (agent == nullptr) return;
         tell(fmt::format("node{} is cut off", agent->node));
+        note_fault();
         agent->is_cut = true;
-        after(kHeartbeatTimeout + dice_.span(0s, 500ms), [this, agent] { lost(*agent, Errc::Timeout); });
-        after(kHeartbeatTimeout + dice_.span(0s, 500ms), [this, agent] { leave(*agent); });
+        ++cut_off_;
+        if (outlives_head_ && cut_off_ > 1) may_fail_ = true;  // they may be the larger part, which goes on
+        for (const auto& own : heads_) {
+            if (own->agent + 1 == agent->peer) fall_silent(*own);
+        }
+        Head* const head = agent->head;
+        after(kHeartbeatTimeout + dice_.span(0s, 500ms), [this, agent, head] { if (head != nullptr) lost(*head, *agent, Errc::Timeout); });
+        after(kHeartbeatTimeout + dice_.span(0s, 500ms), [this, agent, head] {
+            if (is_member(*agent) || head == nullptr) leave(*agent);
+            else lose_head(*agent, *head, Errc::Timeout);
+        });
     }
     void signal_node(int one) {
         Agent* const agent = other(one);
@@ -177,21 +332,24 @@ class SimulatedJob {
         if (!agent.is_running || agent.was_signalled) return;
         agent.was_signalled = true;
         tell(fmt::format("node{} gets SIGTERM", agent.node));
-        if (!agent.is_connected) return leave(agent);
+        note_fault();
+        if (!is_member(agent) || (agent.heir && agent.heir->is_orphan())) return leave(agent);
         to_controller(agent, rdzv::Notice{"stop", "15"});
     }
     void signal_head() {
-        if (agents_[0]->was_signalled) return;
-        agents_[0]->was_signalled = true;
+        Head& head = latest();
+        Agent& agent = *agents_[head.agent];
+        if (agent.was_signalled || head.is_dead) return;
+        agent.was_signalled = true;
         tell("the head gets SIGTERM");
-        note_stop();
-        controller_->stop(SIGTERM);
+        if (!agent.is_cut) note_stop();
+        head.controller->stop(SIGTERM);
     }
     /// As a scheduler does: every node, one after the other.
     void signal_all(TimePoint when) {
         at(when, [this] {
             for (std::size_t i = 0; i < agents_.size(); ++i) {
-                after(dice_.span(0s, 2s), [this, i] { i == 0 ? signal_head() : signal(*agents_[i]); });
+                after(dice_.span(0s, 2s), [this, i] { i == latest().agent ? signal_head() : signal(*agents_[i]); });
             }
         });
     }
@@ -209,33 +367,49 @@ class SimulatedJob {
         Agent& agent = *agents_.back();
         agent.node = node;
         agent.peer = agents_.size();
+        if (agent.peer != 1) agent.heir = make_heir(agent);
         tell(fmt::format("node{} starts its ddprun", node));
+        agent.head = &latest();
         after(delay(), [this, &agent] { join(agent); });
     }
     void join(Agent& agent) {
         if (!agent.is_running || agent.is_cut) return;
+        Head& head = *agent.head;
+        if (head.is_dead || !hear_each_other(agent, head)) return end_process(agent);
         rdzv::AgentHello hello;
         hello.host = fmt::format("node{}", agent.node);
         if (agent.peer == 1) hello.node_rank = 0;
         hello.slots = 1 + agent.node % 2;
         hello.pid = static_cast<int>(agent.peer);
         hello.terms = {"version=1"};
-        if (!controller_->agent_joined(agent.peer, hello)) return end_process(agent);
-        agent.is_connected = true;
-        note_members();
+        hello.kept_rank = agent.kept_rank;
+        if (head.controller && !head.controller->agent_joined(agent.peer, hello)) return end_process(agent);
+        head.members.insert(agent.peer);
+        if (head.controller) return note_members();
+        head.early.emplace(agent.peer, hello);
+        agents_[head.agent]->heir->arrived(agent.peer);
     }
-    void lost(Agent& agent, Errc code) {
-        if (!agent.is_connected) return;
-        agent.is_connected = false;
+    void lost(Head& head, Agent& agent, Errc code) {
+        if (head.is_dead || head.members.erase(agent.peer) == 0) return;
         note_members();
-        controller_->agent_lost(agent.peer, {code, "gone", 0});
+        if (head.controller) return head.controller->agent_lost(agent.peer, {code, "gone", 0});
+        head.early.erase(agent.peer);
+        agents_[head.agent]->heir->gone(agent.peer);
     }
     /// The ddprun itself is gone, and its workers with it.
     void end_process(Agent& agent) {
         if (!agent.is_running) return;
         agent.is_running = false;
         std::erase_if(processes_, [&](const auto& process) { return agents_[static_cast<std::size_t>(process.second.agent)].get() == &agent; });
-        if (!agent.is_cut) after(delay(), [this, &agent] { lost(agent, Errc::Closed); });
+        Head* const head = agent.head;
+        if (head != nullptr && hear_each_other(agent, *head)) after(delay(), [this, &agent, head] { lost(*head, agent, Errc::Closed); });
+        for (const auto& own : heads_) {
+            if (own->agent + 1 != agent.peer) continue;
+            own->is_dead = true;
+            for (const auto& one : agents_) {
+                if (one->head == own.get() && hear_each_other(*one, *own)) after(delay(), [this, other = one.get(), at = own.get()] { lose_head(*other, *at, Errc::Closed); });
+            }
+        }
     }
     /// It ends when its workers have.
     void leave(Agent& agent) {
@@ -245,7 +419,7 @@ class SimulatedJob {
         end_if_idle(agent);
     }
     void end_if_idle(Agent& agent) {
-        if (agent.is_leaving && agent.state.phase == AgentState::Phase::Idle && agent.peer != 1) end_process(agent);
+        if (agent.is_leaving && agent.state.phase == AgentState::Phase::Idle && !is_heads(agent)) end_process(agent);
     }
 
     void feed(Agent& agent, const AgentEvent& event) {
@@ -306,33 +480,36 @@ class SimulatedJob {
         must(action.unkillable.empty(), fmt::format("node{} gives up on its workers", agent.node));
         to_controller(agent, rdzv::GenerationDrained{agent.order.generation, {}});
         if (agent.is_leaving) after(delay(), [this, &agent] { end_if_idle(agent); });
+        if (agent.heir) agent.heir->drained();
     }
 
     // ---- the network
 
     void to_controller(Agent& agent, rdzv::FromAgent message) {
         agent.last_up = std::max(agent.last_up, clock_.now() + delay());
-        at(agent.last_up, [this, &agent, message = std::move(message)] {
-            if (!agent.is_connected || agent.is_cut) return;
-            std::visit([&](const auto& one) { hear(agent, one); }, message);
+        at(agent.last_up, [this, &agent, head = agent.head, message = std::move(message)] {
+            if (head->is_dead || !head->controller || !head->members.contains(agent.peer) || !hear_each_other(agent, *head)) return;
+            std::visit([&](const auto& one) { hear(agent, *head->controller, one); }, message);
         });
     }
-    void hear(Agent& agent, const rdzv::Notice& notice) {
+    void hear(Agent& agent, Controller& controller, const rdzv::Notice& notice) {
         const int others = members() - 1;
         if (others < nodes_.min) note_stop();
         else leavers_.insert(agent.peer);
-        controller_->agent_message(agent.peer, notice);
+        controller.agent_message(agent.peer, notice);
     }
     template <class Message>
-    void hear(Agent& agent, const Message& message) {
-        if constexpr (requires { controller_->agent_message(agent.peer, message); }) controller_->agent_message(agent.peer, message);
+    void hear(Agent& agent, Controller& controller, const Message& message) {
+        if constexpr (requires { controller.agent_message(agent.peer, message); }) controller.agent_message(agent.peer, message);
     }
-    void from_controller(rdzv::AgentId peer, const rdzv::ToAgent& message) {
+    void from_controller(Head& head, rdzv::AgentId peer, const rdzv::ToAgent& message) {
+        if (head.is_dead) return;
         Agent& agent = *agents_[peer - 1];
+        if (std::holds_alternative<rdzv::StartGeneration>(message)) must(&head == &latest(), "a head that was succeeded begins a generation");
         if (const auto* start = std::get_if<rdzv::StartGeneration>(&message)) check(agent, *start);
         agent.last_down = std::max(agent.last_down, clock_.now() + delay());
-        at(agent.last_down, [this, &agent, message] {
-            if (agent.is_running && !agent.is_cut) std::visit([&](const auto& one) { obey(agent, one); }, message);
+        at(agent.last_down, [this, &agent, &head, message] {
+            if (agent.is_running && agent.head == &head && hear_each_other(agent, head)) std::visit([&](const auto& one) { obey(agent, one); }, message);
         });
     }
     /// Ranks of a generation lie side by side, each node has one share, and nothing of the last one runs where we hear of it.
@@ -344,10 +521,10 @@ class SimulatedJob {
             checked_world_ = start.world_size;
             next_rank_ = 0;
             must(start.group_world_size >= nodes_.min && start.group_world_size <= nodes_.max, fmt::format("a world of {} nodes", start.group_world_size));
-            must(agent.peer == 1, "the first rank is not the head's");
+            must(agent.peer == latest().agent + 1, "the first rank is not the head's");
             for (const auto& [pid, process] : processes_) {
                 const Agent& of = *agents_[static_cast<std::size_t>(process.agent)];
-                must(of.is_cut || !of.is_connected, fmt::format("generation {} begins while node{} has workers of generation {}", start.generation, of.node, process.generation));
+                must(of.is_cut || !is_member(of) || agents_[of.head->agent]->is_cut, fmt::format("generation {} begins while node{} has workers of generation {}", start.generation, of.node, process.generation));
             }
         }
         must(start.first_rank == next_rank_, fmt::format("rank {} is given to node{}, the next is {}", start.first_rank, agent.node, next_rank_));
@@ -356,6 +533,8 @@ class SimulatedJob {
     }
     void obey(Agent& agent, const rdzv::StartGeneration& start) {
         agent.order = start;
+        agent.kept_rank = start.group_rank;
+        if (agent.heir) agent.heir->generation_began();
         agent.grace_ends.reset();
         feed(agent, agent_event::StartRequested{start.generation, start.local_world_size});
     }
@@ -366,7 +545,13 @@ class SimulatedJob {
         feed(agent, agent_event::StopRequested{stop.signal, Duration(stop.grace_ns)});
     }
     void obey(Agent& agent, const rdzv::Shutdown&) {
-        if (agent.peer != 1) leave(agent);
+        if (!is_heads(agent)) leave(agent);
+    }
+    void obey(Agent& agent, const rdzv::Legacy& legacy) {
+        if (agent.heir) agent.heir->obey(legacy);
+    }
+    void obey(Agent& agent, const rdzv::Successor& successor) {
+        if (agent.heir) agent.heir->obey(successor);
     }
     template <class Message>
     void obey(Agent&, const Message&) {}
@@ -375,24 +560,26 @@ class SimulatedJob {
 
     int members() const {
         int count = 0;
-        for (const auto& agent : agents_) count += agent->is_connected && !leavers_.contains(agent->peer) ? 1 : 0;
+        for (const rdzv::AgentId peer : latest().members) count += leavers_.contains(peer) ? 0 : 1;
         return count;
     }
     void note_members() {
-        if (controller_->state().generation > 0 && members() < nodes_.min) was_too_few_ = true;
+        if (latest().controller->state().generation > 0 && members() < nodes_.min) was_too_few_ = true;
     }
     void note_stop() {
         if (!stop_asked_) stop_asked_ = clock_.now();
     }
     /// A job that is told to end does: all graces, a kill, and the ways there and back.
     void look_at_stop() {
-        const bool is_late = stop_asked_ && !ended_at_ && clock_.now() > *stop_asked_ + kStopGrace + kHeartbeatTimeout + 5s;
+        const bool is_late = stop_asked_ && !latest().is_dead && !latest().has_ended && clock_.now() > *stop_asked_ + kStopGrace + kHeartbeatTimeout + 5s;
         must(!is_late, "the job goes on although it was told to end");
     }
     std::string judge_end() const {
-        const int code = exit_code(controller_->end());
-        const bool may_fail = stop_asked_ || any_failed_ || was_too_few_ || controller_->state().generation == 0;
-        return code == 0 || may_fail ? "" : fmt::format("the job ended with {} though enough nodes were there", code);
+        const Controller& controller = *latest().controller;
+        const bool may_fail = stop_asked_ || any_failed_ || was_too_few_ || may_fail_ || controller.state().generation == 0;
+        if (has_succeeded_ || may_fail) return "";
+        return latest().is_dead ? "the job ended with its head though enough nodes were there"
+                                : fmt::format("the job ended with {} though enough nodes were there", exit_code(controller.end()));
     }
 
     SimulatedClock clock_;
@@ -406,15 +593,19 @@ class SimulatedJob {
     std::vector<std::unique_ptr<Agent>> agents_;  ///< by peer, from 1
     std::map<pid_t, Process> processes_;
     pid_t next_pid_ = 100;
+    JobSpec spec_;
     Nodes nodes_;
+    bool outlives_head_ = false;  ///< it was not the head that started the other nodes
     Duration work_{};
-    int fails_percent_ = 0;
+    int fails_percent_ = 0, cut_off_ = 0;
     std::set<rdzv::AgentId> leavers_;
-    bool any_failed_ = false, was_too_few_ = false;
-    std::optional<TimePoint> stop_asked_, ended_at_;
+    bool any_failed_ = false, was_too_few_ = false, may_fail_ = false, has_succeeded_ = false;
+    std::optional<TimePoint> stop_asked_, head_lost_at_;
+    TimePoint last_fault_{};
     std::uint64_t checked_generation_ = 0;
     int checked_world_ = 0, next_rank_ = 0;
-    std::unique_ptr<Controller> controller_;
+    std::vector<std::unique_ptr<Head>> heads_;  ///< none goes before the end: what it has posted may still come
+    Head* latest_ = nullptr;                    ///< with a controller
 };
 
 constexpr std::uint64_t kSchedules = 3000;
