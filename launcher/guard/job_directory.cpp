@@ -6,13 +6,17 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <chrono>
 #include <cstdlib>
+#include <ctime>
 #include <filesystem>
 
 namespace ddprun {
 namespace {
 
 constexpr std::string_view kDirectoryPrefix = "ddprun-job-";
+constexpr std::string_view kDraft = ".new";  // until it is locked
+constexpr std::chrono::seconds kDraftLife{60};
 constexpr std::size_t kIdDigits = 16;
 constexpr std::size_t kMostAbandonedDirectories = 16;  // at once, the rest the next time
 
@@ -22,6 +26,7 @@ UniqueFd open_without_links(const std::string& path) {
 
 bool is_named_as_ours(std::string_view name) {
     if (!name.starts_with(kDirectoryPrefix)) return false;
+    if (name.ends_with(kDraft)) name.remove_suffix(kDraft.size());
     const std::string_view id = name.substr(kDirectoryPrefix.size());
     return id.size() == kIdDigits && id.find_first_not_of("0123456789abcdef") == std::string_view::npos;
 }
@@ -29,6 +34,11 @@ bool is_named_as_ours(std::string_view name) {
 bool is_owned_by_us(const UniqueFd& directory) {
     struct stat status{};
     return directory && ::fstat(directory.get(), &status) == 0 && status.st_uid == ::geteuid();
+}
+
+bool is_younger_than(std::chrono::seconds age, const UniqueFd& directory) {
+    struct stat status{};
+    return ::fstat(directory.get(), &status) != 0 || status.st_mtime + age.count() > ::time(nullptr);
 }
 
 }  // namespace
@@ -45,7 +55,7 @@ std::string job_directory_name(std::string_view id) { return fmt::format("{}{}",
 
 Result<std::unique_ptr<JobDirectory>> JobDirectory::create(const std::string& path) {
     // Locked under a name that nobody takes for a job's: one who looks for abandoned ones sees it with its lock or not at all.
-    const std::string draft = path + ".new";
+    const std::string draft = path + std::string(kDraft);
     if (::mkdir(draft.c_str(), 0700) != 0) return Error::system("mkdir " + draft);
     UniqueFd lock = open_without_links(draft);
     // Where directories cannot be locked, nobody can take it for abandoned either.
@@ -72,7 +82,9 @@ std::vector<std::string> remove_abandoned_job_directories(const std::string& pla
         const std::string name = entry.path().filename().string();
         if (!is_named_as_ours(name) || removed.size() >= kMostAbandonedDirectories) continue;
         const UniqueFd directory = open_without_links(entry.path().string());
-        if (!is_owned_by_us(directory) || ::flock(directory.get(), LOCK_EX | LOCK_NB) != 0) continue;
+        // Of one that has no lock yet its age has to do.
+        if (!is_owned_by_us(directory) || (name.ends_with(kDraft) && is_younger_than(kDraftLife, directory))) continue;
+        if (::flock(directory.get(), LOCK_EX | LOCK_NB) != 0) continue;
         remove_job_directory(entry.path().string());
         removed.push_back(name);
     }

@@ -416,6 +416,15 @@ TEST(JobDirectory, ThatNobodyHoldsIsRemovedAndOneInUseIsNot) {
     EXPECT_TRUE(std::filesystem::exists((*used)->path()));
 }
 
+TEST(JobDirectory, WhoseMakerWasKilledBeforeItHadItsNameGoesWhenItIsOld) {
+    const test::TemporaryDirectory place;
+    const std::string old = job_directory_name("fedcba9876543210") + ".new", fresh = job_directory_name(kJobId) + ".new";
+    for (const std::string& name : {old, fresh}) std::filesystem::create_directory(place.file(name));
+    std::filesystem::last_write_time(place.file(old), std::filesystem::file_time_type::clock::now() - std::chrono::minutes(2));
+    EXPECT_THAT(remove_abandoned_job_directories(place.path()), ElementsAre(old));
+    EXPECT_TRUE(std::filesystem::exists(place.file(fresh))) << "somebody may be about to lock it";
+}
+
 TEST(JobDirectory, WhereNoneCanBeMadeIsNamed) {
     const auto made = JobDirectory::create("/nonexistent/ddprun-job-1");
     ASSERT_FALSE(made);
