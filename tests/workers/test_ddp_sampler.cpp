@@ -1,3 +1,4 @@
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -155,6 +156,31 @@ TEST(DistributedSampler, ContinuesInAWorldOfAnotherSizeWithWhatNobodyHasSeen) {
     }
     EXPECT_EQ(seen.size(), 103U);
     EXPECT_EQ(std::set<std::size_t>(seen.begin(), seen.end()).size(), 103U);
+}
+
+TEST(DistributedSampler, RefusesAPositionInTheMiddleOfAnotherOrder) {
+    DistributedSampler taken(103, 4, 0, {.seed = 5});
+    taken.set_epoch(2);
+    taken.advance(10);
+    const auto why_not = [&](std::size_t samples, SamplerOptions options) -> std::string {
+        try {
+            DistributedSampler(samples, 3, 1, options).restore(taken.state());
+            return "";
+        } catch (const ddp::InvalidInput& error) {
+            return error.what();
+        }
+    };
+    EXPECT_EQ(why_not(103, {.seed = 5}), "");
+    EXPECT_EQ(why_not(103, {.seed = 6}),
+              "sampler: the position is sample 40 of an epoch over 103 samples shuffled by seed 5, this one goes over 103 samples "
+              "shuffled by seed 6: resume with the same, or from the end of an epoch");
+    EXPECT_THAT(why_not(102, {.seed = 5}), testing::HasSubstr("this one goes over 102 samples shuffled by seed 5"));
+    EXPECT_THAT(why_not(103, {.shuffle = false, .seed = 5}), testing::HasSubstr("this one goes over 103 samples in their own order"));
+
+    taken.set_epoch(3);
+    EXPECT_EQ(why_not(50, {.seed = 6}), "") << "nothing of the epoch was seen";
+    taken.advance(26);
+    EXPECT_EQ(why_not(150, {.seed = 6}), "") << "all of it was";
 }
 
 /// One epoch that is stopped again and again and gone on with by worlds of other sizes: how often each sample was seen.

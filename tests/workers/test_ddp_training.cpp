@@ -96,6 +96,12 @@ TEST(Training, GoesOnOnEveryRankAsIfItHadNeverStopped) {
     });
 }
 
+TEST(Training, KnowsTheOrderOfTheSamplesThatItWasStoppedIn) {
+    const TemporaryDirectory place;
+    save_after_two_steps(place);
+    EXPECT_EQ(ddp::load_state(place.file("step-000002")).sampler.order, (ddp::SamplerState::Order{.samples = 100, .shuffle = true, .seed = 1}));
+}
+
 TEST(Training, WithoutACheckpointIsLeftAsItIs) {
     const TemporaryDirectory place;
     run_ranks(2, [&](ProcessGroup& group) {

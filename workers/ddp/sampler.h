@@ -2,6 +2,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 namespace ddp {
@@ -19,7 +20,16 @@ struct SamplerOptions {
 struct SamplerState {
     std::uint64_t epoch = 0;
     std::uint64_t consumed = 0;
-    bool operator==(const SamplerState&) const = default;
+    /// The list that it is a position in.
+    struct Order {
+        std::uint64_t samples = 0;
+        bool shuffle = true;
+        std::uint64_t seed = 0;
+        bool operator==(const Order&) const = default;
+    };
+    std::optional<Order> order = std::nullopt;  ///< none: nobody noted it
+    /// The same place, of whichever list.
+    bool operator==(const SamplerState& other) const { return epoch == other.epoch && consumed == other.consumed; }
 };
 
 /// Which samples of a data set this rank sees in an epoch: the same indices as PyTorch's DistributedSampler
@@ -41,14 +51,15 @@ class DistributedSampler {
 
     /// This rank (and every other) has used `samples` more of its indices. A Loader made of a sampler does it.
     void advance(std::size_t samples);
-    [[nodiscard]] SamplerState state() const { return state_; }
+    [[nodiscard]] SamplerState state() const { return {state_.epoch, state_.consumed, order()}; }
     /// Continues where `state` was taken, whatever the size of the world was there: what is left of the epoch is shared out
     /// anew, so that no sample is lost or seen twice but those that pad. size() and indices() speak of what is left.
-    /// Throws InvalidInput when it lies behind the end of the data set.
+    /// Throws InvalidInput when it lies behind the end of the data set, or in the middle of an epoch in another order.
     void restore(const SamplerState& state);
 
   private:
     [[nodiscard]] std::size_t remaining() const;
+    [[nodiscard]] SamplerState::Order order() const { return {dataset_size_, options_.shuffle, options_.seed}; }
 
     std::size_t dataset_size_;
     std::size_t world_size_;

@@ -40,6 +40,8 @@ Result<TrainingState> from_json(const std::string& text) {
         if (count > kMostCount) return wrong(fmt::format("not the state of a checkpoint: no training comes to {}", count));
     }
     TrainingState state{*epoch, *step, {*sampler_epoch, *consumed}, {}};
+    const auto samples = sampler["samples"].as_uint64(), seed = sampler["seed"].as_uint64();
+    if (samples) state.sampler.order = {*samples, seed.has_value(), seed.value_or(0)};
     if (!notes.is_object() && !notes.is_null()) return wrong("not the state of a checkpoint");
     for (const auto& [key, value] : notes.members()) {
         if (!value.is_text()) return wrong(fmt::format("not the state of a checkpoint: its note '{}' is no text", ddprun::excerpt(key)));
@@ -86,12 +88,17 @@ std::string path_of(const std::string& checkpoint, std::string_view part) {
 }
 
 std::string to_json(const TrainingState& state) {
+    Json sampler = {{"epoch", state.sampler.epoch}, {"consumed", state.sampler.consumed}};
+    if (const auto& order = state.sampler.order) {
+        sampler.set("samples", order->samples);
+        if (order->shuffle) sampler.set("seed", order->seed);
+    }
     Json notes = Json::object();
     for (const auto& [key, value] : state.notes) notes.set(key, value);
     const Json json = {{"format", kStateFormat},
                        {"epoch", state.epoch},
                        {"step", state.step},
-                       {"sampler", {{"epoch", state.sampler.epoch}, {"consumed", state.sampler.consumed}}},
+                       {"sampler", sampler},
                        {"notes", notes}};
     return to_text(json, 2) + "\n";
 }

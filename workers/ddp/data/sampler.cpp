@@ -57,6 +57,15 @@ std::vector<std::size_t> random_permutation(std::size_t n, std::uint64_t seed) {
     return random_permutation(n, seed, shuffle_rule(n));
 }
 
+namespace {
+
+/// "1618 samples shuffled by seed 7".
+std::string describe(const SamplerState::Order& order) {
+    return fmt::format("{} samples {}", order.samples, order.shuffle ? fmt::format("shuffled by seed {}", order.seed) : "in their own order");
+}
+
+}  // namespace
+
 DistributedSampler::DistributedSampler(std::size_t dataset_size, int world_size, int rank,
                                        SamplerOptions options)
     : dataset_size_(dataset_size),
@@ -96,7 +105,13 @@ void DistributedSampler::advance(std::size_t samples) {
     state_.consumed += std::min<std::uint64_t>(samples * world_size_, remaining());
 }
 
+// Between epochs another list is as good: only in the middle of one would samples be lost or seen twice.
 void DistributedSampler::restore(const SamplerState& state) {
+    const bool is_inside = state.order && state.consumed > 0 && state.consumed < state.order->samples;
+    if (is_inside && *state.order != order())
+        throw InvalidInput(fmt::format("sampler: the position is sample {} of an epoch over {}, this one goes over {}: resume with the "
+                                       "same, or from the end of an epoch",
+                                       state.consumed, describe(*state.order), describe(order())));
     // Older positions count the padding, less than one sample per rank of a world whose size is not known here.
     if (state.consumed > 2 * std::max<std::uint64_t>(dataset_size_, 1) + world_size_)
         throw InvalidInput(fmt::format("sampler: position {} lies behind the end of a data set of {} samples",
