@@ -7,7 +7,7 @@
 #include <utility>
 #include <vector>
 
-#include "env/result.h"
+#include "result.h"  // beside it, also where it is installed
 
 namespace ddprun {
 

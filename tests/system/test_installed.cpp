@@ -99,6 +99,14 @@ TEST_F(Installed, EveryHeaderCompilesAlone) {
     EXPECT_EQ(outcome.status, 0) << outcome.err;
 }
 
+TEST_F(Installed, HeadersHaveNoNamesButThoseUnderDdp) {
+    const std::string source = write("names.cpp", "#if __has_include(<types.h>) || __has_include(<store.h>) || __has_include(<env/result.h>)\n#error\n#endif\n");
+    std::vector<std::string> command{path_of("CXX"), "-fsyntax-only"};
+    const std::vector<std::string> cflags = flags("--cflags", "ddp");
+    command.insert(command.end(), cflags.begin(), cflags.end());
+    EXPECT_EQ(compile(std::move(command), {source}).status, 0);
+}
+
 TEST_F(Installed, TheSmallestProgramLinksAndRuns) {
     const Outcome outcome = run_user_program(path_of("SUM_OF_RANKS_SOURCE"), "ddp");
     EXPECT_EQ(outcome.status, 0) << outcome.err;
