@@ -62,10 +62,14 @@ inline std::string host_list(const Hosts& hosts, const std::string& suffix = "")
 }
 
 /// On the first host, a launcher that puts so many processes on each.
-inline std::vector<std::string> open_mpi_on(const Hosts& hosts, int per_host, const std::vector<std::string>& program) {
+/// Ranks of a host follow each other; `map_by` "node" deals them out in turns.
+inline std::vector<std::string> open_mpi_on(const Hosts& hosts, int per_host, const std::vector<std::string>& program, const std::string& map_by) {
     return hosts.command(0, open_mpi(per_host * hosts.count(), program,
                                      {"--mca", "plm_rsh_agent", remote_shell(hosts), "--host", host_list(hosts, ":" + std::to_string(per_host)),
-                                      "--map-by", "ppr:" + std::to_string(per_host) + ":node"}));
+                                      "--map-by", map_by}));
+}
+inline std::vector<std::string> open_mpi_on(const Hosts& hosts, int per_host, const std::vector<std::string>& program) {
+    return open_mpi_on(hosts, per_host, program, "ppr:" + std::to_string(per_host) + ":node");
 }
 inline std::vector<std::string> hydra_on(const Hosts& hosts, int per_host, const std::vector<std::string>& program) {
     return hosts.command(0, hydra(per_host * hosts.count(), program,

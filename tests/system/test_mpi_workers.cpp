@@ -181,6 +181,14 @@ TEST_P(WithoutDdprun, RanksOnTwoHostsSumThroughTheNetwork) {
     EXPECT_EQ(outcome.out, kFourRanks);
 }
 
+TEST_F(UnderOpenMpi, RanksThatAreDealtOutToTwoHostsInTurnsSumThroughTheNetwork) {
+    if (const auto reason = Hosts::why_not()) GTEST_SKIP() << *reason;
+    const Hosts hosts(2);
+    const Outcome outcome = run(open_mpi_on(hosts, 2, sum_of_ranks(), "node"));
+    EXPECT_EQ(outcome.status, 0) << outcome.err;
+    EXPECT_EQ(outcome.out, kFourRanks);
+}
+
 TEST_P(WithoutDdprun, NcclsIdsGoThroughTheStore) {
     if (const auto reason = Hosts::why_not()) GTEST_SKIP() << *reason;
     const std::string worker = path_of("OVER_FAKES") + "/nccl_worker";

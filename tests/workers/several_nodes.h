@@ -19,15 +19,16 @@ namespace ddp::testing {
 /// the loopback is between them.
 class SeveralNodes {
   public:
-    explicit SeveralNodes(std::vector<int> ranks_of_nodes, std::chrono::nanoseconds timeout = std::chrono::seconds(60))
-        : ranks_of_nodes_(std::move(ranks_of_nodes)), options_{.timeout = timeout} {
-        for (const int ranks : ranks_of_nodes_) size_ += ranks;
-        int first = 0;
-        for (const int ranks : ranks_of_nodes_) {
-            segments_.push_back(make_segment({.local_world_size = static_cast<std::uint32_t>(ranks),
+    using Ranks = std::vector<std::vector<int>>;  ///< by node
+    explicit SeveralNodes(const std::vector<int>& numbers, std::chrono::nanoseconds timeout = std::chrono::seconds(60))
+        : SeveralNodes(one_after_the_other(numbers), timeout) {}
+    explicit SeveralNodes(Ranks ranks, std::chrono::nanoseconds timeout = std::chrono::seconds(60))
+        : ranks_(std::move(ranks)), options_{.timeout = timeout} {
+        for (const auto& node : ranks_) size_ += static_cast<int>(node.size());
+        for (const auto& node : ranks_) {
+            segments_.push_back(make_segment({.local_world_size = static_cast<std::uint32_t>(node.size()),
                                               .world_size = static_cast<std::uint32_t>(size_),
-                                              .first_rank = static_cast<std::uint32_t>(first)}));
-            first += ranks;
+                                              .first_rank = static_cast<std::uint32_t>(node.front())}));
         }
     }
     [[nodiscard]] int size() const { return size_; }
@@ -36,8 +37,9 @@ class SeveralNodes {
     std::vector<std::exception_ptr> failures(const std::function<void(ProcessGroup&)>& fn) {
         std::vector<std::exception_ptr> failed(static_cast<std::size_t>(size_));
         std::vector<std::thread> threads;
-        for (int node = 0, rank = 0; node < static_cast<int>(ranks_of_nodes_.size()); ++node) {
-            for (int local = 0; local < ranks_of_nodes_[static_cast<std::size_t>(node)]; ++local, ++rank) {
+        for (std::size_t node = 0; node < ranks_.size(); ++node) {
+            for (std::size_t local = 0; local < ranks_[node].size(); ++local) {
+                const int rank = ranks_[node][local];
                 threads.emplace_back([this, node, local, rank, &fn, &failure = failed[static_cast<std::size_t>(rank)]] {
                     try {
                         fn(*group_of(node, local, rank));
@@ -66,12 +68,20 @@ class SeveralNodes {
     static std::shared_ptr<SegmentMap> map_of(const ddprun::UniqueFd& segment) {
         return std::make_shared<SegmentMap>(ddprun::UniqueFd(::fcntl(segment.get(), F_DUPFD_CLOEXEC, 0)));
     }
-    std::unique_ptr<ProcessGroup> group_of(int node, int local, int rank) {
+    static Ranks one_after_the_other(const std::vector<int>& numbers) {
+        Ranks ranks;
+        int next = 0;
+        for (const int number : numbers) {
+            for (ranks.emplace_back(); static_cast<int>(ranks.back().size()) < number;) ranks.back().push_back(next++);
+        }
+        return ranks;
+    }
+    std::unique_ptr<ProcessGroup> group_of(std::size_t node, std::size_t local, int rank) {
         ddprun::WorkerEnv env = environment_of(rank, size_);
-        env.local_rank = local;
-        env.local_world_size = ranks_of_nodes_[static_cast<std::size_t>(node)];
+        env.local_rank = static_cast<int>(local);
+        env.local_world_size = static_cast<int>(ranks_[node].size());
         net::Parts parts{.board = board(), .group = 0, .open_link = [] { return net::open_fabric_link("127.0.0.1"); }};
-        return cpu::make_group(std::make_unique<net::AcrossNodes>(map_of(segments_[static_cast<std::size_t>(node)]), env, options_.timeout, parts), env,
+        return cpu::make_group(std::make_unique<net::AcrossNodes>(map_of(segments_[node]), env, options_.timeout, parts), env,
                                options_);
     }
     Board board() {
@@ -89,7 +99,7 @@ class SeveralNodes {
         return board;
     }
 
-    std::vector<int> ranks_of_nodes_;
+    Ranks ranks_;
     ProcessGroupOptions options_;
     int size_ = 0;
     bool ends_generation_ = false;

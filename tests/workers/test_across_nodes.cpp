@@ -124,6 +124,35 @@ TEST(AcrossNodes, AllReduceTakesSharedMemoryOnOneNodeAndPrivateOnAnother) {
     });
 }
 
+TEST(AcrossNodes, RanksMayBeDealtOutToTheNodesInTurns) {
+    SeveralNodes(SeveralNodes::Ranks{{0, 2, 4}, {1, 3}}).run([](ProcessGroup& group) {
+        const std::int64_t own_rank = group.rank(), n = group.size();
+        for (const std::size_t each : {std::size_t{3}, std::size_t{5'001}}) {
+            const auto filled = [&](std::int64_t value) { return std::vector<std::int64_t>(each, value); };
+            const auto by_rank = [&](const std::function<std::int64_t(std::int64_t)>& value) {
+                std::vector<std::int64_t> slices;
+                for (std::int64_t r = 0; r < n; ++r) slices.insert(slices.end(), each, value(r));
+                return slices;
+            };
+            std::vector<std::int64_t> sum = filled(own_rank + 1), last = filled(own_rank), mine = filled(own_rank), everyones = by_rank([](auto) { return 0; });
+            group.all_reduce(buffer_of(sum)).wait();
+            ASSERT_EQ(sum, filled(15));
+            group.broadcast(buffer_of(last), 3).wait();
+            ASSERT_EQ(last, filled(3));
+            group.all_gather(buffer_of(everyones), buffer_of(mine)).wait();
+            ASSERT_EQ(everyones, by_rank([](auto r) { return r; }));
+            std::vector<std::int64_t> to_all = by_rank([&](auto r) { return 10 * own_rank + r; });
+            group.all_to_all(buffer_of(everyones), buffer_of(to_all)).wait();
+            ASSERT_EQ(everyones, by_rank([&](auto r) { return 10 * r + own_rank; }));
+            group.reduce_scatter(buffer_of(mine), buffer_of(to_all)).wait();
+            ASSERT_EQ(mine, filled(100 + n * own_rank));
+        }
+        const auto part = group.split(static_cast<int>(own_rank % 2), 0);
+        ASSERT_EQ(part->size(), own_rank % 2 == 0 ? 3 : 2);
+        ASSERT_EQ(part->rank(), own_rank / 2);
+    });
+}
+
 TEST(AcrossNodes, BroadcastBringsTheBytesOfEveryRoot) {
     for_each_case([](ProcessGroup& group, const std::vector<int>&, std::size_t count) {
         for (int root = 0; root < group.size(); ++root) {

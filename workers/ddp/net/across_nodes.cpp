@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <map>
 #include <optional>
 #include <utility>
 
@@ -41,7 +42,9 @@ constexpr const char *kTimeout = "timeout", *kMismatch = "mismatch", *kLost = "l
 template <class Find>
 std::string outcome_of(Find find) {
     try {
-        return pack({"", pack(find())});
+        std::vector<std::string> words{""};
+        for (const Word& word : find()) words.insert(words.end(), {std::to_string(word.node), word.text});
+        return pack(words);
     } catch (const TimeoutError& error) {
         return pack({kTimeout, error.what()});
     } catch (const MismatchError& error) {
@@ -53,14 +56,16 @@ std::string outcome_of(Find find) {
     }
 }
 
-std::vector<std::string> words_or_throw(const std::string& outcome) {
+std::vector<Word> words_or_throw(const std::string& outcome) {
     const std::vector<std::string> parts = unpack(outcome);
-    if (parts.size() != 2) throw MismatchError("joining: ranks run different builds of libddp");
-    if (parts[0].empty()) return unpack(parts[1]);
+    if (parts.size() < 2) throw MismatchError("joining: ranks run different builds of libddp");
     if (parts[0] == kTimeout) throw TimeoutError(parts[1]);
     if (parts[0] == kMismatch) throw MismatchError(parts[1]);
     if (parts[0] == kLost) throw PeerLostError(parts[1]);
-    throw Error(parts[1]);
+    if (parts[0] == kOther) throw Error(parts[1]);
+    std::vector<Word> words;
+    for (std::size_t i = 2; i < parts.size(); i += 2) words.push_back({static_cast<int>(ddprun::parse_int(parts[i - 1]).value_or(0)), parts[i]});
+    return words;
 }
 
 }  // namespace
@@ -105,12 +110,11 @@ std::string AcrossNodes::introduce(std::unique_ptr<Link>& link, const std::strin
 
 void AcrossNodes::meet_world(const Parts& parts) {
     const std::vector<std::string> ours = CpuBackend::all_gather_bytes(introduce(link_, ""), kBytesMark);
-    const int first = env_.rank - env_.local_rank;
     std::string outcome;
     if (env_.local_rank == 0) {
         outcome = outcome_of([&] {
-            std::vector<std::string> tagged;
-            for (const std::string& word : ours) tagged.push_back(pack({std::to_string(first), word}));
+            std::map<int, std::string> words;
+            for (std::uint32_t place = 0; place < size_; ++place) words[arena_.global_rank(place)] = ours[place];
             // Before the others of the node lose their patience with us.
             const auto patience = timeout() - timeout() / 10;
             return gather_nodes(parts.board,
@@ -120,17 +124,15 @@ void AcrossNodes::meet_world(const Parts& parts) {
                                  .group = parts.group,
                                  .deadline = ddprun::deadline_after(MonotonicClock::now(), patience),
                                  .throw_if_lost = [&] { throw_if_lost(segment_->header(), fmt::format("rank {}: joining", env_.rank)); }},
-                                tagged);
+                                words);
         });
     }
-    const std::vector<std::string> told = words_or_throw(CpuBackend::all_gather_bytes(outcome, kBytesMark).front());
     std::vector<std::uint32_t> hosts;
     std::vector<std::string> introductions;
     std::vector<int> world_ranks;
-    for (const std::string& one : told) {
-        const std::vector<std::string> parts_of_one = unpack(one);
-        hosts.push_back(static_cast<std::uint32_t>(ddprun::parse_int(parts_of_one.at(0)).value_or(0)));
-        introductions.push_back(parts_of_one.at(1));
+    for (Word& word : words_or_throw(CpuBackend::all_gather_bytes(outcome, kBytesMark).front())) {
+        hosts.push_back(static_cast<std::uint32_t>(word.node));
+        introductions.push_back(std::move(word.text));
         world_ranks.push_back(static_cast<int>(world_ranks.size()));
     }
     layout_ = Layout::of(hosts, static_cast<std::uint32_t>(env_.rank));

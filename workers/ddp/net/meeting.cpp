@@ -7,10 +7,12 @@
 #include <algorithm>
 #include <cstring>
 #include <memory>
+#include <optional>
 
 #include "ddp/types.h"
 #include "env/io/socket.h"
 #include "env/nodes/meeting_point.h"
+#include "env/text.h"
 #include "env/unique_fd.h"
 
 namespace ddp::net {
@@ -60,22 +62,32 @@ std::string key_of(const Appointment& appointment, int first_rank) {
     return fmt::format("net/{}/{}/{}", appointment.generation, appointment.group, first_rank);
 }
 
-std::vector<std::string> gather_nodes(const Board& board, const Appointment& appointment, const std::vector<std::string>& ours) {
+// Whose word is missing is on a node that has not been heard, and the lowest of those speaks for its node.
+std::vector<Word> gather_nodes(const Board& board, const Appointment& appointment, const std::map<int, std::string>& ours) {
     std::vector<std::string> said{std::to_string(appointment.world_size)};
-    said.insert(said.end(), ours.begin(), ours.end());
+    for (const auto& [rank, text] : ours) said.insert(said.end(), {std::to_string(rank), text});
     board.put(key_of(appointment, appointment.rank), pack(said));
-    std::vector<std::string> all;
-    while (static_cast<int>(all.size()) < appointment.world_size) {
-        const int first = static_cast<int>(all.size());
-        const std::vector<std::string> theirs = unpack(wait_for(board, appointment, first));
-        if (theirs.size() < 2 || theirs.front() != said.front() || first + static_cast<int>(theirs.size()) - 1 > appointment.world_size) {
+    std::vector<std::optional<Word>> all(static_cast<std::size_t>(appointment.world_size));
+    for (int node = 0; node < appointment.world_size; ++node) {
+        if (all[static_cast<std::size_t>(node)]) continue;
+        const std::vector<std::string> theirs = unpack(wait_for(board, appointment, node));
+        if (theirs.size() % 2 == 0 || theirs.front() != said.front()) {
             throw MismatchError(fmt::format("rank {} was started with a world of {} ranks, rank {} with {}, of which {} on its node: check "
                                             "WORLD_SIZE and LOCAL_WORLD_SIZE of every worker",
-                                            appointment.rank, appointment.world_size, first, theirs.front(), theirs.size() - 1));
+                                            appointment.rank, appointment.world_size, node, theirs.empty() ? "" : theirs.front(), theirs.size() / 2));
         }
-        all.insert(all.end(), theirs.begin() + 1, theirs.end());
+        for (std::size_t i = 1; i < theirs.size(); i += 2) {
+            const auto rank = static_cast<std::size_t>(ddprun::parse_int(theirs[i]).value_or(-1));
+            if (rank >= all.size() || all[rank])
+                throw MismatchError(fmt::format("rank {} is on the node of rank {} and on another: check RANK and LOCAL_RANK of every worker", theirs[i], node));
+            all[rank] = Word{node, theirs[i + 1]};
+        }
+        if (!all[static_cast<std::size_t>(node)])
+            throw MismatchError(fmt::format("rank {} speaks for a node that it is not on: check RANK and LOCAL_RANK of every worker", node));
     }
-    return all;
+    std::vector<Word> words;
+    for (std::optional<Word>& word : all) words.push_back(*std::move(word));
+    return words;
 }
 
 std::string pack(const std::vector<std::string>& words) {

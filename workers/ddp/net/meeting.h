@@ -2,6 +2,8 @@
 
 #include <chrono>
 #include <cstdint>
+#include <functional>
+#include <map>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -15,7 +17,7 @@
 namespace ddp::net {
 
 struct Appointment {
-    int rank = 0;        ///< of the node's first rank, which speaks for it
+    int rank = 0;        ///< of the node's first rank, which speaks for it: its lowest
     int world_size = 1;
     std::uint64_t generation = 0;
     int group = 0;  ///< the how many-th of this process
@@ -26,9 +28,16 @@ struct Appointment {
 /// "net/<generation>/<group>/<first rank of the node>".
 std::string key_of(const Appointment& appointment, int first_rank);
 
-/// Everyone's words, by rank in the world; ours are those of this node. Throws TimeoutError naming the rank whose node did not
-/// come, MismatchError where nodes disagree about the size of the world.
-std::vector<std::string> gather_nodes(const Board& board, const Appointment& appointment, const std::vector<std::string>& ours);
+/// What a rank says, and its node: the rank that speaks for it.
+struct Word {
+    int node = 0;
+    std::string text;
+};
+
+/// Everyone's words, by rank in the world; `ours` are those of this node's ranks, which need not follow each other. Throws
+/// TimeoutError naming a rank whose node did not come, MismatchError where nodes disagree about the size of the world or a rank
+/// is there twice.
+std::vector<Word> gather_nodes(const Board& board, const Appointment& appointment, const std::map<int, std::string>& ours);
 
 /// Words of any bytes as one, and back. Throws MismatchError where it is none of pack()'s: another release.
 std::string pack(const std::vector<std::string>& words);

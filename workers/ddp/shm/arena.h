@@ -127,8 +127,11 @@ class Arena {
     [[nodiscard]] std::uint32_t ranks() const { return static_cast<std::uint32_t>(members_.size()); }
     [[nodiscard]] std::uint32_t rank() const { return rank_; }
     [[nodiscard]] const std::vector<std::uint32_t>& members() const { return members_; }
-    /// In the world, for messages.
+    /// In the world. Of one that has not joined it is a guess: that the node's ranks follow each other, which a starter may
+    /// do otherwise (mpirun --map-by node).
     [[nodiscard]] int global_rank(std::uint32_t rank) const {
+        const Identity& known = identities_[rank];
+        if (known.joined.load(std::memory_order_acquire) != 0) return static_cast<int>(known.rank);
         return static_cast<int>(segment_->header().first_rank + members_[rank]);
     }
     [[nodiscard]] SegmentMap& segment() const { return *segment_; }
