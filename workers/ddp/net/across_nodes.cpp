@@ -6,6 +6,7 @@
 #include <cstring>
 #include <map>
 #include <optional>
+#include <thread>
 #include <utility>
 
 #include "ddp/net/across_calls.h"
@@ -23,6 +24,8 @@ using ddprun::SegmentOp;
 using ddprun::WorkerEnv;
 
 namespace {
+
+constexpr std::chrono::milliseconds kLastWord{200};  ///< for the reason of a closed connection
 
 /// What a rank says of itself before it has connections.
 struct Introduction {
@@ -235,12 +238,23 @@ void AcrossNodes::wait_for(const Batch::Begun& message) {
             }
         }
     }
-    if (!transfer.failure.empty())
-        throw PeerLostError(fmt::format("{}: the connection to {}: {}", attempt(), name_of(message.peer), transfer.failure));
+    if (!transfer.failure.empty()) lament(message);
     if (message.length != Batch::kAny && transfer.bytes != message.length) {
         mismatch(fmt::format("{}: {} sent {} bytes where {} were expected: it called something else", attempt(), name_of(message.peer),
                              transfer.bytes, message.length));
     }
+}
+
+// Whoever fails closes its connections, and the reason comes by another way: from the launcher, or in a greeting. It tells more
+// than that somebody is gone.
+void AcrossNodes::lament(const Batch::Begun& message) {
+    const auto until = MonotonicClock::now() + kLastWord;
+    for (; MonotonicClock::now() < until; std::this_thread::sleep_for(std::chrono::milliseconds(2))) {
+        throw_if_hopeless(message.peer);
+        link_->look();
+        compare_heard();
+    }
+    throw PeerLostError(fmt::format("{}: the connection to {}: {}", attempt(), name_of(message.peer), message.transfer.failure));
 }
 
 std::string AcrossNodes::attempt() const { return fmt::format("rank {}: {}", env_.rank, to_string(call_)); }

@@ -122,6 +122,7 @@ class AcrossNodes final : public cpu::CpuBackend {
     // Waiting.
     [[nodiscard]] std::uint64_t next_tag(std::vector<std::uint64_t>& counts, std::uint32_t peer) const;
     void wait_for(const Batch::Begun& message);
+    [[noreturn]] void lament(const Batch::Begun& message);
     void throw_if_hopeless(std::uint32_t peer) const;
     [[noreturn]] void mismatch(const std::string& what);
     [[nodiscard]] std::string attempt() const;
