@@ -115,7 +115,10 @@ TEST_F(OnTwoHosts, ANodeThatFindsNobodySaysWhereItLookedAndIsStoppedBySigterm) {
     EXPECT_EQ(alone.out, "");
 
     Program waiting(hosts.command(1, as_step_task(1, ddprun_probe({}, {"say", "started"}))));
-    const auto has_begun = [&] { return run(hosts.command(1, {"sh", "-c", "grep -lx ddprun /proc/[0-9]*/comm"})).status == 0; };
+    // A signal that comes before it is blocked (bit 14 of the mask) ends any process.
+    const auto has_begun = [&] {
+        return run(hosts.command(1, {"sh", "-c", "for p in /proc/[0-9]*; do [ \"$(cat $p/comm)\" = ddprun ] && grep -q '^SigBlk:.*[4-7c-f]...$' $p/status && exit 0; done; exit 1"})).status == 0;
+    };
     while (!has_begun()) {
     }
     run(hosts.command(1, {"sh", "-c", "for p in /proc/[0-9]*; do [ \"$(cat $p/comm)\" = ddprun ] && kill -TERM ${p#/proc/}; done; true"}));
