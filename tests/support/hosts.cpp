@@ -22,6 +22,7 @@
 #include <stdexcept>
 
 #include "tests/support/kept_directories.h"
+#include "tests/support/slow_switch.h"
 
 namespace ddprun::test {
 
@@ -147,6 +148,26 @@ class Hosts::Host {
     pid_t pid_ = -1;
 };
 
+/// A process in the switch's network.
+class Hosts::SlowSwitch {
+  public:
+    SlowSwitch(int network, const std::vector<std::string>& ports) : pid_(::fork()) {
+        if (pid_ < 0) fail_errno("fork the slow switch");
+        if (pid_ > 0) return;
+        ::prctl(PR_SET_PDEATHSIG, SIGKILL);
+        ::_exit(::setns(network, CLONE_NEWNET) == 0 ? be_slow_switch(ports) : 1);
+    }
+    ~SlowSwitch() {
+        ::kill(pid_, SIGKILL);
+        ::waitpid(pid_, nullptr, 0);
+    }
+    SlowSwitch(const SlowSwitch&) = delete;
+    SlowSwitch& operator=(const SlowSwitch&) = delete;
+
+  private:
+    const pid_t pid_;
+};
+
 std::optional<std::string> Hosts::why_not() {
     static const auto tried = []() -> std::optional<std::string> {
         try {
@@ -181,23 +202,28 @@ Hosts::Hosts(int count, Switch made_of) : made_of_(made_of), shared_(kShared), h
     for (int host = 0; host < count; ++host) hosts_.push_back(std::make_unique<Host>(name(host), socket_path(host), hosts_file));
     for (const auto& host : hosts_) host->await_ready();
 
-    const bool is_bridge = made_of_ == Switch::Bridge;
-    std::string ports = is_bridge ? "link add switch type bridge\nlink set switch up\n" : "route add blackhole 10.77.0.0/16\n";
+    const bool is_bridge = made_of_ == Switch::Bridge, is_router = made_of_ == Switch::Router;
+    std::string ports;
+    if (is_bridge) ports = "link add switch type bridge\nlink set switch up\n";
+    if (is_router) ports = "route add blackhole 10.77.0.0/16\n";
+    std::vector<std::string> names;
     for (int host = 0; host < count; ++host) {
         const std::string port = "port" + std::to_string(host);
         ports += "link add " + port + " type veth peer name eth0 netns " + std::to_string(hosts_[static_cast<std::size_t>(host)]->pid()) + "\n";
+        names.push_back(port);
         if (is_bridge) ports += "link set " + port + " master switch\n";
-        else ports += std::string("addr add ") + kRouter + "/32 dev " + port + "\n";
+        if (is_router) ports += std::string("addr add ") + kRouter + "/32 dev " + port + "\n";
         ports += port_up(host);
     }
     ip_in_switch(ports);
-    if (!is_bridge) {
+    if (made_of_ == Switch::Slow) slow_ = std::make_unique<SlowSwitch>(switch_.get(), names);
+    if (is_router) {
         run_or_fail({"nsenter", "--net=/proc/" + std::to_string(::getpid()) + "/fd/" + std::to_string(switch_.get()), "sh", "-c",
                      "echo 1 >/proc/sys/net/ipv4/ip_forward"}, "");
     }
     for (int host = 0; host < count; ++host) {
         std::string cable = "link set lo up\nlink set eth0 addrgenmode none\nlink set eth0 up\n";
-        if (is_bridge) cable += "addr add " + address(host) + "/16 dev eth0\n";
+        if (!is_router) cable += "addr add " + address(host) + "/16 dev eth0\n";
         else cable += "addr add " + address(host) + "/32 dev eth0\nroute add " + kRouter + "/32 dev eth0 src " + address(host) +
                       "\nroute add 10.77.0.0/16 via " + kRouter + " src " + address(host) + "\n";
         run_or_fail(command(host, {"ip", "-batch", "-"}), cable);

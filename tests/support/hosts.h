@@ -22,8 +22,9 @@ class Hosts {
     /// Why this machine cannot have hosts; nothing where it can.
     static std::optional<std::string> why_not();
 
-    /// A kernel without bridges takes Router: a cut cable is the same silence.
-    enum class Switch { Bridge, Router };
+    /// A kernel without bridges takes Router: a cut cable is the same silence. Slow delays each frame on its own, so that they
+    /// overtake each other (tests/support/slow_switch.h).
+    enum class Switch { Bridge, Router, Slow };
     explicit Hosts(int count, Switch made_of = Switch::Bridge);
     ~Hosts();
     Hosts(const Hosts&) = delete;
@@ -54,6 +55,7 @@ class Hosts {
   private:
     class Mount;
     class Host;
+    class SlowSwitch;
     void ip_in_switch(const std::string& commands) const;
     [[nodiscard]] std::string port_up(int host) const;
 
@@ -62,6 +64,7 @@ class Hosts {
     std::vector<std::unique_ptr<Mount>> mounts_;
     UniqueFd switch_;
     std::vector<std::unique_ptr<Host>> hosts_;
+    std::unique_ptr<SlowSwitch> slow_;
 };
 
 }  // namespace ddprun::test

@@ -21,7 +21,7 @@ class Outages : public ::testing::Test {
   protected:
     void SetUp() override {
         if (const auto reason = Hosts::why_not()) GTEST_SKIP() << *reason;
-        hosts_ = std::make_unique<Hosts>(2);
+        hosts_ = std::make_unique<Hosts>(2, switch_);
     }
     /// A ddprun on each host, with two workers each.
     void start(std::vector<std::string> options, std::vector<std::string> acts) {
@@ -52,6 +52,7 @@ class Outages : public ::testing::Test {
         }
     }
 
+    Hosts::Switch switch_ = Hosts::Switch::Bridge;
     const std::string marker_ = "PROBE_JOB=" + unique_name("outage");
     std::unique_ptr<Hosts> hosts_;
     std::vector<std::unique_ptr<Program>> nodes_;
@@ -109,6 +110,18 @@ TEST_F(Outages, WhatIsLostInOneDirectionAloneIsALossForBoth) {
         EXPECT_TRUE(all_gone(marker_));
         run(hosts_->command(speaker, {"ip", "neighbour", "del", Hosts::address(1 - speaker), "dev", "eth0"}));
     }
+}
+
+class SlowNetwork : public Outages {
+  protected:
+    SlowNetwork() { switch_ = Hosts::Switch::Slow; }
+};
+
+TEST_F(SlowNetwork, DelayAndFramesThatOvertakeEachOtherCostNothing) {
+    start({}, {"say", "up", "await", file("go on"), "say", "over"});
+    let_pass(4s);  // longer than the time-out
+    go_on();
+    expect_undisturbed();
 }
 
 TEST_F(Outages, ANodeThatComesBackTooLateIsToldSo) {

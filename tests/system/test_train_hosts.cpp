@@ -74,6 +74,22 @@ TEST_F(TrainHosts, TwoThreeAndFiveHostsOfDifferentSizesTrainOneModel) {
     }
 }
 
+TEST_F(TrainHosts, DelayAndFramesThatOvertakeEachOtherChangeNoBit) {
+    std::vector<std::string> bits;
+    for (const Hosts::Switch made_of : {Hosts::Switch::Bridge, Hosts::Switch::Slow}) {
+        hosts_.reset();
+        hosts_ = std::make_unique<Hosts>(2, made_of);
+        start(2, {"--epochs", "1", "--batch-size", "128"});
+        const Outcome other = node(1).wait(), head = node(0).wait();
+        ASSERT_EQ(other.status, 0) << other.err;
+        ASSERT_EQ(head.status, 0) << head.err;
+        const std::size_t at = head.out.find("sha256 ");
+        ASSERT_NE(at, std::string::npos) << head.out;
+        bits.push_back(head.out.substr(at, 64));
+    }
+    EXPECT_EQ(bits[0], bits[1]);
+}
+
 TEST_F(TrainHosts, AKilledRankEndsTheWorkersOfBothHosts) {
     start_endless();
     signal_rank(1, 2, "KILL");
