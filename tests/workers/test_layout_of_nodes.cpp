@@ -41,4 +41,10 @@ TEST(RoundsBetweenNodes, SaveBytesOnlyWhereThereAreManyAndMoreThanTwoNodes) {
     EXPECT_EQ(choose_rounds(1 << 20, 3), Rounds::Scattered);
 }
 
+TEST(SpokenBytes, AreFewerTheMoreNodesThereAreToSayThemTo) {
+    EXPECT_EQ(spoken_bytes(2), 65536U);
+    EXPECT_EQ(spoken_bytes(3), 32768U);
+    EXPECT_EQ(spoken_bytes(1000), kInlineBytes);
+}
+
 }  // namespace

@@ -91,7 +91,7 @@ void AcrossNodes::all_reduce(Buffer buffer, ReduceOp op) {
 }
 
 void AcrossNodes::all_reduce_now(const Buffer& buffer, ReduceOp op) {
-    if (buffer.bytes() <= kInlineBytes) return reduce_by_speakers(buffer, op);
+    if (buffer.bytes() <= spoken_bytes(layout_.nodes.size())) return reduce_by_speakers(buffer, op);
     reduce_by_lanes(buffer, op);
 }
 

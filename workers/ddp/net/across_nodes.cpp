@@ -158,7 +158,7 @@ void AcrossNodes::settle(const std::vector<std::string>& introductions, const st
     link_->connect(addresses);
     sent_.resize(peers_.size());
     received_.resize(peers_.size());
-    words_.assign(layout_.nodes.size(), std::vector<std::byte>(sizeof(Call) + kInlineBytes));
+    if (speaks()) words_.assign(layout_.nodes.size(), std::vector<std::byte>(sizeof(Call) + spoken_bytes(layout_.nodes.size())));
 }
 
 std::string AcrossNodes::describe() const {

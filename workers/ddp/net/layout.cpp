@@ -7,6 +7,7 @@ namespace ddp::net {
 
 namespace {
 
+constexpr std::size_t kSpokenInAll = 64 * 1024;  // by a node, to all others together
 constexpr std::size_t kScatterFrom = 64 * 1024;  // below, a second round costs more than the bytes that it saves
 
 std::uint32_t from_root(std::uint32_t node, std::uint32_t root, std::uint32_t n) { return (node + n - root) % n; }
@@ -45,6 +46,8 @@ std::vector<std::uint32_t> children_in_tree(std::uint32_t node, std::uint32_t ro
     std::reverse(children.begin(), children.end());
     return children;
 }
+
+std::size_t spoken_bytes(std::size_t nodes) { return std::max(kInlineBytes, kSpokenInAll / std::max<std::size_t>(nodes - 1, 1)); }
 
 Rounds choose_rounds(std::size_t bytes, std::size_t nodes) {
     return nodes <= 2 || bytes < kScatterFrom ? Rounds::AllToAll : Rounds::Scattered;

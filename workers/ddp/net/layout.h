@@ -39,8 +39,11 @@ std::vector<std::uint32_t> children_in_tree(std::uint32_t node, std::uint32_t ro
 enum class Rounds : std::uint8_t { AllToAll, Scattered };
 Rounds choose_rounds(std::size_t bytes, std::size_t nodes);
 
-/// Up to here a message between nodes carries all of an all-reduce, and one rank of a node speaks for it.
+/// Up to here the first words of a call, or of a message, carry all of it.
 inline constexpr std::size_t kInlineBytes = 8 * 1024;
+/// Up to here one rank of a node sums for it, and all of an all-reduce goes with the words that it says to the others: one
+/// message to each is faster than several lanes, unless there are many nodes to send the same to.
+std::size_t spoken_bytes(std::size_t nodes);
 /// What a lane sums and sends at a time: the next is summed while this one is on its way.
 inline constexpr std::size_t kLanePieceBytes = 512 * 1024;
 
