@@ -59,6 +59,17 @@ TEST_F(OverMpi, EveryCollectiveIsRightForEveryTypeAndOperation) {
     }
 }
 
+TEST_F(OverMpi, EveryCollectiveIsRightOverTwoHosts) {
+    if (const auto reason = Hosts::why_not()) GTEST_SKIP() << *reason;
+    const Hosts hosts(2);
+    std::vector<std::string> ranks = {"env", "OMPI_MCA_mpi_yield_when_idle=1"};
+    for (const std::string& variable : with_module().environment) ranks.push_back(variable);
+    ranks.push_back(path_of("MPI_RANKS"));
+    const Outcome outcome = run(open_mpi_on(hosts, 2, ranks));
+    EXPECT_EQ(outcome.status, 0) << outcome.err;
+    EXPECT_THAT(outcome.out, AllOf(HasSubstr("4 ranks, mpi (Open MPI v"), HasSubstr("): all is well\n")));
+}
+
 TEST_F(OverMpi, ARankThatDoesNotComeIsATimeOutForAllOthersAndTheJobEnds) {
     const Outcome outcome = run(open_mpi(3, {path_of("MPI_RANKS"), "alone"}), with_module());
     EXPECT_EQ(outcome.status, 1);

@@ -84,7 +84,13 @@ Status meet_in_store(StoreClient& store, const Placement& placement, TimePoint d
     return store.barrier("meeting", size, deadline);
 }
 
-Result<RankMeeting> meet_by(const ExchangeChoice& choice, const Placement& told, const EnvironmentLookup& lookup, std::unique_ptr<StoreHost>& kept) {
+/// What stays until the process ends.
+struct Kept {
+    std::unique_ptr<StoreHost> store;  ///< the others need rank 0's for as long as there is a rank 0
+    std::unique_ptr<Exchange> exchange;  ///< of PMIx: whoever ends it cannot begin another, nor can MPI_Init after that
+};
+
+Result<RankMeeting> meet_by(const ExchangeChoice& choice, const Placement& told, const EnvironmentLookup& lookup, Kept& kept) {
     const Result<TimePoint> deadline = deadline_in(lookup);
     if (!deadline) return deadline.error();
     std::optional<MeetingPoint> mine;
@@ -92,17 +98,18 @@ Result<RankMeeting> meet_by(const ExchangeChoice& choice, const Placement& told,
         Result<Hosting> hosting = host_store(told, lookup);
         if (!hosting) return hosting.error();
         mine = hosting->point;
-        kept = std::move(hosting->store);
+        kept.store = std::move(hosting->store);
     }
-    Result<std::unique_ptr<Exchange>> exchange = open_exchange(choice, told, lookup, *deadline);
-    if (!exchange) return exchange.error();
-    Result<ddprun::Gathered> gathered = ddprun::gather(**exchange, told, mine, ddprun::WhoIsWhere::Needed);
+    Result<std::unique_ptr<Exchange>> opened = open_exchange(choice, told, lookup, *deadline);
+    if (!opened) return opened.error();
+    std::unique_ptr<Exchange> exchange = *std::move(opened);
+    Result<ddprun::Gathered> gathered = ddprun::gather(*exchange, told, mine, ddprun::WhoIsWhere::Needed);
     if (!gathered) return gathered.error();
     MeetingPoint point = gathered->meeting;
     if (mine) point.addresses = {"127.0.0.1"};  // its own way
     ddprun::rdzv::ClientOptions options;
     options.name = fmt::format("rank {} on {}", told.rank.value_or(0), ddprun::host_name());
-    Result<ddprun::rdzv::Reached> reached = ddprun::rdzv::reach(**exchange, point, options, *deadline);
+    Result<ddprun::rdzv::Reached> reached = ddprun::rdzv::reach(*exchange, point, options, *deadline);
     if (!reached) return reached.error().with(fmt::format("rank 0's store (told by {})", choice.why));
     if (const Status met = meet_in_store(*reached->client, gathered->placement, *deadline); !met) return met.error();
     const Endpoint where{mine ? mine->addresses.front() : reached->endpoint.host, point.port};
@@ -112,10 +119,11 @@ Result<RankMeeting> meet_by(const ExchangeChoice& choice, const Placement& told,
                          {"TORCHELASTIC_RUN_ID", point.job},
                          {"MASTER_ADDR", where.host},
                          {"MASTER_PORT", fmt::format("{}", where.port)}};
+    if (choice.kind == ExchangeChoice::Kind::Pmix) kept.exchange = std::move(exchange);
     return meeting;
 }
 
-Result<RankMeeting> meet_once(const LauncherChoice& launcher, const EnvironmentLookup& lookup, std::unique_ptr<StoreHost>& kept) {
+Result<RankMeeting> meet_once(const LauncherChoice& launcher, const EnvironmentLookup& lookup, Kept& kept) {
     const Result<ExchangeChoice> offered = choose_exchange(launcher, lookup);
     if (!offered) return offered.error();
     std::error_code failed;
@@ -137,12 +145,12 @@ bool must_meet(const Placement& placement) {
 }
 
 Result<RankMeeting> meet_ranks(const LauncherChoice& launcher, const EnvironmentLookup& lookup) {
-    // The process's: its launcher speaks with it once, and the others need rank 0's store for as long as there is a rank 0.
+    // The process's: its launcher speaks with it once.
     static std::mutex mutex;
-    static std::unique_ptr<StoreHost> store;
+    static Kept kept;
     static std::optional<Result<RankMeeting>> met;
     const std::lock_guard lock(mutex);
-    if (!met) met.emplace(meet_once(launcher, lookup, store));
+    if (!met) met.emplace(meet_once(launcher, lookup, kept));
     return *met;
 }
 
