@@ -62,6 +62,14 @@ std::string name_and_text(const Family& message) {
     return std::string(message_name(message)) + (notice != nullptr ? " " + notice->text : "");
 }
 
+/// For servers of which only the store matters.
+struct SilentHandler final : ServerHandler {
+    void on_agent_joined(AgentId, const AgentHello&) override {}
+    void on_agent_message(AgentId, const FromAgent&) override {}
+    void on_agent_lost(AgentId, const Error&) override {}
+    void on_log(const std::string&) override {}
+};
+
 /// A server on loopback whose handler writes everything it hears into `events`:
 /// "joined HOST", "message NAME", "lost WHY", "log LINE", "detail LINE".
 class RunningServer : private ServerHandler {

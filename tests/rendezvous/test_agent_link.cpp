@@ -42,12 +42,7 @@ TEST(AgentLink, WaitsForAControllerThatStartsLaterAndSaysSo) {
     EXPECT_TRUE(link.events.saw("log waiting for the controller at " + to_string(later) +
                                 ": connect: Connection refused"));
     LoopThread thread;
-    struct Silent final : ServerHandler {
-        void on_agent_joined(AgentId, const AgentHello&) override {}
-        void on_agent_message(AgentId, const FromAgent&) override {}
-        void on_agent_lost(AgentId, const Error&) override {}
-        void on_log(const std::string&) override {}
-    } handler;
+    SilentHandler handler;
     std::unique_ptr<Server> server;
     thread.run([&] {
         ServerOptions options;

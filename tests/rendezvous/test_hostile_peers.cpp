@@ -256,12 +256,7 @@ TEST(HostilePeer, TooManyConnectionsAreRefused) {
 
 TEST(Server, RefusesToRunWithoutAToken) {
     LoopThread thread;
-    struct Silent final : ServerHandler {
-        void on_agent_joined(AgentId, const AgentHello&) override {}
-        void on_agent_message(AgentId, const FromAgent&) override {}
-        void on_agent_lost(AgentId, const Error&) override {}
-        void on_log(const std::string&) override {}
-    } handler;
+    SilentHandler handler;
     thread.run([&] {
         ServerOptions options;
         options.where = {"127.0.0.1", 0};

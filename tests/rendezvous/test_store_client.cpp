@@ -197,12 +197,7 @@ TEST(StoreClient, WaitsForAServerThatStartsLater) {
         EXPECT_TRUE(client) << client.error().what;
     });
     LoopThread thread;
-    struct Silent final : ServerHandler {
-        void on_agent_joined(AgentId, const AgentHello&) override {}
-        void on_agent_message(AgentId, const FromAgent&) override {}
-        void on_agent_lost(AgentId, const Error&) override {}
-        void on_log(const std::string&) override {}
-    } handler;
+    SilentHandler handler;
     std::unique_ptr<Server> server;
     thread.run([&] {
         ServerOptions options;

@@ -6,7 +6,7 @@ namespace ddp::testing {
 
 /// A group that has nothing of its own: the calls that every backend must have go to another, of the rest it
 /// has what ProcessGroup makes of those.
-class BareGroup final : public ProcessGroup {
+class BareGroup : public ProcessGroup {
   public:
     explicit BareGroup(ProcessGroup& other) : other_(other) {
         take_seat({.rank = other.rank(),
@@ -22,7 +22,7 @@ class BareGroup final : public ProcessGroup {
     Work barrier() override { return other_.barrier(); }
     std::span<std::byte> allocate_shared(std::size_t bytes) override { return other_.allocate_shared(bytes); }
 
-  private:
+  protected:
     Work do_all_reduce(Buffer buffer, ReduceOp op) override { return other_.all_reduce(buffer, op); }
     Work do_broadcast(Buffer buffer, int root) override { return other_.broadcast(buffer, root); }
     Work do_all_gather(Buffer output, Buffer input) override { return other_.all_gather(output, input); }
@@ -44,6 +44,9 @@ class BareGroup final : public ProcessGroup {
     }
     std::unique_ptr<ProcessGroup> do_split(const Part&) override { return nullptr; }
 
+    [[nodiscard]] ProcessGroup& other() const { return other_; }
+
+  private:
     ProcessGroup& other_;
 };
 

@@ -139,15 +139,6 @@ std::vector<std::exception_ptr> failures_of(int ranks, const std::function<void(
     return failures;
 }
 
-std::string message_of(const std::exception_ptr& failure) {
-    try {
-        if (failure) std::rethrow_exception(failure);
-    } catch (const std::exception& error) {
-        return error.what();
-    }
-    return "";
-}
-
 void wait_until_started(const ddprun::RankLine& line, std::uint64_t seq) {
     const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(10);
     while (line.started_seq.load() < seq && std::chrono::steady_clock::now() < deadline)

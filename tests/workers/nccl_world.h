@@ -9,6 +9,7 @@
 
 #include "ddp/nccl/join.h"
 #include "ddp/worker/work.h"
+#include "tests/workers/failures.h"
 
 /// Ranks as threads over the fake NCCL.
 namespace ddp::testing {
@@ -56,18 +57,4 @@ void wait_until_started(const ddprun::RankLine& line, std::uint64_t seq);
 /// Every rank's exception, by rank; null for none.
 std::vector<std::exception_ptr> failures_of(int ranks, const std::function<void(NcclRank&)>& fn,
                                             const NcclWorldOptions& options = {});
-/// "" for none.
-std::string message_of(const std::exception_ptr& failure);
-
-template <class Exception>
-bool is(const std::exception_ptr& failure) {
-    try {
-        if (failure) std::rethrow_exception(failure);
-    } catch (const Exception&) {
-        return true;
-    } catch (...) {
-    }
-    return false;
-}
-
 }  // namespace ddp::testing

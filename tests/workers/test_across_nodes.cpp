@@ -4,12 +4,15 @@
 #include <cstring>
 #include <numeric>
 
+#include "failures.h"
 #include "reference_reduction.h"
 #include "several_nodes.h"
 
 namespace {
 
 using namespace ddp;
+using ddp::testing::is;
+using ddp::testing::message_of;
 using ddp::testing::SeveralNodes;
 using reference::Bytes;
 using ::testing::AllOf;
@@ -317,25 +320,6 @@ TEST(AcrossNodes, SplitsCrossNodesOrStayOnOneOrTakeOneRankOfEach) {
     });
 }
 
-std::string what(const std::exception_ptr& failure) {
-    if (!failure) return "";
-    try {
-        std::rethrow_exception(failure);
-    } catch (const Error& error) {
-        return error.what();
-    }
-}
-template <class Exception>
-bool is(const std::exception_ptr& failure) {
-    try {
-        if (failure) std::rethrow_exception(failure);
-    } catch (const Exception&) {
-        return true;
-    } catch (...) {
-    }
-    return false;
-}
-
 TEST(AcrossNodesFailure, DifferentCallsOnTwoNodesAreAMismatchForEveryRank) {
     for (const std::size_t count : {std::size_t{4}, std::size_t{100'000}}) {
         SeveralNodes world({2, 2});
@@ -345,8 +329,8 @@ TEST(AcrossNodesFailure, DifferentCallsOnTwoNodesAreAMismatchForEveryRank) {
             else group.broadcast(buffer_of(std::span<float>(values)), 2).wait();
         });
         for (const auto& failure : failures) {
-            EXPECT_TRUE(is<MismatchError>(failure)) << what(failure);
-            EXPECT_THAT(what(failure), AllOf(HasSubstr("called all_reduce"), HasSubstr("called broadcast")));
+            EXPECT_TRUE(is<MismatchError>(failure)) << message_of(failure);
+            EXPECT_THAT(message_of(failure), AllOf(HasSubstr("called all_reduce"), HasSubstr("called broadcast")));
         }
     }
 }
@@ -359,8 +343,8 @@ TEST(AcrossNodesFailure, ARankThatDoesNotComeIsNamedByTheTimeOut) {
         if (group.rank() < 2) group.all_reduce(buffer_of(std::span<float>(values))).wait();
         else std::this_thread::sleep_for(std::chrono::milliseconds(1500));
     });
-    EXPECT_TRUE(is<TimeoutError>(failures[0])) << what(failures[0]);
-    EXPECT_THAT(what(failures[0]), HasSubstr("nothing came from rank 2 on "));
+    EXPECT_TRUE(is<TimeoutError>(failures[0])) << message_of(failures[0]);
+    EXPECT_THAT(message_of(failures[0]), HasSubstr("nothing came from rank 2 on "));
 }
 
 TEST(AcrossNodesFailure, AnEndedGenerationEndsTheWaitForAnotherNode) {
@@ -371,7 +355,7 @@ TEST(AcrossNodesFailure, AnEndedGenerationEndsTheWaitForAnotherNode) {
         if (group.rank() == 2) return world.end_generation(2);
         group.all_reduce(buffer_of(std::span<float>(values))).wait();
     });
-    for (const int rank : {0, 1}) EXPECT_THAT(what(failures[static_cast<std::size_t>(rank)]), HasSubstr("rank 2 was lost"));
+    for (const int rank : {0, 1}) EXPECT_THAT(message_of(failures[static_cast<std::size_t>(rank)]), HasSubstr("rank 2 was lost"));
     EXPECT_TRUE(is<PeerLostError>(failures[0]));
 }
 

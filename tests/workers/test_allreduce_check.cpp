@@ -5,24 +5,17 @@
 
 #include "check/measure.h"
 #include "ddp/testing.h"
+#include "tests/workers/failures.h"
 
 namespace check {
 namespace {
 
 using ddp::testing::failures_of_ranks;
+using ddp::testing::message_of;
 using ddp::testing::run_ranks;
 using ::testing::HasSubstr;
 
 constexpr std::size_t kBytes = 4096;
-
-std::string message_of(const std::exception_ptr& failure) {
-    try {
-        if (failure) std::rethrow_exception(failure);
-    } catch (const std::exception& error) {
-        return error.what();
-    }
-    return "";
-}
 
 TEST(AllreduceCheck, TakesRightSumsAndMeasures) {
     run_ranks(3, [](ddp::ProcessGroup& group) {

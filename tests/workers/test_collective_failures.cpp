@@ -9,6 +9,7 @@
 #include "ddp/testing.h"
 #include "ddp/worker/segment_map.h"
 #include "env/clock.h"
+#include "tests/workers/failures.h"
 #include "tests/workers/forked_ranks.h"
 
 namespace {
@@ -17,32 +18,14 @@ using namespace ddp;
 using ddp::testing::environment_of;
 using ddp::testing::failures_of_ranks;
 using ddp::testing::ForkedRanks;
+using ddp::testing::is;
 using ddp::testing::kRight;
+using ddp::testing::message_of;
 using ddp::testing::Pipe;
 using std::chrono::milliseconds;
 using std::chrono::seconds;
 using ::testing::AssertionFailure;
 using ::testing::AssertionSuccess;
-
-std::string message_of(const std::exception_ptr& failure) {
-    try {
-        if (failure) std::rethrow_exception(failure);
-    } catch (const std::exception& error) {
-        return error.what();
-    }
-    return "";
-}
-
-template <class Exception>
-bool is(const std::exception_ptr& failure) {
-    try {
-        if (failure) std::rethrow_exception(failure);
-    } catch (const Exception&) {
-        return true;
-    } catch (...) {
-    }
-    return false;
-}
 
 ::testing::AssertionResult says(const std::string& message, std::initializer_list<const char*> parts) {
     for (const char* part : parts) {

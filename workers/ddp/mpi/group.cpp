@@ -291,7 +291,7 @@ class Group final : public ProcessGroup {
         }
         operation.out = result.data;
         operation.dtype = result.dtype;
-        operation.op = op == ReduceOp::Avg ? ReduceOp::Sum : op;
+        operation.op = without_division(op);
         move(call, {operation});
         const bool is_mine = operation.kind != Kind::Reduce || operation.peer == rank();
         if (!is_mine) return;

@@ -9,18 +9,12 @@ using cpu::Pieces;
 using cpu::ReduceFunction;
 using ddprun::SegmentOp;
 
-namespace {
-
-/// The sum comes first, and is divided once by all.
-ReduceOp without_division(ReduceOp op) { return op == ReduceOp::Avg ? ReduceOp::Sum : op; }
-
-}  // namespace
-
 /// Begun, it lets the others' pieces come; finished, ours holds what all have.
 class AcrossNodes::Exchange {
   public:
-    Exchange(AcrossNodes& owner, DType type, ReduceOp op)
-        : owner_(owner), type_(type), op_(op), combine_(owner.reduction(type, without_division(op))), batch_(owner) {}
+    /// `scratch` is the owner's, from one call to the next.
+    Exchange(AcrossNodes& owner, DType type, ReduceOp op, std::vector<std::byte>& scratch)
+        : owner_(owner), type_(type), op_(op), combine_(owner.reduction(type, without_division(op))), scratch_(scratch), batch_(owner) {}
 
     void begin(std::span<std::byte> piece) {
         piece_ = piece;
@@ -28,7 +22,7 @@ class AcrossNodes::Exchange {
         rounds_ = choose_rounds(piece.size(), nodes());
         parts_ = rounds_ == Rounds::Scattered ? Pieces::cut(0, piece.size(), nodes()) : Pieces{0, piece.size(), piece.size()};
         const std::span<std::byte> own = part_of(owner_.layout_.node());
-        scratch_.resize(own.size() * nodes());
+        if (scratch_.size() < own.size() * nodes()) scratch_.resize(own.size() * nodes());
         for_each_other([&](std::uint32_t node, std::uint32_t peer) { batch_.receive(peer, came_from(node)); });
         for_each_other([&](std::uint32_t node, std::uint32_t peer) { batch_.send(peer, part_of(node)); });
     }
@@ -78,8 +72,8 @@ class AcrossNodes::Exchange {
     std::span<std::byte> piece_;
     Rounds rounds_ = Rounds::AllToAll;
     Pieces parts_{};
-    std::vector<std::byte> scratch_;  ///< a part from each node
-    Batch batch_;                     ///< last: it ends before what it uses
+    std::vector<std::byte>& scratch_;  ///< a part from each node
+    Batch batch_;
 };
 
 void AcrossNodes::finish_average(const Buffer& buffer, ReduceOp op) const {
@@ -136,7 +130,7 @@ void AcrossNodes::reduce_by_lanes(const Buffer& buffer, ReduceOp op) {
     if (speaks()) greet();
 
     const bool staged = !in_place && size_ > 1;
-    Exchange even(*this, buffer.dtype, op), odd(*this, buffer.dtype, op);
+    Exchange even(*this, buffer.dtype, op, scratch_[0]), odd(*this, buffer.dtype, op, scratch_[1]);
     Exchange *current = &even, *before = &odd;
     Pieces previous{}, oldest{};
     const auto pass_on = [&](const Exchange& exchange) {

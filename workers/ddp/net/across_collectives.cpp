@@ -113,7 +113,7 @@ void AcrossNodes::reduce_scatter_v(Buffer output, Buffer input, const Counts& co
 /// Every slice is summed over the node by the one who sends it to its rank, which sums what comes from the nodes.
 void AcrossNodes::reduce_slices(const Buffer& output, const Buffer& input, const Slices& slices, ReduceOp op) {
     open();
-    const cpu::ReduceFunction combine = reduction(input.dtype, op == ReduceOp::Avg ? ReduceOp::Sum : op);
+    const cpu::ReduceFunction combine = reduction(input.dtype, without_division(op));
     const std::size_t own_length = slices.length(layout_.rank);
     std::vector<std::vector<std::byte>> sums(layout_.size()), came(layout_.nodes.size());
     std::vector<std::byte> mine(own_length);  // `output` may be a part of `input`

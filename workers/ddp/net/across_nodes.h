@@ -1,5 +1,6 @@
 #pragma once
 
+#include <array>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
@@ -160,6 +161,7 @@ class AcrossNodes final : public cpu::CpuBackend {
     std::int64_t began_ns_ = 0;
     cpu::Attention attention_;
     std::vector<std::vector<std::byte>> words_;  ///< by node: a Call, and some bytes
+    std::array<std::vector<std::byte>, 2> scratch_;  ///< of the exchanges of an all-reduce, at most two at a time
     std::unique_ptr<Batch> greetings_;
     std::vector<bool> compared_;  ///< by node
 };

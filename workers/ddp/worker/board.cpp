@@ -7,8 +7,6 @@
 
 namespace ddp {
 
-
-
 Board store_board(const ddprun::WorkerEnv& env, ddprun::TimePoint deadline, std::string_view attempt) {
     const std::shared_ptr<ddprun::rdzv::StoreClient> client = connect_to_job_store(env, deadline);
     const auto fail = [rank = env.rank, doing = std::string(attempt)](const ddprun::Error& error) { throw_store_error(rank, doing, error); };

@@ -39,6 +39,9 @@ inline Call call_of(ddprun::SegmentOp operation, const Buffer& buffer, ReduceOp 
             .op = op};
 }
 
+/// Where a sum is made in several places and divided in one.
+constexpr ReduceOp without_division(ReduceOp op) { return op == ReduceOp::Avg ? ReduceOp::Sum : op; }
+
 /// "all_reduce #812 (6553600 float32, 25 MiB, sum)".
 std::string to_string(const Call& call);
 /// "rank 3 called broadcast #7 (...), rank 0 called all_reduce #7 (...)".

@@ -1,0 +1,30 @@
+#pragma once
+
+#include <exception>
+#include <string>
+
+/// What ranks have thrown, as failures_of_ranks and its like tell it.
+namespace ddp::testing {
+
+/// "" for none.
+inline std::string message_of(const std::exception_ptr& failure) {
+    try {
+        if (failure) std::rethrow_exception(failure);
+    } catch (const std::exception& error) {
+        return error.what();
+    }
+    return "";
+}
+
+template <class Exception>
+bool is(const std::exception_ptr& failure) {
+    try {
+        if (failure) std::rethrow_exception(failure);
+    } catch (const Exception&) {
+        return true;
+    } catch (...) {
+    }
+    return false;
+}
+
+}  // namespace ddp::testing
