@@ -43,6 +43,33 @@ std::string difference(const MembershipSpec& job, const Joiner& joiner) {
     return rows.size() == 1 ? "" : render(rows);
 }
 
+/// Takes the run of digits at the front; returned without leading zeros.
+std::string_view take_digits(std::string_view& text) {
+    const std::size_t end = std::min(text.find_first_not_of("0123456789"), text.size());
+    std::string_view digits = text.substr(0, end);
+    text.remove_prefix(end);
+    digits.remove_prefix(std::min(digits.find_first_not_of('0'), digits.size()));
+    return digits;
+}
+
+/// Hosts as people count them, numbers as numbers: "node2" < "node10".
+bool comes_before(std::string_view a, std::string_view b) {
+    const auto is_digit = [](char c) { return c >= '0' && c <= '9'; };
+    const std::string_view whole_a = a, whole_b = b;
+    while (!a.empty() && !b.empty()) {
+        if (is_digit(a.front()) && is_digit(b.front())) {
+            const std::string_view one = take_digits(a), other = take_digits(b);
+            if (one.size() != other.size()) return one.size() < other.size();
+            if (one != other) return one < other;
+        } else {
+            if (a.front() != b.front()) return a.front() < b.front();
+            a.remove_prefix(1);
+            b.remove_prefix(1);
+        }
+    }
+    return a.empty() && b.empty() ? whole_a < whole_b : a.empty();
+}
+
 }  // namespace
 
 /// Both ask for the same node rank, and mean it.
@@ -167,8 +194,9 @@ TimePoint Membership::next_change(TimePoint now) const {
 }
 
 /// Who has a place keeps it. Then those who have asked for one that is free, those who come back to theirs, and the
-/// others, each kind by arrival.
+/// others, each kind by arrival; but the others of the first world by their hosts, as that is the same in every run.
 std::vector<Membership::Member> Membership::settle() {
+    const bool is_first_world = settled_ == 0 && holes_.empty();
     std::map<int, Entry*> by_place;
     const auto seat = [&](Entry& entry, std::optional<int> place) {
         if (!place || *place >= spec_.max_nodes || !by_place.emplace(*place, &entry).second) return;
@@ -186,11 +214,18 @@ std::vector<Membership::Member> Membership::settle() {
     }
     seat_those_who_wait([](const Entry& entry) { return entry.member.joiner.node_rank; });
     seat_those_who_wait([](const Entry& entry) { return entry.place; });
+    std::vector<Entry*> others;
+    for (auto& [arrival, entry] : members_) {
+        if (!entry.settled) others.push_back(&entry);
+    }
+    if (is_first_world) {
+        std::stable_sort(others.begin(), others.end(), [](const Entry* a, const Entry* b) { return comes_before(a->member.joiner.host, b->member.joiner.host); });
+    }
     int next = 0;
-    seat_those_who_wait([&](const Entry&) {
+    for (Entry* entry : others) {
         while (by_place.contains(next)) ++next;
-        return std::optional(next);
-    });
+        seat(*entry, next);
+    }
     std::vector<Member> world;
     for (const auto& [place, entry] : by_place) world.push_back(entry->member);
     settled_ = static_cast<int>(world.size());

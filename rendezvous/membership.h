@@ -52,9 +52,12 @@ struct Verdict {
 
 /// Which nodes form the next generation, and in which order. Pure.
 ///
-/// Places stick: a node keeps its place from one generation to the next, whoever else comes. That of a node which has
-/// gone is taken by the agent that comes back from the same host, else by who waits. Group ranks number the places that
-/// are taken, in their order: where one stays empty (fewer than max_nodes), the nodes behind it move up, and back when
+/// In the first world the nodes that ask for no place stand in the order of their host names (numbers as numbers, those of one
+/// host by arrival), whoever comes first: ranks are the same in every run. The head asks for the first place.
+///
+/// From then on places stick: a node keeps its place from one generation to the next, whoever else comes. That of a node
+/// which has gone is taken by the agent that comes back from the same host, else by who waits. Group ranks number the places
+/// that are taken, in their order: where one stays empty (fewer than max_nodes), the nodes behind it move up, and back when
 /// it is taken again. Who asks for a place that is taken, or beyond max_nodes, waits as any spare.
 ///
 /// join, leave and decide take the same time however many nodes there are (but for places of lost nodes): all of a

@@ -49,13 +49,39 @@ TEST(Membership, FailsAfterTheJoinTimeoutNamingTheMissingNodeRanks) {
     EXPECT_EQ(verdict.why, "2 of 4 nodes joined within 10 min; missing: node rank 1, 3");
 }
 
-TEST(Membership, OrdersByNodeRankAndElseByArrival) {
-    Membership job(fixed(4), t0);
-    ASSERT_TRUE(job.join(11, node("x"), t0));
-    ASSERT_TRUE(job.join(12, node("head", 0), t0));
-    ASSERT_TRUE(job.join(13, node("y"), t0));
-    ASSERT_TRUE(job.join(14, node("z", 2), t0));
-    EXPECT_EQ(agents(job.settle()), (std::vector<AgentId>{12, 11, 14, 13}));
+TEST(Membership, OrdersTheFirstWorldByNodeRankAndElseByHostWhoeverComesFirst) {
+    for (const bool y_is_first : {false, true}) {
+        Membership job(fixed(4), t0);
+        for (const AgentId id : y_is_first ? std::vector<AgentId>{13, 11} : std::vector<AgentId>{11, 13}) ASSERT_TRUE(job.join(id, node(id == 11 ? "x" : "y"), t0));
+        ASSERT_TRUE(job.join(12, node("head", 0), t0));
+        ASSERT_TRUE(job.join(14, node("z", 2), t0));
+        EXPECT_EQ(agents(job.settle()), (std::vector<AgentId>{12, 11, 14, 13})) << y_is_first;
+    }
+}
+
+TEST(Membership, CountsHostsAsPeopleDo) {
+    const std::vector<std::string> ordered{"gpu-2-10", "gpu-10-1", "n", "n0", "n02", "n2", "n9.site", "n10", "n10-ib", "n18446744073709551616", "na"};
+    Membership job(fixed(static_cast<int>(ordered.size())), t0);
+    for (std::size_t i = ordered.size(); i-- > 0;) ASSERT_TRUE(job.join(i + 1, node(ordered[i]), t0));
+    std::vector<std::string> hosts;
+    for (const Membership::Member& member : job.settle()) hosts.push_back(member.joiner.host);
+    EXPECT_EQ(hosts, ordered);
+}
+
+TEST(Membership, SeveralOfOneHostStandAsTheyCame) {
+    Membership job(fixed(3), t0);
+    for (const AgentId id : {7, 5, 6}) ASSERT_TRUE(job.join(id, node(id == 6 ? "a" : "b"), t0));
+    EXPECT_EQ(agents(job.settle()), (std::vector<AgentId>{6, 7, 5}));
+}
+
+TEST(Membership, LaterAPlaceIsForWhoCameFirstWhateverItsName) {
+    Membership job(fixed(2), t0);
+    for (AgentId id = 1; id <= 2; ++id) ASSERT_TRUE(job.join(id, node("b" + std::to_string(id)), t0));
+    job.settle();
+    ASSERT_TRUE(job.join(3, node("c"), t0));
+    ASSERT_TRUE(job.join(4, node("a"), t0));
+    job.leave(1, t0);
+    EXPECT_EQ(agents(job.settle()), (std::vector<AgentId>{3, 2}));
 }
 
 /// So many that anything which goes through all of them, or all places, for each takes minutes: what catches it is the time
@@ -280,6 +306,15 @@ TEST(Membership, WhoHadAPlaceUnderALostControllerKeepsItWhereItIsFree) {
     ASSERT_TRUE(job.join(2, with_kept("b", 1), t0));
     ASSERT_TRUE(job.join(3, with_kept("x", 1), t0));
     EXPECT_EQ(agents(job.settle()), (std::vector<AgentId>{3, 2, 1})) << "the lost head's place is for whoever has none";
+}
+
+TEST(Membership, ThoseWithoutAPlaceUnderALostControllerFollowByHost) {
+    Membership job(elastic(2, 4), t0);
+    Joiner standby = node("x");
+    standby.kept_place = 0;
+    for (const AgentId id : {3, 2}) ASSERT_TRUE(job.join(id, node("spare" + std::to_string(id)), t0));
+    ASSERT_TRUE(job.join(1, standby, t0));
+    EXPECT_EQ(agents(job.settle()), (std::vector<AgentId>{1, 2, 3}));
 }
 
 }  // namespace
