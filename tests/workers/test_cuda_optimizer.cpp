@@ -127,11 +127,6 @@ TEST(DeviceOptimizer, GivesTheBitsOfTheHostToEachGroupOfParameters) {
     EXPECT_THROW(make(a.buffer(), b.buffer(), {Buffer{}}), ddp::InvalidInput);
 }
 
-TEST(ClipGradNorm, RefusesGradientsOnADevice) {
-    const OnDevice<float> gradient(gpu(), {1}, DType::F32);
-    EXPECT_THROW(ddp::clip_grad_norm(std::array{gradient.buffer()}, 1), ddp::InvalidInput);
-}
-
 TEST(DeviceOptimizer, WritesALowPrecisionCopyInTheSamePass) {
     for (const DType type : {DType::BF16, DType::F16}) {
         const OnDevice<float> values(gpu(), random_floats(133, 1), DType::F32),

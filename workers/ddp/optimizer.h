@@ -13,6 +13,7 @@
 
 namespace ddp {
 
+class GradClipper;
 class GradScaler;
 
 /// Of Optimizer::state(), the tensors (int64, no dimensions) that count steps: of all parameters together, and, behind
@@ -94,6 +95,8 @@ struct DeviceStepOptions {
     std::vector<Buffer> copies = {};
     /// Unscales the gradients, and leaves out a step whose gradients are not finite. Borrowed.
     const GradScaler* scaler = nullptr;
+    /// Clips the gradients, and leaves out a step whose norm is not finite. Borrowed.
+    const GradClipper* clipper = nullptr;
 };
 
 struct SgdOptions {
@@ -127,8 +130,9 @@ enum class NonFiniteNorm : std::uint8_t {
 };
 /// Between finish() and step(): scales all gradients alike so that the norm of all of them together is `max_norm` at
 /// most (torch.nn.utils.clip_grad_norm_: by max_norm / (norm + 1e-6), if that is below 1). Returns the norm before,
-/// bitwise the same on all ranks, whose gradients are. Gradients without memory are left out. In host memory; of
-/// float32, float64, bfloat16 and float16: InvalidInput for others, and for a `max_norm` that is not positive.
+/// bitwise the same on all ranks, whose gradients are. Gradients without memory are left out. In host memory (on a CUDA
+/// device: GradClipper); of float32, float64, bfloat16 and float16: InvalidInput for others, and for a `max_norm` that is
+/// not positive.
 double clip_grad_norm(std::span<const Buffer> gradients, double max_norm,
                       NonFiniteNorm non_finite = NonFiniteNorm::Throw);
 

@@ -14,7 +14,10 @@ namespace ddp::device {
 struct Lanes {
     static constexpr std::uint64_t count = 1;
     static std::uint64_t mine() { return 0; }
-    static float sum(float value) { return value; }
+    template <class T>
+    static T sum(T value) {
+        return value;
+    }
     static float max(float value) { return value; }
     static std::uint32_t min(std::uint32_t value) { return value; }
 };

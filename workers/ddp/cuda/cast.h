@@ -1,9 +1,12 @@
 #pragma once
 
+#include <functional>
 #include <optional>
+#include <span>
+#include <string_view>
 
 #include "ddp/cuda/gpu.h"
-#include "ddp/cuda/numbers.h"
+#include "ddp/cuda/kernels.h"
 #include "ddp/process_group.h"
 
 namespace ddp::cuda {
@@ -16,5 +19,11 @@ namespace ddp::cuda {
 /// any combination. In place when both are the same buffer; any other overlap is an error. Throws InvalidInput for other
 /// types or different counts, Error when the launch is refused.
 void scale_cast(const Gpu& gpu, const Buffer& from, const Buffer& to, float scale, Stream stream);
+
+/// Calls `launch` with all gradients that have elements, as many at once as a kernel takes, in their order, and with the
+/// blocks that an element-wise kernel of them takes. Throws InvalidInput, before any call and beginning with `who`, for
+/// others than float32, bfloat16 and float16 on the GPU.
+using LaunchGradients = std::function<void(const device::GradientBatch& batch, unsigned blocks)>;
+void for_gradients(const Gpu& gpu, std::span<const Buffer> gradients, std::string_view who, const LaunchGradients& launch);
 
 }  // namespace ddp::cuda

@@ -9,13 +9,14 @@
 #include "ddp/cuda/cast.h"
 #include "ddp/cuda/kernels.h"
 #include "ddp/cuda/memory.h"
+#include "ddp/grad_clipper.h"
 #include "ddp/grad_scaler.h"
 
 namespace ddp::device {
 
 StepScalars sgd_scalars(const SgdOptions& options) {
     StepScalars s{};
-    s.inverse_scale = 1;
+    s.gradient_factor = 1;
     s.learning_rate = options.learning_rate;
     s.decay = static_cast<float>(options.weight_decay);
     s.momentum = static_cast<float>(options.momentum);
@@ -27,7 +28,7 @@ StepScalars sgd_scalars(const SgdOptions& options) {
 
 StepScalars adamw_scalars(const AdamWOptions& options) {
     StepScalars s{};
-    s.inverse_scale = 1;
+    s.gradient_factor = 1;
     s.learning_rate = options.learning_rate;
     s.weight_decay = options.weight_decay;
     s.beta1 = options.beta1;
@@ -110,25 +111,25 @@ class DeviceOptimizer final : public Optimizer {
     bool takes_gradient(DType gradient, DType) const override { return has_kernels(gradient); }
 
     void update(std::span<const Buffer> gradients) override {
-        const device::GradScale* const scale =
-            options_.scaler != nullptr ? options_.scaler->on_device() : nullptr;
-        check(device::begin_step(rule_, scalars(), scale, stream_), "beginning an optimizer's step");
+        const device::Rescaling rescaling{options_.scaler != nullptr ? options_.scaler->on_device() : nullptr,
+                                          options_.clipper != nullptr ? options_.clipper->on_device() : nullptr};
+        check(device::begin_step(rule_, scalars(), rescaling, stream_), "beginning an optimizer's step");
         device::ParameterBatch batch;
         for (std::size_t i = 0; i < gradients.size(); ++i) {
             if (gradients[i].data == nullptr || gradients[i].count == 0) continue;
             batch.arrays[batch.count++] = array_of(i, gradients[i]);
-            if (batch.count == batch.kMost) step(batch, scale);
+            if (batch.count == batch.kMost) step(batch, rescaling);
         }
-        step(batch, scale);
+        step(batch, rescaling);
     }
 
     /// Empties the batch.
-    void step(device::ParameterBatch& batch, const device::GradScale* scale) const {
+    void step(device::ParameterBatch& batch, const device::Rescaling& rescaling) const {
         if (batch.count == 0) return;
         std::uint64_t largest = 0;
         for (unsigned i = 0; i < batch.count; ++i) largest = std::max(largest, batch.arrays[i].count);
         if (rule_ == Rule::AdamW)
-            check(device::begin_parameters(batch, scalars(), scale, stream_), "correcting AdamW's averages");
+            check(device::begin_parameters(batch, scalars(), rescaling, stream_), "correcting AdamW's averages");
         check(device::step(rule_, batch, scalars(), options_.zero_gradients, gpu_->grid_for(largest), stream_),
               "launching an optimizer's step");
         batch.count = 0;

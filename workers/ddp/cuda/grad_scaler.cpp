@@ -2,11 +2,7 @@
 
 #include <fmt/core.h>
 
-#include <algorithm>
-#include <string>
-
 #include "ddp/cuda/cast.h"
-#include "ddp/cuda/kernels.h"
 #include "ddp/cuda/memory.h"
 
 namespace ddp {
@@ -14,11 +10,6 @@ namespace {
 
 void require(bool holds, const char* what) {
     if (!holds) throw InvalidInput(fmt::format("grad scaler: {}", what));
-}
-
-std::string place(const Device& device) {
-    if (device.kind == Device::Kind::Cpu) return "host memory";
-    return fmt::format("memory of CUDA device {}", device.index);
 }
 
 void check_options(const Device& device, const GradScalerOptions& options) {
@@ -47,22 +38,6 @@ struct GradScaler::Parts {
         cuda::copy(memory.get(), &initial, sizeof initial, stream);
         cuda::synchronize(stream);
     }
-    /// Empties the batch.
-    void look_at(device::GradientBatch& batch) const {
-        if (batch.count == 0) return;
-        std::uint64_t largest = 0;
-        for (unsigned i = 0; i < batch.count; ++i) largest = std::max(largest, batch.arrays[i].count);
-        cuda::check(device::find_non_finite(batch, memory.as<device::GradScale>(), gpu->grid_for(largest), stream),
-                    "looking for gradients that are not finite");
-        batch.count = 0;
-    }
-    void check_gradient(const Buffer& gradient) const {
-        if (gradient.device == device && cuda::has_kernels(gradient.dtype)) return;
-        throw InvalidInput(fmt::format(
-            "grad scaler: a gradient of {} elements of {} in {} cannot be checked; it takes float32, "
-            "bfloat16 and float16 in {}",
-            gradient.count, name_of(gradient.dtype), place(gradient.device), place(device)));
-    }
     Device device;
     cuda::Stream stream;
     device::GradScaleRules rules;
@@ -82,16 +57,10 @@ const device::GradScale* GradScaler::on_device() const { return parts_->memory.a
 const float* GradScaler::scale() const { return &on_device()->scale; }
 
 void GradScaler::check(std::span<const Buffer> gradients) {
-    for (const Buffer& gradient : gradients) {
-        if (gradient.data != nullptr) parts_->check_gradient(gradient);
-    }
-    device::GradientBatch batch;
-    for (const Buffer& gradient : gradients) {
-        if (gradient.data == nullptr || gradient.count == 0) continue;
-        batch.arrays[batch.count++] = {gradient.data, gradient.count, *cuda::element_type(gradient.dtype)};
-        if (batch.count == batch.kMost) parts_->look_at(batch);
-    }
-    parts_->look_at(batch);
+    cuda::for_gradients(*parts_->gpu, gradients, "grad scaler", [&](const device::GradientBatch& batch, unsigned blocks) {
+        cuda::check(device::find_non_finite(batch, parts_->memory.as<device::GradScale>(), blocks, parts_->stream),
+                    "looking for gradients that are not finite");
+    });
 }
 
 void GradScaler::update() {

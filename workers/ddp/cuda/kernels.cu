@@ -72,15 +72,85 @@ struct UpdateScale {
     }
 };
 
+// ---- the norm of gradients
+
+/// One stretch by one warp. The same sum whatever the memory's alignment and the number of warps.
+struct SumSquares {
+    GradientBatch batch;
+    double* sums;
+
+    DDP_BOTH std::uint64_t end_of(unsigned array) const {
+        const GradientArray& of = batch.arrays[array];
+        return of.first_stretch + stretches_of(of.count);
+    }
+    template <class T, class Lanes>
+    DDP_BOTH double sum(const GradientArray& array, std::uint64_t stretch, Lanes lanes) const {
+        const T* const values = static_cast<const T*>(array.values);
+        const bool together = is_aligned(values);
+        const std::uint64_t packs = (array.count + kPack - 1) / kPack, stretches = stretches_of(array.count);
+        const std::uint64_t length = (packs + stretches - 1) / stretches;
+        const std::uint64_t end = (stretch + 1) * length < packs ? (stretch + 1) * length : packs;
+        double sum = 0;
+        for (std::uint64_t pack = stretch * length + lanes.mine(); pack < end; pack += Lanes::count) {
+            const std::uint64_t i = pack * kPack;
+            Floats<kPack> v{};
+            if (together && i + kPack <= array.count) {
+                v = load<kPack>(values + i);
+            } else {
+                for (std::uint64_t k = 0; k < kPack && i + k < array.count; ++k) v.of[k] = to_float(values[i + k]);
+            }
+            for (int k = 0; k < kPack; ++k) sum += static_cast<double>(v.of[k]) * static_cast<double>(v.of[k]);
+        }
+        return lanes.sum(sum);
+    }
+    template <class Lanes>
+    DDP_BOTH double sum_of(const GradientArray& array, std::uint64_t stretch, Lanes lanes) const {
+        switch (array.type) {
+            case ElementType::F32:
+                return sum<float>(array, stretch, lanes);
+            case ElementType::BF16:
+                return sum<Bf16>(array, stretch, lanes);
+            case ElementType::F16:
+                return sum<F16>(array, stretch, lanes);
+        }
+        return 0;
+    }
+    template <class Lanes>
+    DDP_BOTH void operator()(std::uint64_t warp, std::uint64_t warps, Lanes lanes) const {
+        unsigned array = 0;
+        for (std::uint64_t at = batch.arrays[0].first_stretch + warp;; at += warps) {
+            while (array < batch.count && at >= end_of(array)) ++array;
+            if (array == batch.count) return;
+            const double sum = sum_of(batch.arrays[array], at - batch.arrays[array].first_stretch, lanes);
+            if (lanes.mine() == 0) sums[at] = sum;
+        }
+    }
+};
+
+struct UpdateClip {
+    GradClip* clip;
+    const double* sums;
+    std::uint64_t stretches;
+    const GradScale* scale;
+    template <class Lanes>
+    DDP_BOTH void operator()(std::uint64_t warp, std::uint64_t, Lanes lanes) const {
+        if (warp != 0) return;
+        double sum = 0;
+        for (std::uint64_t i = lanes.mine(); i < stretches; i += Lanes::count) sum += sums[i];
+        sum = lanes.sum(sum);
+        if (lanes.mine() == 0) close_norm(*clip, sum, scale);
+    }
+};
+
 // ---- optimizers
 
 struct BeginStep {
     Rule rule;
     StepScalars* scalars;
-    const GradScale* scale;
+    Rescaling rescaling;
     DDP_BOTH void operator()(std::uint64_t thread, std::uint64_t, unsigned) const {
         if (thread != 0) return;
-        open_step(*scalars, scale);
+        open_step(*scalars, rescaling);
         if (rule == Rule::Sgd) set_sgd_factors(*scalars);
         else set_adamw_factors(*scalars);
     }
@@ -88,9 +158,9 @@ struct BeginStep {
 struct BeginParameters {
     ParameterBatch batch;
     const StepScalars* scalars;
-    const GradScale* scale;
+    Rescaling rescaling;
     DDP_BOTH void operator()(std::uint64_t thread, std::uint64_t threads, unsigned) const {
-        if (is_skipped(scale)) return;
+        if (is_skipped(rescaling)) return;
         for (std::uint64_t i = thread; i < batch.count; i += threads) open_step(*batch.arrays[i].correction, *scalars);
     }
 };
@@ -115,7 +185,7 @@ struct Pass {
     template <int N>
     DDP_BOTH Floats<N> scaled_gradient(std::uint64_t i) const {
         Floats<N> g = load<N>(gradient + i);
-        for (int k = 0; k < N; ++k) g.of[k] *= scalars.inverse_scale;
+        for (int k = 0; k < N; ++k) g.of[k] *= scalars.gradient_factor;
         return g;
     }
     /// Behind all loads: a store between them would hold the later ones back.
@@ -274,12 +344,19 @@ cudaError_t find_non_finite(const GradientBatch& batch, GradScale* scale, unsign
 cudaError_t update_scale(GradScale* scale, GradScaleRules rules, cudaStream_t stream) {
     return launch(UpdateScale{scale, rules}, 1, 1, stream);
 }
-cudaError_t begin_step(Rule rule, StepScalars* scalars, const GradScale* scale, cudaStream_t stream) {
-    return launch(BeginStep{rule, scalars, scale}, 1, 1, stream);
+cudaError_t sum_squares(const GradientBatch& batch, double* sums, unsigned blocks, cudaStream_t stream) {
+    return launch_rows(SumSquares{batch, sums}, blocks, stream);
 }
-cudaError_t begin_parameters(const ParameterBatch& batch, const StepScalars* scalars, const GradScale* scale,
+cudaError_t update_clip(GradClip* clip, const double* sums, std::uint64_t stretches, const GradScale* scale,
+                        cudaStream_t stream) {
+    return launch_rows(UpdateClip{clip, sums, stretches, scale}, 1, stream);
+}
+cudaError_t begin_step(Rule rule, StepScalars* scalars, const Rescaling& rescaling, cudaStream_t stream) {
+    return launch(BeginStep{rule, scalars, rescaling}, 1, 1, stream);
+}
+cudaError_t begin_parameters(const ParameterBatch& batch, const StepScalars* scalars, const Rescaling& rescaling,
                              cudaStream_t stream) {
-    return launch(BeginParameters{batch, scalars, scale}, 1, 1, stream);
+    return launch(BeginParameters{batch, scalars, rescaling}, 1, 1, stream);
 }
 cudaError_t step(Rule rule, const ParameterBatch& batch, const StepScalars* scalars, bool zero_gradients, unsigned blocks,
                  cudaStream_t stream) {

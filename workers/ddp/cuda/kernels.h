@@ -21,10 +21,18 @@ struct Batch {
     Array arrays[most];
 };
 
+/// Sums are made of stretches of an array, always of the same ones: so many, each by one warp.
+DDP_BOTH inline std::uint32_t stretches_of(std::uint64_t count) {
+    constexpr std::uint64_t kShortest = 4096, kMost = 1024;
+    const std::uint64_t stretches = (count + kShortest - 1) / kShortest;
+    return static_cast<std::uint32_t>(stretches < kMost ? stretches : kMost);
+}
+
 struct GradientArray {
     const void* values;
     std::uint64_t count;
     ElementType type;
+    std::uint32_t first_stretch;  ///< of all arrays', one after the other
 };
 using GradientBatch = Batch<GradientArray, 160>;
 
@@ -59,10 +67,16 @@ cudaError_t find_non_finite(const GradientBatch& batch, GradScale* scale, unsign
 /// Moves the scale (next_scale).
 cudaError_t update_scale(GradScale* scale, GradScaleRules rules, cudaStream_t stream);
 
-/// The factors of a step, once before its batches. `scale` may be null.
-cudaError_t begin_step(Rule rule, StepScalars* scalars, const GradScale* scale, cudaStream_t stream);
+/// sums[i]: of the squares of stretch i, for those of the batch. `blocks` are Gpu::grid_for_rows of them.
+cudaError_t sum_squares(const GradientBatch& batch, double* sums, unsigned blocks, cudaStream_t stream);
+/// How far the gradients are clipped whose stretches have these sums. `scale` may be null.
+cudaError_t update_clip(GradClip* clip, const double* sums, std::uint64_t stretches, const GradScale* scale,
+                        cudaStream_t stream);
+
+/// The factors of a step, once before its batches.
+cudaError_t begin_step(Rule rule, StepScalars* scalars, const Rescaling& rescaling, cudaStream_t stream);
 /// The corrections of a batch's parameters, before its step.
-cudaError_t begin_parameters(const ParameterBatch& batch, const StepScalars* scalars, const GradScale* scale,
+cudaError_t begin_parameters(const ParameterBatch& batch, const StepScalars* scalars, const Rescaling& rescaling,
                              cudaStream_t stream);
 cudaError_t step(Rule rule, const ParameterBatch& batch, const StepScalars* scalars, bool zero_gradients, unsigned blocks,
                  cudaStream_t stream);

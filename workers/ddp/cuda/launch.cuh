@@ -15,7 +15,8 @@ inline constexpr unsigned kThreads = 256;
 struct Lanes {
     static constexpr std::uint64_t count = 32;
     __device__ static std::uint64_t mine() { return threadIdx.x % count; }
-    __device__ static float sum(float value) {
+    template <class T>
+    __device__ static T sum(T value) {
         for (int distance = 16; distance > 0; distance /= 2) value += __shfl_xor_sync(~0U, value, distance);
         return value;
     }

@@ -38,6 +38,30 @@ DDP_BOTH inline GradScale next_scale(GradScale now, GradScaleRules rules) {
     return next;
 }
 
+/// How gradients are clipped to a norm of all of them together.
+struct GradClip {
+    double max_norm;
+    double norm;             ///< of the gradients last measured, without the scale of the loss
+    std::uint64_t left_out;  ///< steps, because that was not finite
+    float factor;            ///< gradients are multiplied by it
+    std::uint32_t skip;      ///< this step's norm is not finite
+};
+
+/// Of the sum of all gradients' squares, as they lie in memory. `scale` may be null.
+DDP_BOTH inline void close_norm(GradClip& c, double squares, const GradScale* scale) {
+    c.norm = sqrt(squares) * static_cast<double>(scale != nullptr ? scale->inverse : 1);
+    c.skip = c.norm < INFINITY ? 0 : 1;
+    c.left_out += c.skip;
+    const double factor = c.max_norm / (c.norm + 1e-6);
+    c.factor = factor < 1 ? static_cast<float>(factor) : 1;
+}
+
+/// What a step does to gradients before it uses them. Both may be null.
+struct Rescaling {
+    const GradScale* scale = nullptr;
+    const GradClip* clip = nullptr;
+};
+
 struct StepScalars {
     std::uint64_t step;  ///< steps done, this one included; each parameter counts its own (Correction)
     double learning_rate;
@@ -45,7 +69,7 @@ struct StepScalars {
     double beta1, beta2;
 
     float rate;                                       ///< SGD
-    float inverse_scale;                              ///< gradients are multiplied by it
+    float gradient_factor;                            ///< gradients are multiplied by it
     std::uint32_t skip;                               ///< this step changes nothing
     float decay, momentum, of_gradient, of_velocity;  // SGD
     float keep, epsilon, b1, b2, a1, a2;              // AdamW
@@ -69,13 +93,13 @@ DDP_BOTH inline double power(double base, std::uint64_t exponent) {
     return result;
 }
 
-/// A step with a gradient that is not finite does not count. `scale` is null without a GradScaler.
-DDP_BOTH inline bool is_skipped(const GradScale* scale) {
-    return scale != nullptr && scale->found_non_finite != 0;
+/// A step with a gradient that is not finite does not count.
+DDP_BOTH inline bool is_skipped(const Rescaling& by) {
+    return (by.scale != nullptr && by.scale->found_non_finite != 0) || (by.clip != nullptr && by.clip->skip != 0);
 }
-DDP_BOTH inline void open_step(StepScalars& s, const GradScale* scale) {
-    s.inverse_scale = scale != nullptr ? scale->inverse : 1;
-    s.skip = is_skipped(scale) ? 1 : 0;
+DDP_BOTH inline void open_step(StepScalars& s, const Rescaling& by) {
+    s.gradient_factor = (by.scale != nullptr ? by.scale->inverse : 1) * (by.clip != nullptr ? by.clip->factor : 1);
+    s.skip = is_skipped(by) ? 1 : 0;
     if (s.skip == 0) ++s.step;
 }
 

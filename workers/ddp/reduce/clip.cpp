@@ -54,7 +54,7 @@ void scale_all(Half* values, std::size_t count, double factor) {
 template <class Loop>
 auto over(const Buffer& gradient, Loop loop) {
     if (gradient.device != Device{})
-        throw InvalidInput(fmt::format("clip_grad_norm: a gradient is on CUDA device {}; only those in host memory are clipped",
+        throw InvalidInput(fmt::format("clip_grad_norm: a gradient is on CUDA device {}; there a GradClipper clips, with the optimizer",
                                        gradient.device.index));
     switch (gradient.dtype) {
         case DType::F32:
