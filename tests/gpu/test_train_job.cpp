@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <fstream>
+#include <map>
 
 #include "tests/support/json_file.h"
 #include "tests/support/run_program.h"
@@ -132,6 +133,30 @@ TEST_F(TrainJob, StepsInAGraphChangeNoBit) {
         EXPECT_EQ(eager["parameters_sha256"], graph["parameters_sha256"]) << precision;
         EXPECT_EQ(eager["epochs"][1]["loss"], graph["epochs"][1]["loss"]) << precision;
     }
+}
+
+TEST_F(TrainJob, ClippedAndAccumulatedHasTheCpusCurveAndInAGraphTheSameBits) {
+    const Words options = {"--epochs=3", "--clip=0.3", "--accumulate=2"};
+    const auto with = [&](const std::string& name, Words more) {
+        more.insert(more.end(), options.begin(), options.end());
+        return train(name, 2, more);
+    };
+    const Json cpu = with("cpu", {"--device=cpu"});
+    const Json unclipped = train("unclipped", 2, {"--device=cpu", "--epochs=3", "--accumulate=2"});
+    EXPECT_NE(cpu["epochs"][2]["loss"], unclipped["epochs"][2]["loss"]) << "there was something to clip";
+    for (const auto& [precision, tolerance] : std::map<std::string, double>{{"fp32", 1e-4}, {"bf16", 5e-2}, {"fp16", 2e-2}}) {
+        const std::string wanted = "--precision=" + precision;
+        const Json eager = with(precision, {"--device=cuda", wanted});
+        expect_curve(eager, cpu, tolerance);
+        EXPECT_THAT(out_, HasSubstr("parameters are bitwise equal on 2 workers"));
+        EXPECT_EQ(with("graph-" + precision, {"--cuda-graph", wanted})["parameters_sha256"], eager["parameters_sha256"]) << precision;
+    }
+}
+
+TEST_F(TrainJob, EndsWhereAClippedNormIsNotFinite) {
+    const Outcome outcome = start(2, {"--device=cuda", "--lr=1e30", "--clip=1e30", "--epochs=2"});
+    EXPECT_EQ(outcome.status, 1) << outcome.out;
+    EXPECT_THAT(outcome.err, HasSubstr("--clip: the norm of the gradients was not finite in "));
 }
 
 TEST_F(TrainJob, WithoutADeviceSaysWhyAndTakesTheCpuUnlessCudaIsAskedFor) {

@@ -269,11 +269,13 @@ class Worker {
           learner_(*group_, station_, options_, {samples_.features, 24, samples_.classes}, 100) {
         feed_->begin(subset_, all_rows(), {.batch_size = kBatch, .drop_last = true, .prefetch = 0});
     }
-    void step() { learner_.learn(feed_->next()); }
+    void step() {
+        while (!learner_.learn(feed_->next())) {}
+    }
     [[nodiscard]] double loss() { return learner_.take_score().loss_sum; }
 
   private:
-    static constexpr std::size_t kBatch = 16, kRows = 400;
+    static constexpr std::size_t kBatch = 16, kRows = 1000;
     static std::vector<std::size_t> all_rows() {
         std::vector<std::size_t> rows(kRows);
         std::iota(rows.begin(), rows.end(), 0U);
@@ -293,7 +295,7 @@ TEST(CudaLearner, DoesNotWaitForTheDeviceInAStep) {
         ddp::open_library({std::getenv("FAKE_NCCL_LIBRARY")})->resolve("fake_cuda_blocking_calls"));
     for (const char* precision : {"--precision=fp32", "--precision=bf16", "--precision=fp16"}) {
         for (const char* more : {"--device=cuda", "--cuda-graph", "--deterministic"}) {
-            Worker worker({precision, more});
+            Worker worker({precision, more, "--clip=0.5"});
             // What is allocated, laid out and captured once.
             for (int step = 0; step < 5; ++step) worker.step();
             const long before = blocking_calls();
@@ -302,6 +304,20 @@ TEST(CudaLearner, DoesNotWaitForTheDeviceInAStep) {
             EXPECT_TRUE(std::isfinite(worker.loss()));
             EXPECT_GT(blocking_calls(), before) << "the loss was read without waiting for it";
         }
+    }
+}
+
+TEST(CudaLearner, AccumulatesInGraphsToTheBitsOfStepsWithoutWaiting) {
+    const auto blocking_calls = reinterpret_cast<long (*)()>(
+        ddp::open_library({std::getenv("FAKE_NCCL_LIBRARY")})->resolve("fake_cuda_blocking_calls"));
+    for (const char* parts : {"--accumulate=2", "--accumulate=4"}) {
+        Worker plain({"--device=cuda", parts}), graph({"--cuda-graph", parts});
+        for (int step = 0; step < 4; ++step) plain.step(), graph.step();
+        EXPECT_EQ(graph.loss(), plain.loss()) << parts;
+        const long before = blocking_calls();
+        for (int step = 0; step < 8; ++step) plain.step(), graph.step();
+        EXPECT_EQ(blocking_calls(), before) << parts;
+        EXPECT_EQ(graph.loss(), plain.loss()) << parts;
     }
 }
 

@@ -9,8 +9,6 @@
 namespace train {
 namespace {
 
-/// What a step is not captured before: the first one lays the buckets out, and what it lacks is allocated.
-constexpr int kStepsBeforeRecording = 3;
 std::vector<ddp::Buffer> memory_of(const std::vector<ddp::Tensor>& tensors) {
     std::vector<ddp::Buffer> buffers;
     for (const ddp::Tensor& tensor : tensors) buffers.push_back(tensor.memory);
@@ -20,6 +18,12 @@ std::vector<ddp::Buffer> memory_of(const std::vector<ddp::Tensor>& tensors) {
 std::unique_ptr<ddp::GradScaler> make_scaler(const Station& station, const Options& options) {
     if (options.precision != Precision::Fp16) return nullptr;
     return std::make_unique<ddp::GradScaler>(station.choice.device, ddp::GradScalerOptions{.stream = station.stream_handle()});
+}
+
+std::unique_ptr<ddp::GradClipper> make_clipper(const Station& station, const Options& options, const ddp::GradScaler* scaler) {
+    if (!options.clip || !station.gpu) return nullptr;
+    return std::make_unique<ddp::GradClipper>(station.choice.device, *options.clip,
+                                              ddp::GradClipperOptions{.stream = station.stream_handle(), .scaler = scaler});
 }
 
 ddp::Schedule schedule_of(const Options& options, std::uint64_t steps) {
@@ -45,6 +49,7 @@ Learner::Learner(ddp::ProcessGroup& group, const Station& station, const Options
       mlp_(widths, options.seed, *station.compute),
       model_(group, mlp_.parameters()),
       scaler_(make_scaler(station, options)),
+      clipper_(make_clipper(station, options, scaler_.get())),
       optimizer_(make_optimizer()),
       rate_(*optimizer_, schedule_of(options, steps)) {
     if (scaler_) mlp_.set_loss_scale(scaler_->scale());
@@ -57,7 +62,8 @@ std::unique_ptr<ddp::Optimizer> Learner::make_optimizer() {
     const ddp::DeviceStepOptions on_device{
         .stream = station_.stream_handle(),
         .copies = mlp_.has_copies() ? memory_of(mlp_.parameters()) : std::vector<ddp::Buffer>{},
-        .scaler = scaler_.get()};
+        .scaler = scaler_.get(),
+        .clipper = clipper_.get()};
     switch (options_.optimizer) {
         case OptimizerKind::AdamW:
             return ddp::make_adamw(
@@ -80,29 +86,52 @@ void Learner::pass() {
     model_.finish();
 }
 
+void Learner::clip() {
+    if (clipper_) clipper_->measure(model_.gradients());
+    else if (options_.clip) ddp::clip_grad_norm(model_.gradients(), *options_.clip);
+}
+
 void Learner::step() {
     pass();
     if (scaler_) scaler_->check(model_.gradients());
-    if (options_.clip) ddp::clip_grad_norm(model_.gradients(), *options_.clip);
+    clip();
     optimizer_->step(model_.gradients());
     if (scaler_) scaler_->update();
 }
 
+void Learner::work() {
+    if (is_last_of_step()) return step();
+    const auto no_sync = model_.no_sync();
+    pass();
+}
+
+void Learner::launch() {
+    auto& recorded = recorded_[is_last_of_step() ? 2 : is_between_steps() ? 0 : 1];
+    if (!recorded) recorded = station_.compute->record([this] { work(); });
+    group_.launch_graph([&] { recorded->run(); }).wait();
+}
+
 bool Learner::learn(const BatchSource& batch) {
     mlp_.stage(batch);
-    if (batches_in_step_ + 1 < options_.accumulate) {
-        const auto no_sync = model_.no_sync();
-        pass();
+    if (options_.cuda_graph && steps_before_recording_ == 0) launch();
+    else work();
+    if (!is_last_of_step()) {
         ++batches_in_step_;
         return false;
     }
-    if (!recorded_ && options_.cuda_graph && ++steps_before_recording_ > kStepsBeforeRecording)
-        recorded_ = station_.compute->record([this] { step(); });
-    if (recorded_) group_.launch_graph([this] { recorded_->run(); }).wait();
-    else step();
     batches_in_step_ = 0;
+    steps_before_recording_ = std::max(0, steps_before_recording_ - 1);
     rate_.step();
     return true;
+}
+
+Score Learner::take_score() {
+    const Score score = station_.compute->take_score();
+    const std::uint64_t left_out = clipper_ && !scaler_ ? clipper_->read_left_out() : 0;
+    if (left_out > 0)
+        throw ddp::Error(fmt::format("--clip: the norm of the gradients was not finite in {} steps, which were left out; lower the "
+                                     "learning rate", left_out));
+    return score;
 }
 
 void Learner::look_at(const BatchSource& batch) {

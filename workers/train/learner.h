@@ -1,5 +1,6 @@
 #pragma once
 
+#include <array>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -8,6 +9,7 @@
 
 #include "ddp/checkpoint.h"
 #include "ddp/ddp.h"
+#include "ddp/grad_clipper.h"
 #include "ddp/grad_scaler.h"
 #include "ddp/optimizer.h"
 #include "ddp/schedule.h"
@@ -24,6 +26,8 @@ double learning_rate(const Options& options, int world_size);
 class Learner {
   public:
     static constexpr std::size_t kLookBatch = 256;
+    /// The first step lays the buckets out, and what it lacks is allocated.
+    static constexpr int kStepsBeforeRecording = 3;
 
     /// Collective. All but `widths` is borrowed; `steps` will be done in all. Throws libddp's errors.
     Learner(ddp::ProcessGroup& group, const Station& station, const Options& options,
@@ -36,8 +40,9 @@ class Learner {
     [[nodiscard]] bool is_between_steps() const { return batches_in_step_ == 0; }
     /// Adds a batch of at most kLookBatch, or what is learned from at once, to the score; learns nothing.
     void look_at(const BatchSource& batch);
-    /// Of the batches since it was last taken. Waits.
-    Score take_score() { return station_.compute->take_score(); }
+    /// Of the batches since it was last taken. Waits. Throws ddp::Error where --clip on a GPU met gradients that are not
+    /// finite, but under fp16's loss scale.
+    Score take_score();
 
     /// What a checkpoint holds: weights, optimizer, the sampler's place and, of fp16, the loss scale.
     [[nodiscard]] ddp::Training training(ddp::DistributedSampler& sampler);
@@ -49,8 +54,12 @@ class Learner {
 
   private:
     std::unique_ptr<ddp::Optimizer> make_optimizer();
-    void step();
     void pass();
+    void clip();
+    void step();
+    void work();
+    void launch();
+    [[nodiscard]] bool is_last_of_step() const { return batches_in_step_ + 1 == options_.accumulate; }
 
     ddp::ProcessGroup& group_;
     const Station& station_;
@@ -58,11 +67,13 @@ class Learner {
     Mlp mlp_;
     ddp::DistributedDataParallel model_;
     std::unique_ptr<ddp::GradScaler> scaler_;  ///< of fp16
+    std::unique_ptr<ddp::GradClipper> clipper_;  ///< on a GPU
     std::unique_ptr<ddp::Optimizer> optimizer_;
     ddp::ScheduledRate rate_;
     std::uint64_t batches_in_step_ = 0;  ///< of the step under way
-    std::unique_ptr<Compute::Recorded> recorded_;
-    int steps_before_recording_ = 0;
+    /// With --cuda-graph, what is done with a step's first batch, with others, and with the last.
+    std::array<std::unique_ptr<Compute::Recorded>, 3> recorded_;
+    int steps_before_recording_ = kStepsBeforeRecording;
 };
 
 }  // namespace train

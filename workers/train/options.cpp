@@ -137,7 +137,7 @@ const std::array kFlags = {
          }},
     Flag{"--warmup", "N", "steps over which the learning rate rises from a tenth; default 0",
          [](Options& o, std::string_view v) { return store(ddprun::parse_uint(v), o.warmup); }},
-    Flag{"--clip", "NORM", "scale gradients down to this norm of all of them; on the CPU",
+    Flag{"--clip", "NORM", "scale gradients down to this norm of all of them",
          [](Options& o, std::string_view v) { return set_clip(o, v); }},
     Flag{"--no-scale-lr", "", "do not multiply the learning rate by workers and --accumulate",
          [](Options& o, std::string_view) { return o.scale_learning_rate = false, Status{}; }},
@@ -204,10 +204,6 @@ Status check_together(const Options& o) {
         return wrong(
             "--cuda-graph: the staged backend goes through the host, which no graph can hold; "
             "use --backend nccl");
-    if (o.cuda_graph && o.accumulate > 1)
-        return wrong("--accumulate: --cuda-graph captures a step of one batch; leave one of them out");
-    const std::string_view cuda = o.device == DeviceKind::Cuda ? "--device cuda" : std::string_view(demand);
-    if (o.clip && !cuda.empty()) return wrong(fmt::format("--clip: works on the CPU only, {} does not", cuda));
     if (!o.labels.empty() && o.data.starts_with("synthetic:"))
         return wrong("--labels: synthetic data has labels of its own");
     return {};

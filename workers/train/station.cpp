@@ -53,13 +53,12 @@ Station try_cuda(const Options& options, CudaFacts& facts) {
 }  // namespace
 
 bool may_use_cuda(const Options& options) {
-    return options.device != DeviceKind::Cpu && options.backend != "cpu" && !options.clip;
+    return options.device != DeviceKind::Cpu && options.backend != "cpu";
 }
 
 ddprun::Result<DeviceChoice> choose_device(const Options& options, const CudaFacts& facts) {
     if (options.device == DeviceKind::Cpu) return DeviceChoice{{}, "asked for"};
     if (options.backend == "cpu") return DeviceChoice{{}, "auto: --backend cpu takes host memory"};
-    if (options.clip) return DeviceChoice{{}, "auto: --clip works in host memory"};
     const bool asked = options.device == DeviceKind::Cuda;
     const std::string demand = asked ? "--device cuda" : options.demand_for_cuda();
     if (!facts.problem.empty()) {
