@@ -87,7 +87,7 @@ Status meet_in_store(StoreClient& store, const Placement& placement, TimePoint d
 /// What stays until the process ends.
 struct Kept {
     std::unique_ptr<StoreHost> store;  ///< the others need rank 0's for as long as there is a rank 0
-    std::unique_ptr<Exchange> exchange;  ///< of PMIx: whoever ends it cannot begin another, nor can MPI_Init after that
+    std::unique_ptr<Exchange> exchange;  ///< whoever ends it with the launcher cannot begin another, nor can MPI_Init after that
 };
 
 Result<RankMeeting> meet_by(const ExchangeChoice& choice, const Placement& told, const EnvironmentLookup& lookup, Kept& kept) {
@@ -119,7 +119,7 @@ Result<RankMeeting> meet_by(const ExchangeChoice& choice, const Placement& told,
                          {"TORCHELASTIC_RUN_ID", point.job},
                          {"MASTER_ADDR", where.host},
                          {"MASTER_PORT", fmt::format("{}", where.port)}};
-    if (choice.kind == ExchangeChoice::Kind::Pmix) kept.exchange = std::move(exchange);
+    if (choice.kind != ExchangeChoice::Kind::File) kept.exchange = std::move(exchange);
     return meeting;
 }
 
