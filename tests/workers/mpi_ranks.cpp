@@ -3,7 +3,9 @@
 //
 //   mpi_ranks            everything that must work
 //   mpi_ranks alone      rank 1 does not come to a barrier; the others end with the exit code 1
+//   mpi_ranks killed     rank 1 kills itself while the others wait for it
 #include <fmt/core.h>
+#include <signal.h>
 #include <unistd.h>
 
 #include <cstdlib>
@@ -163,7 +165,7 @@ void moves(const Case& with) {
 
 void run_everything(ProcessGroup& group) {
     for (const DType type : kTypes) {
-        for (const std::size_t count : {std::size_t{0}, std::size_t{1}, std::size_t{100'003}}) {
+        for (const std::size_t count : {std::size_t{0}, std::size_t{1}, std::size_t{20'011}}) {
             Case with{group, type, count, {}};
             for (int r = 0; r < group.size(); ++r)
                 with.inputs.push_back(values_of(r, type, count * static_cast<std::size_t>(group.size())));
@@ -206,7 +208,13 @@ int main(int argc, char** argv) {
         const Context context = Context::from_env();
         const auto group =
             ProcessGroup::create(context, {.timeout = std::chrono::seconds(60), .backend = "mpi"});
-        if (argc > 1 && std::strcmp(argv[1], "alone") == 0) return wait_for_one_that_never_comes(*group);
+        const std::string act = argc > 1 ? argv[1] : "";
+        if (act == "alone") return wait_for_one_that_never_comes(*group);
+        if (act == "killed") {
+            group->barrier().wait();
+            if (group->rank() == 1) ::raise(SIGKILL);
+            group->barrier().wait();
+        }
         run_everything(*group);
         if (group->rank() == 0 && wrong == 0)
             fmt::print("{} ranks, {}: all is well\n", group->size(), group->describe());

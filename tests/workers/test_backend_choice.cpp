@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include "ddp/group/backend_choice.h"
+#include "ddp/mpi/load.h"
 
 namespace {
 
@@ -121,6 +122,27 @@ TEST(BackendChoice, AViewSurvivesItsJourney) {
         EXPECT_EQ(decode_view(encode(view)), view);
     }
     EXPECT_THROW(decode_view("17\n0000"), MismatchError);
+}
+
+// ---- the modules of backend mpi
+
+std::string first_module(const std::vector<std::string>& variables) {
+    const auto lookup = [&](std::string_view name) -> std::optional<std::string> {
+        if (std::ranges::find(variables, name) == variables.end()) return std::nullopt;
+        return "0";
+    };
+    const std::vector<std::string> names = mpi::module_names(lookup, {"/nowhere"});
+    EXPECT_EQ(names.size(), 2U) << "each family has its turn, and no folder that lacks it";
+    return names.front();
+}
+
+TEST(MpiModule, IsThatOfWhoStartedTheProcess) {
+    const std::string open_mpi = "libddp-mpi-openmpi.so", mpich = "libddp-mpi-mpich.so";
+    EXPECT_EQ(first_module({"OMPI_COMM_WORLD_RANK", "PMIX_RANK"}), open_mpi);
+    EXPECT_EQ(first_module({"PMI_RANK", "MPI_LOCALRANKID"}), mpich) << "of Hydra, Intel's mpiexec, srun --mpi=pmi2";
+    EXPECT_EQ(first_module({"PALS_RANKID"}), mpich);
+    EXPECT_EQ(first_module({"PMI_RANK", "OMPI_COMM_WORLD_RANK"}), open_mpi) << "mpirun within srun";
+    EXPECT_EQ(first_module({}), open_mpi);
 }
 
 }  // namespace

@@ -170,7 +170,7 @@ void require_store(const WorkerEnv& env) {
     if (has_job_store(env)) return;
     throw InvalidInput(
         fmt::format("rank {}: {} of the world's {} ranks are on this node; those of several find each other through the job's "
-                    "store, and there is none: start the program with ddprun, or all ranks on one node",
+                    "store, and there is none: start the program with ddprun, mpiexec or srun, or all ranks on one node",
                     env.rank, env.local_world_size, env.world_size));
 }
 
@@ -223,7 +223,7 @@ std::unique_ptr<ProcessGroup> ProcessGroup::create(const Context& context, Proce
     }
     const BackendChoice choice =
         choose_backend({.requested = options.backend, .device = options.device, .node = {}});
-    std::unique_ptr<ProcessGroup> group = choice.backend == Backend::Mpi ? mpi::make_group(context.env(), options)
+    std::unique_ptr<ProcessGroup> group = choice.backend == Backend::Mpi ? mpi::make_group(context, options)
                                                                          : create_on_host(context.env(), options);
     group->choice_ = fmt::format("{} ({})", name_of(choice.backend), choice.why);
     return group;

@@ -5,13 +5,11 @@
 #include <sched.h>
 
 #include <cstring>
-#include <filesystem>
 #include <functional>
 #include <utility>
 
 #include "ddp/cuda/numbers.h"
-#include "ddp/cuda/shared_library.h"
-#include "ddp/mpi/module.h"
+#include "ddp/mpi/load.h"
 #include "ddp/worker/call.h"
 #include "ddp/worker/work.h"
 #include "env/text.h"
@@ -22,33 +20,6 @@ using ddprun::MonotonicClock;
 using ddprun::SegmentOp;
 
 namespace {
-
-constexpr const char* kLibrary = "libddp-mpi.so";
-
-/// DDP_MPI_MODULE alone, else beside the program, in the lib folders beside its own, and where the loader
-/// looks.
-std::vector<std::string> module_names() {
-    std::error_code none;
-    const std::filesystem::path here = std::filesystem::read_symlink("/proc/self/exe", none).parent_path();
-    std::vector<std::string> names;
-    for (const auto& folder : {here, here.parent_path() / "lib", here.parent_path() / "lib64"})
-        if (std::filesystem::exists(folder / kLibrary, none)) names.push_back(folder / kLibrary);
-    names.emplace_back(kLibrary);
-    return library_names("DDP_MPI_MODULE", names);
-}
-
-const Module& load_module() {
-    const ddprun::Result<SharedLibrary> library = open_library(module_names());
-    if (!library)
-        throw InvalidInput(
-            fmt::format("backend mpi: {}: build libddp with -Dmpi=enabled on this machine, or name its "
-                        "module with DDP_MPI_MODULE",
-                        library.error().what));
-    const Module* (*entry)() = nullptr;
-    if (!take(library->resolve, kModuleEntry, entry) || entry()->version != kModuleVersion)
-        throw InvalidInput(fmt::format("backend mpi: {} is not of this release of libddp", library->name));
-    return *entry();
-}
 
 void check(const char* why, const std::string& attempt) {
     if (why != nullptr) throw Error(fmt::format("{}: {}", attempt, why));
@@ -342,17 +313,19 @@ class Group final : public ProcessGroup {
 
 }  // namespace
 
-std::unique_ptr<ProcessGroup> make_group(const ddprun::WorkerEnv& env, const ProcessGroupOptions& options) {
-    const Module& module = load_module();
+std::unique_ptr<ProcessGroup> make_group(const Context& context, const ProcessGroupOptions& options) {
+    const ddprun::WorkerEnv& env = context.env();
+    const LoadedModule module = load_module();
     Communicator* world = nullptr;
     const char* library = "";
-    check(module.open(&world, &library), fmt::format("rank {}: backend mpi", env.rank));
-    auto group = std::make_unique<Group>(module, world, library, env, options.timeout);
+    check(module.entries->open(&world, &library), fmt::format("rank {}: backend mpi", env.rank));
+    auto group = std::make_unique<Group>(*module.entries, world, library, env, options.timeout);
     if (group->rank() == env.rank && group->size() == env.world_size) return group;
-    throw InvalidInput(
-        fmt::format("backend mpi: MPI says rank {} of {}, the environment rank {} of {}: start the workers "
-                    "with the mpiexec of {} (under ddprun: one for each rank, with --pass-mpi-env)",
-                    group->rank(), group->size(), env.rank, env.world_size, library));
+    throw InvalidInput(fmt::format("backend mpi: {} (of {}) says rank {} of {}, the environment rank {} of {}{}: start the workers with the "
+                                   "mpiexec of that MPI (under ddprun: one for each rank, with --pass-mpi-env), or build libddp's module "
+                                   "with the MPI whose mpiexec started them",
+                                   library, module.name, group->rank(), group->size(), env.rank, env.world_size,
+                                   context.origin().empty() ? "" : " (" + context.origin() + ")"));
 }
 
 }  // namespace ddp::mpi

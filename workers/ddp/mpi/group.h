@@ -2,8 +2,8 @@
 
 #include <memory>
 
+#include "ddp/context.h"
 #include "ddp/process_group.h"
-#include "env/worker_env.h"
 
 namespace ddp::mpi {
 
@@ -13,8 +13,8 @@ namespace ddp::mpi {
 /// launcher's abort word tells of it first; an error or a time-out leaves the group unusable, and MPI is then
 /// not waited for at the end of the process.
 ///
-/// Throws InvalidInput where there is no module (DDP_MPI_MODULE, libddp-mpi.so), or where MPI gives another
-/// rank than `env` says; Error with MPI's reason. Collective.
-std::unique_ptr<ProcessGroup> make_group(const ddprun::WorkerEnv& env, const ProcessGroupOptions& options);
+/// Throws InvalidInput where there is no module (mpi/load.h), or where MPI gives another rank than `context`
+/// says; Error with MPI's reason. Collective.
+std::unique_ptr<ProcessGroup> make_group(const Context& context, const ProcessGroupOptions& options);
 
 }  // namespace ddp::mpi

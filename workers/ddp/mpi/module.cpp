@@ -1,4 +1,4 @@
-// The only source that sees MPI; compiled into libddp-mpi.so with the site's own.
+// The only source that sees MPI; compiled into libddp-mpi-openmpi.so, libddp-mpi-mpich.so or both, with the site's own.
 #include "ddp/mpi/module.h"
 
 #define OMPI_SKIP_MPICXX 1

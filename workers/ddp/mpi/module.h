@@ -7,7 +7,7 @@
 
 /// What the group asks of a site's MPI. A program is bound to one MPI when it is linked, so libddp is to
 /// none: what knows it is a module of its own (module.cpp), compiled with the site's and loaded where backend
-/// "mpi" is asked for.
+/// "mpi" is asked for (load.h).
 namespace ddp::mpi {
 
 inline constexpr int kModuleVersion = 1;

@@ -1,0 +1,55 @@
+#include "ddp/mpi/load.h"
+
+#include <fmt/core.h>
+
+#include <algorithm>
+#include <system_error>
+
+#include "ddp/cuda/shared_library.h"
+
+namespace ddp::mpi {
+
+namespace {
+
+constexpr const char *kOpenMpi = "libddp-mpi-openmpi.so", *kMpich = "libddp-mpi-mpich.so";
+
+std::vector<std::filesystem::path> folders_of_this_program() {
+    std::error_code none;
+    const std::filesystem::path here = std::filesystem::read_symlink("/proc/self/exe", none).parent_path();
+    return {here, here.parent_path() / "lib", here.parent_path() / "lib64"};
+}
+
+}  // namespace
+
+// Only PMI-1's variables tell of MPICH's family: PMIx serves both, and Open MPI alone of those that most sites have.
+std::vector<std::string> module_names(const ddprun::EnvironmentLookup& lookup, const std::vector<std::filesystem::path>& folders) {
+    const auto is_set = [&](const char* name) { return lookup(name).has_value(); };
+    const bool is_pmix = is_set("OMPI_COMM_WORLD_RANK") || is_set("PMIX_RANK");
+    const bool is_pmi = is_set("PMI_RANK") || is_set("PALS_RANKID") || is_set("MV2_COMM_WORLD_RANK");
+    std::vector<std::string> families = {kOpenMpi, kMpich};
+    if (is_pmi && !is_pmix) std::swap(families.front(), families.back());
+    std::vector<std::string> names;
+    std::error_code none;
+    for (const std::string& file : families) {
+        for (const auto& folder : folders) {
+            if (std::filesystem::exists(folder / file, none)) names.push_back(folder / file);
+        }
+        names.push_back(file);
+    }
+    return names;
+}
+
+LoadedModule load_module() {
+    const auto library =
+        open_library(library_names("DDP_MPI_MODULE", module_names(ddprun::process_environment, folders_of_this_program())));
+    if (!library) {
+        throw InvalidInput(fmt::format("backend mpi: {}: build libddp with -Dmpi=enabled on this machine, or name its module with DDP_MPI_MODULE",
+                                       library.error().what));
+    }
+    const Module* (*entry)() = nullptr;
+    if (!take(library->resolve, kModuleEntry, entry) || entry()->version != kModuleVersion)
+        throw InvalidInput(fmt::format("backend mpi: {} is not of this release of libddp", library->name));
+    return {entry(), library->name};
+}
+
+}  // namespace ddp::mpi
