@@ -64,5 +64,22 @@ TEST_P(Srun, TasksWithoutDdprunMeetInTheStoreOfTheFirst) {
     }
 }
 
+/// The digest of the parameters that all of so many workers ended with; "" where they did not say so.
+std::string digest_of(const Outcome& outcome, int workers) {
+    EXPECT_EQ(outcome.status, 0) << outcome.err;
+    EXPECT_THAT(outcome.out, HasSubstr("between 2 nodes"));
+    const std::string equal = "parameters are bitwise equal on " + std::to_string(workers) + " workers, sha256 ";
+    const std::size_t at = outcome.out.find(equal);
+    return at == std::string::npos ? "" : outcome.out.substr(at + equal.size(), 64);
+}
+
+TEST_P(Srun, TrainEndsWithTheSameParametersWithoutDdprunAsWithOnePerHost) {
+    const std::vector<std::string> train = {path_of("TRAIN"), "--epochs", "1", "--batch-size", "128", "--checkpoint-dir", hosts_->home() + "/checkpoints-" + GetParam().name};
+    const std::string alone = digest_of(srun({"-N2", "-n4", "--ntasks-per-node=2"}, train), 4);
+    const std::string with_ddprun = digest_of(srun({"-N2", "--ntasks-per-node=1"}, join_words({path_of("DDPRUN"), "--nproc-per-node=2"}, train)), 4);
+    EXPECT_EQ(alone.size(), 64U);
+    EXPECT_EQ(alone, with_ddprun);
+}
+
 }  // namespace
 }  // namespace ddprun::test
