@@ -185,6 +185,9 @@ void Job::on_agent_lost(rdzv::AgentId agent, const Error& why) {
     }
     inquiry_->agent_lost(agent);
     pass_on(exchange_.node_lost(agent));
+    // No process over there has closed the connection: what started it hears as little.
+    const bool is_silent = why.code == Errc::Timeout || why.sys == ETIMEDOUT || why.sys == EHOSTUNREACH;
+    if (const std::optional<int> node = controller_->node_rank_of(agent); others_ && is_silent && node) others_->fell_silent(*node);
     controller_->agent_lost(agent, why);
 }
 

@@ -49,6 +49,7 @@ struct RemoteAgents::Starter {
     UniqueFd input;     ///< held open: its end tells the other side that we are gone
     int pipes = 0;      ///< that it has not closed
     bool begun = false;
+    bool is_silent = false;  ///< the host at its other end is
     std::string words;  ///< the end of what it wrote
     [[nodiscard]] bool runs() const { return begun && pipes > 0; }
 };
@@ -222,13 +223,30 @@ void RemoteAgents::finish(Duration patience, std::function<void()> done) {
     // Where a start has failed no worker has run, and a starter may wait for ever for the host that is missing (Hydra does).
     if (!failures_.empty()) patience = std::min(patience, kMoreFailures);
     end_timer_ = parts_.loop.call_after(patience, [this] {
-        for (const auto& starter : starters_) {
-            if (starter->runs()) (void)parts_.system.signal_group(starter->pid, SIGKILL);
-            starter->pipes = 0;
-        }
+        for (const auto& starter : starters_) give_up(*starter);
         settle_end();
     });
+    for (const auto& starter : starters_) {
+        if (starter->is_silent) give_up(*starter);
+    }
     settle_end();
+}
+
+void RemoteAgents::fell_silent(int node) {
+    for (const auto& starter : starters_) {
+        const StarterCommand& command = *starter->command;
+        // One program for many hosts (srun) ends without the dead one.
+        const bool leads_there = command.nodes.front() == node && (command.nodes.size() == 1 || command.by_first);
+        if (!leads_there) continue;
+        starter->is_silent = true;
+        if (done_) give_up(*starter);
+    }
+    settle_end();
+}
+
+void RemoteAgents::give_up(Starter& starter) const {
+    if (starter.runs()) (void)parts_.system.signal_group(starter.pid, SIGKILL);
+    starter.pipes = 0;
 }
 
 void RemoteAgents::settle_end() {

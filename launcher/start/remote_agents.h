@@ -62,6 +62,8 @@ class RemoteAgents {
 
     void joined(int node);
     void fail(int node, std::string why);
+    /// The node is lost, and its host as good as dead: nothing comes from there any more, so that finish() does not wait for it.
+    void fell_silent(int node);
     /// Calls `done` when all starters have ended and their last lines been read; those that have not by `patience` are killed.
     void finish(Duration patience, std::function<void()> done);
 
@@ -75,6 +77,7 @@ class RemoteAgents {
     [[nodiscard]] std::string last_words_of(int node) const;
     [[nodiscard]] bool is_open(int node) const;
     void settle_end();
+    void give_up(Starter& starter) const;
     void remove_secret();
 
     Parts parts_;

@@ -233,6 +233,11 @@ std::string Controller::host_of(rdzv::AgentId peer) const {
     return agent == agents_.end() ? "" : agent->second.host;
 }
 
+std::optional<int> Controller::node_rank_of(rdzv::AgentId peer) const {
+    const auto agent = agents_.find(peer);
+    return agent == agents_.end() ? std::nullopt : agent->second.node_rank;
+}
+
 // ---- what agents say
 
 void Controller::agent_message(rdzv::AgentId peer, const rdzv::Notice& notice) {

@@ -96,6 +96,8 @@ class Controller {
     [[nodiscard]] std::vector<WorldNode> world() const;
     /// The host of a connected agent; "" for a stranger.
     [[nodiscard]] std::string host_of(rdzv::AgentId peer) const;
+    /// The node rank that a connected agent asked for, or was given by the head that started it.
+    [[nodiscard]] std::optional<int> node_rank_of(rdzv::AgentId peer) const;
     [[nodiscard]] bool finished() const { return state_.phase == JobState::Phase::Finished; }
     /// How the job ended; complete once `done` has been called.
     [[nodiscard]] JobEnd end() const;

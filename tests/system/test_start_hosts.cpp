@@ -154,6 +154,17 @@ TEST_F(StartHosts, NothingOutlivesAKilledHead) {
     EXPECT_TRUE(all_quiet());
 }
 
+TEST_F(StartHosts, TheEndOfTheJobDoesNotWaitForTheSshToAHostWithoutPower) {
+    Program head(on_head({"--hosts=node00,node01,node02", "--nproc-per-node=1"}, {"say", "up", "hold"}));
+    for (int rank = 0; rank < 3; ++rank) ASSERT_TRUE(head.wait_for_output("[" + std::to_string(rank) + "]: up"));
+    hosts_->power_off(2);
+    ASSERT_TRUE(head.wait_for_output("node node02: no heartbeat for 3 s"));
+    const auto noticed = std::chrono::steady_clock::now();
+    const Outcome outcome = head.wait();
+    EXPECT_EQ(outcome.status, 69) << outcome.err;
+    EXPECT_LT(std::chrono::steady_clock::now() - noticed, 9s) << "10 s are for the last lines of a host that lives\n" << outcome.err;
+}
+
 TEST_F(StartHosts, TheEndOfWhatStartedAHostIsARequestToStop) {
     Program head(on_head({"--hosts=node00,node01", "--nproc-per-node=1"}, {"say", "up", "hold"}));
     for (int rank = 0; rank < 2; ++rank) ASSERT_TRUE(head.wait_for_output("[" + std::to_string(rank) + "]: up"));
