@@ -389,13 +389,14 @@ void Session::watch() {
 }
 
 void Session::look_for_trouble() {
+    look_at_start();
+    const auto state = communicator_->state();
+    // After the state: what ended before it is not to blame for it.
     while (retire_finished()) {
     }
-    look_at_start();
-    const Call oldest = oldest_call();
-    throw_if_lost(parts_.segment->header(), named(oldest));
-    if (const auto state = communicator_->state(); state && *state != Code::InProgress)
-        settle(*state, named(oldest), MonotonicClock::now(), parts_.timeout);
+    const std::string oldest = named(oldest_call());
+    throw_if_lost(parts_.segment->header(), oldest);
+    if (state && *state != Code::InProgress) settle(*state, oldest, MonotonicClock::now(), parts_.timeout);
     InFlight waited_for;
     {
         const std::lock_guard lock(mutex_);
