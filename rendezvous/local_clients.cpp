@@ -1,8 +1,6 @@
 #include "rendezvous/local_clients.h"
 
 #include <fmt/core.h>
-#include <sys/epoll.h>
-#include <sys/socket.h>
 #include <unistd.h>
 
 #include <cstring>
@@ -13,13 +11,6 @@
 #include "env/text.h"
 
 namespace ddprun::rdzv {
-namespace {
-
-constexpr int kLocalAcceptsPerEvent = 64;
-/// How long nothing is accepted after the process ran out of descriptors.
-constexpr Duration kLocalAcceptPause = std::chrono::milliseconds(200);
-
-}  // namespace
 
 /// One accepted connection.
 struct LocalClients::Peer {
@@ -36,54 +27,27 @@ struct LocalClients::Peer {
     }
 };
 
-LocalClients::LocalClients(os::EventLoop& loop, UniqueFd listener, Credentials credentials, ServerLimits limits, LocalClientsHandler& handler)
-    : loop_(loop), listener_(std::move(listener)), credentials_(std::move(credentials)), limits_(limits), handler_(handler) {}
+LocalClients::LocalClients(os::EventLoop& loop, Credentials credentials, ServerLimits limits, LocalClientsHandler& handler)
+    : loop_(loop), acceptor_(loop, *this), credentials_(std::move(credentials)), limits_(limits), handler_(handler) {}
 
 Result<std::unique_ptr<LocalClients>> LocalClients::serve(os::EventLoop& loop, UniqueFd listener, Credentials credentials, ServerLimits limits,
                                                           LocalClientsHandler& handler) {
-    std::unique_ptr<LocalClients> clients(new LocalClients(loop, std::move(listener), std::move(credentials), limits, handler));
-    const Status watched = loop.watch(clients->listener_.get(), EPOLLIN, [raw = clients.get()](std::uint32_t) { raw->accept_some(); });
-    if (!watched) return watched.error();
+    std::unique_ptr<LocalClients> clients(new LocalClients(loop, std::move(credentials), limits, handler));
+    if (const Status listens = clients->acceptor_.listen(std::move(listener)); !listens) return listens.error();
     return clients;
 }
 
 LocalClients::~LocalClients() {
-    loop_.cancel(accept_timer_);
     for (const auto& [id, peer] : peers_) loop_.cancel(peer->timer);
-    loop_.unwatch(listener_.get());
 }
 
 // ---- arrivals
 
-void LocalClients::accept_some() {
-    for (int i = 0; i < kLocalAcceptsPerEvent; ++i) {
-        if (!accept_one()) return;
-    }
-}
-
-bool LocalClients::accept_one() {
-    UniqueFd fd(::accept4(listener_.get(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
-    if (fd) {
-        admit(std::move(fd));
-        return true;
-    }
-    const int error = errno;
-    if (error == ECONNABORTED || error == EINTR) return true;
-    if (error != EAGAIN && error != EWOULDBLOCK) pause_accepting(error);
-    return false;
-}
-
-/// A listener that cannot be served stays readable: without the pause the loop would spin.
-void LocalClients::pause_accepting(int error) {
+void LocalClients::on_accept_failed(int error) {
     handler_.on_local_log(fmt::format("cannot accept connections of workers: {}; trying again", ::strerror(error)));
-    loop_.change(listener_.get(), 0);
-    accept_timer_ = loop_.call_after(kLocalAcceptPause, [this] {
-        accept_timer_ = 0;
-        loop_.change(listener_.get(), EPOLLIN);
-    });
 }
 
-void LocalClients::admit(UniqueFd fd) {
+void LocalClients::on_accepted(UniqueFd fd) {
     const Result<UnixPeer> who = unix_peer(fd.get());
     const bool is_own = who && (who->uid == ::geteuid() || who->uid == 0);
     if (!is_own) return handler_.on_local_log(who ? fmt::format("refusing pid {}: it is user {}'s", who->pid, who->uid) : who.error().what);

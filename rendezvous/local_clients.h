@@ -5,6 +5,7 @@
 #include <string>
 #include <unordered_map>
 
+#include "env/os/acceptor.h"
 #include "env/os/event_loop.h"
 #include "env/result.h"
 #include "env/unique_fd.h"
@@ -28,7 +29,7 @@ class LocalClientsHandler {
 
 /// The store's clients on this host, who come by a Unix socket: this user's processes only, with the handshake of all others.
 /// On the event loop; never blocks.
-class LocalClients final : private ConnectionOwner {
+class LocalClients final : private ConnectionOwner, private os::AcceptorOwner {
   public:
     /// `listener` listens and does not block; `loop` and `handler` are borrowed. Error: System.
     static Result<std::unique_ptr<LocalClients>> serve(os::EventLoop& loop, UniqueFd listener, Credentials credentials, ServerLimits limits,
@@ -48,19 +49,17 @@ class LocalClients final : private ConnectionOwner {
   private:
     struct Peer;
 
-    LocalClients(os::EventLoop& loop, UniqueFd listener, Credentials credentials, ServerLimits limits, LocalClientsHandler& handler);
+    LocalClients(os::EventLoop& loop, Credentials credentials, ServerLimits limits, LocalClientsHandler& handler);
     void on_frame(Connection& connection, Frame frame) override;
     void on_closed(Connection& connection, const Error& why) override;
-    void accept_some();
-    bool accept_one();
-    void pause_accepting(int error);
-    void admit(UniqueFd fd);
+    void on_accepted(UniqueFd fd) override;
+    void on_accept_failed(int error) override;
     Status shake_hands(Peer& peer, Frame frame);
     Status serve(Peer& peer, Frame frame);
     void refuse(Peer& peer, std::uint32_t request, const Error& why);
 
     os::EventLoop& loop_;
-    UniqueFd listener_;
+    os::Acceptor acceptor_;
     Credentials credentials_;
     ServerLimits limits_;
     LocalClientsHandler& handler_;
@@ -68,7 +67,6 @@ class LocalClients final : private ConnectionOwner {
     std::unordered_map<const Connection*, std::uint64_t> ids_;
     std::uint64_t last_client_ = 0;
     bool is_paused_ = false;
-    os::EventLoop::TimerId accept_timer_ = 0;  ///< while nothing is accepted
 };
 
 }  // namespace ddprun::rdzv

@@ -23,46 +23,22 @@ bool RequestReply::is_wanted() const {
     return server && (*server)->connections_.contains(id_);
 }
 
-RequestServer::RequestServer(os::EventLoop& loop, UniqueFd listener, Callbacks callbacks, RequestLimits limits)
-    : loop_(loop), listener_(std::move(listener)), callbacks_(std::move(callbacks)), limits_(limits),
+RequestServer::RequestServer(os::EventLoop& loop, Callbacks callbacks, RequestLimits limits)
+    : loop_(loop), callbacks_(std::move(callbacks)), limits_(limits), acceptor_(loop, *this),
       alive_(std::make_shared<RequestServer*>(this)) {}
 
 Result<std::unique_ptr<RequestServer>> RequestServer::create(os::EventLoop& loop, UniqueFd listener,
                                                              Callbacks callbacks, RequestLimits limits) {
-    std::unique_ptr<RequestServer> server(new RequestServer(loop, std::move(listener), std::move(callbacks), limits));
-    RequestServer* raw = server.get();
-    const Status watched = loop.watch(raw->listener_.get(), EPOLLIN, [raw](std::uint32_t) { raw->accept_all(); });
-    if (!watched) {
-        raw->listener_.reset();
-        return watched.error();
-    }
+    std::unique_ptr<RequestServer> server(new RequestServer(loop, std::move(callbacks), limits));
+    if (const Status listens = server->acceptor_.listen(std::move(listener)); !listens) return listens.error();
     return server;
 }
 
 RequestServer::~RequestServer() {
     while (!connections_.empty()) drop(connections_.begin()->first);
-    if (listener_) loop_.unwatch(listener_.get());
 }
 
-void RequestServer::accept_all() {
-    for (;;) {
-        UniqueFd fd(::accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
-        if (fd) {
-            begin(std::move(fd));
-            continue;
-        }
-        if (errno == EINTR || errno == ECONNABORTED) continue;
-        if (errno != EMFILE && errno != ENFILE && errno != ENOMEM && errno != ENOBUFS) return;
-        // Nothing can be accepted now; the readable listener would call us without end.
-        loop_.change(listener_.get(), 0);
-        loop_.call_after(std::chrono::seconds(1), [this, alive = std::weak_ptr(alive_)] {
-            if (!alive.expired()) loop_.change(listener_.get(), EPOLLIN);
-        });
-        return;
-    }
-}
-
-void RequestServer::begin(UniqueFd fd) {
+void RequestServer::on_accepted(UniqueFd fd) {
     const int raw = fd.get();
     std::string refusal = callbacks_.admit ? callbacks_.admit(raw) : std::string();
     if (!make_room()) return;  // closed: the peer sees it and may come again

@@ -7,6 +7,7 @@
 #include <string_view>
 #include <unordered_map>
 
+#include "env/os/acceptor.h"
 #include "env/os/event_loop.h"
 #include "env/result.h"
 #include "env/unique_fd.h"
@@ -44,7 +45,7 @@ class RequestReply {
 /// sends what comes back, closes. Lives on the event loop, never blocks, wakes up for nobody but its peers. A peer
 /// that breaks a limit is dropped. When there are too many, the one that has been silent for longest goes; whoever has asked
 /// stays.
-class RequestServer {
+class RequestServer final : private os::AcceptorOwner {
   public:
     /// Length of the request at the beginning of what has been read; 0: not complete yet.
     using Complete = std::function<std::size_t(std::string_view read)>;
@@ -61,7 +62,7 @@ class RequestServer {
     /// Takes a listening, non-blocking socket. Error: System (epoll).
     static Result<std::unique_ptr<RequestServer>> create(os::EventLoop& loop, UniqueFd listener, Callbacks callbacks,
                                                          RequestLimits limits = {});
-    ~RequestServer();
+    ~RequestServer() override;
     RequestServer(const RequestServer&) = delete;
     RequestServer& operator=(const RequestServer&) = delete;
 
@@ -79,9 +80,9 @@ class RequestServer {
         os::EventLoop::TimerId timer = 0;
     };
 
-    RequestServer(os::EventLoop& loop, UniqueFd listener, Callbacks callbacks, RequestLimits limits);
-    void accept_all();
-    void begin(UniqueFd fd);
+    RequestServer(os::EventLoop& loop, Callbacks callbacks, RequestLimits limits);
+    void on_accepted(UniqueFd fd) override;
+    void on_accept_failed(int) override {}  // who asks sees that nobody answers
     bool make_room();
     void on_event(std::uint64_t id, std::uint32_t events);
     void read(std::uint64_t id);
@@ -92,11 +93,11 @@ class RequestServer {
     void drop(std::uint64_t id);
 
     os::EventLoop& loop_;
-    UniqueFd listener_;
     Callbacks callbacks_;
     RequestLimits limits_;
     std::unordered_map<std::uint64_t, Connection> connections_;
     std::uint64_t next_id_ = 1;
+    os::Acceptor acceptor_;
     std::shared_ptr<RequestServer*> alive_;
 };
 
