@@ -42,7 +42,7 @@
 #include "launcher/supervise/job_token.h"
 #include "rendezvous/agent/agent_link.h"
 #include "rendezvous/agent/store_relay.h"
-#include "rendezvous/server.h"
+#include "rendezvous/server/server.h"
 
 namespace ddprun {
 

@@ -6,6 +6,7 @@
 #include <string>
 #include <string_view>
 
+#include "env/io/socket.h"
 #include "env/os/event_loop.h"
 #include "env/result.h"
 #include "env/unique_fd.h"

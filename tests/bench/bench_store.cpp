@@ -22,7 +22,7 @@
 #include "rendezvous/agent/store_relay.h"
 #include "rendezvous/client.h"
 #include "rendezvous/handshake.h"
-#include "rendezvous/server.h"
+#include "rendezvous/server/server.h"
 #include "tests/support/reserved_port.h"
 #include "tests/support/temporary_directory.h"
 

@@ -13,7 +13,7 @@
 #include "env/os/event_loop.h"
 #include "rendezvous/agent/agent_link.h"
 #include "rendezvous/client.h"
-#include "rendezvous/server.h"
+#include "rendezvous/server/server.h"
 #include "tests/rendezvous/any_message.h"
 
 namespace ddprun::rdzv {

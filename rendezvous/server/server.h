@@ -3,25 +3,23 @@
 #include <cstdint>
 #include <map>
 #include <memory>
-#include <optional>
 #include <string>
 #include <unordered_map>
-#include <vector>
 
 #include "env/io/socket.h"
+#include "env/os/acceptor.h"
 #include "env/os/event_loop.h"
 #include "env/result.h"
 #include "env/unique_fd.h"
 #include "rendezvous/agent_message.h"
 #include "rendezvous/connection.h"
 #include "rendezvous/handshake.h"
-#include "rendezvous/local_clients.h"
 #include "rendezvous/membership.h"
-#include "rendezvous/session.h"
-#include "rendezvous/store.h"
-#include "rendezvous/strangers.h"
+#include "rendezvous/server/agent_sessions.h"
+#include "rendezvous/server/store_service.h"
+#include "rendezvous/server/strangers.h"
+#include "rendezvous/server/torch_clients.h"
 #include "rendezvous/tls.h"
-#include "rendezvous/torch/torch_store.h"
 
 namespace ddprun::rdzv {
 
@@ -57,7 +55,10 @@ struct ServerOptions {
 
 /// The job's meeting point: serves the store to workers and tools, and carries control messages between the
 /// agents and the controller. One thread, the loop's; never blocks.
-class Server final : private ConnectionOwner, private LocalClientsHandler {
+///
+/// Holds the connections, from the first byte to the last: who they are (the handshake, strangers.h, admission.h), and to which
+/// of the parts below what they say goes.
+class Server final : private ConnectionOwner, private os::AcceptorOwner {
   public:
     /// Listens from now on. `loop` and `handler` are borrowed for the server's life.
     /// Error: System ("listen 0.0.0.0:29500: Address already in use"), InvalidArgument (no token).
@@ -77,7 +78,7 @@ class Server final : private ConnectionOwner, private LocalClientsHandler {
     void begin_generation(std::uint64_t generation);
     /// The controller's own store requests: answered at once; Get, Wait and Barrier that would have to wait
     /// are answered Timeout.
-    StoreReply ask_store(StoreOp op);
+    StoreReply ask_store(StoreOp op) { return store_.ask_own(std::move(op)); }
 
     /// Sends to one agent (false: it is gone; on_agent_lost was or will be called) or to all that have
     /// joined.
@@ -88,96 +89,58 @@ class Server final : private ConnectionOwner, private LocalClientsHandler {
 
     /// Calls `handler` once, later, when all that has been said to agents has reached them; after `patience` at the latest, for
     /// one may not take it.
-    void when_written(Duration patience, os::EventLoop::Handler handler);
+    void when_written(Duration patience, os::EventLoop::Handler handler) { agents_.when_written(patience, std::move(handler)); }
     [[nodiscard]] std::size_t connections() const { return peers_.size(); }
     [[nodiscard]] std::size_t strangers() const { return strangers_.in_handshake(); }
-    [[nodiscard]] const Store& store() const { return store_; }
-    [[nodiscard]] const TorchStore& torch_store() const { return torch_store_; }
+    [[nodiscard]] const Store& store() const { return store_.store(); }
+    [[nodiscard]] const TorchStore& torch_store() const { return torch_.store(); }
 
   private:
     struct Peer;
 
     Server(os::EventLoop& loop, ServerOptions options, ServerHandler& handler);
     Status open();
-    Status accept_from(UniqueFd listener);
-    void on_frame(Connection& connection, Frame frame) override;
-    bool on_first_byte(Connection& connection, char byte) override;
-    void on_bytes(Connection& connection, std::string_view bytes) override;
-    void on_closed(Connection& connection, const Error& why) override;
-    void on_written(Connection& connection) override;
-    void on_local_request(std::uint64_t client, std::uint32_t number, StoreRequest request) override;
-    void on_local_gone(std::uint64_t client) override;
-    void on_local_log(const std::string& line) override { handler_.on_log(line); }
-    void look_whether_written();
-    void release(std::uint64_t key);
-    /// Bytes that agents have not said to have.
-    [[nodiscard]] std::size_t queued_bytes() const;
 
-    void accept_some(int listener);
-    bool accept_one(int listener);
-    void pause_accepting(int error);
-    void stop_accepting(TimePoint until);
-    void accept_again();
-    void stranger_left(ClientId id);
-    void admit(UniqueFd fd);
+    void on_accepted(UniqueFd fd) override;
+    [[nodiscard]] TimePoint room_at() override { return strangers_.room_at(); }
+    bool close_another() override { return evict_stranger(); }
+    void on_accept_failed(int error) override;
     bool make_room();
     bool evict_stranger();
     void turn_away(UniqueFd fd, const Error& why);
+    void stranger_left(ClientId id);
+
+    bool on_first_byte(Connection& connection, char byte) override;
+    void on_frame(Connection& connection, Frame frame) override;
+    void on_bytes(Connection& connection, std::string_view bytes) override;
+    void on_closed(Connection& connection, const Error& why) override;
+    void on_written(Connection&) override { agents_.look_soon_whether_written(); }
+
     Status shake_hands(Peer& peer, Frame frame);
     void welcome(Peer& peer);
-    Status go_on(Peer& newcomer, Peer& session);
-    Peer* session_of(const Hello& hello);
-    bool waits_for_redial(Peer& peer, const Error& why);
+    Status go_on(Peer& newcomer, AgentSession& session);
     Status serve(Peer& peer, Frame frame);
+    Status serve_heartbeat(Peer& peer, Frame frame);
     Status serve_store(Peer& peer, Frame frame);
     Status forget_client(Peer& peer, Frame frame);
     Status serve_agent(Peer& peer, Frame frame);
-    void send_to_all(const Result<EncodedMessage>& message);
+    void answer(StoreAnswer answer);
     void refuse(Peer& peer, std::uint32_t request, const Error& why);
-    void ask(StoreClientId client, std::uint32_t number, StoreRequest request);
-    void deliver(StoreAnswers answers);
-    void say_held(Peer& peer);
-    [[nodiscard]] Status admits_speech(const Connection& connection, char first_byte) const;
-    [[nodiscard]] Status admits_torch(const Connection& connection) const;
-    void end_torch_clients();
-    void arm_expiry();
-    void beat();
-    void look_for_silence();
-    Peer* joined_agent(AgentId agent);
-    std::string describe(const Peer& peer) const;
+    Peer& peer_of(const Connection& connection);
+    static std::string describe(const Peer& peer);
 
     os::EventLoop& loop_;
     ServerOptions options_;
     ServerHandler& handler_;
-    std::vector<UniqueFd> listeners_;
+    os::Acceptor acceptor_;
     Endpoint bound_;
-    Store store_;
-    std::unique_ptr<LocalClients> local_;  ///< null: this host's workers come by other ways
-    TorchStore torch_store_;
-    std::size_t torch_clients_ = 0;
-    std::set<std::string> node_addresses_;  ///< of all agents that have ever joined: one that was lost may come back
+    StoreService store_;
+    TorchClients torch_;
+    AgentSessions agents_;
+    Strangers strangers_;
     std::map<ClientId, std::unique_ptr<Peer>> peers_;  ///< in order of arrival
     std::unordered_map<const Connection*, ClientId> ids_;
-    std::unordered_map<std::string, ClientId> sessions_;  ///< of agents, by the nonce that they began with
-    Strangers strangers_;
-    std::size_t joined_agents_ = 0;
-    ClientId next_client_ = 1;  ///< 0 is the controller itself, for which this host's workers speak
-    TimePoint expiry_at_ = kNever;
-    os::EventLoop::TimerId expiry_timer_ = 0;
-    os::EventLoop::TimerId heartbeat_timer_ = 0;
-    os::EventLoop::TimerId silence_timer_ = 0;
-    SilenceWatch silence_;
-    os::EventLoop::TimerId accept_timer_ = 0;  ///< while nothing is accepted
-    bool waits_for_room_ = false;              ///< for a stranger to go, that is
-    /// Whoever waits for the end of the writing.
-    struct WritingEnd {
-        os::EventLoop::Handler handler;
-        os::EventLoop::TimerId timer;
-    };
-    std::map<std::uint64_t, WritingEnd> writing_ends_;
-    std::uint64_t last_writing_end_ = 0;
-    bool is_looking_ = false;
-    std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);  ///< for what was posted when we are gone
+    ClientId next_client_ = 1;
 };
 
 }  // namespace ddprun::rdzv

@@ -1,4 +1,4 @@
-#include "rendezvous/strangers.h"
+#include "rendezvous/server/strangers.h"
 
 namespace ddprun::rdzv {
 

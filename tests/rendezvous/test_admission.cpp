@@ -1,0 +1,70 @@
+#include "rendezvous/server/admission.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "rendezvous/tls.h"
+
+namespace ddprun::rdzv {
+namespace {
+
+using testing::HasSubstr;
+
+Arrival plain_from(const std::string& from) { return {from, "10.0.0.1", 'D', false}; }
+Arrival sealed_from(const std::string& from) { return {from, "10.0.0.1", 'D', true}; }
+
+TEST(Admission, AnybodyMaySpeakPlainlyToAJobWithoutTls) { EXPECT_TRUE(admits_speech(plain_from("10.0.0.2"), false)); }
+
+TEST(Admission, OnlyThisHostMaySpeakPlainlyToAJobWithTls) {
+    EXPECT_TRUE(admits_speech(plain_from("127.0.0.1"), true));
+    EXPECT_TRUE(admits_speech(plain_from("::1"), true));
+    EXPECT_TRUE(admits_speech(plain_from("10.0.0.1"), true)) << "its own address";
+    EXPECT_TRUE(admits_speech(sealed_from("10.0.0.2"), true));
+    const Status refused = admits_speech(plain_from("10.0.0.2"), true);
+    ASSERT_FALSE(refused);
+    EXPECT_EQ(refused.error().code, Errc::Refused);
+    EXPECT_THAT(refused.error().what, HasSubstr("give --tls to every node, or to none"));
+}
+
+TEST(Admission, TlsIsToldThatTheJobHasNone) {
+    Arrival arrival = plain_from("10.0.0.2");
+    arrival.first_byte = kTlsFirstByte;
+    const Status refused = admits_speech(arrival, false);
+    ASSERT_FALSE(refused);
+    EXPECT_THAT(refused.error().what, HasSubstr("the job was started without --tls"));
+}
+
+class TorchAdmission : public testing::Test {
+  protected:
+    const std::set<std::string> nodes_{"10.0.0.2"};
+    TorchDoor door_{true, 1, 0, 2, nodes_};
+};
+
+TEST_F(TorchAdmission, IsForNodesOfTheJobAndThisHost) {
+    EXPECT_TRUE(admits_torch(plain_from("10.0.0.2"), door_));
+    EXPECT_TRUE(admits_torch(plain_from("10.0.0.1"), door_));
+    EXPECT_TRUE(admits_torch(plain_from("127.0.0.1"), door_));
+    const Status refused = admits_torch(plain_from("10.0.0.3"), door_);
+    ASSERT_FALSE(refused);
+    EXPECT_EQ(refused.error().code, Errc::Refused);
+}
+
+TEST_F(TorchAdmission, BeginsWithAGenerationWhereTheStoreIsServed) {
+    door_.generation = 0;
+    EXPECT_FALSE(admits_torch(plain_from("127.0.0.1"), door_));
+    door_.generation = 1;
+    door_.is_open = false;
+    EXPECT_FALSE(admits_torch(plain_from("127.0.0.1"), door_));
+}
+
+TEST_F(TorchAdmission, EndsWhenThereAreAsManyAsMayBe) {
+    door_.clients = 1;
+    EXPECT_TRUE(admits_torch(plain_from("127.0.0.1"), door_));
+    door_.clients = 2;
+    const Status refused = admits_torch(plain_from("127.0.0.1"), door_);
+    ASSERT_FALSE(refused);
+    EXPECT_EQ(refused.error().code, Errc::Limit);
+}
+
+}  // namespace
+}  // namespace ddprun::rdzv
