@@ -1,8 +1,8 @@
 // All-reduce of float32 sums between processes of one node: libddp (buffers in shared and in private memory),
-// Open MPI and Gloo, in turn, several passes, medians over the passes. Prints ratios and the bars they are
-// held against; never fails on time.
+// Open MPI, Gloo's library and PyTorch's gloo (PYTHON_EXEC names a Python that has it), in turn, several passes,
+// medians over the passes. Prints ratios and the bars they are held against; never fails on time.
 //
-//   bench_allreduce [--passes N] [--mpi PROGRAM] [--gloo PROGRAM]
+//   bench_allreduce [--passes N] [--mpi PROGRAM] [--gloo PROGRAM] [--ddprun PROGRAM --torch SCRIPT]
 #include <fmt/core.h>
 #include <sys/mman.h>
 #include <sys/wait.h>
@@ -17,6 +17,7 @@
 #include "ddp/testing.h"
 #include "ddp/worker/segment_map.h"
 #include "env/text.h"
+#include "torch_python.h"
 
 namespace {
 
@@ -25,7 +26,9 @@ using Times = std::map<std::size_t, double>;  ///< microseconds by bytes
 using Contestant = std::function<Times(const Sizes&)>;
 
 const Sizes kTwoRankSizes = {4,         64,      256,     1024,    4096,    16 << 10, 64 << 10, 256 << 10,
-                             512 << 10, 1 << 20, 2 << 20, 4 << 20, 8 << 20, 16 << 20, 32 << 20, 64 << 20};
+                             512 << 10, 1 << 20, 2 << 20, 4 << 20, 8 << 20, 16 << 20, 25 << 20, 64 << 20};
+/// What gradient buckets have.
+const Sizes kTorchSizes = {4096, 1 << 20, 25 << 20, 64 << 20};
 const Sizes kFourRankSizes = {4, 4096, 64 << 10, 1 << 20, 16 << 20};
 
 double median(std::vector<double> values) {
@@ -174,22 +177,21 @@ void print_table(const Table& table, const Sizes& sizes) {
 const char* verdict(bool holds) { return holds ? "met" : "NOT MET"; }
 
 /// The smallest peer/ours over sizes of at least `from` bytes, and where it is.
-void print_bar(const Table& table, const std::string& peer, std::size_t from, double bar,
+void print_bar(const Table& table, const std::string& peer, Memory memory, std::size_t from, double bar,
                const Sizes& sizes) {
+    const std::size_t ours = memory == Memory::Shared ? 0 : 1;
     for (std::size_t c = 2; c < table.names.size(); ++c) {
         if (table.names[c] != peer) continue;
-        for (const std::size_t ours : {0, 1}) {
-            double least = 1e9;
-            std::size_t where = 0;
-            for (const std::size_t bytes : sizes) {
-                if (bytes < from || table.us(c, bytes) <= 0) continue;
-                const double r = table.us(c, bytes) / table.us(ours, bytes);
-                if (r < least) least = r, where = bytes;
-            }
-            if (where == 0) continue;
-            fmt::print("  {} / {}: at least {:.2f} wanted, least is {:.2f} at {}: {}\n", peer,
-                       table.names[ours], bar, least, ddprun::format_bytes(where), verdict(least >= bar));
+        double least = 1e9;
+        std::size_t where = 0;
+        for (const std::size_t bytes : sizes) {
+            if (bytes < from || table.us(c, bytes) <= 0) continue;
+            const double r = table.us(c, bytes) / table.us(ours, bytes);
+            if (r < least) least = r, where = bytes;
         }
+        if (where == 0) continue;
+        fmt::print("  {} / {}: at least {:.2f} wanted, least is {:.2f} at {}: {}\n", peer, table.names[ours],
+                   bar, least, ddprun::format_bytes(where), verdict(least >= bar));
     }
 }
 
@@ -220,12 +222,15 @@ void print_copy_bar(int passes) {
 int main(int argc, char** argv) {
     ::setvbuf(stdout, nullptr, _IOLBF, 0);
     int passes = 5;
-    std::string mpi, gloo;
+    std::string mpi, gloo, ddprun, torch;
+    const std::string python = bench::torch_python();
     for (int i = 1; i + 1 < argc; i += 2) {
         const std::string option = argv[i];
         if (option == "--passes") passes = std::max(1, std::atoi(argv[i + 1]));
         if (option == "--mpi") mpi = argv[i + 1];
         if (option == "--gloo") gloo = argv[i + 1];
+        if (option == "--ddprun") ddprun = argv[i + 1];
+        if (option == "--torch") torch = argv[i + 1];
     }
     const auto contestants = [&](int ranks) {
         std::vector<std::pair<std::string, Contestant>> all = {
@@ -240,6 +245,13 @@ int main(int argc, char** argv) {
                 return run_command(fmt::format("{} {}", gloo, ranks), sizes);
             });
         }
+        if (!torch.empty() && !python.empty()) {
+            all.emplace_back("torch", [&, ranks](Sizes sizes) {
+                std::erase_if(sizes, [](std::size_t bytes) { return std::ranges::find(kTorchSizes, bytes) == kTorchSizes.end(); });
+                return run_command(fmt::format("OMP_NUM_THREADS=1 {} --numa-binding=none --prefix=none --nproc-per-node={} {} {}", ddprun,
+                                               ranks, python, torch), sizes);
+            });
+        }
         return all;
     };
 
@@ -247,8 +259,12 @@ int main(int argc, char** argv) {
     const Table two = measure(contestants(2), kTwoRankSizes, passes);
     print_table(two, kTwoRankSizes);
     fmt::print("bars\n");
-    print_bar(two, "gloo", 4 << 20, 7.0, kTwoRankSizes);
-    print_bar(two, "mpi", 0, 1 / 1.1, kTwoRankSizes);
+    print_bar(two, "torch", Memory::Shared, 0, 6.0, kTwoRankSizes);
+    print_bar(two, "torch", Memory::Private, 1 << 20, 5.0, kTwoRankSizes);
+    for (const Memory memory : {Memory::Shared, Memory::Private}) {
+        print_bar(two, "gloo", memory, 4 << 20, 7.0, kTwoRankSizes);
+        print_bar(two, "mpi", memory, 0, 1 / 1.1, kTwoRankSizes);
+    }
     print_copy_bar(2 * passes + 1);
 
     fmt::print("4 ranks on {} CPUs: more ranks than cores must not collapse\n",

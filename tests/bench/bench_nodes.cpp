@@ -1,6 +1,7 @@
 // All-reduce of float32 sums between two hosts with two ranks each (network namespaces of this machine, TCP): libddp (buffers in
 // shared memory, as DDP's buckets), PyTorch's gloo and Open MPI, in turns, each by its own launcher or ddprun. Prints medians
-// over the passes of each program's median, 0 for what was not there or did not end in three minutes; asserts nothing.
+// over the passes of each program's median, 0 for what was not there (PYTHON_EXEC names a Python with PyTorch) or did not end in
+// three minutes; asserts nothing.
 // usage: bench_nodes DDPRUN HOST_INIT ON_HOST TORCH_SCRIPT [--mpi PROGRAM]
 #include <fmt/core.h>
 #include <unistd.h>
@@ -20,13 +21,13 @@
 #include "tests/support/hosts.h"
 #include "tests/support/run_program.h"
 #include "tests/system/mpi_launchers.h"
+#include "torch_python.h"
 
 namespace ddprun::test {
 namespace {
 
 constexpr int kPasses = 3;
 const std::vector<std::string> kSizes{"4096", "65536", "1048576", "26214400"};
-constexpr const char* kPython = "/opt/torch-venv/bin/python";
 
 using Times = std::map<std::string, std::vector<double>>;  ///< microseconds of each pass, by size
 
@@ -82,10 +83,11 @@ int run_all(int argc, char** argv) {
     // It believes that each host has all cores for itself, and would spin on them.
     const std::vector<std::string> yielding{"env", "OMPI_MCA_mpi_yield_when_idle=1"};
     const Hosts hosts(2);
+    const std::string python = bench::torch_python();
     Times ours, gloo, mpi;
     for (int pass = 0; pass < kPasses; ++pass) {
         take("libddp", under_ddprun(hosts, ddprun, join_words({std::filesystem::read_symlink("/proc/self/exe"), "--rank"}, kSizes)), ours);
-        if (::access(kPython, X_OK) == 0) take("gloo", under_ddprun(hosts, ddprun, join_words({kPython, argv[4]}, kSizes)), gloo);
+        if (!python.empty()) take("gloo", under_ddprun(hosts, ddprun, join_words({python, argv[4]}, kSizes)), gloo);
         if (argc > 6) take("Open MPI", run(open_mpi_on(hosts, 2, join_words(yielding, join_words({argv[6]}, kSizes)))).out, mpi);
     }
     fmt::print("2 hosts x 2 ranks, {} passes in turns, microseconds\n{:>10} {:>10} {:>10} {:>10} {:>12} {:>12}\n", kPasses, "bytes", "libddp", "gloo", "Open MPI", "gloo/ours", "MPI/ours");

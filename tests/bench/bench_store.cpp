@@ -25,6 +25,7 @@
 #include "rendezvous/server/server.h"
 #include "tests/support/reserved_port.h"
 #include "tests/support/temporary_directory.h"
+#include "torch_python.h"
 
 /// Store operations against our server, beside the least any store can cost: one round trip over loopback
 /// between two threads that do nothing else, measured in the same run. Ratios, because machines differ.
@@ -451,12 +452,11 @@ void compare_with_redis() {
 
 /// PyTorch's own client and server, where there is a torch: times are its, two processes as here two threads.
 void compare_with_torch(const char* script) {
-    const char* const chosen = std::getenv("PYTHON_EXEC");
-    const std::string python = chosen != nullptr ? chosen : "python3";
+    const std::string python = bench::torch_python();
     fmt::print("\n");
     std::fflush(stdout);
-    const std::string command = fmt::format("{0} -c 'import torch.distributed' 2>/dev/null && exec {0} {1}", python, script);
-    if (std::system(command.c_str()) != 0) fmt::print("{} has no torch: no comparison with PyTorch's TCPStore (PYTHON_EXEC names another)\n", python);
+    if (python.empty() || std::system(fmt::format("{} {}", python, script).c_str()) != 0)
+        fmt::print("no comparison with PyTorch's TCPStore: PYTHON_EXEC names a Python with PyTorch\n");
 }
 
 }  // namespace

@@ -1,4 +1,4 @@
-"""PyTorch's side of bench_nodes: gloo under ddprun, prints "bytes microseconds" as allreduce_loop.h does."""
+"""PyTorch's side of bench_allreduce and bench_nodes: gloo under ddprun, prints "bytes microseconds" as allreduce_loop.h does."""
 
 import statistics
 import sys

@@ -1,0 +1,97 @@
+// What a collective costs beside moving and summing: its number, the lines that the launcher reads, the clock, showing the
+// call to the other ranks and comparing theirs; as a share of a training step of the perceptron 784-1024-1024-1024-10 on
+// the CPU (batch 128, one rank: a step of several takes longer). Bar: 1 %.
+#include <fmt/core.h>
+#include <fcntl.h>
+
+#include <algorithm>
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include "allreduce_loop.h"
+#include "ddp/shm/lockstep.h"
+#include "ddp/testing.h"
+#include "train/learner.h"
+#include "train/matrix.h"
+#include "train/samples/data.h"
+
+namespace {
+
+constexpr std::size_t kBatch = 128, kSteps = 41, kRounds = 101, kCalls = 1000;
+
+/// A segment of one rank.
+class OneRank {
+  public:
+    [[nodiscard]] std::shared_ptr<ddp::SegmentMap> map() const {
+        return std::make_shared<ddp::SegmentMap>(ddprun::UniqueFd(::fcntl(segment_.get(), F_DUPFD_CLOEXEC, 0)));
+    }
+    [[nodiscard]] ddp::Context context() const {
+        ddprun::WorkerEnv env = ddp::testing::environment_of(0, 1);
+        env.segment_fd = segment_.get();
+        return ddp::Context(env);
+    }
+
+  private:
+    ddprun::UniqueFd segment_ = ddp::make_segment({});
+};
+
+double median_us(std::size_t rounds, const std::function<void()>& round) {
+    std::vector<double> times;
+    for (std::size_t i = 0; i < rounds; ++i) {
+        const double before = bench::now_us();
+        round();
+        times.push_back(bench::now_us() - before);
+    }
+    std::nth_element(times.begin(), times.begin() + static_cast<std::ptrdiff_t>(rounds / 2), times.end());
+    return times[rounds / 2];
+}
+
+struct Step {
+    double us;
+    double calls;  ///< of collectives
+};
+Step measure_step() {
+    const OneRank rank;
+    const auto group = ddp::ProcessGroup::create(rank.context());
+    train::Options options;
+    options.device = train::DeviceKind::Cpu;
+    const train::Station station = *train::open_station(options, 0);
+    train::set_matrix_threads(1);
+    const train::Samples samples = train::make_samples({kBatch, 784, 10}, 1);
+    train::Learner learner(*group, station, options, {784, 1024, 1024, 1024, 10}, kSteps);
+    const auto step = [&] { learner.learn({samples.values.data(), samples.labels.data(), nullptr, kBatch}); };
+    step();  // lays the buckets out
+    const auto segment = rank.map();
+    const std::uint64_t before = segment->line(0).finished_seq;
+    const double us = median_us(kSteps, step);
+    return {us, static_cast<double>(segment->line(0).finished_seq - before) / kSteps};
+}
+
+/// Of a collective that meets twice, as the all-reduce of a bucket does.
+double measure_call() {
+    const OneRank rank;
+    ddp::cpu::Arena arena(rank.map(), 0, ddp::cpu::Arena::Lines::OfTheNode);
+    ddp::cpu::join(arena, ddp::testing::environment_of(0, 1), ddprun::MonotonicClock::now() + std::chrono::seconds(10));
+    ddp::cpu::Lockstep steps(arena, {.ranks = 1}, std::chrono::seconds(10));
+    return median_us(kRounds, [&] {
+               for (std::size_t i = 0; i < kCalls; ++i) {
+                   steps.begin({.bytes = 25 << 20, .operation = ddprun::SegmentOp::AllReduce, .dtype = ddp::DType::F32});
+                   steps.meet();
+                   steps.meet();
+                   steps.end();
+               }
+           }) /
+           kCalls;
+}
+
+}  // namespace
+
+int main() {
+    const Step step = measure_step();
+    const double call_us = measure_call(), share = step.calls * call_us / step.us;
+    fmt::print("a step takes {:.0f} us and makes {:.1f} calls; numbers, lines and comparison take {:.3f} us of each\n", step.us, step.calls,
+               call_us);
+    fmt::print("{:.5f} % of a step (bar 1 %: {})\n", 100 * share, share < 0.01 ? "met" : "NOT MET");
+    return 0;
+}
