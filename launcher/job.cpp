@@ -236,6 +236,7 @@ Status Job::build_agent(const Endpoint& controller) {
     if (spec.rendezvous.local_addr) hello.addresses = {*spec.rendezvous.local_addr};
     hello.slots = setup_.workers;
     hello.pid = ::getpid();
+    hello.instance = id_;
     hello.version = DDPRUN_VERSION;
     hello.terms = terms_of(setup_, pmix_ != nullptr);
     hello.role = spec.role;

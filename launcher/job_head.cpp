@@ -108,13 +108,13 @@ void Job::build_controller() {
     config.random = static_cast<double>(::getpid() % 1000) / 1000;
     config.own_host = host_;
     config.hosts = hosts_by_rank(setup_, host_);
-    if (!spec.rendezvous.head_is_apart) config.own_pid = ::getpid();
+    if (!spec.rendezvous.head_is_apart) config.own_instance = id_;
     config.terms = terms_of(setup_, pmix_ != nullptr);
     if (!spec.rendezvous.head_is_apart || spec.fabric) config.fabric = describe_fabric(setup_.machine.fabric, process_environment);
     config.in_batch_job = find_batch_job(process_environment).has_value();
     config.master = [this](const rdzv::AgentHello& first) -> Result<MasterAddress> {
         const RendezvousSpec& rendezvous = setup_.spec.rendezvous;
-        const bool is_here = first.host == host_ && first.pid == ::getpid() && !has_succeeded_;
+        const bool is_here = first.instance == id_ && !has_succeeded_;
         if (serves_torch_) return MasterAddress{has_succeeded_ ? hello_.addresses.front() : master_host(setup_.spec, true, {}), server_->bound().port, true};
         const std::string host = master_host(setup_.spec, is_here, first.addresses);
         if (rendezvous.master_port && !listens_at_master_port()) return MasterAddress{host, *rendezvous.master_port};

@@ -12,6 +12,7 @@ static void fields(Fields& f, AgentHello& m) {
     f("addresses", m.addresses);
     f.usually("fabric", m.fabric, {});
     f("host", m.host);
+    f.usually("instance", m.instance, {});
     f("kept_rank", m.kept_rank);
     f("node_rank", m.node_rank);
     f("pid", m.pid);

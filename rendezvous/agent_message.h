@@ -26,6 +26,7 @@ struct AgentHello {
     std::string fabric = {};             ///< what connects it with other nodes: "slingshot"; "" it did not look
     std::vector<std::string> seats = {}; ///< by local rank: "CPUs 0-15, NUMA 3, GPU 0"; none where nobody is bound
     std::optional<int> kept_rank = {};   ///< its group rank under another controller, which is lost
+    std::string instance = {};           ///< of this process alone: containers share names of hosts, and numbers of processes
     bool operator==(const AgentHello&) const = default;
 };
 struct WorkersStarted {

@@ -73,7 +73,7 @@ Controller::Controller(os::EventLoop& loop, os::Log& log, ControllerConfig confi
     : loop_(loop), log_(log), config_(std::move(config)), send_(std::move(send)), done_(std::move(done)),
       policy_(policy_of(config_)),
       membership_({config_.spec.nodes.min, config_.spec.nodes.max, config_.spec.rendezvous.join_timeout,
-                   config_.spec.rendezvous.last_call, config_.terms, config_.own_pid != 0, config_.own_host, config_.hosts},
+                   config_.spec.rendezvous.last_call, config_.terms, !config_.own_instance.empty(), config_.own_host, config_.hosts},
                   MonotonicClock::now()),
       begun_(MonotonicClock::now()) {}
 

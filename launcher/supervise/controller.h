@@ -39,9 +39,9 @@ struct ControllerConfig {
     /// What workers get as MASTER_ADDR/PORT in the generation that is about to start, with this node as its first.
     /// Called once for each: a port that the kernel picked must be free again for a new rank 0.
     std::function<Result<MasterAddress>(const rdzv::AgentHello& first)> master;
-    /// The agent in this process, without which there is no world; pid 0: none.
+    /// What the agent in this process says as its `instance`: without it there is no world; "" there is none.
+    std::string own_instance;
     std::string own_host;
-    int own_pid = 0;
     std::vector<std::string> hosts;  ///< by node rank, where it is known who is to come
     rdzv::Terms terms;    ///< with which every node has to agree
     std::string fabric;   ///< of this node, and what is set because of it (describe_fabric)
@@ -147,7 +147,7 @@ class Controller {
     void kill(const Node& node);
     void worker_exited(int node, const rdzv::WorkerExited& report);
     [[nodiscard]] bool was_the_cause_all_along(const WorkerEnd& end);
-    [[nodiscard]] bool is_own(const rdzv::AgentHello& hello) const { return hello.pid == config_.own_pid && hello.host == config_.own_host; }
+    [[nodiscard]] bool is_own(const rdzv::AgentHello& hello) const { return !hello.instance.empty() && hello.instance == config_.own_instance; }
     [[nodiscard]] int node_of(rdzv::AgentId peer) const;
     [[nodiscard]] int world_size() const;
     [[nodiscard]] std::vector<int> slots() const;

@@ -145,7 +145,7 @@ class SimulatedJob {
         ControllerConfig config;
         config.spec = spec_;
         config.own_host = fmt::format("node{}", head.agent == 0 ? 0 : agents_[head.agent]->node);
-        config.own_pid = static_cast<int>(head.agent) + 1;
+        config.own_instance = fmt::format("{}", head.agent + 1);
         config.terms = {"version=1"};
         config.random = 1;
         config.can_be_succeeded = outlives_head_;
@@ -380,7 +380,8 @@ class SimulatedJob {
         hello.host = fmt::format("node{}", agent.node);
         if (agent.peer == 1) hello.node_rank = 0;
         hello.slots = 1 + agent.node % 2;
-        hello.pid = static_cast<int>(agent.peer);
+        hello.pid = 1;  // as in containers
+        hello.instance = fmt::format("{}", agent.peer);
         hello.terms = {"version=1"};
         hello.kept_rank = agent.kept_rank;
         if (head.controller && !head.controller->agent_joined(agent.peer, hello)) return end_process(agent);

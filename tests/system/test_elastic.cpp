@@ -164,6 +164,25 @@ TEST_F(Elastic, ANodeThatComesAfterTheHeadsEndFindsTheNewOneAsThatSays) {
     for (int host : {1, 2}) EXPECT_EQ((*this)[host].wait().status, 0);
 }
 
+TEST_F(Elastic, TwoContainersOfOneHostWhoseProcessesHaveTheSameNumberAreTwoNodes) {
+    const auto contained = [&](int host) {
+        std::vector<std::string> words = ddprun_probe({"--nnodes=2:3", "--rdzv-backend=c10d", "--rdzv-endpoint=node00:29400", "--rdzv-id=elastic", "--nproc-per-node=1"}, acts_);
+        words.insert(words.begin(), {"unshare", "--pid", "--mount-proc", "--fork", "--kill-child"});
+        return hosts_->command(host, words);
+    };
+    Program head(contained(0));
+    ASSERT_TRUE(head.wait_for_output("controller on port 29400"));
+    Program twin(contained(0)), other(contained(1));
+    ASSERT_TRUE(twin.wait_for_output("WORLD_SIZE=3\n"));
+    ASSERT_TRUE(head.wait_for_output("is the standby"));
+    twin.signal(SIGKILL);
+    ASSERT_TRUE(head.wait_for_output("WORLD_SIZE=2\n"));
+    ASSERT_TRUE(other.wait_for_output("WORLD_SIZE=2\n"));
+    touch("finish");
+    EXPECT_EQ(head.wait().status, 0);
+    EXPECT_EQ(other.wait().status, 0);
+}
+
 TEST_F(Elastic, WhileItWaitsItSaysForHowLongAndForWhomByName) {
     Program head(hosts_->command(0, ddprun_probe({"--hosts=node00,node02", "--start=none"}, acts_)));
     EXPECT_TRUE(head.wait_for_output("waiting for 5 s: 1 of 2 nodes joined, "));
