@@ -78,6 +78,27 @@ TEST_P(OverMpi, EveryCollectiveIsRightForEveryTypeAndOperation) {
     }
 }
 
+TEST_P(OverMpi, EveryCollectiveIsRightInTheGroupsOwnThread) {
+    const Outcome outcome = run(launch(2, {path_of("MPI_RANKS"), "thread"}), with_environment(with_modules()));
+    EXPECT_EQ(outcome.status, 0) << outcome.err;
+    EXPECT_THAT(outcome.out, AllOf(HasSubstr(std::string("2 ranks, mpi (") + GetParam().library), HasSubstr(", progress thread): all is well\n")));
+}
+
+TEST_P(OverMpi, InTheGroupsOwnThreadCallsGoOnWhileTheProgramDoesSomethingElse) {
+    const TemporaryDirectory directory;
+    const std::string fifo = directory.file("rank 0 went on");
+    ASSERT_EQ(::mkfifo(fifo.c_str(), 0600), 0);
+    const Outcome outcome = run(launch(2, {path_of("MPI_RANKS"), "progress", fifo}), with_environment(with_modules()));
+    EXPECT_EQ(outcome.status, 0) << outcome.err;
+    EXPECT_THAT(outcome.out, HasSubstr("all is well"));
+}
+
+TEST_P(OverMpi, RanksThatCountSlicesOtherwiseAreBothNamed) {
+    const Outcome outcome = run(launch(2, {path_of("MPI_RANKS"), "uneven"}), with_environment(with_modules()));
+    EXPECT_EQ(outcome.status, 1);
+    EXPECT_THAT(outcome.out, HasSubstr("all_gather_v: rank 0 counts 3, 3, rank 1 counts 2, 4"));
+}
+
 TEST_P(OverMpi, EveryCollectiveIsRightOverTwoHosts) {
     if (const auto reason = Hosts::why_not()) GTEST_SKIP() << *reason;
     const Hosts hosts(2);
@@ -108,12 +129,15 @@ TEST_P(OverMpi, EveryCollectiveIsRightUnderADdprunForEachRank) {
     EXPECT_THAT(outcome.out, AllOf(HasSubstr(std::string("2 ranks, mpi (") + GetParam().library), HasSubstr("): all is well\n")));
 }
 
+// The launcher notices too, and may end the ddpruns before they have said more: what each says stands in a file.
 TEST_P(OverMpi, AKilledRankUnderADdprunForEachIsNamedAndEndsTheOthers) {
     const ReservedPort port;
-    const Outcome outcome = run(launch(3, by_a_ddprun_each(port, {path_of("MPI_RANKS"), "killed"})), with_environment(with_modules()));
+    const TemporaryDirectory said;
+    const std::vector<std::string> into_files = {"sh", "-c", "exec \"$@\" 2>" + said.path() + "/${OMPI_COMM_WORLD_RANK:-$PMI_RANK}", "sh"};
+    const Outcome outcome = run(launch(3, join_words(into_files, by_a_ddprun_each(port, {path_of("MPI_RANKS"), "killed"}))), with_environment(with_modules()));
     EXPECT_FALSE(outcome.timed_out);
     EXPECT_NE(outcome.status, 0);
-    EXPECT_THAT(outcome.err, AllOf(HasSubstr("first cause   rank 1"), HasSubstr("SIGKILL"), HasSubstr("stopped by us 2 workers (ranks 0, 2)")));
+    EXPECT_THAT(file_content(said.file("1")), AllOf(HasSubstr("rank 1 (pid "), HasSubstr("died of SIGKILL")));
 }
 
 TEST_P(OverMpi, TheModuleOfAnotherMpiIsRefusedWithBoth) {

@@ -2,14 +2,21 @@
 // ends with the exit code 1 then; rank 0 says "N ranks, NAME: all is well".
 //
 //   mpi_ranks            everything that must work
+//   mpi_ranks thread     the same, in the group's own thread
+//   mpi_ranks progress FIFO  what only that thread can: calls go on while the program does something else
+//   mpi_ranks uneven     rank 1 counts slices otherwise; all end with the exit code 1
 //   mpi_ranks alone      rank 1 does not come to a barrier; the others end with the exit code 1
 //   mpi_ranks killed     rank 1 kills itself while the others wait for it
 #include <fmt/core.h>
 #include <signal.h>
 #include <unistd.h>
 
+#include <fcntl.h>
+#include <sched.h>
+
 #include <cstdlib>
 #include <cstring>
+#include <numeric>
 
 #include "ddp/context.h"
 #include "ddp/process_group.h"
@@ -112,6 +119,32 @@ void reduces(const Case& with) {
     }
 }
 
+/// Slices of different lengths, one of them empty.
+void uneven(const Case& with) {
+    const std::size_t size = size_of(with.type), me = with.me();
+    Counts counts;
+    for (std::size_t r = 0; r < with.ranks(); ++r) counts.push_back(with.count * (r % 4) / 3);
+    const std::size_t all = std::accumulate(counts.begin(), counts.end(), std::size_t{0});
+    const std::size_t before = std::accumulate(counts.begin(), counts.begin() + with.group.rank(), std::size_t{0});
+    const auto range = [&](const Bytes& bytes, std::size_t from, std::size_t count) {
+        const auto begin = bytes.begin() + static_cast<long>(from * size);
+        return Bytes(begin, begin + static_cast<long>(count * size));
+    };
+    Bytes firsts, for_me;
+    for (std::size_t r = 0; r < with.ranks(); ++r) {
+        const Bytes first = range(with.inputs[r], 0, counts[r]), mine = range(with.inputs[r], before, counts[me]);
+        firsts.insert(firsts.end(), first.begin(), first.end());
+        for_me.insert(for_me.end(), mine.begin(), mine.end());
+    }
+    Bytes part = range(with.inputs[me], 0, counts[me]), whole_input = range(with.inputs[me], 0, all), gathered(firsts.size()), received(for_me.size());
+    with.group.all_gather_v(whole(gathered, with.type), whole(part, with.type), counts).wait();
+    with.expect_equal(gathered, firsts, "all_gather_v");
+    with.group.all_to_all_v(whole(received, with.type), Counts(with.ranks(), counts[me]), whole(whole_input, with.type), counts).wait();
+    with.expect_equal(received, for_me, "all_to_all_v");
+    with.group.reduce_scatter_v(whole(part, with.type), whole(whole_input, with.type), counts).wait();
+    with.expect_equal(part, range(reference::reduce(with.inputs, with.type, ReduceOp::Sum), before, counts[me]), "reduce_scatter_v");
+}
+
 void moves(const Case& with) {
     ProcessGroup& group = with.group;
     Bytes firsts, own_slices;
@@ -133,17 +166,7 @@ void moves(const Case& with) {
     with.expect_equal(all, own_slices, "all_to_all");
     group.scatter(whole(part, with.type), whole(mine, with.type), 0).wait();
     with.expect_equal(part, slice(with.inputs[0], with.me(), with.each()), "scatter");
-    const Counts counts(with.ranks(), with.count);
-    part = slice(mine, 0, with.each());
-    group.all_gather_v(whole(all, with.type), whole(part, with.type), counts).wait();
-    with.expect_equal(all, firsts, "all_gather_v");
-    group.all_to_all_v(whole(all, with.type), counts, whole(mine, with.type), counts).wait();
-    with.expect_equal(all, own_slices, "all_to_all_v");
-    Bytes reduced(with.each());
-    group.reduce_scatter_v(whole(reduced, with.type), whole(mine, with.type), counts).wait();
-    with.expect_equal(reduced,
-                      slice(reference::reduce(with.inputs, with.type, ReduceOp::Sum), with.me(), with.each()),
-                      "reduce_scatter_v");
+    uneven(with);
     group.broadcast(whole(mine, with.type), 0).wait();
     with.expect_equal(mine, with.inputs[0], "broadcast");
     if (group.size() == 1) return;
@@ -165,7 +188,7 @@ void moves(const Case& with) {
 
 void run_everything(ProcessGroup& group) {
     for (const DType type : kTypes) {
-        for (const std::size_t count : {std::size_t{0}, std::size_t{1}, std::size_t{20'011}}) {
+        for (const std::size_t count : {std::size_t{0}, std::size_t{1}, std::size_t{5'003}}) {
             Case with{group, type, count, {}};
             for (int r = 0; r < group.size(); ++r)
                 with.inputs.push_back(values_of(r, type, count * static_cast<std::size_t>(group.size())));
@@ -182,6 +205,30 @@ void run_everything(ProcessGroup& group) {
     expect(group.split(-1, 0) == nullptr, "no group for a negative color");
     expect(group.allocate_shared(1000).size() == 1000, "allocate_shared");
     group.barrier().wait();
+}
+
+/// Rank 0 leaves a sum alone, and does not even begin to wait; rank 1 does not come to it before it hears so.
+void go_on_by_itself(ProcessGroup& group, const char* fifo) {
+    std::vector<float> values(100'000, 1), others(100'000, 1);
+    const auto other = group.split(0, group.rank());
+    const bool is_first = group.rank() == 0;
+    if (!is_first) ::close(::open(fifo, O_RDONLY));
+    // Groups do not wait for each other either.
+    Work one = (is_first ? group : *other).all_reduce(buffer_of(is_first ? values : others));
+    Work two = (is_first ? *other : group).all_reduce(buffer_of(is_first ? others : values));
+    if (is_first) ::close(::open(fifo, O_WRONLY));
+    while (!one.done() || !two.done()) ::sched_yield();
+    expect(values[0] == 2 && others[0] == 2, "sums that go on by themselves");
+}
+
+int count_otherwise(ProcessGroup& group) {
+    std::vector<float> all(6), mine(group.rank() == 1 ? 4 : 3);
+    try {
+        group.all_gather_v(buffer_of(all), buffer_of(mine), group.rank() == 1 ? Counts{2, 4} : Counts{3, 3}).wait();
+    } catch (const Error& error) {
+        fmt::print("{}\n", error.what());
+    }
+    return 1;
 }
 
 /// Rank 1 never comes, until its mpiexec ends it because of the others.
@@ -206,16 +253,19 @@ int wait_for_one_that_never_comes(ProcessGroup& group) {
 int main(int argc, char** argv) {
     try {
         const Context context = Context::from_env();
-        const auto group =
-            ProcessGroup::create(context, {.timeout = std::chrono::seconds(60), .backend = "mpi"});
         const std::string act = argc > 1 ? argv[1] : "";
+        const bool has_thread = act == "thread" || act == "progress";
+        const auto group = ProcessGroup::create(context, {.timeout = std::chrono::seconds(60),
+                                                          .backend = "mpi",
+                                                          .progress = has_thread ? ProcessGroupOptions::Progress::Thread : ProcessGroupOptions::Progress::Auto});
         if (act == "alone") return wait_for_one_that_never_comes(*group);
         if (act == "killed") {
             group->barrier().wait();
             if (group->rank() == 1) ::raise(SIGKILL);
             group->barrier().wait();
         }
-        run_everything(*group);
+        if (act == "uneven") return count_otherwise(*group);
+        act == "progress" ? go_on_by_itself(*group, argv[2]) : run_everything(*group);
         if (group->rank() == 0 && wrong == 0)
             fmt::print("{} ranks, {}: all is well\n", group->size(), group->describe());
     } catch (const std::exception& error) {

@@ -3,14 +3,18 @@
 #include <fcntl.h>
 #include <fmt/core.h>
 #include <sched.h>
+#include <unistd.h>
 
+#include <atomic>
 #include <cstring>
-#include <functional>
+#include <limits>
+#include <optional>
 #include <utility>
 
 #include "ddp/cuda/numbers.h"
 #include "ddp/mpi/load.h"
 #include "ddp/worker/call.h"
+#include "ddp/worker/slices.h"
 #include "ddp/worker/work.h"
 #include "env/text.h"
 
@@ -56,21 +60,63 @@ void divide(const Buffer& buffer, int by) {
     for (std::size_t i = 0; i < buffer.count; ++i) values[i] /= static_cast<T>(by);
 }
 
+/// What a group and its parts have alike.
+struct Sort {
+    std::string library;
+    bool has_thread = false;
+};
+
+/// Whether a thread for calls has a core: this rank's affinity may be shared with others of the node, or be a share of its own.
+bool has_spare_core(const ddprun::WorkerEnv& env) {
+    cpu_set_t own;
+    const int cpus = ::sched_getaffinity(0, sizeof own, &own) == 0 ? CPU_COUNT(&own) : 1;
+    return cpus >= 2 && ::sysconf(_SC_NPROCESSORS_ONLN) >= 2 * env.local_world_size;
+}
+
+bool wants_thread(const ProcessGroupOptions& options, const About& about, const ddprun::WorkerEnv& env) {
+    using Progress = ProcessGroupOptions::Progress;
+    if (options.progress == Progress::Thread && !about.takes_threads)
+        throw InvalidInput(fmt::format("backend mpi: {} was started for one thread: start it with MPI_THREAD_MULTIPLE, or ask for Progress::Inline",
+                                       about.library));
+    if (options.progress == Progress::Auto) return about.takes_threads && env.world_size > 1 && has_spare_core(env);
+    return options.progress == Progress::Thread;
+}
+
+/// Counts by rank as MPI has them, with where each begins.
+struct IntCounts {
+    explicit IntCounts(const Counts& sizes) {
+        std::size_t at = 0;
+        for (const std::size_t size : sizes) {
+            if (at + size > static_cast<std::size_t>(std::numeric_limits<int>::max())) throw Error(kTooMany);
+            counts.push_back(static_cast<int>(size));
+            offsets.push_back(static_cast<int>(at));
+            at += size;
+        }
+    }
+    [[nodiscard]] Cut cut() const { return {counts.data(), offsets.data()}; }
+    std::vector<int> counts, offsets;
+};
+
 class Group final : public ProcessGroup {
   public:
-    Group(const Module& module, Communicator* communicator, std::string library, const ddprun::WorkerEnv& env,
-          std::chrono::nanoseconds timeout)
-        : module_(module), communicator_(communicator), library_(std::move(library)), env_(env) {
+    Group(const Module& module, Communicator* communicator, const Sort& sort, const ddprun::WorkerEnv& env, std::chrono::nanoseconds timeout)
+        : module_(module), communicator_(communicator), sort_(sort), env_(env) {
         int rank = 0, size = 1;
         check(module.place(communicator, &rank, &size), fmt::format("rank {}: joining", env.rank));
         take_seat({.rank = rank, .size = size, .backend = "mpi", .world_rank = env.rank, .timeout = timeout});
         if (env.segment_fd >= 0)
             segment_ =
                 std::make_unique<SegmentMap>(ddprun::UniqueFd(::fcntl(env.segment_fd, F_DUPFD_CLOEXEC, 0)));
+        if (sort_.has_thread) progress_.emplace();
     }
-    ~Group() override { module_.close(communicator_); }
+    ~Group() override {
+        progress_.reset();
+        module_.close(communicator_);
+    }
 
-    std::string describe() const override { return fmt::format("mpi ({}, in the calling thread)", library_); }
+    std::string describe() const override {
+        return fmt::format("mpi ({}, {})", sort_.library, progress_ ? "progress thread" : "in the calling thread");
+    }
     double communication_seconds() const override { return static_cast<double>(inside_ns_) * 1e-9; }
     void report_progress(std::uint64_t step, std::uint64_t samples) override {
         if (segment_) ddp::report_progress(line(), step, samples);
@@ -167,7 +213,7 @@ class Group final : public ProcessGroup {
         Call call = call_of(first.way == Message::Way::Send ? SegmentOp::Send : SegmentOp::Recv, first.buffer,
                             ReduceOp::Sum, first.peer);
         if (messages.size() > 1) call.root = kBatchMark;
-        return run(call, [this, &messages](const Call& named) {
+        return run(call, [this, messages = std::move(messages)](const Call& named) {
             std::vector<Operation> operations;
             for (const Message& one : messages) {
                 const bool sends = one.way == Message::Way::Send;
@@ -179,6 +225,45 @@ class Group final : public ProcessGroup {
                                       .peer = one.peer});
             }
             move(named, operations);
+        });
+    }
+    Work do_all_gather_v(Buffer output, Buffer input, Counts counts) override {
+        return run(uneven(SegmentOp::AllGather, output), [=, this](const Call& call) {
+            agree(call, counts);
+            const IntCounts cut(counts);
+            const bool in_place = input.data == Slices(counts, output.dtype).of(output, rank()).data;
+            move(call, {{.kind = Kind::AllGatherV,
+                         .in = in_place ? nullptr : input.data,
+                         .out = output.data,
+                         .count = input.count,
+                         .dtype = input.dtype,
+                         .out_cut = cut.cut()}});
+        });
+    }
+    Work do_reduce_scatter_v(Buffer output, Buffer input, Counts counts, ReduceOp op) override {
+        return run(uneven(SegmentOp::ReduceScatter, input, op), [=, this](const Call& call) {
+            agree(call, counts);
+            const IntCounts cut(counts);
+            std::vector<std::byte> result(output.bytes());
+            const Buffer own{result.data(), output.count, output.dtype, {}};
+            reduce_by(call, {.kind = Kind::ReduceScatterV, .count = input.count, .out_cut = cut.cut()}, input.data, input, own, op);
+            if (!result.empty()) std::memcpy(output.data, result.data(), result.size());
+        });
+    }
+    Work do_all_to_all_v(Buffer output, Counts received, Buffer input, Counts sent) override {
+        return run(uneven(SegmentOp::AllToAll, input), [=, this](const Call& call) {
+            Counts both = sent;
+            both.insert(both.end(), received.begin(), received.end());
+            if (const std::string why = unmatched_counts(counts_of_all(call, both)); !why.empty())
+                throw MismatchError("all_to_all_v: " + why);
+            const IntCounts to(sent), from(received);
+            move(call, {{.kind = Kind::AllToAllV,
+                         .in = input.data,
+                         .out = output.data,
+                         .count = input.count,
+                         .dtype = input.dtype,
+                         .out_cut = from.cut(),
+                         .in_cut = to.cut()}});
         });
     }
     std::vector<std::string> do_all_gather_bytes(std::string_view mine, std::int16_t mark) override {
@@ -204,13 +289,44 @@ class Group final : public ProcessGroup {
             check(module_.split(communicator_, part.color, part.key, &made), named(call));
         }).wait();
         if (made == nullptr) return nullptr;
-        return std::make_unique<Group>(module_, made, library_, env_, seat().timeout);
+        return std::make_unique<Group>(module_, made, sort_, env_, seat().timeout);
     }
 
-    /// Gives the call its number, and carries it out; what went wrong is in the Work, and in that of all
+    static Call uneven(SegmentOp operation, const Buffer& whole, ReduceOp op = ReduceOp::Sum) {
+        return call_of(operation, whole, op, kUnevenMark);
+    }
+    /// Everybody's, each behind its rank in the world.
+    std::vector<Counts> counts_of_all(const Call& call, const Counts& own) {
+        Counts mine{static_cast<std::size_t>(env_.rank)};
+        mine.insert(mine.end(), own.begin(), own.end());
+        Counts joined(mine.size() * static_cast<std::size_t>(size()));
+        static_assert(sizeof joined[0] == sizeof(std::int64_t));
+        move(call, {{.kind = Kind::AllGather, .in = mine.data(), .out = joined.data(), .count = mine.size(), .dtype = DType::I64}});
+        std::vector<Counts> all;
+        for (auto at = joined.begin(); at != joined.end(); at += static_cast<long>(mine.size()))
+            all.emplace_back(at, at + static_cast<long>(mine.size()));
+        return all;
+    }
+    void agree(const Call& call, const Counts& counts) {
+        if (const std::string why = unequal_counts(counts_of_all(call, counts)); !why.empty())
+            throw MismatchError(fmt::format("{}_v: {}", segment_op_name(call.operation), why));
+    }
+
+    /// Carries the call out, in its turn, here or in the progress thread; what went wrong is in the Work, and in that of all
     /// later calls.
-    Work run(Call call, const std::function<void(const Call&)>& carry_out) {
+    template <class CarryOut>
+    Work run(const Call& call, CarryOut carry_out) {
         auto state = std::make_shared<Work::State>();
+        const auto task = [this, state, call, carry_out, limit = timeout()] {
+            limit_ = limit;
+            state->finish(outcome_of(call, carry_out));
+        };
+        progress_ ? progress_->post(task) : task();
+        return Work(std::move(state));
+    }
+    /// Gives the call its number.
+    template <class CarryOut>
+    std::exception_ptr outcome_of(Call call, const CarryOut& carry_out) {
         call.seq = ++seq_;
         const std::int64_t began = now_ns();
         try {
@@ -222,8 +338,7 @@ class Group final : public ProcessGroup {
             if (!broken_) module_.abandon();
             broken_ = std::current_exception();
         }
-        state->finish(broken_);
-        return Work(std::move(state));
+        return broken_;
     }
 
     /// Begins all of them and waits for all.
@@ -231,7 +346,7 @@ class Group final : public ProcessGroup {
         std::vector<Request*> open;
         for (const Operation& operation : operations)
             check(module_.begin(communicator_, &operation, &open.emplace_back()), named(call));
-        const auto deadline = ddprun::deadline_after(MonotonicClock::now(), timeout());
+        const auto deadline = ddprun::deadline_after(MonotonicClock::now(), limit_);
         constexpr int kTurns = 64;  // looks at MPI for one at the clock
         for (int turn = 0; !open.empty(); ++turn) {
             std::erase_if(open, [&](Request* one) {
@@ -243,7 +358,7 @@ class Group final : public ProcessGroup {
             if (segment_) throw_if_lost(segment_->header(), named(call));
             if (MonotonicClock::now() >= deadline)
                 throw TimeoutError(fmt::format("{} did not finish within {}", named(call),
-                                               ddprun::format_duration(timeout())));
+                                               ddprun::format_duration(limit_)));
             ::sched_yield();  // ranks may share cores
         }
     }
@@ -302,13 +417,15 @@ class Group final : public ProcessGroup {
     };
     const Module& module_;
     Communicator* const communicator_;
-    const std::string library_;
+    const Sort sort_;
     const ddprun::WorkerEnv env_;
     std::unique_ptr<SegmentMap> segment_;  ///< of a launcher, where there is one
     std::vector<std::unique_ptr<std::byte[], Aligned>> memory_;
     std::uint64_t seq_ = 0, collectives_ = 0;
-    std::int64_t inside_ns_ = 0;
+    std::atomic<std::int64_t> inside_ns_ = 0;
     std::exception_ptr broken_;
+    std::chrono::nanoseconds limit_{};  ///< of the call that is carried out
+    std::optional<ProgressThread> progress_;
 };
 
 }  // namespace
@@ -317,14 +434,15 @@ std::unique_ptr<ProcessGroup> make_group(const Context& context, const ProcessGr
     const ddprun::WorkerEnv& env = context.env();
     const LoadedModule module = load_module();
     Communicator* world = nullptr;
-    const char* library = "";
-    check(module.entries->open(&world, &library), fmt::format("rank {}: backend mpi", env.rank));
-    auto group = std::make_unique<Group>(*module.entries, world, library, env, options.timeout);
+    About about;
+    check(module.entries->open(&world, &about), fmt::format("rank {}: backend mpi", env.rank));
+    const Sort sort{about.library, wants_thread(options, about, env)};
+    auto group = std::make_unique<Group>(*module.entries, world, sort, env, options.timeout);
     if (group->rank() == env.rank && group->size() == env.world_size) return group;
     throw InvalidInput(fmt::format("backend mpi: {} (of {}) says rank {} of {}, the environment rank {} of {}{}: start the workers with the "
                                    "mpiexec of that MPI (under ddprun: one for each rank, with --pass-mpi-env), or build libddp's module "
                                    "with the MPI whose mpiexec started them",
-                                   library, module.name, group->rank(), group->size(), env.rank, env.world_size,
+                                   about.library, module.name, group->rank(), group->size(), env.rank, env.world_size,
                                    context.origin().empty() ? "" : " (" + context.origin() + ")"));
 }
 

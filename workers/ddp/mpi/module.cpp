@@ -5,6 +5,7 @@
 #define MPICH_SKIP_MPICXX 1
 #include <mpi.h>
 
+#include <atomic>
 #include <cstdlib>
 #include <limits>
 #include <string>
@@ -20,7 +21,7 @@ struct Request {
 
 namespace {
 
-bool is_abandoned = false;
+std::atomic<bool> is_abandoned = false;
 
 const char* told(const char* call, int code) {
     if (code == MPI_SUCCESS) return nullptr;
@@ -87,20 +88,19 @@ const char* library_name() {
     return name.c_str();
 }
 
-const char* open(Communicator** world, const char** library) {
+const char* open(Communicator** world, About* about) {
     int begun = 0, level = 0;
     MPI_Initialized(&begun);
     if (begun == 0) {
-        // Calls come from one thread at a time, which need not be the first.
-        if (const char* why =
-                told("MPI_Init_thread", MPI_Init_thread(nullptr, nullptr, MPI_THREAD_SERIALIZED, &level)))
+        if (const char* why = told("MPI_Init_thread", MPI_Init_thread(nullptr, nullptr, MPI_THREAD_MULTIPLE, &level)))
             return why;
         std::atexit(finalize);
     }
+    if (const char* why = told("MPI_Query_thread", MPI_Query_thread(&level))) return why;
     auto made = new Communicator{};
     const char* why = told("MPI_Comm_dup", MPI_Comm_dup(MPI_COMM_WORLD, &made->handle));
     if (why == nullptr) why = returns_errors(made->handle);
-    *library = library_name();
+    *about = {library_name(), level == MPI_THREAD_MULTIPLE};
     *world = made;
     return why;
 }
@@ -113,7 +113,7 @@ const char* place(Communicator* communicator, int* rank, int* size) {
 const char* begin(Communicator* communicator, const Operation* operation, Request** request) {
     const Operation& one = *operation;
     if (one.count > static_cast<std::size_t>(std::numeric_limits<int>::max()))
-        return "more than 2147483647 elements, which MPI cannot count: take several calls";
+        return kTooMany;
     const MPI_Comm comm = communicator->handle;
     const MPI_Datatype type = type_of(one.dtype);
     const MPI_Op op = op_of(one.op);
@@ -151,6 +151,13 @@ const char* begin(Communicator* communicator, const Operation* operation, Reques
         }
         case Kind::AllToAll:
             return called("MPI_Ialltoall", MPI_Ialltoall(in, count, type, one.out, count, type, comm, to));
+        case Kind::AllGatherV:
+            return called("MPI_Iallgatherv", MPI_Iallgatherv(in, count, type, one.out, one.out_cut.counts, one.out_cut.offsets, type, comm, to));
+        case Kind::ReduceScatterV:
+            return called("MPI_Ireduce_scatter", MPI_Ireduce_scatter(in, one.out, one.out_cut.counts, type, op, comm, to));
+        case Kind::AllToAllV:
+            return called("MPI_Ialltoallv", MPI_Ialltoallv(in, one.in_cut.counts, one.in_cut.offsets, type, one.out, one.out_cut.counts,
+                                                           one.out_cut.offsets, type, comm, to));
         case Kind::Barrier:
             return called("MPI_Ibarrier", MPI_Ibarrier(comm, to));
         case Kind::Send:

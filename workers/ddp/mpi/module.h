@@ -10,7 +10,9 @@
 /// "mpi" is asked for (load.h).
 namespace ddp::mpi {
 
-inline constexpr int kModuleVersion = 1;
+inline constexpr int kModuleVersion = 2;
+
+inline constexpr const char* kTooMany = "more than 2147483647 elements, which MPI cannot count: take several calls";
 
 struct Communicator;
 struct Request;
@@ -24,12 +26,21 @@ enum class Kind : std::int32_t {
     Gather,
     Scatter,
     AllToAll,
+    AllGatherV,
+    ReduceScatterV,
+    AllToAllV,
     Barrier,
     Send,
     Recv
 };
 
-/// One operation, as MPI has it. `in` is null where MPI_IN_PLACE is meant.
+/// How a buffer is cut into one slice for each rank: elements by rank, and where they begin.
+struct Cut {
+    const int* counts = nullptr;
+    const int* offsets = nullptr;
+};
+
+/// One operation, as MPI has it. What it points to stays until it is done. `in` is null where MPI_IN_PLACE is meant.
 struct Operation {
     Kind kind = Kind::Barrier;
     const void* in = nullptr;
@@ -38,13 +49,21 @@ struct Operation {
     DType dtype = DType::U8;      ///< not 16 bits where it reduces
     ReduceOp op = ReduceOp::Sum;  ///< not Avg
     int peer = 0;                 ///< or root
+    Cut out_cut = {};             ///< AllGatherV, AllToAllV; ReduceScatterV: of `in`
+    Cut in_cut = {};              ///< AllToAllV
 };
 
-/// The entry points. They return what went wrong, which stays until the thread's next call, or null.
+/// Which MPI it is.
+struct About {
+    const char* library = "";    ///< "Open MPI v4.1.4"
+    bool takes_threads = false;  ///< any thread may call it at any time
+};
+
+/// The entry points; one thread at a time in each communicator, and in all of them unless it takes threads. They return what went wrong, which stays until the thread's next call, or null.
 struct Module {
     int version = kModuleVersion;
-    /// Starts MPI unless the program has, and ends it with the process. `library`: "Open MPI v4.1.4".
-    const char* (*open)(Communicator** world, const char** library) = nullptr;
+    /// Starts MPI unless the program has, and ends it with the process.
+    const char* (*open)(Communicator** world, About* about) = nullptr;
     const char* (*place)(Communicator* communicator, int* rank, int* size) = nullptr;
     /// Does not block.
     const char* (*begin)(Communicator* communicator, const Operation* operation, Request** request) = nullptr;
