@@ -19,6 +19,7 @@
 #include "ddp/cuda/cast.h"
 #include "ddp/cuda/memory.h"
 #include "ddp/ddp.h"
+#include "ddp/grad_clipper.h"
 #include "ddp/grad_scaler.h"
 #include "ddp/loader.h"
 #include "ddp/optimizer.h"
@@ -164,6 +165,8 @@ class Bench {
             ddp::GradScaler scaler(values.front().memory.device);
             const std::vector<Buffer> checked = memory_of(values);
             add("find non-finite f32" + many, 4, false, [&] { scaler.check(checked); });
+            ddp::GradClipper clipper(values.front().memory.device, 1);
+            add("norm f32" + many, 4, false, [&] { clipper.measure(checked); });
         }
     }
 
@@ -251,7 +254,8 @@ std::vector<StepCost> measure_step_costs(const GpuPointer& gpu) {
     const Buffer slopes{memory.as<float>() + values.count, values.count, DType::F32, device};
     const std::vector<Buffer> gradients = memory_of(parts(slopes, kParameters));
     ddp::GradScaler scaler(device);
-    const auto adamw = ddp::make_adamw(parts(values, kParameters), {.device = {.scaler = &scaler}});
+    ddp::GradClipper clipper(device, 1, {.scaler = &scaler});
+    const auto adamw = ddp::make_adamw(parts(values, kParameters), {.device = {.scaler = &scaler, .clipper = &clipper}});
     const auto cost = [&](const char* part, const std::function<void()>& body) {
         std::vector<double> times;
         for (int i = 0; i <= kSteps; ++i) {
@@ -265,7 +269,8 @@ std::vector<StepCost> measure_step_costs(const GpuPointer& gpu) {
         return StepCost{part, median(times)};
     };
     return {cost("optimizer->step", [&] { adamw->step(gradients); }),
-            cost("scaler.check", [&] { scaler.check(gradients); })};
+            cost("scaler.check", [&] { scaler.check(gradients); }),
+            cost("clipper.measure", [&] { clipper.measure(gradients); })};
 }
 
 Json print_step_costs(const std::vector<StepCost>& costs) {
