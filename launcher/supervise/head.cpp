@@ -83,7 +83,9 @@ Result<HeadChoice> choose_head(const JobSpec& spec, const HostFacts& facts) {
     // torchrun's c10d knows no node rank: it may be that of any order. It counts where the name tells nothing.
     const bool name_tells = spec.rendezvous.backend == "c10d" && (is_this_host(endpoint->host, facts) || !facts.endpoint_addresses.empty());
     if (spec.rendezvous.node_rank && !name_tells) {
-        if (*spec.rendezvous.node_rank == 0) return head_at(*endpoint, spec, facts, "node rank 0");
+        const bool is_elsewhere = !facts.endpoint_addresses.empty() && !is_this_host(endpoint->host, facts);
+        const std::string doubt = is_elsewhere ? fmt::format(", though {} is not this host: others look for it there", endpoint->host) : "";
+        if (*spec.rendezvous.node_rank == 0) return head_at(*endpoint, spec, facts, "node rank 0" + doubt);
         return HeadChoice{false, *endpoint, fmt::format("node rank {}", *spec.rendezvous.node_rank)};
     }
     if (is_this_host(endpoint->host, facts)) {

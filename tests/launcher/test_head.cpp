@@ -131,6 +131,10 @@ TEST(Head, OfStaticIsByNodeRankWhateverTheName) {
     spec.rendezvous.endpoint->host = "node02";
     spec.rendezvous.node_rank = 0;
     EXPECT_TRUE(choose_head(spec, kNode01)->is_head);
+    EXPECT_EQ(choose_head(spec, kNode01)->why, "node rank 0");
+    HostFacts resolving = kNode01;
+    resolving.endpoint_addresses = {"10.0.0.2"};
+    EXPECT_THAT(choose_head(spec, resolving)->why, HasSubstr("though node02 is not this host"));
 }
 
 TEST(Head, IsHostSaysMoreThanBoth) {
