@@ -105,6 +105,7 @@ void Job::build_controller() {
     config.spec = spec;
     config.program = setup_.program.name;
     config.can_be_succeeded = spec.nodes.max > 1 && !setup_.start && !spec.outer_rank;
+    config.nobody_can_come = setup_.start.has_value();
     config.random = static_cast<double>(::getpid() % 1000) / 1000;
     config.own_host = host_;
     config.hosts = hosts_by_rank(setup_, host_);
@@ -172,7 +173,10 @@ void Job::on_agent_joined(rdzv::AgentId agent, const rdzv::AgentHello& hello) {
     }
     const Status joined = controller_->agent_joined(agent, hello);
     if (!joined) {
-        for (const std::string_view line : split(joined.error().what, '\n')) job_log_->warning("{}", line);
+        const bool is_news = !controller_->finished();
+        for (const std::string_view line : split(joined.error().what, '\n')) {
+            if (is_news) job_log_->warning("{}", line);
+        }
         return server_->refuse_agent(agent, joined.error());
     }
     if (others_ && hello.node_rank) others_->joined(*hello.node_rank);

@@ -220,8 +220,9 @@ void RemoteAgents::finish(Duration patience, std::function<void()> done) {
     is_over_ = true;
     parts_.loop.cancel(timer_);
     done_ = std::move(done);
-    // Where a start has failed no worker has run, and a starter may wait for ever for the host that is missing (Hydra does).
-    if (!failures_.empty()) patience = std::min(patience, kMoreFailures);
+    // Where hosts are missing no worker has run, and what starts them may wait for them for ever (Hydra does).
+    const bool all_have_come = failures_.empty() && std::find(nodes_.begin(), nodes_.end(), Node::Open) == nodes_.end();
+    if (!all_have_come) patience = std::min(patience, kMoreFailures);
     end_timer_ = parts_.loop.call_after(patience, [this] {
         for (const auto& starter : starters_) give_up(*starter);
         settle_end();

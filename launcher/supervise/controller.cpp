@@ -292,10 +292,14 @@ void Controller::agent_lost(rdzv::AgentId peer, const Error& why) {
     if (agent == agents_.end()) return;
     const std::string host = agent->second.host;
     agents_.erase(agent);
+    if (finished()) return;
     membership_.leave(peer, MonotonicClock::now());
     check_majority(why);
     has_gone(peer);
-    if (const int node = node_of(peer); node >= 0) {
+    const int node = node_of(peer);
+    if (node < 0) {
+        log_.info("node {}: {}", printable(host), why.what);
+    } else {
         feed(job_event::NodeLost{node, fmt::format("node {}: {}", host, why.what), membership_.has_enough(), others_may_follow(why)});
     }
     loop_.post([this] { consider_membership(); });
@@ -506,7 +510,11 @@ void Controller::perform(const job_action::Say& action) {
 
 void Controller::perform(const job_action::Rejoin&) {
     membership_.reopen(MonotonicClock::now());
-    loop_.post([this] { begin_waiting(); });
+    loop_.post([this] {
+        if (!config_.nobody_can_come || membership_.has_enough()) return begin_waiting();
+        feed(job_event::JoinFailed{fmt::format("{}; {} of {} nodes are left, and none can come to a job whose nodes the head has started",
+                                               state_.failure, membership_.joined(), config_.spec.nodes.min)});
+    });
 }
 
 void Controller::perform(const job_action::Finish&) {

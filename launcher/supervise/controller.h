@@ -47,6 +47,7 @@ struct ControllerConfig {
     std::string fabric;   ///< of this node, and what is set because of it (describe_fabric)
     double random = 0;    ///< in [0, 1), spreads the back-off
     bool in_batch_job = false;  ///< a scheduler ends the job, by several ways at once
+    bool nobody_can_come = false;  ///< this process has started all nodes, and starts none a second time
     bool can_be_succeeded = false;  ///< the other nodes' agents do not end with this process
 };
 

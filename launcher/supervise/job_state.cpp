@@ -250,10 +250,10 @@ void charge(JobState& state, const job_event::NodeLost& event, const JobPolicy& 
 
 JobActions on(JobState& state, const job_event::NodeLost& event, const JobPolicy& policy, TimePoint now) {
     JobActions actions;
-    if (state.phase == JobPhase::Joining || state.phase == JobPhase::Finished) return actions;
+    if (state.phase == JobPhase::Finished) return actions;
     JobState::Node& node = state.nodes[static_cast<std::size_t>(event.node)];
     if (node.lost) return actions;
-    const bool was_done = has_finished(node);
+    const bool was_done = has_finished(node), had_workers = !node.drained;
     note_gone(state, node);
     node.lost = true;
     if (state.phase == JobPhase::Running && !was_done) {
@@ -262,7 +262,9 @@ JobActions on(JobState& state, const job_event::NodeLost& event, const JobPolicy
         else fail(state, FailureFacts{}, -1, event.why, After::Rejoin, policy, now, actions);
         return actions;
     }
-    if (state.after == After::Rejoin && state.is_free && !event.others_go_on) charge(state, event, policy, now, actions);
+    if (state.phase != JobPhase::Joining && state.after == After::Rejoin && state.is_free && !event.others_go_on) charge(state, event, policy, now, actions);
+    else warn(actions, event.why + (had_workers ? "; its workers are not waited for" : ""));
+    if (state.phase == JobPhase::Joining) return actions;
     if (state.after == After::Restart) state.after = After::Rejoin;
     if (state.phase != JobPhase::BackingOff) continue_after_drain(state, now, actions);
     else if (state.after == After::Finish) finish(state, actions);
@@ -362,7 +364,7 @@ JobActions on(JobState& state, const job_event::StopAsked& event, const JobPolic
     state.stopped_by = event.signal;
     state.after = After::Finish;
     set_timer(state, kNever, actions);
-    const std::string why = signal_name(event.signal);
+    const std::string why = event.host.empty() ? signal_name(event.signal) : fmt::format("{} at the ddprun of {}", signal_name(event.signal), event.host);
     if (nobody_runs(state)) return finish_early(state, why, std::move(actions));
     if (state.phase == JobPhase::Stopping) {  // a failure's restart becomes the end; its grace runs on
         say(actions, fmt::format("{}: no restart; the generation is already stopping", why));

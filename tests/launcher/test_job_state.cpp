@@ -236,6 +236,14 @@ TEST(JobStep, ALostNodeStopsTheOthersAndWaitsForASpare) {
     EXPECT_EQ(all_of<job_action::StartGeneration>(job.tell(job_event::WorldFormed{{2, 2}})).at(0).generation, 2u);
 }
 
+TEST(JobStep, ANodeThatIsLostWhileAllAreStoppedIsSaidAndNotWaitedFor) {
+    Job job({}, {1, 1});
+    EXPECT_EQ(all_of<job_action::Say>(job.tell(job_event::StopAsked{SIGHUP, 101, 1, "node01"})).at(0).text.substr(0, 43), "SIGHUP at the ddprun of node01: stopping 2 ");
+    const auto actions = job.tell(job_event::NodeLost{1, "node01: no heartbeat"});
+    EXPECT_EQ(all_of<job_action::Say>(actions).at(0).text, "node01: no heartbeat; its workers are not waited for");
+    EXPECT_EQ(all_of<job_action::Finish>(job.tell(job_event::NodeDrained{0})).size(), 1u);
+}
+
 TEST(JobStep, ANodeThatIsLostAfterItsWorkersSucceededIsNoFailure) {
     Job job({}, {1, 1});
     job.succeeds(1);

@@ -154,8 +154,8 @@ TEST_F(StartHosts, NothingOutlivesAKilledHead) {
     EXPECT_TRUE(all_quiet());
 }
 
-TEST_F(StartHosts, TheEndOfTheJobDoesNotWaitForTheSshToAHostWithoutPower) {
-    Program head(on_head({"--hosts=node00,node01,node02", "--nproc-per-node=1"}, {"say", "up", "hold"}));
+TEST_F(StartHosts, TheEndOfTheJobWaitsNeitherForTheSshToAHostWithoutPowerNorForAnotherHost) {
+    Program head(on_head({"--hosts=node00,node01,node02", "--nproc-per-node=1", "--max-restarts=1"}, {"say", "up", "hold"}));
     for (int rank = 0; rank < 3; ++rank) ASSERT_TRUE(head.wait_for_output("[" + std::to_string(rank) + "]: up"));
     hosts_->power_off(2);
     ASSERT_TRUE(head.wait_for_output("node node02: no heartbeat for 3 s"));
@@ -163,6 +163,21 @@ TEST_F(StartHosts, TheEndOfTheJobDoesNotWaitForTheSshToAHostWithoutPower) {
     const Outcome outcome = head.wait();
     EXPECT_EQ(outcome.status, 69) << outcome.err;
     EXPECT_LT(std::chrono::steady_clock::now() - noticed, 9s) << "10 s are for the last lines of a host that lives\n" << outcome.err;
+    EXPECT_THAT(outcome.err, HasSubstr("node node02: no heartbeat for 3 s; 2 of 3 nodes are left, and none can come"));
+}
+
+TEST_F(StartHosts, AnInterruptWhileAHostDoesNotAnswerIsObeyedSoon) {
+    hosts_->cut_cable(2);
+    Program head(on_head({"--hosts=node00,node01,node02", "--nproc-per-node=1"}, {"hold"}));
+    ASSERT_TRUE(head.wait_for_output("[node01 agent] the controller is at"));
+    head.signal(SIGINT);
+    const auto asked = std::chrono::steady_clock::now();
+    const Outcome outcome = head.wait();
+    EXPECT_EQ(outcome.status, 75) << outcome.err;
+    EXPECT_LT(std::chrono::steady_clock::now() - asked, 9s) << "10 s are for the last lines of workers\n" << outcome.err;
+    EXPECT_THAT(outcome.err, Not(HasSubstr("[node00 job] the job is over")));
+    hosts_->mend_cable(2);
+    EXPECT_TRUE(all_quiet());
 }
 
 TEST_F(StartHosts, TheEndOfWhatStartedAHostIsARequestToStop) {
