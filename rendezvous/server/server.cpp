@@ -360,8 +360,9 @@ void Server::on_closed(Connection& connection, const Error& why) {
     stranger_left(peer->id);
     if (was_joined) return handler_.on_agent_lost(peer->id, why);
     // A worker or tool that closes its connection has simply finished.
-    // Nor is one that an agent does not need, for another was faster.
-    const bool is_spare = peer->handshake.peer().job_id == options_.credentials.job_id && why.code == Errc::Closed;
+    // Nor is one that an agent does not need, for another was faster: it may go before it has said a word.
+    const std::string& named = peer->handshake.peer().job_id;
+    const bool is_spare = why.code == Errc::Closed && (named.empty() || named == options_.credentials.job_id);
     const bool is_news = (peer->stage == Peer::Stage::Handshake && !is_spare) ||
                          (peer->stage == Peer::Stage::Serving && why.code != Errc::Closed) ||
                          (peer->stage == Peer::Stage::Torch && why.code != Errc::Closed && why.code != Errc::StaleGeneration);

@@ -141,6 +141,15 @@ TEST(HostilePeer, StrangersAreClosedByTheirFirstByteAndNamed) {
     expect_alive(server);
 }
 
+TEST(HostilePeer, WhoLeavesWithoutAWordIsNoNews) {
+    RunningServer server;
+    RawPeer(server.endpoint());  // as one of several connections of an agent does, where another was faster
+    RawPeer stranger(server.endpoint());
+    ASSERT_TRUE(stranger.send("GET /"));
+    ASSERT_TRUE(server.events.saw("first byte 0x47"));
+    EXPECT_EQ(server.events.lines().size(), 1U) << server.events.lines().front();
+}
+
 TEST(HostilePeer, AnotherMajorVersionIsToldOurs) {
     RunningServer server;
     RawPeer newer(server.endpoint());
