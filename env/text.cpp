@@ -325,8 +325,8 @@ std::string nearest(std::string_view word, const std::vector<std::string>& candi
     for (const std::string& candidate : candidates) {
         if (word.size() > kMaxWord || candidate.size() > kMaxWord) continue;
         const std::size_t distance = edit_distance(word, candidate);
-        // Two edits of a word of two letters are another word.
-        if (distance < best_distance && distance < std::max(word.size(), candidate.size())) {
+        // With every second letter changed it is another word: "halt" is not near "help".
+        if (distance < best_distance && 2 * distance < std::max(word.size(), candidate.size())) {
             best_distance = distance;
             best = candidate;
         }

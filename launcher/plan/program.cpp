@@ -5,6 +5,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <memory>
 
 #include <fmt/core.h>
@@ -75,14 +76,22 @@ std::vector<Place> places_of(const ProgramSearch& search) {
     return places;
 }
 
+/// "stacks" for "stack", "--help" for "help"; "" when nothing is near.
+std::string near_word(const std::string& name, const std::vector<std::string>& words) {
+    const std::string option = "--" + name;
+    return std::find(words.begin(), words.end(), option) != words.end() ? option : nearest(name, words);
+}
+
 /// "did you mean ./train?", or "".
 std::string suggestion(const std::string& name, const ProgramSearch& search) {
     const Standing here = standing_of("./" + name);
     if (here == Standing::Executable || here == Standing::Forbidden) {
         return fmt::format("; it exists in the current directory: did you mean ./{}?", name);
     }
-    // ddprun's own programs first: a near one of them is what was meant.
+    // What is ddprun's own first: a near one of them is what was meant.
+    const std::string word = near_word(name, search.own_words);
     for (const Place& place : places_of(search)) {
+        if (place.called == "in PATH" && !word.empty()) return fmt::format("; did you mean ddprun {}?", word);
         const std::vector<std::string> names = executables_in(place.directory.empty() ? "." : place.directory);
         std::string near = nearest(name, names);
         // Among the thousands of names in PATH something is always near; nobody mistypes the first letter.

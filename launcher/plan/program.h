@@ -14,6 +14,7 @@ namespace ddprun {
 struct ProgramSearch {
     std::vector<std::string> own_directories;  ///< ddprun's own workers, before PATH
     std::string path;                          ///< PATH
+    std::vector<std::string> own_words = {};   ///< what else may stand behind ddprun, and is suggested: "ps", "--help"
     std::string python;                        ///< PYTHON_EXEC; "" python3 from PATH
 };
 

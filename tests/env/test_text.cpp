@@ -202,6 +202,7 @@ TEST(Nearest, FindsTypingMistakesAndNothingElse) {
     EXPECT_EQ(nearest("nnode", words), "nnodes");
     EXPECT_EQ(nearest("evaluate", words), "");
     EXPECT_EQ(nearest("x", {"ab"}), "");
+    EXPECT_EQ(nearest("help", {"halt"}), "");
     EXPECT_EQ(nearest(std::string(1 << 20, 't'), words), "");
 }
 

@@ -412,6 +412,10 @@ TEST_F(Program, NotFoundIs127AndSuggestsWhatIsNear) {
     make(bin() + "/touch", 0755);
     EXPECT_EQ(error("nosuch").what, "nosuch: not found among ddprun's own workers and in PATH");
     EXPECT_THAT(error("tuch").what, HasSubstr("did you mean touch?"));
+    make(bin() + "/halt", 0755);
+    search_.own_words = {"--help", "stacks"};
+    EXPECT_THAT(error("stack").what, HasSubstr("did you mean ddprun stacks?"));
+    EXPECT_THAT(error("help").what, HasSubstr("did you mean ddprun --help?"));
     EXPECT_EQ(program_exit_code(error("trian")), ExitCode::NotFound);
     EXPECT_EQ(error(own() + "/trian").what, own() + "/trian: no such file; did you mean " + own() + "/train?");
     EXPECT_EQ(error("/nonexistent/zzz").what, "/nonexistent/zzz: no such file");
