@@ -114,6 +114,16 @@ std::vector<std::string> error_file_lines(const std::string& text) {
     return lines;
 }
 
+/// Whether the error report ends as what was written: Python prints an exception, `@record` reports it too.
+bool is_told(const std::vector<std::string>& last_stderr, const std::vector<std::string>& error_report) {
+    if (last_stderr.empty()) return true;
+    const std::string_view last = trim(last_stderr.back());
+    return std::any_of(error_report.begin(), error_report.end(), [last](const std::string& line) {
+        const std::string told(trim(line));
+        return !told.empty() && (last == told || last.ends_with(": " + told));
+    });
+}
+
 void describe_cause(Table& table, const WorkerEnd& cause) {
     table.row("first cause", fmt::format("{} (local rank {}{})", who(cause), cause.local_rank,
                                          cause.pid > 0 ? fmt::format(", pid {}", cause.pid) : ""));
@@ -123,8 +133,9 @@ void describe_cause(Table& table, const WorkerEnd& cause) {
     table.row("how", how);
     table.row("doing", cause.last_collective);
     table.row("meaning", cause.meaning.empty() ? explain_end(cause) : cause.meaning);
-    table.quote("error report", error_file_lines(cause.error_file));
-    table.quote("last stderr", cause.last_stderr);
+    const std::vector<std::string> error_report = error_file_lines(cause.error_file);
+    table.quote("error report", error_report);
+    if (!is_told(cause.last_stderr, error_report)) table.quote("last stderr", cause.last_stderr);
 }
 
 /// Ranks that ended in the same way, on one line each: "ranks 0-3: exit code 1".

@@ -178,6 +178,8 @@ TEST(ExplainEnd, ReadsTheLastLines) {
               "the shared library libnccl.so.2 is not found on this node (LD_LIBRARY_PATH, or a module that is not loaded)");
     EXPECT_THAT(meaning(exited(0, 1), {"ModuleNotFoundError: No module named 'numpy'"}), HasSubstr("module numpy is not installed"));
     EXPECT_THAT(meaning(exited(0, 1), {"torch.OutOfMemoryError: CUDA out of memory. Tried"}), HasSubstr("GPU's memory is full"));
+    EXPECT_THAT(meaning(exited(0, 1), {"EOFError: EOF when reading a line"}), HasSubstr("--stdin RANK"));
+    EXPECT_THAT(meaning(exited(0, 1), {"RuntimeError: [pair.cc:537] Connection closed by peer [10.0.0.1]:27311"}), HasSubstr("Gloo lost a peer"));
     EXPECT_THAT(meaning(exited(0, 1), {"bind: Address already in use"}), HasSubstr("a port is taken"));
     EXPECT_THAT(meaning(killed(0, SIGABRT), {"[Rank 3] Watchdog caught collective operation timeout: WorkNCCL"}), HasSubstr("NCCL's watchdog"));
     EXPECT_THAT(meaning(killed(0, SIGABRT), {"ncclRemoteError: A call failed possibly due to a network error"}), HasSubstr("lost a peer"));
@@ -236,6 +238,15 @@ TEST(Report, NamesTheFirstCauseAndFoldsWhatWeStopped) {
     EXPECT_THAT(text, HasSubstr("  output lost   2 KiB (write /logs/3/stdout.log: No space left on device)\n"));
     EXPECT_THAT(text, HasSubstr("  exit code     137\n"));
     EXPECT_EQ(text.back(), '\n');
+}
+
+TEST(Report, TellsAnExceptionOnceThatWasPrintedAndReported) {
+    WorkerEnd cause = exited(1, 1);
+    cause.error_file = "Traceback:\n  read()\nValueError: no shard 12\n";
+    cause.last_stderr = {"Traceback:", "  read()", "[rank1]: ValueError: no shard 12"};
+    EXPECT_THAT(render_report(job({cause}), 100), AllOf(HasSubstr("  error report  | Traceback:"), Not(HasSubstr("last stderr"))));
+    cause.last_stderr.emplace_back("corrupted double-linked list");
+    EXPECT_THAT(render_report(job({cause}), 100), HasSubstr("last stderr"));
 }
 
 TEST(Report, ThousandsOfStoppedWorkersTakeOneLine) {
