@@ -62,7 +62,8 @@ Status Job::build_head(const HeadChoice& choice) {
     if (const Status listens = listen(std::move(options)); !listens) return listens;
     build_controller();
     if (spec.nodes.max > 1) {
-        job_log_->info("controller on port {}{} ({}), waiting for {} nodes", server_->bound().port, spec.rendezvous.tls ? " with TLS" : "", choice.why, spec.nodes.min);
+        job_log_->info("controller on port {}{} ({}), waiting for {} node{}", server_->bound().port, spec.rendezvous.tls ? " with TLS" : "", choice.why, spec.nodes.min,
+                       spec.nodes.min == 1 ? "" : "s");
     }
     return {};
 }

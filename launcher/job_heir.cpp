@@ -53,7 +53,7 @@ void Job::lose_head(const Error& why) {
 void Job::take_over(JobState state, const std::string& why) {
     has_succeeded_ = true;
     build_controller();
-    job_log_->warning("this node is the head from now on; {} nodes are here; {}", early_.size(), listen_for_late_comers());
+    job_log_->warning("this node is the head from now on; {} here; {}", early_.size() == 1 ? std::string("1 node is") : fmt::format("{} nodes are", early_.size()), listen_for_late_comers());
     observation_->becomes_head(*controller_);
     controller_->on_event([this](const JobEvent& event) { observation_->decided(event); });
     build_questions();

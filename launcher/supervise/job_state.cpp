@@ -48,12 +48,13 @@ void set_timer(JobState& state, TimePoint when, JobActions& actions) {
     actions.emplace_back(job_action::SetTimer{when});
 }
 
-int alive_elsewhere(const JobState& state) {
+/// "4 workers": those that may be alive.
+std::string alive_elsewhere(const JobState& state) {
     int workers = 0;
     for (const JobState::Node& node : state.nodes) {
         if (!node.lost && !node.drained) workers += node.workers - node.succeeded;
     }
-    return workers;
+    return fmt::format("{} worker{}", workers, workers == 1 ? "" : "s");
 }
 
 /// Nobody is there to wait for any more. Counted, as `unfinished` is: each of a large job's nodes asks.
@@ -161,7 +162,7 @@ void change_world(JobState& state, const std::string& why, Duration grace, TimeP
     state.after = After::Rejoin;
     state.is_free = true;
     set_timer(state, when, actions);
-    say(actions, fmt::format("{}: {} workers may save for {}; then another generation, which uses up no restart", why,
+    say(actions, fmt::format("{}: {} may save for {}; then another generation, which uses up no restart", why,
                              alive_elsewhere(state), format_duration(grace)));
     actions.emplace_back(job_action::NotifyPreempt{why});
     stop_generation(state, SIGTERM, grace, -1, why, now, actions);
@@ -296,7 +297,7 @@ JobActions on(JobState& state, const job_event::Outnumbered& event, const JobPol
 JobActions kill_now(JobState& state, JobActions actions) {
     if (!state.killing) {
         state.killing = true;
-        say(actions, fmt::format("killing {} workers now", alive_elsewhere(state)));
+        say(actions, fmt::format("killing {} now", alive_elsewhere(state)));
         actions.emplace_back(job_action::KillGeneration{});
     }
     return actions;
@@ -370,7 +371,7 @@ JobActions on(JobState& state, const job_event::StopAsked& event, const JobPolic
         say(actions, fmt::format("{}: no restart; the generation is already stopping", why));
         return actions;
     }
-    say(actions, fmt::format("{}: stopping {} workers, SIGKILL in {} (again: kill now)", why,
+    say(actions, fmt::format("{}: stopping {}, SIGKILL in {} (again: kill now)", why,
                              alive_elsewhere(state), format_duration(policy.shutdown_timeout)));
     stop_generation(state, event.signal, policy.shutdown_timeout, -1, why, now, actions);
     return actions;
@@ -384,7 +385,7 @@ JobActions on(JobState& state, const job_event::PreemptAsked& event, const JobPo
     set_timer(state, kNever, actions);
     if (nobody_runs(state)) return finish_early(state, event.why, std::move(actions));
     if (state.phase != JobPhase::Running) return actions;
-    say(actions, fmt::format("{}: {} workers may save for {}", event.why, alive_elsewhere(state),
+    say(actions, fmt::format("{}: {} may save for {}", event.why, alive_elsewhere(state),
                              format_duration(policy.preempt_grace)));
     actions.emplace_back(job_action::NotifyPreempt{event.why});
     stop_generation(state, event.signal, policy.preempt_grace, -1, event.why, now, actions);

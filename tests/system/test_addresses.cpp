@@ -89,7 +89,7 @@ TEST_F(Addresses, TwoJobsOnTheSameHostsDoNotMeetAlsoWhenOneLosesItsHead) {
     one[0]->signal(SIGKILL);
     const Outcome survivor = one[1]->wait();
     EXPECT_EQ(survivor.status, 0) << survivor.err;
-    EXPECT_THAT(survivor.err, AllOf(HasSubstr("this node is the head from now on; 1 nodes are here"), HasSubstr("no others can come: listen")));
+    EXPECT_THAT(survivor.err, AllOf(HasSubstr("this node is the head from now on; 1 node is here"), HasSubstr("no others can come: listen")));
     for (const auto& node : two) node->signal(SIGTERM);
     for (const auto& node : two) {
         const Outcome outcome = node->wait();
