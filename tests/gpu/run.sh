@@ -305,8 +305,8 @@ python_step loss_low_precision 10 "$train" "$here/compare_curves.py" "$output"/t
 if [ -z "$python" ]; then skip trace_step "no python3"; skip trace_graph "no python3"
 else
     tracing="$(declare -f trace_run); ddprun='$ddprun' train='$train' scratch='$scratch' here='$here' python='$python' tracer='$tracer' fake='$fake' trace_run"
-    gpu_step trace_step 60 "$tracer" bash -c "$tracing step"
-    gpu_step trace_graph 60 "$tracer" bash -c "$tracing graph --precision bf16 --cuda-graph"
+    gpu_step trace_step 60 "$tracer" bash -c "$tracing step --clip 1"
+    gpu_step trace_graph 60 "$tracer" bash -c "$tracing graph --precision bf16 --cuda-graph --clip 1"
 fi
 survivor=$tests/survivor_worker
 within=1 && [ -n "$fake" ] && within=10
