@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <cstring>
+#include <future>
 #include <numeric>
 
 #include "failures.h"
@@ -333,6 +334,28 @@ TEST(AcrossNodesFailure, DifferentCallsOnTwoNodesAreAMismatchForEveryRank) {
             EXPECT_THAT(message_of(failure), AllOf(HasSubstr("called all_reduce"), HasSubstr("called broadcast")));
         }
     }
+}
+
+TEST(AcrossNodesFailure, ARankThatDoesNotComeIsNamedOnTheOtherNodesByThoseOfItsOwn) {
+    SeveralNodes world({2, 2, 1});
+    std::promise<void> heard;
+    const auto failures = world.failures([&](ProcessGroup& group) {
+        group.barrier().wait();
+        if (group.rank() == 3) return heard.get_future().wait();
+        try {
+            // They alone lose their patience.
+            if (group.rank() == 2) group.monitored_barrier(std::chrono::milliseconds(200));
+            else group.barrier().wait();
+        } catch (const TimeoutError&) {
+            if (group.rank() == 4) heard.set_value();
+            throw;
+        }
+    });
+    for (const int rank : {0, 1, 2, 4}) {
+        EXPECT_TRUE(is<TimeoutError>(failures[static_cast<std::size_t>(rank)]));
+        EXPECT_THAT(message_of(failures[static_cast<std::size_t>(rank)]), HasSubstr("did not finish within 200 ms: rank 3 missing"));
+    }
+    EXPECT_THAT(message_of(failures[0]), HasSubstr("rank 2 on "));
 }
 
 TEST(AcrossNodesFailure, ARankThatDoesNotComeIsNamedByTheTimeOut) {

@@ -11,6 +11,7 @@
 #include "env/clock.h"
 #include "tests/workers/failures.h"
 #include "tests/workers/forked_ranks.h"
+#include "tests/workers/on_nodes.h"
 
 namespace {
 
@@ -27,8 +28,8 @@ using std::chrono::seconds;
 using ::testing::AssertionFailure;
 using ::testing::AssertionSuccess;
 
-::testing::AssertionResult says(const std::string& message, std::initializer_list<const char*> parts) {
-    for (const char* part : parts) {
+::testing::AssertionResult says(const std::string& message, std::initializer_list<std::string> parts) {
+    for (const std::string& part : parts) {
         if (message.find(part) == std::string::npos)
             return AssertionFailure() << "no '" << part << "' in: " << message;
     }
@@ -46,30 +47,46 @@ void reduce_floats(ProcessGroup& group, std::size_t count) {
     group.all_reduce(buffer_of(std::span(values))).wait();
 }
 
-/// Ranks 0 and 2 call `usual`, rank 1 calls `other`; every rank must hear of both.
-void expect_mismatch(const std::function<void(ProcessGroup&)>& usual,
-                     const std::function<void(ProcessGroup&)>& other,
-                     std::initializer_list<const char*> parts) {
-    const auto failures = failures_of_ranks(3, [&](ProcessGroup& group) {
-        reduce_floats(group, 10);
-        group.rank() == 1 ? other(group) : usual(group);
-    });
-    for (const std::exception_ptr& failure : failures) {
-        EXPECT_TRUE(is<MismatchError>(failure));
-        EXPECT_TRUE(says(message_of(failure), parts));
+void barrier(ProcessGroup& group) { group.barrier().wait(); }
+
+/// On one node and across two.
+class Mismatch : public ddp::testing::OnNodes {
+  protected:
+    /// The second call of the test: between nodes joining has taken two.
+    static std::string second(const std::string& call) { return call + (GetParam().size() == 1 ? " #2" : " #4"); }
+    /// One rank calls `other`, the others call `usual`; every rank must hear of both. Across nodes that rank has a node of its
+    /// own in one run, and another with it in the next.
+    static void expect_mismatch(const std::function<void(ProcessGroup&)>& usual, const std::function<void(ProcessGroup&)>& other,
+                                std::initializer_list<std::string> parts) {
+        for (const int odd : {1, 2}) {
+            const auto failed = failures([&](ProcessGroup& group) {
+                reduce_floats(group, 10);
+                group.rank() == odd ? other(group) : usual(group);
+            });
+            for (const std::exception_ptr& failure : failed) {
+                EXPECT_TRUE(is<MismatchError>(failure));
+                EXPECT_TRUE(says(message_of(failure), parts));
+                EXPECT_TRUE(says(message_of(failure), {odd == 1 ? "rank 1" : "rank 2"}));
+            }
+        }
+    }
+};
+INSTANTIATE_TEST_SUITE_P(, Mismatch, ddp::testing::three_ranks(), ddp::testing::name_of_nodes);
+
+TEST_P(Mismatch, IsToldToEveryRankWithBothSidesAndTheNumberOfTheCall) {
+    expect_mismatch([](ProcessGroup& group) { reduce_floats(group, 100'000); }, barrier,
+                    {second("called barrier"), second("called all_reduce") + " (100000 float32, 390.6 KiB, sum)"});
+}
+
+TEST_P(Mismatch, CoversTheSize) {
+    for (const std::size_t count : {std::size_t{10}, std::size_t{1024}, std::size_t{100'000}, std::size_t{700'001}}) {
+        const std::string here = second("all_reduce") + " (" + std::to_string(count) + " float32", there = second("all_reduce") + " (" + std::to_string(count + 1) + " float32";
+        expect_mismatch([&](ProcessGroup& group) { reduce_floats(group, count); }, [&](ProcessGroup& group) { reduce_floats(group, count + 1); },
+                        {here, there});
     }
 }
 
-TEST(Mismatch, IsToldToEveryRankWithBothSidesAndTheNumberOfTheCall) {
-    expect_mismatch([](ProcessGroup& group) { reduce_floats(group, 100'000); },
-                    [](ProcessGroup& group) { group.barrier().wait(); },
-                    {"rank 1 called barrier #2", "called all_reduce #2 (100000 float32, 390.6 KiB, sum)"});
-}
-
-TEST(Mismatch, CoversSizeTypeReductionAndRoot) {
-    expect_mismatch([](ProcessGroup& group) { reduce_floats(group, 1024); },
-                    [](ProcessGroup& group) { reduce_floats(group, 1025); },
-                    {"rank 1 called all_reduce #2 (1025 float32", "all_reduce #2 (1024 float32"});
+TEST_P(Mismatch, CoversTypeReductionAndRoot) {
     expect_mismatch([](ProcessGroup& group) { reduce_floats(group, 2); },
                     [](ProcessGroup& group) {
                         std::vector<double> one(1);
@@ -78,7 +95,7 @@ TEST(Mismatch, CoversSizeTypeReductionAndRoot) {
                     {"float32", "float64"});
     const auto reduce_by = [](ReduceOp op) {
         return [op](ProcessGroup& group) {
-            std::vector<float> values(4);
+            std::vector<float> values(40'000);
             group.all_reduce(buffer_of(std::span(values)), op).wait();
         };
     };
@@ -90,17 +107,65 @@ TEST(Mismatch, CoversSizeTypeReductionAndRoot) {
         };
     };
     expect_mismatch(broadcast_from(0), broadcast_from(2), {"root 0", "root 2"});
-    expect_mismatch([](ProcessGroup& group) { group.allocate_shared(4096); },
-                    [](ProcessGroup& group) { group.allocate_shared(8192); },
-                    {"allocate_shared #2 (4096 bytes)", "allocate_shared #2 (8192 bytes)"});
-    expect_mismatch([](ProcessGroup& group) { group.all_gather_bytes("x"); },
-                    [](ProcessGroup& group) { group.split(0, 0); },
-                    {"rank 1 called split #2", "called all_gather_bytes #2"});
 }
 
-TEST(Mismatch, MakesTheGroupUnusableInsteadOfWrong) {
-    failures_of_ranks(2, [](ProcessGroup& group) {
-        const auto bad = [&] { group.rank() == 0 ? group.barrier().wait() : reduce_floats(group, 1); };
+TEST_P(Mismatch, CoversEveryKindOfCall) {
+    const auto even = [](Work (ProcessGroup::*call)(Buffer, Buffer), std::size_t out, std::size_t in) {
+        return [=](ProcessGroup& group) {
+            std::vector<float> output(out), input(in);
+            (group.*call)(buffer_of(output), buffer_of(input)).wait();
+        };
+    };
+    const auto gather_unevenly = [](ProcessGroup& group) {
+        std::vector<float> all(3), mine(1);
+        group.all_gather_v(buffer_of(all), buffer_of(mine), {1, 1, 1}).wait();
+    };
+    const auto gather = even(&ProcessGroup::all_gather, 3, 1), exchange = even(&ProcessGroup::all_to_all, 3, 3);
+    expect_mismatch(gather, exchange, {second("called all_gather"), second("called all_to_all")});
+    expect_mismatch(exchange, barrier, {second("called all_to_all"), second("called barrier")});
+    expect_mismatch(gather_unevenly, gather, {second("called all_gather_v"), second("called all_gather")});
+    const auto scatter = [](ProcessGroup& group) {
+        std::vector<float> mine(1), sum(3);
+        group.reduce_scatter(buffer_of(mine), buffer_of(sum)).wait();
+    };
+    expect_mismatch(scatter, gather, {second("called reduce_scatter"), second("called all_gather")});
+    expect_mismatch([](ProcessGroup& group) { group.allocate_shared(4096); },
+                    [](ProcessGroup& group) { group.allocate_shared(8192); },
+                    {second("allocate_shared") + " (4096 bytes)", second("allocate_shared") + " (8192 bytes)"});
+    expect_mismatch([](ProcessGroup& group) { group.all_gather_bytes("x"); },
+                    [](ProcessGroup& group) { group.split(0, 0); },
+                    {second("called split"), second("called all_gather_bytes")});
+}
+
+TEST_P(Mismatch, CoversTheOrderOfCalls) {
+    const auto reduce_both = [](std::size_t first, std::size_t second) {
+        return [=](ProcessGroup& group) {
+            reduce_floats(group, first);
+            reduce_floats(group, second);
+        };
+    };
+    expect_mismatch(reduce_both(5, 90'000), reduce_both(90'000, 5), {second("all_reduce") + " (5 float32", second("all_reduce") + " (90000 float32"});
+}
+
+TEST_P(Mismatch, OfACallThatOneRankMakesTwiceIsSeenInTheNextOne) {
+    expect_mismatch(barrier, [](ProcessGroup& group) { reduce_floats(group, 10), barrier(group); }, {second("called all_reduce"), second("called barrier")});
+}
+
+TEST_P(Mismatch, OfWhatRanksCountTellsBothSides) {
+    const auto failed = failures([](ProcessGroup& group) {
+        const Counts counts = group.rank() == 2 ? Counts{2, 3, 4} : Counts{3, 2, 4};
+        std::vector<float> all(9), mine(counts[static_cast<std::size_t>(group.rank())]);
+        group.all_gather_v(buffer_of(all), buffer_of(mine), counts).wait();
+    });
+    for (const auto& failure : failed) {
+        EXPECT_TRUE(is<MismatchError>(failure));
+        EXPECT_TRUE(says(message_of(failure), {"rank 0 counts 3, 2, 4, rank 2 counts 2, 3, 4"}));
+    }
+}
+
+TEST_P(Mismatch, MakesTheGroupUnusableInsteadOfWrong) {
+    run([](ProcessGroup& group) {
+        const auto bad = [&] { group.rank() < 2 ? group.barrier().wait() : reduce_floats(group, 1); };
         EXPECT_THROW(bad(), MismatchError);
         EXPECT_THROW(group.barrier().wait(), MismatchError);
         EXPECT_THROW(group.all_gather_bytes("x"), MismatchError);

@@ -94,7 +94,7 @@ void AcrossNodes::reduce_by_speakers(const Buffer& buffer, ReduceOp op) {
     const std::size_t bytes = buffer.bytes();
     const ReduceFunction combine = reduction(buffer.dtype, without_division(op));
     if (!speaks()) kernels_.stream(arena_.staging(rank_, steps_.coming()), buffer.data, bytes);
-    meet();
+    meet_here();
     if (speaks()) {
         for (std::uint32_t place = 0; place < size_; ++place)
             sources_[place] = place == rank_ ? buffer.data : arena_.staging(place, steps_.met());
@@ -120,7 +120,7 @@ void AcrossNodes::reduce_by_lanes(const Buffer& buffer, ReduceOp op) {
     const ReduceFunction combine = reduction(buffer.dtype, without_division(op));
     const std::uint64_t here = locate(buffer.data, total);
     steps_.mine().shared_at = here;
-    meet();
+    meet_here();
     bool in_place = true;
     for (std::uint32_t place = 0; place < size_; ++place) in_place = in_place && steps_.shown_by(place).shared_at != cpu::kNotShared;
     std::vector<std::byte*> buffers(size_, bytes_of(buffer));

@@ -21,11 +21,15 @@ void AcrossNodes::in_call(const Call& call, Body body) {
         body();
         steps_.end();
     } catch (...) {
-        greetings_.reset();
-        link_->close();
-        give_up(std::current_exception());
+        end_with(std::current_exception());
         throw;
     }
+}
+
+template <class Exception>
+void AcrossNodes::fail(const std::string& what) {
+    pass_on(std::make_exception_ptr(Exception(what)));
+    throw Exception(what);
 }
 
 /// One step of the node for each piece of `total` bytes, and none for none: `give` shows it, `take` reads what others show.

@@ -32,9 +32,15 @@ void AcrossNodes::share(std::uint32_t from_place, std::byte* bytes, std::size_t 
         });
 }
 
+/// All ranks of this node are in the same call. From here on they may wait for other nodes.
+void AcrossNodes::meet_here() {
+    meet();
+    steps_.be_patient(2 * patience());
+}
+
 /// All ranks of all nodes are in the same call: nobody is done with one that others are not in.
 void AcrossNodes::open() {
-    meet();
+    meet_here();
     if (speaks()) {
         greet();
         hear();
@@ -276,6 +282,7 @@ std::vector<std::string> AcrossNodes::all_gather_bytes(std::string_view mine, st
 /// The first rank of a node collects its words, exchanges them with its likes and hands theirs out.
 std::vector<std::string> AcrossNodes::gather_everywhere(std::string_view mine) {
     const std::string ours = pack(gather_bytes(mine));
+    steps_.be_patient(2 * patience());
     std::vector<std::string> theirs(layout_.nodes.size());
     if (speaks()) {
         const std::uint64_t length = ours.size();
@@ -310,7 +317,7 @@ std::vector<Counts> AcrossNodes::tell_counts_everywhere(const Counts& own) {
     told.insert(told.end(), own.begin(), own.end());
     std::vector<Counts> all;
     for (const std::string& word : gather_everywhere({reinterpret_cast<const char*>(told.data()), told.size() * sizeof told[0]})) {
-        if (word.size() != told.size() * sizeof told[0]) mismatch(attempt() + ": other ranks called something else");
+        if (word.size() != told.size() * sizeof told[0]) fail<MismatchError>(attempt() + ": other ranks called something else");
         std::memcpy(all.emplace_back(told.size()).data(), word.data(), word.size());
     }
     return all;

@@ -13,6 +13,7 @@
 #include "ddp/net/meeting.h"
 #include "ddp/shm/roster.h"
 #include "ddp/worker/call.h"
+#include "ddp/worker/told_failure.h"
 #include "env/hmac.h"
 #include "env/io/socket.h"
 #include "env/text.h"
@@ -25,7 +26,9 @@ using ddprun::WorkerEnv;
 
 namespace {
 
-constexpr std::chrono::milliseconds kLastWord{200};  ///< for the reason of a closed connection
+constexpr std::chrono::milliseconds kOfAClosedConnection{200};  ///< for its reason
+constexpr std::chrono::seconds kOfAnotherCall{2};               ///< for what the first ranks say of it: they look when they are next awake
+constexpr std::uint64_t kLastWordsTag = std::uint64_t{1} << 63;  // the others count from 1
 
 /// What a rank says of itself before it has connections.
 struct Introduction {
@@ -39,33 +42,21 @@ Introduction introduction_of(const std::string& word) {
     return {std::move(parts[0]), std::move(parts[1]), std::move(parts[2]), std::move(parts[3])};
 }
 
-// What one rank of a node found, for all of them: words, or a failure of a kind.
-constexpr const char *kTimeout = "timeout", *kMismatch = "mismatch", *kLost = "lost", *kOther = "other";
-
+// What one rank of a node found, for all of them: words behind an empty one, or a failure.
 template <class Find>
 std::string outcome_of(Find find) {
     try {
         std::vector<std::string> words{""};
         for (const Word& word : find()) words.insert(words.end(), {std::to_string(word.node), word.text});
         return pack(words);
-    } catch (const TimeoutError& error) {
-        return pack({kTimeout, error.what()});
-    } catch (const MismatchError& error) {
-        return pack({kMismatch, error.what()});
-    } catch (const PeerLostError& error) {
-        return pack({kLost, error.what()});
-    } catch (const Error& error) {
-        return pack({kOther, error.what()});
+    } catch (const Error&) {
+        return pack({told(std::current_exception())});
     }
 }
 
 std::vector<Word> words_or_throw(const std::string& outcome) {
     const std::vector<std::string> parts = unpack(outcome);
-    if (parts.size() < 2) throw MismatchError("joining: ranks run different builds of libddp");
-    if (parts[0] == kTimeout) throw TimeoutError(parts[1]);
-    if (parts[0] == kMismatch) throw MismatchError(parts[1]);
-    if (parts[0] == kLost) throw PeerLostError(parts[1]);
-    if (parts[0] == kOther) throw Error(parts[1]);
+    if (!parts.at(0).empty()) throw_told(parts[0], "");
     std::vector<Word> words;
     for (std::size_t i = 2; i < parts.size(); i += 2) words.push_back({static_cast<int>(ddprun::parse_int(parts[i - 1]).value_or(0)), parts[i]});
     return words;
@@ -158,7 +149,12 @@ void AcrossNodes::settle(const std::vector<std::string>& introductions, const st
     link_->connect(addresses);
     sent_.resize(peers_.size());
     received_.resize(peers_.size());
-    if (speaks()) words_.assign(layout_.nodes.size(), std::vector<std::byte>(sizeof(Call) + spoken_bytes(layout_.nodes.size())));
+    last_words_.emplace(*link_, secret_ ^ kLastWordsTag);
+    if (!speaks()) return;
+    words_.assign(layout_.nodes.size(), std::vector<std::byte>(sizeof(Call) + spoken_bytes(layout_.nodes.size())));
+    for (const auto& ranks : layout_.nodes) {
+        if (ranks.front() != layout_.rank) last_words_->expect(ranks.front());
+    }
 }
 
 std::string AcrossNodes::describe() const {
@@ -190,29 +186,38 @@ std::unique_ptr<cpu::CpuBackend> AcrossNodes::split(const std::vector<std::uint3
     return std::make_unique<CpuBackend>(*this, part.locals, part.share);
 }
 
+std::span<std::byte> AcrossNodes::allocate_shared(std::size_t bytes) {
+    std::span<std::byte> region;
+    in_call(allocation_of(bytes), [&] {
+        open();
+        region = take_region(bytes);
+    });
+    return region;
+}
+
 // ---- messages
 
 AcrossNodes::Batch::~Batch() {
     const auto is_done = [](const Begun& message) { return message.transfer.done; };
-    if (!std::all_of(messages_.begin(), messages_.end(), is_done)) owner_.link_->close();  // it would still use their memory
+    if (!std::all_of(messages_.begin(), messages_.end(), is_done)) owner_.link_->abandon();  // it would still use their memory
 }
 
 std::uint64_t AcrossNodes::next_tag(std::vector<std::uint64_t>& counts, std::uint32_t peer) const { return secret_ ^ ++counts[peer]; }
 
 void AcrossNodes::Batch::send(std::uint32_t peer, std::span<const std::byte> from) {
     if (from.empty()) return;
-    Begun& message = messages_.emplace_back(Transfer{}, peer, kAny);
+    Begun& message = messages_.emplace_back(Transfer{}, peer, 0, from.size());
     owner_.link_->send(peer, owner_.next_tag(owner_.sent_, peer), from, message.transfer);
 }
 
 void AcrossNodes::Batch::receive(std::uint32_t peer, std::span<std::byte> into) {
     if (into.empty()) return;
     receive_up_to(peer, into);
-    messages_.back().length = into.size();
+    messages_.back().least = into.size();
 }
 
 const AcrossNodes::Batch::Begun& AcrossNodes::Batch::receive_up_to(std::uint32_t peer, std::span<std::byte> into) {
-    Begun& message = messages_.emplace_back(Transfer{}, peer, kAny);
+    Begun& message = messages_.emplace_back(Transfer{}, peer, 0, into.size());
     owner_.link_->receive(peer, owner_.next_tag(owner_.received_, peer), into, message.transfer);
     return message;
 }
@@ -238,46 +243,70 @@ void AcrossNodes::wait_for(const Batch::Begun& message) {
             }
         }
     }
-    if (!transfer.failure.empty()) lament(message);
-    if (message.length != Batch::kAny && transfer.bytes != message.length) {
-        mismatch(fmt::format("{}: {} sent {} bytes where {} were expected: it called something else", attempt(), name_of(message.peer),
-                             transfer.bytes, message.length));
-    }
+    if (!transfer.failure.empty() || message.is_other()) lament(message);
 }
 
-// Whoever fails closes its connections, and the reason comes by another way: from the launcher, or in a greeting. It tells more
-// than that somebody is gone.
+// Whoever ends closes its connections, and whoever called something else sends something else. The reason comes by another
+// way, and tells more: from the launcher, in a greeting, or with last words.
 void AcrossNodes::lament(const Batch::Begun& message) {
-    const auto until = MonotonicClock::now() + kLastWord;
+    const Transfer& transfer = message.transfer;
+    const auto patience = transfer.failure.empty() ? kOfAnotherCall : std::chrono::nanoseconds(kOfAClosedConnection);
+    const auto until = MonotonicClock::now() + patience;
     for (; MonotonicClock::now() < until; std::this_thread::sleep_for(std::chrono::milliseconds(2))) {
         throw_if_hopeless(message.peer);
         link_->look();
         compare_heard();
     }
-    throw PeerLostError(fmt::format("{}: the connection to {}: {}", attempt(), name_of(message.peer), message.transfer.failure));
+    if (!transfer.failure.empty()) fail<PeerLostError>(fmt::format("{}: the connection to {}: {}", attempt(), name_of(message.peer), transfer.failure));
+    fail<MismatchError>(fmt::format("{}: {} sent {} bytes where {} were expected: it called something else", attempt(), name_of(message.peer),
+                                    transfer.bytes, message.most));
 }
+
+// Where a rank does not come, its node finds out within the time-out, and says who it is. The first ranks of other nodes hear
+// that in this time more, and theirs in twice as much.
+std::chrono::nanoseconds AcrossNodes::patience() const { return std::min<std::chrono::nanoseconds>(timeout() / 8, std::chrono::seconds(1)); }
 
 std::string AcrossNodes::attempt() const { return fmt::format("rank {}: {}", env_.rank, to_string(call_)); }
 
 std::string AcrossNodes::name_of(std::uint32_t peer) const { return fmt::format("rank {} on {}", peers_[peer].world_rank, peers_[peer].host); }
 
-void AcrossNodes::throw_if_hopeless(std::uint32_t peer) const {
+void AcrossNodes::throw_if_hopeless(std::uint32_t peer) {
     throw_if_lost(segment_->header(), attempt());
-    if (const std::string complaint = cpu::complaint_in(arena_.control()); !complaint.empty())
-        throw MismatchError(fmt::format("{}: the group has failed: {}", attempt(), complaint));
-    if (now_ns() - began_ns_ < timeout().count()) return;
+    try {
+        cpu::throw_complaint(arena_.control(), attempt());
+        throw_last_words();
+    } catch (...) {
+        pass_on(std::current_exception());
+        throw;
+    }
+    if (now_ns() - began_ns_ < (timeout() + patience()).count()) return;
     std::vector<std::uint32_t> others;
     for (std::uint32_t place = 0; place < arena_.ranks(); ++place) {
         if (place != arena_.rank()) others.push_back(place);
     }
     const std::string here = cpu::what_ranks_do(arena_, others, MonotonicClock::now());
-    throw TimeoutError(fmt::format("{} did not finish within {}: nothing came from {}{}{}", attempt(), ddprun::format_duration(timeout()),
+    fail<TimeoutError>(fmt::format("{} did not finish within {}: nothing came from {}{}{}", attempt(), ddprun::format_duration(timeout()),
                                    name_of(peer), here.empty() ? "" : "; ", here));
 }
 
-void AcrossNodes::mismatch(const std::string& what) {
-    cpu::complain(arena_.control(), what);
-    throw MismatchError(what);
+/// To the others of this node and of other nodes. Before the connections are abandoned, as they are with a Batch that is not done.
+void AcrossNodes::pass_on(const std::exception_ptr& failure) {
+    cpu::complain(arena_.control(), told(failure));
+    last_words_->say(failure);
+}
+
+/// Of another node.
+void AcrossNodes::throw_last_words() const {
+    if (const auto heard = last_words_->heard()) throw_told(heard->words, fmt::format("{}: {} failed: ", attempt(), name_of(heard->peer)));
+}
+
+/// No call of this group can be any more, and nobody writes to its memory. Where the launcher has ended the generation, all
+/// hear of it.
+void AcrossNodes::end_with(const std::exception_ptr& why) {
+    if (segment_->header().aborted.load(std::memory_order_relaxed) == 0) last_words_->say(why);
+    greetings_.reset();
+    link_->abandon();
+    give_up(why);
 }
 
 // ---- what the nodes say first
@@ -315,8 +344,8 @@ void AcrossNodes::compare_heard() {
         Call theirs;
         if (message.transfer.bytes >= sizeof theirs) std::memcpy(&theirs, words_[node].data(), sizeof theirs);
         if (theirs == call_) continue;
-        mismatch(fmt::format("rank {}: ranks called different collectives: {}", env_.rank,
-                             both_sides(env_.rank, call_, peers_[message.peer].world_rank, theirs)));
+        fail<MismatchError>(fmt::format("rank {}: ranks called different collectives: {} called {}, {} called {}", env_.rank, name_of(layout_.rank),
+                                        to_string(call_), name_of(message.peer), to_string(theirs)));
     }
 }
 
@@ -338,10 +367,10 @@ void AcrossNodes::recv(Buffer buffer, int from) { batch({{Message::Way::Recv, bu
 
 void AcrossNodes::batch(const std::vector<Message>& messages) {
     steps_.throw_if_broken();
+    std::deque<Carried> carried;
+    Batch together(*this);
     try {
-        std::deque<Carried> carried;
         std::vector<Message> local;
-        Batch together(*this);
         began_ns_ = now_ns();
         for (Message message : messages) {
             const auto peer = static_cast<std::uint32_t>(message.peer);
@@ -356,8 +385,7 @@ void AcrossNodes::batch(const std::vector<Message>& messages) {
         for (const Carried& one : carried) arrive(one);
         together.wait();
     } catch (...) {
-        link_->close();
-        give_up(std::current_exception());
+        end_with(std::current_exception());
         throw;
     }
 }
@@ -367,6 +395,7 @@ void AcrossNodes::begin(Carried& carried, Batch& together) {
     const auto peer = static_cast<std::uint32_t>(carried.message.peer);
     std::vector<std::uint64_t>& numbers = sending ? messages_to_ : messages_from_;
     numbers.resize(peers_.size());
+    last_words_->expect(peer);
     carried.call = call_ = call_of(sending ? SegmentOp::Send : SegmentOp::Recv, carried.message.buffer, ReduceOp::Sum, peers_[peer].world_rank);
     carried.call.seq = call_.seq = ++numbers[peer];
     if (!sending) {
@@ -389,8 +418,8 @@ void AcrossNodes::arrive(const Carried& carried) {
     Call sent;
     std::memcpy(&sent, carried.first.data(), sizeof sent);
     if (sent.operation != SegmentOp::Send || sent.seq != call_.seq || sent.bytes != call_.bytes || sent.dtype != call_.dtype) {
-        mismatch(fmt::format("rank {}: a message is not the one expected: {}", env_.rank,
-                             both_sides(env_.rank, call_, peers_[carried.arriving->peer].world_rank, sent)));
+        fail<MismatchError>(fmt::format("rank {}: a message is not the one expected: {} called {}, {} called {}", env_.rank, name_of(layout_.rank),
+                                        to_string(call_), name_of(carried.arriving->peer), to_string(sent)));
     }
     if (carried.fits_first()) copy_bytes(carried.bytes().data(), carried.first.data() + sizeof sent, carried.bytes().size());
 }

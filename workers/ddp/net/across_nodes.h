@@ -7,11 +7,13 @@
 #include <deque>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "ddp/net/last_words.h"
 #include "ddp/net/layout.h"
 #include "ddp/net/link.h"
 #include "ddp/shm/cpu_backend.h"
@@ -67,6 +69,7 @@ class AcrossNodes final : public cpu::CpuBackend {
     void recv(Buffer buffer, int from) override;
     void batch(const std::vector<Message>& messages) override;
     void barrier() override;
+    std::span<std::byte> allocate_shared(std::size_t bytes) override;
     std::vector<std::string> all_gather_bytes(std::string_view mine, std::int16_t mark) override;
     std::unique_ptr<CpuBackend> split(const std::vector<std::uint32_t>& members) override;
 
@@ -90,14 +93,14 @@ class AcrossNodes final : public cpu::CpuBackend {
         struct Begun {
             Transfer transfer;
             std::uint32_t peer;
-            std::size_t length;  ///< kAny: not known
+            std::size_t least, most;  ///< bytes that may come
+            [[nodiscard]] bool is_other() const { return transfer.bytes < least || transfer.bytes > most; }
         };
         const Begun& receive_up_to(std::uint32_t peer, std::span<std::byte> into);
         void wait();
 
       private:
         friend class AcrossNodes;
-        static constexpr std::size_t kAny = ~std::size_t{0};
         AcrossNodes& owner_;
         std::deque<Begun> messages_;
     };
@@ -113,6 +116,7 @@ class AcrossNodes final : public cpu::CpuBackend {
     template <class Body>
     void in_call(const Call& call, Body body);
     [[nodiscard]] bool speaks() const { return layout_.place() == 0; }
+    void meet_here();
     void open();
     /// Tells the other nodes which call this is, with some bytes; theirs stand in words_ once hear() is back.
     void greet(std::span<const std::byte> bytes = {});
@@ -121,11 +125,16 @@ class AcrossNodes final : public cpu::CpuBackend {
     [[nodiscard]] const std::byte* heard_from(std::uint32_t node) const { return words_[node].data() + sizeof(Call); }
 
     // Waiting.
+    [[nodiscard]] std::chrono::nanoseconds patience() const;
     [[nodiscard]] std::uint64_t next_tag(std::vector<std::uint64_t>& counts, std::uint32_t peer) const;
     void wait_for(const Batch::Begun& message);
     [[noreturn]] void lament(const Batch::Begun& message);
-    void throw_if_hopeless(std::uint32_t peer) const;
-    [[noreturn]] void mismatch(const std::string& what);
+    void throw_if_hopeless(std::uint32_t peer);
+    void throw_last_words() const;
+    void pass_on(const std::exception_ptr& failure);
+    template <class Exception>
+    [[noreturn]] void fail(const std::string& what);
+    void end_with(const std::exception_ptr& why);
     [[nodiscard]] std::string attempt() const;
     [[nodiscard]] std::string name_of(std::uint32_t peer) const;
 
@@ -151,6 +160,7 @@ class AcrossNodes final : public cpu::CpuBackend {
     void arrive(const Carried& carried);
 
     std::function<std::unique_ptr<Link>()> open_link_;
+    std::optional<LastWords> last_words_;  ///< outlives the link
     std::unique_ptr<Link> link_;
     Layout layout_;
     std::vector<Peer> peers_;

@@ -15,7 +15,7 @@ namespace ddp::net {
 struct Transfer {
     void* engine[8] = {};  ///< the engine's own, and first
     bool done = false;
-    std::size_t bytes = 0;  ///< that have come
+    std::size_t bytes = 0;  ///< that have come; or would have, had there been room
     std::string failure;    ///< why it did not arrive; "" where it did
 };
 
@@ -39,15 +39,16 @@ class Link {
 
     // What cannot begin now begins in a later look(). Failures show in the transfer.
     virtual void send(std::size_t peer, std::uint64_t tag, std::span<const std::byte> from, Transfer& transfer) = 0;
-    /// One that is longer than `into` is a failure.
+    /// Of one that is longer than `into` a part may lie there, and Transfer::bytes says that it was longer.
     virtual void receive(std::size_t peer, std::uint64_t tag, std::span<std::byte> into, Transfer& transfer) = 0;
 
     /// Moves what can be moved. True: a transfer was done.
     virtual bool look() = 0;
     /// Until look() may find something, `most` at the longest.
     virtual void sleep(std::chrono::milliseconds most) = 0;
-    /// Ends all connections. No memory of any transfer is touched any more, and none is done any more.
-    virtual void close() = 0;
+    /// Ends all connections, in the middle of whatever: no memory of any transfer is touched any more, and none is done any
+    /// more. The peers may find out only when this process ends.
+    virtual void abandon() = 0;
 };
 
 /// Over libfabric (libfabric.so.1, found at run time): the provider that FI_PROVIDER names, else tcp, at `host`, the

@@ -94,10 +94,9 @@ struct Control {
     std::atomic<std::uint32_t> left;  ///< ranks that have left a sub-group; the last gives its share back
     alignas(128) std::atomic<std::uint32_t> joined;   ///< ranks that have joined; futex word
     std::atomic<std::uint64_t> stranger;              ///< packed claim of a process that fits no slot; 0 none
-    /// What a rank found wrong with a message and nobody else can see: all who wait are told. 0 none, 1 being
-    /// written, 2 there.
+    /// What a rank found wrong and nobody else of the node can see: all who wait are told. 0 none, 1 being written, 2 there.
     std::atomic<std::uint32_t> has_complaint;
-    char complaint[512];
+    char complaint[512];  ///< as told() gives it
     alignas(128) std::atomic<std::uint32_t> arrived;  ///< arrivals at steps, when ranks share cores
     alignas(128) std::atomic<std::uint32_t> released;  ///< last complete step; futex word
 };

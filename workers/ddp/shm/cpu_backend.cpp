@@ -81,19 +81,27 @@ void CpuBackend::report_progress(std::uint64_t step, std::uint64_t samples) {
 
 // ---- shared buffers
 
-std::span<std::byte> CpuBackend::allocate_shared(std::size_t bytes) {
+Call CpuBackend::allocation_of(std::size_t bytes) {
     constexpr std::uint64_t kMost = SharedPlace::kMostBytes - kSharePage;
-    if (bytes > kMost)
-        throw InvalidInput(
-            fmt::format("allocate_shared: {} bytes are asked for, one call gives {} at most", bytes, kMost));
-    const std::size_t stride = (std::max<std::size_t>(bytes, 1) + kSharePage - 1) / kSharePage * kSharePage;
-    steps_.begin({.bytes = bytes, .operation = SegmentOp::Barrier, .root = kAllocateMark});
+    if (bytes <= kMost) return {.bytes = bytes, .operation = SegmentOp::Barrier, .root = kAllocateMark};
+    throw InvalidInput(
+        fmt::format("allocate_shared: {} bytes are asked for, one call gives {} at most", bytes, kMost));
+}
+
+std::span<std::byte> CpuBackend::allocate_shared(std::size_t bytes) {
+    steps_.begin(allocation_of(bytes));
     meet();  // before the arithmetic: ranks that disagree about the size would take different pieces
+    const std::span<std::byte> region = take_region(bytes);
+    steps_.end();
+    return region;
+}
+
+std::span<std::byte> CpuBackend::take_region(std::size_t bytes) {
+    const std::size_t stride = (std::max<std::size_t>(bytes, 1) + kSharePage - 1) / kSharePage * kSharePage;
     const Arena::Piece piece = arena_.take(stride * size_);
     regions_.push_back({piece.address, piece.offset, stride});
     std::byte* mine = piece.address + rank_ * stride;
     populate(mine, stride);
-    steps_.end();
     return {mine, bytes};
 }
 

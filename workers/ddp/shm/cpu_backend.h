@@ -95,7 +95,7 @@ class CpuBackend {
     virtual void recv(Buffer buffer, int from);
     virtual void batch(const std::vector<Message>& messages);
     virtual void barrier();
-    std::span<std::byte> allocate_shared(std::size_t bytes);
+    virtual std::span<std::byte> allocate_shared(std::size_t bytes);
     /// A share of the arena for the sub-group of `members`, for those who are in none too: 0. The first
     /// member takes it. Throws InvalidInput on all ranks when the arena has no room for one of the
     /// sub-groups.
@@ -127,6 +127,10 @@ class CpuBackend {
     [[nodiscard]] std::uint64_t locate(const void* data, std::size_t bytes) const;
     [[nodiscard]] std::byte* shared_buffer(std::uint32_t rank, std::uint64_t location) const;
     void meet() { kernels_.fence(), steps_.meet(); }
+    /// Throws InvalidInput for more than one region holds.
+    static Call allocation_of(std::size_t bytes);
+    /// As a part of a call in which all ranks have met, so that they ask for the same.
+    std::span<std::byte> take_region(std::size_t bytes);
     [[nodiscard]] ReduceFunction reduction(DType type, ReduceOp op) const;
     [[nodiscard]] std::chrono::nanoseconds timeout() const { return steps_.timeout(); }
     /// As a part of a call: everyone's bytes.

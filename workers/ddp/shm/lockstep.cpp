@@ -40,6 +40,7 @@ void Lockstep::begin(Call call) {
     call_.seq = ++seq_;
     began_ns_ = wait_began_ns_ = 0;
     all_called_ = false;
+    patience_ = {};
     RankLine& line = arena_.line(rank_);
     line.operation.store(static_cast<std::uint32_t>(call.operation), std::memory_order_relaxed);
     line.bytes.store(call.bytes, std::memory_order_relaxed);
@@ -171,9 +172,11 @@ void Lockstep::throw_if_hopeless() {
         fail<PeerLostError>(fmt::format("rank {}: {}: rank {} was lost, the launcher ended generation {}",
                                         global(rank_), to_string(call_), aborted - 1, header.generation));
     }
-    if (const std::string complaint = complaint_in(arena_.control()); !complaint.empty()) {
-        fail<MismatchError>(
-            fmt::format("rank {}: {}: the group has failed: {}", global(rank_), to_string(call_), complaint));
+    try {
+        throw_complaint(arena_.control(), fmt::format("rank {}: {}", global(rank_), to_string(call_)));
+    } catch (...) {
+        give_up(std::current_exception());
+        throw;
     }
     for (const std::uint32_t peer : absent()) {
         if (!is_gone(arena_, peer)) continue;
@@ -182,7 +185,7 @@ void Lockstep::throw_if_hopeless() {
         fail<PeerLostError>(fmt::format("rank {}: {}: rank {} (pid {}) ended without taking part",
                                         global(rank_), to_string(call_), global(peer), arena_.identity(peer).pid));
     }
-    if (now_ns() - began_ns_ >= timeout_.count()) time_out();
+    if (now_ns() - began_ns_ >= (timeout_ + patience_).count()) time_out();
 }
 
 void Lockstep::time_out() {

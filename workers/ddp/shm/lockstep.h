@@ -54,6 +54,8 @@ class Lockstep {
     [[nodiscard]] const Call& call() const { return call_; }
     /// The call has to wait for something outside of the steps.
     void note_start() { note_start(now_ns()); }
+    /// The rest of this call may take so much longer than the time-out: others find out first who does not come.
+    void be_patient(std::chrono::nanoseconds longer) { patience_ = longer; }
     /// Fails this call and all later ones with a MismatchError that says so: all ranks know what they
     /// disagree on.
     [[noreturn]] void disagree(const std::string& on_what);
@@ -83,7 +85,7 @@ class Lockstep {
     Arena& arena_;
     const std::uint32_t rank_;
     const Roster roster_;
-    std::chrono::nanoseconds timeout_;
+    std::chrono::nanoseconds timeout_, patience_{};
     Attention attention_;
     std::uint32_t step_;
     std::uint64_t seq_ = 0;

@@ -8,6 +8,7 @@
 #include "ddp/shm/roster.h"
 #include "ddp/shm/waiting.h"
 #include "ddp/worker/call.h"
+#include "ddp/worker/told_failure.h"
 #include "env/clock.h"
 #include "env/text.h"
 
@@ -129,7 +130,7 @@ void PointToPoint::compare(const End& end, const Call& sent) {
     const std::string what = fmt::format("rank {}: a message is not the one expected: {}", own,
                                          both_sides(own, end.call, arena_.global_rank(end.peer), sent));
     // A message that fitted the channel has left its sender, and only this rank knows what became of it.
-    complain(arena_.control(), what);
+    complain(arena_.control(), told(std::make_exception_ptr(MismatchError(what))));
     end.channel.refused.store(1);
     ring(end.peer);
     throw MismatchError(what);
@@ -184,9 +185,7 @@ void PointToPoint::throw_if_hopeless(const std::vector<End*>& heads) const {
     const std::string attempt =
         fmt::format("rank {}: {}", arena_.global_rank(arena_.rank()), to_string(first.call));
     throw_if_lost(arena_.segment().header(), attempt);
-    const std::string complaint = complaint_in(arena_.control());
-    if (!complaint.empty() && !can_move(first))
-        throw MismatchError(fmt::format("{}: the group has failed: {}", attempt, complaint));
+    if (!can_move(first)) throw_complaint(arena_.control(), attempt);
     for (const End* end : heads) throw_if_gone(*end);
     if (now_ns() - first.began_ns < timeout_.count()) return;
     throw TimeoutError(

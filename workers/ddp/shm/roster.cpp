@@ -13,6 +13,7 @@
 #include <cstdio>
 
 #include "ddp/shm/waiting.h"
+#include "ddp/worker/told_failure.h"
 #include "env/text.h"
 #include "env/unique_fd.h"
 
@@ -202,15 +203,19 @@ std::string what_ranks_do(const Arena& arena, const std::vector<std::uint32_t>& 
     return ddprun::join(clauses, "; ");
 }
 
-void complain(Control& control, const std::string& what) {
+void complain(Control& control, const std::string& words) {
     std::uint32_t none = 0;
     if (!control.has_complaint.compare_exchange_strong(none, 1)) return;
-    std::snprintf(control.complaint, sizeof control.complaint, "%s", what.c_str());
+    std::snprintf(control.complaint, sizeof control.complaint, "%s", words.c_str());
     control.has_complaint.store(2, std::memory_order_release);
 }
 
 std::string complaint_in(const Control& control) {
-    return control.has_complaint.load(std::memory_order_acquire) == 2 ? control.complaint : "";
+    return control.has_complaint.load(std::memory_order_acquire) == 2 ? control.complaint + 1 : "";
+}
+
+void throw_complaint(const Control& control, const std::string& attempt) {
+    if (control.has_complaint.load(std::memory_order_acquire) == 2) throw_told(control.complaint, attempt + ": the group has failed: ");
 }
 
 }  // namespace ddp::cpu

@@ -48,9 +48,11 @@ bool is_gone(const Arena& arena, std::uint32_t rank);
 /// One clause per rank of the group, from its line, or of the message that it is in.
 std::string what_ranks_do(const Arena& arena, const std::vector<std::uint32_t>& ranks, ddprun::TimePoint now);
 
-/// Tells everybody in the group what is wrong; what was said first stays.
-void complain(Control& control, const std::string& what);
-/// "" when nobody has complained.
+/// Tells everybody in the group of a failure, as told() gives it (worker/told_failure.h); what was said first stays.
+void complain(Control& control, const std::string& words);
+/// Throws it with the type that it had, "<attempt>: the group has failed: ...". Nothing when nobody has complained.
+void throw_complaint(const Control& control, const std::string& attempt);
+/// "" when nobody has complained; else what it says.
 std::string complaint_in(const Control& control);
 
 }  // namespace ddp::cpu

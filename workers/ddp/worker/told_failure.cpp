@@ -1,0 +1,37 @@
+#include "ddp/worker/told_failure.h"
+
+#include "ddp/types.h"
+
+namespace ddp {
+
+namespace {
+
+// The first letter says of what type it is.
+constexpr char kTimeout = 't', kMismatch = 'm', kLost = 'l', kOther = 'o';
+
+}  // namespace
+
+std::string told(const std::exception_ptr& failure) {
+    try {
+        std::rethrow_exception(failure);
+    } catch (const TimeoutError& error) {
+        return kTimeout + std::string(error.what());
+    } catch (const MismatchError& error) {
+        return kMismatch + std::string(error.what());
+    } catch (const PeerLostError& error) {
+        return kLost + std::string(error.what());
+    } catch (const std::exception& error) {
+        return kOther + std::string(error.what());
+    }
+}
+
+void throw_told(std::string_view words, const std::string& context) {
+    const char kind = words.empty() ? kOther : words.front();
+    const std::string what = context + std::string(words.substr(words.empty() ? 0 : 1));
+    if (kind == kTimeout) throw TimeoutError(what);
+    if (kind == kMismatch) throw MismatchError(what);
+    if (kind == kLost) throw PeerLostError(what);
+    throw Error(what);
+}
+
+}  // namespace ddp
