@@ -8,6 +8,7 @@
 #include "failures.h"
 #include "reference_reduction.h"
 #include "several_nodes.h"
+#include "tests/support/half_float.h"
 
 namespace {
 
@@ -34,7 +35,7 @@ std::vector<Bytes> all_values(int ranks, DType type, std::size_t count) {
 }
 
 /// In rank order within each node, then in node order.
-Bytes reduced(const std::vector<int>& nodes, const std::vector<Bytes>& inputs, DType type, ReduceOp op) {
+Bytes reduced_by_nodes(const std::vector<int>& nodes, const std::vector<Bytes>& inputs, DType type, ReduceOp op) {
     std::vector<Bytes> sums;
     auto next = inputs.begin();
     for (const int ranks : nodes) {
@@ -42,6 +43,29 @@ Bytes reduced(const std::vector<int>& nodes, const std::vector<Bytes>& inputs, D
         next += ranks;
     }
     return reference::reduce(sums, type, op);
+}
+
+float widened(std::uint16_t bits, DType type) { return type == DType::BF16 ? half_float::from_bf16(bits) : half_float::from_f16(bits); }
+std::uint16_t rounded(float value, DType type) { return type == DType::BF16 ? half_float::to_bf16(value) : half_float::to_f16(value); }
+
+template <class To, class From, class Convert>
+Bytes converted(const Bytes& bytes, Convert convert) {
+    Bytes out(bytes.size() / sizeof(From) * sizeof(To));
+    for (std::size_t i = 0; i < bytes.size() / sizeof(From); ++i) {
+        From from;
+        std::memcpy(&from, bytes.data() + i * sizeof from, sizeof from);
+        const To to = convert(from);
+        std::memcpy(out.data() + i * sizeof to, &to, sizeof to);
+    }
+    return out;
+}
+
+/// 16-bit floats are float32 until all is done.
+Bytes reduced(const std::vector<int>& nodes, const std::vector<Bytes>& inputs, DType type, ReduceOp op) {
+    if (type != DType::BF16 && type != DType::F16) return reduced_by_nodes(nodes, inputs, type, op);
+    std::vector<Bytes> wide;
+    for (const Bytes& one : inputs) wide.push_back(converted<float, std::uint16_t>(one, [&](std::uint16_t bits) { return widened(bits, type); }));
+    return converted<std::uint16_t, float>(reduced_by_nodes(nodes, wide, DType::F32, op), [&](float value) { return rounded(value, type); });
 }
 
 Buffer whole(Bytes& bytes, DType type = DType::F32) { return {bytes.data(), bytes.size() / size_of(type), type, {}}; }
@@ -110,6 +134,30 @@ TEST(AcrossNodes, AverageDividesTheSumOnceByTheNumberOfAllRanks) {
             ASSERT_EQ(values, std::vector<double>(count, 7.5 / 3)) << count;
         }
     });
+}
+
+TEST(AcrossNodes, SumsOf16BitFloatsAreRoundedOnce) {
+    // 1 and two halves of the last bit of 1: rounded in between they are lost. On each number of nodes, by each way.
+    for (const std::vector<int>& nodes : {std::vector<int>{2, 1}, {1, 1, 1}}) {
+        SeveralNodes(nodes).run([](ProcessGroup& group) {
+            for (const DType type : {DType::BF16, DType::F16}) {
+                const float half_of_last = type == DType::BF16 ? 0x1p-8F : 0x1p-11F;
+                const std::uint16_t mine = rounded(group.rank() == 0 ? 1.0F : half_of_last, type), sum = rounded(1.0F + 2 * half_of_last, type);
+                ASSERT_NE(sum, rounded(1.0F, type));
+                for (const std::size_t count : {std::size_t{9}, std::size_t{60'003}, std::size_t{700'002}}) {
+                    std::vector<std::uint16_t> values(count, mine), slice(count / 3);
+                    const Buffer buffer{values.data(), count, type, {}};
+                    group.reduce_scatter({slice.data(), slice.size(), type, {}}, buffer).wait();
+                    ASSERT_EQ(slice, std::vector<std::uint16_t>(count / 3, sum)) << name_of(type) << " " << count;
+                    group.all_reduce(buffer).wait();
+                    ASSERT_EQ(values, std::vector<std::uint16_t>(count, sum)) << name_of(type) << " " << count;
+                    values.assign(count, rounded(static_cast<float>(group.rank() + 1), type));
+                    group.all_reduce(buffer, ReduceOp::Avg).wait();
+                    ASSERT_EQ(values, std::vector<std::uint16_t>(count, rounded(2.0F, type)));
+                }
+            }
+        });
+    }
 }
 
 TEST(AcrossNodes, AllReduceTakesSharedMemoryOnOneNodeAndPrivateOnAnother) {

@@ -6,34 +6,39 @@
 namespace ddp::net {
 
 using cpu::Pieces;
-using cpu::ReduceFunction;
 using ddprun::SegmentOp;
 
 /// Begun, it lets the others' pieces come; finished, ours holds what all have.
 class AcrossNodes::Exchange {
   public:
     /// `scratch` is the owner's, from one call to the next.
-    Exchange(AcrossNodes& owner, DType type, ReduceOp op, std::vector<std::byte>& scratch)
-        : owner_(owner), type_(type), op_(op), combine_(owner.reduction(type, without_division(op))), scratch_(scratch), batch_(owner) {}
+    Exchange(AcrossNodes& owner, const Sum& how, std::vector<std::byte>& scratch) : owner_(owner), how_(how), scratch_(scratch), batch_(owner) {}
 
-    void begin(std::span<std::byte> piece) {
+    /// Where the node's sum of a piece of the buffer goes: into the piece itself, unless it is wide.
+    std::byte* take(std::span<std::byte> piece) {
         piece_ = piece;
-        if (piece.empty()) return;
-        rounds_ = choose_rounds(piece.size(), nodes());
+        rounds_ = choose_rounds(how_.partial_bytes(piece.size()), nodes());
         parts_ = rounds_ == Rounds::Scattered ? Pieces::cut(0, piece.size(), nodes()) : Pieces{0, piece.size(), piece.size()};
-        const std::span<std::byte> own = part_of(owner_.layout_.node());
-        if (scratch_.size() < own.size() * nodes()) scratch_.resize(own.size() * nodes());
+        const std::size_t own = how_.is_wide() ? how_.partial_bytes(piece.size()) : 0;
+        const std::size_t came = how_.partial_bytes(part_of(piece, owner_.layout_.node()).size()) * nodes();
+        if (scratch_.size() < own + came) scratch_.resize(own + came);
+        came_ = scratch_.data() + own;
+        return sum_ = how_.is_wide() ? scratch_.data() : piece.data();
+    }
+
+    void begin() {
+        if (piece_.empty()) return;
         for_each_other([&](std::uint32_t node, std::uint32_t peer) { batch_.receive(peer, came_from(node)); });
-        for_each_other([&](std::uint32_t node, std::uint32_t peer) { batch_.send(peer, part_of(node)); });
+        for_each_other([&](std::uint32_t node, std::uint32_t peer) { batch_.send(peer, partial_of(node)); });
     }
 
     void finish() {
         if (piece_.empty()) return;
         batch_.wait();
-        const std::span<std::byte> own = part_of(owner_.layout_.node());
-        sum(own);
+        const std::span<std::byte> own = part_of(piece_, owner_.layout_.node());
+        add_up(own);
         if (rounds_ == Rounds::AllToAll) return;
-        for_each_other([&](std::uint32_t node, std::uint32_t peer) { batch_.receive(peer, part_of(node)); });
+        for_each_other([&](std::uint32_t node, std::uint32_t peer) { batch_.receive(peer, part_of(piece_, node)); });
         for_each_other([&](std::uint32_t, std::uint32_t peer) { batch_.send(peer, own); });
         batch_.wait();
     }
@@ -41,13 +46,18 @@ class AcrossNodes::Exchange {
 
   private:
     [[nodiscard]] std::uint32_t nodes() const { return static_cast<std::uint32_t>(owner_.layout_.nodes.size()); }
-    /// What a node sums.
-    [[nodiscard]] std::span<std::byte> part_of(std::uint32_t node) const {
-        return rounds_ == Rounds::AllToAll ? piece_ : piece_.subspan(parts_.offset(node), parts_.length(node));
+    /// What a node adds up.
+    [[nodiscard]] std::span<std::byte> part_of(std::span<std::byte> piece, std::uint32_t node) const {
+        return rounds_ == Rounds::AllToAll ? piece : piece.subspan(parts_.offset(node), parts_.length(node));
     }
-    [[nodiscard]] std::span<std::byte> came_from(std::uint32_t node) {
-        const std::size_t each = part_of(owner_.layout_.node()).size();
-        return std::span(scratch_).subspan(node * each, each);
+    /// Our node's sum of it.
+    [[nodiscard]] std::span<std::byte> partial_of(std::uint32_t node) const {
+        const std::span<std::byte> part = part_of(piece_, node);
+        return {sum_ + how_.partial_bytes(static_cast<std::size_t>(part.data() - piece_.data())), how_.partial_bytes(part.size())};
+    }
+    [[nodiscard]] std::span<std::byte> came_from(std::uint32_t node) const {
+        const std::size_t each = partial_of(owner_.layout_.node()).size();
+        return {came_ + node * each, each};
     }
     template <class Use>
     void for_each_other(Use use) {
@@ -55,29 +65,39 @@ class AcrossNodes::Exchange {
             if (node != owner_.layout_.node()) use(node, owner_.layout_.nodes[node][owner_.layout_.place()]);
         }
     }
-    void sum(std::span<std::byte> own) {
+    void add_up(std::span<std::byte> own) {
         if (own.empty()) return;
+        const std::span<std::byte> sum = partial_of(owner_.layout_.node());
         std::vector<const void*> sources;
         for (std::uint32_t node = 0; node < nodes(); ++node)
-            sources.push_back(node == owner_.layout_.node() ? own.data() : came_from(node).data());
-        const std::size_t count = own.size() / size_of(type_);
-        combine_(own.data(), sources.data(), static_cast<int>(nodes()), count);
-        owner_.finish_average({own.data(), count, type_, {}}, op_);
+            sources.push_back(node == owner_.layout_.node() ? sum.data() : came_from(node).data());
+        how_.across(sum.data(), sources.data(), static_cast<int>(nodes()), own.size() / size_of(how_.type));
+        owner_.settle_sum(how_, own.data(), sum.data(), own.size());
     }
 
     AcrossNodes& owner_;
-    const DType type_;
-    const ReduceOp op_;
-    const ReduceFunction combine_;
+    const Sum how_;
     std::span<std::byte> piece_;
     Rounds rounds_ = Rounds::AllToAll;
     Pieces parts_{};
-    std::vector<std::byte>& scratch_;  ///< a part from each node
+    std::vector<std::byte>& scratch_;  ///< the node's sum where it is wide, then a part from each node
+    std::byte *sum_ = nullptr, *came_ = nullptr;
     Batch batch_;
 };
 
-void AcrossNodes::finish_average(const Buffer& buffer, ReduceOp op) const {
-    if (op == ReduceOp::Avg) kernels_.divide[static_cast<std::size_t>(buffer.dtype)](buffer.data, size(), buffer.count);
+AcrossNodes::Sum AcrossNodes::sum_of(DType type, ReduceOp op) const {
+    const cpu::Kernels::Wide& wide = kernels_.wide[static_cast<std::size_t>(type)];
+    const ReduceOp step = without_division(op);
+    const bool rounds = wide.sum != nullptr && (step == ReduceOp::Sum || step == ReduceOp::Product);
+    if (!rounds) return {type, type, reduction(type, step), reduction(type, step), op};
+    return {type, DType::F32, step == ReduceOp::Sum ? wide.sum : wide.product, reduction(DType::F32, step), op};
+}
+
+void AcrossNodes::settle_sum(const Sum& how, void* to, std::byte* sum, std::size_t bytes) const {
+    const std::size_t count = bytes / size_of(how.type);
+    if (how.op == ReduceOp::Avg) kernels_.divide[static_cast<std::size_t>(how.partial)](sum, size(), count);
+    if (how.is_wide()) kernels_.wide[static_cast<std::size_t>(how.type)].round(to, reinterpret_cast<const float*>(sum), count);
+    else copy_bytes(to, sum, bytes);
 }
 
 void AcrossNodes::all_reduce(Buffer buffer, ReduceOp op) {
@@ -85,27 +105,28 @@ void AcrossNodes::all_reduce(Buffer buffer, ReduceOp op) {
 }
 
 void AcrossNodes::all_reduce_now(const Buffer& buffer, ReduceOp op) {
-    if (buffer.bytes() <= spoken_bytes(layout_.nodes.size())) return reduce_by_speakers(buffer, op);
-    reduce_by_lanes(buffer, op);
+    const Sum how = sum_of(buffer.dtype, op);
+    if (how.partial_bytes(buffer.bytes()) <= spoken_bytes(layout_.nodes.size())) return reduce_by_speakers(buffer, how);
+    reduce_by_lanes(buffer, how);
 }
 
 /// The first rank of a node sums for it, tells the others with its greeting, and hands out what all make.
-void AcrossNodes::reduce_by_speakers(const Buffer& buffer, ReduceOp op) {
-    const std::size_t bytes = buffer.bytes();
-    const ReduceFunction combine = reduction(buffer.dtype, without_division(op));
+void AcrossNodes::reduce_by_speakers(const Buffer& buffer, const Sum& how) {
+    const std::size_t bytes = buffer.bytes(), partial_bytes = how.partial_bytes(bytes);
     if (!speaks()) kernels_.stream(arena_.staging(rank_, steps_.coming()), buffer.data, bytes);
     meet_here();
     if (speaks()) {
         for (std::uint32_t place = 0; place < size_; ++place)
             sources_[place] = place == rank_ ? buffer.data : arena_.staging(place, steps_.met());
-        combine(buffer.data, sources_.data(), static_cast<int>(size_), buffer.count);
-        greet({bytes_of(buffer), bytes});
+        if (how.is_wide() && scratch_[0].size() < partial_bytes) scratch_[0].resize(partial_bytes);
+        std::byte* const sum = how.is_wide() ? scratch_[0].data() : bytes_of(buffer);
+        how.here(sum, sources_.data(), static_cast<int>(size_), buffer.count);
+        greet({sum, partial_bytes});
         hear();
         std::vector<const void*> sources;
-        for (std::uint32_t node = 0; node < layout_.nodes.size(); ++node)
-            sources.push_back(node == layout_.node() ? buffer.data : heard_from(node));
-        combine(buffer.data, sources.data(), static_cast<int>(sources.size()), buffer.count);
-        finish_average(buffer, op);
+        for (std::uint32_t node = 0; node < layout_.nodes.size(); ++node) sources.push_back(node == layout_.node() ? sum : heard_from(node));
+        how.across(sum, sources.data(), static_cast<int>(sources.size()), buffer.count);
+        settle_sum(how, buffer.data, sum, bytes);
     }
     share(0, bytes_of(buffer), bytes);
 }
@@ -113,11 +134,10 @@ void AcrossNodes::reduce_by_speakers(const Buffer& buffer, ReduceOp op) {
 /// Of each stretch of the buffer every lane has a piece: it sums it over the node and begins its exchange; then it ends that
 /// of its piece before, and passes the result on. Where all buffers of the node are shared, sums are read from them and
 /// results written to them; otherwise what others sum is staged a stretch ahead, and results are collected a stretch behind.
-void AcrossNodes::reduce_by_lanes(const Buffer& buffer, ReduceOp op) {
+void AcrossNodes::reduce_by_lanes(const Buffer& buffer, const Sum& how) {
     const std::uint32_t lanes = layout_.lanes();
     const std::size_t stretch = std::min(kLanePieceBytes, cpu::kAreaBytes / lanes / cpu::kLine * cpu::kLine) * lanes;
     const std::size_t total = buffer.bytes();
-    const ReduceFunction combine = reduction(buffer.dtype, without_division(op));
     const std::uint64_t here = locate(buffer.data, total);
     steps_.mine().shared_at = here;
     meet_here();
@@ -130,7 +150,7 @@ void AcrossNodes::reduce_by_lanes(const Buffer& buffer, ReduceOp op) {
     if (speaks()) greet();
 
     const bool staged = !in_place && size_ > 1;
-    Exchange even(*this, buffer.dtype, op, scratch_[0]), odd(*this, buffer.dtype, op, scratch_[1]);
+    Exchange even(*this, how, scratch_[0]), odd(*this, how, scratch_[1]);
     Exchange *current = &even, *before = &odd;
     Pieces previous{}, oldest{};
     const auto pass_on = [&](const Exchange& exchange) {
@@ -152,8 +172,9 @@ void AcrossNodes::reduce_by_lanes(const Buffer& buffer, ReduceOp op) {
             const bool direct = place == rank_ || !staged;
             sources_[place] = direct ? buffers[place] + own : arena_.staging(place, steps_.met()) + rank_ * pieces.each;
         }
-        if (length > 0 && size_ > 1) combine(bytes_of(buffer) + own, sources_.data(), static_cast<int>(size_), length / size_of(buffer.dtype));
-        current->begin({bytes_of(buffer) + own, length});
+        std::byte* const sum = current->take({bytes_of(buffer) + own, length});
+        if (size_ > 1 || how.is_wide()) how.here(sum, sources_.data(), static_cast<int>(size_), length / size_of(buffer.dtype));
+        current->begin();
         if (at > 0) {
             before->finish();
             pass_on(*before);

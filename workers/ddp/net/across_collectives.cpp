@@ -119,15 +119,15 @@ void AcrossNodes::reduce_scatter_v(Buffer output, Buffer input, const Counts& co
 /// Every slice is summed over the node by the one who sends it to its rank, which sums what comes from the nodes.
 void AcrossNodes::reduce_slices(const Buffer& output, const Buffer& input, const Slices& slices, ReduceOp op) {
     open();
-    const cpu::ReduceFunction combine = reduction(input.dtype, without_division(op));
-    const std::size_t own_length = slices.length(layout_.rank);
+    const Sum how = sum_of(input.dtype, op);
+    const std::size_t own_length = how.partial_bytes(slices.length(layout_.rank));
     std::vector<std::vector<std::byte>> sums(layout_.size()), came(layout_.nodes.size());
     std::vector<std::byte> mine(own_length);  // `output` may be a part of `input`
     for (std::uint32_t rank = 0; rank < layout_.size(); ++rank) {
         const std::span<std::byte> slice = slice_of(input, slices, rank);
         const bool sums_it = layout_.holder(rank, layout_.node()) == layout_.place();
         std::vector<std::byte>& sum = rank == layout_.rank ? mine : sums[rank];
-        if (sums_it) sum.resize(slice.size());
+        if (sums_it) sum.resize(how.partial_bytes(slice.size()));
         in_steps(
             slice.size(),
             [&](std::size_t at, std::size_t part) {
@@ -137,7 +137,7 @@ void AcrossNodes::reduce_slices(const Buffer& output, const Buffer& input, const
                 if (!sums_it) return;
                 for (std::uint32_t place = 0; place < size_; ++place)
                     sources_[place] = place == rank_ ? slice.data() + at : arena_.staging(place, steps_.met());
-                combine(sum.data() + at, sources_.data(), static_cast<int>(size_), part / size_of(input.dtype));
+                how.here(sum.data() + how.partial_bytes(at), sources_.data(), static_cast<int>(size_), part / size_of(input.dtype));
             });
     }
     std::vector<const void*> sources(layout_.nodes.size(), mine.data());
@@ -152,8 +152,8 @@ void AcrossNodes::reduce_slices(const Buffer& output, const Buffer& input, const
         if (!layout_.is_local(rank)) batch.send(rank, sums[rank]);
     }
     batch.wait();
-    combine(output.data, sources.data(), static_cast<int>(sources.size()), output.count);
-    finish_average(output, op);
+    how.across(mine.data(), sources.data(), static_cast<int>(sources.size()), output.count);
+    settle_sum(how, output.data, mine.data(), output.bytes());
 }
 
 /// As all_reduce, for the bits; only the root takes what it gives.

@@ -104,6 +104,16 @@ class AcrossNodes final : public cpu::CpuBackend {
         AcrossNodes& owner_;
         std::deque<Begun> messages_;
     };
+    /// How a sum is made within the node and then between nodes.
+    struct Sum {
+        DType type;                  ///< of the buffers
+        DType partial;               ///< of a node's sum: float32 for 16-bit floats, that all is rounded once
+        cpu::ReduceFunction here, across;  ///< `type` to `partial`, `partial` to `partial`
+        ReduceOp op;
+        [[nodiscard]] bool is_wide() const { return partial != type; }
+        /// Of the partial sums of so many bytes of a buffer.
+        [[nodiscard]] std::size_t partial_bytes(std::size_t bytes) const { return bytes / size_of(type) * size_of(partial); }
+    };
     /// A lane's piece of an all-reduce, summed between the nodes.
     class Exchange;
 
@@ -145,8 +155,8 @@ class AcrossNodes final : public cpu::CpuBackend {
     [[nodiscard]] std::vector<std::string> gather_everywhere(std::string_view mine);
 
     void all_reduce_now(const Buffer& buffer, ReduceOp op);
-    void reduce_by_speakers(const Buffer& buffer, ReduceOp op);
-    void reduce_by_lanes(const Buffer& buffer, ReduceOp op);
+    void reduce_by_speakers(const Buffer& buffer, const Sum& how);
+    void reduce_by_lanes(const Buffer& buffer, const Sum& how);
     void stage_for_lanes(const Buffer& buffer, const cpu::Pieces& pieces, std::uint32_t lanes);
     void collect_from_lanes(const Buffer& buffer, const cpu::Pieces& pieces, std::uint32_t lanes);
     void gather_slices(const Buffer& output, const Buffer& input, const Slices& slices);
@@ -154,7 +164,9 @@ class AcrossNodes final : public cpu::CpuBackend {
     void exchange_slices(const Buffer& output, const Slices& received, const Buffer& input, const Slices& sent, std::size_t longest);
     [[nodiscard]] std::vector<Counts> tell_counts_everywhere(const Counts& own);
     void agree_on_counts(const Counts& counts);
-    void finish_average(const Buffer& buffer, ReduceOp op) const;
+    [[nodiscard]] Sum sum_of(DType type, ReduceOp op) const;
+    /// What all nodes' sums make, `bytes` of a buffer: divided for an average, and rounded. `to` may be `sum` unless it is wide.
+    void settle_sum(const Sum& how, void* to, std::byte* sum, std::size_t bytes) const;
     struct Carried;
     void begin(Carried& carried, Batch& together);
     void arrive(const Carried& carried);

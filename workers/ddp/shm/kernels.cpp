@@ -189,10 +189,10 @@ struct Least : Add {
     }
 };
 
-// ---- loops: kCount sources known at compile time, or 0
+// ---- loops: kCount sources known at compile time, or 0; E is what they are, To what comes out
 
-template <class E, class Op, int kCount>
-void reduce_counted(typename E::Stored* out, const void* const* sources, int given, std::size_t n) {
+template <class E, class Op, class To, int kCount>
+void reduce_counted(typename To::Stored* out, const void* const* sources, int given, std::size_t n) {
     using Stored = typename E::Stored;
     const int count = kCount > 0 ? kCount : given;
     const auto source = [sources](int s) { return static_cast<const Stored*>(sources[s]); };
@@ -209,27 +209,33 @@ void reduce_counted(typename E::Stored* out, const void* const* sources, int giv
             }
         }
         for (int u = 0; u < kUnroll; ++u) {
-            E::store(out + i + static_cast<std::size_t>(u) * E::kLanes, Op::finish(sum[u], count));
+            To::store(out + i + static_cast<std::size_t>(u) * E::kLanes, Op::finish(sum[u], count));
         }
     }
     for (; i < n; ++i) {
         auto sum = E::load_one(source(0) + i);
         for (int s = 1; s < count; ++s) sum = Op::apply(sum, E::load_one(source(s) + i));
-        E::store_one(out + i, Op::finish(sum, count));
+        To::store_one(out + i, Op::finish(sum, count));
     }
 }
 
-template <class E, class Op>
+template <class E, class Op, class To = E>
 void reduce(void* out, const void* const* sources, int count, std::size_t n) {
-    auto* to = static_cast<typename E::Stored*>(out);
+    auto* to = static_cast<typename To::Stored*>(out);
     switch (count) {
         case 2:
-            return reduce_counted<E, Op, 2>(to, sources, count, n);
+            return reduce_counted<E, Op, To, 2>(to, sources, count, n);
         case 4:
-            return reduce_counted<E, Op, 4>(to, sources, count, n);
+            return reduce_counted<E, Op, To, 4>(to, sources, count, n);
         default:
-            return reduce_counted<E, Op, 0>(to, sources, count, n);
+            return reduce_counted<E, Op, To, 0>(to, sources, count, n);
     }
+}
+
+template <class To>
+void round_floats(void* to, const float* from, std::size_t n) {
+    const void* const sources[] = {from};
+    reduce_counted<Plain<float>, Add, To, 1>(static_cast<typename To::Stored*>(to), sources, 1, n);
 }
 
 template <class E>
@@ -304,6 +310,10 @@ const Kernels DDP_KERNELS = {
         {reduce<Plain<U8>, Add>, reduce<Plain<U8>, Greatest>, reduce<Plain<U8>, Least>,
          nullptr, reduce<Plain<U8>, Multiply>},
     },
+    {{}, {}, {}, {},
+     {reduce<Bfloat16, Add, Plain<float>>, reduce<Bfloat16, Multiply, Plain<float>>, round_floats<Bfloat16>},
+     {reduce<Float16, Add, Plain<float>>, reduce<Float16, Multiply, Plain<float>>, round_floats<Float16>},
+     {}},
     {divide<Plain<float>>, divide<Plain<double>>, nullptr, nullptr, divide<Bfloat16>, divide<Float16>, nullptr},
     stream,
     fence,

@@ -16,6 +16,11 @@ using ReduceFunction = void (*)(void* out, const void* const* sources, int count
 struct Kernels {
     const char* name;
     ReduceFunction reduce[7][5];  ///< by DType and ReduceOp; null for integer averages
+    /// By DType, null but for bf16 and f16: the same into float32, for sums that go on elsewhere; and float32 rounded back.
+    struct Wide {
+        ReduceFunction sum, product;
+        void (*round)(void* to, const float* from, std::size_t n);
+    } wide[7];
     /// By DType, null for integers: n values in place.
     void (*divide[7])(void* values, int by, std::size_t n);
     /// Copies past the caches: for what another core is going to read. fence() before telling it so.
