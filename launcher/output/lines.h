@@ -18,6 +18,16 @@ inline constexpr std::string_view kContinuedMark = "[line continued] ";
 /// A longer line is passed on in pieces of about this size, marked in the same way.
 inline constexpr std::size_t kMaxLineBytes = 1 << 20;
 
+/// Calls `visit` with each line of a block of whole lines, with its newline.
+template <class Visit>
+void for_each_line(std::string_view block, const Visit& visit) {
+    while (!block.empty()) {
+        const std::size_t end = block.find('\n') + 1;
+        visit(block.substr(0, end));
+        block.remove_prefix(end);
+    }
+}
+
 /// Puts the pieces in which one stream arrives together to whole lines.
 ///
 /// Pure: time is an argument. `emit` is called with blocks of whole lines; every block ends with a newline.

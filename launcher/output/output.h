@@ -11,16 +11,9 @@
 #include "env/unique_fd.h"
 #include "launcher/job_spec.h"
 #include "launcher/output/log_files.h"
+#include "launcher/output/stream_route.h"
 
 namespace ddprun {
-
-/// Who a stream belongs to, for prefixes and file names.
-struct StreamOwner {
-    int rank = 0;
-    int local_rank = 0;
-    std::string role = "default";
-    std::string host;
-};
 
 /// The workers whose lines come together here.
 struct OutputRanks {

@@ -13,11 +13,15 @@ StreamRoute route_of(const OutputSpec& spec, int local_rank, Streams stream, boo
     StreamRoute route;
     route.to_console = is_shown && (!redirected || teed || !is_kept);
     route.to_file = (redirected || teed) && has_directory;
-    route.is_filtered = !(stream == Streams::Out ? spec.stdout_filters : spec.stderr_filters).empty();
+    route.is_filtered = !filters_of(spec, stream).empty();
     if (route.to_console || route.is_filtered) route.needs_pipe = true;
     else if (route.to_file) route.needs_pipe = spec.max_file_bytes != 0;
     else route.needs_pipe = stream == Streams::Err;  // shown nowhere and kept nowhere, but wanted for the report
     return route;
+}
+
+const std::vector<std::string>& filters_of(const OutputSpec& spec, Streams stream) {
+    return stream == Streams::Out ? spec.stdout_filters : spec.stderr_filters;
 }
 
 }  // namespace ddprun

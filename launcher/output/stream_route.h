@@ -1,8 +1,19 @@
 #pragma once
 
+#include <string>
+#include <vector>
+
 #include "launcher/job_spec.h"
 
 namespace ddprun {
+
+/// Who a stream belongs to, for prefixes and file names.
+struct StreamOwner {
+    int rank = 0;
+    int local_rank = 0;
+    std::string role = "default";
+    std::string host;
+};
 
 /// Where one stream of a worker goes.
 struct StreamRoute {
@@ -16,5 +27,7 @@ struct StreamRoute {
 
 /// `stream` is Out or Err. Without `has_directory` there are no files: what cannot be kept anywhere is shown. Pure.
 StreamRoute route_of(const OutputSpec& spec, int local_rank, Streams stream, bool has_directory);
+/// Lines with one of these are copied to a file of all ranks. `stream` is Out or Err.
+const std::vector<std::string>& filters_of(const OutputSpec& spec, Streams stream);
 
 }  // namespace ddprun

@@ -1,0 +1,80 @@
+#include "launcher/output/outlet.h"
+
+#include <fmt/core.h>
+#include <time.h>
+
+#include <algorithm>
+
+#include "env/text.h"
+
+namespace ddprun {
+namespace {
+
+/// What may wait of our own lines: the workers wait for the console, but nobody can make us wait.
+constexpr std::size_t kMaxOwn = 1 << 20;
+/// How long a line waits for the same line of other ranks with --fold.
+constexpr Duration kFoldWindow = std::chrono::milliseconds(100);
+
+/// Wall-clock time of day, as people compare it with other logs: "14:03:59.123".
+std::string time_of_day() {
+    timespec now{};
+    ::clock_gettime(CLOCK_REALTIME, &now);
+    tm local{};
+    ::localtime_r(&now.tv_sec, &local);
+    return fmt::format("{:02}:{:02}:{:02}.{:03}", local.tm_hour, local.tm_min, local.tm_sec, now.tv_nsec / 1'000'000);
+}
+
+std::string time_for(const PrefixTemplate& prefix) { return prefix.names_time() ? time_of_day() : ""; }
+
+}  // namespace
+
+std::string render_prefix(const PrefixTemplate& prefix, const StreamOwner& owner) {
+    return prefix.render({fmt::format("{}", owner.rank), fmt::format("{}", owner.local_rank), owner.role, owner.host, time_for(prefix)});
+}
+
+Outlet::Outlet(os::EventLoop& loop, int fd, OutputSpec::Color color) : console_(loop, fd), folder_(kFoldWindow) {
+    using Color = OutputSpec::Color;
+    is_colored_ = color == Color::Always || (color == Color::Auto && console_.is_terminal());
+}
+
+std::string Outlet::prefix_of(const StreamOwner& owner) const {
+    const std::string prefix = render_prefix(prefix_, owner);
+    return is_colored_ && !prefix.empty() ? colored_prefix(prefix, owner.rank) : prefix;
+}
+
+void Outlet::show(std::string_view prefix, std::string_view block) {
+    std::string& queue = console_.queue();
+    for_each_line(block, [&](std::string_view line) {
+        queue.append(prefix);
+        queue.append(line);
+    });
+}
+
+bool Outlet::say(std::string_view lines) {
+    for (; !own_.empty() && own_.front().first <= console_.gone(); own_.pop_front()) own_bytes_ -= own_.front().second;
+    if (own_bytes_ + lines.size() > kMaxOwn) return false;
+    console_.queue().append(lines);
+    own_bytes_ += lines.size();
+    own_.emplace_back(console_.gone() + console_.pending(), lines.size());
+    return true;
+}
+
+void Outlet::show_folded(const std::vector<FoldedLine>& lines, const Owners& owners) {
+    for (const FoldedLine& line : lines) show(prefix_of(line, owners), line.text);
+}
+
+std::string Outlet::prefix_of(const FoldedLine& line, const Owners& owners) const {
+    const StreamOwner& first = owners.at(line.ranks.front());
+    if (line.ranks.size() == 1) return prefix_of(first);
+    std::vector<int> local;
+    for (const int rank : line.ranks) local.push_back(owners.at(rank).local_rank);
+    std::sort(local.begin(), local.end());
+    return prefix_.render({format_ranges(line.ranks), format_ranges(local), first.role, first.host, time_for(prefix_)});
+}
+
+std::string Outlet::news_of_loss() {
+    if (console_.lost_bytes() == 0 || std::exchange(has_told_loss_, true)) return "";
+    return console_.loss();
+}
+
+}  // namespace ddprun
