@@ -14,6 +14,7 @@
 #include "env/io/file.h"
 #include "env/json.h"
 #include "env/nodes/allocation.h"
+#include "env/nodes/launcher_env.h"
 #include "env/text.h"
 
 namespace ddprun {
@@ -85,19 +86,19 @@ std::string_view name_in(std::string_view variable) { return variable.substr(0, 
 
 /// What another host, or another process, has of its own.
 bool is_of_host(std::string_view name) {
-    static constexpr std::array kNames = {
-        std::string_view("HOSTNAME"), std::string_view("HOST"), std::string_view("TMPDIR"), std::string_view("TEMP"), std::string_view("TMP"), std::string_view("DISPLAY"),
-        std::string_view("PBS_NODENUM"), std::string_view("PBS_TASKNUM"), std::string_view("PBS_MOMPORT"), std::string_view("PBS_VNODENUM"), std::string_view("PBS_JOBDIR"),
-        std::string_view("SLURM_NODEID"), std::string_view("SLURM_PROCID"), std::string_view("SLURM_LOCALID"), std::string_view("SLURM_GTIDS"),
-        std::string_view("SLURM_TASK_PID"), std::string_view("SLURMD_NODENAME"), std::string_view("SLURM_TOPOLOGY_ADDR"), std::string_view("SLURM_CPUS_ON_NODE"),
-        std::string_view("SLURM_GPUS_ON_NODE"), std::string_view("SLURM_CPU_BIND"), std::string_view("SLURM_CPU_BIND_LIST"),
-        std::string_view("DBUS_SESSION_BUS_ADDRESS"), std::string_view("WINDOWID"), std::string_view("TERM_SESSION_ID"), std::string_view("SHLVL"), std::string_view("_"),
-        std::string_view("CUDA_VISIBLE_DEVICES"), std::string_view("GPU_DEVICE_ORDINAL"), std::string_view("ROCR_VISIBLE_DEVICES"), std::string_view("NVIDIA_VISIBLE_DEVICES")};
-    static constexpr std::array kBeginnings = {std::string_view("SSH_"), std::string_view("XDG_SESSION_"), std::string_view("XDG_RUNTIME_"), std::string_view("SLURM_STEP_"),
-                                               std::string_view("SLURM_SRUN_"), std::string_view("PMI_"), std::string_view("PMIX_"), std::string_view("OMPI_"),
-                                               std::string_view("PALS_"), std::string_view("MPI_LOCAL"), std::string_view("HYDI_"), std::string_view("HYDRA_")};
-    return std::find(kNames.begin(), kNames.end(), name) != kNames.end() ||
-           std::any_of(kBeginnings.begin(), kBeginnings.end(), [&](std::string_view beginning) { return name.starts_with(beginning); });
+    if (tells_a_rank(name)) return true;
+    for (const std::string_view own : {"HOSTNAME", "HOST", "TMPDIR", "TEMP", "TMP", "DISPLAY", "PBS_NODENUM", "PBS_TASKNUM", "PBS_MOMPORT",
+                                       "PBS_VNODENUM", "PBS_JOBDIR", "SLURM_NODEID", "SLURMD_NODENAME", "SLURM_TOPOLOGY_ADDR",
+                                       "SLURM_CPUS_ON_NODE", "SLURM_GPUS_ON_NODE", "SLURM_CPU_BIND", "SLURM_CPU_BIND_LIST",
+                                       "DBUS_SESSION_BUS_ADDRESS", "WINDOWID", "TERM_SESSION_ID", "SHLVL", "_", "CUDA_VISIBLE_DEVICES",
+                                       "GPU_DEVICE_ORDINAL", "ROCR_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES"}) {
+        if (name == own) return true;
+    }
+    // What an MPI says beside the ranks is of the host where it was started, too.
+    for (const std::string_view beginning : {"SSH_", "XDG_SESSION_", "XDG_RUNTIME_", "SLURM_STEP_", "SLURM_SRUN_", "PMIX_", "OMPI_", "HYDRA_"}) {
+        if (name.starts_with(beginning)) return true;
+    }
+    return false;
 }
 
 bool is_plain_gpu_list(std::string_view variable) {

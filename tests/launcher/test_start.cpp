@@ -267,7 +267,7 @@ TEST(StartOrder, ArrivesAsItWasSentWhateverItsBytes) {
 }
 
 TEST(StartOrder, AHostKeepsWhatIsItsOwnAndTakesTheRestFromTheHead) {
-    const std::vector<std::string> head = {"PATH=/conda/bin", "TMPDIR=/tmp/head", "HOSTNAME=h1", "SLURM_PROCID=0", "SLURM_STEP_ID=1", "PBS_JOBID=12", "OMPI_MCA_x=1", "SSH_CONNECTION=1"};
+    const std::vector<std::string> head = {"PATH=/conda/bin", "TMPDIR=/tmp/head", "HOSTNAME=h1", "SLURM_PROCID=0", "SLURM_STEP_ID=1", "MV2_COMM_WORLD_RANK=0", "PBS_JOBID=12", "OMPI_MCA_x=1", "SSH_CONNECTION=1"};
     const std::vector<std::string> own = {"PATH=/bin", "TMPDIR=/tmp/own", "HOME=/root", "PBS_NODENUM=2"};
     EXPECT_THAT(environment_here(head, own), ElementsAre("TMPDIR=/tmp/own", "PBS_NODENUM=2", "PATH=/conda/bin", "PBS_JOBID=12"));
 }
