@@ -9,7 +9,7 @@
 
 #include "env/result.h"
 
-/// Private to server.cpp: libpmix, found at run time.
+/// Private to server.cpp and upcalls.cpp: libpmix, found at run time.
 namespace ddprun {
 
 /// The functions of a server. Macros of pmix.h that allocate or load values call others: not used.

@@ -1,6 +1,7 @@
 #include "launcher/pmix/server.h"
 
 #include "launcher/pmix/library.h"
+#include "launcher/pmix/upcalls.h"
 
 #ifdef DDPRUN_HAVE_PMIX
 
@@ -12,14 +13,11 @@
 
 #include <algorithm>
 #include <cstdlib>
-#include <cstring>
 #include <map>
-#include <mutex>
 #include <numeric>
 #include <optional>
 #include <set>
 #include <utility>
-#include <variant>
 
 #include "env/text.h"
 #include "env/unique_fd.h"
@@ -40,129 +38,11 @@ static_assert(pmix_key::kRank == PMIX_RANK && pmix_key::kGlobalRank == PMIX_GLOB
 static_assert(pmix_key::kNodeRank == PMIX_NODE_RANK && pmix_key::kNodeId == PMIX_NODEID && pmix_key::kHostName == PMIX_HOSTNAME);
 static_assert(pmix_key::kAppNumber == PMIX_APPNUM && pmix_key::kReincarnation == PMIX_REINCARNATION);
 
-/// A worker's call that has not been answered: what libpmix wants to be called with.
-struct OpenCall {
-    pmix_modex_cbfunc_t answer;
-    void* cookie;
-};
-
 /// Answers it. libpmix copies nothing, and tells when it has done with the bytes.
 void answer_call(const OpenCall& call, pmix_status_t status, const rdzv::Blob& data) {
     if (data.size() == 0) return call.answer(status, nullptr, 0, call.cookie, nullptr, nullptr);
     auto* const held = new rdzv::Blob(data);
     call.answer(status, held->view().data(), held->size(), call.cookie, [](void* blob) { delete static_cast<rdzv::Blob*>(blob); }, held);
-}
-
-// ---- what libpmix's thread says, to be heard on the loop's
-
-struct ClientConnected { std::string name_space; std::uint32_t rank; };
-struct ClientFinalized { std::string name_space; std::uint32_t rank; };
-struct ClientAborted { std::string name_space; std::uint32_t rank; int status; std::string text; };
-struct FenceCalled { std::string name_space; std::vector<std::uint32_t> ranks; bool is_whole; rdzv::Blob data; OpenCall call; };
-struct ModexCalled { std::string name_space; std::uint32_t rank; OpenCall call; };
-/// The answer to a request of ours.
-struct ModexFound { std::uint64_t number; bool found; rdzv::Blob data; };
-using Upcall = std::variant<ClientConnected, ClientFinalized, ClientAborted, FenceCalled, ModexCalled, ModexFound>;
-
-/// Between the two threads. libpmix's functions take no argument of ours, and its thread may speak after our end, so it is
-/// one for the whole process, for good.
-class Upcalls {
-  public:
-    static Upcalls& instance() {
-        static Upcalls* const only = new Upcalls;
-        return *only;
-    }
-    void wake_by(int eventfd) {
-        const std::lock_guard guard(mutex_);
-        eventfd_ = eventfd;
-        said_.clear();
-    }
-    void say(Upcall upcall) {
-        const std::lock_guard guard(mutex_);
-        if (eventfd_ < 0) return;
-        said_.push_back(std::move(upcall));
-        const std::uint64_t one = 1;
-        (void)!::write(eventfd_, &one, sizeof one);
-    }
-    std::vector<Upcall> take() {
-        const std::lock_guard guard(mutex_);
-        return std::exchange(said_, {});
-    }
-
-  private:
-    std::mutex mutex_;
-    int eventfd_ = -1;
-    std::vector<Upcall> said_;
-};
-
-void say(Upcall upcall) { Upcalls::instance().say(std::move(upcall)); }
-
-// Nothing of what follows waits for the loop, or throws.
-
-pmix_status_t on_client_connected(const pmix_proc_t* proc, void*, pmix_op_cbfunc_t, void*) {
-    say(ClientConnected{proc->nspace, proc->rank});
-    return PMIX_OPERATION_SUCCEEDED;
-}
-
-pmix_status_t on_client_finalized(const pmix_proc_t* proc, void*, pmix_op_cbfunc_t, void*) {
-    say(ClientFinalized{proc->nspace, proc->rank});
-    return PMIX_OPERATION_SUCCEEDED;
-}
-
-pmix_status_t on_abort(const pmix_proc_t* proc, void*, int status, const char text[], pmix_proc_t[], std::size_t, pmix_op_cbfunc_t, void*) {
-    say(ClientAborted{proc->nspace, proc->rank, status, text == nullptr ? "" : text});
-    return PMIX_OPERATION_SUCCEEDED;
-}
-
-pmix_status_t on_fence(const pmix_proc_t procs[], std::size_t count, const pmix_info_t infos[], std::size_t info_count, char* data,
-                       std::size_t size, pmix_modex_cbfunc_t answer, void* cookie) {
-    FenceCalled fence{procs[0].nspace, {}, true, {}, {answer, cookie}};
-    for (std::size_t i = 0; i < info_count; ++i) {
-        const bool is_status = std::strncmp(infos[i].key, PMIX_LOCAL_COLLECTIVE_STATUS, sizeof infos[i].key) == 0;
-        if (is_status && infos[i].value.data.status != PMIX_SUCCESS) fence.is_whole = false;
-    }
-    for (std::size_t i = 0; i < count; ++i) {
-        if (fence.name_space != procs[i].nspace) return PMIX_ERR_NOT_SUPPORTED;  // two jobs
-        fence.ranks.push_back(procs[i].rank);
-    }
-    // One byte more than may be tells the head that it is too much.
-    if (data != nullptr) fence.data = rdzv::Blob(std::string(data, std::min(size, rdzv::kFencePartBytes + 1)));
-    say(std::move(fence));
-    return PMIX_SUCCESS;
-}
-
-pmix_status_t on_direct_modex(const pmix_proc_t* proc, const pmix_info_t[], std::size_t, pmix_modex_cbfunc_t answer, void* cookie) {
-    say(ModexCalled{proc->nspace, proc->rank, {answer, cookie}});
-    return PMIX_SUCCESS;
-}
-
-// libpmix sees itself to what workers register for removal at their end, but only where there is such a function.
-pmix_status_t on_job_control(const pmix_proc_t*, const pmix_proc_t[], std::size_t, const pmix_info_t[], std::size_t, pmix_info_cbfunc_t, void*) {
-    return PMIX_ERR_NOT_SUPPORTED;
-}
-
-// Events of the system: there will be none, for the end of one worker is the end of all.
-pmix_status_t on_register_events(pmix_status_t*, std::size_t, const pmix_info_t[], std::size_t, pmix_op_cbfunc_t, void*) {
-    return PMIX_OPERATION_SUCCEEDED;
-}
-pmix_status_t on_deregister_events(pmix_status_t*, std::size_t, pmix_op_cbfunc_t, void*) { return PMIX_OPERATION_SUCCEEDED; }
-
-/// What there is no function for (publish, lookup, spawn, connect, groups) libpmix answers with "not supported".
-pmix_server_module_t* module_of_ours() {
-    // A later libpmix copies a larger struct: what it has behind ours is null.
-    static struct {
-        pmix_server_module_t known;
-        void* later[64];
-    } module;
-    module.known.client_connected = on_client_connected;
-    module.known.client_finalized = on_client_finalized;
-    module.known.abort = on_abort;
-    module.known.fence_nb = on_fence;
-    module.known.direct_modex = on_direct_modex;
-    module.known.job_control = on_job_control;
-    module.known.register_events = on_register_events;
-    module.known.deregister_events = on_deregister_events;
-    return &module.known;
 }
 
 // ---- values as libpmix takes them; it copies them before a call returns
@@ -271,7 +151,7 @@ Status LibPmixServer::listen() {
                                          {PMIX_SERVER_NSPACE, "ddprun." + parts_.id + ".server"}, {PMIX_HOSTNAME, parts_.host},
                                          {PMIX_SERVER_TOOL_SUPPORT, false}};
     std::vector<pmix_info_t> infos = infos_of(facts);
-    const pmix_status_t begun = library_.init(module_of_ours(), infos.data(), infos.size());
+    const pmix_status_t begun = library_.init(module_of_upcalls(), infos.data(), infos.size());
     if (begun != PMIX_SUCCESS) return refused("PMIx_server_init", begun);
     listens_ = true;
     return parts_.loop.watch(wake_.get(), EPOLLIN, [this](std::uint32_t) { hear_all(); });
@@ -469,7 +349,7 @@ void LibPmixServer::handle(const rdzv::ModexRequest& request) {
     // Called when the rank has put something, if it ever does: the number itself is what it gets.
     const auto found = [](pmix_status_t status, char* data, std::size_t size, void* cookie) {
         const bool is_there = status == PMIX_SUCCESS && size <= rdzv::kFencePartBytes;
-        say(ModexFound{reinterpret_cast<std::uintptr_t>(cookie), is_there, rdzv::Blob(is_there && data != nullptr ? std::string(data, size) : "")});
+        Upcalls::instance().say(ModexFound{reinterpret_cast<std::uintptr_t>(cookie), is_there, rdzv::Blob(is_there && data != nullptr ? std::string(data, size) : "")});
     };
     if (library_.dmodex_request(&proc, found, reinterpret_cast<void*>(static_cast<std::uintptr_t>(request.number))) == PMIX_SUCCESS) return;
     if (asked_.erase(request.number) > 0) refuse();
