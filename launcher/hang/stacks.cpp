@@ -136,7 +136,7 @@ class Collection : public std::enable_shared_from_this<Collection> {
   private:
     struct Job {
         StackTarget target;
-        RankStack stack;
+        RankStack stack;  ///< until there is one, with the kernel's view
         bool done = false;
         std::uint32_t sent_before = 0, asked = 0;
         bool is_python = false;
@@ -161,6 +161,9 @@ class Collection : public std::enable_shared_from_this<Collection> {
         job.tools = tools_;
         if (job.is_python && job.tools.py_spy.empty()) job.tools.py_spy = py_spy_beside(job.stack.pid);
         job.stack.method = choose_stack_method(facts, job.tools);
+        // Now: a debugger that comes to nothing would be what holds the process.
+        job.stack.text = kernel_view(job.stack.pid);
+        if (job.is_python && job.tools.py_spy.empty()) job.stack.text += "\npy-spy, in PATH or beside this Python, would tell its lines";
         return job;
     }
 
@@ -234,7 +237,6 @@ class Collection : public std::enable_shared_from_this<Collection> {
 
     static void ask_kernel(Job& job) {
         job.stack.method = StackMethod::Kernel;
-        job.stack.text = kernel_view(job.stack.pid);
         job.done = true;
     }
 

@@ -155,6 +155,15 @@ TEST(Stacks, OfAPythonProgramComeFromPySpyAndWithoutItsHelpFromTheNextBest) {
     EXPECT_THAT(stacks_of(worker, directory.path(), "up\n"), AllOf(HasSubstr("by the kernel"), HasSubstr("state S"), Not(HasSubstr("Denied"))));
 }
 
+TEST(Stacks, ADebuggerThatComesToNothingIsNotWhatTheKernelTellsOf) {
+    const std::string python = "/usr/bin/python3";
+    if (!std::filesystem::exists(python)) GTEST_SKIP() << "python3 is not installed";
+    const TemporaryDirectory directory;
+    make_tool(directory.file("gdb"), "kill -STOP $4; exit 1");  // -nx -batch -p PID
+    EXPECT_THAT(stacks_of({python, "-c", "import time; print('up', flush=True); time.sleep(1000)"}, directory.path(), "up\n"),
+                AllOf(HasSubstr("by the kernel"), HasSubstr("state S"), HasSubstr("py-spy")));
+}
+
 TEST(Stacks, PySpyItselfNamesTheLinesOfAPythonProgram) {
     const Outcome where = run({"/bin/sh", "-c", "command -v py-spy"});
     if (where.status != 0) GTEST_SKIP() << "py-spy is not installed";
