@@ -196,6 +196,7 @@ Status Job::watch_starter() {
             return leave(static_cast<int>(ExitCode::Unavailable));
         }
         log_.info("what started this ddprun has ended: stopping");
+        link_->send(rdzv::Notice{"remark", "what started this ddprun has ended"});  // by which our lines went to the head
         act_on(SIGTERM, SignalAction::Stop);
     });
 }

@@ -244,6 +244,7 @@ void Controller::agent_message(rdzv::AgentId peer, const rdzv::Notice& notice) {
     const int signal = static_cast<int>(parse_int(notice.text).value_or(15));
     if (notice.kind == "preempt") preempt(signal, signal_name(signal));
     else if (notice.kind == "stop") stop(signal, peer);
+    else if (notice.kind == "remark") log_.info("{}: {}", printable(host_of(peer)), printable(notice.text));
 }
 
 void Controller::agent_message(rdzv::AgentId peer, const rdzv::WorkerExited& exited) {

@@ -186,6 +186,7 @@ TEST_F(StartHosts, TheEndOfWhatStartedAHostIsARequestToStop) {
     ASSERT_EQ(run(hosts_->command(0, {"pkill", "-9", "-x", "ssh"})).status, 0);
     const Outcome outcome = head.wait();
     EXPECT_EQ(outcome.status, 75) << outcome.err;
+    EXPECT_THAT(outcome.err, HasSubstr("[node00 job g1] node01: what started this ddprun has ended"));
     EXPECT_TRUE(all_quiet());
 }
 
