@@ -344,6 +344,26 @@ TEST(AcrossNodes, ABatchOfMessagesHasNoOrderBetweenRanks) {
     });
 }
 
+TEST(AcrossNodes, ABatchMovesWhatGoesToAnotherNodeWhileItWaitsForItsOwn) {
+    // 0 waits for 1, on its node, who waits for 2, who waits for what 0 sends it in the same batch.
+    SeveralNodes({2, 1}).run([](ProcessGroup& group) {
+        for (const std::size_t count : {std::size_t{3}, std::size_t{3'000'007}}) {
+            Bytes here = values_of(7, DType::F32, count), there = values_of(8, DType::F32, count), got(count * 4);
+            if (group.rank() == 0) {
+                group.batch_send_recv({{Message::Way::Recv, whole(got), 1}, {Message::Way::Send, whole(there), 2}}).wait();
+                ASSERT_EQ(got, here);
+            } else if (group.rank() == 1) {
+                group.recv(whole(got), 2).wait();
+                ASSERT_EQ(got, there);
+                group.batch_send_recv({{Message::Way::Send, whole(here), 0}}).wait();
+            } else {
+                group.batch_send_recv({{Message::Way::Recv, whole(got), 0}}).wait();
+                group.send(whole(got), 1).wait();
+            }
+        }
+    });
+}
+
 TEST(AcrossNodes, SplitsCrossNodesOrStayOnOneOrTakeOneRankOfEach) {
     SeveralNodes({2, 1, 2}).run([](ProcessGroup& group) {
         const auto sum_of = [](ProcessGroup& part, int value) {

@@ -222,6 +222,15 @@ const AcrossNodes::Batch::Begun& AcrossNodes::Batch::receive_up_to(std::uint32_t
     return message;
 }
 
+/// Moves what can be moved. True: something was done. Throws for a message that cannot arrive any more.
+bool AcrossNodes::Batch::look() {
+    const bool any = owner_.link_->look();
+    for (const Begun& message : messages_) {
+        if (!message.transfer.failure.empty()) owner_.lament(message);
+    }
+    return any;
+}
+
 void AcrossNodes::Batch::wait() {
     for (const Begun& message : messages_) owner_.wait_for(message);
     messages_.clear();
@@ -381,7 +390,8 @@ void AcrossNodes::batch(const std::vector<Message>& messages) {
             message.peer = static_cast<int>(layout_.place_of[peer]);
             local.push_back(message);
         }
-        if (!local.empty()) CpuBackend::batch(local);
+        // What goes to other nodes moves as well: a rank of this one may wait for it before it turns to us.
+        if (!local.empty()) batch_here(local, [&] { return together.look(); });
         for (const Carried& one : carried) arrive(one);
         together.wait();
     } catch (...) {

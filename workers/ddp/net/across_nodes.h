@@ -97,6 +97,7 @@ class AcrossNodes final : public cpu::CpuBackend {
             [[nodiscard]] bool is_other() const { return transfer.bytes < least || transfer.bytes > most; }
         };
         const Begun& receive_up_to(std::uint32_t peer, std::span<std::byte> into);
+        bool look();
         void wait();
 
       private:

@@ -271,7 +271,11 @@ void CpuBackend::recv(Buffer buffer, int from) {
 }
 
 void CpuBackend::batch(const std::vector<Message>& messages) {
-    between_two([&] { messages_.move(messages); });
+    batch_here(messages, {});
+}
+
+void CpuBackend::batch_here(const std::vector<Message>& messages, const std::function<bool()>& meanwhile) {
+    between_two([&] { messages_.move(messages, meanwhile); });
 }
 
 std::vector<std::string> CpuBackend::all_gather_bytes(std::string_view mine, std::int16_t mark) {

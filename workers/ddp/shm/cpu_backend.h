@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -133,6 +134,8 @@ class CpuBackend {
     std::span<std::byte> take_region(std::size_t bytes);
     [[nodiscard]] ReduceFunction reduction(DType type, ReduceOp op) const;
     [[nodiscard]] std::chrono::nanoseconds timeout() const { return steps_.timeout(); }
+    /// Messages within the node; see PointToPoint.
+    void batch_here(const std::vector<Message>& messages, const std::function<bool()>& meanwhile);
     /// As a part of a call: everyone's bytes.
     std::vector<std::string> gather_bytes(std::string_view mine);
 

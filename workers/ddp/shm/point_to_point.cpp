@@ -19,6 +19,8 @@ using ddprun::SegmentOp;
 
 namespace {
 
+constexpr std::chrono::milliseconds kBetweenLooks{1};  // where something else moves only when it is looked at
+
 std::size_t part_of(std::size_t bytes, std::size_t at) { return std::min(Channel::kPieceBytes, bytes - at); }
 
 }  // namespace
@@ -42,7 +44,7 @@ void PointToPoint::recv(const Buffer& buffer, std::uint32_t from) {
     move({&message, 1});
 }
 
-void PointToPoint::move(std::span<const Message> messages) {
+void PointToPoint::move(std::span<const Message> messages, const std::function<bool()>& meanwhile) {
     std::vector<End> ends;
     ends.reserve(messages.size());
     for (const Message& message : messages) ends.push_back(begin(message));
@@ -60,7 +62,7 @@ void PointToPoint::move(std::span<const Message> messages) {
             if (end.is_open) heads.push_back(&end);
         }
         if (heads.empty()) break;
-        if (!has_moved) wait_for_any(heads);
+        if (!has_moved) wait_for_any(heads, meanwhile);
     }
     arena_.message_line(arena_.rank())
         .operation.store(static_cast<std::uint32_t>(SegmentOp::None), std::memory_order_relaxed);
@@ -152,9 +154,9 @@ std::string PointToPoint::deadlock(const End& end) const {
                                     : "; both receive first: let one of them send first";
 }
 
-void PointToPoint::wait_for_any(const std::vector<End*>& heads) {
+void PointToPoint::wait_for_any(const std::vector<End*>& heads, const std::function<bool()>& meanwhile) {
     const auto ready = [&] {
-        return std::any_of(heads.begin(), heads.end(), [](const End* end) { return can_move(*end); });
+        return std::any_of(heads.begin(), heads.end(), [](const End* end) { return can_move(*end); }) || (meanwhile && meanwhile());
     };
     if (roster_.ranks_share_cores ? look_for(attention_, ready, Yields{})
                                   : look_for(attention_, ready, Spins{}))
@@ -165,7 +167,7 @@ void PointToPoint::wait_for_any(const std::vector<End*>& heads) {
     for (;;) {
         const std::uint32_t seen = line.bell.load();
         if (ready()) return;
-        futex_wait(line.bell, seen, kSleepSlice);
+        futex_wait(line.bell, seen, meanwhile ? kBetweenLooks : kSleepSlice);
         if (ready()) return;
         throw_if_hopeless(heads);
     }

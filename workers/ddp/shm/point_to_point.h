@@ -2,6 +2,7 @@
 
 #include <chrono>
 #include <exception>
+#include <functional>
 #include <span>
 #include <string>
 #include <vector>
@@ -26,7 +27,8 @@ class PointToPoint {
     /// later in the group), PeerLostError, TimeoutError. A channel that failed once is unusable.
     void send(const Buffer& buffer, std::uint32_t to);
     void recv(const Buffer& buffer, std::uint32_t from);
-    void move(std::span<const Message> messages);
+    /// `meanwhile` moves something else of this rank's; true: it has.
+    void move(std::span<const Message> messages, const std::function<bool()>& meanwhile = {});
 
     /// Of the messages that follow.
     void set_timeout(std::chrono::nanoseconds timeout) { timeout_ = timeout; }
@@ -46,7 +48,7 @@ class PointToPoint {
     [[nodiscard]] static bool can_move(const End& end);
     void put(End& end);
     void take(End& end);
-    void wait_for_any(const std::vector<End*>& heads);
+    void wait_for_any(const std::vector<End*>& heads, const std::function<bool()>& meanwhile);
     void show(const End& end);
     void ring(std::uint32_t peer);
     void throw_if_hopeless(const std::vector<End*>& heads) const;
