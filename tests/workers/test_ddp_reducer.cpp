@@ -7,6 +7,7 @@
 #include <mutex>
 #include <numeric>
 #include <random>
+#include <thread>
 
 #include "ddp/ddp.h"
 #include "ddp/testing.h"
@@ -186,6 +187,30 @@ TEST(Reducer, RefusesAGradientThatIsMarkedTwice) {
         Reducer reducer(group, model.parameters, kSmallBuckets);
         reducer.mark_ready(3);
         EXPECT_THROW(reducer.mark_ready(3), ddp::Error);
+    });
+}
+
+TEST(Reducer, RefusesAGradientThatIsMarkedByASecondThreadAtTheSameTime) {
+    run_ranks(1, [](ProcessGroup& group) {
+        Model model({10, 10});
+        Reducer reducer(group, model.parameters, {.limits = {.first_bytes = 1, .cap_bytes = 1}});
+        std::string refusal;
+        const auto mark_other = [&] {
+            try {
+                reducer.mark_ready(0);
+            } catch (const ddp::Error& error) {
+                refusal = error.what();
+            }
+        };
+        reducer.set_hook([&](ProcessGroup&, const GradientBucket& bucket) -> ddp::FinishReduction {
+            if (bucket.index == 0) std::thread(mark_other).join();
+            return [] {};
+        });
+        reducer.mark_ready(1);
+        EXPECT_EQ(refusal, "rank 0: the gradient of parameter 'layer0' was marked ready by one thread while another was marking one; mark "
+                           "gradients from one thread, or under a lock");
+        reducer.mark_ready(0);
+        reducer.finish();
     });
 }
 

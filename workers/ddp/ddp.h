@@ -1,5 +1,6 @@
 #pragma once
 
+#include <atomic>
 #include <charconv>
 #include <concepts>
 #include <cstddef>
@@ -130,7 +131,8 @@ class Reducer {
     void zero_gradients();
 
     /// Gradient i is complete on this rank; it must not be written again before finish().
-    /// Throws Error when it was marked twice in one step, or is no part of the static graph, and what the group throws.
+    /// Throws Error when it was marked twice in one step, is no part of the static graph, or another thread is in here, and
+    /// what the group throws.
     void mark_ready(std::size_t parameter);
 
     /// Waits for all reductions: every gradient is then the average over all ranks. Does nothing while
@@ -203,6 +205,7 @@ class Reducer {
     std::size_t next_ = 0;  ///< first bucket that has not started
     bool accumulating_ = false;
     bool rebuilt_ = false;
+    std::atomic<bool> is_marking_ = false;
     ReducerStatistics statistics_;
 };
 

@@ -53,6 +53,22 @@ class Stopwatch {
     ddprun::TimePoint start_;
 };
 
+/// Who comes second does not enter.
+class OneAtATime {
+  public:
+    explicit OneAtATime(std::atomic<bool>& taken) : taken_(taken), entered_(!taken.exchange(true, std::memory_order_acquire)) {}
+    ~OneAtATime() {
+        if (entered_) taken_.store(false, std::memory_order_release);
+    }
+    OneAtATime(const OneAtATime&) = delete;
+    OneAtATime& operator=(const OneAtATime&) = delete;
+    [[nodiscard]] bool entered() const { return entered_; }
+
+  private:
+    std::atomic<bool>& taken_;
+    const bool entered_;
+};
+
 class HostGradients final : public GradientMemory {
   public:
     explicit HostGradients(ProcessGroup& group) : group_(group) {}
@@ -221,6 +237,11 @@ void Reducer::mark_ready(std::size_t parameter) {
     if (!static_graph_.empty() && !static_graph_[parameter])
         throw Error(fmt::format("rank {}: parameter '{}' has a gradient in this step, and had none in the first; without "
                                 "static_graph (find_unused_parameters) that may change",
+                                group_.rank(), parameters_[parameter].name));
+    const OneAtATime alone(is_marking_);
+    if (!alone.entered())
+        throw Error(fmt::format("rank {}: the gradient of parameter '{}' was marked ready by one thread while another was marking one; "
+                                "mark gradients from one thread, or under a lock",
                                 group_.rank(), parameters_[parameter].name));
     locally_used_[parameter] = 1;
     if (accumulating_) return;
