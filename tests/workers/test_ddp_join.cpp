@@ -5,6 +5,7 @@
 #include "ddp/ddp.h"
 #include "ddp/optimizer.h"
 #include "ddp/testing.h"
+#include "tests/workers/on_nodes.h"
 
 namespace {
 
@@ -51,10 +52,14 @@ double trained_alone(int ranks, bool by_initial_world_size, double rate) {
     return parameter;
 }
 
-TEST(Join, TrainsOnAllBatchesOfRanksThatHaveDifferentNumbersOfThem) {
+/// On one node and across two.
+class UnevenBatches : public ddp::testing::OnNodes {};
+INSTANTIATE_TEST_SUITE_P(, UnevenBatches, ddp::testing::three_ranks(), ddp::testing::name_of_nodes);
+
+TEST_P(UnevenBatches, AreAllTrainedOnInAJoin) {
     for (const bool by_initial : {true, false}) {
         for (const bool find_unused : {true, false}) {
-            run_ranks(3, [&](ProcessGroup& group) {
+            run([&](ProcessGroup& group) {
                 Counter mine;
                 ddp::DdpOptions options{.buffers = mine.buffers()};
                 options.reducer.find_unused_parameters = find_unused;
@@ -133,16 +138,16 @@ std::string message_of(const std::exception_ptr& failure) {
     return "nothing";
 }
 
-TEST(Join, FailsOnAllRanksWhereOneEndsEarlyAndThatIsNotWanted) {
-    const auto failures = failures_of_ranks(3, [](ProcessGroup& group) {
+TEST_P(UnevenBatches, FailOnAllRanksWhereOneEndsEarlyAndThatIsNotWanted) {
+    const auto failed = failures([](ProcessGroup& group) {
         Counter mine;
         DistributedDataParallel model(group, mine.parameters());
         Join join(model, {.throw_on_early_termination = true});
         for (int batch = 0; batch < (group.rank() == 1 ? 1 : 2); ++batch) mine.pass(model, 1);
         join.finish();
     });
-    for (std::size_t r = 0; r < failures.size(); ++r)
-        EXPECT_EQ(message_of(failures[r]), "rank " + std::to_string(r) +
+    for (std::size_t r = 0; r < failed.size(); ++r)
+        EXPECT_EQ(message_of(failed[r]), "rank " + std::to_string(r) +
                                                ": rank 1 has no more batches, others have; give all the same number, or do "
                                                "without throw_on_early_termination");
 }

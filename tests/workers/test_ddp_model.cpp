@@ -1,3 +1,4 @@
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -9,6 +10,7 @@
 #include "ddp/optimizer.h"
 #include "ddp/sampler.h"
 #include "ddp/testing.h"
+#include "tests/workers/on_nodes.h"
 #include "tests/support/temporary_directory.h"
 
 namespace {
@@ -246,38 +248,42 @@ std::string message_of(const std::exception_ptr& failure) {
     return "no failure";
 }
 
-TEST(DistributedDataParallel, NamesTheParameterAndBothShapesOnAllRanksWhenTheyDiffer) {
-    const auto failures = failures_of_ranks(3, [](ProcessGroup& group) {
+/// On one node and across two.
+class ParallelTraining : public ddp::testing::OnNodes {};
+INSTANTIATE_TEST_SUITE_P(, ParallelTraining, ddp::testing::three_ranks(), ddp::testing::name_of_nodes);
+
+TEST_P(ParallelTraining, NamesTheParameterAndBothShapesOnAllRanksWhenTheyDiffer) {
+    const auto failed = failures([](ProcessGroup& group) {
         std::vector<float> w(12), b(4);
         const bool odd = group.rank() == 2;
         DistributedDataParallel model(group, {ddp::tensor_of("w", std::span(w), {odd ? 4 : 3, odd ? 3 : 4}),
                                               ddp::tensor_of("b", std::span(b), {4})});
     });
-    for (const auto& failure : failures)
+    for (const auto& failure : failed)
         EXPECT_EQ(message_of(failure),
                   "rank 2's parameters differ from rank 0's: parameter 0 is 'w' (float32[4, 3]) there, "
                   "'w' (float32[3, 4]) on rank 0");
 }
 
-TEST(DistributedDataParallel, NamesTheParameterOnAllRanksWhenARankHasThemInAnotherOrder) {
-    const auto failures = failures_of_ranks(3, [](ProcessGroup& group) {
+TEST_P(ParallelTraining, NamesTheParameterOnAllRanksWhenARankHasThemInAnotherOrder) {
+    const auto failed = failures([](ProcessGroup& group) {
         std::vector<float> w(4), b(4);
         std::vector<Tensor> parameters = {ddp::tensor_of("w", w, {4}), ddp::tensor_of("b", b, {4})};
         if (group.rank() == 1) std::swap(parameters[0], parameters[1]);
         DistributedDataParallel model(group, parameters);
     });
-    for (const auto& failure : failures)
+    for (const auto& failure : failed)
         EXPECT_EQ(message_of(failure), "rank 1's parameters differ from rank 0's: parameter 0 is 'b' (float32[4]) there, 'w' (float32[4]) on rank 0");
 }
 
-TEST(DistributedDataParallel, SaysSoOnAllRanksWhenTheNumbersOfParametersDiffer) {
-    const auto failures = failures_of_ranks(2, [](ProcessGroup& group) {
+TEST_P(ParallelTraining, SaysSoOnAllRanksWhenARankHasAnotherNumberOfParameters) {
+    const auto failed = failures([](ProcessGroup& group) {
         std::vector<float> w(12);
         std::vector<Tensor> parameters = {ddp::tensor_of("w", std::span(w), {12})};
         if (group.rank() == 1) parameters.clear();
         DistributedDataParallel model(group, parameters);
     });
-    for (const auto& failure : failures)
+    for (const auto& failure : failed)
         EXPECT_EQ(message_of(failure),
                   "rank 1's parameters differ from rank 0's: 0 parameters there, 1 on rank 0; "
                   "parameter 0 is none there, 'w' (float32[12]) on rank 0");
@@ -295,17 +301,49 @@ TEST(DistributedDataParallel, TellsTheSha256OfTheParametersBytesAsAnyOtherProgra
     });
 }
 
-TEST(DistributedDataParallel, SeesOneDifferentBitInTheParameters) {
-    const auto failures = failures_of_ranks(3, [](ProcessGroup& group) {
+TEST_P(ParallelTraining, SeesOneDifferentBitInTheParameters) {
+    const auto failed = failures([](ProcessGroup& group) {
         Regression mine;
         DistributedDataParallel model(group, mine.parameters());
         model.verify_equal_parameters();
         if (group.rank() == 1) mine.b[0] = -0.0F;
         model.verify_equal_parameters();
     });
-    for (const auto& failure : failures)
+    for (const auto& failure : failed)
         EXPECT_EQ(message_of(failure),
                   "parameters on rank 1 are not bitwise equal to rank 0's after 0 steps; the first that differs is 'b' (float32[1])");
+}
+
+TEST_P(ParallelTraining, WhereOneRankMissesAGradientTellsTheOthersWhoDoesNotCome) {
+    const auto failed = failures([](ProcessGroup& group) {
+        Regression mine;
+        DistributedDataParallel model(group, mine.parameters(), {.reducer = {.limits = {.first_bytes = 1, .cap_bytes = 1}}});
+        group.barrier().wait();
+        const ddp::TimeoutScope limit(group, std::chrono::milliseconds(500));
+        if (group.rank() != 1) model.mark_ready(1);
+        model.mark_ready(0);
+        model.finish();
+    });
+    EXPECT_THAT(message_of(failed[1]), ::testing::HasSubstr("rank 1: no gradient for 1 of 2 parameters in this step: 'b'; if that is meant, set find_unused"));
+    for (const int rank : {0, 2}) {
+        EXPECT_TRUE(ddp::testing::is<ddp::TimeoutError>(failed[static_cast<std::size_t>(rank)]));
+        EXPECT_THAT(message_of(failed[static_cast<std::size_t>(rank)]), ::testing::HasSubstr(rank == 0 || GetParam().size() == 1 ? "rank 1" : "rank 0 on "));
+    }
+}
+
+TEST_P(ParallelTraining, AGradientThatIsNoNumberOnOneRankIsNamedOnAllBeforeItGetsIntoTheParameters) {
+    for (const int odd : {0, 2}) {
+        const auto failed = failures([odd](ProcessGroup& group) {
+            Regression mine;
+            DistributedDataParallel model(group, mine.parameters());
+            if (group.rank() == odd) model.gradient_as<float>(0)[3] = NAN;
+            model.mark_ready(1);
+            model.mark_ready(0);
+            model.finish();
+            ddp::clip_grad_norm(model.gradients(), 1.0);
+        });
+        for (const auto& failure : failed) EXPECT_THAT(message_of(failure), ::testing::HasSubstr("gradient 0"));
+    }
 }
 
 TEST(DistributedDataParallel, ComparesParametersAfterEverySoManySteps) {

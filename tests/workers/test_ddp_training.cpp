@@ -10,6 +10,7 @@
 #include "ddp/optimizer.h"
 #include "ddp/testing.h"
 #include "tests/support/temporary_directory.h"
+#include "tests/workers/on_nodes.h"
 
 namespace {
 
@@ -111,10 +112,14 @@ TEST(Training, WithoutACheckpointIsLeftAsItIs) {
     });
 }
 
-TEST(Training, RefusesACheckpointOfAnotherModelOnAllRanksWithTheSameWordsAndChangesNothing) {
+/// On one node and across two.
+class CheckpointOfAll : public ddp::testing::OnNodes {};
+INSTANTIATE_TEST_SUITE_P(, CheckpointOfAll, ddp::testing::three_ranks(), ddp::testing::name_of_nodes);
+
+TEST_P(CheckpointOfAll, ThatIsOfAnotherModelIsRefusedOnAllRanksWithTheSameWordsAndChangesNothing) {
     const TemporaryDirectory place;
     save_after_two_steps(place);
-    const auto failures = failures_of_ranks(3, [&](ProcessGroup& group) {
+    const auto failed = failures([&](ProcessGroup& group) {
         Job job(group, 4);
         try {
             CheckpointDirectory(place.path()).load(group, job.training());
@@ -125,8 +130,42 @@ TEST(Training, RefusesACheckpointOfAnotherModelOnAllRanksWithTheSameWordsAndChan
             throw;
         }
     });
-    for (const auto& failure : failures)
+    for (const auto& failure : failed)
         EXPECT_EQ(message_of(failure), place.file("step-000002/model.safetensors: tensor 'w' is float32[3] there, float32[4] in this program"));
+}
+
+TEST_P(CheckpointOfAll, ThatIsDamagedIsRefusedOnAllRanksWithTheNameOfTheFile) {
+    for (const std::string file : {"model.safetensors", "optimizer.safetensors", "state.json"}) {
+        for (const bool is_cut : {true, false}) {
+            const TemporaryDirectory place;
+            save_after_two_steps(place);
+            const std::string path = place.file("step-000002/" + file);
+            if (is_cut) std::filesystem::resize_file(path, std::filesystem::file_size(path) / 2);
+            else std::ofstream(path, std::ios::in | std::ios::binary) << std::string(8, '\xff');
+            const auto failed = failures([&](ProcessGroup& group) {
+                Job job(group);
+                CheckpointDirectory(place.path()).load(group, job.training());
+            });
+            for (const auto& failure : failed) {
+                EXPECT_TRUE(ddp::testing::is<ddp::InvalidInput>(failure));
+                EXPECT_EQ(message_of(failure), message_of(failed[0]));
+            }
+            EXPECT_NE(message_of(failed[0]).find(path), std::string::npos) << message_of(failed[0]);
+        }
+    }
+}
+
+TEST_P(CheckpointOfAll, IsRankZerosWhateverLiesOnTheOtherNodes) {
+    const TemporaryDirectory place;
+    save_after_two_steps(place);
+    run([&](ProcessGroup& group) {
+        Job job(group);
+        // Another node's disk holds nothing, or what nobody can read.
+        const std::string own = group.rank() == 0 ? place.path() : place.file(group.rank() == 1 ? "none" : "step-000002");
+        const auto state = CheckpointDirectory(own).load(group, job.training());
+        ASSERT_TRUE(state);
+        EXPECT_EQ(job.counter.value, 2);
+    });
 }
 
 TEST(Training, ThatForgetsAPartOfItsCheckpointIsToldWhich) {
