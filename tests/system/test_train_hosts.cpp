@@ -5,6 +5,7 @@
 
 #include <memory>
 
+#include "tests/support/environment_variable.h"
 #include "tests/support/hosts.h"
 #include "tests/system/look.h"
 
@@ -88,6 +89,33 @@ TEST_F(TrainHosts, DelayAndFramesThatOvertakeEachOtherChangeNoBit) {
         bits.push_back(head.out.substr(at, 64));
     }
     EXPECT_EQ(bits[0], bits[1]);
+}
+
+TEST_F(TrainHosts, AnotherProviderOfLibfabricChangesNoBit) {
+    std::vector<std::string> bits;
+    hosts_ = std::make_unique<Hosts>(2);
+    for (const char* provider : {"tcp", "udp;ofi_rxd"}) {
+        const ddp::testing::Variable chosen("FI_PROVIDER", provider);
+        start(2, {"--epochs", "1", "--batch-size", "128"});
+        const Outcome other = node(1).wait(), head = node(0).wait();
+        ASSERT_EQ(other.status, 0) << other.err;
+        ASSERT_EQ(head.status, 0) << head.err;
+        EXPECT_THAT(head.out, HasSubstr(", " + std::string(provider))) << "backend cpu says it";
+        bits.push_back(head.out.substr(head.out.find("sha256 "), 64));
+    }
+    EXPECT_EQ(bits[0], bits[1]);
+}
+
+TEST_F(TrainHosts, AProviderThatReachesNoOtherHostIsOneLineWithTheRemedy) {
+    hosts_ = std::make_unique<Hosts>(2);
+    for (const char* provider : {"shm", "nosuch"}) {
+        const ddp::testing::Variable chosen("FI_PROVIDER", provider);
+        start(2, {"--epochs", "1"});
+        const Outcome other = node(1).wait(), head = node(0).wait();
+        EXPECT_NE(head.status, 0);
+        EXPECT_THAT(head.err + other.err, AllOf(HasSubstr("libfabric has no provider '" + std::string(provider) + "' with reliable tagged messages to other hosts"),
+                                                HasSubstr("set FI_PROVIDER")));
+    }
 }
 
 TEST_F(TrainHosts, AKilledRankEndsTheWorkersOfBothHosts) {

@@ -179,7 +179,7 @@ class FabricLink final : public Link {
     Found choose(const std::string& host) const {
         const std::string wish = provider_wish();
         const Found hints(api_.dupinfo(nullptr), api_.freeinfo);
-        hints->caps = FI_MSG | FI_TAGGED | FI_DIRECTED_RECV;
+        hints->caps = FI_MSG | FI_TAGGED | FI_DIRECTED_RECV | FI_REMOTE_COMM;
         hints->mode = FI_CONTEXT | FI_CONTEXT2;
         hints->ep_attr->type = FI_EP_RDM;
         hints->domain_attr->mr_mode = FI_MR_ENDPOINT | FI_MR_ALLOCATED | FI_MR_PROV_KEY | FI_MR_VIRT_ADDR;
@@ -189,13 +189,15 @@ class FabricLink final : public Link {
         // What the variable says libfabric reads itself: a list, or what to leave out.
         if (std::getenv("FI_PROVIDER") == nullptr) hints->fabric_attr->prov_name = ::strdup(wish.c_str());
         // Only providers over IP know addresses of interfaces.
-        const bool is_ip = wish.starts_with("tcp") || wish.starts_with("net") || wish.starts_with("sockets");
-        const bool at_host = is_ip && std::getenv("FI_TCP_IFACE") == nullptr && std::getenv("FI_SOCKETS_IFACE") == nullptr;
+        const auto is_of = [&](const char* family) { return wish.starts_with(family); };
+        const bool is_ip = is_of("tcp") || is_of("net") || is_of("sockets") || is_of("udp");
+        const auto is_set = [](const char* variable) { return std::getenv(variable) != nullptr; };
+        const bool at_host = is_ip && !is_set("FI_TCP_IFACE") && !is_set("FI_SOCKETS_IFACE") && !is_set("FI_UDP_IFACE");
         fi_info* list = nullptr;
         const int code = api_.getinfo(kInterface, at_host ? host.c_str() : nullptr, at_host ? "0" : nullptr, at_host ? FI_SOURCE : 0, hints.get(), &list);
         if (code != 0) {
-            throw InvalidInput(fmt::format("libfabric has no provider '{}' with reliable tagged messages{}: {}: set FI_PROVIDER to one that "
-                                           "it has (fi_info -l)",
+            throw InvalidInput(fmt::format("libfabric has no provider '{}' with reliable tagged messages to other hosts{}: {}: set FI_PROVIDER to "
+                                           "one that it has (fi_info -l)",
                                            wish, at_host ? " at " + host : "", api_.strerror(-code)));
         }
         return {list, api_.freeinfo};
