@@ -28,11 +28,14 @@ modules=(tests/gpu/cuda-trace.so tests/support/fake_nccl/fake-nccl.so tests/supp
 data=(workers/train/digits-images-idx3-ubyte workers/train/digits-labels-idx1-ubyte)
 
 if [ ! -f "$build/build.ninja" ]; then
+    # A module that showed its own libstdc++ would give it to the program too, whose exceptions then met two unwinders. (Not
+    # a list with colons: mold 1.10 never ends on one.)
     meson setup "$build" "$source" -Dblas=disabled -Dpmix=disabled \
-        -Dcpp_link_args='-static-libstdc++ -static-libgcc' >"$build.log" 2>&1 ||
+        -Dcpp_link_args='-static-libstdc++ -static-libgcc -Wl,--exclude-libs,libstdc++.a,--exclude-libs,libgcc.a,--exclude-libs,libgcc_eh.a' >"$build.log" 2>&1 ||
         { tail -n 20 "$build.log" >&2; echo "bundle.sh: meson cannot set up $build" >&2; exit 1; }
 fi
-ninja -C "$build" build.ninja >/dev/null  # what it knows of the tree may be old
+# What it knows of the tree may be old.
+ninja -C "$build" build.ninja >"$build.log" || { tail -n 20 "$build.log" >&2; echo "bundle.sh: $build does not fit this tree" >&2; exit 1; }
 known=$(ninja -C "$build" -t targets all | cut -d: -f1)
 targets=()
 for target in "${programs[@]}" "${modules[@]}" "${data[@]}"; do
