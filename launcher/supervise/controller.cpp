@@ -62,9 +62,7 @@ std::chrono::seconds countdown_mark_below(std::chrono::seconds left) {
 }
 
 std::string one_line(const WorkerEnd& end) {
-    std::string text = fmt::format("rank {} on {}, {}", end.rank, end.host, describe_end(end));
-    if (!end.meaning.empty()) text += fmt::format(" ({})", end.meaning);
-    return text;
+    return fmt::format("rank {} on {}, {}", end.rank, end.host, describe_end(end));
 }
 
 }  // namespace
@@ -269,7 +267,7 @@ void Controller::worker_exited(int node, const rdzv::WorkerExited& report) {
     const bool progressed = report.steps < 0 || report.steps > steps_before_;
     if (end.failed() && !end.by_us) steps_before_ = std::max(steps_before_, report.steps);
     furthest_step_ = std::max(furthest_step_, report.steps);
-    const FailureFacts facts{!end.exec_failure.empty(), end.signaled, end.status, progressed};
+    const FailureFacts facts{!end.exec_failure.empty(), end.signaled, end.status, progressed, end.meaning};
     if (was_the_cause_all_along(end)) log_.warning("root cause, after all: {}; its error report is older than the first exit", one_line(end));
     feed(job_event::WorkerEnded{node, end.rank, facts, end.failed(), end.by_us, one_line(end)});
 }

@@ -22,9 +22,12 @@ int spent(const RestartSpec& spec, const RestartHistory& history, TimePoint now)
                                           [&](TimePoint at) { return now - at < *spec.window; }));
 }
 
-std::string budget(const RestartSpec& spec) {
-    if (!spec.window) return fmt::format("{} restarts", spec.max_restarts);
-    return fmt::format("{} restarts within {}", spec.max_restarts, format_duration(*spec.window));
+/// " within 1 h", or "".
+std::string within(const RestartSpec& spec) { return spec.window ? " within " + format_duration(*spec.window) : ""; }
+
+std::string used_up(const RestartSpec& spec) {
+    if (spec.max_restarts == 1) return fmt::format("the one restart{} is used up", within(spec));
+    return fmt::format("all {} restarts{} are used up", spec.max_restarts, within(spec));
 }
 
 /// Doubled for every restart in a row, at most backoff_max, then spread over its upper half.
@@ -146,7 +149,8 @@ void fail(JobState& state, const FailureFacts& facts, int failed_rank, const std
         state.history.restarts.push_back(now);
     }
     set_timer(state, decision.restart && decision.at > now ? decision.at : kNever, actions);
-    warn(actions, fmt::format("root cause: {}; {}", what, decision.why));
+    const std::string meaning = facts.meaning.empty() ? "" : fmt::format(" ({})", facts.meaning);
+    warn(actions, fmt::format("root cause: {}{}; {}", what, meaning, decision.why));
     stop_generation(state, SIGTERM, policy.failure_grace, failed_rank, what, now, actions);
 }
 
@@ -437,7 +441,7 @@ RestartDecision decide_restart(const RestartSpec& spec, const RestartHistory& hi
     if (const std::string why = permanent_failure(failure); !why.empty()) return {false, now, why};
     if (spec.max_restarts == 0) return {false, now, "no restarts were asked for (--max-restarts)"};
     const int used = spent(spec, history, now);
-    if (used >= spec.max_restarts) return {false, now, fmt::format("all {} are used up", budget(spec))};
+    if (used >= spec.max_restarts) return {false, now, used_up(spec)};
     if (history.without_progress >= kStuckGenerations) {
         return {false, now, fmt::format("{} generations in a row made no progress", history.without_progress)};
     }
@@ -447,7 +451,7 @@ RestartDecision decide_restart(const RestartSpec& spec, const RestartHistory& hi
         const Duration left = std::max(Duration::zero(), Duration(std::chrono::round<std::chrono::seconds>(time_up - now)));
         return {false, now, fmt::format("no restart: it would get nowhere in the {} that the walltime leaves", format_duration(left)), true};
     }
-    std::string why = fmt::format("restart {} of {}", used + 1, budget(spec));
+    std::string why = fmt::format("restart {} of {}{}", used + 1, spec.max_restarts, within(spec));
     if (wait > Duration::zero()) why += " in " + format_duration(wait);
     return {true, at, std::move(why)};
 }

@@ -16,6 +16,7 @@ struct FailureFacts {
     bool signaled = false;
     int status = 0;            ///< exit code or signal
     bool made_progress = true; ///< the generation got further than the one before (steps, or time)
+    std::string meaning = {};  ///< what it probably means, said once; "" nothing more than it says itself
 };
 
 struct RestartDecision {

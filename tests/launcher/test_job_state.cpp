@@ -81,7 +81,14 @@ TEST(JobStep, SaysTheRootCauseAndWhatFollows) {
     Job job(with_restarts(3));
     const auto said = all_of<job_action::Say>(job.fails(2));
     ASSERT_EQ(said.size(), 1u);
-    EXPECT_EQ(said[0].text, "root cause: rank 2 on node00, signal 9 (SIGKILL); restart 1 of 3 restarts");
+    EXPECT_EQ(said[0].text, "root cause: rank 2 on node00, signal 9 (SIGKILL); restart 1 of 3");
+}
+
+TEST(JobStep, SaysOnceWhatAnEndProbablyMeans) {
+    Job job(with_restarts(1));
+    const auto actions = job.fails(2, {false, true, SIGKILL, true, "out of memory"});
+    EXPECT_EQ(all_of<job_action::Say>(actions)[0].text, "root cause: rank 2 on node00, signal 9 (SIGKILL) (out of memory); restart 1 of 1");
+    EXPECT_EQ(all_of<job_action::StopGeneration>(actions)[0].why, "rank 2 on node00, signal 9 (SIGKILL)");
 }
 
 TEST(JobStep, RestartsWithANewGenerationAfterTheOldOneHasDrained) {

@@ -80,12 +80,12 @@ TEST(Restarts, BackOffWaitsBeforeTheSecondRestartInARow) {
     EXPECT_EQ(outcome.status, 0) << outcome.err;
     // None, then half to all of 400 ms, then of 800 ms.
     EXPECT_GE(outcome.took, 600ms);
-    EXPECT_THAT(outcome.err, HasSubstr("restart 3 of 5 restarts in "));
+    EXPECT_THAT(outcome.err, HasSubstr("restart 3 of 5 in "));
 }
 
 TEST(Restarts, ASignalDuringTheBackOffEndsTheJobAtOnce) {
     Program program(ddprun_probe({"--max-restarts=5", "--restart-backoff=1h:1h"}, {"exit", "6"}));
-    ASSERT_TRUE(program.wait_for_output("restart 2 of 5 restarts in "));
+    ASSERT_TRUE(program.wait_for_output("restart 2 of 5 in "));
     program.signal(SIGTERM);
     const Outcome outcome = program.wait();
     EXPECT_EQ(outcome.status, 75) << outcome.err;
