@@ -80,7 +80,7 @@ std::string environment() {
     text += entry("DDPRUN_START_DIRECT", "Of more hosts than this (512) ddprun starts some by ssh, and these the others.");
     text += entry("DDP_NCCL_LIBRARY, DDPRUN_NVML_LIBRARY", "Files to load in place of libnccl.so.2 and libnvidia-ml.so.1.");
     text += entry("NO_COLOR", "Not empty: prefixes without colour.");
-    text += "Each worker finds RANK, LOCAL_RANK, WORLD_SIZE, LOCAL_WORLD_SIZE, GROUP_RANK, GROUP_WORLD_SIZE, ROLE_NAME, "
+    text += ".PP\nEach worker finds RANK, LOCAL_RANK, WORLD_SIZE, LOCAL_WORLD_SIZE, GROUP_RANK, GROUP_WORLD_SIZE, ROLE_NAME, "
             "ROLE_RANK, ROLE_WORLD_SIZE, MASTER_ADDR, MASTER_PORT, TORCHELASTIC_RESTART_COUNT, TORCHELASTIC_MAX_RESTARTS, "
             "TORCHELASTIC_RUN_ID and TORCHELASTIC_ERROR_FILE in its environment, and all that ddprun inherited.\n";
     return text;
@@ -101,7 +101,7 @@ std::string signals() {
     text += entry("SIGUSR1, SIGUSR2, SIGCONT, SIGTSTP, SIGWINCH", "Passed on to the workers; the job goes on. "
                   "SIGTSTP (Ctrl-Z) stops ddprun, too: of a job of several nodes for less than --heartbeat-timeout, else it is lost to the others.");
     text += entry("SIGKILL", "Nothing can be done, and nothing is left: the workers and all that they started are killed.");
-    return text + troff("--signal and --signals-to-handle change what a signal does.") + "\n";
+    return text + ".PP\n" + troff("--signal and --signals-to-handle change what a signal does.") + "\n";
 }
 
 std::string exit_codes() {

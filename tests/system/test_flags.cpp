@@ -389,6 +389,7 @@ TEST(Flags, TheManualPageExplainsEveryOptionOfTheHelp) {
     const Outcome help = run(ddprun({"--help"})), page = run(ddprun({"--print-man"}));
     EXPECT_EQ(page.status, 0) << page.err;
     EXPECT_TRUE(page.out.starts_with(".TH DDPRUN 1"));
+    EXPECT_THAT(page.out, AllOf(HasSubstr(".PP\nEach worker finds"), HasSubstr(".PP\n\\-\\-signal and"))) << "no part of the entry before";
     const std::string of_options = help.out.substr(0, help.out.find("\nOther commands"));
     int options = 0;
     for (const std::string_view line : split(of_options, '\n')) {
