@@ -266,8 +266,11 @@ int main(int argc, char** argv) {
         }
         if (act == "uneven") return count_otherwise(*group);
         act == "progress" ? go_on_by_itself(*group, argv[2]) : run_everything(*group);
-        if (group->rank() == 0 && wrong == 0)
+        std::vector<std::int32_t> all_wrong(1, wrong);
+        group->all_reduce(buffer_of(all_wrong)).wait();
+        if (group->rank() == 0 && all_wrong[0] == 0)
             fmt::print("{} ranks, {}: all is well\n", group->size(), group->describe());
+        std::fflush(stdout);  // MPI's end is still to come
     } catch (const std::exception& error) {
         fmt::print(stderr, "{}\n", error.what());
         return 1;
