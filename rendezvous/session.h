@@ -30,9 +30,11 @@ Outage outage_of(const Error& why);
 /// where that is what it looks like.
 Duration wait_for_redial(Outage outage, const Heartbeats& limits);
 
-/// An agent looks for another connection beside a silent one from the first of these on, again after each pause.
+/// An agent looks for another connection beside a silent one from the first of these on, and gives an address the second to answer.
 inline Duration redial_after(const Heartbeats& limits) { return limits.timeout / 3; }
 inline Duration redial_pause(const Heartbeats& limits) { return limits.timeout / 12; }
+/// Before it looks again. Who did not answer has taken so long already: a network that comes back is found within one pause.
+inline Duration pause_behind(const Error& why, const Heartbeats& limits) { return why.code == Errc::Timeout ? Duration::zero() : redial_pause(limits); }
 
 /// The messages to a peer that have not been written yet and, of a session, those that have not been acknowledged.
 class Outbox {

@@ -218,9 +218,8 @@ void AgentLink::redial_again(const Error& why) {
     if (!is_worth_coming_again(why)) return end(why);
     const bool has_grace = outage_ == Outage::Broken && outage_timer_ != 0;
     if (outage_ == Outage::Broken && !has_grace && why.code != Errc::Timeout) return connection_->give_up();
-    const bool is_needed = outage_ || connection_->last_heard() + redial_after(options_.heartbeats) <= loop_.now();
-    if (!is_needed) return;
-    const Duration pause = has_grace ? wait_for_redial(Outage::Broken, options_.heartbeats) / 5 : redial_pause(options_.heartbeats);
+    // Also when the silent connection has come to life again: TCP may say what we have said much later than we hear.
+    const Duration pause = has_grace ? wait_for_redial(Outage::Broken, options_.heartbeats) / 5 : pause_behind(why, options_.heartbeats);
     redial_timer_ = loop_.call_after(pause, [this] {
         redial_timer_ = 0;
         redial();
@@ -259,6 +258,7 @@ void AgentLink::on_closed(Connection& connection, const Error& closed) {
     outage_ = outage_of(why);
     outage_timer_ = loop_.call_after(wait_for_redial(*outage_, options_.heartbeats), [this] { give_up_unless_somebody_is_there(); });
     loop_.cancel(std::exchange(redial_timer_, 0));
+    if (dial_ && !dial_->has_met_somebody()) dial_.reset();  // it began when nothing came through
     redial();
 }
 
