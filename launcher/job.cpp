@@ -384,7 +384,9 @@ void Job::on_message(const rdzv::ToAgent& message) {
 void Job::obey(const rdzv::StartGeneration& start) {
     observe(start);
     if (heir_) heir_->generation_began();
-    hello_.kept_rank = start.group_rank;
+    hello_.kept_place = start.place;
+    hello_.kept_generation = start.generation;
+    hello_.kept_restarts = start.restart_count;
     agent_->handle(start);
 }
 

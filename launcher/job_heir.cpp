@@ -11,7 +11,7 @@ namespace ddprun {
 void Job::build_heir() {
     const JobSpec& spec = setup_.spec;
     if (setup_.is_started || setup_.has_lifeline || spec.outer_rank) return;
-    Heir::Parts parts{*loop_, log_, {}, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr};
+    Heir::Parts parts{*loop_, log_, {}, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr};
     parts.patience = spec.failure_grace + heartbeats_of(spec.rendezvous).timeout;
     parts.listen = [this] { return listen_as_standby(); };
     parts.say = [this](rdzv::FromAgent message) { link_->send(std::move(message)); };
@@ -22,6 +22,7 @@ void Job::build_heir() {
     parts.own_endpoint = [this](std::uint16_t port) { return own_endpoint(setup_.spec.rendezvous, port); };
     parts.take_over = [this](JobState state, const std::string& why) { take_over(std::move(state), why); };
     parts.give_up = [this](const std::string& why) { give_up_without_head(why); };
+    parts.refuse = [this](rdzv::AgentId agent, const Error& why) { server_->refuse_agent(agent, why); };
     heir_ = std::make_unique<Heir>(std::move(parts));
 }
 
@@ -58,7 +59,7 @@ void Job::take_over(JobState state, const std::string& why) {
     controller_->on_event([this](const JobEvent& event) { observation_->decided(event); });
     build_questions();
     begin_control();
-    for (const auto& [agent, hello] : std::exchange(early_, {})) on_agent_joined(agent, hello);
+    for (const auto& [agent, hello] : newest_first(std::exchange(early_, {}))) on_agent_joined(agent, hello);
     controller_->succeed(std::move(state), why);
 }
 

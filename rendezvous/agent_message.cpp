@@ -13,7 +13,9 @@ static void fields(Fields& f, AgentHello& m) {
     f.usually("fabric", m.fabric, {});
     f("host", m.host);
     f.usually("instance", m.instance, {});
-    f("kept_rank", m.kept_rank);
+    f.usually("kept_generation", m.kept_generation, std::uint64_t{0});
+    f("kept_place", m.kept_place);
+    f.usually("kept_restarts", m.kept_restarts, 0);
     f("node_rank", m.node_rank);
     f("pid", m.pid);
     f.defaulted("role", m.role);
@@ -56,6 +58,7 @@ static void fields(Fields& f, StartGeneration& m) {
     f("master_addr", m.master_addr);
     f("master_port", m.master_port);
     f("max_restarts", m.max_restarts);
+    f.defaulted("place", m.place);
     f("restart_count", m.restart_count);
     f.defaulted("role_first_rank", m.role_first_rank);
     f.defaulted("role_world_size", m.role_world_size);

@@ -25,8 +25,11 @@ struct AgentHello {
     std::string role = "default";
     std::string fabric = {};             ///< what connects it with other nodes: "slingshot"; "" it did not look
     std::vector<std::string> seats = {}; ///< by local rank: "CPUs 0-15, NUMA 3, GPU 0"; none where nobody is bound
-    std::optional<int> kept_rank = {};   ///< its group rank under another controller, which is lost
     std::string instance = {};           ///< of this process alone: containers share names of hosts, and numbers of processes
+    // Under another controller, which is lost: what this node has been told of the last generation that it was in.
+    std::optional<int> kept_place = {};
+    std::uint64_t kept_generation = 0;
+    int kept_restarts = 0;
     bool operator==(const AgentHello&) const = default;
 };
 struct WorkersStarted {
@@ -80,6 +83,7 @@ struct StartGeneration {
     int restart_count = 0;
     int max_restarts = 0;
     bool agent_store = false;  ///< the store of PyTorch's clients is at master_addr and master_port, and is the server's
+    int place = 0;  ///< this node's, among all that the job can have: group ranks count those that are taken
     bool operator==(const StartGeneration&) const = default;
 };
 struct StopGeneration {
@@ -123,7 +127,7 @@ struct Answer {
 
 // Where the job outlives its head (launcher/supervise/succession.h).
 
-/// To the standby: what it needs to be the controller. Its answer, once, is where it listens.
+/// To the standby: what it needs to be the controller. Its answer, until it is named as the successor, is where it listens.
 struct Legacy {
     static constexpr MessageType kType = MessageType::Legacy;
     std::uint64_t generation = 0;
@@ -137,7 +141,7 @@ struct Legacy {
 };
 struct StandbyListens {
     static constexpr MessageType kType = MessageType::StandbyListens;
-    int port = 0;
+    int port = 0;  ///< 0: it has heard that it is the standby no more
     bool operator==(const StandbyListens&) const = default;
 };
 /// Where to go when this controller is lost.

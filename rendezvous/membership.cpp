@@ -227,7 +227,7 @@ std::vector<Membership::Member> Membership::settle() {
         seat(*entry, next);
     }
     std::vector<Member> world;
-    for (const auto& [place, entry] : by_place) world.push_back(entry->member);
+    for (const auto& [place, entry] : by_place) world.push_back({entry->member.agent, entry->member.joiner, place});
     settled_ = static_cast<int>(world.size());
     return world;
 }

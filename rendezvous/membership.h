@@ -82,6 +82,7 @@ class Membership {
     struct Member {
         AgentId agent;
         Joiner joiner;
+        int place = 0;  ///< of one of the world
         bool operator==(const Member& other) const { return agent == other.agent; }
     };
     /// Forms the world of a Ready verdict: its nodes by group rank. They keep these ranks from now on.

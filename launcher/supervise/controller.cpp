@@ -103,7 +103,10 @@ void Controller::say_who_is_missing(Duration pause) {
 
 void Controller::feed(const JobEvent& event) {
     if (event_handler_) event_handler_(event);
-    for (const JobAction& action : step(state_, event, policy_, MonotonicClock::now())) {
+    const int restarts = state_.restarts_used;
+    const std::vector<JobAction> actions = step(state_, event, policy_, MonotonicClock::now());
+    if (state_.restarts_used != restarts) tell_standby();  // before anybody hears of it
+    for (const JobAction& action : actions) {
         std::visit([this](const auto& one) { perform(one); }, action);
     }
 }
@@ -113,7 +116,7 @@ void Controller::feed(const JobEvent& event) {
 Status Controller::agent_joined(rdzv::AgentId peer, const rdzv::AgentHello& hello) {
     if (finished()) return Error{Errc::Refused, "the job is over", 0};
     // Whoever succeeds the head has its place, too: the first rank's port is held there.
-    const std::optional<int> kept = hello.kept_rank && is_own(hello) ? 0 : hello.kept_rank;
+    const std::optional<int> kept = hello.kept_place && is_own(hello) ? 0 : hello.kept_place;
     const rdzv::Joiner joiner{hello.host, hello.pid, hello.node_rank, hello.slots, hello.role, hello.terms, kept, is_own(hello)};
     if (const Status joined = membership_.join(peer, joiner, MonotonicClock::now()); !joined) return joined;
     agents_[peer] = hello;
@@ -166,7 +169,7 @@ void Controller::form_world() {
     group_ranks_.clear();
     for (const rdzv::Membership::Member& member : membership_.settle()) {
         group_ranks_.emplace(member.agent, static_cast<int>(nodes_.size()));
-        nodes_.push_back({member.agent, agents_.at(member.agent)});
+        nodes_.push_back({member.agent, agents_.at(member.agent), member.place});
     }
     newcomers_ = membership_.spares();
     say_what_connects();
@@ -266,10 +269,9 @@ void Controller::worker_exited(int node, const rdzv::WorkerExited& report) {
     // Only a worker that counts its steps can be said to have got nowhere.
     const bool progressed = report.steps < 0 || report.steps > steps_before_;
     if (end.failed() && !end.by_us) steps_before_ = std::max(steps_before_, report.steps);
-    furthest_step_ = std::max(furthest_step_, report.steps);
     const FailureFacts facts{!end.exec_failure.empty(), end.signaled, end.status, progressed, end.meaning};
     if (was_the_cause_all_along(end)) log_.warning("root cause, after all: {}; its error report is older than the first exit", one_line(end));
-    feed(job_event::WorkerEnded{node, end.rank, facts, end.failed(), end.by_us, one_line(end)});
+    feed(job_event::WorkerEnded{node, end.rank, facts, end.failed(), end.by_us, one_line(end), report.steps});
 }
 
 /// After a failure: whether this end, heard of now, is what came first. All of a large job's workers can end here, so all
@@ -291,7 +293,7 @@ void Controller::agent_lost(rdzv::AgentId peer, const Error& why) {
     if (agent == agents_.end()) return;
     const std::string host = agent->second.host;
     agents_.erase(agent);
-    if (finished()) return;
+    if (finished()) return succeeds_no_more(peer);
     membership_.leave(peer, MonotonicClock::now());
     check_majority(why);
     has_gone(peer);
@@ -308,12 +310,11 @@ void Controller::agent_lost(rdzv::AgentId peer, const Error& why) {
 
 void Controller::stop(int signal, rdzv::AgentId source) {
     const bool is_leave = signal == SIGTERM && membership_.contains(source) && membership_.can_spare_one();
-    if (!is_leave) end_succession();
-    feed(job_event::StopAsked{signal, source, node_of(source), host_of(source), is_leave});
+    const auto ask = [this, signal, source, is_leave] { feed(job_event::StopAsked{signal, source, node_of(source), host_of(source), is_leave}); };
+    is_leave ? ask() : without_successor(ask);
 }
 void Controller::preempt(int signal, const std::string& why) {
-    end_succession();
-    feed(job_event::PreemptAsked{signal, why});
+    without_successor([this, signal, why] { feed(job_event::PreemptAsked{signal, why}); });
 }
 void Controller::hang_found(const std::string& what, int culprit) { feed(job_event::HangFound{what, culprit}); }
 void Controller::walltime_known(TimePoint time_up) { feed(job_event::WalltimeKnown{time_up}); }
@@ -339,9 +340,27 @@ void Controller::perform(const job_action::StartGeneration& action) {
 
 // ---- succession
 
+/// What ends the job is said to nobody before all who could go on with it have heard that they do not: else one that takes over
+/// would begin again what others have been told is over. One that does not answer is lost within the time-out.
+void Controller::without_successor(std::function<void()> then) {
+    is_last_ = true;
+    end_succession();
+    when_last_.push_back(std::move(then));
+    if (heirs_.empty()) say_last_words();
+}
+
+void Controller::succeeds_no_more(rdzv::AgentId peer) {
+    heirs_.erase(peer);
+    if (is_last_ && heirs_.empty()) say_last_words();
+}
+
+void Controller::say_last_words() {
+    for (const auto& then : std::exchange(when_last_, {})) then();
+}
+
 /// Whoever can go on without this node: none where too few would be left.
 void Controller::appoint_standby() {
-    if (!config_.can_be_succeeded || state_.phase != JobState::Phase::Running || state_.stopped_by || state_.preempted) return;
+    if (is_last_ || !config_.can_be_succeeded || state_.phase != JobState::Phase::Running) return;
     std::vector<HeirFacts> heirs;
     for (const Node& node : nodes_) heirs.push_back({agents_.contains(node.peer), is_own(node.hello)});
     const int chosen = membership_.joined() > config_.spec.nodes.min ? choose_standby(heirs) : -1;
@@ -354,13 +373,14 @@ void Controller::appoint_standby() {
 
 void Controller::tell_standby() {
     if (standby_ == kThisProcess) return;
-    send_(standby_, legacy_of(state_, static_cast<int>(agents_.size()), furthest_step_, MonotonicClock::now()));
+    send_(standby_, legacy_of(state_, static_cast<int>(agents_.size()), MonotonicClock::now()));
 }
 
 /// The standby itself, or one of those that it counts on.
 void Controller::has_gone(rdzv::AgentId peer) {
     if (peer == standby_) appoint_standby();
     else tell_standby();
+    succeeds_no_more(peer);
 }
 
 /// From now on the job ends with this process.
@@ -372,9 +392,13 @@ void Controller::end_succession() {
 }
 
 void Controller::agent_message(rdzv::AgentId peer, const rdzv::StandbyListens& listens) {
+    if (listens.port == 0) return succeeds_no_more(peer);
     if (peer != standby_ || !agents_.contains(peer)) return;  // it may have left in the meantime
     const rdzv::AgentHello& hello = agents_.at(peer);
-    successor_ = {hello.host, hello.addresses, listens.port};
+    const rdzv::Successor successor{hello.host, hello.addresses, listens.port};
+    if (successor == successor_) return;
+    successor_ = successor;
+    heirs_.insert(peer);
     may_be_succeeded_ = true;
     for (const auto& [other, theirs] : agents_) send_(other, successor_);
     // When it has been sent.
@@ -400,6 +424,8 @@ void Controller::check_majority(const Error& why) {
 
 void Controller::succeed(JobState state, const std::string& why) {
     state_ = std::move(state);
+    for (const auto& [peer, hello] : agents_) take_word(state_, hello.kept_generation, hello.kept_restarts, MonotonicClock::now());
+    steps_before_ = state_.history.furthest_step;
     log_.set_generation(state_.generation);
     feed(job_event::NodeLost{0, why, membership_.has_enough()});
 }
@@ -432,6 +458,7 @@ Result<std::vector<rdzv::StartGeneration>> Controller::orders(const job_action::
     for (int i = 0; i < table->nodes(); ++i) {
         const rdzv::NodeRanks& ranks = table->node(i);
         order.group_rank = ranks.group_rank;
+        order.place = nodes_[static_cast<std::size_t>(i)].place;
         order.first_rank = ranks.first_rank;
         order.local_world_size = ranks.local_world_size;
         order.role_first_rank = ranks.role_first_rank;
@@ -517,10 +544,12 @@ void Controller::perform(const job_action::Rejoin&) {
 }
 
 void Controller::perform(const job_action::Finish&) {
-    const JobEnd how = end();
-    const rdzv::Shutdown shutdown{exit_code(how), how.failure};  // once: it looks at all workers' ends
-    for (const auto& [peer, hello] : agents_) send_(peer, shutdown);
-    done_();
+    without_successor([this] {
+        const JobEnd how = end();
+        const rdzv::Shutdown shutdown{exit_code(how), how.failure};  // once: it looks at all workers' ends
+        for (const auto& [peer, hello] : agents_) send_(peer, shutdown);
+        done_();
+    });
 }
 
 JobEnd Controller::end() const {
@@ -538,7 +567,7 @@ JobEnd Controller::end() const {
     end.out_of_time = state_.out_of_time;
     end.failure = state_.failure;
     end.failure_decided = state_.failure_decided;
-    end.steps = furthest_step_;
+    end.steps = state_.history.furthest_step;
     end.workers = ends_;
     end.notes = notes_;
     return end;

@@ -3,6 +3,7 @@
 #include <functional>
 #include <map>
 #include <optional>
+#include <set>
 #include <string>
 #include <unordered_map>
 #include <vector>
@@ -111,6 +112,7 @@ class Controller {
     struct Node {
         rdzv::AgentId peer;
         rdzv::AgentHello hello;
+        int place = 0;
     };
 
     static constexpr rdzv::AgentId kThisProcess = 0;  ///< no connection has this number
@@ -134,6 +136,9 @@ class Controller {
     void perform(const job_action::Rejoin& action);
     void perform(const job_action::Finish& action);
 
+    void without_successor(std::function<void()> then);
+    void succeeds_no_more(rdzv::AgentId peer);
+    void say_last_words();
     void appoint_standby();
     void tell_standby();
     void has_gone(rdzv::AgentId peer);
@@ -173,9 +178,11 @@ class Controller {
     std::uint64_t order_ = 0;
     TimePoint oldest_report_ = TimePoint::max();  ///< of the errors in `ends_`
     std::int64_t steps_before_ = -1;  ///< the furthest any failed worker has got
-    std::int64_t furthest_step_ = -1;  ///< the furthest any worker has got
     rdzv::AgentId standby_ = kThisProcess;  ///< none
     rdzv::Successor successor_;
+    std::set<rdzv::AgentId> heirs_;  ///< who may take itself for the standby that all know
+    bool is_last_ = false;           ///< no further standby: the job ends
+    std::vector<std::function<void()>> when_last_;  ///< what nobody hears before there is none any more
     bool may_be_succeeded_ = false;  ///< some agent may know a successor
     int electorate_ = 0;             ///< agents that may count themselves among those who go on
     int known_dead_ = 0;             ///< of them

@@ -9,16 +9,19 @@ namespace ddprun {
 void Heir::obey(const rdzv::Legacy& legacy) {
     legacy_ = legacy;
     legacy_came_ = parts_.loop.now();
-    if (port_ != 0) return;
-    const Result<std::uint16_t> port = parts_.listen();
-    if (!port) return parts_.log.warning("this node cannot be the standby: {}", port.error().what);
-    port_ = *port;
-    parts_.say(rdzv::StandbyListens{port_});
+    if (port_ == 0) {
+        const Result<std::uint16_t> port = parts_.listen();
+        if (!port) return parts_.log.warning("this node cannot be the standby: {}", port.error().what);
+        port_ = *port;
+    }
+    if (!is_standby()) parts_.say(rdzv::StandbyListens{port_});
 }
 
 void Heir::obey(const rdzv::Successor& successor) {
+    const bool was_standby = is_standby();
     if (has_left_) generation_began();  // the next controller's word
     successor_ = successor;
+    if (was_standby && !is_standby()) parts_.say(rdzv::StandbyListens{0});
 }
 
 void Heir::head_lost(const std::string& why, bool is_dead) {
@@ -50,13 +53,26 @@ void Heir::generation_began() {
     if (!std::exchange(is_orphan_, false)) return;
     has_left_ = is_over_ = false;
     successor_ = {};
-    present_.clear();
-    parts_.loop.cancel(timer_);
+    forget_arrivals();
 }
 
 void Heir::arrived(rdzv::AgentId agent) {
-    present_.insert(agent);
+    present_[agent] = parts_.loop.call_after(parts_.patience, [this, agent] {
+        if (!is_orphan_) parts_.refuse(agent, {Errc::Refused, "the job has not lost its head: this node was taken for lost, and it goes on without it", 0});
+    });
     consider(false);
+}
+
+void Heir::gone(rdzv::AgentId agent) {
+    const auto known = present_.find(agent);
+    if (known == present_.end()) return;
+    parts_.loop.cancel(known->second);
+    present_.erase(known);
+}
+
+void Heir::forget_arrivals() {
+    for (const auto& [agent, timer] : std::exchange(present_, {})) parts_.loop.cancel(timer);
+    parts_.loop.cancel(timer_);
 }
 
 void Heir::consider(bool time_is_up) {

@@ -2,8 +2,8 @@
 
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <optional>
-#include <set>
 #include <string>
 #include <vector>
 
@@ -32,10 +32,11 @@ class Heir {
         std::function<Endpoint(std::uint16_t port)> own_endpoint;  ///< where this process reaches what listens here
         std::function<void(const JobState& state, const std::string& why)> take_over;
         std::function<void(const std::string& why)> give_up;
+        std::function<void(rdzv::AgentId, const Error& why)> refuse;  ///< an agent that has come
     };
 
     explicit Heir(Parts parts) : parts_(std::move(parts)) {}
-    ~Heir() { parts_.loop.cancel(timer_); }
+    ~Heir() { forget_arrivals(); }
     Heir(const Heir&) = delete;
     Heir& operator=(const Heir&) = delete;
 
@@ -54,14 +55,16 @@ class Heir {
     void generation_began();
     [[nodiscard]] bool is_orphan() const { return is_orphan_; }
 
-    // On the standby, of an agent that has come because of it.
+    // On the standby, of an agent that has come because of it. Where this node still has the head, the agent alone has lost it: it is
+    // no part of the job any more, and not counted.
     void arrived(rdzv::AgentId agent);
-    void gone(rdzv::AgentId agent) { present_.erase(agent); }
+    void gone(rdzv::AgentId agent);
 
   private:
     [[nodiscard]] bool is_standby() const { return legacy_ && port_ != 0 && successor_.port == port_; }
     [[nodiscard]] std::vector<Endpoint> endpoints_of_successor() const;
     void consider(bool time_is_up);
+    void forget_arrivals();
 
     Parts parts_;
     std::optional<rdzv::Legacy> legacy_;
@@ -72,7 +75,7 @@ class Heir {
     bool head_is_dead_ = false;
     std::string why_;
     TimePoint until_ = kNever;
-    std::set<rdzv::AgentId> present_;
+    std::map<rdzv::AgentId, os::EventLoop::TimerId> present_;  ///< and when it is refused, unless the head is lost by then
     os::EventLoop::TimerId timer_ = 0;
 };
 

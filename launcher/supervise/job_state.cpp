@@ -202,6 +202,7 @@ JobActions on(JobState& state, const job_event::JoinFailed& event, const JobPoli
 
 JobActions on(JobState& state, const job_event::WorkerEnded& event, const JobPolicy& policy, TimePoint now) {
     JobActions actions;
+    state.history.furthest_step = std::max(state.history.furthest_step, event.steps);
     if (!event.failed) {
         ++state.nodes[static_cast<std::size_t>(event.node)].succeeded;
         --state.unfinished;

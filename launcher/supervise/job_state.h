@@ -30,6 +30,7 @@ struct RestartDecision {
 struct RestartHistory {
     std::vector<TimePoint> restarts;  ///< when each restart was decided, oldest first
     int without_progress = 0;         ///< generations in a row that got nowhere
+    std::int64_t furthest_step = -1;  ///< of any worker; -1: none has told one
 };
 
 /// Generations in a row without any progress after which restarts stop, whatever the budget.
@@ -119,6 +120,7 @@ struct WorkerEnded {
     bool failed;
     bool by_us;
     std::string what;     ///< "rank 5 on node02, signal 9 (SIGKILL)"
+    std::int64_t steps = -1;  ///< that it has done; -1: it does not say
 };
 struct NodeDrained { int node; };
 /// `others_go_on`: enough nodes are left, or wait. `others_may_follow`: so long what took this one may be seen to take more.

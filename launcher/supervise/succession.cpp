@@ -21,7 +21,7 @@ Succession judge_succession(const Orphans& orphans, bool time_is_up) {
 
 bool head_keeps_job(int agents, int present, int known_dead) { return 2 * present >= agents - known_dead; }
 
-rdzv::Legacy legacy_of(const JobState& state, int agents, std::int64_t steps, TimePoint now) {
+rdzv::Legacy legacy_of(const JobState& state, int agents, TimePoint now) {
     rdzv::Legacy legacy;
     legacy.generation = state.generation;
     legacy.restarts_used = state.restarts_used;
@@ -29,7 +29,7 @@ rdzv::Legacy legacy_of(const JobState& state, int agents, std::int64_t steps, Ti
     legacy.without_progress = state.history.without_progress;
     legacy.age_ns = (now - state.generation_started).count();
     legacy.agents = agents;
-    legacy.steps = steps;
+    legacy.steps = state.history.furthest_step;
     return legacy;
 }
 
@@ -39,11 +39,23 @@ JobState inherited(const rdzv::Legacy& legacy, TimePoint now) {
     state.generation = legacy.generation + 1;  // it may have begun one more, of which only others, or nobody, has heard
     state.restarts_used = legacy.restarts_used;
     state.history.without_progress = legacy.without_progress;
+    state.history.furthest_step = legacy.steps;
     for (const std::string& age : legacy.restart_ages_ns) state.history.restarts.push_back(now - Duration(parse_int(age).value_or(0)));
     state.generation_started = now - Duration(legacy.age_ns);
     state.nodes.resize(1);
     state.nodes[0].workers = 1;
     return state;
+}
+
+std::vector<EarlyAgent> newest_first(const std::map<rdzv::AgentId, rdzv::AgentHello>& early) {
+    std::vector<EarlyAgent> all(early.begin(), early.end());
+    std::stable_sort(all.begin(), all.end(), [](const EarlyAgent& a, const EarlyAgent& b) { return a.second.kept_generation > b.second.kept_generation; });
+    return all;
+}
+
+void take_word(JobState& state, std::uint64_t generation, int restarts, TimePoint now) {
+    state.generation = std::max(state.generation, generation + 1);
+    for (; state.restarts_used < restarts; ++state.restarts_used) state.history.restarts.push_back(now);
 }
 
 }  // namespace ddprun

@@ -1,10 +1,13 @@
 #pragma once
 
+#include <map>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "launcher/supervise/job_state.h"
 #include "rendezvous/agent_message.h"
+#include "rendezvous/membership.h"
 
 /// What becomes of a job whose head dies. One other agent, the standby, knows what another controller needs (rdzv::Legacy),
 /// listens, and all agents know where (rdzv::Successor). When the head is lost every agent stops its workers and goes there;
@@ -38,9 +41,14 @@ Succession judge_succession(const Orphans& orphans, bool time_is_up);
 bool head_keeps_job(int agents, int present, int known_dead);
 
 /// What the controller leaves to its successor. Pure.
-rdzv::Legacy legacy_of(const JobState& state, int agents, std::int64_t steps, TimePoint now);
+rdzv::Legacy legacy_of(const JobState& state, int agents, TimePoint now);
 /// The state of a job whose only node so far, number 0, is the head's, to be reported as lost. One generation's number is left
 /// out: no number comes twice. Pure.
 JobState inherited(const rdzv::Legacy& legacy, TimePoint now);
+using EarlyAgent = std::pair<rdzv::AgentId, rdzv::AgentHello>;
+/// Those who have come to the standby, in the order in which they are to join: a place is theirs who had it last. Pure.
+std::vector<EarlyAgent> newest_first(const std::map<rdzv::AgentId, rdzv::AgentHello>& early);
+/// An agent that goes on under the successor was told more than that by the lost controller: it stays true. Pure.
+void take_word(JobState& state, std::uint64_t generation, int restarts, TimePoint now);
 
 }  // namespace ddprun

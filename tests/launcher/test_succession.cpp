@@ -46,13 +46,33 @@ TEST(Succession, TheBudgetOfRestartsIsInherited) {
     JobState state;
     state.generation = 4;
     state.restarts_used = 3;
-    state.history = {{now - 50s, now - 20s}, 2};
+    state.history = {{now - 50s, now - 20s}, 2, 812};
     state.generation_started = now - 20s;
-    const JobState heirs = inherited(legacy_of(state, 5, 812, now), now + 7s);
+    const JobState heirs = inherited(legacy_of(state, 5, now), now + 7s);
     EXPECT_EQ(heirs.generation, 5U) << "that may have begun, and been heard of by others";
     EXPECT_EQ(heirs.restarts_used, 3);
     EXPECT_EQ(heirs.history.without_progress, 2);
+    EXPECT_EQ(heirs.history.furthest_step, 812) << "by which another run knows whether this one got anywhere";
     EXPECT_EQ(heirs.history.restarts, (std::vector<TimePoint>{now - 43s, now - 13s})) << "their ages are what travels";
+}
+
+TEST(Succession, WhatOneOfItsAgentsWasToldStaysTrueThoughTheStandbyHadNotHeardOfIt) {
+    const TimePoint now = MonotonicClock::now();
+    JobState heirs = inherited({}, now);
+    take_word(heirs, 7, 2, now);
+    take_word(heirs, 5, 1, now);
+    EXPECT_EQ(heirs.generation, 8U);
+    EXPECT_EQ(heirs.restarts_used, 2);
+    EXPECT_EQ(heirs.history.restarts.size(), 2U) << "they are what the budget is counted by";
+}
+
+TEST(Succession, APlaceIsWhoseItWasLast) {
+    rdzv::AgentHello early, late;
+    early.host = "lost long ago";
+    early.kept_generation = 1;
+    late.host = "of the last world";
+    late.kept_generation = 4;
+    EXPECT_EQ(newest_first({{1, early}, {2, late}}).front().second.host, "of the last world");
 }
 
 TEST(Succession, AJobThatMayNotBeRestartedEndsWithItsHead) {

@@ -49,7 +49,7 @@ std::vector<Message> one_of_each() {
         Sum{INT64_MIN},
         Exchanged{true, Blob("now")},
         Erased{true},
-        AgentHello{"node02", 1, 4, 4171, "0.1.0", {"10.0.0.2", "fe80::1"}, {"a=1"}, "trainer", "slingshot", {"CPUs 0-3", "CPUs 4-7"}, std::nullopt, "1f"},
+        AgentHello{"node02", 1, 4, 4171, "0.1.0", {"10.0.0.2", "fe80::1"}, {"a=1"}, "trainer", "slingshot", {"CPUs 0-3", "CPUs 4-7"}, "1f", 2, 7, 1},
         AgentHello{"node02", std::nullopt, 4, 4171, "0.1.0", {}, {}, "default"},
         WorkersStarted{UINT64_MAX},
         WorkerExited{3,

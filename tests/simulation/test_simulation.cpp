@@ -1,7 +1,7 @@
-// A whole job in one process and in simulated time: the real controller, the real decisions of every agent, and between them a
-// network that delays, nodes that come, leave, crash and are cut off, the head too, and workers that fail. Who goes on after the
-// head's end is decided by the real heirs. What is drawn follows from a seed alone: DDPRUN_SIMULATION_SEED=N runs that one
-// schedule, and tells what happens in it.
+// A whole job in one process and in simulated time: the real controller, the real decisions of every agent, and between them
+// sessions over a network that delays, breaks connections and falls silent; nodes that come, leave, crash and are cut off, the head
+// too; workers that fail, and that ask the real store by their agents' relays. Who goes on after the head's end is decided by the
+// real heirs. What is drawn follows from a seed alone: DDPRUN_SIMULATION_SEED=N runs that one schedule, and tells what happens in it.
 #include <fcntl.h>
 #include <fmt/core.h>
 #include <gtest/gtest.h>
@@ -12,7 +12,6 @@
 #include <functional>
 #include <map>
 #include <memory>
-#include <random>
 #include <set>
 #include <string>
 #include <vector>
@@ -22,7 +21,9 @@
 #include "launcher/supervise/agent_state.h"
 #include "launcher/supervise/controller.h"
 #include "launcher/supervise/heir.h"
+#include "tests/simulation/dice.h"
 #include "tests/simulation/simulated_clock.h"
+#include "tests/simulation/simulated_session.h"
 
 namespace ddprun::test {
 namespace {
@@ -30,20 +31,8 @@ namespace {
 using namespace std::chrono_literals;
 
 constexpr Duration kStopGrace = 5s, kFailureGrace = 2s, kPreemptGrace = 4s, kHeartbeatTimeout = 3s;
+constexpr Duration kOutageToSurvive = kHeartbeatTimeout * 2 / 3;
 constexpr Duration kLongestJob = 30min; ///< a job that has not ended by then never does
-
-/// All that is random in one schedule.
-class Dice {
-  public:
-    explicit Dice(std::uint64_t seed) : engine_(seed) {}
-    /// Both may come.
-    int between(int least, int most) { return least + static_cast<int>(engine_() % static_cast<std::uint64_t>(most - least + 1)); }
-    bool chance(int percent) { return between(1, 100) <= percent; }
-    Duration span(Duration least, Duration most) { return least + Duration(static_cast<Duration::rep>(engine_() % static_cast<std::uint64_t>((most - least).count() + 1))); }
-
-  private:
-    std::mt19937_64 engine_;
-};
 
 struct Process {
     int agent;
@@ -105,6 +94,7 @@ class SimulatedJob {
         bool is_dead = false;                  ///< with its process
         bool has_ended = false;                ///< the job, for this controller
         std::set<rdzv::AgentId> members;       ///< connected, as it sees them
+        std::map<rdzv::AgentId, SimulatedSession*> sessions;
         std::map<rdzv::AgentId, rdzv::AgentHello> early;
     };
     /// One ddprun.
@@ -113,7 +103,7 @@ class SimulatedJob {
         rdzv::AgentId peer = 0;
         Head* head = nullptr;          ///< to which it speaks
         std::unique_ptr<Heir> heir;
-        std::optional<int> kept_rank;
+        SimulatedSession* session = nullptr;  ///< with it
         AgentState state;
         rdzv::StartGeneration order;
         bool is_running = true;     ///< its process
@@ -121,7 +111,6 @@ class SimulatedJob {
         bool is_leaving = false;    ///< it ends when it is idle
         bool was_signalled = false;
         std::optional<TimePoint> grace_ends;
-        TimePoint last_up{}, last_down{};  ///< deliveries: each direction keeps its order
     };
 
     void at(TimePoint when, std::function<void()> happen) { events_.emplace(when, std::move(happen)); }
@@ -182,7 +171,7 @@ class SimulatedJob {
     static bool is_member(const Agent& agent) { return agent.head != nullptr && agent.head->members.contains(agent.peer); }
 
     std::unique_ptr<Heir> make_heir(Agent& agent) {
-        Heir::Parts parts{*loop_, log_, kFailureGrace + kHeartbeatTimeout, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr};
+        Heir::Parts parts{*loop_, log_, kFailureGrace + kHeartbeatTimeout, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr};
         const auto port = static_cast<std::uint16_t>(1000 + agent.peer);
         parts.listen = [this, &agent, port]() -> Result<std::uint16_t> {
             add_head(agent.peer - 1);
@@ -191,6 +180,7 @@ class SimulatedJob {
         parts.say = [this, &agent](rdzv::FromAgent message) { to_controller(agent, std::move(message)); };
         parts.own_endpoint = [](std::uint16_t at) { return Endpoint{"", at}; };
         parts.go_to = [this, &agent](const std::vector<Endpoint>& controller, TimePoint by) {
+            if (agent.session != nullptr) agent.session->agent_ends();
             agent.head = head_at(static_cast<rdzv::AgentId>(controller.front().port - 1000));
             after(delay(), [this, &agent, by] { join_successor(agent, by); });
         };
@@ -198,6 +188,12 @@ class SimulatedJob {
         parts.give_up = [this, &agent](const std::string&) {
             for (const auto& [peer, hello] : std::exchange(head_at(agent.peer)->early, {})) leave(*agents_[peer - 1]);
             leave(agent);
+        };
+        parts.refuse = [this, &agent](rdzv::AgentId peer, const Error&) {
+            Head& head = *head_at(agent.peer);
+            head.early.erase(peer);
+            agents_[agent.peer - 1]->heir->gone(peer);
+            leave(*agents_[peer - 1]);
         };
         return std::make_unique<Heir>(std::move(parts));
     }
@@ -210,7 +206,7 @@ class SimulatedJob {
         stop_asked_.reset();  // who asked the lost head has to ask again
         Controller& controller = build_controller(head);
         controller.begin();
-        for (const auto& [peer, hello] : std::exchange(head.early, {})) {
+        for (const auto& [peer, hello] : newest_first(std::exchange(head.early, {}))) {
             if (!controller.agent_joined(peer, hello)) end_process(*agents_[peer - 1]);
         }
         controller.succeed(std::move(state), why);
@@ -219,7 +215,7 @@ class SimulatedJob {
         if (!agent.is_running || agent.head != &head || agent.is_leaving || &agent == agents_[head.agent].get()) return;
         if (!agent.heir || agent.heir->successor().empty() || agent.heir->is_orphan() || agent.was_signalled) return leave(agent);
         tell(fmt::format("node{} has lost its head", agent.node));
-        agent.heir->head_lost("the head is lost", code == Errc::Closed);
+        agent.heir->head_lost("the head is lost", code == Errc::Closed && head.is_dead);
         if (!agent.grace_ends) agent.grace_ends = clock_.now() + kFailureGrace;
         feed(agent, agent_event::StopRequested{SIGTERM, kFailureGrace});
         if (agent.state.phase == AgentState::Phase::Idle) agent.heir->drained();
@@ -251,6 +247,26 @@ class SimulatedJob {
             else if (kind <= 97) at(when, [this] { signal_head(); });
             else signal_all(when);
         }
+        for (int n = dice_.between(0, 6); n > 0; --n) at(start + dice_.span(0s, 2 * work_), [this, one = dice_.between(0, 1000)] { disturb(one); });
+    }
+    /// The network between a node and its head, for a while.
+    void disturb(int one) {
+        Agent* const agent = other(one);
+        if (agent == nullptr || !is_member(*agent) || agent->head->is_dead || !hear_each_other(*agent, *agent->head)) return;
+        SimulatedSession& session = *agent->session;
+        const int kind = dice_.between(1, 100);
+        if (kind > 85 && std::exchange(one_may_be_lost_, true)) return;  // it survives one loss at a time: two could outvote the head
+        if (kind > 85) may_be_lost(*agent);
+        if (kind > 93) session.answer_slowly();
+        tell(fmt::format("the network of node{} is disturbed{}", agent->node, kind > 85 ? " for long" : ""));
+        if (kind <= 30 || kind > 93) return session.reset();
+        if (kind > 60) return session.fall_silent(kind > 85 ? dice_.span(2s, 5s) : dice_.span(10ms, kOutageToSurvive), dice_.chance(30));
+        for (int again = dice_.between(1, 3); again > 0; --again) after(dice_.span(0s, 4ms), [&session] { session.reset(); });
+    }
+    void may_be_lost(Agent& agent) {
+        agent.session->may_end();
+        note_fault();
+        if (outlives_head_ && ++cut_off_ > 1) may_fail_ = true;
     }
     /// One that runs, and is no head's.
     Agent* other(int one) {
@@ -383,7 +399,10 @@ class SimulatedJob {
         hello.pid = 1;  // as in containers
         hello.instance = fmt::format("{}", agent.peer);
         hello.terms = {"version=1"};
-        hello.kept_rank = agent.kept_rank;
+        if (agent.order.generation > 0) hello.kept_place = agent.order.place;
+        hello.kept_generation = agent.order.generation;
+        hello.kept_restarts = agent.order.restart_count;
+        open_session(agent, head);
         if (head.controller && !head.controller->agent_joined(agent.peer, hello)) return end_process(agent);
         head.members.insert(agent.peer);
         if (head.controller) return note_members();
@@ -392,6 +411,7 @@ class SimulatedJob {
     }
     void lost(Head& head, Agent& agent, Errc code) {
         if (head.is_dead || head.members.erase(agent.peer) == 0) return;
+        head.sessions.at(agent.peer)->head_ends();
         note_members();
         if (head.controller) return head.controller->agent_lost(agent.peer, {code, "gone", 0});
         head.early.erase(agent.peer);
@@ -401,12 +421,14 @@ class SimulatedJob {
     void end_process(Agent& agent) {
         if (!agent.is_running) return;
         agent.is_running = false;
+        if (agent.session != nullptr) agent.session->agent_ends();
         std::erase_if(processes_, [&](const auto& process) { return agents_[static_cast<std::size_t>(process.second.agent)].get() == &agent; });
         Head* const head = agent.head;
         if (head != nullptr && hear_each_other(agent, *head)) after(delay(), [this, &agent, head] { lost(*head, agent, Errc::Closed); });
         for (const auto& own : heads_) {
             if (own->agent + 1 != agent.peer) continue;
             own->is_dead = true;
+            for (const auto& [peer, session] : own->sessions) session->head_ends();
             for (const auto& one : agents_) {
                 if (one->head == own.get() && hear_each_other(*one, *own)) after(delay(), [this, other = one.get(), at = own.get()] { lose_head(*other, *at, Errc::Closed); });
             }
@@ -486,12 +508,33 @@ class SimulatedJob {
 
     // ---- the network
 
-    void to_controller(Agent& agent, rdzv::FromAgent message) {
-        agent.last_up = std::max(agent.last_up, clock_.now() + delay());
-        at(agent.last_up, [this, &agent, head = agent.head, message = std::move(message)] {
-            if (head->is_dead || !head->controller || !head->members.contains(agent.peer) || !hear_each_other(agent, *head)) return;
-            std::visit([&](const auto& one) { hear(agent, *head->controller, one); }, message);
-        });
+    void open_session(Agent& agent, Head& head) {
+        SimulatedSession::Parts parts{dice_, {kHeartbeatTimeout}, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr};
+        parts.now = [this] { return clock_.now(); };
+        parts.after = [this](Duration span, std::function<void()> happen) { after(span, std::move(happen)); };
+        parts.delay = [this] { return delay(); };
+        parts.can_arrive = [this, &agent, &head] { return !head.is_dead && hear_each_other(agent, head); };
+        parts.is_whole = [this, &agent, &head] { return agent.is_running && !head.is_dead && hear_each_other(agent, head); };
+        parts.head_hears = [this, &agent, &head](rdzv::Frame frame) { head_hears(agent, head, std::move(frame)); };
+        parts.agent_hears = [this, &agent, &head](rdzv::Frame frame) {
+            if (agent.is_running && agent.head == &head) agent_hears(agent, std::move(frame));
+        };
+        parts.head_loses = [this, &agent, &head](Errc code) { lost(head, agent, code); };
+        parts.agent_loses = [this, &agent, &head](Errc code) {
+            tell(fmt::format("node{} finds its session over", agent.node));
+            code == Errc::Refused ? leave(agent) : lose_head(agent, head, code);
+        };
+        parts.wrong = [this](const std::string& what) { must(false, what); };
+        sessions_.push_back(std::make_unique<SimulatedSession>(std::move(parts)));
+        agent.session = head.sessions[agent.peer] = sessions_.back().get();
+    }
+    void to_controller(Agent& agent, rdzv::FromAgent message) { agent.session->say_to_head(encode_message(std::move(message))); }
+    void head_hears(Agent& agent, Head& head, rdzv::Frame frame) {
+        if (!head.controller || !head.members.contains(agent.peer)) return;
+        std::visit([&](const auto& one) { hear(agent, *head.controller, one); }, *rdzv::decode_from_agent(std::move(frame)));
+    }
+    void agent_hears(Agent& agent, rdzv::Frame frame) {
+        std::visit([&](const auto& one) { obey(agent, one); }, *rdzv::decode_to_agent(std::move(frame)));
     }
     void hear(Agent& agent, Controller& controller, const rdzv::Notice& notice) {
         const int others = members() - 1;
@@ -508,19 +551,23 @@ class SimulatedJob {
         Agent& agent = *agents_[peer - 1];
         if (std::holds_alternative<rdzv::StartGeneration>(message)) must(&head == &latest(), "a head that was succeeded begins a generation");
         if (const auto* start = std::get_if<rdzv::StartGeneration>(&message)) check(agent, *start);
-        agent.last_down = std::max(agent.last_down, clock_.now() + delay());
-        at(agent.last_down, [this, &agent, &head, message] {
-            if (agent.is_running && agent.head == &head && hear_each_other(agent, head)) std::visit([&](const auto& one) { obey(agent, one); }, message);
-        });
+        const JobState& state = head.controller->state();
+        const bool is_last_word = std::holds_alternative<rdzv::Shutdown>(message) && head.controller->finished();
+        const bool is_end = is_last_word || (std::holds_alternative<rdzv::StopGeneration>(message) && (state.stopped_by || state.preempted));
+        if (is_end && !agents_[head.agent]->is_cut) end_was_told_ = true;  // what one tells itself alone, others need not know
+        head.sessions.at(peer)->say_to_agent(encode_message(message));
     }
     /// Ranks of a generation lie side by side, each node has one share, and nothing of the last one runs where we hear of it.
     void check(const Agent& agent, const rdzv::StartGeneration& start) {
+        must(!end_was_told_, "a generation begins though it was told that the job ends");
+        must(start.restart_count >= heard_restarts_, "restarts that were used up are counted back");
         if (start.generation != checked_generation_) {
             must(start.generation > checked_generation_, "a generation comes again");
             must(next_rank_ == checked_world_, fmt::format("{} of {} ranks were given away", next_rank_, checked_world_));
             checked_generation_ = start.generation;
             checked_world_ = start.world_size;
             next_rank_ = 0;
+            earlier_generation_ = heard_generation_;
             must(start.group_world_size >= nodes_.min && start.group_world_size <= nodes_.max, fmt::format("a world of {} nodes", start.group_world_size));
             must(agent.peer == latest().agent + 1, "the first rank is not the head's");
             for (const auto& [pid, process] : processes_) {
@@ -530,11 +577,15 @@ class SimulatedJob {
         }
         must(start.first_rank == next_rank_, fmt::format("rank {} is given to node{}, the next is {}", start.first_rank, agent.node, next_rank_));
         next_rank_ += start.local_world_size;
+        // But for a new head, which takes the first.
+        const bool keeps_place = agent.order.generation == earlier_generation_ && earlier_generation_ > 0 && agent.peer != latest().agent + 1;
+        must(!keeps_place || start.place == agent.order.place, fmt::format("node{} has place {} instead of {}", agent.node, start.place, agent.order.place));
         tell(fmt::format("node{} is to start ranks {} to {} of {}", agent.node, start.first_rank, next_rank_ - 1, start.world_size));
     }
     void obey(Agent& agent, const rdzv::StartGeneration& start) {
         agent.order = start;
-        agent.kept_rank = start.group_rank;
+        heard_generation_ = std::max(heard_generation_, start.generation);
+        heard_restarts_ = std::max(heard_restarts_, start.restart_count);
         if (agent.heir) agent.heir->generation_began();
         agent.grace_ends.reset();
         feed(agent, agent_event::StartRequested{start.generation, start.local_world_size});
@@ -599,12 +650,17 @@ class SimulatedJob {
     bool outlives_head_ = false;  ///< it was not the head that started the other nodes
     Duration work_{};
     int fails_percent_ = 0, cut_off_ = 0;
+    bool one_may_be_lost_ = false;
     std::set<rdzv::AgentId> leavers_;
     bool any_failed_ = false, was_too_few_ = false, may_fail_ = false, has_succeeded_ = false;
     std::optional<TimePoint> stop_asked_, head_lost_at_;
     TimePoint last_fault_{};
     std::uint64_t checked_generation_ = 0;
     int checked_world_ = 0, next_rank_ = 0;
+    std::uint64_t heard_generation_ = 0, earlier_generation_ = 0;  ///< by any agent; when the last world was formed
+    int heard_restarts_ = 0;     ///< by any agent
+    bool end_was_told_ = false;  ///< to any agent
+    std::vector<std::unique_ptr<SimulatedSession>> sessions_;
     std::vector<std::unique_ptr<Head>> heads_;  ///< none goes before the end: what it has posted may still come
     Head* latest_ = nullptr;                    ///< with a controller
 };
