@@ -3,6 +3,8 @@
 #include <gtest/gtest.h>
 #include <signal.h>
 
+#include <cmath>
+#include <cstdlib>
 #include <memory>
 
 #include "tests/support/environment_variable.h"
@@ -22,7 +24,7 @@ class TrainHosts : public ::testing::Test {
     void SetUp() override {
         if (const auto reason = Hosts::why_not()) GTEST_SKIP() << *reason;
     }
-    static int workers_on(int host) { return 1 + host % 2; }
+    [[nodiscard]] int workers_on(int host) const { return workers_ > 0 ? workers_ : 1 + host % 2; }
     static int workers_of(int hosts) { return hosts + hosts / 2; }
 
     void start(int hosts, std::vector<std::string> arguments, const std::vector<std::string>& options = {}) {
@@ -30,7 +32,7 @@ class TrainHosts : public ::testing::Test {
         nodes_.clear();
         arguments.insert(arguments.begin(), {path_of("TRAIN"), "--checkpoint-dir", file("checkpoints")});
         for (int host = 0; host < hosts; ++host) {
-            std::vector<std::string> words{"env", "DDPRUN_TOKEN=secret of the job", path_of("DDPRUN"), "--nnodes=" + std::to_string(hosts),
+            std::vector<std::string> words{"env", "DDPRUN_TOKEN=secret of the job", path_of("DDPRUN"), "--nnodes=" + least_ + std::to_string(hosts),
                                            "--nproc-per-node=" + std::to_string(workers_on(host)), "--node-rank=" + std::to_string(host),
                                            "--master-addr=node00", "--master-port=29400"};
             words.insert(words.end(), options.begin(), options.end());
@@ -51,6 +53,22 @@ class TrainHosts : public ::testing::Test {
         EXPECT_EQ(sent.status, 0) << sent.err;
     }
 
+    /// None of this host's workers is left, at last.
+    bool workers_end(int host) {
+        const auto count = [&] { return run(hosts_->command(host, {"sh", "-c", "cat /proc/[0-9]*/comm | grep -cx train; true"})).out; };
+        for (const auto until = std::chrono::steady_clock::now() + 60s; std::chrono::steady_clock::now() < until;) {
+            if (count() == "0\n") return true;
+        }
+        return false;
+    }
+    /// Of the last epoch.
+    static double loss_in(const std::string& output) {
+        const std::size_t at = output.rfind("  loss ");
+        return at == std::string::npos ? NAN : std::strtod(output.c_str() + at + 7, nullptr);
+    }
+
+    int workers_ = 0;    ///< on each host; 0: as above
+    std::string least_;  ///< "1:" for a job that may shrink
     std::unique_ptr<Hosts> hosts_;
     std::vector<std::unique_ptr<Program>> nodes_;
 };
@@ -73,6 +91,25 @@ TEST_F(TrainHosts, TwoThreeAndFiveHostsOfDifferentSizesTrainOneModel) {
         }
         EXPECT_EQ(bits[0], bits[1]) << hosts << " hosts, from run to run";
     }
+}
+
+TEST_F(TrainHosts, TwoHostsOfTwoWorkersLearnWhatOneHostOfFourDoes) {
+    double losses[2];
+    for (const int hosts : {1, 2}) {
+        hosts_.reset();
+        workers_ = 4 / hosts;
+        start(hosts, {"--epochs", "4"});
+        if (hosts == 2) {
+            EXPECT_EQ(node(1).wait().status, 0);
+        }
+        const Outcome head = node(0).wait();
+        ASSERT_EQ(head.status, 0) << head.err;
+        ASSERT_THAT(head.out, HasSubstr("bitwise equal on 4 workers"));
+        losses[hosts - 1] = loss_in(head.out);
+    }
+    // As it is printed. Sums go node by node, so floats are rounded elsewhere.
+    EXPECT_NEAR(losses[0], losses[1], 0.0002);
+    EXPECT_LT(losses[1], 2.0) << "of ten classes: it has learnt";
 }
 
 TEST_F(TrainHosts, DelayAndFramesThatOvertakeEachOtherChangeNoBit) {
@@ -125,6 +162,42 @@ TEST_F(TrainHosts, AKilledRankEndsTheWorkersOfBothHosts) {
     EXPECT_EQ(head.status, 128 + SIGKILL);
     EXPECT_EQ(other.status, 128 + SIGKILL);
     EXPECT_THAT(head.err, HasSubstr("root cause: rank 2 on node01, signal 9"));
+}
+
+TEST_F(TrainHosts, AKilledDdprunTakesItsWorkersWithItAndEndsTheJobThatCannotDoWithoutThem) {
+    start_endless();
+    node(1).signal(SIGKILL);
+    const Outcome head = node(0).wait();
+    EXPECT_EQ(head.status, 69) << head.err;
+    EXPECT_THAT(head.err, HasSubstr("node01"));
+    EXPECT_TRUE(workers_end(0));
+    EXPECT_TRUE(workers_end(1));
+}
+
+TEST_F(TrainHosts, AJobThatMayShrinkGoesOnFromItsCheckpointWhenTheDdprunOfAHostIsKilled) {
+    least_ = "1:";
+    start(2, {"--epochs", "100000", "--checkpoint-every", "1"}, {"--max-restarts=1", "--rdzv-conf=last_call_timeout=0"});
+    ASSERT_TRUE(node(0).wait_for_output("between 2 nodes"));
+    ASSERT_TRUE(node(0).wait_for_output(" 3/100000"));
+    node(1).signal(SIGKILL);
+    ASSERT_TRUE(node(0).wait_for_output("train: resuming from /"));
+    EXPECT_TRUE(workers_end(1));
+    node(0).signal(SIGTERM);
+    const Outcome head = node(0).wait();
+    EXPECT_EQ(head.status, 75) << head.err;
+    EXPECT_THAT(head.err, HasSubstr("node01"));
+    EXPECT_TRUE(workers_end(0));
+}
+
+TEST_F(TrainHosts, ADamagedCheckpointIsNamedWithTheHostThatReadIt) {
+    start(2, {"--epochs", "1"});
+    for (const int host : {1, 0}) ASSERT_EQ(node(host).wait().status, 0);
+    ASSERT_EQ(run({"sh", "-c", "for f in " + file("checkpoints") + "/step-*/model.safetensors; do truncate -s 1000 $f; done"}).status, 0);
+    start(2, {"--epochs", "2", "--resume"});
+    const Outcome other = node(1).wait(), head = node(0).wait();
+    EXPECT_EQ(head.status, 65);
+    EXPECT_EQ(other.status, 65);
+    EXPECT_THAT(head.err, AllOf(HasSubstr("/model.safetensors: truncated"), HasSubstr("root cause: rank 0 on node00, exit code 65")));
 }
 
 TEST_F(TrainHosts, ACutCableEndsTheWorkersOfBothHosts) {

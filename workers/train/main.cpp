@@ -166,8 +166,8 @@ int run(const Options& options, const ddp::Context& context) {
     const std::string run_id = run_identity(context.env());
     try {
         if (options.resume) trainer.resume(std::nullopt);
-        else if (context.restart_count() > 0 && !run_id.empty())
-            trainer.resume(run_id);  // a worker died: go on from what this run has saved
+        else if ((context.restart_count() > 0 || context.generation() > 1) && !run_id.empty())
+            trainer.resume(run_id);  // a worker died, or a node was lost or came: go on from what this run has saved
     } catch (const ddp::InvalidInput& error) {
         // Every rank throws it, word for word.
         return report({ExitCode::DataError,
