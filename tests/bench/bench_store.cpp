@@ -31,7 +31,7 @@
 /// between two threads that do nothing else, measured in the same run. Ratios, because machines differ.
 /// By TCP, by the Unix socket of the head's own workers, and by another node's relay, here on the same host.
 /// Then many clients of one thread that multiplexes, as redis-benchmark's are, one request at a time each and several, and
-/// their barrier. What TLS adds for one client comes last. Where redis-server and redis-benchmark are installed, and PyTorch (PYTHON_EXEC), their numbers stand below.
+/// barriers by each way (of eight relays). What TLS adds for one client comes last. Where redis-server and redis-benchmark are installed, and PyTorch (PYTHON_EXEC), their numbers stand below.
 namespace {
 
 using namespace ddprun;
@@ -239,10 +239,11 @@ class StoreNode : private AgentLinkHandler {
 /// Many connections of one thread. Requests are bytes that are made before; answers are cut, and looked at no further.
 class Crowd {
   public:
-    Crowd(const StoreAddress& server, int clients) : epoll_(::epoll_create1(EPOLL_CLOEXEC)) {
+    /// As many by each way.
+    Crowd(const std::vector<StoreAddress>& ways, int clients) : epoll_(::epoll_create1(EPOLL_CLOEXEC)) {
         for (int i = 0; i < clients; ++i) {
             members_.push_back(std::make_unique<Member>());
-            join(*members_.back(), server);
+            join(*members_.back(), ways[static_cast<std::size_t>(i) % ways.size()]);
             epoll_event event{};
             event.events = EPOLLIN;
             event.data.ptr = members_.back().get();
@@ -380,7 +381,7 @@ void compare(int clients) {
 /// Operations a second of 64 clients.
 void measure_crowd(const char* way, const StoreAddress& address, const Blob& value) {
     fmt::print("\n64 clients of one thread, {}, operations a second\n{:<24} {:>9} {:>9} {:>9}\n", way, "requests at a time", "set", "get", "add");
-    Crowd crowd(address, 64);
+    Crowd crowd({address}, 64);
     for (const int depth : {1, 16, 64}) {
         const int operations = kOperationsInAll * (depth == 1 ? 5 : 25);
         const double set = crowd.rate([&](int i) { return store_op::Set{fmt::format("key/{}", i), value}; }, depth, operations);
@@ -390,7 +391,7 @@ void measure_crowd(const char* way, const StoreAddress& address, const Blob& val
     }
 }
 
-/// The same by each way, and how long a barrier of 32 and of 1,000 takes.
+/// The same by each way.
 void measure_crowds() {
     const StoreServer server;
     const StoreNode node(server.endpoint());
@@ -398,12 +399,24 @@ void measure_crowds() {
     const std::pair<const char*, StoreAddress> ways[] = {{"TCP", server.endpoint()}, {"Unix", server.local()}, {"relay", node.address()}};
     for (const auto& [way, address] : ways) measure_crowd(way, address, value);
     fmt::print("\n");
-    for (const int clients : {32, 1000}) {  // as many nodes, or workers that come straight
-        Crowd all(server.endpoint(), clients);
-        std::vector<double> barriers;
-        for (int i = 0; i < 21; ++i) barriers.push_back(all.barrier(fmt::format("barrier/{}/{}", clients, i)));
-        std::sort(barriers.begin(), barriers.end());
-        fmt::print("barrier of {} clients: median {:.2f} ms, longest {:.2f} ms\n", clients, barriers[10], barriers.back());
+}
+
+/// How long a barrier of 32 and of 1,000 takes: of nodes or workers that come straight, as workers of the head, and as workers of
+/// eight other nodes, whose agents are threads of this process.
+void measure_barriers() {
+    const StoreServer server;
+    std::vector<std::unique_ptr<StoreNode>> nodes;
+    std::vector<StoreAddress> relays;
+    for (int node = 0; node < 8; ++node) relays.push_back(nodes.emplace_back(std::make_unique<StoreNode>(server.endpoint()))->address());
+    const std::pair<const char*, std::vector<StoreAddress>> ways[] = {{"TCP", {server.endpoint()}}, {"Unix", {server.local()}}, {"8 relays", relays}};
+    for (const auto& [way, addresses] : ways) {
+        for (const int clients : {32, 1000}) {
+            Crowd all(addresses, clients);
+            std::vector<double> barriers;
+            for (int i = 0; i < 21; ++i) barriers.push_back(all.barrier(fmt::format("barrier/{}/{}/{}", way, clients, i)));
+            std::sort(barriers.begin(), barriers.end());
+            fmt::print("barrier of {} clients, {}: least {:.2f} ms, median {:.2f} ms, longest {:.2f} ms\n", clients, way, barriers[0], barriers[10], barriers.back());
+        }
     }
 }
 
@@ -466,6 +479,7 @@ int main(int argc, char** argv) {
                "per second", "x bare");
     for (const int clients : {1, 8, 64}) compare(clients);
     measure_crowds();
+    measure_barriers();
     compare_with_tls();
     compare_with_redis();
     if (argc > 1) compare_with_torch(argv[1]);
