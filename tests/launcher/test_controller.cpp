@@ -17,10 +17,12 @@ using ::testing::IsEmpty;
 /// A controller whose server is the test: agents are numbers from 1 on, one per node, in group-rank order.
 class ControlledJob {
   public:
-    explicit ControlledJob(int nodes, int max_restarts = 0) {
+    /// `least`: an elastic job, which can outlive its controller; 0: no such.
+    explicit ControlledJob(int nodes, int max_restarts = 0, int least = 0) {
         loop_ = *os::EventLoop::create({});
         ControllerConfig config;
-        config.spec.nodes = {nodes, nodes};
+        config.spec.nodes = {least > 0 ? least : nodes, nodes};
+        config.can_be_succeeded = least > 0;
         config.spec.restart.max_restarts = max_restarts;
         config.spec.shutdown_timeout = 30s;
         config.program = "train";
@@ -111,6 +113,33 @@ TEST(ControllerStop, AStopAfterAllHaveSucceededTakesNothingBack) {
     job->stop(SIGTERM);
     job.drained(0);
     EXPECT_EQ(exit_code(job->end()), 0);
+}
+
+/// Two nodes, of which the first is the standby, and whose workers have ended.
+void end_beside_a_standby(ControlledJob& job) {
+    job->agent_message(ControlledJob::peer(0), rdzv::StandbyListens{40000});
+    for (int node : {0, 1}) {
+        job.exits(node);
+        job.drained(node);
+    }
+}
+
+TEST(ControllerEnd, IsToldToNobodyBeforeTheStandbyHasSaidThatItSucceedsNobody) {
+    ControlledJob job(2, 0, 1);
+    end_beside_a_standby(job);
+    EXPECT_THAT(job.sent<rdzv::Shutdown>(1), IsEmpty()) << "the standby would begin again what is over";
+    EXPECT_EQ(job.done, 0);
+    job->agent_message(ControlledJob::peer(0), rdzv::StandbyListens{0});
+    EXPECT_EQ(job.sent<rdzv::Shutdown>(1).size(), 1U);
+    EXPECT_EQ(job.done, 1);
+}
+
+TEST(ControllerEnd, WaitsForNoStandbyThatIsLost) {
+    ControlledJob job(2, 0, 1);
+    end_beside_a_standby(job);
+    job->agent_lost(ControlledJob::peer(0), {Errc::Timeout, "no heartbeat", 0});
+    EXPECT_EQ(job.sent<rdzv::Shutdown>(1).size(), 1U);
+    EXPECT_EQ(job.done, 1);
 }
 
 TEST(Controller, TellsEachNodeItsOwnPlaceAndNothingOfTheOthers) {
