@@ -152,6 +152,37 @@ TEST_P(UnevenBatches, FailOnAllRanksWhereOneEndsEarlyAndThatIsNotWanted) {
                                                "without throw_on_early_termination");
 }
 
+TEST(Join, OverAGroupThatIsGoneIsAnErrorByNameAsIsTheModel) {
+    run_ranks(2, [](ProcessGroup& world) {
+        std::unique_ptr<ProcessGroup> group = world.split(0, world.rank());
+        Counter mine;
+        DistributedDataParallel model(*group, mine.parameters(), {.buffers = mine.buffers()});
+        const auto says_so = [](const auto& call) {
+            try {
+                call();
+            } catch (const ddp::Error& error) {
+                return std::string(error.what()).find("the ProcessGroup was destroyed before") != std::string::npos;
+            }
+            return false;
+        };
+        {
+            Join join(model);
+            mine.pass(model, 1);
+            const ddp::TimeoutScope limit(*group, std::chrono::minutes(1));
+            group.reset();
+            EXPECT_TRUE(says_so([&] { model.begin_forward(); }));
+            EXPECT_TRUE(says_so([&] { join.finish(); }));
+        }
+        EXPECT_TRUE(says_so([&] { model.begin_forward(); }));
+        EXPECT_TRUE(says_so([&] { static_cast<void>(model.gradient(0)); }));
+        EXPECT_TRUE(says_so([&] { static_cast<void>(model.gradients()); }));
+        EXPECT_TRUE(says_so([&] { model.zero_gradients(); }));
+        EXPECT_TRUE(says_so([&] { model.mark_ready(0); }));
+        EXPECT_TRUE(says_so([&] { model.finish(); }));
+        EXPECT_TRUE(says_so([&] { model.verify_equal_parameters(); }));
+    });
+}
+
 TEST(Join, AsksForBeginForward) {
     run_ranks(1, [](ProcessGroup& group) {
         Counter mine;

@@ -185,13 +185,13 @@ class Reducer {
     void rebuild();
     void begin_step();
 
-    ProcessGroup& group_;
+    BorrowedGroup group_;
     std::vector<Tensor> parameters_;
     ReducerOptions options_;
     CommunicationHook hook_;
     std::unique_ptr<GradientMemory> memory_;
     std::vector<GradientSpec> specs_;
-    std::span<std::byte> arena_;
+    std::span<std::byte> arena_;  ///< the group's memory, which ends with it
     BucketPlan plan_;
     std::vector<Bucket> buckets_;
     std::vector<std::size_t> offset_of_;  ///< of each gradient in the arena
@@ -248,7 +248,8 @@ class Join;
 /// zero_gradients().
 ///
 /// Parameters are where the group's buffers are: for those on a CUDA device see Reducer and docs/gpu.md.
-/// Not thread-safe. The group and the parameters' memory are borrowed.
+/// Not thread-safe. The group and the parameters' memory are borrowed; once the group has been destroyed all calls but the
+/// destructor throw Error.
 class DistributedDataParallel : public Stateful {
   public:
     /// Collective. Throws MismatchError on all ranks, naming the parameter and both shapes, when a rank's
@@ -312,7 +313,7 @@ class DistributedDataParallel : public Stateful {
   private:
     friend class Join;
 
-    ProcessGroup& group_;
+    BorrowedGroup group_;
     std::vector<Tensor> parameters_;
     std::vector<Tensor> buffers_;
     std::unique_ptr<Reducer> reducer_;

@@ -207,6 +207,7 @@ class ProcessGroup {
     virtual std::unique_ptr<ProcessGroup> do_split(const Part& part) = 0;
 
   private:
+    friend class BorrowedGroup;
     friend class TimeoutScope;
     void require_memory(const char* call, const Buffer& buffer) const;
     void require_root(const char* call, int root) const;
@@ -222,20 +223,44 @@ class ProcessGroup {
     Seat seat_;
     std::chrono::nanoseconds timeout_{};
     std::string choice_;
+    const std::shared_ptr<const bool> life_ = std::make_shared<const bool>(true);  ///< as long as this
 };
 
-/// While it lives, the calls that a group is given have this time-out. Scopes end in reverse order, before
-/// their group.
+/// A group that is kept beyond a call and is somebody else's. Once it has been destroyed each use throws Error, which
+/// says so.
+class BorrowedGroup {
+  public:
+    BorrowedGroup(ProcessGroup& group) : group_(&group), life_(group.life_) {}
+    [[nodiscard]] bool is_gone() const { return life_.expired(); }
+    void require() const {
+        if (is_gone()) throw_gone();
+    }
+    ProcessGroup& operator*() const {
+        require();
+        return *group_;
+    }
+    ProcessGroup* operator->() const { return &**this; }
+
+  private:
+    [[noreturn]] static void throw_gone();
+
+    ProcessGroup* group_;
+    std::weak_ptr<const bool> life_;
+};
+
+/// While it lives, the calls that a group is given have this time-out. Scopes end in reverse order.
 class TimeoutScope {
   public:
     /// Throws InvalidInput unless it is positive.
     TimeoutScope(ProcessGroup& group, std::chrono::nanoseconds timeout);
-    ~TimeoutScope() { group_.timeout_ = before_; }
+    ~TimeoutScope() {
+        if (!group_.is_gone()) group_->timeout_ = before_;
+    }
     TimeoutScope(const TimeoutScope&) = delete;
     TimeoutScope& operator=(const TimeoutScope&) = delete;
 
   private:
-    ProcessGroup& group_;
+    BorrowedGroup group_;
     const std::chrono::nanoseconds before_;
 };
 

@@ -258,6 +258,11 @@ TimeoutScope::TimeoutScope(ProcessGroup& group, std::chrono::nanoseconds timeout
     group.timeout_ = timeout;
 }
 
+void BorrowedGroup::throw_gone() {
+    throw Error("the ProcessGroup was destroyed before what was made over it (DistributedDataParallel, Join, Reducer); the group has to "
+                "outlive them: declare it before the model, and reset it after");
+}
+
 // ---- what a backend has not of its own
 
 /// Everyone's counts, as Slices compares them.

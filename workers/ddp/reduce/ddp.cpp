@@ -59,12 +59,12 @@ DistributedDataParallel::DistributedDataParallel(ProcessGroup& group, std::vecto
       broadcasts_buffers_(options.broadcast_buffers),
       verify_every_(options.verify_every) {
     check_tensors(state());
-    verify_same_tensors(group_, state());
+    verify_same_tensors(group, state());
     if (parameters_.empty()) throw InvalidInput("the model has no parameter to train");
-    reducer_ = std::make_unique<Reducer>(group_, parameters_, std::move(options.reducer));
-    if (!buffers_.empty()) buffer_broadcast_ = std::make_unique<TensorBroadcast>(group_, buffers_);
+    reducer_ = std::make_unique<Reducer>(group, parameters_, std::move(options.reducer));
+    if (!buffers_.empty()) buffer_broadcast_ = std::make_unique<TensorBroadcast>(group, buffers_);
     if (!options.broadcast_parameters) return;
-    TensorBroadcast(group_, parameters_).run(0);
+    TensorBroadcast(group, parameters_).run(0);
     broadcast_buffers(0);
 }
 
@@ -80,7 +80,7 @@ void DistributedDataParallel::mark_ready(std::size_t parameter) {
     if (join_ != nullptr && !join_->pass_is_open_)
         throw Error(fmt::format("rank {}: call begin_forward() before each pass inside a Join: ranks without batches learn "
                                 "from it that there is one",
-                                group_.rank()));
+                                group_->rank()));
     reducer_->mark_ready(parameter);
 }
 
@@ -132,7 +132,7 @@ std::string DistributedDataParallel::verify_equal_parameters() {
     const cuda::HostCopies copies(parameters_, cuda::HostCopies::Begin::WithContents);
     std::vector<std::string_view> contents;
     for (const Tensor& parameter : copies.tensors()) contents.push_back(contents_of(parameter));
-    const std::vector<std::string> all = group_.all_gather_bytes(ddprun::to_hex(ddprun::sha256(contents)));
+    const std::vector<std::string> all = group_->all_gather_bytes(ddprun::to_hex(ddprun::sha256(contents)));
     std::vector<int> different;
     for (std::size_t r = 1; r < all.size(); ++r) {
         if (all[r] != all[0]) different.push_back(static_cast<int>(r));
@@ -141,7 +141,7 @@ std::string DistributedDataParallel::verify_equal_parameters() {
         throw MismatchError(fmt::format("parameters on rank {} are not bitwise equal to rank 0's after {} steps; the first that "
                                         "differs is {}",
                                         ddprun::format_ranges(different), statistics().steps,
-                                        first_different(group_, copies.tensors())));
+                                        first_different(*group_, copies.tensors())));
     return all[0];
 }
 

@@ -15,14 +15,14 @@ Join::Join(DistributedDataParallel& model, JoinOptions options) : model_(model),
 
 Join::~Join() {
     model_.join_ = nullptr;
-    model_.reducer_->set_active_ranks(model_.group_.size());
+    if (!model_.group_.is_gone()) model_.reducer_->set_active_ranks(model_.group_->size());
 }
 
 Join::Roll Join::call_roll(bool have_batches) {
     constexpr char kHasBatches = 1, kReduces = 2;
     std::string mine(1, '\0');
     if (have_batches) mine[0] = static_cast<char>(kHasBatches | (model_.reducer_->accumulating() ? 0 : kReduces));
-    const std::vector<std::string> all = model_.group_.all_gather_bytes(mine);
+    const std::vector<std::string> all = model_.group_->all_gather_bytes(mine);
     Roll roll;
     std::vector<int> without;
     for (std::size_t r = 0; r < all.size(); ++r) {
@@ -38,7 +38,7 @@ Join::Roll Join::call_roll(bool have_batches) {
     if (options_.throw_on_early_termination && !without.empty() && roll.active > 0)
         throw Error(fmt::format("rank {}: rank {} has no more batches, others have; give all the same number, or do without "
                                 "throw_on_early_termination",
-                                model_.group_.rank(), ddprun::format_ranges(without)));
+                                model_.group_->rank(), ddprun::format_ranges(without)));
     return roll;
 }
 
@@ -62,7 +62,7 @@ void Join::finish(const std::function<void()>& after_step) {
         model_.reducer_->shadow_step();
         if (after_step) after_step();
     }
-    TensorBroadcast(model_.group_, model_.parameters_).run(roll_.last);
+    TensorBroadcast(*model_.group_, model_.parameters_).run(roll_.last);
     model_.broadcast_buffers(roll_.last);
 }
 

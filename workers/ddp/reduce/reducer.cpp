@@ -81,13 +81,13 @@ class HostGradients final : public GradientMemory {
         const auto all = std::make_shared<std::vector<std::byte>>(bytes);
         return {all, all->data()};
     }
-    Work start_average(const Buffer& bucket) override { return group_.all_reduce(bucket, ReduceOp::Avg); }
+    Work start_average(const Buffer& bucket) override { return group_->all_reduce(bucket, ReduceOp::Avg); }
     void agree_on_maximum(std::int32_t* values, std::size_t count) override {
-        group_.all_reduce(buffer_of(std::span(values, count)), ReduceOp::Max).wait();
+        group_->all_reduce(buffer_of(std::span(values, count)), ReduceOp::Max).wait();
     }
 
   private:
-    ProcessGroup& group_;
+    BorrowedGroup group_;
 };
 
 class DeviceGradients final : public GradientMemory {
@@ -112,19 +112,19 @@ class DeviceGradients final : public GradientMemory {
         const auto memory = std::make_shared<cuda::DeviceMemory>(gpu_, bytes);
         return {memory, memory->get()};
     }
-    Work start_average(const Buffer& bucket) override { return cuda::start_average(group_, bucket); }
+    Work start_average(const Buffer& bucket) override { return cuda::start_average(*group_, bucket); }
     void agree_on_maximum(std::int32_t* values, std::size_t count) override {
         const std::size_t bytes = count * sizeof(std::int32_t);
         std::memcpy(staging_.get(), values, bytes);
         copy(words_.data(), staging_.get(), bytes);
-        group_.all_reduce({words_.data(), count, DType::I32, group_.device()}, ReduceOp::Max).wait();
+        group_->all_reduce({words_.data(), count, DType::I32, group_->device()}, ReduceOp::Max).wait();
         copy(staging_.get(), words_.data(), bytes);
         cuda::synchronize(stream_);
         std::memcpy(values, staging_.get(), bytes);
     }
 
   private:
-    ProcessGroup& group_;
+    BorrowedGroup group_;
     std::shared_ptr<const cuda::Gpu> gpu_;
     cuda::Stream stream_;
     std::span<std::byte> words_;
@@ -148,15 +148,15 @@ Reducer::Reducer(ProcessGroup& group, std::vector<Tensor> parameters, ReducerOpt
     : group_(group), parameters_(std::move(parameters)), options_(std::move(options)), active_ranks_(group.size()) {
     std::size_t total = 0;
     for (const Tensor& parameter : parameters_) {
-        if (!can_be_averaged(parameter.memory, group_))
+        if (!can_be_averaged(parameter.memory, group))
             throw InvalidInput(
                 fmt::format("rank {}: gradients of parameter '{}' ({}) cannot be averaged by {}",
-                            group_.rank(), parameter.name, describe(parameter), group_.describe()));
+                            group.rank(), parameter.name, describe(parameter), group.describe()));
         specs_.push_back({parameter.memory.bytes(), parameter.memory.dtype, parameter.memory.device});
         total += padded_bucket(parameter.memory.bytes());
     }
-    memory_ = make_gradient_memory(group_, parameters_.size());
-    arena_ = group_.allocate_shared(std::max(total, kBucketAlignment));
+    memory_ = make_gradient_memory(group, parameters_.size());
+    arena_ = group.allocate_shared(std::max(total, kBucketAlignment));
     offset_of_.resize(parameters_.size());
     bucket_of_.resize(parameters_.size());
     ready_.resize(parameters_.size());
@@ -182,7 +182,7 @@ void Reducer::lay_out(BucketPlan plan) {
         }
         const DType dtype = specs_[plan_[b].front()].dtype;
         buckets_[b].buffer = {arena_.data() + begin, (offset - begin) / size_of(dtype), dtype,
-                              group_.device()};
+                              group_->device()};
     }
 }
 
@@ -190,7 +190,7 @@ void Reducer::require_parameter(std::size_t parameter) const {
     if (parameter < parameters_.size()) return;
     throw InvalidInput(fmt::format("rank {}: there is no parameter {}; the model has {}, counted from 0 (those of its construction: for "
                                    "others make another DistributedDataParallel)",
-                                   group_.rank(), parameter, parameters_.size()));
+                                   group_->rank(), parameter, parameters_.size()));
 }
 
 bool Reducer::is_used(std::size_t parameter) const {
@@ -202,11 +202,12 @@ void Reducer::set_hook(CommunicationHook hook) {
     if (statistics_.steps > 0 || !arrival_.empty())
         throw Error(
             fmt::format("rank {}: the communication hook must be set before the first step; {} are done",
-                        group_.rank(), statistics_.steps));
+                        group_->rank(), statistics_.steps));
     hook_ = std::move(hook);
 }
 
 Buffer Reducer::gradient(std::size_t parameter) const {
+    group_.require();
     require_parameter(parameter);
     const Buffer& memory = parameters_[parameter].memory;
     return {arena_.data() + offset_of_[parameter], memory.count, memory.dtype, memory.device};
@@ -219,7 +220,10 @@ std::vector<Buffer> Reducer::gradients() const {
     return all;
 }
 
-void Reducer::zero_gradients() { memory_->zero(arena_.data(), arena_.size()); }
+void Reducer::zero_gradients() {
+    group_.require();
+    memory_->zero(arena_.data(), arena_.size());
+}
 
 void Reducer::begin_step() {
     for (std::size_t b = 0; b < buckets_.size(); ++b) {
@@ -233,23 +237,24 @@ void Reducer::begin_step() {
 }
 
 void Reducer::mark_ready(std::size_t parameter) {
+    group_.require();
     require_parameter(parameter);
     if (!static_graph_.empty() && !static_graph_[parameter])
         throw Error(fmt::format("rank {}: parameter '{}' has a gradient in this step, and had none in the first; without "
                                 "static_graph (find_unused_parameters) that may change",
-                                group_.rank(), parameters_[parameter].name));
+                                group_->rank(), parameters_[parameter].name));
     const OneAtATime alone(is_marking_);
     if (!alone.entered())
         throw Error(fmt::format("rank {}: the gradient of parameter '{}' was marked ready by one thread while another was marking one; "
                                 "mark gradients from one thread, or under a lock",
-                                group_.rank(), parameters_[parameter].name));
+                                group_->rank(), parameters_[parameter].name));
     locally_used_[parameter] = 1;
     if (accumulating_) return;
     if (ready_[parameter])
         throw Error(
             fmt::format("rank {}: the gradient of parameter '{}' was marked ready twice in one step; call "
                         "finish() between steps, and no_sync() where gradients of several passes add up",
-                        group_.rank(), parameters_[parameter].name));
+                        group_->rank(), parameters_[parameter].name));
     ready_[parameter] = true;
     arrival_.push_back(parameter);
     --buckets_[bucket_of_[parameter]].missing;
@@ -265,7 +270,7 @@ void Reducer::start_complete_buckets() {
 void Reducer::start(std::size_t bucket) {
     const GradientBucket complete{bucket, bucket + 1 == buckets_.size(), buckets_[bucket].buffer,
                                   plan_[bucket], buckets_[bucket].gradients};
-    if (hook_) buckets_[bucket].finish = hook_(group_, complete);
+    if (hook_) buckets_[bucket].finish = hook_(*group_, complete);
     else buckets_[bucket].work = memory_->start_average(complete.buffer);
     ++statistics_.buckets;
     statistics_.bytes += complete.buffer.bytes();
@@ -294,7 +299,7 @@ void Reducer::throw_missing(std::span<const std::size_t> missing) const {
     throw Error(fmt::format(
         "rank {}: no gradient for {} of {} parameters in this step: {}{}; if that is meant, set "
         "find_unused_parameters, or static_graph where it is the same ones in every step",
-        group_.rank(), missing.size(), parameters_.size(), names, missing.size() > 4 ? ", ..." : ""));
+        group_->rank(), missing.size(), parameters_.size(), names, missing.size() > 4 ? ", ..." : ""));
 }
 
 void Reducer::require_static_graph() const {
@@ -302,11 +307,12 @@ void Reducer::require_static_graph() const {
         if (static_graph_[i] && !ready_[i])
             throw Error(fmt::format("rank {}: parameter '{}' has no gradient in this step, and had one in the first; without "
                                     "static_graph (find_unused_parameters) that may change",
-                                    group_.rank(), parameters_[i].name));
+                                    group_->rank(), parameters_[i].name));
     }
 }
 
 void Reducer::finish() {
+    group_.require();
     if (accumulating_) return;
     settle_missing();
     complete_step();
@@ -325,8 +331,8 @@ void Reducer::complete_step() {
         for (Bucket& bucket : buckets_) {
             if (bucket.finish) bucket.finish();
             else bucket.work.wait();
-            if (active_ranks_ != group_.size())
-                memory_->scale(bucket.buffer, static_cast<double>(group_.size()) / active_ranks_);
+            if (active_ranks_ != group_->size())
+                memory_->scale(bucket.buffer, static_cast<double>(group_->size()) / active_ranks_);
         }
         if (looks_for_unused()) agree_on_used();
     }
@@ -347,7 +353,7 @@ void Reducer::agree_on_used() {
 std::vector<std::size_t> Reducer::first_order_of_arrival() {
     const std::string_view mine(reinterpret_cast<const char*>(arrival_.data()),
                                 arrival_.size() * sizeof arrival_[0]);
-    const std::vector<std::string> all = group_.all_gather_bytes(mine);
+    const std::vector<std::string> all = group_->all_gather_bytes(mine);
     const auto first = std::find_if(all.begin(), all.end(), [](const std::string& order) { return !order.empty(); });
     std::vector<std::size_t> order;
     if (first != all.end()) {

@@ -26,7 +26,7 @@ TensorBroadcast::TensorBroadcast(ProcessGroup& group, const std::vector<Tensor>&
     for (const Tensor& tensor : tensors) add(tensor.memory);
     std::size_t most = 0;
     for (const Parcel& parcel : parcels_) most = std::max(most, parcel.bytes);
-    if (most > 0) room_ = make_room(group_, most);
+    if (most > 0) room_ = make_room(group, most);
 }
 
 void TensorBroadcast::add(const Buffer& tensor) {
@@ -41,17 +41,17 @@ void TensorBroadcast::add(const Buffer& tensor) {
 
 void TensorBroadcast::run(int root) {
     std::vector<Work> works;
-    for (const Buffer& tensor : large_) works.push_back(group_.broadcast(tensor, root));
+    for (const Buffer& tensor : large_) works.push_back(group_->broadcast(tensor, root));
     for (const Parcel& parcel : parcels_) {
         std::byte* at = room_.get();
         for (const Buffer& tensor : parcel.tensors) {
-            if (group_.rank() == root) copy(at, static_cast<const std::byte*>(tensor.data), tensor.bytes());
+            if (group_->rank() == root) copy(at, static_cast<const std::byte*>(tensor.data), tensor.bytes());
             at += tensor.bytes();
         }
-        group_.broadcast({room_.get(), parcel.bytes, DType::U8, group_.device()}, root).wait();
+        group_->broadcast({room_.get(), parcel.bytes, DType::U8, group_->device()}, root).wait();
         at = room_.get();
         for (const Buffer& tensor : parcel.tensors) {
-            if (group_.rank() != root) copy(static_cast<std::byte*>(tensor.data), at, tensor.bytes());
+            if (group_->rank() != root) copy(static_cast<std::byte*>(tensor.data), at, tensor.bytes());
             at += tensor.bytes();
         }
     }
@@ -60,7 +60,7 @@ void TensorBroadcast::run(int root) {
 
 void TensorBroadcast::copy(std::byte* to, const std::byte* from, std::size_t bytes) const {
     if (bytes == 0) return;
-    if (group_.device().kind == Device::Kind::Cuda) cuda::copy(to, from, bytes, static_cast<cuda::Stream>(group_.stream()));
+    if (group_->device().kind == Device::Kind::Cuda) cuda::copy(to, from, bytes, static_cast<cuda::Stream>(group_->stream()));
     else std::memcpy(to, from, bytes);
 }
 

@@ -26,7 +26,7 @@ class TensorBroadcast {
     void add(const Buffer& tensor);
     void copy(std::byte* to, const std::byte* from, std::size_t bytes) const;
 
-    ProcessGroup& group_;
+    BorrowedGroup group_;
     std::vector<Buffer> large_;  ///< each on its own
     std::vector<Parcel> parcels_;
     std::shared_ptr<std::byte> room_;  ///< for one parcel
