@@ -19,10 +19,10 @@ class BareGroup : public ProcessGroup {
     std::string describe() const override { return "bare"; }
     double communication_seconds() const override { return other_.communication_seconds(); }
     void report_progress(std::uint64_t, std::uint64_t) override {}
-    Work barrier() override { return other_.barrier(); }
-    std::span<std::byte> allocate_shared(std::size_t bytes) override { return other_.allocate_shared(bytes); }
 
   protected:
+    Work do_barrier() override { return other_.barrier(); }
+    std::span<std::byte> do_allocate_shared(std::size_t bytes) override { return other_.allocate_shared(bytes); }
     Work do_all_reduce(Buffer buffer, ReduceOp op) override { return other_.all_reduce(buffer, op); }
     Work do_broadcast(Buffer buffer, int root) override { return other_.broadcast(buffer, root); }
     Work do_all_gather(Buffer output, Buffer input) override { return other_.all_gather(output, input); }

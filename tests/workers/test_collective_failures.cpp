@@ -3,6 +3,8 @@
 #include <signal.h>
 #include <unistd.h>
 
+#include <atomic>
+#include <future>
 #include <thread>
 
 #include "ddp/shm/segment.h"
@@ -183,6 +185,37 @@ TEST(Failure, IsKeptInTheWorkUntilSomebodyWaits) {
             EXPECT_THROW(work.wait(), MismatchError);
             EXPECT_TRUE(work.done());
             EXPECT_THROW(work.wait(), MismatchError);
+        },
+        options);
+}
+
+TEST(Failure, IsSaidToTheThreadThatCallsAGroupWhileAnotherIsInside) {
+    std::promise<void> refused;
+    ddp::testing::RankOptions options;
+    options.group.progress = ProcessGroupOptions::Progress::Inline;
+    ddp::testing::run_ranks(
+        2,
+        [&refused](ProcessGroup& group) {
+            if (group.rank() == 1) {
+                refused.get_future().wait();
+                group.all_gather_bytes("");
+                return;
+            }
+            // Whoever comes first stays inside until the other rank comes, which is after the other was refused.
+            std::atomic<int> refusals = 0;
+            const auto call = [&] {
+                try {
+                    group.all_gather_bytes("");
+                } catch (const Error& error) {
+                    EXPECT_TRUE(says(error.what(), {"rank 0: all_gather_bytes was called while another thread was in all_gather_bytes", "split"}));
+                    ++refusals;
+                    refused.set_value();
+                }
+            };
+            std::thread other(call);
+            call();
+            other.join();
+            EXPECT_EQ(refusals, 1);
         },
         options);
 }

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <atomic>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
@@ -63,7 +64,10 @@ struct ProcessGroupOptions {
 /// overlap is an InvalidInput.
 ///
 /// Calls are asynchronous: they return a Work. Summation is in rank order within a node, and in node order between them, so
-/// results are bitwise equal on all ranks and from run to run of the same nodes. Not thread-safe: one thread issues the calls.
+/// results are bitwise equal on all ranks and from run to run of the same nodes.
+///
+/// One thread at a time issues calls, in an order that is the same on all ranks; a call that begins while another thread is
+/// inside one (until it has its Work) throws Error. Threads that are to be independent have a group each: split.
 class ProcessGroup {
   public:
     /// Joins the world that `context` describes; blocks until every rank has joined or the timeout passes.
@@ -114,7 +118,7 @@ class ProcessGroup {
     /// sent[r] elements of `input` go to rank r, received[r] elements of `output` come from it.
     Work all_to_all_v(Buffer output, Counts received, Buffer input, Counts sent);
 
-    virtual Work barrier() = 0;
+    Work barrier();
     /// A barrier that blocks, and has a time-out of its own: a TimeoutError names every rank that did not
     /// come.
     void monitored_barrier(std::chrono::nanoseconds timeout);
@@ -139,7 +143,7 @@ class ProcessGroup {
     /// reduce without copying (64-byte aligned, zeroed); all_reduce on a buffer inside it is the fast path.
     /// Freed with the group.
     /// On a GPU backend it is device memory, and allocating it waits for the device.
-    virtual std::span<std::byte> allocate_shared(std::size_t bytes) = 0;
+    std::span<std::byte> allocate_shared(std::size_t bytes);
 
     /// Collective: `launch` puts a CUDA graph in which collectives of this group were captured on the group's
     /// stream. Each launch counts as one collective: it has a number, a time-out and a line for the launcher,
@@ -188,6 +192,8 @@ class ProcessGroup {
     virtual Work do_all_to_all(Buffer output, Buffer input) = 0;
     virtual Work do_send(Buffer buffer, int to) = 0;
     virtual Work do_recv(Buffer buffer, int from) = 0;
+    virtual Work do_barrier() = 0;
+    virtual std::span<std::byte> do_allocate_shared(std::size_t bytes) = 0;
     /// As it is, for backends whose messages take turns: in an order in which no two wait for each other.
     virtual Work do_batch(std::vector<Message> messages);
     // As these are, they stand on the others, want host memory, and begin by waiting for all earlier calls.
@@ -209,6 +215,7 @@ class ProcessGroup {
   private:
     friend class BorrowedGroup;
     friend class TimeoutScope;
+    class OneAtATime;
     void require_memory(const char* call, const Buffer& buffer) const;
     void require_root(const char* call, int root) const;
     void require_peer(const char* call, int peer) const;
@@ -223,6 +230,7 @@ class ProcessGroup {
     Seat seat_;
     std::chrono::nanoseconds timeout_{};
     std::string choice_;
+    std::atomic<const char*> inside_ = nullptr;  ///< the call that a thread is in
     const std::shared_ptr<const bool> life_ = std::make_shared<const bool>(true);  ///< as long as this
 };
 

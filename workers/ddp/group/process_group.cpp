@@ -65,6 +65,24 @@ void require_slices(const char* call, const Buffer& output, const Buffer& input,
 
 }  // namespace
 
+/// Who comes while another is inside does not enter.
+class ProcessGroup::OneAtATime {
+  public:
+    OneAtATime(ProcessGroup& group, const char* call) : inside_(group.inside_) {
+        const char* other = nullptr;
+        if (inside_.compare_exchange_strong(other, call, std::memory_order_acquire)) return;
+        throw Error(fmt::format("rank {}: {} was called while another thread was in {} of the same group; call a group from one thread at a "
+                                "time, in an order that is the same on all ranks, or give each thread a group of its own by split",
+                                group.seat_.world_rank, call, other));
+    }
+    ~OneAtATime() { inside_.store(nullptr, std::memory_order_release); }
+    OneAtATime(const OneAtATime&) = delete;
+    OneAtATime& operator=(const OneAtATime&) = delete;
+
+  private:
+    std::atomic<const char*>& inside_;
+};
+
 /// Memory of the device that this group works on.
 void ProcessGroup::require_memory(const char* call, const Buffer& buffer) const {
     if (buffer.data == nullptr && buffer.count > 0)
@@ -136,18 +154,21 @@ void ProcessGroup::require_own_slice(const char* call, const char* large_name, c
 }
 
 Work ProcessGroup::all_reduce(Buffer buffer, ReduceOp op) {
+    const OneAtATime alone(*this, "all_reduce");
     require_memory("all_reduce", buffer);
     require_reducible("all_reduce", buffer, op);
     return do_all_reduce(buffer, op);
 }
 
 Work ProcessGroup::broadcast(Buffer buffer, int root) {
+    const OneAtATime alone(*this, "broadcast");
     require_memory("broadcast", buffer);
     require_root("broadcast", root);
     return do_broadcast(buffer, root);
 }
 
 Work ProcessGroup::all_gather(Buffer output, Buffer input) {
+    const OneAtATime alone(*this, "all_gather");
     require_memory("all_gather", output);
     require_memory("all_gather", input);
     require_n_times("all_gather", "output", output, input);
@@ -155,6 +176,7 @@ Work ProcessGroup::all_gather(Buffer output, Buffer input) {
 }
 
 Work ProcessGroup::reduce_scatter(Buffer output, Buffer input, ReduceOp op) {
+    const OneAtATime alone(*this, "reduce_scatter");
     require_memory("reduce_scatter", output);
     require_memory("reduce_scatter", input);
     require_n_times("reduce_scatter", "input", input, output);
@@ -163,6 +185,7 @@ Work ProcessGroup::reduce_scatter(Buffer output, Buffer input, ReduceOp op) {
 }
 
 Work ProcessGroup::reduce(Buffer buffer, int root, ReduceOp op) {
+    const OneAtATime alone(*this, "reduce");
     require_memory("reduce", buffer);
     require_root("reduce", root);
     require_reducible("reduce", buffer, op);
@@ -170,6 +193,7 @@ Work ProcessGroup::reduce(Buffer buffer, int root, ReduceOp op) {
 }
 
 Work ProcessGroup::gather(Buffer output, Buffer input, int root) {
+    const OneAtATime alone(*this, "gather");
     require_memory("gather", input);
     require_root("gather", root);
     if (rank() == root) {
@@ -180,6 +204,7 @@ Work ProcessGroup::gather(Buffer output, Buffer input, int root) {
 }
 
 Work ProcessGroup::scatter(Buffer output, Buffer input, int root) {
+    const OneAtATime alone(*this, "scatter");
     require_memory("scatter", output);
     require_root("scatter", root);
     if (rank() == root) {
@@ -190,6 +215,7 @@ Work ProcessGroup::scatter(Buffer output, Buffer input, int root) {
 }
 
 Work ProcessGroup::all_to_all(Buffer output, Buffer input) {
+    const OneAtATime alone(*this, "all_to_all");
     require_memory("all_to_all", output);
     require_memory("all_to_all", input);
     require_slices("all_to_all", output, input, size());
@@ -197,6 +223,7 @@ Work ProcessGroup::all_to_all(Buffer output, Buffer input) {
 }
 
 Work ProcessGroup::all_gather_v(Buffer output, Buffer input, Counts counts) {
+    const OneAtATime alone(*this, "all_gather_v");
     require_memory("all_gather_v", output);
     require_memory("all_gather_v", input);
     require_own_slice("all_gather_v", "output", output, input, counts);
@@ -204,6 +231,7 @@ Work ProcessGroup::all_gather_v(Buffer output, Buffer input, Counts counts) {
 }
 
 Work ProcessGroup::reduce_scatter_v(Buffer output, Buffer input, Counts counts, ReduceOp op) {
+    const OneAtATime alone(*this, "reduce_scatter_v");
     require_memory("reduce_scatter_v", output);
     require_memory("reduce_scatter_v", input);
     require_own_slice("reduce_scatter_v", "input", input, output, counts);
@@ -212,6 +240,7 @@ Work ProcessGroup::reduce_scatter_v(Buffer output, Buffer input, Counts counts, 
 }
 
 Work ProcessGroup::all_to_all_v(Buffer output, Counts received, Buffer input, Counts sent) {
+    const OneAtATime alone(*this, "all_to_all_v");
     require_memory("all_to_all_v", output);
     require_memory("all_to_all_v", input);
     require_same_type("all_to_all_v", input, output);
@@ -222,18 +251,21 @@ Work ProcessGroup::all_to_all_v(Buffer output, Counts received, Buffer input, Co
 }
 
 Work ProcessGroup::send(Buffer buffer, int to) {
+    const OneAtATime alone(*this, "send");
     require_memory("send", buffer);
     require_peer("send", to);
     return do_send(buffer, to);
 }
 
 Work ProcessGroup::recv(Buffer buffer, int from) {
+    const OneAtATime alone(*this, "recv");
     require_memory("recv", buffer);
     require_peer("recv", from);
     return do_recv(buffer, from);
 }
 
 Work ProcessGroup::batch_send_recv(std::vector<Message> messages) {
+    const OneAtATime alone(*this, "batch_send_recv");
     for (const Message& one : messages) {
         require_memory("batch_send_recv", one.buffer);
         require_peer("batch_send_recv", one.peer);
@@ -242,7 +274,18 @@ Work ProcessGroup::batch_send_recv(std::vector<Message> messages) {
 }
 
 std::vector<std::string> ProcessGroup::all_gather_bytes(std::string_view mine) {
+    const OneAtATime alone(*this, "all_gather_bytes");
     return do_all_gather_bytes(mine, kBytesMark);
+}
+
+Work ProcessGroup::barrier() {
+    const OneAtATime alone(*this, "barrier");
+    return do_barrier();
+}
+
+std::span<std::byte> ProcessGroup::allocate_shared(std::size_t bytes) {
+    const OneAtATime alone(*this, "allocate_shared");
+    return do_allocate_shared(bytes);
 }
 
 void ProcessGroup::monitored_barrier(std::chrono::nanoseconds timeout) {
@@ -335,6 +378,7 @@ Work ProcessGroup::do_batch(std::vector<Message> messages) {
 }
 
 std::unique_ptr<ProcessGroup> ProcessGroup::split(int color, int key) {
+    const OneAtATime alone(*this, "split");
     const std::vector<SplitRequest> requests = decode(do_all_gather_bytes(encode({color, key}), kSplitMark));
     Part part{.color = color, .key = key, .members = {}};
     if (color >= 0) part.members = members_of(color, requests);

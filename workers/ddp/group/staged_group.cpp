@@ -80,13 +80,14 @@ class StagedGroup final : public ProcessGroup {
         backend_.report_progress(step, samples);
     }
 
+  private:
     /// Its end is a matter of the host, so waiting for it blocks.
-    Work barrier() override {
+    Work do_barrier() override {
         Work work = start("barrier", {}, [this](const auto&) { backend_.barrier(); });
         work.synchronize();
         return work;
     }
-    std::span<std::byte> allocate_shared(std::size_t bytes) override {
+    std::span<std::byte> do_allocate_shared(std::size_t bytes) override {
         run("allocate_shared", [&] {
             regions_.push_back(std::make_unique<Region>(gpu_, backend_.allocate_shared(bytes)));
             regions_.back()->device.clear(copies_->get());
@@ -94,8 +95,6 @@ class StagedGroup final : public ProcessGroup {
         });
         return {regions_.back()->device.get(), bytes};
     }
-
-  private:
     Work do_all_reduce(Buffer buffer, ReduceOp op) override {
         return start("all_reduce", {Piece{buffer, Goes::BothWays}},
                      [this, op](const auto& host) { backend_.all_reduce(host[0], op); });

@@ -121,16 +121,16 @@ class Group final : public ProcessGroup {
     void report_progress(std::uint64_t step, std::uint64_t samples) override {
         if (segment_) ddp::report_progress(line(), step, samples);
     }
-    std::span<std::byte> allocate_shared(std::size_t bytes) override {
+
+  private:
+    std::span<std::byte> do_allocate_shared(std::size_t bytes) override {
         constexpr std::size_t kLine = 64;
         auto& memory = memory_.emplace_back(new (std::align_val_t(kLine)) std::byte[bytes + 1]{});
         return {memory.get(), bytes};
     }
-    Work barrier() override {
+    Work do_barrier() override {
         return run({.operation = SegmentOp::Barrier}, [this](const Call& call) { move(call, {{}}); });
     }
-
-  private:
     Work do_all_reduce(Buffer buffer, ReduceOp op) override {
         return run(call_of(SegmentOp::AllReduce, buffer, op), [=, this](const Call& call) {
             reduce_by(call, {.kind = Kind::AllReduce, .count = buffer.count}, nullptr, buffer, buffer, op);

@@ -282,7 +282,7 @@ Work Group::do_batch(std::vector<Message> messages) {
 }
 
 /// NCCL has none: the smallest all-reduce. Its end is a matter of the host, so waiting for it blocks.
-Work Group::barrier() {
+Work Group::do_barrier() {
     void* const word = scratch_->get();
     Work work =
         start({.operation = SegmentOp::Barrier}, [=](const Api& api, Handle comm, cuda::Stream stream) {
@@ -332,7 +332,7 @@ std::shared_ptr<Communicator> Group::divide(const Part& part, const Membership& 
 
 // ---- memory and bytes
 
-std::span<std::byte> Group::allocate_shared(std::size_t bytes) {
+std::span<std::byte> Group::do_allocate_shared(std::size_t bytes) {
     const cuda::DeviceScope here = on_device();
     const auto& memory = memory_.emplace_back(
         std::make_unique<NcclMemory>(*parts_.nccl, std::max<std::size_t>(bytes, 1)));

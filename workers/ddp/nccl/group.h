@@ -30,13 +30,13 @@ class Group final : public ProcessGroup {
     double communication_seconds() const override { return session_->communication_seconds(); }
     void report_progress(std::uint64_t step, std::uint64_t samples) override;
 
-    Work barrier() override;
     Work launch_graph(const std::function<void()>& launch) override {
         return session_->launch_graph(timeout(), launch);
     }
-    std::span<std::byte> allocate_shared(std::size_t bytes) override;
 
   private:
+    Work do_barrier() override;
+    std::span<std::byte> do_allocate_shared(std::size_t bytes) override;
     Work do_all_reduce(Buffer buffer, ReduceOp op) override;
     Work do_broadcast(Buffer buffer, int root) override;
     Work do_all_gather(Buffer output, Buffer input) override;

@@ -26,16 +26,16 @@ class CpuGroup final : public ProcessGroup {
     void report_progress(std::uint64_t step, std::uint64_t samples) override {
         backend_->report_progress(step, samples);
     }
-    Work barrier() override {
+
+  private:
+    Work do_barrier() override {
         return run([this] { backend_->barrier(); });
     }
-    std::span<std::byte> allocate_shared(std::size_t bytes) override {
+    std::span<std::byte> do_allocate_shared(std::size_t bytes) override {
         std::span<std::byte> region;
         run([&] { region = backend_->allocate_shared(bytes); }).wait();
         return region;
     }
-
-  private:
     Work do_all_reduce(Buffer buffer, ReduceOp op) override {
         return run([this, buffer, op] { backend_->all_reduce(buffer, op); });
     }
