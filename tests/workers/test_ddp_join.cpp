@@ -4,7 +4,9 @@
 
 #include "ddp/ddp.h"
 #include "ddp/optimizer.h"
+#include "ddp/shm/segment.h"
 #include "ddp/testing.h"
+#include "tests/workers/forked_ranks.h"
 #include "tests/workers/on_nodes.h"
 
 namespace {
@@ -150,6 +152,41 @@ TEST_P(UnevenBatches, FailOnAllRanksWhereOneEndsEarlyAndThatIsNotWanted) {
         EXPECT_EQ(message_of(failed[r]), "rank " + std::to_string(r) +
                                                ": rank 1 has no more batches, others have; give all the same number, or do "
                                                "without throw_on_early_termination");
+}
+
+TEST(Join, ThatARankLeavesWithoutFinishIsNamedAsTheRemedyOnTheOthers) {
+    const auto failed = failures_of_ranks(2, [](ProcessGroup& group) {
+        Counter mine;
+        DistributedDataParallel model(group, mine.parameters());
+        {
+            Join join(model);
+            for (int batch = 0; batch <= group.rank(); ++batch) mine.pass(model, 1);
+        }
+        group.barrier().wait();
+    });
+    EXPECT_EQ(message_of(failed[0]).find("Join::finish()"), std::string::npos) << message_of(failed[0]);
+    EXPECT_NE(message_of(failed[1]).find("Join::finish()"), std::string::npos) << message_of(failed[1]);
+}
+
+TEST(Join, ThatARankEndsInWithoutFinishIsNamedAsTheRemedyOnTheOthers) {
+    const ddprun::UniqueFd fd = ddp::make_segment({.local_world_size = 2, .world_size = 2});
+    const auto train = [&](int rank) {
+        ddprun::WorkerEnv env = ddp::testing::environment_of(rank, 2);
+        env.segment_fd = fd.get();
+        const auto group = ProcessGroup::create(ddp::Context(env), {.timeout = std::chrono::seconds(60)});
+        Counter mine;
+        DistributedDataParallel model(*group, mine.parameters());
+        Join join(model);
+        for (int batch = 0; batch < 2 - rank; ++batch) mine.pass(model, 1);
+        return 0;
+    };
+    ddp::testing::ForkedRanks other(2, [&](int rank) { return rank == 0 ? 0 : train(1); });
+    try {
+        train(0);
+        FAIL();
+    } catch (const ddp::PeerLostError& error) {
+        EXPECT_NE(std::string(error.what()).find("Join::finish()"), std::string::npos) << error.what();
+    }
 }
 
 TEST(Join, OverAGroupThatIsGoneIsAnErrorByNameAsIsTheModel) {

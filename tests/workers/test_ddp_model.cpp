@@ -346,6 +346,23 @@ TEST_P(ParallelTraining, AGradientThatIsNoNumberOnOneRankIsNamedOnAllBeforeItGet
     }
 }
 
+TEST(DistributedDataParallel, GivesNoGradientsToAnOptimizerBeforeTheyAreAveraged) {
+    run_ranks(1, [](ProcessGroup& group) {
+        Regression mine;
+        DistributedDataParallel model(group, mine.parameters());
+        model.mark_ready(1);
+        model.mark_ready(0);
+        try {
+            static_cast<void>(model.gradients());
+            FAIL();
+        } catch (const ddp::Error& error) {
+            EXPECT_THAT(error.what(), ::testing::HasSubstr("call finish()"));
+        }
+        model.finish();
+        EXPECT_EQ(model.gradients().size(), 2U);
+    });
+}
+
 TEST(DistributedDataParallel, ComparesParametersAfterEverySoManySteps) {
     const auto failures = failures_of_ranks(2, [](ProcessGroup& group) {
         Regression mine;

@@ -126,7 +126,8 @@ class Reducer {
     /// are laid out anew (contents move along), which happens at most once. This and all calls below throw
     /// InvalidInput for a parameter that is none.
     [[nodiscard]] Buffer gradient(std::size_t parameter) const;
-    /// All of them; unused ones (see is_used) without memory, as Optimizer::step takes them.
+    /// All of them; unused ones (see is_used) without memory, as Optimizer::step takes them. Throws Error between the first
+    /// mark_ready() of a step and its finish().
     [[nodiscard]] std::vector<Buffer> gradients() const;
     void zero_gradients();
 

@@ -1,5 +1,6 @@
 #include <fmt/core.h>
 
+#include <string_view>
 #include <vector>
 
 #include "ddp/ddp.h"
@@ -7,6 +8,21 @@
 #include "env/text.h"
 
 namespace ddp {
+namespace {
+
+/// A rank that went on, or ended, without finish() is missed at the next roll: what the others read says what it left out.
+std::vector<std::string> gather_roll(ProcessGroup& group, std::string_view mine) {
+    constexpr std::string_view kRemedy = "; inside a Join each rank calls Join::finish() once it has no more batches";
+    try {
+        return group.all_gather_bytes(mine);
+    } catch (const PeerLostError& error) {
+        throw PeerLostError(fmt::format("{}{}", error.what(), kRemedy));
+    } catch (const MismatchError& error) {
+        throw MismatchError(fmt::format("{}{}", error.what(), kRemedy));
+    }
+}
+
+}  // namespace
 
 Join::Join(DistributedDataParallel& model, JoinOptions options) : model_(model), options_(options) {
     if (model_.join_ != nullptr) throw InvalidInput("the model is in a Join already: finish that one first");
@@ -22,7 +38,7 @@ Join::Roll Join::call_roll(bool have_batches) {
     constexpr char kHasBatches = 1, kReduces = 2;
     std::string mine(1, '\0');
     if (have_batches) mine[0] = static_cast<char>(kHasBatches | (model_.reducer_->accumulating() ? 0 : kReduces));
-    const std::vector<std::string> all = model_.group_->all_gather_bytes(mine);
+    const std::vector<std::string> all = gather_roll(*model_.group_, mine);
     Roll roll;
     std::vector<int> without;
     for (std::size_t r = 0; r < all.size(); ++r) {

@@ -214,6 +214,10 @@ Buffer Reducer::gradient(std::size_t parameter) const {
 }
 
 std::vector<Buffer> Reducer::gradients() const {
+    if (!arrival_.empty())
+        throw Error(fmt::format("rank {}: gradients of a step that is not finished: they are not averaged yet; call finish() before the "
+                                "optimizer's step",
+                                group_->rank()));
     std::vector<Buffer> all;
     all.reserve(parameters_.size());
     for (std::size_t i = 0; i < parameters_.size(); ++i) all.push_back(is_used(i) ? gradient(i) : Buffer{});
