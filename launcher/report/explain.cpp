@@ -150,6 +150,15 @@ std::string explain_cause(const WorkerEnd& end) {
     return end.signaled ? explain_signal(end.status) : explain_code(end.status);
 }
 
+/// What libddp, NCCL, Gloo and PyTorch's store say of a peer that is not there any more.
+constexpr std::string_view kPeerHasGone[] = {"ended without taking part", "ncclRemoteError", "onnection closed by peer", "onnection reset by peer",
+                                             "onnection was likely closed", "the connection to ", "Broken pipe"};
+
+bool says_that_a_peer_has_gone(const WorkerEnd& end) {
+    return std::any_of(std::begin(kPeerHasGone), std::end(kPeerHasGone),
+                       [&](std::string_view words) { return end.error_file.find(words) != std::string::npos || any_says(end, words); });
+}
+
 constexpr std::size_t kMaxSystemFile = 64 * 1024;
 constexpr std::size_t kMaxLinesOfADeath = 4096;  ///< read after one death
 constexpr Duration kNearWalltime = std::chrono::seconds(90);
@@ -191,6 +200,22 @@ std::string explain_end(const WorkerEnd& end) {
     const bool succeeded = !end.signaled && end.status == 0 && end.exec_failure.empty();
     if (succeeded || end.by_us || end.stopped_failing) return "";
     return explain_cause(end);
+}
+
+std::string explain_early_end(const WorkerEnd& cause, std::span<const WorkerEnd> workers) {
+    if (!says_that_a_peer_has_gone(cause)) return "";
+    std::vector<int> ranks;
+    TimePoint last{};
+    for (const WorkerEnd& worker : workers) {
+        if (worker.failed() || worker.by_us || worker.order > cause.order) continue;
+        ranks.push_back(worker.rank);
+        last = std::max(last, worker.ended);
+    }
+    if (ranks.empty()) return "";
+    std::sort(ranks.begin(), ranks.end());
+    const bool is_one = ranks.size() == 1;
+    return fmt::format("rank{} {} had ended with 0, {}{} before: did {} leave the training early?", is_one ? "" : "s", format_ranges(ranks),
+                       is_one ? "" : "the last of them ", format_duration(cause.ended - last), is_one ? "it" : "they");
 }
 
 std::string explain_death(const DeathFacts& facts) {

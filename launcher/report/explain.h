@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -19,6 +20,9 @@ namespace ddprun {
 /// the last lines of stderr. "" when nothing is to be added. Facts from the system (cgroup events, kernel log)
 /// are added by the caller.
 std::string explain_end(const WorkerEnd& end);
+
+/// Where `cause` failed because a peer had gone, and ranks had ended with 0 before: which, and how long before. "" otherwise.
+std::string explain_early_end(const WorkerEnd& cause, std::span<const WorkerEnd> workers);
 
 /// What the system knows about the death of a worker. Facts that cannot be had are absent.
 struct DeathFacts {

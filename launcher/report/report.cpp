@@ -3,6 +3,7 @@
 #include <fmt/core.h>
 
 #include <algorithm>
+#include <cctype>
 #include <map>
 
 #include "env/io/file.h"
@@ -211,6 +212,14 @@ const WorkerEnd* root_cause(std::span<const WorkerEnd> workers, std::optional<Ti
     return first_report != nullptr && failed_before(*first_report, *first) ? first_report : first;
 }
 
+bool failed_alike(const WorkerEnd& one, const WorkerEnd& other) {
+    const auto words = [](std::string text) {
+        std::erase_if(text, [](unsigned char letter) { return std::isxdigit(letter) != 0; });  // addresses in stacks too
+        return text;
+    };
+    return !one.error_file.empty() && words(one.error_file) == words(other.error_file);
+}
+
 int exit_code(const JobEnd& end) {
     const WorkerEnd* cause = root_cause(end);
     // "Do not requeue" outweighs everything: the scheduler must not start this job again.
@@ -242,6 +251,7 @@ std::string render_report(const JobEnd& end, int width) {
     Table table(width);
     table.line("ddprun: " + headline_of(end, cause));
     if (cause != nullptr) describe_cause(table, *cause);
+    if (cause != nullptr) table.row("before", explain_early_end(*cause, end.workers));
     if (!end.failure.empty() && cause != nullptr) table.row("failure", end.failure);
     describe_others(table, end, cause);
     table.row("job", describe_job(end));

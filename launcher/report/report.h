@@ -49,6 +49,8 @@ struct JobEnd {
 /// because of what we did then: its collectives were ended, its peers stopped.
 const WorkerEnd* root_cause(std::span<const WorkerEnd> workers, std::optional<TimePoint> decided = std::nullopt);
 const WorkerEnd* root_cause(const JobEnd& end);
+/// Whether both wrote the same error report, but for ranks and other numbers: the second tells nothing new.
+bool failed_alike(const WorkerEnd& one, const WorkerEnd& other);
 /// What ddprun exits with (exit_codes.h).
 int exit_code(const JobEnd& end);
 

@@ -274,13 +274,16 @@ void Controller::worker_exited(int node, const rdzv::WorkerExited& report) {
     feed(job_event::WorkerEnded{node, end.rank, facts, end.failed(), end.by_us, one_line(end), report.steps});
 }
 
-/// After a failure: whether this end, heard of now, is what came first. All of a large job's workers can end here, so all
+/// After a failure: whether this end, heard of now, is what came first, and is another failure than the one that was told. All of a large job's workers can end here, so all
 /// of them are gone through only for those that can be.
 bool Controller::was_the_cause_all_along(const WorkerEnd& end) {
     if (end.by_us || !end.error_reported || *end.error_reported >= oldest_report_) return false;
     oldest_report_ = *end.error_reported;
     const bool after_a_failure = state_.phase == JobState::Phase::Stopping && !state_.stopped_by && !state_.preempted;
-    return after_a_failure && root_cause(ends_, state_.failure_decided) == &end;
+    if (!after_a_failure || root_cause(ends_, state_.failure_decided) != &end) return false;
+    // An exception that all ranks throw is told once, whoever was the first.
+    const WorkerEnd* told = root_cause(std::span(ends_).first(ends_.size() - 1), state_.failure_decided);
+    return told == nullptr || !failed_alike(*told, end);
 }
 
 /// Those whom one cable has taken fall silent at once and are noticed one by one, as their last heartbeats were.

@@ -105,6 +105,35 @@ TEST(RootCause, IsNoWorkerThatFailedAfterWeHadDecidedOnAnotherCause) {
     EXPECT_EQ(exit_code(end), 69) << "a lost node, its peers' errors";
 }
 
+TEST(FailedAlike, IsTheSameErrorButForNumbers) {
+    const auto reported = [](const char* text) {
+        WorkerEnd end = exited(0, 1);
+        end.error_file = text;
+        return end;
+    };
+    EXPECT_TRUE(failed_alike(reported("rank 0: no shard 7\n at 0x7fa2"), reported("rank 12: no shard 7\n at 0x1c04")));
+    EXPECT_FALSE(failed_alike(reported("rank 0: no shard 7"), reported("rank 1: the disk is full")));
+    EXPECT_FALSE(failed_alike(reported(""), reported(""))) << "who said nothing may have failed of anything";
+}
+
+TEST(ExplainEarlyEnd, NamesTheRanksThatHadEndedWellBeforeAPeerMissedThem) {
+    using std::chrono::milliseconds;
+    WorkerEnd missed = exited(2, 1, 3);
+    missed.ended = TimePoint{} + milliseconds(500);
+    missed.error_file = "rank 2: all_reduce #7: rank 0 (pid 4000) ended without taking part";
+    WorkerEnd left = exited(0, 0, 1), later = exited(1, 0, 4), also = exited(3, 0, 2);
+    left.ended = TimePoint{} + milliseconds(380);
+    also.ended = TimePoint{} + milliseconds(450);
+    EXPECT_EQ(explain_early_end(missed, job({left, later, missed}).workers),
+              "rank 0 had ended with 0, 120 ms before: did it leave the training early?");
+    EXPECT_EQ(explain_early_end(missed, job({left, missed, also}).workers),
+              "ranks 0,3 had ended with 0, the last of them 50 ms before: did they leave the training early?");
+    EXPECT_EQ(explain_early_end(missed, job({stopped(0), later, missed}).workers), "");
+    EXPECT_THAT(render_report(job({left, missed}), 200), HasSubstr("  before        rank 0 had ended with 0, 120 ms before"));
+    missed.error_file = "ValueError: no shard 12";
+    EXPECT_EQ(explain_early_end(missed, job({left, missed}).workers), "");
+}
+
 TEST(JobExitCode, IsTheCulprits) {
     EXPECT_EQ(exit_code(job({exited(0, 0), exited(1, 0)})), 0);
     EXPECT_EQ(exit_code(job({exited(0, 3)})), 3);

@@ -101,6 +101,15 @@ TEST(Faults, TheFirstToReportAnErrorIsTheCauseThoughItsPeerIsGoneFirst) {
                                    HasSubstr("rank 0: exit code 4")));
 }
 
+TEST(Faults, AnErrorThatAllRanksReportIsOneRootCause) {
+    const TemporaryDirectory directory;
+    const Outcome outcome = run(ddprun_probe({"--nproc-per-node=2"},
+                                             {"rank", "1", "report", "ValueError: boom 1", "once", directory.file("failed"), "hold", "end", "end",
+                                              "await", directory.file("failed"), "sleep", "200", "report", "ValueError: boom 0", "exit", "1"}));
+    EXPECT_EQ(outcome.status, 1) << outcome.err;
+    EXPECT_THAT(outcome.err, AllOf(HasSubstr("root cause: rank 0"), Not(HasSubstr("after all")), HasSubstr("first cause   rank 1")));
+}
+
 TEST(Faults, AnErrorReportedBecauseWeStoppedAWorkerIsNotTheCause) {
     const TemporaryDirectory directory;
     const Outcome outcome = run(ddprun_probe({"--nproc-per-node=2"},
