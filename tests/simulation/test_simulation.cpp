@@ -1,6 +1,6 @@
 // A whole job in one process and in simulated time: the real controller, the real decisions of every agent, and between them
 // sessions over a network that delays, breaks connections and falls silent; nodes that come, leave, crash and are cut off, the head
-// too; workers that fail, and that ask the real store by their agents' relays. Who goes on after the head's end is decided by the
+// too; workers that fail. Who goes on after the head's end is decided by the
 // real heirs. What is drawn follows from a seed alone: DDPRUN_SIMULATION_SEED=N runs that one schedule, and tells what happens in it.
 #include <fcntl.h>
 #include <fmt/core.h>
