@@ -92,6 +92,7 @@ static void fields(Fields& f, Legacy& m) {
     f("age_ns", m.age_ns);
     f("agents", m.agents);
     f("generation", m.generation);
+    f.usually("lost", m.lost, {});
     f("restart_ages_ns", m.restart_ages_ns);
     f("restarts_used", m.restarts_used);
     f("steps", m.steps);

@@ -294,12 +294,12 @@ Duration Controller::others_may_follow(const Error& why) const {
 void Controller::agent_lost(rdzv::AgentId peer, const Error& why) {
     const auto agent = agents_.find(peer);
     if (agent == agents_.end()) return;
-    const std::string host = agent->second.host;
+    const std::string host = agent->second.host, instance = agent->second.instance;
     agents_.erase(agent);
     if (finished()) return succeeds_no_more(peer);
     membership_.leave(peer, MonotonicClock::now());
     check_majority(why);
-    has_gone(peer);
+    has_gone(peer, instance);
     const int node = node_of(peer);
     if (node < 0) {
         log_.info("node {}: {}", printable(host), why.what);
@@ -374,15 +374,17 @@ void Controller::appoint_standby() {
     tell_standby();
 }
 
-void Controller::tell_standby() {
+void Controller::tell_standby(const std::string& lost) {
     if (standby_ == kThisProcess) return;
-    send_(standby_, legacy_of(state_, static_cast<int>(agents_.size()), MonotonicClock::now()));
+    rdzv::Legacy legacy = legacy_of(state_, static_cast<int>(agents_.size()), MonotonicClock::now());
+    legacy.lost = lost;
+    send_(standby_, legacy);
 }
 
 /// The standby itself, or one of those that it counts on.
-void Controller::has_gone(rdzv::AgentId peer) {
+void Controller::has_gone(rdzv::AgentId peer, const std::string& instance) {
     if (peer == standby_) appoint_standby();
-    else tell_standby();
+    else tell_standby(instance);
     succeeds_no_more(peer);
 }
 
@@ -518,10 +520,13 @@ void Controller::kill(const Node& node) {
 void Controller::perform(const job_action::NodeLeaves& action) { membership_.leave(action.source, MonotonicClock::now()); }
 
 void Controller::perform(const job_action::Dismiss& action) {
-    if (agents_.erase(action.source) == 0) return;
+    const auto agent = agents_.find(action.source);
+    if (agent == agents_.end()) return;
+    const std::string instance = agent->second.instance;
+    agents_.erase(agent);
     send_(action.source, rdzv::Shutdown{static_cast<int>(ExitCode::TryAgain), "this node has left the job after SIGTERM; the others go on"});
     ++known_dead_;  // it goes on nowhere else
-    has_gone(action.source);
+    has_gone(action.source, instance);
 }
 
 void Controller::perform(const job_action::NotifyPreempt& action) { broadcast(rdzv::Notice{"preempt", action.why}); }

@@ -140,8 +140,8 @@ class Controller {
     void succeeds_no_more(rdzv::AgentId peer);
     void say_last_words();
     void appoint_standby();
-    void tell_standby();
-    void has_gone(rdzv::AgentId peer);
+    void tell_standby(const std::string& lost = {});
+    void has_gone(rdzv::AgentId peer, const std::string& instance);
     void end_succession();
     void check_majority(const Error& why);
     void count_down(TimePoint end);

@@ -2,12 +2,14 @@
 
 #include <fmt/core.h>
 
+#include <algorithm>
 #include <utility>
 
 namespace ddprun {
 
 void Heir::obey(const rdzv::Legacy& legacy) {
     legacy_ = legacy;
+    if (!legacy.lost.empty()) lost_before_.insert(legacy.lost);
     legacy_came_ = parts_.loop.now();
     if (port_ == 0) {
         const Result<std::uint16_t> port = parts_.listen();
@@ -53,38 +55,43 @@ void Heir::generation_began() {
     if (!std::exchange(is_orphan_, false)) return;
     has_left_ = is_over_ = false;
     successor_ = {};
+    lost_before_.clear();
     forget_arrivals();
 }
 
-void Heir::arrived(rdzv::AgentId agent) {
-    present_[agent] = parts_.loop.call_after(parts_.patience, [this, agent] {
+void Heir::arrived(rdzv::AgentId agent, const std::string& instance) {
+    const auto refusal = parts_.loop.call_after(parts_.patience, [this, agent] {
         if (!is_orphan_) parts_.refuse(agent, {Errc::Refused, "the job has not lost its head: this node was taken for lost, and it goes on without it", 0});
     });
+    arrivals_[agent] = {instance, refusal};
     consider(false);
 }
 
 void Heir::gone(rdzv::AgentId agent) {
-    const auto known = present_.find(agent);
-    if (known == present_.end()) return;
-    parts_.loop.cancel(known->second);
-    present_.erase(known);
+    const auto known = arrivals_.find(agent);
+    if (known == arrivals_.end()) return;
+    parts_.loop.cancel(known->second.refusal);
+    arrivals_.erase(known);
 }
 
 void Heir::forget_arrivals() {
-    for (const auto& [agent, timer] : std::exchange(present_, {})) parts_.loop.cancel(timer);
+    for (const auto& [agent, arrival] : std::exchange(arrivals_, {})) parts_.loop.cancel(arrival.refusal);
     parts_.loop.cancel(timer_);
+}
+
+int Heir::present() const {
+    return static_cast<int>(std::count_if(arrivals_.begin(), arrivals_.end(), [this](const auto& one) { return !lost_before_.contains(one.second.instance); }));
 }
 
 void Heir::consider(bool time_is_up) {
     if (is_over_ || !is_orphan_) return;
-    const int present = static_cast<int>(present_.size());
-    const Succession decision = judge_succession({legacy_->agents, head_is_dead_, present}, time_is_up);
+    const Succession decision = judge_succession({legacy_->agents, head_is_dead_, present()}, time_is_up);
     if (decision == Succession::Wait) return;
     is_over_ = true;
     parts_.loop.cancel(timer_);
     if (decision == Succession::TakeOver) return parts_.take_over(inherited(*legacy_, legacy_came_), why_);
     parts_.give_up(fmt::format("{}, and {} of {} nodes, which came to the standby, are not more than half: the others may go on without them",
-                               why_, present, legacy_->agents));
+                               why_, present(), legacy_->agents));
 }
 
 }  // namespace ddprun

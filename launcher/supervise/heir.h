@@ -4,6 +4,7 @@
 #include <functional>
 #include <map>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -56,8 +57,8 @@ class Heir {
     [[nodiscard]] bool is_orphan() const { return is_orphan_; }
 
     // On the standby, of an agent that has come because of it. Where this node still has the head, the agent alone has lost it: it is
-    // no part of the job any more, and not counted.
-    void arrived(rdzv::AgentId agent);
+    // no part of the job any more, and not counted, also if the head is lost next: it may go on without both.
+    void arrived(rdzv::AgentId agent, const std::string& instance);
     void gone(rdzv::AgentId agent);
 
   private:
@@ -65,6 +66,7 @@ class Heir {
     [[nodiscard]] std::vector<Endpoint> endpoints_of_successor() const;
     void consider(bool time_is_up);
     void forget_arrivals();
+    [[nodiscard]] int present() const;
 
     Parts parts_;
     std::optional<rdzv::Legacy> legacy_;
@@ -75,7 +77,12 @@ class Heir {
     bool head_is_dead_ = false;
     std::string why_;
     TimePoint until_ = kNever;
-    std::map<rdzv::AgentId, os::EventLoop::TimerId> present_;  ///< and when it is refused, unless the head is lost by then
+    struct Arrival {
+        std::string instance;
+        os::EventLoop::TimerId refusal;  ///< unless the head is lost by then
+    };
+    std::map<rdzv::AgentId, Arrival> arrivals_;
+    std::set<std::string> lost_before_;  ///< instances that the head has lost
     os::EventLoop::TimerId timer_ = 0;
 };
 

@@ -227,6 +227,13 @@ JobActions on(JobState& state, const job_event::NodeDrained& event, const JobPol
     return actions;
 }
 
+/// Before another generation begins than the one that is stopping already.
+void wait_for_others(JobState& state, const job_event::NodeLost& event, TimePoint now, JobActions& actions) {
+    if (event.others_may_follow <= Duration::zero()) return;
+    const TimePoint until = deadline_after(now, event.others_may_follow);
+    set_timer(state, state.timer == kNever ? until : std::max(state.timer, until), actions);
+}
+
 /// A node is gone, and the others are enough without it. Its peers have nothing to save: they hang in a collective.
 void lose(JobState& state, const job_event::NodeLost& event, const JobPolicy& policy, TimePoint now, JobActions& actions) {
     note_progress(state, {}, now);
@@ -260,6 +267,7 @@ JobActions on(JobState& state, const job_event::NodeLost& event, const JobPolicy
     JobState::Node& node = state.nodes[static_cast<std::size_t>(event.node)];
     if (node.lost) return actions;
     const bool was_done = has_finished(node), had_workers = !node.drained;
+    const bool is_first = std::none_of(state.nodes.begin(), state.nodes.end(), [](const JobState::Node& one) { return one.lost; });
     note_gone(state, node);
     node.lost = true;
     if (state.phase == JobPhase::Running && !was_done) {
@@ -272,6 +280,7 @@ JobActions on(JobState& state, const job_event::NodeLost& event, const JobPolicy
     else warn(actions, event.why + (had_workers ? "; its workers are not waited for" : ""));
     if (state.phase == JobPhase::Joining) return actions;
     if (state.after == After::Restart) state.after = After::Rejoin;
+    if (state.after == After::Rejoin && is_first) wait_for_others(state, event, now, actions);
     if (state.phase != JobPhase::BackingOff) continue_after_drain(state, now, actions);
     else if (state.after == After::Finish) finish(state, actions);
     return actions;

@@ -364,6 +364,18 @@ TEST(JobStep, NodesThatAreLostShortlyAfterEachOtherMakeOneChange) {
     EXPECT_EQ(job.state.restarts_used, 0);
 }
 
+TEST(JobStep, ALossWhileTheWorldIsChangingAlreadyWaitsForOthersToo) {
+    Job job({}, {2, 2, 2});
+    job.tell(term_at(2, true));
+    job.now += kOneChange;
+    job.tell(job_event::TimerFired{});
+    job.tell(job_event::NodeLost{1, "node01: no heartbeat", true, 600ms});
+    for (int node : {0, 2}) EXPECT_TRUE(all_of<job_action::Rejoin>(job.tell(job_event::NodeDrained{node})).empty());
+    EXPECT_EQ(job.state.phase, Phase::BackingOff) << "no world with those whom the same cable took";
+    job.now += 600ms;
+    EXPECT_EQ(all_of<job_action::Rejoin>(job.tell(job_event::TimerFired{})).size(), 1u);
+}
+
 TEST(JobStep, ALossThatLeavesTooFewBesideAnotherIsARestartOrTheEnd) {
     for (const bool has_drained : {false, true}) {
         for (const int restarts : {0, 1}) {

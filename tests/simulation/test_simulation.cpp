@@ -255,16 +255,22 @@ class SimulatedJob {
         if (agent == nullptr || !is_member(*agent) || agent->head->is_dead || !hear_each_other(*agent, *agent->head)) return;
         SimulatedSession& session = *agent->session;
         const int kind = dice_.between(1, 100);
-        if (kind > 85 && std::exchange(one_may_be_lost_, true)) return;  // it survives one loss at a time: two could outvote the head
-        if (kind > 85) may_be_lost(*agent);
+        // A head takes a connection that breaks, and is not back in time, for its process's end: with another loss these are two at a time.
+        const bool is_taken_for_dead = kind > 93;
+        if (kind > 85 && (was_taken_for_dead_ || (is_taken_for_dead && cut_off_ > 0))) return;
+        was_taken_for_dead_ = was_taken_for_dead_ || is_taken_for_dead;
+        if (kind > 85) {
+            session.may_end();
+            note_lost_session();
+        }
         if (kind > 93) session.answer_slowly();
         tell(fmt::format("the network of node{} is disturbed{}", agent->node, kind > 85 ? " for long" : ""));
         if (kind <= 30 || kind > 93) return session.reset();
         if (kind > 60) return session.fall_silent(kind > 85 ? dice_.span(2s, 5s) : dice_.span(10ms, kOutageToSurvive), dice_.chance(30));
         for (int again = dice_.between(1, 3); again > 0; --again) after(dice_.span(0s, 4ms), [&session] { session.reset(); });
     }
-    void may_be_lost(Agent& agent) {
-        agent.session->may_end();
+    /// Those who have lost the head may be the larger part, which goes on.
+    void note_lost_session() {
         note_fault();
         if (outlives_head_ && ++cut_off_ > 1) may_fail_ = true;
     }
@@ -407,7 +413,7 @@ class SimulatedJob {
         head.members.insert(agent.peer);
         if (head.controller) return note_members();
         head.early.emplace(agent.peer, hello);
-        agents_[head.agent]->heir->arrived(agent.peer);
+        agents_[head.agent]->heir->arrived(agent.peer, hello.instance);
     }
     void lost(Head& head, Agent& agent, Errc code) {
         if (head.is_dead || head.members.erase(agent.peer) == 0) return;
@@ -519,8 +525,14 @@ class SimulatedJob {
         parts.agent_hears = [this, &agent, &head](rdzv::Frame frame) {
             if (agent.is_running && agent.head == &head) agent_hears(agent, std::move(frame));
         };
-        parts.head_loses = [this, &agent, &head](Errc code) { lost(head, agent, code); };
-        parts.agent_loses = [this, &agent, &head](Errc code) {
+        // That it may be over at all between two that live, it has checked.
+        const auto is_a_fault = parts.is_whole;
+        parts.head_loses = [this, is_a_fault, &agent, &head](Errc code) {
+            if (is_a_fault()) note_lost_session();
+            lost(head, agent, code);
+        };
+        parts.agent_loses = [this, is_a_fault, &agent, &head](Errc code) {
+            if (is_a_fault()) note_fault();
             tell(fmt::format("node{} finds its session over", agent.node));
             code == Errc::Refused ? leave(agent) : lose_head(agent, head, code);
         };
@@ -650,7 +662,7 @@ class SimulatedJob {
     bool outlives_head_ = false;  ///< it was not the head that started the other nodes
     Duration work_{};
     int fails_percent_ = 0, cut_off_ = 0;
-    bool one_may_be_lost_ = false;
+    bool was_taken_for_dead_ = false;
     std::set<rdzv::AgentId> leavers_;
     bool any_failed_ = false, was_too_few_ = false, may_fail_ = false, has_succeeded_ = false;
     std::optional<TimePoint> stop_asked_, head_lost_at_;

@@ -38,7 +38,7 @@ TEST_F(OldKernel, AFailureIsRestartedAndExplained) {
         there(ddprun_probe({"--nproc-per-node=2", "--max-restarts=1"}, {"rank", "1", "exit", "17", "end", "hold"})),
         options_);
     EXPECT_EQ(outcome.status, 17) << outcome.err;
-    EXPECT_THAT(outcome.err, HasSubstr("all 1 restarts are used up"));
+    EXPECT_THAT(outcome.err, HasSubstr("the one restart is used up"));
     EXPECT_TRUE(all_gone(mark_, 0ms));
 }
 
