@@ -13,6 +13,7 @@
 #include <cstdlib>
 #include <deque>
 #include <functional>
+#include <mutex>
 #include <string_view>
 
 #include "ddp/net/link.h"
@@ -23,6 +24,7 @@ namespace ddp::net {
 namespace {
 
 constexpr const char* kLibrary = "libfabric.so.1";
+constexpr std::size_t kLong = 128 * 1024;  // libfabric's tcp takes such messages from their sender's memory, piece by piece
 constexpr std::uint32_t kInterface = FI_VERSION(1, 9);  // of what we use, all is older
 
 /// The functions that libfabric exports; all others are in tables of its objects.
@@ -121,12 +123,14 @@ class FabricLink final : public Link {
     }
 
     void send(std::size_t peer, std::uint64_t tag, std::span<const std::byte> from, Transfer& transfer) override {
+        note_begin(from.size(), transfer);
         begin({[=, this, &transfer] {
                    return ::fi_tsend(endpoint_.object, from.data(), from.size(), nullptr, peers_[peer], tag, transfer.engine);
                },
                &transfer});
     }
     void receive(std::size_t peer, std::uint64_t tag, std::span<std::byte> into, Transfer& transfer) override {
+        note_begin(into.size(), transfer);
         begin({[=, this, &transfer] {
                    return ::fi_trecv(endpoint_.object, into.data(), into.size(), nullptr, peers_[peer], tag, 0, transfer.engine);
                },
@@ -152,18 +156,22 @@ class FabricLink final : public Link {
     }
 
     // Libfabric's tcp provider crashes (1.17) when a connection is closed in the middle of a long message. It moves nothing
-    // unless it is asked to, so it is left alone, for good. Where an adapter writes to memory by itself it has to be closed.
+    // unless it is asked to, so it is left alone then, for good. Where an adapter writes to memory by itself it has to be closed.
     void abandon() override {
         held_back_.clear();
         if (is_abandoned_) return;
         is_abandoned_ = true;
-        if (std::string_view(info_->fabric_attr->prov_name).starts_with("tcp")) return leave_open();
+        if (long_ones_ > 0 && std::string_view(info_->fabric_attr->prov_name).starts_with("tcp")) return leave_open();
         endpoint_.close();
         queue_.close();
     }
 
   private:
     void leave_open() {
+        static auto& left = *new std::vector<fid*>;  // so that they are found where somebody looks for what is lost
+        static std::mutex mutex;
+        const std::lock_guard lock(mutex);
+        left.insert(left.end(), {&endpoint_.object->fid, &queue_.object->fid, &addresses_.object->fid, &domain_.object->fid, &fabric_.object->fid});
         endpoint_.object = nullptr;
         queue_.object = nullptr;
         addresses_.object = nullptr;
@@ -231,9 +239,17 @@ class FabricLink final : public Link {
         if (code < 0) fail(*attempt.transfer, static_cast<int>(-code));
         return true;
     }
-    void fail(Transfer& transfer, int code) const {
-        transfer.failure = api_.strerror(code);
+    void note_begin(std::size_t bytes, Transfer& transfer) {
+        transfer.is_long = bytes > kLong;
+        long_ones_ += transfer.is_long ? 1 : 0;
+    }
+    void note_end(Transfer& transfer) {
         transfer.done = true;
+        long_ones_ -= transfer.is_long ? 1 : 0;
+    }
+    void fail(Transfer& transfer, int code) {
+        transfer.failure = api_.strerror(code);
+        note_end(transfer);
     }
 
     bool drain() {
@@ -245,7 +261,7 @@ class FabricLink final : public Link {
             auto* const transfer = static_cast<Transfer*>(entry.op_context);
             if (transfer == nullptr) continue;
             transfer->bytes = entry.len;
-            transfer->done = true;
+            note_end(*transfer);
         }
         return count > 0;
     }
@@ -253,9 +269,9 @@ class FabricLink final : public Link {
         fi_cq_err_entry entry{};
         if (::fi_cq_readerr(queue_.object, &entry, 0) < 1 || entry.op_context == nullptr) return false;
         auto* const transfer = static_cast<Transfer*>(entry.op_context);
-        if (entry.err != FI_ETRUNC) fail(*transfer, entry.err);
         transfer->bytes = entry.len + std::max<std::size_t>(entry.olen, 1);  // not all providers say how much there was
-        transfer->done = true;
+        if (entry.err != FI_ETRUNC) fail(*transfer, entry.err);
+        else note_end(*transfer);
         return true;
     }
 
@@ -267,6 +283,7 @@ class FabricLink final : public Link {
     Opened<fid_cq> queue_;
     Opened<fid_ep> endpoint_;
     int descriptor_ = -1;
+    int long_ones_ = 0;  ///< under way
     bool is_abandoned_ = false;
     std::vector<fi_addr_t> peers_;
     std::deque<Attempt> held_back_;

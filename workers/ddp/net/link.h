@@ -15,6 +15,7 @@ namespace ddp::net {
 struct Transfer {
     void* engine[8] = {};  ///< the engine's own, and first
     bool done = false;
+    bool is_long = false;   ///< for the engine
     std::size_t bytes = 0;  ///< that have come; or would have, had there been room
     std::string failure;    ///< why it did not arrive; "" where it did
 };
