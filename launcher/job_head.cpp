@@ -170,7 +170,7 @@ void Job::walltime_is_known(TimePoint end) {
 void Job::on_agent_joined(rdzv::AgentId agent, const rdzv::AgentHello& hello) {
     if (!controller_) {
         early_.emplace(agent, hello);
-        return heir_->arrived(agent, hello.instance);
+        return heir_->arrived(agent, hello);
     }
     const Status joined = controller_->agent_joined(agent, hello);
     if (!joined) {

@@ -95,6 +95,7 @@ static void fields(Fields& f, Legacy& m) {
     f.usually("lost", m.lost, {});
     f("restart_ages_ns", m.restart_ages_ns);
     f("restarts_used", m.restarts_used);
+    f.usually("running", m.running, 0);
     f("steps", m.steps);
     f("without_progress", m.without_progress);
 }

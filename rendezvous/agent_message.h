@@ -137,6 +137,7 @@ struct Legacy {
     std::int64_t age_ns = 0;                   ///< of the generation
     int agents = 0;                            ///< that have joined, the head's too
     std::int64_t steps = -1;                   ///< the furthest that any worker has got
+    int running = 0;                           ///< agents with workers of the generation, the head's own not
     std::string lost = {};                     ///< the instance of an agent that the job goes on without, and that is not to be counted
     bool operator==(const Legacy&) const = default;
 };

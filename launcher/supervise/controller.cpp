@@ -377,6 +377,7 @@ void Controller::appoint_standby() {
 void Controller::tell_standby(const std::string& lost) {
     if (standby_ == kThisProcess) return;
     rdzv::Legacy legacy = legacy_of(state_, static_cast<int>(agents_.size()), MonotonicClock::now());
+    for (const Node& node : nodes_) legacy.running += agents_.contains(node.peer) && !is_own(node.hello) ? 1 : 0;
     legacy.lost = lost;
     send_(standby_, legacy);
 }

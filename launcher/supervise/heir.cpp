@@ -59,11 +59,11 @@ void Heir::generation_began() {
     forget_arrivals();
 }
 
-void Heir::arrived(rdzv::AgentId agent, const std::string& instance) {
+void Heir::arrived(rdzv::AgentId agent, const rdzv::AgentHello& hello) {
     const auto refusal = parts_.loop.call_after(parts_.patience, [this, agent] {
         if (!is_orphan_) parts_.refuse(agent, {Errc::Refused, "the job has not lost its head: this node was taken for lost, and it goes on without it", 0});
     });
-    arrivals_[agent] = {instance, refusal};
+    arrivals_[agent] = {hello.instance, hello.kept_generation, refusal};
     consider(false);
 }
 
@@ -79,13 +79,15 @@ void Heir::forget_arrivals() {
     parts_.loop.cancel(timer_);
 }
 
-int Heir::present() const {
-    return static_cast<int>(std::count_if(arrivals_.begin(), arrivals_.end(), [this](const auto& one) { return !lost_before_.contains(one.second.instance); }));
+int Heir::present(std::uint64_t generation) const {
+    return static_cast<int>(std::count_if(arrivals_.begin(), arrivals_.end(), [&](const auto& one) {
+        return one.second.generation >= generation && !lost_before_.contains(one.second.instance);
+    }));
 }
 
 void Heir::consider(bool time_is_up) {
     if (is_over_ || !is_orphan_) return;
-    const Succession decision = judge_succession({legacy_->agents, head_is_dead_, present()}, time_is_up);
+    const Succession decision = judge_succession({legacy_->agents, head_is_dead_, present(), legacy_->running - present(legacy_->generation)}, time_is_up);
     if (decision == Succession::Wait) return;
     is_over_ = true;
     parts_.loop.cancel(timer_);

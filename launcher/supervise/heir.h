@@ -58,7 +58,7 @@ class Heir {
 
     // On the standby, of an agent that has come because of it. Where this node still has the head, the agent alone has lost it: it is
     // no part of the job any more, and not counted, also if the head is lost next: it may go on without both.
-    void arrived(rdzv::AgentId agent, const std::string& instance);
+    void arrived(rdzv::AgentId agent, const rdzv::AgentHello& hello);
     void gone(rdzv::AgentId agent);
 
   private:
@@ -66,7 +66,8 @@ class Heir {
     [[nodiscard]] std::vector<Endpoint> endpoints_of_successor() const;
     void consider(bool time_is_up);
     void forget_arrivals();
-    [[nodiscard]] int present() const;
+    /// Of those who count, with workers of this generation or a later one.
+    [[nodiscard]] int present(std::uint64_t generation = 0) const;
 
     Parts parts_;
     std::optional<rdzv::Legacy> legacy_;
@@ -79,6 +80,7 @@ class Heir {
     TimePoint until_ = kNever;
     struct Arrival {
         std::string instance;
+        std::uint64_t generation;        ///< whose workers it had
         os::EventLoop::TimerId refusal;  ///< unless the head is lost by then
     };
     std::map<rdzv::AgentId, Arrival> arrivals_;

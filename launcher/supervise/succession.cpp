@@ -14,7 +14,7 @@ int choose_standby(const std::vector<HeirFacts>& by_group_rank) {
 
 Succession judge_succession(const Orphans& orphans, bool time_is_up) {
     const int may_live = orphans.agents - (orphans.head_is_dead ? 1 : 0);
-    const bool all_are_here = orphans.present >= orphans.agents - 1;
+    const bool all_are_here = orphans.present >= orphans.agents - 1 && orphans.stopping <= 0;
     if (!all_are_here && !time_is_up) return Succession::Wait;
     return 2 * orphans.present > may_live ? Succession::TakeOver : Succession::GiveUp;
 }

@@ -31,6 +31,7 @@ struct Orphans {
     int agents = 0;             ///< that the job had, the head's too
     bool head_is_dead = false;  ///< nothing listens where it did: it is not merely cut off
     int present = 0;            ///< have come to the standby, its own too
+    int stopping = 0;           ///< have not, and may still have workers: spares, whom the standby did not know of, come at once
 };
 enum class Succession : std::uint8_t { Wait, TakeOver, GiveUp };
 /// `time_is_up`: whoever has not come is not waited for any longer. Pure.

@@ -127,7 +127,7 @@ TEST(ExplainEarlyEnd, NamesTheRanksThatHadEndedWellBeforeAPeerMissedThem) {
     EXPECT_EQ(explain_early_end(missed, job({left, later, missed}).workers),
               "rank 0 had ended with 0, 120 ms before: did it leave the training early?");
     EXPECT_EQ(explain_early_end(missed, job({left, missed, also}).workers),
-              "ranks 0,3 had ended with 0, the last of them 50 ms before: did they leave the training early?");
+              "ranks 0, 3 had ended with 0, the last of them 50 ms before: did they leave the training early?");
     EXPECT_EQ(explain_early_end(missed, job({stopped(0), later, missed}).workers), "");
     EXPECT_THAT(render_report(job({left, missed}), 200), HasSubstr("  before        rank 0 had ended with 0, 120 ms before"));
     missed.error_file = "ValueError: no shard 12";

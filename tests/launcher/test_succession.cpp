@@ -18,6 +18,12 @@ TEST(Succession, TheJobGoesOnAsSoonAsAllWhoAreLeftAreThere) {
     EXPECT_EQ(judge_succession({2, true, 1}, false), Succession::TakeOver) << "the head's process has ended: there is nobody else";
 }
 
+TEST(Succession, WhoStillStopsWorkersIsWaitedForWhenASpareThatNobodyKnewHasCome) {
+    EXPECT_EQ(judge_succession({5, false, 4, 1}, false), Succession::Wait);
+    EXPECT_EQ(judge_succession({5, false, 5, 0}, false), Succession::TakeOver);
+    EXPECT_EQ(judge_succession({5, false, 4, 1}, true), Succession::TakeOver) << "it may be lost as well";
+}
+
 TEST(Succession, WhoMayBeCutOffFromALivingHeadNeedsMoreThanHalf) {
     EXPECT_EQ(judge_succession({2, false, 1}, false), Succession::GiveUp);
     EXPECT_EQ(judge_succession({4, false, 2}, false), Succession::Wait);

@@ -413,7 +413,7 @@ class SimulatedJob {
         head.members.insert(agent.peer);
         if (head.controller) return note_members();
         head.early.emplace(agent.peer, hello);
-        agents_[head.agent]->heir->arrived(agent.peer, hello.instance);
+        agents_[head.agent]->heir->arrived(agent.peer, hello);
     }
     void lost(Head& head, Agent& agent, Errc code) {
         if (head.is_dead || head.members.erase(agent.peer) == 0) return;
