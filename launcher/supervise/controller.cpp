@@ -292,14 +292,13 @@ Duration Controller::others_may_follow(const Error& why) const {
 }
 
 void Controller::agent_lost(rdzv::AgentId peer, const Error& why) {
-    const auto agent = agents_.find(peer);
-    if (agent == agents_.end()) return;
-    const std::string host = agent->second.host, instance = agent->second.instance;
-    agents_.erase(agent);
+    const auto gone = agents_.extract(peer);
+    if (gone.empty()) return;
+    const std::string& host = gone.mapped().host;
     if (finished()) return succeeds_no_more(peer);
     membership_.leave(peer, MonotonicClock::now());
     check_majority(why);
-    has_gone(peer, instance);
+    has_gone(peer, gone.mapped());
     const int node = node_of(peer);
     if (node < 0) {
         log_.info("node {}: {}", printable(host), why.what);
@@ -338,6 +337,7 @@ void Controller::perform(const job_action::StartGeneration& action) {
     log_.set_generation(action.generation);
     for (std::size_t i = 0; i < nodes_.size(); ++i) send_(nodes_[i].peer, (*all)[i]);
     unconfirmed_ = static_cast<int>(nodes_.size());
+    others_in_world_ = static_cast<int>(std::count_if(nodes_.begin(), nodes_.end(), [this](const Node& node) { return agents_.contains(node.peer) && !is_own(node.hello); }));
     appoint_standby();
 }
 
@@ -377,15 +377,16 @@ void Controller::appoint_standby() {
 void Controller::tell_standby(const std::string& lost) {
     if (standby_ == kThisProcess) return;
     rdzv::Legacy legacy = legacy_of(state_, static_cast<int>(agents_.size()), MonotonicClock::now());
-    for (const Node& node : nodes_) legacy.running += agents_.contains(node.peer) && !is_own(node.hello) ? 1 : 0;
+    legacy.running = others_in_world_;
     legacy.lost = lost;
     send_(standby_, legacy);
 }
 
 /// The standby itself, or one of those that it counts on.
-void Controller::has_gone(rdzv::AgentId peer, const std::string& instance) {
+void Controller::has_gone(rdzv::AgentId peer, const rdzv::AgentHello& hello) {
+    if (node_of(peer) >= 0) --others_in_world_;
     if (peer == standby_) appoint_standby();
-    else tell_standby(instance);
+    else tell_standby(hello.instance);
     succeeds_no_more(peer);
 }
 
@@ -521,13 +522,11 @@ void Controller::kill(const Node& node) {
 void Controller::perform(const job_action::NodeLeaves& action) { membership_.leave(action.source, MonotonicClock::now()); }
 
 void Controller::perform(const job_action::Dismiss& action) {
-    const auto agent = agents_.find(action.source);
-    if (agent == agents_.end()) return;
-    const std::string instance = agent->second.instance;
-    agents_.erase(agent);
+    const auto gone = agents_.extract(action.source);
+    if (gone.empty()) return;
     send_(action.source, rdzv::Shutdown{static_cast<int>(ExitCode::TryAgain), "this node has left the job after SIGTERM; the others go on"});
     ++known_dead_;  // it goes on nowhere else
-    has_gone(action.source, instance);
+    has_gone(action.source, gone.mapped());
 }
 
 void Controller::perform(const job_action::NotifyPreempt& action) { broadcast(rdzv::Notice{"preempt", action.why}); }

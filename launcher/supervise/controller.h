@@ -141,7 +141,7 @@ class Controller {
     void say_last_words();
     void appoint_standby();
     void tell_standby(const std::string& lost = {});
-    void has_gone(rdzv::AgentId peer, const std::string& instance);
+    void has_gone(rdzv::AgentId peer, const rdzv::AgentHello& hello);
     void end_succession();
     void check_majority(const Error& why);
     void count_down(TimePoint end);
@@ -186,6 +186,7 @@ class Controller {
     bool may_be_succeeded_ = false;  ///< some agent may know a successor
     int electorate_ = 0;             ///< agents that may count themselves among those who go on
     int known_dead_ = 0;             ///< of them
+    int others_in_world_ = 0;        ///< agents that were told of the generation and are there, this process's own not
     int unconfirmed_ = 0;            ///< nodes that may not know of this generation yet
     TimePoint begun_;
     std::string said_of_fabric_;

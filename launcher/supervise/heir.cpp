@@ -87,6 +87,8 @@ int Heir::present(std::uint64_t generation) const {
 
 void Heir::consider(bool time_is_up) {
     if (is_over_ || !is_orphan_) return;
+    // Who counts is looked up when all may be there: there can be thousands.
+    if (!time_is_up && static_cast<int>(arrivals_.size()) < legacy_->agents - 1) return;
     const Succession decision = judge_succession({legacy_->agents, head_is_dead_, present(), legacy_->running - present(legacy_->generation)}, time_is_up);
     if (decision == Succession::Wait) return;
     is_over_ = true;
