@@ -1,10 +1,12 @@
 #!/usr/bin/env python3
 """Reads the #include lines: no two rooms know each other, no room is too large, and what must not be known is not.
+Looks into the root: nothing lies there that is not on the list.
 
 Takes the root of the tree; prints one line for each thing that is wrong.
 """
 
 import collections
+import fnmatch
 import pathlib
 import re
 import sys
@@ -55,6 +57,12 @@ NOT_KNOWN = [
     ([DDP["data"]], ddp_but("data", "cuda", "worker")),
     ([DDP["checkpoint"]], ddp_but("checkpoint", "cuda", "worker")),
 ]
+
+# What may lie in the root, besides what .gitignore names.
+IN_ROOT = {
+    ".ci", ".clang-format", ".clang-tidy", ".git", ".gitignore", "LICENSE", "README.md", "docs", "env", "examples", "launcher",
+    "meson.build", "meson_options.txt", "pbs", "quickstart", "rendezvous", "tests", "workers",
+}
 
 SUFFIXES = {".h", ".cpp", ".cu", ".cuh"}
 INCLUDE = re.compile(r'^\s*#\s*include\s*"([^"]+)"', re.M)
@@ -152,6 +160,14 @@ def forbidden(includes, not_known):
                 yield f"{start} may not know {ways[0][-1]}: {' -> '.join(ways[0])}"
 
 
+def strays(root, allowed):
+    ignore = root / ".gitignore"
+    patterns = [line.strip("/") for line in ignore.read_text().splitlines()] if ignore.exists() else []
+    for name in sorted(path.name for path in root.iterdir()):
+        if name not in allowed and not any(fnmatch.fnmatch(name, pattern) for pattern in patterns):
+            yield f"{name} lies in the root: remove it, or add it to IN_ROOT of tests/support/check_rooms.py"
+
+
 def complaints(root, trees, apart, not_known):
     includes = read_includes(root, trees)
     yield from cycles(includes, apart)
@@ -160,7 +176,8 @@ def complaints(root, trees, apart, not_known):
 
 
 if __name__ == "__main__":
-    wrong = list(complaints(pathlib.Path(sys.argv[1]), TREES, APART, NOT_KNOWN))
+    tree = pathlib.Path(sys.argv[1])
+    wrong = [*complaints(tree, TREES, APART, NOT_KNOWN), *strays(tree, IN_ROOT)]
     for line in wrong:
         print(line)
     sys.exit(1 if wrong else 0)

@@ -54,6 +54,15 @@ class Rooms(unittest.TestCase):
         self.assertEqual(self.complaints({"house/a.h": []}, [(["house/attic/"], ["house/loop"])]),
                          ["house/attic/: there is no such file"])
 
+    def test_a_file_in_the_root_that_is_not_on_the_list_is_named_unless_git_ignores_it(self):
+        with tempfile.TemporaryDirectory() as root:
+            tree = pathlib.Path(root)
+            (tree / ".gitignore").write_text("/build*/\n/checkpoints/\n")
+            for name in ("README.md", "build-test", "worker.80s-19356,vm.btr"):
+                (tree / name).touch()
+            self.assertEqual(list(check_rooms.strays(tree, {".gitignore", "README.md"})),
+                             ["worker.80s-19356,vm.btr lies in the root: remove it, or add it to IN_ROOT of tests/support/check_rooms.py"])
+
 
 if __name__ == "__main__":
     unittest.main()
