@@ -21,9 +21,11 @@ constexpr Duration kRequeueNotice = std::chrono::minutes(2);
 /// How often signals are looked at while nobody reads the last lines.
 constexpr Duration kFlushLook = std::chrono::milliseconds(100);
 
-int terminal_width() {
+/// Columns of the terminal that the report is written to; nullopt: it is none, or it does not say its width.
+std::optional<int> terminal_width() {
     winsize size{};
-    return ::ioctl(2, TIOCGWINSZ, &size) == 0 && size.ws_col > 40 ? size.ws_col : 100;
+    if (::ioctl(2, TIOCGWINSZ, &size) != 0 || size.ws_col == 0) return std::nullopt;
+    return size.ws_col;
 }
 
 /// As a scheduler ends a job: by a signal to ddprun, or to a worker.

@@ -53,6 +53,7 @@ doctor::Look look_of_terminal() {
     winsize size{};
     if (::isatty(STDOUT_FILENO) == 0) return look;
     look.color = process_environment("NO_COLOR").value_or("").empty();
+    look.width = 100;
     if (::ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col >= 60) look.width = size.ws_col;
     return look;
 }

@@ -148,6 +148,9 @@ const char* name_of(Severity severity) {
 
 std::string render_text(const std::vector<Finding>& findings, const Look& look) {
     const std::size_t subjects = subject_width(findings), indent = 2 + kSeverityWidth + subjects;
+    const auto fitted = [&](const std::string& words, std::size_t column) {
+        return look.width ? wrap(printable(words), *look.width, column) : printable(words);
+    };
     std::string text, section;
     for (const Finding& finding : findings) {
         if (finding.section != section) {
@@ -156,11 +159,11 @@ std::string render_text(const std::vector<Finding>& findings, const Look& look) 
             text += section + '\n';
         }
         const std::string severity = padded(name_of(finding.severity), kSeverityWidth);
-        const std::string what = wrap(printable(finding.what), look.width, indent);
+        const std::string what = fitted(finding.what, indent);
         text += fmt::format("  {}{}{}{}{}\n", look.color ? color_of(finding.severity) : "", severity,
                             look.color ? "\033[0m" : "", padded(printable(finding.subject), subjects), what);
         if (!finding.remedy.empty())
-            text += std::string(indent, ' ') + "-> " + wrap(printable(finding.remedy), look.width, indent + 3) + '\n';
+            text += std::string(indent, ' ') + "-> " + fitted(finding.remedy, indent + 3) + '\n';
     }
     return text + '\n' + count_line(findings) + '\n';
 }

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -10,7 +11,7 @@ namespace ddprun::doctor {
 
 struct Look {
     bool color = false;
-    std::size_t width = 100;  ///< of the terminal; text is wrapped
+    std::optional<std::size_t> width{};  ///< of the terminal, in columns; nullopt: a file or a pipe, nothing is wrapped
 };
 
 /// "ok", "note", "warning", "error".

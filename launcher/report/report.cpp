@@ -65,11 +65,14 @@ std::string shown_line(std::string_view text) {
 /// The two-column table.
 class Table {
   public:
-    explicit Table(int width) : width_(static_cast<std::size_t>(std::clamp(width, 40, 200))) {}
+    explicit Table(std::optional<int> width) {
+        if (width) width_ = static_cast<std::size_t>(std::clamp(*width, 40, 200));
+    }
 
     void row(std::string_view name, const std::string& text) {
         if (text.empty()) return;
-        text_ += fmt::format("  {:<{}}{}\n", name, kColumn - 2, wrap(shown_line(text), width_, kColumn));
+        const std::string shown = shown_line(text);
+        text_ += fmt::format("  {:<{}}{}\n", name, kColumn - 2, width_ ? wrap(shown, *width_, kColumn) : shown);
     }
     /// Lines of a worker, as it wrote them: not wrapped, so that they can be searched for and copied.
     void quote(std::string_view name, const std::vector<std::string>& lines) {
@@ -77,11 +80,12 @@ class Table {
             text_ += fmt::format("  {:<{}}| {}\n", i == 0 ? name : "", kColumn - 2, shown_line(lines[i]));
         }
     }
-    void line(const std::string& text) { text_ += wrap(shown_line(text), width_, 2) + '\n'; }
+    /// Not wrapped on terminals either: the headline is what people search for in a log.
+    void line(const std::string& text) { text_ += shown_line(text) + '\n'; }
     std::string take() { return std::move(text_); }
 
   private:
-    std::size_t width_;
+    std::optional<std::size_t> width_;  ///< nullopt: rows are not wrapped
     std::string text_;
 };
 
@@ -244,7 +248,7 @@ std::string describe_end(const WorkerEnd& end) {
 
 std::string headline(const JobEnd& end) { return headline_of(end, root_cause(end.workers)); }
 
-std::string render_report(const JobEnd& end, int width) {
+std::string render_report(const JobEnd& end, std::optional<int> width) {
     const int code = exit_code(end);
     if (code == static_cast<int>(ExitCode::Success)) return "";
     const WorkerEnd* cause = root_cause(end);

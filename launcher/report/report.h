@@ -59,9 +59,9 @@ std::string describe_end(const WorkerEnd& end);
 
 /// How the job ended, in one line: "train failed: rank 1 on node02: exit code 3".
 std::string headline(const JobEnd& end);
-/// The one table printed at the end of a failed job; `width` is the terminal's. Ends with a newline.
-/// A successful job gives "".
-std::string render_report(const JobEnd& end, int width);
+/// The one table printed at the end of a failed job; ends with a newline. `width` is the terminal's, in columns: longer rows
+/// are wrapped. Without one (a file, a pipe) each row is one line, which `grep` finds. A successful job gives "".
+std::string render_report(const JobEnd& end, std::optional<int> width);
 /// The same as JSON for --report, one object, documented in docs/report.md.
 std::string render_report_json(const JobEnd& end);
 

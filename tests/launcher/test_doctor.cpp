@@ -258,6 +258,11 @@ TEST(DoctorText, IsAlignedWrappedAndCounted) {
     EXPECT_THAT(render_text(findings, {false, 80}), Not(HasSubstr("\033")));
 }
 
+TEST(DoctorText, IsOneLineForEachFindingInAFile) {
+    const std::string what = std::string(90, 'w') + " and " + std::string(90, 'x');
+    EXPECT_THAT(render_text({{Severity::Ok, "Host", "cpu", what, ""}}, {}), HasSubstr("cpu  " + what + "\n"));
+}
+
 TEST(DoctorJson, HoldsFindingsAndFacts) {
     Facts facts = sound();
     facts.nvidia.gpus[0].name = "a \"name\" \xff";

@@ -312,13 +312,25 @@ TEST(Report, NothingFromOutsideIsObeyedByTheTerminalNorReordersALine) {
     EXPECT_EQ(text.find_first_of("\x1b\x07\x9b"), std::string::npos);
 }
 
-TEST(Report, StaysWithinTheWidth) {
+TEST(Report, WrapsItsRowsOnATerminalButNotTheHeadline) {
     WorkerEnd cause = killed(0, SIGKILL);
-    const std::string text = render_report(job({cause}), 60);
-    std::size_t start = 0;
+    JobEnd long_named = job({cause});
+    long_named.program = "/home/user/a/long/way/to/" + std::string(80, 'p');
+    const std::string text = render_report(long_named, 60);
+    EXPECT_THAT(text, HasSubstr("ddprun: " + long_named.program + " failed: rank 0 on node00: signal 9 (SIGKILL)\n"));
+    std::size_t start = text.find('\n') + 1;
     for (std::size_t end = 0; (end = text.find('\n', start)) != std::string::npos; start = end + 1) {
         EXPECT_LE(end - start, 60U) << text.substr(start, end - start);
     }
+}
+
+TEST(Report, IsOneLineForEachRowInAFile) {
+    WorkerEnd cause = killed(0, SIGKILL);
+    JobEnd end = job({cause});
+    end.notes = {"a note of several words " + std::string(300, 'n') + " and its end"};
+    const std::string text = render_report(end, std::nullopt);
+    EXPECT_THAT(text, HasSubstr("  note          " + end.notes.front() + "\n"));
+    EXPECT_THAT(text, Not(HasSubstr("\n                ")));
 }
 
 TEST(Report, SaysThatAJobWasStoppedOrPreempted) {
