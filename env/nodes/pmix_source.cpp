@@ -16,6 +16,8 @@
 #include <limits>
 #include <thread>
 
+#include "env/io/library.h"
+
 namespace ddprun {
 
 namespace {
@@ -39,9 +41,9 @@ bool find(void* library, const char* name, Function& function) {
     return function != nullptr;
 }
 
-Result<Library> load_library() {
+Result<Library> load_pmix() {
     // Never closed: it runs threads of its own.
-    void* const handle = ::dlopen("libpmix.so.2", RTLD_NOW | RTLD_LOCAL);
+    void* const handle = load_library("libpmix.so.2");
     if (handle == nullptr) return Error{Errc::NotFound, ::dlerror(), 0};
     Library library;
     const bool whole = find(handle, "PMIx_Init", library.init) && find(handle, "PMIx_Put", library.put) &&
@@ -129,6 +131,7 @@ class Session {
             begun.status = library.init(&begun.self, &info, 1);
             return begun;
         };
+        const KeptSignals kept;  // PMIx loads components of its own
         const std::optional<Begun> begun = answer_by(deadline, init);
         if (!begun) return late("PMIx_Init");
         if (begun->status != PMIX_SUCCESS) return pmix_failure(library, "PMIx_Init", begun->status);
@@ -281,7 +284,7 @@ class PmixExchange final : public Exchange {
 bool built_with_pmix() { return true; }
 
 Result<PmixAnswer> ask_pmix(Duration timeout) {
-    const Result<Library> library = load_library();
+    const Result<Library> library = load_pmix();
     if (!library) return library.error();
     const TimePoint deadline = deadline_after(MonotonicClock::now(), timeout);
     const pmix_info_t info = timeout_info(timeout);
@@ -295,7 +298,7 @@ Result<PmixAnswer> ask_pmix(Duration timeout) {
 }
 
 Result<std::unique_ptr<Exchange>> open_pmix_exchange(int rank, TimePoint deadline) {
-    const Result<Library> library = load_library();
+    const Result<Library> library = load_pmix();
     if (!library) return library.error();
     auto exchange = std::make_unique<PmixExchange>(*library, deadline);
     if (const Status begun = exchange->begin(rank); !begun) return begun.error().with("PMIx");

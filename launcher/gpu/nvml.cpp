@@ -6,6 +6,8 @@
 
 #include <cstdlib>
 
+#include "env/io/library.h"
+
 namespace ddprun::nvml {
 namespace {
 
@@ -68,7 +70,7 @@ Result<Session> Session::open() {
     if (!may_be_there())
         return Error{Errc::NotFound, "no NVIDIA driver is loaded (/dev/nvidiactl does not exist)"};
     const char* file = named != nullptr ? named : "libnvidia-ml.so.1";
-    void* library = ::dlopen(file, RTLD_NOW | RTLD_LOCAL);
+    void* library = load_library(file);
     if (library == nullptr) return Error{Errc::NotFound, fmt::format("loading NVML: {}", ::dlerror())};
     Api api;
     if (!find_required(library, api)) {

@@ -5,6 +5,8 @@
 #include <dlfcn.h>
 #include <fmt/core.h>
 
+#include "env/io/library.h"
+
 namespace ddprun {
 namespace {
 
@@ -18,7 +20,7 @@ bool find_in(void* library, const char* name, Function& function) {
 
 Result<PmixLibrary> load_pmix(const std::string& file) {
     const std::string name = file.empty() ? "libpmix.so.2" : file;
-    void* const handle = ::dlopen(name.c_str(), RTLD_NOW | RTLD_LOCAL);
+    void* const handle = load_library(name.c_str());
     if (handle == nullptr) return Error{Errc::NotFound, ::dlerror(), 0};
     PmixLibrary library;
     const bool whole = find_in(handle, "PMIx_server_init", library.init) && find_in(handle, "PMIx_server_finalize", library.finalize) &&

@@ -19,6 +19,7 @@
 #include <set>
 #include <utility>
 
+#include "env/io/library.h"
 #include "env/text.h"
 #include "env/unique_fd.h"
 #include "launcher/guard/job_directory.h"
@@ -151,6 +152,7 @@ Status LibPmixServer::listen() {
                                          {PMIX_SERVER_NSPACE, "ddprun." + parts_.id + ".server"}, {PMIX_HOSTNAME, parts_.host},
                                          {PMIX_SERVER_TOOL_SUPPORT, false}};
     std::vector<pmix_info_t> infos = infos_of(facts);
+    const KeptSignals kept;  // PMIx loads components of its own
     const pmix_status_t begun = library_.init(module_of_upcalls(), infos.data(), infos.size());
     if (begun != PMIX_SUCCESS) return refused("PMIx_server_init", begun);
     listens_ = true;

@@ -164,6 +164,27 @@ TEST_F(TrainHosts, AKilledRankEndsTheWorkersOfBothHosts) {
     EXPECT_THAT(head.err, HasSubstr("root cause: rank 2 on node01, signal 9"));
 }
 
+TEST_F(TrainHosts, SigtermSavesACheckpointThatBothHostsGoOnFrom) {
+    for (const bool resumes : {false, true}) {
+        start(2, resumes ? std::vector<std::string>{"--epochs", "100000", "--resume"} : std::vector<std::string>{"--epochs", "100000"});
+        ASSERT_TRUE(node(0).wait_for_output(resumes ? "train: resuming from /" : " 2/100000"));
+        for (const int host : {0, 1}) node(host).signal(SIGTERM);
+        const Outcome head = node(0).wait(), other = node(1).wait();
+        EXPECT_EQ(head.status, 75) << head.err;
+        EXPECT_EQ(other.status, 75) << other.err;
+        EXPECT_THAT(head.out, HasSubstr(": saved /"));
+    }
+}
+
+TEST_F(TrainHosts, ACrashedRankIsReportedWithItsSignalByBothHosts) {
+    start_endless();
+    signal_rank(1, 2, "SEGV");
+    const Outcome head = node(0).wait(), other = node(1).wait();
+    EXPECT_EQ(head.status, 128 + SIGSEGV);
+    EXPECT_EQ(other.status, 128 + SIGSEGV);
+    EXPECT_THAT(head.err, AllOf(HasSubstr("root cause: rank 2 on node01, signal 11"), HasSubstr("SIGSEGV (invalid memory access)")));
+}
+
 TEST_F(TrainHosts, AKilledDdprunTakesItsWorkersWithItAndEndsTheJobThatCannotDoWithoutThem) {
     start_endless();
     node(1).signal(SIGKILL);

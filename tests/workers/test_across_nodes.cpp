@@ -1,5 +1,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <signal.h>
+#include <unistd.h>
 
 #include <cstring>
 #include <future>
@@ -387,6 +389,25 @@ TEST(AcrossNodes, SplitsCrossNodesOrStayOnOneOrTakeOneRankOfEach) {
         }
         EXPECT_EQ(sum_of(group, 1), 5.F);
     });
+}
+
+TEST(FabricLink, LeavesTheSignalsOfTheProcessAsTheyWere) {
+    const auto handlers = [] {
+        std::vector<decltype(SIG_DFL)> all;
+        for (int signal = 1; signal < NSIG; ++signal) {
+            struct sigaction action {};
+            ::sigaction(signal, nullptr, &action);
+            all.push_back(action.sa_handler);
+        }
+        return all;
+    };
+    const auto open = [&] {
+        const auto before = handlers();
+        net::open_fabric_link("127.0.0.1");
+        ::_exit(handlers() == before ? 0 : 1);
+    };
+    GTEST_FLAG_SET(death_test_style, "threadsafe");  // a new process: in this one libfabric may be loaded already
+    EXPECT_EXIT(open(), ::testing::ExitedWithCode(0), "");
 }
 
 TEST(AcrossNodesFailure, DifferentCallsOnTwoNodesAreAMismatchForEveryRank) {

@@ -5,6 +5,8 @@
 #include <cstdlib>
 #include <utility>
 
+#include "env/io/library.h"
+
 namespace ddp {
 
 using ddprun::Errc;
@@ -13,7 +15,7 @@ using ddprun::Result;
 Result<SharedLibrary> open_library(const std::vector<std::string>& names) {
     std::string why;
     for (const std::string& name : names) {
-        if (void* handle = ::dlopen(name.c_str(), RTLD_NOW | RTLD_LOCAL)) {
+        if (void* handle = ddprun::load_library(name.c_str())) {
             return SharedLibrary{name, [handle](const char* entry) { return ::dlsym(handle, entry); }};
         }
         if (const char* reason = ::dlerror(); why.empty() && reason != nullptr) why = reason;

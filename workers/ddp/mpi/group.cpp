@@ -16,6 +16,7 @@
 #include "ddp/worker/call.h"
 #include "ddp/worker/slices.h"
 #include "ddp/worker/work.h"
+#include "env/io/library.h"
 #include "env/text.h"
 
 namespace ddp::mpi {
@@ -435,7 +436,10 @@ std::unique_ptr<ProcessGroup> make_group(const Context& context, const ProcessGr
     const LoadedModule module = load_module();
     Communicator* world = nullptr;
     About about;
-    check(module.entries->open(&world, &about), fmt::format("rank {}: backend mpi", env.rank));
+    {
+        const ddprun::KeptSignals kept;  // MPI loads components, and libfabric among them
+        check(module.entries->open(&world, &about), fmt::format("rank {}: backend mpi", env.rank));
+    }
     const Sort sort{about.library, wants_thread(options, about, env)};
     auto group = std::make_unique<Group>(*module.entries, world, sort, env, options.timeout);
     if (group->rank() == env.rank && group->size() == env.world_size) return group;

@@ -16,6 +16,7 @@
 #include "ddp/worker/call.h"
 #include "ddp/worker/device_error.h"
 #include "ddp/worker/job_store.h"
+#include "env/io/library.h"
 
 namespace ddp::nccl {
 
@@ -169,6 +170,7 @@ std::shared_ptr<nccl::Communicator> join(const NcclParts& parts, const nccl::Ses
     ddprun::RankLine& line = parts.segment->line(static_cast<std::uint32_t>(env.local_rank));
     line.pid.store(static_cast<std::uint32_t>(::getpid()), std::memory_order_relaxed);
     line.joined.store(1, std::memory_order_relaxed);
+    const ddprun::KeptSignals kept;  // NCCL loads plug-ins for its network, and libfabric among them
     auto ids = ids_for(parts, {.rank = env.rank,
                                .ranks = env.world_size,
                                .generation = env.generation,

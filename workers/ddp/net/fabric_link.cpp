@@ -18,6 +18,7 @@
 
 #include "ddp/net/link.h"
 #include "ddp/types.h"
+#include "env/io/library.h"
 
 namespace ddp::net {
 
@@ -46,7 +47,8 @@ void find(void* library, const char* name, Function& function) {
 /// Stays loaded: its providers may have threads.
 const FabricApi& fabric_api() {
     static const FabricApi found = [] {
-        void* const library = ::dlopen(kLibrary, RTLD_NOW | RTLD_LOCAL);
+        ::setenv("IPATH_NO_BACKTRACE", "1", 0);  // libinfinipath takes no signals then, not even while it loads
+        void* const library = ddprun::load_library(kLibrary);
         if (library == nullptr) {
             throw InvalidInput(fmt::format("the cpu backend speaks to other nodes by libfabric, and there is none: {} (install libfabric, "
                                            "or start all ranks on one node)",
@@ -291,6 +293,9 @@ class FabricLink final : public Link {
 
 }  // namespace
 
-std::unique_ptr<Link> open_fabric_link(const std::string& host) { return std::make_unique<FabricLink>(host); }
+std::unique_ptr<Link> open_fabric_link(const std::string& host) {
+    const ddprun::KeptSignals kept;  // providers load libraries when they are first asked, or opened
+    return std::make_unique<FabricLink>(host);
+}
 
 }  // namespace ddp::net
