@@ -125,7 +125,9 @@ struct Training {
 ///
 /// A checkpoint appears under its name complete and on the disk, or not at all: it is written to a hidden
 /// directory, synced and renamed; `latest` moves last. Whatever ends a save (a full disk, SIGKILL, a power
-/// cut), what was there before is untouched. One process writes (rank 0); many may read.
+/// cut), what was there before is untouched. On a file system that cannot exchange two directories (NFS, Lustre), one
+/// that is saved again at the same step lies as `.replaced-step-…` while the new one takes its name: `latest()` finds it
+/// there. One process writes (rank 0); many may read.
 class CheckpointDirectory {
   public:
     /// Nothing is touched yet. `keep` newest checkpoints stay, older ones are removed after a save; 0 keeps

@@ -29,6 +29,8 @@ using ddprun::Result;
 constexpr std::string_view kPrefix = "step-";
 /// Hidden, so that neither `ls` nor latest() takes it for a checkpoint.
 constexpr std::string_view kHiddenPrefix = ".writing-";
+/// Before the name of a checkpoint that another of its step replaces, for a moment: the file system cannot exchange them.
+constexpr std::string_view kAsidePrefix = ".replaced-";
 constexpr std::size_t kLatestBytesLimit = 4096;
 
 [[noreturn]] void fail_checkpoint(const std::string& path, const char* attempt, int error = errno) {
@@ -41,19 +43,32 @@ bool is_checkpoint_name(std::string_view name) {
            digits.find_first_not_of("0123456789") == std::string_view::npos;
 }
 
-/// Puts the directory `from` at `to`, in one step also when `to` exists: then they change places, and what
-/// was there is removed afterwards.
-void move_into_place(const std::string& from, const std::string& to) {
-    if (::renameat2(AT_FDCWD, from.c_str(), AT_FDCWD, to.c_str(), RENAME_NOREPLACE) == 0) return;
-    if (errno == EINVAL && ::rename(from.c_str(), to.c_str()) == 0) return;  // a file system without the flag
-    if (errno == EEXIST || errno == ENOTEMPTY) {
-        if (::renameat2(AT_FDCWD, from.c_str(), AT_FDCWD, to.c_str(), RENAME_EXCHANGE) == 0) {
-            std::error_code ignored;
-            fs::remove_all(from, ignored);
-            return;
-        }
-    }
-    fail_checkpoint(to, "rename");
+/// Where a checkpoint lies whose directory should be `path`: beside it, where the writer was killed while it replaced it.
+/// "" where there is none.
+std::string find_checkpoint(const std::string& path) {
+    std::error_code ignored;
+    if (fs::is_directory(path, ignored)) return path;
+    const fs::path whole(path);
+    std::string aside = whole.parent_path() / (std::string(kAsidePrefix) + whole.filename().string());
+    return fs::is_directory(aside, ignored) ? aside : "";
+}
+
+/// Puts the directory `hidden` at `directory`/`name`, in one step also when that exists: then they change places. File
+/// systems without renameat2's flags (NFS, Lustre: EINVAL) take two steps; find_checkpoint() knows of the moment in between.
+void move_into_place(const std::string& hidden, const std::string& directory, const std::string& name) {
+    const std::string to = directory + "/" + name, aside = fmt::format("{}/{}{}", directory, kAsidePrefix, name);
+    const auto rename_with = [&](unsigned flags) {
+        return ::renameat2(AT_FDCWD, hidden.c_str(), AT_FDCWD, to.c_str(), flags) == 0;
+    };
+    if (rename_with(RENAME_NOREPLACE)) return;
+    if (errno == EINVAL && ::rename(hidden.c_str(), to.c_str()) == 0) return;
+    if (errno != EEXIST && errno != ENOTEMPTY) fail_checkpoint(to, "rename");
+    if (rename_with(RENAME_EXCHANGE)) return;
+    if (errno != EINVAL || ::rename(to.c_str(), aside.c_str()) != 0) fail_checkpoint(to, "rename");
+    if (::rename(hidden.c_str(), to.c_str()) == 0) return;
+    const int error = errno;
+    ::rename(aside.c_str(), to.c_str());
+    fail_checkpoint(to, "rename", error);
 }
 
 void write_parts(const std::string& directory, std::span<const CheckpointPart> parts, const TrainingState& state) {
@@ -96,12 +111,13 @@ std::string CheckpointDirectory::write(std::span<const CheckpointPart> parts, co
     if (::mkdir(hidden.c_str(), 0777) != 0) fail_checkpoint(hidden, "mkdir");
     try {
         write_parts(hidden, parts, state);
-        move_into_place(hidden, final_path);
+        move_into_place(hidden, path_, name);
     } catch (...) {
         fs::remove_all(hidden, error);
         throw;
     }
     sync_directory(path_);
+    remove_left_overs();  // the one that was replaced
     replace_file(path_ + "/latest", name + "\n");
     remove_old(name);
     return final_path;
@@ -109,9 +125,15 @@ std::string CheckpointDirectory::write(std::span<const CheckpointPart> parts, co
 
 void CheckpointDirectory::remove_left_overs() const {
     std::error_code ignored;
-    for (const auto& entry : fs::directory_iterator(path_, ignored)) {
-        if (entry.path().filename().string().starts_with(kHiddenPrefix))
-            fs::remove_all(entry.path(), ignored);
+    std::vector<fs::path> entries;
+    for (const auto& entry : fs::directory_iterator(path_, ignored)) entries.push_back(entry.path());
+    for (const fs::path& entry : entries) {
+        const std::string name = entry.filename();
+        // What was moved aside and not replaced is still the checkpoint of its step, and gets its name back.
+        const bool is_replaced = name.starts_with(kAsidePrefix) &&
+                                 ::rename(entry.c_str(), (path_ + "/" + name.substr(kAsidePrefix.size())).c_str()) != 0 &&
+                                 (errno == EEXIST || errno == ENOTEMPTY);
+        if (is_replaced || name.starts_with(kHiddenPrefix)) fs::remove_all(entry, ignored);
     }
     ::unlink((path_ + "/latest.new").c_str());
 }
@@ -135,18 +157,21 @@ std::optional<std::string> CheckpointDirectory::latest() const {
     const Result<std::string> latest = ddprun::read_regular_file(path_ + "/latest", kLatestBytesLimit);
     if (latest) {
         const std::string name = latest->substr(0, latest->find('\n'));
-        if (!is_checkpoint_name(name) || !fs::is_directory(path_ + "/" + name, ignored))
+        const std::string found = is_checkpoint_name(name) ? find_checkpoint(path_ + "/" + name) : "";
+        if (found.empty())
             throw InvalidInput(fmt::format("checkpoint {}/latest: names '{}', which is not a checkpoint there", path_,
                                            ddprun::excerpt(name)));
-        return path_ + "/" + name;
+        return found;
     }
     if (latest.error().sys != ENOENT) throw InvalidInput("checkpoint " + latest.error().what);
     // Killed between the first rename and the first `latest`: a checkpoint that has its name is complete.
     std::optional<std::pair<fs::file_time_type, std::string>> newest;
     for (const auto& entry : fs::directory_iterator(path_, ignored)) {
-        if (!is_checkpoint_name(entry.path().filename().string())) continue;
-        std::pair<fs::file_time_type, std::string> found{entry.last_write_time(ignored),
-                                                         entry.path().string()};
+        const std::string file = entry.path().filename();
+        const std::string name = file.starts_with(kAsidePrefix) ? file.substr(kAsidePrefix.size()) : file;
+        // One aside whose successor is in place is being removed.
+        if (!is_checkpoint_name(name) || find_checkpoint(path_ + "/" + name) != entry.path()) continue;
+        std::pair<fs::file_time_type, std::string> found{entry.last_write_time(ignored), entry.path().string()};
         if (!newest || found > *newest) newest = std::move(found);
     }
     if (!newest) return std::nullopt;
