@@ -32,6 +32,8 @@ class SeveralNodes {
         }
     }
     [[nodiscard]] int size() const { return size_; }
+    /// In place of libfabric's over the loopback.
+    void set_links(std::function<std::unique_ptr<net::Link>()> open) { open_link_ = std::move(open); }
 
     /// By rank: null for those that did not throw.
     std::vector<std::exception_ptr> failures(const std::function<void(ProcessGroup&)>& fn) {
@@ -80,7 +82,7 @@ class SeveralNodes {
         ddprun::WorkerEnv env = environment_of(rank, size_);
         env.local_rank = static_cast<int>(local);
         env.local_world_size = static_cast<int>(ranks_[node].size());
-        net::Parts parts{.board = board(), .group = 0, .open_link = [] { return net::open_fabric_link("127.0.0.1"); }};
+        net::Parts parts{.board = board(), .group = 0, .open_link = open_link_};
         return cpu::make_group(std::make_unique<net::AcrossNodes>(map_of(segments_[node]), env, options_.timeout, parts), env,
                                options_);
     }
@@ -102,6 +104,7 @@ class SeveralNodes {
     Ranks ranks_;
     ProcessGroupOptions options_;
     int size_ = 0;
+    std::function<std::unique_ptr<net::Link>()> open_link_ = [] { return net::open_fabric_link("127.0.0.1"); };
     bool ends_generation_ = false;
     std::vector<ddprun::UniqueFd> segments_;
     std::mutex mutex_;

@@ -8,6 +8,7 @@
 #include <numeric>
 
 #include "failures.h"
+#include "fake_link.h"
 #include "reference_reduction.h"
 #include "several_nodes.h"
 #include "tests/support/half_float.h"
@@ -15,6 +16,7 @@
 namespace {
 
 using namespace ddp;
+using ddp::testing::FakeNetwork;
 using ddp::testing::is;
 using ddp::testing::message_of;
 using ddp::testing::SeveralNodes;
@@ -389,6 +391,41 @@ TEST(AcrossNodes, SplitsCrossNodesOrStayOnOneOrTakeOneRankOfEach) {
         }
         EXPECT_EQ(sum_of(group, 1), 5.F);
     });
+}
+
+/// All kinds of messages between nodes, over an engine with such habits.
+void all_collectives_are_right_over(FakeNetwork::Habits habits) {
+    const std::vector<int> nodes{2, 1, 2};
+    FakeNetwork network(habits);
+    SeveralNodes world(nodes);
+    world.set_links([&] { return network.open(); });
+    world.run([&](ProcessGroup& group) {
+        for (const std::size_t count : {std::size_t{17}, std::size_t{40'003}}) {
+            auto values = all_values(group.size(), DType::F32, count);
+            const Bytes sum = reduced(nodes, values, DType::F32, ReduceOp::Sum);
+            Bytes gathered(joined(values).size()), moved = values[1];
+            group.all_gather(whole(gathered), whole(own(values, group))).wait();
+            EXPECT_EQ(gathered, joined(values));
+            if (group.rank() == 1) group.send(whole(moved), 4).wait();
+            if (group.rank() == 4) group.recv(whole(moved), 1).wait();
+            group.broadcast(whole(moved), 4).wait();
+            EXPECT_EQ(moved, values[1]);
+            group.all_reduce(whole(own(values, group))).wait();
+            EXPECT_EQ(own(values, group), sum) << count;
+        }
+        const auto crossing = group.split(group.rank() % 2, 0);
+        EXPECT_EQ(crossing->all_gather_bytes("word").size(), group.rank() % 2 == 0 ? 3U : 2U);
+    });
+}
+
+TEST(AcrossNodes, TagsFitAnEngineThatCarries48Bits) {
+    all_collectives_are_right_over({.tag_mask = (std::uint64_t{1} << 48) - 1});
+}
+
+TEST(AcrossNodes, LengthsOfSendsMayBeAnything) { all_collectives_are_right_over({.garbles_send_lengths = true}); }
+
+TEST(AcrossNodes, MessagesMayBeginLateAndMoveInParts) {
+    all_collectives_are_right_over({.refusals = 7, .most_at_once = 5000});
 }
 
 TEST(FabricLink, LeavesTheSignalsOfTheProcessAsTheyWere) {

@@ -28,7 +28,6 @@ namespace {
 
 constexpr std::chrono::milliseconds kOfAClosedConnection{200};  ///< for its reason
 constexpr std::chrono::seconds kOfAnotherCall{2};               ///< for what the first ranks say of it: they look when they are next awake
-constexpr std::uint64_t kLastWordsTag = std::uint64_t{1} << 63;  // the others count from 1
 
 /// What a rank says of itself before it has connections.
 struct Introduction {
@@ -146,10 +145,12 @@ void AcrossNodes::settle(const std::vector<std::string>& introductions, const st
         if (bytes && bytes->size() == sizeof part) std::memcpy(&part, bytes->data(), sizeof part);
         secret_ ^= part;
     }
+    secret_ &= link_->tag_mask();
     link_->connect(addresses);
     sent_.resize(peers_.size());
     received_.resize(peers_.size());
-    last_words_.emplace(*link_, secret_ ^ kLastWordsTag);
+    const std::uint64_t highest_bit = link_->tag_mask() - (link_->tag_mask() >> 1);  // the other messages count from 1
+    last_words_.emplace(*link_, secret_ ^ highest_bit);
     if (!speaks()) return;
     words_.assign(layout_.nodes.size(), std::vector<std::byte>(sizeof(Call) + spoken_bytes(layout_.nodes.size())));
     for (const auto& ranks : layout_.nodes) {
@@ -206,7 +207,8 @@ std::uint64_t AcrossNodes::next_tag(std::vector<std::uint64_t>& counts, std::uin
 
 void AcrossNodes::Batch::send(std::uint32_t peer, std::span<const std::byte> from) {
     if (from.empty()) return;
-    Begun& message = messages_.emplace_back(Transfer{}, peer, 0, from.size());
+    // Engines define the length of receives only, so that of a send is never another than expected.
+    Begun& message = messages_.emplace_back(Transfer{}, peer, 0, SIZE_MAX);
     owner_.link_->send(peer, owner_.next_tag(owner_.sent_, peer), from, message.transfer);
 }
 

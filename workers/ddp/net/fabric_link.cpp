@@ -10,6 +10,7 @@
 
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <cstdlib>
 #include <deque>
 #include <functional>
@@ -112,6 +113,12 @@ class FabricLink final : public Link {
         std::size_t length = name.size();
         check(::fi_getname(&endpoint_.object->fid, name.data(), &length), "fi_getname");
         return {name.data(), length};
+    }
+
+    // fi_endpoint(3): the first bits of the format that are 0 are those that the provider ignores. cxi refuses them.
+    std::uint64_t tag_mask() const override {
+        const std::uint64_t format = info_->ep_attr->mem_tag_format;
+        return ~std::uint64_t{0} >> (format == 0 ? 0 : std::countl_zero(format));
     }
 
     void connect(const std::vector<std::string>& addresses) override {

@@ -16,7 +16,7 @@ struct Transfer {
     void* engine[8] = {};  ///< the engine's own, and first
     bool done = false;
     bool is_long = false;   ///< for the engine
-    std::size_t bytes = 0;  ///< that have come; or would have, had there been room
+    std::size_t bytes = 0;  ///< of a receive: that have come; or would have, had there been room. Of a send: anything
     std::string failure;    ///< why it did not arrive; "" where it did
 };
 
@@ -35,6 +35,8 @@ class Link {
     [[nodiscard]] virtual std::string describe() const = 0;
     /// Where others find this rank: bytes for their connect().
     [[nodiscard]] virtual std::string address() const = 0;
+    /// The bits of a tag that the engine carries: a number of the lowest ones. Tags with others fail.
+    [[nodiscard]] virtual std::uint64_t tag_mask() const = 0;
     /// Once: peers are numbered by their place; "" for those that are never spoken to. Throws Error.
     virtual void connect(const std::vector<std::string>& addresses) = 0;
 
