@@ -5,6 +5,7 @@
 
 #include <cstring>
 #include <future>
+#include <mutex>
 #include <numeric>
 
 #include "failures.h"
@@ -426,6 +427,29 @@ TEST(AcrossNodes, LengthsOfSendsMayBeAnything) { all_collectives_are_right_over(
 
 TEST(AcrossNodes, MessagesMayBeginLateAndMoveInParts) {
     all_collectives_are_right_over({.refusals = 7, .most_at_once = 5000});
+}
+
+TEST(AcrossNodesFailure, ALostConnectionIsToldToAllRanks) {
+    FakeNetwork network;
+    SeveralNodes world({2, 1, 1});
+    std::mutex mutex;
+    std::string last;  // of the links' addresses: of whichever rank
+    world.set_links([&] {
+        auto link = network.open();
+        const std::lock_guard lock(mutex);
+        last = link->address();
+        return link;
+    });
+    const auto failures = world.failures([&](ProcessGroup& group) {
+        std::vector<float> values(100'000);
+        group.all_reduce(buffer_of(std::span<float>(values))).wait();
+        if (group.rank() == 3) network.lose(last);
+        for (;;) group.all_reduce(buffer_of(std::span<float>(values))).wait();
+    });
+    for (const auto& failure : failures) {
+        EXPECT_TRUE(is<PeerLostError>(failure)) << message_of(failure);
+        EXPECT_THAT(message_of(failure), HasSubstr("Connection reset by peer"));
+    }
 }
 
 TEST(FabricLink, LeavesTheSignalsOfTheProcessAsTheyWere) {

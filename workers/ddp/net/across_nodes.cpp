@@ -261,6 +261,7 @@ void AcrossNodes::wait_for(const Batch::Begun& message) {
 // way, and tells more: from the launcher, in a greeting, or with last words.
 void AcrossNodes::lament(const Batch::Begun& message) {
     const Transfer& transfer = message.transfer;
+    if (began_ns_ == 0) began_ns_ = now_ns();  // it failed at the first look: that is no time-out
     const auto patience = transfer.failure.empty() ? kOfAnotherCall : std::chrono::nanoseconds(kOfAClosedConnection);
     const auto until = MonotonicClock::now() + patience;
     for (; MonotonicClock::now() < until; std::this_thread::sleep_for(std::chrono::milliseconds(2))) {
