@@ -137,6 +137,7 @@ class Job final : public rdzv::ServerHandler, public rdzv::AgentLinkHandler {
     Result<std::uint16_t> listen_as_standby();
     std::string listen_for_late_comers();
     void lose_head(const Error& why);
+    [[nodiscard]] bool head_is_dead() const;
     void take_over(JobState state, const std::string& why);
     void give_up_without_head(const std::string& why);
 
@@ -218,7 +219,8 @@ class Job final : public rdzv::ServerHandler, public rdzv::AgentLinkHandler {
     std::unique_ptr<Controller> controller_;  ///< on the head only
     std::unique_ptr<Heir> heir_;              ///< elsewhere; null: this node ends with the head
     std::map<rdzv::AgentId, rdzv::AgentHello> early_;  ///< have come to the standby, which is not the head yet
-    Endpoint head_;                           ///< where the controller is, for agents
+    Endpoint head_;                           ///< where the controller is, for agents, as it was named
+    Endpoint head_address_;                   ///< the same, numeric: names may be unknown when the head is lost
     std::size_t head_places_ = 1;             ///< by which it was looked for
     std::shared_ptr<const rdzv::TlsContext> tls_;  ///< of the agent, with --tls
     rdzv::AgentHello hello_;                  ///< what this node says of itself

@@ -34,20 +34,25 @@ Result<std::uint16_t> Job::listen_as_standby() {
     return server_->bound().port;
 }
 
-/// This node's workers are stopped, as survivors of any failure; when none is left the job goes on elsewhere.
+/// True when nothing listens where the head did: its process has ended, it is not merely cut off. A host that lives refuses at once.
+bool Job::head_is_dead() const {
+    constexpr Duration kRefusal = std::chrono::milliseconds(100);
+    const Result<UniqueFd> again = connect_tcp(head_address_, MonotonicClock::now() + kRefusal);
+    return !again && again.error().sys == ECONNREFUSED;
+}
+
+/// This node's workers are stopped, as survivors of any failure; when none is left the job goes on elsewhere. Nothing here may
+/// wait before they are: the name server may have gone with the head.
 void Job::lose_head(const Error& why) {
-    constexpr Duration kRefusal = std::chrono::milliseconds(100);  // a host that lives refuses at once
-    const Result<UniqueFd> again = connect_tcp(head_, MonotonicClock::now() + kRefusal);
-    const bool is_dead = !again && again.error().sys == ECONNREFUSED;
     const std::string lost = fmt::format("the head at {} is lost ({})", to_string(head_), why.what);
     log_.warning("{}; this node's workers are stopped, the job goes on under {}", lost, heir_->successor());
-    heir_->head_lost(lost, is_dead);
     rdzv::StopGeneration stop;
     stop.generation = agent_->generation();
     stop.grace_ns = setup_.spec.failure_grace.count();
     stop.failed_rank = 0;
     stop.why = lost;
     agent_->handle(stop);
+    heir_->head_lost(lost, heir_->is_standby() && head_is_dead());
     if (agent_->idle()) heir_->drained();
 }
 

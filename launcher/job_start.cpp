@@ -42,7 +42,8 @@ Status Job::start(RemoteAgents::Parts parts) {
 
 /// As a node that the head has started: its share of the others, once it can tell the head of them.
 void Job::on_connected() {
-    if (head_places_ > 1) head_ = link_->controller();
+    head_address_ = link_->controller();
+    if (head_places_ > 1) head_ = head_address_;
     if (controller_ || !setup_.start) return;
     RemoteAgents::Parts parts = parts_of_start();
     parts.tell_head = [this](int node, const std::string& why) {

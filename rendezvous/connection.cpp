@@ -32,7 +32,10 @@ void set_option(int fd, int level, int option, int value) {
     ::setsockopt(fd, level, option, &value, sizeof value);
 }
 
-/// The address as numbers; host "" when it has none.
+bool would_block(int error) { return error == EAGAIN || error == EWOULDBLOCK || error == EINTR; }
+
+}  // namespace
+
 Endpoint numeric_endpoint(const sockaddr_storage& address, socklen_t length) {
     std::array<char, NI_MAXHOST> host{};
     std::array<char, NI_MAXSERV> port{};
@@ -46,10 +49,6 @@ Endpoint numeric_endpoint(const sockaddr_storage& address, socklen_t length) {
     if (name.starts_with(kMapped) && name.find('.') != std::string::npos) name.erase(0, kMapped.size());
     return {name, static_cast<std::uint16_t>(parse_int_between(port.data(), 0, 65535).value_or(0))};
 }
-
-bool would_block(int error) { return error == EAGAIN || error == EWOULDBLOCK || error == EINTR; }
-
-}  // namespace
 
 std::string peer_name(int fd) {
     sockaddr_storage address{};

@@ -49,12 +49,14 @@ class Heir {
     /// By which addresses others reach this node, where it is the standby.
     [[nodiscard]] std::vector<std::string> own_addresses() const { return is_standby() ? successor_.addresses : std::vector<std::string>{}; }
     /// The head is lost: from now on whoever comes here is counted. After it drained() has to be called, when no worker of this
-    /// node is left. `is_dead`: its process is known to have ended.
+    /// node is left. `is_dead`: its process is known to have ended; only the standby looks at it.
     void head_lost(const std::string& why, bool is_dead);
     void drained();
     /// A world has been formed, under whatever controller: its loss is another one. A spare hears of that controller's standby only.
     void generation_began();
     [[nodiscard]] bool is_orphan() const { return is_orphan_; }
+    /// The other nodes come here when the head is lost.
+    [[nodiscard]] bool is_standby() const { return legacy_ && port_ != 0 && successor_.port == port_; }
 
     // On the standby, of an agent that has come because of it. Where this node still has the head, the agent alone has lost it: it is
     // no part of the job any more, and not counted, also if the head is lost next: it may go on without both.
@@ -62,7 +64,6 @@ class Heir {
     void gone(rdzv::AgentId agent);
 
   private:
-    [[nodiscard]] bool is_standby() const { return legacy_ && port_ != 0 && successor_.port == port_; }
     [[nodiscard]] std::vector<Endpoint> endpoints_of_successor() const;
     void consider(bool time_is_up);
     void forget_arrivals();

@@ -96,6 +96,7 @@ void AgentLink::join(Dialled dialled) {
     connection_->set_limits(kPeerLimits);
     connection_->keep_messages();
     session_ = std::move(dialled.nonce);
+    found_ = std::move(dialled.found);
     std::vector<std::string>& addresses = options_.hello.addresses;
     if (addresses.empty()) addresses.push_back(connection_->local_host());
     for (const std::string& other : options_.other_addresses) {
@@ -203,6 +204,7 @@ void AgentLink::look_for_silence() {
 void AgentLink::redial() {
     if (redial_timer_ != 0 || (dial_ && !dial_->is_over())) return;
     DialOptions options = to_dial();
+    options.controllers = found_;
     options.hello.session = session_;
     options.hello.received = inbox_.received();
     // After a partition the network's own patience with an address grows: a fresh attempt finds the way back sooner.

@@ -109,6 +109,7 @@ class AgentLink final : private ConnectionOwner {
     std::unique_ptr<Dial> dial_;
     std::unique_ptr<Connection> connection_;  ///< the session's, also when it is lost and the next one is not there yet
     std::string session_;
+    std::vector<Endpoint> found_;             ///< the controllers, numeric: a session needs no name server
     Inbox inbox_;
     std::optional<Outage> outage_;            ///< the connection is lost
     std::optional<Error> refusal_;  ///< the controller's last words

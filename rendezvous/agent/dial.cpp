@@ -5,6 +5,7 @@
 #include <sys/socket.h>
 
 #include <algorithm>
+#include <iterator>
 #include <utility>
 
 #include "env/hmac.h"
@@ -43,8 +44,12 @@ Dial::~Dial() {
 void Dial::found(Result<SocketAddresses> addresses) {
     --open_look_ups_;
     if (is_over()) return;
-    if (addresses) addresses_.insert(addresses_.end(), addresses->begin(), addresses->end());
-    else remember(addresses.error());
+    if (addresses) {
+        addresses_.insert(addresses_.end(), addresses->begin(), addresses->end());
+        for (const SocketAddress& one : *addresses) found_.push_back(numeric_endpoint(one.storage, one.length));
+    } else {
+        remember(addresses.error());
+    }
     if (next_timer_ == 0) try_next();
 }
 
@@ -124,7 +129,9 @@ Result<bool> Dial::shake_hands(Attempt& attempt, Frame frame) {
 /// The others are not needed any more. The handler may destroy us.
 void Dial::take(Attempt& attempt) {
     loop_.cancel(attempt.timer);
-    Dialled dialled{std::move(attempt.connection), attempt.handshake->hello().nonce, attempt.handshake->session()};
+    Dialled dialled{std::move(attempt.connection), attempt.handshake->hello().nonce, attempt.handshake->session(), {}};
+    dialled.found = {dialled.connection->remote()};
+    std::copy_if(found_.begin(), found_.end(), std::back_inserter(dialled.found), [&](const Endpoint& one) { return one != dialled.found.front(); });
     addresses_.clear();
     loop_.cancel(std::exchange(next_timer_, 0));
     for (Attempt& other : attempts_) {

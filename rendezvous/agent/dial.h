@@ -33,6 +33,7 @@ struct Dialled {
     std::unique_ptr<Connection> connection;  ///< hears from whoever dialled; to be handed to its owner
     std::string nonce;                       ///< of the Hello that it began with
     SessionCounts session;                   ///< where it goes on, by the controller
+    std::vector<Endpoint> found;             ///< numeric addresses of the controllers that were known by then, this one's first
 };
 
 /// One look for a connection to the controller, on the event loop; never blocks. All names are looked up at once, their
@@ -83,6 +84,7 @@ class Dial final : private ConnectionOwner {
     std::vector<std::unique_ptr<Resolver>> look_ups_;
     std::size_t open_look_ups_ = 0;
     std::deque<SocketAddress> addresses_;  ///< not tried yet
+    std::vector<Endpoint> found_;
     Attempts attempts_;
     os::EventLoop::TimerId next_timer_ = 0;
     std::optional<Error> why_not_;
