@@ -295,22 +295,24 @@ std::optional<Endpoint> Job::ras_address() const {
     return ras_endpoint(agent_->variable(0, "NCCL_RAS_ENABLE"), agent_->variable(0, "NCCL_RAS_ADDR"));
 }
 
-/// What a running job can be asked, and what the job itself asks of its nodes.
+/// What a running job can be asked. Built once: a question may be open when this node becomes the head.
 void Job::build_questions() {
     Inquiry::Parts parts{*loop_, [this](rdzv::FromAgent message) { return link_->send(std::move(message)); }, nullptr, nullptr};
-    if (controller_) {
-        parts.to_agent = [this](rdzv::AgentId agent, rdzv::ToAgent message) { return server_->send(agent, std::move(message)); };
-        parts.world = [this] { return controller_->world(); };
-    }
     inquiry_ = std::make_unique<Inquiry>(std::move(parts));
     answer_hang_looks(*inquiry_, *agent_, host_);
     questions_ = std::make_unique<JobQuestions>(JobQuestions::Parts{
         *loop_, system_, setup_.spec, *agent_, *observation_, *inquiry_, host_,
         [this](const std::string& why) { controller_->preempt(SIGTERM, why); }, [this](int signal) { controller_->forward(signal); }});
-    if (controller_ && setup_.spec.hang_timeout > Duration::zero()) {
-        hang_watch_ = std::make_unique<HangWatch>(*loop_, *job_log_, *controller_, *inquiry_, setup_.spec.hang_timeout, [this] { return ras_address(); },
-                                                  [this](const HangVerdict& verdict) { controller_->hang_found(verdict.what, verdict.culprit); });
-    }
+    if (controller_) begin_asking_nodes();
+}
+
+/// What the head asks its nodes: for others, and for itself to find hangs.
+void Job::begin_asking_nodes() {
+    inquiry_->becomes_head([this](rdzv::AgentId agent, rdzv::ToAgent message) { return server_->send(agent, std::move(message)); },
+                           [this] { return controller_->world(); });
+    if (setup_.spec.hang_timeout == Duration::zero()) return;
+    hang_watch_ = std::make_unique<HangWatch>(*loop_, *job_log_, *controller_, *inquiry_, setup_.spec.hang_timeout, [this] { return ras_address(); },
+                                              [this](const HangVerdict& verdict) { controller_->hang_found(verdict.what, verdict.culprit); });
 }
 
 Result<int> Job::run() {

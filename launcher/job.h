@@ -102,6 +102,7 @@ class Job final : public rdzv::ServerHandler, public rdzv::AgentLinkHandler {
     Status build_agent(const Endpoint& controller);
     Status build_observation();
     void build_questions();
+    void begin_asking_nodes();
     [[nodiscard]] std::optional<Endpoint> ras_address() const;
     Status watch_starter();
     /// Becomes part of the job at its controller, the first one or another, by whichever of these answers.

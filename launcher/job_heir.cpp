@@ -52,6 +52,7 @@ void Job::lose_head(const Error& why) {
     stop.failed_rank = 0;
     stop.why = lost;
     agent_->handle(stop);
+    inquiry_->head_lost(lost);
     heir_->head_lost(lost, heir_->is_standby() && head_is_dead());
     if (agent_->idle()) heir_->drained();
 }
@@ -62,7 +63,7 @@ void Job::take_over(JobState state, const std::string& why) {
     job_log_->warning("this node is the head from now on; {} here; {}", early_.size() == 1 ? std::string("1 node is") : fmt::format("{} nodes are", early_.size()), listen_for_late_comers());
     observation_->becomes_head(*controller_);
     controller_->on_event([this](const JobEvent& event) { observation_->decided(event); });
-    build_questions();
+    begin_asking_nodes();
     begin_control();
     for (const auto& [agent, hello] : newest_first(std::exchange(early_, {}))) on_agent_joined(agent, hello);
     controller_->succeed(std::move(state), why);

@@ -75,6 +75,19 @@ void Inquiry::pass_to_head(const ControlRequest& request, Duration patience, con
     asked_[number] = {request, answer, timer};
 }
 
+void Inquiry::head_lost(const std::string& why) {
+    alive_ = std::make_shared<bool>(true);  // what is still being answered to the lost head is said to nobody
+    for (const auto& [number, asked] : std::exchange(asked_, {})) {
+        parts_.loop.cancel(asked.timer);
+        answer_alone(asked.request, why, asked.answer);
+    }
+}
+
+void Inquiry::becomes_head(std::function<bool(rdzv::AgentId, rdzv::ToAgent)> to_agent, std::function<std::vector<WorldNode>()> world) {
+    parts_.to_agent = std::move(to_agent);
+    parts_.world = std::move(world);
+}
+
 void Inquiry::from_controller(const rdzv::Answer& answer) {
     auto asked = asked_.extract(answer.number);
     if (asked.empty()) return;  // too late: its asker has been told so

@@ -43,7 +43,7 @@ class Inquiry {
         os::EventLoop& loop;
         /// False: there is no connection to the controller.
         std::function<bool(rdzv::FromAgent)> to_controller;
-        /// The last two are empty on a node that is not the head.
+        /// These two are empty on a node that is not the head.
         std::function<bool(rdzv::AgentId agent, rdzv::ToAgent)> to_agent;
         std::function<std::vector<WorldNode>()> world;
     };
@@ -67,6 +67,11 @@ class Inquiry {
     /// On the head only: asks the nodes of the world (`rank` given: the one that has it), waits for `patience`. The
     /// answers are in the world's order. Without a world, or when nobody has the rank: no answers.
     void ask_nodes(const ControlRequest& request, std::optional<int> rank, Duration patience, Gathered gathered);
+
+    /// The head is lost: answers what it was asked and has not answered, with the reason.
+    void head_lost(const std::string& why);
+    /// This node becomes the head: from now on it asks the nodes itself. Handlers and open questions stay.
+    void becomes_head(std::function<bool(rdzv::AgentId agent, rdzv::ToAgent)> to_agent, std::function<std::vector<WorldNode>()> world);
 
     // What arrives from the other side of a connection.
     void from_controller(const rdzv::Question& question);
@@ -105,7 +110,7 @@ class Inquiry {
     std::map<std::uint64_t, Asked> asked_;   ///< of the head
     std::map<std::uint64_t, Round> rounds_;  ///< of the nodes
     std::uint64_t next_number_ = 1;
-    std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);
+    std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);  ///< replies hold it weakly
 };
 
 }  // namespace ddprun

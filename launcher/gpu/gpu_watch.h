@@ -1,6 +1,7 @@
 #pragma once
 
 #include <functional>
+#include <memory>
 #include <vector>
 
 #include "env/os/event_loop.h"
@@ -22,7 +23,7 @@ class GpuWatch {
     GpuWatch& operator=(const GpuWatch&) = delete;
 
     /// Calls `answer` once, at once or within kPatience: with what was measured in the last moment or now; without a
-    /// driver, and when nothing can be had in time, with what was measured last.
+    /// driver, and when nothing can be had in time, with what was measured last. Never after this object's end.
     void look(Answer answer);
 
     static constexpr Duration kPatience = std::chrono::milliseconds(1500);
@@ -36,6 +37,7 @@ class GpuWatch {
     std::vector<GpuUsage> gpus_;
     TimePoint measured_at_ = TimePoint::min();
     std::vector<Answer> waiting_;
+    std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);  ///< a tool that runs can outlive this object
 };
 
 }  // namespace ddprun

@@ -10,6 +10,7 @@ namespace {
 using namespace std::chrono_literals;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
+using ::testing::Not;
 
 /// The head of a job of two nodes; what it sends is kept, what comes back the test says.
 class HeadInquiry : public ::testing::Test {
@@ -121,6 +122,47 @@ TEST_F(HeadInquiry, TooManyQuestionsAtOnceAreRefusedNotKept) {
     for (int i = 0; i < 300; ++i) ask();
     EXPECT_EQ(asked_.size(), 2u * 256);
     EXPECT_EQ(rounds_, 300 - 256);
+}
+
+/// A node that is not the head; its head is asked, and never answers.
+class NodeInquiry : public ::testing::Test {
+  protected:
+    NodeInquiry() : inquiry_({*loop_, [this](rdzv::FromAgent message) { return said_.push_back(std::move(message)), true; }, nullptr, nullptr}) {
+        inquiry_.on_job("status", 60s, [](const ControlRequest&, const Inquiry::Answer& answer) { answer("the job, by its head"); });
+    }
+    std::string ask() {
+        answer_.clear();
+        inquiry_.ask_job({"status", {}}, [this](const std::string& line) { answer_ += line; });
+        return answer_;
+    }
+
+    std::unique_ptr<os::EventLoop> loop_ = *os::EventLoop::create({});
+    std::vector<rdzv::FromAgent> said_;
+    std::string answer_;
+    Inquiry inquiry_;
+};
+
+TEST_F(NodeInquiry, AnOpenQuestionIsAnsweredWithTheReasonWhenTheHeadIsLost) {
+    EXPECT_EQ(ask(), "");
+    inquiry_.head_lost("the head is lost");
+    EXPECT_THAT(answer_, HasSubstr("the head is lost"));
+    inquiry_.from_controller(rdzv::Answer{std::get<rdzv::Question>(said_.at(0)).number, rdzv::Blob("late")});
+    EXPECT_THAT(answer_, Not(HasSubstr("late")));
+}
+
+TEST_F(NodeInquiry, AnswersForTheJobItselfOnceItIsTheHead) {
+    inquiry_.head_lost("the head is lost");
+    inquiry_.becomes_head([](rdzv::AgentId, const rdzv::ToAgent&) { return true; }, [] { return std::vector<WorldNode>(); });
+    EXPECT_EQ(ask(), "the job, by its head");
+}
+
+TEST_F(NodeInquiry, ALateAnswerToTheLostHeadDoesNotReachTheNext) {
+    Inquiry::Answer answer;
+    inquiry_.on_node("stacks", [&](const ControlRequest&, const Inquiry::Answer& reply) { answer = reply; });
+    inquiry_.from_controller(rdzv::Question{1, encode({"stacks", {}})});
+    inquiry_.head_lost("the head is lost");
+    answer("stacks");
+    EXPECT_TRUE(said_.empty());
 }
 
 TEST(NodeLook, SurvivesTheWayThereAndBack) {

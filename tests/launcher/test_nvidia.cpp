@@ -3,8 +3,10 @@
 
 #include "env/io/file.h"
 #include "launcher/gpu/gpu_usage.h"
+#include "launcher/gpu/gpu_watch.h"
 #include "launcher/gpu/nvidia.h"
 #include "launcher/gpu/nvml.h"
+#include "tests/support/fake_system.h"
 #include "tests/support/temporary_directory.h"
 
 namespace ddprun {
@@ -111,6 +113,18 @@ TEST(GpusOfWorkers, ArePresumedAmongTheVisibleOnes) {
     WorkerProcesses swapped{0, {7}, "GPU-b,0", true}, narrowed{1, {8}, "1", true}, none{0, {9}, "", true};
     EXPECT_EQ(assign_gpu_usage(two_gpus(), {swapped, narrowed, none}),
               (std::vector<WorkerGpus>{{{1}, true, 0}, {{1}, true, 0}, {}}));
+}
+
+TEST_F(Nvidia, AWatchThatIsGoneIsNotToldWhatItsToolPrints) {
+    const std::unique_ptr<os::EventLoop> loop = *os::EventLoop::create({});
+    test::FakeSystem system;
+    auto watch = std::make_unique<GpuWatch>(*loop, system);
+    int answers = 0;
+    watch->look([&](const std::vector<GpuUsage>&) { ++answers; });
+    watch.reset();
+    system.exit(system.spawned().at(0).first, 0);
+    ASSERT_TRUE(loop->run_once(MonotonicClock::now() + std::chrono::seconds(10)));
+    EXPECT_EQ(answers, 0);
 }
 
 }  // namespace

@@ -1,7 +1,12 @@
 // A job whose head is lost: agents on hosts of their own, started by hand.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <fcntl.h>
 #include <signal.h>
+#include <sys/stat.h>
+
+#include <filesystem>
+#include <fstream>
 
 #include "tests/support/hosts.h"
 #include "tests/system/look.h"
@@ -23,7 +28,7 @@ class WithoutTheHead : public ::testing::Test {
     void start(int nodes, const std::string& nnodes, std::vector<std::string> options = {"--max-restarts=3"},
                const std::vector<std::string>& worker = {path_of("PROBE"), "env", "MASTER_ADDR", "env", "WORLD_SIZE", "say", "running",
                                                          "generation", "1", "hold", "end"}) {
-        hosts_ = std::make_unique<Hosts>(nodes);
+        if (!hosts_) hosts_ = std::make_unique<Hosts>(nodes);
         options.insert(options.begin(), {"--nnodes=" + nnodes, "--nproc-per-node=2", "--rdzv-backend=c10d", "--rdzv-endpoint=" + Hosts::address(0) + ":29411",
                                          "--rdzv-id=succession", "--shutdown-timeout=1", "--rdzv-conf=last_call_timeout=2,join_timeout=60"});
         for (int node = 0; node < nodes; ++node) {
@@ -32,7 +37,7 @@ class WithoutTheHead : public ::testing::Test {
             std::vector<std::string> line{path_of("DDPRUN")};
             line.insert(line.end(), own.begin(), own.end());
             line.insert(line.end(), worker.begin(), worker.end());
-            nodes_.push_back(std::make_unique<Program>(hosts_->command(node, line), with_environment({"DDPRUN_TOKEN=secret of the job"})));
+            nodes_.push_back(std::make_unique<Program>(hosts_->command(node, line), with_environment(environment_)));
             if (node > 0) continue;
             ASSERT_TRUE(nodes_[0]->wait_for_output("controller on port"));
         }
@@ -42,6 +47,7 @@ class WithoutTheHead : public ::testing::Test {
         for (int node = 0; node < nodes; ++node) ASSERT_TRUE(nodes_[static_cast<std::size_t>(node)]->wait_for_output("running\n")) << "node " << node;
     }
     Outcome end_of(int node) { return nodes_[static_cast<std::size_t>(node)]->wait(); }
+    std::vector<std::string> environment_{"DDPRUN_TOKEN=secret of the job"};
     std::unique_ptr<Hosts> hosts_;
     std::vector<std::unique_ptr<Program>> nodes_;
 };
@@ -57,6 +63,31 @@ TEST_F(WithoutTheHead, AnElasticJobGoesOnUnderTheStandby) {
     EXPECT_EQ(occurrences(one.out + two.out, "MASTER_ADDR=" + Hosts::address(1)), 4) << "rank 0 is where the new head is";
     EXPECT_THAT(one.err, AllOf(HasSubstr("this node is the head from now on"), HasSubstr("the head at " + Hosts::address(0)), HasSubstr("going on without it")));
     EXPECT_THAT(two.err, HasSubstr("the job goes on under " + Hosts::name(1)));
+}
+
+/// While somebody looks at a job with GPUs, each node has a child that asks the driver, and takes as long as that does.
+TEST_F(WithoutTheHead, AQuestionThatIsOpenWhenTheStandbyTakesOverIsAnsweredAndHarmsNothing) {
+    hosts_ = std::make_unique<Hosts>(3);
+    const std::string machine = hosts_->shared() + "/machine";
+    std::ofstream(machine) << R"({"gpus": []})";
+    environment_.insert(environment_.end(), {"DDPRUN_NVML_LIBRARY=" + path_of("FAKE_NVML_LIBRARY"), "FAKE_NVML=" + machine});
+    start(3, "2:3");
+    await_workers(3);
+    std::filesystem::rename(machine, machine + ".file");
+    ASSERT_EQ(::mkfifo(machine.c_str(), 0600), 0);
+    Program question(hosts_->command(1, {path_of("DDPRUN"), "ps", "--json"}));
+    UniqueFd driver;
+    for (const TimePoint limit = MonotonicClock::now() + 60s; !driver;) {  // until a child reads
+        ASSERT_LT(MonotonicClock::now(), limit);
+        driver = UniqueFd(::open(machine.c_str(), O_WRONLY | O_NONBLOCK | O_CLOEXEC));
+    }
+    std::filesystem::rename(machine + ".file", machine);
+    nodes_[0]->signal(SIGKILL);
+    for (int node : {1, 2}) {
+        const Outcome outcome = end_of(node);
+        EXPECT_EQ(outcome.status, 0) << outcome.err;
+    }
+    EXPECT_THAT(question.wait().out, HasSubstr("the head at " + Hosts::address(0)));
 }
 
 TEST_F(WithoutTheHead, WhoWaitsForTheStoreHearsOfItAndTheNextWorldHasAStore) {
