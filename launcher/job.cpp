@@ -82,7 +82,7 @@ Status Job::build() {
     if (!token) return token.error();
     token_ = *std::move(token);
     if (choice->is_head) {
-        if (const Status run = begin_run(); !run) return run;
+        if (const Status run = begin_run(RequeueRun::Head::First); !run) return run;
     }
     // Not through the log: --quiet does not hide who else can join.
     if (!token_.warning.empty()) ddprun::print(stderr, "ddprun: {}\n", token_.warning);

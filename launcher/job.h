@@ -143,7 +143,7 @@ class Job final : public rdzv::ServerHandler, public rdzv::AgentLinkHandler {
     void give_up_without_head(const std::string& why);
 
     // job_end.cpp
-    Status begin_run();
+    Status begin_run(RequeueRun::Head head);
     void end_run();
     void agent_says(rdzv::FromAgent message);
     void controller_done();

@@ -37,9 +37,9 @@ bool was_ended_from_outside(const JobEnd& end) {
 }  // namespace
 
 /// What a batch job's last run has left.
-Status Job::begin_run() {
+Status Job::begin_run(RequeueRun::Head head) {
     Result<std::optional<RequeueRun>> run =
-        RequeueRun::begin(setup_.spec.requeue, setup_.spec.output.log_dir, [this](const std::string& line) { log_.info("{}", line); });
+        RequeueRun::begin(setup_.spec.requeue, setup_.spec.output.log_dir, head, [this](const std::string& line) { log_.info("{}", line); });
     if (!run) return run.error();
     run_ = *std::move(run);
     if (run_ && setup_.spec.walltime_notice == Duration::zero()) setup_.spec.walltime_notice = kRequeueNotice;

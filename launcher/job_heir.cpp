@@ -59,6 +59,7 @@ void Job::lose_head(const Error& why) {
 
 void Job::take_over(JobState state, const std::string& why) {
     has_succeeded_ = true;
+    if (const Status run = begin_run(RequeueRun::Head::Successor); !run) log_.warning("{}; the job will not be put back into its queue", run.error().what);
     build_controller();
     job_log_->warning("this node is the head from now on; {} here; {}", early_.size() == 1 ? std::string("1 node is") : fmt::format("{} nodes are", early_.size()), listen_for_late_comers());
     observation_->becomes_head(*controller_);

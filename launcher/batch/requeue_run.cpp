@@ -34,7 +34,7 @@ std::optional<RunState> read_state(const std::string& path, const RequeueRun::Sa
 
 }  // namespace
 
-Result<std::optional<RequeueRun>> RequeueRun::begin(const RequeueSpec& spec, const std::string& log_directory, const Say& say) {
+Result<std::optional<RequeueRun>> RequeueRun::begin(const RequeueSpec& spec, const std::string& log_directory, Head head, const Say& say) {
     using Mode = RequeueSpec::Mode;
     if (spec.mode == Mode::No) return std::optional<RequeueRun>();
     const std::optional<BatchJob> job = find_batch_job(process_environment);
@@ -49,7 +49,8 @@ Result<std::optional<RequeueRun>> RequeueRun::begin(const RequeueSpec& spec, con
     std::string directory = !log_directory.empty() ? log_directory : !job->submitted_in.empty() ? job->submitted_in : ".";
     if (const Status made = make_directories(directory); !made) return made.error().with("--requeue");
     const std::string path = run_state_path(directory, job->id);
-    RequeueRun run(spec, *std::move(way), std::move(directory), next_run(read_state(path, say), job->id));
+    const std::optional<RunState> before = read_state(path, say);
+    RequeueRun run(spec, *std::move(way), std::move(directory), head == Head::First ? next_run(before, job->id) : same_run(before, job->id));
     say(fmt::format("run {} of job {} (at most {}); state in {}", run.state_.run, job->id, spec.limit + 1, path));
     run.keep(run.state_, say);
     return std::optional<RequeueRun>(std::move(run));

@@ -14,9 +14,11 @@ class RequeueRun {
   public:
     using Say = std::function<void(const std::string& line)>;
 
-    /// `directory`: where the state lies. nullopt: this job is not put back by us (--requeue=no, or auto where it cannot be,
-    /// which `say` is told). Error: InvalidArgument (--requeue=self where it cannot be), NotFound (no such script).
-    static Result<std::optional<RequeueRun>> begin(const RequeueSpec& spec, const std::string& log_directory, const Say& say);
+    enum class Head { First, Successor };
+    /// `log_directory`: where the state lies; "" where the job was submitted. A successor goes on with the run of the head that
+    /// was lost. nullopt: this job is not put back by us (--requeue=no, or auto where it cannot be, which `say` is told).
+    /// Error: InvalidArgument (--requeue=self where it cannot be), NotFound (no such script).
+    static Result<std::optional<RequeueRun>> begin(const RequeueSpec& spec, const std::string& log_directory, Head head, const Say& say);
 
     /// After everything else, as the last act: Slurm ends the job at once. Blocks until the scheduler has answered.
     void finish(const JobEnd& end, bool at_walltime, const Say& say);

@@ -55,4 +55,8 @@ RunState next_run(const std::optional<RunState>& before, const std::string& job)
     return state;
 }
 
+RunState same_run(const std::optional<RunState>& before, const std::string& job) {
+    return before && before->job == job ? *before : next_run(before, job);
+}
+
 }  // namespace ddprun

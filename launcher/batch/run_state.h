@@ -34,5 +34,7 @@ std::string run_state_path(const std::string& directory, std::string_view job);
 
 /// The state at the beginning of a run: `before` is what the last one left, nullopt at the first.
 RunState next_run(const std::optional<RunState>& before, const std::string& job);
+/// The state of a run that goes on under another head: `before` is what the lost head has written, nullopt when it could not.
+RunState same_run(const std::optional<RunState>& before, const std::string& job);
 
 }  // namespace ddprun

@@ -39,6 +39,12 @@ TEST(Requeue, AJobWhoseTimeIsUpGoesBackAndKeepsCount) {
     EXPECT_EQ(decision.state.phase, "queued");
 }
 
+TEST(Requeue, ASuccessorOfTheHeadGoesOnWithItsRun) {
+    EXPECT_EQ(same_run(in_run(3, 100), "12.pbs01"), in_run(3, 100));
+    EXPECT_EQ(same_run(std::nullopt, "12.pbs01").run, 1);
+    EXPECT_EQ(next_run(in_run(3, 100), "12.pbs01").run, 4);
+}
+
 TEST(Requeue, ASuccessEndsItWithoutAWord) {
     const RequeueDecision decision = decide_requeue(self(), in_run(1), ended(Kind::Succeeded, 10), "");
     EXPECT_FALSE(decision.requeue);

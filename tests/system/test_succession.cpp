@@ -90,6 +90,18 @@ TEST_F(WithoutTheHead, AQuestionThatIsOpenWhenTheStandbyTakesOverIsAnsweredAndHa
     EXPECT_THAT(question.wait().out, HasSubstr("the head at " + Hosts::address(0)));
 }
 
+TEST_F(WithoutTheHead, TheJobStillGoesBackIntoItsQueue) {
+    environment_.insert(environment_.end(), {"SLURM_JOB_ID=7", "ENVIRONMENT=BATCH"});
+    hosts_ = std::make_unique<Hosts>(3);
+    start(3, "2:3", {"--max-restarts=3", "--requeue=auto", "--log-dir=" + hosts_->shared()});
+    await_workers(3);
+    nodes_[0]->signal(SIGKILL);
+    const Outcome one = end_of(1);
+    EXPECT_EQ(one.status, 0) << one.err;
+    EXPECT_THAT(one.err, HasSubstr("run 1 of job 7 (at most")) << "the same run, under another head";
+    EXPECT_FALSE(std::filesystem::exists(hosts_->shared() + "/ddprun-7.json")) << "the end has been noted: there is no next run";
+}
+
 TEST_F(WithoutTheHead, WhoWaitsForTheStoreHearsOfItAndTheNextWorldHasAStore) {
     start(3, "2:3", {"--max-restarts=3"}, {path_of("DDP_PROBE"), "await"});
     await_workers(3);
