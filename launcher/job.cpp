@@ -52,7 +52,7 @@ rdzv::Terms terms_of(const JobSetup& setup, bool has_pmix) {
     const rdzv::Heartbeats heartbeat = heartbeats_of(spec.rendezvous);
     rdzv::Terms terms{fmt::format("ddprun={}", DDPRUN_VERSION),
                       fmt::format("--nnodes={}:{}", spec.nodes.min, spec.nodes.max),
-                      fmt::format("--max-restarts={}", spec.restart.max_restarts),
+                      fmt::format("--max-restarts={}{}", spec.restart.max_restarts, spec.restart.window ? "/" + format_duration(*spec.restart.window) : ""),
                       fmt::format("heartbeats=every {}", format_duration(heartbeat.interval)),
                       fmt::format("lost after={}", format_duration(heartbeat.timeout)),
                       fmt::format("--pmix={}", has_pmix ? "on" : "off"),

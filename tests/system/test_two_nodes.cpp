@@ -405,14 +405,14 @@ TEST(TwoNodes, ASilentNodeIsLostAfterTheHeartbeatTimeout) {
 }
 
 TEST(TwoNodes, ANodeThatWasStartedOtherwiseIsRefusedAndBothShowWhoSaysWhat) {
-    TwoNodes nodes(Way::Static, {"say", "up"}, {}, "PROBE=0", {{{"--max-restarts=1", "--fabric=ib"}, {"--max-restarts=2", "--fabric=slingshot"}}});
+    TwoNodes nodes(Way::Static, {"say", "up"}, {}, "PROBE=0", {{{"--max-restarts=1/1h", "--fabric=ib"}, {"--max-restarts=1", "--fabric=slingshot"}}});
     const Outcome one = nodes[1].wait();
     EXPECT_EQ(one.status, 69) << one.err;
     nodes[0].signal(SIGTERM);
     const Outcome zero = nodes[0].wait();
     EXPECT_EQ(zero.status, 75) << zero.err;
     for (const std::string& said : {one.err, zero.err}) {
-        EXPECT_THAT(said, AllOf(HasSubstr("was started otherwise than this job:\n"), HasSubstr("  --max-restarts  1 "), HasSubstr("  --fabric        ib ")));
+        EXPECT_THAT(said, AllOf(HasSubstr("was started otherwise than this job:\n"), HasSubstr("  --max-restarts  1/1 h "), HasSubstr("  --fabric        ib ")));
         EXPECT_THAT(said, Not(HasSubstr("--nnodes")));
     }
     EXPECT_EQ(zero.out + one.out, "");
