@@ -393,7 +393,8 @@ JobActions on(JobState& state, const job_event::StopAsked& event, const JobPolic
 
 JobActions on(JobState& state, const job_event::PreemptAsked& event, const JobPolicy& policy, TimePoint now) {
     JobActions actions;
-    if (state.phase == JobPhase::Finished || state.preempted) return actions;
+    // Too late to stop where all workers have succeeded.
+    if (state.phase == JobPhase::Finished || state.phase == JobPhase::Succeeded || state.preempted) return actions;
     state.preempted = true;
     state.after = After::Finish;
     set_timer(state, kNever, actions);

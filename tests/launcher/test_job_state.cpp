@@ -463,6 +463,13 @@ TEST(JobStep, ANodeThatComesAndGoesForEverKeepsNobodyFromWorking) {
     EXPECT_THAT(all_of<job_action::Say>(actions).at(0).text, HasSubstr("the nodes that wait are not taken in: 5 generations"));
 }
 
+TEST(JobStep, APreemptionAfterAllHaveSucceededIsTooLate) {
+    Job job({}, {1});
+    job.succeeds();
+    EXPECT_TRUE(job.tell(job_event::PreemptAsked{SIGTERM, "walltime in 2 min"}).empty());
+    EXPECT_FALSE(job.state.preempted);
+}
+
 TEST(RestartPolicy, ABudgetWithAWindowForgetsOldRestarts) {
     RestartSpec spec;
     spec.max_restarts = 2;
