@@ -137,8 +137,8 @@ class Job final : public rdzv::ServerHandler, public rdzv::AgentLinkHandler {
     void build_heir();
     Result<std::uint16_t> listen_as_standby();
     std::string listen_for_late_comers();
-    void lose_head(const Error& why);
     [[nodiscard]] bool head_is_dead() const;
+    void lose_head(const Error& why);
     void take_over(JobState state, const std::string& why);
     void give_up_without_head(const std::string& why);
 

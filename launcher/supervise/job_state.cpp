@@ -132,15 +132,16 @@ void decide_on_failure(JobState& state, const std::string& why, TimePoint now) {
     if (!state.failure_decided) state.failure_decided = now;
 }
 
-void note_progress(JobState& state, const FailureFacts& facts, TimePoint now) {
-    const bool progressed = facts.made_progress || now - state.generation_started >= kProgressAge;
+/// The generation ends.
+void note_progress(JobState& state, bool made_progress, TimePoint now) {
+    const bool progressed = made_progress || now - state.generation_started >= kProgressAge;
     state.history.without_progress = progressed ? 0 : state.history.without_progress + 1;
 }
 
 /// A failure of the running generation: restart or end, and stop what still runs.
 void fail(JobState& state, const FailureFacts& facts, int failed_rank, const std::string& what, After retry,
           const JobPolicy& policy, TimePoint now, JobActions& actions) {
-    note_progress(state, facts, now);
+    note_progress(state, facts.made_progress, now);
     const RestartDecision decision = decide_restart(policy.restart, state.history, facts, now, policy.random, state.time_up);
     state.out_of_time = decision.out_of_time;
     state.after = !decision.restart ? After::Finish : state.waiting_nodes > 0 ? After::Rejoin : retry;
@@ -155,14 +156,15 @@ void fail(JobState& state, const FailureFacts& facts, int failed_rank, const std
 }
 
 /// What speaks against another generation although it costs no restart.
-RestartDecision decide_change(const JobState& state, int without_progress, TimePoint now) {
+RestartDecision decide_change(const JobState& state, TimePoint now) {
     RestartSpec unlimited;
     unlimited.max_restarts = std::numeric_limits<int>::max();
-    return decide_restart(unlimited, {{}, without_progress}, {}, now, 0, state.time_up);
+    return decide_restart(unlimited, {}, {}, now, 0, state.time_up);
 }
 
 /// The generation ends for one with other nodes, which begins at `when` or later. All workers may save.
 void change_world(JobState& state, const std::string& why, Duration grace, TimePoint when, TimePoint now, JobActions& actions) {
+    note_progress(state, false, now);
     state.after = After::Rejoin;
     state.is_free = true;
     set_timer(state, when, actions);
@@ -172,10 +174,17 @@ void change_world(JobState& state, const std::string& why, Duration grace, TimeP
     stop_generation(state, SIGTERM, grace, -1, why, now, actions);
 }
 
-/// Not for a node that comes and goes for ever: others get nowhere then.
+/// A node that comes and goes for ever must not stop the others each time: after some generations in a row without progress the
+/// nodes that wait are taken in only when the one that runs has made some.
 void grow_when_due(JobState& state, const JobPolicy& policy, TimePoint now, JobActions& actions) {
     if (state.waiting_nodes == 0 || anybody_succeeded(state)) return;
-    if (const RestartDecision decision = decide_change(state, state.history.without_progress, now); !decision.restart) {
+    const TimePoint progress = state.generation_started + kProgressAge;
+    if (state.history.without_progress >= kStuckGenerations && now < progress) {
+        set_timer(state, progress, actions);
+        return say(actions, fmt::format("{} generations in a row made no progress: the nodes that wait are taken in when this one has run for {}",
+                                        state.history.without_progress, format_duration(kProgressAge)));
+    }
+    if (const RestartDecision decision = decide_change(state, now); !decision.restart) {
         return say(actions, fmt::format("the nodes that wait are not taken in: {}", decision.why));
     }
     const std::size_t nodes = state.nodes.size();
@@ -202,7 +211,10 @@ JobActions on(JobState& state, const job_event::JoinFailed& event, const JobPoli
 
 JobActions on(JobState& state, const job_event::WorkerEnded& event, const JobPolicy& policy, TimePoint now) {
     JobActions actions;
-    state.history.furthest_step = std::max(state.history.furthest_step, event.steps);
+    if (event.steps > state.history.furthest_step) {
+        state.history.furthest_step = event.steps;
+        if (state.phase == JobPhase::Stopping) state.history.without_progress = 0;
+    }
     if (!event.failed) {
         ++state.nodes[static_cast<std::size_t>(event.node)].succeeded;
         --state.unfinished;
@@ -236,8 +248,8 @@ void wait_for_others(JobState& state, const job_event::NodeLost& event, TimePoin
 
 /// A node is gone, and the others are enough without it. Its peers have nothing to save: they hang in a collective.
 void lose(JobState& state, const job_event::NodeLost& event, const JobPolicy& policy, TimePoint now, JobActions& actions) {
-    note_progress(state, {}, now);
-    const RestartDecision decision = decide_change(state, 0, now);
+    note_progress(state, false, now);
+    const RestartDecision decision = decide_change(state, now);
     state.out_of_time = decision.out_of_time;
     state.after = decision.restart ? After::Rejoin : After::Finish;
     state.is_free = decision.restart;

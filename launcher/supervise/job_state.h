@@ -29,11 +29,11 @@ struct RestartDecision {
 /// What has happened so far in this job.
 struct RestartHistory {
     std::vector<TimePoint> restarts;  ///< when each restart was decided, oldest first
-    int without_progress = 0;         ///< generations in a row that got nowhere
+    int without_progress = 0;         ///< generations in a row that got nowhere, whether they failed or nodes came or went
     std::int64_t furthest_step = -1;  ///< of any worker; -1: none has told one
 };
 
-/// Generations in a row without any progress after which restarts stop, whatever the budget.
+/// Generations in a row without any progress after which restarts stop, whatever the budget, and nodes that come wait.
 inline constexpr int kStuckGenerations = 5;
 
 /// A generation that lived longer than this has made progress, also if it cannot say so. One that cannot live so long
