@@ -11,8 +11,9 @@ namespace ddprun {
 void Job::build_heir() {
     const JobSpec& spec = setup_.spec;
     if (setup_.is_started || setup_.has_lifeline || spec.outer_rank) return;
-    Heir::Parts parts{*loop_, log_, {}, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr};
+    Heir::Parts parts{*loop_, log_, {}, {}, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr};
     parts.patience = spec.failure_grace + heartbeats_of(spec.rendezvous).timeout;
+    parts.head_notices = head_notices_within(heartbeats_of(spec.rendezvous));
     parts.listen = [this] { return listen_as_standby(); };
     parts.say = [this](rdzv::FromAgent message) { link_->send(std::move(message)); };
     parts.go_to = [this](const std::vector<Endpoint>& controller, TimePoint by) {

@@ -31,7 +31,10 @@ void Heir::head_lost(const std::string& why, bool is_dead) {
     head_is_dead_ = is_dead;
     why_ = why;
     until_ = deadline_after(parts_.loop.now(), parts_.patience);
-    if (is_standby()) timer_ = parts_.loop.call_at(until_, [this] { consider(true); });
+    head_runs_until_ = is_dead ? parts_.loop.now() : deadline_after(parts_.loop.now(), parts_.head_notices);
+    if (!is_standby()) return;
+    timer_ = parts_.loop.call_at(until_, [this] { consider(true); });
+    head_timer_ = parts_.loop.call_at(head_runs_until_, [this] { consider(false); });
 }
 
 void Heir::drained() {
@@ -76,7 +79,7 @@ void Heir::gone(rdzv::AgentId agent) {
 
 void Heir::forget_arrivals() {
     for (const auto& [agent, arrival] : std::exchange(arrivals_, {})) parts_.loop.cancel(arrival.refusal);
-    parts_.loop.cancel(timer_);
+    for (const os::EventLoop::TimerId timer : {timer_, head_timer_}) parts_.loop.cancel(timer);
 }
 
 int Heir::present(std::uint64_t generation) const {
@@ -89,10 +92,12 @@ void Heir::consider(bool time_is_up) {
     if (is_over_ || !is_orphan_) return;
     // Who counts is looked up when all may be there: there can be thousands.
     if (!time_is_up && static_cast<int>(arrivals_.size()) < legacy_->agents - 1) return;
-    const Succession decision = judge_succession({legacy_->agents, head_is_dead_, present(), legacy_->running - present(legacy_->generation)}, time_is_up);
+    const bool head_may_run = parts_.loop.now() < head_runs_until_;
+    const Succession decision = judge_succession(
+        {legacy_->agents, head_is_dead_, head_may_run, present(), legacy_->running - present(legacy_->generation)}, time_is_up);
     if (decision == Succession::Wait) return;
     is_over_ = true;
-    parts_.loop.cancel(timer_);
+    for (const os::EventLoop::TimerId timer : {timer_, head_timer_}) parts_.loop.cancel(timer);
     if (decision == Succession::TakeOver) return parts_.take_over(inherited(*legacy_, legacy_came_), why_);
     parts_.give_up(fmt::format("{}, and {} of {} nodes, which came to the standby, are not more than half: the others may go on without them",
                                why_, present(), legacy_->agents));

@@ -25,6 +25,7 @@ class Heir {
         os::EventLoop& loop;
         os::Log& log;
         Duration patience;  ///< from the head's loss on, for all others to stop their workers and come
+        Duration head_notices;  ///< from there on, for a head that lives to notice it (head_notices_within); shorter
         /// Makes this node listen, the first time; the port.
         std::function<Result<std::uint16_t>()> listen;
         std::function<void(rdzv::FromAgent)> say;
@@ -79,6 +80,7 @@ class Heir {
     bool head_is_dead_ = false;
     std::string why_;
     TimePoint until_ = kNever;
+    TimePoint head_runs_until_{};  ///< at the latest, where it is not dead
     struct Arrival {
         std::string instance;
         std::uint64_t generation;        ///< whose workers it had
@@ -86,7 +88,7 @@ class Heir {
     };
     std::map<rdzv::AgentId, Arrival> arrivals_;
     std::set<std::string> lost_before_;  ///< instances that the head has lost
-    os::EventLoop::TimerId timer_ = 0;
+    os::EventLoop::TimerId timer_ = 0, head_timer_ = 0;
 };
 
 }  // namespace ddprun

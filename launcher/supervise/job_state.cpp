@@ -309,14 +309,21 @@ JobActions on(JobState& state, const job_event::NodesWaiting& event, const JobPo
     return actions;
 }
 
-JobActions on(JobState& state, const job_event::Outnumbered& event, const JobPolicy& policy, TimePoint now) {
+JobActions on(JobState& state, const job_event::Outnumbered& event, const JobPolicy&, TimePoint now) {
     JobActions actions;
     if (state.phase == JobPhase::Finished || state.phase == JobPhase::Succeeded) return actions;
     decide_on_failure(state, event.why, now);
     state.after = After::Finish;
     warn(actions, event.why);
-    if (nobody_runs(state)) finish(state, actions);
-    else stop_generation(state, SIGTERM, policy.failure_grace, -1, event.why, now, actions);
+    if (nobody_runs(state)) {
+        finish(state, actions);
+        return actions;
+    }
+    stop_generation(state, SIGTERM, Duration::zero(), -1, event.why, now, actions);
+    if (state.phase != JobPhase::Stopping) return actions;
+    // A generation that was stopping already may have a long grace, for which the others' next one does not wait.
+    state.killing = true;
+    actions.emplace_back(job_action::KillGeneration{});
     return actions;
 }
 

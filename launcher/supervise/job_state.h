@@ -127,7 +127,8 @@ struct NodeDrained { int node; };
 struct NodeLost { int node; std::string why; bool others_go_on = false; Duration others_may_follow{}; };
 /// So many nodes wait that a world formed now would take in.
 struct NodesWaiting { int nodes; };
-/// So many nodes are silent that they may go on without this controller.
+/// So many nodes are silent that they may go on without this controller: its workers are killed, without a grace in which they
+/// would run beside the others' next generation.
 struct Outnumbered { std::string why; };
 /// A signal whose action is Stop. The `source` is the ddprun that got it (a number of its own): what is sent to the
 /// ddprun of every node (scancel, mpirun) is one request to stop, and only who asks for a second time means "now".

@@ -16,7 +16,8 @@ Succession judge_succession(const Orphans& orphans, bool time_is_up) {
     const int may_live = orphans.agents - (orphans.head_is_dead ? 1 : 0);
     const bool all_are_here = orphans.present >= orphans.agents - 1 && orphans.stopping <= 0;
     if (!all_are_here && !time_is_up) return Succession::Wait;
-    return 2 * orphans.present > may_live ? Succession::TakeOver : Succession::GiveUp;
+    if (2 * orphans.present <= may_live) return Succession::GiveUp;
+    return orphans.head_may_run ? Succession::Wait : Succession::TakeOver;
 }
 
 bool head_keeps_job(int agents, int present, int known_dead) { return 2 * present >= agents - known_dead; }

@@ -30,11 +30,15 @@ int choose_standby(const std::vector<HeirFacts>& by_group_rank);
 struct Orphans {
     int agents = 0;             ///< that the job had, the head's too
     bool head_is_dead = false;  ///< nothing listens where it did: it is not merely cut off
+    bool head_may_run = false;  ///< it may not have noticed yet that nobody hears it: its workers run
     int present = 0;            ///< have come to the standby, its own too
     int stopping = 0;           ///< have not, and may still have workers: spares, whom the standby did not know of, come at once
 };
+/// How much later than its agents a head can notice that they do not hear each other. A head that hears and is not heard goes on
+/// hearing for up to one heartbeat, and its agents may have lost it up to one heartbeat before that.
+inline Duration head_notices_within(const rdzv::Heartbeats& limits) { return 2 * limits.interval; }
 enum class Succession : std::uint8_t { Wait, TakeOver, GiveUp };
-/// `time_is_up`: whoever has not come is not waited for any longer. Pure.
+/// `time_is_up`: whoever has not come is not waited for any longer. While the head may run nobody takes over. Pure.
 Succession judge_succession(const Orphans& orphans, bool time_is_up);
 
 /// Whether a head goes on that hears `present` agents (its own too) of `agents`, `known_dead` of which have ended before its

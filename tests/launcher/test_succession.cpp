@@ -13,29 +13,35 @@ TEST(Succession, TheStandbyIsTheFirstNodeThatIsThereAndNotTheHeads) {
 }
 
 TEST(Succession, TheJobGoesOnAsSoonAsAllWhoAreLeftAreThere) {
-    EXPECT_EQ(judge_succession({3, false, 1}, false), Succession::Wait);
-    EXPECT_EQ(judge_succession({3, false, 2}, false), Succession::TakeOver);
-    EXPECT_EQ(judge_succession({2, true, 1}, false), Succession::TakeOver) << "the head's process has ended: there is nobody else";
+    EXPECT_EQ(judge_succession({3, false, false, 1}, false), Succession::Wait);
+    EXPECT_EQ(judge_succession({3, false, false, 2}, false), Succession::TakeOver);
+    EXPECT_EQ(judge_succession({2, true, false, 1}, false), Succession::TakeOver) << "the head's process has ended: there is nobody else";
 }
 
 TEST(Succession, WhoStillStopsWorkersIsWaitedForWhenASpareThatNobodyKnewHasCome) {
-    EXPECT_EQ(judge_succession({5, false, 4, 1}, false), Succession::Wait);
-    EXPECT_EQ(judge_succession({5, false, 5, 0}, false), Succession::TakeOver);
-    EXPECT_EQ(judge_succession({5, false, 4, 1}, true), Succession::TakeOver) << "it may be lost as well";
+    EXPECT_EQ(judge_succession({5, false, false, 4, 1}, false), Succession::Wait);
+    EXPECT_EQ(judge_succession({5, false, false, 5, 0}, false), Succession::TakeOver);
+    EXPECT_EQ(judge_succession({5, false, false, 4, 1}, true), Succession::TakeOver) << "it may be lost as well";
 }
 
 TEST(Succession, WhoMayBeCutOffFromALivingHeadNeedsMoreThanHalf) {
-    EXPECT_EQ(judge_succession({2, false, 1}, false), Succession::GiveUp);
-    EXPECT_EQ(judge_succession({4, false, 2}, false), Succession::Wait);
-    EXPECT_EQ(judge_succession({4, false, 2}, true), Succession::GiveUp);
-    EXPECT_EQ(judge_succession({4, true, 2}, true), Succession::TakeOver);
+    EXPECT_EQ(judge_succession({2, false, false, 1}, false), Succession::GiveUp);
+    EXPECT_EQ(judge_succession({4, false, false, 2}, false), Succession::Wait);
+    EXPECT_EQ(judge_succession({4, false, false, 2}, true), Succession::GiveUp);
+    EXPECT_EQ(judge_succession({4, true, false, 2}, true), Succession::TakeOver);
+}
+
+TEST(Succession, NobodyTakesOverWhileALostHeadMayNotHaveNoticedItYet) {
+    EXPECT_EQ(judge_succession({3, false, true, 2}, false), Succession::Wait) << "its workers still run: two would write one checkpoint";
+    EXPECT_EQ(judge_succession({3, false, false, 2}, false), Succession::TakeOver);
+    EXPECT_EQ(judge_succession({2, false, true, 1}, false), Succession::GiveUp);
 }
 
 TEST(Succession, OfANetworkInTwoPartsOneAtMostGoesOn) {
     for (int agents = 2; agents <= 9; ++agents) {
         for (int with_head = 1; with_head < agents; ++with_head) {
             const bool head_goes_on = head_keeps_job(agents, with_head, 0);
-            const bool others_go_on = judge_succession({agents, false, agents - with_head}, true) == Succession::TakeOver;
+            const bool others_go_on = judge_succession({agents, false, false, agents - with_head}, true) == Succession::TakeOver;
             EXPECT_FALSE(head_goes_on && others_go_on) << with_head << " of " << agents << " on the head's side";
             EXPECT_TRUE(head_goes_on || others_go_on) << with_head << " of " << agents << " on the head's side";
         }

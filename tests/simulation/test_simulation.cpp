@@ -93,6 +93,7 @@ class SimulatedJob {
         std::unique_ptr<Controller> controller;
         bool is_dead = false;                  ///< with its process
         bool has_ended = false;                ///< the job, for this controller
+        bool is_outnumbered = false;
         std::set<rdzv::AgentId> members;       ///< connected, as it sees them
         std::map<rdzv::AgentId, SimulatedSession*> sessions;
         std::map<rdzv::AgentId, rdzv::AgentHello> early;
@@ -142,6 +143,9 @@ class SimulatedJob {
         head.controller = std::make_unique<Controller>(
             *loop_, log_, std::move(config), [this, &head](rdzv::AgentId peer, const rdzv::ToAgent& message) { from_controller(head, peer, message); },
             [this, &head] { end(head); });
+        head.controller->on_event([&head](const JobEvent& event) {
+            if (std::holds_alternative<job_event::Outnumbered>(event)) head.is_outnumbered = true;
+        });
         latest_ = &head;
         return *head.controller;
     }
@@ -171,7 +175,7 @@ class SimulatedJob {
     static bool is_member(const Agent& agent) { return agent.head != nullptr && agent.head->members.contains(agent.peer); }
 
     std::unique_ptr<Heir> make_heir(Agent& agent) {
-        Heir::Parts parts{*loop_, log_, kFailureGrace + kHeartbeatTimeout, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr};
+        Heir::Parts parts{*loop_, log_, kFailureGrace + kHeartbeatTimeout, head_notices_within({kHeartbeatTimeout}), nullptr, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr};
         const auto port = static_cast<std::uint16_t>(1000 + agent.peer);
         parts.listen = [this, &agent, port]() -> Result<std::uint16_t> {
             add_head(agent.peer - 1);
@@ -247,7 +251,22 @@ class SimulatedJob {
             else if (kind <= 97) at(when, [this] { signal_head(); });
             else signal_all(when);
         }
+        if (dice_.chance(10)) at(start + dice_.span(0s, work_), [this, node = nodes, times = dice_.between(10, 400)] { flap(node, times); });
         for (int n = dice_.between(0, 6); n > 0; --n) at(start + dice_.span(0s, 2 * work_), [this, one = dice_.between(0, 1000)] { disturb(one); });
+    }
+    /// One whose ddprun dies soon after it has joined, and is started again each time.
+    void flap(int node, int times) {
+        if (times == 0 || latest().has_ended || latest().is_dead) return;
+        come(node);
+        after(dice_.span(100ms, 8s), [this, node, times] {
+            for (const auto& agent : agents_) {
+                if (!agent->is_running || agent->is_cut || agent->node != node || is_heads(*agent)) continue;
+                tell(fmt::format("node{} crashes, and will come again", node));
+                note_fault();
+                end_process(*agent);
+            }
+            after(dice_.span(0s, 2s), [this, node, times] { flap(node, times - 1); });
+        });
     }
     /// The network between a node and its head, for a while.
     void disturb(int one) {
@@ -473,7 +492,8 @@ class SimulatedJob {
     void perform(Agent& agent, const agent_action::SignalGroup& action) {
         const pid_t pid = action.pid;
         if (action.signal == SIGKILL) {
-            must(!agent.grace_ends || clock_.now() >= *agent.grace_ends || agent.is_leaving, fmt::format("a worker of node{} is killed before its grace is over", agent.node));
+            const bool is_outnumbered = agent.head != nullptr && agent.head->is_outnumbered;
+            must(!agent.grace_ends || clock_.now() >= *agent.grace_ends || agent.is_leaving || is_outnumbered, fmt::format("a worker of node{} is killed before its grace is over", agent.node));
             return after(1ms, [this, pid] { exits(pid, {pid, true, SIGKILL, false}); });
         }
         if (action.signal != SIGTERM || dice_.chance(15)) return;  // deaf
@@ -584,6 +604,7 @@ class SimulatedJob {
             must(agent.peer == latest().agent + 1, "the first rank is not the head's");
             for (const auto& [pid, process] : processes_) {
                 const Agent& of = *agents_[static_cast<std::size_t>(process.agent)];
+                must(!is_heads(of) || agent.peer == of.peer, fmt::format("generation {} begins while the head that was lost has workers of generation {}", start.generation, process.generation));
                 must(of.is_cut || !is_member(of) || agents_[of.head->agent]->is_cut, fmt::format("generation {} begins while node{} has workers of generation {}", start.generation, of.node, process.generation));
             }
         }

@@ -29,7 +29,7 @@ class WithoutTheHead : public ::testing::Test {
                const std::vector<std::string>& worker = {path_of("PROBE"), "env", "MASTER_ADDR", "env", "WORLD_SIZE", "say", "running",
                                                          "generation", "1", "hold", "end"}) {
         if (!hosts_) hosts_ = std::make_unique<Hosts>(nodes);
-        options.insert(options.begin(), {"--nnodes=" + nnodes, "--nproc-per-node=2", "--rdzv-backend=c10d", "--rdzv-endpoint=" + Hosts::address(0) + ":29411",
+        options.insert(options.begin(), {"--nnodes=" + nnodes, "--nproc-per-node=2", "--rdzv-backend=c10d", "--rdzv-endpoint=" + endpoint_,
                                          "--rdzv-id=succession", "--shutdown-timeout=1", "--rdzv-conf=last_call_timeout=2,join_timeout=60"});
         for (int node = 0; node < nodes; ++node) {
             std::vector<std::string> own = options;
@@ -47,6 +47,7 @@ class WithoutTheHead : public ::testing::Test {
         for (int node = 0; node < nodes; ++node) ASSERT_TRUE(nodes_[static_cast<std::size_t>(node)]->wait_for_output("running\n")) << "node " << node;
     }
     Outcome end_of(int node) { return nodes_[static_cast<std::size_t>(node)]->wait(); }
+    std::string endpoint_ = Hosts::address(0) + ":29411";
     std::vector<std::string> environment_{"DDPRUN_TOKEN=secret of the job"};
     std::unique_ptr<Hosts> hosts_;
     std::vector<std::unique_ptr<Program>> nodes_;
@@ -88,6 +89,25 @@ TEST_F(WithoutTheHead, AQuestionThatIsOpenWhenTheStandbyTakesOverIsAnsweredAndHa
         EXPECT_EQ(outcome.status, 0) << outcome.err;
     }
     EXPECT_THAT(question.wait().out, HasSubstr("the head at " + Hosts::address(0)));
+}
+
+TEST_F(WithoutTheHead, ANameServerThatWentWithItHoldsNobodyUp) {
+    hosts_ = std::make_unique<Hosts>(3);
+    Program server(hosts_->command(0, {"python3", "-c", "import socket\ns = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)\ns.bind(('', 53))\n"
+                                                        "print('up', flush=True)\nwhile True: s.recv(512)"}));
+    ASSERT_TRUE(server.wait_for_output("up"));
+    endpoint_ = Hosts::name(0) + ":29411";
+    start(3, "2:3");
+    await_workers(3);
+    // From now on the standby's host asks that server, which never answers, for up to 90 s.
+    std::ofstream(hosts_->shared() + "/resolv.conf") << "nameserver " << Hosts::address(0) << "\noptions timeout:30 attempts:3\n";
+    const std::string mounts = "mount --bind /dev/null /etc/hosts && mount --bind " + hosts_->shared() + "/resolv.conf /etc/resolv.conf";
+    ASSERT_EQ(run(hosts_->command(1, {"sh", "-c", mounts})).status, 0);
+    nodes_[0]->signal(SIGKILL);
+    for (int node : {1, 2}) {
+        const Outcome outcome = end_of(node);
+        EXPECT_EQ(outcome.status, 0) << outcome.err;
+    }
 }
 
 TEST_F(WithoutTheHead, TheJobStillGoesBackIntoItsQueue) {
