@@ -47,6 +47,29 @@ std::span<const std::uint8_t> bytes_of(std::string_view text) {
     return {reinterpret_cast<const std::uint8_t*>(text.data()), text.size()};
 }
 
+constexpr std::size_t kSealNonceBytes = 16;
+constexpr std::string_view kSealCipherLabel = "ddprun seal 1 cipher", kSealMacLabel = "ddprun seal 1 mac";
+
+std::string_view text_of(const Digest& digest) { return {reinterpret_cast<const char*>(digest.data()), digest.size()}; }
+
+/// Encrypts, and decrypts: `text` XOR the key stream that belongs to `nonce`.
+std::string with_key_stream(std::string_view key, std::string_view nonce, std::string_view text) {
+    std::string result(text);
+    Digest block{};
+    for (std::size_t i = 0; i < result.size(); ++i) {
+        const std::size_t within = i % block.size();
+        if (within == 0) {
+            std::string counter(8, '\0');
+            for (std::size_t byte = 0, number = i / block.size(); byte < 8; ++byte) {
+                counter[7 - byte] = static_cast<char>(number >> (8 * byte) & 0xff);
+            }
+            block = hmac_sha256(key, std::string(nonce) + counter);
+        }
+        result[i] = static_cast<char>(result[i] ^ static_cast<char>(block[within]));
+    }
+    return result;
+}
+
 int hex_value(char c) {
     if (c >= '0' && c <= '9') return c - '0';
     if (c >= 'a' && c <= 'f') return c - 'a' + 10;
@@ -88,6 +111,25 @@ Result<std::string> random_hex(std::size_t bytes) {
         have += static_cast<std::size_t>(got);
     }
     return to_hex({reinterpret_cast<const std::uint8_t*>(random.data()), random.size()});
+}
+
+Result<std::string> seal(std::string_view key, std::string_view plain) {
+    const Result<std::string> random = random_hex(kSealNonceBytes);
+    if (!random) return random.error();
+    const std::string nonce = *from_hex(*random);
+    const Digest cipher_key = hmac_sha256(key, kSealCipherLabel), mac_key = hmac_sha256(key, kSealMacLabel);
+    std::string sealed = nonce + with_key_stream(text_of(cipher_key), nonce, plain);
+    const Digest mac = hmac_sha256(text_of(mac_key), sealed);
+    return sealed.append(text_of(mac));
+}
+
+Result<std::string> unseal(std::string_view key, std::string_view sealed) {
+    const Error refused{Errc::Refused, "it was sealed under another key, or changed on its way", 0};
+    if (sealed.size() < kSealNonceBytes + sizeof(Digest)) return refused;
+    const std::string_view covered = sealed.substr(0, sealed.size() - sizeof(Digest));
+    const Digest cipher_key = hmac_sha256(key, kSealCipherLabel), mac_key = hmac_sha256(key, kSealMacLabel);
+    if (!equal_digest(hmac_sha256(text_of(mac_key), covered), bytes_of(sealed.substr(covered.size())))) return refused;
+    return with_key_stream(text_of(cipher_key), covered.substr(0, kSealNonceBytes), covered.substr(kSealNonceBytes));
 }
 
 std::string to_hex(std::span<const std::uint8_t> bytes) {

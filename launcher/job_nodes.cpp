@@ -77,11 +77,14 @@ Status use_allocation(CommandLine& line, const std::vector<std::string>& argumen
     return {};
 }
 
-Status complete_order(StartOrder& order, const ResolvedProgram& program) {
+Status complete_order(HostStart& start, const ResolvedProgram& program, const std::vector<std::string>& asked) {
+    StartOrder& order = start.order;
     std::error_code failed;
     order.directory = std::filesystem::current_path(failed);
     if (failed) return Error::system("the working directory", failed.value());
-    order.environment = os::own_environment();
+    const auto is_carried = [&](std::string_view variable) { return carries(start.starter, variable); };
+    order.environment = environment_to_send(os::own_environment(), asked, is_carried);
+    order.environment_is_whole = start.starter != Starter::Srun && start.starter != Starter::Mpiexec;
     Result<FileIdentity> self = identify_file(std::filesystem::read_symlink("/proc/self/exe", failed));
     if (!self) return self.error();
     order.ddprun = *std::move(self);
@@ -96,7 +99,7 @@ Result<CommandLine> take_order(const StartedNode& started) {
     if (!self) return self.error();
     if (const std::string differs = difference("ddprun", order.ddprun, *self, order.head); !differs.empty()) return Error{Errc::Mismatch, differs, 0};
     if (::chdir(order.directory.c_str()) != 0) return Error::system("the working directory " + order.directory);
-    const std::vector<std::string> environment = environment_here(order.environment, os::own_environment());
+    const std::vector<std::string> environment = environment_here(order.environment, os::own_environment(), !order.environment_is_whole);
     ::clearenv();
     for (const std::string& variable : environment) {
         const std::size_t equals = variable.find('=');

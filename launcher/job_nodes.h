@@ -24,8 +24,9 @@ struct JobNodes {
 /// `nodes.start` what it starts. Nothing changes where the job stays on this host; why, is among the line's remarks.
 /// Error: as find_allocation and plan_start.
 Status use_allocation(CommandLine& line, const std::vector<std::string>& arguments, JobNodes& nodes);
-/// The rest of what the head tells the ddprun that it starts: itself, the program, the directory, the environment.
-Status complete_order(StartOrder& order, const ResolvedProgram& program);
+/// The rest of what the head tells the ddprun that it starts: itself, the program, the directory, the environment, of which the
+/// variables that are `asked` for by name are sent too. Error: System.
+Status complete_order(HostStart& start, const ResolvedProgram& program, const std::vector<std::string>& asked);
 
 /// On another host: the head's directory and environment become this process's, its command line is read again here.
 /// Error: Mismatch (another ddprun), System (no such directory), as parse_command_line.

@@ -73,6 +73,7 @@ struct StartSpec {
     Starter starter = Starter::Auto;
     std::string hosts, hostfile;               ///< as given; "" none: the scheduler's
     Duration timeout = std::chrono::seconds(60);  ///< until each of the others has joined
+    std::vector<std::string> environment;      ///< --env, as given: "NAME" (sent to the other hosts) or "NAME=VALUE"
 };
 
 /// When nodes that come to a running elastic job are taken in.

@@ -28,7 +28,9 @@ Status Job::build_start() {
         for (const StartFailure& one : failures) job_log_->error("{} cannot take part: {}", one.host, one.why);
         controller_->start_failed(render_start_failures(failures, setup_.start->hosts.size()));
     };
-    (void)server_->ask_store(rdzv::store_op::Set{std::string(kOrderKey), rdzv::Blob(encode(setup_.start->order))});
+    Result<std::string> order = seal_order(setup_.start->order, token_.token);
+    if (!order) return order.error();
+    (void)server_->ask_store(rdzv::store_op::Set{std::string(kOrderKey), rdzv::Blob(*std::move(order))});
     setup_.start->endpoints = endpoints_of_head(setup_.start->order.head, setup_.spec.rendezvous.listen_on, server_->bound().port);
     return start(std::move(parts));
 }

@@ -99,12 +99,30 @@ bool gpus_are_fit(const JobSetup& setup) {
     return verdict.refusals.empty();
 }
 
-/// Without the variables by which an outer launcher told us our rank: a worker that speaks MPI would take our place there.
+std::string_view variable_name(std::string_view variable) { return variable.substr(0, variable.find('=')); }
+
+/// Without the variables by which an outer launcher told us our rank (a worker that speaks MPI would take our place there), and
+/// with those of --env NAME=VALUE.
 std::vector<std::string> workers_environment(const JobSpec& spec) {
     std::vector<std::string> environment = os::own_environment();
-    if (spec.pass_mpi_env) return environment;
-    std::erase_if(environment, [](const std::string& entry) { return tells_a_rank(std::string_view(entry).substr(0, entry.find('='))); });
+    if (!spec.pass_mpi_env) std::erase_if(environment, [](const std::string& entry) { return tells_a_rank(variable_name(entry)); });
+    for (const std::string& given : spec.start.environment) {
+        if (variable_name(given) == given) continue;
+        std::erase_if(environment, [&](const std::string& entry) { return variable_name(entry) == variable_name(given); });
+        environment.push_back(given);
+    }
     return environment;
+}
+
+/// The names of --env NAME, which the other hosts get.
+std::vector<std::string> variables_to_send(const StartSpec& start) {
+    std::vector<std::string> names;
+    for (const std::string& given : start.environment) {
+        if (variable_name(given) != given) continue;
+        names.push_back(given);
+        if (!process_environment(given)) ddprun::print(stderr, "ddprun: --env {}: is not set here, so nothing is sent\n", printable(given));
+    }
+    return names;
 }
 
 /// Fills in where the nodes meet, as the launcher around us carries it. 0, or the exit code of a ddprun that cannot go on.
@@ -181,8 +199,8 @@ int run(CommandLine line, JobNodes nodes) {
         setup.has_lifeline = nodes.has_lifeline;
     }
     if (nodes.start) {
-        if (const Status complete = complete_order(nodes.start->order, setup.program); !complete) return refuse(complete.error().what, ExitCode::Internal);
-        Result<std::string> token = make_start_token(nodes.start->starter, setup.spec.rendezvous.run_id, process_environment);
+        if (const Status complete = complete_order(*nodes.start, setup.program, variables_to_send(setup.spec.start)); !complete) return refuse(complete.error().what, ExitCode::Internal);
+        Result<std::string> token = make_start_token(*nodes.start, process_environment);
         if (!token) return refuse(token.error().what, ExitCode::Internal);
         setup.token = *std::move(token);
         setup.start = std::move(nodes.start);

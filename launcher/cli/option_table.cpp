@@ -9,6 +9,7 @@
 #include "env/text.h"
 #include "launcher/cli/option_values.h"
 #include "launcher/fabric/fabric.h"
+#include "launcher/start/start_order.h"
 #include "launcher/start/start_plan.h"
 
 namespace ddprun {
@@ -203,6 +204,14 @@ Status set_starter(Draft& draft, Text value) {
     return {};
 }
 
+Status add_variable(Draft& draft, Text value) {
+    const Text name = value.substr(0, value.find('='));
+    if (name.empty()) return invalid(fmt::format("'{}' is not NAME or NAME=VALUE", excerpt(value)));
+    if (name == value && is_never_sent(name)) return invalid(fmt::format("{} is never sent to another host", name));
+    draft.spec.start.environment.emplace_back(value);
+    return {};
+}
+
 Status set_color(Draft& draft, Text value) {
     const Result<std::string> word = parse_choice(value, "auto always never");
     if (!word) return word.error();
@@ -379,6 +388,9 @@ OptionGroup start_options() {
               "What starts ddprun on the other hosts; none: somebody else does, with --nnodes, --node-rank and --rdzv-endpoint. auto: "
               "in a PBS job pbsdsh, else pbs_tmrsh (tm), else mpiexec, else ssh; in a Slurm job srun; else ssh. Default auto.",
               set_starter},
+             {"env", 0, "NAME[=VALUE]", "", "NAME=VALUE: a variable for all workers. NAME: send this host's value to the other hosts that ddprun starts, "
+              "also where it belongs to a host (TMPDIR). Others are sent without it: docs/hosts.md has the list. May be repeated.",
+              add_variable, "", true},
              {"start-timeout", 0, "SPAN", "", "A host whose ddprun has not joined by then cannot take part, and the job ends. Default 60s.",
               [](Draft& d, Text v) { return store(parse_span(v), d.spec.start.timeout); }}}};
 }

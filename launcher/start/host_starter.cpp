@@ -26,8 +26,8 @@ constexpr std::size_t kMostSecretBytes = 4096;
 constexpr Duration kPatience = std::chrono::seconds(60);
 constexpr Duration kFarewellPatience = std::chrono::seconds(3);
 
-std::string token_from_cookie(std::string_view cookie, std::string_view run_id) {
-    return to_hex(hmac_sha256(cookie, fmt::format("ddprun start {}", run_id)));
+std::string token_from_cookie(std::string_view cookie, std::string_view salt, std::string_view run_id) {
+    return to_hex(hmac_sha256(cookie, fmt::format("ddprun start {} {}", salt, run_id)));
 }
 
 /// DDPRUN_START_DIRECT, for sites whose hosts may not ssh to each other, or have room for fewer.
@@ -61,7 +61,7 @@ Result<std::string> read_secret(const AgentCall& call) {
     }
     const std::optional<std::string> cookie = process_environment("PBS_JOBCOOKIE");
     if (!cookie) return Error{Errc::NotFound, "PBS_JOBCOOKIE is not set: this is no task of the PBS job", 0};
-    return token_from_cookie(*cookie, call.job);
+    return token_from_cookie(*cookie, call.secret.salt, call.job);
 }
 
 rdzv::ClientOptions as_start_of(const AgentCall& call, const std::string& token) {
@@ -92,10 +92,12 @@ Result<rdzv::Reached> reach_head(const std::vector<Endpoint>& places, const Agen
 
 }  // namespace
 
-Result<std::string> make_start_token(Starter starter, const std::string& run_id, const EnvironmentLookup& variable) {
+Result<std::string> make_start_token(HostStart& start, const EnvironmentLookup& variable) {
+    Result<std::string> random = random_hex(kTokenBytes);
     const std::optional<std::string> cookie = variable("PBS_JOBCOOKIE");
-    if (cookie && secret_way(starter, true) == SecretWay::Cookie) return token_from_cookie(*cookie, run_id);
-    return random_hex(kTokenBytes);
+    if (!random || !cookie || secret_way(start.starter, true) != SecretWay::Cookie) return random;
+    start.salt = *std::move(random);
+    return token_from_cookie(*cookie, start.salt, start.order.run_id);
 }
 
 std::vector<std::string> endpoints_of_head(const std::string& own_name, const std::string& listens_on, std::uint16_t port) {
@@ -114,6 +116,7 @@ Result<std::unique_ptr<RemoteAgents>> start_hosts(RemoteAgents::Parts parts, con
     call.job = start.order.run_id;
     call.tls = start.tls;
     call.secret.kind = secret_way(start.starter, process_environment("PBS_JOBCOOKIE").has_value());
+    call.secret.salt = start.salt;
     RemoteAgents::Plan plan;
     if (call.secret.kind == SecretWay::Stdin) plan.token = token;
     if (call.secret.kind == SecretWay::File) {
@@ -126,6 +129,7 @@ Result<std::unique_ptr<RemoteAgents>> start_hosts(RemoteAgents::Parts parts, con
     for (const AllocatedHost& host : start.hosts) plan.hosts.push_back(host.name);
     plan.nodes = start.nodes;
     plan.environment = scheduler_environment(os::own_environment(), process_environment);
+    std::erase_if(plan.environment, [](const std::string& entry) { return entry.starts_with("DDPRUN_TOKEN="); });
     plan.path = scheduler_search_path(process_environment);
     plan.commands = starter_commands(start.starter, start.hosts, start.nodes, *most_direct, std::move(call), pbs_job, pbs_job.empty() ? "" : find_executable("pbs_attach", plan.path));
     plan.timeout = timeout;
@@ -141,7 +145,7 @@ Result<StartedNode> ask_head(const AgentCall& call) {
     if (!reached) return reached.error();
     const Result<std::string> text = reached->client->get(kOrderKey, deadline_after(MonotonicClock::now(), kPatience));
     if (!text) return text.error();
-    Result<StartOrder> order = decode_start_order(*text);
+    Result<StartOrder> order = unseal_order(*text, *token);
     if (!order) return order.error();
     StartedNode started{reached->endpoint, *std::move(places), *std::move(token), call.node, call, *std::move(order)};
     if (started.node < 0) started.node = node_of_host(started.order.hosts, host_name());

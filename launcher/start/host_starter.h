@@ -21,12 +21,13 @@ struct HostStart {
     Starter starter = Starter::Ssh;
     std::vector<std::string> endpoints;  ///< of the head, where that is elsewhere
     bool tls = false;                    ///< as it wants to be spoken to
+    std::string salt;                    ///< of the secret, where it follows from the PBS job's cookie
     StartOrder order;
 };
 
-/// The secret of a job whose nodes we start ourselves: what follows from the PBS job's cookie where that is the way it travels,
-/// else a random one. Error: System (getrandom).
-Result<std::string> make_start_token(Starter starter, const std::string& run_id, const EnvironmentLookup& variable);
+/// Makes the secret of a job whose nodes we start ourselves, new in each call: what follows from the PBS job's cookie and a new
+/// `start.salt` where that is the way it travels, else a random one. Error: System (getrandom).
+Result<std::string> make_start_token(HostStart& start, const EnvironmentLookup& variable);
 
 /// Where the ddprun of other hosts find the head: "host:port" by its name and its addresses, or by the one on which alone it listens.
 std::vector<std::string> endpoints_of_head(const std::string& own_name, const std::string& listens_on, std::uint16_t port);

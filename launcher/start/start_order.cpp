@@ -8,6 +8,7 @@
 #include <array>
 #include <cstring>
 #include <optional>
+#include <set>
 #include <span>
 
 #include "env/hmac.h"
@@ -122,7 +123,7 @@ Result<FileIdentity> identify_file(const std::string& path) {
 std::string describe(const FileIdentity& file) { return fmt::format("{} ({} bytes, {})", file.path, file.bytes, file.id); }
 
 std::string encode(const StartOrder& order) {
-    const Json json{{"directory", order.directory}, {"head", order.head}, {"head_is_apart", order.head_is_apart}, {"hosts", order.hosts}, {"slots", order.slots}, {"run_id", order.run_id}, {"ddprun", to_json(order.ddprun)},
+    const Json json{{"directory", order.directory}, {"head", order.head}, {"head_is_apart", order.head_is_apart}, {"hosts", order.hosts}, {"slots", order.slots}, {"run_id", order.run_id}, {"ddprun", to_json(order.ddprun)}, {"environment_is_whole", order.environment_is_whole},
                     {"program", to_json(order.program)}, {"arguments", order.arguments.size()}, {"environment", order.environment.size()}};
     // Arguments and variables are bytes, which JSON's text is not.
     std::string text = to_text(json);
@@ -143,6 +144,7 @@ Result<StartOrder> decode_start_order(std::string_view text) {
     order.directory = (*json)["directory"].text();
     order.head = (*json)["head"].text();
     order.head_is_apart = (*json)["head_is_apart"].as_bool().value_or(false);
+    order.environment_is_whole = (*json)["environment_is_whole"].as_bool().value_or(true);
     order.run_id = (*json)["run_id"].text();
     order.ddprun = file_from((*json)["ddprun"]);
     order.program = file_from((*json)["program"]);
@@ -153,18 +155,46 @@ Result<StartOrder> decode_start_order(std::string_view text) {
     return order;
 }
 
+Result<std::string> seal_order(const StartOrder& order, std::string_view token) { return seal(token, encode(order)); }
+
+Result<StartOrder> unseal_order(std::string_view sealed, std::string_view token) {
+    const Result<std::string> text = unseal(token, sealed);
+    if (!text) return text.error().with("the head's order is not taken");
+    return decode_start_order(*text);
+}
+
 std::string failure_key(int node) { return fmt::format("start/failed/{}", node); }
 
-std::vector<std::string> environment_here(const std::vector<std::string>& of_head, const std::vector<std::string>& own) {
+bool is_never_sent(std::string_view variable) {
+    return variable == "PBS_JOBCOOKIE" || variable == "SLURM_JWT" || variable == "DDPRUN_TOKEN";
+}
+
+std::vector<std::string> environment_to_send(const std::vector<std::string>& of_head, const std::vector<std::string>& asked,
+                                             const std::function<bool(std::string_view variable)>& is_carried) {
+    std::vector<std::string> sent;
+    for (const std::string& variable : of_head) {
+        const std::string_view name = name_in(variable);
+        const bool is_asked = std::find(asked.begin(), asked.end(), name) != asked.end();
+        const bool is_of_job = !is_of_host(name) || is_plain_gpu_list(variable);
+        if (!is_never_sent(name) && (is_asked || (is_of_job && !is_carried(name)))) sent.push_back(variable);
+    }
+    return sent;
+}
+
+std::vector<std::string> environment_here(const std::vector<std::string>& sent, const std::vector<std::string>& own, bool own_is_kept) {
+    std::set<std::string_view> names;
+    for (const std::string& variable : sent) names.insert(name_in(variable));
     std::vector<std::string> result;
     bool has_gpus = false;
     for (const std::string& variable : own) {
-        if (!is_of_host(name_in(variable))) continue;
-        result.push_back(variable);
-        has_gpus = has_gpus || name_in(variable) == "CUDA_VISIBLE_DEVICES";
+        const std::string_view name = name_in(variable);
+        const bool is_gpus = name == "CUDA_VISIBLE_DEVICES";
+        has_gpus = has_gpus || is_gpus;
+        const bool is_replaced = names.contains(name) && !is_gpus;
+        if (!is_replaced && (own_is_kept || is_of_host(name) || is_never_sent(name))) result.push_back(variable);
     }
-    for (const std::string& variable : of_head) {
-        if (!is_of_host(name_in(variable)) || (!has_gpus && is_plain_gpu_list(variable))) result.push_back(variable);
+    for (const std::string& variable : sent) {
+        if (!has_gpus || name_in(variable) != "CUDA_VISIBLE_DEVICES") result.push_back(variable);
     }
     return result;
 }

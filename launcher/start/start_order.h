@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -25,7 +26,8 @@ std::string describe(const FileIdentity& file);
 struct StartOrder {
     std::vector<std::string> arguments;    ///< the user's command line
     std::string directory;
-    std::vector<std::string> environment;  ///< "NAME=value", of the head
+    std::vector<std::string> environment;  ///< "NAME=value", of the head: environment_to_send()
+    bool environment_is_whole = true;      ///< what is not among these is not the job's; false: the starter carries the rest
     std::string head;                      ///< the host that sends this
     bool head_is_apart = false;            ///< it is none of these
     std::vector<std::string> hosts;        ///< by node rank
@@ -39,14 +41,27 @@ std::string encode(const StartOrder& order);
 /// Error: Protocol.
 Result<StartOrder> decode_start_order(std::string_view text);
 
+/// The order as it lies in the store: sealed under the job's secret, because a started ddprun runs what it says, and it has the
+/// user's variables in it. Error: System (getrandom).
+Result<std::string> seal_order(const StartOrder& order, std::string_view token);
+/// Error: Refused (changed on its way), Protocol.
+Result<StartOrder> unseal_order(std::string_view sealed, std::string_view token);
+
 /// The store's keys: the order, and what a host says that cannot take part.
 inline constexpr std::string_view kOrderKey = "start/order";
 std::string failure_key(int node);
 
-/// The environment of a host: the head's, but what belongs to a host or a process (its name, its temporary directory, its
-/// place in the scheduler's step, its session) is its own, and absent where it has none. A list of GPUs of the head counts only
-/// where the host has none and it is of plain numbers: those a user wrote; a scheduler writes its own on each host. Pure.
-std::vector<std::string> environment_here(const std::vector<std::string>& of_head, const std::vector<std::string>& own);
+/// PBS_JOBCOOKIE, SLURM_JWT, DDPRUN_TOKEN: by these others could speak for the user, or for another job of the user.
+bool is_never_sent(std::string_view variable);
+/// Of the head's environment what another host needs: not what is never sent, not what belongs to a host or a process (its name,
+/// its temporary directory, its place in the scheduler's step, its session), not what the starter carries. A list of GPUs is sent
+/// where it is of plain numbers: a user wrote those; a scheduler writes its own on each host. Variables that are `asked` for by
+/// name are sent as well, unless they are never sent. Pure.
+std::vector<std::string> environment_to_send(const std::vector<std::string>& of_head, const std::vector<std::string>& asked,
+                                             const std::function<bool(std::string_view variable)>& is_carried);
+/// The environment of a host: what the head has sent, and of its own what belongs to a host or is never sent; with
+/// `own_is_kept` all of its own. What the head sends wins, but a list of GPUs counts only where the host has none. Pure.
+std::vector<std::string> environment_here(const std::vector<std::string>& sent, const std::vector<std::string>& own, bool own_is_kept);
 
 /// Which of `hosts` a host of that name is, -1: none.
 int node_of_host(const std::vector<std::string>& hosts, std::string_view name);

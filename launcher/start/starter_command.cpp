@@ -18,7 +18,7 @@ void append(Words& words, const Words& more) { words.insert(words.end(), more.be
 std::string way_in_words(const SecretWay& way) {
     switch (way.kind) {
         case SecretWay::Stdin: return "stdin";
-        case SecretWay::Cookie: return "cookie";
+        case SecretWay::Cookie: return "cookie:" + way.salt;
         case SecretWay::File: break;
     }
     return "file:" + way.file;
@@ -26,9 +26,9 @@ std::string way_in_words(const SecretWay& way) {
 
 Result<SecretWay> parse_way(std::string_view text) {
     if (text == "stdin") return SecretWay{};
-    if (text == "cookie") return SecretWay{SecretWay::Cookie, ""};
-    if (text.starts_with("file:/")) return SecretWay{SecretWay::File, std::string(text.substr(5))};
-    return Error{Errc::InvalidArgument, fmt::format("--secret: '{}' is not known (expected stdin, cookie or file:/PATH)", excerpt(text)), 0};
+    if (text.starts_with("cookie:")) return SecretWay{SecretWay::Cookie, "", std::string(text.substr(7))};
+    if (text.starts_with("file:/")) return SecretWay{SecretWay::File, std::string(text.substr(5)), ""};
+    return Error{Errc::InvalidArgument, fmt::format("--secret: '{}' is not known (expected stdin, cookie:SALT or file:/PATH)", excerpt(text)), 0};
 }
 
 Words with_nodes(AgentCall call, NodeRange nodes) {
@@ -131,6 +131,11 @@ SecretWay::Kind secret_way(Starter starter, bool has_cookie) {
     return SecretWay::File;
 }
 
+bool carries(Starter starter, std::string_view variable) {
+    if (variable == "PATH") return false;
+    return starter == Starter::Mpiexec || (starter == Starter::Srun && !variable.starts_with("SLURM_"));
+}
+
 std::vector<NodeRange> direct_starts(NodeRange nodes, int most_direct) {
     const int parts = nodes.size() <= most_direct ? nodes.size() : std::min(most_direct, kFanOut);
     std::vector<NodeRange> ranges;
@@ -147,7 +152,7 @@ std::vector<StarterCommand> starter_commands(Starter starter, const std::vector<
     // One srun, or mpiexec, for all: a step of the job each would cost the scheduler more, and sites limit their number.
     if (starter == Starter::Srun) {
         return {for_all_at_once({"srun", "--overlap", "--nodes=" + count, "--ntasks=" + count, "--ntasks-per-node=1", "--nodelist=" + names,
-                                 "--input=all", "--mpi=none", "--cpu-bind=none", "--kill-on-bad-exit=0", "--job-name=ddprun"}, nodes, call)};
+                                 "--export=ALL", "--input=all", "--mpi=none", "--cpu-bind=none", "--kill-on-bad-exit=0", "--job-name=ddprun"}, nodes, call)};
     }
     if (starter == Starter::Mpiexec) return {for_all_at_once({"mpiexec", "-n", count, "--ppn", "1", "--hosts", names}, nodes, call)};
     std::vector<StarterCommand> commands;

@@ -16,9 +16,10 @@ struct SecretWay {
     enum Kind : std::uint8_t {
         Stdin,   ///< its first line; the end of the rest means that the starter is gone
         File,    ///< 0600, in a directory that all hosts see
-        Cookie,  ///< it follows from PBS_JOBCOOKIE, which only the job's processes have
+        Cookie,  ///< it follows from PBS_JOBCOOKIE, which only the job's processes have, and `salt`
     } kind = Stdin;
     std::string file;
+    std::string salt;  ///< random and no secret: no two ddprun of a PBS job have the same secret
     bool operator==(const SecretWay&) const = default;
 };
 
@@ -67,6 +68,10 @@ std::string words_of_ended(const StarterCommand& starter, std::string_view said)
 /// How the secret travels with this starter: where it passes standard input on, there. In a PBS job by its cookie, where
 /// `has_cookie`; else by a file.
 SecretWay::Kind secret_way(Starter starter, bool has_cookie);
+
+/// Whether this starter itself gives the ddprun that it starts that variable of its own environment: srun and mpiexec pass all of
+/// it on, but srun writes its step's own SLURM_ variables, and PATH is the scheduler's for it (scheduler_environment). Pure.
+bool carries(Starter starter, std::string_view variable);
 
 /// What starts the `nodes` of `hosts`; ssh at most `most_direct` of them directly. `pbs_attach`, a path or "", puts what ssh starts
 /// into the PBS job `job_id`. Pure.

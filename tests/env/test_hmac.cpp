@@ -82,5 +82,37 @@ TEST(FromHex, ReadsBothCasesAndRefusesTheRest) {
     }
 }
 
+TEST(Seal, IsOpenedByItsKeyOnlyAndShowsNothingOfThePlainText) {
+    for (const std::size_t bytes : {std::size_t{0}, std::size_t{1}, std::size_t{31}, std::size_t{32}, std::size_t{33}, std::size_t{5000}}) {
+        const std::string plain = repeated('a', bytes);
+        const Result<std::string> one = seal("key", plain), other = seal("key", plain);
+        ASSERT_TRUE(one && other);
+        EXPECT_EQ(one->size(), 16 + bytes + 32);
+        EXPECT_NE(*one, *other) << "each has a nonce of its own";
+        EXPECT_EQ(one->find("aaaa"), std::string::npos);
+        EXPECT_EQ(*unseal("key", *one), plain);
+        EXPECT_EQ(unseal("another key", *one).error().code, Errc::Refused);
+    }
+}
+
+TEST(Seal, OfWhichAnyBitWasChangedOrAnyByteIsMissingIsRefused) {
+    const std::string sealed = *seal("key", "what the head orders");
+    for (std::size_t i = 0; i < sealed.size(); ++i) {
+        std::string changed = sealed;
+        changed[i] = static_cast<char>(changed[i] ^ (1 << i % 8));
+        EXPECT_EQ(unseal("key", changed).error().code, Errc::Refused) << i;
+        EXPECT_EQ(unseal("key", sealed.substr(0, i)).error().code, Errc::Refused) << i;
+    }
+    EXPECT_FALSE(unseal("key", sealed + '\0'));
+}
+
+// Computed from PROTOCOL.md's words by Python's hmac module.
+TEST(Seal, IsWhatTheProtocolDocumentSays) {
+    const std::string sealed = *from_hex(
+        "000102030405060708090a0b0c0d0e0f1f9612c9c94d68a1d29de35149e205e22e160f6a5c7d11d03caaf807"
+        "e6b1b2791b18a019b18c08a24b71efe718ae923d9baf97a848a689039fd0d195e4c5f5d6ba4b2612300fc3e8");
+    EXPECT_EQ(*unseal("0123456789abcdef", sealed), "forty bytes, so two blocks of key stream");
+}
+
 }  // namespace
 }  // namespace ddprun

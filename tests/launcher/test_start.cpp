@@ -6,6 +6,7 @@
 #include <array>
 #include <fstream>
 
+#include "launcher/start/host_starter.h"
 #include "launcher/start/start_order.h"
 #include "launcher/start/start_plan.h"
 #include "launcher/start/starter_command.h"
@@ -125,7 +126,8 @@ TEST(StartPlan, NodesThatWereGivenLeaveASchedulersHostsAloneAndMustAgreeWithTheU
 }
 
 AgentCall call(SecretWay::Kind kind) {
-    return {"/opt/dd run", {"h1:4711", "10.0.0.1:4711"}, "12.server", {kind, kind == SecretWay::File ? "/home/u/.ddprun-1" : ""}, -1, -1, false};
+    const SecretWay way{kind, kind == SecretWay::File ? "/home/u/.ddprun-1" : "", kind == SecretWay::Cookie ? "5a17" : ""};
+    return {"/opt/dd run", {"h1:4711", "10.0.0.1:4711"}, "12.server", way, -1, -1, false};
 }
 
 const std::vector<AllocatedHost> kThree = {{"h1", 1, std::nullopt, 0}, {"h2", 4, std::nullopt, 1}, {"h3", 1, std::nullopt, 5}};
@@ -133,7 +135,7 @@ const std::vector<AllocatedHost> kThree = {{"h1", 1, std::nullopt, 0}, {"h2", 4,
 TEST(StarterCommand, PbsdshNamesTheFirstLineOfEachHost) {
     const auto commands = starter_commands(Starter::Pbsdsh, kThree, {1, 2}, kMostDirect, call(SecretWay::Cookie), "12.server", "");
     ASSERT_EQ(commands.size(), 2u);
-    EXPECT_THAT(commands[1].words, ElementsAre("pbsdsh", "-n", "5", "--", "/opt/dd run", "agent", "--at", "h1:4711,10.0.0.1:4711", "--job", "12.server", "--secret", "cookie", "--node", "2"));
+    EXPECT_THAT(commands[1].words, ElementsAre("pbsdsh", "-n", "5", "--", "/opt/dd run", "agent", "--at", "h1:4711,10.0.0.1:4711", "--job", "12.server", "--secret", "cookie:5a17", "--node", "2"));
     EXPECT_EQ(commands[1].nodes, std::vector<int>{2});
 }
 
@@ -257,6 +259,7 @@ TEST(StartOrder, ArrivesAsItWasSentWhateverItsBytes) {
     order.hosts = {"h1", "h2"};
     order.slots = {4, 0};
     order.run_id = "5[0].server";
+    order.environment_is_whole = false;
     order.ddprun = {"/opt/ddprun", 12, "build id 1"};
     order.program = {"/w/train", 1ull << 40, "sha256 2"};
     const auto read = decode_start_order(encode(order));
@@ -266,16 +269,76 @@ TEST(StartOrder, ArrivesAsItWasSentWhateverItsBytes) {
     for (const std::string& broken : {std::string(), text.substr(0, 10), text + std::string(1, '\0'), std::string("{}") + std::string(1, '\0')}) EXPECT_FALSE(decode_start_order(broken));
 }
 
+TEST(StartOrder, InTheStoreShowsNoneOfItsVariablesAndIsRefusedWhereItWasChanged) {
+    StartOrder order;
+    order.arguments = {"--nproc-per-node=2", "train"};
+    order.environment = {"WANDB_API_KEY=0123456789abcdef"};
+    const std::string sealed = *seal_order(order, "token");
+    for (const char* shown : {"0123456789abcdef", "WANDB", "train"}) EXPECT_THAT(sealed, Not(HasSubstr(shown)));
+    EXPECT_EQ(*unseal_order(sealed, "token"), order);
+    EXPECT_EQ(unseal_order(sealed, "another").error().code, Errc::Refused);
+    for (std::size_t i = 0; i < sealed.size(); ++i) {
+        std::string changed = sealed;
+        changed[i] = static_cast<char>(changed[i] ^ 1);
+        EXPECT_EQ(unseal_order(changed, "token").error().code, Errc::Refused) << i;
+    }
+    EXPECT_EQ(unseal_order(encode(order), "token").error().code, Errc::Refused) << "an order that nobody sealed";
+}
+
+bool by_ssh(std::string_view name) { return carries(Starter::Ssh, name); }
+
+TEST(StartOrder, TheSchedulersCookieAndTheUsersOwnTokenAreSentByNoStarterAlsoIfAskedFor) {
+    const std::vector<std::string> head = {"PBS_JOBCOOKIE=c", "DDPRUN_TOKEN=t", "SLURM_JWT=j"};
+    for (const Starter starter : {Starter::Pbsdsh, Starter::Tm, Starter::Mpiexec, Starter::Srun, Starter::Ssh}) {
+        const auto is_carried = [&](std::string_view name) { return carries(starter, name); };
+        EXPECT_THAT(environment_to_send(head, {"PBS_JOBCOOKIE", "DDPRUN_TOKEN", "SLURM_JWT"}, is_carried), ElementsAre());
+    }
+    EXPECT_THAT(environment_here({"A=1"}, {"PBS_JOBCOOKIE=own", "B=2"}, false), ElementsAre("PBS_JOBCOOKIE=own", "A=1"));
+}
+
+TEST(StartOrder, WhatAStarterCarriesIsNotSentAndStaysAsItArrived) {
+    const std::vector<std::string> head = {"PATH=/conda/bin", "KEY=k", "SLURM_NTASKS=8", "TMPDIR=/tmp/head"};
+    const auto sent_by = [&](Starter starter) { return environment_to_send(head, {}, [=](std::string_view name) { return carries(starter, name); }); };
+    EXPECT_THAT(sent_by(Starter::Ssh), ElementsAre("PATH=/conda/bin", "KEY=k", "SLURM_NTASKS=8"));
+    EXPECT_THAT(sent_by(Starter::Pbsdsh), ElementsAre("PATH=/conda/bin", "KEY=k", "SLURM_NTASKS=8"));
+    EXPECT_THAT(sent_by(Starter::Srun), ElementsAre("PATH=/conda/bin", "SLURM_NTASKS=8"));
+    EXPECT_THAT(sent_by(Starter::Mpiexec), ElementsAre("PATH=/conda/bin"));
+    EXPECT_THAT(environment_here({"PATH=/conda/bin", "SLURM_NTASKS=8"}, {"PATH=/bin", "KEY=k", "SLURM_NTASKS=7"}, true),
+                ElementsAre("KEY=k", "PATH=/conda/bin", "SLURM_NTASKS=8"));
+}
+
 TEST(StartOrder, AHostKeepsWhatIsItsOwnAndTakesTheRestFromTheHead) {
     const std::vector<std::string> head = {"PATH=/conda/bin", "TMPDIR=/tmp/head", "HOSTNAME=h1", "SLURM_PROCID=0", "SLURM_STEP_ID=1", "MV2_COMM_WORLD_RANK=0", "PBS_JOBID=12", "OMPI_MCA_x=1", "SSH_CONNECTION=1"};
     const std::vector<std::string> own = {"PATH=/bin", "TMPDIR=/tmp/own", "HOME=/root", "PBS_NODENUM=2"};
-    EXPECT_THAT(environment_here(head, own), ElementsAre("TMPDIR=/tmp/own", "PBS_NODENUM=2", "PATH=/conda/bin", "PBS_JOBID=12"));
+    const std::vector<std::string> sent = environment_to_send(head, {}, by_ssh);
+    EXPECT_THAT(sent, ElementsAre("PATH=/conda/bin", "PBS_JOBID=12"));
+    EXPECT_THAT(environment_here(sent, own, false), ElementsAre("TMPDIR=/tmp/own", "PBS_NODENUM=2", "PATH=/conda/bin", "PBS_JOBID=12"));
+}
+
+TEST(StartOrder, AVariableThatIsAskedForByNameIsSentAlsoWhereItBelongsToAHost) {
+    const std::vector<std::string> sent = environment_to_send({"TMPDIR=/tmp/head", "HOSTNAME=h1"}, {"TMPDIR"}, by_ssh);
+    EXPECT_THAT(sent, ElementsAre("TMPDIR=/tmp/head"));
+    EXPECT_THAT(environment_here(sent, {"TMPDIR=/tmp/own"}, false), ElementsAre("TMPDIR=/tmp/head"));
 }
 
 TEST(StartOrder, TheHeadsGpusAreNotAnotherHostsUnlessAUserWroteThem) {
-    EXPECT_THAT(environment_here({"CUDA_VISIBLE_DEVICES=0,1"}, {}), ElementsAre("CUDA_VISIBLE_DEVICES=0,1"));
-    EXPECT_THAT(environment_here({"CUDA_VISIBLE_DEVICES=GPU-5f"}, {}), ElementsAre());
-    EXPECT_THAT(environment_here({"CUDA_VISIBLE_DEVICES=0,1"}, {"CUDA_VISIBLE_DEVICES=2"}), ElementsAre("CUDA_VISIBLE_DEVICES=2"));
+    EXPECT_THAT(environment_to_send({"CUDA_VISIBLE_DEVICES=0,1"}, {}, by_ssh), ElementsAre("CUDA_VISIBLE_DEVICES=0,1"));
+    EXPECT_THAT(environment_to_send({"CUDA_VISIBLE_DEVICES=GPU-5f"}, {}, by_ssh), ElementsAre());
+    EXPECT_THAT(environment_here({"CUDA_VISIBLE_DEVICES=0,1"}, {}, false), ElementsAre("CUDA_VISIBLE_DEVICES=0,1"));
+    EXPECT_THAT(environment_here({"CUDA_VISIBLE_DEVICES=0,1"}, {"CUDA_VISIBLE_DEVICES=2"}, false), ElementsAre("CUDA_VISIBLE_DEVICES=2"));
+}
+
+TEST(StartSecret, OfTwoDdprunsOfOnePbsJobIsNotTheSameAndFollowsFromItsSalt) {
+    const EnvironmentLookup job = [](std::string_view name) { return name == "PBS_JOBCOOKIE" ? std::optional<std::string>("cookie") : std::nullopt; };
+    HostStart one, other;
+    one.starter = other.starter = Starter::Pbsdsh;
+    const std::string first = *make_start_token(one, job), second = *make_start_token(other, job);
+    EXPECT_NE(first, second) << "who has recorded the order of one could give it to the hosts of the other";
+    EXPECT_NE(one.salt, "");
+    one.starter = Starter::Ssh;
+    one.salt = "";
+    EXPECT_NE(*make_start_token(one, job), first);
+    EXPECT_EQ(one.salt, "") << "it travels by ssh and is random";
 }
 
 TEST(StartOrder, AHostFindsItselfByItsShortOrLongName) {

@@ -178,5 +178,27 @@ TEST_F(StartPbs, TheSecretIsInNoCommandLineNorInTheOutput) {
     (void)exit_status_of(id);
 }
 
+TEST_F(StartPbs, WhoListensReadsNeitherTheCookieNorAVariableOfTheScript) {
+    // Every packet that node01 sends and gets.
+    const std::string packets = user_->file("packets");
+    const std::string record = "import socket,sys\ns=socket.socket(socket.AF_PACKET,socket.SOCK_RAW,socket.htons(3))\nf=open(sys.argv[1],'wb',0)\n"
+                               "print('recording',flush=True)\nwhile True: f.write(s.recv(1<<17))\n";
+    Program recorder(hosts_->command(1, {"python3", "-B", "-c", record, packets}));
+    ASSERT_TRUE(recorder.wait_for_output("recording"));
+    const std::string shown = user_->file("cookie");
+    const std::string id = user_->submit("export WANDB_API_KEY=4f1c9e7a20b35d68 DDPRUN_TOKEN=aNotherJobsSecretText\necho $PBS_JOBCOOKIE >" + shown + "\nexec " + path_of("DDPRUN") +
+                                         " --nproc-per-node=1 " + path_of("PROBE") + " env WANDB_API_KEY", {"-l", "select=3:ncpus=1", "-l", "place=scatter"});
+    const std::string out = user_->output_of(id);
+    EXPECT_EQ(occurrences(out, "WANDB_API_KEY=4f1c9e7a20b35d68\n"), 3) << out;
+    recorder.signal(SIGKILL);
+    recorder.wait();
+    const std::string bytes = file_content(packets), cookie = file_content(shown).substr(0, 32);
+    ASSERT_THAT(bytes, HasSubstr("start/order")) << "the question of node01 was recorded";
+    ASSERT_EQ(cookie.size(), 32U);
+    for (const std::string& secret : {cookie, std::string("4f1c9e7a20b35d68"), std::string("aNotherJobsSecretText"), std::string("WANDB")}) {
+        EXPECT_EQ(bytes.find(secret), std::string::npos) << secret;
+    }
+}
+
 }  // namespace
 }  // namespace ddprun::test
