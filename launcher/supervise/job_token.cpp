@@ -44,10 +44,29 @@ Error refused_secret(const std::string& path, const std::string& fault) {
     return {Errc::Refused, fmt::format("{} {}", path, fault), 0};
 }
 
+/// Whoever can write to the directory can put a file there whose content he knows, so it is judged as sshd judges ~/.ssh: it is
+/// ours or root's and nobody else writes to it; a symbolic link in its place is ours or root's too. Error: Refused, System.
+Status check_directory_of_secret(const std::string& directory) {
+    struct stat named {}, status {};
+    if (::lstat(directory.c_str(), &named) != 0 || ::stat(directory.c_str(), &status) != 0) return Error::system("stat " + directory);
+    for (const uid_t owner : {named.st_uid, status.st_uid}) {
+        if (owner == ::geteuid() || owner == 0) continue;
+        return refused_secret(directory, fmt::format("belongs to user {}, who can put a secret of his own there", owner));
+    }
+    if ((status.st_mode & 0022) == 0) return {};
+    return refused_secret(directory, fmt::format("can be written by others (mode {:04o}), who can put a secret of their own there: chmod 700 it",
+                                                 status.st_mode & 07777));
+}
+
 /// Error: System with ENOENT when there is none.
 Result<std::string> read_user_secret(const std::string& path) {
     const Result<UniqueFd> opened = open_regular_file(path);
     if (!opened) return opened.error();
+    if (const Status judged = check_directory_of_secret(directory_of_secret(path)); !judged) return judged.error();
+    struct stat named {};
+    if (::lstat(path.c_str(), &named) == 0 && S_ISLNK(named.st_mode)) {
+        return refused_secret(path, "is a symbolic link: copy the file that it names in its place");
+    }
     // What was opened is what is judged: the name could be another file's by now.
     struct stat status {};
     if (::fstat(opened->get(), &status) != 0) return Error::system("stat " + path);
@@ -88,6 +107,8 @@ Status write_candidate(UniqueFd& fd, std::string_view bytes) {
     return {};
 }
 
+/// Below it a warning: 16 random letters and digits are more than 80 bits.
+constexpr std::size_t kShortestToken = 16;
 constexpr std::string_view kGiveToken = "set DDPRUN_TOKEN to the same random text on all nodes";
 
 bool wants_insecure(const JobSpec& spec, const EnvironmentLookup& variable) {
@@ -118,6 +139,7 @@ Result<std::string> user_secret_path(const EnvironmentLookup& variable) {
 Result<UserSecret> settle_user_secret(const std::string& path, std::string_view fresh) {
     const std::string directory = directory_of_secret(path);
     if (const Status made = make_private_directories(directory); !made) return made.error();
+    if (const Status judged = check_directory_of_secret(directory); !judged) return judged.error();
     std::string candidate = path + ".new.XXXXXX";
     UniqueFd fd(::mkostemp(candidate.data(), O_CLOEXEC));
     if (!fd) return Error::system("write " + path);
@@ -157,7 +179,10 @@ Result<JobToken> choose_job_token(const JobSpec& spec, const EnvironmentLookup& 
         return JobToken{*std::move(random), "", ""};
     }
     if (const std::optional<std::string> given = variable("DDPRUN_TOKEN"); given && !given->empty()) {
-        return JobToken{*given, "", "its secret is not the DDPRUN_TOKEN of this node: set it to the same text on all nodes, or on none"};
+        const std::string warning = given->size() >= kShortestToken ? "" :
+            fmt::format("DDPRUN_TOKEN has {} characters: who listens on the network can find it by guessing; let it have at least {} random ones",
+                        given->size(), kShortestToken);
+        return JobToken{*given, warning, "its secret is not the DDPRUN_TOKEN of this node: set it to the same text on all nodes, or on none"};
     }
     if (wants_insecure(spec, variable)) return insecure_token(spec);
     const Result<std::string> path = user_secret_path(variable);

@@ -27,7 +27,7 @@ struct UserSecret {
 /// The secret in that file, which is made if there is none. Whoever makes one at the same moment, on this node or on
 /// another that shares the file system, gets the same one.
 /// Error: System ("mkdir /home/u/.config: Permission denied"); Refused when the file is not only ours to read, is another
-/// user's, or is too short to be a secret, with what to do about it.
+/// user's, a symbolic link, or too short to be a secret, or when others can write to its directory; with what to do about it.
 Result<UserSecret> user_secret(const std::string& path);
 
 /// Makes `fresh` the secret, unless there is one by now: returns the one that holds for everybody.

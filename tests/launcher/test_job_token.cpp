@@ -109,6 +109,42 @@ TEST(UserSecret, ThatOthersCanReadIsRefused) {
     }
 }
 
+TEST(UserSecret, InADirectoryThatOthersCanWriteToIsRefusedAndNoneIsMadeThere) {
+    for (const mode_t mode : {0770, 0707, 0777, 01777}) {
+        const Home home;
+        home.write_secret(std::string(32, 's'), 0600);
+        ASSERT_EQ(::chmod(home.directory.file(".config/ddprun").c_str(), mode), 0);
+        const auto refusal = AllOf(HasSubstr(home.directory.file(".config/ddprun") + " can be written by others"), HasSubstr("chmod 700"));
+        EXPECT_THAT(user_secret(home.secret()).error().what, refusal);
+        std::filesystem::remove(home.secret());
+        EXPECT_THAT(user_secret(home.secret()).error().what, refusal);
+        EXPECT_EQ(home.files(), 0);
+    }
+}
+
+TEST(UserSecret, InADirectoryOfAnotherUserIsRefused) {
+    if (::geteuid() != 0) GTEST_SKIP() << "only root can give a directory away";
+    const Home home;
+    home.write_secret(std::string(32, 's'), 0600);
+    ASSERT_EQ(::chown(home.directory.file(".config/ddprun").c_str(), 65534, 65534), 0);
+    EXPECT_THAT(user_secret(home.secret()).error().what, HasSubstr("ddprun belongs to user 65534"));
+}
+
+TEST(UserSecret, ThatIsALinkToAnotherFileIsRefusedAndItsDirectoryMayBeALinkOfOurs) {
+    const Home home;
+    home.write_secret(std::string(32, 's'), 0600);
+    std::filesystem::rename(home.secret(), home.directory.file("known_text"));
+    std::filesystem::create_symlink(home.directory.file("known_text"), home.secret());
+    EXPECT_THAT(user_secret(home.secret()).error().what, HasSubstr("is a symbolic link"));
+    std::filesystem::remove(home.secret());
+    std::filesystem::rename(home.directory.file(".config/ddprun"), home.directory.file("dotfiles"));
+    std::filesystem::create_symlink(home.directory.file("dotfiles"), home.directory.file(".config/ddprun"));
+    EXPECT_TRUE(user_secret(home.secret()));
+    if (::geteuid() != 0) return;
+    ASSERT_EQ(::lchown(home.directory.file(".config/ddprun").c_str(), 65534, 65534), 0);
+    EXPECT_THAT(user_secret(home.secret()).error().what, HasSubstr("belongs to user 65534"));
+}
+
 TEST(UserSecret, OfAnotherUserIsRefused) {
     if (::geteuid() != 0) GTEST_SKIP() << "only root can give a file away";
     const Home home;
@@ -149,6 +185,13 @@ TEST(JobToken, IsWhatTheUserSays) {
     const Home home;
     EXPECT_EQ(token_of(two_nodes(), home.variables({{"DDPRUN_TOKEN", "secret of the job"}})), "secret of the job");
     EXPECT_EQ(home.files(), 0);
+}
+
+TEST(JobToken, ThatIsShortIsTakenWithAWarning) {
+    const Home home;
+    const auto warning_for = [&](const std::string& text) { return choose_job_token(two_nodes(), home.variables({{"DDPRUN_TOKEN", text}}))->warning; };
+    EXPECT_THAT(warning_for("fifteen letters"), AllOf(HasSubstr("DDPRUN_TOKEN has 15 characters"), Not(HasSubstr("fifteen"))));
+    EXPECT_EQ(warning_for("sixteen of these"), "");
 }
 
 TEST(JobToken, WithoutAWordFollowsFromTheUsersSecretAndNotFromTheJobsId) {
