@@ -2,7 +2,7 @@
 
 #include <fcntl.h>
 #include <fmt/core.h>
-#include <stdlib.h>
+#include <sys/random.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -43,10 +43,23 @@ int sync_directory(const std::string& directory) {
     return errno;
 }
 
-int fill(int fd, std::string_view content, mode_t mode) {
+int fill(int fd, std::string_view content) {
     if (const int failure = write_all(fd, content)) return failure;
-    if (::fchmod(fd, mode) != 0) return errno;
     return ::fsync(fd) == 0 ? 0 : errno;
+}
+
+/// A new file beside `path`, with `mode` as the umask leaves it: mkostemp's is always 0600, and only open(2) knows the umask of a
+/// process with threads. Sets `name`. Not open: errno says why.
+UniqueFd create_beside(const std::string& path, mode_t mode, std::string& name) {
+    constexpr int kTries = 100;
+    for (int attempt = 0; attempt < kTries; ++attempt) {
+        std::uint64_t random = 0;
+        if (::getrandom(&random, sizeof random, 0) != sizeof random) break;
+        name = fmt::format("{}.tmp.{:016x}", path, random);
+        UniqueFd fd(::open(name.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, mode));
+        if (fd || errno != EEXIST) return fd;
+    }
+    return UniqueFd();
 }
 
 Result<std::string> read_to_end(int fd, const std::string& path, std::size_t max_bytes) {
@@ -107,10 +120,10 @@ std::string find_executable(std::string_view name, std::string_view path) {
 
 Status write_file_atomically(const std::string& path, std::string_view content, mode_t mode) {
     // In the same directory: rename cannot cross file systems.
-    std::string temporary = path + ".tmp.XXXXXX";
-    UniqueFd fd(::mkostemp(temporary.data(), O_CLOEXEC));
+    std::string temporary;
+    UniqueFd fd = create_beside(path, mode, temporary);
     if (!fd) return Error::system("write " + path);
-    int failure = fill(fd.get(), content, mode);
+    int failure = fill(fd.get(), content);
     if (const int closed = close_checked(fd); failure == 0) failure = closed;
     if (failure == 0 && ::rename(temporary.c_str(), path.c_str()) != 0) failure = errno;
     if (failure != 0) {

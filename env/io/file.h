@@ -27,7 +27,7 @@ Result<std::string> read_regular_file(const std::string& path, std::size_t max_b
 std::string find_executable(std::string_view name, std::string_view path);
 
 /// Replaces `path` as a whole: a reader, or a crash at any moment, meets the old content or the new one, on
-/// disk too. Permissions become exactly `mode`. A symbolic link is replaced, not followed. On an error the
+/// disk too. Permissions become `mode` less the umask. A symbolic link is replaced, not followed. On an error the
 /// old file is untouched and nothing of ours is left beside it. Error: System ("write /a/b: No space left on
 /// device").
 Status write_file_atomically(const std::string& path, std::string_view content, mode_t mode);

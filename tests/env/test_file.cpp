@@ -91,13 +91,18 @@ TEST(WriteFile, ReplacesTheOldContentAndLeavesNothingBeside) {
     EXPECT_EQ(entries_in(dir.path()), 1U);
 }
 
-TEST(WriteFile, GivesTheModeWhateverTheUmask) {
+TEST(WriteFile, GivesTheModeThatTheUmaskLeaves) {
     const TemporaryDirectory dir;
     const mode_t before = ::umask(0077);
-    const Status written = write_file_atomically(dir.file("a"), "x", 0644);
+    const Status script = write_file_atomically(dir.file("script"), "export KEY='secret'", 0755);
+    const Status report = write_file_atomically(dir.file("report"), "x", 0644);
+    ::umask(022);
+    const Status open_script = write_file_atomically(dir.file("open"), "x", 0755);
     ::umask(before);
-    ASSERT_TRUE(written);
-    EXPECT_EQ(mode_of(dir.file("a")), 0644U);
+    ASSERT_TRUE(script && report && open_script);
+    EXPECT_EQ(mode_of(dir.file("script")), 0700U);
+    EXPECT_EQ(mode_of(dir.file("report")), 0600U);
+    EXPECT_EQ(mode_of(dir.file("open")), 0755U);
 }
 
 TEST(WriteFile, ReplacesALinkAndNotWhatItPointsTo) {
