@@ -216,7 +216,7 @@ Status StoreClient::Impl::receive_some(TimePoint deadline) {
     const Result<std::string_view> said = tls->receive(bytes);
     if (!said) return said.error();
     decoder.feed(*said);
-    return tls->output().empty() ? Status() : send_bytes("", deadline);
+    return tls->output().empty() || !tls->end() ? Status() : send_bytes("", deadline);
 }
 
 Result<StoreReply> StoreClient::Impl::receive_answer(std::uint32_t request, TimePoint deadline) {

@@ -146,6 +146,7 @@ void Connection::read() {
         return fail(said.error().with(peer()));
     }
     if (!said->empty()) hear(*said);
+    if (tls_ && !tls_->end() && state_ == State::Open) fail(tls_->end().error().with(peer()));
 }
 
 /// What has come, as it was before TLS; nothing, where that speaks for itself.

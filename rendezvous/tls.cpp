@@ -170,16 +170,20 @@ Result<std::unique_ptr<TlsSession>> TlsSession::begin(std::shared_ptr<const TlsC
 
 Result<std::string_view> TlsSession::receive(std::string_view sealed) {
     plain_.clear();
+    if (!end_) return end_.error();
     if (sealed.empty()) return std::string_view();
     // Records of the handshake and alerts; nothing else can be the first thing that a peer says.
     const bool is_tls = has_heard_ || sealed.front() == kTlsFirstByte || sealed.front() == SSL3_RT_ALERT;
-    if (!is_tls) return Error{Errc::Refused, "it speaks no TLS: give --tls to every node, or to none", 0};
+    if (!is_tls) {
+        end_ = Error{Errc::Refused, "it speaks no TLS: give --tls to every node, or to none", 0};
+        return end_.error();
+    }
     has_heard_ = true;
     impl_->lib.BIO_write(impl_->in, sealed.data(), static_cast<int>(sealed.size()));
-    Status done = is_ready_ ? Status() : advance();
-    if (done && is_ready_) done = read_plain();
+    end_ = is_ready_ ? Status() : advance();
+    if (end_ && is_ready_) end_ = read_plain();
     collect_output();
-    if (!done) return done.error();
+    if (!end_ && plain_.empty()) return end_.error();
     return std::string_view(plain_);
 }
 

@@ -46,8 +46,11 @@ class TlsSession {
 
     /// Takes what has come from the peer, in whatever pieces. What it said, which may be nothing yet; valid until the next call.
     /// Error: Refused (the peer speaks no TLS), Protocol (what it says is none that we know), Closed (later: it ends, or somebody
-    /// has tampered with it). Then the session is over, and what is to be sent tells the peer so.
+    /// has tampered with it). Then the session is over, and what is to be sent tells the peer so. What the peer said before that
+    /// in the same bytes is returned first: end() has the error.
     Result<std::string_view> receive(std::string_view sealed);
+    /// Why the session is over.
+    [[nodiscard]] const Status& end() const { return end_; }
     /// Both sides have their keys: from now on there is something to seal with.
     [[nodiscard]] bool is_ready() const { return is_ready_; }
     /// Adds this to what is to be sent; once is_ready(). Error: Closed.
@@ -72,6 +75,7 @@ class TlsSession {
     std::unique_ptr<Impl> impl_;
     bool is_ready_ = false, has_heard_ = false;
     std::string plain_, output_, binding_;
+    Status end_;
 };
 
 }  // namespace ddprun::rdzv

@@ -160,6 +160,19 @@ TEST(Tls, OlderTlsIsRefused) {
     EXPECT_FALSE(server->output().empty());  // the alert that tells the peer
 }
 
+TEST(Tls, WhatThePeerSaidBeforeItEndedInTheSameBytesIsHeard) {
+    const auto server = new_server(), client = new_client();
+    meet(*client, *server);
+    ASSERT_TRUE(client->seal("the last request"));
+    std::string bytes = take_output(*client);
+    // Bytes that are no record of this session end it, as a close_notify does.
+    const Result<std::string_view> said = server->receive(bytes + std::string("\x17\x03\x03\0\x18", 5) + std::string(24, 'x'));
+    ASSERT_TRUE(said) << said.error().what;
+    EXPECT_EQ(*said, "the last request");
+    EXPECT_EQ(server->end().error().code, Errc::Closed);
+    EXPECT_FALSE(server->receive("more"));
+}
+
 TEST(Tls, AChangedByteEndsTheSessionAsACutWould) {
     const auto server = new_server(), client = new_client();
     meet(*client, *server);
