@@ -224,6 +224,19 @@ TEST(Store, ANewGenerationDropsKeysAndAnswersWhoWaits) {
     EXPECT_EQ(b.store.next_deadline(), kNever);
 }
 
+TEST(Store, AHostThatComesAfterTheFirstGenerationGetsItsOrderAndSaysWhyItCannotTakePart) {
+    Bench b;
+    b.reply(set_of("start/order", "run this"));
+    b.reply(set_of("k", "of generation 0"));
+    b.store.begin_generation(1);
+    EXPECT_EQ(b.store.keys(), 1U);
+    EXPECT_EQ(b.store.bytes(), std::string("start/order").size() + std::string("run this").size());
+    EXPECT_EQ(b.reply(Get{"start/order"}), value("run this"));
+    EXPECT_EQ(b.reply(set_of("start/failed/3", "no such program")), StoreReply(Done{}));
+    EXPECT_EQ(code(b.reply(Get{"k"})), Errc::StaleGeneration);
+    EXPECT_EQ(code(b.reply(Erase{"start/order"})), Errc::StaleGeneration);
+}
+
 TEST(Store, AnOldGenerationCannotTouchTheNewOne) {
     Bench b;
     b.store.begin_generation(2);
