@@ -132,7 +132,7 @@ Status Job::build_guards() {
     }
     const std::string directory = own.directory.empty() ? "" : own.directory + "/" + job_cgroup_name(id_);
     const std::string files = pmix_wish_.wanted ? place_of_job_directories() + "/" + job_directory_name(id_) : "";
-    Result<std::unique_ptr<Warden>> warden = Warden::start(mark_, directory, setup_.workers, files);
+    Result<std::unique_ptr<Warden>> warden = Warden::start(mark_, directory, setup_.workers, files, setup_.start ? setup_.start->secret_file : "");
     if (!warden) return warden.error();
     warden_ = std::move(*warden);
 

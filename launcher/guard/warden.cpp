@@ -65,11 +65,11 @@ void detach_from_everything(int alive) {
 
 }  // namespace
 
-Result<std::unique_ptr<Warden>> Warden::start(JobMark mark, std::string cgroup, int max_groups, std::string files) {
+Result<std::unique_ptr<Warden>> Warden::start(JobMark mark, std::string cgroup, int max_groups, std::string files, std::string secret) {
     void* memory = ::mmap(nullptr, table_bytes(max_groups), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     if (memory == MAP_FAILED) return Error::system("mmap the warden's table");
     std::unique_ptr<Warden> warden(
-        new Warden(std::move(mark), std::move(cgroup), std::move(files), static_cast<Table*>(memory), max_groups));
+        new Warden(std::move(mark), std::move(cgroup), std::move(files), std::move(secret), static_cast<Table*>(memory), max_groups));
     const Status forked = warden->fork_child();
     if (!forked) return forked.error();
     return warden;
@@ -93,6 +93,7 @@ Status Warden::fork_child() {
     while (::read(3, &byte, 1) < 0 && errno == EINTR) {
     }
     if (table_->farewell.load()) ::_exit(0);
+    if (!secret_.empty()) ::unlink(secret_.c_str());
     for (int i = 0; i < max_groups_; ++i) {
         const pid_t group = table_->groups[i].load();
         if (group > 1) ::kill(-group, SIGKILL);

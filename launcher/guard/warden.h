@@ -17,13 +17,14 @@ namespace ddprun {
 /// PR_SET_PDEATHSIG ends the workers themselves when ddprun dies, but not what they have started (data loaders,
 /// shells). The warden waits on a pipe whose other end only ddprun holds; when that closes without a farewell it
 /// kills every worker group in a table that both share, what is in the job's cgroup, then every process that carries
-/// the job's mark (those that left their group), removes the job's directory of files, and exits. It has its own process group, so a kill of ddprun's group
+/// the job's mark (those that left their group), removes the job's directory of files and its secret file, and exits. It has its own process group, so a kill of ddprun's group
 /// does not hit it, and is named "warden", so `pkill ddprun` does not either.
 class Warden {
   public:
     /// Forks. Call it early, while this process is small and single-threaded. `cgroup` is the directory of the job's
-    /// cgroup, `files` that of its files (job_directory.h): they need not exist yet, "" none. Error: System (socketpair, mmap, fork).
-    static Result<std::unique_ptr<Warden>> start(JobMark mark, std::string cgroup, int max_groups, std::string files = {});
+    /// cgroup, `files` that of its files (job_directory.h), `secret` a file (host_starter.h): they need not exist yet, "" none.
+    /// Error: System (socketpair, mmap, fork).
+    static Result<std::unique_ptr<Warden>> start(JobMark mark, std::string cgroup, int max_groups, std::string files = {}, std::string secret = {});
     /// Says farewell and waits for the warden's exit (a millisecond). One that was stopped is woken; one that does not
     /// go within kPatience is killed.
     ~Warden();
@@ -45,14 +46,15 @@ class Warden {
 
   private:
     struct Table;
-    Warden(JobMark mark, std::string cgroup, std::string files, Table* table, int max_groups)
-        : mark_(std::move(mark)), cgroup_(std::move(cgroup)), files_(std::move(files)), table_(table), max_groups_(max_groups) {}
+    Warden(JobMark mark, std::string cgroup, std::string files, std::string secret, Table* table, int max_groups)
+        : mark_(std::move(mark)), cgroup_(std::move(cgroup)), files_(std::move(files)), secret_(std::move(secret)), table_(table), max_groups_(max_groups) {}
     Status fork_child();
     void wait_for_its_end();
 
     JobMark mark_;
     std::string cgroup_;
     std::string files_;
+    std::string secret_;
     Table* table_;
     int max_groups_;
     UniqueFd alive_;  ///< our end of a socket pair: its closing is our death, and the other's is the warden's

@@ -94,8 +94,12 @@ Result<rdzv::Reached> reach_head(const std::vector<Endpoint>& places, const Agen
 
 Result<std::string> make_start_token(HostStart& start, const EnvironmentLookup& variable) {
     Result<std::string> random = random_hex(kTokenBytes);
+    const Result<std::string> name = random_hex(8);
+    if (!random || !name) return random ? name : random;
     const std::optional<std::string> cookie = variable("PBS_JOBCOOKIE");
-    if (!random || !cookie || secret_way(start.starter, true) != SecretWay::Cookie) return random;
+    const SecretWay::Kind way = secret_way(start.starter, cookie.has_value());
+    if (way == SecretWay::File) start.secret_file = fmt::format("{}/.ddprun-{}", start.order.directory, *name);
+    if (way != SecretWay::Cookie) return random;
     start.salt = *std::move(random);
     return token_from_cookie(*cookie, start.salt, start.order.run_id);
 }
@@ -120,9 +124,7 @@ Result<std::unique_ptr<RemoteAgents>> start_hosts(RemoteAgents::Parts parts, con
     RemoteAgents::Plan plan;
     if (call.secret.kind == SecretWay::Stdin) plan.token = token;
     if (call.secret.kind == SecretWay::File) {
-        const Result<std::string> name = random_hex(8);
-        if (!name) return name.error();
-        call.secret.file = plan.secret_file = fmt::format("{}/.ddprun-{}", start.order.directory, *name);
+        call.secret.file = plan.secret_file = start.secret_file;
         if (const Status written = write_file_atomically(plan.secret_file, token, 0600); !written) return written.error().with("the job's secret, for the other hosts (start in a directory with room that all of them see, or with --start=ssh)");
     }
     const std::string pbs_job = start.starter == Starter::Ssh ? process_environment("PBS_JOBID").value_or("") : "";

@@ -22,11 +22,13 @@ struct HostStart {
     std::vector<std::string> endpoints;  ///< of the head, where that is elsewhere
     bool tls = false;                    ///< as it wants to be spoken to
     std::string salt;                    ///< of the secret, where it follows from the PBS job's cookie
+    std::string secret_file;             ///< where it lies until all have joined, if a file is its way; "" none
     StartOrder order;
 };
 
 /// Makes the secret of a job whose nodes we start ourselves, new in each call: what follows from the PBS job's cookie and a new
-/// `start.salt` where that is the way it travels, else a random one. Error: System (getrandom).
+/// `start.salt` where that is the way it travels, else a random one; and chooses `start.secret_file` in the order's directory
+/// where it travels by a file, which is not written yet. Error: System (getrandom).
 Result<std::string> make_start_token(HostStart& start, const EnvironmentLookup& variable);
 
 /// Where the ddprun of other hosts find the head: "host:port" by its name and its addresses, or by the one on which alone it listens.

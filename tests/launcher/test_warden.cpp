@@ -6,9 +6,11 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <fstream>
 #include <optional>
 
 #include "launcher/guard/job_mark.h"
+#include "tests/support/temporary_directory.h"
 
 namespace ddprun {
 namespace {
@@ -40,6 +42,18 @@ TEST(Warden, AStoppedOneDoesNotHoldUpTheEnd) {
                   if (::waitpid(pid, &status, WUNTRACED) != pid || !WIFSTOPPED(status)) return 1;
                   warden.reset();
                   return is_there(pid) ? 2 : 0;
+              }),
+              0);
+}
+
+TEST(Warden, OfAKilledDdprunRemovesTheFileWithTheSecret) {
+    const test::TemporaryDirectory directory;
+    const std::string secret = directory.file(".ddprun-1");
+    std::ofstream(secret) << "the token";
+    EXPECT_EQ(exit_code_of([&] {
+                  const auto warden = *Warden::start({"DDPRUN_JOB=none-of-ours", 0}, "", 1, "", secret);
+                  warden->end_all();
+                  return ::access(secret.c_str(), F_OK) == 0 ? 1 : 0;
               }),
               0);
 }
