@@ -40,6 +40,12 @@ OutputSpec without_files(OutputSpec output) {
 bool stays_here(const Endpoint& controller) { return controller.host == "127.0.0.1"; }
 
 HeadChoice head_of(const JobMeeting& meeting) { return {meeting.is_head, meeting.controller, meeting.why}; }
+
+/// Where it was said which node is the head, its addresses matter only to one that listens on one of them.
+std::optional<Endpoint> endpoint_to_look_up(const JobSpec& spec) {
+    return spec.rendezvous.is_host && spec.rendezvous.listen_on.empty() ? std::nullopt : shared_endpoint(spec);
+}
+
 Result<JobToken> token_of(const JobSetup& setup) {
     if (setup.meeting) return JobToken{setup.meeting->token, setup.meeting->warning, setup.meeting->when_refused};
     return setup.token.empty() ? choose_job_token(setup.spec, process_environment) : Result<JobToken>(JobToken{setup.token, "", ""});
@@ -76,7 +82,9 @@ Status Job::build() {
                                                static_cast<int>(open_descriptors().size()), limit.now);
     if (!room) return room;
     // What can be refused is refused before anything is touched.
-    const Result<HeadChoice> choice = setup_.meeting ? head_of(*setup_.meeting) : choose_head(setup_.spec, look_at_host(shared_endpoint(setup_.spec)));
+    const HostFacts facts = setup_.meeting ? HostFacts{} : look_at_host(endpoint_to_look_up(setup_.spec));
+    if (!facts.unanswered.empty()) log_.warning("{}", facts.unanswered);
+    const Result<HeadChoice> choice = setup_.meeting ? head_of(*setup_.meeting) : choose_head(setup_.spec, facts);
     if (!choice) return choice.error();
     Result<JobToken> token = token_of(setup_);
     if (!token) return token.error();

@@ -28,6 +28,14 @@ const std::vector<int>& handled_signals() {
 void block_handled_signals() { mask_handled_signals(SIG_BLOCK); }
 void unblock_handled_signals() { mask_handled_signals(SIG_UNBLOCK); }
 
+StoppableWait::StoppableWait() {
+    sigset_t stops;
+    ::sigemptyset(&stops);
+    for (const int signal : {SIGTERM, SIGINT, SIGHUP, SIGQUIT}) ::sigaddset(&stops, signal);
+    ::pthread_sigmask(SIG_UNBLOCK, &stops, &before_);
+}
+StoppableWait::~StoppableWait() { ::pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
+
 std::map<int, SignalAction> default_signals() {
     std::map<int, SignalAction> actions;
     for (const int signal : {SIGTERM, SIGINT, SIGHUP, SIGQUIT}) actions[signal] = SignalAction::Stop;

@@ -1,5 +1,7 @@
 #pragma once
 
+#include <signal.h>
+
 #include <map>
 #include <optional>
 #include <string>
@@ -15,6 +17,18 @@ namespace ddprun {
 const std::vector<int>& handled_signals();
 void block_handled_signals();
 void unblock_handled_signals();
+
+/// While it lives TERM, INT, HUP and QUIT end this process, as any other program: for a wait before there is anything to end.
+class StoppableWait {
+  public:
+    StoppableWait();
+    ~StoppableWait();
+    StoppableWait(const StoppableWait&) = delete;
+    StoppableWait& operator=(const StoppableWait&) = delete;
+
+  private:
+    sigset_t before_{};
+};
 
 /// TERM INT HUP QUIT stop, USR1 USR2 CONT TSTP WINCH are forwarded.
 std::map<int, SignalAction> default_signals();

@@ -12,10 +12,13 @@
 #include <unistd.h>
 
 #include <array>
+#include <atomic>
 #include <cstring>
 #include <memory>
+#include <optional>
 #include <vector>
 
+#include "env/io/resolve.h"
 #include "env/text.h"
 
 namespace ddprun {
@@ -23,7 +26,7 @@ namespace {
 
 using AddressList = std::unique_ptr<addrinfo, decltype(&::freeaddrinfo)>;
 
-/// `what` of the error is the resolver's own sentence.
+/// Blocks as long as the resolver does. `what` of the error is the resolver's own sentence.
 Result<AddressList> resolve(const Endpoint& endpoint, int flags) {
     addrinfo hints{};
     hints.ai_family = AF_UNSPEC;
@@ -35,6 +38,19 @@ Result<AddressList> resolve(const Endpoint& endpoint, int flags) {
     if (failure == EAI_SYSTEM) return Error::system("resolve");
     if (failure != 0) return Error{Errc::NotFound, ::gai_strerror(failure), 0};
     return AddressList(found, &::freeaddrinfo);
+}
+
+/// The same by a deadline. Numeric addresses need no resolver. Error: Timeout, too.
+Result<AddressList> resolve_by(const Endpoint& endpoint, TimePoint deadline) {
+    if (Result<AddressList> numeric = resolve(endpoint, AI_NUMERICHOST)) return numeric;
+    const auto answer = std::make_shared<std::optional<Result<AddressList>>>();
+    const auto is_there = std::make_shared<std::atomic<bool>>(false);
+    ask_all({[answer, is_there, endpoint] {
+        *answer = resolve(endpoint, 0);
+        is_there->store(true, std::memory_order_release);
+    }}, deadline);
+    if (is_there->load(std::memory_order_acquire)) return std::move(**answer);
+    return Error{Errc::Timeout, "the resolver has not answered", 0};
 }
 
 UniqueFd open_socket(const addrinfo& address) {
@@ -216,7 +232,7 @@ Result<Listener> listen_tcp(const Endpoint& where) {
 
 Result<UniqueFd> connect_tcp(const Endpoint& server, TimePoint deadline) {
     const std::string attempt = "connect " + to_string(server);
-    Result<AddressList> addresses = resolve(server, 0);
+    Result<AddressList> addresses = resolve_by(server, deadline);
     if (!addresses) return addresses.error().with(attempt);
     int left = 0;
     for (const addrinfo* a = addresses->get(); a != nullptr; a = a->ai_next) ++left;

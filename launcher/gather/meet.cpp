@@ -13,6 +13,7 @@
 
 #include "env/hmac.h"
 #include "env/io/file.h"
+#include "env/io/resolve.h"
 #include "env/nodes/gather.h"
 #include "env/nodes/meeting_point.h"
 #include "env/nodes/slurm_hostlist.h"
@@ -159,7 +160,13 @@ Result<JobMeeting> meet_at(const FirstHost& first, const ExchangeChoice& choice,
     if (!token) return token.error();
     JobMeeting meeting;
     if (task.place.node_rank == 0) {
-        const Status found = check_found_at(first.host, addresses_of(first.host).value_or({}), spec.rendezvous);
+        // Only a head that listens on one of its addresses has to know where the others look.
+        std::vector<std::string> addresses;
+        if (!spec.rendezvous.listen_on.empty()) {
+            const ResolverAnswer answer = addresses_of_all({first.host}, deadline_after(MonotonicClock::now(), kResolverPatience)).front();
+            if (answer) addresses = *answer;
+        }
+        const Status found = check_found_at(first.host, addresses, spec.rendezvous);
         if (!found) return found.error();
         Result<JobMeeting> head = listen_as_head(spec.rendezvous.listen_on, first.ports);
         if (!head) return head.error().with("the controller's port, which follows from the job's id");

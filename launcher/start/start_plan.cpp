@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "env/text.h"
+#include "launcher/supervise/head.h"
 
 namespace ddprun {
 namespace {
@@ -34,10 +35,7 @@ std::optional<std::size_t> find_here(const Allocation& allocation, const StartFa
     for (std::size_t i = 0; i < hosts.size(); ++i) {
         if (is_same_host(hosts[i].name, facts.host_name)) return i;
     }
-    for (std::size_t i = 0; i < hosts.size(); ++i) {
-        if (facts.is_here(hosts[i].name)) return i;
-    }
-    return std::nullopt;
+    return facts.find_by_address(hosts);
 }
 
 /// In the order in which they are tried (hpc reference C.3): what starts tasks of the batch job itself comes first.
@@ -131,6 +129,17 @@ std::string_view name_of(Starter starter) {
         case Ssh: return "ssh";
     }
     return "";
+}
+
+std::optional<std::size_t> find_own_place(const std::vector<std::string>& hosts, const OwnPlaces& own) {
+    HostFacts facts{"", own.addresses, {}};
+    for (std::size_t i = 0; i < hosts.size(); ++i) {
+        const auto resolved = own.resolved.find(hosts[i]);
+        facts.endpoint_addresses = resolved == own.resolved.end() ? std::vector<std::string>{} : resolved->second;
+        const auto is_it = [&](const std::string& name) { return is_same_host(hosts[i], name); };
+        if (is_this_host(hosts[i], facts) || std::any_of(own.names.begin(), own.names.end(), is_it)) return i;
+    }
+    return std::nullopt;
 }
 
 Result<StartPlan> plan_start(const JobSpec& spec, bool nodes_were_given, const StartFacts& facts) {

@@ -1,6 +1,8 @@
 #pragma once
 
+#include <cstddef>
 #include <functional>
+#include <map>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -17,10 +19,19 @@ namespace ddprun {
 struct StartFacts {
     std::optional<Allocation> allocation;
     std::string host_name;                     ///< of this host
-    /// Whether a name, or an address, of the allocation is this host's. May ask the resolver.
-    std::function<bool(const std::string& name)> is_here;
+    /// Which of the allocation's hosts has an address of this one; asks the resolver, for kResolverPatience at most.
+    std::function<std::optional<std::size_t>(const std::vector<AllocatedHost>& hosts)> find_by_address;
     std::function<bool(std::string_view program)> is_there;  ///< PATH has it
 };
+
+/// By what else than its name a host is known.
+struct OwnPlaces {
+    std::vector<std::string> addresses;  ///< of its interfaces
+    std::vector<std::string> names;      ///< that the resolver has for these
+    std::map<std::string, std::vector<std::string>> resolved;  ///< of some names of `hosts` their addresses
+};
+/// Which of `hosts`, names or numeric addresses, is this host. Pure.
+std::optional<std::size_t> find_own_place(const std::vector<std::string>& hosts, const OwnPlaces& own);
 
 struct StartPlan {
     enum Kind : std::uint8_t {

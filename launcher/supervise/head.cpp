@@ -7,7 +7,9 @@
 
 #include <algorithm>
 
+#include "env/io/resolve.h"
 #include "env/text.h"
+#include "launcher/signals.h"
 
 namespace ddprun {
 namespace {
@@ -166,7 +168,10 @@ HostFacts look_at_host(const std::optional<Endpoint>& endpoint) {
     facts.host_name = host_name();
     if (!endpoint) return facts;
     facts.addresses = interface_addresses();
-    facts.endpoint_addresses = addresses_of(endpoint->host).value_or({});
+    const StoppableWait wait;
+    const ResolverAnswer answer = addresses_of_all({endpoint->host}, deadline_after(MonotonicClock::now(), kResolverPatience)).front();
+    if (answer) facts.endpoint_addresses = *answer;
+    else if (answer.error().code == Errc::Timeout) facts.unanswered = fmt::format("{} did not answer within {} for {}", name_servers(), format_duration(kResolverPatience), endpoint->host);
     return facts;
 }
 

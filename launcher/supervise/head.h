@@ -16,6 +16,7 @@ struct HostFacts {
     std::string host_name;
     std::vector<std::string> addresses;           ///< numeric, of this host's interfaces
     std::vector<std::string> endpoint_addresses;  ///< numeric, what the endpoint's host name resolves to
+    std::string unanswered = {};                  ///< of whom the resolver had no answer in time, as a line; "" it had
 };
 
 /// Whether the controller lives in this process, where it listens or is reached, and why.
@@ -66,7 +67,8 @@ Result<TorchStoreChoice> choose_torch_store(const JobSpec& spec, bool is_python)
 /// as torchrun does (interval times attempts), else ours. Pure.
 rdzv::Heartbeats heartbeats_of(const RendezvousSpec& rendezvous);
 
-/// Thin: this host's name and addresses, and what `endpoint` resolves to (blocking, by the resolver).
+/// Thin: this host's name and addresses, and what `endpoint` resolves to. Blocks for kResolverPatience at most; a signal that
+/// stops a job ends the process meanwhile.
 HostFacts look_at_host(const std::optional<Endpoint>& endpoint);
 
 /// Keeps a TCP port free for a worker's own server (PyTorch's rank 0 listens on MASTER_PORT).

@@ -34,7 +34,7 @@ StartFacts facts(std::optional<Allocation> allocation, std::vector<std::string> 
     StartFacts known;
     known.allocation = std::move(allocation);
     known.host_name = std::move(host);
-    known.is_here = [](const std::string&) { return false; };
+    known.find_by_address = [](const std::vector<AllocatedHost>&) { return std::nullopt; };
     known.is_there = [programs = std::move(programs)](std::string_view program) { return std::find(programs.begin(), programs.end(), program) != programs.end(); };
     return known;
 }
@@ -108,8 +108,22 @@ TEST(StartPlan, AHostThatIsNoneOfAPbsJobsOrWaitsForOthersIsToldWhatToDo) {
 
 TEST(StartPlan, ThisHostIsKnownByItsAddress) {
     StartFacts by_address = facts(allocation(AllocationSource::Hosts, {"10.0.0.1", "10.0.0.2"}), {"ssh"});
-    by_address.is_here = [](const std::string& name) { return name == "10.0.0.2"; };
+    by_address.find_by_address = [](const std::vector<AllocatedHost>&) { return std::optional<std::size_t>(1); };
     EXPECT_EQ(plan(by_address)->hosts[0].name, "10.0.0.2");
+    by_address.host_name = "10.0.0.1";
+    by_address.find_by_address = [](const std::vector<AllocatedHost>&) -> std::optional<std::size_t> {
+        ADD_FAILURE() << "the resolver is asked where the name tells enough";
+        return std::nullopt;
+    };
+    EXPECT_EQ(plan(by_address)->hosts[0].name, "10.0.0.1");
+}
+
+TEST(StartPlan, ThisHostIsFoundByItsAddressesTheirNamesAndWhatNamesResolveTo) {
+    const std::vector<std::string> hosts = {"n1", "n2-ib", "alias", "10.0.0.9"};
+    EXPECT_EQ(find_own_place(hosts, {{"10.0.0.2", "127.0.0.1"}, {"n3"}, {{"alias", {"10.0.0.3"}}}}), std::nullopt);
+    EXPECT_EQ(find_own_place(hosts, {{"10.0.0.2", "10.0.0.9"}, {}, {}}), 3u);
+    EXPECT_EQ(find_own_place(hosts, {{"10.0.0.2"}, {"n2-ib.cluster"}, {}}), 1u);
+    EXPECT_EQ(find_own_place(hosts, {{"10.0.0.2"}, {}, {{"alias", {"10.0.0.2"}}}}), 2u);
 }
 
 TEST(StartPlan, OneHostStaysHereAndSaysWhy) {
