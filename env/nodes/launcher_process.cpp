@@ -8,6 +8,8 @@
 #include <sstream>
 #include <vector>
 
+#include "env/io/proc.h"
+
 namespace ddprun {
 
 namespace {
@@ -19,7 +21,7 @@ struct Stat {
 
 /// The name in parentheses may hold anything, so fields count from the last one.
 Stat read_stat(pid_t pid) {
-    std::ifstream file(fmt::format("/proc/{}/stat", pid));
+    std::ifstream file(fmt::format("{}/{}/stat", own_proc(), pid));
     std::string text{std::istreambuf_iterator<char>(file), {}};
     const std::size_t close = text.rfind(')');
     if (close == std::string::npos) return {};
@@ -32,7 +34,7 @@ Stat read_stat(pid_t pid) {
 
 /// What cannot be read belongs to somebody else: a daemon.
 bool has_variable(pid_t pid, std::string_view name) {
-    std::ifstream file(fmt::format("/proc/{}/environ", pid));
+    std::ifstream file(fmt::format("{}/{}/environ", own_proc(), pid));
     const std::string wanted = std::string(name) + "=";
     for (std::string entry; std::getline(file, entry, '\0');) {
         if (entry.starts_with(wanted)) return true;

@@ -47,7 +47,7 @@ void resize(int pipe, std::size_t bytes) {
 std::vector<pid_t> children_from_before() {
     siginfo_t ignored{};
     if (::waitid(P_ALL, 0, &ignored, WEXITED | WNOHANG | WNOWAIT) != 0) return {};  // there is none
-    std::vector<pid_t> children = descendants_of(::getpid(), "/proc");
+    std::vector<pid_t> children = descendants_of(::getpid());
     std::erase_if(children, [](pid_t pid) {
         const std::optional<ProcStat> stat = proc_stat_of(pid);
         return !stat || stat->parent != ::getpid();
@@ -87,7 +87,7 @@ void LinuxSystem::reap(pid_t pid) {
 std::vector<pid_t> LinuxSystem::spared() const {
     std::vector<pid_t> all = not_the_jobs_;
     for (const pid_t one : not_the_jobs_) {
-        const std::vector<pid_t> its = descendants_of(one, "/proc");
+        const std::vector<pid_t> its = descendants_of(one);
         all.insert(all.end(), its.begin(), its.end());
     }
     std::sort(all.begin(), all.end());
@@ -95,7 +95,7 @@ std::vector<pid_t> LinuxSystem::spared() const {
 }
 
 std::vector<pid_t> LinuxSystem::descendants() {
-    std::vector<pid_t> all = descendants_of(::getpid(), "/proc");
+    std::vector<pid_t> all = descendants_of(::getpid());
     std::erase_if(all, [spared = spared()](pid_t pid) { return std::binary_search(spared.begin(), spared.end(), pid); });
     return all;
 }

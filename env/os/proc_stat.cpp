@@ -46,7 +46,7 @@ std::optional<ProcStat> proc_stat_of(pid_t pid, const std::string& proc) {
 }
 
 bool is_dumping_core(pid_t pid) {
-    const Result<std::string> text = read_file(fmt::format("/proc/{}/status", pid), kMaxStat);
+    const Result<std::string> text = read_file(fmt::format("{}/{}/status", own_proc(), pid), kMaxStat);
     return text && text->find("CoreDumping:\t1") != std::string::npos;
 }
 

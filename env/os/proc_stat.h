@@ -7,6 +7,8 @@
 #include <string>
 #include <string_view>
 
+#include "env/io/proc.h"
+
 namespace ddprun::os {
 
 /// What /proc/<pid>/stat says of a process (proc(5)).
@@ -26,8 +28,8 @@ struct ProcStat {
 
 /// Reads the text of /proc/<pid>/stat. Pure. nullopt: malformed.
 std::optional<ProcStat> parse_proc_stat(std::string_view text);
-/// nullopt: there is no such process.
-std::optional<ProcStat> proc_stat_of(pid_t pid, const std::string& proc = "/proc");
+/// nullopt: there is no such process, or `proc` does not show it.
+std::optional<ProcStat> proc_stat_of(pid_t pid, const std::string& proc = own_proc());
 
 /// It has crashed, and the kernel still writes its memory to a file (Linux 4.15; before it nobody tells).
 bool is_dumping_core(pid_t pid);

@@ -68,6 +68,8 @@ std::vector<pid_t> descendants_of(pid_t root, const std::string& proc) {
     return listed ? *std::move(listed) : descendants_from_parents(root, proc);
 }
 
+std::vector<pid_t> process_numbers(const std::string& proc) { return numbered_entries(proc); }
+
 std::optional<std::vector<pid_t>> descendants_from_children_lists(pid_t root, const std::string& proc) {
     if (!children_of_thread(root, root, proc)) return std::nullopt;
     std::vector<pid_t> found = children_first(root, [&](pid_t pid) {

@@ -33,7 +33,7 @@ void add_gpus(JobStatus& status, const std::vector<GpuUsage>& gpus, const Agent&
             one.limits_devices = true;
         }
         const bool runs = worker.pid != 0 && worker.state != "ended";
-        if (runs) one.pids = os::descendants_of(worker.pid, "/proc");
+        if (runs) one.pids = os::descendants_of(worker.pid);
         if (runs) one.pids.push_back(worker.pid);
         processes.push_back(std::move(one));
     }

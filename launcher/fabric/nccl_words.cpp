@@ -7,6 +7,7 @@
 
 #include <utility>
 
+#include "env/io/proc.h"
 #include "launcher/fabric/transport.h"
 
 namespace ddprun {
@@ -33,7 +34,7 @@ NcclWords::NcclWords(os::EventLoop& loop, UniqueFd read, UniqueFd write, std::fu
 
 NcclWords::~NcclWords() { loop_.unwatch(read_.get()); }
 
-std::string NcclWords::path() const { return fmt::format("/proc/{}/fd/{}", ::getpid(), write_.get()); }
+std::string NcclWords::path() const { return fmt::format("/proc/{}/fd/{}", own_number_in_proc(), write_.get()); }
 
 void NcclWords::on_readable() {
     char bytes[16 * 1024];

@@ -8,6 +8,7 @@
 #include <filesystem>
 
 #include "env/io/file.h"
+#include "env/io/proc.h"
 #include "env/text.h"
 #include "env/unique_fd.h"
 #include "launcher/gpu/nvidia.h"
@@ -55,7 +56,7 @@ std::vector<GpuProcess> processes_on(const nvml::Session& nvml, nvml::Device dev
         GpuProcess process;
         process.pid = infos[i].pid;
         if (infos[i].used_bytes != nvml::kUnknownBytes) process.used_bytes = infos[i].used_bytes;
-        process.program = trim(read_file(fmt::format("/proc/{}/comm", process.pid), 4096).value_or(""));
+        process.program = trim(read_file(fmt::format("{}/{}/comm", own_proc(), process.pid), 4096).value_or(""));
         found.push_back(std::move(process));
     }
     return found;

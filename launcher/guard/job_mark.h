@@ -1,8 +1,11 @@
 #pragma once
 
+#include <sys/types.h>
+
 #include <cstdint>
 #include <string>
 #include <string_view>
+#include <vector>
 
 namespace ddprun {
 
@@ -24,8 +27,25 @@ std::uint64_t own_lock_limit();
 /// True when the text of /proc/<pid>/environ or /proc/<pid>/limits holds the job's mark. Pure.
 bool is_marked(const JobMark& mark, std::string_view environ_text, std::string_view limits_text);
 
-/// Sends SIGKILL to every living process that we may kill and that carries the mark, except ourselves; returns how many
-/// were found. One that is dead and that nobody has reaped is not living: in a container nobody may ever do so. Reads /proc.
+/// The first 12 digits of the id of the job whose mark is in the text of /proc/<pid>/limits; "" there is none. Pure.
+std::string job_in_limits(std::string_view limits_text);
+
+/// A living process that one of some job's workers has started, or a worker.
+struct MarkedProcess {
+    pid_t pid = 0;
+    pid_t parent = 0;
+    uid_t user = 0;   ///< whose process it is (its real user id)
+    std::string job;  ///< the first 12 digits of the id
+};
+/// All of them on this host. Only the limit counts, which nothing but fork hands on: a scheduler may give an environment to
+/// another job. Empty where /proc does not show our pid namespace.
+std::vector<MarkedProcess> processes_of_all_jobs();
+
+/// The living processes, except this one, that carry the mark. One that is dead and that nobody has reaped is not living: in a
+/// container nobody may ever do so. Reads /proc; where it does not show our pid namespace, asks the kernel for the limit of
+/// every process number.
+std::vector<pid_t> marked_processes(const JobMark& mark);
+/// Sends SIGKILL to each of them that we may kill; returns how many.
 int kill_marked_processes(const JobMark& mark);
 
 }  // namespace ddprun

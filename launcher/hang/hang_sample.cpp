@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "env/io/file.h"
+#include "env/io/proc.h"
 #include "env/json.h"
 #include "env/os/proc_stat.h"
 #include "env/os/process_tree.h"
@@ -18,7 +19,7 @@ namespace {
 constexpr std::size_t kMaxProcFile = 64 * 1024;
 
 std::string proc_file(pid_t pid, std::string_view name) {
-    return read_file(fmt::format("/proc/{}/{}", pid, name), kMaxProcFile).value_or("");
+    return read_file(fmt::format("{}/{}/{}", own_proc(), pid, name), kMaxProcFile).value_or("");
 }
 
 /// Bytes through read and write of any kind: a line into a log counts as well as a block from a disk.
@@ -77,7 +78,7 @@ HangSample sample_rank(int rank, pid_t pid, const RankLine& line) {
     HangSample sample;
     sample.rank = rank;
     look_at_segment(sample, line);
-    std::vector<pid_t> processes = os::descendants_of(pid, "/proc");
+    std::vector<pid_t> processes = os::descendants_of(pid);
     processes.push_back(pid);
     std::uint64_t ticks = 0;
     sample.alive = false;

@@ -12,6 +12,7 @@
 #include <utility>
 
 #include "env/io/file.h"
+#include "env/io/proc.h"
 #include "env/os/proc_stat.h"
 #include "env/os/process_tree.h"
 #include "env/os/run_tool.h"
@@ -32,7 +33,7 @@ std::string find_on_path(const char* program) { return find_executable(program, 
 
 bool runs_python(pid_t pid) {
     char path[4096];
-    const ssize_t n = ::readlink(fmt::format("/proc/{}/exe", pid).c_str(), path, sizeof path);
+    const ssize_t n = ::readlink(fmt::format("{}/{}/exe", own_proc(), pid).c_str(), path, sizeof path);
     const std::string_view exe(path, n > 0 ? static_cast<std::size_t>(n) : 0);
     return exe.substr(exe.rfind('/') + 1).starts_with("python");
 }
@@ -46,7 +47,7 @@ std::uint64_t ticks_of(pid_t pid) {
 pid_t busiest_of(pid_t pid) {
     pid_t busiest = pid;
     std::uint64_t most = ticks_of(pid);
-    for (const pid_t process : os::descendants_of(pid, "/proc")) {
+    for (const pid_t process : os::descendants_of(pid)) {
         const std::uint64_t ticks = ticks_of(process);
         if (ticks >= most) busiest = process, most = ticks;
     }
@@ -54,13 +55,13 @@ pid_t busiest_of(pid_t pid) {
 }
 
 bool is_below(pid_t root, pid_t pid) {
-    const std::vector<pid_t> tree = os::descendants_of(root, "/proc");
+    const std::vector<pid_t> tree = os::descendants_of(root);
     return pid == root || std::find(tree.begin(), tree.end(), pid) != tree.end();
 }
 
 std::vector<pid_t> threads_of(pid_t pid) {
     std::vector<pid_t> threads;
-    const std::unique_ptr<DIR, int (*)(DIR*)> directory(::opendir(fmt::format("/proc/{}/task", pid).c_str()), ::closedir);
+    const std::unique_ptr<DIR, int (*)(DIR*)> directory(::opendir(fmt::format("{}/{}/task", own_proc(), pid).c_str()), ::closedir);
     while (const dirent* entry = directory ? ::readdir(directory.get()) : nullptr) {
         const Result<std::int64_t> thread = parse_int(entry->d_name);
         if (thread && threads.size() < kMaxThreads) threads.push_back(static_cast<pid_t>(*thread));
@@ -94,7 +95,7 @@ os::SpawnSpec tool_command(StackMethod method, const StackTools& tools, pid_t pi
 
 /// py-spy is often installed where the worker's Python is, and nowhere on our PATH. "" it is not there.
 std::string py_spy_beside(pid_t pid) {
-    const std::string command = read_file(fmt::format("/proc/{}/cmdline", pid), 4096).value_or("");
+    const std::string command = read_file(fmt::format("{}/{}/cmdline", own_proc(), pid), 4096).value_or("");
     const std::string python = command.substr(0, command.find('\0'));
     if (!python.starts_with('/')) return "";
     std::string candidate = python.substr(0, python.rfind('/')) + "/py-spy";
@@ -283,7 +284,10 @@ const char* describe(StackMethod method) {
     return "?";
 }
 
-StackTools find_stack_tools() { return {find_on_path("py-spy"), find_on_path("gdb"), find_on_path("eu-stack")}; }
+StackTools find_stack_tools() {
+    if (!has_own_proc()) return {};  // debuggers would look up the worker's number there
+    return {find_on_path("py-spy"), find_on_path("gdb"), find_on_path("eu-stack")};
+}
 
 StackMethod choose_stack_method(const StackFacts& facts, const StackTools& tools) {
     if (facts.has_handler && !facts.stopped) return StackMethod::Handler;
@@ -295,7 +299,7 @@ StackMethod choose_stack_method(const StackFacts& facts, const StackTools& tools
 
 std::string kernel_view(pid_t pid) {
     constexpr std::size_t kMax = 64 * 1024;
-    const auto file = [pid](const char* name) { return read_file(fmt::format("/proc/{}/{}", pid, name), kMax).value_or(""); };
+    const auto file = [pid](const char* name) { return read_file(fmt::format("{}/{}/{}", own_proc(), pid, name), kMax).value_or(""); };
     std::string text = "state unknown";
     const std::string status = file("status");
     for (const std::string_view line : split(status, '\n')) {

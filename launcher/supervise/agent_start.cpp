@@ -7,6 +7,7 @@
 #include <unordered_set>
 
 #include "env/io/file.h"
+#include "env/io/proc.h"
 #include "env/io/socket.h"
 #include "launcher/fabric/transport.h"
 #include "launcher/guard/descriptors.h"
@@ -181,7 +182,7 @@ Status Agent::give_descriptors(Worker& worker, WorkerEnv& env, os::SpawnSpec& sp
         Result<UniqueFd> file = system_.make_error_file();
         if (!file) return file.error();
         worker.error_file = std::move(*file);
-        worker.error_path = fmt::format("/proc/{}/fd/{}", ::getpid(), worker.error_file.get());
+        worker.error_path = fmt::format("/proc/{}/fd/{}", own_number_in_proc(), worker.error_file.get());
     }
     env.error_file = worker.error_path;
     env.generation = order_.generation;

@@ -2,11 +2,16 @@
 #include <fmt/core.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sched.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
+#include <sys/wait.h>
 #include <unistd.h>
+
+#include <functional>
+#include <optional>
 
 #include "env/io/file.h"
 #include "env/os/proc_stat.h"
@@ -161,6 +166,38 @@ TEST(Descendants, ListsChildrenBeforeParentsAcrossSessions) {
     EXPECT_EQ(wait_for_exit(system).pid, leader.pid);
     EXPECT_THAT(system.descendants(), ElementsAre()) << "a zombie is not living";
     system.reap(leader.pid);
+}
+
+/// Runs `act` as process 1 of a pid namespace whose /proc is still the outer one. Its exit code; nullopt: may not be made.
+std::optional<int> exit_code_in_pid_namespace(const std::function<int()>& act) {
+    const pid_t outside = ::fork();
+    if (outside == 0) {
+        if (::unshare(CLONE_NEWPID) != 0) ::_exit(250);
+        const pid_t inside = ::fork();
+        if (inside == 0) ::_exit(act());
+        int status = 0;
+        ::waitpid(inside, &status, 0);
+        ::_exit(WIFEXITED(status) ? WEXITSTATUS(status) : 251);
+    }
+    int status = 0;
+    ::waitpid(outside, &status, 0);
+    if (WEXITSTATUS(status) == 250) return std::nullopt;
+    return WEXITSTATUS(status);
+}
+
+TEST(Proc, OfAnotherPidNamespaceShowsNoProcess) {
+    EXPECT_TRUE(has_own_proc());
+    const std::optional<int> code = exit_code_in_pid_namespace([] {
+        const pid_t child = ::fork();
+        if (child == 0) ::_exit(::pause());
+        LinuxSystem system;
+        const bool shows_nobody = system.descendants().empty() && !proc_stat_of(::getpid()) && !proc_stat_of(child);
+        ::kill(child, SIGKILL);
+        if (has_own_proc() || !shows_nobody) return 1;
+        return own_number_in_proc() != ::getpid() ? 0 : 2;  // /proc/self is right there, too
+    });
+    if (!code) GTEST_SKIP() << "no pid namespace can be made";
+    EXPECT_EQ(*code, 0);
 }
 
 /// A /proc of files: each process with its parent, state, and the children its threads list.

@@ -1,6 +1,7 @@
 #include "launcher/guard/warden.h"
 
 #include <gtest/gtest.h>
+#include <sched.h>
 #include <signal.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
@@ -8,6 +9,7 @@
 
 #include <fstream>
 #include <optional>
+#include <vector>
 
 #include "launcher/guard/job_mark.h"
 #include "tests/support/temporary_directory.h"
@@ -94,6 +96,32 @@ TEST(JobMark, OfAProcessThatIsDeadAndThatNobodyReapsKeepsNobodyLooking) {
     ::waitpid(pid, nullptr, 0);
 }
 
+TEST(JobMark, IsFoundByItsLimitWhereProcBelongsToAnotherPidNamespace) {
+    const std::optional<int> code = exit_code_of([] {
+        if (::unshare(CLONE_NEWPID) != 0) return 77;
+        const pid_t inside = ::fork();
+        if (inside == 0) {
+            const JobMark mark{"DDPRUN_JOB=none-of-ours", 0x4444123456789abc};
+            const pid_t marked = ::fork();
+            if (marked == 0) {
+                const rlimit limit{mark.lock_limit, RLIM_INFINITY};
+                ::setrlimit(RLIMIT_LOCKS, &limit);
+                for (;;) ::pause();
+            }
+            while (marked_processes(mark) != std::vector<pid_t>{marked}) ::usleep(1000);
+            ::kill(marked, SIGKILL);
+            siginfo_t ended{};
+            ::waitid(P_PID, static_cast<id_t>(marked), &ended, WEXITED | WNOWAIT);
+            ::_exit(marked_processes(mark).empty() ? 0 : 1);
+        }
+        int status = 0;
+        ::waitpid(inside, &status, 0);
+        return WEXITSTATUS(status);
+    });
+    if (code == 77) GTEST_SKIP() << "no pid namespace can be made";
+    EXPECT_EQ(code, 0);
+}
+
 constexpr std::uint64_t kUnlimited = ~std::uint64_t{0};
 
 TEST(JobMark, IsTheJobsIdInAVariableAndInALimitThatNothingLooksAt) {
@@ -119,6 +147,9 @@ TEST(JobMark, IsFoundInEitherPlaceAndOnlyWhole) {
     EXPECT_FALSE(is_marked(mark, "", "Max file locks            unlimited            4919131752989213764  locks\n"));
     EXPECT_FALSE(is_marked({"DDPRUN_JOB=ab", 0}, "", "Max file locks            0            unlimited  locks\n"));
     EXPECT_FALSE(is_marked(mark, "", "Max file locks"));
+    EXPECT_EQ(job_in_limits("Max file locks            4919057731888071861  unlimited            locks\n"), "00f1e2d3c4b5");
+    EXPECT_EQ(job_in_limits("Max file locks            unlimited            unlimited            locks\n"), "");
+    EXPECT_EQ(job_in_limits("Max file locks            1024                 unlimited            locks\n"), "");
     EXPECT_FALSE(is_marked(mark, "", ""));
 }
 

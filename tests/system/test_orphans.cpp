@@ -99,6 +99,29 @@ TEST(Orphans, AKilledWardenIsReplacedAndTheReplacementDoesItsDuty) {
     EXPECT_TRUE(all_gone(job.variable));
 }
 
+TEST(Orphans, NobodyIsKilledByANumberFromAProcOfAnotherPidNamespace) {
+    if (run({"unshare", "-p", "-f", "true"}).status != 0) GTEST_SKIP() << "no pid namespace can be made";
+    std::vector<std::string> command{"unshare", "-p", "-f"};
+    const std::vector<std::string> job = ddprun_probe({"--nproc-per-node=2"}, {"daemon", "exit", "0"});
+    command.insert(command.end(), job.begin(), job.end());
+    const Outcome outcome = run(command);
+    EXPECT_EQ(outcome.status, 0) << outcome.err;
+    EXPECT_THAT(outcome.err, ::testing::Not(HasSubstr("left behind"))) << "two daemons at most are its own, and they end when asked";
+}
+
+TEST(Orphans, WithoutProcADaemonDoesNotOutliveASigkillOfDdprun) {
+    if (run({"unshare", "-m", "mount", "-t", "tmpfs", "none", "/proc"}).status != 0) GTEST_SKIP() << "/proc cannot be hidden";
+    const Marked job;
+    std::vector<std::string> command{"unshare", "-m", "sh", "-c", "mount -t tmpfs none /proc && exec \"$@\"", "sh"};
+    const std::vector<std::string> rest = ddprun_probe({"--nproc-per-node=2", "--cgroup=none"}, {"daemon", "say", "up", "hold"});
+    command.insert(command.end(), rest.begin(), rest.end());
+    Program program(command, job.options);
+    ASSERT_TRUE(program.wait_for_output("[0]: up") && program.wait_for_output("[1]: up"));
+    program.signal(SIGKILL);
+    program.wait();
+    EXPECT_TRUE(all_gone(job.variable));
+}
+
 bool comes_to_nothing(const std::string& argument) {
     for (const auto until = std::chrono::steady_clock::now() + 20s; std::chrono::steady_clock::now() < until;) {
         if (processes_called_with(argument).empty()) return true;

@@ -1,0 +1,31 @@
+#include "env/io/proc.h"
+
+#include <unistd.h>
+
+#include <cstdlib>
+
+namespace ddprun {
+namespace {
+
+/// 0 when /proc does not tell.
+pid_t number_in_proc() {
+    char text[32] = {};
+    return ::readlink("/proc/self", text, sizeof text - 1) > 0 ? std::atoi(text) : 0;
+}
+
+}  // namespace
+
+bool has_own_proc() { return number_in_proc() == ::getpid(); }
+
+const std::string& own_proc() {
+    // Below a file there is nothing, and nobody can put something there.
+    static const std::string proc = "/proc", nothing = "/dev/null";
+    return has_own_proc() ? proc : nothing;
+}
+
+pid_t own_number_in_proc() {
+    const pid_t number = number_in_proc();
+    return number > 0 ? number : ::getpid();
+}
+
+}  // namespace ddprun
