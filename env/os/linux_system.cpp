@@ -72,6 +72,10 @@ Status LinuxSystem::signal_group(pid_t group, int signal) {
 
 Status LinuxSystem::signal_process(pid_t pid, int signal) { return sent(::kill(pid, signal), "kill"); }
 
+bool LinuxSystem::group_exists(pid_t group) { return ::kill(-group, 0) == 0 || errno == EPERM; }
+
+pid_t LinuxSystem::group_of(pid_t pid) { return ::getpgid(pid); }
+
 std::optional<ChildExit> LinuxSystem::next_exit() {
     siginfo_t info{};
     if (::waitid(P_ALL, 0, &info, WEXITED | WNOHANG | WNOWAIT) != 0 || info.si_pid == 0) return std::nullopt;

@@ -68,6 +68,11 @@ class System {
     virtual Status signal_group(pid_t group, int signal) = 0;
     virtual Status signal_process(pid_t pid, int signal) = 0;
 
+    /// Somebody is in the group, dead or alive, and has not been reaped.
+    [[nodiscard]] virtual bool group_exists(pid_t group) = 0;
+    /// The process group of a process; -1: it is gone.
+    [[nodiscard]] virtual pid_t group_of(pid_t pid) = 0;
+
     /// The next child that has ended, without reaping it: it stays a zombie and its id cannot be reused.
     /// The caller must reap it before it asks again. nullopt: nobody has ended.
     [[nodiscard]] virtual std::optional<ChildExit> next_exit() = 0;
@@ -106,6 +111,8 @@ class LinuxSystem final : public System {
     Result<pid_t> spawn(const SpawnSpec& spec) override;
     Status signal_group(pid_t group, int signal) override;
     Status signal_process(pid_t pid, int signal) override;
+    bool group_exists(pid_t group) override;
+    pid_t group_of(pid_t pid) override;
     std::optional<ChildExit> next_exit() override;
     void reap(pid_t pid) override;
     std::vector<pid_t> descendants() override;

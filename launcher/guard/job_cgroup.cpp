@@ -93,6 +93,13 @@ void kill_at(int directory, const char* file) {
     if (kill && ::write(kill.get(), "1", 1) != 1) return;
 }
 
+/// No living process in it or below; false when the kernel does not say.
+bool is_empty(int directory) {
+    const UniqueFd events(::openat(directory, "cgroup.events", O_RDONLY | O_CLOEXEC));
+    char text[256] = {};
+    return events && ::read(events.get(), text, sizeof text - 1) > 0 && std::string_view(text).find("populated 0") != std::string_view::npos;
+}
+
 int open_directory(int where, const std::string& name) {
     return ::openat(where, name.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
 }
@@ -214,8 +221,9 @@ JobCgroup::~JobCgroup() {
 }
 
 void JobCgroup::kill() {
+    if (!directory_fd_ || is_empty(directory_fd_.get())) return;  // as it is, it will do for the next generation
     killed_ = true;
-    if (directory_fd_) kill_at(directory_fd_.get(), "cgroup.kill");
+    kill_at(directory_fd_.get(), "cgroup.kill");
 }
 
 Status JobCgroup::renew() {

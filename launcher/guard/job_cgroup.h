@@ -60,7 +60,7 @@ class JobCgroup {
 
     /// For SpawnSpec::cgroup; -1 after a renew() that failed.
     [[nodiscard]] int descriptor() const { return directory_fd_.get(); }
-    /// SIGKILL to every process in it and below.
+    /// SIGKILL to every process in it and below; nothing when there is none.
     void kill();
     /// Before a generation: makes it anew if it has been killed, see os::can_be_born_in. Error: System (a process
     /// that cannot be killed is still in it); workers then start in our own.

@@ -108,10 +108,12 @@ class Agent {
     void perform(const agent_action::SpawnNext& action);
     void perform(const agent_action::ReportStarted& action);
     void perform(const agent_action::SignalGroup& action);
+    void perform(const agent_action::KillWorker& action);
     void perform(const agent_action::BuryGroup& action);
     void perform(const agent_action::ReapStranger& action);
     void perform(const agent_action::ReportExit& action);
     void perform(const agent_action::Sweep& action);
+    void perform(const agent_action::ReportStrays& action);
     void perform(const agent_action::SetDeadline& action);
     void perform(const agent_action::ReportDrained& action);
 
@@ -130,6 +132,8 @@ class Agent {
     void read_lifeline(int local_rank);
     void fail_start(const std::string& why);
     void stop_begins();
+    void kill_rest_of_group(pid_t group, int rank);
+    [[nodiscard]] std::vector<pid_t> strays();
     [[nodiscard]] std::string read_error_file(const Worker& worker) const;
     void send_exits();
     void watch_error_file(int local_rank);

@@ -6,6 +6,7 @@
 #include <algorithm>
 
 #include "env/io/file.h"
+#include "env/io/proc.h"
 #include "env/os/proc_stat.h"
 #include "env/text.h"
 #include "launcher/report/error_file.h"
@@ -38,6 +39,10 @@ std::string how_it_ended(const rdzv::WorkerExited& report) {
 int signal_behind(const rdzv::WorkerExited& report) {
     if (report.signaled) return report.status;
     return report.status > 128 && report.status < 128 + SIGRTMIN ? report.status - 128 : 0;
+}
+
+std::string counted(std::size_t processes) {
+    return processes == 1 ? "1 process" : fmt::format("{} processes", processes);
 }
 
 void take_terminal_back() {
@@ -78,15 +83,24 @@ void Agent::perform(const agent_action::SignalGroup& action) {
     }
 }
 
+void Agent::perform(const agent_action::KillWorker& action) { (void)system_.signal_process(action.pid, SIGKILL); }
+
 void Agent::perform(const agent_action::BuryGroup& action) {
-    // Kill the group while its leader is still a zombie: after the reap the id may belong to someone else.
+    // Without /proc nobody can tell later who was in the group.
+    const int signal = has_own_proc() ? action.signal : SIGKILL;
+    // Signal the group while its leader is still a zombie: after the reap the id may belong to someone else.
     // The warden's table first, for the same reason.
-    (void)system_.signal_group(action.pid, SIGKILL);
+    if (signal != 0) (void)system_.signal_group(action.pid, signal);
     const auto local_rank = static_cast<std::size_t>(
         std::find_if(state_.workers.begin(), state_.workers.end(),
                      [&](const AgentState::Worker& worker) { return worker.pid == action.pid; }) - state_.workers.begin());
     if (warden_ != nullptr) warden_->set_group(static_cast<int>(local_rank), 0);
     system_.reap(action.pid);
+    if (signal != SIGKILL && system_.group_exists(action.pid)) {
+        (void)system_.signal_group(action.pid, SIGCONT);  // a stopped process would sleep through the grace
+        const int rank = order_.first_rank + static_cast<int>(local_rank);
+        loop_.call_after(kStrayGrace, [this, group = action.pid, rank] { kill_rest_of_group(group, rank); });
+    }
     // It had the terminal (--attach): take it back, or our next read or write of it stops us.
     if (workers_[local_rank].plan.attached) take_terminal_back();
 }
@@ -147,15 +161,42 @@ std::string Agent::error_report(int rank) const {
     return read_error_file(workers_[static_cast<std::size_t>(local_rank)]);
 }
 
-void Agent::perform(const agent_action::Sweep&) {
-    // First what a look at /proc can miss: a tree of processes that keeps forking.
-    if (config_.cgroup != nullptr) config_.cgroup->kill();
-    std::vector<pid_t> strays = system_.descendants();
-    if (warden_ != nullptr) std::erase(strays, warden_->pid());
-    for (const pid_t stray : strays) (void)system_.signal_process(stray, SIGKILL);
-    if (!strays.empty()) log_.info("killing {} left behind by the workers", strays.size() == 1 ? "1 process" : fmt::format("{} processes", strays.size()));
-    feed(agent_event::Swept{std::move(strays)});
+/// The group's number cannot be trusted any more: everybody in it may have ended, and the number may be another's. Our own
+/// descendants in it can.
+void Agent::kill_rest_of_group(pid_t group, int rank) {
+    if (state_.phase == AgentState::Phase::Sweeping || state_.local_rank_of(group) >= 0) return;
+    std::vector<pid_t> rest = strays();
+    std::erase_if(rest, [&](pid_t pid) { return system_.group_of(pid) != group; });
+    for (const pid_t pid : rest) (void)system_.signal_process(pid, SIGKILL);
+    if (!rest.empty()) log_.info("killing {} left behind by rank {}", counted(rest.size()), rank);
 }
+
+/// What our workers have started and we have adopted, or still have workers above it. Reads /proc; without it the mark is
+/// looked for.
+std::vector<pid_t> Agent::strays() {
+    std::vector<pid_t> found = has_own_proc() ? system_.descendants() : marked_processes(config_.mark);
+    if (warden_ != nullptr) std::erase(found, warden_->pid());
+    return found;
+}
+
+void Agent::perform(const agent_action::Sweep& action) {
+    // The cgroup before a last look: that can miss a tree of processes that keeps forking.
+    if (config_.cgroup != nullptr && action.signal == SIGKILL) config_.cgroup->kill();
+    std::vector<pid_t> found = strays();
+    if (config_.cgroup != nullptr && found.empty()) config_.cgroup->kill();
+    const auto has_been_asked = [&](pid_t pid) {
+        const pid_t group = system_.group_of(pid);
+        return std::any_of(state_.workers.begin(), state_.workers.end(), [&](const AgentState::Worker& worker) { return worker.pid == group; });
+    };
+    for (const pid_t stray : found) {
+        if (action.signal == 0 || (action.signal == SIGTERM && has_been_asked(stray))) continue;
+        (void)system_.signal_process(stray, action.signal);
+        if (action.signal == SIGTERM) (void)system_.signal_process(stray, SIGCONT);
+    }
+    feed(agent_event::Swept{std::move(found)});
+}
+
+void Agent::perform(const agent_action::ReportStrays& action) { log_.info("killing {} left behind by the workers", counted(action.count)); }
 
 void Agent::perform(const agent_action::ReportDrained& action) {
     send_exits();
@@ -197,7 +238,7 @@ void Agent::kill_failing(int local_rank, pid_t pid, const std::string& what_it_d
     if (os::is_dumping_core(pid)) return await_exit(local_rank, what_it_did);  // it is on its way
     log_.warning("rank {} (pid {}) {} and has not exited {} later (--failure-grace); killing it", order_.first_rank + local_rank, pid, what_it_did,
                  format_duration(config_.spec.failure_grace));
-    if (!workers_[index].killed_failing) workers_[index].killed_failing = signal_worker(local_rank, SIGKILL);
+    if (!workers_[index].killed_failing) workers_[index].killed_failing = system_.signal_process(pid, SIGKILL).has_value();
 }
 
 }  // namespace ddprun

@@ -16,10 +16,17 @@ void set_deadline(AgentState& state, TimePoint when, AgentActions& actions) {
     actions.emplace_back(agent_action::SetDeadline{when});
 }
 
+void kill_strays(AgentState& state, TimePoint now, AgentActions& actions) {
+    state.kills_strays = true;
+    set_deadline(state, deadline_after(now, kKillPatience), actions);
+    actions.emplace_back(agent_action::Sweep{SIGKILL});
+}
+
 void begin_sweep(AgentState& state, TimePoint now, AgentActions& actions) {
     state.phase = AgentPhase::Sweeping;
-    set_deadline(state, deadline_after(now, kKillPatience), actions);
-    actions.emplace_back(agent_action::Sweep{});
+    if (state.without_grace) return kill_strays(state, now, actions);
+    set_deadline(state, deadline_after(now, kStrayGrace), actions);
+    actions.emplace_back(agent_action::Sweep{SIGTERM});
 }
 
 /// Nobody left, and nobody to be started any more: look for strays.
@@ -37,7 +44,8 @@ void tell_all(AgentState& state, WorkerEvent event, int signal, AgentActions& ac
         worker.state = next.next;
         if (next.action == WorkerAction::None) continue;
         worker.asked_to_stop = true;
-        actions.emplace_back(agent_action::SignalGroup{worker.pid, signal});
+        if (signal == SIGKILL && !state.without_grace) actions.emplace_back(agent_action::KillWorker{worker.pid});
+        else actions.emplace_back(agent_action::SignalGroup{worker.pid, signal});
     }
 }
 
@@ -80,11 +88,17 @@ AgentActions on(AgentState& state, const agent_event::SpawnFailed& event, TimePo
     return actions;
 }
 
+/// What the children of a worker that has ended are sent. No second SIGTERM: a handler may take it for impatience.
+int farewell_signal(const AgentState& state, const AgentState::Worker& worker) {
+    if (state.without_grace) return SIGKILL;
+    return worker.asked_to_stop && state.stop_signal == SIGTERM ? 0 : SIGTERM;
+}
+
 AgentActions on(AgentState& state, const agent_event::Exited& event, TimePoint now) {
     const int local_rank = state.local_rank_of(event.exit.pid);
     if (local_rank < 0) {
         AgentActions actions{agent_action::ReapStranger{event.exit.pid}};
-        if (state.phase == AgentPhase::Sweeping) actions.emplace_back(agent_action::Sweep{});
+        if (state.phase == AgentPhase::Sweeping) actions.emplace_back(agent_action::Sweep{state.kills_strays ? SIGKILL : 0});
         return actions;
     }
     AgentState::Worker& worker = state.workers[static_cast<std::size_t>(local_rank)];
@@ -92,7 +106,7 @@ AgentActions on(AgentState& state, const agent_event::Exited& event, TimePoint n
     worker.state = next.next;
     AgentActions actions;
     if (next.action == WorkerAction::BuryGroup) {
-        actions.emplace_back(agent_action::BuryGroup{worker.pid});
+        actions.emplace_back(agent_action::BuryGroup{worker.pid, farewell_signal(state, worker)});
         actions.emplace_back(agent_action::ReportExit{local_rank, event.exit, worker.asked_to_stop, {}});
     }
     sweep_if_all_ended(state, now, actions);
@@ -134,7 +148,11 @@ AgentActions kill_all(AgentState& state, TimePoint now) {
 
 AgentActions on(AgentState& state, const agent_event::KillRequested&, TimePoint now) {
     if (state.phase == AgentPhase::AwaitingGpus) return stop_waiting(state);
-    if (state.phase == AgentPhase::Idle || state.phase == AgentPhase::Killing || state.phase == AgentPhase::Sweeping) return {};
+    if (state.phase == AgentPhase::Idle) return {};
+    state.without_grace = true;
+    AgentActions actions;
+    if (state.phase == AgentPhase::Sweeping && !state.kills_strays) kill_strays(state, now, actions);
+    if (state.phase == AgentPhase::Sweeping || state.phase == AgentPhase::Killing) return actions;
     return kill_all(state, now);
 }
 
@@ -155,16 +173,26 @@ AgentActions on(AgentState& state, const agent_event::DeadlinePassed&, TimePoint
     switch (state.phase) {
         case AgentPhase::Stopping: return kill_all(state, now);
         case AgentPhase::Killing: return give_up(state, {});
-        case AgentPhase::Sweeping: return {agent_action::Sweep{}};
+        case AgentPhase::Sweeping: break;
         case AgentPhase::Idle: case AgentPhase::AwaitingGpus: case AgentPhase::Starting: case AgentPhase::Running: return {};
     }
-    return {};
+    if (state.kills_strays) return {agent_action::Sweep{SIGKILL}};
+    AgentActions actions;
+    kill_strays(state, now, actions);
+    return actions;
 }
 
 AgentActions on(AgentState& state, const agent_event::Swept& event, TimePoint now) {
     if (state.phase != AgentPhase::Sweeping) return {};
-    if (event.still_there.empty() || now >= state.deadline) return give_up(state, event.still_there);
-    return {};  // the next look comes when one of them has been reaped
+    AgentActions actions;
+    if (state.kills_strays && !state.told_of_strays && !event.still_there.empty()) {
+        state.told_of_strays = true;
+        actions.emplace_back(agent_action::ReportStrays{event.still_there.size()});
+    }
+    const bool is_over = event.still_there.empty() || (state.kills_strays && now >= state.deadline);
+    if (!is_over) return actions;  // the next look comes when one of them has been reaped, or at the deadline
+    for (AgentAction& action : give_up(state, event.still_there)) actions.push_back(std::move(action));
+    return actions;
 }
 
 }  // namespace

@@ -26,7 +26,7 @@ enum class WorkerAction : std::uint8_t {
     None,
     SendStop,      ///< the stop signal, to the group
     SendKill,      ///< SIGKILL, to the group
-    BuryGroup,     ///< SIGKILL to what is left of the group, then reap its leader
+    BuryGroup,     ///< a signal to what is left of the group, then reap its leader
 };
 
 struct WorkerStep {
@@ -67,8 +67,9 @@ class ForwardedSignals {
 ///   Idle <--swept-- Sweeping <------------------------------/
 ///
 /// AwaitingGpus: a restart waits, for a bounded time, until the memory of the last generation's workers is free.
-/// Sweeping: all workers have ended; descendants that left their groups are looked for and killed, for a bounded
-/// time, before the generation counts as drained.
+/// Sweeping: all workers have ended; descendants that they left get SIGTERM, then SIGKILL after kStrayGrace, and are waited
+/// for, for a bounded time, before the generation counts as drained. Python's resource tracker is such a descendant: it
+/// ignores SIGTERM, and removes the worker's shared memory within milliseconds of its end.
 struct AgentState {
     enum class Phase : std::uint8_t { Idle, AwaitingGpus, Starting, Running, Stopping, Killing, Sweeping };
     struct Worker {
@@ -78,6 +79,9 @@ struct AgentState {
     };
 
     Phase phase = Phase::Idle;
+    bool without_grace = false;  ///< KillRequested: what workers leave is killed at once
+    bool kills_strays = false;   ///< Sweeping: the strays' grace is over
+    bool told_of_strays = false;
     std::uint64_t generation = 0;
     std::vector<Worker> workers;  ///< by local rank
     int next_to_spawn = 0;
@@ -115,13 +119,18 @@ struct AwaitGpus {};
 struct SpawnNext { int local_rank; };
 struct ReportStarted {};
 struct SignalGroup { pid_t pid; int signal; };
-/// Kill what is left of the group, then reap the leader: in this order, see System::next_exit.
-struct BuryGroup { pid_t pid; };
+/// SIGKILL to the worker alone: what it has started may still end by itself.
+struct KillWorker { pid_t pid; };
+/// Signal what is left of the group (0: it has had the signal), then reap the leader: in this order, see System::next_exit.
+/// Who is still in the group after kStrayGrace is killed.
+struct BuryGroup { pid_t pid; int signal; };
 /// A process that is no worker: an orphaned grandchild.
 struct ReapStranger { pid_t pid; };
 struct ReportExit { int local_rank; os::ChildExit exit; bool by_us; std::string exec_failure; };
-/// Look for descendants, kill them, feed Swept.
-struct Sweep {};
+/// Look for descendants, signal them, feed Swept. 0: only look.
+struct Sweep { int signal; };
+/// Say that these processes, which did not end by themselves, are being killed.
+struct ReportStrays { std::size_t count; };
 struct SetDeadline { TimePoint when; };
 /// All is gone (or named in `unkillable` after a bounded wait).
 struct ReportDrained { std::vector<pid_t> unkillable; };
@@ -129,9 +138,11 @@ struct ReportDrained { std::vector<pid_t> unkillable; };
 
 using AgentAction =
     std::variant<agent_action::AwaitGpus, agent_action::SpawnNext, agent_action::ReportStarted, agent_action::SignalGroup,
-                 agent_action::BuryGroup, agent_action::ReapStranger, agent_action::ReportExit,
-                 agent_action::Sweep, agent_action::SetDeadline, agent_action::ReportDrained>;
+                 agent_action::KillWorker, agent_action::BuryGroup, agent_action::ReapStranger, agent_action::ReportExit,
+                 agent_action::Sweep, agent_action::ReportStrays, agent_action::SetDeadline, agent_action::ReportDrained>;
 
+/// How long what a worker leaves may go on after SIGTERM.
+inline constexpr Duration kStrayGrace = std::chrono::seconds(2);
 /// How long processes that were sent SIGKILL are waited for before they are reported as unkillable.
 inline constexpr Duration kKillPatience = std::chrono::seconds(5);
 

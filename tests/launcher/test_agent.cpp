@@ -4,6 +4,7 @@
 #include <signal.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <functional>
 
 #include "launcher/supervise/agent.h"
@@ -238,7 +239,7 @@ TEST(Agent, WaitsForTheGpusAgainAfterAGenerationThatWasStoppedWhileItWaited) {
     }
 }
 
-TEST(Agent, KillsAStrayThatLeftItsGroupBeforeItSaysThatAllIsGone) {
+TEST(Agent, EndsAStrayThatLeftItsGroupBeforeItSaysThatAllIsGone) {
     FakeSystem system;
     AgentNode node(system, 1);
     node.start(1);
@@ -248,7 +249,28 @@ TEST(Agent, KillsAStrayThatLeftItsGroupBeforeItSaysThatAllIsGone) {
     ASSERT_TRUE(node.comes_to([&] { return node.has_drained(); }));
     EXPECT_EQ(system.live_children(), 0);
     EXPECT_EQ(system.zombies(), 0);
-    EXPECT_EQ(system.signals().back(), (FakeSystem::Signal{stray, SIGKILL, false}));
+    const FakeSystem::Signal asked{stray, SIGTERM, false}, killed{stray, SIGKILL, false};
+    EXPECT_EQ(std::count(system.signals().begin(), system.signals().end(), asked), 1);
+    EXPECT_EQ(std::count(system.signals().begin(), system.signals().end(), killed), 0);
+}
+
+TEST(Agent, AsksWhatIsLeftOfAGroupOnce) {
+    FakeSystem system;
+    AgentNode node(system, 1);
+    node.start(1);
+    ASSERT_TRUE(node.comes_to([&] { return node.runs(); }));
+    const pid_t worker = node.pid(0);
+    const pid_t tracker = system.add_grandchild(worker);  // as Python's resource tracker
+    system.ignore_signal(tracker, SIGTERM);
+    system.exit(worker, 0);
+    ASSERT_TRUE(node.comes_to([&] { return node.agent().state().phase == AgentState::Phase::Sweeping; }));
+    EXPECT_FALSE(node.has_drained());
+    system.exit(tracker, 0);
+    ASSERT_TRUE(node.comes_to([&] { return node.has_drained(); }));
+    for (const FakeSystem::Signal& signal : system.signals()) {
+        EXPECT_NE(signal.signal, SIGKILL);
+        EXPECT_FALSE(signal.target == tracker && signal.signal == SIGTERM) << "it was asked as one of the group";
+    }
 }
 
 }  // namespace

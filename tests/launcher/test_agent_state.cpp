@@ -93,10 +93,73 @@ TEST(AgentStep, KillsWhenTheGraceIsOverAndNotBefore) {
     step(state, agent_event::Exited{exited(101, 0)}, kStart);
     step(state, agent_event::StopRequested{SIGTERM, 30s}, kStart);
     EXPECT_TRUE(step(state, agent_event::DeadlinePassed{}, kStart + 29s).empty());
-    const auto signals = all_of<agent_action::SignalGroup>(step(state, agent_event::DeadlinePassed{}, kStart + 30s));
-    ASSERT_EQ(signals.size(), 2u);  // not the one that has ended
-    EXPECT_EQ(signals[0].signal, SIGKILL);
+    const auto killed = all_of<agent_action::KillWorker>(step(state, agent_event::DeadlinePassed{}, kStart + 30s));
+    ASSERT_EQ(killed.size(), 2u);  // not the one that has ended
+    EXPECT_EQ(killed[0].pid, 102);
     EXPECT_EQ(state.phase, Phase::Killing);
+}
+
+std::vector<int> sweep_signals(const std::vector<AgentAction>& actions) {
+    std::vector<int> signals;
+    for (const auto& sweep : all_of<agent_action::Sweep>(actions)) signals.push_back(sweep.signal);
+    return signals;
+}
+
+TEST(AgentStep, AsksTheChildrenOfAWorkerThatEndedBeforeItKillsThem) {
+    AgentState state = running(2);
+    const auto actions = step(state, agent_event::Exited{{102, true, SIGKILL, false}}, kStart);
+    EXPECT_EQ(all_of<agent_action::BuryGroup>(actions).at(0).signal, SIGTERM);
+}
+
+TEST(AgentStep, SendsNoSecondTermToChildrenThatWereStoppedWithTheirWorker) {
+    AgentState state = running(1);
+    step(state, agent_event::StopRequested{SIGTERM, 30s}, kStart);
+    const auto actions = step(state, agent_event::Exited{exited(101, 0)}, kStart);
+    EXPECT_EQ(all_of<agent_action::BuryGroup>(actions).at(0).signal, 0);
+}
+
+TEST(AgentStep, KillsStraysWhenTheirGraceIsOverAndSaysSoOnce) {
+    AgentState state = running(1);
+    EXPECT_EQ(sweep_signals(step(state, agent_event::Exited{exited(101, 0)}, kStart)), std::vector<int>{SIGTERM});
+    EXPECT_TRUE(step(state, agent_event::Swept{{555, 556}}, kStart).empty());
+    const auto look = step(state, agent_event::Exited{exited(556, 0)}, kStart + 1ms);
+    EXPECT_EQ(sweep_signals(look), std::vector<int>{0}) << "one that has ended by itself: no second signal to the other";
+    EXPECT_TRUE(step(state, agent_event::Swept{{555}}, kStart + 1ms).empty());
+
+    const TimePoint over = kStart + kStrayGrace;
+    EXPECT_EQ(sweep_signals(step(state, agent_event::DeadlinePassed{}, over)), std::vector<int>{SIGKILL});
+    EXPECT_EQ(all_of<agent_action::ReportStrays>(step(state, agent_event::Swept{{555, 557}}, over)).at(0).count, 2u);
+    EXPECT_EQ(sweep_signals(step(state, agent_event::Exited{exited(555, 0)}, over)), std::vector<int>{SIGKILL});
+    EXPECT_TRUE(step(state, agent_event::Swept{{557}}, over).empty()) << "the line was said";
+    step(state, agent_event::Exited{exited(557, 0)}, over);
+    EXPECT_EQ(all_of<agent_action::ReportDrained>(step(state, agent_event::Swept{{}}, over)).size(), 1u);
+}
+
+TEST(AgentStep, NamesStraysThatOutliveTheKill) {
+    AgentState state = running(1);
+    step(state, agent_event::Exited{exited(101, 0)}, kStart);
+    step(state, agent_event::DeadlinePassed{}, kStart + kStrayGrace);
+    const TimePoint end = kStart + kStrayGrace + kKillPatience;
+    EXPECT_EQ(sweep_signals(step(state, agent_event::DeadlinePassed{}, end)), std::vector<int>{SIGKILL});
+    const auto actions = step(state, agent_event::Swept{{555}}, end);
+    EXPECT_EQ(all_of<agent_action::ReportDrained>(actions).at(0).unkillable, std::vector<pid_t>{555});
+}
+
+TEST(AgentStep, GivesNoGraceToAnybodyAfterAKillRequest) {
+    AgentState state = running(1);
+    const auto signals = all_of<agent_action::SignalGroup>(step(state, agent_event::KillRequested{}, kStart));
+    ASSERT_EQ(signals.size(), 1u);
+    EXPECT_EQ(signals[0].signal, SIGKILL);
+    const auto actions = step(state, agent_event::Exited{{101, true, SIGKILL, false}}, kStart);
+    EXPECT_EQ(all_of<agent_action::BuryGroup>(actions).at(0).signal, SIGKILL);
+    EXPECT_EQ(sweep_signals(actions), std::vector<int>{SIGKILL});
+}
+
+TEST(AgentStep, AKillRequestEndsTheGraceOfStrays) {
+    AgentState state = running(1);
+    step(state, agent_event::Exited{exited(101, 0)}, kStart);
+    step(state, agent_event::Swept{{555}}, kStart);
+    EXPECT_EQ(sweep_signals(step(state, agent_event::KillRequested{}, kStart)), std::vector<int>{SIGKILL});
 }
 
 TEST(AgentStep, DrainsOnlyAfterTheSweepFoundNobody) {

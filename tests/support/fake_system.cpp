@@ -75,7 +75,12 @@ void FakeSystem::reap(pid_t pid) {
     std::erase_if(zombies_, [&](const os::ChildExit& zombie) { return zombie.pid == pid; });
 }
 
-bool FakeSystem::group_exists(pid_t group) const {
+pid_t FakeSystem::group_of(pid_t pid) {
+    const auto found = running_.find(pid);
+    return found == running_.end() ? -1 : found->second.group;
+}
+
+bool FakeSystem::group_exists(pid_t group) {
     const auto is_member = [&](const auto& entry) { return entry.second.group == group; };
     const auto is_leader = [&](const os::ChildExit& zombie) { return zombie.pid == group; };
     return std::any_of(running_.begin(), running_.end(), is_member) ||

@@ -32,7 +32,8 @@ class FakeSystem final : public os::System {
     Status signal_process(pid_t pid, int signal) override;
     std::optional<os::ChildExit> next_exit() override;
     void reap(pid_t pid) override;
-    [[nodiscard]] bool group_exists(pid_t group) const;
+    bool group_exists(pid_t group) override;
+    pid_t group_of(pid_t pid) override;
     std::vector<pid_t> descendants() override;
     Result<Pipe> make_pipe(std::size_t buffer_bytes) override;
     Result<SocketPair> make_socket_pair() override;

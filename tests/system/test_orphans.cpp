@@ -1,6 +1,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <signal.h>
+#include <unistd.h>
 
 #include <random>
 #include <thread>
@@ -97,6 +98,24 @@ TEST(Orphans, AKilledWardenIsReplacedAndTheReplacementDoesItsDuty) {
     program.signal(SIGKILL);
     program.wait();
     EXPECT_TRUE(all_gone(job.variable));
+}
+
+/// A Python program that leaves its shared memory to Python's resource tracker, and ends in that way.
+class SharedMemoryOfPython : public ::testing::TestWithParam<std::string> {};
+INSTANTIATE_TEST_SUITE_P(Orphans, SharedMemoryOfPython, ::testing::Values("exit", "abort", "kill"), [](const auto& how) { return how.param; });
+
+TEST_P(SharedMemoryOfPython, IsRemovedByItsResourceTracker) {
+    if (run({"python3", "-c", "import multiprocessing.shared_memory"}).status != 0) GTEST_SKIP() << "no python3";
+    const std::string name = unique_name("ddprun-memory");
+    const std::string program = "import os, signal, sys\n"
+                                "from multiprocessing.shared_memory import SharedMemory\n"
+                                "memory = SharedMemory(create=True, size=1, name=sys.argv[1] + '.' + os.environ['RANK'])\n"
+                                "if sys.argv[2] == 'abort': os.abort()\n"
+                                "if sys.argv[2] == 'kill': os.kill(os.getpid(), signal.SIGKILL)\n";
+    const Outcome outcome = run({path_of("DDPRUN"), "--nproc-per-node=2", "--no-python", "python3", "-c", program, name, GetParam()});
+    EXPECT_EQ(outcome.status == 0, GetParam() == "exit") << outcome.err;
+    EXPECT_THAT(outcome.err, ::testing::Not(HasSubstr("left behind")));
+    for (const char* rank : {".0", ".1"}) EXPECT_NE(::access(("/dev/shm/" + name + rank).c_str(), F_OK), 0) << rank;
 }
 
 TEST(Orphans, NobodyIsKilledByANumberFromAProcOfAnotherPidNamespace) {
