@@ -28,6 +28,7 @@ Agent::~Agent() {
         if (worker.lifeline) loop_.unwatch(worker.lifeline.get());
     }
     loop_.cancel(deadline_timer_);
+    loop_.cancel(watch_timer_);
 }
 
 void Agent::feed(const AgentEvent& event) {

@@ -136,7 +136,7 @@ class Agent {
     [[nodiscard]] std::vector<pid_t> strays();
     [[nodiscard]] std::string read_error_file(const Worker& worker) const;
     void send_exits();
-    void watch_error_file(int local_rank);
+    void watch_error_files();
     void error_file_written(int local_rank);
     void await_exit(int local_rank, const std::string& what_it_did);
     void kill_failing(int local_rank, pid_t pid, const std::string& what_it_did);
@@ -154,6 +154,7 @@ class Agent {
     std::vector<Worker> workers_;
     std::shared_ptr<SegmentFile> segment_;
     std::unique_ptr<FileWatch> error_files_;  ///< null: nobody tells when one is written
+    os::EventLoop::TimerId watch_timer_ = 0;
     std::unique_ptr<NcclWords> nccl_words_;  ///< of the first worker; null: nobody asks
     UniqueFd null_;
     std::unique_ptr<StdinRelay> stdin_relay_;  ///< while a worker reads our terminal

@@ -212,13 +212,6 @@ void Agent::perform(const agent_action::ReportDrained& action) {
 
 // ---- workers that have failed and do not exit
 
-void Agent::watch_error_file(int local_rank) {
-    if (!error_files_) return;
-    const Status watched = error_files_->add(workers_[static_cast<std::size_t>(local_rank)].error_path, [this, local_rank] { error_file_written(local_rank); });
-    if (!watched) return log_.debug("rank {}: {}", order_.first_rank + local_rank, watched.error().what);
-    loop_.post([this, local_rank] { error_file_written(local_rank); });  // it runs already, and may have been faster
-}
-
 void Agent::error_file_written(int local_rank) {
     if (local_rank >= static_cast<int>(workers_.size())) return;
     Worker& worker = workers_[static_cast<std::size_t>(local_rank)];

@@ -29,6 +29,10 @@ Status FileWatch::add(const std::string& path, std::function<void()> written) {
     return {};
 }
 
+void FileWatch::clear() {
+    for (const auto& [number, file] : std::exchange(files_, {})) ::inotify_rm_watch(fd_.get(), number);
+}
+
 void FileWatch::read_events() {
     alignas(inotify_event) char events[4096];
     const ssize_t n = ::read(fd_.get(), events, sizeof events);

@@ -20,6 +20,8 @@ class FileWatch {
     FileWatch(const FileWatch&) = delete;
     FileWatch& operator=(const FileWatch&) = delete;
 
+    /// Forgets all files. Cheap; the destructor is not: the kernel waits 4 to 16 ms in the close of the descriptor.
+    void clear();
     /// Calls `written` each time. A file that is not there yet has a directory that is. Error: System, naming the path.
     Status add(const std::string& path, std::function<void()> written);
 
