@@ -50,6 +50,8 @@ const std::vector<SubcommandRow>& subcommands() {
                                  "eu-stack, whichever there is; without any, what the kernel says."},
         {"drain", "", "Preempt the job: notice and SIGTERM to the workers, --preempt-grace, exit code 75."},
         {"logs", "[-r RANK] [-f]", "Print the log files of this attempt; -f follows them, across restarts, to the end of the job."},
+        {"clean", "[--dry-run] [--user NAME]", "End what killed ddpruns of this user have left on this host: processes, cgroups, job directories; --dry-run only "
+                                               "shows it. Root ends another user's with --user. A job that runs is not touched."},
         {"gpus", "[--json]", "The NVIDIA GPUs of this host: how busy they are, their memory. Asks the driver, no job."},
         {"env", "[options]", "What was detected here: CPUs, GPUs, allocation; and where each option's value comes from."},
         {"doctor", "[options]", "Look for what is wrong with this machine: driver, GPUs, libraries, network, limits; with a short all-reduce."},
@@ -70,7 +72,7 @@ std::vector<std::string> options_of(const SubcommandRow& row) {
         const std::string_view option = word.substr(word.starts_with('[') ? 1 : 0);
         if (option.starts_with('-')) options.emplace_back(option.substr(0, option.find(']')));
     }
-    if (row.name != "gpus") options.emplace_back("--job");
+    if (row.name != "gpus" && row.name != "clean") options.emplace_back("--job");
     options.emplace_back("--help");
     return options;
 }
@@ -126,6 +128,21 @@ Result<DoctorOptions> parse_doctor_options(const std::vector<std::string>& argum
     return options;
 }
 
+Result<CleanOptions> parse_clean_options(const std::vector<std::string>& arguments) {
+    const CommandWords words = split_words(arguments, options_with({"--user"}, {"--dry-run", "--dry_run", "-h", "--help"}), Rest::StandsBetween);
+    if (words.wrong) return *words.wrong;
+    if (!words.rest.empty()) {
+        return invalid(fmt::format("{}: unknown (expected --dry-run or --user NAME)", words.unknown ? *words.unknown : words.rest.front()));
+    }
+    CleanOptions options;
+    for (const auto& [label, value] : words.options) {
+        if (label == "--user") options.user = value;
+        else if (label == "-h" || label == "--help") options.help = true;
+        else options.dry_run = true;
+    }
+    return options;
+}
+
 int run_subcommand(const std::vector<std::string>& arguments) {
     const std::string& name = arguments.front();
     const std::vector<std::string> words(arguments.begin() + 1, arguments.end());
@@ -136,6 +153,13 @@ int run_subcommand(const std::vector<std::string>& arguments) {
     if (name == "doctor") {
         const Result<DoctorOptions> options = parse_doctor_options(words);
         return options ? run_doctor(*options) : complain(name, options.error());
+    }
+    if (name == "clean") {
+        const Result<CleanOptions> options = parse_clean_options(words);
+        if (!options) return complain(name, options.error());
+        if (!options->help) return clean(*options);
+        ddprun::print("{}", render_subcommands());
+        return 0;
     }
     const Result<AskOptions> options = parse_ask_options(words);
     if (!options) return complain(name, options.error());

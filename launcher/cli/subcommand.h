@@ -7,6 +7,7 @@
 
 #include "env/result.h"
 #include "launcher/ask/ask.h"
+#include "launcher/ask/clean.h"
 #include "launcher/doctor/doctor.h"
 
 namespace ddprun {
@@ -31,6 +32,7 @@ std::string render_subcommands();
 
 /// Error: InvalidArgument, ready to follow "ddprun ps: ".
 Result<AskOptions> parse_ask_options(const std::vector<std::string>& arguments);
+Result<CleanOptions> parse_clean_options(const std::vector<std::string>& arguments);
 Result<DoctorOptions> parse_doctor_options(const std::vector<std::string>& arguments);
 
 /// Runs a subcommand: `arguments` begin with its name. Returns the exit code: 0, 1 the job cannot or will not do it,

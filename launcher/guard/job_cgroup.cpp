@@ -10,6 +10,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <filesystem>
 #include <optional>
 #include <vector>
 
@@ -110,6 +111,14 @@ bool is_same_directory(int opened, const std::string& path) {
     return ::fstat(opened, &ours) == 0 && ::stat(path.c_str(), &there) == 0 && ours.st_ino == there.st_ino && ours.st_dev == there.st_dev;
 }
 
+/// Whoever gets the lock knows that the cgroup's ddprun has ended, and keeps others away who look for abandoned ones. Empty: it
+/// is in use.
+UniqueFd lock_abandoned_cgroup(const std::string& path) {
+    UniqueFd directory(open_directory(AT_FDCWD, path));
+    const bool is_ours = directory && ::flock(directory.get(), LOCK_EX | LOCK_NB) == 0 && is_same_directory(directory.get(), path);
+    return is_ours ? std::move(directory) : UniqueFd();
+}
+
 constexpr std::string_view kJobCgroup = "ddprun-job-";
 
 std::vector<SiblingCgroup> cgroups_below(const std::string& parent) {
@@ -147,20 +156,44 @@ std::vector<std::string> cgroups_of_jobs(const std::vector<SiblingCgroup>& sibli
     return names;
 }
 
+bool is_abandoned_cgroup(const std::string& path) { return static_cast<bool>(lock_abandoned_cgroup(path)); }
+
+bool remove_abandoned_cgroup(const std::string& path) {
+    const UniqueFd lock = lock_abandoned_cgroup(path);
+    if (lock) remove_cgroup(path);
+    return lock && ::access(path.c_str(), F_OK) != 0;
+}
+
 std::vector<std::string> remove_abandoned_cgroups(const std::string& parent) {
     std::vector<std::string> removed;
     std::size_t tried = 0;
     for (const std::string& name : cgroups_of_jobs(cgroups_below(parent), ::geteuid())) {
         const std::string path = parent + "/" + name;
-        const UniqueFd directory(open_directory(AT_FDCWD, path));
-        // Whoever gets the lock knows that its ddprun has ended, and keeps others who look away.
-        if (!directory || ::flock(directory.get(), LOCK_EX | LOCK_NB) != 0) continue;
-        if (!is_same_directory(directory.get(), path)) continue;
+        if (!is_abandoned_cgroup(path)) continue;
         if (++tried > kMaxAbandoned) break;
-        remove_cgroup(path);
-        if (::access(path.c_str(), F_OK) != 0) removed.push_back(name);
+        if (remove_abandoned_cgroup(path)) removed.push_back(name);
     }
     return removed;
+}
+
+std::vector<std::string> cgroup2_mounts(std::string_view mountinfo) {
+    std::vector<std::string> points;
+    for (const std::string_view line : split(mountinfo, '\n')) {
+        std::optional<Mount> mount = cgroup2_mount(line);
+        if (mount && !mount->read_only) points.push_back(std::move(mount->point));
+    }
+    return points;
+}
+
+std::vector<std::string> find_job_cgroups(const std::string& root) {
+    std::vector<std::string> found;
+    for (const std::string& name : cgroups_of_jobs(cgroups_below(root), ::geteuid())) found.push_back(root + "/" + name);
+    std::error_code ignored;
+    for (const auto& entry : std::filesystem::directory_iterator(root, ignored)) {
+        if (!entry.is_directory(ignored) || entry.is_symlink(ignored)) continue;
+        for (std::string& below : find_job_cgroups(entry.path().string())) found.push_back(std::move(below));
+    }
+    return found;
 }
 
 OwnCgroup find_own_cgroup(std::string_view cgroup, std::string_view mountinfo) {

@@ -39,6 +39,15 @@ std::vector<std::string> cgroups_of_jobs(const std::vector<SiblingCgroup>& sibli
 std::vector<std::string> remove_abandoned_cgroups(const std::string& parent);
 inline constexpr std::size_t kMaxAbandoned = 16;
 
+/// Where cgroup version 2 is mounted and can be written, from the text of /proc/self/mountinfo. Pure.
+std::vector<std::string> cgroup2_mounts(std::string_view mountinfo);
+/// The cgroups of this user's jobs below a directory, at any depth, those in use too; outer ones first.
+std::vector<std::string> find_job_cgroups(const std::string& root);
+/// Nobody holds its lock.
+bool is_abandoned_cgroup(const std::string& path);
+/// Kills what is in it and removes it, if nobody holds its lock. True: it is gone.
+bool remove_abandoned_cgroup(const std::string& path);
+
 /// A cgroup for the workers of one node, below our own: whatever a worker has started, in whatever session and with
 /// whatever environment, can be killed at once, also by the warden after our own death.
 ///

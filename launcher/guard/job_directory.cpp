@@ -18,7 +18,6 @@ constexpr std::string_view kDirectoryPrefix = "ddprun-job-";
 constexpr std::string_view kDraft = ".new";  // until it is locked
 constexpr std::chrono::seconds kDraftLife{60};
 constexpr std::size_t kIdDigits = 16;
-constexpr std::size_t kMostAbandonedDirectories = 16;  // at once, the rest the next time
 
 UniqueFd open_without_links(const std::string& path) {
     return UniqueFd(::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC));
@@ -39,6 +38,14 @@ bool is_owned_by_us(const UniqueFd& directory) {
 bool is_younger_than(std::chrono::seconds age, const UniqueFd& directory) {
     struct stat status{};
     return ::fstat(directory.get(), &status) != 0 || status.st_mtime + age.count() > ::time(nullptr);
+}
+
+/// The lock of a directory of a job of ours that nobody uses any more; empty otherwise.
+UniqueFd lock_abandoned_directory(const std::string& path) {
+    UniqueFd directory = open_without_links(path);
+    // Of one that has no lock yet its age has to do.
+    if (!is_owned_by_us(directory) || (path.ends_with(kDraft) && is_younger_than(kDraftLife, directory))) return {};
+    return ::flock(directory.get(), LOCK_EX | LOCK_NB) == 0 ? std::move(directory) : UniqueFd();
 }
 
 }  // namespace
@@ -75,18 +82,24 @@ void remove_job_directory(const std::string& path) {
     std::filesystem::remove_all(path, ignored);
 }
 
-std::vector<std::string> remove_abandoned_job_directories(const std::string& place) {
-    std::vector<std::string> removed;
+std::vector<std::string> abandoned_job_directories(const std::string& place) {
+    std::vector<std::string> names;
     std::error_code ignored;
     for (const auto& entry : std::filesystem::directory_iterator(place, ignored)) {
-        const std::string name = entry.path().filename().string();
-        if (!is_named_as_ours(name) || removed.size() >= kMostAbandonedDirectories) continue;
-        const UniqueFd directory = open_without_links(entry.path().string());
-        // Of one that has no lock yet its age has to do.
-        if (!is_owned_by_us(directory) || (name.ends_with(kDraft) && is_younger_than(kDraftLife, directory))) continue;
-        if (::flock(directory.get(), LOCK_EX | LOCK_NB) != 0) continue;
-        remove_job_directory(entry.path().string());
-        removed.push_back(name);
+        std::string name = entry.path().filename().string();
+        if (is_named_as_ours(name) && lock_abandoned_directory(entry.path().string())) names.push_back(std::move(name));
+    }
+    return names;
+}
+
+std::vector<std::string> remove_abandoned_job_directories(const std::string& place, std::size_t most) {
+    std::vector<std::string> removed;
+    for (std::string& name : abandoned_job_directories(place)) {
+        const std::string path = place + "/" + name;
+        const UniqueFd lock = removed.size() < most ? lock_abandoned_directory(path) : UniqueFd();
+        if (!lock) continue;
+        remove_job_directory(path);
+        removed.push_back(std::move(name));
     }
     return removed;
 }

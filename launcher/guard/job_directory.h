@@ -39,7 +39,9 @@ class JobDirectory {
 /// A directory with all that is in it, following no link out of it. One that does not exist is done. Touches nothing but
 /// this process's memory, so that the warden can use it.
 void remove_job_directory(const std::string& path);
-/// Removes the directories of this user's jobs that nobody holds the lock of, and tells their names.
-std::vector<std::string> remove_abandoned_job_directories(const std::string& place);
+/// The names of the directories of this user's jobs that nobody holds the lock of.
+std::vector<std::string> abandoned_job_directories(const std::string& place);
+/// Removes them, at most so many at once, and tells their names.
+std::vector<std::string> remove_abandoned_job_directories(const std::string& place, std::size_t most = 16);
 
 }  // namespace ddprun

@@ -114,6 +114,25 @@ TEST_F(AbandonedCgroups, EmptyOnesAreRemovedAndTold) {
     EXPECT_TRUE(remove_abandoned_cgroups(directory_.file("nowhere")).empty());
 }
 
+TEST_F(AbandonedCgroups, AreFoundAtAnyDepthWithThoseInUse) {
+    std::filesystem::create_directory(directory_.file("session"));
+    const std::string outer = make("session/ddprun-job-0123456789abcdef"), inner = make(outer + "/ddprun-job-1123456789abcdef");
+    const UniqueFd lock(::open(directory_.file(outer).c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+    ASSERT_EQ(::flock(lock.get(), LOCK_EX), 0);
+    EXPECT_EQ(find_job_cgroups(directory_.path()), (std::vector<std::string>{directory_.file(outer), directory_.file(inner)}));
+    EXPECT_FALSE(is_abandoned_cgroup(directory_.file(outer)));
+    EXPECT_TRUE(is_abandoned_cgroup(directory_.file(inner)));
+    EXPECT_FALSE(remove_abandoned_cgroup(directory_.file(outer)));
+    EXPECT_FALSE(is_killed(outer));
+}
+
+TEST(JobCgroup, IsLookedForInEveryMountThatCanBeWritten) {
+    EXPECT_EQ(cgroup2_mounts("30 23 0:26 / /sys/fs/cgroup/unified rw,nosuid - cgroup2 cgroup2 rw\n"
+                             "31 23 0:27 / /sys/fs/cgroup/cpu rw - cgroup cgroup rw,cpu\n"
+                             "32 23 0:26 / /ro ro - cgroup2 cgroup2 rw\n"),
+              std::vector<std::string>{"/sys/fs/cgroup/unified"});
+}
+
 TEST_F(AbandonedCgroups, ALinkIsNotFollowed) {
     const std::string target = make("elsewhere");
     std::filesystem::create_directory_symlink(directory_.file(target), directory_.file("ddprun-job-0123456789abcdef"));

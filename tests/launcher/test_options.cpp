@@ -545,6 +545,10 @@ TEST(SubcommandOptions, ThatAreWrongAreNamed) {
     EXPECT_EQ(parse_ask_options({"--jbo", "j7"}).error().what, "--jbo: unknown option");
     EXPECT_EQ(parse_doctor_options({"--seconds", "31"}).error().what, "--seconds: '31' is not between 0 and 30");
     EXPECT_THAT(parse_doctor_options({"quickly"}).error().what, HasSubstr("quickly: unknown (expected --json"));
+    EXPECT_EQ(parse_clean_options({"--user", "jane", "--dry-run"})->user, "jane");
+    EXPECT_TRUE(parse_clean_options({"--dry-run"})->dry_run);
+    EXPECT_FALSE(parse_clean_options({})->dry_run);
+    EXPECT_THAT(parse_clean_options({"all"}).error().what, HasSubstr("all: unknown (expected --dry-run"));
 }
 
 TEST(CommandLineGrammar, NoProgramIsAnError) {

@@ -172,6 +172,46 @@ TEST(Orphans, WithoutACgroupADaemonOfAnInnerJobGoesWithTheOuterOne) {
     EXPECT_TRUE(comes_to_nothing(name));
 }
 
+/// As another user, whose leftovers no other test makes.
+std::vector<std::string> as_daemon(const std::vector<std::string>& command) {
+    std::vector<std::string> all{"setpriv", "--reuid=daemon", "--regid=daemon", "--clear-groups"};
+    all.insert(all.end(), command.begin(), command.end());
+    return all;
+}
+
+void kill_with_its_warden(Program& program) {
+    const std::vector<pid_t> wardens = children_named(program.pid(), "warden");
+    ASSERT_EQ(wardens.size(), 1u);
+    program.signal(SIGSTOP);  // it would start another warden
+    ASSERT_TRUE(is_soon(Stopped::Yes, program.pid()));
+    ::kill(wardens[0], SIGKILL);
+    program.signal(SIGKILL);
+    program.wait();
+}
+
+TEST(Orphans, CleanEndsWhatAKilledDdprunLeftAndTouchesNoJobThatRuns) {
+    const std::string ddprun = path_of("DDPRUN");
+    if (run(as_daemon({ddprun, "--version"})).status != 0) GTEST_SKIP() << "needs root, and a place that other users can read";
+    const std::string left = unique_name("left"), alive = unique_name("alive");
+    Program runs(as_daemon(ddprun_probe({"--nproc-per-node=1"}, {"nameless", "say", "up", "hold"})), with_environment({"PROBE_JOB=" + alive}));
+    Program killed(as_daemon(ddprun_probe({"--nproc-per-node=2"}, {"child", "daemon", "nameless", "say", "up", "hold"})),
+                   with_environment({"PROBE_JOB=" + left}));
+    ASSERT_TRUE(runs.wait_for_output("up") && killed.wait_for_output("[0]: up") && killed.wait_for_output("[1]: up"));
+    kill_with_its_warden(killed);
+    ASSERT_FALSE(processes_called_with(left).empty());
+
+    const Outcome shown = run({ddprun, "clean", "--dry-run", "--user=daemon"});
+    EXPECT_THAT(shown.out, ::testing::ContainsRegex("would end [0-9]+ processes of job")) << shown.err;
+    EXPECT_EQ(processes_called_with(left).size(), 2u);
+
+    const Outcome cleaned = run({ddprun, "clean", "--user=daemon"});
+    EXPECT_EQ(cleaned.status, 0) << cleaned.err;
+    EXPECT_THAT(cleaned.out, ::testing::ContainsRegex("ended [0-9]+ processes of job"));
+    EXPECT_TRUE(processes_called_with(left).empty() && processes_with("PROBE_JOB=" + left).empty());
+    EXPECT_EQ(processes_called_with(alive).size(), 1u);
+    EXPECT_THAT(run({ddprun, "clean", "--user=daemon"}).out, HasSubstr("nothing is left"));
+}
+
 TEST(Orphans, AStoppedWardenIsWokenAndDoesItsDuty) {
     const Marked job;
     Program program(ddprun_probe({"--nproc-per-node=2"}, {"daemon", "say", "up", "hold"}), job.options);
