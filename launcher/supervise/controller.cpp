@@ -524,7 +524,7 @@ void Controller::perform(const job_action::NodeLeaves& action) { membership_.lea
 void Controller::perform(const job_action::Dismiss& action) {
     const auto gone = agents_.extract(action.source);
     if (gone.empty()) return;
-    send_(action.source, rdzv::Shutdown{static_cast<int>(ExitCode::TryAgain), "this node has left the job after SIGTERM; the others go on"});
+    send_(action.source, rdzv::Shutdown{static_cast<int>(ExitCode::TryAgain), "this node has left the job after SIGTERM"});
     ++known_dead_;  // it goes on nowhere else
     has_gone(action.source, gone.mapped());
 }

@@ -63,7 +63,7 @@ TEST_F(WithoutTheHead, AnElasticJobGoesOnUnderTheStandby) {
     EXPECT_EQ(occurrences(one.out + two.out, "WORLD_SIZE=4"), 4) << one.out << two.out;
     EXPECT_EQ(occurrences(one.out + two.out, "MASTER_ADDR=" + Hosts::address(1)), 4) << "rank 0 is where the new head is";
     EXPECT_THAT(one.err, AllOf(HasSubstr("this node is the head from now on"), HasSubstr("the head at " + Hosts::address(0)), HasSubstr("going on without it")));
-    EXPECT_THAT(two.err, HasSubstr("the job goes on under " + Hosts::name(1)));
+    EXPECT_THAT(two.err, HasSubstr("it goes to the standby, " + Hosts::name(1)));
 }
 
 /// While somebody looks at a job with GPUs, each node has a child that asks the driver, and takes as long as that does.
