@@ -55,7 +55,8 @@ void Job::lose_head(const Error& why) {
     stop.why = lost;
     agent_->handle(stop);
     inquiry_->head_lost(lost);
-    heir_->head_lost(lost, heir_->is_standby() && head_is_dead());
+    // Not only by another try: a ddprun that was started again may listen there by now.
+    heir_->head_lost(lost, heir_->is_standby() && (link_->was_refused() || head_is_dead()));
     if (agent_->idle()) heir_->drained();
 }
 

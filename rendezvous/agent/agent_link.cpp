@@ -3,6 +3,7 @@
 #include <fmt/core.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <utility>
 
 #include "env/text.h"
@@ -217,6 +218,7 @@ void AgentLink::redial() {
 }
 
 void AgentLink::redial_again(const Error& why) {
+    was_refused_ = why.sys == ECONNREFUSED;
     if (!is_worth_coming_again(why)) return end(why);
     const bool has_grace = outage_ == Outage::Broken && outage_timer_ != 0;
     if (outage_ == Outage::Broken && !has_grace && why.code != Errc::Timeout) return connection_->give_up();

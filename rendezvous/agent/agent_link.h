@@ -76,6 +76,8 @@ class AgentLink final : private ConnectionOwner {
     /// Of what was sent the controller has not said that it has these.
     [[nodiscard]] std::size_t kept_bytes() const { return connection_ ? connection_->kept_bytes() : 0; }
     [[nodiscard]] bool is_connected() const { return state_ == State::Joined; }
+    /// The last look for another connection met nobody: the controller's process has ended, its host lives.
+    [[nodiscard]] bool was_refused() const { return was_refused_; }
     /// Where the controller is, as this connection has it. Only while connected.
     [[nodiscard]] Endpoint controller() const { return connection_->remote(); }
 
@@ -116,6 +118,7 @@ class AgentLink final : private ConnectionOwner {
     Duration backoff_;
     std::string last_cause_;
     int timeouts_ = 0;           ///< of a controller that is ours
+    bool was_refused_ = false;
     os::EventLoop::TimerId attempt_timer_ = 0;  ///< before the next attempt
     os::EventLoop::TimerId deadline_timer_ = 0;
     os::EventLoop::TimerId heartbeat_timer_ = 0;
