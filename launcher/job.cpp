@@ -46,6 +46,7 @@ std::optional<Endpoint> endpoint_to_look_up(const JobSpec& spec) {
     return spec.rendezvous.is_host && spec.rendezvous.listen_on.empty() ? std::nullopt : shared_endpoint(spec);
 }
 
+HeadChoice head_at(const std::vector<Endpoint>& controllers) { return {false, controllers.front(), "the job goes on there"}; }
 Result<JobToken> token_of(const JobSetup& setup) {
     if (setup.meeting) return JobToken{setup.meeting->token, setup.meeting->warning, setup.meeting->when_refused};
     return setup.token.empty() ? choose_job_token(setup.spec, process_environment) : Result<JobToken>(JobToken{setup.token, "", ""});
@@ -77,14 +78,17 @@ os::LogOptions Job::log_options(const JobSetup& setup) {
 
 Status Job::build() {
     const DescriptorLimit limit = raise_descriptor_limit();
-    open_files_ = limit.before;
+    open_files_ = setup_.open_files != 0 ? setup_.open_files : limit.before;
     const Status room = check_descriptor_limit(setup_.spec.output, setup_.workers,
                                                static_cast<int>(open_descriptors().size()), limit.now);
     if (!room) return room;
     // What can be refused is refused before anything is touched.
-    const HostFacts facts = setup_.meeting ? HostFacts{} : look_at_host(endpoint_to_look_up(setup_.spec));
+    const bool is_settled = setup_.meeting || !setup_.job_at.empty();
+    const HostFacts facts = is_settled ? HostFacts{} : look_at_host(endpoint_to_look_up(setup_.spec));
     if (!facts.unanswered.empty()) log_.warning("{}", facts.unanswered);
-    const Result<HeadChoice> choice = setup_.meeting ? head_of(*setup_.meeting) : choose_head(setup_.spec, facts);
+    const Result<HeadChoice> choice = setup_.meeting           ? head_of(*setup_.meeting)
+                                      : !setup_.job_at.empty() ? head_at(setup_.job_at)
+                                                               : choose_head(setup_.spec, facts);
     if (!choice) return choice.error();
     Result<JobToken> token = token_of(setup_);
     if (!token) return token.error();
@@ -253,7 +257,7 @@ Status Job::build_agent(const Endpoint& controller) {
     if (wants_fabric(spec) || spec.nodes.max > 1) hello.fabric = name_of(setup_.machine.fabric.fabric);
     if (!controller_) build_heir();
     if (const Status relays = controller_ ? Status() : build_relay(); !relays) return relays;
-    std::vector<Endpoint> controllers{controller};
+    std::vector<Endpoint> controllers = setup_.job_at.empty() ? std::vector<Endpoint>{controller} : setup_.job_at;
     std::copy_if(setup_.head_elsewhere.begin(), setup_.head_elsewhere.end(), std::back_inserter(controllers),
                  [&](const Endpoint& other) { return other != controller; });
     join(std::move(controllers), deadline_after(MonotonicClock::now(), spec.rendezvous.join_timeout));
@@ -334,6 +338,10 @@ Result<int> Job::run() {
         flush_output();
         return ran.error();
     }
+    if (moved_) {
+        flush_output();
+        return 0;
+    }
     const int code = say_how_it_ended();
     flush_output();
     end_run();
@@ -348,6 +356,10 @@ void Job::on_signal(const signalfd_siginfo& info) {
     const auto found = setup_.spec.signals.find(signal);
     const SignalAction action = found == setup_.spec.signals.end() ? SignalAction::Ignore : found->second;
     if (action != SignalAction::Ignore) observation_->signalled(signal, action);
+    if (moved_ && (action == SignalAction::Stop || action == SignalAction::Preempt)) {
+        moved_.reset();
+        return leave(static_cast<int>(ExitCode::TryAgain));
+    }
     act_on(signal, action);
 }
 

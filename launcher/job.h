@@ -39,6 +39,7 @@
 #include "launcher/supervise/controller.h"
 #include "launcher/supervise/head.h"
 #include "launcher/supervise/heir.h"
+#include "launcher/supervise/herald.h"
 #include "launcher/supervise/job_token.h"
 #include "rendezvous/agent/agent_link.h"
 #include "rendezvous/agent/store_relay.h"
@@ -56,6 +57,8 @@ struct JobSetup {
     std::string log_level;                 ///< LOGLEVEL; "" default
     std::vector<Endpoint> head_elsewhere;  ///< where the controller may be reached besides, if it has told
     std::string token;                     ///< the job's secret, where the head has told it; "" as job_token.h finds it
+    std::vector<Endpoint> job_at;          ///< where the job goes on, by its head's word; empty: the command line says it
+    std::uint64_t open_files = 0;          ///< the soft limit that workers get back; 0: the one there is
     std::optional<HostStart> start;        ///< what this node starts: the head the others, another its share of them
     bool is_started = false;               ///< by a head, on another host
     bool has_lifeline = false;             ///< the end of standard input is the end of what started us
@@ -88,7 +91,11 @@ class Job final : public rdzv::ServerHandler, public rdzv::AgentLinkHandler {
 
     /// Runs the job on this node to its end: the controller too, when this node is the head. Blocks.
     /// Returns the exit code. Error: what kept the job from beginning (a port in use, no descriptors).
+    /// Where moved_to() has a value the code means nothing.
     Result<int> run();
+    /// This process was to be a head, and has heard before any worker was started that the job goes on under another one: what
+    /// the Job that joins there is made of.
+    [[nodiscard]] std::optional<JobSetup> moved_to() const;
 
   private:
     static os::LogOptions log_options(const JobSetup& setup);
@@ -141,6 +148,8 @@ class Job final : public rdzv::ServerHandler, public rdzv::AgentLinkHandler {
     void lose_head(const Error& why);
     void take_over(JobState state, const std::string& why);
     void give_up_without_head(const std::string& why);
+    void begin_herald();
+    void on_job_moved(const rdzv::JobMoved& moved) override;
 
     // job_end.cpp
     Status begin_run(RequeueRun::Head head);
@@ -218,6 +227,8 @@ class Job final : public rdzv::ServerHandler, public rdzv::AgentLinkHandler {
     MasterPort master_port_;
     std::unique_ptr<rdzv::Server> server_;    ///< on the head, and on the standby
     std::unique_ptr<Controller> controller_;  ///< on the head only
+    std::unique_ptr<Herald> herald_;          ///< on a head that was the standby
+    std::optional<rdzv::JobMoved> moved_;     ///< away from this head
     std::unique_ptr<Heir> heir_;              ///< elsewhere; null: this node ends with the head
     std::map<rdzv::AgentId, rdzv::AgentHello> early_;  ///< have come to the standby, which is not the head yet
     Endpoint head_;                           ///< where the controller is, for agents, as it was named

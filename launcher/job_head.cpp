@@ -172,6 +172,7 @@ void Job::on_agent_joined(rdzv::AgentId agent, const rdzv::AgentHello& hello) {
         early_.emplace(agent, hello);
         return heir_->arrived(agent, hello);
     }
+    if (moved_) return static_cast<void>(server_->send(agent, rdzv::Successor{moved_->host, moved_->addresses, moved_->port}));
     const Status joined = controller_->agent_joined(agent, hello);
     if (!joined) {
         const bool is_news = !controller_->finished();

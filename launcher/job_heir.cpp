@@ -2,7 +2,10 @@
 
 #include <fmt/core.h>
 
+#include <algorithm>
+
 #include "env/io/socket.h"
+#include "env/text.h"
 #include "launcher/exit_codes.h"
 
 namespace ddprun {
@@ -69,6 +72,7 @@ void Job::take_over(JobState state, const std::string& why) {
     controller_->on_event([this](const JobEvent& event) { observation_->decided(event); });
     begin_asking_nodes();
     begin_control();
+    begin_herald();
     for (const auto& [agent, hello] : newest_first(std::exchange(early_, {}))) on_agent_joined(agent, hello);
     controller_->succeed(std::move(state), why);
 }
@@ -82,6 +86,56 @@ std::string Job::listen_for_late_comers() {
     if (!listens) return fmt::format("no others can come: {}", listens.error().what);
     const std::vector<std::string> own = heir_->own_addresses();
     return fmt::format("others can come with --rdzv-endpoint {}", to_string(Endpoint{own.empty() ? host_ : own.front(), endpoint->port}));
+}
+
+void Job::begin_herald() {
+    const std::optional<Endpoint> endpoint = shared_endpoint(setup_.spec);
+    if (!endpoint || setup_.meeting) return;
+    const rdzv::Heartbeats limits = heartbeats_of(setup_.spec.rendezvous);
+    const Duration pause = std::clamp<Duration>(setup_.spec.rendezvous.last_call / 4, std::chrono::milliseconds(50), std::chrono::milliseconds(500));
+    rdzv::DialOptions where;
+    where.controllers = {*endpoint};
+    where.credentials = {setup_.spec.rendezvous.run_id, token_.token};
+    where.hello.role = rdzv::Role::Tool;
+    where.hello.name = "head on " + host_;
+    where.connecting = pause;
+    where.handshake = limits.timeout;
+    where.tls = tls_;
+    const rdzv::JobMoved moved{host_, heir_->own_addresses(), server_->bound().port, id_};
+    const auto told = [this, where = to_string(*endpoint)] { job_log_->info("told the ddprun that listens at {} that the job goes on here", where); };
+    herald_ = std::make_unique<Herald>(Herald::Parts{*loop_, std::move(where), moved, pause, told});
+}
+
+/// This process was started as the head of a job that goes on under another one.
+void Job::on_job_moved(const rdzv::JobMoved& moved) {
+    if (moved.instance == id_) return loop_->post([this] { herald_.reset(); });  // this process listens there, too
+    if (!controller_ || moved_ || controller_->finished()) return;
+    const std::string there = fmt::format("the job goes on under {}, which succeeded its lost head", printable(moved.host));
+    const bool can_join = !is_apart() && !setup_.start && !pmix_ && !moved.addresses.empty();
+    switch (meet_successor({controller_->state().generation, has_succeeded_, can_join})) {
+        case Encounter::Ignore: return;
+        case Encounter::Stop: return controller_->overrule(there + ": it must not run a second time here");
+        case Encounter::Join: break;
+    }
+    job_log_->warning("{}: this node joins it there", there);
+    moved_ = moved;
+    controller_->hand_over({moved.host, moved.addresses, moved.port});
+    server_->when_written(kFarewell / 10, [this] { loop_->stop(); });
+}
+
+std::optional<JobSetup> Job::moved_to() const {
+    if (!moved_) return std::nullopt;
+    JobSetup there;
+    there.spec = setup_.spec;
+    there.program = setup_.program;
+    there.machine = setup_.machine;
+    there.workers = setup_.workers;
+    there.environment = setup_.environment;
+    there.log_level = setup_.log_level;
+    there.token = token_.token;
+    there.open_files = open_files_;
+    for (const std::string& address : moved_->addresses) there.job_at.push_back({address, static_cast<std::uint16_t>(moved_->port)});
+    return there;
 }
 
 void Job::give_up_without_head(const std::string& why) {

@@ -222,8 +222,13 @@ int run(CommandLine line, JobNodes nodes) {
     }
     awake.reset();
 
-    const Result<int> code = Job(std::move(setup)).run();
-    return code ? *code : give_up(code.error().what, exit_code_for(code.error()));
+    for (;;) {
+        Job job(std::move(setup));
+        const Result<int> code = job.run();
+        std::optional<JobSetup> elsewhere = job.moved_to();
+        if (!elsewhere) return code ? *code : give_up(code.error().what, exit_code_for(code.error()));
+        setup = *std::move(elsewhere);
+    }
 }
 
 /// One ddprun per node or per rank under mpirun, mpiexec or srun: which one this is comes from there, unless the user said

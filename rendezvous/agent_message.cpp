@@ -100,6 +100,12 @@ static void fields(Fields& f, Legacy& m) {
     f("without_progress", m.without_progress);
 }
 static void fields(Fields& f, StandbyListens& m) { f("port", m.port); }
+static void fields(Fields& f, JobMoved& m) {
+    f("addresses", m.addresses);
+    f("host", m.host);
+    f("instance", m.instance);
+    f("port", m.port);
+}
 static void fields(Fields& f, Successor& m) {
     f("addresses", m.addresses);
     f("host", m.host);
@@ -142,10 +148,13 @@ static void cut_to_limits(WorkerExited& message) {
 }
 
 Result<AgentHello> decode_agent_hello(Frame frame) { return decode_one<AgentHello>(std::move(frame)); }
+Result<JobMoved> decode_job_moved(Frame frame) { return decode_one<JobMoved>(std::move(frame)); }
 Result<FromAgent> decode_from_agent(Frame frame) { return decode_one_of<FromAgent>(std::move(frame)); }
 Result<ToAgent> decode_to_agent(Frame frame) { return decode_one_of<ToAgent>(std::move(frame)); }
 
 Result<EncodedMessage> encode_message(AgentHello hello) { return encode_one(hello, 0); }
+
+Result<EncodedMessage> encode_message(JobMoved moved) { return encode_one(moved, 0); }
 
 Result<EncodedMessage> encode_message(FromAgent message) {
     if (auto* const exited = std::get_if<WorkerExited>(&message)) cut_to_limits(*exited);

@@ -155,6 +155,16 @@ struct Successor {
     bool operator==(const Successor&) const = default;
 };
 
+/// From a controller that succeeded a lost one, as a tool, to whoever listens where that one did: the job goes on here.
+struct JobMoved {
+    static constexpr MessageType kType = MessageType::JobMoved;
+    std::string host;
+    std::vector<std::string> addresses;  ///< where it listens, the best first
+    int port = 0;
+    std::string instance;  ///< of its process, which may meet itself
+    bool operator==(const JobMoved&) const = default;
+};
+
 // The rest only where the agents are PMIx servers of their workers (launcher/pmix/). What workers exchange is opaque here.
 
 /// Who the nodes of a generation are; comes before its StartGeneration.
@@ -205,9 +215,11 @@ using FromAgent = std::variant<WorkersStarted, WorkerExited, GenerationDrained, 
 using ToAgent = std::variant<StartGeneration, StopGeneration, Shutdown, Notice, Question, Answer, World, FenceOver, ModexRequest, ModexReply, Legacy, Successor>;
 
 Result<AgentHello> decode_agent_hello(Frame frame);
+Result<JobMoved> decode_job_moved(Frame frame);
 Result<FromAgent> decode_from_agent(Frame frame);
 Result<ToAgent> decode_to_agent(Frame frame);
 Result<EncodedMessage> encode_message(AgentHello hello);
+Result<EncodedMessage> encode_message(JobMoved moved);
 /// A WorkerExited is cut to what protocol_limits.h says.
 Result<EncodedMessage> encode_message(FromAgent message);
 Result<EncodedMessage> encode_message(ToAgent message);

@@ -42,6 +42,7 @@ constexpr std::array kMessages{
     MessageRow{MessageType::GenerationDrained, MessageKind::FromAgent, "GenerationDrained"},
     MessageRow{MessageType::FenceEntered, MessageKind::FromAgent, "FenceEntered"},
     MessageRow{MessageType::StandbyListens, MessageKind::FromAgent, "StandbyListens"},
+    MessageRow{MessageType::JobMoved, MessageKind::JobMoved, "JobMoved"},
     MessageRow{MessageType::StartGeneration, MessageKind::ToAgent, "StartGeneration"},
     MessageRow{MessageType::StopGeneration, MessageKind::ToAgent, "StopGeneration"},
     MessageRow{MessageType::Shutdown, MessageKind::ToAgent, "Shutdown"},

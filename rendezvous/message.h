@@ -19,7 +19,7 @@ enum class MessageType : std::uint8_t {
     Hello = 1, Challenge, Proof, Welcome, Failure, Heartbeat,
     Set = 16, Get, TryGet, Add, CompareSet, Erase, Wait, Barrier, ClientGone,
     Done = 32, Value, Absent, Sum, Exchanged, Erased,
-    AgentHello = 64, WorkersStarted, WorkerExited, GenerationDrained, FenceEntered, StandbyListens,
+    AgentHello = 64, WorkersStarted, WorkerExited, GenerationDrained, FenceEntered, StandbyListens, JobMoved,
     StartGeneration = 80, StopGeneration, Shutdown, World, FenceOver, Legacy, Successor,
     Notice = 96, Question, Answer, ModexRequest, ModexReply,
 };
@@ -37,6 +37,7 @@ enum class MessageKind : std::uint8_t {
     FromAgent,    ///< agent to controller: decode_from_agent
     ToAgent,      ///< controller to agent: decode_to_agent
     EitherWay,    ///< one of the last two
+    JobMoved,     ///< controller to controller: decode_job_moved
 };
 MessageKind kind_of(std::uint8_t type);
 

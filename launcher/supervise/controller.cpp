@@ -437,6 +437,12 @@ void Controller::succeed(JobState state, const std::string& why) {
     feed(job_event::NodeLost{0, why, membership_.has_enough()});
 }
 
+void Controller::hand_over(const rdzv::Successor& successor) {
+    for (const os::EventLoop::TimerId timer : {timer_, join_timer_, waiting_line_}) loop_.cancel(timer);
+    state_.phase = JobState::Phase::Finished;
+    for (const auto& [peer, hello] : agents_) send_(peer, successor);
+}
+
 /// No generation can be started, for a reason of our own.
 void Controller::give_up(const std::string& why) {
     state_.failure = why;

@@ -80,6 +80,12 @@ class Controller {
     /// This process becomes the controller of a job that has lost its own; its agents have joined already.
     void succeed(JobState state, const std::string& why);
 
+    /// The job goes on under another controller, and this one, which has begun no generation, decides nothing any more: its
+    /// agents hear where to go when their connections close.
+    void hand_over(const rdzv::Successor& successor);
+    /// The same, but this one has begun a generation, or its process cannot join: the job ends here.
+    void overrule(const std::string& why) { feed(job_event::Outnumbered{why}); }
+
     // What the operator and the host want.
     /// A signal to this process: agents send theirs as a Notice.
     void stop(int signal) { stop(signal, kThisProcess); }

@@ -20,6 +20,11 @@ Succession judge_succession(const Orphans& orphans, bool time_is_up) {
     return orphans.head_may_run ? Succession::Wait : Succession::TakeOver;
 }
 
+Encounter meet_successor(const OtherHead& here) {
+    if (here.is_successor) return Encounter::Ignore;
+    return here.generation == 0 && here.can_join ? Encounter::Join : Encounter::Stop;
+}
+
 bool head_keeps_job(int agents, int present, int known_dead) { return 2 * present >= agents - known_dead; }
 
 rdzv::Legacy legacy_of(const JobState& state, int agents, TimePoint now) {

@@ -45,6 +45,16 @@ Succession judge_succession(const Orphans& orphans, bool time_is_up);
 /// eyes. Where nobody could succeed it, it always does. Pure.
 bool head_keeps_job(int agents, int present, int known_dead);
 
+/// A head that hears of another one, which succeeded the head of the same job.
+struct OtherHead {
+    std::uint64_t generation = 0;  ///< of this head; 0: it has begun none
+    bool is_successor = false;     ///< this head is one itself
+    bool can_join = false;         ///< this process can be a node of the other head
+};
+enum class Encounter : std::uint8_t { Ignore, Join, Stop };
+/// No job runs a second time beside its successor: a ddprun that was started again joins, or ends. Pure.
+Encounter meet_successor(const OtherHead& here);
+
 /// What the controller leaves to its successor. Pure.
 rdzv::Legacy legacy_of(const JobState& state, int agents, TimePoint now);
 /// The state of a job whose only node so far, number 0, is the head's, to be reported as lost. One generation's number is left

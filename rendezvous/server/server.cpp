@@ -251,6 +251,7 @@ Status Server::serve(Peer& peer, Frame frame) {
         peer.connection->send(encode_message(failure, frame.request));
         return {};
     }
+    if (kind == MessageKind::JobMoved && peer.handshake.peer().role == Role::Tool) return hear_of_move(std::move(frame));
     if (peer.session != nullptr) return serve_agent(peer, std::move(frame));
     return Error{Errc::Protocol, fmt::format("{} from a {}", message_name(type), role_name(peer.handshake.peer().role)), 0};
 }
@@ -276,6 +277,13 @@ Status Server::forget_client(Peer& peer, Frame frame) {
     if (peer.session == nullptr) return Error{Errc::Protocol, "ClientGone from no agent", 0};
     store_.disconnect({peer.id, gone->client});
     peer.session->held.forget(gone->client);
+    return {};
+}
+
+Status Server::hear_of_move(Frame frame) {
+    const Result<JobMoved> moved = decode_job_moved(std::move(frame));
+    if (!moved) return moved.error();
+    handler_.on_job_moved(*moved);
     return {};
 }
 

@@ -34,6 +34,8 @@ class ServerHandler {
     virtual void on_agent_message(AgentId agent, const FromAgent& message) = 0;
     /// The connection of an agent that had joined is over, whoever ended it. Once per agent; nothing follows.
     virtual void on_agent_lost(AgentId agent, const Error& why) = 0;
+    /// Another controller of this job says that the job goes on there. It has proved that it knows the token.
+    virtual void on_job_moved(const JobMoved&) {}
     /// One line for the operator, about peers that are not, or no longer, part of the job.
     virtual void on_log(const std::string& line) = 0;
     /// One line for who looks closely: an agent's session goes on, on another connection.
@@ -123,6 +125,7 @@ class Server final : private ConnectionOwner, private os::AcceptorOwner {
     Status serve_heartbeat(Peer& peer, Frame frame);
     Status serve_store(Peer& peer, Frame frame);
     Status forget_client(Peer& peer, Frame frame);
+    Status hear_of_move(Frame frame);
     Status serve_agent(Peer& peer, Frame frame);
     void answer(StoreAnswer answer);
     void refuse(Peer& peer, std::uint32_t request, const Error& why);

@@ -53,6 +53,13 @@ TEST(Succession, NodesThatDiedBeforeTheHeadsEyesDoNotOutvoteIt) {
     EXPECT_TRUE(head_keeps_job(4, 1, 3)) << "their processes have ended: it is alone";
 }
 
+TEST(Succession, AHeadThatWasStartedAgainJoinsItsSuccessorOrEnds) {
+    EXPECT_EQ(meet_successor({0, false, true}), Encounter::Join);
+    EXPECT_EQ(meet_successor({0, false, false}), Encounter::Stop) << "it cannot";
+    EXPECT_EQ(meet_successor({1, false, true}), Encounter::Stop) << "the job runs twice: the one that was there first goes on";
+    EXPECT_EQ(meet_successor({5, true, true}), Encounter::Ignore);
+}
+
 TEST(Succession, TheBudgetOfRestartsIsInherited) {
     const TimePoint now = MonotonicClock::now();
     JobState state;

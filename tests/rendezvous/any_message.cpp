@@ -61,6 +61,7 @@ Result<Message> decode(Frame frame) {
         case MessageKind::ClientGone: return as_it_is(decode_client_gone(std::move(frame)));
         case MessageKind::StoreReply: return widen(decode_store_reply(std::move(frame)));
         case MessageKind::AgentHello: return as_it_is(decode_agent_hello(std::move(frame)));
+        case MessageKind::JobMoved: return as_it_is(decode_job_moved(std::move(frame)));
         case MessageKind::FromAgent: return widen(decode_from_agent(std::move(frame)));
         case MessageKind::ToAgent:
         case MessageKind::EitherWay: return widen(decode_to_agent(std::move(frame)));

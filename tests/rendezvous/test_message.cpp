@@ -85,6 +85,7 @@ std::vector<Message> one_of_each() {
         Legacy{3, 1, {"812000000000"}, 0, 2000000000, 5, 812, 4, "ab12"},
         StandbyListens{40123},
         Successor{"node01", {"10.0.0.2", "fd00::2"}, 40123},
+        JobMoved{"node01", {"10.0.0.2", "fd00::2"}, 40123, "ab12"},
     };
 }
 

@@ -5,6 +5,7 @@
 #include <signal.h>
 #include <sys/stat.h>
 
+#include <algorithm>
 #include <filesystem>
 #include <fstream>
 
@@ -37,6 +38,7 @@ class WithoutTheHead : public ::testing::Test {
             std::vector<std::string> line{path_of("DDPRUN")};
             line.insert(line.end(), own.begin(), own.end());
             line.insert(line.end(), worker.begin(), worker.end());
+            if (node == 0) head_ = line;
             nodes_.push_back(std::make_unique<Program>(hosts_->command(node, line), with_environment(environment_)));
             if (node > 0) continue;
             ASSERT_TRUE(nodes_[0]->wait_for_output("controller on port"));
@@ -47,6 +49,7 @@ class WithoutTheHead : public ::testing::Test {
         for (int node = 0; node < nodes; ++node) ASSERT_TRUE(nodes_[static_cast<std::size_t>(node)]->wait_for_output("running\n")) << "node " << node;
     }
     Outcome end_of(int node) { return nodes_[static_cast<std::size_t>(node)]->wait(); }
+    std::vector<std::string> head_;  ///< its command line
     std::string endpoint_ = Hosts::address(0) + ":29411";
     std::vector<std::string> environment_{"DDPRUN_TOKEN=secret of the job"};
     std::unique_ptr<Hosts> hosts_;
@@ -109,6 +112,32 @@ TEST_F(WithoutTheHead, ANameServerThatWentWithItHoldsNobodyUp) {
         EXPECT_EQ(outcome.status, 0) << outcome.err;
     }
 }
+
+/// As by a pod's restartPolicy, or `until ddprun ...; do :; done`. With MIN=1 it would be enough for a job of its own; and so
+/// would be a node that comes for the first time, and finds that one.
+class HeadThatComesAgain : public WithoutTheHead, public ::testing::WithParamInterface<const char*> {};
+
+TEST_P(HeadThatComesAgain, JoinsTheJobThatGoesOnAndRunsItNoSecondTime) {
+    hosts_ = std::make_unique<Hosts>(4);
+    start(3, GetParam(), {"--max-restarts=3"}, {path_of("PROBE"), "env", "WORLD_SIZE", "say", "running", "hold"});
+    await_workers(3);
+    nodes_[0]->signal(SIGKILL);
+    ASSERT_TRUE(nodes_[1]->wait_for_output("the head at"));
+    Program again(hosts_->command(0, head_), with_environment(environment_));
+    std::replace(head_.begin(), head_.end(), std::string("--node-rank=0"), std::string("--node-rank=3"));
+    Program late(hosts_->command(3, head_), with_environment(environment_));
+    for (Program* one : {&again, &late}) ASSERT_TRUE(one->wait_for_output("WORLD_SIZE=8"));
+    for (int node : {1, 2}) nodes_[static_cast<std::size_t>(node)]->signal(SIGTERM);
+    for (Program* one : {&again, &late}) one->signal(SIGTERM);
+    EXPECT_EQ(late.wait().status, 75);
+    const Outcome outcome = again.wait();
+    EXPECT_EQ(outcome.status, 75) << outcome.err;
+    EXPECT_THAT(outcome.err, HasSubstr("the job goes on under " + Hosts::name(1) + ", which succeeded its lost head: this node joins it there"));
+    EXPECT_EQ(occurrences(outcome.out, "WORLD_SIZE=2") + occurrences(outcome.out, "WORLD_SIZE=4"), 0) << "a world of its own: " << outcome.out;
+    EXPECT_THAT(end_of(1).err, HasSubstr("told the ddprun that listens at " + endpoint_));
+}
+
+INSTANTIATE_TEST_SUITE_P(Succession, HeadThatComesAgain, ::testing::Values("1:4", "2:4"));
 
 TEST_F(WithoutTheHead, TheJobStillGoesBackIntoItsQueue) {
     environment_.insert(environment_.end(), {"SLURM_JOB_ID=7", "ENVIRONMENT=BATCH"});
