@@ -55,6 +55,8 @@ struct alignas(128) RankLine {
     /// The signal that makes a thread of this process send its stack through the lifeline; 0: none does.
     std::atomic<std::uint32_t> stack_signal;
     std::atomic<std::uint32_t> stacks_sent;  ///< counts them
+    /// Until then the other ranks wait for this one with good reason: it writes a checkpoint, say. 0: they do not.
+    std::atomic<std::int64_t> awaited_until_ns;
 };
 static_assert(sizeof(RankLine) == 128);
 

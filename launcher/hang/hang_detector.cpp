@@ -49,6 +49,11 @@ std::optional<HangVerdict> HangDetector::feed(const std::vector<HangSample>& sam
         return std::nullopt;
     }
     for (std::size_t i = 0; i < samples.size(); ++i) update(watches_[i], samples[i], now);
+    const auto is_awaited = [](const HangSample& sample) { return sample.awaited && sample.alive && !sample.stopped; };
+    if (std::any_of(samples.begin(), samples.end(), is_awaited)) {
+        for (Watch& watch : watches_) watch.collective_since = watch.heartbeat_since = watch.idle_since = now;
+        return stopped_rank(now);
+    }
     if (auto verdict = stuck_collective(now)) return verdict;
     if (auto verdict = stopped_rank(now)) return verdict;
     if (auto verdict = lost_heartbeat(now)) return verdict;

@@ -25,6 +25,7 @@ struct HangSample {
     std::uint64_t finished_seq = 0;
     SegmentOp operation = SegmentOp::None;
     std::uint64_t bytes = 0;
+    bool awaited = false;          ///< the others wait for it with good reason, and it has said how long
     bool operator==(const HangSample&) const = default;
 };
 
@@ -40,6 +41,7 @@ struct HangVerdict {
 ///  - a rank has been stopped for the timeout;
 ///  - a rank that used to report progress has reported none for the timeout, and no collective of it has moved;
 ///  - no rank has used processor time (less than 1 %), read or written anything for the timeout.
+/// While ranks wait with good reason for one that is not stopped, only a stopped rank is a hang.
 /// Processor time is progress in the last respect only: whoever waits for others may well spin.
 class HangDetector {
   public:

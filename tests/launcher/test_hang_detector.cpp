@@ -169,6 +169,28 @@ TEST_F(HangDetection, TimeInWhichWeWereSuspendedCountsForNobody) {
     EXPECT_TRUE(watch(1));
 }
 
+TEST_F(HangDetection, RanksThatWaitForOneWithGoodReasonDoNotHang) {
+    for (const int rank : {1, 2, 3}) in_collective(rank, 812);
+    finished(0, 811);
+    beats_ = false;
+    works_ = false;
+    ranks_[0].awaited = true;
+    EXPECT_FALSE(watch(100));
+    ranks_[0].awaited = false;
+    const auto verdict = watch(20);
+    ASSERT_TRUE(verdict);
+    EXPECT_EQ(verdict->culprit, 0);
+}
+
+TEST_F(HangDetection, AStoppedRankForWhichOthersWaitIsAHang) {
+    for (const int rank : {1, 2, 3}) in_collective(rank, 812);
+    finished(0, 811);
+    ranks_[0].awaited = ranks_[0].stopped = true;
+    const auto verdict = watch(20);
+    ASSERT_TRUE(verdict);
+    EXPECT_EQ(verdict->culprit, 0);
+}
+
 TEST_F(HangDetection, ANewGenerationBeginsAnew) {
     works_ = false;
     EXPECT_FALSE(watch(8));

@@ -173,6 +173,7 @@ TEST(NodeLook, SurvivesTheWayThereAndBack) {
     sample.cpu = 17ms;
     sample.started_seq = UINT64_MAX;
     sample.operation = SegmentOp::AllReduce;
+    sample.awaited = true;
     const NodeLook look{3, true, {sample, sample}};
     EXPECT_EQ(node_look_from_json(to_json(look)).value_or(NodeLook{}), look);
 }

@@ -7,11 +7,15 @@
 
 #include <cstdlib>
 #include <fstream>
+#include <memory>
 #include <stdexcept>
 
 #include "ddp/error_report.h"
 #include "ddp/lifeline.h"
 #include "ddp/worker/device_error.h"
+#include "ddp/worker/segment_map.h"
+#include "ddp/worker/stacks.h"
+#include "env/clock.h"
 #include "tests/support/json_file.h"
 #include "tests/support/temporary_directory.h"
 
@@ -19,6 +23,19 @@ namespace ddp {
 namespace {
 
 using ::testing::HasSubstr;
+
+TEST(Awaited, TellsTheLauncherHowLongTheOthersMayWait) {
+    const auto segment = std::make_shared<SegmentMap>(make_segment({}));
+    answer_stack_requests(segment, 0, -1);
+    const auto until = [&] { return segment->line(0).awaited_until_ns.load(); };
+    const auto now = [] { return ddprun::MonotonicClock::now().time_since_epoch(); };
+    {
+        const Awaited awaited(std::chrono::hours(1));
+        EXPECT_GT(until(), (now() + std::chrono::minutes(59)).count());
+        EXPECT_LE(until(), (now() + std::chrono::hours(1)).count());
+    }
+    EXPECT_EQ(until(), 0);
+}
 
 /// A worker of rank 3 with an error file.
 class ErrorReport : public ::testing::Test {

@@ -213,6 +213,30 @@ TEST(Training, RefusesNamesOfPartsThatAreNoFileNamesOrTaken) {
     EXPECT_TRUE(std::filesystem::is_empty(place.path()));
 }
 
+TEST(Training, IsSavedUnderATimeOutOfItsOwn) {
+    const TemporaryDirectory place;
+    struct Timing : Counter {
+        std::vector<Tensor> state() const override {
+            seen = group->timeout();
+            return Counter::state();
+        }
+        ProcessGroup* group = nullptr;
+        mutable std::chrono::nanoseconds seen{};
+    };
+    const auto body = [&](ProcessGroup& group) {
+        Job job(group);
+        Timing timing;
+        timing.group = &group;
+        const Training training{job.model, *job.adamw, job.sampler, {{"timing", &timing}}};
+        CheckpointDirectory(place.path()).save(group, training);
+        if (group.rank() == 0) {
+            EXPECT_GE(timing.seen, std::chrono::hours(1));
+        }
+        EXPECT_EQ(group.timeout(), std::chrono::seconds(60));
+    };
+    run_ranks(2, body, {.group = {.timeout = std::chrono::seconds(60)}});
+}
+
 TEST(Training, ThatCannotBeSavedFailsOnAllRanksWithTheNameOfTheFile) {
     const TemporaryDirectory place;
     std::ofstream(place.file("file")) << "x";

@@ -134,7 +134,8 @@ class CheckpointDirectory {
     /// all.
     explicit CheckpointDirectory(std::string path, std::size_t keep = 2);
 
-    /// Collective: rank 0 writes a checkpoint, the others wait until it is on the disk. Returns its path. Makes the
+    /// Collective: rank 0 writes a checkpoint, the others wait until it is on the disk: an hour at the longest, or the group's
+    /// time-out where that is longer; load() likewise. `--hang-timeout` takes nobody for hung meanwhile. Returns its path. Makes the
     /// directory when it is missing; removes what a killed writer left half done. Throws FileError naming path and
     /// cause, the same on all ranks.
     std::string save(ProcessGroup& group, const Training& training, const std::map<std::string, std::string>& notes = {});

@@ -1,6 +1,7 @@
 #include <fmt/core.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cstring>
 #include <filesystem>
 #include <functional>
@@ -9,6 +10,7 @@
 #include "ddp/checkpoint.h"
 #include "ddp/checkpoint/parts.h"
 #include "ddp/optimizer.h"
+#include "ddp/worker/stacks.h"
 #include "env/text.h"
 
 namespace ddp {
@@ -16,11 +18,16 @@ namespace {
 
 namespace fs = std::filesystem;
 
-/// Rank 0 acts alone; every rank returns what it returned, or throws what it threw.
+/// A file system that is slower than that has failed. The group's time-out is for collectives.
+constexpr std::chrono::hours kSlowest{1};
+
+/// Rank 0 acts alone, for kSlowest at most; every rank returns what it returned, or throws what it threw.
 std::string by_rank_zero(ProcessGroup& group, const std::function<std::string()>& act) {
     constexpr char kDone = '+', kWrong = '-', kFile = '/', kFailed = '!';
     std::string outcome;
+    const TimeoutScope slow(group, std::max<std::chrono::nanoseconds>(group.timeout(), kSlowest));
     if (group.rank() == 0) {
+        const Awaited awaited(kSlowest);
         try {
             outcome = kDone + act();
         } catch (const InvalidInput& error) {

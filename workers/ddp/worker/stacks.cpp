@@ -13,6 +13,7 @@
 #include <mutex>
 #include <utility>
 
+#include "env/clock.h"
 #include "env/lifeline.h"
 
 namespace ddp {
@@ -88,13 +89,13 @@ void on_request(int) {
 }
 
 void install(std::shared_ptr<SegmentMap> segment, std::uint32_t local_rank, int lifeline_fd) {
+    kept_segment = new std::shared_ptr<SegmentMap>(std::move(segment));
+    line = &(*kept_segment)->line(local_rank);
     const int signal = SIGRTMIN + 5;
     struct sigaction action {};
     ::sigaction(signal, nullptr, &action);
     if (action.sa_handler != SIG_DFL) return;
     prepare_stack_trace();
-    kept_segment = new std::shared_ptr<SegmentMap>(std::move(segment));
-    line = &(*kept_segment)->line(local_rank);
     lifeline = lifeline_fd;
     action.sa_handler = on_request;
     action.sa_flags = SA_RESTART;
@@ -107,6 +108,14 @@ void install(std::shared_ptr<SegmentMap> segment, std::uint32_t local_rank, int 
 void answer_stack_requests(std::shared_ptr<SegmentMap> segment, std::uint32_t local_rank, int lifeline_fd) {
     static std::once_flag once;
     std::call_once(once, [&] { install(std::move(segment), local_rank, lifeline_fd); });
+}
+
+Awaited::Awaited(std::chrono::nanoseconds limit) {
+    if (line != nullptr) line->awaited_until_ns.store((ddprun::MonotonicClock::now() + limit).time_since_epoch().count());
+}
+
+Awaited::~Awaited() {
+    if (line != nullptr) line->awaited_until_ns.store(0);
 }
 
 }  // namespace ddp

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -28,6 +29,16 @@ void prepare_stack_trace();
 /// through the lifeline (the inherited descriptor), and goes on. The rank's line in the segment says so. Kept for the life of the process; a
 /// second call does nothing, nor does one where the program handles that signal itself.
 void answer_stack_requests(std::shared_ptr<SegmentMap> segment, std::uint32_t local_rank, int lifeline_fd);
+
+/// For as long as it lives the other ranks wait for this one with good reason, for `limit` at the longest: the launcher
+/// (`--hang-timeout`) takes nobody for hung meanwhile. Nothing without a launcher that asks for stacks. One at a time.
+class Awaited {
+  public:
+    explicit Awaited(std::chrono::nanoseconds limit);
+    ~Awaited();
+    Awaited(const Awaited&) = delete;
+    Awaited& operator=(const Awaited&) = delete;
+};
 
 /// Text put together in a signal handler: into memory that is there already, cut where that ends.
 class SignalText {
