@@ -67,6 +67,21 @@ TEST(PowerSgd, AveragesAGradientOfItsOwnRankWithoutLoss) {
     });
 }
 
+TEST(PowerSgd, AveragesAGradientOfALowerRankWithoutLoss) {
+    for (const bool feedback : {true, false}) {
+        run_ranks(2, [&](ProcessGroup& group) {
+            Model model;
+            Reducer reducer(group, model.parameters(), {});
+            reducer.set_hook(ddp::power_sgd(
+                {.rank = 6, .start_step = 0, .min_compression_rate = 0.5, .error_feedback = feedback}));
+            for (int t = 0; t < 10; ++t) {
+                step(reducer, narrow);
+                EXPECT_LT(distance(reducer, narrow), 1e-5) << t;
+            }
+        });
+    }
+}
+
 TEST(PowerSgd, SendsLaterWhatItDidNotSendAndGivesAllRanksTheSameBits) {
     const auto full = [](float row, float column) { return std::sin(row * 7 + column * column); };
     for (const bool feedback : {true, false}) {

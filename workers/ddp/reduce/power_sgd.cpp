@@ -45,15 +45,20 @@ struct Factors {
     std::vector<float> error;  ///< what the last step did not send of this rank's gradient; empty: nothing
 };
 
-/// Modified Gram-Schmidt over `rank` vectors. One that vanishes stays zero.
+/// Gram-Schmidt over `rank` vectors, twice: once leaves rounding errors of the others' directions. A vector that depends on
+/// those before it becomes zero, for what is left of it is rounding errors only.
 void orthogonalize(float* vectors, std::size_t rank, std::size_t length) {
+    constexpr float kDependent = 1e-5F;  // of a vector's length
     for (std::size_t k = 0; k < rank; ++k) {
         float* const mine = vectors + k * length;
+        const float before = std::sqrt(dot(mine, mine, length));
+        for (int pass = 0; pass < 2; ++pass) {
+            for (std::size_t other = 0; other < k; ++other)
+                add_scaled(mine, vectors + other * length, -dot(mine, vectors + other * length, length), length);
+        }
         const float norm = std::sqrt(dot(mine, mine, length));
-        if (norm == 0) continue;
-        for (std::size_t i = 0; i < length; ++i) mine[i] /= norm;
-        for (std::size_t later = k + 1; later < rank; ++later)
-            add_scaled(vectors + later * length, mine, -dot(mine, vectors + later * length, length), length);
+        const bool is_dependent = norm <= kDependent * before;
+        for (std::size_t i = 0; i < length; ++i) mine[i] = is_dependent ? 0 : mine[i] / norm;
     }
 }
 
