@@ -4,8 +4,11 @@
 #include <cstring>
 #include <mutex>
 
+#include "ddp/checkpoint.h"
 #include "ddp/ddp.h"
+#include "ddp/optimizer.h"
 #include "ddp/testing.h"
+#include "tests/support/temporary_directory.h"
 
 namespace {
 
@@ -27,15 +30,19 @@ struct Model {
 
 std::span<float> floats(const ddp::Buffer& buffer) { return {static_cast<float*>(buffer.data), buffer.count}; }
 
-/// Writes value(row, column) to the gradient and ends the step.
-template <class Value>
-void step(Reducer& reducer, Value value) {
+/// Writes value(row, column) to the gradient and ends the step. Of a Reducer, or what has one.
+template <class Gradients, class Value>
+void write_gradients(Gradients& reducer, Value value) {
     const std::span<float> weight = floats(reducer.gradient(0)), bias = floats(reducer.gradient(1));
     for (std::size_t i = 0; i < weight.size(); ++i) weight[i] = value(static_cast<float>(i / kColumns), static_cast<float>(i % kColumns));
     for (std::size_t i = 0; i < bias.size(); ++i) bias[i] = value(static_cast<float>(i), 0.0F);
     reducer.mark_ready(1);
     reducer.mark_ready(0);
     reducer.finish();
+}
+template <class Value>
+void step(Reducer& reducer, Value value) {
+    write_gradients(reducer, value);
 }
 
 /// How far the averaged matrix is from what it should be, as a share of that.
@@ -144,6 +151,36 @@ TEST(PowerSgd, AveragesAllOfItBeforeItsFirstStepAndWhatDoesNotShrinkEnough) {
             EXPECT_EQ(distance(reducer, full) < 1e-6, options.min_compression_rate > 2);
         });
     }
+}
+
+TEST(PowerSgd, GoesOnFromACheckpointWithTheBitsOfTheRunThatSavedIt) {
+    const auto full = [](int rank, int t) {
+        return [=](float row, float column) {
+            return std::sin(row * 7 + column * column + static_cast<float>(rank) + static_cast<float>(3 * t));
+        };
+    };
+    const ddprun::test::TemporaryDirectory place;
+    std::vector<float> whole, resumed;
+    for (const bool resumes : {false, true}) {
+        run_ranks(2, [&](ProcessGroup& group) {
+            Model model;
+            ddp::DistributedDataParallel parallel(group, model.parameters());
+            ddp::PowerSgd compression(model.parameters(), {.start_step = 2});
+            parallel.set_hook(compression.hook());
+            const auto optimizer = ddp::make_sgd(model.parameters(), {.learning_rate = 0.1});
+            ddp::DistributedSampler sampler(100, group.size(), group.rank(), {.seed = 1});
+            const ddp::Training training{parallel, *optimizer, sampler, {{"power_sgd", &compression}}};
+            ddp::CheckpointDirectory checkpoints(place.path());
+            if (resumes) checkpoints.load(group, training);
+            for (int t = resumes ? 5 : 0; t < 10; ++t) {
+                write_gradients(parallel, full(group.rank(), t));
+                optimizer->step(parallel.gradients());
+                if (t == 4) checkpoints.save(group, training);
+            }
+            if (group.rank() == 0) (resumes ? resumed : whole) = model.weight;
+        });
+    }
+    EXPECT_EQ(std::memcmp(whole.data(), resumed.data(), whole.size() * sizeof(float)), 0);
 }
 
 TEST(PowerSgd, RefusesOptionsThatMakeNoSense) {

@@ -83,6 +83,28 @@ struct PowerSgdOptions {
 /// InvalidInput. Throws InvalidInput for options that make no sense.
 CommunicationHook power_sgd(PowerSgdOptions options = {});
 
+/// The same, with what it goes on from as a part of a checkpoint: factors, errors and the count of steps.
+///
+///     ddp::PowerSgd compression(parameters);
+///     model.set_hook(compression.hook());
+///     const ddp::Training training{model, *optimizer, sampler, {{"power_sgd", &compression}}};
+///
+/// Saving gives every rank the average of all ranks' errors, of which the same is sent later: a run that goes on after a
+/// save and one that resumes from it have the same bits, and the number of ranks may change.
+class PowerSgd final : public Stateful {
+  public:
+    /// `parameters`: those of the model, in its order. Only their names, types and shapes are used.
+    explicit PowerSgd(std::span<const Tensor> parameters, PowerSgdOptions options = {});
+    /// Shares the state; may outlive this.
+    [[nodiscard]] CommunicationHook hook() const;
+    [[nodiscard]] std::vector<Tensor> state() const override;
+    void prepare_to_save(ProcessGroup& group) override;
+
+  private:
+    struct Impl;
+    std::shared_ptr<Impl> impl_;
+};
+
 class GradientMemory;
 
 struct ReducerOptions {

@@ -129,6 +129,8 @@ struct Tensor {
 std::string describe(DType dtype, std::span<const std::int64_t> shape);
 inline std::string describe(const Tensor& tensor) { return describe(tensor.memory.dtype, tensor.shape); }
 
+class ProcessGroup;
+
 /// What a training is gone on from: a model, an optimizer, a loss scale, a schedule, something of the program's
 /// own. A checkpoint holds its state.
 class Stateful {
@@ -136,6 +138,9 @@ class Stateful {
     virtual ~Stateful() = default;
     /// Where its state lies: saving reads it, loading writes it. Every call names the same tensors.
     [[nodiscard]] virtual std::vector<Tensor> state() const = 0;
+    /// Called before a checkpoint of a group is written, on every rank: rank 0's state() is what is saved. Collective where it
+    /// is overridden.
+    virtual void prepare_to_save(ProcessGroup&) {}
     /// Called when state() was filled from a checkpoint, on every rank.
     virtual void state_loaded() {}
 };

@@ -136,6 +136,11 @@ TrainingState share(ProcessGroup& group, const std::string& state_json, const st
 
 std::string CheckpointDirectory::save(ProcessGroup& group, const Training& training,
                                       const std::map<std::string, std::string>& notes) {
+    training.model.prepare_to_save(group);
+    training.optimizer.prepare_to_save(group);
+    for (const TrainingPart& part : training.parts) {
+        if (part.state != nullptr) part.state->prepare_to_save(group);
+    }
     return by_rank_zero(group, [&] {
         const SamplerState place = training.sampler.state();
         return write(parts_of(training), {place.epoch, training.optimizer.steps(), place, notes});

@@ -3,8 +3,9 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <map>
 #include <memory>
-#include <unordered_map>
+#include <string>
 #include <vector>
 
 #include "ddp/ddp.h"
@@ -41,8 +42,8 @@ float first_guess(std::uint32_t seed, std::uint32_t i) {
 /// A gradient as the product P Q^T of two narrow matrices, of which the columns lie one after the other.
 struct Factors {
     std::size_t rows = 0, columns = 0, rank = 0;
-    std::vector<float> q;      ///< [rank][columns]; empty: to be guessed
-    std::vector<float> error;  ///< what the last step did not send of this rank's gradient; empty: nothing
+    std::vector<float> q;      ///< [rank][columns]; zeros: to be guessed
+    std::vector<float> error;  ///< what the last step did not send of this rank's gradient; empty without error feedback
 };
 
 /// Gram-Schmidt over `rank` vectors, twice: once leaves rounding errors of the others' directions. A vector that depends on
@@ -74,15 +75,41 @@ struct Step {
     Work work;
 };
 
-class PowerSgd {
+}  // namespace
+
+struct PowerSgd::Impl {
   public:
-    explicit PowerSgd(const PowerSgdOptions& options) : options_(options) {
+    Impl(std::span<const Tensor> parameters, const PowerSgdOptions& options) : options_(options) {
         if (options_.rank == 0) throw InvalidInput("power_sgd: the rank is 0");
         if (!(options_.min_compression_rate > 0)) throw InvalidInput("power_sgd: the least compression rate is not positive");
+        for (std::size_t i = 0; i < parameters.size(); ++i) {
+            const Factors shape = shape_of(parameters[i]);
+            if (parameters[i].memory.dtype != DType::F32 || !is_worth_it(shape)) continue;
+            factors_.emplace(i, shape);
+            names_.emplace(i, parameters[i].name);
+        }
+    }
+
+    std::vector<Tensor> state() {
+        std::vector<Tensor> all = {{"steps", {}, {&steps_, 1, DType::I64, {}}}};
+        for (const auto& [parameter, name] : names_) {
+            Factors& f = factors_.at(parameter);
+            const auto side = [](std::size_t length) { return static_cast<std::int64_t>(length); };
+            all.push_back(tensor_of("q." + name, std::span(f.q), {side(f.rank), side(f.columns)}));
+            if (options_.error_feedback)
+                all.push_back(tensor_of("error." + name, std::span(f.error), {side(f.rows), side(f.columns)}));
+        }
+        return all;
+    }
+    /// What is sent depends on the sum of the ranks' errors only, so each may go on with their average.
+    void share_errors(ProcessGroup& group) {
+        if (!options_.error_feedback) return;
+        for (const auto& [parameter, name] : names_)
+            group.all_reduce(buffer_of(std::span(factors_.at(parameter).error)), ReduceOp::Avg).wait();
     }
 
     FinishReduction start(ProcessGroup& group, const GradientBucket& bucket) {
-        const bool compresses = steps_ >= options_.start_step && bucket.buffer.dtype == DType::F32;
+        const bool compresses = static_cast<std::uint64_t>(steps_) >= options_.start_step && bucket.buffer.dtype == DType::F32;
         if (bucket.is_last) ++steps_;
         if (!compresses) return [work = group.all_reduce(bucket.buffer, ReduceOp::Avg)]() mutable { work.wait(); };
         if (group.device() != Device{})
@@ -103,6 +130,9 @@ class PowerSgd {
         factors.rows = gradient.shape.empty() ? 1 : static_cast<std::size_t>(gradient.shape.front());
         factors.columns = factors.rows == 0 ? 0 : gradient.memory.count / factors.rows;
         factors.rank = std::min({factors.rows, factors.columns, options_.rank});
+        if (!is_worth_it(factors)) return factors;
+        factors.q.resize(factors.rank * factors.columns);
+        if (options_.error_feedback) factors.error.resize(factors.rows * factors.columns);
         return factors;
     }
     [[nodiscard]] bool is_worth_it(const Factors& f) const {
@@ -113,14 +143,15 @@ class PowerSgd {
         Step step;
         for (std::size_t i = 0; i < bucket.gradients.size(); ++i) {
             const Tensor& gradient = bucket.gradients[i];
-            const Factors shape = shape_of(gradient);
-            if (!is_worth_it(shape)) {
+            // Pointers into the map last. By parameter, as buckets are laid out anew once.
+            auto known = factors_.find(bucket.parameters[i]);
+            if (known == factors_.end()) known = factors_.emplace(bucket.parameters[i], shape_of(gradient)).first;
+            if (!is_worth_it(known->second)) {
                 step.whole.push_back(gradient);
                 continue;
             }
             step.low_rank.push_back(gradient);
-            // Pointers into the map last. By parameter, as buckets are laid out anew once.
-            step.factors.push_back(&factors_.try_emplace(bucket.parameters[i], shape).first->second);
+            step.factors.push_back(&known->second);
         }
         return step;
     }
@@ -128,8 +159,10 @@ class PowerSgd {
     /// Adds what was not sent before, and appends P = M Q.
     void begin(const Tensor& gradient, Factors& f, std::vector<float>& sums) {
         auto* const m = static_cast<float*>(gradient.memory.data);
-        if (!f.error.empty()) add_scaled(m, f.error.data(), 1, gradient.memory.count);
-        if (options_.error_feedback) f.error.assign(m, m + gradient.memory.count);
+        if (options_.error_feedback) {
+            add_scaled(m, f.error.data(), 1, gradient.memory.count);
+            f.error.assign(m, m + gradient.memory.count);
+        }
         guess_where_needed(f);
         orthogonalize(f.q.data(), f.rank, f.columns);
         const std::size_t at = sums.size();
@@ -141,12 +174,11 @@ class PowerSgd {
     }
     /// A direction that has vanished (a gradient of zeros) would find nothing any more. Q is the same on all ranks.
     void guess_where_needed(Factors& f) const {
-        const bool is_new = f.q.empty() || !options_.warm_start;
-        f.q.resize(f.rank * f.columns);
-        const auto seed = static_cast<std::uint32_t>(options_.seed + (options_.warm_start ? 0 : steps_));
+        const std::uint64_t drawn = options_.warm_start ? 0 : static_cast<std::uint64_t>(steps_);
+        const auto seed = static_cast<std::uint32_t>(options_.seed + drawn);
         for (std::size_t k = 0; k < f.rank; ++k) {
             float* const mine = f.q.data() + k * f.columns;
-            if (!is_new && dot(mine, mine, f.columns) > 0) continue;
+            if (options_.warm_start && dot(mine, mine, f.columns) > 0) continue;
             for (std::size_t j = 0; j < f.columns; ++j)
                 mine[j] = first_guess(seed, static_cast<std::uint32_t>(j * f.rank + k));
         }
@@ -194,21 +226,25 @@ class PowerSgd {
         if (!f.error.empty()) add_scaled(f.error.data(), m, -1, f.error.size());
         if (all_finite(f.q)) return;
         // A gradient that was not finite is this step's alone.
-        f.q.clear();
-        f.error.clear();
+        std::fill(f.q.begin(), f.q.end(), 0.0F);
+        std::fill(f.error.begin(), f.error.end(), 0.0F);
     }
 
     const PowerSgdOptions options_;
-    std::uint64_t steps_ = 0;
-    std::unordered_map<std::size_t, Factors> factors_;  ///< by parameter
+    std::int64_t steps_ = 0;
+    std::map<std::size_t, Factors> factors_;     ///< by parameter; those that are sent whole as well, once they came
+    std::map<std::size_t, std::string> names_;  ///< by parameter: of what state() names
 };
 
-}  // namespace
+PowerSgd::PowerSgd(std::span<const Tensor> parameters, PowerSgdOptions options)
+    : impl_(std::make_shared<Impl>(parameters, options)) {}
 
-CommunicationHook power_sgd(PowerSgdOptions options) {
-    return [all = std::make_shared<PowerSgd>(options)](ProcessGroup& group, const GradientBucket& bucket) {
-        return all->start(group, bucket);
-    };
+CommunicationHook PowerSgd::hook() const {
+    return [impl = impl_](ProcessGroup& group, const GradientBucket& bucket) { return impl->start(group, bucket); };
 }
+std::vector<Tensor> PowerSgd::state() const { return impl_->state(); }
+void PowerSgd::prepare_to_save(ProcessGroup& group) { impl_->share_errors(group); }
+
+CommunicationHook power_sgd(PowerSgdOptions options) { return PowerSgd({}, options).hook(); }
 
 }  // namespace ddp
