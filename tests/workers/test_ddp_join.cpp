@@ -104,6 +104,22 @@ TEST(Join, KeepsTheOptimizersOfAllRanksInStepWhenItIsToldWhatASteps) {
     });
 }
 
+TEST(Join, TakesTheStaticGraphOfARankFromItsFirstOwnStep) {
+    run_ranks(2, [](ProcessGroup& group) {
+        Counter mine;
+        DistributedDataParallel model(group, mine.parameters(), {.reducer = {.static_graph = true}});
+        {
+            Join join(model);
+            for (int batch = 0; batch < 2 * group.rank(); ++batch) mine.pass(model, 1);
+            join.finish();
+        }
+        for (int step = 0; step < 2; ++step) {
+            mine.pass(model, 2);
+            EXPECT_EQ(model.gradient_as<float>(0)[0], 2);
+        }
+    });
+}
+
 TEST(Join, TakesPartOnlyInPassesThatAreReduced) {
     run_ranks(2, [](ProcessGroup& group) {
         Counter mine;

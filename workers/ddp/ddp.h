@@ -202,7 +202,7 @@ class Reducer {
     void complete_step();
     void agree_on_used();
     [[nodiscard]] bool looks_for_unused() const {
-        return options_.static_graph ? static_graph_.empty() : options_.find_unused_parameters;
+        return options_.static_graph ? statistics_.steps == 0 : options_.find_unused_parameters;
     }
     std::vector<std::size_t> first_order_of_arrival();
     void rebuild();
@@ -223,7 +223,7 @@ class Reducer {
     std::vector<bool> ready_;
     std::vector<std::int32_t> locally_used_;  ///< since the last reduced step, accumulation included
     std::vector<std::int32_t> globally_used_;
-    std::vector<bool> static_graph_;  ///< what was ready on this rank in the first step; empty before, and without it
+    std::vector<bool> static_graph_;  ///< what was ready on this rank in its first own step; empty before, and without it
     int active_ranks_;
     std::size_t next_ = 0;  ///< first bucket that has not started
     bool accumulating_ = false;

@@ -319,6 +319,8 @@ void Reducer::finish() {
     group_.require();
     if (accumulating_) return;
     settle_missing();
+    // In a Join steps of others, which this rank shadowed, may have come before.
+    if (options_.static_graph && static_graph_.empty()) static_graph_ = ready_;
     complete_step();
 }
 
@@ -340,7 +342,6 @@ void Reducer::complete_step() {
         }
         if (looks_for_unused()) agree_on_used();
     }
-    if (options_.static_graph && static_graph_.empty()) static_graph_ = ready_;
     ++statistics_.steps;
     std::fill(locally_used_.begin(), locally_used_.end(), 0);
     if (options_.rebuild && (!options_.find_unused_parameters || options_.static_graph) && !rebuilt_) rebuild();
