@@ -354,23 +354,24 @@ void Reducer::agree_on_used() {
 }
 
 /// Of the lowest rank that saw gradients arrive: rank 0 may have no samples left (Join). Those that did not arrive come
-/// last.
+/// last. One order goes to everybody, as the maximum of it and of what is lower.
 std::vector<std::size_t> Reducer::first_order_of_arrival() {
-    const std::string_view mine(reinterpret_cast<const char*>(arrival_.data()),
-                                arrival_.size() * sizeof arrival_[0]);
-    const std::vector<std::string> all = group_->all_gather_bytes(mine);
-    const auto first = std::find_if(all.begin(), all.end(), [](const std::string& order) { return !order.empty(); });
-    std::vector<std::size_t> order;
-    if (first != all.end()) {
-        order.resize(first->size() / sizeof arrival_[0]);
-        first->copy(reinterpret_cast<char*>(order.data()), first->size());
+    const std::vector<std::string> saw_any = group_->all_gather_bytes(arrival_.empty() ? "" : "+");
+    const auto lowest = std::find(saw_any.begin(), saw_any.end(), "+") - saw_any.begin();
+    std::vector<std::int32_t> order(parameters_.size(), -1);
+    if (lowest == group_->rank() || lowest == group_->size()) {
+        std::vector<bool> arrived(parameters_.size());
+        auto next = order.begin();
+        for (const std::size_t i : arrival_) {
+            *next++ = static_cast<std::int32_t>(i);
+            arrived[i] = true;
+        }
+        for (std::size_t i = 0; i < parameters_.size(); ++i) {
+            if (!arrived[i]) *next++ = static_cast<std::int32_t>(i);
+        }
     }
-    std::vector<bool> arrived(parameters_.size());
-    for (const std::size_t i : order) arrived.at(i) = true;
-    for (std::size_t i = 0; i < parameters_.size(); ++i) {
-        if (!arrived[i]) order.push_back(i);
-    }
-    return order;
+    memory_->agree_on_maximum(order.data(), order.size());
+    return {order.begin(), order.end()};
 }
 
 void Reducer::rebuild() {
