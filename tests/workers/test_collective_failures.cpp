@@ -238,6 +238,29 @@ TEST(Timeout, SaysWhatEveryPeerIsDoing) {
                       "has not called the next"}));
 }
 
+TEST(Timeout, FailsARankThatComesAfterTheOthersGaveUp) {
+    for (const int ranks : {2, 3}) {
+        std::vector<std::promise<void>> gave_up(static_cast<std::size_t>(ranks - 1));
+        const auto failures = failures_of_ranks(ranks, [&](ProcessGroup& group) {
+            if (group.rank() == ranks - 1) {
+                for (std::promise<void>& one : gave_up) one.get_future().wait();
+                return reduce_floats(group, 100);
+            }
+            try {
+                const TimeoutScope impatient(group, std::chrono::milliseconds(50));
+                reduce_floats(group, 100);
+            } catch (const TimeoutError&) {
+                gave_up[static_cast<std::size_t>(group.rank())].set_value();
+                throw;
+            }
+        });
+        for (const std::exception_ptr& failure : failures) {
+            EXPECT_TRUE(is<TimeoutError>(failure));
+            EXPECT_TRUE(says(message_of(failure), {"did not finish within 50 ms: rank " + std::to_string(ranks - 1) + " missing"}));
+        }
+    }
+}
+
 TEST(Timeout, OfJoiningNamesTheMissingRanks) {
     // Only rank 1 of 4 comes.
     ddprun::UniqueFd fd = make_segment({.local_world_size = 4, .world_size = 4});

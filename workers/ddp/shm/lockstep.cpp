@@ -8,6 +8,7 @@
 #include "ddp/shm/roster.h"
 #include "ddp/shm/waiting.h"
 #include "ddp/worker/call.h"
+#include "ddp/worker/told_failure.h"
 #include "env/text.h"
 
 namespace ddp::cpu {
@@ -92,6 +93,8 @@ void Lockstep::meet() {
                           std::memory_order_relaxed);
     all_called_ = true;
     compare_calls();
+    // Who gave this step up has shown it, and does not go on.
+    throw_if_told();
 }
 
 void Lockstep::arrive(Slot& slot) {
@@ -172,12 +175,9 @@ void Lockstep::throw_if_hopeless() {
         fail<PeerLostError>(fmt::format("rank {}: {}: rank {} was lost, the launcher ended generation {}",
                                         global(rank_), to_string(call_), aborted - 1, header.generation));
     }
-    try {
-        throw_complaint(arena_.control(), fmt::format("rank {}: {}", global(rank_), to_string(call_)));
-    } catch (...) {
-        give_up(std::current_exception());
-        throw;
-    }
+    // At its own time-out a rank says what it saw itself.
+    const bool is_late = now_ns() - began_ns_ >= (timeout_ + patience_).count();
+    if (!is_late) throw_if_told();
     for (const std::uint32_t peer : absent()) {
         if (!is_gone(arena_, peer)) continue;
         // It may have arrived between our look at its flag and its end.
@@ -185,7 +185,18 @@ void Lockstep::throw_if_hopeless() {
         fail<PeerLostError>(fmt::format("rank {}: {}: rank {} (pid {}) ended without taking part",
                                         global(rank_), to_string(call_), global(peer), arena_.identity(peer).pid));
     }
-    if (now_ns() - began_ns_ >= (timeout_ + patience_).count()) time_out();
+    if (is_late) time_out();
+}
+
+/// What another rank found wrong.
+void Lockstep::throw_if_told() {
+    if (arena_.control().has_complaint.load(std::memory_order_relaxed) == 0) return;
+    try {
+        throw_complaint(arena_.control(), fmt::format("rank {}: {}", global(rank_), to_string(call_)));
+    } catch (...) {
+        give_up(std::current_exception());
+        throw;
+    }
 }
 
 void Lockstep::time_out() {
@@ -196,10 +207,13 @@ void Lockstep::time_out() {
     for (std::uint32_t peer = 0; peer < arena_.ranks(); ++peer) {
         if (peer != rank_) peers.push_back(peer);
     }
-    fail<TimeoutError>(fmt::format("rank {}: {} did not finish within {}: rank{} {} missing: {}",
-                                   global(rank_), to_string(call_), ddprun::format_duration(timeout_),
-                                   missing.size() == 1 ? "" : "s", ddprun::format_ranges(missing),
-                                   what_ranks_do(arena_, peers, MonotonicClock::now())));
+    const std::string what = fmt::format("rank {}: {} did not finish within {}: rank{} {} missing: {}", global(rank_),
+                                         to_string(call_), ddprun::format_duration(timeout_),
+                                         missing.size() == 1 ? "" : "s", ddprun::format_ranges(missing),
+                                         what_ranks_do(arena_, peers, MonotonicClock::now()));
+    // A rank that comes later would find everybody's slot, and go on alone.
+    complain(arena_.control(), told(std::make_exception_ptr(TimeoutError(what))));
+    fail<TimeoutError>(what);
 }
 
 template <class Exception>

@@ -76,6 +76,7 @@ class Lockstep {
     void sleep_until(std::atomic<std::uint32_t>& word, std::uint32_t value);
     void compare_calls();
     void throw_if_hopeless();
+    void throw_if_told();
     [[noreturn]] void time_out();
     template <class Exception>
     [[noreturn]] void fail(const std::string& what);
