@@ -44,7 +44,7 @@ class SeveralNodes {
                 const int rank = ranks_[node][local];
                 threads.emplace_back([this, node, local, rank, &fn, &failure = failed[static_cast<std::size_t>(rank)]] {
                     try {
-                        fn(*group_of(node, local, rank));
+                        fn(*group_of(node, local, rank, options_));
                     } catch (...) {
                         failure = std::current_exception();
                         if (ends_generation_) end_generation(rank);
@@ -60,6 +60,12 @@ class SeveralNodes {
         for (const std::exception_ptr& failure : failures(fn)) {
             if (failure) std::rethrow_exception(failure);
         }
+    }
+    /// The first rank of a node comes alone, and throws what it throws.
+    void join_alone(std::size_t node, std::chrono::nanoseconds timeout) {
+        ProcessGroupOptions impatient = options_;
+        impatient.timeout = timeout;
+        group_of(node, 0, ranks_[node].front(), impatient);
     }
     /// As the launcher does when a rank is lost.
     void end_generation(int because_of_rank) {
@@ -78,13 +84,13 @@ class SeveralNodes {
         }
         return ranks;
     }
-    std::unique_ptr<ProcessGroup> group_of(std::size_t node, std::size_t local, int rank) {
+    std::unique_ptr<ProcessGroup> group_of(std::size_t node, std::size_t local, int rank, const ProcessGroupOptions& options) {
         ddprun::WorkerEnv env = environment_of(rank, size_);
         env.local_rank = static_cast<int>(local);
         env.local_world_size = static_cast<int>(ranks_[node].size());
         net::Parts parts{.board = board(), .group = 0, .open_link = open_link_};
-        return cpu::make_group(std::make_unique<net::AcrossNodes>(map_of(segments_[node]), env, options_.timeout, parts), env,
-                               options_);
+        return cpu::make_group(std::make_unique<net::AcrossNodes>(map_of(segments_[node]), env, options.timeout, parts), env,
+                               options);
     }
     Board board() {
         Board board;
@@ -97,6 +103,10 @@ class SeveralNodes {
             std::unique_lock lock(mutex_);
             const bool there = changed_.wait_until(lock, until, [&] { return words_.contains(key); });
             return there ? words_[key] : "";
+        };
+        board.erase = [this](const std::string& key) {
+            const std::lock_guard lock(mutex_);
+            words_.erase(key);
         };
         return board;
     }

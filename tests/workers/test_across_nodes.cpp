@@ -452,6 +452,15 @@ TEST(AcrossNodesFailure, ALostConnectionIsToldToAllRanks) {
     }
 }
 
+TEST(AcrossNodesFailure, ANodeThatGaveUpJoiningMeetsTheOthersWhenItTriesAgain) {
+    FakeNetwork network;
+    SeveralNodes world({1, 1}, std::chrono::seconds(60));
+    world.set_links([&] { return network.open(); });
+    // Node 0 comes, finds nobody and gives up; then both come.
+    EXPECT_THROW(world.join_alone(0, std::chrono::milliseconds(50)), TimeoutError);
+    world.run([](ProcessGroup& group) { EXPECT_EQ(group.all_gather_bytes("word").size(), 2U); });
+}
+
 TEST(FabricLink, LeavesTheSignalsOfTheProcessAsTheyWere) {
     const auto handlers = [] {
         std::vector<decltype(SIG_DFL)> all;

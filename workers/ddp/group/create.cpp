@@ -5,6 +5,7 @@
 #include <atomic>
 #include <cstdlib>
 #include <cstring>
+#include <mutex>
 #include <utility>
 
 #include "ddp/group/backend_choice.h"
@@ -31,6 +32,26 @@ std::string visible_devices() {
     const char* visible = std::getenv("CUDA_VISIBLE_DEVICES");
     return visible == nullptr ? "" : fmt::format(" (CUDA_VISIBLE_DEVICES={})", visible);
 }
+
+/// Numbers the groups of one kind in each generation, alike on all ranks: every rank makes its groups in the same order, and is
+/// one process. A group counts once it is there, so that ranks of which one failed alone agree when they try again.
+class GroupNumbers {
+  public:
+    int next(std::uint64_t generation) {
+        const std::lock_guard lock(mutex_);
+        if (std::exchange(generation_, generation) != generation) made_ = 0;
+        return made_;
+    }
+    void count() {
+        const std::lock_guard lock(mutex_);
+        ++made_;
+    }
+
+  private:
+    std::mutex mutex_;
+    std::uint64_t generation_ = 0;
+    int made_ = 0;
+};
 
 /// What creating a group on devices works with.
 struct Node {
@@ -85,8 +106,7 @@ void meet_node(Node& node) {
 }
 
 std::unique_ptr<ProcessGroup> make_nccl(const Node& node, const BackendChoice& choice) {
-    // Every rank of a world makes its groups in the same order, and is one process.
-    static std::atomic<int> groups_made{0};
+    static GroupNumbers numbers;
     const WorkerEnv& env = node.env;
     if (choice.enable_multi_rank) ::setenv(kMultiRankVariable, "1", 0);  // read when NCCL starts
     NcclParts parts{.nccl = node.nccl,
@@ -94,7 +114,7 @@ std::unique_ptr<ProcessGroup> make_nccl(const Node& node, const BackendChoice& c
                     .device = node.device,
                     .board = {},
                     .gather = {}};
-    parts.communicator = groups_made++;
+    parts.communicator = numbers.next(env.generation);
     const auto deadline = ddprun::deadline_after(MonotonicClock::now(), node.options.timeout);
     const bool meets_here = env.store.empty() && covers_world(env);
     if (env.world_size > 1 && meets_here) {
@@ -102,7 +122,9 @@ std::unique_ptr<ProcessGroup> make_nccl(const Node& node, const BackendChoice& c
     } else if (env.world_size > 1) {
         parts.board = nccl::id_board(env, deadline);
     }
-    return make_nccl_group(std::move(parts), env, node.options);
+    auto group = make_nccl_group(std::move(parts), env, node.options);
+    numbers.count();
+    return group;
 }
 
 /// The variables that decide which network NCCL takes, where they are set.
@@ -183,12 +205,13 @@ std::unique_ptr<ProcessGroup> create_on_host(const WorkerEnv& env, const Process
     if (!several || segment->header().local_world_size == segment->header().world_size)
         return cpu::make_group(std::move(segment), env, options);
     require_store(env);
-    // Every rank of a world makes its groups in the same order, and is one process.
-    static std::atomic<int> groups_made{0};
+    static GroupNumbers numbers;
     const net::Parts parts{.board = store_board(env, deadline, "joining the other nodes"),
-                           .group = groups_made++,
+                           .group = numbers.next(env.generation),
                            .open_link = [address = net::own_address(env)] { return net::open_fabric_link(address); }};
-    return cpu::make_group(std::make_unique<net::AcrossNodes>(std::move(segment), env, options.timeout, parts), env, options);
+    auto joined = std::make_unique<net::AcrossNodes>(std::move(segment), env, options.timeout, parts);
+    numbers.count();
+    return cpu::make_group(std::move(joined), env, options);
 }
 
 }  // namespace

@@ -61,7 +61,7 @@ struct NcclParts {
     int device = 0;                       ///< of this rank, and the calling thread's
     Board board;                          ///< not used by a world of one
     nccl::Gather gather = {};             ///< in place of the board, where it is set
-    int communicator = 0;                 ///< the how many-th of this process
+    int communicator = 0;                 ///< the how many-th of this generation
 };
 
 /// A process group of one CUDA device per rank over NCCL. Buffers are device memory. Blocks until every rank

@@ -24,7 +24,7 @@ namespace ddp::net {
 /// How a world of several nodes finds itself; tests bring their own.
 struct Parts {
     Board board;
-    int group = 0;  ///< the how many-th of this process
+    int group = 0;  ///< the how many-th of this generation
     std::function<std::unique_ptr<Link>()> open_link;
 };
 

@@ -54,6 +54,15 @@ std::string source_towards(const std::string& host, int port) {
     return "";
 }
 
+/// A node that gave up must not be met by one that comes later: its link is closed, and it may try again.
+void withdraw(const Board& board, const std::string& key) {
+    try {
+        if (board.erase) board.erase(key);
+    } catch (const Error&) {
+        // Ignoring: the store is gone, so nobody reads there.
+    }
+}
+
 bool is_loopback(const std::string& address) { return address.starts_with("127.") || address == "::1"; }
 
 }  // namespace
@@ -62,11 +71,10 @@ std::string key_of(const Appointment& appointment, int first_rank) {
     return fmt::format("net/{}/{}/{}", appointment.generation, appointment.group, first_rank);
 }
 
+namespace {
+
 // Whose word is missing is on a node that has not been heard, and the lowest of those speaks for its node.
-std::vector<Word> gather_nodes(const Board& board, const Appointment& appointment, const std::map<int, std::string>& ours) {
-    std::vector<std::string> said{std::to_string(appointment.world_size)};
-    for (const auto& [rank, text] : ours) said.insert(said.end(), {std::to_string(rank), text});
-    board.put(key_of(appointment, appointment.rank), pack(said));
+std::vector<Word> read_all(const Board& board, const Appointment& appointment, const std::vector<std::string>& said) {
     std::vector<std::optional<Word>> all(static_cast<std::size_t>(appointment.world_size));
     for (int node = 0; node < appointment.world_size; ++node) {
         if (all[static_cast<std::size_t>(node)]) continue;
@@ -88,6 +96,21 @@ std::vector<Word> gather_nodes(const Board& board, const Appointment& appointmen
     std::vector<Word> words;
     for (std::optional<Word>& word : all) words.push_back(*std::move(word));
     return words;
+}
+
+}  // namespace
+
+std::vector<Word> gather_nodes(const Board& board, const Appointment& appointment, const std::map<int, std::string>& ours) {
+    std::vector<std::string> said{std::to_string(appointment.world_size)};
+    for (const auto& [rank, text] : ours) said.insert(said.end(), {std::to_string(rank), text});
+    const std::string key = key_of(appointment, appointment.rank);
+    board.put(key, pack(said));
+    try {
+        return read_all(board, appointment, said);
+    } catch (const TimeoutError&) {
+        withdraw(board, key);
+        throw;
+    }
 }
 
 std::string pack(const std::vector<std::string>& words) {

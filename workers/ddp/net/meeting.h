@@ -20,7 +20,7 @@ struct Appointment {
     int rank = 0;        ///< of the node's first rank, which speaks for it: its lowest
     int world_size = 1;
     std::uint64_t generation = 0;
-    int group = 0;  ///< the how many-th of this process
+    int group = 0;  ///< the how many-th of this generation
     ddprun::TimePoint deadline;
     std::function<void()> throw_if_lost;  ///< called between waits
 };
@@ -35,7 +35,7 @@ struct Word {
 };
 
 /// Everyone's words, by rank in the world; `ours` are those of this node's ranks, which need not follow each other. Throws
-/// TimeoutError naming a rank whose node did not come, MismatchError where nodes disagree about the size of the world or a rank
+/// TimeoutError naming a rank whose node did not come (ours is withdrawn then, and may be said again), MismatchError where nodes disagree about the size of the world or a rank
 /// is there twice.
 std::vector<Word> gather_nodes(const Board& board, const Appointment& appointment, const std::map<int, std::string>& ours);
 

@@ -20,6 +20,9 @@ Board store_board(const ddprun::WorkerEnv& env, ddprun::TimePoint deadline, std:
         if (value.error().code != ddprun::Errc::Timeout) fail(value.error());
         return "";
     };
+    board.erase = [client, fail](const std::string& key) {
+        if (const auto erased = client->erase(key); !erased) fail(erased.error());
+    };
     return board;
 }
 
