@@ -1,7 +1,7 @@
 // All-reduce of float32 sums between two hosts with two ranks each (network namespaces of this machine, TCP): libddp (buffers in
 // shared memory, as DDP's buckets), PyTorch's gloo and Open MPI, in turns, each by its own launcher or ddprun. Prints medians
 // over the passes of each program's median, 0 for what was not there (PYTHON_EXEC names a Python with PyTorch) or did not end in
-// three minutes; asserts nothing.
+// three minutes; asserts nothing. Then libddp's reduce_scatter and all_gather of as many bytes in all.
 // usage: bench_nodes DDPRUN HOST_INIT ON_HOST TORCH_SCRIPT [--mpi PROGRAM]
 #include <fmt/core.h>
 #include <unistd.h>
@@ -31,13 +31,21 @@ const std::vector<std::string> kSizes{"4096", "65536", "1048576", "26214400"};
 
 using Times = std::map<std::string, std::vector<double>>;  ///< microseconds of each pass, by size
 
-/// One rank of ours.
+/// One rank of ours: OPERATION SIZE...
 int be_rank(int argc, char** argv) {
+    const std::string operation = argv[1];
     const auto group = ddp::ProcessGroup::create(ddp::Context::from_env());
-    const std::vector<std::size_t> sizes = bench::sizes_from(argc, argv);
+    const std::vector<std::size_t> sizes = bench::sizes_from(argc - 1, argv + 1);
     const auto memory = group->allocate_shared(*std::max_element(sizes.begin(), sizes.end()));
     auto* const values = reinterpret_cast<float*>(memory.data());
-    bench::print_all(group->rank(), values, sizes, [&](std::size_t count) { group->all_reduce(ddp::buffer_of(std::span<float>(values, count))).wait(); });
+    bench::print_all(group->rank(), values, sizes, [&](std::size_t count) {
+        const std::size_t each = count / static_cast<std::size_t>(group->size());
+        const ddp::Buffer all = ddp::buffer_of(std::span<float>(values, count));
+        const ddp::Buffer own = ddp::buffer_of(std::span<float>(values + each * static_cast<std::size_t>(group->rank()), each));
+        if (operation == "reduce_scatter") return group->reduce_scatter(own, all).wait();
+        if (operation == "all_gather") return group->all_gather(all, own).wait();
+        group->all_reduce(all).wait();
+    });
     return 0;
 }
 
@@ -84,9 +92,15 @@ int run_all(int argc, char** argv) {
     const std::vector<std::string> yielding{"env", "OMPI_MCA_mpi_yield_when_idle=1"};
     const Hosts hosts(2);
     const std::string python = bench::torch_python();
-    Times ours, gloo, mpi;
+    const std::string self = std::filesystem::read_symlink("/proc/self/exe");
+    Times ours, gloo, mpi, scattered, gathered;
     for (int pass = 0; pass < kPasses; ++pass) {
-        take("libddp", under_ddprun(hosts, ddprun, join_words({std::filesystem::read_symlink("/proc/self/exe"), "--rank"}, kSizes)), ours);
+        const auto take_ours = [&](const char* operation, Times& times) {
+            take(operation, under_ddprun(hosts, ddprun, join_words({self, "--rank", operation}, kSizes)), times);
+        };
+        take_ours("all_reduce", ours);
+        take_ours("reduce_scatter", scattered);
+        take_ours("all_gather", gathered);
         if (!python.empty()) take("gloo", under_ddprun(hosts, ddprun, join_words({python, argv[4]}, kSizes)), gloo);
         if (argc > 6) take("Open MPI", run(open_mpi_on(hosts, 2, join_words(yielding, join_words({argv[6]}, kSizes)))).out, mpi);
     }
@@ -95,6 +109,9 @@ int run_all(int argc, char** argv) {
         const double own = median(ours[size]), theirs = median(gloo[size]), others = median(mpi[size]);
         fmt::print("{:>10} {:>10.1f} {:>10.1f} {:>10.1f} {:>12.2f} {:>12.2f}\n", size, own, theirs, others, theirs / own, others / own);
     }
+    fmt::print("libddp\n{:>10} {:>14} {:>14}\n", "bytes", "reduce_scatter", "all_gather");
+    for (const std::string& size : kSizes)
+        fmt::print("{:>10} {:>14.1f} {:>14.1f}\n", size, median(scattered[size]), median(gathered[size]));
     return 0;
 }
 
@@ -102,7 +119,7 @@ int run_all(int argc, char** argv) {
 }  // namespace ddprun::test
 
 int main(int argc, char** argv) {
-    if (argc > 2 && std::strcmp(argv[1], "--rank") == 0) return ddprun::test::be_rank(argc - 1, argv + 1);
+    if (argc > 3 && std::strcmp(argv[1], "--rank") == 0) return ddprun::test::be_rank(argc - 1, argv + 1);
     if (argc >= 5) return ddprun::test::run_all(argc, argv);
     fmt::print(stderr, "usage: bench_nodes DDPRUN HOST_INIT ON_HOST TORCH_SCRIPT [--mpi PROGRAM]\n");
     return 64;

@@ -116,29 +116,45 @@ void AcrossNodes::reduce_scatter_v(Buffer output, Buffer input, const Counts& co
     });
 }
 
-/// Every slice is summed over the node by the one who sends it to its rank, which sums what comes from the nodes.
+/// Every slice is summed over the node by the one who sends it to its rank, which sums what comes from the nodes. In a round
+/// each rank of the node has a slice of its own to sum, of which the others show it their part.
 void AcrossNodes::reduce_slices(const Buffer& output, const Buffer& input, const Slices& slices, ReduceOp op) {
     open();
     const Sum how = sum_of(input.dtype, op);
     const std::size_t own_length = how.partial_bytes(slices.length(layout_.rank));
     std::vector<std::vector<std::byte>> sums(layout_.size()), came(layout_.nodes.size());
     std::vector<std::byte> mine(own_length);  // `output` may be a part of `input`
-    for (std::uint32_t rank = 0; rank < layout_.size(); ++rank) {
-        const std::span<std::byte> slice = slice_of(input, slices, rank);
-        const bool sums_it = layout_.holder(rank, layout_.node()) == layout_.place();
-        std::vector<std::byte>& sum = rank == layout_.rank ? mine : sums[rank];
-        if (sums_it) sum.resize(how.partial_bytes(slice.size()));
-        in_steps(
-            slice.size(),
-            [&](std::size_t at, std::size_t part) {
-                if (!sums_it) kernels_.stream(arena_.staging(rank_, steps_.coming()), slice.data() + at, part);
-            },
-            [&](std::size_t at, std::size_t part) {
-                if (!sums_it) return;
-                for (std::uint32_t place = 0; place < size_; ++place)
-                    sources_[place] = place == rank_ ? slice.data() + at : arena_.staging(place, steps_.met());
-                how.here(sum.data() + how.partial_bytes(at), sources_.data(), static_cast<int>(size_), part / size_of(input.dtype));
-            });
+    std::vector<std::vector<std::uint32_t>> held(size_);  // by place: the ranks whose slices it sums
+    for (std::uint32_t rank = 0; rank < layout_.size(); ++rank) held[layout_.holder(rank, layout_.node())].push_back(rank);
+    const auto longer = [](const auto& a, const auto& b) { return a.size() < b.size(); };
+    const std::size_t rounds = std::max_element(held.begin(), held.end(), longer)->size();
+    const std::size_t part = cpu::kAreaBytes / size_ / cpu::kLine * cpu::kLine;
+    for (std::size_t round = 0; round < rounds; ++round) {
+        std::vector<std::span<std::byte>> summed(size_);  // by place
+        for (std::uint32_t place = 0; place < size_; ++place) {
+            if (round < held[place].size()) summed[place] = slice_of(input, slices, held[place][round]);
+        }
+        const std::size_t longest = std::max_element(summed.begin(), summed.end(), longer)->size();
+        std::vector<std::byte>* sum = &mine;
+        if (round < held[rank_].size() && held[rank_][round] != layout_.rank) sum = &sums[held[rank_][round]];
+        if (!summed[rank_].empty()) sum->resize(how.partial_bytes(summed[rank_].size()));
+        for (std::size_t at = 0; at < longest; at += part) {
+            const auto piece_of = [&](std::uint32_t place) {
+                const std::size_t begin = std::min(at, summed[place].size());
+                return summed[place].subspan(begin, std::min(part, summed[place].size() - begin));
+            };
+            for (std::uint32_t place = 0; place < size_; ++place) {
+                const std::span<std::byte> piece = piece_of(place);
+                if (place == rank_ || piece.empty()) continue;
+                kernels_.stream(arena_.staging(rank_, steps_.coming()) + place * part, piece.data(), piece.size());
+            }
+            meet();
+            const std::span<std::byte> own = piece_of(rank_);
+            if (own.empty()) continue;
+            for (std::uint32_t place = 0; place < size_; ++place)
+                sources_[place] = place == rank_ ? own.data() : arena_.staging(place, steps_.met()) + rank_ * part;
+            how.here(sum->data() + how.partial_bytes(at), sources_.data(), static_cast<int>(size_), own.size() / size_of(input.dtype));
+        }
     }
     std::vector<const void*> sources(layout_.nodes.size(), mine.data());
     Batch batch(*this);
