@@ -63,7 +63,8 @@ struct ProcessGroupOptions {
 /// Of a call with an output and an input, the smaller may be this rank's slice of the larger; any other
 /// overlap is an InvalidInput.
 ///
-/// Calls are asynchronous: they return a Work. Summation is in rank order within a node, and in node order between them, so
+/// Calls are asynchronous: they return a Work. Their buffers stay until it is done; those of a call over MPI that failed stay
+/// until the process ends, for MPI cannot cancel it. Summation is in rank order within a node, and in node order between them, so
 /// results are bitwise equal on all ranks and from run to run of the same nodes.
 ///
 /// One thread at a time issues calls, in an order that is the same on all ranks; a call that begins while another thread is

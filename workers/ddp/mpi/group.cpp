@@ -8,6 +8,8 @@
 #include <atomic>
 #include <cstring>
 #include <limits>
+#include <memory>
+#include <mutex>
 #include <optional>
 #include <utility>
 
@@ -98,6 +100,14 @@ struct IntCounts {
     std::vector<int> counts, offsets;
 };
 
+/// Keeps memory until the process ends: MPI cannot cancel what is under way, and may yet write there.
+void keep_for_ever(std::shared_ptr<void> memory) {
+    static std::mutex mutex;
+    static auto& kept = *new std::vector<std::shared_ptr<void>>;
+    const std::lock_guard lock(mutex);
+    kept.push_back(std::move(memory));
+}
+
 class Group final : public ProcessGroup {
   public:
     Group(const Module& module, Communicator* communicator, const Sort& sort, const ddprun::WorkerEnv& env, std::chrono::nanoseconds timeout)
@@ -112,6 +122,7 @@ class Group final : public ProcessGroup {
     }
     ~Group() override {
         progress_.reset();
+        if (broken_) keep_for_ever(std::make_shared<decltype(memory_)>(std::move(memory_)));
         module_.close(communicator_);
     }
 
@@ -142,7 +153,7 @@ class Group final : public ProcessGroup {
             const Operation operation{.kind = Kind::Reduce, .count = buffer.count, .peer = root};
             // The others' is only read.
             if (rank() == root) return reduce_by(call, operation, nullptr, buffer, buffer, op);
-            std::vector<std::byte> unused(buffer.bytes());
+            std::vector<std::byte>& unused = temporary(std::vector<std::byte>(buffer.bytes()));
             reduce_by(call, operation, buffer.data, buffer, {unused.data(), buffer.count, buffer.dtype, {}},
                       op);
         });
@@ -150,7 +161,7 @@ class Group final : public ProcessGroup {
     Work do_reduce_scatter(Buffer output, Buffer input, ReduceOp op) override {
         return run(call_of(SegmentOp::ReduceScatter, output, op), [=, this](const Call& call) {
             // Not into the input, which output may be a slice of.
-            std::vector<std::byte> result(output.bytes());
+            std::vector<std::byte>& result = temporary(std::vector<std::byte>(output.bytes()));
             const Buffer own{result.data(), output.count, output.dtype, {}};
             reduce_by(call, {.kind = Kind::ReduceScatter, .count = output.count}, input.data, input, own, op);
             if (!result.empty()) std::memcpy(output.data, result.data(), result.size());
@@ -231,7 +242,7 @@ class Group final : public ProcessGroup {
     Work do_all_gather_v(Buffer output, Buffer input, Counts counts) override {
         return run(uneven(SegmentOp::AllGather, output), [=, this](const Call& call) {
             agree(call, counts);
-            const IntCounts cut(counts);
+            const IntCounts& cut = temporary(IntCounts(counts));
             const bool in_place = input.data == Slices(counts, output.dtype).of(output, rank()).data;
             move(call, {{.kind = Kind::AllGatherV,
                          .in = in_place ? nullptr : input.data,
@@ -244,8 +255,8 @@ class Group final : public ProcessGroup {
     Work do_reduce_scatter_v(Buffer output, Buffer input, Counts counts, ReduceOp op) override {
         return run(uneven(SegmentOp::ReduceScatter, input, op), [=, this](const Call& call) {
             agree(call, counts);
-            const IntCounts cut(counts);
-            std::vector<std::byte> result(output.bytes());
+            const IntCounts& cut = temporary(IntCounts(counts));
+            std::vector<std::byte>& result = temporary(std::vector<std::byte>(output.bytes()));
             const Buffer own{result.data(), output.count, output.dtype, {}};
             reduce_by(call, {.kind = Kind::ReduceScatterV, .count = input.count, .out_cut = cut.cut()}, input.data, input, own, op);
             if (!result.empty()) std::memcpy(output.data, result.data(), result.size());
@@ -257,7 +268,7 @@ class Group final : public ProcessGroup {
             both.insert(both.end(), received.begin(), received.end());
             if (const std::string why = unmatched_counts(counts_of_all(call, both)); !why.empty())
                 throw MismatchError("all_to_all_v: " + why);
-            const IntCounts to(sent), from(received);
+            const IntCounts &to = temporary(IntCounts(sent)), &from = temporary(IntCounts(received));
             move(call, {{.kind = Kind::AllToAllV,
                          .in = input.data,
                          .out = output.data,
@@ -271,12 +282,12 @@ class Group final : public ProcessGroup {
         const auto ranks = static_cast<std::size_t>(size());
         std::vector<std::string> all(ranks);
         run({.operation = SegmentOp::AllGather, .root = mark}, [&](const Call& call) {
-            const std::uint64_t length = mine.size();
-            std::vector<std::uint64_t> lengths(ranks);
+            const std::uint64_t& length = temporary(std::uint64_t{mine.size()});
+            std::vector<std::uint64_t>& lengths = temporary(std::vector<std::uint64_t>(ranks));
             move(call,
                  {{.kind = Kind::AllGather, .in = &length, .out = lengths.data(), .count = sizeof length}});
             const std::size_t longest = *std::max_element(lengths.begin(), lengths.end());
-            std::string padded(mine), joined(longest * ranks, '\0');
+            std::string &padded = temporary(std::string(mine)), &joined = temporary(std::string(longest * ranks, '\0'));
             padded.resize(longest);
             move(call,
                  {{.kind = Kind::AllGather, .in = padded.data(), .out = joined.data(), .count = longest}});
@@ -298,9 +309,9 @@ class Group final : public ProcessGroup {
     }
     /// Everybody's, each behind its rank in the world.
     std::vector<Counts> counts_of_all(const Call& call, const Counts& own) {
-        Counts mine{static_cast<std::size_t>(env_.rank)};
+        Counts& mine = temporary(Counts{static_cast<std::size_t>(env_.rank)});
         mine.insert(mine.end(), own.begin(), own.end());
-        Counts joined(mine.size() * static_cast<std::size_t>(size()));
+        Counts& joined = temporary(Counts(mine.size() * static_cast<std::size_t>(size())));
         static_assert(sizeof joined[0] == sizeof(std::int64_t));
         move(call, {{.kind = Kind::AllGather, .in = mine.data(), .out = joined.data(), .count = mine.size(), .dtype = DType::I64}});
         std::vector<Counts> all;
@@ -338,8 +349,17 @@ class Group final : public ProcessGroup {
         } catch (...) {
             if (!broken_) module_.abandon();
             broken_ = std::current_exception();
+            for (std::shared_ptr<void>& one : temporaries_) keep_for_ever(std::move(one));
         }
+        temporaries_.clear();
         return broken_;
+    }
+    /// What MPI reads or writes for the call that is carried out, and nobody else owns.
+    template <class T>
+    T& temporary(T value) {
+        const auto made = std::make_shared<T>(std::move(value));
+        temporaries_.push_back(made);
+        return *made;
     }
 
     /// Begins all of them and waits for all.
@@ -367,14 +387,13 @@ class Group final : public ProcessGroup {
     /// `input` null: in place. Of 16 bits, as float; an average is a sum, divided where it ends.
     void reduce_by(const Call& call, Operation operation, const void* input, const Buffer& from,
                    const Buffer& to, ReduceOp op) {
-        std::vector<float> wide_in, wide_out;
         Buffer result = to;
         operation.in = input;
+        std::vector<float>* wide_out = nullptr;
         if (is_half(from.dtype)) {
-            wide_in = widened(from);
-            wide_out.resize(to.count);
-            result = buffer_of(wide_out);
-            operation.in = wide_in.data();
+            wide_out = &temporary(std::vector<float>(to.count));
+            result = buffer_of(*wide_out);
+            operation.in = temporary(widened(from)).data();
         }
         operation.out = result.data;
         operation.dtype = result.dtype;
@@ -384,7 +403,7 @@ class Group final : public ProcessGroup {
         if (!is_mine) return;
         if (op == ReduceOp::Avg)
             result.dtype == DType::F64 ? divide<double>(result, size()) : divide<float>(result, size());
-        if (is_half(from.dtype)) narrow(wide_out, to);
+        if (wide_out != nullptr) narrow(*wide_out, to);
     }
 
     [[nodiscard]] std::string named(const Call& call) const {
@@ -425,7 +444,8 @@ class Group final : public ProcessGroup {
     std::uint64_t seq_ = 0, collectives_ = 0;
     std::atomic<std::int64_t> inside_ns_ = 0;
     std::exception_ptr broken_;
-    std::chrono::nanoseconds limit_{};  ///< of the call that is carried out
+    std::vector<std::shared_ptr<void>> temporaries_;  ///< of the call that is carried out
+    std::chrono::nanoseconds limit_{};                ///< of the same
     std::optional<ProgressThread> progress_;
 };
 
