@@ -43,10 +43,10 @@ class Metrics {
         text_ += fmt::format("ddprun_{}{{{}}} {}\n", name, job_, value);
     }
     template <class Value>
-    void workers(const char* name, const char* type, const char* help, bool of_libddp, const Value& value) {
+    void workers(const char* name, const char* type, const char* help, const Value& value, bool WorkerStatus::*has_value = nullptr) {
         head(name, type, help);
         for (const WorkerStatus& worker : status_.workers) {
-            if (of_libddp && !worker.uses_libddp) continue;
+            if (has_value != nullptr && !(worker.*has_value)) continue;
             text_ += fmt::format("ddprun_{}{{{},rank=\"{}\"}} {}\n", name, job_, worker.rank, value(worker));
         }
     }
@@ -84,8 +84,8 @@ Json json_of(const WorkerStatus& worker) {
         json.set("gpus_presumed", worker.gpus.is_presumed);
         json.set("gpu_bytes", worker.gpus.used_bytes);
     }
+    if (worker.reports_steps) json.set("step", worker.step);
     if (!worker.uses_libddp) return json;
-    json.set("step", worker.step);
     json.set("comm_seconds", worker.comm_seconds);
     json.set("collective", worker.collective);
     return json;
@@ -132,8 +132,9 @@ WorkerStatus worker_from(const Json& json) {
     }
     take(json, "gpus_presumed", worker.gpus.is_presumed);
     take(json, "gpu_bytes", worker.gpus.used_bytes);
-    worker.uses_libddp = json.contains("step");
+    worker.reports_steps = json.contains("step");
     take(json, "step", worker.step);
+    worker.uses_libddp = json.contains("comm_seconds");
     take(json, "comm_seconds", worker.comm_seconds);
     take(json, "collective", worker.collective);
     return worker;
@@ -206,7 +207,6 @@ std::vector<Column> columns_of(const JobStatus* before, const JobStatus& now) {
         const WorkerRates rate = rates_between(before, worker);
         const HostStatus* const host = host_of(now, worker);
         const auto put = [&](int column, std::string text) { columns[static_cast<std::size_t>(column)].cells.push_back(printable(text)); };
-        const auto of_libddp = [&](std::string text) { return worker.uses_libddp ? text : "-"; };
         put(Host, host == nullptr ? "?" : host->host.substr(0, kMostHostWidth));
         put(Rank, std::to_string(worker.rank));
         put(Pid, std::to_string(worker.pid));
@@ -216,9 +216,9 @@ std::vector<Column> columns_of(const JobStatus* before, const JobStatus& now) {
         put(Gpu, gpu_names(worker));
         put(GpuBusy, gpu_busy(host, worker));
         put(GpuMemory, worker.gpus.used_bytes == 0 ? "-" : format_bytes(worker.gpus.used_bytes));
-        put(Step, of_libddp(std::to_string(worker.step)));
-        put(StepRate, of_libddp(fmt::format("{:.1f}", rate.steps_per_second)));
-        put(Comm, of_libddp(fmt::format("{:.0f}", rate.comm_percent)));
+        put(Step, worker.reports_steps ? std::to_string(worker.step) : "-");
+        put(StepRate, worker.reports_steps ? fmt::format("{:.1f}", rate.steps_per_second) : "-");
+        put(Comm, worker.uses_libddp ? fmt::format("{:.0f}", rate.comm_percent) : "-");
         put(Silent, span(worker.quiet_seconds));
         put(Collective, worker.collective);
     }
@@ -301,18 +301,18 @@ std::string render_metrics(const JobStatus& status) {
     metrics.job("running", "gauge", "1 while the generation's workers run.", status.phase == "running" ? 1 : 0);
     metrics.job("lost_output_bytes_total", "counter", "Output of workers that could not be kept.",
                 static_cast<double>(status.lost_output_bytes));
-    metrics.workers("worker_up", "gauge", "1 while the worker of this node runs.", false,
+    metrics.workers("worker_up", "gauge", "1 while the worker of this node runs.",
                     [](const WorkerStatus& w) { return w.pid != 0 && w.state != "ended" ? 1 : 0; });
-    metrics.workers("worker_cpu_seconds_total", "counter", "CPU time of the worker's process.", false,
+    metrics.workers("worker_cpu_seconds_total", "counter", "CPU time of the worker's process.",
                     [](const WorkerStatus& w) { return w.cpu_seconds; });
-    metrics.workers("worker_resident_bytes", "gauge", "Resident memory of the worker's process.", false,
+    metrics.workers("worker_resident_bytes", "gauge", "Resident memory of the worker's process.",
                     [](const WorkerStatus& w) { return w.rss_bytes; });
-    metrics.workers("worker_silent_seconds", "gauge", "Time since the worker last wrote a line.", false,
+    metrics.workers("worker_silent_seconds", "gauge", "Time since the worker last wrote a line.",
                     [](const WorkerStatus& w) { return w.quiet_seconds; });
-    metrics.workers("worker_steps_total", "counter", "Training steps done (libddp).", true,
-                    [](const WorkerStatus& w) { return w.step; });
-    metrics.workers("worker_comm_seconds_total", "counter", "Time inside collectives (libddp).", true,
-                    [](const WorkerStatus& w) { return w.comm_seconds; });
+    metrics.workers("worker_steps_total", "counter", "Training steps done, of workers that report them.",
+                    [](const WorkerStatus& w) { return w.step; }, &WorkerStatus::reports_steps);
+    metrics.workers("worker_comm_seconds_total", "counter", "Time inside collectives (libddp).",
+                    [](const WorkerStatus& w) { return w.comm_seconds; }, &WorkerStatus::uses_libddp);
     return metrics.take();
 }
 

@@ -20,8 +20,9 @@ struct WorkerStatus {
     double seconds = 0;       ///< since it was started
     double cpu_seconds = 0;   ///< of the process and all its threads
     std::uint64_t rss_bytes = 0;
-    bool uses_libddp = false; ///< the next three are meaningful
+    bool reports_steps = false;  ///< by libddp, or over the lifeline (examples/report_progress.py): `step` is meaningful
     std::uint64_t step = 0;
+    bool uses_libddp = false; ///< `comm_seconds` and `collective` are meaningful
     double comm_seconds = 0;  ///< inside collectives
     WorkerGpus gpus;          ///< indices into the GPUs of its host, by their numbers
     std::string collective;   ///< "in all_reduce #812 (25 MiB)"; "" not known

@@ -118,6 +118,7 @@ WorkerStatus Observation::worker_status(int local_rank) const {
     const RankLine& line = agent.segment()->line(local_rank);
     status.uses_libddp = line.joined.load(std::memory_order_acquire) != 0;
     status.step = line.step.load(std::memory_order_relaxed);
+    status.reports_steps = status.uses_libddp || status.step > 0 || line.progress_ns.load(std::memory_order_relaxed) != 0;
     status.comm_seconds = static_cast<double>(line.comm_ns.load(std::memory_order_relaxed)) / 1e9;
     status.collective = describe_line(line);
     return status;

@@ -51,7 +51,7 @@ JobStatus two_workers() {
     status.workers.push_back(worker);
     worker.rank = worker.local_rank = 1;
     worker.pid = 4172;
-    worker.uses_libddp = true;
+    worker.uses_libddp = worker.reports_steps = true;
     worker.step = 100;
     worker.comm_seconds = 1;
     worker.collective = "in all_reduce #812 (25 MiB)";
@@ -330,6 +330,18 @@ TEST(JobStatus, ANumberThatDoesNotFitIsNotWrappedIntoAnotherProcess) {
     EXPECT_EQ(big->workers[0].rank, WorkerStatus{}.rank);
     EXPECT_EQ(big->workers[0].rss_bytes, WorkerStatus{}.rss_bytes);
     EXPECT_THAT(big->workers[0].gpus.indices, ElementsAre(1u));
+}
+
+TEST(JobStatus, StepsOfAWorkerWithoutLibddpAreShownAndTravel) {
+    JobStatus status = two_workers();
+    WorkerStatus& script = status.workers.front();
+    script.reports_steps = true;
+    script.step = 4711;
+    EXPECT_EQ(job_status_from_json(to_json(status)).value_or(JobStatus{}), status);
+    EXPECT_THAT(render_status(nullptr, status, 0), HasSubstr(" 4711 "));
+    const std::string metrics = render_metrics(status);
+    EXPECT_THAT(metrics, HasSubstr("worker_steps_total{run_id=\"a \\\"run\\\"\",host=\"node01\",rank=\"0\"} 4711\n"));
+    EXPECT_THAT(metrics, Not(HasSubstr("worker_comm_seconds_total{run_id=\"a \\\"run\\\"\",host=\"node01\",rank=\"0\"}")));
 }
 
 TEST(JobStatus, RatesAreOverTheTimeBetweenTwoLooks) {
