@@ -34,7 +34,17 @@ struct Words {
     CommandLine::Action action = CommandLine::Run;
 };
 
+/// What users of mpiexec and srun type: "-n 4", "-np 4", "--ppn=4". nullopt: the option is none of these.
+std::optional<std::string_view> hint_for_mpi_users(std::string_view label) {
+    for (const std::string_view count : {"-n", "--nprocs", "--ppn", "--npernode", "--ntasks", "--ntasks-per-node"}) {
+        if (label == count) return "workers per node are --nproc-per-node";
+    }
+    if (label == "-N") return "nodes are --nnodes, workers per node --nproc-per-node";
+    return std::nullopt;
+}
+
 Error unknown_option(std::string_view word, std::string_view name) {
+    if (const auto hint = hint_for_mpi_users(word)) return invalid(fmt::format("{}: unknown option ({})", word, *hint));
     const std::string near = nearest_option(name);
     if (near.empty()) return invalid(fmt::format("{}: unknown option (see ddprun --help)", excerpt(word)));
     return invalid(fmt::format("{}: unknown option (did you mean --{}?)", excerpt(word), near));

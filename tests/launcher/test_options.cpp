@@ -78,6 +78,14 @@ TEST(Option, NprocPerNodeTakesACountOrADeviceClass) {
     EXPECT_THAT(error_of({}, {{"PET_NPROC_PER_NODE", "x"}}), HasSubstr("PET_NPROC_PER_NODE: 'x' is not a number"));
 }
 
+TEST(Option, WordsOfMpiLaunchersForCountsAreAnsweredWithOurs) {
+    for (const char* word : {"-n", "-np", "--nprocs=4", "--ppn", "--ntasks-per-node=4"}) {
+        EXPECT_THAT(error_of({word}), HasSubstr("unknown option (workers per node are --nproc-per-node)")) << word;
+    }
+    EXPECT_EQ(error_of({"-N", "2"}), "-N: unknown option (nodes are --nnodes, workers per node --nproc-per-node)");
+    EXPECT_EQ(error_of({"-x"}), "-x: unknown option (see ddprun --help)");
+}
+
 TEST(Option, RdzvBackendIsStaticOrC10d) {
     EXPECT_EQ(spec_of({}).rendezvous.backend, "static");
     EXPECT_EQ(spec_of({"--rdzv-backend", "c10d"}).rendezvous.backend, "c10d");
