@@ -10,6 +10,7 @@
 #include "env/print.h"
 #include "env/text.h"
 #include "launcher/exit_codes.h"
+#include "launcher/report/explain.h"
 #include "launcher/report/walltime.h"
 #include "launcher/signals.h"
 
@@ -99,6 +100,10 @@ int Job::say_how_it_ended() {
     end.log_directory = output_->attempt_directory();
     if (const std::optional<TimePoint> over = walltime_->end(); over && was_ended_from_outside(end)) {
         if (std::string note = walltime_note(*over - MonotonicClock::now()); !note.empty()) end.notes.push_back(std::move(note));
+    }
+    if (const WorkerEnd* cause = root_cause(end)) {
+        std::string note = explain_python(*cause, setup_.program.name, setup_.program.how);
+        if (!note.empty()) end.notes.push_back(std::move(note));
     }
     if (!setup_.spec.report_file.empty()) {
         const Status written = write_file_atomically(setup_.spec.report_file, render_report_json(end), 0644);

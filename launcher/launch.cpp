@@ -61,6 +61,7 @@ ProgramSearch search_paths() {
                               (self / "../workers/check").lexically_normal().string()};
     search.path = process_environment("PATH").value_or("/usr/local/bin:/usr/bin:/bin");
     search.python = process_environment("PYTHON_EXEC").value_or("");
+    if (std::filesystem::exists(self / "../pyvenv.cfg", ignored)) search.beside = (self / "python3").string();
     search.own_words = {"--help", "--version"};
     for (const SubcommandRow& row : subcommands()) search.own_words.emplace_back(row.name);
     return search;

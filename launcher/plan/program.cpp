@@ -52,15 +52,32 @@ std::string in_directory(std::string_view directory, std::string_view name) {
     return fmt::format("{}/{}", directory.empty() ? "." : directory, name);
 }
 
-std::vector<std::string> executables_in(const std::string& directory) {
+template <class Fits>
+std::vector<std::string> names_in(const std::string& directory, const Fits& fits) {
     std::vector<std::string> names;
     const std::unique_ptr<DIR, int (*)(DIR*)> opened(::opendir(directory.c_str()), ::closedir);
     if (!opened) return names;
     while (const dirent* entry = ::readdir(opened.get())) {
-        const std::string name = entry->d_name;
-        if (standing_of(in_directory(directory, name)) == Standing::Executable) names.push_back(name);
+        std::string name = entry->d_name;
+        if (fits(name)) names.push_back(std::move(name));
     }
     return names;
+}
+
+std::vector<std::string> executables_in(const std::string& directory) {
+    return names_in(directory, [&](const std::string& name) { return standing_of(in_directory(directory, name)) == Standing::Executable; });
+}
+
+std::vector<std::string> scripts_in(const std::string& directory) {
+    return names_in(directory, [](const std::string& name) { return name.ends_with(".py"); });
+}
+
+/// "; did you mean dir/train?", or "".
+std::string near_file(const std::string& path, std::vector<std::string> (*candidates_in)(const std::string&)) {
+    const std::size_t name_at = path.rfind('/') + 1;  // 0: a name in the current directory
+    const std::string directory = path.substr(0, name_at);
+    const std::string near = nearest(std::string_view(path).substr(name_at), candidates_in(directory.empty() ? "." : directory));
+    return near.empty() ? "" : fmt::format("; did you mean {}{}?", directory, near);
 }
 
 /// One place of several to look in.
@@ -127,11 +144,7 @@ Result<ResolvedProgram> at_path(const std::string& path) {
         case Standing::Forbidden: return not_executable(path);
         case Standing::Absent: break;
     }
-    const std::size_t slash = path.rfind('/');
-    const std::string directory = slash == 0 ? "/" : path.substr(0, slash);
-    const std::string near = nearest(path.substr(slash + 1), executables_in(directory));
-    if (near.empty()) return not_found(fmt::format("{}: no such file", path));
-    return not_found(fmt::format("{}: no such file; did you mean {}/{}?", path, path.substr(0, slash), near));
+    return not_found(fmt::format("{}: no such file{}", path, near_file(path, executables_in)));
 }
 
 Result<ResolvedProgram> find_executable(const std::string& name, const ProgramSearch& search) {
@@ -143,7 +156,12 @@ Result<ResolvedProgram> find_python(const ProgramSearch& search) {
     ProgramSearch path_only = search;
     path_only.own_directories.clear();
     Result<ResolvedProgram> python = find_executable(search.python.empty() ? "python3" : search.python, path_only);
-    if (python) return python;
+    if (python) {
+        python->how = search.python.empty() ? "the first python3 in PATH" : "PYTHON_EXEC";
+        const bool is_other = search.python.empty() && !search.beside.empty() && search.beside != python->path;
+        if (is_other) python->how += fmt::format("; not {} beside ddprun, whose environment is not activated", search.beside);
+        return python;
+    }
     Error error = python.error();
     error.what += search.python.empty() ? " (needed for the program; PYTHON_EXEC names another Python)" : " (named by PYTHON_EXEC)";
     return error;
@@ -153,8 +171,8 @@ Result<ResolvedProgram> find_python(const ProgramSearch& search) {
 Status check_script(const std::string& path) {
     struct stat status{};
     if (::stat(path.c_str(), &status) != 0) {
-        const std::string full = fmt::format("{}: no such file (relative to the current directory)", path);
-        return not_found(path.starts_with('/') ? fmt::format("{}: no such file", path) : full);
+        const std::string_view where = path.starts_with('/') ? "" : " (relative to the current directory)";
+        return not_found(fmt::format("{}: no such file{}{}", path, where, near_file(path, scripts_in)));
     }
     if (S_ISDIR(status.st_mode)) return is_directory(path);
     if (::access(path.c_str(), R_OK) != 0) return Error{Errc::System, path + ": permission denied (not readable)", EACCES};
@@ -164,7 +182,7 @@ Status check_script(const std::string& path) {
 Result<ResolvedProgram> with_python(const ProgramSearch& search, const std::vector<std::string>& words) {
     Result<ResolvedProgram> python = find_python(search);
     if (!python) return python;
-    python->how = fmt::format("run by {}", python->path);
+    python->how = fmt::format("run by {}, {}", python->path, python->how);
     python->name = words.back();
     // Unbuffered, as torchrun does: a line is seen when it is printed.
     python->arguments = {python->path, "-u"};

@@ -16,13 +16,14 @@ struct ProgramSearch {
     std::string path;                          ///< PATH
     std::vector<std::string> own_words = {};   ///< what else may stand behind ddprun, and is suggested: "ps", "--help"
     std::string python;                        ///< PYTHON_EXEC; "" python3 from PATH
+    std::string beside = {};                   ///< the Python of the virtual environment that ddprun lies in; "" none
 };
 
 /// A program that can be executed as it stands.
 struct ResolvedProgram {
     std::string path;                    ///< what execve gets
     std::vector<std::string> arguments;  ///< argv, including argv[0]; macros are not yet substituted
-    std::string how;                     ///< "found in PATH", "run by /usr/bin/python3"
+    std::string how;                     ///< "found in PATH", "run by /usr/bin/python3, the first python3 in PATH"
     std::string name = {};               ///< for reports: of what Python runs the script or module, else the path
 };
 

@@ -34,8 +34,8 @@ constexpr Saying kSayings[] = {
      "the shared library {} is not found on this node (LD_LIBRARY_PATH, or a module that is not loaded)"},
     {"version `GLIBC_", "the program was built on a system with a newer C library than this node's"},
     {"version `GLIBCXX_", "the program was built with a newer C++ library than this node's"},
-    {"No module named '", "the Python module {} is not installed for the Python that ran (PYTHON_EXEC chooses it)"},
-    {"No module named ", "the Python module {} is not installed for the Python that ran (PYTHON_EXEC chooses it)"},
+    {"No module named '", "the Python module {} is not installed for the Python that ran"},
+    {"No module named ", "the Python module {} is not installed for the Python that ran"},
     {"bad interpreter", "the interpreter in the script's first line (#!) does not exist on this node"},
     {"CUDA out of memory", "the GPU's memory is full: a smaller batch, or another process is on the GPU"},
     {"torch.OutOfMemoryError", "the GPU's memory is full: a smaller batch, or another process is on the GPU"},
@@ -216,6 +216,11 @@ std::string explain_early_end(const WorkerEnd& cause, std::span<const WorkerEnd>
     const bool is_one = ranks.size() == 1;
     return fmt::format("rank{} {} had ended with 0, {}{} before: did {} leave the training early?", is_one ? "" : "s", format_ranges(ranks),
                        is_one ? "" : "the last of them ", format_duration(cause.ended - last), is_one ? "it" : "they");
+}
+
+std::string explain_python(const WorkerEnd& cause, const std::string& program, const std::string& how) {
+    if (!how.starts_with("run by ") || !any_says(cause, "No module named ")) return "";
+    return fmt::format("{} was {} (PYTHON_EXEC names another)", program, how);
 }
 
 std::string explain_death(const DeathFacts& facts) {

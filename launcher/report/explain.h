@@ -24,6 +24,9 @@ std::string explain_end(const WorkerEnd& end);
 /// Where `cause` failed because a peer had gone, and ranks had ended with 0 before: which, and how long before. "" otherwise.
 std::string explain_early_end(const WorkerEnd& cause, std::span<const WorkerEnd> workers);
 
+/// Which Python ran, where `cause` failed because a module is not installed for it. `how` is ResolvedProgram's. "" otherwise.
+std::string explain_python(const WorkerEnd& cause, const std::string& program, const std::string& how);
+
 /// What the system knows about the death of a worker. Facts that cannot be had are absent.
 struct DeathFacts {
     pid_t pid = 0;

@@ -1,6 +1,7 @@
 #include "launcher/report/report.h"
 
 #include <fmt/core.h>
+#include <signal.h>
 
 #include <algorithm>
 #include <cctype>
@@ -171,6 +172,18 @@ void describe_others(Table& table, const JobEnd& end, const WorkerEnd* cause) {
     folded("succeeded", succeeded, "");
 }
 
+/// Workers that the signal behind a preemption notice ended: they had no handler, or raised it again when they had saved.
+std::string describe_unhandled(const JobEnd& end) {
+    std::vector<int> ranks;
+    for (const WorkerEnd& worker : end.workers) {
+        if (worker.by_us && worker.signaled && worker.status == SIGTERM) ranks.push_back(worker.rank);
+    }
+    if (!end.preempted || ranks.empty()) return "";
+    std::sort(ranks.begin(), ranks.end());
+    return fmt::format("SIGTERM ended {} worker{} ({} {}): without a handler nothing is saved at a notice", ranks.size(),
+                       ranks.size() == 1 ? "" : "s", ranks.size() == 1 ? "rank" : "ranks", format_ranges(ranks));
+}
+
 std::string describe_job(const JobEnd& end) {
     std::string text = fmt::format("{} worker{}, ran {}", end.world_size, end.world_size == 1 ? "" : "s", format_duration(end.wall));
     if (end.max_restarts > 0) text += fmt::format(", {} of {} restarts used", end.restarts_used, end.max_restarts);
@@ -258,6 +271,7 @@ std::string render_report(const JobEnd& end, std::optional<int> width) {
     if (cause != nullptr) table.row("before", explain_early_end(*cause, end.workers));
     if (!end.failure.empty() && cause != nullptr) table.row("failure", end.failure);
     describe_others(table, end, cause);
+    table.row("not handled", describe_unhandled(end));
     table.row("job", describe_job(end));
     for (const std::string& note : end.notes) table.row("note", note);
     table.row("logs", end.log_directory);

@@ -423,6 +423,25 @@ TEST_F(Program, NotFoundIs127AndSuggestsWhatIsNear) {
     EXPECT_EQ(program_exit_code(error("absent.py")), ExitCode::NotFound);
 }
 
+TEST_F(Program, AMissingScriptSuggestsTheScriptThatIsNear) {
+    make(directory_.file("train.py"), 0644);
+    make(directory_.file("trains"), 0644);
+    EXPECT_EQ(error(directory_.file("trian.py")).what,
+              directory_.file("trian.py") + ": no such file; did you mean " + directory_.file("train.py") + "?");
+}
+
+TEST_F(Program, WhichPythonRunsAndWhyIsKnown) {
+    const std::string script = directory_.file("t.py");
+    make(script, 0644);
+    EXPECT_EQ(found(script).how, "run by " + bin() + "/python3, the first python3 in PATH");
+    search_.beside = bin() + "/python3";
+    EXPECT_EQ(found(script).how, "run by " + bin() + "/python3, the first python3 in PATH") << "the environment is activated";
+    search_.beside = "/venv/bin/python3";
+    EXPECT_THAT(found(script).how, HasSubstr("; not /venv/bin/python3 beside ddprun, whose environment is not activated"));
+    search_.python = bin() + "/python3";
+    EXPECT_EQ(found(script).how, "run by " + bin() + "/python3, PYTHON_EXEC");
+}
+
 TEST_F(Program, DirectoriesAndFilesWithoutPermissionAre126) {
     EXPECT_THAT(error(own()).what, HasSubstr("is a directory"));
     EXPECT_EQ(program_exit_code(error(own())), ExitCode::NotExecutable);

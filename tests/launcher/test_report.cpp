@@ -269,6 +269,27 @@ TEST(Report, NamesTheFirstCauseAndFoldsWhatWeStopped) {
     EXPECT_EQ(text.back(), '\n');
 }
 
+TEST(ExplainPython, NamesThePythonThatLacksAModule) {
+    WorkerEnd cause = exited(0, 1);
+    const std::string how = "run by /usr/bin/python3, the first python3 in PATH";
+    EXPECT_EQ(explain_python(cause, "train.py", how), "");
+    cause.last_stderr = {"ModuleNotFoundError: No module named 'torch'"};
+    EXPECT_EQ(explain_python(cause, "train.py", how), "train.py was " + how + " (PYTHON_EXEC names another)");
+    EXPECT_EQ(explain_python(cause, "lightning", "found in PATH"), "") << "its first line names the Python";
+}
+
+TEST(Report, OfAPreemptedJobNamesWhoDidNotHandleTheSignal) {
+    WorkerEnd saved = exited(0, 0);
+    saved.by_us = true;
+    JobEnd end = job({saved, stopped(1)});
+    end.preempted = true;
+    EXPECT_THAT(render_report(end, std::nullopt),
+                HasSubstr("  not handled   SIGTERM ended 1 worker (rank 1): without a handler nothing is saved at a notice\n"));
+    end.preempted = false;
+    end.stopped_by_signal = SIGINT;
+    EXPECT_THAT(render_report(end, std::nullopt), Not(HasSubstr("not handled"))) << "nobody asked it to save";
+}
+
 TEST(Report, TellsAnExceptionOnceThatWasPrintedAndReported) {
     WorkerEnd cause = exited(1, 1);
     cause.error_file = "Traceback:\n  read()\nValueError: no shard 12\n";
