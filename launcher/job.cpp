@@ -94,6 +94,7 @@ Status Job::build() {
     if (!token) return token.error();
     token_ = *std::move(token);
     if (choice->is_head) {
+        if (const Status report = check_report_file(setup_.spec); !report) return report;
         if (const Status run = begin_run(RequeueRun::Head::First); !run) return run;
     }
     // Not through the log: --quiet does not hide who else can join.

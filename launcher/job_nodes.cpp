@@ -112,6 +112,7 @@ Result<CommandLine> take_order(const StartedNode& started) {
     be_of_hosts(*line, static_cast<int>(order.hosts.size()));
     line->spec.rendezvous.node_rank = started.node;
     line->spec.rendezvous.is_host = false;
+    line->spec.rendezvous.local_addr.reset();  // --local-addr names the head's
     line->spec.rendezvous.head_is_apart = order.head_is_apart;
     line->spec.rendezvous.endpoint = started.head;
     line->spec.rendezvous.run_id = order.run_id;

@@ -88,6 +88,15 @@ int show_plan(const JobSetup& setup) {
     return 0;
 }
 
+/// Values that were read well and cannot work here. Error: InvalidArgument, each naming option, value and remedy.
+Status check_values(const JobSetup& setup) {
+    const JobSpec& spec = setup.spec;
+    if (spec.rendezvous.local_addr) {
+        if (const Status own = check_local_address(*spec.rendezvous.local_addr, interface_addresses()); !own) return own;
+    }
+    return check_ranks_exist(spec, setup.workers);
+}
+
 /// False: the job must not start, and why has been said.
 bool gpus_are_fit(const JobSetup& setup) {
     if (!looks_at_gpus(setup.spec, setup.machine.gpus)) return true;
@@ -208,6 +217,7 @@ int run(CommandLine line, JobNodes nodes) {
     }
     setup.environment = workers_environment(setup.spec);
     setup.log_level = process_environment("LOGLEVEL").value_or("");
+    if (const Status possible = check_values(setup); !possible) return give_up(possible.error().what, ExitCode::Usage);
     if (setup.spec.dry_run) return show_plan(setup);
     if (has_workers && !gpus_are_fit(setup)) {
         if (nodes.started) tell_head(*nodes.started, "its GPUs are not fit for the job (its own lines say why)");

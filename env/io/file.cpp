@@ -10,6 +10,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstdio>
+#include <cstring>
 
 #include "env/text.h"
 #include "env/unique_fd.h"
@@ -116,6 +117,23 @@ std::string find_executable(std::string_view name, std::string_view path) {
         if (!directory.empty() && is_executable(file)) return file;
     }
     return "";
+}
+
+Status check_replaceable(const std::string& path) {
+    const auto cannot = [&](const std::string& why) { return Error{Errc::InvalidArgument, fmt::format("{}: {}", path, why), 0}; };
+    const std::size_t slash = path.rfind('/');
+    const std::string directory = slash == std::string::npos ? "." : slash == 0 ? "/" : path.substr(0, slash);
+    struct stat status {};
+    if (::stat(directory.c_str(), &status) != 0) {
+        return cannot(fmt::format("the directory {}: {} (make it first, or name another)", directory, ::strerror(errno)));
+    }
+    if (!S_ISDIR(status.st_mode)) return cannot(fmt::format("{} is no directory", directory));
+    if (::access(directory.c_str(), W_OK | X_OK) != 0) {
+        return cannot(fmt::format("the directory {} cannot be written: {} (name another)", directory, ::strerror(errno)));
+    }
+    // /dev/stderr may lead to a file; the link itself would be replaced.
+    const bool is_other = directory == "/dev" || (::stat(path.c_str(), &status) == 0 && !S_ISREG(status.st_mode));
+    return is_other ? Status(cannot("exists and is no regular file (name another)")) : Status();
 }
 
 Status write_file_atomically(const std::string& path, std::string_view content, mode_t mode) {

@@ -31,6 +31,9 @@ std::string find_executable(std::string_view name, std::string_view path);
 /// old file is untouched and nothing of ours is left beside it. Error: System ("write /a/b: No space left on
 /// device").
 Status write_file_atomically(const std::string& path, std::string_view content, mode_t mode);
+/// Whether that could be done now: the directory is there and may be written, and what is at `path` is a file, or nothing.
+/// Error: InvalidArgument with the remedy.
+Status check_replaceable(const std::string& path);
 
 /// mkdir -p. Error: System naming the directory that failed.
 Status make_directories(const std::string& path);

@@ -259,6 +259,25 @@ Result<std::vector<WorkerPlan>> plan_workers(const JobSpec& spec, const Resolved
     return workers;
 }
 
+Status check_ranks_exist(const JobSpec& spec, int workers) {
+    if (spec.nodes.max > 1 || spec.outer_rank || spec.rendezvous.head_is_apart) return {};
+    const auto check = [&](std::string_view option, int rank) -> Status {
+        if (rank < workers) return {};
+        const std::string ranks = workers == 1 ? "rank 0" : fmt::format("ranks 0-{}", workers - 1);
+        return Error{Errc::InvalidArgument,
+                     fmt::format("{}={}: this job has {} only; name one of these, or give more workers (--nproc-per-node)", option,
+                                 rank, ranks), 0};
+    };
+    if (spec.stdin_rank) {
+        if (const Status exists = check("--stdin", *spec.stdin_rank); !exists) return exists;
+    }
+    if (spec.attach) {
+        if (const Status exists = check("--attach", spec.attach->first); !exists) return exists;
+    }
+    const std::vector<int>& shown = spec.output.local_ranks;
+    return shown.empty() ? Status() : check("--local-ranks-filter", *std::min_element(shown.begin(), shown.end()));
+}
+
 std::string render_plan(const JobSpec& spec, const ResolvedProgram& program, const Machine& machine,
                         const rdzv::StartGeneration& order, const std::vector<WorkerPlan>& workers,
                         const EnvironmentLookup& inherited) {

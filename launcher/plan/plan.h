@@ -36,6 +36,11 @@ Result<std::vector<WorkerPlan>> plan_workers(const JobSpec& spec, const Resolved
                                              const rdzv::StartGeneration& order,
                                              const EnvironmentLookup& inherited = process_environment);
 
+/// Ranks that a job of one node does not have, as --stdin, --attach and --local-ranks-filter name them: nobody would read the
+/// input, nothing would be shown. Of several nodes each may have another number of workers. Pure.
+/// Error: InvalidArgument naming option, value and remedy.
+Status check_ranks_exist(const JobSpec& spec, int workers);
+
 /// The complete plan as --dry-run prints it; ends with a newline. Values of secrets are masked.
 std::string render_plan(const JobSpec& spec, const ResolvedProgram& program, const Machine& machine,
                         const rdzv::StartGeneration& order, const std::vector<WorkerPlan>& workers,

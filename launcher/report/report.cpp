@@ -282,6 +282,12 @@ std::string render_report(const JobEnd& end, std::optional<int> width) {
     return table.take();
 }
 
+Status check_report_file(const JobSpec& spec) {
+    if (spec.report_file.empty()) return {};
+    const Status possible = check_replaceable(spec.report_file);
+    return possible ? Status() : Status(possible.error().with("--report"));
+}
+
 std::string render_report_json(const JobEnd& end) {
     Json json;
     json.set("version", 1);

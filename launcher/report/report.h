@@ -7,6 +7,8 @@
 #include <vector>
 
 #include "env/clock.h"
+#include "env/result.h"
+#include "launcher/job_spec.h"
 #include "launcher/output/log_files.h"
 #include "rendezvous/agent_message.h"
 
@@ -62,6 +64,8 @@ std::string headline(const JobEnd& end);
 /// The one table printed at the end of a failed job; ends with a newline. `width` is the terminal's, in columns: longer rows
 /// are wrapped. Without one (a file, a pipe) each row is one line, which `grep` finds. A successful job gives "".
 std::string render_report(const JobEnd& end, std::optional<int> width);
+/// Whether --report can be written where it says. Error: InvalidArgument, with the remedy.
+Status check_report_file(const JobSpec& spec);
 /// The same as JSON for --report, one object, documented in docs/report.md.
 std::string render_report_json(const JobEnd& end);
 

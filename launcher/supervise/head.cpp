@@ -1,11 +1,15 @@
 #include "launcher/supervise/head.h"
 
+#include <arpa/inet.h>
 #include <fmt/core.h>
 #include <ifaddrs.h>
 #include <netinet/in.h>
 #include <sys/socket.h>
 
 #include <algorithm>
+#include <array>
+#include <cstring>
+#include <iterator>
 
 #include "env/io/resolve.h"
 #include "env/text.h"
@@ -15,19 +19,6 @@ namespace ddprun {
 namespace {
 
 constexpr std::uint16_t kStaticPort = 29500;  // torchrun's default --master-port
-
-std::vector<std::string> interface_addresses() {
-    std::vector<std::string> found;
-    ifaddrs* list = nullptr;
-    if (::getifaddrs(&list) != 0) return found;
-    for (const ifaddrs* one = list; one != nullptr; one = one->ifa_next) {
-        if (one->ifa_addr == nullptr) continue;
-        std::string text = numeric_host(*one->ifa_addr);
-        if (!text.empty()) found.push_back(std::move(text));
-    }
-    ::freeifaddrs(list);
-    return found;
-}
 
 /// Every host is at home there, also where no interface lists it: Debian gives a host's own name 127.0.1.1.
 bool is_loopback(const std::string& address) { return address == "::1" || address.starts_with("127."); }
@@ -108,6 +99,22 @@ Status check_found_at(const std::string& host, const std::vector<std::string>& a
                              rendezvous.iface, own, host, join(addresses, ", "), own), 0};
 }
 
+Status check_local_address(const std::string& local_addr, const std::vector<std::string>& addresses) {
+    const std::string_view address = std::string_view(local_addr).substr(0, local_addr.find('%'));
+    std::array<char, 16> ignored{};
+    const bool is_numeric = ::inet_pton(AF_INET, local_addr.c_str(), ignored.data()) == 1 ||
+                            ::inet_pton(AF_INET6, std::string(address).c_str(), ignored.data()) == 1;
+    const auto is_it = [&](std::string_view own) { return own.substr(0, own.find('%')) == address; };
+    if (!is_numeric || is_loopback(local_addr) || std::any_of(addresses.begin(), addresses.end(), is_it)) return {};
+    std::vector<std::string> others;
+    std::copy_if(addresses.begin(), addresses.end(), std::back_inserter(others), [](const std::string& own) { return !is_loopback(own); });
+    constexpr std::size_t kMostNamed = 4;
+    if (others.size() > kMostNamed) others.resize(kMostNamed);
+    return Error{Errc::InvalidArgument,
+                 fmt::format("--local-addr={}: no address of this host ({}); leave it out, or name an interface by --iface", excerpt(local_addr),
+                             others.empty() ? "it has the loopback only" : "it has " + join(others, ", ")), 0};
+}
+
 Endpoint own_endpoint(const RendezvousSpec& rendezvous, std::uint16_t port) {
     return {rendezvous.listen_on.empty() ? "127.0.0.1" : rendezvous.listen_on, port};
 }
@@ -161,6 +168,19 @@ rdzv::Heartbeats heartbeats_of(const RendezvousSpec& rendezvous) {
     const Duration timeout = interval * rendezvous.keep_alive_attempts.value_or(kTorchrunsAttempts);
     // With one attempt a heartbeat would be late as soon as it is due.
     return {timeout, std::min(interval, timeout / 2)};
+}
+
+std::vector<std::string> interface_addresses() {
+    std::vector<std::string> found;
+    ifaddrs* list = nullptr;
+    if (::getifaddrs(&list) != 0) return found;
+    for (const ifaddrs* one = list; one != nullptr; one = one->ifa_next) {
+        if (one->ifa_addr == nullptr) continue;
+        std::string text = numeric_host(*one->ifa_addr);
+        if (!text.empty()) found.push_back(std::move(text));
+    }
+    ::freeifaddrs(list);
+    return found;
 }
 
 HostFacts look_at_host(const std::optional<Endpoint>& endpoint) {

@@ -42,6 +42,10 @@ Result<HeadChoice> choose_head(const JobSpec& spec, const HostFacts& facts);
 /// Error: Mismatch, with the remedy.
 Status check_found_at(const std::string& host, const std::vector<std::string>& addresses, const RendezvousSpec& rendezvous);
 
+/// `local_addr` (--local-addr) is one of this host's `addresses`, or a loopback. A name is not looked up here. Pure.
+/// Error: InvalidArgument, with the remedy.
+Status check_local_address(const std::string& local_addr, const std::vector<std::string>& addresses);
+
 /// Where this process reaches a server of its own that listens at `port`. Pure.
 Endpoint own_endpoint(const RendezvousSpec& rendezvous, std::uint16_t port);
 
@@ -67,6 +71,8 @@ Result<TorchStoreChoice> choose_torch_store(const JobSpec& spec, bool is_python)
 /// as torchrun does (interval times attempts), else ours. Pure.
 rdzv::Heartbeats heartbeats_of(const RendezvousSpec& rendezvous);
 
+/// Thin: the numeric addresses of this host's interfaces.
+std::vector<std::string> interface_addresses();
 /// Thin: this host's name and addresses, and what `endpoint` resolves to. Blocks for kResolverPatience at most; a signal that
 /// stops a job ends the process meanwhile.
 HostFacts look_at_host(const std::optional<Endpoint>& endpoint);

@@ -1,4 +1,5 @@
 #include <fcntl.h>
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
@@ -15,6 +16,7 @@ namespace ddprun {
 namespace {
 
 using test::TemporaryDirectory;
+using testing::HasSubstr;
 
 std::size_t entries_in(const std::string& directory) {
     std::size_t count = 0;
@@ -147,6 +149,19 @@ TEST(WriteFile, NamesADirectoryThatDoesNotExist) {
     const std::string path = dir.file("none/a");
     EXPECT_EQ(write_file_atomically(path, "x", 0644).error().what,
               "write " + path + ": No such file or directory");
+}
+
+TEST(CheckReplaceable, TellsBeforehandWhatCouldNotBeWritten) {
+    const TemporaryDirectory dir;
+    EXPECT_TRUE(check_replaceable(dir.file("new")));
+    ASSERT_TRUE(write_file_atomically(dir.file("old"), "x", 0644));
+    EXPECT_TRUE(check_replaceable(dir.file("old")));
+    EXPECT_EQ(check_replaceable("/nope/r.json").error().what,
+              "/nope/r.json: the directory /nope: No such file or directory (make it first, or name another)");
+    EXPECT_THAT(check_replaceable(dir.file("old/r.json")).error().what, HasSubstr("is no directory"));
+    for (const char* other : {"/dev/null", "/dev/stderr", "/tmp"}) {
+        EXPECT_THAT(check_replaceable(other).error().what, HasSubstr("no regular file")) << other;
+    }
 }
 
 TEST(MakeDirectories, MakesWhatIsMissingAndAcceptsWhatIsThere) {

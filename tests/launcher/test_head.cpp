@@ -175,6 +175,16 @@ TEST(MasterHost, OfAnotherNodeIsTheAddressItHasToldUs) {
     EXPECT_EQ(master_host(spec, false, {"10.0.0.9"}), "10.0.0.9");
 }
 
+TEST(LocalAddress, IsOneOfThisHosts) {
+    const std::vector<std::string> own = {"127.0.0.1", "10.0.0.1", "fe80::1%eth0", "::1"};
+    for (const char* address : {"10.0.0.1", "127.0.0.7", "fe80::1", "fe80::1%eth0", "node01", "localhost"}) {
+        EXPECT_TRUE(check_local_address(address, own)) << address;
+    }
+    EXPECT_EQ(check_local_address("10.99.99.99", own).error().what,
+              "--local-addr=10.99.99.99: no address of this host (it has 10.0.0.1, fe80::1%eth0); leave it out, or name an interface by --iface");
+    EXPECT_THAT(check_local_address("2001:db8::1", {"127.0.0.1"}).error().what, HasSubstr("(it has the loopback only)"));
+}
+
 TEST(HeartbeatsOf, CountsAsTorchrunDoes) {
     RendezvousSpec rdzv;
     rdzv.keep_alive_interval = seconds(2);

@@ -337,6 +337,24 @@ TEST_F(Plan, IsRenderedCompletelyAndWithoutSecrets) {
     EXPECT_THAT(text, Not(HasSubstr("def\n")));
 }
 
+TEST(RanksExist, OfAJobOfOneNodeOrAreRefusedWithTheOptionTheValueAndTheRemedy) {
+    JobSpec spec;
+    spec.stdin_rank = 5;
+    EXPECT_EQ(check_ranks_exist(spec, 1).error().what,
+              "--stdin=5: this job has rank 0 only; name one of these, or give more workers (--nproc-per-node)");
+    EXPECT_TRUE(check_ranks_exist(spec, 6));
+    spec.nodes = {1, 2};
+    EXPECT_TRUE(check_ranks_exist(spec, 1)) << "another node may have it";
+    spec = {};
+    spec.attach = {4, "gdb"};
+    EXPECT_THAT(check_ranks_exist(spec, 4).error().what, HasSubstr("--attach=4: this job has ranks 0-3 only"));
+    spec = {};
+    spec.output.local_ranks = {7};
+    EXPECT_THAT(check_ranks_exist(spec, 2).error().what, HasSubstr("--local-ranks-filter=7: this job has ranks 0-1 only"));
+    spec.output.local_ranks = {7, 1};
+    EXPECT_TRUE(check_ranks_exist(spec, 2)) << "something is shown";
+}
+
 TEST(ShellQuoted, QuotesOnlyWhatNeedsIt) {
     EXPECT_EQ(shell_quoted("--a=b"), "--a=b");
     EXPECT_EQ(shell_quoted("a b"), "'a b'");
