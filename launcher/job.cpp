@@ -5,10 +5,12 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <filesystem>
 #include <iterator>
 
 #include "env/hmac.h"
+#include "env/io/file.h"
 #include "env/io/socket.h"
 #include "env/nodes/exchange.h"
 #include "env/nodes/meeting_point.h"
@@ -104,9 +106,9 @@ Status Job::build() {
     if (!id) return id.error();
     id_ = *std::move(id);
     mark_ = make_job_mark(id_, own_lock_limit());
-    const bool is_looked_at = setup_.spec.pmix == PmixUse::Auto;
-    pmix_wish_ = decide_pmix(setup_.spec.pmix, is_looked_at ? needed_libraries_of(setup_.program.path) : std::vector<std::string>{},
-                             setup_.spec.pass_mpi_env);
+    pmix_wish_ = decide_pmix(setup_.spec, setup_.program.path);
+    const bool is_lone_worker = setup_.workers == 1 && setup_.spec.nodes.max == 1;
+    if (choice->is_head && !is_lone_worker && !pmix_wish_.warning.empty()) log_.warning("{}", pmix_wish_.warning);
     if (const Status guarded = build_guards(); !guarded) return guarded;
 
     Result<std::unique_ptr<os::EventLoop>> loop = os::EventLoop::create(handled_signals());
@@ -194,6 +196,25 @@ Status Job::build_pmix() {
     log_.warning("{}, but there is no PMIx server for it ({}): its ranks would not find each other; install libpmix, or say --pmix off",
                  pmix_wish_.why, begun.error().what);
     return {};
+}
+
+/// MPI behind a script or in Python is seen only where it is loaded: in the memory of the head's first worker, a while after its start.
+void Job::look_for_mpi(std::size_t nth) {
+    const JobSpec& spec = setup_.spec;
+    const bool may_lack_server = !pmix_ && spec.pmix == PmixUse::Auto && !spec.pass_mpi_env && pmix_wish_.warning.empty();
+    const bool may_be_several = setup_.workers > 1 || spec.nodes.max > 1;
+    if (!controller_ || !may_lack_server || !may_be_several || agent_->state().generation != 1) return;
+    constexpr std::array<std::chrono::seconds, 3> kLooks = {std::chrono::seconds(1), std::chrono::seconds(5), std::chrono::seconds(30)};
+    constexpr std::size_t kMaxMaps = std::size_t{16} << 20;
+    if (nth == kLooks.size()) return;
+    loop_->call_after(kLooks[nth], [this, nth] {
+        const std::vector<AgentState::Worker>& workers = agent_->state().workers;
+        if (workers.empty() || workers.front().pid == 0 || workers.front().state == WorkerState::Ended) return;
+        const Result<std::string> maps = read_file(fmt::format("/proc/{}/maps", workers.front().pid), kMaxMaps);
+        const std::string line = maps ? explain_loaded_mpi(*maps) : "";
+        if (line.empty()) return look_for_mpi(nth + 1);
+        log_.warning("{}", line);
+    });
 }
 
 /// What started us is gone: as if it had asked us to end. Before any worker has run the head names who is missing.

@@ -105,6 +105,7 @@ class Job final : public rdzv::ServerHandler, public rdzv::AgentLinkHandler {
     Status build_guards();
     Status open_way_to_store();
     Status build_pmix();
+    void look_for_mpi(std::size_t nth);
     Status build_relay();
     Status build_agent(const Endpoint& controller);
     Status build_observation();

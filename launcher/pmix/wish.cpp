@@ -7,9 +7,11 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstring>
 #include <optional>
 
+#include "env/text.h"
 #include "env/unique_fd.h"
 
 namespace ddprun {
@@ -75,9 +77,20 @@ class ElfFile {
     std::vector<Elf64_Phdr> segments_;
 };
 
-/// Open MPI's soname is libmpi.so.40, with libmpi_mpifh.so.40 and others for Fortran and C++. MPICH's (libmpich.so.12) asks
-/// PMI-1, which we do not speak.
-bool speaks_pmix(std::string_view library) {
+/// MPICH, and what has its binary interface: libmpich.so.12 (Debian), libmpi.so.12 (Intel MPI, MVAPICH, MPICH itself),
+/// libmpi_cray.so.12, libmpi_gnu_112.so.12 (Cray), libmpifort.so.12. They ask for PMI, which we do not speak.
+bool speaks_pmi(const std::string& library) {
+    return library.starts_with("libmpich") || (library.starts_with("libmpi") && (library + ".").find(".so.12.") != std::string::npos);
+}
+
+std::string mpich_warning(std::string_view how, std::string_view library) {
+    return fmt::format("the program {} {} (MPICH or Intel MPI), and ddprun has no PMI for it: each worker is rank 0 of 1; "
+                       "say mpiexec -n RANKS ddprun --per-rank --pass-mpi-env PROGRAM", how, library);
+}
+
+/// Open MPI's soname is libmpi.so.40, with libmpi_mpifh.so.40 and others for Fortran and C++.
+bool speaks_pmix(const std::string& library) {
+    if (speaks_pmi(library)) return false;
     return library.starts_with("libmpi.so") || library.starts_with("libmpi_") || library.starts_with("libpmix.so");
 }
 
@@ -105,7 +118,25 @@ PmixWish decide_pmix(PmixUse use, const std::vector<std::string>& needed, bool p
     for (const std::string& library : needed) {
         if (speaks_pmix(library)) return {true, fmt::format("the program is linked with {}", library)};
     }
-    return {false, "the program is not linked with an MPI that speaks PMIx"};
+    const auto other = std::find_if(needed.begin(), needed.end(), speaks_pmi);
+    if (other == needed.end()) return {false, "the program is not linked with an MPI that speaks PMIx"};
+    return {false, "the program is linked with an MPI that speaks PMI", mpich_warning("is linked with", *other)};
+}
+
+std::string explain_loaded_mpi(std::string_view maps) {
+    for (const std::string_view line : split(maps, '\n')) {
+        if (line.find('/') == line.npos) continue;
+        const std::string library(line.substr(line.rfind('/') + 1));
+        if (speaks_pmi(library)) return mpich_warning("has loaded", library);
+        if (!library.starts_with("libmpi.so")) continue;
+        return fmt::format("the program has loaded {}, and there is no PMIx server for it: where it uses MPI, each worker is rank 0 of 1; say --pmix on", library);
+    }
+    return "";
+}
+
+PmixWish decide_pmix(const JobSpec& spec, const std::string& program) {
+    const bool is_looked_at = spec.pmix == PmixUse::Auto && !spec.pass_mpi_env;
+    return decide_pmix(spec.pmix, is_looked_at ? needed_libraries_of(program) : std::vector<std::string>{}, spec.pass_mpi_env);
 }
 
 }  // namespace ddprun

@@ -350,6 +350,25 @@ TEST(PmixWish, IsAProgramsThatIsLinkedWithAnMpiThatSpeaksIt) {
     }
 }
 
+TEST(PmixWish, OfMpichAndItsRelativesIsALineThatSaysWhatToDo) {
+    for (const char* library : {"libmpich.so.12", "libmpi.so.12", "libmpifort.so.12", "libmpi_cray.so.12", "libmpi_gnu_112.so.12"}) {
+        const PmixWish wish = decide_pmix(PmixUse::Auto, {"libc.so.6", library}, false);
+        EXPECT_FALSE(wish.wanted) << library;
+        EXPECT_THAT(wish.warning, AllOf(HasSubstr(library), HasSubstr("rank 0 of 1; say mpiexec -n RANKS ddprun --per-rank --pass-mpi-env")));
+    }
+    EXPECT_EQ(decide_pmix(PmixUse::Auto, {"libmpi.so.40"}, false).warning, "");
+    EXPECT_EQ(decide_pmix(PmixUse::Auto, {"libmpich.so.12"}, true).warning, "") << "--pass-mpi-env: its own launcher serves it";
+    EXPECT_EQ(decide_pmix(PmixUse::Off, {"libmpich.so.12"}, false).warning, "") << "the user has decided";
+}
+
+TEST(LoadedMpi, IsNamedWithWhatToDo) {
+    const std::string others = "7f00-7f01 r-xp 00000000 08:01 12 /usr/lib/libc.so.6\n7f01-7f02 rw-p 00000000 00:00 0 [heap]\n7f-80 rw-p 00 00:00 0 \n";
+    EXPECT_EQ(explain_loaded_mpi(others), "");
+    EXPECT_THAT(explain_loaded_mpi(others + "7f02-7f03 r-xp 00000000 08:01 13 /usr/lib/libmpi.so.40.30.4\n"),
+                AllOf(HasSubstr("has loaded libmpi.so.40.30.4"), HasSubstr("say --pmix on")));
+    EXPECT_THAT(explain_loaded_mpi(others + "7f02-7f03 r-xp 00000000 08:01 13 /usr/lib/libmpich.so.12.2.1\n"), HasSubstr("mpiexec -n RANKS"));
+}
+
 TEST(PmixWish, IsDecidedByWhoSaysSo) {
     EXPECT_TRUE(decide_pmix(PmixUse::On, {}, false).wanted);
     EXPECT_FALSE(decide_pmix(PmixUse::Off, {"libmpi.so.40"}, false).wanted);

@@ -239,6 +239,14 @@ TEST_F(MpiWorkers, WithPmixOffAreOneEach) {
     EXPECT_THAT(sorted_lines(outcome.out), ElementsAre("rank 0 of 1: ring 1, sum 0", "rank 0 of 1: ring 1, sum 0"));
 }
 
+TEST_F(MpiWorkers, BehindAScriptGetALineThatSaysWhatTheyLack) {
+    const char* const script = "exec env LD_PRELOAD=libmpi.so.40 sleep 600";
+    Program program({path_of("DDPRUN"), "--nproc-per-node=2", "--shutdown-timeout=0", "/bin/sh", "-c", script}, over_loopback());
+    EXPECT_TRUE(program.wait_for_output("has loaded libmpi.so.40")) << "by its first look, a second after the start";
+    program.signal(SIGTERM);
+    EXPECT_THAT(program.wait().err, HasSubstr("each worker is rank 0 of 1; say --pmix on"));
+}
+
 TEST_F(MpiWorkers, WhereLibpmixIsMissingAreOneEachAndTheUserIsToldWhy) {
     const TemporaryDirectory directory;  // for the daemons that Open MPI starts then
     RunOptions options = over_loopback();
