@@ -115,14 +115,13 @@ void Job::build_controller() {
     if (!spec.rendezvous.head_is_apart || spec.fabric) config.fabric = describe_fabric(setup_.machine.fabric, process_environment);
     config.in_batch_job = find_batch_job(process_environment).has_value();
     config.master = [this](const rdzv::AgentHello& first) -> Result<MasterAddress> {
-        const RendezvousSpec& rendezvous = setup_.spec.rendezvous;
         const bool is_here = first.instance == id_ && !has_succeeded_;
-        if (serves_torch_) return MasterAddress{has_succeeded_ ? hello_.addresses.front() : master_host(setup_.spec, true, {}), server_->bound().port, true};
-        const std::string host = master_host(setup_.spec, is_here, first.addresses);
-        if (rendezvous.master_port && !listens_at_master_port()) return MasterAddress{host, *rendezvous.master_port};
+        MasterChoice master = choose_master(setup_.spec, serves_torch_, server_->bound().port, setup_.meeting.has_value(), is_here, first.addresses);
+        if (serves_torch_ && has_succeeded_) master.host = hello_.addresses.front();
+        if (master.port != 0) return MasterAddress{master.host, master.port, serves_torch_};
         const Result<int> port = master_port_.reserve();
         if (!port) return port.error();
-        return MasterAddress{host, *port};
+        return MasterAddress{master.host, *port};
     };
     controller_ = std::make_unique<Controller>(
         *loop_, *job_log_, std::move(config),

@@ -14,6 +14,7 @@
 #include "env/text.h"
 #include "launcher/cli/options.h"
 #include "launcher/cli/subcommand.h"
+#include "launcher/dry_run.h"
 #include "launcher/exit_codes.h"
 #include "launcher/gpu/gpu_health.h"
 #include "launcher/gpu/nvml.h"
@@ -65,27 +66,6 @@ ProgramSearch search_paths() {
     search.own_words = {"--help", "--version"};
     for (const SubcommandRow& row : subcommands()) search.own_words.emplace_back(row.name);
     return search;
-}
-
-int show_plan(const JobSetup& setup) {
-    rdzv::StartGeneration order;
-    order.local_world_size = setup.workers;
-    order.group_world_size = setup.spec.nodes.max;
-    order.group_rank = setup.spec.rendezvous.node_rank.value_or(0);
-    order.world_size = setup.workers * setup.spec.nodes.max;
-    order.first_rank = setup.workers * order.group_rank;
-    order.role_first_rank = order.first_rank;
-    order.role_world_size = order.world_size;
-    order.generation = 1;
-    order.master_addr = setup.spec.rendezvous.master_addr.value_or("127.0.0.1");
-    order.master_port = setup.spec.rendezvous.master_port.value_or(0);
-    const Result<TorchStoreChoice> store = choose_torch_store(setup.spec, is_run_by_python(setup.program));
-    if (!store) return refuse(store.error().what, ExitCode::Usage);
-    order.agent_store = store->is_served;
-    const Result<std::vector<WorkerPlan>> plans = plan_workers(setup.spec, setup.program, setup.machine, order);
-    if (!plans) return refuse(plans.error().what, ExitCode::Usage);
-    ddprun::print("{}", printable_lines(render_plan(setup.spec, setup.program, setup.machine, order, *plans)));
-    return 0;
 }
 
 /// Values that were read well and cannot work here. Error: InvalidArgument, each naming option, value and remedy.
@@ -218,7 +198,6 @@ int run(CommandLine line, JobNodes nodes) {
     setup.environment = workers_environment(setup.spec);
     setup.log_level = process_environment("LOGLEVEL").value_or("");
     if (const Status possible = check_values(setup); !possible) return give_up(possible.error().what, ExitCode::Usage);
-    if (setup.spec.dry_run) return show_plan(setup);
     if (has_workers && !gpus_are_fit(setup)) {
         if (nodes.started) tell_head(*nodes.started, "its GPUs are not fit for the job (its own lines say why)");
         return static_cast<int>(ExitCode::Unavailable);
@@ -227,6 +206,10 @@ int run(CommandLine line, JobNodes nodes) {
     if (!rendezvous.iface.empty() && (setup.spec.nodes.max > 1 || rendezvous.head_is_apart)) {
         const bool speaks = !setup.spec.quiet && (!nodes.task || !nodes.task->place.is_rank);
         if (const Status settled = settle_address(rendezvous, setup.start && !setup.is_started, speaks); !settled) return give_up(settled.error().what, ExitCode::Usage);
+    }
+    if (setup.spec.dry_run) {
+        const Status shown = show_plan(setup, nodes.task, line.sources.contains("nproc-per-node"));
+        return shown ? 0 : refuse(shown.error().what, exit_code_for(shown.error()));
     }
     if (nodes.task) {
         if (const int refused = settle_meeting(setup, *nodes.task); refused != 0) return refused;

@@ -130,6 +130,7 @@ EnvironmentList variables_of(const WorkerPlan& worker) {
 
 std::string assignment(const std::string& name, const std::string& value) {
     if (name == "MASTER_PORT" && value == "0") return "MASTER_PORT=<a free port>";
+    if (name == "MASTER_ADDR" && value.empty()) return "MASTER_ADDR=<an address of the first node>";
     return fmt::format("{}={}", name, is_secret(name) ? "<secret>" : shell_quoted(value));
 }
 
@@ -158,7 +159,8 @@ std::string describe_machine(const Machine& machine) {
 
 std::string describe_rendezvous(const JobSpec& spec) {
     const RendezvousSpec& rdzv = spec.rendezvous;
-    const std::string where = rdzv.endpoint ? to_string(*rdzv.endpoint) : "this node, any free port";
+    const bool has_port = rdzv.endpoint && rdzv.endpoint->port != 0;
+    const std::string where = has_port ? to_string(*rdzv.endpoint) : "this node, any free port";
     const std::string nodes = spec.nodes.min == spec.nodes.max ? fmt::format("{}", spec.nodes.max)
                                                                : fmt::format("{} to {}", spec.nodes.min, spec.nodes.max);
     return fmt::format("{} at {}, id {}, nodes {}, waits {} for them", rdzv.backend, where, rdzv.run_id, nodes,
@@ -201,6 +203,13 @@ std::string describe_signals(const std::map<int, SignalAction>& signals) {
         parts.push_back(fmt::format("{}: {}", kNames[static_cast<unsigned>(action)], join(names, " ")));
     }
     return join(parts, "; ");
+}
+
+/// A line each; the first has the name.
+std::string rows(std::string_view name, const std::vector<std::string>& lines) {
+    std::string text;
+    for (const std::string& line : lines) text += fmt::format("{:<12}{}\n", text.empty() ? name : "", line);
+    return text;
 }
 
 std::string describe_worker(const WorkerPlan& worker, const EnvironmentList& common) {
@@ -280,14 +289,18 @@ Status check_ranks_exist(const JobSpec& spec, int workers) {
 
 std::string render_plan(const JobSpec& spec, const ResolvedProgram& program, const Machine& machine,
                         const rdzv::StartGeneration& order, const std::vector<WorkerPlan>& workers,
-                        const EnvironmentLookup& inherited) {
+                        const PlanSurroundings& around, const EnvironmentLookup& inherited) {
     std::string text =
         fmt::format("plan:       {} worker{} on this node (node {} of {}), ranks {}-{} of {}\n", workers.size(),
                     workers.size() == 1 ? "" : "s", order.group_rank, order.group_world_size, order.first_rank,
                     order.first_rank + order.local_world_size - 1, order.world_size);
-    text += fmt::format("program:    {} ({})\n", program.path, program.how);
+    if (!around.node.empty()) text += fmt::format("node:       {}\n", around.node);
+    text += fmt::format("program:    {} ({})\n", program.name, program.how);
     text += fmt::format("machine:    {}\n", describe_machine(machine));
     text += fmt::format("rendezvous: {}\n", describe_rendezvous(spec));
+    if (!around.controller.empty()) text += fmt::format("controller: {}\n", around.controller);
+    text += rows("hosts:", around.hosts);
+    if (!around.mpi.empty()) text += fmt::format("mpi:        {}\n", around.mpi);
     text += fmt::format("restarts:   {}\n", describe_restarts(spec.restart));
     text += fmt::format("signals:    {}\n", describe_signals(spec.signals));
     text += fmt::format("stopping:   {} from the stop signal to SIGKILL, {} after a preemption notice\n",

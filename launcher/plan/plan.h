@@ -41,9 +41,16 @@ Result<std::vector<WorkerPlan>> plan_workers(const JobSpec& spec, const Resolved
 /// Error: InvalidArgument naming option, value and remedy.
 Status check_ranks_exist(const JobSpec& spec, int workers);
 
-/// The complete plan as --dry-run prints it; ends with a newline. Values of secrets are masked.
+/// What --dry-run says besides the plan of this node's workers; "" and {}: nothing.
+struct PlanSurroundings {
+    std::string node;                 ///< why this node's rank is not known before the nodes have met
+    std::string controller;           ///< "on this node, port 29400 (node rank 0)"
+    std::string mpi;                  ///< whether workers get a PMIx server, and why
+    std::vector<std::string> hosts;   ///< who runs which ranks, and what starts them, where ddprun starts the other hosts
+};
+/// The complete plan as --dry-run prints it; ends with a newline. Values of secrets are masked. A MASTER_ADDR of "" is not known yet.
 std::string render_plan(const JobSpec& spec, const ResolvedProgram& program, const Machine& machine,
                         const rdzv::StartGeneration& order, const std::vector<WorkerPlan>& workers,
-                        const EnvironmentLookup& inherited = process_environment);
+                        const PlanSurroundings& around = {}, const EnvironmentLookup& inherited = process_environment);
 
 }  // namespace ddprun

@@ -381,6 +381,11 @@ void LibPmixServer::explain(rdzv::WorkerExited& report) {
 
 }  // namespace
 
+Status PmixServer::check(const std::string& library) {
+    const Result<PmixLibrary> loaded = load_pmix(library);
+    return loaded ? Status() : Status(loaded.error());
+}
+
 Result<std::unique_ptr<PmixServer>> PmixServer::start(const std::string& library, Parts parts) {
     const Result<PmixLibrary> loaded = load_pmix(library);
     if (!loaded) return loaded.error();
@@ -395,9 +400,9 @@ Result<std::unique_ptr<PmixServer>> PmixServer::start(const std::string& library
 
 namespace ddprun {
 
-Result<std::unique_ptr<PmixServer>> PmixServer::start(const std::string&, Parts) {
-    return Error{Errc::NotFound, "this build has no PMIx (meson option pmix)", 0};
-}
+Status PmixServer::check(const std::string&) { return Error{Errc::NotFound, "this build has no PMIx (meson option pmix)", 0}; }
+
+Result<std::unique_ptr<PmixServer>> PmixServer::start(const std::string& library, Parts) { return check(library).error(); }
 
 }  // namespace ddprun
 

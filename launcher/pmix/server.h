@@ -33,6 +33,8 @@ class PmixServer {
     /// Loads libpmix and begins to listen on the loopback address, which takes some 15 ms. `library`: its file; "" the one that
     /// the system finds. Error: NotFound where there is none that will do, or this build has no PMIx; System in PMIx's words.
     static Result<std::unique_ptr<PmixServer>> start(const std::string& library, Parts parts);
+    /// Whether there is a libpmix that will do; nothing is started. Error: NotFound, as start.
+    static Status check(const std::string& library);
     virtual ~PmixServer() = default;
 
     /// Registers a generation's namespace and workers, behind its World. Error: Protocol, System.

@@ -128,6 +128,14 @@ std::string master_host(const JobSpec& spec, bool first_node_is_here, const std:
     return endpoint ? endpoint->host : "127.0.0.1";
 }
 
+MasterChoice choose_master(const JobSpec& spec, bool serves_torch, std::uint16_t controller_port, bool met_elsewhere,
+                           bool first_node_is_here, const std::vector<std::string>& first_node) {
+    if (serves_torch) return {master_host(spec, true, {}), controller_port};
+    const bool is_controllers = shared_endpoint(spec).has_value() && !met_elsewhere;
+    const int port = is_controllers ? 0 : spec.rendezvous.master_port.value_or(0);
+    return {master_host(spec, first_node_is_here, first_node), port};
+}
+
 namespace {
 
 /// What keeps the controller from being where workers are told that the store is; "" nothing.

@@ -57,6 +57,16 @@ std::optional<Endpoint> shared_endpoint(const JobSpec& spec);
 /// came by, else (one node) the loopback. Pure.
 std::string master_host(const JobSpec& spec, bool first_node_is_here, const std::vector<std::string>& first_node);
 
+/// What workers get as MASTER_ADDR and MASTER_PORT.
+struct MasterChoice {
+    std::string host;
+    int port = 0;  ///< 0: a free one, another for each generation (MasterPort)
+};
+/// Pure. `serves_torch`: the controller, at `controller_port`, is PyTorch's store. `met_elsewhere`: the nodes met before, as an outer
+/// launcher told them, so a given --master-port is not where the controller listens. The rest as master_host.
+MasterChoice choose_master(const JobSpec& spec, bool serves_torch, std::uint16_t controller_port, bool met_elsewhere,
+                           bool first_node_is_here, const std::vector<std::string>& first_node);
+
 /// Whether the controller's port is PyTorch's store too, and with it what workers get as MASTER_PORT; and why.
 struct TorchStoreChoice {
     bool is_served = false;

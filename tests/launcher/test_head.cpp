@@ -175,6 +175,24 @@ TEST(MasterHost, OfAnotherNodeIsTheAddressItHasToldUs) {
     EXPECT_EQ(master_host(spec, false, {"10.0.0.9"}), "10.0.0.9");
 }
 
+TEST(ChooseMaster, IsTheControllersPlaceWherePyTorchsStoreIsServed) {
+    const MasterChoice master = choose_master(two_nodes_at("10.0.0.1"), true, 29400, false, true, {});
+    EXPECT_EQ(master.host, "10.0.0.1");
+    EXPECT_EQ(master.port, 29400);
+}
+
+TEST(ChooseMaster, IsAPortOfItsOwnForAnotherStore) {
+    JobSpec spec = two_nodes_at("10.0.0.1");
+    EXPECT_EQ(choose_master(spec, false, 29400, false, true, {}).port, 0) << "reserved for each generation";
+    EXPECT_EQ(choose_master(spec, false, 29400, false, false, {"10.0.0.2"}).host, "10.0.0.2");
+    spec.rendezvous.master_port = 29500;
+    EXPECT_EQ(choose_master(spec, false, 29400, false, true, {}).port, 0) << "the controller listens there";
+    EXPECT_EQ(choose_master(spec, false, 29400, true, true, {}).port, 29500) << "the nodes have met elsewhere";
+    JobSpec one;
+    one.rendezvous.master_port = 29500;
+    EXPECT_EQ(choose_master(one, false, 0, false, true, {}).port, 29500);
+}
+
 TEST(LocalAddress, IsOneOfThisHosts) {
     const std::vector<std::string> own = {"127.0.0.1", "10.0.0.1", "fe80::1%eth0", "::1"};
     for (const char* address : {"10.0.0.1", "127.0.0.7", "fe80::1", "fe80::1%eth0", "node01", "localhost"}) {

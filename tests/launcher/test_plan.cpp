@@ -262,7 +262,7 @@ TEST_F(Plan, SetsWhatTheFabricNeedsUnlessTheUserDid) {
     machine_.fabric = choose_fabric(Fabric::Efa, {});
     EXPECT_THAT(plan()[1].environment, Contains(Pair("FI_PROVIDER", "efa")));
     EXPECT_THAT(plan(environment({{"FI_PROVIDER", "tcp"}}))[0].environment, Not(Contains(Pair("FI_PROVIDER", testing::_))));
-    const std::string text = render_plan(spec_, program_, machine_, order_, plan(), environment());
+    const std::string text = render_plan(spec_, program_, machine_, order_, plan(), {}, environment());
     EXPECT_THAT(text, HasSubstr("fabric:     efa (--fabric efa)\n  FI_PROVIDER=efa  ("));
 }
 
@@ -335,6 +335,25 @@ TEST_F(Plan, IsRenderedCompletelyAndWithoutSecrets) {
     EXPECT_THAT(text, HasSubstr("DDPRUN_TOKEN=<secret>"));
     EXPECT_THAT(text, Not(HasSubstr("abc")));
     EXPECT_THAT(text, Not(HasSubstr("def\n")));
+}
+
+TEST_F(Plan, NamesTheScriptAndNotOnlyThePythonThatRunsIt) {
+    program_.name = "train.py";
+    program_.path = "/usr/bin/python3";
+    program_.how = "run by /usr/bin/python3, the first python3 in PATH";
+    EXPECT_THAT(render_plan(spec_, program_, machine_, order_, plan()),
+                HasSubstr("program:    train.py (run by /usr/bin/python3, the first python3 in PATH)\n"));
+}
+
+TEST_F(Plan, SaysWhatIsNotKnownBeforeTheNodesHaveMet) {
+    order_.master_addr = "";
+    order_.master_port = 0;
+    const PlanSurroundings around{"shown as node 1", "at node00:29400 (node rank 1)", "", {"node00: node 0", "node01: node 1"}};
+    const std::string text = render_plan(spec_, program_, machine_, order_, plan(), around);
+    EXPECT_THAT(text, HasSubstr("  MASTER_ADDR=<an address of the first node>\n"));
+    EXPECT_THAT(text, HasSubstr("  MASTER_PORT=<a free port>\n"));
+    EXPECT_THAT(text, HasSubstr("node:       shown as node 1\n"));
+    EXPECT_THAT(text, HasSubstr("controller: at node00:29400 (node rank 1)\nhosts:      node00: node 0\n            node01: node 1\n"));
 }
 
 TEST(RanksExist, OfAJobOfOneNodeOrAreRefusedWithTheOptionTheValueAndTheRemedy) {

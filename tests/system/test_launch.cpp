@@ -10,6 +10,7 @@
 #include "env/text.h"
 #include "tests/support/run_program.h"
 #include "tests/support/temporary_directory.h"
+#include "tests/system/look.h"
 
 namespace ddprun::test {
 namespace {
@@ -147,6 +148,57 @@ TEST(Launch, ADryRunShowsThePlanAndStartsNothing) {
     const Outcome outcome = run(ddprun_probe({"--nproc-per-node=2", "--dry-run"}, {"say", "started"}));
     EXPECT_EQ(outcome.status, 0) << outcome.err;
     EXPECT_THAT(outcome.out, AllOf(HasSubstr("RANK=1"), HasSubstr("WORLD_SIZE=2"), Not(HasSubstr("[0]: started"))));
+}
+
+std::vector<std::string> dry_run(std::vector<std::string> words) {
+    words.insert(words.begin(), {path_of("DDPRUN"), "--dry-run"});
+    return words;
+}
+
+TEST(Launch, ADryRunOfSeveralNodesHasTheMasterThatTheRunWillHave) {
+    const TemporaryDirectory directory;
+    const std::string script = directory.file("train.py");
+    std::ofstream(script) << "print('started')\n";
+    const std::vector<std::string> nodes = {"--nnodes=2", "--nproc-per-node=2", "--rdzv-endpoint=10.77.0.1:29400"};
+    const auto on_node = [&](const std::string& rank, const std::string& program) {
+        std::vector<std::string> words = nodes;
+        words.insert(words.end(), {"--node-rank=" + rank, program});
+        return run(dry_run(words)).out;
+    };
+    const std::string second = on_node("1", script);
+    EXPECT_THAT(second, AllOf(HasSubstr("node 1 of 2), ranks 2-3 of 4"), HasSubstr("controller: at 10.77.0.1:29400 (node rank 1)")));
+    EXPECT_THAT(second, AllOf(HasSubstr("  MASTER_ADDR=10.77.0.1\n"), HasSubstr("  MASTER_PORT=29400\n"))) << "PyTorch's store is the controller's";
+    EXPECT_THAT(second, HasSubstr("program:    " + script + " (run by "));
+    const std::string first = on_node("0", "/bin/true");
+    EXPECT_THAT(first, AllOf(HasSubstr("  MASTER_ADDR=10.77.0.1\n"), HasSubstr("  MASTER_PORT=<a free port>\n"), HasSubstr("on this node, port 29400")));
+
+    const std::string unnumbered = run(dry_run({"--nnodes=2", "--rdzv-backend=c10d", "--rdzv-endpoint=198.51.100.1", "/bin/true"})).out;
+    EXPECT_THAT(unnumbered, HasSubstr("node:       shown as node 1: all but the first are numbered when they have met\n"));
+}
+
+TEST(Launch, ADryRunOfSeveralHostsSaysWhatIsStartedWhere) {
+    const Outcome outcome = run(dry_run({"--hosts=localhost,node07:3", "--start=ssh", "--nproc-per-node=2", "/bin/true"}), with_environment({"PATH=/usr/bin:/bin"}));
+    if (outcome.err.find("PATH has no ssh") != std::string::npos) GTEST_SKIP() << "ssh is not installed";
+    EXPECT_EQ(outcome.status, 0) << outcome.err;
+    EXPECT_THAT(outcome.out, HasSubstr("hosts:      localhost: node 0, ranks 0-1, this host\n            node07: node 1, ranks 2-3, ddprun started by ssh\n"));
+}
+
+TEST(Launch, ADryRunIsRefusedWhereTheRunIs) {
+    const std::vector<std::vector<std::string>> impossible = {
+        {"--report=/nope/r.json"}, {"--stdin=5"}, {"--local-ranks-filter=7"}, {"--local-addr=198.51.100.1"}, {"--nnodes=2"}};
+    for (const std::vector<std::string>& options : impossible) {
+        std::vector<std::string> words = options;
+        words.emplace_back("/bin/true");
+        const Outcome dry = run(dry_run(words));
+        words.insert(words.begin(), path_of("DDPRUN"));
+        const Outcome real = run(words);
+        EXPECT_EQ(dry.status, 64) << options.front() << dry.err;
+        EXPECT_EQ(real.status, 64) << options.front() << real.err;
+        EXPECT_EQ(dry.err, real.err);
+        EXPECT_EQ(occurrences(dry.err, "\n"), 1) << dry.err;
+    }
+    const RunOptions without_pmix = with_environment({"DDPRUN_PMIX_LIBRARY=/nonexistent/libpmix.so"});
+    EXPECT_EQ(run(dry_run({"--pmix=on", "/bin/true"}), without_pmix).status, 64);
 }
 
 TEST(Launch, WorkersStartWithCleanSignalsAndOnlyTheirDescriptors) {
