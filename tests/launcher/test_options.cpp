@@ -5,6 +5,7 @@
 
 #include <fstream>
 
+#include "env/text.h"
 #include "launcher/cli/config_file.h"
 #include "launcher/cli/option_table.h"
 #include "launcher/cli/options.h"
@@ -574,6 +575,71 @@ TEST(CommandLineGrammar, SourcesSayWhereEachValueCameFrom) {
 
 TEST(CommandLineGrammar, AnEmptyVariableIsNoValue) {
     EXPECT_EQ(spec_of({}, {{"PET_NPROC_PER_NODE", ""}}).workers.number, 1);
+}
+
+TEST(CommandLineGrammar, AWrongValueIsNamedWithItsOptionAndWhatWasExpectedInOneLine) {
+    struct Refusal {
+        std::vector<std::string> words;
+        std::vector<std::string> told;  ///< all of these stand in the error
+    };
+    const std::vector<Refusal> refusals = {
+        {{"--nnodes=0"}, {"--nnodes", "0"}},
+        {{"--nnodes=3:2"}, {"--nnodes", "3:2"}},
+        {{"--nnodes=two"}, {"--nnodes", "two"}},
+        {{"--nproc-per-node=-1"}, {"--nproc-per-node", "-1"}},
+        {{"--nproc-per-node=xpu"}, {"--nproc-per-node", "xpu", "gpu"}},
+        {{"--nproc-per-node=99999999999"}, {"--nproc-per-node", "99999999999"}},
+        {{"--nproc-per-nods=2"}, {"--nproc-per-nods", "--nproc-per-node"}},
+        {{"--master=here"}, {"--master", "--master-addr", "--master-port"}},
+        {{"--max-restarts=-1"}, {"--max-restarts", "-1"}},
+        {{"--max-restarts=3/soon"}, {"--max-restarts", "soon"}},
+        {{"--monitor-interval=often"}, {"--monitor-interval", "often"}},
+        {{"--start-method=thread"}, {"--start-method", "thread", "spawn"}},
+        {{"--redirects=4"}, {"--redirects", "4"}},
+        {{"-t", "0:1,1"}, {"-t", "'1'", "LOCAL_RANK"}},
+        {{"--local-ranks-filter=a"}, {"--local-ranks-filter", "a"}},
+        {{"--numa-binding=chip"}, {"--numa-binding", "chip", "core-complex"}},
+        {{"--signals-to-handle=SIGFOO"}, {"--signals-to-handle", "SIGFOO"}},
+        {{"--signals-to-handle=SIGKILL"}, {"--signals-to-handle", "SIGKILL"}},
+        {{"--shutdown-timeout=-1"}, {"--shutdown-timeout", "-1"}},
+        {{"--node-rank=-1"}, {"--node-rank", "-1"}},
+        {{"--node-rank=2", "--nnodes=2"}, {"--node-rank 2", "--nnodes 2"}},
+        {{"--master-port=70000"}, {"--master-port", "70000"}},
+        {{"--rdzv-conf=join_timeout"}, {"--rdzv-conf", "join_timeout"}},
+        {{"--rdzv-endpoint=host:port"}, {"--rdzv-endpoint", "host:port"}},
+        {{"--standalone", "--nnodes=2"}, {"--standalone", "--nnodes 2"}},
+        {{"-m", "--no-python"}, {"-m", "--no-python"}},
+        {{"--standalone=1"}, {"--standalone", "takes no value"}},
+        {{"--rdzv-id", "--standalone"}, {"--rdzv-id", "--standalone"}},
+        {{"--print-completion=cmd"}, {"--print-completion", "cmd", "bash"}},
+        {{"--event-log-handler="}, {"--event-log-handler"}},
+        {{"--max-log-size=big"}, {"--max-log-size", "big"}},
+        {{"--prefix=${rnk}"}, {"--prefix", "rnk"}},
+        {{"--role="}, {"--role", "empty"}},
+    };
+    for (const Refusal& refusal : refusals) {
+        const std::string error = error_of(refusal.words);
+        for (const std::string& text : refusal.told) EXPECT_THAT(error, HasSubstr(text));
+        EXPECT_EQ(error.find('\n'), std::string::npos) << error;
+    }
+}
+
+TEST(ManualPage, ExplainsEveryOptionOfTheHelp) {
+    const std::string page = parse({"--print-man"})->text, help = parse({"--help"})->text;
+    EXPECT_TRUE(page.starts_with(".TH DDPRUN 1"));
+    EXPECT_THAT(page, HasSubstr(".PP\nEach worker finds")) << "no part of the entry before";
+    EXPECT_THAT(page, HasSubstr(".PP\n\\-\\-signal and"));
+    int options = 0;
+    for (const std::string_view line : split(std::string_view(help).substr(0, help.find("\nOther commands")), '\n')) {
+        const std::size_t at = line.find("--");
+        if (!line.starts_with("  ") || at == line.npos || at > 6) continue;
+        std::string name(line.substr(at, line.find_first_of(' ', at) - at));
+        for (std::size_t dash = name.find('-'); dash != name.npos; dash = name.find('-', dash + 2)) name.insert(dash, "\\");
+        EXPECT_THAT(page, HasSubstr("\\fB" + name + "\\fR"));
+        ++options;
+    }
+    EXPECT_GT(options, 40);
+    for (const char* section : {".SH EXIT STATUS", ".SH SIGNALS", ".SH EXAMPLES"}) EXPECT_THAT(page, HasSubstr(section));
 }
 
 TEST(Help, ListsEveryOptionWithin100Columns) {

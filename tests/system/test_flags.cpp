@@ -1,10 +1,9 @@
-// One test per row of torchrun's flag table: the flag keeps its meaning. Those about log files are in test_logs.cpp,
-// those that need a second node in test_two_nodes.cpp.
+// What flags do to real workers. How each is read is in tests/launcher/test_options.cpp, one test for each row of torchrun's
+// table; flags about log files are in test_logs.cpp, those that need a second node in test_two_nodes.cpp.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sched.h>
 #include <signal.h>
-#include <sys/stat.h>
 
 #include "env/io/file.h"
 #include "env/io/socket.h"
@@ -59,30 +58,6 @@ int available_cpus() {
 
 // ---- workers
 
-TEST(Flags, NnodesOfOneIsOneNodeInEitherSpelling) {
-    for (const char* nodes : {"1", "1:1"}) {
-        const Outcome outcome = run(ddprun_probe({"--nnodes", nodes, "--nproc_per_node", "2"}, {"env", "GROUP_WORLD_SIZE", "env", "WORLD_SIZE"}));
-        EXPECT_EQ(outcome.status, 0) << outcome.err;
-        EXPECT_THAT(sorted_lines(outcome.out), ElementsAre("[0]: GROUP_WORLD_SIZE=1", "[0]: WORLD_SIZE=2", "[1]: GROUP_WORLD_SIZE=1", "[1]: WORLD_SIZE=2"));
-    }
-}
-
-TEST(Flags, NprocPerNodeCpuStartsOneWorkerPerCpuThatMayBeUsed) {
-    for (const char* word : {"cpu", "auto"}) {
-        const Outcome outcome = run(ddprun_probe({std::string("--nproc-per-node=") + word}, {"env", "LOCAL_WORLD_SIZE"}),
-                                    with_environment({"CUDA_VISIBLE_DEVICES="}));
-        EXPECT_EQ(occurrences(outcome.out, "LOCAL_WORLD_SIZE=" + std::to_string(available_cpus())), available_cpus())
-            << word << ": " << outcome.out << outcome.err;
-    }
-}
-
-TEST(Flags, NprocPerNodeGpuWithoutGpusIsRefused) {
-    const Outcome outcome = run(ddprun_probe({"--nproc-per-node=gpu"}, {"say", "started"}), with_environment({"CUDA_VISIBLE_DEVICES="}));
-    EXPECT_EQ(outcome.status, 64) << outcome.err;
-    EXPECT_THAT(outcome.err, HasSubstr("gpu"));
-    EXPECT_EQ(outcome.out, "");
-}
-
 TEST(Flags, NprocPerNodeGpuAndAutoStartOneWorkerPerVisibleGpu) {
     const TwoGpus machine;
     RunOptions all = machine.with();
@@ -91,6 +66,22 @@ TEST(Flags, NprocPerNodeGpuAndAutoStartOneWorkerPerVisibleGpu) {
         const std::vector<std::string> command = ddprun_probe({std::string("--nproc-per-node=") + word}, {"env", "WORLD_SIZE"});
         EXPECT_THAT(sorted_lines(run(command, all).out), ElementsAre("[0]: WORLD_SIZE=2", "[1]: WORLD_SIZE=2")) << word;
         EXPECT_EQ(run(command, machine.with({"CUDA_VISIBLE_DEVICES=1"})).out, "WORLD_SIZE=1\n") << word;
+    }
+}
+
+TEST(Flags, WorkersHaveEveryVariableOfTorchrunsAsTheFlagsAndTheirVariablesSayIt) {
+    const ReservedPort port;
+    RunOptions options = with_environment({"PET_MAX_RESTARTS=4", "PET_NPROC_PER_NODE=7", "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE=[${role_name}${local_rank}]:"});
+    options.unset = {"OMP_NUM_THREADS", "TORCH_NCCL_ASYNC_ERROR_HANDLING"};
+    const Outcome outcome = run(ddprun({"--nproc-per-node=2", "--role=trainer", "--rdzv-id=job 17", "--master-port=" + port.number(),
+                                        "--local-addr=127.0.0.7", "--signals-to-handle=SIGTERM,SIGUSR1", "--use-env", "/usr/bin/env"}), options);
+    EXPECT_THAT(outcome.err, AllOf(HasSubstr("--use-env"), HasSubstr("without effect")));
+    for (const std::string& variable : std::vector<std::string>{
+             "LOCAL_RANK=1", "RANK=1", "GROUP_RANK=0", "ROLE_RANK=1", "ROLE_NAME=trainer", "LOCAL_WORLD_SIZE=2", "WORLD_SIZE=2", "GROUP_WORLD_SIZE=1",
+             "ROLE_WORLD_SIZE=2", "MASTER_ADDR=127.0.0.7", "MASTER_PORT=" + port.number(), "TORCHELASTIC_RESTART_COUNT=0", "TORCHELASTIC_MAX_RESTARTS=4",
+             "TORCHELASTIC_RUN_ID=job 17", "TORCHELASTIC_USE_AGENT_STORE=False", "TORCHELASTIC_ERROR_FILE=/", "TORCH_NCCL_ASYNC_ERROR_HANDLING=1",
+             "TORCHELASTIC_SIGNALS_TO_HANDLE=SIGTERM,SIGUSR1", "OMP_NUM_THREADS="}) {
+        EXPECT_THAT(outcome.out, HasSubstr("[trainer1]:" + variable)) << outcome.err;
     }
 }
 
@@ -103,31 +94,6 @@ TEST(Flags, ARangeOfNodesStartsWithTheLeastWhenTheLastCallIsOver) {
     EXPECT_GE(outcome.took, 1s) << "another node could still have come";
 }
 
-TEST(Flags, WorkersHaveEveryVariableOfTorchruns) {
-    RunOptions bare;
-    bare.unset = {"OMP_NUM_THREADS", "TORCH_NCCL_ASYNC_ERROR_HANDLING"};
-    const Outcome outcome = run(ddprun({"--nproc-per-node=2", "/usr/bin/env"}), bare);
-    for (const char* variable :
-         {"LOCAL_RANK=1", "RANK=1", "GROUP_RANK=0", "ROLE_RANK=1", "ROLE_NAME=default", "LOCAL_WORLD_SIZE=2", "WORLD_SIZE=2", "GROUP_WORLD_SIZE=1",
-          "ROLE_WORLD_SIZE=2", "MASTER_ADDR=127.0.0.1", "MASTER_PORT=", "TORCHELASTIC_RESTART_COUNT=0", "TORCHELASTIC_MAX_RESTARTS=0",
-          "TORCHELASTIC_RUN_ID=", "TORCHELASTIC_USE_AGENT_STORE=False", "TORCHELASTIC_ERROR_FILE=/", "TORCH_NCCL_ASYNC_ERROR_HANDLING=1",
-          "TORCHELASTIC_SIGNALS_TO_HANDLE=SIGTERM,", "OMP_NUM_THREADS="}) {
-        EXPECT_THAT(outcome.out, HasSubstr(std::string("[1]: ") + variable)) << outcome.err;
-    }
-}
-
-TEST(Flags, RoleIsToldToTheWorkersAndToThePrefix) {
-    const Outcome outcome = run(ddprun_probe({"--role=trainer", "--nproc-per-node=2"}, {"env", "ROLE_NAME"}),
-                                with_environment({"TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE=[${role_name}${local_rank}]:"}));
-    EXPECT_THAT(sorted_lines(outcome.out), ElementsAre("[trainer0]:ROLE_NAME=trainer", "[trainer1]:ROLE_NAME=trainer"));
-}
-
-TEST(Flags, VirtualLocalRankIsZeroForAll) {
-    const Outcome outcome = run(ddprun_probe({"--virtual-local-rank", "--nproc-per-node=2"}, {"env", "LOCAL_RANK", "env", "RANK"}),
-                                with_environment({"CUDA_VISIBLE_DEVICES="}));
-    EXPECT_THAT(sorted_lines(outcome.out), ElementsAre("[0]: LOCAL_RANK=0", "[0]: RANK=0", "[1]: LOCAL_RANK=0", "[1]: RANK=1"));
-}
-
 TEST(Flags, VirtualLocalRankNarrowsToOneGpuOfTheListThatWeWereGiven) {
     const TwoGpus machine;
     const std::vector<std::string> command = ddprun_probe({"--virtual-local-rank", "--nproc-per-node=2"}, {"env", "CUDA_VISIBLE_DEVICES"});
@@ -137,18 +103,6 @@ TEST(Flags, VirtualLocalRankNarrowsToOneGpuOfTheListThatWeWereGiven) {
     const Outcome too_few = run(command, machine.with({"CUDA_VISIBLE_DEVICES=1"}));
     EXPECT_NE(too_few.status, 0);
     EXPECT_THAT(too_few.err, AllOf(HasSubstr("2 workers"), HasSubstr("1 visible GPU")));
-}
-
-TEST(Flags, EveryNumaPolicyGivesWorkersCpusThatWeMayUse) {
-    cpu_set_t ours;
-    ::sched_getaffinity(0, sizeof ours, &ours);
-    for (const char* policy : {"node", "socket", "exclusive", "core-complex"}) {
-        const Outcome outcome = run(ddprun_probe({std::string("--numa-binding=") + policy, "--prefix="}, {"cpus"}));
-        EXPECT_EQ(outcome.status, 0) << policy << outcome.err;
-        const std::vector<std::string> lines = sorted_lines(outcome.out);
-        ASSERT_EQ(lines.size(), 1u) << policy;
-        for (const std::string_view cpu : split(std::string_view(lines[0]).substr(6), ' ')) EXPECT_TRUE(CPU_ISSET(std::stoul(std::string(cpu)), &ours)) << policy;
-    }
 }
 
 TEST(Flags, NumaBindingExclusiveGivesEachWorkerCpusOfItsOwn) {
@@ -173,113 +127,20 @@ TEST(Flags, InAnAllocationWhoSitsWhereIsSaidOnceAndElsewhereNot) {
     EXPECT_THAT(run(command).err, Not(HasSubstr("CPUs")));
 }
 
-TEST(Flags, ThreadsThatPbsPresetForTheWholeChunkAreSharedByItsWorkers) {
-    const std::string cpus = std::to_string(available_cpus());
-    if (available_cpus() < 2) GTEST_SKIP() << "needs two CPUs";
-    const std::vector<std::string> command = ddprun_probe({"--nproc-per-node=" + cpus, "--prefix="}, {"rank", "0", "env", "OMP_NUM_THREADS", "end"});
-    EXPECT_EQ(run(command, with_environment({"PBS_JOBID=12.server", "NCPUS=" + cpus, "OMP_NUM_THREADS=" + cpus})).out, "OMP_NUM_THREADS=1\n");
-    EXPECT_EQ(run(command, with_environment({"NCPUS=" + cpus, "OMP_NUM_THREADS=" + cpus})).out, "OMP_NUM_THREADS=" + cpus + "\n") << "no batch job: the user's word";
-}
-
 // ---- which program, and how
 
-TEST(Flags, AScriptIsRunByPython3FromTheCurrentDirectory) {
+TEST(Flags, AScriptIsRunByPython3AsAFileAModuleOrByRunPath) {
     const ScriptDirectory scripts;
-    const Outcome outcome = run(ddprun({"--nproc-per-node=2", "hello.py", "--lr", "0.1"}), scripts.options);
-    EXPECT_EQ(outcome.status, 0) << outcome.err;
-    EXPECT_THAT(outcome.out, AllOf(HasSubstr("[0]: name __main__ args --lr 0.1 rank 0\n"), HasSubstr("[1]: argv0 hello.py\n")));
-}
-
-TEST(Flags, PythonExecNamesThePython) {
-    const ScriptDirectory scripts;
-    std::ofstream(scripts.directory.file("python")) << "#!/bin/sh\necho \"run with $*\"\n";
-    ::chmod(scripts.directory.file("python").c_str(), 0755);
-    RunOptions options = scripts.options;
-    options.environment = {"PYTHON_EXEC=" + scripts.directory.file("python")};
-    EXPECT_EQ(run(ddprun({"hello.py", "x"}), options).out, "run with -u hello.py x\n");
-}
-
-TEST(Flags, ModuleIsRunAsPythonDashM) {
-    const ScriptDirectory scripts;
-    for (const char* flag : {"-m", "--module"}) {
-        const Outcome outcome = run(ddprun({flag, "hello", "a"}), scripts.options);
-        EXPECT_THAT(outcome.out, HasSubstr("name __main__ args a rank 0\n")) << outcome.err;
-    }
-}
-
-TEST(Flags, RunPathGivesTheScriptTheSurroundingsOfADirectRun) {
-    const ScriptDirectory scripts;
-    const Outcome outcome = run(ddprun({"--run-path", "hello.py", "b", "c"}), scripts.options);
-    EXPECT_THAT(outcome.out, AllOf(HasSubstr("name __main__ args b c rank 0\n"), HasSubstr("argv0 hello.py\n"),
+    const Outcome file = run(ddprun({"--nproc-per-node=2", "hello.py", "--lr", "0.1"}), scripts.options);
+    EXPECT_THAT(file.out, AllOf(HasSubstr("[0]: name __main__ args --lr 0.1 rank 0\n"), HasSubstr("[1]: argv0 hello.py\n"))) << file.err;
+    EXPECT_THAT(run(ddprun({"-m", "hello", "a"}), scripts.options).out, HasSubstr("name __main__ args a rank 0\n"));
+    const Outcome by_path = run(ddprun({"--run-path", "hello.py", "b", "c"}), scripts.options);
+    EXPECT_THAT(by_path.out, AllOf(HasSubstr("name __main__ args b c rank 0\n"), HasSubstr("argv0 hello.py\n"),
                                    HasSubstr("path0 " + std::filesystem::canonical(scripts.directory.path()).string())))
-        << outcome.err;
-}
-
-TEST(Flags, RunPathWinsOverNoPython) {
-    const ScriptDirectory scripts;
-    EXPECT_THAT(run(ddprun({"--no-python", "--run-path", "hello.py", "e"}), scripts.options).out, HasSubstr("name __main__ args e rank 0\n"));
-}
-
-TEST(Flags, NoPythonExecutesTheFileItself) {
-    const ScriptDirectory scripts;
-    std::ofstream(scripts.directory.file("tool.py")) << "#!/bin/sh\necho \"a shell script, $1\"\n";
-    ::chmod(scripts.directory.file("tool.py").c_str(), 0755);
-    EXPECT_EQ(run(ddprun({"--no-python", "./tool.py", "d"}), scripts.options).out, "a shell script, d\n");
-}
-
-TEST(Flags, WhatFollowsTheProgramBelongsToIt) {
-    const Outcome outcome = run(ddprun({"--nproc-per-node=1", "/bin/echo", "--nproc-per-node=7", "-m", "--", "--version"}));
-    EXPECT_EQ(outcome.out, "--nproc-per-node=7 -m -- --version\n");
+        << by_path.err << "the surroundings of a direct run";
 }
 
 // ---- rendezvous, on one node
-
-TEST(Flags, RdzvIdIsTheRunIdOfTheWorkers) {
-    const Outcome outcome = run(ddprun_probe({"--rdzv-id=job 17", "--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0", "--rdzv-conf=timeout=60,read_timeout=20"},
-                                             {"env", "TORCHELASTIC_RUN_ID"}));
-    EXPECT_EQ(outcome.out, "TORCHELASTIC_RUN_ID=job 17\n") << outcome.err;
-}
-
-TEST(Flags, TwoJobsOfOneNodeWithoutAnIdAreToldApart) {
-    const std::vector<std::string> command = ddprun_probe({}, {"env", "TORCHELASTIC_RUN_ID"});
-    const std::string one = run(command).out, other = run(command).out;
-    EXPECT_THAT(one, ::testing::MatchesRegex("TORCHELASTIC_RUN_ID=[0-9a-f]{16}\n"));
-    EXPECT_NE(one, other) << "directories named after the id would be the same";
-}
-
-TEST(Flags, StandaloneOverridesTheRendezvousWithAnIdOfItsOwn) {
-    const std::vector<std::string> command = ddprun_probe(
-        {"--standalone", "--rdzv-id=mine", "--rdzv-endpoint=nowhere.invalid:1"}, {"env", "TORCHELASTIC_RUN_ID", "env", "MASTER_ADDR"});
-    const Outcome one = run(command), other = run(command);
-    EXPECT_EQ(one.status, 0) << one.err;
-    EXPECT_THAT(one.out, AllOf(HasSubstr("MASTER_ADDR=127.0.0.1"), Not(HasSubstr("mine"))));
-    EXPECT_NE(one.out, other.out) << "two standalone jobs have one id";
-}
-
-TEST(Flags, MasterAddressAndPortAreTheWorkers) {
-    const ReservedPort port;
-    const Outcome outcome = run(ddprun_probe({"--master-addr=127.0.0.1", "--master-port=" + port.number()}, {"env", "MASTER_ADDR", "env", "MASTER_PORT"}));
-    EXPECT_THAT(sorted_lines(outcome.out), ElementsAre("MASTER_ADDR=127.0.0.1", "MASTER_PORT=" + port.number())) << outcome.err;
-}
-
-TEST(Flags, LocalAddrIsTheMasterAddressUnlessThatIsGiven) {
-    const std::vector<std::string> acts = {"env", "MASTER_ADDR"};
-    EXPECT_EQ(run(ddprun_probe({"--local-addr=127.0.0.7"}, acts)).out, "MASTER_ADDR=127.0.0.7\n");
-    EXPECT_EQ(run(ddprun_probe({"--local-addr=127.0.0.7", "--master-addr=127.0.0.8"}, acts)).out, "MASTER_ADDR=127.0.0.8\n");
-}
-
-TEST(Flags, RdzvConfKeysWithoutEffectSaySo) {
-    const Outcome outcome = run(ddprun_probe({"--rdzv-conf=read_timeout=20,close_timeout=5,heartbeat_timeout=5,join_timeout=60,store_type=tcp"}, {"say", "ran"}));
-    EXPECT_EQ(outcome.out, "ran\n");
-    EXPECT_EQ(occurrences(outcome.err, "without effect"), 3) << outcome.err;
-    for (const char* key : {"read_timeout", "close_timeout", "heartbeat_timeout"}) EXPECT_THAT(outcome.err, HasSubstr(key));
-}
-
-TEST(Flags, RdzvConfOfAJobScriptInQuotesAndWithAKeyOfAnotherBackendStartsTheJob) {
-    const Outcome outcome = run(ddprun_probe({"--rdzv-conf='timeout=60,pool=big'"}, {"say", "ran"}));
-    EXPECT_EQ(outcome.out, "ran\n");
-    EXPECT_THAT(outcome.err, AllOf(HasSubstr("'pool'"), HasSubstr("without effect")));
-}
 
 TEST(Flags, AMasterPortInUseIsSaidBeforeAnythingStarts) {
     const Result<Listener> taken = listen_tcp({"127.0.0.1", 0});
@@ -288,14 +149,6 @@ TEST(Flags, AMasterPortInUseIsSaidBeforeAnythingStarts) {
     EXPECT_EQ(outcome.status, 69) << outcome.err;
     EXPECT_THAT(outcome.err, HasSubstr(port));
     EXPECT_EQ(outcome.out, "");
-}
-
-TEST(Flags, WithEtcdNobodyWaitsForAServerThatIsNotThere) {
-    for (const char* name : {"etcd", "etcd-v2"}) {
-        const Outcome outcome = run(ddprun_probe({"--rdzv-backend", name}, {"say", "started"}));
-        EXPECT_EQ(outcome.status, 64);
-        EXPECT_THAT(outcome.err, AllOf(HasSubstr("--rdzv-backend"), HasSubstr(name), HasSubstr("c10d")));
-    }
 }
 
 // ---- restarts and signals
@@ -314,24 +167,13 @@ TEST(Flags, EverySignalToHandleEndsTheJobAndReachesTheWorkers) {
     EXPECT_EQ(program.wait().status, 75);
 }
 
-TEST(Flags, TheSignalsToHandleAreToldToTheWorkers) {
-    const std::vector<std::string> acts = {"env", "TORCHELASTIC_SIGNALS_TO_HANDLE"};
-    EXPECT_EQ(run(ddprun_probe({}, acts)).out, "TORCHELASTIC_SIGNALS_TO_HANDLE=SIGTERM,SIGINT,SIGHUP,SIGQUIT\n");
-    EXPECT_EQ(run(ddprun_probe({"--signals-to-handle=SIGTERM,SIGUSR1"}, acts)).out, "TORCHELASTIC_SIGNALS_TO_HANDLE=SIGTERM,SIGUSR1\n");
-}
-
 TEST(Flags, ShutdownTimeoutOfZeroKillsAtOnce) {
-    const auto stop = [](const std::vector<std::string>& options, const RunOptions& surroundings) {
-        Program program(ddprun_probe(options, {"ignore", "15", "say", "up", "hold"}), surroundings);
-        EXPECT_TRUE(program.wait_for_output("up\n"));
-        program.signal(SIGTERM);
-        const Outcome outcome = program.wait();
-        EXPECT_EQ(outcome.status, 75) << outcome.err;
-        return outcome.took;
-    };
-    EXPECT_LT(stop({"--shutdown-timeout=0"}, {}), 15s);
-    EXPECT_LT(stop({}, with_environment({"TORCH_ELASTIC_SHUTDOWN_TIMEOUT=0"})), 15s);
-    EXPECT_LT(stop({"--shutdown-timeout=0"}, with_environment({"TORCH_ELASTIC_SHUTDOWN_TIMEOUT=60"})), 15s) << "the flag wins";
+    Program program(ddprun_probe({"--shutdown-timeout=0"}, {"ignore", "15", "say", "up", "hold"}), with_environment({"TORCH_ELASTIC_SHUTDOWN_TIMEOUT=60"}));
+    ASSERT_TRUE(program.wait_for_output("up\n"));
+    program.signal(SIGTERM);
+    const Outcome outcome = program.wait();
+    EXPECT_EQ(outcome.status, 75) << outcome.err;
+    EXPECT_LT(outcome.took, 15s) << "the flag wins over the variable";
 }
 
 // ---- files
@@ -350,19 +192,6 @@ TEST(Flags, EveryRunHasADirectoryOfItsOwnInTheLogDirectoryNamedAfterTheJob) {
     EXPECT_EQ(runs, 2);
 }
 
-// ---- accepted without effect
-
-TEST(Flags, FlagsWithoutEffectAreAcceptedAndSaySo) {
-    for (const char* flag : {"--monitor-interval=0.5", "--start-method=fork", "--logs-specs=mine", "--event-log-handler=plugin", "--use-env"}) {
-        const Outcome outcome = run(ddprun_probe({flag}, {"say", "ran"}));
-        const std::string name = std::string(flag).substr(0, std::string(flag).find('='));
-        EXPECT_EQ(outcome.status, 0) << flag << outcome.err;
-        EXPECT_THAT(outcome.err, AllOf(HasSubstr(name), HasSubstr("without effect")));
-        EXPECT_EQ(outcome.out, "ran\n");
-    }
-    EXPECT_EQ(said_of_its_own_job(run(ddprun_probe({"--logs-specs=default", "--event-log-handler=null"}, {}))), "");
-}
-
 TEST(Flags, EventLogHandlerConsoleWritesTheEventsToStandardError) {
     const Outcome outcome = run(ddprun_probe({"--event-log-handler=console", "--nproc-per-node=2"}, {"say", "ran"}));
     EXPECT_EQ(outcome.status, 0);
@@ -373,58 +202,6 @@ TEST(Flags, EventLogHandlerConsoleWritesTheEventsToStandardError) {
     EXPECT_EQ(occurrences(outcome.err, "\"event\":\"worker_exited\""), 2) << outcome.err;
 }
 
-TEST(Flags, CompletionScriptsAreWhatTheirShellReads) {
-    const Outcome script = run(ddprun({"--print-completion=bash"}));
-    RunOptions options;
-    options.input = script.out + "\nCOMP_WORDS=(ddprun --print-comp); COMP_CWORD=1; _ddprun; echo \"${COMPREPLY[@]}\"\n"
-                                 "COMP_WORDS=(ddprun --color al); COMP_CWORD=2; _ddprun; echo \"${COMPREPLY[@]}\"\n";
-    const Outcome completed = run({"bash", "--norc"}, options);
-    EXPECT_EQ(completed.out, "--print-completion\nalways\n") << completed.err;
-    for (const char* shell : {"zsh", "fish", "tcsh"}) {
-        EXPECT_THAT(run(ddprun({"--print-completion", shell})).out, HasSubstr("nproc-per-node")) << shell;
-    }
-}
-
-TEST(Flags, TheManualPageExplainsEveryOptionOfTheHelp) {
-    const Outcome help = run(ddprun({"--help"})), page = run(ddprun({"--print-man"}));
-    EXPECT_EQ(page.status, 0) << page.err;
-    EXPECT_TRUE(page.out.starts_with(".TH DDPRUN 1"));
-    EXPECT_THAT(page.out, AllOf(HasSubstr(".PP\nEach worker finds"), HasSubstr(".PP\n\\-\\-signal and"))) << "no part of the entry before";
-    const std::string of_options = help.out.substr(0, help.out.find("\nOther commands"));
-    int options = 0;
-    for (const std::string_view line : split(of_options, '\n')) {
-        const std::size_t at = line.find("--");
-        if (!line.starts_with("  ") || at == line.npos || at > 6) continue;
-        std::string name(line.substr(at, line.find_first_of(" ", at) - at));
-        for (std::size_t dash = name.find('-'); dash != name.npos; dash = name.find('-', dash + 2)) name.insert(dash, "\\");
-        EXPECT_THAT(page.out, HasSubstr("\\fB" + name + "\\fR"));
-        ++options;
-    }
-    EXPECT_GT(options, 40);
-    EXPECT_THAT(page.out, AllOf(HasSubstr(".SH EXIT STATUS"), HasSubstr(".SH SIGNALS"), HasSubstr(".SH EXAMPLES")));
-}
-
-// ---- PET_ variables
-
-TEST(Flags, EveryFlagHasItsVariableAlsoThoseThatTorchrunForgot) {
-    const Outcome outcome = run(ddprun_probe({}, {"env", "ROLE_NAME", "env", "LOCAL_RANK"}),
-                                with_environment({"PET_NPROC_PER_NODE=2", "PET_ROLE=pet", "PET_VIRTUAL_LOCAL_RANK=1", "PET_NNODES=1:1",
-                                                  "PET_STANDALONE=1", "PET_NUMA_BINDING=none", "PET_LOGS_SPECS=default", "CUDA_VISIBLE_DEVICES="}));
-    EXPECT_THAT(sorted_lines(outcome.out), ElementsAre("[0]: LOCAL_RANK=0", "[0]: ROLE_NAME=pet", "[1]: LOCAL_RANK=0", "[1]: ROLE_NAME=pet")) << outcome.err;
-    EXPECT_THAT(run(ddprun({}), with_environment({"PET_PRINT_COMPLETION=fish"})).out, HasSubstr("complete -c ddprun"));
-}
-
-TEST(Flags, TheCommandLineWinsOverTheVariable) {
-    const Outcome outcome = run(ddprun_probe({"--nproc-per-node=1"}, {"env", "ROLE_NAME"}), with_environment({"PET_NPROC_PER_NODE=3", "PET_ROLE="}));
-    EXPECT_EQ(outcome.out, "ROLE_NAME=default\n");
-}
-
-TEST(Flags, AVariableThatIsWrongIsNamed) {
-    const Outcome outcome = run(ddprun_probe({}, {"say", "started"}), with_environment({"PET_NUMA_BINDING=chip"}));
-    EXPECT_EQ(outcome.status, 64);
-    EXPECT_THAT(outcome.err, AllOf(HasSubstr("PET_NUMA_BINDING"), HasSubstr("chip"), HasSubstr("socket")));
-}
-
 // ---- bad input
 
 constexpr const char* kHostile = "\x1b[2J\xc2\x9b" "2J\xe2\x80\xae";
@@ -432,6 +209,14 @@ constexpr const char* kSpelledOut = "\\x1b[2J\\u{9b}2J\\u{202e}";
 
 bool is_fit_for_a_terminal(const std::string& text) {
     return text.find('\x1b') == std::string::npos && text.find("\xc2\x9b") == std::string::npos && text.find("\xe2\x80\xae") == std::string::npos;
+}
+
+TEST(Flags, AWrongValueIsRefusedInOneLineBeforeAnythingStarts) {
+    const Outcome outcome = run(ddprun_probe({}, {"say", "started"}), with_environment({"PET_NUMA_BINDING=chip"}));
+    EXPECT_EQ(outcome.status, 64);
+    EXPECT_EQ(outcome.out, "");
+    EXPECT_EQ(occurrences(outcome.err, "\n"), 1) << outcome.err;
+    EXPECT_THAT(outcome.err, AllOf(HasSubstr("PET_NUMA_BINDING"), HasSubstr("chip"), HasSubstr("socket")));
 }
 
 TEST(Flags, WhatIsQuotedInAnErrorIsNotObeyedByTheTerminal) {
@@ -458,68 +243,6 @@ TEST(Flags, WhatIsQuotedInAnErrorIsNotObeyedByTheTerminal) {
     EXPECT_TRUE(is_fit_for_a_terminal(run(ddprun({"env"}), with_environment({"TMPDIR=" + hostile})).out));
     EXPECT_TRUE(is_fit_for_a_terminal(run(ddprun_probe({"--dry-run"}, {hostile})).out));
 }
-
-TEST(Flags, AProgramsNameInTheReportIsNotObeyedByTheTerminal) {
-    const TemporaryDirectory directory;
-    const std::string program = directory.file(kHostile);
-    std::filesystem::create_symlink("/bin/false", program);
-    const Outcome outcome = run(ddprun({program}));
-    EXPECT_EQ(outcome.status, 1);
-    EXPECT_THAT(outcome.err, AllOf(HasSubstr(kSpelledOut), HasSubstr("failed: rank 0")));
-    EXPECT_TRUE(is_fit_for_a_terminal(outcome.err));
-}
-
-struct Refusal {
-    std::vector<std::string> words;
-    std::vector<std::string> told;  ///< all of these stand in the error
-};
-
-void PrintTo(const Refusal& refusal, std::ostream* out) { *out << join(refusal.words, " "); }
-
-class Refused : public ::testing::TestWithParam<Refusal> {};
-
-TEST_P(Refused, BeforeAnythingStartsWithTheFlagTheValueAndWhatWasExpected) {
-    const Outcome outcome = run(ddprun_probe(GetParam().words, {"say", "started"}));
-    EXPECT_EQ(outcome.status, 64);
-    EXPECT_EQ(outcome.out, "");
-    for (const std::string& text : GetParam().told) EXPECT_THAT(outcome.err, HasSubstr(text));
-    EXPECT_EQ(occurrences(outcome.err, "\n"), 1) << outcome.err;
-}
-
-INSTANTIATE_TEST_SUITE_P(Flags, Refused, ::testing::Values(
-    Refusal{{"--nnodes=0"}, {"--nnodes", "0"}},
-    Refusal{{"--nnodes=3:2"}, {"--nnodes", "3:2"}},
-    Refusal{{"--nnodes=two"}, {"--nnodes", "two"}},
-    Refusal{{"--nproc-per-node=-1"}, {"--nproc-per-node", "-1"}},
-    Refusal{{"--nproc-per-node=xpu"}, {"--nproc-per-node", "xpu", "gpu"}},
-    Refusal{{"--nproc-per-node=99999999999"}, {"--nproc-per-node", "99999999999"}},
-    Refusal{{"--nproc-per-nods=2"}, {"--nproc-per-nods", "--nproc-per-node"}},
-    Refusal{{"--master=here"}, {"--master", "--master-addr", "--master-port"}},
-    Refusal{{"--max-restarts=-1"}, {"--max-restarts", "-1"}},
-    Refusal{{"--max-restarts=3/soon"}, {"--max-restarts", "soon"}},
-    Refusal{{"--monitor-interval=often"}, {"--monitor-interval", "often"}},
-    Refusal{{"--start-method=thread"}, {"--start-method", "thread", "spawn"}},
-    Refusal{{"--redirects=4"}, {"--redirects", "4"}},
-    Refusal{{"-t", "0:1,1"}, {"-t", "'1'", "LOCAL_RANK"}},
-    Refusal{{"--local-ranks-filter=a"}, {"--local-ranks-filter", "a"}},
-    Refusal{{"--numa-binding=chip"}, {"--numa-binding", "chip", "core-complex"}},
-    Refusal{{"--signals-to-handle=SIGFOO"}, {"--signals-to-handle", "SIGFOO"}},
-    Refusal{{"--signals-to-handle=SIGKILL"}, {"--signals-to-handle", "SIGKILL"}},
-    Refusal{{"--shutdown-timeout=-1"}, {"--shutdown-timeout", "-1"}},
-    Refusal{{"--node-rank=-1"}, {"--node-rank", "-1"}},
-    Refusal{{"--node-rank=2", "--nnodes=2"}, {"--node-rank 2", "--nnodes 2"}},
-    Refusal{{"--master-port=70000"}, {"--master-port", "70000"}},
-    Refusal{{"--rdzv-conf=join_timeout"}, {"--rdzv-conf", "join_timeout"}},
-    Refusal{{"--rdzv-endpoint=host:port"}, {"--rdzv-endpoint", "host:port"}},
-    Refusal{{"--standalone", "--nnodes=2"}, {"--standalone", "--nnodes 2"}},
-    Refusal{{"-m", "--no-python"}, {"-m", "--no-python"}},
-    Refusal{{"--standalone=1"}, {"--standalone", "takes no value"}},
-    Refusal{{"--rdzv-id", "--standalone"}, {"--rdzv-id", "--standalone"}},
-    Refusal{{"--print-completion=cmd"}, {"--print-completion", "cmd", "bash"}},
-    Refusal{{"--event-log-handler="}, {"--event-log-handler"}},
-    Refusal{{"--max-log-size=big"}, {"--max-log-size", "big"}},
-    Refusal{{"--prefix=${rnk}"}, {"--prefix", "rnk"}},
-    Refusal{{"--role="}, {"--role", "empty"}}));
 
 }  // namespace
 }  // namespace ddprun::test
