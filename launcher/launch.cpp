@@ -206,6 +206,9 @@ int run(CommandLine line, JobNodes nodes) {
     if (!rendezvous.iface.empty() && (setup.spec.nodes.max > 1 || rendezvous.head_is_apart)) {
         const bool speaks = !setup.spec.quiet && (!nodes.task || !nodes.task->place.is_rank);
         if (const Status settled = settle_address(rendezvous, setup.start && !setup.is_started, speaks); !settled) return give_up(settled.error().what, ExitCode::Usage);
+        for (const InterfaceAddress& one : list_interfaces()) {
+            if (one.address == rendezvous.listen_on) use_interface(setup.machine.fabric, one.interface);
+        }
     }
     if (setup.spec.dry_run) {
         const Status shown = show_plan(setup, nodes.task, line.sources.contains("nproc-per-node"));

@@ -362,7 +362,7 @@ OptionGroup rendezvous_options() {
               }},
              {"iface", 0, "NAME", "",
               "The network of several nodes: an interface of this node by its name, or a network as 10.1.0.0/16. Its address is the one "
-              "under which the other nodes reach this one (as --local-addr says it), and what ddprun listens on for them is there only. "
+              "under which the other nodes reach this one (as --local-addr says it), and what ddprun listens on for them is there only; gloo and NCCL are told it. "
               "Default: all interfaces.",
               [](Draft& d, Text v) { return store_text(v, d.spec.rendezvous.iface); }},
              {"insecure", 0, "", "",

@@ -95,6 +95,13 @@ void judge_ports(const NetworkFacts& network, const SoftwareFacts& software, Row
             "unset NCCL_IB_DISABLE");
 }
 
+void judge_own_name(const NetworkFacts& network, const SoftwareFacts& software, Rows& rows) {
+    if (network.own_name_at.empty() || !value_of(software, "GLOO_SOCKET_IFNAME").empty()) return;
+    add_network(rows, Severity::Note, "own name",
+                fmt::format("{} by /etc/hosts: gloo tells other nodes that address, and they cannot reach it", network.own_name_at),
+                "give the name an address of the network there, or set GLOO_SOCKET_IFNAME; in jobs of several nodes ddprun sets it");
+}
+
 void judge_fabric(const NetworkFacts& network, Rows& rows) {
     const FabricProfile profile = choose_fabric(std::nullopt, network);
     std::string text(name_of(profile.fabric));
@@ -115,6 +122,7 @@ std::vector<Finding> judge_network(const NetworkFacts& network, const SoftwareFa
     judge_ports(network, software, rows);
     judge_fabric(network, rows);
     judge_choice(network, software, rows);
+    judge_own_name(network, software, rows);
     return rows;
 }
 

@@ -103,6 +103,17 @@ void add_ethernet(const NetworkFacts& network, bool asked_for, std::vector<Fabri
     }
 }
 
+/// gloo asks for the address of the host's own name, and tells it to the other nodes.
+void add_gloo(const NetworkFacts& network, std::vector<FabricSetting>& settings) {
+    if (network.own_name_at.empty()) return;
+    std::vector<std::string> names = interfaces_where(network, [](const NetworkInterface& one) { return one.name.starts_with("hsn"); });
+    if (names.empty()) names = interfaces_where(network, [](const NetworkInterface& one) { return !one.is_virtual; });
+    if (names.empty()) names = nccls_own_interfaces(network.interfaces);
+    if (names.empty()) return;
+    settings.push_back({"GLOO_SOCKET_IFNAME", names.front(),
+                        fmt::format("this host's own name is {} in /etc/hosts, which gloo would tell the other nodes", network.own_name_at)});
+}
+
 }  // namespace
 
 std::string_view name_of(Fabric fabric) {
@@ -132,7 +143,18 @@ FabricProfile choose_fabric(const std::optional<Fabric>& wanted, const NetworkFa
     }
     if (profile.fabric == Fabric::Infiniband) add_infiniband(network, profile.settings);
     if (profile.fabric == Fabric::Ethernet) add_ethernet(network, wanted.has_value(), profile.settings);
+    if (profile.fabric != Fabric::None) add_gloo(network, profile.settings);
     return profile;
+}
+
+void use_interface(FabricProfile& profile, const std::string& interface) {
+    if (profile.fabric == Fabric::None) return;
+    const bool keeps_nccl = profile.fabric == Fabric::Slingshot;
+    std::erase_if(profile.settings, [&](const FabricSetting& one) {
+        return one.name == "GLOO_SOCKET_IFNAME" || (one.name == "NCCL_SOCKET_IFNAME" && !keeps_nccl);
+    });
+    profile.settings.push_back({"GLOO_SOCKET_IFNAME", interface, "--iface"});
+    if (!keeps_nccl) profile.settings.push_back({"NCCL_SOCKET_IFNAME", "=" + interface, "--iface"});
 }
 
 std::vector<FabricSetting> unset_settings(const FabricProfile& profile, const EnvironmentLookup& inherited) {

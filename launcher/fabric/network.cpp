@@ -17,6 +17,7 @@ namespace ddprun {
 namespace {
 
 constexpr std::size_t kMaxDeviceFile = 4096;
+constexpr std::size_t kMaxHostsFile = std::size_t{1} << 20;
 
 std::string device_text(const std::string& path) {
     return std::string(trim(read_file(path, kMaxDeviceFile).value_or("")));
@@ -101,7 +102,20 @@ NetworkFacts look_at_network() {
     NetworkFacts facts;
     facts.interfaces = read_interfaces();
     read_fabric_devices("/sys", facts);
+    facts.own_name_at = loopback_of_name(read_file("/etc/hosts", kMaxHostsFile).value_or(""), host_name());
     return facts;
+}
+
+std::string loopback_of_name(std::string_view hosts, std::string_view name) {
+    for (const std::string_view line : split(hosts, '\n')) {
+        std::string words(line.substr(0, line.find('#')));
+        std::replace(words.begin(), words.end(), '\t', ' ');
+        const std::vector<std::string_view> parts = split(trim(words), ' ');
+        if (std::find(parts.begin() + 1, parts.end(), name) == parts.end()) continue;
+        const std::string_view address = parts.front();
+        return address == "::1" || address.starts_with("127.") ? std::string(address) : "";
+    }
+    return "";
 }
 
 std::vector<std::string> nccls_own_interfaces(const std::vector<NetworkInterface>& interfaces) {

@@ -95,6 +95,8 @@ Probe probe_for(const JobSpec& spec) {
     else probe.gpus = binds ? Probe::Gpus::WithSeveralNumaNodes : Probe::Gpus::No;
     probe.network = wants_fabric(spec);
     probe.fabric = spec.fabric;
+    const std::string endpoint = spec.rendezvous.endpoint ? spec.rendezvous.endpoint->host : "";
+    probe.is_one_host = endpoint == "localhost" || endpoint == "::1" || endpoint.starts_with("127.");
     return probe;
 }
 
@@ -107,7 +109,11 @@ Machine detect_machine(const EnvironmentLookup& env, const Probe& probe) {
     // What was granted is told in cores, mostly: without the caches' files every thread would be one.
     machine.cpu_places = read_cpu_places("/sys", usable, probe.caches || machine.grant.cpus);
     machine.numa_distances = read_numa_distances("/sys");
-    if (probe.network) machine.fabric = choose_fabric(probe.fabric, look_at_network());
+    if (probe.network) {
+        NetworkFacts network = look_at_network();
+        if (probe.is_one_host) network.own_name_at.clear();
+        machine.fabric = choose_fabric(probe.fabric, network);
+    }
     if (!wants_gpus(probe, machine)) {
         machine.gpus_from = "not looked for";
         return machine;

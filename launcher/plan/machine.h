@@ -44,6 +44,7 @@ struct Probe {
     enum class Gpus : std::uint8_t { No, WithSeveralNumaNodes, Yes } gpus = Gpus::Yes;
     bool network = false;  ///< the fabric
     std::optional<Fabric> fabric = {};  ///< the one that was asked for
+    bool is_one_host = false;  ///< the nodes meet on the loopback, so all are on this host
 };
 /// The least that this job's plan needs.
 Probe probe_for(const JobSpec& spec);

@@ -122,6 +122,7 @@ const Case kCases[] = {
     {"LaunchBlocking", [](Facts& f) { f.software.variables = {{"CUDA_LAUNCH_BLOCKING", "1"}}; }, Severity::Warning, "variable", "debugging only", "unset CUDA_LAUNCH_BLOCKING"},
     {"ForcedAlgorithm", [](Facts& f) { f.software.variables = {{"NCCL_ALGO", "Ring"}}; }, Severity::Warning, "variable", "NCCL_ALGO=Ring", "unset NCCL_ALGO"},
     {"WrongInterface", [](Facts& f) { f.software.variables = {{"NCCL_SOCKET_IFNAME", "ib0"}}; }, Severity::Error, "NCCL sockets", "names no interface", "unset"},
+    {"OwnNameIsALoopback", [](Facts& f) { f.network.own_name_at = "127.0.1.1"; }, Severity::Note, "own name", "127.0.1.1 by /etc/hosts", "GLOO_SOCKET_IFNAME"},
     {"TwoNetworks", [](Facts& f) { f.network.interfaces.push_back({"eth1", true, false, false, {"10.1.0.1"}, 1000, 1500}); }, Severity::Note, "NCCL sockets", "takes eth0,eth1", "NCCL_SOCKET_IFNAME"},
     {"NoNetwork", [](Facts& f) { f.network.interfaces.clear(); }, Severity::Warning, "NCCL sockets", "no interface is up", "ip link"},
     {"Slingshot", [](Facts& f) { f.network.cxi_devices = {"cxi0"}; }, Severity::Warning, "NCCL sockets", "must be told", "NCCL_SOCKET_IFNAME=hsn"},

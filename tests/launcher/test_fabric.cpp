@@ -149,6 +149,36 @@ TEST(Fabric, EthernetKeepsNcclFromBridgesThatLeadNowhere) {
     EXPECT_THAT(choose_fabric(std::nullopt, network).settings, IsEmpty()) << "in a container all interfaces are virtual";
 }
 
+TEST(Fabric, GlooIsToldTheInterfaceWhereTheHostsOwnNameIsALoopbackAddress) {
+    EXPECT_EQ(value_of(choose_fabric(std::nullopt, ethernet()), "GLOO_SOCKET_IFNAME"), "unset") << "gloo finds it by the name";
+    NetworkFacts network = ethernet();
+    network.own_name_at = "127.0.1.1";
+    EXPECT_EQ(value_of(choose_fabric(std::nullopt, network), "GLOO_SOCKET_IFNAME"), "eth0");
+    EXPECT_THAT(choose_fabric(Fabric::None, network).settings, IsEmpty());
+    network.interfaces.push_back(interface("hsn0"));
+    EXPECT_EQ(value_of(choose_fabric(std::nullopt, network), "GLOO_SOCKET_IFNAME"), "hsn0");
+}
+
+TEST(Fabric, TheInterfaceOfIfaceIsGloosAndNcclsToo) {
+    FabricProfile profile = choose_fabric(std::nullopt, ethernet());
+    use_interface(profile, "eth1");
+    EXPECT_EQ(value_of(profile, "GLOO_SOCKET_IFNAME"), "eth1");
+    EXPECT_EQ(value_of(profile, "NCCL_SOCKET_IFNAME"), "=eth1");
+    profile = choose_fabric(std::nullopt, slingshot());
+    use_interface(profile, "eth1");
+    EXPECT_EQ(value_of(profile, "NCCL_SOCKET_IFNAME"), "hsn") << "ddprun's own connections may go over another network";
+    FabricProfile none;
+    use_interface(none, "eth1");
+    EXPECT_THAT(none.settings, IsEmpty()) << "--fabric none";
+}
+
+TEST(LoopbackOfName, IsWhatTheFirstLineWithTheNameSays) {
+    EXPECT_EQ(loopback_of_name("127.0.0.1 localhost\n127.0.1.1\tnode01.site node01  # Debian's\n10.0.0.1 node01\n", "node01"), "127.0.1.1");
+    EXPECT_EQ(loopback_of_name("10.0.0.1 node01\n127.0.1.1 node01\n", "node01"), "");
+    EXPECT_EQ(loopback_of_name("127.0.0.1 localhost # node01\n\n#\n127.0.1.1\n", "node01"), "");
+    EXPECT_EQ(loopback_of_name("::1 node01", "node01"), "::1");
+}
+
 TEST(Fabric, InfinibandBesideOtherActivePortsIsNamedToNccl) {
     EXPECT_THAT(choose_fabric(std::nullopt, infiniband()).settings, IsEmpty());
     NetworkFacts network = infiniband();
