@@ -1,5 +1,6 @@
 // What a user compiles against: the installed headers, libraries and pkg-config files, and nothing of the
 // source tree.
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -18,6 +19,11 @@ namespace ddprun::test {
 namespace {
 
 namespace fs = std::filesystem;
+using ::testing::AllOf;
+using ::testing::AnyOf;
+using ::testing::HasSubstr;
+using ::testing::Not;
+using ::testing::StartsWith;
 
 /// Catches a compiler that hangs; a busy machine takes a minute.
 constexpr auto kPatience = std::chrono::minutes(15);
@@ -46,8 +52,7 @@ class Installed : public ::testing::Test {
 
     static std::vector<std::string> flags(const std::string& which, const std::string& package) {
         RunOptions options = with_environment({"PKG_CONFIG_PATH=" + pkgconfig_.string()});
-        const Outcome told =
-            run({"pkg-config", "--define-variable=prefix=" + prefix_.string(), which, package}, options);
+        const Outcome told = run({"pkg-config", which, package}, options);
         EXPECT_EQ(told.status, 0) << told.err;
         std::istringstream words(told.out);
         return {std::istream_iterator<std::string>(words), {}};
@@ -107,10 +112,54 @@ TEST_F(Installed, HeadersHaveNoNamesButThoseUnderDdp) {
     EXPECT_EQ(compile(std::move(command), {source}).status, 0);
 }
 
-TEST_F(Installed, TheSmallestProgramLinksAndRuns) {
-    const Outcome outcome = run_user_program(path_of("SUM_OF_RANKS_SOURCE"), "ddp");
+TEST_F(Installed, TheProgramOfTheReadmeLinksAndPrintsTheSum) {
+    std::ifstream file(path_of("README"));
+    const std::string readme{std::istreambuf_iterator<char>(file), {}}, fence = "```cpp\n";
+    const std::size_t begin = readme.find(fence) + fence.size();
+    const std::string source = write("readme.cpp", readme.substr(begin, readme.find("```", begin) - begin));
+    const Outcome outcome = run_user_program(source, "ddp");
     EXPECT_EQ(outcome.status, 0) << outcome.err;
-    EXPECT_EQ(outcome.out, "1 workers, the sum of their ranks is 0\n");
+    EXPECT_EQ(outcome.out, "rank 0 of 1: the ranks' sum is 0\n");
+}
+
+TEST_F(Installed, PkgConfigFindsTheTreeWhereverItLiesAndAsksForNoPackageThatLinkingDoesNotNeed) {
+    const std::string words = testing::PrintToString(flags("--cflags", "ddp")) + testing::PrintToString(flags("--libs", "ddp"));
+    EXPECT_THAT(words, AllOf(HasSubstr("-I" + std::string(tree_->path())), HasSubstr("-L" + std::string(tree_->path()))));
+    EXPECT_THAT(words, Not(AnyOf(HasSubstr("fmt"), HasSubstr(".a\"")))) << "a path of a library is no option";
+    const RunOptions options = with_environment({"PKG_CONFIG_PATH=" + pkgconfig_.string()});
+    EXPECT_THAT(run({"pkg-config", "--print-requires", "ddp"}, options).out, Not(HasSubstr("fmt")));
+
+    const RunOptions below = with_environment(
+        {"PKG_CONFIG_LIBDIR=" + pkgconfig_.string() + ":/usr/lib/x86_64-linux-gnu/pkgconfig", "PKG_CONFIG_SYSROOT_DIR=/sysroot"});
+    std::istringstream paths(run({"pkg-config", "--libs-only-L", "--cflags-only-I", "ddp"}, below).out);
+    for (std::string path; paths >> path;) EXPECT_THAT(path.substr(2), StartsWith("/sysroot"));
+}
+
+TEST_F(Installed, CMakeFindsThePackageAndThePkgConfigFileAndLinksWithEither) {
+    if (path_of("CMAKE").empty()) GTEST_SKIP() << "there is no cmake";
+    const fs::path source = tree_->file("project");
+    fs::create_directory(source);
+    fs::copy(path_of("SUM_OF_RANKS_SOURCE"), source / "sum.cpp");
+    write("project/CMakeLists.txt", R"(
+        cmake_minimum_required(VERSION 3.16)
+        project(sum CXX)
+        find_package(ddp 0.1 REQUIRED)
+        add_executable(by_package sum.cpp)
+        target_link_libraries(by_package PRIVATE ddp::testing)
+        find_package(PkgConfig REQUIRED)
+        pkg_check_modules(DDP REQUIRED IMPORTED_TARGET ddp)
+        add_executable(by_pkgconfig sum.cpp)
+        target_link_libraries(by_pkgconfig PRIVATE PkgConfig::DDP)
+    )");
+    RunOptions options = with_environment({"PKG_CONFIG_PATH=" + pkgconfig_.string(), "CXX=" + path_of("CXX")});
+    options.timeout = kPatience;
+    const fs::path build = source / "build";
+    const Outcome configured = run({path_of("CMAKE"), "-S", source, "-B", build, "-DCMAKE_PREFIX_PATH=" + prefix_.string()}, options);
+    ASSERT_EQ(configured.status, 0) << configured.err;
+    const Outcome built = run({path_of("CMAKE"), "--build", build}, options);
+    ASSERT_EQ(built.status, 0) << built.out << built.err;
+    for (const char* name : {"by_package", "by_pkgconfig"})
+        EXPECT_EQ(run({build / name}).out, "1 workers, the sum of their ranks is 0\n") << name;
 }
 
 TEST_F(Installed, AProgramThatCapturesGraphsAndTestsWithRanksAsThreadsLinksAndRuns) {
