@@ -21,6 +21,7 @@ namespace {
 namespace fs = std::filesystem;
 using ::testing::AllOf;
 using ::testing::AnyOf;
+using ::testing::ContainsRegex;
 using ::testing::HasSubstr;
 using ::testing::Not;
 using ::testing::StartsWith;
@@ -110,6 +111,36 @@ TEST_F(Installed, HeadersHaveNoNamesButThoseUnderDdp) {
     const std::vector<std::string> cflags = flags("--cflags", "ddp");
     command.insert(command.end(), cflags.begin(), cflags.end());
     EXPECT_EQ(compile(std::move(command), {source}).status, 0);
+}
+
+TEST_F(Installed, TheCompilerWarnsOfEveryResultThatIsIgnored) {
+    const std::string source = write("ignores.cpp", R"(
+        #include <ddp/checkpoint.h>
+        #include <ddp/cuda/graph.h>
+        #include <ddp/ddp.h>
+        #include <ddp/error_report.h>
+        #include <ddp/testing.h>
+
+        void ignore(ddp::ProcessGroup& group, ddp::Buffer buffer, ddp::cuda::Stream stream) {
+            group.all_reduce(buffer);
+            group.barrier();
+            ddp::TimeoutScope(group, std::chrono::seconds(1));
+            ddp::cuda::Capture{stream};
+            ddp::power_sgd();
+            ddp::load_weights("weights", {});
+            ddp::run_main("program", [] { return 1; });
+            ddp::testing::failures_of_ranks(2, [](ddp::ProcessGroup&) {});
+        }
+    )");
+    std::vector<std::string> command{path_of("CXX"), "-fsyntax-only"};
+    const std::vector<std::string> cflags = flags("--cflags", "ddp");
+    command.insert(command.end(), cflags.begin(), cflags.end());
+    const Outcome outcome = compile(std::move(command), {source});
+    EXPECT_EQ(outcome.status, 0) << outcome.err;
+    for (int line = 9; line <= 16; ++line) {
+        const std::string warning = "ignores.cpp:" + std::to_string(line) + ":";
+        EXPECT_THAT(outcome.err, ContainsRegex(warning + "[0-9]+: warning: ignoring"));
+    }
 }
 
 TEST_F(Installed, TheProgramOfTheReadmeLinksAndPrintsTheSum) {

@@ -177,7 +177,7 @@ TEST_P(Mismatch, MakesTheGroupUnusableInsteadOfWrong) {
 TEST(Failure, IsKeptInTheWorkUntilSomebodyWaits) {
     ddp::testing::RankOptions options;
     options.group.progress = ProcessGroupOptions::Progress::Thread;
-    failures_of_ranks(
+    (void)failures_of_ranks(
         2,
         [](ProcessGroup& group) {
             std::vector<float> values(static_cast<std::size_t>(group.rank()) + 1);
@@ -269,7 +269,7 @@ TEST(Timeout, OfJoiningNamesTheMissingRanks) {
     ProcessGroupOptions options;
     options.timeout = milliseconds(100);
     try {
-        ProcessGroup::create(Context(env), options);
+        (void)ProcessGroup::create(Context(env), options);
         FAIL() << "joined a world that is not there";
     } catch (const TimeoutError& error) {
         EXPECT_TRUE(says(error.what(), {"missing", "rank 0, 2-3"}));
@@ -287,7 +287,7 @@ TEST(Join, TellsAllRanksWhenWorldSizesDisagree) {
             ProcessGroupOptions options;
             options.timeout = seconds(20);
             try {
-                ProcessGroup::create(Context(env), options);
+                (void)ProcessGroup::create(Context(env), options);
             } catch (...) {
                 failures[static_cast<std::size_t>(rank)] = std::current_exception();
             }
@@ -303,17 +303,17 @@ TEST(Join, TellsAllRanksWhenWorldSizesDisagree) {
 TEST(Join, RefusesAWorldOfSeveralNodesAndADescriptorThatIsNoSegment) {
     ddprun::WorkerEnv env = environment_of(0, 2);
     env.world_size = 4;
-    EXPECT_THROW(ProcessGroup::create(Context(env)), InvalidInput);
+    EXPECT_THROW((void)ProcessGroup::create(Context(env)), InvalidInput);
 
     ddprun::WorkerEnv wrong = environment_of(0, 1);
     const ddprun::UniqueFd null(::open("/dev/null", O_RDWR | O_CLOEXEC));
     wrong.segment_fd = null.get();
-    EXPECT_THROW(ProcessGroup::create(Context(wrong)), InvalidInput);
+    EXPECT_THROW((void)ProcessGroup::create(Context(wrong)), InvalidInput);
     wrong.segment_fd = 987654;
-    EXPECT_THROW(ProcessGroup::create(Context(wrong)), InvalidInput);
+    EXPECT_THROW((void)ProcessGroup::create(Context(wrong)), InvalidInput);
     ProcessGroupOptions options;
     options.backend = "gloo";
-    EXPECT_THROW(ProcessGroup::create(Context(environment_of(0, 1)), options), InvalidInput);
+    EXPECT_THROW((void)ProcessGroup::create(Context(environment_of(0, 1)), options), InvalidInput);
 }
 
 TEST(Join, MakesAWorldOfOneWithoutAnybodysHelpAsOftenAsOneLikes) {
@@ -454,7 +454,7 @@ TEST(Processes, WithoutALauncherHearOfDisagreeingWorldSizes) {
         ProcessGroupOptions options;
         options.timeout = seconds(20);
         try {
-            ProcessGroup::create(Context(env), options);
+            (void)ProcessGroup::create(Context(env), options);
         } catch (const MismatchError& error) {
             return says(error.what(), {"rank 1", "4", "3"}) ? kRight : 4;
         }
@@ -469,7 +469,7 @@ TEST(Processes, WithoutALauncherRankZeroNamesWhoDidNotCome) {
     ProcessGroupOptions options;
     options.timeout = milliseconds(50);
     try {
-        ProcessGroup::create(Context(env), options);
+        (void)ProcessGroup::create(Context(env), options);
         FAIL();
     } catch (const TimeoutError& error) {
         EXPECT_TRUE(says(error.what(), {"missing", "rank 1-2"}));

@@ -56,7 +56,7 @@ TEST(GraphLaunch, IsACollectiveToTheLauncher) {
             EXPECT_EQ(line.operation, static_cast<std::uint32_t>(ddprun::SegmentOp::GraphLaunch));
             EXPECT_EQ(line.started_seq, 6U);
             EXPECT_EQ(line.finished_seq, 6U);
-            rank.group.barrier();
+            rank.group.barrier().wait();
         },
         {.own_stream = true});
     for (const auto& failure : failures) EXPECT_EQ(message_of(failure), "");

@@ -59,7 +59,7 @@ class ErrorReport : public ::testing::Test {
 
 TEST_F(ErrorReport, AnExceptionLeavesItsTextAndWhereItWasThrownAndExitsWithOne) {
     // The test framework would catch it; a main does not.
-    const auto main = []() noexcept { run_main("prog", throw_from_here); };
+    const auto main = []() noexcept { (void)run_main("prog", throw_from_here); };
     EXPECT_EXIT(main(), ::testing::ExitedWithCode(1), "prog: rank 3: no \"data\"");
     EXPECT_EQ(message()["message"], "rank 3: no \"data\"\nat all");
     EXPECT_THAT(stack(), HasSubstr("#0 "));
@@ -68,7 +68,7 @@ TEST_F(ErrorReport, AnExceptionLeavesItsTextAndWhereItWasThrownAndExitsWithOne) 
 
 TEST_F(ErrorReport, ACrashIsReportedAndStaysTheSignalThatItWas) {
     for (const int signal : {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT}) {
-        EXPECT_EXIT(run_main("prog", [&] { return ::raise(signal); }), ::testing::KilledBySignal(signal), "died of SIG");
+        EXPECT_EXIT((void)run_main("prog", [&] { return ::raise(signal); }), ::testing::KilledBySignal(signal), "died of SIG");
         EXPECT_THAT(message()["message"].text(), ::testing::StartsWith("SIG")) << signal;
         EXPECT_THAT(stack(), HasSubstr("#0 ")) << signal;
     }
@@ -81,12 +81,12 @@ TEST_F(ErrorReport, TheLastWordsOfNcclAndCudaAreInItAlsoAfterACrash) {
         note_device_error(DeviceLibrary::Cuda, std::string(5000, 'x'));
         return ::raise(SIGSEGV);
     };
-    EXPECT_EXIT(run_main("prog", fail_with_words), ::testing::KilledBySignal(SIGSEGV), "died of SIG");
+    EXPECT_EXIT((void)run_main("prog", fail_with_words), ::testing::KilledBySignal(SIGSEGV), "died of SIG");
     EXPECT_EQ(message()["extraInfo"]["nccl_error"], "unhandled \"system\" error");
     EXPECT_EQ(message()["extraInfo"]["cuda_error"], std::string(1000, 'x'));
 
     const auto throw_with_words = []() noexcept {
-        run_main("prog", [] {
+        (void)run_main("prog", [] {
             note_device_error(DeviceLibrary::Nccl, "a word");
             return throw_from_here();
         });
@@ -104,7 +104,7 @@ TEST_F(ErrorReport, TheLastWordsOfNcclAndCudaAreInItAlsoAfterACrash) {
 
 TEST_F(ErrorReport, AnOverflownStackIsReportedToo) {
     volatile char bottom = 0;
-    EXPECT_EXIT(run_main("prog", [&] { return overflow(&bottom); }), ::testing::KilledBySignal(SIGSEGV), "SIGSEGV");
+    EXPECT_EXIT((void)run_main("prog", [&] { return overflow(&bottom); }), ::testing::KilledBySignal(SIGSEGV), "SIGSEGV");
     EXPECT_THAT(stack(), HasSubstr("#0 "));
 }
 

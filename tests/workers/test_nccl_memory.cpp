@@ -34,9 +34,9 @@ Told allocate_in(const NcclWorldOptions& options, int ranks = 2) {
             rank.group.all_reduce({values.data(), 2, DType::F32, rank.group.device()}).synchronize();
             EXPECT_EQ(values[1], 2.0F * static_cast<float>(ranks));
             symmetric_ranks += rank.group.shared_memory_is_symmetric() ? 1 : 0;
-            rank.group.barrier();
+            rank.group.barrier().wait();
             if (rank.group.rank() == 0) told.registered = count_of("fake_nccl_registered");
-            rank.group.barrier();
+            rank.group.barrier().wait();
         },
         options);
     for (const auto& failure : failures) EXPECT_EQ(message_of(failure), "");

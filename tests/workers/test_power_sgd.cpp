@@ -184,8 +184,8 @@ TEST(PowerSgd, GoesOnFromACheckpointWithTheBitsOfTheRunThatSavedIt) {
 }
 
 TEST(PowerSgd, RefusesOptionsThatMakeNoSense) {
-    EXPECT_THROW(ddp::power_sgd({.rank = 0}), ddp::InvalidInput);
-    EXPECT_THROW(ddp::power_sgd({.min_compression_rate = 0}), ddp::InvalidInput);
+    EXPECT_THROW((void)ddp::power_sgd({.rank = 0}), ddp::InvalidInput);
+    EXPECT_THROW((void)ddp::power_sgd({.min_compression_rate = 0}), ddp::InvalidInput);
 }
 
 }  // namespace

@@ -170,7 +170,7 @@ TEST(Staged, RunsCollectivesOnOneBufferInOrderWithoutAnyWaitBetweenThem) {
             const Buffer half{buffer.data, buffer.count / 2, DType::I32, group.device()};
             Work last;
             for (int round = 0; round < 10; ++round) {
-                group.all_reduce(buffer);
+                (void)group.all_reduce(buffer);
                 last = group.all_reduce(half);
             }
             last.synchronize();
@@ -234,7 +234,7 @@ TEST(Staged, SplitsIntoGroupsOfTheSameKind) {
 TEST(Staged, RefusesHostMemory) {
     const auto failures = staged_failures_of(1, [](ProcessGroup& group) {
         float value = 0;
-        group.all_reduce({&value, 1, DType::F32, {}});
+        (void)group.all_reduce({&value, 1, DType::F32, {}});
     });
     EXPECT_EQ(
         message_of(failures[0]),
@@ -246,7 +246,7 @@ TEST(Staged, TellsEveryRankOfAMismatchInWaitAndInSynchronize) {
         const Buffer buffer = device_copy(group, Bytes(80), DType::U8);
         Work work = group.all_reduce({buffer.data, group.rank() == 0 ? 80U : 40U, DType::U8, group.device()});
         EXPECT_THROW(work.wait(), MismatchError);
-        group.barrier();  // the group is unusable
+        group.barrier().wait();  // the group is unusable
     });
     for (const auto& failure : failures) {
         EXPECT_TRUE(is<MismatchError>(failure));
@@ -279,7 +279,7 @@ TEST(Staged, AFaultOfTheDeviceIsNamedAndEndsTheGroup) {
             fail(group.stream(), 700);
             EXPECT_THROW(group.all_reduce(buffer).wait(), Error);
             fail(group.stream(), 0);
-            group.barrier();
+            group.barrier().wait();
         },
         {.own_streams = true});
     EXPECT_THAT(message_of(failures[0]),
@@ -335,7 +335,7 @@ TEST(Staged, TakesCallsFromAThreadThatWorksOnAnotherDeviceAndLeavesItThere) {
         cudaSetDevice(1);
         const Buffer buffer = device_copy(group, Bytes(12, std::byte{1}), DType::U8);
         group.all_reduce(buffer).wait();
-        group.barrier();
+        group.barrier().wait();
         EXPECT_EQ(bytes_of(buffer), Bytes(12, std::byte{2}));
         int device = 0;
         cudaGetDevice(&device);

@@ -65,7 +65,7 @@ class SafetensorsFile {
     using Rename = std::function<std::string(const std::string& name)>;
     /// Fills those tensors that the file holds; the others stay as they are. Throws InvalidInput for one that is of
     /// another type or shape there, before anything is written.
-    Unmatched read_matching(std::span<const Tensor> tensors, const Rename& rename = {}) const;
+    [[nodiscard]] Unmatched read_matching(std::span<const Tensor> tensors, const Rename& rename = {}) const;
 
   private:
     [[nodiscard]] const Entry* find(const std::string& name) const;
@@ -175,7 +175,7 @@ TrainingState load_checkpoint(const std::string& checkpoint, std::span<const Ten
                               std::span<const Tensor> optimizer);
 /// SafetensorsFile::read_matching of the file at `path`, for tensors on devices too: weights to begin with. Done on rank 0
 /// before its DistributedDataParallel is made, which gives them to everyone.
-SafetensorsFile::Unmatched load_weights(const std::string& path, std::span<const Tensor> model,
-                                        const SafetensorsFile::Rename& rename = {});
+[[nodiscard]] SafetensorsFile::Unmatched load_weights(const std::string& path, std::span<const Tensor> model,
+                                                      const SafetensorsFile::Rename& rename = {});
 
 }  // namespace ddp

@@ -66,8 +66,8 @@ using CommunicationHook = std::function<FinishReduction(ProcessGroup&, const Gra
 /// Hooks that send float32 gradients as bfloat16 or float16: half the bytes. In host memory sums are in float32, with
 /// one rounding at the end; on a device they are as the backend sums. Buckets of other types are averaged as they are.
 /// Values beyond float16's 65504 become infinite there: bfloat16 has float32's range.
-CommunicationHook bf16_compression();
-CommunicationHook fp16_compression();
+[[nodiscard]] CommunicationHook bf16_compression();
+[[nodiscard]] CommunicationHook fp16_compression();
 
 /// See PyTorch's PowerSGDState.
 struct PowerSgdOptions {
@@ -81,7 +81,7 @@ struct PowerSgdOptions {
 /// A hook that sends each gradient [n, ...] of float32 as two factors of that rank, (n + m) * rank numbers for n * m (Vogels
 /// et al., 2019): for slow networks. Lossy, and the same bits on all ranks. In host memory; on a device the step throws
 /// InvalidInput. Throws InvalidInput for options that make no sense.
-CommunicationHook power_sgd(PowerSgdOptions options = {});
+[[nodiscard]] CommunicationHook power_sgd(PowerSgdOptions options = {});
 
 /// The same, with what it goes on from as a part of a checkpoint: factors, errors and the count of steps.
 ///

@@ -19,7 +19,7 @@ namespace ddp {
 ///
 /// Without that variable only the line is written. Handlers that the program installs itself are left alone when
 /// they are there before the call. To be called once, from the main thread.
-int run_main(std::string_view program, const std::function<int()>& body);
+[[nodiscard]] int run_main(std::string_view program, const std::function<int()>& body);
 
 /// Leaves a report of an error that the program handles itself before it exits. False: there is no error file, or
 /// it cannot be written.

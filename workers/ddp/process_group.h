@@ -19,7 +19,8 @@ namespace ddp {
 /// A collective in flight. Copyable handle. wait() blocks until it is done and throws what went wrong
 /// (PeerLostError, TimeoutError, MismatchError); on a GPU backend it makes the current stream wait instead, and
 /// throws what went wrong so far. synchronize() blocks the calling thread on every backend.
-class Work {
+/// A Work that nobody waits for is a bug of the caller: its error is lost, and its buffers may still be in use.
+class [[nodiscard]] Work {
   public:
     struct State;
     Work() = default;  ///< already done
@@ -261,7 +262,7 @@ class BorrowedGroup {
 class TimeoutScope {
   public:
     /// Throws InvalidInput unless it is positive.
-    TimeoutScope(ProcessGroup& group, std::chrono::nanoseconds timeout);
+    [[nodiscard]] TimeoutScope(ProcessGroup& group, std::chrono::nanoseconds timeout);
     ~TimeoutScope() {
         if (!group_.is_gone()) group_->timeout_ = before_;
     }

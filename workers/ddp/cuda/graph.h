@@ -33,7 +33,7 @@ class Graph {
 class Capture {
   public:
     /// `stream` may not be the default stream. Throws Error.
-    explicit Capture(Stream stream);
+    [[nodiscard]] explicit Capture(Stream stream);
     /// Without end(): what was recorded is thrown away.
     ~Capture();
     Capture(const Capture&) = delete;
