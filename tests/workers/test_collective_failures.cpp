@@ -373,6 +373,56 @@ int reduce_until_peer_lost(ProcessGroup& group, int reached) {
     }
 }
 
+/// A child of rank 0 that was forked while `pending` was on its way; it must not wait for anybody.
+int as_forked_child(std::unique_ptr<ProcessGroup> group, std::unique_ptr<ProcessGroup> part, Work pending) {
+    const auto refuses = [](const std::function<void()>& call) {
+        try {
+            call();
+        } catch (const Error& error) {
+            return static_cast<bool>(says(error.what(), {"in a forked child"}));
+        }
+        return false;
+    };
+    if (!refuses([&] { reduce_floats(*group, 3); })) return 4;
+    if (!refuses([&] { barrier(*part); })) return 5;
+    if (!refuses([&] { pending.wait(); })) return 6;
+    part.reset();
+    group.reset();
+    return kRight;
+}
+
+TEST(ForkedChild, OfARankIsRefusedEveryCallAndDestroysNothingThatTheRankUses) {
+    ddprun::UniqueFd fd = make_segment({.local_world_size = 2, .world_size = 2});
+    const Pipe tried;
+    ForkedRanks ranks(2, [&](int rank) {
+        ddprun::WorkerEnv env = environment_of(rank, 2);
+        env.segment_fd = fd.get();
+        const ProcessGroupOptions options{.timeout = seconds(60), .progress = ProcessGroupOptions::Progress::Thread};
+        auto group = ProcessGroup::create(Context(env), options);
+        auto part = group->split(0, rank);
+        const auto shared = group->allocate_shared(4 * sizeof(float));
+        const std::span<float> values(reinterpret_cast<float*>(shared.data()), 4);
+        std::ranges::fill(values, 1.0F);
+        if (rank == 1) tried.await_one();
+        Work pending = group->all_reduce(buffer_of(values));
+        if (rank == 0) {
+            const pid_t child = ::fork();
+            if (child == 0) {
+                ::alarm(30);  // one that waits for ever
+                ::_exit(as_forked_child(std::move(group), std::move(part), std::move(pending)));
+            }
+            int status = 0;
+            ::waitpid(child, &status, 0);
+            tried.say_one();
+            if (!WIFEXITED(status) || WEXITSTATUS(status) != kRight) return WIFEXITED(status) ? WEXITSTATUS(status) : 7;
+        }
+        pending.wait();
+        barrier(*part);
+        return values[3] == 2.0F ? kRight : 8;
+    });
+    for (int rank = 0; rank < 2; ++rank) EXPECT_EQ(ranks.wait(rank), kRight);
+}
+
 TEST(PeerLost, IsRaisedLongBeforeTheTimeOutOnceTheLauncherEndsTheGeneration) {
     ddprun::UniqueFd fd = make_segment({.local_world_size = 3, .world_size = 3});
     const SegmentMap launcher(ddprun::UniqueFd(::fcntl(fd.get(), F_DUPFD_CLOEXEC, 0)));

@@ -1,4 +1,6 @@
 #include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <atomic>
 #include <cstring>
@@ -171,6 +173,28 @@ TEST_P(LoaderWithPrefetch, TakesABatchSizeThatIsLargerThanAllThereIs) {
         EXPECT_EQ(loader.next(), nullptr);
         EXPECT_EQ(Loader(numbers, backwards(3), {.batch_size = size, .drop_last = true}).batches(), 0U);
     }
+}
+
+TEST(Loader, ThatReadsAheadIsDestroyedInAForkedChildWithoutWaitingForAThreadThatTheChildLacks) {
+    const Numbers numbers(100);
+    auto loader = std::make_unique<Loader>(numbers, backwards(100), LoaderOptions{.batch_size = 10, .prefetch = 2});
+    ASSERT_NE(loader->next(), nullptr);
+    const pid_t child = ::fork();
+    if (child == 0) {
+        ::alarm(30);  // one that waits for ever
+        try {
+            (void)loader->next();
+            ::_exit(1);
+        } catch (const ddp::Error&) {
+            loader.reset();
+            ::_exit(42);
+        }
+    }
+    int status = 0;
+    ::waitpid(child, &status, 0);
+    EXPECT_TRUE(WIFEXITED(status));
+    EXPECT_EQ(WEXITSTATUS(status), 42);
+    EXPECT_NE(loader->next(), nullptr);
 }
 
 TEST(Loader, RefusesAFieldThatSamplesDoNotHave) {

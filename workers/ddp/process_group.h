@@ -70,6 +70,8 @@ struct ProcessGroupOptions {
 ///
 /// One thread at a time issues calls, in an order that is the same on all ranks; a call that begins while another thread is
 /// inside one (until it has its Work) throws Error. Threads that are to be independent have a group each: split.
+///
+/// A forked child may destroy the group, call exec or end; each call of it in the child throws Error.
 class ProcessGroup {
   public:
     /// Joins the world that `context` describes; blocks until every rank has joined or the timeout passes.
@@ -177,10 +179,12 @@ class ProcessGroup {
         int world_rank = 0;
         std::chrono::nanoseconds timeout = ProcessGroupOptions{}.timeout;
     };
-    ProcessGroup() = default;
+    ProcessGroup();
     /// Once, before the first call.
     void take_seat(const Seat& seat) { seat_ = seat, timeout_ = seat.timeout; }
     [[nodiscard]] const Seat& seat() const { return seat_; }
+    /// Then the threads, the connections and the memory are the parent's: destroy nothing that it uses.
+    [[nodiscard]] bool is_in_forked_child() const;
 
     // What a backend does: as the calls of those names, with arguments that are checked, within timeout(). Of
     // gather's output and scatter's input that holds on `root` alone; the others must not look at theirs.
@@ -233,6 +237,7 @@ class ProcessGroup {
     std::chrono::nanoseconds timeout_{};
     std::string choice_;
     std::atomic<const char*> inside_ = nullptr;  ///< the call that a thread is in
+    const std::uint32_t made_in_;  ///< the process that made it (worker/fork.h)
     const std::shared_ptr<const bool> life_ = std::make_shared<const bool>(true);  ///< as long as this
 };
 

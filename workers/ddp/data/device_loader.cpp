@@ -1,4 +1,3 @@
-#include <optional>
 #include <utility>
 
 #include "ddp/cuda/graph.h"
@@ -38,7 +37,7 @@ class DeviceLoader::Ring {
         const std::size_t bytes = total_bytes(field_bytes_, batch_size_);
         for (std::size_t s = 0; s < batching.slots(options.prefetch); ++s)
             slots_.push_back(std::make_unique<Slot>(gpu_, bytes));
-        reader_.emplace(batching.batches(), slots_.size(), [this](std::size_t batch) { make(batch); });
+        reader_ = make_owned<ReadAhead>(batching.batches(), slots_.size(), [this](std::size_t batch) { make(batch); });
     }
 
     const DeviceBatch* take(std::size_t batch) {
@@ -99,7 +98,7 @@ class DeviceLoader::Ring {
     const cuda::Stream user_stream_;
     const cuda::OwnedStream copies_;
     std::vector<std::unique_ptr<Slot>> slots_;
-    std::optional<ReadAhead> reader_;  // ends first
+    OwnedByMaker<ReadAhead> reader_;  // ends first
 };
 
 DeviceLoader::DeviceLoader(const Dataset& dataset, std::vector<std::size_t> indices,

@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <new>
-#include <optional>
 #include <utility>
 
 #include "ddp/data/batching.h"
@@ -59,7 +58,7 @@ void Batch::read(const Dataset& dataset, std::span<const std::size_t> indices) {
 class Loader::Ring {
   public:
     explicit Ring(const Loader& loader) : slots_(make_slots(loader)) {
-        reader_.emplace(loader.batches(), slots_.size(), [this, &loader](std::size_t batch) {
+        reader_ = make_owned<ReadAhead>(loader.batches(), slots_.size(), [this, &loader](std::size_t batch) {
             slots_[batch % slots_.size()].read(loader.dataset_, loader.batching_->samples_of(batch));
         });
     }
@@ -77,7 +76,7 @@ class Loader::Ring {
         return slots;
     }
     std::vector<Batch> slots_;
-    std::optional<ReadAhead> reader_;  // ends first
+    OwnedByMaker<ReadAhead> reader_;  // ends first
 };
 
 Loader::Loader(const Dataset& dataset, std::vector<std::size_t> indices, LoaderOptions options)

@@ -19,6 +19,7 @@ ReadAhead::~ReadAhead() {
 }
 
 void ReadAhead::take(std::size_t batch) {
+    require_same_process(made_in_, "next() of a loader that reads ahead");
     std::unique_lock lock(mutex_);
     given_back_ = batch;
     changed_.notify_all();

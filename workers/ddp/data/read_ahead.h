@@ -7,6 +7,8 @@
 #include <mutex>
 #include <thread>
 
+#include "ddp/worker/fork.h"
+
 namespace ddp {
 
 /// A thread that makes batches 0, 1, 2, ... ahead of one caller who takes them in that order, into `slots`
@@ -21,7 +23,7 @@ class ReadAhead {
     ReadAhead& operator=(const ReadAhead&) = delete;
 
     /// Gives the batches before it back and waits until it is made. Throws what `make` threw for it; the
-    /// batches before that are delivered first.
+    /// batches before that are delivered first. Throws Error in a forked child.
     void take(std::size_t batch);
 
   private:
@@ -37,6 +39,7 @@ class ReadAhead {
     std::size_t given_back_ = 0;
     bool stopping_ = false;
     std::exception_ptr failure_;
+    const std::uint32_t made_in_ = fork_count();
     std::thread thread_;
 };
 

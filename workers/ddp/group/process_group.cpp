@@ -7,6 +7,7 @@
 
 #include "ddp/group/split.h"
 #include "ddp/worker/call.h"
+#include "ddp/worker/fork.h"
 #include "ddp/worker/slices.h"
 
 namespace ddp {
@@ -69,6 +70,8 @@ void require_slices(const char* call, const Buffer& output, const Buffer& input,
 class ProcessGroup::OneAtATime {
   public:
     OneAtATime(ProcessGroup& group, const char* call) : inside_(group.inside_) {
+        if (group.is_in_forked_child())
+            require_same_process(group.made_in_, fmt::format("rank {}: {}", group.seat_.world_rank, call));
         const char* other = nullptr;
         if (inside_.compare_exchange_strong(other, call, std::memory_order_acquire)) return;
         throw Error(fmt::format("rank {}: {} was called while another thread was in {} of the same group; call a group from one thread at a "
@@ -82,6 +85,10 @@ class ProcessGroup::OneAtATime {
   private:
     std::atomic<const char*>& inside_;
 };
+
+ProcessGroup::ProcessGroup() : made_in_(fork_count()) {}
+
+bool ProcessGroup::is_in_forked_child() const { return made_in_ != fork_count(); }
 
 /// Memory of the device that this group works on.
 void ProcessGroup::require_memory(const char* call, const Buffer& buffer) const {

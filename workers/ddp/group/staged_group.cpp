@@ -58,14 +58,15 @@ struct Piece {
 class StagedGroup final : public ProcessGroup {
   public:
     StagedGroup(StagedParts parts, const ddprun::WorkerEnv& env, const ProcessGroupOptions& options)
-        : parts_(std::move(parts)), env_(env), options_(options), backend_(parts_.segment, env, options.timeout) {
+        : parts_(std::move(parts)), env_(env), options_(options),
+          owned_backend_(make_owned<cpu::CpuBackend>(parts_.segment, env, options.timeout)) {
         begin();
     }
     StagedGroup(const StagedGroup& parent, const std::vector<std::uint32_t>& members, std::uint32_t share)
         : parts_(parent.parts_),
           env_(parent.env_),
           options_(parent.options_),
-          backend_(parent.backend_, members, share) {
+          owned_backend_(make_owned<cpu::CpuBackend>(parent.backend_, members, share)) {
         begin();
     }
 
@@ -198,7 +199,7 @@ class StagedGroup final : public ProcessGroup {
         const auto ready = std::make_shared<cuda::Event>();
         ready->record(static_cast<cuda::Stream>(options_.stream));
         const auto state = std::make_shared<Work::State>();
-        thread_.post([this, state, ready, collective, pieces = std::move(pieces), limit = timeout(),
+        thread_->post([this, state, ready, collective, pieces = std::move(pieces), limit = timeout(),
                       name = fmt::format("rank {}: {}", env_.rank, call)] {
             std::exception_ptr failure;
             try {
@@ -286,14 +287,15 @@ class StagedGroup final : public ProcessGroup {
     const StagedParts parts_;
     const ddprun::WorkerEnv env_;
     const ProcessGroupOptions options_;
-    cpu::CpuBackend backend_;
+    const OwnedByMaker<cpu::CpuBackend> owned_backend_;
+    cpu::CpuBackend& backend_ = *owned_backend_;
     // Of the thread.
     std::shared_ptr<const cuda::Gpu> gpu_;
     std::optional<cuda::OwnedStream> copies_;
     std::optional<cuda::Event> copied_;
     std::vector<std::unique_ptr<Region>> regions_;
     std::deque<std::optional<cuda::PinnedMemory>> rooms_;
-    ProgressThread thread_;  // ends first: what is in flight uses all of the others
+    const OwnedByMaker<ProgressThread> thread_ = make_owned<ProgressThread>();  // ends first: what is in flight uses all of the others
 };
 
 }  // namespace

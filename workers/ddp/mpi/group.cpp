@@ -10,7 +10,6 @@
 #include <limits>
 #include <memory>
 #include <mutex>
-#include <optional>
 #include <utility>
 
 #include "ddp/cuda/numbers.h"
@@ -118,10 +117,11 @@ class Group final : public ProcessGroup {
         if (env.segment_fd >= 0)
             segment_ =
                 std::make_unique<SegmentMap>(ddprun::UniqueFd(::fcntl(env.segment_fd, F_DUPFD_CLOEXEC, 0)));
-        if (sort_.has_thread) progress_.emplace();
+        if (sort_.has_thread) progress_ = make_owned<ProgressThread>();
     }
     ~Group() override {
         progress_.reset();
+        if (is_in_forked_child()) return;
         if (broken_) keep_for_ever(std::make_shared<decltype(memory_)>(std::move(memory_)));
         module_.close(communicator_);
     }
@@ -446,7 +446,7 @@ class Group final : public ProcessGroup {
     std::exception_ptr broken_;
     std::vector<std::shared_ptr<void>> temporaries_;  ///< of the call that is carried out
     std::chrono::nanoseconds limit_{};                ///< of the same
-    std::optional<ProgressThread> progress_;
+    OwnedByMaker<ProgressThread> progress_;
 };
 
 }  // namespace

@@ -53,14 +53,16 @@ Group::Group(NcclParts parts, Membership membership, SessionParts session,
                .backend = "nccl",
                .world_rank = session_parts_.env.rank,
                .timeout = session_parts_.timeout});
-    session_ = std::make_unique<Session>(std::move(session), std::move(communicator));
+    communicator_ = communicator;
+    session_ = make_owned<Session>(std::move(session), std::move(communicator));
     const cuda::DeviceScope here = on_device();
     const std::size_t bytes = sizeof(std::int64_t) * (static_cast<std::size_t>(size()) + 1);
-    scratch_ = std::make_unique<NcclMemory>(*parts_.nccl, bytes);
+    scratch_ = make_owned<NcclMemory>(*parts_.nccl, bytes);
     session_->clear(scratch_->get(), scratch_->bytes());
 }
 
 Group::~Group() {
+    if (is_in_forked_child()) return;  // what is owned by its maker stays
     session_.reset();
     memory_.clear();
 }
@@ -335,7 +337,7 @@ std::shared_ptr<Communicator> Group::divide(const Part& part, const Membership& 
 std::span<std::byte> Group::do_allocate_shared(std::size_t bytes) {
     const cuda::DeviceScope here = on_device();
     const auto& memory = memory_.emplace_back(
-        std::make_unique<NcclMemory>(*parts_.nccl, std::max<std::size_t>(bytes, 1)));
+        make_owned<NcclMemory>(*parts_.nccl, std::max<std::size_t>(bytes, 1)));
     session_->clear(memory->get(), memory->bytes());
     const bool in_window = make_known(*memory);
     symmetry_ = in_window && symmetry_ != Symmetry::Partial ? Symmetry::Whole : Symmetry::Partial;
@@ -397,7 +399,7 @@ const NcclMemory& Group::room_for(std::size_t bytes) {
     if (!room_ || room_->bytes() < bytes) {
         const cuda::DeviceScope here = on_device();
         room_.reset();
-        room_ = std::make_unique<NcclMemory>(*parts_.nccl, std::bit_ceil(bytes));
+        room_ = make_owned<NcclMemory>(*parts_.nccl, std::bit_ceil(bytes));
     }
     return *room_;
 }

@@ -69,10 +69,11 @@ class Group final : public ProcessGroup {
     int splits_ = 0;
     /// Of the memory of allocate_shared so far; the same on all ranks.
     enum class Symmetry : std::uint8_t { Nothing, Partial, Whole } symmetry_ = Symmetry::Nothing;
-    std::unique_ptr<NcclMemory> scratch_;
-    std::unique_ptr<NcclMemory> room_;  ///< of all_gather_bytes; grows
-    std::vector<std::unique_ptr<NcclMemory>> memory_;
-    std::unique_ptr<Session> session_;  // ends first: what is in flight uses the memory
+    OwnedByMaker<NcclMemory> scratch_;
+    OwnedByMaker<NcclMemory> room_;  ///< of all_gather_bytes; grows
+    std::vector<OwnedByMaker<NcclMemory>> memory_;
+    std::shared_ptr<Communicator> communicator_;
+    OwnedByMaker<Session> session_;  // ends first: what is in flight uses the memory
 };
 
 }  // namespace ddp::nccl

@@ -1,4 +1,3 @@
-#include <optional>
 #include <utility>
 
 #include "ddp/shm/cpu_backend.h"
@@ -14,7 +13,7 @@ using Progress = ProcessGroupOptions::Progress;
 class CpuGroup final : public ProcessGroup {
   public:
     CpuGroup(std::unique_ptr<CpuBackend> backend, int world_rank, Progress wanted, std::chrono::nanoseconds timeout)
-        : world_rank_(world_rank), wanted_(wanted), backend_(std::move(backend)) {
+        : world_rank_(world_rank), wanted_(wanted), backend_(backend.release()) {
         settle(timeout);
     }
 
@@ -94,7 +93,7 @@ class CpuGroup final : public ProcessGroup {
         const bool has_spare_core = backend_->roster().cpus >= 2 * backend_->roster().ranks;
         const bool threaded =
             wanted_ == Progress::Auto ? has_spare_core && backend_->size() > 1 : wanted_ == Progress::Thread;
-        if (threaded) progress_.emplace();
+        if (threaded) progress_ = make_owned<ProgressThread>();
         take_seat(
             {.rank = backend_->rank(), .size = backend_->size(), .world_rank = world_rank_, .timeout = timeout});
     }
@@ -130,8 +129,8 @@ class CpuGroup final : public ProcessGroup {
 
     const int world_rank_;
     const Progress wanted_;
-    std::unique_ptr<CpuBackend> backend_;
-    std::optional<ProgressThread> progress_;  // last: it ends before the backend that its tasks use
+    OwnedByMaker<CpuBackend> backend_;
+    OwnedByMaker<ProgressThread> progress_;  // last: it ends before the backend that its tasks use
 };
 
 }  // namespace

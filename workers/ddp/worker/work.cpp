@@ -11,6 +11,7 @@ namespace ddp {
 
 void Work::wait() {
     if (!state_ || !state_->hold_back) return synchronize();
+    require_same_process(state_->made_in, "Work::wait");
     {
         const std::lock_guard lock(state_->mutex);
         if (state_->failure) std::rethrow_exception(state_->failure);
@@ -41,6 +42,7 @@ void look_until_done(Work::State& state) {
 // No deadline of its own: the collective behind it has one, and always ends.
 void Work::synchronize() {
     if (!state_) return;
+    require_same_process(state_->made_in, "Work::wait");
     if (state_->look && !state_->captured) look_until_done(*state_);
     std::unique_lock lock(state_->mutex);
     if (state_->captured && !state_->failure)

@@ -8,6 +8,7 @@
 #include <thread>
 
 #include "ddp/process_group.h"
+#include "ddp/worker/fork.h"
 
 namespace ddp {
 
@@ -23,6 +24,8 @@ struct Work::State {
     std::function<void()> look;
     /// Recorded in a CUDA graph: it happens at every launch, and is never done as such. Constant likewise.
     bool captured = false;
+
+    const std::uint32_t made_in = fork_count();
 
     [[nodiscard]] bool is_done() {
         const std::lock_guard lock(mutex);
