@@ -2,6 +2,8 @@
 #include <ddp/types.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <functional>
 #include <thread>
@@ -93,6 +95,30 @@ TEST_F(JobStore, WhatIsWrongIsAnExceptionThatNamesRankOperationAndKey) {
     EXPECT_THAT(thrown<InvalidInput>([&] { zero.set("\xff", "v"); }), HasSubstr("UTF-8"));
     zero.set("text", "no number");
     EXPECT_THAT(thrown<InvalidInput>([&] { zero.add("text", 1); }), HasSubstr("does not hold a number"));
+}
+
+TEST_F(JobStore, TakesKeysOfAThousandBytesAndNamesLongerOnesInOneShortLine) {
+    Store zero = rank(0);
+    zero.set(std::string(1000, 'k'), "v");
+    EXPECT_EQ(zero.get(std::string(1000, 'k')), "v");
+    for (const std::size_t bytes : {1001, 1019, 100'000}) {
+        EXPECT_EQ(thrown<InvalidInput>([&] { zero.set(std::string(bytes, 'k'), "v"); }),
+                  "a key of the store has at most 1000 bytes; \"" + std::string(60, 'k') + "...\" has " + std::to_string(bytes));
+    }
+    EXPECT_LT(thrown<TimeoutError>([&] { (void)zero.get(std::string(1000, 'm'), 10ms); }).size(), 1500U);
+}
+
+TEST_F(JobStore, RefusesAForkedChildWhichWouldTakeItsParentsAnswers) {
+    Store zero = rank(0);
+    const pid_t child = ::fork();
+    if (child == 0) {
+        const std::string what = thrown<Error>([&] { zero.set("k", "child"); });
+        ::_exit(what.find("in a forked child") == std::string::npos ? 1 : 42);
+    }
+    int status = 0;
+    ::waitpid(child, &status, 0);
+    EXPECT_EQ(WEXITSTATUS(status), 42);
+    EXPECT_EQ(zero.try_get("k"), std::nullopt);
 }
 
 TEST_F(JobStore, ThatIsNotThereIsWaitedForNoLongerThanAsked) {

@@ -5,7 +5,9 @@
 #include <utility>
 
 #include "ddp/types.h"
+#include "ddp/worker/fork.h"
 #include "ddp/worker/job_store.h"
+#include "env/text.h"
 
 namespace ddp {
 
@@ -17,6 +19,9 @@ using ddprun::rdzv::StoreClient;
 
 namespace {
 
+constexpr std::size_t kMostKeyBytes = 1000;  ///< with own() before it, below the server's limit
+constexpr std::size_t kShownKeyBytes = 200;
+
 /// What users write is theirs alone: libddp's own keys begin with other words.
 std::string own(std::string_view key) { return fmt::format("user/{}", key); }
 
@@ -27,9 +32,10 @@ struct Store::Impl {
     int world_size;
     Timeout timeout;
     std::shared_ptr<StoreClient> client;
+    std::uint32_t made_in = fork_count();
 
     [[noreturn]] void fail(std::string_view operation, std::string_view key, const ddprun::Error& error) const {
-        throw_store_error(rank, fmt::format("Store::{}(\"{}\")", operation, key), error);
+        throw_store_error(rank, fmt::format("Store::{}(\"{}\")", operation, ddprun::excerpt(key, kShownKeyBytes)), error);
     }
     template <class T>
     T checked(Result<T> result, std::string_view operation, std::string_view key) const {
@@ -39,8 +45,13 @@ struct Store::Impl {
     void checked(const Status& status, std::string_view operation, std::string_view key) const {
         if (!status) fail(operation, key, status.error());
     }
-    static void check_key(std::string_view key) {
+    void check_key(std::string_view key) const {
+        require_same_process(made_in, fmt::format("rank {}: the store", rank));
         if (key.empty()) throw InvalidInput("a key of the store is not empty");
+        if (key.size() > kMostKeyBytes) {
+            throw InvalidInput(fmt::format("a key of the store has at most {} bytes; \"{}\" has {}", kMostKeyBytes,
+                                           ddprun::excerpt(key), key.size()));
+        }
     }
 };
 
@@ -54,34 +65,34 @@ Store::Store(Store&&) noexcept = default;
 Store& Store::operator=(Store&&) noexcept = default;
 
 void Store::set(std::string_view key, std::string_view value) {
-    Impl::check_key(key);
+    impl_->check_key(key);
     impl_->checked(impl_->client->set(own(key), value), "set", key);
 }
 
 std::string Store::get(std::string_view key) { return get(key, impl_->timeout); }
 std::string Store::get(std::string_view key, Timeout timeout) {
-    Impl::check_key(key);
+    impl_->check_key(key);
     return impl_->checked(impl_->client->get(own(key), deadline_after(MonotonicClock::now(), timeout)), "get", key);
 }
 
 std::optional<std::string> Store::try_get(std::string_view key) {
-    Impl::check_key(key);
+    impl_->check_key(key);
     return impl_->checked(impl_->client->try_get(own(key)), "try_get", key);
 }
 
 std::int64_t Store::add(std::string_view key, std::int64_t delta) {
-    Impl::check_key(key);
+    impl_->check_key(key);
     return impl_->checked(impl_->client->add(own(key), delta), "add", key);
 }
 
 Store::Exchange Store::compare_set(std::string_view key, std::optional<std::string_view> expected, std::string_view desired) {
-    Impl::check_key(key);
+    impl_->check_key(key);
     StoreClient::Exchange done = impl_->checked(impl_->client->compare_set(own(key), expected, desired), "compare_set", key);
     return {done.swapped, std::move(done.value)};
 }
 
 bool Store::erase(std::string_view key) {
-    Impl::check_key(key);
+    impl_->check_key(key);
     return impl_->checked(impl_->client->erase(own(key)), "erase", key);
 }
 
@@ -90,7 +101,7 @@ void Store::wait(const std::vector<std::string>& keys, Timeout timeout) {
     if (keys.empty()) return;
     std::vector<std::string> named;
     for (const std::string& key : keys) {
-        Impl::check_key(key);
+        impl_->check_key(key);
         named.push_back(own(key));
     }
     impl_->checked(impl_->client->wait(named, deadline_after(MonotonicClock::now(), timeout)), "wait", keys.front());
@@ -98,7 +109,7 @@ void Store::wait(const std::vector<std::string>& keys, Timeout timeout) {
 
 void Store::barrier(std::string_view name) { barrier(name, impl_->world_size, impl_->timeout); }
 void Store::barrier(std::string_view name, int participants, Timeout timeout) {
-    Impl::check_key(name);
+    impl_->check_key(name);
     impl_->checked(impl_->client->barrier(own(name), participants, deadline_after(MonotonicClock::now(), timeout)), "barrier", name);
 }
 
