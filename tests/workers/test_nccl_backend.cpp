@@ -330,10 +330,11 @@ TEST(NcclWatchdog, ALostDeviceIsNamedAndTheGroupGoesAllTheSame) {
     EXPECT_THAT(message_of(failures[0]), HasSubstr("an illegal memory access was encountered (CUDA error 700)"));
 }
 
-TEST(NcclWatchdog, AnAbortThatDoesNotComeBackDoesNotHoldTheWaiterUp) {
+TEST(NcclWatchdog, AnAbortThatDoesNotComeBackDoesNotHoldTheWaiterUpAndIsSaid) {
     const auto begin = Clock::now();
     const auto failures = failures_of(1, reduce_once, {.faults = "0:2:async:6,0:abort:hang"});
     EXPECT_TRUE(is<PeerLostError>(failures[0]));
+    EXPECT_THAT(message_of(failures[0]), HasSubstr("; ncclCommAbort did not come back within 500 ms: kernels may still use the buffers"));
     EXPECT_LT(Clock::now() - begin, std::chrono::seconds(10));
 }
 

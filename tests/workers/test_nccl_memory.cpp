@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <thread>
 
 #include "tests/workers/nccl_world.h"
 
@@ -102,6 +103,21 @@ TEST(NcclMemory, WhoseRegistrationHangsEndsAtTheTimeOut) {
         EXPECT_TRUE(is<TimeoutError>(failure)) << message_of(failure);
         EXPECT_THAT(message_of(failure), HasSubstr("registering memory with NCCL communicator 0"));
     }
+}
+
+TEST(NcclMemory, IsNotFreedWhileAnAbortHasNotComeBack) {
+    const int misuses = count_of("fake_nccl_misuses");
+    const auto failures = failures_of(
+        1,
+        [](NcclRank& rank) {
+            const auto memory = rank.group.allocate_shared(4 * sizeof(float));
+            for (;;) rank.group.all_reduce({memory.data(), 4, DType::F32, rank.group.device()}).synchronize();
+        },
+        {.faults = "0:4:async:6,0:abort:delay:1500"});
+    EXPECT_TRUE(is<PeerLostError>(failures[0]));
+    EXPECT_THAT(message_of(failures[0]), HasSubstr("do not free them before the process ends"));
+    while (count_of("fake_nccl_registered") > 0) std::this_thread::yield();  // until the abort has come back
+    EXPECT_EQ(count_of("fake_nccl_misuses"), misuses) << "freed what NCCL has registered";
 }
 
 TEST(NcclMemory, OfASubGroupIsRegisteredWithTheSubGroup) {

@@ -463,8 +463,9 @@ Code ncclCommGetAsyncError(Handle handle, Code* state) {
 // While another thread is inside: allowed. Waits for every graph with collectives of this communicator.
 Code ncclCommAbort(Handle handle) {
     const Shared comm = *reinterpret_cast<Shared*>(handle);
-    if (comm->fault("abort")) {
-        for (;;) nap();
+    if (const auto fault = comm->fault("abort")) {
+        while (fault->what != "delay") nap();
+        std::this_thread::sleep_for(std::chrono::milliseconds(fault->number));
     }
     comm->aborted = true;
     if (comm->joined) comm->meeting->note_abort();

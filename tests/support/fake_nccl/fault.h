@@ -17,7 +17,7 @@ namespace fake {
 ///          early  window: the same, and it is there before the call has returned
 ///          hang   the call succeeds (abort: does not return) and what it began never ends
 ///          stuck  the call stays ncclInProgress
-///          delay  what it began starts NUMBER milliseconds late
+///          delay  what it began starts (abort: returns) NUMBER milliseconds late
 ///          null   window: it succeeds, and there is none
 ///          cuda   the device ends it with CUDA error NUMBER
 struct Fault {

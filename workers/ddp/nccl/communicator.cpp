@@ -172,6 +172,11 @@ bool Communicator::stop(std::chrono::nanoseconds limit) {
     });
 }
 
+void Communicator::free_at_end(std::shared_ptr<void> memory) {
+    const std::lock_guard lock(mutex_);
+    memory_.push_back(std::move(memory));
+}
+
 /// ncclCommFinalize on a thread of its own, and without our lock: where a peer has aborted, NCCL 2.31 does not come
 /// back from it, and only an abort of ours gets that thread out.
 class Communicator::Finalizing {

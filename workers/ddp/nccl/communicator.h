@@ -55,6 +55,9 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
     /// long as a CUDA graph with collectives of this communicator exists; the device was told all the same.
     /// Not by ncclCommRevoke: an abort after it frees what such a graph still uses (2.28 to 2.30).
     bool stop(std::chrono::nanoseconds limit);
+    /// Frees `memory` with this communicator, whose last owner may be the thread of an abort or a finalize that has not come
+    /// back: until then kernels may use it.
+    void free_at_end(std::shared_ptr<void> memory);
     /// Finalize and destroy; by the deadline and a few seconds more, also where NCCL does not come back from one of
     /// them. "" when all went well, else why not; then it has been stopped.
     std::string finish(const Patience& patience);
@@ -70,6 +73,7 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
     Handle handle_ = nullptr;
     /// What a split is making: NCCL writes into it from a thread of its own, also after we gave up.
     std::shared_ptr<Communicator> coming_;
+    std::vector<std::shared_ptr<void>> memory_;
 };
 
 /// Between two looks at a communicator or an event that is in progress: NCCL and CUDA have no descriptor or

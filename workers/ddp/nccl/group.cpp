@@ -64,7 +64,9 @@ Group::Group(NcclParts parts, Membership membership, SessionParts session,
 Group::~Group() {
     if (is_in_forked_child()) return;  // what is owned by its maker stays
     session_.reset();
-    memory_.clear();
+    for (auto& memory : memory_) communicator_->free_at_end(std::move(memory));
+    communicator_->free_at_end(std::move(scratch_));
+    communicator_->free_at_end(std::move(room_));
 }
 
 std::string Group::describe() const {

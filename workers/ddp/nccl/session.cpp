@@ -129,8 +129,7 @@ bool Session::register_memory(void* address, std::size_t bytes, Registration how
         settle(code.value_or(Code::InProgress), attempt, MonotonicClock::now(), parts_.timeout);
         look_again();
     } catch (...) {
-        fail(std::current_exception());
-        throw;
+        std::rethrow_exception(fail(std::current_exception()));
     }
     return made.window != nullptr || made.handle != nullptr;
 }
@@ -149,7 +148,8 @@ void Session::deregister_all() {
                 settle(*code, fmt::format("rank {}: leaving", parts_.env.rank), MonotonicClock::now(),
                        parts_.timeout);
         } catch (...) {
-            return fail(std::current_exception());
+            fail(std::current_exception());
+            return;
         }
     }
     registered_.clear();
@@ -194,8 +194,7 @@ std::shared_ptr<Communicator> Session::split(int color, int key) {
         look_again();
         return made;
     } catch (...) {
-        fail(std::current_exception());
-        throw;
+        std::rethrow_exception(fail(std::current_exception()));
     }
 }
 
@@ -234,7 +233,7 @@ Work Session::track(Call call, std::chrono::nanoseconds timeout, bool captured, 
         last_call_ = call;
         failure = broken_;
     }
-    if (!failure) failure = try_start(operation, queue);
+    failure = failure ? fail(failure) : try_start(operation, queue);
     if (failure) {
         work->finish(failure);
         return Work(work);
@@ -248,10 +247,7 @@ Work Session::track(Call call, std::chrono::nanoseconds timeout, bool captured, 
         failure = broken_;
     }
     // Broken by the watchdog in between: it has not seen this one.
-    if (failure) {
-        fail(failure);
-        work->finish(failure);
-    }
+    if (failure) work->finish(fail(failure));
     if (was_idle) changed_.notify_all();  // with something in flight it looks often enough
     return Work(work);
 }
@@ -264,8 +260,7 @@ std::exception_ptr Session::try_start(InFlight& operation, const Queue& queue) {
         queue(operation);
         return nullptr;
     } catch (...) {
-        fail(std::current_exception());
-        return broken();
+        return fail(std::current_exception());
     }
 }
 
@@ -297,8 +292,7 @@ void Session::finish_start(Code code) {
         settle(code, named(operation.call), operation.started, operation.timeout);
         record_end(operation, stream_);
     } catch (...) {
-        fail(std::current_exception());  // before anybody sees that it is not starting any more
-        throw;
+        std::rethrow_exception(fail(std::current_exception()));  // before anybody sees that it is not starting any more
     }
 }
 
@@ -325,7 +319,7 @@ std::function<void()> Session::hold_back_at(std::shared_ptr<const End> end) {
     return [this, device = parts_.device, user = parts_.user_stream, end = std::move(end)] {
         const cuda::DeviceScope here(device);
         if (!end->recorded) finish_start();
-        if (!end->recorded) std::rethrow_exception(broken());
+        if (!end->recorded) std::rethrow_exception(fail(broken()));
         end->event->hold_back(user);
     };
 }
@@ -350,22 +344,52 @@ void Session::settle(Code code, const std::string& name, TimePoint started,
     throw Error(what + "; NCCL_DEBUG=INFO shows more");
 }
 
-// Stopped first and told second: whoever hears of it may free the buffers.
-void Session::fail(std::exception_ptr failure) {
+namespace {
+
+/// The same failure, with more words.
+std::exception_ptr with_words(const std::exception_ptr& failure, const std::string& more) {
+    try {
+        std::rethrow_exception(failure);
+    } catch (const TimeoutError& error) {
+        return std::make_exception_ptr(TimeoutError(error.what() + more));
+    } catch (const PeerLostError& error) {
+        return std::make_exception_ptr(PeerLostError(error.what() + more));
+    } catch (const Error& error) {
+        return std::make_exception_ptr(Error(error.what() + more));
+    } catch (...) {
+        return failure;
+    }
+}
+
+}  // namespace
+
+// Stopped first and told second: whoever hears of it may free the buffers, unless it says that kernels may still run.
+std::exception_ptr Session::fail(std::exception_ptr failure) {
     {
         std::unique_lock lock(mutex_);
-        if (broken_) return changed_.wait(lock, [this] { return stopped_; });
+        if (broken_) {
+            changed_.wait(lock, [this] { return stopped_; });
+            return broken_;
+        }
         broken_ = failure;
     }
-    communicator_->stop(has_graphs_ ? kStopUnderGraphs : kStopLimit);
+    const auto limit = has_graphs_ ? kStopUnderGraphs : kStopLimit;
+    if (!communicator_->stop(limit)) {
+        failure = with_words(failure, fmt::format("; ncclCommAbort did not come back within {}{}: kernels may still use the buffers of "
+                                                  "this rank's collectives, so do not free them before the process ends",
+                                                  ddprun::format_duration(limit),
+                                                  has_graphs_ ? " (a CUDA graph with its collectives exists)" : ""));
+    }
     std::deque<InFlight> unfinished;
     {
         const std::lock_guard lock(mutex_);
         unfinished.swap(in_flight_);
+        broken_ = failure;
         stopped_ = true;
     }
     changed_.notify_all();
     for (const InFlight& operation : unfinished) operation.work->finish(failure);
+    return failure;
 }
 
 void Session::watch() {

@@ -79,7 +79,8 @@ class Session {
     std::shared_ptr<Communicator> split(int color, int key);
     /// Waits for something else that the ranks do together, as long as for a collective.
     [[nodiscard]] Patience patience(const std::string& attempt) const;
-    /// Breaks the session from outside: returns when nothing runs on the device any more.
+    /// Breaks the session from outside: returns when nothing runs on the device any more, or when NCCL's abort does not come
+    /// back, which the failure then says.
     void give_up(std::exception_ptr failure) { fail(std::move(failure)); }
     /// Copies between host and device, behind all collectives and the user's stream so far. Blocking.
     void copy(void* to, const void* from, std::size_t bytes, cudaMemcpyKind kind);
@@ -117,7 +118,7 @@ class Session {
     void run_on_stream(const char* attempt, const std::function<cudaError_t()>& enqueue);
     void settle(Code code, const std::string& name, ddprun::TimePoint started,
                 std::chrono::nanoseconds timeout);
-    void fail(std::exception_ptr failure);
+    std::exception_ptr fail(std::exception_ptr failure);
     void watch();
     void look_away();
     void look_again();
@@ -157,7 +158,7 @@ class Session {
     std::deque<InFlight> in_flight_;
     Call last_call_;  ///< named when nothing is in flight yet
     std::exception_ptr broken_;
-    bool stopped_ = false;  ///< after broken_: nothing runs on the device any more
+    bool stopped_ = false;  ///< after broken_: nothing runs on the device any more, unless broken_ says so
     std::atomic<bool> has_graphs_ = false;  ///< collectives were captured: NCCL cannot free what they use
     bool leaving_ = false;
     bool looking_ = false;     ///< the watchdog, now
