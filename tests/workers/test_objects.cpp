@@ -80,6 +80,18 @@ TEST(Objects, ThatCannotGoAreToldToAllRanksAndTheGroupStaysUsable) {
     });
 }
 
+TEST(Objects, ARootThatIsNoRankIsRefusedAtTheCall) {
+    run_ranks(2, [](ProcessGroup& group) {
+        for (const int root : {-1, 2, 7}) {
+            const std::string why = ": root " + std::to_string(root) + " is not a rank of 0-1";
+            EXPECT_EQ(told([&] { broadcast_object(group, 1, root); }), "broadcast_object" + why);
+            EXPECT_EQ(told([&] { gather_object(group, 1, root); }), "gather_object" + why);
+            EXPECT_EQ(told([&] { scatter_object(group, std::vector{1, 2}, root); }), "scatter_object" + why);
+        }
+        EXPECT_THAT(all_gather_object(group, group.rank()), ElementsAre(0, 1));
+    });
+}
+
 TEST(Objects, OfAnotherTypeAreAnErrorThatNamesTheirRank) {
     run_ranks(2, [](ProcessGroup& group) {
         const std::string error = told([&] {

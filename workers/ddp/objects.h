@@ -14,7 +14,8 @@
 /// does not.
 ///
 /// An object is 64 MiB at most. One that is longer, cannot be converted or is not what the receiver expects
-/// is an InvalidInput on all ranks or at its receiver, which names its rank; the group stays usable.
+/// is an InvalidInput on all ranks or at its receiver, which names its rank; the group stays usable. A root that is no rank
+/// is an InvalidInput at once.
 namespace ddp {
 
 inline constexpr std::size_t kMostObjectBytes = 64 * 1024 * 1024;
@@ -35,6 +36,11 @@ std::string encode(const T& object) {
     } catch (const std::exception& error) {  // a to_json may throw what it likes
         return kProblem + std::string(error.what());
     }
+}
+
+inline void require_root(const ProcessGroup& group, const std::string& call, int root) {
+    if (root >= 0 && root < group.size()) return;
+    throw InvalidInput(call + ": root " + std::to_string(root) + " is not a rank of 0-" + std::to_string(group.size() - 1));
 }
 
 inline void throw_problem(const std::string& call, std::size_t rank, const std::string& why) {
@@ -83,16 +89,18 @@ std::vector<T> all_gather_object(ProcessGroup& group, const T& object) {
 template <class T>
 T broadcast_object(ProcessGroup& group, const T& object, int root) {
     constexpr const char* kCall = "broadcast_object";
+    objects::require_root(group, kCall, root);
     const std::string mine =
         group.rank() == root ? objects::encode(object) : std::string(1, objects::kNothing);
     const std::vector<std::string> all = objects::exchange(group, kCall, mine);
-    return objects::decode<T>(kCall, static_cast<std::size_t>(root), all.at(static_cast<std::size_t>(root)));
+    return objects::decode<T>(kCall, static_cast<std::size_t>(root), all[static_cast<std::size_t>(root)]);
 }
 
 /// Everyone's object by rank on the root, nothing elsewhere.
 template <class T>
 std::vector<T> gather_object(ProcessGroup& group, const T& object, int root) {
     constexpr const char* kCall = "gather_object";
+    objects::require_root(group, kCall, root);
     const std::vector<std::string> all = objects::exchange(group, kCall, objects::encode(object));
     return group.rank() == root ? objects::decode_all<T>(kCall, all) : std::vector<T>{};
 }
@@ -101,6 +109,7 @@ std::vector<T> gather_object(ProcessGroup& group, const T& object, int root) {
 template <class T>
 T scatter_object(ProcessGroup& group, const std::vector<T>& objects, int root) {
     constexpr const char* kCall = "scatter_object";
+    objects::require_root(group, kCall, root);
     std::string mine(1, objects::kNothing);
     if (group.rank() == root) {
         mine = objects.size() == static_cast<std::size_t>(group.size())
@@ -110,7 +119,7 @@ T scatter_object(ProcessGroup& group, const std::vector<T>& objects, int root) {
     }
     const std::vector<std::string> all = objects::exchange(group, kCall, mine);
     const auto from = static_cast<std::size_t>(root);
-    return objects::decode<std::vector<T>>(kCall, from, all.at(from))
+    return objects::decode<std::vector<T>>(kCall, from, all[from])
         .at(static_cast<std::size_t>(group.rank()));
 }
 
