@@ -159,6 +159,28 @@ TEST(AllReduce, RefusesWhatItCannotReduceAtTheCall) {
     });
 }
 
+TEST(Collectives, RefuseNumbersThatAreNoElementTypeOrReduction) {
+    run_ranks(1, [](ProcessGroup& group) {
+        std::vector<float> values(4);
+        const auto no_type = static_cast<DType>(77);
+        const auto no_reduction = static_cast<ReduceOp>(77);
+        const auto why_not = [&](Buffer buffer, ReduceOp op) -> std::string {
+            try {
+                group.all_reduce(buffer, op).wait();
+                return "it was taken";
+            } catch (const InvalidInput& error) {
+                return error.what();
+            }
+        };
+        EXPECT_EQ(why_not({values.data(), 4, no_type, {}}, ReduceOp::Sum), "all_reduce: there is no element type 77");
+        EXPECT_EQ(why_not(buffer_of(std::span(values)), no_reduction), "all_reduce: there is no reduction 77");
+        EXPECT_THROW((void)group.broadcast({values.data(), 4, no_type, {}}, 0), InvalidInput);
+        EXPECT_THROW((void)group.reduce(buffer_of(std::span(values)), 0, no_reduction), InvalidInput);
+        EXPECT_THROW(check_tensors(std::array{Tensor{"w", {4}, {values.data(), 4, no_type, {}}}}), InvalidInput);
+        group.barrier().wait();
+    });
+}
+
 TEST(Broadcast, GivesEveryRankTheRootsBytes) {
     run_ranks(4, [](ProcessGroup& group) {
         for (const DType type : {DType::U8, DType::F16, DType::F64}) {

@@ -71,6 +71,9 @@ void check_tensors(std::span<const Tensor> tensors) {
         if (tensor.name.empty()) throw InvalidInput("a tensor has no name");
         if (!names.insert(tensor.name).second)
             throw InvalidInput(fmt::format("two tensors are named '{}'", tensor.name));
+        if (!is_known(tensor.memory.dtype))
+            throw InvalidInput(fmt::format("tensor '{}': there is no element type {}", tensor.name,
+                                           static_cast<int>(tensor.memory.dtype)));
         if (!holds_exactly(tensor.shape, tensor.memory.count))
             throw InvalidInput(fmt::format("tensor '{}': {} does not hold {} elements", tensor.name,
                                            describe(tensor), tensor.memory.count));

@@ -59,9 +59,12 @@ const char* name_of(DType type);
 /// wrap.
 enum class ReduceOp : std::uint8_t { Sum, Max, Min, Avg, Product };
 const char* name_of(ReduceOp op);
+/// Whether `type` and `op` are among those above; a number that another language's binding casts may be none.
+constexpr bool is_known(DType type) { return size_of(type) > 0; }
+constexpr bool is_known(ReduceOp op) { return op <= ReduceOp::Product; }
 /// Whether the reducing collectives take this combination: all but averages of integers.
 constexpr bool is_reducible(DType type, ReduceOp op) {
-    return op != ReduceOp::Avg || (type != DType::I32 && type != DType::I64 && type != DType::U8);
+    return is_known(type) && is_known(op) && (op != ReduceOp::Avg || (type != DType::I32 && type != DType::I64 && type != DType::U8));
 }
 
 /// Where memory lives. `index` is the device's number, -1 for host memory.
@@ -145,7 +148,7 @@ class Stateful {
     virtual void state_loaded() {}
 };
 
-/// Throws InvalidInput unless names are non-empty and unique and every shape holds its memory's count.
+/// Throws InvalidInput unless names are non-empty and unique, types are known, and every shape holds its memory's count.
 void check_tensors(std::span<const Tensor> tensors);
 
 /// A tensor over `values` (see buffer_of). Throws InvalidInput when the shape does not hold exactly as many elements.

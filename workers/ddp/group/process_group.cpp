@@ -30,6 +30,7 @@ bool share_memory(const Buffer& one, const Buffer& other) {
 
 void require_reducible(const char* call, const Buffer& buffer, ReduceOp op) {
     if (is_reducible(buffer.dtype, op)) return;
+    if (!is_known(op)) throw InvalidInput(fmt::format("{}: there is no reduction {}", call, static_cast<int>(op)));
     throw InvalidInput(fmt::format("{}: no {} of {} buffers", call, name_of(op), name_of(buffer.dtype)));
 }
 
@@ -92,6 +93,8 @@ bool ProcessGroup::is_in_forked_child() const { return made_in_ != fork_count();
 
 /// Memory of the device that this group works on.
 void ProcessGroup::require_memory(const char* call, const Buffer& buffer) const {
+    if (!is_known(buffer.dtype))
+        throw InvalidInput(fmt::format("{}: there is no element type {}", call, static_cast<int>(buffer.dtype)));
     if (buffer.data == nullptr && buffer.count > 0)
         throw InvalidInput(fmt::format("{}: the buffer is null", call));
     if (buffer.device == device()) return;
