@@ -203,6 +203,29 @@ std::string thrown_by(const Call& call) {
     return "nothing";
 }
 
+TEST(DistributedDataParallel, RefusesTwoParametersOverOneMemory) {
+    run_ranks(1, [](ProcessGroup& group) {
+        std::vector<float> values(6), other(6);
+        const auto parameters = [&](std::span<float> second) {
+            return std::vector{ddp::tensor_of("embedding", std::span(values), {6}), ddp::tensor_of("between", std::span(other), {6}),
+                               ddp::tensor_of("head", second, {std::ssize(second)})};
+        };
+        const std::string why =
+            "InvalidInput: parameters 'embedding' and 'head' share memory, which would be stepped twice: list a parameter that two "
+            "layers share once, and add up its gradients";
+        for (const std::span<float> second : {std::span(values), std::span(values).last(1)}) {
+            EXPECT_EQ(thrown_by([&] { DistributedDataParallel model(group, parameters(second)); }), why);
+            EXPECT_EQ(thrown_by([&] { (void)ddp::make_sgd(parameters(second), {}); }), why);
+        }
+        std::vector<float> both(12);
+        const std::span<float> halves(both);
+        EXPECT_NO_THROW((void)ddp::make_adamw({ddp::tensor_of("first half", halves.first(6), {6}),
+                                               ddp::tensor_of("second half", halves.last(6), {6}),
+                                               ddp::tensor_of("nothing", halves.subspan(3, 0), {0})},
+                                              {}));
+    });
+}
+
 TEST(DistributedDataParallel, RefusesAParameterThatTheModelDoesNotHave) {
     run_ranks(1, [](ProcessGroup& group) {
         Regression mine;

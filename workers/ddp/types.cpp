@@ -3,6 +3,7 @@
 #include <fmt/core.h>
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <unordered_set>
 
 namespace ddp {
@@ -79,6 +80,23 @@ void check_tensors(std::span<const Tensor> tensors) {
                                            describe(tensor), tensor.memory.count));
         if (tensor.memory.data == nullptr && tensor.memory.count > 0)
             throw InvalidInput(fmt::format("tensor '{}' has no memory", tensor.name));
+    }
+}
+
+void check_parameters(std::span<const Tensor> parameters) {
+    check_tensors(parameters);
+    std::vector<const Tensor*> by_address;
+    for (const Tensor& parameter : parameters) {
+        if (parameter.memory.bytes() > 0) by_address.push_back(&parameter);
+    }
+    const auto begin_of = [](const Tensor* tensor) { return reinterpret_cast<std::uintptr_t>(tensor->memory.data); };
+    std::ranges::sort(by_address, {}, begin_of);
+    for (std::size_t i = 1; i < by_address.size(); ++i) {
+        const Tensor &one = *by_address[i - 1], &other = *by_address[i];
+        if (begin_of(&other) - begin_of(&one) >= one.memory.bytes()) continue;
+        throw InvalidInput(fmt::format("parameters '{}' and '{}' share memory, which would be stepped twice: list a parameter "
+                                       "that two layers share once, and add up its gradients",
+                                       one.name, other.name));
     }
 }
 

@@ -150,6 +150,8 @@ class Stateful {
 
 /// Throws InvalidInput unless names are non-empty and unique, types are known, and every shape holds its memory's count.
 void check_tensors(std::span<const Tensor> tensors);
+/// The same of a model's parameters, of which no two may share memory: each is stepped once.
+void check_parameters(std::span<const Tensor> parameters);
 
 /// A tensor over `values` (see buffer_of). Throws InvalidInput when the shape does not hold exactly as many elements.
 template <class Values>

@@ -59,6 +59,7 @@ DistributedDataParallel::DistributedDataParallel(ProcessGroup& group, std::vecto
       broadcasts_buffers_(options.broadcast_buffers),
       verify_every_(options.verify_every) {
     check_tensors(state());
+    check_parameters(parameters_);
     verify_same_tensors(group, state());
     if (parameters_.empty()) throw InvalidInput("the model has no parameter to train");
     reducer_ = std::make_unique<Reducer>(group, parameters_, std::move(options.reducer));

@@ -373,7 +373,7 @@ std::unique_ptr<Optimizer> make_grouped(std::vector<Tensor> parameters, const Op
 
 Optimizer::Optimizer(std::vector<Tensor> parameters, std::span<const double> learning_rates)
     : parameters_(std::move(parameters)) {
-    check_tensors(parameters_);
+    check_parameters(parameters_);
     for (const double rate : learning_rates) rates_.push_back({rate, rate});
 }
 
