@@ -56,6 +56,14 @@ TEST(VerifyEqual, SeesTheLastBitOfANumber) {
               "x is 0.10000000000000002 on rank 1, 0.1 on rank 0");
 }
 
+TEST(VerifyEqual, ShowsTextWithBytesThatNoLineCanHold) {
+    EXPECT_EQ(mismatch(2, [](ProcessGroup& group) {
+                  const std::string_view zero("a\0b", 3), newline("a\nb");
+                  ddp::verify_equal(group, std::string_view("x\0y", 3), group.rank() == 0 ? zero : newline);
+              }),
+              "x\\x00y is a\\nb on rank 1, a\\x00b on rank 0");
+}
+
 TEST(VerifyEqual, TellsNamesAndValuesApartHoweverTheyRunTogether) {
     EXPECT_EQ(mismatch(2, [](ProcessGroup& group) {
                   ddp::verify_equal(group, {group.rank() == 0 ? NamedValue{"ab", "c"} : NamedValue{"a", "bc"}});

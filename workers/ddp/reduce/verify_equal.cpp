@@ -27,7 +27,7 @@ bool all_equal(const std::vector<std::string>& texts) {
 
 std::string shown(std::string_view value) {
     if (value.empty()) return "empty";
-    return value.size() <= kShownBytes ? std::string(value) : fmt::format("{}...", value.substr(0, kShownBytes));
+    return ddprun::excerpt(value, kShownBytes);
 }
 
 /// "0.1 on rank 2, 0.02 on rank 0": rank 0's, and the first other with all ranks that have it.
@@ -51,7 +51,7 @@ std::string both_values(const std::vector<std::string>& texts) {
         if (!all_equal(names))
             throw MismatchError(fmt::format("verify_equal: what is compared is {}", both_values(names)));
         const std::vector<std::string> all = group.all_gather_bytes(one.value);
-        if (!all_equal(all)) throw MismatchError(fmt::format("{} is {}", one.name, both_values(all)));
+        if (!all_equal(all)) throw MismatchError(fmt::format("{} is {}", shown(one.name), both_values(all)));
     }
     throw MismatchError("verify_equal: the values changed while they were compared");
 }
