@@ -229,6 +229,15 @@ TEST(DistributedSampler, LosesNoSampleAndShowsNoneTwiceHoweverOftenTheWorldChang
     }
 }
 
+TEST(DistributedSampler, TakesWhatLiesALittleBehindTheEndForTheEnd) {
+    DistributedSampler sampler(10, 2, 0);
+    sampler.advance(6);
+    EXPECT_EQ(sampler.size(), 0U) << "6 of 5";
+    sampler.restore({0, 11});
+    EXPECT_EQ(sampler.state().consumed, 10U);
+    EXPECT_THROW(sampler.restore({0, 23}), ddp::InvalidInput);
+}
+
 TEST(DistributedSampler, HasNothingLeftAtTheEndOfAPaddedEpoch) {
     DistributedSampler sampler(10, 3, 1);
     sampler.advance(sampler.size());

@@ -49,12 +49,14 @@ class DistributedSampler {
     /// The indices from here to the end of the epoch, in the order of use.
     [[nodiscard]] std::vector<std::size_t> indices() const;
 
-    /// This rank (and every other) has used `samples` more of its indices. A Loader made of a sampler does it.
+    /// This rank (and every other) has used `samples` more of its indices; more than size() are all of them. A Loader
+    /// made of a sampler does it.
     void advance(std::size_t samples);
     [[nodiscard]] SamplerState state() const { return {state_.epoch, state_.consumed, order()}; }
     /// Continues where `state` was taken, whatever the size of the world was there: what is left of the epoch is shared out
     /// anew, so that no sample is lost or seen twice but those that pad. size() and indices() speak of what is left.
-    /// Throws InvalidInput when it lies behind the end of the data set, or in the middle of an epoch in another order.
+    /// Throws InvalidInput in the middle of an epoch in another order, and for a position of more than two data sets and a
+    /// sample for each rank: older positions count padding, and anything up to there is the end of the epoch.
     void restore(const SamplerState& state);
 
   private:
