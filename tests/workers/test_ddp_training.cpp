@@ -175,7 +175,7 @@ TEST(Training, ThatForgetsAPartOfItsCheckpointIsToldWhich) {
         Job job(group);
         const Training forgetful{job.model, *job.adamw, job.sampler};
         EXPECT_EQ(message_of([&] { CheckpointDirectory(place.path()).load(group, forgetful); }),
-                  "checkpoint " + place.file("step-000002") + ": holds 'counter', of which this program has no part; name one (without state, to leave it out)");
+                  "checkpoint " + place.file("step-000002") + ": holds 'counter', which this program does not go on from: another program wrote it, or the same with other data or options");
         const Training without_it{job.model, *job.adamw, job.sampler, {{"counter", nullptr}}};
         EXPECT_TRUE(CheckpointDirectory(place.path()).load(group, without_it));
         EXPECT_EQ(job.counter.value, 0);
@@ -191,7 +191,7 @@ TEST(Training, WhoseCheckpointLacksAPartIsToldWhichUnlessItIsOptional) {
         Training training = job.training();
         training.parts.push_back({"scale", &scale});
         EXPECT_EQ(message_of([&] { CheckpointDirectory(place.path()).load(group, training); }),
-                  "checkpoint " + place.file("step-000002") + ": lacks 'scale', which this program goes on from; make that part optional to begin it anew");
+                  "checkpoint " + place.file("step-000002") + ": lacks 'scale', which this program goes on from: another program wrote it, or the same with other data or options");
         training.parts.back().optional = true;
         scale.value = 9;
         EXPECT_TRUE(CheckpointDirectory(place.path()).load(group, training));

@@ -95,7 +95,7 @@ struct TrainingState {
 struct TrainingPart {
     std::string name;           ///< of letters, digits, '-' and '_'
     Stateful* state = nullptr;  ///< borrowed; null: this run has none, and leaves out what a checkpoint holds of it
-    bool optional = false;      ///< may be missing in a checkpoint, and is then left as it is
+    bool optional = false;      ///< may be missing in a checkpoint, and is then left as it is; else loading throws InvalidInput
 };
 
 /// All that a training goes on from. Named once, for saving and loading alike, so that neither forgets anything.

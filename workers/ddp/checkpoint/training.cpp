@@ -81,8 +81,8 @@ void refuse_unknown_files(const std::string& checkpoint, const Training& trainin
     for (const auto& entry : fs::directory_iterator(checkpoint, ignored)) {
         const std::string name = entry.path().stem();
         if (entry.path().extension() != ".safetensors" || is_named(training, name)) continue;
-        throw InvalidInput(fmt::format("checkpoint {}: holds '{}', of which this program has no part; name one (without "
-                                       "state, to leave it out)",
+        throw InvalidInput(fmt::format("checkpoint {}: holds '{}', which this program does not go on from: another program wrote it, or "
+                                       "the same with other data or options",
                                        checkpoint, ddprun::excerpt(name)));
     }
 }
@@ -94,8 +94,8 @@ std::vector<CheckpointPart> parts_in(const std::string& checkpoint, const Traini
     for (const TrainingPart& part : training.parts) {
         if (part.state == nullptr || fs::exists(path_of(checkpoint, part.name))) continue;
         if (!part.optional)
-            throw InvalidInput(fmt::format("checkpoint {}: lacks '{}', which this program goes on from; make that part "
-                                           "optional to begin it anew",
+            throw InvalidInput(fmt::format("checkpoint {}: lacks '{}', which this program goes on from: another program wrote it, or the "
+                                           "same with other data or options",
                                            checkpoint, part.name));
         std::erase_if(parts, [&](const CheckpointPart& p) { return p.name == part.name; });
     }
