@@ -1,4 +1,5 @@
 #include <fmt/format.h>
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/stat.h>
 
@@ -25,6 +26,10 @@
 namespace {
 
 using ddprun::test::TemporaryDirectory;
+using ::testing::Contains;
+using ::testing::HasSubstr;
+using ::testing::Not;
+using ::testing::StartsWith;
 using train::ExitCode;
 using train::Mlp;
 using train::Options;
@@ -582,6 +587,18 @@ TEST(Trainer, WithAScheduleAndAClippedNormResumedEndsWithTheSameBitsAsInOneGo) {
     first.resume = true;
     EXPECT_EQ(train_with(2, first).summary.digest, whole.summary.digest);
     EXPECT_NE(train_with(2, options_for(plain, 6, 4)).summary.digest, whole.summary.digest);
+}
+
+TEST(Trainer, SaysThatAWarmUpIsLongerThanTheRun) {
+    const auto lines_with = [](std::uint64_t warmup) {
+        const TemporaryDirectory temporary;
+        Options options = options_for(temporary, 12, 1);
+        options.warmup = warmup;
+        return train_with(1, options).lines;
+    };
+    EXPECT_THAT(lines_with(999'999),
+                Contains(StartsWith("train: --warmup: 999,999 steps are not fewer than the run's ")));
+    EXPECT_THAT(lines_with(1), Not(Contains(HasSubstr("--warmup"))));
 }
 
 TEST(Trainer, LearnsSyntheticSamples) {

@@ -40,6 +40,11 @@ std::vector<std::size_t> widths_of(const Options& options, const Samples& sample
 /// Of one rank.
 std::size_t samples_per_step(const Options& options) { return options.batch_size * options.accumulate; }
 
+/// Optimizer steps of the whole run over so many training samples.
+std::uint64_t steps_in_all(const Options& options, std::size_t samples, int ranks) {
+    return options.epochs * (samples / static_cast<std::size_t>(ranks) / samples_per_step(options));
+}
+
 std::string describe_learning_rate(const Options& options, int world_size) {
     const double base = options.base_learning_rate();
     if (world_size == 1 && options.accumulate == 1) return fmt::format("learning rate {:g}", base);
@@ -101,8 +106,7 @@ Trainer::Trainer(ddp::ProcessGroup& group, const Station& station, const Options
       scaling_(samples_.needs_scaling ? std::optional<Scaling>(std::in_place, samples_, split_.training) : std::nullopt),
       // The tail is dropped so that any number of workers with the same batch in all makes the same steps.
       sampler_(training_.size(), group.size(), group.rank(), {.seed = options.seed, .drop_last = true}),
-      learner_(group, station, options, widths_of(options, samples_),
-               options.epochs * (training_.size() / static_cast<std::size_t>(group.size()) / samples_per_step(options))),
+      learner_(group, station, options, widths_of(options, samples_), steps_in_all(options, training_.size(), group.size())),
       checkpoints_(checkpoint_dir_for(options, samples_)),
       stop_(group, std::move(stop_wanted)) {}
 
@@ -126,6 +130,10 @@ void Trainer::announce() const {
                     ranks == 1 ? "" : "s", group_.describe(), options_.batch_size, ranks,
                     options_.accumulate > 1 ? fmt::format(" x {}", options_.accumulate) : "", samples_per_step(options_) * ranks,
                     name_of(options_.optimizer), describe_learning_rate(options_, group_.size()), options_.seed));
+    const std::uint64_t steps = steps_in_all(options_, training_.size(), group_.size());
+    if (options_.warmup > 0 && options_.warmup >= steps)
+        say(fmt::format("train: --warmup: {} steps are not fewer than the run's {}: the learning rate never reaches its full value",
+                        grouped(options_.warmup), grouped(steps)));
 }
 
 std::string Trainer::find_checkpoint(const std::optional<std::string>& only_run) const {
