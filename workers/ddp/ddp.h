@@ -241,8 +241,8 @@ struct DdpOptions {
     std::vector<Tensor> buffers = {};
     /// begin_forward() overwrites everyone's buffers with rank 0's.
     bool broadcast_buffers = true;
-    /// finish() compares all parameters (verify_equal_parameters) after every so many steps; 0: never. A comparison costs
-    /// about a millisecond for every megabyte.
+    /// finish() compares all parameters (verify_equal_parameters) after every so many steps, but not inside a Join, whose
+    /// ranks may have no step left; 0: never. A comparison costs about a millisecond for every megabyte.
     std::uint64_t verify_every = 0;
 };
 

@@ -65,8 +65,11 @@ struct ProcessGroupOptions {
 /// overlap is an InvalidInput.
 ///
 /// Calls are asynchronous: they return a Work. Their buffers stay until it is done; those of a call over MPI that failed stay
-/// until the process ends, for MPI cannot cancel it. Summation is in rank order within a node, and in node order between them, so
-/// results are bitwise equal on all ranks and from run to run of the same nodes.
+/// until the process ends, for MPI cannot cancel it.
+///
+/// The order of a sum, and so its last bits. Backends cpu and staged sum in rank order within a node, and in node order
+/// between nodes: results are bitwise equal on all ranks, and from run to run of the same nodes. Backend nccl: NCCL's order,
+/// equal on all ranks. Backend mpi: MPI's order, and whether all ranks get equal bits is MPI's matter.
 ///
 /// One thread at a time issues calls, in an order that is the same on all ranks; a call that begins while another thread is
 /// inside one (until it has its Work) throws Error. Threads that are to be independent have a group each: split.
@@ -75,8 +78,10 @@ struct ProcessGroupOptions {
 class ProcessGroup {
   public:
     /// Joins the world that `context` describes; blocks until every rank has joined or the timeout passes.
-    /// Throws TimeoutError naming the ranks that are missing, MismatchError when world sizes disagree.
-    static std::unique_ptr<ProcessGroup> create(const Context& context, ProcessGroupOptions options = {});
+    /// Throws TimeoutError naming the ranks that are missing, MismatchError when world sizes disagree, InvalidInput for the
+    /// 17th group of a process: on nodes with several ranks there is room for 16 in a generation, which a group that ends
+    /// does not give back. split() makes more.
+    [[nodiscard]] static std::unique_ptr<ProcessGroup> create(const Context& context, ProcessGroupOptions options = {});
     virtual ~ProcessGroup() = default;
 
     [[nodiscard]] int rank() const { return seat_.rank; }
@@ -145,7 +150,8 @@ class ProcessGroup {
 
     /// Collective: every rank calls it in the same order with the same size. Host memory that the backend can
     /// reduce without copying (64-byte aligned, zeroed); all_reduce on a buffer inside it is the fast path.
-    /// Freed with the group.
+    /// Freed with the group. Backends cpu and staged have 64 GiB for all ranks of a node together (21 GiB in a group made by
+    /// split), less where the hard limit on file sizes is below 2 TiB; InvalidInput beyond it.
     /// On a GPU backend it is device memory, and allocating it waits for the device.
     std::span<std::byte> allocate_shared(std::size_t bytes);
 
