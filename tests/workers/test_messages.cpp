@@ -3,7 +3,6 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "bare_group.h"
 #include "ddp/testing.h"
 #include "ddp/worker/segment_map.h"
 #include "env/clock.h"
@@ -170,22 +169,8 @@ TEST(Messages, ThatNobodySendsEndAtTheTimeOutAndSayWhatTheSenderDoes) {
 
 using Way = Message::Way;
 
-class Batch : public ::testing::TestWithParam<bool> {
-  protected:
-    /// Of the backend's own, or as ProcessGroup makes it of single messages.
-    static void on_ranks(int ranks, const std::function<void(ProcessGroup&)>& test) {
-        run_ranks(ranks, [&](ProcessGroup& group) {
-            if (GetParam()) return test(group);
-            ddp::testing::BareGroup bare(group);
-            test(bare);
-        });
-    }
-};
-INSTANTIATE_TEST_SUITE_P(OwnOrMade, Batch, ::testing::Bool(),
-                         [](const auto& own) { return own.param ? "Own" : "Made"; });
-
-TEST_P(Batch, LetsRanksExchangeMessagesThatFitNoChannel) {
-    on_ranks(2, [](ProcessGroup& group) {
+TEST(Batch, LetsRanksExchangeMessagesThatFitNoChannel) {
+    run_ranks(2, [](ProcessGroup& group) {
         const int peer = 1 - group.rank();
         std::vector<std::int32_t> mine(1'000'003, group.rank()), theirs(mine.size(), -1);
         group
@@ -196,9 +181,9 @@ TEST_P(Batch, LetsRanksExchangeMessagesThatFitNoChannel) {
     });
 }
 
-TEST_P(Batch, OfAllWithAllComesInOrderWhateverOrderItIsAskedIn) {
+TEST(Batch, OfAllWithAllComesInOrderWhateverOrderItIsAskedIn) {
     for (int ranks = 1; ranks <= 5; ++ranks) {
-        on_ranks(ranks, [ranks](ProcessGroup& group) {
+        run_ranks(ranks, [ranks](ProcessGroup& group) {
             constexpr int kEach = 3;
             const int me = group.rank();
             std::vector<std::vector<std::int64_t>> buffers;

@@ -3,14 +3,12 @@
 
 #include <numeric>
 
-#include "bare_group.h"
 #include "ddp/testing.h"
 #include "reference_reduction.h"
 
 namespace {
 
 using namespace ddp;
-using ddp::testing::BareGroup;
 using ddp::testing::failures_of_ranks;
 using ddp::testing::run_ranks;
 using reference::Bytes;
@@ -44,23 +42,9 @@ Counts counts_of(int ranks, std::size_t longest) {
     return counts;
 }
 
-/// Whether the collectives are the backend's own, or what ProcessGroup makes of its other ones.
-class Uneven : public ::testing::TestWithParam<bool> {
-  protected:
-    static void on_ranks(int ranks, const std::function<void(ProcessGroup&)>& test) {
-        run_ranks(ranks, [&](ProcessGroup& group) {
-            if (GetParam()) return test(group);
-            BareGroup bare(group);
-            test(bare);
-        });
-    }
-};
-INSTANTIATE_TEST_SUITE_P(OwnOrMade, Uneven, ::testing::Bool(),
-                         [](const auto& own) { return own.param ? "Own" : "Made"; });
-
-TEST_P(Uneven, AllGatherPutsSlicesOfAllLengthsBehindEachOther) {
+TEST(Uneven, AllGatherPutsSlicesOfAllLengthsBehindEachOther) {
     for (int ranks = 1; ranks <= 5; ++ranks) {
-        on_ranks(ranks, [&](ProcessGroup& group) {
+        run_ranks(ranks, [&](ProcessGroup& group) {
             const auto me = static_cast<std::size_t>(group.rank());
             for (const DType type : kTypes) {
                 const Counts counts = counts_of(ranks, type == DType::F64 && ranks == 3 ? 300'001 : 701);
@@ -73,8 +57,8 @@ TEST_P(Uneven, AllGatherPutsSlicesOfAllLengthsBehindEachOther) {
     }
 }
 
-TEST_P(Uneven, AllGatherTakesAnInputThatLiesInItsOutput) {
-    on_ranks(3, [](ProcessGroup& group) {
+TEST(Uneven, AllGatherTakesAnInputThatLiesInItsOutput) {
+    run_ranks(3, [](ProcessGroup& group) {
         const Counts counts{2, 0, 5};
         std::vector<int> all(7, -1);
         const auto mine = group.rank() == 0   ? std::span(all).first(2)
@@ -86,9 +70,9 @@ TEST_P(Uneven, AllGatherTakesAnInputThatLiesInItsOutput) {
     });
 }
 
-TEST_P(Uneven, ReduceScatterGivesEveryRankItsSliceOfTheReduction) {
+TEST(Uneven, ReduceScatterGivesEveryRankItsSliceOfTheReduction) {
     for (int ranks = 1; ranks <= 5; ++ranks) {
-        on_ranks(ranks, [&](ProcessGroup& group) {
+        run_ranks(ranks, [&](ProcessGroup& group) {
             const auto me = static_cast<std::size_t>(group.rank());
             for (const DType type : kTypes) {
                 const Counts counts = counts_of(ranks, type == DType::F32 && ranks == 4 ? 300'001 : 333);
@@ -107,9 +91,9 @@ TEST_P(Uneven, ReduceScatterGivesEveryRankItsSliceOfTheReduction) {
     }
 }
 
-TEST_P(Uneven, AllToAllTakesADifferentLengthForEveryPair) {
+TEST(Uneven, AllToAllTakesADifferentLengthForEveryPair) {
     for (int ranks = 1; ranks <= 5; ++ranks) {
-        on_ranks(ranks, [&](ProcessGroup& group) {
+        run_ranks(ranks, [&](ProcessGroup& group) {
             const int me = group.rank();
             const auto count = [&](int from, int to) {
                 return (from + 2 * to) % 3 == 1 ? std::size_t{0}
@@ -131,13 +115,11 @@ TEST_P(Uneven, AllToAllTakesADifferentLengthForEveryPair) {
     }
 }
 
-TEST_P(Uneven, RanksThatCountDifferentlyAreAllToldHow) {
+TEST(Uneven, RanksThatCountDifferentlyAreAllToldHow) {
     const auto failures = failures_of_ranks(3, [](ProcessGroup& group) {
-        BareGroup bare(group);
-        ProcessGroup& tried = GetParam() ? group : static_cast<ProcessGroup&>(bare);
         const Counts counts = group.rank() == 2 ? Counts{2, 3, 4} : Counts{3, 2, 4};
         std::vector<float> all(9), mine(counts[static_cast<std::size_t>(group.rank())]);
-        tried.all_gather_v(buffer_of(std::span(all)), buffer_of(std::span(mine)), counts).wait();
+        group.all_gather_v(buffer_of(std::span(all)), buffer_of(std::span(mine)), counts).wait();
     });
     for (const auto& failure : failures) {
         try {
@@ -149,14 +131,12 @@ TEST_P(Uneven, RanksThatCountDifferentlyAreAllToldHow) {
     }
 }
 
-TEST_P(Uneven, AllToAllTellsAllWhoSendsWhatNobodyExpects) {
+TEST(Uneven, AllToAllTellsAllWhoSendsWhatNobodyExpects) {
     const auto failures = failures_of_ranks(3, [](ProcessGroup& group) {
-        BareGroup bare(group);
-        ProcessGroup& tried = GetParam() ? group : static_cast<ProcessGroup&>(bare);
         Counts sent{1, 1, 1};
         if (group.rank() == 2) sent = {5, 1, 1};
         std::vector<float> out(3), in(sent[0] + 2);
-        tried.all_to_all_v(buffer_of(std::span(out)), {1, 1, 1}, buffer_of(std::span(in)), sent).wait();
+        group.all_to_all_v(buffer_of(std::span(out)), {1, 1, 1}, buffer_of(std::span(in)), sent).wait();
     });
     for (const auto& failure : failures) {
         try {

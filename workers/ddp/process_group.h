@@ -206,12 +206,10 @@ class ProcessGroup {
     virtual Work do_recv(Buffer buffer, int from) = 0;
     virtual Work do_barrier() = 0;
     virtual std::span<std::byte> do_allocate_shared(std::size_t bytes) = 0;
-    /// As it is, for backends whose messages take turns: in an order in which no two wait for each other.
-    virtual Work do_batch(std::vector<Message> messages);
-    // As these are, they stand on the others, want host memory, and begin by waiting for all earlier calls.
-    virtual Work do_all_gather_v(Buffer output, Buffer input, Counts counts);
-    virtual Work do_reduce_scatter_v(Buffer output, Buffer input, Counts counts, ReduceOp op);
-    virtual Work do_all_to_all_v(Buffer output, Counts received, Buffer input, Counts sent);
+    virtual Work do_batch(std::vector<Message> messages) = 0;
+    virtual Work do_all_gather_v(Buffer output, Buffer input, Counts counts) = 0;
+    virtual Work do_reduce_scatter_v(Buffer output, Buffer input, Counts counts, ReduceOp op) = 0;
+    virtual Work do_all_to_all_v(Buffer output, Counts received, Buffer input, Counts sent) = 0;
     /// As what it is reported to those who wait for it: kBytesMark or kSplitMark (worker/call.h).
     virtual std::vector<std::string> do_all_gather_bytes(std::string_view mine, std::int16_t mark) = 0;
 
@@ -237,7 +235,6 @@ class ProcessGroup {
                         const Counts& counts) const;
     void require_own_slice(const char* call, const char* large_name, const Buffer& large, const Buffer& small,
                            const Counts& counts) const;
-    std::vector<Counts> tell_counts(const Counts& own);
 
     Seat seat_;
     std::chrono::nanoseconds timeout_{};

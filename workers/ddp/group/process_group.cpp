@@ -2,7 +2,6 @@
 
 #include <fmt/core.h>
 
-#include <cstring>
 #include <utility>
 
 #include "ddp/group/split.h"
@@ -47,10 +46,6 @@ void require_apart_or_own(const char* call, const Buffer& large, const Buffer& s
     throw InvalidInput(fmt::format(
         "{}: input and output overlap; one may be the other's slice {}, this rank's own, or lie apart", call,
         own));
-}
-
-void copy_on_host(const Buffer& to, const Buffer& from) {
-    if (from.bytes() > 0) std::memmove(to.data, from.data, from.bytes());
 }
 
 /// Two equal buffers of n slices that do not overlap.
@@ -314,77 +309,6 @@ TimeoutScope::TimeoutScope(ProcessGroup& group, std::chrono::nanoseconds timeout
 void BorrowedGroup::throw_gone() {
     throw Error("the ProcessGroup was destroyed before what was made over it (DistributedDataParallel, Join, Reducer); the group has to "
                 "outlive them: declare it before the model, and reset it after");
-}
-
-// ---- what a backend has not of its own
-
-/// Everyone's counts, as Slices compares them.
-std::vector<Counts> ProcessGroup::tell_counts(const Counts& own) {
-    Counts told{static_cast<std::size_t>(seat_.world_rank)};
-    told.insert(told.end(), own.begin(), own.end());
-    const std::string mine(reinterpret_cast<const char*>(told.data()), told.size() * sizeof told[0]);
-    std::vector<Counts> all;
-    for (const std::string& message : do_all_gather_bytes(mine, kUnevenMark)) {
-        if (message.size() != mine.size())
-            throw MismatchError("uneven collective: other ranks called something else");
-        std::memcpy(all.emplace_back(told.size()).data(), message.data(), message.size());
-    }
-    return all;
-}
-
-Work ProcessGroup::do_all_gather_v(Buffer output, Buffer input, Counts counts) {
-    if (const std::string why = unequal_counts(tell_counts(counts)); !why.empty())
-        throw MismatchError("all_gather_v: " + why);
-    const Slices slices(counts, output.dtype);
-    copy_on_host(slices.of(output, rank()), input);
-    Work last;  // a group that has failed fails all later calls
-    for (int root = 0; root < size(); ++root) last = do_broadcast(slices.of(output, root), root);
-    return last;
-}
-
-Work ProcessGroup::do_reduce_scatter_v(Buffer output, Buffer input, Counts counts, ReduceOp op) {
-    if (const std::string why = unequal_counts(tell_counts(counts)); !why.empty())
-        throw MismatchError("reduce_scatter_v: " + why);
-    const Slices slices(counts, input.dtype);
-    copy_on_host(output, slices.of(input, rank()));
-    Work last;
-    for (int root = 0; root < size(); ++root)
-        last = do_reduce(root == rank() ? output : slices.of(input, root), root, op);
-    return last;
-}
-
-Work ProcessGroup::do_all_to_all_v(Buffer output, Counts received, Buffer input, Counts sent) {
-    Counts both = sent;
-    both.insert(both.end(), received.begin(), received.end());
-    if (const std::string why = unmatched_counts(tell_counts(both)); !why.empty())
-        throw MismatchError("all_to_all_v: " + why);
-    const Slices from(sent, input.dtype), to(received, output.dtype);
-    copy_on_host(to.of(output, rank()), from.of(input, rank()));
-    std::vector<Message> messages;
-    for (int peer = 0; peer < size(); ++peer) {
-        if (peer == rank()) continue;
-        messages.push_back({Message::Way::Send, from.of(input, peer), peer});
-        messages.push_back({Message::Way::Recv, to.of(output, peer), peer});
-    }
-    return messages.empty() ? Work() : do_batch(std::move(messages));
-}
-
-// In round k every rank has one partner, k less its own rank; the lower of the two sends first.
-Work ProcessGroup::do_batch(std::vector<Message> messages) {
-    Work last;  // a group that has failed fails all later calls
-    const auto all = [&](Message::Way way, int peer) {
-        for (const Message& one : messages) {
-            if (one.way != way || one.peer != peer) continue;
-            last = way == Message::Way::Send ? do_send(one.buffer, peer) : do_recv(one.buffer, peer);
-        }
-    };
-    for (int round = 0; round < size(); ++round) {
-        const int partner = (round + size() - rank()) % size();
-        if (rank() < partner) all(Message::Way::Send, partner);
-        all(Message::Way::Recv, partner);
-        if (rank() > partner) all(Message::Way::Send, partner);
-    }
-    return last;
 }
 
 std::unique_ptr<ProcessGroup> ProcessGroup::split(int color, int key) {

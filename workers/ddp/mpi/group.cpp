@@ -33,10 +33,6 @@ void check(const char* why, const std::string& attempt) {
 
 bool is_half(DType type) { return type == DType::BF16 || type == DType::F16; }
 
-std::byte* slice(const Buffer& whole, int index, std::size_t bytes) {
-    return static_cast<std::byte*>(whole.data) + static_cast<std::size_t>(index) * bytes;
-}
-
 template <class T>
 std::vector<float> widened_as(const Buffer& buffer) {
     const auto* const from = static_cast<const T*>(buffer.data);

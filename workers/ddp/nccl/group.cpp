@@ -34,10 +34,6 @@ class Until {
     Code code = Code::Success;
 };
 
-std::byte* slice(const Buffer& buffer, int rank, std::size_t each) {
-    return static_cast<std::byte*>(buffer.data) + static_cast<std::size_t>(rank) * each;
-}
-
 Call uneven(SegmentOp operation, const Buffer& whole, ReduceOp op = ReduceOp::Sum) {
     return call_of(operation, whole, op, kUnevenMark);
 }

@@ -11,6 +11,11 @@
 /// how they cut.
 namespace ddp {
 
+/// Where the slice of a rank begins in `whole`, of which each slice has so many bytes.
+inline std::byte* slice(const Buffer& whole, int rank, std::size_t bytes) {
+    return static_cast<std::byte*>(whole.data) + static_cast<std::size_t>(rank) * bytes;
+}
+
 /// Offsets and lengths in bytes.
 class Slices {
   public:
