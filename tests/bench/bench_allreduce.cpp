@@ -2,6 +2,9 @@
 // Open MPI, Gloo's library and PyTorch's gloo (PYTHON_EXEC names a Python that has it), in turn, several passes,
 // medians over the passes. Prints ratios and the bars they are held against; never fails on time.
 //
+// Peers are as their users have them: Open MPI binds a rank to a core, and yields only where ranks share one; gloo goes by the
+// loopback interface, its threads on all cores.
+//
 //   bench_allreduce [--passes N] [--mpi PROGRAM] [--gloo PROGRAM] [--ddprun PROGRAM --torch SCRIPT]
 #include <fmt/core.h>
 #include <sys/mman.h>
@@ -102,10 +105,11 @@ Times run_command(std::string command, const Sizes& sizes) {
 }
 
 Times run_mpi(const std::string& program, int ranks, const Sizes& sizes) {
+    // Where MPICH is there too, mpirun may be its own.
+    const bool has_own_name = std::system("command -v mpirun.openmpi >/dev/null 2>&1") == 0;
     return run_command(
-        fmt::format("OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 mpirun --oversubscribe "
-                    "-np {} {}",
-                    ranks, program),
+        fmt::format("OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 {} {} -np {} {}", has_own_name ? "mpirun.openmpi" : "mpirun",
+                    ranks > ::sysconf(_SC_NPROCESSORS_ONLN) ? "--oversubscribe" : "--bind-to core", ranks, program),
         sizes);
 }
 
@@ -159,6 +163,7 @@ std::string ratio(double peer, double ours) {
 void print_table(const Table& table, const Sizes& sizes) {
     fmt::print("{:>9}", "size");
     for (const std::string& name : table.names) fmt::print(" {:>15}", name + " us");
+    fmt::print(" {:>14}", "private/shared");
     for (std::size_t c = 2; c < table.names.size(); ++c) {
         fmt::print(" {:>14} {:>14}", table.names[c] + "/shared", table.names[c] + "/private");
     }
@@ -166,6 +171,7 @@ void print_table(const Table& table, const Sizes& sizes) {
     for (const std::size_t bytes : sizes) {
         fmt::print("{:>9}", ddprun::format_bytes(bytes));
         for (std::size_t c = 0; c < table.names.size(); ++c) fmt::print(" {:>15.2f}", table.us(c, bytes));
+        fmt::print(" {:>14}", ratio(table.us(1, bytes), table.us(0, bytes)));
         for (std::size_t c = 2; c < table.names.size(); ++c) {
             fmt::print(" {:>14} {:>14}", ratio(table.us(c, bytes), table.us(0, bytes)),
                        ratio(table.us(c, bytes), table.us(1, bytes)));
@@ -248,7 +254,7 @@ int main(int argc, char** argv) {
         if (!torch.empty() && !python.empty()) {
             all.emplace_back("torch", [&, ranks](Sizes sizes) {
                 std::erase_if(sizes, [](std::size_t bytes) { return std::ranges::find(kTorchSizes, bytes) == kTorchSizes.end(); });
-                return run_command(fmt::format("OMP_NUM_THREADS=1 {} --numa-binding=none --prefix=none --nproc-per-node={} {} {}", ddprun,
+                return run_command(fmt::format("OMP_NUM_THREADS=1 GLOO_SOCKET_IFNAME=lo {} --numa-binding=none --prefix=none --nproc-per-node={} {} {}", ddprun,
                                                ranks, python, torch), sizes);
             });
         }

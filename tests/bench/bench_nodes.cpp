@@ -27,7 +27,7 @@ namespace ddprun::test {
 namespace {
 
 constexpr int kPasses = 3;
-const std::vector<std::string> kSizes{"4096", "65536", "1048576", "26214400"};
+const std::vector<std::string> kSizes{"4096", "65536", "1048576", "2097152", "4194304", "26214400"};
 
 using Times = std::map<std::string, std::vector<double>>;  ///< microseconds of each pass, by size
 
