@@ -120,8 +120,8 @@ Status Job::build() {
 
     if (const Status watched = watch_starter(); !watched) return watched;
     if (!choice->is_head) {
-        // Of the ranks of an outer launcher the first speaks for all.
-        if (!setup_.spec.outer_rank) log_.info("the controller is at {} ({})", to_string(choice->endpoint), choice->why);
+        // Of the ranks of an outer launcher the first speaks for all. Where lines go to the head by the session, there is none yet.
+        if (!setup_.spec.outer_rank && !setup_.sends_output) log_.info("the controller is at {} ({})", to_string(choice->endpoint), choice->why);
         return build_agent(choice->endpoint);
     }
     const Status head = contend_for_head(*choice);
@@ -243,7 +243,17 @@ Status Job::build_agent(const Endpoint& controller) {
         tls_ = *std::move(tls);
     }
     output_ = std::make_unique<Output>(*loop_, is_apart() ? without_files(spec.output) : prepare_log_directory(spec, log_),
-                                       OutputRanks{.here = setup_.workers, .is_whole_job = spec.nodes.max == 1, .is_merged = setup_.start || setup_.is_started}, 1, 2);
+    if (setup_.sends_output) {
+        OutputSender::Parts parts{*loop_, rdzv::kOutputWindow, [this](Output::Stream stream, std::string bytes) {
+            return link_->send(rdzv::OutputPiece{stream == Output::Stream::Out ? 1 : 2, rdzv::Blob(std::move(bytes))});
+        }};
+        Result<std::unique_ptr<OutputSender>> sender = OutputSender::create(std::move(parts));
+        if (!sender) return sender.error();
+        sender_ = *std::move(sender);
+    }
+                                       OutputRanks{.here = setup_.workers, .is_whole_job = spec.nodes.max == 1, .is_merged = setup_.start || setup_.is_started},
+                                       sender_ ? sender_->console(Output::Stream::Out) : 1, sender_ ? sender_->console(Output::Stream::Err) : 2);
+    output_->on_shown([this](rdzv::AgentId agent, std::uint64_t bytes) { server_->send(agent, rdzv::OutputShown{bytes}); });
     log_.write_through([this](std::string_view line) { return output_->say(line); });
 
     AgentConfig config;

@@ -6,6 +6,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -26,6 +27,7 @@
 #include "launcher/guard/warden.h"
 #include "launcher/job_spec.h"
 #include "launcher/output/output.h"
+#include "launcher/output/output_sender.h"
 #include "launcher/plan/machine.h"
 #include "launcher/plan/program.h"
 #include "launcher/pmix/exchange.h"
@@ -61,6 +63,7 @@ struct JobSetup {
     std::uint64_t open_files = 0;          ///< the soft limit that workers get back; 0: the one there is
     std::optional<HostStart> start;        ///< what this node starts: the head the others, another its share of them
     bool is_started = false;               ///< by a head, on another host
+    bool sends_output = false;             ///< this node's lines go to the head by the session
     bool has_lifeline = false;             ///< the end of standard input is the end of what started us
     /// Where several nodes meet, when it was settled before; none: the command line says it.
     std::optional<JobMeeting> meeting;
@@ -159,6 +162,8 @@ class Job final : public rdzv::ServerHandler, public rdzv::AgentLinkHandler {
     void controller_done();
     void leave(int code);
     void stop_after_others(Duration patience);
+    void stop_after_senders(Duration patience);
+    void send_last_output();
     int say_how_it_ended();
     void tell_launcher_above(LauncherFailure failure, const WorkerEnd* cause, int code);
     void flush_output();
@@ -175,6 +180,9 @@ class Job final : public rdzv::ServerHandler, public rdzv::AgentLinkHandler {
     }
     void hear(rdzv::AgentId agent, const rdzv::Question& question) { inquiry_->from_agent(agent, question); }
     void hear(rdzv::AgentId agent, const rdzv::Answer& answer) { inquiry_->from_agent(agent, answer); }
+    void hear(rdzv::AgentId agent, const rdzv::OutputPiece& piece) {
+        output_->show_sent(agent, piece.stream == 2 ? Output::Stream::Err : Output::Stream::Out, piece.bytes.view());
+    }
     void hear(rdzv::AgentId agent, const rdzv::FenceEntered& fence) { pass_on(exchange_.entered(agent, fence)); }
     void hear(rdzv::AgentId agent, const rdzv::ModexRequest& request) { pass_on(exchange_.asked(agent, request)); }
     void hear(rdzv::AgentId agent, const rdzv::ModexReply& reply) { pass_on(exchange_.answered(agent, reply)); }
@@ -199,6 +207,9 @@ class Job final : public rdzv::ServerHandler, public rdzv::AgentLinkHandler {
     }
     void obey(const rdzv::Question& question) { inquiry_->from_controller(question); }
     void obey(const rdzv::Answer& answer) { inquiry_->from_controller(answer); }
+    void obey(const rdzv::OutputShown& shown) {
+        if (sender_) sender_->shown(shown.bytes);
+    }
     template <class OfPmix>
     void obey(const OfPmix& message) {
         if (pmix_) pmix_->handle(message);
@@ -240,6 +251,7 @@ class Job final : public rdzv::ServerHandler, public rdzv::AgentLinkHandler {
     bool has_succeeded_ = false;              ///< this head was the standby
     bool has_asked_to_end_ = false;           ///< its controller, which may not have heard it
     bool serves_torch_ = false;               ///< on the head
+    std::unique_ptr<OutputSender> sender_;     ///< null: the consoles are our own
     std::unique_ptr<Output> output_;
     std::unique_ptr<Agent> agent_;
     std::unique_ptr<rdzv::AgentLink> link_;    ///< null: a head that is no node
@@ -254,6 +266,8 @@ class Job final : public rdzv::ServerHandler, public rdzv::AgentLinkHandler {
     std::unique_ptr<JobQuestions> questions_;
     std::unique_ptr<HangWatch> hang_watch_;   ///< on the head, with --hang-timeout
     std::unique_ptr<RemoteAgents> others_;    ///< on a node that starts others
+    std::set<rdzv::AgentId> senders_;         ///< on the head: joined agents whose lines come by their sessions
+    bool waits_for_senders_ = false;          ///< the job is over, and their last lines come
     std::optional<int> exit_code_;            ///< of a node that leaves before, or without, a controller that is its own
     std::string failure_;
     LineBudget connection_lines_{"connections"};  ///< whoever reaches the port can cause them

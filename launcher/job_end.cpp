@@ -61,7 +61,14 @@ void Job::controller_done() {
 
 void Job::stop_after_others(Duration patience) {
     if (!others_) return loop_->stop();
-    others_->finish(patience, [this] { loop_->stop(); });
+    others_->finish(patience, [this] { stop_after_senders(kFarewell / 2); });
+}
+
+/// PBS may end what started the others before their last lines have come; who sends its lines goes when all have been shown.
+void Job::stop_after_senders(Duration patience) {
+    if (senders_.empty()) return loop_->stop();
+    waits_for_senders_ = true;
+    loop_->call_after(patience, [this] { loop_->stop(); });
 }
 
 /// Ends this node's part; workers that still run are waited for.
@@ -132,6 +139,17 @@ void Job::tell_launcher_above(LauncherFailure failure, const WorkerEnd* cause, i
     }
 }
 
+/// On a host whose lines go to the head: until that has shown them all. What it has not when it is lost, or within a time, goes to
+/// our own standard streams.
+void Job::send_last_output() {
+    const TimePoint until = deadline_after(MonotonicClock::now(), kFarewell);
+    while (link_ && link_->is_connected() && MonotonicClock::now() < until) {
+        output_->flush(MonotonicClock::now());
+        if (output_->consoles_are_written() && sender_->is_done()) return;
+        if (!loop_->run_once(until)) return;
+    }
+}
+
 /// As any program, we wait for who reads us; but a signal that asks us to end is obeyed, which nobody hears any more.
 void Job::flush_output() {
     const auto asked_to_end = [] {
@@ -141,9 +159,11 @@ void Job::flush_output() {
         return is_pending(SIGTERM) || is_pending(SIGINT) || is_pending(SIGHUP) || is_pending(SIGQUIT);
     };
     const TimePoint soon = deadline_after(MonotonicClock::now(), kFarewell);
+    if (sender_) send_last_output();
     bool is_said = false;
     do {
         output_->flush(deadline_after(MonotonicClock::now(), kFlushLook));
+        if (sender_) sender_->write_rest(1, 2);
         if (is_said || output_->files_are_written() || MonotonicClock::now() < soon) continue;
         is_said = true;
         log_.warning("the job has ended, but its log files are not written yet (a disk that hangs?); waiting for them, a signal ends that");

@@ -181,6 +181,7 @@ void Job::on_agent_joined(rdzv::AgentId agent, const rdzv::AgentHello& hello) {
         return server_->refuse_agent(agent, joined.error());
     }
     if (others_ && hello.node_rank) others_->joined(*hello.node_rank);
+    if (setup_.start && setup_.start->order.sends_output && hello.instance != id_) senders_.insert(agent);
 }
 
 void Job::on_agent_lost(rdzv::AgentId agent, const Error& why) {
@@ -194,6 +195,8 @@ void Job::on_agent_lost(rdzv::AgentId agent, const Error& why) {
     const bool is_silent = why.code == Errc::Timeout || why.sys == ETIMEDOUT || why.sys == EHOSTUNREACH;
     if (const std::optional<int> node = controller_->node_rank_of(agent); others_ && is_silent && node) others_->fell_silent(*node);
     controller_->agent_lost(agent, why);
+    output_->end_sent(agent);
+    if (senders_.erase(agent) > 0 && senders_.empty() && waits_for_senders_) loop_->stop();
 }
 
 void Job::on_agent_message(rdzv::AgentId agent, const rdzv::FromAgent& message) {

@@ -49,6 +49,7 @@ void become_head(CommandLine& line, StartPlan plan, JobNodes& nodes, const std::
     start.tls = rendezvous.tls;
     for (const AllocatedHost& host : plan.hosts) {
         start.order.hosts.push_back(host.name);
+    start.order.sends_output = !carries_output(plan.starter);
         start.order.slots.push_back(host.slots.value_or(0));
     }
     start.hosts = std::move(plan.hosts);

@@ -46,6 +46,7 @@ Status Job::start(RemoteAgents::Parts parts) {
 void Job::on_connected() {
     head_address_ = link_->controller();
     if (head_places_ > 1) head_ = head_address_;
+    if (sender_) sender_->begin();
     if (controller_ || !setup_.start) return;
     RemoteAgents::Parts parts = parts_of_start();
     parts.tell_head = [this](int node, const std::string& why) {

@@ -185,6 +185,7 @@ int run(CommandLine line, JobNodes nodes) {
         setup.token = nodes.started->token;
         setup.head_elsewhere = nodes.started->elsewhere;
         setup.is_started = true;
+        setup.sends_output = nodes.started->order.sends_output;
         setup.start = own_share(*nodes.started);
         setup.has_lifeline = nodes.has_lifeline;
     }

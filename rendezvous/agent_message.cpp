@@ -111,6 +111,11 @@ static void fields(Fields& f, Successor& m) {
     f("host", m.host);
     f("port", m.port);
 }
+static void fields(Fields& f, OutputPiece& m) {
+    f("stream", m.stream);
+    f.blob(m.bytes);
+}
+static void fields(Fields& f, OutputShown& m) { f("bytes", m.bytes); }
 static void fields(Fields& f, World& m) {
     f("generation", m.generation);
     f("job", m.job);

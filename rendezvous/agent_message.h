@@ -165,6 +165,22 @@ struct JobMoved {
     bool operator==(const JobMoved&) const = default;
 };
 
+// Only where the controller shows the lines of an agent that nothing else carries to it (launcher/output/output_sender.h).
+
+/// A piece of what the agent's console would get.
+struct OutputPiece {
+    static constexpr MessageType kType = MessageType::OutputPiece;
+    int stream = 1;  ///< 1 standard output, 2 standard error
+    Blob bytes;
+    bool operator==(const OutputPiece&) const = default;
+};
+/// So many bytes more of these have been shown. At most kOutputWindow are under way.
+struct OutputShown {
+    static constexpr MessageType kType = MessageType::OutputShown;
+    std::uint64_t bytes = 0;
+    bool operator==(const OutputShown&) const = default;
+};
+
 // The rest only where the agents are PMIx servers of their workers (launcher/pmix/). What workers exchange is opaque here.
 
 /// Who the nodes of a generation are; comes before its StartGeneration.
@@ -210,9 +226,11 @@ struct ModexReply {
 };
 
 /// What an agent says once it has joined.
-using FromAgent = std::variant<WorkersStarted, WorkerExited, GenerationDrained, Notice, Question, Answer, FenceEntered, ModexRequest, ModexReply, StandbyListens>;
+using FromAgent = std::variant<WorkersStarted, WorkerExited, GenerationDrained, Notice, Question, Answer, FenceEntered, ModexRequest, ModexReply, StandbyListens,
+                               OutputPiece>;
 /// What the controller says to an agent.
-using ToAgent = std::variant<StartGeneration, StopGeneration, Shutdown, Notice, Question, Answer, World, FenceOver, ModexRequest, ModexReply, Legacy, Successor>;
+using ToAgent = std::variant<StartGeneration, StopGeneration, Shutdown, Notice, Question, Answer, World, FenceOver, ModexRequest, ModexReply, Legacy, Successor,
+                             OutputShown>;
 
 Result<AgentHello> decode_agent_hello(Frame frame);
 Result<JobMoved> decode_job_moved(Frame frame);

@@ -50,6 +50,10 @@ struct Heartbeats {
 /// acknowledged so much, no more of it is given to the session.
 inline constexpr std::size_t kRelayWindow = 4U << 20;
 
+/// Bytes of an agent's OutputPieces that the controller has not shown. So much waits there for each such agent when nobody reads
+/// the controller's console.
+inline constexpr std::size_t kOutputWindow = 256U << 10;
+
 /// Data that the peer's kernel did not acknowledge for this long: the connection is over. For those without heartbeats:
 /// workers, tools, strangers.
 inline constexpr Duration kUserTimeout = std::chrono::seconds(20);

@@ -44,6 +44,12 @@ struct StreamState : PipeReader::Pipe {
     [[nodiscard]] bool is_kept() const { return file != nullptr || filtered != nullptr; }
 };
 
+/// Another host's ddprun whose lines come by its session: nobody's here either.
+struct Sender {
+    LineAssembler out, err;
+    std::uint64_t out_bytes = 0, err_bytes = 0;  ///< shown, and not told
+};
+
 StreamState& state_of(PipeReader::Pipe& pipe) { return static_cast<StreamState&>(pipe); }
 
 }  // namespace
@@ -81,6 +87,7 @@ struct Output::Impl final : PipeReader::Owner {
     void write_now();
     void arm_timer();
     void on_timer();
+    void tell_senders();
 
     // What is lost.
     void on_log_news();
@@ -100,6 +107,8 @@ struct Output::Impl final : PipeReader::Owner {
     Outlet::Owners owners;
     PipeReader reader;
     std::unordered_map<const PipeReader::Pipe*, std::unique_ptr<StreamState>> streams;
+    std::map<std::uint64_t, Sender> senders;
+    std::function<void(std::uint64_t, std::uint64_t)> on_shown;
     OutputLoss loss;   ///< of streams that are closed, and the first cause
     OutputLoss total;  ///< what loss() handed out last
     bool write_posted = false;
@@ -115,7 +124,10 @@ Output::Impl::Impl(os::EventLoop& event_loop, OutputSpec output_spec, OutputRank
     if (!Console::is_same_place(console_out, console_err)) own_err = std::make_unique<Outlet>(loop, console_err, spec.color);
     err = own_err ? own_err.get() : out.get();
     for (Outlet* outlet : {out.get(), err}) {
-        outlet->console().on_room([this, outlet] { resume([outlet](const StreamState& stream) { return stream.outlet == outlet; }); });
+        outlet->console().on_room([this, outlet] {
+            resume([outlet](const StreamState& stream) { return stream.outlet == outlet; });
+            tell_senders();
+        });
     }
     choose_prefixes();
 }
@@ -279,6 +291,16 @@ void Output::Impl::write_now() {
     if (own_err) own_err->console().write();
     note_console_loss(*out, *err);
     if (own_err) note_console_loss(*own_err, *out);
+    tell_senders();
+}
+
+void Output::Impl::tell_senders() {
+    for (auto& [id, sender] : senders) {
+        std::uint64_t bytes = 0;
+        if (!out->console().is_full()) bytes += std::exchange(sender.out_bytes, 0);
+        if (!err->console().is_full()) bytes += std::exchange(sender.err_bytes, 0);
+        if (bytes > 0 && on_shown) on_shown(id, bytes);
+    }
 }
 
 void Output::Impl::arm_timer() {
@@ -385,6 +407,24 @@ Status Output::relay(UniqueFd pipe, Stream stream, std::function<void(std::strin
     return impl_->keep(std::move(state));
 }
 
+void Output::show_sent(std::uint64_t sender, Stream stream, std::string_view piece) {
+    Sender& from = impl_->senders[sender];
+    LineAssembler& lines = stream == Stream::Out ? from.out : from.err;
+    lines.feed(piece, impl_->loop.now(), [&](std::string_view block) { impl_->outlet_of(stream).show(block); });
+    (stream == Stream::Out ? from.out_bytes : from.err_bytes) += piece.size();
+    impl_->write_soon();
+}
+
+void Output::end_sent(std::uint64_t sender) {
+    auto ended = impl_->senders.extract(sender);
+    if (ended.empty()) return;
+    impl_->out->show(ended.mapped().out.finish());
+    impl_->err->show(ended.mapped().err.finish());
+    impl_->write_soon();
+}
+
+void Output::on_shown(std::function<void(std::uint64_t, std::uint64_t)> handler) { impl_->on_shown = std::move(handler); }
+
 void Output::read_rest_of(int rank) {
     for (const auto& [pipe, stream] : impl_->streams) {
         if (!stream->is_relayed() && stream->owner.rank == rank) impl_->reader.read_rest(*stream);
@@ -425,9 +465,9 @@ std::optional<Output::Stream> Output::console_at(int fd) const {
 
 bool Output::files_are_written() const { return impl_->writer.is_written(); }
 
-bool Output::flushed() const {
-    return impl_->out->console().pending() == 0 && impl_->err->console().pending() == 0 && files_are_written();
-}
+bool Output::consoles_are_written() const { return impl_->out->console().pending() == 0 && impl_->err->console().pending() == 0; }
+
+bool Output::flushed() const { return consoles_are_written() && files_are_written(); }
 
 void Output::flush(TimePoint deadline) {
     impl_->write_now();

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -54,6 +55,15 @@ class Output {
     /// end, which is told; every piece is told as it is read. Error: System (epoll).
     Status relay(UniqueFd pipe, Stream stream, std::function<void(std::string_view piece)> on_piece, std::function<void()> on_end);
 
+    /// Shows a piece of what the ddprun of another host sends (output_sender.h) as it is, but by whole lines. `sender` says whose
+    /// lines these are, from one piece to the next.
+    void show_sent(std::uint64_t sender, Stream stream, std::string_view piece);
+    /// Nothing more comes of this sender.
+    void end_sent(std::uint64_t sender);
+    /// Called from the loop when so many bytes of a sender have gone where there is room for as many more: at once, or as soon as
+    /// the console is not full any more.
+    void on_shown(std::function<void(std::uint64_t sender, std::uint64_t bytes)> handler);
+
     /// Reads what rank's pipes hold now, without waiting: before asking for its last lines.
     void read_rest_of(int rank);
     /// Reads what is in the pipes now, without waiting, and finishes half lines. Called when all workers of a
@@ -67,7 +77,9 @@ class Output {
     void say_last(std::string_view lines);
     /// The console that a descriptor leads to as well; nullopt: none. Whoever would write there has to say() it.
     [[nodiscard]] std::optional<Stream> console_at(int fd) const;
-    /// True when every byte read has reached the console and its file.
+    /// True when every byte read has reached the consoles.
+    [[nodiscard]] bool consoles_are_written() const;
+    /// The same of the files, too.
     [[nodiscard]] bool flushed() const;
     /// The same of the files alone.
     [[nodiscard]] bool files_are_written() const;

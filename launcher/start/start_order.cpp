@@ -123,7 +123,7 @@ Result<FileIdentity> identify_file(const std::string& path) {
 std::string describe(const FileIdentity& file) { return fmt::format("{} ({} bytes, {})", file.path, file.bytes, file.id); }
 
 std::string encode(const StartOrder& order) {
-    const Json json{{"directory", order.directory}, {"head", order.head}, {"head_is_apart", order.head_is_apart}, {"hosts", order.hosts}, {"slots", order.slots}, {"run_id", order.run_id}, {"ddprun", to_json(order.ddprun)}, {"environment_is_whole", order.environment_is_whole},
+    const Json json{{"directory", order.directory}, {"head", order.head}, {"head_is_apart", order.head_is_apart}, {"hosts", order.hosts}, {"slots", order.slots}, {"run_id", order.run_id}, {"sends_output", order.sends_output}, {"ddprun", to_json(order.ddprun)}, {"environment_is_whole", order.environment_is_whole},
                     {"program", to_json(order.program)}, {"arguments", order.arguments.size()}, {"environment", order.environment.size()}};
     // Arguments and variables are bytes, which JSON's text is not.
     std::string text = to_text(json);
@@ -146,6 +146,7 @@ Result<StartOrder> decode_start_order(std::string_view text) {
     order.head_is_apart = (*json)["head_is_apart"].as_bool().value_or(false);
     order.environment_is_whole = (*json)["environment_is_whole"].as_bool().value_or(true);
     order.run_id = (*json)["run_id"].text();
+    order.sends_output = (*json)["sends_output"].as_bool().value_or(false);
     order.ddprun = file_from((*json)["ddprun"]);
     order.program = file_from((*json)["program"]);
     for (const Json& host : (*json)["hosts"].elements()) order.hosts.push_back(host.text());

@@ -33,6 +33,7 @@ struct StartOrder {
     std::vector<std::string> hosts;        ///< by node rank
     std::vector<int> slots;                ///< of each, what --nproc-per-node is where nobody says it; 0: not told
     std::string run_id;
+    bool sends_output = false;             ///< lines go to the head by the session: what starts the hosts does not carry them
     FileIdentity ddprun;
     FileIdentity program;
     bool operator==(const StartOrder&) const = default;

@@ -136,6 +136,8 @@ bool carries(Starter starter, std::string_view variable) {
     return starter == Starter::Mpiexec || (starter == Starter::Srun && !variable.starts_with("SLURM_"));
 }
 
+bool carries_output(Starter starter) { return starter != Starter::Pbsdsh && starter != Starter::Tm; }
+
 std::vector<NodeRange> direct_starts(NodeRange nodes, int most_direct) {
     const int parts = nodes.size() <= most_direct ? nodes.size() : std::min(most_direct, kFanOut);
     std::vector<NodeRange> ranges;

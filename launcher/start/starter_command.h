@@ -72,6 +72,9 @@ SecretWay::Kind secret_way(Starter starter, bool has_cookie);
 /// Whether this starter itself gives the ddprun that it starts that variable of its own environment: srun and mpiexec pass all of
 /// it on, but srun writes its step's own SLURM_ variables, and PATH is the scheduler's for it (scheduler_environment). Pure.
 bool carries(Starter starter, std::string_view variable);
+/// Whether what a started ddprun writes comes out of what started it. PBS's own programs leave it to the MoM, which takes it to
+/// the job's output file, wherever the head's standard output goes.
+bool carries_output(Starter starter);
 
 /// What starts the `nodes` of `hosts`; ssh at most `most_direct` of them directly. `pbs_attach`, a path or "", puts what ssh starts
 /// into the PBS job `job_id`. Pure.

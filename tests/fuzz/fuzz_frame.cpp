@@ -123,7 +123,8 @@ std::vector<std::string> seeds() {
                               Shutdown{},
                               Notice{"preempt", "walltime"}, Question{7, "{}"}, Answer{7, Blob("line")},
                               World{1, "c0ffee", Blob("node00 4\n")}, FenceEntered{1, "0-3, 5", Blob("part")},
-                              FenceOver{1, "0-3, 5", "rank 5 has ended", {}}, ModexRequest{1, 2, 3}, ModexReply{1, 2, true, Blob("card")}, Legacy{1, 1, {"5000000000"}, 0, 7, 3, 812}, Successor{"node01", {"10.0.0.2"}, 40123}}) {
+                              FenceOver{1, "0-3, 5", "rank 5 has ended", {}}, ModexRequest{1, 2, 3}, ModexReply{1, 2, true, Blob("card")}, Legacy{1, 1, {"5000000000"}, 0, 7, 3, 812}, Successor{"node01", {"10.0.0.2"}, 40123},
+                              OutputPiece{1, Blob("a line\n")}, OutputShown{7}}) {
         bytes.push_back(*encode(message, 1));
     }
     return bytes;

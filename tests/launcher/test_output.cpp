@@ -16,6 +16,7 @@
 #include "launcher/output/lines.h"
 #include "launcher/output/log_files.h"
 #include "launcher/output/output.h"
+#include "launcher/output/output_sender.h"
 #include "tests/support/temporary_directory.h"
 
 namespace ddprun {
@@ -773,6 +774,85 @@ TEST(PrefixTemplate, LeavesUnknownVariablesAsTheyAre) {
     EXPECT_EQ(prefix.render({"1", "", "", "", ""}), "1-${what} ${open");
     EXPECT_FALSE(prefix.names_time());
     EXPECT_TRUE(PrefixTemplate("${time}").names_time());
+}
+
+TEST_F(OutputTest, LinesThatAnotherHostSendsAreShownWholeWhateverTheirPieces) {
+    output().show_sent(1, Stream::Out, "[4]: one\n[4]: tw");
+    output().show_sent(2, Stream::Out, "[8]: three\n");
+    output().show_sent(1, Stream::Out, "o\n");
+    output().show_sent(1, Stream::Err, "[4]: half");
+    output().end_sent(1);
+    EXPECT_EQ(shown(29), "[4]: one\n[8]: three\n[4]: two\n");
+    EXPECT_EQ(shown(10, err_), "[4]: half\n");
+}
+
+TEST_F(OutputTest, WhatAnotherHostSendsIsToldAsShownOnlyWhileTheConsoleHasRoom) {
+    std::uint64_t told = 0, sent = 0;
+    output().on_shown([&](std::uint64_t sender, std::uint64_t bytes) {
+        EXPECT_EQ(sender, 7u);
+        told += bytes;
+    });
+    const std::string piece = std::string(65535, 'x') + "\n";
+    for (int i = 0; i < 64; ++i, sent += piece.size()) {
+        output().show_sent(7, Stream::Out, piece);
+        ASSERT_TRUE(loop_->run_once(MonotonicClock::now()));
+    }
+    EXPECT_LT(told, sent) << "nobody reads";
+    std::size_t read = 0;
+    run_until([&] { return (read += available(out_.read).size()) == sent && told == sent; });
+    EXPECT_EQ(told, sent);
+}
+
+/// An Output whose lines are sent, and what has arrived of them.
+class OutputSenderTest : public OutputTest {
+  protected:
+    void SetUp() override {
+        Result<std::unique_ptr<OutputSender>> made = OutputSender::create({*loop_, 100, [this](Stream stream, std::string bytes) {
+            if (is_connected_) (stream == Stream::Out ? sent_out_ : sent_err_) += bytes;
+            return is_connected_;
+        }});
+        ASSERT_TRUE(made) << made.error().what;
+        sender_ = *std::move(made);
+        output_ = std::make_unique<Output>(*loop_, spec_, ranks_, sender_->console(Stream::Out), sender_->console(Stream::Err));
+    }
+    void TearDown() override { output_.reset(); }
+    void run_a_while() {
+        for (int i = 0; i < 20; ++i) ASSERT_TRUE(loop_->run_once(MonotonicClock::now()));
+    }
+
+    bool is_connected_ = true;
+    std::string sent_out_, sent_err_;
+    std::unique_ptr<OutputSender> sender_;
+};
+
+TEST_F(OutputSenderTest, SendsNothingBeforeTheSessionBeginsAndNoMoreThanItsWindowBeforeThatWasShown) {
+    const std::string text = std::string(149, 'x') + "\n";
+    ASSERT_TRUE(output().say(text, Stream::Out));
+    run_a_while();
+    EXPECT_EQ(sent_out_, "");
+    sender_->begin();
+    run_until([&] { return sent_out_.size() >= 100; });
+    run_a_while();
+    EXPECT_EQ(sent_out_.size(), 100u);
+    EXPECT_FALSE(sender_->is_done());
+    sender_->shown(100);
+    run_until([&] { return sent_out_ == text; });
+    EXPECT_FALSE(sender_->is_done()) << "the other side has not shown it all";
+    sender_->shown(50);
+    EXPECT_TRUE(sender_->is_done());
+}
+
+TEST_F(OutputSenderTest, WhatCouldNotBeSentGoesToStreamsOfItsOwnAtTheEnd) {
+    sender_->begin();
+    ASSERT_TRUE(output().say("sent\n"));
+    run_until([&] { return sent_err_ == "sent\n"; });
+    is_connected_ = false;
+    ASSERT_TRUE(output().say("kept\n"));
+    run_a_while();
+    ASSERT_TRUE(output().say("last\n"));
+    sender_->write_rest(out_.write.get(), err_.write.get());
+    EXPECT_EQ(available(err_.read), "kept\nlast\n");
+    EXPECT_EQ(available(out_.read), "");
 }
 
 }  // namespace

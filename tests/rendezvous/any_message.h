@@ -22,7 +22,7 @@ using Message =
     std::variant<Unknown, Hello, Challenge, Proof, Welcome, Failure, Heartbeat, StoreRequest, ClientGone, Done, Value,
                  Absent, Sum, Exchanged, Erased, AgentHello, WorkersStarted, WorkerExited, GenerationDrained,
                  StartGeneration, StopGeneration, Shutdown, Notice, Question, Answer,
-                 World, FenceEntered, FenceOver, ModexRequest, ModexReply, Legacy, StandbyListens, Successor, JobMoved>;
+                 World, FenceEntered, FenceOver, ModexRequest, ModexReply, Legacy, StandbyListens, Successor, JobMoved, OutputPiece, OutputShown>;
 
 /// One of a family as a message like any other.
 template <class Family>

@@ -86,6 +86,8 @@ std::vector<Message> one_of_each() {
         StandbyListens{40123},
         Successor{"node01", {"10.0.0.2", "fd00::2"}, 40123},
         JobMoved{"node01", {"10.0.0.2", "fd00::2"}, 40123, "ab12"},
+        OutputPiece{2, Blob("[4]: half a li")},
+        OutputShown{262144},
     };
 }
 

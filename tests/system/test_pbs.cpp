@@ -147,6 +147,11 @@ TEST_F(Pbs, QdelSendsSigtermToEveryProcessOfTheJobOnAllHosts) {
     for (const char* who : {"task.1", "task.2", "group.0"}) EXPECT_TRUE(user_->await_file(who)) << who << file_content(user_->file("out"));
 }
 
+TEST_F(Pbs, TheOutputOfTasksOnOtherHostsGoesToTheJobsOutputAndNotToThatOfPbsdshOrPbsTmrsh) {
+    const std::string out = output_of("host=$(tail -1 $PBS_NODEFILE); (pbsdsh -n 2 -- /bin/echo by pbsdsh; pbs_tmrsh $host /bin/echo by tmrsh) >mine; echo mine: $(cat mine)");
+    EXPECT_THAT(out, AllOf(HasSubstr("by pbsdsh\n"), HasSubstr("by tmrsh\n"), HasSubstr("mine:\n")));
+}
+
 TEST_F(Pbs, FromQdelOnTheStandardOutputOfTasksOnOtherHostsIsABrokenPipe) {
     const std::string id = user_->submit("pbsdsh -n 2 -- /bin/sh -c 'trap \": >" + user_->file("asked") + "\" TERM; trap : PIPE; echo up;"
                                              "while [ ! -e " + user_->file("asked") + " ]; do sleep 0.05; done;"

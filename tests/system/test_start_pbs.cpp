@@ -73,14 +73,28 @@ TEST_F(StartPbs, AFailureOnAnotherHostIsTheJobsExitStatus) {
     EXPECT_TRUE(all_gone("PROBE_JOB=" + mark_));
 }
 
+TEST_F(StartPbs, TheLinesOfAllHostsComeOutOfDdprunsOwnStandardStreams) {
+    for (const char* starter : {"pbsdsh", "tm"}) {
+        const std::string mine = user_->file(starter);
+        const std::string id = submit_command(path_of("DDPRUN") + " --start=" + starter + " --nproc-per-node=2 " + path_of("PROBE") +
+                                              " say said err complained >" + mine + ".out 2>" + mine + ".err");
+        EXPECT_EQ(exit_status_of(id), 0) << output();
+        for (int rank = 0; rank < 6; ++rank) {
+            const std::string prefix = "[" + std::to_string(rank) + "]: ";
+            EXPECT_THAT(file_content(mine + ".out"), HasSubstr(prefix + "said\n"));
+            EXPECT_THAT(file_content(mine + ".err"), HasSubstr(prefix + "complained\n"));
+        }
+        EXPECT_EQ(output(), "") << "PBS's own way";
+    }
+}
+
 TEST_F(StartPbs, QdelWhileWorkersSaveLetsAllOfThemSave) {
-    // What other hosts say after qdel is lost with PBS's own relay, so they say it by files.
-    const std::string saves = "trap \"for i in 1 2 3 4 5; do sleep 0.1; done; : >" + user_->file("saved") + ".$RANK; exit 0\" TERM; echo up; while :; do sleep 0.05; done";
+    const std::string saves = "trap \"for i in 1 2 3 4 5; do sleep 0.1; done; echo saved by \\$RANK; exit 0\" TERM; echo up; while :; do sleep 0.05; done";
     const std::string id = submit_command(path_of("DDPRUN") + " --nproc-per-node=2 /bin/sh -c '" + saves + "'");
     ASSERT_TRUE(await_ranks(6, "up")) << output();
     EXPECT_EQ(user_->run({"qdel", id}).status, 0);
     EXPECT_EQ(exit_status_of(id), 271);
-    for (int rank = 0; rank < 6; ++rank) EXPECT_TRUE(std::filesystem::exists(user_->file("saved." + std::to_string(rank)))) << rank << output();
+    for (int rank = 0; rank < 6; ++rank) EXPECT_THAT(output(), HasSubstr("saved by " + std::to_string(rank) + "\n"));
     EXPECT_THAT(output(), AllOf(Not(HasSubstr("killing")), HasSubstr("exit code     75")));
     EXPECT_TRUE(all_gone("PROBE_JOB=" + mark_));
 }
