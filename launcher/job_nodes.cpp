@@ -13,6 +13,7 @@
 #include "launcher/start/start_plan.h"
 
 namespace ddprun {
+#include "launcher/supervise/head.h"
 namespace {
 
 /// torchrun's for --rdzv-endpoint without a port.
@@ -58,6 +59,12 @@ void become_head(CommandLine& line, StartPlan plan, JobNodes& nodes, const std::
 
 /// A scheduler's tasks per host, or the slots of a host file, where --nproc-per-node says nothing.
 void default_to_slots(CommandLine& line, int slots) {
+NodesSaid nodes_said(const CommandLine& line) {
+    if (line.sources.contains("node-rank") || line.sources.contains("standalone")) return NodesSaid::ByOthers;
+    if (!line.sources.contains("nnodes")) return NodesSaid::Nothing;
+    return line.spec.nodes.max == 1 || shared_endpoint(line.spec) ? NodesSaid::ByOthers : NodesSaid::Count;
+}
+
     if (slots > 1 && !line.sources.contains("nproc-per-node")) line.spec.workers = {WorkerCount::Kind::Number, slots};
 }
 
@@ -65,9 +72,9 @@ void default_to_slots(CommandLine& line, int slots) {
 
 Status use_allocation(CommandLine& line, const std::vector<std::string>& arguments, JobNodes& nodes) {
     const StartSpec& asked = line.spec.start;
-    const bool nodes_were_given = line.sources.contains("nnodes") || line.sources.contains("node-rank") || line.sources.contains("standalone");
+    const NodesSaid said = nodes_said(line);
     const bool is_asked_for = !asked.hosts.empty() || !asked.hostfile.empty() || line.sources.contains("start");
-    if (nodes_were_given && !is_asked_for) return {};
+    if (said == NodesSaid::ByOthers && !is_asked_for) return {};
     const Result<StartFacts> facts = look_for_hosts(asked);
     if (!facts) return facts.error();
     Result<StartPlan> plan = plan_start(line.spec, nodes_were_given, *facts);

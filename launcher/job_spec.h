@@ -34,6 +34,10 @@ struct Nodes {
     int max = 1;
     bool operator==(const Nodes&) const = default;
 };
+/// As --nnodes takes it: "3", "2:3".
+inline std::string to_string(const Nodes& nodes) {
+    return (nodes.min == nodes.max ? "" : std::to_string(nodes.min) + ":") + std::to_string(nodes.max);
+}
 
 /// How workers find each other, after --standalone and the defaults have been applied.
 struct RendezvousSpec {

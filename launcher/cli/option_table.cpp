@@ -268,7 +268,7 @@ OptionGroup worker_options() {
               "Workers per node: a count, auto (one per GPU, else one per CPU), gpu, or cpu. Default 1.",
               [](Draft& d, Text v) { return store(parse_worker_count(v), d.spec.workers); }},
              {"nnodes", 0, "N|MIN:MAX", "", "Number of nodes, or a range for an elastic job. Default: from the "
-              "launcher around us (mpirun, srun: one ddprun per node), else 1.",
+              "launcher around us (mpirun, srun: one ddprun per node), else all hosts of the batch job, else 1.",
               [](Draft& d, Text v) { return store(parse_nodes(v), d.spec.nodes); }},
              {"per-rank", 0, "", "", "This ddprun is one of several that mpiexec or srun started, one for each rank: it runs one "
               "worker, with the launcher's rank and local rank, and restarts it with the others. Default where the launcher put "
@@ -380,7 +380,7 @@ OptionGroup rendezvous_options() {
 OptionGroup start_options() {
     return {"Hosts",
             {{"hosts", 0, "HOST,...", "", "Run on these hosts: names, ranges as in n[01-16], HOST:SLOTS. ddprun starts itself on the others; on a host "
-              "that is none of them it is the head only. Default: those of the PBS, Slurm or LSF job around us, where --nnodes is not given.",
+              "that is none of them it is the head only. Default: those of the PBS, Slurm or LSF job around us, unless --node-rank or --rdzv-endpoint is given.",
               [](Draft& d, Text v) { return store_text(v, d.spec.start.hosts); }},
              {"hostfile", 0, "FILE", "@file", "The same from a file, as MPI launchers read it: a host a line, slots=N or :N behind it, # comments.",
               [](Draft& d, Text v) { return store_text(v, d.spec.start.hostfile); }},

@@ -71,7 +71,7 @@ std::string option_lines(const CommandLine& line) {
 std::string hosts_of_a_job(const JobSpec& spec) {
     const Result<StartFacts> facts = look_for_hosts(spec.start);
     if (!facts) return facts.error().what;
-    const Result<StartPlan> plan = plan_start(spec, false, *facts);
+    const Result<StartPlan> plan = plan_start(spec, NodesSaid::Nothing, *facts);
     if (!plan) return plan.error().what;
     return plan->why.empty() ? "this one" : plan->why;
 }

@@ -112,7 +112,7 @@ std::string what_follows(const StartPlan& plan, const std::string& host_name) {
 Status check_given_nodes(const JobSpec& spec, const Allocation& allocation) {
     const int hosts = static_cast<int>(allocation.hosts.size());
     if (spec.nodes.max == hosts) return {};  // fewer may go on later
-    return Error{Errc::Mismatch, fmt::format("--nnodes={}:{}, but {}; leave --nnodes out to use all of them", spec.nodes.min, spec.nodes.max, describe(allocation)), 0};
+    return Error{Errc::Mismatch, fmt::format("--nnodes={}, but {}; leave --nnodes out to use all of them", to_string(spec.nodes), describe(allocation)), 0};
 }
 
 }  // namespace
@@ -142,14 +142,14 @@ std::optional<std::size_t> find_own_place(const std::vector<std::string>& hosts,
     return std::nullopt;
 }
 
-Result<StartPlan> plan_start(const JobSpec& spec, bool nodes_were_given, const StartFacts& facts) {
+Result<StartPlan> plan_start(const JobSpec& spec, NodesSaid said, const StartFacts& facts) {
     if (!facts.allocation) {
         if (spec.start.starter == Starter::Auto) return StartPlan{};
         return Error{Errc::InvalidArgument, fmt::format("--start={}: nothing says which hosts (give --hosts or --hostfile; there is no PBS, Slurm or LSF job here)", name_of(spec.start.starter)), 0};
     }
     const Allocation& allocation = *facts.allocation;
-    if (nodes_were_given) {
-        if (!is_of_user(allocation)) return StartPlan{};
+    if (said == NodesSaid::ByOthers && !is_of_user(allocation)) return StartPlan{};
+    if (said != NodesSaid::Nothing) {
         if (const Status agreed = check_given_nodes(spec, allocation); !agreed) return agreed.error();
     }
     const std::optional<std::size_t> here = find_here(allocation, facts);

@@ -46,13 +46,19 @@ struct StartPlan {
     std::string why;  ///< for one line: "PBS job 12.server (PBS_NODEFILE=...): 3 hosts, the other 2 by pbsdsh"; "" nothing to say
 };
 
+/// What the command line says of the nodes, hosts apart.
+enum class NodesSaid : std::uint8_t {
+    Nothing,
+    Count,     ///< --nnodes of several, and not where they meet: as many hosts as there are
+    ByOthers,  ///< torchrun's way (--node-rank, --standalone, --nnodes=1, --nnodes with an endpoint): others start the other nodes
+};
+
 /// Where no launcher has started one ddprun per node: whether the job is more than this host, and what starts it there.
-/// `nodes_were_given`: --nnodes, --node-rank or --standalone was said: then all nodes are started by others, as torchrun's.
 /// Pure but for the functions in `facts`.
 /// A head on a host of its own (a login node, a laptop) starts all hosts that the user names, or that are Slurm's.
 /// Error: Mismatch (this host is none of a PBS or LSF job's; --nnodes contradicts it), NotFound (no program that starts
 /// something there), each with what to do.
-Result<StartPlan> plan_start(const JobSpec& spec, bool nodes_were_given, const StartFacts& facts);
+Result<StartPlan> plan_start(const JobSpec& spec, NodesSaid said, const StartFacts& facts);
 
 std::string_view name_of(Starter starter);
 

@@ -66,8 +66,8 @@ Result<HeadChoice> choose_head(const JobSpec& spec, const HostFacts& facts) {
     const std::optional<Endpoint> endpoint = shared_endpoint(spec);
     if (!endpoint) {
         return Error{Errc::InvalidArgument,
-                     fmt::format("--nnodes={}: nothing says where the nodes meet (give --rdzv-endpoint HOST:PORT, or "
-                                 "--master-addr)", spec.nodes.max), 0};
+                     fmt::format("--nnodes={}: nothing says where the nodes meet (give --rdzv-endpoint HOST:PORT or --master-addr, or name "
+                                 "the hosts by --hosts; in a PBS, Slurm or LSF job they are known)", to_string(spec.nodes)), 0};
     }
     if (const std::optional<bool> configured = spec.rendezvous.is_host) {
         if (*configured) return head_at(*endpoint, spec, facts, "is_host=true");

@@ -39,10 +39,11 @@ StartFacts facts(std::optional<Allocation> allocation, std::vector<std::string> 
     return known;
 }
 
-Result<StartPlan> plan(const StartFacts& known, Starter starter = Starter::Auto, bool nodes_were_given = false) {
+Result<StartPlan> plan(const StartFacts& known, Starter starter = Starter::Auto, NodesSaid said = NodesSaid::Nothing, Nodes nodes = {}) {
     JobSpec spec;
+    spec.nodes = nodes;
     spec.start.starter = starter;
-    return plan_start(spec, nodes_were_given, known);
+    return plan_start(spec, said, known);
 }
 
 TEST(StartPlan, WithoutAnAllocationTheJobStaysHereAndNothingIsSaid) {
@@ -133,10 +134,22 @@ TEST(StartPlan, OneHostStaysHereAndSaysWhy) {
     EXPECT_THAT(here->why, HasSubstr("Slurm job 12.server"));
 }
 
-TEST(StartPlan, NodesThatWereGivenLeaveASchedulersHostsAloneAndMustAgreeWithTheUsers) {
-    EXPECT_EQ(plan(facts(allocation(AllocationSource::Pbs, {"h1", "h2"}), {"pbsdsh"}), Starter::Auto, true)->kind, StartPlan::Here);
-    EXPECT_THAT(plan(facts(allocation(AllocationSource::Hosts, {"h1", "h2"}), {"ssh"}), Starter::Auto, true).error().what,
-                AllOf(HasSubstr("--nnodes=1:1"), HasSubstr("2 hosts h1,h2")));
+TEST(StartPlan, NodesThatOthersStartLeaveASchedulersHostsAloneAndMustAgreeWithTheUsers) {
+    EXPECT_EQ(plan(facts(allocation(AllocationSource::Pbs, {"h1", "h2"}), {"pbsdsh"}), Starter::Auto, NodesSaid::ByOthers)->kind, StartPlan::Here);
+    EXPECT_THAT(plan(facts(allocation(AllocationSource::Hosts, {"h1", "h2"}), {"ssh"}), Starter::Auto, NodesSaid::ByOthers).error().what,
+                AllOf(HasSubstr("--nnodes=1,"), HasSubstr("2 hosts h1,h2")));
+}
+
+TEST(StartPlan, ANumberOfNodesInASchedulersJobIsThatOfItsHostsOrHasThemAsItsMost) {
+    const StartFacts job = facts(allocation(AllocationSource::Pbs, {"h1", "h2", "h3"}), {"pbsdsh"});
+    for (const Nodes nodes : {Nodes{3, 3}, Nodes{2, 3}}) {
+        const auto all = plan(job, Starter::Auto, NodesSaid::Count, nodes);
+        ASSERT_TRUE(all) << all.error().what;
+        EXPECT_EQ(all->kind, StartPlan::All);
+        EXPECT_EQ(all->hosts.size(), 3u);
+    }
+    EXPECT_THAT(plan(job, Starter::Auto, NodesSaid::Count, {2, 4}).error().what,
+                AllOf(HasSubstr("--nnodes=2:4, but PBS job 12.server"), HasSubstr("3 hosts h1,h2,h3"), HasSubstr("leave --nnodes out")));
 }
 
 AgentCall call(SecretWay::Kind kind) {

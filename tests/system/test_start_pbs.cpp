@@ -88,6 +88,15 @@ TEST_F(StartPbs, TheLinesOfAllHostsComeOutOfDdprunsOwnStandardStreams) {
     }
 }
 
+TEST_F(StartPbs, AnElasticJobGoesOnWithoutAHostThatIsLost) {
+    const std::string id = submit_command(path_of("DDPRUN") + " --nnodes=2:3 --nproc-per-node=1 /bin/sh -c 'echo world of $WORLD_SIZE; "
+                                          "[ $WORLD_SIZE = 2 ] || exec sleep 1000'");
+    ASSERT_TRUE(await_ranks(3, "world of 3")) << output();
+    EXPECT_EQ(run(hosts_->command(2, {"pkill", "-9", "-x", "ddprun"})).status, 0);
+    EXPECT_EQ(exit_status_of(id), 0) << output();
+    EXPECT_EQ(occurrences(output(), "world of 2\n"), 2) << output();
+}
+
 TEST_F(StartPbs, QdelWhileWorkersSaveLetsAllOfThemSave) {
     const std::string saves = "trap \"for i in 1 2 3 4 5; do sleep 0.1; done; echo saved by \\$RANK; exit 0\" TERM; echo up; while :; do sleep 0.05; done";
     const std::string id = submit_command(path_of("DDPRUN") + " --nproc-per-node=2 /bin/sh -c '" + saves + "'");
