@@ -83,8 +83,6 @@ DDPRUN_IN_CHILD long bind_to_parent(Launch& launch) {
     return fail(launch, "parent");
 }
 
-DDPRUN_IN_CHILD bool is_memory_policy_denied() { return errno == EPERM || errno == ENOSYS; }
-
 DDPRUN_IN_CHILD long set_limits_and_places(Launch& launch) {
     if (launch.cpus != nullptr && ::syscall(SYS_sched_setaffinity, 0, launch.cpu_bytes, launch.cpus) != 0) {
         return fail(launch, "sched_setaffinity");
@@ -97,13 +95,11 @@ DDPRUN_IN_CHILD long set_limits_and_places(Launch& launch) {
     if (launch.file_locks.rlim_cur != 0) ::syscall(SYS_prlimit64, 0, RLIMIT_LOCKS, &launch.file_locks, nullptr);
     if (launch.nodes == nullptr) return 0;
     // Preferred, not bound: a full node then costs speed and not the job. Before Linux 5.15 only
-    // MPOL_PREFERRED exists, which takes the first node of the mask. Containers often deny the call; it only
-    // tunes: ignoring.
-    long set = ::syscall(SYS_set_mempolicy, MPOL_PREFERRED_MANY, launch.nodes, launch.node_bits);
-    if (set != 0 && errno == EINVAL) {
-        set = ::syscall(SYS_set_mempolicy, MPOL_PREFERRED, launch.nodes, launch.node_bits);
-    }
-    return set == 0 || is_memory_policy_denied() ? 0 : fail(launch, "set_mempolicy");
+    // MPOL_PREFERRED exists, which takes the first node of the mask. Containers often deny the call, and a node may have
+    // lost its memory, or a cpuset it, since we looked; the policy only tunes: ignoring.
+    const long set = ::syscall(SYS_set_mempolicy, MPOL_PREFERRED_MANY, launch.nodes, launch.node_bits);
+    if (set != 0) ::syscall(SYS_set_mempolicy, MPOL_PREFERRED, launch.nodes, launch.node_bits);
+    return 0;
 }
 
 DDPRUN_IN_CHILD long enter_directory(Launch& launch) {

@@ -180,6 +180,8 @@ std::vector<int> memory_nodes_of(const Machine& machine, const std::vector<int>&
     for (const Cpu& cpu : machine.cpu_places) {
         if (wanted.contains(cpu.id)) nodes.insert(cpu.numa_node);
     }
+    // Without the nodes whose memory is not ours, perhaps without any: then the kernel takes the nearest.
+    if (machine.memory_nodes) std::erase_if(nodes, [&](int node) { return !machine.memory_nodes->contains(node); });
     return {nodes.begin(), nodes.end()};
 }
 

@@ -109,6 +109,7 @@ Machine detect_machine(const EnvironmentLookup& env, const Probe& probe) {
     // What was granted is told in cores, mostly: without the caches' files every thread would be one.
     machine.cpu_places = read_cpu_places("/sys", usable, probe.caches || machine.grant.cpus);
     machine.numa_distances = read_numa_distances("/sys");
+    if (has_several_numa_nodes(machine.cpu_places)) machine.memory_nodes = read_memory_nodes("/sys", read_sys("/proc/self/status"));
     if (probe.network) {
         NetworkFacts network = look_at_network();
         if (probe.is_one_host) network.own_name_at.clear();
@@ -163,6 +164,23 @@ std::map<int, std::map<int, int>> read_numa_distances(const std::string& sys) {
         }
     }
     return distances;
+}
+
+std::optional<std::set<int>> read_memory_nodes(const std::string& sys, std::string_view process_status) {
+    constexpr std::string_view kAllowed = "\nMems_allowed_list:";
+    std::optional<std::set<int>> nodes;
+    const auto keep_those_in = [&nodes](std::string_view list) {
+        const std::vector<int> listed = parse_cpu_list(list);
+        if (listed.empty()) return;
+        if (!nodes) nodes.emplace(listed.begin(), listed.end());
+        std::erase_if(*nodes, [&](int node) { return std::find(listed.begin(), listed.end(), node) == listed.end(); });
+    };
+    keep_those_in(read_sys(sys + "/devices/system/node/has_memory"));
+    if (const std::size_t at = process_status.find(kAllowed); at != process_status.npos) {
+        const std::string_view rest = process_status.substr(at + kAllowed.size());
+        keep_those_in(rest.substr(0, rest.find('\n')));
+    }
+    return nodes;
 }
 
 int core_count(const Machine& machine) {

@@ -2,6 +2,7 @@
 
 #include <map>
 #include <optional>
+#include <set>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -32,6 +33,7 @@ struct Machine {
     int host_cpus = 0;            ///< online in the whole host; 0 not known. More than `cpus`: we are confined to those
     std::vector<Cpu> cpu_places;  ///< by id
     std::map<int, std::map<int, int>> numa_distances;  ///< the kernel's: 10 to itself, 20 and more to another socket
+    std::optional<std::set<int>> memory_nodes;  ///< NUMA nodes that have memory which we may use; nullopt: not known
     Grant grant;                  ///< of the batch system
     std::vector<Gpu> gpu_places;  ///< in CUDA's order
     std::string gpus_from;        ///< "NVML", "/proc/driver/nvidia", "/dev", or why they were not looked for
@@ -61,6 +63,9 @@ Result<int> resolve_worker_count(const WorkerCount& count, const Machine& machin
 std::vector<int> parse_cpu_list(std::string_view text);
 /// Between NUMA nodes, from a /sys tree; nothing for a single one.
 std::map<int, std::map<int, int>> read_numa_distances(const std::string& sys);
+/// The NUMA nodes that have memory, of a /sys tree, as far as a process whose /proc/PID/status this is may use it (a cpuset, a
+/// container); nullopt: neither tells.
+std::optional<std::set<int>> read_memory_nodes(const std::string& sys, std::string_view process_status);
 /// Physical cores that we may use.
 int core_count(const Machine& machine);
 /// The places of `usable` CPUs from a /sys tree ("/sys"; another root in tests).

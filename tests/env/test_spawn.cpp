@@ -254,6 +254,15 @@ TEST(Spawn, PrefersTheMemoryNodesAskedFor) {
     EXPECT_THAT(ran.output, HasSubstr("prefer"));
 }
 
+TEST(Spawn, AMemoryNodeThatIsNotThereIsAWishThatIsNotFulfilled) {
+    LinuxSystem system;
+    SpawnSpec spec = program("/bin/echo", {"hello"});
+    spec.memory_nodes = {1000};
+    const Ran ran = run(system, spec);
+    EXPECT_EQ(ran.exit.status, 0);
+    EXPECT_EQ(ran.output, "hello\n");
+}
+
 TEST(Spawn, ACgroupThatCannotBeEnteredIsAWishThatIsNotFulfilled) {
     LinuxSystem system;
     const UniqueFd no_cgroup(::open("/", O_RDONLY | O_DIRECTORY | O_CLOEXEC));

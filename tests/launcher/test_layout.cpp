@@ -129,6 +129,25 @@ TEST(Layout, ASlurmStepsTenOddCoresAreSharedNotExceeded) {
     EXPECT_EQ(cpus(both, 2, 1), "1, 3, 5, 7, 9");
 }
 
+TEST(Layout, ANodeWhoseMemoryIsNotOursIsNobodysMemoryNode) {
+    Machine machine = two_sockets({0, 1, 2, 3});
+    ASSERT_THAT(bound(machine, 2).workers[1].memory_nodes, ElementsAre(1));
+    machine.memory_nodes = std::set<int>{0};
+    EXPECT_THAT(bound(machine, 2).workers[0].memory_nodes, ElementsAre(0));
+    EXPECT_THAT(bound(machine, 2).workers[1].memory_nodes, IsEmpty());
+    EXPECT_EQ(bound(machine, 2).workers[1].cpus.size(), 2u) << "its CPUs are used all the same";
+}
+
+TEST(MemoryNodes, AreThoseWithMemoryThatTheProcessMayUse) {
+    const test::TemporaryDirectory sys;
+    std::filesystem::create_directories(sys.file("devices/system/node"));
+    EXPECT_EQ(read_memory_nodes(sys.path(), "Name:\tddprun\n"), std::nullopt);
+    EXPECT_EQ(read_memory_nodes(sys.path(), "Name:\tddprun\nMems_allowed_list:\t0,2\n"), (std::set<int>{0, 2}));
+    std::ofstream(sys.file("devices/system/node/has_memory")) << "0-1\n";
+    EXPECT_EQ(read_memory_nodes(sys.path(), "Name:\tddprun\nMems_allowed_list:\t0,2\nvoluntary:\t1\n"), (std::set<int>{0}));
+    EXPECT_EQ(read_memory_nodes(sys.path(), ""), (std::set<int>{0, 1}));
+}
+
 TEST(NumaDistances, AreReadFromSys) {
     const test::TemporaryDirectory sys;
     const auto write = [&](const std::string& file, const std::string& text) {
