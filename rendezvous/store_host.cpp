@@ -24,7 +24,6 @@
 namespace ddprun::rdzv {
 namespace {
 
-constexpr Duration kStoreFarewell = std::chrono::seconds(1);
 constexpr Duration kAcceptAgain = std::chrono::milliseconds(200);
 
 /// One connection, from the first byte to the last.
@@ -63,6 +62,7 @@ struct StoreHost::Impl {
     void deliver(StoreAnswers answers);
     void remove_the_gone(TimePoint now);
     [[nodiscard]] bool has_output() const;
+    [[nodiscard]] bool has_others() const;
 
     Store store;
     std::map<ClientId, StoreGuest> guests;
@@ -79,9 +79,8 @@ void StoreHost::Impl::serve() {
     while (::poll(&asked, 1, 0) == 0) next = turn(next);
     std::uint64_t asked_to = 0;
     static_cast<void>(!::read(stop.get(), &asked_to, sizeof asked_to));  // waits go on without it
-    const TimePoint farewell = deadline_after(MonotonicClock::now(), kStoreFarewell);
-    accepts_from = kNever;
-    while (has_output() && MonotonicClock::now() < farewell) turn(farewell);
+    const TimePoint farewell = deadline_after(MonotonicClock::now(), options.farewell);
+    while ((has_output() || has_others()) && MonotonicClock::now() < farewell) turn(farewell);
 }
 
 /// Waits for something to do, and does it. When there is something to do next without a peer's doing.
@@ -228,6 +227,13 @@ void StoreHost::Impl::remove_the_gone(TimePoint now) {
 
 bool StoreHost::Impl::has_output() const {
     return std::any_of(guests.begin(), guests.end(), [](const auto& guest) { return !guest.second.output.empty(); });
+}
+
+bool StoreHost::Impl::has_others() const {
+    return std::any_of(guests.begin(), guests.end(), [this](const auto& guest) {
+        const ServerHandshake& handshake = guest.second.handshake;
+        return handshake.authenticated() && !guest.second.is_leaving && handshake.peer().name != options.own_name;
+    });
 }
 
 // ---- the handle

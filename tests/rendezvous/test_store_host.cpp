@@ -31,11 +31,11 @@ ClientOptions member(const std::string& name = "rank 1", const std::string& toke
 class Hosted : public ::testing::Test {
   protected:
     void SetUp() override { start({}); }
-    void start(ServerLimits limits) {
+    void start(ServerLimits limits, Duration farewell = std::chrono::minutes(10)) {
         Result<Listener> listener = listen_tcp({"127.0.0.1", 0});
         ASSERT_TRUE(listener) << listener.error().what;
         where_ = listener->bound;
-        Result<std::unique_ptr<StoreHost>> host = StoreHost::start(std::move(listener->fd), {{"job", "secret"}, limits, {}});
+        Result<std::unique_ptr<StoreHost>> host = StoreHost::start(std::move(listener->fd), {{"job", "secret"}, limits, {}, "rank 0", farewell});
         ASSERT_TRUE(host) << host.error().what;
         host_ = *std::move(host);
     }
@@ -148,12 +148,41 @@ TEST_F(Hosted, WhoHangsUpLeavesItsBarrier) {
 }
 
 TEST_F(Hosted, WhatWasAnsweredArrivesThoughTheHostGoes) {
-    const auto one = client();
+    const auto one = client("rank 0");
     ASSERT_TRUE(one->set("key", "value"));
     host_.reset();
     const Status late = one->set("key", "late");
     ASSERT_FALSE(late);
     EXPECT_EQ(late.error().code, Errc::Closed);
+}
+
+TEST_F(Hosted, ServesOnUntilOthersHaveGoneThoughItsProcessIsAtItsEnd) {
+    auto other = client();
+    std::atomic<bool> has_ended = false;
+    std::thread end([&] {
+        host_.reset();
+        has_ended = true;
+    });
+    int served = 0;
+    while (served < 500 && other->add("done", 1)) ++served;
+    EXPECT_EQ(served, 500) << "the store has gone";
+    EXPECT_FALSE(has_ended);
+    other.reset();
+    end.join();
+}
+
+TEST_F(Hosted, ItsEndDoesNotWaitForItsOwnProcess) {
+    const auto own = client("rank 0");
+    host_.reset();
+    EXPECT_FALSE(own->add("done", 1));
+}
+
+TEST_F(Hosted, ItsEndDoesNotWaitForOthersForEver) {
+    host_.reset();
+    start({}, std::chrono::milliseconds(1));
+    const auto other = client();
+    host_.reset();
+    EXPECT_FALSE(other->add("done", 1));
 }
 
 TEST_F(Hosted, AForkedChildLeavesItToItsParent) {

@@ -13,6 +13,8 @@ using ddprun::Result;
 using ddprun::rdzv::StoreAddress;
 using ddprun::rdzv::StoreClient;
 
+std::string store_client_name(int rank) { return fmt::format("rank {}", rank); }
+
 bool has_job_store(const ddprun::WorkerEnv& env) { return !env.store.empty(); }
 
 std::shared_ptr<StoreClient> connect_to_job_store(const ddprun::WorkerEnv& env, ddprun::TimePoint deadline) {
@@ -23,7 +25,7 @@ std::shared_ptr<StoreClient> connect_to_job_store(const ddprun::WorkerEnv& env, 
     if (!where) throw InvalidInput(fmt::format("rank {}: DDPRUN_STORE: {}", env.rank, where.error().what));
     auto client = StoreClient::connect(*where,
                                        {.job_id = env.run_id, .token = env.token, .generation = env.generation,
-                                        .name = fmt::format("rank {}", env.rank)},
+                                        .name = store_client_name(env.rank)},
                                        deadline);
     if (!client && client.error().sys == ENOENT) {
         throw Error(fmt::format("rank {}: the job's store: {}: what started this program has closed the descriptors that it got from ddprun", env.rank,

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <memory>
+#include <string>
 #include <string_view>
 
 #include "env/clock.h"
@@ -11,6 +12,8 @@
 /// The way from a worker to the job's store, for libddp's own keys and for users' (store.h).
 namespace ddp {
 
+/// How the store knows a rank.
+std::string store_client_name(int rank);
 /// Whether a launcher with a store has started us.
 bool has_job_store(const ddprun::WorkerEnv& env);
 /// Throws InvalidInput when there is none, or its address is none, TimeoutError, Error.

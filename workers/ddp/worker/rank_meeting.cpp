@@ -9,6 +9,7 @@
 #include <mutex>
 #include <optional>
 
+#include "ddp/worker/job_store.h"
 #include "env/hmac.h"
 #include "env/io/socket.h"
 #include "env/nodes/exchange.h"
@@ -66,7 +67,7 @@ Result<Hosting> host_store(const Placement& placement, const EnvironmentLookup& 
     if (hosting.point.addresses.empty()) {
         return ddprun::Error{Errc::NotFound, "no interface of rank 0's host has an address that the other ranks could reach", 0};
     }
-    Result<std::unique_ptr<StoreHost>> store = StoreHost::start(std::move(listener->fd), {{hosting.point.job, *token}, {}, {}});
+    Result<std::unique_ptr<StoreHost>> store = StoreHost::start(std::move(listener->fd), {{hosting.point.job, *token}, {}, {}, store_client_name(0)});
     if (!store) return store.error();
     hosting.store = *std::move(store);
     return hosting;
