@@ -136,6 +136,21 @@ std::string first_module(const std::vector<std::string>& variables) {
     return names.front();
 }
 
+TEST(MpiModule, WhyTheLikeliestIsNotTakenIsKept) {
+    const auto open = [](const std::string& name) -> ddprun::Result<SharedLibrary> {
+        if (name == "/lib/mpich.so" || name == "openmpi.so") return SharedLibrary{name, nullptr};
+        return ddprun::Error{ddprun::Errc::NotFound, name + ": undefined symbol: pmix_framework_names"};
+    };
+    const auto other = mpi::open_likeliest({"/lib/openmpi.so", "/lib/mpich.so"}, open);
+    ASSERT_TRUE(other);
+    EXPECT_EQ(other->library.name, "/lib/mpich.so");
+    EXPECT_EQ(other->passed_over, "/lib/openmpi.so: undefined symbol: pmix_framework_names");
+    const auto elsewhere = mpi::open_likeliest({"/lib/openmpi.so", "openmpi.so", "/lib/mpich.so"}, open);
+    ASSERT_TRUE(elsewhere);
+    EXPECT_EQ(elsewhere->library.name, "openmpi.so");
+    EXPECT_EQ(elsewhere->passed_over, "") << "the same module in another place";
+}
+
 TEST(MpiModule, IsThatOfWhoStartedTheProcess) {
     const std::string open_mpi = "libddp-mpi-openmpi.so", mpich = "libddp-mpi-mpich.so";
     EXPECT_EQ(first_module({"OMPI_COMM_WORLD_RANK", "PMIX_RANK"}), open_mpi);

@@ -459,11 +459,12 @@ std::unique_ptr<ProcessGroup> make_group(const Context& context, const ProcessGr
     const Sort sort{about.library, wants_thread(options, about, env)};
     auto group = std::make_unique<Group>(*module.entries, world, sort, env, options.timeout);
     if (group->rank() == env.rank && group->size() == env.world_size) return group;
-    throw InvalidInput(fmt::format("backend mpi: {} (of {}) says rank {} of {}, the environment rank {} of {}{}: start the workers with the "
+    throw InvalidInput(fmt::format("backend mpi: {} (of {}) says rank {} of {}, the environment rank {} of {}{}{}: start the workers with the "
                                    "mpiexec of that MPI (under ddprun: one for each rank, with --pass-mpi-env), or build libddp's module "
                                    "with the MPI whose mpiexec started them",
                                    about.library, module.name, group->rank(), group->size(), env.rank, env.world_size,
-                                   context.origin().empty() ? "" : " (" + context.origin() + ")"));
+                                   context.origin().empty() ? "" : " (" + context.origin() + ")",
+                                   module.passed_over.empty() ? "" : "; the likelier module was not taken: " + module.passed_over));
 }
 
 }  // namespace ddp::mpi

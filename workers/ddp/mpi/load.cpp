@@ -39,17 +39,31 @@ std::vector<std::string> module_names(const ddprun::EnvironmentLookup& lookup, c
     return names;
 }
 
-LoadedModule load_module() {
-    const auto library =
-        open_library(library_names("DDP_MPI_MODULE", module_names(ddprun::process_environment, folders_of_this_program())));
-    if (!library) {
-        throw InvalidInput(fmt::format("backend mpi: {}: build libddp with -Dmpi=enabled on this machine, or name its module with DDP_MPI_MODULE",
-                                       library.error().what));
+ddprun::Result<OpenedModule> open_likeliest(const std::vector<std::string>& names,
+                                            const std::function<ddprun::Result<SharedLibrary>(const std::string& name)>& open) {
+    std::string why;
+    for (const std::string& name : names) {
+        ddprun::Result<SharedLibrary> library = open(name);
+        // Of one family the same file is looked for in several places.
+        const bool is_of_likeliest = std::filesystem::path(name).filename() == std::filesystem::path(names.front()).filename();
+        if (library) return OpenedModule{*std::move(library), is_of_likeliest ? "" : why};
+        if (why.empty()) why = library.error().what;
     }
+    return ddprun::Error{ddprun::Errc::NotFound, why};
+}
+
+LoadedModule load_module() {
+    const std::vector<std::string> names = library_names("DDP_MPI_MODULE", module_names(ddprun::process_environment, folders_of_this_program()));
+    const auto opened = open_likeliest(names, [](const std::string& name) { return open_library({name}); });
+    if (!opened) {
+        throw InvalidInput(fmt::format("backend mpi: {}: build libddp with -Dmpi=enabled on this machine, or name its module with DDP_MPI_MODULE",
+                                       opened.error().what));
+    }
+    const SharedLibrary& library = opened->library;
     const Module* (*entry)() = nullptr;
-    if (!take(library->resolve, kModuleEntry, entry) || entry()->version != kModuleVersion)
-        throw InvalidInput(fmt::format("backend mpi: {} is not of this release of libddp", library->name));
-    return {entry(), library->name};
+    if (!take(library.resolve, kModuleEntry, entry) || entry()->version != kModuleVersion)
+        throw InvalidInput(fmt::format("backend mpi: {} is not of this release of libddp", library.name));
+    return {entry(), library.name, opened->passed_over};
 }
 
 }  // namespace ddp::mpi
