@@ -223,7 +223,8 @@ int follow_job(Scheduler scheduler, const std::string& job) {
 
 }  // namespace
 
-int print_job_script(Scheduler scheduler, const JobRequest& request, bool to_file) {
+int print_job_script(Scheduler scheduler, JobRequest request, bool to_file) {
+    request.path = own_directory();
     if (!to_file) {
         ddprun::print("{}", render_job_script(scheduler, request));
         return 0;

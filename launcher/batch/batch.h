@@ -11,7 +11,7 @@ namespace ddprun {
 /// request; 69 there is no scheduler, or no such job; 130 after Ctrl-C; following a job to its end, the job's own.
 
 /// Prints the script, or writes it to request.script where `to_file`.
-int print_job_script(Scheduler scheduler, const JobRequest& request, bool to_file);
+int print_job_script(Scheduler scheduler, JobRequest request, bool to_file);
 /// Writes the script, submits it and follows the job; with `follow` false only prints its id.
 int submit_job(Scheduler scheduler, JobRequest request, bool follow);
 /// Follows the job to its end: its state and place in the queue as they change, and its output as it appears. Ctrl-C leaves
