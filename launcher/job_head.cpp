@@ -159,8 +159,8 @@ void Job::walltime_is_known(TimePoint end) {
     if (notice == Duration::zero() || time_up == kNever) return;
     notice_timer_ = loop_->call_at(time_up, [this, end] {
         if (controller_->finished()) return;
-        const Duration left = std::max(Duration::zero(), end - MonotonicClock::now());
-        controller_->preempt(SIGTERM, fmt::format("walltime in {}", format_duration(std::chrono::round<std::chrono::seconds>(left))));
+        const auto left = std::chrono::round<std::chrono::seconds>(std::max(Duration::zero(), end - MonotonicClock::now()));
+        controller_->preempt(SIGTERM, fmt::format("walltime in {}", format_duration(left)), left);
     });
 }
 

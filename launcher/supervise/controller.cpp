@@ -315,8 +315,8 @@ void Controller::stop(int signal, rdzv::AgentId source) {
     const auto ask = [this, signal, source, is_leave] { feed(job_event::StopAsked{signal, source, node_of(source), host_of(source), is_leave}); };
     is_leave ? ask() : without_successor(ask);
 }
-void Controller::preempt(int signal, const std::string& why) {
-    without_successor([this, signal, why] { feed(job_event::PreemptAsked{signal, why}); });
+void Controller::preempt(int signal, const std::string& why, std::optional<Duration> left) {
+    without_successor([this, signal, why, left] { feed(job_event::PreemptAsked{signal, why, left}); });
 }
 void Controller::hang_found(const std::string& what, int culprit) { feed(job_event::HangFound{what, culprit}); }
 void Controller::walltime_known(TimePoint time_up) { feed(job_event::WalltimeKnown{time_up}); }

@@ -89,7 +89,8 @@ class Controller {
     // What the operator and the host want.
     /// A signal to this process: agents send theirs as a Notice.
     void stop(int signal) { stop(signal, kThisProcess); }
-    void preempt(int signal, const std::string& why);
+    /// `left`: until the scheduler ends the job itself; nullopt: not known.
+    void preempt(int signal, const std::string& why, std::optional<Duration> left = {});
     /// `culprit`: the rank to look at first; -1 none.
     void hang_found(const std::string& what, int culprit);
     /// When the job will be stopped for its walltime.

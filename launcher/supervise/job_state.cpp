@@ -419,8 +419,8 @@ JobActions on(JobState& state, const job_event::PreemptAsked& event, const JobPo
     set_timer(state, kNever, actions);
     if (nobody_runs(state)) return finish_early(state, event.why, std::move(actions));
     if (state.phase != JobPhase::Running) return actions;
-    say(actions, fmt::format("{}: {} may save for {}", event.why, alive_elsewhere(state),
-                             format_duration(policy.preempt_grace)));
+    const Duration span = std::min(policy.preempt_grace, event.left.value_or(policy.preempt_grace));
+    say(actions, fmt::format("{}: {} may save for {}", event.why, alive_elsewhere(state), format_duration(span)));
     actions.emplace_back(job_action::NotifyPreempt{event.why});
     stop_generation(state, event.signal, policy.preempt_grace, -1, event.why, now, actions);
     return actions;

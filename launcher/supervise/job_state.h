@@ -140,7 +140,7 @@ struct StopAsked {
     bool others_go_on = false;  ///< it is a node's leave: not the head's, and enough nodes are left without it
 };
 /// Preemption: a signal with that action, the walltime, `ddprun drain`.
-struct PreemptAsked { int signal; std::string why; };
+struct PreemptAsked { int signal; std::string why; std::optional<Duration> left = {}; };
 /// The hang detector's verdict. `what` names the ranks.
 struct HangFound { std::string what; int culprit = -1; };
 /// When the job is stopped for its walltime, by us or by the scheduler.

@@ -223,6 +223,12 @@ TEST(JobStep, APreemptionNotifiesBeforeItStops) {
     EXPECT_TRUE(job.state.preempted);
 }
 
+TEST(JobStep, APreemptionPromisesNoMoreTimeThanTheSchedulerLeaves) {
+    Job job;
+    const auto actions = job.tell(job_event::PreemptAsked{SIGTERM, "walltime in 15 s", std::chrono::seconds(15)});
+    EXPECT_THAT(all_of<job_action::Say>(actions).at(0).text, testing::HasSubstr("may save for 15 s"));
+}
+
 TEST(JobStep, AnEndBeforeAnyWorkerRunsSaysWhy) {
     const JobEvent ends[] = {job_event::PreemptAsked{SIGTERM, "walltime in 60 s"}, job_event::StopAsked{SIGTERM, 0}};
     const char* const said[] = {"walltime in 60 s: stopping before any worker runs", "SIGTERM: stopping before any worker runs"};
