@@ -14,6 +14,7 @@
 #include "env/io/socket.h"
 #include "env/nodes/exchange.h"
 #include "env/nodes/meeting_point.h"
+#include "env/nodes/pmix_source.h"
 #include "env/print.h"
 #include "env/text.h"
 #include "launcher/exit_codes.h"
@@ -193,8 +194,8 @@ Status Job::build_pmix() {
     if (begun) return {};
     files_.reset();
     if (setup_.spec.pmix == PmixUse::On) return begun.error().with("--pmix on");
-    log_.warning("{}, but there is no PMIx server for it ({}): its ranks would not find each other; install libpmix, or say --pmix off",
-                 pmix_wish_.why, begun.error().what);
+    log_.warning("{}, but there is no PMIx server for it ({}): its ranks would not find each other; {}, or say --pmix off",
+                 pmix_wish_.why, begun.error().what, built_with_pmix() ? "install libpmix" : "install libpmix-dev and build ddprun again");
     return {};
 }
 
@@ -242,7 +243,6 @@ Status Job::build_agent(const Endpoint& controller) {
         if (!tls) return tls.error().with("--tls");
         tls_ = *std::move(tls);
     }
-    output_ = std::make_unique<Output>(*loop_, is_apart() ? without_files(spec.output) : prepare_log_directory(spec, log_),
     if (setup_.sends_output) {
         OutputSender::Parts parts{*loop_, rdzv::kOutputWindow, [this](Output::Stream stream, std::string bytes) {
             return link_->send(rdzv::OutputPiece{stream == Output::Stream::Out ? 1 : 2, rdzv::Blob(std::move(bytes))});
@@ -251,6 +251,7 @@ Status Job::build_agent(const Endpoint& controller) {
         if (!sender) return sender.error();
         sender_ = *std::move(sender);
     }
+    output_ = std::make_unique<Output>(*loop_, is_apart() ? without_files(spec.output) : prepare_log_directory(spec, log_),
                                        OutputRanks{.here = setup_.workers, .is_whole_job = spec.nodes.max == 1, .is_merged = setup_.start || setup_.is_started},
                                        sender_ ? sender_->console(Output::Stream::Out) : 1, sender_ ? sender_->console(Output::Stream::Err) : 2);
     output_->on_shown([this](rdzv::AgentId agent, std::uint64_t bytes) { server_->send(agent, rdzv::OutputShown{bytes}); });

@@ -51,7 +51,7 @@ Error bad_wish(std::string_view wish, std::string_view why) {
 Result<ExchangeChoice> as_wished(const std::string& wish, const Offers& offers) {
     if (wish == "none") return by_nothing("DDPRUN_EXCHANGE=none");
     if (wish == "pmix") {
-        if (!built_with_pmix()) return bad_wish(wish, "this build has no PMIx (meson option pmix)");
+        if (!built_with_pmix()) return bad_wish(wish, kNoPmix);
         if (!offers.has_pmix) return bad_wish(wish, "PMIX_NAMESPACE is not set: no PMIx server started us");
         return by_pmix();
     }
@@ -65,12 +65,15 @@ Result<ExchangeChoice> as_wished(const std::string& wish, const Offers& offers) 
     return by_file(offers.directory);
 }
 
-std::string nothing_offered(const Offers& offers) {
-    const char* const file = offers.job.empty() ? "no job id for a file" : "no DDPRUN_EXCHANGE_DIR";
+}  // namespace
+
+std::string nothing_offered(MissedPmix pmix, bool has_job_id, bool has_directory) {
+    const std::string_view file = has_job_id      ? "no DDPRUN_EXCHANGE_DIR"
+                                  : has_directory ? "no job id that would keep two jobs apart in DDPRUN_EXCHANGE_DIR"
+                                                  : "no job id for a file";
+    if (pmix == MissedPmix::NotBuilt) return fmt::format("the launcher has a PMIx server, but {}; there is no PMI_FD, and {}", kNoPmix, file);
     return fmt::format("neither PMIx nor PMI_FD, and {}", file);
 }
-
-}  // namespace
 
 std::optional<int> descriptor_of_launcher(const EnvironmentLookup& lookup) {
     const std::optional<std::string> text = lookup("PMI_FD");
@@ -108,7 +111,8 @@ Result<ExchangeChoice> choose_exchange(const LauncherChoice& launcher, const Env
         if (offers.pmi_fd >= 0) return by_pmi(offers.pmi_fd);
     }
     if (!offers.directory.empty() && !offers.job.empty()) return by_file(offers.directory);
-    return by_nothing(nothing_offered(offers));
+    const MissedPmix missed = launcher.has_pmix && !built_with_pmix() ? MissedPmix::NotBuilt : MissedPmix::NotOffered;
+    return by_nothing(nothing_offered(missed, !offers.job.empty(), !offers.directory.empty()));
 }
 
 ExchangeChoice or_file_in(ExchangeChoice choice, const LauncherChoice& launcher, const EnvironmentLookup& lookup,

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstdint>
 #include <memory>
 #include <optional>
 #include <string>
@@ -53,6 +54,11 @@ std::optional<int> descriptor_of_launcher(const EnvironmentLookup& lookup);
 
 /// What ddprun or a program may use. A child that speaks MPI needs the launcher's channels for itself.
 enum class ExchangeUse { Any, OnlyFiles };
+
+/// Why PMIx carries nothing.
+enum class MissedPmix : std::uint8_t { NotOffered, NotBuilt };
+/// Why nothing carries the first words. Pure.
+std::string nothing_offered(MissedPmix pmix, bool has_job_id, bool has_directory);
 
 /// Pure: which channel the launcher that counts offers. DDPRUN_EXCHANGE=pmix, pmi, file or none overrides; a file is taken
 /// by itself only where DDPRUN_EXCHANGE_DIR names a directory.

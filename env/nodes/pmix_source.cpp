@@ -314,11 +314,11 @@ namespace ddprun {
 bool built_with_pmix() { return false; }
 
 Result<PmixAnswer> ask_pmix(Duration) {
-    return Error{Errc::NotFound, "this build has no PMIx (meson option pmix)", 0};
+    return Error{Errc::NotFound, std::string(kNoPmix), 0};
 }
 
 Result<std::unique_ptr<Exchange>> open_pmix_exchange(int, TimePoint) {
-    return Error{Errc::NotFound, "this build has no PMIx (meson option pmix)", 0};
+    return Error{Errc::NotFound, std::string(kNoPmix), 0};
 }
 
 }  // namespace ddprun

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <memory>
+#include <string_view>
 
 #include "env/clock.h"
 #include "env/nodes/exchange.h"
@@ -37,5 +38,7 @@ Result<std::unique_ptr<Exchange>> open_pmix_exchange(int rank, TimePoint deadlin
 
 /// False in a build without the pmix option: ask_pmix and open_pmix_exchange always fail.
 bool built_with_pmix();
+/// Said where it is not.
+inline constexpr std::string_view kNoPmix = "this build has no PMIx (libpmix-dev was missing when it was built, or -Dpmix=disabled)";
 
 }  // namespace ddprun

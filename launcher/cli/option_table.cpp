@@ -6,6 +6,7 @@
 
 #include <fmt/core.h>
 
+#include "env/nodes/pmix_source.h"
 #include "env/text.h"
 #include "launcher/cli/option_values.h"
 #include "launcher/fabric/fabric.h"
@@ -239,6 +240,7 @@ Status set_cgroup(Draft& draft, Text value) {
 Status set_pmix(Draft& draft, Text value) {
     const Result<std::string> word = parse_choice(value, "auto on off");
     if (!word) return word.error();
+    if (*word == "on" && !built_with_pmix()) return Error{Errc::InvalidArgument, fmt::format("on: {}", kNoPmix), 0};
     draft.spec.pmix = *word == "auto" ? PmixUse::Auto : *word == "on" ? PmixUse::On : PmixUse::Off;
     return {};
 }

@@ -7,6 +7,7 @@
 #include <fmt/core.h>
 
 #include "env/hmac.h"
+#include "env/nodes/pmix_source.h"
 #include "env/text.h"
 #include "launcher/cli/command_words.h"
 #include "launcher/cli/config_file.h"
@@ -319,6 +320,10 @@ Result<CommandLine> build(const Words& words, const EnvironmentLookup& env) {
     return line;
 }
 
+std::string version_text() {
+    return "ddprun " DDPRUN_VERSION "\n" + (built_with_pmix() ? std::string() : std::string(kNoPmix) + "\n");
+}
+
 }  // namespace
 
 Result<CommandLine> parse_command_line(const std::vector<std::string>& args, const EnvironmentLookup& env) {
@@ -327,7 +332,7 @@ Result<CommandLine> parse_command_line(const std::vector<std::string>& args, con
     if (words->action != CommandLine::Run) {
         CommandLine line;
         line.action = words->action;
-        line.text = line.action == CommandLine::Help ? render_help() : "ddprun " DDPRUN_VERSION "\n";
+        line.text = line.action == CommandLine::Help ? render_help() : version_text();
         return line;
     }
     add_variables(words->given, env);

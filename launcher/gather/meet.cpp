@@ -190,11 +190,11 @@ Result<JobMeeting> meet_at(const FirstHost& first, const ExchangeChoice& choice,
     return meeting;
 }
 
-Error nowhere_to_meet(const OuterTask& task, const std::string& why) {
+Error nowhere_to_meet(const OuterTask& task, const std::string& why, const EnvironmentLookup& lookup) {
+    const bool has_directory = !lookup("DDPRUN_EXCHANGE_DIR").value_or("").empty();
     return {Errc::InvalidArgument,
-            fmt::format("--nnodes={}: nothing says where the nodes meet: {} (give --rdzv-endpoint HOST:PORT, or --master-addr, or "
-                        "DDPRUN_EXCHANGE_DIR=a directory that all nodes share)",
-                        task.place.nodes, why), 0};
+            fmt::format("--nnodes={}: nothing says where the nodes meet: {} (give --rdzv-endpoint HOST:PORT, or --master-addr{})",
+                        task.place.nodes, why, has_directory ? "" : ", or DDPRUN_EXCHANGE_DIR=a directory that all nodes share"), 0};
 }
 
 // ---- signals
@@ -261,7 +261,7 @@ Result<JobMeeting> meet(const JobSpec& spec, OuterTask& task, const EnvironmentL
     const Result<std::optional<FirstHost>> first = find_first_host(task.launcher, lookup, node_file, application ? std::optional(*application) : std::nullopt);
     if (!first) return first.error();
     if (*first) return meet_at(**first, *choice, spec, task, lookup, deadline);
-    return nowhere_to_meet(task, choice->why);
+    return nowhere_to_meet(task, choice->why, lookup);
 }
 
 MeetingOutcome meet_unless_stopped(const JobSpec& spec, const OuterTask& task, const EnvironmentLookup& lookup) {

@@ -398,9 +398,11 @@ Result<std::unique_ptr<PmixServer>> PmixServer::start(const std::string& library
 
 #else
 
+#include "env/nodes/pmix_source.h"
+
 namespace ddprun {
 
-Status PmixServer::check(const std::string&) { return Error{Errc::NotFound, "this build has no PMIx (meson option pmix)", 0}; }
+Status PmixServer::check(const std::string&) { return Error{Errc::NotFound, std::string(kNoPmix), 0}; }
 
 Result<std::unique_ptr<PmixServer>> PmixServer::start(const std::string& library, Parts) { return check(library).error(); }
 

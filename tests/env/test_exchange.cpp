@@ -69,7 +69,12 @@ TEST(ExchangeChoice, TakesAFileOnlyWhereADirectoryIsNamedAndTheJobHasAName) {
     const LauncherChoice nameless = chosen(LauncherFamily::Mvapich, false, "");
     const auto none = choose_exchange(nameless, known({{"DDPRUN_EXCHANGE_DIR", "/shared"}}));
     EXPECT_EQ(none->kind, Kind::None);
-    EXPECT_THAT(none->why, HasSubstr("no job id"));
+    EXPECT_THAT(none->why, HasSubstr("no job id that would keep two jobs apart in DDPRUN_EXCHANGE_DIR"));
+}
+
+TEST(ExchangeChoice, ABuildWithoutPmixSaysSoWhereTheLauncherHasAServer) {
+    EXPECT_THAT(nothing_offered(MissedPmix::NotBuilt, true, false), AllOf(HasSubstr("this build has no PMIx (libpmix-dev was missing"), HasSubstr("no DDPRUN_EXCHANGE_DIR")));
+    EXPECT_EQ(nothing_offered(MissedPmix::NotOffered, true, false), "neither PMIx nor PMI_FD, and no DDPRUN_EXCHANGE_DIR");
 }
 
 TEST(ExchangeChoice, AFileInTheWorkingDirectoryIsTheLastResortOfThoseWhoAskForIt) {
