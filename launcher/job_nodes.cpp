@@ -4,16 +4,18 @@
 
 #include <cstdlib>
 #include <filesystem>
+#include <thread>
 #include <utility>
 
 #include "env/hmac.h"
 #include "env/io/socket.h"
 #include "env/os/system.h"
+#include "launcher/plan/grant.h"
 #include "launcher/start/start_facts.h"
 #include "launcher/start/start_plan.h"
+#include "launcher/supervise/head.h"
 
 namespace ddprun {
-#include "launcher/supervise/head.h"
 namespace {
 
 /// torchrun's for --rdzv-endpoint without a port.
@@ -47,24 +49,24 @@ void become_head(CommandLine& line, StartPlan plan, JobNodes& nodes, const std::
     start.order.head = own_name;
     start.order.head_is_apart = plan.is_apart;
     start.order.run_id = rendezvous.run_id;
+    start.order.sends_output = !carries_output(plan.starter);
     start.tls = rendezvous.tls;
     for (const AllocatedHost& host : plan.hosts) {
         start.order.hosts.push_back(host.name);
-    start.order.sends_output = !carries_output(plan.starter);
         start.order.slots.push_back(host.slots.value_or(0));
     }
     start.hosts = std::move(plan.hosts);
     nodes.start = std::move(start);
 }
 
-/// A scheduler's tasks per host, or the slots of a host file, where --nproc-per-node says nothing.
-void default_to_slots(CommandLine& line, int slots) {
 NodesSaid nodes_said(const CommandLine& line) {
     if (line.sources.contains("node-rank") || line.sources.contains("standalone")) return NodesSaid::ByOthers;
     if (!line.sources.contains("nnodes")) return NodesSaid::Nothing;
     return line.spec.nodes.max == 1 || shared_endpoint(line.spec) ? NodesSaid::ByOthers : NodesSaid::Count;
 }
 
+/// A scheduler's tasks per host, or the slots of a host file, where --nproc-per-node says nothing.
+void default_to_slots(CommandLine& line, int slots) {
     if (slots > 1 && !line.sources.contains("nproc-per-node")) line.spec.workers = {WorkerCount::Kind::Number, slots};
 }
 
@@ -77,10 +79,18 @@ Status use_allocation(CommandLine& line, const std::vector<std::string>& argumen
     if (said == NodesSaid::ByOthers && !is_asked_for) return {};
     const Result<StartFacts> facts = look_for_hosts(asked);
     if (!facts) return facts.error();
-    Result<StartPlan> plan = plan_start(line.spec, nodes_were_given, *facts);
+    Result<StartPlan> plan = plan_start(line.spec, said, *facts);
     if (!plan) return plan.error();
     default_to_slots(line, plan->slots);
     if (!plan->why.empty() && !line.spec.quiet) line.remarks.push_back(plan->why);
+    if (!line.spec.quiet && facts->allocation) {
+        const bool is_given = line.sources.contains("nproc-per-node");
+        const WorkerCount& count = line.spec.workers;
+        const std::optional<int> workers = is_given && count.kind == WorkerCount::Kind::Number ? std::optional(count.number) : std::nullopt;
+        const Grant grant = read_grant(process_environment, facts->host_name);
+        const int cores = grant.cpus ? *grant.cpus * grant.slots : static_cast<int>(std::thread::hardware_concurrency());
+        for (std::string& remark : remarks_on(*facts->allocation, is_given, workers, cores)) line.remarks.push_back(std::move(remark));
+    }
     if (plan->kind != StartPlan::Here) become_head(line, *std::move(plan), nodes, arguments, *facts);
     return {};
 }

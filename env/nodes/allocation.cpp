@@ -51,7 +51,7 @@ class HostList {
         const auto [place, is_new] = places_.emplace(host.name, hosts_.size());
         if (!is_new) {
             AllocatedHost& same = hosts_[place->second];
-            if (host.slots) same.slots = same.slots.value_or(0) + *host.slots;
+            same.slots = same.slots.value_or(1) + host.slots.value_or(1);
             return {};
         }
         if (hosts_.size() == kMostHosts) return Error{Errc::Limit, fmt::format("more than {} hosts", kMostHosts), 0};
@@ -181,7 +181,24 @@ Found from_user(const AllocationQuery& query) {
     return std::optional(std::move(found));
 }
 
-/// Slurm's counts are of tasks; --ntasks-per-node=1 is its default and says nothing of how many workers are wanted.
+/// "2(x3),1": the tasks of each host. Slurm sets it from the CPUs where nobody asked for tasks, so it counts only where somebody did.
+void take_slurm_tasks(std::vector<AllocatedHost>& hosts, const EnvironmentLookup& variable) {
+    if (!variable("SLURM_NTASKS") && !variable("SLURM_NTASKS_PER_NODE")) return;
+    std::vector<int> tasks;
+    for (const std::string_view piece : split(variable("SLURM_TASKS_PER_NODE").value_or(""), ',')) {
+        const std::size_t times = piece.find("(x");
+        const Result<std::int64_t> count = parse_int_between(piece.substr(0, times), 1, kMostSlots);
+        const Result<std::int64_t> repeated = times == piece.npos || !piece.ends_with(')')
+                                                  ? Result<std::int64_t>(1)
+                                                  : parse_int_between(piece.substr(times + 2, piece.size() - times - 3), 1, kMostHosts);
+        if (!count || !repeated) return;
+        tasks.insert(tasks.end(), static_cast<std::size_t>(*repeated), static_cast<int>(*count));
+        if (tasks.size() > hosts.size()) return;
+    }
+    if (tasks.size() != hosts.size()) return;
+    for (std::size_t i = 0; i < hosts.size(); ++i) hosts[i].slots = tasks[i];
+}
+
 Found from_slurm(const EnvironmentLookup& variable) {
     const std::optional<std::string> list = variable("SLURM_JOB_NODELIST");
     const std::optional<std::string> job = variable("SLURM_JOB_ID");
@@ -198,6 +215,10 @@ Found from_slurm(const EnvironmentLookup& variable) {
     }
     found.hosts = hosts.take();
     if (const Status agreed = expect_count(found, variable, "SLURM_JOB_NUM_NODES"); !agreed) return agreed.error();
+    take_slurm_tasks(found.hosts, variable);
+    if (const Result<std::int64_t> components = parse_int_between(variable("SLURM_HET_SIZE").value_or(""), 1, kMostHosts)) {
+        found.other_components = static_cast<int>(*components) - 1;
+    }
     if (const auto own = variable("SLURMD_NODENAME")) {
         for (std::size_t i = 0; i < found.hosts.size(); ++i) {
             if (found.hosts[i].name == *own) found.own_index = static_cast<int>(i);

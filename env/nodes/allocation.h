@@ -34,6 +34,7 @@ struct Allocation {
     std::string from;                  ///< where it stands: "PBS_NODEFILE=/var/spool/pbs/aux/12.server"
     /// Which of the hosts this process is on, where the source tells.
     std::optional<int> own_index;
+    int other_components = 0;  ///< of a heterogeneous Slurm job: their hosts are not among these
     bool operator==(const Allocation&) const = default;
 };
 
@@ -53,7 +54,8 @@ Result<std::optional<Allocation>> find_allocation(const AllocationQuery& query);
 /// "a,b:4,c[01-03]": names, ranges, slots.
 Result<std::vector<AllocatedHost>> parse_hosts(std::string_view text);
 /// A file as MPI launchers and parallel ssh programs take it: a host a line, or several by spaces; "host slots=4", "host:4",
-/// "user@host" (the user is ssh's business and stays in the name), ranges, comments (#, ;). A host named again has the slots of both.
+/// "user@host" (the user is ssh's business and stays in the name), ranges, comments (#, ;). A host named again has the slots of both,
+/// one where a mention tells none.
 /// Error: InvalidArgument with the number of the line.
 Result<std::vector<AllocatedHost>> parse_hostfile(std::string_view text);
 /// PBS_NODEFILE: a line for each MPI slot; hosts are the different names in their order.

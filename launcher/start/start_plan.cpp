@@ -117,6 +117,31 @@ Status check_given_nodes(const JobSpec& spec, const Allocation& allocation) {
 
 }  // namespace
 
+std::vector<std::string> remarks_on(const Allocation& allocation, bool workers_were_given, std::optional<int> asked, int cores) {
+    using enum AllocationSource;
+    std::vector<std::string> remarks;
+    if (allocation.other_components > 0) {
+        remarks.push_back(fmt::format("this Slurm job has {} more component{} (SLURM_HET_SIZE), whose hosts are not used: ddprun runs on those of {}",
+                                      allocation.other_components, allocation.other_components == 1 ? "" : "s", allocation.from));
+    }
+    if (is_of_user(allocation)) return remarks;
+    const bool is_pbs = allocation.source == Pbs || allocation.source == Torque;
+    const auto crowded = std::find_if(allocation.hosts.begin(), allocation.hosts.end(), [&](const AllocatedHost& host) {
+        return asked && host.slots.value_or(1) > 1 && host.slots != asked;
+    });
+    if (is_pbs && crowded != allocation.hosts.end()) {
+        remarks.push_back(fmt::format("{} has {} lines in PBS_NODEFILE, which is {} chunks on one host (no place=scatter) or mpiprocs, and is one node: "
+                                      "--nproc-per-node={} starts {} worker{} there",
+                                      crowded->name, *crowded->slots, *crowded->slots,
+                                      *asked, *asked, *asked == 1 ? "" : "s"));
+    }
+    const bool has_slots = std::any_of(allocation.hosts.begin(), allocation.hosts.end(), [](const AllocatedHost& host) { return host.slots.value_or(1) > 1; });
+    if (!workers_were_given && !has_slots && cores > 1) {
+        remarks.emplace_back("one worker on each host, since --nproc-per-node is not given (auto: one for each GPU, else one for each core)");
+    }
+    return remarks;
+}
+
 std::string_view name_of(Starter starter) {
     using enum Starter;
     switch (starter) {

@@ -60,6 +60,10 @@ enum class NodesSaid : std::uint8_t {
 /// something there), each with what to do.
 Result<StartPlan> plan_start(const JobSpec& spec, NodesSaid said, const StartFacts& facts);
 
+/// What the user should know of hosts that are used otherwise than may have been meant, a line each. `asked`: --nproc-per-node where
+/// it was given as a number; `cores`: those that the job has on this host. Pure.
+std::vector<std::string> remarks_on(const Allocation& allocation, bool workers_were_given, std::optional<int> asked, int cores);
+
 std::string_view name_of(Starter starter);
 
 }  // namespace ddprun

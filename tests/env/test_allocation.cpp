@@ -86,6 +86,26 @@ TEST(Allocation, SlurmsListIsExpandedAndItsNodeNameTellsWhereWeAre) {
     EXPECT_EQ((*found)->hosts[0].slots, std::nullopt);
 }
 
+TEST(Allocation, SlurmsTasksAreSlotsWhereSomebodyAskedForTasks) {
+    const auto slots = [](std::map<std::string, std::string, std::less<>> more) {
+        std::map<std::string, std::string, std::less<>> variables{{"SLURM_JOB_ID", "88"}, {"SLURM_JOB_NODELIST", "n[1-3]"}, {"SLURM_TASKS_PER_NODE", "2(x2),1"}};
+        variables.merge(more);
+        std::vector<int> told;
+        const auto found = find_allocation(asked(variables));
+        for (const AllocatedHost& host : (*found)->hosts) told.push_back(host.slots.value_or(0));
+        return told;
+    };
+    EXPECT_EQ(slots({{"SLURM_NTASKS", "5"}}), (std::vector{2, 2, 1}));
+    EXPECT_EQ(slots({{"SLURM_NTASKS_PER_NODE", "2"}}), (std::vector{2, 2, 1}));
+    EXPECT_EQ(slots({}), (std::vector{0, 0, 0})) << "Slurm's own count of CPUs";
+}
+
+TEST(Allocation, OtherComponentsOfAHeterogeneousSlurmJobAreCounted) {
+    const auto found = find_allocation(asked({{"SLURM_JOB_ID", "88"}, {"SLURM_JOB_NODELIST", "n1"}, {"SLURM_HET_SIZE", "3"}}));
+    ASSERT_TRUE(found && *found);
+    EXPECT_EQ((*found)->other_components, 2);
+}
+
 TEST(Allocation, AListThatContradictsItsOwnCountIsRefusedWithBoth) {
     EXPECT_THAT(complaint(asked({{"SLURM_JOB_ID", "88"}, {"SLURM_JOB_NODELIST", "n[1-3]"}, {"SLURM_JOB_NUM_NODES", "2"}})),
                 AllOf(HasSubstr("n[1-3] has 3 hosts (n1,n2,n3)"), HasSubstr("SLURM_JOB_NUM_NODES=2")));
@@ -131,6 +151,7 @@ TEST(Hostfile, TakesTheSpellingsOfMpiLaunchersAndOfParallelSsh) {
     EXPECT_EQ((*good)[0].slots, 5);
     EXPECT_EQ((*good)[1].slots, 2);
     EXPECT_EQ((*good)[2].slots, std::nullopt);
+    EXPECT_EQ((*parse_hostfile("n1\nn2\nn1\n"))[0].slots, 2) << "as MPI launchers count it";
 }
 
 TEST(Hostfile, WhatMakesNoSenseIsNamedWithItsLine) {

@@ -152,6 +152,30 @@ TEST(StartPlan, ANumberOfNodesInASchedulersJobIsThatOfItsHostsOrHasThemAsItsMost
                 AllOf(HasSubstr("--nnodes=2:4, but PBS job 12.server"), HasSubstr("3 hosts h1,h2,h3"), HasSubstr("leave --nnodes out")));
 }
 
+TEST(StartRemarks, ChunksThatLieOnOneHostAreSaidWhereWorkersWereCountedOtherwise) {
+    Allocation job = allocation(AllocationSource::Pbs, {"h1"});
+    job.hosts[0].slots = 3;
+    EXPECT_THAT(remarks_on(job, true, 2, 8), ElementsAre(AllOf(HasSubstr("h1 has 3 lines in PBS_NODEFILE"), HasSubstr("no place=scatter"),
+                                                               HasSubstr("--nproc-per-node=2 starts 2 workers there"))));
+    EXPECT_THAT(remarks_on(job, true, 3, 8), ElementsAre()) << "mpiprocs=3";
+    EXPECT_THAT(remarks_on(job, true, std::nullopt, 8), ElementsAre()) << "--nproc-per-node=auto";
+    EXPECT_THAT(remarks_on(job, false, std::nullopt, 8), ElementsAre()) << "three workers";
+}
+
+TEST(StartRemarks, OneWorkerOnAHostOfSeveralCoresIsSaidInASchedulersJobWhereNobodyCounted) {
+    const Allocation job = allocation(AllocationSource::Slurm, {"h1", "h2"});
+    EXPECT_THAT(remarks_on(job, false, std::nullopt, 8), ElementsAre(HasSubstr("--nproc-per-node is not given")));
+    EXPECT_THAT(remarks_on(job, false, std::nullopt, 1), ElementsAre());
+    EXPECT_THAT(remarks_on(job, true, 1, 8), ElementsAre());
+    EXPECT_THAT(remarks_on(allocation(AllocationSource::Hosts, {"h1", "h2"}), false, std::nullopt, 8), ElementsAre());
+}
+
+TEST(StartRemarks, OtherComponentsOfAHeterogeneousSlurmJobAreSaidToBeUnused) {
+    Allocation job = allocation(AllocationSource::Slurm, {"h1"});
+    job.other_components = 1;
+    EXPECT_THAT(remarks_on(job, true, 1, 8), ElementsAre(HasSubstr("1 more component (SLURM_HET_SIZE), whose hosts are not used")));
+}
+
 AgentCall call(SecretWay::Kind kind) {
     const SecretWay way{kind, kind == SecretWay::File ? "/home/u/.ddprun-1" : "", kind == SecretWay::Cookie ? "5a17" : ""};
     return {"/opt/dd run", {"h1:4711", "10.0.0.1:4711"}, "12.server", way, -1, -1, false};
