@@ -169,7 +169,7 @@ Result<HandshakeMessage> ServerHandshake::on_hello(const Hello& hello) {
 
 Result<HandshakeMessage> ServerHandshake::on_proof(const Proof& proof) {
     if (!equal_macs(proof.mac, mac_of(kClientLabel, credentials_, peer_, nonce_, binding_))) {
-        return refuse(Errc::Refused, or_between("its token is wrong", binding_), or_between("wrong token for this job", binding_));
+        return refuse(Errc::Refused, or_between("its token is wrong (all nodes need the same DDPRUN_TOKEN, or the same secret file; or all --insecure)", binding_), or_between("wrong token for this job", binding_));
     }
     if (!peer_.session.empty() && !session_) {
         return refuse(Errc::Closed, "its session is over", "this node was taken for lost; the job went on without it, or ended");

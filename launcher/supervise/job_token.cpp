@@ -109,6 +109,8 @@ Status write_candidate(UniqueFd& fd, std::string_view bytes) {
 
 /// Below it a warning: 16 random letters and digits are more than 80 bits.
 constexpr std::size_t kShortestToken = 16;
+/// The head may have the same secret and not use it: nothing on the wire tells.
+constexpr std::string_view kOrInsecure = "; if the head was started with --insecure, all nodes need it";
 constexpr std::string_view kGiveToken = "set DDPRUN_TOKEN to the same random text on all nodes";
 
 bool wants_insecure(const JobSpec& spec, const EnvironmentLookup& variable) {
@@ -182,7 +184,7 @@ Result<JobToken> choose_job_token(const JobSpec& spec, const EnvironmentLookup& 
         const std::string warning = given->size() >= kShortestToken ? "" :
             fmt::format("DDPRUN_TOKEN has {} characters: who listens on the network can find it by guessing; let it have at least {} random ones",
                         given->size(), kShortestToken);
-        return JobToken{*given, warning, "its secret is not the DDPRUN_TOKEN of this node: set it to the same text on all nodes, or on none"};
+        return JobToken{*given, warning, fmt::format("its secret is not the DDPRUN_TOKEN of this node: set it to the same text on all nodes, or on none{}", kOrInsecure)};
     }
     if (wants_insecure(spec, variable)) return insecure_token(spec);
     const Result<std::string> path = user_secret_path(variable);
@@ -191,8 +193,8 @@ Result<JobToken> choose_job_token(const JobSpec& spec, const EnvironmentLookup& 
     if (!secret) return without_secret(secret.error());
     const std::uint16_t port = shared_endpoint(spec).value_or(Endpoint{}).port;
     return JobToken{derive_job_token(secret->bytes, spec.rendezvous.run_id, port), "",
-                    fmt::format("its secret is not the one in {}{}: copy that file from the head's node, or {}", *path,
-                                secret->is_new ? ", which was made just now" : "", kGiveToken)};
+                    fmt::format("its secret is not the one in {}{}: copy that file from the head's node, or {}{}", *path,
+                                secret->is_new ? ", which was made just now" : "", kGiveToken, kOrInsecure)};
 }
 
 }  // namespace ddprun
