@@ -24,10 +24,11 @@ bool is_in_path(std::string_view program) { return !find_executable(program, sch
 constexpr std::size_t kMostLookedUp = 64;
 constexpr std::size_t kNamedInLine = 4;
 
-std::vector<std::string> own_addresses(bool with_loopback) {
+std::vector<std::string> own_addresses(bool with_local) {
     std::vector<std::string> addresses;
     for (const InterfaceAddress& one : list_interfaces()) {
-        if (with_loopback || !one.is_loopback) addresses.push_back(one.address);
+        const bool is_of_network = !one.is_loopback && !one.address.starts_with("fe80:");
+        if (with_local || is_of_network) addresses.push_back(one.address);
     }
     return addresses;
 }

@@ -174,6 +174,22 @@ TEST_F(StartHosts, AnInterruptWhileAHostDoesNotAnswerIsObeyedSoon) {
     const auto asked = std::chrono::steady_clock::now();
     const Outcome outcome = head.wait();
     EXPECT_EQ(outcome.status, 75) << outcome.err;
+TEST_F(StartHosts, AnInterruptEndsTheLookUpOfNamesOfANameServerThatDoesNotAnswer) {
+    const std::string resolv = file("resolv.conf", "nameserver 127.0.0.1\n");
+    ASSERT_EQ(run(hosts_->command(0, {"mount", "--bind", resolv, "/etc/resolv.conf"})).status, 0);
+    Program server(hosts_->command(0, {"python3", "-B", "-c", "import socket\ns = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)\ns.bind(('127.0.0.1', 53))\n"
+                                       "print('deaf', flush=True)\ns.recv(512)\nprint('asked', flush=True)\nwhile True: s.recv(512)\n"}));
+    ASSERT_TRUE(server.wait_for_output("deaf"));
+    Program head(on_head({"--hosts=one.example,other.example", "--nproc-per-node=1"}, {"hold"}));
+    ASSERT_TRUE(server.wait_for_output("asked"));
+    head.signal(SIGINT);
+    const Outcome outcome = head.wait();
+    EXPECT_NE(outcome.status, 0);
+    EXPECT_EQ(outcome.err, "") << "nothing had been decided yet";
+    server.signal(SIGKILL);
+    server.wait();
+}
+
     EXPECT_LT(std::chrono::steady_clock::now() - asked, 9s) << "10 s are for the last lines of workers\n" << outcome.err;
     EXPECT_THAT(outcome.err, Not(HasSubstr("[node00 job] the job is over")));
     hosts_->mend_cable(2);
