@@ -385,6 +385,7 @@ Result<int> Job::run() {
 
 void Job::on_signal(const signalfd_siginfo& info) {
     const int signal = static_cast<int>(info.ssi_signo);
+    if (signal == SIGCHLD && others_) others_->children_ended();
     if (signal == SIGCHLD) return agent_->on_child_exits();
     const auto found = setup_.spec.signals.find(signal);
     const SignalAction action = found == setup_.spec.signals.end() ? SignalAction::Ignore : found->second;

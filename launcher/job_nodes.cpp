@@ -1,7 +1,9 @@
 #include "launcher/job_nodes.h"
 
+#include <fmt/core.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <filesystem>
 #include <thread>
@@ -20,6 +22,8 @@ namespace {
 
 /// torchrun's for --rdzv-endpoint without a port.
 constexpr std::uint16_t kDefaultPort = 29400;
+
+constexpr Duration kBehindStart = std::chrono::seconds(5);
 
 /// All of them, or fewer where --nnodes says with how many the job goes on.
 void be_of_hosts(CommandLine& line, int hosts) {
@@ -40,7 +44,14 @@ void become_head(CommandLine& line, StartPlan plan, JobNodes& nodes, const std::
         if (!rendezvous.endpoint) rendezvous.endpoint = Endpoint{own_name, kDefaultPort};
         return;
     }
-    rendezvous.endpoint = Endpoint{own_name, 0};
+    // The port that a site has opened; the others are told our own name and addresses.
+    const bool has_port = line.sources.contains("rdzv-endpoint") && rendezvous.endpoint;
+    if (has_port && rendezvous.endpoint->host != own_name) {
+        line.remarks.push_back(fmt::format("--rdzv-endpoint: of {} the port is taken; the job's hosts meet at this host, {}", to_string(*rendezvous.endpoint), own_name));
+    }
+    rendezvous.endpoint = Endpoint{own_name, has_port ? rendezvous.endpoint->port : std::uint16_t{0}};
+    // RemoteAgents says by then which host is missing and why; this bound comes a little later.
+    rendezvous.join_timeout = std::min(rendezvous.join_timeout, std::min(rendezvous.join_timeout, line.spec.start.timeout) + kBehindStart);
     if (rendezvous.run_id == "none") rendezvous.run_id = job_id.empty() ? random_hex(8).value_or("none") : job_id;
     HostStart start;
     start.starter = plan.starter;

@@ -14,6 +14,7 @@
 #include "env/nodes/batch_job.h"
 #include "env/nodes/meeting_point.h"
 #include "env/os/system.h"
+#include "env/print.h"
 #include "env/text.h"
 #include "rendezvous/client.h"
 #include "rendezvous/reach.h"
@@ -24,6 +25,8 @@ namespace {
 constexpr std::size_t kTokenBytes = 32;
 constexpr std::size_t kMostSecretBytes = 4096;
 constexpr Duration kPatience = std::chrono::seconds(60);
+/// So long a started ddprun waits before it says what it waits for.
+constexpr Duration kSilence = std::chrono::seconds(3);
 constexpr Duration kFarewellPatience = std::chrono::seconds(3);
 
 std::string token_from_cookie(std::string_view cookie, std::string_view salt, std::string_view run_id) {
@@ -42,6 +45,9 @@ Result<int> most_direct_starts(bool is_head) {
 /// Byte by byte: what follows the line is not ours to take.
 Result<std::string> read_line_of_input() {
     std::string line;
+    if (const Result<bool> is_there = wait_readable(0, deadline_after(MonotonicClock::now(), kSilence)); is_there && !*is_there) {
+        ddprun::print(stderr, "ddprun: {}: the job's secret has not come by standard input (does a login file of this host read it?)\n", host_name());
+    }
     for (char c = 0; line.size() < kMostSecretBytes;) {
         const ssize_t n = ::read(0, &c, 1);
         if (n < 0 && errno == EINTR) continue;
@@ -84,9 +90,16 @@ Result<std::vector<Endpoint>> places_of_head(const AgentCall& call) {
     return candidates;
 }
 
-/// By whichever of its addresses.
+/// By whichever of its addresses. What is in the way is said once, soon: by the starter it comes to the head, which may not wait
+/// as long as we do.
 Result<rdzv::Reached> reach_head(const std::vector<Endpoint>& places, const AgentCall& call, const std::string& token) {
-    Result<rdzv::Reached> reached = rdzv::reach(places, as_start_of(call, token), deadline_after(MonotonicClock::now(), kPatience));
+    const TimePoint begin = MonotonicClock::now();
+    Result<rdzv::Reached> reached = rdzv::reach(places, as_start_of(call, token), deadline_after(begin, kSilence));
+    if (!reached && reached.error().code == Errc::Timeout) {
+        ddprun::print(stderr, "ddprun: {} cannot reach the head: {} (a firewall? --rdzv-endpoint=HOST:PORT takes a port that is open)\n", host_name(),
+                      printable(reached.error().what));
+        reached = rdzv::reach(places, as_start_of(call, token), deadline_after(begin, kPatience));
+    }
     return reached ? std::move(reached) : Result<rdzv::Reached>(reached.error().with("the head"));
 }
 

@@ -3,9 +3,12 @@
 #include <fcntl.h>
 #include <fmt/core.h>
 #include <signal.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <optional>
 #include <utility>
 
 #include "env/io/file.h"
@@ -43,6 +46,23 @@ std::string render_start_failures(const std::vector<StartFailure>& failures, std
     return fmt::format("{} of {} hosts cannot take part: {}{}", failures.size(), hosts, join(names, ", "), more);
 }
 
+namespace {
+
+/// Of a child that has exited by now; leaves it to be reaped.
+std::optional<int> exit_of_child(pid_t pid) {
+    siginfo_t info{};
+    if (::waitid(P_PID, static_cast<id_t>(pid), &info, WEXITED | WNOHANG | WNOWAIT) != 0 || info.si_pid != pid) return std::nullopt;
+    return info.si_code == CLD_EXITED ? info.si_status : 128 + info.si_status;
+}
+
+/// A process closes its pipes a moment before its exit can be seen.
+void await_end_of(pid_t pid) {
+    const UniqueFd process(static_cast<int>(::syscall(SYS_pidfd_open, pid, 0)));
+    if (process) (void)wait_readable(process.get(), deadline_after(MonotonicClock::now(), std::chrono::milliseconds(100)));
+}
+
+}  // namespace
+
 struct RemoteAgents::Starter {
     const StarterCommand* command = nullptr;
     pid_t pid = 0;
@@ -51,6 +71,7 @@ struct RemoteAgents::Starter {
     bool begun = false;
     bool is_silent = false;  ///< the host at its other end is
     std::string words;  ///< the end of what it wrote
+    std::optional<int> exit_code;
     [[nodiscard]] bool runs() const { return begun && pipes > 0; }
 };
 
@@ -138,10 +159,21 @@ Status RemoteAgents::start(Starter& starter) {
     return {};
 }
 
+void RemoteAgents::children_ended() {
+    if (is_over_) return;
+    for (const auto& starter : starters_) {
+        if (starter->pid > 0 && !starter->exit_code) starter->exit_code = exit_of_child(starter->pid);
+    }
+}
+
 void RemoteAgents::ended(Starter& starter) {
     starter.input.reset();
     settle_end();
     if (is_over_) return;
+    if (!starter.exit_code) {
+        await_end_of(starter.pid);
+        starter.exit_code = exit_of_child(starter.pid);
+    }
     // Nothing runs before all have joined: who has and is gone cannot take part either.
     for (const int node : starter.command->nodes) {
         Node& state = nodes_[static_cast<std::size_t>(node)];
@@ -159,7 +191,7 @@ std::string RemoteAgents::last_words_of(int node) const {
         const std::string said = last_words(starter->words);
         if (!starter->begun) return "not started: 64 others took all the time";
         const std::string by = starter->command->by_first && node != nodes.front() ? fmt::format("{} was to start it: ", plan_.hosts[static_cast<std::size_t>(nodes.front())]) : "";
-        if (!starter->runs()) return by + words_of_ended(*starter->command, said);
+        if (!starter->runs()) return by + words_of_ended(*starter->command, said, starter->exit_code);
         return by + (said.empty() ? fmt::format("{} has said nothing", starter->command->words.front()) : said);
     }
     return "";

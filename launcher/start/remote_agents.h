@@ -61,6 +61,8 @@ class RemoteAgents {
     RemoteAgents& operator=(const RemoteAgents&) = delete;
 
     void joined(int node);
+    /// For each SIGCHLD, before children are reaped: keeps the exit codes of starters.
+    void children_ended();
     void fail(int node, std::string why);
     /// The node is lost, and its host as good as dead: nothing comes from there any more, so that finish() does not wait for it.
     void fell_silent(int node);

@@ -113,9 +113,14 @@ Result<AgentCall> parse_agent_words(const std::vector<std::string>& words) {
     return call;
 }
 
-std::string words_of_ended(const StarterCommand& starter, std::string_view said) {
+std::string words_of_ended(const StarterCommand& starter, std::string_view said, std::optional<int> exit_code) {
     const std::string name = starter.words.front().substr(starter.words.front().rfind('/') + 1);
-    std::string words = said.empty() ? name + " ended and said nothing" : std::string(said);
+    const std::string ended = name + (exit_code ? fmt::format(" ended with exit code {}", *exit_code) : " ended");
+    const std::string words = said.empty() ? ended + " and said nothing" : std::string(said);
+    // 255 is ssh's own, above 128 is a signal's, and a ddprun that ran over there has said why it ended.
+    const bool is_of_shell = name == "ssh" && exit_code && *exit_code < 128 && said.find("ddprun: ") == said.npos;
+    if (is_of_shell) return fmt::format("{}: does a login file of that host end the shell?", said.empty() ? words : words + "; " + ended);
+    if (name == "mpiexec" && said.find("ppn") != said.npos) return words + " (an mpiexec of PALS or Hydra is needed; --start names others)";
     const bool may_lack_it = (name == "pbsdsh" && said.ends_with("exit status 254")) || (name == "pbs_tmrsh" && said.empty());
     const auto agent = std::find(starter.words.begin(), starter.words.end(), "agent");
     if (!may_lack_it || agent == starter.words.begin() || agent == starter.words.end()) return words;

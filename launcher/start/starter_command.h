@@ -61,9 +61,10 @@ struct StarterCommand {
     bool by_first = false;           ///< only the first of them; that one starts the others
     bool operator==(const StarterCommand&) const = default;
 };
-/// Why it started nothing, by what it wrote ("" too) before it ended. PBS's own tell little of a program that cannot be run
-/// there: pbsdsh "exit status 254", pbs_tmrsh nothing. Pure.
-std::string words_of_ended(const StarterCommand& starter, std::string_view said);
+/// Why it started nothing, by what it wrote ("" too) before it ended, and its exit code where that is known. PBS's own tell little
+/// of a program that cannot be run there: pbsdsh "exit status 254", pbs_tmrsh nothing. ssh passes the exit code of a login file on
+/// that ends the shell. Pure.
+std::string words_of_ended(const StarterCommand& starter, std::string_view said, std::optional<int> exit_code);
 
 /// How the secret travels with this starter: where it passes standard input on, there. In a PBS job by its cookie, where
 /// `has_cookie`; else by a file.

@@ -262,12 +262,27 @@ TEST(StarterCommand, AHeadThatIsNoneOfTheHostsStartsTheFirstToo) {
 
 TEST(StarterCommand, ThatSaysLittleOfAProgramThatCannotBeRunThereIsExplained) {
     const StarterCommand pbsdsh = starter_commands(Starter::Pbsdsh, kThree, {1, 2}, kMostDirect, call(SecretWay::Cookie), "12.server", "")[0];
-    EXPECT_EQ(words_of_ended(pbsdsh, "pbsdsh: task 0x00000000 exit status 254"), "pbsdsh: task 0x00000000 exit status 254 (can /opt/dd run be run there?)");
-    EXPECT_EQ(words_of_ended(pbsdsh, "pbsdsh: task 0x00000000 exit status 7"), "pbsdsh: task 0x00000000 exit status 7");
+    EXPECT_EQ(words_of_ended(pbsdsh, "pbsdsh: task 0x00000000 exit status 254", std::nullopt), "pbsdsh: task 0x00000000 exit status 254 (can /opt/dd run be run there?)");
+    EXPECT_EQ(words_of_ended(pbsdsh, "pbsdsh: task 0x00000000 exit status 7", std::nullopt), "pbsdsh: task 0x00000000 exit status 7");
     const StarterCommand tm = starter_commands(Starter::Tm, kThree, {1, 2}, kMostDirect, call(SecretWay::Cookie), "12.server", "")[0];
-    EXPECT_EQ(words_of_ended(tm, ""), "pbs_tmrsh ended and said nothing (can /opt/dd run be run there?)");
+    EXPECT_EQ(words_of_ended(tm, "", std::nullopt), "pbs_tmrsh ended and said nothing (can /opt/dd run be run there?)");
     const StarterCommand ssh = starter_commands(Starter::Ssh, kThree, {1, 2}, kMostDirect, call(SecretWay::Stdin), "", "")[0];
-    EXPECT_EQ(words_of_ended(ssh, ""), "ssh ended and said nothing");
+    EXPECT_EQ(words_of_ended(ssh, "", std::nullopt), "ssh ended and said nothing");
+}
+
+TEST(StarterCommand, AnExitCodeThatIsNotSshsOwnPointsToALoginFile) {
+    const StarterCommand ssh = starter_commands(Starter::Ssh, kThree, {1, 2}, kMostDirect, call(SecretWay::Stdin), "", "")[0];
+    EXPECT_EQ(words_of_ended(ssh, "", 3), "ssh ended with exit code 3 and said nothing: does a login file of that host end the shell?");
+    EXPECT_EQ(words_of_ended(ssh, "Welcome to h2", 0), "Welcome to h2; ssh ended with exit code 0: does a login file of that host end the shell?");
+    EXPECT_EQ(words_of_ended(ssh, "ssh: No route to host", 255), "ssh: No route to host");
+    EXPECT_EQ(words_of_ended(ssh, "ddprun: the program differs", 64), "ddprun: the program differs");
+    EXPECT_EQ(words_of_ended(ssh, "", 137), "ssh ended with exit code 137 and said nothing");
+}
+
+TEST(StarterCommand, AnMpiexecThatKnowsNoPpnIsToldApart) {
+    const StarterCommand mpiexec = starter_commands(Starter::Mpiexec, kThree, {1, 2}, kMostDirect, call(SecretWay::File), "", "")[0];
+    EXPECT_THAT(words_of_ended(mpiexec, "mpiexec: Error: unknown option \"--ppn\"", 1), HasSubstr("PALS or Hydra is needed"));
+    EXPECT_EQ(words_of_ended(mpiexec, "", 1), "mpiexec ended with exit code 1 and said nothing");
 }
 
 TEST(StarterCommand, NoSecretIsAmongTheWords) {

@@ -6,7 +6,9 @@
 #include <filesystem>
 #include <fstream>
 
+#include "tests/support/reserved_port.h"
 #include "tests/support/ssh_hosts.h"
+#include "tests/support/temporary_directory.h"
 #include "tests/system/look.h"
 #include "tests/system/mpi_launchers.h"
 
@@ -87,6 +89,32 @@ TEST_F(StartHosts, OnOneNetworkOfTwoAllAreToldItsAddress) {
     EXPECT_THAT(outcome.err, HasSubstr("reach node01 at 10.99.0.2"));
 }
 
+TEST_F(StartHosts, TheyMeetAtThePortThatTheUserNames) {
+    const Outcome outcome = run(on_head({"--hosts=node00,node01", "--nproc-per-node=1", "--rdzv-endpoint=node00:29777"}, {"env", "WORLD_SIZE"}));
+    EXPECT_EQ(outcome.status, 0) << outcome.err;
+    EXPECT_EQ(occurrences(outcome.out, "WORLD_SIZE=2\n"), 2) << outcome.out;
+    EXPECT_THAT(outcome.err, AllOf(HasSubstr("controller on port 29777 "), Not(HasSubstr("--rdzv-endpoint"))));
+}
+
+TEST(StartBySsh, ThatALoginFileEndsIsNamedWithItsExitCode) {
+    const TemporaryDirectory directory;
+    std::ofstream(directory.file("ssh")) << "#!/bin/sh\necho welcome\nexit 3\n";
+    std::filesystem::permissions(directory.file("ssh"), std::filesystem::perms::owner_all);
+    const Outcome outcome = run({path_of("DDPRUN"), "--hosts=192.0.2.1", "--nproc-per-node=1", "true"}, with_environment({"PATH=" + directory.path() + ":" + std::getenv("PATH")}));
+    EXPECT_EQ(outcome.status, 69) << outcome.err;
+    EXPECT_THAT(outcome.err, HasSubstr("192.0.2.1 cannot take part: welcome; ssh ended with exit code 3: does a login file of that host end the shell?"));
+}
+
+TEST(StartedDdprun, SaysOnceAndSoonWhatKeepsItFromTheHead) {
+    const TemporaryDirectory directory;
+    std::ofstream(directory.file("secret")) << "of the job";
+    const ReservedPort closed;
+    Program started({path_of("DDPRUN"), "agent", "--at", to_string(closed.endpoint()), "--job", "7", "--secret", "file:" + directory.file("secret")});
+    EXPECT_TRUE(started.wait_for_output("cannot reach the head: none of " + to_string(closed.endpoint()) + " answers: connect"));
+    started.signal(SIGKILL);
+    started.wait();
+}
+
 TEST_F(StartHosts, TheyFindAHeadThatSpeaksTls) {
     if (std::getenv("WITHOUT_TLS") != nullptr) GTEST_SKIP() << "built without OpenSSL 3";
     const Outcome outcome = run(on_head({"--hosts=node00,node01,node02", "--nproc-per-node=1", "--tls"}, {"env", "WORLD_SIZE"}));
@@ -146,6 +174,22 @@ TEST_F(StartHosts, AProgramThatIsAnotherOneThereIsShownWithBoth) {
     EXPECT_TRUE(all_quiet());
 }
 
+TEST_F(StartHosts, AnInterruptEndsTheLookUpOfNamesOfANameServerThatDoesNotAnswer) {
+    const std::string resolv = file("resolv.conf", "nameserver 127.0.0.1\n");
+    ASSERT_EQ(run(hosts_->command(0, {"mount", "--bind", resolv, "/etc/resolv.conf"})).status, 0);
+    Program server(hosts_->command(0, {"python3", "-B", "-c", "import socket\ns = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)\ns.bind(('127.0.0.1', 53))\n"
+                                       "print('deaf', flush=True)\ns.recv(512)\nprint('asked', flush=True)\nwhile True: s.recv(512)\n"}));
+    ASSERT_TRUE(server.wait_for_output("deaf"));
+    Program head(on_head({"--hosts=one.example,other.example", "--nproc-per-node=1"}, {"hold"}));
+    ASSERT_TRUE(server.wait_for_output("asked"));
+    head.signal(SIGINT);
+    const Outcome outcome = head.wait();
+    EXPECT_NE(outcome.status, 0);
+    EXPECT_EQ(outcome.err, "") << "nothing had been decided yet";
+    server.signal(SIGKILL);
+    server.wait();
+}
+
 TEST_F(StartHosts, NothingOutlivesAKilledHead) {
     Program head(on_head({"--hosts=node00,node01,node02", "--nproc-per-node=2"}, {"say", "up", "hold"}));
     for (int rank = 0; rank < 6; ++rank) ASSERT_TRUE(head.wait_for_output("[" + std::to_string(rank) + "]: up"));
@@ -174,22 +218,6 @@ TEST_F(StartHosts, AnInterruptWhileAHostDoesNotAnswerIsObeyedSoon) {
     const auto asked = std::chrono::steady_clock::now();
     const Outcome outcome = head.wait();
     EXPECT_EQ(outcome.status, 75) << outcome.err;
-TEST_F(StartHosts, AnInterruptEndsTheLookUpOfNamesOfANameServerThatDoesNotAnswer) {
-    const std::string resolv = file("resolv.conf", "nameserver 127.0.0.1\n");
-    ASSERT_EQ(run(hosts_->command(0, {"mount", "--bind", resolv, "/etc/resolv.conf"})).status, 0);
-    Program server(hosts_->command(0, {"python3", "-B", "-c", "import socket\ns = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)\ns.bind(('127.0.0.1', 53))\n"
-                                       "print('deaf', flush=True)\ns.recv(512)\nprint('asked', flush=True)\nwhile True: s.recv(512)\n"}));
-    ASSERT_TRUE(server.wait_for_output("deaf"));
-    Program head(on_head({"--hosts=one.example,other.example", "--nproc-per-node=1"}, {"hold"}));
-    ASSERT_TRUE(server.wait_for_output("asked"));
-    head.signal(SIGINT);
-    const Outcome outcome = head.wait();
-    EXPECT_NE(outcome.status, 0);
-    EXPECT_EQ(outcome.err, "") << "nothing had been decided yet";
-    server.signal(SIGKILL);
-    server.wait();
-}
-
     EXPECT_LT(std::chrono::steady_clock::now() - asked, 9s) << "10 s are for the last lines of workers\n" << outcome.err;
     EXPECT_THAT(outcome.err, Not(HasSubstr("[node00 job] the job is over")));
     hosts_->mend_cable(2);
