@@ -69,6 +69,7 @@ enum class Starter : std::uint8_t {
     Tm,       ///< pbs_tmrsh
     Mpiexec,
     Srun,
+    Blaunch,  ///< LSF's
     Ssh,
 };
 

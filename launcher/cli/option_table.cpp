@@ -196,10 +196,10 @@ Status set_gpu_check(Draft& draft, Text value) {
 }
 
 Status set_starter(Draft& draft, Text value) {
-    const Result<std::string> word = parse_choice(value, "auto none pbsdsh tm mpiexec srun ssh");
+    const Result<std::string> word = parse_choice(value, "auto none pbsdsh tm mpiexec srun blaunch ssh");
     if (!word) return word.error();
     using enum Starter;
-    for (const Starter one : {Auto, None, Pbsdsh, Tm, Mpiexec, Srun, Ssh}) {
+    for (const Starter one : {Auto, None, Pbsdsh, Tm, Mpiexec, Srun, Blaunch, Ssh}) {
         if (name_of(one) == *word) draft.spec.start.starter = one;
     }
     return {};
@@ -386,9 +386,10 @@ OptionGroup start_options() {
               [](Draft& d, Text v) { return store_text(v, d.spec.start.hosts); }},
              {"hostfile", 0, "FILE", "@file", "The same from a file, as MPI launchers read it: a host a line, slots=N or :N behind it, # comments.",
               [](Draft& d, Text v) { return store_text(v, d.spec.start.hostfile); }},
-             {"start", 0, "HOW", "auto none pbsdsh tm mpiexec srun ssh",
+             {"start", 0, "HOW", "auto none pbsdsh tm mpiexec srun blaunch ssh",
               "What starts ddprun on the other hosts; none: somebody else does, with --nnodes, --node-rank and --rdzv-endpoint. auto: "
-              "in a PBS job pbsdsh, else pbs_tmrsh (tm), else mpiexec, else ssh; in a Slurm job srun; else ssh. Default auto.",
+              "in a PBS job pbsdsh, else pbs_tmrsh (tm), else mpiexec (PALS's or Hydra's: Cray, MPICH, Intel MPI; not Open MPI's), else ssh; "
+              "in a Slurm job srun; in an LSF job blaunch, else ssh; else ssh. Default auto.",
               set_starter},
              {"env", 0, "NAME[=VALUE]", "", "NAME=VALUE: a variable for all workers. NAME: send this host's value to the other hosts that ddprun starts, "
               "also where it belongs to a host (TMPDIR). Others are sent without it: docs/hosts.md has the list. May be repeated.",

@@ -44,7 +44,7 @@ std::vector<Starter> candidates(AllocationSource source) {
     switch (source) {
         case AllocationSource::Pbs: case AllocationSource::Torque: return {Pbsdsh, Tm, Mpiexec, Ssh};
         case AllocationSource::Slurm: return {Srun};
-        case AllocationSource::Lsf: return {Ssh};
+        case AllocationSource::Lsf: return {Blaunch, Ssh};
         case AllocationSource::Hosts: case AllocationSource::Hostfile: break;
     }
     return {Ssh};
@@ -57,20 +57,23 @@ std::string_view program_of(Starter starter) {
         case Tm: return "pbs_tmrsh";
         case Mpiexec: return "mpiexec";
         case Srun: return "srun";
+        case Blaunch: return "blaunch";
         case Ssh: return "ssh";
         case Auto: case None: break;
     }
     return "";
 }
 
-/// By TM a job is needed, and Slurm's srun needs Slurm.
+/// By TM a job is needed, Slurm's srun needs Slurm, and LSF's blaunch needs LSF.
 Status check_choice(Starter choice, AllocationSource source) {
     using enum Starter;
     const bool is_pbs = source == AllocationSource::Pbs || source == AllocationSource::Torque;
     const bool fits = (choice != Pbsdsh && choice != Tm) || is_pbs;
     const bool is_slurm = choice != Srun || source == AllocationSource::Slurm;
-    if (fits && is_slurm) return {};
-    return Error{Errc::Mismatch, fmt::format("--start={}: the hosts are {}'s, not {}", name_of(choice), name_of(source), is_slurm ? "a PBS job's" : "Slurm's"), 0};
+    const bool is_lsf = choice != Blaunch || source == AllocationSource::Lsf;
+    if (fits && is_slurm && is_lsf) return {};
+    const std::string_view whose = !is_slurm ? "Slurm's" : !is_lsf ? "an LSF job's" : "a PBS job's";
+    return Error{Errc::Mismatch, fmt::format("--start={}: the hosts are {}'s, not {}", name_of(choice), name_of(source), whose), 0};
 }
 
 Result<Starter> choose_starter(const JobSpec& spec, const Allocation& allocation, const StartFacts& facts) {
@@ -151,6 +154,7 @@ std::string_view name_of(Starter starter) {
         case Tm: return "tm";
         case Mpiexec: return "mpiexec";
         case Srun: return "srun";
+        case Blaunch: return "blaunch";
         case Ssh: return "ssh";
     }
     return "";

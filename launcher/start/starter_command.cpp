@@ -131,7 +131,7 @@ SecretWay::Kind secret_way(Starter starter, bool has_cookie) {
     switch (starter) {
         case Starter::Ssh: case Starter::Srun: return SecretWay::Stdin;
         case Starter::Pbsdsh: case Starter::Tm: return has_cookie ? SecretWay::Cookie : SecretWay::File;
-        case Starter::Mpiexec: case Starter::Auto: case Starter::None: break;
+        case Starter::Mpiexec: case Starter::Blaunch: case Starter::Auto: case Starter::None: break;
     }
     return SecretWay::File;
 }
@@ -169,6 +169,7 @@ std::vector<StarterCommand> starter_commands(Starter starter, const std::vector<
         Words words;
         if (starter == Starter::Pbsdsh) words = {"pbsdsh", "-n", fmt::format("{}", host.line), "--"};
         if (starter == Starter::Tm) words = {"pbs_tmrsh", host.name};
+        if (starter == Starter::Blaunch) words = {"blaunch", "-n", host.name};
         if (starter == Starter::Ssh) words = by_ssh(host.name, std::move(agent), job_id, pbs_attach);
         else append(words, agent);
         commands.push_back({std::move(words), each_of(range), range.size() > 1});

@@ -285,8 +285,19 @@ TEST(StarterCommand, AnMpiexecThatKnowsNoPpnIsToldApart) {
     EXPECT_EQ(words_of_ended(mpiexec, "", 1), "mpiexec ended with exit code 1 and said nothing");
 }
 
+TEST(StarterCommand, BlaunchStartsEachHostOfAnLsfJobWithoutOurStandardInput) {
+    const auto commands = starter_commands(Starter::Blaunch, kThree, {1, 2}, kMostDirect, call(SecretWay::File), "", "");
+    ASSERT_EQ(commands.size(), 2u);
+    EXPECT_THAT(commands[1].words, ElementsAre("blaunch", "-n", "h3", "/opt/dd run", "agent", "--at", "h1:4711,10.0.0.1:4711", "--job", "12.server", "--secret", "file:/home/u/.ddprun-1", "--node", "2"));
+    EXPECT_EQ(secret_way(Starter::Blaunch, false), SecretWay::File);
+    const Allocation job = allocation(AllocationSource::Lsf, {"h1", "h2"});
+    EXPECT_EQ(plan(facts(job, {"ssh", "blaunch"}))->starter, Starter::Blaunch);
+    EXPECT_EQ(plan(facts(job, {"ssh"}))->starter, Starter::Ssh);
+    EXPECT_THAT(plan(facts(allocation(AllocationSource::Hosts, {"h1", "h2"}), {"blaunch"}), Starter::Blaunch).error().what, HasSubstr("not an LSF job's"));
+}
+
 TEST(StarterCommand, NoSecretIsAmongTheWords) {
-    for (const Starter starter : {Starter::Pbsdsh, Starter::Tm, Starter::Mpiexec, Starter::Srun, Starter::Ssh}) {
+    for (const Starter starter : {Starter::Pbsdsh, Starter::Tm, Starter::Mpiexec, Starter::Srun, Starter::Blaunch, Starter::Ssh}) {
         AgentCall agent = call(secret_way(starter, true));
         for (const StarterCommand& command : starter_commands(starter, kThree, {1, 2}, kMostDirect, agent, "1", "")) EXPECT_FALSE(command.words.empty());
     }
