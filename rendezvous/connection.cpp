@@ -145,8 +145,10 @@ void Connection::read() {
         static_cast<void>(write_some());  // an alert: what was wrong, for the peer
         return fail(said.error().with(peer()));
     }
+    if (!tls_) return said->empty() ? void() : hear(*said);
+    const std::shared_ptr<bool> alive = alive_;
     if (!said->empty()) hear(*said);
-    if (tls_ && !tls_->end() && state_ == State::Open) fail(tls_->end().error().with(peer()));
+    if (*alive && !tls_->end() && state_ == State::Open) fail(tls_->end().error().with(peer()));
 }
 
 /// What has come, as it was before TLS; nothing, where that speaks for itself.
