@@ -3,13 +3,17 @@
 #include <cxxabi.h>
 #include <fcntl.h>
 #include <fmt/core.h>
+#include <sys/stat.h>
+#include <time.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <memory>
 #include <optional>
 #include <string_view>
 
+#include "env/io/file.h"
 #include "env/json.h"
 #include "env/text.h"
 #include "env/unique_fd.h"
@@ -40,6 +44,15 @@ std::optional<Json> with_code(const std::string& report, int code) {
     Json message = (*json)["message"];
     if (message.is_object()) json->set("message", message.set("errorCode", code));
     return json;
+}
+
+Duration of_timespec(const timespec& time) { return std::chrono::seconds(time.tv_sec) + std::chrono::nanoseconds(time.tv_nsec); }
+
+/// Since 1970.
+Duration wall_clock() {
+    timespec now{};
+    ::clock_gettime(CLOCK_REALTIME, &now);
+    return of_timespec(now);
 }
 
 }  // namespace
@@ -93,6 +106,29 @@ Status leave_error_file(const EnvironmentLookup& env, const LauncherFailure& fai
         rest.remove_prefix(static_cast<std::size_t>(written));
     }
     return {};
+}
+
+Duration clock_lead_of(const std::string& directory) {
+    std::string path = directory + "/.clock-XXXXXX";
+    const UniqueFd file(::mkostemp(path.data(), O_CLOEXEC));
+    if (!file) return {};
+    struct stat status{};
+    const Duration before = wall_clock();
+    // Without times the server takes its own, as for a write.
+    const bool is_known = ::futimens(file.get(), nullptr) == 0 && ::fstat(file.get(), &status) == 0;
+    const Duration after = wall_clock();
+    ::unlink(path.c_str());
+    if (!is_known) return {};
+    // The same clock, however long this host let us wait, has a time between the two.
+    const Duration stamp = of_timespec(status.st_mtim);
+    if (stamp > after) return stamp - after;
+    return stamp + kFileClockTick < before ? stamp - before : Duration::zero();
+}
+
+TimePoint time_of_report(const std::string& path, Duration lead) {
+    struct stat status{};
+    if (::stat(path.c_str(), &status) != 0) return {};
+    return MonotonicClock::now() - std::max(wall_clock() + lead - of_timespec(status.st_mtim), Duration::zero());
 }
 
 }  // namespace ddprun

@@ -4,6 +4,7 @@
 #include <string>
 #include <string_view>
 
+#include "env/clock.h"
 #include "env/result.h"
 #include "env/worker_env.h"
 
@@ -33,5 +34,12 @@ std::string render_launcher_error_file(const LauncherFailure& failure);
 /// Writes it, in place: it may be a descriptor of a launcher above us. Without the variable nothing is written.
 /// Error: System, naming the file.
 Status leave_error_file(const EnvironmentLookup& env, const LauncherFailure& failure);
+
+/// How far the clock that stamps files in a directory is ahead of this host's: that of an NFS server may differ. Makes a file
+/// there and removes it. Zero where that cannot be done.
+Duration clock_lead_of(const std::string& directory);
+/// When an error report was written, on the monotonic clock of this host, not later than now; TimePoint{} when there is none.
+/// `lead`: of the clock of its file system.
+TimePoint time_of_report(const std::string& path, Duration lead);
 
 }  // namespace ddprun

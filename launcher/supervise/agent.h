@@ -135,6 +135,7 @@ class Agent {
     void kill_rest_of_group(pid_t group, int rank);
     [[nodiscard]] std::vector<pid_t> strays();
     [[nodiscard]] std::string read_error_file(const Worker& worker) const;
+    [[nodiscard]] Duration lead_of_error_files();
     void send_exits();
     void watch_error_files();
     void error_file_written(int local_rank);
@@ -165,6 +166,7 @@ class Agent {
     bool slice_posted_ = false;
     DeathWitness witness_;
     std::optional<rdzv::WorkerExited> first_failure_;
+    std::optional<Duration> error_clock_lead_;  ///< of this generation's error files; nullopt: no worker has left one
     std::vector<rdzv::WorkerExited> exits_;  ///< of the current sweep, sent in the order of their likely causes
     os::EventLoop::TimerId deadline_timer_ = 0;
 };

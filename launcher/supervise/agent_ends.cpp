@@ -127,7 +127,7 @@ void Agent::perform(const agent_action::ReportExit& action) {
     const bool failed = report.failed();
     const std::string error_report = failed ? read_error_file(worker) : "";
     if (!error_report.empty()) {
-        const TimePoint written = last_write(worker.error_path);
+        const TimePoint written = time_of_report(worker.error_path, lead_of_error_files());
         report.error_age_ns = (MonotonicClock::now() - written).count();
         report.stopped_failing = worker.killed_failing || (action.by_us && written + kFileClockTick < worker.stop_asked);
         report.by_us = action.by_us && !report.stopped_failing;
@@ -153,6 +153,13 @@ void Agent::perform(const agent_action::ReportExit& action) {
 std::string Agent::read_error_file(const Worker& worker) const {
     Result<std::string> content = read_regular_file(worker.error_path, kMaxErrorFile);
     return content ? std::move(*content) : std::string();
+}
+
+/// Nothing where they are memory of this host.
+Duration Agent::lead_of_error_files() {
+    const std::string directory = output_.attempt_directory();
+    if (!error_clock_lead_) error_clock_lead_ = directory.empty() ? Duration::zero() : clock_lead_of(directory);
+    return *error_clock_lead_;
 }
 
 std::string Agent::error_report(int rank) const {

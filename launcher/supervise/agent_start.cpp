@@ -32,6 +32,7 @@ std::string_view name_of(std::string_view variable) { return variable.substr(0, 
 Status Agent::prepare(const rdzv::StartGeneration& order) {
     order_ = order;
     first_failure_.reset();
+    error_clock_lead_.reset();
     output_.begin_attempt(static_cast<int>(order.generation) - 1);  // also of those that used up no restart
 
     Result<std::vector<WorkerPlan>> plans = plan_workers(config_.spec, config_.program, config_.machine, order);

@@ -1,4 +1,9 @@
+#include <fcntl.h>
 #include <gtest/gtest.h>
+#include <sys/stat.h>
+#include <time.h>
+
+#include <filesystem>
 
 #include "env/io/file.h"
 #include "env/json.h"
@@ -49,6 +54,35 @@ TEST(LauncherErrorFile, GoesWhereTheVariableSaysAndNowhereWithoutIt) {
     const Status nowhere = leave_error_file([&](std::string_view) { return std::optional(path + "/below"); }, {});
     ASSERT_FALSE(nowhere);
     EXPECT_EQ(nowhere.error().what, "open " + path + "/below: Not a directory");
+}
+
+void set_age(const std::string& path, std::chrono::seconds age) {
+    const timespec then{::time(nullptr) - age.count(), 0};
+    const timespec times[2] = {then, then};
+    ASSERT_EQ(::utimensat(AT_FDCWD, path.c_str(), times, 0), 0);
+}
+
+TEST(TimeOfReport, IsThatOfThisHostWhateverTheClockOfTheFileSystemSays) {
+    using namespace std::chrono_literals;
+    const test::TemporaryDirectory directory;
+    const std::string path = directory.file("error.json");
+    ASSERT_TRUE(write_file_atomically(path, "{}", 0600));
+    for (const std::chrono::seconds behind : {100s, -100s}) {
+        set_age(path, behind);  // as a server stamps it now whose clock is that much behind, or ahead
+        const TimePoint now = MonotonicClock::now();
+        EXPECT_GT(time_of_report(path, -behind), now - 50s);
+        EXPECT_LE(time_of_report(path, -behind), MonotonicClock::now());
+    }
+    set_age(path, 100s);
+    EXPECT_LT(time_of_report(path, 0s), MonotonicClock::now() - 50s);
+    EXPECT_EQ(time_of_report(directory.file("none"), 0s), TimePoint{});
+}
+
+TEST(TimeOfReport, NeedsNoCorrectionOnThisHostsFileSystems) {
+    const test::TemporaryDirectory directory;
+    EXPECT_EQ(clock_lead_of(directory.path()), Duration::zero());
+    EXPECT_TRUE(std::filesystem::is_empty(directory.path()));
+    EXPECT_EQ(clock_lead_of(directory.file("nowhere")), Duration::zero());
 }
 
 }  // namespace
