@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <fmt/core.h>
 #include <signal.h>
+#include <sys/resource.h>
 #include <sys/statvfs.h>
 #include <unistd.h>
 
@@ -234,6 +235,10 @@ std::string explain_death(const DeathFacts& facts) {
     if (from_outside && facts.walltime_left && *facts.walltime_left < kNearWalltime && *facts.walltime_left > -kPastWalltime) {
         return "the scheduler's walltime was over: it ends the job's processes";
     }
+    if (facts.signal == SIGKILL && facts.cpu_limit) {
+        return fmt::format("killed from outside: by the kernel when its CPU time reached the limit of {} s (ulimit -Ht), or for want of memory; "
+                           "else by a person or the scheduler", *facts.cpu_limit);
+    }
     return "";
 }
 
@@ -299,6 +304,8 @@ DeathFacts DeathWitness::facts(pid_t pid, int signal) {
         oom_kills_seen_ = kills;
         facts.memory_limit = tightest_limit(memory_, memory_.version == 2 ? "memory.max" : "memory.limit_in_bytes");
         facts.kernel_lines = new_kernel_lines();
+        rlimit cpu{};
+        if (::getrlimit(RLIMIT_CPU, &cpu) == 0 && cpu.rlim_max != RLIM_INFINITY) facts.cpu_limit = cpu.rlim_max;
     }
     struct statvfs shm {};
     if (signal == SIGBUS && ::statvfs("/dev/shm", &shm) == 0) {

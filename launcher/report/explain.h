@@ -35,6 +35,7 @@ struct DeathFacts {
     std::optional<std::uint64_t> memory_limit;  ///< of our cgroup, in bytes
     std::vector<std::string> kernel_lines;      ///< of the kernel's log since the start
     std::optional<std::uint64_t> shm_free, shm_size;  ///< bytes of /dev/shm
+    std::optional<std::uint64_t> cpu_limit;     ///< seconds of processor time, the hard limit that workers inherit
     std::optional<Duration> walltime_left;      ///< of the scheduler's allocation; negative: over
 };
 

@@ -55,6 +55,16 @@ TEST(MemoryCounters, AreTakenByTheirWholeName) {
     EXPECT_FALSE(parse_cgroup_limit("9223372036854771712\n"));
 }
 
+TEST(Death, BySigkillWhereCpuTimeIsLimitedNamesTheLimit) {
+    DeathFacts facts = killed(4171);
+    facts.cpu_limit = 60;
+    EXPECT_THAT(explain_death(facts), HasSubstr("limit of 60 s (ulimit -Ht)"));
+    facts.cgroup_oom_kills = 1;
+    EXPECT_THAT(explain_death(facts), HasSubstr("out of memory")) << "what is known comes first";
+    facts.signal = SIGSEGV;
+    EXPECT_EQ(explain_death(facts), "");
+}
+
 TEST(Death, ByTheCgroupsLimitIsSaidWithTheLimit) {
     DeathFacts facts = killed(4171);
     facts.cgroup_oom_kills = 1;
