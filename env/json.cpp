@@ -141,6 +141,18 @@ bool needs_no_escape(std::string_view text) {
     return std::all_of(text.begin(), text.end(), [](char c) { return c >= ' ' && c <= '~' && c != '"' && c != '\\'; });
 }
 
+/// The library escapes control characters below a blank; a terminal that is shown the text obeys DEL and U+0080 to U+009F, too.
+void append_without_controls(std::string& out, std::string_view json) {
+    for (std::size_t at = 0; at < json.size(); ++at) {
+        const unsigned char c = static_cast<unsigned char>(json[at]);
+        const unsigned char next = at + 1 < json.size() ? static_cast<unsigned char>(json[at + 1]) : 0;
+        const bool is_c1 = c == 0xc2 && next >= 0x80 && next < 0xa0;
+        if (is_c1 || c == 0x7f) out += fmt::format("\\u{:04x}", is_c1 ? next : c);
+        else out += json[at];
+        if (is_c1) ++at;
+    }
+}
+
 /// Reads what nearly all messages are, at a tenth of the library's cost: one object of plain texts, whole numbers and true or
 /// false, without a blank. Whatever else it meets, and what is wrong, is the library's.
 class PlainObject {
@@ -421,7 +433,7 @@ std::ostream& operator<<(std::ostream& out, const Json& json) { return out << to
 
 void append_json_text(std::string& out, std::string_view text) {
     if (needs_no_escape(text)) out.append(1, '"').append(text).append(1, '"');
-    else out += Library(text).dump(-1, ' ', false, Library::error_handler_t::replace);
+    else append_without_controls(out, Library(text).dump(-1, ' ', false, Library::error_handler_t::replace));
 }
 
 void take(const Json& object, std::string_view name, std::string& into) {

@@ -61,6 +61,12 @@ TEST(Json, WritesWhatIsNotUtf8WithReplacements) {
     EXPECT_EQ(to_text(Json{{"\xff", 1}}), "{\"\xef\xbf\xbd\":1}");
 }
 
+TEST(Json, EscapesEveryControlCharacterThatATerminalObeys) {
+    const std::string text = "a\x1b b\x7f c\xc2\x9b" "d \xc3\xa9\xc2\xa0";
+    EXPECT_EQ(to_text(Json(text)), R"("a\u001b b\u007f c\u009bd )" "\xc3\xa9\xc2\xa0\"");
+    EXPECT_EQ(parse_json(to_text(Json(text)))->text(), text);
+}
+
 TEST(Json, WritesWhatIsNoNumberAsNull) {
     EXPECT_EQ(to_text(std::nan("")), "null");
     EXPECT_EQ(to_text(-std::numeric_limits<double>::infinity()), "null");
