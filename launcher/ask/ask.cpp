@@ -29,7 +29,9 @@ constexpr int kRefused = 1;
 Result<JobStatus> ask_status(const RunningJob& job, const ControlRequest& request, TimePoint deadline) {
     const Result<std::string> line = ask_job(job, request, deadline);
     if (!line) return line.error();
-    return job_status_from_json(*line);
+    Result<JobStatus> status = job_status_from_json(*line);
+    if (status) status->uid = job.uid;
+    return status;
 }
 
 int code_for(const Error& error) {
@@ -107,7 +109,8 @@ AskedJobs ask_all(const std::vector<RunningJob>& jobs) {
         // It may have ended since it was listed.
         if (!status && (status.error().code == Errc::NotFound || status.error().code == Errc::Closed)) continue;
         if (!status) asked.failures.push_back(status.error());
-        else if (std::none_of(asked.statuses.begin(), asked.statuses.end(), [&](const JobStatus& other) { return other.job == status->job; }))
+        // A user can answer with another's id: that must not hide the other's job from root.
+        else if (std::none_of(asked.statuses.begin(), asked.statuses.end(), [&](const JobStatus& other) { return other.job == status->job && other.uid == status->uid; }))
             asked.statuses.push_back(*std::move(status));
     }
     return asked;

@@ -333,6 +333,7 @@ std::string to_json(const JobStatus& status) {
                  {"seconds", status.seconds},
                  {"log_directory", status.log_directory},
                  {"lost_output_bytes", status.lost_output_bytes}};
+    if (status.uid) json.set("uid", *status.uid);
     json.set("hosts", json_list(status.hosts, [](const HostStatus& host) { return json_of(host); }));
     json.set("workers", json_list(status.workers, [](const WorkerStatus& worker) { return json_of(worker); }));
     return to_text(json) + '\n';

@@ -44,6 +44,7 @@ struct HostStatus {
 /// What is said about a job: by one node about itself, or by the head about all (see merge_status).
 struct JobStatus {
     std::string job;          ///< DDPRUN_JOB
+    std::optional<unsigned> uid;  ///< whose job it is, by the kernel's word; set by who asked, not by who answers
     std::string run_id;
     std::string program;
     std::string host;
