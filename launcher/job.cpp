@@ -39,7 +39,7 @@ OutputSpec without_files(OutputSpec output) {
     return output;
 }
 
-/// What is said to it leaves no host.
+/// True when the controller is on loopback, so that nothing leaves this host.
 bool stays_here(const Endpoint& controller) { return controller.host == "127.0.0.1"; }
 
 HeadChoice head_of(const JobMeeting& meeting) { return {meeting.is_head, meeting.controller, meeting.why}; }
@@ -464,7 +464,9 @@ void Job::on_lost(const Error& why) {
     const bool follows = heir_ && !heir_->successor().empty() && !heir_->is_orphan() && !has_asked_to_end_;
     if (!controller_ && is_gone && follows) return lose_head(why);
     failure_ = "the controller: " + why.what;
-    if (!agent_->idle()) log_.error("{}; killing the workers of this node", failure_);
+    if (stays_here(head_) && why.sys == ENETUNREACH) failure_ += " (this host's loopback interface is down: ip link set lo up)";
+    is_failure_said_ = !agent_->idle();
+    if (is_failure_said_) log_.error("{}; killing the workers of this node", failure_);
     leave(static_cast<int>(has_asked_to_end_ ? ExitCode::TryAgain : ExitCode::Unavailable));
 }
 

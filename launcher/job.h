@@ -270,6 +270,7 @@ class Job final : public rdzv::ServerHandler, public rdzv::AgentLinkHandler {
     bool waits_for_senders_ = false;          ///< the job is over, and their last lines come
     std::optional<int> exit_code_;            ///< of a node that leaves before, or without, a controller that is its own
     std::string failure_;
+    bool is_failure_said_ = false;             ///< the log has it already
     LineBudget connection_lines_{"connections"};  ///< whoever reaches the port can cause them
     bool sum_is_due_ = false;
 };

@@ -91,7 +91,7 @@ int Job::say_how_it_ended() {
     output_->flush(deadline_after(MonotonicClock::now(), kFlushLook));  // what is lost there stands in the report
     say_of_connections(connection_lines_.total());
     if (!controller_ || exit_code_) {  // a head without a link to itself has left, too
-        if (!failure_.empty()) {
+        if (!failure_.empty() && !is_failure_said_) {
             for (const std::string_view line : split(failure_, '\n')) log_.error("{}", line);
         }
         const int code = exit_code_.value_or(static_cast<int>(ExitCode::Internal));

@@ -120,6 +120,16 @@ TEST(Faults, AnErrorReportedBecauseWeStoppedAWorkerIsNotTheCause) {
     EXPECT_THAT(outcome.err, AllOf(HasSubstr("first cause   rank 0"), Not(HasSubstr("interrupted"))));
 }
 
+TEST(Faults, AHostWithoutLoopbackIsToldTheRemedy) {
+    if (run({"unshare", "-n", "true"}).status != 0) GTEST_SKIP() << "no network namespace can be made";
+    std::vector<std::string> command{"unshare", "-n"};
+    const std::vector<std::string> job = ddprun_probe({"--nproc-per-node=1"}, {"exit", "0"});
+    command.insert(command.end(), job.begin(), job.end());
+    const Outcome outcome = run(command);
+    EXPECT_EQ(outcome.status, 69);
+    EXPECT_THAT(outcome.err, HasSubstr("loopback interface is down: ip link set lo up"));
+}
+
 TEST(Faults, ACrashIsNamedWithItsSignal) {
     const Outcome outcome = run(ddprun_probe({"--nproc-per-node=2"}, {"rank", "1", "segv", "end", "hold"}));
     EXPECT_EQ(outcome.status, 128 + SIGSEGV);
