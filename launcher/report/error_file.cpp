@@ -49,7 +49,7 @@ std::optional<Json> with_code(const std::string& report, int code) {
 Duration of_timespec(const timespec& time) { return std::chrono::seconds(time.tv_sec) + std::chrono::nanoseconds(time.tv_nsec); }
 
 /// Since 1970.
-Duration wall_clock() {
+Duration realtime_now() {
     timespec now{};
     ::clock_gettime(CLOCK_REALTIME, &now);
     return of_timespec(now);
@@ -113,10 +113,10 @@ Duration clock_lead_of(const std::string& directory) {
     const UniqueFd file(::mkostemp(path.data(), O_CLOEXEC));
     if (!file) return {};
     struct stat status{};
-    const Duration before = wall_clock();
+    const Duration before = realtime_now();
     // Without times the server takes its own, as for a write.
     const bool is_known = ::futimens(file.get(), nullptr) == 0 && ::fstat(file.get(), &status) == 0;
-    const Duration after = wall_clock();
+    const Duration after = realtime_now();
     ::unlink(path.c_str());
     if (!is_known) return {};
     // The same clock, however long this host let us wait, has a time between the two.
@@ -128,7 +128,7 @@ Duration clock_lead_of(const std::string& directory) {
 TimePoint time_of_report(const std::string& path, Duration lead) {
     struct stat status{};
     if (::stat(path.c_str(), &status) != 0) return {};
-    return MonotonicClock::now() - std::max(wall_clock() + lead - of_timespec(status.st_mtim), Duration::zero());
+    return MonotonicClock::now() - std::max(realtime_now() + lead - of_timespec(status.st_mtim), Duration::zero());
 }
 
 }  // namespace ddprun
