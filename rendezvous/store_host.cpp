@@ -19,6 +19,7 @@
 
 #include "env/hmac.h"
 #include "rendezvous/frame.h"
+#include "rendezvous/strangers.h"
 #include "rendezvous/store.h"
 
 namespace ddprun::rdzv {
@@ -40,7 +41,7 @@ struct StoreGuest {
 }  // namespace
 
 struct StoreHost::Impl {
-    Impl(UniqueFd socket, StoreHostOptions given) : listener(std::move(socket)), options(std::move(given)), store(options.store_limits) {}
+    Impl(UniqueFd socket, StoreHostOptions given) : listener(std::move(socket)), options(std::move(given)), store(options.store_limits), strangers(options.limits.strangers) {}
 
     void serve();
 
@@ -53,11 +54,13 @@ struct StoreHost::Impl {
   private:
     TimePoint turn(TimePoint until);
     void accept_some();
+    bool make_room();
+    [[nodiscard]] TimePoint accepts_at() const { return std::max(accepts_from, strangers.room_at()); }
     void receive(ClientId id, StoreGuest& guest);
     Status take(ClientId id, StoreGuest& guest, Frame frame);
-    Status shake_hands(StoreGuest& guest, Frame frame);
+    Status shake_hands(ClientId id, StoreGuest& guest, Frame frame);
     void send(StoreGuest& guest, Result<EncodedMessage> message);
-    void refuse(StoreGuest& guest, const Failure& why);
+    void refuse(ClientId id, StoreGuest& guest, const Failure& why);
     void write(StoreGuest& guest);
     void deliver(StoreAnswers answers);
     void remove_the_gone(TimePoint now);
@@ -65,6 +68,7 @@ struct StoreHost::Impl {
     [[nodiscard]] bool has_others() const;
 
     Store store;
+    Strangers strangers;
     std::map<ClientId, StoreGuest> guests;
     ClientId last_guest = 0;
     TimePoint accepts_from{};  ///< after the process ran out of descriptors: later
@@ -85,7 +89,7 @@ void StoreHost::Impl::serve() {
 
 /// Waits for something to do, and does it. When there is something to do next without a peer's doing.
 TimePoint StoreHost::Impl::turn(TimePoint until) {
-    const bool accepts = accepts_from <= MonotonicClock::now();
+    const bool accepts = accepts_at() <= MonotonicClock::now();
     std::vector<pollfd> waits = {{stop.get(), POLLIN, 0}, {accepts ? listener.get() : -1, POLLIN, 0}};
     std::vector<ClientId> ids;
     for (const auto& [id, guest] : guests) {
@@ -104,28 +108,38 @@ TimePoint StoreHost::Impl::turn(TimePoint until) {
     const TimePoint now = MonotonicClock::now();
     deliver(store.expire(now));
     remove_the_gone(now);
-    TimePoint next = std::min(store.next_deadline(), accepts_from > now ? accepts_from : kNever);
+    TimePoint next = std::min(store.next_deadline(), accepts_at() > now ? accepts_at() : kNever);
     for (const auto& [id, guest] : guests) next = std::min(next, guest.leaves_at);
     return next;
 }
 
 void StoreHost::Impl::accept_some() {
-    for (;;) {
+    while (accepts_at() <= MonotonicClock::now()) {
         UniqueFd fd(::accept4(listener.get(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
         if (!fd) {
             const bool is_full = errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM;
             if (is_full) accepts_from = deadline_after(MonotonicClock::now(), kAcceptAgain);
             return;
         }
-        const auto strangers = std::count_if(guests.begin(), guests.end(), [](const auto& guest) { return guest.second.leaves_at != kNever; });
         Result<std::string> nonce = random_hex(kNonceBytes);
         // Whoever knows the token comes again.
-        if (!nonce || static_cast<std::size_t>(strangers) >= options.limits.strangers || guests.size() >= options.limits.connections) continue;
+        if (!nonce || !make_room()) continue;
         const int on = 1;
         ::setsockopt(fd.get(), IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
-        const TimePoint until = deadline_after(MonotonicClock::now(), options.limits.handshake);
+        const TimePoint now = MonotonicClock::now(), until = deadline_after(now, options.limits.handshake);
         guests.emplace(++last_guest, StoreGuest{std::move(fd), ServerHandshake(options.credentials, *std::move(nonce)), until});
+        strangers.arrived(last_guest, now);
     }
+}
+
+/// As Server::make_room: a connection that has not proved that it knows the token gives way. False: there is none.
+bool StoreHost::Impl::make_room() {
+    if (!strangers.is_crowded() && guests.size() < options.limits.connections) return true;
+    const std::optional<ClientId> id = strangers.next_to_go();
+    if (!id) return false;
+    strangers.left(*id);
+    guests.erase(*id);
+    return true;
 }
 
 void StoreHost::Impl::receive(ClientId id, StoreGuest& guest) {
@@ -142,15 +156,15 @@ void StoreHost::Impl::receive(ClientId id, StoreGuest& guest) {
     guest.decoder.feed({buffer.data(), static_cast<std::size_t>(got)});
     while (!guest.is_leaving && !guest.is_over) {
         Result<std::optional<Frame>> frame = guest.decoder.next();
-        if (!frame) return refuse(guest, {frame.error().code, frame.error().what});
+        if (!frame) return refuse(id, guest, {frame.error().code, frame.error().what});
         if (!*frame) return;
         const Status taken = take(id, guest, std::move(**frame));
-        if (!taken) return refuse(guest, {taken.error().code, taken.error().what});
+        if (!taken) return refuse(id, guest, {taken.error().code, taken.error().what});
     }
 }
 
 Status StoreHost::Impl::take(ClientId id, StoreGuest& guest, Frame frame) {
-    if (!guest.handshake.authenticated()) return shake_hands(guest, std::move(frame));
+    if (!guest.handshake.authenticated()) return shake_hands(id, guest, std::move(frame));
     const std::uint32_t number = frame.request;
     const std::uint8_t type = frame.type;
     switch (kind_of(type)) {
@@ -167,16 +181,18 @@ Status StoreHost::Impl::take(ClientId id, StoreGuest& guest, Frame frame) {
     return {};
 }
 
-Status StoreHost::Impl::shake_hands(StoreGuest& guest, Frame frame) {
+Status StoreHost::Impl::shake_hands(ClientId id, StoreGuest& guest, Frame frame) {
+    strangers.spoke(id, MonotonicClock::now());
     const std::uint32_t number = frame.request;
     const Result<HandshakeMessage> message = decode_handshake(std::move(frame));
     if (!message) return message.error();
     Result<HandshakeMessage> answer = guest.handshake.receive(*message);
     if (!answer) {
-        refuse(guest, guest.handshake.refusal());
+        refuse(id, guest, guest.handshake.refusal());
         return {};
     }
     if (guest.handshake.authenticated()) {
+        strangers.left(id);
         guest.decoder.set_limits(kPeerLimits);
         guest.leaves_at = kNever;
     }
@@ -193,7 +209,8 @@ void StoreHost::Impl::send(StoreGuest& guest, Result<EncodedMessage> message) {
     write(guest);
 }
 
-void StoreHost::Impl::refuse(StoreGuest& guest, const Failure& why) {
+void StoreHost::Impl::refuse(ClientId id, StoreGuest& guest, const Failure& why) {
+    strangers.refused(id);
     send(guest, encode_message(why, 0));
     guest.is_leaving = true;
     guest.leaves_at = deadline_after(MonotonicClock::now(), options.limits.goodbye);
@@ -221,6 +238,7 @@ void StoreHost::Impl::remove_the_gone(TimePoint now) {
             continue;
         }
         store.disconnect(one->first);
+        strangers.left(one->first);
         one = guests.erase(one);
     }
 }

@@ -17,8 +17,8 @@
 #include "rendezvous/membership.h"
 #include "rendezvous/server/agent_sessions.h"
 #include "rendezvous/server/store_service.h"
-#include "rendezvous/server/strangers.h"
 #include "rendezvous/server/torch_clients.h"
+#include "rendezvous/strangers.h"
 #include "rendezvous/tls.h"
 
 namespace ddprun::rdzv {

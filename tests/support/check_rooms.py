@@ -31,7 +31,7 @@ PURE = [
     "launcher/supervise/agent_state", "launcher/supervise/head", "launcher/supervise/job_state",
     "launcher/doctor/judge",
     "rendezvous/membership", "rendezvous/rank_table", "rendezvous/agent/relay_state", "rendezvous/store", "rendezvous/torch/",
-    "rendezvous/server/admission", "rendezvous/server/held_answers", "rendezvous/server/strangers",
+    "rendezvous/server/admission", "rendezvous/server/held_answers", "rendezvous/strangers",
 ]
 BELOW_ASK = [f"launcher/{room}/" for room in ("gpu", "plan", "output", "report", "guard", "hang", "pmix", "supervise")]
 DDP = {room: f"workers/ddp/{room}/" for room in ("checkpoint", "cuda", "data", "group", "mpi", "nccl", "net", "reduce", "shm", "worker")}

@@ -1,4 +1,4 @@
-#include "rendezvous/server/strangers.h"
+#include "rendezvous/strangers.h"
 
 namespace ddprun::rdzv {
 
