@@ -143,7 +143,7 @@ void Connection::read() {
     if (can_write()) write_soon();
     if (!said) {
         static_cast<void>(write_some());  // an alert: what was wrong, for the peer
-        return fail(said.error().with(peer()));
+        return fail(said.error());
     }
     if (!tls_) return said->empty() ? void() : hear(*said);
     const std::shared_ptr<bool> alive = alive_;
@@ -174,9 +174,9 @@ void Connection::deliver() {
     while (state_ == State::Open && !is_paused_) {
         Result<std::optional<Frame>> frame = decoder_.next();
         if (!frame) {
-            const Error why = frame.error().with(peer());
+            const Error& why = frame.error();
             if (decoder_.is_foreign()) return fail(why);
-            return refuse({frame.error().code, frame.error().what}, why, ServerLimits{}.goodbye);
+            return refuse({why.code, why.what}, why, ServerLimits{}.goodbye);
         }
         if (!*frame) return;
         owner_->on_frame(*this, std::move(**frame));
@@ -199,7 +199,7 @@ void Connection::resume_reading() {
 // ---- out
 
 void Connection::send(Result<EncodedMessage> message) {
-    if (!message) return fail(message.error().with(peer()));
+    if (!message) return fail(message.error());
     if ((state_ == State::Closed && !outbox_.keeps()) || said_all_) return;
     outbox_.push(*std::move(message));
     write_when_worth_it();

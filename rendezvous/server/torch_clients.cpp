@@ -12,14 +12,14 @@ void TorchClients::hear(ClientId id, std::string_view bytes) {
     parser.feed(bytes);
     while (connection.is_open()) {
         Result<std::optional<TorchRequest>> request = parser.next();
-        if (!request) return connection.fail(request.error().with(connection.peer()));
+        if (!request) return connection.fail(request.error());
         if (!*request) return;
         TorchStore::Outcome outcome = store_.apply(id, **std::move(request));
         for (TorchStore::Answer& answer : outcome.answers) {
             const auto to = clients_.find(answer.client);
             if (to != clients_.end()) to->second.connection.send(EncodedMessage{std::move(answer.bytes), {}});
         }
-        if (outcome.refused) connection.fail(outcome.refused->with(connection.peer()));
+        if (outcome.refused) connection.fail(*outcome.refused);
     }
 }
 

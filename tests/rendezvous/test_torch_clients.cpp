@@ -91,6 +91,7 @@ TEST(TorchClients, WhoBreaksTheProtocolIsClosedAndTheOthersAreServed) {
     bad.say(TorchOp::Get, {std::string(10'000, 'k')});
     EXPECT_TRUE(bad.is_closed());
     EXPECT_TRUE(server.events.saw("a key of 10000 bytes"));
+    for (const std::string& line : server.events.lines()) EXPECT_EQ(line.find("127.0.0.1"), line.rfind("127.0.0.1")) << "its address once: " << line;
     EXPECT_TRUE(good.is_served());
 }
 
