@@ -79,10 +79,12 @@ void AgentLink::try_later(const Error& why) {
     backoff_ = std::min(backoff_ * 2, kLongestBackoff);
 }
 
-/// Strangers can keep a controller of ours from answering once; a process that was stopped has let a time pass itself.
+/// Strangers can keep a controller of ours from answering once; a process that was stopped has let a time pass itself. A
+/// system call that is refused (EPERM of sendmsg in a sandbox) stays refused.
 bool AgentLink::is_hopeless(const Error& why) {
     constexpr int kTimeouts = 2;
     if (!options_.is_ours) return false;
+    if (why.code == Errc::Closed && outage_of(why) == Outage::Unreachable) return true;
     return why.code == Errc::System || (why.code == Errc::Timeout && ++timeouts_ == kTimeouts);
 }
 

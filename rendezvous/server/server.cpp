@@ -99,10 +99,12 @@ std::string Server::describe(const Peer& peer) {
 // ---- arrivals
 
 void Server::on_accept_failed(int error) {
+    if (std::exchange(last_accept_error_, error) == error) return;
     handler_.on_log(fmt::format("cannot accept connections: {}; trying again", ::strerror(error)));
 }
 
 void Server::on_accepted(UniqueFd fd) {
+    last_accept_error_ = 0;
     if (!make_room()) {
         return turn_away(std::move(fd), {Errc::Limit, fmt::format("there are {} connections", peers_.size()), 0});
     }

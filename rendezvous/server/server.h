@@ -144,6 +144,7 @@ class Server final : private ConnectionOwner, private os::AcceptorOwner {
     std::map<ClientId, std::unique_ptr<Peer>> peers_;  ///< in order of arrival
     std::unordered_map<const Connection*, ClientId> ids_;
     ClientId next_client_ = 1;
+    int last_accept_error_ = 0;  ///< which was told; 0: none since the last connection
 };
 
 }  // namespace ddprun::rdzv

@@ -80,6 +80,16 @@ TEST(Faults, ACallThatIsRefusedForEverIsALineAndAnEnd) {
     }
 }
 
+TEST(Faults, ASandboxThatRefusesACallIsALineAndAnEndAtOnce) {
+    if (run(with_refused_calls(SYS_eventfd2, SYS_eventfd2, EMFILE, {"true"})).status != 0) GTEST_SKIP() << "no seccomp filters here";
+    for (const auto& [call, said] : {std::pair(SYS_waitid, "waitid: Operation not permitted"), std::pair(SYS_sendmsg, "lost: Operation not permitted")}) {
+        const Outcome outcome = run(with_refused_calls(call, call, EPERM, ddprun_probe({"--nproc-per-node=1"}, {"exit", "0"})));
+        EXPECT_FALSE(outcome.timed_out) << outcome.err;
+        EXPECT_GT(outcome.status, 63) << outcome.err;
+        EXPECT_THAT(outcome.err, HasSubstr(said));
+    }
+}
+
 TEST(Faults, AFrozenWorkerDoesNotDelayTheEndOfAFailedJobBeyondTheGrace) {
     const std::string marker = "PROBE_JOB=" + unique_name("faults");
     const TemporaryDirectory directory;
