@@ -30,6 +30,9 @@ namespace {
 /// How long other nodes may keep us from being suspended.
 constexpr Duration kSuspension = std::chrono::seconds(1);
 
+/// A file system may hold up a node for so long before the others give it up.
+constexpr Duration kLongestBlockingCall = std::chrono::minutes(1);
+
 /// Of a head that is no node: log files lie where the workers are.
 OutputSpec without_files(OutputSpec output) {
     output.log_dir.clear();
@@ -335,6 +338,19 @@ Status Job::build_observation() {
     return {};
 }
 
+/// The other nodes hear from this one while a file system holds up the loop's thread.
+void Job::keep_alive() {
+    const rdzv::Heartbeats limits = heartbeats_of(setup_.spec.rendezvous);
+    const auto beat = [this] {
+        if (server_) server_->keep_alive();
+        if (link_) link_->keep_alive();
+    };
+    Result<std::unique_ptr<os::Keepalive>> keepalive = os::Keepalive::start({limits.interval, kLongestBlockingCall}, beat);
+    if (!keepalive) return log_.warning("a file system that hangs will make this node silent: {}", keepalive.error().what);
+    keepalive_ = *std::move(keepalive);
+    loop_->set_keepalive(keepalive_.get());
+}
+
 /// As NCCL in the workers reads its variables: any of its processes tells of the whole job.
 std::optional<Endpoint> Job::ras_address() const {
     return ras_endpoint(agent_->variable(0, "NCCL_RAS_ENABLE"), agent_->variable(0, "NCCL_RAS_ADDR"));
@@ -365,6 +381,7 @@ Result<int> Job::run() {
         if (output_) flush_output();
         return built.error();
     }
+    if (setup_.spec.nodes.max > 1) keep_alive();
     if (controller_) begin_control();
     if (const Status ran = loop_->run(); !ran) {
         warden_->end_all();  // no end of a worker is seen any more

@@ -13,6 +13,7 @@
 
 #include "env/line_budget.h"
 #include "env/os/event_loop.h"
+#include "env/os/keepalive.h"
 #include "env/os/log.h"
 #include "env/os/system.h"
 #include "env/result.h"
@@ -86,6 +87,8 @@ class Job final : public rdzv::ServerHandler, public rdzv::AgentLinkHandler {
         : setup_(std::move(setup)), host_(host_name()), log_({host_, "agent", std::nullopt}, log_options(setup_)) {}
 
     ~Job() override {
+        if (loop_) loop_->set_keepalive(nullptr);
+        keepalive_.reset();
         pmix_.reset();  // it speaks with the agent and the link to its last moment
         log_.write_through(nullptr);
     }
@@ -116,6 +119,7 @@ class Job final : public rdzv::ServerHandler, public rdzv::AgentLinkHandler {
     void begin_asking_nodes();
     [[nodiscard]] std::optional<Endpoint> ras_address() const;
     Status watch_starter();
+    void keep_alive();
     /// Becomes part of the job at its controller, the first one or another, by whichever of these answers.
     void join(std::vector<Endpoint> controllers, TimePoint by);
     void on_signal(const signalfd_siginfo& info);
@@ -271,6 +275,7 @@ class Job final : public rdzv::ServerHandler, public rdzv::AgentLinkHandler {
     std::optional<int> exit_code_;            ///< of a node that leaves before, or without, a controller that is its own
     std::string failure_;
     bool is_failure_said_ = false;             ///< the log has it already
+    std::unique_ptr<os::Keepalive> keepalive_;  ///< null: one node, whom nobody waits for
     LineBudget connection_lines_{"connections"};  ///< whoever reaches the port can cause them
     bool sum_is_due_ = false;
 };

@@ -215,6 +215,14 @@ void Connection::beat(const Heartbeat& heartbeat) {
     write_when_worth_it();
 }
 
+void Connection::keep_alive(const Heartbeat& heartbeat) {
+    if (state_ != State::Open) return;
+    Result<EncodedMessage> message = encode_message(heartbeat);
+    if (message) outbox_.push_heartbeat(*std::move(message));
+    while (can_write() && !write_some()) {
+    }
+}
+
 void Connection::write_when_worth_it() {
     if (state_ == State::Closed) return;
     if (outbox_.unwritten_bytes() >= kWorthWriting) write();

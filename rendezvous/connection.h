@@ -62,6 +62,9 @@ class Connection {
     void send(Result<EncodedMessage> message);
     /// A message that another connection need not repeat.
     void beat(const Heartbeat& heartbeat);
+    /// The same at once, by a Keepalive's thread (env/os/keepalive.h). Uses nothing of the loop; what fails is noticed by the
+    /// loop's thread later.
+    void keep_alive(const Heartbeat& heartbeat);
     /// Sends what is queued and a last Failure, lets the peer read it, then closes with `why`; nothing more
     /// is received. Waits for the peer `goodbye` at most.
     void refuse(const Failure& last_words, Error why, Duration goodbye);

@@ -17,6 +17,8 @@
 
 namespace ddprun::os {
 
+class Keepalive;
+
 /// One thread: epoll + signalfd + one timerfd. Handlers must not block and are never called recursively.
 /// What a handler wants done after the current batch of events it passes to post().
 ///
@@ -55,6 +57,11 @@ class EventLoop {
     void post(Handler handler);
     void on_signal(SignalHandler handler) { signal_handler_ = std::move(handler); }
 
+    /// What a handler that has to wait for a file system gives to its BlockingCall (keepalive.h); null: nobody has to be told.
+    [[nodiscard]] Keepalive* keepalive() const { return keepalive_; }
+    /// Borrowed until it is set again.
+    void set_keepalive(Keepalive* keepalive) { keepalive_ = keepalive; }
+
     /// Time of the current batch.
     [[nodiscard]] TimePoint now() const { return now_; }
 
@@ -92,6 +99,7 @@ class EventLoop {
     SignalHandler signal_handler_;
     TimePoint now_ = MonotonicClock::now();
     bool stopping_ = false;
+    Keepalive* keepalive_ = nullptr;
     std::uint64_t wakeups_ = 0;
 };
 

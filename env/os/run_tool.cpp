@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "env/io/socket.h"
+#include "env/os/keepalive.h"
 #include "env/text.h"
 
 namespace ddprun {
@@ -40,7 +41,10 @@ class ToolRun : public std::enable_shared_from_this<ToolRun> {
         if (const Status set = set_nonblocking(read.get()); !set) return set;
         tool.is_tool = true;
         tool.descriptors = {{null.get(), 0}, {write.get(), 1}, {null.get(), 2}};
-        const Result<pid_t> pid = system_.spawn(tool);
+        const Result<pid_t> pid = [&] {
+            const os::BlockingCall executes(loop_.keepalive());
+            return system_.spawn(tool);
+        }();
         if (!pid) return pid.error();
         pid_ = *pid;
         output_ = std::move(read);

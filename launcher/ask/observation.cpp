@@ -7,6 +7,7 @@
 #include <algorithm>
 
 #include "env/io/socket.h"
+#include "env/os/keepalive.h"
 #include "env/os/proc_stat.h"
 #include "env/text.h"
 #include "launcher/signals.h"
@@ -155,7 +156,9 @@ JobStatus Observation::status() const {
 // ---- events
 
 void Observation::write(std::string event, Fields fields, std::optional<std::uint64_t> generation) {
-    if (events_) events_->write({std::move(event), generation.value_or(order_.generation), std::move(fields)});
+    if (!events_) return;
+    const os::BlockingCall writes_file(parts_.loop.keepalive());
+    events_->write({std::move(event), generation.value_or(order_.generation), std::move(fields)});
 }
 
 void Observation::generation_started(const rdzv::StartGeneration& order) {

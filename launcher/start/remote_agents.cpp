@@ -13,6 +13,7 @@
 
 #include "env/io/file.h"
 #include "env/io/socket.h"
+#include "env/os/keepalive.h"
 #include "env/text.h"
 
 namespace ddprun {
@@ -120,6 +121,7 @@ void RemoteAgents::start_some() {
 }
 
 Status RemoteAgents::start(Starter& starter) {
+    const os::BlockingCall executes(parts_.loop.keepalive());
     const std::vector<std::string>& words = starter.command->words;
     os::SpawnSpec spec;
     spec.program = find_executable(words.front(), plan_.path);

@@ -7,6 +7,7 @@
 
 #include "env/io/file.h"
 #include "env/io/proc.h"
+#include "env/os/keepalive.h"
 #include "env/os/proc_stat.h"
 #include "env/text.h"
 #include "launcher/report/error_file.h"
@@ -127,7 +128,10 @@ void Agent::perform(const agent_action::ReportExit& action) {
     const bool failed = report.failed();
     const std::string error_report = failed ? read_error_file(worker) : "";
     if (!error_report.empty()) {
-        const TimePoint written = time_of_report(worker.error_path, lead_of_error_files());
+        const TimePoint written = [&] {
+            const os::BlockingCall looks_at_file(loop_.keepalive());
+            return time_of_report(worker.error_path, lead_of_error_files());
+        }();
         report.error_age_ns = (MonotonicClock::now() - written).count();
         report.stopped_failing = worker.killed_failing || (action.by_us && written + kFileClockTick < worker.stop_asked);
         report.by_us = action.by_us && !report.stopped_failing;
@@ -139,6 +143,7 @@ void Agent::perform(const agent_action::ReportExit& action) {
         if (steps > 0 || line.joined.load() != 0) report.steps = static_cast<std::int64_t>(steps);
     }
     if (failed && !report.by_us) {
+        const os::BlockingCall reads_logs(loop_.keepalive());
         output_.read_rest_of(rank);
         report.last_stderr = output_.last_stderr(rank);
         report.error_file = readable_error_file(error_report);
@@ -151,6 +156,7 @@ void Agent::perform(const agent_action::ReportExit& action) {
 }
 
 std::string Agent::read_error_file(const Worker& worker) const {
+    const os::BlockingCall reads_file(loop_.keepalive());
     Result<std::string> content = read_regular_file(worker.error_path, kMaxErrorFile);
     return content ? std::move(*content) : std::string();
 }

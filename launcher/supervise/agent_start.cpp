@@ -9,6 +9,7 @@
 #include "env/io/file.h"
 #include "env/io/proc.h"
 #include "env/io/socket.h"
+#include "env/os/keepalive.h"
 #include "launcher/fabric/transport.h"
 #include "launcher/guard/descriptors.h"
 #include "launcher/supervise/agent.h"
@@ -33,7 +34,10 @@ Status Agent::prepare(const rdzv::StartGeneration& order) {
     order_ = order;
     first_failure_.reset();
     error_clock_lead_.reset();
-    output_.begin_attempt(static_cast<int>(order.generation) - 1);  // also of those that used up no restart
+    {
+        const os::BlockingCall makes_directory(loop_.keepalive());
+        output_.begin_attempt(static_cast<int>(order.generation) - 1);  // also of those that used up no restart
+    }
 
     Result<std::vector<WorkerPlan>> plans = plan_workers(config_.spec, config_.program, config_.machine, order);
     if (!plans) return plans.error();
@@ -99,6 +103,7 @@ void Agent::spawn_slice() {
 }
 
 Result<pid_t> Agent::spawn(int local_rank) {
+    const os::BlockingCall opens_files_and_executes(loop_.keepalive());
     Worker& worker = workers_[static_cast<std::size_t>(local_rank)];
     WorkerEnv env = worker.plan.env;
     os::SpawnSpec spec;

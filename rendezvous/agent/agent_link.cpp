@@ -188,6 +188,10 @@ void AgentLink::beat() {
     heartbeat_timer_ = loop_.call_after(options_.heartbeats.interval, [this] { beat(); });
 }
 
+void AgentLink::keep_alive() {
+    if (state_ == State::Joined) connection_->keep_alive(inbox_.word());
+}
+
 void AgentLink::look_for_silence() {
     const TimePoint heard = connection_->last_heard();
     const SilenceWatch::Verdict verdict = silence_.look(loop_.now(), heard);

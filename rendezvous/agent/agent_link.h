@@ -73,6 +73,8 @@ class AgentLink final : private ConnectionOwner {
     /// Error: Limit, when it is larger than a message may be; nothing is sent.
     Status ask_store(StoreRequest request, std::uint32_t number);
     bool tell_gone(ClientGone gone);
+    /// A heartbeat by a Keepalive's thread, while the loop's is in a BlockingCall.
+    void keep_alive();
     /// Of what was sent the controller has not said that it has these.
     [[nodiscard]] std::size_t kept_bytes() const { return connection_ ? connection_->kept_bytes() : 0; }
     [[nodiscard]] bool is_connected() const { return state_ == State::Joined; }

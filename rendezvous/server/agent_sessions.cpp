@@ -119,6 +119,12 @@ void AgentSessions::beat() {
     heartbeat_timer_ = loop_.call_after(limits_.heartbeats.interval, [this] { beat(); });
 }
 
+void AgentSessions::keep_alive() {
+    for (auto& [id, session] : sessions_) {
+        if (session.is_joined) session.connection->keep_alive(session.inbox.word());
+    }
+}
+
 /// Another one, as exact as the limit is.
 void AgentSessions::look_for_silence() {
     silence_timer_ = 0;

@@ -65,6 +65,8 @@ class AgentSessions {
     AgentSession* joined(AgentId agent);
     /// To all of them. Error: it cannot be encoded.
     Status broadcast(ToAgent message);
+    /// A heartbeat to all of them by a Keepalive's thread, while the loop's is in a BlockingCall.
+    void keep_alive();
     /// A heartbeat has come. Error: Protocol.
     Status take(AgentSession& session, const Heartbeat& heartbeat);
     /// Counts a message, and says that it came where that has to be soon.

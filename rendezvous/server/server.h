@@ -86,6 +86,8 @@ class Server final : private ConnectionOwner, private os::AcceptorOwner {
     /// joined.
     bool send(AgentId agent, ToAgent message);
     void broadcast(ToAgent message);
+    /// A heartbeat to all agents by a Keepalive's thread, while the loop's is in a BlockingCall.
+    void keep_alive() { agents_.keep_alive(); }
     /// Tells the agent why and ends its connection; on_agent_lost follows.
     void refuse_agent(AgentId agent, const Error& why);
 

@@ -4,7 +4,9 @@
 #include <sched.h>
 #include <signal.h>
 
+#include <filesystem>
 #include <fstream>
+#include <iterator>
 #include <optional>
 
 #include "tests/support/reserved_port.h"
@@ -402,6 +404,36 @@ TEST(TwoNodes, ASilentNodeIsLostAfterTheHeartbeatTimeout) {
     nodes[1].signal(SIGCONT);
     nodes[1].wait();
     EXPECT_TRUE(all_gone(marker));
+}
+
+class AFileSystemThatHangs : public ::testing::TestWithParam<int> {};
+INSTANTIATE_TEST_SUITE_P(AtTheHeadAndAtTheOtherNode, AFileSystemThatHangs, ::testing::Values(0, 1));
+
+TEST_P(AFileSystemThatHangs, ForLongerThanTheHeartbeatTimeoutLosesNoNode) {
+    const TemporaryDirectory slow;
+    const ReservedPort port;
+    const std::string report = slow.path() + ".held", program = slow.file("probe"), rank = std::to_string(GetParam());
+    std::filesystem::copy_file(path_of("PROBE"), program);
+    std::vector<std::unique_ptr<Program>> nodes;
+    for (int node : {0, 1}) {
+        std::vector<std::string> command;
+        if (node == GetParam()) command = {path_of("SLOW_CALLS"), "2000", slow.path(), report};
+        command.insert(command.end(), {path_of("DDPRUN"), "--nnodes=2", "--node-rank=" + std::to_string(node), "--nproc-per-node=1", "--master-addr=127.0.0.1",
+                                       "--master-port=" + port.number(), "--heartbeat-timeout=1500ms"});
+        if (node == GetParam()) command.insert(command.end(), {"--log-dir=" + slow.file("logs"), "--redirects=1", "--events=" + slow.file("events")});
+        command.insert(command.end(), {program, "rank", rank, "report", "boom", "exit", "3", "end", "hold"});
+        nodes.push_back(std::make_unique<Program>(command, with_environment({"DDPRUN_TOKEN=secret of the job", "TMPDIR=/tmp"})));
+    }
+    const Outcome slow_one = nodes[static_cast<std::size_t>(GetParam())]->wait(), other = nodes[static_cast<std::size_t>(1 - GetParam())]->wait();
+    std::ifstream held_up(report);
+    const std::string held((std::istreambuf_iterator<char>(held_up)), {});
+    std::filesystem::remove(report);
+    if (slow_one.status == 77) GTEST_SKIP() << "no seccomp listeners here";
+    for (const Outcome& outcome : {slow_one, other}) {
+        EXPECT_THAT(outcome.status, ::testing::AnyOf(1, 3)) << outcome.err;
+        EXPECT_THAT(outcome.err, AllOf(Not(HasSubstr("heartbeat")), Not(HasSubstr("is lost")), Not(HasSubstr("taken for lost"))));
+    }
+    for (const char* kind : {"exec\n", "mkdir\n", "open .log\n", "open .json\n", "stat\n", "write\n"}) EXPECT_THAT(held, HasSubstr(kind));
 }
 
 TEST(TwoNodes, ANodeThatWasStartedOtherwiseIsRefusedAndBothShowWhoSaysWhat) {
