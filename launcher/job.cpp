@@ -338,10 +338,11 @@ Status Job::build_observation() {
     return {};
 }
 
-/// The other nodes hear from this one while a file system holds up the loop's thread.
+/// The other nodes hear from this one, and its warden does, while a file system holds up the loop's thread.
 void Job::keep_alive() {
     const rdzv::Heartbeats limits = heartbeats_of(setup_.spec.rendezvous);
     const auto beat = [this] {
+        warden_->note_alive();
         if (server_) server_->keep_alive();
         if (link_) link_->keep_alive();
     };
@@ -349,6 +350,15 @@ void Job::keep_alive() {
     if (!keepalive) return log_.warning("a file system that hangs will make this node silent: {}", keepalive.error().what);
     keepalive_ = *std::move(keepalive);
     loop_->set_keepalive(keepalive_.get());
+    // Later than the others give this node up, and before their next generation begins.
+    warden_->watch_for_stalls(limits.timeout + limits.interval);
+    note_alive();
+}
+
+void Job::note_alive() {
+    const Duration span = warden_->note_alive();
+    if (controller_ && span > heartbeats_of(setup_.spec.rendezvous).timeout) controller_->stood_still();
+    loop_->call_after(heartbeats_of(setup_.spec.rendezvous).interval, [this] { note_alive(); });
 }
 
 /// As NCCL in the workers reads its variables: any of its processes tells of the whole job.

@@ -120,6 +120,7 @@ class Job final : public rdzv::ServerHandler, public rdzv::AgentLinkHandler {
     [[nodiscard]] std::optional<Endpoint> ras_address() const;
     Status watch_starter();
     void keep_alive();
+    void note_alive();
     /// Becomes part of the job at its controller, the first one or another, by whichever of these answers.
     void join(std::vector<Endpoint> controllers, TimePoint by);
     void on_signal(const signalfd_siginfo& info);

@@ -267,11 +267,13 @@ Status JobCgroup::renew() {
     return make();
 }
 
+void kill_cgroup(const std::string& directory) { kill_at(AT_FDCWD, (directory + "/cgroup.kill").c_str()); }
+
 void remove_cgroup(const std::string& directory) {
     constexpr int kLooks = 500;
     const timespec pause{0, 2'000'000};
     for (int look = 0; look < kLooks && !try_to_remove(directory); ++look) {
-        kill_at(AT_FDCWD, (directory + "/cgroup.kill").c_str());
+        kill_cgroup(directory);
         ::nanosleep(&pause, nullptr);
     }
 }

@@ -86,6 +86,8 @@ class JobCgroup {
     bool killed_ = false;
 };
 
+/// SIGKILL to every process in a cgroup and below.
+void kill_cgroup(const std::string& directory);
 /// Kills all processes in a cgroup and removes it with those below it. Waits for their end, for a second at most.
 /// One that does not exist is done.
 void remove_cgroup(const std::string& directory);

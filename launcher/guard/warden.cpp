@@ -14,23 +14,29 @@
 
 #include <atomic>
 #include <cerrno>
+#include <optional>
 
 #include "launcher/guard/descriptors.h"
 #include "launcher/guard/job_cgroup.h"
 #include "launcher/guard/job_directory.h"
+#include "rendezvous/session.h"
 
 namespace ddprun {
 
 /// Shared between ddprun and its warden, so that a worker is in it from the moment it exists.
 struct Warden::Table {
     std::atomic<bool> farewell{false};
+    std::atomic<std::int64_t> stall_limit_ns{0};  ///< 0: stalls are not looked for
+    std::atomic<std::int64_t> alive_ns{0};        ///< on the monotonic clock
+    std::atomic<bool> has_killed{false};          ///< because of a stall
     std::atomic<pid_t> groups[1];
 };
 
 namespace {
 
 std::size_t table_bytes(int max_groups) {
-    return sizeof(std::atomic<pid_t>) * (static_cast<std::size_t>(max_groups) + 4);
+    constexpr std::size_t kHead = 64;  ///< what comes before the groups
+    return kHead + sizeof(std::atomic<pid_t>) * static_cast<std::size_t>(max_groups);
 }
 
 /// A process can fork while we look, so we look until two looks in a row find nothing, for five seconds at most.
@@ -89,20 +95,63 @@ Status Warden::fork_child() {
     }
 
     detach_from_everything(read_end.get());
-    char byte = 0;
-    while (::read(3, &byte, 1) < 0 && errno == EINTR) {
-    }
+    await_end();
     if (table_->farewell.load()) ::_exit(0);
     if (!secret_.empty()) ::unlink(secret_.c_str());
-    for (int i = 0; i < max_groups_; ++i) {
-        const pid_t group = table_->groups[i].load();
-        if (group > 1) ::kill(-group, SIGKILL);
-    }
+    kill_workers();
     if (!cgroup_.empty()) remove_cgroup(cgroup_);
     sweep_marked(mark_);
     if (!files_.empty()) remove_job_directory(files_);  // last: nobody is left to put something into it
     ::_exit(0);
 }
+
+void Warden::kill_workers() const {
+    for (int i = 0; i < max_groups_; ++i) {
+        const pid_t group = table_->groups[i].load();
+        if (group > 1) ::kill(-group, SIGKILL);
+    }
+}
+
+/// Returns when ddprun has ended. Until then the workers of a ddprun that stands still are killed, once for each stall.
+void Warden::await_end() const {
+    std::optional<rdzv::SilenceWatch> watch;
+    // One that was started in place of another goes on with its watch.
+    TimePoint next = table_->stall_limit_ns.load() == 0 ? kNever : MonotonicClock::now(), killed_for{};
+    for (;;) {
+        pollfd end{3, POLLIN, 0};
+        const int seen = ::poll(&end, 1, poll_milliseconds(MonotonicClock::now(), next));
+        char byte = 0;
+        if (const ssize_t got = seen > 0 ? ::read(3, &byte, 1) : 1; got == 0 || (got < 0 && errno != EINTR)) return;
+        const rdzv::Heartbeats limits{Duration(table_->stall_limit_ns.load())};
+        if (limits.timeout == Duration::zero()) continue;
+        const TimePoint now = MonotonicClock::now(), alive(Duration(table_->alive_ns.load()));
+        if (!watch) watch.emplace(limits, now);
+        const bool is_over = alive == killed_for;
+        const rdzv::SilenceWatch::Verdict verdict = watch->look(now, is_over ? kNever : alive);
+        next = is_over ? now + limits.interval : verdict.next;
+        if (!verdict.are_lost) continue;
+        table_->has_killed.store(true);
+        kill_workers();
+        if (!cgroup_.empty()) kill_cgroup(cgroup_);
+        sweep_marked(mark_);
+        killed_for = alive;
+    }
+}
+
+void Warden::watch_for_stalls(Duration limit) {
+    note_alive();
+    table_->stall_limit_ns.store(limit.count());
+    const char wake = 0;
+    (void)!::send(alive_.get(), &wake, 1, MSG_NOSIGNAL | MSG_DONTWAIT);
+}
+
+Duration Warden::note_alive() {
+    const std::int64_t now = MonotonicClock::now().time_since_epoch().count();
+    return Duration(now - table_->alive_ns.exchange(now));
+}
+
+bool Warden::has_killed() const { return table_->has_killed.load(); }
+void Warden::forget_kill() { table_->has_killed.store(false); }
 
 Warden::~Warden() {
     table_->farewell.store(true);

@@ -39,6 +39,15 @@ class Warden {
     [[nodiscard]] pid_t group(int local_rank) const;
     /// Lets a warden go on that somebody has stopped: it could not do its duty. For whenever a child changes its state.
     void wake_if_stopped() const;
+    /// From now on a ddprun that does not note for `limit` that it lives (stopped by a signal, held up by a file system) loses its
+    /// workers: other nodes have given it up by then, and may have begun the next generation.
+    void watch_for_stalls(Duration limit);
+    /// By any thread. How long ago the last note was.
+    Duration note_alive();
+    /// The workers of this generation were killed because ddprun stood still.
+    [[nodiscard]] bool has_killed() const;
+    /// Another generation begins.
+    void forget_kill();
     /// Does its duty now, as if we had been killed, and waits for that: for a ddprun that cannot go on and still has workers.
     void end_all();
     /// The warden has died (somebody killed it, and it has been reaped): start another, with the same table.
@@ -49,6 +58,8 @@ class Warden {
     Warden(JobMark mark, std::string cgroup, std::string files, std::string secret, Table* table, int max_groups)
         : mark_(std::move(mark)), cgroup_(std::move(cgroup)), files_(std::move(files)), secret_(std::move(secret)), table_(table), max_groups_(max_groups) {}
     Status fork_child();
+    void await_end() const;
+    void kill_workers() const;
     void wait_for_its_end();
 
     JobMark mark_;

@@ -145,6 +145,8 @@ void Agent::perform(const agent_action::ReportExit& action) {
     if (failed && !report.by_us) {
         const os::BlockingCall reads_logs(loop_.keepalive());
         output_.read_rest_of(rank);
+        const bool is_wardens = report.signaled && report.status == SIGKILL && warden_ != nullptr && warden_->has_killed();
+        if (is_wardens) report.meaning = "its ddprun stood still for longer than --heartbeat-timeout: the warden killed the workers";
         report.last_stderr = output_.last_stderr(rank);
         report.error_file = readable_error_file(error_report);
         if (!report.stopped_failing && report.meaning.empty()) report.meaning = explain_death(witness_.facts(report.pid, signal_behind(report)));

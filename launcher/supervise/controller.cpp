@@ -420,9 +420,13 @@ void Controller::agent_message(rdzv::AgentId peer, const rdzv::WorkersStarted& s
     may_be_succeeded_ = !successor_.host.empty();
 }
 
+void Controller::stood_still() {
+    sees_no_death_until_ = deadline_after(MonotonicClock::now(), heartbeats_of(config_.spec.rendezvous).timeout);
+}
+
 /// Nodes that have fallen silent may be the larger part of a network in two, and go on without us.
 void Controller::check_majority(const Error& why) {
-    if (why.code != Errc::Timeout) ++known_dead_;
+    if (why.code != Errc::Timeout && MonotonicClock::now() >= sees_no_death_until_) ++known_dead_;
     if (!may_be_succeeded_ || finished() || head_keeps_job(electorate_, static_cast<int>(agents_.size()), known_dead_)) return;
     end_succession();
     feed(job_event::Outnumbered{fmt::format("only {} of {} nodes are left that hear each other: the others may go on without this one",

@@ -85,6 +85,9 @@ class Controller {
     void hand_over(const rdzv::Successor& successor);
     /// The same, but this one has begun a generation, or its process cannot join: the job ends here.
     void overrule(const std::string& why) { feed(job_event::Outnumbered{why}); }
+    /// This process stood still for longer than the time-out. Connections that are found closed now were given up by nodes that
+    /// live, and may go on under the standby.
+    void stood_still();
 
     // What the operator and the host want.
     /// A signal to this process: agents send theirs as a Notice.
@@ -193,6 +196,7 @@ class Controller {
     bool may_be_succeeded_ = false;  ///< some agent may know a successor
     int electorate_ = 0;             ///< agents that may count themselves among those who go on
     int known_dead_ = 0;             ///< of them
+    TimePoint sees_no_death_until_{};  ///< after this process stood still
     int others_in_world_ = 0;        ///< agents that were told of the generation and are there, this process's own not
     int unconfirmed_ = 0;            ///< nodes that may not know of this generation yet
     TimePoint begun_;

@@ -79,6 +79,42 @@ TEST(Warden, OneThatCannotGoOnIsKilledAtTheEnd) {
               0);
 }
 
+TEST(Warden, KillsTheWorkersOfADdprunThatStandsStill) {
+    EXPECT_EQ(exit_code_of([] {
+                  auto warden = *Warden::start({"DDPRUN_JOB=none-of-ours", 0}, "", 1);
+                  const pid_t worker = ::fork();
+                  if (worker == 0) {
+                      for (;;) ::pause();
+                  }
+                  ::setpgid(worker, worker);
+                  warden->set_group(0, worker);
+                  warden->watch_for_stalls(std::chrono::milliseconds(50));  // and nothing more is noted
+                  int status = 0;
+                  if (::waitpid(worker, &status, 0) != worker) return 1;
+                  return WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL && is_there(warden->pid()) ? 0 : 2;
+              }),
+              0);
+}
+
+TEST(Warden, ThatWasStartedInPlaceOfAnotherLooksForStallsToo) {
+    EXPECT_EQ(exit_code_of([] {
+                  auto warden = *Warden::start({"DDPRUN_JOB=none-of-ours", 0}, "", 1);
+                  warden->watch_for_stalls(std::chrono::milliseconds(50));
+                  ::kill(warden->pid(), SIGKILL);
+                  int status = 0;
+                  if (::waitpid(warden->pid(), &status, 0) != warden->pid() || !warden->restart()) return 1;
+                  const pid_t worker = ::fork();
+                  if (worker == 0) {
+                      for (;;) ::pause();
+                  }
+                  ::setpgid(worker, worker);
+                  warden->set_group(0, worker);
+                  warden->note_alive();
+                  return ::waitpid(worker, &status, 0) == worker && WIFSIGNALED(status) ? 0 : 2;
+              }),
+              0);
+}
+
 // ---- the mark
 
 TEST(JobMark, OfAProcessThatIsDeadAndThatNobodyReapsKeepsNobodyLooking) {

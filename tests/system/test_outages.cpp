@@ -35,10 +35,10 @@ class Outages : public ::testing::Test {
         for (int rank = 0; rank < 4; ++rank) ASSERT_TRUE(node(rank / 2).wait_for_output("[" + std::to_string(rank) + "]: up"));
     }
     Program& node(int host) { return *nodes_[static_cast<std::size_t>(host)]; }
-    /// On all hosts, of the ddpruns.
-    void signal_ddpruns(int host, const std::string& signal) {
-        run(hosts_->command(host, {"sh", "-c", "for p in /proc/[0-9]*; do [ \"$(cat $p/comm)\" = ddprun ] && kill -" + signal + " ${p#/proc/}; done; true"}));
+    void signal_all(int host, const std::string& names, const std::string& signal) {
+        run(hosts_->command(host, {"sh", "-c", "for p in /proc/[0-9]*; do case \"$(cat $p/comm)\" in " + names + ") kill -" + signal + " ${p#/proc/};; esac; done; true"}));
     }
+    void signal_ddpruns(int host, const std::string& signal) { signal_all(host, "ddprun", signal); }
     void let_pass(std::chrono::milliseconds span) { std::this_thread::sleep_for(span); }
     void go_on() { std::ofstream(file("go on")); }
     [[nodiscard]] std::string file(const std::string& name) const { return hosts_->shared() + "/" + name; }
@@ -79,9 +79,10 @@ TEST_F(Outages, AnAgentThatIsStoppedForLessThanTheTimeOutCostsNothing) {
 
 TEST_F(Outages, NobodyIsLostForAnAbsenceThatAllShared) {
     start({"--heartbeat-timeout=3"}, {"say", "up", "await", file("go on"), "say", "over"});
-    for (int host : {0, 1}) signal_ddpruns(host, "STOP");
+    // As a debugger that stops all of a job, or a batch system that suspends it.
+    for (int host : {0, 1}) signal_all(host, "ddprun|warden|probe", "STOP");
     let_pass(5s);
-    for (int host : {1, 0}) signal_ddpruns(host, "CONT");
+    for (int host : {1, 0}) signal_all(host, "ddprun|warden|probe", "CONT");
     go_on();
     expect_undisturbed();
 }
@@ -122,6 +123,18 @@ TEST_F(SlowNetwork, DelayAndFramesThatOvertakeEachOtherCostNothing) {
     let_pass(4s);  // longer than the time-out
     go_on();
     expect_undisturbed();
+}
+
+TEST_F(Outages, TheWorkersOfAStoppedDdprunAreKilledThoughItDoesNotWake) {
+    start({"--heartbeat-timeout=2"}, {"say", "up", "hold"});
+    signal_ddpruns(1, "STOP");
+    EXPECT_EQ(node(0).wait().status, 69);
+    // Dead workers stay zombies while their parent is stopped.
+    const auto workers_are_there = [&] { return run(hosts_->command(1, {"ps", "-C", "probe", "-o", "stat="})).out.find_first_not_of("Z \n") != std::string::npos; };
+    for (int look = 0; look < 1000 && workers_are_there(); ++look) let_pass(10ms);
+    EXPECT_FALSE(workers_are_there());
+    signal_ddpruns(1, "CONT");
+    EXPECT_EQ(node(1).wait().status, 69);
 }
 
 TEST_F(Outages, ANodeThatComesBackTooLateIsToldSo) {

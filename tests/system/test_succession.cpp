@@ -203,6 +203,23 @@ TEST_F(WithoutTheHead, ANodeThatIsCutOffAloneStopsItsWorkers) {
     }
 }
 
+TEST_F(WithoutTheHead, AHeadThatWakesAfterItWasSucceededEndsAndRunsNothing) {
+    start(3, "1:3", {"--max-restarts=3", "--heartbeat-timeout=2"});
+    await_workers(3);
+    nodes_[0]->signal(SIGSTOP);
+    ASSERT_TRUE(nodes_[1]->wait_for_output("this node is the head from now on"));
+    nodes_[0]->signal(SIGCONT);
+    const Outcome head = end_of(0);
+    EXPECT_EQ(head.status, 69) << head.err;
+    EXPECT_THAT(head.err, HasSubstr("only 1 of 3 nodes"));
+    EXPECT_EQ(occurrences(head.out, "WORLD_SIZE="), 2) << head.out;
+    for (int node : {1, 2}) {
+        const Outcome outcome = end_of(node);
+        EXPECT_EQ(outcome.status, 0) << outcome.err;
+        EXPECT_THAT(outcome.out, HasSubstr("WORLD_SIZE=4"));
+    }
+}
+
 TEST_F(WithoutTheHead, AFixedJobGoesOnWhereASpareTakesThePlace) {
     start(3, "2");  // the third to come is the spare, whichever that is
     await_workers(1);
