@@ -325,6 +325,7 @@ void Job::join(std::vector<Endpoint> controllers, TimePoint by) {
     options.heartbeats = heartbeats_of(setup_.spec.rendezvous);
     options.is_ours = server_ != nullptr;
     options.connect_by = by;
+    has_joined_ = false;
     link_ = std::make_unique<rdzv::AgentLink>(*loop_, std::move(options), *this);
 }
 
@@ -490,11 +491,41 @@ void Job::on_lost(const Error& why) {
     const bool is_gone = why.code == Errc::Closed || why.code == Errc::Timeout;
     const bool follows = heir_ && !heir_->successor().empty() && !heir_->is_orphan() && !has_asked_to_end_;
     if (!controller_ && is_gone && follows) return lose_head(why);
+    if (can_rejoin(why)) return rejoin(why);
     failure_ = "the controller: " + why.what;
     if (stays_here(head_) && why.sys == ENETUNREACH) failure_ += " (this host's loopback interface is down: ip link set lo up)";
     is_failure_said_ = !agent_->idle();
     if (is_failure_said_) log_.error("{}; killing the workers of this node", failure_);
     leave(static_cast<int>(has_asked_to_end_ ? ExitCode::TryAgain : ExitCode::Unavailable));
+}
+
+/// A head that says that this node was taken for lost lives, and may still need the node. A head that fell silent may come back,
+/// as one that was stopped does; without a restart left it ends the job then, and nobody waits for it here.
+bool Job::can_rejoin(const Error& why) const {
+    if (controller_ || has_asked_to_end_) return false;
+    const bool is_silent = why.code == Errc::Timeout || rdzv::outage_of(why) == rdzv::Outage::Unreachable;
+    const bool has_restarts = setup_.spec.restart.max_restarts > 0 || setup_.spec.nodes.min < setup_.spec.nodes.max;
+    return why.code == Errc::StaleGeneration || (is_silent && has_joined_ && has_restarts);
+}
+
+/// The workers belong to a generation that is over for the other nodes: they are killed, and this node joins as a new one. No
+/// grace: the other nodes may have begun the next generation.
+void Job::rejoin(const Error& why) {
+    log_.warning("the controller: {}; {}joining again", why.what, agent_->idle() ? "" : "killing the workers of this node and ");
+    if (heir_ && heir_->is_orphan()) head_ = lost_head_;
+    if (heir_) heir_->rejoin();
+    // A standby does not count what its head has lost, so this node is not to be taken for that one.
+    hello_.rejoins = std::exchange(hello_.instance, fmt::format("{}.{}", id_, ++joins_));
+    rejoins_ = true;
+    if (agent_->idle()) join_again();
+    else agent_->kill_all();  // its last word has us join
+}
+
+void Job::join_again() {
+    rejoins_ = false;
+    loop_->post([this] {
+        if (!exit_code_) join({head_}, deadline_after(loop_->now(), return_timeout(setup_.spec.rendezvous)));
+    });
 }
 
 }  // namespace ddprun

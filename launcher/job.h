@@ -123,6 +123,9 @@ class Job final : public rdzv::ServerHandler, public rdzv::AgentLinkHandler {
     void note_alive();
     /// Becomes part of the job at its controller, the first one or another, by whichever of these answers.
     void join(std::vector<Endpoint> controllers, TimePoint by);
+    [[nodiscard]] bool can_rejoin(const Error& why) const;
+    void rejoin(const Error& why);
+    void join_again();
     void on_signal(const signalfd_siginfo& info);
     void act_on(int signal, SignalAction action);
     void ask_to_end(const char* how, int signal);
@@ -251,6 +254,10 @@ class Job final : public rdzv::ServerHandler, public rdzv::AgentLinkHandler {
     Endpoint head_;                           ///< where the controller is, for agents, as it was named
     Endpoint head_address_;                   ///< the same, numeric: names may be unknown when the head is lost
     std::size_t head_places_ = 1;             ///< by which it was looked for
+    Endpoint lost_head_;                      ///< of the generation before, while this node goes to the standby
+    bool has_joined_ = false;                 ///< by the link there is
+    bool rejoins_ = false;                    ///< when the workers of this node have ended
+    int joins_ = 1;                           ///< so many times this node has joined its controller
     std::shared_ptr<const rdzv::TlsContext> tls_;  ///< of the agent, with --tls
     rdzv::AgentHello hello_;                  ///< what this node says of itself
     bool has_succeeded_ = false;              ///< this head was the standby

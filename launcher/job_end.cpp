@@ -85,6 +85,7 @@ void Job::agent_says(rdzv::FromAgent message) {
     link_->send(std::move(message));
     if (exit_code_ && is_last) stop_after_others(kFarewell / 2);
     if (is_last && heir_) heir_->drained();
+    if (is_last && rejoins_) join_again();
 }
 
 int Job::say_how_it_ended() {

@@ -110,7 +110,7 @@ void Job::build_controller() {
     config.random = static_cast<double>(::getpid() % 1000) / 1000;
     config.own_host = host_;
     if (!has_succeeded_) config.hosts = hosts_by_rank(setup_, host_);  // asks the name server, which a running loop must not
-    if (!spec.rendezvous.head_is_apart) config.own_instance = id_;
+    if (!spec.rendezvous.head_is_apart) config.own_instance = hello_.instance.empty() ? id_ : hello_.instance;
     config.terms = terms_of(setup_, pmix_ != nullptr);
     if (!spec.rendezvous.head_is_apart || spec.fabric) config.fabric = describe_fabric(setup_.machine.fabric, process_environment);
     config.in_batch_job = find_batch_job(process_environment).has_value();

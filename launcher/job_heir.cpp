@@ -49,6 +49,7 @@ bool Job::head_is_dead() const {
 /// wait before they are: the name server may have gone with the head.
 void Job::lose_head(const Error& why) {
     const std::string lost = fmt::format("the head at {} is lost ({})", to_string(head_), why.what);
+    lost_head_ = head_;
     const std::string next = heir_->is_standby() ? "as the standby it waits for the other nodes" : fmt::format("it goes to the standby, {}", heir_->successor());
     log_.warning("{}; this node's workers are stopped, then {}", lost, next);
     rdzv::StopGeneration stop;

@@ -44,10 +44,11 @@ Status Job::start(RemoteAgents::Parts parts) {
 
 /// As a node that the head has started: its share of the others, once it can tell the head of them.
 void Job::on_connected() {
+    has_joined_ = true;
     head_address_ = link_->controller();
     if (head_places_ > 1) head_ = head_address_;
     if (sender_) sender_->begin();
-    if (controller_ || !setup_.start) return;
+    if (controller_ || !setup_.start || others_) return;
     RemoteAgents::Parts parts = parts_of_start();
     parts.tell_head = [this](int node, const std::string& why) {
         link_->send(rdzv::Notice{"not-started", fmt::format("{} {} (started from {})", node, why, host_)});

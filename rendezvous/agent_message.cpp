@@ -18,6 +18,7 @@ static void fields(Fields& f, AgentHello& m) {
     f.usually("kept_restarts", m.kept_restarts, 0);
     f("node_rank", m.node_rank);
     f("pid", m.pid);
+    f.usually("rejoins", m.rejoins, {});
     f.defaulted("role", m.role);
     f.usually("seats", m.seats, {});
     f("slots", m.slots);

@@ -111,7 +111,9 @@ Result<std::optional<HandshakeMessage>> ClientHandshake::receive(const Handshake
 Result<std::optional<HandshakeMessage>> ClientHandshake::decide(const HandshakeMessage& message) {
     if (const auto* failure = std::get_if<Failure>(&message)) {
         const bool was_busy = failure->code == Errc::Limit || failure->code == Errc::Timeout;
-        return Error{was_busy ? failure->code : Errc::Refused, failure->what, 0};
+        const bool session_is_over = failure->code == Errc::Closed && !hello_.session.empty();
+        const Errc code = session_is_over ? Errc::StaleGeneration : was_busy ? failure->code : Errc::Refused;
+        return Error{code, failure->what, 0};
     }
     if (const auto* challenge = std::get_if<Challenge>(&message);
         challenge != nullptr && state_ == State::AwaitingChallenge) {
@@ -172,7 +174,7 @@ Result<HandshakeMessage> ServerHandshake::on_proof(const Proof& proof) {
         return refuse(Errc::Refused, or_between("its token is wrong (all nodes need the same DDPRUN_TOKEN, or the same secret file; or all --insecure)", binding_), or_between("wrong token for this job", binding_));
     }
     if (!peer_.session.empty() && !session_) {
-        return refuse(Errc::Closed, "its session is over", "this node was taken for lost; the job went on without it, or ended");
+        return refuse(Errc::Closed, "its session is over", "this node was taken for lost");
     }
     state_ = State::Authenticated;
     const SessionCounts counts = session_.value_or(SessionCounts{});

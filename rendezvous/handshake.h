@@ -80,8 +80,8 @@ class ClientHandshake {
     /// With TLS: its binding (tls.h), before anything is received.
     void bind_to(std::string binding) { binding_ = std::move(binding); }
     /// The answer to the server's message; nullopt: authenticated, both ways.
-    /// Error: Limit, Timeout (its Failure: it was too busy for us, another try may do), Refused (any other Failure of it, or its
-    /// proof is wrong), Protocol (another message than expected).
+    /// Error: Limit, Timeout (its Failure: it was too busy for us, another try may do), StaleGeneration (its Failure: the session
+    /// of our Hello is over), Refused (any other Failure of it, or its proof is wrong), Protocol (another message than expected).
     Result<std::optional<HandshakeMessage>> receive(const HandshakeMessage& message);
     [[nodiscard]] bool authenticated() const { return state_ == State::Authenticated; }
     /// Our proof is on its way: what is refused from now on is the token.

@@ -146,8 +146,9 @@ void Membership::note_enough(TimePoint now) {
     else if (!last_call_ends_) last_call_ends_ = deadline_after(now, spec_.last_call);
 }
 
-void Membership::reopen(TimePoint now) {
+void Membership::reopen(TimePoint now, Duration timeout) {
     opened_ = now;
+    spec_.join_timeout = timeout;
     last_call_ends_.reset();
     if (has_enough()) last_call_ends_ = now;
 }

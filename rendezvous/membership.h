@@ -87,9 +87,9 @@ class Membership {
     };
     /// Forms the world of a Ready verdict: its nodes by group rank. They keep these ranks from now on.
     std::vector<Member> settle();
-    /// Starts a new round: the join timeout counts from now. Those who are there go on without a last call where they are
-    /// enough: who comes later makes the world form again.
-    void reopen(TimePoint now);
+    /// Starts a new round: nodes are waited for up to `timeout` from now. Those who are there go on without a last call where they
+    /// are enough: who comes later makes the world form again.
+    void reopen(TimePoint now, Duration timeout);
 
     [[nodiscard]] int joined() const { return static_cast<int>(members_.size()); }
     [[nodiscard]] bool contains(AgentId agent) const { return arrivals_.contains(agent); }

@@ -345,7 +345,7 @@ OptionGroup rendezvous_options() {
               set_conf},
              {"heartbeat-timeout", 0, "SPAN", "",
               "A node that is silent for this long is lost, and who loses the first node ends its workers; a fault of the network "
-              "that is shorter costs nothing. All nodes give the same. Default 3s.",
+              "that is shorter costs nothing. A lost node that wakes joins again by itself. All nodes give the same. Default 3s.",
               set_heartbeat_timeout},
              {"node-rank", 0, "N", "", "Index of this node, 0 to nnodes-1. Default: from the launcher around us.",
               [](Draft& d, Text v) { return store(parse_rank(v), d.spec.rendezvous.node_rank); }},

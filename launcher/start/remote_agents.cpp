@@ -229,6 +229,9 @@ void RemoteAgents::fail(int node, std::string why) {
 }
 
 void RemoteAgents::joined(int node) {
+    for (const auto& starter : starters_) {
+        if (starter->command->nodes.front() == node) starter->is_silent = false;
+    }
     if (!is_open(node)) return;
     nodes_[static_cast<std::size_t>(node)] = Node::Joined;
     for (const auto& starter : starters_) {

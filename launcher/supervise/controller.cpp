@@ -115,6 +115,7 @@ void Controller::feed(const JobEvent& event) {
 
 Status Controller::agent_joined(rdzv::AgentId peer, const rdzv::AgentHello& hello) {
     if (finished()) return Error{Errc::Refused, "the job is over", 0};
+    lose_earlier_session(hello);
     // Whoever succeeds the head has its place, too: the first rank's port is held there.
     const std::optional<int> kept = hello.kept_place && is_own(hello) ? 0 : hello.kept_place;
     const rdzv::Joiner joiner{hello.host, hello.pid, hello.node_rank, hello.slots, hello.role, hello.terms, kept, is_own(hello)};
@@ -128,6 +129,13 @@ Status Controller::agent_joined(rdzv::AgentId peer, const rdzv::AgentHello& hell
     // Not inside the server's call: a world that forms now is told to agents whose join is still being answered.
     loop_.post([this] { consider_membership(); });
     return {};
+}
+
+/// A node that joins again may come before the end of its earlier session is noticed here, as when this process was stopped.
+void Controller::lose_earlier_session(const rdzv::AgentHello& hello) {
+    if (hello.rejoins.empty()) return;
+    const auto earlier = std::find_if(agents_.begin(), agents_.end(), [&](const auto& agent) { return agent.second.instance == hello.rejoins; });
+    if (earlier != agents_.end()) agent_lost(earlier->first, {Errc::Timeout, "it lost this head and joins again", 0});
 }
 
 void Controller::consider_membership() {
@@ -297,6 +305,7 @@ void Controller::agent_lost(rdzv::AgentId peer, const Error& why) {
     const std::string& host = gone.mapped().host;
     if (finished()) return succeeds_no_more(peer);
     membership_.leave(peer, MonotonicClock::now());
+    if (why.code == Errc::Timeout) silent_may_return_ = deadline_after(MonotonicClock::now(), return_timeout(config_.spec.rendezvous));
     check_majority(why);
     has_gone(peer, gone.mapped());
     const int node = node_of(peer);
@@ -553,9 +562,10 @@ void Controller::perform(const job_action::Say& action) {
 }
 
 void Controller::perform(const job_action::Rejoin&) {
-    membership_.reopen(MonotonicClock::now());
+    const TimePoint now = MonotonicClock::now();
+    membership_.reopen(now, config_.nobody_can_come ? silent_may_return_ - now : config_.spec.rendezvous.join_timeout);
     loop_.post([this] {
-        if (!config_.nobody_can_come || membership_.has_enough()) return begin_waiting();
+        if (!config_.nobody_can_come || membership_.has_enough() || loop_.now() < silent_may_return_) return begin_waiting();
         feed(job_event::JoinFailed{fmt::format("{}; {} of {} nodes are left, and none can come to a job whose nodes the head has started",
                                                state_.failure, membership_.joined(), config_.spec.nodes.min)});
     });

@@ -129,6 +129,7 @@ class Controller {
 
     void feed(const JobEvent& event);
     void stop(int signal, rdzv::AgentId source);
+    void lose_earlier_session(const rdzv::AgentHello& hello);
     void begin_waiting();
     void say_who_is_missing(Duration pause);
     void tell_newcomers();
@@ -199,6 +200,7 @@ class Controller {
     TimePoint sees_no_death_until_{};  ///< after this process stood still
     int others_in_world_ = 0;        ///< agents that were told of the generation and are there, this process's own not
     int unconfirmed_ = 0;            ///< nodes that may not know of this generation yet
+    TimePoint silent_may_return_{};  ///< until then a node that fell silent is waited for where no other can come
     TimePoint begun_;
     std::string said_of_fabric_;
     std::vector<std::string> said_of_seats_;

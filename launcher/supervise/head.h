@@ -81,6 +81,9 @@ Result<TorchStoreChoice> choose_torch_store(const JobSpec& spec, bool is_python)
 /// as torchrun does (interval times attempts), else ours. Pure.
 rdzv::Heartbeats heartbeats_of(const RendezvousSpec& rendezvous);
 
+/// How long a node and a head that lost each other by silence try to meet again. Pure.
+inline Duration return_timeout(const RendezvousSpec& rendezvous) { return 10 * heartbeats_of(rendezvous).timeout; }
+
 /// Thin: the numeric addresses of this host's interfaces.
 std::vector<std::string> interface_addresses();
 /// Thin: this host's name and addresses, and what `endpoint` resolves to. Blocks for kResolverPatience at most; a signal that

@@ -62,9 +62,19 @@ void Heir::generation_began() {
     forget_arrivals();
 }
 
+void Heir::rejoin() {
+    const Error why{Errc::StaleGeneration, "this node is not the standby any more: it was taken for lost itself", 0};
+    for (const auto& [agent, arrival] : arrivals_) parts_.refuse(agent, why);
+    is_orphan_ = has_left_ = is_over_ = false;
+    legacy_.reset();
+    successor_ = {};
+    lost_before_.clear();
+    forget_arrivals();
+}
+
 void Heir::arrived(rdzv::AgentId agent, const rdzv::AgentHello& hello) {
     const auto refusal = parts_.loop.call_after(parts_.patience, [this, agent] {
-        if (!is_orphan_) parts_.refuse(agent, {Errc::Refused, "the job has not lost its head: this node was taken for lost, and it goes on without it", 0});
+        if (!is_orphan_) parts_.refuse(agent, {Errc::StaleGeneration, "the job has not lost its head: this node was taken for lost", 0});
     });
     arrivals_[agent] = {hello.instance, hello.kept_generation, refusal};
     consider(false);

@@ -58,6 +58,8 @@ class Heir {
     [[nodiscard]] bool is_orphan() const { return is_orphan_; }
     /// The other nodes come here when the head is lost.
     [[nodiscard]] bool is_standby() const { return legacy_ && port_ != 0 && successor_.port == port_; }
+    /// This node was taken for lost by a head that lives: it joins as a new one, and is no standby until it is told again.
+    void rejoin();
 
     // On the standby, of an agent that has come because of it. Where this node still has the head, the agent alone has lost it: it is
     // no part of the job any more, and not counted, also if the head is lost next: it may go on without both.

@@ -107,6 +107,7 @@ void AgentLink::join(Dialled dialled) {
     }
     connection_->send(encode_message(options_.hello));
     silence_ = SilenceWatch(options_.heartbeats, loop_.now());
+    last_beat_ = loop_.now();
     look_for_silence();
     heartbeat_timer_ = loop_.call_after(options_.heartbeats.interval, [this] { beat(); });
     handler_.on_connected();
@@ -185,6 +186,8 @@ bool AgentLink::say(Result<EncodedMessage> message) {
 
 void AgentLink::beat() {
     connection_->beat(inbox_.word());
+    const TimePoint now = loop_.now();
+    if (now - std::exchange(last_beat_, now) > options_.heartbeats.timeout) stood_still_ = now;
     heartbeat_timer_ = loop_.call_after(options_.heartbeats.interval, [this] { beat(); });
 }
 
@@ -266,6 +269,9 @@ void AgentLink::on_closed(Connection& connection, const Error& closed) {
     const Error why = refusal_.value_or(closed);
     if (!connection.keeps_messages()) return end(why);
     outage_ = outage_of(why);
+    // Who stood still for long finds a connection that the controller has given up, and not one of a dead process.
+    const bool stood_still = loop_.now() - stood_still_ < options_.heartbeats.timeout;
+    if (outage_ == Outage::Broken && stood_still) outage_ = Outage::Unreachable;
     outage_timer_ = loop_.call_after(wait_for_redial(*outage_, options_.heartbeats), [this] { give_up_unless_somebody_is_there(); });
     loop_.cancel(std::exchange(redial_timer_, 0));
     if (dial_ && !dial_->has_met_somebody()) dial_.reset();  // it began when nothing came through

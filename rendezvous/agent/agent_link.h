@@ -25,7 +25,8 @@ class AgentLinkHandler {
     virtual void on_connected() = 0;
     virtual void on_message(const ToAgent& message) = 0;
     /// The link is over, or never came about. Once; nothing follows. Timeout (nobody there until the
-    /// deadline, or no heartbeat), Refused (token, job, membership), Closed, Protocol.
+    /// deadline, or no heartbeat), Refused (token, job, membership), Closed, Protocol, StaleGeneration (the controller
+    /// lives and has taken this node for lost: another link can join).
     virtual void on_lost(const Error& why) = 0;
     /// One line for the operator: what is waited for.
     virtual void on_log(const std::string& line) = 0;
@@ -128,6 +129,7 @@ class AgentLink final : private ConnectionOwner {
     os::EventLoop::TimerId redial_timer_ = 0;  ///< before the next look for another connection
     os::EventLoop::TimerId outage_timer_ = 0;  ///< then the session is over
     SilenceWatch silence_;
+    TimePoint last_beat_{}, stood_still_{};  ///< when this process was found to have missed beats for a whole time-out
 };
 
 }  // namespace ddprun::rdzv

@@ -82,18 +82,47 @@ TimePoint last_of(const std::string& directory, const std::string& stem) {
     return TimePoint(Duration(last));
 }
 
+std::vector<std::unique_ptr<Program>> start_nodes(const std::string& ddprun, const std::string& self, const std::string& directory, const ReservedPort& port, const std::string& option) {
+    std::vector<std::unique_ptr<Program>> nodes;
+    for (int rank = 0; rank < kNodes; ++rank) {
+        nodes.push_back(std::make_unique<Program>(
+            std::vector<std::string>{ddprun, "-q", option, fmt::format("--nnodes={}", kNodes), fmt::format("--nproc-per-node={}", kWorkers),
+                                     fmt::format("--node-rank={}", rank), "--master-addr=127.0.0.1", "--master-port=" + port.number(), self, "worker", directory},
+            with_environment({"DDPRUN_TOKEN=0123456789abcdef0123456789abcdef"})));
+    }
+    wait_for_files(directory, "up.", kNodes * kWorkers);
+    return nodes;
+}
+
+/// A node's ddprun is stopped for 5 s, longer than the time-out: from its waking to the last worker's first moment in the next
+/// generation. `node` 0 is the head.
+Duration stall_one(const std::string& ddprun, const std::string& self, std::size_t node) {
+    const TemporaryDirectory directory;
+    const ReservedPort port;
+    const std::vector<std::unique_ptr<Program>> nodes = start_nodes(ddprun, self, directory.path(), port, "--max-restarts=1");
+    nodes[node]->signal(SIGSTOP);
+    ::sleep(5);
+    const TimePoint woken = MonotonicClock::now();
+    nodes[node]->signal(SIGCONT);
+    wait_for_files(directory.path(), "again.", kNodes * kWorkers);
+    const Duration took = last_of(directory.path(), "again.") - woken;
+    for (const auto& one : nodes) (void)one->wait();
+    return took;
+}
+
+void measure_stall(const std::string& ddprun, const std::string& self, const char* name, std::size_t node) {
+    std::vector<Duration> spans;
+    for (int round = 0; round < kRounds; ++round) spans.push_back(stall_one(ddprun, self, node));
+    std::sort(spans.begin(), spans.end());
+    fmt::print("{:<24} {:>9.1f} {:>9.1f}\n", name, in_ms(spans[kRounds / 2]), in_ms(spans.back()));
+    std::fflush(stdout);
+}
+
 /// From the signal to the last node's ddprun to the last of the other nodes' workers.
 Duration lose_one(const std::string& ddprun, const std::string& self, int signal) {
     const TemporaryDirectory directory;
     const ReservedPort port;
-    std::vector<std::unique_ptr<Program>> nodes;
-    for (int rank = 0; rank < kNodes; ++rank) {
-        nodes.push_back(std::make_unique<Program>(
-            std::vector<std::string>{ddprun, "-q", fmt::format("--nnodes={}", kNodes), fmt::format("--nproc-per-node={}", kWorkers),
-                                     fmt::format("--node-rank={}", rank), "--master-addr=127.0.0.1", "--master-port=" + port.number(), self, "worker", directory.path()},
-            with_environment({"DDPRUN_TOKEN=0123456789abcdef0123456789abcdef"})));
-    }
-    wait_for_files(directory.path(), "up.", kNodes * kWorkers);
+    const std::vector<std::unique_ptr<Program>> nodes = start_nodes(ddprun, self, directory.path(), port, "--max-restarts=0");
     const TimePoint lost = MonotonicClock::now();
     nodes.back()->signal(signal);
     wait_for_files(directory.path(), "term.", (kNodes - 1) * kWorkers);
@@ -165,6 +194,9 @@ int main(int argc, char** argv) {
     fmt::print("one of {} nodes, ms to the others' last SIGTERM   median     worst of {}\n", kNodes, kRounds);
     measure(argv[1], self, "its ddprun is killed", SIGKILL);
     measure(argv[1], self, "its ddprun is stopped", SIGSTOP);
+    fmt::print("\none of {} nodes is stopped for 5 s, ms from its waking until all run again   median   worst of {}\n", kNodes, kRounds);
+    measure_stall(argv[1], self, "a node", kNodes - 1);
+    measure_stall(argv[1], self, "the head", 0);
     measure_healing(argv[1], self);
     return 0;
 }

@@ -177,7 +177,7 @@ TEST(Membership, GivesTheHoleToTheHostThatComesBack) {
     job.settle();
     job.leave(1, t0 + 60s);
     job.leave(2, t0 + 60s);
-    job.reopen(t0 + 60s);
+    job.reopen(t0 + 60s, 600s);
     ASSERT_TRUE(job.join(4, node("b"), t0 + 61s));
     ASSERT_TRUE(job.join(5, node("a"), t0 + 62s));
     EXPECT_EQ(agents(job.settle()), (std::vector<AgentId>{5, 4, 3}));
@@ -189,7 +189,7 @@ TEST(Membership, GivesTheHoleToASpareWhileTheOthersKeepTheirRanks) {
     EXPECT_EQ(agents(job.settle()), (std::vector<AgentId>{1, 2, 3}));
     EXPECT_EQ(job.spares(), std::vector<AgentId>{4});
     job.leave(2, t0 + 60s);
-    job.reopen(t0 + 60s);
+    job.reopen(t0 + 60s, 600s);
     EXPECT_EQ(job.decide(t0 + 60s).kind, Verdict::Ready);
     EXPECT_EQ(agents(job.settle()), (std::vector<AgentId>{1, 4, 3}));
     EXPECT_TRUE(job.spares().empty());
@@ -200,7 +200,7 @@ TEST(Membership, ClosesTheRanksWhenAPlaceStaysEmpty) {
     for (AgentId id = 1; id <= 4; ++id) ASSERT_TRUE(job.join(id, node("host" + std::to_string(id)), t0));
     job.settle();
     job.leave(2, t0 + 60s);
-    job.reopen(t0 + 60s);
+    job.reopen(t0 + 60s, 600s);
     EXPECT_EQ(job.decide(t0 + 90s).kind, Verdict::Ready);
     EXPECT_EQ(agents(job.settle()), (std::vector<AgentId>{1, 3, 4}));
 }
@@ -211,7 +211,7 @@ TEST(Membership, TakesAnAskedNodeRankBackAfterTheRanksWereClosed) {
         ASSERT_TRUE(job.join(static_cast<AgentId>(rank + 1), node("h", rank), t0));
     job.settle();
     job.leave(2, t0 + 1s);
-    job.reopen(t0 + 1s);
+    job.reopen(t0 + 1s, 600s);
     EXPECT_EQ(agents(job.settle()), (std::vector<AgentId>{1, 3}));
     ASSERT_TRUE(job.join(9, node("h", 1), t0 + 2s));
     EXPECT_EQ(agents(job.settle()), (std::vector<AgentId>{1, 9, 3}));
@@ -222,7 +222,7 @@ TEST(Membership, ANodeThatComesBackAfterTheRanksWereClosedTakesItsOwnPlaceAgain)
     for (AgentId id = 1; id <= 4; ++id) ASSERT_TRUE(job.join(id, node("host" + std::to_string(id)), t0));
     job.settle();
     job.leave(2, t0 + 1s);
-    job.reopen(t0 + 1s);
+    job.reopen(t0 + 1s, 600s);
     job.settle();
     EXPECT_EQ(job.admissible(), 0);
     ASSERT_TRUE(job.join(9, node("host2"), t0 + 2s));
@@ -261,10 +261,10 @@ TEST(Membership, ThoseWhoAreThereGoOnWithoutALastCallWhereTheyAreEnough) {
     for (AgentId id = 1; id <= 3; ++id) ASSERT_TRUE(job.join(id, node("a"), t0));
     job.settle();
     job.leave(3, t0 + 60s);
-    job.reopen(t0 + 60s);
+    job.reopen(t0 + 60s, 600s);
     EXPECT_EQ(job.decide(t0 + 60s).kind, Verdict::Ready);
     job.leave(2, t0 + 61s);
-    job.reopen(t0 + 61s);
+    job.reopen(t0 + 61s, 600s);
     ASSERT_TRUE(job.join(4, node("b"), t0 + 70s));
     EXPECT_EQ(job.decide(t0 + 70s).kind, Verdict::Wait) << "too few for a while: where one comes, others may";
     EXPECT_EQ(job.decide(t0 + 100s).kind, Verdict::Ready);
@@ -284,7 +284,7 @@ TEST(Membership, ReopeningGrantsAFullJoinTimeout) {
     ASSERT_TRUE(job.join(2, node("b"), t0));
     job.settle();
     job.leave(2, t0 + 3600s);
-    job.reopen(t0 + 3600s);
+    job.reopen(t0 + 3600s, 600s);
     EXPECT_EQ(job.decide(t0 + 4000s).kind, Verdict::Wait);
     EXPECT_EQ(job.decide(t0 + 4200s).kind, Verdict::Failed);
 }

@@ -92,7 +92,7 @@ TEST(Session, KeepsWhatIsSaidWhileThereIsNoConnection) {
     EXPECT_EQ(notices_in(link.events), in_order(3));
 }
 
-TEST(Session, ThatIsOverIsRefusedAndTheAgentSaysWhy) {
+TEST(Session, ThatIsOverIsRefusedWithACodeThatTellsTheAgentToJoinAnew) {
     RunningServer server({}, {100ms});
     FlakyRelay relay(server.endpoint());
     RunningLink link(relay.endpoint(), soon(), kTestJob, kPatient);
@@ -102,7 +102,7 @@ TEST(Session, ThatIsOverIsRefusedAndTheAgentSaysWhy) {
     ASSERT_TRUE(server.events.saw("lost no heartbeat for 100 ms")) << ::testing::PrintToString(server.events.lines());
     relay.refuse_new(false);
     relay.reset_all();
-    EXPECT_TRUE(link.events.saw("lost 5 this node was taken for lost; the job went on without it, or ended"))
+    EXPECT_TRUE(link.events.saw("lost " + std::to_string(static_cast<int>(Errc::StaleGeneration)) + " this node was taken for lost"))
         << ::testing::PrintToString(link.events.lines());
 }
 

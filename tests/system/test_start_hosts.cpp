@@ -199,7 +199,7 @@ TEST_F(StartHosts, NothingOutlivesAKilledHead) {
 }
 
 TEST_F(StartHosts, TheEndOfTheJobWaitsNeitherForTheSshToAHostWithoutPowerNorForAnotherHost) {
-    Program head(on_head({"--hosts=node00,node01,node02", "--nproc-per-node=1", "--max-restarts=1"}, {"say", "up", "hold"}));
+    Program head(on_head({"--hosts=node00,node01,node02", "--nproc-per-node=1"}, {"say", "up", "hold"}));
     for (int rank = 0; rank < 3; ++rank) ASSERT_TRUE(head.wait_for_output("[" + std::to_string(rank) + "]: up"));
     hosts_->power_off(2);
     ASSERT_TRUE(head.wait_for_output("node node02: no heartbeat for 3 s"));
@@ -207,7 +207,28 @@ TEST_F(StartHosts, TheEndOfTheJobWaitsNeitherForTheSshToAHostWithoutPowerNorForA
     const Outcome outcome = head.wait();
     EXPECT_EQ(outcome.status, 69) << outcome.err;
     EXPECT_LT(std::chrono::steady_clock::now() - noticed, 9s) << "10 s are for the last lines of a host that lives\n" << outcome.err;
-    EXPECT_THAT(outcome.err, HasSubstr("node node02: no heartbeat for 3 s; 2 of 3 nodes are left, and none can come"));
+}
+
+TEST_F(StartHosts, ANodeThatIsStoppedForLongerThanTheTimeOutRejoins) {
+    Program head(on_head({"--hosts=node00,node01", "--nproc-per-node=1", "--max-restarts=1", "--heartbeat-timeout=2"},
+                         {"generation", "1", "say", "up", "hold", "end", "say", "again"}));
+    for (int rank = 0; rank < 2; ++rank) ASSERT_TRUE(head.wait_for_output("[" + std::to_string(rank) + "]: up"));
+    ASSERT_EQ(run(hosts_->command(1, {"pkill", "-STOP", "-x", "ddprun"})).status, 0);
+    ASSERT_TRUE(head.wait_for_output("node node01: no heartbeat for 2 s"));
+    ASSERT_EQ(run(hosts_->command(1, {"pkill", "-CONT", "-x", "ddprun"})).status, 0);
+    const Outcome outcome = head.wait();
+    EXPECT_EQ(outcome.status, 0) << outcome.err;
+    EXPECT_EQ(occurrences(outcome.out, "again"), 2) << outcome.out << outcome.err;
+    EXPECT_TRUE(all_quiet());
+}
+
+TEST_F(StartHosts, AKilledNodeIsNotWaitedFor) {
+    Program head(on_head({"--hosts=node00,node01", "--nproc-per-node=1", "--max-restarts=1"}, {"say", "up", "hold"}));
+    for (int rank = 0; rank < 2; ++rank) ASSERT_TRUE(head.wait_for_output("[" + std::to_string(rank) + "]: up"));
+    ASSERT_EQ(run(hosts_->command(1, {"pkill", "-9", "-x", "ddprun"})).status, 0);
+    const Outcome outcome = head.wait();
+    EXPECT_EQ(outcome.status, 69) << outcome.err;
+    EXPECT_THAT(outcome.err, HasSubstr("1 of 2 nodes are left, and none can come"));
 }
 
 TEST_F(StartHosts, AnInterruptWhileAHostDoesNotAnswerIsObeyedSoon) {

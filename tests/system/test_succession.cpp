@@ -220,6 +220,21 @@ TEST_F(WithoutTheHead, AHeadThatWakesAfterItWasSucceededEndsAndRunsNothing) {
     }
 }
 
+TEST_F(WithoutTheHead, ANodeThatWasTakenForLostAndRejoinedCanBeTheStandby) {
+    start(2, "1:2", {"--max-restarts=3", "--heartbeat-timeout=2"},
+          {path_of("PROBE"), "env", "WORLD_SIZE", "say", "running", "generation", "1", "hold", "end", "generation", "2", "hold", "end", "generation", "3", "hold", "end"});
+    await_workers(2);
+    nodes_[1]->signal(SIGSTOP);
+    ASSERT_TRUE(nodes_[0]->wait_for_output("WORLD_SIZE=2\n"));
+    nodes_[1]->signal(SIGCONT);
+    ASSERT_TRUE(nodes_[0]->wait_for_output("job g3] node01 is the standby"));
+    nodes_[0]->signal(SIGKILL);
+    const Outcome one = end_of(1);
+    EXPECT_EQ(one.status, 0) << one.err;
+    EXPECT_EQ(occurrences(one.out, "WORLD_SIZE=4\n"), 4) << one.out;
+    EXPECT_EQ(occurrences(one.out, "WORLD_SIZE=2\n"), 2) << one.out;
+}
+
 TEST_F(WithoutTheHead, AFixedJobGoesOnWhereASpareTakesThePlace) {
     start(3, "2");  // the third to come is the spare, whichever that is
     await_workers(1);
