@@ -75,6 +75,17 @@ rdzv::Terms terms_of(const JobSetup& setup, bool has_pmix) {
     return terms;
 }
 
+std::string command_of(const ResolvedProgram& program) {
+    constexpr std::size_t kShown = 120;
+    std::string command = std::filesystem::path(program.name).filename().string();
+    auto argument = std::find(program.arguments.begin(), program.arguments.end(), program.name);  // behind a Python and its options
+    if (argument == program.arguments.end()) argument = program.arguments.begin();
+    while (++argument < program.arguments.end()) command += ' ' + *argument;
+    if (command.size() <= kShown) return command;
+    const std::string_view whole = command;
+    return fmt::format("{}... (sha256 {})", command.substr(0, kShown), to_hex(sha256({&whole, 1})).substr(0, 8));
+}
+
 os::LogOptions Job::log_options(const JobSetup& setup) {
     os::LogOptions options;
     options.level = os::parse_log_level(setup.log_level.empty() ? "info" : setup.log_level).value_or(os::LogLevel::Info);
@@ -288,6 +299,7 @@ Status Job::build_agent(const Endpoint& controller) {
     hello.instance = id_;
     hello.version = DDPRUN_VERSION;
     hello.terms = terms_of(setup_, pmix_ != nullptr);
+    hello.command = command_of(setup_.program);
     hello.role = spec.role;
     hello.seats = seats_of(spec, setup_.machine, setup_.workers);
     if (wants_fabric(spec) || spec.nodes.max > 1) hello.fabric = name_of(setup_.machine.fabric.fabric);
@@ -482,7 +494,11 @@ void Job::observe(const rdzv::StartGeneration& start) {
 void Job::obey(const rdzv::Shutdown& shutdown) {
     if (controller_) return;
     failure_ = shutdown.why;
-    leave(shutdown.exit_code);
+    const bool is_fixed = setup_.spec.nodes.min == setup_.spec.nodes.max;
+    if (shutdown.exit_code != 0 || agent_->generation() > 0 || !is_fixed) return leave(shutdown.exit_code);
+    // Not 0: whoever meant another job than the one that had this endpoint has to notice.
+    failure_ = fmt::format("the job '{}' at {} ended without a need for this spare: '{}' did not run here", setup_.spec.rendezvous.run_id, to_string(head_), hello_.command);
+    leave(static_cast<int>(ExitCode::Unavailable));
 }
 
 void Job::on_lost(const Error& why) {

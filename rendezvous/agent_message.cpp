@@ -10,6 +10,7 @@ namespace ddprun::rdzv {
 
 static void fields(Fields& f, AgentHello& m) {
     f("addresses", m.addresses);
+    f.usually("command", m.command, {});
     f.usually("fabric", m.fabric, {});
     f("host", m.host);
     f.usually("instance", m.instance, {});

@@ -116,6 +116,7 @@ void Controller::feed(const JobEvent& event) {
 Status Controller::agent_joined(rdzv::AgentId peer, const rdzv::AgentHello& hello) {
     if (finished()) return Error{Errc::Refused, "the job is over", 0};
     lose_earlier_session(hello);
+    if (const std::optional<Error> other = refuse_other_job(hello)) return *other;
     // Whoever succeeds the head has its place, too: the first rank's port is held there.
     const std::optional<int> kept = hello.kept_place && is_own(hello) ? 0 : hello.kept_place;
     const rdzv::Joiner joiner{hello.host, hello.pid, hello.node_rank, hello.slots, hello.role, hello.terms, kept, is_own(hello)};
@@ -129,6 +130,23 @@ Status Controller::agent_joined(rdzv::AgentId peer, const rdzv::AgentHello& hell
     // Not inside the server's call: a world that forms now is told to agents whose join is still being answered.
     loop_.post([this] { consider_membership(); });
     return {};
+}
+
+/// Two jobs can meet at one endpoint by mistake: two lines of a sweep on the same nodes, without --rdzv-id. Arguments alone do not
+/// tell, because a script may be given its node's number; so they count for a node that no place is free for, and on a host that
+/// has another node of this job. A spare runs the same command as the job.
+std::optional<Error> Controller::refuse_other_job(const rdzv::AgentHello& hello) const {
+    if (hello.command.empty() || hello.command == config_.command) return std::nullopt;
+    const auto twin = std::find_if(agents_.begin(), agents_.end(), [&](const auto& agent) {
+        return agent.second.host == hello.host && agent.second.addresses == hello.addresses && agent.second.command != hello.command;
+    });
+    const bool is_twin = twin != agents_.end(), is_full = membership_.joined() >= config_.spec.nodes.max;
+    if (!is_full && (!is_twin || hello.node_rank)) return std::nullopt;
+    const std::string nodes = is_twin ? fmt::format("on {} too (pid {})", hello.host, twin->second.pid) : fmt::format("with {} nodes", membership_.joined());
+    return Error{Errc::Mismatch,
+                 fmt::format("{} (pid {}) runs '{}', but the job '{}' at this endpoint runs '{}', {}: "
+                             "give another job an --rdzv-endpoint and an --rdzv-id of its own",
+                             hello.host, hello.pid, hello.command, config_.spec.rendezvous.run_id, config_.command, nodes), 0};
 }
 
 /// A node that joins again may come before the end of its earlier session is noticed here, as when this process was stopped.

@@ -37,6 +37,7 @@ struct WorldNode {
 struct ControllerConfig {
     JobSpec spec;
     std::string program;  ///< as shown in the report
+    std::string command;  ///< of this node, as nodes say it in their AgentHello
     /// What workers get as MASTER_ADDR/PORT in the generation that is about to start, with this node as its first.
     /// Called once for each: a port that the kernel picked must be free again for a new rank 0.
     std::function<Result<MasterAddress>(const rdzv::AgentHello& first)> master;
@@ -130,6 +131,7 @@ class Controller {
     void feed(const JobEvent& event);
     void stop(int signal, rdzv::AgentId source);
     void lose_earlier_session(const rdzv::AgentHello& hello);
+    [[nodiscard]] std::optional<Error> refuse_other_job(const rdzv::AgentHello& hello) const;
     void begin_waiting();
     void say_who_is_missing(Duration pause);
     void tell_newcomers();

@@ -136,6 +136,18 @@ TEST_F(Elastic, ASpareTakesThePlaceOfANodeThatIsLostAndUsesUpNoRestart) {
     EXPECT_EQ((*this)[2].wait().status, 0);
 }
 
+TEST_F(Elastic, ASpareOfAFixedJobThatWasNeverNeededSaysSoAndDoesNotEndWithSuccess) {
+    start_all({"--nnodes=2"}, 2);
+    ASSERT_TRUE(all_in_world_of(2, {0, 1}));
+    start(2, {"--nnodes=2"});
+    ASSERT_TRUE((*this)[2].wait_for_output("the job runs with all of its 2 nodes; a spare"));
+    touch("finish");
+    for (int node : {0, 1}) EXPECT_EQ((*this)[node].wait().status, 0);
+    const Outcome spare = (*this)[2].wait();
+    EXPECT_EQ(spare.status, 69) << spare.err;
+    EXPECT_THAT(spare.err, HasSubstr("the job 'elastic' at node00:29400 ended without a need for this spare"));
+}
+
 TEST_F(Elastic, ShrinksWithoutALostNodeAndGivesItItsPlaceWhenItReturns) {
     const std::vector<std::string> options{"--nnodes=2:3"};
     start_all(options);

@@ -436,6 +436,22 @@ TEST_P(AFileSystemThatHangs, ForLongerThanTheHeartbeatTimeoutLosesNoNode) {
     for (const char* kind : {"exec\n", "mkdir\n", "open .log\n", "open .json\n", "stat\n", "write\n"}) EXPECT_THAT(held, HasSubstr(kind));
 }
 
+TEST(TwoNodes, ASecondJobAtTheSameEndpointIsRefusedAndToldOfTheFirst) {
+    const ReservedPort port;
+    const auto start = [&](const std::string& argument) {
+        return std::make_unique<Program>(ddprun_probe({"--nnodes=2", "--nproc-per-node=1", "--rdzv-backend=c10d", "--rdzv-endpoint=" + port.text()},
+                                                      {"say", argument, "hold"}), with_environment({"DDPRUN_TOKEN=secret of the job"}));
+    };
+    const auto one = start("lr 8"), two = start("lr 8");
+    for (const auto& node : {one.get(), two.get()}) ASSERT_TRUE(node->wait_for_output("lr 8\n"));
+    const Outcome second = start("lr 3")->wait();
+    EXPECT_EQ(second.status, 69) << second.err;
+    EXPECT_THAT(second.err, AllOf(HasSubstr("runs 'probe say lr 3 hold', but the job 'none' at this endpoint runs 'probe say lr 8 hold'"), HasSubstr("--rdzv-id")));
+    EXPECT_EQ(second.out, "");
+    one->signal(SIGTERM);
+    for (const auto& node : {one.get(), two.get()}) EXPECT_EQ(node->wait().status, 75);
+}
+
 TEST(TwoNodes, ANodeThatWasStartedOtherwiseIsRefusedAndBothShowWhoSaysWhat) {
     TwoNodes nodes(Way::Static, {"say", "up"}, {}, "PROBE=0", {{{"--max-restarts=1/1h", "--fabric=ib"}, {"--max-restarts=1", "--fabric=slingshot"}}});
     const Outcome one = nodes[1].wait();
