@@ -36,7 +36,8 @@ Status become(const std::string& user) {
     if (entry == nullptr) return wrong(fmt::format("--user: there is no user {}", user));
     if (entry->pw_uid == ::geteuid()) return {};
     if (::geteuid() != 0) return wrong("--user: only root ends what belongs to another user");
-    const bool is_done = ::initgroups(entry->pw_name, entry->pw_gid) == 0 && ::setgid(entry->pw_gid) == 0 && ::setuid(entry->pw_uid) == 0;
+    const bool is_done = ::initgroups(entry->pw_name, entry->pw_gid) == 0 && ::setgid(entry->pw_gid) == 0 &&
+                         ::setuid(entry->pw_uid) == 0;
     return is_done ? Status() : Status(Error::system("--user: become " + user));
 }
 
@@ -66,7 +67,8 @@ LiveJobs look_for_live_jobs(const std::vector<MarkedProcess>& all, const std::ve
 
 std::vector<std::string> cgroups_of_this_user() {
     std::vector<std::string> found;
-    for (const std::string& root : cgroup2_mounts(read_file("/proc/self/mountinfo", kMaxTable).value_or(""))) {
+    for (const std::string& root :
+         cgroup2_mounts(read_file("/proc/self/mountinfo", kMaxTable).value_or(""))) {
         for (std::string& path : find_job_cgroups(root)) found.push_back(std::move(path));
     }
     return found;
@@ -84,11 +86,13 @@ using NamesByJob = std::map<std::string, std::set<std::string>>;
 
 void add_names(const std::vector<MarkedProcess>& processes, NamesByJob& names) {
     for (const MarkedProcess& process : processes) {
-        names[process.job].insert(fmt::format("{} {}", process.pid, printable(trim(proc_text(process.pid, "comm")))));
+        names[process.job].insert(
+            fmt::format("{} {}", process.pid, printable(trim(proc_text(process.pid, "comm")))));
     }
 }
 
-/// Those that are still there after five seconds. A process can fork while we look, so two looks in a row must find nothing.
+/// Those that are still there after five seconds. A process can fork while we look, so two looks in a row
+/// must find nothing.
 std::vector<MarkedProcess> end_processes(const std::vector<std::string>& cgroups, NamesByJob& ended) {
     const timespec pause{0, 5'000'000};
     std::vector<MarkedProcess> left;
@@ -112,7 +116,8 @@ std::set<std::string> places_of_job_directories() {
 
 void show_processes(const NamesByJob& by_job, std::string_view done) {
     for (const auto& [job, names] : by_job) {
-        ddprun::print("{} {} of job {}: {}\n", done, names.size() == 1 ? "1 process" : fmt::format("{} processes", names.size()), job,
+        ddprun::print("{} {} of job {}: {}\n", done,
+                      names.size() == 1 ? "1 process" : fmt::format("{} processes", names.size()), job,
                       join(std::vector<std::string>(names.begin(), names.end()), ", "));
     }
 }
@@ -140,8 +145,11 @@ std::size_t show_what_is_left(const std::vector<std::string>& cgroups) {
 
 pid_t adopter_of(const MarkedProcess& process, const std::vector<MarkedProcess>& all) {
     pid_t parent = process.parent;
-    for (std::size_t steps = 0; steps <= all.size(); ++steps) {  // a tree read while it changes could show a loop
-        const auto above = std::find_if(all.begin(), all.end(), [&](const MarkedProcess& one) { return one.pid == parent && one.job == process.job; });
+    for (std::size_t steps = 0; steps <= all.size();
+         ++steps) {  // a tree read while it changes could show a loop
+        const auto above = std::find_if(all.begin(), all.end(), [&](const MarkedProcess& one) {
+            return one.pid == parent && one.job == process.job;
+        });
         if (above == all.end()) return parent;
         parent = above->parent;
     }
@@ -152,8 +160,10 @@ std::vector<MarkedProcess> abandoned_processes(const std::vector<MarkedProcess>&
     std::vector<MarkedProcess> found;
     for (const MarkedProcess& process : all) {
         const pid_t adopter = adopter_of(process, all);
-        const bool has_ddprun = adopter == 0 || std::find(live.ddpruns.begin(), live.ddpruns.end(), adopter) != live.ddpruns.end();
-        const bool runs = std::any_of(live.ids.begin(), live.ids.end(), [&](const std::string& id) { return id.starts_with(process.job); });
+        const bool has_ddprun = adopter == 0 || std::find(live.ddpruns.begin(), live.ddpruns.end(),
+                                                          adopter) != live.ddpruns.end();
+        const bool runs = std::any_of(live.ids.begin(), live.ids.end(),
+                                      [&](const std::string& id) { return id.starts_with(process.job); });
         if (!has_ddprun && !runs) found.push_back(process);
     }
     return found;
@@ -162,7 +172,10 @@ std::vector<MarkedProcess> abandoned_processes(const std::vector<MarkedProcess>&
 int clean(const CleanOptions& options) {
     if (const Status became = become(options.user); !became) return complain("clean", became.error());
     const std::vector<std::string> cgroups = cgroups_of_this_user();
-    if (!has_own_proc()) ddprun::print(stderr, "ddprun clean: /proc does not show this pid namespace: processes outside of cgroups are not looked for\n");
+    if (!has_own_proc())
+        ddprun::print(stderr,
+                      "ddprun clean: /proc does not show this pid namespace: processes outside of cgroups "
+                      "are not looked for\n");
     if (options.dry_run) {
         if (show_what_is_left(cgroups) == 0) ddprun::print("nothing is left of killed jobs\n");
         return 0;
@@ -173,7 +186,8 @@ int clean(const CleanOptions& options) {
     std::size_t shown = ended.size();
     int code = 0;
     for (const MarkedProcess& process : left) {
-        ddprun::print(stderr, "ddprun clean: process {} of job {} cannot be ended\n", process.pid, process.job);
+        ddprun::print(stderr, "ddprun clean: process {} of job {} cannot be ended\n", process.pid,
+                      process.job);
         code = kFailed;
     }
     for (const std::string& path : cgroups) {
@@ -185,7 +199,8 @@ int clean(const CleanOptions& options) {
         ++shown;
     }
     for (const std::string& place : places_of_job_directories()) {
-        for (const std::string& name : remove_abandoned_job_directories(place, static_cast<std::size_t>(-1))) {
+        for (const std::string& name :
+             remove_abandoned_job_directories(place, static_cast<std::size_t>(-1))) {
             ddprun::print("removed {}/{}\n", printable(place), name);
             ++shown;
         }
