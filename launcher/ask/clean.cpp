@@ -77,7 +77,9 @@ std::vector<std::string> cgroups_of_this_user() {
 std::vector<MarkedProcess> find_abandoned(const std::vector<std::string>& cgroups) {
     const std::vector<MarkedProcess> all = processes_of_all_jobs();
     std::vector<MarkedProcess> found = abandoned_processes(all, look_for_live_jobs(all, cgroups));
-    std::erase_if(found, [](const MarkedProcess& process) { return process.user != ::getuid(); });
+    std::erase_if(found, [](const MarkedProcess& process) {
+        return process.user != ::getuid() || process.pid == ::getpid();
+    });
     return found;
 }
 
