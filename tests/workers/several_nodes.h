@@ -32,6 +32,8 @@ class SeveralNodes {
         }
     }
     [[nodiscard]] int size() const { return size_; }
+    /// What ranks have said on their way here, by key.
+    [[nodiscard]] const std::map<std::string, std::string>& words() const { return words_; }
     /// In place of libfabric's over the loopback.
     void set_links(std::function<std::unique_ptr<net::Link>()> open) { open_link_ = std::move(open); }
 

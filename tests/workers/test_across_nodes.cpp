@@ -458,6 +458,7 @@ TEST(AcrossNodesFailure, ANodeThatGaveUpJoiningMeetsTheOthersWhenItTriesAgain) {
     world.set_links([&] { return network.open(); });
     // Node 0 comes, finds nobody and gives up; then both come.
     EXPECT_THROW(world.join_alone(0, std::chrono::milliseconds(50)), TimeoutError);
+    EXPECT_TRUE(world.words().empty()) << "its link is closed";
     world.run([](ProcessGroup& group) { EXPECT_EQ(group.all_gather_bytes("word").size(), 2U); });
 }
 
