@@ -49,7 +49,8 @@ bool start_thread(Question* question) {
 }
 
 /// The answers of those who have answered by the deadline; the others' places say Timeout.
-std::vector<ResolverAnswer> answers_by(const std::vector<std::string>& keys, ResolverAnswer (*ask)(const std::string& key), TimePoint deadline) {
+std::vector<ResolverAnswer> answers_by(const std::vector<std::string>& keys,
+                                       ResolverAnswer (*ask)(const std::string& key), TimePoint deadline) {
     struct Answers {
         std::vector<std::optional<ResolverAnswer>> each;
         std::vector<std::atomic<bool>> is_there;
@@ -67,7 +68,8 @@ std::vector<ResolverAnswer> answers_by(const std::vector<std::string>& keys, Res
     std::vector<ResolverAnswer> told;
     for (std::size_t i = 0; i < keys.size(); ++i) {
         const bool is_there = answers->is_there[i].load(std::memory_order_acquire);
-        told.push_back(is_there ? *answers->each[i] : ResolverAnswer(Error{Errc::Timeout, "the resolver has not answered", 0}));
+        told.push_back(is_there ? *answers->each[i]
+                                : ResolverAnswer(Error{Errc::Timeout, "the resolver has not answered", 0}));
     }
     return told;
 }
@@ -78,17 +80,20 @@ ResolverAnswer names_of(const std::string& address) {
     v4.sin_family = AF_INET;
     v6.sin6_family = AF_INET6;
     const bool is_v4 = ::inet_pton(AF_INET, address.c_str(), &v4.sin_addr) == 1;
-    if (!is_v4 && ::inet_pton(AF_INET6, address.c_str(), &v6.sin6_addr) != 1) return Error{Errc::NotFound, "no address", 0};
+    if (!is_v4 && ::inet_pton(AF_INET6, address.c_str(), &v6.sin6_addr) != 1)
+        return Error{Errc::NotFound, "no address", 0};
     const void* const number = is_v4 ? static_cast<const void*>(&v4.sin_addr) : &v6.sin6_addr;
     // Not getnameinfo, which tells one name only: /etc/hosts has several on a line.
     hostent entry{}, *found = nullptr;
     std::vector<char> room(16 * 1024);
     int failure = 0;
-    const int outcome = ::gethostbyaddr_r(number, is_v4 ? sizeof v4.sin_addr : sizeof v6.sin6_addr, is_v4 ? AF_INET : AF_INET6, &entry,
-                                          room.data(), room.size(), &found, &failure);
+    const int outcome =
+        ::gethostbyaddr_r(number, is_v4 ? sizeof v4.sin_addr : sizeof v6.sin6_addr,
+                          is_v4 ? AF_INET : AF_INET6, &entry, room.data(), room.size(), &found, &failure);
     if (outcome != 0 || found == nullptr) return Error{Errc::NotFound, ::hstrerror(failure), 0};
     std::vector<std::string> names{found->h_name};
-    for (char** alias = found->h_aliases; alias != nullptr && *alias != nullptr; ++alias) names.emplace_back(*alias);
+    for (char** alias = found->h_aliases; alias != nullptr && *alias != nullptr; ++alias)
+        names.emplace_back(*alias);
     return names;
 }
 
