@@ -110,7 +110,7 @@ void Job::begin_herald() {
 /// This process was started as the head of a job that goes on under another one.
 void Job::on_job_moved(const rdzv::JobMoved& moved) {
     if (moved.instance == id_) return loop_->post([this] { herald_.reset(); });  // this process listens there, too
-    if (!controller_ || moved_ || controller_->finished()) return;
+    if (!controller_ || moved_ || exit_code_ || controller_->finished()) return;
     const std::string there = fmt::format("the job goes on under {}, which succeeded its lost head", printable(moved.host));
     const bool can_join = !is_apart() && !setup_.start && !pmix_ && !moved.addresses.empty();
     switch (meet_successor({controller_->state().generation, has_succeeded_, can_join})) {

@@ -19,7 +19,10 @@ void Herald::look() {
     connection_.reset();
     dial_ = std::make_unique<rdzv::Dial>(parts_.loop, parts_.where, [this](Result<rdzv::Dialled> outcome) {
         const bool is_refused = !outcome && !rdzv::is_worth_coming_again(outcome.error());
-        if (outcome) tell(*std::move(outcome));
+        const bool is_there = outcome.has_value();
+        if (is_there) tell(*std::move(outcome));
+        if (is_there && !has_told_) parts_.told();
+        has_told_ = is_there;
         timer_ = parts_.loop.call_after(is_refused ? std::max(parts_.pause, kPauseBehindRefusal) : parts_.pause, [this] { look(); });
     });
 }
@@ -28,7 +31,6 @@ void Herald::tell(rdzv::Dialled dialled) {
     connection_ = std::move(dialled.connection);
     connection_->hand_to(*this);
     connection_->send(encode_message(parts_.moved));
-    parts_.told();
 }
 
 }  // namespace ddprun

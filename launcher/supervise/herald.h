@@ -20,7 +20,7 @@ class Herald final : private rdzv::ConnectionOwner {
         rdzv::DialOptions where;
         rdzv::JobMoved moved;
         Duration pause;                 ///< between two looks: shorter than a head waits for nodes before it begins
-        std::function<void()> told;     ///< each time that somebody was
+        std::function<void()> told;     ///< somebody was, and nobody at the look before
     };
     explicit Herald(Parts parts);
     ~Herald() override;
@@ -37,6 +37,7 @@ class Herald final : private rdzv::ConnectionOwner {
     std::unique_ptr<rdzv::Dial> dial_;
     std::unique_ptr<rdzv::Connection> connection_;  ///< to the one that was told last; closed at the next look
     os::EventLoop::TimerId timer_ = 0;
+    bool has_told_ = false;  ///< at the last look
 };
 
 }  // namespace ddprun
