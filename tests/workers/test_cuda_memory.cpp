@@ -89,6 +89,27 @@ TEST(Event, ThatWasNotReachedYetIsNoErrorOfTheThreadThatAsks) {
     EXPECT_TRUE(was_early || !is_fake) << "the fake takes its time";
 }
 
+TEST(HostCopies, OfManyTensorsWaitForTheDeviceAndLockPagesAsOftenAsOfOne) {
+    const ddp::testing::Count blocking_calls = ddp::testing::blocking_calls();
+    if (blocking_calls == nullptr) GTEST_SKIP() << "only the fake CUDA counts the calls that wait";
+    std::vector<std::unique_ptr<OnDevice<float>>> memory;
+    std::vector<ddp::Tensor> tensors;
+    for (int i = 0; i < 10; ++i) {
+        memory.push_back(std::make_unique<OnDevice<float>>(gpu(), std::vector<float>(3, static_cast<float>(i)), DType::F32));
+        tensors.push_back({"t" + std::to_string(i), {3}, memory.back()->buffer()});
+    }
+    const auto room = std::make_shared<ddp::cuda::HostRoom>();
+    const auto waits_for = [&](std::span<const ddp::Tensor> some) {
+        const long before = blocking_calls();
+        const HostCopies copies(some, HostCopies::Begin::WithContents, room);
+        EXPECT_EQ(static_cast<const float*>(copies.tensors().back().memory.data)[2], static_cast<float>(some.size() - 1));
+        return blocking_calls() - before;
+    };
+    const long with_pages_to_lock = waits_for(tensors);
+    EXPECT_LT(waits_for(tensors), with_pages_to_lock) << "the pages stay locked";
+    EXPECT_EQ(waits_for(tensors), waits_for(std::span(tensors).first(1)));
+}
+
 TEST(HostCopies, BringDeviceTensorsToTheHostAndBackAndLeaveHostTensorsWhereTheyAre) {
     std::vector<float> on_host = {7, 8};
     const OnDevice<float> on_device(gpu(), {1, 2, 3}, DType::F32);

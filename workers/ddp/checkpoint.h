@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <functional>
 #include <map>
+#include <memory>
 #include <optional>
 #include <span>
 #include <string>
@@ -18,6 +19,9 @@ namespace ddp {
 
 class Optimizer;
 struct CheckpointPart;
+namespace cuda {
+class HostRoom;
+}
 
 using Metadata = std::map<std::string, std::string>;
 
@@ -159,6 +163,7 @@ class CheckpointDirectory {
 
     std::string path_;
     std::size_t keep_;
+    std::shared_ptr<cuda::HostRoom> room_;  ///< of tensors on a CUDA device, from one save to the next
 };
 
 /// The state of one checkpoint (a path that save or latest gave), without its tensors.

@@ -1,37 +1,67 @@
 #include "ddp/cuda/host_copies.h"
 
+#include <set>
+#include <utility>
+
 namespace ddp::cuda {
 namespace {
 
 bool is_on_device(const Tensor& tensor) { return tensor.memory.device.kind == Device::Kind::Cuda; }
 
-/// Copies between device memory and ours; waits for the device before and for the copy.
-void copy_now(int device, void* to, const void* from, std::size_t bytes) {
-    check(cudaSetDevice(device), "choosing a CUDA device");
-    check(cudaDeviceSynchronize(), "waiting for a CUDA device");
-    copy(to, from, bytes, nullptr);
-    synchronize(nullptr);
+/// Each copy begins on a cache line.
+std::size_t room_of(const Tensor& tensor) {
+    constexpr std::size_t kLine = 64;
+    return (tensor.memory.bytes() + kLine - 1) / kLine * kLine;
 }
 
 }  // namespace
 
-HostCopies::HostCopies(std::span<const Tensor> tensors, Begin begin)
-    : originals_(tensors.begin(), tensors.end()), copies_(originals_) {
-    for (Tensor& tensor : copies_) {
-        if (!is_on_device(tensor)) continue;
-        const auto gpu = Gpu::of(tensor.memory.device.index);
-        const PinnedMemory& room = memory_.emplace_back(gpu, tensor.memory.bytes());
-        if (begin == Begin::WithContents)
-            copy_now(gpu->index(), room.get(), tensor.memory.data, tensor.memory.bytes());
-        tensor.memory = {room.get(), tensor.memory.count, tensor.memory.dtype, {}};
+std::byte* HostRoom::at_least(const std::shared_ptr<const Gpu>& gpu, std::size_t bytes) {
+    if (!memory_ || memory_->bytes() < bytes) {
+        memory_.reset();
+        memory_.emplace(gpu, bytes);
     }
+    return memory_->get();
 }
 
-void HostCopies::upload() const {
-    for (std::size_t i = 0; i < copies_.size(); ++i) {
-        const Buffer& target = originals_[i].memory;
-        if (is_on_device(originals_[i]))
-            copy_now(target.device.index, target.data, copies_[i].memory.data, target.bytes());
+HostCopies::HostCopies(std::span<const Tensor> tensors, Begin begin, std::shared_ptr<HostRoom> room)
+    : originals_(tensors.begin(), tensors.end()), copies_(originals_), room_(std::move(room)) {
+    std::size_t total = 0;
+    const Tensor* first = nullptr;
+    for (const Tensor& tensor : originals_) {
+        if (!is_on_device(tensor)) continue;
+        total += room_of(tensor);
+        if (first == nullptr) first = &tensor;
+    }
+    if (first == nullptr) return;
+    std::byte* at = room_->at_least(Gpu::of(first->memory.device.index), total);
+    for (Tensor& tensor : copies_) {
+        if (!is_on_device(tensor)) continue;
+        const std::size_t room_taken = room_of(tensor);
+        tensor.memory = {at, tensor.memory.count, tensor.memory.dtype, {}};
+        at += room_taken;
+    }
+    if (begin == Begin::WithContents) copy_all(Way::Down);
+}
+
+void HostCopies::upload() const { copy_all(Way::Up); }
+
+/// Waits for each device once before its copies and once after them.
+void HostCopies::copy_all(Way way) const {
+    std::set<int> devices;
+    for (const Tensor& tensor : originals_) {
+        if (is_on_device(tensor)) devices.insert(tensor.memory.device.index);
+    }
+    for (const int device : devices) {
+        check(cudaSetDevice(device), "choosing a CUDA device");
+        check(cudaDeviceSynchronize(), "waiting for a CUDA device");
+        for (std::size_t i = 0; i < originals_.size(); ++i) {
+            const Buffer &original = originals_[i].memory, &own = copies_[i].memory;
+            if (!is_on_device(originals_[i]) || original.device.index != device) continue;
+            if (way == Way::Down) copy(own.data, original.data, original.bytes(), nullptr);
+            else copy(original.data, own.data, original.bytes(), nullptr);
+        }
+        synchronize(nullptr);
     }
 }
 
