@@ -510,6 +510,8 @@ class SimulatedJob {
     }
     void perform(Agent&, const agent_action::BuryGroup& action) { processes_.erase(action.pid); }
     void perform(Agent&, const agent_action::ReapStranger&) {}
+    void perform(Agent&, const agent_action::ReportStrays&) {}
+    void perform(Agent& agent, const agent_action::KillWorker& action) { perform(agent, agent_action::SignalGroup{action.pid, SIGKILL}); }
     void perform(Agent& agent, const agent_action::ReportExit& action) {
         rdzv::WorkerExited report;
         report.generation = agent.order.generation;
