@@ -71,6 +71,8 @@ class JobCgroup {
     [[nodiscard]] int descriptor() const { return directory_fd_.get(); }
     /// SIGKILL to every process in it and below; nothing when there is none.
     void kill();
+    /// The warden has killed it: renew() makes it anew.
+    void was_killed() { killed_ = true; }
     /// Before a generation: makes it anew if it has been killed, see os::can_be_born_in. Error: System (a process
     /// that cannot be killed is still in it); workers then start in our own.
     Status renew();

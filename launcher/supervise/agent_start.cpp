@@ -34,7 +34,10 @@ Status Agent::prepare(const rdzv::StartGeneration& order) {
     order_ = order;
     first_failure_.reset();
     error_clock_lead_.reset();
-    if (warden_ != nullptr) warden_->forget_kill();
+    if (warden_ != nullptr && warden_->has_killed()) {
+        warden_->forget_kill();
+        if (config_.cgroup != nullptr) config_.cgroup->was_killed();
+    }
     {
         const os::BlockingCall makes_directory(loop_.keepalive());
         output_.begin_attempt(static_cast<int>(order.generation) - 1);  // also of those that used up no restart
