@@ -75,15 +75,12 @@ rdzv::Terms terms_of(const JobSetup& setup, bool has_pmix) {
     return terms;
 }
 
-std::string command_of(const ResolvedProgram& program) {
-    constexpr std::size_t kShown = 120;
-    std::string command = std::filesystem::path(program.name).filename().string();
-    auto argument = std::find(program.arguments.begin(), program.arguments.end(), program.name);  // behind a Python and its options
-    if (argument == program.arguments.end()) argument = program.arguments.begin();
-    while (++argument < program.arguments.end()) command += ' ' + *argument;
-    if (command.size() <= kShown) return command;
-    const std::string_view whole = command;
-    return fmt::format("{}... (sha256 {})", command.substr(0, kShown), to_hex(sha256({&whole, 1})).substr(0, 8));
+std::string command_of(const ResolvedProgram& program, std::string_view token) {
+    const std::vector<std::string>& all = program.arguments;
+    const auto script = std::find(all.begin(), all.end(), program.name);  // behind a Python and its options
+    const auto own = script != all.end() ? script + 1 : all.begin() + (all.empty() ? 0 : 1);
+    const Digest digest = hmac_sha256(token, join({own, all.end()}, std::string_view("\0", 1)));
+    return fmt::format("{} (digest of its arguments: {})", std::filesystem::path(program.name).filename().string(), to_hex(digest).substr(0, 8));
 }
 
 os::LogOptions Job::log_options(const JobSetup& setup) {
@@ -299,7 +296,7 @@ Status Job::build_agent(const Endpoint& controller) {
     hello.instance = id_;
     hello.version = DDPRUN_VERSION;
     hello.terms = terms_of(setup_, pmix_ != nullptr);
-    hello.command = command_of(setup_.program);
+    hello.command = command_of(setup_.program, token_.token);
     hello.role = spec.role;
     hello.seats = seats_of(spec, setup_.machine, setup_.workers);
     if (wants_fabric(spec) || spec.nodes.max > 1) hello.fabric = name_of(setup_.machine.fabric.fabric);

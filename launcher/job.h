@@ -75,8 +75,8 @@ inline constexpr Duration kFarewell = std::chrono::seconds(10);
 
 /// What all nodes have to agree on. Programs are compared by their names: they may lie elsewhere on each node; and per role.
 rdzv::Terms terms_of(const JobSetup& setup, bool has_pmix);
-/// The program's name and its arguments, for people and to be compared; shortened.
-std::string command_of(const ResolvedProgram& program);
+/// The program's name and a digest of its arguments, to be compared: other nodes hear it, and arguments can hold secrets.
+std::string command_of(const ResolvedProgram& program, std::string_view token);
 
 /// This node's part of one job: the parts, and the way from each to the others. Decides nothing.
 ///

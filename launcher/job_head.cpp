@@ -105,7 +105,7 @@ void Job::build_controller() {
     ControllerConfig config;
     config.spec = spec;
     config.program = setup_.program.name;
-    config.command = command_of(setup_.program);
+    config.command = command_of(setup_.program, token_.token);
     config.can_be_succeeded = spec.nodes.max > 1 && !setup_.start && !spec.outer_rank;
     config.nobody_can_come = setup_.start.has_value();
     config.random = static_cast<double>(::getpid() % 1000) / 1000;

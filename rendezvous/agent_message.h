@@ -30,7 +30,7 @@ struct AgentHello {
     std::optional<int> kept_place = {};
     std::uint64_t kept_generation = 0;
     int kept_restarts = 0;
-    std::string command = {};  ///< what its workers run, shortened: two jobs that meet by mistake differ in it
+    std::string command = {};  ///< what its workers run, without its arguments' text: two jobs that meet by mistake differ in it
     std::string rejoins = {};  ///< its `instance` in a session before, which is over for it; "" none
     bool operator==(const AgentHello&) const = default;
 };
