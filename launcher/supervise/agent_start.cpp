@@ -245,6 +245,7 @@ void Agent::watch_error_files() {
         error_files_ = std::move(*watch);
     }
     for (int local_rank = 0; local_rank < static_cast<int>(workers_.size()); ++local_rank) {
+        const os::BlockingCall looks_at_file(loop_.keepalive());
         const Status watched = error_files_->add(workers_[static_cast<std::size_t>(local_rank)].error_path, [this, local_rank] { error_file_written(local_rank); });
         if (!watched) log_.debug("rank {}: {}", order_.first_rank + local_rank, watched.error().what);
         else error_file_written(local_rank);  // it may have been faster
