@@ -148,12 +148,14 @@ Result<std::unique_ptr<StoreClient>> StoreClient::connect(const StoreAddress& se
                                                           TimePoint deadline) {
     auto impl = std::make_unique<Impl>(server, std::move(options));
     Duration backoff = kFirstBackoff;
+    std::optional<Error> why;
     for (;;) {
         const Status opened = impl->open(deadline);
         if (opened) return std::unique_ptr<StoreClient>(new StoreClient(std::move(impl)));
-        const Error& why = opened.error();
-        if (!is_worth_another_try(why)) return why;
-        if (MonotonicClock::now() >= deadline) return Error{Errc::Timeout, why.what, 0};
+        if (!is_worth_another_try(opened.error())) return opened.error();
+        // A try that the deadline cuts short says less than the one before it.
+        if (!why || opened.error().code != Errc::Timeout) why = opened.error();
+        if (MonotonicClock::now() >= deadline) return Error{Errc::Timeout, why->what, 0};
         pause_until(std::min(deadline, deadline_after(MonotonicClock::now(), backoff)));
         backoff = std::min(backoff * 2, kLongestBackoff);
     }

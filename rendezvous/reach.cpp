@@ -36,6 +36,8 @@ Result<Reached> reach(const std::vector<Endpoint>& candidates, const ClientOptio
     for (Duration patience = kFirstTry; !candidates.empty(); patience = std::min(2 * patience, kLongestTry)) {
         bool may_get_better = false;
         for (const Endpoint& candidate : candidates) {
+            const bool was_tried = last.code != Errc::NotFound;
+            if (was_tried && MonotonicClock::now() >= deadline) break;
             const TimePoint until = std::min(deadline, deadline_after(MonotonicClock::now(), patience));
             Result<std::unique_ptr<StoreClient>> client = StoreClient::connect(candidate, options, until);
             if (client) return Reached{candidate, *std::move(client)};
