@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <cstdio>
 #include <future>
-#include <map>
 
 #include "env/print.h"
 #include "env/text.h"
@@ -78,15 +77,15 @@ struct FoundJobs {
 };
 /// Of those, the ones that have this run id; "" all.
 FoundJobs find_jobs(const std::vector<RunningJob>& jobs, const std::string& run_id, Duration patience) {
-    std::map<std::string, RunningJob> found;
     FoundJobs result;
     const std::vector<Result<JobStatus>> answers = ask_each(jobs, {"status", {}}, patience);
+    std::vector<std::optional<JobStatus>> fitting(jobs.size());
     for (std::size_t i = 0; i < jobs.size(); ++i) {
-        if (answers[i] && (run_id.empty() || answers[i]->run_id == run_id)) found.emplace(answers[i]->job, jobs[i]);
+        if (answers[i] && (run_id.empty() || answers[i]->run_id == run_id)) fitting[i] = *answers[i];
         if (!answers[i] && answers[i].error().code == Errc::Timeout) result.silent.push_back(jobs[i]);
     }
-    for (const auto& [id, job] : found) result.one_each.push_back(job);
-    if (!found.empty() || result.silent.empty() || patience == kPatience) return result;
+    for (const std::size_t i : one_answer_each(fitting)) result.one_each.push_back(jobs[i]);
+    if (!result.one_each.empty() || result.silent.empty() || patience == kPatience) return result;
     return find_jobs(result.silent, run_id, kPatience);
 }
 

@@ -375,6 +375,20 @@ Result<JobStatus> job_status_from_json(std::string_view line) {
     return status;
 }
 
+std::vector<std::size_t> one_answer_each(const std::vector<std::optional<JobStatus>>& answers) {
+    std::vector<std::size_t> chosen;
+    for (std::size_t i = 0; i < answers.size(); ++i) {
+        if (!answers[i]) continue;
+        const JobStatus& one = *answers[i];
+        const bool is_known = std::any_of(chosen.begin(), chosen.end(), [&](std::size_t other) { return answers[other]->job == one.job; });
+        const bool has_head = std::any_of(answers.begin(), answers.end(), [&](const std::optional<JobStatus>& other) {
+            return other && other->is_head && other->run_id == one.run_id;
+        });
+        if (!is_known && (one.is_head || !has_head)) chosen.push_back(i);
+    }
+    return chosen;
+}
+
 std::string render_status(const JobStatus* before, const JobStatus& now, int width) {
     std::string text = line_of(title(now), width);
     if (!now.log_directory.empty()) text += line_of("logs: " + now.log_directory, width);

@@ -68,6 +68,11 @@ struct JobStatus {
 /// hosts of all nodes in the given order. A node that did not answer is one that has a host with its trouble only.
 JobStatus merge_status(JobStatus head, const std::vector<JobStatus>& nodes);
 
+/// Of the answers of several ddprun on one host: where each job speaks, by index. A job's first answer speaks for all of its nodes.
+/// A node that has not reached its head yet answers for itself, under an id of its own: it is none where a head of the same run id
+/// has answered.
+std::vector<std::size_t> one_answer_each(const std::vector<std::optional<JobStatus>>& answers);
+
 /// What one worker did per second.
 struct WorkerRates {
     double cpu_percent = 0;   ///< 100 is one CPU

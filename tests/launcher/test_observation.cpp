@@ -309,6 +309,20 @@ TEST(JobStatus, SurvivesTheWayThereAndBack) {
     EXPECT_EQ(*read, status);
 }
 
+TEST(JobStatus, ANodeThatHasNotReachedItsHeadIsNoSecondJobBesideIt) {
+    const auto answer = [](const char* job, const char* run_id, bool is_head) {
+        JobStatus status;
+        status.job = job;
+        status.run_id = run_id;
+        status.is_head = is_head;
+        return std::optional<JobStatus>(status);
+    };
+    using Indices = std::vector<std::size_t>;
+    EXPECT_EQ(one_answer_each({answer("node1", "night", false), answer("head", "night", true), answer("head", "night", true)}), Indices{1});
+    EXPECT_EQ(one_answer_each({answer("head", "night", true), std::nullopt, answer("other", "day", false)}), (Indices{0, 2}));
+    EXPECT_EQ(one_answer_each({answer("one", "none", true), answer("two", "none", true)}), (Indices{0, 1}));
+}
+
 TEST(JobStatus, OfAnotherReleaseIsReadAsFarAsItGoes) {
     const Result<JobStatus> read = job_status_from_json(R"({"ok":true,"job":7,"phase":"running","workers":[3,{"rank":"x"}],"new":[]})");
     ASSERT_TRUE(read);
