@@ -184,8 +184,9 @@ Found from_user(const AllocationQuery& query) {
 /// "2(x3),1": the tasks of each host. Slurm sets it from the CPUs where nobody asked for tasks, so it counts only where somebody did.
 void take_slurm_tasks(std::vector<AllocatedHost>& hosts, const EnvironmentLookup& variable) {
     if (!variable("SLURM_NTASKS") && !variable("SLURM_NTASKS_PER_NODE")) return;
+    const std::string told = variable("SLURM_TASKS_PER_NODE").value_or("");
     std::vector<int> tasks;
-    for (const std::string_view piece : split(variable("SLURM_TASKS_PER_NODE").value_or(""), ',')) {
+    for (const std::string_view piece : split(told, ',')) {
         const std::size_t times = piece.find("(x");
         const Result<std::int64_t> count = parse_int_between(piece.substr(0, times), 1, kMostSlots);
         const Result<std::int64_t> repeated = times == piece.npos || !piece.ends_with(')')
