@@ -365,10 +365,11 @@ class Registrations {
     void* add(void* address, const Shared& comm) {
         const std::lock_guard lock(mutex_);
         ++comm->registered;
-        return new Entry(*all_.insert(all_.end(), {address, comm}));
+        all_.push_back({address, comm});
+        return handles_.emplace_back(std::make_unique<Entry>(all_.back())).get();
     }
     Code remove(void* handle) {
-        const std::unique_ptr<Entry> entry(static_cast<Entry*>(handle));
+        const auto* const entry = static_cast<Entry*>(handle);
         const std::lock_guard lock(mutex_);
         --entry->comm->registered;
         const auto found = std::find_if(all_.begin(), all_.end(), [&](const Entry& one) {
@@ -400,6 +401,7 @@ class Registrations {
     };
     std::mutex mutex_;
     std::vector<Entry> all_;
+    std::vector<std::unique_ptr<Entry>> handles_;  ///< kept: those of an aborted communicator are not given back by everybody
 };
 Registrations& registrations() {
     static auto* const all = new Registrations;
