@@ -1,6 +1,7 @@
 #pragma once
 
 #include <chrono>
+#include <concepts>
 #include <cstdint>
 #include <string>
 #include <string_view>
@@ -32,6 +33,9 @@ std::string format_bytes(std::uint64_t bytes);
 
 /// Pieces between separators, empty ones kept; "" gives one empty piece.
 std::vector<std::string_view> split(std::string_view text, char separator);
+/// The pieces are parts of the text, and a temporary one would be gone before they are read.
+template <std::same_as<std::string> Temporary>
+std::vector<std::string_view> split(Temporary&& text, char separator) = delete;
 std::string_view trim(std::string_view text);
 std::string lower(std::string_view text);
 /// Pieces joined with a separator.

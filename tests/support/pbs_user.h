@@ -6,11 +6,11 @@
 #include <fstream>
 #include <stdexcept>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include "env/json.h"
 #include "env/text.h"
+#include "tests/support/comes.h"
 #include "tests/support/run_program.h"
 #include "tests/system/look.h"
 
@@ -87,14 +87,9 @@ class PbsUser {
 
   private:
     /// A real PBS has polls of up to two minutes.
-    template <typename Condition>
+    template <class Condition>
     static bool comes(const Condition& is_so) {
-        const auto patience = std::chrono::minutes(wants_real_pbs() ? 5 : 1);
-        for (const auto until = std::chrono::steady_clock::now() + patience; std::chrono::steady_clock::now() < until;) {
-            if (is_so()) return true;
-            std::this_thread::sleep_for(std::chrono::milliseconds(5));
-        }
-        return false;
+        return test::comes(is_so, std::chrono::minutes(wants_real_pbs() ? 5 : 1));
     }
 
     const RunOptions options_;

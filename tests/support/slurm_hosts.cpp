@@ -6,10 +6,9 @@
 #include <algorithm>
 #include <filesystem>
 #include <fstream>
-#include <functional>
 #include <stdexcept>
-#include <thread>
 
+#include "tests/support/comes.h"
 #include "tests/system/look.h"
 
 namespace ddprun::test {
@@ -17,14 +16,6 @@ namespace ddprun::test {
 namespace {
 
 using namespace std::chrono_literals;
-
-bool comes(std::chrono::milliseconds between, const std::function<bool()>& is_so) {
-    for (const auto until = std::chrono::steady_clock::now() + 1min; std::chrono::steady_clock::now() < until;) {
-        if (is_so()) return true;
-        std::this_thread::sleep_for(between);
-    }
-    return false;
-}
 
 /// Small waits: what is started here lives for seconds.
 std::string slurm_conf(const Hosts& hosts, const std::string& directory, const std::string& more) {
@@ -64,13 +55,13 @@ SlurmHosts::SlurmHosts(const Hosts& hosts, const std::string& more) : hosts_(hos
                      "--seed-file=/run/munge/seed", "--pid-file=/run/munge/pid", "--log-file=/run/munge/log"});
     }
     for (int host = 0; host < hosts.count(); ++host) {
-        const bool is_up = comes(5ms, [&] { return test::run(hosts.command(host, {"munge", "-n"})).status == 0; });
+        const bool is_up = comes([&] { return test::run(hosts.command(host, {"munge", "-n"})).status == 0; });
         if (!is_up) throw std::runtime_error("slurm: munged does not answer on " + Hosts::name(host));
         if (host == 0) start(0, {"/usr/sbin/slurmctld", "-D"});
         start(host, {"/usr/sbin/slurmd", "-D", "-N", Hosts::name(host)});
     }
     const std::string all_idle = std::to_string(hosts.count()) + " idle\n";
-    const bool is_ready = comes(20ms, [&] { return run({"sinfo", "-h", "-o", "%D %T"}).out == all_idle; });
+    const bool is_ready = comes([&] { return run({"sinfo", "-h", "-o", "%D %T"}).out == all_idle; });
     if (is_ready) return;
     std::string logs = run({"sinfo", "-h", "-o", "%D %T %E"}).out;
     for (int host = 0; host < hosts.count(); ++host) logs += file_content(directory_ + "/log." + Hosts::name(host));
@@ -106,7 +97,7 @@ std::string SlurmHosts::submit(const std::string& script, const std::vector<std:
 
 std::string SlurmHosts::await_state(const std::string& id, const std::vector<std::string>& states) const {
     std::string state;
-    (void)comes(20ms, [&] {
+    (void)comes([&] {
         const std::string told = run({"scontrol", "-o", "show", "job", id}).out;
         const std::size_t at = told.find("JobState=");
         state = at == std::string::npos ? "" : told.substr(at + 9, told.find(' ', at) - at - 9);
@@ -116,7 +107,7 @@ std::string SlurmHosts::await_state(const std::string& id, const std::vector<std
 }
 
 bool SlurmHosts::await_text(const std::string& file, const std::string& text) const {
-    return comes(5ms, [&] { return file_content(hosts_.home() + "/" + file).find(text) != std::string::npos; });
+    return comes([&] { return file_content(hosts_.home() + "/" + file).find(text) != std::string::npos; });
 }
 
 }  // namespace ddprun::test

@@ -3,16 +3,15 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <chrono>
 #include <filesystem>
 #include <fstream>
 #include <map>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include "env/os/proc_stat.h"
 #include "env/text.h"
+#include "tests/support/comes.h"
 
 namespace ddprun::test {
 
@@ -42,12 +41,7 @@ inline std::map<std::string, std::string> log_files(const std::string& directory
 enum class Stopped { Yes, No };
 /// Waits until the process is, or is no more, stopped by a signal; false when that does not come.
 inline bool is_soon(Stopped wanted, pid_t pid) {
-    for (const auto until = std::chrono::steady_clock::now() + std::chrono::seconds(20); std::chrono::steady_clock::now() < until;) {
-        const bool is_stopped = os::proc_stat_of(pid).value_or(os::ProcStat{}).state == 'T';
-        if (is_stopped == (wanted == Stopped::Yes)) return true;
-        std::this_thread::sleep_for(std::chrono::milliseconds(1));
-    }
-    return false;
+    return comes([&] { return (os::proc_stat_of(pid).value_or(os::ProcStat{}).state == 'T') == (wanted == Stopped::Yes); });
 }
 
 /// The lines of a text, sorted: ranks write in any order.

@@ -51,6 +51,11 @@ class Ask : public ::testing::Test {
         return *program_;
     }
 
+    /// Log files are written by a thread: later than the terminal, where start() has seen the line.
+    static void await_line_in_log_file(const TemporaryDirectory& directory, const std::string& name, const std::string& line) {
+        EXPECT_TRUE(comes([&] { return log_files(directory.path())["attempt_0/" + name].find(line) != std::string::npos; })) << name;
+    }
+
     std::string id_ = unique_name("ask");
     std::vector<std::string> environment_;
     std::optional<Program> program_;
@@ -190,6 +195,8 @@ TEST_F(Ask, DrainLetsWorkersSaveAndExitsWith75) {
 TEST_F(Ask, LogsPrintsOneRanksFilesAndFollowsToTheEnd) {
     const TemporaryDirectory directory;
     Program& program = start({"--log-dir=" + directory.path()}, {"note", "10", "later", "rank", "1", "err", "of rank one", "end"});
+    await_line_in_log_file(directory, "1/stdout.log", "up\n");
+    await_line_in_log_file(directory, "1/stderr.log", "of rank one\n");
     const Outcome one = ask(id_, {"logs", "-r", "1"});
     EXPECT_EQ(one.status, 0) << one.err;
     EXPECT_EQ(one.out, "up\nof rank one\n");
@@ -208,6 +215,7 @@ TEST_F(Ask, LogsShowsRotatedFilesTooAndFollowsAcrossRotations) {
     Program& program = start({"--log-dir=" + directory.path(), "--max-log-size=48KiB"},
                              {"rank", "1", "lines", "1000", "end", "note", "10", "second", "say", "up", "noted", "10",
                               "rank", "1", "lines", "1000", "end", "say", "done"});
+    await_line_in_log_file(directory, "1/stdout.log", "up\n");
     const Outcome first = ask(id_, {"logs", "-r", "1"});
     EXPECT_EQ(first.status, 0) << first.err;
     EXPECT_EQ(occurrences(first.out, "\n"), 1001);

@@ -36,13 +36,6 @@ class StartHosts : public ::testing::Test {
         std::ofstream(path) << content;
         return path;
     }
-    template <class Condition>
-    static bool comes(const Condition& is_so) {
-        for (const auto until = std::chrono::steady_clock::now() + 20s; std::chrono::steady_clock::now() < until; ::usleep(10'000)) {
-            if (is_so()) return true;
-        }
-        return false;
-    }
     /// Neither a worker nor a ddprun nor its warden is left on any host.
     [[nodiscard]] bool all_quiet() const {
         return comes([&] {
