@@ -131,7 +131,6 @@ struct OutputSpec {
     std::vector<std::string> stdout_filters, stderr_filters;  ///< lines with one of them are copied to a file
     std::optional<std::string> prefix;  ///< template of what stands before each line; none: default_prefix (lines.h)
     enum class Color : std::uint8_t { Auto, Always, Never } color = Color::Auto;
-    bool fold = false;                 ///< identical lines of many ranks are shown once
     std::uint64_t max_file_bytes = 0;  ///< rotation; 0 never
     Duration half_line_after = std::chrono::seconds(2);  ///< an unfinished line is shown, marked, after this
 };

@@ -22,7 +22,7 @@ namespace ddprun {
 namespace {
 
 /// Stands before a value that is part of its option's word: CLI11 takes "--prefix=" for an option without a value, and
-/// does not tell "--role=--fold" from a forgotten value. No word of a command line has such a byte.
+/// does not tell "--role=--quiet" from a forgotten value. No word of a command line has such a byte.
 constexpr char kAttached = '\0';
 
 bool is_short(const std::string& label) { return label.size() == 2; }

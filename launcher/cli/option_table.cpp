@@ -492,8 +492,6 @@ OptionGroup output_options() {
               "one rank's lines alone go into a pipe or a file; else '[${rank}]: '. Default "
               "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE, else auto.",
               set_prefix, "log-prefix"},
-             {"fold", 0, "", "", "Show identical lines of several ranks once: '[0-3]: text'.",
-              [](Draft& d, Text) { d.spec.output.fold = true; return Status{}; }},
              {"color", 0, "WHEN", "auto always never", "Colour the prefixes. Default auto: on a terminal.", set_color},
              {"quiet", 'q', "", "", "No lines of ddprun's own but errors.",
               [](Draft& d, Text) { d.spec.quiet = true; return Status{}; }}}};

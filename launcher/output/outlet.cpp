@@ -3,17 +3,13 @@
 #include <fmt/core.h>
 #include <time.h>
 
-#include <algorithm>
-
-#include "env/text.h"
+#include <utility>
 
 namespace ddprun {
 namespace {
 
 /// What may wait of our own lines: the workers wait for the console, but nobody can make us wait.
 constexpr std::size_t kMaxOwn = 1 << 20;
-/// How long a line waits for the same line of other ranks with --fold.
-constexpr Duration kFoldWindow = std::chrono::milliseconds(100);
 
 /// Wall-clock time of day, as people compare it with other logs: "14:03:59.123".
 std::string time_of_day() {
@@ -32,7 +28,7 @@ std::string render_prefix(const PrefixTemplate& prefix, const StreamOwner& owner
     return prefix.render({fmt::format("{}", owner.rank), fmt::format("{}", owner.local_rank), owner.role, owner.host, time_for(prefix)});
 }
 
-Outlet::Outlet(os::EventLoop& loop, int fd, OutputSpec::Color color) : console_(loop, fd), folder_(kFoldWindow) {
+Outlet::Outlet(os::EventLoop& loop, int fd, OutputSpec::Color color) : console_(loop, fd) {
     using Color = OutputSpec::Color;
     is_colored_ = color == Color::Always || (color == Color::Auto && console_.is_terminal());
 }
@@ -57,19 +53,6 @@ bool Outlet::say(std::string_view lines) {
     own_bytes_ += lines.size();
     own_.emplace_back(console_.gone() + console_.pending(), lines.size());
     return true;
-}
-
-void Outlet::show_folded(const std::vector<FoldedLine>& lines, const Owners& owners) {
-    for (const FoldedLine& line : lines) show(prefix_of(line, owners), line.text);
-}
-
-std::string Outlet::prefix_of(const FoldedLine& line, const Owners& owners) const {
-    const StreamOwner& first = owners.at(line.ranks.front());
-    if (line.ranks.size() == 1) return prefix_of(first);
-    std::vector<int> local;
-    for (const int rank : line.ranks) local.push_back(owners.at(rank).local_rank);
-    std::sort(local.begin(), local.end());
-    return prefix_.render({format_ranges(line.ranks), format_ranges(local), first.role, first.host, time_for(prefix_)});
 }
 
 std::string Outlet::news_of_loss() {

@@ -2,11 +2,9 @@
 
 #include <cstdint>
 #include <deque>
-#include <map>
 #include <string>
 #include <string_view>
 #include <utility>
-#include <vector>
 
 #include "env/os/event_loop.h"
 #include "launcher/job_spec.h"
@@ -19,7 +17,7 @@ namespace ddprun {
 /// What stands before this rank's lines now.
 std::string render_prefix(const PrefixTemplate& prefix, const StreamOwner& owner);
 
-/// One console with what stands before its lines, those that wait to be folded, and ddprun's own ones among them.
+/// One console with what stands before its lines, and ddprun's own lines among them.
 class Outlet {
   public:
     /// Borrows `fd` for its whole life.
@@ -39,18 +37,11 @@ class Outlet {
     /// Queues ddprun's own lines; false: too many of these wait already, and they are dropped.
     bool say(std::string_view lines);
 
-    using Owners = std::map<int, StreamOwner>;  ///< by rank
-    [[nodiscard]] LineFolder& folder() { return folder_; }
-    void show_folded(const std::vector<FoldedLine>& lines, const Owners& owners);
-
     /// The first cause for which the place lost lines, told once; "" none, or it was told.
     std::string news_of_loss();
 
   private:
-    [[nodiscard]] std::string prefix_of(const FoldedLine& line, const Owners& owners) const;
-
     Console console_;
-    LineFolder folder_;
     PrefixTemplate prefix_{""};
     bool is_colored_;
     /// Our own lines that wait: where in the stream of all bytes they end, and their size.

@@ -81,7 +81,6 @@ struct Output::Impl final : PipeReader::Owner {
 
     // What is shown of it.
     void show(StreamState& stream, std::string_view block);
-    void show_folded(Outlet& outlet, const std::vector<FoldedLine>& lines) { outlet.show_folded(lines, owners); }
     void copy_filtered(StreamState& stream, std::string_view block);
     void write_soon();
     void write_now();
@@ -104,7 +103,6 @@ struct Output::Impl final : PipeReader::Owner {
     LogWriter writer;
     AttemptFiles files;
     RankMemory ranks;
-    Outlet::Owners owners;
     PipeReader reader;
     std::unordered_map<const PipeReader::Pipe*, std::unique_ptr<StreamState>> streams;
     std::map<std::uint64_t, Sender> senders;
@@ -256,12 +254,6 @@ void Output::Impl::show(StreamState& stream, std::string_view block) {
     if (stream.filtered != nullptr) copy_filtered(stream, block);
     if (stream.outlet == nullptr) return;
     Outlet& outlet = *stream.outlet;
-    if (spec.fold) {
-        for_each_line(block, [&](std::string_view line) { outlet.folder().offer(stream.owner.rank, line, loop.now()); });
-        show_folded(outlet, outlet.folder().due(loop.now()));
-        if (outlet.folder().next_due() < timer_at) arm_timer();
-        return;
-    }
     if (outlet.has_changing_prefix()) stream.prefix = outlet.prefix_of(stream.owner);
     outlet.show(stream.prefix, block);
 }
@@ -304,7 +296,7 @@ void Output::Impl::tell_senders() {
 }
 
 void Output::Impl::arm_timer() {
-    TimePoint next = std::min(out->folder().next_due(), err->folder().next_due());
+    TimePoint next = kNever;
     for (const auto& [pipe, stream] : streams) {
         if (stream->outlet != nullptr && !stream->is_relayed()) next = std::min(next, stream->assembler.due(spec.half_line_after));
     }
@@ -321,8 +313,6 @@ void Output::Impl::on_timer() {
         if (stream->outlet == nullptr || stream->is_relayed() || stream->assembler.due(spec.half_line_after) > loop.now()) continue;
         show(*stream, stream->assembler.cut());
     }
-    show_folded(*out, out->folder().due(loop.now()));
-    if (own_err) show_folded(*own_err, own_err->folder().due(loop.now()));
     write_now();
     arm_timer();
 }
@@ -363,7 +353,6 @@ void Output::begin_attempt(int attempt) {
     Impl& impl = *impl_;
     finish_attempt();
     impl.ranks.clear();
-    impl.owners.clear();
     if (const Status begun = impl.files.begin(attempt); !begun) impl.note_loss(begun.error().what);
     impl.choose_prefixes();
 }
@@ -394,8 +383,6 @@ Status Output::add(UniqueFd pipe, const StreamOwner& owner, Stream stream) {
     impl.connect_to_files(*state, route);
     if (Status kept = impl.keep(std::move(state)); !kept) return kept;
     impl.ranks.begins(owner.rank, impl.loop.now());
-    impl.owners[owner.rank] = owner;
-    for (Outlet* outlet : {impl.out.get(), impl.err}) outlet->folder().set_world(impl.owners.size());
     return {};
 }
 
@@ -440,8 +427,6 @@ void Output::finish_attempt() {
         impl.close(*one.second);
         return true;
     });
-    impl.show_folded(*impl.out, impl.out->folder().all());
-    if (impl.own_err) impl.show_folded(*impl.own_err, impl.own_err->folder().all());
     impl.arm_timer();
     impl.write_now();
 }

@@ -18,7 +18,7 @@ namespace {
 constexpr int kIterations = 20'000, kCommandLines = 4'000;
 
 const std::vector<std::string> kSeeds = {
-    "// a job\n{\"nproc-per-node\": 4, \"log_dir\": \"logs\", \"standalone\": true, \"fold\": false, \"signal\": [\"USR1=stop\"],\n"
+    "// a job\n{\"nproc-per-node\": 4, \"log_dir\": \"logs\", \"standalone\": true, \"quiet\": false, \"signal\": [\"USR1=stop\"],\n"
     " \"shutdown-timeout\": \"30s\", \"program\": \"train\", \"args\": [\"--epochs\", \"2\"]}",
     R"({"nnodes":"2:4","rdzv-endpoint":"node00:29500","max-restarts":3,"redirects":"0:1,1:2","cpu-bind":"cores"})",
     R"({"request":"signal","signal":"USR1","rank":"3"})",

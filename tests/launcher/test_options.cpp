@@ -442,8 +442,7 @@ TEST(Option, TeeWritesWhatReadersOfTorchrunsTeeExpect) {
 }
 
 TEST(Option, OutputSwitchesArrive) {
-    const OutputSpec output = spec_of({"--fold", "--color=always", "--max-log-size=100MiB"}).output;
-    EXPECT_TRUE(output.fold);
+    const OutputSpec output = spec_of({"--color=always", "--max-log-size=100MiB"}).output;
     EXPECT_EQ(output.color, OutputSpec::Color::Always);
     EXPECT_EQ(output.max_file_bytes, 100U << 20);
     EXPECT_EQ(spec_of({}, {{"NO_COLOR", "1"}}).output.color, OutputSpec::Color::Never);
@@ -526,13 +525,13 @@ TEST(CommandLineGrammar, AValueIsTakenAsItStands) {
 
 TEST(CommandLineGrammar, ASwitchTakesNoValueHoweverItIsWritten) {
     EXPECT_EQ(error_of({"--standalone=true"}), "--standalone: takes no value (got 'true')");
-    EXPECT_EQ(error_of({"--fold="}), "--fold: takes no value (got '')");
+    EXPECT_EQ(error_of({"--quiet="}), "--quiet: takes no value (got '')");
     EXPECT_EQ(error_of({"-q=1"}), "-q: takes no value (got '1')");
     EXPECT_EQ(error_of({"-qt3"}), "-q: takes no value (got 't3')");
 }
 
 TEST(CommandLineGrammar, AMistypedOptionIsNotTheProgram) {
-    EXPECT_THAT(error_of({"--nproc-per-nods", "2", "--fold"}), HasSubstr("--nproc-per-nods: unknown option"));
+    EXPECT_THAT(error_of({"--nproc-per-nods", "2", "--quiet"}), HasSubstr("--nproc-per-nods: unknown option"));
     EXPECT_THAT(error_of({"-5"}), HasSubstr("-5: unknown option"));
     EXPECT_THAT(error_of({"---"}), HasSubstr("---: unknown option"));
     EXPECT_EQ(parse({"-"})->spec.program.name, "-");
@@ -733,14 +732,14 @@ class ConfigFileOption : public testing::Test {
 };
 
 TEST_F(ConfigFileOption, GivesOptionsProgramAndArguments) {
-    const std::string path = write(R"({"nproc-per-node": 4, "log_dir": "logs", "standalone": true, "fold": false,
+    const std::string path = write(R"({"nproc-per-node": 4, "log_dir": "logs", "standalone": true, "quiet": false,
         "local-ranks-filter": [0, 2], "signal": ["USR1=stop", "USR2=ignore"], "program": "train", "args": ["--epochs", "2"]})");
     const Result<CommandLine> line = parse({"--config", path});
     ASSERT_TRUE(line) << line.error().what;
     EXPECT_EQ(line->spec.workers.number, 4);
     EXPECT_EQ(line->spec.output.log_dir, "logs");
     EXPECT_EQ(line->spec.rendezvous.backend, "c10d");
-    EXPECT_FALSE(line->spec.output.fold);
+    EXPECT_FALSE(line->spec.quiet);
     EXPECT_THAT(line->spec.output.local_ranks, ElementsAre(0, 2));
     EXPECT_EQ(line->spec.signals.at(SIGUSR1), SignalAction::Stop);
     EXPECT_EQ(line->spec.signals.at(SIGUSR2), SignalAction::Ignore);

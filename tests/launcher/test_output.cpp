@@ -370,7 +370,7 @@ TEST_F(OutputTest, FlushWaitsForTheConsoleUntilItsDeadline) {
     EXPECT_TRUE(output().flushed());
 }
 
-// ---- prefix, filter, fold
+// ---- prefix, filter
 
 TEST_F(OutputTest, PrefixNamesRoleRanksHostAndTime) {
     spec_.prefix = "${host}/${role_name}${local_rank}/${rank} ${time}|";
@@ -457,15 +457,6 @@ TEST_F(OutputTest, TheConsoleShowsOnlyTheRanksAskedFor) {
     EXPECT_EQ(shown(10, err_), "[1]: seen\n");
     output().read_rest_of(0);
     EXPECT_THAT(output().last_stderr(0), ElementsAre("hidden"));
-}
-
-TEST_F(OutputTest, IdenticalLinesOfAllRanksAreShownOnce) {
-    spec_.fold = true;
-    std::vector<UniqueFd> workers;
-    for (int rank = 0; rank < 3; ++rank) workers.push_back(worker(rank));
-    for (const UniqueFd& one : workers) put(one, "same\n");
-    put(workers[1], "own\n");
-    EXPECT_EQ(shown(21), "[0-2]: same\n[1]: own\n");
 }
 
 // ---- files
@@ -722,44 +713,6 @@ TEST(LineAssembler, AProgressBarIsShownAsATerminalWouldShowIt) {
     LineAssembler assembler;
     (void)assembled(assembler, "\r 10%\r 20%");
     EXPECT_EQ(assembler.cut(), " 20% [line goes on]\n");
-}
-
-TEST(LineFolder, ALineThatAllHaveSaidWaitsNoLonger) {
-    LineFolder folder(milliseconds(100));
-    folder.set_world(2);
-    folder.offer(0, "x\n", kStart);
-    EXPECT_THAT(folder.due(kStart), IsEmpty());
-    folder.offer(1, "x\n", kStart);
-    EXPECT_THAT(folder.due(kStart), ElementsAre(FoldedLine{{0, 1}, "x\n"}));
-    EXPECT_EQ(folder.next_due(), kNever);
-}
-
-TEST(LineFolder, KeepsTheOrderOfEachRank) {
-    LineFolder folder(milliseconds(100));
-    folder.set_world(2);
-    folder.offer(0, "a\n", kStart);
-    folder.offer(0, "b\n", kStart);
-    folder.offer(1, "b\n", kStart);
-    folder.offer(1, "a\n", kStart);
-    EXPECT_THAT(folder.all(), ElementsAre(FoldedLine{{0}, "a\n"}, FoldedLine{{0, 1}, "b\n"}, FoldedLine{{1}, "a\n"}));
-}
-
-TEST(LineFolder, TheSameLineTwiceOfOneRankStaysTwoLines) {
-    LineFolder folder(milliseconds(100));
-    folder.offer(0, "a\n", kStart);
-    folder.offer(0, "a\n", kStart);
-    EXPECT_EQ(folder.all().size(), 2U);
-}
-
-TEST(LineFolder, HoldsNothingLongerThanItsWindowAndNotTooMuch) {
-    LineFolder folder(milliseconds(100));
-    folder.set_world(9);
-    folder.offer(0, "a\n", kStart);
-    EXPECT_EQ(folder.next_due(), kStart + milliseconds(100));
-    EXPECT_THAT(folder.due(kStart + milliseconds(99)), IsEmpty());
-    EXPECT_EQ(folder.due(kStart + milliseconds(100)).size(), 1U);
-    for (std::size_t i = 0; i < LineFolder::kMaxHeld + 5; ++i) folder.offer(0, std::to_string(i) + "\n", kStart);
-    EXPECT_EQ(folder.due(kStart).size(), 5U);
 }
 
 TEST(PrefixTemplate, ReadsWhatTorchrunsTemplatesMayHold) {

@@ -103,7 +103,7 @@ TEST_F(Completion, FishOffersOptionsValuesSubcommandsAndTheirs) {
     EXPECT_THAT(fish("ddprun stac"), Contains("stacks"));
     EXPECT_THAT(fish("ddprun stacks --"), UnorderedElementsAre("--rank", "--job", "--help"));
     EXPECT_THAT(fish("ddprun env --nno"), ElementsAre("--nnodes"));
-    EXPECT_THAT(fish("ddprun --nnodes 2 --fol"), ElementsAre("--fold"));
+    EXPECT_THAT(fish("ddprun --nnodes 2 --qui"), ElementsAre("--quiet"));
     EXPECT_THAT(fish("ddprun --nnodes 2 train --"), IsEmpty()) << "what follows the program is the program's";
 }
 
