@@ -498,6 +498,13 @@ void Job::obey(const rdzv::Shutdown& shutdown) {
     leave(static_cast<int>(ExitCode::Unavailable));
 }
 
+void Job::on_connected() {
+    has_joined_ = true;
+    head_address_ = link_->controller();
+    if (head_places_ > 1) head_ = head_address_;
+    if (sender_) sender_->begin();
+}
+
 void Job::on_lost(const Error& why) {
     if (relay_) relay_->on_lost(fmt::format("the head at {} is lost ({})", to_string(head_), why.what));
     if (exit_code_ || (controller_ && controller_->finished())) return;

@@ -62,7 +62,7 @@ struct JobSetup {
     std::string token;                     ///< the job's secret, where the head has told it; "" as job_token.h finds it
     std::vector<Endpoint> job_at;          ///< where the job goes on, by its head's word; empty: the command line says it
     std::uint64_t open_files = 0;          ///< the soft limit that workers get back; 0: the one there is
-    std::optional<HostStart> start;        ///< what this node starts: the head the others, another its share of them
+    std::optional<HostStart> start;        ///< what the head starts; nullopt elsewhere, and where others do
     bool is_started = false;               ///< by a head, on another host
     bool sends_output = false;             ///< this node's lines go to the head by the session
     bool has_lifeline = false;             ///< the end of standard input is the end of what started us
@@ -149,10 +149,7 @@ class Job final : public rdzv::ServerHandler, public rdzv::AgentLinkHandler {
     void walltime_is_unknown(const std::string& why);
 
     // job_start.cpp
-    RemoteAgents::Parts parts_of_start();
     Status build_start();
-    Status start(RemoteAgents::Parts parts);
-    void not_started(std::string_view node_and_why);
 
     // job_heir.cpp
     void build_heir();
@@ -184,10 +181,7 @@ class Job final : public rdzv::ServerHandler, public rdzv::AgentLinkHandler {
     void hear(rdzv::AgentId agent, const rdzv::WorkerExited& exited);
     void hear(rdzv::AgentId agent, const rdzv::GenerationDrained& drained);
     void hear(rdzv::AgentId agent, const rdzv::StandbyListens& listens) { controller_->agent_message(agent, listens); }
-    void hear(rdzv::AgentId agent, const rdzv::Notice& notice) {
-        if (notice.kind == "not-started") return not_started(notice.text);
-        controller_->agent_message(agent, notice);
-    }
+    void hear(rdzv::AgentId agent, const rdzv::Notice& notice) { controller_->agent_message(agent, notice); }
     void hear(rdzv::AgentId agent, const rdzv::Question& question) { inquiry_->from_agent(agent, question); }
     void hear(rdzv::AgentId agent, const rdzv::Answer& answer) { inquiry_->from_agent(agent, answer); }
     void hear(rdzv::AgentId agent, const rdzv::OutputPiece& piece) {
@@ -279,7 +273,7 @@ class Job final : public rdzv::ServerHandler, public rdzv::AgentLinkHandler {
     std::unique_ptr<Inquiry> inquiry_;
     std::unique_ptr<JobQuestions> questions_;
     std::unique_ptr<HangWatch> hang_watch_;   ///< on the head, with --hang-timeout
-    std::unique_ptr<RemoteAgents> others_;    ///< on a node that starts others
+    std::unique_ptr<RemoteAgents> others_;    ///< on a head that starts the other hosts
     std::set<rdzv::AgentId> senders_;         ///< on the head: joined agents whose lines come by their sessions
     bool waits_for_senders_ = false;          ///< the job is over, and their last lines come
     std::optional<int> exit_code_;            ///< of a node that leaves before, or without, a controller that is its own

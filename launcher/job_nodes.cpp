@@ -51,7 +51,9 @@ void become_head(CommandLine& line, StartPlan plan, JobNodes& nodes, const std::
     }
     rendezvous.endpoint = Endpoint{own_name, has_port ? rendezvous.endpoint->port : std::uint16_t{0}};
     // RemoteAgents says by then which host is missing and why; this bound comes a little later.
-    rendezvous.join_timeout = std::min(rendezvous.join_timeout, std::min(rendezvous.join_timeout, line.spec.start.timeout) + kBehindStart);
+    const auto waves = static_cast<int>(plan.hosts.size() / kMostStarting + 1);
+    const Duration one_wave = std::min(rendezvous.join_timeout, line.spec.start.timeout);
+    rendezvous.join_timeout = std::min(rendezvous.join_timeout, one_wave * waves + kBehindStart);
     if (rendezvous.run_id == "none") rendezvous.run_id = job_id.empty() ? random_hex(8).value_or("none") : job_id;
     HostStart start;
     start.starter = plan.starter;

@@ -186,7 +186,6 @@ int run(CommandLine line, JobNodes nodes) {
         setup.head_elsewhere = nodes.started->elsewhere;
         setup.is_started = true;
         setup.sends_output = nodes.started->order.sends_output;
-        setup.start = own_share(*nodes.started);
         setup.has_lifeline = nodes.has_lifeline;
     }
     if (nodes.start) {
@@ -206,7 +205,8 @@ int run(CommandLine line, JobNodes nodes) {
     RendezvousSpec& rendezvous = setup.spec.rendezvous;
     if (!rendezvous.iface.empty() && (setup.spec.nodes.max > 1 || rendezvous.head_is_apart)) {
         const bool speaks = !setup.spec.quiet && (!nodes.task || !nodes.task->place.is_rank);
-        if (const Status settled = settle_address(rendezvous, setup.start && !setup.is_started, speaks); !settled) return give_up(settled.error().what, ExitCode::Usage);
+        if (const Status settled = settle_address(rendezvous, setup.start.has_value(), speaks); !settled)
+            return give_up(settled.error().what, ExitCode::Usage);
         for (const InterfaceAddress& one : list_interfaces()) {
             if (one.address == rendezvous.listen_on) use_interface(setup.machine.fabric, one.interface);
         }

@@ -105,7 +105,7 @@ struct Shutdown {
     bool operator==(const Shutdown&) const = default;
 };
 
-/// Either way: something workers or the controller should know. kind "preempt": stop soon, save first; "not-started": of a host, "NODE WHY".
+/// Either way: something workers or the controller should know. kind "preempt": stop soon, save first.
 struct Notice {
     static constexpr MessageType kType = MessageType::Notice;
     std::string kind;

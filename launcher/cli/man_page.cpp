@@ -77,7 +77,6 @@ std::string environment() {
     text += entry("LOGLEVEL", "How much ddprun says of itself: DEBUG, INFO, WARNING or ERROR.");
     text += entry("DDPRUN_TOKEN", "The secret of a job of several nodes; the same on all of them. Without it they share the file below.");
     text += entry("DDPRUN_INSECURE", "1: as --insecure.");
-    text += entry("DDPRUN_START_DIRECT", "Of more hosts than this (512) ddprun starts some by ssh, and these the others.");
     text += entry("DDP_NCCL_LIBRARY, DDPRUN_NVML_LIBRARY", "Files to load in place of libnccl.so.2 and libnvidia-ml.so.1.");
     text += entry("NO_COLOR", "Not empty: prefixes without colour.");
     text += ".PP\nEach worker finds RANK, LOCAL_RANK, WORLD_SIZE, LOCAL_WORLD_SIZE, GROUP_RANK, GROUP_WORLD_SIZE, ROLE_NAME, "

@@ -394,7 +394,9 @@ OptionGroup start_options() {
              {"env", 0, "NAME[=VALUE]", "", "NAME=VALUE: a variable for all workers. NAME: send this host's value to the other hosts that ddprun starts, "
               "also where it belongs to a host (TMPDIR). Others are sent without it: docs/hosts.md has the list. May be repeated.",
               add_variable, "", true},
-             {"start-timeout", 0, "SPAN", "", "A host whose ddprun has not joined by then cannot take part, and the job ends. Default 60s.",
+             {"start-timeout", 0, "SPAN", "",
+              "A host that has not joined this long after the last ssh (or other starter) began cannot take part, "
+              "and the job ends. Default 60s.",
               [](Draft& d, Text v) { return store(parse_span(v), d.spec.start.timeout); }}}};
 }
 

@@ -33,15 +33,6 @@ std::string token_from_cookie(std::string_view cookie, std::string_view salt, st
     return to_hex(hmac_sha256(cookie, fmt::format("ddprun start {} {}", salt, run_id)));
 }
 
-/// DDPRUN_START_DIRECT, for sites whose hosts may not ssh to each other, or have room for fewer.
-Result<int> most_direct_starts(bool is_head) {
-    const std::optional<std::string> text = process_environment("DDPRUN_START_DIRECT");
-    if (!text) return is_head ? kMostDirect : kFanOut;
-    const Result<std::int64_t> most = parse_int_between(*text, 1, 1 << 20);
-    if (!most) return most.error().with("DDPRUN_START_DIRECT");
-    return is_head ? static_cast<int>(*most) : std::min(static_cast<int>(*most), kFanOut);
-}
-
 /// Byte by byte: what follows the line is not ours to take.
 Result<std::string> read_line_of_input() {
     std::string line;
@@ -124,9 +115,8 @@ std::vector<std::string> endpoints_of_head(const std::string& own_name, const st
     return endpoints;
 }
 
-Result<std::unique_ptr<RemoteAgents>> start_hosts(RemoteAgents::Parts parts, const HostStart& start, const std::string& token, Duration timeout) {
-    const Result<int> most_direct = most_direct_starts(!parts.tell_head);
-    if (!most_direct) return most_direct.error();
+Result<std::unique_ptr<RemoteAgents>> start_hosts(RemoteAgents::Parts parts, const HostStart& start,
+                                                  const std::string& token, Duration timeout) {
     AgentCall call;
     call.program = start.order.ddprun.path;
     call.endpoints = start.endpoints;
@@ -146,7 +136,9 @@ Result<std::unique_ptr<RemoteAgents>> start_hosts(RemoteAgents::Parts parts, con
     plan.environment = scheduler_environment(os::own_environment(), process_environment);
     std::erase_if(plan.environment, [](const std::string& entry) { return entry.starts_with("DDPRUN_TOKEN="); });
     plan.path = scheduler_search_path(process_environment);
-    plan.commands = starter_commands(start.starter, start.hosts, start.nodes, *most_direct, std::move(call), pbs_job, pbs_job.empty() ? "" : find_executable("pbs_attach", plan.path));
+    const std::string pbs_attach = pbs_job.empty() ? "" : find_executable("pbs_attach", plan.path);
+    plan.commands =
+        starter_commands(start.starter, start.hosts, start.nodes, std::move(call), pbs_job, pbs_attach);
     plan.timeout = timeout;
     return std::make_unique<RemoteAgents>(std::move(parts), std::move(plan));
 }
@@ -167,18 +159,6 @@ Result<StartedNode> ask_head(const AgentCall& call) {
     const int first = started.order.head_is_apart ? 0 : 1;
     if (started.node >= first && static_cast<std::size_t>(started.node) < started.order.hosts.size()) return started;
     return Error{Errc::NotFound, fmt::format("this host ({}) is none of those that the head starts ({})", host_name(), join(started.order.hosts, ", ")), 0};
-}
-
-std::optional<HostStart> own_share(const StartedNode& started) {
-    const int last = std::min(started.call.through, static_cast<int>(started.order.hosts.size()) - 1);
-    if (last <= started.node) return std::nullopt;
-    HostStart share;
-    for (const std::string& host : started.order.hosts) share.hosts.push_back({host, std::nullopt, std::nullopt, 0});
-    share.nodes = {started.node + 1, last};
-    share.endpoints = started.call.endpoints;
-    share.tls = started.call.tls;
-    share.order = started.order;
-    return share;
 }
 
 void tell_head(const StartedNode& started, const std::string& why) {

@@ -14,12 +14,12 @@
 
 namespace ddprun {
 
-/// What the head starts on the other hosts of the job, or another starts in turn.
+/// What the head starts on the other hosts of the job.
 struct HostStart {
     std::vector<AllocatedHost> hosts;    ///< by node rank
     NodeRange nodes;                     ///< those of them that are to be started
     Starter starter = Starter::Ssh;
-    std::vector<std::string> endpoints;  ///< of the head, where that is elsewhere
+    std::vector<std::string> endpoints;  ///< of the head
     bool tls = false;                    ///< as it wants to be spoken to
     std::string salt;                    ///< of the secret, where it follows from the PBS job's cookie
     std::string secret_file;             ///< where it lies until all have joined, if a file is its way; "" none
@@ -33,7 +33,7 @@ Result<std::string> make_start_token(HostStart& start, const EnvironmentLookup& 
 
 /// Where the ddprun of other hosts find the head: "host:port" by its name and its addresses, or by the one on which alone it listens.
 std::vector<std::string> endpoints_of_head(const std::string& own_name, const std::string& listens_on, std::uint16_t port);
-/// Begins to start `start.nodes`. Error: System (no file for the secret), InvalidArgument (DDPRUN_START_DIRECT).
+/// Begins to start `start.nodes`. Error: System (no file for the secret).
 Result<std::unique_ptr<RemoteAgents>> start_hosts(RemoteAgents::Parts parts, const HostStart& start, const std::string& token, Duration timeout);
 
 /// As one of those: where the head is, by which secret, as what, and what it wants.
@@ -45,8 +45,6 @@ struct StartedNode {
     AgentCall call;
     StartOrder order;
 };
-/// What such a node starts in turn; nullopt: nothing.
-std::optional<HostStart> own_share(const StartedNode& started);
 /// Reads the secret, finds the head and asks for its order. Blocks, for a minute at most.
 /// Error: InvalidArgument, Refused, Timeout, NotFound (this host is none of the order's).
 Result<StartedNode> ask_head(const AgentCall& call);

@@ -19,7 +19,6 @@
 namespace ddprun {
 namespace {
 
-constexpr std::size_t kMostStarting = 64;
 /// While hosts are missing: whether one has told why, and whether the time is over.
 constexpr Duration kLook = std::chrono::milliseconds(50);
 /// After the first host that failed, the others may still fail, and are named with it.
@@ -45,6 +44,13 @@ std::string render_start_failures(const std::vector<StartFailure>& failures, std
     for (std::size_t i = 0; i < std::min(failures.size(), kNamed); ++i) names.push_back(failures[i].host);
     const std::string more = failures.size() > kNamed ? fmt::format(" and {} more", failures.size() - kNamed) : "";
     return fmt::format("{} of {} hosts cannot take part: {}{}", failures.size(), hosts, join(names, ", "), more);
+}
+
+std::optional<std::size_t> next_starter(std::span<const StarterPhase> starters) {
+    const auto waiting = std::find(starters.begin(), starters.end(), StarterPhase::Waiting);
+    const auto starting = std::count(starters.begin(), starters.end(), StarterPhase::Starting);
+    if (waiting == starters.end() || static_cast<std::size_t>(starting) >= kMostStarting) return std::nullopt;
+    return static_cast<std::size_t>(waiting - starters.begin());
 }
 
 namespace {
@@ -82,9 +88,8 @@ RemoteAgents::RemoteAgents(Parts parts, Plan plan) : parts_(std::move(parts)), p
         starters_.push_back(std::make_unique<Starter>());
         starters_.back()->command = &command;
     }
-    deadline_ = deadline_after(MonotonicClock::now(), plan_.timeout);
     start_some();
-    if (!parts_.tell_head) timer_ = parts_.loop.call_after(kLook, [this] { look(); });
+    timer_ = parts_.loop.call_after(kLook, [this] { look(); });
 }
 
 RemoteAgents::~RemoteAgents() {
@@ -101,22 +106,27 @@ bool RemoteAgents::is_open(int node) const {
     return node >= 0 && static_cast<std::size_t>(node) < nodes_.size() && nodes_[static_cast<std::size_t>(node)] == Node::Open;
 }
 
+StarterPhase RemoteAgents::phase_of(const Starter& starter) const {
+    if (!starter.begun) return StarterPhase::Waiting;
+    const std::vector<int>& nodes = starter.command->nodes;
+    const bool is_starting =
+        starter.runs() && std::any_of(nodes.begin(), nodes.end(), [this](int node) { return is_open(node); });
+    return is_starting ? StarterPhase::Starting : StarterPhase::Settled;
+}
+
 void RemoteAgents::start_some() {
-    std::size_t starting = 0;
-    const auto is_starting = [this](const Starter& one) {
-        return one.runs() && std::any_of(one.command->nodes.begin(), one.command->nodes.end(), [this](int node) { return is_open(node); });
-    };
-    for (const auto& starter : starters_) starting += is_starting(*starter) ? 1 : 0;
-    for (const auto& starter : starters_) {
-        if (starting == kMostStarting || done_) return;
-        if (starter->begun) continue;
-        starter->begun = true;
-        if (const Status started = start(*starter); started) {
-            ++starting;
-            continue;
-        } else {
-            for (const int node : starter->command->nodes) fail(node, started.error().what);
+    if (done_) return;
+    std::vector<StarterPhase> phases;
+    for (const auto& starter : starters_) phases.push_back(phase_of(*starter));
+    while (const std::optional<std::size_t> next = next_starter(phases)) {
+        Starter& starter = *starters_[*next];
+        starter.begun = true;
+        const Status started = start(starter);
+        if (!started) {
+            for (const int node : starter.command->nodes) fail(node, started.error().what);
         }
+        phases[*next] = phase_of(starter);
+        deadline_ = deadline_after(MonotonicClock::now(), plan_.timeout);
     }
 }
 
@@ -191,10 +201,9 @@ std::string RemoteAgents::last_words_of(int node) const {
         const auto& nodes = starter->command->nodes;
         if (std::find(nodes.begin(), nodes.end(), node) == nodes.end()) continue;
         const std::string said = last_words(starter->words);
-        if (!starter->begun) return "not started: 64 others took all the time";
-        const std::string by = starter->command->by_first && node != nodes.front() ? fmt::format("{} was to start it: ", plan_.hosts[static_cast<std::size_t>(nodes.front())]) : "";
-        if (!starter->runs()) return by + words_of_ended(*starter->command, said, starter->exit_code);
-        return by + (said.empty() ? fmt::format("{} has said nothing", starter->command->words.front()) : said);
+        if (!starter->begun) return fmt::format("not started: {} others took all the time", kMostStarting);
+        if (!starter->runs()) return words_of_ended(*starter->command, said, starter->exit_code);
+        return said.empty() ? fmt::format("{} has said nothing", starter->command->words.front()) : said;
     }
     return "";
 }
@@ -217,7 +226,6 @@ void RemoteAgents::look() {
 void RemoteAgents::fail(int node, std::string why) {
     if (is_over_ || !is_open(node)) return;
     nodes_[static_cast<std::size_t>(node)] = Node::Failed;
-    if (parts_.tell_head) return parts_.tell_head(node, why);
     failures_.push_back({plan_.hosts[static_cast<std::size_t>(node)], std::move(why)});
     if (conclude_at_ == kNever) conclude_at_ = deadline_after(parts_.loop.now(), kMoreFailures);
     // Not from within the constructor, or whoever told of it.
@@ -272,10 +280,8 @@ void RemoteAgents::finish(Duration patience, std::function<void()> done) {
 
 void RemoteAgents::fell_silent(int node) {
     for (const auto& starter : starters_) {
-        const StarterCommand& command = *starter->command;
         // One program for many hosts (srun) ends without the dead one.
-        const bool leads_there = command.nodes.front() == node && (command.nodes.size() == 1 || command.by_first);
-        if (!leads_there) continue;
+        if (starter->command->nodes != std::vector<int>{node}) continue;
         starter->is_silent = true;
         if (done_) give_up(*starter);
     }

@@ -2,6 +2,8 @@
 
 #include <functional>
 #include <memory>
+#include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -22,12 +24,25 @@ struct StartFailure {
 /// "2 of 3 hosts cannot take part: node01, node02". Pure.
 std::string render_start_failures(const std::vector<StartFailure>& failures, std::size_t hosts);
 
-/// Starts ddprun on other hosts of a job, on the event loop: at most kMostStarting at a time, each by its program. On the head
-/// it waits until all have joined; one that the head has started, and that starts others in turn, only tells of failures.
+/// How far one starter has come.
+enum class StarterPhase : std::uint8_t {
+    Waiting,   ///< it has not begun
+    Starting,  ///< it runs, and one of its hosts at least has not joined yet
+    Settled,   ///< all of its hosts have joined, or it has ended
+};
+/// More starters than these do not start at a time: the encryption of all their connections shares the head's
+/// processors.
+inline constexpr std::size_t kMostStarting = 64;
+/// Which starter begins next: the first that waits; nullopt while kMostStarting are starting, or none waits.
+/// Pure.
+std::optional<std::size_t> next_starter(std::span<const StarterPhase> starters);
+
+/// Starts ddprun on the other hosts of a job, on the event loop of the head, each by its program and in waves
+/// (next_starter), and waits until all have joined.
 ///
-/// What a starter writes is passed on line by line, to the console that it chose: the lines of the workers over there. Its last
-/// lines are kept until its hosts have joined: they are what is said when one does not. A starter lives as long as its
-/// ddprun, and dies with us.
+/// What a starter writes is passed on line by line, to the console that it chose: the lines of the workers
+/// over there. Its last lines are kept until its hosts have joined: they are what is said when one does not.
+/// A starter lives as long as its ddprun, and dies with us.
 class RemoteAgents {
   public:
     enum class Console : std::uint8_t { Out, Err };
@@ -36,12 +51,10 @@ class RemoteAgents {
         os::System& system;
         /// Shows a pipe's lines until its end: tells each piece to `seen`, the end to `ended`.
         std::function<Status(UniqueFd pipe, Console console, std::function<void(std::string_view)> seen, std::function<void()> ended)> relay;
-        /// Of the head: what a host's own ddprun has told of why it cannot take part; "" nothing (yet).
+        /// What a host's own ddprun has told of why it cannot take part; "" nothing (yet).
         std::function<std::string(int node)> failure_of;
-        /// Of the head: some hosts cannot take part. Said once, when all others have joined or enough time has passed.
+        /// Some hosts cannot take part. Called once, when all others have joined or enough time has passed.
         std::function<void(const std::vector<StartFailure>&)> on_failure;
-        /// Of another: what it started has ended, why this host cannot take part, if it has not. Said at once.
-        std::function<void(int node, const std::string& why)> tell_head;
     };
     struct Plan {
         std::vector<std::string> hosts;        ///< by node rank
@@ -51,7 +64,7 @@ class RemoteAgents {
         std::string path;                      ///< where they are looked for, as PATH
         std::string token;                     ///< written into their standard input, which then stays open; "" they get none
         std::string secret_file;               ///< removed once it is needed no more; "" none
-        Duration timeout{};
+        Duration timeout{};  ///< a host has to join within this time after the last starter has begun
     };
     /// Begins at once.
     RemoteAgents(Parts parts, Plan plan);
@@ -63,7 +76,6 @@ class RemoteAgents {
     void joined(int node);
     /// For each SIGCHLD, before children are reaped: keeps the exit codes of starters.
     void children_ended();
-    void fail(int node, std::string why);
     /// The node is lost, and its host as good as dead: nothing comes from there any more, so that finish() does not wait for it.
     void fell_silent(int node);
     /// Calls `done` when all starters have ended and their last lines been read; those that have not by `patience` are killed.
@@ -71,7 +83,9 @@ class RemoteAgents {
 
   private:
     struct Starter;
+    [[nodiscard]] StarterPhase phase_of(const Starter& starter) const;
     void start_some();
+    void fail(int node, std::string why);
     Status start(Starter& starter);
     void ended(Starter& starter);
     void look();

@@ -31,14 +31,6 @@ Result<SecretWay> parse_way(std::string_view text) {
     return Error{Errc::InvalidArgument, fmt::format("--secret: '{}' is not known (expected stdin, cookie:SALT or file:/PATH)", excerpt(text)), 0};
 }
 
-Words with_nodes(AgentCall call, NodeRange nodes) {
-    call.node = nodes.first;
-    if (nodes.size() > 1) call.through = nodes.last;
-    Words words{call.program};
-    append(words, agent_words(call));
-    return words;
-}
-
 /// What a shell at the other end runs: exec, so that the agent is what sshd waits for.
 std::string for_shell(const Words& words) {
     std::string line = "exec";
@@ -80,7 +72,6 @@ StarterCommand for_all_at_once(Words words, NodeRange nodes, const AgentCall& ca
 std::vector<std::string> agent_words(const AgentCall& call) {
     Words words{"agent", "--at", join(call.endpoints, ","), "--job", call.job, "--secret", way_in_words(call.secret)};
     if (call.node >= 0) append(words, {"--node", fmt::format("{}", call.node)});
-    if (call.through >= 0) append(words, {"--through", fmt::format("{}", call.through)});
     if (call.tls) append(words, {"--tls", "on"});
     return words;
 }
@@ -99,10 +90,10 @@ Result<AgentCall> parse_agent_words(const std::vector<std::string>& words) {
             Result<SecretWay> way = parse_way(value);
             if (!way) return way.error();
             call.secret = *std::move(way);
-        } else if (name == "--node" || name == "--through") {
+        } else if (name == "--node") {
             const Result<std::int64_t> node = parse_int_between(value, 0, 1 << 20);
             if (!node) return node.error().with(name);
-            (name == "--node" ? call.node : call.through) = static_cast<int>(*node);
+            call.node = static_cast<int>(*node);
         } else if (name == "--tls" && value == "on") {
             call.tls = true;
         } else {
@@ -143,18 +134,9 @@ bool carries(Starter starter, std::string_view variable) {
 
 bool carries_output(Starter starter) { return starter != Starter::Pbsdsh && starter != Starter::Tm; }
 
-std::vector<NodeRange> direct_starts(NodeRange nodes, int most_direct) {
-    const int parts = nodes.size() <= most_direct ? nodes.size() : std::min(most_direct, kFanOut);
-    std::vector<NodeRange> ranges;
-    for (int part = 0; part < parts; ++part) {
-        const auto begin = [&](int of) { return nodes.first + static_cast<int>(std::int64_t{nodes.size()} * of / parts); };
-        ranges.push_back({begin(part), begin(part + 1) - 1});
-    }
-    return ranges;
-}
-
-std::vector<StarterCommand> starter_commands(Starter starter, const std::vector<AllocatedHost>& hosts, NodeRange nodes, int most_direct, AgentCall call,
-                                             const std::string& job_id, const std::string& pbs_attach) {
+std::vector<StarterCommand> starter_commands(Starter starter, const std::vector<AllocatedHost>& hosts,
+                                             NodeRange nodes, AgentCall call, const std::string& job_id,
+                                             const std::string& pbs_attach) {
     const std::string count = fmt::format("{}", nodes.size()), names = names_of(hosts, nodes);
     // One srun, or mpiexec, for all: a step of the job each would cost the scheduler more, and sites limit their number.
     if (starter == Starter::Srun) {
@@ -163,16 +145,17 @@ std::vector<StarterCommand> starter_commands(Starter starter, const std::vector<
     }
     if (starter == Starter::Mpiexec) return {for_all_at_once({"mpiexec", "-n", count, "--ppn", "1", "--hosts", names}, nodes, call)};
     std::vector<StarterCommand> commands;
-    for (const NodeRange& range : direct_starts(nodes, starter == Starter::Ssh ? most_direct : nodes.size())) {
-        const AllocatedHost& host = hosts[static_cast<std::size_t>(range.first)];
-        Words agent = with_nodes(call, range);
-        Words words;
+    for (const int node : each_of(nodes)) {
+        const AllocatedHost& host = hosts[static_cast<std::size_t>(node)];
+        call.node = node;
+        Words agent{call.program}, words;
+        append(agent, agent_words(call));
         if (starter == Starter::Pbsdsh) words = {"pbsdsh", "-n", fmt::format("{}", host.line), "--"};
         if (starter == Starter::Tm) words = {"pbs_tmrsh", host.name};
         if (starter == Starter::Blaunch) words = {"blaunch", "-n", host.name};
         if (starter == Starter::Ssh) words = by_ssh(host.name, std::move(agent), job_id, pbs_attach);
         else append(words, agent);
-        commands.push_back({std::move(words), each_of(range), range.size() > 1});
+        commands.push_back({std::move(words), {node}});
     }
     return commands;
 }

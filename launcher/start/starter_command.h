@@ -30,22 +30,13 @@ struct NodeRange {
     bool operator==(const NodeRange&) const = default;
 };
 
-/// How many hosts a head starts directly; of more it starts kFanOut, each of which starts its share in the same way: one host
-/// has room for only so many ssh at once, and they would all wait for its processors.
-inline constexpr int kMostDirect = 512;
-inline constexpr int kFanOut = 64;
-/// What one ddprun starts directly: the first of each range, which is to start the rest of it. `nodes` are consecutive in the
-/// result, the ranges of nearly equal size; of one host each where there are at most `most_direct`. Pure.
-std::vector<NodeRange> direct_starts(NodeRange nodes, int most_direct);
-
-/// What `ddprun agent` is told in its arguments: where the head is, and what it is to start in turn; nothing else.
+/// What `ddprun agent` is told in its arguments: where the head is, nothing else.
 struct AgentCall {
     std::string program;                 ///< ddprun itself, an absolute path
     std::vector<std::string> endpoints;  ///< "host:port" of the head, the most likely first
     std::string job;                     ///< the job's id, as of every node
     SecretWay secret;
     int node = -1;                       ///< index of its host; -1: it finds its own name among the hosts
-    int through = -1;                    ///< it starts those behind it, up to this one; -1: none
     bool tls = false;                    ///< the head wants to be spoken to so
     bool operator==(const AgentCall&) const = default;
 };
@@ -58,7 +49,6 @@ Result<AgentCall> parse_agent_words(const std::vector<std::string>& words);
 struct StarterCommand {
     std::vector<std::string> words;  ///< words[0] is looked for in PATH
     std::vector<int> nodes;          ///< those it starts
-    bool by_first = false;           ///< only the first of them; that one starts the others
     bool operator==(const StarterCommand&) const = default;
 };
 /// Why it started nothing, by what it wrote ("" too) before it ended, and its exit code where that is known. PBS's own tell little
@@ -77,9 +67,10 @@ bool carries(Starter starter, std::string_view variable);
 /// the job's output file, wherever the head's standard output goes.
 bool carries_output(Starter starter);
 
-/// What starts the `nodes` of `hosts`; ssh at most `most_direct` of them directly. `pbs_attach`, a path or "", puts what ssh starts
-/// into the PBS job `job_id`. Pure.
-std::vector<StarterCommand> starter_commands(Starter starter, const std::vector<AllocatedHost>& hosts, NodeRange nodes, int most_direct, AgentCall call,
-                                             const std::string& job_id, const std::string& pbs_attach);
+/// What starts the `nodes` of `hosts`. `pbs_attach`, a path or "", puts what ssh starts into the PBS job
+/// `job_id`. Pure.
+std::vector<StarterCommand> starter_commands(Starter starter, const std::vector<AllocatedHost>& hosts,
+                                             NodeRange nodes, AgentCall call, const std::string& job_id,
+                                             const std::string& pbs_attach);
 
 }  // namespace ddprun

@@ -3,7 +3,6 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <array>
 #include <fstream>
 
 #include "launcher/start/host_starter.h"
@@ -178,20 +177,21 @@ TEST(StartRemarks, OtherComponentsOfAHeterogeneousSlurmJobAreSaidToBeUnused) {
 
 AgentCall call(SecretWay::Kind kind) {
     const SecretWay way{kind, kind == SecretWay::File ? "/home/u/.ddprun-1" : "", kind == SecretWay::Cookie ? "5a17" : ""};
-    return {"/opt/dd run", {"h1:4711", "10.0.0.1:4711"}, "12.server", way, -1, -1, false};
+    return {"/opt/dd run", {"h1:4711", "10.0.0.1:4711"}, "12.server", way, -1, false};
 }
 
 const std::vector<AllocatedHost> kThree = {{"h1", 1, std::nullopt, 0}, {"h2", 4, std::nullopt, 1}, {"h3", 1, std::nullopt, 5}};
 
 TEST(StarterCommand, PbsdshNamesTheFirstLineOfEachHost) {
-    const auto commands = starter_commands(Starter::Pbsdsh, kThree, {1, 2}, kMostDirect, call(SecretWay::Cookie), "12.server", "");
+    const auto commands =
+        starter_commands(Starter::Pbsdsh, kThree, {1, 2}, call(SecretWay::Cookie), "12.server", "");
     ASSERT_EQ(commands.size(), 2u);
     EXPECT_THAT(commands[1].words, ElementsAre("pbsdsh", "-n", "5", "--", "/opt/dd run", "agent", "--at", "h1:4711,10.0.0.1:4711", "--job", "12.server", "--secret", "cookie:5a17", "--node", "2"));
     EXPECT_EQ(commands[1].nodes, std::vector<int>{2});
 }
 
 TEST(StarterCommand, SshGetsOneLineForTheShellOverThereAndNoTerminal) {
-    const auto commands = starter_commands(Starter::Ssh, kThree, {1, 2}, kMostDirect, call(SecretWay::Stdin), "", "");
+    const auto commands = starter_commands(Starter::Ssh, kThree, {1, 2}, call(SecretWay::Stdin), "", "");
     ASSERT_EQ(commands.size(), 2u);
     const auto& words = commands[0].words;
     EXPECT_EQ(words.front(), "ssh");
@@ -199,79 +199,65 @@ TEST(StarterCommand, SshGetsOneLineForTheShellOverThereAndNoTerminal) {
     EXPECT_EQ(words.back(), "exec '/opt/dd run' agent --at h1:4711,10.0.0.1:4711 --job 12.server --secret stdin --node 1");
     EXPECT_THAT(words, ::testing::Contains("BatchMode=yes"));
     EXPECT_THAT(words, ::testing::Contains("ControlMaster=no"));
-    const auto attached = starter_commands(Starter::Ssh, kThree, {1, 2}, kMostDirect, call(SecretWay::Stdin), "12.server", "/opt/pbs/bin/pbs_attach");
+    const auto attached = starter_commands(Starter::Ssh, kThree, {1, 2}, call(SecretWay::Stdin), "12.server",
+                                           "/opt/pbs/bin/pbs_attach");
     EXPECT_THAT(attached[0].words.back(), HasSubstr("exec /opt/pbs/bin/pbs_attach -j 12.server '/opt/dd run' agent"));
 }
 
-/// Starts `nodes` as the head and those that it starts do. How often each was started, and by how many steps from the head at most.
-void start_all(NodeRange nodes, int most_direct, int step, std::vector<int>& times, int& depth, int& most_at_once) {
-    const std::vector<NodeRange> ranges = direct_starts(nodes, most_direct);
-    most_at_once = std::max(most_at_once, static_cast<int>(ranges.size()));
-    for (const NodeRange& range : ranges) {
-        ++times[static_cast<std::size_t>(range.first)];
-        depth = std::max(depth, step);
-        if (range.size() > 1) start_all({range.first + 1, range.last}, kFanOut, step + 1, times, depth, most_at_once);
+TEST(NextStarter, AtMost64AreStartingAndEachOfManyHostsHasItsTurn) {
+    std::vector<StarterPhase> starters(1500, StarterPhase::Waiting);
+    std::vector<std::size_t> begun;
+    const auto begin_all_that_may = [&] {
+        while (const std::optional<std::size_t> next = next_starter(starters)) {
+            begun.push_back(*next);
+            starters[*next] = StarterPhase::Starting;
+        }
+    };
+    begin_all_that_may();
+    EXPECT_EQ(begun.size(), kMostStarting);
+    starters[7] = StarterPhase::Settled;
+    begin_all_that_may();
+    EXPECT_EQ(begun.back(), kMostStarting) << "one more for the one that has joined or ended";
+    EXPECT_EQ(begun.size(), kMostStarting + 1);
+    for (std::size_t i = 0; i < starters.size(); ++i) {
+        starters[i] = StarterPhase::Settled;
+        begin_all_that_may();
     }
-}
-
-TEST(StartTree, EachHostIsStartedOnceInAsFewStepsAsItTakesAndNobodyStartsMoreThanItsBound) {
-    const std::vector<std::array<int, 3>> cases = {{512, 1, 512}, {513, 2, 64}, {4096, 2, 64}, {4161, 3, 64}, {100'000, 3, 64}};
-    for (const auto& [hosts, steps, bound] : cases) {
-        std::vector<int> times(static_cast<std::size_t>(hosts) + 1);
-        int depth = 0, most_at_once = 0;
-        start_all({1, hosts}, kMostDirect, 1, times, depth, most_at_once);
-        EXPECT_EQ(std::count(times.begin() + 1, times.end(), 1), hosts) << hosts;
-        EXPECT_EQ(times[0], 0) << "the head itself";
-        EXPECT_EQ(depth, steps) << hosts;
-        EXPECT_EQ(most_at_once, bound) << hosts;
-    }
-    EXPECT_TRUE(direct_starts({1, 0}, kMostDirect).empty());
-}
-
-TEST(StartTree, TheSharesAreOfNearlyEqualSize) {
-    const std::vector<NodeRange> ranges = direct_starts({1, 513}, kMostDirect);
-    const auto [least, most] = std::minmax_element(ranges.begin(), ranges.end(), [](const NodeRange& a, const NodeRange& b) { return a.size() < b.size(); });
-    EXPECT_EQ(least->size(), 8);
-    EXPECT_EQ(most->size(), 9);
-}
-
-TEST(StarterCommand, WhatStartsOthersInTurnIsToldHowFar) {
-    const std::vector<AllocatedHost> hosts{{"h1", 1, std::nullopt, 0}, {"h2", 1, std::nullopt, 1}, {"h3", 1, std::nullopt, 2}, {"h4", 1, std::nullopt, 3}};
-    const auto commands = starter_commands(Starter::Ssh, hosts, {1, 3}, 2, call(SecretWay::Stdin), "", "");
-    ASSERT_EQ(commands.size(), 2u);
-    EXPECT_THAT(commands[0].words.back(), ::testing::EndsWith(" --node 1"));
-    EXPECT_THAT(commands[1].words.back(), ::testing::EndsWith(" --node 2 --through 3"));
-    EXPECT_EQ(commands[1].nodes, (std::vector<int>{2, 3}));
-    EXPECT_TRUE(commands[1].by_first);
-    EXPECT_EQ(starter_commands(Starter::Pbsdsh, hosts, {1, 3}, 2, call(SecretWay::Cookie), "12", "").size(), 3u) << "it is the scheduler that goes there";
+    EXPECT_EQ(begun.size(), 1500u);
+    EXPECT_TRUE(std::is_sorted(begun.begin(), begun.end()));
 }
 
 TEST(StarterCommand, OneSrunStartsAllOthersWhoFindTheirOwnPlace) {
-    const auto commands = starter_commands(Starter::Srun, kThree, {1, 2}, kMostDirect, call(SecretWay::Stdin), "88", "");
+    const auto commands = starter_commands(Starter::Srun, kThree, {1, 2}, call(SecretWay::Stdin), "88", "");
     ASSERT_EQ(commands.size(), 1u);
     EXPECT_EQ(commands[0].nodes, (std::vector<int>{1, 2}));
     EXPECT_THAT(commands[0].words, AllOf(::testing::Contains("--overlap"), ::testing::Contains("--nodes=2"), ::testing::Contains("--nodelist=h2,h3"), Not(::testing::Contains("--node"))));
 }
 
 TEST(StarterCommand, AHeadThatIsNoneOfTheHostsStartsTheFirstToo) {
-    EXPECT_EQ(starter_commands(Starter::Ssh, kThree, {0, 2}, kMostDirect, call(SecretWay::Stdin), "", "")[0].nodes, std::vector<int>{0});
-    const auto commands = starter_commands(Starter::Srun, kThree, {0, 2}, kMostDirect, call(SecretWay::Stdin), "88", "");
+    EXPECT_EQ(starter_commands(Starter::Ssh, kThree, {0, 2}, call(SecretWay::Stdin), "", "")[0].nodes,
+              std::vector<int>{0});
+    const auto commands = starter_commands(Starter::Srun, kThree, {0, 2}, call(SecretWay::Stdin), "88", "");
     EXPECT_EQ(commands[0].nodes, (std::vector<int>{0, 1, 2}));
     EXPECT_THAT(commands[0].words, AllOf(::testing::Contains("--ntasks=3"), ::testing::Contains("--nodelist=h1,h2,h3")));
 }
 
 TEST(StarterCommand, ThatSaysLittleOfAProgramThatCannotBeRunThereIsExplained) {
-    const StarterCommand pbsdsh = starter_commands(Starter::Pbsdsh, kThree, {1, 2}, kMostDirect, call(SecretWay::Cookie), "12.server", "")[0];
+    const StarterCommand pbsdsh =
+        starter_commands(Starter::Pbsdsh, kThree, {1, 2}, call(SecretWay::Cookie), "12.server", "")[0];
     EXPECT_EQ(words_of_ended(pbsdsh, "pbsdsh: task 0x00000000 exit status 254", std::nullopt), "pbsdsh: task 0x00000000 exit status 254 (can /opt/dd run be run there?)");
     EXPECT_EQ(words_of_ended(pbsdsh, "pbsdsh: task 0x00000000 exit status 7", std::nullopt), "pbsdsh: task 0x00000000 exit status 7");
-    const StarterCommand tm = starter_commands(Starter::Tm, kThree, {1, 2}, kMostDirect, call(SecretWay::Cookie), "12.server", "")[0];
+    const StarterCommand tm =
+        starter_commands(Starter::Tm, kThree, {1, 2}, call(SecretWay::Cookie), "12.server", "")[0];
     EXPECT_EQ(words_of_ended(tm, "", std::nullopt), "pbs_tmrsh ended and said nothing (can /opt/dd run be run there?)");
-    const StarterCommand ssh = starter_commands(Starter::Ssh, kThree, {1, 2}, kMostDirect, call(SecretWay::Stdin), "", "")[0];
+    const StarterCommand ssh =
+        starter_commands(Starter::Ssh, kThree, {1, 2}, call(SecretWay::Stdin), "", "")[0];
     EXPECT_EQ(words_of_ended(ssh, "", std::nullopt), "ssh ended and said nothing");
 }
 
 TEST(StarterCommand, AnExitCodeThatIsNotSshsOwnPointsToALoginFile) {
-    const StarterCommand ssh = starter_commands(Starter::Ssh, kThree, {1, 2}, kMostDirect, call(SecretWay::Stdin), "", "")[0];
+    const StarterCommand ssh =
+        starter_commands(Starter::Ssh, kThree, {1, 2}, call(SecretWay::Stdin), "", "")[0];
     EXPECT_EQ(words_of_ended(ssh, "", 3), "ssh ended with exit code 3 and said nothing: does a login file of that host end the shell?");
     EXPECT_EQ(words_of_ended(ssh, "Welcome to h2", 0), "Welcome to h2; ssh ended with exit code 0: does a login file of that host end the shell?");
     EXPECT_EQ(words_of_ended(ssh, "ssh: No route to host", 255), "ssh: No route to host");
@@ -280,13 +266,14 @@ TEST(StarterCommand, AnExitCodeThatIsNotSshsOwnPointsToALoginFile) {
 }
 
 TEST(StarterCommand, AnMpiexecThatKnowsNoPpnIsToldApart) {
-    const StarterCommand mpiexec = starter_commands(Starter::Mpiexec, kThree, {1, 2}, kMostDirect, call(SecretWay::File), "", "")[0];
+    const StarterCommand mpiexec =
+        starter_commands(Starter::Mpiexec, kThree, {1, 2}, call(SecretWay::File), "", "")[0];
     EXPECT_THAT(words_of_ended(mpiexec, "mpiexec: Error: unknown option \"--ppn\"", 1), HasSubstr("PALS or Hydra is needed"));
     EXPECT_EQ(words_of_ended(mpiexec, "", 1), "mpiexec ended with exit code 1 and said nothing");
 }
 
 TEST(StarterCommand, BlaunchStartsEachHostOfAnLsfJobWithoutOurStandardInput) {
-    const auto commands = starter_commands(Starter::Blaunch, kThree, {1, 2}, kMostDirect, call(SecretWay::File), "", "");
+    const auto commands = starter_commands(Starter::Blaunch, kThree, {1, 2}, call(SecretWay::File), "", "");
     ASSERT_EQ(commands.size(), 2u);
     EXPECT_THAT(commands[1].words, ElementsAre("blaunch", "-n", "h3", "/opt/dd run", "agent", "--at", "h1:4711,10.0.0.1:4711", "--job", "12.server", "--secret", "file:/home/u/.ddprun-1", "--node", "2"));
     EXPECT_EQ(secret_way(Starter::Blaunch, false), SecretWay::File);
@@ -299,7 +286,8 @@ TEST(StarterCommand, BlaunchStartsEachHostOfAnLsfJobWithoutOurStandardInput) {
 TEST(StarterCommand, NoSecretIsAmongTheWords) {
     for (const Starter starter : {Starter::Pbsdsh, Starter::Tm, Starter::Mpiexec, Starter::Srun, Starter::Blaunch, Starter::Ssh}) {
         AgentCall agent = call(secret_way(starter, true));
-        for (const StarterCommand& command : starter_commands(starter, kThree, {1, 2}, kMostDirect, agent, "1", "")) EXPECT_FALSE(command.words.empty());
+        for (const StarterCommand& command : starter_commands(starter, kThree, {1, 2}, agent, "1", ""))
+            EXPECT_FALSE(command.words.empty());
     }
     EXPECT_EQ(secret_way(Starter::Ssh, true), SecretWay::Stdin);
     EXPECT_EQ(secret_way(Starter::Pbsdsh, true), SecretWay::Cookie);
@@ -311,7 +299,6 @@ TEST(StarterCommand, ItsWordsAreReadBackAsTheyWere) {
     for (const SecretWay::Kind kind : {SecretWay::Stdin, SecretWay::File, SecretWay::Cookie}) {
         AgentCall sent = call(kind);
         sent.node = 7;
-        if (kind == SecretWay::Stdin) sent.through = 12;
         sent.tls = kind == SecretWay::File;
         std::vector<std::string> words = agent_words(sent);
         words.erase(words.begin());
