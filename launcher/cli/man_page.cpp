@@ -58,7 +58,7 @@ std::string asking() {
 
 std::string doctor_command() {
     std::string text = section("DOCTOR");
-    text += troff("ddprun doctor looks at this machine as a place for training: driver, GPUs and how they are connected, CUDA, NCCL, "
+    text += troff("ddprun doctor looks at this machine as a place for training: driver, GPUs and how they are connected, NCCL's variables, "
                   "network, memory, limits, clock. Then it runs an all-reduce among the GPUs, or the CPUs, as a job of its own. Each line is "
                   "ok, note, warning or error, and says what to set. Its exit status is 0, or 1 when there was an error.") + "\n";
     text += entry("--json", "One JSON object with the findings and the facts behind them.");

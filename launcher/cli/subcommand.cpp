@@ -54,7 +54,7 @@ const std::vector<SubcommandRow>& subcommands() {
                                                "shows it. Root ends another user's with --user. A job that runs is not touched."},
         {"gpus", "[--json]", "The NVIDIA GPUs of this host: how busy they are, their memory. Asks the driver, no job."},
         {"env", "[options]", "What was detected here: CPUs, GPUs, allocation; and where each option's value comes from."},
-        {"doctor", "[options]", "Look for what is wrong with this machine: driver, GPUs, libraries, network, limits; with a short all-reduce."},
+        {"doctor", "[options]", "Look for what is wrong with this machine: driver, GPUs, network, limits; with a short all-reduce."},
         {"pbs", "script|submit|status ...", "A job script for PBS from few options; submit it and follow the job; follow it again (ddprun pbs --help)."},
         {"slurm", "script|submit|status ...", "The same for Slurm."}};
     return rows;

@@ -11,9 +11,7 @@
 namespace ddprun::doctor {
 
 HostFacts collect_host();
-/// Opens the CUDA runtime and NCCL and asks their versions, in a process of its own: a broken library may end
-/// it.
-SoftwareFacts collect_software();
+Variables collect_variables();
 
 /// A small file of /proc or /sys without the white space around it; "" when it cannot be read.
 std::string content_of(const std::string& path);

@@ -50,21 +50,10 @@ Limit limit_of(__rlimit_resource resource) {
     return {value(limit.rlim_cur), value(limit.rlim_max)};
 }
 
-/// "always [madvise] never" is madvise.
-std::string chosen_word(const std::string& text) {
-    const std::size_t open = text.find('['), close = text.find(']');
-    return open == std::string::npos || close == std::string::npos ? ""
-                                                                   : text.substr(open + 1, close - open - 1);
-}
-
 void read_memory(HostFacts& host) {
     const std::string meminfo = content_of("/proc/meminfo");
     host.memory_total = kilobytes(field(meminfo, "MemTotal"));
     host.memory_available = kilobytes(field(meminfo, "MemAvailable"));
-    host.huge_pages.total = parse_uint(field(meminfo, "HugePages_Total")).value_or(0);
-    host.huge_pages.free = parse_uint(field(meminfo, "HugePages_Free")).value_or(0);
-    host.huge_pages.page_bytes = kilobytes(field(meminfo, "Hugepagesize"));
-    host.huge_pages.transparent = chosen_word(content_of("/sys/kernel/mm/transparent_hugepage/enabled"));
     struct statvfs shm {};
     if (::statvfs("/dev/shm", &shm) != 0) return;
     host.shm_size = std::uint64_t{shm.f_blocks} * shm.f_frsize;

@@ -20,8 +20,8 @@ namespace {
 
 constexpr const char* kHelp =
     "usage: ddprun doctor [--json] [--no-run] [--seconds S] [--bytes SIZE]\n\n"
-    "Looks at this machine as a place for training: driver, GPUs, CUDA, NCCL, network, memory, limits; runs "
-    "a\n"
+    "Looks at this machine as a place for training: driver, GPUs, NCCL's variables, network, memory, limits; "
+    "runs a\n"
     "two-second all-reduce among its GPUs, or CPUs; says what is wrong and what to set.\n\n"
     "  --json        one JSON object instead of the table\n"
     "  --no-run      without the all-reduce\n"
@@ -41,10 +41,10 @@ doctor::Facts collect(const DoctorOptions& options) {
     facts.nvidia = read_nvidia_facts(NvidiaDetail::AndTopology);
     facts.visible_devices = process_environment("CUDA_VISIBLE_DEVICES");
     facts.network = look_at_network();
-    facts.software = doctor::collect_software();
+    facts.variables = doctor::collect_variables();
     if (!options.run) return facts;
-    facts.trial = doctor::run_trial(
-        doctor::plan_trial(facts.host, facts.nvidia, facts.software, count_visible(facts), options.size));
+    facts.trial =
+        doctor::run_trial(doctor::plan_trial(facts.host, facts.nvidia, count_visible(facts), options.size));
     return facts;
 }
 

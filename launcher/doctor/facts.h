@@ -26,12 +26,6 @@ struct CgroupFacts {
     std::optional<double> cpus;  ///< the quota, in CPUs
 };
 
-struct HugePages {
-    std::uint64_t page_bytes = 0;
-    std::uint64_t total = 0, free = 0;
-    std::string transparent;  ///< "always", "madvise", "never"; "" not known
-};
-
 struct ClockFacts {
     std::string source;                ///< "tsc"
     bool has_tsc = true;               ///< the kernel would offer a tsc
@@ -46,7 +40,6 @@ struct HostFacts {
     std::optional<std::uint64_t> shm_size, shm_free;
     Limit memlock, open_files, processes, stack, core;
     bool is_root = false;
-    HugePages huge_pages;
     CgroupFacts cgroup;
     ClockFacts clock;
     std::optional<int> ptrace_scope;
@@ -55,19 +48,8 @@ struct HostFacts {
     std::string core_pattern;
 };
 
-/// A library that is loaded at run time.
-struct LibraryFacts {
-    std::string path;     ///< where it was found; "" it was not
-    std::string problem;  ///< why it cannot be loaded
-    int version = 0;      ///< as the library counts: 22809, 13000
-    std::string other;    ///< a copy that would do, in PyTorch's packages
-};
-
-struct SoftwareFacts {
-    LibraryFacts cuda_runtime, nccl;
-    std::vector<std::pair<std::string, std::string>>
-        variables;  ///< NCCL_*, CUDA_*, UCX_*, FI_* and the like that are set
-};
+/// NCCL_*, CUDA_*, UCX_*, FI_* and the like that are set, by name.
+using Variables = std::vector<std::pair<std::string, std::string>>;
 
 /// The all-reduce that was run.
 struct TrialFacts {
@@ -91,7 +73,7 @@ struct Facts {
     NvidiaFacts nvidia;
     std::optional<std::string> visible_devices;  ///< CUDA_VISIBLE_DEVICES
     NetworkFacts network;
-    SoftwareFacts software;
+    Variables variables;
     TrialFacts trial;
 };
 

@@ -11,8 +11,8 @@ namespace ddprun::doctor {
 
 std::vector<Finding> judge_host(const HostFacts& host, bool has_rdma);
 std::vector<Finding> judge_gpus(const NvidiaFacts& nvidia, const std::optional<std::string>& visible_devices);
-std::vector<Finding> judge_software(const SoftwareFacts& software, const NvidiaFacts& nvidia);
-std::vector<Finding> judge_network(const NetworkFacts& network, const SoftwareFacts& software);
+std::vector<Finding> judge_variables(const Variables& variables);
+std::vector<Finding> judge_network(const NetworkFacts& network, const Variables& variables);
 std::vector<Finding> judge_trial(const TrialFacts& trial);
 
 /// All of them, section by section, in the order of the report.

@@ -69,14 +69,6 @@ void judge_memory(const HostFacts& host, Rows& rows) {
             fmt::format("{} free of {}", format_bytes(host.shm_free.value_or(0)),
                         format_bytes(*host.shm_size)));
     }
-    const HugePages& huge = host.huge_pages;
-    std::string text = huge.transparent.empty() ? "" : fmt::format("transparent: {}; ", huge.transparent);
-    text += huge.total == 0 ? std::string("none reserved")
-                            : fmt::format("{} of {} free ({} each)", huge.free, huge.total,
-                                          format_bytes(huge.page_bytes));
-    const bool never = huge.transparent == "never";
-    add_host(rows, never ? Severity::Note : Severity::Ok, "huge pages", text,
-        never ? "echo madvise > /sys/kernel/mm/transparent_hugepage/enabled: less time in page faults" : "");
 }
 
 std::string amount(const std::optional<std::uint64_t>& value, bool is_bytes) {
@@ -203,7 +195,7 @@ std::vector<Finding> judge(const Facts& facts) {
     const bool has_rdma = !facts.network.ports.empty() || has_slingshot(facts.network);
     for (std::vector<Finding> part :
          {judge_host(facts.host, has_rdma), judge_gpus(facts.nvidia, facts.visible_devices),
-          judge_software(facts.software, facts.nvidia), judge_network(facts.network, facts.software),
+          judge_variables(facts.variables), judge_network(facts.network, facts.variables),
           judge_trial(facts.trial)}) {
         for (Finding& finding : part) rows.push_back(std::move(finding));
     }

@@ -15,8 +15,8 @@ void add_network(Rows& rows, Severity severity, std::string subject, std::string
     rows.push_back({severity, "Network", std::move(subject), std::move(what), std::move(remedy)});
 }
 
-std::string value_of(const SoftwareFacts& software, std::string_view name) {
-    for (const auto& [key, value] : software.variables) {
+std::string value_of(const Variables& variables, std::string_view name) {
+    for (const auto& [key, value] : variables) {
         if (key == name) return value;
     }
     return "";
@@ -50,8 +50,8 @@ std::vector<std::string> chosen_by(std::string_view setting,
     return chosen;
 }
 
-void judge_choice(const NetworkFacts& network, const SoftwareFacts& software, Rows& rows) {
-    const std::string setting = value_of(software, "NCCL_SOCKET_IFNAME");
+void judge_choice(const NetworkFacts& network, const Variables& variables, Rows& rows) {
+    const std::string setting = value_of(variables, "NCCL_SOCKET_IFNAME");
     if (!setting.empty()) {
         const std::vector<std::string> chosen = chosen_by(setting, network.interfaces);
         if (chosen.empty())
@@ -79,7 +79,7 @@ void judge_choice(const NetworkFacts& network, const SoftwareFacts& software, Ro
         real > 1 ? "for several nodes: NCCL_SOCKET_IFNAME=NAME where that is not the fast network" : "");
 }
 
-void judge_ports(const NetworkFacts& network, const SoftwareFacts& software, Rows& rows) {
+void judge_ports(const NetworkFacts& network, const Variables& variables, Rows& rows) {
     bool any_active = false;
     for (const FabricPort& port : network.ports) {
         const bool active = port.state == "ACTIVE";
@@ -90,13 +90,13 @@ void judge_ports(const NetworkFacts& network, const SoftwareFacts& software, Row
     if (!network.ports.empty() && !any_active)
         add_network(rows, Severity::Warning, "RDMA", "no port is active: NCCL falls back to TCP",
             "ibstat; see to cables and the subnet manager");
-    if (any_active && value_of(software, "NCCL_IB_DISABLE") == "1")
+    if (any_active && value_of(variables, "NCCL_IB_DISABLE") == "1")
         add_network(rows, Severity::Warning, "RDMA", "NCCL_IB_DISABLE=1 although a port is active",
             "unset NCCL_IB_DISABLE");
 }
 
-void judge_own_name(const NetworkFacts& network, const SoftwareFacts& software, Rows& rows) {
-    if (network.own_name_at.empty() || !value_of(software, "GLOO_SOCKET_IFNAME").empty()) return;
+void judge_own_name(const NetworkFacts& network, const Variables& variables, Rows& rows) {
+    if (network.own_name_at.empty() || !value_of(variables, "GLOO_SOCKET_IFNAME").empty()) return;
     add_network(rows, Severity::Note, "own name",
                 fmt::format("{} by /etc/hosts: gloo tells other nodes that address, and they cannot reach it", network.own_name_at),
                 "give the name an address of the network there, or set GLOO_SOCKET_IFNAME; in jobs of several nodes ddprun sets it");
@@ -113,16 +113,16 @@ void judge_fabric(const NetworkFacts& network, Rows& rows) {
 
 }  // namespace
 
-std::vector<Finding> judge_network(const NetworkFacts& network, const SoftwareFacts& software) {
+std::vector<Finding> judge_network(const NetworkFacts& network, const Variables& variables) {
     Rows rows;
     for (const NetworkInterface& one : network.interfaces) {
         // Bridges and tunnels that are down are of no interest to anybody.
         if (!one.loopback && (one.up || !one.is_virtual)) add_network(rows, Severity::Ok, one.name, describe(one));
     }
-    judge_ports(network, software, rows);
+    judge_ports(network, variables, rows);
     judge_fabric(network, rows);
-    judge_choice(network, software, rows);
-    judge_own_name(network, software, rows);
+    judge_choice(network, variables, rows);
+    judge_own_name(network, variables, rows);
     return rows;
 }
 

@@ -84,13 +84,6 @@ Json to_json(const GpuFacts& gpu) {
     return json.set("processes", json_list(gpu.processes, process_json)).set("xids", json_list(gpu.xids, xid_json));
 }
 
-Json to_json(const LibraryFacts& library) {
-    return {{"path", library.path},
-            {"version", library.version},
-            {"problem", library.problem},
-            {"other", library.other}};
-}
-
 Json to_json(const TrialFacts& trial) {
     switch (trial.state) {
         case TrialFacts::State::NotAsked:
@@ -170,7 +163,7 @@ std::string render_text(const std::vector<Finding>& findings, const Look& look) 
 
 std::string render_json(const Facts& facts, const std::vector<Finding>& findings) {
     Json variables = Json::object();
-    for (const auto& [name, value] : facts.software.variables) variables.set(name, value);
+    for (const auto& [name, value] : facts.variables) variables.set(name, value);
     const Json json = {{"version", 1},
                        {"ddprun", DDPRUN_VERSION},
                        {"worst", name_of(worst(findings))},
@@ -181,8 +174,6 @@ std::string render_json(const Facts& facts, const std::vector<Finding>& findings
                          {"cuda_version", facts.nvidia.cuda_version},
                          {"problem", facts.nvidia.problem}}},
                        {"gpus", json_list(facts.nvidia.gpus, [](const GpuFacts& gpu) { return to_json(gpu); })},
-                       {"cuda_runtime", to_json(facts.software.cuda_runtime)},
-                       {"nccl", to_json(facts.software.nccl)},
                        {"variables", variables},
                        {"all_reduce", to_json(facts.trial)}};
     return to_text(json, 2) + '\n';

@@ -27,8 +27,6 @@ constexpr std::size_t kMaxOutput = 1 << 20;
 constexpr std::string_view kResultMark = "{\"allreduce_check\":";
 constexpr std::size_t kShownLines = 3;
 
-bool can_be_had(const LibraryFacts& library) { return !library.path.empty() || !library.other.empty(); }
-
 std::vector<std::string> child_environment(const TrialPlan& plan) {
     // Ours first: of two equal names the first counts.
     std::vector<std::string> all = plan.environment;
@@ -94,14 +92,13 @@ std::string telling_lines(std::string_view output) {
 
 }  // namespace
 
-TrialPlan plan_trial(const HostFacts& host, const NvidiaFacts& nvidia, const SoftwareFacts& software,
-                     int visible_gpus, const TrialSize& size) {
+TrialPlan plan_trial(const HostFacts& host, const NvidiaFacts& nvidia, int visible_gpus,
+                     const TrialSize& size) {
     TrialPlan plan;
     const bool broken = std::any_of(nvidia.gpus.begin(), nvidia.gpus.end(),
                                     [](const GpuFacts& gpu) { return !gpu.lost.empty(); });
-    plan.on_gpus = visible_gpus > 0 && can_be_had(software.nccl) && !broken;
-    if (visible_gpus > 0 && !plan.on_gpus)
-        plan.why = broken ? "a GPU is lost" : "NCCL cannot be loaded";
+    plan.on_gpus = visible_gpus > 0 && !broken;
+    if (visible_gpus > 0 && broken) plan.why = "a GPU is lost";
     int cpus = host.machine.cpus;
     if (host.cgroup.cpus) cpus = std::min(cpus, static_cast<int>(std::floor(*host.cgroup.cpus)));
     plan.workers = plan.on_gpus ? visible_gpus : std::clamp(cpus, 1, kMostCpuWorkers);
@@ -116,7 +113,6 @@ TrialPlan plan_trial(const HostFacts& host, const NvidiaFacts& nvidia, const Sof
     if (!plan.on_gpus) return plan;
     // NCCL by name: libddp's own choice would go through the host where it sees fewer devices than NVML does.
     plan.arguments.insert(plan.arguments.end(), {"--device", "cuda", "--backend", "nccl"});
-    if (software.nccl.path.empty()) plan.environment.push_back("DDP_NCCL_LIBRARY=" + software.nccl.other);
     return plan;
 }
 

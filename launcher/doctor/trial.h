@@ -23,9 +23,9 @@ struct TrialPlan {
     std::string why;                       ///< why the CPUs although there are GPUs; ""
 };
 
-/// One worker per visible GPU where NCCL and CUDA can be loaded, else one per CPU of our quota. Pure.
-TrialPlan plan_trial(const HostFacts& host, const NvidiaFacts& nvidia, const SoftwareFacts& software,
-                     int visible_gpus, const TrialSize& size = {});
+/// One worker per visible GPU, by NCCL; where there is none, or one is lost, one per CPU of our quota. Pure.
+TrialPlan plan_trial(const HostFacts& host, const NvidiaFacts& nvidia, int visible_gpus,
+                     const TrialSize& size = {});
 
 /// Runs it, for a minute at most. Never fails: what went wrong is in the facts.
 TrialFacts run_trial(const TrialPlan& plan);

@@ -45,7 +45,6 @@ Facts sound() {
     host.shm_size = 32ULL << 30;
     host.shm_free = 31ULL << 30;
     host.open_files = {65536, 65536};
-    host.huge_pages.transparent = "madvise";
     host.clock = {"tsc", true, true, 1'780'000'000};
     facts.nvidia.driver = "580.65.06";
     facts.nvidia.cuda_version = 13000;
@@ -53,8 +52,6 @@ Facts sound() {
     facts.nvidia.pairs = {{0, 1, GpuDistance::NvLink, true}};
     facts.network.interfaces = {{"lo", true, true, true, {"127.0.0.1"}, std::nullopt, 65536},
                                 {"eth0", true, false, false, {"10.0.0.1"}, 25000, 9000}};
-    facts.software.cuda_runtime = {"/cuda/libcudart.so.13", "", 13000, ""};
-    facts.software.nccl = {"/nccl/libnccl.so.2", "", 22809, ""};
     facts.trial.state = TrialFacts::State::Done;
     facts.trial.workers = 2;
     facts.trial.backend = "nccl";
@@ -94,7 +91,6 @@ const Case kCases[] = {
     {"NoShm", [](Facts& f) { f.host.shm_size.reset(); }, Severity::Warning, "/dev/shm", "is not there", "mount"},
     {"SmallShm", [](Facts& f) { f.host.shm_size = 64 << 20; }, Severity::Warning, "/dev/shm", "64 MiB: too small", "--shm-size"},
     {"FullShm", [](Facts& f) { f.host.shm_free = 1 << 20; }, Severity::Warning, "/dev/shm", "1 MiB free of 32 GiB", "remove"},
-    {"NoHugePages", [](Facts& f) { f.host.huge_pages.transparent = "never"; }, Severity::Note, "huge pages", "never", "madvise"},
     {"Memlock", [](Facts& f) { f.host.memlock = {65536, 65536}; }, Severity::Note, "memlock", "64 KiB (hard 64 KiB): too little for RDMA", "limits.conf"},
     {"FewFilesThatCanBeRaised", [](Facts& f) { f.host.open_files = {1024, 524288}; }, Severity::Warning, "nofile", "1024 (hard 524288)", "ulimit -n 524288"},
     {"FewFiles", [](Facts& f) { f.host.open_files = {256, 256}; }, Severity::Warning, "nofile", "256 (hard 256)", "limits.conf"},
@@ -114,14 +110,9 @@ const Case kCases[] = {
     {"NoPeerAccess", [](Facts& f) { f.nvidia.pairs = {{0, 1, GpuDistance::System, false}}; }, Severity::Warning, "peer access", "1 of 1 pairs", "ACS"},
     {"DarkNvlink", [](Facts& f) { f.nvidia.gpus[1].links_up = 0; }, Severity::Warning, "nvlink", "no active NVLink", "fabricmanager"},
     {"NoGpuShown", [](Facts& f) { f.nvidia.gpus.clear(); f.nvidia.pairs.clear(); }, Severity::Error, "driver", "shows no GPU", "--gpus all"},
-    {"OldDriver", [](Facts& f) { f.nvidia.cuda_version = 12040; }, Severity::Error, "CUDA runtime", "too new for the driver, which runs CUDA up to 12.4", "cuda-compat-13-0"},
-    {"MinorlyOldDriver", [](Facts& f) { f.software.cuda_runtime.version = 13010; }, Severity::Note, "CUDA runtime", "newer than the driver's 13.0", "PTX"},
-    {"NoCuda", [](Facts& f) { f.software.cuda_runtime = {"", "libcudart.so.13: no such file", 0, ""}; }, Severity::Note, "CUDA runtime", "no such file; libddp and PyTorch carry their own", ""},
-    {"NcclOfPyTorch", [](Facts& f) { f.software.nccl = {"", "no", 0, "/py/libnccl.so.2"}; }, Severity::Warning, "NCCL", "copy in PyTorch's", "DDP_NCCL_LIBRARY=/py/libnccl.so.2"},
-    {"OldNccl", [](Facts& f) { f.software.nccl.version = 2708; }, Severity::Error, "NCCL", "2.7.8 (/nccl/libnccl.so.2) is older than 2.14", "newer"},
-    {"LaunchBlocking", [](Facts& f) { f.software.variables = {{"CUDA_LAUNCH_BLOCKING", "1"}}; }, Severity::Warning, "variable", "debugging only", "unset CUDA_LAUNCH_BLOCKING"},
-    {"ForcedAlgorithm", [](Facts& f) { f.software.variables = {{"NCCL_ALGO", "Ring"}}; }, Severity::Warning, "variable", "NCCL_ALGO=Ring", "unset NCCL_ALGO"},
-    {"WrongInterface", [](Facts& f) { f.software.variables = {{"NCCL_SOCKET_IFNAME", "ib0"}}; }, Severity::Error, "NCCL sockets", "names no interface", "unset"},
+    {"LaunchBlocking", [](Facts& f) { f.variables = {{"CUDA_LAUNCH_BLOCKING", "1"}}; }, Severity::Warning, "variable", "debugging only", "unset CUDA_LAUNCH_BLOCKING"},
+    {"ForcedAlgorithm", [](Facts& f) { f.variables = {{"NCCL_ALGO", "Ring"}}; }, Severity::Warning, "variable", "NCCL_ALGO=Ring", "unset NCCL_ALGO"},
+    {"WrongInterface", [](Facts& f) { f.variables = {{"NCCL_SOCKET_IFNAME", "ib0"}}; }, Severity::Error, "NCCL sockets", "names no interface", "unset"},
     {"OwnNameIsALoopback", [](Facts& f) { f.network.own_name_at = "127.0.1.1"; }, Severity::Note, "own name", "127.0.1.1 by /etc/hosts", "GLOO_SOCKET_IFNAME"},
     {"TwoNetworks", [](Facts& f) { f.network.interfaces.push_back({"eth1", true, false, false, {"10.1.0.1"}, 1000, 1500}); }, Severity::Note, "NCCL sockets", "takes eth0,eth1", "NCCL_SOCKET_IFNAME"},
     {"NoNetwork", [](Facts& f) { f.network.interfaces.clear(); }, Severity::Warning, "NCCL sockets", "no interface is up", "ip link"},
@@ -160,7 +151,6 @@ TEST(DoctorJudgement, AMachineWithoutGpusIsNoError) {
     Facts facts = sound();
     facts.nvidia = {};
     facts.nvidia.problem = "no NVIDIA driver is loaded";
-    facts.software.nccl = facts.software.cuda_runtime = {"", "not found", 0, ""};
     for (const Finding& finding : troubles(facts)) EXPECT_EQ(finding.severity, Severity::Note) << finding.what;
     facts.nvidia.has_device = true;
     EXPECT_THAT(troubles(facts), Contains(AllOf(Field(&Finding::severity, Severity::Error), Field(&Finding::subject, "driver"))));
@@ -182,7 +172,7 @@ TEST(DoctorJudgement, ReadsTheInterfaceSettingAsNcclDoes) {
     const auto sockets_with = [](const char* setting) {
         Facts facts = sound();
         facts.network.interfaces.push_back({"eth01", true, false, true, {"10.1.0.1"}, 1000, 1500});
-        facts.software.variables = {{"NCCL_SOCKET_IFNAME", setting}};
+        facts.variables = {{"NCCL_SOCKET_IFNAME", setting}};
         for (const Finding& finding : judge(facts)) {
             if (finding.subject == "NCCL sockets") return finding.what;
         }
@@ -193,30 +183,28 @@ TEST(DoctorJudgement, ReadsTheInterfaceSettingAsNcclDoes) {
     EXPECT_THAT(sockets_with("^lo,eth01"), HasSubstr("eth0 ("));
 }
 
-TEST(DoctorTrial, TakesOneWorkerPerGpuWhereLibrariesCanBeHad) {
+TEST(DoctorTrial, TakesOneWorkerPerGpuAndTheCpusWhereAGpuIsLost) {
     Facts facts = sound();
-    TrialPlan plan = plan_trial(facts.host, facts.nvidia, facts.software, 2);
+    TrialPlan plan = plan_trial(facts.host, facts.nvidia, 2);
     EXPECT_TRUE(plan.on_gpus);
     EXPECT_THAT(plan.arguments, Contains("--nproc-per-node=2"));
     EXPECT_THAT(plan.arguments, Contains("cuda"));
     EXPECT_THAT(plan.arguments, Contains("nccl"));
     const std::string prefix = "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE=[${rank}]: ";
     EXPECT_THAT(plan.environment, ElementsAre(prefix)) << "what the workers write is known by it";
-    facts.software.nccl = {"", "not found", 0, "/py/libnccl.so.2"};
-    EXPECT_THAT(plan_trial(facts.host, facts.nvidia, facts.software, 2).environment, ElementsAre(prefix, "DDP_NCCL_LIBRARY=/py/libnccl.so.2"));
-    facts.software.nccl.other.clear();
-    plan = plan_trial(facts.host, facts.nvidia, facts.software, 2);
+    facts.nvidia.gpus[1].lost = "fell off";
+    plan = plan_trial(facts.host, facts.nvidia, 2);
     EXPECT_FALSE(plan.on_gpus);
     EXPECT_EQ(plan.workers, 4);
-    EXPECT_EQ(plan.why, "NCCL cannot be loaded");
+    EXPECT_EQ(plan.why, "a GPU is lost");
 }
 
 TEST(DoctorTrial, KeepsToTheQuotaOfTheCgroup) {
     Facts facts = sound();
     facts.host.cgroup.cpus = 2.5;
-    EXPECT_EQ(plan_trial(facts.host, facts.nvidia, facts.software, 0).workers, 2);
+    EXPECT_EQ(plan_trial(facts.host, facts.nvidia, 0).workers, 2);
     facts.host.cgroup.cpus = 0.5;
-    EXPECT_EQ(plan_trial(facts.host, facts.nvidia, facts.software, 0).workers, 1);
+    EXPECT_EQ(plan_trial(facts.host, facts.nvidia, 0).workers, 1);
 }
 
 TEST(DoctorTrial, ReadsTheWorkersResultOrItsLastWords) {
@@ -272,7 +260,6 @@ TEST(DoctorJson, HoldsFindingsAndFacts) {
     EXPECT_EQ(json["worst"], "ok");
     EXPECT_EQ(json["gpus"].size(), 2u);
     EXPECT_EQ(json["gpus"][1]["memory_bytes"], 80ULL << 30);
-    EXPECT_EQ(json["nccl"]["version"], 22809);
     EXPECT_EQ(json["all_reduce"]["workers"], 2);
     EXPECT_TRUE(json["host"]["cgroup_cpus"].is_null());
 }

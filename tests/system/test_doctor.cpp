@@ -93,15 +93,6 @@ TEST(Doctor, DefaultsForJobsAreNotForItsOwn) {
     EXPECT_EQ(json["all_reduce"]["exit_code"], 0) << json["all_reduce"];
 }
 
-TEST(Doctor, ABrokenLibraryEndsItsLookerOnly) {
-    const Outcome broken = doctor({"--no-run"}, {"DDP_NCCL_LIBRARY=/dev/null"});
-    EXPECT_THAT(broken.out, HasSubstr("/dev/null"));
-    EXPECT_FALSE(broken.signaled);
-    const Outcome another = doctor({"--no-run"}, {"DDP_NCCL_LIBRARY=libm.so.6"});
-    EXPECT_THAT(another.out, HasSubstr("it does not tell its version"));
-    EXPECT_FALSE(another.signaled);
-}
-
 TEST(Doctor, RefusesWhatItDoesNotKnow) {
     const Outcome outcome = doctor({"--no-rum"});
     EXPECT_EQ(outcome.status, 64);
