@@ -1,15 +1,12 @@
 #include "launcher/start/start_order.h"
 
-#include <elf.h>
 #include <fmt/core.h>
 #include <sys/stat.h>
 
 #include <algorithm>
 #include <array>
-#include <cstring>
 #include <optional>
 #include <set>
-#include <span>
 
 #include "env/hmac.h"
 #include "env/io/file.h"
@@ -21,48 +18,8 @@
 namespace ddprun {
 namespace {
 
-/// As much of a file as is read to know it: an executable's headers and notes are at its beginning.
+/// As much of a file as is read to know it: a linker writes the build id of a program near its beginning.
 constexpr std::size_t kIdentityBytes = 1 << 20;
-
-/// T at an offset of a file's beginning; nullopt where it ends before.
-template <class T>
-std::optional<T> at_offset(std::string_view bytes, std::uint64_t offset) {
-    if (offset > bytes.size() || bytes.size() - offset < sizeof(T)) return std::nullopt;
-    T value;
-    std::memcpy(&value, bytes.data() + offset, sizeof value);
-    return value;
-}
-
-std::uint64_t padded(std::uint64_t size) { return (size + 3) & ~std::uint64_t{3}; }
-
-/// In one segment of notes; "" not there.
-std::string build_id_in(std::string_view notes) {
-    for (std::uint64_t at = 0;;) {
-        const std::optional<Elf64_Nhdr> note = at_offset<Elf64_Nhdr>(notes, at);
-        if (!note) return "";
-        const std::uint64_t name = at + sizeof(Elf64_Nhdr), content = name + padded(note->n_namesz);
-        if (content > notes.size() || notes.size() - content < note->n_descsz) return "";
-        if (note->n_type == NT_GNU_BUILD_ID && notes.substr(name, 3) == "GNU") {
-            const std::string_view id = notes.substr(content, note->n_descsz);
-            return to_hex({reinterpret_cast<const std::uint8_t*>(id.data()), id.size()});
-        }
-        at = content + padded(note->n_descsz);
-    }
-}
-
-/// The GNU build id of a 64-bit ELF file (elf(5)); "" for anything else.
-std::string build_id_of(std::string_view bytes) {
-    const std::optional<Elf64_Ehdr> header = at_offset<Elf64_Ehdr>(bytes, 0);
-    if (!header || std::memcmp(header->e_ident, ELFMAG, SELFMAG) != 0 || header->e_ident[EI_CLASS] != ELFCLASS64) return "";
-    for (std::uint64_t i = 0; i < header->e_phnum; ++i) {
-        const std::optional<Elf64_Phdr> segment = at_offset<Elf64_Phdr>(bytes, header->e_phoff + i * sizeof(Elf64_Phdr));
-        if (!segment) return "";
-        if (segment->p_type != PT_NOTE || segment->p_offset > bytes.size()) continue;
-        std::string id = build_id_in(bytes.substr(segment->p_offset, segment->p_filesz));
-        if (!id.empty()) return id;
-    }
-    return "";
-}
 
 Result<std::string> beginning_of(const std::string& path) {
     const Result<UniqueFd> file = open_regular_file(path);
@@ -114,10 +71,9 @@ Result<FileIdentity> identify_file(const std::string& path) {
     if (::stat(path.c_str(), &status) != 0) return Error::system(path);
     const Result<std::string> bytes = beginning_of(path);
     if (!bytes) return bytes.error();
-    FileIdentity file{path, static_cast<std::uint64_t>(status.st_size), build_id_of(*bytes)};
     const std::array<std::string_view, 1> pieces = {*bytes};
-    file.id = file.id.empty() ? "sha256 " + to_hex(sha256(pieces)).substr(0, 16) : "build id " + file.id.substr(0, 16);
-    return file;
+    const std::string digest = to_hex(sha256(pieces)).substr(0, 16);
+    return FileIdentity{path, static_cast<std::uint64_t>(status.st_size), "sha256 " + digest};
 }
 
 std::string describe(const FileIdentity& file) { return fmt::format("{} ({} bytes, {})", file.path, file.bytes, file.id); }

@@ -14,12 +14,12 @@ namespace ddprun {
 struct FileIdentity {
     std::string path;
     std::uint64_t bytes = 0;
-    std::string id;  ///< "build id 5f2c..."; of what has none "sha256 ..." of its beginning
+    std::string id;  ///< "sha256 5f2c..." of the first MiB
     bool operator==(const FileIdentity&) const = default;
 };
 /// Error: System.
 Result<FileIdentity> identify_file(const std::string& path);
-/// "/data/train (31 KiB, build id 5f2c...)".
+/// "/data/train (30112 bytes, sha256 5f2c...)".
 std::string describe(const FileIdentity& file);
 
 /// What the head tells each ddprun that it has started: the same job, in the same place.

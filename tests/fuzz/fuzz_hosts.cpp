@@ -20,7 +20,7 @@ StartOrder an_order() {
     order.hosts = {"h1", "h2"};
     order.slots = {4, 0};
     order.run_id = "5[0].server";
-    order.program = {"/work/train", 31, "build id 5f"};
+    order.program = {"/work/train", 31, "sha256 5f"};
     return order;
 }
 
