@@ -817,6 +817,8 @@ TEST(Completion, BashOffersOptionsValuesAndLeavesTheProgramsArgumentsAlone) {
     EXPECT_EQ(bash_completes("ddprun --nnodes 2 --nproc"), "--nproc-per-node\n");
     EXPECT_EQ(bash_completes("ddprun drai"), "drain\n");
     EXPECT_EQ(bash_completes("ddprun --quiet drai"), "\n");
+    EXPECT_EQ(bash_completes("ddprun stacks --"), "--rank --job --help\n");
+    EXPECT_EQ(bash_completes("ddprun env --nno"), "--nnodes\n");
 }
 
 }  // namespace

@@ -12,9 +12,9 @@
 //   blocks N        N lines in 4096-byte writes   halves N     N lines written in two halves
 //   cat             copies stdin to stdout        fds          prints its open descriptors
 //   cpus            prints its CPU affinity       sigs         prints blocked and ignored signals
-//   segv            crashes                       closeout     closes stdout and stderr
+//   closeout        closes stdout and stderr
 //   cwd             prints its directory          part TEXT    TEXT without a newline
-//   long N          one line of N MiB          await FILE   waits until FILE exists
+//   await FILE      waits until FILE exists
 //   report TEXT     leaves an error report, as torch's @record does
 //   inside N        tells the launcher that it is inside all_reduce number N, as libddp would
 //   nameless        leaves a daemon whose environment is empty, but its arguments name PROBE_JOB
@@ -217,10 +217,6 @@ int main(int argc, char** argv) {
             write_all(2, next() + "\n");
         } else if (act == "part") {
             write_all(1, next());
-        } else if (act == "long") {
-            const std::string piece(1024 * 1024, 'x');
-            for (int n = std::atoi(next().c_str()); n > 0; --n) write_all(1, piece);
-            write_all(1, "\n");
         } else if (act == "exit") {
             return std::atoi(next().c_str());
         } else if (act == "kill") {
@@ -266,8 +262,6 @@ int main(int argc, char** argv) {
             print_signals();
         } else if (act == "inside") {
             say_inside(static_cast<std::uint64_t>(std::atoi(next().c_str())));
-        } else if (act == "segv") {
-            ::raise(SIGSEGV);
         } else if (act == "closeout") {
             ::close(1);
             ::close(2);

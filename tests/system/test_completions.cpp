@@ -78,17 +78,6 @@ class Completion : public ::testing::Test {
         }
         return words;
     }
-    Words bash(const std::string& words) {
-        RunOptions with_input = options();
-        with_input.input = "source _ddprun\nCOMP_WORDS=(" + words + ")\nCOMP_CWORD=$((${#COMP_WORDS[@]}-1))\n_ddprun\nprintf '%s\\n' \"${COMPREPLY[@]}\"\n";
-        const Outcome outcome = run({path_, "--norc"}, with_input);
-        EXPECT_EQ(outcome.err, "");
-        Words found;
-        for (const std::string_view one : split(outcome.out, '\n')) {
-            if (!one.empty()) found.emplace_back(one);
-        }
-        return found;
-    }
 
     TemporaryDirectory directory_;
     std::string path_, script_;
@@ -116,14 +105,6 @@ TEST_F(Completion, ZshOffersOptionsValuesSubcommandsAndTheirs) {
     EXPECT_THAT(zsh("ddprun stacks --"), UnorderedElementsAre("--rank", "--job", "--help"));
     EXPECT_THAT(zsh("ddprun env --nno"), ElementsAre("--nnodes"));
     EXPECT_THAT(zsh("ddprun train --nno"), IsEmpty()) << "what follows the program is the program's";
-}
-
-TEST_F(Completion, BashOffersTheOptionsOfSubcommands) {
-    needs("bash");
-    ASSERT_NE(path_, "");
-    EXPECT_THAT(bash("ddprun stacks --"), UnorderedElementsAre("--rank", "--job", "--help"));
-    EXPECT_THAT(bash("ddprun env --nno"), ElementsAre("--nnodes"));
-    EXPECT_THAT(bash("ddprun train --nno"), IsEmpty());
 }
 
 TEST_F(Completion, TcshCompletesOptionsAndValues) {

@@ -93,17 +93,6 @@ TEST(Doctor, DefaultsForJobsAreNotForItsOwn) {
     EXPECT_EQ(json["all_reduce"]["exit_code"], 0) << json["all_reduce"];
 }
 
-TEST(Doctor, RefusesWhatItDoesNotKnow) {
-    const Outcome outcome = doctor({"--no-rum"});
-    EXPECT_EQ(outcome.status, 64);
-    EXPECT_EQ(outcome.err,
-              "ddprun doctor: --no-rum: unknown (expected --json, --no-run, --seconds or --bytes)\n");
-    EXPECT_EQ(doctor({"--seconds=100"}).err, "ddprun doctor: --seconds: '100' is not between 0 and 30\n");
-    EXPECT_EQ(doctor({"--bytes"}).err, "ddprun doctor: --bytes: needs a value\n");
-    EXPECT_EQ(doctor({"--bytes=much"}).status, 64);
-    EXPECT_EQ(doctor({"--help"}).status, 0);
-}
-
 TEST(GpuCheck, ALostGpuKeepsTheJobFromStartingUntilItIsOverridden) {
     const GpuMachine machine(R"([{"uuid": "GPU-a"}, {"lost": 15}])");
     const std::vector<std::string> environment = machine.environment();

@@ -140,12 +140,6 @@ TEST(Faults, AHostWithoutLoopbackIsToldTheRemedy) {
     EXPECT_THAT(outcome.err, HasSubstr("loopback interface is down: ip link set lo up"));
 }
 
-TEST(Faults, ACrashIsNamedWithItsSignal) {
-    const Outcome outcome = run(ddprun_probe({"--nproc-per-node=2"}, {"rank", "1", "segv", "end", "hold"}));
-    EXPECT_EQ(outcome.status, 128 + SIGSEGV);
-    EXPECT_THAT(outcome.err, AllOf(HasSubstr("rank 1"), HasSubstr("SIGSEGV")));
-}
-
 TEST(Faults, StrangersAtTheControllersPortDoNotDisturbTheJob) {
     const ReservedPort port;
     Program program(ddprun_probe({"--nproc-per-node=2", "--prefix=", "--torch-store=on", "--master-port=" + port.number()},

@@ -3,9 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sched.h>
-#include <signal.h>
 
-#include "env/io/file.h"
 #include "env/io/socket.h"
 #include "tests/support/reserved_port.h"
 #include "tests/support/run_program.h"
@@ -15,7 +13,6 @@
 namespace ddprun::test {
 namespace {
 
-using namespace std::chrono_literals;
 using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
@@ -38,18 +35,6 @@ struct ScriptDirectory {
     }
 };
 
-/// A machine with two GPUs, by the fake NVML.
-struct TwoGpus {
-    TemporaryDirectory directory;
-    TwoGpus() {
-        EXPECT_TRUE(write_file_atomically(directory.file("machine.json"), R"({"gpus": [{"uuid": "GPU-aaaa"}, {"uuid": "GPU-bbbb"}]})", 0600));
-    }
-    [[nodiscard]] RunOptions with(std::vector<std::string> variables = {}) const {
-        variables.insert(variables.end(), {"DDPRUN_NVML_LIBRARY=" + path_of("FAKE_NVML_LIBRARY"), "FAKE_NVML=" + directory.file("machine.json")});
-        return with_environment(std::move(variables));
-    }
-};
-
 int available_cpus() {
     cpu_set_t set;
     ::sched_getaffinity(0, sizeof set, &set);
@@ -57,17 +42,6 @@ int available_cpus() {
 }
 
 // ---- workers
-
-TEST(Flags, NprocPerNodeGpuAndAutoStartOneWorkerPerVisibleGpu) {
-    const TwoGpus machine;
-    RunOptions all = machine.with();
-    all.unset = {"CUDA_VISIBLE_DEVICES"};
-    for (const char* word : {"gpu", "auto"}) {
-        const std::vector<std::string> command = ddprun_probe({std::string("--nproc-per-node=") + word}, {"env", "WORLD_SIZE"});
-        EXPECT_THAT(sorted_lines(run(command, all).out), ElementsAre("[0]: WORLD_SIZE=2", "[1]: WORLD_SIZE=2")) << word;
-        EXPECT_EQ(run(command, machine.with({"CUDA_VISIBLE_DEVICES=1"})).out, "WORLD_SIZE=1\n") << word;
-    }
-}
 
 TEST(Flags, WorkersHaveEveryVariableOfTorchrunsAsTheFlagsAndTheirVariablesSayIt) {
     const ReservedPort port;
@@ -83,26 +57,6 @@ TEST(Flags, WorkersHaveEveryVariableOfTorchrunsAsTheFlagsAndTheirVariablesSayIt)
              "TORCHELASTIC_SIGNALS_TO_HANDLE=SIGTERM,SIGUSR1", "OMP_NUM_THREADS="}) {
         EXPECT_THAT(outcome.out, HasSubstr("[trainer1]:" + variable)) << outcome.err;
     }
-}
-
-TEST(Flags, ARangeOfNodesStartsWithTheLeastWhenTheLastCallIsOver) {
-    const ReservedPort port;
-    const Outcome outcome = run(ddprun_probe({"--nnodes=1:2", "--rdzv-backend=c10d", "--rdzv-endpoint=" + port.text(), "--rdzv-conf=last_call_timeout=1"},
-                                             {"env", "GROUP_WORLD_SIZE", "env", "WORLD_SIZE"}));
-    EXPECT_EQ(outcome.status, 0) << outcome.err;
-    EXPECT_THAT(sorted_lines(outcome.out), ElementsAre("GROUP_WORLD_SIZE=1", "WORLD_SIZE=1"));
-    EXPECT_GE(outcome.took, 1s) << "another node could still have come";
-}
-
-TEST(Flags, VirtualLocalRankNarrowsToOneGpuOfTheListThatWeWereGiven) {
-    const TwoGpus machine;
-    const std::vector<std::string> command = ddprun_probe({"--virtual-local-rank", "--nproc-per-node=2"}, {"env", "CUDA_VISIBLE_DEVICES"});
-    EXPECT_THAT(sorted_lines(run(command, machine.with({"CUDA_VISIBLE_DEVICES=1,0"})).out), ElementsAre("[0]: CUDA_VISIBLE_DEVICES=1", "[1]: CUDA_VISIBLE_DEVICES=0"));
-    EXPECT_THAT(sorted_lines(run(command, machine.with({"CUDA_VISIBLE_DEVICES=GPU-bbbb,GPU-aaaa"})).out),
-                ElementsAre("[0]: CUDA_VISIBLE_DEVICES=GPU-bbbb", "[1]: CUDA_VISIBLE_DEVICES=GPU-aaaa"));
-    const Outcome too_few = run(command, machine.with({"CUDA_VISIBLE_DEVICES=1"}));
-    EXPECT_NE(too_few.status, 0);
-    EXPECT_THAT(too_few.err, AllOf(HasSubstr("2 workers"), HasSubstr("1 visible GPU")));
 }
 
 TEST(Flags, NumaBindingExclusiveGivesEachWorkerCpusOfItsOwn) {
@@ -151,31 +105,6 @@ TEST(Flags, AMasterPortInUseIsSaidBeforeAnythingStarts) {
     EXPECT_EQ(outcome.out, "");
 }
 
-// ---- restarts and signals
-
-TEST(Flags, MaxRestartsIsToldToTheWorkersAndCounted) {
-    const Outcome outcome = run(ddprun_probe({"--max-restarts=2"}, {"env", "TORCHELASTIC_RESTART_COUNT", "env", "TORCHELASTIC_MAX_RESTARTS", "exit", "5"}));
-    EXPECT_EQ(outcome.status, 5);
-    for (const char* line : {"RESTART_COUNT=0", "RESTART_COUNT=1", "RESTART_COUNT=2"}) EXPECT_EQ(occurrences(outcome.out, line), 1);
-    EXPECT_EQ(occurrences(outcome.out, "MAX_RESTARTS=2"), 3);
-}
-
-TEST(Flags, EverySignalToHandleEndsTheJobAndReachesTheWorkers) {
-    Program program(ddprun_probe({"--signals-to-handle=SIGTERM,SIGUSR1", "--nproc-per-node=2"}, {"on", "10", "0", "say", "up", "hold"}));
-    ASSERT_TRUE(program.wait_for_output("[0]: up") && program.wait_for_output("[1]: up"));
-    program.signal(SIGUSR1);
-    EXPECT_EQ(program.wait().status, 75);
-}
-
-TEST(Flags, ShutdownTimeoutOfZeroKillsAtOnce) {
-    Program program(ddprun_probe({"--shutdown-timeout=0"}, {"ignore", "15", "say", "up", "hold"}), with_environment({"TORCH_ELASTIC_SHUTDOWN_TIMEOUT=60"}));
-    ASSERT_TRUE(program.wait_for_output("up\n"));
-    program.signal(SIGTERM);
-    const Outcome outcome = program.wait();
-    EXPECT_EQ(outcome.status, 75) << outcome.err;
-    EXPECT_LT(outcome.took, 15s) << "the flag wins over the variable";
-}
-
 // ---- files
 
 TEST(Flags, EveryRunHasADirectoryOfItsOwnInTheLogDirectoryNamedAfterTheJob) {
@@ -209,14 +138,6 @@ constexpr const char* kSpelledOut = "\\x1b[2J\\u{9b}2J\\u{202e}";
 
 bool is_fit_for_a_terminal(const std::string& text) {
     return text.find('\x1b') == std::string::npos && text.find("\xc2\x9b") == std::string::npos && text.find("\xe2\x80\xae") == std::string::npos;
-}
-
-TEST(Flags, AWrongValueIsRefusedInOneLineBeforeAnythingStarts) {
-    const Outcome outcome = run(ddprun_probe({}, {"say", "started"}), with_environment({"PET_NUMA_BINDING=chip"}));
-    EXPECT_EQ(outcome.status, 64);
-    EXPECT_EQ(outcome.out, "");
-    EXPECT_EQ(occurrences(outcome.err, "\n"), 1) << outcome.err;
-    EXPECT_THAT(outcome.err, AllOf(HasSubstr("PET_NUMA_BINDING"), HasSubstr("chip"), HasSubstr("socket")));
 }
 
 TEST(Flags, WhatIsQuotedInAnErrorIsNotObeyedByTheTerminal) {

@@ -30,17 +30,6 @@ std::string content_of(const std::filesystem::path& path) {
     return {std::istreambuf_iterator<char>(file), {}};
 }
 
-TEST(Launch, GivesEveryWorkerItsRankAndTheSizes) {
-    const Outcome outcome = run(ddprun_probe({"--nproc-per-node=3"}, {"env", "RANK", "env", "LOCAL_RANK", "env", "WORLD_SIZE", "env",
-                                                                "LOCAL_WORLD_SIZE", "env", "GROUP_RANK", "env", "ROLE_NAME"}));
-    EXPECT_EQ(outcome.status, 0) << outcome.err;
-    for (const char* line : {"[0]: RANK=0\n", "[1]: RANK=1\n", "[2]: LOCAL_RANK=2\n", "[1]: WORLD_SIZE=3\n",
-                             "[0]: LOCAL_WORLD_SIZE=3\n", "[2]: GROUP_RANK=0\n", "[0]: ROLE_NAME=default\n"}) {
-        EXPECT_THAT(outcome.out, HasSubstr(line));
-    }
-    EXPECT_EQ(count(outcome.out, "\n"), 18);
-}
-
 TEST(Launch, WorkersOfOneJobAgreeOnAMasterPortThatIsFree) {
     const Outcome outcome = run(ddprun_probe({"--nproc-per-node=2"}, {"env", "MASTER_PORT", "env", "MASTER_ADDR"}));
     std::set<std::string> ports;
@@ -70,12 +59,6 @@ TEST(Launch, ADeathBySignalIsNamedAndGives128PlusTheSignal) {
     EXPECT_THAT(outcome.err, AllOf(HasSubstr("root cause: rank 1"), HasSubstr("SIGKILL")));
 }
 
-TEST(Launch, WorkersThatWeStoppedAreNoCause) {
-    const Outcome outcome = run(ddprun_probe({"--nproc-per-node=4"}, {"rank", "0", "exit", "3", "end", "hold"}));
-    EXPECT_EQ(count(outcome.err, "root cause"), 1) << outcome.err;
-    EXPECT_THAT(outcome.err, Not(HasSubstr("root cause: rank 1")));
-}
-
 TEST(Launch, AProgramThatDoesNotExistIsNamedWithItsRemedyAndGives127) {
     const Outcome outcome = run({path_of("DDPRUN"), "--nproc-per-node=2", "./trian"});
     EXPECT_EQ(outcome.status, 127);
@@ -83,65 +66,11 @@ TEST(Launch, AProgramThatDoesNotExistIsNamedWithItsRemedyAndGives127) {
     EXPECT_EQ(count(said_of_its_own_job(outcome), "\n"), 1) << outcome.err;
 }
 
-TEST(Launch, AFileThatCannotBeExecutedGives126) {
-    const TemporaryDirectory directory;
-    std::ofstream(directory.path() + "/data.bin") << "not a program";
-    const Outcome outcome = run({path_of("DDPRUN"), directory.path() + "/data.bin"});
-    EXPECT_EQ(outcome.status, 126);
-    EXPECT_THAT(outcome.err, HasSubstr("data.bin"));
-    EXPECT_EQ(run({path_of("DDPRUN"), directory.path()}).status, 126);
-}
-
 TEST(Launch, ABadWorkerCountIsRefusedBeforeAnythingStarts) {
     const Outcome outcome = run(ddprun_probe({"--nproc-per-node=eight"}, {"say", "started"}));
     EXPECT_EQ(outcome.status, 64);
     EXPECT_EQ(outcome.out, "");
     EXPECT_EQ(outcome.err, "ddprun: --nproc-per-node: 'eight' is not a number (expected a count, auto, gpu or cpu)\n");
-}
-
-TEST(Launch, AnUnknownOptionGetsASuggestion) {
-    const Outcome outcome = run(ddprun_probe({"--nproc-per-nods=2"}, {"say", "started"}));
-    EXPECT_EQ(outcome.status, 64);
-    EXPECT_THAT(outcome.err, HasSubstr("--nproc-per-node"));
-    EXPECT_EQ(outcome.out, "");
-}
-
-TEST(Launch, RestartsTheGangWithANewGenerationAndTellsItTheCount) {
-    const TemporaryDirectory directory;
-    const Outcome outcome = run(ddprun_probe({"--nproc-per-node=2", "--max-restarts=2"},
-                                       {"env", "TORCHELASTIC_RESTART_COUNT", "env", "DDPRUN_GENERATION", "rank", "1", "once",
-                                        directory.path() + "/failed", "exit", "5", "end", "end", "exit", "0"}));
-    EXPECT_EQ(outcome.status, 0) << outcome.err;
-    EXPECT_THAT(outcome.out, HasSubstr("[0]: TORCHELASTIC_RESTART_COUNT=1\n"));
-    EXPECT_THAT(outcome.out, HasSubstr("[1]: DDPRUN_GENERATION=2\n"));
-    EXPECT_THAT(outcome.err, AllOf(HasSubstr("exit code 5"), HasSubstr("restart 1 of 2")));
-}
-
-TEST(Launch, StopsRestartingWhenTheBudgetIsSpent) {
-    const Outcome outcome = run(ddprun_probe({"--nproc-per-node=2", "--max-restarts=2"}, {"say", "try", "exit", "9"}));
-    EXPECT_EQ(outcome.status, 9);
-    EXPECT_GE(count(outcome.out, "[0]: try"), 1);
-    EXPECT_THAT(outcome.err, HasSubstr("all 2 restarts are used up"));
-}
-
-TEST(Launch, AUsageErrorOfTheProgramIsNotRestarted) {
-    const Outcome outcome = run(ddprun_probe({"--nproc-per-node=1", "--max-restarts=3"}, {"say", "try", "exit", "64"}));
-    EXPECT_EQ(outcome.status, 64);
-    EXPECT_EQ(count(outcome.out, "try"), 1);
-}
-
-TEST(Launch, KeepsOneLogFilePerRankAndAttempt) {
-    const TemporaryDirectory directory;
-    const Outcome outcome = run(ddprun_probe({"--nproc-per-node=2", "--log-dir=" + directory.path(), "--redirects=3"},
-                                       {"say", "to stdout", "err", "to stderr"}));
-    EXPECT_EQ(outcome.status, 0) << outcome.err;
-    EXPECT_EQ(outcome.out, "");
-    std::map<std::string, std::string> files;
-    for (const auto& entry : std::filesystem::recursive_directory_iterator(directory.path())) {
-        if (entry.is_regular_file()) files[entry.path().parent_path().filename() / entry.path().filename()] = content_of(entry.path());
-    }
-    EXPECT_EQ(files["0/stdout.log"], "to stdout\n");
-    EXPECT_EQ(files["1/stderr.log"], "to stderr\n");
 }
 
 TEST(Launch, ADryRunShowsThePlanAndStartsNothing) {
@@ -258,11 +187,6 @@ TEST(Launch, ALauncherUnderALauncherTellsItWhatFailed) {
     EXPECT_EQ(outcome.status, 3);
     // The report of the outer one comes last.
     EXPECT_THAT(outcome.err.substr(outcome.err.rfind("first cause")), HasSubstr("error report  | boom")) << outcome.err;
-}
-
-TEST(Launch, MacrosInArgumentsAreFilledInPerWorker) {
-    const Outcome outcome = run(ddprun_probe({"--nproc-per-node=2"}, {"say", "local ${local_rank} global ${rank}"}));
-    EXPECT_THAT(outcome.out, AllOf(HasSubstr("[0]: local 0 global 0\n"), HasSubstr("[1]: local 1 global 1\n")));
 }
 
 TEST(Launch, ManyWorkersThatExitAtOnceAreAllSeen) {

@@ -66,30 +66,6 @@ TEST(Logs, WhatOneRankWritesIntoAPipeIsReadByTheNextProgramAsItIs) {
     EXPECT_THAT(piped("--nproc-per-node=2"), AllOf(HasSubstr("[0]: " + record + "\n"), HasSubstr("[1]: " + record + "\n")));
 }
 
-TEST(Logs, AHalfLineIsShownMarkedWhileItsWorkerThinks) {
-    Program program(ddprun_probe({"--nproc-per-node=2"}, {"rank", "0", "part", "loss = ", "noted", "1", "end", "rank", "1", "hold", "end"}));
-    EXPECT_TRUE(program.wait_for_output("[0]: loss =  [line goes on]\n"));
-    program.signal(SIGTERM);
-    EXPECT_EQ(program.wait().status, 75);
-}
-
-TEST(Logs, ALastLineWithoutItsEndIsALine) {
-    EXPECT_EQ(run(ddprun_probe({}, {"part", "no newline"})).out, "no newline\n");
-}
-
-TEST(Logs, ALineOfFiftyMebibytesPassesInMarkedPieces) {
-    const Outcome outcome = run(ddprun_probe({"--nproc-per-node=2"}, {"rank", "0", "long", "50", "end", "rank", "1", "lines", "500", "end"}));
-    EXPECT_EQ(outcome.status, 0) << outcome.err;
-    std::size_t long_bytes = 0;
-    int whole = 0;
-    for (const std::string_view line : split(outcome.out, '\n')) {
-        if (line.starts_with("[0]: ")) long_bytes += static_cast<std::size_t>(std::count(line.begin(), line.end(), 'x'));
-        if (line.starts_with("[1]: rank 1 line ") && line.size() == 104) ++whole;
-    }
-    EXPECT_EQ(long_bytes, 50u * 1024 * 1024);
-    EXPECT_EQ(whole, 500);
-}
-
 TEST(Logs, AFloodOfOneWorkerDoesNotKeepTheOthersFromBeingSeenToFail) {
     Program program(ddprun_probe({"--nproc-per-node=2"}, {"rank", "1", "err", "gone", "exit", "9", "end", "lines", "100000000"}));
     const Outcome outcome = program.wait();
@@ -181,31 +157,11 @@ TEST(Logs, TeeShowsAndKeepsRedirectOnlyKeeps) {
     EXPECT_TRUE(std::filesystem::directory_iterator(directory.path())->path().filename().string().starts_with("run7_"));
 }
 
-TEST(Logs, StreamMapsTakeRanksAboveNine) {
-    const TemporaryDirectory directory;
-    const Outcome outcome = run(ddprun_probe({"--nproc-per-node=12", "--log-dir", directory.path(), "--redirects=10:1,11:3"}, {"say", "out", "err", "err"}));
-    EXPECT_EQ(occurrences(outcome.out, ": out\n"), 10);
-    EXPECT_EQ(occurrences(outcome.err, ": err\n"), 11);
-    const auto files = log_files(directory.path());
-    EXPECT_EQ(files.at("attempt_0/10/stdout.log"), "out\n");
-    EXPECT_EQ(files.at("attempt_0/11/stderr.log"), "err\n");
-}
-
 TEST(Logs, LocalRanksFilterConcernsTheConsoleOnly) {
     const TemporaryDirectory directory;
     const Outcome outcome = run(ddprun_probe({"--nproc-per-node=3", "--log-dir", directory.path(), "--tee=3", "--local-ranks-filter=0,2"}, {"say", "hi"}));
     EXPECT_THAT(sorted_lines(outcome.out), ElementsAre("[default0]:hi", "[default2]:hi"));
     EXPECT_EQ(log_files(directory.path()).at("attempt_0/1/stdout.log"), "hi\n");
-}
-
-TEST(Logs, DuplicateFiltersCopyTheLinesOfAllRanks) {
-    const TemporaryDirectory directory;
-    const Outcome outcome = run(ddprun_probe({"--nproc-per-node=2", "--log-dir", directory.path(), "--duplicate-stdout-filters=loss,a,,b", "--duplicate-stderr-filters=NCCL"},
-                                             {"say", "loss 3", "say", "a,b", "say", "other", "err", "NCCL WARN"}));
-    const auto files = log_files(directory.path());
-    EXPECT_THAT(sorted_lines(files.at("attempt_0/filtered_stdout.log")), ElementsAre("[0]: a,b", "[0]: loss 3", "[1]: a,b", "[1]: loss 3"));
-    EXPECT_THAT(sorted_lines(files.at("attempt_0/filtered_stderr.log")), ElementsAre("[0]: NCCL WARN", "[1]: NCCL WARN"));
-    EXPECT_EQ(occurrences(outcome.out, "other"), 2);
 }
 
 TEST(Logs, EveryAttemptHasADirectoryOfItsOwn) {
@@ -214,17 +170,6 @@ TEST(Logs, EveryAttemptHasADirectoryOfItsOwn) {
     const auto files = log_files(directory.path());
     EXPECT_EQ(files.at("attempt_0/0/stdout.log"), "TORCHELASTIC_RESTART_COUNT=0\n");
     EXPECT_EQ(files.at("attempt_1/0/stdout.log"), "TORCHELASTIC_RESTART_COUNT=1\n");
-}
-
-TEST(Logs, FilesAreRotatedAtTheirSizeBetweenLines) {
-    const TemporaryDirectory directory;
-    run(ddprun_probe({"--log-dir", directory.path(), "-r", "1", "--max-log-size=64KiB"}, {"lines", "2000"}));
-    const auto files = log_files(directory.path());
-    for (const char* name : {"attempt_0/0/stdout.log", "attempt_0/0/stdout.log.1", "attempt_0/0/stdout.log.3"}) {
-        EXPECT_LE(files.at(name).size(), 64u * 1024) << name;
-        EXPECT_EQ(files.at(name).size() % 100, 0u) << name << ": a line is cut in two";
-    }
-    EXPECT_TRUE(files.at("attempt_0/0/stdout.log").ends_with(probe_line(0, 1999) + "\n"));
 }
 
 // ---- no log ends a job

@@ -67,22 +67,6 @@ TEST(Restarts, AnUsedUpBudgetEndsTheJobWithTheLastCauseAndSaysSo) {
     EXPECT_THAT(outcome.err, HasSubstr("all 2 restarts within 1 h are used up"));
 }
 
-TEST(Restarts, ABudgetOverAWindowForgetsWhatIsLongAgo) {
-    const TemporaryDirectory directory;
-    const Outcome outcome = run(ddprun_probe({"--max-restarts=1/200ms"}, failing(directory, 3, {"sleep", "300", "exit", "6"})));
-    EXPECT_EQ(outcome.status, 0) << outcome.err;
-    EXPECT_EQ(occurrences(outcome.out, "try"), 3);
-}
-
-TEST(Restarts, BackOffWaitsBeforeTheSecondRestartInARow) {
-    const TemporaryDirectory directory;
-    const Outcome outcome = run(ddprun_probe({"--max-restarts=5", "--restart-backoff=400ms"}, failing(directory, 3, {"exit", "6"})));
-    EXPECT_EQ(outcome.status, 0) << outcome.err;
-    // None, then half to all of 400 ms, then of 800 ms.
-    EXPECT_GE(outcome.took, 600ms);
-    EXPECT_THAT(outcome.err, HasSubstr("restart 3 of 5 in "));
-}
-
 TEST(Restarts, ASignalDuringTheBackOffEndsTheJobAtOnce) {
     Program program(ddprun_probe({"--max-restarts=5", "--restart-backoff=1h:1h"}, {"exit", "6"}));
     ASSERT_TRUE(program.wait_for_output("restart 2 of 5 in "));

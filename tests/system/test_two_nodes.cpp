@@ -186,12 +186,6 @@ TEST(TwoNodes, CtrlCWorksWhileWaitingForTheOtherNode) {
     EXPECT_LT(outcome.took, 5s);
 }
 
-TEST(TwoNodes, NothingThatSaysWhereToMeetIsAnError) {
-    const Outcome outcome = run(ddprun_probe({"--nnodes=2"}, {"say", "up"}));
-    EXPECT_EQ(outcome.status, 64) << outcome.err;
-    EXPECT_THAT(outcome.err, HasSubstr("--rdzv-endpoint"));
-}
-
 // ---- one job, whichever node is asked
 
 /// Two nodes whose four workers hold, and their control sockets' ids.
@@ -358,12 +352,6 @@ TEST(TwoNodes, EachNodesRoleCountsItsOwnWorkers) {
                                HasSubstr("[3]: ROLE_WORLD_SIZE=2\n"), HasSubstr("[3]: WORLD_SIZE=4\n")));
 }
 
-TEST(TwoNodes, OneRoleIsCountedThroughBothNodes) {
-    TwoNodes nodes(Way::Static, {"env", "ROLE_RANK", "env", "ROLE_WORLD_SIZE"}, {"--role=trainer"});
-    nodes[0].wait();
-    EXPECT_THAT(nodes[1].wait().out, AllOf(HasSubstr("[3]: ROLE_RANK=3\n"), HasSubstr("[3]: ROLE_WORLD_SIZE=4\n")));
-}
-
 TEST(TwoNodes, IsHostChoosesTheHeadWhichHasRankZero) {
     for (int head : {0, 1}) {
         std::array<std::vector<std::string>, 2> own = {{{"--rdzv-conf=is_host=0"}, {"--rdzv-conf=is_host=0"}}};
@@ -375,14 +363,6 @@ TEST(TwoNodes, IsHostChoosesTheHeadWhichHasRankZero) {
         EXPECT_THAT(of_head.out, HasSubstr("[0]: GROUP_RANK=0\n"));
         EXPECT_THAT(other.out, HasSubstr("[2]: GROUP_RANK=1\n"));
     }
-}
-
-TEST(TwoNodes, NodeRanksOrderAC10dJobToo) {
-    TwoNodes nodes(Way::C10d, {"env", "GROUP_RANK"}, {}, "PROBE=0", {{{"--node-rank=1"}, {"--node-rank=0"}}});
-    const Outcome one = nodes[0].wait(), zero = nodes[1].wait();
-    EXPECT_EQ(one.status, 0) << one.err;
-    EXPECT_THAT(zero.out, AllOf(HasSubstr("[0]: GROUP_RANK=0\n"), HasSubstr("[1]: GROUP_RANK=0\n"))) << zero.err;
-    EXPECT_THAT(one.out, AllOf(HasSubstr("[2]: GROUP_RANK=1\n"), HasSubstr("[3]: GROUP_RANK=1\n")));
 }
 
 TEST(TwoNodes, TheLocalAddressOfTheFirstNodeIsTheMasterAddress) {
