@@ -200,11 +200,12 @@ void Agent::perform(const agent_action::Sweep& action) {
     std::vector<pid_t> found = strays();
     if (config_.cgroup != nullptr && found.empty()) config_.cgroup->kill();
     const auto has_been_asked = [&](pid_t pid) {
+        if (std::count(state_.asked_strays.begin(), state_.asked_strays.end(), pid) > 0) return true;
         const pid_t group = system_.group_of(pid);
         return std::any_of(state_.workers.begin(), state_.workers.end(), [&](const AgentState::Worker& worker) { return worker.pid == group; });
     };
     for (const pid_t stray : found) {
-        if (action.signal == 0 || (action.signal == SIGTERM && has_been_asked(stray))) continue;
+        if (action.signal == SIGTERM && has_been_asked(stray)) continue;
         (void)system_.signal_process(stray, action.signal);
         if (action.signal == SIGTERM) (void)system_.signal_process(stray, SIGCONT);
     }

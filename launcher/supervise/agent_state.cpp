@@ -98,7 +98,7 @@ AgentActions on(AgentState& state, const agent_event::Exited& event, TimePoint n
     const int local_rank = state.local_rank_of(event.exit.pid);
     if (local_rank < 0) {
         AgentActions actions{agent_action::ReapStranger{event.exit.pid}};
-        if (state.phase == AgentPhase::Sweeping) actions.emplace_back(agent_action::Sweep{state.kills_strays ? SIGKILL : 0});
+        if (state.phase == AgentPhase::Sweeping) actions.emplace_back(agent_action::Sweep{state.kills_strays ? SIGKILL : SIGTERM});
         return actions;
     }
     AgentState::Worker& worker = state.workers[static_cast<std::size_t>(local_rank)];
@@ -184,6 +184,7 @@ AgentActions on(AgentState& state, const agent_event::DeadlinePassed&, TimePoint
 
 AgentActions on(AgentState& state, const agent_event::Swept& event, TimePoint now) {
     if (state.phase != AgentPhase::Sweeping) return {};
+    state.asked_strays = event.still_there;
     AgentActions actions;
     if (state.kills_strays && !state.told_of_strays && !event.still_there.empty()) {
         state.told_of_strays = true;

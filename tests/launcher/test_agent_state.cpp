@@ -123,7 +123,8 @@ TEST(AgentStep, KillsStraysWhenTheirGraceIsOverAndSaysSoOnce) {
     EXPECT_EQ(sweep_signals(step(state, agent_event::Exited{exited(101, 0)}, kStart)), std::vector<int>{SIGTERM});
     EXPECT_TRUE(step(state, agent_event::Swept{{555, 556}}, kStart).empty());
     const auto look = step(state, agent_event::Exited{exited(556, 0)}, kStart + 1ms);
-    EXPECT_EQ(sweep_signals(look), std::vector<int>{0}) << "one that has ended by itself: no second signal to the other";
+    EXPECT_EQ(sweep_signals(look), std::vector<int>{SIGTERM}) << "for those that the first look missed";
+    EXPECT_EQ(state.asked_strays, (std::vector<pid_t>{555, 556})) << "555 gets no second one";
     EXPECT_TRUE(step(state, agent_event::Swept{{555}}, kStart + 1ms).empty());
 
     const TimePoint over = kStart + kStrayGrace;
@@ -177,6 +178,16 @@ TEST(AgentStep, DrainsOnlyAfterTheSweepFoundNobody) {
     ASSERT_EQ(all_of<agent_action::ReportDrained>(actions).size(), 1u);
     EXPECT_TRUE(all_of<agent_action::ReportDrained>(actions)[0].unkillable.empty());
     EXPECT_EQ(state.phase, Phase::Idle);
+}
+
+TEST(AgentStep, AsksAStrayThatTheFirstLookMissedAndNobodyTwice) {
+    AgentState state = running(1);
+    EXPECT_EQ(sweep_signals(step(state, agent_event::Exited{exited(101, 0)}, kStart)), std::vector<int>{SIGTERM});
+    step(state, agent_event::Swept{{555}}, kStart + 1ms);
+    EXPECT_EQ(state.asked_strays, std::vector<pid_t>{555});
+    EXPECT_EQ(sweep_signals(step(state, agent_event::Exited{exited(555, 0)}, kStart + 2ms)), std::vector<int>{SIGTERM}) << "555 had forked 556";
+    step(state, agent_event::Swept{{556}}, kStart + 3ms);
+    EXPECT_EQ(state.asked_strays, std::vector<pid_t>{556});
 }
 
 TEST(AgentStep, NamesWhatCannotBeKilledAfterABoundedWait) {
