@@ -293,7 +293,7 @@ TEST(Requeue, AutoOutsideOfAJobIsSilent) {
     options.unset = {"PBS_JOBID", "SLURM_JOB_ID", "LSB_JOBID"};
     const Outcome outcome = run({path_of("DDPRUN"), "--requeue=auto", path_of("PROBE"), "say", "ran"}, options);
     EXPECT_EQ(outcome.status, 0);
-    EXPECT_EQ(outcome.err, "");
+    EXPECT_EQ(said_of_its_own_job(outcome), "");
 }
 
 TEST(Walltime, AnEndThatIsMovedWhileTheJobRunsIsSaidAndMovesTheNotice) {

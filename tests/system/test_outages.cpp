@@ -97,7 +97,7 @@ TEST_F(Outages, NobodyIsLostForAnAbsenceThatAllShared) {
 }
 
 TEST_F(Outages, ACutCableEndsTheWorkersOfBothSidesWithinTheTimeOutAndEachSaysWhy) {
-    start({}, {"say", "up", "hold"});
+    start({"--heartbeat-timeout=3"}, {"say", "up", "hold"});
     hosts_->cut_cable(1);
     const Outcome zero = node(0).wait(), one = node(1).wait();
     EXPECT_EQ(zero.status, 69) << zero.err;

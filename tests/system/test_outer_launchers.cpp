@@ -263,7 +263,7 @@ TEST_P(Under, ARankEachOnTwoHostsHasItsPlaceThereAndSurvivesADeath) {
 TEST_P(Under, ADeadHostEndsTheJobOnTheOther) {
     if (const auto reason = Hosts::why_not()) GTEST_SKIP() << *reason;
     Hosts hosts(2);
-    Program job(GetParam().on_hosts(hosts, 1, ddprun_probe({"--rdzv-conf=keep_alive_interval=1,keep_alive_max_attempt=3"}, {"say", "up", "rank", "0", "hold", "end", "hold"})));
+    Program job(GetParam().on_hosts(hosts, 1, ddprun_probe({"--heartbeat-timeout=3"}, {"say", "up", "rank", "0", "hold", "end", "hold"})));
     ASSERT_TRUE(job.wait_for_output("up"));
     hosts.power_off(1);
     // Hydra waits for the host for ever, mpirun kills what is left; ours ends by itself.

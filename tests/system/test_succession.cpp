@@ -167,7 +167,7 @@ TEST_F(WithoutTheHead, WhoWaitsForTheStoreHearsOfItAndTheNextWorldHasAStore) {
 
 TEST_F(WithoutTheHead, AnElasticJobOutlivesTheHeadsWholeHostAlsoWithTls) {
     if (std::getenv("WITHOUT_TLS") != nullptr) GTEST_SKIP() << "built without OpenSSL 3";
-    start(3, "2:3", {"--tls", "--max-restarts=3", "--rdzv-conf=last_call_timeout=2,keep_alive_interval=1,keep_alive_max_attempt=2"});
+    start(3, "2:3", {"--tls", "--max-restarts=3", "--heartbeat-timeout=2"});
     await_workers(3);
     hosts_->power_off(0);
     for (int node : {1, 2}) {
@@ -177,7 +177,7 @@ TEST_F(WithoutTheHead, AnElasticJobOutlivesTheHeadsWholeHostAlsoWithTls) {
 }
 
 TEST_F(WithoutTheHead, AHeadThatIsCutOffStopsItsWorkersAndTheOthersGoOn) {
-    start(3, "1:3", {"--max-restarts=3", "--rdzv-conf=last_call_timeout=2,keep_alive_interval=1,keep_alive_max_attempt=2"});
+    start(3, "1:3", {"--max-restarts=3", "--heartbeat-timeout=2"});
     await_workers(3);
     hosts_->cut_cable(0);
     const Outcome head = end_of(0);
@@ -192,7 +192,7 @@ TEST_F(WithoutTheHead, AHeadThatIsCutOffStopsItsWorkersAndTheOthersGoOn) {
 }
 
 TEST_F(WithoutTheHead, ANodeThatIsCutOffAloneStopsItsWorkers) {
-    start(3, "1:3", {"--max-restarts=3", "--rdzv-conf=last_call_timeout=2,keep_alive_interval=1,keep_alive_max_attempt=2"});
+    start(3, "1:3", {"--max-restarts=3", "--heartbeat-timeout=2"});
     await_workers(3);
     hosts_->cut_cable(1);
     const Outcome standby = end_of(1);

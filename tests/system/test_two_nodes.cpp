@@ -374,7 +374,7 @@ TEST(TwoNodes, TheLocalAddressOfTheFirstNodeIsTheMasterAddress) {
 
 TEST(TwoNodes, ASilentNodeIsLostAfterTheHeartbeatTimeout) {
     const std::string marker = "PROBE_JOB=" + unique_name("nodes");
-    TwoNodes nodes(Way::Static, {"say", "up", "hold"}, {}, marker);
+    TwoNodes nodes(Way::Static, {"say", "up", "hold"}, {"--heartbeat-timeout=3"}, marker);
     for (int node : {0, 1}) ASSERT_TRUE(nodes[node].wait_for_output("up\n"));
     nodes[1].signal(SIGSTOP);
     const Outcome zero = nodes[0].wait();
