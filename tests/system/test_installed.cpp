@@ -143,11 +143,11 @@ TEST_F(Installed, TheCompilerWarnsOfEveryResultThatIsIgnored) {
     }
 }
 
-TEST_F(Installed, TheProgramOfTheReadmeLinksAndPrintsTheSum) {
-    std::ifstream file(path_of("README"));
-    const std::string readme{std::istreambuf_iterator<char>(file), {}}, fence = "```cpp\n";
-    const std::size_t begin = readme.find(fence) + fence.size();
-    const std::string source = write("readme.cpp", readme.substr(begin, readme.find("```", begin) - begin));
+TEST_F(Installed, TheProgramOfTheLibddpPageLinksAndPrintsTheSum) {
+    std::ifstream file(path_of("LIBDDP_PAGE"));
+    const std::string page{std::istreambuf_iterator<char>(file), {}}, fence = "```cpp\n";
+    const std::size_t begin = page.find(fence) + fence.size();
+    const std::string source = write("page.cpp", page.substr(begin, page.find("```", begin) - begin));
     const Outcome outcome = run_user_program(source, "ddp");
     EXPECT_EQ(outcome.status, 0) << outcome.err;
     EXPECT_EQ(outcome.out, "rank 0 of 1: the ranks' sum is 0\n");
