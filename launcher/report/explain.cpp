@@ -29,7 +29,7 @@ struct Saying {
     std::string_view meaning;   ///< "{}" is replaced by the rest of the line behind `text`, up to a colon or quote
 };
 
-// From the special to the general: the first that is found counts.
+// From the special to the general: the first that is found counts. docs/troubleshooting.md has a remedy for each row.
 constexpr Saying kSayings[] = {
     {"error while loading shared libraries: ",
      "the shared library {} is not found on this node (LD_LIBRARY_PATH, or a module that is not loaded)"},

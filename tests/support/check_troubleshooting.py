@@ -1,0 +1,53 @@
+#!/usr/bin/env python3
+"""Compares the tables of docs/troubleshooting.md with launcher/report/explain.cpp: each has every row of the other.
+
+Takes the root of the tree; prints one line for each row that only one of them has.
+"""
+
+import pathlib
+import re
+import sys
+
+TEXT = r'"((?:[^"\\]|\\.)*)"'
+CODE = r"(?<!`)(`+)(?!`)(.+?)(?<!`)\1(?!`)"
+
+
+def explained(root):
+    """{(symptom, meaning)} of the program."""
+    source = (root / "launcher/report/explain.cpp").read_text()
+    source = re.sub(r'"\s*\n\s*"', "", source)  # literals that are broken over lines
+    codes = dict(re.findall(r"(\w+) = (\d+),", (root / "launcher/exit_codes.h").read_text()))
+
+    def rows(beginning, row):
+        """What `row` finds from `beginning` to the end of that table or function."""
+        part = source[source.index(beginning):]
+        return re.findall(row, part[:re.search(r"^\}", part, re.M).start()])
+
+    found = rows("kSayings[]", r"\{" + TEXT + r",\s*" + TEXT + r"\}")
+    found += rows("explain_exec_failure(", r"says\(" + TEXT + r"\)\)[\s{]*return " + TEXT)
+    for cases, meaning in rows("explain_signal(", r"((?:case SIG\w+:\s*)+)return " + TEXT):
+        found += [(signal, meaning) for signal in re.findall(r"SIG\w+", cases)]
+    for code, meaning in rows("explain_code(", r"ExitCode::(\w+)\)\)[\s{]*return " + TEXT):
+        found.append((f"exit code {codes[code]}", meaning))
+    return {(symptom.strip(), meaning.replace("{}", "…")) for symptom, meaning in found}
+
+
+def documented(root):
+    """{(symptom, meaning)} of the page, without its last section, which has what only people know."""
+    page = (root / "docs/troubleshooting.md").read_text()
+    found = set()
+    for line in page[:page.rindex("\n## ")].splitlines():
+        if line.startswith("| `"):
+            symptoms, meaning, _ = line.strip("| ").split(" | ")
+            found |= {(symptom.strip(), meaning) for _, symptom in re.findall(CODE, symptoms)}
+    return found
+
+
+if __name__ == "__main__":
+    tree = pathlib.Path(sys.argv[1])
+    program, page = explained(tree), documented(tree)
+    for symptom, meaning in sorted(program - page):
+        print(f"docs/troubleshooting.md lacks: {symptom} | {meaning}")
+    for symptom, meaning in sorted(page - program):
+        print(f"launcher/report/explain.cpp does not say: {symptom} | {meaning}")
+    sys.exit(0 if program == page and program else 1)
