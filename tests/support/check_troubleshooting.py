@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Compares the tables of docs/troubleshooting.md with launcher/report/explain.cpp: each has every row of the other.
+"""Compares docs/troubleshooting.md with launcher/report/explain.cpp: each has every row of the other.
 
 Takes the root of the tree; prints one line for each row that only one of them has.
 """
