@@ -98,7 +98,8 @@ AgentActions on(AgentState& state, const agent_event::Exited& event, TimePoint n
     const int local_rank = state.local_rank_of(event.exit.pid);
     if (local_rank < 0) {
         AgentActions actions{agent_action::ReapStranger{event.exit.pid}};
-        if (state.phase == AgentPhase::Sweeping) actions.emplace_back(agent_action::Sweep{state.kills_strays ? SIGKILL : SIGTERM});
+        const int signal = state.kills_strays ? SIGKILL : SIGTERM;
+        if (state.phase == AgentPhase::Sweeping) actions.emplace_back(agent_action::Sweep{signal});
         return actions;
     }
     AgentState::Worker& worker = state.workers[static_cast<std::size_t>(local_rank)];

@@ -80,8 +80,8 @@ struct AgentState {
 
     Phase phase = Phase::Idle;
     bool without_grace = false;  ///< KillRequested: what workers leave is killed at once
-    std::vector<pid_t> asked_strays;  ///< Sweeping: what the last look found; each has had SIGTERM
     bool kills_strays = false;   ///< Sweeping: the strays' grace is over
+    std::vector<pid_t> asked_strays;  ///< Sweeping: what the last look found; each has had SIGTERM
     bool told_of_strays = false;
     std::uint64_t generation = 0;
     std::vector<Worker> workers;  ///< by local rank
@@ -128,7 +128,8 @@ struct BuryGroup { pid_t pid; int signal; };
 /// A process that is no worker: an orphaned grandchild.
 struct ReapStranger { pid_t pid; };
 struct ReportExit { int local_rank; os::ChildExit exit; bool by_us; std::string exec_failure; };
-/// Look for descendants, send them the signal (SIGTERM: to those alone that an earlier look has not asked), feed Swept.
+/// Look for descendants, send them the signal, feed Swept. SIGTERM goes to those alone that no earlier look has
+/// asked.
 struct Sweep { int signal; };
 /// Say that these processes, which did not end by themselves, are being killed.
 struct ReportStrays { std::size_t count; };

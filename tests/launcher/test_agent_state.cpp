@@ -182,10 +182,12 @@ TEST(AgentStep, DrainsOnlyAfterTheSweepFoundNobody) {
 
 TEST(AgentStep, AsksAStrayThatTheFirstLookMissedAndNobodyTwice) {
     AgentState state = running(1);
-    EXPECT_EQ(sweep_signals(step(state, agent_event::Exited{exited(101, 0)}, kStart)), std::vector<int>{SIGTERM});
+    const auto first = step(state, agent_event::Exited{exited(101, 0)}, kStart);
+    EXPECT_EQ(sweep_signals(first), std::vector<int>{SIGTERM});
     step(state, agent_event::Swept{{555}}, kStart + 1ms);
     EXPECT_EQ(state.asked_strays, std::vector<pid_t>{555});
-    EXPECT_EQ(sweep_signals(step(state, agent_event::Exited{exited(555, 0)}, kStart + 2ms)), std::vector<int>{SIGTERM}) << "555 had forked 556";
+    const auto second = step(state, agent_event::Exited{exited(555, 0)}, kStart + 2ms);
+    EXPECT_EQ(sweep_signals(second), std::vector<int>{SIGTERM}) << "555 had forked 556";
     step(state, agent_event::Swept{{556}}, kStart + 3ms);
     EXPECT_EQ(state.asked_strays, std::vector<pid_t>{556});
 }

@@ -7,11 +7,11 @@ namespace ddprun::test {
 
 /// Whether a condition becomes true within `patience`: for what another process does in its own time. Blocks.
 template <class Condition>
-[[nodiscard]] bool comes(const Condition& is_so, std::chrono::milliseconds patience = std::chrono::minutes(1),
-                         std::chrono::milliseconds between = std::chrono::milliseconds(5)) {
-    for (const auto until = std::chrono::steady_clock::now() + patience; std::chrono::steady_clock::now() < until;) {
+[[nodiscard]] bool comes(const Condition& is_so, std::chrono::milliseconds patience = std::chrono::minutes(1)) {
+    const auto until = std::chrono::steady_clock::now() + patience;
+    while (std::chrono::steady_clock::now() < until) {
         if (is_so()) return true;
-        std::this_thread::sleep_for(between);
+        std::this_thread::sleep_for(std::chrono::milliseconds(5));
     }
     return false;
 }

@@ -41,7 +41,11 @@ inline std::map<std::string, std::string> log_files(const std::string& directory
 enum class Stopped { Yes, No };
 /// Waits until the process is, or is no more, stopped by a signal; false when that does not come.
 inline bool is_soon(Stopped wanted, pid_t pid) {
-    return comes([&] { return (os::proc_stat_of(pid).value_or(os::ProcStat{}).state == 'T') == (wanted == Stopped::Yes); });
+    const auto is_so = [&] {
+        const bool is_stopped = os::proc_stat_of(pid).value_or(os::ProcStat{}).state == 'T';
+        return is_stopped == (wanted == Stopped::Yes);
+    };
+    return comes(is_so, std::chrono::seconds(20));
 }
 
 /// The lines of a text, sorted: ranks write in any order.

@@ -52,8 +52,12 @@ class Ask : public ::testing::Test {
     }
 
     /// Log files are written by a thread: later than the terminal, where start() has seen the line.
-    static void await_line_in_log_file(const TemporaryDirectory& directory, const std::string& name, const std::string& line) {
-        EXPECT_TRUE(comes([&] { return log_files(directory.path())["attempt_0/" + name].find(line) != std::string::npos; })) << name;
+    static void await_line_in_log_file(const TemporaryDirectory& directory, const std::string& name,
+                                       const std::string& line) {
+        const auto has_line = [&] {
+            return log_files(directory.path())["attempt_0/" + name].find(line) != std::string::npos;
+        };
+        EXPECT_TRUE(comes(has_line)) << name;
     }
 
     std::string id_ = unique_name("ask");

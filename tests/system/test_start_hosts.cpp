@@ -42,7 +42,7 @@ class StartHosts : public ::testing::Test {
             std::string left;
             for (int host = 0; host < hosts_->count(); ++host) left += run(hosts_->command(host, {"ps", "-eo", "comm="})).out;
             return left.find("probe") == left.npos && left.find("ddprun") == left.npos && left.find("warden") == left.npos;
-        });
+        }, 20s);
     }
 
     std::optional<Hosts> hosts_;
