@@ -7,6 +7,7 @@
 #include <thread>
 
 #include "tests/support/run_program.h"
+#include "tests/support/temporary_directory.h"
 #include "tests/system/look.h"
 
 namespace ddprun::test {
@@ -107,12 +108,17 @@ INSTANTIATE_TEST_SUITE_P(Orphans, SharedMemoryOfPython, ::testing::Values("exit"
 TEST_P(SharedMemoryOfPython, IsRemovedByItsResourceTracker) {
     if (run({"python3", "-c", "import multiprocessing.shared_memory"}).status != 0) GTEST_SKIP() << "no python3";
     const std::string name = unique_name("ddprun-memory");
-    const std::string program = "import os, signal, sys\n"
+    const TemporaryDirectory made;
+    // A rank that is stopped because the other has died must have told its tracker of its memory before.
+    const std::string program = "import os, signal, sys, time\n"
                                 "from multiprocessing.shared_memory import SharedMemory\n"
                                 "memory = SharedMemory(create=True, size=1, name=sys.argv[1] + '.' + os.environ['RANK'])\n"
+                                "open(sys.argv[3] + '/' + os.environ['RANK'], 'w').close()\n"
+                                "while len(os.listdir(sys.argv[3])) < 2: time.sleep(0.001)\n"
                                 "if sys.argv[2] == 'abort': os.abort()\n"
                                 "if sys.argv[2] == 'kill': os.kill(os.getpid(), signal.SIGKILL)\n";
-    const Outcome outcome = run({path_of("DDPRUN"), "--nproc-per-node=2", "--no-python", "python3", "-c", program, name, GetParam()});
+    const Outcome outcome = run({path_of("DDPRUN"), "--nproc-per-node=2", "--no-python", "python3", "-c", program, name, GetParam(),
+                                 made.path()});
     EXPECT_EQ(outcome.status == 0, GetParam() == "exit") << outcome.err;
     EXPECT_THAT(outcome.err, ::testing::Not(HasSubstr("left behind")));
     for (const char* rank : {".0", ".1"}) EXPECT_NE(::access(("/dev/shm/" + name + rank).c_str(), F_OK), 0) << rank;
