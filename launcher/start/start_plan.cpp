@@ -31,11 +31,10 @@ bool is_of_user(const Allocation& allocation) {
 /// The scheduler's own index counts only where the list is the scheduler's too.
 std::optional<std::size_t> find_here(const Allocation& allocation, const StartFacts& facts) {
     if (allocation.own_index) return static_cast<std::size_t>(*allocation.own_index);
-    const auto& hosts = allocation.hosts;
-    for (std::size_t i = 0; i < hosts.size(); ++i) {
-        if (is_same_host(hosts[i].name, facts.host_name)) return i;
+    for (std::size_t i = 0; i < allocation.hosts.size(); ++i) {
+        if (is_same_host(allocation.hosts[i].name, facts.host_name)) return i;
     }
-    return facts.find_by_address(hosts);
+    return facts.find_by_address(allocation.hosts);
 }
 
 /// In the order in which they are tried (hpc reference C.3): what starts tasks of the batch job itself comes first.
@@ -50,29 +49,14 @@ std::vector<Starter> candidates(AllocationSource source) {
     return {Ssh};
 }
 
-std::string_view program_of(Starter starter) {
-    using enum Starter;
-    switch (starter) {
-        case Pbsdsh: return "pbsdsh";
-        case Tm: return "pbs_tmrsh";
-        case Mpiexec: return "mpiexec";
-        case Srun: return "srun";
-        case Blaunch: return "blaunch";
-        case Ssh: return "ssh";
-        case Auto: case None: break;
-    }
-    return "";
-}
+std::string_view program_of(Starter starter) { return starter == Starter::Tm ? "pbs_tmrsh" : name_of(starter); }
 
 /// By TM a job is needed, Slurm's srun needs Slurm, and LSF's blaunch needs LSF.
 Status check_choice(Starter choice, AllocationSource source) {
     using enum Starter;
-    const bool is_pbs = source == AllocationSource::Pbs || source == AllocationSource::Torque;
-    const bool fits = (choice != Pbsdsh && choice != Tm) || is_pbs;
-    const bool is_slurm = choice != Srun || source == AllocationSource::Slurm;
-    const bool is_lsf = choice != Blaunch || source == AllocationSource::Lsf;
-    if (fits && is_slurm && is_lsf) return {};
-    const std::string_view whose = !is_slurm ? "Slurm's" : !is_lsf ? "an LSF job's" : "a PBS job's";
+    const std::vector<Starter> own = candidates(source);
+    if (choice == Mpiexec || choice == Ssh || std::find(own.begin(), own.end(), choice) != own.end()) return {};
+    const std::string_view whose = choice == Srun ? "Slurm's" : choice == Blaunch ? "an LSF job's" : "a PBS job's";
     return Error{Errc::Mismatch, fmt::format("--start={}: the hosts are {}'s, not {}", name_of(choice), name_of(source), whose), 0};
 }
 
@@ -93,12 +77,6 @@ Result<Starter> choose_starter(const JobSpec& spec, const Allocation& allocation
                                              describe(allocation), join(missing, ", ")), 0};
 }
 
-/// This host first: rank 0 is where the controller is.
-void put_first(std::vector<AllocatedHost>& hosts, std::size_t here) {
-    const auto at = hosts.begin() + static_cast<std::ptrdiff_t>(here);
-    std::rotate(hosts.begin(), at, at + 1);
-}
-
 /// ssh and srun go to hosts from anywhere; TM's programs only within the job, and an LSF job has no way of its own. Who waits for
 /// others' ddprun has to be where these look for node 0.
 bool can_be_started_from_elsewhere(const Allocation& allocation, Starter choice) {
@@ -110,12 +88,6 @@ std::string what_follows(const StartPlan& plan, const std::string& host_name) {
     const std::size_t hosts = plan.hosts.size();
     if (plan.is_apart) return fmt::format("this host ({}) is none of them and runs no workers; starting ddprun on {} by {}", host_name, hosts == 1 ? "it" : fmt::format("all {}", hosts), name_of(plan.starter));
     return fmt::format("starting ddprun on the other{} by {}", hosts == 2 ? "" : fmt::format(" {}", hosts - 1), name_of(plan.starter));
-}
-
-Status check_given_nodes(const JobSpec& spec, const Allocation& allocation) {
-    const int hosts = static_cast<int>(allocation.hosts.size());
-    if (spec.nodes.max == hosts) return {};  // fewer may go on later
-    return Error{Errc::Mismatch, fmt::format("--nnodes={}, but {}; leave --nnodes out to use all of them", to_string(spec.nodes), describe(allocation)), 0};
 }
 
 }  // namespace
@@ -178,8 +150,9 @@ Result<StartPlan> plan_start(const JobSpec& spec, NodesSaid said, const StartFac
     }
     const Allocation& allocation = *facts.allocation;
     if (said == NodesSaid::ByOthers && !is_of_user(allocation)) return StartPlan{};
-    if (said != NodesSaid::Nothing) {
-        if (const Status agreed = check_given_nodes(spec, allocation); !agreed) return agreed.error();
+    // Of --nnodes=MIN:MAX only MAX has to agree: the job may go on with fewer later.
+    if (said != NodesSaid::Nothing && spec.nodes.max != static_cast<int>(allocation.hosts.size())) {
+        return Error{Errc::Mismatch, fmt::format("--nnodes={}, but {}; leave --nnodes out to use all of them", to_string(spec.nodes), describe(allocation)), 0};
     }
     const std::optional<std::size_t> here = find_here(allocation, facts);
     if (!here && !can_be_started_from_elsewhere(allocation, spec.start.starter)) {
@@ -195,7 +168,9 @@ Result<StartPlan> plan_start(const JobSpec& spec, NodesSaid said, const StartFac
     plan.starter = *starter;
     plan.kind = plan.starter == Starter::None ? StartPlan::Wait : StartPlan::All;
     plan.hosts = allocation.hosts;
-    if (here) put_first(plan.hosts, *here);
+    // This host first: rank 0 is where the controller is.
+    const auto own = plan.hosts.begin() + static_cast<std::ptrdiff_t>(here.value_or(0));
+    if (here) std::rotate(plan.hosts.begin(), own, own + 1);
     plan.why += "; " + what_follows(plan, facts.host_name);
     return plan;
 }
