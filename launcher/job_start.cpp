@@ -2,15 +2,28 @@
 
 #include <fmt/core.h>
 
+#include <algorithm>
+
 #include "env/text.h"
 
 namespace ddprun {
+namespace {
+
+/// "2 of 3 hosts cannot take part: node01, node02".
+std::string render_start_failures(std::vector<std::string> failed, std::size_t hosts) {
+    constexpr std::size_t kNamed = 8;
+    const std::size_t count = failed.size();
+    const std::string more = count > kNamed ? fmt::format(" and {} more", count - kNamed) : "";
+    failed.resize(std::min(count, kNamed));
+    return fmt::format("{} of {} hosts cannot take part: {}{}", count, hosts, join(failed, ", "), more);
+}
+
+}  // namespace
 
 /// The head's part in starting the other nodes.
 Status Job::build_start() {
     RemoteAgents::Parts parts{*loop_, system_, nullptr, nullptr, nullptr};
-    parts.relay = [this](UniqueFd pipe, RemoteAgents::Console console, auto seen, auto ended) {
-        const Output::Stream stream = console == RemoteAgents::Console::Out ? Output::Stream::Out : Output::Stream::Err;
+    parts.relay = [this](UniqueFd pipe, Output::Stream stream, auto seen, auto ended) {
         return output_->relay(std::move(pipe), stream, std::move(seen), std::move(ended));
     };
     parts.failure_of = [this](int node) {
@@ -20,8 +33,12 @@ Status Job::build_start() {
     };
     parts.on_failure = [this](const std::vector<StartFailure>& failures) {
         if (controller_->finished()) return;
-        for (const StartFailure& one : failures) job_log_->error("{} cannot take part: {}", one.host, one.why);
-        controller_->start_failed(render_start_failures(failures, setup_.start->hosts.size()));
+        std::vector<std::string> names;
+        for (const StartFailure& one : failures) {
+            names.push_back(setup_.start->hosts[static_cast<std::size_t>(one.node)].name);
+            job_log_->error("{} cannot take part: {}", names.back(), one.why);
+        }
+        controller_->start_failed(render_start_failures(std::move(names), setup_.start->hosts.size()));
     };
     Result<std::string> order = seal_order(setup_.start->order, token_.token);
     if (!order) return order.error();

@@ -131,15 +131,12 @@ Result<std::unique_ptr<RemoteAgents>> start_hosts(RemoteAgents::Parts parts, con
         if (const Status written = write_file_atomically(plan.secret_file, token, 0600); !written) return written.error().with("the job's secret, for the other hosts (start in a directory with room that all of them see, or with --start=ssh)");
     }
     const std::string pbs_job = start.starter == Starter::Ssh ? process_environment("PBS_JOBID").value_or("") : "";
-    for (const AllocatedHost& host : start.hosts) plan.hosts.push_back(host.name);
-    plan.nodes = start.nodes;
     plan.environment = scheduler_environment(os::own_environment(), process_environment);
     std::erase_if(plan.environment, [](const std::string& entry) { return entry.starts_with("DDPRUN_TOKEN="); });
     plan.path = scheduler_search_path(process_environment);
     const std::string pbs_attach = pbs_job.empty() ? "" : find_executable("pbs_attach", plan.path);
-    plan.commands =
-        starter_commands(start.starter, start.hosts, start.nodes, std::move(call), pbs_job, pbs_attach);
-    plan.timeout = timeout;
+    plan.start = begin_start(
+        starter_commands(start.starter, start.hosts, start.nodes, std::move(call), pbs_job, pbs_attach), timeout);
     return std::make_unique<RemoteAgents>(std::move(parts), std::move(plan));
 }
 

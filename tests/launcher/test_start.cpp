@@ -204,29 +204,6 @@ TEST(StarterCommand, SshGetsOneLineForTheShellOverThereAndNoTerminal) {
     EXPECT_THAT(attached[0].words.back(), HasSubstr("exec /opt/pbs/bin/pbs_attach -j 12.server '/opt/dd run' agent"));
 }
 
-TEST(NextStarter, AtMost64AreStartingAndEachOfManyHostsHasItsTurn) {
-    std::vector<StarterPhase> starters(1500, StarterPhase::Waiting);
-    std::vector<std::size_t> begun;
-    const auto begin_all_that_may = [&] {
-        while (const std::optional<std::size_t> next = next_starter(starters)) {
-            begun.push_back(*next);
-            starters[*next] = StarterPhase::Starting;
-        }
-    };
-    begin_all_that_may();
-    EXPECT_EQ(begun.size(), kMostStarting);
-    starters[7] = StarterPhase::Settled;
-    begin_all_that_may();
-    EXPECT_EQ(begun.back(), kMostStarting) << "one more for the one that has joined or ended";
-    EXPECT_EQ(begun.size(), kMostStarting + 1);
-    for (std::size_t i = 0; i < starters.size(); ++i) {
-        starters[i] = StarterPhase::Settled;
-        begin_all_that_may();
-    }
-    EXPECT_EQ(begun.size(), 1500u);
-    EXPECT_TRUE(std::is_sorted(begun.begin(), begun.end()));
-}
-
 TEST(StarterCommand, OneSrunStartsAllOthersWhoFindTheirOwnPlace) {
     const auto commands = starter_commands(Starter::Srun, kThree, {1, 2}, call(SecretWay::Stdin), "88", "");
     ASSERT_EQ(commands.size(), 1u);
