@@ -5,73 +5,39 @@
 #include <netinet/in.h>
 #include <pthread.h>
 #include <signal.h>
-#include <sys/eventfd.h>
-#include <sys/socket.h>
 
-#include <algorithm>
-#include <atomic>
-#include <memory>
-#include <optional>
+#include <cstring>
 #include <utility>
 
 #include "env/io/file.h"
-#include "env/io/socket.h"
 #include "env/text.h"
-#include "env/unique_fd.h"
 
 namespace ddprun {
 namespace {
 
-struct Question {
-    std::function<void()> ask;
-    std::shared_ptr<UniqueFd> answered;  ///< an eventfd, which counts
+using BackgroundCall = std::function<void()>;
 
-    static void* run(void* argument) {
-        const std::unique_ptr<Question> question(static_cast<Question*>(argument));
-        question->ask();
-        ::eventfd_write(question->answered->get(), 1);
-        return nullptr;
-    }
-};
-
-bool start_thread(Question* question) {
-    sigset_t all, before;
-    ::sigfillset(&all);
-    pthread_attr_t attributes;
-    ::pthread_attr_init(&attributes);
-    ::pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
-    ::pthread_sigmask(SIG_SETMASK, &all, &before);
-    pthread_t thread{};
-    const bool started = ::pthread_create(&thread, &attributes, &Question::run, question) == 0;
-    ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
-    ::pthread_attr_destroy(&attributes);
-    return started;
+void* run_call(void* argument) {
+    const std::unique_ptr<BackgroundCall> call(static_cast<BackgroundCall*>(argument));
+    (*call)();
+    return nullptr;
 }
 
-/// The answers of those who have answered by the deadline; the others' places say Timeout.
 std::vector<ResolverAnswer> answers_by(const std::vector<std::string>& keys,
                                        ResolverAnswer (*ask)(const std::string& key), TimePoint deadline) {
-    struct Answers {
-        std::vector<std::optional<ResolverAnswer>> each;
-        std::vector<std::atomic<bool>> is_there;
-        explicit Answers(std::size_t count) : each(count), is_there(count) {}
-    };
-    const auto answers = std::make_shared<Answers>(keys.size());
-    std::vector<std::function<void()>> questions;
-    for (std::size_t i = 0; i < keys.size(); ++i) {
-        questions.emplace_back([answers, i, key = keys[i], ask] {
-            answers->each[i] = ask(key);
-            answers->is_there[i].store(true, std::memory_order_release);
-        });
-    }
-    ask_all(std::move(questions), deadline);
-    std::vector<ResolverAnswer> told;
-    for (std::size_t i = 0; i < keys.size(); ++i) {
-        const bool is_there = answers->is_there[i].load(std::memory_order_acquire);
-        told.push_back(is_there ? *answers->each[i]
-                                : ResolverAnswer(Error{Errc::Timeout, "the resolver has not answered", 0}));
-    }
-    return told;
+    std::vector<ResolverCall<std::vector<std::string>>> calls;
+    for (const std::string& key : keys) calls.emplace_back([ask, key] { return ask(key); });
+    std::vector<ResolverAnswer> answers;
+    for (auto& call : calls) answers.push_back(call.wait(deadline));
+    return answers;
+}
+
+ResolverAnswer addresses_of(const std::string& name) {
+    const Result<SocketAddresses> found = resolve({name, 0}, 0);
+    if (!found) return found.error();
+    std::vector<std::string> addresses;
+    for (const SocketAddress& one : *found) addresses.push_back(numeric_host(*one.get()));
+    return addresses;
 }
 
 ResolverAnswer names_of(const std::string& address) {
@@ -99,24 +65,46 @@ ResolverAnswer names_of(const std::string& address) {
 
 }  // namespace
 
-void ask_all(std::vector<std::function<void()>> questions, TimePoint deadline) {
-    const auto answered = std::make_shared<UniqueFd>(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
-    std::size_t open = 0;
-    for (std::function<void()>& ask : questions) {
-        auto question = std::make_unique<Question>(Question{std::move(ask), answered});
-        if (*answered && start_thread(question.get())) {
-            (void)question.release();  // the thread's now
-            ++open;
-        } else {
-            question->ask();
-        }
+void call_in_background(std::function<void()> call) {
+    auto held = std::make_unique<BackgroundCall>(std::move(call));
+    sigset_t all, before;
+    ::sigfillset(&all);
+    pthread_attr_t attributes;
+    ::pthread_attr_init(&attributes);
+    ::pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
+    ::pthread_sigmask(SIG_SETMASK, &all, &before);
+    pthread_t thread{};
+    const bool started = ::pthread_create(&thread, &attributes, &run_call, held.get()) == 0;
+    ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
+    ::pthread_attr_destroy(&attributes);
+    if (started) (void)held.release();  // the thread's now
+    else (*held)();
+}
+
+Result<SocketAddresses> resolve(const Endpoint& endpoint, int flags) {
+    addrinfo hints{};
+    hints.ai_family = AF_UNSPEC;
+    hints.ai_socktype = SOCK_STREAM;
+    hints.ai_flags = flags | AI_NUMERICSERV;
+    addrinfo* found = nullptr;
+    const char* const host = endpoint.host.empty() ? nullptr : endpoint.host.c_str();
+    const int failure = ::getaddrinfo(host, std::to_string(endpoint.port).c_str(), &hints, &found);
+    if (failure == EAI_SYSTEM) return Error::system("resolve");
+    if (failure != 0) return Error{Errc::NotFound, ::gai_strerror(failure), 0};
+    const std::unique_ptr<addrinfo, decltype(&::freeaddrinfo)> owner(found, &::freeaddrinfo);
+    SocketAddresses addresses;
+    for (const addrinfo* one = found; one != nullptr; one = one->ai_next) {
+        SocketAddress& address = addresses.emplace_back();
+        std::memcpy(&address.storage, one->ai_addr, one->ai_addrlen);
+        address.length = one->ai_addrlen;
     }
-    while (open > 0) {
-        const Result<bool> is_readable = wait_readable(answered->get(), deadline);
-        if (!is_readable || !*is_readable) return;
-        eventfd_t count = 0;
-        if (::eventfd_read(answered->get(), &count) == 0) open -= std::min<std::size_t>(open, count);
-    }
+    return addresses;
+}
+
+Result<SocketAddresses> resolve_by(const Endpoint& endpoint, TimePoint deadline) {
+    // A numeric address needs no thread.
+    if (Result<SocketAddresses> numeric = resolve(endpoint, AI_NUMERICHOST)) return numeric;
+    return ResolverCall<SocketAddresses>([endpoint] { return resolve(endpoint, 0); }).wait(deadline);
 }
 
 std::vector<ResolverAnswer> addresses_of_all(const std::vector<std::string>& names, TimePoint deadline) {

@@ -11,12 +11,9 @@
 #include <sys/un.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
-#include <atomic>
 #include <cstring>
-#include <memory>
-#include <optional>
-#include <vector>
 
 #include "env/io/resolve.h"
 #include "env/text.h"
@@ -24,38 +21,8 @@
 namespace ddprun {
 namespace {
 
-using AddressList = std::unique_ptr<addrinfo, decltype(&::freeaddrinfo)>;
-
-/// Blocks as long as the resolver does. `what` of the error is the resolver's own sentence.
-Result<AddressList> resolve(const Endpoint& endpoint, int flags) {
-    addrinfo hints{};
-    hints.ai_family = AF_UNSPEC;
-    hints.ai_socktype = SOCK_STREAM;
-    hints.ai_flags = flags | AI_NUMERICSERV;
-    addrinfo* found = nullptr;
-    const char* const host = endpoint.host.empty() ? nullptr : endpoint.host.c_str();
-    const int failure = ::getaddrinfo(host, fmt::format("{}", endpoint.port).c_str(), &hints, &found);
-    if (failure == EAI_SYSTEM) return Error::system("resolve");
-    if (failure != 0) return Error{Errc::NotFound, ::gai_strerror(failure), 0};
-    return AddressList(found, &::freeaddrinfo);
-}
-
-/// The same by a deadline. Numeric addresses need no resolver. Error: Timeout, too.
-Result<AddressList> resolve_by(const Endpoint& endpoint, TimePoint deadline) {
-    if (Result<AddressList> numeric = resolve(endpoint, AI_NUMERICHOST)) return numeric;
-    const auto answer = std::make_shared<std::optional<Result<AddressList>>>();
-    const auto is_there = std::make_shared<std::atomic<bool>>(false);
-    ask_all({[answer, is_there, endpoint] {
-        *answer = resolve(endpoint, 0);
-        is_there->store(true, std::memory_order_release);
-    }}, deadline);
-    if (is_there->load(std::memory_order_acquire)) return std::move(**answer);
-    return Error{Errc::Timeout, "the resolver has not answered", 0};
-}
-
-UniqueFd open_socket(const addrinfo& address) {
-    return UniqueFd(
-        ::socket(address.ai_family, address.ai_socktype | SOCK_NONBLOCK | SOCK_CLOEXEC, address.ai_protocol));
+UniqueFd open_socket(const SocketAddress& address) {
+    return UniqueFd(::socket(address.storage.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
 }
 
 void set_option(int fd, int level, int option, int value) {
@@ -79,27 +46,17 @@ Result<Endpoint> local_address(int fd) {
     return Endpoint{host.data(), static_cast<std::uint16_t>(*number)};
 }
 
-Result<Listener> listen_on(const addrinfo& address) {
+Result<Listener> listen_on(const SocketAddress& address) {
     UniqueFd fd = open_socket(address);
     if (!fd) return Error::system("socket");
     // A port whose last connections are in TIME_WAIT is free; one with a listener stays taken.
     set_option(fd.get(), SOL_SOCKET, SO_REUSEADDR, 1);
-    if (address.ai_family == AF_INET6) set_option(fd.get(), IPPROTO_IPV6, IPV6_V6ONLY, 0);
-    if (::bind(fd.get(), address.ai_addr, address.ai_addrlen) != 0) return Error::system("bind");
+    if (address.storage.ss_family == AF_INET6) set_option(fd.get(), IPPROTO_IPV6, IPV6_V6ONLY, 0);
+    if (::bind(fd.get(), address.get(), address.length) != 0) return Error::system("bind");
     if (::listen(fd.get(), SOMAXCONN) != 0) return Error::system("listen");
     Result<Endpoint> bound = local_address(fd.get());
     if (!bound) return bound.error();
     return Listener{std::move(fd), *std::move(bound)};
-}
-
-/// Addresses to listen on, best first: for "" IPv6, which serves IPv4 too, before IPv4.
-std::vector<const addrinfo*> listen_order(const addrinfo* first) {
-    std::vector<const addrinfo*> order;
-    for (const addrinfo* a = first; a != nullptr; a = a->ai_next) {
-        if (a->ai_family == AF_INET6) order.insert(order.begin(), a);
-        else order.push_back(a);
-    }
-    return order;
 }
 
 /// Waits for `events`; errors and hang-ups count as events. False: the deadline passed.
@@ -133,10 +90,10 @@ bool is_connected_to_itself(int fd) {
     return local_length == peer_length && std::memcmp(&local, &peer, local_length) == 0;
 }
 
-Result<UniqueFd> connect_to_address(const addrinfo& address, TimePoint deadline) {
+Result<UniqueFd> connect_to_address(const SocketAddress& address, TimePoint deadline) {
     UniqueFd fd = open_socket(address);
     if (!fd) return Error::system("socket");
-    if (::connect(fd.get(), address.ai_addr, address.ai_addrlen) != 0) {
+    if (::connect(fd.get(), address.get(), address.length) != 0) {
         if (errno != EINPROGRESS && errno != EINTR) return Error::system("connect");
         const Result<bool> done = wait_for(fd.get(), POLLOUT, deadline);
         if (!done) return done.error();
@@ -217,11 +174,14 @@ Result<Endpoint> parse_endpoint(std::string_view text, std::uint16_t default_por
 
 Result<Listener> listen_tcp(const Endpoint& where) {
     const std::string attempt = "listen " + to_string({where.host.empty() ? "*" : where.host, where.port});
-    Result<AddressList> addresses = resolve(where, AI_PASSIVE);
+    Result<SocketAddresses> addresses = resolve(where, AI_PASSIVE);
     if (!addresses) return addresses.error().with(attempt);
+    // For "" IPv6, which serves IPv4 too, before IPv4.
+    std::stable_partition(addresses->begin(), addresses->end(),
+                          [](const SocketAddress& one) { return one.storage.ss_family == AF_INET6; });
     Error last{Errc::NotFound, attempt + ": no address", 0};
-    for (const addrinfo* address : listen_order(addresses->get())) {
-        Result<Listener> listener = listen_on(*address);
+    for (const SocketAddress& address : *addresses) {
+        Result<Listener> listener = listen_on(address);
         if (listener) return listener;
         last = Error::system(attempt, listener.error().sys);
         // Falling back to IPv4 because IPv6's port is taken would listen on half of what was asked for.
@@ -232,13 +192,12 @@ Result<Listener> listen_tcp(const Endpoint& where) {
 
 Result<UniqueFd> connect_tcp(const Endpoint& server, TimePoint deadline) {
     const std::string attempt = "connect " + to_string(server);
-    Result<AddressList> addresses = resolve_by(server, deadline);
+    const Result<SocketAddresses> addresses = resolve_by(server, deadline);
     if (!addresses) return addresses.error().with(attempt);
-    int left = 0;
-    for (const addrinfo* a = addresses->get(); a != nullptr; a = a->ai_next) ++left;
+    auto left = static_cast<int>(addresses->size());
     Error last{Errc::NotFound, attempt + ": no address", 0};
-    for (const addrinfo* a = addresses->get(); a != nullptr; a = a->ai_next, --left) {
-        Result<UniqueFd> fd = connect_to_address(*a, share_of(deadline, left));
+    for (const SocketAddress& address : *addresses) {
+        Result<UniqueFd> fd = connect_to_address(address, share_of(deadline, left--));
         if (fd) return fd;
         const Error& error = fd.error();
         last = error.sys != 0 ? Error::system(attempt, error.sys) : error.with(attempt);
@@ -328,14 +287,6 @@ std::string numeric_host(const sockaddr& address) {
     if (address.sa_family == AF_INET6) number = &reinterpret_cast<const sockaddr_in6&>(address).sin6_addr;
     if (number != nullptr) ::inet_ntop(address.sa_family, number, text.data(), text.size());
     return text.data();
-}
-
-Result<std::vector<std::string>> addresses_of(const std::string& host) {
-    const Result<AddressList> found = resolve({host, 0}, 0);
-    if (!found) return found.error();
-    std::vector<std::string> addresses;
-    for (const addrinfo* one = found->get(); one != nullptr; one = one->ai_next) addresses.push_back(numeric_host(*one->ai_addr));
-    return addresses;
 }
 
 std::string host_name() {

@@ -7,7 +7,6 @@
 #include <span>
 #include <string>
 #include <string_view>
-#include <vector>
 
 #include "env/clock.h"
 #include "env/result.h"
@@ -71,8 +70,6 @@ int connect_outcome(int fd);
 
 /// "10.0.0.5", "::1"; "" for what is no IP address.
 std::string numeric_host(const sockaddr& address);
-/// What the system's resolver knows of a name, each as numeric_host. Blocks. Error: NotFound (its own sentence), System.
-Result<std::vector<std::string>> addresses_of(const std::string& host);
 /// Name of this host as the kernel knows it (gethostname), never the HOSTNAME variable.
 std::string host_name();
 

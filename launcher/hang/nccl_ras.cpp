@@ -26,7 +26,7 @@ class RasQuestion : public std::enable_shared_from_this<RasQuestion> {
 
     void begin(Duration patience) {
         timer_ = loop_.call_after(patience, [self = shared_from_this(), patience] { self->give_up(patience); });
-        resolver_.look_up(where_, [weak = weak_from_this()](Result<rdzv::SocketAddresses> found) {
+        resolver_.look_up(where_, [weak = weak_from_this()](Result<SocketAddresses> found) {
             const std::shared_ptr<RasQuestion> self = weak.lock();
             if (!self || !self->done_) return;
             if (!found) return self->finish(found.error());
@@ -38,11 +38,11 @@ class RasQuestion : public std::enable_shared_from_this<RasQuestion> {
   private:
     void connect_next(const Error& last) {
         if (next_ >= addresses_.size()) return finish(last);
-        const rdzv::SocketAddress& address = addresses_[next_++];
+        const SocketAddress& address = addresses_[next_++];
         fd_ = UniqueFd(::socket(address.storage.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
         if (!fd_) return finish(Error::system("socket"));
-        const auto* const raw = reinterpret_cast<const sockaddr*>(&address.storage);
-        if (::connect(fd_.get(), raw, address.length) != 0 && errno != EINPROGRESS) return connect_next(connect_error(errno));
+        if (::connect(fd_.get(), address.get(), address.length) != 0 && errno != EINPROGRESS)
+            return connect_next(connect_error(errno));
         connecting_ = true;
         const Status watched = loop_.watch(fd_.get(), EPOLLOUT, [self = shared_from_this()](std::uint32_t) {
             if (self->connecting_) self->connected();
@@ -112,7 +112,7 @@ class RasQuestion : public std::enable_shared_from_this<RasQuestion> {
     Endpoint where_;
     Done done_;
     rdzv::Resolver resolver_;
-    rdzv::SocketAddresses addresses_;
+    SocketAddresses addresses_;
     std::size_t next_ = 0;
     UniqueFd fd_;
     bool connecting_ = false;

@@ -71,7 +71,7 @@ Status Dial::connect(Attempt& attempt, const SocketAddress& address) {
     attempt.socket = UniqueFd(::socket(address.storage.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
     if (!attempt.socket) return Error::system("socket");
     const int fd = attempt.socket.get();
-    const int outcome = ::connect(fd, reinterpret_cast<const sockaddr*>(&address.storage), address.length);
+    const int outcome = ::connect(fd, address.get(), address.length);
     const int error = errno;
     const Status watched = loop_.watch(fd, EPOLLOUT, [this, raw = &attempt](std::uint32_t) { on_connect_result(*raw); });
     if (!watched) return watched.error();

@@ -1,25 +1,15 @@
 #pragma once
 
-#include <sys/socket.h>
-
 #include <functional>
-#include <memory>
-#include <vector>
+#include <optional>
 
-#include "env/io/socket.h"
+#include "env/io/resolve.h"
 #include "env/os/event_loop.h"
 #include "env/result.h"
 
 namespace ddprun::rdzv {
 
-struct SocketAddress {
-    sockaddr_storage storage{};
-    socklen_t length = 0;
-};
-using SocketAddresses = std::vector<SocketAddress>;
-
-/// Looks host names up without blocking the loop: the system's resolver runs on a thread of its own, which is
-/// left to itself when nobody waits for it any more.
+/// Looks host names up without blocking the loop.
 class Resolver {
   public:
     using Handler = std::function<void(Result<SocketAddresses>)>;
@@ -35,12 +25,9 @@ class Resolver {
     void forget();
 
   private:
-    struct Lookup;
-    Status start(const Endpoint& endpoint);
-
     os::EventLoop& loop_;
-    Handler handler_;
-    std::shared_ptr<Lookup> lookup_;
+    std::optional<ResolverCall<SocketAddresses>> call_;
+    os::EventLoop::TimerId failed_ = 0;  ///< tells that the loop cannot watch the call
 };
 
 }  // namespace ddprun::rdzv

@@ -1,8 +1,9 @@
 // A worker of libddp that gets into trouble on rank 1, for the system tests:
 //   lag      makes 3 collectives, then rank 1 sleeps for ever while the others go on to the fourth
 //   place    says where it is, and counts all ranks in the job's store
-//   await    in the first generation all wait for a key that nobody sets, and say what they hear; later all meet in the store
-//   throw    rank 1 throws in a named function       segv     rank 1 crashes
+//   await    in the first generation all wait for a key that nobody sets, and say what they hear; later all
+//   meet in the store join     makes a group with a time-out of 2 s throw    rank 1 throws in a named
+//   function       segv     rank 1 crashes
 #include <unistd.h>
 
 #include <array>
@@ -68,7 +69,9 @@ int run(std::string_view act) {
     const ddp::Context context = ddp::Context::from_env();
     if (act == "place") return say_place(context);
     if (act == "await") return await_key(context);
-    const auto group = ddp::ProcessGroup::create(context);
+    ddp::ProcessGroupOptions options;
+    if (act == "join") options.timeout = std::chrono::seconds(2);
+    const auto group = ddp::ProcessGroup::create(context, options);
     std::array<float, 4> values = {};
     for (int i = 0; i < 3; ++i) group->all_reduce(ddp::buffer_of(std::span<float>(values))).wait();
     if (group->rank() == 1) {

@@ -66,6 +66,26 @@ TEST_F(Addresses, AWrongFirstAddressCostsNoTimeOut) {
     EXPECT_LT(std::chrono::steady_clock::now() - begun, std::chrono::seconds(5)) << "what one dead address was given before";
 }
 
+TEST_F(Addresses, AWorkerWhoseNameServerIsSilentNamesTheHostAfterItsTimeOut) {
+    Program server(
+        hosts_->command(1, {"python3", "-c",
+                            "import socket\ns = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)\n"
+                            "s.bind(('127.0.0.1', 53))\nprint('up', flush=True)\nwhile True: s.recv(512)"}));
+    ASSERT_TRUE(server.wait_for_output("up"));
+    on(1, "printf 'nameserver 127.0.0.1\noptions timeout:30\n' >/tmp/silent");
+    const std::string worker =
+        "[ $RANK = 0 ] && exec \"$0\" lag; mount --bind /dev/null /etc/hosts; "
+        "mount --bind /tmp/silent /etc/resolv.conf; exec \"$0\" join";
+    std::vector<std::unique_ptr<Program>> nodes;
+    for (int host : {0, 1}) {
+        nodes.push_back(std::make_unique<Program>(hosts_->command(
+            host, {"env", "DDPRUN_TOKEN=secret of the job", path_of("DDPRUN"), "--nnodes=2",
+                   "--rdzv-endpoint=node00:29400", "sh", "-c", worker, path_of("DDP_PROBE")})));
+    }
+    EXPECT_THAT(nodes[1]->wait().err,
+                HasSubstr("rank 1: looking up MASTER_ADDR=node00: the resolver has not answered"));
+}
+
 TEST_F(Addresses, Ipv6AloneIsEnough) {
     for (int host : {0, 1}) {
         on(host, "echo 0 >/proc/sys/net/ipv6/conf/eth0/disable_ipv6 2>/dev/null || true; ip -6 address add fd77::" + std::to_string(host + 1) +

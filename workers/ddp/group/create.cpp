@@ -206,9 +206,10 @@ std::unique_ptr<ProcessGroup> create_on_host(const WorkerEnv& env, const Process
         return cpu::make_group(std::move(segment), env, options);
     require_store(env);
     static GroupNumbers numbers;
-    const net::Parts parts{.board = store_board(env, deadline, "joining the other nodes"),
-                           .group = numbers.next(env.generation),
-                           .open_link = [address = net::own_address(env)] { return net::open_fabric_link(address); }};
+    const net::Parts parts{
+        .board = store_board(env, deadline, "joining the other nodes"),
+        .group = numbers.next(env.generation),
+        .open_link = [address = net::own_address(env, deadline)] { return net::open_fabric_link(address); }};
     auto joined = std::make_unique<net::AcrossNodes>(std::move(segment), env, options.timeout, parts);
     numbers.count();
     return cpu::make_group(std::move(joined), env, options);

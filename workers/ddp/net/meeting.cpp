@@ -1,16 +1,14 @@
 #include "ddp/net/meeting.h"
 
 #include <fmt/core.h>
-#include <netdb.h>
 #include <sys/socket.h>
 
 #include <algorithm>
 #include <cstring>
-#include <memory>
 #include <optional>
 
 #include "ddp/types.h"
-#include "env/io/socket.h"
+#include "env/io/resolve.h"
 #include "env/nodes/meeting_point.h"
 #include "env/text.h"
 #include "env/unique_fd.h"
@@ -36,19 +34,21 @@ std::string wait_for(const Board& board, const Appointment& appointment, int fir
     }
 }
 
-/// By which we would reach an address; nothing is sent. "" where there is no way.
-std::string source_towards(const std::string& host, int port) {
-    addrinfo hints{};
-    hints.ai_socktype = SOCK_DGRAM;
-    addrinfo* found = nullptr;
-    if (::getaddrinfo(host.c_str(), std::to_string(port).c_str(), &hints, &found) != 0) return "";
-    const std::unique_ptr<addrinfo, decltype(&::freeaddrinfo)> list(found, ::freeaddrinfo);
-    for (const addrinfo* one = found; one != nullptr; one = one->ai_next) {
-        const ddprun::UniqueFd socket(::socket(one->ai_family, SOCK_DGRAM | SOCK_CLOEXEC, 0));
+/// By which we would reach MASTER_ADDR; nothing is sent. "" where there is no way. Throws TimeoutError.
+std::string source_towards_master(const ddprun::WorkerEnv& env, TimePoint deadline) {
+    const ddprun::Endpoint master{env.master_addr, static_cast<std::uint16_t>(env.master_port)};
+    const ddprun::Result<ddprun::SocketAddresses> found = ddprun::resolve_by(master, deadline);
+    if (!found && found.error().code == ddprun::Errc::Timeout)
+        throw TimeoutError(fmt::format("rank {}: looking up MASTER_ADDR={}: {}", env.rank, env.master_addr,
+                                       found.error().what));
+    if (!found) return "";
+    for (const ddprun::SocketAddress& one : *found) {
+        const ddprun::UniqueFd socket(::socket(one.storage.ss_family, SOCK_DGRAM | SOCK_CLOEXEC, 0));
         sockaddr_storage own{};
         socklen_t length = sizeof own;
         auto* const address = reinterpret_cast<sockaddr*>(&own);
-        if (socket && ::connect(socket.get(), one->ai_addr, one->ai_addrlen) == 0 && ::getsockname(socket.get(), address, &length) == 0)
+        if (socket && ::connect(socket.get(), one.get(), one.length) == 0 &&
+            ::getsockname(socket.get(), address, &length) == 0)
             return ddprun::numeric_host(*address);
     }
     return "";
@@ -137,8 +137,8 @@ std::vector<std::string> unpack(std::string_view packed) {
 }
 
 // A name that leads the head to its own loopback (127.0.1.1 in /etc/hosts) leads nobody else to it.
-std::string own_address(const ddprun::WorkerEnv& env) {
-    const std::string towards = source_towards(env.master_addr, env.master_port);
+std::string own_address(const ddprun::WorkerEnv& env, TimePoint deadline) {
+    const std::string towards = source_towards_master(env, deadline);
     if (!towards.empty() && (!is_loopback(towards) || is_loopback(env.master_addr) || env.master_addr == "localhost")) return towards;
     const std::vector<std::string> others = ddprun::reachable_addresses(ddprun::list_interfaces(), "");
     if (!others.empty()) return others.front();

@@ -43,8 +43,9 @@ std::vector<Word> gather_nodes(const Board& board, const Appointment& appointmen
 std::string pack(const std::vector<std::string>& words);
 std::vector<std::string> unpack(std::string_view packed);
 
-/// The address of this node's interface towards the job: by which it reaches MASTER_ADDR, where the others are on
-/// other hosts. Throws InvalidInput.
-std::string own_address(const ddprun::WorkerEnv& env);
+/// The address of this node's interface towards the job: by which it reaches MASTER_ADDR, where the others
+/// are on other hosts. Throws InvalidInput, TimeoutError naming MASTER_ADDR (the resolver has not answered by
+/// the deadline).
+std::string own_address(const ddprun::WorkerEnv& env, ddprun::TimePoint deadline);
 
 }  // namespace ddp::net
