@@ -68,11 +68,12 @@ Result<std::string> submit_script(Scheduler scheduler, const JobRequest& request
     if (scheduler == Scheduler::Slurm) {
         command.emplace_back("--parsable");
         const bool requeue = request.requeue && *request.requeue != RequeueSpec::Mode::No;
-        const Result<CommandOutcome> version = requeue ? run_scheduler_command({"sbatch", "--version"}, kPatience) : Result<CommandOutcome>(CommandOutcome{});
+        const Result<ToolEnd> version =
+            requeue ? run_scheduler_command({"sbatch", "--version"}, kPatience) : Result<ToolEnd>(ToolEnd{});
         if (version && can_expedite(version->out)) command.emplace_back("--requeue=expedite");
     }
     command.push_back(request.script);
-    const Result<CommandOutcome> outcome = run_scheduler_command(command, kPatience);
+    const Result<ToolEnd> outcome = run_scheduler_command(command, kPatience);
     if (!outcome) return outcome.error();
     if (outcome->exit_code != 0) {
         std::string words = words_of_refusal(command[0], *outcome);
@@ -86,7 +87,7 @@ Result<std::string> submit_script(Scheduler scheduler, const JobRequest& request
 
 /// qstat without -x does not tell of finished jobs; Torque's knows no -x of this kind.
 Result<JobLook> look_at_pbs(const std::string& job) {
-    Result<CommandOutcome> outcome = run_scheduler_command({"qstat", "-x", "-f", "-F", "json", job}, kPatience);
+    Result<ToolEnd> outcome = run_scheduler_command({"qstat", "-x", "-f", "-F", "json", job}, kPatience);
     if (outcome && outcome->exit_code != 0 && outcome->out.empty() && !is_unreachable(outcome->err)) {
         outcome = run_scheduler_command({"qstat", "-f", job}, kPatience);
     }
@@ -100,14 +101,14 @@ Result<JobLook> look_at_pbs(const std::string& job) {
     JobLook look = look_of(*told);
     if (std::filesystem::is_directory(look.log)) look.log = fmt::format("{}/{}.OU", look.log, job);
     if (look.phase == JobLook::Phase::Waiting && told->state == "Q") {
-        const Result<CommandOutcome> table = run_scheduler_command({"qstat"}, kPatience);
+        const Result<ToolEnd> table = run_scheduler_command({"qstat"}, kPatience);
         if (table) look.place = pbs::place_in_queue(table->out, job, told->queue);
     }
     return look;
 }
 
 Result<JobLook> look_at_slurm(const std::string& job) {
-    const Result<CommandOutcome> outcome = run_scheduler_command({"scontrol", "show", "job", job}, kPatience);
+    const Result<ToolEnd> outcome = run_scheduler_command({"scontrol", "show", "job", job}, kPatience);
     if (!outcome) return outcome.error();
     if (outcome->exit_code != 0) {
         const std::string words = words_of_refusal("scontrol", *outcome);
@@ -115,8 +116,8 @@ Result<JobLook> look_at_slurm(const std::string& job) {
     }
     Result<JobLook> look = parse_scontrol_job(outcome->out);
     if (look && look->phase == JobLook::Phase::Waiting && !look->queue.empty()) {
-        const Result<CommandOutcome> ids =
-            run_scheduler_command({"squeue", "-h", "-t", "PD", "-p", look->queue, "--sort=-p,i", "-o", "%i"}, kPatience);
+        const Result<ToolEnd> ids = run_scheduler_command(
+            {"squeue", "-h", "-t", "PD", "-p", look->queue, "--sort=-p,i", "-o", "%i"}, kPatience);
         if (ids) look->place = place_in_squeue(ids->out, job);
     }
     return look;

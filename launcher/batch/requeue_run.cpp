@@ -77,7 +77,7 @@ void RequeueRun::put_back(RequeueDecision decision, const Say& say) {
     // Slurm runs the same job again, and ends us as soon as it is told to: the state has to be there before.
     keep(decision.state, say);
     say(fmt::format("putting the job back into the queue: {} (to end this: touch {}/{})", decision.why, directory_, kStopFile));
-    const Result<CommandOutcome> outcome = run_scheduler_command(way_.command, kRequeuePatience, way_.directory);
+    const Result<ToolEnd> outcome = run_scheduler_command(way_.command, kRequeuePatience, way_.directory);
     const bool done = outcome && outcome->exit_code == 0;
     if (!done) {
         decision.state.phase = "ended";

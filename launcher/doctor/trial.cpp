@@ -1,20 +1,14 @@
 #include "launcher/doctor/trial.h"
 
-#include <fcntl.h>
 #include <fmt/core.h>
-#include <poll.h>
-#include <signal.h>
-#include <spawn.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <cmath>
 
 #include "env/json.h"
+#include "env/os/run_tool.h"
 #include "env/os/system.h"
 #include "env/text.h"
-#include "env/unique_fd.h"
 
 namespace ddprun::doctor {
 namespace {
@@ -36,47 +30,6 @@ std::vector<std::string> child_environment(const TrialPlan& plan) {
     }
     return all;
 }
-
-std::vector<char*> pointers(std::vector<std::string>& words) {
-    std::vector<char*> all;
-    for (std::string& word : words) all.push_back(word.data());
-    all.push_back(nullptr);
-    return all;
-}
-
-/// Starts ddprun with its output in `out`. -1: it could not be started.
-pid_t start(const TrialPlan& plan, int out) {
-    std::vector<std::string> words = {"ddprun"};
-    words.insert(words.end(), plan.arguments.begin(), plan.arguments.end());
-    std::vector<std::string> environment = child_environment(plan);
-    posix_spawn_file_actions_t actions;
-    ::posix_spawn_file_actions_init(&actions);
-    ::posix_spawn_file_actions_addopen(&actions, 0, "/dev/null", O_RDONLY, 0);
-    ::posix_spawn_file_actions_adddup2(&actions, out, 1);
-    ::posix_spawn_file_actions_adddup2(&actions, out, 2);
-    pid_t child = -1;
-    const int failed = ::posix_spawn(&child, "/proc/self/exe", &actions, nullptr, pointers(words).data(),
-                                     pointers(environment).data());
-    ::posix_spawn_file_actions_destroy(&actions);
-    return failed == 0 ? child : -1;
-}
-
-/// Reads until the end of file; false when the deadline came first.
-bool read_until(int fd, TimePoint deadline, std::string& text) {
-    char block[4096];
-    for (;;) {
-        const auto left =
-            std::chrono::duration_cast<std::chrono::milliseconds>(deadline - MonotonicClock::now()).count();
-        pollfd ready{fd, POLLIN, 0};
-        if (left <= 0) return false;
-        if (::poll(&ready, 1, static_cast<int>(left)) <= 0) continue;
-        const ssize_t n = ::read(fd, block, sizeof block);
-        if (n <= 0) return true;
-        if (text.size() < kMaxOutput) text.append(block, static_cast<std::size_t>(n));
-    }
-}
-
-int exit_code_of(int status) { return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status); }
 
 /// What the workers wrote, else what ddprun wrote.
 std::string telling_lines(std::string_view output) {
@@ -145,31 +98,19 @@ TrialFacts run_trial(const TrialPlan& plan) {
     TrialFacts facts;
     facts.state = TrialFacts::State::Failed;
     facts.exit_code = 70;
-    int ends[2];
-    if (::pipe2(ends, O_CLOEXEC) != 0) {
-        facts.problem = Error::system("pipe").what;
-        return facts;
-    }
-    const UniqueFd in(ends[0]);
-    UniqueFd out(ends[1]);
+    os::SpawnSpec ddprun;
+    ddprun.program = "/proc/self/exe";
+    ddprun.arguments = {"ddprun"};
+    ddprun.arguments.insert(ddprun.arguments.end(), plan.arguments.begin(), plan.arguments.end());
+    ddprun.environment = child_environment(plan);
     const TimePoint started = MonotonicClock::now();
-    const pid_t child = start(plan, out.get());
-    out.reset();
-    if (child < 0) {
-        facts.problem = "ddprun could not be started again";
+    const Result<ToolEnd> end = run_tool_and_wait(std::move(ddprun), {kTrialPatience, kMaxOutput, kGrace});
+    if (!end) {
+        facts.problem = end.error().what;
         return facts;
     }
-    std::string output;
-    const bool ended = read_until(in.get(), deadline_after(started, kTrialPatience), output);
-    if (!ended) {
-        ::kill(child, SIGTERM);
-        if (!read_until(in.get(), deadline_after(MonotonicClock::now(), kGrace), output))
-            ::kill(child, SIGKILL);
-    }
-    int status = 0;
-    ::waitpid(child, &status, 0);
-    facts = read_trial(output, exit_code_of(status), started.time_since_epoch().count());
-    if (!ended)
+    facts = read_trial(end->out + end->err, end->exit_code, started.time_since_epoch().count());
+    if (!end->is_in_time)
         facts.problem =
             fmt::format("it did not end within {}; {}", format_duration(kTrialPatience), facts.problem);
     facts.why_cpus = plan.why;

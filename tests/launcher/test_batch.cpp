@@ -251,7 +251,8 @@ TEST(Refusal, ASchedulerThatIsNotThereIsToldFromOneThatSaysNo) {
 // ---- a scheduler's program
 
 TEST(SchedulerCommand, IsHeardOnBothStreams) {
-    const Result<CommandOutcome> outcome = run_scheduler_command({"sh", "-c", "echo out; echo err >&2; exit 3"}, 60s);
+    const Result<ToolEnd> outcome =
+        run_scheduler_command({"sh", "-c", "echo out; echo err >&2; exit 3"}, 60s);
     ASSERT_TRUE(outcome) << outcome.error().what;
     EXPECT_EQ(outcome->exit_code, 3);
     EXPECT_EQ(outcome->out, "out\n");
@@ -265,7 +266,7 @@ TEST(SchedulerCommand, ThatIsNotThereIsNamed) {
 TEST(SchedulerCommand, ThatHangsIsEndedWithItsChildren) {
     const std::string mark = test::unique_name("SCHEDULER_COMMAND");
     ::setenv(mark.c_str(), "1", 1);
-    const Result<CommandOutcome> outcome = run_scheduler_command({"sh", "-c", "sleep 1000 & sleep 1000"}, 50ms);
+    const Result<ToolEnd> outcome = run_scheduler_command({"sh", "-c", "sleep 1000 & sleep 1000"}, 50ms);
     ::unsetenv(mark.c_str());
     EXPECT_EQ(outcome.error().code, Errc::Timeout);
     EXPECT_TRUE(test::all_gone(mark + "=1"));
