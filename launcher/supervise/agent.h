@@ -107,8 +107,7 @@ class Agent {
     void perform(const agent_action::AwaitGpus& action);
     void perform(const agent_action::SpawnNext& action);
     void perform(const agent_action::ReportStarted& action);
-    void perform(const agent_action::SignalGroup& action);
-    void perform(const agent_action::KillWorker& action);
+    void perform(const agent_action::SignalWorker& action);
     void perform(const agent_action::BuryGroup& action);
     void perform(const agent_action::ReapStranger& action);
     void perform(const agent_action::ReportExit& action);

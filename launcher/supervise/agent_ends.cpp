@@ -78,13 +78,11 @@ void Agent::send_exits() {
     for (const rdzv::WorkerExited& exit : exits) send_(exit);
 }
 
-void Agent::perform(const agent_action::SignalGroup& action) {
-    if (const Status sent = system_.signal_group(action.pid, action.signal); !sent) {
-        log_.warning("{}; ignoring", sent.error().what);
-    }
+void Agent::perform(const agent_action::SignalWorker& action) {
+    const Status sent = action.alone ? system_.signal_process(action.pid, action.signal)
+                                     : system_.signal_group(action.pid, action.signal);
+    if (!sent) log_.warning("{}; ignoring", sent.error().what);
 }
-
-void Agent::perform(const agent_action::KillWorker& action) { (void)system_.signal_process(action.pid, SIGKILL); }
 
 void Agent::perform(const agent_action::BuryGroup& action) {
     // Without /proc nobody can tell later who was in the group.

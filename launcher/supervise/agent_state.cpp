@@ -44,8 +44,8 @@ void tell_all(AgentState& state, WorkerEvent event, int signal, AgentActions& ac
         worker.state = next.next;
         if (next.action == WorkerAction::None) continue;
         worker.asked_to_stop = true;
-        if (signal == SIGKILL && !state.without_grace) actions.emplace_back(agent_action::KillWorker{worker.pid});
-        else actions.emplace_back(agent_action::SignalGroup{worker.pid, signal});
+        actions.emplace_back(
+            agent_action::SignalWorker{worker.pid, signal, signal == SIGKILL && !state.without_grace});
     }
 }
 
@@ -130,8 +130,8 @@ AgentActions on(AgentState& state, const agent_event::StopRequested& event, Time
     // A stopped (SIGSTOP, SIGTSTP) worker would sleep through the grace.
     const std::size_t signalled = actions.size();
     for (std::size_t i = 0; i < signalled; ++i) {
-        const pid_t pid = std::get<agent_action::SignalGroup>(actions[i]).pid;
-        actions.emplace_back(agent_action::SignalGroup{pid, SIGCONT});
+        const pid_t pid = std::get<agent_action::SignalWorker>(actions[i]).pid;
+        actions.emplace_back(agent_action::SignalWorker{pid, SIGCONT});
     }
     set_deadline(state, deadline_after(now, event.grace), actions);
     sweep_if_all_ended(state, now, actions);

@@ -119,9 +119,12 @@ namespace agent_action {
 struct AwaitGpus {};
 struct SpawnNext { int local_rank; };
 struct ReportStarted {};
-struct SignalGroup { pid_t pid; int signal; };
-/// SIGKILL to the worker alone: what it has started may still end by itself.
-struct KillWorker { pid_t pid; };
+/// To a worker with its group, or to the worker alone: what it has started may then still end by itself.
+struct SignalWorker {
+    pid_t pid;
+    int signal;
+    bool alone = false;
+};
 /// Signal what is left of the group (0: it has had the signal), then reap the leader: in this order, see System::next_exit.
 /// Who is still in the group after kStrayGrace is killed.
 struct BuryGroup { pid_t pid; int signal; };
@@ -139,9 +142,10 @@ struct ReportDrained { std::vector<pid_t> unkillable; };
 }  // namespace agent_action
 
 using AgentAction =
-    std::variant<agent_action::AwaitGpus, agent_action::SpawnNext, agent_action::ReportStarted, agent_action::SignalGroup,
-                 agent_action::KillWorker, agent_action::BuryGroup, agent_action::ReapStranger, agent_action::ReportExit,
-                 agent_action::Sweep, agent_action::ReportStrays, agent_action::SetDeadline, agent_action::ReportDrained>;
+    std::variant<agent_action::AwaitGpus, agent_action::SpawnNext, agent_action::ReportStarted,
+                 agent_action::SignalWorker, agent_action::BuryGroup, agent_action::ReapStranger,
+                 agent_action::ReportExit, agent_action::Sweep, agent_action::ReportStrays,
+                 agent_action::SetDeadline, agent_action::ReportDrained>;
 
 /// How long what a worker leaves may go on after SIGTERM.
 inline constexpr Duration kStrayGrace = std::chrono::seconds(2);

@@ -82,7 +82,8 @@ TEST(AgentStep, AnExitAfterAStopIsOurDoing) {
 
 TEST(AgentStep, WakesStoppedWorkersSoThatTheyCanHearTheSignal) {
     AgentState state = running(1);
-    const auto signals = all_of<agent_action::SignalGroup>(step(state, agent_event::StopRequested{SIGTERM, 30s}, kStart));
+    const auto signals =
+        all_of<agent_action::SignalWorker>(step(state, agent_event::StopRequested{SIGTERM, 30s}, kStart));
     ASSERT_EQ(signals.size(), 2u);
     EXPECT_EQ(signals[0].signal, SIGTERM);
     EXPECT_EQ(signals[1].signal, SIGCONT);
@@ -93,9 +94,11 @@ TEST(AgentStep, KillsWhenTheGraceIsOverAndNotBefore) {
     step(state, agent_event::Exited{exited(101, 0)}, kStart);
     step(state, agent_event::StopRequested{SIGTERM, 30s}, kStart);
     EXPECT_TRUE(step(state, agent_event::DeadlinePassed{}, kStart + 29s).empty());
-    const auto killed = all_of<agent_action::KillWorker>(step(state, agent_event::DeadlinePassed{}, kStart + 30s));
+    const auto killed =
+        all_of<agent_action::SignalWorker>(step(state, agent_event::DeadlinePassed{}, kStart + 30s));
     ASSERT_EQ(killed.size(), 2u);  // not the one that has ended
     EXPECT_EQ(killed[0].pid, 102);
+    EXPECT_TRUE(killed[0].alone);
     EXPECT_EQ(state.phase, Phase::Killing);
 }
 
@@ -148,9 +151,11 @@ TEST(AgentStep, NamesStraysThatOutliveTheKill) {
 
 TEST(AgentStep, GivesNoGraceToAnybodyAfterAKillRequest) {
     AgentState state = running(1);
-    const auto signals = all_of<agent_action::SignalGroup>(step(state, agent_event::KillRequested{}, kStart));
+    const auto signals =
+        all_of<agent_action::SignalWorker>(step(state, agent_event::KillRequested{}, kStart));
     ASSERT_EQ(signals.size(), 1u);
     EXPECT_EQ(signals[0].signal, SIGKILL);
+    EXPECT_FALSE(signals[0].alone);
     const auto actions = step(state, agent_event::Exited{{101, true, SIGKILL, false}}, kStart);
     EXPECT_EQ(all_of<agent_action::BuryGroup>(actions).at(0).signal, SIGKILL);
     EXPECT_EQ(sweep_signals(actions), std::vector<int>{SIGKILL});
@@ -205,7 +210,7 @@ TEST(AgentStep, AStopWhileSpawningReachesThoseThatRunAndStartsNoMore) {
     step(state, agent_event::StartRequested{1, 3}, kStart);
     step(state, agent_event::Spawned{0, 101}, kStart);
     const auto actions = step(state, agent_event::StopRequested{SIGTERM, 30s}, kStart);
-    EXPECT_EQ(all_of<agent_action::SignalGroup>(actions).at(0).pid, 101);
+    EXPECT_EQ(all_of<agent_action::SignalWorker>(actions).at(0).pid, 101);
     const auto after = step(state, agent_event::Exited{{101, true, SIGTERM, false}}, kStart);
     EXPECT_EQ(all_of<agent_action::Sweep>(after).size(), 1u);
     EXPECT_TRUE(all_of<agent_action::SpawnNext>(after).empty());

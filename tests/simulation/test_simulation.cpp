@@ -489,7 +489,7 @@ class SimulatedJob {
         feed(agent, agent_event::Spawned{action.local_rank, pid});
     }
     void perform(Agent& agent, const agent_action::ReportStarted&) { to_controller(agent, rdzv::WorkersStarted{agent.order.generation}); }
-    void perform(Agent& agent, const agent_action::SignalGroup& action) {
+    void perform(Agent& agent, const agent_action::SignalWorker& action) {
         const pid_t pid = action.pid;
         if (action.signal == SIGKILL) {
             const bool is_outnumbered = agent.head != nullptr && agent.head->is_outnumbered;
@@ -511,7 +511,6 @@ class SimulatedJob {
     void perform(Agent&, const agent_action::BuryGroup& action) { processes_.erase(action.pid); }
     void perform(Agent&, const agent_action::ReapStranger&) {}
     void perform(Agent&, const agent_action::ReportStrays&) {}
-    void perform(Agent& agent, const agent_action::KillWorker& action) { perform(agent, agent_action::SignalGroup{action.pid, SIGKILL}); }
     void perform(Agent& agent, const agent_action::ReportExit& action) {
         rdzv::WorkerExited report;
         report.generation = agent.order.generation;
