@@ -179,7 +179,7 @@ class Job final : public rdzv::ServerHandler, public rdzv::AgentLinkHandler {
     void on_agent_message(rdzv::AgentId agent, const rdzv::FromAgent& message) override;
     void hear(rdzv::AgentId agent, const rdzv::WorkersStarted& started) { controller_->agent_message(agent, started); }
     void hear(rdzv::AgentId agent, const rdzv::WorkerExited& exited);
-    void hear(rdzv::AgentId agent, const rdzv::GenerationDrained& drained);
+    void hear(rdzv::AgentId agent, const rdzv::GenerationEnded& ended);
     void hear(rdzv::AgentId agent, const rdzv::StandbyListens& listens) { controller_->agent_message(agent, listens); }
     void hear(rdzv::AgentId agent, const rdzv::Notice& notice) { controller_->agent_message(agent, notice); }
     void hear(rdzv::AgentId agent, const rdzv::Question& question) { inquiry_->from_agent(agent, question); }

@@ -81,10 +81,10 @@ void Job::leave(int code) {
 void Job::agent_says(rdzv::FromAgent message) {
     observation_->agent_says(message);
     if (std::holds_alternative<rdzv::WorkersStarted>(message)) look_for_mpi(0);
-    const bool is_last = std::holds_alternative<rdzv::GenerationDrained>(message);
+    const bool is_last = std::holds_alternative<rdzv::GenerationEnded>(message);
     link_->send(std::move(message));
     if (exit_code_ && is_last) stop_after_others(kFarewell / 2);
-    if (is_last && heir_) heir_->drained();
+    if (is_last && heir_) heir_->workers_ended();
     if (is_last && rejoins_) join_again();
 }
 

@@ -210,9 +210,9 @@ void Job::hear(rdzv::AgentId agent, const rdzv::WorkerExited& exited) {
     controller_->agent_message(agent, exited);
 }
 
-void Job::hear(rdzv::AgentId agent, const rdzv::GenerationDrained& drained) {
-    observation_->node_says(drained, controller_->host_of(agent));
-    controller_->agent_message(agent, drained);
+void Job::hear(rdzv::AgentId agent, const rdzv::GenerationEnded& ended) {
+    observation_->node_says(ended, controller_->host_of(agent));
+    controller_->agent_message(agent, ended);
 }
 
 void Job::pass_on(const PmixExchange::Messages& messages) {

@@ -61,7 +61,7 @@ void Job::lose_head(const Error& why) {
     inquiry_->head_lost(lost);
     // Not only by another try: a ddprun that was started again may listen there by now.
     heir_->head_lost(lost, heir_->is_standby() && (link_->was_refused() || head_is_dead()));
-    if (agent_->idle()) heir_->drained();
+    if (agent_->idle()) heir_->workers_ended();
 }
 
 void Job::take_over(JobState state, const std::string& why) {

@@ -46,7 +46,7 @@ static void fields(Fields& f, WorkerExited& m) {
     f.usually("steps", m.steps, std::int64_t{-1});
     f.usually("stopped_failing", m.stopped_failing, false);
 }
-static void fields(Fields& f, GenerationDrained& m) {
+static void fields(Fields& f, GenerationEnded& m) {
     f("generation", m.generation);
     f("notes", m.notes);
 }

@@ -62,11 +62,11 @@ struct WorkerExited {
     bool operator==(const WorkerExited&) const = default;
 };
 /// No worker of the generation is left on this node.
-struct GenerationDrained {
-    static constexpr MessageType kType = MessageType::GenerationDrained;
+struct GenerationEnded {
+    static constexpr MessageType kType = MessageType::GenerationEnded;
     std::uint64_t generation = 0;
     std::vector<std::string> notes;  ///< for the report: "process 4171 could not be killed"
-    bool operator==(const GenerationDrained&) const = default;
+    bool operator==(const GenerationEnded&) const = default;
 };
 
 /// Form the world and start the workers. Of one size, however large the job is.
@@ -228,7 +228,7 @@ struct ModexReply {
 };
 
 /// What an agent says once it has joined.
-using FromAgent = std::variant<WorkersStarted, WorkerExited, GenerationDrained, Notice, Question, Answer, FenceEntered, ModexRequest, ModexReply, StandbyListens,
+using FromAgent = std::variant<WorkersStarted, WorkerExited, GenerationEnded, Notice, Question, Answer, FenceEntered, ModexRequest, ModexReply, StandbyListens,
                                OutputPiece>;
 /// What the controller says to an agent.
 using ToAgent = std::variant<StartGeneration, StopGeneration, Shutdown, Notice, Question, Answer, World, FenceOver, ModexRequest, ModexReply, Legacy, Successor,

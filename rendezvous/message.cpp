@@ -39,7 +39,7 @@ constexpr std::array kMessages{
     MessageRow{MessageType::AgentHello, MessageKind::AgentHello, "AgentHello"},
     MessageRow{MessageType::WorkersStarted, MessageKind::FromAgent, "WorkersStarted"},
     MessageRow{MessageType::WorkerExited, MessageKind::FromAgent, "WorkerExited"},
-    MessageRow{MessageType::GenerationDrained, MessageKind::FromAgent, "GenerationDrained"},
+    MessageRow{MessageType::GenerationEnded, MessageKind::FromAgent, "GenerationEnded"},
     MessageRow{MessageType::FenceEntered, MessageKind::FromAgent, "FenceEntered"},
     MessageRow{MessageType::StandbyListens, MessageKind::FromAgent, "StandbyListens"},
     MessageRow{MessageType::JobMoved, MessageKind::JobMoved, "JobMoved"},

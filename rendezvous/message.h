@@ -19,7 +19,7 @@ enum class MessageType : std::uint8_t {
     Hello = 1, Challenge, Proof, Welcome, Failure, Heartbeat,
     Set = 16, Get, TryGet, Add, CompareSet, Erase, Wait, Barrier, ClientGone,
     Done = 32, Value, Absent, Sum, Exchanged, Erased,
-    AgentHello = 64, WorkersStarted, WorkerExited, GenerationDrained, FenceEntered, StandbyListens, JobMoved, OutputPiece,
+    AgentHello = 64, WorkersStarted, WorkerExited, GenerationEnded, FenceEntered, StandbyListens, JobMoved, OutputPiece,
     StartGeneration = 80, StopGeneration, Shutdown, World, FenceOver, Legacy, Successor, OutputShown,
     Notice = 96, Question, Answer, ModexRequest, ModexReply,
 };

@@ -130,7 +130,7 @@ Status EventLoop::run_once(TimePoint deadline) {
         dispatch(event.data.u64, event.events);
     }
     fire_timers();
-    drain_posted();
+    run_posted();
     return {};
 }
 
@@ -175,7 +175,7 @@ void EventLoop::fire_timers() {
     }
 }
 
-void EventLoop::drain_posted() {
+void EventLoop::run_posted() {
     std::vector<Handler> batch;
     batch.swap(posted_);
     for (const Handler& handler : batch) handler();

@@ -84,7 +84,7 @@ class EventLoop {
     void dispatch(std::uint64_t key, std::uint32_t events);
     void read_signals();
     void fire_timers();
-    void drain_posted();
+    void run_posted();
     Status arm_timer();
 
     UniqueFd epoll_, signal_fd_, timer_fd_;

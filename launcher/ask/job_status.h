@@ -50,7 +50,7 @@ struct JobStatus {
     std::string host;
     int pid = 0;              ///< of ddprun
     bool is_head = false;     ///< phase and restarts are known here only
-    std::string phase;        ///< "joining" "running" "draining" "stopping" "backing off" "finished"; of this node otherwise
+    std::string phase;        ///< "joining" "running" "ending" "stopping" "backing off" "finished"; of this node otherwise
     std::uint64_t generation = 0;
     int restarts_used = 0;
     int max_restarts = 0;

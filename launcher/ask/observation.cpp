@@ -19,7 +19,7 @@ std::string name_of(JobState::Phase phase) {
     switch (phase) {
         case JobState::Phase::Joining: return "joining";
         case JobState::Phase::Running: return "running";
-        case JobState::Phase::Succeeded: return "draining";
+        case JobState::Phase::Succeeded: return "ending";
         case JobState::Phase::Stopping: return "stopping";
         case JobState::Phase::BackingOff: return "backing off";
         case JobState::Phase::Finished: return "finished";
@@ -181,12 +181,12 @@ void Observation::agent_says(const rdzv::FromAgent& message) {
         }
     } else if (parts_.controller == nullptr) {
         if (const auto* exit = std::get_if<rdzv::WorkerExited>(&message)) node_says(*exit, parts_.host);
-        else if (const auto* drained = std::get_if<rdzv::GenerationDrained>(&message)) node_says(*drained, parts_.host);
+        else if (const auto* ended = std::get_if<rdzv::GenerationEnded>(&message)) node_says(*ended, parts_.host);
     }
 }
 
-void Observation::node_says(const rdzv::GenerationDrained& drained, const std::string& host) {
-    write("generation_ended", {{"on", host}}, drained.generation);
+void Observation::node_says(const rdzv::GenerationEnded& ended, const std::string& host) {
+    write("generation_ended", {{"on", host}}, ended.generation);
 }
 
 void Observation::node_says(const rdzv::WorkerExited& exit, const std::string& host) {

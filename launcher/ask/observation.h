@@ -51,7 +51,7 @@ class Observation {
     void agent_says(const rdzv::FromAgent& message);
     /// What the controller is told by an agent, ours too, on that host.
     void node_says(const rdzv::WorkerExited& exit, const std::string& host);
-    void node_says(const rdzv::GenerationDrained& drained, const std::string& host);
+    void node_says(const rdzv::GenerationEnded& ended, const std::string& host);
     void decided(const JobEvent& event);
     void signalled(int signal, SignalAction action);
     /// By `ddprun signal`; nullopt: to all.

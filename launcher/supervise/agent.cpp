@@ -70,9 +70,9 @@ void Agent::fail_start(const std::string& why) {
     failure.status = 1;
     failure.exec_failure = why;
     send_(failure);
-    rdzv::GenerationDrained drained{};
-    drained.generation = order_.generation;
-    send_(drained);
+    rdzv::GenerationEnded ended{};
+    ended.generation = order_.generation;
+    send_(ended);
 }
 
 void Agent::handle(const rdzv::StopGeneration& order) {

@@ -114,7 +114,7 @@ class Agent {
     void perform(const agent_action::Sweep& action);
     void perform(const agent_action::ReportStrays& action);
     void perform(const agent_action::SetDeadline& action);
-    void perform(const agent_action::ReportDrained& action);
+    void perform(const agent_action::ReportEnded& action);
 
     void remember_last_workers();
     Status prepare(const rdzv::StartGeneration& order);

@@ -212,16 +212,16 @@ void Agent::perform(const agent_action::Sweep& action) {
 
 void Agent::perform(const agent_action::ReportStrays& action) { log_.info("killing {} left behind by the workers", counted(action.count)); }
 
-void Agent::perform(const agent_action::ReportDrained& action) {
+void Agent::perform(const agent_action::ReportEnded& action) {
     send_exits();
     output_.finish_attempt();
     if (config_.pmix != nullptr) config_.pmix->end_generation();
-    rdzv::GenerationDrained drained{};
-    drained.generation = state_.generation;
+    rdzv::GenerationEnded ended{};
+    ended.generation = state_.generation;
     for (const pid_t pid : action.unkillable) {
-        drained.notes.push_back(fmt::format("process {} on {} could not be killed (uninterruptible?)", pid, config_.host));
+        ended.notes.push_back(fmt::format("process {} on {} could not be killed (uninterruptible?)", pid, config_.host));
     }
-    send_(drained);
+    send_(ended);
 }
 
 // ---- workers that have failed and do not exit

@@ -117,7 +117,7 @@ AgentActions on(AgentState& state, const agent_event::Exited& event, TimePoint n
 /// Stopped before any worker runs.
 AgentActions stop_waiting(AgentState& state) {
     state.phase = AgentPhase::Idle;
-    return {agent_action::ReportDrained{}};
+    return {agent_action::ReportEnded{}};
 }
 
 AgentActions on(AgentState& state, const agent_event::StopRequested& event, TimePoint now) {
@@ -165,7 +165,7 @@ AgentActions give_up(AgentState& state, std::vector<pid_t> unkillable) {
     }
     set_deadline(state, kNever, actions);
     state.phase = AgentPhase::Idle;
-    actions.emplace_back(agent_action::ReportDrained{std::move(unkillable)});
+    actions.emplace_back(agent_action::ReportEnded{std::move(unkillable)});
     return actions;
 }
 

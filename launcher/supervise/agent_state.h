@@ -59,7 +59,7 @@ class ForwardedSignals {
 };
 
 /// What the agent of one node decides, without acting: which workers get which signal, when the grace is over,
-/// when a generation has drained.
+/// when a generation has ended.
 ///
 ///   Idle --start--> [AwaitingGpus -->] Starting --all spawned--> Running --stop--> Stopping --grace--> Killing
 ///                       \________________________________ last exit ________________/
@@ -68,7 +68,7 @@ class ForwardedSignals {
 ///
 /// AwaitingGpus: a restart waits, for a bounded time, until the memory of the last generation's workers is free.
 /// Sweeping: all workers have ended; descendants that they left get SIGTERM, then SIGKILL after kStrayGrace, and are waited
-/// for, for a bounded time, before the generation counts as drained. Python's resource tracker is such a descendant: it
+/// for, for a bounded time, before the generation counts as ended. Python's resource tracker is such a descendant: it
 /// ignores SIGTERM, and removes the worker's shared memory within milliseconds of its end.
 struct AgentState {
     enum class Phase : std::uint8_t { Idle, AwaitingGpus, Starting, Running, Stopping, Killing, Sweeping };
@@ -138,14 +138,14 @@ struct Sweep { int signal; };
 struct ReportStrays { std::size_t count; };
 struct SetDeadline { TimePoint when; };
 /// All is gone (or named in `unkillable` after a bounded wait).
-struct ReportDrained { std::vector<pid_t> unkillable; };
+struct ReportEnded { std::vector<pid_t> unkillable; };
 }  // namespace agent_action
 
 using AgentAction =
     std::variant<agent_action::AwaitGpus, agent_action::SpawnNext, agent_action::ReportStarted,
                  agent_action::SignalWorker, agent_action::BuryGroup, agent_action::ReapStranger,
                  agent_action::ReportExit, agent_action::Sweep, agent_action::ReportStrays,
-                 agent_action::SetDeadline, agent_action::ReportDrained>;
+                 agent_action::SetDeadline, agent_action::ReportEnded>;
 
 /// How long what a worker leaves may go on after SIGTERM.
 inline constexpr Duration kStrayGrace = std::chrono::seconds(2);

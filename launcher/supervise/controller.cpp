@@ -279,11 +279,11 @@ void Controller::agent_message(rdzv::AgentId peer, const rdzv::WorkerExited& exi
     if (node >= 0 && exited.generation == state_.generation) worker_exited(node, exited);
 }
 
-void Controller::agent_message(rdzv::AgentId peer, const rdzv::GenerationDrained& drained) {
+void Controller::agent_message(rdzv::AgentId peer, const rdzv::GenerationEnded& ended) {
     const int node = node_of(peer);
-    if (node < 0 || drained.generation != state_.generation) return;
-    notes_.insert(notes_.end(), drained.notes.begin(), drained.notes.end());
-    feed(job_event::NodeDrained{node});
+    if (node < 0 || ended.generation != state_.generation) return;
+    notes_.insert(notes_.end(), ended.notes.begin(), ended.notes.end());
+    feed(job_event::NodeEnded{node});
 }
 
 void Controller::worker_exited(int node, const rdzv::WorkerExited& report) {

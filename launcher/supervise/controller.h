@@ -74,7 +74,7 @@ class Controller {
     void agent_message(rdzv::AgentId peer, const rdzv::Notice& notice);
     void agent_message(rdzv::AgentId peer, const rdzv::WorkersStarted& started);
     void agent_message(rdzv::AgentId peer, const rdzv::WorkerExited& exited);
-    void agent_message(rdzv::AgentId peer, const rdzv::GenerationDrained& drained);
+    void agent_message(rdzv::AgentId peer, const rdzv::GenerationEnded& ended);
     void agent_message(rdzv::AgentId peer, const rdzv::StandbyListens& standby);
     void agent_lost(rdzv::AgentId peer, const Error& why);
 

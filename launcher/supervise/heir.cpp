@@ -37,7 +37,7 @@ void Heir::head_lost(const std::string& why, bool is_dead) {
     head_timer_ = parts_.loop.call_at(head_runs_until_, [this] { consider(false); });
 }
 
-void Heir::drained() {
+void Heir::workers_ended() {
     if (!is_orphan_ || has_left_) return;
     has_left_ = true;
     // The standby waits for whoever is late to stop; a moment more is for its own word on that to arrive.

@@ -49,10 +49,10 @@ class Heir {
     [[nodiscard]] std::string successor() const { return is_standby() ? "this node" : successor_.host; }
     /// By which addresses others reach this node, where it is the standby.
     [[nodiscard]] std::vector<std::string> own_addresses() const { return is_standby() ? successor_.addresses : std::vector<std::string>{}; }
-    /// The head is lost: from now on whoever comes here is counted. After it drained() has to be called, when no worker of this
+    /// The head is lost: from now on whoever comes here is counted. After it workers_ended() has to be called, when no worker of this
     /// node is left. `is_dead`: its process is known to have ended; only the standby looks at it.
     void head_lost(const std::string& why, bool is_dead);
-    void drained();
+    void workers_ended();
     /// A world has been formed, under whatever controller: its loss is another one. A spare hears of that controller's standby only.
     void generation_began();
     [[nodiscard]] bool is_orphan() const { return is_orphan_; }

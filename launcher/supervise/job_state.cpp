@@ -55,13 +55,13 @@ void set_timer(JobState& state, TimePoint when, JobActions& actions) {
 std::string alive_elsewhere(const JobState& state) {
     int workers = 0;
     for (const JobState::Node& node : state.nodes) {
-        if (!node.lost && !node.drained) workers += node.workers - node.succeeded;
+        if (!node.lost && !node.ended) workers += node.workers - node.succeeded;
     }
     return fmt::format("{} worker{}", workers, workers == 1 ? "" : "s");
 }
 
 /// Nobody is there to wait for any more. Counted, as `unfinished` is: each of a large job's nodes asks.
-void note_gone(JobState& state, const JobState::Node& before) { state.nodes_there -= before.drained || before.lost ? 0 : 1; }
+void note_gone(JobState& state, const JobState::Node& before) { state.nodes_there -= before.ended || before.lost ? 0 : 1; }
 
 bool nobody_runs(const JobState& state) {
     return state.phase == JobPhase::Joining || state.phase == JobPhase::BackingOff;
@@ -73,7 +73,7 @@ void finish(JobState& state, JobActions& actions) {
     actions.emplace_back(job_action::Finish{});
 }
 
-bool has_finished(const JobState::Node& node) { return node.drained && node.succeeded == node.workers; }
+bool has_finished(const JobState::Node& node) { return node.ended && node.succeeded == node.workers; }
 
 /// From then on the generation is seen to its end: what has succeeded is not run again for a node that comes.
 bool anybody_succeeded(const JobState& state) {
@@ -109,7 +109,7 @@ void start_over(JobState& state, TimePoint now, JobActions& actions) {
 }
 
 /// All that is left of a generation is gone: what now?
-void continue_after_drain(JobState& state, TimePoint now, JobActions& actions) {
+void continue_after_end(JobState& state, TimePoint now, JobActions& actions) {
     if (state.nodes_there > 0) return;
     if (state.phase == JobPhase::Succeeded || state.after == After::Finish) return finish(state, actions);
     if (state.timer != kNever && state.timer > now) {
@@ -123,7 +123,7 @@ void stop_generation(JobState& state, int signal, Duration grace, int failed_ran
                      TimePoint now, JobActions& actions) {
     state.phase = JobPhase::Stopping;
     actions.emplace_back(job_action::StopGeneration{signal, grace, failed_rank, std::move(why)});
-    continue_after_drain(state, now, actions);
+    continue_after_end(state, now, actions);
 }
 
 /// The cause is no worker. One that came before it (a node was lost, and no other came) stays what workers reacted to.
@@ -226,16 +226,16 @@ JobActions on(JobState& state, const job_event::WorkerEnded& event, const JobPol
     return actions;
 }
 
-JobActions on(JobState& state, const job_event::NodeDrained& event, const JobPolicy&, TimePoint now) {
+JobActions on(JobState& state, const job_event::NodeEnded& event, const JobPolicy&, TimePoint now) {
     JobActions actions;
     if (state.phase == JobPhase::Joining || state.phase == JobPhase::Finished || state.phase == JobPhase::BackingOff) {
         return actions;
     }
     JobState::Node& node = state.nodes[static_cast<std::size_t>(event.node)];
     note_gone(state, node);
-    node.drained = true;
+    node.ended = true;
     if (node.leaving) actions.emplace_back(job_action::Dismiss{*node.leaving});
-    if (state.phase != JobPhase::Running) continue_after_drain(state, now, actions);
+    if (state.phase != JobPhase::Running) continue_after_end(state, now, actions);
     return actions;
 }
 
@@ -278,7 +278,7 @@ JobActions on(JobState& state, const job_event::NodeLost& event, const JobPolicy
     if (state.phase == JobPhase::Finished) return actions;
     JobState::Node& node = state.nodes[static_cast<std::size_t>(event.node)];
     if (node.lost) return actions;
-    const bool was_done = has_finished(node), had_workers = !node.drained;
+    const bool was_done = has_finished(node), had_workers = !node.ended;
     const bool is_first = std::none_of(state.nodes.begin(), state.nodes.end(), [](const JobState::Node& one) { return one.lost; });
     note_gone(state, node);
     node.lost = true;
@@ -293,7 +293,7 @@ JobActions on(JobState& state, const job_event::NodeLost& event, const JobPolicy
     if (state.phase == JobPhase::Joining) return actions;
     if (state.after == After::Restart) state.after = After::Rejoin;
     if (state.after == After::Rejoin && is_first) wait_for_others(state, event, now, actions);
-    if (state.phase != JobPhase::BackingOff) continue_after_drain(state, now, actions);
+    if (state.phase != JobPhase::BackingOff) continue_after_end(state, now, actions);
     else if (state.after == After::Finish) finish(state, actions);
     return actions;
 }
@@ -344,7 +344,7 @@ JobActions finish_early(JobState& state, const std::string& why, JobActions acti
 
 /// What is left of the node's workers has had its notice already.
 JobActions kill_node(JobState& state, int node, JobActions actions) {
-    if (!state.nodes[static_cast<std::size_t>(node)].drained) actions.emplace_back(job_action::KillNode{node});
+    if (!state.nodes[static_cast<std::size_t>(node)].ended) actions.emplace_back(job_action::KillNode{node});
     return actions;
 }
 
@@ -356,7 +356,7 @@ JobActions leave(JobState& state, const job_event::StopAsked& event, const JobPo
     const bool has_world = event.node >= 0 && state.phase != JobPhase::Joining;
     JobState::Node* const node = has_world ? &state.nodes[static_cast<std::size_t>(event.node)] : nullptr;
     if (node != nullptr) node->leaving = event.source;
-    if (node == nullptr || node->drained) actions.emplace_back(job_action::Dismiss{event.source});
+    if (node == nullptr || node->ended) actions.emplace_back(job_action::Dismiss{event.source});
     const TimePoint at = deadline_after(now, kOneChange);
     if (node != nullptr && state.phase == JobPhase::Running && !has_finished(*node)) {
         change_world(state, why, policy.shutdown_timeout, at, now, actions);

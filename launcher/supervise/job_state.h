@@ -54,7 +54,7 @@ std::string permanent_failure(const FailureFacts& failure);
 
 /// What the controller decides for the whole job, without acting.
 ///
-///   Joining --world formed--> Running --failure, signal, loss--> Stopping --all drained--> BackingOff
+///   Joining --world formed--> Running --failure, signal, loss--> Stopping --all ended--> BackingOff
 ///      ^                        |  \--all exited 0--> Succeeded       |                        |
 ///      |                        |                        |            +--> Finished            |
 ///      +------------------------+------------------------+--- Finished        new generation <-+
@@ -71,14 +71,14 @@ std::string permanent_failure(const FailureFacts& failure);
 /// generation have begun in between, it is stopped with a whole grace as well.
 struct JobState {
     enum class Phase : std::uint8_t { Joining, Running, Succeeded, Stopping, BackingOff, Finished };
-    /// What follows when a stopping generation has drained.
+    /// What follows when a stopping generation has ended.
     enum class After : std::uint8_t { Finish, Restart, Rejoin };
     struct Node {
         int workers = 0;
         int succeeded = 0;
-        bool drained = false;  ///< nobody is left on it
+        bool ended = false;  ///< nobody is left on it
         bool lost = false;
-        std::optional<std::uint64_t> leaving = {};  ///< the number of its ddprun, which ends when it has drained
+        std::optional<std::uint64_t> leaving = {};  ///< the number of its ddprun, which ends when no worker is left on it
     };
 
     Phase phase = Phase::Joining;
@@ -86,7 +86,7 @@ struct JobState {
     std::uint64_t generation = 0;  ///< of the world that runs or ran last; 0 none yet
     int restarts_used = 0;
     std::vector<Node> nodes;
-    int nodes_there = 0;           ///< of them, neither drained nor lost
+    int nodes_there = 0;           ///< of them, neither ended nor lost
     int unfinished = 0;            ///< workers that have not succeeded
     RestartHistory history;
     TimePoint generation_started{};
@@ -122,7 +122,7 @@ struct WorkerEnded {
     std::string what;     ///< "rank 5 on node02, signal 9 (SIGKILL)"
     std::int64_t steps = -1;  ///< that it has done; -1: it does not say
 };
-struct NodeDrained { int node; };
+struct NodeEnded { int node; };
 /// `others_go_on`: enough nodes are left, or wait. `others_may_follow`: so long what took this one may be seen to take more.
 struct NodeLost { int node; std::string why; bool others_go_on = false; Duration others_may_follow{}; };
 /// So many nodes wait that a world formed now would take in.
@@ -149,7 +149,7 @@ struct TimerFired {};
 }  // namespace job_event
 
 using JobEvent = std::variant<job_event::WorldFormed, job_event::JoinFailed, job_event::WorkerEnded,
-                              job_event::NodeDrained, job_event::NodeLost, job_event::NodesWaiting, job_event::Outnumbered, job_event::StopAsked,
+                              job_event::NodeEnded, job_event::NodeLost, job_event::NodesWaiting, job_event::Outnumbered, job_event::StopAsked,
                               job_event::PreemptAsked, job_event::HangFound, job_event::WalltimeKnown, job_event::TimerFired>;
 
 namespace job_action {

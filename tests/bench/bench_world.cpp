@@ -109,9 +109,9 @@ class Crowd {
         if (!nodes_[static_cast<std::size_t>(node)]->link->send(std::move(message))) give_up("a node has lost the head");
     }
     [[nodiscard]] std::uint64_t generation() const { return generation_; }
-    void drain_all() {
+    void end_all() {
         assigned_ = stopped_ = 0;
-        for (int i = 0; i < size(); ++i) say(i, rdzv::GenerationDrained{generation_, {}});
+        for (int i = 0; i < size(); ++i) say(i, rdzv::GenerationEnded{generation_, {}});
     }
 
   private:
@@ -207,14 +207,14 @@ void measure(const std::string& ddprun, int agents, std::shared_ptr<const rdzv::
     crowd.say(0, death);
     crowd.run_until(&Crowd::all_stopped, "stopping");
     const double stopping = ms_between(died, crowd.stopped);
-    const TimePoint drained = MonotonicClock::now();
-    crowd.drain_all();
+    const TimePoint ended = MonotonicClock::now();
+    crowd.end_all();
     crowd.run_until(&Crowd::all_assigned, "starting again");
-    const double restarting = ms_between(drained, crowd.assigned);
+    const double restarting = ms_between(ended, crowd.assigned);
 
     head.signal(SIGTERM);
     crowd.run_until(&Crowd::all_stopped, "the end");
-    crowd.drain_all();
+    crowd.end_all();
     crowd.run_until(&Crowd::all_dismissed, "the end");
     const Outcome outcome = head.wait();
     fmt::print("{:>6} | {:>10.0f} {:>7.1f} | {:>9.1f} {:>7.1f} | {:>9.1f} | {:>10.1f} | {:>8} | {:>8.0f} | {}\n", agents, joining, joining * 1e3 / agents, assigning,
@@ -304,7 +304,7 @@ int main(int argc, char** argv) {
     std::vector<int> sizes;
     for (int i = 3; i < argc; ++i) sizes.push_back(std::atoi(argv[i]));
     if (sizes.empty()) sizes = {32, 1024, 4096, 16384};
-    fmt::print("nodes  | all joined, each us | last join to last assignment, each us | death to last stop | drained to restarted | bytes of the head each | head's CPU ms to there | exit\n");
+    fmt::print("nodes  | all joined, each us | last join to last assignment, each us | death to last stop | ended to restarted | bytes of the head each | head's CPU ms to there | exit\n");
     for (const int agents : sizes) {
         if (static_cast<rlim_t>(agents) + 64 > files.rlim_cur) {
             fmt::print("{:>6} | left out: {} descriptors are allowed (ulimit -n)\n", agents, files.rlim_cur);

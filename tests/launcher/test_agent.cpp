@@ -47,7 +47,7 @@ class AgentNode {
         order.world_size = order.local_world_size = order.role_world_size = workers_;
         order.master_addr = "127.0.0.1";
         order.restart_count = static_cast<int>(generation) - 1;
-        drained_ = false;
+        ended_ = false;
         agent_->handle(order);
     }
     void stop(std::uint64_t generation, Duration grace = 30s, int failed_rank = -1) {
@@ -65,11 +65,11 @@ class AgentNode {
         return reached();
     }
     bool runs() const { return agent_->state().phase == AgentState::Phase::Running && agent_->state().alive() == workers_; }
-    bool has_drained() const { return drained_; }
+    bool has_ended() const { return ended_; }
     pid_t pid(int local_rank) const { return agent_->state().workers[static_cast<std::size_t>(local_rank)].pid; }
 
     std::vector<rdzv::WorkerExited> exits;
-    int drains = 0;
+    int ends = 0;
 
   private:
     /// As the controller: a failure stops the generation.
@@ -78,9 +78,9 @@ class AgentNode {
             exits.push_back(*exit);
             if (!exit->exec_failure.empty()) loop_->post([this, generation = exit->generation] { stop(generation, 5s, 0); });
         }
-        if (!std::holds_alternative<rdzv::GenerationDrained>(message)) return;
-        drained_ = true;
-        ++drains;
+        if (!std::holds_alternative<rdzv::GenerationEnded>(message)) return;
+        ended_ = true;
+        ++ends;
     }
 
     FakeSystem& system_;
@@ -90,7 +90,7 @@ class AgentNode {
     std::unique_ptr<os::EventLoop> loop_;
     std::unique_ptr<Output> output_;
     std::unique_ptr<Agent> agent_;
-    bool drained_ = false;
+    bool ended_ = false;
 };
 
 /// A generation of two workers in which a call fails, and one after it, both ended by the controller. True: no call of the
@@ -98,11 +98,11 @@ class AgentNode {
 bool run_two_generations(FakeSystem& system) {
     AgentNode node(system);
     node.start(1);
-    EXPECT_TRUE(node.comes_to([&] { return node.runs() || node.has_drained(); }));
+    EXPECT_TRUE(node.comes_to([&] { return node.runs() || node.has_ended(); }));
     const bool was_spared = node.runs();
     if (was_spared) node.stop(1);
-    EXPECT_TRUE(node.comes_to([&] { return node.has_drained(); }));
-    EXPECT_EQ(node.drains, 1);
+    EXPECT_TRUE(node.comes_to([&] { return node.has_ended(); }));
+    EXPECT_EQ(node.ends, 1);
     if (!was_spared) {
         EXPECT_FALSE(node.exits.empty());
         for (const rdzv::WorkerExited& exit : node.exits) EXPECT_TRUE(exit.by_us || !exit.exec_failure.empty()) << exit.rank;
@@ -115,7 +115,7 @@ bool run_two_generations(FakeSystem& system) {
     node.start(2);
     EXPECT_TRUE(node.comes_to([&] { return node.runs(); })) << "what failed once does not fail the next generation";
     node.stop(2);
-    EXPECT_TRUE(node.comes_to([&] { return node.has_drained(); }));
+    EXPECT_TRUE(node.comes_to([&] { return node.has_ended(); }));
     EXPECT_EQ(node.exits.size(), 2u);
     return false;
 }
@@ -140,7 +140,7 @@ TEST(Agent, SaysWhichCallFailedForWhichRank) {
     system.fail_spawn(ENOENT);
     AgentNode node(system);
     node.start(1);
-    ASSERT_TRUE(node.comes_to([&] { return node.has_drained(); }));
+    ASSERT_TRUE(node.comes_to([&] { return node.has_ended(); }));
     ASSERT_EQ(node.exits.size(), 1u);
     EXPECT_EQ(node.exits[0].rank, 0);
     EXPECT_EQ(node.exits[0].exec_failure, "exec /train: No such file or directory");
@@ -151,7 +151,7 @@ TEST(Agent, BuriesAWorkerThatHadExitedBeforeItsNumberWasKnown) {
     system.exit_at_birth(3);
     AgentNode node(system, 20);  // more than are started in one go
     node.start(1);
-    ASSERT_TRUE(node.comes_to([&] { return node.has_drained(); }));
+    ASSERT_TRUE(node.comes_to([&] { return node.has_ended(); }));
     ASSERT_EQ(node.exits.size(), 20u);
     for (const rdzv::WorkerExited& exit : node.exits) EXPECT_EQ(exit.status, 3);
     EXPECT_EQ(system.zombies(), 0);
@@ -170,7 +170,7 @@ TEST(Agent, TheWardenForgetsAGroupBeforeItsNumberCanBeAnothers) {
         if (pid == worker) known_at_reap = warden->group(0);
     });
     system.exit(worker, 0);
-    ASSERT_TRUE(node.comes_to([&] { return node.has_drained(); }));
+    ASSERT_TRUE(node.comes_to([&] { return node.has_ended(); }));
     EXPECT_EQ(known_at_reap, 0);
 }
 
@@ -195,7 +195,7 @@ TEST(Agent, AWorkerThatReportsItsPeersEndWhileWeStopThemHasNotFailedByItself) {
         }
     });
     node.stop(1, 30s, 0);
-    ASSERT_TRUE(node.comes_to([&] { return node.has_drained(); }));
+    ASSERT_TRUE(node.comes_to([&] { return node.has_ended(); }));
     ASSERT_EQ(node.exits.size(), 2u);
     for (const rdzv::WorkerExited& exit : node.exits) {
         EXPECT_TRUE(exit.by_us) << exit.rank;
@@ -216,7 +216,7 @@ TEST(Agent, AWorkerThatHadReportedItsErrorBeforeWeStoppedItHasFailedByItself) {
         ASSERT_EQ(::futimens(file.get(), a_second_ago), 0);
     }
     node.stop(1);
-    ASSERT_TRUE(node.comes_to([&] { return node.has_drained(); }));
+    ASSERT_TRUE(node.comes_to([&] { return node.has_ended(); }));
     ASSERT_EQ(node.exits.size(), 1u);
     EXPECT_TRUE(node.exits[0].stopped_failing);
     EXPECT_FALSE(node.exits[0].by_us);
@@ -230,12 +230,12 @@ TEST(Agent, WaitsForTheGpusAgainAfterAGenerationThatWasStoppedWhileItWaited) {
     node.start(1);
     ASSERT_TRUE(node.comes_to([&] { return node.runs(); }));
     system.exit(node.pid(0), 1);
-    ASSERT_TRUE(node.comes_to([&] { return node.has_drained(); }));
+    ASSERT_TRUE(node.comes_to([&] { return node.has_ended(); }));
     for (const std::uint64_t generation : {2, 3, 4}) {
         node.start(generation);
         EXPECT_EQ(node.agent().state().phase, AgentState::Phase::AwaitingGpus) << "generation " << generation;
         node.stop(generation);
-        EXPECT_TRUE(node.has_drained());
+        EXPECT_TRUE(node.has_ended());
     }
 }
 
@@ -246,7 +246,7 @@ TEST(Agent, EndsAStrayThatLeftItsGroupBeforeItSaysThatAllIsGone) {
     ASSERT_TRUE(node.comes_to([&] { return node.runs(); }));
     const pid_t stray = system.add_grandchild(4000001);
     system.exit(node.pid(0), 0);
-    ASSERT_TRUE(node.comes_to([&] { return node.has_drained(); }));
+    ASSERT_TRUE(node.comes_to([&] { return node.has_ended(); }));
     EXPECT_EQ(system.live_children(), 0);
     EXPECT_EQ(system.zombies(), 0);
     const FakeSystem::Signal asked{stray, SIGTERM, false}, killed{stray, SIGKILL, false};
@@ -264,9 +264,9 @@ TEST(Agent, AsksWhatIsLeftOfAGroupOnce) {
     system.ignore_signal(tracker, SIGTERM);
     system.exit(worker, 0);
     ASSERT_TRUE(node.comes_to([&] { return node.agent().state().phase == AgentState::Phase::Sweeping; }));
-    EXPECT_FALSE(node.has_drained());
+    EXPECT_FALSE(node.has_ended());
     system.exit(tracker, 0);
-    ASSERT_TRUE(node.comes_to([&] { return node.has_drained(); }));
+    ASSERT_TRUE(node.comes_to([&] { return node.has_ended(); }));
     for (const FakeSystem::Signal& signal : system.signals()) {
         EXPECT_NE(signal.signal, SIGKILL);
         EXPECT_FALSE(signal.target == tracker && signal.signal == SIGTERM) << "it was asked as one of the group";

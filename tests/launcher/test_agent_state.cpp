@@ -136,7 +136,7 @@ TEST(AgentStep, KillsStraysWhenTheirGraceIsOverAndSaysSoOnce) {
     EXPECT_EQ(sweep_signals(step(state, agent_event::Exited{exited(555, 0)}, over)), std::vector<int>{SIGKILL});
     EXPECT_TRUE(step(state, agent_event::Swept{{557}}, over).empty()) << "the line was said";
     step(state, agent_event::Exited{exited(557, 0)}, over);
-    EXPECT_EQ(all_of<agent_action::ReportDrained>(step(state, agent_event::Swept{{}}, over)).size(), 1u);
+    EXPECT_EQ(all_of<agent_action::ReportEnded>(step(state, agent_event::Swept{{}}, over)).size(), 1u);
 }
 
 TEST(AgentStep, NamesStraysThatOutliveTheKill) {
@@ -146,7 +146,7 @@ TEST(AgentStep, NamesStraysThatOutliveTheKill) {
     const TimePoint end = kStart + kStrayGrace + kKillPatience;
     EXPECT_EQ(sweep_signals(step(state, agent_event::DeadlinePassed{}, end)), std::vector<int>{SIGKILL});
     const auto actions = step(state, agent_event::Swept{{555}}, end);
-    EXPECT_EQ(all_of<agent_action::ReportDrained>(actions).at(0).unkillable, std::vector<pid_t>{555});
+    EXPECT_EQ(all_of<agent_action::ReportEnded>(actions).at(0).unkillable, std::vector<pid_t>{555});
 }
 
 TEST(AgentStep, GivesNoGraceToAnybodyAfterAKillRequest) {
@@ -168,11 +168,11 @@ TEST(AgentStep, AKillRequestEndsTheGraceOfStrays) {
     EXPECT_EQ(sweep_signals(step(state, agent_event::KillRequested{}, kStart)), std::vector<int>{SIGKILL});
 }
 
-TEST(AgentStep, DrainsOnlyAfterTheSweepFoundNobody) {
+TEST(AgentStep, EndsOnlyAfterTheSweepFoundNobody) {
     AgentState state = running(1);
     auto actions = step(state, agent_event::Exited{exited(101, 0)}, kStart);
     EXPECT_EQ(all_of<agent_action::Sweep>(actions).size(), 1u);
-    EXPECT_TRUE(all_of<agent_action::ReportDrained>(actions).empty());
+    EXPECT_TRUE(all_of<agent_action::ReportEnded>(actions).empty());
 
     EXPECT_TRUE(step(state, agent_event::Swept{{555}}, kStart + 1ms).empty());
     actions = step(state, agent_event::Exited{{555, true, SIGKILL, false}}, kStart + 2ms);
@@ -180,8 +180,8 @@ TEST(AgentStep, DrainsOnlyAfterTheSweepFoundNobody) {
     EXPECT_EQ(all_of<agent_action::Sweep>(actions).size(), 1u);
 
     actions = step(state, agent_event::Swept{{}}, kStart + 3ms);
-    ASSERT_EQ(all_of<agent_action::ReportDrained>(actions).size(), 1u);
-    EXPECT_TRUE(all_of<agent_action::ReportDrained>(actions)[0].unkillable.empty());
+    ASSERT_EQ(all_of<agent_action::ReportEnded>(actions).size(), 1u);
+    EXPECT_TRUE(all_of<agent_action::ReportEnded>(actions)[0].unkillable.empty());
     EXPECT_EQ(state.phase, Phase::Idle);
 }
 
@@ -202,7 +202,7 @@ TEST(AgentStep, NamesWhatCannotBeKilledAfterABoundedWait) {
     step(state, agent_event::KillRequested{}, kStart);
     step(state, agent_event::Exited{{101, true, SIGKILL, false}}, kStart);
     const auto actions = step(state, agent_event::DeadlinePassed{}, kStart + kKillPatience);
-    EXPECT_EQ(all_of<agent_action::ReportDrained>(actions).at(0).unkillable, std::vector<pid_t>{102});
+    EXPECT_EQ(all_of<agent_action::ReportEnded>(actions).at(0).unkillable, std::vector<pid_t>{102});
 }
 
 TEST(AgentStep, AStopWhileSpawningReachesThoseThatRunAndStartsNoMore) {
@@ -234,12 +234,12 @@ TEST(AgentStep, WaitsForTheGpusBeforeItStartsWorkers) {
     EXPECT_TRUE(step(state, agent_event::GpusFree{}, kStart).empty()) << "once";
 }
 
-TEST(AgentStep, StoppedWhileItWaitsForTheGpusHasDrained) {
+TEST(AgentStep, StoppedWhileItWaitsForTheGpusHasEnded) {
     for (const AgentEvent& stop : {AgentEvent(agent_event::StopRequested{SIGTERM, 5s}), AgentEvent(agent_event::KillRequested{})}) {
         AgentState state;
         step(state, agent_event::StartRequested{2, 2, true}, kStart);
         const auto actions = step(state, stop, kStart);
-        EXPECT_EQ(all_of<agent_action::ReportDrained>(actions).size(), 1u);
+        EXPECT_EQ(all_of<agent_action::ReportEnded>(actions).size(), 1u);
         EXPECT_EQ(actions.size(), 1u);
         EXPECT_EQ(state.phase, Phase::Idle);
         EXPECT_TRUE(step(state, agent_event::GpusFree{}, kStart).empty()) << "too late";

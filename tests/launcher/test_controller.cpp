@@ -54,7 +54,7 @@ class ControlledJob {
         exit.pid = 1000 + node;
         controller_->agent_message(peer(node), exit);
     }
-    void drained(int node) { controller_->agent_message(peer(node), rdzv::GenerationDrained{controller_->state().generation, {}}); }
+    void ended(int node) { controller_->agent_message(peer(node), rdzv::GenerationEnded{controller_->state().generation, {}}); }
 
     /// Messages of one kind sent to a node since the last call of forget().
     template <class M>
@@ -102,7 +102,7 @@ TEST(ControllerStop, AWorkerThatASchedulersSignalReachesBeforeOursHasNotFinished
     job->stop(SIGTERM);
     for (int node = 0; node < 2; ++node) {
         job.exits(node);  // with 0, and not by its agent
-        job.drained(node);
+        job.ended(node);
     }
     EXPECT_EQ(exit_code(job->end()), static_cast<int>(ExitCode::TryAgain));
 }
@@ -111,7 +111,7 @@ TEST(ControllerStop, AStopAfterAllHaveSucceededTakesNothingBack) {
     ControlledJob job(1);
     job.exits(0);
     job->stop(SIGTERM);
-    job.drained(0);
+    job.ended(0);
     EXPECT_EQ(exit_code(job->end()), 0);
 }
 
@@ -120,7 +120,7 @@ void end_beside_a_standby(ControlledJob& job) {
     job->agent_message(ControlledJob::peer(0), rdzv::StandbyListens{40000});
     for (int node : {0, 1}) {
         job.exits(node);
-        job.drained(node);
+        job.ended(node);
     }
 }
 
@@ -191,10 +191,10 @@ TEST(Controller, APreemptionThatEveryNodeHearsOfIsOne) {
 TEST(Controller, AJobEndsAlsoWhenANodeThatHadFinishedWasLostBeforeTheOthersHad) {
     ControlledJob job(2);
     job.exits(1);
-    job.drained(1);
+    job.ended(1);
     job->agent_lost(job.peer(1), {Errc::Closed, "connection lost", 0});
     job.exits(0);
-    job.drained(0);
+    job.ended(0);
     EXPECT_EQ(job.done, 1);
     EXPECT_EQ(exit_code(job->end()), 0);
 }
@@ -207,7 +207,7 @@ TEST(Controller, ErrorsThatFollowADecidedHangDoNotOverruleIt) {
     reporting.signaled = reporting.stopped_failing = true;
     job.exits(2, reporting);
     job.exits(1, stopped_by_us());
-    for (int node : {0, 1, 2}) job.drained(node);
+    for (int node : {0, 1, 2}) job.ended(node);
     EXPECT_EQ(root_cause(job->end()), nullptr);
     EXPECT_EQ(exit_code(job->end()), static_cast<int>(ExitCode::Hung));
 }
@@ -219,7 +219,7 @@ TEST(Controller, AnErrorReportFromBeforeTheHangIsItsCause) {
     reporting.signaled = reporting.stopped_failing = true;
     job.exits(1, reporting);
     job.exits(0, stopped_by_us());
-    for (int node : {0, 1}) job.drained(node);
+    for (int node : {0, 1}) job.ended(node);
     ASSERT_NE(root_cause(job->end()), nullptr);
     EXPECT_EQ(root_cause(job->end())->rank, 1);
     EXPECT_EQ(exit_code(job->end()), 1);
@@ -229,7 +229,7 @@ TEST(Controller, ErrorsOfTheSurvivorsOfALostNodeAreNotTheJobs) {
     ControlledJob job(2);
     job->agent_lost(job.peer(1), {Errc::Closed, "connection lost", 0});
     job.exits(0, failed(1, 0ms));
-    job.drained(0);
+    job.ended(0);
     EXPECT_EQ(job.done, 1);
     EXPECT_EQ(exit_code(job->end()), static_cast<int>(ExitCode::Unavailable));
 }
@@ -239,20 +239,20 @@ TEST(Controller, AFailureIsTheCauseAlsoWhenItsNodeIsLostAfterIt) {
     job.exits(1, failed(7));
     job->agent_lost(job.peer(1), {Errc::Closed, "connection lost", 0});
     job.exits(0, stopped_by_us());
-    job.drained(0);
+    job.ended(0);
     EXPECT_EQ(exit_code(job->end()), 7);
 }
 
 TEST(Controller, WhatAnOldGenerationAndStrangersSayChangesNothing) {
     ControlledJob job(2, 1);
     job.exits(1, failed(1));
-    for (int node : {0, 1}) job.drained(node);
+    for (int node : {0, 1}) job.ended(node);
     ASSERT_EQ(job->state().generation, 2u);
     job.forget();
     rdzv::WorkerExited late = failed(1);
     late.generation = 1;
     job->agent_message(job.peer(0), late);
-    job->agent_message(job.peer(0), rdzv::GenerationDrained{1, {}});
+    job->agent_message(job.peer(0), rdzv::GenerationEnded{1, {}});
     job->agent_message(job.peer(7), failed(1));
     job->agent_lost(job.peer(7), {Errc::Closed, "never joined", 0});
     EXPECT_EQ(job->state().phase, JobState::Phase::Running);
@@ -263,7 +263,7 @@ TEST(Controller, ANodeThatComesBackTakesItsPlaceInTheNextGeneration) {
     ControlledJob job(2, 1);
     job->agent_lost(job.peer(1), {Errc::Closed, "connection lost", 0});
     job.exits(0, stopped_by_us());
-    job.drained(0);
+    job.ended(0);
     job.turn();
     EXPECT_EQ(job->state().phase, JobState::Phase::Joining);
     job.forget();
@@ -287,7 +287,7 @@ TEST(Controller, AJobOfSixteenThousandNodesStartsAndEnds) {
     job.forget();
     job.exits(0, failed(1, 10ms));
     for (int node = 1; node < kNodes; ++node) job.exits(node, failed(1, 0ms));
-    for (int node = 0; node < kNodes; ++node) job.drained(node);
+    for (int node = 0; node < kNodes; ++node) job.ended(node);
     EXPECT_EQ(job.done, 1);
     EXPECT_EQ(root_cause(job->end())->rank, 0);
 }

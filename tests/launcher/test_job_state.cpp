@@ -53,12 +53,12 @@ TEST(JobStep, StartsTheFirstGenerationWhenTheWorldIsFormed) {
     EXPECT_EQ(all_of<job_action::StartGeneration>(actions)[0].restart_count, 0);
 }
 
-TEST(JobStep, FinishesOnlyWhenEveryWorkerSucceededAndItsNodeDrained) {
+TEST(JobStep, FinishesOnlyWhenEveryWorkerSucceededAndItsNodeEnded) {
     Job job({}, {2});
     EXPECT_TRUE(job.succeeds().empty());
     EXPECT_TRUE(job.succeeds().empty());
     EXPECT_EQ(job.state.phase, Phase::Succeeded);
-    EXPECT_EQ(all_of<job_action::Finish>(job.tell(job_event::NodeDrained{0})).size(), 1u);
+    EXPECT_EQ(all_of<job_action::Finish>(job.tell(job_event::NodeEnded{0})).size(), 1u);
 }
 
 TEST(JobStep, AnEarlyExitZeroIsNoEvent) {
@@ -74,7 +74,7 @@ TEST(JobStep, TheFirstFailureStopsTheGangAndOnlyTheFirst) {
     EXPECT_EQ(all_of<job_action::StopGeneration>(first)[0].failed_rank, 2);
     EXPECT_EQ(all_of<job_action::StopGeneration>(first)[0].grace, job.policy.failure_grace);
     EXPECT_TRUE(job.fails(3).empty());
-    EXPECT_EQ(all_of<job_action::Finish>(job.tell(job_event::NodeDrained{0})).size(), 1u);
+    EXPECT_EQ(all_of<job_action::Finish>(job.tell(job_event::NodeEnded{0})).size(), 1u);
 }
 
 TEST(JobStep, SaysTheRootCauseAndWhatFollows) {
@@ -91,16 +91,16 @@ TEST(JobStep, SaysOnceWhatAnEndProbablyMeans) {
     EXPECT_EQ(all_of<job_action::StopGeneration>(actions)[0].why, "rank 2 on node00, signal 9 (SIGKILL)");
 }
 
-TEST(JobStep, RestartsWithANewGenerationAfterTheOldOneHasDrained) {
+TEST(JobStep, RestartsWithANewGenerationAfterTheOldOneHasEnded) {
     Job job(with_restarts(1));
     EXPECT_TRUE(all_of<job_action::StartGeneration>(job.fails(0)).empty());
-    const auto actions = job.tell(job_event::NodeDrained{0});
+    const auto actions = job.tell(job_event::NodeEnded{0});
     ASSERT_EQ(all_of<job_action::StartGeneration>(actions).size(), 1u);
     EXPECT_EQ(all_of<job_action::StartGeneration>(actions)[0].generation, 2u);
     EXPECT_EQ(all_of<job_action::StartGeneration>(actions)[0].restart_count, 1);
 
     job.fails(0);
-    EXPECT_EQ(all_of<job_action::Finish>(job.tell(job_event::NodeDrained{0})).size(), 1u);
+    EXPECT_EQ(all_of<job_action::Finish>(job.tell(job_event::NodeEnded{0})).size(), 1u);
 }
 
 TEST(JobStep, BacksOffBeforeTheSecondRestart) {
@@ -109,9 +109,9 @@ TEST(JobStep, BacksOffBeforeTheSecondRestart) {
     policy.random = 1.0;
     Job job(policy);
     job.fails(0);
-    job.tell(job_event::NodeDrained{0});
+    job.tell(job_event::NodeEnded{0});
     EXPECT_EQ(all_of<job_action::SetTimer>(job.fails(0)).at(0).when, kStart + 2s);
-    EXPECT_TRUE(all_of<job_action::StartGeneration>(job.tell(job_event::NodeDrained{0})).empty());
+    EXPECT_TRUE(all_of<job_action::StartGeneration>(job.tell(job_event::NodeEnded{0})).empty());
     EXPECT_EQ(job.state.phase, Phase::BackingOff);
     job.now += 2s;
     EXPECT_EQ(all_of<job_action::StartGeneration>(job.tell(job_event::TimerFired{})).size(), 1u);
@@ -121,7 +121,7 @@ TEST(JobStep, AProgramThatCannotRunIsNeverRestarted) {
     Job job(with_restarts(3));
     const auto actions = job.fails(0, {true, false, 127, true});
     EXPECT_THAT(all_of<job_action::Say>(actions).at(0).text, HasSubstr("could not be started"));
-    EXPECT_EQ(all_of<job_action::Finish>(job.tell(job_event::NodeDrained{0})).size(), 1u);
+    EXPECT_EQ(all_of<job_action::Finish>(job.tell(job_event::NodeEnded{0})).size(), 1u);
 }
 
 TEST(JobStep, TheFirstSignalStopsWithGraceAndTheSecondKills) {
@@ -179,7 +179,7 @@ TEST(JobStep, NoRestartIsBegunThatTheWalltimeWouldEndBeforeItGetsAnywhere) {
     const auto actions = job.fails(2);
     EXPECT_THAT(all_of<job_action::Say>(actions).at(0).text, HasSubstr("no restart: it would get nowhere in the 40 s that the walltime leaves"));
     EXPECT_TRUE(job.state.out_of_time);
-    EXPECT_EQ(all_of<job_action::Finish>(job.tell(job_event::NodeDrained{0})).size(), 1u);
+    EXPECT_EQ(all_of<job_action::Finish>(job.tell(job_event::NodeEnded{0})).size(), 1u);
 }
 
 TEST(JobStep, ARestartLongBeforeTheWalltimesEndIsAsAnyOther) {
@@ -188,7 +188,7 @@ TEST(JobStep, ARestartLongBeforeTheWalltimesEndIsAsAnyOther) {
     job.now += 8min;
     job.fails(2);
     EXPECT_FALSE(job.state.out_of_time);
-    EXPECT_EQ(all_of<job_action::StartGeneration>(job.tell(job_event::NodeDrained{0})).size(), 1u);
+    EXPECT_EQ(all_of<job_action::StartGeneration>(job.tell(job_event::NodeEnded{0})).size(), 1u);
 }
 
 TEST(JobStep, TheSameSignalAtEveryNodeWhileAFailureStopsThemTakesNoGraceAway) {
@@ -209,7 +209,7 @@ TEST(JobStep, ASignalDuringARestartCancelsTheRestart) {
     Job job(with_restarts(3));
     job.fails(1);
     job.tell(job_event::StopAsked{SIGTERM, 0});
-    const auto actions = job.tell(job_event::NodeDrained{0});
+    const auto actions = job.tell(job_event::NodeEnded{0});
     EXPECT_TRUE(all_of<job_action::StartGeneration>(actions).empty());
     EXPECT_EQ(all_of<job_action::Finish>(actions).size(), 1u);
 }
@@ -244,7 +244,7 @@ TEST(JobStep, ALostNodeStopsTheOthersAndWaitsForASpare) {
     Job job(with_restarts(1), {2, 2});
     const auto actions = job.tell(job_event::NodeLost{1, "node01: connection lost"});
     EXPECT_EQ(all_of<job_action::StopGeneration>(actions).size(), 1u);
-    EXPECT_EQ(all_of<job_action::Rejoin>(job.tell(job_event::NodeDrained{0})).size(), 1u);
+    EXPECT_EQ(all_of<job_action::Rejoin>(job.tell(job_event::NodeEnded{0})).size(), 1u);
     EXPECT_EQ(job.state.phase, Phase::Joining);
     EXPECT_EQ(all_of<job_action::StartGeneration>(job.tell(job_event::WorldFormed{{2, 2}})).at(0).generation, 2u);
 }
@@ -254,17 +254,17 @@ TEST(JobStep, ANodeThatIsLostWhileAllAreStoppedIsSaidAndNotWaitedFor) {
     EXPECT_EQ(all_of<job_action::Say>(job.tell(job_event::StopAsked{SIGHUP, 101, 1, "node01"})).at(0).text.substr(0, 43), "SIGHUP at the ddprun of node01: stopping 2 ");
     const auto actions = job.tell(job_event::NodeLost{1, "node01: no heartbeat"});
     EXPECT_EQ(all_of<job_action::Say>(actions).at(0).text, "node01: no heartbeat; its workers are not waited for");
-    EXPECT_EQ(all_of<job_action::Finish>(job.tell(job_event::NodeDrained{0})).size(), 1u);
+    EXPECT_EQ(all_of<job_action::Finish>(job.tell(job_event::NodeEnded{0})).size(), 1u);
 }
 
 TEST(JobStep, ANodeThatIsLostAfterItsWorkersSucceededIsNoFailure) {
     Job job({}, {1, 1});
     job.succeeds(1);
-    job.tell(job_event::NodeDrained{1});
+    job.tell(job_event::NodeEnded{1});
     EXPECT_TRUE(all_of<job_action::StopGeneration>(job.tell(job_event::NodeLost{1, "gone"})).empty());
     EXPECT_EQ(job.state.phase, Phase::Running);
     job.succeeds(0);
-    EXPECT_EQ(all_of<job_action::Finish>(job.tell(job_event::NodeDrained{0})).size(), 1u) << "and the job ends with the others";
+    EXPECT_EQ(all_of<job_action::Finish>(job.tell(job_event::NodeEnded{0})).size(), 1u) << "and the job ends with the others";
 }
 
 JobPolicy with_backoff(Duration backoff) {
@@ -277,9 +277,9 @@ JobPolicy with_backoff(Duration backoff) {
 TEST(JobStep, BacksOffAlsoBeforeItWaitsForANodeThatWasLost) {
     Job job(with_backoff(2s), {2, 2});
     job.fails(0);  // the first restart is at once
-    for (int node : {0, 1}) job.tell(job_event::NodeDrained{node});
+    for (int node : {0, 1}) job.tell(job_event::NodeEnded{node});
     job.tell(job_event::NodeLost{1, "gone"});
-    EXPECT_TRUE(all_of<job_action::Rejoin>(job.tell(job_event::NodeDrained{0})).empty());
+    EXPECT_TRUE(all_of<job_action::Rejoin>(job.tell(job_event::NodeEnded{0})).empty());
     EXPECT_EQ(job.state.phase, Phase::BackingOff);
     job.now += 2s;
     EXPECT_EQ(all_of<job_action::Rejoin>(job.tell(job_event::TimerFired{})).size(), 1u);
@@ -290,7 +290,7 @@ TEST(JobStep, ANodeLostDuringTheBackOffDoesNotEndIt) {
     Job job(with_backoff(2s), {2, 2});
     for (int round : {1, 2}) {
         job.fails(0);
-        for (int node : {0, 1}) job.tell(job_event::NodeDrained{node});
+        for (int node : {0, 1}) job.tell(job_event::NodeEnded{node});
         EXPECT_EQ(job.state.phase, round == 1 ? Phase::Running : Phase::BackingOff);
     }
     ASSERT_EQ(job.state.phase, Phase::BackingOff);
@@ -316,8 +316,8 @@ TEST(JobStep, ANodeThatComesMakesTheWorldFormAgainAndUsesUpNoRestart) {
     const auto actions = job.tell(job_event::TimerFired{});
     EXPECT_EQ(all_of<job_action::NotifyPreempt>(actions).at(0).why, "growing from 2 to 4 nodes");
     EXPECT_EQ(all_of<job_action::StopGeneration>(actions).at(0).grace, job.policy.preempt_grace);
-    job.tell(job_event::NodeDrained{0});
-    EXPECT_EQ(all_of<job_action::Rejoin>(job.tell(job_event::NodeDrained{1})).size(), 1u);
+    job.tell(job_event::NodeEnded{0});
+    EXPECT_EQ(all_of<job_action::Rejoin>(job.tell(job_event::NodeEnded{1})).size(), 1u);
     EXPECT_EQ(all_of<job_action::StartGeneration>(job.tell(job_event::WorldFormed{{2, 2, 2, 2}})).at(0).restart_count, 0);
 }
 
@@ -335,7 +335,7 @@ TEST(JobStep, WithGrowRestartANodeWaitsForTheNextRestart) {
     Job job(policy);
     EXPECT_TRUE(job.tell(job_event::NodesWaiting{1}).empty());
     job.fails(0);
-    const auto actions = job.tell(job_event::NodeDrained{0});
+    const auto actions = job.tell(job_event::NodeEnded{0});
     EXPECT_EQ(all_of<job_action::Rejoin>(actions).size(), 1u);
     EXPECT_TRUE(all_of<job_action::StartGeneration>(actions).empty());
 }
@@ -353,15 +353,15 @@ TEST(JobStep, ALostNodeUsesUpNoRestartWhereTheOthersAreEnough) {
     Job job({}, {2, 2, 2});
     const auto actions = job.tell(job_event::NodeLost{1, "node01: connection lost", true});
     EXPECT_EQ(all_of<job_action::StopGeneration>(actions).at(0).grace, job.policy.failure_grace);
-    job.tell(job_event::NodeDrained{0});
-    EXPECT_EQ(all_of<job_action::Rejoin>(job.tell(job_event::NodeDrained{2})).size(), 1u);
+    job.tell(job_event::NodeEnded{0});
+    EXPECT_EQ(all_of<job_action::Rejoin>(job.tell(job_event::NodeEnded{2})).size(), 1u);
     EXPECT_EQ(job.state.restarts_used, 0);
 }
 
 TEST(JobStep, NodesThatAreLostShortlyAfterEachOtherMakeOneChange) {
     Job job({}, {2, 2, 2, 2});
     job.tell(job_event::NodeLost{1, "node01: no heartbeat", true, 600ms});
-    for (int node : {0, 3}) job.tell(job_event::NodeDrained{node});
+    for (int node : {0, 3}) job.tell(job_event::NodeEnded{node});
     job.now += 400ms;
     EXPECT_TRUE(all_of<job_action::Rejoin>(job.tell(job_event::NodeLost{2, "node02: no heartbeat", true, 600ms})).empty()) << "no world with it in between";
     EXPECT_EQ(job.state.phase, Phase::BackingOff);
@@ -376,21 +376,21 @@ TEST(JobStep, ALossWhileTheWorldIsChangingAlreadyWaitsForOthersToo) {
     job.now += kOneChange;
     job.tell(job_event::TimerFired{});
     job.tell(job_event::NodeLost{1, "node01: no heartbeat", true, 600ms});
-    for (int node : {0, 2}) EXPECT_TRUE(all_of<job_action::Rejoin>(job.tell(job_event::NodeDrained{node})).empty());
+    for (int node : {0, 2}) EXPECT_TRUE(all_of<job_action::Rejoin>(job.tell(job_event::NodeEnded{node})).empty());
     EXPECT_EQ(job.state.phase, Phase::BackingOff) << "no world with those whom the same cable took";
     job.now += 600ms;
     EXPECT_EQ(all_of<job_action::Rejoin>(job.tell(job_event::TimerFired{})).size(), 1u);
 }
 
 TEST(JobStep, ALossThatLeavesTooFewBesideAnotherIsARestartOrTheEnd) {
-    for (const bool has_drained : {false, true}) {
+    for (const bool has_ended : {false, true}) {
         for (const int restarts : {0, 1}) {
             Job job(with_restarts(restarts), {2, 2, 2});
             job.tell(job_event::NodeLost{1, "node01: gone", true, 600ms});
-            if (has_drained) job.tell(job_event::NodeDrained{0});
+            if (has_ended) job.tell(job_event::NodeEnded{0});
             auto actions = job.tell(job_event::NodeLost{2, "node02: gone", false, 600ms});
             EXPECT_THAT(all_of<job_action::Say>(actions).at(0).text, testing::HasSubstr("node02: gone; too few nodes are left"));
-            if (!has_drained) actions = job.tell(job_event::NodeDrained{0});
+            if (!has_ended) actions = job.tell(job_event::NodeEnded{0});
             EXPECT_EQ(job.state.restarts_used, restarts);
             EXPECT_EQ(job.state.phase, restarts > 0 ? Phase::BackingOff : Phase::Finished);
             EXPECT_EQ(all_of<job_action::Finish>(actions).size(), restarts > 0 ? 0u : 1u);
@@ -406,8 +406,8 @@ TEST(JobStep, SigtermAtOneNodeIsItsLeaveAndTheOthersGoOnAfterAGrace) {
     EXPECT_EQ(all_of<job_action::NodeLeaves>(actions).at(0).source, 101u);
     EXPECT_EQ(all_of<job_action::NotifyPreempt>(actions).size(), 1u);
     EXPECT_EQ(all_of<job_action::StopGeneration>(actions).at(0).grace, job.policy.shutdown_timeout);
-    EXPECT_EQ(all_of<job_action::Dismiss>(job.tell(job_event::NodeDrained{1})).at(0).source, 101u);
-    for (int node : {0, 2}) job.tell(job_event::NodeDrained{node});
+    EXPECT_EQ(all_of<job_action::Dismiss>(job.tell(job_event::NodeEnded{1})).at(0).source, 101u);
+    for (int node : {0, 2}) job.tell(job_event::NodeEnded{node});
     EXPECT_EQ(job.state.phase, Phase::BackingOff) << "others may follow";
     job.now += kOneChange;
     EXPECT_EQ(all_of<job_action::Rejoin>(job.tell(job_event::TimerFired{})).size(), 1u);
@@ -423,8 +423,8 @@ TEST(JobStep, SigtermAtNodeAfterNodeBecomesOneStopWhoseGraceRunsOn) {
         EXPECT_TRUE(all_of<job_action::StopGeneration>(actions).empty());
         EXPECT_TRUE(job.tell(term_at(2, false)).empty()) << "it has asked to leave, not for this";
         EXPECT_FALSE(job.state.killing);
-        for (int node : {0, 2}) job.tell(job_event::NodeDrained{node});
-        EXPECT_EQ(all_of<job_action::Finish>(job.tell(job_event::NodeDrained{1})).size(), 1u);
+        for (int node : {0, 2}) job.tell(job_event::NodeEnded{node});
+        EXPECT_EQ(all_of<job_action::Finish>(job.tell(job_event::NodeEnded{1})).size(), 1u);
         EXPECT_EQ(job.state.stopped_by, SIGTERM);
     }
 }
@@ -449,10 +449,10 @@ TEST(JobStep, ASpareThatLeavesDisturbsNobody) {
 TEST(JobStep, ANodeThatLeavesWhileAFailureStopsTheOthersIsNotWaitedFor) {
     Job job(with_restarts(1), {2, 2});
     job.fails(0);
-    job.tell(job_event::NodeDrained{0});
+    job.tell(job_event::NodeEnded{0});
     job.tell(job_event::NodesWaiting{1});
     job.tell(term_at(1, true));
-    job.tell(job_event::NodeDrained{1});
+    job.tell(job_event::NodeEnded{1});
     job.now += kOneChange;
     const auto actions = job.tell(job_event::TimerFired{});
     EXPECT_TRUE(all_of<job_action::StartGeneration>(actions).empty());
@@ -464,13 +464,13 @@ bool comes_and_goes(Job& job) {
     job.tell(job_event::NodesWaiting{1});
     job.now += kOneChange;
     if (all_of<job_action::StopGeneration>(job.tell(job_event::TimerFired{})).empty()) return false;
-    job.tell(job_event::NodeDrained{0});
-    job.tell(job_event::NodeDrained{1});
+    job.tell(job_event::NodeEnded{0});
+    job.tell(job_event::NodeEnded{1});
     job.tell(job_event::WorldFormed{{2, 2, 2}});
     job.now += 2s;
     job.tell(job_event::NodeLost{2, "node c", true});
-    job.tell(job_event::NodeDrained{0});
-    job.tell(job_event::NodeDrained{1});
+    job.tell(job_event::NodeEnded{0});
+    job.tell(job_event::NodeEnded{1});
     job.tell(job_event::WorldFormed{{2, 2}});
     return true;
 }
@@ -494,8 +494,8 @@ TEST(JobStep, AGenerationThatGetsFurtherBeforeItsNodesChangeHasMadeProgress) {
         job.now += kOneChange;
         ASSERT_EQ(all_of<job_action::StopGeneration>(job.tell(job_event::TimerFired{})).size(), 1u) << steps;
         job.tell(job_event::WorkerEnded{0, 0, {}, true, true, "rank 0", steps});
-        job.tell(job_event::NodeDrained{0});
-        job.tell(job_event::NodeDrained{1});
+        job.tell(job_event::NodeEnded{0});
+        job.tell(job_event::NodeEnded{1});
         job.tell(job_event::WorldFormed{{2, 2}});
     }
 }

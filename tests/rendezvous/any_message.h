@@ -20,7 +20,7 @@ struct Unknown {
 
 using Message =
     std::variant<Unknown, Hello, Challenge, Proof, Welcome, Failure, Heartbeat, StoreRequest, ClientGone, Done, Value,
-                 Absent, Sum, Exchanged, Erased, AgentHello, WorkersStarted, WorkerExited, GenerationDrained,
+                 Absent, Sum, Exchanged, Erased, AgentHello, WorkersStarted, WorkerExited, GenerationEnded,
                  StartGeneration, StopGeneration, Shutdown, Notice, Question, Answer,
                  World, FenceEntered, FenceOver, ModexRequest, ModexReply, Legacy, StandbyListens, Successor, JobMoved, OutputPiece, OutputShown>;
 

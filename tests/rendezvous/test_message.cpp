@@ -69,7 +69,7 @@ std::vector<Message> one_of_each() {
                      640,
                      true,
                      200'000'000},
-        GenerationDrained{3, {"process 1 could not be killed"}},
+        GenerationEnded{3, {"process 1 could not be killed"}},
         StartGeneration{3, 1, 2, 4, 8, 4, 4, 8, "node00", 29500, 1, 3},
         StopGeneration{3, 15, 5'000'000'000, 5, "rank 5 died"},
         Shutdown{75, "preempted"},

@@ -222,7 +222,7 @@ class SimulatedJob {
         agent.heir->head_lost("the head is lost", code == Errc::Closed && head.is_dead);
         if (!agent.grace_ends) agent.grace_ends = clock_.now() + kFailureGrace;
         feed(agent, agent_event::StopRequested{SIGTERM, kFailureGrace});
-        if (agent.state.phase == AgentState::Phase::Idle) agent.heir->drained();
+        if (agent.state.phase == AgentState::Phase::Idle) agent.heir->workers_ended();
     }
     void join_successor(Agent& agent, TimePoint by) {
         Head& head = *agent.head;
@@ -526,11 +526,11 @@ class SimulatedJob {
     void perform(Agent& agent, const agent_action::SetDeadline& action) {
         if (action.when != kNever) at(action.when, [this, &agent] { if (agent.is_running) feed(agent, agent_event::DeadlinePassed{}); });
     }
-    void perform(Agent& agent, const agent_action::ReportDrained& action) {
+    void perform(Agent& agent, const agent_action::ReportEnded& action) {
         must(action.unkillable.empty(), fmt::format("node{} gives up on its workers", agent.node));
-        to_controller(agent, rdzv::GenerationDrained{agent.order.generation, {}});
+        to_controller(agent, rdzv::GenerationEnded{agent.order.generation, {}});
         if (agent.is_leaving) after(delay(), [this, &agent] { end_if_idle(agent); });
-        if (agent.heir) agent.heir->drained();
+        if (agent.heir) agent.heir->workers_ended();
     }
 
     // ---- the network
