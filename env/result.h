@@ -38,6 +38,11 @@ struct Error {
     [[nodiscard]] static Error system(std::string_view attempt, int errno_value = errno) {
         return {Errc::System, std::string(attempt) + ": " + ::strerror(errno_value), errno_value};
     }
+    /// What somebody typed, and what a peer or another program said, is malformed.
+    [[nodiscard]] static Error invalid(std::string what) {
+        return {Errc::InvalidArgument, std::move(what), 0};
+    }
+    [[nodiscard]] static Error protocol(std::string what) { return {Errc::Protocol, std::move(what), 0}; }
     bool operator==(const Error&) const = default;
 };
 

@@ -281,6 +281,13 @@ std::string join(const std::vector<std::string>& pieces, std::string_view separa
     return out;
 }
 
+std::string join_first(std::vector<std::string> pieces, std::size_t most, std::string_view separator) {
+    if (pieces.size() <= most) return join(pieces, separator);
+    const std::size_t more = pieces.size() - most;
+    pieces.resize(most);
+    return fmt::format("{} and {} more", join(pieces, separator), more);
+}
+
 std::string shell_quoted(std::string_view word) {
     constexpr std::string_view kPlain = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-+=./:,@%";
     if (!word.empty() && word.find_first_not_of(kPlain) == std::string_view::npos) return std::string(word);

@@ -40,6 +40,15 @@ std::string_view trim(std::string_view text);
 std::string lower(std::string_view text);
 /// Pieces joined with a separator.
 std::string join(const std::vector<std::string>& pieces, std::string_view separator);
+/// The same of what `name` makes of each thing.
+template <class Things, class Name>
+std::string join(const Things& things, std::string_view separator, const Name& name) {
+    std::vector<std::string> names;
+    for (const auto& one : things) names.emplace_back(name(one));
+    return join(names, separator);
+}
+/// The first `most` pieces, and how many were left out: "node00, node01 and 14 more".
+std::string join_first(std::vector<std::string> pieces, std::size_t most, std::string_view separator = ", ");
 /// A word as a shell has to be given it: 'a b'. No shell finds anything in it to expand, whatever it holds.
 std::string shell_quoted(std::string_view word);
 /// Ranks as people read them: {0,1,2,5} gives "0-2, 5".

@@ -26,8 +26,6 @@ void put_big_endian(char* out, std::uint32_t value) {
     for (int i = 3; i >= 0; --i, value >>= 8) out[i] = static_cast<char>(value & 0xff);
 }
 
-Error protocol(std::string what) { return {Errc::Protocol, std::move(what), 0}; }
-
 }  // namespace
 
 void append_header(std::string& out, std::uint8_t type, std::uint32_t request, std::uint32_t json_bytes,
@@ -65,15 +63,15 @@ std::optional<Error> FrameDecoder::check_start(std::string_view bytes) {
     const std::string_view magic = bytes.substr(0, kMagic.size());
     if (magic != kMagic.substr(0, magic.size())) {
         is_foreign_ = magic[0] != kMagic[0];
-        return protocol(
+        return Error::protocol(
             fmt::format("the peer does not speak ddprun's protocol (first byte {:#04x})", byte_at(magic, 0)));
     }
     if (bytes.size() > kMajorAt && byte_at(bytes, kMajorAt) != kMajorVersion) {
-        return protocol(fmt::format("the peer speaks version {} of the protocol, this is version {}",
-                                    byte_at(bytes, kMajorAt), kMajorVersion));
+        return Error::protocol(fmt::format("the peer speaks version {} of the protocol, this is version {}",
+                                           byte_at(bytes, kMajorAt), kMajorVersion));
     }
     for (std::size_t at = kReservedAt; at < std::min(bytes.size(), kRequestAt); ++at) {
-        if (bytes[at] != 0) return protocol("reserved bytes of a header are not zero");
+        if (bytes[at] != 0) return Error::protocol("reserved bytes of a header are not zero");
     }
     return std::nullopt;
 }

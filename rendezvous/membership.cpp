@@ -164,9 +164,8 @@ std::string Membership::missing_ranks() const {
     if (spec_.hosts.size() < static_cast<std::size_t>(spec_.max_nodes)) return fmt::format("; missing: node rank {}", format_ranges(missing));
     constexpr std::size_t kNamed = 16;
     std::vector<std::string> names;
-    for (std::size_t i = 0; i < std::min(missing.size(), kNamed); ++i) names.push_back(spec_.hosts[static_cast<std::size_t>(missing[i])]);
-    const std::string rest = missing.size() > kNamed ? fmt::format(" and {} more", missing.size() - kNamed) : "";
-    return fmt::format("; missing: {}{}", ddprun::join(names, ", "), rest);
+    for (const int place : missing) names.push_back(spec_.hosts[static_cast<std::size_t>(place)]);
+    return fmt::format("; missing: {}", join_first(std::move(names), kNamed));
 }
 
 Verdict Membership::decide(TimePoint now) const {

@@ -19,12 +19,6 @@ constexpr Duration kAfterRefusal = std::chrono::seconds(10);
 /// How long a kept meeting point is believed before it is looked at again.
 constexpr Duration kBelief = std::chrono::seconds(3);
 
-std::string names_of(const std::vector<Endpoint>& candidates) {
-    std::vector<std::string> names;
-    for (const Endpoint& one : candidates) names.push_back(to_string(one));
-    return join(names, ", ");
-}
-
 /// Another try finds the same.
 bool is_final(const Error& error) { return error.code == Errc::Refused || error.code == Errc::Protocol; }
 
@@ -49,8 +43,9 @@ Result<Reached> reach(const std::vector<Endpoint>& candidates, const ClientOptio
         }
         if (!may_get_better || MonotonicClock::now() >= deadline) break;
     }
-    if (refusal) return refusal->with("none of " + names_of(candidates) + " is the server");
-    return Error{Errc::Timeout, fmt::format("none of {} answers: {}", names_of(candidates), last.what), 0};
+    const std::string tried = join(candidates, ", ", [](const Endpoint& one) { return to_string(one); });
+    if (refusal) return refusal->with("none of " + tried + " is the server");
+    return Error{Errc::Timeout, fmt::format("none of {} answers: {}", tried, last.what), 0};
 }
 
 Result<Reached> reach(Exchange& exchange, MeetingPoint& point, ClientOptions options, TimePoint deadline) {

@@ -20,10 +20,10 @@ constexpr Duration kLongestWait = std::chrono::hours(24 * 365);
 /// "key 'a'", or "keys 'a', 'b' and 3 more": the first kKeysShown of so many.
 std::string list_keys(const std::vector<std::string>& first, std::size_t count) {
     if (count == 1) return fmt::format("key '{}'", first.front());
-    std::vector<std::string> shown;
-    for (const std::string& key : first) shown.push_back(fmt::format("'{}'", key));
+    const std::string shown =
+        join(first, ", ", [](const std::string& key) { return fmt::format("'{}'", key); });
     const std::string more = count > first.size() ? fmt::format(" and {} more", count - first.size()) : "";
-    return fmt::format("keys {}{}", join(shown, ", "), more);
+    return fmt::format("keys {}{}", shown, more);
 }
 
 /// What a host is told, and tells, before it joins, whichever generation runs by then.

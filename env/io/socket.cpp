@@ -142,7 +142,7 @@ std::string to_string(const Endpoint& endpoint) {
 }
 
 Result<Endpoint> parse_endpoint(std::string_view text, std::uint16_t default_port) {
-    const auto malformed = [&](std::string_view why) {
+    const auto not_an_endpoint = [&](std::string_view why) {
         return Error{Errc::InvalidArgument, fmt::format("'{}' is not host:port ({})", text, why), 0};
     };
     std::string_view host = text;
@@ -150,25 +150,25 @@ Result<Endpoint> parse_endpoint(std::string_view text, std::uint16_t default_por
     bool has_port = false;
     if (text.starts_with('[')) {
         const std::size_t close = text.find(']');
-        if (close == std::string_view::npos) return malformed("']' is missing");
+        if (close == std::string_view::npos) return not_an_endpoint("']' is missing");
         host = text.substr(1, close - 1);
         const std::string_view rest = text.substr(close + 1);
-        if (!rest.empty() && rest[0] != ':') return malformed("expected ':' after ']'");
+        if (!rest.empty() && rest[0] != ':') return not_an_endpoint("expected ':' after ']'");
         has_port = !rest.empty();
         if (has_port) port = rest.substr(1);
     } else if (const std::size_t colon = text.find(':'); colon != std::string_view::npos) {
         if (text.find(':', colon + 1) != std::string_view::npos)
-            return malformed("write an IPv6 address as [address]:port");
+            return not_an_endpoint("write an IPv6 address as [address]:port");
         host = text.substr(0, colon);
         port = text.substr(colon + 1);
         has_port = true;
     }
-    if (host.empty()) return malformed("the host is missing");
+    if (host.empty()) return not_an_endpoint("the host is missing");
     if (host.find_first_of(" \t\r\n/") != std::string_view::npos)
-        return malformed("a host has no blanks or slashes");
+        return not_an_endpoint("a host has no blanks or slashes");
     if (!has_port) return Endpoint{std::string(host), default_port};
     const Result<std::int64_t> number = parse_int_between(port, 0, 65535);
-    if (!number) return malformed("port " + number.error().what);
+    if (!number) return not_an_endpoint("port " + number.error().what);
     return Endpoint{std::string(host), static_cast<std::uint16_t>(*number)};
 }
 

@@ -18,8 +18,6 @@ constexpr std::size_t kMostHosts = 65536;
 constexpr std::size_t kShownHosts = 6;
 constexpr std::size_t kMostNameBytes = 253;  // RFC 1035
 
-Error malformed(std::string what) { return {Errc::InvalidArgument, std::move(what), 0}; }
-
 std::vector<std::string_view> words_of(std::string_view line) {
     std::vector<std::string_view> words;
     for (std::size_t at = 0; at < line.size();) {
@@ -37,7 +35,7 @@ Status check_name(std::string_view name) {
         return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || std::string_view("-_.@:").find(c) != std::string_view::npos;
     };
     if (name.empty() || name.size() > kMostNameBytes || name.front() == '-' || !std::all_of(name.begin(), name.end(), is_fit)) {
-        return malformed(fmt::format("'{}' is not the name of a host", excerpt(name)));
+        return Error::invalid(fmt::format("'{}' is not the name of a host", excerpt(name)));
     }
     return {};
 }
@@ -74,13 +72,16 @@ Result<NamedSlots> split_slots(std::string_view word) {
     const std::size_t colon = word.find(':');
     if (colon == word.npos || word.find(':', colon + 1) != word.npos) return NamedSlots{word, std::nullopt};
     const Result<std::int64_t> slots = parse_int_between(word.substr(colon + 1), 1, kMostSlots);
-    if (!slots) return malformed(fmt::format("'{}': what follows the colon is no count of slots", excerpt(word)));
+    if (!slots)
+        return Error::invalid(
+            fmt::format("'{}': what follows the colon is no count of slots", excerpt(word)));
     return NamedSlots{word.substr(0, colon), static_cast<int>(*slots)};
 }
 
 Status add_named(HostList& hosts, const NamedSlots& named) {
     const Result<std::vector<std::string>> names = expand_hostlist(named.name);
-    if (!names) return malformed(fmt::format("'{}' is not a host or a range of hosts", excerpt(named.name)));
+    if (!names)
+        return Error::invalid(fmt::format("'{}' is not a host or a range of hosts", excerpt(named.name)));
     for (const std::string& name : *names) {
         if (const Status added = hosts.add({name, named.slots, std::nullopt, 0}); !added) return added;
     }
@@ -105,10 +106,11 @@ std::vector<std::string_view> split_list(std::string_view text) {
 /// "slots=4", as MPI's host files have it. What else launchers know there ("max_slots=8", "port=22") does not concern us.
 Result<std::optional<int>> slots_of_word(std::string_view word) {
     const std::size_t equals = word.find('=');
-    if (equals == word.npos) return malformed(fmt::format("'{}' is neither a host nor NAME=VALUE", excerpt(word)));
+    if (equals == word.npos)
+        return Error::invalid(fmt::format("'{}' is neither a host nor NAME=VALUE", excerpt(word)));
     if (word.substr(0, equals) != "slots") return std::optional<int>();
     const Result<std::int64_t> slots = parse_int_between(word.substr(equals + 1), 1, kMostSlots);
-    if (!slots) return malformed(fmt::format("slots: {}", slots.error().what));
+    if (!slots) return Error::invalid(fmt::format("slots: {}", slots.error().what));
     return std::optional<int>(static_cast<int>(*slots));
 }
 
@@ -135,9 +137,7 @@ Status add_hostfile_line(HostList& hosts, std::string_view line) {
 std::string shown(const std::vector<AllocatedHost>& hosts) {
     std::vector<std::string> names;
     for (const AllocatedHost& host : hosts) names.push_back(excerpt(host.name, 40));
-    const std::size_t more = names.size() > kShownHosts ? names.size() - kShownHosts : 0;
-    names.resize(names.size() - more);
-    return join(names, ",") + (more > 0 ? fmt::format(" and {} more", more) : std::string());
+    return join_first(std::move(names), kShownHosts, ",");
 }
 
 // ---- what each source says
@@ -151,7 +151,7 @@ Result<std::string> text_of(const AllocationQuery& query, const std::string& pat
 
 Status expect_hosts(const Allocation& allocation) {
     if (!allocation.hosts.empty()) return {};
-    return malformed(fmt::format("{}: it names no host", allocation.from));
+    return Error::invalid(fmt::format("{}: it names no host", allocation.from));
 }
 
 /// The count that the same source gives under another name.
@@ -209,7 +209,7 @@ Found from_slurm(const EnvironmentLookup& variable) {
     found.job_id = *job;
     found.from = "SLURM_JOB_NODELIST=" + excerpt(*list);
     const Result<std::vector<std::string>> names = expand_hostlist(*list);
-    if (!names) return malformed(fmt::format("SLURM_JOB_NODELIST: {}", names.error().what));
+    if (!names) return Error::invalid(fmt::format("SLURM_JOB_NODELIST: {}", names.error().what));
     HostList hosts;
     for (const std::string& name : *names) {
         if (const Status added = hosts.add({name, std::nullopt, std::nullopt, 0}); !added) return added.error().with("SLURM_JOB_NODELIST");
@@ -235,7 +235,9 @@ Status count_gpus(Allocation& found, std::string_view text) {
         const std::size_t dash = gpu.rfind("-gpu");
         if (gpu.empty()) continue;
         const auto host = std::find_if(found.hosts.begin(), found.hosts.end(), [&](const AllocatedHost& one) { return one.name == gpu.substr(0, dash); });
-        if (dash == gpu.npos || host == found.hosts.end()) return malformed(fmt::format("PBS_GPUFILE: '{}' is no GPU of a host of PBS_NODEFILE", excerpt(gpu)));
+        if (dash == gpu.npos || host == found.hosts.end())
+            return Error::invalid(
+                fmt::format("PBS_GPUFILE: '{}' is no GPU of a host of PBS_NODEFILE", excerpt(gpu)));
         host->gpus = host->gpus.value_or(0) + 1;
     }
     return {};
@@ -275,7 +277,9 @@ Found from_pbs(const AllocationQuery& query) {
 /// "h1 4 h2 4". Its first host can be one that only runs the script: then it has one slot, and jsrun would not use it.
 Result<std::vector<AllocatedHost>> parse_mcpu_hosts(std::string_view text) {
     const std::vector<std::string_view> words = words_of(text);
-    if (words.size() % 2 != 0) return malformed(fmt::format("LSB_MCPU_HOSTS: '{}' is no list of hosts and counts", excerpt(text)));
+    if (words.size() % 2 != 0)
+        return Error::invalid(
+            fmt::format("LSB_MCPU_HOSTS: '{}' is no list of hosts and counts", excerpt(text)));
     HostList hosts;
     for (std::size_t i = 0; i < words.size(); i += 2) {
         const Result<std::int64_t> slots = parse_int_between(words[i + 1], 1, kMostSlots);

@@ -191,9 +191,9 @@ pmix_value_t text_value(std::string& text) {
     return value;
 }
 
-class PmixExchange final : public Exchange {
+class PmixSource final : public Exchange {
   public:
-    PmixExchange(const Library& library, TimePoint deadline) : library_(library), deadline_(deadline) {}
+    PmixSource(const Library& library, TimePoint deadline) : library_(library), deadline_(deadline) {}
 
     Status begin(int rank) {
         Result<std::shared_ptr<Session>> session = Session::begin(library_, deadline_, timeout_info(left()));
@@ -300,7 +300,7 @@ Result<PmixAnswer> ask_pmix(Duration timeout) {
 Result<std::unique_ptr<Exchange>> open_pmix_exchange(int rank, TimePoint deadline) {
     const Result<Library> library = load_pmix();
     if (!library) return library.error();
-    auto exchange = std::make_unique<PmixExchange>(*library, deadline);
+    auto exchange = std::make_unique<PmixSource>(*library, deadline);
     if (const Status begun = exchange->begin(rank); !begun) return begun.error().with("PMIx");
     return std::unique_ptr<Exchange>(std::move(exchange));
 }

@@ -13,7 +13,7 @@ namespace {
 
 constexpr std::size_t kMaxNodes = 65536;
 
-Error malformed(std::string_view text, std::string_view why) {
+Error not_a_list(std::string_view text, std::string_view why) {
     return {Errc::InvalidArgument, fmt::format("'{}' is not a Slurm list: {}", excerpt(text), why), 0};
 }
 
@@ -29,13 +29,13 @@ Result<std::vector<std::string_view>> split_outside_brackets(std::string_view te
     for (std::size_t at = 0; at < text.size(); ++at) {
         const char c = text[at];
         if ((c == '[' && inside) || (c == ']' && !inside))
-            return malformed(text, "its brackets do not match");
+            return not_a_list(text, "its brackets do not match");
         if (c == '[' || c == ']') inside = c == '[';
         if (c != ',' || inside) continue;
         pieces.push_back(text.substr(begin, at - begin));
         begin = at + 1;
     }
-    if (inside) return malformed(text, "a bracket is not closed");
+    if (inside) return not_a_list(text, "a bracket is not closed");
     pieces.push_back(text.substr(begin));
     return pieces;
 }
@@ -47,8 +47,8 @@ Status append_range(std::string_view range, std::vector<std::string>& numbers) {
     const std::string_view high = dash == range.npos ? low : range.substr(dash + 1);
     const Result<std::uint64_t> first = parse_uint(low);
     const Result<std::uint64_t> last = parse_uint(high);
-    if (!first || !last) return malformed(range, "a range is two numbers");
-    if (*last < *first) return malformed(range, "a range goes upwards");
+    if (!first || !last) return not_a_list(range, "a range is two numbers");
+    if (*last < *first) return not_a_list(range, "a range goes upwards");
     if (*last - *first >= kMaxNodes - numbers.size()) return too_long(range);
     for (std::uint64_t n = *first; n <= *last; ++n) numbers.push_back(fmt::format("{:0{}}", n, low.size()));
     return {};
@@ -80,14 +80,14 @@ Status append_counts(std::string_view piece, std::vector<int>& counts) {
     std::int64_t times = 1;
     const std::size_t open = piece.find("(x");
     if (open != piece.npos) {
-        if (!piece.ends_with(')')) return malformed(piece, "a bracket is not closed");
+        if (!piece.ends_with(')')) return not_a_list(piece, "a bracket is not closed");
         const auto number =
             parse_int_between(piece.substr(open + 2, piece.size() - open - 3), 1, std::int64_t{kMaxNodes});
-        if (!number) return malformed(piece, "'(xN)' repeats a count N times");
+        if (!number) return not_a_list(piece, "'(xN)' repeats a count N times");
         times = *number;
     }
     const Result<std::int64_t> tasks = parse_int_between(piece.substr(0, open), 0, kMaxTasks);
-    if (!tasks) return malformed(piece, "it holds counts like 2(x3)");
+    if (!tasks) return not_a_list(piece, "it holds counts like 2(x3)");
     if (static_cast<std::size_t>(times) > kMaxNodes - counts.size()) return too_long(piece);
     counts.insert(counts.end(), static_cast<std::size_t>(times), static_cast<int>(*tasks));
     return {};
@@ -100,7 +100,7 @@ Result<std::vector<std::string>> expand_hostlist(std::string_view text) {
     if (!pieces) return pieces.error();
     std::vector<std::string> hosts;
     for (const std::string_view piece : *pieces) {
-        if (piece.empty()) return malformed(text, "a name is empty");
+        if (piece.empty()) return not_a_list(text, "a name is empty");
         if (const Status done = append_hosts("", piece, hosts); !done) return done.error();
     }
     return hosts;

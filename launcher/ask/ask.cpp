@@ -41,8 +41,6 @@ int code_for(const Error& error) {
     }
 }
 
-Error usage(std::string what) { return {Errc::InvalidArgument, std::move(what), 0}; }
-
 /// Passes a request on and prints what the job says about it.
 int tell(const std::string& command, const std::string& which, const ControlRequest& request) {
     const Result<RunningJob> job = choose_job(which);
@@ -89,10 +87,8 @@ FoundJobs find_jobs(const std::vector<RunningJob>& jobs, const std::string& run_
     return find_jobs(result.silent, run_id, kPatience);
 }
 
-std::string names_of(const std::vector<RunningJob>& jobs) {
-    std::vector<std::string> names;
-    for (const RunningJob& job : jobs) names.push_back(job.id);
-    return join(names, ", ");
+std::string ids_of(const std::vector<RunningJob>& jobs) {
+    return join(jobs, ", ", [](const RunningJob& job) { return job.id; });
 }
 
 }  // namespace
@@ -127,9 +123,15 @@ Result<RunningJob> choose_job(const std::string& which) {
         silent = std::move(found.silent);
     }
     if (fitting.size() == 1) return fitting.front();
-    if (!fitting.empty()) return usage(fmt::format("several jobs fit; choose with --job: {}", names_of(fitting)));
-    const std::string but = silent.empty() ? "" : fmt::format(", unless it is one that does not answer (stopped?): {}", names_of(silent));
-    return Error{Errc::NotFound, fmt::format("--job: '{}' does not run on this host (running: {}){}", which, names_of(jobs), but), 0};
+    if (!fitting.empty())
+        return Error::invalid(fmt::format("several jobs fit; choose with --job: {}", ids_of(fitting)));
+    const std::string but =
+        silent.empty()
+            ? ""
+            : fmt::format(", unless it is one that does not answer (stopped?): {}", ids_of(silent));
+    return Error{
+        Errc::NotFound,
+        fmt::format("--job: '{}' does not run on this host (running: {}){}", which, ids_of(jobs), but), 0};
 }
 
 Result<JobStatus> ask_status(const RunningJob& job) { return ask_status(job, {"status", {}}, deadline_after(MonotonicClock::now(), kPatience)); }
@@ -159,9 +161,12 @@ int show_gpus(const AskOptions& options) {
 }
 
 int send_signal(const AskOptions& options) {
-    if (options.words.size() != 1) return complain("signal", usage("expected one signal, as in: ddprun signal USR1 --rank 3"));
+    if (options.words.size() != 1)
+        return complain("signal", Error::invalid("expected one signal, as in: ddprun signal USR1 --rank 3"));
     if (!signal_from_name(options.words.front())) {
-        return complain("signal", usage(fmt::format("'{}' is not a signal (expected a name or number, as in USR1)", options.words.front())));
+        return complain("signal", Error::invalid(fmt::format(
+                                      "'{}' is not a signal (expected a name or number, as in USR1)",
+                                      options.words.front())));
     }
     ControlRequest request{"signal", {{"signal", options.words.front()}}};
     if (options.rank) request.arguments["rank"] = std::to_string(*options.rank);

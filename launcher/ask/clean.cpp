@@ -26,16 +26,14 @@ namespace {
 constexpr std::size_t kMaxTable = 16 << 20;
 constexpr int kFailed = 1;
 
-Error wrong(std::string what) { return {Errc::InvalidArgument, std::move(what), 0}; }
-
 /// From here on this process has that user's rights and no others, whatever is found in his name.
 Status become(const std::string& user) {
     if (user.empty()) return {};
     const Result<std::int64_t> number = parse_int_between(user, 0, 0x7fffffff);
     const passwd* const entry = number ? ::getpwuid(static_cast<uid_t>(*number)) : ::getpwnam(user.c_str());
-    if (entry == nullptr) return wrong(fmt::format("--user: there is no user {}", user));
+    if (entry == nullptr) return Error::invalid(fmt::format("--user: there is no user {}", user));
     if (entry->pw_uid == ::geteuid()) return {};
-    if (::geteuid() != 0) return wrong("--user: only root ends what belongs to another user");
+    if (::geteuid() != 0) return Error::invalid("--user: only root ends what belongs to another user");
     const bool is_done = ::initgroups(entry->pw_name, entry->pw_gid) == 0 && ::setgid(entry->pw_gid) == 0 &&
                          ::setuid(entry->pw_uid) == 0;
     return is_done ? Status() : Status(Error::system("--user: become " + user));

@@ -6,8 +6,6 @@
 namespace ddprun {
 namespace {
 
-Error malformed(std::string what) { return {Errc::Protocol, std::move(what), 0}; }
-
 std::string line_of(const Json& json) { return to_text(json) + '\n'; }
 
 }  // namespace
@@ -25,14 +23,14 @@ std::string encode(const ControlRequest& request) {
 
 Result<ControlRequest> decode_control_request(std::string_view line) {
     const std::optional<Json> json = parse_json_object(line);
-    if (!json) return malformed("the request is not a JSON object");
+    if (!json) return Error::protocol("the request is not a JSON object");
     ControlRequest request;
     for (const auto& [key, value] : json->members()) {
-        if (!value.is_text()) return malformed("'" + excerpt(key) + "' is not a text");
+        if (!value.is_text()) return Error::protocol("'" + excerpt(key) + "' is not a text");
         if (key == "request") request.name = value.text();
         else request.arguments[key] = value.text();
     }
-    if (request.name.empty()) return malformed("there is no 'request'");
+    if (request.name.empty()) return Error::protocol("there is no 'request'");
     return request;
 }
 
@@ -42,9 +40,9 @@ std::string control_error(std::string_view why) { return line_of(Json{{"ok", fal
 Result<std::string> decode_control_text(std::string_view line) {
     const std::optional<Json> json = parse_json_object(line);
     const std::optional<bool> ok = json ? (*json)["ok"].as_bool() : std::nullopt;
-    if (!ok) return malformed("the answer makes no sense");
+    if (!ok) return Error::protocol("the answer makes no sense");
     const Json& text = (*json)[*ok ? "text" : "error"];
-    if (!text.is_text()) return malformed(std::string("the answer has no ") + (*ok ? "text" : "error"));
+    if (!text.is_text()) return Error::protocol(std::string("the answer has no ") + (*ok ? "text" : "error"));
     if (*ok) return text.text();
     return Error{Errc::Refused, text.text(), 0};
 }

@@ -156,9 +156,7 @@ std::string ddprun_line(Scheduler scheduler, const JobRequest& request) {
         if (scheduler == Scheduler::Pbs) words.push_back("--requeue-script=" + request.script);
     }
     words.insert(words.end(), request.ddprun.begin(), request.ddprun.end());
-    std::vector<std::string> quoted;
-    for (const std::string& word : words) quoted.push_back(shell_quoted(word));
-    return join(quoted, " ");
+    return join(words, " ", shell_quoted);
 }
 
 }  // namespace

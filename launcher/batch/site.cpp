@@ -14,8 +14,6 @@ namespace {
 constexpr std::size_t kMostSiteBytes = 64 * 1024;
 constexpr int kMostPerNode = 100'000;
 
-Error wrong(std::string what) { return {Errc::InvalidArgument, std::move(what), 0}; }
-
 const SiteProfile* built_in(std::string_view name) {
     const auto& sites = built_in_sites();
     const auto found = std::find_if(sites.begin(), sites.end(), [&](const SiteProfile& site) { return site.name == name; });
@@ -23,27 +21,26 @@ const SiteProfile* built_in(std::string_view name) {
 }
 
 std::string names_of_built_in() {
-    std::vector<std::string> names;
-    for (const SiteProfile& site : built_in_sites()) names.push_back(site.name);
-    return join(names, ", ");
+    return join(built_in_sites(), ", ", [](const SiteProfile& site) { return site.name; });
 }
 
 Status take_lines(const Json& value, std::vector<std::string>& into) {
     std::vector<std::string> lines;
     for (const Json& one : value.elements()) {
-        if (!one.is_text() || one.text().find('\n') != std::string::npos) return wrong("expected a list of texts, each one line");
+        if (!one.is_text() || one.text().find('\n') != std::string::npos)
+            return Error::invalid("expected a list of texts, each one line");
         lines.push_back(one.text());
     }
-    if (!value.is_list()) return wrong("expected a list of texts");
+    if (!value.is_list()) return Error::invalid("expected a list of texts");
     into = std::move(lines);
     return {};
 }
 
 Status take_environment(const Json& value, std::vector<std::pair<std::string, std::string>>& into) {
-    if (!value.is_object()) return wrong("expected an object of texts");
+    if (!value.is_object()) return Error::invalid("expected an object of texts");
     into.clear();
     for (const Json::Member& one : value.members()) {
-        if (!one.value.is_text()) return wrong(fmt::format("{}: expected a text", one.name));
+        if (!one.value.is_text()) return Error::invalid(fmt::format("{}: expected a text", one.name));
         into.emplace_back(one.name, one.value.text());
     }
     return {};
@@ -51,13 +48,15 @@ Status take_environment(const Json& value, std::vector<std::pair<std::string, st
 
 Status take_count(const Json& value, int& into) {
     const std::optional<int> count = value.as_int();
-    if (!count || *count < 0 || *count > kMostPerNode) return wrong(fmt::format("expected a number from 0 to {}", kMostPerNode));
+    if (!count || *count < 0 || *count > kMostPerNode)
+        return Error::invalid(fmt::format("expected a number from 0 to {}", kMostPerNode));
     into = *count;
     return {};
 }
 
 Status take_word(const Json& value, std::string& into) {
-    if (!value.is_text() || value.text().find('\n') != std::string::npos) return wrong("expected a text of one line");
+    if (!value.is_text() || value.text().find('\n') != std::string::npos)
+        return Error::invalid("expected a text of one line");
     into = value.text();
     return {};
 }
@@ -78,7 +77,7 @@ Status take_field(const Json::Member& field, SiteProfile& site) {
     if (field.name == "environment") return take_environment(field.value, site.environment);
     if (field.name == "setup") return take_lines(field.value, site.setup);
     if (field.name == "directives") return take_lines(field.value, site.directives);
-    return wrong("unknown field (docs/batch.md lists them)");
+    return Error::invalid("unknown field (docs/batch.md lists them)");
 }
 
 }  // namespace
@@ -96,11 +95,12 @@ const std::vector<SiteProfile>& built_in_sites() {
 Result<SiteProfile> parse_site(std::string_view json) {
     const Result<Json> parsed = parse_json(json, {.comments = true, .unique_names = true});
     if (!parsed) return parsed.error();
-    if (!parsed->is_object()) return wrong("expected an object");
+    if (!parsed->is_object()) return Error::invalid("expected an object");
     SiteProfile site;
     if (const Json* like = parsed->find("like")) {
         const SiteProfile* base = like->is_text() ? built_in(like->text()) : nullptr;
-        if (base == nullptr) return wrong(fmt::format("like: expected one of {}", names_of_built_in()));
+        if (base == nullptr)
+            return Error::invalid(fmt::format("like: expected one of {}", names_of_built_in()));
         site = *base;
     }
     for (const Json::Member& field : parsed->members()) {
@@ -112,7 +112,8 @@ Result<SiteProfile> parse_site(std::string_view json) {
 Result<SiteProfile> find_site(const std::string& word) {
     if (word.find('/') == std::string::npos && !word.ends_with(".json")) {
         if (const SiteProfile* site = built_in(word)) return *site;
-        return wrong(fmt::format("'{}': there is no such site (expected {}, or a FILE.json)", excerpt(word), names_of_built_in()));
+        return Error::invalid(fmt::format("'{}': there is no such site (expected {}, or a FILE.json)",
+                                          excerpt(word), names_of_built_in()));
     }
     const Result<std::string> text = read_regular_file(word, kMostSiteBytes);
     if (!text) return text.error();

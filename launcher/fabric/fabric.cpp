@@ -201,8 +201,7 @@ FabricVerdict judge_fabrics(const std::vector<NodeFabric>& nodes, const std::str
     std::vector<std::string> parts;
     for (const auto& [fabric, names] : hosts) {
         constexpr std::size_t kNamed = 4;
-        const std::vector<std::string> first(names.begin(), names.begin() + static_cast<std::ptrdiff_t>(std::min(names.size(), kNamed)));
-        parts.push_back(fmt::format("{} on {}{}", fabric, join(first, ", "), names.size() > kNamed ? fmt::format(" and {} more", names.size() - kNamed) : ""));
+        parts.push_back(fmt::format("{} on {}", fabric, join_first(names, kNamed)));
     }
     return {true, fmt::format("the nodes' fabrics differ: {}; NCCL may find no way between them (--fabric NAME is the same for all)", join(parts, "; "))};
 }

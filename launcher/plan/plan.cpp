@@ -213,9 +213,8 @@ std::string rows(std::string_view name, const std::vector<std::string>& lines) {
 }
 
 std::string describe_worker(const WorkerPlan& worker, const EnvironmentList& common) {
-    std::vector<std::string> words;
-    for (const std::string& argument : worker.arguments) words.push_back(shell_quoted(argument));
-    std::string text = fmt::format("\nrank {} (local rank {}): {}\n", worker.env.rank, worker.local_index, join(words, " "));
+    std::string text = fmt::format("\nrank {} (local rank {}): {}\n", worker.env.rank, worker.local_index,
+                                   join(worker.arguments, " ", shell_quoted));
     if (!worker.cpus.empty()) text += fmt::format("  CPUs {}\n", format_ranges(worker.cpus));
     if (!worker.memory_nodes.empty()) text += fmt::format("  memory of NUMA node {}\n", format_ranges(worker.memory_nodes));
     if (!worker.seat_gpu.empty()) text += fmt::format("  GPU {}\n", worker.seat_gpu);

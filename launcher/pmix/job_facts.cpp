@@ -26,7 +26,7 @@ std::string list_of_ranks(int first, int workers) {
     return join(ranks, ",");
 }
 
-std::vector<std::string> names_of(const std::vector<PmixNode>& nodes, std::size_t own) {
+std::vector<std::string> distinct_hosts(const std::vector<PmixNode>& nodes, std::size_t own) {
     std::set<std::string> taken = {nodes[own].host};
     std::vector<std::string> names;
     for (std::size_t i = 0; i < nodes.size(); ++i) {
@@ -75,7 +75,7 @@ Result<PmixJob> describe_job(const rdzv::StartGeneration& order, const std::vect
 
     PmixJob job;
     job.name_space = fmt::format("ddprun.{}.{}", job_name, order.generation);
-    const std::vector<std::string> names = names_of(nodes, own);
+    const std::vector<std::string> names = distinct_hosts(nodes, own);
     std::vector<std::string> ranks;
     for (std::size_t i = 0; i < nodes.size(); ++i) ranks.push_back(list_of_ranks(first[i], nodes[i].workers));
     const std::uint32_t size = count(order.world_size);

@@ -34,10 +34,10 @@ std::vector<std::string> own_addresses(bool with_local) {
 }
 
 void say_unanswered(const std::vector<std::string>& asked) {
-    std::vector<std::string> named(asked.begin(), asked.begin() + static_cast<std::ptrdiff_t>(std::min(asked.size(), kNamedInLine)));
-    const std::string more = asked.size() > kNamedInLine ? fmt::format(" and {} more", asked.size() - kNamedInLine) : "";
-    ddprun::print(stderr, "ddprun: {} did not answer within {} for {}{}: this host ({}) is taken for none of the job's\n", printable(name_servers()),
-                  format_duration(kResolverPatience), printable(join(named, ", ")), more, host_name());
+    ddprun::print(
+        stderr, "ddprun: {} did not answer within {} for {}: this host ({}) is taken for none of the job's\n",
+        printable(name_servers()), format_duration(kResolverPatience),
+        printable(join_first(asked, kNamedInLine)), host_name());
 }
 
 /// Asks the resolver for the names of our addresses, then for the addresses of `hosts`; each name once, all at the same time.
