@@ -1,7 +1,6 @@
 #include "rendezvous/connection.h"
 
 #include <fmt/core.h>
-#include <netdb.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <sys/epoll.h>
@@ -36,25 +35,8 @@ bool would_block(int error) { return error == EAGAIN || error == EWOULDBLOCK || 
 
 }  // namespace
 
-Endpoint numeric_endpoint(const sockaddr_storage& address, socklen_t length) {
-    std::array<char, NI_MAXHOST> host{};
-    std::array<char, NI_MAXSERV> port{};
-    const auto* const generic = reinterpret_cast<const sockaddr*>(&address);
-    if (::getnameinfo(generic, length, host.data(), host.size(), port.data(), port.size(),
-                      NI_NUMERICHOST | NI_NUMERICSERV) != 0) {
-        return {};
-    }
-    std::string name = host.data();
-    constexpr std::string_view kMapped = "::ffff:";  // an IPv4 peer on a dual-stack listener
-    if (name.starts_with(kMapped) && name.find('.') != std::string::npos) name.erase(0, kMapped.size());
-    return {name, static_cast<std::uint16_t>(parse_int_between(port.data(), 0, 65535).value_or(0))};
-}
-
 std::string peer_name(int fd) {
-    sockaddr_storage address{};
-    socklen_t length = sizeof address;
-    if (::getpeername(fd, reinterpret_cast<sockaddr*>(&address), &length) != 0) return "unknown peer";
-    const Endpoint endpoint = numeric_endpoint(address, length);
+    const Endpoint endpoint = remote_endpoint(fd).value_or({});
     return endpoint.host.empty() ? "unknown peer" : to_string(endpoint);
 }
 
@@ -103,19 +85,9 @@ Connection::~Connection() {
     loop_.unwatch(fd_.get());
 }
 
-std::string Connection::local_host() const {
-    sockaddr_storage address{};
-    socklen_t length = sizeof address;
-    if (::getsockname(fd_.get(), reinterpret_cast<sockaddr*>(&address), &length) != 0) return "";
-    return numeric_endpoint(address, length).host;
-}
+std::string Connection::local_host() const { return local_endpoint(fd_.get()).value_or({}).host; }
 
-Endpoint Connection::remote() const {
-    sockaddr_storage address{};
-    socklen_t length = sizeof address;
-    if (::getpeername(fd_.get(), reinterpret_cast<sockaddr*>(&address), &length) != 0) return {};
-    return numeric_endpoint(address, length);
-}
+Endpoint Connection::remote() const { return remote_endpoint(fd_.get()).value_or({}); }
 
 void Connection::on_events(std::uint32_t events) {
     if ((events & EPOLLOUT) != 0) write();

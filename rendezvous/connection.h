@@ -150,8 +150,6 @@ class Connection {
     std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);  ///< for what was posted when we are gone
 };
 
-/// The address in numbers; host "" when it has none.
-Endpoint numeric_endpoint(const sockaddr_storage& address, socklen_t length);
 /// The other end's numeric address, "unknown peer" when the kernel cannot tell.
 std::string peer_name(int fd);
 /// Small messages at once, and a network that is gone is noticed within kUserTimeout.

@@ -30,20 +30,11 @@ void set_option(int fd, int level, int option, int value) {
     ::setsockopt(fd, level, option, &value, sizeof value);
 }
 
-Result<Endpoint> local_address(int fd) {
+Result<Endpoint> endpoint_of(int fd, int (*ask)(int, sockaddr*, socklen_t*), std::string_view attempt) {
     sockaddr_storage address{};
     socklen_t length = sizeof address;
-    auto* const generic = reinterpret_cast<sockaddr*>(&address);
-    if (::getsockname(fd, generic, &length) != 0) return Error::system("getsockname");
-    std::array<char, NI_MAXHOST> host{};
-    std::array<char, NI_MAXSERV> port{};
-    if (::getnameinfo(generic, length, host.data(), host.size(), port.data(), port.size(),
-                      NI_NUMERICHOST | NI_NUMERICSERV) != 0) {
-        return Error::system("getnameinfo", EAFNOSUPPORT);
-    }
-    const Result<std::int64_t> number = parse_int_between(port.data(), 0, 65535);
-    if (!number) return number.error();
-    return Endpoint{host.data(), static_cast<std::uint16_t>(*number)};
+    if (ask(fd, reinterpret_cast<sockaddr*>(&address), &length) != 0) return Error::system(attempt);
+    return numeric_endpoint(address, length);
 }
 
 Result<Listener> listen_on(const SocketAddress& address) {
@@ -54,7 +45,7 @@ Result<Listener> listen_on(const SocketAddress& address) {
     if (address.storage.ss_family == AF_INET6) set_option(fd.get(), IPPROTO_IPV6, IPV6_V6ONLY, 0);
     if (::bind(fd.get(), address.get(), address.length) != 0) return Error::system("bind");
     if (::listen(fd.get(), SOMAXCONN) != 0) return Error::system("listen");
-    Result<Endpoint> bound = local_address(fd.get());
+    Result<Endpoint> bound = local_endpoint(fd.get());
     if (!bound) return bound.error();
     return Listener{std::move(fd), *std::move(bound)};
 }
@@ -288,6 +279,23 @@ std::string numeric_host(const sockaddr& address) {
     if (number != nullptr) ::inet_ntop(address.sa_family, number, text.data(), text.size());
     return text.data();
 }
+
+Endpoint numeric_endpoint(const sockaddr_storage& address, socklen_t length) {
+    std::array<char, NI_MAXHOST> host{};
+    std::array<char, NI_MAXSERV> port{};
+    const auto* const generic = reinterpret_cast<const sockaddr*>(&address);
+    if (::getnameinfo(generic, length, host.data(), host.size(), port.data(), port.size(),
+                      NI_NUMERICHOST | NI_NUMERICSERV) != 0) {
+        return {};
+    }
+    std::string name = host.data();
+    constexpr std::string_view kMapped = "::ffff:";  // an IPv4 peer on a dual-stack listener
+    if (name.starts_with(kMapped) && name.find('.') != std::string::npos) name.erase(0, kMapped.size());
+    return {name, static_cast<std::uint16_t>(parse_int_between(port.data(), 0, 65535).value_or(0))};
+}
+
+Result<Endpoint> local_endpoint(int fd) { return endpoint_of(fd, &::getsockname, "getsockname"); }
+Result<Endpoint> remote_endpoint(int fd) { return endpoint_of(fd, &::getpeername, "getpeername"); }
 
 std::string host_name() {
     std::array<char, 256> name{};

@@ -70,6 +70,12 @@ int connect_outcome(int fd);
 
 /// "10.0.0.5", "::1"; "" for what is no IP address.
 std::string numeric_host(const sockaddr& address);
+/// The address in numbers, that of an IPv4 peer of a dual-stack listener as IPv4; host "" when it is no IP
+/// address.
+Endpoint numeric_endpoint(const sockaddr_storage& address, socklen_t length);
+/// The same of a socket's own address, and of the address at its other end. Error: System.
+Result<Endpoint> local_endpoint(int fd);
+Result<Endpoint> remote_endpoint(int fd);
 /// Name of this host as the kernel knows it (gethostname), never the HOSTNAME variable.
 std::string host_name();
 

@@ -2,7 +2,6 @@
 
 #include <arpa/inet.h>
 #include <fmt/core.h>
-#include <ifaddrs.h>
 #include <netinet/in.h>
 #include <sys/socket.h>
 
@@ -12,6 +11,7 @@
 #include <iterator>
 
 #include "env/io/resolve.h"
+#include "env/nodes/meeting_point.h"
 #include "env/text.h"
 #include "launcher/signals.h"
 
@@ -180,14 +180,7 @@ rdzv::Heartbeats heartbeats_of(const RendezvousSpec& rendezvous) {
 
 std::vector<std::string> interface_addresses() {
     std::vector<std::string> found;
-    ifaddrs* list = nullptr;
-    if (::getifaddrs(&list) != 0) return found;
-    for (const ifaddrs* one = list; one != nullptr; one = one->ifa_next) {
-        if (one->ifa_addr == nullptr) continue;
-        std::string text = numeric_host(*one->ifa_addr);
-        if (!text.empty()) found.push_back(std::move(text));
-    }
-    ::freeifaddrs(list);
+    for (InterfaceAddress& one : list_interfaces()) found.push_back(std::move(one.address));
     return found;
 }
 
@@ -206,11 +199,8 @@ HostFacts look_at_host(const std::optional<Endpoint>& endpoint) {
 Result<int> MasterPort::reserve() {
     Result<UniqueFd> fd = bind_port(0);
     if (!fd) return fd.error().with("a port for MASTER_PORT");
-    sockaddr_in address{};
-    socklen_t length = sizeof address;
-    ::getsockname(fd->get(), reinterpret_cast<sockaddr*>(&address), &length);
-    held_ = std::move(*fd);
-    return static_cast<int>(ntohs(address.sin_port));
+    held_ = *std::move(fd);
+    return static_cast<int>(local_endpoint(held_.get()).value_or({}).port);
 }
 
 Status MasterPort::check(int port) {

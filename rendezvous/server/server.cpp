@@ -1,7 +1,6 @@
 #include "rendezvous/server/server.h"
 
 #include <fmt/core.h>
-#include <netinet/in.h>
 #include <sys/socket.h>
 
 #include <cstring>
@@ -18,16 +17,6 @@ Failure failure_of(const Error& error) { return {error.code, error.what}; }
 
 Arrival arrival_of(const Connection& connection, char first_byte) {
     return {connection.remote_host(), connection.local_host(), first_byte, connection.is_sealed()};
-}
-
-Result<Endpoint> bound_address(int fd) {
-    sockaddr_storage address{};
-    socklen_t length = sizeof address;
-    if (::getsockname(fd, reinterpret_cast<sockaddr*>(&address), &length) != 0)
-        return Error::system("getsockname");
-    if (address.ss_family == AF_INET)
-        return Endpoint{"", ntohs(reinterpret_cast<const sockaddr_in&>(address).sin_port)};
-    return Endpoint{"", ntohs(reinterpret_cast<const sockaddr_in6&>(address).sin6_port)};
 }
 
 }  // namespace
@@ -68,9 +57,9 @@ Status Server::open() {
         if (!served) return served;
     }
     if (options_.listener) {
-        Result<Endpoint> bound = bound_address(options_.listener.get());
+        const Result<Endpoint> bound = local_endpoint(options_.listener.get());
         if (!bound) return bound.error();
-        bound_ = *std::move(bound);
+        bound_ = {"", bound->port};
         return acceptor_.listen(std::move(options_.listener));
     }
     Result<Listener> listener = listen_tcp(options_.where);

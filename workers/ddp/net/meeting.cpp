@@ -44,12 +44,8 @@ std::string source_towards_master(const ddprun::WorkerEnv& env, TimePoint deadli
     if (!found) return "";
     for (const ddprun::SocketAddress& one : *found) {
         const ddprun::UniqueFd socket(::socket(one.storage.ss_family, SOCK_DGRAM | SOCK_CLOEXEC, 0));
-        sockaddr_storage own{};
-        socklen_t length = sizeof own;
-        auto* const address = reinterpret_cast<sockaddr*>(&own);
-        if (socket && ::connect(socket.get(), one.get(), one.length) == 0 &&
-            ::getsockname(socket.get(), address, &length) == 0)
-            return ddprun::numeric_host(*address);
+        if (!socket || ::connect(socket.get(), one.get(), one.length) != 0) continue;
+        if (const auto own = ddprun::local_endpoint(socket.get())) return own->host;
     }
     return "";
 }
