@@ -130,6 +130,15 @@ void take(const Json& object, std::string_view name, std::int64_t& into);
 void take(const Json& object, std::string_view name, std::uint64_t& into);
 void take(const Json& object, std::string_view name, double& into);
 
+/// For a function that names the members of a struct once, for both directions: each_member(struct, field)
+/// calls field("rank", struct.rank) and so on, and is given one of these.
+inline auto member_writer(Json& json) {
+    return [&json](std::string_view name, const auto& value) { json.set(name, value); };
+}
+inline auto member_reader(const Json& json) {
+    return [&json](std::string_view name, auto& value) { take(json, name, value); };
+}
+
 /// The list of what `to_json` makes of each.
 template <class Range, class ToJson>
 Json json_list(const Range& range, ToJson to_json) {

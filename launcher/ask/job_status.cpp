@@ -69,16 +69,43 @@ void take_list(const Json& json, const char* name, std::vector<T>& into, T (*rea
     }
 }
 
+/// What is there of each worker.
+template <class Worker, class Field>
+void each_worker_member(Worker& worker, const Field& field) {
+    field("node", worker.node);
+    field("rank", worker.rank);
+    field("local_rank", worker.local_rank);
+    field("pid", worker.pid);
+    field("state", worker.state);
+    field("seconds", worker.seconds);
+    field("cpu_seconds", worker.cpu_seconds);
+    field("rss_bytes", worker.rss_bytes);
+    field("quiet_seconds", worker.quiet_seconds);
+}
+
+/// The same of the job.
+template <class Status, class Field>
+void each_job_member(Status& status, const Field& field) {
+    field("job", status.job);
+    field("run_id", status.run_id);
+    field("program", status.program);
+    field("host", status.host);
+    field("pid", status.pid);
+    field("is_head", status.is_head);
+    field("phase", status.phase);
+    field("generation", status.generation);
+    field("restarts_used", status.restarts_used);
+    field("max_restarts", status.max_restarts);
+    field("world_size", status.world_size);
+    field("nodes", status.nodes);
+    field("seconds", status.seconds);
+    field("log_directory", status.log_directory);
+    field("lost_output_bytes", status.lost_output_bytes);
+}
+
 Json json_of(const WorkerStatus& worker) {
-    Json json = {{"node", worker.node},
-                 {"rank", worker.rank},
-                 {"local_rank", worker.local_rank},
-                 {"pid", worker.pid},
-                 {"state", worker.state},
-                 {"seconds", worker.seconds},
-                 {"cpu_seconds", worker.cpu_seconds},
-                 {"rss_bytes", worker.rss_bytes},
-                 {"quiet_seconds", worker.quiet_seconds}};
+    Json json;
+    each_worker_member(worker, member_writer(json));
     if (!worker.gpus.indices.empty()) {
         json.set("gpus", worker.gpus.indices);
         json.set("gpus_presumed", worker.gpus.is_presumed);
@@ -117,15 +144,7 @@ HostStatus host_from(const Json& json) {
 
 WorkerStatus worker_from(const Json& json) {
     WorkerStatus worker;
-    take(json, "node", worker.node);
-    take(json, "rank", worker.rank);
-    take(json, "local_rank", worker.local_rank);
-    take(json, "pid", worker.pid);
-    take(json, "state", worker.state);
-    take(json, "seconds", worker.seconds);
-    take(json, "cpu_seconds", worker.cpu_seconds);
-    take(json, "rss_bytes", worker.rss_bytes);
-    take(json, "quiet_seconds", worker.quiet_seconds);
+    each_worker_member(worker, member_reader(json));
     for (const Json& index : json["gpus"].elements()) {
         const std::optional<int> number = index.as_int();
         if (number && *number >= 0) worker.gpus.indices.push_back(static_cast<unsigned>(*number));
@@ -317,22 +336,8 @@ std::string render_metrics(const JobStatus& status) {
 }
 
 std::string to_json(const JobStatus& status) {
-    Json json = {{"ok", true},
-                 {"job", status.job},
-                 {"run_id", status.run_id},
-                 {"program", status.program},
-                 {"host", status.host},
-                 {"pid", status.pid},
-                 {"is_head", status.is_head},
-                 {"phase", status.phase},
-                 {"generation", status.generation},
-                 {"restarts_used", status.restarts_used},
-                 {"max_restarts", status.max_restarts},
-                 {"world_size", status.world_size},
-                 {"nodes", status.nodes},
-                 {"seconds", status.seconds},
-                 {"log_directory", status.log_directory},
-                 {"lost_output_bytes", status.lost_output_bytes}};
+    Json json = {{"ok", true}};
+    each_job_member(status, member_writer(json));
     if (status.uid) json.set("uid", *status.uid);
     json.set("hosts", json_list(status.hosts, [](const HostStatus& host) { return json_of(host); }));
     json.set("workers", json_list(status.workers, [](const WorkerStatus& worker) { return json_of(worker); }));
@@ -351,21 +356,7 @@ Result<JobStatus> job_status_from_json(std::string_view line) {
         return Error{Errc::Refused, why, 0};
     }
     JobStatus status;
-    take(json, "job", status.job);
-    take(json, "run_id", status.run_id);
-    take(json, "program", status.program);
-    take(json, "host", status.host);
-    take(json, "pid", status.pid);
-    take(json, "is_head", status.is_head);
-    take(json, "phase", status.phase);
-    take(json, "generation", status.generation);
-    take(json, "restarts_used", status.restarts_used);
-    take(json, "max_restarts", status.max_restarts);
-    take(json, "world_size", status.world_size);
-    take(json, "nodes", status.nodes);
-    take(json, "seconds", status.seconds);
-    take(json, "log_directory", status.log_directory);
-    take(json, "lost_output_bytes", status.lost_output_bytes);
+    each_job_member(status, member_reader(json));
     take_list(json, "hosts", status.hosts, host_from);
     take_list(json, "workers", status.workers, worker_from);
     // An index into the hosts; another's word is not trusted.

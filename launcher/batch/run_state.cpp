@@ -7,17 +7,23 @@
 
 namespace ddprun {
 
+/// All that the file holds beside its version.
+template <class State, class Field>
+static void each_member(State& state, const Field& field) {
+    field("job", state.job);
+    field("first_job", state.first_job);
+    field("run", state.run);
+    field("generation", state.generation);
+    field("restarts_used", state.restarts_used);
+    field("last_step", state.last_step);
+    field("runs_without_progress", state.runs_without_progress);
+    field("phase", state.phase);
+    field("why", state.why);
+}
+
 std::string render_run_state(const RunState& state) {
-    const Json json{{"version", 1},
-                    {"job", state.job},
-                    {"first_job", state.first_job},
-                    {"run", state.run},
-                    {"generation", state.generation},
-                    {"restarts_used", state.restarts_used},
-                    {"last_step", state.last_step},
-                    {"runs_without_progress", state.runs_without_progress},
-                    {"phase", state.phase},
-                    {"why", state.why}};
+    Json json = {{"version", 1}};
+    each_member(state, member_writer(json));
     return to_text(json, 2) + '\n';
 }
 
@@ -26,15 +32,7 @@ Result<RunState> parse_run_state(std::string_view text) {
     if (!json) return json.error();
     if (!json->is_object() || (*json)["version"].as_int() != 1) return Error{Errc::InvalidArgument, "not a state of version 1", 0};
     RunState state;
-    take(*json, "job", state.job);
-    take(*json, "first_job", state.first_job);
-    take(*json, "run", state.run);
-    take(*json, "generation", state.generation);
-    take(*json, "restarts_used", state.restarts_used);
-    take(*json, "last_step", state.last_step);
-    take(*json, "runs_without_progress", state.runs_without_progress);
-    take(*json, "phase", state.phase);
-    take(*json, "why", state.why);
+    each_member(state, member_reader(*json));
     if (state.run < 1 || state.run >= 1'000'000) return Error{Errc::InvalidArgument, fmt::format("run {} cannot be", state.run), 0};
     return state;
 }
