@@ -1,5 +1,6 @@
 #include "env/io/file.h"
 
+#include <dirent.h>
 #include <fcntl.h>
 #include <fmt/core.h>
 #include <sys/random.h>
@@ -11,6 +12,7 @@
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
+#include <memory>
 
 #include "env/text.h"
 #include "env/unique_fd.h"
@@ -107,6 +109,27 @@ Result<std::string> read_regular_file(const std::string& path, std::size_t max_b
     const Result<UniqueFd> fd = open_regular_file(path);
     if (!fd) return fd.error();
     return read_to_end(fd->get(), path, max_bytes);
+}
+
+std::vector<std::string> names_in(const std::string& directory) {
+    std::vector<std::string> names;
+    const std::unique_ptr<DIR, int (*)(DIR*)> opened(::opendir(directory.c_str()), ::closedir);
+    while (const dirent* const entry = opened ? ::readdir(opened.get()) : nullptr) {
+        const std::string_view name = entry->d_name;
+        if (name != "." && name != "..") names.emplace_back(name);
+    }
+    std::sort(names.begin(), names.end());
+    return names;
+}
+
+std::vector<int> numbers_in(const std::string& directory) {
+    std::vector<int> numbers;
+    for (const std::string& name : names_in(directory)) {
+        const Result<std::int64_t> number = parse_int_between(name, 1, 0x7fffffff);
+        if (number) numbers.push_back(static_cast<int>(*number));
+    }
+    std::sort(numbers.begin(), numbers.end());
+    return numbers;
 }
 
 std::string find_executable(std::string_view name, std::string_view path) {

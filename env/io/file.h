@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "env/clock.h"
 #include "env/result.h"
@@ -25,6 +26,11 @@ Result<std::string> read_regular_file(const std::string& path, std::size_t max_b
 /// The first executable of that name in the directories of a PATH (an empty one counts as none); a name with a slash is a path
 /// itself. "" there is none.
 std::string find_executable(std::string_view name, std::string_view path);
+
+/// The names in a directory without "." and "..", sorted; none where it cannot be read.
+std::vector<std::string> names_in(const std::string& directory);
+/// Those of them that are numbers above 0, in ascending order: processes, threads.
+std::vector<int> numbers_in(const std::string& directory);
 
 /// Replaces `path` as a whole: a reader, or a crash at any moment, meets the old content or the new one, on
 /// disk too. Permissions become `mode` less the umask. A symbolic link is replaced, not followed. On an error the

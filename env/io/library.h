@@ -1,5 +1,7 @@
 #pragma once
 
+#include <dlfcn.h>
+
 namespace ddprun {
 
 /// Puts the process's signal dispositions back as they were, for as long as foreign libraries load or start: some install
@@ -18,5 +20,12 @@ class KeptSignals {
 
 /// dlopen (RTLD_NOW, RTLD_LOCAL) under KeptSignals. Null: dlerror() says why.
 void* load_library(const char* file);
+
+/// dlsym. False: there is no such function, and the pointer is null.
+template <class Function>
+bool find_function(void* library, const char* name, Function*& function) {
+    function = reinterpret_cast<Function*>(::dlsym(library, name));
+    return function != nullptr;
+}
 
 }  // namespace ddprun

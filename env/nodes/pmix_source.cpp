@@ -35,22 +35,18 @@ struct Library {
     decltype(&::PMIx_Error_string) error_string = nullptr;
 };
 
-template <class Function>
-bool find(void* library, const char* name, Function& function) {
-    function = reinterpret_cast<Function>(::dlsym(library, name));
-    return function != nullptr;
-}
-
 Result<Library> load_pmix() {
     // Never closed: it runs threads of its own.
     void* const handle = load_library("libpmix.so.2");
     if (handle == nullptr) return Error{Errc::NotFound, ::dlerror(), 0};
     Library library;
-    const bool whole = find(handle, "PMIx_Init", library.init) && find(handle, "PMIx_Put", library.put) &&
-                       find(handle, "PMIx_Commit", library.commit) && find(handle, "PMIx_Fence", library.fence) &&
-                       find(handle, "PMIx_Get", library.get) &&
-                       find(handle, "PMIx_Finalize", library.finalize) &&
-                       find(handle, "PMIx_Error_string", library.error_string);
+    const bool whole = find_function(handle, "PMIx_Init", library.init) &&
+                       find_function(handle, "PMIx_Put", library.put) &&
+                       find_function(handle, "PMIx_Commit", library.commit) &&
+                       find_function(handle, "PMIx_Fence", library.fence) &&
+                       find_function(handle, "PMIx_Get", library.get) &&
+                       find_function(handle, "PMIx_Finalize", library.finalize) &&
+                       find_function(handle, "PMIx_Error_string", library.error_string);
     if (!whole) return Error{Errc::NotFound, "libpmix.so.2 lacks functions of PMIx 4", 0};
     return library;
 }

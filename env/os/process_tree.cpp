@@ -1,11 +1,9 @@
 #include "env/os/process_tree.h"
 
-#include <dirent.h>
 #include <fmt/core.h>
 
 #include <algorithm>
 #include <functional>
-#include <memory>
 #include <unordered_map>
 
 #include "env/io/file.h"
@@ -16,21 +14,6 @@ namespace ddprun::os {
 namespace {
 
 constexpr std::size_t kMaxProcFile = std::size_t{1} << 20;
-
-/// Names in a directory that are numbers; empty when it is gone.
-std::vector<pid_t> numbered_entries(const std::string& path) {
-    struct Closer {
-        void operator()(DIR* dir) const { ::closedir(dir); }
-    };
-    std::vector<pid_t> numbers;
-    const std::unique_ptr<DIR, Closer> dir(::opendir(path.c_str()));
-    if (!dir) return numbers;
-    while (const dirent* const entry = ::readdir(dir.get())) {
-        const Result<std::int64_t> number = parse_int_between(entry->d_name, 1, 0x7fffffff);
-        if (number) numbers.push_back(static_cast<pid_t>(*number));
-    }
-    return numbers;
-}
 
 using ChildrenOf = std::function<std::vector<pid_t>(pid_t)>;
 
@@ -68,13 +51,13 @@ std::vector<pid_t> descendants_of(pid_t root, const std::string& proc) {
     return listed ? *std::move(listed) : descendants_from_parents(root, proc);
 }
 
-std::vector<pid_t> process_numbers(const std::string& proc) { return numbered_entries(proc); }
+std::vector<pid_t> process_numbers(const std::string& proc) { return numbers_in(proc); }
 
 std::optional<std::vector<pid_t>> descendants_from_children_lists(pid_t root, const std::string& proc) {
     if (!children_of_thread(root, root, proc)) return std::nullopt;
     std::vector<pid_t> found = children_first(root, [&](pid_t pid) {
         std::vector<pid_t> children;
-        for (const pid_t thread : numbered_entries(fmt::format("{}/{}/task", proc, pid))) {
+        for (const pid_t thread : numbers_in(fmt::format("{}/{}/task", proc, pid))) {
             const auto some = children_of_thread(pid, thread, proc);
             if (some) children.insert(children.end(), some->begin(), some->end());
         }
@@ -89,7 +72,7 @@ std::optional<std::vector<pid_t>> descendants_from_children_lists(pid_t root, co
 
 std::vector<pid_t> descendants_from_parents(pid_t root, const std::string& proc) {
     std::unordered_map<pid_t, std::vector<pid_t>> children;
-    for (const pid_t pid : numbered_entries(proc)) {
+    for (const pid_t pid : numbers_in(proc)) {
         const std::optional<ProcStat> stat = proc_stat_of(pid, proc);
         if (stat && !stat->is_dead()) children[stat->parent].push_back(pid);
     }

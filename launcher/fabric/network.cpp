@@ -23,15 +23,6 @@ std::string device_text(const std::string& path) {
     return std::string(trim(read_file(path, kMaxDeviceFile).value_or("")));
 }
 
-std::vector<std::string> names_in(const std::string& directory) {
-    std::vector<std::string> names;
-    std::error_code error;
-    for (const auto& entry : std::filesystem::directory_iterator(directory, error))
-        names.push_back(entry.path().filename().string());
-    std::sort(names.begin(), names.end());
-    return names;
-}
-
 void read_device(NetworkInterface& one) {
     const std::string directory = "/sys/class/net/" + one.name;
     std::error_code error;

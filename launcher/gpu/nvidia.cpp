@@ -1,13 +1,10 @@
 #include "launcher/gpu/nvidia.h"
 
-#include <dirent.h>
+#include <fmt/core.h>
 
 #include <algorithm>
 #include <array>
-#include <memory>
 #include <set>
-
-#include <fmt/core.h>
 
 #include "env/io/file.h"
 #include "env/text.h"
@@ -38,20 +35,10 @@ std::vector<Gpu> gpus_from_nvml(const nvml::Session& nvml) {
     return found;
 }
 
-std::vector<std::string> names_in(const char* directory) {
-    std::vector<std::string> names;
-    const std::unique_ptr<DIR, int (*)(DIR*)> opened(::opendir(directory), ::closedir);
-    if (!opened) return names;
-    while (const dirent* entry = ::readdir(opened.get())) names.emplace_back(entry->d_name);
-    std::sort(names.begin(), names.end());
-    return names;
-}
-
 /// /proc/driver/nvidia/gpus/<bus id>/information has a line "GPU UUID: \t GPU-...".
 std::vector<Gpu> gpus_from_proc() {
     std::vector<Gpu> found;
     for (const std::string& bus_id : names_in("/proc/driver/nvidia/gpus")) {
-        if (bus_id.starts_with('.')) continue;
         Gpu gpu;
         gpu.id = fmt::format("{}", found.size());
         gpu.numa_node = numa_node_of(bus_id);

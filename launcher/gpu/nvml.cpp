@@ -11,44 +11,40 @@
 namespace ddprun::nvml {
 namespace {
 
-template <class Function>
-bool find(void* library, Function*& function, const char* name) {
-    function = reinterpret_cast<Function*>(::dlsym(library, name));
-    return function != nullptr;
-}
-
 bool find_required(void* library, Api& api) {
-    return find(library, api.init, "nvmlInit_v2") && find(library, api.shutdown, "nvmlShutdown") &&
-           find(library, api.count, "nvmlDeviceGetCount_v2") &&
-           find(library, api.handle, "nvmlDeviceGetHandleByIndex_v2") &&
-           find(library, api.uuid, "nvmlDeviceGetUUID") && find(library, api.pci, "nvmlDeviceGetPciInfo_v3");
+    return find_function(library, "nvmlInit_v2", api.init) &&
+           find_function(library, "nvmlShutdown", api.shutdown) &&
+           find_function(library, "nvmlDeviceGetCount_v2", api.count) &&
+           find_function(library, "nvmlDeviceGetHandleByIndex_v2", api.handle) &&
+           find_function(library, "nvmlDeviceGetUUID", api.uuid) &&
+           find_function(library, "nvmlDeviceGetPciInfo_v3", api.pci);
 }
 
 void find_optional(void* library, Api& api) {
-    find(library, api.driver_version, "nvmlSystemGetDriverVersion");
-    find(library, api.cuda_version, "nvmlSystemGetCudaDriverVersion_v2");
-    find(library, api.name, "nvmlDeviceGetName");
-    find(library, api.memory, "nvmlDeviceGetMemoryInfo");
-    find(library, api.utilization, "nvmlDeviceGetUtilizationRates");
-    find(library, api.processes, "nvmlDeviceGetComputeRunningProcesses_v3");
-    find(library, api.ecc_mode, "nvmlDeviceGetEccMode");
-    find(library, api.ecc_errors, "nvmlDeviceGetTotalEccErrors");
-    find(library, api.remapped_rows, "nvmlDeviceGetRemappedRows");
-    find(library, api.retired_pages_pending, "nvmlDeviceGetRetiredPagesPendingStatus");
-    find(library, api.mig_mode, "nvmlDeviceGetMigMode");
-    find(library, api.compute_mode, "nvmlDeviceGetComputeMode");
-    find(library, api.persistence_mode, "nvmlDeviceGetPersistenceMode");
-    find(library, api.throttle_reasons, "nvmlDeviceGetCurrentClocksThrottleReasons");
-    find(library, api.temperature, "nvmlDeviceGetTemperature");
-    find(library, api.capability, "nvmlDeviceGetCudaComputeCapability");
-    find(library, api.pcie_generation, "nvmlDeviceGetCurrPcieLinkGeneration");
-    find(library, api.pcie_max_generation, "nvmlDeviceGetMaxPcieLinkGeneration");
-    find(library, api.pcie_width, "nvmlDeviceGetCurrPcieLinkWidth");
-    find(library, api.pcie_max_width, "nvmlDeviceGetMaxPcieLinkWidth");
-    find(library, api.link_state, "nvmlDeviceGetNvLinkState");
-    find(library, api.common_ancestor, "nvmlDeviceGetTopologyCommonAncestor");
-    find(library, api.p2p_status, "nvmlDeviceGetP2PStatus");
-    find(library, api.field_values, "nvmlDeviceGetFieldValues");
+    find_function(library, "nvmlSystemGetDriverVersion", api.driver_version);
+    find_function(library, "nvmlSystemGetCudaDriverVersion_v2", api.cuda_version);
+    find_function(library, "nvmlDeviceGetName", api.name);
+    find_function(library, "nvmlDeviceGetMemoryInfo", api.memory);
+    find_function(library, "nvmlDeviceGetUtilizationRates", api.utilization);
+    find_function(library, "nvmlDeviceGetComputeRunningProcesses_v3", api.processes);
+    find_function(library, "nvmlDeviceGetEccMode", api.ecc_mode);
+    find_function(library, "nvmlDeviceGetTotalEccErrors", api.ecc_errors);
+    find_function(library, "nvmlDeviceGetRemappedRows", api.remapped_rows);
+    find_function(library, "nvmlDeviceGetRetiredPagesPendingStatus", api.retired_pages_pending);
+    find_function(library, "nvmlDeviceGetMigMode", api.mig_mode);
+    find_function(library, "nvmlDeviceGetComputeMode", api.compute_mode);
+    find_function(library, "nvmlDeviceGetPersistenceMode", api.persistence_mode);
+    find_function(library, "nvmlDeviceGetCurrentClocksThrottleReasons", api.throttle_reasons);
+    find_function(library, "nvmlDeviceGetTemperature", api.temperature);
+    find_function(library, "nvmlDeviceGetCudaComputeCapability", api.capability);
+    find_function(library, "nvmlDeviceGetCurrPcieLinkGeneration", api.pcie_generation);
+    find_function(library, "nvmlDeviceGetMaxPcieLinkGeneration", api.pcie_max_generation);
+    find_function(library, "nvmlDeviceGetCurrPcieLinkWidth", api.pcie_width);
+    find_function(library, "nvmlDeviceGetMaxPcieLinkWidth", api.pcie_max_width);
+    find_function(library, "nvmlDeviceGetNvLinkState", api.link_state);
+    find_function(library, "nvmlDeviceGetTopologyCommonAncestor", api.common_ancestor);
+    find_function(library, "nvmlDeviceGetP2PStatus", api.p2p_status);
+    find_function(library, "nvmlDeviceGetFieldValues", api.field_values);
 }
 
 Error init_error(Code code) {

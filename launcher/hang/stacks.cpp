@@ -1,6 +1,5 @@
 #include "launcher/hang/stacks.h"
 
-#include <dirent.h>
 #include <fmt/core.h>
 #include <signal.h>
 #include <sys/syscall.h>
@@ -60,12 +59,8 @@ bool is_below(pid_t root, pid_t pid) {
 }
 
 std::vector<pid_t> threads_of(pid_t pid) {
-    std::vector<pid_t> threads;
-    const std::unique_ptr<DIR, int (*)(DIR*)> directory(::opendir(fmt::format("{}/{}/task", own_proc(), pid).c_str()), ::closedir);
-    while (const dirent* entry = directory ? ::readdir(directory.get()) : nullptr) {
-        const Result<std::int64_t> thread = parse_int(entry->d_name);
-        if (thread && threads.size() < kMaxThreads) threads.push_back(static_cast<pid_t>(*thread));
-    }
+    std::vector<pid_t> threads = numbers_in(fmt::format("{}/{}/task", own_proc(), pid));
+    if (threads.size() > kMaxThreads) threads.resize(kMaxThreads);
     return threads;
 }
 

@@ -1,15 +1,13 @@
 #include "launcher/plan/program.h"
 
-#include <dirent.h>
 #include <fcntl.h>
+#include <fmt/core.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <memory>
 
-#include <fmt/core.h>
-
+#include "env/io/file.h"
 #include "env/text.h"
 #include "env/unique_fd.h"
 
@@ -52,24 +50,18 @@ std::string in_directory(std::string_view directory, std::string_view name) {
     return fmt::format("{}/{}", directory.empty() ? "." : directory, name);
 }
 
-template <class Fits>
-std::vector<std::string> names_in(const std::string& directory, const Fits& fits) {
-    std::vector<std::string> names;
-    const std::unique_ptr<DIR, int (*)(DIR*)> opened(::opendir(directory.c_str()), ::closedir);
-    if (!opened) return names;
-    while (const dirent* entry = ::readdir(opened.get())) {
-        std::string name = entry->d_name;
-        if (fits(name)) names.push_back(std::move(name));
-    }
+std::vector<std::string> executables_in(const std::string& directory) {
+    std::vector<std::string> names = names_in(directory);
+    std::erase_if(names, [&](const std::string& name) {
+        return standing_of(in_directory(directory, name)) != Standing::Executable;
+    });
     return names;
 }
 
-std::vector<std::string> executables_in(const std::string& directory) {
-    return names_in(directory, [&](const std::string& name) { return standing_of(in_directory(directory, name)) == Standing::Executable; });
-}
-
 std::vector<std::string> scripts_in(const std::string& directory) {
-    return names_in(directory, [](const std::string& name) { return name.ends_with(".py"); });
+    std::vector<std::string> names = names_in(directory);
+    std::erase_if(names, [](const std::string& name) { return !name.ends_with(".py"); });
+    return names;
 }
 
 /// "; did you mean dir/train?", or "".

@@ -41,8 +41,8 @@ struct FabricApi {
 
 template <class Function>
 void find(void* library, const char* name, Function& function) {
-    function = reinterpret_cast<Function>(::dlsym(library, name));
-    if (function == nullptr) throw InvalidInput(fmt::format("{} has no {}: another library of that name", kLibrary, name));
+    if (!ddprun::find_function(library, name, function))
+        throw InvalidInput(fmt::format("{} has no {}: another library of that name", kLibrary, name));
 }
 
 /// Stays loaded: its providers may have threads.
