@@ -33,15 +33,6 @@ constexpr Duration kSuspension = std::chrono::seconds(1);
 /// A file system may hold up a node for so long before the others give it up.
 constexpr Duration kLongestBlockingCall = std::chrono::minutes(1);
 
-/// Of a head that is no node: log files lie where the workers are.
-OutputSpec without_files(OutputSpec output) {
-    output.log_dir.clear();
-    output.redirects = output.tee = {};
-    output.stdout_filters.clear();
-    output.stderr_filters.clear();
-    return output;
-}
-
 /// True when the controller is on loopback, so that nothing leaves this host.
 bool stays_here(const Endpoint& controller) { return controller.host == "127.0.0.1"; }
 

@@ -139,6 +139,10 @@ OutputSpec prepare_log_directory(const JobSpec& spec, os::Log& log) {
         return output;
     }
     log.warning("no log files: {}; output goes to the console only", made.error().what);
+    return without_files(std::move(output));
+}
+
+OutputSpec without_files(OutputSpec output) {
     output.log_dir.clear();
     output.redirects = output.tee = {};
     output.stdout_filters.clear();

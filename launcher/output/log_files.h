@@ -58,5 +58,8 @@ std::vector<std::string> last_lines(std::string_view text, std::size_t count, bo
 /// no --log-dir says where, and returns the output part of `spec` with it. A directory that cannot be made costs
 /// the files, not the job: it is said once, and the streams come to the console.
 OutputSpec prepare_log_directory(const JobSpec& spec, os::Log& log);
+/// The same to the console only; also for a head that is no node, because log files lie where the workers
+/// are.
+OutputSpec without_files(OutputSpec output);
 
 }  // namespace ddprun
