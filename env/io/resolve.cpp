@@ -3,32 +3,25 @@
 #include <arpa/inet.h>
 #include <netdb.h>
 #include <netinet/in.h>
-#include <pthread.h>
-#include <signal.h>
 
 #include <cstring>
-#include <utility>
+#include <memory>
 
+#include "env/io/background_call.h"
 #include "env/io/file.h"
 #include "env/text.h"
 
 namespace ddprun {
 namespace {
 
-using BackgroundCall = std::function<void()>;
-
-void* run_call(void* argument) {
-    const std::unique_ptr<BackgroundCall> call(static_cast<BackgroundCall*>(argument));
-    (*call)();
-    return nullptr;
-}
+Error no_answer() { return {Errc::Timeout, "the resolver has not answered", 0}; }
 
 std::vector<ResolverAnswer> answers_by(const std::vector<std::string>& keys,
                                        ResolverAnswer (*ask)(const std::string& key), TimePoint deadline) {
-    std::vector<ResolverCall<std::vector<std::string>>> calls;
+    std::vector<BackgroundCall<ResolverAnswer>> calls;
     for (const std::string& key : keys) calls.emplace_back([ask, key] { return ask(key); });
     std::vector<ResolverAnswer> answers;
-    for (auto& call : calls) answers.push_back(call.wait(deadline));
+    for (auto& call : calls) answers.push_back(call.wait(deadline).value_or(no_answer()));
     return answers;
 }
 
@@ -65,22 +58,6 @@ ResolverAnswer names_of(const std::string& address) {
 
 }  // namespace
 
-void call_in_background(std::function<void()> call) {
-    auto held = std::make_unique<BackgroundCall>(std::move(call));
-    sigset_t all, before;
-    ::sigfillset(&all);
-    pthread_attr_t attributes;
-    ::pthread_attr_init(&attributes);
-    ::pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
-    ::pthread_sigmask(SIG_SETMASK, &all, &before);
-    pthread_t thread{};
-    const bool started = ::pthread_create(&thread, &attributes, &run_call, held.get()) == 0;
-    ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
-    ::pthread_attr_destroy(&attributes);
-    if (started) (void)held.release();  // the thread's now
-    else (*held)();
-}
-
 Result<SocketAddresses> resolve(const Endpoint& endpoint, int flags) {
     addrinfo hints{};
     hints.ai_family = AF_UNSPEC;
@@ -104,7 +81,8 @@ Result<SocketAddresses> resolve(const Endpoint& endpoint, int flags) {
 Result<SocketAddresses> resolve_by(const Endpoint& endpoint, TimePoint deadline) {
     // A numeric address needs no thread.
     if (Result<SocketAddresses> numeric = resolve(endpoint, AI_NUMERICHOST)) return numeric;
-    return ResolverCall<SocketAddresses>([endpoint] { return resolve(endpoint, 0); }).wait(deadline);
+    BackgroundCall<Result<SocketAddresses>> call([endpoint] { return resolve(endpoint, 0); });
+    return call.wait(deadline).value_or(no_answer());
 }
 
 std::vector<ResolverAnswer> addresses_of_all(const std::vector<std::string>& names, TimePoint deadline) {

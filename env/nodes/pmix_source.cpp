@@ -12,10 +12,9 @@
 #include <cstdlib>
 #include <cstring>
 #include <functional>
-#include <future>
 #include <limits>
-#include <thread>
 
+#include "env/io/background_call.h"
 #include "env/io/library.h"
 
 namespace ddprun {
@@ -97,24 +96,13 @@ Error pmix_failure(const Library& library, const char* attempt, pmix_status_t st
     return {Errc::Protocol, fmt::format("{}: {}", attempt, library.error_string(status)), 0};
 }
 
-/// Its own time-outs have whole seconds, and a server may hang in a call that has none: every call is made by a thread
-/// of its own, which is left behind with what it uses when it does not come back.
-template <class T>
-std::optional<T> answer_by(TimePoint deadline, std::function<T()> call) {
-    std::promise<T> promise;
-    std::future<T> answer = promise.get_future();
-    std::thread([answering = std::move(promise), calling = std::move(call)]() mutable { answering.set_value(calling()); }).detach();
-    const Duration left = std::max(Duration::zero(), deadline - MonotonicClock::now());
-    if (answer.wait_for(std::min<Duration>(left, std::chrono::hours(24))) != std::future_status::ready) return std::nullopt;
-    return answer.get();
-}
-
 Error late(const char* attempt) {
     return {Errc::Timeout, fmt::format("{}: no answer in time; did all processes of the launcher come so far?", attempt), 0};
 }
 
-/// From Init to Finalize. A process that ends between the two is taken for a failure of the whole job. PMIx counts: while one
-/// session is open, another is the same conversation with the server.
+/// From Init to Finalize. PMIx's own time-outs have whole seconds, and a server may hang in a call that has
+/// none: every call is a BackgroundCall. A process that ends between the two is taken for a failure of the
+/// whole job. PMIx counts: while one session is open, another is the same conversation with the server.
 class Session {
   public:
     static Result<std::shared_ptr<Session>> begin(const Library& library, TimePoint deadline, const pmix_info_t& timeout) {
@@ -128,7 +116,7 @@ class Session {
             return begun;
         };
         const KeptSignals kept;  // PMIx loads components of its own
-        const std::optional<Begun> begun = answer_by(deadline, init);
+        const std::optional<Begun> begun = BackgroundCall(init).wait(deadline);
         if (!begun) return late("PMIx_Init");
         if (begun->status != PMIX_SUCCESS) return pmix_failure(library, "PMIx_Init", begun->status);
         return std::make_shared<Session>(library, begun->self);
@@ -137,7 +125,8 @@ class Session {
     ~Session() {
         if (is_stuck_) return;
         const std::function<pmix_status_t()> finalize = [library = library_] { return library.finalize(nullptr, 0); };
-        static_cast<void>(answer_by(deadline_after(MonotonicClock::now(), kPmixFarewell), finalize));
+        static_cast<void>(
+            BackgroundCall(finalize).wait(deadline_after(MonotonicClock::now(), kPmixFarewell)));
     }
     Session(const Session&) = delete;
     Session& operator=(const Session&) = delete;
@@ -236,7 +225,7 @@ class PmixSource final : public Exchange {
             std::free(value);
             return told;
         };
-        const std::optional<Told> told = answer_by(deadline_, ask);
+        const std::optional<Told> told = BackgroundCall(ask).wait(deadline_);
         if (!told) return stuck("PMIx_Get");
         if (told->status == PMIX_SUCCESS && !told->text.empty()) return told->text;
         if (told->status != PMIX_SUCCESS && told->status != PMIX_ERR_NOT_FOUND) return pmix_failure(library_, "PMIx_Get", told->status);
@@ -263,7 +252,7 @@ class PmixSource final : public Exchange {
 
     Status call(const char* attempt, std::function<pmix_status_t()> ask) {
         if (session_->is_stuck()) return Error{Errc::Closed, "PMIx: the conversation has failed before", 0};
-        const std::optional<pmix_status_t> status = answer_by(deadline_, std::move(ask));
+        const std::optional<pmix_status_t> status = BackgroundCall(std::move(ask)).wait(deadline_);
         if (!status) return stuck(attempt);
         if (*status == PMIX_SUCCESS) return {};
         return pmix_failure(library_, attempt, *status);
@@ -287,7 +276,7 @@ Result<PmixAnswer> ask_pmix(Duration timeout) {
     Result<std::shared_ptr<Session>> session = Session::begin(*library, deadline, info);
     if (!session) return session.error();
     const std::function<Placement()> ask = [loaded = *library, self = (*session)->self(), info] { return ask_place(loaded, self, info); };
-    std::optional<Placement> says = answer_by(deadline, ask);
+    std::optional<Placement> says = BackgroundCall(ask).wait(deadline);
     if (says) return PmixAnswer{*std::move(says), *std::move(session)};
     (*session)->leave_stuck();
     return late("PMIx_Get");

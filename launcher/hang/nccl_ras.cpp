@@ -57,10 +57,7 @@ class RasQuestion : public std::enable_shared_from_this<RasQuestion> {
     }
 
     void connected() {
-        int failure = 0;
-        socklen_t length = sizeof failure;
-        if (::getsockopt(fd_.get(), SOL_SOCKET, SO_ERROR, &failure, &length) != 0) failure = errno;
-        if (failure != 0) {
+        if (const int failure = connect_outcome(fd_.get())) {
             close();
             return connect_next(connect_error(failure));
         }

@@ -14,7 +14,7 @@ void Resolver::look_up(const Endpoint& endpoint, Handler handler) {
         return found;
     });
     const Status watched = loop_.watch(call_->done(), EPOLLIN, [this, handler](std::uint32_t) {
-        Result<SocketAddresses> found = call_->wait(loop_.now());
+        Result<SocketAddresses> found = *call_->wait(loop_.now());
         forget();
         handler(std::move(found));
     });

@@ -3,6 +3,7 @@
 #include <functional>
 #include <optional>
 
+#include "env/io/background_call.h"
 #include "env/io/resolve.h"
 #include "env/os/event_loop.h"
 #include "env/result.h"
@@ -26,7 +27,7 @@ class Resolver {
 
   private:
     os::EventLoop& loop_;
-    std::optional<ResolverCall<SocketAddresses>> call_;
+    std::optional<BackgroundCall<Result<SocketAddresses>>> call_;
     os::EventLoop::TimerId failed_ = 0;  ///< tells that the loop cannot watch the call
 };
 

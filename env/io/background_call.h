@@ -1,0 +1,53 @@
+#pragma once
+
+#include <sys/eventfd.h>
+
+#include <atomic>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <utility>
+
+#include "env/clock.h"
+#include "env/io/socket.h"
+#include "env/unique_fd.h"
+
+namespace ddprun {
+
+/// Calls `call` on a thread of its own that hears no signals; where there is no thread to be had, here.
+void call_in_background(std::function<void()> call);
+
+/// A call that may block for any time, on a thread of its own. A thread that is still in the call when the
+/// BackgroundCall is destroyed is left to itself, so `call` owns what it uses.
+template <class T>
+class BackgroundCall {
+  public:
+    explicit BackgroundCall(std::function<T()> call) {
+        auto answering = [state = state_, call = std::move(call)] {
+            state->answer = call();
+            state->is_there.store(true, std::memory_order_release);
+            ::eventfd_write(state->done.get(), 1);
+        };
+        if (state_->done) call_in_background(std::move(answering));
+        else answering();
+    }
+
+    /// Becomes readable when the call has returned; -1 where no descriptor was to be had, and it has.
+    [[nodiscard]] int done() const { return state_->done.get(); }
+    /// Waits for what the call returns, which is told once. nullopt: the deadline came first.
+    std::optional<T> wait(TimePoint deadline) {
+        const auto is_there = [&] { return state_->is_there.load(std::memory_order_acquire); };
+        if (!is_there()) (void)wait_readable(done(), deadline);
+        return is_there() ? std::move(state_->answer) : std::nullopt;
+    }
+
+  private:
+    struct State {
+        UniqueFd done{::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)};
+        std::optional<T> answer;
+        std::atomic<bool> is_there = false;
+    };
+    std::shared_ptr<State> state_ = std::make_shared<State>();
+};
+
+}  // namespace ddprun
