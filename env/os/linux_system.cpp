@@ -9,8 +9,8 @@
 #include <array>
 
 #include "env/io/file.h"
+#include "env/io/proc_stat.h"
 #include "env/io/socket.h"
-#include "env/os/proc_stat.h"
 #include "env/os/process_tree.h"
 #include "env/os/spawn.h"
 #include "env/os/system.h"

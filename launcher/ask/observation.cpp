@@ -6,9 +6,9 @@
 
 #include <algorithm>
 
+#include "env/io/proc_stat.h"
 #include "env/io/socket.h"
 #include "env/os/keepalive.h"
-#include "env/os/proc_stat.h"
 #include "env/text.h"
 #include "launcher/signals.h"
 
@@ -110,7 +110,7 @@ WorkerStatus Observation::worker_status(int local_rank) const {
     status.seconds = in_seconds(now - started);
     status.quiet_seconds = in_seconds(now - std::max(started, parts_.output.last_output(status.rank)));
     if (worker.state != WorkerState::Ended) {
-        if (const std::optional<os::ProcStat> stat = os::proc_stat_of(worker.pid)) {
+        if (const std::optional<ProcStat> stat = proc_stat_of(worker.pid)) {
             status.cpu_seconds = static_cast<double>(stat->ticks) / static_cast<double>(::sysconf(_SC_CLK_TCK));
             status.rss_bytes = stat->rss_pages * static_cast<std::uint64_t>(::sysconf(_SC_PAGESIZE));
         }

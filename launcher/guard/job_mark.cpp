@@ -12,7 +12,7 @@
 
 #include "env/io/file.h"
 #include "env/io/proc.h"
-#include "env/os/proc_stat.h"
+#include "env/io/proc_stat.h"
 #include "env/os/process_tree.h"
 #include "env/text.h"
 #include "env/unique_fd.h"
@@ -61,7 +61,7 @@ std::vector<pid_t> marked_in_proc(const JobMark& mark) {
     std::vector<pid_t> found;
     for (const pid_t pid : os::process_numbers()) {
         if (pid == 1 || !is_marked(mark, text_of(pid, "environ"), text_of(pid, "limits"))) continue;
-        if (!os::proc_stat_of(pid).value_or(os::ProcStat{'X'}).is_dead()) found.push_back(pid);
+        if (!proc_stat_of(pid).value_or(ProcStat{'X'}).is_dead()) found.push_back(pid);
     }
     return found;
 }
@@ -128,7 +128,7 @@ std::vector<MarkedProcess> processes_of_all_jobs() {
     if (!has_own_proc()) return found;
     for (const pid_t pid : os::process_numbers()) {
         const std::string job = job_in_limits(text_of(pid, "limits"));
-        const std::optional<os::ProcStat> stat = job.empty() ? std::nullopt : os::proc_stat_of(pid);
+        const std::optional<ProcStat> stat = job.empty() ? std::nullopt : proc_stat_of(pid);
         if (stat && !stat->is_dead()) found.push_back({pid, stat->parent, user_in(text_of(pid, "status")), job});
     }
     return found;

@@ -7,8 +7,8 @@
 
 #include "env/io/file.h"
 #include "env/io/proc.h"
+#include "env/io/proc_stat.h"
 #include "env/json.h"
-#include "env/os/proc_stat.h"
 #include "env/os/process_tree.h"
 #include "env/text.h"
 #include "launcher/report/explain.h"
@@ -85,7 +85,7 @@ HangSample sample_rank(int rank, pid_t pid, const RankLine& line) {
     std::uint64_t ticks = 0;
     sample.alive = false;
     for (const pid_t process : processes) {
-        const std::optional<os::ProcStat> stat = os::proc_stat_of(process);
+        const std::optional<ProcStat> stat = proc_stat_of(process);
         if (!stat) continue;
         ticks += stat->ticks + stat->child_ticks;
         sample.io_bytes += io_bytes(process);

@@ -12,7 +12,7 @@
 
 #include "env/io/file.h"
 #include "env/io/proc.h"
-#include "env/os/proc_stat.h"
+#include "env/io/proc_stat.h"
 #include "env/os/process_tree.h"
 #include "env/os/run_tool.h"
 #include "env/text.h"
@@ -38,7 +38,7 @@ bool runs_python(pid_t pid) {
 }
 
 std::uint64_t ticks_of(pid_t pid) {
-    const os::ProcStat stat = os::proc_stat_of(pid).value_or(os::ProcStat{});
+    const ProcStat stat = proc_stat_of(pid).value_or(ProcStat{});
     return stat.ticks + stat.child_ticks;
 }
 
@@ -151,7 +151,7 @@ class Collection : public std::enable_shared_from_this<Collection> {
         // In a container of its own it counts from 1: such a number is not ours to signal.
         facts.has_handler = told != 0 && is_below(target.pid, told);
         job.stack.pid = facts.has_handler ? told : busiest_of(target.pid);
-        const char state = os::proc_stat_of(job.stack.pid).value_or(os::ProcStat{}).state;
+        const char state = proc_stat_of(job.stack.pid).value_or(ProcStat{}).state;
         facts.stopped = state == 'T' || state == 't' || state == 'D';
         facts.python = job.is_python = runs_python(job.stack.pid);
         job.tools = tools_;

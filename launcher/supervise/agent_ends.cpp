@@ -7,8 +7,8 @@
 
 #include "env/io/file.h"
 #include "env/io/proc.h"
+#include "env/io/proc_stat.h"
 #include "env/os/keepalive.h"
-#include "env/os/proc_stat.h"
 #include "env/text.h"
 #include "launcher/report/error_file.h"
 #include "launcher/report/report.h"
@@ -242,7 +242,7 @@ void Agent::await_exit(int local_rank, const std::string& what_it_did) {
 void Agent::kill_failing(int local_rank, pid_t pid, const std::string& what_it_did) {
     const auto index = static_cast<std::size_t>(local_rank);
     if (index >= state_.workers.size() || state_.workers[index].pid != pid || state_.workers[index].state == WorkerState::Ended) return;
-    if (os::is_dumping_core(pid)) return await_exit(local_rank, what_it_did);  // it is on its way
+    if (is_dumping_core(pid)) return await_exit(local_rank, what_it_did);  // it is on its way
     log_.warning("rank {} (pid {}) {} and has not exited {} later (--failure-grace); killing it", order_.first_rank + local_rank, pid, what_it_did,
                  format_duration(config_.spec.failure_grace));
     if (!workers_[index].killed_failing) workers_[index].killed_failing = system_.signal_process(pid, SIGKILL).has_value();

@@ -14,7 +14,7 @@
 #include <optional>
 
 #include "env/io/file.h"
-#include "env/os/proc_stat.h"
+#include "env/io/proc_stat.h"
 #include "env/os/process_tree.h"
 #include "env/text.h"
 #include "tests/env/process_fixture.h"
@@ -233,7 +233,7 @@ struct Family : FakeProc {
 
 TEST(ProcStat, IsFoundBehindAnyName) {
     const auto stat = parse_proc_stat("17 (a ) (b) T 4 2 3 4 5 6 7 8 9 10 100 20 3 4 20 0 6 0 99 4096 512 0\n");
-    EXPECT_EQ(stat, (ProcStat{'T', 4, 6, 120, 7, 512}));
+    EXPECT_EQ(stat, (ProcStat{'T', 4, 6, 120, 7, 512, 99}));
     for (const char* bad : {"", "17 (a", "17 (a) S 1 2", "17 (a) S 1 2 3 4 5 6 7 8 9 10 x 20 3 4 20 0 6 0 99 4096 512 0"}) {
         EXPECT_EQ(parse_proc_stat(bad), std::nullopt) << bad;
     }

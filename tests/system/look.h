@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "env/os/proc_stat.h"
+#include "env/io/proc_stat.h"
 #include "env/text.h"
 #include "tests/support/comes.h"
 
@@ -42,7 +42,7 @@ enum class Stopped { Yes, No };
 /// Waits until the process is, or is no more, stopped by a signal; false when that does not come.
 inline bool is_soon(Stopped wanted, pid_t pid) {
     const auto is_so = [&] {
-        const bool is_stopped = os::proc_stat_of(pid).value_or(os::ProcStat{}).state == 'T';
+        const bool is_stopped = proc_stat_of(pid).value_or(ProcStat{}).state == 'T';
         return is_stopped == (wanted == Stopped::Yes);
     };
     return comes(is_so, std::chrono::seconds(20));

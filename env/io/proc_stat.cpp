@@ -1,4 +1,4 @@
-#include "env/os/proc_stat.h"
+#include "env/io/proc_stat.h"
 
 #include <fmt/core.h>
 
@@ -8,12 +8,22 @@
 #include "env/io/file.h"
 #include "env/text.h"
 
-namespace ddprun::os {
+namespace ddprun {
 namespace {
 
 constexpr std::size_t kMaxStat = 16 * 1024;
 /// Fields behind the name, counted from 0: proc(5)'s number less 3.
-enum Field : std::size_t { kState = 0, kParent = 1, kUser = 11, kSystem = 12, kChildUser = 13, kChildSystem = 14, kThreads = 17, kRss = 21 };
+enum Field : std::size_t {
+    kState = 0,
+    kParent = 1,
+    kUser = 11,
+    kSystem = 12,
+    kChildUser = 13,
+    kChildSystem = 14,
+    kThreads = 17,
+    kStart = 19,
+    kRss = 21
+};
 
 }  // namespace
 
@@ -37,6 +47,7 @@ std::optional<ProcStat> parse_proc_stat(std::string_view text) {
     stat.ticks = number(kUser) + number(kSystem);
     stat.child_ticks = number(kChildUser) + number(kChildSystem);
     stat.rss_pages = number(kRss);
+    stat.start_ticks = number(kStart);
     return complete ? std::optional(stat) : std::nullopt;
 }
 
@@ -50,4 +61,4 @@ bool is_dumping_core(pid_t pid) {
     return text && text->find("CoreDumping:\t1") != std::string::npos;
 }
 
-}  // namespace ddprun::os
+}  // namespace ddprun

@@ -9,7 +9,7 @@
 
 #include "env/io/proc.h"
 
-namespace ddprun::os {
+namespace ddprun {
 
 /// What /proc/<pid>/stat says of a process (proc(5)).
 struct ProcStat {
@@ -19,7 +19,9 @@ struct ProcStat {
     std::uint64_t ticks = 0;        ///< processor time, user and system, of all threads
     std::uint64_t child_ticks = 0;  ///< the same of children waited for
     std::uint64_t rss_pages = 0;
-    /// Nothing of it runs any more. A process whose first thread has ended is a zombie too, and its others run on.
+    std::uint64_t start_ticks = 0;  ///< when it was started; of two processes with one number they differ
+    /// Nothing of it runs any more. A process whose first thread has ended is a zombie too, and its others
+    /// run on.
     [[nodiscard]] bool is_dead() const {
         return state == 'X' || state == 'x' || (state == 'Z' && threads <= 1);
     }
@@ -34,4 +36,4 @@ std::optional<ProcStat> proc_stat_of(pid_t pid, const std::string& proc = own_pr
 /// It has crashed, and the kernel still writes its memory to a file (Linux 4.15; before it nobody tells).
 bool is_dumping_core(pid_t pid);
 
-}  // namespace ddprun::os
+}  // namespace ddprun
