@@ -50,7 +50,9 @@ std::span<const std::uint8_t> bytes_of(std::string_view text) {
 constexpr std::size_t kSealNonceBytes = 16;
 constexpr std::string_view kSealCipherLabel = "ddprun seal 1 cipher", kSealMacLabel = "ddprun seal 1 mac";
 
-std::string_view text_of(const Digest& digest) { return {reinterpret_cast<const char*>(digest.data()), digest.size()}; }
+std::string_view text_of(const Digest& digest) {
+    return {reinterpret_cast<const char*>(digest.data()), digest.size()};
+}
 
 /// Encrypts, and decrypts: `text` XOR the key stream that belongs to `nonce`.
 std::string with_key_stream(std::string_view key, std::string_view nonce, std::string_view text) {
@@ -83,7 +85,8 @@ int hex_value(char c) {
 Digest hmac_sha256(std::string_view key, std::string_view message) {
     std::array<std::uint8_t, SHA256_CBLOCK> inner{}, outer{};
     const Digest hashed_key = Sha256().add(bytes_of(key)).finish();
-    const std::span<const std::uint8_t> used = key.size() > inner.size() ? std::span(hashed_key) : bytes_of(key);
+    const std::span<const std::uint8_t> used =
+        key.size() > inner.size() ? std::span(hashed_key) : bytes_of(key);
     std::copy(used.begin(), used.end(), inner.begin());
     outer = inner;
     for (std::uint8_t& byte : inner) byte ^= 0x36;
@@ -128,8 +131,10 @@ Result<std::string> unseal(std::string_view key, std::string_view sealed) {
     if (sealed.size() < kSealNonceBytes + sizeof(Digest)) return refused;
     const std::string_view covered = sealed.substr(0, sealed.size() - sizeof(Digest));
     const Digest cipher_key = hmac_sha256(key, kSealCipherLabel), mac_key = hmac_sha256(key, kSealMacLabel);
-    if (!equal_digest(hmac_sha256(text_of(mac_key), covered), bytes_of(sealed.substr(covered.size())))) return refused;
-    return with_key_stream(text_of(cipher_key), covered.substr(0, kSealNonceBytes), covered.substr(kSealNonceBytes));
+    if (!equal_digest(hmac_sha256(text_of(mac_key), covered), bytes_of(sealed.substr(covered.size()))))
+        return refused;
+    return with_key_stream(text_of(cipher_key), covered.substr(0, kSealNonceBytes),
+                           covered.substr(kSealNonceBytes));
 }
 
 std::string to_hex(std::span<const std::uint8_t> bytes) {

@@ -24,7 +24,9 @@ bool is_short_and_unique(const std::vector<Json::Member>& members) {
     constexpr std::size_t kShort = 16;
     if (members.size() > kShort) return false;
     for (auto one = members.begin(); one != members.end(); ++one) {
-        if (std::any_of(members.begin(), one, [&](const Json::Member& before) { return before.name == one->name; })) return false;
+        if (std::any_of(members.begin(), one,
+                        [&](const Json::Member& before) { return before.name == one->name; }))
+            return false;
     }
     return true;
 }
@@ -87,14 +89,18 @@ class JsonBuilder {
     bool end_object() {
         std::vector<Json::Member>& members = open_.back().members;
         const std::optional<std::string> repeated = merge_repeated(members);
-        if (repeated && rules_.unique_names) return fail(fmt::format("the name '{}' stands twice in one object", excerpt(*repeated)));
+        if (repeated && rules_.unique_names)
+            return fail(fmt::format("the name '{}' stands twice in one object", excerpt(*repeated)));
         return close(Json::object(std::move(members)));
     }
     bool parse_error(std::size_t position, const std::string& token, const Library::exception& error) {
-        if (error.id == 406) return fail(fmt::format("{}: the number {} is out of range", place(position), excerpt(token)));
-        const std::string what = error.what();  // "[json.exception.parse_error.101] parse error at line 1, ..."
+        if (error.id == 406)
+            return fail(fmt::format("{}: the number {} is out of range", place(position), excerpt(token)));
+        const std::string what =
+            error.what();  // "[json.exception.parse_error.101] parse error at line 1, ..."
         const std::size_t begin = what.find("] ");
-        return fail(excerpt(std::string_view(what).substr(begin == std::string::npos ? 0 : begin + 2), kMessageBytes));
+        return fail(excerpt(std::string_view(what).substr(begin == std::string::npos ? 0 : begin + 2),
+                            kMessageBytes));
     }
 
   private:
@@ -111,7 +117,8 @@ class JsonBuilder {
         return true;
     }
     bool open(bool is_object) {
-        if (open_.size() == kMostJsonDepth) return fail(fmt::format("more than {} lists and objects in each other", kMostJsonDepth));
+        if (open_.size() == kMostJsonDepth)
+            return fail(fmt::format("more than {} lists and objects in each other", kMostJsonDepth));
         open_.push_back({is_object, {}, {}});
         return true;
     }
@@ -127,7 +134,8 @@ class JsonBuilder {
         const std::string_view before = text_.substr(0, position);
         const auto line = 1 + std::count(before.begin(), before.end(), '\n');
         const std::size_t newline = before.rfind('\n');
-        return fmt::format("parse error at line {}, column {}", line, newline == std::string_view::npos ? position : position - newline - 1);
+        return fmt::format("parse error at line {}, column {}", line,
+                           newline == std::string_view::npos ? position : position - newline - 1);
     }
 
     std::string_view text_;
@@ -138,10 +146,12 @@ class JsonBuilder {
 };
 
 bool needs_no_escape(std::string_view text) {
-    return std::all_of(text.begin(), text.end(), [](char c) { return c >= ' ' && c <= '~' && c != '"' && c != '\\'; });
+    return std::all_of(text.begin(), text.end(),
+                       [](char c) { return c >= ' ' && c <= '~' && c != '"' && c != '\\'; });
 }
 
-/// The library escapes control characters below a blank; a terminal that is shown the text obeys DEL and U+0080 to U+009F, too.
+/// The library escapes control characters below a blank; a terminal that is shown the text obeys DEL and
+/// U+0080 to U+009F, too.
 void append_without_controls(std::string& out, std::string_view json) {
     for (std::size_t at = 0; at < json.size(); ++at) {
         const unsigned char c = static_cast<unsigned char>(json[at]);
@@ -153,8 +163,8 @@ void append_without_controls(std::string& out, std::string_view json) {
     }
 }
 
-/// Reads what nearly all messages are, at a tenth of the library's cost: one object of plain texts, whole numbers and true or
-/// false, without a blank. Whatever else it meets, and what is wrong, is the library's.
+/// Reads what nearly all messages are, at a tenth of the library's cost: one object of plain texts, whole
+/// numbers and true or false, without a blank. Whatever else it meets, and what is wrong, is the library's.
 class PlainObject {
   public:
     explicit PlainObject(std::string_view text) : text_(text) {}
@@ -197,7 +207,8 @@ class PlainObject {
         if (take("false")) return Json(false);
         const std::size_t digits = text_.find_first_not_of("0123456789-");
         const std::string_view number = text_.substr(0, digits);
-        const bool is_plain = number == "0" || (!number.empty() && number.find_first_of("123456789") == (number[0] == '-' ? 1U : 0U));
+        const bool is_plain = number == "0" || (!number.empty() && number.find_first_of("123456789") ==
+                                                                       (number[0] == '-' ? 1U : 0U));
         std::int64_t value = 0;
         const auto [end, error] = std::from_chars(number.data(), number.data() + number.size(), value);
         if (!is_plain || error != std::errc() || end != number.data() + number.size()) return std::nullopt;
@@ -319,7 +330,8 @@ bool Json::is_list() const { return std::holds_alternative<List>(value_); }
 bool Json::is_object() const { return std::holds_alternative<Object>(value_); }
 
 std::string_view Json::kind() const {
-    constexpr std::string_view kKinds[] = {"null", "boolean", "number", "number", "number", "string", "array", "object"};
+    constexpr std::string_view kKinds[] = {"null",   "boolean", "number", "number",
+                                           "number", "string",  "array",  "object"};
     return kKinds[value_.index()];
 }
 
@@ -344,7 +356,8 @@ std::optional<std::uint64_t> Json::as_uint64() const {
 std::optional<double> Json::as_double() const {
     if (const auto* const value = std::get_if<double>(&value_)) return *value;
     if (const auto* const natural = std::get_if<std::uint64_t>(&value_)) return static_cast<double>(*natural);
-    if (const auto* const negative = std::get_if<std::int64_t>(&value_)) return static_cast<double>(*negative);
+    if (const auto* const negative = std::get_if<std::int64_t>(&value_))
+        return static_cast<double>(*negative);
     return std::nullopt;
 }
 const std::string& Json::text() const {
@@ -383,7 +396,8 @@ const Json& Json::operator[](std::size_t element) const {
 Json& Json::set(std::string_view name, Json value) {
     if (!is_object()) value_ = Object();
     auto& members = std::get<Object>(value_);
-    const auto found = std::find_if(members.begin(), members.end(), [&](const Member& one) { return one.name == name; });
+    const auto found =
+        std::find_if(members.begin(), members.end(), [&](const Member& one) { return one.name == name; });
     if (found == members.end()) members.push_back({std::string(name), std::move(value)});
     else found->value = std::move(value);
     return *this;
@@ -402,7 +416,8 @@ bool Json::operator==(const Json& other) const {
         };
         return size() == other.size() && std::all_of(members().begin(), members().end(), is_there);
     }
-    if (is_number() && other.is_number() && !(is_whole() && other.is_whole())) return as_double() == other.as_double();
+    if (is_number() && other.is_number() && !(is_whole() && other.is_whole()))
+        return as_double() == other.as_double();
     if (is_object() || other.is_object() || value_.index() != other.value_.index()) return false;
     if (is_list()) return elements() == other.elements();
     if (is_text()) return text() == other.text();
@@ -413,7 +428,8 @@ Result<Json> parse_json(std::string_view text, const JsonRules& rules) {
     if (std::optional<Json> plain = PlainObject(text).read()) return *std::move(plain);
     JsonBuilder builder(text, rules);
     // Its outcome is the builder's: it stops where the builder, or the text, fails.
-    (void)Library::sax_parse(text.begin(), text.end(), &builder, Library::input_format_t::json, true, rules.comments);
+    (void)Library::sax_parse(text.begin(), text.end(), &builder, Library::input_format_t::json, true,
+                             rules.comments);
     return std::move(builder).result();
 }
 
@@ -439,14 +455,22 @@ void append_json_text(std::string& out, std::string_view text) {
 void take(const Json& object, std::string_view name, std::string& into) {
     if (const Json& value = object[name]; value.is_text()) into = value.text();
 }
-void take(const Json& object, std::string_view name, bool& into) { take_number(object[name].as_bool(), into); }
+void take(const Json& object, std::string_view name, bool& into) {
+    take_number(object[name].as_bool(), into);
+}
 void take(const Json& object, std::string_view name, int& into) { take_number(object[name].as_int(), into); }
 void take(const Json& object, std::string_view name, unsigned& into) {
     const std::optional<std::uint64_t> value = object[name].as_uint64();
     if (value && std::in_range<unsigned>(*value)) into = static_cast<unsigned>(*value);
 }
-void take(const Json& object, std::string_view name, std::int64_t& into) { take_number(object[name].as_int64(), into); }
-void take(const Json& object, std::string_view name, std::uint64_t& into) { take_number(object[name].as_uint64(), into); }
-void take(const Json& object, std::string_view name, double& into) { take_number(object[name].as_double(), into); }
+void take(const Json& object, std::string_view name, std::int64_t& into) {
+    take_number(object[name].as_int64(), into);
+}
+void take(const Json& object, std::string_view name, std::uint64_t& into) {
+    take_number(object[name].as_uint64(), into);
+}
+void take(const Json& object, std::string_view name, double& into) {
+    take_number(object[name].as_double(), into);
+}
 
 }  // namespace ddprun

@@ -21,25 +21,26 @@ class Json {
   public:
     struct Member;
 
-    Json();                                         ///< null
-    Json(std::nullptr_t);                           // NOLINT: implicit on purpose, as all that follow
-    Json(bool value);                               // NOLINT
-    Json(int value);                                // NOLINT
-    Json(unsigned value);                           // NOLINT
-    Json(long value);                               // NOLINT
-    Json(unsigned long value);                      // NOLINT
-    Json(long long value);                          // NOLINT
-    Json(unsigned long long value);                 // NOLINT
-    Json(double value);                             // NOLINT: written as null when it is not finite
-    Json(const char* text);                         // NOLINT
-    Json(std::string_view text);                    // NOLINT
-    Json(std::string text);                         // NOLINT
-    Json(const std::vector<std::string>& texts);    // NOLINT
-    Json(const std::vector<int>& numbers);          // NOLINT
-    Json(const std::vector<unsigned>& numbers);     // NOLINT
-    Json(const std::vector<std::int64_t>& numbers); // NOLINT
-    Json(std::initializer_list<Member> members);    ///< {{"rank", 3}, {"host", "node02"}}; names are not repeated
-    Json(const void*) = delete;                     ///< would be a bool
+    Json();                                          ///< null
+    Json(std::nullptr_t);                            // NOLINT: implicit on purpose, as all that follow
+    Json(bool value);                                // NOLINT
+    Json(int value);                                 // NOLINT
+    Json(unsigned value);                            // NOLINT
+    Json(long value);                                // NOLINT
+    Json(unsigned long value);                       // NOLINT
+    Json(long long value);                           // NOLINT
+    Json(unsigned long long value);                  // NOLINT
+    Json(double value);                              // NOLINT: written as null when it is not finite
+    Json(const char* text);                          // NOLINT
+    Json(std::string_view text);                     // NOLINT
+    Json(std::string text);                          // NOLINT
+    Json(const std::vector<std::string>& texts);     // NOLINT
+    Json(const std::vector<int>& numbers);           // NOLINT
+    Json(const std::vector<unsigned>& numbers);      // NOLINT
+    Json(const std::vector<std::int64_t>& numbers);  // NOLINT
+    Json(std::initializer_list<Member>
+             members);           ///< {{"rank", 3}, {"host", "node02"}}; names are not repeated
+    Json(const void*) = delete;  ///< would be a bool
     static Json object();
     static Json list(std::initializer_list<Json> elements = {});
     static Json object(std::vector<Member> members);  ///< names are not repeated
@@ -58,7 +59,8 @@ class Json {
     [[nodiscard]] bool is_text() const;
     [[nodiscard]] bool is_list() const;
     [[nodiscard]] bool is_object() const;
-    [[nodiscard]] std::string_view kind() const;  ///< "null", "boolean", "number", "string", "array", "object"
+    [[nodiscard]] std::string_view kind()
+        const;  ///< "null", "boolean", "number", "string", "array", "object"
 
     [[nodiscard]] std::optional<bool> as_bool() const;
     [[nodiscard]] std::optional<int> as_int() const;
@@ -84,7 +86,8 @@ class Json {
     /// Appends an element; null becomes a list.
     Json& add(Json element);
 
-    /// Numbers are equal when their values are, in whichever form; objects when their members are, in any order.
+    /// Numbers are equal when their values are, in whichever form; objects when their members are, in any
+    /// order.
     bool operator==(const Json& other) const;
 
   private:
@@ -120,8 +123,8 @@ std::ostream& operator<<(std::ostream& out, const Json& json);
 /// Appends a text as JSON: in quotes, escaped.
 void append_json_text(std::string& out, std::string_view text);
 
-/// Reading what another version of a program said: where the member is missing, of another kind or out of range,
-/// the default stays.
+/// Reading what another version of a program said: where the member is missing, of another kind or out of
+/// range, the default stays.
 void take(const Json& object, std::string_view name, std::string& into);
 void take(const Json& object, std::string_view name, bool& into);
 void take(const Json& object, std::string_view name, int& into);

@@ -28,8 +28,8 @@ std::optional<std::string> LineBudget::take(std::string line, TimePoint now) {
 std::optional<std::string> LineBudget::sum_up(TimePoint now) {
     if (held_ == 0 || now < due()) return std::nullopt;
     const std::string text = held_ == 1 ? std::move(last_)
-                                        : fmt::format("{}: {} more lines like this one in {}: {}", subject_, held_,
-                                                      format_duration(limits_.interval), last_);
+                                        : fmt::format("{}: {} more lines like this one in {}: {}", subject_,
+                                                      held_, format_duration(limits_.interval), last_);
     --left_out_;
     held_ = 0;
     last_.clear();

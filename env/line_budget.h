@@ -8,12 +8,13 @@
 
 namespace ddprun {
 
-/// Lines that others can make us write without end (a port scanner, a client in a loop): the first few are written as they
-/// are, then one in each interval that says how many there were. Pure: no clock, no timer, no output.
+/// Lines that others can make us write without end (a port scanner, a client in a loop): the first few are
+/// written as they are, then one in each interval that says how many there were. Pure: no clock, no timer, no
+/// output.
 class LineBudget {
   public:
     struct Limits {
-        int first = 10;                              ///< written as they are, after a quiet interval
+        int first = 10;  ///< written as they are, after a quiet interval
         Duration interval = std::chrono::seconds(10);
     };
     /// `subject`: what the lines are about, for the sums ("connections").
@@ -23,8 +24,11 @@ class LineBudget {
     /// One more line: what to write now; nullopt: it is counted.
     std::optional<std::string> take(std::string line, TimePoint now);
     /// When sum_up() has something to say, should no other line come; kNever: nothing is held back.
-    [[nodiscard]] TimePoint due() const { return held_ == 0 ? kNever : deadline_after(began_, limits_.interval); }
-    /// How many were held back in the interval that is over now, and the last of them; nullopt: none, or it is not over.
+    [[nodiscard]] TimePoint due() const {
+        return held_ == 0 ? kNever : deadline_after(began_, limits_.interval);
+    }
+    /// How many were held back in the interval that is over now, and the last of them; nullopt: none, or it
+    /// is not over.
     std::optional<std::string> sum_up(TimePoint now);
     /// The last word: how many there were in all, and how many of them were not written; nullopt: all were.
     [[nodiscard]] std::optional<std::string> total() const;

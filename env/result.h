@@ -24,7 +24,8 @@ enum class Errc {
     Limit,            ///< a limit named in the code was hit
 };
 
-/// A failure as a value. `what` names the object and the attempt ("connect node07:29400: Connection refused").
+/// A failure as a value. `what` names the object and the attempt ("connect node07:29400: Connection
+/// refused").
 struct Error {
     Errc code = Errc::System;
     std::string what;
@@ -50,7 +51,7 @@ struct Error {
 template <class T>
 class [[nodiscard]] Result {
   public:
-    Result(T value) : state_(std::in_place_index<0>, std::move(value)) {}   // NOLINT: implicit on purpose
+    Result(T value) : state_(std::in_place_index<0>, std::move(value)) {}      // NOLINT: implicit on purpose
     Result(Error error) : state_(std::in_place_index<1>, std::move(error)) {}  // NOLINT: implicit on purpose
 
     [[nodiscard]] bool has_value() const { return state_.index() == 0; }

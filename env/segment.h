@@ -46,22 +46,34 @@ struct alignas(128) RankLine {
     std::atomic<std::uint32_t> group;      ///< 0, the world
     std::atomic<std::int64_t> started_ns;
     std::atomic<std::int64_t> finished_ns;
-    std::atomic<std::int64_t> comm_ns;     ///< total time inside collectives
+    std::atomic<std::int64_t> comm_ns;      ///< total time inside collectives
     std::atomic<std::int64_t> progress_ns;  ///< last heartbeat
-    std::atomic<std::uint64_t> step;       ///< training steps done
-    std::atomic<std::uint64_t> samples;    ///< samples done, 0 when the program does not say
+    std::atomic<std::uint64_t> step;        ///< training steps done
+    std::atomic<std::uint64_t> samples;     ///< samples done, 0 when the program does not say
     std::atomic<std::uint32_t> pid;
-    std::atomic<std::uint32_t> joined;     ///< 1 once libddp has mapped the segment
+    std::atomic<std::uint32_t> joined;  ///< 1 once libddp has mapped the segment
     /// The signal that makes a thread of this process send its stack through the lifeline; 0: none does.
     std::atomic<std::uint32_t> stack_signal;
     std::atomic<std::uint32_t> stacks_sent;  ///< counts them
-    /// Until then the other ranks wait for this one with good reason: it writes a checkpoint, say. 0: they do not.
+    /// Until then the other ranks wait for this one with good reason: it writes a checkpoint, say. 0: they do
+    /// not.
     std::atomic<std::int64_t> awaited_until_ns;
 };
 static_assert(sizeof(RankLine) == 128);
 
 enum class SegmentOp : std::uint32_t {
-    None, Barrier, AllReduce, Broadcast, AllGather, ReduceScatter, Reduce, Gather, Scatter, AllToAll, Send, Recv,
+    None,
+    Barrier,
+    AllReduce,
+    Broadcast,
+    AllGather,
+    ReduceScatter,
+    Reduce,
+    Gather,
+    Scatter,
+    AllToAll,
+    Send,
+    Recv,
     GraphLaunch  ///< of a CUDA graph with collectives in it
 };
 

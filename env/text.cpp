@@ -33,13 +33,14 @@ Character first_character(std::string_view text) {
     return code < kLeast[bytes] || code > 0x10ffff || is_surrogate ? Character{} : Character{bytes, code};
 }
 
-/// A terminal obeys these (C0, DEL, C1), or they reorder or hide what stands beside them: directions, line ends of other
-/// kinds, what has no width. Joiners (U+200C, U+200D) stay: writing needs them.
+/// A terminal obeys these (C0, DEL, C1), or they reorder or hide what stands beside them: directions, line
+/// ends of other kinds, what has no width. Joiners (U+200C, U+200D) stay: writing needs them.
 bool is_for_the_eye(char32_t code) {
     if (code < 0x20 || (code >= 0x7f && code < 0xa0)) return false;
     const auto is_within = [code](char32_t first, char32_t last) { return code >= first && code <= last; };
-    return !(code == 0x61c || code == 0x200b || is_within(0x200e, 0x200f) || is_within(0x2028, 0x202e) || is_within(0x2060, 0x206f) ||
-             code == 0xfeff || is_within(0xfff9, 0xfffb) || is_within(0xe0000, 0xe0fff));
+    return !(code == 0x61c || code == 0x200b || is_within(0x200e, 0x200f) || is_within(0x2028, 0x202e) ||
+             is_within(0x2060, 0x206f) || code == 0xfeff || is_within(0xfff9, 0xfffb) ||
+             is_within(0xe0000, 0xe0fff));
 }
 
 bool is_plain(char c) { return (c >= 0x20 && c < 0x7f) || c == '\t'; }
@@ -48,8 +49,8 @@ std::string spelled_out(std::string_view text, bool keeps_newlines) {
     std::string out;
     out.reserve(text.size());
     while (!text.empty()) {
-        const std::size_t plain = static_cast<std::size_t>(
-            std::find_if_not(text.begin(), text.end(), is_plain) - text.begin());
+        const std::size_t plain =
+            static_cast<std::size_t>(std::find_if_not(text.begin(), text.end(), is_plain) - text.begin());
         out += text.substr(0, plain);
         text.remove_prefix(plain);
         if (text.empty()) break;
@@ -289,7 +290,8 @@ std::string join_first(std::vector<std::string> pieces, std::size_t most, std::s
 }
 
 std::string shell_quoted(std::string_view word) {
-    constexpr std::string_view kPlain = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-+=./:,@%";
+    constexpr std::string_view kPlain =
+        "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-+=./:,@%";
     if (!word.empty() && word.find_first_not_of(kPlain) == std::string_view::npos) return std::string(word);
     std::string quoted = "'";
     for (const char c : word) {

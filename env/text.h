@@ -53,8 +53,9 @@ std::string join_first(std::vector<std::string> pieces, std::size_t most, std::s
 std::string shell_quoted(std::string_view word);
 /// Ranks as people read them: {0,1,2,5} gives "0-2, 5".
 std::string format_ranges(const std::vector<int>& sorted);
-/// Text from outside (a peer, a file, a variable, a worker) as part of a line that people read: what a terminal would obey
-/// or not show is spelled out, "\n", "\x1b", "\u{202e}", as are bytes that are no UTF-8. Tabs and backslashes stay.
+/// Text from outside (a peer, a file, a variable, a worker) as part of a line that people read: what a
+/// terminal would obey or not show is spelled out, "\n", "\x1b", "\u{202e}", as are bytes that are no UTF-8.
+/// Tabs and backslashes stay.
 std::string printable(std::string_view text);
 /// The same for text of several lines: its newlines stay.
 std::string printable_lines(std::string_view text);

@@ -14,8 +14,8 @@ namespace ddprun {
 /// Everything a worker learns from its environment: torchrun's contract plus ours (DDPRUN_*).
 /// The launcher fills it in and writes it; libddp reads it back. One table (worker_env.cpp) does both.
 struct WorkerEnv {
-    int rank = 0;              ///< 0 .. world_size-1
-    int local_rank = 0;        ///< 0 .. local_world_size-1 on this node
+    int rank = 0;        ///< 0 .. world_size-1
+    int local_rank = 0;  ///< 0 .. local_world_size-1 on this node
     int world_size = 1;
     int local_world_size = 1;
     int group_rank = 0;        ///< index of the node
@@ -29,14 +29,14 @@ struct WorkerEnv {
     int restart_count = 0;
     int max_restarts = 0;
     std::string run_id = "none";
-    std::string error_file;    ///< where the worker writes its error report; "" none
+    std::string error_file;              ///< where the worker writes its error report; "" none
     std::optional<int> omp_num_threads;  ///< set only when the user's environment does not
 
     std::uint64_t generation = 0;
-    std::string store;         ///< "unix:PATH" or "tcp:HOST:PORT" of the job's store; "" when there is none
-    std::string token;         ///< the job's secret, for the store's handshake
-    int segment_fd = -1;       ///< inherited memfd, laid out as env/segment.h; -1 none
-    int lifeline_fd = -1;      ///< inherited socket to the agent; -1 none
+    std::string store;     ///< "unix:PATH" or "tcp:HOST:PORT" of the job's store; "" when there is none
+    std::string token;     ///< the job's secret, for the store's handshake
+    int segment_fd = -1;   ///< inherited memfd, laid out as env/segment.h; -1 none
+    int lifeline_fd = -1;  ///< inherited socket to the agent; -1 none
 
     bool operator==(const WorkerEnv&) const = default;
 };

@@ -1,9 +1,10 @@
-// Gradient accumulation: four small batches make one step. Nothing is sent for the first three of them, and the step is that of
-// the large batch, for a model that fits into memory with small ones only.
+// Gradient accumulation: four small batches make one step. Nothing is sent for the first three of them, and
+// the step is that of the large batch, for a model that fits into memory with small ones only.
 //
 //     ddprun --nproc-per-node=4 ./accumulation
 //
-// Exits 0 when the small batches have led to the same line as the large one and sent a quarter as often, 1 otherwise.
+// Exits 0 when the small batches have led to the same line as the large one and sent a quarter as often, 1
+// otherwise.
 
 #include <ddp/context.h>
 #include <ddp/ddp.h>
@@ -21,7 +22,8 @@ constexpr int kSteps = 60, kBatch = 32, kParts = 4;
 
 /// y = 3 x - 1.
 struct Line {
-    explicit Line(ddp::ProcessGroup& group) : model(group, {ddp::tensor_of("w", w, {1}), ddp::tensor_of("b", b, {1})}) {}
+    explicit Line(ddp::ProcessGroup& group)
+        : model(group, {ddp::tensor_of("w", w, {1}), ddp::tensor_of("b", b, {1})}) {}
 
     /// Adds the gradients of `count` samples to what is there, as parts of a mean over kBatch.
     void backward(int first, int count) {
@@ -36,7 +38,8 @@ struct Line {
     }
 
     void train(int rank, int parts) {
-        const auto optimizer = ddp::make_sgd({model.parameters().begin(), model.parameters().end()}, {.learning_rate = 0.5});
+        const auto optimizer =
+            ddp::make_sgd({model.parameters().begin(), model.parameters().end()}, {.learning_rate = 0.5});
         for (int step = 0; step < kSteps; ++step) {
             const int first = (step * 16 + rank) * kBatch;
             model.zero_gradients();  // gradients stay from step to step: they are added to
@@ -62,11 +65,14 @@ int main() try {
     in_parts.train(group->rank(), kParts);
 
     in_parts.model.verify_equal_parameters();  // throws where a single bit differs
-    const bool is_same = std::abs(at_once.w[0] - in_parts.w[0]) < 1e-4F && std::abs(at_once.b[0] - in_parts.b[0]) < 1e-4F;
+    const bool is_same =
+        std::abs(at_once.w[0] - in_parts.w[0]) < 1e-4F && std::abs(at_once.b[0] - in_parts.b[0]) < 1e-4F;
     const bool is_quiet = in_parts.model.statistics().steps == at_once.model.statistics().steps;
     if (group->rank() == 0)
-        std::printf("%d workers: y = %.4f x + %.4f at once, y = %.4f x + %.4f in %d parts, %d averages each\n", group->size(), at_once.w[0], at_once.b[0],
-                    in_parts.w[0], in_parts.b[0], kParts, static_cast<int>(in_parts.model.statistics().steps));
+        std::printf(
+            "%d workers: y = %.4f x + %.4f at once, y = %.4f x + %.4f in %d parts, %d averages each\n",
+            group->size(), at_once.w[0], at_once.b[0], in_parts.w[0], in_parts.b[0], kParts,
+            static_cast<int>(in_parts.model.statistics().steps));
     return is_same && is_quiet ? 0 : 1;
 } catch (const std::exception& error) {
     std::fprintf(stderr, "accumulation: %s\n", error.what());

@@ -1,5 +1,5 @@
-// How fast the ranks broadcast and all-reduce: 10^3 to 10^8 floats, two runs to warm up and twenty that count, in host memory
-// or, with --device cuda, in the memory of GPUs.
+// How fast the ranks broadcast and all-reduce: 10^3 to 10^8 floats, two runs to warm up and twenty that
+// count, in host memory or, with --device cuda, in the memory of GPUs.
 //
 //     ddprun --nproc-per-node=4 ./comm_bench --max-bytes 40000000 --csv comm.csv
 //
@@ -40,24 +40,30 @@ Options read_options(int argc, char** argv) {
         if (name == "--csv") options.csv = value;
         else if (name == "--device") options.device = value;
         else if (name == "--backend") options.backend = value;
-        else if (name != "--max-bytes") throw ddp::InvalidInput(name + ": unknown option (--max-bytes, --csv, --device, --backend)");
-        else if (value.empty() || value.find_first_not_of("0123456789") != std::string::npos) throw ddp::InvalidInput("--max-bytes: '" + value + "' is not a number");
+        else if (name != "--max-bytes")
+            throw ddp::InvalidInput(name + ": unknown option (--max-bytes, --csv, --device, --backend)");
+        else if (value.empty() || value.find_first_not_of("0123456789") != std::string::npos)
+            throw ddp::InvalidInput("--max-bytes: '" + value + "' is not a number");
         else options.max_bytes = std::strtoull(value.c_str(), nullptr, 10);
     }
     if (options.max_bytes < 4000) throw ddp::InvalidInput("--max-bytes: at least 4000, the smallest size");
-    if (options.device != "cpu" && options.device != "cuda") throw ddp::InvalidInput("--device: '" + options.device + "' is not cpu or cuda");
+    if (options.device != "cpu" && options.device != "cuda")
+        throw ddp::InvalidInput("--device: '" + options.device + "' is not cpu or cuda");
     return options;
 }
 
 /// 10^3 to 10^8 floats, as far as they are allowed.
 std::vector<std::size_t> sizes(std::size_t max_bytes) {
     std::vector<std::size_t> counts;
-    for (std::size_t count = 1000; count <= 100'000'000 && count * sizeof(float) <= max_bytes; count *= 10) counts.push_back(count);
+    for (std::size_t count = 1000; count <= 100'000'000 && count * sizeof(float) <= max_bytes; count *= 10)
+        counts.push_back(count);
     return counts;
 }
 
 /// What this rank gives; small whole numbers, so that sums are exact in any order.
-float value_of(int rank, std::size_t at) { return static_cast<float>((rank % 16 + 1) * static_cast<int>(at % 251)); }
+float value_of(int rank, std::size_t at) {
+    return static_cast<float>((rank % 16 + 1) * static_cast<int>(at % 251));
+}
 
 struct Operation {
     const char* name;
@@ -67,8 +73,8 @@ struct Operation {
 };
 
 const Operation kOperations[] = {
-    {"broadcast", [](ddp::ProcessGroup& group, ddp::Buffer buffer) { return group.broadcast(buffer, 0); }, [](int, std::size_t at) { return value_of(0, at); },
-     [](double) { return 1.0; }},
+    {"broadcast", [](ddp::ProcessGroup& group, ddp::Buffer buffer) { return group.broadcast(buffer, 0); },
+     [](int, std::size_t at) { return value_of(0, at); }, [](double) { return 1.0; }},
     {"all_reduce", [](ddp::ProcessGroup& group, ddp::Buffer buffer) { return group.all_reduce(buffer); },
      [](int ranks, std::size_t at) {
          float sum = 0;
@@ -90,8 +96,10 @@ struct Bench {
         const std::vector<float> all = values.read();
         for (std::size_t at = 0; at < count; ++at) {
             if (all[at] == operation.expected(group.size(), at)) continue;
-            throw ddp::Error("rank " + std::to_string(group.rank()) + ": " + operation.name + " of " + std::to_string(count) + " floats: at " + std::to_string(at) +
-                             " there is " + std::to_string(all[at]) + " in place of " + std::to_string(operation.expected(group.size(), at)));
+            throw ddp::Error("rank " + std::to_string(group.rank()) + ": " + operation.name + " of " +
+                             std::to_string(count) + " floats: at " + std::to_string(at) + " there is " +
+                             std::to_string(all[at]) + " in place of " +
+                             std::to_string(operation.expected(group.size(), at)));
         }
     }
 
@@ -107,9 +115,11 @@ struct Bench {
             last.wait();
         }
         last.synchronize();
-        const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count() / kRuns;
+        const double seconds =
+            std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count() / kRuns;
         double slowest = 0;
-        for (const std::string& one : group.all_gather_bytes(std::to_string(seconds * 1e9))) slowest = std::max(slowest, std::strtod(one.c_str(), nullptr) / 1e9);
+        for (const std::string& one : group.all_gather_bytes(std::to_string(seconds * 1e9)))
+            slowest = std::max(slowest, std::strtod(one.c_str(), nullptr) / 1e9);
         return slowest;
     }
 
@@ -123,7 +133,8 @@ struct Bench {
 /// Appends; a new file gets a line of names, and the variables that change how collectives work.
 class CsvLog {
   public:
-    explicit CsvLog(const std::string& path) : file_(path.empty() ? nullptr : std::fopen(path.c_str(), "ae")) {
+    explicit CsvLog(const std::string& path)
+        : file_(path.empty() ? nullptr : std::fopen(path.c_str(), "ae")) {
         if (path.empty()) return;
         if (file_ == nullptr) throw ddp::FileError(path + ": cannot be written");
         std::fseek(file_, 0, SEEK_END);
@@ -134,7 +145,9 @@ class CsvLog {
                 if (one.starts_with(prefix)) std::fprintf(file_, "# %s\n", one.c_str());
             }
         }
-        std::fputs("unix_time,host,world_size,backend,operation,floats,bytes,seconds,gigabytes_per_second,bus_gigabytes_per_second\n", file_);
+        std::fputs(
+            "unix_time,host,world_size,backend,operation,floats,bytes,seconds,gigabytes_per_second,bus_gigabytes_per_second\n",
+            file_);
     }
     ~CsvLog() {
         if (file_ != nullptr) std::fclose(file_);
@@ -142,11 +155,13 @@ class CsvLog {
     CsvLog(const CsvLog&) = delete;
     CsvLog& operator=(const CsvLog&) = delete;
 
-    void add(const ddp::ProcessGroup& group, const Operation& operation, std::size_t count, double seconds, double rate, double bus) {
+    void add(const ddp::ProcessGroup& group, const Operation& operation, std::size_t count, double seconds,
+             double rate, double bus) {
         if (file_ == nullptr) return;
         char host[256] = "";
         ::gethostname(host, sizeof host - 1);
-        std::fprintf(file_, "%lld,%s,%d,\"%s\",%s,%zu,%zu,%.9f,%.4f,%.4f\n", static_cast<long long>(std::time(nullptr)), host, group.size(), group.describe().c_str(),
+        std::fprintf(file_, "%lld,%s,%d,\"%s\",%s,%zu,%zu,%.9f,%.4f,%.4f\n",
+                     static_cast<long long>(std::time(nullptr)), host, group.size(), group.describe().c_str(),
                      operation.name, count, count * sizeof(float), seconds, rate, bus);
     }
 
@@ -163,16 +178,21 @@ void run(const ddp::Context& context, const Options& options) {
     check::Values values(*group, counts.back() * sizeof(float));
     const bool is_first = group->rank() == 0;
     CsvLog log(is_first ? options.csv : "");
-    if (is_first) std::printf("%d ranks, %s; %d runs after %d\n%-10s  %11s  %12s  %10s  %10s\n", group->size(), group->describe().c_str(), kRuns, kWarmUps, "operation", "bytes", "us", "GB/s", "bus GB/s");
+    if (is_first)
+        std::printf("%d ranks, %s; %d runs after %d\n%-10s  %11s  %12s  %10s  %10s\n", group->size(),
+                    group->describe().c_str(), kRuns, kWarmUps, "operation", "bytes", "us", "GB/s",
+                    "bus GB/s");
     Bench bench{*group, values};
     for (const Operation& operation : kOperations) {
         for (const std::size_t count : counts) {
             bench.verify(operation, count);
             const double seconds = bench.time(operation, count);
             bench.verify(operation, count);
-            const double rate = static_cast<double>(count * sizeof(float)) / seconds / 1e9, bus = rate * operation.bus_factor(group->size());
+            const double rate = static_cast<double>(count * sizeof(float)) / seconds / 1e9,
+                         bus = rate * operation.bus_factor(group->size());
             if (!is_first) continue;
-            std::printf("%-10s  %11zu  %12.1f  %10.3f  %10.3f\n", operation.name, count * sizeof(float), seconds * 1e6, rate, bus);
+            std::printf("%-10s  %11zu  %12.1f  %10.3f  %10.3f\n", operation.name, count * sizeof(float),
+                        seconds * 1e6, rate, bus);
             log.add(*group, operation, count, seconds, rate, bus);
         }
     }

@@ -1,10 +1,10 @@
-// A distributed sampler and a loader that reads ahead: every epoch the samples are shuffled anew, each rank reads its share in
-// a thread of its own, and a two-layer network learns from the batches.
+// A distributed sampler and a loader that reads ahead: every epoch the samples are shuffled anew, each rank
+// reads its share in a thread of its own, and a two-layer network learns from the batches.
 //
 //     ddprun --nproc-per-node=4 ./distributed_loader --num_epochs 5
 //
-// Exits 0 when all ranks together have seen every sample in every epoch, hold the same parameters, and the loss has fallen;
-// 1 otherwise.
+// Exits 0 when all ranks together have seen every sample in every epoch, hold the same parameters, and the
+// loss has fallen; 1 otherwise.
 
 #include <ddp/checkpoint.h>
 #include <ddp/context.h>
@@ -38,8 +38,10 @@ struct Options {
 /// "--name value" or "--name=value".
 Options read_options(int argc, char** argv) {
     Options options;
-    const std::map<std::string, std::size_t*> numbers = {{"--num_epochs", &options.num_epochs}, {"--batch_size", &options.batch_size},
-                                                         {"--dataset_size", &options.dataset_size}, {"--input_dim", &options.input_dim},
+    const std::map<std::string, std::size_t*> numbers = {{"--num_epochs", &options.num_epochs},
+                                                         {"--batch_size", &options.batch_size},
+                                                         {"--dataset_size", &options.dataset_size},
+                                                         {"--input_dim", &options.input_dim},
                                                          {"--seed", &options.seed}};
     for (int i = 1; i < argc; ++i) {
         const std::string word = argv[i], name = word.substr(0, word.find('='));
@@ -47,7 +49,8 @@ Options read_options(int argc, char** argv) {
         if (name == "--backend") options.backend = value;
         else if (name == "--save_dir") options.save_dir = value;
         else if (!numbers.contains(name)) throw ddp::InvalidInput(name + ": unknown option");
-        else if (value.empty() || value.find_first_not_of("0123456789") != std::string::npos) throw ddp::InvalidInput(name + ": '" + value + "' is not a number");
+        else if (value.empty() || value.find_first_not_of("0123456789") != std::string::npos)
+            throw ddp::InvalidInput(name + ": '" + value + "' is not a number");
         else *numbers.at(name) = std::strtoull(value.c_str(), nullptr, 10);
     }
     if (options.batch_size == 0 || options.dataset_size == 0 || options.input_dim == 0)
@@ -55,7 +58,9 @@ Options read_options(int argc, char** argv) {
     // As in PyTorch's programs; collectives in host memory are libddp's own.
     if (options.backend == "gloo" || options.backend == "mpi") options.backend = "cpu";
     if (options.backend != "auto" && options.backend != "cpu")
-        throw ddp::InvalidInput("--backend " + options.backend + ": this example computes on the CPU; train --device cuda is the one for GPUs");
+        throw ddp::InvalidInput(
+            "--backend " + options.backend +
+            ": this example computes on the CPU; train --device cuda is the one for GPUs");
     return options;
 }
 
@@ -67,7 +72,8 @@ float normal(std::mt19937_64& random) {
 /// Points around the origin, the same on every rank; the class is the side of a plane on which a point lies.
 class Points final : public ddp::Dataset {
   public:
-    Points(std::size_t count, std::size_t dimensions, std::uint64_t seed) : dimensions_(dimensions), values_(count * dimensions), labels_(count) {
+    Points(std::size_t count, std::size_t dimensions, std::uint64_t seed)
+        : dimensions_(dimensions), values_(count * dimensions), labels_(count) {
         std::mt19937_64 random(seed);
         for (float& value : values_) value = normal(random);
         for (std::size_t i = 0; i < count; ++i) {
@@ -77,7 +83,9 @@ class Points final : public ddp::Dataset {
         }
     }
     [[nodiscard]] std::size_t size() const override { return labels_.size(); }
-    [[nodiscard]] std::vector<std::size_t> field_bytes() const override { return {dimensions_ * sizeof(float), sizeof(std::int32_t)}; }
+    [[nodiscard]] std::vector<std::size_t> field_bytes() const override {
+        return {dimensions_ * sizeof(float), sizeof(std::int32_t)};
+    }
     void read(std::size_t index, std::span<const std::span<std::byte>> fields) const override {
         std::memcpy(fields[0].data(), &values_[index * dimensions_], fields[0].size());
         std::memcpy(fields[1].data(), &labels_[index], fields[1].size());
@@ -92,10 +100,12 @@ class Points final : public ddp::Dataset {
 /// Linear -> 64 -> ReLU -> 2, cross entropy.
 class Network {
   public:
-    Network(std::size_t inputs, std::uint64_t seed) : inputs_(inputs), w1_(kHidden * inputs), b1_(kHidden), w2_(kClasses * kHidden), b2_(kClasses) {
+    Network(std::size_t inputs, std::uint64_t seed)
+        : inputs_(inputs), w1_(kHidden * inputs), b1_(kHidden), w2_(kClasses * kHidden), b2_(kClasses) {
         std::mt19937_64 random(seed);
         const auto fill = [&](std::vector<float>& weights, std::size_t fan_in) {
-            for (float& weight : weights) weight = (2 * uniform(random) - 1) / std::sqrt(static_cast<float>(fan_in));
+            for (float& weight : weights)
+                weight = (2 * uniform(random) - 1) / std::sqrt(static_cast<float>(fan_in));
         };
         fill(w1_, inputs);
         fill(b1_, inputs);
@@ -105,14 +115,18 @@ class Network {
 
     [[nodiscard]] std::vector<ddp::Tensor> parameters() {
         const auto wide = [](std::size_t n) { return static_cast<std::int64_t>(n); };
-        return {ddp::tensor_of("fc1.weight", std::span(w1_), {wide(kHidden), wide(inputs_)}), ddp::tensor_of("fc1.bias", std::span(b1_), {wide(kHidden)}),
-                ddp::tensor_of("fc2.weight", std::span(w2_), {wide(kClasses), wide(kHidden)}), ddp::tensor_of("fc2.bias", std::span(b2_), {wide(kClasses)})};
+        return {ddp::tensor_of("fc1.weight", std::span(w1_), {wide(kHidden), wide(inputs_)}),
+                ddp::tensor_of("fc1.bias", std::span(b1_), {wide(kHidden)}),
+                ddp::tensor_of("fc2.weight", std::span(w2_), {wide(kClasses), wide(kHidden)}),
+                ddp::tensor_of("fc2.bias", std::span(b2_), {wide(kClasses)})};
     }
 
     /// The sum of the batch's losses; gradients of their mean go to the model, last layer first.
-    double forward_backward(std::span<const float> x, std::span<const std::int32_t> labels, ddp::DistributedDataParallel& model) const {
+    double forward_backward(std::span<const float> x, std::span<const std::int32_t> labels,
+                            ddp::DistributedDataParallel& model) const {
         model.zero_gradients();
-        const std::span<float> gw1 = model.gradient_as<float>(0), gb1 = model.gradient_as<float>(1), gw2 = model.gradient_as<float>(2), gb2 = model.gradient_as<float>(3);
+        const std::span<float> gw1 = model.gradient_as<float>(0), gb1 = model.gradient_as<float>(1),
+                               gw2 = model.gradient_as<float>(2), gb2 = model.gradient_as<float>(3);
         const float share = 1 / static_cast<float>(labels.size());
         double loss = 0;
         std::vector<float> hidden(kHidden);
@@ -155,7 +169,8 @@ class Network {
     std::vector<float> w1_, b1_, w2_, b2_;
 };
 
-/// How often all ranks together have been given each sample: every one at least once, and none that does not exist.
+/// How often all ranks together have been given each sample: every one at least once, and none that does not
+/// exist.
 bool covers_the_data(ddp::ProcessGroup& group, std::span<const std::size_t> mine, std::size_t samples) {
     std::vector<std::int32_t> seen(samples);
     for (const std::size_t index : mine) ++seen.at(index);
@@ -175,8 +190,10 @@ bool run(const ddp::Context& context, const Options& options) {
     ddp::DistributedSampler sampler(points.size(), group->size(), group->rank(), {.seed = options.seed});
     if (is_first) {
         const std::size_t batches = (sampler.size() + options.batch_size - 1) / options.batch_size;
-        std::printf("Running on %s with %zu processes\nDataset size: %zu, samples per rank: %zu, batches per rank: %zu, effective batch size: %zu\n",
-                    group->describe().c_str(), ranks, points.size(), sampler.size(), batches, options.batch_size * ranks);
+        std::printf(
+            "Running on %s with %zu processes\nDataset size: %zu, samples per rank: %zu, batches per rank: %zu, effective batch size: %zu\n",
+            group->describe().c_str(), ranks, points.size(), sampler.size(), batches,
+            options.batch_size * ranks);
     }
 
     std::vector<double> losses;
@@ -188,23 +205,35 @@ bool run(const ddp::Context& context, const Options& options) {
         ddp::Loader loader(points, sampler, {.batch_size = options.batch_size});
         std::vector<double> sums(2);  // losses, samples
         while (const ddp::Batch* batch = loader.next()) {
-            sums[0] += network.forward_backward(batch->field<float>(0).first(batch->size() * options.input_dim), batch->field<std::int32_t>(1).first(batch->size()), model);
+            sums[0] +=
+                network.forward_backward(batch->field<float>(0).first(batch->size() * options.input_dim),
+                                         batch->field<std::int32_t>(1).first(batch->size()), model);
             sums[1] += static_cast<double>(batch->size());
             optimizer->step(model.gradients());
         }
         group->all_reduce(ddp::buffer_of(std::span(sums))).wait();
         losses.push_back(sums[0] / sums[1]);
-        if (is_first) std::printf("----\nEpoch %zu, mean loss %.4f of %.0f samples\n----\n", epoch, losses.back(), sums[1]);
+        if (is_first)
+            std::printf("----\nEpoch %zu, mean loss %.4f of %.0f samples\n----\n", epoch, losses.back(),
+                        sums[1]);
     }
 
     const std::string sum = model.verify_equal_parameters();  // throws where a single bit differs
     if (is_first && !options.save_dir.empty())
-        ddp::CheckpointDirectory(options.save_dir).save(parameters, optimizer->state(), {.epoch = options.num_epochs, .step = optimizer->steps(), .sampler = {}, .notes = {}});
+        ddp::CheckpointDirectory(options.save_dir)
+            .save(parameters, optimizer->state(),
+                  {.epoch = options.num_epochs, .step = optimizer->steps(), .sampler = {}, .notes = {}});
     group->barrier().wait();
     const bool learned = losses.size() < 2 || losses.back() < losses.front();
-    if (!complete) std::fprintf(stderr, "distributed_loader: rank %d: a sample was given to nobody\n", group->rank());
-    if (!learned) std::fprintf(stderr, "distributed_loader: rank %d: the loss has not fallen: %g, then %g\n", group->rank(), losses.front(), losses.back());
-    if (is_first && complete && learned) std::printf("parameters are bitwise equal on %zu ranks, sha256 %s\nTraining completed successfully!\n", ranks, sum.c_str());
+    if (!complete)
+        std::fprintf(stderr, "distributed_loader: rank %d: a sample was given to nobody\n", group->rank());
+    if (!learned)
+        std::fprintf(stderr, "distributed_loader: rank %d: the loss has not fallen: %g, then %g\n",
+                     group->rank(), losses.front(), losses.back());
+    if (is_first && complete && learned)
+        std::printf(
+            "parameters are bitwise equal on %zu ranks, sha256 %s\nTraining completed successfully!\n", ranks,
+            sum.c_str());
     return complete && learned;
 }
 

@@ -1,5 +1,6 @@
-// Evaluation on all workers at once: each looks at its share of a test set that does not divide evenly, and rank 0 gets all
-// predictions in the order of the data, none twice. (A sampler would fill the shares up, and count some samples twice.)
+// Evaluation on all workers at once: each looks at its share of a test set that does not divide evenly, and
+// rank 0 gets all predictions in the order of the data, none twice. (A sampler would fill the shares up, and
+// count some samples twice.)
 //
 //     ddprun --nproc-per-node=4 ./evaluation
 //
@@ -47,12 +48,15 @@ bool evaluate(ddp::ProcessGroup& group) {
     std::int64_t expected = 0;
     for (std::size_t sample = 0; sample < kSamples; ++sample) {
         if (all[sample] != predict(sample)) {
-            std::fprintf(stderr, "rank %d: the prediction of sample %zu is another one's\n", group.rank(), sample);
+            std::fprintf(stderr, "rank %d: the prediction of sample %zu is another one's\n", group.rank(),
+                         sample);
             return false;
         }
         expected += predict(sample) == label_of(sample) ? 1 : 0;
     }
-    if (group.rank() == 0) std::printf("%d workers: %.2f %% of %zu samples are right\n", group.size(), 100.0 * static_cast<double>(correct) / kSamples, kSamples);
+    if (group.rank() == 0)
+        std::printf("%d workers: %.2f %% of %zu samples are right\n", group.size(),
+                    100.0 * static_cast<double>(correct) / kSamples, kSamples);
     return correct == expected;
 }
 

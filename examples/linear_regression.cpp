@@ -1,5 +1,5 @@
-// Data-parallel training of a model of your own: y = w x + b by gradient descent, samples shared out among the
-// workers, gradients averaged while they are computed.
+// Data-parallel training of a model of your own: y = w x + b by gradient descent, samples shared out among
+// the workers, gradients averaged while they are computed.
 //
 //     ddprun --nproc-per-node=4 ./linear_regression
 //

@@ -1,11 +1,11 @@
-// The smallest program that trains on several nodes and can be continued: y = A x + b on random samples, stochastic
-// gradient descent, a snapshot that one rank writes whole or not at all.
+// The smallest program that trains on several nodes and can be continued: y = A x + b on random samples,
+// stochastic gradient descent, a snapshot that one rank writes whole or not at all.
 //
 //     ddprun --nproc-per-node=4 ./multinode_basic --total_epochs 10 --save_every 2
 //
-// All ranks make the same data from the same seed, so nothing has to be shared but the gradients. A snapshot holds the
-// parameters, the optimizer's state and the sampler's place: whoever starts again goes on at the next step, and ends where
-// it would have ended without the break.
+// All ranks make the same data from the same seed, so nothing has to be shared but the gradients. A snapshot
+// holds the parameters, the optimizer's state and the sampler's place: whoever starts again goes on at the
+// next step, and ends where it would have ended without the break.
 //
 // Exits 0 when all ranks hold the same parameters and the loss has not grown, 1 otherwise.
 
@@ -32,7 +32,8 @@ namespace {
 constexpr std::size_t kSamples = 2000, kInputs = 20;
 
 struct Options {
-    std::uint64_t total_epochs = 50, save_every = 100 /* epochs; 0: no snapshots */, batch_size = 32, seed = 42;
+    std::uint64_t total_epochs = 50, save_every = 100 /* epochs; 0: no snapshots */, batch_size = 32,
+                  seed = 42;
     std::string backend = "auto", snapshot = "snapshot";
 };
 
@@ -71,7 +72,9 @@ Options read_options(int argc, char** argv) {
     // As in PyTorch's programs; collectives in host memory are libddp's own.
     if (options.backend == "gloo" || options.backend == "mpi") options.backend = "cpu";
     if (options.backend != "auto" && options.backend != "cpu")
-        throw ddp::InvalidInput("--backend " + options.backend + ": this example computes on the CPU; train --device cuda is the one for GPUs");
+        throw ddp::InvalidInput(
+            "--backend " + options.backend +
+            ": this example computes on the CPU; train --device cuda is the one for GPUs");
     return options;
 }
 
@@ -88,7 +91,10 @@ struct Data {
 
 struct Trainer {
     Trainer(ddp::ProcessGroup& whole, const Options& how)
-        : group(whole), options(how), data(how.seed), sampler(kSamples, whole.size(), whole.rank(), {.shuffle = false, .seed = how.seed}),
+        : group(whole),
+          options(how),
+          data(how.seed),
+          sampler(kSamples, whole.size(), whole.rank(), {.shuffle = false, .seed = how.seed}),
           snapshots(how.snapshot) {
         std::mt19937_64 random(options.seed + 1);
         for (float& weight : weights) weight = (static_cast<float>(random() >> 40) * 0x1p-24F - 0.5F) * 0.4F;
@@ -102,19 +108,24 @@ struct Trainer {
         if (!state) return;
         step = state->step;
         first_epoch = state->epoch;
-        if (is_first()) std::printf("Resuming training from snapshot at Epoch %llu\n", static_cast<unsigned long long>(first_epoch));
+        if (is_first())
+            std::printf("Resuming training from snapshot at Epoch %llu\n",
+                        static_cast<unsigned long long>(first_epoch));
     }
 
     /// One writer for the whole job; the others wait until it is on the disk.
     void save(std::uint64_t epochs_done) {
         sampler.set_epoch(epochs_done);
         const std::string path = snapshots.save(group, training);
-        if (is_first()) std::printf("Epoch %llu | Training snapshot saved at %s\n", static_cast<unsigned long long>(epochs_done - 1), path.c_str());
+        if (is_first())
+            std::printf("Epoch %llu | Training snapshot saved at %s\n",
+                        static_cast<unsigned long long>(epochs_done - 1), path.c_str());
     }
 
     /// The batch's mean squared error; the gradient goes into the model's buckets, averaged over all ranks.
     double train(std::span<const std::size_t> batch) {
-        const std::span<float> of_weights = model.gradient_as<float>(0), of_bias = model.gradient_as<float>(1);
+        const std::span<float> of_weights = model.gradient_as<float>(0),
+                               of_bias = model.gradient_as<float>(1);
         std::fill(of_weights.begin(), of_weights.end(), 0.F);
         of_bias[0] = 0;
         double loss = 0;
@@ -141,7 +152,8 @@ struct Trainer {
         if (epoch != sampler.state().epoch) sampler.set_epoch(epoch);
         const std::vector<std::size_t> mine = sampler.indices();
         const std::size_t steps = (mine.size() + options.batch_size - 1) / options.batch_size;
-        std::printf("[GPU%d] Epoch %llu | Batchsize: %llu | Steps: %zu\n", group.rank(), static_cast<unsigned long long>(epoch),
+        std::printf("[GPU%d] Epoch %llu | Batchsize: %llu | Steps: %zu\n", group.rank(),
+                    static_cast<unsigned long long>(epoch),
                     static_cast<unsigned long long>(options.batch_size), steps);
         double loss = 0;
         for (std::size_t at = 0; at < mine.size(); at += options.batch_size) {
@@ -172,7 +184,8 @@ void print_times(std::uint64_t first_epoch, const std::vector<double>& seconds) 
         total += seconds[i];
         std::printf("%8zu  %12.6f\n", static_cast<std::size_t>(first_epoch) + i, seconds[i]);
     }
-    std::printf("Total time: %.6f seconds, average per epoch: %.6f seconds\n", total, total / static_cast<double>(std::max<std::size_t>(1, seconds.size())));
+    std::printf("Total time: %.6f seconds, average per epoch: %.6f seconds\n", total,
+                total / static_cast<double>(std::max<std::size_t>(1, seconds.size())));
 }
 
 bool run(const ddp::Context& context, const Options& options) {
@@ -183,8 +196,9 @@ bool run(const ddp::Context& context, const Options& options) {
                                {"--seed", std::to_string(options.seed)}});
     if (group->rank() == 0) {
         std::printf("%s\nLocal rank: %d, world size: %d, rank: %d, backend: %s\nTraining on %d ranks\n",
-                    context.origin().empty() ? "rank from ddprun or torchrun" : context.origin().c_str(), context.local_rank(), group->size(),
-                    group->rank(), group->describe().c_str(), group->size());
+                    context.origin().empty() ? "rank from ddprun or torchrun" : context.origin().c_str(),
+                    context.local_rank(), group->size(), group->rank(), group->describe().c_str(),
+                    group->size());
     }
     Trainer trainer(*group, options);
     std::vector<double> seconds, losses;
@@ -192,16 +206,21 @@ bool run(const ddp::Context& context, const Options& options) {
         const auto start = std::chrono::steady_clock::now();
         losses.push_back(trainer.run_epoch(epoch));
         seconds.push_back(std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
-        std::printf("[GPU%d] Epoch %llu completed in %.6f seconds.\n", group->rank(), static_cast<unsigned long long>(epoch), seconds.back());
-        const bool is_due = options.save_every > 0 && ((epoch + 1) % options.save_every == 0 || epoch + 1 == options.total_epochs);
+        std::printf("[GPU%d] Epoch %llu completed in %.6f seconds.\n", group->rank(),
+                    static_cast<unsigned long long>(epoch), seconds.back());
+        const bool is_due = options.save_every > 0 &&
+                            ((epoch + 1) % options.save_every == 0 || epoch + 1 == options.total_epochs);
         if (is_due) trainer.save(epoch + 1);
     }
     const std::string sum = trainer.model.verify_equal_parameters();  // throws where a single bit differs
     if (group->rank() != 0) return true;
     print_times(trainer.first_epoch, seconds);
-    std::printf("parameters are bitwise equal on %d ranks after %llu steps, sha256 %s\n", group->size(), static_cast<unsigned long long>(trainer.step), sum.c_str());
+    std::printf("parameters are bitwise equal on %d ranks after %llu steps, sha256 %s\n", group->size(),
+                static_cast<unsigned long long>(trainer.step), sum.c_str());
     const bool learned = losses.size() < 2 || losses.back() <= losses.front();
-    if (!learned) std::fprintf(stderr, "multinode_basic: the loss has grown from %g to %g\n", losses.front(), losses.back());
+    if (!learned)
+        std::fprintf(stderr, "multinode_basic: the loss has grown from %g to %g\n", losses.front(),
+                     losses.back());
     return learned;
 }
 

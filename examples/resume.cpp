@@ -1,5 +1,5 @@
-// A training that stops in the middle of an epoch and goes on, as if it had never stopped: model, optimizer, schedule and the
-// place in the data are one checkpoint, which is named once and so forgets nothing.
+// A training that stops in the middle of an epoch and goes on, as if it had never stopped: model, optimizer,
+// schedule and the place in the data are one checkpoint, which is named once and so forgets nothing.
 //
 //     ddprun --nproc-per-node=4 ./resume
 //
@@ -36,9 +36,12 @@ class Points final : public ddp::Dataset {
 };
 
 struct Run {
-    explicit Run(ddp::ProcessGroup& group) : model(group, parameters()), sampler(points.size(), group.size(), group.rank(), {.seed = 1}) {}
+    explicit Run(ddp::ProcessGroup& group)
+        : model(group, parameters()), sampler(points.size(), group.size(), group.rank(), {.seed = 1}) {}
 
-    std::vector<ddp::Tensor> parameters() { return {ddp::tensor_of("w", w, {1}), ddp::tensor_of("b", b, {1})}; }
+    std::vector<ddp::Tensor> parameters() {
+        return {ddp::tensor_of("w", w, {1}), ddp::tensor_of("b", b, {1})};
+    }
 
     void learn(std::span<const float> batch) {
         model.zero_gradients();
@@ -73,7 +76,8 @@ struct Run {
     std::vector<float> w = {0}, b = {0};
     ddp::DistributedDataParallel model;
     std::unique_ptr<ddp::Optimizer> optimizer = ddp::make_adamw(parameters(), {.learning_rate = 0.1});
-    ddp::ScheduledRate rate{*optimizer, {.shape = ddp::Schedule::Shape::Cosine, .warmup_steps = 5, .total_steps = 200}};
+    ddp::ScheduledRate rate{*optimizer,
+                            {.shape = ddp::Schedule::Shape::Cosine, .warmup_steps = 5, .total_steps = 200}};
     ddp::DistributedSampler sampler;
     const ddp::Training training{model, *optimizer, sampler, {{"schedule", &rate}}};
 };
@@ -94,8 +98,10 @@ bool run(ddp::ProcessGroup& group, const std::string& directory) {
 
     const std::string sum = second.model.verify_equal_parameters();
     if (group.rank() == 0)
-        std::printf("%d workers: stopped in epoch %d behind %d samples; ended after %d steps with y = %.4f x + %.4f, sha256 %s\n", group.size(),
-                    static_cast<int>(epoch), static_cast<int>(consumed), static_cast<int>(second.optimizer->steps()), second.w[0], second.b[0], sum.c_str());
+        std::printf(
+            "%d workers: stopped in epoch %d behind %d samples; ended after %d steps with y = %.4f x + %.4f, sha256 %s\n",
+            group.size(), static_cast<int>(epoch), static_cast<int>(consumed),
+            static_cast<int>(second.optimizer->steps()), second.w[0], second.b[0], sum.c_str());
     return !is_done && is_found && sum == whole.model.verify_equal_parameters();
 }
 

@@ -2,8 +2,8 @@
 //
 //     ddprun --nproc-per-node=4 ./roll_call
 //
-// Every worker leaves a note, one of them is elected, and that one reads them all. Exits 0 when nobody is missing, 1 otherwise.
-// Started without ddprun it has no store, and nobody to call.
+// Every worker leaves a note, one of them is elected, and that one reads them all. Exits 0 when nobody is
+// missing, 1 otherwise. Started without ddprun it has no store, and nobody to call.
 
 #include <ddp/context.h>
 #include <ddp/store.h>

@@ -25,7 +25,8 @@ int main() try {
             return 1;
         }
     }
-    if (group->rank() == 0) std::printf("%d workers, the sum of their ranks is %g\n", group->size(), expected);
+    if (group->rank() == 0)
+        std::printf("%d workers, the sum of their ranks is %g\n", group->size(), expected);
     return 0;
 } catch (const std::exception& error) {
     std::fprintf(stderr, "sum_of_ranks: %s\n", error.what());

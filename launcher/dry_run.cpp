@@ -31,8 +31,9 @@ std::vector<std::string> describe_hosts(const HostStart& start, const std::vecto
             break;
         }
         const bool is_here = static_cast<int>(node) < start.nodes.first;
-        lines.push_back(fmt::format("{}: node {}, {}, {}", start.hosts[node].name, node, describe_ranks(first, workers[node]),
-                                    is_here ? "this host" : fmt::format("ddprun started by {}", name_of(start.starter))));
+        lines.push_back(fmt::format(
+            "{}: node {}, {}, {}", start.hosts[node].name, node, describe_ranks(first, workers[node]),
+            is_here ? "this host" : fmt::format("ddprun started by {}", name_of(start.starter))));
         first += workers[node];
     }
     return lines;
@@ -40,14 +41,16 @@ std::vector<std::string> describe_hosts(const HostStart& start, const std::vecto
 
 /// The torchrun way: where the controller is, as this node finds it.
 std::string describe_controller(const HeadChoice& choice) {
-    const std::string port = choice.endpoint.port == 0 ? "any free port" : fmt::format("port {}", choice.endpoint.port);
+    const std::string port =
+        choice.endpoint.port == 0 ? "any free port" : fmt::format("port {}", choice.endpoint.port);
     const char* const unless = choice.contested ? "; where that is taken, at the ddprun that has it" : "";
     if (choice.is_head) return fmt::format("on this node, {}{} ({})", port, unless, choice.why);
     return fmt::format("at {} ({})", to_string(choice.endpoint), choice.why);
 }
 
 /// "" where it is known only when the nodes have met.
-MasterChoice choose_master_before(const JobSetup& setup, bool serves_torch, const std::optional<HeadChoice>& choice, bool is_first) {
+MasterChoice choose_master_before(const JobSetup& setup, bool serves_torch,
+                                  const std::optional<HeadChoice>& choice, bool is_first) {
     JobSpec spec = setup.spec;
     RendezvousSpec& rendezvous = spec.rendezvous;
     if (!choice) {
@@ -60,7 +63,8 @@ MasterChoice choose_master_before(const JobSetup& setup, bool serves_torch, cons
     const bool first_is_elsewhere = rendezvous.head_is_apart && !serves_torch && !rendezvous.master_addr;
     // Of another node's controller: as its own command line says it, if that is the same as this one.
     if (!choice->is_head) rendezvous.local_addr.reset();
-    MasterChoice master = choose_master(spec, serves_torch, static_cast<std::uint16_t>(port), false, true, {});
+    MasterChoice master =
+        choose_master(spec, serves_torch, static_cast<std::uint16_t>(port), false, true, {});
     if (others_know_more || first_is_elsewhere) master.host.clear();
     return master;
 }
@@ -77,8 +81,8 @@ std::vector<int> workers_by_node(const JobSetup& setup, bool workers_are_given) 
     return workers;
 }
 
-Result<DryRun> plan_dry_run(const JobSetup& setup, const std::vector<int>& workers, const std::optional<HeadChoice>& choice,
-                            const std::optional<OuterTask>& task) {
+Result<DryRun> plan_dry_run(const JobSetup& setup, const std::vector<int>& workers,
+                            const std::optional<HeadChoice>& choice, const std::optional<OuterTask>& task) {
     const JobSpec& spec = setup.spec;
     const Result<TorchStoreChoice> store = choose_torch_store(spec, is_run_by_python(setup.program));
     if (!store) return store.error();
@@ -86,8 +90,11 @@ Result<DryRun> plan_dry_run(const JobSetup& setup, const std::vector<int>& worke
     const bool is_head = choice ? choice->is_head : task && task->place.node_rank == 0;
     const bool is_numbered = spec.nodes.max == 1 || spec.rendezvous.node_rank || is_head;
     const int node = spec.rendezvous.node_rank.value_or(is_head ? 0 : 1);
-    if (!is_numbered) dry.around.node = fmt::format("shown as node {}: all but the first are numbered when they have met", node);
-    if (spec.rendezvous.head_is_apart) dry.around.node = "none: this host runs no workers; shown is node 0, as if it were like this host";
+    if (!is_numbered)
+        dry.around.node =
+            fmt::format("shown as node {}: all but the first are numbered when they have met", node);
+    if (spec.rendezvous.head_is_apart)
+        dry.around.node = "none: this host runs no workers; shown is node 0, as if it were like this host";
     rdzv::StartGeneration& order = dry.order;
     order.local_world_size = setup.workers;
     order.group_world_size = spec.nodes.max;
@@ -107,7 +114,9 @@ Result<DryRun> plan_dry_run(const JobSetup& setup, const std::vector<int>& worke
     if (!wish.warning.empty() && order.world_size > 1) dry.around.mpi = wish.warning;
     if (setup.start) dry.around.hosts = describe_hosts(*setup.start, workers);
     if (spec.nodes.max > 1 || spec.rendezvous.head_is_apart) {
-        dry.around.controller = choice ? describe_controller(*choice) : "where the launcher around us lets the nodes meet: " + describe(*task);
+        dry.around.controller = choice
+                                    ? describe_controller(*choice)
+                                    : "where the launcher around us lets the nodes meet: " + describe(*task);
     }
     return dry;
 }
@@ -137,9 +146,11 @@ Status show_plan(const JobSetup& setup, const std::optional<OuterTask>& task, bo
     if (task && task->place.is_rank) {
         if (Result<OuterRank> rank = outer_rank_of(*task); rank) spec.outer_rank = *rank;
     }
-    const Result<std::vector<WorkerPlan>> plans = plan_workers(spec, setup.program, setup.machine, dry->order);
+    const Result<std::vector<WorkerPlan>> plans =
+        plan_workers(spec, setup.program, setup.machine, dry->order);
     if (!plans) return plans.error();
-    ddprun::print("{}", printable_lines(render_plan(spec, setup.program, setup.machine, dry->order, *plans, dry->around)));
+    ddprun::print("{}", printable_lines(render_plan(spec, setup.program, setup.machine, dry->order, *plans,
+                                                    dry->around)));
     return {};
 }
 

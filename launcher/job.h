@@ -59,13 +59,14 @@ struct JobSetup {
     std::vector<std::string> environment;  ///< "NAME=value": what workers inherit
     std::string log_level;                 ///< LOGLEVEL; "" default
     std::vector<Endpoint> head_elsewhere;  ///< where the controller may be reached besides, if it has told
-    std::string token;                     ///< the job's secret, where the head has told it; "" as job_token.h finds it
-    std::vector<Endpoint> job_at;          ///< where the job goes on, by its head's word; empty: the command line says it
-    std::uint64_t open_files = 0;          ///< the soft limit that workers get back; 0: the one there is
-    std::optional<HostStart> start;        ///< what the head starts; nullopt elsewhere, and where others do
-    bool is_started = false;               ///< by a head, on another host
-    bool sends_output = false;             ///< this node's lines go to the head by the session
-    bool has_lifeline = false;             ///< the end of standard input is the end of what started us
+    std::string token;  ///< the job's secret, where the head has told it; "" as job_token.h finds it
+    std::vector<Endpoint>
+        job_at;  ///< where the job goes on, by its head's word; empty: the command line says it
+    std::uint64_t open_files = 0;    ///< the soft limit that workers get back; 0: the one there is
+    std::optional<HostStart> start;  ///< what the head starts; nullopt elsewhere, and where others do
+    bool is_started = false;         ///< by a head, on another host
+    bool sends_output = false;       ///< this node's lines go to the head by the session
+    bool has_lifeline = false;       ///< the end of standard input is the end of what started us
     /// Where several nodes meet, when it was settled before; none: the command line says it.
     std::optional<JobMeeting> meeting;
 };
@@ -73,20 +74,24 @@ struct JobSetup {
 /// How long the last messages may take to reach other nodes.
 inline constexpr Duration kFarewell = std::chrono::seconds(10);
 
-/// What all nodes have to agree on. Programs are compared by their names: they may lie elsewhere on each node; and per role.
+/// What all nodes have to agree on. Programs are compared by their names: they may lie elsewhere on each
+/// node; and per role.
 rdzv::Terms terms_of(const JobSetup& setup, bool has_pmix);
-/// The program's name and a digest of its arguments, to be compared: other nodes hear it, and arguments can hold secrets.
+/// The program's name and a digest of its arguments, to be compared: other nodes hear it, and arguments can
+/// hold secrets.
 std::string command_of(const ResolvedProgram& program, std::string_view token);
 
 /// This node's part of one job: the parts, and the way from each to the others. Decides nothing.
 ///
-/// Its subjects have a file each: job.cpp builds the node and hears the user and the controller, job_head.cpp has what only
-/// the head does, job_start.cpp the start of other nodes, job_heir.cpp what follows the head's end, job_end.cpp the job's.
-/// Every signal that ddprun handles must be blocked already.
+/// Its subjects have a file each: job.cpp builds the node and hears the user and the controller, job_head.cpp
+/// has what only the head does, job_start.cpp the start of other nodes, job_heir.cpp what follows the head's
+/// end, job_end.cpp the job's. Every signal that ddprun handles must be blocked already.
 class Job final : public rdzv::ServerHandler, public rdzv::AgentLinkHandler {
   public:
     explicit Job(JobSetup setup)
-        : setup_(std::move(setup)), host_(host_name()), log_({host_, "agent", std::nullopt}, log_options(setup_)) {}
+        : setup_(std::move(setup)),
+          host_(host_name()),
+          log_({host_, "agent", std::nullopt}, log_options(setup_)) {}
 
     ~Job() override {
         if (loop_) loop_->set_keepalive(nullptr);
@@ -101,8 +106,8 @@ class Job final : public rdzv::ServerHandler, public rdzv::AgentLinkHandler {
     /// Returns the exit code. Error: what kept the job from beginning (a port in use, no descriptors).
     /// Where moved_to() has a value the code means nothing.
     Result<int> run();
-    /// This process was to be a head, and has heard before any worker was started that the job goes on under another one: what
-    /// the Job that joins there is made of.
+    /// This process was to be a head, and has heard before any worker was started that the job goes on under
+    /// another one: what the Job that joins there is made of.
     [[nodiscard]] std::optional<JobSetup> moved_to() const;
 
   private:
@@ -136,8 +141,11 @@ class Job final : public rdzv::ServerHandler, public rdzv::AgentLinkHandler {
     // job_head.cpp
     /// This is the head, and no node: its agent has no workers and joins nothing.
     [[nodiscard]] bool is_apart() const { return controller_ && setup_.spec.rendezvous.head_is_apart; }
-    /// With several nodes a given --master-port is where the controller itself listens, unless they met elsewhere.
-    [[nodiscard]] bool listens_at_master_port() const { return shared_endpoint(setup_.spec).has_value() && !setup_.meeting; }
+    /// With several nodes a given --master-port is where the controller itself listens, unless they met
+    /// elsewhere.
+    [[nodiscard]] bool listens_at_master_port() const {
+        return shared_endpoint(setup_.spec).has_value() && !setup_.meeting;
+    }
     Status contend_for_head(const HeadChoice& choice);
     Status build_head(const HeadChoice& choice);
     Status choose_store();
@@ -177,19 +185,30 @@ class Job final : public rdzv::ServerHandler, public rdzv::AgentLinkHandler {
 
     void on_agent_joined(rdzv::AgentId agent, const rdzv::AgentHello& hello) override;
     void on_agent_message(rdzv::AgentId agent, const rdzv::FromAgent& message) override;
-    void hear(rdzv::AgentId agent, const rdzv::WorkersStarted& started) { controller_->agent_message(agent, started); }
+    void hear(rdzv::AgentId agent, const rdzv::WorkersStarted& started) {
+        controller_->agent_message(agent, started);
+    }
     void hear(rdzv::AgentId agent, const rdzv::WorkerExited& exited);
     void hear(rdzv::AgentId agent, const rdzv::GenerationEnded& ended);
-    void hear(rdzv::AgentId agent, const rdzv::StandbyListens& listens) { controller_->agent_message(agent, listens); }
+    void hear(rdzv::AgentId agent, const rdzv::StandbyListens& listens) {
+        controller_->agent_message(agent, listens);
+    }
     void hear(rdzv::AgentId agent, const rdzv::Notice& notice) { controller_->agent_message(agent, notice); }
     void hear(rdzv::AgentId agent, const rdzv::Question& question) { inquiry_->from_agent(agent, question); }
     void hear(rdzv::AgentId agent, const rdzv::Answer& answer) { inquiry_->from_agent(agent, answer); }
     void hear(rdzv::AgentId agent, const rdzv::OutputPiece& piece) {
-        output_->show_sent(agent, piece.stream == 2 ? Output::Stream::Err : Output::Stream::Out, piece.bytes.view());
+        output_->show_sent(agent, piece.stream == 2 ? Output::Stream::Err : Output::Stream::Out,
+                           piece.bytes.view());
     }
-    void hear(rdzv::AgentId agent, const rdzv::FenceEntered& fence) { pass_on(exchange_.entered(agent, fence)); }
-    void hear(rdzv::AgentId agent, const rdzv::ModexRequest& request) { pass_on(exchange_.asked(agent, request)); }
-    void hear(rdzv::AgentId agent, const rdzv::ModexReply& reply) { pass_on(exchange_.answered(agent, reply)); }
+    void hear(rdzv::AgentId agent, const rdzv::FenceEntered& fence) {
+        pass_on(exchange_.entered(agent, fence));
+    }
+    void hear(rdzv::AgentId agent, const rdzv::ModexRequest& request) {
+        pass_on(exchange_.asked(agent, request));
+    }
+    void hear(rdzv::AgentId agent, const rdzv::ModexReply& reply) {
+        pass_on(exchange_.answered(agent, reply));
+    }
     void pass_on(const PmixExchange::Messages& messages);
     void on_agent_lost(rdzv::AgentId agent, const Error& why) override;
     void on_log(const std::string& line) override;
@@ -219,7 +238,9 @@ class Job final : public rdzv::ServerHandler, public rdzv::AgentLinkHandler {
         if (pmix_) pmix_->handle(message);
     }
     void on_lost(const Error& why) override;
-    void on_store_reply(std::uint32_t number, const rdzv::StoreReply& reply) override { relay_->on_store_reply(number, reply); }
+    void on_store_reply(std::uint32_t number, const rdzv::StoreReply& reply) override {
+        relay_->on_store_reply(number, reply);
+    }
     void on_acknowledged() override {
         if (relay_) relay_->on_acknowledged();
     }
@@ -229,37 +250,39 @@ class Job final : public rdzv::ServerHandler, public rdzv::AgentLinkHandler {
     os::Log log_;
     std::optional<os::Log> job_log_;
     JobToken token_;
-    std::uint64_t open_files_ = 0;            ///< the soft limit that workers get back
+    std::uint64_t open_files_ = 0;  ///< the soft limit that workers get back
     std::string id_;
     JobMark mark_;
     os::LinuxSystem system_;
     std::unique_ptr<Warden> warden_;
-    std::unique_ptr<JobCgroup> cgroup_;       ///< null: none can be had. Goes before the warden, which watches over it
+    std::unique_ptr<JobCgroup>
+        cgroup_;  ///< null: none can be had. Goes before the warden, which watches over it
     PmixWish pmix_wish_;
-    std::unique_ptr<JobDirectory> files_;     ///< null: the workers have no PMIx server
+    std::unique_ptr<JobDirectory> files_;  ///< null: the workers have no PMIx server
     std::unique_ptr<os::EventLoop> loop_;
-    std::unique_ptr<PmixServer> pmix_;        ///< null as well
-    PmixExchange exchange_;                   ///< on the head, of all nodes' PMIx servers
+    std::unique_ptr<PmixServer> pmix_;  ///< null as well
+    PmixExchange exchange_;             ///< on the head, of all nodes' PMIx servers
     MasterPort master_port_;
     std::unique_ptr<rdzv::Server> server_;    ///< on the head, and on the standby
     std::unique_ptr<Controller> controller_;  ///< on the head only
     std::unique_ptr<Herald> herald_;          ///< on a head that was the standby
     std::optional<rdzv::JobMoved> moved_;     ///< away from this head
     std::unique_ptr<Heir> heir_;              ///< elsewhere; null: this node ends with the head
-    std::map<rdzv::AgentId, rdzv::AgentHello> early_;  ///< have come to the standby, which is not the head yet
-    Endpoint head_;                           ///< where the controller is, for agents, as it was named
-    Endpoint head_address_;                   ///< the same, numeric: names may be unknown when the head is lost
-    std::size_t head_places_ = 1;             ///< by which it was looked for
-    Endpoint lost_head_;                      ///< of the generation before, while this node goes to the standby
-    bool has_joined_ = false;                 ///< by the link there is
-    bool rejoins_ = false;                    ///< when the workers of this node have ended
-    int joins_ = 1;                           ///< so many times this node has joined its controller
+    std::map<rdzv::AgentId, rdzv::AgentHello>
+        early_;                    ///< have come to the standby, which is not the head yet
+    Endpoint head_;                ///< where the controller is, for agents, as it was named
+    Endpoint head_address_;        ///< the same, numeric: names may be unknown when the head is lost
+    std::size_t head_places_ = 1;  ///< by which it was looked for
+    Endpoint lost_head_;           ///< of the generation before, while this node goes to the standby
+    bool has_joined_ = false;      ///< by the link there is
+    bool rejoins_ = false;         ///< when the workers of this node have ended
+    int joins_ = 1;                ///< so many times this node has joined its controller
     std::shared_ptr<const rdzv::TlsContext> tls_;  ///< of the agent, with --tls
-    rdzv::AgentHello hello_;                  ///< what this node says of itself
-    bool has_succeeded_ = false;              ///< this head was the standby
-    bool has_asked_to_end_ = false;           ///< its controller, which may not have heard it
-    bool serves_torch_ = false;               ///< on the head
-    std::unique_ptr<OutputSender> sender_;     ///< null: the consoles are our own
+    rdzv::AgentHello hello_;                       ///< what this node says of itself
+    bool has_succeeded_ = false;                   ///< this head was the standby
+    bool has_asked_to_end_ = false;                ///< its controller, which may not have heard it
+    bool serves_torch_ = false;                    ///< on the head
+    std::unique_ptr<OutputSender> sender_;         ///< null: the consoles are our own
     std::unique_ptr<Output> output_;
     std::unique_ptr<Agent> agent_;
     std::unique_ptr<rdzv::AgentLink> link_;    ///< null: a head that is no node
@@ -267,19 +290,21 @@ class Job final : public rdzv::ServerHandler, public rdzv::AgentLinkHandler {
     std::unique_ptr<rdzv::StoreRelay> relay_;  ///< null: to the server, in this process
     std::unique_ptr<Observation> observation_;
     os::EventLoop::TimerId notice_timer_ = 0;  ///< of --walltime-notice
-    std::unique_ptr<WalltimeWatch> walltime_;  ///< on the head only: one question to the scheduler, not one per node
-    std::optional<RequeueRun> run_;            ///< on the head, where the job is put back into its queue
-    std::optional<JobEnd> ended_;              ///< of the job, on the head
+    std::unique_ptr<WalltimeWatch>
+        walltime_;                   ///< on the head only: one question to the scheduler, not one per node
+    std::optional<RequeueRun> run_;  ///< on the head, where the job is put back into its queue
+    std::optional<JobEnd> ended_;    ///< of the job, on the head
     std::unique_ptr<Inquiry> inquiry_;
     std::unique_ptr<JobQuestions> questions_;
-    std::unique_ptr<HangWatch> hang_watch_;   ///< on the head, with --hang-timeout
-    std::unique_ptr<RemoteAgents> others_;    ///< on a head that starts the other hosts
-    std::set<rdzv::AgentId> senders_;         ///< on the head: joined agents whose lines come by their sessions
-    bool waits_for_senders_ = false;          ///< the job is over, and their last lines come
-    std::optional<int> exit_code_;            ///< of a node that leaves before, or without, a controller that is its own
+    std::unique_ptr<HangWatch> hang_watch_;  ///< on the head, with --hang-timeout
+    std::unique_ptr<RemoteAgents> others_;   ///< on a head that starts the other hosts
+    std::set<rdzv::AgentId> senders_;  ///< on the head: joined agents whose lines come by their sessions
+    bool waits_for_senders_ = false;   ///< the job is over, and their last lines come
+    std::optional<int>
+        exit_code_;  ///< of a node that leaves before, or without, a controller that is its own
     std::string failure_;
-    bool is_failure_said_ = false;             ///< the log has it already
-    std::unique_ptr<os::Keepalive> keepalive_;  ///< null: one node, whom nobody waits for
+    bool is_failure_said_ = false;                ///< the log has it already
+    std::unique_ptr<os::Keepalive> keepalive_;    ///< null: one node, whom nobody waits for
     LineBudget connection_lines_{"connections"};  ///< whoever reaches the port can cause them
     bool sum_is_due_ = false;
 };

@@ -32,7 +32,8 @@ std::optional<int> terminal_width() {
 /// As a scheduler ends a job: by a signal to ddprun, or to a worker.
 bool was_ended_from_outside(const JobEnd& end) {
     const WorkerEnd* cause = root_cause(end);
-    return end.stopped_by_signal || end.preempted || (cause != nullptr && cause->signaled && (cause->status == SIGTERM || cause->status == SIGKILL));
+    return end.stopped_by_signal || end.preempted ||
+           (cause != nullptr && cause->signaled && (cause->status == SIGTERM || cause->status == SIGKILL));
 }
 
 }  // namespace
@@ -40,7 +41,8 @@ bool was_ended_from_outside(const JobEnd& end) {
 /// What a batch job's last run has left.
 Status Job::begin_run(RequeueRun::Head head) {
     Result<std::optional<RequeueRun>> run =
-        RequeueRun::begin(setup_.spec.requeue, setup_.spec.output.log_dir, head, [this](const std::string& line) { log_.info("{}", line); });
+        RequeueRun::begin(setup_.spec.requeue, setup_.spec.output.log_dir, head,
+                          [this](const std::string& line) { log_.info("{}", line); });
     if (!run) return run.error();
     run_ = *std::move(run);
     if (run_ && setup_.spec.walltime_notice == Duration::zero()) setup_.spec.walltime_notice = kRequeueNotice;
@@ -50,12 +52,15 @@ Status Job::begin_run(RequeueRun::Head head) {
 /// The last act: a scheduler may end us for it.
 void Job::end_run() {
     if (!run_ || !ended_) return;
-    const bool at_walltime = was_ended_from_outside(*ended_) && walltime_->end() && !walltime_note(*walltime_->end() - MonotonicClock::now()).empty();
-    run_->finish(*ended_, at_walltime, [](const std::string& line) { ddprun::print(stderr, "ddprun: {}\n", printable(line)); });
+    const bool at_walltime = was_ended_from_outside(*ended_) && walltime_->end() &&
+                             !walltime_note(*walltime_->end() - MonotonicClock::now()).empty();
+    run_->finish(*ended_, at_walltime,
+                 [](const std::string& line) { ddprun::print(stderr, "ddprun: {}\n", printable(line)); });
 }
 
 void Job::controller_done() {
-    // Agents elsewhere still have to hear it; ours is idle. Then come their last lines, through what started them.
+    // Agents elsewhere still have to hear it; ours is idle. Then come their last lines, through what started
+    // them.
     server_->when_written(kFarewell, [this] { stop_after_others(kFarewell); });
 }
 
@@ -64,7 +69,8 @@ void Job::stop_after_others(Duration patience) {
     others_->finish(patience, [this] { stop_after_senders(kFarewell / 2); });
 }
 
-/// PBS may end what started the others before their last lines have come; who sends its lines goes when all have been shown.
+/// PBS may end what started the others before their last lines have come; who sends its lines goes when all
+/// have been shown.
 void Job::stop_after_senders(Duration patience) {
     if (senders_.empty()) return loop_->stop();
     waits_for_senders_ = true;
@@ -89,7 +95,8 @@ void Job::agent_says(rdzv::FromAgent message) {
 }
 
 int Job::say_how_it_ended() {
-    output_->flush(deadline_after(MonotonicClock::now(), kFlushLook));  // what is lost there stands in the report
+    output_->flush(
+        deadline_after(MonotonicClock::now(), kFlushLook));  // what is lost there stands in the report
     say_of_connections(connection_lines_.total());
     if (!controller_ || exit_code_) {  // a head without a link to itself has left, too
         if (!failure_.empty() && !is_failure_said_) {
@@ -108,7 +115,8 @@ int Job::say_how_it_ended() {
     end.loss = output_->loss();
     end.log_directory = output_->attempt_directory();
     if (const std::optional<TimePoint> over = walltime_->end(); over && was_ended_from_outside(end)) {
-        if (std::string note = walltime_note(*over - MonotonicClock::now()); !note.empty()) end.notes.push_back(std::move(note));
+        if (std::string note = walltime_note(*over - MonotonicClock::now()); !note.empty())
+            end.notes.push_back(std::move(note));
     }
     if (const WorkerEnd* cause = root_cause(end)) {
         std::string note = explain_python(*cause, setup_.program.name, setup_.program.how);
@@ -133,15 +141,16 @@ void Job::tell_launcher_above(LauncherFailure failure, const WorkerEnd* cause, i
         failure.message = fmt::format("rank {} on {}: {}", cause->rank, cause->host, describe_end(*cause));
         failure.trace = cause->error_file;
         if (cause->host == host_) failure.report = agent_->error_report(cause->rank);
-        if (cause->exec_failure.empty() && !cause->stopped_failing) failure.error_code = cause->signaled ? -cause->status : cause->status;
+        if (cause->exec_failure.empty() && !cause->stopped_failing)
+            failure.error_code = cause->signaled ? -cause->status : cause->status;
     }
     if (const Status left = leave_error_file(process_environment, failure); !left) {
         log_.warning("TORCHELASTIC_ERROR_FILE: {}; ignoring", left.error().what);
     }
 }
 
-/// On a host whose lines go to the head: until that has shown them all. What it has not when it is lost, or within a time, goes to
-/// our own standard streams.
+/// On a host whose lines go to the head: until that has shown them all. What it has not when it is lost, or
+/// within a time, goes to our own standard streams.
 void Job::send_last_output() {
     const TimePoint until = deadline_after(MonotonicClock::now(), kFarewell);
     while (link_ && link_->is_connected() && MonotonicClock::now() < until) {
@@ -151,7 +160,8 @@ void Job::send_last_output() {
     }
 }
 
-/// As any program, we wait for who reads us; but a signal that asks us to end is obeyed, which nobody hears any more.
+/// As any program, we wait for who reads us; but a signal that asks us to end is obeyed, which nobody hears
+/// any more.
 void Job::flush_output() {
     const auto asked_to_end = [] {
         sigset_t pending;
@@ -167,7 +177,8 @@ void Job::flush_output() {
         if (sender_) sender_->write_rest(1, 2);
         if (is_said || output_->files_are_written() || MonotonicClock::now() < soon) continue;
         is_said = true;
-        log_.warning("the job has ended, but its log files are not written yet (a disk that hangs?); waiting for them, a signal ends that");
+        log_.warning(
+            "the job has ended, but its log files are not written yet (a disk that hangs?); waiting for them, a signal ends that");
     } while (!output_->flushed() && !asked_to_end());
 }
 

@@ -17,14 +17,16 @@
 namespace ddprun {
 namespace {
 
-/// By node rank, for the names of those who are missing: whom we start, or the allocation where our own rank goes by it.
+/// By node rank, for the names of those who are missing: whom we start, or the allocation where our own rank
+/// goes by it.
 std::vector<std::string> hosts_by_rank(const JobSetup& setup, const std::string& own_name) {
     std::vector<AllocatedHost> hosts;
     if (setup.start) {
         hosts = setup.start->hosts;
     } else if (setup.spec.nodes.max == 1) {
         return {};
-    } else if (const Result<StartFacts> facts = look_for_hosts(setup.spec.start); facts && facts->allocation) {
+    } else if (const Result<StartFacts> facts = look_for_hosts(setup.spec.start);
+               facts && facts->allocation) {
         hosts = facts->allocation->hosts;
         const auto rank = static_cast<std::size_t>(setup.spec.rendezvous.node_rank.value_or(0));
         if (rank >= hosts.size() || !is_same_host(hosts[rank].name, own_name)) hosts.clear();
@@ -36,14 +38,15 @@ std::vector<std::string> hosts_by_rank(const JobSetup& setup, const std::string&
 
 }  // namespace
 
-/// Two that begin to listen at the same moment are both refused by the kernel, and nobody listens: whoever finds nobody
-/// there tries again, after a while of its own.
+/// Two that begin to listen at the same moment are both refused by the kernel, and nobody listens: whoever
+/// finds nobody there tries again, after a while of its own.
 Status Job::contend_for_head(const HeadChoice& choice) {
     constexpr int kTries = 20;
     for (int attempt = 1;; ++attempt) {
         const Status head = build_head(choice);
         if (head || !choice.contested || head.error().sys != EADDRINUSE || attempt == kTries) return head;
-        if (connect_tcp(*shared_endpoint(setup_.spec), MonotonicClock::now() + std::chrono::seconds(1))) return head;
+        if (connect_tcp(*shared_endpoint(setup_.spec), MonotonicClock::now() + std::chrono::seconds(1)))
+            return head;
         std::this_thread::sleep_for(std::chrono::milliseconds(1 + (::getpid() + attempt) % 16));
     }
 }
@@ -56,13 +59,16 @@ Status Job::build_head(const HeadChoice& choice) {
     }
     rdzv::ServerOptions options = server_options();
     options.where = choice.endpoint;
-    if (serves_torch_ && spec.nodes.max == 1) options.where.port = static_cast<std::uint16_t>(spec.rendezvous.master_port.value_or(0));
+    if (serves_torch_ && spec.nodes.max == 1)
+        options.where.port = static_cast<std::uint16_t>(spec.rendezvous.master_port.value_or(0));
     if (setup_.meeting) options.listener = std::move(setup_.meeting->listener);
-    options.local_listener = UniqueFd(::fcntl(store_way_.fd.get(), F_DUPFD_CLOEXEC, 0));  // another node may turn out to be the head
+    options.local_listener = UniqueFd(
+        ::fcntl(store_way_.fd.get(), F_DUPFD_CLOEXEC, 0));  // another node may turn out to be the head
     if (const Status listens = listen(std::move(options)); !listens) return listens;
     build_controller();
     if (spec.nodes.max > 1) {
-        job_log_->info("controller on port {}{} ({}), waiting for {} node{}", server_->bound().port, spec.rendezvous.tls ? " with TLS" : "", choice.why, spec.nodes.min,
+        job_log_->info("controller on port {}{} ({}), waiting for {} node{}", server_->bound().port,
+                       spec.rendezvous.tls ? " with TLS" : "", choice.why, spec.nodes.min,
                        spec.nodes.min == 1 ? "" : "s");
     }
     return {};
@@ -94,7 +100,9 @@ Status Job::choose_store() {
     if (!store) return store.error();
     const bool is_news = !store->is_served && setup_.spec.rendezvous.tls && is_run_by_python(setup_.program);
     if (is_news) log_.info("PyTorch's rank 0 hosts the store of its workers: {}", store->why);
-    else log_.debug("the store of PyTorch's workers is {}: {}", store->is_served ? "ours" : "theirs", store->why);
+    else
+        log_.debug("the store of PyTorch's workers is {}: {}", store->is_served ? "ours" : "theirs",
+                   store->why);
     serves_torch_ = store->is_served;
     return {};
 }
@@ -110,14 +118,17 @@ void Job::build_controller() {
     config.nobody_can_come = setup_.start.has_value();
     config.random = static_cast<double>(::getpid() % 1000) / 1000;
     config.own_host = host_;
-    if (!has_succeeded_) config.hosts = hosts_by_rank(setup_, host_);  // asks the name server, which a running loop must not
+    if (!has_succeeded_)
+        config.hosts = hosts_by_rank(setup_, host_);  // asks the name server, which a running loop must not
     if (!spec.rendezvous.head_is_apart) config.own_instance = hello_.instance.empty() ? id_ : hello_.instance;
     config.terms = terms_of(setup_, pmix_ != nullptr);
-    if (!spec.rendezvous.head_is_apart || spec.fabric) config.fabric = describe_fabric(setup_.machine.fabric, process_environment);
+    if (!spec.rendezvous.head_is_apart || spec.fabric)
+        config.fabric = describe_fabric(setup_.machine.fabric, process_environment);
     config.in_batch_job = find_batch_job(process_environment).has_value();
     config.master = [this](const rdzv::AgentHello& first) -> Result<MasterAddress> {
         const bool is_here = first.instance == id_ && !has_succeeded_;
-        MasterChoice master = choose_master(setup_.spec, serves_torch_, server_->bound().port, setup_.meeting.has_value(), is_here, first.addresses);
+        MasterChoice master = choose_master(setup_.spec, serves_torch_, server_->bound().port,
+                                            setup_.meeting.has_value(), is_here, first.addresses);
         if (serves_torch_ && has_succeeded_) master.host = hello_.addresses.front();
         if (master.port != 0) return MasterAddress{master.host, master.port, serves_torch_};
         const Result<int> port = master_port_.reserve();
@@ -127,7 +138,9 @@ void Job::build_controller() {
     controller_ = std::make_unique<Controller>(
         *loop_, *job_log_, std::move(config),
         [this](rdzv::AgentId agent, const rdzv::ToAgent& message) {
-            if (const auto* start = std::get_if<rdzv::StartGeneration>(&message); start && !link_ && start->group_rank == 0) observe(*start);
+            if (const auto* start = std::get_if<rdzv::StartGeneration>(&message);
+                start && !link_ && start->group_rank == 0)
+                observe(*start);
             server_->send(agent, message);
         },
         [this] { controller_done(); });
@@ -135,14 +148,17 @@ void Job::build_controller() {
         server_->begin_generation(generation);
         if (!pmix_) return;
         std::vector<PmixExchange::Node> nodes;
-        for (WorldNode& node : controller_->world()) nodes.push_back({node.agent, std::move(node.host), node.first_rank, node.workers});
+        for (WorldNode& node : controller_->world())
+            nodes.push_back({node.agent, std::move(node.host), node.first_rank, node.workers});
         pass_on(exchange_.begin(id_, generation, std::move(nodes)));
     });
 }
 
 void Job::begin_control() {
     walltime_ = std::make_unique<WalltimeWatch>(*loop_, system_, log_);
-    walltime_->begin(setup_.spec.walltime_notice, [this](TimePoint end) { walltime_is_known(end); }, [this](const std::string& why) { walltime_is_unknown(why); });
+    walltime_->begin(
+        setup_.spec.walltime_notice, [this](TimePoint end) { walltime_is_known(end); },
+        [this](const std::string& why) { walltime_is_unknown(why); });
     controller_->begin();
 }
 
@@ -160,7 +176,8 @@ void Job::walltime_is_known(TimePoint end) {
     if (notice == Duration::zero() || time_up == kNever) return;
     notice_timer_ = loop_->call_at(time_up, [this, end] {
         if (controller_->finished()) return;
-        const auto left = std::chrono::round<std::chrono::seconds>(std::max(Duration::zero(), end - MonotonicClock::now()));
+        const auto left =
+            std::chrono::round<std::chrono::seconds>(std::max(Duration::zero(), end - MonotonicClock::now()));
         controller_->preempt(SIGTERM, fmt::format("walltime in {}", format_duration(left)), left);
     });
 }
@@ -172,7 +189,9 @@ void Job::on_agent_joined(rdzv::AgentId agent, const rdzv::AgentHello& hello) {
         early_.emplace(agent, hello);
         return heir_->arrived(agent, hello);
     }
-    if (moved_) return static_cast<void>(server_->send(agent, rdzv::Successor{moved_->host, moved_->addresses, moved_->port}));
+    if (moved_)
+        return static_cast<void>(
+            server_->send(agent, rdzv::Successor{moved_->host, moved_->addresses, moved_->port}));
     const Status joined = controller_->agent_joined(agent, hello);
     if (!joined) {
         const bool is_news = !controller_->finished();
@@ -194,7 +213,8 @@ void Job::on_agent_lost(rdzv::AgentId agent, const Error& why) {
     pass_on(exchange_.node_lost(agent));
     // No process over there has closed the connection: what started it hears as little.
     const bool is_silent = why.code == Errc::Timeout || why.sys == ETIMEDOUT || why.sys == EHOSTUNREACH;
-    if (const std::optional<int> node = controller_->node_rank_of(agent); others_ && is_silent && node) others_->fell_silent(*node);
+    if (const std::optional<int> node = controller_->node_rank_of(agent); others_ && is_silent && node)
+        others_->fell_silent(*node);
     controller_->agent_lost(agent, why);
     output_->end_sent(agent);
     if (senders_.erase(agent) > 0 && senders_.empty() && waits_for_senders_) loop_->stop();

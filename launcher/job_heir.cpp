@@ -38,19 +38,22 @@ Result<std::uint16_t> Job::listen_as_standby() {
     return server_->bound().port;
 }
 
-/// True when nothing listens where the head did: its process has ended, it is not merely cut off. A host that lives refuses at once.
+/// True when nothing listens where the head did: its process has ended, it is not merely cut off. A host that
+/// lives refuses at once.
 bool Job::head_is_dead() const {
     constexpr Duration kRefusal = std::chrono::milliseconds(100);
     const Result<UniqueFd> again = connect_tcp(head_address_, MonotonicClock::now() + kRefusal);
     return !again && again.error().sys == ECONNREFUSED;
 }
 
-/// This node's workers are stopped, as survivors of any failure; when none is left the job goes on elsewhere. Nothing here may
-/// wait before they are: the name server may have gone with the head.
+/// This node's workers are stopped, as survivors of any failure; when none is left the job goes on elsewhere.
+/// Nothing here may wait before they are: the name server may have gone with the head.
 void Job::lose_head(const Error& why) {
     const std::string lost = fmt::format("the head at {} is lost ({})", to_string(head_), why.what);
     lost_head_ = head_;
-    const std::string next = heir_->is_standby() ? "as the standby it waits for the other nodes" : fmt::format("it goes to the standby, {}", heir_->successor());
+    const std::string next = heir_->is_standby()
+                                 ? "as the standby it waits for the other nodes"
+                                 : fmt::format("it goes to the standby, {}", heir_->successor());
     log_.warning("{}; this node's workers are stopped, then {}", lost, next);
     rdzv::StopGeneration stop;
     stop.generation = agent_->generation();
@@ -66,9 +69,13 @@ void Job::lose_head(const Error& why) {
 
 void Job::take_over(JobState state, const std::string& why) {
     has_succeeded_ = true;
-    if (const Status run = begin_run(RequeueRun::Head::Successor); !run) log_.warning("{}; the job will not be put back into its queue", run.error().what);
+    if (const Status run = begin_run(RequeueRun::Head::Successor); !run)
+        log_.warning("{}; the job will not be put back into its queue", run.error().what);
     build_controller();
-    job_log_->warning("this node is the head from now on; {} here; {}", early_.size() == 1 ? std::string("1 node is") : fmt::format("{} nodes are", early_.size()), listen_for_late_comers());
+    job_log_->warning(
+        "this node is the head from now on; {} here; {}",
+        early_.size() == 1 ? std::string("1 node is") : fmt::format("{} nodes are", early_.size()),
+        listen_for_late_comers());
     observation_->becomes_head(*controller_);
     controller_->on_event([this](const JobEvent& event) { observation_->decided(event); });
     begin_asking_nodes();
@@ -78,22 +85,24 @@ void Job::take_over(JobState state, const std::string& why) {
     controller_->succeed(std::move(state), why);
 }
 
-/// At the port that the lost head had: nodes that do not know of this one look there, on the hosts that they know of. What
-/// the operator can do for others, in words.
+/// At the port that the lost head had: nodes that do not know of this one look there, on the hosts that they
+/// know of. What the operator can do for others, in words.
 std::string Job::listen_for_late_comers() {
     const std::optional<Endpoint> endpoint = shared_endpoint(setup_.spec);
     if (!endpoint || setup_.meeting) return "no others can come";
     const Status listens = server_->listen_also({setup_.spec.rendezvous.listen_on, endpoint->port});
     if (!listens) return fmt::format("no others can come: {}", listens.error().what);
     const std::vector<std::string> own = heir_->own_addresses();
-    return fmt::format("others can come with --rdzv-endpoint {}", to_string(Endpoint{own.empty() ? host_ : own.front(), endpoint->port}));
+    return fmt::format("others can come with --rdzv-endpoint {}",
+                       to_string(Endpoint{own.empty() ? host_ : own.front(), endpoint->port}));
 }
 
 void Job::begin_herald() {
     const std::optional<Endpoint> endpoint = shared_endpoint(setup_.spec);
     if (!endpoint || setup_.meeting) return;
     const rdzv::Heartbeats limits = heartbeats_of(setup_.spec.rendezvous);
-    const Duration pause = std::clamp<Duration>(setup_.spec.rendezvous.last_call / 4, std::chrono::milliseconds(50), std::chrono::milliseconds(500));
+    const Duration pause = std::clamp<Duration>(
+        setup_.spec.rendezvous.last_call / 4, std::chrono::milliseconds(50), std::chrono::milliseconds(500));
     rdzv::DialOptions where;
     where.controllers = {*endpoint};
     where.credentials = {setup_.spec.rendezvous.run_id, token_.token};
@@ -103,15 +112,19 @@ void Job::begin_herald() {
     where.handshake = limits.timeout;
     where.tls = tls_;
     const rdzv::JobMoved moved{host_, heir_->own_addresses(), server_->bound().port, id_};
-    const auto told = [this, where = to_string(*endpoint)] { job_log_->info("told the ddprun that listens at {} that the job goes on here", where); };
+    const auto told = [this, where = to_string(*endpoint)] {
+        job_log_->info("told the ddprun that listens at {} that the job goes on here", where);
+    };
     herald_ = std::make_unique<Herald>(Herald::Parts{*loop_, std::move(where), moved, pause, told});
 }
 
 /// This process was started as the head of a job that goes on under another one.
 void Job::on_job_moved(const rdzv::JobMoved& moved) {
-    if (moved.instance == id_) return loop_->post([this] { herald_.reset(); });  // this process listens there, too
+    if (moved.instance == id_)
+        return loop_->post([this] { herald_.reset(); });  // this process listens there, too
     if (!controller_ || moved_ || exit_code_ || controller_->finished()) return;
-    const std::string there = fmt::format("the job goes on under {}, which succeeded its lost head", printable(moved.host));
+    const std::string there =
+        fmt::format("the job goes on under {}, which succeeded its lost head", printable(moved.host));
     const bool can_join = !is_apart() && !setup_.start && !pmix_ && !moved.addresses.empty();
     switch (meet_successor({controller_->state().generation, has_succeeded_, can_join})) {
         case Encounter::Ignore: return;
@@ -135,12 +148,14 @@ std::optional<JobSetup> Job::moved_to() const {
     there.log_level = setup_.log_level;
     there.token = token_.token;
     there.open_files = open_files_;
-    for (const std::string& address : moved_->addresses) there.job_at.push_back({address, static_cast<std::uint16_t>(moved_->port)});
+    for (const std::string& address : moved_->addresses)
+        there.job_at.push_back({address, static_cast<std::uint16_t>(moved_->port)});
     return there;
 }
 
 void Job::give_up_without_head(const std::string& why) {
-    for (const auto& [agent, hello] : std::exchange(early_, {})) server_->refuse_agent(agent, {Errc::Refused, why, 0});
+    for (const auto& [agent, hello] : std::exchange(early_, {}))
+        server_->refuse_agent(agent, {Errc::Refused, why, 0});
     failure_ = why;
     server_->when_written(kFarewell, [this] { leave(static_cast<int>(ExitCode::Unavailable)); });
 }

@@ -32,7 +32,8 @@ void be_of_hosts(CommandLine& line, int hosts) {
 }
 
 /// Where several hosts are ours to use: the spec becomes that of their head.
-void become_head(CommandLine& line, StartPlan plan, JobNodes& nodes, const std::vector<std::string>& arguments, const StartFacts& facts) {
+void become_head(CommandLine& line, StartPlan plan, JobNodes& nodes,
+                 const std::vector<std::string>& arguments, const StartFacts& facts) {
     RendezvousSpec& rendezvous = line.spec.rendezvous;
     be_of_hosts(line, static_cast<int>(plan.hosts.size()));
     if (!plan.is_apart) rendezvous.node_rank = 0;
@@ -47,14 +48,17 @@ void become_head(CommandLine& line, StartPlan plan, JobNodes& nodes, const std::
     // The port that a site has opened; the others are told our own name and addresses.
     const bool has_port = line.sources.contains("rdzv-endpoint") && rendezvous.endpoint;
     if (has_port && rendezvous.endpoint->host != own_name) {
-        line.remarks.push_back(fmt::format("--rdzv-endpoint: of {} the port is taken; the job's hosts meet at this host, {}", to_string(*rendezvous.endpoint), own_name));
+        line.remarks.push_back(
+            fmt::format("--rdzv-endpoint: of {} the port is taken; the job's hosts meet at this host, {}",
+                        to_string(*rendezvous.endpoint), own_name));
     }
     rendezvous.endpoint = Endpoint{own_name, has_port ? rendezvous.endpoint->port : std::uint16_t{0}};
     // RemoteAgents says by then which host is missing and why; this bound comes a little later.
     const auto waves = static_cast<int>(plan.hosts.size() / kMostStarting + 1);
     const Duration one_wave = std::min(rendezvous.join_timeout, line.spec.start.timeout);
     rendezvous.join_timeout = std::min(rendezvous.join_timeout, one_wave * waves + kBehindStart);
-    if (rendezvous.run_id == "none") rendezvous.run_id = job_id.empty() ? random_hex(8).value_or("none") : job_id;
+    if (rendezvous.run_id == "none")
+        rendezvous.run_id = job_id.empty() ? random_hex(8).value_or("none") : job_id;
     HostStart start;
     start.starter = plan.starter;
     start.nodes = {plan.is_apart ? 0 : 1, static_cast<int>(plan.hosts.size()) - 1};
@@ -80,7 +84,8 @@ NodesSaid nodes_said(const CommandLine& line) {
 
 /// A scheduler's tasks per host, or the slots of a host file, where --nproc-per-node says nothing.
 void default_to_slots(CommandLine& line, int slots) {
-    if (slots > 1 && !line.sources.contains("nproc-per-node")) line.spec.workers = {WorkerCount::Kind::Number, slots};
+    if (slots > 1 && !line.sources.contains("nproc-per-node"))
+        line.spec.workers = {WorkerCount::Kind::Number, slots};
 }
 
 }  // namespace
@@ -88,7 +93,8 @@ void default_to_slots(CommandLine& line, int slots) {
 Status use_allocation(CommandLine& line, const std::vector<std::string>& arguments, JobNodes& nodes) {
     const StartSpec& asked = line.spec.start;
     const NodesSaid said = nodes_said(line);
-    const bool is_asked_for = !asked.hosts.empty() || !asked.hostfile.empty() || line.sources.contains("start");
+    const bool is_asked_for =
+        !asked.hosts.empty() || !asked.hostfile.empty() || line.sources.contains("start");
     if (said == NodesSaid::ByOthers && !is_asked_for) return {};
     const Result<StartFacts> facts = look_for_hosts(asked);
     if (!facts) return facts.error();
@@ -99,16 +105,20 @@ Status use_allocation(CommandLine& line, const std::vector<std::string>& argumen
     if (!line.spec.quiet && facts->allocation) {
         const bool is_given = line.sources.contains("nproc-per-node");
         const WorkerCount& count = line.spec.workers;
-        const std::optional<int> workers = is_given && count.kind == WorkerCount::Kind::Number ? std::optional(count.number) : std::nullopt;
+        const std::optional<int> workers =
+            is_given && count.kind == WorkerCount::Kind::Number ? std::optional(count.number) : std::nullopt;
         const Grant grant = read_grant(process_environment, facts->host_name);
-        const int cores = grant.cpus ? *grant.cpus * grant.slots : static_cast<int>(std::thread::hardware_concurrency());
-        for (std::string& remark : remarks_on(*facts->allocation, is_given, workers, cores)) line.remarks.push_back(std::move(remark));
+        const int cores =
+            grant.cpus ? *grant.cpus * grant.slots : static_cast<int>(std::thread::hardware_concurrency());
+        for (std::string& remark : remarks_on(*facts->allocation, is_given, workers, cores))
+            line.remarks.push_back(std::move(remark));
     }
     if (plan->kind != StartPlan::Here) become_head(line, *std::move(plan), nodes, arguments, *facts);
     return {};
 }
 
-Status complete_order(HostStart& start, const ResolvedProgram& program, const std::vector<std::string>& asked) {
+Status complete_order(HostStart& start, const ResolvedProgram& program,
+                      const std::vector<std::string>& asked) {
     StartOrder& order = start.order;
     std::error_code failed;
     order.directory = std::filesystem::current_path(failed);
@@ -128,13 +138,17 @@ Result<CommandLine> take_order(const StartedNode& started) {
     std::error_code failed;
     const Result<FileIdentity> self = identify_file(std::filesystem::read_symlink("/proc/self/exe", failed));
     if (!self) return self.error();
-    if (const std::string differs = difference("ddprun", order.ddprun, *self, order.head); !differs.empty()) return Error{Errc::Mismatch, differs, 0};
-    if (::chdir(order.directory.c_str()) != 0) return Error::system("the working directory " + order.directory);
-    const std::vector<std::string> environment = environment_here(order.environment, os::own_environment(), !order.environment_is_whole);
+    if (const std::string differs = difference("ddprun", order.ddprun, *self, order.head); !differs.empty())
+        return Error{Errc::Mismatch, differs, 0};
+    if (::chdir(order.directory.c_str()) != 0)
+        return Error::system("the working directory " + order.directory);
+    const std::vector<std::string> environment =
+        environment_here(order.environment, os::own_environment(), !order.environment_is_whole);
     ::clearenv();
     for (const std::string& variable : environment) {
         const std::size_t equals = variable.find('=');
-        if (equals != variable.npos && equals > 0) ::setenv(variable.substr(0, equals).c_str(), variable.c_str() + equals + 1, 1);
+        if (equals != variable.npos && equals > 0)
+            ::setenv(variable.substr(0, equals).c_str(), variable.c_str() + equals + 1, 1);
     }
     Result<CommandLine> line = parse_command_line(order.arguments, process_environment);
     if (!line) return line.error();

@@ -41,32 +41,33 @@ inline std::string to_string(const Nodes& nodes) {
 
 /// How workers find each other, after --standalone and the defaults have been applied.
 struct RendezvousSpec {
-    std::string backend = "static";            ///< static or c10d: accepted, our own server serves both
-    std::optional<Endpoint> endpoint;          ///< where the controller is; none: this node, any free port
+    std::string backend = "static";    ///< static or c10d: accepted, our own server serves both
+    std::optional<Endpoint> endpoint;  ///< where the controller is; none: this node, any free port
     std::string run_id = "none";
-    std::optional<bool> is_host;               ///< --rdzv-conf: this node is the head, or is not
-    std::optional<Duration> heartbeat_timeout; ///< a node that is silent for so long is lost; before the next two
+    std::optional<bool> is_host;  ///< --rdzv-conf: this node is the head, or is not
+    std::optional<Duration>
+        heartbeat_timeout;  ///< a node that is silent for so long is lost; before the next two
     std::optional<Duration> keep_alive_interval;  ///< between two heartbeats of a node
-    std::optional<int> keep_alive_attempts;    ///< a node that misses so many in a row is lost
+    std::optional<int> keep_alive_attempts;       ///< a node that misses so many in a row is lost
     Duration join_timeout = std::chrono::seconds(600);
     Duration last_call = std::chrono::seconds(30);  ///< wait for more nodes once min has joined
     std::optional<int> node_rank;
-    std::optional<std::string> master_addr;    ///< what workers get; none: the address that worked
-    std::optional<int> master_port;            ///< none: a free port, reserved until the workers start
+    std::optional<std::string> master_addr;  ///< what workers get; none: the address that worked
+    std::optional<int> master_port;          ///< none: a free port, reserved until the workers start
     std::optional<std::string> local_addr;
-    std::string iface;                         ///< --iface as given; "" none
-    std::string listen_on;                     ///< this node's address on it: it listens there only; "" on all
-    bool insecure = false;                     ///< several nodes without a secret (job_token.h)
-    bool tls = false;                          ///< what goes from host to host to and from the controller is sealed
-    bool head_is_apart = false;                ///< it is on a host that is none of the nodes, and runs no workers
+    std::string iface;           ///< --iface as given; "" none
+    std::string listen_on;       ///< this node's address on it: it listens there only; "" on all
+    bool insecure = false;       ///< several nodes without a secret (job_token.h)
+    bool tls = false;            ///< what goes from host to host to and from the controller is sealed
+    bool head_is_apart = false;  ///< it is on a host that is none of the nodes, and runs no workers
 };
 
 /// What starts the ddprun of the other hosts.
 enum class Starter : std::uint8_t {
-    Auto,     ///< what the source of the hosts has
-    None,     ///< nothing of ours: others do
+    Auto,  ///< what the source of the hosts has
+    None,  ///< nothing of ours: others do
     Pbsdsh,
-    Tm,       ///< pbs_tmrsh
+    Tm,  ///< pbs_tmrsh
     Mpiexec,
     Srun,
     Blaunch,  ///< LSF's
@@ -76,9 +77,10 @@ enum class Starter : std::uint8_t {
 /// Where one command is to start all nodes.
 struct StartSpec {
     Starter starter = Starter::Auto;
-    std::string hosts, hostfile;               ///< as given; "" none: the scheduler's
+    std::string hosts, hostfile;                  ///< as given; "" none: the scheduler's
     Duration timeout = std::chrono::seconds(60);  ///< until each of the others has joined
-    std::vector<std::string> environment;      ///< --env, as given: "NAME" (sent to the other hosts) or "NAME=VALUE"
+    std::vector<std::string>
+        environment;  ///< --env, as given: "NAME" (sent to the other hosts) or "NAME=VALUE"
 };
 
 /// When nodes that come to a running elastic job are taken in.
@@ -90,8 +92,8 @@ enum class Grow : std::uint8_t {
 /// When a failed gang is started again.
 struct RestartSpec {
     int max_restarts = 0;
-    std::optional<Duration> window;            ///< "3/1h": at most max_restarts within any such span
-    Duration backoff = std::chrono::milliseconds(0);      ///< before the 2nd restart in a row, then doubled
+    std::optional<Duration> window;                   ///< "3/1h": at most max_restarts within any such span
+    Duration backoff = std::chrono::milliseconds(0);  ///< before the 2nd restart in a row, then doubled
     Duration backoff_max = std::chrono::seconds(60);
 };
 
@@ -102,8 +104,9 @@ struct RequeueSpec {
         Auto,  ///< where we can
         Self,  ///< by us: the job does not start where we cannot
     } mode = Mode::No;
-    int limit = 10;      ///< times that it is put back, in all
-    std::string script;  ///< PBS: the job script, as its user knows it; relative to where the job was submitted
+    int limit = 10;  ///< times that it is put back, in all
+    std::string
+        script;  ///< PBS: the job script, as its user knows it; relative to where the job was submitted
 };
 
 /// Streams of a worker, as torchrun's Std bit mask.
@@ -124,14 +127,15 @@ struct StreamsMap {
 
 /// Where the workers' output goes.
 struct OutputSpec {
-    std::string log_dir;               ///< "" none; per-rank files are kept below it
-    StreamsMap redirects;              ///< these streams go to files only
-    StreamsMap tee;                    ///< these go to files and to the console
-    std::vector<int> local_ranks;      ///< console shows only these; empty all
+    std::string log_dir;                                      ///< "" none; per-rank files are kept below it
+    StreamsMap redirects;                                     ///< these streams go to files only
+    StreamsMap tee;                                           ///< these go to files and to the console
+    std::vector<int> local_ranks;                             ///< console shows only these; empty all
     std::vector<std::string> stdout_filters, stderr_filters;  ///< lines with one of them are copied to a file
-    std::optional<std::string> prefix;  ///< template of what stands before each line; none: default_prefix (lines.h)
+    std::optional<std::string>
+        prefix;  ///< template of what stands before each line; none: default_prefix (lines.h)
     enum class Color : std::uint8_t { Auto, Always, Never } color = Color::Auto;
-    std::uint64_t max_file_bytes = 0;  ///< rotation; 0 never
+    std::uint64_t max_file_bytes = 0;                    ///< rotation; 0 never
     Duration half_line_after = std::chrono::seconds(2);  ///< an unfinished line is shown, marked, after this
 };
 
@@ -173,33 +177,36 @@ struct JobSpec {
     OutputSpec output;
     std::string role = "default";
     std::map<int, SignalAction> signals;  ///< by signal number; see default_signals() in signals.h
-    std::string signals_to_handle = "SIGTERM,SIGINT,SIGHUP,SIGQUIT";  ///< as given; workers are told, as by torchrun
+    std::string signals_to_handle =
+        "SIGTERM,SIGINT,SIGHUP,SIGQUIT";                   ///< as given; workers are told, as by torchrun
     Duration shutdown_timeout = std::chrono::seconds(30);  ///< grace between the stop signal and SIGKILL
     /// The same for the survivors of a failure; never longer than shutdown_timeout.
     Duration failure_grace = std::chrono::seconds(5);
-    Duration walltime_notice = Duration::zero();           ///< preempt so long before the walltime ends; zero: never
-    Duration preempt_grace = std::chrono::seconds(30);     ///< the same after a preemption notice
+    Duration walltime_notice = Duration::zero();  ///< preempt so long before the walltime ends; zero: never
+    Duration preempt_grace = std::chrono::seconds(30);  ///< the same after a preemption notice
     NumaBinding binding = NumaBinding::Auto;
-    std::optional<Fabric> fabric;         ///< none: by what the node has, where the job has several
+    std::optional<Fabric> fabric;  ///< none: by what the node has, where the job has several
     bool virtual_local_rank = false;
-    bool per_rank = false;                ///< --per-rank: this ddprun stands for one process of an outer launcher
-    /// It does: said, or because the launcher put several ddpruns on this node. It runs one worker, whose place the launcher gave.
+    bool per_rank = false;  ///< --per-rank: this ddprun stands for one process of an outer launcher
+    /// It does: said, or because the launcher put several ddpruns on this node. It runs one worker, whose
+    /// place the launcher gave.
     std::optional<OuterRank> outer_rank;
-    bool pass_mpi_env = false;            ///< the worker gets the outer launcher's variables and PMI descriptor
-    bool use_cgroup = true;               ///< workers get a cgroup of their own, where one can be had
+    bool pass_mpi_env = false;  ///< the worker gets the outer launcher's variables and PMI descriptor
+    bool use_cgroup = true;     ///< workers get a cgroup of their own, where one can be had
     PmixUse pmix = PmixUse::Auto;
     TorchStoreUse torch_store = TorchStoreUse::Auto;
-    bool narrow_gpus = false;             ///< each worker sees only its GPU in CUDA_VISIBLE_DEVICES
+    bool narrow_gpus = false;  ///< each worker sees only its GPU in CUDA_VISIBLE_DEVICES
     GpuCheck gpu_check = GpuCheck::Auto;
-    std::optional<int> stdin_rank;        ///< none: nobody reads our stdin
+    std::optional<int> stdin_rank;                      ///< none: nobody reads our stdin
     std::optional<std::pair<int, std::string>> attach;  ///< run this rank under a debugger command
-    Duration gpu_memory_wait = std::chrono::seconds(30);  ///< before a restart, for the last workers' GPU memory; zero: none
+    Duration gpu_memory_wait =
+        std::chrono::seconds(30);  ///< before a restart, for the last workers' GPU memory; zero: none
     Duration hang_timeout = Duration::zero();  ///< zero: hangs are not looked for
     std::string report_file;
     std::string events_file;
     std::optional<int> metrics_port;
     bool dry_run = false;
-    bool quiet = false;                   ///< no lines of our own but errors
+    bool quiet = false;  ///< no lines of our own but errors
 };
 
 }  // namespace ddprun

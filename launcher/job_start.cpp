@@ -45,7 +45,8 @@ Status Job::build_start() {
     (void)server_->ask_store(rdzv::store_op::Set{std::string(kOrderKey), rdzv::Blob(*std::move(order))});
     setup_.start->endpoints =
         endpoints_of_head(setup_.start->order.head, setup_.spec.rendezvous.listen_on, server_->bound().port);
-    Result<std::unique_ptr<RemoteAgents>> others = start_hosts(std::move(parts), *setup_.start, token_.token, setup_.spec.start.timeout);
+    Result<std::unique_ptr<RemoteAgents>> others =
+        start_hosts(std::move(parts), *setup_.start, token_.token, setup_.spec.start.timeout);
     if (!others) return others.error();
     others_ = *std::move(others);
     return {};

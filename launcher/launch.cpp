@@ -37,17 +37,25 @@ int refuse(const std::string& why, ExitCode code) {
 
 /// A job that did not come about is a failure to whoever started us, as one that failed.
 int tell_that_nothing_began(const std::string& why, ExitCode code) {
-    const LauncherFailure failure{.message = why, .error_code = static_cast<int>(code), .unix_seconds = ::time(nullptr)};
-    if (const Status left = leave_error_file(process_environment, failure); !left) ddprun::print(stderr, "ddprun: {}; ignoring\n", printable(left.error().what));
+    const LauncherFailure failure{
+        .message = why, .error_code = static_cast<int>(code), .unix_seconds = ::time(nullptr)};
+    if (const Status left = leave_error_file(process_environment, failure); !left)
+        ddprun::print(stderr, "ddprun: {}; ignoring\n", printable(left.error().what));
     return refuse(why, code);
 }
 
 ExitCode exit_code_for(const Error& error) {
     switch (error.code) {
-        case Errc::InvalidArgument: case Errc::NotFound: case Errc::Mismatch: return ExitCode::Usage;
-        case Errc::Timeout: case Errc::Closed: case Errc::Refused: return ExitCode::Unavailable;
+        case Errc::InvalidArgument:
+        case Errc::NotFound:
+        case Errc::Mismatch: return ExitCode::Usage;
+        case Errc::Timeout:
+        case Errc::Closed:
+        case Errc::Refused: return ExitCode::Unavailable;
         case Errc::System: return error.sys == EADDRINUSE ? ExitCode::Unavailable : ExitCode::Internal;
-        case Errc::StaleGeneration: case Errc::Protocol: case Errc::Limit: break;
+        case Errc::StaleGeneration:
+        case Errc::Protocol:
+        case Errc::Limit: break;
     }
     return ExitCode::Internal;
 }
@@ -68,11 +76,13 @@ ProgramSearch search_paths() {
     return search;
 }
 
-/// Values that were read well and cannot work here. Error: InvalidArgument, each naming option, value and remedy.
+/// Values that were read well and cannot work here. Error: InvalidArgument, each naming option, value and
+/// remedy.
 Status check_values(const JobSetup& setup) {
     const JobSpec& spec = setup.spec;
     if (spec.rendezvous.local_addr) {
-        if (const Status own = check_local_address(*spec.rendezvous.local_addr, interface_addresses()); !own) return own;
+        if (const Status own = check_local_address(*spec.rendezvous.local_addr, interface_addresses()); !own)
+            return own;
     }
     return check_ranks_exist(spec, setup.workers);
 }
@@ -80,25 +90,31 @@ Status check_values(const JobSetup& setup) {
 /// False: the job must not start, and why has been said.
 bool gpus_are_fit(const JobSetup& setup) {
     if (!looks_at_gpus(setup.spec, setup.machine.gpus)) return true;
-    const GpuVerdict verdict = judge_job_gpus(setup.spec, setup.workers, read_nvidia_facts(NvidiaDetail::Health),
-                                              process_environment("CUDA_VISIBLE_DEVICES"));
-    for (const std::string& refusal : verdict.refusals) ddprun::print(stderr, "ddprun: {}\n", printable(refusal));
+    const GpuVerdict verdict =
+        judge_job_gpus(setup.spec, setup.workers, read_nvidia_facts(NvidiaDetail::Health),
+                       process_environment("CUDA_VISIBLE_DEVICES"));
+    for (const std::string& refusal : verdict.refusals)
+        ddprun::print(stderr, "ddprun: {}\n", printable(refusal));
     if (!setup.spec.quiet) {
-        for (const std::string& warning : verdict.warnings) ddprun::print(stderr, "ddprun: {}\n", printable(warning));
+        for (const std::string& warning : verdict.warnings)
+            ddprun::print(stderr, "ddprun: {}\n", printable(warning));
     }
     return verdict.refusals.empty();
 }
 
 std::string_view variable_name(std::string_view variable) { return variable.substr(0, variable.find('=')); }
 
-/// Without the variables by which an outer launcher told us our rank (a worker that speaks MPI would take our place there), and
-/// with those of --env NAME=VALUE.
+/// Without the variables by which an outer launcher told us our rank (a worker that speaks MPI would take our
+/// place there), and with those of --env NAME=VALUE.
 std::vector<std::string> workers_environment(const JobSpec& spec) {
     std::vector<std::string> environment = os::own_environment();
-    if (!spec.pass_mpi_env) std::erase_if(environment, [](const std::string& entry) { return tells_a_rank(variable_name(entry)); });
+    if (!spec.pass_mpi_env)
+        std::erase_if(environment,
+                      [](const std::string& entry) { return tells_a_rank(variable_name(entry)); });
     for (const std::string& given : spec.start.environment) {
         if (variable_name(given) == given) continue;
-        std::erase_if(environment, [&](const std::string& entry) { return variable_name(entry) == variable_name(given); });
+        std::erase_if(environment,
+                      [&](const std::string& entry) { return variable_name(entry) == variable_name(given); });
         environment.push_back(given);
     }
     return environment;
@@ -110,12 +126,15 @@ std::vector<std::string> variables_to_send(const StartSpec& start) {
     for (const std::string& given : start.environment) {
         if (variable_name(given) != given) continue;
         names.push_back(given);
-        if (!process_environment(given)) ddprun::print(stderr, "ddprun: --env {}: is not set here, so nothing is sent\n", printable(given));
+        if (!process_environment(given))
+            ddprun::print(stderr, "ddprun: --env {}: is not set here, so nothing is sent\n",
+                          printable(given));
     }
     return names;
 }
 
-/// Fills in where the nodes meet, as the launcher around us carries it. 0, or the exit code of a ddprun that cannot go on.
+/// Fills in where the nodes meet, as the launcher around us carries it. 0, or the exit code of a ddprun that
+/// cannot go on.
 int settle_meeting(JobSetup& setup, OuterTask& task) {
     const std::string who = describe(task);
     // Of hundreds of ranks one speaks for all; of each node its own.
@@ -125,15 +144,22 @@ int settle_meeting(JobSetup& setup, OuterTask& task) {
     } else {
         MeetingOutcome outcome = meet_unless_stopped(setup.spec, task, process_environment);
         if (outcome.signal != 0) {
-            return tell_that_nothing_began(fmt::format("{}: {} while the nodes were waited for", who, signal_name(outcome.signal)), ExitCode::TryAgain);
+            return tell_that_nothing_began(
+                fmt::format("{}: {} while the nodes were waited for", who, signal_name(outcome.signal)),
+                ExitCode::TryAgain);
         }
-        if (!outcome.meeting) return tell_that_nothing_began(fmt::format("{}: {}", who, outcome.meeting.error().what), exit_code_for(outcome.meeting.error()));
+        if (!outcome.meeting)
+            return tell_that_nothing_began(fmt::format("{}: {}", who, outcome.meeting.error().what),
+                                           exit_code_for(outcome.meeting.error()));
         task = std::move(outcome.task);
         setup.meeting = *std::move(outcome.meeting);
         setup.head_elsewhere = setup.meeting->elsewhere;
         setup.spec.rendezvous.endpoint = setup.meeting->controller;
         setup.spec.rendezvous.run_id = setup.meeting->run_id;
-        if (speaks) ddprun::print(stderr, "ddprun: {}\n", printable(fmt::format("{}; they meet at {} ({})", who, to_string(setup.meeting->controller), setup.meeting->why)));
+        if (speaks)
+            ddprun::print(stderr, "ddprun: {}\n",
+                          printable(fmt::format("{}; they meet at {} ({})", who,
+                                                to_string(setup.meeting->controller), setup.meeting->why)));
     }
     task.pmix.reset();
     if (!task.place.is_rank) return 0;
@@ -144,14 +170,17 @@ int settle_meeting(JobSetup& setup, OuterTask& task) {
     return 0;
 }
 
-/// The address of a node of several that --iface names: it listens there, and tells the others of it. Error: as address_on.
+/// The address of a node of several that --iface names: it listens there, and tells the others of it. Error:
+/// as address_on.
 Status settle_address(RendezvousSpec& rendezvous, bool starts_others, bool speaks) {
     Result<std::string> address = address_on(rendezvous.iface, list_interfaces());
     if (!address) return address.error().with("--iface");
     rendezvous.listen_on = *std::move(address);
     if (!rendezvous.local_addr) rendezvous.local_addr = rendezvous.listen_on;
     if (starts_others) rendezvous.endpoint->host = rendezvous.listen_on;  // they are told
-    if (speaks) ddprun::print(stderr, "ddprun: the other nodes reach {} at {} (--iface={})\n", host_name(), printable(*rendezvous.local_addr), printable(rendezvous.iface));
+    if (speaks)
+        ddprun::print(stderr, "ddprun: the other nodes reach {} at {} (--iface={})\n", host_name(),
+                      printable(*rendezvous.local_addr), printable(rendezvous.iface));
     return {};
 }
 
@@ -168,20 +197,24 @@ int run(CommandLine line, JobNodes nodes) {
     OutputSpec::Color& color = setup.spec.output.color;
     if (nodes.task && color == OutputSpec::Color::Auto) color = OutputSpec::Color::Never;
     const Probe probe = probe_for(setup.spec);
-    // NVML counts its users, and its first one may wait a second for the driver: held here, all who ask find it awake.
+    // NVML counts its users, and its first one may wait a second for the driver: held here, all who ask find
+    // it awake.
     std::optional<Result<nvml::Session>> awake;
     if (probe.gpus == Probe::Gpus::Yes) awake.emplace(nvml::Session::open());
     setup.machine = detect_machine(process_environment, probe);
     // A head on a host of its own has no workers; a dry run shows those of a host like this one.
     const bool has_workers = !nodes.start || !setup.spec.rendezvous.head_is_apart || setup.spec.dry_run;
     const Result<int> workers = has_workers ? resolve_worker_count(setup.spec.workers, setup.machine) : 0;
-    if (!workers) return nodes.started ? give_up(workers.error().what, ExitCode::Usage) : refuse(workers.error().what, ExitCode::Usage);
+    if (!workers)
+        return nodes.started ? give_up(workers.error().what, ExitCode::Usage)
+                             : refuse(workers.error().what, ExitCode::Usage);
     setup.workers = *workers;
     Result<ResolvedProgram> program = resolve_program(setup.spec.program, search_paths());
     if (!program) return give_up(program.error().what, program_exit_code(program.error()));
     setup.program = std::move(*program);
     if (nodes.started) {
-        if (const Status same = check_same_program(*nodes.started, setup.program); !same) return give_up(same.error().what, ExitCode::Usage);
+        if (const Status same = check_same_program(*nodes.started, setup.program); !same)
+            return give_up(same.error().what, ExitCode::Usage);
         setup.token = nodes.started->token;
         setup.head_elsewhere = nodes.started->elsewhere;
         setup.is_started = true;
@@ -189,7 +222,10 @@ int run(CommandLine line, JobNodes nodes) {
         setup.has_lifeline = nodes.has_lifeline;
     }
     if (nodes.start) {
-        if (const Status complete = complete_order(*nodes.start, setup.program, variables_to_send(setup.spec.start)); !complete) return refuse(complete.error().what, ExitCode::Internal);
+        if (const Status complete =
+                complete_order(*nodes.start, setup.program, variables_to_send(setup.spec.start));
+            !complete)
+            return refuse(complete.error().what, ExitCode::Internal);
         Result<std::string> token = make_start_token(*nodes.start, process_environment);
         if (!token) return refuse(token.error().what, ExitCode::Internal);
         setup.token = *std::move(token);
@@ -197,9 +233,11 @@ int run(CommandLine line, JobNodes nodes) {
     }
     setup.environment = workers_environment(setup.spec);
     setup.log_level = process_environment("LOGLEVEL").value_or("");
-    if (const Status possible = check_values(setup); !possible) return give_up(possible.error().what, ExitCode::Usage);
+    if (const Status possible = check_values(setup); !possible)
+        return give_up(possible.error().what, ExitCode::Usage);
     if (has_workers && !gpus_are_fit(setup)) {
-        if (nodes.started) tell_head(*nodes.started, "its GPUs are not fit for the job (its own lines say why)");
+        if (nodes.started)
+            tell_head(*nodes.started, "its GPUs are not fit for the job (its own lines say why)");
         return static_cast<int>(ExitCode::Unavailable);
     }
     RendezvousSpec& rendezvous = setup.spec.rendezvous;
@@ -229,9 +267,10 @@ int run(CommandLine line, JobNodes nodes) {
     }
 }
 
-/// One ddprun per node or per rank under mpirun, mpiexec or srun: which one this is comes from there, unless the user said
-/// it. As variables, so that what the user said wins and the whole is checked again.
-Result<CommandLine> as_task_of_launcher(CommandLine line, const std::vector<std::string>& arguments, JobNodes& nodes) {
+/// One ddprun per node or per rank under mpirun, mpiexec or srun: which one this is comes from there, unless
+/// the user said it. As variables, so that what the user said wins and the whole is checked again.
+Result<CommandLine> as_task_of_launcher(CommandLine line, const std::vector<std::string>& arguments,
+                                        JobNodes& nodes) {
     Result<std::optional<OuterTask>> task = find_outer_task(line, process_environment);
     if (!task) return task.error();
     if (!*task) {
@@ -279,10 +318,12 @@ void open_standard_streams() {
 
 int launch(const std::vector<std::string>& arguments) {
     if (!arguments.empty() && is_subcommand(arguments.front())) return run_subcommand(arguments);
-    if (!arguments.empty() && arguments.front() == "agent") return launch_agent({arguments.begin() + 1, arguments.end()});
+    if (!arguments.empty() && arguments.front() == "agent")
+        return launch_agent({arguments.begin() + 1, arguments.end()});
     Result<CommandLine> line = parse_command_line(arguments, process_environment);
     JobNodes nodes;
-    if (line && line->action == CommandLine::Run) line = as_task_of_launcher(*std::move(line), arguments, nodes);
+    if (line && line->action == CommandLine::Run)
+        line = as_task_of_launcher(*std::move(line), arguments, nodes);
     if (!line) return refuse(line.error().what, ExitCode::Usage);
     if (line->action != CommandLine::Run) {
         ddprun::print("{}", line->text);

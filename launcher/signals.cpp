@@ -20,7 +20,7 @@ void mask_handled_signals(int how) {
 }  // namespace
 
 const std::vector<int>& handled_signals() {
-    static const std::vector<int> signals{SIGCHLD, SIGTERM, SIGINT, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2,
+    static const std::vector<int> signals{SIGCHLD, SIGTERM, SIGINT,   SIGHUP,  SIGQUIT, SIGUSR1, SIGUSR2,
                                           SIGCONT, SIGTSTP, SIGWINCH, SIGALRM, SIGPIPE, SIGXFSZ};
     return signals;
 }

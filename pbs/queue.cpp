@@ -38,7 +38,8 @@ QueuedJob job_of(std::string id, const Attributes& attributes) {
     job.exec_host = value("exec_host");
     job.output = without_host(value("Output_Path"));
     const std::string status = value("Exit_status").empty() ? value("exit_status") : value("Exit_status");
-    if (const Result<std::int64_t> number = parse_int_between(status, -1000, 1000)) job.exit_status = static_cast<int>(*number);
+    if (const Result<std::int64_t> number = parse_int_between(status, -1000, 1000))
+        job.exit_status = static_cast<int>(*number);
     job.run_count = static_cast<int>(parse_int_between(value("run_count"), 0, 1'000'000).value_or(0));
     return job;
 }
@@ -97,18 +98,22 @@ Result<std::string> parse_submitted(std::string_view out) {
     for (const std::string_view line : split(out, '\n')) {
         if (!trim(line).empty()) last = trim(line);
     }
-    const bool is_id = !last.empty() && std::isdigit(static_cast<unsigned char>(last.front())) != 0 && last.find(' ') == std::string_view::npos;
+    const bool is_id = !last.empty() && std::isdigit(static_cast<unsigned char>(last.front())) != 0 &&
+                       last.find(' ') == std::string_view::npos;
     if (!is_id) return Error{Errc::Protocol, fmt::format("qsub: '{}' is no job id", excerpt(last)), 0};
     return std::string(last);
 }
 
-std::optional<QueuePlace> place_in_queue(std::string_view table, std::string_view job, std::string_view queue) {
+std::optional<QueuePlace> place_in_queue(std::string_view table, std::string_view job,
+                                         std::string_view queue) {
     QueuePlace result;
     for (const std::string_view line : split(table, '\n')) {
         std::vector<std::string_view> words = split(line, ' ');
         std::erase_if(words, [](std::string_view word) { return trim(word).empty(); });
         // "Job id  Name  User  Time Use  S  Queue": a name has no spaces.
-        if (words.size() < 6 || std::isdigit(static_cast<unsigned char>(words[0].front())) == 0 || words[words.size() - 2] != "Q") continue;
+        if (words.size() < 6 || std::isdigit(static_cast<unsigned char>(words[0].front())) == 0 ||
+            words[words.size() - 2] != "Q")
+            continue;
         if (!queue.starts_with(words.back())) continue;  // the column may have cut its name
         ++result.waiting;
         if (number_of(words[0]) == number_of(job)) result.place = result.waiting;
@@ -120,7 +125,8 @@ std::string hosts_of(std::string_view exec_host) {
     std::vector<std::string> hosts;
     for (const std::string_view place : split(exec_host, '+')) {
         std::string host(place.substr(0, place.find('/')));
-        if (!host.empty() && std::find(hosts.begin(), hosts.end(), host) == hosts.end()) hosts.push_back(std::move(host));
+        if (!host.empty() && std::find(hosts.begin(), hosts.end(), host) == hosts.end())
+            hosts.push_back(std::move(host));
     }
     return join(hosts, ", ");
 }
@@ -131,7 +137,10 @@ int exit_code_of(int exit_status) {
 }
 
 std::string_view meaning_of(int exit_status) {
-    struct Row { int code; std::string_view meaning; };
+    struct Row {
+        int code;
+        std::string_view meaning;
+    };
     static constexpr std::array<Row, 11> rows = {{{-3, "it could not be started and is tried again"},
                                                   {-11, "it was put back into the queue"},
                                                   {-14, "another host of the job failed"},
@@ -143,7 +152,8 @@ std::string_view meaning_of(int exit_status) {
                                                   {-27, "a limit on CPUs was exceeded"},
                                                   {-28, "a limit on CPUs was exceeded"},
                                                   {-29, "the walltime was exceeded"}}};
-    const auto* found = std::find_if(rows.begin(), rows.end(), [&](const Row& row) { return row.code == exit_status; });
+    const auto* found =
+        std::find_if(rows.begin(), rows.end(), [&](const Row& row) { return row.code == exit_status; });
     return found == rows.end() ? std::string_view() : found->meaning;
 }
 

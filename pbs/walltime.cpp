@@ -63,7 +63,9 @@ double without_zone(double told, double known) {
 }  // namespace
 
 Result<Duration> parse_walltime(std::string_view text) {
-    const auto invalid = [&] { return Error{Errc::InvalidArgument, fmt::format("'{}' is not a walltime (expected HH:MM:SS)", text)}; };
+    const auto invalid = [&] {
+        return Error{Errc::InvalidArgument, fmt::format("'{}' is not a walltime (expected HH:MM:SS)", text)};
+    };
     const std::vector<std::string_view> parts = split(trim(text), ':');
     if (parts.size() > 4) return invalid();
     std::int64_t total = 0;
@@ -85,14 +87,17 @@ Result<JobTime> parse_qstat(std::string_view json, std::optional<Duration> age) 
     const std::optional<Duration> limit = walltime_in(*job, "Resource_List");
     if (!limit) return Error{Errc::NotFound, "the job has no walltime"};
     const std::optional<std::int64_t> started = epoch_of(text_of(*job, "stime").value_or(""));
-    const Result<std::int64_t> now = parse_int_between(text_of(*answer, "timestamp").value_or(""), 0, kMostEpoch);
+    const Result<std::int64_t> now =
+        parse_int_between(text_of(*answer, "timestamp").value_or(""), 0, kMostEpoch);
     if (!started || !now) return Error{Errc::NotFound, "the job has not started"};
 
     const std::optional<Duration> used = walltime_in(*job, "resources_used");
     double elapsed = static_cast<double>(*now - *started);
     const std::optional<Duration> known = used ? used : age;
-    if (known) elapsed = without_zone(elapsed, static_cast<double>(std::chrono::floor<seconds>(*known).count()));
-    if (std::abs(elapsed) > static_cast<double>(kMostSeconds)) return not_understood("its times are more than thirty years apart");
+    if (known)
+        elapsed = without_zone(elapsed, static_cast<double>(std::chrono::floor<seconds>(*known).count()));
+    if (std::abs(elapsed) > static_cast<double>(kMostSeconds))
+        return not_understood("its times are more than thirty years apart");
     return JobTime{*limit, seconds(std::llround(elapsed))};
 }
 

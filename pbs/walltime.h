@@ -14,9 +14,9 @@ struct JobTime {
     Duration elapsed{};
 };
 
-/// From what `qstat -f -F json JOB` prints (OpenPBS). The start is told as text in the server's own time zone: where
-/// that makes the age differ from `age` (of the job, as this host knows it) or from resources_used.walltime by whole
-/// quarters of an hour, it is another zone and is corrected. Reads TZ.
+/// From what `qstat -f -F json JOB` prints (OpenPBS). The start is told as text in the server's own time
+/// zone: where that makes the age differ from `age` (of the job, as this host knows it) or from
+/// resources_used.walltime by whole quarters of an hour, it is another zone and is corrected. Reads TZ.
 /// Error: Protocol (no JSON, no such job), NotFound (the job has no walltime, or has not started).
 Result<JobTime> parse_qstat(std::string_view json, std::optional<Duration> age = std::nullopt);
 

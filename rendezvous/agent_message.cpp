@@ -151,7 +151,8 @@ static void cut_to_limits(WorkerExited& message) {
     if (lines.size() > kReportLines) lines.erase(lines.begin(), lines.end() - kReportLines);
     for (std::string& line : lines) cut(line, kReportLineBytes);
     cut(message.error_file, kReportErrorBytes);
-    for (std::string* text : {&message.exec_failure, &message.meaning, &message.last_collective}) cut(*text, kReportTextBytes);
+    for (std::string* text : {&message.exec_failure, &message.meaning, &message.last_collective})
+        cut(*text, kReportTextBytes);
 }
 
 Result<AgentHello> decode_agent_hello(Frame frame) { return decode_one<AgentHello>(std::move(frame)); }

@@ -19,18 +19,22 @@ struct AgentHello {
     std::optional<int> node_rank;  ///< nullopt: any
     int slots = 0;                 ///< workers this node runs
     int pid = 0;
-    std::string version;                 ///< of ddprun
-    std::vector<std::string> addresses;  ///< where other nodes can reach this one
-    std::vector<std::string> terms = {}; ///< on which all nodes must agree (membership.h)
+    std::string version;                  ///< of ddprun
+    std::vector<std::string> addresses;   ///< where other nodes can reach this one
+    std::vector<std::string> terms = {};  ///< on which all nodes must agree (membership.h)
     std::string role = "default";
-    std::string fabric = {};             ///< what connects it with other nodes: "slingshot"; "" it did not look
-    std::vector<std::string> seats = {}; ///< by local rank: "CPUs 0-15, NUMA 3, GPU 0"; none where nobody is bound
-    std::string instance = {};           ///< of this process alone: containers share names of hosts, and numbers of processes
-    // Under another controller, which is lost: what this node has been told of the last generation that it was in.
+    std::string fabric = {};  ///< what connects it with other nodes: "slingshot"; "" it did not look
+    std::vector<std::string> seats =
+        {};  ///< by local rank: "CPUs 0-15, NUMA 3, GPU 0"; none where nobody is bound
+    std::string instance =
+        {};  ///< of this process alone: containers share names of hosts, and numbers of processes
+    // Under another controller, which is lost: what this node has been told of the last generation that it
+    // was in.
     std::optional<int> kept_place = {};
     std::uint64_t kept_generation = 0;
     int kept_restarts = 0;
-    std::string command = {};  ///< what its workers run, without its arguments' text: two jobs that meet by mistake differ in it
+    std::string command = {};  ///< what its workers run, without its arguments' text: two jobs that meet by
+                               ///< mistake differ in it
     std::string rejoins = {};  ///< its `instance` in a session before, which is over for it; "" none
     bool operator==(const AgentHello&) const = default;
 };
@@ -53,10 +57,11 @@ struct WorkerExited {
     std::string exec_failure;              ///< why it never ran; "" it ran
     std::vector<std::string> last_stderr;  ///< cut to kReportLines (the last) of kReportLineBytes
     std::string error_file;                ///< cut to kReportErrorBytes
-    std::string meaning;                   ///< what it probably means; as the next and exec_failure cut to kReportTextBytes
-    std::string last_collective;           ///< "in all_reduce #812 (25 MiB)"
-    std::int64_t steps = -1;  ///< training steps done, where the worker says; -1 it does not
-    bool stopped_failing = false;    ///< we stopped it when it had reported its error: its end is its own failure
+    std::string meaning;  ///< what it probably means; as the next and exec_failure cut to kReportTextBytes
+    std::string last_collective;  ///< "in all_reduce #812 (25 MiB)"
+    std::int64_t steps = -1;      ///< training steps done, where the worker says; -1 it does not
+    bool stopped_failing =
+        false;  ///< we stopped it when it had reported its error: its end is its own failure
     std::int64_t error_age_ns = -1;  ///< how long before this its error report was written; -1 it wrote none
     [[nodiscard]] bool failed() const { return signaled || status != 0 || !exec_failure.empty(); }
     bool operator==(const WorkerExited&) const = default;
@@ -84,7 +89,8 @@ struct StartGeneration {
     int master_port = 0;
     int restart_count = 0;
     int max_restarts = 0;
-    bool agent_store = false;  ///< the store of PyTorch's clients is at master_addr and master_port, and is the server's
+    bool agent_store =
+        false;      ///< the store of PyTorch's clients is at master_addr and master_port, and is the server's
     int place = 0;  ///< this node's, among all that the job can have: group ranks count those that are taken
     bool operator==(const StartGeneration&) const = default;
 };
@@ -129,7 +135,8 @@ struct Answer {
 
 // Where the job outlives its head (launcher/supervise/succession.h).
 
-/// To the standby: what it needs to be the controller. Its answer, until it is named as the successor, is where it listens.
+/// To the standby: what it needs to be the controller. Its answer, until it is named as the successor, is
+/// where it listens.
 struct Legacy {
     static constexpr MessageType kType = MessageType::Legacy;
     std::uint64_t generation = 0;
@@ -140,7 +147,8 @@ struct Legacy {
     int agents = 0;                            ///< that have joined, the head's too
     std::int64_t steps = -1;                   ///< the furthest that any worker has got
     int running = 0;                           ///< agents with workers of the generation, the head's own not
-    std::string lost = {};                     ///< the instance of an agent that the job goes on without, and that is not to be counted
+    std::string lost =
+        {};  ///< the instance of an agent that the job goes on without, and that is not to be counted
     bool operator==(const Legacy&) const = default;
 };
 struct StandbyListens {
@@ -157,7 +165,8 @@ struct Successor {
     bool operator==(const Successor&) const = default;
 };
 
-/// From a controller that succeeded a lost one, as a tool, to whoever listens where that one did: the job goes on here.
+/// From a controller that succeeded a lost one, as a tool, to whoever listens where that one did: the job
+/// goes on here.
 struct JobMoved {
     static constexpr MessageType kType = MessageType::JobMoved;
     std::string host;
@@ -167,7 +176,8 @@ struct JobMoved {
     bool operator==(const JobMoved&) const = default;
 };
 
-// Only where the controller shows the lines of an agent that nothing else carries to it (launcher/output/output_sender.h).
+// Only where the controller shows the lines of an agent that nothing else carries to it
+// (launcher/output/output_sender.h).
 
 /// A piece of what the agent's console would get.
 struct OutputPiece {
@@ -183,7 +193,8 @@ struct OutputShown {
     bool operator==(const OutputShown&) const = default;
 };
 
-// The rest only where the agents are PMIx servers of their workers (launcher/pmix/). What workers exchange is opaque here.
+// The rest only where the agents are PMIx servers of their workers (launcher/pmix/). What workers exchange is
+// opaque here.
 
 /// Who the nodes of a generation are; comes before its StartGeneration.
 struct World {
@@ -197,7 +208,8 @@ struct World {
 struct FenceEntered {
     static constexpr MessageType kType = MessageType::FenceEntered;
     std::uint64_t generation = 0;
-    std::string ranks;  ///< who takes part, on all nodes: "0-3, 5". Names the fence: of those ranks one is open at a time
+    std::string ranks;  ///< who takes part, on all nodes: "0-3, 5". Names the fence: of those ranks one is
+                        ///< open at a time
     Blob data;          ///< what these workers bring; above kFencePartBytes nobody gets it
     bool operator==(const FenceEntered&) const = default;
 };
@@ -210,7 +222,8 @@ struct FenceOver {
     Blob data;            ///< what all nodes have brought, one behind the other
     bool operator==(const FenceOver&) const = default;
 };
-/// Either way: what has this rank put? To be answered once with the same number, when the rank has put something.
+/// Either way: what has this rank put? To be answered once with the same number, when the rank has put
+/// something.
 struct ModexRequest {
     static constexpr MessageType kType = MessageType::ModexRequest;
     std::uint64_t generation = 0;
@@ -228,11 +241,11 @@ struct ModexReply {
 };
 
 /// What an agent says once it has joined.
-using FromAgent = std::variant<WorkersStarted, WorkerExited, GenerationEnded, Notice, Question, Answer, FenceEntered, ModexRequest, ModexReply, StandbyListens,
-                               OutputPiece>;
+using FromAgent = std::variant<WorkersStarted, WorkerExited, GenerationEnded, Notice, Question, Answer,
+                               FenceEntered, ModexRequest, ModexReply, StandbyListens, OutputPiece>;
 /// What the controller says to an agent.
-using ToAgent = std::variant<StartGeneration, StopGeneration, Shutdown, Notice, Question, Answer, World, FenceOver, ModexRequest, ModexReply, Legacy, Successor,
-                             OutputShown>;
+using ToAgent = std::variant<StartGeneration, StopGeneration, Shutdown, Notice, Question, Answer, World,
+                             FenceOver, ModexRequest, ModexReply, Legacy, Successor, OutputShown>;
 
 Result<AgentHello> decode_agent_hello(Frame frame);
 Result<JobMoved> decode_job_moved(Frame frame);

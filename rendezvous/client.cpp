@@ -27,8 +27,7 @@ bool is_worth_another_try(const Error& error) {
     switch (error.code) {
         case Errc::Closed:
         case Errc::Timeout:
-        case Errc::Limit:
-            return true;
+        case Errc::Limit: return true;
         case Errc::System:
             return error.sys == ECONNREFUSED || error.sys == ETIMEDOUT || error.sys == EHOSTUNREACH ||
                    error.sys == ENETUNREACH || error.sys == ECONNRESET || error.sys == EADDRNOTAVAIL;
@@ -37,8 +36,7 @@ bool is_worth_another_try(const Error& error) {
         case Errc::Refused:
         case Errc::StaleGeneration:
         case Errc::Mismatch:
-        case Errc::Protocol:
-            return false;
+        case Errc::Protocol: return false;
     }
     return false;
 }
@@ -56,19 +54,25 @@ Error unexpected(const StoreReply& reply) {
 
 }  // namespace
 
-std::string to_string(const StoreAddress& address) { return address.path.empty() ? to_string(address.tcp) : "unix:" + address.path; }
+std::string to_string(const StoreAddress& address) {
+    return address.path.empty() ? to_string(address.tcp) : "unix:" + address.path;
+}
 
 Result<StoreAddress> parse_store_address(std::string_view text) {
     constexpr std::string_view kTcp = "tcp:", kUnix = "unix:";
-    if (text.starts_with(kUnix) && text.size() > kUnix.size()) return StoreAddress(std::string(text.substr(kUnix.size())));
-    if (!text.starts_with(kTcp)) return Error{Errc::InvalidArgument, fmt::format("'{}' is neither tcp:HOST:PORT nor unix:PATH", text), 0};
+    if (text.starts_with(kUnix) && text.size() > kUnix.size())
+        return StoreAddress(std::string(text.substr(kUnix.size())));
+    if (!text.starts_with(kTcp))
+        return Error{Errc::InvalidArgument, fmt::format("'{}' is neither tcp:HOST:PORT nor unix:PATH", text),
+                     0};
     Result<Endpoint> endpoint = parse_endpoint(text.substr(kTcp.size()), 0);
     if (!endpoint) return endpoint.error();
     return StoreAddress(*std::move(endpoint));
 }
 
 struct StoreClient::Impl {
-    explicit Impl(StoreAddress address, ClientOptions own) : server(std::move(address)), options(std::move(own)) {}
+    explicit Impl(StoreAddress address, ClientOptions own)
+        : server(std::move(address)), options(std::move(own)) {}
     StoreAddress server;
     ClientOptions options;
     UniqueFd fd;
@@ -98,7 +102,8 @@ struct StoreClient::Impl {
 // ---- connection
 
 Status StoreClient::Impl::open(TimePoint deadline) {
-    Result<UniqueFd> connected = server.path.empty() ? connect_tcp(server.tcp, deadline) : connect_unix(server.path, deadline);
+    Result<UniqueFd> connected =
+        server.path.empty() ? connect_tcp(server.tcp, deadline) : connect_unix(server.path, deadline);
     if (!connected) return connected.error();
     fd = *std::move(connected);
     decoder = FrameDecoder(kStrangerLimits);
@@ -131,7 +136,8 @@ Status StoreClient::Impl::shake_hands(TimePoint deadline) {
         if (next) {
             Result<EncodedMessage> encoded = encode_message(*std::move(next), 0);
             if (!encoded) return encoded.error();
-            if (const Status sent = send_bytes(std::move(*encoded).whole(), deadline); !sent) return sent.error();
+            if (const Status sent = send_bytes(std::move(*encoded).whole(), deadline); !sent)
+                return sent.error();
         }
         Result<Frame> frame = receive_frame(deadline);
         if (!frame) return frame.error();
@@ -174,7 +180,8 @@ Error StoreClient::Impl::die(Error why) {
     return *dead;
 }
 
-/// With TLS also what that has to say for itself. A large value is sealed while the server opens what came before.
+/// With TLS also what that has to say for itself. A large value is sealed while the server opens what came
+/// before.
 Status StoreClient::Impl::send_bytes(std::string_view bytes, TimePoint deadline) {
     if (!tls) return send_all(fd.get(), bytes, deadline);
     do {
@@ -209,7 +216,9 @@ Status StoreClient::Impl::receive_some(TimePoint deadline) {
     if (!*ready) return Error{Errc::Timeout, "no answer", 0};
     const ssize_t got = ::recv(fd.get(), buffer.data(), buffer.size(), MSG_DONTWAIT);
     if (got < 0 && (errno == EAGAIN || errno == EINTR)) return {};
-    if (got <= 0) return Error{Errc::Closed, got == 0 ? "the server closed the connection" : Error::system("receive").what, 0};
+    if (got <= 0)
+        return Error{Errc::Closed,
+                     got == 0 ? "the server closed the connection" : Error::system("receive").what, 0};
     const std::string_view bytes(buffer.data(), static_cast<std::size_t>(got));
     if (!tls) {
         decoder.feed(bytes);

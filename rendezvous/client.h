@@ -45,7 +45,8 @@ struct ClientOptions {
 class StoreClient {
   public:
     /// Connects and authenticates. Retries refused connections until the deadline.
-    /// Error: Timeout with the last cause, Refused (wrong token or job), Protocol, NotFound (TLS, and no libssl here).
+    /// Error: Timeout with the last cause, Refused (wrong token or job), Protocol, NotFound (TLS, and no
+    /// libssl here).
     static Result<std::unique_ptr<StoreClient>> connect(const StoreAddress& server, ClientOptions options,
                                                         TimePoint deadline);
     ~StoreClient();

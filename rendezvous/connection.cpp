@@ -104,9 +104,11 @@ void Connection::read() {
     if (got <= 0 && state_ == State::SayingGoodbye) return fail(*why_);
     if (got <= 0) {
         const int error = got == 0 ? 0 : errno;
-        const std::string how = got == 0 ? fmt::format("{} closed the connection", peer())
-                                         : fmt::format("connection to {} lost: {}", peer(), ::strerror(error));
-        return fail({Errc::Closed, how + (decoder_.pending() > 0 ? ", in the middle of a message" : ""), error});
+        const std::string how = got == 0
+                                    ? fmt::format("{} closed the connection", peer())
+                                    : fmt::format("connection to {} lost: {}", peer(), ::strerror(error));
+        return fail(
+            {Errc::Closed, how + (decoder_.pending() > 0 ? ", in the middle of a message" : ""), error});
     }
     last_heard_ = loop_.now();
     if (state_ != State::Open)
@@ -125,7 +127,8 @@ void Connection::read() {
 
 /// What has come, as it was before TLS; nothing, where that speaks for itself.
 Result<std::string_view> Connection::unseal(std::string_view bytes) {
-    const bool begins_tls = !tls_ && speech_ == Speech::Unknown && options_.server_tls && bytes.front() == kTlsFirstByte;
+    const bool begins_tls =
+        !tls_ && speech_ == Speech::Unknown && options_.server_tls && bytes.front() == kTlsFirstByte;
     if (begins_tls) {
         Result<std::unique_ptr<TlsSession>> tls = TlsSession::begin(options_.server_tls);
         if (!tls) return tls.error();
@@ -135,7 +138,8 @@ Result<std::string_view> Connection::unseal(std::string_view bytes) {
 }
 
 void Connection::hear(std::string_view bytes) {
-    if (speech_ == Speech::Unknown) speech_ = owner_->on_first_byte(*this, bytes.front()) ? Speech::Bytes : Speech::Frames;
+    if (speech_ == Speech::Unknown)
+        speech_ = owner_->on_first_byte(*this, bytes.front()) ? Speech::Bytes : Speech::Frames;
     if (state_ != State::Open) return;
     if (speech_ == Speech::Bytes) return owner_->on_bytes(*this, bytes);
     decoder_.feed(bytes);
@@ -176,7 +180,8 @@ void Connection::send(Result<EncodedMessage> message) {
     outbox_.push(*std::move(message));
     write_when_worth_it();
     if (takes_messages() && outbox_.bytes() > options_.output_bytes) {
-        fail({Errc::Limit, fmt::format("{} does not read: {} wait for it", peer(), format_bytes(outbox_.bytes())), 0});
+        fail({Errc::Limit,
+              fmt::format("{} does not read: {} wait for it", peer(), format_bytes(outbox_.bytes())), 0});
     }
 }
 
@@ -222,8 +227,8 @@ void Connection::write() {
     after_write();
 }
 
-/// There is something that the kernel may take now. Before TLS has its keys, messages wait for them; and a server cannot know
-/// how to speak to who has not begun.
+/// There is something that the kernel may take now. Before TLS has its keys, messages wait for them; and a
+/// server cannot know how to speak to who has not begun.
 bool Connection::can_write() const {
     if (!tls_) return !outbox_.is_written() && !(options_.server_tls && speech_ == Speech::Unknown);
     return !tls_->output().empty() || (tls_->is_ready() && !outbox_.is_written());
@@ -238,12 +243,14 @@ std::optional<int> Connection::write_sealed() {
         std::array<iovec, kPartsPerWrite> parts;
         std::string plain;
         for (const iovec& part : std::span(parts).first(outbox_.fill(parts))) {
-            plain.append(static_cast<const char*>(part.iov_base), std::min(part.iov_len, kSealBytes - plain.size()));
+            plain.append(static_cast<const char*>(part.iov_base),
+                         std::min(part.iov_len, kSealBytes - plain.size()));
         }
         if (!tls_->seal(plain)) return EPROTO;
         outbox_.consume(plain.size());
     }
-    const ssize_t sent = ::send(fd_.get(), tls_->output().data(), tls_->output().size(), MSG_NOSIGNAL | MSG_DONTWAIT);
+    const ssize_t sent =
+        ::send(fd_.get(), tls_->output().data(), tls_->output().size(), MSG_NOSIGNAL | MSG_DONTWAIT);
     if (sent < 0) return errno;
     tls_->sent(static_cast<std::size_t>(sent));
     return std::nullopt;
@@ -272,7 +279,8 @@ void Connection::after_write() {
 
 void Connection::update_watch() {
     if (state_ == State::Closed) return;
-    const std::uint32_t wanted = (is_paused_ ? 0U : static_cast<std::uint32_t>(EPOLLIN)) | (can_write() ? static_cast<std::uint32_t>(EPOLLOUT) : 0U);
+    const std::uint32_t wanted = (is_paused_ ? 0U : static_cast<std::uint32_t>(EPOLLIN)) |
+                                 (can_write() ? static_cast<std::uint32_t>(EPOLLOUT) : 0U);
     if (wanted == watched_) return;
     watched_ = wanted;
     loop_.change(fd_.get(), wanted);

@@ -25,12 +25,12 @@ class ConnectionOwner {
     virtual ~ConnectionOwner() = default;
     /// The owner must not destroy the connection in here; fail() and finish() are fine.
     virtual void on_frame(Connection& connection, Frame frame) = 0;
-    /// The first byte that the peer said, by TLS or not. True: it speaks something else than frames, and what it sends, this byte too,
-    /// comes by on_bytes.
+    /// The first byte that the peer said, by TLS or not. True: it speaks something else than frames, and what
+    /// it sends, this byte too, comes by on_bytes.
     virtual bool on_first_byte(Connection&, char) { return false; }
     virtual void on_bytes(Connection&, std::string_view) {}
-    /// Never from inside a call of the owner; nothing follows, unless the connection still keeps messages: then once more when
-    /// these are given up. The owner may destroy the connection now.
+    /// Never from inside a call of the owner; nothing follows, unless the connection still keeps messages:
+    /// then once more when these are given up. The owner may destroy the connection now.
     virtual void on_closed(Connection& connection, const Error& why) = 0;
     /// All that was to be sent has gone to the kernel. The owner must not destroy the connection in here.
     virtual void on_written(Connection&) {}
@@ -39,8 +39,8 @@ class ConnectionOwner {
 /// One connection, of TCP or a Unix socket, on the event loop: frames in, messages out, nothing blocks.
 ///
 /// What the peer does not take is queued up to a limit, beyond which the connection fails (Limit). Owns the
-/// socket; destroying it hands what is queued to the kernel as far as it takes it, and closes at once. TLS is spoken where a
-/// context is given: by a client at once, by a server with those who begin so.
+/// socket; destroying it hands what is queued to the kernel as far as it takes it, and closes at once. TLS is
+/// spoken where a context is given: by a client at once, by a server with those who begin so.
 class Connection {
   public:
     struct Options {
@@ -57,34 +57,37 @@ class Connection {
     Connection(const Connection&) = delete;
     Connection& operator=(const Connection&) = delete;
 
-    /// Sends after the current batch of events, together with what else the batch says to this peer, or as soon
-    /// as the peer takes it. A message that could not be encoded fails the connection.
+    /// Sends after the current batch of events, together with what else the batch says to this peer, or as
+    /// soon as the peer takes it. A message that could not be encoded fails the connection.
     void send(Result<EncodedMessage> message);
     /// A message that another connection need not repeat.
     void beat(const Heartbeat& heartbeat);
-    /// The same at once, by a Keepalive's thread (env/os/keepalive.h). Uses nothing of the loop; what fails is noticed by the
-    /// loop's thread later.
+    /// The same at once, by a Keepalive's thread (env/os/keepalive.h). Uses nothing of the loop; what fails
+    /// is noticed by the loop's thread later.
     void keep_alive(const Heartbeat& heartbeat);
     /// Sends what is queued and a last Failure, lets the peer read it, then closes with `why`; nothing more
     /// is received. Waits for the peer `goodbye` at most.
     void refuse(const Failure& last_words, Error why, Duration goodbye);
-    /// Says a last Failure as far as the kernel takes it now, and closes: for peers that must not be waited for.
+    /// Says a last Failure as far as the kernel takes it now, and closes: for peers that must not be waited
+    /// for.
     void dismiss(const Failure& last_words, Error why);
     /// Closes at once.
     void fail(Error why);
-    /// Takes nothing more from the peer until it is resumed, so that the peer has to wait. One that goes meanwhile is not waited for:
-    /// what it had sent may be lost.
+    /// Takes nothing more from the peer until it is resumed, so that the peer has to wait. One that goes
+    /// meanwhile is not waited for: what it had sent may be lost.
     void pause_reading();
     void resume_reading();
 
-    // An agent's session (session.h) is carried by one connection after the other. From keep_messages() on what is sent is
-    // kept until it is acknowledged, also when this connection was lost, until another one goes on from it or it is given up.
+    // An agent's session (session.h) is carried by one connection after the other. From keep_messages() on
+    // what is sent is kept until it is acknowledged, also when this connection was lost, until another one
+    // goes on from it or it is given up.
     void keep_messages() { outbox_.keep(); }
     [[nodiscard]] bool keeps_messages() const { return outbox_.keeps(); }
     [[nodiscard]] std::uint64_t acknowledged() const { return outbox_.acknowledged(); }
     /// Error: Protocol.
     Status acknowledge(std::uint64_t received) { return outbox_.acknowledge(received); }
-    /// Takes over from the one that carried the session before; what that one's peer has not acknowledged is said again.
+    /// Takes over from the one that carried the session before; what that one's peer has not acknowledged is
+    /// said again.
     void go_on_from(Connection& earlier);
     /// No other connection comes: on_closed follows, with the reason for which this one was lost.
     void give_up();
@@ -104,7 +107,9 @@ class Connection {
     [[nodiscard]] std::string tls_binding() const { return tls_ ? tls_->binding() : ""; }
     [[nodiscard]] bool is_open() const { return state_ == State::Open; }
     /// What is sent reaches the peer, by this connection or by another one.
-    [[nodiscard]] bool takes_messages() const { return is_open() || (state_ == State::Closed && outbox_.keeps()); }
+    [[nodiscard]] bool takes_messages() const {
+        return is_open() || (state_ == State::Closed && outbox_.keeps());
+    }
     /// Not written yet or, of a session, not acknowledged.
     [[nodiscard]] std::size_t kept_bytes() const { return outbox_.bytes(); }
     /// When bytes came last, whatever they were.

@@ -24,7 +24,8 @@ void append_part(std::string& transcript, std::string_view part) {
 
 /// `counts`: in the server's own proof.
 std::string mac_of(std::string_view label, const Credentials& credentials, const Hello& hello,
-                   std::string_view server_nonce, std::string_view binding, const SessionCounts* counts = nullptr) {
+                   std::string_view server_nonce, std::string_view binding,
+                   const SessionCounts* counts = nullptr) {
     std::string transcript;
     for (const std::string_view part :
          {label, std::string_view(role_name(hello.role)), std::string_view(hello.nonce), server_nonce,
@@ -121,11 +122,13 @@ Result<std::optional<HandshakeMessage>> ClientHandshake::decide(const HandshakeM
             return Error{Errc::Protocol, "Challenge: 'nonce' is not 32 hexadecimal digits", 0};
         server_nonce_ = challenge->nonce;
         state_ = State::AwaitingWelcome;
-        return std::optional<HandshakeMessage>(Proof{mac_of(kClientLabel, credentials_, hello_, server_nonce_, binding_)});
+        return std::optional<HandshakeMessage>(
+            Proof{mac_of(kClientLabel, credentials_, hello_, server_nonce_, binding_)});
     }
     if (const auto* welcome = std::get_if<Welcome>(&message);
         welcome != nullptr && state_ == State::AwaitingWelcome) {
-        if (!equal_macs(welcome->mac, mac_of(kServerLabel, credentials_, hello_, server_nonce_, binding_, &welcome->session))) {
+        if (!equal_macs(welcome->mac, mac_of(kServerLabel, credentials_, hello_, server_nonce_, binding_,
+                                             &welcome->session))) {
             return Error{Errc::Refused, or_between("the server does not know the job's token", binding_), 0};
         }
         state_ = State::Authenticated;
@@ -171,14 +174,20 @@ Result<HandshakeMessage> ServerHandshake::on_hello(const Hello& hello) {
 
 Result<HandshakeMessage> ServerHandshake::on_proof(const Proof& proof) {
     if (!equal_macs(proof.mac, mac_of(kClientLabel, credentials_, peer_, nonce_, binding_))) {
-        return refuse(Errc::Refused, or_between("its token is wrong (all nodes need the same DDPRUN_TOKEN, or the same secret file; or all --insecure)", binding_), or_between("wrong token for this job", binding_));
+        return refuse(
+            Errc::Refused,
+            or_between(
+                "its token is wrong (all nodes need the same DDPRUN_TOKEN, or the same secret file; or all --insecure)",
+                binding_),
+            or_between("wrong token for this job", binding_));
     }
     if (!peer_.session.empty() && !session_) {
         return refuse(Errc::Closed, "its session is over", "this node was taken for lost");
     }
     state_ = State::Authenticated;
     const SessionCounts counts = session_.value_or(SessionCounts{});
-    return HandshakeMessage(Welcome{mac_of(kServerLabel, credentials_, peer_, nonce_, binding_, &counts), counts});
+    return HandshakeMessage(
+        Welcome{mac_of(kServerLabel, credentials_, peer_, nonce_, binding_, &counts), counts});
 }
 
 }  // namespace ddprun::rdzv

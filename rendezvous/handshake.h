@@ -20,9 +20,10 @@
 ///                             <- Welcome{mac}     or Failure, and the connection ends
 ///
 /// mac = HMAC-SHA256(token, label ‖ role ‖ both nonces ‖ job ‖ name), every part preceded by its length. The
-/// label differs by direction, so that a proof cannot be sent back; fresh nonces make it useless later. Where a session goes
-/// on, its name and what each side has received stand behind these: nobody else can take it over, or lose a message of it. With TLS
-/// the digest of the server's certificate stands behind all: whoever stands between the two has shown another one.
+/// label differs by direction, so that a proof cannot be sent back; fresh nonces make it useless later. Where
+/// a session goes on, its name and what each side has received stand behind these: nobody else can take it
+/// over, or lose a message of it. With TLS the digest of the server's certificate stands behind all: whoever
+/// stands between the two has shown another one.
 namespace ddprun::rdzv {
 
 inline constexpr std::size_t kNonceBytes = 16;
@@ -33,7 +34,8 @@ struct Hello {
     std::string name;  ///< for people: "rank 3 on node02"
     std::string job_id;
     std::string nonce;
-    std::string session = {};    ///< an agent's that is to go on: the nonce of the Hello that began it; "" a new one
+    std::string session =
+        {};  ///< an agent's that is to go on: the nonce of the Hello that began it; "" a new one
     std::uint64_t received = 0;  ///< so many of that session's messages
     bool operator==(const Hello&) const = default;
 };
@@ -50,7 +52,8 @@ struct Proof {
 /// Where a session goes on, by the server.
 struct SessionCounts {
     std::uint64_t received = 0;  ///< so many messages have come from the agent
-    std::uint64_t begins = 0;    ///< it goes on behind so many of its own: the agent has these, and may have more by now
+    std::uint64_t begins =
+        0;  ///< it goes on behind so many of its own: the agent has these, and may have more by now
     bool operator==(const SessionCounts&) const = default;
 };
 struct Welcome {
@@ -80,8 +83,9 @@ class ClientHandshake {
     /// With TLS: its binding (tls.h), before anything is received.
     void bind_to(std::string binding) { binding_ = std::move(binding); }
     /// The answer to the server's message; nullopt: authenticated, both ways.
-    /// Error: Limit, Timeout (its Failure: it was too busy for us, another try may do), StaleGeneration (its Failure: the session
-    /// of our Hello is over), Refused (any other Failure of it, or its proof is wrong), Protocol (another message than expected).
+    /// Error: Limit, Timeout (its Failure: it was too busy for us, another try may do), StaleGeneration (its
+    /// Failure: the session of our Hello is over), Refused (any other Failure of it, or its proof is wrong),
+    /// Protocol (another message than expected).
     Result<std::optional<HandshakeMessage>> receive(const HandshakeMessage& message);
     [[nodiscard]] bool authenticated() const { return state_ == State::Authenticated; }
     /// Our proof is on its way: what is refused from now on is the token.
@@ -114,8 +118,8 @@ class ServerHandshake {
     [[nodiscard]] bool authenticated() const { return state_ == State::Authenticated; }
     /// The client's Hello: claims until authenticated().
     [[nodiscard]] const Hello& peer() const { return peer_; }
-    /// The session that the Hello names is here. Not said before the Proof comes: it is over, and who proves himself is
-    /// refused (Closed).
+    /// The session that the Hello names is here. Not said before the Proof comes: it is over, and who proves
+    /// himself is refused (Closed).
     void session_is_here(const SessionCounts& counts) { session_ = counts; }
 
   private:

@@ -23,17 +23,26 @@ struct LocalClients::Peer {
 
     [[nodiscard]] std::string name() const {
         const Hello& hello = handshake.peer();
-        return hello.name.empty() ? connection->peer() : fmt::format("{} '{}' ({})", role_name(hello.role), hello.name, connection->peer());
+        return hello.name.empty()
+                   ? connection->peer()
+                   : fmt::format("{} '{}' ({})", role_name(hello.role), hello.name, connection->peer());
     }
 };
 
-LocalClients::LocalClients(os::EventLoop& loop, Credentials credentials, ServerLimits limits, LocalClientsHandler& handler)
-    : loop_(loop), acceptor_(loop, *this), credentials_(std::move(credentials)), limits_(limits), handler_(handler) {}
+LocalClients::LocalClients(os::EventLoop& loop, Credentials credentials, ServerLimits limits,
+                           LocalClientsHandler& handler)
+    : loop_(loop),
+      acceptor_(loop, *this),
+      credentials_(std::move(credentials)),
+      limits_(limits),
+      handler_(handler) {}
 
-Result<std::unique_ptr<LocalClients>> LocalClients::serve(os::EventLoop& loop, UniqueFd listener, Credentials credentials, ServerLimits limits,
+Result<std::unique_ptr<LocalClients>> LocalClients::serve(os::EventLoop& loop, UniqueFd listener,
+                                                          Credentials credentials, ServerLimits limits,
                                                           LocalClientsHandler& handler) {
     std::unique_ptr<LocalClients> clients(new LocalClients(loop, std::move(credentials), limits, handler));
-    if (const Status listens = clients->acceptor_.listen(std::move(listener)); !listens) return listens.error();
+    if (const Status listens = clients->acceptor_.listen(std::move(listener)); !listens)
+        return listens.error();
     return clients;
 }
 
@@ -44,26 +53,33 @@ LocalClients::~LocalClients() {
 // ---- arrivals
 
 void LocalClients::on_accept_failed(int error) {
-    handler_.on_local_log(fmt::format("cannot accept connections of workers: {}; trying again", ::strerror(error)));
+    handler_.on_local_log(
+        fmt::format("cannot accept connections of workers: {}; trying again", ::strerror(error)));
 }
 
 void LocalClients::on_accepted(UniqueFd fd) {
     const Result<UnixPeer> who = unix_peer(fd.get());
     const bool is_own = who && (who->uid == ::geteuid() || who->uid == 0);
-    if (!is_own) return handler_.on_local_log(who ? fmt::format("refusing pid {}: it is user {}'s", who->pid, who->uid) : who.error().what);
+    if (!is_own)
+        return handler_.on_local_log(who ? fmt::format("refusing pid {}: it is user {}'s", who->pid, who->uid)
+                                         : who.error().what);
     if (peers_.size() >= limits_.connections) {
-        return handler_.on_local_log(fmt::format("refusing pid {}: there are {} connections of workers", who->pid, peers_.size()));
+        return handler_.on_local_log(
+            fmt::format("refusing pid {}: there are {} connections of workers", who->pid, peers_.size()));
     }
     Result<std::string> nonce = random_hex(kNonceBytes);
     if (!nonce) return handler_.on_local_log(nonce.error().with("refusing a connection").what);
     Connection::Options options{fmt::format("pid {}", who->pid), kStrangerLimits, limits_.output_bytes};
-    Result<std::unique_ptr<Connection>> connection = Connection::adopt(loop_, std::move(fd), std::move(options), *this);
+    Result<std::unique_ptr<Connection>> connection =
+        Connection::adopt(loop_, std::move(fd), std::move(options), *this);
     if (!connection) return handler_.on_local_log(connection.error().what);
     if (is_paused_) (*connection)->pause_reading();
     const std::uint64_t id = ++last_client_;
-    auto peer = std::make_unique<Peer>(Peer{id, *std::move(connection), ServerHandshake(credentials_, *std::move(nonce))});
+    auto peer = std::make_unique<Peer>(
+        Peer{id, *std::move(connection), ServerHandshake(credentials_, *std::move(nonce))});
     peer->timer = loop_.call_after(limits_.handshake, [this, raw = peer.get()] {
-        refuse(*raw, 0, {Errc::Timeout, fmt::format("no handshake within {}", format_duration(limits_.handshake)), 0});
+        refuse(*raw, 0,
+               {Errc::Timeout, fmt::format("no handshake within {}", format_duration(limits_.handshake)), 0});
     });
     ids_.emplace(peer->connection.get(), id);
     peers_.emplace(id, std::move(peer));
@@ -75,7 +91,8 @@ void LocalClients::on_frame(Connection& connection, Frame frame) {
     Peer& peer = *peers_.at(ids_.at(&connection));
     if (peer.is_leaving) return;
     const std::uint32_t request = frame.request;
-    const Status kept = peer.handshake.authenticated() ? serve(peer, std::move(frame)) : shake_hands(peer, std::move(frame));
+    const Status kept =
+        peer.handshake.authenticated() ? serve(peer, std::move(frame)) : shake_hands(peer, std::move(frame));
     if (!kept) refuse(peer, request, kept.error());
 }
 
@@ -107,14 +124,19 @@ Status LocalClients::serve(Peer& peer, Frame frame) {
     switch (kind_of(type)) {
         case MessageKind::Heartbeat: return {};
         case MessageKind::Unknown:
-            peer.connection->send(encode_message(Failure{Errc::NotFound, fmt::format("message type {} is not known here", type)}, number));
+            peer.connection->send(encode_message(
+                Failure{Errc::NotFound, fmt::format("message type {} is not known here", type)}, number));
             return {};
         case MessageKind::StoreRequest: break;
-        default: return Error{Errc::Protocol, fmt::format("{} from a {}", message_name(type), role_name(peer.handshake.peer().role)), 0};
+        default:
+            return Error{
+                Errc::Protocol,
+                fmt::format("{} from a {}", message_name(type), role_name(peer.handshake.peer().role)), 0};
     }
     Result<StoreRequest> request = decode_store_request(std::move(frame));
     if (!request) return request.error();
-    if (request->client != 0) return Error{Errc::Protocol, fmt::format("{}: 'client' is for agents", message_name(type)), 0};
+    if (request->client != 0)
+        return Error{Errc::Protocol, fmt::format("{}: 'client' is for agents", message_name(type)), 0};
     if (++peer.unanswered == limits_.unanswered) peer.connection->pause_reading();
     handler_.on_local_request(peer.id, number, *std::move(request));
     return {};
@@ -157,7 +179,8 @@ void LocalClients::on_closed(Connection& connection, const Error& why) {
     const Peer& peer = *entry.mapped();
     ids_.erase(known);
     loop_.cancel(peer.timer);
-    if (!peer.is_leaving && why.code != Errc::Closed) handler_.on_local_log(fmt::format("closed {}: {}", peer.name(), why.what));
+    if (!peer.is_leaving && why.code != Errc::Closed)
+        handler_.on_local_log(fmt::format("closed {}: {}", peer.name(), why.what));
     if (peer.handshake.authenticated()) handler_.on_local_gone(peer.id);
 }
 

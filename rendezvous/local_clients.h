@@ -27,12 +27,13 @@ class LocalClientsHandler {
     virtual void on_local_log(const std::string& line) = 0;
 };
 
-/// The store's clients on this host, who come by a Unix socket: this user's processes only, with the handshake of all others.
-/// On the event loop; never blocks.
+/// The store's clients on this host, who come by a Unix socket: this user's processes only, with the
+/// handshake of all others. On the event loop; never blocks.
 class LocalClients final : private ConnectionOwner, private os::AcceptorOwner {
   public:
     /// `listener` listens and does not block; `loop` and `handler` are borrowed. Error: System.
-    static Result<std::unique_ptr<LocalClients>> serve(os::EventLoop& loop, UniqueFd listener, Credentials credentials, ServerLimits limits,
+    static Result<std::unique_ptr<LocalClients>> serve(os::EventLoop& loop, UniqueFd listener,
+                                                       Credentials credentials, ServerLimits limits,
                                                        LocalClientsHandler& handler);
     /// Closes all connections; tells the handler nothing any more.
     ~LocalClients() override;
@@ -49,7 +50,8 @@ class LocalClients final : private ConnectionOwner, private os::AcceptorOwner {
   private:
     struct Peer;
 
-    LocalClients(os::EventLoop& loop, Credentials credentials, ServerLimits limits, LocalClientsHandler& handler);
+    LocalClients(os::EventLoop& loop, Credentials credentials, ServerLimits limits,
+                 LocalClientsHandler& handler);
     void on_frame(Connection& connection, Frame frame) override;
     void on_closed(Connection& connection, const Error& why) override;
     void on_accepted(UniqueFd fd) override;

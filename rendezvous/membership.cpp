@@ -15,7 +15,9 @@ namespace {
 using Row = std::array<std::string_view, 3>;
 
 std::string_view name_of_term(std::string_view term) { return term.substr(0, term.find('=')); }
-std::string_view value_of_term(std::string_view term) { return term.size() > name_of_term(term).size() ? term.substr(name_of_term(term).size() + 1) : ""; }
+std::string_view value_of_term(std::string_view term) {
+    return term.size() > name_of_term(term).size() ? term.substr(name_of_term(term).size() + 1) : "";
+}
 
 std::string render(const std::vector<Row>& rows) {
     std::array<std::size_t, 3> widths{};
@@ -23,12 +25,13 @@ std::string render(const std::vector<Row>& rows) {
         for (std::size_t i = 0; i < row.size(); ++i) widths[i] = std::max(widths[i], row[i].size());
     }
     std::string table;
-    for (const Row& row : rows) table += fmt::format("\n  {:<{}}  {:<{}}  {}", row[0], widths[0], row[1], widths[1], row[2]);
+    for (const Row& row : rows)
+        table += fmt::format("\n  {:<{}}  {:<{}}  {}", row[0], widths[0], row[1], widths[1], row[2]);
     return table;
 }
 
-/// A table of what the job's head and a node that joins say, and say differently; "" they agree. What only one of them says
-/// is not compared; who says nothing at all does not agree.
+/// A table of what the job's head and a node that joins say, and say differently; "" they agree. What only
+/// one of them says is not compared; who says nothing at all does not agree.
 std::string difference(const MembershipSpec& job, const Joiner& joiner) {
     std::map<std::string_view, std::string_view> said;
     for (const std::string& term : joiner.terms) said.emplace(name_of_term(term), value_of_term(term));
@@ -37,7 +40,8 @@ std::string difference(const MembershipSpec& job, const Joiner& joiner) {
     for (const std::string& term : job.terms) {
         const auto same = said.find(name_of_term(term));
         if (same != said.end() ? same->second != value_of_term(term) : said.empty()) {
-            rows.push_back({name_of_term(term), value_of_term(term), same != said.end() ? same->second : "does not say"});
+            rows.push_back({name_of_term(term), value_of_term(term),
+                            same != said.end() ? same->second : "does not say"});
         }
     }
     return rows.size() == 1 ? "" : render(rows);
@@ -99,15 +103,21 @@ Status Membership::join(AgentId agent, Joiner joiner, TimePoint now) {
                      fmt::format("{} (pid {}) brings {} workers", joiner.host, joiner.pid, joiner.slots), 0};
     }
     if (const std::string table = difference(spec_, joiner); !table.empty()) {
-        return Error{Errc::Mismatch, fmt::format("{} (pid {}) was started otherwise than this job:{}", joiner.host, joiner.pid, table), 0};
+        return Error{
+            Errc::Mismatch,
+            fmt::format("{} (pid {}) was started otherwise than this job:{}", joiner.host, joiner.pid, table),
+            0};
     }
     std::optional<int> place = joiner.node_rank;
     if (place && *place < 0) {
-        return Error{Errc::InvalidArgument, fmt::format("{} (pid {}) asks for node rank {}", joiner.host, joiner.pid, *place), 0};
+        return Error{Errc::InvalidArgument,
+                     fmt::format("{} (pid {}) asks for node rank {}", joiner.host, joiner.pid, *place), 0};
     }
     if (const std::optional<Error> twin = refuse_twin(joiner)) return *twin;
     if (!place) {
-        const auto hole = std::find_if(holes_.begin(), holes_.end(), [&](const auto& h) { return h.second == joiner.host && !claims_.contains(h.first); });
+        const auto hole = std::find_if(holes_.begin(), holes_.end(), [&](const auto& h) {
+            return h.second == joiner.host && !claims_.contains(h.first);
+        });
         if (hole != holes_.end()) place = hole->first;
         else if (joiner.kept_place && !claims_.contains(*joiner.kept_place)) place = joiner.kept_place;
     }
@@ -139,7 +149,9 @@ void Membership::leave(AgentId agent, TimePoint now) {
     note_enough(now);
 }
 
-bool Membership::has_enough() const { return joined() >= spec_.min_nodes && (has_head_ || !spec_.awaits_head); }
+bool Membership::has_enough() const {
+    return joined() >= spec_.min_nodes && (has_head_ || !spec_.awaits_head);
+}
 
 void Membership::note_enough(TimePoint now) {
     if (!has_enough()) last_call_ends_.reset();
@@ -161,7 +173,8 @@ std::string Membership::missing_ranks() const {
     for (int place = 0; place < spec_.max_nodes; ++place) {
         if (!claims_.contains(place)) missing.push_back(place);
     }
-    if (spec_.hosts.size() < static_cast<std::size_t>(spec_.max_nodes)) return fmt::format("; missing: node rank {}", format_ranges(missing));
+    if (spec_.hosts.size() < static_cast<std::size_t>(spec_.max_nodes))
+        return fmt::format("; missing: node rank {}", format_ranges(missing));
     constexpr std::size_t kNamed = 16;
     std::vector<std::string> names;
     for (const int place : missing) names.push_back(spec_.hosts[static_cast<std::size_t>(place)]);
@@ -173,16 +186,16 @@ Verdict Membership::decide(TimePoint now) const {
         const TimePoint join_by = deadline_after(opened_, spec_.join_timeout);
         const std::string so_far = fmt::format("{} of {} nodes joined", joined(), spec_.min_nodes);
         if (now < join_by)
-            return {Verdict::Wait,
-                    fmt::format("{}, {} left", so_far, format_duration(join_by - now))};
+            return {Verdict::Wait, fmt::format("{}, {} left", so_far, format_duration(join_by - now))};
         return {Verdict::Failed,
                 fmt::format("{} within {}{}", so_far, format_duration(spec_.join_timeout), missing_ranks())};
     }
     if (joined() >= spec_.max_nodes)
         return {Verdict::Ready, fmt::format("all {} nodes joined", spec_.max_nodes)};
     if (now < *last_call_ends_) {
-        return {Verdict::Wait, fmt::format("{} nodes joined, enough to start; waiting {} for up to {}",
-                                           joined(), format_duration(*last_call_ends_ - now), spec_.max_nodes)};
+        return {Verdict::Wait,
+                fmt::format("{} nodes joined, enough to start; waiting {} for up to {}", joined(),
+                            format_duration(*last_call_ends_ - now), spec_.max_nodes)};
     }
     return {Verdict::Ready, fmt::format("{} of up to {} nodes joined", joined(), spec_.max_nodes)};
 }
@@ -193,8 +206,9 @@ TimePoint Membership::next_change(TimePoint now) const {
     return at <= now ? kNever : at;
 }
 
-/// Who has a place keeps it. Then those who have asked for one that is free, those who come back to theirs, and the
-/// others, each kind by arrival; but the others of the first world by their hosts, as that is the same in every run.
+/// Who has a place keeps it. Then those who have asked for one that is free, those who come back to theirs,
+/// and the others, each kind by arrival; but the others of the first world by their hosts, as that is the
+/// same in every run.
 std::vector<Membership::Member> Membership::settle() {
     const bool is_first_world = settled_ == 0 && holes_.empty();
     std::map<int, Entry*> by_place;
@@ -219,7 +233,9 @@ std::vector<Membership::Member> Membership::settle() {
         if (!entry.settled) others.push_back(&entry);
     }
     if (is_first_world) {
-        std::stable_sort(others.begin(), others.end(), [](const Entry* a, const Entry* b) { return comes_before(a->member.joiner.host, b->member.joiner.host); });
+        std::stable_sort(others.begin(), others.end(), [](const Entry* a, const Entry* b) {
+            return comes_before(a->member.joiner.host, b->member.joiner.host);
+        });
     }
     int next = 0;
     for (Entry* entry : others) {
@@ -227,7 +243,8 @@ std::vector<Membership::Member> Membership::settle() {
         seat(*entry, next);
     }
     std::vector<Member> world;
-    for (const auto& [place, entry] : by_place) world.push_back({entry->member.agent, entry->member.joiner, place});
+    for (const auto& [place, entry] : by_place)
+        world.push_back({entry->member.agent, entry->member.joiner, place});
     settled_ = static_cast<int>(world.size());
     return world;
 }

@@ -17,7 +17,8 @@ namespace ddprun::rdzv {
 /// An agent's connection, for as long as it lives. Never used again.
 using AgentId = ClientId;
 
-/// What a node says of everything on which the nodes of a job must agree: "name=value", in the order in which it is shown.
+/// What a node says of everything on which the nodes of a job must agree: "name=value", in the order in which
+/// it is shown.
 using Terms = std::vector<std::string>;
 
 struct MembershipSpec {
@@ -40,11 +41,11 @@ struct Joiner {
     std::string role = "default";
     Terms terms = {};
     std::optional<int> kept_place = {};  ///< it had under a controller that is lost
-    bool is_head = false;  ///< beside the controller: the first rank's port is held there
+    bool is_head = false;                ///< beside the controller: the first rank's port is held there
 };
 
-/// Whether the world can be formed. `why` explains, also (above all) "not yet"; who is missing is said with a failure, and
-/// else by missing_ranks(), which takes its time.
+/// Whether the world can be formed. `why` explains, also (above all) "not yet"; who is missing is said with a
+/// failure, and else by missing_ranks(), which takes its time.
 struct Verdict {
     enum Kind : std::uint8_t { Wait, Ready, Failed } kind = Wait;
     std::string why;
@@ -52,22 +53,25 @@ struct Verdict {
 
 /// Which nodes form the next generation, and in which order. Pure.
 ///
-/// In the first world the nodes that ask for no place stand in the order of their host names (numbers as numbers, those of one
-/// host by arrival), whoever comes first: ranks are the same in every run. The head asks for the first place.
+/// In the first world the nodes that ask for no place stand in the order of their host names (numbers as
+/// numbers, those of one host by arrival), whoever comes first: ranks are the same in every run. The head
+/// asks for the first place.
 ///
-/// From then on places stick: a node keeps its place from one generation to the next, whoever else comes. That of a node
-/// which has gone is taken by the agent that comes back from the same host, else by who waits. Group ranks number the places
-/// that are taken, in their order: where one stays empty (fewer than max_nodes), the nodes behind it move up, and back when
-/// it is taken again. Who asks for a place that is taken, or beyond max_nodes, waits as any spare.
+/// From then on places stick: a node keeps its place from one generation to the next, whoever else comes.
+/// That of a node which has gone is taken by the agent that comes back from the same host, else by who waits.
+/// Group ranks number the places that are taken, in their order: where one stays empty (fewer than
+/// max_nodes), the nodes behind it move up, and back when it is taken again. Who asks for a place that is
+/// taken, or beyond max_nodes, waits as any spare.
 ///
-/// join, leave and decide take the same time however many nodes there are (but for places of lost nodes): all of a
-/// large job's nodes join at once, and each of them is decided about.
+/// join, leave and decide take the same time however many nodes there are (but for places of lost nodes): all
+/// of a large job's nodes join at once, and each of them is decided about.
 class Membership {
   public:
     Membership(MembershipSpec spec, TimePoint now) : spec_(std::move(spec)), opened_(now) {}
 
-    /// Error: InvalidArgument (a negative node rank, no slots), Mismatch (another node that is there has asked for the same
-    /// node rank, naming both; other terms than the job's: with a table of lines of what differs).
+    /// Error: InvalidArgument (a negative node rank, no slots), Mismatch (another node that is there has
+    /// asked for the same node rank, naming both; other terms than the job's: with a table of lines of what
+    /// differs).
     Status join(AgentId agent, Joiner joiner, TimePoint now);
     /// The agent is gone. Unknown agents are ignored.
     void leave(AgentId agent, TimePoint now);
@@ -75,8 +79,8 @@ class Membership {
     [[nodiscard]] Verdict decide(TimePoint now) const;
     /// When decide() may change its mind without anybody joining or leaving.
     [[nodiscard]] TimePoint next_change(TimePoint now) const;
-    /// "; missing: node02, node03" by name where the hosts are known, "; missing: node rank 1, 3" where nodes have asked for
-    /// ranks, else "". Goes through all places.
+    /// "; missing: node02, node03" by name where the hosts are known, "; missing: node rank 1, 3" where nodes
+    /// have asked for ranks, else "". Goes through all places.
     [[nodiscard]] std::string missing_ranks() const;
 
     struct Member {
@@ -87,8 +91,8 @@ class Membership {
     };
     /// Forms the world of a Ready verdict: its nodes by group rank. They keep these ranks from now on.
     std::vector<Member> settle();
-    /// Starts a new round: nodes are waited for up to `timeout` from now. Those who are there go on without a last call where they
-    /// are enough: who comes later makes the world form again.
+    /// Starts a new round: nodes are waited for up to `timeout` from now. Those who are there go on without a
+    /// last call where they are enough: who comes later makes the world form again.
     void reopen(TimePoint now, Duration timeout);
 
     [[nodiscard]] int joined() const { return static_cast<int>(members_.size()); }
@@ -122,7 +126,7 @@ class Membership {
     std::unordered_map<AgentId, Arrival> arrivals_;
     std::unordered_map<int, Arrival> asked_;  ///< who asked for this node rank
     std::unordered_map<int, int> claims_;     ///< how many have this place; none is not in it
-    std::map<int, std::string> holes_;  ///< places whose node has gone, and its host
+    std::map<int, std::string> holes_;        ///< places whose node has gone, and its host
 };
 
 }  // namespace ddprun::rdzv

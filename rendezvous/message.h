@@ -10,34 +10,70 @@
 #include "env/result.h"
 #include "rendezvous/frame.h"
 
-/// What all messages have in common. What they say, by who speaks: handshake.h, store_message.h, agent_message.h.
-/// PROTOCOL.md is the same for people.
+/// What all messages have in common. What they say, by who speaks: handshake.h, store_message.h,
+/// agent_message.h. PROTOCOL.md is the same for people.
 namespace ddprun::rdzv {
 
 /// A frame's type. A number that was released stays.
 enum class MessageType : std::uint8_t {
-    Hello = 1, Challenge, Proof, Welcome, Failure, Heartbeat,
-    Set = 16, Get, TryGet, Add, CompareSet, Erase, Wait, Barrier, ClientGone,
-    Done = 32, Value, Absent, Sum, Exchanged, Erased,
-    AgentHello = 64, WorkersStarted, WorkerExited, GenerationEnded, FenceEntered, StandbyListens, JobMoved, OutputPiece,
-    StartGeneration = 80, StopGeneration, Shutdown, World, FenceOver, Legacy, Successor, OutputShown,
-    Notice = 96, Question, Answer, ModexRequest, ModexReply,
+    Hello = 1,
+    Challenge,
+    Proof,
+    Welcome,
+    Failure,
+    Heartbeat,
+    Set = 16,
+    Get,
+    TryGet,
+    Add,
+    CompareSet,
+    Erase,
+    Wait,
+    Barrier,
+    ClientGone,
+    Done = 32,
+    Value,
+    Absent,
+    Sum,
+    Exchanged,
+    Erased,
+    AgentHello = 64,
+    WorkersStarted,
+    WorkerExited,
+    GenerationEnded,
+    FenceEntered,
+    StandbyListens,
+    JobMoved,
+    OutputPiece,
+    StartGeneration = 80,
+    StopGeneration,
+    Shutdown,
+    World,
+    FenceOver,
+    Legacy,
+    Successor,
+    OutputShown,
+    Notice = 96,
+    Question,
+    Answer,
+    ModexRequest,
+    ModexReply,
 };
 
 /// Who says a message to whom, and with which function its frame is read.
 enum class MessageKind : std::uint8_t {
-    Unknown,      ///< a type this version does not know
-    Handshake,    ///< decode_handshake
-    Failure,      ///< decode_failure; also part of a handshake and a store's reply
-    Heartbeat,    ///< decode_heartbeat
-    StoreRequest, ///< client to store: decode_store_request
-    StoreReply,   ///< store to client: decode_store_reply
-    ClientGone,   ///< agent to store: decode_client_gone
-    AgentHello,   ///< decode_agent_hello
-    FromAgent,    ///< agent to controller: decode_from_agent
-    ToAgent,      ///< controller to agent: decode_to_agent
-    EitherWay,    ///< one of the last two
-    JobMoved,     ///< controller to controller: decode_job_moved
+    Unknown,       ///< a type this version does not know
+    Handshake,     ///< decode_handshake
+    Failure,       ///< decode_failure; also part of a handshake and a store's reply
+    Heartbeat,     ///< decode_heartbeat
+    StoreRequest,  ///< client to store: decode_store_request
+    StoreReply,    ///< store to client: decode_store_reply
+    ClientGone,    ///< agent to store: decode_client_gone
+    AgentHello,    ///< decode_agent_hello
+    FromAgent,     ///< agent to controller: decode_from_agent
+    ToAgent,       ///< controller to agent: decode_to_agent
+    EitherWay,     ///< one of the last two
+    JobMoved,      ///< controller to controller: decode_job_moved
 };
 MessageKind kind_of(std::uint8_t type);
 
@@ -46,7 +82,8 @@ std::string_view message_name(std::uint8_t type);
 /// Of one of a family of messages.
 template <class... M>
 std::string_view message_name(const std::variant<M...>& message) {
-    return std::visit([](const auto& one) { return message_name(static_cast<std::uint8_t>(one.kType)); }, message);
+    return std::visit([](const auto& one) { return message_name(static_cast<std::uint8_t>(one.kType)); },
+                      message);
 }
 
 /// Bytes that many may hold and nobody changes: a stored value is not copied for each of its readers.

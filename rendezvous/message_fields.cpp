@@ -62,8 +62,8 @@ Result<EncodedMessage> FieldWriter::seal(MessageType type, std::uint32_t request
     if (json_.size() > kPeerLimits.json_bytes || blob_.size() > kPeerLimits.blob_bytes) {
         return Error{
             Errc::Limit,
-            fmt::format("{}: {} + {} bytes are more than a message may have ({} + {})", message_name(number), json_.size(),
-                        blob_.size(), kPeerLimits.json_bytes, kPeerLimits.blob_bytes),
+            fmt::format("{}: {} + {} bytes are more than a message may have ({} + {})", message_name(number),
+                        json_.size(), blob_.size(), kPeerLimits.json_bytes, kPeerLimits.blob_bytes),
             0};
     }
     EncodedMessage encoded;

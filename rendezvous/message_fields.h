@@ -17,8 +17,8 @@
 /// Private to the sources that read and write messages: one list of a message's fields serves for both.
 namespace ddprun::rdzv {
 
-/// What a message shows its fields to, in the order in which they are written. The names are the wire's: a name that
-/// was released stays.
+/// What a message shows its fields to, in the order in which they are written. The names are the wire's: a
+/// name that was released stays.
 class Fields {
   public:
     virtual ~Fields() = default;
@@ -145,7 +145,8 @@ void read_one_of(std::variant<M...>& family, FieldReader& reader) {
 template <class Family>
 Result<Family> decode_one_of(Frame&& frame) {
     FieldReader reader(std::move(frame));
-    Result<Family> message = Family();  // one object for both outcomes: GCC 12 finds what it moves uninitialized
+    Result<Family> message =
+        Family();  // one object for both outcomes: GCC 12 finds what it moves uninitialized
     read_one_of(*message, reader);
     if (const Status read = reader.end(); !read) message = read.error();
     return message;

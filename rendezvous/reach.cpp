@@ -14,7 +14,8 @@ namespace {
 
 constexpr Duration kFirstTry = std::chrono::milliseconds(500);
 constexpr Duration kLongestTry = std::chrono::seconds(8);
-/// How long the other addresses still may answer when one has refused us: another's server has the port, or the secret is wrong.
+/// How long the other addresses still may answer when one has refused us: another's server has the port, or
+/// the secret is wrong.
 constexpr Duration kAfterRefusal = std::chrono::seconds(10);
 /// How long a kept meeting point is believed before it is looked at again.
 constexpr Duration kBelief = std::chrono::seconds(3);
@@ -24,7 +25,8 @@ bool is_final(const Error& error) { return error.code == Errc::Refused || error.
 
 }  // namespace
 
-Result<Reached> reach(const std::vector<Endpoint>& candidates, const ClientOptions& options, TimePoint deadline) {
+Result<Reached> reach(const std::vector<Endpoint>& candidates, const ClientOptions& options,
+                      TimePoint deadline) {
     Error last{Errc::NotFound, "no address is known", 0};
     std::optional<Error> refusal;
     for (Duration patience = kFirstTry; !candidates.empty(); patience = std::min(2 * patience, kLongestTry)) {
@@ -51,7 +53,8 @@ Result<Reached> reach(const std::vector<Endpoint>& candidates, const ClientOptio
 Result<Reached> reach(Exchange& exchange, MeetingPoint& point, ClientOptions options, TimePoint deadline) {
     for (;;) {
         const TimePoint begin = MonotonicClock::now();
-        const TimePoint until = exchange.keeps_what_was_put() ? std::min(deadline, deadline_after(begin, kBelief)) : deadline;
+        const TimePoint until =
+            exchange.keeps_what_was_put() ? std::min(deadline, deadline_after(begin, kBelief)) : deadline;
         options.job_id = point.job;
         options.token = point.token;
         Result<Reached> reached = reach(point.endpoints(), options, until);

@@ -9,12 +9,9 @@ enum class Role : std::uint8_t { Agent, Worker, Tool };
 
 constexpr const char* role_name(Role role) {
     switch (role) {
-        case Role::Agent:
-            return "agent";
-        case Role::Worker:
-            return "worker";
-        case Role::Tool:
-            return "tool";
+        case Role::Agent: return "agent";
+        case Role::Worker: return "worker";
+        case Role::Tool: return "tool";
     }
     return "unknown";
 }

@@ -64,7 +64,9 @@ void Outbox::consume(std::size_t bytes) {
 Status Outbox::acknowledge(std::uint64_t received) {
     const std::uint64_t written = acknowledged_ + kept_.size();
     if (received < acknowledged_ || received > written) {
-        return Error{Errc::Protocol, fmt::format("it has received {} messages of {} to {}", received, acknowledged_, written), 0};
+        return Error{Errc::Protocol,
+                     fmt::format("it has received {} messages of {} to {}", received, acknowledged_, written),
+                     0};
     }
     for (; acknowledged_ < received; ++acknowledged_) {
         kept_bytes_ -= kept_.front().size();
@@ -98,7 +100,9 @@ bool Inbox::take(std::size_t bytes) {
 }
 
 Status Inbox::go_on(std::uint64_t begins) {
-    if (begins > received_) return Error{Errc::Protocol, fmt::format("{} messages have come, and {} would be passed over", received_, begins), 0};
+    if (begins > received_)
+        return Error{Errc::Protocol,
+                     fmt::format("{} messages have come, and {} would be passed over", received_, begins), 0};
     passed_over_ = received_ - begins;
     return {};
 }

@@ -11,32 +11,39 @@
 #include "rendezvous/message.h"
 #include "rendezvous/protocol_limits.h"
 
-/// What an agent and the controller decide about the session between them, which outlives its connections. Pure.
+/// What an agent and the controller decide about the session between them, which outlives its connections.
+/// Pure.
 ///
-/// All messages of a session but heartbeats are counted, in each direction. Whoever sent one keeps it until the other side has
-/// said that it came; when a connection is lost the agent makes another one, on which both say how much they have received,
-/// and go on from there: nothing is lost, and nothing is heard twice.
+/// All messages of a session but heartbeats are counted, in each direction. Whoever sent one keeps it until
+/// the other side has said that it came; when a connection is lost the agent makes another one, on which both
+/// say how much they have received, and go on from there: nothing is lost, and nothing is heard twice.
 namespace ddprun::rdzv {
 
 /// How a connection ended, for the session that it carried.
 enum class Outage {
-    Broken,       ///< closed or reset: as a process that has ended leaves it, but also what a device on the way does
+    Broken,  ///< closed or reset: as a process that has ended leaves it, but also what a device on the way
+             ///< does
     Unreachable,  ///< the network is gone: as silent as silence
     Final,        ///< somebody said why: there is nothing to go on with
 };
 Outage outage_of(const Error& why);
 
-/// How long a session without a connection waits for another one. A node whose process has died is lost by it, so it is short
-/// where that is what it looks like.
+/// How long a session without a connection waits for another one. A node whose process has died is lost by
+/// it, so it is short where that is what it looks like.
 Duration wait_for_redial(Outage outage, const Heartbeats& limits);
 
-/// An agent looks for another connection beside a silent one from the first of these on, and gives an address the second to answer.
+/// An agent looks for another connection beside a silent one from the first of these on, and gives an address
+/// the second to answer.
 inline Duration redial_after(const Heartbeats& limits) { return limits.timeout / 3; }
 inline Duration redial_pause(const Heartbeats& limits) { return limits.timeout / 12; }
-/// Before it looks again. Who did not answer has taken so long already: a network that comes back is found within one pause.
-inline Duration pause_behind(const Error& why, const Heartbeats& limits) { return why.code == Errc::Timeout ? Duration::zero() : redial_pause(limits); }
+/// Before it looks again. Who did not answer has taken so long already: a network that comes back is found
+/// within one pause.
+inline Duration pause_behind(const Error& why, const Heartbeats& limits) {
+    return why.code == Errc::Timeout ? Duration::zero() : redial_pause(limits);
+}
 
-/// The messages to a peer that have not been written yet and, of a session, those that have not been acknowledged.
+/// The messages to a peer that have not been written yet and, of a session, those that have not been
+/// acknowledged.
 class Outbox {
   public:
     /// From here on it is a session's: messages are counted and kept.
@@ -60,7 +67,8 @@ class Outbox {
 
     /// The peer has so many messages of the session. Error: Protocol, when that cannot be.
     Status acknowledge(std::uint64_t received);
-    /// Behind what is to be written here comes all of the session that `earlier` carried and that is not acknowledged.
+    /// Behind what is to be written here comes all of the session that `earlier` carried and that is not
+    /// acknowledged.
     void go_on(Outbox&& earlier);
 
   private:
@@ -84,8 +92,8 @@ class Inbox {
   public:
     /// A message has come, but no heartbeat. False: it had come by an earlier connection, too.
     bool take(std::size_t bytes);
-    /// The peer goes on behind so many of its messages: those that came already are passed over. Error: Protocol, when some
-    /// would be missing.
+    /// The peer goes on behind so many of its messages: those that came already are passed over. Error:
+    /// Protocol, when some would be missing.
     Status go_on(std::uint64_t begins);
     [[nodiscard]] std::uint64_t received() const { return received_; }
 
@@ -103,9 +111,10 @@ class Inbox {
 
 /// When to look who has been silent for too long, and whether those who have are lost.
 ///
-/// Nobody is lost at a first look. What others said while we could not read (a long batch of events, a stopped process) is
-/// read before the second one; and when we were away ourselves for long, others may have been away with us (a machine that
-/// slept, a debugger that stops all): they get a third of the time-out to speak.
+/// Nobody is lost at a first look. What others said while we could not read (a long batch of events, a
+/// stopped process) is read before the second one; and when we were away ourselves for long, others may have
+/// been away with us (a machine that slept, a debugger that stops all): they get a third of the time-out to
+/// speak.
 class SilenceWatch {
   public:
     SilenceWatch(Heartbeats limits, TimePoint now) : limits_(limits), due_(now + limits.interval) {}

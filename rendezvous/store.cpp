@@ -217,14 +217,16 @@ std::size_t Store::cost_of(const Waiter& waiter) {
 std::optional<Failure> Store::cannot_wait(StoreClientId client, const Waiter& waiter) const {
     const std::size_t cost = cost_of(waiter);
     if (waiting_bytes_ + cost > limits_.waiting_bytes) {
-        return failure(Errc::Limit, fmt::format("all clients together wait for too much ({} of {})", format_bytes(waiting_bytes_),
-                                                format_bytes(limits_.waiting_bytes)));
+        return failure(Errc::Limit,
+                       fmt::format("all clients together wait for too much ({} of {})",
+                                   format_bytes(waiting_bytes_), format_bytes(limits_.waiting_bytes)));
     }
     const auto mine = by_client_.find(client);
     const std::size_t before = mine == by_client_.end() ? 0 : mine->second.bytes;
     if (before + cost > limits_.waiting_bytes_per_client) {
-        return failure(Errc::Limit, fmt::format("this client waits for too much ({} of {})", format_bytes(before),
-                                                format_bytes(limits_.waiting_bytes_per_client)));
+        return failure(Errc::Limit,
+                       fmt::format("this client waits for too much ({} of {})", format_bytes(before),
+                                   format_bytes(limits_.waiting_bytes_per_client)));
     }
     if (mine == by_client_.end() || mine->second.ids.size() < limits_.waiters_per_client) return std::nullopt;
     return failure(Errc::Limit,
@@ -351,7 +353,8 @@ void Store::disconnect(StoreClientId client) {
 }
 
 void Store::disconnect_all(ClientId connection) {
-    for (auto next = by_client_.lower_bound(connection); next != by_client_.end() && next->first.connection == connection;) {
+    for (auto next = by_client_.lower_bound(connection);
+         next != by_client_.end() && next->first.connection == connection;) {
         const StoreClientId client = (next++)->first;
         disconnect(client);
     }

@@ -39,8 +39,8 @@ using StoreAnswers = std::vector<StoreAnswer>;
 ///
 /// Every request is answered exactly once: at once, or, for Get, Wait and Barrier, by a later call (another
 /// client's apply, expire, begin_generation); a client that has disconnected gets no answer any more. All
-/// keys belong to one generation, and a request of another one touches nothing; but keys that begin with "start/" are the whole
-/// job's, and Set and Get of them are answered whatever generation is asked for.
+/// keys belong to one generation, and a request of another one touches nothing; but keys that begin with
+/// "start/" are the whole job's, and Set and Get of them are answered whatever generation is asked for.
 class Store {
   public:
     explicit Store(StoreLimits limits = {}) : limits_(limits) {}
@@ -56,8 +56,8 @@ class Store {
     void disconnect(StoreClientId client);
     /// The same for the connection and all clients for whom it speaks.
     void disconnect_all(ClientId connection);
-    /// Drops all keys but those that begin with "start/" and answers everyone who waits StaleGeneration. A number that is not larger than the
-    /// present one changes nothing.
+    /// Drops all keys but those that begin with "start/" and answers everyone who waits StaleGeneration. A
+    /// number that is not larger than the present one changes nothing.
     StoreAnswers begin_generation(std::uint64_t generation);
 
     [[nodiscard]] std::uint64_t generation() const { return generation_; }
@@ -69,7 +69,8 @@ class Store {
 
   private:
     using WaiterId = std::uint64_t;
-    /// The keys of one Wait in one piece: thousands of small strings would leave the heap in pieces when they go.
+    /// The keys of one Wait in one piece: thousands of small strings would leave the heap in pieces when they
+    /// go.
     class KeyList {
       public:
         KeyList() = default;

@@ -19,8 +19,8 @@
 
 #include "env/hmac.h"
 #include "rendezvous/frame.h"
-#include "rendezvous/strangers.h"
 #include "rendezvous/store.h"
+#include "rendezvous/strangers.h"
 
 namespace ddprun::rdzv {
 namespace {
@@ -41,7 +41,11 @@ struct StoreGuest {
 }  // namespace
 
 struct StoreHost::Impl {
-    Impl(UniqueFd socket, StoreHostOptions given) : listener(std::move(socket)), options(std::move(given)), store(options.store_limits), strangers(options.limits.strangers) {}
+    Impl(UniqueFd socket, StoreHostOptions given)
+        : listener(std::move(socket)),
+          options(std::move(given)),
+          store(options.store_limits),
+          strangers(options.limits.strangers) {}
 
     void serve();
 
@@ -127,12 +131,15 @@ void StoreHost::Impl::accept_some() {
         const int on = 1;
         ::setsockopt(fd.get(), IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
         const TimePoint now = MonotonicClock::now(), until = deadline_after(now, options.limits.handshake);
-        guests.emplace(++last_guest, StoreGuest{std::move(fd), ServerHandshake(options.credentials, *std::move(nonce)), until});
+        guests.emplace(
+            ++last_guest,
+            StoreGuest{std::move(fd), ServerHandshake(options.credentials, *std::move(nonce)), until});
         strangers.arrived(last_guest, now);
     }
 }
 
-/// As Server::make_room: a connection that has not proved that it knows the token gives way. False: there is none.
+/// As Server::make_room: a connection that has not proved that it knows the token gives way. False: there is
+/// none.
 bool StoreHost::Impl::make_room() {
     if (!strangers.is_crowded() && guests.size() < options.limits.connections) return true;
     const std::optional<ClientId> id = strangers.next_to_go();
@@ -170,10 +177,14 @@ Status StoreHost::Impl::take(ClientId id, StoreGuest& guest, Frame frame) {
     switch (kind_of(type)) {
         case MessageKind::Heartbeat: return {};
         case MessageKind::Unknown:
-            send(guest, encode_message(Failure{Errc::NotFound, fmt::format("message type {} is not known here", type)}, number));
+            send(guest, encode_message(
+                            Failure{Errc::NotFound, fmt::format("message type {} is not known here", type)},
+                            number));
             return {};
         case MessageKind::StoreRequest: break;
-        default: return Error{Errc::Protocol, fmt::format("{}: there is a store here, and no controller", message_name(type)), 0};
+        default:
+            return Error{Errc::Protocol,
+                         fmt::format("{}: there is a store here, and no controller", message_name(type)), 0};
     }
     Result<StoreRequest> request = decode_store_request(std::move(frame));
     if (!request) return request.error();
@@ -217,7 +228,8 @@ void StoreHost::Impl::refuse(ClientId id, StoreGuest& guest, const Failure& why)
 }
 
 void StoreHost::Impl::write(StoreGuest& guest) {
-    const ssize_t sent = ::send(guest.fd.get(), guest.output.data(), guest.output.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
+    const ssize_t sent =
+        ::send(guest.fd.get(), guest.output.data(), guest.output.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
     if (sent >= 0) guest.output.erase(0, static_cast<std::size_t>(sent));
     else if (errno != EAGAIN && errno != EINTR) guest.is_over = true;
 }
@@ -225,7 +237,8 @@ void StoreHost::Impl::write(StoreGuest& guest) {
 void StoreHost::Impl::deliver(StoreAnswers answers) {
     for (StoreAnswer& answer : answers) {
         const auto guest = guests.find(answer.client.connection);
-        if (guest != guests.end()) send(guest->second, encode_message(std::move(answer.reply), answer.request));
+        if (guest != guests.end())
+            send(guest->second, encode_message(std::move(answer.reply), answer.request));
     }
 }
 
@@ -244,13 +257,15 @@ void StoreHost::Impl::remove_the_gone(TimePoint now) {
 }
 
 bool StoreHost::Impl::has_output() const {
-    return std::any_of(guests.begin(), guests.end(), [](const auto& guest) { return !guest.second.output.empty(); });
+    return std::any_of(guests.begin(), guests.end(),
+                       [](const auto& guest) { return !guest.second.output.empty(); });
 }
 
 bool StoreHost::Impl::has_others() const {
     return std::any_of(guests.begin(), guests.end(), [this](const auto& guest) {
         const ServerHandshake& handshake = guest.second.handshake;
-        return handshake.authenticated() && !guest.second.is_leaving && handshake.peer().name != options.own_name;
+        return handshake.authenticated() && !guest.second.is_leaving &&
+               handshake.peer().name != options.own_name;
     });
 }
 

@@ -21,15 +21,16 @@ struct StoreHostOptions {
 
 /// The job's store for programs that no ddprun started: a thread of rank 0 serves it.
 ///
-/// Speaks the wire of Server, but for agents, whom it refuses. A poll loop of its own over the same pure parts: a worker does
-/// not link the launcher's loop, and it must not take the program's signals or its descriptors' time. Tells nobody anything:
-/// who is refused hears why.
+/// Speaks the wire of Server, but for agents, whom it refuses. A poll loop of its own over the same pure
+/// parts: a worker does not link the launcher's loop, and it must not take the program's signals or its
+/// descriptors' time. Tells nobody anything: who is refused hears why.
 class StoreHost {
   public:
     /// Serves from now on; `listener` listens and does not block. Error: InvalidArgument (no token), System.
     static Result<std::unique_ptr<StoreHost>> start(UniqueFd listener, StoreHostOptions options);
-    /// Serves on until all clients have gone but those called `own_name`, for `farewell` at most: others may still have a last word
-    /// for the store when this process has none. Then closes all connections. In a forked child: does nothing.
+    /// Serves on until all clients have gone but those called `own_name`, for `farewell` at most: others may
+    /// still have a last word for the store when this process has none. Then closes all connections. In a
+    /// forked child: does nothing.
     ~StoreHost();
     StoreHost(const StoreHost&) = delete;
     StoreHost& operator=(const StoreHost&) = delete;

@@ -69,10 +69,12 @@ using StoreOp = std::variant<store_op::Set, store_op::Get, store_op::TryGet, sto
 
 struct StoreRequest {
     std::uint64_t generation = 0;
-    std::optional<Duration> timeout;  ///< of Get, Wait and Barrier, from the server's receipt; nullopt: for ever
+    std::optional<Duration>
+        timeout;  ///< of Get, Wait and Barrier, from the server's receipt; nullopt: for ever
     StoreOp op;
-    std::uint64_t client = 0;           ///< of an agent's: which of its workers asks; 0: it does itself
-    Duration waited = Duration::zero(); ///< of an agent's: for so long, before it was sent. For what a time-out says
+    std::uint64_t client = 0;  ///< of an agent's: which of its workers asks; 0: it does itself
+    Duration waited =
+        Duration::zero();  ///< of an agent's: for so long, before it was sent. For what a time-out says
     bool operator==(const StoreRequest&) const = default;
 };
 /// An agent says that one of its workers is gone, and waits for nothing any more. Not answered.

@@ -13,11 +13,12 @@
 
 namespace ddprun::rdzv {
 
-/// The connections that have not proved that they know the token, and who of them makes room for others. Pure; every call takes
-/// logarithmic time, for all of a large job's nodes knock at once.
+/// The connections that have not proved that they know the token, and who of them makes room for others.
+/// Pure; every call takes logarithmic time, for all of a large job's nodes knock at once.
 ///
-/// Who was refused and has not gone yet goes first, then whoever has been silent for longest. While all have said something
-/// a moment ago nobody goes: whoever comes waits in the kernel's queue and loses nothing by it.
+/// Who was refused and has not gone yet goes first, then whoever has been silent for longest. While all have
+/// said something a moment ago nobody goes: whoever comes waits in the kernel's queue and loses nothing by
+/// it.
 class Strangers {
   public:
     /// An honest peer answers sooner than this.
@@ -42,7 +43,7 @@ class Strangers {
 
   private:
     std::size_t most_;
-    std::unordered_map<ClientId, TimePoint> last_words_;      ///< of those in their handshake; arriving is one
+    std::unordered_map<ClientId, TimePoint> last_words_;     ///< of those in their handshake; arriving is one
     std::set<std::pair<TimePoint, ClientId>> by_last_word_;  ///< the same
     std::set<ClientId> refused_;
 };

@@ -19,16 +19,21 @@
 namespace ddprun::rdzv {
 namespace {
 
-#define DDPRUN_OF_LIBSSL(X)                                                                                                        \
-    X(OPENSSL_init_ssl) X(SSL_CTX_new) X(SSL_CTX_free) X(SSL_CTX_ctrl) X(SSL_CTX_set_num_tickets) X(SSL_CTX_use_certificate)         \
-    X(SSL_CTX_use_PrivateKey) X(TLS_server_method) X(TLS_client_method) X(SSL_new) X(SSL_free) X(SSL_set_bio)                       \
-    X(SSL_set_accept_state) X(SSL_set_connect_state) X(SSL_do_handshake) X(SSL_read) X(SSL_write) X(SSL_get_error)  \
-    X(SSL_get1_peer_certificate) X(BIO_new) X(BIO_free) X(BIO_s_mem) X(BIO_read) X(BIO_write) X(ERR_get_error) X(ERR_clear_error)    \
-    X(ERR_reason_error_string) X(EVP_PKEY_Q_keygen) X(EVP_PKEY_free) X(EVP_sha256) X(X509_new) X(X509_free) X(X509_set_version)     \
-    X(X509_getm_notBefore) X(X509_getm_notAfter) X(X509_gmtime_adj) X(X509_get_subject_name) X(X509_NAME_add_entry_by_txt)           \
-    X(X509_set_issuer_name) X(X509_set_pubkey) X(X509_sign) X(X509_digest)
+// clang-format off
+#define DDPRUN_OF_LIBSSL(X)                                                                           \
+    X(OPENSSL_init_ssl) X(SSL_CTX_new) X(SSL_CTX_free) X(SSL_CTX_ctrl) X(SSL_CTX_set_num_tickets)     \
+    X(SSL_CTX_use_certificate) X(SSL_CTX_use_PrivateKey) X(TLS_server_method) X(TLS_client_method)    \
+    X(SSL_new) X(SSL_free) X(SSL_set_bio) X(SSL_set_accept_state) X(SSL_set_connect_state)            \
+    X(SSL_do_handshake) X(SSL_read) X(SSL_write) X(SSL_get_error) X(SSL_get1_peer_certificate)        \
+    X(BIO_new) X(BIO_free) X(BIO_s_mem) X(BIO_read) X(BIO_write) X(ERR_get_error) X(ERR_clear_error)  \
+    X(ERR_reason_error_string) X(EVP_PKEY_Q_keygen) X(EVP_PKEY_free) X(EVP_sha256) X(X509_new)        \
+    X(X509_free) X(X509_set_version) X(X509_getm_notBefore) X(X509_getm_notAfter) X(X509_gmtime_adj)  \
+    X(X509_get_subject_name) X(X509_NAME_add_entry_by_txt) X(X509_set_issuer_name) X(X509_set_pubkey) \
+    X(X509_sign) X(X509_digest)
+// clang-format on
 
-/// What is used of it. Loaded, and not linked: to link it would cost every start of ddprun some tenths of a millisecond.
+/// What is used of it. Loaded, and not linked: to link it would cost every start of ddprun some tenths of a
+/// millisecond.
 struct Libssl {
 #define DDPRUN_DECLARE(name) decltype(&::name) name = nullptr;
     DDPRUN_OF_LIBSSL(DDPRUN_DECLARE)
@@ -38,7 +43,8 @@ struct Libssl {
 /// Error: NotFound.
 Result<Libssl> load_libssl() {
     constexpr const char* kFile = "libssl.so.3";
-    void* const handle = ::dlopen(kFile, RTLD_NOW | RTLD_LOCAL);  // and with it libcrypto, whose functions dlsym finds as well
+    void* const handle =
+        ::dlopen(kFile, RTLD_NOW | RTLD_LOCAL);  // and with it libcrypto, whose functions dlsym finds as well
     if (handle == nullptr) return Error{Errc::NotFound, ::dlerror(), 0};
     Libssl lib;
     const auto find = [&](const char* name, auto& function) {
@@ -69,7 +75,10 @@ std::string reason_of_failure(const Libssl& lib) {
 std::string digest_of(const Libssl& lib, const X509* certificate) {
     Digest digest{};
     unsigned int bytes = 0;
-    return certificate != nullptr && lib.X509_digest(certificate, lib.EVP_sha256(), digest.data(), &bytes) == 1 ? to_hex(digest) : "";
+    return certificate != nullptr &&
+                   lib.X509_digest(certificate, lib.EVP_sha256(), digest.data(), &bytes) == 1
+               ? to_hex(digest)
+               : "";
 }
 
 /// By `key` for `key`. Nobody looks at its names or its dates. Null: it cannot be made.
@@ -84,7 +93,8 @@ X509* make_certificate(const Libssl& lib, EVP_PKEY* key) {
                          lib.X509_gmtime_adj(lib.X509_getm_notBefore(certificate), -kDay) != nullptr &&
                          lib.X509_gmtime_adj(lib.X509_getm_notAfter(certificate), kYears) != nullptr &&
                          lib.X509_NAME_add_entry_by_txt(name, "CN", MBSTRING_ASC, text, -1, -1, 0) == 1 &&
-                         lib.X509_set_issuer_name(certificate, name) == 1 && lib.X509_set_pubkey(certificate, key) == 1 &&
+                         lib.X509_set_issuer_name(certificate, name) == 1 &&
+                         lib.X509_set_pubkey(certificate, key) == 1 &&
                          lib.X509_sign(certificate, key, lib.EVP_sha256()) != 0;
     if (is_made) return certificate;
     lib.X509_free(certificate);
@@ -103,11 +113,13 @@ struct TlsContext::Impl {
     Status make_identity();
 };
 
-Result<std::unique_ptr<TlsContext::Impl>> TlsContext::Impl::make(const SSL_METHOD* (*method)(), const Libssl& lib) {
+Result<std::unique_ptr<TlsContext::Impl>> TlsContext::Impl::make(const SSL_METHOD* (*method)(),
+                                                                 const Libssl& lib) {
     std::unique_ptr<Impl> impl(new Impl{lib, lib.SSL_CTX_new(method())});
     if (impl->settings == nullptr) return Error{Errc::System, "TLS: " + reason_of_failure(lib), 0};
     lib.SSL_CTX_ctrl(impl->settings, SSL_CTRL_SET_MIN_PROTO_VERSION, TLS1_3_VERSION, nullptr);
-    lib.SSL_CTX_ctrl(impl->settings, SSL_CTRL_MODE, SSL_MODE_RELEASE_BUFFERS, nullptr);  // an idle connection keeps none
+    lib.SSL_CTX_ctrl(impl->settings, SSL_CTRL_MODE, SSL_MODE_RELEASE_BUFFERS,
+                     nullptr);                       // an idle connection keeps none
     lib.SSL_CTX_set_num_tickets(impl->settings, 0);  // nothing is resumed
     return impl;
 }
@@ -120,7 +132,9 @@ Status TlsContext::Impl::make_identity() {
     binding = digest_of(lib, certificate);
     lib.X509_free(certificate);
     lib.EVP_PKEY_free(key);
-    return is_ours && !binding.empty() ? Status() : Status(Error{Errc::System, "a certificate for TLS: " + reason_of_failure(lib), 0});
+    return is_ours && !binding.empty()
+               ? Status()
+               : Status(Error{Errc::System, "a certificate for TLS: " + reason_of_failure(lib), 0});
 }
 
 Result<std::shared_ptr<const TlsContext>> TlsContext::for_server() {
@@ -143,7 +157,7 @@ Result<std::shared_ptr<const TlsContext>> TlsContext::for_client() {
 struct TlsSession::Impl {
     const Libssl& lib;
     SSL* ssl;
-    BIO* in;   ///< of `ssl`, both
+    BIO* in;  ///< of `ssl`, both
     BIO* out;
 
     ~Impl() { lib.SSL_free(ssl); }
@@ -152,7 +166,8 @@ struct TlsSession::Impl {
 Result<std::unique_ptr<TlsSession>> TlsSession::begin(std::shared_ptr<const TlsContext> context) {
     const Libssl& lib = context->impl_->lib;
     lib.ERR_clear_error();
-    auto impl = std::unique_ptr<Impl>(new Impl{lib, lib.SSL_new(context->impl_->settings), lib.BIO_new(lib.BIO_s_mem()), lib.BIO_new(lib.BIO_s_mem())});
+    auto impl = std::unique_ptr<Impl>(new Impl{lib, lib.SSL_new(context->impl_->settings),
+                                               lib.BIO_new(lib.BIO_s_mem()), lib.BIO_new(lib.BIO_s_mem())});
     if (impl->ssl == nullptr || impl->in == nullptr || impl->out == nullptr) {
         lib.BIO_free(impl->in);
         lib.BIO_free(impl->out);
@@ -197,7 +212,8 @@ Status TlsSession::advance() {
     X509* const certificate = impl_->lib.SSL_get1_peer_certificate(impl_->ssl);
     binding_ = digest_of(impl_->lib, certificate);
     impl_->lib.X509_free(certificate);
-    return binding_.empty() ? Status(Error{Errc::Protocol, "TLS: the server showed no certificate", 0}) : Status();
+    return binding_.empty() ? Status(Error{Errc::Protocol, "TLS: the server showed no certificate", 0})
+                            : Status();
 }
 
 Status TlsSession::read_plain() {
@@ -216,8 +232,8 @@ Status TlsSession::seal(std::string_view plain) {
     return outcome > 0 ? Status() : judge(outcome);
 }
 
-/// Of a call that did not do all: fine, when only more bytes of the peer are missing. Who breaks an established connection by
-/// bytes of his own has done no more than if he had cut it.
+/// Of a call that did not do all: fine, when only more bytes of the peer are missing. Who breaks an
+/// established connection by bytes of his own has done no more than if he had cut it.
 Status TlsSession::judge(int outcome) {
     const int why = impl_->lib.SSL_get_error(impl_->ssl, outcome);
     if (why == SSL_ERROR_WANT_READ) return {};
@@ -227,7 +243,8 @@ Status TlsSession::judge(int outcome) {
 
 void TlsSession::collect_output() {
     std::array<char, 16 * 1024> piece;
-    for (int got = 0; (got = impl_->lib.BIO_read(impl_->out, piece.data(), static_cast<int>(piece.size()))) > 0;) {
+    for (int got = 0;
+         (got = impl_->lib.BIO_read(impl_->out, piece.data(), static_cast<int>(piece.size()))) > 0;) {
         output_.append(piece.data(), static_cast<std::size_t>(got));
     }
 }
@@ -245,7 +262,9 @@ Error built_without() { return {Errc::NotFound, "this ddprun was built without O
 
 Result<std::shared_ptr<const TlsContext>> TlsContext::for_server() { return built_without(); }
 Result<std::shared_ptr<const TlsContext>> TlsContext::for_client() { return built_without(); }
-Result<std::unique_ptr<TlsSession>> TlsSession::begin(std::shared_ptr<const TlsContext>) { return built_without(); }
+Result<std::unique_ptr<TlsSession>> TlsSession::begin(std::shared_ptr<const TlsContext>) {
+    return built_without();
+}
 Result<std::string_view> TlsSession::receive(std::string_view) { return built_without(); }
 Status TlsSession::seal(std::string_view) { return built_without(); }
 

@@ -51,8 +51,8 @@ int fill(int fd, std::string_view content) {
     return ::fsync(fd) == 0 ? 0 : errno;
 }
 
-/// A new file beside `path`, with `mode` as the umask leaves it: mkostemp's is always 0600, and only open(2) knows the umask of a
-/// process with threads. Sets `name`. Not open: errno says why.
+/// A new file beside `path`, with `mode` as the umask leaves it: mkostemp's is always 0600, and only open(2)
+/// knows the umask of a process with threads. Sets `name`. Not open: errno says why.
 UniqueFd create_beside(const std::string& path, mode_t mode, std::string& name) {
     constexpr int kTries = 100;
     for (int attempt = 0; attempt < kTries; ++attempt) {
@@ -101,7 +101,9 @@ Result<UniqueFd> open_regular_file(const std::string& path) {
     struct stat status {};
     if (!fd || ::fstat(fd.get(), &status) != 0) return Error::system(path);
     if (S_ISREG(status.st_mode)) return fd;
-    const char* const kind = S_ISDIR(status.st_mode) ? "directory" : S_ISFIFO(status.st_mode) ? "pipe" : "device";
+    const char* const kind = S_ISDIR(status.st_mode)    ? "directory"
+                             : S_ISFIFO(status.st_mode) ? "pipe"
+                                                        : "device";
     return Error{Errc::InvalidArgument, fmt::format("{}: is a {}, not a file", path, kind), 0};
 }
 
@@ -143,19 +145,24 @@ std::string find_executable(std::string_view name, std::string_view path) {
 }
 
 Status check_replaceable(const std::string& path) {
-    const auto cannot = [&](const std::string& why) { return Error{Errc::InvalidArgument, fmt::format("{}: {}", path, why), 0}; };
+    const auto cannot = [&](const std::string& why) {
+        return Error{Errc::InvalidArgument, fmt::format("{}: {}", path, why), 0};
+    };
     const std::size_t slash = path.rfind('/');
     const std::string directory = slash == std::string::npos ? "." : slash == 0 ? "/" : path.substr(0, slash);
     struct stat status {};
     if (::stat(directory.c_str(), &status) != 0) {
-        return cannot(fmt::format("the directory {}: {} (make it first, or name another)", directory, ::strerror(errno)));
+        return cannot(fmt::format("the directory {}: {} (make it first, or name another)", directory,
+                                  ::strerror(errno)));
     }
     if (!S_ISDIR(status.st_mode)) return cannot(fmt::format("{} is no directory", directory));
     if (::access(directory.c_str(), W_OK | X_OK) != 0) {
-        return cannot(fmt::format("the directory {} cannot be written: {} (name another)", directory, ::strerror(errno)));
+        return cannot(fmt::format("the directory {} cannot be written: {} (name another)", directory,
+                                  ::strerror(errno)));
     }
     // /dev/stderr may lead to a file; the link itself would be replaced.
-    const bool is_other = directory == "/dev" || (::stat(path.c_str(), &status) == 0 && !S_ISREG(status.st_mode));
+    const bool is_other =
+        directory == "/dev" || (::stat(path.c_str(), &status) == 0 && !S_ISREG(status.st_mode));
     return is_other ? Status(cannot("exists and is no regular file (name another)")) : Status();
 }
 
@@ -192,7 +199,7 @@ Status make_directories(const std::string& path) {
 }
 
 TimePoint last_write(const std::string& path) {
-    struct stat status{};
+    struct stat status {};
     if (::stat(path.c_str(), &status) != 0) return {};
     timespec now{};
     ::clock_gettime(CLOCK_REALTIME, &now);
@@ -206,9 +213,11 @@ Status resize_memory_file(int fd, std::uint64_t bytes) {
     const bool is_limited = ::getrlimit(RLIMIT_FSIZE, &before) == 0 && before.rlim_cur < bytes;
     // Not even tried: it would be a signal as well (SIGXFSZ).
     if (is_limited && before.rlim_max < bytes) {
-        return Error{Errc::Limit, fmt::format("shared memory of {}: files may have {} at most: raise the hard limit (ulimit "
-                                              "-Hf); nothing is taken from disk or memory until it is used",
-                                              format_bytes(bytes), format_bytes(before.rlim_max))};
+        return Error{
+            Errc::Limit,
+            fmt::format("shared memory of {}: files may have {} at most: raise the hard limit (ulimit "
+                        "-Hf); nothing is taken from disk or memory until it is used",
+                        format_bytes(bytes), format_bytes(before.rlim_max))};
     }
     const rlimit raised{before.rlim_max, before.rlim_max};
     if (is_limited) ::setrlimit(RLIMIT_FSIZE, &raised);

@@ -4,12 +4,12 @@
 
 namespace ddprun {
 
-/// Puts the process's signal dispositions back as they were, for as long as foreign libraries load or start: some install
-/// handlers in a constructor. libinfinipath, which Debian's and Ubuntu's libfabric needs, takes SIGTERM, SIGSEGV and others,
-/// ends the process by exit(1) and leaves a .btr file.
+/// Puts the process's signal dispositions back as they were, for as long as foreign libraries load or start:
+/// some install handlers in a constructor. libinfinipath, which Debian's and Ubuntu's libfabric needs, takes
+/// SIGTERM, SIGSEGV and others, ends the process by exit(1) and leaves a .btr file.
 ///
-/// Several may live at once, in any threads: the first notes the dispositions, the last restores them. A handler that
-/// another thread installs meanwhile is lost.
+/// Several may live at once, in any threads: the first notes the dispositions, the last restores them. A
+/// handler that another thread installs meanwhile is lost.
 class KeptSignals {
   public:
     KeptSignals();

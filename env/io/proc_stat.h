@@ -13,7 +13,7 @@ namespace ddprun {
 
 /// What /proc/<pid>/stat says of a process (proc(5)).
 struct ProcStat {
-    char state = '?';               ///< of its first thread: R, S, D, T, t, Z, X ...
+    char state = '?';  ///< of its first thread: R, S, D, T, t, Z, X ...
     pid_t parent = 0;
     std::uint64_t threads = 0;      ///< those that still run; a dead process counts as one
     std::uint64_t ticks = 0;        ///< processor time, user and system, of all threads

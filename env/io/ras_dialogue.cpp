@@ -18,7 +18,8 @@ bool begins_with(const std::string& line, std::string_view word) {
 
 }  // namespace
 
-std::optional<Endpoint> ras_endpoint(std::optional<std::string_view> enabled, std::optional<std::string_view> address) {
+std::optional<Endpoint> ras_endpoint(std::optional<std::string_view> enabled,
+                                     std::optional<std::string_view> address) {
     if (enabled == "0") return std::nullopt;
     const Result<Endpoint> where = parse_endpoint(address.value_or("localhost"), kRasPort);
     return where ? std::optional(*where) : std::nullopt;
@@ -39,7 +40,8 @@ Result<std::string> RasDialogue::take(std::string_view bytes) {
     const std::string line = std::exchange(line_, {});
     if (stage_ == Stage::Greeted) {
         // Whatever its version: the words have been the same so far.
-        if (!begins_with(line, "SERVER PROTOCOL ")) return Error{Errc::Protocol, "this is no RAS service of NCCL", 0};
+        if (!begins_with(line, "SERVER PROTOCOL "))
+            return Error{Errc::Protocol, "this is no RAS service of NCCL", 0};
         stage_ = Stage::TimeoutSaid;
         return fmt::format("TIMEOUT {}\n", kTimeoutSeconds);
     }

@@ -65,7 +65,8 @@ Result<sockaddr_un> unix_address(const std::string& path) {
     sockaddr_un address{};
     address.sun_family = AF_UNIX;
     if (path.empty() || path.size() >= sizeof address.sun_path) {
-        return Error::system(fmt::format("a Unix socket at '{}'", path), path.empty() ? ENOENT : ENAMETOOLONG);
+        return Error::system(fmt::format("a Unix socket at '{}'", path),
+                             path.empty() ? ENOENT : ENAMETOOLONG);
     }
     std::memcpy(address.sun_path, path.data(), path.size());
     return address;
@@ -201,7 +202,8 @@ Result<UnixListener> listen_unix(const std::string& path) {
     if (!address) return address.error();
     UnixListener listener{UniqueFd(::socket(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0)), {}};
     if (!listener.fd) return Error::system("socket");
-    if (::bind(listener.fd.get(), reinterpret_cast<const sockaddr*>(&*address), sizeof *address) != 0) return Error::system("bind " + path);
+    if (::bind(listener.fd.get(), reinterpret_cast<const sockaddr*>(&*address), sizeof *address) != 0)
+        return Error::system("bind " + path);
     listener.inode = UniqueFd(::open(path.c_str(), O_PATH | O_NOFOLLOW | O_CLOEXEC));
     if (!listener.inode) return Error::system("open " + path);
     if (::listen(listener.fd.get(), SOMAXCONN) != 0) return Error::system("listen " + path);
@@ -216,7 +218,8 @@ Result<UniqueFd> connect_unix(const std::string& path, TimePoint deadline) {
     if (!fd) return Error::system("socket");
     while (::connect(fd.get(), reinterpret_cast<const sockaddr*>(&*address), sizeof *address) != 0) {
         if (errno != EAGAIN && errno != EINTR) return Error::system("connect " + path);
-        if (MonotonicClock::now() >= deadline) return Error{Errc::Timeout, fmt::format("connect {}: too many others do", path), 0};
+        if (MonotonicClock::now() >= deadline)
+            return Error{Errc::Timeout, fmt::format("connect {}: too many others do", path), 0};
         ::poll(nullptr, 0, kPauseMilliseconds);
     }
     return fd;

@@ -38,14 +38,16 @@ Result<Listener> listen_tcp(const Endpoint& where);
 /// Error: System with the last errno ("connect node07:29400: Connection refused"), Timeout, NotFound (name).
 Result<UniqueFd> connect_tcp(const Endpoint& server, TimePoint deadline);
 
-/// A listening, non-blocking, CLOEXEC Unix socket at `path`, and a descriptor of its inode (O_PATH): whoever has that connects
-/// by "/proc/self/fd/<number>", whatever its namespaces are, also when the caller has removed the path. Error: System.
+/// A listening, non-blocking, CLOEXEC Unix socket at `path`, and a descriptor of its inode (O_PATH): whoever
+/// has that connects by "/proc/self/fd/<number>", whatever its namespaces are, also when the caller has
+/// removed the path. Error: System.
 struct UnixListener {
     UniqueFd fd;
     UniqueFd inode;
 };
 Result<UnixListener> listen_unix(const std::string& path);
-/// A connected, non-blocking, CLOEXEC socket. Error: System ("connect /run/x: Connection refused"), Timeout (its queue is full).
+/// A connected, non-blocking, CLOEXEC socket. Error: System ("connect /run/x: Connection refused"), Timeout
+/// (its queue is full).
 Result<UniqueFd> connect_unix(const std::string& path, TimePoint deadline);
 /// Who is at the other end of a Unix socket. Error: System.
 struct UnixPeer {
@@ -64,8 +66,8 @@ Status receive_exactly(int fd, std::span<char> into, TimePoint deadline);
 Result<bool> wait_readable(int fd, TimePoint deadline);
 
 Status set_nonblocking(int fd);
-/// The outcome of a connect in progress: 0 or its errno. A connect to a port of this host that nobody listens on can meet
-/// itself, for the kernel may pick that very port for our side: that is ECONNREFUSED.
+/// The outcome of a connect in progress: 0 or its errno. A connect to a port of this host that nobody listens
+/// on can meet itself, for the kernel may pick that very port for our side: that is ECONNREFUSED.
 int connect_outcome(int fd);
 
 /// "10.0.0.5", "::1"; "" for what is no IP address.

@@ -32,9 +32,11 @@ std::vector<std::string_view> words_of(std::string_view line) {
 /// What would be an option to the program that starts something there, or nonsense anywhere.
 Status check_name(std::string_view name) {
     const auto is_fit = [](char c) {
-        return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || std::string_view("-_.@:").find(c) != std::string_view::npos;
+        return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') ||
+               std::string_view("-_.@:").find(c) != std::string_view::npos;
     };
-    if (name.empty() || name.size() > kMostNameBytes || name.front() == '-' || !std::all_of(name.begin(), name.end(), is_fit)) {
+    if (name.empty() || name.size() > kMostNameBytes || name.front() == '-' ||
+        !std::all_of(name.begin(), name.end(), is_fit)) {
         return Error::invalid(fmt::format("'{}' is not the name of a host", excerpt(name)));
     }
     return {};
@@ -52,7 +54,8 @@ class HostList {
             same.slots = same.slots.value_or(1) + host.slots.value_or(1);
             return {};
         }
-        if (hosts_.size() == kMostHosts) return Error{Errc::Limit, fmt::format("more than {} hosts", kMostHosts), 0};
+        if (hosts_.size() == kMostHosts)
+            return Error{Errc::Limit, fmt::format("more than {} hosts", kMostHosts), 0};
         hosts_.push_back(std::move(host));
         return {};
     }
@@ -103,7 +106,8 @@ std::vector<std::string_view> split_list(std::string_view text) {
     return pieces;
 }
 
-/// "slots=4", as MPI's host files have it. What else launchers know there ("max_slots=8", "port=22") does not concern us.
+/// "slots=4", as MPI's host files have it. What else launchers know there ("max_slots=8", "port=22") does not
+/// concern us.
 Result<std::optional<int>> slots_of_word(std::string_view word) {
     const std::size_t equals = word.find('=');
     if (equals == word.npos)
@@ -160,19 +164,26 @@ Status expect_count(const Allocation& allocation, const EnvironmentLookup& varia
     if (!text) return {};
     const Result<std::uint64_t> count = parse_uint(*text);
     if (count && *count == allocation.hosts.size()) return {};
-    return Error{Errc::Mismatch, fmt::format("{} has {} hosts ({}), but {}={}", allocation.from, allocation.hosts.size(), shown(allocation.hosts), name, excerpt(*text)), 0};
+    return Error{Errc::Mismatch,
+                 fmt::format("{} has {} hosts ({}), but {}={}", allocation.from, allocation.hosts.size(),
+                             shown(allocation.hosts), name, excerpt(*text)),
+                 0};
 }
 
 Found from_user(const AllocationQuery& query) {
     if (query.hosts.empty() && query.hostfile.empty()) return std::optional<Allocation>();
     if (!query.hosts.empty() && !query.hostfile.empty()) {
-        return Error{Errc::Mismatch, fmt::format("--hosts={} and --hostfile={} both name the hosts: give one of them", excerpt(query.hosts), excerpt(query.hostfile)), 0};
+        return Error{Errc::Mismatch,
+                     fmt::format("--hosts={} and --hostfile={} both name the hosts: give one of them",
+                                 excerpt(query.hosts), excerpt(query.hostfile)),
+                     0};
     }
     Allocation found;
     const bool is_file = query.hosts.empty();
     found.source = is_file ? AllocationSource::Hostfile : AllocationSource::Hosts;
     found.from = is_file ? "--hostfile " + excerpt(query.hostfile) : "--hosts";
-    Result<std::string> text = is_file ? text_of(query, query.hostfile, "--hostfile") : Result<std::string>(query.hosts);
+    Result<std::string> text =
+        is_file ? text_of(query, query.hostfile, "--hostfile") : Result<std::string>(query.hosts);
     if (!text) return text.error();
     Result<std::vector<AllocatedHost>> hosts = is_file ? parse_hostfile(*text) : parse_hosts(*text);
     if (!hosts) return hosts.error().with(found.from);
@@ -181,7 +192,8 @@ Found from_user(const AllocationQuery& query) {
     return std::optional(std::move(found));
 }
 
-/// "2(x3),1": the tasks of each host. Slurm sets it from the CPUs where nobody asked for tasks, so it counts only where somebody did.
+/// "2(x3),1": the tasks of each host. Slurm sets it from the CPUs where nobody asked for tasks, so it counts
+/// only where somebody did.
 void take_slurm_tasks(std::vector<AllocatedHost>& hosts, const EnvironmentLookup& variable) {
     if (!variable("SLURM_NTASKS") && !variable("SLURM_NTASKS_PER_NODE")) return;
     const std::string told = variable("SLURM_TASKS_PER_NODE").value_or("");
@@ -189,9 +201,10 @@ void take_slurm_tasks(std::vector<AllocatedHost>& hosts, const EnvironmentLookup
     for (const std::string_view piece : split(told, ',')) {
         const std::size_t times = piece.find("(x");
         const Result<std::int64_t> count = parse_int_between(piece.substr(0, times), 1, kMostSlots);
-        const Result<std::int64_t> repeated = times == piece.npos || !piece.ends_with(')')
-                                                  ? Result<std::int64_t>(1)
-                                                  : parse_int_between(piece.substr(times + 2, piece.size() - times - 3), 1, kMostHosts);
+        const Result<std::int64_t> repeated =
+            times == piece.npos || !piece.ends_with(')')
+                ? Result<std::int64_t>(1)
+                : parse_int_between(piece.substr(times + 2, piece.size() - times - 3), 1, kMostHosts);
         if (!count || !repeated) return;
         tasks.insert(tasks.end(), static_cast<std::size_t>(*repeated), static_cast<int>(*count));
         if (tasks.size() > hosts.size()) return;
@@ -212,12 +225,15 @@ Found from_slurm(const EnvironmentLookup& variable) {
     if (!names) return Error::invalid(fmt::format("SLURM_JOB_NODELIST: {}", names.error().what));
     HostList hosts;
     for (const std::string& name : *names) {
-        if (const Status added = hosts.add({name, std::nullopt, std::nullopt, 0}); !added) return added.error().with("SLURM_JOB_NODELIST");
+        if (const Status added = hosts.add({name, std::nullopt, std::nullopt, 0}); !added)
+            return added.error().with("SLURM_JOB_NODELIST");
     }
     found.hosts = hosts.take();
-    if (const Status agreed = expect_count(found, variable, "SLURM_JOB_NUM_NODES"); !agreed) return agreed.error();
+    if (const Status agreed = expect_count(found, variable, "SLURM_JOB_NUM_NODES"); !agreed)
+        return agreed.error();
     take_slurm_tasks(found.hosts, variable);
-    if (const Result<std::int64_t> components = parse_int_between(variable("SLURM_HET_SIZE").value_or(""), 1, kMostHosts)) {
+    if (const Result<std::int64_t> components =
+            parse_int_between(variable("SLURM_HET_SIZE").value_or(""), 1, kMostHosts)) {
         found.other_components = static_cast<int>(*components) - 1;
     }
     if (const auto own = variable("SLURMD_NODENAME")) {
@@ -234,7 +250,9 @@ Status count_gpus(Allocation& found, std::string_view text) {
         const std::string_view gpu = trim(line);
         const std::size_t dash = gpu.rfind("-gpu");
         if (gpu.empty()) continue;
-        const auto host = std::find_if(found.hosts.begin(), found.hosts.end(), [&](const AllocatedHost& one) { return one.name == gpu.substr(0, dash); });
+        const auto host = std::find_if(found.hosts.begin(), found.hosts.end(), [&](const AllocatedHost& one) {
+            return one.name == gpu.substr(0, dash);
+        });
         if (dash == gpu.npos || host == found.hosts.end())
             return Error::invalid(
                 fmt::format("PBS_GPUFILE: '{}' is no GPU of a host of PBS_NODEFILE", excerpt(gpu)));
@@ -274,7 +292,8 @@ Found from_pbs(const AllocationQuery& query) {
     return std::optional(std::move(found));
 }
 
-/// "h1 4 h2 4". Its first host can be one that only runs the script: then it has one slot, and jsrun would not use it.
+/// "h1 4 h2 4". Its first host can be one that only runs the script: then it has one slot, and jsrun would
+/// not use it.
 Result<std::vector<AllocatedHost>> parse_mcpu_hosts(std::string_view text) {
     const std::vector<std::string_view> words = words_of(text);
     if (words.size() % 2 != 0)
@@ -284,7 +303,10 @@ Result<std::vector<AllocatedHost>> parse_mcpu_hosts(std::string_view text) {
     for (std::size_t i = 0; i < words.size(); i += 2) {
         const Result<std::int64_t> slots = parse_int_between(words[i + 1], 1, kMostSlots);
         if (!slots) return slots.error().with("LSB_MCPU_HOSTS");
-        if (const Status added = hosts.add({std::string(words[i]), static_cast<int>(*slots), std::nullopt, 0}); !added) return added.error().with("LSB_MCPU_HOSTS");
+        if (const Status added =
+                hosts.add({std::string(words[i]), static_cast<int>(*slots), std::nullopt, 0});
+            !added)
+            return added.error().with("LSB_MCPU_HOSTS");
     }
     return hosts.take();
 }
@@ -316,11 +338,19 @@ Found from_scheduler(const AllocationQuery& query) {
             first = **std::move(found);
             continue;
         }
-        const bool agree = std::equal(first->hosts.begin(), first->hosts.end(), (*found)->hosts.begin(), (*found)->hosts.end(),
-                                      [](const AllocatedHost& one, const AllocatedHost& other) { return is_same_host(one.name, other.name); });
+        const bool agree =
+            std::equal(first->hosts.begin(), first->hosts.end(), (*found)->hosts.begin(),
+                       (*found)->hosts.end(), [](const AllocatedHost& one, const AllocatedHost& other) {
+                           return is_same_host(one.name, other.name);
+                       });
         if (agree) continue;
-        return Error{Errc::Mismatch, fmt::format("two schedulers say where this job runs: {} ({}: {}) and {} ({}: {}); unset the variables of the one that is left over, or give --hosts",
-                                                 name_of(first->source), first->from, shown(first->hosts), name_of((*found)->source), (*found)->from, shown((*found)->hosts)), 0};
+        return Error{
+            Errc::Mismatch,
+            fmt::format(
+                "two schedulers say where this job runs: {} ({}: {}) and {} ({}: {}); unset the variables of the one that is left over, or give --hosts",
+                name_of(first->source), first->from, shown(first->hosts), name_of((*found)->source),
+                (*found)->from, shown((*found)->hosts)),
+            0};
     }
     return first;
 }
@@ -328,9 +358,14 @@ Found from_scheduler(const AllocationQuery& query) {
 /// --hosts within a scheduler's allocation: each has to be one of its hosts, and is started as such.
 Status place_within(Allocation& chosen, const Allocation& scheduler) {
     for (AllocatedHost& host : chosen.hosts) {
-        const auto known = std::find_if(scheduler.hosts.begin(), scheduler.hosts.end(), [&](const AllocatedHost& one) { return is_same_host(one.name, host.name); });
+        const auto known =
+            std::find_if(scheduler.hosts.begin(), scheduler.hosts.end(),
+                         [&](const AllocatedHost& one) { return is_same_host(one.name, host.name); });
         if (known == scheduler.hosts.end()) {
-            return Error{Errc::Mismatch, fmt::format("{}: {} is not a host of this job ({}: {})", chosen.from, excerpt(host.name), scheduler.from, shown(scheduler.hosts)), 0};
+            return Error{Errc::Mismatch,
+                         fmt::format("{}: {} is not a host of this job ({}: {})", chosen.from,
+                                     excerpt(host.name), scheduler.from, shown(scheduler.hosts)),
+                         0};
         }
         if (!host.slots) host.slots = known->slots;
         host.gpus = known->gpus;
@@ -371,7 +406,8 @@ Result<std::vector<AllocatedHost>> parse_hostfile(std::string_view text) {
     int number = 0;
     for (const std::string_view line : split(text, '\n')) {
         ++number;
-        if (const Status added = add_hostfile_line(hosts, line); !added) return added.error().with(fmt::format("line {}", number));
+        if (const Status added = add_hostfile_line(hosts, line); !added)
+            return added.error().with(fmt::format("line {}", number));
     }
     return hosts.take();
 }
@@ -382,7 +418,8 @@ Result<std::vector<AllocatedHost>> parse_node_file(std::string_view text) {
     for (const std::string_view line : split(text, '\n')) {
         const std::string_view name = trim(line);
         if (name.empty()) continue;
-        if (const Status added = hosts.add({std::string(name), 1, std::nullopt, number}); !added) return added.error().with(fmt::format("line {}", number + 1));
+        if (const Status added = hosts.add({std::string(name), 1, std::nullopt, number}); !added)
+            return added.error().with(fmt::format("line {}", number + 1));
         ++number;
     }
     return hosts.take();

@@ -19,10 +19,10 @@ std::string_view name_of(AllocationSource source);
 
 /// One host of an allocation. What nobody told is empty, never guessed.
 struct AllocatedHost {
-    std::string name;          ///< as the source spells it; not necessarily a name that resolves to the fast network
+    std::string name;  ///< as the source spells it; not necessarily a name that resolves to the fast network
     std::optional<int> slots;  ///< tasks that the scheduler, or the user's file, has room for here
     std::optional<int> gpus;
-    int line = 0;              ///< index of its first line in a node file, by which TM knows it
+    int line = 0;  ///< index of its first line in a node file, by which TM knows it
     bool operator==(const AllocatedHost&) const = default;
 };
 
@@ -44,19 +44,18 @@ struct AllocationQuery {
     std::string hosts;     ///< --hosts; "" not given
     std::string hostfile;  ///< --hostfile; "" not given
 };
-/// The hosts of this job; nullopt: nobody says that there are any but this one. What the user names counts, else what the
-/// scheduler tells. Pure but for `read_file`.
-/// Error: Mismatch showing both, where two sources contradict each other (two schedulers, --hosts and --hostfile, a host
-/// that is not the scheduler's, a list and its own count); InvalidArgument naming a malformed source; System: a file that
-/// cannot be read.
+/// The hosts of this job; nullopt: nobody says that there are any but this one. What the user names counts,
+/// else what the scheduler tells. Pure but for `read_file`. Error: Mismatch showing both, where two sources
+/// contradict each other (two schedulers, --hosts and --hostfile, a host that is not the scheduler's, a list
+/// and its own count); InvalidArgument naming a malformed source; System: a file that cannot be read.
 Result<std::optional<Allocation>> find_allocation(const AllocationQuery& query);
 
 /// "a,b:4,c[01-03]": names, ranges, slots.
 Result<std::vector<AllocatedHost>> parse_hosts(std::string_view text);
-/// A file as MPI launchers and parallel ssh programs take it: a host a line, or several by spaces; "host slots=4", "host:4",
-/// "user@host" (the user is ssh's business and stays in the name), ranges, comments (#, ;). A host named again has the slots of both,
-/// one where a mention tells none.
-/// Error: InvalidArgument with the number of the line.
+/// A file as MPI launchers and parallel ssh programs take it: a host a line, or several by spaces; "host
+/// slots=4", "host:4", "user@host" (the user is ssh's business and stays in the name), ranges, comments (#,
+/// ;). A host named again has the slots of both, one where a mention tells none. Error: InvalidArgument with
+/// the number of the line.
 Result<std::vector<AllocatedHost>> parse_hostfile(std::string_view text);
 /// PBS_NODEFILE: a line for each MPI slot; hosts are the different names in their order.
 Result<std::vector<AllocatedHost>> parse_node_file(std::string_view text);

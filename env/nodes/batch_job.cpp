@@ -9,26 +9,37 @@ namespace {
 std::string value_of(const EnvironmentLookup& env, std::string_view name) { return env(name).value_or(""); }
 
 BatchJob slurm_job(const EnvironmentLookup& env, std::string id) {
-    // An element has a job's number of its own; but the last one's is the array's, by which all of its elements are meant.
-    const std::string array = value_of(env, "SLURM_ARRAY_JOB_ID"), element = value_of(env, "SLURM_ARRAY_TASK_ID");
+    // An element has a job's number of its own; but the last one's is the array's, by which all of its
+    // elements are meant.
+    const std::string array = value_of(env, "SLURM_ARRAY_JOB_ID"),
+                      element = value_of(env, "SLURM_ARRAY_TASK_ID");
     const bool is_element = !array.empty() && !element.empty();
     if (is_element) id = array + "_" + element;
-    return {.scheduler = Scheduler::Slurm, .id = std::move(id), .submitted_in = value_of(env, "SLURM_SUBMIT_DIR"),
-            .is_script = value_of(env, "ENVIRONMENT") == "BATCH", .is_array_element = is_element};
+    return {.scheduler = Scheduler::Slurm,
+            .id = std::move(id),
+            .submitted_in = value_of(env, "SLURM_SUBMIT_DIR"),
+            .is_script = value_of(env, "ENVIRONMENT") == "BATCH",
+            .is_array_element = is_element};
 }
 
 BatchJob pbs_job(const EnvironmentLookup& env, std::string id) {
     const bool is_element = id.find('[') != std::string::npos;
-    return {.scheduler = Scheduler::Pbs, .id = std::move(id), .submitted_in = value_of(env, "PBS_O_WORKDIR"),
-            .is_script = value_of(env, "PBS_ENVIRONMENT") == "PBS_BATCH", .is_array_element = is_element};
+    return {.scheduler = Scheduler::Pbs,
+            .id = std::move(id),
+            .submitted_in = value_of(env, "PBS_O_WORKDIR"),
+            .is_script = value_of(env, "PBS_ENVIRONMENT") == "PBS_BATCH",
+            .is_array_element = is_element};
 }
 
 BatchJob lsf_job(const EnvironmentLookup& env, std::string id) {
     const std::string index = value_of(env, "LSB_JOBINDEX");
     const bool is_element = !index.empty() && index != "0";
     if (is_element) id += "[" + index + "]";
-    return {.scheduler = Scheduler::Lsf, .id = std::move(id), .submitted_in = value_of(env, "LS_SUBCWD"),
-            .is_script = value_of(env, "LSB_INTERACTIVE").empty(), .is_array_element = is_element};
+    return {.scheduler = Scheduler::Lsf,
+            .id = std::move(id),
+            .submitted_in = value_of(env, "LS_SUBCWD"),
+            .is_script = value_of(env, "LSB_INTERACTIVE").empty(),
+            .is_array_element = is_element};
 }
 
 }  // namespace
@@ -50,11 +61,13 @@ std::optional<BatchJob> find_batch_job(const EnvironmentLookup& env) {
 }
 
 std::string scheduler_search_path(const EnvironmentLookup& env) {
-    const std::string path = value_of(env, "PATH"), submitters = value_of(env, "PBS_JOBID").empty() ? "" : value_of(env, "PBS_O_PATH");
+    const std::string path = value_of(env, "PATH"),
+                      submitters = value_of(env, "PBS_JOBID").empty() ? "" : value_of(env, "PBS_O_PATH");
     return path.empty() || submitters.empty() ? path + submitters : path + ":" + submitters;
 }
 
-std::vector<std::string> scheduler_environment(std::vector<std::string> environment, const EnvironmentLookup& env) {
+std::vector<std::string> scheduler_environment(std::vector<std::string> environment,
+                                               const EnvironmentLookup& env) {
     const std::string path = scheduler_search_path(env);
     std::erase_if(environment, [](const std::string& entry) { return entry.starts_with("PATH="); });
     if (!path.empty()) environment.push_back("PATH=" + path);
@@ -63,8 +76,11 @@ std::vector<std::string> scheduler_environment(std::vector<std::string> environm
 
 std::string file_name_of(std::string_view job_id) {
     std::string name(job_id);
-    const auto is_plain = [](char c) { return std::isalnum(static_cast<unsigned char>(c)) != 0 || c == '.' || c == '-'; };
-    std::replace_if(name.begin(), name.end(), [&](char c) { return !is_plain(c); }, '_');
+    const auto is_plain = [](char c) {
+        return std::isalnum(static_cast<unsigned char>(c)) != 0 || c == '.' || c == '-';
+    };
+    std::replace_if(
+        name.begin(), name.end(), [&](char c) { return !is_plain(c); }, '_');
     return name;
 }
 

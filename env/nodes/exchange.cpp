@@ -60,18 +60,23 @@ Result<ExchangeChoice> as_wished(const std::string& wish, const Offers& offers) 
         return by_pmi(offers.pmi_fd);
     }
     if (wish != "file") return bad_wish(wish, "expected pmix, pmi, file or none");
-    if (offers.directory.empty()) return bad_wish(wish, "DDPRUN_EXCHANGE_DIR names no directory that all nodes share");
-    if (offers.job.empty()) return bad_wish(wish, "the launcher tells no job id that would keep two jobs apart");
+    if (offers.directory.empty())
+        return bad_wish(wish, "DDPRUN_EXCHANGE_DIR names no directory that all nodes share");
+    if (offers.job.empty())
+        return bad_wish(wish, "the launcher tells no job id that would keep two jobs apart");
     return by_file(offers.directory);
 }
 
 }  // namespace
 
 std::string nothing_offered(MissedPmix pmix, bool has_job_id, bool has_directory) {
-    const std::string_view file = has_job_id      ? "no DDPRUN_EXCHANGE_DIR"
-                                  : has_directory ? "no job id that would keep two jobs apart in DDPRUN_EXCHANGE_DIR"
-                                                  : "no job id for a file";
-    if (pmix == MissedPmix::NotBuilt) return fmt::format("the launcher has a PMIx server, but {}; there is no PMI_FD, and {}", kNoPmix, file);
+    const std::string_view file = has_job_id ? "no DDPRUN_EXCHANGE_DIR"
+                                  : has_directory
+                                      ? "no job id that would keep two jobs apart in DDPRUN_EXCHANGE_DIR"
+                                      : "no job id for a file";
+    if (pmix == MissedPmix::NotBuilt)
+        return fmt::format("the launcher has a PMIx server, but {}; there is no PMI_FD, and {}", kNoPmix,
+                           file);
     return fmt::format("neither PMIx nor PMI_FD, and {}", file);
 }
 
@@ -84,26 +89,31 @@ std::optional<int> descriptor_of_launcher(const EnvironmentLookup& lookup) {
 
 Status check_exchange_word(std::string_view word, std::size_t max_bytes) {
     if (word.size() > max_bytes) {
-        return Error{Errc::InvalidArgument, fmt::format("a word of {} bytes, at most {}", word.size(), max_bytes), 0};
+        return Error{Errc::InvalidArgument,
+                     fmt::format("a word of {} bytes, at most {}", word.size(), max_bytes), 0};
     }
     // PMI takes '=' for the end of a name, and blanks for the end of a value.
     const bool is_word = !word.empty() && std::all_of(word.begin(), word.end(),
                                                       [](char c) { return c > ' ' && c <= '~' && c != '='; });
     if (is_word) return {};
-    return Error{Errc::InvalidArgument, fmt::format("'{}' is no word (printable, no blank, no '=')", excerpt(word)), 0};
+    return Error{Errc::InvalidArgument,
+                 fmt::format("'{}' is no word (printable, no blank, no '=')", excerpt(word)), 0};
 }
 
-Result<ExchangeChoice> choose_exchange(const LauncherChoice& launcher, const EnvironmentLookup& lookup, ExchangeUse use) {
+Result<ExchangeChoice> choose_exchange(const LauncherChoice& launcher, const EnvironmentLookup& lookup,
+                                       ExchangeUse use) {
     const Offers offers = offers_of(launcher, lookup);
     const std::string wish = lookup("DDPRUN_EXCHANGE").value_or("");
     if (!wish.empty()) {
         Result<ExchangeChoice> wished = as_wished(wish, offers);
         const bool is_childs = wished && (wished->kind == Kind::Pmix || wished->kind == Kind::Pmi);
-        if (is_childs && use == ExchangeUse::OnlyFiles) return bad_wish(wish, "--pass-mpi-env leaves it to the program");
+        if (is_childs && use == ExchangeUse::OnlyFiles)
+            return bad_wish(wish, "--pass-mpi-env leaves it to the program");
         return wished;
     }
     if (use == ExchangeUse::Any) {
-        const LauncherFamily family = launcher.placement ? launcher.placement->family : LauncherFamily::Torchrun;
+        const LauncherFamily family =
+            launcher.placement ? launcher.placement->family : LauncherFamily::Torchrun;
         // Hydra inside another launcher has left that one's PMIx variables standing.
         const bool speaks_pmi = family == LauncherFamily::Pmi || family == LauncherFamily::Mvapich;
         if (speaks_pmi && offers.pmi_fd >= 0) return by_pmi(offers.pmi_fd);
@@ -111,12 +121,13 @@ Result<ExchangeChoice> choose_exchange(const LauncherChoice& launcher, const Env
         if (offers.pmi_fd >= 0) return by_pmi(offers.pmi_fd);
     }
     if (!offers.directory.empty() && !offers.job.empty()) return by_file(offers.directory);
-    const MissedPmix missed = launcher.has_pmix && !built_with_pmix() ? MissedPmix::NotBuilt : MissedPmix::NotOffered;
+    const MissedPmix missed =
+        launcher.has_pmix && !built_with_pmix() ? MissedPmix::NotBuilt : MissedPmix::NotOffered;
     return by_nothing(nothing_offered(missed, !offers.job.empty(), !offers.directory.empty()));
 }
 
-ExchangeChoice or_file_in(ExchangeChoice choice, const LauncherChoice& launcher, const EnvironmentLookup& lookup,
-                          std::string directory) {
+ExchangeChoice or_file_in(ExchangeChoice choice, const LauncherChoice& launcher,
+                          const EnvironmentLookup& lookup, std::string directory) {
     const bool is_forbidden = lookup("DDPRUN_EXCHANGE").value_or("") == "none";
     if (choice.kind != Kind::None || is_forbidden || job_of(launcher).empty()) return choice;
     return by_file(directory);
@@ -127,7 +138,8 @@ Result<std::unique_ptr<Exchange>> open_exchange(const ExchangeChoice& choice, co
     switch (choice.kind) {
         case Kind::Pmix: return open_pmix_exchange(placement.rank.value_or(0), deadline);
         case Kind::Pmi: return open_pmi_exchange(choice.pmi_fd, placement.rank.value_or(0), deadline);
-        case Kind::File: return open_file_exchange(file_exchange_of(choice.directory, placement, lookup), deadline);
+        case Kind::File:
+            return open_file_exchange(file_exchange_of(choice.directory, placement, lookup), deadline);
         case Kind::None: break;
     }
     return Error{Errc::NotFound, choice.why, 0};

@@ -27,7 +27,9 @@ constexpr std::string_view kFirstLine = "ddprun exchange 1";
 
 std::string file_word(std::string_view text) {
     std::string word;
-    for (const char c : text) word += std::isalnum(static_cast<unsigned char>(c)) != 0 || c == '.' || c == '_' || c == '-' ? c : '_';
+    for (const char c : text)
+        word +=
+            std::isalnum(static_cast<unsigned char>(c)) != 0 || c == '.' || c == '_' || c == '-' ? c : '_';
     return word;
 }
 
@@ -68,7 +70,11 @@ Result<std::string> read_own_file(const std::string& path) {
     struct stat status {};
     if (::fstat(fd->get(), &status) != 0) return Error::system("stat " + path);
     if (status.st_uid != ::geteuid()) {
-        return Error{Errc::Refused, fmt::format("{}: belongs to user {}, not to {}: whoever made it would lead us to its own", path, status.st_uid, ::geteuid()), 0};
+        return Error{
+            Errc::Refused,
+            fmt::format("{}: belongs to user {}, not to {}: whoever made it would lead us to its own", path,
+                        status.st_uid, ::geteuid()),
+            0};
     }
     return read_file(fmt::format("/proc/self/fd/{}", fd->get()), kMaxExchangeFile);
 }
@@ -89,7 +95,8 @@ class Files final : public Exchange {
 
     Status fence() override {
         if (words_.empty()) return {};
-        const std::string content = fmt::format("{}\n{} {}\n{}", kFirstLine, where_.size, ::time(nullptr), words_);
+        const std::string content =
+            fmt::format("{}\n{} {}\n{}", kFirstLine, where_.size, ::time(nullptr), words_);
         if (const Status written = write_file_atomically(path_of(where_.rank), content, 0600); !written) {
             return written.error().with("the nodes' file (DDPRUN_EXCHANGE_DIR names another directory)");
         }
@@ -104,8 +111,10 @@ class Files final : public Exchange {
             if (value || (value.error().code != Errc::NotFound)) return value;
             const TimePoint now = MonotonicClock::now();
             if (now >= deadline_) {
-                return Error{Errc::Timeout, fmt::format("{}: is {} a directory that all nodes share? (DDPRUN_EXCHANGE_DIR)",
-                                                        value.error().what, where_.directory), 0};
+                return Error{Errc::Timeout,
+                             fmt::format("{}: is {} a directory that all nodes share? (DDPRUN_EXCHANGE_DIR)",
+                                         value.error().what, where_.directory),
+                             0};
             }
             ::poll(nullptr, 0, poll_milliseconds(now, std::min(deadline_, deadline_after(now, pause))));
             pause = std::min(pause * 2, kLongestLook);
@@ -124,7 +133,8 @@ class Files final : public Exchange {
         const std::string path = path_of(rank);
         look_at_directory(where_.directory);
         const Result<std::string> content = read_own_file(path);
-        if (!content && content.error().code == Errc::System) return Error{Errc::NotFound, content.error().what, 0};
+        if (!content && content.error().code == Errc::System)
+            return Error{Errc::NotFound, content.error().what, 0};
         if (!content) return content.error();
         const Result<Said> said = parse_said(*content);
         if (!said) return said.error().with(path);
@@ -132,7 +142,9 @@ class Files final : public Exchange {
             return Error{Errc::NotFound, fmt::format("{}: is older than this job", path), 0};
         }
         if (said->size != where_.size) {
-            return Error{Errc::NotFound, fmt::format("{}: is of a job of {} processes, we are {}", path, said->size, where_.size), 0};
+            return Error{
+                Errc::NotFound,
+                fmt::format("{}: is of a job of {} processes, we are {}", path, said->size, where_.size), 0};
         }
         for (const auto& [name, value] : said->words) {
             if (name == key) return value;
@@ -156,7 +168,8 @@ std::int64_t job_start_in(const EnvironmentLookup& lookup) {
 
 }  // namespace
 
-FileExchange file_exchange_of(std::string directory, const Placement& placement, const EnvironmentLookup& lookup) {
+FileExchange file_exchange_of(std::string directory, const Placement& placement,
+                              const EnvironmentLookup& lookup) {
     FileExchange where;
     where.directory = std::move(directory);
     where.job = file_word(fmt::format("{}-{}", name_of(placement.family), placement.job));
@@ -170,7 +183,8 @@ FileExchange file_exchange_of(std::string directory, const Placement& placement,
 
 Result<std::unique_ptr<Exchange>> open_file_exchange(FileExchange exchange, TimePoint deadline) {
     struct stat status {};
-    if (::stat(exchange.directory.c_str(), &status) != 0) return Error::system("the nodes' file: " + exchange.directory);
+    if (::stat(exchange.directory.c_str(), &status) != 0)
+        return Error::system("the nodes' file: " + exchange.directory);
     if (!S_ISDIR(status.st_mode)) return Error::system("the nodes' file: " + exchange.directory, ENOTDIR);
     return std::unique_ptr<Exchange>(std::make_unique<Files>(std::move(exchange), deadline));
 }

@@ -10,7 +10,8 @@ constexpr std::string_view kMeetingKey = "meeting";
 constexpr std::string_view kHostKey = "host";
 
 bool is_asked(const Placement& placement, WhoIsWhere who) {
-    const bool lacks = !placement.local_rank || !placement.local_size || !placement.node_rank || !placement.nodes;
+    const bool lacks =
+        !placement.local_rank || !placement.local_size || !placement.node_rank || !placement.nodes;
     return lacks && who == WhoIsWhere::Needed;
 }
 
@@ -50,7 +51,8 @@ void place_by_hosts(Placement& placement, const std::vector<std::string>& host_o
     placement.nodes = static_cast<int>(nodes.size());
 }
 
-Result<Gathered> gather(Exchange& exchange, const Placement& placement, const std::optional<MeetingPoint>& mine, WhoIsWhere who) {
+Result<Gathered> gather(Exchange& exchange, const Placement& placement,
+                        const std::optional<MeetingPoint>& mine, WhoIsWhere who) {
     const bool asks = is_asked(placement, who);
     if (const Status told = tell(exchange, asks, mine); !told) return told.error();
     if (const Status fenced = exchange.fence(); !fenced) return fenced.error();
@@ -63,7 +65,8 @@ Result<Gathered> gather(Exchange& exchange, const Placement& placement, const st
         gathered.meeting = *std::move(heard);
     }
     if (asks) {
-        if (const Status placed = place_by_identity(exchange, gathered.placement); !placed) return placed.error();
+        if (const Status placed = place_by_identity(exchange, gathered.placement); !placed)
+            return placed.error();
     }
     return gathered;
 }

@@ -13,8 +13,8 @@ namespace ddprun {
 namespace {
 
 using F = LauncherFamily;
-constexpr F kAll[] = {F::Torchrun, F::OpenMpi, F::Jsm,  F::Pals,  F::Mvapich,
-                      F::Pmi,      F::Flux,    F::Pmix, F::Slurm, F::SkyPilot, F::Pbs};
+constexpr F kAll[] = {F::Torchrun, F::OpenMpi, F::Jsm,   F::Pals,     F::Mvapich, F::Pmi,
+                      F::Flux,     F::Pmix,    F::Slurm, F::SkyPilot, F::Pbs};
 
 /// Two sets of variables that one launcher makes.
 struct Relation {
@@ -166,28 +166,17 @@ Result<const Candidate*> choose(const EnvironmentLookup& lookup, const std::vect
 
 std::string_view name_of(LauncherFamily family) {
     switch (family) {
-        case F::Torchrun:
-            return "torchrun";
-        case F::OpenMpi:
-            return "openmpi";
-        case F::Jsm:
-            return "jsm";
-        case F::Pals:
-            return "pals";
-        case F::Mvapich:
-            return "mvapich";
-        case F::Pmi:
-            return "pmi";
-        case F::Flux:
-            return "flux";
-        case F::Pmix:
-            return "pmix";
-        case F::Slurm:
-            return "slurm";
-        case F::SkyPilot:
-            return "skypilot";
-        case F::Pbs:
-            return "pbs";
+        case F::Torchrun: return "torchrun";
+        case F::OpenMpi: return "openmpi";
+        case F::Jsm: return "jsm";
+        case F::Pals: return "pals";
+        case F::Mvapich: return "mvapich";
+        case F::Pmi: return "pmi";
+        case F::Flux: return "flux";
+        case F::Pmix: return "pmix";
+        case F::Slurm: return "slurm";
+        case F::SkyPilot: return "skypilot";
+        case F::Pbs: return "pbs";
     }
     return "";
 }
@@ -252,14 +241,16 @@ Result<EnvironmentList> to_contract(const Placement& placement) {
 
 bool tells_a_rank(std::string_view variable) {
     if (variable.starts_with("PMIX_MCA_") || variable == "PMIX_DEBUG") return false;
-    for (const std::string_view prefix : {"OMPI_COMM_WORLD_", "OMPI_MCA_orte_", "OMPI_MCA_ess_", "PMIX_", "PMI_", "HYDI_", "PALS_",
-                                          "MPI_LOCAL", "MV2_COMM_WORLD_", "JSM_NAMESPACE_", "FLUX_TASK_"}) {
+    for (const std::string_view prefix :
+         {"OMPI_COMM_WORLD_", "OMPI_MCA_orte_", "OMPI_MCA_ess_", "PMIX_", "PMI_", "HYDI_", "PALS_",
+          "MPI_LOCAL", "MV2_COMM_WORLD_", "JSM_NAMESPACE_", "FLUX_TASK_"}) {
         if (variable.starts_with(prefix)) return true;
     }
-    for (const std::string_view name : {"OMPI_APP_CTX_NUM_PROCS", "OMPI_FIRST_RANKS", "OMPI_UNIVERSE_SIZE", "OMPI_FILE_LOCATION",
-                                        "OMPI_NUM_APP_CTX", "OMPI_MCA_ess", "OMPI_ARGV", "OMPI_COMMAND", "OMPI_MCA_pmix", "OMPI_MCA_initial_wdir",
-                                        "OMPI_MCA_shmem_RUNTIME_QUERY_hint", "SLURM_PROCID", "SLURM_LOCALID", "SLURM_TASK_PID",
-                                        "SLURM_PMIX_MAPPING_SERV", "SLURM_GTIDS", "MPIR_CVAR_CH3_INTERFACE_HOSTNAME"}) {
+    for (const std::string_view name :
+         {"OMPI_APP_CTX_NUM_PROCS", "OMPI_FIRST_RANKS", "OMPI_UNIVERSE_SIZE", "OMPI_FILE_LOCATION",
+          "OMPI_NUM_APP_CTX", "OMPI_MCA_ess", "OMPI_ARGV", "OMPI_COMMAND", "OMPI_MCA_pmix",
+          "OMPI_MCA_initial_wdir", "OMPI_MCA_shmem_RUNTIME_QUERY_hint", "SLURM_PROCID", "SLURM_LOCALID",
+          "SLURM_TASK_PID", "SLURM_PMIX_MAPPING_SERV", "SLURM_GTIDS", "MPIR_CVAR_CH3_INTERFACE_HOSTNAME"}) {
         if (variable == name) return true;
     }
     return false;
@@ -268,19 +259,23 @@ bool tells_a_rank(std::string_view variable) {
 Result<std::optional<NodePlace>> node_place(const LauncherChoice& choice, TaskRole role) {
     const bool has_launcher = choice.placement && choice.placement->family != LauncherFamily::Torchrun;
     if (!has_launcher && role == TaskRole::Rank) {
-        return Error{Errc::NotFound, fmt::format("--per-rank: no mpiexec or srun started this ddprun ({})", choice.explanation), 0};
+        return Error{
+            Errc::NotFound,
+            fmt::format("--per-rank: no mpiexec or srun started this ddprun ({})", choice.explanation), 0};
     }
     if (!has_launcher) return std::optional<NodePlace>{};
     const Placement& mine = *choice.placement;
     if (!mine.rank || mine.size.value_or(1) <= 1) return std::optional<NodePlace>{};
     const bool has_company = mine.local_size.value_or(1) > 1;
     if (has_company && role == TaskRole::Node) {
-        return Error{Errc::Mismatch,
-                     fmt::format("{}: {} ddprun were started on this node, and --nproc-per-node would have each of them start its "
-                                 "workers: start one per node, or leave --nproc-per-node out (each then runs one process, as with "
-                                 "--per-rank), or say --standalone",
-                                 choice.explanation, *mine.local_size),
-                     0};
+        return Error{
+            Errc::Mismatch,
+            fmt::format(
+                "{}: {} ddprun were started on this node, and --nproc-per-node would have each of them start its "
+                "workers: start one per node, or leave --nproc-per-node out (each then runs one process, as with "
+                "--per-rank), or say --standalone",
+                choice.explanation, *mine.local_size),
+            0};
     }
     // One task per node: its rank counts the nodes. A node index could have gaps.
     return std::optional<NodePlace>(NodePlace{*mine.rank, *mine.size, has_company || role == TaskRole::Rank});

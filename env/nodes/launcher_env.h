@@ -19,10 +19,10 @@ enum class LauncherFamily : std::uint8_t {
     Mvapich,
     Pmi,  ///< MPICH's Hydra, Intel MPI, Cray MPICH, srun --mpi=pmi2
     Flux,
-    Pmix,   ///< only PMIX_RANK: sizes come from the PMIx server
-    Slurm,  ///< a step of srun
+    Pmix,      ///< only PMIX_RANK: sizes come from the PMIx server
+    Slurm,     ///< a step of srun
     SkyPilot,  ///< runs the command on each of its machines: a rank is a node
-    Pbs,    ///< gives no ranks; listed so that it is not mistaken for something that does
+    Pbs,       ///< gives no ranks; listed so that it is not mistaken for something that does
 };
 /// As DDPRUN_LAUNCHER and our lines spell it: "openmpi".
 std::string_view name_of(LauncherFamily family);
@@ -59,8 +59,8 @@ std::string describe(const Placement& placement);
 /// remedy.
 Result<EnvironmentList> to_contract(const Placement& placement);
 
-/// Pure: one of the variables by which an MPI launcher, srun or flux tells one of its processes who it is and how to speak to
-/// it. What a user sets (OMPI_MCA_btl, SLURM_JOB_ID, PMIX_MCA_...) is none of them.
+/// Pure: one of the variables by which an MPI launcher, srun or flux tells one of its processes who it is and
+/// how to speak to it. What a user sets (OMPI_MCA_btl, SLURM_JOB_ID, PMIX_MCA_...) is none of them.
 bool tells_a_rank(std::string_view variable);
 
 /// What a ddprun that an outer launcher started stands for.
@@ -74,8 +74,8 @@ struct NodePlace {
 enum class TaskRole : std::uint8_t { Auto, Node, Rank };
 
 /// For a ddprun that is one of several tasks: what it stands for. nullopt: it is the only task.
-/// Error: Mismatch when each of several on one node would start a whole node's workers; NotFound where there has to be a
-/// launcher (Rank) and there is none.
+/// Error: Mismatch when each of several on one node would start a whole node's workers; NotFound where there
+/// has to be a launcher (Rank) and there is none.
 Result<std::optional<NodePlace>> node_place(const LauncherChoice& choice, TaskRole role);
 
 }  // namespace ddprun

@@ -25,13 +25,15 @@ std::string as_hex(std::string_view text) {
 }
 
 bool is_link_local(std::string_view address) {
-    return address.starts_with("169.254.") || lower(address.substr(0, 3)) == "fe8" || lower(address.substr(0, 3)) == "fe9" ||
-           lower(address.substr(0, 3)) == "fea" || lower(address.substr(0, 3)) == "feb";
+    return address.starts_with("169.254.") || lower(address.substr(0, 3)) == "fe8" ||
+           lower(address.substr(0, 3)) == "fe9" || lower(address.substr(0, 3)) == "fea" ||
+           lower(address.substr(0, 3)) == "feb";
 }
 
 /// Bridges that every host has under the same address.
 bool is_of_containers(std::string_view interface) {
-    for (const char* prefix : {"docker", "virbr", "br-", "cni", "podman", "lxcbr", "lxdbr", "flannel", "cali", "tunl"}) {
+    for (const char* prefix :
+         {"docker", "virbr", "br-", "cni", "podman", "lxcbr", "lxdbr", "flannel", "cali", "tunl"}) {
         if (interface.starts_with(prefix)) return true;
     }
     return false;
@@ -72,8 +74,10 @@ int promise_of(const InterfaceAddress& one, const InterfaceWish& wish) {
 std::optional<std::vector<std::uint8_t>> bytes_of(std::string_view address) {
     const std::string text(address);
     std::array<std::uint8_t, 16> bytes{};
-    if (::inet_pton(AF_INET, text.c_str(), bytes.data()) == 1) return std::vector<std::uint8_t>(bytes.begin(), bytes.begin() + 4);
-    if (::inet_pton(AF_INET6, text.c_str(), bytes.data()) == 1) return std::vector<std::uint8_t>(bytes.begin(), bytes.end());
+    if (::inet_pton(AF_INET, text.c_str(), bytes.data()) == 1)
+        return std::vector<std::uint8_t>(bytes.begin(), bytes.begin() + 4);
+    if (::inet_pton(AF_INET6, text.c_str(), bytes.data()) == 1)
+        return std::vector<std::uint8_t>(bytes.begin(), bytes.end());
     return std::nullopt;
 }
 
@@ -98,16 +102,21 @@ Result<std::optional<Subnet>> parse_subnet(std::string_view text) {
     auto prefix = bytes_of(text.substr(0, slash));
     if (!prefix && slash == text.npos) return std::optional<Subnet>{};
     const std::size_t most = prefix ? prefix->size() * 8 : 0;
-    const Result<std::int64_t> bits = slash == text.npos ? Result<std::int64_t>(static_cast<std::int64_t>(most))
-                                                         : parse_int_between(text.substr(slash + 1), 0, static_cast<std::int64_t>(most));
-    if (!prefix || !bits) return Error{Errc::InvalidArgument, fmt::format("'{}' is neither an interface's name nor a network as 10.1.0.0/16", text), 0};
+    const Result<std::int64_t> bits =
+        slash == text.npos ? Result<std::int64_t>(static_cast<std::int64_t>(most))
+                           : parse_int_between(text.substr(slash + 1), 0, static_cast<std::int64_t>(most));
+    if (!prefix || !bits)
+        return Error{Errc::InvalidArgument,
+                     fmt::format("'{}' is neither an interface's name nor a network as 10.1.0.0/16", text),
+                     0};
     return std::optional(Subnet{*std::move(prefix), static_cast<std::size_t>(*bits)});
 }
 
 /// "lo 127.0.0.1, eth0 10.1.0.7 (down)".
 std::string listed(const std::vector<InterfaceAddress>& all) {
     std::vector<std::string> words;
-    for (const InterfaceAddress& one : all) words.push_back(fmt::format("{} {}{}", one.interface, one.address, one.is_up ? "" : " (down)"));
+    for (const InterfaceAddress& one : all)
+        words.push_back(fmt::format("{} {}{}", one.interface, one.address, one.is_up ? "" : " (down)"));
     return words.empty() ? "no address at all" : join(words, ", ");
 }
 
@@ -120,11 +129,16 @@ Result<std::string> address_on(std::string_view iface, const std::vector<Interfa
     for (const InterfaceAddress& one : all) {
         const bool fits = *subnet ? (*subnet)->holds(one.address) : one.interface == iface;
         if (!fits || !one.is_up || is_link_local(one.address)) continue;
-        const auto is_ipv6 = [](const InterfaceAddress& address) { return address.address.find(':') != std::string::npos; };
+        const auto is_ipv6 = [](const InterfaceAddress& address) {
+            return address.address.find(':') != std::string::npos;
+        };
         if (best == nullptr || (is_ipv6(*best) && !is_ipv6(one))) best = &one;
     }
     if (best != nullptr) return best->address;
-    return Error{Errc::NotFound, fmt::format("this host has no address {} {} to be reached by; there is {}", *subnet ? "in" : "on", iface, listed(all)), 0};
+    return Error{Errc::NotFound,
+                 fmt::format("this host has no address {} {} to be reached by; there is {}",
+                             *subnet ? "in" : "on", iface, listed(all)),
+                 0};
 }
 
 std::vector<Endpoint> MeetingPoint::endpoints() const {
@@ -145,7 +159,9 @@ std::string encode(const MeetingPoint& point) {
 
 Result<MeetingPoint> decode_meeting_point(std::string_view word) {
     // Not shown: it holds the secret.
-    const Error malformed{Errc::Protocol, "what the first process said of where to meet is malformed: is it of another version of ddprun?", 0};
+    const Error malformed{
+        Errc::Protocol,
+        "what the first process said of where to meet is malformed: is it of another version of ddprun?", 0};
     const std::vector<std::string_view> parts = split(word, '/');
     if (parts.size() != 5 || parts[0] != kVersion || parts[2].empty()) return malformed;
     const Result<std::int64_t> port = parse_int_between(parts[1], 1, 65535);
@@ -159,13 +175,16 @@ Result<MeetingPoint> decode_meeting_point(std::string_view word) {
     return point;
 }
 
-std::vector<std::string> reachable_addresses(const std::vector<InterfaceAddress>& all, std::string_view wish) {
+std::vector<std::string> reachable_addresses(const std::vector<InterfaceAddress>& all,
+                                             std::string_view wish) {
     const InterfaceWish wanted(wish);
     std::vector<std::pair<int, std::string>> found;
     for (const InterfaceAddress& one : all) {
-        if (const int promise = promise_of(one, wanted); promise >= 0) found.emplace_back(promise, one.address);
+        if (const int promise = promise_of(one, wanted); promise >= 0)
+            found.emplace_back(promise, one.address);
     }
-    std::stable_sort(found.begin(), found.end(), [](const auto& a, const auto& b) { return a.first < b.first; });
+    std::stable_sort(found.begin(), found.end(),
+                     [](const auto& a, const auto& b) { return a.first < b.first; });
     std::vector<std::string> addresses;
     for (auto& [promise, address] : found) addresses.push_back(std::move(address));
     if (!addresses.empty()) return addresses;

@@ -16,7 +16,8 @@ namespace {
 constexpr std::size_t kMostFileBytes = 64 << 20;
 constexpr std::size_t kHostNameBytes = 64;
 
-/// The file begins with a version and its own length; then come a few of these, in this order, as C has them in memory.
+/// The file begins with a version and its own length; then come a few of these, in this order, as C has them
+/// in memory.
 struct Table {
     std::uint64_t entry_bytes;
     std::uint64_t offset;
@@ -46,20 +47,25 @@ T value_at(std::string_view bytes, std::size_t offset) {
 template <class Entry>
 Result<std::vector<Entry>> entries_of(std::string_view bytes, TableOf which) {
     const auto table = value_at<Table>(bytes, kFirstTable + which * sizeof(Table));
-    const bool is_fit = table.count > 0 && table.entry_bytes >= sizeof(Entry) && table.offset <= bytes.size() &&
-                        table.entry_bytes <= (bytes.size() - table.offset) / static_cast<std::uint64_t>(table.count);
+    const bool is_fit =
+        table.count > 0 && table.entry_bytes >= sizeof(Entry) && table.offset <= bytes.size() &&
+        table.entry_bytes <= (bytes.size() - table.offset) / static_cast<std::uint64_t>(table.count);
     if (!is_fit) return not_apinfo("a table is not within the file");
     std::vector<Entry> entries;
     for (std::int32_t i = 0; i < table.count; ++i) {
-        entries.push_back(value_at<Entry>(bytes, table.offset + table.entry_bytes * static_cast<std::uint64_t>(i)));
+        entries.push_back(
+            value_at<Entry>(bytes, table.offset + table.entry_bytes * static_cast<std::uint64_t>(i)));
     }
     return entries;
 }
 
 Result<std::string> host_of(const NodeEntry& node) {
     const std::string name(node.host, ::strnlen(node.host, kHostNameBytes));
-    const auto is_plain = [](char c) { return std::isalnum(static_cast<unsigned char>(c)) != 0 || c == '-' || c == '.' || c == '_'; };
-    if (name.empty() || name.front() == '-' || !std::all_of(name.begin(), name.end(), is_plain)) return not_apinfo("a host without a name");
+    const auto is_plain = [](char c) {
+        return std::isalnum(static_cast<unsigned char>(c)) != 0 || c == '-' || c == '.' || c == '_';
+    };
+    if (name.empty() || name.front() == '-' || !std::all_of(name.begin(), name.end(), is_plain))
+        return not_apinfo("a host without a name");
     return name;
 }
 
@@ -81,7 +87,9 @@ Result<PalsApplication> parse_apinfo(std::string_view bytes) {
     }
     const auto count = [](const auto& list) { return static_cast<std::int32_t>(list.size()); };
     for (const RankEntry& rank : *ranks) {
-        if (rank.node < 0 || rank.node >= count(*nodes) || rank.local_rank < 0 || rank.local_rank >= count(*ranks)) return not_apinfo("a rank without a place");
+        if (rank.node < 0 || rank.node >= count(*nodes) || rank.local_rank < 0 ||
+            rank.local_rank >= count(*ranks))
+            return not_apinfo("a rank without a place");
         application.ranks.push_back({rank.local_rank, rank.node});
     }
     return application;
@@ -96,19 +104,26 @@ Result<PalsApplication> read_apinfo(const EnvironmentLookup& lookup) {
 
 void fill_from_apinfo(Placement& placement, const PalsApplication& application) {
     const auto size = static_cast<int>(application.ranks.size());
-    if (placement.family != LauncherFamily::Pals || !placement.rank || *placement.rank >= size || placement.size.value_or(size) != size) return;
+    if (placement.family != LauncherFamily::Pals || !placement.rank || *placement.rank >= size ||
+        placement.size.value_or(size) != size)
+        return;
     const PalsApplication::Rank& mine = application.ranks[static_cast<std::size_t>(*placement.rank)];
-    if (placement.node_rank.value_or(mine.node) != mine.node || placement.local_rank.value_or(mine.local_rank) != mine.local_rank) return;
+    if (placement.node_rank.value_or(mine.node) != mine.node ||
+        placement.local_rank.value_or(mine.local_rank) != mine.local_rank)
+        return;
     placement.size = size;
     placement.local_rank = mine.local_rank;
-    placement.local_size = static_cast<int>(std::count_if(application.ranks.begin(), application.ranks.end(), [&](const auto& rank) { return rank.node == mine.node; }));
+    placement.local_size =
+        static_cast<int>(std::count_if(application.ranks.begin(), application.ranks.end(),
+                                       [&](const auto& rank) { return rank.node == mine.node; }));
     placement.node_rank = mine.node;
     placement.nodes = static_cast<int>(application.hosts.size());
 }
 
 void fill_from_apinfo(Placement& placement, const EnvironmentLookup& lookup) {
     if (placement.family != LauncherFamily::Pals) return;
-    if (const Result<PalsApplication> application = read_apinfo(lookup)) fill_from_apinfo(placement, *application);
+    if (const Result<PalsApplication> application = read_apinfo(lookup))
+        fill_from_apinfo(placement, *application);
 }
 
 }  // namespace ddprun

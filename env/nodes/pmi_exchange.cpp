@@ -58,7 +58,8 @@ class PmiExchange final : public Exchange {
         if (const Status checked = check_exchange_word(key, kMaxExchangeKey); !checked) return checked;
         if (const Status checked = check_exchange_word(value, kMaxExchangeValue); !checked) return checked;
         const Result<Words> answer =
-            ask(fmt::format("cmd=put kvsname={} key={} value={}", kvs_, full_key(rank_, key), value), "put_result");
+            ask(fmt::format("cmd=put kvsname={} key={} value={}", kvs_, full_key(rank_, key), value),
+                "put_result");
         return answer ? Status() : Status(answer.error());
     }
 
@@ -68,7 +69,8 @@ class PmiExchange final : public Exchange {
     }
 
     Result<std::string> get(int rank, std::string_view key) override {
-        const Result<Words> answer = exchange_lines(fmt::format("cmd=get kvsname={} key={}", kvs_, full_key(rank, key)), "get_result");
+        const Result<Words> answer =
+            exchange_lines(fmt::format("cmd=get kvsname={} key={}", kvs_, full_key(rank, key)), "get_result");
         if (!answer) return answer.error();
         std::string value = word(*answer, "value");
         if (word(*answer, "rc") == "0" && !value.empty()) return value;
@@ -76,7 +78,9 @@ class PmiExchange final : public Exchange {
     }
 
   private:
-    static std::string full_key(int rank, std::string_view key) { return fmt::format("ddprun-{}-{}", rank, key); }
+    static std::string full_key(int rank, std::string_view key) {
+        return fmt::format("ddprun-{}-{}", rank, key);
+    }
     [[nodiscard]] std::string name() const { return fmt::format("PMI on descriptor {}", fd_); }
 
     /// What fails leaves a stream that nothing more can be said on.
@@ -91,13 +95,15 @@ class PmiExchange final : public Exchange {
         if (!answer) return answer;
         const std::string rc = word(*answer, "rc");
         if (rc.empty() || rc == "0") return answer;
-        return fail(Errc::Protocol, fmt::format("'{}' was answered rc={} {}", request.substr(0, request.find(' ')), excerpt(rc),
-                                                excerpt(word(*answer, "msg"))));
+        return fail(Errc::Protocol,
+                    fmt::format("'{}' was answered rc={} {}", request.substr(0, request.find(' ')),
+                                excerpt(rc), excerpt(word(*answer, "msg"))));
     }
 
     Result<Words> exchange_lines(const std::string& request, std::string_view expected) {
         if (is_broken_) return Error{Errc::Closed, name() + ": the conversation has failed before", 0};
-        if (const Status sent = send_all(fd_, request + "\n", deadline_); !sent) return broken_by(sent.error(), expected);
+        if (const Status sent = send_all(fd_, request + "\n", deadline_); !sent)
+            return broken_by(sent.error(), expected);
         Result<std::string> line = receive_line(expected);
         if (!line) return line.error();
         Words words = words_of(*line);
@@ -107,8 +113,12 @@ class PmiExchange final : public Exchange {
 
     Error broken_by(const Error& error, std::string_view expected) {
         const std::string doing = fmt::format("waiting for {}", expected);
-        if (error.code == Errc::Closed) return fail(Errc::Closed, fmt::format("{}: the launcher closed it", doing));
-        if (error.code == Errc::Timeout) return fail(Errc::Timeout, fmt::format("{}: no answer in time; did all processes of the launcher come so far?", doing));
+        if (error.code == Errc::Closed)
+            return fail(Errc::Closed, fmt::format("{}: the launcher closed it", doing));
+        if (error.code == Errc::Timeout)
+            return fail(
+                Errc::Timeout,
+                fmt::format("{}: no answer in time; did all processes of the launcher come so far?", doing));
         is_broken_ = true;
         return error.with(fmt::format("{}: {}", name(), doing));
     }
@@ -120,7 +130,8 @@ class PmiExchange final : public Exchange {
                 received_.erase(0, end + 1);
                 return line;
             }
-            if (received_.size() > kMaxPmiLine) return fail(Errc::Protocol, fmt::format("a line of more than {} bytes", kMaxPmiLine));
+            if (received_.size() > kMaxPmiLine)
+                return fail(Errc::Protocol, fmt::format("a line of more than {} bytes", kMaxPmiLine));
             if (const Status more = receive_some(); !more) return broken_by(more.error(), expected);
         }
     }

@@ -62,28 +62,17 @@ pmix_info_t timeout_info(Duration timeout) {
 /// Servers differ in the integer types they use for one key.
 std::optional<std::int64_t> integer_in(const pmix_value_t& value) {
     switch (value.type) {
-        case PMIX_UINT16:
-            return value.data.uint16;
-        case PMIX_UINT32:
-            return value.data.uint32;
-        case PMIX_UINT64:
-            return static_cast<std::int64_t>(value.data.uint64);
-        case PMIX_UINT:
-            return value.data.uint;
-        case PMIX_INT:
-            return value.data.integer;
-        case PMIX_INT16:
-            return value.data.int16;
-        case PMIX_INT32:
-            return value.data.int32;
-        case PMIX_INT64:
-            return value.data.int64;
-        case PMIX_SIZE:
-            return static_cast<std::int64_t>(value.data.size);
-        case PMIX_PROC_RANK:
-            return value.data.rank;
-        default:
-            return std::nullopt;
+        case PMIX_UINT16: return value.data.uint16;
+        case PMIX_UINT32: return value.data.uint32;
+        case PMIX_UINT64: return static_cast<std::int64_t>(value.data.uint64);
+        case PMIX_UINT: return value.data.uint;
+        case PMIX_INT: return value.data.integer;
+        case PMIX_INT16: return value.data.int16;
+        case PMIX_INT32: return value.data.int32;
+        case PMIX_INT64: return value.data.int64;
+        case PMIX_SIZE: return static_cast<std::int64_t>(value.data.size);
+        case PMIX_PROC_RANK: return value.data.rank;
+        default: return std::nullopt;
     }
 }
 
@@ -97,7 +86,8 @@ Error pmix_failure(const Library& library, const char* attempt, pmix_status_t st
 }
 
 Error late(const char* attempt) {
-    return {Errc::Timeout, fmt::format("{}: no answer in time; did all processes of the launcher come so far?", attempt), 0};
+    return {Errc::Timeout,
+            fmt::format("{}: no answer in time; did all processes of the launcher come so far?", attempt), 0};
 }
 
 /// From Init to Finalize. PMIx's own time-outs have whole seconds, and a server may hang in a call that has
@@ -105,7 +95,8 @@ Error late(const char* attempt) {
 /// whole job. PMIx counts: while one session is open, another is the same conversation with the server.
 class Session {
   public:
-    static Result<std::shared_ptr<Session>> begin(const Library& library, TimePoint deadline, const pmix_info_t& timeout) {
+    static Result<std::shared_ptr<Session>> begin(const Library& library, TimePoint deadline,
+                                                  const pmix_info_t& timeout) {
         struct Begun {
             pmix_status_t status;
             pmix_proc_t self;
@@ -124,7 +115,9 @@ class Session {
     Session(const Library& library, const pmix_proc_t& self) : library_(library), self_(self) {}
     ~Session() {
         if (is_stuck_) return;
-        const std::function<pmix_status_t()> finalize = [library = library_] { return library.finalize(nullptr, 0); };
+        const std::function<pmix_status_t()> finalize = [library = library_] {
+            return library.finalize(nullptr, 0);
+        };
         static_cast<void>(
             BackgroundCall(finalize).wait(deadline_after(MonotonicClock::now(), kPmixFarewell)));
     }
@@ -142,9 +135,11 @@ class Session {
     bool is_stuck_ = false;
 };
 
-std::optional<int> ask_number(const Library& library, const pmix_proc_t& whose, const char* key, const pmix_info_t& timeout) {
+std::optional<int> ask_number(const Library& library, const pmix_proc_t& whose, const char* key,
+                              const pmix_info_t& timeout) {
     pmix_value_t* value = nullptr;
-    if (library.get(&whose, key, &timeout, 1, &value) != PMIX_SUCCESS || value == nullptr) return std::nullopt;
+    if (library.get(&whose, key, &timeout, 1, &value) != PMIX_SUCCESS || value == nullptr)
+        return std::nullopt;
     const std::optional<std::int64_t> number = integer_in(*value);
     std::free(value);
     if (!number || *number < 0 || *number > std::numeric_limits<int>::max()) return std::nullopt;
@@ -186,20 +181,25 @@ class PmixSource final : public Exchange {
         session_ = *std::move(session);
         self_ = session_->self();
         if (static_cast<int>(self_.rank) == rank) return {};
-        return Error{Errc::Mismatch, fmt::format("the server says rank {}, the launcher's variables say {}", self_.rank, rank), 0};
+        return Error{
+            Errc::Mismatch,
+            fmt::format("the server says rank {}, the launcher's variables say {}", self_.rank, rank), 0};
     }
 
     Status put(std::string_view key, std::string_view value) override {
         if (const Status checked = check_exchange_word(key, kMaxExchangeKey); !checked) return checked;
         if (const Status checked = check_exchange_word(value, kMaxExchangeValue); !checked) return checked;
-        return call("PMIx_Put", [library = library_, key = full_key(key), text = std::string(value)]() mutable {
-            pmix_value_t said = text_value(text);
-            return library.put(PMIX_GLOBAL, key.c_str(), &said);
-        });
+        return call("PMIx_Put",
+                    [library = library_, key = full_key(key), text = std::string(value)]() mutable {
+                        pmix_value_t said = text_value(text);
+                        return library.put(PMIX_GLOBAL, key.c_str(), &said);
+                    });
     }
 
     Status fence() override {
-        if (const Status committed = call("PMIx_Commit", [library = library_] { return library.commit(); }); !committed) return committed;
+        if (const Status committed = call("PMIx_Commit", [library = library_] { return library.commit(); });
+            !committed)
+            return committed;
         // Without the data Slurm's fence is no barrier across hosts, and Get finds nothing.
         return call("PMIx_Fence", [library = library_, timeout = timeout_info(left())] {
             pmix_info_t info[2] = {collect_info(), timeout};
@@ -214,7 +214,8 @@ class PmixSource final : public Exchange {
         };
         pmix_proc_t whose = self_;
         whose.rank = static_cast<pmix_rank_t>(rank);
-        const std::function<Told()> ask = [library = library_, whose, name = full_key(key), info = timeout_info(left())] {
+        const std::function<Told()> ask = [library = library_, whose, name = full_key(key),
+                                           info = timeout_info(left())] {
             pmix_value_t* value = nullptr;
             Told told{library.get(&whose, name.c_str(), &info, 1, &value), {}};
             if (value == nullptr) return told;
@@ -228,7 +229,8 @@ class PmixSource final : public Exchange {
         const std::optional<Told> told = BackgroundCall(ask).wait(deadline_);
         if (!told) return stuck("PMIx_Get");
         if (told->status == PMIX_SUCCESS && !told->text.empty()) return told->text;
-        if (told->status != PMIX_SUCCESS && told->status != PMIX_ERR_NOT_FOUND) return pmix_failure(library_, "PMIx_Get", told->status);
+        if (told->status != PMIX_SUCCESS && told->status != PMIX_ERR_NOT_FOUND)
+            return pmix_failure(library_, "PMIx_Get", told->status);
         return Error{Errc::NotFound, fmt::format("PMIx: rank {} has said no '{}'", rank, key), 0};
     }
 
@@ -243,7 +245,9 @@ class PmixSource final : public Exchange {
         return info;
     }
 
-    [[nodiscard]] Duration left() const { return std::max(Duration::zero(), deadline_ - MonotonicClock::now()); }
+    [[nodiscard]] Duration left() const {
+        return std::max(Duration::zero(), deadline_ - MonotonicClock::now());
+    }
 
     Error stuck(const char* attempt) {
         session_->leave_stuck();
@@ -275,7 +279,9 @@ Result<PmixAnswer> ask_pmix(Duration timeout) {
     const pmix_info_t info = timeout_info(timeout);
     Result<std::shared_ptr<Session>> session = Session::begin(*library, deadline, info);
     if (!session) return session.error();
-    const std::function<Placement()> ask = [loaded = *library, self = (*session)->self(), info] { return ask_place(loaded, self, info); };
+    const std::function<Placement()> ask = [loaded = *library, self = (*session)->self(), info] {
+        return ask_place(loaded, self, info);
+    };
     std::optional<Placement> says = BackgroundCall(ask).wait(deadline);
     if (says) return PmixAnswer{*std::move(says), *std::move(session)};
     (*session)->leave_stuck();
@@ -298,9 +304,7 @@ namespace ddprun {
 
 bool built_with_pmix() { return false; }
 
-Result<PmixAnswer> ask_pmix(Duration) {
-    return Error{Errc::NotFound, std::string(kNoPmix), 0};
-}
+Result<PmixAnswer> ask_pmix(Duration) { return Error{Errc::NotFound, std::string(kNoPmix), 0}; }
 
 Result<std::unique_ptr<Exchange>> open_pmix_exchange(int, TimePoint) {
     return Error{Errc::NotFound, std::string(kNoPmix), 0};
@@ -313,17 +317,21 @@ Result<std::unique_ptr<Exchange>> open_pmix_exchange(int, TimePoint) {
 namespace ddprun {
 
 Result<PmixSession> fill_from_pmix(Placement& placement, Duration timeout) {
-    if (placement.size && placement.local_rank && placement.local_size && !placement.job.empty()) return PmixSession{};
+    if (placement.size && placement.local_rank && placement.local_size && !placement.job.empty())
+        return PmixSession{};
     Result<PmixAnswer> told = ask_pmix(timeout);
     if (!told) {
-        return Error{told.error().code,
-                     fmt::format("{}, but its PMIx server cannot be asked for the rest: {}; if the variables are left over, set "
-                                 "DDPRUN_LAUNCHER=none",
-                                 describe(placement), told.error().what),
-                     0};
+        return Error{
+            told.error().code,
+            fmt::format(
+                "{}, but its PMIx server cannot be asked for the rest: {}; if the variables are left over, set "
+                "DDPRUN_LAUNCHER=none",
+                describe(placement), told.error().what),
+            0};
     }
     if (told->says.rank != placement.rank) {
-        return Error{Errc::Mismatch, describe(placement) + " but its PMIx server says " + describe(told->says), 0};
+        return Error{Errc::Mismatch,
+                     describe(placement) + " but its PMIx server says " + describe(told->says), 0};
     }
     const LauncherFamily family = placement.family;
     placement = told->says;

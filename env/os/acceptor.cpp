@@ -18,13 +18,22 @@ constexpr Duration kAcceptPause = std::chrono::milliseconds(200);
 /// It was gone before we came to it, or its network is; the next one may do.
 bool is_of_that_connection(int error) {
     switch (error) {
-        case ECONNABORTED: case EINTR: case EPROTO: case ENOPROTOOPT: case ENETDOWN: case EHOSTDOWN: case ENONET:
-        case EHOSTUNREACH: case ENETUNREACH: case EOPNOTSUPP: return true;
+        case ECONNABORTED:
+        case EINTR:
+        case EPROTO:
+        case ENOPROTOOPT:
+        case ENETDOWN:
+        case EHOSTDOWN:
+        case ENONET:
+        case EHOSTUNREACH:
+        case ENETUNREACH:
+        case EOPNOTSUPP: return true;
         default: return false;
     }
 }
 
-/// accept(2) takes a descriptor before it looks for whom: where there is none left, it says nothing about that.
+/// accept(2) takes a descriptor before it looks for whom: where there is none left, it says nothing about
+/// that.
 bool does_anybody_wait(int listener) {
     pollfd look{listener, POLLIN, 0};
     return ::poll(&look, 1, 0) > 0;
@@ -39,7 +48,9 @@ Acceptor::~Acceptor() {
 
 Status Acceptor::listen(UniqueFd listener) {
     const int fd = listener.get();
-    if (const Status watched = loop_.watch(fd, EPOLLIN, [this, fd](std::uint32_t) { accept_some(fd); }); !watched) return watched;
+    if (const Status watched = loop_.watch(fd, EPOLLIN, [this, fd](std::uint32_t) { accept_some(fd); });
+        !watched)
+        return watched;
     listeners_.push_back(std::move(listener));
     return {};
 }

@@ -17,14 +17,15 @@ class AcceptorOwner {
     virtual void on_accepted(UniqueFd fd) = 0;
     /// From when on another one can be taken; long ago: now. Until then they wait in the kernel's queue.
     [[nodiscard]] virtual TimePoint room_at() { return TimePoint::min(); }
-    /// This process has no descriptor, or no memory, for one more. True: now it has, for another connection was closed.
+    /// This process has no descriptor, or no memory, for one more. True: now it has, for another connection
+    /// was closed.
     virtual bool close_another() { return false; }
     /// accept(2) failed with this errno, and is tried again after a pause.
     virtual void on_accept_failed(int error) = 0;
 };
 
-/// Accepts connections on the event loop, from one or several listening sockets; never blocks, and does not spin where
-/// nothing can be accepted.
+/// Accepts connections on the event loop, from one or several listening sockets; never blocks, and does not
+/// spin where nothing can be accepted.
 class Acceptor {
   public:
     /// Both are borrowed for its life.

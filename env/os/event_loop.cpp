@@ -185,7 +185,8 @@ Status EventLoop::arm_timer() {
     const TimePoint earliest = timers_.empty() ? kNever : timers_.begin()->first.first;
     if (earliest == armed_) return {};
     const itimerspec spec = at(earliest);
-    if (::timerfd_settime(timer_fd_.get(), TFD_TIMER_ABSTIME, &spec, nullptr) != 0) return Error::system("timerfd_settime");
+    if (::timerfd_settime(timer_fd_.get(), TFD_TIMER_ABSTIME, &spec, nullptr) != 0)
+        return Error::system("timerfd_settime");
     armed_ = earliest;
     return {};
 }

@@ -48,16 +48,19 @@ class EventLoop {
     /// Calls `handler` once, at or soon after `when`, in order of time and then of asking. One whose time has
     /// already come is called in this batch if asked for by an fd's handler, in the next if by a timer's.
     TimerId call_at(TimePoint when, Handler handler);
-    TimerId call_after(Duration delay, Handler handler) { return call_at(deadline_after(now(), delay), std::move(handler)); }
+    TimerId call_after(Duration delay, Handler handler) {
+        return call_at(deadline_after(now(), delay), std::move(handler));
+    }
     /// Does nothing for a timer that has fired or was cancelled.
     void cancel(TimerId timer);
 
-    /// Calls `handler` after the current batch, in order of posting; what a posted handler posts waits for the
-    /// next batch.
+    /// Calls `handler` after the current batch, in order of posting; what a posted handler posts waits for
+    /// the next batch.
     void post(Handler handler);
     void on_signal(SignalHandler handler) { signal_handler_ = std::move(handler); }
 
-    /// What a handler that has to wait for a file system gives to its BlockingCall (keepalive.h); null: nobody has to be told.
+    /// What a handler that has to wait for a file system gives to its BlockingCall (keepalive.h); null:
+    /// nobody has to be told.
     [[nodiscard]] Keepalive* keepalive() const { return keepalive_; }
     /// Borrowed until it is set again.
     void set_keepalive(Keepalive* keepalive) { keepalive_ = keepalive; }
@@ -65,7 +68,8 @@ class EventLoop {
     /// Time of the current batch.
     [[nodiscard]] TimePoint now() const { return now_; }
 
-    /// Runs until stop(). Error: System, when epoll or the timer itself fails: nothing can be waited for then.
+    /// Runs until stop(). Error: System, when epoll or the timer itself fails: nothing can be waited for
+    /// then.
     Status run();
     void stop() { stopping_ = true; }
     /// One batch: waits at most until `deadline`, handles what came. For tests.

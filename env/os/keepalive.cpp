@@ -9,7 +9,8 @@ namespace ddprun::os {
 Result<std::unique_ptr<Keepalive>> Keepalive::start(Limits limits, std::function<void()> beat) {
     std::unique_ptr<Keepalive> keepalive(new Keepalive(limits, std::move(beat)));
     keepalive->turn_.lock();
-    // The loop hears signals through its descriptor; a thread that does not block them would take them from it.
+    // The loop hears signals through its descriptor; a thread that does not block them would take them from
+    // it.
     sigset_t all, before;
     ::sigfillset(&all);
     ::pthread_sigmask(SIG_SETMASK, &all, &before);

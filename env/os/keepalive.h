@@ -13,15 +13,17 @@ namespace ddprun::os {
 
 /// A thread that says in place of a blocked thread that this process lives.
 ///
-/// A file system that hangs (NFS, Lustre) can hold up exec, open and mkdir for minutes. The loop's thread marks such calls by a
-/// BlockingCall; while it is in one, this thread calls `beat` every interval. The two never run at the same time: the loop's
-/// thread holds the turn whenever it is not in a BlockingCall. So `beat` may use what the loop's thread uses, except what that
-/// thread touches inside a BlockingCall: the loop itself, the log, files.
+/// A file system that hangs (NFS, Lustre) can hold up exec, open and mkdir for minutes. The loop's thread
+/// marks such calls by a BlockingCall; while it is in one, this thread calls `beat` every interval. The two
+/// never run at the same time: the loop's thread holds the turn whenever it is not in a BlockingCall. So
+/// `beat` may use what the loop's thread uses, except what that thread touches inside a BlockingCall: the
+/// loop itself, the log, files.
 class Keepalive {
   public:
     struct Limits {
         Duration interval;
-        Duration longest;  ///< a call that takes longer than this is taken for a dead process: no further beats
+        Duration
+            longest;  ///< a call that takes longer than this is taken for a dead process: no further beats
     };
     /// `beat` must not block. The calling thread is the loop's. Error: System (no thread).
     static Result<std::unique_ptr<Keepalive>> start(Limits limits, std::function<void()> beat);
@@ -37,7 +39,7 @@ class Keepalive {
 
     Limits limits_;
     std::function<void()> beat_;
-    std::mutex turn_;  ///< held by the loop's thread, but for its blocking calls
+    std::mutex turn_;    ///< held by the loop's thread, but for its blocking calls
     TimePoint began_{};  ///< the blocking call; with the turn
     int depth_ = 0;      ///< of blocking calls inside each other; the loop's thread's alone
     std::mutex sleep_;

@@ -100,7 +100,9 @@ std::vector<pid_t> LinuxSystem::spared() const {
 
 std::vector<pid_t> LinuxSystem::descendants() {
     std::vector<pid_t> all = descendants_of(::getpid());
-    std::erase_if(all, [spared = spared()](pid_t pid) { return std::binary_search(spared.begin(), spared.end(), pid); });
+    std::erase_if(all, [spared = spared()](pid_t pid) {
+        return std::binary_search(spared.begin(), spared.end(), pid);
+    });
     return all;
 }
 

@@ -12,30 +12,21 @@ namespace {
 
 spdlog::level::level_enum spdlog_level(LogLevel level) {
     switch (level) {
-        case LogLevel::Debug:
-            return spdlog::level::debug;
-        case LogLevel::Info:
-            return spdlog::level::info;
-        case LogLevel::Warning:
-            return spdlog::level::warn;
-        case LogLevel::Error:
-            return spdlog::level::err;
-        case LogLevel::Quiet:
-            return spdlog::level::off;
+        case LogLevel::Debug: return spdlog::level::debug;
+        case LogLevel::Info: return spdlog::level::info;
+        case LogLevel::Warning: return spdlog::level::warn;
+        case LogLevel::Error: return spdlog::level::err;
+        case LogLevel::Quiet: return spdlog::level::off;
     }
     return spdlog::level::off;
 }
 
 std::string_view color_of(spdlog::level::level_enum level) {
     switch (level) {
-        case spdlog::level::err:
-            return "\033[31m";
-        case spdlog::level::warn:
-            return "\033[33m";
-        case spdlog::level::debug:
-            return "\033[2m";
-        default:
-            return "";
+        case spdlog::level::err: return "\033[31m";
+        case spdlog::level::warn: return "\033[33m";
+        case spdlog::level::debug: return "\033[2m";
+        default: return "";
     }
 }
 
@@ -92,7 +83,8 @@ class Log::Sink final : public spdlog::sinks::base_sink<spdlog::details::null_mu
 
     void report_lost(spdlog::string_view_t who) {
         if (lost_ == 0) return;
-        const std::string text = fmt::format("{} {} could not be written before this one", lost_, lost_ == 1 ? "line" : "lines");
+        const std::string text =
+            fmt::format("{} {} could not be written before this one", lost_, lost_ == 1 ? "line" : "lines");
         if (write({who, spdlog::level::info, text})) lost_ = 0;
     }
 
@@ -102,11 +94,14 @@ class Log::Sink final : public spdlog::sinks::base_sink<spdlog::details::null_mu
     std::uint64_t lost_ = 0;
 };
 
-Log::Log(LogPrefix prefix, LogOptions options) : Log(std::move(prefix), std::make_shared<Sink>(options.fd, options.color)) {
+Log::Log(LogPrefix prefix, LogOptions options)
+    : Log(std::move(prefix), std::make_shared<Sink>(options.fd, options.color)) {
     set_level(options.level);
 }
 
-Log::Log(LogPrefix prefix, std::shared_ptr<Sink> sink) : prefix_(std::move(prefix)), sink_(std::move(sink)) { rename(); }
+Log::Log(LogPrefix prefix, std::shared_ptr<Sink> sink) : prefix_(std::move(prefix)), sink_(std::move(sink)) {
+    rename();
+}
 
 Log::~Log() = default;
 Log::Log(Log&& other) noexcept = default;
@@ -127,16 +122,19 @@ void Log::set_level(LogLevel level) { sink_->set_level(spdlog_level(level)); }
 
 void Log::write_through(Outlet outlet) { sink_->write_through(std::move(outlet)); }
 
-bool Log::is_enabled(LogLevel level) const { return level != LogLevel::Quiet && sink_->should_log(spdlog_level(level)); }
+bool Log::is_enabled(LogLevel level) const {
+    return level != LogLevel::Quiet && sink_->should_log(spdlog_level(level));
+}
 
-/// A logger keeps its name, so another name is another logger. It is none of spdlog's registry: no global state, nothing
-/// done at exit.
+/// A logger keeps its name, so another name is another logger. It is none of spdlog's registry: no global
+/// state, nothing done at exit.
 void Log::rename() {
     std::vector<std::string> parts;
     if (!prefix_.host.empty()) parts.push_back(prefix_.host);
     if (!prefix_.component.empty()) parts.push_back(prefix_.component);
     if (prefix_.generation) parts.push_back(fmt::format("g{}", *prefix_.generation));
-    logger_ = std::make_unique<spdlog::logger>(parts.empty() ? "" : printable("[" + join(parts, " ") + "] "), sink_);
+    logger_ = std::make_unique<spdlog::logger>(parts.empty() ? "" : printable("[" + join(parts, " ") + "] "),
+                                               sink_);
     logger_->set_level(spdlog::level::trace);
 }
 

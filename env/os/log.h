@@ -54,9 +54,9 @@ class Log {
     void set_generation(std::uint64_t generation);
     /// Of all voices on this descriptor.
     void set_level(LogLevel level);
-    /// From now on all voices hand their lines (with newline) to `outlet`, the owner of the descriptor: two writers
-    /// with queues of their own would tear each other's lines. False from it: the line was lost. nullptr: write to
-    /// the descriptor again.
+    /// From now on all voices hand their lines (with newline) to `outlet`, the owner of the descriptor: two
+    /// writers with queues of their own would tear each other's lines. False from it: the line was lost.
+    /// nullptr: write to the descriptor again.
     using Outlet = std::function<bool(std::string_view line)>;
     void write_through(Outlet outlet);
     [[nodiscard]] bool is_enabled(LogLevel level) const;

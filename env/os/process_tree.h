@@ -11,8 +11,8 @@
 namespace ddprun::os {
 
 /// Every living descendant of `root`, children before their parents; zombies are not living. Reads `proc`
-/// without stopping anybody: a process that is just being born can be missed, so who must get them all asks again
-/// until the list is empty. Empty when `proc` is not that of our pid namespace.
+/// without stopping anybody: a process that is just being born can be missed, so who must get them all asks
+/// again until the list is empty. Empty when `proc` is not that of our pid namespace.
 std::vector<pid_t> descendants_of(pid_t root, const std::string& proc = own_proc());
 
 /// The number of every process and zombie in `proc`, in no order.

@@ -44,9 +44,12 @@ class ToolRun : public std::enable_shared_from_this<ToolRun> {
         : loop_(loop), system_(system), max_bytes_(max_bytes), done_(std::move(done)) {}
 
     void begin(os::SpawnSpec tool, Duration patience) {
-        if (const Status started = start(std::move(tool)); !started) return std::exchange(done_, nullptr)(started.error());
+        if (const Status started = start(std::move(tool)); !started)
+            return std::exchange(done_, nullptr)(started.error());
         timer_ = loop_.call_after(patience, [self = shared_from_this(), patience] {
-            self->end(Error{Errc::Timeout, fmt::format("{} took longer than {}", self->name_, format_duration(patience)), 0});
+            self->end(Error{Errc::Timeout,
+                            fmt::format("{} took longer than {}", self->name_, format_duration(patience)),
+                            0});
         });
     }
 
@@ -65,7 +68,8 @@ class ToolRun : public std::enable_shared_from_this<ToolRun> {
         if (!pid) return pid.error();
         pid_ = *pid;
         output_ = std::move(pipe->read);
-        const Status watched = loop_.watch(output_.get(), EPOLLIN, [self = shared_from_this()](std::uint32_t) { self->read_some(); });
+        const Status watched = loop_.watch(output_.get(), EPOLLIN,
+                                           [self = shared_from_this()](std::uint32_t) { self->read_some(); });
         if (!watched) (void)system_.signal_group(pid_, SIGKILL);
         return watched;
     }
@@ -138,8 +142,8 @@ struct RunningTool {
 
 }  // namespace
 
-void run_tool(os::EventLoop& loop, os::System& system, os::SpawnSpec tool, Duration patience, std::size_t max_bytes,
-              std::function<void(Result<std::string>)> done) {
+void run_tool(os::EventLoop& loop, os::System& system, os::SpawnSpec tool, Duration patience,
+              std::size_t max_bytes, std::function<void(Result<std::string>)> done) {
     std::make_shared<ToolRun>(loop, system, max_bytes, std::move(done))->begin(std::move(tool), patience);
 }
 

@@ -16,8 +16,8 @@ namespace ddprun {
 /// (System; Timeout after `patience`, when it has been killed). Its standard error is dropped. Blocks nobody.
 /// It is a child of ours: whoever sees SIGCHLD reaps it; the sweep for what workers leave behind does not
 /// take it for one of theirs. Borrows loop and system.
-void run_tool(os::EventLoop& loop, os::System& system, os::SpawnSpec tool, Duration patience, std::size_t max_bytes,
-              std::function<void(Result<std::string>)> done);
+void run_tool(os::EventLoop& loop, os::System& system, os::SpawnSpec tool, Duration patience,
+              std::size_t max_bytes, std::function<void(Result<std::string>)> done);
 
 struct ToolLimits {
     Duration patience;

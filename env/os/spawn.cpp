@@ -46,7 +46,8 @@ struct Launch {
     char* const* environment = nullptr;
     Move* moves = nullptr;
     std::size_t move_count = 0;
-    unsigned shared_above = 0;  ///< the table is shared, and ours is needed only below this number; 0: it is a copy
+    unsigned shared_above =
+        0;                ///< the table is shared, and ours is needed only below this number; 0: it is a copy
     int free_number = 3;  ///< from here up no descriptor is a move's target
     const unsigned long* cpus = nullptr;
     std::size_t cpu_bytes = 0;
@@ -92,11 +93,12 @@ DDPRUN_IN_CHILD long set_limits_and_places(Launch& launch) {
         return fail(launch, "prlimit");
     }
     // A mark and no limit: where it is refused, the environment's has to do. Ignoring.
-    if (launch.file_locks.rlim_cur != 0) ::syscall(SYS_prlimit64, 0, RLIMIT_LOCKS, &launch.file_locks, nullptr);
+    if (launch.file_locks.rlim_cur != 0)
+        ::syscall(SYS_prlimit64, 0, RLIMIT_LOCKS, &launch.file_locks, nullptr);
     if (launch.nodes == nullptr) return 0;
     // Preferred, not bound: a full node then costs speed and not the job. Before Linux 5.15 only
-    // MPOL_PREFERRED exists, which takes the first node of the mask. Containers often deny the call, and a node may have
-    // lost its memory, or a cpuset it, since we looked; the policy only tunes: ignoring.
+    // MPOL_PREFERRED exists, which takes the first node of the mask. Containers often deny the call, and a
+    // node may have lost its memory, or a cpuset it, since we looked; the policy only tunes: ignoring.
     const long set = ::syscall(SYS_set_mempolicy, MPOL_PREFERRED_MANY, launch.nodes, launch.node_bits);
     if (set != 0) ::syscall(SYS_set_mempolicy, MPOL_PREFERRED, launch.nodes, launch.node_bits);
     return 0;
@@ -129,9 +131,9 @@ DDPRUN_IN_CHILD long move_descriptors(Launch& launch) {
     return 0;
 }
 
-/// The terminal, then default dispositions, then no signal blocked. Until here all were blocked: a handler of ours
-/// must not run in the child, and SIGTTOU must not stop it. The handlers themselves end with exec; what it keeps
-/// is that a signal is ignored.
+/// The terminal, then default dispositions, then no signal blocked. Until here all were blocked: a handler of
+/// ours must not run in the child, and SIGTTOU must not stop it. The handlers themselves end with exec; what
+/// it keeps is that a signal is ignored.
 DDPRUN_IN_CHILD long settle_signals(Launch& launch) {
     pid_t group = static_cast<pid_t>(::syscall(SYS_getpid));
     if (launch.foreground_terminal && ::syscall(SYS_ioctl, 0, TIOCSPGRP, &group) != 0) {
@@ -157,8 +159,9 @@ DDPRUN_IN_CHILD long execute(Launch& launch) {
 
 DDPRUN_IN_CHILD int child_main(void* raw) {
     Launch& launch = *static_cast<Launch*>(raw);
-    if (leave_shared_table(launch) == 0 && bind_to_parent(launch) == 0 && set_limits_and_places(launch) == 0 && enter_directory(launch) == 0 &&
-        move_descriptors(launch) == 0 && settle_signals(launch) == 0) {
+    if (leave_shared_table(launch) == 0 && bind_to_parent(launch) == 0 &&
+        set_limits_and_places(launch) == 0 && enter_directory(launch) == 0 && move_descriptors(launch) == 0 &&
+        settle_signals(launch) == 0) {
         execute(launch);
     }
     ::syscall(SYS_exit_group, 127);
@@ -216,7 +219,8 @@ std::uint64_t read_ignored_signals() {
     for (int signal = 1; signal <= kSignalCount; ++signal) {
         struct sigaction action {};
         // Fails for the two numbers that glibc keeps for itself, and never ignores.
-        if (::sigaction(signal, nullptr, &action) == 0 && action.sa_handler == SIG_IGN) ignored |= 1ULL << (signal - 1);
+        if (::sigaction(signal, nullptr, &action) == 0 && action.sa_handler == SIG_IGN)
+            ignored |= 1ULL << (signal - 1);
     }
     return ignored;
 }
@@ -286,8 +290,10 @@ struct alignas(64) ChildStack {
     std::array<char, std::size_t{32} << 10> bytes;
 };
 
-/// Born in the cgroup: to be moved there afterwards takes a lock that waits for every processor, some milliseconds.
-long clone_into(int cgroup, int flags, int exit_signal, ChildStack& stack, int (*run)(void*), void* argument) {
+/// Born in the cgroup: to be moved there afterwards takes a lock that waits for every processor, some
+/// milliseconds.
+long clone_into(int cgroup, int flags, int exit_signal, ChildStack& stack, int (*run)(void*),
+                void* argument) {
     clone_args arguments{};
     arguments.flags = static_cast<std::uint64_t>(flags) | CLONE_INTO_CGROUP;
     arguments.exit_signal = static_cast<std::uint64_t>(exit_signal);

@@ -22,21 +22,22 @@ struct FdMapping {
 
 /// Everything needed to start one process. Prepared before fork; nothing is allocated between fork and exec.
 struct SpawnSpec {
-    std::string program;                 ///< a path, seen from `directory`; no search is made
-    std::vector<std::string> arguments;  ///< argv, including argv[0]
+    std::string program;                   ///< a path, seen from `directory`; no search is made
+    std::vector<std::string> arguments;    ///< argv, including argv[0]
     std::vector<std::string> environment;  ///< "NAME=value"
-    std::string directory;               ///< "" stays where we are
-    std::vector<FdMapping> descriptors;  ///< 0-2 are inherited unless named; all others are closed
-    std::vector<int> cpus;               ///< affinity; empty inherits
-    std::vector<int> memory_nodes;       ///< NUMA nodes preferred for memory, where allowed; empty inherits
-    /// A cgroup v2 directory to be born in, -1: ours. A wish: where the kernel refuses it (clone3 is denied in many
-    /// containers, and comes with Linux 5.7), the child starts in our own.
+    std::string directory;                 ///< "" stays where we are
+    std::vector<FdMapping> descriptors;    ///< 0-2 are inherited unless named; all others are closed
+    std::vector<int> cpus;                 ///< affinity; empty inherits
+    std::vector<int> memory_nodes;         ///< NUMA nodes preferred for memory, where allowed; empty inherits
+    /// A cgroup v2 directory to be born in, -1: ours. A wish: where the kernel refuses it (clone3 is denied
+    /// in many containers, and comes with Linux 5.7), the child starts in our own.
     int cgroup = -1;
-    std::uint64_t open_files = 0;        ///< soft limit on descriptors (RLIMIT_NOFILE); 0 inherits
-    /// Soft limit on file locks (RLIMIT_LOCKS), a mark that descendants inherit and the kernel does not look at; 0: ours.
+    std::uint64_t open_files = 0;  ///< soft limit on descriptors (RLIMIT_NOFILE); 0 inherits
+    /// Soft limit on file locks (RLIMIT_LOCKS), a mark that descendants inherit and the kernel does not look
+    /// at; 0: ours.
     std::uint64_t lock_limit = 0;
-    bool is_tool = false;                ///< ours, not the job's: descendants() leaves it out, with what it starts
-    bool foreground_terminal = false;    ///< give the child's group the terminal on fd 0 (for --attach)
+    bool is_tool = false;  ///< ours, not the job's: descendants() leaves it out, with what it starts
+    bool foreground_terminal = false;  ///< give the child's group the terminal on fd 0 (for --attach)
 };
 
 /// "NAME=value" of this process, as a child would inherit it.
@@ -59,9 +60,9 @@ class System {
     /// Starts one process in its own process group (setpgid), with PR_SET_PDEATHSIG=SIGKILL against this
     /// thread and default signal dispositions. vfork class: returns after the child's exec or failure.
     /// A script without "#!" runs under /bin/sh.
-    /// Error: System naming program and stage ("exec ./trian: No such file or directory", "start ./train: chdir
-    /// /data: Permission denied"), InvalidArgument for two descriptors under one number. Nothing is left behind: a
-    /// child that failed before exec has been reaped.
+    /// Error: System naming program and stage ("exec ./trian: No such file or directory", "start ./train:
+    /// chdir /data: Permission denied"), InvalidArgument for two descriptors under one number. Nothing is
+    /// left behind: a child that failed before exec has been reaped.
     [[nodiscard]] virtual Result<pid_t> spawn(const SpawnSpec& spec) = 0;
 
     /// kill(-group). ESRCH (nobody left) is success. Error: System.
@@ -78,18 +79,20 @@ class System {
     [[nodiscard]] virtual std::optional<ChildExit> next_exit() = 0;
     virtual void reap(pid_t pid) = 0;
 
-    /// Every living descendant of this process other than itself, from /proc, children first; without its tools, the children
-    /// that it had before this object was made, and what these have started. One that is just being born can be missed: ask
-    /// again until there is none.
+    /// Every living descendant of this process other than itself, from /proc, children first; without its
+    /// tools, the children that it had before this object was made, and what these have started. One that is
+    /// just being born can be missed: ask again until there is none.
     [[nodiscard]] virtual std::vector<pid_t> descendants() = 0;
 
-    /// CLOEXEC pipe: {read end (non-blocking), write end}. `buffer_bytes` is a wish: a user's limit may refuse it.
+    /// CLOEXEC pipe: {read end (non-blocking), write end}. `buffer_bytes` is a wish: a user's limit may
+    /// refuse it.
     struct Pipe {
         UniqueFd read;
         UniqueFd write;
     };
     [[nodiscard]] virtual Result<Pipe> make_pipe(std::size_t buffer_bytes) = 0;
-    /// Unix sockets that keep packets apart (SOCK_SEQPACKET), CLOEXEC, non-blocking on our side only: {ours, the child's}.
+    /// Unix sockets that keep packets apart (SOCK_SEQPACKET), CLOEXEC, non-blocking on our side only: {ours,
+    /// the child's}.
     struct SocketPair {
         UniqueFd ours;
         UniqueFd theirs;

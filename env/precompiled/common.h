@@ -1,4 +1,5 @@
-// What most sources include, compiled once for all libraries (meson.build). Sources still include what they use.
+// What most sources include, compiled once for all libraries (meson.build). Sources still include what they
+// use.
 #include <fmt/core.h>
 #include <fmt/format.h>
 

@@ -19,7 +19,8 @@ namespace {
 
 /// A job answers at once, unless its host is in trouble.
 constexpr Duration kPatience = std::chrono::seconds(5);
-/// Whether a job is the one that is looked for. Where another is, nobody waits longer for one that is stopped.
+/// Whether a job is the one that is looked for. Where another is, nobody waits longer for one that is
+/// stopped.
 constexpr Duration kShortPatience = std::chrono::milliseconds(500);
 constexpr std::size_t kAskedAtOnce = 64;
 
@@ -36,7 +37,9 @@ Result<JobStatus> ask_status(const RunningJob& job, const ControlRequest& reques
 int code_for(const Error& error) {
     switch (error.code) {
         case Errc::InvalidArgument: return static_cast<int>(ExitCode::Usage);
-        case Errc::NotFound: case Errc::Timeout: case Errc::Closed: return static_cast<int>(ExitCode::Unavailable);
+        case Errc::NotFound:
+        case Errc::Timeout:
+        case Errc::Closed: return static_cast<int>(ExitCode::Unavailable);
         default: return kRefused;
     }
 }
@@ -54,15 +57,19 @@ int tell(const std::string& command, const std::string& which, const ControlRequ
 }
 
 /// By job, many at once: one that is stopped keeps no other waiting.
-std::vector<Result<JobStatus>> ask_each(const std::vector<RunningJob>& jobs, const ControlRequest& request, Duration patience) {
+std::vector<Result<JobStatus>> ask_each(const std::vector<RunningJob>& jobs, const ControlRequest& request,
+                                        Duration patience) {
     // Root asks the jobs of others too; all of them together have as long as one of ours to answer.
     const TimePoint others = deadline_after(MonotonicClock::now(), patience);
     std::vector<Result<JobStatus>> answers;
     while (answers.size() < jobs.size()) {
         std::vector<std::future<Result<JobStatus>>> asked;
         for (std::size_t i = answers.size(); i < jobs.size() && asked.size() < kAskedAtOnce; ++i) {
-            const TimePoint deadline = jobs[i].uid == ::geteuid() ? deadline_after(MonotonicClock::now(), patience) : others;
-            asked.push_back(std::async(std::launch::async, [&job = jobs[i], &request, deadline] { return ask_status(job, request, deadline); }));
+            const TimePoint deadline =
+                jobs[i].uid == ::geteuid() ? deadline_after(MonotonicClock::now(), patience) : others;
+            asked.push_back(std::async(std::launch::async, [&job = jobs[i], &request, deadline] {
+                return ask_status(job, request, deadline);
+            }));
         }
         for (auto& one : asked) answers.push_back(one.get());
     }
@@ -70,8 +77,9 @@ std::vector<Result<JobStatus>> ask_each(const std::vector<RunningJob>& jobs, con
 }
 
 struct FoundJobs {
-    std::vector<RunningJob> one_each;  ///< several nodes of one job may run on one host: each of them speaks for all
-    std::vector<RunningJob> silent;    ///< what they are, nobody knows
+    std::vector<RunningJob>
+        one_each;  ///< several nodes of one job may run on one host: each of them speaks for all
+    std::vector<RunningJob> silent;  ///< what they are, nobody knows
 };
 /// Of those, the ones that have this run id; "" all.
 FoundJobs find_jobs(const std::vector<RunningJob>& jobs, const std::string& run_id, Duration patience) {
@@ -102,10 +110,13 @@ AskedJobs ask_all(const std::vector<RunningJob>& jobs) {
     AskedJobs asked;
     for (Result<JobStatus>& status : ask_each(jobs, {"status", {{"gpus", "shown"}}}, kPatience)) {
         // It may have ended since it was listed.
-        if (!status && (status.error().code == Errc::NotFound || status.error().code == Errc::Closed)) continue;
+        if (!status && (status.error().code == Errc::NotFound || status.error().code == Errc::Closed))
+            continue;
         if (!status) asked.failures.push_back(status.error());
         // A user can answer with another's id: that must not hide the other's job from root.
-        else if (std::none_of(asked.statuses.begin(), asked.statuses.end(), [&](const JobStatus& other) { return other.job == status->job && other.uid == status->uid; }))
+        else if (std::none_of(asked.statuses.begin(), asked.statuses.end(), [&](const JobStatus& other) {
+                     return other.job == status->job && other.uid == status->uid;
+                 }))
             asked.statuses.push_back(*std::move(status));
     }
     return asked;
@@ -115,10 +126,12 @@ Result<RunningJob> choose_job(const std::string& which) {
     std::vector<RunningJob> jobs = running_jobs();
     if (jobs.empty()) return Error{Errc::NotFound, "no job of this user runs on this host", 0};
     std::vector<RunningJob> fitting;
-    std::copy_if(jobs.begin(), jobs.end(), std::back_inserter(fitting), [&](const RunningJob& job) { return job.id.starts_with(which); });
+    std::copy_if(jobs.begin(), jobs.end(), std::back_inserter(fitting),
+                 [&](const RunningJob& job) { return job.id.starts_with(which); });
     std::vector<RunningJob> silent;
     if (fitting.size() != 1) {
-        FoundJobs found = fitting.empty() ? find_jobs(jobs, which, kShortPatience) : find_jobs(fitting, "", kShortPatience);
+        FoundJobs found =
+            fitting.empty() ? find_jobs(jobs, which, kShortPatience) : find_jobs(fitting, "", kShortPatience);
         fitting = std::move(found.one_each);
         silent = std::move(found.silent);
     }
@@ -134,7 +147,9 @@ Result<RunningJob> choose_job(const std::string& which) {
         fmt::format("--job: '{}' does not run on this host (running: {}){}", which, ids_of(jobs), but), 0};
 }
 
-Result<JobStatus> ask_status(const RunningJob& job) { return ask_status(job, {"status", {}}, deadline_after(MonotonicClock::now(), kPatience)); }
+Result<JobStatus> ask_status(const RunningJob& job) {
+    return ask_status(job, {"status", {}}, deadline_after(MonotonicClock::now(), kPatience));
+}
 
 int show_jobs(const AskOptions& options) {
     std::vector<RunningJob> jobs = running_jobs();
@@ -178,7 +193,8 @@ int show_stacks(const AskOptions& options) {
     if (options.rank) request.arguments["rank"] = std::to_string(*options.rank);
     const Result<RunningJob> job = choose_job(options.job);
     if (!job) return complain("stacks", job.error());
-    const Result<std::string> line = ask_job(*job, request, deadline_after(MonotonicClock::now(), kStackPatience + kPatience));
+    const Result<std::string> line =
+        ask_job(*job, request, deadline_after(MonotonicClock::now(), kStackPatience + kPatience));
     if (!line) return complain("stacks", line.error());
     const Result<std::string> text = decode_control_text(*line);
     if (!text) return complain("stacks", text.error());

@@ -12,16 +12,16 @@ namespace ddprun {
 
 /// What was said behind the subcommand's name.
 struct AskOptions {
-    std::string job;               ///< --job; "" the only one
-    std::optional<int> rank;       ///< -r, --rank
-    bool follow = false;           ///< -f, --follow
-    bool json = false;             ///< --json
-    bool help = false;             ///< -h, --help
+    std::string job;                 ///< --job; "" the only one
+    std::optional<int> rank;         ///< -r, --rank
+    bool follow = false;             ///< -f, --follow
+    bool json = false;               ///< --json
+    bool help = false;               ///< -h, --help
     std::vector<std::string> words;  ///< the others
 };
 
-/// `ddprun ps` and its like, after their names. Each returns the exit code: 0, 1 the job cannot or will not do it,
-/// 64 wrong usage, 69 there is no such job.
+/// `ddprun ps` and its like, after their names. Each returns the exit code: 0, 1 the job cannot or will not
+/// do it, 64 wrong usage, 69 there is no such job.
 int show_jobs(const AskOptions& options);
 int show_gpus(const AskOptions& options);
 int send_signal(const AskOptions& options);
@@ -36,7 +36,8 @@ int complain(const std::string& command, const Error& error);
 /// The job that `which` means: an id, the beginning of one, a run id; "" the only one that runs.
 /// Error: NotFound, InvalidArgument (several fit; they are listed).
 Result<RunningJob> choose_job(const std::string& which);
-/// The statuses of several with their GPUs, each job once however many of its nodes are on this host; jobs that ended are left out.
+/// The statuses of several with their GPUs, each job once however many of its nodes are on this host; jobs
+/// that ended are left out.
 struct AskedJobs {
     std::vector<JobStatus> statuses;
     std::vector<Error> failures;

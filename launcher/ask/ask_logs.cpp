@@ -59,26 +59,34 @@ std::vector<FollowedLog> files_of(const JobStatus& status, std::optional<int> ra
 
 /// "" when there is something to show.
 std::string obstacle(const JobStatus& status, std::optional<int> rank) {
-    const auto keeps_none = [&] { return fmt::format("job {} keeps no log files (start it with --log-dir DIR)", status.job); };
+    const auto keeps_none = [&] {
+        return fmt::format("job {} keeps no log files (start it with --log-dir DIR)", status.job);
+    };
     if (!rank) return status.log_directory.empty() ? keeps_none() : "";
-    const auto worker = std::find_if(status.workers.begin(), status.workers.end(), [&](const WorkerStatus& w) { return w.rank == *rank; });
-    if (worker == status.workers.end()) return fmt::format("job {} has no rank {}; it has {} workers", status.job, *rank, status.world_size);
+    const auto worker = std::find_if(status.workers.begin(), status.workers.end(),
+                                     [&](const WorkerStatus& w) { return w.rank == *rank; });
+    if (worker == status.workers.end())
+        return fmt::format("job {} has no rank {}; it has {} workers", status.job, *rank, status.world_size);
     const std::string directory = log_directory_of(status, *worker);
     if (directory.empty()) return keeps_none();
     // Often on a file system that all nodes share: then it is here as well.
     if (::access(directory.c_str(), R_OK | X_OK) == 0) return "";
     const auto node = static_cast<std::size_t>(worker->node);
-    return fmt::format("rank {} runs on {}; its log files are there, in {}", *rank, node < status.hosts.size() ? status.hosts[node].host : status.host, directory);
+    return fmt::format("rank {} runs on {}; its log files are there, in {}", *rank,
+                       node < status.hosts.size() ? status.hosts[node].host : status.host, directory);
 }
 
 /// Until the job is gone. A restart has a directory of its own.
-void follow(const RunningJob& job, std::vector<std::string> directories, std::vector<FollowedLog> files, std::optional<int> rank) {
+void follow(const RunningJob& job, std::vector<std::string> directories, std::vector<FollowedLog> files,
+            std::optional<int> rank) {
     for (int look = 1;; ++look) {
         ::poll(nullptr, 0, kLookEveryMs);
         if (look % kAskEveryLooks == 0) {
             const Result<JobStatus> status = ask_status(job);
-            const bool is_gone = !status && (status.error().code == Errc::NotFound || status.error().code == Errc::Closed);
-            const bool is_next = status && !status->log_directory.empty() && log_directories(*status) != directories;
+            const bool is_gone =
+                !status && (status.error().code == Errc::NotFound || status.error().code == Errc::Closed);
+            const bool is_next =
+                status && !status->log_directory.empty() && log_directories(*status) != directories;
             if (is_gone || is_next) {
                 for (FollowedLog& file : files) file.read_rest();
             }
@@ -101,12 +109,16 @@ int show_logs(const AskOptions& options) {
         ddprun::print(stderr, "ddprun logs: {}\n", printable(why));
         return static_cast<int>(code);
     };
-    if (!options.words.empty()) return complain(fmt::format("'{}': expected -r RANK", options.words.front()), ExitCode::Usage);
+    if (!options.words.empty())
+        return complain(fmt::format("'{}': expected -r RANK", options.words.front()), ExitCode::Usage);
     const Result<RunningJob> job = choose_job(options.job);
-    if (!job) return complain(job.error().what, job.error().code == Errc::NotFound ? ExitCode::Unavailable : ExitCode::Usage);
+    if (!job)
+        return complain(job.error().what,
+                        job.error().code == Errc::NotFound ? ExitCode::Unavailable : ExitCode::Usage);
     const Result<JobStatus> status = ask_status(*job);
     if (!status) return complain(status.error().what, ExitCode::Unavailable);
-    if (const std::string why = obstacle(*status, options.rank); !why.empty()) return complain(why, ExitCode::Unavailable);
+    if (const std::string why = obstacle(*status, options.rank); !why.empty())
+        return complain(why, ExitCode::Unavailable);
 
     std::vector<FollowedLog> files = files_of(*status, options.rank);
     bool found = false;
@@ -118,7 +130,8 @@ int show_logs(const AskOptions& options) {
     }
     for (FollowedLog& file : files) file.read_rest();
     std::fflush(stdout);
-    if (!found) return complain(fmt::format("no log files in {} yet", status->log_directory), ExitCode::Unavailable);
+    if (!found)
+        return complain(fmt::format("no log files in {} yet", status->log_directory), ExitCode::Unavailable);
     return 0;
 }
 

@@ -26,7 +26,7 @@ void on_end(int) { end_asked = 1; }
 class Screen {
   public:
     Screen() {
-        struct sigaction action{};
+        struct sigaction action {};
         action.sa_handler = on_end;
         for (const int signal : {SIGINT, SIGTERM, SIGHUP, SIGQUIT}) ::sigaction(signal, &action, nullptr);
         if (::tcgetattr(0, &before_) == 0) {
@@ -56,13 +56,17 @@ class Screen {
         std::vector<std::string_view> lines = split(text, '\n');
         while (!lines.empty() && trim(lines.back()).empty()) lines.pop_back();
         const auto room = static_cast<std::size_t>(std::max<int>(window.ws_row, 2)) - 1;
-        const std::string more = lines.size() > room ? fmt::format("... {} more lines: a larger window shows them", lines.size() - room + 1) : "";
+        const std::string more =
+            lines.size() > room
+                ? fmt::format("... {} more lines: a larger window shows them", lines.size() - room + 1)
+                : "";
         if (!more.empty()) {
             lines.resize(room - 1);
             lines.push_back(more);
         }
         std::string out = "\x1b[H";
-        for (const std::string_view line : lines) out += std::string(line.substr(0, window.ws_col)) + "\x1b[K\n";
+        for (const std::string_view line : lines)
+            out += std::string(line.substr(0, window.ws_col)) + "\x1b[K\n";
         ddprun::print("{}\x1b[J", out);
         std::fflush(stdout);
     }
@@ -134,7 +138,8 @@ int watch_jobs(const AskOptions& options) {
         if (!watch.saw_any()) ddprun::print(stderr, "no job of this user runs on this host\n");
         return 0;
     }
-    if (watch_on_screen(watch, only.has_value()) == Ending::JobEnded) ddprun::print("job {} has ended\n", printable(only->id));
+    if (watch_on_screen(watch, only.has_value()) == Ending::JobEnded)
+        ddprun::print("job {} has ended\n", printable(only->id));
     return 0;
 }
 

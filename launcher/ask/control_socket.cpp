@@ -23,7 +23,8 @@ constexpr std::size_t kMaxAnswer = 64 * 1024 * 1024;
 /// For all sockets together to tell whose they are; one that keeps everybody waiting gets no say in it.
 constexpr Duration kOwnersPatience = std::chrono::seconds(1);
 
-/// An abstract address begins with a zero byte and is as long as its length says: no terminator belongs to it.
+/// An abstract address begins with a zero byte and is as long as its length says: no terminator belongs to
+/// it.
 socklen_t set_abstract(sockaddr_un& address, const std::string& name) {
     address.sun_family = AF_UNIX;
     const std::size_t length = std::min(name.size(), sizeof address.sun_path - 1);
@@ -49,8 +50,11 @@ std::size_t length_of_line(std::string_view read) { return read.find('\n') + 1; 
 
 /// A listener whose queue is full lets a connect wait, if it may block: at most until the deadline.
 void limit_connect(int fd, TimePoint deadline) {
-    const auto left = std::max(std::chrono::round<std::chrono::microseconds>(deadline - MonotonicClock::now()), std::chrono::microseconds(1000));
-    const timeval limit{static_cast<time_t>(left.count() / 1'000'000), static_cast<suseconds_t>(left.count() % 1'000'000)};
+    const auto left =
+        std::max(std::chrono::round<std::chrono::microseconds>(deadline - MonotonicClock::now()),
+                 std::chrono::microseconds(1000));
+    const timeval limit{static_cast<time_t>(left.count() / 1'000'000),
+                        static_cast<suseconds_t>(left.count() % 1'000'000)};
     // Ignoring a failure: a connect that waits for longer is still one of our own kernel.
     ::setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &limit, sizeof limit);
 }
@@ -62,8 +66,10 @@ Result<UniqueFd> connect_to_job(const RunningJob& job, TimePoint deadline) {
     sockaddr_un address{};
     const socklen_t length = set_abstract(address, control_socket_name(job.uid, job.id));
     if (::connect(fd.get(), reinterpret_cast<sockaddr*>(&address), length) != 0) {
-        if (errno == ECONNREFUSED) return Error{Errc::NotFound, fmt::format("job {} does not run on this host", job.id), 0};
-        if (errno == EAGAIN) return Error{Errc::Timeout, fmt::format("job {}: too many ask it, or it is stopped", job.id), 0};
+        if (errno == ECONNREFUSED)
+            return Error{Errc::NotFound, fmt::format("job {} does not run on this host", job.id), 0};
+        if (errno == EAGAIN)
+            return Error{Errc::Timeout, fmt::format("job {}: too many ask it, or it is stopped", job.id), 0};
         return Error::system(fmt::format("connect to job {}", job.id));
     }
     if (const Status set = set_nonblocking(fd.get()); !set) return set.error();
@@ -95,12 +101,14 @@ Result<std::string> receive(int fd, TimePoint deadline) {
 
 }  // namespace
 
-Result<std::unique_ptr<RequestServer>> open_control_socket(os::EventLoop& loop, const std::string& job, ControlHandler handler) {
+Result<std::unique_ptr<RequestServer>> open_control_socket(os::EventLoop& loop, const std::string& job,
+                                                           ControlHandler handler) {
     UniqueFd fd(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
     if (!fd) return Error::system("socket");
     sockaddr_un address{};
     const socklen_t length = set_abstract(address, control_socket_name(::geteuid(), job));
-    if (::bind(fd.get(), reinterpret_cast<sockaddr*>(&address), length) != 0) return Error::system("bind the control socket");
+    if (::bind(fd.get(), reinterpret_cast<sockaddr*>(&address), length) != 0)
+        return Error::system("bind the control socket");
     if (::listen(fd.get(), 16) != 0) return Error::system("listen on the control socket");
 
     const auto answer = [handler = std::move(handler)](const std::string& line, const RequestReply& reply) {
@@ -112,7 +120,9 @@ Result<std::unique_ptr<RequestServer>> open_control_socket(os::EventLoop& loop, 
     return RequestServer::create(loop, std::move(fd), {length_of_line, admit, answer});
 }
 
-std::string control_socket_name(unsigned uid, const std::string& job) { return fmt::format("ddprun/{}/{}", uid, job); }
+std::string control_socket_name(unsigned uid, const std::string& job) {
+    return fmt::format("ddprun/{}/{}", uid, job);
+}
 
 std::vector<RunningJob> jobs_in(std::string_view proc_net_unix) {
     std::vector<RunningJob> jobs;
@@ -125,7 +135,9 @@ std::vector<RunningJob> jobs_in(std::string_view proc_net_unix) {
         const Result<std::uint64_t> uid = parse_uint(pieces[1]);
         if (uid && *uid <= 0xffffffff) jobs.push_back({static_cast<unsigned>(*uid), std::string(pieces[2])});
     }
-    const auto before = [](const RunningJob& a, const RunningJob& b) { return std::tie(a.uid, a.id) < std::tie(b.uid, b.id); };
+    const auto before = [](const RunningJob& a, const RunningJob& b) {
+        return std::tie(a.uid, a.id) < std::tie(b.uid, b.id);
+    };
     std::sort(jobs.begin(), jobs.end(), before);
     // A connection that is being answered has the listener's name too.
     jobs.erase(std::unique(jobs.begin(), jobs.end()), jobs.end());
@@ -138,7 +150,8 @@ std::vector<RunningJob> running_jobs() {
     std::vector<RunningJob> jobs = jobs_in(*table);
     const unsigned me = ::geteuid();
     if (me != 0) std::erase_if(jobs, [me](const RunningJob& job) { return job.uid != me; });
-    // Anybody can listen under a name of ours. Only the kernel's word on who does counts, which a connection shows.
+    // Anybody can listen under a name of ours. Only the kernel's word on who does counts, which a connection
+    // shows.
     const TimePoint deadline = deadline_after(MonotonicClock::now(), kOwnersPatience);
     std::erase_if(jobs, [deadline](const RunningJob& job) { return !connect_to_job(job, deadline); });
     return jobs;

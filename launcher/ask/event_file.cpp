@@ -25,26 +25,28 @@ std::string format_utc(double seconds) {
     const auto whole = static_cast<time_t>(micros / 1'000'000);
     tm utc{};
     ::gmtime_r(&whole, &utc);
-    return fmt::format("{:04}-{:02}-{:02}T{:02}:{:02}:{:02}.{:06}Z", utc.tm_year + 1900, utc.tm_mon + 1, utc.tm_mday,
-                       utc.tm_hour, utc.tm_min, utc.tm_sec, micros % 1'000'000);
+    return fmt::format("{:04}-{:02}-{:02}T{:02}:{:02}:{:02}.{:06}Z", utc.tm_year + 1900, utc.tm_mon + 1,
+                       utc.tm_mday, utc.tm_hour, utc.tm_min, utc.tm_sec, micros % 1'000'000);
 }
 
 std::string to_json(const EventOrigin& origin, const JobEventLine& line, double seconds) {
     Json json = {{"time", format_utc(seconds)}, {"event", line.event}, {"job", origin.job},
-                 {"run_id", origin.run_id},      {"host", origin.host}, {"generation", line.generation}};
+                 {"run_id", origin.run_id},     {"host", origin.host}, {"generation", line.generation}};
     for (const auto& [key, value] : line.fields) {
         std::visit([&json, &name = key](const auto& one) { json.set(name, one); }, value);
     }
     return to_text(json) + '\n';
 }
 
-Result<std::unique_ptr<EventFile>> EventFile::open(const std::string& path, EventOrigin origin, const ConsoleAt& console_at, Say warn) {
+Result<std::unique_ptr<EventFile>> EventFile::open(const std::string& path, EventOrigin origin,
+                                                   const ConsoleAt& console_at, Say warn) {
     std::unique_ptr<EventFile> file(new EventFile(path, std::move(origin), std::move(warn)));
     // By name: a socket there could not be opened.
     const int standard = path == "/dev/stdout" ? 1 : path == "/dev/stderr" ? 2 : -1;
     if (standard > 0 && console_at && (file->console_ = console_at(standard))) return file;
     // A FIFO whose reader is slow, or not there, must not hold the job up.
-    file->fd_.reset(::open(path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC | O_NONBLOCK | O_NOCTTY, 0644));
+    file->fd_.reset(
+        ::open(path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC | O_NONBLOCK | O_NOCTTY, 0644));
     if (!file->fd_) return Error::system("open " + path);
     if (console_at) file->console_ = console_at(file->fd_.get());
     return file;
@@ -65,11 +67,13 @@ void EventFile::append(std::string_view line) {
         torn_ = false;
         return;
     }
-    const std::string why = written < 0 ? Error::system("write " + path_).what
-                                        : fmt::format("write {}: only {} of {} bytes", path_, written, text.size());
+    const std::string why = written < 0
+                                ? Error::system("write " + path_).what
+                                : fmt::format("write {}: only {} of {} bytes", path_, written, text.size());
     // A piece that was written stands there; the next line begins behind it, on a line of its own.
     if (written > 0) torn_ = true;
-    if (++lost_ == 1) warn_(fmt::format("--events: {}; this and further lines may be lost, the job goes on", why));
+    if (++lost_ == 1)
+        warn_(fmt::format("--events: {}; this and further lines may be lost, the job goes on", why));
 }
 
 }  // namespace ddprun

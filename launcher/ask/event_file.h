@@ -34,19 +34,21 @@ std::string to_json(const EventOrigin& origin, const JobEventLine& line, double 
 /// "2025-03-01T12:30:05.123456Z". Pure.
 std::string format_utc(double seconds);
 
-/// Appends lines to a file, each with one write, so that several jobs can share it. A write that fails loses its line
-/// and never stops the job: it is told once, and what was lost is counted. A file that is a console ("/dev/stderr", or
-/// the log that standard output goes to) is left to its owner, who tears no lines.
+/// Appends lines to a file, each with one write, so that several jobs can share it. A write that fails loses
+/// its line and never stops the job: it is told once, and what was lost is counted. A file that is a console
+/// ("/dev/stderr", or the log that standard output goes to) is left to its owner, who tears no lines.
 class EventFile {
   public:
     using Say = std::function<void(std::string_view line)>;
     /// False: the line is lost.
     using Write = std::function<bool(std::string_view line)>;
-    /// Who writes to the console that this descriptor leads to, whole lines with newline; nullptr: it leads to none.
+    /// Who writes to the console that this descriptor leads to, whole lines with newline; nullptr: it leads
+    /// to none.
     using ConsoleAt = std::function<Write(int fd)>;
 
     /// Error: System naming the file.
-    static Result<std::unique_ptr<EventFile>> open(const std::string& path, EventOrigin origin, const ConsoleAt& console_at, Say warn);
+    static Result<std::unique_ptr<EventFile>> open(const std::string& path, EventOrigin origin,
+                                                   const ConsoleAt& console_at, Say warn);
 
     void write(const JobEventLine& line);
     [[nodiscard]] std::uint64_t lost() const { return lost_; }
@@ -59,7 +61,7 @@ class EventFile {
     std::string path_;
     EventOrigin origin_;
     Say warn_;
-    Write console_;      ///< nullptr: the file is ours
+    Write console_;  ///< nullptr: the file is ours
     UniqueFd fd_;
     bool torn_ = false;  ///< the last line is not complete
     std::uint64_t lost_ = 0;

@@ -18,18 +18,20 @@ constexpr std::size_t kMaxHeldLine = 1024 * 1024;
 
 }  // namespace
 
-/// The newest first. Looked at in this order, a rotation meanwhile shows a piece twice but hides none: what is newer
-/// than the first is found at the next look.
+/// The newest first. Looked at in this order, a rotation meanwhile shows a piece twice but hides none: what
+/// is newer than the first is found at the next look.
 std::vector<FollowedLog::Piece> FollowedLog::pieces() const {
     std::vector<Piece> found;
     for (int number = 0; number <= LogFile::kKept; ++number) {
         const std::string path = number == 0 ? path_ : fmt::format("{}.{}", path_, number);
         Piece piece{UniqueFd(::open(path.c_str(), O_RDONLY | O_CLOEXEC)), 0, 0};
-        struct stat status{};
+        struct stat status {};
         if (!piece.fd || ::fstat(piece.fd.get(), &status) != 0) continue;
         piece.device = status.st_dev;
         piece.inode = status.st_ino;
-        const auto same = [&](const Piece& other) { return other.device == piece.device && other.inode == piece.inode; };
+        const auto same = [&](const Piece& other) {
+            return other.device == piece.device && other.inode == piece.inode;
+        };
         if (std::none_of(found.begin(), found.end(), same)) found.push_back(std::move(piece));
     }
     return found;
@@ -38,7 +40,9 @@ std::vector<FollowedLog::Piece> FollowedLog::pieces() const {
 /// Of the piece that is being read; the number of pieces when it is none of them any more.
 std::size_t FollowedLog::place_in(const std::vector<Piece>& pieces) const {
     std::size_t place = 0;
-    while (place < pieces.size() && (pieces[place].device != here_.device || pieces[place].inode != here_.inode)) ++place;
+    while (place < pieces.size() &&
+           (pieces[place].device != here_.device || pieces[place].inode != here_.inode))
+        ++place;
     return place;
 }
 
@@ -49,9 +53,11 @@ bool FollowedLog::read_new() {
         if (all.empty()) return static_cast<bool>(here_.fd);
         const std::size_t place = here_.fd ? place_in(all) : all.size();
         if (place == 0) return true;
-        // It was rotated after it had been read: nothing comes to it any more, but something may have come before.
+        // It was rotated after it had been read: nothing comes to it any more, but something may have come
+        // before.
         read_to_end();
-        if (here_.fd && place == all.size()) loss_(fmt::format("{}: some lines were rotated away before they could be read", path_));
+        if (here_.fd && place == all.size())
+            loss_(fmt::format("{}: some lines were rotated away before they could be read", path_));
         here_ = std::move(all[place - 1]);
     }
 }
@@ -64,7 +70,8 @@ void FollowedLog::read_rest() {
 void FollowedLog::read_to_end() {
     if (!here_.fd) return;
     char bytes[64 * 1024];
-    for (ssize_t n = 0; (n = ::read(here_.fd.get(), bytes, sizeof bytes)) > 0;) hand_over({bytes, static_cast<std::size_t>(n)});
+    for (ssize_t n = 0; (n = ::read(here_.fd.get(), bytes, sizeof bytes)) > 0;)
+        hand_over({bytes, static_cast<std::size_t>(n)});
 }
 
 void FollowedLog::hand_over(std::string_view bytes) {

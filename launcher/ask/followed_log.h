@@ -12,7 +12,8 @@
 
 namespace ddprun {
 
-/// Reads a log file (LogFile) from its oldest rotated piece on, in whole lines and in order, as it grows and is rotated.
+/// Reads a log file (LogFile) from its oldest rotated piece on, in whole lines and in order, as it grows and
+/// is rotated.
 class FollowedLog {
   public:
     /// Gets one or more whole lines, each with its newline.

@@ -22,7 +22,8 @@ NodeLook look_at_node(const Agent& agent, const std::string& host) {
     if (!look.is_running) return look;
     for (std::size_t i = 0; i < state.workers.size(); ++i) {
         const int local_rank = static_cast<int>(i);
-        look.ranks.push_back(sample_rank(agent.first_rank() + local_rank, state.workers[i].pid, agent.segment()->line(local_rank)));
+        look.ranks.push_back(sample_rank(agent.first_rank() + local_rank, state.workers[i].pid,
+                                         agent.segment()->line(local_rank)));
         look.ranks.back().host = host;
         // The number of a process that has ended may be another's by now.
         if (state.workers[i].state == WorkerState::Ended) look.ranks.back().alive = false;
@@ -32,16 +33,23 @@ NodeLook look_at_node(const Agent& agent, const std::string& host) {
 
 }  // namespace
 
-HangWatch::HangWatch(os::EventLoop& loop, os::Log& log, const Controller& controller, Inquiry& inquiry, Duration timeout,
-                     RasAddress ras, Found found)
-    : loop_(loop), log_(log), controller_(controller), inquiry_(inquiry), detector_(timeout), ras_(std::move(ras)), found_(std::move(found)) {
+HangWatch::HangWatch(os::EventLoop& loop, os::Log& log, const Controller& controller, Inquiry& inquiry,
+                     Duration timeout, RasAddress ras, Found found)
+    : loop_(loop),
+      log_(log),
+      controller_(controller),
+      inquiry_(inquiry),
+      detector_(timeout),
+      ras_(std::move(ras)),
+      found_(std::move(found)) {
     look_again();
 }
 
 HangWatch::~HangWatch() { loop_.cancel(timer_); }
 
 bool HangWatch::is_running(std::uint64_t generation) const {
-    return controller_.state().phase == JobState::Phase::Running && controller_.state().generation == generation;
+    return controller_.state().phase == JobState::Phase::Running &&
+           controller_.state().generation == generation;
 }
 
 void HangWatch::look_again() {
@@ -61,7 +69,8 @@ void HangWatch::look() {
 
 /// False: nothing can be said about the node's workers yet.
 bool HangWatch::take(const NodeAnswer& answer) {
-    const Result<NodeLook> look = answer.trouble.empty() ? node_look_from_json(answer.line) : Error{Errc::Timeout, answer.trouble, 0};
+    const Result<NodeLook> look =
+        answer.trouble.empty() ? node_look_from_json(answer.line) : Error{Errc::Timeout, answer.trouble, 0};
     if (look) {
         if (!look->is_running || look->generation != generation_) return false;
         last_[answer.node.first_rank] = look->ranks;
@@ -85,7 +94,8 @@ void HangWatch::judge(const std::vector<NodeAnswer>& answers) {
     if (answers.size() == 1) {
         for (HangSample& sample : samples) sample.host.clear();
     }
-    if (const std::optional<HangVerdict> verdict = detector_.feed(samples, MonotonicClock::now())) return investigate(*verdict);
+    if (const std::optional<HangVerdict> verdict = detector_.feed(samples, MonotonicClock::now()))
+        return investigate(*verdict);
     look_again();
 }
 
@@ -97,17 +107,20 @@ void HangWatch::investigate(const HangVerdict& verdict) {
     nccl_says_.clear();
     if (const std::optional<Endpoint> where = ras_()) {
         ++awaited_;
-        ask_nccl_ras(loop_, *where, kRasPatience, [this, alive = std::weak_ptr<bool>(alive_), where, verdict](const Result<std::string>& text) {
-            if (alive.expired()) return;
-            // Nobody listens: no NCCL, or one without this service.
-            if (text) nccl_says_ = *text;
-            else if (text.error().code != Errc::System) nccl_says_ = text.error().what;
-            finish(verdict);
-        });
+        ask_nccl_ras(
+            loop_, *where, kRasPatience,
+            [this, alive = std::weak_ptr<bool>(alive_), where, verdict](const Result<std::string>& text) {
+                if (alive.expired()) return;
+                // Nobody listens: no NCCL, or one without this service.
+                if (text) nccl_says_ = *text;
+                else if (text.error().code != Errc::System) nccl_says_ = text.error().what;
+                finish(verdict);
+            });
     }
-    inquiry_.ask_nodes({"stacks", {}}, std::nullopt, kNodeStackPatience, [this, verdict](const std::vector<NodeAnswer>& answers) {
-        report(verdict, render_node_stacks(answers, last_.size() > 1));
-    });
+    inquiry_.ask_nodes({"stacks", {}}, std::nullopt, kNodeStackPatience,
+                       [this, verdict](const std::vector<NodeAnswer>& answers) {
+                           report(verdict, render_node_stacks(answers, last_.size() > 1));
+                       });
 }
 
 void HangWatch::report(const HangVerdict& verdict, const std::string& stacks) {
@@ -128,7 +141,9 @@ void HangWatch::finish(const HangVerdict& verdict) {
 }
 
 void answer_hang_looks(Inquiry& inquiry, Agent& agent, const std::string& host) {
-    inquiry.on_node(kLook, [&agent, host](const ControlRequest&, const Inquiry::Answer& answer) { answer(to_json(look_at_node(agent, host))); });
+    inquiry.on_node(kLook, [&agent, host](const ControlRequest&, const Inquiry::Answer& answer) {
+        answer(to_json(look_at_node(agent, host)));
+    });
 }
 
 std::vector<StackTarget> stack_targets(Agent& agent) {
@@ -140,7 +155,8 @@ std::vector<StackTarget> stack_targets(Agent& agent) {
         const auto take = [&agent, local_rank, generation = state.generation] {
             return agent.state().generation == generation ? agent.take_stacks(local_rank) : "";
         };
-        targets.push_back({agent.first_rank() + local_rank, state.workers[i].pid, agent.share_line(local_rank), take});
+        targets.push_back(
+            {agent.first_rank() + local_rank, state.workers[i].pid, agent.share_line(local_rank), take});
     }
     return targets;
 }
@@ -149,7 +165,8 @@ std::string render_node_stacks(const std::vector<NodeAnswer>& answers, bool show
     std::vector<RankStack> all;
     std::string troubles;
     for (const NodeAnswer& answer : answers) {
-        const Result<std::vector<RankStack>> stacks = answer.trouble.empty() ? stacks_from_json(answer.line) : Error{Errc::Timeout, answer.trouble, 0};
+        const Result<std::vector<RankStack>> stacks =
+            answer.trouble.empty() ? stacks_from_json(answer.line) : Error{Errc::Timeout, answer.trouble, 0};
         if (!stacks) troubles += fmt::format("{}: {}\n", describe_node(answer.node), stacks.error().what);
         else all.insert(all.end(), stacks->begin(), stacks->end());
     }

@@ -18,9 +18,9 @@
 
 namespace ddprun {
 
-/// Looks at the workers of all nodes for hangs (--hang-timeout), a few times per timeout: the rank that the others wait
-/// for may be on another node. On a verdict it says what hangs, prints the stacks of all ranks and what NCCL knows of the
-/// job (nccl_ras.h), then calls `found`: what follows is the job's to decide.
+/// Looks at the workers of all nodes for hangs (--hang-timeout), a few times per timeout: the rank that the
+/// others wait for may be on another node. On a verdict it says what hangs, prints the stacks of all ranks
+/// and what NCCL knows of the job (nccl_ras.h), then calls `found`: what follows is the job's to decide.
 ///
 /// Lives beside the controller, on the event loop's thread. Borrows its parts for its whole life.
 class HangWatch {
@@ -29,8 +29,8 @@ class HangWatch {
     /// Where NCCL's RAS service of this job's workers would listen; nullopt: they have none.
     using RasAddress = std::function<std::optional<Endpoint>()>;
 
-    HangWatch(os::EventLoop& loop, os::Log& log, const Controller& controller, Inquiry& inquiry, Duration timeout, RasAddress ras,
-              Found found);
+    HangWatch(os::EventLoop& loop, os::Log& log, const Controller& controller, Inquiry& inquiry,
+              Duration timeout, RasAddress ras, Found found);
     ~HangWatch();
     HangWatch(const HangWatch&) = delete;
     HangWatch& operator=(const HangWatch&) = delete;
@@ -52,11 +52,11 @@ class HangWatch {
     HangDetector detector_;
     RasAddress ras_;
     Found found_;
-    int awaited_ = 0;               ///< parts of the report that are still to come
+    int awaited_ = 0;  ///< parts of the report that are still to come
     std::string nccl_says_;
-    std::uint64_t generation_ = 0;  ///< that the detector knows
+    std::uint64_t generation_ = 0;                 ///< that the detector knows
     std::map<int, std::vector<HangSample>> last_;  ///< of each node, by its first rank
-    std::vector<std::string> silent_;  ///< nodes that did not answer the last look
+    std::vector<std::string> silent_;              ///< nodes that did not answer the last look
     os::EventLoop::TimerId timer_ = 0;
     std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);
 };

@@ -19,7 +19,8 @@ constexpr Duration kOnTheWay = std::chrono::seconds(1);
 /// Safe against being called twice and after its owner is gone.
 Inquiry::Answer once(Inquiry::Answer answer) {
     return [answer = std::make_shared<Inquiry::Answer>(std::move(answer))](std::string line) {
-        if (line.size() > kMostAnswerBytes) line = control_error(fmt::format("the answer is longer than {}", format_bytes(kMostAnswerBytes)));
+        if (line.size() > kMostAnswerBytes)
+            line = control_error(fmt::format("the answer is longer than {}", format_bytes(kMostAnswerBytes)));
         if (*answer) std::exchange(*answer, nullptr)(std::move(line));
     };
 }
@@ -42,7 +43,8 @@ void Inquiry::on_job(const std::string& request, Duration patience, Handler hand
 
 void Inquiry::ask_job(const ControlRequest& request, const Answer& answer) {
     const auto handler = job_handlers_.find(request.name);
-    if (handler == job_handlers_.end()) return answer(control_error(fmt::format("'{}' is not known to this ddprun", request.name)));
+    if (handler == job_handlers_.end())
+        return answer(control_error(fmt::format("'{}' is not known to this ddprun", request.name)));
     if (parts_.world) return handler->second.handler(request, once(answer));
     pass_to_head(request, handler->second.patience + kOnTheWay, once(answer));
 }
@@ -56,7 +58,8 @@ void Inquiry::ask_job(const ControlRequest& request, const RequestReply& reply) 
 
 // ---- a node asks the head
 
-void Inquiry::answer_alone(const ControlRequest& request, const std::string& why, const Answer& answer) const {
+void Inquiry::answer_alone(const ControlRequest& request, const std::string& why,
+                           const Answer& answer) const {
     const auto alone = alone_handlers_.find(request.name);
     if (alone != alone_handlers_.end()) return alone->second(request, why, answer);
     answer(control_error(why));
@@ -70,7 +73,9 @@ void Inquiry::pass_to_head(const ControlRequest& request, Duration patience, con
     }
     const os::EventLoop::TimerId timer = parts_.loop.call_after(patience, [this, number, patience] {
         const Asked asked = std::move(asked_.extract(number).mapped());
-        answer_alone(asked.request, fmt::format("the head of the job gave no answer in {}", format_duration(patience)), asked.answer);
+        answer_alone(asked.request,
+                     fmt::format("the head of the job gave no answer in {}", format_duration(patience)),
+                     asked.answer);
     });
     asked_[number] = {request, answer, timer};
 }
@@ -83,7 +88,8 @@ void Inquiry::head_lost(const std::string& why) {
     }
 }
 
-void Inquiry::becomes_head(std::function<bool(rdzv::AgentId, rdzv::ToAgent)> to_agent, std::function<std::vector<WorldNode>()> world) {
+void Inquiry::becomes_head(std::function<bool(rdzv::AgentId, rdzv::ToAgent)> to_agent,
+                           std::function<std::vector<WorldNode>()> world) {
     parts_.to_agent = std::move(to_agent);
     parts_.world = std::move(world);
 }
@@ -107,7 +113,8 @@ void Inquiry::from_agent(rdzv::AgentId agent, const rdzv::Question& question) {
 
 // ---- the head asks the nodes
 
-void Inquiry::ask_nodes(const ControlRequest& request, std::optional<int> rank, Duration patience, Gathered gathered) {
+void Inquiry::ask_nodes(const ControlRequest& request, std::optional<int> rank, Duration patience,
+                        Gathered gathered) {
     if (rounds_.size() >= kMostAtOnce) return gathered({});
     const std::uint64_t number = next_number_++;
     Round& round = rounds_[number];
@@ -118,7 +125,8 @@ void Inquiry::ask_nodes(const ControlRequest& request, std::optional<int> rank, 
         round.answers.push_back({std::move(node), "", late});
     }
     round.waits.assign(round.answers.size(), true);
-    // One more than there are: a connection that fails while it is written to must not end the round under our feet.
+    // One more than there are: a connection that fails while it is written to must not end the round under
+    // our feet.
     round.missing = round.answers.size() + 1;
     const rdzv::Question question = rdzv::Question{number, encode(request)};
     for (const NodeAnswer& asked : round.answers) {
@@ -169,7 +177,8 @@ void Inquiry::from_controller(const rdzv::Question& question) {
     const Result<ControlRequest> request = decode_control_request(question.request);
     if (!request) return reply(control_error(request.error().what));
     const auto handler = node_handlers_.find(request->name);
-    if (handler == node_handlers_.end()) return reply(control_error(fmt::format("'{}' is not known to this ddprun", request->name)));
+    if (handler == node_handlers_.end())
+        return reply(control_error(fmt::format("'{}' is not known to this ddprun", request->name)));
     handler->second(*request, reply);
 }
 

@@ -29,8 +29,9 @@ struct NodeAnswer {
     std::string trouble;  ///< "no answer in 2 s"; "" when there is a line
 };
 
-/// Questions to the whole job, from whichever node they come: a node passes them to the head, the head asks the nodes
-/// that it has to and puts their answers together. Every wait has an end, and who did not answer is named.
+/// Questions to the whole job, from whichever node they come: a node passes them to the head, the head asks
+/// the nodes that it has to and puts their answers together. Every wait has an end, and who did not answer is
+/// named.
 ///
 /// The head asks its own node through its agent's connection too: one code path. Lives on the loop's thread.
 class Inquiry {
@@ -53,25 +54,33 @@ class Inquiry {
     Inquiry& operator=(const Inquiry&) = delete;
 
     /// What this node says of itself.
-    void on_node(const std::string& request, Handler handler) { node_handlers_[request] = std::move(handler); }
+    void on_node(const std::string& request, Handler handler) {
+        node_handlers_[request] = std::move(handler);
+    }
     /// What the head says of the job. `patience`: how long another node waits for it.
     void on_job(const std::string& request, Duration patience, Handler handler);
     /// What a node says when the head does not, with the reason; a plain refusal without such a handler.
-    using Alone = std::function<void(const ControlRequest& request, const std::string& why, const Answer& answer)>;
-    void on_no_head(const std::string& request, Alone handler) { alone_handlers_[request] = std::move(handler); }
+    using Alone =
+        std::function<void(const ControlRequest& request, const std::string& why, const Answer& answer)>;
+    void on_no_head(const std::string& request, Alone handler) {
+        alone_handlers_[request] = std::move(handler);
+    }
 
     /// Asks the job. `answer` is called once, at once or after the request's patience at the latest.
     void ask_job(const ControlRequest& request, const Answer& answer);
     /// The same for a peer of the control socket.
     void ask_job(const ControlRequest& request, const RequestReply& reply);
-    /// On the head only: asks the nodes of the world (`rank` given: the one that has it), waits for `patience`. The
-    /// answers are in the world's order. Without a world, or when nobody has the rank: no answers.
-    void ask_nodes(const ControlRequest& request, std::optional<int> rank, Duration patience, Gathered gathered);
+    /// On the head only: asks the nodes of the world (`rank` given: the one that has it), waits for
+    /// `patience`. The answers are in the world's order. Without a world, or when nobody has the rank: no
+    /// answers.
+    void ask_nodes(const ControlRequest& request, std::optional<int> rank, Duration patience,
+                   Gathered gathered);
 
     /// The head is lost: answers what it was asked and has not answered, with the reason.
     void head_lost(const std::string& why);
     /// This node becomes the head: from now on it asks the nodes itself. Handlers and open questions stay.
-    void becomes_head(std::function<bool(rdzv::AgentId agent, rdzv::ToAgent)> to_agent, std::function<std::vector<WorldNode>()> world);
+    void becomes_head(std::function<bool(rdzv::AgentId agent, rdzv::ToAgent)> to_agent,
+                      std::function<std::vector<WorldNode>()> world);
 
     // What arrives from the other side of a connection.
     void from_controller(const rdzv::Question& question);

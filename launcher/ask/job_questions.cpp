@@ -28,7 +28,8 @@ void add_gpus(JobStatus& status, const std::vector<GpuUsage>& gpus, const Agent&
     for (const WorkerStatus& worker : status.workers) {
         WorkerProcesses one;
         one.local_rank = worker.local_rank;
-        if (const std::optional<std::string> visible = agent.variable(worker.local_rank, "CUDA_VISIBLE_DEVICES")) {
+        if (const std::optional<std::string> visible =
+                agent.variable(worker.local_rank, "CUDA_VISIBLE_DEVICES")) {
             one.visible_devices = *visible;
             one.limits_devices = true;
         }
@@ -49,7 +50,12 @@ JobStatus status_of(const NodeAnswer& answer) {
         if (status) return *std::move(status);
     }
     JobStatus unknown;
-    unknown.hosts.push_back({describe_node(answer.node), 0, "", "", {}, answer.trouble.empty() ? "its answer makes no sense" : answer.trouble});
+    unknown.hosts.push_back({describe_node(answer.node),
+                             0,
+                             "",
+                             "",
+                             {},
+                             answer.trouble.empty() ? "its answer makes no sense" : answer.trouble});
     return unknown;
 }
 
@@ -59,16 +65,23 @@ JobQuestions::JobQuestions(Parts parts) : parts_(std::move(parts)), gpus_(parts_
     Inquiry& inquiry = parts_.inquiry;
     using Request = ControlRequest;
     using Answer = Inquiry::Answer;
-    inquiry.on_node("status", [this](const Request& request, const Answer& answer) { node_status(request, answer); });
-    inquiry.on_node("signal", [this](const Request& request, const Answer& answer) { node_signal(request, answer); });
-    inquiry.on_node("stacks", [this](const Request& request, const Answer& answer) { node_stacks(request, answer); });
+    inquiry.on_node("status",
+                    [this](const Request& request, const Answer& answer) { node_status(request, answer); });
+    inquiry.on_node("signal",
+                    [this](const Request& request, const Answer& answer) { node_signal(request, answer); });
+    inquiry.on_node("stacks",
+                    [this](const Request& request, const Answer& answer) { node_stacks(request, answer); });
 
-    inquiry.on_job("status", kNodePatience, [this](const Request& request, const Answer& answer) { job_status(request, answer); });
-    inquiry.on_job("signal", kNodePatience, [this](const Request& request, const Answer& answer) { job_signal(request, answer); });
-    inquiry.on_job("stacks", kNodeStackPatience, [this](const Request& request, const Answer& answer) { job_stacks(request, answer); });
+    inquiry.on_job("status", kNodePatience,
+                   [this](const Request& request, const Answer& answer) { job_status(request, answer); });
+    inquiry.on_job("signal", kNodePatience,
+                   [this](const Request& request, const Answer& answer) { job_signal(request, answer); });
+    inquiry.on_job("stacks", kNodeStackPatience,
+                   [this](const Request& request, const Answer& answer) { job_stacks(request, answer); });
     inquiry.on_job("drain", kNodePatience, [this](const Request&, const Answer& answer) {
         parts_.preempt("ddprun drain");
-        answer(control_text(fmt::format("told to save and stop; grace {}", format_duration(parts_.spec.preempt_grace))));
+        answer(control_text(
+            fmt::format("told to save and stop; grace {}", format_duration(parts_.spec.preempt_grace))));
     });
     // Better its own workers than nothing.
     inquiry.on_no_head("status", [this](const Request&, const std::string& why, const Answer& answer) {
@@ -83,12 +96,15 @@ JobQuestions::JobQuestions(Parts parts) : parts_(std::move(parts)), gpus_(parts_
 int JobQuestions::local_rank_of(const std::string& rank) const {
     const Result<std::int64_t> number = parse_int(rank);
     const std::int64_t local_rank = number ? *number - parts_.agent.first_rank() : -1;
-    return local_rank < 0 || local_rank >= static_cast<std::int64_t>(parts_.agent.state().workers.size()) ? -1 : static_cast<int>(local_rank);
+    return local_rank < 0 || local_rank >= static_cast<std::int64_t>(parts_.agent.state().workers.size())
+               ? -1
+               : static_cast<int>(local_rank);
 }
 
 std::string JobQuestions::workers_text() const {
     const int first = parts_.agent.first_rank();
-    return fmt::format("{} runs ranks {} to {}", parts_.host, first, first + static_cast<int>(parts_.agent.state().workers.size()) - 1);
+    return fmt::format("{} runs ranks {} to {}", parts_.host, first,
+                       first + static_cast<int>(parts_.agent.state().workers.size()) - 1);
 }
 
 void JobQuestions::node_status(const ControlRequest& request, const Inquiry::Answer& answer) {
@@ -104,9 +120,11 @@ void JobQuestions::node_signal(const ControlRequest& request, const Inquiry::Ans
     const std::optional<int> signal = signal_from_name(request.argument("signal"));
     const std::string rank = request.argument("rank");
     const int local_rank = local_rank_of(rank);
-    if (!signal) return answer(control_error(fmt::format("'{}' is not a signal", request.argument("signal"))));
+    if (!signal)
+        return answer(control_error(fmt::format("'{}' is not a signal", request.argument("signal"))));
     if (local_rank < 0) return answer(control_error(fmt::format("no rank {}; {}", rank, workers_text())));
-    if (!parts_.agent.signal_worker(local_rank, *signal)) return answer(control_error(fmt::format("rank {} is not running", rank)));
+    if (!parts_.agent.signal_worker(local_rank, *signal))
+        return answer(control_error(fmt::format("rank {} is not running", rank)));
     parts_.observation.signal_asked(*signal, parts_.agent.first_rank() + local_rank);
     answer(control_text(fmt::format("{} sent to rank {}", signal_name(*signal), rank)));
 }
@@ -117,52 +135,68 @@ void JobQuestions::node_stacks(const ControlRequest& request, const Inquiry::Ans
         std::erase_if(targets, [&](const StackTarget& target) { return target.rank != *rank; });
     }
     if (targets.empty()) return answer(control_error("none of the workers asked for runs"));
-    collect_stacks(parts_.loop, parts_.system, std::move(targets), kStackPatience, [answer, host = parts_.host](std::vector<RankStack> stacks) {
-        const std::size_t share = std::max<std::size_t>(kMostStackBytes / stacks.size(), 1024);
-        for (RankStack& stack : stacks) {
-            stack.host = host;
-            if (stack.text.size() > share) stack.text = stack.text.substr(0, share) + "\n(the rest is left out)\n";
-        }
-        answer(to_json(stacks));
-    });
+    collect_stacks(parts_.loop, parts_.system, std::move(targets), kStackPatience,
+                   [answer, host = parts_.host](std::vector<RankStack> stacks) {
+                       const std::size_t share = std::max<std::size_t>(kMostStackBytes / stacks.size(), 1024);
+                       for (RankStack& stack : stacks) {
+                           stack.host = host;
+                           if (stack.text.size() > share)
+                               stack.text = stack.text.substr(0, share) + "\n(the rest is left out)\n";
+                       }
+                       answer(to_json(stacks));
+                   });
 }
 
 // ---- the job
 
 void JobQuestions::job_status(const ControlRequest& request, const Inquiry::Answer& answer) {
-    parts_.inquiry.ask_nodes(request, std::nullopt, kNodePatience, [this, answer](const std::vector<NodeAnswer>& answers) {
-        const JobStatus head = parts_.observation.status();
-        if (answers.empty()) return answer(to_json(head));
-        std::vector<JobStatus> nodes;
-        for (const NodeAnswer& node : answers) nodes.push_back(status_of(node));
-        answer(to_json(merge_status(head, nodes)));
-    });
+    parts_.inquiry.ask_nodes(request, std::nullopt, kNodePatience,
+                             [this, answer](const std::vector<NodeAnswer>& answers) {
+                                 const JobStatus head = parts_.observation.status();
+                                 if (answers.empty()) return answer(to_json(head));
+                                 std::vector<JobStatus> nodes;
+                                 for (const NodeAnswer& node : answers) nodes.push_back(status_of(node));
+                                 answer(to_json(merge_status(head, nodes)));
+                             });
 }
 
 void JobQuestions::job_signal(const ControlRequest& request, const Inquiry::Answer& answer) {
     const std::optional<int> signal = signal_from_name(request.argument("signal"));
-    if (!signal) return answer(control_error(fmt::format("'{}' is not a signal", request.argument("signal"))));
+    if (!signal)
+        return answer(control_error(fmt::format("'{}' is not a signal", request.argument("signal"))));
     const std::string who = request.argument("rank");
     if (who.empty()) {
         parts_.observation.signal_asked(*signal, std::nullopt);
         parts_.signal(*signal);
         return answer(control_text(fmt::format("{} sent to all workers", signal_name(*signal))));
     }
-    parts_.inquiry.ask_nodes(request, rank_of(request).value_or(-1), kNodePatience, [this, who, answer](const std::vector<NodeAnswer>& answers) {
-        if (answers.empty()) return answer(control_error(fmt::format("no rank {}; the job has {} workers", who, parts_.observation.status().world_size)));
-        const NodeAnswer& node = answers.front();
-        answer(node.trouble.empty() ? node.line : control_error(fmt::format("{}: {}", describe_node(node.node), node.trouble)));
-    });
+    parts_.inquiry.ask_nodes(
+        request, rank_of(request).value_or(-1), kNodePatience,
+        [this, who, answer](const std::vector<NodeAnswer>& answers) {
+            if (answers.empty())
+                return answer(control_error(fmt::format("no rank {}; the job has {} workers", who,
+                                                        parts_.observation.status().world_size)));
+            const NodeAnswer& node = answers.front();
+            answer(node.trouble.empty()
+                       ? node.line
+                       : control_error(fmt::format("{}: {}", describe_node(node.node), node.trouble)));
+        });
 }
 
 void JobQuestions::job_stacks(const ControlRequest& request, const Inquiry::Answer& answer) {
     const std::string who = request.argument("rank");
     const std::optional<int> rank = who.empty() ? std::nullopt : std::optional(rank_of(request).value_or(-1));
-    parts_.inquiry.ask_nodes(request, rank, kNodeStackPatience, [this, who, answer](const std::vector<NodeAnswer>& answers) {
-        if (!answers.empty()) return answer(control_text(render_node_stacks(answers, parts_.observation.status().nodes > 1)));
-        const int workers = parts_.observation.status().world_size;
-        answer(control_error(who.empty() || workers == 0 ? "no worker runs" : fmt::format("no such rank: {}; the job has {} workers", who, workers)));
-    });
+    parts_.inquiry.ask_nodes(
+        request, rank, kNodeStackPatience, [this, who, answer](const std::vector<NodeAnswer>& answers) {
+            if (!answers.empty())
+                return answer(
+                    control_text(render_node_stacks(answers, parts_.observation.status().nodes > 1)));
+            const int workers = parts_.observation.status().world_size;
+            answer(
+                control_error(who.empty() || workers == 0
+                                  ? "no worker runs"
+                                  : fmt::format("no such rank: {}; the job has {} workers", who, workers)));
+        });
 }
 
 }  // namespace ddprun

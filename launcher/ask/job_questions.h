@@ -13,8 +13,8 @@
 
 namespace ddprun {
 
-/// What a running job can be asked, `ddprun ps` and its like: each question's answer of one node, and how the head makes
-/// the job's out of them. Borrows all parts for its whole life.
+/// What a running job can be asked, `ddprun ps` and its like: each question's answer of one node, and how the
+/// head makes the job's out of them. Borrows all parts for its whole life.
 class JobQuestions {
   public:
     struct Parts {
@@ -27,7 +27,7 @@ class JobQuestions {
         std::string host;
         // Of the head only.
         std::function<void(const std::string& why)> preempt;  ///< save and stop
-        std::function<void(int signal)> signal;             ///< to all workers of all nodes
+        std::function<void(int signal)> signal;               ///< to all workers of all nodes
     };
     /// Tells the inquiry of every question.
     explicit JobQuestions(Parts parts);

@@ -12,9 +12,10 @@ namespace {
 
 const WorkerStatus* same_process(const JobStatus* before, const WorkerStatus& worker) {
     if (before == nullptr) return nullptr;
-    const auto found = std::find_if(before->workers.begin(), before->workers.end(), [&](const WorkerStatus& other) {
-        return other.rank == worker.rank && other.pid == worker.pid && other.seconds <= worker.seconds;
-    });
+    const auto found =
+        std::find_if(before->workers.begin(), before->workers.end(), [&](const WorkerStatus& other) {
+            return other.rank == worker.rank && other.pid == worker.pid && other.seconds <= worker.seconds;
+        });
     return found == before->workers.end() ? nullptr : &*found;
 }
 
@@ -36,14 +37,17 @@ std::string label(std::string_view text) {
 
 class Metrics {
   public:
-    explicit Metrics(const JobStatus& status) : status_(status), job_(fmt::format("run_id=\"{}\",host=\"{}\"", label(status.run_id), label(status.host))) {}
+    explicit Metrics(const JobStatus& status)
+        : status_(status),
+          job_(fmt::format("run_id=\"{}\",host=\"{}\"", label(status.run_id), label(status.host))) {}
 
     void job(const char* name, const char* type, const char* help, double value) {
         head(name, type, help);
         text_ += fmt::format("ddprun_{}{{{}}} {}\n", name, job_, value);
     }
     template <class Value>
-    void workers(const char* name, const char* type, const char* help, const Value& value, bool WorkerStatus::*has_value = nullptr) {
+    void workers(const char* name, const char* type, const char* help, const Value& value,
+                 bool WorkerStatus::*has_value = nullptr) {
         head(name, type, help);
         for (const WorkerStatus& worker : status_.workers) {
             if (has_value != nullptr && !(worker.*has_value)) continue;
@@ -169,8 +173,8 @@ std::string line_of(std::string text, int width) {
 }
 
 std::string title(const JobStatus& status) {
-    std::string text = fmt::format("job {} (run id {}, pid {} on {}): {}", status.job, status.run_id, status.pid,
-                                   status.host, status.phase);
+    std::string text = fmt::format("job {} (run id {}, pid {} on {}): {}", status.job, status.run_id,
+                                   status.pid, status.host, status.phase);
     text += fmt::format(", generation {}", status.generation);
     if (status.is_head) text += fmt::format(", {} of {} restarts", status.restarts_used, status.max_restarts);
     text += fmt::format(", {} worker{}", status.world_size, status.world_size == 1 ? "" : "s");
@@ -185,7 +189,7 @@ struct Column {
     std::string name;
     std::size_t width = 0;  ///< at least; what is wider makes it so
     Align align = Align::Right;
-    int keep = kAlways;     ///< where room is short the smallest goes first
+    int keep = kAlways;  ///< where room is short the smallest goes first
     std::vector<std::string> cells = {};
 };
 
@@ -197,7 +201,8 @@ const HostStatus* host_of(const JobStatus& status, const WorkerStatus& worker) {
 /// "0,1", "3?" where it is presumed.
 std::string gpu_names(const WorkerStatus& worker) {
     std::string names;
-    for (const unsigned index : worker.gpus.indices) names += (names.empty() ? "" : ",") + std::to_string(index);
+    for (const unsigned index : worker.gpus.indices)
+        names += (names.empty() ? "" : ",") + std::to_string(index);
     if (names.empty()) return "-";
     return worker.gpus.is_presumed ? names + '?' : names;
 }
@@ -208,7 +213,8 @@ std::string gpu_busy(const HostStatus* host, const WorkerStatus& worker) {
     unsigned busy = 0;
     for (const GpuUsage& gpu : host->gpus) {
         const auto& mine = worker.gpus.indices;
-        if (std::find(mine.begin(), mine.end(), gpu.index) != mine.end()) busy = std::max(busy, gpu.busy_percent);
+        if (std::find(mine.begin(), mine.end(), gpu.index) != mine.end())
+            busy = std::max(busy, gpu.busy_percent);
     }
     return std::to_string(busy);
 }
@@ -217,15 +223,42 @@ constexpr std::size_t kMostHostWidth = 20;
 constexpr std::size_t kUsefulCollective = 12;
 
 std::vector<Column> columns_of(const JobStatus* before, const JobStatus& now) {
-    enum { Host, Rank, Pid, State, Cpu, Rss, Gpu, GpuBusy, GpuMemory, Step, StepRate, Comm, Silent, Collective };
-    std::vector<Column> columns = {{"HOST", 4, Align::Left, 8},  {"RANK", 5},          {"PID", 8, Align::Right, 1}, {"STATE", 8, Align::Left},
-                                   {"CPU%", 5},                  {"RSS", 8, Align::Right, 4}, {"GPU", 4, Align::Right, 9}, {"GPU%", 4, Align::Right, 7},
-                                   {"GPU MEM", 8, Align::Right, 3}, {"STEP", 8, Align::Right, 6}, {"STEPS/S", 7, Align::Right, 10},
-                                   {"COMM%", 5, Align::Right, 5}, {"SILENT FOR", 10, Align::Left, 2}, {"COLLECTIVE", 0, Align::Left}};
+    enum {
+        Host,
+        Rank,
+        Pid,
+        State,
+        Cpu,
+        Rss,
+        Gpu,
+        GpuBusy,
+        GpuMemory,
+        Step,
+        StepRate,
+        Comm,
+        Silent,
+        Collective
+    };
+    std::vector<Column> columns = {{"HOST", 4, Align::Left, 8},
+                                   {"RANK", 5},
+                                   {"PID", 8, Align::Right, 1},
+                                   {"STATE", 8, Align::Left},
+                                   {"CPU%", 5},
+                                   {"RSS", 8, Align::Right, 4},
+                                   {"GPU", 4, Align::Right, 9},
+                                   {"GPU%", 4, Align::Right, 7},
+                                   {"GPU MEM", 8, Align::Right, 3},
+                                   {"STEP", 8, Align::Right, 6},
+                                   {"STEPS/S", 7, Align::Right, 10},
+                                   {"COMM%", 5, Align::Right, 5},
+                                   {"SILENT FOR", 10, Align::Left, 2},
+                                   {"COLLECTIVE", 0, Align::Left}};
     for (const WorkerStatus& worker : now.workers) {
         const WorkerRates rate = rates_between(before, worker);
         const HostStatus* const host = host_of(now, worker);
-        const auto put = [&](int column, std::string text) { columns[static_cast<std::size_t>(column)].cells.push_back(printable(text)); };
+        const auto put = [&](int column, std::string text) {
+            columns[static_cast<std::size_t>(column)].cells.push_back(printable(text));
+        };
         put(Host, host == nullptr ? "?" : host->host.substr(0, kMostHostWidth));
         put(Rank, std::to_string(worker.rank));
         put(Pid, std::to_string(worker.pid));
@@ -241,9 +274,11 @@ std::vector<Column> columns_of(const JobStatus* before, const JobStatus& now) {
         put(Silent, span(worker.quiet_seconds));
         put(Collective, worker.collective);
     }
-    const bool has_gpus = std::any_of(now.hosts.begin(), now.hosts.end(), [](const HostStatus& host) { return !host.gpus.empty(); });
+    const bool has_gpus = std::any_of(now.hosts.begin(), now.hosts.end(),
+                                      [](const HostStatus& host) { return !host.gpus.empty(); });
     std::erase_if(columns, [&](const Column& column) {
-        return (column.name == "HOST" && now.hosts.size() < 2) || (column.name.starts_with("GPU") && !has_gpus);
+        return (column.name == "HOST" && now.hosts.size() < 2) ||
+               (column.name.starts_with("GPU") && !has_gpus);
     });
     return columns;
 }
@@ -253,7 +288,8 @@ void fit(std::vector<Column>& columns, std::size_t width) {
     for (;;) {
         std::size_t needed = kUsefulCollective;
         for (const Column& column : columns) needed += column.width + 1;
-        const auto least = std::min_element(columns.begin(), columns.end(), [](const Column& a, const Column& b) { return a.keep < b.keep; });
+        const auto least = std::min_element(columns.begin(), columns.end(),
+                                            [](const Column& a, const Column& b) { return a.keep < b.keep; });
         if (needed <= width || least->keep == kAlways) return;
         columns.erase(least);
     }
@@ -272,10 +308,12 @@ std::string table(std::vector<Column> columns, std::size_t rows, int width) {
         for (const Column& column : columns) {
             const std::string& cell = row == 0 ? column.name : column.cells[row - 1];
             if (!line.empty()) line += ' ';
-            line += column.align == Align::Right ? fmt::format("{:>{}}", cell, column.width) : fmt::format("{:<{}}", cell, column.width);
+            line += column.align == Align::Right ? fmt::format("{:>{}}", cell, column.width)
+                                                 : fmt::format("{:<{}}", cell, column.width);
         }
         line.erase(line.find_last_not_of(' ') + 1);
-        if (width > 0 && line.size() > static_cast<std::size_t>(width)) line.resize(static_cast<std::size_t>(width));
+        if (width > 0 && line.size() > static_cast<std::size_t>(width))
+            line.resize(static_cast<std::size_t>(width));
         text += line + '\n';
     }
     return text;
@@ -286,10 +324,12 @@ std::string table(std::vector<Column> columns, std::size_t rows, int width) {
 WorkerRates rates_between(const JobStatus* before, const WorkerStatus& worker) {
     const WorkerStatus* last = same_process(before, worker);
     if (last == nullptr || last->seconds == worker.seconds || last->step > worker.step) {
-        return rates(worker.cpu_seconds, static_cast<double>(worker.step), worker.comm_seconds, worker.seconds);
+        return rates(worker.cpu_seconds, static_cast<double>(worker.step), worker.comm_seconds,
+                     worker.seconds);
     }
     // Each node has a clock of its own; a worker's age is of its node's.
-    return rates(std::max(0.0, worker.cpu_seconds - last->cpu_seconds), static_cast<double>(worker.step - last->step),
+    return rates(std::max(0.0, worker.cpu_seconds - last->cpu_seconds),
+                 static_cast<double>(worker.step - last->step),
                  std::max(0.0, worker.comm_seconds - last->comm_seconds), worker.seconds - last->seconds);
 }
 
@@ -302,7 +342,9 @@ JobStatus merge_status(JobStatus head, const std::vector<JobStatus>& nodes) {
             worker.node = static_cast<int>(head.hosts.size());
             head.workers.push_back(std::move(worker));
         }
-        head.hosts.push_back(node.hosts.empty() ? HostStatus{node.host, node.pid, "", "", {}, "it said nothing of itself"} : node.hosts.front());
+        head.hosts.push_back(node.hosts.empty()
+                                 ? HostStatus{node.host, node.pid, "", "", {}, "it said nothing of itself"}
+                                 : node.hosts.front());
         head.lost_output_bytes += node.lost_output_bytes;
     }
     return head;
@@ -311,13 +353,15 @@ JobStatus merge_status(JobStatus head, const std::vector<JobStatus>& nodes) {
 std::string render_metrics(const JobStatus& status) {
     Metrics metrics(status);
     metrics.job("up_seconds", "gauge", "Time since ddprun was started.", status.seconds);
-    metrics.job("generation", "gauge", "Number of the generation that runs or ran last.", static_cast<double>(status.generation));
+    metrics.job("generation", "gauge", "Number of the generation that runs or ran last.",
+                static_cast<double>(status.generation));
     metrics.job("world_size", "gauge", "Workers on all nodes.", status.world_size);
     if (status.is_head) {
         metrics.job("restarts_total", "counter", "Restarts of the gang so far.", status.restarts_used);
         metrics.job("restarts_allowed", "gauge", "Restarts that --max-restarts allows.", status.max_restarts);
     }
-    metrics.job("running", "gauge", "1 while the generation's workers run.", status.phase == "running" ? 1 : 0);
+    metrics.job("running", "gauge", "1 while the generation's workers run.",
+                status.phase == "running" ? 1 : 0);
     metrics.job("lost_output_bytes_total", "counter", "Output of workers that could not be kept.",
                 static_cast<double>(status.lost_output_bytes));
     metrics.workers("worker_up", "gauge", "1 while the worker of this node runs.",
@@ -328,10 +372,12 @@ std::string render_metrics(const JobStatus& status) {
                     [](const WorkerStatus& w) { return w.rss_bytes; });
     metrics.workers("worker_silent_seconds", "gauge", "Time since the worker last wrote a line.",
                     [](const WorkerStatus& w) { return w.quiet_seconds; });
-    metrics.workers("worker_steps_total", "counter", "Training steps done, of workers that report them.",
-                    [](const WorkerStatus& w) { return w.step; }, &WorkerStatus::reports_steps);
-    metrics.workers("worker_comm_seconds_total", "counter", "Time inside collectives (libddp).",
-                    [](const WorkerStatus& w) { return w.comm_seconds; }, &WorkerStatus::uses_libddp);
+    metrics.workers(
+        "worker_steps_total", "counter", "Training steps done, of workers that report them.",
+        [](const WorkerStatus& w) { return w.step; }, &WorkerStatus::reports_steps);
+    metrics.workers(
+        "worker_comm_seconds_total", "counter", "Time inside collectives (libddp).",
+        [](const WorkerStatus& w) { return w.comm_seconds; }, &WorkerStatus::uses_libddp);
     return metrics.take();
 }
 
@@ -340,7 +386,8 @@ std::string to_json(const JobStatus& status) {
     each_job_member(status, member_writer(json));
     if (status.uid) json.set("uid", *status.uid);
     json.set("hosts", json_list(status.hosts, [](const HostStatus& host) { return json_of(host); }));
-    json.set("workers", json_list(status.workers, [](const WorkerStatus& worker) { return json_of(worker); }));
+    json.set("workers",
+             json_list(status.workers, [](const WorkerStatus& worker) { return json_of(worker); }));
     return to_text(json) + '\n';
 }
 
@@ -371,10 +418,12 @@ std::vector<std::size_t> one_answer_each(const std::vector<std::optional<JobStat
     for (std::size_t i = 0; i < answers.size(); ++i) {
         if (!answers[i]) continue;
         const JobStatus& one = *answers[i];
-        const bool is_known = std::any_of(chosen.begin(), chosen.end(), [&](std::size_t other) { return answers[other]->job == one.job; });
-        const bool has_head = std::any_of(answers.begin(), answers.end(), [&](const std::optional<JobStatus>& other) {
-            return other && other->is_head && other->run_id == one.run_id;
-        });
+        const bool is_known = std::any_of(chosen.begin(), chosen.end(),
+                                          [&](std::size_t other) { return answers[other]->job == one.job; });
+        const bool has_head =
+            std::any_of(answers.begin(), answers.end(), [&](const std::optional<JobStatus>& other) {
+                return other && other->is_head && other->run_id == one.run_id;
+            });
         if (!is_known && (one.is_head || !has_head)) chosen.push_back(i);
     }
     return chosen;
@@ -384,7 +433,8 @@ std::string render_status(const JobStatus* before, const JobStatus& now, int wid
     std::string text = line_of(title(now), width);
     if (!now.log_directory.empty()) text += line_of("logs: " + now.log_directory, width);
     for (const HostStatus& host : now.hosts) {
-        if (!host.trouble.empty()) text += line_of(fmt::format("node {}: {}", host.host, host.trouble), width);
+        if (!host.trouble.empty())
+            text += line_of(fmt::format("node {}: {}", host.host, host.trouble), width);
     }
     if (now.workers.empty()) return text;
     text += table(columns_of(before, now), now.workers.size(), width);

@@ -12,51 +12,54 @@ namespace ddprun {
 
 /// One worker, at one moment. Totals, no rates: who asks twice makes them (rates_between).
 struct WorkerStatus {
-    int node = 0;             ///< index in JobStatus::hosts
+    int node = 0;  ///< index in JobStatus::hosts
     int rank = 0;
     int local_rank = 0;
-    int pid = 0;              ///< 0: not started yet
-    std::string state;        ///< "waiting" "running" "stopping" "killed" "ended"
-    double seconds = 0;       ///< since it was started
-    double cpu_seconds = 0;   ///< of the process and all its threads
+    int pid = 0;             ///< 0: not started yet
+    std::string state;       ///< "waiting" "running" "stopping" "killed" "ended"
+    double seconds = 0;      ///< since it was started
+    double cpu_seconds = 0;  ///< of the process and all its threads
     std::uint64_t rss_bytes = 0;
-    bool reports_steps = false;  ///< by libddp, or over the lifeline (examples/report_progress.py): `step` is meaningful
+    bool reports_steps =
+        false;  ///< by libddp, or over the lifeline (examples/report_progress.py): `step` is meaningful
     std::uint64_t step = 0;
-    bool uses_libddp = false; ///< `comm_seconds` and `collective` are meaningful
-    double comm_seconds = 0;  ///< inside collectives
-    WorkerGpus gpus;          ///< indices into the GPUs of its host, by their numbers
-    std::string collective;   ///< "in all_reduce #812 (25 MiB)"; "" not known
-    double quiet_seconds = 0; ///< since it last wrote to stdout or stderr
+    bool uses_libddp = false;  ///< `comm_seconds` and `collective` are meaningful
+    double comm_seconds = 0;   ///< inside collectives
+    WorkerGpus gpus;           ///< indices into the GPUs of its host, by their numbers
+    std::string collective;    ///< "in all_reduce #812 (25 MiB)"; "" not known
+    double quiet_seconds = 0;  ///< since it last wrote to stdout or stderr
     bool operator==(const WorkerStatus&) const = default;
 };
 
 /// One node of the job.
 struct HostStatus {
     std::string host;
-    int pid = 0;              ///< of its ddprun
-    std::string phase;        ///< of the node: "idle" "starting" "running" "stopping" "killing" "sweeping"
-    std::string log_directory;  ///< of this attempt, on that host; "" none
+    int pid = 0;                 ///< of its ddprun
+    std::string phase;           ///< of the node: "idle" "starting" "running" "stopping" "killing" "sweeping"
+    std::string log_directory;   ///< of this attempt, on that host; "" none
     std::vector<GpuUsage> gpus;  ///< when they were asked for
-    std::string trouble;      ///< why nothing else is known of it: "no answer in 2 s"
+    std::string trouble;         ///< why nothing else is known of it: "no answer in 2 s"
     bool operator==(const HostStatus&) const = default;
 };
 
 /// What is said about a job: by one node about itself, or by the head about all (see merge_status).
 struct JobStatus {
-    std::string job;          ///< DDPRUN_JOB
-    std::optional<unsigned> uid;  ///< whose job it is, by the kernel's word; set by who asked, not by who answers
+    std::string job;  ///< DDPRUN_JOB
+    std::optional<unsigned>
+        uid;  ///< whose job it is, by the kernel's word; set by who asked, not by who answers
     std::string run_id;
     std::string program;
     std::string host;
-    int pid = 0;              ///< of ddprun
-    bool is_head = false;     ///< phase and restarts are known here only
-    std::string phase;        ///< "joining" "running" "ending" "stopping" "backing off" "finished"; of this node otherwise
+    int pid = 0;           ///< of ddprun
+    bool is_head = false;  ///< phase and restarts are known here only
+    std::string
+        phase;  ///< "joining" "running" "ending" "stopping" "backing off" "finished"; of this node otherwise
     std::uint64_t generation = 0;
     int restarts_used = 0;
     int max_restarts = 0;
     int world_size = 0;
     int nodes = 1;
-    double seconds = 0;       ///< since ddprun was started
+    double seconds = 0;         ///< since ddprun was started
     std::string log_directory;  ///< of this attempt; "" none
     std::uint64_t lost_output_bytes = 0;
     std::vector<HostStatus> hosts;  ///< in order of group rank
@@ -64,23 +67,25 @@ struct JobStatus {
     bool operator==(const JobStatus&) const = default;
 };
 
-/// The whole job, of what the head says of itself and of each node: the head's words about the job, the workers and
-/// hosts of all nodes in the given order. A node that did not answer is one that has a host with its trouble only.
+/// The whole job, of what the head says of itself and of each node: the head's words about the job, the
+/// workers and hosts of all nodes in the given order. A node that did not answer is one that has a host with
+/// its trouble only.
 JobStatus merge_status(JobStatus head, const std::vector<JobStatus>& nodes);
 
-/// Of the answers of several ddprun on one host: where each job speaks, by index. A job's first answer speaks for all of its nodes.
-/// A node that has not reached its head yet answers for itself, under an id of its own: it is none where a head of the same run id
-/// has answered.
+/// Of the answers of several ddprun on one host: where each job speaks, by index. A job's first answer speaks
+/// for all of its nodes. A node that has not reached its head yet answers for itself, under an id of its own:
+/// it is none where a head of the same run id has answered.
 std::vector<std::size_t> one_answer_each(const std::vector<std::optional<JobStatus>>& answers);
 
 /// What one worker did per second.
 struct WorkerRates {
-    double cpu_percent = 0;   ///< 100 is one CPU
+    double cpu_percent = 0;  ///< 100 is one CPU
     double steps_per_second = 0;
     double comm_percent = 0;  ///< of the time
     bool operator==(const WorkerRates&) const = default;
 };
-/// Since `before` (may be null); over the worker's whole life when that knows another process or no time has passed.
+/// Since `before` (may be null); over the worker's whole life when that knows another process or no time has
+/// passed.
 WorkerRates rates_between(const JobStatus* before, const WorkerStatus& worker);
 
 /// One line, with newline.
@@ -88,9 +93,9 @@ std::string to_json(const JobStatus& status);
 /// Error: Refused with the job's own words, Protocol.
 Result<JobStatus> job_status_from_json(std::string_view line);
 
-/// "job 5f3a (run none): running, generation 2, 1 of 3 restarts, 4 workers on 1 node, 12 s, ./train" and a table of the
-/// workers. Where `width` (0: unlimited) is short the title is wrapped and the least telling columns go. `before` may be
-/// null.
+/// "job 5f3a (run none): running, generation 2, 1 of 3 restarts, 4 workers on 1 node, 12 s, ./train" and a
+/// table of the workers. Where `width` (0: unlimited) is short the title is wrapped and the least telling
+/// columns go. `before` may be null.
 std::string render_status(const JobStatus* before, const JobStatus& now, int width);
 
 /// The same as Prometheus text, version 0.0.4.

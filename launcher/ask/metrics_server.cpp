@@ -8,11 +8,13 @@ namespace ddprun {
 namespace {
 
 std::string response(std::string_view status, std::string_view type, std::string_view body, bool with_body) {
-    return fmt::format("HTTP/1.1 {}\r\nContent-Type: {}\r\nContent-Length: {}\r\nConnection: close\r\n\r\n{}", status, type,
-                       body.size(), with_body ? body : std::string_view());
+    return fmt::format("HTTP/1.1 {}\r\nContent-Type: {}\r\nContent-Length: {}\r\nConnection: close\r\n\r\n{}",
+                       status, type, body.size(), with_body ? body : std::string_view());
 }
 
-std::string plain(std::string_view status) { return response(status, "text/plain", fmt::format("{}\n", status), true); }
+std::string plain(std::string_view status) {
+    return response(status, "text/plain", fmt::format("{}\n", status), true);
+}
 
 }  // namespace
 
@@ -29,7 +31,8 @@ std::string http_response(std::string_view head, const RenderMetrics& render) {
     return response("200 OK", "text/plain; version=0.0.4; charset=utf-8", render(), words[0] == "GET");
 }
 
-Result<std::unique_ptr<RequestServer>> serve_metrics(os::EventLoop& loop, UniqueFd listener, RenderMetrics render) {
+Result<std::unique_ptr<RequestServer>> serve_metrics(os::EventLoop& loop, UniqueFd listener,
+                                                     RenderMetrics render) {
     const auto answer = [render = std::move(render)](const std::string& head, const RequestReply& reply) {
         reply.send(http_response(head, render));
         reply.finish();

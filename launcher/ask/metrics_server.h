@@ -15,7 +15,8 @@ using RenderMetrics = std::function<std::string()>;
 
 /// HTTP for a Prometheus on this host: GET /metrics and nothing else. Takes a listening, non-blocking socket.
 /// Error: System (epoll).
-Result<std::unique_ptr<RequestServer>> serve_metrics(os::EventLoop& loop, UniqueFd listener, RenderMetrics render);
+Result<std::unique_ptr<RequestServer>> serve_metrics(os::EventLoop& loop, UniqueFd listener,
+                                                     RenderMetrics render);
 
 /// Length of the request's head with its empty line, 0 when it is not complete. Pure, as the next.
 std::size_t http_head_length(std::string_view read);

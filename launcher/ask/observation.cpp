@@ -70,13 +70,15 @@ Status Observation::open(ControlHandler questions) {
             if (!console) return nullptr;
             return [this, console](std::string_view line) { return parts_.output.say(line, *console); };
         };
-        Result<std::unique_ptr<EventFile>> events = EventFile::open(
-            parts_.spec.events_file, origin, console_at, [this](std::string_view why) { parts_.log.warning("{}", why); });
+        Result<std::unique_ptr<EventFile>> events =
+            EventFile::open(parts_.spec.events_file, origin, console_at,
+                            [this](std::string_view why) { parts_.log.warning("{}", why); });
         if (!events) return Error{Errc::InvalidArgument, "--events: " + events.error().what, 0};
         events_ = std::move(*events);
     }
     if (parts_.spec.metrics_port) {
-        Result<Listener> listener = listen_tcp({"127.0.0.1", static_cast<std::uint16_t>(*parts_.spec.metrics_port)});
+        Result<Listener> listener =
+            listen_tcp({"127.0.0.1", static_cast<std::uint16_t>(*parts_.spec.metrics_port)});
         if (!listener) return listener.error().with("--metrics-port");
         Result<std::unique_ptr<RequestServer>> metrics =
             serve_metrics(parts_.loop, std::move(listener->fd), [this] { return render_metrics(status()); });
@@ -84,7 +86,8 @@ Status Observation::open(ControlHandler questions) {
         metrics_ = std::move(*metrics);
         parts_.log.info("metrics at http://{}/metrics", to_string(listener->bound));
     }
-    Result<std::unique_ptr<RequestServer>> control = open_control_socket(parts_.loop, parts_.job, std::move(questions));
+    Result<std::unique_ptr<RequestServer>> control =
+        open_control_socket(parts_.loop, parts_.job, std::move(questions));
     if (control) {
         control_ = std::move(*control);
     } else {
@@ -111,7 +114,8 @@ WorkerStatus Observation::worker_status(int local_rank) const {
     status.quiet_seconds = in_seconds(now - std::max(started, parts_.output.last_output(status.rank)));
     if (worker.state != WorkerState::Ended) {
         if (const std::optional<ProcStat> stat = proc_stat_of(worker.pid)) {
-            status.cpu_seconds = static_cast<double>(stat->ticks) / static_cast<double>(::sysconf(_SC_CLK_TCK));
+            status.cpu_seconds =
+                static_cast<double>(stat->ticks) / static_cast<double>(::sysconf(_SC_CLK_TCK));
             status.rss_bytes = stat->rss_pages * static_cast<std::uint64_t>(::sysconf(_SC_PAGESIZE));
         }
     }
@@ -119,7 +123,8 @@ WorkerStatus Observation::worker_status(int local_rank) const {
     const RankLine& line = agent.segment()->line(local_rank);
     status.uses_libddp = line.joined.load(std::memory_order_acquire) != 0;
     status.step = line.step.load(std::memory_order_relaxed);
-    status.reports_steps = status.uses_libddp || status.step > 0 || line.progress_ns.load(std::memory_order_relaxed) != 0;
+    status.reports_steps =
+        status.uses_libddp || status.step > 0 || line.progress_ns.load(std::memory_order_relaxed) != 0;
     status.comm_seconds = static_cast<double>(line.comm_ns.load(std::memory_order_relaxed)) / 1e9;
     status.collective = describe_line(line);
     return status;
@@ -147,9 +152,11 @@ JobStatus Observation::status() const {
     status.seconds = in_seconds(now - begun_);
     status.log_directory = parts_.output.attempt_directory();
     status.lost_output_bytes = parts_.output.loss().bytes;
-    status.hosts.push_back({parts_.host, status.pid, name_of(parts_.agent.state().phase), status.log_directory, {}, ""});
+    status.hosts.push_back(
+        {parts_.host, status.pid, name_of(parts_.agent.state().phase), status.log_directory, {}, ""});
     const int workers = static_cast<int>(parts_.agent.state().workers.size());
-    for (int local_rank = 0; local_rank < workers; ++local_rank) status.workers.push_back(worker_status(local_rank));
+    for (int local_rank = 0; local_rank < workers; ++local_rank)
+        status.workers.push_back(worker_status(local_rank));
     return status;
 }
 
@@ -164,9 +171,11 @@ void Observation::write(std::string event, Fields fields, std::optional<std::uin
 void Observation::generation_started(const rdzv::StartGeneration& order) {
     const int restarts_before = std::exchange(order_, order).restart_count;
     if (order.restart_count > restarts_before) {
-        write("restart", {{"restart", std::int64_t{order.restart_count}}, {"max_restarts", std::int64_t{order.max_restarts}}});
+        write("restart", {{"restart", std::int64_t{order.restart_count}},
+                          {"max_restarts", std::int64_t{order.max_restarts}}});
     }
-    write("generation_started", {{"world_size", std::int64_t{order.world_size}}, {"nodes", std::int64_t{order.group_world_size}},
+    write("generation_started", {{"world_size", std::int64_t{order.world_size}},
+                                 {"nodes", std::int64_t{order.group_world_size}},
                                  {"group_rank", std::int64_t{order.group_rank}}});
 }
 
@@ -176,12 +185,14 @@ void Observation::agent_says(const rdzv::FromAgent& message) {
         const std::vector<AgentState::Worker>& workers = parts_.agent.state().workers;
         for (std::size_t i = 0; i < workers.size(); ++i) {
             const auto local_rank = static_cast<std::int64_t>(i);
-            write("worker_started", {{"rank", parts_.agent.first_rank() + local_rank}, {"local_rank", local_rank},
+            write("worker_started", {{"rank", parts_.agent.first_rank() + local_rank},
+                                     {"local_rank", local_rank},
                                      {"pid", std::int64_t{workers[i].pid}}});
         }
     } else if (parts_.controller == nullptr) {
         if (const auto* exit = std::get_if<rdzv::WorkerExited>(&message)) node_says(*exit, parts_.host);
-        else if (const auto* ended = std::get_if<rdzv::GenerationEnded>(&message)) node_says(*ended, parts_.host);
+        else if (const auto* ended = std::get_if<rdzv::GenerationEnded>(&message))
+            node_says(*ended, parts_.host);
     }
 }
 
@@ -190,9 +201,10 @@ void Observation::node_says(const rdzv::GenerationEnded& ended, const std::strin
 }
 
 void Observation::node_says(const rdzv::WorkerExited& exit, const std::string& host) {
-    Fields fields = {
-        {"rank", std::int64_t{exit.rank}}, {"local_rank", std::int64_t{exit.local_rank}},
-        {"pid", std::int64_t{exit.pid}},   {"on", host}};
+    Fields fields = {{"rank", std::int64_t{exit.rank}},
+                     {"local_rank", std::int64_t{exit.local_rank}},
+                     {"pid", std::int64_t{exit.pid}},
+                     {"on", host}};
     if (!exit.exec_failure.empty()) fields.emplace_back("exec_failure", exit.exec_failure);
     else if (exit.signaled) fields.emplace_back("signal", signal_name(exit.status));
     else fields.emplace_back("exit_code", std::int64_t{exit.status});
@@ -205,16 +217,24 @@ void Observation::node_says(const rdzv::WorkerExited& exit, const std::string& h
 
 void Observation::decided(const JobEvent& event) {
     if (const auto* hang = std::get_if<job_event::HangFound>(&event)) write("hang", {{"what", hang->what}});
-    else if (const auto* lost = std::get_if<job_event::NodeLost>(&event)) write("node_lost", {{"what", lost->why}});
-    else if (const auto* outnumbered = std::get_if<job_event::Outnumbered>(&event)) write("outnumbered", {{"what", outnumbered->why}});
-    else if (const auto* preempt = std::get_if<job_event::PreemptAsked>(&event)) write("preempt", {{"what", preempt->why}});
-    else if (const auto* waiting = std::get_if<job_event::NodesWaiting>(&event)) write("nodes_waiting", {{"nodes", std::int64_t{waiting->nodes}}});
-    else if (const auto* stop = std::get_if<job_event::StopAsked>(&event); stop != nullptr && stop->others_go_on) write("node_leaving", {{"what", stop->host}});
-    else if (const auto* failed = std::get_if<job_event::JoinFailed>(&event)) write("join_failed", {{"what", failed->why}});
+    else if (const auto* lost = std::get_if<job_event::NodeLost>(&event))
+        write("node_lost", {{"what", lost->why}});
+    else if (const auto* outnumbered = std::get_if<job_event::Outnumbered>(&event))
+        write("outnumbered", {{"what", outnumbered->why}});
+    else if (const auto* preempt = std::get_if<job_event::PreemptAsked>(&event))
+        write("preempt", {{"what", preempt->why}});
+    else if (const auto* waiting = std::get_if<job_event::NodesWaiting>(&event))
+        write("nodes_waiting", {{"nodes", std::int64_t{waiting->nodes}}});
+    else if (const auto* stop = std::get_if<job_event::StopAsked>(&event);
+             stop != nullptr && stop->others_go_on)
+        write("node_leaving", {{"what", stop->host}});
+    else if (const auto* failed = std::get_if<job_event::JoinFailed>(&event))
+        write("join_failed", {{"what", failed->why}});
 }
 
 void Observation::signalled(int signal, SignalAction action) {
-    write("signal", {{"signal", signal_name(signal)}, {"action", name_of(action)}, {"by", "signal to ddprun"}});
+    write("signal",
+          {{"signal", signal_name(signal)}, {"action", name_of(action)}, {"by", "signal to ddprun"}});
 }
 
 void Observation::signal_asked(int signal, std::optional<int> rank) {
@@ -226,7 +246,8 @@ void Observation::signal_asked(int signal, std::optional<int> rank) {
 void Observation::finished(const JobEnd& end) { finished(exit_code(end), end.failure); }
 
 void Observation::finished(int exit_code, const std::string& failure) {
-    Fields fields = {{"exit_code", std::int64_t{exit_code}}, {"seconds", in_seconds(MonotonicClock::now() - begun_)}};
+    Fields fields = {{"exit_code", std::int64_t{exit_code}},
+                     {"seconds", in_seconds(MonotonicClock::now() - begun_)}};
     if (!failure.empty()) fields.emplace_back("failure", failure);
     write("finished", std::move(fields));
 }

@@ -17,8 +17,9 @@
 
 namespace ddprun {
 
-/// How a running job is seen from outside: control socket, --events, --metrics-port. It looks at the parts and changes
-/// nothing. What the socket answers is the handler's business (Inquiry). Borrows all parts for its whole life.
+/// How a running job is seen from outside: control socket, --events, --metrics-port. It looks at the parts
+/// and changes nothing. What the socket answers is the handler's business (Inquiry). Borrows all parts for
+/// its whole life.
 class Observation {
   public:
     struct Parts {
@@ -35,8 +36,8 @@ class Observation {
 
     explicit Observation(Parts parts) : parts_(std::move(parts)) { order_.world_size = 0; }
 
-    /// Opens what the command line asks for, before anything is started. A control socket that cannot be had is a
-    /// warning. Error: InvalidArgument (--events), System (--metrics-port).
+    /// Opens what the command line asks for, before anything is started. A control socket that cannot be had
+    /// is a warning. Error: InvalidArgument (--events), System (--metrics-port).
     Status open(ControlHandler questions);
 
     /// Of this node; on the head with what is known there of the job.

@@ -24,13 +24,17 @@ bool RequestReply::is_wanted() const {
 }
 
 RequestServer::RequestServer(os::EventLoop& loop, Callbacks callbacks, RequestLimits limits)
-    : loop_(loop), callbacks_(std::move(callbacks)), limits_(limits), acceptor_(loop, *this),
+    : loop_(loop),
+      callbacks_(std::move(callbacks)),
+      limits_(limits),
+      acceptor_(loop, *this),
       alive_(std::make_shared<RequestServer*>(this)) {}
 
 Result<std::unique_ptr<RequestServer>> RequestServer::create(os::EventLoop& loop, UniqueFd listener,
                                                              Callbacks callbacks, RequestLimits limits) {
     std::unique_ptr<RequestServer> server(new RequestServer(loop, std::move(callbacks), limits));
-    if (const Status listens = server->acceptor_.listen(std::move(listener)); !listens) return listens.error();
+    if (const Status listens = server->acceptor_.listen(std::move(listener)); !listens)
+        return listens.error();
     return server;
 }
 
@@ -45,7 +49,8 @@ void RequestServer::on_accepted(UniqueFd fd) {
     const std::uint64_t id = next_id_++;
     connections_[id].fd = std::move(fd);
     connections_[id].last_heard = loop_.now();
-    const Status watched = loop_.watch(raw, EPOLLIN, [this, id](std::uint32_t events) { on_event(id, events); });
+    const Status watched =
+        loop_.watch(raw, EPOLLIN, [this, id](std::uint32_t events) { on_event(id, events); });
     if (!watched) {
         connections_.erase(id);
         return;
@@ -118,7 +123,8 @@ void RequestServer::write(std::uint64_t id) {
     Connection& connection = connections_.at(id);
     std::size_t sent = 0;
     while (sent < connection.out.size()) {
-        const ssize_t n = ::send(connection.fd.get(), connection.out.data() + sent, connection.out.size() - sent, MSG_NOSIGNAL);
+        const ssize_t n = ::send(connection.fd.get(), connection.out.data() + sent,
+                                 connection.out.size() - sent, MSG_NOSIGNAL);
         if (n < 0 && errno == EINTR) continue;
         if (n < 0 && errno == EAGAIN) break;
         if (n < 0) return drop(id);

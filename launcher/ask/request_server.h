@@ -18,14 +18,14 @@ namespace ddprun {
 struct RequestLimits {
     std::size_t connections = 32;
     std::size_t request_bytes = 16 * 1024;
-    std::size_t unsent_bytes = 16 * 1024 * 1024;  ///< of a peer that does not read
+    std::size_t unsent_bytes = 16 * 1024 * 1024;   ///< of a peer that does not read
     Duration patience = std::chrono::seconds(10);  ///< for the whole request, and for each pause of a reader
 };
 
 class RequestServer;
 
-/// Where the answer to one request goes, now or later; small, copied freely, for the loop's thread. A peer that has
-/// gone, and a server that is gone, make every call do nothing.
+/// Where the answer to one request goes, now or later; small, copied freely, for the loop's thread. A peer
+/// that has gone, and a server that is gone, make every call do nothing.
 class RequestReply {
   public:
     /// Queues bytes; never waits.
@@ -36,15 +36,16 @@ class RequestReply {
 
   private:
     friend class RequestServer;
-    RequestReply(std::weak_ptr<RequestServer*> server, std::uint64_t id) : server_(std::move(server)), id_(id) {}
+    RequestReply(std::weak_ptr<RequestServer*> server, std::uint64_t id)
+        : server_(std::move(server)), id_(id) {}
     std::weak_ptr<RequestServer*> server_;
     std::uint64_t id_;
 };
 
-/// One request per connection on a listening stream socket: reads until the request is complete, hands it over,
-/// sends what comes back, closes. Lives on the event loop, never blocks, wakes up for nobody but its peers. A peer
-/// that breaks a limit is dropped. When there are too many, the one that has been silent for longest goes; whoever has asked
-/// stays.
+/// One request per connection on a listening stream socket: reads until the request is complete, hands it
+/// over, sends what comes back, closes. Lives on the event loop, never blocks, wakes up for nobody but its
+/// peers. A peer that breaks a limit is dropped. When there are too many, the one that has been silent for
+/// longest goes; whoever has asked stays.
 class RequestServer final : private os::AcceptorOwner {
   public:
     /// Length of the request at the beginning of what has been read; 0: not complete yet.
@@ -60,8 +61,8 @@ class RequestServer final : private os::AcceptorOwner {
     };
 
     /// Takes a listening, non-blocking socket. Error: System (epoll).
-    static Result<std::unique_ptr<RequestServer>> create(os::EventLoop& loop, UniqueFd listener, Callbacks callbacks,
-                                                         RequestLimits limits = {});
+    static Result<std::unique_ptr<RequestServer>> create(os::EventLoop& loop, UniqueFd listener,
+                                                         Callbacks callbacks, RequestLimits limits = {});
     ~RequestServer() override;
     RequestServer(const RequestServer&) = delete;
     RequestServer& operator=(const RequestServer&) = delete;

@@ -21,7 +21,7 @@ namespace ddprun {
 namespace {
 
 constexpr Duration kPatience = std::chrono::seconds(60);
-constexpr Duration kFirstPause = std::chrono::seconds(1);    ///< between two looks, then half as long again
+constexpr Duration kFirstPause = std::chrono::seconds(1);  ///< between two looks, then half as long again
 constexpr Duration kLongestPause = std::chrono::seconds(10);
 constexpr int kLogEveryMs = 200;
 constexpr int kMostSilentLooks = 30;  ///< five minutes of a scheduler that does not answer
@@ -39,17 +39,21 @@ int complain_of(Scheduler scheduler, std::string_view what, const std::string& w
 }
 
 ExitCode code_for(const Error& error) {
-    return error.code == Errc::InvalidArgument || error.code == Errc::System ? ExitCode::Usage : ExitCode::Unavailable;
+    return error.code == Errc::InvalidArgument || error.code == Errc::System ? ExitCode::Usage
+                                                                             : ExitCode::Unavailable;
 }
 
-/// Only over what we have written: a script that its user changed by hand keeps our mark, and is theirs to rename.
+/// Only over what we have written: a script that its user changed by hand keeps our mark, and is theirs to
+/// rename.
 Status write_script(Scheduler scheduler, const JobRequest& request) {
     if (::access(request.script.c_str(), F_OK) == 0) {
         const Result<std::string> before = read_regular_file(request.script, kMostScriptBytes);
         if (!before) return before.error();
         const std::string mark = fmt::format("# Written by ddprun {} script.\n", word_for(scheduler));
         if (before->find(mark) == std::string::npos) {
-            return Error{Errc::InvalidArgument, fmt::format("{}: is there and is not one of ours; give another --file", request.script), 0};
+            return Error{
+                Errc::InvalidArgument,
+                fmt::format("{}: is there and is not one of ours; give another --file", request.script), 0};
         }
     }
     return write_file_atomically(request.script, render_job_script(scheduler, request), 0755);
@@ -58,7 +62,8 @@ Status write_script(Scheduler scheduler, const JobRequest& request) {
 /// Where ddprun is, unless it is where every shell looks.
 std::string own_directory() {
     std::error_code ignored;
-    const std::string directory = std::filesystem::read_symlink("/proc/self/exe", ignored).parent_path().string();
+    const std::string directory =
+        std::filesystem::read_symlink("/proc/self/exe", ignored).parent_path().string();
     return directory == "/usr/bin" || directory == "/usr/local/bin" || directory == "/bin" ? "" : directory;
 }
 
@@ -168,7 +173,9 @@ class Follower {
         if (error.code == Errc::NotFound && !said_.empty()) {
             if (log_) log_->read_rest();
             std::fflush(stdout);
-            return complain_of(scheduler_, "status", fmt::format("{}: it has ended, and how is not known: {}", job_, error.what), ExitCode::Unavailable);
+            return complain_of(scheduler_, "status",
+                               fmt::format("{}: it has ended, and how is not known: {}", job_, error.what),
+                               ExitCode::Unavailable);
         }
         if (said_.empty() || error.code == Errc::NotFound || ++silent_looks_ > kMostSilentLooks) {
             return complain_of(scheduler_, "status", error.what, ExitCode::Unavailable);
@@ -179,7 +186,9 @@ class Follower {
 
     void open_log(const std::string& path) {
         if (log_) return;
-        log_.emplace(path, [](std::string_view lines) { std::fwrite(lines.data(), 1, lines.size(), stdout); }, [this](const std::string& what) { say(what); });
+        log_.emplace(
+            path, [](std::string_view lines) { std::fwrite(lines.data(), 1, lines.size(), stdout); },
+            [this](const std::string& what) { say(what); });
     }
 
     void read_log() {
@@ -201,8 +210,9 @@ class Follower {
     int leave() {
         read_log();
         const bool is_pbs = scheduler_ == Scheduler::Pbs;
-        say(fmt::format("job {} goes on. ddprun {} status {} follows it again, {} {} ends it", job_, word_for(scheduler_), shell_quoted(job_),
-                        is_pbs ? "qdel" : "scancel", shell_quoted(job_)));
+        say(fmt::format("job {} goes on. ddprun {} status {} follows it again, {} {} ends it", job_,
+                        word_for(scheduler_), shell_quoted(job_), is_pbs ? "qdel" : "scancel",
+                        shell_quoted(job_)));
         return kInterrupted;
     }
 
@@ -233,7 +243,8 @@ int print_job_script(Scheduler scheduler, JobRequest request, bool to_file) {
     if (const Status written = write_script(scheduler, request); !written) {
         return complain_of(scheduler, "script", written.error().what, code_for(written.error()));
     }
-    ddprun::print(stderr, "ddprun: wrote {}; {} {} submits it\n", printable(request.script), submitter_of(scheduler), shell_quoted(request.script));
+    ddprun::print(stderr, "ddprun: wrote {}; {} {} submits it\n", printable(request.script),
+                  submitter_of(scheduler), shell_quoted(request.script));
     return 0;
 }
 
@@ -250,7 +261,8 @@ int submit_job(Scheduler scheduler, JobRequest request, bool follow) {
         ddprun::print("{}\n", *job);
         return 0;
     }
-    ddprun::print(stderr, "ddprun: submitted {} as job {}; Ctrl-C leaves it to itself\n", printable(request.script), *job);
+    ddprun::print(stderr, "ddprun: submitted {} as job {}; Ctrl-C leaves it to itself\n",
+                  printable(request.script), *job);
     return follow_job(scheduler, *job);
 }
 

@@ -17,8 +17,14 @@ using Phase = JobLook::Phase;
 
 Phase phase_of(char pbs_state) {
     switch (pbs_state) {
-        case 'R': case 'E': case 'B': case 'S': case 'U': return Phase::Running;
-        case 'F': case 'C': case 'X': return Phase::Ended;
+        case 'R':
+        case 'E':
+        case 'B':
+        case 'S':
+        case 'U': return Phase::Running;
+        case 'F':
+        case 'C':
+        case 'X': return Phase::Ended;
         default: return Phase::Waiting;
     }
 }
@@ -28,16 +34,22 @@ std::string_view words_for(char pbs_state) {
         case 'Q': return "queued";
         case 'H': return "held";
         case 'W': return "waiting for its time";
-        case 'T': case 'M': return "being moved";
-        case 'R': case 'B': return "running";
+        case 'T':
+        case 'M': return "being moved";
+        case 'R':
+        case 'B': return "running";
         case 'E': return "exiting";
-        case 'S': case 'U': return "suspended";
-        case 'F': case 'C': case 'X': return "ended";
+        case 'S':
+        case 'U': return "suspended";
+        case 'F':
+        case 'C':
+        case 'X': return "ended";
         default: return "in a state that we do not know";
     }
 }
 
-/// "JobState=RUNNING Reason=None Dependency=(null)" and so on; of a value that ends its line, with its blanks.
+/// "JobState=RUNNING Reason=None Dependency=(null)" and so on; of a value that ends its line, with its
+/// blanks.
 std::string field_of(std::string_view answer, std::string_view name) {
     const std::string begin = fmt::format("{}=", name);
     for (const std::string_view line : split(answer, '\n')) {
@@ -53,10 +65,12 @@ std::string field_of(std::string_view answer, std::string_view name) {
 }
 
 Phase phase_of_slurm(const std::string& state) {
-    for (const std::string_view one : {"PENDING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT", "RESV_DEL_HOLD", "CONFIGURING"}) {
+    for (const std::string_view one : {"PENDING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT",
+                                       "RESV_DEL_HOLD", "CONFIGURING"}) {
         if (state == one) return Phase::Waiting;
     }
-    for (const std::string_view one : {"RUNNING", "COMPLETING", "SUSPENDED", "STOPPED", "SIGNALING", "STAGE_OUT", "RESIZING"}) {
+    for (const std::string_view one :
+         {"RUNNING", "COMPLETING", "SUSPENDED", "STOPPED", "SIGNALING", "STAGE_OUT", "RESIZING"}) {
         if (state == one) return Phase::Running;
     }
     return Phase::Ended;
@@ -129,7 +143,8 @@ Result<std::string> parse_sbatch(std::string_view out) {
         if (!trim(line).empty()) last = trim(line);
     }
     const std::string_view id = last.substr(0, last.find(';'));
-    if (!parse_int_between(id, 1, INT64_MAX)) return Error{Errc::Protocol, fmt::format("sbatch: '{}' is no job id", excerpt(last)), 0};
+    if (!parse_int_between(id, 1, INT64_MAX))
+        return Error{Errc::Protocol, fmt::format("sbatch: '{}' is no job id", excerpt(last)), 0};
     return std::string(id);
 }
 
@@ -156,20 +171,26 @@ std::string describe_look(const std::string& job, const JobLook& look) {
     std::string line = fmt::format("{}: {}", job, look.state);
     if (look.phase == Phase::Waiting) {
         if (!look.queue.empty()) line += fmt::format(" in {}", look.queue);
-        if (look.place) line += fmt::format(", {}{} of {}", look.place->place, ordinal_ending(look.place->place), look.place->waiting);
+        if (look.place)
+            line += fmt::format(", {}{} of {}", look.place->place, ordinal_ending(look.place->place),
+                                look.place->waiting);
         if (!look.reason.empty()) line += fmt::format(": {}", look.reason);
         return line;
     }
-    if (look.phase == Phase::Running) return look.hosts.empty() ? line : line + fmt::format(" on {}", look.hosts);
-    line += look.exit_code ? fmt::format(" with exit code {}", *look.exit_code) : std::string("; its exit code is not known");
+    if (look.phase == Phase::Running)
+        return look.hosts.empty() ? line : line + fmt::format(" on {}", look.hosts);
+    line += look.exit_code ? fmt::format(" with exit code {}", *look.exit_code)
+                           : std::string("; its exit code is not known");
     if (!look.meaning.empty()) line += fmt::format(" ({})", look.meaning);
     return line;
 }
 
 bool is_unreachable(std::string_view words) {
     const std::string text = lower(words);
-    static constexpr std::array<std::string_view, 7> kSigns = {"connect", "communicat", "unable to contact", "no route", "timed out", "timeout", "not running"};
-    return std::any_of(kSigns.begin(), kSigns.end(), [&](std::string_view sign) { return text.find(sign) != std::string::npos; });
+    static constexpr std::array<std::string_view, 7> kSigns = {
+        "connect", "communicat", "unable to contact", "no route", "timed out", "timeout", "not running"};
+    return std::any_of(kSigns.begin(), kSigns.end(),
+                       [&](std::string_view sign) { return text.find(sign) != std::string::npos; });
 }
 
 }  // namespace ddprun

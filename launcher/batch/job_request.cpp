@@ -27,33 +27,41 @@ bool is_word(std::string_view text) {
 }
 
 bool is_line(std::string_view text) {
-    return std::none_of(text.begin(), text.end(), [](char c) { return std::iscntrl(static_cast<unsigned char>(c)) != 0 && c != '\t'; });
+    return std::none_of(text.begin(), text.end(),
+                        [](char c) { return std::iscntrl(static_cast<unsigned char>(c)) != 0 && c != '\t'; });
 }
 
 bool is_variable_name(std::string_view name) {
     const auto is_part = [](char c) { return std::isalnum(static_cast<unsigned char>(c)) != 0 || c == '_'; };
-    return !name.empty() && std::isdigit(static_cast<unsigned char>(name.front())) == 0 && std::all_of(name.begin(), name.end(), is_part);
+    return !name.empty() && std::isdigit(static_cast<unsigned char>(name.front())) == 0 &&
+           std::all_of(name.begin(), name.end(), is_part);
 }
 
 /// A program's name as a job's: "train" of "./build/train.py".
 std::string job_name_of(const std::string& program) {
     std::string name = std::filesystem::path(program).stem().string();
-    const auto is_plain = [](char c) { return std::isalnum(static_cast<unsigned char>(c)) != 0 || c == '_' || c == '-' || c == '.'; };
-    std::replace_if(name.begin(), name.end(), [&](char c) { return !is_plain(c); }, '_');
+    const auto is_plain = [](char c) {
+        return std::isalnum(static_cast<unsigned char>(c)) != 0 || c == '_' || c == '-' || c == '.';
+    };
+    std::replace_if(
+        name.begin(), name.end(), [&](char c) { return !is_plain(c); }, '_');
     if (name.empty() || std::isalpha(static_cast<unsigned char>(name.front())) == 0) name.insert(0, "job_");
     return name.substr(0, kMostNameBytes);
 }
 
 Status check_words(const JobRequest& request) {
     const SiteProfile& site = request.site;
-    for (const std::string* value : {&site.memory, &site.queue, &site.place, &site.select, &site.filesystems, &site.keep, &site.gpu_type}) {
+    for (const std::string* value : {&site.memory, &site.queue, &site.place, &site.select, &site.filesystems,
+                                     &site.keep, &site.gpu_type}) {
         if (!is_word(*value)) return wrong_value("site", *value, "cannot stand in a directive");
     }
     const std::pair<std::string_view, const std::string*> words[] = {
-        {"name", &request.name}, {"memory", &request.memory}, {"queue", &request.queue}, {"account", &request.account},
-        {"filesystems", &request.filesystems}, {"output", &request.output}};
+        {"name", &request.name},       {"memory", &request.memory},           {"queue", &request.queue},
+        {"account", &request.account}, {"filesystems", &request.filesystems}, {"output", &request.output}};
     for (const auto& [option, value] : words) {
-        if (!is_word(*value)) return wrong_value(option, *value, "cannot stand in a directive: it has a blank, a quote, or what is not ASCII");
+        if (!is_word(*value))
+            return wrong_value(option, *value,
+                               "cannot stand in a directive: it has a blank, a quote, or what is not ASCII");
     }
     if (request.name.size() > kMostNameBytes) return wrong_value("name", request.name, "is too long");
     return {};
@@ -75,10 +83,14 @@ Status check_lines(const JobRequest& request) {
     return {};
 }
 
-const std::string& or_else(const std::string& said, const std::string& otherwise) { return said.empty() ? otherwise : said; }
+const std::string& or_else(const std::string& said, const std::string& otherwise) {
+    return said.empty() ? otherwise : said;
+}
 int cpus_of(const JobRequest& request) { return request.cpus_per_node.value_or(request.site.cpus_per_node); }
 int gpus_of(const JobRequest& request) { return request.gpus_per_node.value_or(request.site.gpus_per_node); }
-bool wants_requeue(const JobRequest& request) { return request.requeue && *request.requeue != RequeueSpec::Mode::No; }
+bool wants_requeue(const JobRequest& request) {
+    return request.requeue && *request.requeue != RequeueSpec::Mode::No;
+}
 
 std::vector<std::string> pbs_lines(const JobRequest& request) {
     const SiteProfile& site = request.site;
@@ -121,7 +133,8 @@ std::vector<std::string> slurm_lines(const JobRequest& request) {
     add("--mem", or_else(request.memory, site.memory));
     add("--time", request.walltime == Duration::zero() ? "" : walltime_text(request.walltime));
     add("--output", or_else(request.output, request.name + "-%j.log"));
-    if (request.requeue) lines.emplace_back(wants_requeue(request) ? "#SBATCH --requeue" : "#SBATCH --no-requeue");
+    if (request.requeue)
+        lines.emplace_back(wants_requeue(request) ? "#SBATCH --requeue" : "#SBATCH --no-requeue");
     // A run that follows goes on in the file of the last one.
     if (wants_requeue(request)) add("--open-mode", "append");
     for (const std::vector<std::string>* more : {&site.directives, &request.directives}) {
@@ -140,10 +153,12 @@ std::vector<std::string> body_lines(const JobRequest& request) {
     for (const std::string& one : modules) load += " " + shell_quoted(one);
     if (!modules.empty()) lines.push_back(load + " || exit 1");
     for (const auto* variables : {&request.site.environment, &request.environment}) {
-        for (const auto& [name, value] : *variables) lines.push_back(fmt::format("export {}={}", name, shell_quoted(value)));
+        for (const auto& [name, value] : *variables)
+            lines.push_back(fmt::format("export {}={}", name, shell_quoted(value)));
     }
     lines.insert(lines.end(), request.setup.begin(), request.setup.end());
-    if (!request.path.empty()) lines.push_back(fmt::format("export PATH={}:$PATH", shell_quoted(request.path)));
+    if (!request.path.empty())
+        lines.push_back(fmt::format("export PATH={}:$PATH", shell_quoted(request.path)));
     return lines;
 }
 

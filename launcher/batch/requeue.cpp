@@ -19,24 +19,32 @@ bool made_progress(const RunState& before, const RunEnd& end) {
 }
 
 /// Why the job is not put back; "" when it is.
-std::string obstacle_to(const RequeueSpec& spec, const RunState& state, const RunEnd& end, const std::string& stop_file) {
+std::string obstacle_to(const RequeueSpec& spec, const RunState& state, const RunEnd& end,
+                        const std::string& stop_file) {
     using enum RunEnd::Kind;
     if (end.kind == Stopped) return fmt::format("it was stopped by {}, not by its walltime", end.what);
     if (end.kind == Final) return end.what;
     if (!stop_file.empty()) return fmt::format("{} is there", stop_file);
-    if (state.run > spec.limit) return fmt::format("all {} requeues are used up (--requeue-limit)", spec.limit);
+    if (state.run > spec.limit)
+        return fmt::format("all {} requeues are used up (--requeue-limit)", spec.limit);
     const bool got_somewhere = state.runs_without_progress == 0;
-    if (end.kind == Failed && !got_somewhere) return fmt::format("it failed without any progress in this run: {}", end.what);
-    if (state.runs_without_progress >= kStuckRuns) return fmt::format("{} runs in a row made no progress", state.runs_without_progress);
+    if (end.kind == Failed && !got_somewhere)
+        return fmt::format("it failed without any progress in this run: {}", end.what);
+    if (state.runs_without_progress >= kStuckRuns)
+        return fmt::format("{} runs in a row made no progress", state.runs_without_progress);
     return "";
 }
 
-/// What to do for an element of an array of PBS, which knows no dependency of one on its last run. Ranges have two ends: 3-4:2 is 3.
+/// What to do for an element of an array of PBS, which knows no dependency of one on its last run. Ranges
+/// have two ends: 3-4:2 is 3.
 std::string alone_by_hand(std::string_view element) {
     const std::size_t begin = element.find('[') + 1;
-    const Result<std::int64_t> index = parse_int_between(element.substr(begin, element.find(']', begin) - begin), 0, INT32_MAX);
+    const Result<std::int64_t> index =
+        parse_int_between(element.substr(begin, element.find(']', begin) - begin), 0, INT32_MAX);
     const std::string range = index ? fmt::format("{}-{}:2", *index, *index + 1) : "N-M:2";
-    return fmt::format("PBS puts no element of an array back alone ({}); when it has ended: qsub -J {} SCRIPT", element, range);
+    return fmt::format(
+        "PBS puts no element of an array back alone ({}); when it has ended: qsub -J {} SCRIPT", element,
+        range);
 }
 
 }  // namespace
@@ -49,7 +57,9 @@ RunEnd run_end(const JobEnd& end, bool at_walltime) {
     result.ran = end.wall;
     result.what = headline(end);
     const WorkerEnd* cause = root_cause(end);
-    const FailureFacts facts = cause == nullptr ? FailureFacts{} : FailureFacts{!cause->exec_failure.empty(), cause->signaled, cause->status, true};
+    const FailureFacts facts =
+        cause == nullptr ? FailureFacts{}
+                         : FailureFacts{!cause->exec_failure.empty(), cause->signaled, cause->status, true};
     const std::string final = cause == nullptr ? "" : permanent_failure(facts);
     using enum RunEnd::Kind;
     if (exit_code(end) == static_cast<int>(ExitCode::Success)) result.kind = Succeeded;
@@ -59,7 +69,8 @@ RunEnd run_end(const JobEnd& end, bool at_walltime) {
     return result;
 }
 
-RequeueDecision decide_requeue(const RequeueSpec& spec, RunState state, const RunEnd& end, const std::string& stop_file) {
+RequeueDecision decide_requeue(const RequeueSpec& spec, RunState state, const RunEnd& end,
+                               const std::string& stop_file) {
     state.generation = end.generation;
     state.restarts_used = end.restarts_used;
     state.runs_without_progress = made_progress(state, end) ? 0 : state.runs_without_progress + 1;
@@ -81,11 +92,14 @@ RequeueDecision decide_requeue(const RequeueSpec& spec, RunState state, const Ru
 Result<RequeueWay> requeue_way(const std::optional<BatchJob>& job, const std::string& script) {
     const auto cannot = [](std::string why) { return Error{Errc::InvalidArgument, std::move(why), 0}; };
     if (!job) return cannot("this is no job of PBS or Slurm");
-    if (job->scheduler == Scheduler::Lsf) return cannot("LSF does it by itself, where the queue has REQUEUE_EXIT_VALUES=75");
+    if (job->scheduler == Scheduler::Lsf)
+        return cannot("LSF does it by itself, where the queue has REQUEUE_EXIT_VALUES=75");
     if (!job->is_script) return cannot("this is an interactive job, not a job script's");
     if (job->scheduler == Scheduler::Slurm) return RequeueWay{{"scontrol", "requeue", job->id}, ""};
     if (job->is_array_element) return cannot(alone_by_hand(job->id));
-    if (script.empty()) return cannot("PBS keeps a copy of the job script only; give the path of your own: --requeue-script FILE");
+    if (script.empty())
+        return cannot(
+            "PBS keeps a copy of the job script only; give the path of your own: --requeue-script FILE");
     // The new job waits for the end of this one, whose exit code it does not matter.
     return RequeueWay{{"qsub", "-W", "depend=afterany:" + job->id, script}, job->submitted_in};
 }

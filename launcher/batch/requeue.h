@@ -23,12 +23,12 @@ struct RunEnd {
         TimeUp,   ///< preempted by a notice, or ended at its walltime
         Stopped,  ///< by a signal, long before it: by its user, or by a scheduler that puts it back by itself
         Failed,
-        Final,    ///< failed so that another run would fail alike
+        Final,  ///< failed so that another run would fail alike
     } kind = Kind::Failed;
-    std::string what;            ///< of Stopped, Failed and Final
+    std::string what;  ///< of Stopped, Failed and Final
     std::int64_t generation = 0;
     int restarts_used = 0;
-    std::int64_t steps = -1;     ///< the furthest that a worker told; -1 none did
+    std::int64_t steps = -1;  ///< the furthest that a worker told; -1 none did
     Duration ran{};
 };
 /// `at_walltime`: it ended from outside, at the end of its walltime. Pure.
@@ -36,11 +36,13 @@ RunEnd run_end(const JobEnd& end, bool at_walltime);
 
 struct RequeueDecision {
     bool requeue = false;
-    std::string why;   ///< "" after a success
-    RunState state;    ///< what this run leaves
+    std::string why;  ///< "" after a success
+    RunState state;   ///< what this run leaves
 };
-/// Whether the job goes back into the queue. `stop_file`: where a file is that ends the chain; "" there is none. Pure.
-RequeueDecision decide_requeue(const RequeueSpec& spec, RunState state, const RunEnd& end, const std::string& stop_file);
+/// Whether the job goes back into the queue. `stop_file`: where a file is that ends the chain; "" there is
+/// none. Pure.
+RequeueDecision decide_requeue(const RequeueSpec& spec, RunState state, const RunEnd& end,
+                               const std::string& stop_file);
 
 /// How this job can be put back into its queue.
 struct RequeueWay {

@@ -8,24 +8,30 @@
 
 namespace ddprun {
 
-/// One run of a batch job with --requeue, on the head: reads what the last run left, and at the end puts the job back into
-/// its queue, or says why not.
+/// One run of a batch job with --requeue, on the head: reads what the last run left, and at the end puts the
+/// job back into its queue, or says why not.
 class RequeueRun {
   public:
     using Say = std::function<void(const std::string& line)>;
 
     enum class Head { First, Successor };
-    /// `log_directory`: where the state lies; "" where the job was submitted. A successor goes on with the run of the head that
-    /// was lost. nullopt: this job is not put back by us (--requeue=no, or auto where it cannot be, which `say` is told).
-    /// Error: InvalidArgument (--requeue=self where it cannot be), NotFound (no such script).
-    static Result<std::optional<RequeueRun>> begin(const RequeueSpec& spec, const std::string& log_directory, Head head, const Say& say);
+    /// `log_directory`: where the state lies; "" where the job was submitted. A successor goes on with the
+    /// run of the head that was lost. nullopt: this job is not put back by us (--requeue=no, or auto where it
+    /// cannot be, which `say` is told). Error: InvalidArgument (--requeue=self where it cannot be), NotFound
+    /// (no such script).
+    static Result<std::optional<RequeueRun>> begin(const RequeueSpec& spec, const std::string& log_directory,
+                                                   Head head, const Say& say);
 
-    /// After everything else, as the last act: Slurm ends the job at once. Blocks until the scheduler has answered.
+    /// After everything else, as the last act: Slurm ends the job at once. Blocks until the scheduler has
+    /// answered.
     void finish(const JobEnd& end, bool at_walltime, const Say& say);
 
   private:
     RequeueRun(RequeueSpec spec, RequeueWay way, std::string directory, RunState state)
-        : spec_(std::move(spec)), way_(std::move(way)), directory_(std::move(directory)), state_(std::move(state)) {}
+        : spec_(std::move(spec)),
+          way_(std::move(way)),
+          directory_(std::move(directory)),
+          state_(std::move(state)) {}
     void put_back(RequeueDecision decision, const Say& say);
     void keep(const RunState& state, const Say& say) const;
 

@@ -30,7 +30,8 @@ std::string words_of_refusal(const std::string& program, const ToolEnd& outcome)
     for (const std::string_view line : split(trim(outcome.err).empty() ? outcome.out : outcome.err, '\n')) {
         if (!trim(line).empty()) lines.emplace_back(trim(line));
     }
-    if (lines.empty()) return fmt::format("{} ended with exit code {} and said nothing", program, outcome.exit_code);
+    if (lines.empty())
+        return fmt::format("{} ended with exit code {} and said nothing", program, outcome.exit_code);
     const std::string text = join(lines, "; ");
     return text.starts_with(program + ":") ? text : fmt::format("{}: {}", program, text);
 }

@@ -15,7 +15,8 @@ namespace ddprun {
 Result<ToolEnd> run_scheduler_command(const std::vector<std::string>& command, Duration patience,
                                       const std::string& directory = "");
 
-/// What a program that refused said, as one line: its standard error, else its output, else its exit code. Pure.
+/// What a program that refused said, as one line: its standard error, else its output, else its exit code.
+/// Pure.
 std::string words_of_refusal(const std::string& program, const ToolEnd& outcome);
 
 }  // namespace ddprun

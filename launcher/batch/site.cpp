@@ -16,7 +16,8 @@ constexpr int kMostPerNode = 100'000;
 
 const SiteProfile* built_in(std::string_view name) {
     const auto& sites = built_in_sites();
-    const auto found = std::find_if(sites.begin(), sites.end(), [&](const SiteProfile& site) { return site.name == name; });
+    const auto found =
+        std::find_if(sites.begin(), sites.end(), [&](const SiteProfile& site) { return site.name == name; });
     return found == sites.end() ? nullptr : &*found;
 }
 
@@ -83,12 +84,35 @@ Status take_field(const Json::Member& field, SiteProfile& site) {
 }  // namespace
 
 const std::vector<SiteProfile>& built_in_sites() {
-    static const std::vector<SiteProfile> sites = {
-        {},
-        {.name = "derecho", .cpus_per_node = 64, .gpus_per_node = 4, .memory = "480GB", .queue = "main", .place = "", .select = "",
-         .filesystems = "", .keep = "doe", .gpu_type = "", .modules = {"cuda"}, .environment = {}, .setup = {"module reset"}, .directives = {}},
-        {.name = "polaris", .cpus_per_node = 0, .gpus_per_node = 4, .memory = "", .queue = "prod", .place = "scatter", .select = "system=polaris",
-         .filesystems = "home:eagle", .keep = "doe", .gpu_type = "", .modules = {}, .environment = {}, .setup = {}, .directives = {}}};
+    static const std::vector<SiteProfile> sites = {{},
+                                                   {.name = "derecho",
+                                                    .cpus_per_node = 64,
+                                                    .gpus_per_node = 4,
+                                                    .memory = "480GB",
+                                                    .queue = "main",
+                                                    .place = "",
+                                                    .select = "",
+                                                    .filesystems = "",
+                                                    .keep = "doe",
+                                                    .gpu_type = "",
+                                                    .modules = {"cuda"},
+                                                    .environment = {},
+                                                    .setup = {"module reset"},
+                                                    .directives = {}},
+                                                   {.name = "polaris",
+                                                    .cpus_per_node = 0,
+                                                    .gpus_per_node = 4,
+                                                    .memory = "",
+                                                    .queue = "prod",
+                                                    .place = "scatter",
+                                                    .select = "system=polaris",
+                                                    .filesystems = "home:eagle",
+                                                    .keep = "doe",
+                                                    .gpu_type = "",
+                                                    .modules = {},
+                                                    .environment = {},
+                                                    .setup = {},
+                                                    .directives = {}}};
     return sites;
 }
 

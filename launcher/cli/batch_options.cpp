@@ -47,8 +47,11 @@ Status set_text(const std::string& value, std::string& place) {
 Status set_job_walltime(BatchDraft& draft, const std::string& value) {
     const bool is_clock = value.find(':') != std::string::npos;
     const bool has_unit = !value.empty() && std::isalpha(static_cast<unsigned char>(value.back())) != 0;
-    const Result<Duration> span = is_clock ? pbs::parse_walltime(value) : has_unit ? parse_duration(value) : Result<Duration>(invalid(""));
-    if (!span || *span <= Duration::zero()) return invalid(fmt::format("'{}' is not a walltime (expected HH:MM:SS, 90m or 2h)", excerpt(value)));
+    const Result<Duration> span = is_clock   ? pbs::parse_walltime(value)
+                                  : has_unit ? parse_duration(value)
+                                             : Result<Duration>(invalid(""));
+    if (!span || *span <= Duration::zero())
+        return invalid(fmt::format("'{}' is not a walltime (expected HH:MM:SS, 90m or 2h)", excerpt(value)));
     draft.command.request.walltime = *span;
     return {};
 }
@@ -82,34 +85,58 @@ Status add_modules(BatchDraft& draft, const std::string& value) {
 
 const std::vector<BatchRow>& batch_rows() {
     static const std::vector<BatchRow> rows = {
-        {"--site", "NAME|FILE", "What the cluster's scripts have in common: derecho, polaris, or a FILE.json (docs/batch.md). Default: generic.", set_site},
-        {"--nodes", "N", "Nodes. Default 1.", [](BatchDraft& d, const std::string& v) { return set_number(v, 1, d.command.request.nodes); }},
+        {"--site", "NAME|FILE",
+         "What the cluster's scripts have in common: derecho, polaris, or a FILE.json (docs/batch.md). Default: generic.",
+         set_site},
+        {"--nodes", "N", "Nodes. Default 1.",
+         [](BatchDraft& d, const std::string& v) { return set_number(v, 1, d.command.request.nodes); }},
         {"--gpus-per-node", "N", "GPUs of each node, and workers, unless --nproc-per-node says how many.",
-         [](BatchDraft& d, const std::string& v) { return set_number(v, 0, d.command.request.gpus_per_node.emplace()); }},
+         [](BatchDraft& d, const std::string& v) {
+             return set_number(v, 0, d.command.request.gpus_per_node.emplace());
+         }},
         {"--cpus-per-node", "N", "Cores of each node.",
-         [](BatchDraft& d, const std::string& v) { return set_number(v, 0, d.command.request.cpus_per_node.emplace()); }},
+         [](BatchDraft& d, const std::string& v) {
+             return set_number(v, 0, d.command.request.cpus_per_node.emplace());
+         }},
         {"--memory", "SIZE", "Memory of each node, as the scheduler writes it: 480GB.",
          [](BatchDraft& d, const std::string& v) { return set_text(v, d.command.request.memory); }},
         {"--walltime", "SPAN", "How long it may run: HH:MM:SS, 90m or 2h.", set_job_walltime},
-        {"--queue", "NAME", "Queue, or partition.", [](BatchDraft& d, const std::string& v) { return set_text(v, d.command.request.queue); }},
-        {"--partition", "NAME", "Slurm's name of --queue.", [](BatchDraft& d, const std::string& v) { return set_text(v, d.command.request.queue); }},
-        {"--account", "NAME", "Who pays.", [](BatchDraft& d, const std::string& v) { return set_text(v, d.command.request.account); }},
+        {"--queue", "NAME", "Queue, or partition.",
+         [](BatchDraft& d, const std::string& v) { return set_text(v, d.command.request.queue); }},
+        {"--partition", "NAME", "Slurm's name of --queue.",
+         [](BatchDraft& d, const std::string& v) { return set_text(v, d.command.request.queue); }},
+        {"--account", "NAME", "Who pays.",
+         [](BatchDraft& d, const std::string& v) { return set_text(v, d.command.request.account); }},
         {"--filesystems", "NAMES", "PBS: -l filesystems=, as in home:eagle.",
          [](BatchDraft& d, const std::string& v) { return set_text(v, d.command.request.filesystems); }},
-        {"--name", "NAME", "The job's name. Default: the program's.", [](BatchDraft& d, const std::string& v) { return set_text(v, d.command.request.name); }},
+        {"--name", "NAME", "The job's name. Default: the program's.",
+         [](BatchDraft& d, const std::string& v) { return set_text(v, d.command.request.name); }},
         {"--output", "FILE", "Where the output goes. Default: the scheduler's, NAME-ID.log under Slurm.",
          [](BatchDraft& d, const std::string& v) { return set_text(v, d.command.request.output); }},
         {"--module", "NAME,...", "Modules to load, behind the site's. May be repeated.", add_modules},
         {"--env", "NAME=VALUE", "A variable for the job. May be repeated.", add_variable},
-        {"--setup", "LINE", "A line of the script before ddprun, as in --setup 'conda activate train'. May be repeated.",
-         [](BatchDraft& d, const std::string& v) { d.command.request.setup.push_back(v); return Status(); }},
+        {"--setup", "LINE",
+         "A line of the script before ddprun, as in --setup 'conda activate train'. May be repeated.",
+         [](BatchDraft& d, const std::string& v) {
+             d.command.request.setup.push_back(v);
+             return Status();
+         }},
         {"--directive", "LINE", "What stands behind #PBS or #SBATCH in a line of its own. May be repeated.",
-         [](BatchDraft& d, const std::string& v) { d.command.request.directives.push_back(v); return Status(); }},
-        {"--requeue", "no|auto|self", "Whether the job goes back into the queue when its time is up (ddprun's --requeue).", set_job_requeue},
-        {"--file", "FILE", "Where the script is written. Default: NAME.pbs or NAME.slurm for submit, standard output for script.",
+         [](BatchDraft& d, const std::string& v) {
+             d.command.request.directives.push_back(v);
+             return Status();
+         }},
+        {"--requeue", "no|auto|self",
+         "Whether the job goes back into the queue when its time is up (ddprun's --requeue).",
+         set_job_requeue},
+        {"--file", "FILE",
+         "Where the script is written. Default: NAME.pbs or NAME.slurm for submit, standard output for script.",
          [](BatchDraft& d, const std::string& v) { return set_text(v, d.file); }},
         {"--no-follow", "", "submit: print the job's id only. status: one look.",
-         [](BatchDraft& d, const std::string&) { d.command.follow = false; return Status(); }},
+         [](BatchDraft& d, const std::string&) {
+             d.command.follow = false;
+             return Status();
+         }},
         {"--help", "", "This text.", [](BatchDraft&, const std::string&) { return Status(); }}};
     return rows;
 }
@@ -117,7 +144,8 @@ const std::vector<BatchRow>& batch_rows() {
 const BatchRow* row_of(std::string_view label) {
     std::string dashed(label == "-h" ? "--help" : label);
     std::replace(dashed.begin(), dashed.end(), '_', '-');
-    const auto found = std::find_if(batch_rows().begin(), batch_rows().end(), [&](const BatchRow& row) { return row.label == dashed; });
+    const auto found = std::find_if(batch_rows().begin(), batch_rows().end(),
+                                    [&](const BatchRow& row) { return row.label == dashed; });
     return found == batch_rows().end() ? nullptr : &*found;
 }
 
@@ -135,19 +163,23 @@ Status take_ddprun_line(std::vector<std::string> words, JobRequest& request) {
     if (line->action != CommandLine::Run) return invalid("no program given");
     request.counts_workers = line->sources.count("nproc-per-node") != 0;
     for (const char* option : {"requeue", "requeue-script"}) {
-        if (line->sources.count(option) != 0) return invalid(fmt::format("--{}: give it before the program's line, which the script has too", option));
+        if (line->sources.count(option) != 0)
+            return invalid(
+                fmt::format("--{}: give it before the program's line, which the script has too", option));
     }
     request.program = line->spec.program.name;
     request.ddprun = std::move(words);
     return {};
 }
 
-Result<BatchCommand> finish_status(BatchDraft draft, const std::vector<std::string>& rest, Scheduler scheduler, const EnvironmentLookup& env) {
+Result<BatchCommand> finish_status(BatchDraft draft, const std::vector<std::string>& rest,
+                                   Scheduler scheduler, const EnvironmentLookup& env) {
     const std::optional<BatchJob> here = find_batch_job(env);
     if (rest.size() > 1) return invalid(fmt::format("'{}': one job at a time", excerpt(rest[1])));
     if (rest.size() == 1) draft.command.job = rest[0];
     else if (here && here->scheduler == scheduler) draft.command.job = here->id;
-    if (draft.command.job.empty() || is_option(draft.command.job)) return invalid("status: which job? (its id, as submit prints it)");
+    if (draft.command.job.empty() || is_option(draft.command.job))
+        return invalid("status: which job? (its id, as submit prints it)");
     return std::move(draft.command);
 }
 
@@ -158,16 +190,19 @@ Result<BatchCommand> finish_script(BatchDraft draft, std::vector<std::string> re
     draft.command.to_file = !draft.file.empty();
     const std::string suffix = scheduler == Scheduler::Pbs ? ".pbs" : ".slurm";
     request.script = draft.command.to_file ? draft.file : request.name + suffix;
-    const bool names_itself = scheduler == Scheduler::Pbs && request.requeue && *request.requeue != RequeueSpec::Mode::No;
+    const bool names_itself =
+        scheduler == Scheduler::Pbs && request.requeue && *request.requeue != RequeueSpec::Mode::No;
     if (draft.command.kind == BatchCommand::Kind::Script && names_itself && !draft.command.to_file) {
-        draft.command.remarks.push_back(fmt::format("save it as {}: by that name it submits itself again", request.script));
+        draft.command.remarks.push_back(
+            fmt::format("save it as {}: by that name it submits itself again", request.script));
     }
     return std::move(draft.command);
 }
 
 }  // namespace
 
-Result<BatchCommand> parse_batch_command(Scheduler scheduler, const std::vector<std::string>& words, const EnvironmentLookup& env) {
+Result<BatchCommand> parse_batch_command(Scheduler scheduler, const std::vector<std::string>& words,
+                                         const EnvironmentLookup& env) {
     using Kind = BatchCommand::Kind;
     BatchDraft draft;
     if (words.empty() || words[0] == "-h" || words[0] == "--help") return std::move(draft.command);
@@ -178,7 +213,9 @@ Result<BatchCommand> parse_batch_command(Scheduler scheduler, const std::vector<
     const Rest rest = draft.command.kind == Kind::Show ? Rest::StandsBetween : Rest::IsTheProgram;
     CommandWords split = split_words({words.begin() + 1, words.end()}, kind_of_batch_option, rest);
     if (split.wrong) return *split.wrong;
-    if (split.unknown) return invalid(fmt::format("{}: unknown option of {} (ddprun's own stand behind --)", *split.unknown, *verb));
+    if (split.unknown)
+        return invalid(
+            fmt::format("{}: unknown option of {} (ddprun's own stand behind --)", *split.unknown, *verb));
     for (const auto& [label, value] : split.options) {
         const BatchRow* row = row_of(label);
         if (row->label == "--help") return BatchCommand{};
@@ -199,7 +236,8 @@ std::string render_batch_help(Scheduler scheduler) {
     std::string text = fmt::format(
         "usage: ddprun {0} script [options] [--] [options of ddprun] program [arguments]   prints a job script\n"
         "       ddprun {0} submit [options] [--] [options of ddprun] program [arguments]   submits it, follows the job\n"
-        "       ddprun {0} status [--no-follow] JOB                                        follows a job\n\n", word);
+        "       ddprun {0} status [--no-follow] JOB                                        follows a job\n\n",
+        word);
     for (const BatchRow& row : batch_rows()) {
         std::string left = fmt::format("  {} {}", row.label, row.value);
         if (left.size() + 2 > kHelpColumn) left.append(1, '\n').append(kHelpColumn, ' ');
@@ -212,12 +250,15 @@ std::string render_batch_help(Scheduler scheduler) {
 int run_batch_command(Scheduler scheduler, const std::vector<std::string>& words) {
     const Result<BatchCommand> command = parse_batch_command(scheduler, words, process_environment);
     if (!command) {
-        ddprun::print(stderr, "ddprun {}: {}\n", scheduler == Scheduler::Pbs ? "pbs" : "slurm", printable(command.error().what));
+        ddprun::print(stderr, "ddprun {}: {}\n", scheduler == Scheduler::Pbs ? "pbs" : "slurm",
+                      printable(command.error().what));
         return static_cast<int>(ExitCode::Usage);
     }
-    for (const std::string& remark : command->remarks) ddprun::print(stderr, "ddprun: {}\n", printable(remark));
+    for (const std::string& remark : command->remarks)
+        ddprun::print(stderr, "ddprun: {}\n", printable(remark));
     switch (command->kind) {
-        case BatchCommand::Kind::Script: return print_job_script(scheduler, command->request, command->to_file);
+        case BatchCommand::Kind::Script:
+            return print_job_script(scheduler, command->request, command->to_file);
         case BatchCommand::Kind::Submit: return submit_job(scheduler, command->request, command->follow);
         case BatchCommand::Kind::Show: return show_job(scheduler, command->job, command->follow);
         case BatchCommand::Kind::Help: break;

@@ -12,15 +12,17 @@ namespace ddprun {
 /// `ddprun pbs ...` and `ddprun slurm ...`, behind that word.
 struct BatchCommand {
     enum class Kind : std::uint8_t { Script, Submit, Show, Help } kind = Kind::Help;
-    JobRequest request;        ///< of Script and Submit; settled
-    bool to_file = false;      ///< Script: --file was given
-    bool follow = true;        ///< --no-follow
-    std::string job;           ///< of Show
+    JobRequest request;    ///< of Script and Submit; settled
+    bool to_file = false;  ///< Script: --file was given
+    bool follow = true;    ///< --no-follow
+    std::string job;       ///< of Show
     std::vector<std::string> remarks;
 };
-/// The words behind the options are ddprun's own command line, which is checked as ddprun would. Reads a site's file.
-/// `env` tells the job that this process belongs to. Error: InvalidArgument, NotFound, System, ready to follow "ddprun pbs: ".
-Result<BatchCommand> parse_batch_command(Scheduler scheduler, const std::vector<std::string>& words, const EnvironmentLookup& env);
+/// The words behind the options are ddprun's own command line, which is checked as ddprun would. Reads a
+/// site's file. `env` tells the job that this process belongs to. Error: InvalidArgument, NotFound, System,
+/// ready to follow "ddprun pbs: ".
+Result<BatchCommand> parse_batch_command(Scheduler scheduler, const std::vector<std::string>& words,
+                                         const EnvironmentLookup& env);
 
 /// "script", "submit", "status" and all options, for completions.
 std::vector<std::string> batch_words();

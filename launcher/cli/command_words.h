@@ -24,15 +24,17 @@ struct CommandWords {
         std::string label;  ///< as it was written
         std::string value;  ///< "1" of a switch
     };
-    std::vector<Option> options;    ///< in the order of the command line
-    std::vector<std::string> rest;  ///< the words that are no options
+    std::vector<Option> options;         ///< in the order of the command line
+    std::vector<std::string> rest;       ///< the words that are no options
     std::optional<std::string> unknown;  ///< the first that looks like an option, and is none
-    /// What is wrong with an option's value, in one line; the options are then there, but not all of their values.
+    /// What is wrong with an option's value, in one line; the options are then there, but not all of their
+    /// values.
     std::optional<Error> wrong;
 };
 
 enum class Rest {
-    IsTheProgram,  ///< the first word that is no option begins it, and all that follow are its own; "--" does too
+    IsTheProgram,  ///< the first word that is no option begins it, and all that follow are its own; "--" does
+                   ///< too
     StandsBetween  ///< such words stand among the options
 };
 

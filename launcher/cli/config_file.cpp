@@ -29,7 +29,9 @@ Result<std::vector<std::string>> as_texts(const Json& value, const std::string& 
     const Json list = value.is_list() ? value : Json::list({value});
     for (const Json& element : list.elements()) {
         std::optional<std::string> text = as_text(element);
-        if (!text) return Error{Errc::InvalidArgument, where + ": expected text, a number, true, false, or a list of these"};
+        if (!text)
+            return Error{Errc::InvalidArgument,
+                         where + ": expected text, a number, true, false, or a list of these"};
         texts.push_back(*std::move(text));
     }
     return texts;
@@ -46,7 +48,8 @@ Result<ConfigFile> parse_config(const std::string& text, const std::string& path
         Result<std::vector<std::string>> texts = as_texts(value, fmt::format("{}: {}", path, excerpt(key)));
         if (!texts) return texts.error();
         if (key == "program") {
-            if (texts->size() != 1 || texts->front().empty()) return wrong(path, "program: expected one name");
+            if (texts->size() != 1 || texts->front().empty())
+                return wrong(path, "program: expected one name");
             config.program = texts->front();
         } else if (key == "args") {
             if (!value.is_list()) return wrong(path, "args: expected a list");
@@ -60,7 +63,8 @@ Result<ConfigFile> parse_config(const std::string& text, const std::string& path
 
 Result<ConfigFile> read_config_file(const std::string& path) {
     const Result<std::string> text = read_regular_file(path, kMaxConfigBytes);
-    if (!text && text.error().code == Errc::Limit) return wrong(path, "larger than 1 MiB: not a job description");
+    if (!text && text.error().code == Errc::Limit)
+        return wrong(path, "larger than 1 MiB: not a job description");
     if (!text) return text.error();
     return parse_config(*text, path);
 }

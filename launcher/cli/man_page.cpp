@@ -10,7 +10,8 @@
 namespace ddprun {
 namespace {
 
-/// Text as troff prints it: a backslash is no escape, a dash can be copied into a shell, a first dot is a dot.
+/// Text as troff prints it: a backslash is no escape, a dash can be copied into a shell, a first dot is a
+/// dot.
 std::string troff(std::string_view text) {
     std::string out;
     if (text.starts_with('.') || text.starts_with('\'')) out += "\\&";
@@ -40,9 +41,12 @@ std::string option_entry(const OptionRow& row) {
 
 std::string options() {
     std::string text = section("OPTIONS");
-    text += troff("Every option may be written with dashes or underscores, and cut short where one option alone begins so. Its default can be set by a variable: "
-                  "PET_NNODES for --nnodes. The command line wins over variables, these over the file of --config. "
-                  "Time spans are written 90, 90s, 500ms, 15m or 2h.") + "\n";
+    text +=
+        troff(
+            "Every option may be written with dashes or underscores, and cut short where one option alone begins so. Its default can be set by a variable: "
+            "PET_NNODES for --nnodes. The command line wins over variables, these over the file of --config. "
+            "Time spans are written 90, 90s, 500ms, 15m or 2h.") +
+        "\n";
     for (const OptionGroup& group : option_groups()) {
         text += fmt::format(".SS {}\n", troff(group.title));
         for (const OptionRow& row : group.rows) text += option_entry(row);
@@ -52,18 +56,24 @@ std::string options() {
 
 std::string asking() {
     std::string text = section("OTHER COMMANDS");
-    for (const SubcommandRow& row : subcommands()) text += entry(fmt::format("ddprun {} {}", row.name, row.arguments), row.help);
+    for (const SubcommandRow& row : subcommands())
+        text += entry(fmt::format("ddprun {} {}", row.name, row.arguments), row.help);
     return text;
 }
 
 std::string doctor_command() {
     std::string text = section("DOCTOR");
-    text += troff("ddprun doctor looks at this machine as a place for training: driver, GPUs and how they are connected, NCCL's variables, "
-                  "network, memory, limits, clock. Then it runs an all-reduce among the GPUs, or the CPUs, as a job of its own. Each line is "
-                  "ok, note, warning or error, and says what to set. Its exit status is 0, or 1 when there was an error.") + "\n";
+    text +=
+        troff(
+            "ddprun doctor looks at this machine as a place for training: driver, GPUs and how they are connected, NCCL's variables, "
+            "network, memory, limits, clock. Then it runs an all-reduce among the GPUs, or the CPUs, as a job of its own. Each line is "
+            "ok, note, warning or error, and says what to set. Its exit status is 0, or 1 when there was an error.") +
+        "\n";
     text += entry("--json", "One JSON object with the findings and the facts behind them.");
     text += entry("--no-run", "Without the all-reduce.");
-    text += entry("--seconds S, --bytes SIZE", "How long it lasts (2 seconds), and how much each worker gives to it (256MiB of a GPU, else 64MiB).");
+    text += entry(
+        "--seconds S, --bytes SIZE",
+        "How long it lasts (2 seconds), and how much each worker gives to it (256MiB of a GPU, else 64MiB).");
     return text;
 }
 
@@ -75,31 +85,41 @@ std::string environment() {
     text += entry("TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE", "The default of --prefix.");
     text += entry("TORCHELASTIC_ERROR_FILE", "Where the first failure is left as JSON, as torchrun does.");
     text += entry("LOGLEVEL", "How much ddprun says of itself: DEBUG, INFO, WARNING or ERROR.");
-    text += entry("DDPRUN_TOKEN", "The secret of a job of several nodes; the same on all of them. Without it they share the file below.");
+    text += entry(
+        "DDPRUN_TOKEN",
+        "The secret of a job of several nodes; the same on all of them. Without it they share the file below.");
     text += entry("DDPRUN_INSECURE", "1: as --insecure.");
-    text += entry("DDP_NCCL_LIBRARY, DDPRUN_NVML_LIBRARY", "Files to load in place of libnccl.so.2 and libnvidia-ml.so.1.");
+    text += entry("DDP_NCCL_LIBRARY, DDPRUN_NVML_LIBRARY",
+                  "Files to load in place of libnccl.so.2 and libnvidia-ml.so.1.");
     text += entry("NO_COLOR", "Not empty: prefixes without colour.");
-    text += ".PP\nEach worker finds RANK, LOCAL_RANK, WORLD_SIZE, LOCAL_WORLD_SIZE, GROUP_RANK, GROUP_WORLD_SIZE, ROLE_NAME, "
-            "ROLE_RANK, ROLE_WORLD_SIZE, MASTER_ADDR, MASTER_PORT, TORCHELASTIC_RESTART_COUNT, TORCHELASTIC_MAX_RESTARTS, "
-            "TORCHELASTIC_RUN_ID and TORCHELASTIC_ERROR_FILE in its environment, and all that ddprun inherited.\n";
+    text +=
+        ".PP\nEach worker finds RANK, LOCAL_RANK, WORLD_SIZE, LOCAL_WORLD_SIZE, GROUP_RANK, GROUP_WORLD_SIZE, ROLE_NAME, "
+        "ROLE_RANK, ROLE_WORLD_SIZE, MASTER_ADDR, MASTER_PORT, TORCHELASTIC_RESTART_COUNT, TORCHELASTIC_MAX_RESTARTS, "
+        "TORCHELASTIC_RUN_ID and TORCHELASTIC_ERROR_FILE in its environment, and all that ddprun inherited.\n";
     return text;
 }
 
 std::string files() {
     std::string text = section("FILES");
-    text += entry("$XDG_CONFIG_HOME/ddprun/secret, ~/.config/ddprun/secret",
-                  "32 random bytes by which the nodes of a user's jobs know each other, made when a job of several nodes starts without "
-                  "DDPRUN_TOKEN. Nodes that do not share it get a copy of it, readable by its owner alone.");
+    text += entry(
+        "$XDG_CONFIG_HOME/ddprun/secret, ~/.config/ddprun/secret",
+        "32 random bytes by which the nodes of a user's jobs know each other, made when a job of several nodes starts without "
+        "DDPRUN_TOKEN. Nodes that do not share it get a copy of it, readable by its owner alone.");
     return text;
 }
 
 std::string signals() {
     std::string text = section("SIGNALS");
-    text += entry("SIGTERM, SIGINT, SIGHUP, SIGQUIT", "The workers get the same signal and --shutdown-timeout to save; ddprun exits with 75. "
-                                                      "A second one kills them now.");
-    text += entry("SIGUSR1, SIGUSR2, SIGCONT, SIGTSTP, SIGWINCH", "Passed on to the workers; the job goes on. "
-                  "SIGTSTP (Ctrl-Z) stops ddprun, too: of a job of several nodes for less than --heartbeat-timeout, else it is lost to the others.");
-    text += entry("SIGKILL", "Nothing can be done, and nothing is left: the workers and all that they started are killed.");
+    text += entry("SIGTERM, SIGINT, SIGHUP, SIGQUIT",
+                  "The workers get the same signal and --shutdown-timeout to save; ddprun exits with 75. "
+                  "A second one kills them now.");
+    text += entry(
+        "SIGUSR1, SIGUSR2, SIGCONT, SIGTSTP, SIGWINCH",
+        "Passed on to the workers; the job goes on. "
+        "SIGTSTP (Ctrl-Z) stops ddprun, too: of a job of several nodes for less than --heartbeat-timeout, else it is lost to the others.");
+    text +=
+        entry("SIGKILL",
+              "Nothing can be done, and nothing is left: the workers and all that they started are killed.");
     return text + ".PP\n" + troff("--signal and --signals-to-handle change what a signal does.") + "\n";
 }
 
@@ -137,14 +157,19 @@ std::string examples() {
 std::string render_man_page() {
     std::string page = ".TH DDPRUN 1 \"\" \"ddprun " DDPRUN_VERSION "\" \"User Commands\"\n";
     page += section("NAME") + "ddprun \\- start and supervise distributed data\\-parallel training\n";
-    page += section("SYNOPSIS") + ".B ddprun\n[\\fIoptions\\fR] \\fIprogram\\fR [\\fIarguments\\fR ...]\n.br\n";
+    page +=
+        section("SYNOPSIS") + ".B ddprun\n[\\fIoptions\\fR] \\fIprogram\\fR [\\fIarguments\\fR ...]\n.br\n";
     page += ".B ddprun\n\\fIsubcommand\\fR [\\fIarguments\\fR ...]\n";
     page += section("DESCRIPTION");
-    page += troff("Starts, watches and stops the workers of a distributed data-parallel job, on one node or several. Every command line "
-                  "of torchrun works. A program ending in .py is run by Python; a name without a slash is looked for among "
-                  "ddprun's own workers, then in PATH. \"${local_rank}\" and \"${rank}\" in the arguments are replaced for "
-                  "each worker. What follows the program belongs to it.") + "\n";
-    return page + options() + asking() + doctor_command() + signals() + environment() + files() + exit_codes() + examples();
+    page +=
+        troff(
+            "Starts, watches and stops the workers of a distributed data-parallel job, on one node or several. Every command line "
+            "of torchrun works. A program ending in .py is run by Python; a name without a slash is looked for among "
+            "ddprun's own workers, then in PATH. \"${local_rank}\" and \"${rank}\" in the arguments are replaced for "
+            "each worker. What follows the program belongs to it.") +
+        "\n";
+    return page + options() + asking() + doctor_command() + signals() + environment() + files() +
+           exit_codes() + examples();
 }
 
 }  // namespace ddprun

@@ -11,7 +11,8 @@ namespace ddprun {
 namespace {
 
 std::string help_of(const OptionRow& row) {
-    std::string left = row.letter != 0 ? fmt::format("  -{}, --{}", row.letter, row.name) : fmt::format("      --{}", row.name);
+    std::string left = row.letter != 0 ? fmt::format("  -{}, --{}", row.letter, row.name)
+                                       : fmt::format("      --{}", row.name);
     if (!row.value.empty()) left += fmt::format(" {}", row.value);
     if (left.size() + 2 > kHelpColumn) left += '\n' + std::string(kHelpColumn, ' ');
     else left.resize(kHelpColumn, ' ');
@@ -47,7 +48,8 @@ std::string value_options(char separator) {
     std::string words;
     for_each_option([&](const OptionRow& row) {
         if (row.value.empty()) return;
-        for (const std::string& word : spellings(row)) words += (words.empty() ? "" : std::string(1, separator)) + word;
+        for (const std::string& word : spellings(row))
+            words += (words.empty() ? "" : std::string(1, separator)) + word;
     });
     return words;
 }
@@ -59,14 +61,17 @@ std::string subcommand_names(char separator) {
 }
 
 /// What stands beside a completion: the help's first sentence.
-std::string_view first_sentence(std::string_view help) { return help.substr(0, std::min(help.find(". "), help.size())); }
+std::string_view first_sentence(std::string_view help) {
+    return help.substr(0, std::min(help.find(". "), help.size()));
+}
 
 /// For each subcommand that does not take a job's options: "<name>) <command> <its options>; return;;".
 std::string cases_of_subcommands(std::string_view before, std::string_view after) {
     std::string cases;
     for (const SubcommandRow& row : subcommands()) {
         const std::vector<std::string> options = options_of(row);
-        if (!options.empty()) cases += fmt::format("      {}) {}{}{}; return;;\n", row.name, before, join(options, " "), after);
+        if (!options.empty())
+            cases += fmt::format("      {}) {}{}{}; return;;\n", row.name, before, join(options, " "), after);
     }
     return cases;
 }
@@ -86,11 +91,16 @@ std::string bash_completion() {
         names += fmt::format(" --{}", row.name);
         if (row.value.empty()) return;
         const std::string words = join(spellings(row), "|");
-        if (row.choices == "@file") cases += fmt::format("    {}) COMPREPLY=($(compgen -f -- \"$cur\")); return;;\n", words);
-        else if (row.choices == "@directory") cases += fmt::format("    {}) COMPREPLY=($(compgen -d -- \"$cur\")); return;;\n", words);
-        else cases += fmt::format("    {}) COMPREPLY=($(compgen -W \"{}\" -- \"$cur\")); return;;\n", words, row.choices);
+        if (row.choices == "@file")
+            cases += fmt::format("    {}) COMPREPLY=($(compgen -f -- \"$cur\")); return;;\n", words);
+        else if (row.choices == "@directory")
+            cases += fmt::format("    {}) COMPREPLY=($(compgen -d -- \"$cur\")); return;;\n", words);
+        else
+            cases += fmt::format("    {}) COMPREPLY=($(compgen -W \"{}\" -- \"$cur\")); return;;\n", words,
+                                 row.choices);
     });
-    return fmt::format(R"(# bash completion for ddprun; put it into ~/.local/share/bash-completion/completions/ddprun
+    return fmt::format(
+        R"(# bash completion for ddprun; put it into ~/.local/share/bash-completion/completions/ddprun
 _ddprun() {{
   local cur="${{COMP_WORDS[COMP_CWORD]}}" prev="${{COMP_WORDS[COMP_CWORD-1]}}" i
   COMPREPLY=()
@@ -121,8 +131,8 @@ _ddprun() {{
 }}
 complete -o filenames -F _ddprun ddprun
 )",
-                       cases_of_subcommands("COMPREPLY=($(compgen -W \"", "\" -- \"$cur\"))"), value_options('|'), job_subcommands('|'), cases, names.substr(1),
-                       subcommand_names(' '));
+        cases_of_subcommands("COMPREPLY=($(compgen -W \"", "\" -- \"$cur\"))"), value_options('|'),
+        job_subcommands('|'), cases, names.substr(1), subcommand_names(' '));
 }
 
 /// Inside single quotes, for a shell that has no escapes there.
@@ -156,14 +166,18 @@ std::string zsh_completion() {
         for (const std::string& word : spellings(row)) {
             const bool separate = word.size() == 2;  // -r 3, but --tee 3 and --tee=3
             lines += fmt::format("    '{}{}{}[{}]{}' \\\n", row.repeatable ? "*" : "", word,
-                                 action.empty() ? "" : separate ? "+" : "=", zsh_text(first_sentence(row.help)), action);
+                                 action.empty() ? ""
+                                 : separate     ? "+"
+                                                : "=",
+                                 zsh_text(first_sentence(row.help)), action);
         }
     });
-    return fmt::format("#compdef ddprun\n# zsh completion for ddprun; put it as _ddprun into a directory of $fpath\n"
-                       "_ddprun_first() {{\n  ((CURRENT == 2)) && compadd {}\n  _command_names -e\n}}\n"
-                       "_ddprun() {{\n  if ((CURRENT > 2)); then\n    case ${{words[2]}} in\n{}      {}) words=(${{words[1]}} ${{words[3,-1]}}); ((CURRENT--));;\n    esac\n  fi\n  _arguments -S \\\n{}    '1:program:_ddprun_first' \\\n    '*::argument:_files'\n}}\n"
-                       "_ddprun \"$@\"\n",
-                       subcommand_names(' '), cases_of_subcommands("compadd -- ", ""), job_subcommands('|'), lines);
+    return fmt::format(
+        "#compdef ddprun\n# zsh completion for ddprun; put it as _ddprun into a directory of $fpath\n"
+        "_ddprun_first() {{\n  ((CURRENT == 2)) && compadd {}\n  _command_names -e\n}}\n"
+        "_ddprun() {{\n  if ((CURRENT > 2)); then\n    case ${{words[2]}} in\n{}      {}) words=(${{words[1]}} ${{words[3,-1]}}); ((CURRENT--));;\n    esac\n  fi\n  _arguments -S \\\n{}    '1:program:_ddprun_first' \\\n    '*::argument:_files'\n}}\n"
+        "_ddprun \"$@\"\n",
+        subcommand_names(' '), cases_of_subcommands("compadd -- ", ""), job_subcommands('|'), lines);
 }
 
 /// Inside single quotes of fish.
@@ -190,10 +204,12 @@ std::string fish_completion() {
     });
     lines += "complete -c ddprun -n __ddprun_own -a '(__fish_complete_command)'\n";
     for (const SubcommandRow& row : subcommands()) {
-        lines += fmt::format("complete -c ddprun -n __fish_is_first_arg -a {} -d '{}'\n", row.name, fish_text(first_sentence(row.help)));
+        lines += fmt::format("complete -c ddprun -n __fish_is_first_arg -a {} -d '{}'\n", row.name,
+                             fish_text(first_sentence(row.help)));
         const std::vector<std::string> options = options_of(row);
         if (options.empty()) continue;
-        lines += fmt::format("complete -c ddprun -n '__ddprun_asks {}' -f -a '{}'\n", row.name, join(options, " "));
+        lines += fmt::format("complete -c ddprun -n '__ddprun_asks {}' -f -a '{}'\n", row.name,
+                             join(options, " "));
     }
     return fmt::format(R"(# fish completion for ddprun; put it into ~/.config/fish/completions/ddprun.fish
 function __ddprun_asks -d 'the subcommand is this one'
@@ -217,7 +233,8 @@ function __ddprun_own -d 'not behind the program, to which everything belongs'
     end
   end
 end
-{})", value_options(' '), job_subcommands(' '), lines);
+{})",
+                       value_options(' '), job_subcommands(' '), lines);
 }
 
 std::string tcsh_completion() {
@@ -228,8 +245,9 @@ std::string tcsh_completion() {
         else if (row.choices == "@directory") values += fmt::format(" 'n/--{}/d/'", row.name);
         else if (!row.choices.empty()) values += fmt::format(" 'n/--{}/({})/'", row.name, row.choices);
     });
-    return fmt::format("# tcsh completion for ddprun; source it from ~/.tcshrc\ncomplete ddprun 'c/--/({})/'{} 'p/*/c/'\n",
-                       names.substr(1), values);
+    return fmt::format(
+        "# tcsh completion for ddprun; source it from ~/.tcshrc\ncomplete ddprun 'c/--/({})/'{} 'p/*/c/'\n",
+        names.substr(1), values);
 }
 
 }  // namespace

@@ -17,12 +17,13 @@ struct OptionDraft {
     bool module = false;
     bool no_python = false;
     bool run_path = false;
-    std::string shell;                 ///< of --print-completion
+    std::string shell;  ///< of --print-completion
     bool print_man = false;
     std::vector<std::string> remarks;
 };
 
-/// One option. The table is the only place that knows an option: parsing, PET_ variables, configuration files,
+/// One option. The table is the only place that knows an option: parsing, PET_ variables, configuration
+/// files,
 /// --help and shell completions all come from it.
 struct OptionRow {
     std::string_view name;     ///< long name with dashes; underscores are accepted as well
@@ -47,8 +48,8 @@ const std::vector<OptionGroup>& option_groups();
 /// By long name or alias, dashes or underscores, without the leading "--". nullptr: there is none.
 const OptionRow* find_option(std::string_view name);
 const OptionRow* find_option(char letter);
-/// Those whose name or alias begins so, in the order of --help: one of them is what an abbreviation means, several make
-/// it ambiguous.
+/// Those whose name or alias begins so, in the order of --help: one of them is what an abbreviation means,
+/// several make it ambiguous.
 std::vector<const OptionRow*> options_beginning_with(std::string_view name);
 /// The name the user may have meant, or "".
 std::string nearest_option(std::string_view name);

@@ -26,38 +26,51 @@ struct ConfKey {
     ConfKind kind;
 };
 constexpr std::array kConfKeys = {
-    ConfKey{"join_timeout", ConfKind::Seconds},        ConfKey{"last_call_timeout", ConfKind::Seconds},
-    ConfKey{"close_timeout", ConfKind::Seconds},       ConfKey{"heartbeat_timeout", ConfKind::Seconds},
-    ConfKey{"keep_alive_interval", ConfKind::Interval}, ConfKey{"keep_alive_max_attempt", ConfKind::Count},
-    ConfKey{"read_timeout", ConfKind::Seconds},        ConfKey{"timeout", ConfKind::Seconds},
-    ConfKey{"is_host", ConfKind::Flag},                ConfKey{"store_type", ConfKind::StoreType},
-    ConfKey{"ssl_cert", ConfKind::Etcd},               ConfKey{"ssl_cert_key", ConfKind::Etcd},
-    ConfKey{"ca_cert", ConfKind::Etcd},                ConfKey{"protocol", ConfKind::Etcd},
+    ConfKey{"join_timeout", ConfKind::Seconds},
+    ConfKey{"last_call_timeout", ConfKind::Seconds},
+    ConfKey{"close_timeout", ConfKind::Seconds},
+    ConfKey{"heartbeat_timeout", ConfKind::Seconds},
+    ConfKey{"keep_alive_interval", ConfKind::Interval},
+    ConfKey{"keep_alive_max_attempt", ConfKind::Count},
+    ConfKey{"read_timeout", ConfKind::Seconds},
+    ConfKey{"timeout", ConfKind::Seconds},
+    ConfKey{"is_host", ConfKind::Flag},
+    ConfKey{"store_type", ConfKind::StoreType},
+    ConfKey{"ssl_cert", ConfKind::Etcd},
+    ConfKey{"ssl_cert_key", ConfKind::Etcd},
+    ConfKey{"ca_cert", ConfKind::Etcd},
+    ConfKey{"protocol", ConfKind::Etcd},
 };
 
 Status check_conf_value(const ConfKey& key, std::string_view value) {
     switch (key.kind) {
         case ConfKind::Seconds:
-            if (!parse_span(value)) return invalid(fmt::format("{}: '{}' is not a time in seconds", key.name, excerpt(value)));
+            if (!parse_span(value))
+                return invalid(fmt::format("{}: '{}' is not a time in seconds", key.name, excerpt(value)));
             return {};
         case ConfKind::Interval:
-            if (const Result<Duration> span = parse_span(value); !span || *span < std::chrono::milliseconds(10)) {
-                return invalid(fmt::format("{}: '{}' is not a time of at least 10 ms", key.name, excerpt(value)));
+            if (const Result<Duration> span = parse_span(value);
+                !span || *span < std::chrono::milliseconds(10)) {
+                return invalid(
+                    fmt::format("{}: '{}' is not a time of at least 10 ms", key.name, excerpt(value)));
             }
             return {};
         case ConfKind::Count:
             if (!parse_int_between(value, 1, 1000)) {
-                return invalid(fmt::format("{}: '{}' is not a count from 1 to 1000", key.name, excerpt(value)));
+                return invalid(
+                    fmt::format("{}: '{}' is not a count from 1 to 1000", key.name, excerpt(value)));
             }
             return {};
         case ConfKind::Flag:
-            if (!parse_bool(value)) return invalid(fmt::format("{}: '{}' is not true or false", key.name, excerpt(value)));
+            if (!parse_bool(value))
+                return invalid(fmt::format("{}: '{}' is not true or false", key.name, excerpt(value)));
             return {};
         case ConfKind::StoreType:
             if (value == "tcp") return {};
             return invalid(fmt::format("store_type: '{}' is not supported (expected tcp)", excerpt(value)));
         case ConfKind::Etcd:
-            return invalid(fmt::format("{}: belongs to the etcd backends, which ddprun does not use", key.name));
+            return invalid(
+                fmt::format("{}: belongs to the etcd backends, which ddprun does not use", key.name));
     }
     return {};
 }
@@ -67,20 +80,25 @@ std::string unknown_conf_key(std::string_view key) {
     std::vector<std::string> names;
     for (const ConfKey& known : kConfKeys) names.emplace_back(known.name);
     const std::string near = nearest(key, names);
-    if (!near.empty()) return fmt::format("'{}' is not a known key (did you mean {}?), without effect", excerpt(key), near);
-    return fmt::format("'{}' is not a known key, without effect (known are {})", excerpt(key), join(names, ", "));
+    if (!near.empty())
+        return fmt::format("'{}' is not a known key (did you mean {}?), without effect", excerpt(key), near);
+    return fmt::format("'{}' is not a known key, without effect (known are {})", excerpt(key),
+                       join(names, ", "));
 }
 
 /// Without the quotes of a pair that encloses all of it, and the blanks inside and outside.
 std::string_view without_quotes(std::string_view text) {
     text = trim(text);
-    const bool is_quoted = text.size() > 1 && (text.front() == '\'' || text.front() == '"') && text.back() == text.front();
+    const bool is_quoted =
+        text.size() > 1 && (text.front() == '\'' || text.front() == '"') && text.back() == text.front();
     return is_quoted ? trim(text.substr(1, text.size() - 2)) : text;
 }
 
 Result<Streams> parse_stream_bits(std::string_view text) {
     const Result<std::int64_t> bits = parse_int_between(text, 0, 3);
-    if (!bits) return invalid(fmt::format("'{}' is not 0 (none), 1 (stdout), 2 (stderr) or 3 (both)", excerpt(text)));
+    if (!bits)
+        return invalid(
+            fmt::format("'{}' is not 0 (none), 1 (stdout), 2 (stderr) or 3 (both)", excerpt(text)));
     return static_cast<Streams>(*bits);
 }
 
@@ -100,14 +118,17 @@ Result<SignalAction> parse_signal_action(std::string_view text) {
 
 /// SIGCHLD is how we learn of a worker's end; the others cannot be caught or mean a bug of ours.
 bool is_ours_to_handle(int signal) {
-    constexpr std::array kNot = {SIGKILL, SIGSTOP, SIGCHLD, SIGSEGV, SIGBUS, SIGILL, SIGFPE, SIGABRT, SIGPIPE};
+    constexpr std::array kNot = {SIGKILL, SIGSTOP, SIGCHLD, SIGSEGV, SIGBUS,
+                                 SIGILL,  SIGFPE,  SIGABRT, SIGPIPE};
     return std::find(kNot.begin(), kNot.end(), signal) == kNot.end();
 }
 
 Result<int> parse_signal(std::string_view text) {
     const std::optional<int> signal = signal_from_name(text);
-    if (!signal) return invalid(fmt::format("'{}' is not a signal (expected a name such as SIGUSR1)", excerpt(text)));
-    if (!is_ours_to_handle(*signal)) return invalid(fmt::format("'{}' cannot be handled by a launcher", excerpt(text)));
+    if (!signal)
+        return invalid(fmt::format("'{}' is not a signal (expected a name such as SIGUSR1)", excerpt(text)));
+    if (!is_ours_to_handle(*signal))
+        return invalid(fmt::format("'{}' cannot be handled by a launcher", excerpt(text)));
     return *signal;
 }
 
@@ -121,7 +142,9 @@ Result<WorkerCount> parse_worker_count(std::string_view text) {
     if (word == "gpu") return WorkerCount{WorkerCount::Kind::Gpu, 0};
     if (word == "cpu") return WorkerCount{WorkerCount::Kind::Cpu, 0};
     const Result<std::int64_t> number = parse_int(text);
-    if (!number) return invalid(fmt::format("'{}' is not a number (expected a count, auto, gpu or cpu)", excerpt(text)));
+    if (!number)
+        return invalid(
+            fmt::format("'{}' is not a number (expected a count, auto, gpu or cpu)", excerpt(text)));
     if (*number < 1 || *number > kMaxWorkersPerNode) {
         return invalid(fmt::format("'{}' is not between 1 and {}", excerpt(text), kMaxWorkersPerNode));
     }
@@ -134,16 +157,18 @@ Result<Nodes> parse_nodes(std::string_view text) {
     Nodes nodes;
     for (std::size_t i = 0; i < parts.size(); ++i) {
         const Result<std::int64_t> number = parse_int(parts[i]);
-        if (!number) return invalid(fmt::format("'{}' is not a number (expected N or MIN:MAX)", excerpt(parts[i])));
+        if (!number)
+            return invalid(fmt::format("'{}' is not a number (expected N or MIN:MAX)", excerpt(parts[i])));
         if (*number < 1 || *number > kMaxNodes) {
-            return invalid(fmt::format("'{}' is not a number of nodes (expected 1 to {})", excerpt(parts[i]), kMaxNodes));
+            return invalid(fmt::format("'{}' is not a number of nodes (expected 1 to {})", excerpt(parts[i]),
+                                       kMaxNodes));
         }
         (i == 0 ? nodes.min : nodes.max) = static_cast<int>(*number);
     }
     if (parts.size() == 1) nodes.max = nodes.min;
     if (nodes.min > nodes.max) {
-        return invalid(fmt::format("'{}': the minimum {} is above the maximum {} (expected MIN:MAX)", excerpt(text), nodes.min,
-                                   nodes.max));
+        return invalid(fmt::format("'{}': the minimum {} is above the maximum {} (expected MIN:MAX)",
+                                   excerpt(text), nodes.min, nodes.max));
     }
     return nodes;
 }
@@ -158,7 +183,8 @@ Result<StreamsMap> parse_streams(std::string_view text) {
     }
     for (const std::string_view entry : split(text, ',')) {
         const std::size_t colon = entry.find(':');
-        if (colon == std::string_view::npos) return invalid(fmt::format("'{}' is not LOCAL_RANK:STREAMS", excerpt(entry)));
+        if (colon == std::string_view::npos)
+            return invalid(fmt::format("'{}' is not LOCAL_RANK:STREAMS", excerpt(entry)));
         const Result<int> rank = parse_rank(entry.substr(0, colon));
         if (!rank) return rank.error();
         const Result<Streams> bits = parse_stream_bits(entry.substr(colon + 1));
@@ -173,7 +199,8 @@ Result<StreamsMap> parse_streams(std::string_view text) {
 Result<RestartSpec> parse_restarts(std::string_view text) {
     RestartSpec restart;
     const std::size_t slash = text.find('/');
-    const Result<int> count = parse_small(text.substr(0, slash), kMaxRestarts, "a count of restarts, as in 3 or 3/1h");
+    const Result<int> count =
+        parse_small(text.substr(0, slash), kMaxRestarts, "a count of restarts, as in 3 or 3/1h");
     if (!count) return count.error();
     restart.max_restarts = *count;
     if (slash == std::string_view::npos) return restart;
@@ -192,7 +219,8 @@ Result<RendezvousConf> parse_rdzv_conf(std::string_view text) {
         const std::string_view pair = without_quotes(piece);
         if (pair.empty()) continue;
         const std::size_t equals = pair.find('=');
-        if (equals == std::string_view::npos) return invalid(fmt::format("'{}' is not KEY=VALUE", excerpt(pair)));
+        if (equals == std::string_view::npos)
+            return invalid(fmt::format("'{}' is not KEY=VALUE", excerpt(pair)));
         const std::string_view name = without_quotes(pair.substr(0, equals));
         const std::string_view value = without_quotes(pair.substr(equals + 1));
         const auto* key = std::find_if(kConfKeys.begin(), kConfKeys.end(),
@@ -272,12 +300,16 @@ Status check_prefix(std::string_view text) {
         const std::size_t end = text.find('}', at);
         if (end == std::string_view::npos) return invalid(fmt::format("'{}': ${{ without }}", excerpt(text)));
         const std::string_view name = text.substr(at + 2, end - at - 2);
-        if (!is_prefix_variable(name)) return invalid(fmt::format("'${{{}}}' is not known (expected {})", excerpt(name), prefix_variables()));
+        if (!is_prefix_variable(name))
+            return invalid(
+                fmt::format("'${{{}}}' is not known (expected {})", excerpt(name), prefix_variables()));
     }
     return {};
 }
 
-Result<int> parse_rank(std::string_view text) { return parse_small(text, kMaxRank, "a rank (expected 0, 1, ...)"); }
+Result<int> parse_rank(std::string_view text) {
+    return parse_small(text, kMaxRank, "a rank (expected 0, 1, ...)");
+}
 
 Result<int> parse_port(std::string_view text) {
     return parse_small(text, 65535, "a port (expected 0 to 65535; 0 takes a free one)");
@@ -286,7 +318,8 @@ Result<int> parse_port(std::string_view text) {
 Result<Duration> parse_span(std::string_view text) {
     const Result<Duration> span = parse_duration(text);
     if (!span || *span < Duration::zero()) {
-        return invalid(fmt::format("'{}' is not a time span (expected seconds, or for example 500ms, 2m, 1h)", excerpt(text)));
+        return invalid(fmt::format("'{}' is not a time span (expected seconds, or for example 500ms, 2m, 1h)",
+                                   excerpt(text)));
     }
     return *span;
 }

@@ -9,8 +9,8 @@
 #include "env/result.h"
 #include "launcher/job_spec.h"
 
-/// How option values are written. All pure; every error is InvalidArgument, begins with the value in quotes and
-/// ends with what was expected, ready to follow the option's name.
+/// How option values are written. All pure; every error is InvalidArgument, begins with the value in quotes
+/// and ends with what was expected, ready to follow the option's name.
 namespace ddprun {
 
 Error invalid(std::string message);
@@ -28,7 +28,8 @@ struct RendezvousConf {
     std::map<std::string, std::string> values;  ///< by torchrun's keys; checked
     std::vector<std::string> unknown;           ///< a line for each key that nobody here acts on
 };
-/// "k=v,k=v" with torchrun's keys; quotes around the whole, a key or a value are those of a job script's author.
+/// "k=v,k=v" with torchrun's keys; quotes around the whole, a key or a value are those of a job script's
+/// author.
 Result<RendezvousConf> parse_rdzv_conf(std::string_view text);
 /// "0,3,11".
 Result<std::vector<int>> parse_rank_list(std::string_view text);

@@ -37,7 +37,8 @@ struct Words {
 
 /// What users of mpiexec and srun type: "-n 4", "-np 4", "--ppn=4". nullopt: the option is none of these.
 std::optional<std::string_view> hint_for_mpi_users(std::string_view label) {
-    for (const std::string_view count : {"-n", "--nprocs", "--ppn", "--npernode", "--ntasks", "--ntasks-per-node"}) {
+    for (const std::string_view count :
+         {"-n", "--nprocs", "--ppn", "--npernode", "--ntasks", "--ntasks-per-node"}) {
         if (label == count) return "workers per node are --nproc-per-node";
     }
     if (label == "-N") return "nodes are --nnodes, workers per node --nproc-per-node";
@@ -45,14 +46,15 @@ std::optional<std::string_view> hint_for_mpi_users(std::string_view label) {
 }
 
 Error unknown_option(std::string_view word, std::string_view name) {
-    if (const auto hint = hint_for_mpi_users(word)) return invalid(fmt::format("{}: unknown option ({})", word, *hint));
+    if (const auto hint = hint_for_mpi_users(word))
+        return invalid(fmt::format("{}: unknown option ({})", word, *hint));
     const std::string near = nearest_option(name);
     if (near.empty()) return invalid(fmt::format("{}: unknown option (see ddprun --help)", excerpt(word)));
     return invalid(fmt::format("{}: unknown option (did you mean --{}?)", excerpt(word), near));
 }
 
-/// By "--name", "--na_me" or "-n", and as argparse reads it for torchrun's users: by any beginning that one option alone
-/// has. nullptr: there is none, or there are several.
+/// By "--name", "--na_me" or "-n", and as argparse reads it for torchrun's users: by any beginning that one
+/// option alone has. nullptr: there is none, or there are several.
 const OptionRow* find_by_label(std::string_view label) {
     if (!label.starts_with("--")) return find_option(label[1]);
     const std::string_view name = label.substr(2);
@@ -74,7 +76,8 @@ Error no_such_option(std::string_view word) {
     return invalid(fmt::format("{}: ambiguous, it could be {} or {}", label, join(names, ", "), last));
 }
 
-void add_value(GivenOptions& given, const OptionRow* row, std::string value, std::string label, std::string source) {
+void add_value(GivenOptions& given, const OptionRow* row, std::string value, std::string label,
+               std::string source) {
     Given& entry = given[row];
     if (!row->repeatable) entry.values.clear();
     entry.values.push_back(std::move(value));
@@ -101,7 +104,8 @@ Result<Words> read_words(const std::vector<std::string>& args) {
     if (split.unknown) return no_such_option(*split.unknown);
     if (split.rest.empty()) return words;
     words.program = std::move(split.rest.front());
-    words.arguments.assign(std::make_move_iterator(split.rest.begin() + 1), std::make_move_iterator(split.rest.end()));
+    words.arguments.assign(std::make_move_iterator(split.rest.begin() + 1),
+                           std::make_move_iterator(split.rest.end()));
     return words;
 }
 
@@ -124,7 +128,8 @@ Error unknown_key(const std::string& path, const std::string& key) {
     std::string near = nearest_option(key);
     if (near.empty()) near = nearest(key, {"program", "args"});
     return invalid(near.empty() ? fmt::format("{}: '{}' is not an option of ddprun", path, excerpt(key))
-                                : fmt::format("{}: '{}' is not an option of ddprun (did you mean {}?)", path, excerpt(key), near));
+                                : fmt::format("{}: '{}' is not an option of ddprun (did you mean {}?)", path,
+                                              excerpt(key), near));
 }
 
 Status add_config(Words& words, const std::string& path) {
@@ -134,7 +139,8 @@ Status add_config(Words& words, const std::string& path) {
     for (const auto& [key, values] : config->options) {
         const OptionRow* row = find_option(key);
         if (row == nullptr || row->name == "help" || row->name == "version") return unknown_key(path, key);
-        if (row->name == "config") return invalid(fmt::format("{}: config: a file cannot name another", path));
+        if (row->name == "config")
+            return invalid(fmt::format("{}: config: a file cannot name another", path));
         if (from_file.contains(row)) return invalid(fmt::format("{}: {} is given twice", path, row->name));
         const bool one_list = !row->repeatable && values.size() != 1;
         const std::vector<std::string> entries = one_list ? std::vector{join(values, ",")} : values;
@@ -154,10 +160,12 @@ Status apply(const OptionRow& row, const Given& given, OptionDraft& draft) {
     for (const std::string& value : given.values) {
         if (row.value.empty()) {
             const Result<bool> on = parse_bool(value);
-            if (!on) return invalid(fmt::format("{}: '{}' is not true or false", given.label, excerpt(value)));
+            if (!on)
+                return invalid(fmt::format("{}: '{}' is not true or false", given.label, excerpt(value)));
             if (!*on) continue;
         }
-        if (const Status applied = row.apply(draft, value); !applied) return applied.error().with(given.label);
+        if (const Status applied = row.apply(draft, value); !applied)
+            return applied.error().with(given.label);
     }
     return {};
 }
@@ -169,9 +177,11 @@ Status apply_environment_defaults(const EnvironmentLookup& env, JobSpec& spec) {
         if (!span) return span.error().with("TORCH_ELASTIC_SHUTDOWN_TIMEOUT");
         spec.shutdown_timeout = *span;
     }
-    if (const auto prefix = env("TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE"); prefix && !prefix->empty()) spec.output.prefix = *prefix;
+    if (const auto prefix = env("TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE"); prefix && !prefix->empty())
+        spec.output.prefix = *prefix;
     // no-color.org: present and not empty.
-    if (const auto no_color = env("NO_COLOR"); no_color && !no_color->empty()) spec.output.color = OutputSpec::Color::Never;
+    if (const auto no_color = env("NO_COLOR"); no_color && !no_color->empty())
+        spec.output.color = OutputSpec::Color::Never;
     return {};
 }
 
@@ -217,9 +227,11 @@ class Contradictions {
         if (!draft_.spec.per_rank) return {};
         const WorkerCount& workers = draft_.spec.workers;
         const bool is_one = workers.kind == WorkerCount::Kind::Number && workers.number == 1;
-        if (is_given("nproc-per-node") && !is_one) return both("per-rank", "nproc-per-node", "a rank is one worker");
+        if (is_given("nproc-per-node") && !is_one)
+            return both("per-rank", "nproc-per-node", "a rank is one worker");
         if (draft_.standalone) return both("per-rank", "standalone", "standalone is without the launcher");
-        if (draft_.spec.virtual_local_rank) return both("per-rank", "virtual-local-rank", "the workers of a node meet by their local ranks");
+        if (draft_.spec.virtual_local_rank)
+            return both("per-rank", "virtual-local-rank", "the workers of a node meet by their local ranks");
         return {};
     }
 
@@ -231,7 +243,8 @@ class Contradictions {
         if (found == given_.end()) return fmt::format("--{}", name);
         const Given& given = found->second;
         if (found->first->value.empty()) return given.label;
-        return fmt::format("{}{}{}", given.label, given.label == given.source ? "=" : " ", excerpt(given.values.back()));
+        return fmt::format("{}{}{}", given.label, given.label == given.source ? "=" : " ",
+                           excerpt(given.values.back()));
     }
 
     [[nodiscard]] Error both(std::string_view one, std::string_view other, std::string_view why) const {
@@ -258,7 +271,8 @@ Status settle_rendezvous(const GivenOptions& given, OptionDraft& draft) {
         rdzv.backend = "c10d";
         rdzv.endpoint.reset();
     }
-    // Several nodes have to agree on an id; one has its own, so that what is named after it is not another job's.
+    // Several nodes have to agree on an id; one has its own, so that what is named after it is not another
+    // job's.
     if (draft.standalone || (draft.spec.nodes.max == 1 && !given.contains(find_option("rdzv-id")))) {
         Result<std::string> id = random_hex(8);
         if (!id) return id.error();
@@ -274,8 +288,8 @@ Status settle_rendezvous(const GivenOptions& given, OptionDraft& draft) {
     return {};
 }
 
-/// With a log directory and no word about streams, everything is kept and everything is shown. Whoever says --tee reads
-/// what torchrun's --tee writes.
+/// With a log directory and no word about streams, everything is kept and everything is shown. Whoever says
+/// --tee reads what torchrun's --tee writes.
 void settle_output(const GivenOptions& given, OutputSpec& output) {
     if (!output.prefix && output.tee != StreamsMap{}) output.prefix = kTorchrunPrefix;
     const bool told = given.contains(find_option("redirects")) || given.contains(find_option("tee"));
@@ -285,7 +299,8 @@ void settle_output(const GivenOptions& given, OutputSpec& output) {
 Result<CommandLine> build(const Words& words, const EnvironmentLookup& env) {
     OptionDraft draft;
     draft.spec.signals = default_signals();
-    if (const Status defaults = apply_environment_defaults(env, draft.spec); !defaults) return defaults.error();
+    if (const Status defaults = apply_environment_defaults(env, draft.spec); !defaults)
+        return defaults.error();
     CommandLine line;
     for (const OptionGroup& group : option_groups()) {
         for (const OptionRow& row : group.rows) {
@@ -308,7 +323,8 @@ Result<CommandLine> build(const Words& words, const EnvironmentLookup& env) {
         line.text = *std::move(script);
         return line;
     }
-    if (const Status consistent = Contradictions(words.given, draft).check(); !consistent) return consistent.error();
+    if (const Status consistent = Contradictions(words.given, draft).check(); !consistent)
+        return consistent.error();
     if (!words.program) return invalid("no program given (usage: ddprun [options] program [arguments])");
     if (const Status settled = settle_rendezvous(words.given, draft); !settled) return settled.error();
     settle_output(words.given, draft.spec.output);

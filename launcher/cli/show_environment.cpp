@@ -18,20 +18,57 @@ namespace ddprun {
 namespace {
 
 /// Variables by which launchers and batch systems tell what they gave us.
-constexpr const char* kAllocation[] = {
-    "SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_JOB_NUM_NODES", "SLURM_JOB_NODELIST", "SLURM_NTASKS", "SLURM_TASKS_PER_NODE",
-    "SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID", "SLURM_GPUS_ON_NODE", "SLURM_CPUS_PER_TASK", "SLURM_CPUS_ON_NODE", "PBS_JOBID", "PBS_NODEFILE",
-    "PBS_NUM_NODES", "NCPUS", "PBS_NODENUM", "PBS_TASKNUM", "LSB_JOBID", "LSB_HOSTS", "JSM_NAMESPACE_RANK", "JSM_NAMESPACE_SIZE",
-    "FLUX_JOB_ID", "FLUX_TASK_RANK", "FLUX_JOB_SIZE", "PALS_APID", "PALS_RANKID", "PALS_NODEID", "OMPI_COMM_WORLD_RANK",
-    "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK", "PMIX_NAMESPACE", "PMIX_RANK", "PMI_RANK", "PMI_SIZE",
-    "MPI_LOCALRANKID", "MV2_COMM_WORLD_RANK"};
-constexpr const char* kDevices[] = {"CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "NVIDIA_VISIBLE_DEVICES", "PYTHON_EXEC",
-                                    "OMP_NUM_THREADS", "TMPDIR", "LOGLEVEL", "NO_COLOR"};
+constexpr const char* kAllocation[] = {"SLURM_JOB_ID",
+                                       "SLURM_STEP_ID",
+                                       "SLURM_JOB_NUM_NODES",
+                                       "SLURM_JOB_NODELIST",
+                                       "SLURM_NTASKS",
+                                       "SLURM_TASKS_PER_NODE",
+                                       "SLURM_PROCID",
+                                       "SLURM_LOCALID",
+                                       "SLURM_NODEID",
+                                       "SLURM_GPUS_ON_NODE",
+                                       "SLURM_CPUS_PER_TASK",
+                                       "SLURM_CPUS_ON_NODE",
+                                       "PBS_JOBID",
+                                       "PBS_NODEFILE",
+                                       "PBS_NUM_NODES",
+                                       "NCPUS",
+                                       "PBS_NODENUM",
+                                       "PBS_TASKNUM",
+                                       "LSB_JOBID",
+                                       "LSB_HOSTS",
+                                       "JSM_NAMESPACE_RANK",
+                                       "JSM_NAMESPACE_SIZE",
+                                       "FLUX_JOB_ID",
+                                       "FLUX_TASK_RANK",
+                                       "FLUX_JOB_SIZE",
+                                       "PALS_APID",
+                                       "PALS_RANKID",
+                                       "PALS_NODEID",
+                                       "OMPI_COMM_WORLD_RANK",
+                                       "OMPI_COMM_WORLD_SIZE",
+                                       "OMPI_COMM_WORLD_LOCAL_RANK",
+                                       "PMIX_NAMESPACE",
+                                       "PMIX_RANK",
+                                       "PMI_RANK",
+                                       "PMI_SIZE",
+                                       "MPI_LOCALRANKID",
+                                       "MV2_COMM_WORLD_RANK"};
+constexpr const char* kDevices[] = {"CUDA_VISIBLE_DEVICES",
+                                    "CUDA_DEVICE_ORDER",
+                                    "NVIDIA_VISIBLE_DEVICES",
+                                    "PYTHON_EXEC",
+                                    "OMP_NUM_THREADS",
+                                    "TMPDIR",
+                                    "LOGLEVEL",
+                                    "NO_COLOR"};
 
 std::string variables(const char* const* begin, const char* const* end) {
     std::string text;
     for (const char* const* name = begin; name != end; ++name) {
-        if (const std::optional<std::string> value = process_environment(*name)) text += fmt::format("  {}={}\n", *name, printable(*value));
+        if (const std::optional<std::string> value = process_environment(*name))
+            text += fmt::format("  {}={}\n", *name, printable(*value));
     }
     return text.empty() ? "  none\n" : text;
 }
@@ -39,7 +76,8 @@ std::string variables(const char* const* begin, const char* const* end) {
 std::string host_lines() {
     utsname kernel{};
     ::uname(&kernel);
-    return fmt::format("ddprun {}\nhost: {}, {} {} {}\n", DDPRUN_VERSION, host_name(), kernel.sysname, kernel.release, kernel.machine);
+    return fmt::format("ddprun {}\nhost: {}, {} {} {}\n", DDPRUN_VERSION, host_name(), kernel.sysname,
+                       kernel.release, kernel.machine);
 }
 
 std::string machine_lines(const Machine& machine) {
@@ -49,12 +87,13 @@ std::string machine_lines(const Machine& machine) {
         packages.insert(cpu.package);
         cores.insert(cpu.core);
     }
-    std::string text = fmt::format("CPUs: {} usable (of our affinity), {} cores, {} sockets, {} NUMA nodes\n", machine.cpus,
-                                   cores.size(), packages.size(), nodes.size());
+    std::string text = fmt::format("CPUs: {} usable (of our affinity), {} cores, {} sockets, {} NUMA nodes\n",
+                                   machine.cpus, cores.size(), packages.size(), nodes.size());
     text += fmt::format("GPUs: {} ({})\n", machine.gpus, printable(machine.gpus_from));
     for (const Gpu& gpu : machine.gpu_places) {
-        text += fmt::format("  {}{}{}\n", printable(gpu.id), gpu.uuid.empty() ? "" : " " + printable(gpu.uuid),
-                            gpu.numa_node < 0 ? "" : fmt::format(", NUMA node {}", gpu.numa_node));
+        text +=
+            fmt::format("  {}{}{}\n", printable(gpu.id), gpu.uuid.empty() ? "" : " " + printable(gpu.uuid),
+                        gpu.numa_node < 0 ? "" : fmt::format(", NUMA node {}", gpu.numa_node));
     }
     return text;
 }
@@ -99,15 +138,19 @@ int show_environment(const std::vector<std::string>& options) {
     const Machine machine = detect_machine(process_environment);
     const Result<int> workers = resolve_worker_count(line->spec.workers, machine);
     ddprun::print("{}{}", host_lines(), machine_lines(machine));
-    ddprun::print("workers of this node: {}\n", workers ? std::to_string(*workers) : printable(workers.error().what));
+    ddprun::print("workers of this node: {}\n",
+                  workers ? std::to_string(*workers) : printable(workers.error().what));
     const FabricProfile fabric = choose_fabric(line->spec.fabric, look_at_network());
-    ddprun::print("fabric, for jobs of several nodes: {}", printable_lines(render_fabric(fabric, process_environment)));
+    ddprun::print("fabric, for jobs of several nodes: {}",
+                  printable_lines(render_fabric(fabric, process_environment)));
     const Result<LauncherChoice> launcher = choose_launcher(process_environment);
-    ddprun::print("launcher around us: {}\n", printable(launcher ? launcher->explanation : launcher.error().what));
+    ddprun::print("launcher around us: {}\n",
+                  printable(launcher ? launcher->explanation : launcher.error().what));
     ddprun::print("hosts of a job: {}\n", printable(hosts_of_a_job(line->spec)));
     ddprun::print("allocation:\n{}", variables(std::begin(kAllocation), std::end(kAllocation)));
     ddprun::print("variables that matter here:\n{}", variables(std::begin(kDevices), std::end(kDevices)));
-    ddprun::print("options that are set (all others have their defaults, see ddprun --help):\n{}", option_lines(*line));
+    ddprun::print("options that are set (all others have their defaults, see ddprun --help):\n{}",
+                  option_lines(*line));
     return 0;
 }
 

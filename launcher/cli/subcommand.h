@@ -16,8 +16,8 @@ namespace ddprun {
 inline constexpr std::size_t kHelpWidth = 100;
 inline constexpr std::size_t kHelpColumn = 30;
 
-/// `ddprun ps` and its like: they ask a running job and start nothing. The word must be the first of the command line,
-/// exactly; a program of that name is run by `ddprun -- ps`, or with any option before it.
+/// `ddprun ps` and its like: they ask a running job and start nothing. The word must be the first of the
+/// command line, exactly; a program of that name is run by `ddprun -- ps`, or with any option before it.
 struct SubcommandRow {
     std::string_view name;
     std::string_view arguments;  ///< as --help shows them
@@ -35,8 +35,8 @@ Result<AskOptions> parse_ask_options(const std::vector<std::string>& arguments);
 Result<CleanOptions> parse_clean_options(const std::vector<std::string>& arguments);
 Result<DoctorOptions> parse_doctor_options(const std::vector<std::string>& arguments);
 
-/// Runs a subcommand: `arguments` begin with its name. Returns the exit code: 0, 1 the job cannot or will not do it,
-/// 64 wrong usage, 69 there is no such job.
+/// Runs a subcommand: `arguments` begin with its name. Returns the exit code: 0, 1 the job cannot or will not
+/// do it, 64 wrong usage, 69 there is no such job.
 int run_subcommand(const std::vector<std::string>& arguments);
 /// `ddprun env`: takes the options of a job.
 int show_environment(const std::vector<std::string>& options);

@@ -72,8 +72,8 @@ std::optional<double> cpu_quota(const CgroupPlaces& places) {
     std::optional<double> found;
     for (const std::string& directory : places.directories) {
         const std::string quota = places.version == 2 ? content_of(directory + "/cpu.max")
-                                               : content_of(directory + "/cpu.cfs_quota_us") + ' ' +
-                                                     content_of(directory + "/cpu.cfs_period_us");
+                                                      : content_of(directory + "/cpu.cfs_quota_us") + ' ' +
+                                                            content_of(directory + "/cpu.cfs_period_us");
         const std::size_t space = quota.find(' ');
         if (space == std::string::npos) continue;
         const Result<double> granted = parse_double(quota.substr(0, space)),
@@ -91,7 +91,8 @@ CgroupFacts read_cgroup() {
     const CgroupPlaces memory = cgroup_places(text, "memory");
     facts.version = memory.version;
     facts.memory_limit = tightest_limit(memory, memory.version == 2 ? "memory.max" : "memory.limit_in_bytes");
-    facts.memory_used = first_number(memory, memory.version == 2 ? "memory.current" : "memory.usage_in_bytes");
+    facts.memory_used =
+        first_number(memory, memory.version == 2 ? "memory.current" : "memory.usage_in_bytes");
     const CgroupPlaces pids = cgroup_places(text, "pids");
     facts.pids_limit = tightest_limit(pids, "pids.max");
     facts.pids_used = first_number(pids, "pids.current");

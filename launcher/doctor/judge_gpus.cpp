@@ -20,7 +20,7 @@ void add_gpus(Rows& rows, Severity severity, std::string subject, std::string wh
 void judge_missing_driver(const NvidiaFacts& nvidia, Rows& rows) {
     if (nvidia.mismatch)
         return add_gpus(rows, Severity::Error, "driver", nvidia.problem,
-                   "reboot, or unload and load the nvidia modules: the driver was updated while in use");
+                        "reboot, or unload and load the nvidia modules: the driver was updated while in use");
     if (nvidia.has_device)
         return add_gpus(
             rows, Severity::Error, "driver", fmt::format("there is an NVIDIA GPU, but {}", nvidia.problem),
@@ -44,22 +44,14 @@ std::string describe(const GpuFacts& gpu) {
 
 const char* distance_name(GpuDistance distance) {
     switch (distance) {
-        case GpuDistance::Unknown:
-            return "an unknown way";
-        case GpuDistance::NvLink:
-            return "NVLink";
-        case GpuDistance::SameBoard:
-            return "the same board";
-        case GpuDistance::SameSwitch:
-            return "one PCIe switch";
-        case GpuDistance::SeveralSwitches:
-            return "several PCIe switches";
-        case GpuDistance::HostBridge:
-            return "a PCIe host bridge";
-        case GpuDistance::NumaNode:
-            return "a NUMA node";
-        case GpuDistance::System:
-            return "the link between sockets";
+        case GpuDistance::Unknown: return "an unknown way";
+        case GpuDistance::NvLink: return "NVLink";
+        case GpuDistance::SameBoard: return "the same board";
+        case GpuDistance::SameSwitch: return "one PCIe switch";
+        case GpuDistance::SeveralSwitches: return "several PCIe switches";
+        case GpuDistance::HostBridge: return "a PCIe host bridge";
+        case GpuDistance::NumaNode: return "a NUMA node";
+        case GpuDistance::System: return "the link between sockets";
     }
     return "";
 }
@@ -78,7 +70,8 @@ void judge_topology(const NvidiaFacts& nvidia, Rows& rows) {
         parts.push_back(fmt::format("{} by {}", count, distance_name(distance)));
     add_gpus(rows, Severity::Ok, "topology", fmt::format("pairs of GPUs: {}", join(parts, ", ")));
     if (without_peer > 0) {
-        add_gpus(rows, Severity::Warning, "peer access",
+        add_gpus(
+            rows, Severity::Warning, "peer access",
             fmt::format("{} of {} pairs cannot read each other's memory: NCCL goes through the host",
                         without_peer, nvidia.pairs.size()),
             "in a container or virtual machine: pass the GPUs through together; on the host: turn off ACS "
@@ -90,7 +83,7 @@ void judge_topology(const NvidiaFacts& nvidia, Rows& rows) {
                                   [](const GpuFacts& gpu) { return gpu.links > 0 && gpu.links_up == 0; });
     if (some_links && dark)
         add_gpus(rows, Severity::Warning, "nvlink", "some GPUs have no active NVLink while others do",
-            "on an NVSwitch machine: systemctl status nvidia-fabricmanager");
+                 "on an NVSwitch machine: systemctl status nvidia-fabricmanager");
 }
 
 void judge_visible(const NvidiaFacts& nvidia, const std::optional<std::string>& visible_devices, Rows& rows) {
@@ -105,8 +98,8 @@ void judge_visible(const NvidiaFacts& nvidia, const std::optional<std::string>& 
         return add_gpus(rows, Severity::Error, "visible GPUs", value, "unset it, or name GPUs that exist");
     if (static_cast<std::ptrdiff_t>(visible.size()) < entries)
         return add_gpus(rows, Severity::Warning, "visible GPUs",
-                   value + "; CUDA stops reading at the first entry that names no GPU",
-                   "name only GPUs that exist");
+                        value + "; CUDA stops reading at the first entry that names no GPU",
+                        "name only GPUs that exist");
     add_gpus(rows, Severity::Ok, "visible GPUs", value);
 }
 
@@ -119,7 +112,8 @@ std::vector<Finding> judge_gpus(const NvidiaFacts& nvidia,
         judge_missing_driver(nvidia, rows);
         return rows;
     }
-    add_gpus(rows, nvidia.gpus.empty() ? Severity::Error : Severity::Ok, "driver",
+    add_gpus(
+        rows, nvidia.gpus.empty() ? Severity::Error : Severity::Ok, "driver",
         fmt::format("{}, runs CUDA up to {}{}", nvidia.driver.empty() ? "version not known" : nvidia.driver,
                     cuda_version_text(nvidia.cuda_version), nvidia.gpus.empty() ? ", and shows no GPU" : ""),
         nvidia.gpus.empty() ? "give the container its GPUs (docker run --gpus all), or look into dmesg" : "");

@@ -11,7 +11,8 @@ namespace {
 
 using Rows = std::vector<Finding>;
 
-void add_network(Rows& rows, Severity severity, std::string subject, std::string what, std::string remedy = "") {
+void add_network(Rows& rows, Severity severity, std::string subject, std::string what,
+                 std::string remedy = "") {
     rows.push_back({severity, "Network", std::move(subject), std::move(what), std::move(remedy)});
 }
 
@@ -55,26 +56,29 @@ void judge_choice(const NetworkFacts& network, const Variables& variables, Rows&
     if (!setting.empty()) {
         const std::vector<std::string> chosen = chosen_by(setting, network.interfaces);
         if (chosen.empty())
-            return add_network(rows, Severity::Error, "NCCL sockets",
-                       fmt::format("NCCL_SOCKET_IFNAME={} names no interface that is up and has an address",
-                                   setting),
-                       "unset it, or name one of the interfaces above");
+            return add_network(
+                rows, Severity::Error, "NCCL sockets",
+                fmt::format("NCCL_SOCKET_IFNAME={} names no interface that is up and has an address",
+                            setting),
+                "unset it, or name one of the interfaces above");
         return add_network(rows, Severity::Ok, "NCCL sockets",
-                   fmt::format("{} (NCCL_SOCKET_IFNAME={})", join(chosen, ","), setting));
+                           fmt::format("{} (NCCL_SOCKET_IFNAME={})", join(chosen, ","), setting));
     }
     const std::string own = join(nccls_own_interfaces(network.interfaces), ",");
     if (has_slingshot(network))
-        return add_network(rows, Severity::Warning, "NCCL sockets",
-                   fmt::format("NCCL would take {}; on Slingshot it must be told", own),
-                   "NCCL_SOCKET_IFNAME=hsn, which ddprun sets in jobs of several nodes (--fabric), and the libfabric plug-in "
-                   "(aws-ofi-nccl) in LD_LIBRARY_PATH");
+        return add_network(
+            rows, Severity::Warning, "NCCL sockets",
+            fmt::format("NCCL would take {}; on Slingshot it must be told", own),
+            "NCCL_SOCKET_IFNAME=hsn, which ddprun sets in jobs of several nodes (--fabric), and the libfabric plug-in "
+            "(aws-ofi-nccl) in LD_LIBRARY_PATH");
     const auto real =
         std::count_if(network.interfaces.begin(), network.interfaces.end(),
                       [](const NetworkInterface& one) { return is_usable(one) && !one.is_virtual; });
     if (own.empty())
         return add_network(rows, Severity::Warning, "NCCL sockets", "no interface is up and has an address",
-                   "ip link; ip address");
-    add_network(rows, real > 1 ? Severity::Note : Severity::Ok, "NCCL sockets",
+                           "ip link; ip address");
+    add_network(
+        rows, real > 1 ? Severity::Note : Severity::Ok, "NCCL sockets",
         fmt::format("NCCL takes {} (its own choice, as far as is documented)", own),
         real > 1 ? "for several nodes: NCCL_SOCKET_IFNAME=NAME where that is not the fast network" : "");
 }
@@ -85,21 +89,23 @@ void judge_ports(const NetworkFacts& network, const Variables& variables, Rows& 
         const bool active = port.state == "ACTIVE";
         any_active = any_active || active;
         add_network(rows, active ? Severity::Ok : Severity::Note, port.device,
-            fmt::format("port {}: {}, {}, {}", port.port, port.state, port.rate, port.layer));
+                    fmt::format("port {}: {}, {}, {}", port.port, port.state, port.rate, port.layer));
     }
     if (!network.ports.empty() && !any_active)
         add_network(rows, Severity::Warning, "RDMA", "no port is active: NCCL falls back to TCP",
-            "ibstat; see to cables and the subnet manager");
+                    "ibstat; see to cables and the subnet manager");
     if (any_active && value_of(variables, "NCCL_IB_DISABLE") == "1")
         add_network(rows, Severity::Warning, "RDMA", "NCCL_IB_DISABLE=1 although a port is active",
-            "unset NCCL_IB_DISABLE");
+                    "unset NCCL_IB_DISABLE");
 }
 
 void judge_own_name(const NetworkFacts& network, const Variables& variables, Rows& rows) {
     if (network.own_name_at.empty() || !value_of(variables, "GLOO_SOCKET_IFNAME").empty()) return;
-    add_network(rows, Severity::Note, "own name",
-                fmt::format("{} by /etc/hosts: gloo tells other nodes that address, and they cannot reach it", network.own_name_at),
-                "give the name an address of the network there, or set GLOO_SOCKET_IFNAME; in jobs of several nodes ddprun sets it");
+    add_network(
+        rows, Severity::Note, "own name",
+        fmt::format("{} by /etc/hosts: gloo tells other nodes that address, and they cannot reach it",
+                    network.own_name_at),
+        "give the name an address of the network there, or set GLOO_SOCKET_IFNAME; in jobs of several nodes ddprun sets it");
 }
 
 void judge_fabric(const NetworkFacts& network, Rows& rows) {
@@ -107,7 +113,8 @@ void judge_fabric(const NetworkFacts& network, Rows& rows) {
     std::string text(name_of(profile.fabric));
     if (!profile.why.empty()) text += fmt::format(" ({})", profile.why);
     if (const std::size_t n = profile.settings.size(); n > 0)
-        text += fmt::format("; in jobs of several nodes ddprun sets {} variable{} for it (ddprun env)", n, n == 1 ? "" : "s");
+        text += fmt::format("; in jobs of several nodes ddprun sets {} variable{} for it (ddprun env)", n,
+                            n == 1 ? "" : "s");
     add_network(rows, Severity::Ok, "fabric", std::move(text));
 }
 
@@ -117,7 +124,8 @@ std::vector<Finding> judge_network(const NetworkFacts& network, const Variables&
     Rows rows;
     for (const NetworkInterface& one : network.interfaces) {
         // Bridges and tunnels that are down are of no interest to anybody.
-        if (!one.loopback && (one.up || !one.is_virtual)) add_network(rows, Severity::Ok, one.name, describe(one));
+        if (!one.loopback && (one.up || !one.is_virtual))
+            add_network(rows, Severity::Ok, one.name, describe(one));
     }
     judge_ports(network, variables, rows);
     judge_fabric(network, rows);
@@ -132,14 +140,12 @@ std::vector<Finding> judge_trial(const TrialFacts& trial) {
             {severity, "All-reduce", "all-reduce", std::move(what), std::move(remedy)}};
     };
     switch (trial.state) {
-        case TrialFacts::State::NotAsked:
-            return row(Severity::Note, "not run (--no-run)");
+        case TrialFacts::State::NotAsked: return row(Severity::Note, "not run (--no-run)");
         case TrialFacts::State::Failed:
             return row(Severity::Error,
                        fmt::format("failed with exit code {}: {}", trial.exit_code, trial.problem),
                        "to see more: " + trial.command);
-        case TrialFacts::State::Done:
-            break;
+        case TrialFacts::State::Done: break;
     }
     // The GPUs were left out: what has been shown is not what a job would use.
     const std::string why = trial.why_cpus.empty() ? "" : fmt::format("; on the CPUs: {}", trial.why_cpus);

@@ -13,14 +13,10 @@ constexpr std::size_t kSeverityWidth = 9, kMostSubject = 18;
 
 const char* color_of(Severity severity) {
     switch (severity) {
-        case Severity::Ok:
-            return "\033[32m";
-        case Severity::Note:
-            return "\033[36m";
-        case Severity::Warning:
-            return "\033[33m";
-        case Severity::Error:
-            return "\033[31;1m";
+        case Severity::Ok: return "\033[32m";
+        case Severity::Note: return "\033[36m";
+        case Severity::Warning: return "\033[33m";
+        case Severity::Error: return "\033[31;1m";
     }
     return "";
 }
@@ -78,23 +74,23 @@ Json to_json(const GpuFacts& gpu) {
                  {"nvlinks", gpu.links},
                  {"nvlinks_up", gpu.links_up}};
     const auto process_json = [](const GpuProcess& process) {
-        return Json{{"pid", process.pid}, {"program", process.program}, {"used_bytes", optional(process.used_bytes)}};
+        return Json{
+            {"pid", process.pid}, {"program", process.program}, {"used_bytes", optional(process.used_bytes)}};
     };
     const auto xid_json = [](const Xid& xid) { return Json{{"xid", xid.number}, {"text", xid.text}}; };
-    return json.set("processes", json_list(gpu.processes, process_json)).set("xids", json_list(gpu.xids, xid_json));
+    return json.set("processes", json_list(gpu.processes, process_json))
+        .set("xids", json_list(gpu.xids, xid_json));
 }
 
 Json to_json(const TrialFacts& trial) {
     switch (trial.state) {
-        case TrialFacts::State::NotAsked:
-            return nullptr;
+        case TrialFacts::State::NotAsked: return nullptr;
         case TrialFacts::State::Failed:
             return {{"ran", true},
                     {"exit_code", trial.exit_code},
                     {"problem", trial.problem},
                     {"command", trial.command}};
-        case TrialFacts::State::Done:
-            break;
+        case TrialFacts::State::Done: break;
     }
     return {{"ran", true},
             {"exit_code", 0},
@@ -127,14 +123,10 @@ Json host_json(const HostFacts& host) {
 
 const char* name_of(Severity severity) {
     switch (severity) {
-        case Severity::Ok:
-            return "ok";
-        case Severity::Note:
-            return "note";
-        case Severity::Warning:
-            return "warning";
-        case Severity::Error:
-            return "error";
+        case Severity::Ok: return "ok";
+        case Severity::Note: return "note";
+        case Severity::Warning: return "warning";
+        case Severity::Error: return "error";
     }
     return "";
 }
@@ -164,18 +156,19 @@ std::string render_text(const std::vector<Finding>& findings, const Look& look) 
 std::string render_json(const Facts& facts, const std::vector<Finding>& findings) {
     Json variables = Json::object();
     for (const auto& [name, value] : facts.variables) variables.set(name, value);
-    const Json json = {{"version", 1},
-                       {"ddprun", DDPRUN_VERSION},
-                       {"worst", name_of(worst(findings))},
-                       {"findings", json_list(findings, [](const Finding& finding) { return to_json(finding); })},
-                       {"host", host_json(facts.host)},
-                       {"driver",
-                        {{"version", facts.nvidia.driver},
-                         {"cuda_version", facts.nvidia.cuda_version},
-                         {"problem", facts.nvidia.problem}}},
-                       {"gpus", json_list(facts.nvidia.gpus, [](const GpuFacts& gpu) { return to_json(gpu); })},
-                       {"variables", variables},
-                       {"all_reduce", to_json(facts.trial)}};
+    const Json json = {
+        {"version", 1},
+        {"ddprun", DDPRUN_VERSION},
+        {"worst", name_of(worst(findings))},
+        {"findings", json_list(findings, [](const Finding& finding) { return to_json(finding); })},
+        {"host", host_json(facts.host)},
+        {"driver",
+         {{"version", facts.nvidia.driver},
+          {"cuda_version", facts.nvidia.cuda_version},
+          {"problem", facts.nvidia.problem}}},
+        {"gpus", json_list(facts.nvidia.gpus, [](const GpuFacts& gpu) { return to_json(gpu); })},
+        {"variables", variables},
+        {"all_reduce", to_json(facts.trial)}};
     return to_text(json, 2) + '\n';
 }
 

@@ -11,7 +11,8 @@ namespace ddprun::doctor {
 
 struct Look {
     bool color = false;
-    std::optional<std::size_t> width{};  ///< of the terminal, in columns; nullopt: a file or a pipe, nothing is wrapped
+    std::optional<std::size_t>
+        width{};  ///< of the terminal, in columns; nullopt: a file or a pipe, nothing is wrapped
 };
 
 /// "ok", "note", "warning", "error".

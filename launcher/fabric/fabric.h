@@ -35,13 +35,14 @@ bool has_slingshot(const NetworkFacts& network);
 /// `wanted`, else by what the node has: Slingshot, EFA, InfiniBand, in this order; else Ethernet. Pure.
 FabricProfile choose_fabric(const std::optional<Fabric>& wanted, const NetworkFacts& network);
 
-/// With --iface: gloo's and NCCL's sockets go over that interface, too, unless the fabric has one of its own for NCCL. Pure.
+/// With --iface: gloo's and NCCL's sockets go over that interface, too, unless the fabric has one of its own
+/// for NCCL. Pure.
 void use_interface(FabricProfile& profile, const std::string& interface);
 
 /// The settings whose variable is not set: what the user set stands, also where it is empty.
 std::vector<FabricSetting> unset_settings(const FabricProfile& profile, const EnvironmentLookup& inherited);
-/// "slingshot (cxi0, hsn0): NCCL_CROSS_NIC=1 ...; as you set it: NCCL_SOCKET_IFNAME". Without what follows the name
-/// where there is nothing to set.
+/// "slingshot (cxi0, hsn0): NCCL_CROSS_NIC=1 ...; as you set it: NCCL_SOCKET_IFNAME". Without what follows
+/// the name where there is nothing to set.
 std::string describe_fabric(const FabricProfile& profile, const EnvironmentLookup& inherited);
 
 /// The same with the reasons, a line for each variable; ends with a newline.
@@ -57,8 +58,8 @@ struct FabricVerdict {
     bool differs = false;
     std::string line;  ///< "" nothing to say
 };
-/// `own`: the head's describe_fabric. Nodes that differ are named with theirs: NCCL finds no way between two fabrics.
-/// Ethernet everywhere with nothing to set is not worth a line.
+/// `own`: the head's describe_fabric. Nodes that differ are named with theirs: NCCL finds no way between two
+/// fabrics. Ethernet everywhere with nothing to set is not worth a line.
 FabricVerdict judge_fabrics(const std::vector<NodeFabric>& nodes, const std::string& own);
 
 }  // namespace ddprun

@@ -18,23 +18,29 @@ constexpr std::size_t kMostOfALine = 4096;  ///< what is longer is none of the l
 
 }  // namespace
 
-Result<std::unique_ptr<NcclWords>> NcclWords::open(os::EventLoop& loop, std::function<void(const std::string&)> found) {
+Result<std::unique_ptr<NcclWords>> NcclWords::open(os::EventLoop& loop,
+                                                   std::function<void(const std::string&)> found) {
     int ends[2];
     if (::pipe2(ends, O_CLOEXEC) != 0) return Error::system("pipe2");
     UniqueFd read(ends[0]), write(ends[1]);
     if (::fcntl(read.get(), F_SETFL, O_NONBLOCK) != 0) return Error::system("fcntl");
-    std::unique_ptr<NcclWords> words(new NcclWords(loop, std::move(read), std::move(write), std::move(found)));
-    const Status watched = loop.watch(words->read_.get(), EPOLLIN, [raw = words.get()](std::uint32_t) { raw->on_readable(); });
+    std::unique_ptr<NcclWords> words(
+        new NcclWords(loop, std::move(read), std::move(write), std::move(found)));
+    const Status watched =
+        loop.watch(words->read_.get(), EPOLLIN, [raw = words.get()](std::uint32_t) { raw->on_readable(); });
     if (!watched) return watched.error();
     return words;
 }
 
-NcclWords::NcclWords(os::EventLoop& loop, UniqueFd read, UniqueFd write, std::function<void(const std::string&)> found)
+NcclWords::NcclWords(os::EventLoop& loop, UniqueFd read, UniqueFd write,
+                     std::function<void(const std::string&)> found)
     : loop_(loop), read_(std::move(read)), write_(std::move(write)), found_(std::move(found)) {}
 
 NcclWords::~NcclWords() { loop_.unwatch(read_.get()); }
 
-std::string NcclWords::path() const { return fmt::format("/proc/{}/fd/{}", own_number_in_proc(), write_.get()); }
+std::string NcclWords::path() const {
+    return fmt::format("/proc/{}/fd/{}", own_number_in_proc(), write_.get());
+}
 
 void NcclWords::on_readable() {
     char bytes[16 * 1024];

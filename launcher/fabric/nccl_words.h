@@ -10,14 +10,16 @@
 
 namespace ddprun {
 
-/// Reads what NCCL in one worker says of itself: its NCCL_DEBUG_FILE is a pipe of ours, so that no file is left and nothing
-/// reaches the worker's own output. Looks for the network that it takes; all else is dropped.
+/// Reads what NCCL in one worker says of itself: its NCCL_DEBUG_FILE is a pipe of ours, so that no file is
+/// left and nothing reaches the worker's own output. Looks for the network that it takes; all else is
+/// dropped.
 ///
 /// Lives on the loop's thread, longer than the worker (who writes to a pipe without a reader dies).
 class NcclWords {
   public:
     /// `found` is called once, with the name. Error: System.
-    static Result<std::unique_ptr<NcclWords>> open(os::EventLoop& loop, std::function<void(const std::string& network)> found);
+    static Result<std::unique_ptr<NcclWords>> open(os::EventLoop& loop,
+                                                   std::function<void(const std::string& network)> found);
     ~NcclWords();
     NcclWords(const NcclWords&) = delete;
     NcclWords& operator=(const NcclWords&) = delete;
@@ -26,7 +28,8 @@ class NcclWords {
     [[nodiscard]] std::string path() const;
 
   private:
-    NcclWords(os::EventLoop& loop, UniqueFd read, UniqueFd write, std::function<void(const std::string&)> found);
+    NcclWords(os::EventLoop& loop, UniqueFd read, UniqueFd write,
+              std::function<void(const std::string&)> found);
     void on_readable();
     void take(std::string_view bytes);
 

@@ -71,8 +71,8 @@ std::vector<FabricPort> ports_of(const std::string& root, const std::string& dev
         const std::string state = device_text(port + "/state");  // "4: ACTIVE"
         const std::size_t colon = state.find(": ");
         ports.push_back({device, static_cast<int>(parse_int(number).value_or(1)),
-                         colon == std::string::npos ? state : state.substr(colon + 2), device_text(port + "/rate"),
-                         device_text(port + "/link_layer"), driver});
+                         colon == std::string::npos ? state : state.substr(colon + 2),
+                         device_text(port + "/rate"), device_text(port + "/link_layer"), driver});
     }
     return ports;
 }

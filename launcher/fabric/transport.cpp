@@ -12,7 +12,8 @@ bool is_of(Fabric fabric, std::string_view network) {
     const std::string name = lower(network);
     switch (fabric) {
         case Fabric::Slingshot:
-        case Fabric::Efa: return name.find("libfabric") != std::string::npos || name.find("ofi") != std::string::npos;
+        case Fabric::Efa:
+            return name.find("libfabric") != std::string::npos || name.find("ofi") != std::string::npos;
         case Fabric::Infiniband: return name != "socket";  // "IB", "IBext_v8", "UCX", "SHARP"
         case Fabric::Ethernet:
         case Fabric::None: break;
@@ -43,7 +44,8 @@ std::optional<std::string> network_in(std::string_view line) {
 TransportVerdict judge_transport(Fabric fabric, std::string_view network) {
     const std::string name = excerpt(network);
     if (is_of(fabric, network)) return {true, fmt::format("NCCL uses the network {}", name)};
-    return {false, fmt::format("NCCL uses the network {}, not the node's fabric ({}), and is slow for it: {}", name, name_of(fabric), remedy_for(fabric))};
+    return {false, fmt::format("NCCL uses the network {}, not the node's fabric ({}), and is slow for it: {}",
+                               name, name_of(fabric), remedy_for(fabric))};
 }
 
 }  // namespace ddprun

@@ -9,11 +9,12 @@
 
 namespace ddprun {
 
-/// Whether NCCL is to be asked which network it has taken: on a fabric that is not Ethernet, where the user has not given
-/// NCCL's own words a place or a level (NCCL_DEBUG, NCCL_DEBUG_FILE, NCCL_DEBUG_SUBSYS).
+/// Whether NCCL is to be asked which network it has taken: on a fabric that is not Ethernet, where the user
+/// has not given NCCL's own words a place or a level (NCCL_DEBUG, NCCL_DEBUG_FILE, NCCL_DEBUG_SUBSYS).
 bool asks_for_network(const FabricProfile& profile, const EnvironmentLookup& inherited);
 
-/// "AWS Libfabric" of "node:1:2 [0] NCCL INFO Using network AWS Libfabric"; nullopt: the line says something else.
+/// "AWS Libfabric" of "node:1:2 [0] NCCL INFO Using network AWS Libfabric"; nullopt: the line says something
+/// else.
 std::optional<std::string> network_in(std::string_view line);
 
 struct TransportVerdict {

@@ -36,7 +36,8 @@ std::vector<std::uint16_t> ports_of(std::string_view job) {
     std::uint64_t hash = 14695981039346656037ull;  // FNV-1a
     for (const char c : job) hash = (hash ^ static_cast<unsigned char>(c)) * 1099511628211ull;
     std::vector<std::uint16_t> ports;
-    for (std::uint64_t i = 0; i < kPortChoices; ++i) ports.push_back(static_cast<std::uint16_t>(kLowest + (hash + i * 3001) % kSpan));
+    for (std::uint64_t i = 0; i < kPortChoices; ++i)
+        ports.push_back(static_cast<std::uint16_t>(kLowest + (hash + i * 3001) % kSpan));
     return ports;
 }
 
@@ -49,14 +50,21 @@ Result<std::optional<FirstHost>> first_host_of_step(const Placement& task, const
     const std::optional<std::string> list = lookup("SLURM_STEP_NODELIST");
     if (!list || task.job.empty()) return std::optional<FirstHost>{};
     const Result<std::vector<std::string>> hosts = expand_hostlist(*list);
-    if (!hosts || hosts->empty()) return Error{Errc::InvalidArgument, fmt::format("SLURM_STEP_NODELIST={}", hosts ? "" : hosts.error().what), 0};
+    if (!hosts || hosts->empty())
+        return Error{Errc::InvalidArgument,
+                     fmt::format("SLURM_STEP_NODELIST={}", hosts ? "" : hosts.error().what), 0};
     const std::string own = lookup("SLURMD_NODENAME").value_or("");
     if (task.rank == 0 && !own.empty() && own != hosts->front()) {
-        return Error{Errc::Mismatch,
-                     fmt::format("task 0 is on {} (SLURMD_NODENAME), but the step's first host is {} (SLURM_STEP_NODELIST): give "
-                                 "--rdzv-endpoint {}:PORT to all", own, hosts->front(), own), 0};
+        return Error{
+            Errc::Mismatch,
+            fmt::format(
+                "task 0 is on {} (SLURMD_NODENAME), but the step's first host is {} (SLURM_STEP_NODELIST): give "
+                "--rdzv-endpoint {}:PORT to all",
+                own, hosts->front(), own),
+            0};
     }
-    return std::optional(first_host(hosts->front(), "slurm-" + task.job, "the first host of SLURM_STEP_NODELIST"));
+    return std::optional(
+        first_host(hosts->front(), "slurm-" + task.job, "the first host of SLURM_STEP_NODELIST"));
 }
 
 // ---- with one
@@ -77,7 +85,8 @@ Result<JobMeeting> listen_as_head(const std::string& own_address, const std::vec
     return last;
 }
 
-/// Of a job that has none from its user: the outer launcher's, and a number, as a launcher may count from one again.
+/// Of a job that has none from its user: the outer launcher's, and a number, as a launcher may count from one
+/// again.
 Result<std::string> run_id_of(const JobSpec& spec, const LauncherChoice& launcher) {
     if (spec.rendezvous.run_id != "none") return spec.rendezvous.run_id;
     Result<std::string> random = random_hex(4);
@@ -86,14 +95,19 @@ Result<std::string> run_id_of(const JobSpec& spec, const LauncherChoice& launche
     return fmt::format("{}-{}{}", name_of(launcher.placement->family), job.empty() ? "" : job + "-", *random);
 }
 
-/// What node 0 tells the others. Its own address, as far as it is asked for one, is --local-addr, or that of --iface.
-Result<MeetingPoint> point_of_head(const JobSpec& spec, const LauncherChoice& launcher, std::uint16_t port, const EnvironmentLookup& lookup) {
+/// What node 0 tells the others. Its own address, as far as it is asked for one, is --local-addr, or that of
+/// --iface.
+Result<MeetingPoint> point_of_head(const JobSpec& spec, const LauncherChoice& launcher, std::uint16_t port,
+                                   const EnvironmentLookup& lookup) {
     MeetingPoint point;
     point.port = port;
     if (spec.rendezvous.local_addr) point.addresses = {*spec.rendezvous.local_addr};
     else point.addresses = reachable_addresses(list_interfaces(), lookup("NCCL_SOCKET_IFNAME").value_or(""));
     if (point.addresses.empty()) {
-        return Error{Errc::NotFound, "no interface of this host has an address that the other nodes could reach: give --local-addr", 0};
+        return Error{
+            Errc::NotFound,
+            "no interface of this host has an address that the other nodes could reach: give --local-addr",
+            0};
     }
     Result<std::string> job = run_id_of(spec, launcher);
     if (!job) return job.error();
@@ -113,7 +127,8 @@ rdzv::ClientOptions as_tool(const JobSpec& spec, std::string name) {
     return options;
 }
 
-Result<JobMeeting> meet_by(const ExchangeChoice& choice, const JobSpec& spec, OuterTask& task, const EnvironmentLookup& lookup, TimePoint deadline) {
+Result<JobMeeting> meet_by(const ExchangeChoice& choice, const JobSpec& spec, OuterTask& task,
+                           const EnvironmentLookup& lookup, TimePoint deadline) {
     Placement& placement = *task.launcher.placement;
     JobMeeting meeting;
     std::optional<MeetingPoint> mine;
@@ -128,7 +143,8 @@ Result<JobMeeting> meet_by(const ExchangeChoice& choice, const JobSpec& spec, Ou
     }
     Result<std::unique_ptr<Exchange>> exchange = open_exchange(choice, placement, lookup, deadline);
     if (!exchange) return exchange.error();
-    Result<Gathered> gathered = gather(**exchange, placement, mine, task.place.is_rank ? WhoIsWhere::Needed : WhoIsWhere::AsTold);
+    Result<Gathered> gathered =
+        gather(**exchange, placement, mine, task.place.is_rank ? WhoIsWhere::Needed : WhoIsWhere::AsTold);
     if (!gathered) return gathered.error();
     placement = gathered->placement;
     MeetingPoint& point = gathered->meeting;
@@ -143,7 +159,9 @@ Result<JobMeeting> meet_by(const ExchangeChoice& choice, const JobSpec& spec, Ou
     }
     const std::string& wanted = spec.rendezvous.run_id;
     if (wanted != "none" && wanted != point.job) {
-        return Error{Errc::Mismatch, fmt::format("--rdzv-id {} here, {} on the first node: give all the same", wanted, point.job), 0};
+        return Error{
+            Errc::Mismatch,
+            fmt::format("--rdzv-id {} here, {} on the first node: give all the same", wanted, point.job), 0};
     }
     meeting.token = point.token;
     meeting.run_id = point.job;
@@ -152,8 +170,8 @@ Result<JobMeeting> meet_by(const ExchangeChoice& choice, const JobSpec& spec, Ou
     return meeting;
 }
 
-Result<JobMeeting> meet_at(const FirstHost& first, const ExchangeChoice& choice, JobSpec spec, const OuterTask& task,
-                           const EnvironmentLookup& lookup, TimePoint deadline) {
+Result<JobMeeting> meet_at(const FirstHost& first, const ExchangeChoice& choice, JobSpec spec,
+                           const OuterTask& task, const EnvironmentLookup& lookup, TimePoint deadline) {
     if (spec.rendezvous.run_id == "none") spec.rendezvous.run_id = first.job;
     spec.rendezvous.endpoint = Endpoint{first.host, first.ports.front()};  // of which the secret is made
     Result<JobToken> token = choose_job_token(spec, lookup);
@@ -163,7 +181,9 @@ Result<JobMeeting> meet_at(const FirstHost& first, const ExchangeChoice& choice,
         // Only a head that listens on one of its addresses has to know where the others look.
         std::vector<std::string> addresses;
         if (!spec.rendezvous.listen_on.empty()) {
-            const ResolverAnswer answer = addresses_of_all({first.host}, deadline_after(MonotonicClock::now(), kResolverPatience)).front();
+            const ResolverAnswer answer =
+                addresses_of_all({first.host}, deadline_after(MonotonicClock::now(), kResolverPatience))
+                    .front();
             if (answer) addresses = *answer;
         }
         const Status found = check_found_at(first.host, addresses, spec.rendezvous);
@@ -175,11 +195,14 @@ Result<JobMeeting> meet_at(const FirstHost& first, const ExchangeChoice& choice,
     } else {
         std::vector<Endpoint> candidates;
         for (const std::uint16_t port : first.ports) candidates.push_back({first.host, port});
-        rdzv::ClientOptions options = as_tool(spec, fmt::format("node {} on {}", task.place.node_rank, host_name()));
+        rdzv::ClientOptions options =
+            as_tool(spec, fmt::format("node {} on {}", task.place.node_rank, host_name()));
         options.job_id = spec.rendezvous.run_id;
         options.token = token->token;
         Result<rdzv::Reached> reached = rdzv::reach(candidates, options, deadline);
-        if (!reached) return reached.error().with(fmt::format("the first node ({}); {}", first.where, token->when_refused));
+        if (!reached)
+            return reached.error().with(
+                fmt::format("the first node ({}); {}", first.where, token->when_refused));
         meeting.controller = reached->endpoint;
     }
     meeting.token = token->token;
@@ -192,9 +215,13 @@ Result<JobMeeting> meet_at(const FirstHost& first, const ExchangeChoice& choice,
 
 Error nowhere_to_meet(const OuterTask& task, const std::string& why, const EnvironmentLookup& lookup) {
     const bool has_directory = !lookup("DDPRUN_EXCHANGE_DIR").value_or("").empty();
-    return {Errc::InvalidArgument,
-            fmt::format("--nnodes={}: nothing says where the nodes meet: {} (give --rdzv-endpoint HOST:PORT, or --master-addr{})",
-                        task.place.nodes, why, has_directory ? "" : ", or DDPRUN_EXCHANGE_DIR=a directory that all nodes share"), 0};
+    return {
+        Errc::InvalidArgument,
+        fmt::format(
+            "--nnodes={}: nothing says where the nodes meet: {} (give --rdzv-endpoint HOST:PORT, or --master-addr{})",
+            task.place.nodes, why,
+            has_directory ? "" : ", or DDPRUN_EXCHANGE_DIR=a directory that all nodes share"),
+        0};
 }
 
 // ---- signals
@@ -230,47 +257,56 @@ struct SharedMeeting {
 
 }  // namespace
 
-Result<std::optional<FirstHost>> find_first_host(const LauncherChoice& launcher, const EnvironmentLookup& lookup,
-                                                 const std::string& node_file, const std::optional<PalsApplication>& application) {
+Result<std::optional<FirstHost>> find_first_host(const LauncherChoice& launcher,
+                                                 const EnvironmentLookup& lookup,
+                                                 const std::string& node_file,
+                                                 const std::optional<PalsApplication>& application) {
     const Placement task = launcher.placement.value_or(Placement{});
     if (task.family == LauncherFamily::Slurm) return first_host_of_step(task, lookup);
     if (task.family == LauncherFamily::SkyPilot) {
         const std::string addresses = lookup("SKYPILOT_NODE_IPS").value_or("");
         const std::string_view first = trim(split(trim(addresses), '\n').front());
         if (first.empty() || task.job.empty()) return std::optional<FirstHost>{};
-        return std::optional(first_host(std::string(first), "skypilot-" + task.job, "the first of SKYPILOT_NODE_IPS"));
+        return std::optional(
+            first_host(std::string(first), "skypilot-" + task.job, "the first of SKYPILOT_NODE_IPS"));
     }
     if (task.family != LauncherFamily::Pals || task.job.empty()) return std::optional<FirstHost>{};
     if (application) {
         const auto node = static_cast<std::size_t>(application->ranks.front().node);
-        return std::optional(first_host(application->hosts[node], "pals-" + task.job, "the host of rank 0 in PALS_APINFO"));
+        return std::optional(
+            first_host(application->hosts[node], "pals-" + task.job, "the host of rank 0 in PALS_APINFO"));
     }
     // Its mpiexec takes the batch system's hosts in their order.
     const std::string_view first = trim(split(node_file, '\n').front());
     if (first.empty()) return std::optional<FirstHost>{};
-    return std::optional(first_host(std::string(first), "pals-" + task.job, "the first host of PBS_NODEFILE"));
+    return std::optional(
+        first_host(std::string(first), "pals-" + task.job, "the first host of PBS_NODEFILE"));
 }
 
 Result<JobMeeting> meet(const JobSpec& spec, OuterTask& task, const EnvironmentLookup& lookup) {
     const TimePoint deadline = deadline_after(MonotonicClock::now(), spec.rendezvous.join_timeout);
-    const Result<ExchangeChoice> choice = choose_exchange(task.launcher, lookup, spec.pass_mpi_env ? ExchangeUse::OnlyFiles : ExchangeUse::Any);
+    const Result<ExchangeChoice> choice =
+        choose_exchange(task.launcher, lookup, spec.pass_mpi_env ? ExchangeUse::OnlyFiles : ExchangeUse::Any);
     if (!choice) return choice.error();
     if (choice->kind != ExchangeChoice::Kind::None) return meet_by(*choice, spec, task, lookup, deadline);
     const std::string node_file = read_file(lookup("PBS_NODEFILE").value_or(""), kMaxNodeFile).value_or("");
     const Result<PalsApplication> application = read_apinfo(lookup);
-    const Result<std::optional<FirstHost>> first = find_first_host(task.launcher, lookup, node_file, application ? std::optional(*application) : std::nullopt);
+    const Result<std::optional<FirstHost>> first = find_first_host(
+        task.launcher, lookup, node_file, application ? std::optional(*application) : std::nullopt);
     if (!first) return first.error();
     if (*first) return meet_at(**first, *choice, spec, task, lookup, deadline);
     return nowhere_to_meet(task, choice->why, lookup);
 }
 
-MeetingOutcome meet_unless_stopped(const JobSpec& spec, const OuterTask& task, const EnvironmentLookup& lookup) {
+MeetingOutcome meet_unless_stopped(const JobSpec& spec, const OuterTask& task,
+                                   const EnvironmentLookup& lookup) {
     auto shared = std::make_shared<SharedMeeting>();
     shared->spec = spec;
     shared->lookup = lookup;
     shared->task = task;
     const UniqueFd signals = signals_to_read(spec);
-    // The launcher's library may hang where no time-out reaches: then the thread is left behind, and the process ends.
+    // The launcher's library may hang where no time-out reaches: then the thread is left behind, and the
+    // process ends.
     std::thread([shared] {
         shared->meeting = meet(shared->spec, shared->task, shared->lookup);
         const std::uint64_t one = 1;

@@ -32,14 +32,17 @@ Status check_node_count(const CommandLine& line, const OuterTask& task) {
     const Nodes& nodes = line.spec.nodes;
     const int started = task.place.nodes;
     if (!line.sources.contains("nnodes") || (started >= nodes.min && started <= nodes.max)) return {};
-    return Error{Errc::Mismatch, fmt::format("--nnodes={} but {} ddpruns were started: {}; give one of the two", line.values.at("nnodes"),
-                                             started, task.launcher.explanation), 0};
+    return Error{Errc::Mismatch,
+                 fmt::format("--nnodes={} but {} ddpruns were started: {}; give one of the two",
+                             line.values.at("nnodes"), started, task.launcher.explanation),
+                 0};
 }
 
 }  // namespace
 
 std::string describe(const OuterTask& task) {
-    return fmt::format("{} {} of {}: {}", task.place.is_rank ? "rank" : "node", task.place.node_rank, task.place.nodes, task.launcher.explanation);
+    return fmt::format("{} {} of {}: {}", task.place.is_rank ? "rank" : "node", task.place.node_rank,
+                       task.place.nodes, task.launcher.explanation);
 }
 
 Result<std::optional<OuterTask>> find_outer_task(const CommandLine& line, const EnvironmentLookup& lookup) {
@@ -66,8 +69,12 @@ Result<std::optional<OuterTask>> find_outer_task(const CommandLine& line, const 
 Result<OuterRank> outer_rank_of(const OuterTask& task) {
     const Placement& told = *task.launcher.placement;
     if (!told.local_rank || !told.local_size) {
-        return Error{Errc::NotFound, fmt::format("--per-rank: {} does not say the local rank, and no channel was asked for it: leave "
-                                                 "--rdzv-endpoint out", describe(told)), 0};
+        return Error{
+            Errc::NotFound,
+            fmt::format("--per-rank: {} does not say the local rank, and no channel was asked for it: leave "
+                        "--rdzv-endpoint out",
+                        describe(told)),
+            0};
     }
     return OuterRank{*told.local_rank, *told.local_size, told.node_rank.value_or(0), told.nodes.value_or(1)};
 }

@@ -56,7 +56,8 @@ std::vector<GpuProcess> processes_on(const nvml::Session& nvml, nvml::Device dev
         GpuProcess process;
         process.pid = infos[i].pid;
         if (infos[i].used_bytes != nvml::kUnknownBytes) process.used_bytes = infos[i].used_bytes;
-        process.program = trim(read_file(fmt::format("{}/{}/comm", own_proc(), process.pid), 4096).value_or(""));
+        process.program =
+            trim(read_file(fmt::format("{}/{}/comm", own_proc(), process.pid), 4096).value_or(""));
         found.push_back(std::move(process));
     }
     return found;
@@ -147,20 +148,13 @@ GpuDistance distance_of(const nvml::Session& nvml, nvml::Device a, nvml::Device 
     if (nvml->common_ancestor == nullptr || nvml->common_ancestor(a, b, &level) != Code::Success)
         return GpuDistance::Unknown;
     switch (level) {  // nvmlGpuTopologyLevel_t
-        case 0:
-            return GpuDistance::SameBoard;
-        case 10:
-            return GpuDistance::SameSwitch;
-        case 20:
-            return GpuDistance::SeveralSwitches;
-        case 30:
-            return GpuDistance::HostBridge;
-        case 40:
-            return GpuDistance::NumaNode;
-        case 50:
-            return GpuDistance::System;
-        default:
-            return GpuDistance::Unknown;
+        case 0: return GpuDistance::SameBoard;
+        case 10: return GpuDistance::SameSwitch;
+        case 20: return GpuDistance::SeveralSwitches;
+        case 30: return GpuDistance::HostBridge;
+        case 40: return GpuDistance::NumaNode;
+        case 50: return GpuDistance::System;
+        default: return GpuDistance::Unknown;
     }
 }
 

@@ -61,10 +61,8 @@ void judge_memory(const GpuFacts& gpu, Findings& found) {
 
 void judge_recovery(const GpuFacts& gpu, Findings& found) {
     switch (gpu.recovery_action.value_or(0)) {
-        case 0:
-            return;
-        case 1:
-            return found.add(Severity::Error, "the driver asks for a reset of this GPU", kReset);
+        case 0: return;
+        case 1: return found.add(Severity::Error, "the driver asks for a reset of this GPU", kReset);
         case 2:
             return found.add(Severity::Error, "the driver asks for a reboot of the node", "reboot the node");
         case 3:
@@ -174,37 +172,23 @@ void sort_in(GpuVerdict& verdict, GpuCheck check, Severity severity, const std::
 
 std::string explain_xid(int number) {
     switch (number) {
-        case 48:
-            return "an uncorrectable memory error";
+        case 48: return "an uncorrectable memory error";
         case 62:
         case 119:
-        case 120:
-            return "the GPU's own processor stopped answering";
-        case 63:
-            return "a defective memory row or page was marked for replacement";
-        case 64:
-            return "a defective memory row or page could not be replaced";
-        case 74:
-            return "an NVLink error";
-        case 79:
-            return "the GPU fell off the bus";
-        case 92:
-            return "too many correctable memory errors";
-        case 94:
-            return "an uncorrectable memory error that hit one program";
-        case 95:
-            return "an uncorrectable memory error that may have hit every program";
-        case 140:
-            return "an uncorrectable memory error that was not recovered from";
-        case 143:
-            return "the GPU could not be initialised";
+        case 120: return "the GPU's own processor stopped answering";
+        case 63: return "a defective memory row or page was marked for replacement";
+        case 64: return "a defective memory row or page could not be replaced";
+        case 74: return "an NVLink error";
+        case 79: return "the GPU fell off the bus";
+        case 92: return "too many correctable memory errors";
+        case 94: return "an uncorrectable memory error that hit one program";
+        case 95: return "an uncorrectable memory error that may have hit every program";
+        case 140: return "an uncorrectable memory error that was not recovered from";
+        case 143: return "the GPU could not be initialised";
         case 149:
-        case 150:
-            return "an NVLink or NVSwitch error";
-        case 154:
-            return "the driver asks for a recovery of the GPU";
-        default:
-            return "";
+        case 150: return "an NVLink or NVSwitch error";
+        case 154: return "the driver asks for a recovery of the GPU";
+        default: return "";
     }
 }
 
@@ -231,13 +215,10 @@ std::string cuda_version_text(int version) {
 
 bool looks_at_gpus(const JobSpec& spec, int gpus) {
     switch (spec.gpu_check) {
-        case GpuCheck::Off:
-            return false;
+        case GpuCheck::Off: return false;
         case GpuCheck::Warn:
-        case GpuCheck::Refuse:
-            return true;
-        case GpuCheck::Auto:
-            break;
+        case GpuCheck::Refuse: return true;
+        case GpuCheck::Auto: break;
     }
     const bool asks = spec.workers.kind == WorkerCount::Kind::Gpu ||
                       spec.workers.kind == WorkerCount::Kind::Auto || spec.narrow_gpus ||

@@ -23,7 +23,8 @@ std::uint64_t unexplained(const GpuUsage& gpu) {
 }
 
 const GpuUsage* same_gpu(const std::vector<GpuUsage>& gpus, unsigned index) {
-    const auto found = std::find_if(gpus.begin(), gpus.end(), [index](const GpuUsage& gpu) { return gpu.index == index; });
+    const auto found =
+        std::find_if(gpus.begin(), gpus.end(), [index](const GpuUsage& gpu) { return gpu.index == index; });
     return found == gpus.end() ? nullptr : &*found;
 }
 
@@ -38,16 +39,19 @@ std::string held_by_the_gone(const GpuUsage& gpu, const std::vector<pid_t>& gone
 
 std::string still_given_back(const std::optional<std::vector<GpuUsage>>& before, const GpuUsage& gpu) {
     if (unexplained(gpu) <= kIdleBytes) return "";
-    const std::string held = fmt::format("GPU {} holds {} of no process that is listed", gpu.index, format_bytes(unexplained(gpu)));
+    const std::string held = fmt::format("GPU {} holds {} of no process that is listed", gpu.index,
+                                         format_bytes(unexplained(gpu)));
     if (!before) return held;
     const GpuUsage* then = same_gpu(*before, gpu.index);
-    return then != nullptr && unexplained(*then) >= unexplained(gpu) + kStep ? held + ", and less from look to look" : "";
+    return then != nullptr && unexplained(*then) >= unexplained(gpu) + kStep
+               ? held + ", and less from look to look"
+               : "";
 }
 
 }  // namespace
 
-GpuRelease judge_gpu_release(const std::optional<std::vector<GpuUsage>>& before, const std::vector<GpuUsage>& now,
-                             const std::vector<pid_t>& gone) {
+GpuRelease judge_gpu_release(const std::optional<std::vector<GpuUsage>>& before,
+                             const std::vector<GpuUsage>& now, const std::vector<pid_t>& gone) {
     for (const GpuUsage& gpu : now) {
         if (std::string why = held_by_the_gone(gpu, gone); !why.empty()) return {false, std::move(why)};
     }
@@ -60,7 +64,8 @@ GpuRelease judge_gpu_release(const std::optional<std::vector<GpuUsage>>& before,
 void GpuReleaseWait::begin(std::vector<pid_t> gone, Duration bound, std::function<void()> done) {
     cancel();
     const TimePoint now = loop_.now();
-    wait_ = std::make_shared<Wait>(Wait{std::move(gone), now, deadline_after(now, bound), std::move(done), std::nullopt, false});
+    wait_ = std::make_shared<Wait>(
+        Wait{std::move(gone), now, deadline_after(now, bound), std::move(done), std::nullopt, false});
     look();
 }
 
@@ -79,13 +84,15 @@ void GpuReleaseWait::look() {
 void GpuReleaseWait::judge(const std::vector<GpuUsage>& now) {
     const GpuRelease release = judge_gpu_release(wait_->before, now, wait_->gone);
     if (release.is_free) return finish();
-    const std::string waited = format_duration(std::chrono::round<std::chrono::milliseconds>(loop_.now() - wait_->begun));
+    const std::string waited =
+        format_duration(std::chrono::round<std::chrono::milliseconds>(loop_.now() - wait_->begun));
     if (loop_.now() >= wait_->until) {
         log_.warning("{} after {}; starting anyway", release.why, waited);
         return finish();
     }
     // Not for the first look alone: it may only have no other to compare with.
-    if (wait_->before && !std::exchange(wait_->is_said, true)) log_.info("waiting for the GPUs' memory: {}", release.why);
+    if (wait_->before && !std::exchange(wait_->is_said, true))
+        log_.info("waiting for the GPUs' memory: {}", release.why);
     wait_->before = now;
     timer_ = loop_.call_after(kPause, [this] { look(); });
 }

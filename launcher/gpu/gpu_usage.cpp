@@ -27,7 +27,8 @@ std::vector<GpuProcessUsage> usage_on(const nvml::Session& nvml, nvml::Device de
     unsigned count = kMostProcesses;
     if (nvml->processes(device, &count, list) != nvml::Code::Success) return found;
     for (unsigned i = 0; i < count; ++i) {
-        found.push_back({static_cast<pid_t>(list[i].pid), list[i].used_bytes == nvml::kUnknownBytes ? 0 : list[i].used_bytes});
+        found.push_back({static_cast<pid_t>(list[i].pid),
+                         list[i].used_bytes == nvml::kUnknownBytes ? 0 : list[i].used_bytes});
     }
     return found;
 }
@@ -72,12 +73,14 @@ WorkerGpus seen_on(const std::vector<GpuUsage>& gpus, const std::vector<pid_t>& 
 /// What a worker that does as torchrun's do would use: the visible GPU of its local rank.
 WorkerGpus presumed(const std::vector<GpuUsage>& gpus, const WorkerProcesses& worker) {
     const std::vector<Gpu> physical = as_physical(gpus);
-    const std::vector<Gpu> visible = visible_gpus(physical, worker.limits_devices ? std::optional(worker.visible_devices) : std::nullopt);
+    const std::vector<Gpu> visible =
+        visible_gpus(physical, worker.limits_devices ? std::optional(worker.visible_devices) : std::nullopt);
     const std::size_t place = visible.size() == 1 ? 0 : static_cast<std::size_t>(worker.local_rank);
     WorkerGpus result;
     if (place >= visible.size()) return result;
     for (const GpuUsage& gpu : gpus) {
-        const bool is_it = gpu.uuid.empty() ? visible[place].id == std::to_string(gpu.index) : visible[place].uuid == gpu.uuid;
+        const bool is_it = gpu.uuid.empty() ? visible[place].id == std::to_string(gpu.index)
+                                            : visible[place].uuid == gpu.uuid;
         if (is_it) result = {{gpu.index}, true, 0};
     }
     return result;
@@ -104,10 +107,15 @@ GpuUsage gpu_from(const Json& json) {
 }
 
 Json json_of(const GpuUsage& gpu) {
-    const auto process_json = [](const GpuProcessUsage& process) { return Json{{"pid", process.pid}, {"used_bytes", process.used_bytes}}; };
-    return {{"index", gpu.index},           {"uuid", gpu.uuid},
-            {"busy_percent", gpu.busy_percent}, {"used_bytes", gpu.used_bytes},
-            {"total_bytes", gpu.total_bytes},   {"processes", json_list(gpu.processes, process_json)}};
+    const auto process_json = [](const GpuProcessUsage& process) {
+        return Json{{"pid", process.pid}, {"used_bytes", process.used_bytes}};
+    };
+    return {{"index", gpu.index},
+            {"uuid", gpu.uuid},
+            {"busy_percent", gpu.busy_percent},
+            {"used_bytes", gpu.used_bytes},
+            {"total_bytes", gpu.total_bytes},
+            {"processes", json_list(gpu.processes, process_json)}};
 }
 
 }  // namespace
@@ -120,7 +128,8 @@ std::vector<GpuUsage> measure_gpus() {
     if ((*nvml)->count(&count) != nvml::Code::Success) return gpus;
     for (unsigned index = 0; index < count; ++index) {
         nvml::Device device = nullptr;
-        if ((*nvml)->handle(index, &device) == nvml::Code::Success) gpus.push_back(usage_of(*nvml, device, index));
+        if ((*nvml)->handle(index, &device) == nvml::Code::Success)
+            gpus.push_back(usage_of(*nvml, device, index));
     }
     return gpus;
 }
@@ -128,16 +137,18 @@ std::vector<GpuUsage> measure_gpus() {
 std::string render_gpu_usage(const std::vector<GpuUsage>& gpus) {
     std::string text;
     for (const GpuUsage& gpu : gpus) {
-        text += fmt::format("GPU {}: {} % busy, {} of {}\n", gpu.index, gpu.busy_percent, format_bytes(gpu.used_bytes),
-                            format_bytes(gpu.total_bytes));
+        text += fmt::format("GPU {}: {} % busy, {} of {}\n", gpu.index, gpu.busy_percent,
+                            format_bytes(gpu.used_bytes), format_bytes(gpu.total_bytes));
     }
     return text;
 }
 
-std::vector<WorkerGpus> assign_gpu_usage(const std::vector<GpuUsage>& gpus, const std::vector<WorkerProcesses>& workers) {
+std::vector<WorkerGpus> assign_gpu_usage(const std::vector<GpuUsage>& gpus,
+                                         const std::vector<WorkerProcesses>& workers) {
     std::vector<WorkerGpus> result;
     for (const WorkerProcesses& worker : workers) result.push_back(seen_on(gpus, worker.pids));
-    const bool any = std::any_of(result.begin(), result.end(), [](const WorkerGpus& worker) { return !worker.indices.empty(); });
+    const bool any = std::any_of(result.begin(), result.end(),
+                                 [](const WorkerGpus& worker) { return !worker.indices.empty(); });
     if (any) return result;
     for (std::size_t i = 0; i < workers.size(); ++i) result[i] = presumed(gpus, workers[i]);
     return result;
@@ -155,7 +166,9 @@ std::vector<GpuUsage> gpu_usage_from(const Json& list) {
     return found;
 }
 
-std::string to_json(const std::vector<GpuUsage>& gpus) { return to_text(Json{{"ok", true}, {"gpus", json_of(gpus)}}) + '\n'; }
+std::string to_json(const std::vector<GpuUsage>& gpus) {
+    return to_text(Json{{"ok", true}, {"gpus", json_of(gpus)}}) + '\n';
+}
 
 Result<std::vector<GpuUsage>> gpu_usage_from_json(std::string_view line) {
     const std::optional<Json> json = parse_json_object(line);

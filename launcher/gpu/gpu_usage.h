@@ -13,7 +13,8 @@ namespace ddprun {
 
 class Json;
 
-/// A process with a CUDA context on a GPU. In a container the driver may number it as the host does, or hide it.
+/// A process with a CUDA context on a GPU. In a container the driver may number it as the host does, or hide
+/// it.
 struct GpuProcessUsage {
     pid_t pid = 0;
     std::uint64_t used_bytes = 0;  ///< 0: the driver does not tell
@@ -31,8 +32,8 @@ struct GpuUsage {
     bool operator==(const GpuUsage&) const = default;
 };
 
-/// Empty without a driver. NVML is loaded at run time and creates no CUDA context. Can take long, for ever when a GPU has
-/// fallen off the bus: a running job lets a process of its own do it (GpuWatch).
+/// Empty without a driver. NVML is loaded at run time and creates no CUDA context. Can take long, for ever
+/// when a GPU has fallen off the bus: a running job lets a process of its own do it (GpuWatch).
 std::vector<GpuUsage> measure_gpus();
 
 /// "GPU 0: 87 % busy, 12 GiB of 80 GiB" lines; "" for none. Pure.
@@ -49,8 +50,8 @@ Result<std::vector<GpuUsage>> gpu_usage_from_json(std::string_view line);
 struct WorkerProcesses {
     int local_rank = 0;
     std::vector<pid_t> pids;
-    std::string visible_devices;    ///< its CUDA_VISIBLE_DEVICES ...
-    bool limits_devices = false;    ///< ... if it has one
+    std::string visible_devices;  ///< its CUDA_VISIBLE_DEVICES ...
+    bool limits_devices = false;  ///< ... if it has one
 };
 /// The GPUs of one worker.
 struct WorkerGpus {
@@ -59,8 +60,9 @@ struct WorkerGpus {
     std::uint64_t used_bytes = 0;  ///< its own, on all of them; 0 not known
     bool operator==(const WorkerGpus&) const = default;
 };
-/// Who uses which GPU, in the order of the workers. The driver's lists of processes decide where they know any of them;
-/// otherwise the local rank's place among the visible GPUs is presumed. Pure.
-std::vector<WorkerGpus> assign_gpu_usage(const std::vector<GpuUsage>& gpus, const std::vector<WorkerProcesses>& workers);
+/// Who uses which GPU, in the order of the workers. The driver's lists of processes decide where they know
+/// any of them; otherwise the local rank's place among the visible GPUs is presumed. Pure.
+std::vector<WorkerGpus> assign_gpu_usage(const std::vector<GpuUsage>& gpus,
+                                         const std::vector<WorkerProcesses>& workers);
 
 }  // namespace ddprun

@@ -23,12 +23,14 @@ os::SpawnSpec gpus_command() {
 }  // namespace
 
 void GpuWatch::look(Answer answer) {
-    if (!nvml::may_be_there() || (measured_at_ != TimePoint::min() && loop_.now() - measured_at_ < fresh_)) return answer(gpus_);
+    if (!nvml::may_be_there() || (measured_at_ != TimePoint::min() && loop_.now() - measured_at_ < fresh_))
+        return answer(gpus_);
     waiting_.push_back(std::move(answer));
     if (waiting_.size() > 1) return;
-    run_tool(loop_, system_, gpus_command(), kPatience, kMostBytes, [this, alive = std::weak_ptr<bool>(alive_)](Result<std::string> line) {
-        if (!alive.expired()) measured(std::move(line));
-    });
+    run_tool(loop_, system_, gpus_command(), kPatience, kMostBytes,
+             [this, alive = std::weak_ptr<bool>(alive_)](Result<std::string> line) {
+                 if (!alive.expired()) measured(std::move(line));
+             });
 }
 
 void GpuWatch::measured(Result<std::string> line) {

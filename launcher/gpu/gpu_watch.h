@@ -10,8 +10,9 @@
 
 namespace ddprun {
 
-/// The GPUs of this node for who asks a running job: measured by a process of its own (`ddprun gpus`), because a driver
-/// in trouble can take for ever, and only while somebody asks. Borrows loop and system for its whole life.
+/// The GPUs of this node for who asks a running job: measured by a process of its own (`ddprun gpus`),
+/// because a driver in trouble can take for ever, and only while somebody asks. Borrows loop and system for
+/// its whole life.
 class GpuWatch {
   public:
     using Answer = std::function<void(const std::vector<GpuUsage>& gpus)>;
@@ -22,8 +23,9 @@ class GpuWatch {
     GpuWatch(const GpuWatch&) = delete;
     GpuWatch& operator=(const GpuWatch&) = delete;
 
-    /// Calls `answer` once, at once or within kPatience: with what was measured in the last moment or now; without a
-    /// driver, and when nothing can be had in time, with what was measured last. Never after this object's end.
+    /// Calls `answer` once, at once or within kPatience: with what was measured in the last moment or now;
+    /// without a driver, and when nothing can be had in time, with what was measured last. Never after this
+    /// object's end.
     void look(Answer answer);
 
     static constexpr Duration kPatience = std::chrono::milliseconds(1500);
@@ -37,7 +39,8 @@ class GpuWatch {
     std::vector<GpuUsage> gpus_;
     TimePoint measured_at_ = TimePoint::min();
     std::vector<Answer> waiting_;
-    std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);  ///< a tool that runs can outlive this object
+    std::shared_ptr<bool> alive_ =
+        std::make_shared<bool>(true);  ///< a tool that runs can outlive this object
 };
 
 }  // namespace ddprun

@@ -21,9 +21,11 @@ Gpu gpu_from_nvml(const nvml::Session& nvml, unsigned index) {
     nvml::Device device = nullptr;
     if (nvml->handle(index, &device) != nvml::Code::Success) return gpu;
     std::array<char, 96> uuid{};
-    if (nvml->uuid(device, uuid.data(), static_cast<unsigned>(uuid.size() - 1)) == nvml::Code::Success) gpu.uuid = uuid.data();
+    if (nvml->uuid(device, uuid.data(), static_cast<unsigned>(uuid.size() - 1)) == nvml::Code::Success)
+        gpu.uuid = uuid.data();
     nvml::PciInfo pci{};
-    if (nvml->pci(device, &pci) == nvml::Code::Success) gpu.numa_node = numa_node_of(sysfs_bus_id(pci.bus_id));
+    if (nvml->pci(device, &pci) == nvml::Code::Success)
+        gpu.numa_node = numa_node_of(sysfs_bus_id(pci.bus_id));
     return gpu;
 }
 
@@ -88,13 +90,15 @@ std::string sysfs_bus_id(std::string_view nvml_id) {
 }
 
 int numa_node_of(const std::string& bus_id) {
-    const Result<std::string> text = read_file(fmt::format("/sys/bus/pci/devices/{}/numa_node", bus_id), kMaxSmallFile);
+    const Result<std::string> text =
+        read_file(fmt::format("/sys/bus/pci/devices/{}/numa_node", bus_id), kMaxSmallFile);
     if (!text) return -1;
     const Result<std::int64_t> node = parse_int(trim(*text));
     return node && *node >= 0 ? static_cast<int>(*node) : -1;
 }
 
-std::vector<Gpu> visible_gpus(const std::vector<Gpu>& physical, const std::optional<std::string>& visible_devices) {
+std::vector<Gpu> visible_gpus(const std::vector<Gpu>& physical,
+                              const std::optional<std::string>& visible_devices) {
     if (!visible_devices || physical.empty()) return physical;
     std::vector<Gpu> visible;
     std::set<std::string> seen;
@@ -102,8 +106,10 @@ std::vector<Gpu> visible_gpus(const std::vector<Gpu>& physical, const std::optio
         const std::string entry(trim(piece));
         Gpu gpu;
         if (const Gpu* match = gpu_of_entry(physical, entry)) gpu = *match;
-        // A MIG device's parent is not known from its name; without UUIDs of the GPUs theirs are taken as given.
-        else if (!entry.starts_with("MIG-") && !(entry.starts_with("GPU-") && physical.front().uuid.empty())) break;
+        // A MIG device's parent is not known from its name; without UUIDs of the GPUs theirs are taken as
+        // given.
+        else if (!entry.starts_with("MIG-") && !(entry.starts_with("GPU-") && physical.front().uuid.empty()))
+            break;
         const std::string identity = gpu.uuid.empty() ? entry : gpu.uuid;
         if (!seen.insert(identity).second) break;
         gpu.id = entry;
@@ -114,7 +120,8 @@ std::vector<Gpu> visible_gpus(const std::vector<Gpu>& physical, const std::optio
 
 PhysicalGpus find_nvidia_gpus() {
     if (const Result<nvml::Session> nvml = nvml::Session::open()) return {gpus_from_nvml(*nvml), "NVML"};
-    if (std::vector<Gpu> found = gpus_from_proc(); !found.empty()) return {std::move(found), "/proc/driver/nvidia"};
+    if (std::vector<Gpu> found = gpus_from_proc(); !found.empty())
+        return {std::move(found), "/proc/driver/nvidia"};
     return {gpus_from_dev(), "/dev"};
 }
 

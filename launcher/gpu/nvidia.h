@@ -9,9 +9,9 @@ namespace ddprun {
 
 /// One GPU that a worker can be given.
 struct Gpu {
-    std::string id;        ///< as CUDA_VISIBLE_DEVICES names it: "0", "GPU-8932f937-...", "MIG-..."
-    std::string uuid;      ///< "" not known
-    int numa_node = -1;    ///< -1 not known
+    std::string id;      ///< as CUDA_VISIBLE_DEVICES names it: "0", "GPU-8932f937-...", "MIG-..."
+    std::string uuid;    ///< "" not known
+    int numa_node = -1;  ///< -1 not known
     bool operator==(const Gpu&) const = default;
 };
 
@@ -24,9 +24,10 @@ struct PhysicalGpus {
 /// megabytes of each GPU). Never fails: no driver is no GPU.
 PhysicalGpus find_nvidia_gpus();
 
-/// The physical GPUs that CUDA would show for this value of CUDA_VISIBLE_DEVICES: as CUDA does, the list ends at
-/// the first entry that names no GPU. nullopt is the unset variable, "" hides all.
-std::vector<Gpu> visible_gpus(const std::vector<Gpu>& physical, const std::optional<std::string>& visible_devices);
+/// The physical GPUs that CUDA would show for this value of CUDA_VISIBLE_DEVICES: as CUDA does, the list ends
+/// at the first entry that names no GPU. nullopt is the unset variable, "" hides all.
+std::vector<Gpu> visible_gpus(const std::vector<Gpu>& physical,
+                              const std::optional<std::string>& visible_devices);
 
 /// "0000:3b:00.0" of "00000000:3B:00.0": NVML and sysfs differ in the width of the domain and in case.
 std::string sysfs_bus_id(std::string_view nvml_id);

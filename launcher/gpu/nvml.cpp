@@ -89,22 +89,14 @@ Session::~Session() {
 
 std::string explain(Code code) {
     switch (code) {
-        case Code::Success:
-            return "success";
-        case Code::NotSupported:
-            return "not supported by this GPU";
-        case Code::NoPermission:
-            return "no permission";
-        case Code::InsufficientSize:
-            return "more entries than asked for";
-        case Code::DriverNotLoaded:
-            return "the NVIDIA kernel module is not loaded";
-        case Code::FunctionNotFound:
-            return "the driver is too old for this question";
-        case Code::GpuIsLost:
-            return "the GPU has fallen off the bus or does not answer";
-        case Code::ResetRequired:
-            return "the GPU needs a reset";
+        case Code::Success: return "success";
+        case Code::NotSupported: return "not supported by this GPU";
+        case Code::NoPermission: return "no permission";
+        case Code::InsufficientSize: return "more entries than asked for";
+        case Code::DriverNotLoaded: return "the NVIDIA kernel module is not loaded";
+        case Code::FunctionNotFound: return "the driver is too old for this question";
+        case Code::GpuIsLost: return "the GPU has fallen off the bus or does not answer";
+        case Code::ResetRequired: return "the GPU needs a reset";
         case Code::LibraryMismatch:
             return "the NVIDIA libraries and the loaded kernel module are of different versions";
     }

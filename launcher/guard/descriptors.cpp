@@ -14,11 +14,12 @@
 namespace ddprun {
 namespace {
 
-/// For the loop, the server, the link, the spawn slots, the terminal's relay and the ends that a child takes over;
-/// what a job of one worker opens besides its worker is 25.
+/// For the loop, the server, the link, the spawn slots, the terminal's relay and the ends that a child takes
+/// over; what a job of one worker opens besides its worker is 25.
 constexpr int kOwn = 40;
 
-/// A pipe's end, and a file where it is ours to write; a stream that only goes to a file is the child's alone.
+/// A pipe's end, and a file where it is ours to write; a stream that only goes to a file is the child's
+/// alone.
 int for_stream(const OutputSpec& output, int local_rank, Streams stream) {
     const StreamRoute route = route_of(output, local_rank, stream, !output.log_dir.empty());
     if (!route.needs_pipe) return 0;
@@ -28,7 +29,8 @@ int for_stream(const OutputSpec& output, int local_rank, Streams stream) {
 int for_worker(const OutputSpec& output, int local_rank) {
     const int lifeline = 1;
     const int error_file = output.log_dir.empty() ? 1 : 0;
-    return lifeline + error_file + for_stream(output, local_rank, Streams::Out) + for_stream(output, local_rank, Streams::Err);
+    return lifeline + error_file + for_stream(output, local_rank, Streams::Out) +
+           for_stream(output, local_rank, Streams::Err);
 }
 
 }  // namespace
@@ -51,9 +53,12 @@ int descriptors_for_workers(const OutputSpec& output, int workers) {
 Status check_descriptor_limit(const OutputSpec& output, int workers, int open_now, std::uint64_t limit) {
     const int needed = open_now + kOwn + descriptors_for_workers(output, workers);
     if (static_cast<std::uint64_t>(needed) <= limit) return {};
-    return Error{Errc::InvalidArgument,
-                 fmt::format("--nproc-per-node: {} workers need {} open files, the hard limit is {}: raise it (ulimit -Hn, "
-                             "or nofile in limits.conf), or start fewer workers per node", workers, needed, limit)};
+    return Error{
+        Errc::InvalidArgument,
+        fmt::format(
+            "--nproc-per-node: {} workers need {} open files, the hard limit is {}: raise it (ulimit -Hn, "
+            "or nofile in limits.conf), or start fewer workers per node",
+            workers, needed, limit)};
 }
 
 InheritedNumbers inherited_numbers(std::uint64_t worker_limit) {

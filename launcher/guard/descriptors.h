@@ -30,18 +30,19 @@ struct InheritedNumbers {
     int lifeline = 0;
     int store = 0;
 };
-/// High, out of the way of a shell's redirections, and below the worker's own limit (0: none is known): a number
-/// at or above it cannot be had. Pure.
+/// High, out of the way of a shell's redirections, and below the worker's own limit (0: none is known): a
+/// number at or above it cannot be had. Pure.
 InheritedNumbers inherited_numbers(std::uint64_t worker_limit);
 
-/// The descriptors that this process has open, in no order. Reads /proc/self/fd; none when that cannot be read.
+/// The descriptors that this process has open, in no order. Reads /proc/self/fd; none when that cannot be
+/// read.
 std::vector<int> open_descriptors();
 
-/// Buffer of each of a worker's two pipes on a node with that many workers: 1 MiB for few of them, less for many,
-/// never under 16 KiB. A power of two, as pipes have.
+/// Buffer of each of a worker's two pipes on a node with that many workers: 1 MiB for few of them, less for
+/// many, never under 16 KiB. A power of two, as pipes have.
 ///
-/// An unprivileged user has 64 MiB of pipe buffers by default (/proc/sys/fs/pipe-user-pages-soft); whoever is above
-/// it gets new pipes of two pages. Half of it is left to everything else the user runs.
+/// An unprivileged user has 64 MiB of pipe buffers by default (/proc/sys/fs/pipe-user-pages-soft); whoever is
+/// above it gets new pipes of two pages. Half of it is left to everything else the user runs.
 std::size_t pipe_bytes(int workers);
 
 }  // namespace ddprun

@@ -46,7 +46,7 @@ std::string unescaped(std::string_view text) {
 }
 
 struct Mount {
-    std::string root;   ///< the part of the hierarchy that is shown
+    std::string root;  ///< the part of the hierarchy that is shown
     std::string point;
     bool read_only = false;
 };
@@ -63,7 +63,8 @@ std::optional<Mount> cgroup2_mount(std::string_view line) {
     const std::vector<std::string_view> before = split(line.substr(0, dash), ' ');
     const std::vector<std::string_view> behind = split(line.substr(dash + 3), ' ');
     if (before.size() < 6 || behind.size() < 3 || behind[0] != "cgroup2") return std::nullopt;
-    return Mount{unescaped(before[3]), unescaped(before[4]), has_option(before[5], "ro") || has_option(behind[2], "ro")};
+    return Mount{unescaped(before[3]), unescaped(before[4]),
+                 has_option(before[5], "ro") || has_option(behind[2], "ro")};
 }
 
 /// Where `path` appears below the mount; nullopt: this mount shows another part of the tree.
@@ -83,7 +84,8 @@ bool try_to_remove(const std::string& directory) {
     const std::unique_ptr<DIR, int (*)(DIR*)> opened(::opendir(directory.c_str()), ::closedir);
     while (const dirent* entry = opened ? ::readdir(opened.get()) : nullptr) {
         const std::string_view name = entry->d_name;
-        if (entry->d_type == DT_DIR && name != "." && name != "..") (void)try_to_remove(fmt::format("{}/{}", directory, name));
+        if (entry->d_type == DT_DIR && name != "." && name != "..")
+            (void)try_to_remove(fmt::format("{}/{}", directory, name));
     }
     return ::rmdir(directory.c_str()) == 0;
 }
@@ -98,7 +100,8 @@ void kill_at(int directory, const char* file) {
 bool is_empty(int directory) {
     const UniqueFd events(::openat(directory, "cgroup.events", O_RDONLY | O_CLOEXEC));
     char text[256] = {};
-    return events && ::read(events.get(), text, sizeof text - 1) > 0 && std::string_view(text).find("populated 0") != std::string_view::npos;
+    return events && ::read(events.get(), text, sizeof text - 1) > 0 &&
+           std::string_view(text).find("populated 0") != std::string_view::npos;
 }
 
 int open_directory(int where, const std::string& name) {
@@ -107,15 +110,18 @@ int open_directory(int where, const std::string& name) {
 
 /// It has not been removed, or made anew, since it was opened.
 bool is_same_directory(int opened, const std::string& path) {
-    struct stat ours{}, there{};
-    return ::fstat(opened, &ours) == 0 && ::stat(path.c_str(), &there) == 0 && ours.st_ino == there.st_ino && ours.st_dev == there.st_dev;
+    struct stat ours {
+    }, there{};
+    return ::fstat(opened, &ours) == 0 && ::stat(path.c_str(), &there) == 0 && ours.st_ino == there.st_ino &&
+           ours.st_dev == there.st_dev;
 }
 
-/// Whoever gets the lock knows that the cgroup's ddprun has ended, and keeps others away who look for abandoned ones. Empty: it
-/// is in use.
+/// Whoever gets the lock knows that the cgroup's ddprun has ended, and keeps others away who look for
+/// abandoned ones. Empty: it is in use.
 UniqueFd lock_abandoned_cgroup(const std::string& path) {
     UniqueFd directory(open_directory(AT_FDCWD, path));
-    const bool is_ours = directory && ::flock(directory.get(), LOCK_EX | LOCK_NB) == 0 && is_same_directory(directory.get(), path);
+    const bool is_ours = directory && ::flock(directory.get(), LOCK_EX | LOCK_NB) == 0 &&
+                         is_same_directory(directory.get(), path);
     return is_ours ? std::move(directory) : UniqueFd();
 }
 
@@ -125,9 +131,10 @@ std::vector<SiblingCgroup> cgroups_below(const std::string& parent) {
     std::vector<SiblingCgroup> found;
     const std::unique_ptr<DIR, int (*)(DIR*)> opened(::opendir(parent.c_str()), ::closedir);
     while (const dirent* entry = opened ? ::readdir(opened.get()) : nullptr) {
-        struct stat status{};
+        struct stat status {};
         if (!std::string_view(entry->d_name).starts_with(kJobCgroup)) continue;
-        if (::fstatat(::dirfd(opened.get()), entry->d_name, &status, AT_SYMLINK_NOFOLLOW) == 0 && S_ISDIR(status.st_mode)) {
+        if (::fstatat(::dirfd(opened.get()), entry->d_name, &status, AT_SYMLINK_NOFOLLOW) == 0 &&
+            S_ISDIR(status.st_mode)) {
             found.push_back({entry->d_name, status.st_uid});
         }
     }
@@ -149,8 +156,9 @@ std::vector<std::string> cgroups_of_jobs(const std::vector<SiblingCgroup>& sibli
     std::vector<std::string> names;
     for (const SiblingCgroup& sibling : siblings) {
         const std::string_view name = sibling.name;
-        const bool is_job = name.size() == kJobCgroup.size() + kIdDigits && name.starts_with(kJobCgroup) &&
-                            name.substr(kJobCgroup.size()).find_first_not_of("0123456789abcdef") == std::string_view::npos;
+        const bool is_job =
+            name.size() == kJobCgroup.size() + kIdDigits && name.starts_with(kJobCgroup) &&
+            name.substr(kJobCgroup.size()).find_first_not_of("0123456789abcdef") == std::string_view::npos;
         if (is_job && sibling.owner == user) names.push_back(sibling.name);
     }
     return names;
@@ -187,7 +195,8 @@ std::vector<std::string> cgroup2_mounts(std::string_view mountinfo) {
 
 std::vector<std::string> find_job_cgroups(const std::string& root) {
     std::vector<std::string> found;
-    for (const std::string& name : cgroups_of_jobs(cgroups_below(root), ::geteuid())) found.push_back(root + "/" + name);
+    for (const std::string& name : cgroups_of_jobs(cgroups_below(root), ::geteuid()))
+        found.push_back(root + "/" + name);
     std::error_code ignored;
     for (const auto& entry : std::filesystem::directory_iterator(root, ignored)) {
         if (!entry.is_directory(ignored) || entry.is_symlink(ignored)) continue;
@@ -217,13 +226,14 @@ Result<std::unique_ptr<JobCgroup>> JobCgroup::create(const std::string& director
     return cgroup;
 }
 
-/// Another ddprun that looks for abandoned ones may see it before it is locked, lock it first and remove it, empty as it
-/// is: then it is made again.
+/// Another ddprun that looks for abandoned ones may see it before it is locked, lock it first and remove it,
+/// empty as it is: then it is made again.
 Status JobCgroup::make_locked() {
     constexpr int kTries = 100;
     const timespec pause{0, 1'000'000};
     for (int attempt = 0; attempt < kTries; ++attempt) {
-        if (::mkdir(directory_.c_str(), 0755) != 0 && errno != EEXIST) return Error::system("mkdir " + directory_);
+        if (::mkdir(directory_.c_str(), 0755) != 0 && errno != EEXIST)
+            return Error::system("mkdir " + directory_);
         directory_fd_.reset(open_directory(AT_FDCWD, directory_));
         if (directory_fd_ && is_same_directory(directory_fd_.get(), directory_)) {
             // Where directories cannot be locked, nobody can take it for abandoned either.
@@ -241,8 +251,10 @@ Status JobCgroup::make() {
     if (const Status made = make_locked(); !made) return made;
     UniqueFd fd = std::move(directory_fd_);
     Status usable;
-    if (::faccessat(fd.get(), "cgroup.kill", W_OK, 0) != 0) usable = Error::system(directory_ + "/cgroup.kill");
-    else if (!os::can_be_born_in(fd.get())) usable = Error::system("start a process in " + directory_, EOPNOTSUPP);
+    if (::faccessat(fd.get(), "cgroup.kill", W_OK, 0) != 0)
+        usable = Error::system(directory_ + "/cgroup.kill");
+    else if (!os::can_be_born_in(fd.get()))
+        usable = Error::system("start a process in " + directory_, EOPNOTSUPP);
     exists_ = usable.has_value();
     if (exists_) directory_fd_ = std::move(fd);
     else ::rmdir(directory_.c_str());
@@ -254,7 +266,8 @@ JobCgroup::~JobCgroup() {
 }
 
 void JobCgroup::kill() {
-    if (!directory_fd_ || is_empty(directory_fd_.get())) return;  // as it is, it will do for the next generation
+    if (!directory_fd_ || is_empty(directory_fd_.get()))
+        return;  // as it is, it will do for the next generation
     killed_ = true;
     kill_at(directory_fd_.get(), "cgroup.kill");
 }

@@ -34,8 +34,9 @@ struct SiblingCgroup {
 };
 /// Those that can be the cgroup of a job of this user; whether its ddprun is gone, its lock tells. Pure.
 std::vector<std::string> cgroups_of_jobs(const std::vector<SiblingCgroup>& siblings, uid_t user);
-/// What ddprun and its warden leave when both are killed: kills and removes each such cgroup below `parent` that nobody
-/// holds the lock of (see JobCgroup), and tells which are gone. At most kMaxAbandoned at once, the rest the next time.
+/// What ddprun and its warden leave when both are killed: kills and removes each such cgroup below `parent`
+/// that nobody holds the lock of (see JobCgroup), and tells which are gone. At most kMaxAbandoned at once,
+/// the rest the next time.
 std::vector<std::string> remove_abandoned_cgroups(const std::string& parent);
 inline constexpr std::size_t kMaxAbandoned = 16;
 
@@ -48,19 +49,19 @@ bool is_abandoned_cgroup(const std::string& path);
 /// Kills what is in it and removes it, if nobody holds its lock. True: it is gone.
 bool remove_abandoned_cgroup(const std::string& path);
 
-/// A cgroup for the workers of one node, below our own: whatever a worker has started, in whatever session and with
-/// whatever environment, can be killed at once, also by the warden after our own death.
+/// A cgroup for the workers of one node, below our own: whatever a worker has started, in whatever session
+/// and with whatever environment, can be killed at once, also by the warden after our own death.
 ///
-/// No controller is turned on in it (a cgroup with controllers for its children may hold no processes, and ours
-/// holds us), so limits and accounting stay those of our own.
+/// No controller is turned on in it (a cgroup with controllers for its children may hold no processes, and
+/// ours holds us), so limits and accounting stay those of our own.
 ///
-/// While it exists we hold a lock on its directory (flock). The kernel drops it with our last descriptor, however we
-/// end, so that another ddprun can tell a cgroup that is in use from one that was left behind; a process id would not do:
-/// it is used again, and counts from 1 in a container that shows the same cgroups.
+/// While it exists we hold a lock on its directory (flock). The kernel drops it with our last descriptor,
+/// however we end, so that another ddprun can tell a cgroup that is in use from one that was left behind; a
+/// process id would not do: it is used again, and counts from 1 in a container that shows the same cgroups.
 class JobCgroup {
   public:
-    /// Makes the directory, and tries whether processes can be started in it. Error: System naming it (no delegation,
-    /// a kernel without cgroup.kill or clone3); nothing is left.
+    /// Makes the directory, and tries whether processes can be started in it. Error: System naming it (no
+    /// delegation, a kernel without cgroup.kill or clone3); nothing is left.
     static Result<std::unique_ptr<JobCgroup>> create(const std::string& directory);
     /// Kills what is left and removes it.
     ~JobCgroup();
@@ -73,8 +74,8 @@ class JobCgroup {
     void kill();
     /// The warden has killed it: renew() makes it anew.
     void was_killed() { killed_ = true; }
-    /// Before a generation: makes it anew if it has been killed, see os::can_be_born_in. Error: System (a process
-    /// that cannot be killed is still in it); workers then start in our own.
+    /// Before a generation: makes it anew if it has been killed, see os::can_be_born_in. Error: System (a
+    /// process that cannot be killed is still in it); workers then start in our own.
     Status renew();
 
   private:
@@ -90,8 +91,8 @@ class JobCgroup {
 
 /// SIGKILL to every process in a cgroup and below.
 void kill_cgroup(const std::string& directory);
-/// Kills all processes in a cgroup and removes it with those below it. Waits for their end, for a second at most.
-/// One that does not exist is done.
+/// Kills all processes in a cgroup and removes it with those below it. Waits for their end, for a second at
+/// most. One that does not exist is done.
 void remove_cgroup(const std::string& directory);
 
 }  // namespace ddprun

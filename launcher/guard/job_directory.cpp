@@ -31,12 +31,12 @@ bool is_named_as_ours(std::string_view name) {
 }
 
 bool is_owned_by_us(const UniqueFd& directory) {
-    struct stat status{};
+    struct stat status {};
     return directory && ::fstat(directory.get(), &status) == 0 && status.st_uid == ::geteuid();
 }
 
 bool is_younger_than(std::chrono::seconds age, const UniqueFd& directory) {
-    struct stat status{};
+    struct stat status {};
     return ::fstat(directory.get(), &status) != 0 || status.st_mtime + age.count() > ::time(nullptr);
 }
 
@@ -44,7 +44,8 @@ bool is_younger_than(std::chrono::seconds age, const UniqueFd& directory) {
 UniqueFd lock_abandoned_directory(const std::string& path) {
     UniqueFd directory = open_without_links(path);
     // Of one that has no lock yet its age has to do.
-    if (!is_owned_by_us(directory) || (path.ends_with(kDraft) && is_younger_than(kDraftLife, directory))) return {};
+    if (!is_owned_by_us(directory) || (path.ends_with(kDraft) && is_younger_than(kDraftLife, directory)))
+        return {};
     return ::flock(directory.get(), LOCK_EX | LOCK_NB) == 0 ? std::move(directory) : UniqueFd();
 }
 
@@ -61,7 +62,8 @@ std::string place_of_job_directories() {
 std::string job_directory_name(std::string_view id) { return fmt::format("{}{}", kDirectoryPrefix, id); }
 
 Result<std::unique_ptr<JobDirectory>> JobDirectory::create(const std::string& path) {
-    // Locked under a name that nobody takes for a job's: one who looks for abandoned ones sees it with its lock or not at all.
+    // Locked under a name that nobody takes for a job's: one who looks for abandoned ones sees it with its
+    // lock or not at all.
     const std::string draft = path + std::string(kDraft);
     if (::mkdir(draft.c_str(), 0700) != 0) return Error::system("mkdir " + draft);
     UniqueFd lock = open_without_links(draft);
@@ -87,7 +89,8 @@ std::vector<std::string> abandoned_job_directories(const std::string& place) {
     std::error_code ignored;
     for (const auto& entry : std::filesystem::directory_iterator(place, ignored)) {
         std::string name = entry.path().filename().string();
-        if (is_named_as_ours(name) && lock_abandoned_directory(entry.path().string())) names.push_back(std::move(name));
+        if (is_named_as_ours(name) && lock_abandoned_directory(entry.path().string()))
+            names.push_back(std::move(name));
     }
     return names;
 }

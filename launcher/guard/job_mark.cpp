@@ -53,7 +53,8 @@ std::string text_of(pid_t pid, const char* file) {
     std::string text;
     char piece[4096];
     ssize_t n = 0;
-    while (fd && (n = ::read(fd.get(), piece, sizeof piece)) > 0) text.append(piece, static_cast<std::size_t>(n));
+    while (fd && (n = ::read(fd.get(), piece, sizeof piece)) > 0)
+        text.append(piece, static_cast<std::size_t>(n));
     return text;
 }
 
@@ -115,7 +116,8 @@ std::uint64_t own_lock_limit() {
 }
 
 bool is_marked(const JobMark& mark, std::string_view environ_text, std::string_view limits_text) {
-    return has_variable(environ_text, mark.variable) || (mark.lock_limit != 0 && lock_limit_in(limits_text) == mark.lock_limit);
+    return has_variable(environ_text, mark.variable) ||
+           (mark.lock_limit != 0 && lock_limit_in(limits_text) == mark.lock_limit);
 }
 
 std::string job_in_limits(std::string_view limits_text) {
@@ -129,7 +131,8 @@ std::vector<MarkedProcess> processes_of_all_jobs() {
     for (const pid_t pid : os::process_numbers()) {
         const std::string job = job_in_limits(text_of(pid, "limits"));
         const std::optional<ProcStat> stat = job.empty() ? std::nullopt : proc_stat_of(pid);
-        if (stat && !stat->is_dead()) found.push_back({pid, stat->parent, user_in(text_of(pid, "status")), job});
+        if (stat && !stat->is_dead())
+            found.push_back({pid, stat->parent, user_in(text_of(pid, "status")), job});
     }
     return found;
 }

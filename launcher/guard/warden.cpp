@@ -39,7 +39,8 @@ std::size_t table_bytes(int max_groups) {
     return kHead + sizeof(std::atomic<pid_t>) * static_cast<std::size_t>(max_groups);
 }
 
-/// A process can fork while we look, so we look until two looks in a row find nothing, for five seconds at most.
+/// A process can fork while we look, so we look until two looks in a row find nothing, for five seconds at
+/// most.
 void sweep_marked(const JobMark& mark) {
     const timespec pause{0, 5'000'000};
     int quiet = 0;
@@ -71,11 +72,13 @@ void detach_from_everything(int alive) {
 
 }  // namespace
 
-Result<std::unique_ptr<Warden>> Warden::start(JobMark mark, std::string cgroup, int max_groups, std::string files, std::string secret) {
-    void* memory = ::mmap(nullptr, table_bytes(max_groups), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+Result<std::unique_ptr<Warden>> Warden::start(JobMark mark, std::string cgroup, int max_groups,
+                                              std::string files, std::string secret) {
+    void* memory =
+        ::mmap(nullptr, table_bytes(max_groups), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     if (memory == MAP_FAILED) return Error::system("mmap the warden's table");
-    std::unique_ptr<Warden> warden(
-        new Warden(std::move(mark), std::move(cgroup), std::move(files), std::move(secret), static_cast<Table*>(memory), max_groups));
+    std::unique_ptr<Warden> warden(new Warden(std::move(mark), std::move(cgroup), std::move(files),
+                                              std::move(secret), static_cast<Table*>(memory), max_groups));
     const Status forked = warden->fork_child();
     if (!forked) return forked.error();
     return warden;
@@ -89,7 +92,8 @@ Status Warden::fork_child() {
     pid_ = ::fork();
     if (pid_ < 0) return Error::system("fork the warden");
     if (pid_ > 0) {
-        // It does so itself as well, but on a busy machine long after workers run: a signal to our group would hit it.
+        // It does so itself as well, but on a busy machine long after workers run: a signal to our group
+        // would hit it.
         ::setpgid(pid_, pid_);
         return {};
     }
@@ -112,7 +116,8 @@ void Warden::kill_workers() const {
     }
 }
 
-/// Returns when ddprun has ended. Until then the workers of a ddprun that stands still are killed, once for each stall.
+/// Returns when ddprun has ended. Until then the workers of a ddprun that stands still are killed, once for
+/// each stall.
 void Warden::await_end() const {
     std::optional<rdzv::SilenceWatch> watch;
     // One that was started in place of another goes on with its watch.
@@ -121,7 +126,8 @@ void Warden::await_end() const {
         pollfd end{3, POLLIN, 0};
         const int seen = ::poll(&end, 1, poll_milliseconds(MonotonicClock::now(), next));
         char byte = 0;
-        if (const ssize_t got = seen > 0 ? ::read(3, &byte, 1) : 1; got == 0 || (got < 0 && errno != EINTR)) return;
+        if (const ssize_t got = seen > 0 ? ::read(3, &byte, 1) : 1; got == 0 || (got < 0 && errno != EINTR))
+            return;
         const rdzv::Heartbeats limits{Duration(table_->stall_limit_ns.load())};
         if (limits.timeout == Duration::zero()) continue;
         const TimePoint now = MonotonicClock::now(), alive(Duration(table_->alive_ns.load()));
@@ -170,7 +176,8 @@ void Warden::wait_for_its_end() {
     while (gone < 0 && errno == EINTR);
     if (gone <= 0) ::kill(pid_, SIGKILL);
     // A process that SIGKILL does not end (uninterruptible) is left to whoever adopts it.
-    for (int look = 0; look < 1000 && ::waitpid(pid_, nullptr, WNOHANG) == 0; ++look) ::usleep(look < 100 ? 50 : 1000);
+    for (int look = 0; look < 1000 && ::waitpid(pid_, nullptr, WNOHANG) == 0; ++look)
+        ::usleep(look < 100 ? 50 : 1000);
 }
 
 void Warden::end_all() {
@@ -182,11 +189,15 @@ void Warden::set_group(int local_rank, pid_t group) {
     if (local_rank < max_groups_) table_->groups[local_rank].store(group);
 }
 
-pid_t Warden::group(int local_rank) const { return local_rank < max_groups_ ? table_->groups[local_rank].load() : 0; }
+pid_t Warden::group(int local_rank) const {
+    return local_rank < max_groups_ ? table_->groups[local_rank].load() : 0;
+}
 
 void Warden::wake_if_stopped() const {
     siginfo_t info{};
-    if (pid_ <= 0 || ::waitid(P_PID, static_cast<id_t>(pid_), &info, WSTOPPED | WNOHANG) != 0 || info.si_pid == 0) return;
+    if (pid_ <= 0 || ::waitid(P_PID, static_cast<id_t>(pid_), &info, WSTOPPED | WNOHANG) != 0 ||
+        info.si_pid == 0)
+        return;
     ::kill(pid_, SIGCONT);
 }
 

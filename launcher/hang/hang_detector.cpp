@@ -22,7 +22,8 @@ std::string collective(const HangSample& sample) {
 
 /// "rank 3", "rank 3 on node02".
 std::string name(const HangSample& sample) {
-    return sample.host.empty() ? fmt::format("rank {}", sample.rank) : fmt::format("rank {} on {}", sample.rank, sample.host);
+    return sample.host.empty() ? fmt::format("rank {}", sample.rank)
+                               : fmt::format("rank {} on {}", sample.rank, sample.host);
 }
 
 /// "rank 3", "ranks 0-2, 5".
@@ -49,7 +50,9 @@ std::optional<HangVerdict> HangDetector::feed(const std::vector<HangSample>& sam
         return std::nullopt;
     }
     for (std::size_t i = 0; i < samples.size(); ++i) update(watches_[i], samples[i], now);
-    const auto is_awaited = [](const HangSample& sample) { return sample.awaited && sample.alive && !sample.stopped; };
+    const auto is_awaited = [](const HangSample& sample) {
+        return sample.awaited && sample.alive && !sample.stopped;
+    };
     if (std::any_of(samples.begin(), samples.end(), is_awaited)) {
         for (Watch& watch : watches_) watch.collective_since = watch.heartbeat_since = watch.idle_since = now;
         return stopped_rank(now);
@@ -66,8 +69,8 @@ void HangDetector::update(Watch& watch, const HangSample& sample, TimePoint now)
     if (!same_call) watch.collective_since = watch.heartbeat_since = now;
     if (!sample.stopped || !last.stopped) watch.stopped_since = now;
     if (sample.progress_ns != last.progress_ns) watch.heartbeat_since = now;
-    // The share since the rank became idle, not since the last look: a tick of the kernel's clock is long. It can
-    // fall when a descendant ends; that is a change as well.
+    // The share since the rank became idle, not since the last look: a tick of the kernel's clock is long. It
+    // can fall when a descendant ends; that is a change as well.
     const double idle_seconds = in_seconds(now - watch.idle_since);
     const double used = in_seconds(sample.cpu - watch.idle_cpu);
     const bool busy = used < 0 || used > std::max(kBusyShare * idle_seconds, 0.02);
@@ -88,8 +91,10 @@ std::string HangDetector::doing(const Watch& watch, TimePoint now) const {
 std::optional<HangVerdict> HangDetector::stuck_collective(TimePoint now) const {
     const Watch* waiting = nullptr;
     for (const Watch& watch : watches_) {
-        const bool stuck = watch.last.alive && watch.last.joined && inside(watch.last) && now - watch.collective_since >= timeout_;
-        if (stuck && (waiting == nullptr || watch.last.started_seq > waiting->last.started_seq)) waiting = &watch;
+        const bool stuck = watch.last.alive && watch.last.joined && inside(watch.last) &&
+                           now - watch.collective_since >= timeout_;
+        if (stuck && (waiting == nullptr || watch.last.started_seq > waiting->last.started_seq))
+            waiting = &watch;
     }
     if (waiting == nullptr) return std::nullopt;
     const std::uint64_t seq = waiting->last.started_seq;
@@ -106,25 +111,33 @@ std::optional<HangVerdict> HangDetector::stuck_collective(TimePoint now) const {
         }
         missing.push_back(sample.rank);
         if (inside(sample)) clauses.push_back(fmt::format("{} is in {}", name(sample), collective(sample)));
-        else clauses.push_back(fmt::format("{} has not called {} ({})", name(sample), collective(waiting->last), doing(watch, now)));
+        else
+            clauses.push_back(fmt::format("{} has not called {} ({})", name(sample),
+                                          collective(waiting->last), doing(watch, now)));
     }
     const std::string span = format_duration(now - waiting->collective_since);
     if (missing.empty()) {
-        const std::string culprit = stopped == nullptr ? "" : fmt::format("; {} is stopped, by SIGSTOP or a debugger", name(stopped->last));
-        return HangVerdict{stopped == nullptr ? -1 : stopped->last.rank,
-                           fmt::format("all ranks have been in {} for {}{}", collective(waiting->last), span, culprit)};
+        const std::string culprit =
+            stopped == nullptr
+                ? ""
+                : fmt::format("; {} is stopped, by SIGSTOP or a debugger", name(stopped->last));
+        return HangVerdict{
+            stopped == nullptr ? -1 : stopped->last.rank,
+            fmt::format("all ranks have been in {} for {}{}", collective(waiting->last), span, culprit)};
     }
     constexpr std::size_t kMostClauses = 8;
-    if (clauses.size() > kMostClauses) clauses = {fmt::format("{} have not called {}", ranks_text(missing), collective(waiting->last))};
-    return HangVerdict{missing.front(), fmt::format("{}; {} wait{} for it since {}", join(clauses, "; "), ranks_text(in_it),
-                                                    in_it.size() == 1 ? "s" : "", span)};
+    if (clauses.size() > kMostClauses)
+        clauses = {fmt::format("{} have not called {}", ranks_text(missing), collective(waiting->last))};
+    return HangVerdict{missing.front(), fmt::format("{}; {} wait{} for it since {}", join(clauses, "; "),
+                                                    ranks_text(in_it), in_it.size() == 1 ? "s" : "", span)};
 }
 
 std::optional<HangVerdict> HangDetector::stopped_rank(TimePoint now) const {
     for (const Watch& watch : watches_) {
         if (!watch.last.alive || !watch.last.stopped || now - watch.stopped_since < timeout_) continue;
-        return HangVerdict{watch.last.rank, fmt::format("{} has been stopped, by SIGSTOP or a debugger, for {}", name(watch.last),
-                                                        format_duration(now - watch.stopped_since))};
+        return HangVerdict{watch.last.rank,
+                           fmt::format("{} has been stopped, by SIGSTOP or a debugger, for {}",
+                                       name(watch.last), format_duration(now - watch.stopped_since))};
     }
     return std::nullopt;
 }
@@ -143,14 +156,19 @@ std::optional<HangVerdict> HangDetector::lost_heartbeat(TimePoint now) const {
         last_step = std::max(last_step, watch.last.step);
     }
     if (longest == nullptr) return std::nullopt;
-    std::string what = fmt::format("{} ha{} reported no progress for {}", ranks_text(silent), silent.size() == 1 ? "s" : "ve",
-                                   format_duration(now - longest->heartbeat_since));
+    std::string what =
+        fmt::format("{} ha{} reported no progress for {}", ranks_text(silent),
+                    silent.size() == 1 ? "s" : "ve", format_duration(now - longest->heartbeat_since));
     // Those that wait for it have done a step more.
     const bool is_behind = behind->last.step < last_step;
-    if (is_behind) what += fmt::format("; {} is behind, at step {} of {}", name(behind->last), behind->last.step, last_step);
+    if (is_behind)
+        what +=
+            fmt::format("; {} is behind, at step {} of {}", name(behind->last), behind->last.step, last_step);
     const Watch& culprit = is_behind ? *behind : *longest;
     what += fmt::format(" ({})", doing(culprit, now));
-    if (!never.empty()) what += fmt::format("; {} ha{} never reported any", ranks_text(never), never.size() == 1 ? "s" : "ve");
+    if (!never.empty())
+        what +=
+            fmt::format("; {} ha{} never reported any", ranks_text(never), never.size() == 1 ? "s" : "ve");
     return HangVerdict{culprit.last.rank, std::move(what)};
 }
 
@@ -164,7 +182,8 @@ std::optional<HangVerdict> HangDetector::nobody_moves(TimePoint now) const {
         since = std::max(since, watch.idle_since);
     }
     if (!any) return std::nullopt;
-    return HangVerdict{-1, fmt::format("no rank has used processor time, read or written anything for {}", format_duration(now - since))};
+    return HangVerdict{-1, fmt::format("no rank has used processor time, read or written anything for {}",
+                                       format_duration(now - since))};
 }
 
 }  // namespace ddprun

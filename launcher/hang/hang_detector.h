@@ -13,7 +13,7 @@ namespace ddprun {
 /// What can be seen of one rank from outside, at one moment.
 struct HangSample {
     int rank = 0;
-    std::string host = {};         ///< shown with the rank; "" of a job of one node
+    std::string host = {};  ///< shown with the rank; "" of a job of one node
     bool alive = true;
     bool stopped = false;          ///< by SIGSTOP or a debugger (state T)
     Duration cpu{};                ///< used so far by the worker and its descendants
@@ -25,7 +25,7 @@ struct HangSample {
     std::uint64_t finished_seq = 0;
     SegmentOp operation = SegmentOp::None;
     std::uint64_t bytes = 0;
-    bool awaited = false;          ///< the others wait for it with good reason, and it has said how long
+    bool awaited = false;  ///< the others wait for it with good reason, and it has said how long
     bool operator==(const HangSample&) const = default;
 };
 
@@ -34,12 +34,15 @@ struct HangVerdict {
     std::string what;  ///< "rank 2 has not called all_reduce #812; ranks 0-1, 3 wait in it for 31 s"
 };
 
-/// Says when the workers of a job hang, and who keeps whom waiting. Pure: sees samples and times, nothing else.
+/// Says when the workers of a job hang, and who keeps whom waiting. Pure: sees samples and times, nothing
+/// else.
 ///
 /// From the most telling to the least:
-///  - ranks have been inside one collective for the timeout: whoever is not in it is named, with what it does;
+///  - ranks have been inside one collective for the timeout: whoever is not in it is named, with what it
+///  does;
 ///  - a rank has been stopped for the timeout;
-///  - a rank that used to report progress has reported none for the timeout, and no collective of it has moved;
+///  - a rank that used to report progress has reported none for the timeout, and no collective of it has
+///  moved;
 ///  - no rank has used processor time (less than 1 %), read or written anything for the timeout.
 /// While ranks wait with good reason for one that is not stopped, only a stopped rank is a hang.
 /// Processor time is progress in the last respect only: whoever waits for others may well spin.

@@ -29,7 +29,8 @@ std::uint64_t io_bytes(pid_t pid) {
 }
 
 void look_at_segment(HangSample& sample, const RankLine& line) {
-    sample.awaited = line.awaited_until_ns.load(std::memory_order_relaxed) > MonotonicClock::now().time_since_epoch().count();
+    sample.awaited = line.awaited_until_ns.load(std::memory_order_relaxed) >
+                     MonotonicClock::now().time_since_epoch().count();
     sample.progress_ns = line.progress_ns.load(std::memory_order_relaxed);
     sample.step = line.step.load(std::memory_order_relaxed);
     sample.joined = line.joined.load(std::memory_order_acquire) != 0;
@@ -42,12 +43,28 @@ void look_at_segment(HangSample& sample, const RankLine& line) {
 
 /// Positions in a rank's array: names would be most of the text.
 struct At {
-    enum : std::uint8_t { Rank, Alive, Stopped, Cpu, Io, Progress, Joined, Started, Finished, Operation, Bytes, Step, Awaited };
+    enum : std::uint8_t {
+        Rank,
+        Alive,
+        Stopped,
+        Cpu,
+        Io,
+        Progress,
+        Joined,
+        Started,
+        Finished,
+        Operation,
+        Bytes,
+        Step,
+        Awaited
+    };
 };
 
 Json json_of(const HangSample& sample) {
-    return Json::list({sample.rank, sample.alive, sample.stopped, sample.cpu.count(), sample.io_bytes, sample.progress_ns, sample.joined,
-                       sample.started_seq, sample.finished_seq, static_cast<std::uint32_t>(sample.operation), sample.bytes, sample.step, sample.awaited});
+    return Json::list({sample.rank, sample.alive, sample.stopped, sample.cpu.count(), sample.io_bytes,
+                       sample.progress_ns, sample.joined, sample.started_seq, sample.finished_seq,
+                       static_cast<std::uint32_t>(sample.operation), sample.bytes, sample.step,
+                       sample.awaited});
 }
 
 /// False where the field is absent, of another kind, or does not fit.
@@ -61,12 +78,18 @@ std::optional<HangSample> sample_from(const Json& json) {
     HangSample sample;
     std::int64_t cpu_ns = 0;
     std::uint64_t operation = 0;
-    const bool is_whole = take_field(json[At::Rank].as_int(), sample.rank) && take_field(json[At::Alive].as_bool(), sample.alive) &&
-                          take_field(json[At::Stopped].as_bool(), sample.stopped) && take_field(json[At::Cpu].as_int64(), cpu_ns) &&
-                          take_field(json[At::Io].as_uint64(), sample.io_bytes) && take_field(json[At::Progress].as_int64(), sample.progress_ns) &&
-                          take_field(json[At::Joined].as_bool(), sample.joined) && take_field(json[At::Started].as_uint64(), sample.started_seq) &&
-                          take_field(json[At::Finished].as_uint64(), sample.finished_seq) && take_field(json[At::Operation].as_uint64(), operation) &&
-                          take_field(json[At::Bytes].as_uint64(), sample.bytes) && take_field(json[At::Step].as_uint64(), sample.step) &&
+    const bool is_whole = take_field(json[At::Rank].as_int(), sample.rank) &&
+                          take_field(json[At::Alive].as_bool(), sample.alive) &&
+                          take_field(json[At::Stopped].as_bool(), sample.stopped) &&
+                          take_field(json[At::Cpu].as_int64(), cpu_ns) &&
+                          take_field(json[At::Io].as_uint64(), sample.io_bytes) &&
+                          take_field(json[At::Progress].as_int64(), sample.progress_ns) &&
+                          take_field(json[At::Joined].as_bool(), sample.joined) &&
+                          take_field(json[At::Started].as_uint64(), sample.started_seq) &&
+                          take_field(json[At::Finished].as_uint64(), sample.finished_seq) &&
+                          take_field(json[At::Operation].as_uint64(), operation) &&
+                          take_field(json[At::Bytes].as_uint64(), sample.bytes) &&
+                          take_field(json[At::Step].as_uint64(), sample.step) &&
                           take_field(json[At::Awaited].as_bool(), sample.awaited);
     if (!is_whole || !std::in_range<std::uint32_t>(operation)) return std::nullopt;
     sample.cpu = Duration(cpu_ns);

@@ -22,10 +22,12 @@ constexpr std::size_t kMaxStatus = 256 * 1024;
 class RasQuestion : public std::enable_shared_from_this<RasQuestion> {
   public:
     using Done = std::function<void(Result<std::string>)>;
-    RasQuestion(os::EventLoop& loop, const Endpoint& where, Done done) : loop_(loop), where_(where), done_(std::move(done)), resolver_(loop) {}
+    RasQuestion(os::EventLoop& loop, const Endpoint& where, Done done)
+        : loop_(loop), where_(where), done_(std::move(done)), resolver_(loop) {}
 
     void begin(Duration patience) {
-        timer_ = loop_.call_after(patience, [self = shared_from_this(), patience] { self->give_up(patience); });
+        timer_ =
+            loop_.call_after(patience, [self = shared_from_this(), patience] { self->give_up(patience); });
         resolver_.look_up(where_, [weak = weak_from_this()](Result<SocketAddresses> found) {
             const std::shared_ptr<RasQuestion> self = weak.lock();
             if (!self || !self->done_) return;
@@ -69,7 +71,8 @@ class RasQuestion : public std::enable_shared_from_this<RasQuestion> {
     /// A few bytes into an empty socket buffer: they fit, or something is wrong.
     void say(const std::string& words) {
         const ssize_t n = ::send(fd_.get(), words.data(), words.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
-        if (n != static_cast<ssize_t>(words.size())) finish(Error{Errc::Closed, fmt::format("{} does not listen", to_string(where_)), 0});
+        if (n != static_cast<ssize_t>(words.size()))
+            finish(Error{Errc::Closed, fmt::format("{} does not listen", to_string(where_)), 0});
     }
 
     void read() {
@@ -77,7 +80,8 @@ class RasQuestion : public std::enable_shared_from_this<RasQuestion> {
         const ssize_t n = ::recv(fd_.get(), piece, sizeof piece, MSG_DONTWAIT);
         if (n < 0 && (errno == EAGAIN || errno == EINTR)) return;
         if (n < 0) return finish(Error::system(fmt::format("read from {}", to_string(where_))));
-        if (n == 0 && dialogue_.status().empty()) return finish(Error{Errc::Closed, fmt::format("{} closed the connection", to_string(where_)), 0});
+        if (n == 0 && dialogue_.status().empty())
+            return finish(Error{Errc::Closed, fmt::format("{} closed the connection", to_string(where_)), 0});
         if (n == 0) return finish(dialogue_.status());
         const Result<std::string> words = dialogue_.take({piece, static_cast<std::size_t>(n)});
         if (!words) return finish(words.error().with(to_string(where_)));
@@ -88,7 +92,8 @@ class RasQuestion : public std::enable_shared_from_this<RasQuestion> {
     void give_up(Duration patience) {
         if (!done_) return;
         const std::string span = format_duration(patience);
-        if (dialogue_.status().empty()) finish(Error{Errc::Timeout, fmt::format("{} gave no answer in {}", to_string(where_), span), 0});
+        if (dialogue_.status().empty())
+            finish(Error{Errc::Timeout, fmt::format("{} gave no answer in {}", to_string(where_), span), 0});
         else finish(dialogue_.status() + fmt::format("\n(nothing more came within {})\n", span));
     }
 
@@ -119,7 +124,8 @@ class RasQuestion : public std::enable_shared_from_this<RasQuestion> {
 
 }  // namespace
 
-void ask_nccl_ras(os::EventLoop& loop, const Endpoint& where, Duration patience, std::function<void(Result<std::string>)> done) {
+void ask_nccl_ras(os::EventLoop& loop, const Endpoint& where, Duration patience,
+                  std::function<void(Result<std::string>)> done) {
     std::make_shared<RasQuestion>(loop, where, std::move(done))->begin(patience);
 }
 

@@ -27,7 +27,8 @@ std::vector<std::string_view> lines_of(const RankStack& stack) {
     return lines;
 }
 
-/// Without "0x7f12..." and "+0x1c]", and without what stands in brackets of a frame ("#3 step (rank=3, x=...) at a.c:7").
+/// Without "0x7f12..." and "+0x1c]", and without what stands in brackets of a frame ("#3 step (rank=3, x=...)
+/// at a.c:7").
 std::string frame_key(std::string_view line) {
     std::string key;
     int depth = 0;
@@ -37,7 +38,9 @@ std::string frame_key(std::string_view line) {
         else if (c == ')' && depth > 0) --depth;
         else if (depth > 0) continue;
         else if (c == '0' && at + 1 < line.size() && line[at + 1] == 'x') {
-            while (at + 1 < line.size() && (std::isxdigit(static_cast<unsigned char>(line[at + 1])) != 0 || line[at + 1] == 'x')) ++at;
+            while (at + 1 < line.size() &&
+                   (std::isxdigit(static_cast<unsigned char>(line[at + 1])) != 0 || line[at + 1] == 'x'))
+                ++at;
         } else {
             key += c;
         }
@@ -45,7 +48,8 @@ std::string frame_key(std::string_view line) {
     return key;
 }
 
-/// "Thread 4171 (idle)", "Thread 1 (Thread 0x7f.. (LWP 7) "x"):", "TID 7:", "Process 7: python ...": who, not where.
+/// "Thread 4171 (idle)", "Thread 1 (Thread 0x7f.. (LWP 7) "x"):", "TID 7:", "Process 7: python ...": who, not
+/// where.
 bool is_heading(std::string_view line) {
     for (const std::string_view start : {"Thread ", "TID ", "PID ", "Process ", "Python v", "thread "}) {
         if (trim(line).starts_with(start)) return true;
@@ -55,12 +59,14 @@ bool is_heading(std::string_view line) {
 
 std::string stack_key(const RankStack& stack) {
     std::string key = describe(stack.method);
-    for (const std::string_view line : lines_of(stack)) key += '\n' + (is_heading(line) ? "thread" : frame_key(line));
+    for (const std::string_view line : lines_of(stack))
+        key += '\n' + (is_heading(line) ? "thread" : frame_key(line));
     return key;
 }
 
 StackMethod method_named(const std::string& name) {
-    for (const StackMethod method : {StackMethod::Handler, StackMethod::PySpy, StackMethod::Gdb, StackMethod::EuStack}) {
+    for (const StackMethod method :
+         {StackMethod::Handler, StackMethod::PySpy, StackMethod::Gdb, StackMethod::EuStack}) {
         if (name == describe(method)) return method;
     }
     return StackMethod::Kernel;
@@ -70,7 +76,11 @@ StackMethod method_named(const std::string& name) {
 
 std::string to_json(const std::vector<RankStack>& stacks) {
     const auto json_of = [](const RankStack& stack) {
-        return Json{{"rank", stack.rank}, {"host", stack.host}, {"pid", stack.pid}, {"method", describe(stack.method)}, {"text", stack.text}};
+        return Json{{"rank", stack.rank},
+                    {"host", stack.host},
+                    {"pid", stack.pid},
+                    {"method", describe(stack.method)},
+                    {"text", stack.text}};
     };
     return to_text(Json{{"ok", true}, {"stacks", json_list(stacks, json_of)}}) + '\n';
 }
@@ -106,9 +116,12 @@ std::string render_stacks(const std::vector<RankStack>& stacks) {
         const std::vector<int>& ranks = alike[stack_key(stack)];
         if (ranks.front() != stack.rank) continue;
         const std::string where = stack.host.empty() ? "" : " on " + stack.host;
-        text += fmt::format("rank {}{} (pid {}), by {}", stack.rank, where, stack.pid, describe(stack.method));
+        text +=
+            fmt::format("rank {}{} (pid {}), by {}", stack.rank, where, stack.pid, describe(stack.method));
         const std::vector<int> others(ranks.begin() + 1, ranks.end());
-        if (!others.empty()) text += fmt::format("; rank{} {} stand{} alike", others.size() == 1 ? "" : "s", format_ranges(others), others.size() == 1 ? "s" : "");
+        if (!others.empty())
+            text += fmt::format("; rank{} {} stand{} alike", others.size() == 1 ? "" : "s",
+                                format_ranges(others), others.size() == 1 ? "s" : "");
         text += ":\n";
         for (const std::string_view line : lines_of(stack)) text += fmt::format("    {}\n", line);
     }

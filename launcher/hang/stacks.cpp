@@ -28,7 +28,9 @@ constexpr std::size_t kMaxThreads = 64;  ///< of one worker
 constexpr Duration kHandlerPatience = std::chrono::seconds(1);
 constexpr Duration kHandlerLook = std::chrono::milliseconds(10);
 
-std::string find_on_path(const char* program) { return find_executable(program, process_environment("PATH").value_or("/usr/bin:/bin")); }
+std::string find_on_path(const char* program) {
+    return find_executable(program, process_environment("PATH").value_or("/usr/bin:/bin"));
+}
 
 bool runs_python(pid_t pid) {
     char path[4096];
@@ -82,7 +84,15 @@ os::SpawnSpec tool_command(StackMethod method, const StackTools& tools, pid_t pi
         case StackMethod::Handler:
         case StackMethod::Kernel:
             spec.program = tools.gdb;
-            spec.arguments = {"gdb", "-nx", "-batch", "-p", target, "-ex", "set pagination off", "-ex", "thread apply all bt 64"};
+            spec.arguments = {"gdb",
+                              "-nx",
+                              "-batch",
+                              "-p",
+                              target,
+                              "-ex",
+                              "set pagination off",
+                              "-ex",
+                              "thread apply all bt 64"};
             break;
     }
     return spec;
@@ -159,7 +169,8 @@ class Collection : public std::enable_shared_from_this<Collection> {
         job.stack.method = choose_stack_method(facts, job.tools);
         // Now: a debugger that comes to nothing would be what holds the process.
         job.stack.text = kernel_view(job.stack.pid);
-        if (job.is_python && job.tools.py_spy.empty()) job.stack.text += "\npy-spy, in PATH or beside this Python, would tell its lines";
+        if (job.is_python && job.tools.py_spy.empty())
+            job.stack.text += "\npy-spy, in PATH or beside this Python, would tell its lines";
         return job;
     }
 
@@ -205,17 +216,19 @@ class Collection : public std::enable_shared_from_this<Collection> {
             if (job.stack.method == StackMethod::Kernel || is_late_) ask_kernel(job);
             else start_tool(job, index);
         }
-        if (done_ && std::all_of(jobs_.begin(), jobs_.end(), [](const Job& job) { return job.done; })) finish();
+        if (done_ && std::all_of(jobs_.begin(), jobs_.end(), [](const Job& job) { return job.done; }))
+            finish();
     }
 
     /// The tool's time is that of the whole request: it ends with it.
     void start_tool(Job& job, std::size_t index) {
         ++running_;
         os::SpawnSpec spec = tool_command(job.stack.method, job.tools, job.stack.pid);
-        run_tool(loop_, system_, std::move(spec), ends_at_ - loop_.now(), kMaxToolOutput, [self = shared_from_this(), index](const Result<std::string>& output) {
-            --self->running_;
-            self->take_output(self->jobs_[index], index, output ? *output : "");
-        });
+        run_tool(loop_, system_, std::move(spec), ends_at_ - loop_.now(), kMaxToolOutput,
+                 [self = shared_from_this(), index](const Result<std::string>& output) {
+                     --self->running_;
+                     self->take_output(self->jobs_[index], index, output ? *output : "");
+                 });
     }
 
     /// A debugger that may not attach, or is none for this program: the next best is tried.
@@ -294,7 +307,9 @@ StackMethod choose_stack_method(const StackFacts& facts, const StackTools& tools
 
 std::string kernel_view(pid_t pid) {
     constexpr std::size_t kMax = 64 * 1024;
-    const auto file = [pid](const char* name) { return read_file(fmt::format("{}/{}/{}", own_proc(), pid, name), kMax).value_or(""); };
+    const auto file = [pid](const char* name) {
+        return read_file(fmt::format("{}/{}/{}", own_proc(), pid, name), kMax).value_or("");
+    };
     std::string text = "state unknown";
     const std::string status = file("status");
     for (const std::string_view line : split(status, '\n')) {
@@ -308,8 +323,8 @@ std::string kernel_view(pid_t pid) {
     return text;
 }
 
-void collect_stacks(os::EventLoop& loop, os::System& system, std::vector<StackTarget> targets, Duration patience,
-                    std::function<void(std::vector<RankStack>)> done) {
+void collect_stacks(os::EventLoop& loop, os::System& system, std::vector<StackTarget> targets,
+                    Duration patience, std::function<void(std::vector<RankStack>)> done) {
     std::make_shared<Collection>(loop, system, std::move(targets), std::move(done))->begin(patience);
 }
 

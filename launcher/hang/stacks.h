@@ -19,7 +19,7 @@ enum class StackMethod : std::uint8_t {
     PySpy,
     Gdb,
     EuStack,
-    Kernel,   ///< no stack, but what the kernel says the process waits for
+    Kernel,  ///< no stack, but what the kernel says the process waits for
 };
 /// "its own handler", "gdb".
 const char* describe(StackMethod method);
@@ -49,7 +49,7 @@ struct RankStack {
     int rank = 0;
     pid_t pid = 0;
     StackMethod method = StackMethod::Kernel;
-    std::string text;  ///< lines
+    std::string text;       ///< lines
     std::string host = {};  ///< "" of a job of one node
     bool operator==(const RankStack&) const = default;
 };
@@ -58,10 +58,10 @@ struct RankStack {
 inline constexpr Duration kStackPatience = std::chrono::seconds(15);
 
 /// Gets the stacks of all targets and calls `done` once, with one entry per target in the same order, after
-/// `patience` at the latest: whoever gave none by then is told of by the kernel. Blocks nobody. The programs it
-/// starts are children of ours; whoever sees SIGCHLD reaps them. Borrows loop and system until `done`.
-void collect_stacks(os::EventLoop& loop, os::System& system, std::vector<StackTarget> targets, Duration patience,
-                    std::function<void(std::vector<RankStack>)> done);
+/// `patience` at the latest: whoever gave none by then is told of by the kernel. Blocks nobody. The programs
+/// it starts are children of ours; whoever sees SIGCHLD reaps them. Borrows loop and system until `done`.
+void collect_stacks(os::EventLoop& loop, os::System& system, std::vector<StackTarget> targets,
+                    Duration patience, std::function<void(std::vector<RankStack>)> done);
 
 /// What the kernel says about a process: its state, and where it waits.
 std::string kernel_view(pid_t pid);

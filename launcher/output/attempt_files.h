@@ -10,8 +10,9 @@
 
 namespace ddprun {
 
-/// The files of one attempt after the other: `<log_dir>/attempt_<attempt>/<rank>/{stdout,stderr}.log`, and beside the ranks'
-/// `filtered_{stdout,stderr}.log`. Opening waits for the disk; writing does not (log_writer.h).
+/// The files of one attempt after the other: `<log_dir>/attempt_<attempt>/<rank>/{stdout,stderr}.log`, and
+/// beside the ranks' `filtered_{stdout,stderr}.log`. Opening waits for the disk; writing does not
+/// (log_writer.h).
 class AttemptFiles {
   public:
     /// Both are borrowed for its life.
@@ -22,11 +23,14 @@ class AttemptFiles {
     /// "" there is none.
     [[nodiscard]] const std::string& directory() const { return directory_; }
 
-    /// Error: System. A rank has a directory also where none of its streams has a file: error reports lie there.
+    /// Error: System. A rank has a directory also where none of its streams has a file: error reports lie
+    /// there.
     Status make_rank_directory(const StreamOwner& owner) const;
     [[nodiscard]] std::string path_of(const StreamOwner& owner, Streams stream) const;
     /// Error: System.
-    Result<LogWriter::Handle> open(const StreamOwner& owner, Streams stream) { return open(path_of(owner, stream)); }
+    Result<LogWriter::Handle> open(const StreamOwner& owner, Streams stream) {
+        return open(path_of(owner, stream));
+    }
     /// Where lines of this stream are copied to, of all ranks; null: nowhere. Error: System.
     Result<LogWriter::Handle> filtered(Streams stream);
 

@@ -14,19 +14,21 @@
 namespace ddprun {
 namespace {
 
-/// What a terminal that cannot be opened again takes after poll() said it has room, without blocking for long.
+/// What a terminal that cannot be opened again takes after poll() said it has room, without blocking for
+/// long.
 constexpr std::size_t kPolledPiece = 256;
 /// One call does not keep the loop from its other work for longer than copying this takes.
 constexpr std::size_t kPiece = 1 << 20;
 
 }  // namespace
 
-// O_NONBLOCK belongs to the open file description, which our stdout shares with the user's shell and with every
-// process on the terminal: setting it there breaks them. Opening /proc/self/fd/N again gives a description of our
-// own for pipes and terminals. Sockets have MSG_DONTWAIT, files and /dev/null do not block. What is left (a
-// terminal that belongs to another user, after su) is polled and written in small pieces.
+// O_NONBLOCK belongs to the open file description, which our stdout shares with the user's shell and with
+// every process on the terminal: setting it there breaks them. Opening /proc/self/fd/N again gives a
+// description of our own for pipes and terminals. Sockets have MSG_DONTWAIT, files and /dev/null do not
+// block. What is left (a terminal that belongs to another user, after su) is polled and written in small
+// pieces.
 void Console::open_own(int fd) {
-    struct stat status{};
+    struct stat status {};
     if (::fstat(fd, &status) != 0) return;
     if (S_ISSOCK(status.st_mode)) {
         kind_ = Kind::Socket;
@@ -52,7 +54,8 @@ Console::Console(os::EventLoop& loop, int fd) : loop_(loop), fd_(fd) {
 Console::~Console() { stop_waiting(); }
 
 bool Console::is_same_place(int one, int other) {
-    struct stat a{}, b{};
+    struct stat a {
+    }, b{};
     if (::fstat(one, &a) != 0 || ::fstat(other, &b) != 0) return false;
     return a.st_dev == b.st_dev && a.st_ino == b.st_ino && a.st_rdev == b.st_rdev;
 }

@@ -13,8 +13,9 @@ namespace ddprun {
 
 /// One place where people read: a terminal, a pipe, a file, a socket.
 ///
-/// Bytes are queued and written without ever blocking the loop, whatever the place is (a regular file takes as long
-/// as its disk). For the loop's thread. Ignores SIGPIPE for the whole process: a closed console is an error here.
+/// Bytes are queued and written without ever blocking the loop, whatever the place is (a regular file takes
+/// as long as its disk). For the loop's thread. Ignores SIGPIPE for the whole process: a closed console is an
+/// error here.
 class Console {
   public:
     /// Borrows `fd` for its whole life.
@@ -68,7 +69,7 @@ class Console {
     std::size_t head_ = 0;  ///< bytes of the queue already written
     bool waiting_ = false;
     bool was_full_ = false;
-    bool closed_ = false;   ///< nobody reads any more
+    bool closed_ = false;  ///< nobody reads any more
     std::uint64_t gone_ = 0;
     std::uint64_t lost_bytes_ = 0;
     std::string loss_;

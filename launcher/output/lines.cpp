@@ -14,9 +14,12 @@ struct PrefixVariable {
     std::string PrefixValues::*value;
 };
 constexpr std::array kPrefixVariables = {
-    PrefixVariable{"rank", &PrefixValues::rank},           PrefixVariable{"local_rank", &PrefixValues::local_rank},
-    PrefixVariable{"role_name", &PrefixValues::role_name}, PrefixVariable{"host", &PrefixValues::host},
-    PrefixVariable{"hostname", &PrefixValues::host},       PrefixVariable{"time", &PrefixValues::time},
+    PrefixVariable{"rank", &PrefixValues::rank},
+    PrefixVariable{"local_rank", &PrefixValues::local_rank},
+    PrefixVariable{"role_name", &PrefixValues::role_name},
+    PrefixVariable{"host", &PrefixValues::host},
+    PrefixVariable{"hostname", &PrefixValues::host},
+    PrefixVariable{"time", &PrefixValues::time},
 };
 
 std::string PrefixValues::*variable_named(std::string_view name) {
@@ -83,7 +86,8 @@ bool is_prefix_variable(std::string_view name) { return variable_named(name) != 
 
 std::string prefix_variables() {
     std::string text;
-    for (const PrefixVariable& variable : kPrefixVariables) text += fmt::format("{}${{{}}}", text.empty() ? "" : ", ", variable.name);
+    for (const PrefixVariable& variable : kPrefixVariables)
+        text += fmt::format("{}${{{}}}", text.empty() ? "" : ", ", variable.name);
     return text;
 }
 

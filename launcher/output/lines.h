@@ -82,13 +82,13 @@ inline constexpr std::string_view kTorchrunPrefix = "[${role_name}${local_rank}]
 
 /// One place that lines come to: a console, a file of filtered lines.
 struct PrefixPlace {
-    int ranks = 0;              ///< how many ranks of this node are shown there
+    int ranks = 0;  ///< how many ranks of this node are shown there
     bool is_terminal = false;
     bool is_whole_job = false;  ///< these ranks are all that the job can have
 };
-/// What stands before lines where the user did not say: "[${rank}]: ", or nothing where all lines are of one rank
-/// and a prefix would only keep the next program in the pipe from reading them. People at a terminal see which rank
-/// it is unless there is no other.
+/// What stands before lines where the user did not say: "[${rank}]: ", or nothing where all lines are of one
+/// rank and a prefix would only keep the next program in the pipe from reading them. People at a terminal see
+/// which rank it is unless there is no other.
 std::string_view default_prefix(const PrefixPlace& place);
 
 /// Whether a prefix can have this variable.
@@ -96,8 +96,8 @@ bool is_prefix_variable(std::string_view name);
 /// "${rank}, ${local_rank}, ...", for errors and documentation.
 std::string prefix_variables();
 
-/// "[${rank}]: " taken apart once, as Python's string.Template reads it for torchrun: "$rank" is "${rank}", "$$" is
-/// a dollar, unknown variables stay as they are written.
+/// "[${rank}]: " taken apart once, as Python's string.Template reads it for torchrun: "$rank" is "${rank}",
+/// "$$" is a dollar, unknown variables stay as they are written.
 class PrefixTemplate {
   public:
     explicit PrefixTemplate(std::string_view text);

@@ -21,7 +21,8 @@ Result<UniqueFd> open_log(const std::string& path, int extra_flags) {
     return fd;
 }
 
-/// How much of `bytes` belongs before the rotation: whole lines that fit, or the one that does not fit anywhere.
+/// How much of `bytes` belongs before the rotation: whole lines that fit, or the one that does not fit
+/// anywhere.
 std::size_t bytes_before_rotation(std::string_view bytes, std::uint64_t room, bool file_is_empty) {
     const std::size_t fitting = bytes.substr(0, room).rfind('\n');
     if (fitting != std::string_view::npos) return fitting + 1;
@@ -31,13 +32,18 @@ std::size_t bytes_before_rotation(std::string_view bytes, std::uint64_t room, bo
 }
 
 bool wants_files(const OutputSpec& output) {
-    const auto any = [](const StreamsMap& map) { return map.everyone != Streams::None || !map.by_local_rank.empty(); };
-    return any(output.redirects) || any(output.tee) || !output.stdout_filters.empty() || !output.stderr_filters.empty();
+    const auto any = [](const StreamsMap& map) {
+        return map.everyone != Streams::None || !map.by_local_rank.empty();
+    };
+    return any(output.redirects) || any(output.tee) || !output.stdout_filters.empty() ||
+           !output.stderr_filters.empty();
 }
 
 /// A run id as part of a path: PBS array jobs have brackets in it, users anything.
 std::string as_file_name(std::string id) {
-    std::replace_if(id.begin(), id.end(), [](unsigned char c) { return std::isalnum(c) == 0 && c != '-' && c != '.'; }, '_');
+    std::replace_if(
+        id.begin(), id.end(), [](unsigned char c) { return std::isalnum(c) == 0 && c != '-' && c != '.'; },
+        '_');
     return id;
 }
 
@@ -46,7 +52,7 @@ std::string as_file_name(std::string id) {
 Result<LogFile> LogFile::open(std::string path, std::uint64_t max_bytes) {
     Result<UniqueFd> fd = open_log(path, 0);
     if (!fd) return fd.error();
-    struct stat status{};
+    struct stat status {};
     LogFile file;
     if (::fstat(fd->get(), &status) == 0) file.size_ = static_cast<std::uint64_t>(status.st_size);
     file.path_ = std::move(path);
@@ -130,12 +136,16 @@ OutputSpec prepare_log_directory(const JobSpec& spec, os::Log& log) {
     OutputSpec output = spec.output;
     if (output.log_dir.empty() && !wants_files(output)) return output;
     const char* temporary = std::getenv("TMPDIR");
-    const std::string base = !output.log_dir.empty() ? output.log_dir : temporary != nullptr ? temporary : "/tmp";
+    const std::string base = !output.log_dir.empty() ? output.log_dir
+                             : temporary != nullptr  ? temporary
+                                                     : "/tmp";
     const std::string stem = output.log_dir.empty() ? "ddprun_" : "";
-    output.log_dir = fmt::format("{}/{}{}_{}", base, stem, as_file_name(spec.rendezvous.run_id), random_hex(4).value_or("0"));
+    output.log_dir = fmt::format("{}/{}{}_{}", base, stem, as_file_name(spec.rendezvous.run_id),
+                                 random_hex(4).value_or("0"));
     const Status made = make_directories(output.log_dir);
     if (made) {
-        if (spec.output.log_dir.empty()) log.info("log files are in {} (no --log-dir was given)", output.log_dir);
+        if (spec.output.log_dir.empty())
+            log.info("log files are in {} (no --log-dir was given)", output.log_dir);
         return output;
     }
     log.warning("no log files: {}; output goes to the console only", made.error().what);

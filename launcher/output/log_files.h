@@ -20,7 +20,8 @@ struct OutputLoss {
 
 /// One file that grows, and is rotated at a size: stdout.log, stdout.log.1 (newer), stdout.log.2 ...
 ///
-/// Writing blocks as long as the disk does: LogWriter does it in a thread. What cannot be written is counted, never an error: the job goes on.
+/// Writing blocks as long as the disk does: LogWriter does it in a thread. What cannot be written is counted,
+/// never an error: the job goes on.
 class LogFile {
   public:
     /// Rotated files kept beside the current one.
@@ -54,9 +55,9 @@ std::string read_file_end(const std::string& path, std::size_t max_bytes);
 /// The last `count` lines of a text whose first line may be cut off (`is_cut`).
 std::vector<std::string> last_lines(std::string_view text, std::size_t count, bool is_cut);
 
-/// Makes this run's own directory "<--log-dir>/<run id>_<random>", or a temporary one when streams go to files and
-/// no --log-dir says where, and returns the output part of `spec` with it. A directory that cannot be made costs
-/// the files, not the job: it is said once, and the streams come to the console.
+/// Makes this run's own directory "<--log-dir>/<run id>_<random>", or a temporary one when streams go to
+/// files and no --log-dir says where, and returns the output part of `spec` with it. A directory that cannot
+/// be made costs the files, not the job: it is said once, and the streams come to the console.
 OutputSpec prepare_log_directory(const JobSpec& spec, os::Log& log);
 /// The same to the console only; also for a head that is no node, because log files lie where the workers
 /// are.

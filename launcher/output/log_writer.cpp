@@ -41,7 +41,7 @@ struct LogWriter::Shared {
     std::string loss;
     bool was_full = false;
     bool ended = false;
-    UniqueFd news;               ///< eventfd, non-blocking
+    UniqueFd news;  ///< eventfd, non-blocking
 };
 
 LogWriter::LogWriter(os::EventLoop& loop, std::function<void()> on_news)
@@ -64,7 +64,8 @@ Status LogWriter::start() {
         if (::read(news, &count, sizeof count) > 0) on_news_();
     });
     if (!watched) return watched;
-    // The loop hears signals through its descriptor; a thread that does not block them would take them from it.
+    // The loop hears signals through its descriptor; a thread that does not block them would take them from
+    // it.
     sigset_t all, before;
     ::sigfillset(&all);
     ::pthread_sigmask(SIG_SETMASK, &all, &before);
@@ -113,7 +114,8 @@ bool LogWriter::is_written() const {
 void LogWriter::flush(TimePoint deadline) {
     kick();
     std::unique_lock held(shared_->lock);
-    const std::chrono::steady_clock::time_point until(std::min(deadline, MonotonicClock::now() + std::chrono::hours(1)).time_since_epoch());
+    const std::chrono::steady_clock::time_point until(
+        std::min(deadline, MonotonicClock::now() + std::chrono::hours(1)).time_since_epoch());
     shared_->written.wait_until(held, until, [this] { return shared_->pending == 0; });
 }
 

@@ -14,8 +14,8 @@ namespace ddprun {
 
 /// The thread behind the log files: a disk that hangs (NFS) holds it up, and never the event loop.
 ///
-/// What it has not written yet is bounded: whoever writes stops at is_full() and goes on after on_news(). Starts its
-/// thread with the first file. All members are for the loop's thread.
+/// What it has not written yet is bounded: whoever writes stops at is_full() and goes on after on_news().
+/// Starts its thread with the first file. All members are for the loop's thread.
 class LogWriter {
   public:
     /// One file in its care.

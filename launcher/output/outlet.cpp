@@ -17,7 +17,8 @@ std::string time_of_day() {
     ::clock_gettime(CLOCK_REALTIME, &now);
     tm local{};
     ::localtime_r(&now.tv_sec, &local);
-    return fmt::format("{:02}:{:02}:{:02}.{:03}", local.tm_hour, local.tm_min, local.tm_sec, now.tv_nsec / 1'000'000);
+    return fmt::format("{:02}:{:02}:{:02}.{:03}", local.tm_hour, local.tm_min, local.tm_sec,
+                       now.tv_nsec / 1'000'000);
 }
 
 std::string time_for(const PrefixTemplate& prefix) { return prefix.names_time() ? time_of_day() : ""; }
@@ -25,7 +26,8 @@ std::string time_for(const PrefixTemplate& prefix) { return prefix.names_time() 
 }  // namespace
 
 std::string render_prefix(const PrefixTemplate& prefix, const StreamOwner& owner) {
-    return prefix.render({fmt::format("{}", owner.rank), fmt::format("{}", owner.local_rank), owner.role, owner.host, time_for(prefix)});
+    return prefix.render({fmt::format("{}", owner.rank), fmt::format("{}", owner.local_rank), owner.role,
+                          owner.host, time_for(prefix)});
 }
 
 Outlet::Outlet(os::EventLoop& loop, int fd, OutputSpec::Color color) : console_(loop, fd) {
@@ -47,7 +49,8 @@ void Outlet::show(std::string_view prefix, std::string_view block) {
 }
 
 bool Outlet::say(std::string_view lines) {
-    for (; !own_.empty() && own_.front().first <= console_.gone(); own_.pop_front()) own_bytes_ -= own_.front().second;
+    for (; !own_.empty() && own_.front().first <= console_.gone(); own_.pop_front())
+        own_bytes_ -= own_.front().second;
     if (own_bytes_ + lines.size() > kMaxOwn) return false;
     console_.queue().append(lines);
     own_bytes_ += lines.size();

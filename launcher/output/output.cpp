@@ -22,7 +22,9 @@ namespace {
 
 Streams bit_of(Output::Stream stream) { return stream == Output::Stream::Out ? Streams::Out : Streams::Err; }
 
-std::string words_for_loss(std::string_view why) { return fmt::format("ddprun: output is being lost: {}; the job goes on\n", why); }
+std::string words_for_loss(std::string_view why) {
+    return fmt::format("ddprun: output is being lost: {}; the job goes on\n", why);
+}
 
 /// A worker's stream, or another ddprun's.
 struct StreamState : PipeReader::Pipe {
@@ -30,7 +32,7 @@ struct StreamState : PipeReader::Pipe {
 
     StreamOwner owner;
     Streams stream;
-    Outlet* outlet = nullptr;  ///< null: not on the console
+    Outlet* outlet = nullptr;    ///< null: not on the console
     LogWriter::Handle filtered;  ///< shared with other streams
     LogWriter::Handle file;
     bool file_failed = false;  ///< it should have one, which could not be opened
@@ -115,11 +117,19 @@ struct Output::Impl final : PipeReader::Owner {
     std::shared_ptr<bool> alive = std::make_shared<bool>(true);  ///< a posted write may outlive us
 };
 
-Output::Impl::Impl(os::EventLoop& event_loop, OutputSpec output_spec, OutputRanks output_ranks, int out_fd, int err_fd)
-    : loop(event_loop), spec(std::move(output_spec)), world(output_ranks), console_out(out_fd), console_err(err_fd),
-      writer(event_loop, [this] { on_log_news(); }), files(spec, writer), reader(event_loop, *this) {
+Output::Impl::Impl(os::EventLoop& event_loop, OutputSpec output_spec, OutputRanks output_ranks, int out_fd,
+                   int err_fd)
+    : loop(event_loop),
+      spec(std::move(output_spec)),
+      world(output_ranks),
+      console_out(out_fd),
+      console_err(err_fd),
+      writer(event_loop, [this] { on_log_news(); }),
+      files(spec, writer),
+      reader(event_loop, *this) {
     out = std::make_unique<Outlet>(loop, console_out, spec.color);
-    if (!Console::is_same_place(console_out, console_err)) own_err = std::make_unique<Outlet>(loop, console_err, spec.color);
+    if (!Console::is_same_place(console_out, console_err))
+        own_err = std::make_unique<Outlet>(loop, console_err, spec.color);
     err = own_err ? own_err.get() : out.get();
     for (Outlet* outlet : {out.get(), err}) {
         outlet->console().on_room([this, outlet] {
@@ -261,9 +271,11 @@ void Output::Impl::show(StreamState& stream, std::string_view block) {
 void Output::Impl::copy_filtered(StreamState& stream, std::string_view block) {
     const std::vector<std::string>& filters = filters_of(spec, stream.stream);
     for_each_line(block, [&](std::string_view line) {
-        const bool wanted = std::any_of(filters.begin(), filters.end(),
-                                        [&](const std::string& text) { return line.find(text) != std::string_view::npos; });
-        if (wanted) writer.write(stream.filtered, render_prefix(filtered_prefix, stream.owner) + std::string(line));
+        const bool wanted = std::any_of(filters.begin(), filters.end(), [&](const std::string& text) {
+            return line.find(text) != std::string_view::npos;
+        });
+        if (wanted)
+            writer.write(stream.filtered, render_prefix(filtered_prefix, stream.owner) + std::string(line));
     });
 }
 
@@ -298,7 +310,8 @@ void Output::Impl::tell_senders() {
 void Output::Impl::arm_timer() {
     TimePoint next = kNever;
     for (const auto& [pipe, stream] : streams) {
-        if (stream->outlet != nullptr && !stream->is_relayed()) next = std::min(next, stream->assembler.due(spec.half_line_after));
+        if (stream->outlet != nullptr && !stream->is_relayed())
+            next = std::min(next, stream->assembler.due(spec.half_line_after));
     }
     if (next == timer_at) return;
     loop.cancel(timer);
@@ -310,7 +323,9 @@ void Output::Impl::on_timer() {
     timer = 0;
     timer_at = kNever;
     for (const auto& [pipe, stream] : streams) {
-        if (stream->outlet == nullptr || stream->is_relayed() || stream->assembler.due(spec.half_line_after) > loop.now()) continue;
+        if (stream->outlet == nullptr || stream->is_relayed() ||
+            stream->assembler.due(spec.half_line_after) > loop.now())
+            continue;
         show(*stream, stream->assembler.cut());
     }
     write_now();
@@ -357,7 +372,9 @@ void Output::begin_attempt(int attempt) {
     impl.choose_prefixes();
 }
 
-bool Output::needs_pipe(const StreamOwner& owner, Stream stream) const { return impl_->route(owner.local_rank, bit_of(stream)).needs_pipe; }
+bool Output::needs_pipe(const StreamOwner& owner, Stream stream) const {
+    return impl_->route(owner.local_rank, bit_of(stream)).needs_pipe;
+}
 
 Result<UniqueFd> Output::direct_file(const StreamOwner& owner, Stream stream) {
     Impl& impl = *impl_;
@@ -386,7 +403,8 @@ Status Output::add(UniqueFd pipe, const StreamOwner& owner, Stream stream) {
     return {};
 }
 
-Status Output::relay(UniqueFd pipe, Stream stream, std::function<void(std::string_view)> on_piece, std::function<void()> on_end) {
+Status Output::relay(UniqueFd pipe, Stream stream, std::function<void(std::string_view)> on_piece,
+                     std::function<void()> on_end) {
     auto state = std::make_unique<StreamState>(std::move(pipe), bit_of(stream));
     state->outlet = &impl_->outlet_of(stream);
     state->on_piece = std::move(on_piece);
@@ -397,7 +415,8 @@ Status Output::relay(UniqueFd pipe, Stream stream, std::function<void(std::strin
 void Output::show_sent(std::uint64_t sender, Stream stream, std::string_view piece) {
     Sender& from = impl_->senders[sender];
     LineAssembler& lines = stream == Stream::Out ? from.out : from.err;
-    lines.feed(piece, impl_->loop.now(), [&](std::string_view block) { impl_->outlet_of(stream).show(block); });
+    lines.feed(piece, impl_->loop.now(),
+               [&](std::string_view block) { impl_->outlet_of(stream).show(block); });
     (stream == Stream::Out ? from.out_bytes : from.err_bytes) += piece.size();
     impl_->write_soon();
 }
@@ -410,7 +429,9 @@ void Output::end_sent(std::uint64_t sender) {
     impl_->write_soon();
 }
 
-void Output::on_shown(std::function<void(std::uint64_t, std::uint64_t)> handler) { impl_->on_shown = std::move(handler); }
+void Output::on_shown(std::function<void(std::uint64_t, std::uint64_t)> handler) {
+    impl_->on_shown = std::move(handler);
+}
 
 void Output::read_rest_of(int rank) {
     for (const auto& [pipe, stream] : impl_->streams) {
@@ -450,7 +471,9 @@ std::optional<Output::Stream> Output::console_at(int fd) const {
 
 bool Output::files_are_written() const { return impl_->writer.is_written(); }
 
-bool Output::consoles_are_written() const { return impl_->out->console().pending() == 0 && impl_->err->console().pending() == 0; }
+bool Output::consoles_are_written() const {
+    return impl_->out->console().pending() == 0 && impl_->err->console().pending() == 0;
+}
 
 bool Output::flushed() const { return consoles_are_written() && files_are_written(); }
 

@@ -25,14 +25,14 @@ struct OutputRanks {
 
 /// Reads the workers' pipes on the event loop and writes whole lines to the console and to files.
 ///
-/// Lines of different ranks are never mixed, whatever pieces they arrive in; a line longer than 1 MiB is passed
-/// on in marked pieces. When the console is slower than the workers, the workers wait (their pipes fill): nothing
-/// is dropped and nothing grows; the same holds for the disk under their files. Neither ever blocks the loop.
-/// One object lives for the whole job; streams come and go with generations.
+/// Lines of different ranks are never mixed, whatever pieces they arrive in; a line longer than 1 MiB is
+/// passed on in marked pieces. When the console is slower than the workers, the workers wait (their pipes
+/// fill): nothing is dropped and nothing grows; the same holds for the disk under their files. Neither ever
+/// blocks the loop. One object lives for the whole job; streams come and go with generations.
 class Output {
   public:
-    /// `console_out` and `console_err` are borrowed (1 and 2). A log directory that cannot be made is reported by
-    /// the first add().
+    /// `console_out` and `console_err` are borrowed (1 and 2). A log directory that cannot be made is
+    /// reported by the first add().
     Output(os::EventLoop& loop, OutputSpec spec, OutputRanks ranks, int console_out, int console_err);
     ~Output();
 
@@ -51,17 +51,19 @@ class Output {
     /// Error: System (epoll); files that cannot be opened are a loss, not an error.
     Status add(UniqueFd pipe, const StreamOwner& owner, Stream stream);
 
-    /// Shows the lines of a (non-blocking) pipe as they are: another ddprun has put its prefixes. It lives across attempts, until its
-    /// end, which is told; every piece is told as it is read. Error: System (epoll).
-    Status relay(UniqueFd pipe, Stream stream, std::function<void(std::string_view piece)> on_piece, std::function<void()> on_end);
+    /// Shows the lines of a (non-blocking) pipe as they are: another ddprun has put its prefixes. It lives
+    /// across attempts, until its end, which is told; every piece is told as it is read. Error: System
+    /// (epoll).
+    Status relay(UniqueFd pipe, Stream stream, std::function<void(std::string_view piece)> on_piece,
+                 std::function<void()> on_end);
 
-    /// Shows a piece of what the ddprun of another host sends (output_sender.h) as it is, but by whole lines. `sender` says whose
-    /// lines these are, from one piece to the next.
+    /// Shows a piece of what the ddprun of another host sends (output_sender.h) as it is, but by whole lines.
+    /// `sender` says whose lines these are, from one piece to the next.
     void show_sent(std::uint64_t sender, Stream stream, std::string_view piece);
     /// Nothing more comes of this sender.
     void end_sent(std::uint64_t sender);
-    /// Called from the loop when so many bytes of a sender have gone where there is room for as many more: at once, or as soon as
-    /// the console is not full any more.
+    /// Called from the loop when so many bytes of a sender have gone where there is room for as many more: at
+    /// once, or as soon as the console is not full any more.
     void on_shown(std::function<void(std::uint64_t sender, std::uint64_t bytes)> handler);
 
     /// Reads what rank's pipes hold now, without waiting: before asking for its last lines.
@@ -69,13 +71,14 @@ class Output {
     /// Reads what is in the pipes now, without waiting, and finishes half lines. Called when all workers of a
     /// generation have ended; a stream that a surviving grandchild still holds open is closed.
     void finish_attempt();
-    /// Whole lines of ddprun's own on the error console, in order with what has been read from the workers and never
-    /// inside one of their lines, also when the console is jammed. False: so much of our own waits already that these
-    /// are dropped; nobody who makes us talk can make us grow.
+    /// Whole lines of ddprun's own on the error console, in order with what has been read from the workers
+    /// and never inside one of their lines, also when the console is jammed. False: so much of our own waits
+    /// already that these are dropped; nobody who makes us talk can make us grow.
     bool say(std::string_view lines, Stream console = Stream::Err);
     /// The same, never dropped: for the report.
     void say_last(std::string_view lines);
-    /// The console that a descriptor leads to as well; nullopt: none. Whoever would write there has to say() it.
+    /// The console that a descriptor leads to as well; nullopt: none. Whoever would write there has to say()
+    /// it.
     [[nodiscard]] std::optional<Stream> console_at(int fd) const;
     /// True when every byte read has reached the consoles.
     [[nodiscard]] bool consoles_are_written() const;

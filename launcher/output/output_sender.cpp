@@ -48,7 +48,8 @@ Result<std::unique_ptr<OutputSender>> OutputSender::create(Parts parts) {
     for (Way& way : sender->ways_) {
         // No pipe: Console writes to a socket without blocking where there is no /proc, too.
         int ends[2];
-        if (::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) != 0) return Error::system("socketpair");
+        if (::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) != 0)
+            return Error::system("socketpair");
         way.reading.reset(ends[0]);
         way.writing.reset(ends[1]);
         if (const Status set = set_nonblocking(way.reading.get()); !set) return set.error();
@@ -73,7 +74,9 @@ void OutputSender::begin() {
 void OutputSender::watch(Stream stream) {
     Way& way = way_of(stream);
     if (way.is_watched || !way.unsent.empty()) return;
-    way.is_watched = parts_.loop.watch(way.reading.get(), EPOLLIN, [this, stream](std::uint32_t) { send_some(stream); }).has_value();
+    way.is_watched =
+        parts_.loop.watch(way.reading.get(), EPOLLIN, [this, stream](std::uint32_t) { send_some(stream); })
+            .has_value();
 }
 
 void OutputSender::unwatch(Way& way) {
@@ -86,7 +89,8 @@ void OutputSender::send_some(Stream stream) {
         return;
     }
     Way& way = way_of(stream);
-    std::string bytes = read_available(way.reading.get(), std::min<std::size_t>(kSentPiece, parts_.window - under_way_));
+    std::string bytes =
+        read_available(way.reading.get(), std::min<std::size_t>(kSentPiece, parts_.window - under_way_));
     if (bytes.empty()) return;
     under_way_ += bytes.size();
     if (parts_.send(stream, bytes)) return;

@@ -13,10 +13,12 @@
 
 namespace ddprun {
 
-/// The consoles of an Output whose lines another ddprun shows (Output::show_sent): reads what Output writes, and sends it.
+/// The consoles of an Output whose lines another ddprun shows (Output::show_sent): reads what Output writes,
+/// and sends it.
 ///
-/// No more than `window` bytes that the other side has not shown are under way. The rest waits in the sockets that Output
-/// writes to, then in Output, then in the workers' pipes: workers wait as they wait for any slow console. On the loop's thread.
+/// No more than `window` bytes that the other side has not shown are under way. The rest waits in the sockets
+/// that Output writes to, then in Output, then in the workers' pipes: workers wait as they wait for any slow
+/// console. On the loop's thread.
 class OutputSender {
   public:
     struct Parts {
@@ -39,7 +41,8 @@ class OutputSender {
     void shown(std::uint64_t bytes);
     /// All that Output has written so far has been shown by the other side.
     [[nodiscard]] bool is_done() const;
-    /// For the end, where the session was lost: writes what was not sent to these descriptors. Blocks as long as they do.
+    /// For the end, where the session was lost: writes what was not sent to these descriptors. Blocks as long
+    /// as they do.
     void write_rest(int out, int err);
 
   private:
@@ -49,7 +52,9 @@ class OutputSender {
         std::string unsent;  ///< was read, and could not be sent
     };
     explicit OutputSender(Parts parts) : parts_(std::move(parts)) {}
-    [[nodiscard]] const Way& way_of(Output::Stream stream) const { return ways_[stream == Output::Stream::Out ? 0 : 1]; }
+    [[nodiscard]] const Way& way_of(Output::Stream stream) const {
+        return ways_[stream == Output::Stream::Out ? 0 : 1];
+    }
     [[nodiscard]] Way& way_of(Output::Stream stream) { return ways_[stream == Output::Stream::Out ? 0 : 1]; }
     void watch(Output::Stream stream);
     void unwatch(Way& way);

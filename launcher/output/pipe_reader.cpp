@@ -13,8 +13,8 @@ namespace {
 constexpr std::size_t kReadBytes = 256 * 1024;
 /// More than any pipe holds: what is read at once of a stream whose writer never stops.
 constexpr std::size_t kMostRestBytes = 2 << 20;
-/// How long the pipe of a busy worker fills before it is read again. Nobody sees two milliseconds, and a worker
-/// that writes a line every microsecond would otherwise wake us for each.
+/// How long the pipe of a busy worker fills before it is read again. Nobody sees two milliseconds, and a
+/// worker that writes a line every microsecond would otherwise wake us for each.
 constexpr Duration kRest = std::chrono::milliseconds(2);
 
 }  // namespace
@@ -24,7 +24,8 @@ PipeReader::Pipe::Pipe(UniqueFd fd) : fd_(std::move(fd)) {
     capacity_ = capacity > 0 ? static_cast<std::size_t>(capacity) : 0;
 }
 
-PipeReader::PipeReader(os::EventLoop& loop, Owner& owner) : loop_(loop), owner_(owner), buffer_(kReadBytes, '\0') {}
+PipeReader::PipeReader(os::EventLoop& loop, Owner& owner)
+    : loop_(loop), owner_(owner), buffer_(kReadBytes, '\0') {}
 
 PipeReader::~PipeReader() {
     loop_.cancel(timer_);
@@ -91,7 +92,8 @@ void PipeReader::read_resting() {
     bool any_full = false;
     for (const int fd : std::exchange(resting_, {})) {
         const auto found = pipes_.find(fd);
-        if (found == pipes_.end() || !found->second->is_resting_ || !owner_.make_room(*found->second)) continue;
+        if (found == pipes_.end() || !found->second->is_resting_ || !owner_.make_room(*found->second))
+            continue;
         Pipe& pipe = *found->second;
         const ssize_t n = read_once(pipe);
         if (n == 0) {
@@ -124,7 +126,8 @@ ssize_t PipeReader::read_once(Pipe& pipe) {
 
 void PipeReader::read_rest(Pipe& pipe) {
     // Reading is not held up by a full console here: what the pipes hold is all there can be.
-    for (std::size_t n = 0; n < kMostRestBytes / kReadBytes && read_once(pipe) > 0; ++n) {}
+    for (std::size_t n = 0; n < kMostRestBytes / kReadBytes && read_once(pipe) > 0; ++n) {
+    }
 }
 
 }  // namespace ddprun

@@ -16,8 +16,8 @@ namespace ddprun {
 
 /// Reads pipes, as far as their owner has room; never blocks.
 ///
-/// As network drivers do under load: events tell of the first bytes at once; while more keep coming, a pipe is looked at by the
-/// clock. Every write of a worker into a watched pipe costs it and us a wake-up.
+/// As network drivers do under load: events tell of the first bytes at once; while more keep coming, a pipe
+/// is looked at by the clock. Every write of a worker into a watched pipe costs it and us a wake-up.
 class PipeReader {
   public:
     /// One pipe; whoever has more to say of it derives from it.

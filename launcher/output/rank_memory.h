@@ -10,8 +10,8 @@
 
 namespace ddprun {
 
-/// What is remembered of each rank's output in one attempt: the end of its stderr for the report, and when it last said anything.
-/// Of bounded size per rank.
+/// What is remembered of each rank's output in one attempt: the end of its stderr for the report, and when it
+/// last said anything. Of bounded size per rank.
 class RankMemory {
   public:
     /// It lives, and has not said anything yet.

@@ -25,7 +25,8 @@ struct StreamRoute {
     bool operator==(const StreamRoute&) const = default;
 };
 
-/// `stream` is Out or Err. Without `has_directory` there are no files: what cannot be kept anywhere is shown. Pure.
+/// `stream` is Out or Err. Without `has_directory` there are no files: what cannot be kept anywhere is shown.
+/// Pure.
 StreamRoute route_of(const OutputSpec& spec, int local_rank, Streams stream, bool has_directory);
 /// Lines with one of these are copied to a file of all ranks. `stream` is Out or Err.
 const std::vector<std::string>& filters_of(const OutputSpec& spec, Streams stream);

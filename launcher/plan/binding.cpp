@@ -69,15 +69,16 @@ int numa_distance(const Machine& machine, int from, int to) {
     return found == row->second.end() ? kOtherSocket : found->second;
 }
 
-/// By NUMA node, the node whose workers have it: itself where a GPU's worker is at home, else the nearest such node of the
-/// socket, of equally near ones that which has the fewest; else nobody's.
+/// By NUMA node, the node whose workers have it: itself where a GPU's worker is at home, else the nearest
+/// such node of the socket, of equally near ones that which has the fewest; else nobody's.
 std::map<int, int> keepers_of_nodes(const Machine& machine, const std::vector<Home>& homes) {
     std::map<int, int> keeper, kept;
     for (const Home& home : homes) keeper[home.node] = home.node, kept[home.node] = 1;
     for (const int node : numa_nodes(machine)) {
         if (keeper.contains(node)) continue;
         const auto better = [&](const auto& a, const auto& b) {
-            return std::pair(numa_distance(machine, a.first, node), a.second) < std::pair(numa_distance(machine, b.first, node), b.second);
+            return std::pair(numa_distance(machine, a.first, node), a.second) <
+                   std::pair(numa_distance(machine, b.first, node), b.second);
         };
         const auto nearest = std::min_element(kept.begin(), kept.end(), better);
         if (numa_distance(machine, nearest->first, node) >= kOtherSocket) continue;
@@ -107,7 +108,8 @@ std::vector<std::vector<int>> auto_cpus(const Machine& machine, const std::vecto
     for (std::size_t i = 0; i < homes.size(); ++i) {
         const std::size_t first = i * nodes.size() / homes.size();
         const std::size_t last = std::max(first + 1, (i + 1) * nodes.size() / homes.size());
-        const std::set<int> mine(nodes.begin() + static_cast<std::ptrdiff_t>(first), nodes.begin() + static_cast<std::ptrdiff_t>(last));
+        const std::set<int> mine(nodes.begin() + static_cast<std::ptrdiff_t>(first),
+                                 nodes.begin() + static_cast<std::ptrdiff_t>(last));
         cpus.push_back(cpus_where(machine, [&](const Cpu& cpu) { return mine.contains(cpu.numa_node); }));
     }
     return cpus;
@@ -135,8 +137,8 @@ Result<std::vector<int>> exclusive_cpus(const Machine& machine, const Home& home
     const int count = static_cast<int>(cores.size());
     if (count < home.neighbours) {
         return Error{Errc::InvalidArgument,
-                     fmt::format("--numa-binding: exclusive: NUMA node {} has {} usable cores for {} workers", home.node,
-                                 count, home.neighbours)};
+                     fmt::format("--numa-binding: exclusive: NUMA node {} has {} usable cores for {} workers",
+                                 home.node, count, home.neighbours)};
     }
     const int share = count / home.neighbours;
     const int extra = count % home.neighbours;
@@ -157,7 +159,8 @@ std::vector<int> core_complex_cpus(const Machine& machine, const Home& home) {
     const Groups complexes = groups_of_node(machine, home.node, &Cpu::core_complex);
     std::vector<std::vector<int>> ordered;
     for (const auto& [first, members] : complexes) ordered.push_back(members);
-    std::stable_sort(ordered.begin(), ordered.end(), [](const auto& a, const auto& b) { return a.size() > b.size(); });
+    std::stable_sort(ordered.begin(), ordered.end(),
+                     [](const auto& a, const auto& b) { return a.size() > b.size(); });
     return ordered[static_cast<std::size_t>(home.position) % ordered.size()];
 }
 
@@ -181,7 +184,8 @@ std::vector<int> memory_nodes_of(const Machine& machine, const std::vector<int>&
         if (wanted.contains(cpu.id)) nodes.insert(cpu.numa_node);
     }
     // Without the nodes whose memory is not ours, perhaps without any: then the kernel takes the nearest.
-    if (machine.memory_nodes) std::erase_if(nodes, [&](int node) { return !machine.memory_nodes->contains(node); });
+    if (machine.memory_nodes)
+        std::erase_if(nodes, [&](int node) { return !machine.memory_nodes->contains(node); });
     return {nodes.begin(), nodes.end()};
 }
 
@@ -194,8 +198,8 @@ int cores_of(const Machine& machine, const std::vector<int>& cpus) {
     return static_cast<int>(cores.size());
 }
 
-/// The cores that the batch system gave of a host that is not all ours, where nothing confines us to them; nullopt: what we
-/// may use is ours.
+/// The cores that the batch system gave of a host that is not all ours, where nothing confines us to them;
+/// nullopt: what we may use is ours.
 std::optional<int> granted_share(const Machine& machine) {
     const bool confined = machine.host_cpus > machine.cpus;
     if (confined || !machine.grant.cpus) return std::nullopt;
@@ -219,7 +223,8 @@ std::string ambiguity(const Machine& machine, int workers) {
     const int nodes = static_cast<int>(numa_nodes(machine).size());
     if (nodes < 2) return "one NUMA node";
     if (const std::optional<int> share = granted_share(machine)) {
-        return fmt::format("{} gave {} of {} cores, and which ones is not known", machine.grant.by, *share, core_count(machine));
+        return fmt::format("{} gave {} of {} cores, and which ones is not known", machine.grant.by, *share,
+                           core_count(machine));
     }
     if (machine.gpus > 0) {
         if (machine.gpus != workers) return fmt::format("{} workers for {} GPUs", workers, machine.gpus);
@@ -237,7 +242,8 @@ std::string describe(NumaBinding policy, const Machine& machine, int workers) {
         case NumaBinding::Node: return fmt::format("node: the CPUs of {} NUMA node", whose);
         case NumaBinding::Socket: return fmt::format("socket: the CPUs of {} package", whose);
         case NumaBinding::Exclusive: return fmt::format("exclusive: own cores of {} NUMA node", whose);
-        case NumaBinding::CoreComplex: return fmt::format("core-complex: cores that share a cache of {} NUMA node", whose);
+        case NumaBinding::CoreComplex:
+            return fmt::format("core-complex: cores that share a cache of {} NUMA node", whose);
     }
     return "";
 }
@@ -259,7 +265,8 @@ Result<Bindings> bind_workers(NumaBinding policy, const Machine& machine, int wo
         std::vector<std::vector<int>> chosen;
         if (policy == NumaBinding::Auto) chosen = auto_cpus(machine, homes);
         for (std::size_t i = 0; i < homes.size(); ++i) {
-            Result<std::vector<int>> cpus = policy == NumaBinding::Auto ? std::move(chosen[i]) : cpus_for(policy, machine, homes[i]);
+            Result<std::vector<int>> cpus =
+                policy == NumaBinding::Auto ? std::move(chosen[i]) : cpus_for(policy, machine, homes[i]);
             if (!cpus) return cpus.error();
             bindings.workers[i].cpus = *std::move(cpus);
             bindings.workers[i].memory_nodes = memory_nodes_of(machine, bindings.workers[i].cpus);

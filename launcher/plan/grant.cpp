@@ -22,7 +22,8 @@ std::string_view short_name(std::string_view host) { return host.substr(0, host.
 int lines_of(std::string_view node_file, std::string_view host) {
     int lines = 0;
     for (const std::string_view line : split(node_file, '\n')) {
-        if (const std::string_view name = trim(line); !name.empty() && short_name(name) == short_name(host)) ++lines;
+        if (const std::string_view name = trim(line); !name.empty() && short_name(name) == short_name(host))
+            ++lines;
     }
     return lines;
 }
@@ -52,7 +53,8 @@ Grant grant_of(const EnvironmentLookup& env, std::string_view node_file, std::st
         grant.by = "Slurm";
         grant.cpus = positive(env("SLURM_CPUS_ON_NODE"));
     } else if (env("LSB_JOBID")) {
-        grant.by = "LSF";  // its variables count the slots of all hosts; what is ours here is told by the affinity
+        grant.by =
+            "LSF";  // its variables count the slots of all hosts; what is ours here is told by the affinity
     }
     return grant;
 }
@@ -64,7 +66,8 @@ Grant read_grant(const EnvironmentLookup& env, std::string_view host) {
 }
 
 bool means_threads_of_a_worker(const Grant& grant, int workers, int cores) {
-    return grant.preset_threads && grant.slots > 1 && static_cast<std::int64_t>(*grant.preset_threads) * workers <= cores;
+    return grant.preset_threads && grant.slots > 1 &&
+           static_cast<std::int64_t>(*grant.preset_threads) * workers <= cores;
 }
 
 }  // namespace ddprun

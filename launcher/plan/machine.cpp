@@ -27,7 +27,8 @@ std::string read_sys(const std::string& path) {
 
 std::vector<int> usable_cpus() {
     std::vector<int> cpus;
-    const std::unique_ptr<cpu_set_t, void (*)(cpu_set_t*)> set(CPU_ALLOC(kMaxCpus), [](cpu_set_t* s) { CPU_FREE(s); });
+    const std::unique_ptr<cpu_set_t, void (*)(cpu_set_t*)> set(CPU_ALLOC(kMaxCpus),
+                                                               [](cpu_set_t* s) { CPU_FREE(s); });
     const std::size_t bytes = CPU_ALLOC_SIZE(kMaxCpus);
     if (!set || ::sched_getaffinity(0, bytes, set.get()) != 0) return {0};
     for (int cpu = 0; cpu < kMaxCpus; ++cpu) {
@@ -45,7 +46,8 @@ int first_cpu(const std::string& path, int fallback) {
 /// CPUs that share the cache of the highest level with this one.
 int core_complex_of(const std::string& cpu_directory, int fallback) {
     for (int index = 4; index >= 2; --index) {
-        const int first = first_cpu(fmt::format("{}/cache/index{}/shared_cpu_list", cpu_directory, index), -1);
+        const int first =
+            first_cpu(fmt::format("{}/cache/index{}/shared_cpu_list", cpu_directory, index), -1);
         if (first >= 0) return first;
     }
     return fallback;
@@ -63,7 +65,8 @@ std::map<int, int> numa_nodes_of_cpus(const std::string& sys) {
     std::map<int, int> node_of;
     for (const int node : parse_cpu_list(read_sys(sys + "/devices/system/node/online"))) {
         if (node >= kMaxNumaNodes) continue;
-        for (const int cpu : parse_cpu_list(read_sys(fmt::format("{}/devices/system/node/node{}/cpulist", sys, node)))) {
+        for (const int cpu :
+             parse_cpu_list(read_sys(fmt::format("{}/devices/system/node/node{}/cpulist", sys, node)))) {
             node_of[cpu] = node;
         }
     }
@@ -71,7 +74,8 @@ std::map<int, int> numa_nodes_of_cpus(const std::string& sys) {
 }
 
 bool has_several_numa_nodes(const std::vector<Cpu>& cpus) {
-    return std::any_of(cpus.begin(), cpus.end(), [&](const Cpu& cpu) { return cpu.numa_node != cpus.front().numa_node; });
+    return std::any_of(cpus.begin(), cpus.end(),
+                       [&](const Cpu& cpu) { return cpu.numa_node != cpus.front().numa_node; });
 }
 
 bool wants_gpus(const Probe& probe, const Machine& machine) {
@@ -86,7 +90,8 @@ bool wants_gpus(const Probe& probe, const Machine& machine) {
 }  // namespace
 
 Probe probe_for(const JobSpec& spec) {
-    const bool counts_gpus = spec.workers.kind == WorkerCount::Kind::Auto || spec.workers.kind == WorkerCount::Kind::Gpu;
+    const bool counts_gpus =
+        spec.workers.kind == WorkerCount::Kind::Auto || spec.workers.kind == WorkerCount::Kind::Gpu;
     const bool assigns_gpus = spec.virtual_local_rank || spec.narrow_gpus;
     const bool binds = spec.binding != NumaBinding::None;
     Probe probe;
@@ -109,7 +114,8 @@ Machine detect_machine(const EnvironmentLookup& env, const Probe& probe) {
     // What was granted is told in cores, mostly: without the caches' files every thread would be one.
     machine.cpu_places = read_cpu_places("/sys", usable, probe.caches || machine.grant.cpus);
     machine.numa_distances = read_numa_distances("/sys");
-    if (has_several_numa_nodes(machine.cpu_places)) machine.memory_nodes = read_memory_nodes("/sys", read_sys("/proc/self/status"));
+    if (has_several_numa_nodes(machine.cpu_places))
+        machine.memory_nodes = read_memory_nodes("/sys", read_sys("/proc/self/status"));
     if (probe.network) {
         NetworkFacts network = look_at_network();
         if (probe.is_one_host) network.own_name_at.clear();
@@ -134,7 +140,8 @@ Result<int> resolve_worker_count(const WorkerCount& count, const Machine& machin
         case WorkerCount::Kind::Gpu: break;
     }
     if (machine.gpus > 0) return machine.gpus;
-    return Error{Errc::NotFound, "--nproc-per-node: gpu: this machine has no NVIDIA GPU (use cpu or a count)"};
+    return Error{Errc::NotFound,
+                 "--nproc-per-node: gpu: this machine has no NVIDIA GPU (use cpu or a count)"};
 }
 
 std::vector<int> parse_cpu_list(std::string_view text) {
@@ -143,8 +150,9 @@ std::vector<int> parse_cpu_list(std::string_view text) {
         const std::size_t dash = piece.find('-');
         const Result<std::int64_t> first = parse_int_between(piece.substr(0, dash), 0, kMaxCpus - 1);
         if (!first) continue;
-        const Result<std::int64_t> last =
-            dash == std::string_view::npos ? first : parse_int_between(piece.substr(dash + 1), 0, kMaxCpus - 1);
+        const Result<std::int64_t> last = dash == std::string_view::npos
+                                              ? first
+                                              : parse_int_between(piece.substr(dash + 1), 0, kMaxCpus - 1);
         if (!last) continue;
         for (std::int64_t cpu = *first; cpu <= *last; ++cpu) cpus.push_back(static_cast<int>(cpu));
     }
@@ -173,7 +181,8 @@ std::optional<std::set<int>> read_memory_nodes(const std::string& sys, std::stri
         const std::vector<int> listed = parse_cpu_list(list);
         if (listed.empty()) return;
         if (!nodes) nodes.emplace(listed.begin(), listed.end());
-        std::erase_if(*nodes, [&](int node) { return std::find(listed.begin(), listed.end(), node) == listed.end(); });
+        std::erase_if(
+            *nodes, [&](int node) { return std::find(listed.begin(), listed.end(), node) == listed.end(); });
     };
     keep_those_in(read_sys(sys + "/devices/system/node/has_memory"));
     if (const std::size_t at = process_status.find(kAllowed); at != process_status.npos) {

@@ -64,7 +64,8 @@ struct Share {
 /// Processes of an outer launcher stay where it bound them, unless the user says otherwise.
 Share share_of(const JobSpec& spec, int workers) {
     if (!spec.outer_rank) return {0, workers, spec.binding};
-    return {spec.outer_rank->local_rank, spec.outer_rank->local_size, spec.binding == NumaBinding::Auto ? NumaBinding::None : spec.binding};
+    return {spec.outer_rank->local_rank, spec.outer_rank->local_size,
+            spec.binding == NumaBinding::Auto ? NumaBinding::None : spec.binding};
 }
 
 /// A debugger that is named alone gets the word that makes it take the program's arguments too.
@@ -75,7 +76,8 @@ std::string debugger_command(const std::string& command) {
 }
 
 void attach(WorkerPlan& plan, const std::string& command) {
-    std::vector<std::string> under = {"/bin/sh", "-c", fmt::format("exec {} \"$@\"", debugger_command(command)), "sh"};
+    std::vector<std::string> under = {"/bin/sh", "-c",
+                                      fmt::format("exec {} \"$@\"", debugger_command(command)), "sh"};
     // The debugger starts the program itself: it needs the path, not the name.
     under.push_back(plan.program);
     under.insert(under.end(), plan.arguments.begin() + 1, plan.arguments.end());
@@ -90,8 +92,8 @@ Status assign_gpus(const JobSpec& spec, const Machine& machine, std::vector<Work
     const Share share = share_of(spec, static_cast<int>(workers.size()));
     if (static_cast<int>(machine.gpu_places.size()) < share.of) {
         const char* option = spec.virtual_local_rank ? "--virtual-local-rank" : "--narrow-gpus";
-        return Error{Errc::InvalidArgument, fmt::format("{}: {} workers but only {} visible GPUs", option, share.of,
-                                                        machine.gpu_places.size())};
+        return Error{Errc::InvalidArgument, fmt::format("{}: {} workers but only {} visible GPUs", option,
+                                                        share.of, machine.gpu_places.size())};
     }
     for (std::size_t i = 0; i < workers.size(); ++i) {
         workers[i].gpu = machine.gpu_places[static_cast<std::size_t>(share.first) + i].id;
@@ -100,10 +102,11 @@ Status assign_gpus(const JobSpec& spec, const Machine& machine, std::vector<Work
     return {};
 }
 
-/// Variables of ours and of torchrun that describe another job or an outer worker must not reach the workers. What
-/// is set anew replaces the inherited value anyway; these may stay unset.
+/// Variables of ours and of torchrun that describe another job or an outer worker must not reach the workers.
+/// What is set anew replaces the inherited value anyway; these may stay unset.
 std::vector<std::string> stale_variables() {
-    return {"DDPRUN_STORE", "DDPRUN_TOKEN", "DDPRUN_SEGMENT_FD", "DDPRUN_LIFELINE_FD", "TORCHELASTIC_ERROR_FILE"};
+    return {"DDPRUN_STORE", "DDPRUN_TOKEN", "DDPRUN_SEGMENT_FD", "DDPRUN_LIFELINE_FD",
+            "TORCHELASTIC_ERROR_FILE"};
 }
 
 bool is_secret(std::string_view name) {
@@ -112,14 +115,16 @@ bool is_secret(std::string_view name) {
     }
     const std::string word = lower(name);
     const std::vector<std::string> marks = {"token", "secret", "password", "api_key"};
-    return std::any_of(marks.begin(), marks.end(), [&](const std::string& mark) { return word.find(mark) != std::string::npos; });
+    return std::any_of(marks.begin(), marks.end(),
+                       [&](const std::string& mark) { return word.find(mark) != std::string::npos; });
 }
 
-/// Whether OMP_NUM_THREADS is somebody's word on a worker. PBS presets it to the chunk's CPUs on every host: of several
-/// workers each would take them all.
+/// Whether OMP_NUM_THREADS is somebody's word on a worker. PBS presets it to the chunk's CPUs on every host:
+/// of several workers each would take them all.
 bool threads_are_told(const Machine& machine, int workers, const EnvironmentLookup& inherited) {
     if (!inherited("OMP_NUM_THREADS")) return false;
-    return !machine.grant.preset_threads || means_threads_of_a_worker(machine.grant, workers, core_count(machine));
+    return !machine.grant.preset_threads ||
+           means_threads_of_a_worker(machine.grant, workers, core_count(machine));
 }
 
 EnvironmentList variables_of(const WorkerPlan& worker) {
@@ -139,7 +144,8 @@ EnvironmentList common_variables(const std::vector<WorkerPlan>& workers) {
     EnvironmentList common = variables_of(workers.front());
     for (const WorkerPlan& worker : workers) {
         const EnvironmentList own = variables_of(worker);
-        std::erase_if(common, [&](const auto& pair) { return std::find(own.begin(), own.end(), pair) == own.end(); });
+        std::erase_if(common,
+                      [&](const auto& pair) { return std::find(own.begin(), own.end(), pair) == own.end(); });
     }
     return common;
 }
@@ -152,7 +158,8 @@ std::string describe_machine(const Machine& machine) {
     if (machine.host_cpus > machine.cpus) text += fmt::format(" of {}", machine.host_cpus);
     if (machine.grant.cpus) text += fmt::format(" ({} gave {})", machine.grant.by, *machine.grant.cpus);
     if (machine.gpus == 0) return text + ", no NVIDIA GPU";
-    text += fmt::format(", {} NVIDIA GPU{} (from {}):", machine.gpus, machine.gpus == 1 ? "" : "s", machine.gpus_from);
+    text += fmt::format(", {} NVIDIA GPU{} (from {}):", machine.gpus, machine.gpus == 1 ? "" : "s",
+                        machine.gpus_from);
     for (const Gpu& gpu : machine.gpu_places) text += ' ' + gpu.id;
     return text;
 }
@@ -161,10 +168,11 @@ std::string describe_rendezvous(const JobSpec& spec) {
     const RendezvousSpec& rdzv = spec.rendezvous;
     const bool has_port = rdzv.endpoint && rdzv.endpoint->port != 0;
     const std::string where = has_port ? to_string(*rdzv.endpoint) : "this node, any free port";
-    const std::string nodes = spec.nodes.min == spec.nodes.max ? fmt::format("{}", spec.nodes.max)
-                                                               : fmt::format("{} to {}", spec.nodes.min, spec.nodes.max);
-    return fmt::format("{} at {}, id {}, nodes {}, waits {} for them", rdzv.backend, where, rdzv.run_id, nodes,
-                       format_duration(rdzv.join_timeout));
+    const std::string nodes = spec.nodes.min == spec.nodes.max
+                                  ? fmt::format("{}", spec.nodes.max)
+                                  : fmt::format("{} to {}", spec.nodes.min, spec.nodes.max);
+    return fmt::format("{} at {}, id {}, nodes {}, waits {} for them", rdzv.backend, where, rdzv.run_id,
+                       nodes, format_duration(rdzv.join_timeout));
 }
 
 std::string describe_restarts(const RestartSpec& restart) {
@@ -172,7 +180,8 @@ std::string describe_restarts(const RestartSpec& restart) {
     std::string text = fmt::format("{}", restart.max_restarts);
     if (restart.window) text += fmt::format(" within any {}", format_duration(*restart.window));
     if (restart.backoff > Duration::zero()) {
-        text += fmt::format(", waiting {} up to {}", format_duration(restart.backoff), format_duration(restart.backoff_max));
+        text += fmt::format(", waiting {} up to {}", format_duration(restart.backoff),
+                            format_duration(restart.backoff_max));
     }
     return text;
 }
@@ -187,8 +196,10 @@ std::string describe_streams(const StreamsMap& map) {
 }
 
 std::string describe_output(const OutputSpec& output) {
-    std::string text = output.prefix ? fmt::format("prefix '{}'", *output.prefix) : "prefix where several ranks can be told apart by it";
-    if (output.log_dir.empty() && output.redirects == StreamsMap{} && output.tee == StreamsMap{}) return text + ", console only";
+    std::string text = output.prefix ? fmt::format("prefix '{}'", *output.prefix)
+                                     : "prefix where several ranks can be told apart by it";
+    if (output.log_dir.empty() && output.redirects == StreamsMap{} && output.tee == StreamsMap{})
+        return text + ", console only";
     return text + fmt::format(", files below {} (to files only: {}; to both: {})",
                               output.log_dir.empty() ? "a temporary directory" : output.log_dir,
                               describe_streams(output.redirects), describe_streams(output.tee));
@@ -216,9 +227,12 @@ std::string describe_worker(const WorkerPlan& worker, const EnvironmentList& com
     std::string text = fmt::format("\nrank {} (local rank {}): {}\n", worker.env.rank, worker.local_index,
                                    join(worker.arguments, " ", shell_quoted));
     if (!worker.cpus.empty()) text += fmt::format("  CPUs {}\n", format_ranges(worker.cpus));
-    if (!worker.memory_nodes.empty()) text += fmt::format("  memory of NUMA node {}\n", format_ranges(worker.memory_nodes));
+    if (!worker.memory_nodes.empty())
+        text += fmt::format("  memory of NUMA node {}\n", format_ranges(worker.memory_nodes));
     if (!worker.seat_gpu.empty()) text += fmt::format("  GPU {}\n", worker.seat_gpu);
-    if (worker.asks_network) text += "  NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=INIT NCCL_DEBUG_FILE=<read by ddprun: which network NCCL takes>\n";
+    if (worker.asks_network)
+        text +=
+            "  NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=INIT NCCL_DEBUG_FILE=<read by ddprun: which network NCCL takes>\n";
     if (worker.reads_stdin) text += "  reads ddprun's standard input\n";
     for (const auto& variable : variables_of(worker)) {
         if (std::find(common.begin(), common.end(), variable) != common.end()) continue;
@@ -229,8 +243,9 @@ std::string describe_worker(const WorkerPlan& worker, const EnvironmentList& com
 
 }  // namespace
 
-Result<std::vector<WorkerPlan>> plan_workers(const JobSpec& spec, const ResolvedProgram& program, const Machine& machine,
-                                             const rdzv::StartGeneration& order, const EnvironmentLookup& inherited) {
+Result<std::vector<WorkerPlan>> plan_workers(const JobSpec& spec, const ResolvedProgram& program,
+                                             const Machine& machine, const rdzv::StartGeneration& order,
+                                             const EnvironmentLookup& inherited) {
     const Share share = share_of(spec, order.local_world_size);
     const Result<Bindings> bindings = bind_workers(share.binding, machine, share.of);
     if (!bindings) return bindings.error();
@@ -248,7 +263,8 @@ Result<std::vector<WorkerPlan>> plan_workers(const JobSpec& spec, const Resolved
         plan.environment.emplace_back("TORCHELASTIC_SIGNALS_TO_HANDLE", spec.signals_to_handle);
         if (sets_nccl) plan.environment.emplace_back("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1");
         for (const FabricSetting& one : fabric) plan.environment.emplace_back(one.name, one.value);
-        plan.asks_network = share.first + plan.local_index == 0 && asks_for_network(machine.fabric, inherited);
+        plan.asks_network =
+            share.first + plan.local_index == 0 && asks_for_network(machine.fabric, inherited);
         plan.removed = stale_variables();
         plan.program = program.path;
         plan.arguments = substituted(program.arguments, plan.env);
@@ -256,7 +272,8 @@ Result<std::vector<WorkerPlan>> plan_workers(const JobSpec& spec, const Resolved
         plan.memory_nodes = binding.memory_nodes;
         plan.binding_why = bindings->why;
         const std::size_t seat = static_cast<std::size_t>(share.first) + i;
-        if (static_cast<int>(machine.gpu_places.size()) >= share.of) plan.seat_gpu = machine.gpu_places[seat].id;
+        if (static_cast<int>(machine.gpu_places.size()) >= share.of)
+            plan.seat_gpu = machine.gpu_places[seat].id;
         plan.reads_stdin = spec.stdin_rank == plan.env.rank;
         if (spec.attach && spec.attach->first == plan.env.rank) {
             attach(plan, spec.attach->second);
@@ -272,9 +289,12 @@ Status check_ranks_exist(const JobSpec& spec, int workers) {
     const auto check = [&](std::string_view option, int rank) -> Status {
         if (rank < workers) return {};
         const std::string ranks = workers == 1 ? "rank 0" : fmt::format("ranks 0-{}", workers - 1);
-        return Error{Errc::InvalidArgument,
-                     fmt::format("{}={}: this job has {} only; name one of these, or give more workers (--nproc-per-node)", option,
-                                 rank, ranks), 0};
+        return Error{
+            Errc::InvalidArgument,
+            fmt::format(
+                "{}={}: this job has {} only; name one of these, or give more workers (--nproc-per-node)",
+                option, rank, ranks),
+            0};
     };
     if (spec.stdin_rank) {
         if (const Status exists = check("--stdin", *spec.stdin_rank); !exists) return exists;
@@ -283,16 +303,17 @@ Status check_ranks_exist(const JobSpec& spec, int workers) {
         if (const Status exists = check("--attach", spec.attach->first); !exists) return exists;
     }
     const std::vector<int>& shown = spec.output.local_ranks;
-    return shown.empty() ? Status() : check("--local-ranks-filter", *std::min_element(shown.begin(), shown.end()));
+    return shown.empty() ? Status()
+                         : check("--local-ranks-filter", *std::min_element(shown.begin(), shown.end()));
 }
 
 std::string render_plan(const JobSpec& spec, const ResolvedProgram& program, const Machine& machine,
                         const rdzv::StartGeneration& order, const std::vector<WorkerPlan>& workers,
                         const PlanSurroundings& around, const EnvironmentLookup& inherited) {
     std::string text =
-        fmt::format("plan:       {} worker{} on this node (node {} of {}), ranks {}-{} of {}\n", workers.size(),
-                    workers.size() == 1 ? "" : "s", order.group_rank, order.group_world_size, order.first_rank,
-                    order.first_rank + order.local_world_size - 1, order.world_size);
+        fmt::format("plan:       {} worker{} on this node (node {} of {}), ranks {}-{} of {}\n",
+                    workers.size(), workers.size() == 1 ? "" : "s", order.group_rank, order.group_world_size,
+                    order.first_rank, order.first_rank + order.local_world_size - 1, order.world_size);
     if (!around.node.empty()) text += fmt::format("node:       {}\n", around.node);
     text += fmt::format("program:    {} ({})\n", program.name, program.how);
     text += fmt::format("machine:    {}\n", describe_machine(machine));
@@ -305,12 +326,14 @@ std::string render_plan(const JobSpec& spec, const ResolvedProgram& program, con
     text += fmt::format("stopping:   {} from the stop signal to SIGKILL, {} after a preemption notice\n",
                         format_duration(spec.shutdown_timeout), format_duration(spec.preempt_grace));
     text += fmt::format("output:     {}\n", describe_output(spec.output));
-    if (machine.fabric.fabric != Fabric::None) text += fmt::format("fabric:     {}", render_fabric(machine.fabric, inherited));
+    if (machine.fabric.fabric != Fabric::None)
+        text += fmt::format("fabric:     {}", render_fabric(machine.fabric, inherited));
     if (workers.empty()) return text;
     text += fmt::format("binding:    {}\n", workers.front().binding_why);
     const EnvironmentList common = common_variables(workers);
-    text += "\nevery worker, besides what it inherits and what is known only when it starts (DDPRUN_STORE, DDPRUN_TOKEN,\n"
-            "DDPRUN_SEGMENT_FD, DDPRUN_LIFELINE_FD, TORCHELASTIC_ERROR_FILE):\n";
+    text +=
+        "\nevery worker, besides what it inherits and what is known only when it starts (DDPRUN_STORE, DDPRUN_TOKEN,\n"
+        "DDPRUN_SEGMENT_FD, DDPRUN_LIFELINE_FD, TORCHELASTIC_ERROR_FILE):\n";
     for (const auto& [name, value] : common) text += fmt::format("  {}\n", assignment(name, value));
     for (const WorkerPlan& worker : workers) text += describe_worker(worker, common);
     return text;

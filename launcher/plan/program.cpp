@@ -18,14 +18,16 @@ namespace {
 enum class Standing : std::uint8_t { Absent, Directory, Forbidden, Executable };
 
 Standing standing_of(const std::string& path) {
-    struct stat status{};
+    struct stat status {};
     if (::stat(path.c_str(), &status) != 0) return errno == EACCES ? Standing::Forbidden : Standing::Absent;
     if (S_ISDIR(status.st_mode)) return Standing::Directory;
     return ::access(path.c_str(), X_OK) == 0 ? Standing::Executable : Standing::Forbidden;
 }
 
 Error not_found(std::string what) { return {Errc::NotFound, std::move(what)}; }
-Error is_directory(const std::string& path) { return {Errc::System, path + ": is a directory, not a program", EISDIR}; }
+Error is_directory(const std::string& path) {
+    return {Errc::System, path + ": is a directory, not a program", EISDIR};
+}
 
 /// The first line of a file that can be read, without its newline.
 std::string first_line_of(const std::string& path) {
@@ -40,8 +42,10 @@ std::string first_line_of(const std::string& path) {
 /// What helps depends on what the file is: chmod would hand Python without a #! line to a shell.
 Error not_executable(const std::string& path) {
     const bool names_interpreter = first_line_of(path).starts_with("#!");
-    const std::string remedy = names_interpreter ? fmt::format("try chmod +x {}", path)
-                                                 : fmt::format("a Python script is run by --run-path, a program needs chmod +x {}", path);
+    const std::string remedy =
+        names_interpreter
+            ? fmt::format("try chmod +x {}", path)
+            : fmt::format("a Python script is run by --run-path, a program needs chmod +x {}", path);
     return {Errc::System, fmt::format("{}: permission denied (not executable; {})", path, remedy), EACCES};
 }
 
@@ -65,10 +69,12 @@ std::vector<std::string> scripts_in(const std::string& directory) {
 }
 
 /// "; did you mean dir/train?", or "".
-std::string near_file(const std::string& path, std::vector<std::string> (*candidates_in)(const std::string&)) {
+std::string near_file(const std::string& path,
+                      std::vector<std::string> (*candidates_in)(const std::string&)) {
     const std::size_t name_at = path.rfind('/') + 1;  // 0: a name in the current directory
     const std::string directory = path.substr(0, name_at);
-    const std::string near = nearest(std::string_view(path).substr(name_at), candidates_in(directory.empty() ? "." : directory));
+    const std::string near =
+        nearest(std::string_view(path).substr(name_at), candidates_in(directory.empty() ? "." : directory));
     return near.empty() ? "" : fmt::format("; did you mean {}{}?", directory, near);
 }
 
@@ -80,8 +86,10 @@ struct Place {
 
 std::vector<Place> places_of(const ProgramSearch& search) {
     std::vector<Place> places;
-    for (const std::string& directory : search.own_directories) places.push_back({directory, "among ddprun's own workers"});
-    for (const std::string_view directory : split(search.path, ':')) places.push_back({std::string(directory), "in PATH"});
+    for (const std::string& directory : search.own_directories)
+        places.push_back({directory, "among ddprun's own workers"});
+    for (const std::string_view directory : split(search.path, ':'))
+        places.push_back({std::string(directory), "in PATH"});
     return places;
 }
 
@@ -101,13 +109,15 @@ std::string suggestion(const std::string& name, const ProgramSearch& search) {
     const std::string word = near_word(name, search.own_words);
     for (const Place& place : places_of(search)) {
         if (place.called == "in PATH" && !word.empty()) return fmt::format("; did you mean ddprun {}?", word);
-        const std::vector<std::string> names = executables_in(place.directory.empty() ? "." : place.directory);
+        const std::vector<std::string> names =
+            executables_in(place.directory.empty() ? "." : place.directory);
         std::string near = nearest(name, names);
         // Among the thousands of names in PATH something is always near; nobody mistypes the first letter.
         if (place.called == "in PATH" && !near.empty() && near.front() != name.front()) near.clear();
         // "train_gpt" is no typing error of "train", and yet that is what there is.
         for (const std::string& other : names) {
-            if (near.empty() && place.called != "in PATH" && other.size() >= 3 && name.starts_with(other)) near = other;
+            if (near.empty() && place.called != "in PATH" && other.size() >= 3 && name.starts_with(other))
+                near = other;
         }
         if (!near.empty()) return fmt::format("; did you mean {}?", near);
     }
@@ -120,13 +130,14 @@ Result<ResolvedProgram> search_for(const std::string& name, const ProgramSearch&
     for (const Place& place : places_of(search)) {
         const std::string path = in_directory(place.directory, name);
         const Standing standing = standing_of(path);
-        if (standing == Standing::Executable) return ResolvedProgram{path, {name}, fmt::format("found {}", place.called)};
+        if (standing == Standing::Executable)
+            return ResolvedProgram{path, {name}, fmt::format("found {}", place.called)};
         if (standing == Standing::Forbidden && forbidden.empty()) forbidden = path;
     }
     if (!forbidden.empty()) return not_executable(forbidden);
     const bool has_own = !search.own_directories.empty();
-    return not_found(fmt::format("{}: not found {}in PATH{}", name, has_own ? "among ddprun's own workers and " : "",
-                                 suggestion(name, search)));
+    return not_found(fmt::format("{}: not found {}in PATH{}", name,
+                                 has_own ? "among ddprun's own workers and " : "", suggestion(name, search)));
 }
 
 Result<ResolvedProgram> at_path(const std::string& path) {
@@ -147,27 +158,33 @@ Result<ResolvedProgram> find_executable(const std::string& name, const ProgramSe
 Result<ResolvedProgram> find_python(const ProgramSearch& search) {
     ProgramSearch path_only = search;
     path_only.own_directories.clear();
-    Result<ResolvedProgram> python = find_executable(search.python.empty() ? "python3" : search.python, path_only);
+    Result<ResolvedProgram> python =
+        find_executable(search.python.empty() ? "python3" : search.python, path_only);
     if (python) {
         python->how = search.python.empty() ? "the first python3 in PATH" : "PYTHON_EXEC";
-        const bool is_other = search.python.empty() && !search.beside.empty() && search.beside != python->path;
-        if (is_other) python->how += fmt::format("; not {} beside ddprun, whose environment is not activated", search.beside);
+        const bool is_other =
+            search.python.empty() && !search.beside.empty() && search.beside != python->path;
+        if (is_other)
+            python->how +=
+                fmt::format("; not {} beside ddprun, whose environment is not activated", search.beside);
         return python;
     }
     Error error = python.error();
-    error.what += search.python.empty() ? " (needed for the program; PYTHON_EXEC names another Python)" : " (named by PYTHON_EXEC)";
+    error.what += search.python.empty() ? " (needed for the program; PYTHON_EXEC names another Python)"
+                                        : " (named by PYTHON_EXEC)";
     return error;
 }
 
 /// Python opens the script itself: it has to be there and readable, not executable.
 Status check_script(const std::string& path) {
-    struct stat status{};
+    struct stat status {};
     if (::stat(path.c_str(), &status) != 0) {
         const std::string_view where = path.starts_with('/') ? "" : " (relative to the current directory)";
         return not_found(fmt::format("{}: no such file{}{}", path, where, near_file(path, scripts_in)));
     }
     if (S_ISDIR(status.st_mode)) return is_directory(path);
-    if (::access(path.c_str(), R_OK) != 0) return Error{Errc::System, path + ": permission denied (not readable)", EACCES};
+    if (::access(path.c_str(), R_OK) != 0)
+        return Error{Errc::System, path + ": permission denied (not readable)", EACCES};
     return {};
 }
 
@@ -187,9 +204,11 @@ constexpr const char* kRunPath =
     "import os, runpy, sys; del sys.argv[0]; sys.path[0] = os.path.dirname(os.path.abspath(sys.argv[0])); "
     "runpy.run_path(sys.argv[0], run_name='__main__')";
 
-/// A path to a script that Python alone has to be able to read, as torchrun runs it: "./main" with 0644 and "#!...python".
+/// A path to a script that Python alone has to be able to read, as torchrun runs it: "./main" with 0644 and
+/// "#!...python".
 bool is_python_by_its_first_line(const std::string& path) {
-    return path.find('/') != std::string::npos && standing_of(path) == Standing::Forbidden && names_python(first_line_of(path));
+    return path.find('/') != std::string::npos && standing_of(path) == Standing::Forbidden &&
+           names_python(first_line_of(path));
 }
 
 Result<ResolvedProgram> resolve_by_kind(const ProgramSpec& program, const ProgramSearch& search) {
@@ -227,7 +246,8 @@ Result<ResolvedProgram> resolve_program(const ProgramSpec& program, const Progra
 
 bool is_run_by_python(const ResolvedProgram& program) {
     const std::string file = program.path.substr(program.path.rfind('/') + 1);
-    return program.name != program.path || file.starts_with("python") || names_python(first_line_of(program.path));
+    return program.name != program.path || file.starts_with("python") ||
+           names_python(first_line_of(program.path));
 }
 
 std::string program_file(const ResolvedProgram& program) {

@@ -60,7 +60,8 @@ std::vector<std::string> render_seating(const std::vector<NodeSeats>& nodes) {
         lines.push_back(fmt::format("seats on {}:", named(hosts)));
         for (std::size_t local = 0; local < seats.size(); ++local) {
             std::vector<std::string> ranks;
-            for (const NodeSeats* node : members) ranks.push_back(std::to_string(node->first_rank + static_cast<int>(local)));
+            for (const NodeSeats* node : members)
+                ranks.push_back(std::to_string(node->first_rank + static_cast<int>(local)));
             lines.push_back(fmt::format("  rank {}: {}", named(ranks), seats[local]));
         }
     }

@@ -20,7 +20,8 @@ bool overlap(const RankRanges& ranges, const PmixExchange::Node& node) {
 }
 
 bool contain(const RankRanges& ranges, int rank) {
-    return std::any_of(ranges.begin(), ranges.end(), [&](const auto& range) { return range.first <= rank && rank <= range.second; });
+    return std::any_of(ranges.begin(), ranges.end(),
+                       [&](const auto& range) { return range.first <= rank && rank <= range.second; });
 }
 
 std::string described(const PmixExchange::Node& node) {
@@ -43,7 +44,9 @@ Result<RankRanges> parse_rank_ranges(std::string_view text) {
         const std::size_t dash = range.find('-');
         const Result<std::int64_t> first = parse_int_between(range.substr(0, dash), least, kMost);
         if (!first) return first.error();
-        const Result<std::int64_t> last = dash == std::string_view::npos ? first : parse_int_between(range.substr(dash + 1), *first, kMost - 1);
+        const Result<std::int64_t> last = dash == std::string_view::npos
+                                              ? first
+                                              : parse_int_between(range.substr(dash + 1), *first, kMost - 1);
         if (!last) return last.error();
         ranges.emplace_back(static_cast<int>(*first), static_cast<int>(*last));
         least = *last + 1;
@@ -51,7 +54,8 @@ Result<RankRanges> parse_rank_ranges(std::string_view text) {
     return ranges;
 }
 
-PmixExchange::Messages PmixExchange::begin(const std::string& job, std::uint64_t generation, std::vector<Node> nodes) {
+PmixExchange::Messages PmixExchange::begin(const std::string& job, std::uint64_t generation,
+                                           std::vector<Node> nodes) {
     generation_ = generation;
     nodes_ = std::move(nodes);
     lost_.clear();
@@ -67,7 +71,8 @@ PmixExchange::Messages PmixExchange::begin(const std::string& job, std::uint64_t
 }
 
 const PmixExchange::Node* PmixExchange::node_of(rdzv::AgentId agent) const {
-    const auto found = std::find_if(nodes_.begin(), nodes_.end(), [&](const Node& node) { return node.agent == agent; });
+    const auto found =
+        std::find_if(nodes_.begin(), nodes_.end(), [&](const Node& node) { return node.agent == agent; });
     return found == nodes_.end() ? nullptr : &*found;
 }
 
@@ -85,12 +90,14 @@ PmixExchange::Messages PmixExchange::entered(rdzv::AgentId agent, const rdzv::Fe
     const auto refuse = [&](std::string failure) -> Messages {
         return {{agent, refusal(entering.generation, entering.ranks, std::move(failure))}};
     };
-    if (node == nullptr || entering.generation != generation_) return refuse(fmt::format("generation {} is over", entering.generation));
+    if (node == nullptr || entering.generation != generation_)
+        return refuse(fmt::format("generation {} is over", entering.generation));
     auto found = fences_.find(entering.ranks);
     if (found == fences_.end()) {
         Result<RankRanges> ranges = parse_rank_ranges(entering.ranks);
         if (!ranges) return refuse("a fence of no ranks: " + ranges.error().what);
-        if (fences_.size() >= rdzv::kOpenFences) return refuse(fmt::format("{} fences are open", fences_.size()));
+        if (fences_.size() >= rdzv::kOpenFences)
+            return refuse(fmt::format("{} fences are open", fences_.size()));
         Fence fence{*std::move(ranges), {}, {}};
         for (std::size_t i = 0; i < nodes_.size(); ++i) {
             if (overlap(fence.ranges, nodes_[i])) fence.awaited.insert(i);
@@ -99,12 +106,14 @@ PmixExchange::Messages PmixExchange::entered(rdzv::AgentId agent, const rdzv::Fe
     }
     Fence& fence = found->second;
     const auto place = static_cast<std::size_t>(node - nodes_.data());
-    if (!fence.awaited.contains(place)) return refuse("this node has no part in it, or has entered it already");
+    if (!fence.awaited.contains(place))
+        return refuse("this node has no part in it, or has entered it already");
     fence.parts[place] = entering.data;
     if (std::string never = why_never(fence); !never.empty()) return close(entering.ranks, never);
     fence.awaited.erase(place);
     if (entering.data.size() > rdzv::kFencePartBytes) {
-        return close(entering.ranks, fmt::format("{} brings more than {}", described(*node), format_bytes(rdzv::kFencePartBytes)));
+        return close(entering.ranks, fmt::format("{} brings more than {}", described(*node),
+                                                 format_bytes(rdzv::kFencePartBytes)));
     }
     return fence.awaited.empty() ? close(entering.ranks, "") : Messages{};
 }
@@ -114,7 +123,8 @@ std::string PmixExchange::why_never(const Fence& fence) const {
     for (const std::size_t place : fence.awaited) {
         const Node& node = nodes_[place];
         if (lost_.contains(node.agent)) return fmt::format("{} is lost", described(node));
-        for (auto rank = ended_.lower_bound(node.first_rank); rank != ended_.end() && *rank < node.first_rank + node.workers; ++rank) {
+        for (auto rank = ended_.lower_bound(node.first_rank);
+             rank != ended_.end() && *rank < node.first_rank + node.workers; ++rank) {
             if (contain(fence.ranges, *rank)) return fmt::format("rank {} has ended", *rank);
         }
     }
@@ -127,7 +137,8 @@ PmixExchange::Messages PmixExchange::close(const std::string& ranks, const std::
     std::size_t bytes = 0;
     for (const auto& [place, part] : fence.parts) bytes += part.size();
     if (over.failure.empty() && bytes > rdzv::kFenceBytes) {
-        over.failure = fmt::format("all nodes together bring {}, more than {}", format_bytes(bytes), format_bytes(rdzv::kFenceBytes));
+        over.failure = fmt::format("all nodes together bring {}, more than {}", format_bytes(bytes),
+                                   format_bytes(rdzv::kFenceBytes));
     }
     if (over.failure.empty()) {
         std::string all;
@@ -153,8 +164,10 @@ std::string PmixExchange::missing(const std::string& ranks) const {
 
 PmixExchange::Messages PmixExchange::asked(rdzv::AgentId agent, const rdzv::ModexRequest& request) {
     const Node* const owner = request.generation == generation_ ? node_with(request.rank) : nullptr;
-    const bool can_answer = owner != nullptr && node_of(agent) != nullptr && !lost_.contains(owner->agent) && !ended_.contains(request.rank);
-    if (!can_answer || modexes_.size() >= rdzv::kOpenModexes) return {{agent, rdzv::ModexReply{request.generation, request.number, false, {}}}};
+    const bool can_answer = owner != nullptr && node_of(agent) != nullptr && !lost_.contains(owner->agent) &&
+                            !ended_.contains(request.rank);
+    if (!can_answer || modexes_.size() >= rdzv::kOpenModexes)
+        return {{agent, rdzv::ModexReply{request.generation, request.number, false, {}}}};
     const std::uint64_t number = next_number_++;
     modexes_[number] = {agent, request.number, owner->agent, request.rank};
     return {{owner->agent, rdzv::ModexRequest{generation_, number, request.rank}}};
@@ -183,7 +196,8 @@ PmixExchange::Messages PmixExchange::end_what_waits(const std::function<bool(con
     for (const auto& [ranks, fence] : fences_) {
         if (std::string never = why_never(fence); !never.empty()) hopeless[ranks] = std::move(never);
     }
-    for (const auto& [ranks, never] : hopeless) std::ranges::move(close(ranks, never), std::back_inserter(messages));
+    for (const auto& [ranks, never] : hopeless)
+        std::ranges::move(close(ranks, never), std::back_inserter(messages));
     return messages;
 }
 

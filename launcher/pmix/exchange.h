@@ -19,12 +19,12 @@ namespace ddprun {
 using RankRanges = std::vector<std::pair<int, int>>;
 Result<RankRanges> parse_rank_ranges(std::string_view text);
 
-/// The head's part in what workers exchange through PMIx: which nodes a fence still waits for, when it is complete, who
-/// is asked what a rank has put. Nothing waits for what cannot come any more: not for a worker that has ended, a node that
-/// is lost or a generation that is over.
+/// The head's part in what workers exchange through PMIx: which nodes a fence still waits for, when it is
+/// complete, who is asked what a rank has put. Nothing waits for what cannot come any more: not for a worker
+/// that has ended, a node that is lost or a generation that is over.
 ///
-/// Pure: takes what arrives and returns what is to be sent. How long workers are willing to wait they tell their own
-/// server, so there is no clock.
+/// Pure: takes what arrives and returns what is to be sent. How long workers are willing to wait they tell
+/// their own server, so there is no clock.
 class PmixExchange {
   public:
     struct Node {
@@ -39,7 +39,8 @@ class PmixExchange {
     };
     using Messages = std::vector<Outgoing>;
 
-    /// What was open belongs to a generation that is over: its agents end that themselves. The World to be sent to each.
+    /// What was open belongs to a generation that is over: its agents end that themselves. The World to be
+    /// sent to each.
     Messages begin(const std::string& job, std::uint64_t generation, std::vector<Node> nodes);
 
     Messages entered(rdzv::AgentId agent, const rdzv::FenceEntered& fence);

@@ -35,7 +35,8 @@ struct PmixFact {
     bool operator==(const PmixFact&) const = default;
 };
 
-/// The keys, as pmix_common.h spells them (server.cpp compares). What Open MPI 4.1 asks for, and what other servers tell.
+/// The keys, as pmix_common.h spells them (server.cpp compares). What Open MPI 4.1 asks for, and what other
+/// servers tell.
 namespace pmix_key {
 inline constexpr std::string_view kJobId = "pmix.jobid";
 inline constexpr std::string_view kJobSize = "pmix.job.size";
@@ -69,10 +70,10 @@ struct PmixJob {
     std::vector<std::vector<PmixFact>> ranks;  ///< of each rank, of all nodes
 };
 
-/// The world as this node's server shows it. Nodes of one host (two agents on it) need names of their own: others than
-/// this one get their group rank behind theirs. `directory`: where MPI may keep files.
-/// Error: Protocol where `order` and `nodes` do not fit.
-Result<PmixJob> describe_job(const rdzv::StartGeneration& order, const std::vector<PmixNode>& nodes, const std::string& job_name,
-                             const std::string& directory);
+/// The world as this node's server shows it. Nodes of one host (two agents on it) need names of their own:
+/// others than this one get their group rank behind theirs. `directory`: where MPI may keep files. Error:
+/// Protocol where `order` and `nodes` do not fit.
+Result<PmixJob> describe_job(const rdzv::StartGeneration& order, const std::vector<PmixNode>& nodes,
+                             const std::string& job_name, const std::string& directory);
 
 }  // namespace ddprun

@@ -30,20 +30,29 @@ namespace ddprun {
 namespace {
 
 // The pure part has its own spelling of the keys.
-static_assert(pmix_key::kJobId == PMIX_JOBID && pmix_key::kJobSize == PMIX_JOB_SIZE && pmix_key::kUniverseSize == PMIX_UNIV_SIZE);
-static_assert(pmix_key::kMaxProcs == PMIX_MAX_PROCS && pmix_key::kJobApps == PMIX_JOB_NUM_APPS && pmix_key::kNodes == PMIX_NUM_NODES);
-static_assert(pmix_key::kNodeMap == PMIX_NODE_MAP && pmix_key::kProcMap == PMIX_PROC_MAP && pmix_key::kNodeSize == PMIX_NODE_SIZE);
-static_assert(pmix_key::kLocalSize == PMIX_LOCAL_SIZE && pmix_key::kLocalPeers == PMIX_LOCAL_PEERS && pmix_key::kLocalLeader == PMIX_LOCALLDR);
-static_assert(pmix_key::kTopDirectory == PMIX_TMPDIR && pmix_key::kJobDirectory == PMIX_NSDIR && pmix_key::kCleansDirectories == PMIX_TDIR_RMCLEAN);
-static_assert(pmix_key::kRank == PMIX_RANK && pmix_key::kGlobalRank == PMIX_GLOBAL_RANK && pmix_key::kLocalRank == PMIX_LOCAL_RANK);
-static_assert(pmix_key::kNodeRank == PMIX_NODE_RANK && pmix_key::kNodeId == PMIX_NODEID && pmix_key::kHostName == PMIX_HOSTNAME);
+static_assert(pmix_key::kJobId == PMIX_JOBID && pmix_key::kJobSize == PMIX_JOB_SIZE &&
+              pmix_key::kUniverseSize == PMIX_UNIV_SIZE);
+static_assert(pmix_key::kMaxProcs == PMIX_MAX_PROCS && pmix_key::kJobApps == PMIX_JOB_NUM_APPS &&
+              pmix_key::kNodes == PMIX_NUM_NODES);
+static_assert(pmix_key::kNodeMap == PMIX_NODE_MAP && pmix_key::kProcMap == PMIX_PROC_MAP &&
+              pmix_key::kNodeSize == PMIX_NODE_SIZE);
+static_assert(pmix_key::kLocalSize == PMIX_LOCAL_SIZE && pmix_key::kLocalPeers == PMIX_LOCAL_PEERS &&
+              pmix_key::kLocalLeader == PMIX_LOCALLDR);
+static_assert(pmix_key::kTopDirectory == PMIX_TMPDIR && pmix_key::kJobDirectory == PMIX_NSDIR &&
+              pmix_key::kCleansDirectories == PMIX_TDIR_RMCLEAN);
+static_assert(pmix_key::kRank == PMIX_RANK && pmix_key::kGlobalRank == PMIX_GLOBAL_RANK &&
+              pmix_key::kLocalRank == PMIX_LOCAL_RANK);
+static_assert(pmix_key::kNodeRank == PMIX_NODE_RANK && pmix_key::kNodeId == PMIX_NODEID &&
+              pmix_key::kHostName == PMIX_HOSTNAME);
 static_assert(pmix_key::kAppNumber == PMIX_APPNUM && pmix_key::kReincarnation == PMIX_REINCARNATION);
 
 /// Answers it. libpmix copies nothing, and tells when it has done with the bytes.
 void answer_call(const OpenCall& call, pmix_status_t status, const rdzv::Blob& data) {
     if (data.size() == 0) return call.answer(status, nullptr, 0, call.cookie, nullptr, nullptr);
     auto* const held = new rdzv::Blob(data);
-    call.answer(status, held->view().data(), held->size(), call.cookie, [](void* blob) { delete static_cast<rdzv::Blob*>(blob); }, held);
+    call.answer(
+        status, held->view().data(), held->size(), call.cookie,
+        [](void* blob) { delete static_cast<rdzv::Blob*>(blob); }, held);
 }
 
 // ---- values as libpmix takes them; it copies them before a call returns
@@ -60,7 +69,8 @@ pmix_info_t info_of(const PmixFact& fact) {
     if (const auto* number = std::get_if<std::uint32_t>(&value)) set(PMIX_UINT32).uint32 = *number;
     else if (const auto* small = std::get_if<std::uint16_t>(&value)) set(PMIX_UINT16).uint16 = *small;
     else if (const auto* rank = std::get_if<PmixRank>(&value)) set(PMIX_PROC_RANK).rank = rank->rank;
-    else if (const auto* text = std::get_if<std::string>(&value)) set(PMIX_STRING).string = const_cast<char*>(text->c_str());
+    else if (const auto* text = std::get_if<std::string>(&value))
+        set(PMIX_STRING).string = const_cast<char*>(text->c_str());
     else set(PMIX_BOOL).flag = std::get<bool>(value);
     return info;
 }
@@ -117,7 +127,9 @@ class LibPmixServer final : public PmixServer {
     void hear(const ModexFound& found);
 
     Status register_job(const PmixJob& job);
-    [[nodiscard]] std::string files_of(std::uint64_t generation) const { return fmt::format("{}/{}", parts_.directory, generation); }
+    [[nodiscard]] std::string files_of(std::uint64_t generation) const {
+        return fmt::format("{}/{}", parts_.directory, generation);
+    }
     [[nodiscard]] Client* client(const std::string& name_space, std::uint32_t rank);
     [[nodiscard]] std::vector<int> all_of(const std::vector<std::uint32_t>& ranks) const;
     [[nodiscard]] bool all_are_here(const std::vector<int>& ranks) const;
@@ -131,8 +143,8 @@ class LibPmixServer final : public PmixServer {
     bool listens_ = false;
     rdzv::World world_;
     rdzv::StartGeneration order_;
-    std::string name_space_;  ///< "" between generations
-    bool is_over_ = true;     ///< nobody waits any more
+    std::string name_space_;                     ///< "" between generations
+    bool is_over_ = true;                        ///< nobody waits any more
     std::vector<Client> clients_;                ///< by local rank
     std::map<std::string, OpenCall> fences_;     ///< that the controller knows of, by their ranks
     std::map<std::uint64_t, OpenCall> modexes_;  ///< that the controller knows of, by our number
@@ -145,11 +157,14 @@ class LibPmixServer final : public PmixServer {
 Status LibPmixServer::listen() {
     wake_.reset(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
     if (!wake_) return Error::system("eventfd");
-    // Values in memory of our own: the other ways are files, which a kill would leave. Only who asks for another gets it.
+    // Values in memory of our own: the other ways are files, which a kill would leave. Only who asks for
+    // another gets it.
     ::setenv("PMIX_MCA_gds", "hash", 0);
     Upcalls::instance().wake_by(wake_.get());
-    const std::vector<PmixFact> facts = {{PMIX_SERVER_TMPDIR, parts_.directory}, {PMIX_SYSTEM_TMPDIR, parts_.directory},
-                                         {PMIX_SERVER_NSPACE, "ddprun." + parts_.id + ".server"}, {PMIX_HOSTNAME, parts_.host},
+    const std::vector<PmixFact> facts = {{PMIX_SERVER_TMPDIR, parts_.directory},
+                                         {PMIX_SYSTEM_TMPDIR, parts_.directory},
+                                         {PMIX_SERVER_NSPACE, "ddprun." + parts_.id + ".server"},
+                                         {PMIX_HOSTNAME, parts_.host},
                                          {PMIX_SERVER_TOOL_SUPPORT, false}};
     std::vector<pmix_info_t> infos = infos_of(facts);
     const KeptSignals kept;  // PMIx loads components of its own
@@ -172,12 +187,14 @@ LibPmixServer::~LibPmixServer() {
 Status LibPmixServer::begin(const rdzv::StartGeneration& order) {
     end_waiting("its generation is over");
     end_generation();
-    if (world_.generation != order.generation) return Error{Errc::Protocol, "the head has not said who the nodes are: does it serve PMIx?", 0};
+    if (world_.generation != order.generation)
+        return Error{Errc::Protocol, "the head has not said who the nodes are: does it serve PMIx?", 0};
     const Result<std::vector<PmixNode>> nodes = decode_nodes(world_.nodes.view());
     if (!nodes) return nodes.error();
     const Result<PmixJob> job = describe_job(order, *nodes, world_.job, files_of(order.generation));
     if (!job) return job.error();
-    if (::mkdir(files_of(order.generation).c_str(), 0700) != 0) return Error::system("mkdir " + files_of(order.generation));
+    if (::mkdir(files_of(order.generation).c_str(), 0700) != 0)
+        return Error::system("mkdir " + files_of(order.generation));
     order_ = order;
     clients_.assign(static_cast<std::size_t>(order.local_world_size), {});
     is_over_ = false;
@@ -198,14 +215,18 @@ Status LibPmixServer::register_job(const PmixJob& job) {
         infos.push_back(info);
     }
     // Without a function to call back these wait for libpmix's thread, some 100 us.
-    const auto done = [](pmix_status_t status) { return status == PMIX_SUCCESS || status == PMIX_OPERATION_SUCCEEDED; };
+    const auto done = [](pmix_status_t status) {
+        return status == PMIX_SUCCESS || status == PMIX_OPERATION_SUCCEEDED;
+    };
     const pmix_proc_t whole = proc_of(job.name_space, 0);
-    const pmix_status_t known = library_.register_nspace(whole.nspace, order_.local_world_size, infos.data(), infos.size(), nullptr, nullptr);
+    const pmix_status_t known = library_.register_nspace(whole.nspace, order_.local_world_size, infos.data(),
+                                                         infos.size(), nullptr, nullptr);
     if (!done(known)) return refused("PMIx_server_register_nspace", known);
     name_space_ = job.name_space;
     for (int local = 0; local < order_.local_world_size; ++local) {
         const pmix_proc_t proc = proc_of(name_space_, order_.first_rank + local);
-        const pmix_status_t expected = library_.register_client(&proc, ::geteuid(), ::getegid(), nullptr, nullptr, nullptr);
+        const pmix_status_t expected =
+            library_.register_client(&proc, ::geteuid(), ::getegid(), nullptr, nullptr, nullptr);
         if (!done(expected)) return refused("PMIx_server_register_client", expected);
     }
     return {};
@@ -225,8 +246,9 @@ std::vector<std::string> LibPmixServer::environment(int local_rank) const {
     for (const char* parameter : {"btl_vader_backing_directory", "osc_sm_backing_directory"}) {
         result.push_back(fmt::format("OMPI_MCA_{}={}", parameter, files_of(order_.generation)));
     }
-    // Open MPI 4 takes a process for a single one unless a launcher that it knows has started it. Of those with a PMIx server
-    // and nothing else, IBM's JSM is known by this variable alone (Slurm's plugin looks for the allocation too).
+    // Open MPI 4 takes a process for a single one unless a launcher that it knows has started it. Of those
+    // with a PMIx server and nothing else, IBM's JSM is known by this variable alone (Slurm's plugin looks
+    // for the allocation too).
     result.emplace_back("JSM_JSRUN_PORT=0");
     result.emplace_back("OMPI_MCA_pmix=^s1,s2,cray,isolated");
     return result;
@@ -235,8 +257,11 @@ std::vector<std::string> LibPmixServer::environment(int local_rank) const {
 void LibPmixServer::end_waiting(const std::string& why) {
     hear_all();
     is_over_ = true;
-    if (!fences_.empty() || !modexes_.empty()) parts_.log.debug("PMIx: {} fences and {} requests of workers end: {}", fences_.size(), modexes_.size(), why);
-    for (const auto& [ranks, call] : std::exchange(fences_, {})) answer_call(call, PMIX_ERR_LOST_CONNECTION, {});
+    if (!fences_.empty() || !modexes_.empty())
+        parts_.log.debug("PMIx: {} fences and {} requests of workers end: {}", fences_.size(),
+                         modexes_.size(), why);
+    for (const auto& [ranks, call] : std::exchange(fences_, {}))
+        answer_call(call, PMIX_ERR_LOST_CONNECTION, {});
     for (const auto& [number, call] : std::exchange(modexes_, {})) answer_call(call, PMIX_ERR_NOT_FOUND, {});
 }
 
@@ -261,7 +286,8 @@ void LibPmixServer::hear_all() {
 
 LibPmixServer::Client* LibPmixServer::client(const std::string& name_space, std::uint32_t rank) {
     const auto local = static_cast<std::int64_t>(rank) - order_.first_rank;
-    if (name_space != name_space_ || local < 0 || local >= static_cast<std::int64_t>(clients_.size())) return nullptr;
+    if (name_space != name_space_ || local < 0 || local >= static_cast<std::int64_t>(clients_.size()))
+        return nullptr;
     return &clients_[static_cast<std::size_t>(local)];
 }
 
@@ -304,7 +330,8 @@ bool LibPmixServer::all_are_here(const std::vector<int>& ranks) const {
 }
 
 void LibPmixServer::hear(const FenceCalled& fence) {
-    if (is_over_ || fence.name_space != name_space_) return answer_call(fence.call, PMIX_ERR_LOST_CONNECTION, {});
+    if (is_over_ || fence.name_space != name_space_)
+        return answer_call(fence.call, PMIX_ERR_LOST_CONNECTION, {});
     // One of ours died inside; at other nodes it ends when the head hears of that.
     if (!fence.is_whole) return answer_call(fence.call, PMIX_ERR_LOST_CONNECTION, {});
     const std::vector<int> ranks = all_of(fence.ranks);
@@ -322,7 +349,8 @@ void LibPmixServer::handle(const rdzv::FenceOver& over) {
     if (found == fences_.end()) return;
     const OpenCall call = found->second;
     fences_.erase(found);
-    if (!over.failure.empty()) parts_.log.debug("PMIx: the fence of ranks {} fails: {}", over.ranks, over.failure);
+    if (!over.failure.empty())
+        parts_.log.debug("PMIx: the fence of ranks {} fails: {}", over.ranks, over.failure);
     answer_call(call, over.failure.empty() ? PMIX_SUCCESS : PMIX_ERR_LOST_CONNECTION, over.data);
 }
 
@@ -345,32 +373,43 @@ void LibPmixServer::handle(const rdzv::ModexReply& reply) {
 // ---- what other nodes ask
 
 void LibPmixServer::handle(const rdzv::ModexRequest& request) {
-    const auto refuse = [&] { (void)parts_.send(rdzv::ModexReply{request.generation, request.number, false, {}}); };
-    if (is_over_ || request.generation != order_.generation || !asked_.insert(request.number).second) return refuse();
+    const auto refuse = [&] {
+        (void)parts_.send(rdzv::ModexReply{request.generation, request.number, false, {}});
+    };
+    if (is_over_ || request.generation != order_.generation || !asked_.insert(request.number).second)
+        return refuse();
     const pmix_proc_t proc = proc_of(name_space_, request.rank);
     // Called when the rank has put something, if it ever does: the number itself is what it gets.
     const auto found = [](pmix_status_t status, char* data, std::size_t size, void* cookie) {
         const bool is_there = status == PMIX_SUCCESS && size <= rdzv::kFencePartBytes;
-        Upcalls::instance().say(ModexFound{reinterpret_cast<std::uintptr_t>(cookie), is_there, rdzv::Blob(is_there && data != nullptr ? std::string(data, size) : "")});
+        Upcalls::instance().say(
+            ModexFound{reinterpret_cast<std::uintptr_t>(cookie), is_there,
+                       rdzv::Blob(is_there && data != nullptr ? std::string(data, size) : "")});
     };
-    if (library_.dmodex_request(&proc, found, reinterpret_cast<void*>(static_cast<std::uintptr_t>(request.number))) == PMIX_SUCCESS) return;
+    if (library_.dmodex_request(&proc, found,
+                                reinterpret_cast<void*>(static_cast<std::uintptr_t>(request.number))) ==
+        PMIX_SUCCESS)
+        return;
     if (asked_.erase(request.number) > 0) refuse();
 }
 
 void LibPmixServer::hear(const ModexFound& found) {
-    if (asked_.erase(found.number) > 0) (void)parts_.send(rdzv::ModexReply{order_.generation, found.number, found.found, found.data});
+    if (asked_.erase(found.number) > 0)
+        (void)parts_.send(rdzv::ModexReply{order_.generation, found.number, found.found, found.data});
 }
 
 // ---- ends
 
 void LibPmixServer::explain(rdzv::WorkerExited& report) {
     hear_all();  // what it has said before its end
-    if (report.generation != order_.generation || report.local_rank >= static_cast<int>(clients_.size())) return;
+    if (report.generation != order_.generation || report.local_rank >= static_cast<int>(clients_.size()))
+        return;
     const Client& ended = clients_[static_cast<std::size_t>(report.local_rank)];
     if (ended.abort) {
         report.meaning = fmt::format("it called MPI_Abort with {}", ended.abort->status);
         // What Open MPI and PMIx say when the program says nothing.
-        if (const std::string& text = ended.abort->text; !text.empty() && text != "N/A") report.meaning += fmt::format(": {}", excerpt(text, 1000));
+        if (const std::string& text = ended.abort->text; !text.empty() && text != "N/A")
+            report.meaning += fmt::format(": {}", excerpt(text, 1000));
         report.signaled = false;
         report.status = (ended.abort->status & 0xff) == 0 ? 1 : ended.abort->status & 0xff;
     } else if (!report.failed() && !report.by_us && !is_over_ && ended.connected && !ended.finalized) {
@@ -404,7 +443,9 @@ namespace ddprun {
 
 Status PmixServer::check(const std::string&) { return Error{Errc::NotFound, std::string(kNoPmix), 0}; }
 
-Result<std::unique_ptr<PmixServer>> PmixServer::start(const std::string& library, Parts) { return check(library).error(); }
+Result<std::unique_ptr<PmixServer>> PmixServer::start(const std::string& library, Parts) {
+    return check(library).error();
+}
 
 }  // namespace ddprun
 

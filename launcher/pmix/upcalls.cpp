@@ -51,16 +51,19 @@ pmix_status_t on_client_finalized(const pmix_proc_t* proc, void*, pmix_op_cbfunc
     return PMIX_OPERATION_SUCCEEDED;
 }
 
-pmix_status_t on_abort(const pmix_proc_t* proc, void*, int status, const char text[], pmix_proc_t[], std::size_t, pmix_op_cbfunc_t, void*) {
+pmix_status_t on_abort(const pmix_proc_t* proc, void*, int status, const char text[], pmix_proc_t[],
+                       std::size_t, pmix_op_cbfunc_t, void*) {
     say(ClientAborted{proc->nspace, proc->rank, status, text == nullptr ? "" : text});
     return PMIX_OPERATION_SUCCEEDED;
 }
 
-pmix_status_t on_fence(const pmix_proc_t procs[], std::size_t count, const pmix_info_t infos[], std::size_t info_count, char* data,
-                       std::size_t size, pmix_modex_cbfunc_t answer, void* cookie) {
+pmix_status_t on_fence(const pmix_proc_t procs[], std::size_t count, const pmix_info_t infos[],
+                       std::size_t info_count, char* data, std::size_t size, pmix_modex_cbfunc_t answer,
+                       void* cookie) {
     FenceCalled fence{procs[0].nspace, {}, true, {}, {answer, cookie}};
     for (std::size_t i = 0; i < info_count; ++i) {
-        const bool is_status = std::strncmp(infos[i].key, PMIX_LOCAL_COLLECTIVE_STATUS, sizeof infos[i].key) == 0;
+        const bool is_status =
+            std::strncmp(infos[i].key, PMIX_LOCAL_COLLECTIVE_STATUS, sizeof infos[i].key) == 0;
         if (is_status && infos[i].value.data.status != PMIX_SUCCESS) fence.is_whole = false;
     }
     for (std::size_t i = 0; i < count; ++i) {
@@ -68,30 +71,38 @@ pmix_status_t on_fence(const pmix_proc_t procs[], std::size_t count, const pmix_
         fence.ranks.push_back(procs[i].rank);
     }
     // One byte more than may be tells the head that it is too much.
-    if (data != nullptr) fence.data = rdzv::Blob(std::string(data, std::min(size, rdzv::kFencePartBytes + 1)));
+    if (data != nullptr)
+        fence.data = rdzv::Blob(std::string(data, std::min(size, rdzv::kFencePartBytes + 1)));
     say(std::move(fence));
     return PMIX_SUCCESS;
 }
 
-pmix_status_t on_direct_modex(const pmix_proc_t* proc, const pmix_info_t[], std::size_t, pmix_modex_cbfunc_t answer, void* cookie) {
+pmix_status_t on_direct_modex(const pmix_proc_t* proc, const pmix_info_t[], std::size_t,
+                              pmix_modex_cbfunc_t answer, void* cookie) {
     say(ModexCalled{proc->nspace, proc->rank, {answer, cookie}});
     return PMIX_SUCCESS;
 }
 
-// libpmix sees itself to what workers register for removal at their end, but only where there is such a function.
-pmix_status_t on_job_control(const pmix_proc_t*, const pmix_proc_t[], std::size_t, const pmix_info_t[], std::size_t, pmix_info_cbfunc_t, void*) {
+// libpmix sees itself to what workers register for removal at their end, but only where there is such a
+// function.
+pmix_status_t on_job_control(const pmix_proc_t*, const pmix_proc_t[], std::size_t, const pmix_info_t[],
+                             std::size_t, pmix_info_cbfunc_t, void*) {
     return PMIX_ERR_NOT_SUPPORTED;
 }
 
 // Events of the system: there will be none, for the end of one worker is the end of all.
-pmix_status_t on_register_events(pmix_status_t*, std::size_t, const pmix_info_t[], std::size_t, pmix_op_cbfunc_t, void*) {
+pmix_status_t on_register_events(pmix_status_t*, std::size_t, const pmix_info_t[], std::size_t,
+                                 pmix_op_cbfunc_t, void*) {
     return PMIX_OPERATION_SUCCEEDED;
 }
-pmix_status_t on_deregister_events(pmix_status_t*, std::size_t, pmix_op_cbfunc_t, void*) { return PMIX_OPERATION_SUCCEEDED; }
+pmix_status_t on_deregister_events(pmix_status_t*, std::size_t, pmix_op_cbfunc_t, void*) {
+    return PMIX_OPERATION_SUCCEEDED;
+}
 
 }  // namespace
 
-/// What there is no function for (publish, lookup, spawn, connect, groups) libpmix answers with "not supported".
+/// What there is no function for (publish, lookup, spawn, connect, groups) libpmix answers with "not
+/// supported".
 pmix_server_module_t* module_of_upcalls() {
     // A later libpmix copies a larger struct: what it has behind ours is null.
     static struct {

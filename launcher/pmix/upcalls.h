@@ -22,17 +22,43 @@ struct OpenCall {
     void* cookie;
 };
 
-struct ClientConnected { std::string name_space; std::uint32_t rank; };
-struct ClientFinalized { std::string name_space; std::uint32_t rank; };
-struct ClientAborted { std::string name_space; std::uint32_t rank; int status; std::string text; };
-struct FenceCalled { std::string name_space; std::vector<std::uint32_t> ranks; bool is_whole; rdzv::Blob data; OpenCall call; };
-struct ModexCalled { std::string name_space; std::uint32_t rank; OpenCall call; };
+struct ClientConnected {
+    std::string name_space;
+    std::uint32_t rank;
+};
+struct ClientFinalized {
+    std::string name_space;
+    std::uint32_t rank;
+};
+struct ClientAborted {
+    std::string name_space;
+    std::uint32_t rank;
+    int status;
+    std::string text;
+};
+struct FenceCalled {
+    std::string name_space;
+    std::vector<std::uint32_t> ranks;
+    bool is_whole;
+    rdzv::Blob data;
+    OpenCall call;
+};
+struct ModexCalled {
+    std::string name_space;
+    std::uint32_t rank;
+    OpenCall call;
+};
 /// The answer to a request of ours.
-struct ModexFound { std::uint64_t number; bool found; rdzv::Blob data; };
-using Upcall = std::variant<ClientConnected, ClientFinalized, ClientAborted, FenceCalled, ModexCalled, ModexFound>;
+struct ModexFound {
+    std::uint64_t number;
+    bool found;
+    rdzv::Blob data;
+};
+using Upcall =
+    std::variant<ClientConnected, ClientFinalized, ClientAborted, FenceCalled, ModexCalled, ModexFound>;
 
-/// Between the two threads. libpmix's functions take no argument of ours, and its thread may speak after our end, so it is
-/// one for the whole process, for good.
+/// Between the two threads. libpmix's functions take no argument of ours, and its thread may speak after our
+/// end, so it is one for the whole process, for good.
 class Upcalls {
   public:
     static Upcalls& instance();

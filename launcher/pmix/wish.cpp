@@ -35,7 +35,8 @@ class ElfFile {
         if (!header || std::memcmp(header->e_ident, ELFMAG, SELFMAG) != 0) return;
         if (header->e_ident[EI_CLASS] != ELFCLASS64 || header->e_ident[EI_DATA] != kOurs) return;
         for (std::uint64_t i = 0; i < header->e_phnum; ++i) {
-            const std::optional<Elf64_Phdr> segment = read_at<Elf64_Phdr>(file, header->e_phoff + i * sizeof(Elf64_Phdr));
+            const std::optional<Elf64_Phdr> segment =
+                read_at<Elf64_Phdr>(file, header->e_phoff + i * sizeof(Elf64_Phdr));
             if (segment) segments_.push_back(*segment);
         }
     }
@@ -60,10 +61,13 @@ class ElfFile {
     }
 
   private:
-    /// The dynamic section has addresses of the loaded program; the segments tell where that lies in the file.
+    /// The dynamic section has addresses of the loaded program; the segments tell where that lies in the
+    /// file.
     [[nodiscard]] std::string text_at(std::uint64_t address) const {
         for (const Elf64_Phdr& segment : segments_) {
-            if (segment.p_type != PT_LOAD || address < segment.p_vaddr || address - segment.p_vaddr >= segment.p_filesz) continue;
+            if (segment.p_type != PT_LOAD || address < segment.p_vaddr ||
+                address - segment.p_vaddr >= segment.p_filesz)
+                continue;
             const std::uint64_t offset = segment.p_offset + (address - segment.p_vaddr);
             if (offset >= file_.size()) return "";
             const std::string_view rest = file_.substr(offset, 4096);
@@ -77,21 +81,26 @@ class ElfFile {
     std::vector<Elf64_Phdr> segments_;
 };
 
-/// MPICH, and what has its binary interface: libmpich.so.12 (Debian), libmpi.so.12 (Intel MPI, MVAPICH, MPICH itself),
-/// libmpi_cray.so.12, libmpi_gnu_112.so.12 (Cray), libmpifort.so.12. They ask for PMI, which we do not speak.
+/// MPICH, and what has its binary interface: libmpich.so.12 (Debian), libmpi.so.12 (Intel MPI, MVAPICH, MPICH
+/// itself), libmpi_cray.so.12, libmpi_gnu_112.so.12 (Cray), libmpifort.so.12. They ask for PMI, which we do
+/// not speak.
 bool speaks_pmi(const std::string& library) {
-    return library.starts_with("libmpich") || (library.starts_with("libmpi") && (library + ".").find(".so.12.") != std::string::npos);
+    return library.starts_with("libmpich") ||
+           (library.starts_with("libmpi") && (library + ".").find(".so.12.") != std::string::npos);
 }
 
 std::string mpich_warning(std::string_view how, std::string_view library) {
-    return fmt::format("the program {} {} (MPICH or Intel MPI), and ddprun has no PMI for it: each worker is rank 0 of 1; "
-                       "say mpiexec -n RANKS ddprun --per-rank --pass-mpi-env PROGRAM", how, library);
+    return fmt::format(
+        "the program {} {} (MPICH or Intel MPI), and ddprun has no PMI for it: each worker is rank 0 of 1; "
+        "say mpiexec -n RANKS ddprun --per-rank --pass-mpi-env PROGRAM",
+        how, library);
 }
 
 /// Open MPI's soname is libmpi.so.40, with libmpi_mpifh.so.40 and others for Fortran and C++.
 bool speaks_pmix(const std::string& library) {
     if (speaks_pmi(library)) return false;
-    return library.starts_with("libmpi.so") || library.starts_with("libmpi_") || library.starts_with("libpmix.so");
+    return library.starts_with("libmpi.so") || library.starts_with("libmpi_") ||
+           library.starts_with("libpmix.so");
 }
 
 }  // namespace
@@ -100,10 +109,12 @@ std::vector<std::string> needed_libraries(std::string_view file) { return ElfFil
 
 std::vector<std::string> needed_libraries_of(const std::string& path) {
     const UniqueFd file(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
-    struct stat status{};
-    if (!file || ::fstat(file.get(), &status) != 0 || !S_ISREG(status.st_mode) || status.st_size == 0) return {};
+    struct stat status {};
+    if (!file || ::fstat(file.get(), &status) != 0 || !S_ISREG(status.st_mode) || status.st_size == 0)
+        return {};
     const auto size = static_cast<std::size_t>(status.st_size);
-    // Mapped, not read: a program with its debugging information can have gigabytes, and a few pages are looked at.
+    // Mapped, not read: a program with its debugging information can have gigabytes, and a few pages are
+    // looked at.
     void* const bytes = ::mmap(nullptr, size, PROT_READ, MAP_PRIVATE, file.get(), 0);
     if (bytes == MAP_FAILED) return {};
     std::vector<std::string> needed = needed_libraries({static_cast<const char*>(bytes), size});
@@ -120,7 +131,8 @@ PmixWish decide_pmix(PmixUse use, const std::vector<std::string>& needed, bool p
     }
     const auto other = std::find_if(needed.begin(), needed.end(), speaks_pmi);
     if (other == needed.end()) return {false, "the program is not linked with an MPI that speaks PMIx"};
-    return {false, "the program is linked with an MPI that speaks PMI", mpich_warning("is linked with", *other)};
+    return {false, "the program is linked with an MPI that speaks PMI",
+            mpich_warning("is linked with", *other)};
 }
 
 std::string explain_loaded_mpi(std::string_view maps) {
@@ -129,14 +141,17 @@ std::string explain_loaded_mpi(std::string_view maps) {
         const std::string library(line.substr(line.rfind('/') + 1));
         if (speaks_pmi(library)) return mpich_warning("has loaded", library);
         if (!library.starts_with("libmpi.so")) continue;
-        return fmt::format("the program has loaded {}, and there is no PMIx server for it: where it uses MPI, each worker is rank 0 of 1; say --pmix on", library);
+        return fmt::format(
+            "the program has loaded {}, and there is no PMIx server for it: where it uses MPI, each worker is rank 0 of 1; say --pmix on",
+            library);
     }
     return "";
 }
 
 PmixWish decide_pmix(const JobSpec& spec, const std::string& program) {
     const bool is_looked_at = spec.pmix == PmixUse::Auto && !spec.pass_mpi_env;
-    return decide_pmix(spec.pmix, is_looked_at ? needed_libraries_of(program) : std::vector<std::string>{}, spec.pass_mpi_env);
+    return decide_pmix(spec.pmix, is_looked_at ? needed_libraries_of(program) : std::vector<std::string>{},
+                       spec.pass_mpi_env);
 }
 
 }  // namespace ddprun

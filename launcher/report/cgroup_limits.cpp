@@ -28,7 +28,8 @@ CgroupPlaces cgroup_places(std::string_view text, std::string_view controller) {
     if (!one && !two) return {};
     const std::string root = one ? fmt::format("/sys/fs/cgroup/{}", controller) : "/sys/fs/cgroup";
     CgroupPlaces places{one ? 1 : 2, {}};
-    for (std::string path = one ? *one : *two; path.size() > 1; path.erase(path.rfind('/'))) places.directories.push_back(root + path);
+    for (std::string path = one ? *one : *two; path.size() > 1; path.erase(path.rfind('/')))
+        places.directories.push_back(root + path);
     places.directories.push_back(root);  // in a container its own cgroup may be mounted here
     return places;
 }

@@ -23,7 +23,8 @@ namespace {
 
 std::string readable_name(const std::string& symbol) {
     int status = 0;
-    const std::unique_ptr<char, decltype(&std::free)> name(abi::__cxa_demangle(symbol.c_str(), nullptr, nullptr, &status), &std::free);
+    const std::unique_ptr<char, decltype(&std::free)> name(
+        abi::__cxa_demangle(symbol.c_str(), nullptr, nullptr, &status), &std::free);
     return status == 0 ? name.get() : symbol;
 }
 
@@ -32,7 +33,8 @@ std::string device_words(const Json& extra, const std::string& message) {
     std::string lines;
     for (const auto& [key, library] : {std::pair{"nccl_error", "NCCL"}, std::pair{"cuda_error", "CUDA"}}) {
         const std::string& words = extra[key].text();
-        if (!words.empty() && message.find(words) == std::string::npos) lines += fmt::format("last {} error: {}\n", library, words);
+        if (!words.empty() && message.find(words) == std::string::npos)
+            lines += fmt::format("last {} error: {}\n", library, words);
     }
     return lines;
 }
@@ -46,7 +48,9 @@ std::optional<Json> with_code(const std::string& report, int code) {
     return json;
 }
 
-Duration of_timespec(const timespec& time) { return std::chrono::seconds(time.tv_sec) + std::chrono::nanoseconds(time.tv_nsec); }
+Duration of_timespec(const timespec& time) {
+    return std::chrono::seconds(time.tv_sec) + std::chrono::nanoseconds(time.tv_nsec);
+}
 
 /// Since 1970.
 Duration realtime_now() {
@@ -73,7 +77,8 @@ std::string with_readable_names(std::string_view text) {
 std::string readable_error_file(std::string_view content) {
     const std::optional<Json> json = parse_json_object(content);
     if (!json) return std::string(trim(content));
-    // {"message": {"message": ..., "extraInfo": {"py_callstack": ...}}}, in older releases {"message": "..."}.
+    // {"message": {"message": ..., "extraInfo": {"py_callstack": ...}}}, in older releases {"message":
+    // "..."}.
     const Json& inner = (*json)["message"];
     std::string text = inner.is_text() ? inner.text() : inner["message"].text();
     if (text.empty()) return std::string(trim(content));
@@ -87,7 +92,8 @@ std::string readable_error_file(std::string_view content) {
 }
 
 std::string render_launcher_error_file(const LauncherFailure& failure) {
-    if (const std::optional<Json> json = with_code(failure.report, failure.error_code)) return to_text(*json) + "\n";
+    if (const std::optional<Json> json = with_code(failure.report, failure.error_code))
+        return to_text(*json) + "\n";
     const Json extra{{"py_callstack", failure.trace}, {"timestamp", fmt::format("{}", failure.unix_seconds)}};
     const Json message{{"message", failure.message}, {"errorCode", failure.error_code}, {"extraInfo", extra}};
     return to_text(Json{{"message", message}}) + "\n";
@@ -112,7 +118,7 @@ Duration clock_lead_of(const std::string& directory) {
     std::string path = directory + "/.clock-XXXXXX";
     const UniqueFd file(::mkostemp(path.data(), O_CLOEXEC));
     if (!file) return {};
-    struct stat status{};
+    struct stat status {};
     const Duration before = realtime_now();
     // Without times the server takes its own, as for a write.
     const bool is_known = ::futimens(file.get(), nullptr) == 0 && ::fstat(file.get(), &status) == 0;
@@ -126,9 +132,10 @@ Duration clock_lead_of(const std::string& directory) {
 }
 
 TimePoint time_of_report(const std::string& path, Duration lead) {
-    struct stat status{};
+    struct stat status {};
     if (::stat(path.c_str(), &status) != 0) return {};
-    return MonotonicClock::now() - std::max(realtime_now() + lead - of_timespec(status.st_mtim), Duration::zero());
+    return MonotonicClock::now() -
+           std::max(realtime_now() + lead - of_timespec(status.st_mtim), Duration::zero());
 }
 
 }  // namespace ddprun

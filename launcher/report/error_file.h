@@ -10,36 +10,36 @@
 
 namespace ddprun {
 
-/// A worker's error report as people read it. torch's error.json becomes the message and, below it, the trace with
-/// readable C++ names; any other text stays as it is. Never fails: a worker may write anything.
+/// A worker's error report as people read it. torch's error.json becomes the message and, below it, the trace
+/// with readable C++ names; any other text stays as it is. Never fails: a worker may write anything.
 std::string readable_error_file(std::string_view content);
 
 /// Every mangled C++ name in the text, in its readable form: a signal handler cannot do that itself.
 std::string with_readable_names(std::string_view text);
 
-/// The first failure of a job, as whoever started this launcher may want it: torchrun leaves it in the file that its
-/// own TORCHELASTIC_ERROR_FILE names, in the form in which workers report theirs.
+/// The first failure of a job, as whoever started this launcher may want it: torchrun leaves it in the file
+/// that its own TORCHELASTIC_ERROR_FILE names, in the form in which workers report theirs.
 struct LauncherFailure {
-    std::string report = {};       ///< the worker's error file as it wrote it; "" none, or not on this node
-    std::string message = {};      ///< one line, for where there is no report
-    std::string trace = {};        ///< below it; "" none
-    int error_code = 0;            ///< of the worker, -N for a signal as Python says it; else ddprun's exit code
+    std::string report = {};   ///< the worker's error file as it wrote it; "" none, or not on this node
+    std::string message = {};  ///< one line, for where there is no report
+    std::string trace = {};    ///< below it; "" none
+    int error_code = 0;        ///< of the worker, -N for a signal as Python says it; else ddprun's exit code
     std::int64_t unix_seconds = 0;
 };
 
-/// {"message": {"message": ..., "errorCode": ..., "extraInfo": {"py_callstack": ..., "timestamp": "..."}}}: the worker's
-/// own report with the code added, or one made of the rest.
+/// {"message": {"message": ..., "errorCode": ..., "extraInfo": {"py_callstack": ..., "timestamp": "..."}}}:
+/// the worker's own report with the code added, or one made of the rest.
 std::string render_launcher_error_file(const LauncherFailure& failure);
 
-/// Writes it, in place: it may be a descriptor of a launcher above us. Without the variable nothing is written.
-/// Error: System, naming the file.
+/// Writes it, in place: it may be a descriptor of a launcher above us. Without the variable nothing is
+/// written. Error: System, naming the file.
 Status leave_error_file(const EnvironmentLookup& env, const LauncherFailure& failure);
 
-/// How far the clock that stamps files in a directory is ahead of this host's: that of an NFS server may differ. Makes a file
-/// there and removes it. Zero where that cannot be done.
+/// How far the clock that stamps files in a directory is ahead of this host's: that of an NFS server may
+/// differ. Makes a file there and removes it. Zero where that cannot be done.
 Duration clock_lead_of(const std::string& directory);
-/// When an error report was written, on the monotonic clock of this host, not later than now; TimePoint{} when there is none.
-/// `lead`: of the clock of its file system.
+/// When an error report was written, on the monotonic clock of this host, not later than now; TimePoint{}
+/// when there is none. `lead`: of the clock of its file system.
 TimePoint time_of_report(const std::string& path, Duration lead);
 
 }  // namespace ddprun

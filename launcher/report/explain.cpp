@@ -25,11 +25,13 @@ namespace {
 
 /// Something a program says on stderr before it dies, and what it usually means.
 struct Saying {
-    std::string_view text;      ///< part of a line
-    std::string_view meaning;   ///< "{}" is replaced by the rest of the line behind `text`, up to a colon or quote
+    std::string_view text;  ///< part of a line
+    std::string_view
+        meaning;  ///< "{}" is replaced by the rest of the line behind `text`, up to a colon or quote
 };
 
-// From the special to the general: the first that is found counts. docs/troubleshooting.md has a remedy for each row.
+// From the special to the general: the first that is found counts. docs/troubleshooting.md has a remedy for
+// each row.
 constexpr Saying kSayings[] = {
     {"error while loading shared libraries: ",
      "the shared library {} is not found on this node (LD_LIBRARY_PATH, or a module that is not loaded)"},
@@ -40,25 +42,36 @@ constexpr Saying kSayings[] = {
     {"bad interpreter", "the interpreter in the script's first line (#!) does not exist on this node"},
     {"CUDA out of memory", "the GPU's memory is full: a smaller batch, or another process is on the GPU"},
     {"torch.OutOfMemoryError", "the GPU's memory is full: a smaller batch, or another process is on the GPU"},
-    {"CUDA error: out of memory", "the GPU's memory is full: a smaller batch, or another process is on the GPU"},
-    {"invalid device ordinal", "more workers than visible GPUs: see --nproc-per-node and CUDA_VISIBLE_DEVICES"},
-    {"no CUDA-capable device", "no GPU is visible to this worker: see CUDA_VISIBLE_DEVICES and the allocation"},
-    {"CUDA driver version is insufficient", "the node has no NVIDIA driver, or one that is older than the program's CUDA needs"},
+    {"CUDA error: out of memory",
+     "the GPU's memory is full: a smaller batch, or another process is on the GPU"},
+    {"invalid device ordinal",
+     "more workers than visible GPUs: see --nproc-per-node and CUDA_VISIBLE_DEVICES"},
+    {"no CUDA-capable device",
+     "no GPU is visible to this worker: see CUDA_VISIBLE_DEVICES and the allocation"},
+    {"CUDA driver version is insufficient",
+     "the node has no NVIDIA driver, or one that is older than the program's CUDA needs"},
     {"no kernel image is available", "the program was built for another GPU generation than this node's"},
-    {"device-side assert triggered", "a CUDA kernel failed an assertion, often an index out of range; CUDA_LAUNCH_BLOCKING=1 finds it"},
-    {"an illegal memory access was encountered", "a CUDA kernel accessed memory it must not; compute-sanitizer finds it"},
+    {"device-side assert triggered",
+     "a CUDA kernel failed an assertion, often an index out of range; CUDA_LAUNCH_BLOCKING=1 finds it"},
+    {"an illegal memory access was encountered",
+     "a CUDA kernel accessed memory it must not; compute-sanitizer finds it"},
     {"uncorrectable ECC error", "the GPU's memory is defective: take the node out of service"},
     {"Watchdog caught collective operation timeout",
      "NCCL's watchdog gave up a collective: some rank did not take part in it or is far behind; look at the other ranks"},
     {"ncclRemoteError", "NCCL lost a peer: another worker or its node died first, or the network failed"},
     {"ncclSystemError", "a system call or the network failed inside NCCL; NCCL_DEBUG=WARN says which"},
     {"ncclUnhandledCudaError", "a CUDA call failed inside NCCL; NCCL_DEBUG=WARN says which"},
-    {"ncclInvalidUsage", "NCCL was called wrongly, for example with two ranks on one GPU; NCCL_DEBUG=WARN says how"},
+    {"ncclInvalidUsage",
+     "NCCL was called wrongly, for example with two ranks on one GPU; NCCL_DEBUG=WARN says how"},
     {"NCCL error", "NCCL failed; NCCL_DEBUG=WARN says why"},
-    {"Connection closed by peer [", "Gloo lost a peer: another worker or its node died first, or the network failed"},
-    {"EOF when reading a line", "ddprun gives its standard input to a worker only where --stdin RANK says so"},
-    {"bdb.BdbQuit", "ddprun gives its standard input to a worker, for its debugger, only where --stdin RANK says so"},
-    {"Address already in use", "a port is taken, often by an earlier job; leave --master-port out to get a free one"},
+    {"Connection closed by peer [",
+     "Gloo lost a peer: another worker or its node died first, or the network failed"},
+    {"EOF when reading a line",
+     "ddprun gives its standard input to a worker only where --stdin RANK says so"},
+    {"bdb.BdbQuit",
+     "ddprun gives its standard input to a worker, for its debugger, only where --stdin RANK says so"},
+    {"Address already in use",
+     "a port is taken, often by an earlier job; leave --master-port out to get a free one"},
     {"EADDRINUSE", "a port is taken, often by an earlier job; leave --master-port out to get a free one"},
     {"No space left on device", "a disk, or /dev/shm, is full"},
     {"Disk quota exceeded", "the user's disk quota is used up"},
@@ -100,10 +113,12 @@ std::string explain_exec_failure(const std::string& failure) {
     if (says("No such file")) {
         return "the program does not exist on this node, or the interpreter in its first line (#!) or its dynamic loader does not";
     }
-    if (says("Exec format error")) return "not a program for this machine: built for another architecture, or a script without #!";
+    if (says("Exec format error"))
+        return "not a program for this machine: built for another architecture, or a script without #!";
     if (says("Permission denied")) return "not executable, or on a file system mounted with noexec";
     if (says("Argument list too long")) return "the arguments and the environment together are too long";
-    if (says("Resource temporarily unavailable")) return "the limit on processes is reached (ulimit -u, or the cgroup's pids.max)";
+    if (says("Resource temporarily unavailable"))
+        return "the limit on processes is reached (ulimit -u, or the cgroup's pids.max)";
     return "";
 }
 
@@ -114,12 +129,15 @@ bool any_says(const WorkerEnd& end, std::string_view text) {
 
 std::string explain_signal(int signal) {
     switch (signal) {
-        case SIGKILL: return "killed from outside: usually the kernel's out-of-memory killer, else a person or the scheduler";
-        case SIGBUS: return "usually /dev/shm is full (64 MB in many containers), or a mapped file became shorter";
+        case SIGKILL:
+            return "killed from outside: usually the kernel's out-of-memory killer, else a person or the scheduler";
+        case SIGBUS:
+            return "usually /dev/shm is full (64 MB in many containers), or a mapped file became shorter";
         case SIGSEGV: return "the program accessed memory it must not: a bug in it, or in a library it uses";
         case SIGILL: return "the program was built for a newer CPU than this node's";
         case SIGFPE: return "an integer was divided by zero";
-        case SIGABRT: return "the program, or a library it uses, gave up by abort(); its last lines should say why";
+        case SIGABRT:
+            return "the program, or a library it uses, gave up by abort(); its last lines should say why";
         case SIGTERM:
         case SIGINT:
         case SIGHUP: return "stopped from outside ddprun: the scheduler (walltime, deletion) or a person";
@@ -133,9 +151,12 @@ std::string explain_signal(int signal) {
 
 std::string explain_code(int code) {
     if (code == static_cast<int>(ExitCode::DoNotRequeue)) return "it asks not to be started again";
-    if (code == static_cast<int>(ExitCode::NotFound)) return "a shell did not find the command, or a library is missing";
-    if (code == static_cast<int>(ExitCode::NotExecutable)) return "a shell found the command but may not execute it";
-    if (code > 128 && code < 128 + SIGRTMIN) return fmt::format("a process that it had started was ended by {}", signal_name(code - 128));
+    if (code == static_cast<int>(ExitCode::NotFound))
+        return "a shell did not find the command, or a library is missing";
+    if (code == static_cast<int>(ExitCode::NotExecutable))
+        return "a shell found the command but may not execute it";
+    if (code > 128 && code < 128 + SIGRTMIN)
+        return fmt::format("a process that it had started was ended by {}", signal_name(code - 128));
     return "";
 }
 
@@ -152,12 +173,18 @@ std::string explain_cause(const WorkerEnd& end) {
 }
 
 /// What libddp, NCCL, Gloo and PyTorch's store say of a peer that is not there any more.
-constexpr std::string_view kPeerHasGone[] = {"ended without taking part", "ncclRemoteError", "onnection closed by peer", "onnection reset by peer",
-                                             "onnection was likely closed", "the connection to ", "Broken pipe"};
+constexpr std::string_view kPeerHasGone[] = {"ended without taking part",
+                                             "ncclRemoteError",
+                                             "onnection closed by peer",
+                                             "onnection reset by peer",
+                                             "onnection was likely closed",
+                                             "the connection to ",
+                                             "Broken pipe"};
 
 bool says_that_a_peer_has_gone(const WorkerEnd& end) {
-    return std::any_of(std::begin(kPeerHasGone), std::end(kPeerHasGone),
-                       [&](std::string_view words) { return end.error_file.find(words) != std::string::npos || any_says(end, words); });
+    return std::any_of(std::begin(kPeerHasGone), std::end(kPeerHasGone), [&](std::string_view words) {
+        return end.error_file.find(words) != std::string::npos || any_says(end, words);
+    });
 }
 
 constexpr std::size_t kMaxSystemFile = 64 * 1024;
@@ -167,9 +194,13 @@ constexpr Duration kNearWalltime = std::chrono::seconds(90);
 constexpr Duration kPastWalltime = std::chrono::minutes(3);
 
 std::string oom_text(const DeathFacts& facts, const std::optional<OomKill>& kill) {
-    const std::string held = kill && kill->rss_bytes > 0 ? fmt::format(" (it held {})", format_bytes(kill->rss_bytes)) : "";
-    if (kill && !kill->by_cgroup) return fmt::format("out of memory: the node had none left and the kernel killed it{}", held);
-    if (facts.memory_limit) return fmt::format("out of memory: the cgroup's limit of {} was hit{}", format_bytes(*facts.memory_limit), held);
+    const std::string held =
+        kill && kill->rss_bytes > 0 ? fmt::format(" (it held {})", format_bytes(kill->rss_bytes)) : "";
+    if (kill && !kill->by_cgroup)
+        return fmt::format("out of memory: the node had none left and the kernel killed it{}", held);
+    if (facts.memory_limit)
+        return fmt::format("out of memory: the cgroup's limit of {} was hit{}",
+                           format_bytes(*facts.memory_limit), held);
     return fmt::format("out of memory: the kernel killed a process of this cgroup{}", held);
 }
 
@@ -182,7 +213,8 @@ std::string explain_kill(const DeathFacts& facts) {
 }
 
 std::string explain_bus_error(const DeathFacts& facts) {
-    if (!facts.shm_free || !facts.shm_size || *facts.shm_size == 0 || *facts.shm_free > *facts.shm_size / 64) return "";
+    if (!facts.shm_free || !facts.shm_size || *facts.shm_size == 0 || *facts.shm_free > *facts.shm_size / 64)
+        return "";
     return fmt::format("/dev/shm is full ({} of {} free): shared memory could not be given to it",
                        format_bytes(*facts.shm_free), format_bytes(*facts.shm_size));
 }
@@ -215,8 +247,9 @@ std::string explain_early_end(const WorkerEnd& cause, std::span<const WorkerEnd>
     if (ranks.empty()) return "";
     std::sort(ranks.begin(), ranks.end());
     const bool is_one = ranks.size() == 1;
-    return fmt::format("rank{} {} had ended with 0, {}{} before: did {} leave the training early?", is_one ? "" : "s", format_ranges(ranks),
-                       is_one ? "" : "the last of them ", format_duration(cause.ended - last), is_one ? "it" : "they");
+    return fmt::format("rank{} {} had ended with 0, {}{} before: did {} leave the training early?",
+                       is_one ? "" : "s", format_ranges(ranks), is_one ? "" : "the last of them ",
+                       format_duration(cause.ended - last), is_one ? "it" : "they");
 }
 
 std::string explain_python(const WorkerEnd& cause, const std::string& program, const std::string& how) {
@@ -232,12 +265,15 @@ std::string explain_death(const DeathFacts& facts) {
         if (std::string text = explain_bus_error(facts); !text.empty()) return text;
     }
     const bool from_outside = facts.signal == SIGKILL || facts.signal == SIGTERM;
-    if (from_outside && facts.walltime_left && *facts.walltime_left < kNearWalltime && *facts.walltime_left > -kPastWalltime) {
+    if (from_outside && facts.walltime_left &&
+        *facts.walltime_left<kNearWalltime&& * facts.walltime_left> - kPastWalltime) {
         return "the scheduler's walltime was over: it ends the job's processes";
     }
     if (facts.signal == SIGKILL && facts.cpu_limit) {
-        return fmt::format("killed from outside: by the kernel when its CPU time reached the limit of {} s (ulimit -Ht), or for want of memory; "
-                           "else by a person or the scheduler", *facts.cpu_limit);
+        return fmt::format(
+            "killed from outside: by the kernel when its CPU time reached the limit of {} s (ulimit -Ht), or for want of memory; "
+            "else by a person or the scheduler",
+            *facts.cpu_limit);
     }
     return "";
 }
@@ -276,7 +312,9 @@ DeathWitness::DeathWitness()
 std::uint64_t DeathWitness::oom_kills() const {
     const char* const file = memory_.version == 2 ? "/memory.events" : "/memory.oom_control";
     for (const std::string& directory : memory_.directories) {
-        if (const auto count = parse_counter(read_file(directory + file, kMaxSystemFile).value_or(""), "oom_kill")) return *count;
+        if (const auto count =
+                parse_counter(read_file(directory + file, kMaxSystemFile).value_or(""), "oom_kill"))
+            return *count;
     }
     return 0;
 }
@@ -289,7 +327,8 @@ std::vector<std::string> DeathWitness::new_kernel_lines() {
         if (n < 0 && errno == EPIPE) continue;  // records were overwritten before we read them
         if (n <= 0) break;
         const std::string_view text(record, static_cast<std::size_t>(n));
-        if (text.find("Killed process") != std::string_view::npos) lines.emplace_back(text.substr(text.find(';') + 1));
+        if (text.find("Killed process") != std::string_view::npos)
+            lines.emplace_back(text.substr(text.find(';') + 1));
     }
     return lines;
 }
@@ -302,10 +341,12 @@ DeathFacts DeathWitness::facts(pid_t pid, int signal) {
         const std::uint64_t kills = oom_kills();
         facts.cgroup_oom_kills = kills > oom_kills_seen_ ? kills - oom_kills_seen_ : 0;
         oom_kills_seen_ = kills;
-        facts.memory_limit = tightest_limit(memory_, memory_.version == 2 ? "memory.max" : "memory.limit_in_bytes");
+        facts.memory_limit =
+            tightest_limit(memory_, memory_.version == 2 ? "memory.max" : "memory.limit_in_bytes");
         facts.kernel_lines = new_kernel_lines();
         rlimit cpu{};
-        if (::getrlimit(RLIMIT_CPU, &cpu) == 0 && cpu.rlim_max != RLIM_INFINITY) facts.cpu_limit = cpu.rlim_max;
+        if (::getrlimit(RLIMIT_CPU, &cpu) == 0 && cpu.rlim_max != RLIM_INFINITY)
+            facts.cpu_limit = cpu.rlim_max;
     }
     struct statvfs shm {};
     if (signal == SIGBUS && ::statvfs("/dev/shm", &shm) == 0) {

@@ -17,29 +17,34 @@
 namespace ddprun {
 
 /// What the end of a worker probably means, from what can be known without asking anybody: code, signal and
-/// the last lines of stderr. "" when nothing is to be added. Facts from the system (cgroup events, kernel log)
-/// are added by the caller.
+/// the last lines of stderr. "" when nothing is to be added. Facts from the system (cgroup events, kernel
+/// log) are added by the caller.
 std::string explain_end(const WorkerEnd& end);
 
-/// Where `cause` failed because a peer had gone, and ranks had ended with 0 before: which, and how long before. "" otherwise.
+/// Where `cause` failed because a peer had gone, and ranks had ended with 0 before: which, and how long
+/// before. "" otherwise.
 std::string explain_early_end(const WorkerEnd& cause, std::span<const WorkerEnd> workers);
 
-/// Which Python ran, where `cause` failed because a module is not installed for it. `how` is ResolvedProgram's. "" otherwise.
+/// Which Python ran, where `cause` failed because a module is not installed for it. `how` is
+/// ResolvedProgram's. "" otherwise.
 std::string explain_python(const WorkerEnd& cause, const std::string& program, const std::string& how);
 
 /// What the system knows about the death of a worker. Facts that cannot be had are absent.
 struct DeathFacts {
     pid_t pid = 0;
-    int signal = 0;                             ///< it died of; 0: it exited by itself
-    std::uint64_t cgroup_oom_kills = 0;         ///< processes killed in our cgroup for want of memory since the last death
-    std::optional<std::uint64_t> memory_limit;  ///< of our cgroup, in bytes
-    std::vector<std::string> kernel_lines;      ///< of the kernel's log since the start
+    int signal = 0;  ///< it died of; 0: it exited by itself
+    std::uint64_t cgroup_oom_kills =
+        0;  ///< processes killed in our cgroup for want of memory since the last death
+    std::optional<std::uint64_t> memory_limit;        ///< of our cgroup, in bytes
+    std::vector<std::string> kernel_lines;            ///< of the kernel's log since the start
     std::optional<std::uint64_t> shm_free, shm_size;  ///< bytes of /dev/shm
-    std::optional<std::uint64_t> cpu_limit;     ///< seconds of processor time, the hard limit that workers inherit
-    std::optional<Duration> walltime_left;      ///< of the scheduler's allocation; negative: over
+    std::optional<std::uint64_t>
+        cpu_limit;  ///< seconds of processor time, the hard limit that workers inherit
+    std::optional<Duration> walltime_left;  ///< of the scheduler's allocation; negative: over
 };
 
-/// "out of memory: the cgroup's limit of 64 GiB was hit (it held 61 GiB)"; "" when the facts explain nothing. Pure.
+/// "out of memory: the cgroup's limit of 64 GiB was hit (it held 61 GiB)"; "" when the facts explain nothing.
+/// Pure.
 std::string explain_death(const DeathFacts& facts);
 
 /// The kernel's line about a process that it killed for want of memory.

@@ -24,9 +24,9 @@ constexpr std::size_t kMaxErrorLines = 40;   ///< of a worker's error file
 
 /// A worker that exits with 0 because we stopped it has saved, not finished.
 bool all_succeeded(const JobEnd& end) {
-    return !end.workers.empty() && std::none_of(end.workers.begin(), end.workers.end(), [](const WorkerEnd& worker) {
-        return worker.failed() || worker.by_us;
-    });
+    return !end.workers.empty() &&
+           std::none_of(end.workers.begin(), end.workers.end(),
+                        [](const WorkerEnd& worker) { return worker.failed() || worker.by_us; });
 }
 
 /// Whether it failed by itself, and not after we had decided that something else went wrong.
@@ -40,7 +40,8 @@ bool failed_by_itself(const WorkerEnd& end, std::optional<TimePoint> decided) {
 bool failed_before(const WorkerEnd& reporter, const WorkerEnd& other) {
     if (!other.exec_failure.empty()) return false;
     if (other.error_reported) return *reporter.error_reported + kFileClockTick < *other.error_reported;
-    // A crash leaves no report, and its peers report theirs before a busy agent has seen it: a clear lead is asked for.
+    // A crash leaves no report, and its peers report theirs before a busy agent has seen it: a clear lead is
+    // asked for.
     constexpr Duration kClearLead = std::chrono::milliseconds(100);
     return *reporter.error_reported + kClearLead < other.ended;
 }
@@ -73,7 +74,8 @@ class Table {
     void row(std::string_view name, const std::string& text) {
         if (text.empty()) return;
         const std::string shown = shown_line(text);
-        text_ += fmt::format("  {:<{}}{}\n", name, kColumn - 2, width_ ? wrap(shown, *width_, kColumn) : shown);
+        text_ +=
+            fmt::format("  {:<{}}{}\n", name, kColumn - 2, width_ ? wrap(shown, *width_, kColumn) : shown);
     }
     /// Lines of a worker, as it wrote them: not wrapped, so that they can be searched for and copied.
     void quote(std::string_view name, const std::vector<std::string>& lines) {
@@ -99,7 +101,8 @@ std::string who(const WorkerEnd& end) {
 std::string headline_of(const JobEnd& end, const WorkerEnd* cause) {
     const std::string job = end.program.empty() ? "the job" : end.program;
     if (end.preempted) return fmt::format("{} was preempted", job);
-    if (end.stopped_by_signal) return fmt::format("{} was stopped by {}", job, signal_name(*end.stopped_by_signal));
+    if (end.stopped_by_signal)
+        return fmt::format("{} was stopped by {}", job, signal_name(*end.stopped_by_signal));
     if (end.hung) return fmt::format("{} hung: {}", job, end.failure);
     if (!end.failure.empty()) return fmt::format("{} failed: {}", job, end.failure);
     if (cause == nullptr) return fmt::format("{} failed", job);
@@ -135,7 +138,8 @@ void describe_cause(Table& table, const WorkerEnd& cause) {
                                          cause.pid > 0 ? fmt::format(", pid {}", cause.pid) : ""));
     std::string how = describe_end(cause);
     if (cause.dumped_core) how += ", core dumped";
-    if (cause.exec_failure.empty()) how += fmt::format(", {} after start", format_duration(Duration(cause.after_start_ns)));
+    if (cause.exec_failure.empty())
+        how += fmt::format(", {} after start", format_duration(Duration(cause.after_start_ns)));
     table.row("how", how);
     table.row("doing", cause.last_collective);
     table.row("meaning", cause.meaning.empty() ? explain_end(cause) : cause.meaning);
@@ -159,7 +163,9 @@ void describe_others(Table& table, const JobEnd& end, const WorkerEnd* cause) {
     for (auto& [how, ranks] : alike) {
         std::sort(ranks.begin(), ranks.end());
         if (listed++ >= kMaxOthers) left_out += ranks.size();
-        else table.row(listed == 1 ? "afterwards" : "", fmt::format("rank{} {}: {}", ranks.size() == 1 ? "" : "s", format_ranges(ranks), how));
+        else
+            table.row(listed == 1 ? "afterwards" : "",
+                      fmt::format("rank{} {}: {}", ranks.size() == 1 ? "" : "s", format_ranges(ranks), how));
     }
     if (left_out > 0) table.row("", fmt::format("and {} more", left_out));
     const auto folded = [&](std::string_view name, std::vector<int>& ranks, std::string_view what) {
@@ -172,7 +178,8 @@ void describe_others(Table& table, const JobEnd& end, const WorkerEnd* cause) {
     folded("succeeded", succeeded, "");
 }
 
-/// Workers that the signal behind a preemption notice ended: they had no handler, or raised it again when they had saved.
+/// Workers that the signal behind a preemption notice ended: they had no handler, or raised it again when
+/// they had saved.
 std::string describe_unhandled(const JobEnd& end) {
     std::vector<int> ranks;
     for (const WorkerEnd& worker : end.workers) {
@@ -180,13 +187,16 @@ std::string describe_unhandled(const JobEnd& end) {
     }
     if (!end.preempted || ranks.empty()) return "";
     std::sort(ranks.begin(), ranks.end());
-    return fmt::format("SIGTERM ended {} worker{} ({} {}): without a handler nothing is saved at a notice", ranks.size(),
-                       ranks.size() == 1 ? "" : "s", ranks.size() == 1 ? "rank" : "ranks", format_ranges(ranks));
+    return fmt::format("SIGTERM ended {} worker{} ({} {}): without a handler nothing is saved at a notice",
+                       ranks.size(), ranks.size() == 1 ? "" : "s", ranks.size() == 1 ? "rank" : "ranks",
+                       format_ranges(ranks));
 }
 
 std::string describe_job(const JobEnd& end) {
-    std::string text = fmt::format("{} worker{}, ran {}", end.world_size, end.world_size == 1 ? "" : "s", format_duration(end.wall));
-    if (end.max_restarts > 0) text += fmt::format(", {} of {} restarts used", end.restarts_used, end.max_restarts);
+    std::string text = fmt::format("{} worker{}, ran {}", end.world_size, end.world_size == 1 ? "" : "s",
+                                   format_duration(end.wall));
+    if (end.max_restarts > 0)
+        text += fmt::format(", {} of {} restarts used", end.restarts_used, end.max_restarts);
     if (!end.run_id.empty() && end.run_id != "none") text += fmt::format(", id {}", end.run_id);
     return text;
 }
@@ -199,11 +209,13 @@ Json to_json(const WorkerEnd& end) {
     json.set("host", end.host);
     json.set("pid", end.pid);
     if (!end.exec_failure.empty()) json.set("exec_failure", end.exec_failure);
-    else if (end.signaled) json.set("signal", Json{{"number", end.status}, {"name", signal_name(end.status)}});
+    else if (end.signaled)
+        json.set("signal", Json{{"number", end.status}, {"name", signal_name(end.status)}});
     else json.set("exit_code", end.status);
     json.set("dumped_core", end.dumped_core);
     json.set("stopped_by_ddprun", end.by_us || end.stopped_failing);
-    if (end.error_reported) json.set("seconds_from_error_report_to_end", in_seconds(end.ended - *end.error_reported));
+    if (end.error_reported)
+        json.set("seconds_from_error_report_to_end", in_seconds(end.ended - *end.error_reported));
     json.set("seconds_after_start", in_seconds(Duration(end.after_start_ns)));
     json.set("order", end.order);
     if (!end.meaning.empty()) json.set("meaning", end.meaning);
@@ -224,14 +236,17 @@ const WorkerEnd* root_cause(std::span<const WorkerEnd> workers, std::optional<Ti
         if (!failed_by_itself(worker, decided)) continue;
         if (first == nullptr || worker.order < first->order) first = &worker;
         if (!worker.error_reported) continue;
-        if (first_report == nullptr || *worker.error_reported < *first_report->error_reported) first_report = &worker;
+        if (first_report == nullptr || *worker.error_reported < *first_report->error_reported)
+            first_report = &worker;
     }
     return first_report != nullptr && failed_before(*first_report, *first) ? first_report : first;
 }
 
 bool failed_alike(const WorkerEnd& one, const WorkerEnd& other) {
     const auto words = [](std::string text) {
-        std::erase_if(text, [](unsigned char letter) { return std::isxdigit(letter) != 0; });  // addresses in stacks too
+        std::erase_if(text, [](unsigned char letter) {
+            return std::isxdigit(letter) != 0;
+        });  // addresses in stacks too
         return text;
     };
     return !one.error_file.empty() && words(one.error_file) == words(other.error_file);
@@ -240,10 +255,13 @@ bool failed_alike(const WorkerEnd& one, const WorkerEnd& other) {
 int exit_code(const JobEnd& end) {
     const WorkerEnd* cause = root_cause(end);
     // "Do not requeue" outweighs everything: the scheduler must not start this job again.
-    if (cause != nullptr && code_of(*cause) == static_cast<int>(ExitCode::DoNotRequeue)) return code_of(*cause);
+    if (cause != nullptr && code_of(*cause) == static_cast<int>(ExitCode::DoNotRequeue))
+        return code_of(*cause);
     if (all_succeeded(end) && end.failure.empty()) return static_cast<int>(ExitCode::Success);
-    // Workers that die of the same signal as we (the whole process group was signalled) did not cause anything.
-    if (end.preempted || end.stopped_by_signal || end.out_of_time) return static_cast<int>(ExitCode::TryAgain);
+    // Workers that die of the same signal as we (the whole process group was signalled) did not cause
+    // anything.
+    if (end.preempted || end.stopped_by_signal || end.out_of_time)
+        return static_cast<int>(ExitCode::TryAgain);
     if (cause != nullptr) return code_of(*cause);
     if (end.hung) return static_cast<int>(ExitCode::Hung);
     if (!end.failure.empty()) return static_cast<int>(ExitCode::Unavailable);
@@ -278,7 +296,9 @@ std::string render_report(const JobEnd& end, std::optional<int> width) {
     if (end.loss.bytes > 0 || !end.loss.why.empty()) {
         table.row("output lost", fmt::format("{} ({})", format_bytes(end.loss.bytes), end.loss.why));
     }
-    table.row("exit code", fmt::format("{}{}", code, code == static_cast<int>(ExitCode::TryAgain) ? " (can be started again)" : ""));
+    table.row("exit code",
+              fmt::format("{}{}", code,
+                          code == static_cast<int>(ExitCode::TryAgain) ? " (can be started again)" : ""));
     return table.take();
 }
 
@@ -295,7 +315,10 @@ std::string render_report_json(const JobEnd& end) {
     json.set("program", end.program);
     json.set("exit_code", exit_code(end));
     const WorkerEnd* cause = root_cause(end);
-    json.set("first_cause", cause == nullptr ? Json() : to_json(*cause).set("meaning", cause->meaning.empty() ? explain_end(*cause) : cause->meaning));
+    json.set("first_cause", cause == nullptr
+                                ? Json()
+                                : to_json(*cause).set("meaning", cause->meaning.empty() ? explain_end(*cause)
+                                                                                        : cause->meaning));
     json.set("failure", end.failure);
     json.set("generation", end.generation);
     json.set("restarts_used", end.restarts_used);

@@ -32,11 +32,13 @@ Error not_understood(std::string_view program, std::string_view answer) {
     return {Errc::Protocol, fmt::format("{}: '{}' is no answer that we know", program, excerpt(answer)), 0};
 }
 
-/// squeue's %e: seconds since 1970, or the time of day in our zone where it does not know SLURM_TIME_FORMAT=%s.
+/// squeue's %e: seconds since 1970, or the time of day in our zone where it does not know
+/// SLURM_TIME_FORMAT=%s.
 Result<Duration> left_by_squeue(std::string_view answer, std::int64_t epoch) {
     const std::string text(trim(answer));
     if (text == "NONE" || text == "N/A" || text == "Unknown") return no_limit();
-    if (const Result<std::int64_t> end = parse_int_between(text, 1, kLastSecond)) return Duration(std::chrono::seconds(*end - epoch));
+    if (const Result<std::int64_t> end = parse_int_between(text, 1, kLastSecond))
+        return Duration(std::chrono::seconds(*end - epoch));
     tm broken{};
     broken.tm_isdst = -1;
     const char* rest = ::strptime(text.c_str(), "%Y-%m-%dT%H:%M:%S", &broken);
@@ -46,29 +48,35 @@ Result<Duration> left_by_squeue(std::string_view answer, std::int64_t epoch) {
     return Duration(std::chrono::seconds(end - epoch));
 }
 
-/// bjobs' time_left: "2:30 L" (hours and minutes) by a hard limit. E and X stand behind estimates, which end nothing.
+/// bjobs' time_left: "2:30 L" (hours and minutes) by a hard limit. E and X stand behind estimates, which end
+/// nothing.
 Result<Duration> left_by_bjobs(std::string_view answer) {
     const std::string_view text = trim(answer);
     if (text == "-" || text.ends_with('E') || text.ends_with('X')) return no_limit();
     const std::size_t colon = text.find(':');
     if (colon == std::string_view::npos || !text.ends_with(" L")) return not_understood("bjobs", text);
     const Result<std::int64_t> hours = parse_int_between(text.substr(0, colon), 0, 1'000'000);
-    const Result<std::int64_t> minutes = parse_int_between(trim(text.substr(colon + 1, text.size() - colon - 3)), 0, 59);
+    const Result<std::int64_t> minutes =
+        parse_int_between(trim(text.substr(colon + 1, text.size() - colon - 3)), 0, 59);
     if (!hours || !minutes) return not_understood("bjobs", text);
     return Duration(std::chrono::hours(*hours) + std::chrono::minutes(*minutes));
 }
 
 }  // namespace
 
-std::optional<Duration> walltime_left(const EnvironmentLookup& env, std::int64_t epoch, std::optional<Duration> job_age) {
-    const Result<std::int64_t> end = parse_int_between(env("SLURM_JOB_END_TIME").value_or(""), 0, kLastSecond);
+std::optional<Duration> walltime_left(const EnvironmentLookup& env, std::int64_t epoch,
+                                      std::optional<Duration> job_age) {
+    const Result<std::int64_t> end =
+        parse_int_between(env("SLURM_JOB_END_TIME").value_or(""), 0, kLastSecond);
     if (end) return std::chrono::seconds(*end - epoch);
     const Result<Duration> limit = pbs::parse_walltime(env("PBS_WALLTIME").value_or(""));
     if (!limit || *limit == Duration::zero() || !job_age) return std::nullopt;
     return *limit - *job_age;
 }
 
-std::optional<Duration> walltime_left() { return walltime_left(process_environment, ::time(nullptr), pbs_job_age()); }
+std::optional<Duration> walltime_left() {
+    return walltime_left(process_environment, ::time(nullptr), pbs_job_age());
+}
 
 std::optional<Duration> pbs_job_age() {
     // MoM writes the node file when the job starts.
@@ -87,7 +95,8 @@ std::string walltime_question(Scheduler scheduler) {
     return "";
 }
 
-Result<Duration> walltime_answer(Scheduler scheduler, std::string_view answer, std::int64_t epoch, std::optional<Duration> job_age) {
+Result<Duration> walltime_answer(Scheduler scheduler, std::string_view answer, std::int64_t epoch,
+                                 std::optional<Duration> job_age) {
     if (scheduler == Scheduler::Slurm) return left_by_squeue(answer, epoch);
     if (scheduler == Scheduler::Lsf) return left_by_bjobs(answer);
     if (trim(answer).empty()) return not_understood("qstat", "");
@@ -103,18 +112,23 @@ TimePoint next_walltime_question(TimePoint asked, TimePoint due, Duration spread
 }
 
 std::string walltime_change(TimePoint before, TimePoint after, TimePoint now) {
-    const bool is_same = before == after || (before != kNever && after != kNever && std::chrono::abs(after - before) < kSameEnd);
+    const bool is_same = before == after ||
+                         (before != kNever && after != kNever && std::chrono::abs(after - before) < kSameEnd);
     if (is_same) return "";
     const auto told = [now](TimePoint end) {
-        return end == kNever ? "none" : "in " + format_duration(std::chrono::round<std::chrono::seconds>(std::max(Duration::zero(), end - now)));
+        return end == kNever ? "none"
+                             : "in " + format_duration(std::chrono::round<std::chrono::seconds>(
+                                           std::max(Duration::zero(), end - now)));
     };
     return fmt::format("the end of the walltime has changed: {} (before: {})", told(after), told(before));
 }
 
 std::string walltime_note(Duration left) {
     if (left > kNear) return "";
-    const std::string span = format_duration(std::chrono::round<std::chrono::seconds>(left < Duration::zero() ? -left : left));
-    if (left < Duration::zero()) return fmt::format("killed at walltime: the scheduler's limit was over {} before", span);
+    const std::string span =
+        format_duration(std::chrono::round<std::chrono::seconds>(left < Duration::zero() ? -left : left));
+    if (left < Duration::zero())
+        return fmt::format("killed at walltime: the scheduler's limit was over {} before", span);
     return fmt::format("stopped at walltime: {} before the scheduler's limit", span);
 }
 

@@ -32,7 +32,8 @@ WalltimeWatch::~WalltimeWatch() {
     loop_.cancel(next_question_);
 }
 
-void WalltimeWatch::begin(Duration notice, std::function<void(TimePoint end)> known, std::function<void(const std::string& why)> unknown) {
+void WalltimeWatch::begin(Duration notice, std::function<void(TimePoint end)> known,
+                          std::function<void(const std::string& why)> unknown) {
     notice_ = notice;
     known_ = std::move(known);
     unknown_ = std::move(unknown);
@@ -43,10 +44,12 @@ void WalltimeWatch::begin(Duration notice, std::function<void(TimePoint end)> kn
 }
 
 void WalltimeWatch::ask() {
-    run_tool(loop_, system_, question_to(*job_), kSchedulerPatience, kMaxSchedulerAnswer, [this, alive = alive_](const Result<std::string>& answer) {
-        if (!*alive) return;
-        take(answer ? walltime_answer(job_->scheduler, *answer, ::time(nullptr), pbs_job_age()) : answer.error());
-    });
+    run_tool(loop_, system_, question_to(*job_), kSchedulerPatience, kMaxSchedulerAnswer,
+             [this, alive = alive_](const Result<std::string>& answer) {
+                 if (!*alive) return;
+                 take(answer ? walltime_answer(job_->scheduler, *answer, ::time(nullptr), pbs_job_age())
+                             : answer.error());
+             });
 }
 
 void WalltimeWatch::take(const Result<Duration>& left) {
@@ -59,7 +62,9 @@ void WalltimeWatch::take(const Result<Duration>& left) {
     if (is_first && !left) unknown_(left.error().what);
     if (!change.empty()) {
         end_ = end;
-        if (is_first) log_.debug("the walltime ends in {}", format_duration(std::chrono::round<std::chrono::seconds>(*left)));
+        if (is_first)
+            log_.debug("the walltime ends in {}",
+                       format_duration(std::chrono::round<std::chrono::seconds>(*left)));
         else log_.info("{}", change);
         known_(end_);
     }
@@ -70,7 +75,8 @@ void WalltimeWatch::ask_later() {
     if (!job_) return;
     constexpr std::size_t kMostSpread = 120;
     const std::chrono::seconds spread(std::hash<std::string>()(job_->id) % kMostSpread);
-    const TimePoint next = next_walltime_question(loop_.now(), end_ == kNever ? kNever : end_ - notice_, spread);
+    const TimePoint next =
+        next_walltime_question(loop_.now(), end_ == kNever ? kNever : end_ - notice_, spread);
     if (next != kNever) next_question_ = loop_.call_at(next, [this] { ask(); });
 }
 

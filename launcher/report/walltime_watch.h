@@ -12,22 +12,27 @@
 
 namespace ddprun {
 
-/// When the walltime ends. At first the environment tells, or where it does not (OpenPBS, LSF, Slurm before 23.02) the
-/// scheduler's own program (qstat, bjobs, squeue). That is asked again from time to time, for limits are changed while jobs run
-/// (qalter, scontrol update, bmod). All of it beside the loop: answers come later. Borrows its parts for its whole life.
+/// When the walltime ends. At first the environment tells, or where it does not (OpenPBS, LSF, Slurm
+/// before 23.02) the scheduler's own program (qstat, bjobs, squeue). That is asked again from time to time,
+/// for limits are changed while jobs run (qalter, scontrol update, bmod). All of it beside the loop: answers
+/// come later. Borrows its parts for its whole life.
 class WalltimeWatch {
   public:
-    WalltimeWatch(os::EventLoop& loop, os::System& system, os::Log& log) : loop_(loop), system_(system), log_(log) {}
+    WalltimeWatch(os::EventLoop& loop, os::System& system, os::Log& log)
+        : loop_(loop), system_(system), log_(log) {}
     ~WalltimeWatch();
     WalltimeWatch(const WalltimeWatch&) = delete;
     WalltimeWatch& operator=(const WalltimeWatch&) = delete;
 
-    /// Calls `known` when the end is known, and with each other end that is heard later (kNever: there is none any more); or
-    /// `unknown` once, with the reason, where the first look does not tell it. From here or later from the loop. `notice`: the
-    /// job is stopped so long before the end.
-    void begin(Duration notice, std::function<void(TimePoint end)> known, std::function<void(const std::string& why)> unknown);
+    /// Calls `known` when the end is known, and with each other end that is heard later (kNever: there is
+    /// none any more); or `unknown` once, with the reason, where the first look does not tell it. From here
+    /// or later from the loop. `notice`: the job is stopped so long before the end.
+    void begin(Duration notice, std::function<void(TimePoint end)> known,
+               std::function<void(const std::string& why)> unknown);
     /// nullopt: there is none, or it is not known (yet).
-    [[nodiscard]] std::optional<TimePoint> end() const { return end_ == kNever ? std::nullopt : std::optional(end_); }
+    [[nodiscard]] std::optional<TimePoint> end() const {
+        return end_ == kNever ? std::nullopt : std::optional(end_);
+    }
 
   private:
     void ask();

@@ -36,8 +36,12 @@ std::string token_from_cookie(std::string_view cookie, std::string_view salt, st
 /// Byte by byte: what follows the line is not ours to take.
 Result<std::string> read_line_of_input() {
     std::string line;
-    if (const Result<bool> is_there = wait_readable(0, deadline_after(MonotonicClock::now(), kSilence)); is_there && !*is_there) {
-        ddprun::print(stderr, "ddprun: {}: the job's secret has not come by standard input (does a login file of this host read it?)\n", host_name());
+    if (const Result<bool> is_there = wait_readable(0, deadline_after(MonotonicClock::now(), kSilence));
+        is_there && !*is_there) {
+        ddprun::print(
+            stderr,
+            "ddprun: {}: the job's secret has not come by standard input (does a login file of this host read it?)\n",
+            host_name());
     }
     for (char c = 0; line.size() < kMostSecretBytes;) {
         const ssize_t n = ::read(0, &c, 1);
@@ -81,14 +85,18 @@ Result<std::vector<Endpoint>> places_of_head(const AgentCall& call) {
     return candidates;
 }
 
-/// By whichever of its addresses. What is in the way is said once, soon: by the starter it comes to the head, which may not wait
-/// as long as we do.
-Result<rdzv::Reached> reach_head(const std::vector<Endpoint>& places, const AgentCall& call, const std::string& token) {
+/// By whichever of its addresses. What is in the way is said once, soon: by the starter it comes to the head,
+/// which may not wait as long as we do.
+Result<rdzv::Reached> reach_head(const std::vector<Endpoint>& places, const AgentCall& call,
+                                 const std::string& token) {
     const TimePoint begin = MonotonicClock::now();
-    Result<rdzv::Reached> reached = rdzv::reach(places, as_start_of(call, token), deadline_after(begin, kSilence));
+    Result<rdzv::Reached> reached =
+        rdzv::reach(places, as_start_of(call, token), deadline_after(begin, kSilence));
     if (!reached && reached.error().code == Errc::Timeout) {
-        ddprun::print(stderr, "ddprun: {} cannot reach the head: {} (a firewall? --rdzv-endpoint=HOST:PORT takes a port that is open)\n", host_name(),
-                      printable(reached.error().what));
+        ddprun::print(
+            stderr,
+            "ddprun: {} cannot reach the head: {} (a firewall? --rdzv-endpoint=HOST:PORT takes a port that is open)\n",
+            host_name(), printable(reached.error().what));
         reached = rdzv::reach(places, as_start_of(call, token), deadline_after(begin, kPatience));
     }
     return reached ? std::move(reached) : Result<rdzv::Reached>(reached.error().with("the head"));
@@ -102,16 +110,19 @@ Result<std::string> make_start_token(HostStart& start, const EnvironmentLookup& 
     if (!random || !name) return random ? name : random;
     const std::optional<std::string> cookie = variable("PBS_JOBCOOKIE");
     const SecretWay::Kind way = secret_way(start.starter, cookie.has_value());
-    if (way == SecretWay::File) start.secret_file = fmt::format("{}/.ddprun-{}", start.order.directory, *name);
+    if (way == SecretWay::File)
+        start.secret_file = fmt::format("{}/.ddprun-{}", start.order.directory, *name);
     if (way != SecretWay::Cookie) return random;
     start.salt = *std::move(random);
     return token_from_cookie(*cookie, start.salt, start.order.run_id);
 }
 
-std::vector<std::string> endpoints_of_head(const std::string& own_name, const std::string& listens_on, std::uint16_t port) {
+std::vector<std::string> endpoints_of_head(const std::string& own_name, const std::string& listens_on,
+                                           std::uint16_t port) {
     if (!listens_on.empty()) return {to_string(Endpoint{listens_on, port})};
     std::vector<std::string> endpoints{to_string(Endpoint{own_name, port})};
-    for (const std::string& address : reachable_addresses(list_interfaces(), "")) endpoints.push_back(to_string(Endpoint{address, port}));
+    for (const std::string& address : reachable_addresses(list_interfaces(), ""))
+        endpoints.push_back(to_string(Endpoint{address, port}));
     return endpoints;
 }
 
@@ -128,15 +139,20 @@ Result<std::unique_ptr<RemoteAgents>> start_hosts(RemoteAgents::Parts parts, con
     if (call.secret.kind == SecretWay::Stdin) plan.token = token;
     if (call.secret.kind == SecretWay::File) {
         call.secret.file = plan.secret_file = start.secret_file;
-        if (const Status written = write_file_atomically(plan.secret_file, token, 0600); !written) return written.error().with("the job's secret, for the other hosts (start in a directory with room that all of them see, or with --start=ssh)");
+        if (const Status written = write_file_atomically(plan.secret_file, token, 0600); !written)
+            return written.error().with(
+                "the job's secret, for the other hosts (start in a directory with room that all of them see, or with --start=ssh)");
     }
-    const std::string pbs_job = start.starter == Starter::Ssh ? process_environment("PBS_JOBID").value_or("") : "";
+    const std::string pbs_job =
+        start.starter == Starter::Ssh ? process_environment("PBS_JOBID").value_or("") : "";
     plan.environment = scheduler_environment(os::own_environment(), process_environment);
-    std::erase_if(plan.environment, [](const std::string& entry) { return entry.starts_with("DDPRUN_TOKEN="); });
+    std::erase_if(plan.environment,
+                  [](const std::string& entry) { return entry.starts_with("DDPRUN_TOKEN="); });
     plan.path = scheduler_search_path(process_environment);
     const std::string pbs_attach = pbs_job.empty() ? "" : find_executable("pbs_attach", plan.path);
     plan.start = begin_start(
-        starter_commands(start.starter, start.hosts, start.nodes, std::move(call), pbs_job, pbs_attach), timeout);
+        starter_commands(start.starter, start.hosts, start.nodes, std::move(call), pbs_job, pbs_attach),
+        timeout);
     return std::make_unique<RemoteAgents>(std::move(parts), std::move(plan));
 }
 
@@ -147,20 +163,27 @@ Result<StartedNode> ask_head(const AgentCall& call) {
     if (!places) return places.error();
     Result<rdzv::Reached> reached = reach_head(*places, call, *token);
     if (!reached) return reached.error();
-    const Result<std::string> text = reached->client->get(kOrderKey, deadline_after(MonotonicClock::now(), kPatience));
+    const Result<std::string> text =
+        reached->client->get(kOrderKey, deadline_after(MonotonicClock::now(), kPatience));
     if (!text) return text.error();
     Result<StartOrder> order = unseal_order(*text, *token);
     if (!order) return order.error();
-    StartedNode started{reached->endpoint, *std::move(places), *std::move(token), call.node, call, *std::move(order)};
+    StartedNode started{reached->endpoint, *std::move(places), *std::move(token), call.node, call,
+                        *std::move(order)};
     if (started.node < 0) started.node = node_of_host(started.order.hosts, host_name());
     const int first = started.order.head_is_apart ? 0 : 1;
-    if (started.node >= first && static_cast<std::size_t>(started.node) < started.order.hosts.size()) return started;
-    return Error{Errc::NotFound, fmt::format("this host ({}) is none of those that the head starts ({})", host_name(), join(started.order.hosts, ", ")), 0};
+    if (started.node >= first && static_cast<std::size_t>(started.node) < started.order.hosts.size())
+        return started;
+    return Error{Errc::NotFound,
+                 fmt::format("this host ({}) is none of those that the head starts ({})", host_name(),
+                             join(started.order.hosts, ", ")),
+                 0};
 }
 
 void tell_head(const StartedNode& started, const std::string& why) {
     const rdzv::ClientOptions options = as_start_of(started.call, started.token);
-    const auto client = rdzv::StoreClient::connect(started.head, options, deadline_after(MonotonicClock::now(), kFarewellPatience));
+    const auto client = rdzv::StoreClient::connect(started.head, options,
+                                                   deadline_after(MonotonicClock::now(), kFarewellPatience));
     if (client) (void)(*client)->set(failure_key(started.node), why);
 }
 

@@ -24,14 +24,18 @@ constexpr std::size_t kPipeBytes = 64 << 10;
 /// Of a child that has exited by now; leaves it to be reaped.
 std::optional<int> exit_of_child(pid_t pid) {
     siginfo_t info{};
-    if (::waitid(P_PID, static_cast<id_t>(pid), &info, WEXITED | WNOHANG | WNOWAIT) != 0 || info.si_pid != pid) return std::nullopt;
+    if (::waitid(P_PID, static_cast<id_t>(pid), &info, WEXITED | WNOHANG | WNOWAIT) != 0 ||
+        info.si_pid != pid)
+        return std::nullopt;
     return info.si_code == CLD_EXITED ? info.si_status : 128 + info.si_status;
 }
 
 /// A process closes its pipes a moment before its exit can be seen.
 void await_end_of(pid_t pid) {
     const UniqueFd process(static_cast<int>(::syscall(SYS_pidfd_open, pid, 0)));
-    if (process) (void)wait_readable(process.get(), deadline_after(MonotonicClock::now(), std::chrono::milliseconds(100)));
+    if (process)
+        (void)wait_readable(process.get(),
+                            deadline_after(MonotonicClock::now(), std::chrono::milliseconds(100)));
 }
 
 }  // namespace
@@ -83,12 +87,15 @@ Status RemoteAgents::run(std::size_t starter) {
     int in[2];
     if (::pipe2(in, O_CLOEXEC) != 0) return Error::system("pipe");
     UniqueFd read_in(in[0]), write_in(in[1]);
-    Result<os::System::Pipe> out = parts_.system.make_pipe(kPipeBytes), err = parts_.system.make_pipe(kPipeBytes);
+    Result<os::System::Pipe> out = parts_.system.make_pipe(kPipeBytes),
+                             err = parts_.system.make_pipe(kPipeBytes);
     if (!out || !err) return out ? err.error() : out.error();
     spec.descriptors = {{read_in.get(), 0}, {out->write.get(), 1}, {err->write.get(), 2}};
     const std::string line = plan_.token + "\n";
     // Far less than a pipe holds.
-    if (!plan_.token.empty() && ::write(write_in.get(), line.data(), line.size()) != static_cast<ssize_t>(line.size())) return Error::system("write");
+    if (!plan_.token.empty() &&
+        ::write(write_in.get(), line.data(), line.size()) != static_cast<ssize_t>(line.size()))
+        return Error::system("write");
     const Result<pid_t> pid = parts_.system.spawn(spec);
     if (!pid) return pid.error();
     Process& process = processes_[starter];
@@ -104,7 +111,8 @@ Status RemoteAgents::run(std::size_t starter) {
         const auto closed = [this, still = alive_, starter] {
             if (*still && --processes_[starter].pipes == 0) ended(starter);
         };
-        if (const Status relayed = parts_.relay(std::move(*pipe), stream, seen, closed); !relayed) return relayed;
+        if (const Status relayed = parts_.relay(std::move(*pipe), stream, seen, closed); !relayed)
+            return relayed;
         ++process.pipes;
     }
     return {};
@@ -139,7 +147,8 @@ void RemoteAgents::look_at(TimePoint when) {
     timer_ = parts_.loop.call_at(when, [this] {
         ask_why(plan_.start.missing());
         feed(start_event::Looked{});
-        if (plan_.start.phase == StartState::Phase::Starting) look_at(deadline_after(parts_.loop.now(), kLook));
+        if (plan_.start.phase == StartState::Phase::Starting)
+            look_at(deadline_after(parts_.loop.now(), kLook));
     });
 }
 

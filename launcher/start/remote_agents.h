@@ -29,7 +29,8 @@ class RemoteAgents {
         os::System& system;
         /// Shows a pipe's lines until its end: tells each piece to `seen`, the end to `ended`.
         std::function<Status(UniqueFd pipe, Output::Stream stream, std::function<void(std::string_view)> seen,
-                             std::function<void()> ended)> relay;
+                             std::function<void()> ended)>
+            relay;
         /// What a host's own ddprun has told of why it cannot take part; "" nothing (yet).
         std::function<std::string(int node)> failure_of;
         /// Some hosts cannot take part. Called once, when all others have joined or enough time has passed.
@@ -39,8 +40,8 @@ class RemoteAgents {
         StartState start;                      ///< as begin_start makes it
         std::vector<std::string> environment;  ///< of the starters
         std::string path;                      ///< where they are looked for, as PATH
-        std::string token;                     ///< written into their standard input, which then stays open; "" they get none
-        std::string secret_file;               ///< removed when the start is settled, and at the end; "" none
+        std::string token;  ///< written into their standard input, which then stays open; "" they get none
+        std::string secret_file;  ///< removed when the start is settled, and at the end; "" none
     };
     RemoteAgents(Parts parts, Plan plan);  ///< begins at once
     ~RemoteAgents();                       ///< kills what still runs
@@ -50,9 +51,11 @@ class RemoteAgents {
     void joined(int node) { feed(start_event::Joined{node}); }
     /// For each SIGCHLD, before children are reaped: keeps the exit codes of starters.
     void children_ended();
-    /// The node is lost, and its host as good as dead: nothing comes from there any more, so that finish() does not wait for it.
+    /// The node is lost, and its host as good as dead: nothing comes from there any more, so that finish()
+    /// does not wait for it.
     void fell_silent(int node) { feed(start_event::FellSilent{node}); }
-    /// Calls `done` when all starters have ended and their last lines been read; those that have not by `patience` are killed.
+    /// Calls `done` when all starters have ended and their last lines been read; those that have not by
+    /// `patience` are killed.
     void finish(Duration patience, std::function<void()> done);
 
   private:

@@ -18,7 +18,9 @@ namespace {
 
 constexpr std::size_t kMostListBytes = 16 << 20;
 
-bool is_in_path(std::string_view program) { return !find_executable(program, scheduler_search_path(process_environment)).empty(); }
+bool is_in_path(std::string_view program) {
+    return !find_executable(program, scheduler_search_path(process_environment)).empty();
+}
 
 /// Of more hosts no name is looked up: the names of our own addresses have to do.
 constexpr std::size_t kMostLookedUp = 64;
@@ -40,7 +42,8 @@ void say_unanswered(const std::vector<std::string>& asked) {
         printable(join_first(asked, kNamedInLine)), host_name());
 }
 
-/// Asks the resolver for the names of our addresses, then for the addresses of `hosts`; each name once, all at the same time.
+/// Asks the resolver for the names of our addresses, then for the addresses of `hosts`; each name once, all
+/// at the same time.
 OwnPlaces ask_resolver(const std::vector<std::string>& hosts) {
     const TimePoint deadline = deadline_after(MonotonicClock::now(), kResolverPatience);
     OwnPlaces own{own_addresses(true), {}, {}};
@@ -64,8 +67,10 @@ OwnPlaces ask_resolver(const std::vector<std::string>& hosts) {
 
 std::optional<std::size_t> find_by_address(const std::vector<AllocatedHost>& hosts) {
     std::vector<std::string> names;
-    for (const AllocatedHost& host : hosts) names.push_back(host.name.substr(host.name.find('@') + 1));  // npos + 1 is 0
-    if (const std::optional<std::size_t> found = find_own_place(names, {own_addresses(true), {}, {}})) return found;
+    for (const AllocatedHost& host : hosts)
+        names.push_back(host.name.substr(host.name.find('@') + 1));  // npos + 1 is 0
+    if (const std::optional<std::size_t> found = find_own_place(names, {own_addresses(true), {}, {}}))
+        return found;
     const StoppableWait wait;
     return find_own_place(names, ask_resolver(names));
 }
@@ -73,7 +78,9 @@ std::optional<std::size_t> find_by_address(const std::vector<AllocatedHost>& hos
 }  // namespace
 
 Result<StartFacts> look_for_hosts(const StartSpec& asked) {
-    const AllocationQuery query{process_environment, [](const std::string& path) { return read_regular_file(path, kMostListBytes); }, asked.hosts, asked.hostfile};
+    const AllocationQuery query{
+        process_environment, [](const std::string& path) { return read_regular_file(path, kMostListBytes); },
+        asked.hosts, asked.hostfile};
     Result<std::optional<Allocation>> allocation = find_allocation(query);
     if (!allocation) return allocation.error();
     return StartFacts{*std::move(allocation), host_name(), find_by_address, is_in_path};

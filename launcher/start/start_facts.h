@@ -6,8 +6,8 @@
 
 namespace ddprun {
 
-/// What there is to decide on: the allocation around us or the hosts that the user names, and what can start something there.
-/// Thin; its functions ask the resolver and PATH later. Error: as find_allocation.
+/// What there is to decide on: the allocation around us or the hosts that the user names, and what can start
+/// something there. Thin; its functions ask the resolver and PATH later. Error: as find_allocation.
 Result<StartFacts> look_for_hosts(const StartSpec& asked);
 
 }  // namespace ddprun

@@ -36,24 +36,51 @@ Result<std::string> beginning_of(const std::string& path) {
     return bytes;
 }
 
-Json to_json(const FileIdentity& file) { return {{"path", file.path}, {"bytes", file.bytes}, {"id", file.id}}; }
+Json to_json(const FileIdentity& file) {
+    return {{"path", file.path}, {"bytes", file.bytes}, {"id", file.id}};
+}
 
-FileIdentity file_from(const Json& json) { return {json["path"].text(), json["bytes"].as_uint64().value_or(0), json["id"].text()}; }
+FileIdentity file_from(const Json& json) {
+    return {json["path"].text(), json["bytes"].as_uint64().value_or(0), json["id"].text()};
+}
 
 std::string_view name_in(std::string_view variable) { return variable.substr(0, variable.find('=')); }
 
 /// What another host, or another process, has of its own.
 bool is_of_host(std::string_view name) {
     if (tells_a_rank(name)) return true;
-    for (const std::string_view own : {"HOSTNAME", "HOST", "TMPDIR", "TEMP", "TMP", "DISPLAY", "PBS_NODENUM", "PBS_TASKNUM", "PBS_MOMPORT",
-                                       "PBS_VNODENUM", "PBS_JOBDIR", "SLURM_NODEID", "SLURMD_NODENAME", "SLURM_TOPOLOGY_ADDR",
-                                       "SLURM_CPUS_ON_NODE", "SLURM_GPUS_ON_NODE", "SLURM_CPU_BIND", "SLURM_CPU_BIND_LIST",
-                                       "DBUS_SESSION_BUS_ADDRESS", "WINDOWID", "TERM_SESSION_ID", "SHLVL", "_", "CUDA_VISIBLE_DEVICES",
-                                       "GPU_DEVICE_ORDINAL", "ROCR_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES"}) {
+    for (const std::string_view own : {"HOSTNAME",
+                                       "HOST",
+                                       "TMPDIR",
+                                       "TEMP",
+                                       "TMP",
+                                       "DISPLAY",
+                                       "PBS_NODENUM",
+                                       "PBS_TASKNUM",
+                                       "PBS_MOMPORT",
+                                       "PBS_VNODENUM",
+                                       "PBS_JOBDIR",
+                                       "SLURM_NODEID",
+                                       "SLURMD_NODENAME",
+                                       "SLURM_TOPOLOGY_ADDR",
+                                       "SLURM_CPUS_ON_NODE",
+                                       "SLURM_GPUS_ON_NODE",
+                                       "SLURM_CPU_BIND",
+                                       "SLURM_CPU_BIND_LIST",
+                                       "DBUS_SESSION_BUS_ADDRESS",
+                                       "WINDOWID",
+                                       "TERM_SESSION_ID",
+                                       "SHLVL",
+                                       "_",
+                                       "CUDA_VISIBLE_DEVICES",
+                                       "GPU_DEVICE_ORDINAL",
+                                       "ROCR_VISIBLE_DEVICES",
+                                       "NVIDIA_VISIBLE_DEVICES"}) {
         if (name == own) return true;
     }
     // What an MPI says beside the ranks is of the host where it was started, too.
-    for (const std::string_view beginning : {"SSH_", "XDG_SESSION_", "XDG_RUNTIME_", "SLURM_STEP_", "SLURM_SRUN_", "PMIX_", "OMPI_", "HYDRA_"}) {
+    for (const std::string_view beginning :
+         {"SSH_", "XDG_SESSION_", "XDG_RUNTIME_", "SLURM_STEP_", "SLURM_SRUN_", "PMIX_", "OMPI_", "HYDRA_"}) {
         if (name.starts_with(beginning)) return true;
     }
     return false;
@@ -61,7 +88,8 @@ bool is_of_host(std::string_view name) {
 
 bool is_plain_gpu_list(std::string_view variable) {
     const std::string_view value = variable.substr(variable.find('=') + 1);
-    return variable.starts_with("CUDA_VISIBLE_DEVICES=") && !value.empty() && value.find_first_not_of("0123456789,") == value.npos;
+    return variable.starts_with("CUDA_VISIBLE_DEVICES=") && !value.empty() &&
+           value.find_first_not_of("0123456789,") == value.npos;
 }
 
 }  // namespace
@@ -76,11 +104,23 @@ Result<FileIdentity> identify_file(const std::string& path) {
     return FileIdentity{path, static_cast<std::uint64_t>(status.st_size), "sha256 " + digest};
 }
 
-std::string describe(const FileIdentity& file) { return fmt::format("{} ({} bytes, {})", file.path, file.bytes, file.id); }
+std::string describe(const FileIdentity& file) {
+    return fmt::format("{} ({} bytes, {})", file.path, file.bytes, file.id);
+}
 
 std::string encode(const StartOrder& order) {
-    const Json json{{"directory", order.directory}, {"head", order.head}, {"head_is_apart", order.head_is_apart}, {"hosts", order.hosts}, {"slots", order.slots}, {"run_id", order.run_id}, {"sends_output", order.sends_output}, {"ddprun", to_json(order.ddprun)}, {"environment_is_whole", order.environment_is_whole},
-                    {"program", to_json(order.program)}, {"arguments", order.arguments.size()}, {"environment", order.environment.size()}};
+    const Json json{{"directory", order.directory},
+                    {"head", order.head},
+                    {"head_is_apart", order.head_is_apart},
+                    {"hosts", order.hosts},
+                    {"slots", order.slots},
+                    {"run_id", order.run_id},
+                    {"sends_output", order.sends_output},
+                    {"ddprun", to_json(order.ddprun)},
+                    {"environment_is_whole", order.environment_is_whole},
+                    {"program", to_json(order.program)},
+                    {"arguments", order.arguments.size()},
+                    {"environment", order.environment.size()}};
     // Arguments and variables are bytes, which JSON's text is not.
     std::string text = to_text(json);
     for (const std::vector<std::string>* list : {&order.arguments, &order.environment}) {
@@ -93,7 +133,8 @@ Result<StartOrder> decode_start_order(std::string_view text) {
     const std::vector<std::string_view> pieces = split(text, '\0');
     const std::optional<Json> json = parse_json_object(pieces.front());
     const std::uint64_t arguments = json ? (*json)["arguments"].as_uint64().value_or(0) : 0;
-    if (!json || arguments > pieces.size() - 1 || (*json)["environment"].as_uint64() != pieces.size() - 1 - arguments) {
+    if (!json || arguments > pieces.size() - 1 ||
+        (*json)["environment"].as_uint64() != pieces.size() - 1 - arguments) {
         return Error{Errc::Protocol, "the order of the head makes no sense (another version of ddprun?)", 0};
     }
     StartOrder order;
@@ -108,11 +149,14 @@ Result<StartOrder> decode_start_order(std::string_view text) {
     for (const Json& host : (*json)["hosts"].elements()) order.hosts.push_back(host.text());
     for (const Json& count : (*json)["slots"].elements()) order.slots.push_back(count.as_int().value_or(0));
     order.slots.resize(order.hosts.size());
-    for (std::size_t i = 1; i < pieces.size(); ++i) (i <= arguments ? order.arguments : order.environment).emplace_back(pieces[i]);
+    for (std::size_t i = 1; i < pieces.size(); ++i)
+        (i <= arguments ? order.arguments : order.environment).emplace_back(pieces[i]);
     return order;
 }
 
-Result<std::string> seal_order(const StartOrder& order, std::string_view token) { return seal(token, encode(order)); }
+Result<std::string> seal_order(const StartOrder& order, std::string_view token) {
+    return seal(token, encode(order));
+}
 
 Result<StartOrder> unseal_order(std::string_view sealed, std::string_view token) {
     const Result<std::string> text = unseal(token, sealed);
@@ -126,8 +170,9 @@ bool is_never_sent(std::string_view variable) {
     return variable == "PBS_JOBCOOKIE" || variable == "SLURM_JWT" || variable == "DDPRUN_TOKEN";
 }
 
-std::vector<std::string> environment_to_send(const std::vector<std::string>& of_head, const std::vector<std::string>& asked,
-                                             const std::function<bool(std::string_view variable)>& is_carried) {
+std::vector<std::string> environment_to_send(
+    const std::vector<std::string>& of_head, const std::vector<std::string>& asked,
+    const std::function<bool(std::string_view variable)>& is_carried) {
     std::vector<std::string> sent;
     for (const std::string& variable : of_head) {
         const std::string_view name = name_in(variable);
@@ -138,7 +183,8 @@ std::vector<std::string> environment_to_send(const std::vector<std::string>& of_
     return sent;
 }
 
-std::vector<std::string> environment_here(const std::vector<std::string>& sent, const std::vector<std::string>& own, bool own_is_kept) {
+std::vector<std::string> environment_here(const std::vector<std::string>& sent,
+                                          const std::vector<std::string>& own, bool own_is_kept) {
     std::set<std::string_view> names;
     for (const std::string& variable : sent) names.insert(name_in(variable));
     std::vector<std::string> result;
@@ -148,7 +194,8 @@ std::vector<std::string> environment_here(const std::vector<std::string>& sent, 
         const bool is_gpus = name == "CUDA_VISIBLE_DEVICES";
         has_gpus = has_gpus || is_gpus;
         const bool is_replaced = names.contains(name) && !is_gpus;
-        if (!is_replaced && (own_is_kept || is_of_host(name) || is_never_sent(name))) result.push_back(variable);
+        if (!is_replaced && (own_is_kept || is_of_host(name) || is_never_sent(name)))
+            result.push_back(variable);
     }
     for (const std::string& variable : sent) {
         if (!has_gpus || name_in(variable) != "CUDA_VISIBLE_DEVICES") result.push_back(variable);
@@ -157,11 +204,13 @@ std::vector<std::string> environment_here(const std::vector<std::string>& sent, 
 }
 
 int node_of_host(const std::vector<std::string>& hosts, std::string_view name) {
-    const auto found = std::find_if(hosts.begin(), hosts.end(), [&](const std::string& host) { return is_same_host(host, name); });
+    const auto found = std::find_if(hosts.begin(), hosts.end(),
+                                    [&](const std::string& host) { return is_same_host(host, name); });
     return found == hosts.end() ? -1 : static_cast<int>(found - hosts.begin());
 }
 
-std::string difference(std::string_view what, const FileIdentity& heads, const FileIdentity& ours, std::string_view head_host) {
+std::string difference(std::string_view what, const FileIdentity& heads, const FileIdentity& ours,
+                       std::string_view head_host) {
     if (heads.bytes == ours.bytes && heads.id == ours.id) return "";
     return fmt::format("{} differs: {}; on {} {}", what, describe(ours), head_host, describe(heads));
 }

@@ -19,9 +19,12 @@ std::string hosts_in_line(const std::vector<AllocatedHost>& hosts) {
 }
 
 std::string describe(const Allocation& allocation) {
-    const std::string job = allocation.job_id.empty() ? allocation.from
-                                                      : fmt::format("{} job {} ({})", name_of(allocation.source), allocation.job_id, allocation.from);
-    return fmt::format("{}: {} host{} {}", job, allocation.hosts.size(), allocation.hosts.size() == 1 ? "" : "s", hosts_in_line(allocation.hosts));
+    const std::string job =
+        allocation.job_id.empty()
+            ? allocation.from
+            : fmt::format("{} job {} ({})", name_of(allocation.source), allocation.job_id, allocation.from);
+    return fmt::format("{}: {} host{} {}", job, allocation.hosts.size(),
+                       allocation.hosts.size() == 1 ? "" : "s", hosts_in_line(allocation.hosts));
 }
 
 bool is_of_user(const Allocation& allocation) {
@@ -37,27 +40,37 @@ std::optional<std::size_t> find_here(const Allocation& allocation, const StartFa
     return facts.find_by_address(allocation.hosts);
 }
 
-/// In the order in which they are tried (hpc reference C.3): what starts tasks of the batch job itself comes first.
+/// In the order in which they are tried (hpc reference C.3): what starts tasks of the batch job itself comes
+/// first.
 std::vector<Starter> candidates(AllocationSource source) {
     using enum Starter;
     switch (source) {
-        case AllocationSource::Pbs: case AllocationSource::Torque: return {Pbsdsh, Tm, Mpiexec, Ssh};
+        case AllocationSource::Pbs:
+        case AllocationSource::Torque: return {Pbsdsh, Tm, Mpiexec, Ssh};
         case AllocationSource::Slurm: return {Srun};
         case AllocationSource::Lsf: return {Blaunch, Ssh};
-        case AllocationSource::Hosts: case AllocationSource::Hostfile: break;
+        case AllocationSource::Hosts:
+        case AllocationSource::Hostfile: break;
     }
     return {Ssh};
 }
 
-std::string_view program_of(Starter starter) { return starter == Starter::Tm ? "pbs_tmrsh" : name_of(starter); }
+std::string_view program_of(Starter starter) {
+    return starter == Starter::Tm ? "pbs_tmrsh" : name_of(starter);
+}
 
 /// By TM a job is needed, Slurm's srun needs Slurm, and LSF's blaunch needs LSF.
 Status check_choice(Starter choice, AllocationSource source) {
     using enum Starter;
     const std::vector<Starter> own = candidates(source);
-    if (choice == Mpiexec || choice == Ssh || std::find(own.begin(), own.end(), choice) != own.end()) return {};
-    const std::string_view whose = choice == Srun ? "Slurm's" : choice == Blaunch ? "an LSF job's" : "a PBS job's";
-    return Error{Errc::Mismatch, fmt::format("--start={}: the hosts are {}'s, not {}", name_of(choice), name_of(source), whose), 0};
+    if (choice == Mpiexec || choice == Ssh || std::find(own.begin(), own.end(), choice) != own.end())
+        return {};
+    const std::string_view whose = choice == Srun      ? "Slurm's"
+                                   : choice == Blaunch ? "an LSF job's"
+                                                       : "a PBS job's";
+    return Error{
+        Errc::Mismatch,
+        fmt::format("--start={}: the hosts are {}'s, not {}", name_of(choice), name_of(source), whose), 0};
 }
 
 Result<Starter> choose_starter(const JobSpec& spec, const Allocation& allocation, const StartFacts& facts) {
@@ -66,53 +79,68 @@ Result<Starter> choose_starter(const JobSpec& spec, const Allocation& allocation
     if (choice != Starter::Auto) {
         if (const Status fits = check_choice(choice, allocation.source); !fits) return fits.error();
         if (facts.is_there(program_of(choice))) return choice;
-        return Error{Errc::NotFound, fmt::format("--start={}: PATH has no {}", name_of(choice), program_of(choice)), 0};
+        return Error{Errc::NotFound,
+                     fmt::format("--start={}: PATH has no {}", name_of(choice), program_of(choice)), 0};
     }
     std::vector<std::string> missing;
     for (const Starter one : candidates(allocation.source)) {
         if (facts.is_there(program_of(one))) return one;
         missing.emplace_back(program_of(one));
     }
-    return Error{Errc::NotFound, fmt::format("{}: nothing to start them with (PATH has no {}); start one ddprun on each yourself and say --start=none here, or --nnodes=1 to stay on this host",
-                                             describe(allocation), join(missing, ", ")), 0};
+    return Error{
+        Errc::NotFound,
+        fmt::format(
+            "{}: nothing to start them with (PATH has no {}); start one ddprun on each yourself and say --start=none here, or --nnodes=1 to stay on this host",
+            describe(allocation), join(missing, ", ")),
+        0};
 }
 
-/// ssh and srun go to hosts from anywhere; TM's programs only within the job, and an LSF job has no way of its own. Who waits for
-/// others' ddprun has to be where these look for node 0.
+/// ssh and srun go to hosts from anywhere; TM's programs only within the job, and an LSF job has no way of
+/// its own. Who waits for others' ddprun has to be where these look for node 0.
 bool can_be_started_from_elsewhere(const Allocation& allocation, Starter choice) {
-    return choice != Starter::None && (is_of_user(allocation) || allocation.source == AllocationSource::Slurm);
+    return choice != Starter::None &&
+           (is_of_user(allocation) || allocation.source == AllocationSource::Slurm);
 }
 
 std::string what_follows(const StartPlan& plan, const std::string& host_name) {
     if (plan.kind == StartPlan::Wait) return "waiting for the ddprun of each, as --start=none says";
     const std::size_t hosts = plan.hosts.size();
-    if (plan.is_apart) return fmt::format("this host ({}) is none of them and runs no workers; starting ddprun on {} by {}", host_name, hosts == 1 ? "it" : fmt::format("all {}", hosts), name_of(plan.starter));
-    return fmt::format("starting ddprun on the other{} by {}", hosts == 2 ? "" : fmt::format(" {}", hosts - 1), name_of(plan.starter));
+    if (plan.is_apart)
+        return fmt::format("this host ({}) is none of them and runs no workers; starting ddprun on {} by {}",
+                           host_name, hosts == 1 ? "it" : fmt::format("all {}", hosts),
+                           name_of(plan.starter));
+    return fmt::format("starting ddprun on the other{} by {}",
+                       hosts == 2 ? "" : fmt::format(" {}", hosts - 1), name_of(plan.starter));
 }
 
 }  // namespace
 
-std::vector<std::string> remarks_on(const Allocation& allocation, bool workers_were_given, std::optional<int> asked, int cores) {
+std::vector<std::string> remarks_on(const Allocation& allocation, bool workers_were_given,
+                                    std::optional<int> asked, int cores) {
     using enum AllocationSource;
     std::vector<std::string> remarks;
     if (allocation.other_components > 0) {
-        remarks.push_back(fmt::format("this Slurm job has {} more component{} (SLURM_HET_SIZE), whose hosts are not used: ddprun runs on those of {}",
-                                      allocation.other_components, allocation.other_components == 1 ? "" : "s", allocation.from));
+        remarks.push_back(fmt::format(
+            "this Slurm job has {} more component{} (SLURM_HET_SIZE), whose hosts are not used: ddprun runs on those of {}",
+            allocation.other_components, allocation.other_components == 1 ? "" : "s", allocation.from));
     }
     if (is_of_user(allocation)) return remarks;
     const bool is_pbs = allocation.source == Pbs || allocation.source == Torque;
-    const auto crowded = std::find_if(allocation.hosts.begin(), allocation.hosts.end(), [&](const AllocatedHost& host) {
-        return asked && host.slots.value_or(1) > 1 && host.slots != asked;
-    });
+    const auto crowded =
+        std::find_if(allocation.hosts.begin(), allocation.hosts.end(), [&](const AllocatedHost& host) {
+            return asked && host.slots.value_or(1) > 1 && host.slots != asked;
+        });
     if (is_pbs && crowded != allocation.hosts.end()) {
-        remarks.push_back(fmt::format("{} has {} lines in PBS_NODEFILE, which is {} chunks on one host (no place=scatter) or mpiprocs, and is one node: "
-                                      "--nproc-per-node={} starts {} worker{} there",
-                                      crowded->name, *crowded->slots, *crowded->slots,
-                                      *asked, *asked, *asked == 1 ? "" : "s"));
+        remarks.push_back(fmt::format(
+            "{} has {} lines in PBS_NODEFILE, which is {} chunks on one host (no place=scatter) or mpiprocs, and is one node: "
+            "--nproc-per-node={} starts {} worker{} there",
+            crowded->name, *crowded->slots, *crowded->slots, *asked, *asked, *asked == 1 ? "" : "s"));
     }
-    const bool has_slots = std::any_of(allocation.hosts.begin(), allocation.hosts.end(), [](const AllocatedHost& host) { return host.slots.value_or(1) > 1; });
+    const bool has_slots = std::any_of(allocation.hosts.begin(), allocation.hosts.end(),
+                                       [](const AllocatedHost& host) { return host.slots.value_or(1) > 1; });
     if (!workers_were_given && !has_slots && cores > 1) {
-        remarks.emplace_back("one worker on each host, since --nproc-per-node is not given (auto: one for each GPU, else one for each core)");
+        remarks.emplace_back(
+            "one worker on each host, since --nproc-per-node is not given (auto: one for each GPU, else one for each core)");
     }
     return remarks;
 }
@@ -136,7 +164,8 @@ std::optional<std::size_t> find_own_place(const std::vector<std::string>& hosts,
     HostFacts facts{"", own.addresses, {}};
     for (std::size_t i = 0; i < hosts.size(); ++i) {
         const auto resolved = own.resolved.find(hosts[i]);
-        facts.endpoint_addresses = resolved == own.resolved.end() ? std::vector<std::string>{} : resolved->second;
+        facts.endpoint_addresses =
+            resolved == own.resolved.end() ? std::vector<std::string>{} : resolved->second;
         const auto is_it = [&](const std::string& name) { return is_same_host(hosts[i], name); };
         if (is_this_host(hosts[i], facts) || std::any_of(own.names.begin(), own.names.end(), is_it)) return i;
     }
@@ -146,17 +175,30 @@ std::optional<std::size_t> find_own_place(const std::vector<std::string>& hosts,
 Result<StartPlan> plan_start(const JobSpec& spec, NodesSaid said, const StartFacts& facts) {
     if (!facts.allocation) {
         if (spec.start.starter == Starter::Auto) return StartPlan{};
-        return Error{Errc::InvalidArgument, fmt::format("--start={}: nothing says which hosts (give --hosts or --hostfile; there is no PBS, Slurm or LSF job here)", name_of(spec.start.starter)), 0};
+        return Error{
+            Errc::InvalidArgument,
+            fmt::format(
+                "--start={}: nothing says which hosts (give --hosts or --hostfile; there is no PBS, Slurm or LSF job here)",
+                name_of(spec.start.starter)),
+            0};
     }
     const Allocation& allocation = *facts.allocation;
     if (said == NodesSaid::ByOthers && !is_of_user(allocation)) return StartPlan{};
     // Of --nnodes=MIN:MAX only MAX has to agree: the job may go on with fewer later.
     if (said != NodesSaid::Nothing && spec.nodes.max != static_cast<int>(allocation.hosts.size())) {
-        return Error{Errc::Mismatch, fmt::format("--nnodes={}, but {}; leave --nnodes out to use all of them", to_string(spec.nodes), describe(allocation)), 0};
+        return Error{Errc::Mismatch,
+                     fmt::format("--nnodes={}, but {}; leave --nnodes out to use all of them",
+                                 to_string(spec.nodes), describe(allocation)),
+                     0};
     }
     const std::optional<std::size_t> here = find_here(allocation, facts);
     if (!here && !can_be_started_from_elsewhere(allocation, spec.start.starter)) {
-        return Error{Errc::Mismatch, fmt::format("this host ({}) is none of them: {}; run ddprun on one of these, or with --nnodes=1 on this host alone", facts.host_name, describe(allocation)), 0};
+        return Error{
+            Errc::Mismatch,
+            fmt::format(
+                "this host ({}) is none of them: {}; run ddprun on one of these, or with --nnodes=1 on this host alone",
+                facts.host_name, describe(allocation)),
+            0};
     }
     StartPlan plan;
     plan.why = describe(allocation);

@@ -54,15 +54,27 @@ struct StartState {
 StartState begin_start(std::vector<StarterCommand> commands, Duration timeout);
 
 namespace start_event {
-struct Begun { std::size_t starter; Status outcome; };
-struct Ended { std::size_t starter; std::optional<int> exit_code; };
+struct Begun {
+    std::size_t starter;
+    Status outcome;
+};
+struct Ended {
+    std::size_t starter;
+    std::optional<int> exit_code;
+};
 /// Some time has passed.
 struct Looked {};
-struct Joined { int node; };
+struct Joined {
+    int node;
+};
 /// The node is lost, and its host as good as dead: nothing comes from there any more.
-struct FellSilent { int node; };
+struct FellSilent {
+    int node;
+};
 /// The job is over; `patience` is for the last lines of its hosts.
-struct Finish { Duration patience; };
+struct Finish {
+    Duration patience;
+};
 }  // namespace start_event
 
 using StartEvent = std::variant<start_event::Begun, start_event::Ended, start_event::Looked,

@@ -28,7 +28,10 @@ Result<SecretWay> parse_way(std::string_view text) {
     if (text == "stdin") return SecretWay{};
     if (text.starts_with("cookie:")) return SecretWay{SecretWay::Cookie, "", std::string(text.substr(7))};
     if (text.starts_with("file:/")) return SecretWay{SecretWay::File, std::string(text.substr(5)), ""};
-    return Error{Errc::InvalidArgument, fmt::format("--secret: '{}' is not known (expected stdin, cookie:SALT or file:/PATH)", excerpt(text)), 0};
+    return Error{
+        Errc::InvalidArgument,
+        fmt::format("--secret: '{}' is not known (expected stdin, cookie:SALT or file:/PATH)", excerpt(text)),
+        0};
 }
 
 /// What a shell at the other end runs: exec, so that the agent is what sshd waits for.
@@ -44,14 +47,28 @@ Words by_ssh(const std::string& host, Words agent, const std::string& job_id, co
         append(attached, agent);
         agent = std::move(attached);
     }
-    // No terminal, no questions, and a connection of its own: the end of its input has to reach the other side.
-    return {"ssh", "-x", "-T", "-o", "BatchMode=yes", "-o", "ControlMaster=no", "-o", "ControlPath=none", "-o", "ServerAliveInterval=15",
-            "--", host, for_shell(agent)};
+    // No terminal, no questions, and a connection of its own: the end of its input has to reach the other
+    // side.
+    return {"ssh",
+            "-x",
+            "-T",
+            "-o",
+            "BatchMode=yes",
+            "-o",
+            "ControlMaster=no",
+            "-o",
+            "ControlPath=none",
+            "-o",
+            "ServerAliveInterval=15",
+            "--",
+            host,
+            for_shell(agent)};
 }
 
 std::string names_of(const std::vector<AllocatedHost>& hosts, NodeRange nodes) {
     Words names;
-    for (int node = nodes.first; node <= nodes.last; ++node) names.push_back(hosts[static_cast<std::size_t>(node)].name);
+    for (int node = nodes.first; node <= nodes.last; ++node)
+        names.push_back(hosts[static_cast<std::size_t>(node)].name);
     return join(names, ",");
 }
 
@@ -70,7 +87,8 @@ StarterCommand for_all_at_once(Words words, NodeRange nodes, const AgentCall& ca
 }  // namespace
 
 std::vector<std::string> agent_words(const AgentCall& call) {
-    Words words{"agent", "--at", join(call.endpoints, ","), "--job", call.job, "--secret", way_in_words(call.secret)};
+    Words words{"agent",  "--at",     join(call.endpoints, ","), "--job",
+                call.job, "--secret", way_in_words(call.secret)};
     if (call.node >= 0) append(words, {"--node", fmt::format("{}", call.node)});
     if (call.tls) append(words, {"--tls", "on"});
     return words;
@@ -100,19 +118,29 @@ Result<AgentCall> parse_agent_words(const std::vector<std::string>& words) {
             return Error{Errc::InvalidArgument, fmt::format("'{}' is not known", excerpt(name)), 0};
         }
     }
-    if (call.endpoints.empty() || call.job.empty()) return Error{Errc::InvalidArgument, "--at and --job are needed (ddprun starts this by itself on other hosts; see --hosts)", 0};
+    if (call.endpoints.empty() || call.job.empty())
+        return Error{Errc::InvalidArgument,
+                     "--at and --job are needed (ddprun starts this by itself on other hosts; see --hosts)",
+                     0};
     return call;
 }
 
-std::string words_of_ended(const StarterCommand& starter, std::string_view said, std::optional<int> exit_code) {
+std::string words_of_ended(const StarterCommand& starter, std::string_view said,
+                           std::optional<int> exit_code) {
     const std::string name = starter.words.front().substr(starter.words.front().rfind('/') + 1);
-    const std::string ended = name + (exit_code ? fmt::format(" ended with exit code {}", *exit_code) : " ended");
+    const std::string ended =
+        name + (exit_code ? fmt::format(" ended with exit code {}", *exit_code) : " ended");
     const std::string words = said.empty() ? ended + " and said nothing" : std::string(said);
     // 255 is ssh's own, above 128 is a signal's, and a ddprun that ran over there has said why it ended.
-    const bool is_of_shell = name == "ssh" && exit_code && *exit_code < 128 && said.find("ddprun: ") == said.npos;
-    if (is_of_shell) return fmt::format("{}: does a login file of that host end the shell?", said.empty() ? words : words + "; " + ended);
-    if (name == "mpiexec" && said.find("ppn") != said.npos) return words + " (an mpiexec of PALS or Hydra is needed; --start names others)";
-    const bool may_lack_it = (name == "pbsdsh" && said.ends_with("exit status 254")) || (name == "pbs_tmrsh" && said.empty());
+    const bool is_of_shell =
+        name == "ssh" && exit_code && *exit_code < 128 && said.find("ddprun: ") == said.npos;
+    if (is_of_shell)
+        return fmt::format("{}: does a login file of that host end the shell?",
+                           said.empty() ? words : words + "; " + ended);
+    if (name == "mpiexec" && said.find("ppn") != said.npos)
+        return words + " (an mpiexec of PALS or Hydra is needed; --start names others)";
+    const bool may_lack_it =
+        (name == "pbsdsh" && said.ends_with("exit status 254")) || (name == "pbs_tmrsh" && said.empty());
     const auto agent = std::find(starter.words.begin(), starter.words.end(), "agent");
     if (!may_lack_it || agent == starter.words.begin() || agent == starter.words.end()) return words;
     return words + fmt::format(" (can {} be run there?)", *std::prev(agent));
@@ -120,9 +148,14 @@ std::string words_of_ended(const StarterCommand& starter, std::string_view said,
 
 SecretWay::Kind secret_way(Starter starter, bool has_cookie) {
     switch (starter) {
-        case Starter::Ssh: case Starter::Srun: return SecretWay::Stdin;
-        case Starter::Pbsdsh: case Starter::Tm: return has_cookie ? SecretWay::Cookie : SecretWay::File;
-        case Starter::Mpiexec: case Starter::Blaunch: case Starter::Auto: case Starter::None: break;
+        case Starter::Ssh:
+        case Starter::Srun: return SecretWay::Stdin;
+        case Starter::Pbsdsh:
+        case Starter::Tm: return has_cookie ? SecretWay::Cookie : SecretWay::File;
+        case Starter::Mpiexec:
+        case Starter::Blaunch:
+        case Starter::Auto:
+        case Starter::None: break;
     }
     return SecretWay::File;
 }
@@ -138,12 +171,17 @@ std::vector<StarterCommand> starter_commands(Starter starter, const std::vector<
                                              NodeRange nodes, AgentCall call, const std::string& job_id,
                                              const std::string& pbs_attach) {
     const std::string count = fmt::format("{}", nodes.size()), names = names_of(hosts, nodes);
-    // One srun, or mpiexec, for all: a step of the job each would cost the scheduler more, and sites limit their number.
+    // One srun, or mpiexec, for all: a step of the job each would cost the scheduler more, and sites limit
+    // their number.
     if (starter == Starter::Srun) {
-        return {for_all_at_once({"srun", "--overlap", "--nodes=" + count, "--ntasks=" + count, "--ntasks-per-node=1", "--nodelist=" + names,
-                                 "--export=ALL", "--input=all", "--mpi=none", "--cpu-bind=none", "--kill-on-bad-exit=0", "--job-name=ddprun"}, nodes, call)};
+        return {
+            for_all_at_once({"srun", "--overlap", "--nodes=" + count, "--ntasks=" + count,
+                             "--ntasks-per-node=1", "--nodelist=" + names, "--export=ALL", "--input=all",
+                             "--mpi=none", "--cpu-bind=none", "--kill-on-bad-exit=0", "--job-name=ddprun"},
+                            nodes, call)};
     }
-    if (starter == Starter::Mpiexec) return {for_all_at_once({"mpiexec", "-n", count, "--ppn", "1", "--hosts", names}, nodes, call)};
+    if (starter == Starter::Mpiexec)
+        return {for_all_at_once({"mpiexec", "-n", count, "--ppn", "1", "--hosts", names}, nodes, call)};
     std::vector<StarterCommand> commands;
     for (const int node : each_of(nodes)) {
         const AllocatedHost& host = hosts[static_cast<std::size_t>(node)];

@@ -18,10 +18,17 @@ constexpr std::size_t kMaxStacks = 512 * 1024;  ///< of one worker, that nobody 
 
 }  // namespace
 
-Agent::Agent(os::EventLoop& loop, os::System& system, Output& output, Warden* warden, os::Log& log, AgentConfig config,
-             Send send)
-    : loop_(loop), system_(system), output_(output), warden_(warden), log_(log), config_(std::move(config)),
-      send_(std::move(send)), null_(::open("/dev/null", O_RDWR | O_CLOEXEC)), gpu_release_(loop, system, log) {}
+Agent::Agent(os::EventLoop& loop, os::System& system, Output& output, Warden* warden, os::Log& log,
+             AgentConfig config, Send send)
+    : loop_(loop),
+      system_(system),
+      output_(output),
+      warden_(warden),
+      log_(log),
+      config_(std::move(config)),
+      send_(std::move(send)),
+      null_(::open("/dev/null", O_RDWR | O_CLOEXEC)),
+      gpu_release_(loop, system, log) {}
 
 Agent::~Agent() {
     for (const Worker& worker : workers_) {
@@ -49,11 +56,13 @@ void Agent::perform(const agent_action::SetDeadline& action) {
 void Agent::handle(const rdzv::StartGeneration& order) {
     remember_last_workers();
     if (const Status prepared = prepare(order); !prepared) return fail_start(prepared.error().what);
-    const bool await_gpus = !last_workers_.empty() && config_.spec.gpu_memory_wait > Duration::zero() && nvml::may_be_there();
+    const bool await_gpus =
+        !last_workers_.empty() && config_.spec.gpu_memory_wait > Duration::zero() && nvml::may_be_there();
     feed(agent_event::StartRequested{order.generation, static_cast<int>(workers_.size()), await_gpus});
 }
 
-/// A generation that was stopped before it had any (it waited for the GPUs) leaves those before it to be waited for.
+/// A generation that was stopped before it had any (it waited for the GPUs) leaves those before it to be
+/// waited for.
 void Agent::remember_last_workers() {
     std::vector<pid_t> pids;
     for (const AgentState::Worker& worker : state_.workers) {
@@ -86,8 +95,8 @@ void Agent::handle(const rdzv::StopGeneration& order) {
     feed(agent_event::StopRequested{order.signal, Duration(order.grace_ns)});
 }
 
-/// From now on workers that report errors do so because of us: their collectives end, their peers are signalled before
-/// they are.
+/// From now on workers that report errors do so because of us: their collectives end, their peers are
+/// signalled before they are.
 void Agent::stop_begins() {
     const TimePoint now = MonotonicClock::now();
     for (Worker& worker : workers_) worker.stop_asked = std::min(worker.stop_asked, now);
@@ -96,14 +105,16 @@ void Agent::stop_begins() {
 
 void Agent::handle(const rdzv::Notice& notice) {
     if (notice.kind == "signal") {
-        if (const Result<std::int64_t> signal = parse_int(notice.text)) forward_signal(static_cast<int>(*signal), SignalFrom::Head);
+        if (const Result<std::int64_t> signal = parse_int(notice.text))
+            forward_signal(static_cast<int>(*signal), SignalFrom::Head);
         return;
     }
     if (notice.kind == "waiting") return log_.info("{}", printable(notice.text));
     if (notice.kind != "preempt") return;
     const std::string packet = lifeline::kPreempt + notice.text.substr(0, lifeline::kMaxPacket - 1);
     for (const Worker& worker : workers_) {
-        if (worker.lifeline) (void)::send(worker.lifeline.get(), packet.data(), packet.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
+        if (worker.lifeline)
+            (void)::send(worker.lifeline.get(), packet.data(), packet.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
     }
 }
 
@@ -114,7 +125,8 @@ std::optional<std::string> Agent::variable(int local_rank, std::string_view name
         for (const auto& [key, value] : plan.environment) {
             if (key == name) return value;
         }
-        if (std::find(plan.removed.begin(), plan.removed.end(), name) != plan.removed.end()) return std::nullopt;
+        if (std::find(plan.removed.begin(), plan.removed.end(), name) != plan.removed.end())
+            return std::nullopt;
     }
     const std::string start = std::string(name) + '=';
     for (const std::string& entry : config_.environment) {
@@ -131,7 +143,8 @@ void Agent::kill_all() {
 void Agent::forward_signal(int signal, SignalFrom from) {
     if (!forwarded_.is_new(signal, from, loop_.now())) return;
     for (const AgentState::Worker& worker : state_.workers) {
-        if (worker.pid != 0 && worker.state != WorkerState::Ended) (void)system_.signal_group(worker.pid, signal);
+        if (worker.pid != 0 && worker.state != WorkerState::Ended)
+            (void)system_.signal_group(worker.pid, signal);
     }
 }
 
@@ -145,8 +158,10 @@ bool Agent::signal_worker(int local_rank, int signal) {
 
 void Agent::listen_to_lifeline(int local_rank) {
     const int fd = workers_[static_cast<std::size_t>(local_rank)].lifeline.get();
-    const Status watched = loop_.watch(fd, EPOLLIN, [this, local_rank](std::uint32_t) { read_lifeline(local_rank); });
-    if (!watched) log_.warning("rank {}: no lifeline: {}", order_.first_rank + local_rank, watched.error().what);
+    const Status watched =
+        loop_.watch(fd, EPOLLIN, [this, local_rank](std::uint32_t) { read_lifeline(local_rank); });
+    if (!watched)
+        log_.warning("rank {}: no lifeline: {}", order_.first_rank + local_rank, watched.error().what);
 }
 
 void Agent::read_lifeline(int local_rank) {
@@ -163,8 +178,10 @@ void Agent::read_lifeline(int local_rank) {
         }
         if (packet[0] == lifeline::kHeartbeat || packet[0] == lifeline::kReady) {
             RankLine& line = segment_->line(local_rank);
-            line.progress_ns.store(MonotonicClock::now().time_since_epoch().count(), std::memory_order_relaxed);
-            const Result<std::uint64_t> steps = parse_uint(std::string_view(packet + 1, static_cast<std::size_t>(n) - 1));
+            line.progress_ns.store(MonotonicClock::now().time_since_epoch().count(),
+                                   std::memory_order_relaxed);
+            const Result<std::uint64_t> steps =
+                parse_uint(std::string_view(packet + 1, static_cast<std::size_t>(n) - 1));
             if (steps) line.step.store(*steps, std::memory_order_relaxed);
         } else if (packet[0] == lifeline::kStack && worker.stacks.size() < kMaxStacks) {
             worker.stacks.append(packet + 1, static_cast<std::size_t>(n) - 1);

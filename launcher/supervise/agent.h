@@ -34,26 +34,26 @@ struct AgentConfig {
     ResolvedProgram program;
     Machine machine;
     std::string host;
-    int store = -1;          ///< descriptor of the socket by which workers reach the store (listen_unix), borrowed
+    int store = -1;  ///< descriptor of the socket by which workers reach the store (listen_unix), borrowed
     std::string token;
-    JobMark mark;            ///< that every worker carries
+    JobMark mark;                          ///< that every worker carries
     std::vector<std::string> environment;  ///< "NAME=value": what the workers inherit
-    std::uint64_t open_files = 0;  ///< soft limit on descriptors that workers get; 0 inherits ours
+    std::uint64_t open_files = 0;          ///< soft limit on descriptors that workers get; 0 inherits ours
     std::optional<int> passed_descriptor;  ///< of ours, that workers get under the same number
-    JobCgroup* cgroup = nullptr;  ///< where the workers live; null: there is none
-    PmixServer* pmix = nullptr;   ///< that the workers' MPI finds; null: there is none
+    JobCgroup* cgroup = nullptr;           ///< where the workers live; null: there is none
+    PmixServer* pmix = nullptr;            ///< that the workers' MPI finds; null: there is none
 };
 
 /// Starts, watches and stops the workers of one node: performs what agent_state decides.
 ///
-/// Lives on the event loop's thread. Borrows its parts for its whole life. Everything the controller wants comes
-/// in through handle(); everything it has to know goes out through `send`.
+/// Lives on the event loop's thread. Borrows its parts for its whole life. Everything the controller wants
+/// comes in through handle(); everything it has to know goes out through `send`.
 class Agent {
   public:
     using Send = std::function<void(rdzv::FromAgent)>;
 
-    Agent(os::EventLoop& loop, os::System& system, Output& output, Warden* warden, os::Log& log, AgentConfig config,
-          Send send);
+    Agent(os::EventLoop& loop, os::System& system, Output& output, Warden* warden, os::Log& log,
+          AgentConfig config, Send send);
     ~Agent();
 
     void handle(const rdzv::StartGeneration& order);
@@ -78,17 +78,22 @@ class Agent {
     /// This generation's segment; null before the first.
     [[nodiscard]] const SegmentFile* segment() const { return segment_.get(); }
     /// A worker's line of it, with a share of the segment: for whoever looks again after a restart.
-    [[nodiscard]] std::shared_ptr<const RankLine> share_line(int local_rank) const { return {segment_, &segment_->line(local_rank)}; }
+    [[nodiscard]] std::shared_ptr<const RankLine> share_line(int local_rank) const {
+        return {segment_, &segment_->line(local_rank)};
+    }
     [[nodiscard]] int first_rank() const { return order_.first_rank; }
     [[nodiscard]] std::uint64_t generation() const { return order_.generation; }
-    /// A variable of the worker's environment as it was started; nullopt: not set. Ours (RANK, ...) are not among them.
+    /// A variable of the worker's environment as it was started; nullopt: not set. Ours (RANK, ...) are not
+    /// among them.
     [[nodiscard]] std::optional<std::string> variable(int local_rank, std::string_view name) const;
     /// What this node's worker of that rank has left in its error file; "" nothing, or it is none of ours.
     [[nodiscard]] std::string error_report(int rank) const;
     /// The first worker of this node that failed by itself in this generation; nullopt: none has.
     [[nodiscard]] const std::optional<rdzv::WorkerExited>& first_failure() const { return first_failure_; }
     /// When this generation's worker was started; TimePoint{}: not yet.
-    [[nodiscard]] TimePoint started(int local_rank) const { return workers_[static_cast<std::size_t>(local_rank)].started; }
+    [[nodiscard]] TimePoint started(int local_rank) const {
+        return workers_[static_cast<std::size_t>(local_rank)].started;
+    }
 
   private:
     struct Worker {
@@ -100,7 +105,7 @@ class Agent {
         UniqueFd lifeline;
         UniqueFd error_file;  ///< a memfd when there is no log directory
         std::string error_path;
-        std::string stacks;   ///< that it has sent
+        std::string stacks;  ///< that it has sent
     };
 
     void feed(const AgentEvent& event);
@@ -122,7 +127,8 @@ class Agent {
     Result<pid_t> spawn(int local_rank);
     Status connect_stdin(const WorkerPlan& plan, os::SpawnSpec& spec, std::vector<UniqueFd>& childs);
     Status connect_streams(int local_rank, os::SpawnSpec& spec, std::vector<UniqueFd>& childs);
-    Status give_descriptors(Worker& worker, WorkerEnv& env, os::SpawnSpec& spec, std::vector<UniqueFd>& childs);
+    Status give_descriptors(Worker& worker, WorkerEnv& env, os::SpawnSpec& spec,
+                            std::vector<UniqueFd>& childs);
     std::vector<std::string> environment_of(const Worker& worker, const WorkerEnv& env) const;
     void add_pmix_variables(int local_index, std::vector<std::string>& environment) const;
     [[nodiscard]] StreamOwner owner_of(int local_rank) const;
@@ -159,14 +165,17 @@ class Agent {
     UniqueFd null_;
     std::unique_ptr<StdinRelay> stdin_relay_;  ///< while a worker reads our terminal
     ForwardedSignals forwarded_;
-    std::vector<pid_t> last_workers_;  ///< of the last generation that had any: their GPUs' memory may not be free yet
+    std::vector<pid_t>
+        last_workers_;  ///< of the last generation that had any: their GPUs' memory may not be free yet
     GpuReleaseWait gpu_release_;
     int pending_spawn_ = -1;
     bool slice_posted_ = false;
     DeathWitness witness_;
     std::optional<rdzv::WorkerExited> first_failure_;
-    std::optional<Duration> error_clock_lead_;  ///< of this generation's error files; nullopt: no worker has left one
-    std::vector<rdzv::WorkerExited> exits_;  ///< of the current sweep, sent in the order of their likely causes
+    std::optional<Duration>
+        error_clock_lead_;  ///< of this generation's error files; nullopt: no worker has left one
+    std::vector<rdzv::WorkerExited>
+        exits_;  ///< of the current sweep, sent in the order of their likely causes
     os::EventLoop::TimerId deadline_timer_ = 0;
 };
 

@@ -20,8 +20,8 @@ namespace {
 
 constexpr std::size_t kMaxErrorFile = 64 * 1024;
 
-/// Which of several exits seen in one sweep came first is not known. A crash explains a sibling's error exit more
-/// often than the other way round: what never ran, then signals, then exit codes.
+/// Which of several exits seen in one sweep came first is not known. A crash explains a sibling's error exit
+/// more often than the other way round: what never ran, then signals, then exit codes.
 int likely_order(const rdzv::WorkerExited& exit) {
     if (!exit.exec_failure.empty()) return 0;
     if (exit.signaled) return exit.status == SIGTERM ? 3 : 1;
@@ -63,8 +63,12 @@ void Agent::on_child_exits() {
         if (warden_ != nullptr && exit->pid == warden_->pid()) {
             system_.reap(exit->pid);
             const Status again = warden_->restart();
-            if (again) log_.warning("the warden (pid {}) was killed; started another (pid {})", exit->pid, warden_->pid());
-            else log_.warning("the warden (pid {}) was killed, and there is no other: {}", exit->pid, again.error().what);
+            if (again)
+                log_.warning("the warden (pid {}) was killed; started another (pid {})", exit->pid,
+                             warden_->pid());
+            else
+                log_.warning("the warden (pid {}) was killed, and there is no other: {}", exit->pid,
+                             again.error().what);
             continue;
         }
         feed(agent_event::Exited{*exit});
@@ -74,7 +78,8 @@ void Agent::on_child_exits() {
 
 void Agent::send_exits() {
     std::vector<rdzv::WorkerExited> exits = std::exchange(exits_, {});
-    std::stable_sort(exits.begin(), exits.end(), [](const auto& a, const auto& b) { return likely_order(a) < likely_order(b); });
+    std::stable_sort(exits.begin(), exits.end(),
+                     [](const auto& a, const auto& b) { return likely_order(a) < likely_order(b); });
     for (const rdzv::WorkerExited& exit : exits) send_(exit);
 }
 
@@ -92,7 +97,8 @@ void Agent::perform(const agent_action::BuryGroup& action) {
     if (signal != 0) (void)system_.signal_group(action.pid, signal);
     const auto local_rank = static_cast<std::size_t>(
         std::find_if(state_.workers.begin(), state_.workers.end(),
-                     [&](const AgentState::Worker& worker) { return worker.pid == action.pid; }) - state_.workers.begin());
+                     [&](const AgentState::Worker& worker) { return worker.pid == action.pid; }) -
+        state_.workers.begin());
     if (warden_ != nullptr) warden_->set_group(static_cast<int>(local_rank), 0);
     system_.reap(action.pid);
     if (signal != SIGKILL && system_.group_exists(action.pid)) {
@@ -131,10 +137,12 @@ void Agent::perform(const agent_action::ReportExit& action) {
             return time_of_report(worker.error_path, lead_of_error_files());
         }();
         report.error_age_ns = (MonotonicClock::now() - written).count();
-        report.stopped_failing = worker.killed_failing || (action.by_us && written + kFileClockTick < worker.stop_asked);
+        report.stopped_failing =
+            worker.killed_failing || (action.by_us && written + kFileClockTick < worker.stop_asked);
         report.by_us = action.by_us && !report.stopped_failing;
     }
-    if (worker.started != TimePoint{}) report.after_start_ns = (MonotonicClock::now() - worker.started).count();
+    if (worker.started != TimePoint{})
+        report.after_start_ns = (MonotonicClock::now() - worker.started).count();
     if (segment_) {
         const RankLine& line = segment_->line(action.local_rank);
         const std::uint64_t steps = line.step.load();
@@ -143,11 +151,15 @@ void Agent::perform(const agent_action::ReportExit& action) {
     if (failed && !report.by_us) {
         const os::BlockingCall reads_logs(loop_.keepalive());
         output_.read_rest_of(rank);
-        const bool is_wardens = report.signaled && report.status == SIGKILL && warden_ != nullptr && warden_->has_killed();
-        if (is_wardens) report.meaning = "its ddprun stood still for longer than --heartbeat-timeout: the warden killed the workers";
+        const bool is_wardens =
+            report.signaled && report.status == SIGKILL && warden_ != nullptr && warden_->has_killed();
+        if (is_wardens)
+            report.meaning =
+                "its ddprun stood still for longer than --heartbeat-timeout: the warden killed the workers";
         report.last_stderr = output_.last_stderr(rank);
         report.error_file = readable_error_file(error_report);
-        if (!report.stopped_failing && report.meaning.empty()) report.meaning = explain_death(witness_.facts(report.pid, signal_behind(report)));
+        if (!report.stopped_failing && report.meaning.empty())
+            report.meaning = explain_death(witness_.facts(report.pid, signal_behind(report)));
         report.last_collective = describe_line(segment_->line(action.local_rank));
         log_.warning("rank {} (pid {}) {}", rank, report.pid, how_it_ended(report));
         if (!first_failure_) first_failure_ = report;
@@ -164,7 +176,8 @@ std::string Agent::read_error_file(const Worker& worker) const {
 /// Nothing where they are memory of this host.
 Duration Agent::lead_of_error_files() {
     const std::string directory = output_.attempt_directory();
-    if (!error_clock_lead_) error_clock_lead_ = directory.empty() ? Duration::zero() : clock_lead_of(directory);
+    if (!error_clock_lead_)
+        error_clock_lead_ = directory.empty() ? Duration::zero() : clock_lead_of(directory);
     return *error_clock_lead_;
 }
 
@@ -174,8 +187,8 @@ std::string Agent::error_report(int rank) const {
     return read_error_file(workers_[static_cast<std::size_t>(local_rank)]);
 }
 
-/// The group's number cannot be trusted any more: everybody in it may have ended, and the number may be another's. Our own
-/// descendants in it can.
+/// The group's number cannot be trusted any more: everybody in it may have ended, and the number may be
+/// another's. Our own descendants in it can.
 void Agent::kill_rest_of_group(pid_t group, int rank) {
     if (state_.phase == AgentState::Phase::Sweeping || state_.local_rank_of(group) >= 0) return;
     std::vector<pid_t> rest = strays();
@@ -184,8 +197,8 @@ void Agent::kill_rest_of_group(pid_t group, int rank) {
     if (!rest.empty()) log_.info("killing {} left behind by rank {}", counted(rest.size()), rank);
 }
 
-/// What our workers have started and we have adopted, or still have workers above it. Reads /proc; without it the mark is
-/// looked for.
+/// What our workers have started and we have adopted, or still have workers above it. Reads /proc; without it
+/// the mark is looked for.
 std::vector<pid_t> Agent::strays() {
     std::vector<pid_t> found = has_own_proc() ? system_.descendants() : marked_processes(config_.mark);
     if (warden_ != nullptr) std::erase(found, warden_->pid());
@@ -200,7 +213,8 @@ void Agent::perform(const agent_action::Sweep& action) {
     const auto has_been_asked = [&](pid_t pid) {
         if (std::count(state_.asked_strays.begin(), state_.asked_strays.end(), pid) > 0) return true;
         const pid_t group = system_.group_of(pid);
-        return std::any_of(state_.workers.begin(), state_.workers.end(), [&](const AgentState::Worker& worker) { return worker.pid == group; });
+        return std::any_of(state_.workers.begin(), state_.workers.end(),
+                           [&](const AgentState::Worker& worker) { return worker.pid == group; });
     };
     for (const pid_t stray : found) {
         if (action.signal == SIGTERM && has_been_asked(stray)) continue;
@@ -210,7 +224,9 @@ void Agent::perform(const agent_action::Sweep& action) {
     feed(agent_event::Swept{std::move(found)});
 }
 
-void Agent::perform(const agent_action::ReportStrays& action) { log_.info("killing {} left behind by the workers", counted(action.count)); }
+void Agent::perform(const agent_action::ReportStrays& action) {
+    log_.info("killing {} left behind by the workers", counted(action.count));
+}
 
 void Agent::perform(const agent_action::ReportEnded& action) {
     send_exits();
@@ -219,7 +235,8 @@ void Agent::perform(const agent_action::ReportEnded& action) {
     rdzv::GenerationEnded ended{};
     ended.generation = state_.generation;
     for (const pid_t pid : action.unkillable) {
-        ended.notes.push_back(fmt::format("process {} on {} could not be killed (uninterruptible?)", pid, config_.host));
+        ended.notes.push_back(
+            fmt::format("process {} on {} could not be killed (uninterruptible?)", pid, config_.host));
     }
     send_(ended);
 }
@@ -236,16 +253,21 @@ void Agent::error_file_written(int local_rank) {
 
 void Agent::await_exit(int local_rank, const std::string& what_it_did) {
     const pid_t pid = state_.workers[static_cast<std::size_t>(local_rank)].pid;
-    loop_.call_after(config_.spec.failure_grace, [this, local_rank, pid, what_it_did] { kill_failing(local_rank, pid, what_it_did); });
+    loop_.call_after(config_.spec.failure_grace,
+                     [this, local_rank, pid, what_it_did] { kill_failing(local_rank, pid, what_it_did); });
 }
 
 void Agent::kill_failing(int local_rank, pid_t pid, const std::string& what_it_did) {
     const auto index = static_cast<std::size_t>(local_rank);
-    if (index >= state_.workers.size() || state_.workers[index].pid != pid || state_.workers[index].state == WorkerState::Ended) return;
+    if (index >= state_.workers.size() || state_.workers[index].pid != pid ||
+        state_.workers[index].state == WorkerState::Ended)
+        return;
     if (is_dumping_core(pid)) return await_exit(local_rank, what_it_did);  // it is on its way
-    log_.warning("rank {} (pid {}) {} and has not exited {} later (--failure-grace); killing it", order_.first_rank + local_rank, pid, what_it_did,
+    log_.warning("rank {} (pid {}) {} and has not exited {} later (--failure-grace); killing it",
+                 order_.first_rank + local_rank, pid, what_it_did,
                  format_duration(config_.spec.failure_grace));
-    if (!workers_[index].killed_failing) workers_[index].killed_failing = system_.signal_process(pid, SIGKILL).has_value();
+    if (!workers_[index].killed_failing)
+        workers_[index].killed_failing = system_.signal_process(pid, SIGKILL).has_value();
 }
 
 }  // namespace ddprun

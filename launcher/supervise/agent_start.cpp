@@ -22,8 +22,8 @@ constexpr int kSpawnSlice = 16;
 /// Fewer, where a program comes from a slow file system: a node that says nothing for seconds is lost.
 constexpr Duration kSpawnSliceTime = std::chrono::milliseconds(100);
 
-/// Workers are watched for error reports from here on; before, a report is seen when its worker exits. The watch costs 4 to 16 ms
-/// at its end (file_watch.h), which a short job need not pay.
+/// Workers are watched for error reports from here on; before, a report is seen when its worker exits. The
+/// watch costs 4 to 16 ms at its end (file_watch.h), which a short job need not pay.
 constexpr Duration kErrorWatchDelay = std::chrono::seconds(1);
 
 std::string_view name_of(std::string_view variable) { return variable.substr(0, variable.find('=')); }
@@ -40,10 +40,12 @@ Status Agent::prepare(const rdzv::StartGeneration& order) {
     }
     {
         const os::BlockingCall makes_directory(loop_.keepalive());
-        output_.begin_attempt(static_cast<int>(order.generation) - 1);  // also of those that used up no restart
+        output_.begin_attempt(static_cast<int>(order.generation) -
+                              1);  // also of those that used up no restart
     }
 
-    Result<std::vector<WorkerPlan>> plans = plan_workers(config_.spec, config_.program, config_.machine, order);
+    Result<std::vector<WorkerPlan>> plans =
+        plan_workers(config_.spec, config_.program, config_.machine, order);
     if (!plans) return plans.error();
     SegmentShape shape{static_cast<int>(plans->size()), order.world_size, order.first_rank, order.generation,
                        config_.machine.cpus};
@@ -51,7 +53,8 @@ Status Agent::prepare(const rdzv::StartGeneration& order) {
     if (!segment) return segment.error();
     segment_ = std::move(*segment);
     if (config_.cgroup != nullptr) {
-        if (const Status renewed = config_.cgroup->renew(); !renewed) log_.warning("{}: the workers start in our own cgroup", renewed.error().what);
+        if (const Status renewed = config_.cgroup->renew(); !renewed)
+            log_.warning("{}: the workers start in our own cgroup", renewed.error().what);
     }
 
     for (const Worker& worker : workers_) {
@@ -69,7 +72,8 @@ Status Agent::prepare(const rdzv::StartGeneration& order) {
     return config_.pmix == nullptr ? Status{} : config_.pmix->begin(order);
 }
 
-/// A fabric that NCCL does not use is a job that is slow without a word: the plug-in is not found, and it takes sockets.
+/// A fabric that NCCL does not use is a job that is slow without a word: the plug-in is not found, and it
+/// takes sockets.
 void Agent::listen_to_nccl(WorkerPlan& plan) {
     Result<std::unique_ptr<NcclWords>> words = NcclWords::open(loop_, [this](const std::string& network) {
         const TransportVerdict verdict = judge_transport(config_.machine.fabric.fabric, network);
@@ -78,11 +82,14 @@ void Agent::listen_to_nccl(WorkerPlan& plan) {
     });
     if (!words) return log_.warning("which network NCCL takes is not looked at: {}", words.error().what);
     nccl_words_ = std::move(*words);
-    plan.environment.insert(plan.environment.end(), {{"NCCL_DEBUG", "INFO"}, {"NCCL_DEBUG_SUBSYS", "INIT"}, {"NCCL_DEBUG_FILE", nccl_words_->path()}});
+    plan.environment.insert(
+        plan.environment.end(),
+        {{"NCCL_DEBUG", "INFO"}, {"NCCL_DEBUG_SUBSYS", "INIT"}, {"NCCL_DEBUG_FILE", nccl_words_->path()}});
 }
 
 void Agent::perform(const agent_action::AwaitGpus&) {
-    gpu_release_.begin(last_workers_, config_.spec.gpu_memory_wait, [this] { feed(agent_event::GpusFree{}); });
+    gpu_release_.begin(last_workers_, config_.spec.gpu_memory_wait,
+                       [this] { feed(agent_event::GpusFree{}); });
 }
 
 void Agent::perform(const agent_action::SpawnNext& action) {
@@ -159,7 +166,8 @@ Status Agent::connect_streams(int local_rank, os::SpawnSpec& spec, std::vector<U
     for (const Output::Stream stream : {Output::Stream::Out, Output::Stream::Err}) {
         const int childs_fd = stream == Output::Stream::Out ? 1 : 2;
         if (!output_.needs_pipe(owner, stream)) {
-            // Without the file (a full disk) a pipe it is: the loss is said, the last lines of stderr are kept.
+            // Without the file (a full disk) a pipe it is: the loss is said, the last lines of stderr are
+            // kept.
             if (Result<UniqueFd> file = output_.direct_file(owner, stream); file) {
                 spec.descriptors.push_back({file->get(), childs_fd});
                 childs.push_back(std::move(*file));
@@ -175,7 +183,8 @@ Status Agent::connect_streams(int local_rank, os::SpawnSpec& spec, std::vector<U
     return {};
 }
 
-Status Agent::give_descriptors(Worker& worker, WorkerEnv& env, os::SpawnSpec& spec, std::vector<UniqueFd>& childs) {
+Status Agent::give_descriptors(Worker& worker, WorkerEnv& env, os::SpawnSpec& spec,
+                               std::vector<UniqueFd>& childs) {
     Result<os::System::SocketPair> lifeline = system_.make_socket_pair();
     if (!lifeline) return lifeline.error();
     worker.lifeline = std::move(lifeline->ours);
@@ -183,7 +192,8 @@ Status Agent::give_descriptors(Worker& worker, WorkerEnv& env, os::SpawnSpec& sp
     // The ranks of an outer launcher are several agents' on one node: they share memory of their own.
     const bool has_segment = !config_.spec.outer_rank;
     if (has_segment) spec.descriptors.push_back({segment_->fd(), numbers.segment});
-    if (config_.passed_descriptor) spec.descriptors.push_back({*config_.passed_descriptor, *config_.passed_descriptor});
+    if (config_.passed_descriptor)
+        spec.descriptors.push_back({*config_.passed_descriptor, *config_.passed_descriptor});
     spec.descriptors.push_back({lifeline->theirs.get(), numbers.lifeline});
     spec.descriptors.push_back({config_.store, numbers.store});
     childs.push_back(std::move(lifeline->theirs));
@@ -241,12 +251,14 @@ void Agent::watch_error_files() {
     watch_timer_ = 0;
     if (!error_files_) {
         Result<std::unique_ptr<FileWatch>> watch = FileWatch::open(loop_);
-        if (!watch) return log_.debug("error reports are seen when their worker exits: {}", watch.error().what);
+        if (!watch)
+            return log_.debug("error reports are seen when their worker exits: {}", watch.error().what);
         error_files_ = std::move(*watch);
     }
     for (int local_rank = 0; local_rank < static_cast<int>(workers_.size()); ++local_rank) {
         const os::BlockingCall looks_at_file(loop_.keepalive());
-        const Status watched = error_files_->add(workers_[static_cast<std::size_t>(local_rank)].error_path, [this, local_rank] { error_file_written(local_rank); });
+        const Status watched = error_files_->add(workers_[static_cast<std::size_t>(local_rank)].error_path,
+                                                 [this, local_rank] { error_file_written(local_rank); });
         if (!watched) log_.debug("rank {}: {}", order_.first_rank + local_rank, watched.error().what);
         else error_file_written(local_rank);  // it may have been faster
     }

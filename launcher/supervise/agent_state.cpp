@@ -32,7 +32,9 @@ void begin_sweep(AgentState& state, TimePoint now, AgentActions& actions) {
 /// Nobody left, and nobody to be started any more: look for strays.
 void sweep_if_all_ended(AgentState& state, TimePoint now, AgentActions& actions) {
     const bool spawning = state.phase == AgentPhase::Starting;
-    if (state.phase == AgentPhase::Idle || state.phase == AgentPhase::Sweeping || spawning || state.alive() > 0) return;
+    if (state.phase == AgentPhase::Idle || state.phase == AgentPhase::Sweeping || spawning ||
+        state.alive() > 0)
+        return;
     begin_sweep(state, now, actions);
 }
 
@@ -68,7 +70,8 @@ AgentActions on(AgentState& state, const agent_event::Spawned& event, TimePoint 
     state.workers[static_cast<std::size_t>(event.local_rank)].pid = event.pid;
     state.next_to_spawn = event.local_rank + 1;
     AgentActions actions;
-    if (state.phase != AgentPhase::Starting) return actions;  // stopped meanwhile; cannot happen between slices
+    if (state.phase != AgentPhase::Starting)
+        return actions;  // stopped meanwhile; cannot happen between slices
     if (state.next_to_spawn < static_cast<int>(state.workers.size())) {
         actions.emplace_back(agent_action::SpawnNext{state.next_to_spawn});
         return actions;
@@ -88,7 +91,8 @@ AgentActions on(AgentState& state, const agent_event::SpawnFailed& event, TimePo
     return actions;
 }
 
-/// What the children of a worker that has ended are sent. No second SIGTERM: a handler may take it for impatience.
+/// What the children of a worker that has ended are sent. No second SIGTERM: a handler may take it for
+/// impatience.
 int farewell_signal(const AgentState& state, const AgentState::Worker& worker) {
     if (state.without_grace) return SIGKILL;
     return worker.asked_to_stop && state.stop_signal == SIGTERM ? 0 : SIGTERM;
@@ -175,7 +179,10 @@ AgentActions on(AgentState& state, const agent_event::DeadlinePassed&, TimePoint
         case AgentPhase::Stopping: return kill_all(state, now);
         case AgentPhase::Killing: return give_up(state, {});
         case AgentPhase::Sweeping: break;
-        case AgentPhase::Idle: case AgentPhase::AwaitingGpus: case AgentPhase::Starting: case AgentPhase::Running: return {};
+        case AgentPhase::Idle:
+        case AgentPhase::AwaitingGpus:
+        case AgentPhase::Starting:
+        case AgentPhase::Running: return {};
     }
     if (state.kills_strays) return {agent_action::Sweep{SIGKILL}};
     AgentActions actions;
@@ -215,8 +222,9 @@ WorkerStep step(WorkerState state, WorkerEvent event) {
 
 bool ForwardedSignals::is_new(int signal, SignalFrom from, TimePoint now) {
     std::erase_if(unanswered_, [&](const Passed& passed) { return now - passed.when > kApart; });
-    const auto same = std::find_if(unanswered_.begin(), unanswered_.end(),
-                                   [&](const Passed& passed) { return passed.signal == signal && passed.from != from; });
+    const auto same = std::find_if(unanswered_.begin(), unanswered_.end(), [&](const Passed& passed) {
+        return passed.signal == signal && passed.from != from;
+    });
     if (same == unanswered_.end()) {
         unanswered_.push_back({signal, from, now});
         return true;

@@ -24,9 +24,9 @@ enum class WorkerEvent : std::uint8_t { StopRequested, KillRequested, Exited };
 
 enum class WorkerAction : std::uint8_t {
     None,
-    SendStop,      ///< the stop signal, to the group
-    SendKill,      ///< SIGKILL, to the group
-    BuryGroup,     ///< a signal to what is left of the group, then reap its leader
+    SendStop,   ///< the stop signal, to the group
+    SendKill,   ///< SIGKILL, to the group
+    BuryGroup,  ///< a signal to what is left of the group, then reap its leader
 };
 
 struct WorkerStep {
@@ -38,10 +38,12 @@ struct WorkerStep {
 /// Pure. An event that makes no sense in a state (a second exit) changes nothing.
 WorkerStep step(WorkerState state, WorkerEvent event);
 
-/// Whom a signal that is passed on to the workers was given to: this node's ddprun, or the head's, which tells all nodes.
+/// Whom a signal that is passed on to the workers was given to: this node's ddprun, or the head's, which
+/// tells all nodes.
 enum class SignalFrom { Here, Head };
 
-/// A scheduler gives a signal to the ddprun of every node: it is one signal then, and no worker gets it twice. Pure.
+/// A scheduler gives a signal to the ddprun of every node: it is one signal then, and no worker gets it
+/// twice. Pure.
 class ForwardedSignals {
   public:
     /// How far apart the two may come.
@@ -58,18 +60,20 @@ class ForwardedSignals {
     std::vector<Passed> unanswered_;  ///< that the other side has not brought yet
 };
 
-/// What the agent of one node decides, without acting: which workers get which signal, when the grace is over,
-/// when a generation has ended.
+/// What the agent of one node decides, without acting: which workers get which signal, when the grace is
+/// over, when a generation has ended.
 ///
-///   Idle --start--> [AwaitingGpus -->] Starting --all spawned--> Running --stop--> Stopping --grace--> Killing
+///   Idle --start--> [AwaitingGpus -->] Starting --all spawned--> Running --stop--> Stopping --grace-->
+///   Killing
 ///                       \________________________________ last exit ________________/
 ///                                                           |
 ///   Idle <--swept-- Sweeping <------------------------------/
 ///
-/// AwaitingGpus: a restart waits, for a bounded time, until the memory of the last generation's workers is free.
-/// Sweeping: all workers have ended; descendants that they left get SIGTERM, then SIGKILL after kStrayGrace, and are waited
-/// for, for a bounded time, before the generation counts as ended. Python's resource tracker is such a descendant: it
-/// ignores SIGTERM, and removes the worker's shared memory within milliseconds of its end.
+/// AwaitingGpus: a restart waits, for a bounded time, until the memory of the last generation's workers is
+/// free. Sweeping: all workers have ended; descendants that they left get SIGTERM, then SIGKILL after
+/// kStrayGrace, and are waited for, for a bounded time, before the generation counts as ended. Python's
+/// resource tracker is such a descendant: it ignores SIGTERM, and removes the worker's shared memory within
+/// milliseconds of its end.
 struct AgentState {
     enum class Phase : std::uint8_t { Idle, AwaitingGpus, Starting, Running, Stopping, Killing, Sweeping };
     struct Worker {
@@ -79,8 +83,8 @@ struct AgentState {
     };
 
     Phase phase = Phase::Idle;
-    bool without_grace = false;  ///< KillRequested: what workers leave is killed at once
-    bool kills_strays = false;   ///< Sweeping: the strays' grace is over
+    bool without_grace = false;       ///< KillRequested: what workers leave is killed at once
+    bool kills_strays = false;        ///< Sweeping: the strays' grace is over
     std::vector<pid_t> asked_strays;  ///< Sweeping: what the last look found; each has had SIGTERM
     bool told_of_strays = false;
     std::uint64_t generation = 0;
@@ -95,29 +99,48 @@ struct AgentState {
 };
 
 namespace agent_event {
-struct StartRequested { std::uint64_t generation; int workers; bool await_gpus = false; };
+struct StartRequested {
+    std::uint64_t generation;
+    int workers;
+    bool await_gpus = false;
+};
 /// The GPUs' memory is free, or has been waited for long enough.
 struct GpusFree {};
-struct Spawned { int local_rank; pid_t pid; };
+struct Spawned {
+    int local_rank;
+    pid_t pid;
+};
 /// It never ran. No more workers are started; the controller decides about the rest.
-struct SpawnFailed { int local_rank; std::string what; };
-struct Exited { os::ChildExit exit; };
-struct StopRequested { int signal; Duration grace; };
+struct SpawnFailed {
+    int local_rank;
+    std::string what;
+};
+struct Exited {
+    os::ChildExit exit;
+};
+struct StopRequested {
+    int signal;
+    Duration grace;
+};
 /// The second Ctrl-C, a lost controller: no grace.
 struct KillRequested {};
 struct DeadlinePassed {};
 /// Result of one look for stray descendants.
-struct Swept { std::vector<pid_t> still_there; };
+struct Swept {
+    std::vector<pid_t> still_there;
+};
 }  // namespace agent_event
 
-using AgentEvent = std::variant<agent_event::StartRequested, agent_event::GpusFree, agent_event::Spawned, agent_event::SpawnFailed,
-                                agent_event::Exited, agent_event::StopRequested, agent_event::KillRequested,
-                                agent_event::DeadlinePassed, agent_event::Swept>;
+using AgentEvent = std::variant<agent_event::StartRequested, agent_event::GpusFree, agent_event::Spawned,
+                                agent_event::SpawnFailed, agent_event::Exited, agent_event::StopRequested,
+                                agent_event::KillRequested, agent_event::DeadlinePassed, agent_event::Swept>;
 
 namespace agent_action {
 /// Feed GpusFree when their memory is free, or after a bounded time.
 struct AwaitGpus {};
-struct SpawnNext { int local_rank; };
+struct SpawnNext {
+    int local_rank;
+};
 struct ReportStarted {};
 /// To a worker with its group, or to the worker alone: what it has started may then still end by itself.
 struct SignalWorker {
@@ -125,20 +148,38 @@ struct SignalWorker {
     int signal;
     bool alone = false;
 };
-/// Signal what is left of the group (0: it has had the signal), then reap the leader: in this order, see System::next_exit.
-/// Who is still in the group after kStrayGrace is killed.
-struct BuryGroup { pid_t pid; int signal; };
+/// Signal what is left of the group (0: it has had the signal), then reap the leader: in this order, see
+/// System::next_exit. Who is still in the group after kStrayGrace is killed.
+struct BuryGroup {
+    pid_t pid;
+    int signal;
+};
 /// A process that is no worker: an orphaned grandchild.
-struct ReapStranger { pid_t pid; };
-struct ReportExit { int local_rank; os::ChildExit exit; bool by_us; std::string exec_failure; };
-/// Look for descendants, send them the signal, feed Swept. SIGTERM goes to those alone that no earlier look has
-/// asked.
-struct Sweep { int signal; };
+struct ReapStranger {
+    pid_t pid;
+};
+struct ReportExit {
+    int local_rank;
+    os::ChildExit exit;
+    bool by_us;
+    std::string exec_failure;
+};
+/// Look for descendants, send them the signal, feed Swept. SIGTERM goes to those alone that no earlier look
+/// has asked.
+struct Sweep {
+    int signal;
+};
 /// Say that these processes, which did not end by themselves, are being killed.
-struct ReportStrays { std::size_t count; };
-struct SetDeadline { TimePoint when; };
+struct ReportStrays {
+    std::size_t count;
+};
+struct SetDeadline {
+    TimePoint when;
+};
 /// All is gone (or named in `unkillable` after a bounded wait).
-struct ReportEnded { std::vector<pid_t> unkillable; };
+struct ReportEnded {
+    std::vector<pid_t> unkillable;
+};
 }  // namespace agent_action
 
 using AgentAction =

@@ -21,13 +21,15 @@ namespace ddprun {
 
 namespace {
 
-/// PBS's signals come within milliseconds of each other; an mpiexec that waits before it passes one on, within seconds.
+/// PBS's signals come within milliseconds of each other; an mpiexec that waits before it passes one on,
+/// within seconds.
 constexpr Duration kOneStop = std::chrono::seconds(5);
 
 /// What ends several ddprun (a rack, a scheduler) does so within this span.
 constexpr Duration kOneBlow = std::chrono::milliseconds(100);
 
-/// Nodes that are waited for are named so long after the waiting began, then after pauses that double, up to this.
+/// Nodes that are waited for are named so long after the waiting began, then after pauses that double, up to
+/// this.
 constexpr Duration kFirstWaitingLine = std::chrono::seconds(5);
 constexpr Duration kLongestWaitingPause = std::chrono::minutes(5);
 
@@ -68,10 +70,15 @@ std::string one_line(const WorkerEnd& end) {
 }  // namespace
 
 Controller::Controller(os::EventLoop& loop, os::Log& log, ControllerConfig config, Send send, Done done)
-    : loop_(loop), log_(log), config_(std::move(config)), send_(std::move(send)), done_(std::move(done)),
+    : loop_(loop),
+      log_(log),
+      config_(std::move(config)),
+      send_(std::move(send)),
+      done_(std::move(done)),
       policy_(policy_of(config_)),
       membership_({config_.spec.nodes.min, config_.spec.nodes.max, config_.spec.rendezvous.join_timeout,
-                   config_.spec.rendezvous.last_call, config_.terms, !config_.own_instance.empty(), config_.own_host, config_.hosts},
+                   config_.spec.rendezvous.last_call, config_.terms, !config_.own_instance.empty(),
+                   config_.own_host, config_.hosts},
                   MonotonicClock::now()),
       begun_(MonotonicClock::now()) {}
 
@@ -96,7 +103,9 @@ void Controller::begin_waiting() {
 void Controller::say_who_is_missing(Duration pause) {
     if (state_.phase != JobState::Phase::Joining) return;
     const TimePoint now = loop_.now();
-    log_.info("waiting for {}: {}{}", format_duration(std::chrono::round<std::chrono::seconds>(now - waiting_since_)), membership_.decide(now).why, membership_.missing_ranks());
+    log_.info("waiting for {}: {}{}",
+              format_duration(std::chrono::round<std::chrono::seconds>(now - waiting_since_)),
+              membership_.decide(now).why, membership_.missing_ranks());
     const Duration next = std::min<Duration>(2 * pause, kLongestWaitingPause);
     waiting_line_ = loop_.call_after(next, [this, next] { say_who_is_missing(next); });
 }
@@ -119,7 +128,8 @@ Status Controller::agent_joined(rdzv::AgentId peer, const rdzv::AgentHello& hell
     if (const std::optional<Error> other = refuse_other_job(hello)) return *other;
     // Whoever succeeds the head has its place, too: the first rank's port is held there.
     const std::optional<int> kept = hello.kept_place && is_own(hello) ? 0 : hello.kept_place;
-    const rdzv::Joiner joiner{hello.host, hello.pid, hello.node_rank, hello.slots, hello.role, hello.terms, kept, is_own(hello)};
+    const rdzv::Joiner joiner{hello.host,  hello.pid, hello.node_rank, hello.slots, hello.role,
+                              hello.terms, kept,      is_own(hello)};
     if (const Status joined = membership_.join(peer, joiner, MonotonicClock::now()); !joined) return joined;
     agents_[peer] = hello;
     electorate_ = std::max(electorate_, static_cast<int>(agents_.size()));
@@ -127,33 +137,43 @@ Status Controller::agent_joined(rdzv::AgentId peer, const rdzv::AgentHello& hell
     if (!successor_.host.empty()) send_(peer, successor_);
     if (standby_ != kThisProcess) tell_standby();
     else if (state_.phase == JobState::Phase::Running) appoint_standby();
-    // Not inside the server's call: a world that forms now is told to agents whose join is still being answered.
+    // Not inside the server's call: a world that forms now is told to agents whose join is still being
+    // answered.
     loop_.post([this] { consider_membership(); });
     return {};
 }
 
-/// Two jobs can meet at one endpoint by mistake: two lines of a sweep on the same nodes, without --rdzv-id. Arguments alone do not
-/// tell, because a script may be given its node's number; so they count for a node that no place is free for, and on a host that
-/// has another node of this job. A spare runs the same command as the job.
+/// Two jobs can meet at one endpoint by mistake: two lines of a sweep on the same nodes, without --rdzv-id.
+/// Arguments alone do not tell, because a script may be given its node's number; so they count for a node
+/// that no place is free for, and on a host that has another node of this job. A spare runs the same command
+/// as the job.
 std::optional<Error> Controller::refuse_other_job(const rdzv::AgentHello& hello) const {
     if (hello.command.empty() || hello.command == config_.command) return std::nullopt;
     const auto twin = std::find_if(agents_.begin(), agents_.end(), [&](const auto& agent) {
-        return agent.second.host == hello.host && agent.second.addresses == hello.addresses && agent.second.command != hello.command;
+        return agent.second.host == hello.host && agent.second.addresses == hello.addresses &&
+               agent.second.command != hello.command;
     });
     const bool is_twin = twin != agents_.end(), is_full = membership_.joined() >= config_.spec.nodes.max;
     if (!is_full && (!is_twin || hello.node_rank)) return std::nullopt;
-    const std::string nodes = is_twin ? fmt::format("on {} too (pid {})", hello.host, twin->second.pid) : fmt::format("with {} nodes", membership_.joined());
+    const std::string nodes = is_twin ? fmt::format("on {} too (pid {})", hello.host, twin->second.pid)
+                                      : fmt::format("with {} nodes", membership_.joined());
     return Error{Errc::Mismatch,
                  fmt::format("{} (pid {}) runs '{}', but the job '{}' at this endpoint runs '{}', {}: "
                              "give another job an --rdzv-endpoint and an --rdzv-id of its own",
-                             hello.host, hello.pid, hello.command, config_.spec.rendezvous.run_id, config_.command, nodes), 0};
+                             hello.host, hello.pid, hello.command, config_.spec.rendezvous.run_id,
+                             config_.command, nodes),
+                 0};
 }
 
-/// A node that joins again may come before the end of its earlier session is noticed here, as when this process was stopped.
+/// A node that joins again may come before the end of its earlier session is noticed here, as when this
+/// process was stopped.
 void Controller::lose_earlier_session(const rdzv::AgentHello& hello) {
     if (hello.rejoins.empty()) return;
-    const auto earlier = std::find_if(agents_.begin(), agents_.end(), [&](const auto& agent) { return agent.second.instance == hello.rejoins; });
-    if (earlier != agents_.end()) agent_lost(earlier->first, {Errc::Timeout, "it lost this head and joins again", 0});
+    const auto earlier = std::find_if(agents_.begin(), agents_.end(), [&](const auto& agent) {
+        return agent.second.instance == hello.rejoins;
+    });
+    if (earlier != agents_.end())
+        agent_lost(earlier->first, {Errc::Timeout, "it lost this head and joins again", 0});
 }
 
 void Controller::consider_membership() {
@@ -171,7 +191,8 @@ void Controller::consider_membership() {
 
 /// Nodes wait beside a world that runs: they and the operator hear what for.
 void Controller::tell_newcomers() {
-    if (const int waiting = membership_.admissible(); waiting != state_.waiting_nodes) feed(job_event::NodesWaiting{waiting});
+    if (const int waiting = membership_.admissible(); waiting != state_.waiting_nodes)
+        feed(job_event::NodesWaiting{waiting});
     if (newcomers_.empty() || finished()) return;
     const std::string why = what_awaits_newcomers();
     for (const rdzv::AgentId peer : std::exchange(newcomers_, {})) {
@@ -184,10 +205,13 @@ void Controller::tell_newcomers() {
 
 std::string Controller::what_awaits_newcomers() const {
     const int most = config_.spec.nodes.max;
-    if (membership_.admissible() == 0) return fmt::format("the job runs with all of its {} nodes; a spare, which takes the place of one that goes", most);
+    if (membership_.admissible() == 0)
+        return fmt::format(
+            "the job runs with all of its {} nodes; a spare, which takes the place of one that goes", most);
     const std::string runs = fmt::format("the job runs with {} of up to {} nodes", nodes_.size(), most);
-    return runs + (state_.phase != JobState::Phase::Running || state_.timer != kNever ? "; taken in now, in its next generation"
-                                                                                       : "; taken in when it restarts");
+    return runs + (state_.phase != JobState::Phase::Running || state_.timer != kNever
+                       ? "; taken in now, in its next generation"
+                       : "; taken in when it restarts");
 }
 
 void Controller::form_world() {
@@ -249,7 +273,8 @@ std::vector<WorldNode> Controller::world() const {
     std::vector<WorldNode> world;
     int first_rank = 0;  // ranks go through the nodes in their order, see RankTable
     for (const Node& node : nodes_) {
-        world.push_back({node.peer, node.hello.host, first_rank, node.hello.slots, agents_.contains(node.peer)});
+        world.push_back(
+            {node.peer, node.hello.host, first_rank, node.hello.slots, agents_.contains(node.peer)});
         first_rank += node.hello.slots;
     }
     return world;
@@ -288,31 +313,36 @@ void Controller::agent_message(rdzv::AgentId peer, const rdzv::GenerationEnded& 
 
 void Controller::worker_exited(int node, const rdzv::WorkerExited& report) {
     ends_.push_back(end_of(report, node, nodes_[static_cast<std::size_t>(node)].hello.host, ++order_));
-    // A scheduler signals the workers as well as us: who exits with 0 once the stop was asked for has saved, not finished,
-    // though our own signal was not the first it got.
+    // A scheduler signals the workers as well as us: who exits with 0 once the stop was asked for has saved,
+    // not finished, though our own signal was not the first it got.
     if ((state_.stopped_by || state_.preempted) && !ends_.back().failed()) ends_.back().by_us = true;
     const WorkerEnd& end = ends_.back();
     // Only a worker that counts its steps can be said to have got nowhere.
     const bool progressed = report.steps < 0 || report.steps > steps_before_;
     if (end.failed() && !end.by_us) steps_before_ = std::max(steps_before_, report.steps);
     const FailureFacts facts{!end.exec_failure.empty(), end.signaled, end.status, progressed, end.meaning};
-    if (was_the_cause_all_along(end)) log_.warning("root cause, after all: {}; its error report is older than the first exit", one_line(end));
+    if (was_the_cause_all_along(end))
+        log_.warning("root cause, after all: {}; its error report is older than the first exit",
+                     one_line(end));
     feed(job_event::WorkerEnded{node, end.rank, facts, end.failed(), end.by_us, one_line(end), report.steps});
 }
 
-/// After a failure: whether this end, heard of now, is what came first, and is another failure than the one that was told. All of a large job's workers can end here, so all
-/// of them are gone through only for those that can be.
+/// After a failure: whether this end, heard of now, is what came first, and is another failure than the one
+/// that was told. All of a large job's workers can end here, so all of them are gone through only for those
+/// that can be.
 bool Controller::was_the_cause_all_along(const WorkerEnd& end) {
     if (end.by_us || !end.error_reported || *end.error_reported >= oldest_report_) return false;
     oldest_report_ = *end.error_reported;
-    const bool after_a_failure = state_.phase == JobState::Phase::Stopping && !state_.stopped_by && !state_.preempted;
+    const bool after_a_failure =
+        state_.phase == JobState::Phase::Stopping && !state_.stopped_by && !state_.preempted;
     if (!after_a_failure || root_cause(ends_, state_.failure_decided) != &end) return false;
     // An exception that all ranks throw is told once, whoever was the first.
     const WorkerEnd* told = root_cause(std::span(ends_).first(ends_.size() - 1), state_.failure_decided);
     return told == nullptr || !failed_alike(*told, end);
 }
 
-/// Those whom one cable has taken fall silent at once and are noticed one by one, as their last heartbeats were.
+/// Those whom one cable has taken fall silent at once and are noticed one by one, as their last heartbeats
+/// were.
 Duration Controller::others_may_follow(const Error& why) const {
     return why.code == Errc::Timeout ? kOneBlow + heartbeats_of(config_.spec.rendezvous).interval : kOneBlow;
 }
@@ -323,14 +353,16 @@ void Controller::agent_lost(rdzv::AgentId peer, const Error& why) {
     const std::string& host = gone.mapped().host;
     if (finished()) return succeeds_no_more(peer);
     membership_.leave(peer, MonotonicClock::now());
-    if (why.code == Errc::Timeout) silent_may_return_ = deadline_after(MonotonicClock::now(), return_timeout(config_.spec.rendezvous));
+    if (why.code == Errc::Timeout)
+        silent_may_return_ = deadline_after(MonotonicClock::now(), return_timeout(config_.spec.rendezvous));
     check_majority(why);
     has_gone(peer, gone.mapped());
     const int node = node_of(peer);
     if (node < 0) {
         log_.info("node {}: {}", printable(host), why.what);
     } else {
-        feed(job_event::NodeLost{node, fmt::format("node {}: {}", host, why.what), membership_.has_enough(), others_may_follow(why)});
+        feed(job_event::NodeLost{node, fmt::format("node {}: {}", host, why.what), membership_.has_enough(),
+                                 others_may_follow(why)});
     }
     loop_.post([this] { consider_membership(); });
 }
@@ -339,13 +371,17 @@ void Controller::agent_lost(rdzv::AgentId peer, const Error& why) {
 
 void Controller::stop(int signal, rdzv::AgentId source) {
     const bool is_leave = signal == SIGTERM && membership_.contains(source) && membership_.can_spare_one();
-    const auto ask = [this, signal, source, is_leave] { feed(job_event::StopAsked{signal, source, node_of(source), host_of(source), is_leave}); };
+    const auto ask = [this, signal, source, is_leave] {
+        feed(job_event::StopAsked{signal, source, node_of(source), host_of(source), is_leave});
+    };
     is_leave ? ask() : without_successor(ask);
 }
 void Controller::preempt(int signal, const std::string& why, std::optional<Duration> left) {
     without_successor([this, signal, why, left] { feed(job_event::PreemptAsked{signal, why, left}); });
 }
-void Controller::hang_found(const std::string& what, int culprit) { feed(job_event::HangFound{what, culprit}); }
+void Controller::hang_found(const std::string& what, int culprit) {
+    feed(job_event::HangFound{what, culprit});
+}
 void Controller::walltime_known(TimePoint time_up) { feed(job_event::WalltimeKnown{time_up}); }
 
 void Controller::forward(int signal) { broadcast(rdzv::Notice{"signal", std::to_string(signal)}); }
@@ -364,14 +400,17 @@ void Controller::perform(const job_action::StartGeneration& action) {
     log_.set_generation(action.generation);
     for (std::size_t i = 0; i < nodes_.size(); ++i) send_(nodes_[i].peer, (*all)[i]);
     unconfirmed_ = static_cast<int>(nodes_.size());
-    others_in_world_ = static_cast<int>(std::count_if(nodes_.begin(), nodes_.end(), [this](const Node& node) { return agents_.contains(node.peer) && !is_own(node.hello); }));
+    others_in_world_ = static_cast<int>(std::count_if(nodes_.begin(), nodes_.end(), [this](const Node& node) {
+        return agents_.contains(node.peer) && !is_own(node.hello);
+    }));
     appoint_standby();
 }
 
 // ---- succession
 
-/// What ends the job is said to nobody before all who could go on with it have heard that they do not: else one that takes over
-/// would begin again what others have been told is over. One that does not answer is lost within the time-out.
+/// What ends the job is said to nobody before all who could go on with it have heard that they do not: else
+/// one that takes over would begin again what others have been told is over. One that does not answer is lost
+/// within the time-out.
 void Controller::without_successor(std::function<void()> then) {
     is_last_ = true;
     end_succession();
@@ -436,7 +475,8 @@ void Controller::agent_message(rdzv::AgentId peer, const rdzv::StandbyListens& l
     may_be_succeeded_ = true;
     for (const auto& [other, theirs] : agents_) send_(other, successor_);
     // When it has been sent.
-    loop_.post([this, host = hello.host] { log_.info("{} is the standby: the job outlives this node", host); });
+    loop_.post(
+        [this, host = hello.host] { log_.info("{} is the standby: the job outlives this node", host); });
 }
 
 /// Once all nodes have heard of a generation, those before it do not count any more.
@@ -448,21 +488,26 @@ void Controller::agent_message(rdzv::AgentId peer, const rdzv::WorkersStarted& s
 }
 
 void Controller::stood_still() {
-    sees_no_death_until_ = deadline_after(MonotonicClock::now(), heartbeats_of(config_.spec.rendezvous).timeout);
+    sees_no_death_until_ =
+        deadline_after(MonotonicClock::now(), heartbeats_of(config_.spec.rendezvous).timeout);
 }
 
 /// Nodes that have fallen silent may be the larger part of a network in two, and go on without us.
 void Controller::check_majority(const Error& why) {
     if (why.code != Errc::Timeout && MonotonicClock::now() >= sees_no_death_until_) ++known_dead_;
-    if (!may_be_succeeded_ || finished() || head_keeps_job(electorate_, static_cast<int>(agents_.size()), known_dead_)) return;
+    if (!may_be_succeeded_ || finished() ||
+        head_keeps_job(electorate_, static_cast<int>(agents_.size()), known_dead_))
+        return;
     end_succession();
-    feed(job_event::Outnumbered{fmt::format("only {} of {} nodes are left that hear each other: the others may go on without this one",
-                                            agents_.size(), electorate_ - known_dead_)});
+    feed(job_event::Outnumbered{fmt::format(
+        "only {} of {} nodes are left that hear each other: the others may go on without this one",
+        agents_.size(), electorate_ - known_dead_)});
 }
 
 void Controller::succeed(JobState state, const std::string& why) {
     state_ = std::move(state);
-    for (const auto& [peer, hello] : agents_) take_word(state_, hello.kept_generation, hello.kept_restarts, MonotonicClock::now());
+    for (const auto& [peer, hello] : agents_)
+        take_word(state_, hello.kept_generation, hello.kept_restarts, MonotonicClock::now());
     steps_before_ = state_.history.furthest_step;
     log_.set_generation(state_.generation);
     feed(job_event::NodeLost{0, why, membership_.has_enough()});
@@ -527,7 +572,8 @@ void Controller::perform(const job_action::StopGeneration& action) {
     stop.why = action.why;
     broadcast(stop);
     // Somebody sits and waits: after a signal, not after a failure.
-    if (action.failed_rank < 0 && state_.stopped_by) count_down(deadline_after(MonotonicClock::now(), action.grace));
+    if (action.failed_rank < 0 && state_.stopped_by)
+        count_down(deadline_after(MonotonicClock::now(), action.grace));
 }
 
 /// Somebody waits for the end of a grace: says how long it still takes, at fewer and fewer moments before it.
@@ -538,7 +584,8 @@ void Controller::count_down(TimePoint end) {
     if (mark <= std::chrono::seconds(0)) return;
     countdown_ = loop_.call_at(end - mark, [this, end, mark] {
         if (state_.phase != JobState::Phase::Stopping || state_.killing) return;
-        log_.info("{} workers are still running; SIGKILL in {} s", world_size() - static_cast<int>(ends_.size()), mark.count());
+        log_.info("{} workers are still running; SIGKILL in {} s",
+                  world_size() - static_cast<int>(ends_.size()), mark.count());
         count_down(end);
     });
 }
@@ -547,7 +594,9 @@ void Controller::perform(const job_action::KillGeneration&) {
     for (const Node& node : nodes_) kill(node);
 }
 
-void Controller::perform(const job_action::KillNode& action) { kill(nodes_[static_cast<std::size_t>(action.node)]); }
+void Controller::perform(const job_action::KillNode& action) {
+    kill(nodes_[static_cast<std::size_t>(action.node)]);
+}
 
 void Controller::kill(const Node& node) {
     rdzv::StopGeneration kill;
@@ -556,17 +605,22 @@ void Controller::kill(const Node& node) {
     if (agents_.contains(node.peer)) send_(node.peer, kill);
 }
 
-void Controller::perform(const job_action::NodeLeaves& action) { membership_.leave(action.source, MonotonicClock::now()); }
+void Controller::perform(const job_action::NodeLeaves& action) {
+    membership_.leave(action.source, MonotonicClock::now());
+}
 
 void Controller::perform(const job_action::Dismiss& action) {
     const auto gone = agents_.extract(action.source);
     if (gone.empty()) return;
-    send_(action.source, rdzv::Shutdown{static_cast<int>(ExitCode::TryAgain), "this node has left the job after SIGTERM"});
+    send_(action.source,
+          rdzv::Shutdown{static_cast<int>(ExitCode::TryAgain), "this node has left the job after SIGTERM"});
     ++known_dead_;  // it goes on nowhere else
     has_gone(action.source, gone.mapped());
 }
 
-void Controller::perform(const job_action::NotifyPreempt& action) { broadcast(rdzv::Notice{"preempt", action.why}); }
+void Controller::perform(const job_action::NotifyPreempt& action) {
+    broadcast(rdzv::Notice{"preempt", action.why});
+}
 
 void Controller::perform(const job_action::SetTimer& action) {
     loop_.cancel(timer_);
@@ -581,11 +635,14 @@ void Controller::perform(const job_action::Say& action) {
 
 void Controller::perform(const job_action::Rejoin&) {
     const TimePoint now = MonotonicClock::now();
-    membership_.reopen(now, config_.nobody_can_come ? silent_may_return_ - now : config_.spec.rendezvous.join_timeout);
+    membership_.reopen(
+        now, config_.nobody_can_come ? silent_may_return_ - now : config_.spec.rendezvous.join_timeout);
     loop_.post([this] {
-        if (!config_.nobody_can_come || membership_.has_enough() || loop_.now() < silent_may_return_) return begin_waiting();
-        feed(job_event::JoinFailed{fmt::format("{}; {} of {} nodes are left, and none can come to a job whose nodes the head has started",
-                                               state_.failure, membership_.joined(), config_.spec.nodes.min)});
+        if (!config_.nobody_can_come || membership_.has_enough() || loop_.now() < silent_may_return_)
+            return begin_waiting();
+        feed(job_event::JoinFailed{fmt::format(
+            "{}; {} of {} nodes are left, and none can come to a job whose nodes the head has started",
+            state_.failure, membership_.joined(), config_.spec.nodes.min)});
     });
 }
 

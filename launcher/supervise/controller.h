@@ -38,25 +38,25 @@ struct ControllerConfig {
     JobSpec spec;
     std::string program;  ///< as shown in the report
     std::string command;  ///< of this node, as nodes say it in their AgentHello
-    /// What workers get as MASTER_ADDR/PORT in the generation that is about to start, with this node as its first.
-    /// Called once for each: a port that the kernel picked must be free again for a new rank 0.
+    /// What workers get as MASTER_ADDR/PORT in the generation that is about to start, with this node as its
+    /// first. Called once for each: a port that the kernel picked must be free again for a new rank 0.
     std::function<Result<MasterAddress>(const rdzv::AgentHello& first)> master;
     /// What the agent in this process says as its `instance`: without it there is no world; "" there is none.
     std::string own_instance;
     std::string own_host;
     std::vector<std::string> hosts;  ///< by node rank, where it is known who is to come
-    rdzv::Terms terms;    ///< with which every node has to agree
-    std::string fabric;   ///< of this node, and what is set because of it (describe_fabric)
-    double random = 0;    ///< in [0, 1), spreads the back-off
-    bool in_batch_job = false;  ///< a scheduler ends the job, by several ways at once
-    bool nobody_can_come = false;  ///< this process has started all nodes, and starts none a second time
-    bool can_be_succeeded = false;  ///< the other nodes' agents do not end with this process
+    rdzv::Terms terms;               ///< with which every node has to agree
+    std::string fabric;              ///< of this node, and what is set because of it (describe_fabric)
+    double random = 0;               ///< in [0, 1), spreads the back-off
+    bool in_batch_job = false;       ///< a scheduler ends the job, by several ways at once
+    bool nobody_can_come = false;    ///< this process has started all nodes, and starts none a second time
+    bool can_be_succeeded = false;   ///< the other nodes' agents do not end with this process
 };
 
 /// The one place that decides for the whole job: performs what job_state decides.
 ///
-/// Lives on the event loop's thread beside the server. Speaks with agents only through `send`, also with the one
-/// in its own process: one code path. An agent is known by the number its connection has.
+/// Lives on the event loop's thread beside the server. Speaks with agents only through `send`, also with the
+/// one in its own process: one code path. An agent is known by the number its connection has.
 class Controller {
   public:
     using Send = std::function<void(rdzv::AgentId, const rdzv::ToAgent&)>;
@@ -81,13 +81,13 @@ class Controller {
     /// This process becomes the controller of a job that has lost its own; its agents have joined already.
     void succeed(JobState state, const std::string& why);
 
-    /// The job goes on under another controller, and this one, which has begun no generation, decides nothing any more: its
-    /// agents hear where to go when their connections close.
+    /// The job goes on under another controller, and this one, which has begun no generation, decides nothing
+    /// any more: its agents hear where to go when their connections close.
     void hand_over(const rdzv::Successor& successor);
     /// The same, but this one has begun a generation, or its process cannot join: the job ends here.
     void overrule(const std::string& why) { feed(job_event::Outnumbered{why}); }
-    /// This process stood still for longer than the time-out. Connections that are found closed now were given up by nodes that
-    /// live, and may go on under the standby.
+    /// This process stood still for longer than the time-out. Connections that are found closed now were
+    /// given up by nodes that live, and may go on under the standby.
     void stood_still();
 
     // What the operator and the host want.
@@ -115,7 +115,9 @@ class Controller {
     /// How the job ended; complete once `done` has been called.
     [[nodiscard]] JobEnd end() const;
     /// Called before a new generation's StartGeneration is sent: fences the store.
-    void on_generation(std::function<void(std::uint64_t)> handler) { generation_handler_ = std::move(handler); }
+    void on_generation(std::function<void(std::uint64_t)> handler) {
+        generation_handler_ = std::move(handler);
+    }
     /// Called with everything that is decided about, before it is.
     void on_event(std::function<void(const JobEvent&)> handler) { event_handler_ = std::move(handler); }
 
@@ -166,7 +168,9 @@ class Controller {
     void kill(const Node& node);
     void worker_exited(int node, const rdzv::WorkerExited& report);
     [[nodiscard]] bool was_the_cause_all_along(const WorkerEnd& end);
-    [[nodiscard]] bool is_own(const rdzv::AgentHello& hello) const { return !hello.instance.empty() && hello.instance == config_.own_instance; }
+    [[nodiscard]] bool is_own(const rdzv::AgentHello& hello) const {
+        return !hello.instance.empty() && hello.instance == config_.own_instance;
+    }
     [[nodiscard]] int node_of(rdzv::AgentId peer) const;
     [[nodiscard]] int world_size() const;
     [[nodiscard]] std::vector<int> slots() const;
@@ -183,26 +187,28 @@ class Controller {
     JobState state_;
     rdzv::Membership membership_;
     std::map<rdzv::AgentId, rdzv::AgentHello> agents_;  ///< connected, in the world or waiting
-    std::vector<rdzv::AgentId> newcomers_;       ///< who have to be told why they wait
-    std::vector<Node> nodes_;                    ///< of the running world, by group rank
+    std::vector<rdzv::AgentId> newcomers_;              ///< who have to be told why they wait
+    std::vector<Node> nodes_;                           ///< of the running world, by group rank
     std::unordered_map<rdzv::AgentId, int> group_ranks_;
-    std::vector<WorkerEnd> ends_;                ///< of the current generation, in order
+    std::vector<WorkerEnd> ends_;  ///< of the current generation, in order
     std::vector<std::string> notes_;
     std::uint64_t order_ = 0;
     TimePoint oldest_report_ = TimePoint::max();  ///< of the errors in `ends_`
-    std::int64_t steps_before_ = -1;  ///< the furthest any failed worker has got
-    rdzv::AgentId standby_ = kThisProcess;  ///< none
+    std::int64_t steps_before_ = -1;              ///< the furthest any failed worker has got
+    rdzv::AgentId standby_ = kThisProcess;        ///< none
     rdzv::Successor successor_;
-    std::set<rdzv::AgentId> heirs_;  ///< who may take itself for the standby that all know
-    bool is_last_ = false;           ///< no further standby: the job ends
+    std::set<rdzv::AgentId> heirs_;                 ///< who may take itself for the standby that all know
+    bool is_last_ = false;                          ///< no further standby: the job ends
     std::vector<std::function<void()>> when_last_;  ///< what nobody hears before there is none any more
-    bool may_be_succeeded_ = false;  ///< some agent may know a successor
-    int electorate_ = 0;             ///< agents that may count themselves among those who go on
-    int known_dead_ = 0;             ///< of them
+    bool may_be_succeeded_ = false;                 ///< some agent may know a successor
+    int electorate_ = 0;               ///< agents that may count themselves among those who go on
+    int known_dead_ = 0;               ///< of them
     TimePoint sees_no_death_until_{};  ///< after this process stood still
-    int others_in_world_ = 0;        ///< agents that were told of the generation and are there, this process's own not
-    int unconfirmed_ = 0;            ///< nodes that may not know of this generation yet
-    TimePoint silent_may_return_{};  ///< until then a node that fell silent is waited for where no other can come
+    int others_in_world_ =
+        0;                 ///< agents that were told of the generation and are there, this process's own not
+    int unconfirmed_ = 0;  ///< nodes that may not know of this generation yet
+    TimePoint
+        silent_may_return_{};  ///< until then a node that fell silent is waited for where no other can come
     TimePoint begun_;
     std::string said_of_fabric_;
     std::vector<std::string> said_of_seats_;

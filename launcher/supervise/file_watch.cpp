@@ -13,7 +13,10 @@ Result<std::unique_ptr<FileWatch>> FileWatch::open(os::EventLoop& loop) {
     UniqueFd fd(::inotify_init1(IN_NONBLOCK | IN_CLOEXEC));
     if (!fd) return Error::system("inotify_init1");
     std::unique_ptr<FileWatch> watch(new FileWatch(loop, std::move(fd)));
-    if (const Status watched = loop.watch(watch->fd_.get(), EPOLLIN, [raw = watch.get()](std::uint32_t) { raw->read_events(); }); !watched) return watched.error();
+    if (const Status watched =
+            loop.watch(watch->fd_.get(), EPOLLIN, [raw = watch.get()](std::uint32_t) { raw->read_events(); });
+        !watched)
+        return watched.error();
     return watch;
 }
 

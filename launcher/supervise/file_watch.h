@@ -11,7 +11,8 @@
 
 namespace ddprun {
 
-/// Tells when somebody has written a file: closed it after writing, or moved another to its place. On the event loop.
+/// Tells when somebody has written a file: closed it after writing, or moved another to its place. On the
+/// event loop.
 class FileWatch {
   public:
     /// Error: System (the user's inotify instances are used up).
@@ -20,9 +21,11 @@ class FileWatch {
     FileWatch(const FileWatch&) = delete;
     FileWatch& operator=(const FileWatch&) = delete;
 
-    /// Forgets all files. Cheap; the destructor is not: the kernel waits 4 to 16 ms in the close of the descriptor.
+    /// Forgets all files. Cheap; the destructor is not: the kernel waits 4 to 16 ms in the close of the
+    /// descriptor.
     void clear();
-    /// Calls `written` each time. A file that is not there yet has a directory that is. Error: System, naming the path.
+    /// Calls `written` each time. A file that is not there yet has a directory that is. Error: System, naming
+    /// the path.
     Status add(const std::string& path, std::function<void()> written);
 
   private:

@@ -23,8 +23,10 @@ constexpr std::uint16_t kStaticPort = 29500;  // torchrun's default --master-por
 /// Every host is at home there, also where no interface lists it: Debian gives a host's own name 127.0.1.1.
 bool is_loopback(const std::string& address) { return address == "::1" || address.starts_with("127."); }
 
-Result<HeadChoice> head_at(const Endpoint& endpoint, const JobSpec& spec, const HostFacts& facts, std::string why) {
-    if (const Status found = check_found_at(endpoint.host, facts.endpoint_addresses, spec.rendezvous); !found) return found.error();
+Result<HeadChoice> head_at(const Endpoint& endpoint, const JobSpec& spec, const HostFacts& facts,
+                           std::string why) {
+    if (const Status found = check_found_at(endpoint.host, facts.endpoint_addresses, spec.rendezvous); !found)
+        return found.error();
     return HeadChoice{true, {spec.rendezvous.listen_on, endpoint.port}, std::move(why)};
 }
 
@@ -39,7 +41,8 @@ Result<UniqueFd> bind_port(int port) {
     sockaddr_in address{};
     address.sin_family = AF_INET;
     address.sin_port = htons(static_cast<std::uint16_t>(port));
-    if (::bind(fd.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) != 0) return Error::system("bind");
+    if (::bind(fd.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) != 0)
+        return Error::system("bind");
     return fd;
 }
 
@@ -48,7 +51,8 @@ Result<UniqueFd> bind_port(int port) {
 bool is_this_host(const std::string& name, const HostFacts& facts) {
     if (name == "localhost" || name == facts.host_name) return true;
     const auto ours = [&](const std::string& address) {
-        return is_loopback(address) || std::count(facts.addresses.begin(), facts.addresses.end(), address) > 0;
+        return is_loopback(address) ||
+               std::count(facts.addresses.begin(), facts.addresses.end(), address) > 0;
     };
     return ours(name) || std::any_of(facts.endpoint_addresses.begin(), facts.endpoint_addresses.end(), ours);
 }
@@ -58,26 +62,36 @@ std::optional<Endpoint> shared_endpoint(const JobSpec& spec) {
     const RendezvousSpec& rendezvous = spec.rendezvous;
     if (rendezvous.endpoint) return rendezvous.endpoint;
     if (!rendezvous.master_addr) return std::nullopt;
-    return Endpoint{*rendezvous.master_addr, static_cast<std::uint16_t>(rendezvous.master_port.value_or(kStaticPort))};
+    return Endpoint{*rendezvous.master_addr,
+                    static_cast<std::uint16_t>(rendezvous.master_port.value_or(kStaticPort))};
 }
 
 Result<HeadChoice> choose_head(const JobSpec& spec, const HostFacts& facts) {
     if (is_alone(spec)) return HeadChoice{true, {"127.0.0.1", 0}, "one node"};
     const std::optional<Endpoint> endpoint = shared_endpoint(spec);
     if (!endpoint) {
-        return Error{Errc::InvalidArgument,
-                     fmt::format("--nnodes={}: nothing says where the nodes meet (give --rdzv-endpoint HOST:PORT or --master-addr, or name "
-                                 "the hosts by --hosts; in a PBS, Slurm or LSF job they are known)", to_string(spec.nodes)), 0};
+        return Error{
+            Errc::InvalidArgument,
+            fmt::format(
+                "--nnodes={}: nothing says where the nodes meet (give --rdzv-endpoint HOST:PORT or --master-addr, or name "
+                "the hosts by --hosts; in a PBS, Slurm or LSF job they are known)",
+                to_string(spec.nodes)),
+            0};
     }
     if (const std::optional<bool> configured = spec.rendezvous.is_host) {
         if (*configured) return head_at(*endpoint, spec, facts, "is_host=true");
         return HeadChoice{false, *endpoint, "is_host=false"};
     }
-    // torchrun's c10d knows no node rank: it may be that of any order. It counts where the name tells nothing.
-    const bool name_tells = spec.rendezvous.backend == "c10d" && (is_this_host(endpoint->host, facts) || !facts.endpoint_addresses.empty());
+    // torchrun's c10d knows no node rank: it may be that of any order. It counts where the name tells
+    // nothing.
+    const bool name_tells = spec.rendezvous.backend == "c10d" &&
+                            (is_this_host(endpoint->host, facts) || !facts.endpoint_addresses.empty());
     if (spec.rendezvous.node_rank && !name_tells) {
         const bool is_elsewhere = !facts.endpoint_addresses.empty() && !is_this_host(endpoint->host, facts);
-        const std::string doubt = is_elsewhere ? fmt::format(", though {} is not this host: others look for it there", endpoint->host) : "";
+        const std::string doubt =
+            is_elsewhere
+                ? fmt::format(", though {} is not this host: others look for it there", endpoint->host)
+                : "";
         if (*spec.rendezvous.node_rank == 0) return head_at(*endpoint, spec, facts, "node rank 0" + doubt);
         return HeadChoice{false, *endpoint, fmt::format("node rank {}", *spec.rendezvous.node_rank)};
     }
@@ -89,14 +103,20 @@ Result<HeadChoice> choose_head(const JobSpec& spec, const HostFacts& facts) {
     return HeadChoice{false, *endpoint, endpoint->host + " is not this host"};
 }
 
-Status check_found_at(const std::string& host, const std::vector<std::string>& addresses, const RendezvousSpec& rendezvous) {
+Status check_found_at(const std::string& host, const std::vector<std::string>& addresses,
+                      const RendezvousSpec& rendezvous) {
     const std::string& own = rendezvous.listen_on;
-    if (own.empty() || addresses.empty() || std::count(addresses.begin(), addresses.end(), own) > 0) return {};
-    const bool is_local_name = std::all_of(addresses.begin(), addresses.end(), is_loopback) && host != "localhost" && !is_loopback(host);
+    if (own.empty() || addresses.empty() || std::count(addresses.begin(), addresses.end(), own) > 0)
+        return {};
+    const bool is_local_name = std::all_of(addresses.begin(), addresses.end(), is_loopback) &&
+                               host != "localhost" && !is_loopback(host);
     if (is_local_name) return {};
-    return Error{Errc::Mismatch,
-                 fmt::format("--iface={} is {} here, where the other nodes would not look: they know this host as {} ({}); let --rdzv-endpoint be {}",
-                             rendezvous.iface, own, host, join(addresses, ", "), own), 0};
+    return Error{
+        Errc::Mismatch,
+        fmt::format(
+            "--iface={} is {} here, where the other nodes would not look: they know this host as {} ({}); let --rdzv-endpoint be {}",
+            rendezvous.iface, own, host, join(addresses, ", "), own),
+        0};
 }
 
 Status check_local_address(const std::string& local_addr, const std::vector<std::string>& addresses) {
@@ -105,21 +125,28 @@ Status check_local_address(const std::string& local_addr, const std::vector<std:
     const bool is_numeric = ::inet_pton(AF_INET, local_addr.c_str(), ignored.data()) == 1 ||
                             ::inet_pton(AF_INET6, std::string(address).c_str(), ignored.data()) == 1;
     const auto is_it = [&](std::string_view own) { return own.substr(0, own.find('%')) == address; };
-    if (!is_numeric || is_loopback(local_addr) || std::any_of(addresses.begin(), addresses.end(), is_it)) return {};
+    if (!is_numeric || is_loopback(local_addr) || std::any_of(addresses.begin(), addresses.end(), is_it))
+        return {};
     std::vector<std::string> others;
-    std::copy_if(addresses.begin(), addresses.end(), std::back_inserter(others), [](const std::string& own) { return !is_loopback(own); });
+    std::copy_if(addresses.begin(), addresses.end(), std::back_inserter(others),
+                 [](const std::string& own) { return !is_loopback(own); });
     constexpr std::size_t kMostNamed = 4;
     if (others.size() > kMostNamed) others.resize(kMostNamed);
-    return Error{Errc::InvalidArgument,
-                 fmt::format("--local-addr={}: no address of this host ({}); leave it out, or name an interface by --iface", excerpt(local_addr),
-                             others.empty() ? "it has the loopback only" : "it has " + join(others, ", ")), 0};
+    return Error{
+        Errc::InvalidArgument,
+        fmt::format(
+            "--local-addr={}: no address of this host ({}); leave it out, or name an interface by --iface",
+            excerpt(local_addr),
+            others.empty() ? "it has the loopback only" : "it has " + join(others, ", ")),
+        0};
 }
 
 Endpoint own_endpoint(const RendezvousSpec& rendezvous, std::uint16_t port) {
     return {rendezvous.listen_on.empty() ? "127.0.0.1" : rendezvous.listen_on, port};
 }
 
-std::string master_host(const JobSpec& spec, bool first_node_is_here, const std::vector<std::string>& first_node) {
+std::string master_host(const JobSpec& spec, bool first_node_is_here,
+                        const std::vector<std::string>& first_node) {
     const RendezvousSpec& rendezvous = spec.rendezvous;
     if (rendezvous.master_addr) return *rendezvous.master_addr;
     if (!first_node_is_here && !first_node.empty()) return first_node.front();
@@ -128,8 +155,9 @@ std::string master_host(const JobSpec& spec, bool first_node_is_here, const std:
     return endpoint ? endpoint->host : "127.0.0.1";
 }
 
-MasterChoice choose_master(const JobSpec& spec, bool serves_torch, std::uint16_t controller_port, bool met_elsewhere,
-                           bool first_node_is_here, const std::vector<std::string>& first_node) {
+MasterChoice choose_master(const JobSpec& spec, bool serves_torch, std::uint16_t controller_port,
+                           bool met_elsewhere, bool first_node_is_here,
+                           const std::vector<std::string>& first_node) {
     if (serves_torch) return {master_host(spec, true, {}), controller_port};
     const bool is_controllers = shared_endpoint(spec).has_value() && !met_elsewhere;
     const int port = is_controllers ? 0 : spec.rendezvous.master_port.value_or(0);
@@ -141,17 +169,20 @@ namespace {
 /// What keeps the controller from being where workers are told that the store is; "" nothing.
 std::string torch_store_obstacle(const JobSpec& spec) {
     const RendezvousSpec& rendezvous = spec.rendezvous;
-    if (rendezvous.tls && !is_alone(spec)) return "PyTorch's clients speak no TLS, and with --tls nothing leaves a host without it";
+    if (rendezvous.tls && !is_alone(spec))
+        return "PyTorch's clients speak no TLS, and with --tls nothing leaves a host without it";
     const std::optional<Endpoint> endpoint = shared_endpoint(spec);
     if (!endpoint) {
         const std::string host = rendezvous.master_addr.value_or("localhost");
         if (host == "localhost" || is_loopback(host)) return "";
-        return fmt::format("the controller of a job of one node listens on the loopback, and --master-addr is {}", host);
+        return fmt::format(
+            "the controller of a job of one node listens on the loopback, and --master-addr is {}", host);
     }
     const bool is_there = rendezvous.master_addr.value_or(endpoint->host) == endpoint->host &&
                           rendezvous.master_port.value_or(endpoint->port) == endpoint->port;
     if (is_there) return "";
-    return fmt::format("--master-addr and --master-port name another place than {}, where the controller is", to_string(*endpoint));
+    return fmt::format("--master-addr and --master-port name another place than {}, where the controller is",
+                       to_string(*endpoint));
 }
 
 }  // namespace
@@ -190,9 +221,12 @@ HostFacts look_at_host(const std::optional<Endpoint>& endpoint) {
     if (!endpoint) return facts;
     facts.addresses = interface_addresses();
     const StoppableWait wait;
-    const ResolverAnswer answer = addresses_of_all({endpoint->host}, deadline_after(MonotonicClock::now(), kResolverPatience)).front();
+    const ResolverAnswer answer =
+        addresses_of_all({endpoint->host}, deadline_after(MonotonicClock::now(), kResolverPatience)).front();
     if (answer) facts.endpoint_addresses = *answer;
-    else if (answer.error().code == Errc::Timeout) facts.unanswered = fmt::format("{} did not answer within {} for {}", name_servers(), format_duration(kResolverPatience), endpoint->host);
+    else if (answer.error().code == Errc::Timeout)
+        facts.unanswered = fmt::format("{} did not answer within {} for {}", name_servers(),
+                                       format_duration(kResolverPatience), endpoint->host);
     return facts;
 }
 

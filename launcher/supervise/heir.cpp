@@ -63,7 +63,8 @@ void Heir::generation_began() {
 }
 
 void Heir::rejoin() {
-    const Error why{Errc::StaleGeneration, "this node is not the standby any more: it was taken for lost itself", 0};
+    const Error why{Errc::StaleGeneration,
+                    "this node is not the standby any more: it was taken for lost itself", 0};
     for (const auto& [agent, arrival] : arrivals_) parts_.refuse(agent, why);
     is_orphan_ = has_left_ = is_over_ = false;
     legacy_.reset();
@@ -74,7 +75,9 @@ void Heir::rejoin() {
 
 void Heir::arrived(rdzv::AgentId agent, const rdzv::AgentHello& hello) {
     const auto refusal = parts_.loop.call_after(parts_.patience, [this, agent] {
-        if (!is_orphan_) parts_.refuse(agent, {Errc::StaleGeneration, "the job has not lost its head: this node was taken for lost", 0});
+        if (!is_orphan_)
+            parts_.refuse(agent, {Errc::StaleGeneration,
+                                  "the job has not lost its head: this node was taken for lost", 0});
     });
     arrivals_[agent] = {hello.instance, hello.kept_generation, refusal};
     consider(false);
@@ -103,14 +106,16 @@ void Heir::consider(bool time_is_up) {
     // Who counts is looked up when all may be there: there can be thousands.
     if (!time_is_up && static_cast<int>(arrivals_.size()) < legacy_->agents - 1) return;
     const bool head_may_run = parts_.loop.now() < head_runs_until_;
-    const Succession decision = judge_succession(
-        {legacy_->agents, head_is_dead_, head_may_run, present(), legacy_->running - present(legacy_->generation)}, time_is_up);
+    const Succession decision = judge_succession({legacy_->agents, head_is_dead_, head_may_run, present(),
+                                                  legacy_->running - present(legacy_->generation)},
+                                                 time_is_up);
     if (decision == Succession::Wait) return;
     is_over_ = true;
     for (const os::EventLoop::TimerId timer : {timer_, head_timer_}) parts_.loop.cancel(timer);
     if (decision == Succession::TakeOver) return parts_.take_over(inherited(*legacy_, legacy_came_), why_);
-    parts_.give_up(fmt::format("{}, and {} of {} nodes, which came to the standby, are not more than half: the others may go on without them",
-                               why_, present(), legacy_->agents));
+    parts_.give_up(fmt::format(
+        "{}, and {} of {} nodes, which came to the standby, are not more than half: the others may go on without them",
+        why_, present(), legacy_->agents));
 }
 
 }  // namespace ddprun

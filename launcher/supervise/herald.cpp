@@ -23,7 +23,8 @@ void Herald::look() {
         if (is_there) tell(*std::move(outcome));
         if (is_there && !has_told_) parts_.told();
         has_told_ = is_there;
-        timer_ = parts_.loop.call_after(is_refused ? std::max(parts_.pause, kPauseBehindRefusal) : parts_.pause, [this] { look(); });
+        timer_ = parts_.loop.call_after(
+            is_refused ? std::max(parts_.pause, kPauseBehindRefusal) : parts_.pause, [this] { look(); });
     });
 }
 

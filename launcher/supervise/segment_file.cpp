@@ -41,7 +41,9 @@ RankLine& SegmentFile::line(int local_rank) {
     return reinterpret_cast<RankLine*>(static_cast<char*>(base_) + kRankLinesOffset)[local_rank];
 }
 
-const RankLine& SegmentFile::line(int local_rank) const { return const_cast<SegmentFile*>(this)->line(local_rank); }
+const RankLine& SegmentFile::line(int local_rank) const {
+    return const_cast<SegmentFile*>(this)->line(local_rank);
+}
 
 int SegmentFile::size() const { return static_cast<int>(header().local_world_size); }
 
@@ -49,7 +51,8 @@ std::string describe_line(const RankLine& line) {
     const std::uint64_t started = line.started_seq.load(std::memory_order_acquire);
     const std::uint64_t finished = line.finished_seq.load(std::memory_order_acquire);
     if (started == 0) return {};
-    const char* operation = segment_op_name(static_cast<SegmentOp>(line.operation.load(std::memory_order_relaxed)));
+    const char* operation =
+        segment_op_name(static_cast<SegmentOp>(line.operation.load(std::memory_order_relaxed)));
     if (started == finished) return fmt::format("finished {} #{}", operation, finished);
     return fmt::format("in {} #{} ({})", operation, started,
                        format_bytes(line.bytes.load(std::memory_order_relaxed)));

@@ -19,8 +19,9 @@ struct SegmentShape {
     int cpus = 0;  ///< CPUs the workers share; 0 not known
 };
 
-/// The launcher's side of one generation's shared segment: makes it, hands its descriptor to the workers, reads
-/// their lines. Owns the memfd and the mapping of its first pages; the memory lives until the last worker is gone.
+/// The launcher's side of one generation's shared segment: makes it, hands its descriptor to the workers,
+/// reads their lines. Owns the memfd and the mapping of its first pages; the memory lives until the last
+/// worker is gone.
 class SegmentFile {
   public:
     /// Error: System (memfd_create, ftruncate, mmap).
@@ -38,7 +39,8 @@ class SegmentFile {
     [[nodiscard]] int size() const;
 
   private:
-    SegmentFile(UniqueFd fd, void* base, std::size_t bytes) : fd_(std::move(fd)), base_(base), bytes_(bytes) {}
+    SegmentFile(UniqueFd fd, void* base, std::size_t bytes)
+        : fd_(std::move(fd)), base_(base), bytes_(bytes) {}
     [[nodiscard]] SegmentHeader& header() const { return *static_cast<SegmentHeader*>(base_); }
 
     UniqueFd fd_;

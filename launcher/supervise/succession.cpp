@@ -31,7 +31,8 @@ rdzv::Legacy legacy_of(const JobState& state, int agents, TimePoint now) {
     rdzv::Legacy legacy;
     legacy.generation = state.generation;
     legacy.restarts_used = state.restarts_used;
-    for (const TimePoint restart : state.history.restarts) legacy.restart_ages_ns.push_back(std::to_string((now - restart).count()));
+    for (const TimePoint restart : state.history.restarts)
+        legacy.restart_ages_ns.push_back(std::to_string((now - restart).count()));
     legacy.without_progress = state.history.without_progress;
     legacy.age_ns = (now - state.generation_started).count();
     legacy.agents = agents;
@@ -42,11 +43,13 @@ rdzv::Legacy legacy_of(const JobState& state, int agents, TimePoint now) {
 JobState inherited(const rdzv::Legacy& legacy, TimePoint now) {
     JobState state;
     state.phase = JobState::Phase::Running;
-    state.generation = legacy.generation + 1;  // it may have begun one more, of which only others, or nobody, has heard
+    state.generation =
+        legacy.generation + 1;  // it may have begun one more, of which only others, or nobody, has heard
     state.restarts_used = legacy.restarts_used;
     state.history.without_progress = legacy.without_progress;
     state.history.furthest_step = legacy.steps;
-    for (const std::string& age : legacy.restart_ages_ns) state.history.restarts.push_back(now - Duration(parse_int(age).value_or(0)));
+    for (const std::string& age : legacy.restart_ages_ns)
+        state.history.restarts.push_back(now - Duration(parse_int(age).value_or(0)));
     state.generation_started = now - Duration(legacy.age_ns);
     state.nodes.resize(1);
     state.nodes[0].workers = 1;
@@ -55,7 +58,9 @@ JobState inherited(const rdzv::Legacy& legacy, TimePoint now) {
 
 std::vector<EarlyAgent> newest_first(const std::map<rdzv::AgentId, rdzv::AgentHello>& early) {
     std::vector<EarlyAgent> all(early.begin(), early.end());
-    std::stable_sort(all.begin(), all.end(), [](const EarlyAgent& a, const EarlyAgent& b) { return a.second.kept_generation > b.second.kept_generation; });
+    std::stable_sort(all.begin(), all.end(), [](const EarlyAgent& a, const EarlyAgent& b) {
+        return a.second.kept_generation > b.second.kept_generation;
+    });
     return all;
 }
 

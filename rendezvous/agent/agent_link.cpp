@@ -18,7 +18,8 @@ constexpr Duration kAddressTimeout = std::chrono::seconds(5);
 
 /// Behind these the head ends, or is stopped, when it hears that they have come.
 bool is_waited_for(std::uint8_t type) {
-    return type == static_cast<std::uint8_t>(MessageType::Shutdown) || type == static_cast<std::uint8_t>(MessageType::Notice);
+    return type == static_cast<std::uint8_t>(MessageType::Shutdown) ||
+           type == static_cast<std::uint8_t>(MessageType::Notice);
 }
 
 Error nobody_there(const Endpoint& controller, const Error& why) {
@@ -28,12 +29,16 @@ Error nobody_there(const Endpoint& controller, const Error& why) {
 }  // namespace
 
 AgentLink::AgentLink(os::EventLoop& loop, AgentLinkOptions options, AgentLinkHandler& handler)
-    : loop_(loop), options_(std::move(options)), handler_(handler), backoff_(kFirstBackoff),
+    : loop_(loop),
+      options_(std::move(options)),
+      handler_(handler),
+      backoff_(kFirstBackoff),
       silence_(options_.heartbeats, loop.now()) {
     attempt_timer_ = loop_.call_after(Duration::zero(), [this] { attempt(); });
     if (options_.connect_by == kNever) return;
     deadline_timer_ = loop_.call_at(options_.connect_by, [this] {
-        end(nobody_there(options_.controllers.front(), {Errc::Timeout, last_cause_.empty() ? "no answer" : last_cause_, 0}));
+        end(nobody_there(options_.controllers.front(),
+                         {Errc::Timeout, last_cause_.empty() ? "no answer" : last_cause_, 0}));
     });
 }
 
@@ -71,16 +76,16 @@ DialOptions AgentLink::to_dial() const {
 void AgentLink::try_later(const Error& why) {
     if (is_hopeless(why)) return end(nobody_there(options_.controllers.front(), why));
     if (why.what != last_cause_) {
-        handler_.on_log(
-            fmt::format("waiting for the controller at {}: {}", to_string(options_.controllers.front()), why.what));
+        handler_.on_log(fmt::format("waiting for the controller at {}: {}",
+                                    to_string(options_.controllers.front()), why.what));
         last_cause_ = why.what;
     }
     attempt_timer_ = loop_.call_after(backoff_, [this] { attempt(); });
     backoff_ = std::min(backoff_ * 2, kLongestBackoff);
 }
 
-/// Strangers can keep a controller of ours from answering once; a process that was stopped has let a time pass itself. A
-/// system call that is refused (EPERM of sendmsg in a sandbox) stays refused.
+/// Strangers can keep a controller of ours from answering once; a process that was stopped has let a time
+/// pass itself. A system call that is refused (EPERM of sendmsg in a sandbox) stays refused.
 bool AgentLink::is_hopeless(const Error& why) {
     constexpr int kTimeouts = 2;
     if (!options_.is_ours) return false;
@@ -200,7 +205,8 @@ void AgentLink::look_for_silence() {
     const SilenceWatch::Verdict verdict = silence_.look(loop_.now(), heard);
     if (verdict.are_lost) {
         const std::string span = format_duration(options_.heartbeats.timeout);
-        return connection_->fail({Errc::Timeout, fmt::format("no heartbeat from the controller for {}", span), 0});
+        return connection_->fail(
+            {Errc::Timeout, fmt::format("no heartbeat from the controller for {}", span), 0});
     }
     const TimePoint suspect = heard + redial_after(options_.heartbeats);
     if (suspect <= loop_.now()) redial();
@@ -217,7 +223,8 @@ void AgentLink::redial() {
     options.controllers = found_;
     options.hello.session = session_;
     options.hello.received = inbox_.received();
-    // After a partition the network's own patience with an address grows: a fresh attempt finds the way back sooner.
+    // After a partition the network's own patience with an address grows: a fresh attempt finds the way back
+    // sooner.
     options.connecting = redial_pause(options_.heartbeats);
     options.handshake = redial_after(options_.heartbeats);
     dial_ = std::make_unique<Dial>(loop_, std::move(options), [this](Result<Dialled> outcome) {
@@ -231,16 +238,18 @@ void AgentLink::redial_again(const Error& why) {
     if (!is_worth_coming_again(why)) return end(why);
     const bool has_grace = outage_ == Outage::Broken && outage_timer_ != 0;
     if (outage_ == Outage::Broken && !has_grace && why.code != Errc::Timeout) return connection_->give_up();
-    // Also when the silent connection has come to life again: TCP may say what we have said much later than we hear.
-    const Duration pause = has_grace ? wait_for_redial(Outage::Broken, options_.heartbeats) / 5 : pause_behind(why, options_.heartbeats);
+    // Also when the silent connection has come to life again: TCP may say what we have said much later than
+    // we hear.
+    const Duration pause = has_grace ? wait_for_redial(Outage::Broken, options_.heartbeats) / 5
+                                     : pause_behind(why, options_.heartbeats);
     redial_timer_ = loop_.call_after(pause, [this] {
         redial_timer_ = 0;
         redial();
     });
 }
 
-/// A process that has died does not answer, and what still listens for it closes. One that is slow to answer is there: it has
-/// the time that silence has.
+/// A process that has died does not answer, and what still listens for it closes. One that is slow to answer
+/// is there: it has the time that silence has.
 void AgentLink::give_up_unless_somebody_is_there() {
     outage_timer_ = 0;
     const bool is_there = dial_ && !dial_->is_over() && dial_->has_met_somebody();
@@ -257,8 +266,10 @@ Status AgentLink::go_on(Dialled dialled) {
     dialled.connection->go_on_from(*connection_);
     connection_ = std::move(dialled.connection);
     outage_.reset();
-    for (os::EventLoop::TimerId* timer : {&outage_timer_, &redial_timer_}) loop_.cancel(std::exchange(*timer, 0));
-    handler_.on_detail(fmt::format("another connection to the controller at {}, nothing was heard for {}", connection_->peer(), format_duration(silent_for)));
+    for (os::EventLoop::TimerId* timer : {&outage_timer_, &redial_timer_})
+        loop_.cancel(std::exchange(*timer, 0));
+    handler_.on_detail(fmt::format("another connection to the controller at {}, nothing was heard for {}",
+                                   connection_->peer(), format_duration(silent_for)));
     return {};
 }
 
@@ -269,10 +280,12 @@ void AgentLink::on_closed(Connection& connection, const Error& closed) {
     const Error why = refusal_.value_or(closed);
     if (!connection.keeps_messages()) return end(why);
     outage_ = outage_of(why);
-    // Who stood still for long finds a connection that the controller has given up, and not one of a dead process.
+    // Who stood still for long finds a connection that the controller has given up, and not one of a dead
+    // process.
     const bool stood_still = loop_.now() - stood_still_ < options_.heartbeats.timeout;
     if (outage_ == Outage::Broken && stood_still) outage_ = Outage::Unreachable;
-    outage_timer_ = loop_.call_after(wait_for_redial(*outage_, options_.heartbeats), [this] { give_up_unless_somebody_is_there(); });
+    outage_timer_ = loop_.call_after(wait_for_redial(*outage_, options_.heartbeats),
+                                     [this] { give_up_unless_somebody_is_there(); });
     loop_.cancel(std::exchange(redial_timer_, 0));
     if (dial_ && !dial_->has_met_somebody()) dial_.reset();  // it began when nothing came through
     redial();

@@ -8,9 +8,9 @@
 #include "env/io/socket.h"
 #include "env/os/event_loop.h"
 #include "env/result.h"
+#include "rendezvous/agent/dial.h"
 #include "rendezvous/agent_message.h"
 #include "rendezvous/connection.h"
-#include "rendezvous/agent/dial.h"
 #include "rendezvous/handshake.h"
 #include "rendezvous/session.h"
 #include "rendezvous/store_message.h"
@@ -25,8 +25,8 @@ class AgentLinkHandler {
     virtual void on_connected() = 0;
     virtual void on_message(const ToAgent& message) = 0;
     /// The link is over, or never came about. Once; nothing follows. Timeout (nobody there until the
-    /// deadline, or no heartbeat), Refused (token, job, membership), Closed, Protocol, StaleGeneration (the controller
-    /// lives and has taken this node for lost: another link can join).
+    /// deadline, or no heartbeat), Refused (token, job, membership), Closed, Protocol, StaleGeneration (the
+    /// controller lives and has taken this node for lost: another link can join).
     virtual void on_lost(const Error& why) = 0;
     /// One line for the operator: what is waited for.
     virtual void on_log(const std::string& line) = 0;
@@ -39,7 +39,8 @@ class AgentLinkHandler {
 };
 
 struct AgentLinkOptions {
-    std::vector<Endpoint> controllers;  ///< where the one controller may be reached, the likeliest first; never empty
+    std::vector<Endpoint>
+        controllers;  ///< where the one controller may be reached, the likeliest first; never empty
     Credentials credentials;
     std::string name;  ///< for the controller's log: "agent on node02"
     AgentHello hello;  ///< without addresses, the address this connection has is filled in
@@ -48,7 +49,8 @@ struct AgentLinkOptions {
     Heartbeats heartbeats;
     /// Said behind the refusal of our token: only this side knows where ours is from.
     std::string when_token_differs = {};
-    /// The controller is in this process and listens: what the system refuses us then will not get better by waiting.
+    /// The controller is in this process and listens: what the system refuses us then will not get better by
+    /// waiting.
     bool is_ours = false;
     Duration handshake_timeout = ServerLimits{}.handshake;
     std::shared_ptr<const TlsContext> tls = nullptr;  ///< a client's; null: nothing is sealed
@@ -57,8 +59,9 @@ struct AgentLinkOptions {
 /// The agent's connection to the controller, on the event loop. Never blocks, not for host names either.
 ///
 /// Until connect_by it tries again whatever fails on the way (a controller that starts later, a name that is
-/// not known yet); after that there is one session, and its end is final. A connection that is lost, or silent for a third of the
-/// time-out, is replaced by another one when that can be had before the session is over (session.h); nobody notices.
+/// not known yet); after that there is one session, and its end is final. A connection that is lost, or
+/// silent for a third of the time-out, is replaced by another one when that can be had before the session is
+/// over (session.h); nobody notices.
 class AgentLink final : private ConnectionOwner {
   public:
     /// `loop` and `handler` are borrowed for the link's life. The first attempt starts in the loop.
@@ -70,8 +73,8 @@ class AgentLink final : private ConnectionOwner {
 
     /// False: no session (yet, or any more); nothing is sent.
     bool send(FromAgent message);
-    /// A request to the store, for which `number` is not 0; the answer comes by on_store_reply, unless the session is over before.
-    /// Error: Limit, when it is larger than a message may be; nothing is sent.
+    /// A request to the store, for which `number` is not 0; the answer comes by on_store_reply, unless the
+    /// session is over before. Error: Limit, when it is larger than a message may be; nothing is sent.
     Status ask_store(StoreRequest request, std::uint32_t number);
     bool tell_gone(ClientGone gone);
     /// A heartbeat by a Keepalive's thread, while the loop's is in a BlockingCall.
@@ -112,15 +115,16 @@ class AgentLink final : private ConnectionOwner {
     AgentLinkHandler& handler_;
     State state_ = State::Connecting;
     std::unique_ptr<Dial> dial_;
-    std::unique_ptr<Connection> connection_;  ///< the session's, also when it is lost and the next one is not there yet
+    std::unique_ptr<Connection>
+        connection_;  ///< the session's, also when it is lost and the next one is not there yet
     std::string session_;
-    std::vector<Endpoint> found_;             ///< the controllers, numeric: a session needs no name server
+    std::vector<Endpoint> found_;  ///< the controllers, numeric: a session needs no name server
     Inbox inbox_;
-    std::optional<Outage> outage_;            ///< the connection is lost
+    std::optional<Outage> outage_;  ///< the connection is lost
     std::optional<Error> refusal_;  ///< the controller's last words
     Duration backoff_;
     std::string last_cause_;
-    int timeouts_ = 0;           ///< of a controller that is ours
+    int timeouts_ = 0;  ///< of a controller that is ours
     bool was_refused_ = false;
     os::EventLoop::TimerId attempt_timer_ = 0;  ///< before the next attempt
     os::EventLoop::TimerId deadline_timer_ = 0;
@@ -129,7 +133,8 @@ class AgentLink final : private ConnectionOwner {
     os::EventLoop::TimerId redial_timer_ = 0;  ///< before the next look for another connection
     os::EventLoop::TimerId outage_timer_ = 0;  ///< then the session is over
     SilenceWatch silence_;
-    TimePoint last_beat_{}, stood_still_{};  ///< when this process was found to have missed beats for a whole time-out
+    TimePoint last_beat_{},
+        stood_still_{};  ///< when this process was found to have missed beats for a whole time-out
 };
 
 }  // namespace ddprun::rdzv

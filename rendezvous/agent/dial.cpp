@@ -13,23 +13,32 @@
 namespace ddprun::rdzv {
 namespace {
 
-/// So long an address has for itself before the next one is tried beside it (RFC 8305 has 250 ms; ours are close).
+/// So long an address has for itself before the next one is tried beside it (RFC 8305 has 250 ms; ours are
+/// close).
 constexpr Duration kHeadStart = std::chrono::milliseconds(50);
 
 }  // namespace
 
 bool is_worth_coming_again(const Error& why) {
     switch (why.code) {
-        case Errc::System: case Errc::NotFound: case Errc::Closed: case Errc::Timeout: case Errc::Limit: return true;
+        case Errc::System:
+        case Errc::NotFound:
+        case Errc::Closed:
+        case Errc::Timeout:
+        case Errc::Limit: return true;
         default: return false;
     }
 }
 
 Dial::Dial(os::EventLoop& loop, DialOptions options, Handler handler)
-    : loop_(loop), options_(std::move(options)), handler_(std::move(handler)), open_look_ups_(options_.controllers.size()) {
+    : loop_(loop),
+      options_(std::move(options)),
+      handler_(std::move(handler)),
+      open_look_ups_(options_.controllers.size()) {
     for (const Endpoint& controller : options_.controllers) {
         look_ups_.push_back(std::make_unique<Resolver>(loop_));
-        look_ups_.back()->look_up(controller, [this](Result<SocketAddresses> addresses) { found(std::move(addresses)); });
+        look_ups_.back()->look_up(controller,
+                                  [this](Result<SocketAddresses> addresses) { found(std::move(addresses)); });
     }
 }
 
@@ -46,7 +55,8 @@ void Dial::found(Result<SocketAddresses> addresses) {
     if (is_over()) return;
     if (addresses) {
         addresses_.insert(addresses_.end(), addresses->begin(), addresses->end());
-        for (const SocketAddress& one : *addresses) found_.push_back(numeric_endpoint(one.storage, one.length));
+        for (const SocketAddress& one : *addresses)
+            found_.push_back(numeric_endpoint(one.storage, one.length));
     } else {
         remember(addresses.error());
     }
@@ -68,18 +78,21 @@ void Dial::try_next() {
 }
 
 Status Dial::connect(Attempt& attempt, const SocketAddress& address) {
-    attempt.socket = UniqueFd(::socket(address.storage.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
+    attempt.socket =
+        UniqueFd(::socket(address.storage.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
     if (!attempt.socket) return Error::system("socket");
     const int fd = attempt.socket.get();
     const int outcome = ::connect(fd, address.get(), address.length);
     const int error = errno;
-    const Status watched = loop_.watch(fd, EPOLLOUT, [this, raw = &attempt](std::uint32_t) { on_connect_result(*raw); });
+    const Status watched =
+        loop_.watch(fd, EPOLLOUT, [this, raw = &attempt](std::uint32_t) { on_connect_result(*raw); });
     if (!watched) return watched.error();
     return outcome == 0 || error == EINPROGRESS ? Status() : Error::system("connect", error);
 }
 
 void Dial::on_connect_result(Attempt& attempt) {
-    if (const int failure = connect_outcome(attempt.socket.get())) return drop(attempt, Error::system("connect", failure));
+    if (const int failure = connect_outcome(attempt.socket.get()))
+        return drop(attempt, Error::system("connect", failure));
     has_met_somebody_ = true;
     if (const Status begun = begin_handshake(attempt); !begun) drop(attempt, begun.error());
 }
@@ -89,8 +102,10 @@ Status Dial::begin_handshake(Attempt& attempt) {
     loop_.unwatch(attempt.socket.get());
     Result<std::string> nonce = random_hex(kNonceBytes);
     if (!nonce) return nonce.error();
-    Connection::Options options{peer_name(attempt.socket.get()), kStrangerLimits, ServerLimits{}.output_bytes, options_.tls};
-    Result<std::unique_ptr<Connection>> connection = Connection::adopt(loop_, std::move(attempt.socket), std::move(options), *this);
+    Connection::Options options{peer_name(attempt.socket.get()), kStrangerLimits, ServerLimits{}.output_bytes,
+                                options_.tls};
+    Result<std::unique_ptr<Connection>> connection =
+        Connection::adopt(loop_, std::move(attempt.socket), std::move(options), *this);
     if (!connection) return connection.error();
     attempt.connection = *std::move(connection);
     attempt.handshake.emplace(options_.credentials, options_.hello, *std::move(nonce));
@@ -129,9 +144,11 @@ Result<bool> Dial::shake_hands(Attempt& attempt, Frame frame) {
 /// The others are not needed any more. The handler may destroy us.
 void Dial::take(Attempt& attempt) {
     loop_.cancel(attempt.timer);
-    Dialled dialled{std::move(attempt.connection), attempt.handshake->hello().nonce, attempt.handshake->session(), {}};
+    Dialled dialled{
+        std::move(attempt.connection), attempt.handshake->hello().nonce, attempt.handshake->session(), {}};
     dialled.found = {dialled.connection->remote()};
-    std::copy_if(found_.begin(), found_.end(), std::back_inserter(dialled.found), [&](const Endpoint& one) { return one != dialled.found.front(); });
+    std::copy_if(found_.begin(), found_.end(), std::back_inserter(dialled.found),
+                 [&](const Endpoint& one) { return one != dialled.found.front(); });
     addresses_.clear();
     loop_.cancel(std::exchange(next_timer_, 0));
     for (Attempt& other : attempts_) {
@@ -163,7 +180,8 @@ void Dial::end_if_nothing_is_left() {
 }
 
 Dial::Attempts::iterator Dial::attempt_of(const Connection& connection) {
-    return std::find_if(attempts_.begin(), attempts_.end(), [&](const Attempt& one) { return one.connection.get() == &connection; });
+    return std::find_if(attempts_.begin(), attempts_.end(),
+                        [&](const Attempt& one) { return one.connection.get() == &connection; });
 }
 
 }  // namespace ddprun::rdzv

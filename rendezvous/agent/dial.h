@@ -12,18 +12,18 @@
 #include "env/io/socket.h"
 #include "env/os/event_loop.h"
 #include "env/result.h"
+#include "rendezvous/agent/resolver.h"
 #include "rendezvous/connection.h"
 #include "rendezvous/handshake.h"
-#include "rendezvous/agent/resolver.h"
 
 namespace ddprun::rdzv {
 
 struct DialOptions {
     std::vector<Endpoint> controllers;  ///< where one controller may be reached
     Credentials credentials;
-    Hello hello;                        ///< of the agent; its session, where one goes on
-    Duration connecting;                ///< for one address to answer; the first may be a dead one
-    Duration handshake;                 ///< from there to the proof
+    Hello hello;                          ///< of the agent; its session, where one goes on
+    Duration connecting;                  ///< for one address to answer; the first may be a dead one
+    Duration handshake;                   ///< from there to the proof
     std::string when_token_differs = {};  ///< said behind the refusal of our token
     std::shared_ptr<const TlsContext> tls = nullptr;  ///< a client's; null: nothing is sealed
 };
@@ -33,14 +33,17 @@ struct Dialled {
     std::unique_ptr<Connection> connection;  ///< hears from whoever dialled; to be handed to its owner
     std::string nonce;                       ///< of the Hello that it began with
     SessionCounts session;                   ///< where it goes on, by the controller
-    std::vector<Endpoint> found;             ///< numeric addresses of the controllers that were known by then, this one's first
+    std::vector<Endpoint>
+        found;  ///< numeric addresses of the controllers that were known by then, this one's first
 };
 
-/// One look for a connection to the controller, on the event loop; never blocks. All names are looked up at once, their
-/// addresses tried in turn, the next one after 50 ms or when the last one failed; the first that proves itself is taken.
+/// One look for a connection to the controller, on the event loop; never blocks. All names are looked up at
+/// once, their addresses tried in turn, the next one after 50 ms or when the last one failed; the first that
+/// proves itself is taken.
 class Dial final : private ConnectionOwner {
   public:
-    /// Once, from the loop; may destroy the Dial. Errors: is_worth_coming_again(), or the last word of who answered.
+    /// Once, from the loop; may destroy the Dial. Errors: is_worth_coming_again(), or the last word of who
+    /// answered.
     using Handler = std::function<void(Result<Dialled>)>;
 
     /// `loop` is borrowed for the Dial's life.

@@ -15,7 +15,8 @@ std::string name_of_read(const StoreRequest& request) {
     const auto add = [&](const std::string& key) { name += fmt::format(" {} {}", key.size(), key); };
     if (const auto* get = std::get_if<store_op::Get>(&request.op)) add(get->key);
     else if (const auto* try_get = std::get_if<store_op::TryGet>(&request.op)) add(try_get->key);
-    else if (const auto* wait = std::get_if<store_op::Wait>(&request.op)) std::for_each(wait->keys.begin(), wait->keys.end(), add);
+    else if (const auto* wait = std::get_if<store_op::Wait>(&request.op))
+        std::for_each(wait->keys.begin(), wait->keys.end(), add);
     else return {};
     return name;
 }
@@ -43,7 +44,8 @@ RelayState::Asker RelayState::remove(AskerId id) {
     return asker;
 }
 
-RelayState::Actions RelayState::ask(std::uint64_t client, std::uint32_t request, StoreRequest what, TimePoint now) {
+RelayState::Actions RelayState::ask(std::uint64_t client, std::uint32_t request, StoreRequest what,
+                                    TimePoint now) {
     hurry(client, now);
     const TimePoint deadline = what.timeout ? deadline_after(now, *what.timeout) : kNever;
     const AskerId id = add({client, request, now, deadline, {}, 0});
@@ -66,7 +68,8 @@ RelayState::Actions RelayState::ask(std::uint64_t client, std::uint32_t request,
 // ---- what is under way
 
 /// Asks as the first of those whom the answer is for, and for as long as the most patient of them waits.
-void RelayState::launch(std::vector<AskerId> askers, StoreRequest request, TimePoint now, std::string shared) {
+void RelayState::launch(std::vector<AskerId> askers, StoreRequest request, TimePoint now,
+                        std::string shared) {
     do ++last_number_;
     while (last_number_ == 0 || flights_.contains(last_number_));
     TimePoint until = TimePoint::min();
@@ -127,7 +130,8 @@ RelayState::Actions RelayState::leave(std::uint64_t client, TimePoint now) {
     const std::set<AskerId> asked = mine == by_client_.end() ? std::set<AskerId>{} : mine->second;
     for (const AskerId id : asked) {
         const Asker asker = remove(id);
-        std::erase(asker.shared.empty() ? flights_.at(asker.flight).askers : sharings_.at(asker.shared).next, id);
+        std::erase(asker.shared.empty() ? flights_.at(asker.flight).askers : sharings_.at(asker.shared).next,
+                   id);
     }
     std::vector<Flight> forgotten;
     std::erase_if(flights_, [&](auto& flight) {

@@ -14,11 +14,13 @@
 
 namespace ddprun::rdzv {
 
-/// What the workers of one node ask the store through their agent's one session, and whose the answers are. Pure.
+/// What the workers of one node ask the store through their agent's one session, and whose the answers are.
+/// Pure.
 ///
-/// Equal reads (Get, TryGet, Wait) share: while one is under way, those that come behind it are asked together when it has
-/// been answered. So nobody hears what was true before he asked, and no value is kept. The requests of one client reach the
-/// store in its order: when it asks something else, what it has held back is asked first.
+/// Equal reads (Get, TryGet, Wait) share: while one is under way, those that come behind it are asked
+/// together when it has been answered. So nobody hears what was true before he asked, and no value is kept.
+/// The requests of one client reach the store in its order: when it asks something else, what it has held
+/// back is asked first.
 class RelayState {
   public:
     /// What the controller is asked.
@@ -46,7 +48,9 @@ class RelayState {
     /// Whoever waits behind others until `now` asks alone: whether it is in time the store says.
     Actions expire(TimePoint now);
     /// When expire() has something to do next; kNever: nobody's time is running here.
-    [[nodiscard]] TimePoint next_deadline() const { return deadlines_.empty() ? kNever : deadlines_.begin()->first; }
+    [[nodiscard]] TimePoint next_deadline() const {
+        return deadlines_.empty() ? kNever : deadlines_.begin()->first;
+    }
     /// The session is over: everybody is told so.
     Actions lose(const Failure& why);
 
@@ -83,7 +87,8 @@ class RelayState {
 
     std::unordered_map<AskerId, Asker> askers_;
     std::unordered_map<std::uint64_t, std::set<AskerId>> by_client_;
-    std::unordered_map<std::uint64_t, AskerId> held_back_;  ///< by client: the one that waits behind another's
+    std::unordered_map<std::uint64_t, AskerId>
+        held_back_;  ///< by client: the one that waits behind another's
     std::unordered_map<std::uint32_t, Flight> flights_;
     std::unordered_map<std::string, Sharing> sharings_;
     std::set<std::pair<TimePoint, AskerId>> deadlines_;  ///< that the store does not know

@@ -4,7 +4,8 @@
 
 namespace ddprun::rdzv {
 
-Result<std::unique_ptr<StoreRelay>> StoreRelay::serve(Parts parts, UniqueFd listener, Credentials credentials, ServerLimits limits) {
+Result<std::unique_ptr<StoreRelay>> StoreRelay::serve(Parts parts, UniqueFd listener, Credentials credentials,
+                                                      ServerLimits limits) {
     std::unique_ptr<StoreRelay> relay(new StoreRelay(std::move(parts)));
     Result<std::unique_ptr<LocalClients>> clients =
         LocalClients::serve(relay->parts_.loop, std::move(listener), std::move(credentials), limits, *relay);
@@ -22,7 +23,8 @@ AgentLink* StoreRelay::session() const {
 }
 
 void StoreRelay::on_local_request(std::uint64_t client, std::uint32_t number, StoreRequest request) {
-    if (session() == nullptr) return clients_->answer(client, number, Failure{Errc::Closed, "this node has no controller"});
+    if (session() == nullptr)
+        return clients_->answer(client, number, Failure{Errc::Closed, "this node has no controller"});
     perform(state_.ask(client, number, std::move(request), parts_.loop.now()));
 }
 
@@ -31,7 +33,9 @@ void StoreRelay::on_local_gone(std::uint64_t client) {
     perform(state_.leave(client, parts_.loop.now()));
 }
 
-void StoreRelay::on_store_reply(std::uint32_t number, const StoreReply& reply) { perform(state_.answer(number, reply, parts_.loop.now())); }
+void StoreRelay::on_store_reply(std::uint32_t number, const StoreReply& reply) {
+    perform(state_.answer(number, reply, parts_.loop.now()));
+}
 
 void StoreRelay::on_acknowledged() {
     const AgentLink* const link = session();
@@ -47,9 +51,12 @@ void StoreRelay::perform(RelayState::Actions actions) {
     AgentLink* const link = session();
     for (RelayState::Forward& one : actions.forward) {
         const Status asked = link == nullptr ? Status() : link->ask_store(std::move(one.request), one.number);
-        if (!asked) perform(state_.answer(one.number, Failure{asked.error().code, asked.error().what}, parts_.loop.now()));
+        if (!asked)
+            perform(state_.answer(one.number, Failure{asked.error().code, asked.error().what},
+                                  parts_.loop.now()));
     }
-    for (RelayState::Told& one : actions.told) clients_->answer(one.client, one.request, std::move(one.reply));
+    for (RelayState::Told& one : actions.told)
+        clients_->answer(one.client, one.request, std::move(one.reply));
     if (link != nullptr && link->kept_bytes() >= kRelayWindow) clients_->pause();
     arm_expiry();
 }

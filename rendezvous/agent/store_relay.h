@@ -9,16 +9,17 @@
 #include "env/result.h"
 #include "env/unique_fd.h"
 #include "rendezvous/agent/agent_link.h"
-#include "rendezvous/local_clients.h"
 #include "rendezvous/agent/relay_state.h"
+#include "rendezvous/local_clients.h"
 
 namespace ddprun::rdzv {
 
-/// The way of a node's workers to the store: they come by a Unix socket, and what they ask goes through the agent's session.
+/// The way of a node's workers to the store: they come by a Unix socket, and what they ask goes through the
+/// agent's session.
 ///
-/// Lives as long as the node's part in the job, under one controller after the other. On the event loop; never blocks. When
-/// much is under way that the controller has not acknowledged, the workers wait. Without a session, and when it ends, they
-/// are answered `closed`.
+/// Lives as long as the node's part in the job, under one controller after the other. On the event loop;
+/// never blocks. When much is under way that the controller has not acknowledged, the workers wait. Without a
+/// session, and when it ends, they are answered `closed`.
 class StoreRelay final : private LocalClientsHandler {
   public:
     struct Parts {
@@ -27,7 +28,8 @@ class StoreRelay final : private LocalClientsHandler {
         std::function<void(const std::string&)> log;
     };
     /// `listener` listens on a Unix socket. Error: System.
-    static Result<std::unique_ptr<StoreRelay>> serve(Parts parts, UniqueFd listener, Credentials credentials, ServerLimits limits = {});
+    static Result<std::unique_ptr<StoreRelay>> serve(Parts parts, UniqueFd listener, Credentials credentials,
+                                                     ServerLimits limits = {});
     ~StoreRelay() override;
     StoreRelay(const StoreRelay&) = delete;
     StoreRelay& operator=(const StoreRelay&) = delete;

@@ -18,14 +18,15 @@ struct Arrival {
     bool is_sealed = false;  ///< by TLS
 };
 
-/// Error: Refused, with the remedy: TLS is for all nodes or for none. What does not leave this host may be plain.
+/// Error: Refused, with the remedy: TLS is for all nodes or for none. What does not leave this host may be
+/// plain.
 Status admits_speech(const Arrival& arrival, bool job_has_tls);
 
 /// What decides about PyTorch's clients.
 struct TorchDoor {
-    bool is_open = false;            ///< their store is served here
-    std::uint64_t generation = 0;    ///< the store's; 0: none has begun
-    std::size_t clients = 0;         ///< that there are
+    bool is_open = false;          ///< their store is served here
+    std::uint64_t generation = 0;  ///< the store's; 0: none has begun
+    std::size_t clients = 0;       ///< that there are
     std::size_t most = 0;
     const std::set<std::string>& nodes;  ///< addresses of the job's
 };

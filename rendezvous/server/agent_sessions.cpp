@@ -24,7 +24,8 @@ AgentSessions::~AgentSessions() {
 AgentSession& AgentSessions::begin(ClientId id, const std::string& name, Connection& connection) {
     connection.keep_messages();
     by_name_.emplace(name, id);
-    return sessions_.emplace(id, AgentSession{id, name, &connection, HeldAnswers(limits_.held_bytes)}).first->second;
+    return sessions_.emplace(id, AgentSession{id, name, &connection, HeldAnswers(limits_.held_bytes)})
+        .first->second;
 }
 
 AgentSession* AgentSessions::find(const Hello& hello) {
@@ -51,7 +52,8 @@ Status AgentSessions::go_on(AgentSession& session, const Hello& hello, Connectio
 bool AgentSessions::waits_for_redial(AgentSession& session, const Error& why) {
     if (session.is_leaving || !session.connection->keeps_messages()) return false;
     const Duration wait = wait_for_redial(outage_of(why), limits_.heartbeats);
-    session.outage_timer = loop_.call_after(wait, [connection = session.connection] { connection->give_up(); });
+    session.outage_timer =
+        loop_.call_after(wait, [connection = session.connection] { connection->give_up(); });
     return true;
 }
 
@@ -75,7 +77,8 @@ void AgentSessions::join(AgentSession& session, const AgentHello& hello) {
 
 AgentSession* AgentSessions::joined(AgentId agent) {
     const auto found = sessions_.find(agent);
-    const bool is_here = found != sessions_.end() && found->second.is_joined && found->second.takes_messages();
+    const bool is_here =
+        found != sessions_.end() && found->second.is_joined && found->second.takes_messages();
     return is_here ? &found->second : nullptr;
 }
 

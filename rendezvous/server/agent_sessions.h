@@ -25,16 +25,16 @@ struct AgentSession {
     Connection* connection;  ///< that carries it, or did last
     HeldAnswers held;
     Inbox inbox = {};
-    bool is_joined = false;   ///< the controller has its AgentHello
-    bool is_leaving = false;  ///< it broke the rules, or was refused
+    bool is_joined = false;                   ///< the controller has its AgentHello
+    bool is_leaving = false;                  ///< it broke the rules, or was refused
     os::EventLoop::TimerId outage_timer = 0;  ///< its connection is lost, and when this ends the session is
 
     /// What is sent reaches the agent, by this connection or by another one.
     [[nodiscard]] bool takes_messages() const { return !is_leaving && connection->takes_messages(); }
 };
 
-/// The agents' sessions, whichever connections carry them: which go on, which are lost to silence, what has reached the agents.
-/// On the loop's thread; never blocks, and never destroys a connection.
+/// The agents' sessions, whichever connections carry them: which go on, which are lost to silence, what has
+/// reached the agents. On the loop's thread; never blocks, and never destroys a connection.
 class AgentSessions {
   public:
     struct Limits {
@@ -52,10 +52,11 @@ class AgentSessions {
     AgentSession* find(const Hello& hello);
     /// What the agent of such a Hello is told: what has come of it, and where what it hears goes on.
     [[nodiscard]] static SessionCounts counts(const AgentSession& session, const Hello& hello);
-    /// `connection` carries it from here on; the one before may be destroyed now, with what was still unread of it: the agent says
-    /// that again. Error: Protocol; then nothing has changed.
+    /// `connection` carries it from here on; the one before may be destroyed now, with what was still unread
+    /// of it: the agent says that again. Error: Protocol; then nothing has changed.
     Status go_on(AgentSession& session, const Hello& hello, Connection& connection);
-    /// Its connection is lost. True: the session is not, and the connection is told of again when no other one came in time.
+    /// Its connection is lost. True: the session is not, and the connection is told of again when no other
+    /// one came in time.
     bool waits_for_redial(AgentSession& session, const Error& why);
     void end(AgentSession& session);
 
@@ -74,7 +75,8 @@ class AgentSessions {
     /// To one of its workers, or to the agent itself: now, or when there is room.
     static void answer(AgentSession& session, StoreAnswer answer);
 
-    /// Calls `handler` once, later, when all that has been said to agents has reached them; after `patience` at the latest.
+    /// Calls `handler` once, later, when all that has been said to agents has reached them; after `patience`
+    /// at the latest.
     void when_written(Duration patience, os::EventLoop::Handler handler);
     /// Something may have.
     void look_soon_whether_written();

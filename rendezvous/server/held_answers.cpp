@@ -26,7 +26,9 @@ void HeldAnswers::push(StoreAnswer answer) {
     std::size_t& all = bytes_[answer.client.number];
     std::size_t bytes = value_bytes(answer.reply);
     if (all + bytes > most_) {
-        answer.reply = Failure{Errc::Limit, fmt::format("{} of answers to this client have not been taken yet", format_bytes(all))};
+        answer.reply =
+            Failure{Errc::Limit,
+                    fmt::format("{} of answers to this client have not been taken yet", format_bytes(all))};
         bytes = 0;
     }
     all += bytes;

@@ -9,7 +9,8 @@
 
 namespace ddprun::rdzv {
 
-/// The answers to an agent's workers that wait for room in its session: they take turns with the agent's own messages. Pure.
+/// The answers to an agent's workers that wait for room in its session: they take turns with the agent's own
+/// messages. Pure.
 class HeldAnswers {
   public:
     /// `most`: bytes that may wait for one client. Beyond them it is told so instead.

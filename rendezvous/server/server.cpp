@@ -36,10 +36,15 @@ struct Server::Peer {
 };
 
 Server::Server(os::EventLoop& loop, ServerOptions options, ServerHandler& handler)
-    : loop_(loop), options_(std::move(options)), handler_(handler), acceptor_(loop, *this),
-      store_({loop, [this](StoreAnswer one) { answer(std::move(one)); }, [this](const std::string& line) { handler_.on_log(line); }},
+    : loop_(loop),
+      options_(std::move(options)),
+      handler_(handler),
+      acceptor_(loop, *this),
+      store_({loop, [this](StoreAnswer one) { answer(std::move(one)); },
+              [this](const std::string& line) { handler_.on_log(line); }},
              options_.store_limits),
-      torch_(options_.torch_limits), agents_(loop, {options_.heartbeats, options_.limits.output_bytes}),
+      torch_(options_.torch_limits),
+      agents_(loop, {options_.heartbeats, options_.limits.output_bytes}),
       strangers_(options_.limits.strangers) {}
 
 Result<std::unique_ptr<Server>> Server::create(os::EventLoop& loop, ServerOptions options,
@@ -53,7 +58,8 @@ Result<std::unique_ptr<Server>> Server::create(os::EventLoop& loop, ServerOption
 
 Status Server::open() {
     if (options_.local_listener) {
-        const Status served = store_.serve_local(std::move(options_.local_listener), options_.credentials, options_.limits);
+        const Status served =
+            store_.serve_local(std::move(options_.local_listener), options_.credentials, options_.limits);
         if (!served) return served;
     }
     if (options_.listener) {
@@ -95,11 +101,13 @@ void Server::on_accept_failed(int error) {
 void Server::on_accepted(UniqueFd fd) {
     last_accept_error_ = 0;
     if (!make_room()) {
-        return turn_away(std::move(fd), {Errc::Limit, fmt::format("there are {} connections", peers_.size()), 0});
+        return turn_away(std::move(fd),
+                         {Errc::Limit, fmt::format("there are {} connections", peers_.size()), 0});
     }
     Result<std::string> nonce = random_hex(kNonceBytes);
     if (!nonce) return handler_.on_log(nonce.error().with("refusing a connection").what);
-    Connection::Options options{peer_name(fd.get()), kStrangerLimits, options_.limits.output_bytes, nullptr, options_.tls};
+    Connection::Options options{peer_name(fd.get()), kStrangerLimits, options_.limits.output_bytes, nullptr,
+                                options_.tls};
     Result<std::unique_ptr<Connection>> connection =
         Connection::adopt(loop_, std::move(fd), std::move(options), *this);
     if (!connection) return handler_.on_log(connection.error().what);
@@ -126,7 +134,8 @@ bool Server::evict_stranger() {
     const std::optional<ClientId> id = strangers_.next_to_go();
     if (!id) return false;
     Peer& peer = *peers_.at(*id);
-    const Error why{Errc::Limit, fmt::format("{} connections wait for their handshake", strangers_.in_handshake()), 0};
+    const Error why{Errc::Limit,
+                    fmt::format("{} connections wait for their handshake", strangers_.in_handshake()), 0};
     strangers_.left(*id);
     if (std::exchange(peer.stage, Peer::Stage::Leaving) == Peer::Stage::Leaving) {  // and has been told why
         peer.connection->fail(why);
@@ -142,7 +151,8 @@ void Server::turn_away(UniqueFd fd, const Error& why) {
     handler_.on_log(fmt::format("refusing {}: {}", peer_name(fd.get()), why.what));
     if (options_.tls) return;  // which it may expect, or not
     if (const Result<EncodedMessage> message = encode_message(failure_of(why), 0)) {
-        static_cast<void>(::send(fd.get(), message->head.data(), message->head.size(), MSG_DONTWAIT | MSG_NOSIGNAL));
+        static_cast<void>(
+            ::send(fd.get(), message->head.data(), message->head.size(), MSG_DONTWAIT | MSG_NOSIGNAL));
     }
 }
 
@@ -157,10 +167,12 @@ bool Server::on_first_byte(Connection& connection, char byte) {
     if (peer.stage != Peer::Stage::Handshake) return false;
     const Arrival arrival = arrival_of(connection, byte);
     if (!may_be_torch(byte)) {
-        if (const Status admitted = admits_speech(arrival, options_.tls != nullptr); !admitted) refuse(peer, 0, admitted.error());
+        if (const Status admitted = admits_speech(arrival, options_.tls != nullptr); !admitted)
+            refuse(peer, 0, admitted.error());
         return false;
     }
-    const TorchDoor door{options_.serves_torch, store().generation(), torch_.size(), options_.torch_limits.clients, agents_.node_addresses()};
+    const TorchDoor door{options_.serves_torch, store().generation(), torch_.size(),
+                         options_.torch_limits.clients, agents_.node_addresses()};
     if (const Status admitted = admits_torch(arrival, door); !admitted) {
         connection.fail(admitted.error().with("a client of PyTorch's TCPStore"));
         return true;
@@ -172,14 +184,16 @@ bool Server::on_first_byte(Connection& connection, char byte) {
     return true;
 }
 
-void Server::on_bytes(Connection& connection, std::string_view bytes) { torch_.hear(ids_.at(&connection), bytes); }
+void Server::on_bytes(Connection& connection, std::string_view bytes) {
+    torch_.hear(ids_.at(&connection), bytes);
+}
 
 void Server::on_frame(Connection& connection, Frame frame) {
     Peer& peer = peer_of(connection);
     if (peer.stage == Peer::Stage::Leaving) return;
     const std::uint32_t request = frame.request;
-    const Status kept =
-        peer.stage == Peer::Stage::Handshake ? shake_hands(peer, std::move(frame)) : serve(peer, std::move(frame));
+    const Status kept = peer.stage == Peer::Stage::Handshake ? shake_hands(peer, std::move(frame))
+                                                             : serve(peer, std::move(frame));
     if (!kept) refuse(peer, request, kept.error());
 }
 
@@ -191,7 +205,8 @@ Status Server::shake_hands(Peer& peer, Frame frame) {
     if (!message) return message.error();
     peer.handshake.bind_to(peer.connection->tls_binding());
     AgentSession* const session = agents_.find(peer.handshake.peer());
-    if (session != nullptr) peer.handshake.session_is_here(AgentSessions::counts(*session, peer.handshake.peer()));
+    if (session != nullptr)
+        peer.handshake.session_is_here(AgentSessions::counts(*session, peer.handshake.peer()));
     Result<HandshakeMessage> answer = peer.handshake.receive(*message);
     if (!answer) {
         handler_.on_log(fmt::format("refusing {}: {}", describe(peer), answer.error().what));
@@ -212,19 +227,22 @@ void Server::welcome(Peer& peer) {
     loop_.cancel(std::exchange(peer.handshake_timer, 0));
     peer.connection->set_limits(kPeerLimits);
     const Hello& hello = peer.handshake.peer();
-    if (hello.role == Role::Agent && hello.session.empty()) peer.session = &agents_.begin(peer.id, hello.nonce, *peer.connection);
+    if (hello.role == Role::Agent && hello.session.empty())
+        peer.session = &agents_.begin(peer.id, hello.nonce, *peer.connection);
 }
 
 /// The newcomer's connection becomes that of the session's peer; the one before is closed.
 Status Server::go_on(Peer& newcomer, AgentSession& session) {
     const Duration silent_for = loop_.now() - session.connection->last_heard();
-    if (Status known = agents_.go_on(session, newcomer.handshake.peer(), *newcomer.connection); !known) return known;
+    if (Status known = agents_.go_on(session, newcomer.handshake.peer(), *newcomer.connection); !known)
+        return known;
     Peer& peer = *peers_.at(session.id);
     ids_.erase(peer.connection.get());
     peer.connection = std::move(newcomer.connection);
     ids_.at(peer.connection.get()) = peer.id;
     peers_.erase(newcomer.id);
-    handler_.on_detail(fmt::format("another connection of {}, nothing was heard for {}", describe(peer), format_duration(silent_for)));
+    handler_.on_detail(fmt::format("another connection of {}, nothing was heard for {}", describe(peer),
+                                   format_duration(silent_for)));
     return {};
 }
 
@@ -242,9 +260,11 @@ Status Server::serve(Peer& peer, Frame frame) {
         peer.connection->send(encode_message(failure, frame.request));
         return {};
     }
-    if (kind == MessageKind::JobMoved && peer.handshake.peer().role == Role::Tool) return hear_of_move(std::move(frame));
+    if (kind == MessageKind::JobMoved && peer.handshake.peer().role == Role::Tool)
+        return hear_of_move(std::move(frame));
     if (peer.session != nullptr) return serve_agent(peer, std::move(frame));
-    return Error{Errc::Protocol, fmt::format("{} from a {}", message_name(type), role_name(peer.handshake.peer().role)), 0};
+    return Error{Errc::Protocol,
+                 fmt::format("{} from a {}", message_name(type), role_name(peer.handshake.peer().role)), 0};
 }
 
 Status Server::serve_heartbeat(Peer& peer, Frame frame) {
@@ -257,7 +277,8 @@ Status Server::serve_store(Peer& peer, Frame frame) {
     const std::uint32_t number = frame.request;
     Result<StoreRequest> request = decode_store_request(std::move(frame));
     if (!request) return request.error();
-    if (request->client != 0 && peer.session == nullptr) return Error{Errc::Protocol, "'client' in a request of no agent", 0};
+    if (request->client != 0 && peer.session == nullptr)
+        return Error{Errc::Protocol, "'client' in a request of no agent", 0};
     store_.ask({peer.id, request->client}, number, *std::move(request));
     return {};
 }
@@ -317,7 +338,8 @@ bool Server::send(AgentId agent, ToAgent message) {
 }
 
 void Server::broadcast(ToAgent message) {
-    if (const Status sent = agents_.broadcast(std::move(message)); !sent) handler_.on_log(sent.error().with("broadcast").what);
+    if (const Status sent = agents_.broadcast(std::move(message)); !sent)
+        handler_.on_log(sent.error().with("broadcast").what);
 }
 
 void Server::refuse_agent(AgentId agent, const Error& why) {
@@ -346,7 +368,9 @@ void Server::on_closed(Connection& connection, const Error& why) {
     agents_.look_soon_whether_written();  // what it had not taken is waited for no more
     const auto known = ids_.find(&connection);
     const auto entry = peers_.find(known->second);
-    if (AgentSession* const session = entry->second->session; session != nullptr && agents_.waits_for_redial(*session, why)) return;
+    if (AgentSession* const session = entry->second->session;
+        session != nullptr && agents_.waits_for_redial(*session, why))
+        return;
     // Taken out before the handler hears of it: from here on the peer does not exist for anybody.
     const std::unique_ptr<Peer> peer = std::move(entry->second);
     const bool was_joined = peer->is_joined_agent();
@@ -362,9 +386,10 @@ void Server::on_closed(Connection& connection, const Error& why) {
     // Nor is one that an agent does not need, for another was faster: it may go before it has said a word.
     const std::string& named = peer->handshake.peer().job_id;
     const bool is_spare = why.code == Errc::Closed && (named.empty() || named == options_.credentials.job_id);
-    const bool is_news = (peer->stage == Peer::Stage::Handshake && !is_spare) ||
-                         (peer->stage == Peer::Stage::Serving && why.code != Errc::Closed) ||
-                         (peer->stage == Peer::Stage::Torch && why.code != Errc::Closed && why.code != Errc::StaleGeneration);
+    const bool is_news =
+        (peer->stage == Peer::Stage::Handshake && !is_spare) ||
+        (peer->stage == Peer::Stage::Serving && why.code != Errc::Closed) ||
+        (peer->stage == Peer::Stage::Torch && why.code != Errc::Closed && why.code != Errc::StaleGeneration);
     if (is_news) handler_.on_log(fmt::format("closed {}: {}", describe(*peer), why.what));
 }
 

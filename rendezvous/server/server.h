@@ -52,14 +52,15 @@ struct ServerOptions {
     bool serves_torch = false;  ///< PyTorch's TCPStore clients too; PROTOCOL.md says which of them
     TorchLimits torch_limits;
     Heartbeats heartbeats;
-    std::shared_ptr<const TlsContext> tls = nullptr;  ///< a server's: then only this host's own connections may be plain
+    std::shared_ptr<const TlsContext> tls =
+        nullptr;  ///< a server's: then only this host's own connections may be plain
 };
 
 /// The job's meeting point: serves the store to workers and tools, and carries control messages between the
 /// agents and the controller. One thread, the loop's; never blocks.
 ///
-/// Holds the connections, from the first byte to the last: who they are (the handshake, strangers.h, admission.h), and to which
-/// of the parts below what they say goes.
+/// Holds the connections, from the first byte to the last: who they are (the handshake, strangers.h,
+/// admission.h), and to which of the parts below what they say goes.
 class Server final : private ConnectionOwner, private os::AcceptorOwner {
   public:
     /// Listens from now on. `loop` and `handler` are borrowed for the server's life.
@@ -91,9 +92,11 @@ class Server final : private ConnectionOwner, private os::AcceptorOwner {
     /// Tells the agent why and ends its connection; on_agent_lost follows.
     void refuse_agent(AgentId agent, const Error& why);
 
-    /// Calls `handler` once, later, when all that has been said to agents has reached them; after `patience` at the latest, for
-    /// one may not take it.
-    void when_written(Duration patience, os::EventLoop::Handler handler) { agents_.when_written(patience, std::move(handler)); }
+    /// Calls `handler` once, later, when all that has been said to agents has reached them; after `patience`
+    /// at the latest, for one may not take it.
+    void when_written(Duration patience, os::EventLoop::Handler handler) {
+        agents_.when_written(patience, std::move(handler));
+    }
     [[nodiscard]] std::size_t connections() const { return peers_.size(); }
     [[nodiscard]] std::size_t strangers() const { return strangers_.in_handshake(); }
     [[nodiscard]] const Store& store() const { return store_.store(); }

@@ -14,7 +14,8 @@ constexpr ClientId kOwn = 0;
 StoreService::~StoreService() { parts_.loop.cancel(expiry_timer_); }
 
 Status StoreService::serve_local(UniqueFd listener, const Credentials& credentials, ServerLimits limits) {
-    Result<std::unique_ptr<LocalClients>> local = LocalClients::serve(parts_.loop, std::move(listener), credentials, limits, *this);
+    Result<std::unique_ptr<LocalClients>> local =
+        LocalClients::serve(parts_.loop, std::move(listener), credentials, limits, *this);
     if (!local) return local.error();
     local_ = *std::move(local);
     return {};

@@ -13,8 +13,9 @@
 
 namespace ddprun::rdzv {
 
-/// Runs the job's store: for the controller, for the workers of this host, who come by a Unix socket, and for those who speak by
-/// one of the server's connections. Keeps the time of those who wait. On the loop's thread; never blocks.
+/// Runs the job's store: for the controller, for the workers of this host, who come by a Unix socket, and for
+/// those who speak by one of the server's connections. Keeps the time of those who wait. On the loop's
+/// thread; never blocks.
 class StoreService final : private LocalClientsHandler {
   public:
     struct Parts {

@@ -29,7 +29,8 @@ void TorchClients::left(ClientId id) {
 
 void TorchClients::end_generation() {
     store_.clear();
-    for (const auto& [id, client] : clients_) client.connection.fail({Errc::StaleGeneration, "its generation is over", 0});
+    for (const auto& [id, client] : clients_)
+        client.connection.fail({Errc::StaleGeneration, "its generation is over", 0});
 }
 
 }  // namespace ddprun::rdzv

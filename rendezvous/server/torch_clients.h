@@ -9,7 +9,8 @@
 
 namespace ddprun::rdzv {
 
-/// The server's clients that speak PyTorch's TCPStore protocol, and their store. On the loop's thread; never blocks.
+/// The server's clients that speak PyTorch's TCPStore protocol, and their store. On the loop's thread; never
+/// blocks.
 class TorchClients {
   public:
     explicit TorchClients(TorchLimits limits) : limits_(limits), store_(limits) {}

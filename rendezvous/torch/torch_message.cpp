@@ -10,15 +10,15 @@ namespace {
 
 constexpr std::uint32_t kGreeting = 0x3C85F7CE;
 
-/// What belongs to a request: k a key, v a value, i a number of 8 bytes, u one of 4. Where several items may come, their
-/// number is first.
+/// What belongs to a request: k a key, v a value, i a number of 8 bytes, u one of 4. Where several items may
+/// come, their number is first.
 struct Shape {
     std::string_view item;
     bool is_counted = false;
 };
 constexpr std::array<Shape, 19> kShapes{{
-    {"u"}, {"kv"}, {"kvv"}, {"k"}, {"ki"}, {"k", true}, {"k", true}, {""}, {"k"}, {"kv"}, {"k", true}, {"kv", true}, {""}, {"u"},
-    {"kv"}, {"k"}, {"k"}, {""}, {"ki"},
+    {"u"},       {"kv"},       {"kvv"}, {"k"}, {"ki"}, {"k", true}, {"k", true}, {""}, {"k"},  {"kv"},
+    {"k", true}, {"kv", true}, {""},    {"u"}, {"kv"}, {"k"},       {"k"},       {""}, {"ki"},
 }};
 static_assert(kShapes.size() == static_cast<std::size_t>(TorchOp::Barrier) + 1);
 
@@ -95,7 +95,9 @@ Result<bool> TorchParser::begin_request() {
     const int byte = static_cast<unsigned char>(buffer_[offset_]);
     const int op = is_greeted ? byte : byte + 1;
     const int last = static_cast<int>(is_greeted ? TorchOp::Barrier : TorchOp::CancelWait);
-    if (op > last) return Error{Errc::Protocol, fmt::format("request {} of a TCPStore client is not known here", byte), 0};
+    if (op > last)
+        return Error{Errc::Protocol, fmt::format("request {} of a TCPStore client is not known here", byte),
+                     0};
     if (op == 0) return Error{Errc::Protocol, "a second greeting", 0};
     ++offset_;
     open_ = TorchRequest{static_cast<TorchOp>(op), {}, {}, 0};
@@ -115,7 +117,9 @@ Result<bool> TorchParser::read_request() {
         items_ = read_number(8);
         if (!items_) return false;
         if (*items_ > limits_.keys_per_request) {
-            return Error{Errc::Limit, fmt::format("{} keys in one request, allowed are {}", *items_, limits_.keys_per_request), 0};
+            return Error{
+                Errc::Limit,
+                fmt::format("{} keys in one request, allowed are {}", *items_, limits_.keys_per_request), 0};
         }
     }
     for (; *items_ > 0; --*items_, fields_ = shape_of(open_->op).item) {
@@ -141,7 +145,8 @@ Result<bool> TorchParser::read_text(std::vector<std::string>& to, std::size_t mo
     const std::size_t start = offset_;
     const std::optional<std::uint64_t> length = read_number(8);
     if (!length) return false;
-    if (*length > most) return Error{Errc::Limit, fmt::format("a {} of {} bytes, allowed are {}", what, *length, most), 0};
+    if (*length > most)
+        return Error{Errc::Limit, fmt::format("a {} of {} bytes, allowed are {}", what, *length, most), 0};
     if (open_bytes_ + *length > limits_.request_bytes) {
         return Error{Errc::Limit, fmt::format("a request of more than {} bytes", limits_.request_bytes), 0};
     }

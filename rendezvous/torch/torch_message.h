@@ -10,9 +10,9 @@
 
 /// What clients of PyTorch's TCPStore say (the protocol of its libuv server), as values.
 ///
-/// A request is one byte and what belongs to it; nothing frames it. Since PyTorch 2.2 a client begins with a greeting, the
-/// request 0; before, it did not, and counted its requests from SET = 0. Numbers are in the byte order of the machine, which
-/// is that of the clients: little-endian. PROTOCOL.md has the table.
+/// A request is one byte and what belongs to it; nothing frames it. Since PyTorch 2.2 a client begins with a
+/// greeting, the request 0; before, it did not, and counted its requests from SET = 0. Numbers are in the
+/// byte order of the machine, which is that of the clients: little-endian. PROTOCOL.md has the table.
 namespace ddprun::rdzv {
 
 /// Everything such a client can make grow. The first three are PyTorch's own.
@@ -30,11 +30,31 @@ struct TorchLimits {
 
 /// A request's first byte.
 enum class TorchOp : std::uint8_t {
-    Validate, Set, CompareSet, Get, Add, Check, Wait, CountKeys, DeleteKey, Append, MultiGet, MultiSet, CancelWait, Ping,
-    QueuePush, QueuePop, QueueLength, ListKeys, Barrier,
+    Validate,
+    Set,
+    CompareSet,
+    Get,
+    Add,
+    Check,
+    Wait,
+    CountKeys,
+    DeleteKey,
+    Append,
+    MultiGet,
+    MultiSet,
+    CancelWait,
+    Ping,
+    QueuePush,
+    QueuePop,
+    QueueLength,
+    ListKeys,
+    Barrier,
 };
-/// By what a server tells such a client from ours: 0 (a greeting, or a SET before PyTorch 2.2) to CANCEL_WAIT of then.
-constexpr bool may_be_torch(char first_byte) { return static_cast<unsigned char>(first_byte) < static_cast<unsigned char>(TorchOp::CancelWait); }
+/// By what a server tells such a client from ours: 0 (a greeting, or a SET before PyTorch 2.2) to CANCEL_WAIT
+/// of then.
+constexpr bool may_be_torch(char first_byte) {
+    return static_cast<unsigned char>(first_byte) < static_cast<unsigned char>(TorchOp::CancelWait);
+}
 
 struct TorchRequest {
     TorchOp op = TorchOp::Ping;
@@ -53,15 +73,16 @@ std::string encode_torch_greeting();
 void append_number(std::string& out, std::int64_t number);
 void append_value(std::string& out, std::string_view value);
 
-/// Cuts what a client sends, fed in pieces of any size, into requests. Pure; holds at most one request and one piece.
+/// Cuts what a client sends, fed in pieces of any size, into requests. Pure; holds at most one request and
+/// one piece.
 class TorchParser {
   public:
     explicit TorchParser(TorchLimits limits = {}) : limits_(limits) {}
 
     void feed(std::string_view bytes);
     /// The next whole request; nullopt: feed more. The greeting is none.
-    /// Error: Protocol (an unknown request, a second greeting), Limit (a length beyond the limits, judged before anything is
-    /// allocated). The stream is then lost: every further call gives the same error.
+    /// Error: Protocol (an unknown request, a second greeting), Limit (a length beyond the limits, judged
+    /// before anything is allocated). The stream is then lost: every further call gives the same error.
     Result<std::optional<TorchRequest>> next();
 
   private:
@@ -79,9 +100,10 @@ class TorchParser {
     std::string buffer_;
     std::size_t offset_ = 0;  ///< of the first byte not yet used
     Dialect dialect_ = Dialect::Unknown;
-    std::optional<TorchRequest> open_;   ///< as far as it has come
-    std::string fields_;                 ///< of `open_`, still to come for this item
-    std::optional<std::uint64_t> items_; ///< still to come, this one among them; nullopt: their number is to come first
+    std::optional<TorchRequest> open_;  ///< as far as it has come
+    std::string fields_;                ///< of `open_`, still to come for this item
+    std::optional<std::uint64_t>
+        items_;  ///< still to come, this one among them; nullopt: their number is to come first
     std::size_t open_bytes_ = 0;
     std::optional<Error> broken_;
 };

@@ -62,7 +62,8 @@ Reply TorchStore::perform(Client client, TorchRequest& request) {
         case TorchOp::MultiGet: return multi_get(request.keys);
         case TorchOp::Get: return value(get(key));
         case TorchOp::Check: {
-            const bool all = std::all_of(request.keys.begin(), request.keys.end(), [this](const std::string& one) { return is_there(one); });
+            const bool all = std::all_of(request.keys.begin(), request.keys.end(),
+                                         [this](const std::string& one) { return is_there(one); });
             return all ? kReady : kNotReady;
         }
         case TorchOp::Wait: {
@@ -96,17 +97,23 @@ Reply TorchStore::perform(Client client, TorchRequest& request) {
 
 Status TorchStore::reserve(std::size_t freed, std::size_t taken, std::size_t entries) const {
     if (bytes_ - freed + taken > limits_.total_bytes) {
-        return Error{Errc::Limit, fmt::format("the store of PyTorch's clients is full ({} of {})", format_bytes(bytes_), format_bytes(limits_.total_bytes)), 0};
+        return Error{Errc::Limit,
+                     fmt::format("the store of PyTorch's clients is full ({} of {})", format_bytes(bytes_),
+                                 format_bytes(limits_.total_bytes)),
+                     0};
     }
     if (values_.size() + queued_ + entries > limits_.keys) {
-        return Error{Errc::Limit, fmt::format("the store of PyTorch's clients has its {} keys already", limits_.keys), 0};
+        return Error{Errc::Limit,
+                     fmt::format("the store of PyTorch's clients has its {} keys already", limits_.keys), 0};
     }
     return {};
 }
 
 Status TorchStore::put(const std::string& key, std::string value) {
     if (value.size() > limits_.value_bytes) {
-        return Error{Errc::Limit, fmt::format("a value of {} bytes, allowed are {}", value.size(), limits_.value_bytes), 0};
+        return Error{Errc::Limit,
+                     fmt::format("a value of {} bytes, allowed are {}", value.size(), limits_.value_bytes),
+                     0};
     }
     const auto found = values_.find(key);
     const bool is_new = found == values_.end();
@@ -125,14 +132,19 @@ std::string TorchStore::get(const std::string& key) const {
     return found == values_.end() ? std::string() : found->second;
 }
 
-bool TorchStore::is_there(const std::string& key) const { return values_.contains(key) || queues_.contains(key); }
+bool TorchStore::is_there(const std::string& key) const {
+    return values_.contains(key) || queues_.contains(key);
+}
 
 Result<std::int64_t> TorchStore::add(const std::string& key, std::int64_t delta) {
     std::int64_t sum = delta;
     if (const auto found = values_.find(key); found != values_.end()) {
         const Result<std::int64_t> present = parse_int(found->second);
         if (!present || __builtin_add_overflow(*present, delta, &sum)) {
-            return Error{Errc::InvalidArgument, fmt::format("add to a key that holds no number, or one that is too large ({} bytes)", found->second.size()), 0};
+            return Error{Errc::InvalidArgument,
+                         fmt::format("add to a key that holds no number, or one that is too large ({} bytes)",
+                                     found->second.size()),
+                         0};
         }
     }
     if (const Status done = put(key, std::to_string(sum)); !done) return done.error();
@@ -140,7 +152,8 @@ Result<std::int64_t> TorchStore::add(const std::string& key, std::int64_t delta)
 }
 
 /// What stands there now; of an absent key what was expected, which is PyTorch's answer.
-Result<std::string> TorchStore::compare_set(const std::string& key, const std::string& expected, std::string desired) {
+Result<std::string> TorchStore::compare_set(const std::string& key, const std::string& expected,
+                                            std::string desired) {
     const auto found = values_.find(key);
     const bool matches = found == values_.end() ? expected.empty() : found->second == expected;
     if (!matches) return found == values_.end() ? expected : found->second;
@@ -214,7 +227,9 @@ Reply TorchStore::wait(Client client, std::set<std::string> missing) {
     Wait wait{client, std::move(missing), 0};
     for (const std::string& key : wait.missing) wait.bytes += 2 * key.size() + kNotes;
     if (waiting_bytes_ + wait.bytes > limits_.waiting_bytes) {
-        return Error{Errc::Limit, fmt::format("all clients together wait for too much ({})", format_bytes(waiting_bytes_)), 0};
+        return Error{Errc::Limit,
+                     fmt::format("all clients together wait for too much ({})", format_bytes(waiting_bytes_)),
+                     0};
     }
     const WaitId id = next_wait_++;
     for (const std::string& key : wait.missing) waiting_for_[key].insert(id);
@@ -228,7 +243,8 @@ Reply TorchStore::wait(Client client, std::set<std::string> missing) {
 Reply TorchStore::enter_barrier(Client client, const std::string& key, std::int64_t participants) {
     // Not by put(): what waits for the key is the barrier, and is woken by the last one alone.
     const auto found = values_.find(key);
-    const Result<std::int64_t> inside = found == values_.end() ? Result<std::int64_t>(0) : parse_int(found->second);
+    const Result<std::int64_t> inside =
+        found == values_.end() ? Result<std::int64_t>(0) : parse_int(found->second);
     if (!inside) return Error{Errc::InvalidArgument, "a barrier at a key that holds no number", 0};
     const bool is_last = *inside + 1 >= participants;
     auto waiting = is_last ? decltype(waiting_for_)::node_type() : waiting_for_.extract(key);
@@ -244,7 +260,8 @@ void TorchStore::wake(const std::string& key) {
     for (const WaitId id : listed.mapped()) {
         Wait& wait = waits_.at(id);
         wait.missing.erase(key);
-        const bool is_over = wait.missing.empty() || (wait.missing.size() == 1 && queues_.contains(*wait.missing.begin()));
+        const bool is_over =
+            wait.missing.empty() || (wait.missing.size() == 1 && queues_.contains(*wait.missing.begin()));
         if (is_over) finish(id);
     }
 }
@@ -253,7 +270,8 @@ void TorchStore::wake(const std::string& key) {
 void TorchStore::wake_one(const std::string& key) {
     const auto listed = waiting_for_.find(key);
     if (listed == waiting_for_.end()) return;
-    const auto next = std::find_if(listed->second.begin(), listed->second.end(), [this](WaitId id) { return waits_.at(id).missing.size() == 1; });
+    const auto next = std::find_if(listed->second.begin(), listed->second.end(),
+                                   [this](WaitId id) { return waits_.at(id).missing.size() == 1; });
     if (next != listed->second.end()) finish(*next);
 }
 

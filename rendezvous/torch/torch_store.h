@@ -16,9 +16,9 @@ namespace ddprun::rdzv {
 
 /// The store of PyTorch's TCPStore clients, without connections, clocks or threads.
 ///
-/// Apart from ours, whose keys are text, have an owner's generation, and are there or not: here a key is any bytes, what is
-/// absent reads as empty, a value can be appended to, a key can be a queue, and clients count the keys. What a request does
-/// and answers is what PyTorch's own libuv server does.
+/// Apart from ours, whose keys are text, have an owner's generation, and are there or not: here a key is any
+/// bytes, what is absent reads as empty, a value can be appended to, a key can be a queue, and clients count
+/// the keys. What a request does and answers is what PyTorch's own libuv server does.
 class TorchStore {
   public:
     using Client = std::uint64_t;
@@ -26,8 +26,9 @@ class TorchStore {
         Client client;
         std::string bytes;
     };
-    /// What a request leads to: bytes for its client and for those who waited, and, where it cannot be served, why. There is
-    /// no way to say that to a client but to close its connection, as PyTorch's server does.
+    /// What a request leads to: bytes for its client and for those who waited, and, where it cannot be
+    /// served, why. There is no way to say that to a client but to close its connection, as PyTorch's server
+    /// does.
     struct Outcome {
         std::vector<Answer> answers;
         std::optional<Error> refused;
@@ -77,7 +78,7 @@ class TorchStore {
     TorchLimits limits_;
     std::unordered_map<std::string, std::string> values_;
     std::unordered_map<std::string, std::deque<std::string>> queues_;  ///< none is empty
-    std::size_t queued_ = 0;  ///< values in queues
+    std::size_t queued_ = 0;                                           ///< values in queues
     std::size_t bytes_ = 0;
     std::map<WaitId, Wait> waits_;
     std::unordered_map<Client, WaitId> wait_of_;

@@ -1,9 +1,9 @@
 // All-reduce of float32 sums between processes of one node: libddp (buffers in shared and in private memory),
-// Open MPI, Gloo's library and PyTorch's gloo (PYTHON_EXEC names a Python that has it), in turn, several passes,
-// medians over the passes. Prints ratios and the bars they are held against; never fails on time.
+// Open MPI, Gloo's library and PyTorch's gloo (PYTHON_EXEC names a Python that has it), in turn, several
+// passes, medians over the passes. Prints ratios and the bars they are held against; never fails on time.
 //
-// Peers are as their users have them: Open MPI binds a rank to a core, and yields only where ranks share one; gloo goes by the
-// loopback interface, its threads on all cores.
+// Peers are as their users have them: Open MPI binds a rank to a core, and yields only where ranks share one;
+// gloo goes by the loopback interface, its threads on all cores.
 //
 //   bench_allreduce [--passes N] [--mpi PROGRAM] [--gloo PROGRAM] [--ddprun PROGRAM --torch SCRIPT]
 #include <fmt/core.h>
@@ -108,8 +108,10 @@ Times run_mpi(const std::string& program, int ranks, const Sizes& sizes) {
     // Where MPICH is there too, mpirun may be its own.
     const bool has_own_name = std::system("command -v mpirun.openmpi >/dev/null 2>&1") == 0;
     return run_command(
-        fmt::format("OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 {} {} -np {} {}", has_own_name ? "mpirun.openmpi" : "mpirun",
-                    ranks > ::sysconf(_SC_NPROCESSORS_ONLN) ? "--oversubscribe" : "--bind-to core", ranks, program),
+        fmt::format("OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 {} {} -np {} {}",
+                    has_own_name ? "mpirun.openmpi" : "mpirun",
+                    ranks > ::sysconf(_SC_NPROCESSORS_ONLN) ? "--oversubscribe" : "--bind-to core", ranks,
+                    program),
         sizes);
 }
 
@@ -253,9 +255,14 @@ int main(int argc, char** argv) {
         }
         if (!torch.empty() && !python.empty()) {
             all.emplace_back("torch", [&, ranks](Sizes sizes) {
-                std::erase_if(sizes, [](std::size_t bytes) { return std::ranges::find(kTorchSizes, bytes) == kTorchSizes.end(); });
-                return run_command(fmt::format("OMP_NUM_THREADS=1 GLOO_SOCKET_IFNAME=lo {} --numa-binding=none --prefix=none --nproc-per-node={} {} {}", ddprun,
-                                               ranks, python, torch), sizes);
+                std::erase_if(sizes, [](std::size_t bytes) {
+                    return std::ranges::find(kTorchSizes, bytes) == kTorchSizes.end();
+                });
+                return run_command(
+                    fmt::format(
+                        "OMP_NUM_THREADS=1 GLOO_SOCKET_IFNAME=lo {} --numa-binding=none --prefix=none --nproc-per-node={} {} {}",
+                        ddprun, ranks, python, torch),
+                    sizes);
             });
         }
         return all;

@@ -1,8 +1,9 @@
-// What a collective costs beside moving and summing: its number, the lines that the launcher reads, the clock, showing the
-// call to the other ranks and comparing theirs; as a share of a training step of the perceptron 784-1024-1024-1024-10 on
-// the CPU (batch 128, one rank: a step of several takes longer). Bar: 1 %.
-#include <fmt/core.h>
+// What a collective costs beside moving and summing: its number, the lines that the launcher reads, the
+// clock, showing the call to the other ranks and comparing theirs; as a share of a training step of the
+// perceptron 784-1024-1024-1024-10 on the CPU (batch 128, one rank: a step of several takes longer). Bar: 1
+// %.
 #include <fcntl.h>
+#include <fmt/core.h>
 
 #include <algorithm>
 #include <functional>
@@ -24,7 +25,8 @@ constexpr std::size_t kBatch = 128, kSteps = 41, kRounds = 101, kCalls = 1000;
 class OneRank {
   public:
     [[nodiscard]] std::shared_ptr<ddp::SegmentMap> map() const {
-        return std::make_shared<ddp::SegmentMap>(ddprun::UniqueFd(::fcntl(segment_.get(), F_DUPFD_CLOEXEC, 0)));
+        return std::make_shared<ddp::SegmentMap>(
+            ddprun::UniqueFd(::fcntl(segment_.get(), F_DUPFD_CLOEXEC, 0)));
     }
     [[nodiscard]] ddp::Context context() const {
         ddprun::WorkerEnv env = ddp::testing::environment_of(0, 1);
@@ -72,16 +74,20 @@ Step measure_step() {
 double measure_call() {
     const OneRank rank;
     ddp::cpu::Arena arena(rank.map(), 0, ddp::cpu::Arena::Lines::OfTheNode);
-    ddp::cpu::join(arena, ddp::testing::environment_of(0, 1), ddprun::MonotonicClock::now() + std::chrono::seconds(10));
+    ddp::cpu::join(arena, ddp::testing::environment_of(0, 1),
+                   ddprun::MonotonicClock::now() + std::chrono::seconds(10));
     ddp::cpu::Lockstep steps(arena, {.ranks = 1}, std::chrono::seconds(10));
-    return median_us(kRounds, [&] {
-               for (std::size_t i = 0; i < kCalls; ++i) {
-                   steps.begin({.bytes = 25 << 20, .operation = ddprun::SegmentOp::AllReduce, .dtype = ddp::DType::F32});
-                   steps.meet();
-                   steps.meet();
-                   steps.end();
-               }
-           }) /
+    return median_us(kRounds,
+                     [&] {
+                         for (std::size_t i = 0; i < kCalls; ++i) {
+                             steps.begin({.bytes = 25 << 20,
+                                          .operation = ddprun::SegmentOp::AllReduce,
+                                          .dtype = ddp::DType::F32});
+                             steps.meet();
+                             steps.meet();
+                             steps.end();
+                         }
+                     }) /
            kCalls;
 }
 
@@ -90,8 +96,9 @@ double measure_call() {
 int main() {
     const Step step = measure_step();
     const double call_us = measure_call(), share = step.calls * call_us / step.us;
-    fmt::print("a step takes {:.0f} us and makes {:.1f} calls; numbers, lines and comparison take {:.3f} us of each\n", step.us, step.calls,
-               call_us);
+    fmt::print(
+        "a step takes {:.0f} us and makes {:.1f} calls; numbers, lines and comparison take {:.3f} us of each\n",
+        step.us, step.calls, call_us);
     fmt::print("{:.5f} % of a step (bar 1 %: {})\n", 100 * share, share < 0.01 ? "met" : "NOT MET");
     return 0;
 }

@@ -12,8 +12,8 @@
 
 #include "ddp/checkpoint.h"
 
-/// A checkpoint of 1 GB against `dd` that writes and syncs as much to the same disk, in turns: the disk's speed is the bar.
-/// Reading it back, against dd that reads, is from the page cache for both.
+/// A checkpoint of 1 GB against `dd` that writes and syncs as much to the same disk, in turns: the disk's
+/// speed is the bar. Reading it back, against dd that reads, is from the page cache for both.
 namespace {
 
 using namespace ddp;
@@ -46,14 +46,16 @@ struct Model {
         std::vector<Tensor> all;
         const std::size_t each = values.size() / kTensors;
         for (std::size_t i = 0; i < kTensors; ++i)
-            all.push_back(tensor_of(fmt::format("layer{}.weight", i), std::span(values).subspan(i * each, each), {static_cast<std::int64_t>(each)}));
+            all.push_back(tensor_of(fmt::format("layer{}.weight", i),
+                                    std::span(values).subspan(i * each, each),
+                                    {static_cast<std::int64_t>(each)}));
         return all;
     }
 };
 
 void print(const char* what, Seconds ours, Seconds dd) {
-    fmt::print("{:<8} {:6.2f} s {:6.0f} MB/s    dd {:6.2f} s {:6.0f} MB/s    {:5.2f} of dd's time\n", what, ours.count(), kBytes / 1e6 / ours.count(), dd.count(),
-               kBytes / 1e6 / dd.count(), ours / dd);
+    fmt::print("{:<8} {:6.2f} s {:6.0f} MB/s    dd {:6.2f} s {:6.0f} MB/s    {:5.2f} of dd's time\n", what,
+               ours.count(), kBytes / 1e6 / ours.count(), dd.count(), kBytes / 1e6 / dd.count(), ours / dd);
 }
 
 }  // namespace
@@ -74,7 +76,10 @@ int main(int argc, char** argv) {
         ::sync();
         std::string path;
         saves.push_back(time([&] { path = directory.save(tensors, {}, {turn, turn, {}, {}}); }));
-        writes.push_back(time([&] { shell(fmt::format("dd if=/dev/zero of={} bs=1M count={} conv=fsync status=none", raw, kBytes >> 20)); }));
+        writes.push_back(time([&] {
+            shell(fmt::format("dd if=/dev/zero of={} bs=1M count={} conv=fsync status=none", raw,
+                              kBytes >> 20));
+        }));
         loads.push_back(time([&] { load_checkpoint(path, tensors, {}); }));
         reads.push_back(time([&] { shell(fmt::format("dd if={} of=/dev/null bs=1M status=none", raw)); }));
     }

@@ -30,13 +30,13 @@
 
 namespace {
 
-using ddprun::Json;
 using ddp::Buffer;
 using ddp::DType;
 using ddp::Tensor;
 using ddp::cuda::DeviceMemory;
 using ddp::cuda::Event;
 using ddp::cuda::Gpu;
+using ddprun::Json;
 using GpuPointer = std::shared_ptr<const Gpu>;
 
 constexpr int kUsage = 64, kSkipped = 77;
@@ -58,9 +58,7 @@ double median(std::vector<double> values) {
 }
 
 /// The device in this process is the one of the tests: host memory, whose times mean nothing.
-bool is_fake() {
-    return ::dlsym(RTLD_DEFAULT, "fake_cuda_blocking_calls") != nullptr;
-}
+bool is_fake() { return ::dlsym(RTLD_DEFAULT, "fake_cuda_blocking_calls") != nullptr; }
 
 /// Seconds that the device needs for what `enqueue` puts on the default stream: the median. `keep_busy` puts
 /// work in front of it, so that the device does not wait for the host in between.
@@ -108,8 +106,7 @@ struct Result {
 /// Arrays for all the kernels; what is in them does not matter to their speed.
 class Bench {
   public:
-    Bench(GpuPointer gpu, const Options& options)
-        : gpu_(std::move(gpu)), options_(options) {
+    Bench(GpuPointer gpu, const Options& options) : gpu_(std::move(gpu)), options_(options) {
         for (int i = 0; i < 4; ++i)
             arrays_.emplace_back(gpu_, options.elements * sizeof(float)).clear(nullptr);
     }
@@ -139,9 +136,12 @@ class Bench {
         add("copy (the device's own)", 8, false,
             [&] { ddp::cuda::copy(b.data, a.data, a.bytes(), nullptr); });
         add("scale f32 in place", 8, true, [&] { ddp::cuda::scale_cast(*gpu_, a, a, 0.5F, nullptr); });
-        add("scale and cast f32 to bf16", 6, true, [&] { ddp::cuda::scale_cast(*gpu_, a, half, 0.5F, nullptr); });
-        add("scale and cast bf16 to f32", 6, true, [&] { ddp::cuda::scale_cast(*gpu_, half, a, 1, nullptr); });
-        add("scale and cast f32 to f16", 6, true, [&] { ddp::cuda::scale_cast(*gpu_, a, f16, 0.5F, nullptr); });
+        add("scale and cast f32 to bf16", 6, true,
+            [&] { ddp::cuda::scale_cast(*gpu_, a, half, 0.5F, nullptr); });
+        add("scale and cast bf16 to f32", 6, true,
+            [&] { ddp::cuda::scale_cast(*gpu_, half, a, 1, nullptr); });
+        add("scale and cast f32 to f16", 6, true,
+            [&] { ddp::cuda::scale_cast(*gpu_, a, f16, 0.5F, nullptr); });
     }
 
     /// The same elements as one parameter and as many: both have the bar.
@@ -175,12 +175,15 @@ class Bench {
         constexpr std::size_t kColumns = 4096;
         if (options_.elements < kColumns) return;
         const train::kernels::Rows matrix{arrays_[0].get(), options_.elements / kColumns, kColumns, kColumns};
-        const train::kernels::Place place{ddp::device::ElementType::BF16, gpu_->grid_for(options_.elements), nullptr};
+        const train::kernels::Place place{ddp::device::ElementType::BF16, gpu_->grid_for(options_.elements),
+                                          nullptr};
         add("bias and ReLU bf16", 4, false, [=, this] {
-            ddp::cuda::check(train::kernels::add_bias(place, matrix, arrays_[1].get(), true), "adding a bias");
+            ddp::cuda::check(train::kernels::add_bias(place, matrix, arrays_[1].get(), true),
+                             "adding a bias");
         });
         add("gradient of ReLU bf16", 6, false, [=, this] {
-            ddp::cuda::check(train::kernels::relu_gradient(place, matrix, arrays_[1].get()), "launching the gradient of ReLU");
+            ddp::cuda::check(train::kernels::relu_gradient(place, matrix, arrays_[1].get()),
+                             "launching the gradient of ReLU");
         });
     }
 
@@ -255,7 +258,8 @@ std::vector<StepCost> measure_step_costs(const GpuPointer& gpu) {
     const std::vector<Buffer> gradients = memory_of(parts(slopes, kParameters));
     ddp::GradScaler scaler(device);
     ddp::GradClipper clipper(device, 1, {.scaler = &scaler});
-    const auto adamw = ddp::make_adamw(parts(values, kParameters), {.device = {.scaler = &scaler, .clipper = &clipper}});
+    const auto adamw =
+        ddp::make_adamw(parts(values, kParameters), {.device = {.scaler = &scaler, .clipper = &clipper}});
     const auto cost = [&](const char* part, const std::function<void()>& body) {
         std::vector<double> times;
         for (int i = 0; i <= kSteps; ++i) {
@@ -293,9 +297,9 @@ Json print_kernels(const std::vector<Result>& results) {
                    : share >= kShareBar ? ""
                                         : fmt::format("  below {:.0f} %", 100 * kShareBar));
         rows.add({{"name", result.name},
-                        {"gb_per_s", result.gigabytes_per_second},
-                        {"share_of_copy", share},
-                        {"bar", result.has_bar ? Json(kShareBar) : Json()}});
+                  {"gb_per_s", result.gigabytes_per_second},
+                  {"share_of_copy", share},
+                  {"bar", result.has_bar ? Json(kShareBar) : Json()}});
     }
     return rows;
 }
@@ -307,9 +311,9 @@ Json print_bookkeeping(const std::vector<Bookkeeping>& results) {
                    result.model, result.all_us, result.own_us,
                    result.own_us <= kBookkeepingBar ? "" : fmt::format("  above {:.0f} us", kBookkeepingBar));
         rows.add({{"model", result.model},
-                        {"us", result.all_us},
-                        {"own_us", result.own_us},
-                        {"bar_us", kBookkeepingBar}});
+                  {"us", result.all_us},
+                  {"own_us", result.own_us},
+                  {"bar_us", kBookkeepingBar}});
     }
     return rows;
 }

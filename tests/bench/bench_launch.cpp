@@ -1,7 +1,6 @@
 // Launch, restart and stop of ddprun against the limit (a bare vfork+exec loop) and its peers (MPICH's
-// mpiexec.hydra, Open MPI's mpirun, PyTorch's torchrun where PATH has one), all in one run, interleaved. Prints
-// ratios; asserts nothing.
-// usage: bench_launch DDPRUN STAMP [quick]
+// mpiexec.hydra, Open MPI's mpirun, PyTorch's torchrun where PATH has one), all in one run, interleaved.
+// Prints ratios; asserts nothing. usage: bench_launch DDPRUN STAMP [quick]
 #include <fcntl.h>
 #include <fmt/core.h>
 #include <poll.h>
@@ -41,7 +40,8 @@ class Stamps {
         std::strcpy(path_, "/tmp/ddprun-bench-XXXXXX");
         const int fd = ::mkstemp(path_);
         if (fd < 0 || ::ftruncate(fd, kBytes) != 0) std::abort();
-        words_ = static_cast<std::uint64_t*>(::mmap(nullptr, kBytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0));
+        words_ =
+            static_cast<std::uint64_t*>(::mmap(nullptr, kBytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0));
         ::close(fd);
     }
     ~Stamps() { ::unlink(path_); }
@@ -88,8 +88,8 @@ pid_t start(const std::vector<std::string>& command) {
     return pid;
 }
 
-/// Waits for a launcher, without taking processor time from it; one that has not ended after 60 s is killed and its
-/// run does not count.
+/// Waits for a launcher, without taking processor time from it; one that has not ended after 60 s is killed
+/// and its run does not count.
 bool finish(pid_t pid) {
     const auto fd = static_cast<int>(::syscall(SYS_pidfd_open, pid, 0));
     pollfd ended{fd, POLLIN, 0};
@@ -147,32 +147,37 @@ std::vector<Launcher> launchers(const std::string& ddprun) {
         return head;
     };
     all.push_back({"ddprun", [=](int n, const std::vector<std::string>& worker) {
-        return append({ddprun, "--nproc-per-node=" + std::to_string(n)}, worker);
-    }});
+                       return append({ddprun, "--nproc-per-node=" + std::to_string(n)}, worker);
+                   }});
     for (const std::string hydra : {"/usr/bin/mpiexec.hydra", "/usr/bin/mpiexec.mpich"}) {
         if (!exists(hydra)) continue;
         all.push_back({"hydra", [=](int n, const std::vector<std::string>& worker) {
-            return append({hydra, "-n", std::to_string(n)}, worker);
-        }});
+                           return append({hydra, "-n", std::to_string(n)}, worker);
+                       }});
         break;
     }
     if (exists("/usr/bin/mpirun.openmpi")) {
         all.push_back({"openmpi", [=](int n, const std::vector<std::string>& worker) {
-            return append({"/usr/bin/mpirun.openmpi", "--allow-run-as-root", "--oversubscribe", "-n", std::to_string(n)}, worker);
-        }});
+                           return append({"/usr/bin/mpirun.openmpi", "--allow-run-as-root", "--oversubscribe",
+                                          "-n", std::to_string(n)},
+                                         worker);
+                       }});
     }
     if (const std::string torchrun = in_path("torchrun"); !torchrun.empty()) {
         all.push_back({"torchrun", [=](int n, const std::vector<std::string>& worker) {
-            return append({torchrun, "--standalone", "--no-python", "--nproc-per-node=" + std::to_string(n)}, worker);
-        }});
+                           return append({torchrun, "--standalone", "--no-python",
+                                          "--nproc-per-node=" + std::to_string(n)},
+                                         worker);
+                       }});
     }
     return all;
 }
 
 void measure_start(const std::string& ddprun, const std::string& stamp, bool quick) {
     fmt::print("start-up: ms to the last worker's first instruction, ms to the launcher's exit (medians)\n");
-    fmt::print("{:>5} {:>9} {:>9} | {:>9} {:>9} {:>7} {:>7} | peers: last instruction, exit (ddprun's share of their last)\n", "N", "bare", "exit", "ddprun",
-               "exit", "x bare", "x exit");
+    fmt::print(
+        "{:>5} {:>9} {:>9} | {:>9} {:>9} {:>7} {:>7} | peers: last instruction, exit (ddprun's share of their last)\n",
+        "N", "bare", "exit", "ddprun", "exit", "x bare", "x exit");
     Stamps stamps;
     const std::vector<std::string> worker{stamp, stamps.path()};
     for (const int n : {1, 8, 64, 256, 1024}) {
@@ -199,19 +204,22 @@ void measure_start(const std::string& ddprun, const std::string& stamp, bool qui
                 const pid_t pid = start(all[i].command(n, worker));
                 if (pid < 0 || !finish(pid) || run == 0) continue;
                 samples[i].wall.push_back(now_ms() - begin);
-                if (stamps.count() == static_cast<std::uint64_t>(n)) samples[i].last_instruction.push_back(stamps.last_ms() - begin);
+                if (stamps.count() == static_cast<std::uint64_t>(n))
+                    samples[i].last_instruction.push_back(stamps.last_ms() - begin);
             }
         }
         const double bare_last = median(bare.last_instruction);
         const double bare_wall = median(bare.wall);
         const double last = median(samples[0].last_instruction);
-        fmt::print("{:>5} {:>9.2f} {:>9.2f} | {:>9.2f} {:>9.2f} {:>7.2f} {:>7.2f} |", n, bare_last, bare_wall, last,
-                   median(samples[0].wall), last / bare_last, median(samples[0].wall) / bare_wall);
+        fmt::print("{:>5} {:>9.2f} {:>9.2f} | {:>9.2f} {:>9.2f} {:>7.2f} {:>7.2f} |", n, bare_last, bare_wall,
+                   last, median(samples[0].wall), last / bare_last, median(samples[0].wall) / bare_wall);
         for (std::size_t i = 1; i < all.size(); ++i) {
             const double theirs = median(samples[i].last_instruction);
-            fmt::print(" {} {:.2f}, {:.2f} ({:.3f});", all[i].name, theirs, median(samples[i].wall), last / theirs);
+            fmt::print(" {} {:.2f}, {:.2f} ({:.3f});", all[i].name, theirs, median(samples[i].wall),
+                       last / theirs);
         }
-        fmt::print("  [bar: {:.2f} (2 x bare + 5 ms): {}]\n", 2 * bare_last + 5, last <= 2 * bare_last + 5 ? "met" : "MISSED");
+        fmt::print("  [bar: {:.2f} (2 x bare + 5 ms): {}]\n", 2 * bare_last + 5,
+                   last <= 2 * bare_last + 5 ? "met" : "MISSED");
         std::fflush(stdout);
     }
 }
@@ -235,7 +243,8 @@ double cpu_seconds(pid_t pid) {
     const std::size_t end = text.rfind(')');
     unsigned long user = 0, system = 0;
     char state = 0;
-    std::sscanf(text.c_str() + end + 2, "%c %*d %*d %*d %*d %*d %*u %*u %*u %*u %*u %lu %lu", &state, &user, &system);
+    std::sscanf(text.c_str() + end + 2, "%c %*d %*d %*d %*d %*d %*u %*u %*u %*u %*u %lu %lu", &state, &user,
+                &system);
     return static_cast<double>(user + system) / static_cast<double>(::sysconf(_SC_CLK_TCK));
 }
 
@@ -253,10 +262,11 @@ void measure_idle(const std::string& ddprun, const std::string& stamp, bool quic
         const double switches = read_kib(pid, "status", "voluntary_ctxt_switches:");
         const timespec watch{static_cast<time_t>(span), 0};
         ::nanosleep(&watch, nullptr);
-        fmt::print("idle supervision of {} workers: {:.1f} MiB PSS, {:.1f} MiB peak RSS, {:.3f} % CPU, {:.1f} wake-ups/s  [bars: 10 MB, 0.1 %]\n", n,
-                   read_kib(pid, "smaps_rollup", "Pss:") / 1024, read_kib(pid, "status", "VmHWM:") / 1024,
-                   100 * (cpu_seconds(pid) - cpu) / span,
-                   (read_kib(pid, "status", "voluntary_ctxt_switches:") - switches) / span);
+        fmt::print(
+            "idle supervision of {} workers: {:.1f} MiB PSS, {:.1f} MiB peak RSS, {:.3f} % CPU, {:.1f} wake-ups/s  [bars: 10 MB, 0.1 %]\n",
+            n, read_kib(pid, "smaps_rollup", "Pss:") / 1024, read_kib(pid, "status", "VmHWM:") / 1024,
+            100 * (cpu_seconds(pid) - cpu) / span,
+            (read_kib(pid, "status", "voluntary_ctxt_switches:") - switches) / span);
     }
     ::kill(pid, SIGTERM);
     finish(pid);
@@ -267,7 +277,8 @@ void measure_restart(const std::string& ddprun, const std::string& stamp, bool q
     std::vector<double> times;
     Stamps stamps;
     const int deaths = quick ? 5 : 15;
-    const pid_t launcher = start({ddprun, "--nproc-per-node=8", fmt::format("--max-restarts={}", deaths), stamp, stamps.path(), "hold"});
+    const pid_t launcher = start({ddprun, "--nproc-per-node=8", fmt::format("--max-restarts={}", deaths),
+                                  stamp, stamps.path(), "hold"});
     for (int death = 0; death < deaths; ++death) {
         const auto before = static_cast<std::uint64_t>(8 * (death + 1));
         if (!stamps.wait_for(before, now_ms() + 10'000)) break;
@@ -288,16 +299,19 @@ void measure_restart(const std::string& ddprun, const std::string& stamp, bool q
     }
     ::kill(launcher, SIGTERM);
     finish(launcher);
-    fmt::print("a worker's death to 8 new workers' first instruction: median {:.2f} ms of {} deaths  [bar: 20 ms]\n",
-               median(times), times.size());
+    fmt::print(
+        "a worker's death to 8 new workers' first instruction: median {:.2f} ms of {} deaths  [bar: 20 ms]\n",
+        median(times), times.size());
 }
 
 /// One of 8 workers is killed, no restarts; time until the launcher has exited.
-void measure_failure(const std::string& ddprun, const std::string& stamp, const char* mode, double grace_ms, bool quick) {
+void measure_failure(const std::string& ddprun, const std::string& stamp, const char* mode, double grace_ms,
+                     bool quick) {
     std::vector<double> times;
     for (int run = 0; run < (quick ? 2 : 5); ++run) {
         Stamps stamps;
-        const pid_t launcher = start({ddprun, "--nproc-per-node=8", "--shutdown-timeout=1", stamp, stamps.path(), mode});
+        const pid_t launcher =
+            start({ddprun, "--nproc-per-node=8", "--shutdown-timeout=1", stamp, stamps.path(), mode});
         if (!stamps.wait_for(8, now_ms() + 10'000)) break;
         std::ifstream children(fmt::format("/proc/{}/task/{}/children", launcher, launcher));
         pid_t victim = 0;
@@ -308,7 +322,8 @@ void measure_failure(const std::string& ddprun, const std::string& stamp, const 
         times.push_back(now_ms() - begin);
     }
     fmt::print("failure to exit, survivors {}: median {:.2f} ms  [bar: {:.0f} ms]\n",
-               std::strcmp(mode, "ignore") == 0 ? "ignore SIGTERM (grace 1 s)" : "die of SIGTERM", median(times), grace_ms + 20);
+               std::strcmp(mode, "ignore") == 0 ? "ignore SIGTERM (grace 1 s)" : "die of SIGTERM",
+               median(times), grace_ms + 20);
 }
 
 }  // namespace

@@ -1,6 +1,6 @@
-// Merging the output of many workers: ddprun's tagged merge against an untagged shared pipe into `cat` and hydra's
-// -prepend-rank, all in one run, interleaved. Counts torn and lost lines of every run. Asserts nothing.
-// usage: bench_logs DDPRUN [LINES]              (default 200000 lines of each of 8 workers)
+// Merging the output of many workers: ddprun's tagged merge against an untagged shared pipe into `cat` and
+// hydra's -prepend-rank, all in one run, interleaved. Counts torn and lost lines of every run. Asserts
+// nothing. usage: bench_logs DDPRUN [LINES]              (default 200000 lines of each of 8 workers)
 //        bench_logs --write MODE LINES          (a worker; its rank from RANK or PMI_RANK)
 #include <fcntl.h>
 #include <fmt/core.h>
@@ -35,7 +35,9 @@ using Words = std::vector<std::string>;
 double children_cpu_s() {
     rusage usage{};
     ::getrusage(RUSAGE_CHILDREN, &usage);
-    const auto seconds = [](const timeval& t) { return static_cast<double>(t.tv_sec) + static_cast<double>(t.tv_usec) / 1e6; };
+    const auto seconds = [](const timeval& t) {
+        return static_cast<double>(t.tv_sec) + static_cast<double>(t.tv_usec) / 1e6;
+    };
     return seconds(usage.ru_utime) + seconds(usage.ru_stime);
 }
 
@@ -80,7 +82,8 @@ int write_lines(std::string_view mode, int lines) {
             write_all(line, kLineBytes);
         } else if (mode == "blocks") {  // stdio's way: blocks end in mid-line
             block.append(line, kLineBytes);
-            for (; block.size() >= kBlockBytes; block.erase(0, kBlockBytes)) write_all(block.data(), kBlockBytes);
+            for (; block.size() >= kBlockBytes; block.erase(0, kBlockBytes))
+                write_all(block.data(), kBlockBytes);
         } else {  // pauses in mid-line
             const std::size_t half = kLineBytes / 3 + static_cast<std::size_t>(number) % 17;
             write_all(line, half);
@@ -110,7 +113,8 @@ pid_t start(const Words& words, int out, const Words& extra_environment = {}) {
     std::vector<char*> argv, environment;
     for (const std::string& word : words) argv.push_back(const_cast<char*>(word.c_str()));
     argv.push_back(nullptr);
-    for (const std::string& variable : extra_environment) environment.push_back(const_cast<char*>(variable.c_str()));
+    for (const std::string& variable : extra_environment)
+        environment.push_back(const_cast<char*>(variable.c_str()));
     for (char** variable = environ; *variable != nullptr; ++variable) environment.push_back(*variable);
     environment.push_back(nullptr);
     posix_spawn_file_actions_t actions;
@@ -135,7 +139,7 @@ void finish(pid_t pid, const std::string& name) {
 /// Without its tag ("[3]: " or "[3] ") a line must be exactly the next one of its rank.
 Outcome check(int sink, int lines) {
     Outcome outcome;
-    struct stat status{};
+    struct stat status {};
     ::fstat(sink, &status);
     const auto size = static_cast<std::size_t>(status.st_size);
     std::vector<long> seen(kWorkers, 0);
@@ -147,7 +151,9 @@ Outcome check(int sink, int lines) {
         std::string_view line = rest.substr(0, end);
         rest.remove_prefix(end);
         if (line.size() > kLineBytes) line.remove_prefix(line.size() - kLineBytes);
-        const int rank = line.size() == kLineBytes && line[0] == 'r' ? std::atoi(std::string(line.substr(1, 3)).c_str()) : -1;
+        const int rank = line.size() == kLineBytes && line[0] == 'r'
+                             ? std::atoi(std::string(line.substr(1, 3)).c_str())
+                             : -1;
         bool whole = rank >= 0 && rank < kWorkers;
         if (whole) {
             make_line(expected, rank, std::atoi(std::string(line.substr(6, 8)).c_str()));
@@ -179,7 +185,8 @@ void shared_pipe(const Words& worker, int sink) {
     const pid_t cat = start({"cat"}, sink);
     ::dup2(kept_stdin, 0);
     std::vector<pid_t> workers;
-    for (int rank = 0; rank < kWorkers; ++rank) workers.push_back(start(worker, ends[1], {fmt::format("RANK={}", rank)}));
+    for (int rank = 0; rank < kWorkers; ++rank)
+        workers.push_back(start(worker, ends[1], {fmt::format("RANK={}", rank)}));
     close_all({ends[0], ends[1], kept_stdin});
     for (const pid_t pid : workers) finish(pid, "worker");
     finish(cat, "cat");
@@ -201,14 +208,17 @@ void run_launcher(Words words, const Words& worker, int sink, bool through_cat) 
     finish(cat, "cat");
 }
 
-bool is_installed(const std::string& program) { return std::system(("command -v " + program + " >/dev/null 2>&1").c_str()) == 0; }
+bool is_installed(const std::string& program) {
+    return std::system(("command -v " + program + " >/dev/null 2>&1").c_str()) == 0;
+}
 
 double median(std::vector<double> values) {
     std::sort(values.begin(), values.end());
     return values[values.size() / 2];
 }
 
-void compare(const std::vector<Contender>& contenders, const std::string& self, const std::string& mode, int lines) {
+void compare(const std::vector<Contender>& contenders, const std::string& self, const std::string& mode,
+             int lines) {
     const Words worker = {self, "--write", mode, std::to_string(lines)};
     std::vector<std::vector<double>> seconds(contenders.size()), cpu(contenders.size());
     std::vector<Outcome> worst(contenders.size());
@@ -227,12 +237,15 @@ void compare(const std::vector<Contender>& contenders, const std::string& self, 
         }
     }
     const double limit = median(seconds[0]);
-    fmt::print("\n{} ({} workers x {} lines of {} bytes, median of {})\n", mode, kWorkers, lines, kLineBytes, kRepetitions);
-    fmt::print("  {:<26} {:>9} {:>9} {:>12} {:>10} {:>8} {:>8}\n", "", "ms", "cpu ms", "lines/s", "of cat's", "torn", "lost");
+    fmt::print("\n{} ({} workers x {} lines of {} bytes, median of {})\n", mode, kWorkers, lines, kLineBytes,
+               kRepetitions);
+    fmt::print("  {:<26} {:>9} {:>9} {:>12} {:>10} {:>8} {:>8}\n", "", "ms", "cpu ms", "lines/s", "of cat's",
+               "torn", "lost");
     for (std::size_t i = 0; i < contenders.size(); ++i) {
         const double time = median(seconds[i]);
-        fmt::print("  {:<26} {:>9.0f} {:>9.0f} {:>12.0f} {:>9.2f}x {:>8} {:>8}\n", contenders[i].name, time * 1e3,
-                   median(cpu[i]) * 1e3, kWorkers * static_cast<double>(lines) / time, limit / time, worst[i].torn, worst[i].lost);
+        fmt::print("  {:<26} {:>9.0f} {:>9.0f} {:>12.0f} {:>9.2f}x {:>8} {:>8}\n", contenders[i].name,
+                   time * 1e3, median(cpu[i]) * 1e3, kWorkers * static_cast<double>(lines) / time,
+                   limit / time, worst[i].torn, worst[i].lost);
         std::fflush(stdout);
     }
 }
@@ -255,11 +268,14 @@ int main(int argc, char** argv) {
         {"ddprun | cat", [&](const Words& worker, int sink) { run_launcher(ddprun, worker, sink, true); }},
     };
     if (is_installed("mpiexec.hydra")) {
-        contenders.push_back({"hydra -prepend-rank", [&](const Words& worker, int sink) { run_launcher(hydra, worker, sink, false); }});
+        contenders.push_back({"hydra -prepend-rank", [&](const Words& worker, int sink) {
+                                  run_launcher(hydra, worker, sink, false);
+                              }});
     }
     char self[4096];
     const ssize_t n = ::readlink("/proc/self/exe", self, sizeof self - 1);
     if (n < 0) return 70;
-    for (const char* mode : {"lines", "blocks", "pauses"}) compare(contenders, std::string(self, static_cast<std::size_t>(n)), mode, lines);
+    for (const char* mode : {"lines", "blocks", "pauses"})
+        compare(contenders, std::string(self, static_cast<std::size_t>(n)), mode, lines);
     return 0;
 }

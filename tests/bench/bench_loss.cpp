@@ -1,7 +1,7 @@
-// A node is lost: how long until the workers of the others are signalled. Several ddpruns on this host are the nodes; workers are
-// this program, and write down when SIGTERM came. Then a rank fails, each node on a host of its own (tests/support/hosts.h): until
-// all others are signalled, and until all run again. Prints medians and the worst; asserts nothing.
-// usage: bench_loss DDPRUN HOST_INIT ON_HOST
+// A node is lost: how long until the workers of the others are signalled. Several ddpruns on this host are
+// the nodes; workers are this program, and write down when SIGTERM came. Then a rank fails, each node on a
+// host of its own (tests/support/hosts.h): until all others are signalled, and until all run again. Prints
+// medians and the worst; asserts nothing. usage: bench_loss DDPRUN HOST_INIT ON_HOST
 #include <fmt/core.h>
 #include <signal.h>
 #include <unistd.h>
@@ -35,12 +35,14 @@ void note_now(const std::string& directory, const std::string& name) {
     std::filesystem::rename(directory + "/unfinished." + name, directory + "/" + name);
 }
 
-/// The last rank, when it is asked to: as a program that is killed, that ends with an error, or that reports one first.
+/// The last rank, when it is asked to: as a program that is killed, that ends with an error, or that reports
+/// one first.
 [[noreturn]] void fail_when_asked(const std::string& directory, const std::string& how) {
     while (!std::filesystem::exists(directory + "/go")) ::usleep(1000);
     note_now(directory, "failed");
     if (how == "killed") ::raise(SIGKILL);
-    if (how == "raises") std::ofstream(std::getenv("TORCHELASTIC_ERROR_FILE")) << R"({"message": "no such column"})";
+    if (how == "raises")
+        std::ofstream(std::getenv("TORCHELASTIC_ERROR_FILE")) << R"({"message": "no such column"})";
     std::_Exit(3);
 }
 
@@ -65,7 +67,8 @@ int be_worker(const std::string& directory, const std::string& how) {
 
 std::size_t count_files(const std::string& directory, const std::string& stem) {
     std::size_t count = 0;
-    for (const auto& entry : std::filesystem::directory_iterator(directory)) count += entry.path().filename().string().starts_with(stem) ? 1 : 0;
+    for (const auto& entry : std::filesystem::directory_iterator(directory))
+        count += entry.path().filename().string().starts_with(stem) ? 1 : 0;
     return count;
 }
 void wait_for_files(const std::string& directory, const std::string& stem, std::size_t count) {
@@ -82,24 +85,29 @@ TimePoint last_of(const std::string& directory, const std::string& stem) {
     return TimePoint(Duration(last));
 }
 
-std::vector<std::unique_ptr<Program>> start_nodes(const std::string& ddprun, const std::string& self, const std::string& directory, const ReservedPort& port, const std::string& option) {
+std::vector<std::unique_ptr<Program>> start_nodes(const std::string& ddprun, const std::string& self,
+                                                  const std::string& directory, const ReservedPort& port,
+                                                  const std::string& option) {
     std::vector<std::unique_ptr<Program>> nodes;
     for (int rank = 0; rank < kNodes; ++rank) {
         nodes.push_back(std::make_unique<Program>(
-            std::vector<std::string>{ddprun, "-q", option, fmt::format("--nnodes={}", kNodes), fmt::format("--nproc-per-node={}", kWorkers),
-                                     fmt::format("--node-rank={}", rank), "--master-addr=127.0.0.1", "--master-port=" + port.number(), self, "worker", directory},
+            std::vector<std::string>{ddprun, "-q", option, fmt::format("--nnodes={}", kNodes),
+                                     fmt::format("--nproc-per-node={}", kWorkers),
+                                     fmt::format("--node-rank={}", rank), "--master-addr=127.0.0.1",
+                                     "--master-port=" + port.number(), self, "worker", directory},
             with_environment({"DDPRUN_TOKEN=0123456789abcdef0123456789abcdef"})));
     }
     wait_for_files(directory, "up.", kNodes * kWorkers);
     return nodes;
 }
 
-/// A node's ddprun is stopped for 5 s, longer than the time-out: from its waking to the last worker's first moment in the next
-/// generation. `node` 0 is the head.
+/// A node's ddprun is stopped for 5 s, longer than the time-out: from its waking to the last worker's first
+/// moment in the next generation. `node` 0 is the head.
 Duration stall_one(const std::string& ddprun, const std::string& self, std::size_t node) {
     const TemporaryDirectory directory;
     const ReservedPort port;
-    const std::vector<std::unique_ptr<Program>> nodes = start_nodes(ddprun, self, directory.path(), port, "--max-restarts=1");
+    const std::vector<std::unique_ptr<Program>> nodes =
+        start_nodes(ddprun, self, directory.path(), port, "--max-restarts=1");
     nodes[node]->signal(SIGSTOP);
     ::sleep(5);
     const TimePoint woken = MonotonicClock::now();
@@ -122,7 +130,8 @@ void measure_stall(const std::string& ddprun, const std::string& self, const cha
 Duration lose_one(const std::string& ddprun, const std::string& self, int signal) {
     const TemporaryDirectory directory;
     const ReservedPort port;
-    const std::vector<std::unique_ptr<Program>> nodes = start_nodes(ddprun, self, directory.path(), port, "--max-restarts=0");
+    const std::vector<std::unique_ptr<Program>> nodes =
+        start_nodes(ddprun, self, directory.path(), port, "--max-restarts=0");
     const TimePoint lost = MonotonicClock::now();
     nodes.back()->signal(signal);
     wait_for_files(directory.path(), "term.", (kNodes - 1) * kWorkers);
@@ -136,16 +145,20 @@ struct Healing {
     Duration told, again;
 };
 
-/// From the last moment of the rank that fails to the last SIGTERM, and to the last first moment of the next generation.
-Healing fail_one(const Hosts& hosts, const std::string& ddprun, const std::string& self, const std::string& how) {
+/// From the last moment of the rank that fails to the last SIGTERM, and to the last first moment of the next
+/// generation.
+Healing fail_one(const Hosts& hosts, const std::string& ddprun, const std::string& self,
+                 const std::string& how) {
     const std::string directory = hosts.shared() + "/round";
     std::filesystem::remove_all(directory);
     std::filesystem::create_directory(directory);
     std::vector<std::unique_ptr<Program>> nodes;
     for (int rank = 0; rank < kNodes; ++rank) {
-        nodes.push_back(std::make_unique<Program>(
-            hosts.command(rank, {ddprun, "-q", fmt::format("--nnodes={}", kNodes), fmt::format("--nproc-per-node={}", kWorkers), fmt::format("--node-rank={}", rank),
-                                 "--max-restarts=1", "--master-addr=node00", "--master-port=29400", self, "worker", directory, how})));
+        nodes.push_back(std::make_unique<Program>(hosts.command(
+            rank,
+            {ddprun, "-q", fmt::format("--nnodes={}", kNodes), fmt::format("--nproc-per-node={}", kWorkers),
+             fmt::format("--node-rank={}", rank), "--max-restarts=1", "--master-addr=node00",
+             "--master-port=29400", self, "worker", directory, how})));
     }
     wait_for_files(directory, "up.", kNodes * kWorkers);
     std::ofstream(directory + "/go") << 1;
@@ -159,7 +172,8 @@ Healing fail_one(const Hosts& hosts, const std::string& ddprun, const std::strin
 void measure_healing(const std::string& ddprun, const std::string& self) {
     if (const auto reason = Hosts::why_not()) return fmt::print("{}\n", *reason);
     const Hosts hosts(kNodes);
-    fmt::print("\na rank of {} hosts, ms       all signalled   worst   all run again   worst of {}\n", kNodes, kRounds);
+    fmt::print("\na rank of {} hosts, ms       all signalled   worst   all run again   worst of {}\n", kNodes,
+               kRounds);
     for (const char* how : {"killed", "exits", "raises"}) {
         std::vector<Duration> told, again;
         for (int round = 0; round < kRounds; ++round) {
@@ -168,7 +182,8 @@ void measure_healing(const std::string& ddprun, const std::string& self) {
             again.push_back(healing.again);
         }
         for (auto* spans : {&told, &again}) std::sort(spans->begin(), spans->end());
-        fmt::print("{:<28} {:>13.1f} {:>7.1f} {:>15.1f} {:>7.1f}\n", how, in_ms(told[kRounds / 2]), in_ms(told.back()), in_ms(again[kRounds / 2]), in_ms(again.back()));
+        fmt::print("{:<28} {:>13.1f} {:>7.1f} {:>15.1f} {:>7.1f}\n", how, in_ms(told[kRounds / 2]),
+                   in_ms(told.back()), in_ms(again[kRounds / 2]), in_ms(again.back()));
         std::fflush(stdout);
     }
 }
@@ -194,7 +209,9 @@ int main(int argc, char** argv) {
     fmt::print("one of {} nodes, ms to the others' last SIGTERM   median     worst of {}\n", kNodes, kRounds);
     measure(argv[1], self, "its ddprun is killed", SIGKILL);
     measure(argv[1], self, "its ddprun is stopped", SIGSTOP);
-    fmt::print("\none of {} nodes is stopped for 5 s, ms from its waking until all run again   median   worst of {}\n", kNodes, kRounds);
+    fmt::print(
+        "\none of {} nodes is stopped for 5 s, ms from its waking until all run again   median   worst of {}\n",
+        kNodes, kRounds);
     measure_stall(argv[1], self, "a node", kNodes - 1);
     measure_stall(argv[1], self, "the head", 0);
     measure_healing(argv[1], self);

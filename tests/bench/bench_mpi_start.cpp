@@ -1,5 +1,5 @@
-// mpiexec without ddprun: from the last rank's first instruction to the end of the first all-reduce on all ranks.
-// usage: bench_mpi_start OPEN_MPI|- HYDRA|- [RUNS]      or, as a rank: bench_mpi_start rank FILE
+// mpiexec without ddprun: from the last rank's first instruction to the end of the first all-reduce on all
+// ranks. usage: bench_mpi_start OPEN_MPI|- HYDRA|- [RUNS]      or, as a rank: bench_mpi_start rank FILE
 #include <fmt/core.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -71,7 +71,8 @@ double median(std::vector<double> values) {
     return values.empty() ? -1 : values[values.size() / 2];
 }
 
-void measure(const std::string& name, const std::vector<std::string>& command, const std::string& file, int runs) {
+void measure(const std::string& name, const std::vector<std::string>& command, const std::string& file,
+             int runs) {
     std::vector<double> first, whole;
     for (int run = 0; run < runs; ++run) {
         Times times;
@@ -80,9 +81,11 @@ void measure(const std::string& name, const std::vector<std::string>& command, c
         whole.push_back(times.whole);
     }
     if (first.empty()) return fmt::print("{}: no run succeeded\n", name);
-    fmt::print("{} -n {}, no ddprun: last rank's start to first all-reduce: median {:.1f} ms, worst {:.1f} ms of {} runs  [bar: 100 ms]; "
-               "with the launcher's own start {:.0f} ms\n",
-               name, kRanks, median(first), *std::max_element(first.begin(), first.end()), first.size(), median(whole));
+    fmt::print(
+        "{} -n {}, no ddprun: last rank's start to first all-reduce: median {:.1f} ms, worst {:.1f} ms of {} runs  [bar: 100 ms]; "
+        "with the launcher's own start {:.0f} ms\n",
+        name, kRanks, median(first), *std::max_element(first.begin(), first.end()), first.size(),
+        median(whole));
 }
 
 }  // namespace
@@ -106,7 +109,9 @@ int main(int argc, char** argv) {
         return command;
     };
     const std::string number = std::to_string(kRanks);
-    if (words[0] != "-") measure("Open MPI", with_rank({words[0], "--allow-run-as-root", "--oversubscribe", "-n", number}), stamps, runs);
+    if (words[0] != "-")
+        measure("Open MPI", with_rank({words[0], "--allow-run-as-root", "--oversubscribe", "-n", number}),
+                stamps, runs);
     if (words[1] != "-") measure("Hydra", with_rank({words[1], "-n", number}), stamps, runs);
     ::rmdir(file);
     return 0;

@@ -1,8 +1,9 @@
-// All-reduce of float32 sums between two hosts with two ranks each (network namespaces of this machine, TCP): libddp (buffers in
-// shared memory, as DDP's buckets), PyTorch's gloo and Open MPI, in turns, each by its own launcher or ddprun. Prints medians
-// over the passes of each program's median, 0 for what was not there (PYTHON_EXEC names a Python with PyTorch) or did not end in
-// three minutes; asserts nothing. Then libddp's reduce_scatter and all_gather of as many bytes in all.
-// usage: bench_nodes DDPRUN HOST_INIT ON_HOST TORCH_SCRIPT [--mpi PROGRAM]
+// All-reduce of float32 sums between two hosts with two ranks each (network namespaces of this machine, TCP):
+// libddp (buffers in shared memory, as DDP's buckets), PyTorch's gloo and Open MPI, in turns, each by its own
+// launcher or ddprun. Prints medians over the passes of each program's median, 0 for what was not there
+// (PYTHON_EXEC names a Python with PyTorch) or did not end in three minutes; asserts nothing. Then libddp's
+// reduce_scatter and all_gather of as many bytes in all. usage: bench_nodes DDPRUN HOST_INIT ON_HOST
+// TORCH_SCRIPT [--mpi PROGRAM]
 #include <fmt/core.h>
 #include <unistd.h>
 
@@ -41,7 +42,8 @@ int be_rank(int argc, char** argv) {
     bench::print_all(group->rank(), values, sizes, [&](std::size_t count) {
         const std::size_t each = count / static_cast<std::size_t>(group->size());
         const ddp::Buffer all = ddp::buffer_of(std::span<float>(values, count));
-        const ddp::Buffer own = ddp::buffer_of(std::span<float>(values + each * static_cast<std::size_t>(group->rank()), each));
+        const ddp::Buffer own =
+            ddp::buffer_of(std::span<float>(values + each * static_cast<std::size_t>(group->rank()), each));
         if (operation == "reduce_scatter") return group->reduce_scatter(own, all).wait();
         if (operation == "all_gather") return group->all_gather(all, own).wait();
         group->all_reduce(all).wait();
@@ -50,12 +52,21 @@ int be_rank(int argc, char** argv) {
 }
 
 /// A ddprun on each host.
-std::string under_ddprun(const Hosts& hosts, const std::string& ddprun, const std::vector<std::string>& worker) {
+std::string under_ddprun(const Hosts& hosts, const std::string& ddprun,
+                         const std::vector<std::string>& worker) {
     std::vector<std::unique_ptr<Program>> nodes;
     for (int host = 0; host < hosts.count(); ++host) {
-        std::vector<std::string> words{"env", "DDPRUN_TOKEN=secret of the job", "OMP_NUM_THREADS=1", "GLOO_SOCKET_IFNAME=eth0", ddprun, "--prefix=none",
-                                       "--nnodes=" + std::to_string(hosts.count()), "--nproc-per-node=2", "--node-rank=" + std::to_string(host),
-                                       "--master-addr=node00", "--master-port=29400"};
+        std::vector<std::string> words{"env",
+                                       "DDPRUN_TOKEN=secret of the job",
+                                       "OMP_NUM_THREADS=1",
+                                       "GLOO_SOCKET_IFNAME=eth0",
+                                       ddprun,
+                                       "--prefix=none",
+                                       "--nnodes=" + std::to_string(hosts.count()),
+                                       "--nproc-per-node=2",
+                                       "--node-rank=" + std::to_string(host),
+                                       "--master-addr=node00",
+                                       "--master-port=29400"};
         nodes.push_back(std::make_unique<Program>(hosts.command(host, join_words(words, worker))));
     }
     std::string out;
@@ -96,18 +107,25 @@ int run_all(int argc, char** argv) {
     Times ours, gloo, mpi, scattered, gathered;
     for (int pass = 0; pass < kPasses; ++pass) {
         const auto take_ours = [&](const char* operation, Times& times) {
-            take(operation, under_ddprun(hosts, ddprun, join_words({self, "--rank", operation}, kSizes)), times);
+            take(operation, under_ddprun(hosts, ddprun, join_words({self, "--rank", operation}, kSizes)),
+                 times);
         };
         take_ours("all_reduce", ours);
         take_ours("reduce_scatter", scattered);
         take_ours("all_gather", gathered);
-        if (!python.empty()) take("gloo", under_ddprun(hosts, ddprun, join_words({python, argv[4]}, kSizes)), gloo);
-        if (argc > 6) take("Open MPI", run(open_mpi_on(hosts, 2, join_words(yielding, join_words({argv[6]}, kSizes)))).out, mpi);
+        if (!python.empty())
+            take("gloo", under_ddprun(hosts, ddprun, join_words({python, argv[4]}, kSizes)), gloo);
+        if (argc > 6)
+            take("Open MPI",
+                 run(open_mpi_on(hosts, 2, join_words(yielding, join_words({argv[6]}, kSizes)))).out, mpi);
     }
-    fmt::print("2 hosts x 2 ranks, {} passes in turns, microseconds\n{:>10} {:>10} {:>10} {:>10} {:>12} {:>12}\n", kPasses, "bytes", "libddp", "gloo", "Open MPI", "gloo/ours", "MPI/ours");
+    fmt::print(
+        "2 hosts x 2 ranks, {} passes in turns, microseconds\n{:>10} {:>10} {:>10} {:>10} {:>12} {:>12}\n",
+        kPasses, "bytes", "libddp", "gloo", "Open MPI", "gloo/ours", "MPI/ours");
     for (const std::string& size : kSizes) {
         const double own = median(ours[size]), theirs = median(gloo[size]), others = median(mpi[size]);
-        fmt::print("{:>10} {:>10.1f} {:>10.1f} {:>10.1f} {:>12.2f} {:>12.2f}\n", size, own, theirs, others, theirs / own, others / own);
+        fmt::print("{:>10} {:>10.1f} {:>10.1f} {:>10.1f} {:>12.2f} {:>12.2f}\n", size, own, theirs, others,
+                   theirs / own, others / own);
     }
     fmt::print("libddp\n{:>10} {:>14} {:>14}\n", "bytes", "reduce_scatter", "all_gather");
     for (const std::string& size : kSizes)

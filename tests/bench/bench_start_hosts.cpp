@@ -1,10 +1,10 @@
-// One command on several hosts against its starter alone: `ddprun --hosts` with a worker per host, and the same number of
-// parallel `ssh HOST true`, in turns. The hosts are this machine's (tests/support/hosts.h), each with a real sshd, so all
-// share its cores. The same in jobs of a real Slurm against `srun true` on the other hosts, both with salloc around them. Prints
-// medians and ratios; asserts nothing.
-// usage: bench_start_hosts DDPRUN STAMP HOST_INIT ON_HOST
-#include <fmt/core.h>
+// One command on several hosts against its starter alone: `ddprun --hosts` with a worker per host, and the
+// same number of parallel `ssh HOST true`, in turns. The hosts are this machine's (tests/support/hosts.h),
+// each with a real sshd, so all share its cores. The same in jobs of a real Slurm against `srun true` on the
+// other hosts, both with salloc around them. Prints medians and ratios; asserts nothing. usage:
+// bench_start_hosts DDPRUN STAMP HOST_INIT ON_HOST
 #include <fcntl.h>
+#include <fmt/core.h>
 #include <sys/mman.h>
 #include <time.h>
 #include <unistd.h>
@@ -39,7 +39,8 @@ class Stamps {
     explicit Stamps(std::string path) : path_(std::move(path)) {
         const int fd = ::open(path_.c_str(), O_RDWR | O_CREAT, 0600);
         if (fd < 0 || ::ftruncate(fd, kBytes) != 0) std::abort();
-        words_ = static_cast<std::uint64_t*>(::mmap(nullptr, kBytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0));
+        words_ =
+            static_cast<std::uint64_t*>(::mmap(nullptr, kBytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0));
         ::close(fd);
     }
     ~Stamps() { ::munmap(words_, kBytes); }
@@ -47,7 +48,9 @@ class Stamps {
     Stamps& operator=(const Stamps&) = delete;
     [[nodiscard]] const std::string& path() const { return path_; }
     void clear() { std::memset(words_, 0, kBytes); }
-    [[nodiscard]] double last_ms() const { return static_cast<double>(*std::max_element(words_ + 1, words_ + 1 + words_[0])) / 1e6; }
+    [[nodiscard]] double last_ms() const {
+        return static_cast<double>(*std::max_element(words_ + 1, words_ + 1 + words_[0])) / 1e6;
+    }
 
   private:
     static constexpr std::size_t kBytes = 65536 * 8;  // as stamp.cpp maps
@@ -79,12 +82,14 @@ void compare(int others, const char* ddprun, const char* stamp, int rounds) {
         ssh_alone.push_back(timed(hosts.command(0, {"sh", "-c", bare})));
         stamps.clear();
         const double begun = now_ms();
-        to_end.push_back(timed(hosts.command(0, {ddprun, "-q", "--hosts=" + names, "--nproc-per-node=1", stamp, stamps.path()})));
+        to_end.push_back(timed(hosts.command(
+            0, {ddprun, "-q", "--hosts=" + names, "--nproc-per-node=1", stamp, stamps.path()})));
         to_instruction.push_back(stamps.last_ms() - begun);
     }
     const double alone = median(ssh_alone), first = median(to_instruction), end = median(to_end);
-    fmt::print("{:>3} hosts: {} x ssh true {:7.1f} ms   ddprun: all workers' first instruction {:7.1f} ms (+{:.1f} ms, {:.2f}x), end {:7.1f} ms ({:.2f}x)\n",
-               others + 1, others, alone, first, first - alone, first / alone, end, end / alone);
+    fmt::print(
+        "{:>3} hosts: {} x ssh true {:7.1f} ms   ddprun: all workers' first instruction {:7.1f} ms (+{:.1f} ms, {:.2f}x), end {:7.1f} ms ({:.2f}x)\n",
+        others + 1, others, alone, first, first - alone, first / alone, end, end / alone);
     std::fflush(stdout);
 }
 
@@ -95,15 +100,21 @@ void compare_in_slurm(int others, const char* ddprun, const char* stamp, int rou
     const std::string all = "-N" + std::to_string(others + 1), count = std::to_string(others);
     std::vector<double> srun_alone, to_instruction, to_end;
     for (int round = 0; round < rounds; ++round) {
-        srun_alone.push_back(timed([&] { return slurm.run({"salloc", "-Q", all, "srun", "--overlap", "-N" + count, "-n" + count, "--mpi=none", "-x", Hosts::name(0), "true"}); }));
+        srun_alone.push_back(timed([&] {
+            return slurm.run({"salloc", "-Q", all, "srun", "--overlap", "-N" + count, "-n" + count,
+                              "--mpi=none", "-x", Hosts::name(0), "true"});
+        }));
         stamps.clear();
         const double begun = now_ms();
-        to_end.push_back(timed([&] { return slurm.run({"salloc", "-Q", all, ddprun, "-q", "--nproc-per-node=1", stamp, stamps.path()}); }));
+        to_end.push_back(timed([&] {
+            return slurm.run({"salloc", "-Q", all, ddprun, "-q", "--nproc-per-node=1", stamp, stamps.path()});
+        }));
         to_instruction.push_back(stamps.last_ms() - begun);
     }
     const double alone = median(srun_alone), first = median(to_instruction), end = median(to_end);
-    fmt::print("{:>3} hosts of Slurm: srun true on {} {:7.1f} ms   ddprun: all workers' first instruction {:7.1f} ms, end {:7.1f} ms (+{:.1f} ms, {:.2f}x)\n",
-               others + 1, others, alone, first, end, end - alone, end / alone);
+    fmt::print(
+        "{:>3} hosts of Slurm: srun true on {} {:7.1f} ms   ddprun: all workers' first instruction {:7.1f} ms, end {:7.1f} ms (+{:.1f} ms, {:.2f}x)\n",
+        others + 1, others, alone, first, end, end - alone, end / alone);
     std::fflush(stdout);
 }
 

@@ -30,8 +30,9 @@
 /// Store operations against our server, beside the least any store can cost: one round trip over loopback
 /// between two threads that do nothing else, measured in the same run. Ratios, because machines differ.
 /// By TCP, by the Unix socket of the head's own workers, and by another node's relay, here on the same host.
-/// Then many clients of one thread that multiplexes, as redis-benchmark's are, one request at a time each and several, and
-/// barriers by each way (of eight relays). What TLS adds for one client comes last. Where redis-server and redis-benchmark are installed, and PyTorch (PYTHON_EXEC), their numbers stand below.
+/// Then many clients of one thread that multiplexes, as redis-benchmark's are, one request at a time each and
+/// several, and barriers by each way (of eight relays). What TLS adds for one client comes last. Where
+/// redis-server and redis-benchmark are installed, and PyTorch (PYTHON_EXEC), their numbers stand below.
 namespace {
 
 using namespace ddprun;
@@ -54,7 +55,8 @@ struct Timing {
 };
 
 /// Runs `clients` threads; `prepare(i)` makes each one's operation, the operation is timed.
-Timing measure(int clients, const std::function<std::function<void()>(int)>& prepare, int operations = kOperationsInAll) {
+Timing measure(int clients, const std::function<std::function<void()>(int)>& prepare,
+               int operations = kOperationsInAll) {
     const int rounds = operations / clients;
     std::vector<std::vector<double>> samples(static_cast<std::size_t>(clients));
     std::vector<std::thread> threads;
@@ -130,7 +132,8 @@ class Echo {
 };
 
 std::shared_ptr<StoreClient> client_at(const StoreAddress& address, bool tls = false) {
-    auto connected = StoreClient::connect(address, {Role::Worker, "bench", "token", 0, "bench", tls}, patience());
+    auto connected =
+        StoreClient::connect(address, {Role::Worker, "bench", "token", 0, "bench", tls}, patience());
     if (!connected) give_up(connected.error().what);
     return *std::move(connected);
 }
@@ -141,7 +144,9 @@ struct WorkersWay {
         const test::TemporaryDirectory directory;
         listener = *listen_unix(directory.file("store"));
     }
-    [[nodiscard]] StoreAddress address() const { return StoreAddress(fmt::format("/proc/self/fd/{}", listener.inode.get())); }
+    [[nodiscard]] StoreAddress address() const {
+        return StoreAddress(fmt::format("/proc/self/fd/{}", listener.inode.get()));
+    }
     UnixListener listener;
 };
 
@@ -207,7 +212,8 @@ class StoreNode : private AgentLinkHandler {
         options.controllers = {controller};
         options.credentials = {"bench", "token"};
         options.name = "agent";
-        auto relay = StoreRelay::serve({*loop, [this] { return link_.get(); }, [](const std::string& line) { fmt::print(stderr, "{}\n", line); }},
+        auto relay = StoreRelay::serve({*loop, [this] { return link_.get(); },
+                                        [](const std::string& line) { fmt::print(stderr, "{}\n", line); }},
                                        std::move(way_.listener.fd), {"bench", "token"});
         if (!relay) give_up(relay.error().what);
         relay_ = *std::move(relay);
@@ -225,7 +231,9 @@ class StoreNode : private AgentLinkHandler {
     void on_message(const ToAgent&) override {}
     void on_lost(const Error& why) override { give_up(why.what); }
     void on_log(const std::string& line) override { fmt::print(stderr, "{}\n", line); }
-    void on_store_reply(std::uint32_t number, const StoreReply& reply) override { relay_->on_store_reply(number, reply); }
+    void on_store_reply(std::uint32_t number, const StoreReply& reply) override {
+        relay_->on_store_reply(number, reply);
+    }
     void on_acknowledged() override { relay_->on_acknowledged(); }
 
     UniqueFd stop_;
@@ -236,7 +244,8 @@ class StoreNode : private AgentLinkHandler {
     std::thread thread_;
 };
 
-/// Many connections of one thread. Requests are bytes that are made before; answers are cut, and looked at no further.
+/// Many connections of one thread. Requests are bytes that are made before; answers are cut, and looked at no
+/// further.
 class Crowd {
   public:
     /// As many by each way.
@@ -251,7 +260,8 @@ class Crowd {
         }
     }
 
-    /// Each sends `depth` times its request, and again when all are answered, until so many operations are done. Per second.
+    /// Each sends `depth` times its request, and again when all are answered, until so many operations are
+    /// done. Per second.
     double rate(const std::function<StoreOp(int)>& op, int depth, int operations) {
         int left = operations, open = 0;
         const auto send = [&](Member& member) {
@@ -293,17 +303,23 @@ class Crowd {
         std::string requests;
         int unanswered = 0;
     };
-    static std::string bytes_of(StoreOp op) { return std::move(*encode_message(StoreRequest{0, std::nullopt, std::move(op)}, 1)).whole(); }
+    static std::string bytes_of(StoreOp op) {
+        return std::move(*encode_message(StoreRequest{0, std::nullopt, std::move(op)}, 1)).whole();
+    }
     static void write(const Member& member) {
         if (!send_all(member.fd.get(), member.requests, patience())) give_up("send of a crowd");
     }
     void join(Member& member, const StoreAddress& server) {
-        member.fd = server.path.empty() ? *connect_tcp(server.tcp, patience()) : *connect_unix(server.path, patience());
-        ClientHandshake handshake({"bench", "token"}, Hello{Role::Worker, "bench", "", ""}, *random_hex(kNonceBytes));
+        member.fd = server.path.empty() ? *connect_tcp(server.tcp, patience())
+                                        : *connect_unix(server.path, patience());
+        ClientHandshake handshake({"bench", "token"}, Hello{Role::Worker, "bench", "", ""},
+                                  *random_hex(kNonceBytes));
         std::optional<HandshakeMessage> next = handshake.hello();
         while (!handshake.authenticated()) {
-            if (next) (void)send_all(member.fd.get(), std::move(*encode_message(*next, 0)).whole(), patience());
-            Result<std::optional<HandshakeMessage>> answer = handshake.receive(*decode_handshake(receive(member)));
+            if (next)
+                (void)send_all(member.fd.get(), std::move(*encode_message(*next, 0)).whole(), patience());
+            Result<std::optional<HandshakeMessage>> answer =
+                handshake.receive(*decode_handshake(receive(member)));
             if (!answer) give_up(answer.error().what);
             next = *std::move(answer);
         }
@@ -334,7 +350,8 @@ class Crowd {
                 Result<std::optional<Frame>> frame = member.decoder.next();
                 if (!frame) give_up(frame.error().what);
                 if (!*frame) break;
-                if ((*frame)->type == static_cast<std::uint8_t>(MessageType::Failure)) give_up((*frame)->json);
+                if ((*frame)->type == static_cast<std::uint8_t>(MessageType::Failure))
+                    give_up((*frame)->json);
                 heard(member);
             }
         }
@@ -358,11 +375,16 @@ void compare(int clients) {
     const StoreServer server;
     const StoreNode node(server.endpoint());
     const std::string value(32, 'v');
-    const std::pair<const char*, StoreAddress> ways[] = {{"TCP", server.endpoint()}, {"Unix", server.local()}, {"relay", node.address()}};
+    const std::pair<const char*, StoreAddress> ways[] = {
+        {"TCP", server.endpoint()}, {"Unix", server.local()}, {"relay", node.address()}};
     for (const auto& [way, address] : ways) {
-        const auto row = [&, where = &address](const char* what, const std::function<void(StoreClient&, const std::string& key)>& operation) {
+        const auto row = [&, where = &address](
+                             const char* what,
+                             const std::function<void(StoreClient&, const std::string& key)>& operation) {
             const auto prepare = [&](int i) {
-                return [&, client = client_at(*where), key = fmt::format("{}/{}", what, i)] { operation(*client, key); };
+                return [&, client = client_at(*where), key = fmt::format("{}/{}", what, i)] {
+                    operation(*client, key);
+                };
             };
             print(fmt::format("{}, {}", what, way), clients, measure(clients, prepare), bare);
         };
@@ -380,12 +402,18 @@ void compare(int clients) {
 
 /// Operations a second of 64 clients.
 void measure_crowd(const char* way, const StoreAddress& address, const Blob& value) {
-    fmt::print("\n64 clients of one thread, {}, operations a second\n{:<24} {:>9} {:>9} {:>9}\n", way, "requests at a time", "set", "get", "add");
+    fmt::print("\n64 clients of one thread, {}, operations a second\n{:<24} {:>9} {:>9} {:>9}\n", way,
+               "requests at a time", "set", "get", "add");
     Crowd crowd({address}, 64);
     for (const int depth : {1, 16, 64}) {
         const int operations = kOperationsInAll * (depth == 1 ? 5 : 25);
-        const double set = crowd.rate([&](int i) { return store_op::Set{fmt::format("key/{}", i), value}; }, depth, operations);
-        const double get = crowd.rate([&](int i) { return store_op::Get{fmt::format("key/{}", i)}; }, depth, operations);
+        const double set = crowd.rate(
+            [&](int i) {
+                return store_op::Set{fmt::format("key/{}", i), value};
+            },
+            depth, operations);
+        const double get =
+            crowd.rate([&](int i) { return store_op::Get{fmt::format("key/{}", i)}; }, depth, operations);
         const double add = crowd.rate([&](int) { return store_op::Add{"counter", 1}; }, depth, operations);
         fmt::print("{:<24} {:>9.0f} {:>9.0f} {:>9.0f}\n", depth, set, get, add);
     }
@@ -396,26 +424,31 @@ void measure_crowds() {
     const StoreServer server;
     const StoreNode node(server.endpoint());
     const Blob value(std::string(32, 'v'));
-    const std::pair<const char*, StoreAddress> ways[] = {{"TCP", server.endpoint()}, {"Unix", server.local()}, {"relay", node.address()}};
+    const std::pair<const char*, StoreAddress> ways[] = {
+        {"TCP", server.endpoint()}, {"Unix", server.local()}, {"relay", node.address()}};
     for (const auto& [way, address] : ways) measure_crowd(way, address, value);
     fmt::print("\n");
 }
 
-/// How long a barrier of 32 and of 1,000 takes: of nodes or workers that come straight, as workers of the head, and as workers of
-/// eight other nodes, whose agents are threads of this process.
+/// How long a barrier of 32 and of 1,000 takes: of nodes or workers that come straight, as workers of the
+/// head, and as workers of eight other nodes, whose agents are threads of this process.
 void measure_barriers() {
     const StoreServer server;
     std::vector<std::unique_ptr<StoreNode>> nodes;
     std::vector<StoreAddress> relays;
-    for (int node = 0; node < 8; ++node) relays.push_back(nodes.emplace_back(std::make_unique<StoreNode>(server.endpoint()))->address());
-    const std::pair<const char*, std::vector<StoreAddress>> ways[] = {{"TCP", {server.endpoint()}}, {"Unix", {server.local()}}, {"8 relays", relays}};
+    for (int node = 0; node < 8; ++node)
+        relays.push_back(nodes.emplace_back(std::make_unique<StoreNode>(server.endpoint()))->address());
+    const std::pair<const char*, std::vector<StoreAddress>> ways[] = {
+        {"TCP", {server.endpoint()}}, {"Unix", {server.local()}}, {"8 relays", relays}};
     for (const auto& [way, addresses] : ways) {
         for (const int clients : {32, 1000}) {
             Crowd all(addresses, clients);
             std::vector<double> barriers;
-            for (int i = 0; i < 21; ++i) barriers.push_back(all.barrier(fmt::format("barrier/{}/{}/{}", way, clients, i)));
+            for (int i = 0; i < 21; ++i)
+                barriers.push_back(all.barrier(fmt::format("barrier/{}/{}/{}", way, clients, i)));
             std::sort(barriers.begin(), barriers.end());
-            fmt::print("barrier of {} clients, {}: least {:.2f} ms, median {:.2f} ms, longest {:.2f} ms\n", clients, way, barriers[0], barriers[10], barriers.back());
+            fmt::print("barrier of {} clients, {}: least {:.2f} ms, median {:.2f} ms, longest {:.2f} ms\n",
+                       clients, way, barriers[0], barriers[10], barriers.back());
         }
     }
 }
@@ -427,10 +460,15 @@ void compare_with_tls() {
     StoreServer server(*tls);
     fmt::print("\n{:<24} {:>12} {:>12}   median us of one client\n", "", "plain", "TLS");
     const auto row = [&](const char* what, const std::function<std::function<void()>(bool)>& prepare) {
-        const auto median = [&](bool sealed) { return measure(1, [&](int) { return prepare(sealed); }, what[0] == 'c' ? 500 : 5000).median_us; };
+        const auto median = [&](bool sealed) {
+            return measure(
+                       1, [&](int) { return prepare(sealed); }, what[0] == 'c' ? 500 : 5000)
+                .median_us;
+        };
         fmt::print("{:<24} {:>12.1f} {:>12.1f}\n", what, median(false), median(true));
     };
-    row("connect and be served", [&](bool sealed) { return [&server, sealed] { (void)client_at(server.endpoint(), sealed); }; });
+    row("connect and be served",
+        [&](bool sealed) { return [&server, sealed] { (void)client_at(server.endpoint(), sealed); }; });
     for (const std::size_t bytes : {std::size_t{32}, std::size_t{1} << 20}) {
         row(bytes == 32 ? "set of 32 bytes" : "set of 1 MiB", [&](bool sealed) {
             return [client = client_at(server.endpoint(), sealed), value = std::string(bytes, 'v')] {

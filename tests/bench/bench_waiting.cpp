@@ -1,5 +1,5 @@
-// Waiting as libddp does it against the same ranks told to sleep at once: 2 ranks on 2 cores, alone and beside two
-// loops that never end. In turns, so that what else the machine does meets both.
+// Waiting as libddp does it against the same ranks told to sleep at once: 2 ranks on 2 cores, alone and
+// beside two loops that never end. In turns, so that what else the machine does meets both.
 //
 //   bench_waiting [--passes N]
 #include <fmt/core.h>
@@ -133,7 +133,9 @@ void print_table(const std::vector<Load>& loads, int busy_loops, int passes) {
         }
         const double ratio = median(ratios);
         fmt::print("{:>28} {:>14.2f} {:>14.2f} {:>7.2f} {}\n", load.name, median(ours), median(asleep), ratio,
-                   busy_loops == 0 ? "" : ratio <= 1.5 ? "met" : "NOT MET (1.5)");
+                   busy_loops == 0 ? ""
+                   : ratio <= 1.5  ? "met"
+                                   : "NOT MET (1.5)");
     }
 }
 

@@ -1,8 +1,8 @@
-// A job of many nodes against a real ddprun as its head: every other node is an AgentLink of this process, with a connection
-// and a handshake of its own, that says what a real agent said once. So the head cannot tell the difference; only workers
-// are not there. All share this machine's cores. Prints what each step took; asserts nothing.
-// Then real agents with a real worker each: how long until all run, and until they run again when the head is killed.
-// A row for each number of AGENTS, and the first of them once more with TLS.
+// A job of many nodes against a real ddprun as its head: every other node is an AgentLink of this process,
+// with a connection and a handshake of its own, that says what a real agent said once. So the head cannot
+// tell the difference; only workers are not there. All share this machine's cores. Prints what each step
+// took; asserts nothing. Then real agents with a real worker each: how long until all run, and until they run
+// again when the head is killed. A row for each number of AGENTS, and the first of them once more with TLS.
 // usage: bench_world DDPRUN STAMP [AGENTS...]
 #include <fcntl.h>
 #include <fmt/core.h>
@@ -41,12 +41,24 @@ constexpr int kAtOnce = 256;
     std::exit(1);
 }
 
-double ms_between(TimePoint from, TimePoint to) { return std::chrono::duration<double, std::milli>(to - from).count(); }
+double ms_between(TimePoint from, TimePoint to) {
+    return std::chrono::duration<double, std::milli>(to - from).count();
+}
 
 /// What is started on each node; the head's worker stays until it is told to stop.
-std::vector<std::string> ddprun_line(const std::string& ddprun, int nodes, const std::string& port, int node_rank, bool tls = false) {
-    return {ddprun, "-q", tls ? "--tls" : "--cgroup=auto", fmt::format("--nnodes={}", nodes), "--nproc-per-node=1", fmt::format("--node-rank={}", node_rank), "--max-restarts=3",
-            fmt::format("--rdzv-id={}", kJob), "--rdzv-endpoint=127.0.0.1:" + port, "sleep", "600"};
+std::vector<std::string> ddprun_line(const std::string& ddprun, int nodes, const std::string& port,
+                                     int node_rank, bool tls = false) {
+    return {ddprun,
+            "-q",
+            tls ? "--tls" : "--cgroup=auto",
+            fmt::format("--nnodes={}", nodes),
+            "--nproc-per-node=1",
+            fmt::format("--node-rank={}", node_rank),
+            "--max-restarts=3",
+            fmt::format("--rdzv-id={}", kJob),
+            "--rdzv-endpoint=127.0.0.1:" + port,
+            "sleep",
+            "600"};
 }
 
 /// Stands in for a controller until a real agent has introduced itself.
@@ -60,7 +72,8 @@ class Introduction final : private rdzv::ServerHandler {
         options.where = port.endpoint();
         const auto server = rdzv::Server::create(*loop, std::move(options), self);
         if (!server) give_up(server.error().what);
-        const Program agent(ddprun_line(ddprun, nodes, port.number(), 1, tls), with_environment({std::string("DDPRUN_TOKEN=") + kToken}));
+        const Program agent(ddprun_line(ddprun, nodes, port.number(), 1, tls),
+                            with_environment({std::string("DDPRUN_TOKEN=") + kToken}));
         if (!loop->run()) give_up("event loop");
         return self.hello_;
     }
@@ -82,7 +95,9 @@ class Introduction final : private rdzv::ServerHandler {
 /// All nodes but the head.
 class Crowd {
   public:
-    Crowd(os::EventLoop& loop, rdzv::AgentHello hello, Endpoint head, int agents, std::shared_ptr<const rdzv::TlsContext> tls) : loop_(loop), tls_(std::move(tls)) {
+    Crowd(os::EventLoop& loop, rdzv::AgentHello hello, Endpoint head, int agents,
+          std::shared_ptr<const rdzv::TlsContext> tls)
+        : loop_(loop), tls_(std::move(tls)) {
         nodes_.reserve(static_cast<std::size_t>(agents));
         arrive_ = [this, hello = std::move(hello), head = std::move(head), agents] {
             const int number = size();
@@ -98,7 +113,8 @@ class Crowd {
 
     void run_until(bool (Crowd::*is_done)() const, const char* what) {
         done_ = is_done;
-        const auto patience = loop_.call_after(std::chrono::minutes(5), [what] { give_up(fmt::format("{} takes more than 5 minutes", what)); });
+        const auto patience = loop_.call_after(
+            std::chrono::minutes(5), [what] { give_up(fmt::format("{} takes more than 5 minutes", what)); });
         if (!loop_.run()) give_up("event loop");
         loop_.cancel(patience);
     }
@@ -106,7 +122,8 @@ class Crowd {
     [[nodiscard]] bool all_stopped() const { return stopped_ == size(); }
     [[nodiscard]] bool all_dismissed() const { return dismissed_ == size(); }
     void say(int node, rdzv::FromAgent message) {
-        if (!nodes_[static_cast<std::size_t>(node)]->link->send(std::move(message))) give_up("a node has lost the head");
+        if (!nodes_[static_cast<std::size_t>(node)]->link->send(std::move(message)))
+            give_up("a node has lost the head");
     }
     [[nodiscard]] std::uint64_t generation() const { return generation_; }
     void end_all() {
@@ -179,14 +196,16 @@ double cpu_ms(pid_t process) {
     std::string line;
     std::getline(stat, line);
     long user = 0, system = 0;
-    std::sscanf(line.c_str() + line.rfind(')') + 2, "%*c %*d %*d %*d %*d %*d %*u %*u %*u %*u %*u %ld %ld", &user, &system);
+    std::sscanf(line.c_str() + line.rfind(')') + 2, "%*c %*d %*d %*d %*d %*d %*u %*u %*u %*u %*u %ld %ld",
+                &user, &system);
     return static_cast<double>(user + system) * 1000.0 / static_cast<double>(::sysconf(_SC_CLK_TCK));
 }
 
 void measure(const std::string& ddprun, int agents, std::shared_ptr<const rdzv::TlsContext> tls) {
     const ReservedPort port;
     const rdzv::AgentHello hello = Introduction::of(ddprun, agents + 1, port, tls != nullptr);
-    Program head(ddprun_line(ddprun, agents + 1, port.number(), 0, tls != nullptr), with_environment({std::string("DDPRUN_TOKEN=") + kToken}));
+    Program head(ddprun_line(ddprun, agents + 1, port.number(), 0, tls != nullptr),
+                 with_environment({std::string("DDPRUN_TOKEN=") + kToken}));
     while (!connect_tcp(port.endpoint(), MonotonicClock::now() + std::chrono::seconds(1))) ::usleep(2000);
     const long before_kib = kib_of(head.pid(), "VmRSS");
 
@@ -194,7 +213,8 @@ void measure(const std::string& ddprun, int agents, std::shared_ptr<const rdzv::
     const TimePoint begun = MonotonicClock::now();
     Crowd crowd(*loop, hello, port.endpoint(), agents, std::move(tls));
     crowd.run_until(&Crowd::all_assigned, "forming the world");
-    const double joining = ms_between(begun, crowd.joined), assigning = ms_between(crowd.joined, crowd.assigned);
+    const double joining = ms_between(begun, crowd.joined),
+                 assigning = ms_between(crowd.joined, crowd.assigned);
     const long each_kib = (kib_of(head.pid(), "VmRSS") - before_kib) * 1024 / agents;
     const double head_cpu = cpu_ms(head.pid());
 
@@ -217,8 +237,10 @@ void measure(const std::string& ddprun, int agents, std::shared_ptr<const rdzv::
     crowd.end_all();
     crowd.run_until(&Crowd::all_dismissed, "the end");
     const Outcome outcome = head.wait();
-    fmt::print("{:>6} | {:>10.0f} {:>7.1f} | {:>9.1f} {:>7.1f} | {:>9.1f} | {:>10.1f} | {:>8} | {:>8.0f} | {}\n", agents, joining, joining * 1e3 / agents, assigning,
-               assigning * 1e3 / agents, stopping, restarting, each_kib, head_cpu, outcome.status);
+    fmt::print(
+        "{:>6} | {:>10.0f} {:>7.1f} | {:>9.1f} {:>7.1f} | {:>9.1f} | {:>10.1f} | {:>8} | {:>8.0f} | {}\n",
+        agents, joining, joining * 1e3 / agents, assigning, assigning * 1e3 / agents, stopping, restarting,
+        each_kib, head_cpu, outcome.status);
     if (outcome.status != 75) fmt::print(stderr, "{}\n", outcome.err);
     std::fflush(stdout);
 }
@@ -229,7 +251,8 @@ class Stamps {
     Stamps() : file_(place_.file("stamps")) {
         const int fd = ::open(file_.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600);
         if (fd < 0 || ::ftruncate(fd, kBytes) != 0) give_up("stamps");
-        words_ = static_cast<std::uint64_t*>(::mmap(nullptr, kBytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0));
+        words_ =
+            static_cast<std::uint64_t*>(::mmap(nullptr, kBytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0));
         ::close(fd);
     }
     ~Stamps() { ::munmap(words_, kBytes); }
@@ -251,13 +274,23 @@ class Stamps {
 };
 
 /// As many ddprun as nodes, all of this host, each with a worker that stays.
-std::vector<std::unique_ptr<Program>> start_nodes(const std::string& ddprun, const std::string& stamp, const std::string& nnodes, int nodes,
+std::vector<std::unique_ptr<Program>> start_nodes(const std::string& ddprun, const std::string& stamp,
+                                                  const std::string& nnodes, int nodes,
                                                   const ReservedPort& port, const Stamps& stamps) {
     std::vector<std::unique_ptr<Program>> all;
     for (int node = 0; node < nodes; ++node) {
-        const std::vector<std::string> line = {ddprun, "-q", "--nnodes=" + nnodes, "--nproc-per-node=1", fmt::format("--node-rank={}", node), "--rdzv-id=world",
-                                               "--rdzv-endpoint=" + port.text(), stamp, stamps.file(), "hold"};
-        all.push_back(std::make_unique<Program>(line, with_environment({std::string("DDPRUN_TOKEN=") + kToken})));
+        const std::vector<std::string> line = {ddprun,
+                                               "-q",
+                                               "--nnodes=" + nnodes,
+                                               "--nproc-per-node=1",
+                                               fmt::format("--node-rank={}", node),
+                                               "--rdzv-id=world",
+                                               "--rdzv-endpoint=" + port.text(),
+                                               stamp,
+                                               stamps.file(),
+                                               "hold"};
+        all.push_back(
+            std::make_unique<Program>(line, with_environment({std::string("DDPRUN_TOKEN=") + kToken})));
     }
     return all;
 }
@@ -287,8 +320,12 @@ void measure_real_agents(const std::string& ddprun, const std::string& stamp) {
         nodes[0]->signal(SIGKILL);
         successions.push_back(ms_between(killed, stamps.await(15)));
     }
-    fmt::print("\n{} real agents with a worker each: {:.0f} ms from the first ddprun's start to the last worker's first instruction\n", kNodes, median(starts));
-    fmt::print("8 of them, the head is killed: {:.0f} ms to the first instruction of all workers of the next generation\n", median(successions));
+    fmt::print(
+        "\n{} real agents with a worker each: {:.0f} ms from the first ddprun's start to the last worker's first instruction\n",
+        kNodes, median(starts));
+    fmt::print(
+        "8 of them, the head is killed: {:.0f} ms to the first instruction of all workers of the next generation\n",
+        median(successions));
 }
 
 }  // namespace
@@ -304,7 +341,8 @@ int main(int argc, char** argv) {
     std::vector<int> sizes;
     for (int i = 3; i < argc; ++i) sizes.push_back(std::atoi(argv[i]));
     if (sizes.empty()) sizes = {32, 1024, 4096, 16384};
-    fmt::print("nodes  | all joined, each us | last join to last assignment, each us | death to last stop | ended to restarted | bytes of the head each | head's CPU ms to there | exit\n");
+    fmt::print(
+        "nodes  | all joined, each us | last join to last assignment, each us | death to last stop | ended to restarted | bytes of the head each | head's CPU ms to there | exit\n");
     for (const int agents : sizes) {
         if (static_cast<rlim_t>(agents) + 64 > files.rlim_cur) {
             fmt::print("{:>6} | left out: {} descriptors are allowed (ulimit -n)\n", agents, files.rlim_cur);

@@ -24,8 +24,10 @@ int main(int argc, char** argv) {
     if (memory == MAP_FAILED) return 4;
     auto* words = static_cast<std::uint64_t*>(memory);
     const std::uint64_t slot = __atomic_fetch_add(&words[0], 1, __ATOMIC_RELAXED);
-    __atomic_store_n(&words[slot + 1], static_cast<std::uint64_t>(now.tv_sec) * 1'000'000'000u + static_cast<std::uint64_t>(now.tv_nsec),
-                     __ATOMIC_RELEASE);
+    __atomic_store_n(
+        &words[slot + 1],
+        static_cast<std::uint64_t>(now.tv_sec) * 1'000'000'000u + static_cast<std::uint64_t>(now.tv_nsec),
+        __ATOMIC_RELEASE);
     const char* mode = argc > 2 ? argv[2] : "";
     if (*mode == '\0') return 0;
     if (std::strcmp(mode, "ignore") == 0) signal(SIGTERM, SIG_IGN);

@@ -14,10 +14,13 @@ EnvironmentLookup lookup_in(const std::map<std::string, std::string>& variables)
     };
 }
 
-std::optional<BatchJob> found_in(const std::map<std::string, std::string>& variables) { return find_batch_job(lookup_in(variables)); }
+std::optional<BatchJob> found_in(const std::map<std::string, std::string>& variables) {
+    return find_batch_job(lookup_in(variables));
+}
 
 TEST(BatchJobHere, OfPbsIsAScriptsOrInteractive) {
-    const std::optional<BatchJob> job = found_in({{"PBS_JOBID", "12.pbs01"}, {"PBS_O_WORKDIR", "/home/u"}, {"PBS_ENVIRONMENT", "PBS_BATCH"}});
+    const std::optional<BatchJob> job =
+        found_in({{"PBS_JOBID", "12.pbs01"}, {"PBS_O_WORKDIR", "/home/u"}, {"PBS_ENVIRONMENT", "PBS_BATCH"}});
     EXPECT_EQ(job, (BatchJob{Scheduler::Pbs, "12.pbs01", "/home/u", true, false}));
     EXPECT_FALSE(found_in({{"PBS_JOBID", "12.pbs01"}, {"PBS_ENVIRONMENT", "PBS_INTERACTIVE"}})->is_script);
 }
@@ -27,15 +30,19 @@ TEST(BatchJobHere, AnElementOfAnArrayIsKnownByItsBrackets) {
     const std::optional<BatchJob> lsf = found_in({{"LSB_JOBID", "17"}, {"LSB_JOBINDEX", "3"}});
     EXPECT_EQ(lsf->id, "17[3]");
     EXPECT_TRUE(lsf->is_array_element);
-    EXPECT_EQ(found_in({{"LSB_JOBID", "17"}, {"LSB_JOBINDEX", "0"}})->id, "17") << "LSF says 0 where there is no array";
+    EXPECT_EQ(found_in({{"LSB_JOBID", "17"}, {"LSB_JOBINDEX", "0"}})->id, "17")
+        << "LSF says 0 where there is no array";
 }
 
 TEST(BatchJobHere, AnElementOfASlurmArrayIsNotTheArray) {
     // The last element's own number is the array's.
-    const std::optional<BatchJob> last = found_in({{"SLURM_JOB_ID", "17"}, {"SLURM_ARRAY_JOB_ID", "17"}, {"SLURM_ARRAY_TASK_ID", "3"}});
+    const std::optional<BatchJob> last =
+        found_in({{"SLURM_JOB_ID", "17"}, {"SLURM_ARRAY_JOB_ID", "17"}, {"SLURM_ARRAY_TASK_ID", "3"}});
     EXPECT_EQ(last->id, "17_3");
     EXPECT_TRUE(last->is_array_element);
-    EXPECT_EQ(found_in({{"SLURM_JOB_ID", "18"}, {"SLURM_ARRAY_JOB_ID", "17"}, {"SLURM_ARRAY_TASK_ID", "1"}})->id, "17_1");
+    EXPECT_EQ(
+        found_in({{"SLURM_JOB_ID", "18"}, {"SLURM_ARRAY_JOB_ID", "17"}, {"SLURM_ARRAY_TASK_ID", "1"}})->id,
+        "17_1");
 }
 
 TEST(BatchJobHere, OfSlurmIsAScriptsWhereSbatchSaysSo) {
@@ -49,10 +56,13 @@ TEST(BatchJobHere, IsNoneWithoutAScheduler) {
 }
 
 TEST(SchedulersPrograms, AreFoundWhereTheSubmitterOfAPbsJobHasThemToo) {
-    const std::map<std::string, std::string> of_qsub{{"PBS_JOBID", "12.pbs01"}, {"PATH", "/bin:/usr/bin"}, {"PBS_O_PATH", "/usr/bin:/opt/pbs/bin"}};
+    const std::map<std::string, std::string> of_qsub{
+        {"PBS_JOBID", "12.pbs01"}, {"PATH", "/bin:/usr/bin"}, {"PBS_O_PATH", "/usr/bin:/opt/pbs/bin"}};
     EXPECT_EQ(scheduler_search_path(lookup_in(of_qsub)), "/bin:/usr/bin:/usr/bin:/opt/pbs/bin");
-    EXPECT_EQ(scheduler_search_path(lookup_in({{"PATH", "/bin"}, {"PBS_O_PATH", "/opt/pbs/bin"}})), "/bin") << "of no job";
-    EXPECT_EQ(scheduler_search_path(lookup_in({{"PBS_JOBID", "12.pbs01"}, {"PBS_O_PATH", "/opt/pbs/bin"}})), "/opt/pbs/bin");
+    EXPECT_EQ(scheduler_search_path(lookup_in({{"PATH", "/bin"}, {"PBS_O_PATH", "/opt/pbs/bin"}})), "/bin")
+        << "of no job";
+    EXPECT_EQ(scheduler_search_path(lookup_in({{"PBS_JOBID", "12.pbs01"}, {"PBS_O_PATH", "/opt/pbs/bin"}})),
+              "/opt/pbs/bin");
     EXPECT_EQ(scheduler_environment({"A=1", "PATH=/bin:/usr/bin", "B=2"}, lookup_in(of_qsub)),
               (std::vector<std::string>{"A=1", "B=2", "PATH=/bin:/usr/bin:/usr/bin:/opt/pbs/bin"}));
 }

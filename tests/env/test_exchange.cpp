@@ -38,7 +38,8 @@ EnvironmentLookup known(Known variables) {
 
 LauncherChoice chosen(LauncherFamily family, bool has_pmix, std::string job = "7") {
     LauncherChoice choice;
-    choice.placement = Placement{family, 0, 2, std::nullopt, std::nullopt, std::nullopt, std::nullopt, std::move(job)};
+    choice.placement =
+        Placement{family, 0, 2, std::nullopt, std::nullopt, std::nullopt, std::nullopt, std::move(job)};
     choice.has_pmix = has_pmix;
     return choice;
 }
@@ -73,8 +74,11 @@ TEST(ExchangeChoice, TakesAFileOnlyWhereADirectoryIsNamedAndTheJobHasAName) {
 }
 
 TEST(ExchangeChoice, ABuildWithoutPmixSaysSoWhereTheLauncherHasAServer) {
-    EXPECT_THAT(nothing_offered(MissedPmix::NotBuilt, true, false), AllOf(HasSubstr("this build has no PMIx (libpmix-dev was missing"), HasSubstr("no DDPRUN_EXCHANGE_DIR")));
-    EXPECT_EQ(nothing_offered(MissedPmix::NotOffered, true, false), "neither PMIx nor PMI_FD, and no DDPRUN_EXCHANGE_DIR");
+    EXPECT_THAT(nothing_offered(MissedPmix::NotBuilt, true, false),
+                AllOf(HasSubstr("this build has no PMIx (libpmix-dev was missing"),
+                      HasSubstr("no DDPRUN_EXCHANGE_DIR")));
+    EXPECT_EQ(nothing_offered(MissedPmix::NotOffered, true, false),
+              "neither PMIx nor PMI_FD, and no DDPRUN_EXCHANGE_DIR");
 }
 
 TEST(ExchangeChoice, AFileInTheWorkingDirectoryIsTheLastResortOfThoseWhoAskForIt) {
@@ -83,16 +87,20 @@ TEST(ExchangeChoice, AFileInTheWorkingDirectoryIsTheLastResortOfThoseWhoAskForIt
     EXPECT_EQ(file.kind, Kind::File);
     EXPECT_EQ(file.directory, "/work");
     const Known forbidden{{"DDPRUN_EXCHANGE", "none"}};
-    EXPECT_EQ(or_file_in(*choose_exchange(slurm, known(forbidden)), slurm, known(forbidden), "/work").kind, Kind::None);
+    EXPECT_EQ(or_file_in(*choose_exchange(slurm, known(forbidden)), slurm, known(forbidden), "/work").kind,
+              Kind::None);
 }
 
 TEST(ExchangeChoice, LeavesTheLaunchersChannelsToAProgramThatSpeaksMpi) {
-    const auto choice = choose_exchange(chosen(LauncherFamily::Pmi, false), known({{"PMI_FD", "6"}}), ExchangeUse::OnlyFiles);
+    const auto choice =
+        choose_exchange(chosen(LauncherFamily::Pmi, false), known({{"PMI_FD", "6"}}), ExchangeUse::OnlyFiles);
     EXPECT_EQ(choice->kind, Kind::None);
 }
 
 TEST(ExchangeChoice, AWishThatCannotBeHadIsAnErrorThatSaysWhy) {
-    const auto wish = [](const char* what) { return choose_exchange(chosen(LauncherFamily::Slurm, false), known({{"DDPRUN_EXCHANGE", what}})); };
+    const auto wish = [](const char* what) {
+        return choose_exchange(chosen(LauncherFamily::Slurm, false), known({{"DDPRUN_EXCHANGE", what}}));
+    };
     EXPECT_THAT(wish("pmi").error().what, AllOf(HasSubstr("DDPRUN_EXCHANGE=pmi"), HasSubstr("PMI_FD")));
     EXPECT_THAT(wish("pmix").error().what, HasSubstr("DDPRUN_EXCHANGE=pmix"));
     EXPECT_THAT(wish("file").error().what, HasSubstr("DDPRUN_EXCHANGE_DIR"));
@@ -106,7 +114,8 @@ class FakePmi {
   public:
     FakePmi() {
         int ends[2];
-        if (::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) != 0) throw std::runtime_error("socketpair");
+        if (::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) != 0)
+            throw std::runtime_error("socketpair");
         ours_.reset(ends[0]);
         theirs_.reset(ends[1]);
     }
@@ -117,7 +126,9 @@ class FakePmi {
     [[nodiscard]] int descriptor() const { return theirs_.get(); }
     /// The client and our own thread see the end.
     void close() const { ::shutdown(ours_.get(), SHUT_RDWR); }
-    void say(const std::string& text) const { static_cast<void>(::send(ours_.get(), text.data(), text.size(), MSG_NOSIGNAL)); }
+    void say(const std::string& text) const {
+        static_cast<void>(::send(ours_.get(), text.data(), text.size(), MSG_NOSIGNAL));
+    }
     /// The next line; "" at the end.
     std::string hear() {
         std::string line;
@@ -182,7 +193,8 @@ TEST(PmiExchange, CarriesAWordAndSaysGoodbye) {
     }
     pmi.join();
     EXPECT_EQ(heard.back(), "cmd=finalize");
-    EXPECT_THAT(heard, ::testing::Contains("cmd=put kvsname=kvs_12_0_1 key=ddprun-3-meeting value=1/29400/ab/cd/10.0.0.1,"));
+    EXPECT_THAT(heard, ::testing::Contains(
+                           "cmd=put kvsname=kvs_12_0_1 key=ddprun-3-meeting value=1/29400/ab/cd/10.0.0.1,"));
 }
 
 TEST(PmiExchange, AnswersThatComeInPiecesAreWholeAnswers) {
@@ -208,7 +220,8 @@ TEST(PmiExchange, GarbageIsAnErrorThatShowsItAndNothingMoreIsSaid) {
     const auto exchange = open_pmi_exchange(pmi.descriptor(), 0, soon());
     ASSERT_FALSE(exchange);
     EXPECT_EQ(exchange.error().code, Errc::Protocol);
-    EXPECT_THAT(exchange.error().what, AllOf(HasSubstr("SSH-2.0"), HasSubstr("response_to_init"), HasSubstr("PMI on descriptor")));
+    EXPECT_THAT(exchange.error().what,
+                AllOf(HasSubstr("SSH-2.0"), HasSubstr("response_to_init"), HasSubstr("PMI on descriptor")));
 }
 
 TEST(PmiExchange, ALineWithoutAnEndIsAnError) {
@@ -251,7 +264,8 @@ TEST(PmiExchange, APeerThatDoesNotComeToTheFenceEndsItAtTheDeadline) {
         while (!server.hear().empty()) {
         }
     });
-    auto exchange = open_pmi_exchange(pmi.descriptor(), 0, MonotonicClock::now() + std::chrono::milliseconds(500));
+    auto exchange =
+        open_pmi_exchange(pmi.descriptor(), 0, MonotonicClock::now() + std::chrono::milliseconds(500));
     ASSERT_TRUE(exchange) << exchange.error().what;
     const Status fenced = (*exchange)->fence();
     ASSERT_FALSE(fenced);
@@ -288,7 +302,8 @@ TEST(PmiExchange, WhatIsNoWordIsNotSaid) {
         EXPECT_EQ((*exchange)->put("key", "two words").error().code, Errc::InvalidArgument);
         EXPECT_EQ((*exchange)->put("key", "a\ncmd=abort").error().code, Errc::InvalidArgument);
         EXPECT_EQ((*exchange)->put("key", "").error().code, Errc::InvalidArgument);
-        EXPECT_EQ((*exchange)->put("key", std::string(kMaxExchangeValue + 1, 'x')).error().code, Errc::InvalidArgument);
+        EXPECT_EQ((*exchange)->put("key", std::string(kMaxExchangeValue + 1, 'x')).error().code,
+                  Errc::InvalidArgument);
     }
     pmi.join();
     EXPECT_THAT(heard, Not(::testing::Contains(HasSubstr("cmd=put"))));
@@ -359,7 +374,8 @@ TEST_F(FileExchanges, AJobOfAnotherSizeIsNotOurs) {
 }
 
 TEST_F(FileExchanges, GarbageIsAnError) {
-    for (const char* garbage : {"", "hello\n", "ddprun exchange 1\n2 x\n", "ddprun exchange 1\n2 5\nmeeting", "ddprun exchange 1\n2 5\nword\n"}) {
+    for (const char* garbage : {"", "hello\n", "ddprun exchange 1\n2 x\n", "ddprun exchange 1\n2 5\nmeeting",
+                                "ddprun exchange 1\n2 5\nword\n"}) {
         write(0, garbage);
         auto exchange = open_file_exchange(of_rank(1), soon());
         const auto heard = (*exchange)->get(0, "meeting");
@@ -389,14 +405,16 @@ TEST(MeetingPoint, IsAWordAndComesBackWhole) {
 }
 
 TEST(MeetingPoint, LeavesOutTheAddressesForWhichThereIsNoRoom) {
-    const MeetingPoint point{"job", "token", 1, std::vector<std::string>(100, "fd00:1111:2222:3333:4444:5555:6666:7777")};
+    const MeetingPoint point{"job", "token", 1,
+                             std::vector<std::string>(100, "fd00:1111:2222:3333:4444:5555:6666:7777")};
     const std::string word = encode(point);
     EXPECT_LE(word.size(), kMaxExchangeValue);
     EXPECT_GE(decode_meeting_point(word)->addresses.size(), 10u);
 }
 
 TEST(MeetingPoint, MalformedOnesAreRefusedWithoutShowingTheSecret) {
-    for (const char* word : {"", "x", "2/29400/ab/cd/10.0.0.1", "1/0/ab/cd/10.0.0.1", "1/29400//cd/10.0.0.1", "1/29400/ab/c/10.0.0.1", "1/29400/ab/cd/"}) {
+    for (const char* word : {"", "x", "2/29400/ab/cd/10.0.0.1", "1/0/ab/cd/10.0.0.1", "1/29400//cd/10.0.0.1",
+                             "1/29400/ab/c/10.0.0.1", "1/29400/ab/cd/"}) {
         const auto point = decode_meeting_point(word);
         ASSERT_FALSE(point) << word;
         EXPECT_EQ(point.error().code, Errc::Protocol);
@@ -404,10 +422,11 @@ TEST(MeetingPoint, MalformedOnesAreRefusedWithoutShowingTheSecret) {
     EXPECT_THAT(decode_meeting_point("1/99999/s3cret/cd/10.0.0.1").error().what, Not(HasSubstr("s3cret")));
 }
 
-const std::vector<InterfaceAddress> kTypical{{"lo", "127.0.0.1", true, true},       {"docker0", "172.17.0.1", false, true},
-                                             {"eth0", "fe80::1", false, true},      {"eth0", "fd00::7", false, true},
-                                             {"eth0", "10.1.0.7", false, true},     {"eth1", "10.9.0.7", false, false},
-                                             {"ib0", "10.2.0.7", false, true},      {"eth2", "169.254.3.4", false, true}};
+const std::vector<InterfaceAddress> kTypical{
+    {"lo", "127.0.0.1", true, true},   {"docker0", "172.17.0.1", false, true},
+    {"eth0", "fe80::1", false, true},  {"eth0", "fd00::7", false, true},
+    {"eth0", "10.1.0.7", false, true}, {"eth1", "10.9.0.7", false, false},
+    {"ib0", "10.2.0.7", false, true},  {"eth2", "169.254.3.4", false, true}};
 
 TEST(ReachableAddresses, AreThoseThatOthersCanUse) {
     EXPECT_THAT(reachable_addresses(kTypical, ""), ElementsAre("10.1.0.7", "10.2.0.7", "fd00::7"));
@@ -415,7 +434,8 @@ TEST(ReachableAddresses, AreThoseThatOthersCanUse) {
 
 TEST(ReachableAddresses, WhatNcclIsToUseComesFirstAndWhatItIsNotToUseNot) {
     EXPECT_THAT(reachable_addresses(kTypical, "ib"), ElementsAre("10.2.0.7", "10.1.0.7", "fd00::7"));
-    EXPECT_THAT(reachable_addresses(kTypical, "=ib0,docker0"), ElementsAre("172.17.0.1", "10.2.0.7", "10.1.0.7", "fd00::7"));
+    EXPECT_THAT(reachable_addresses(kTypical, "=ib0,docker0"),
+                ElementsAre("172.17.0.1", "10.2.0.7", "10.1.0.7", "fd00::7"));
     EXPECT_THAT(reachable_addresses(kTypical, "^eth,docker"), ElementsAre("10.2.0.7"));
 }
 
@@ -425,11 +445,14 @@ TEST(ReachableAddresses, AHostWithoutANetworkHasOnlyItself) {
 }
 
 TEST(AddressOn, AnInterfaceANetworkOrAnAddressNamesOneAddressOfThisHost) {
-    const std::vector<InterfaceAddress> all{{"lo", "127.0.0.1", true, true},     {"eth0", "fe80::1", false, true}, {"eth0", "fd00::7", false, true},
-                                            {"eth0", "10.1.0.7", false, true},   {"eth0", "10.1.0.8", false, true}, {"ib0", "fe80::2", false, true},
-                                            {"ib0", "fd77::7", false, true},     {"ib1", "10.3.0.7", false, false}};
+    const std::vector<InterfaceAddress> all{
+        {"lo", "127.0.0.1", true, true},   {"eth0", "fe80::1", false, true},
+        {"eth0", "fd00::7", false, true},  {"eth0", "10.1.0.7", false, true},
+        {"eth0", "10.1.0.8", false, true}, {"ib0", "fe80::2", false, true},
+        {"ib0", "fd77::7", false, true},   {"ib1", "10.3.0.7", false, false}};
     EXPECT_EQ(*address_on("eth0", all), "10.1.0.7") << "of several the first IPv4 address";
-    EXPECT_EQ(*address_on("ib0", all), "fd77::7") << "IPv6 where there is nothing else, and not what is valid on one link only";
+    EXPECT_EQ(*address_on("ib0", all), "fd77::7")
+        << "IPv6 where there is nothing else, and not what is valid on one link only";
     EXPECT_EQ(*address_on("10.1.0.8/31", all), "10.1.0.8");
     EXPECT_EQ(*address_on("10.1.0.8", all), "10.1.0.8");
     EXPECT_EQ(*address_on("fd00::/16", all), "fd00::7");
@@ -437,7 +460,8 @@ TEST(AddressOn, AnInterfaceANetworkOrAnAddressNamesOneAddressOfThisHost) {
 }
 
 TEST(AddressOn, WhatIsNotThereOrDownIsAnErrorThatListsWhatThereIs) {
-    const std::vector<InterfaceAddress> all{{"eth0", "10.1.0.7", false, true}, {"ib1", "10.3.0.7", false, false}};
+    const std::vector<InterfaceAddress> all{{"eth0", "10.1.0.7", false, true},
+                                            {"ib1", "10.3.0.7", false, false}};
     for (const char* iface : {"eth", "ib1", "10.2.0.0/16", "10.3.0.0/16", "::/0"}) {
         const Result<std::string> address = address_on(iface, all);
         ASSERT_FALSE(address) << iface;

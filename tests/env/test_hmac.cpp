@@ -83,7 +83,8 @@ TEST(FromHex, ReadsBothCasesAndRefusesTheRest) {
 }
 
 TEST(Seal, IsOpenedByItsKeyOnlyAndShowsNothingOfThePlainText) {
-    for (const std::size_t bytes : {std::size_t{0}, std::size_t{1}, std::size_t{31}, std::size_t{32}, std::size_t{33}, std::size_t{5000}}) {
+    for (const std::size_t bytes : {std::size_t{0}, std::size_t{1}, std::size_t{31}, std::size_t{32},
+                                    std::size_t{33}, std::size_t{5000}}) {
         const std::string plain = repeated('a', bytes);
         const Result<std::string> one = seal("key", plain), other = seal("key", plain);
         ASSERT_TRUE(one && other);

@@ -31,19 +31,50 @@ void expect_read_alike(const std::string& text) {
 }
 
 TEST(Json, APlainObjectIsReadAsAnyOther) {
-    for (const char* text :
-         {R"({"key":"a/b","generation":1})", R"({})", R"({"n":0})", R"({"n":-5})", R"({"n":-0})", R"({"n":01})", R"({"n":-01})", R"({"n":--1})",
-          R"({"n":1-1})", R"({"n":-})", R"({"n":9223372036854775807})", R"({"n":-9223372036854775808})", R"({"n":9223372036854775808})",
-          R"({"n":18446744073709551616})", R"({"n":1.5})", R"({"n":1e3})", R"({"a":true,"b":false,"c":null})", R"({"a":truely})",
-          R"({"a":"\u0041"})", R"({"a":"\""})", R"({"a":"\\"})", "{\"a\":\"\xc3\xa4\"}", "{\"a\":\"\xff\"}", "{\"a\":\"\n\"}", R"({"a":1,"a":2})", R"({"a":"x"}})",
-          R"({"a":"x")", R"({"a":"x})", R"({"a":1,})", R"({"a"})", R"({"a":})", R"({:1})", R"({"":1})", R"({"a":[1]})", R"({"a":{}})"}) {
+    for (const char* text : {R"({"key":"a/b","generation":1})",
+                             R"({})",
+                             R"({"n":0})",
+                             R"({"n":-5})",
+                             R"({"n":-0})",
+                             R"({"n":01})",
+                             R"({"n":-01})",
+                             R"({"n":--1})",
+                             R"({"n":1-1})",
+                             R"({"n":-})",
+                             R"({"n":9223372036854775807})",
+                             R"({"n":-9223372036854775808})",
+                             R"({"n":9223372036854775808})",
+                             R"({"n":18446744073709551616})",
+                             R"({"n":1.5})",
+                             R"({"n":1e3})",
+                             R"({"a":true,"b":false,"c":null})",
+                             R"({"a":truely})",
+                             R"({"a":"\u0041"})",
+                             R"({"a":"\""})",
+                             R"({"a":"\\"})",
+                             "{\"a\":\"\xc3\xa4\"}",
+                             "{\"a\":\"\xff\"}",
+                             "{\"a\":\"\n\"}",
+                             R"({"a":1,"a":2})",
+                             R"({"a":"x"}})",
+                             R"({"a":"x")",
+                             R"({"a":"x})",
+                             R"({"a":1,})",
+                             R"({"a"})",
+                             R"({"a":})",
+                             R"({:1})",
+                             R"({"":1})",
+                             R"({"a":[1]})",
+                             R"({"a":{}})"}) {
         expect_read_alike(text);
     }
 }
 
 TEST(Json, IsWrittenAsItWasRead) {
-    for (const char* text : {"null", "true", "false", "0", "-1", "18446744073709551615", "-9223372036854775808", "1.5", "0.1", "1e+300", "-0.0", R"("")",
-                             R"("a\"\\\b\f\n\r\t/")", "[]", "{}", R"([1,[2,{}],"x"])", R"({"z":1,"a":{"b":[null]}})", "\"\xc3\xa4 \xf0\x9f\x98\x80\""}) {
+    for (const char* text :
+         {"null", "true", "false", "0", "-1", "18446744073709551615", "-9223372036854775808", "1.5", "0.1",
+          "1e+300", "-0.0", R"("")", R"("a\"\\\b\f\n\r\t/")", "[]", "{}", R"([1,[2,{}],"x"])",
+          R"({"z":1,"a":{"b":[null]}})", "\"\xc3\xa4 \xf0\x9f\x98\x80\""}) {
         EXPECT_EQ(again(text), text);
     }
     EXPECT_EQ(again(" [ 1 , 2 ] "), "[1,2]");
@@ -62,8 +93,11 @@ TEST(Json, WritesWhatIsNotUtf8WithReplacements) {
 }
 
 TEST(Json, EscapesEveryControlCharacterThatATerminalObeys) {
-    const std::string text = "a\x1b b\x7f c\xc2\x9b" "d \xc3\xa9\xc2\xa0";
-    EXPECT_EQ(to_text(Json(text)), R"("a\u001b b\u007f c\u009bd )" "\xc3\xa9\xc2\xa0\"");
+    const std::string text =
+        "a\x1b b\x7f c\xc2\x9b"
+        "d \xc3\xa9\xc2\xa0";
+    EXPECT_EQ(to_text(Json(text)), R"("a\u001b b\u007f c\u009bd )"
+                                   "\xc3\xa9\xc2\xa0\"");
     EXPECT_EQ(parse_json(to_text(Json(text)))->text(), text);
 }
 
@@ -151,14 +185,16 @@ TEST(ParseJson, NamesThePlaceOfWhatIsWrong) {
 }
 
 TEST(ParseJson, RefusesANumberThatNoDoubleHolds) {
-    EXPECT_EQ(error_of("{\n\"a\":1e400}"), "parse error at line 2, column 9: the number 1e400 is out of range");
+    EXPECT_EQ(error_of("{\n\"a\":1e400}"),
+              "parse error at line 2, column 9: the number 1e400 is out of range");
     EXPECT_THAT(error_of("-1e999999999"), HasSubstr("out of range"));
 }
 
 TEST(ParseJson, SaysInOneShortLineWhateverTheTextIs) {
     const std::string many(100'000, 'x');
-    for (const std::string& text : {many, "\"" + many, "1e4" + std::string(100'000, '0'), "{\"" + many + "\":1,\"" + many + "\":2}", "\"\n" + many,
-                                    std::string(100'000, '['), std::string("{\"a\\n\":1,\"a\\n\":2}")}) {
+    for (const std::string& text :
+         {many, "\"" + many, "1e4" + std::string(100'000, '0'), "{\"" + many + "\":1,\"" + many + "\":2}",
+          "\"\n" + many, std::string(100'000, '['), std::string("{\"a\\n\":1,\"a\\n\":2}")}) {
         const std::string error = error_of(text, {.unique_names = true});
         EXPECT_THAT(error, Not(HasSubstr("accepted")));
         EXPECT_LT(error.size(), 300U);
@@ -169,7 +205,8 @@ TEST(ParseJson, SaysInOneShortLineWhateverTheTextIs) {
 TEST(ParseJson, RefusesListsAndObjectsTooDeepInEachOther) {
     const auto nested = [](std::size_t depth) { return std::string(depth, '[') + std::string(depth, ']'); };
     EXPECT_TRUE(parse_json(nested(kMostJsonDepth)));
-    EXPECT_THAT(error_of(nested(kMostJsonDepth + 1)), HasSubstr("more than 100 lists and objects in each other"));
+    EXPECT_THAT(error_of(nested(kMostJsonDepth + 1)),
+                HasSubstr("more than 100 lists and objects in each other"));
     EXPECT_FALSE(parse_json(std::string(10'000'000, '[')));
 }
 
@@ -180,8 +217,10 @@ TEST(ParseJson, SkipsCommentsOnlyWhereTheyAreAllowed) {
 }
 
 TEST(ParseJson, RefusesARepeatedNameWhereNamesAreUnique) {
-    EXPECT_EQ(error_of(R"({"x":{"b":1,"a":2,"b":3}})", {.unique_names = true}), "the name 'b' stands twice in one object");
-    EXPECT_EQ(error_of(R"({"a":1,"\u0061":2})", {.unique_names = true}), "the name 'a' stands twice in one object");
+    EXPECT_EQ(error_of(R"({"x":{"b":1,"a":2,"b":3}})", {.unique_names = true}),
+              "the name 'b' stands twice in one object");
+    EXPECT_EQ(error_of(R"({"a":1,"\u0061":2})", {.unique_names = true}),
+              "the name 'a' stands twice in one object");
     EXPECT_TRUE(parse_json(R"([{"a":1},{"a":2}])", {.unique_names = true}));
 }
 

@@ -106,11 +106,17 @@ INSTANTIATE_TEST_SUITE_P(
              "launcher=pmi rank 4/5 local 0/1 node 2/3"},
         Case{"SlurmWithPmix", kStep + Variables{{"PMIX_RANK", "4"}, {"PMIX_NAMESPACE", "slurm.pmix.77.0"}},
              "launcher=pmix rank 4/5 local 0/1 node 2/3"},
-        Case{"SkyPilotRunsOneOnEachMachine",
-             {{"SKYPILOT_NODE_RANK", "1"}, {"SKYPILOT_NUM_NODES", "2"}, {"SKYPILOT_TASK_ID", "sky-1_train-3"}},
-             "launcher=skypilot rank 1/2 local 0/1 node 1/2"},
+        Case{
+            "SkyPilotRunsOneOnEachMachine",
+            {{"SKYPILOT_NODE_RANK", "1"}, {"SKYPILOT_NUM_NODES", "2"}, {"SKYPILOT_TASK_ID", "sky-1_train-3"}},
+            "launcher=skypilot rank 1/2 local 0/1 node 1/2"},
         Case{"AnMpirunInsideOfSkyPilotIsTheInnerOne",
-             {{"SKYPILOT_NODE_RANK", "0"}, {"SKYPILOT_NUM_NODES", "2"}, {"PMI_RANK", "3"}, {"PMI_SIZE", "8"}, {"MPI_LOCALRANKID", "3"}, {"MPI_LOCALNRANKS", "4"}},
+             {{"SKYPILOT_NODE_RANK", "0"},
+              {"SKYPILOT_NUM_NODES", "2"},
+              {"PMI_RANK", "3"},
+              {"PMI_SIZE", "8"},
+              {"MPI_LOCALRANKID", "3"},
+              {"MPI_LOCALNRANKS", "4"}},
              "launcher=pmi rank 3/8 local 3/4; ignored: skypilot (rank 0/2)"},
         Case{"PlainPrterun", {{"PMIX_RANK", "1"}, {"PMIX_NAMESPACE", "prte-1"}}, "launcher=pmix rank 1/?"}),
     name_of_case);
@@ -233,7 +239,8 @@ TEST(LauncherEnv, OneDdprunPerNodeTakesItsNodeRankFromTheTasksRank) {
     Variables environment = kOpenMpi;
     environment["OMPI_COMM_WORLD_LOCAL_RANK"] = "0";
     environment["OMPI_COMM_WORLD_LOCAL_SIZE"] = "1";
-    const Result<std::optional<NodePlace>> place = node_place(*choose_launcher(in(environment)), TaskRole::Node);
+    const Result<std::optional<NodePlace>> place =
+        node_place(*choose_launcher(in(environment)), TaskRole::Node);
     ASSERT_TRUE(place);
     EXPECT_EQ(*place, (NodePlace{3, 8}));
 }
@@ -252,7 +259,8 @@ TEST(LauncherEnv, SeveralDdprunOnOneNodeStandForOneProcessEach) {
 
 TEST(LauncherEnv, ADdprunOfItsOwnIsNoNodeOfAnything) {
     for (const Variables& environment : {Variables{}, kBatch, kPbs, kTorchrun}) {
-        const Result<std::optional<NodePlace>> place = node_place(*choose_launcher(in(environment)), TaskRole::Auto);
+        const Result<std::optional<NodePlace>> place =
+            node_place(*choose_launcher(in(environment)), TaskRole::Auto);
         ASSERT_TRUE(place);
         EXPECT_FALSE(*place);
     }
@@ -260,18 +268,21 @@ TEST(LauncherEnv, ADdprunOfItsOwnIsNoNodeOfAnything) {
 
 TEST(LauncherEnv, ToStandForARankThereHasToBeALauncher) {
     for (const Variables& environment : {Variables{}, kBatch, kPbs, kTorchrun}) {
-        const Result<std::optional<NodePlace>> place = node_place(*choose_launcher(in(environment)), TaskRole::Rank);
+        const Result<std::optional<NodePlace>> place =
+            node_place(*choose_launcher(in(environment)), TaskRole::Rank);
         ASSERT_FALSE(place);
         EXPECT_THAT(place.error().what, HasSubstr("--per-rank"));
     }
 }
 
 TEST(LauncherEnv, WhatTellsARankIsNotForWorkersAndWhatAUserSetsIs) {
-    for (const char* name : {"OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMIX_NAMESPACE", "PMI_FD", "PMI_RANK", "MPI_LOCALRANKID",
-                             "PALS_RANKID", "SLURM_PROCID", "SLURM_LOCALID", "OMPI_MCA_ess", "FLUX_TASK_RANK", "HYDI_CONTROL_FD"}) {
+    for (const char* name : {"OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMIX_NAMESPACE", "PMI_FD", "PMI_RANK",
+                             "MPI_LOCALRANKID", "PALS_RANKID", "SLURM_PROCID", "SLURM_LOCALID",
+                             "OMPI_MCA_ess", "FLUX_TASK_RANK", "HYDI_CONTROL_FD"}) {
         EXPECT_TRUE(tells_a_rank(name)) << name;
     }
-    for (const char* name : {"OMPI_MCA_btl", "PMIX_MCA_gds", "SLURM_JOB_ID", "SLURM_STEP_NODELIST", "PBS_JOBID", "RANK", "PATH"}) {
+    for (const char* name : {"OMPI_MCA_btl", "PMIX_MCA_gds", "SLURM_JOB_ID", "SLURM_STEP_NODELIST",
+                             "PBS_JOBID", "RANK", "PATH"}) {
         EXPECT_FALSE(tells_a_rank(name)) << name;
     }
 }

@@ -35,7 +35,9 @@ TEST(KeptSignals, OfSeveralThreadsRestoresWhenTheLastEnds) {
     EXPECT_EQ(handler_of(SIGUSR2), SIG_DFL);
 }
 
-TEST(LoadLibrary, ReturnsNullForAFileThatIsNotThere) { EXPECT_EQ(load_library("libno-such-library.so.1"), nullptr); }
+TEST(LoadLibrary, ReturnsNullForAFileThatIsNotThere) {
+    EXPECT_EQ(load_library("libno-such-library.so.1"), nullptr);
+}
 
 }  // namespace
 }  // namespace ddprun

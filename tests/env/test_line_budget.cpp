@@ -15,14 +15,16 @@ LineBudget three_lines() { return LineBudget("connections", {3, 10s}); }
 std::vector<std::string> flood(LineBudget& budget, int lines, TimePoint now) {
     std::vector<std::string> written;
     for (int i = 0; i < lines; ++i) {
-        if (const auto line = budget.take("closed 10.0.0." + std::to_string(i), now)) written.push_back(*line);
+        if (const auto line = budget.take("closed 10.0.0." + std::to_string(i), now))
+            written.push_back(*line);
     }
     return written;
 }
 
 TEST(LineBudget, WritesAFewLinesAsTheyAre) {
     LineBudget budget = three_lines();
-    EXPECT_EQ(flood(budget, 3, t0), (std::vector<std::string>{"closed 10.0.0.0", "closed 10.0.0.1", "closed 10.0.0.2"}));
+    EXPECT_EQ(flood(budget, 3, t0),
+              (std::vector<std::string>{"closed 10.0.0.0", "closed 10.0.0.1", "closed 10.0.0.2"}));
     EXPECT_EQ(budget.due(), kNever) << "nothing is held back";
     EXPECT_FALSE(budget.total());
 }
@@ -32,8 +34,9 @@ TEST(LineBudget, OfAFloodWritesOneLinePerIntervalWithTheCount) {
     EXPECT_EQ(flood(budget, 1000, t0).size(), 3U);
     EXPECT_EQ(budget.due(), t0 + 10s);
     EXPECT_FALSE(budget.sum_up(t0 + 9s)) << "not yet";
-    EXPECT_EQ(flood(budget, 1000, t0 + 10s),
-              (std::vector<std::string>{"connections: 997 more lines like this one in 10 s: closed 10.0.0.999"}));
+    EXPECT_EQ(
+        flood(budget, 1000, t0 + 10s),
+        (std::vector<std::string>{"connections: 997 more lines like this one in 10 s: closed 10.0.0.999"}));
     EXPECT_EQ(flood(budget, 1000, t0 + 20s).size(), 1U) << "no new allowance before an interval was quiet";
 }
 

@@ -168,7 +168,8 @@ TEST(Descendants, ListsChildrenBeforeParentsAcrossSessions) {
     system.reap(leader.pid);
 }
 
-/// Runs `act` as process 1 of a pid namespace whose /proc is still the outer one. Its exit code; nullopt: may not be made.
+/// Runs `act` as process 1 of a pid namespace whose /proc is still the outer one. Its exit code; nullopt: may
+/// not be made.
 std::optional<int> exit_code_in_pid_namespace(const std::function<int()>& act) {
     const pid_t outside = ::fork();
     if (outside == 0) {
@@ -191,7 +192,8 @@ TEST(Proc, OfAnotherPidNamespaceShowsNoProcess) {
         const pid_t child = ::fork();
         if (child == 0) ::_exit(::pause());
         LinuxSystem system;
-        const bool shows_nobody = system.descendants().empty() && !proc_stat_of(::getpid()) && !proc_stat_of(child);
+        const bool shows_nobody =
+            system.descendants().empty() && !proc_stat_of(::getpid()) && !proc_stat_of(child);
         ::kill(child, SIGKILL);
         if (has_own_proc() || !shows_nobody) return 1;
         return own_number_in_proc() != ::getpid() ? 0 : 2;  // /proc/self is right there, too
@@ -205,7 +207,8 @@ class FakeProc {
   public:
     void add(pid_t pid, pid_t parent, char state, const std::string& name = "x", int threads = 1) {
         put(pid, "stat",
-            fmt::format("{} ({}) {} {} 1 1 0 -1 0 1 1 1 1 1 1 0 0 20 0 {} 0 9 4096 3 0\n", pid, name, state, parent, threads));
+            fmt::format("{} ({}) {} {} 1 1 0 -1 0 1 1 1 1 1 1 0 0 20 0 {} 0 9 4096 3 0\n", pid, name, state,
+                        parent, threads));
     }
     void list_children(pid_t pid, pid_t thread, const std::string& children) {
         put(pid, "task/" + std::to_string(thread) + "/children", children);
@@ -232,9 +235,11 @@ struct Family : FakeProc {
 };
 
 TEST(ProcStat, IsFoundBehindAnyName) {
-    const auto stat = parse_proc_stat("17 (a ) (b) T 4 2 3 4 5 6 7 8 9 10 100 20 3 4 20 0 6 0 99 4096 512 0\n");
+    const auto stat =
+        parse_proc_stat("17 (a ) (b) T 4 2 3 4 5 6 7 8 9 10 100 20 3 4 20 0 6 0 99 4096 512 0\n");
     EXPECT_EQ(stat, (ProcStat{'T', 4, 6, 120, 7, 512, 99}));
-    for (const char* bad : {"", "17 (a", "17 (a) S 1 2", "17 (a) S 1 2 3 4 5 6 7 8 9 10 x 20 3 4 20 0 6 0 99 4096 512 0"}) {
+    for (const char* bad :
+         {"", "17 (a", "17 (a) S 1 2", "17 (a) S 1 2 3 4 5 6 7 8 9 10 x 20 3 4 20 0 6 0 99 4096 512 0"}) {
         EXPECT_EQ(parse_proc_stat(bad), std::nullopt) << bad;
     }
     EXPECT_GT(proc_stat_of(::getpid()).value_or(ProcStat{}).rss_pages, 0u);

@@ -98,7 +98,14 @@ TEST(Log, KeepsAHostileTextOnOneLineAndAwayFromTheTerminal) {
 }
 
 TEST(Log, SpellsOutWhatEightBitTerminalsObeyAndWhatReordersText) {
-    EXPECT_EQ(said([](int fd) { Log({}, into(fd)).info("{}", "a \xc2\x9b" "2J b \x9b" "2J c \xe2\x80\xae" "d \xc3\xa4"); }),
+    EXPECT_EQ(said([](int fd) {
+                  Log({}, into(fd))
+                      .info("{}",
+                            "a \xc2\x9b"
+                            "2J b \x9b"
+                            "2J c \xe2\x80\xae"
+                            "d \xc3\xa4");
+              }),
               "a \\u{9b}2J b \\x9b2J c \\u{202e}d \xc3\xa4\n");
 }
 

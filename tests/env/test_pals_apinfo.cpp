@@ -18,7 +18,9 @@ void put(std::string& bytes, std::size_t offset, const void* value, std::size_t 
     if (bytes.size() < offset + size) bytes.resize(offset + size);
     std::memcpy(bytes.data() + offset, value, size);
 }
-void put_number(std::string& bytes, std::size_t offset, std::int32_t number) { put(bytes, offset, &number, sizeof number); }
+void put_number(std::string& bytes, std::size_t offset, std::int32_t number) {
+    put(bytes, offset, &number, sizeof number);
+}
 void put_table(std::string& bytes, int which, std::uint64_t entry, std::uint64_t offset, std::int32_t count) {
     const std::size_t at = 16 + static_cast<std::size_t>(which) * 24;
     put(bytes, at, &entry, sizeof entry);
@@ -65,7 +67,8 @@ TEST(Apinfo, OfBothVersionsHasRanksAndHosts) {
 
 TEST(Apinfo, ThatIsCutOrStrangeIsRefused) {
     const std::string whole = file_of(5);
-    for (std::size_t length = 0; length < whole.size(); ++length) EXPECT_FALSE(parse_apinfo(whole.substr(0, length))) << length;
+    for (std::size_t length = 0; length < whole.size(); ++length)
+        EXPECT_FALSE(parse_apinfo(whole.substr(0, length))) << length;
     EXPECT_THAT(parse_apinfo(file_of(6)).error().what, HasSubstr("version 6"));
     std::string nowhere = whole;
     put_number(nowhere, 160 + 8, 2);

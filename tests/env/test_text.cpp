@@ -144,20 +144,28 @@ TEST(Trim, TakesBlanksFromBothEndsOnly) {
 
 TEST(Printable, SpellsOutWhatATerminalWouldObey) {
     EXPECT_EQ(printable("a\033[2Jb\r\x07\x7f\n"), "a\\x1b[2Jb\\x0d\\x07\\x7f\\n");
-    EXPECT_EQ(printable("C1: \xc2\x9b" "2J \xc2\x80 \xc2\x9f"), "C1: \\u{9b}2J \\u{80} \\u{9f}");
-    EXPECT_EQ(printable("eight bits: \x9b" "2J"), "eight bits: \\x9b2J");
+    EXPECT_EQ(printable("C1: \xc2\x9b"
+                        "2J \xc2\x80 \xc2\x9f"),
+              "C1: \\u{9b}2J \\u{80} \\u{9f}");
+    EXPECT_EQ(printable("eight bits: \x9b"
+                        "2J"),
+              "eight bits: \\x9b2J");
     EXPECT_EQ(printable(std::string_view("nul\0", 4)), "nul\\x00");
 }
 
 TEST(Printable, SpellsOutWhatReordersOrHidesText) {
-    EXPECT_EQ(printable("a\xe2\x80\xae" "b"), "a\\u{202e}b") << "right-to-left override";
+    EXPECT_EQ(printable("a\xe2\x80\xae"
+                        "b"),
+              "a\\u{202e}b")
+        << "right-to-left override";
     EXPECT_EQ(printable("\xe2\x81\xa6\xe2\x81\xa9\xd8\x9c"), "\\u{2066}\\u{2069}\\u{61c}");
     EXPECT_EQ(printable("\xe2\x80\xa8\xe2\x80\x8b\xef\xbb\xbf"), "\\u{2028}\\u{200b}\\u{feff}");
     EXPECT_EQ(printable("\xf3\xa0\x81\x81"), "\\u{e0041}") << "a tag";
 }
 
 TEST(Printable, LeavesEveryScriptTabsAndBackslashesAsTheyAre) {
-    const std::string text = "plain\t\\x1b \xc3\xa4 \xd7\xa9 \xd8\xb9 \xe0\xa4\x95\xe2\x80\x8d \xe4\xb8\xad \xf0\x9f\x9a\x80 \xc2\xa0";
+    const std::string text =
+        "plain\t\\x1b \xc3\xa4 \xd7\xa9 \xd8\xb9 \xe0\xa4\x95\xe2\x80\x8d \xe4\xb8\xad \xf0\x9f\x9a\x80 \xc2\xa0";
     EXPECT_EQ(printable(text), text);
     EXPECT_EQ(printable(""), "");
 }
@@ -165,7 +173,9 @@ TEST(Printable, LeavesEveryScriptTabsAndBackslashesAsTheyAre) {
 TEST(Printable, ShowsBytesThatAreNoUtf8OneByOne) {
     EXPECT_EQ(printable("\xff\xfe"), "\\xff\\xfe");
     EXPECT_EQ(printable("\xc3"), "\\xc3") << "cut off";
-    EXPECT_EQ(printable("\xe2\x80" "a"), "\\xe2\\x80a");
+    EXPECT_EQ(printable("\xe2\x80"
+                        "a"),
+              "\\xe2\\x80a");
     EXPECT_EQ(printable("\xc0\x9b"), "\\xc0\\x9b") << "longer than it needs to be";
     EXPECT_EQ(printable("\xed\xa0\x80"), "\\xed\\xa0\\x80") << "half of a pair";
     EXPECT_EQ(printable("\xf4\x90\x80\x80"), "\\xf4\\x90\\x80\\x80") << "beyond the last";
@@ -177,7 +187,8 @@ TEST(Printable, WhateverComesNoByteOfItIsAControlAndASecondTimeChangesNothing) {
         for (int b = 0; b < 256; ++b) every += {static_cast<char>(a), static_cast<char>(b)};
     }
     const std::string shown = printable(every);
-    EXPECT_TRUE(std::none_of(shown.begin(), shown.end(), [](unsigned char c) { return (c < 0x20 && c != '\t') || c == 0x7f; }));
+    EXPECT_TRUE(std::none_of(shown.begin(), shown.end(),
+                             [](unsigned char c) { return (c < 0x20 && c != '\t') || c == 0x7f; }));
     EXPECT_EQ(printable(shown), shown);
     EXPECT_EQ(printable_lines("a\n\x1b\n\n"), "a\n\\x1b\n\n");
 }

@@ -5,8 +5,8 @@
 #include "launcher/start/starter_command.h"
 #include "tests/fuzz/mutation.h"
 
-/// Every text by which somebody says which hosts a job has, or what a host is to do: host files, node files, a scheduler's
-/// lists, the head's order. A fixed number of mutations from a fixed seed.
+/// Every text by which somebody says which hosts a job has, or what a host is to do: host files, node files,
+/// a scheduler's lists, the head's order. A fixed number of mutations from a fixed seed.
 namespace ddprun::test {
 namespace {
 
@@ -37,8 +37,13 @@ std::string an_apinfo() {
 
 const std::vector<std::string> kSeeds = {
     an_apinfo(),
-    "# rack\nn1 slots=4 max_slots=8\nn2:2 ; x\n\nme@n3\nr[08-10]\na b\n2001:db8::1\n", "h1\nh1\nh2.site.org\n", "n[01-03,07],r[1-2]n[0-3],gpu1:8",
-    "2(x3),1", "h1 4 h2 8", encode(an_order()), "--at h1:4711,10.0.0.1:4711 --job 12.server --secret stdin --node 2"};
+    "# rack\nn1 slots=4 max_slots=8\nn2:2 ; x\n\nme@n3\nr[08-10]\na b\n2001:db8::1\n",
+    "h1\nh1\nh2.site.org\n",
+    "n[01-03,07],r[1-2]n[0-3],gpu1:8",
+    "2(x3),1",
+    "h1 4 h2 8",
+    encode(an_order()),
+    "--at h1:4711,10.0.0.1:4711 --job 12.server --secret stdin --node 2"};
 
 template <class T>
 void check(const Result<T>& result) {
@@ -49,7 +54,9 @@ void check_hosts(const Result<std::vector<AllocatedHost>>& hosts) {
     if (!hosts) return check_error(hosts.error().what);
     for (const AllocatedHost& host : *hosts) {
         // What would be an option, or two words, to the program that starts something there.
-        if (host.name.empty() || host.name.front() == '-' || host.name.find_first_of(" \n\t'\"$`;") != std::string::npos) broken("a name that a starter cannot be given", host.name);
+        if (host.name.empty() || host.name.front() == '-' ||
+            host.name.find_first_of(" \n\t'\"$`;") != std::string::npos)
+            broken("a name that a starter cannot be given", host.name);
         if (host.slots.value_or(1) < 1) broken("a host without room", host.name);
     }
 }
@@ -62,7 +69,8 @@ void take(const std::string& text) {
     check(parse_tasks_per_node(text));
     const Result<PalsApplication> application = parse_apinfo(text);
     check(application);
-    if (application && (application->ranks.empty() || application->hosts.empty())) broken("an application without ranks or hosts", text);
+    if (application && (application->ranks.empty() || application->hosts.empty()))
+        broken("an application without ranks or hosts", text);
     const Result<StartOrder> order = decode_start_order(text);
     check(order);
     if (order && order->slots.size() != order->hosts.size()) broken("hosts without their slots", text);
@@ -73,7 +81,8 @@ void take(const std::string& text) {
     }
     check(parse_agent_words(words));
     // A scheduler's variables, and the files they name, all with this in them.
-    AllocationQuery query{[&](std::string_view) { return text; }, [&](const std::string&) { return Result<std::string>(text); }, "", ""};
+    AllocationQuery query{[&](std::string_view) { return text; },
+                          [&](const std::string&) { return Result<std::string>(text); }, "", ""};
     check(find_allocation(query));
 }
 

@@ -10,8 +10,8 @@
 #include "pbs/walltime.h"
 #include "tests/fuzz/mutation.h"
 
-/// Every JSON that ddprun reads of others: configuration files, what running jobs answer, error reports, qstat. A fixed
-/// number of mutations from a fixed seed.
+/// Every JSON that ddprun reads of others: configuration files, what running jobs answer, error reports,
+/// qstat. A fixed number of mutations from a fixed seed.
 namespace ddprun::test {
 namespace {
 

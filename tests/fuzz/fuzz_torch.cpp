@@ -9,8 +9,8 @@
 #include "rendezvous/torch/torch_store.h"
 #include "tests/fuzz/mutation.h"
 
-/// What a stranger from a node of the job can send as a client of PyTorch's TCPStore: parser and store. As fuzz_frame, an
-/// endless search with libFuzzer, a fixed number of mutations without.
+/// What a stranger from a node of the job can send as a client of PyTorch's TCPStore: parser and store. As
+/// fuzz_frame, an endless search with libFuzzer, a fixed number of mutations without.
 namespace {
 
 using namespace ddprun;
@@ -51,7 +51,8 @@ void take(std::string_view bytes) {
         for (const TorchStore::Answer& answer : outcome.answers) {
             if (answer.bytes.empty()) test::broken("an answer without bytes", bytes);
         }
-        if (store.keys() > kSmall.keys || store.bytes() > kSmall.total_bytes || store.waiters() > 5) test::broken("beyond its limits", bytes);
+        if (store.keys() > kSmall.keys || store.bytes() > kSmall.total_bytes || store.waiters() > 5)
+            test::broken("beyond its limits", bytes);
         if (turn % 7 == 0) store.disconnect(turn % 5);
     }
     if (read(again, 0) != requests) test::broken("a request changed on the wire", bytes);
@@ -76,11 +77,24 @@ namespace {
 constexpr int kIterations = 200'000;
 
 std::vector<std::string> seeds() {
-    const std::vector<TorchRequest> all = {{TorchOp::Set, {"/k"}, {"v"}, 0}, {TorchOp::CompareSet, {"/k"}, {"v", "w"}, 0}, {TorchOp::Get, {"/k"}, {}, 0},
-        {TorchOp::Add, {"init/"}, {}, 1}, {TorchOp::Check, {"/k", "q"}, {}, 0}, {TorchOp::Wait, {"/k", "late"}, {}, 0}, {TorchOp::CountKeys, {}, {}, 0},
-        {TorchOp::DeleteKey, {"/k"}, {}, 0}, {TorchOp::Append, {"/k"}, {"more"}, 0}, {TorchOp::MultiGet, {"/k", "a"}, {}, 0},
-        {TorchOp::MultiSet, {"late", "a"}, {"1", "2"}, 0}, {TorchOp::CancelWait, {}, {}, 0}, {TorchOp::Ping, {}, {}, 7}, {TorchOp::QueuePush, {"q"}, {"job"}, 0},
-        {TorchOp::QueuePop, {"q"}, {}, 0}, {TorchOp::QueueLength, {"q"}, {}, 0}, {TorchOp::ListKeys, {}, {}, 0}, {TorchOp::Barrier, {"b"}, {}, 2}};
+    const std::vector<TorchRequest> all = {{TorchOp::Set, {"/k"}, {"v"}, 0},
+                                           {TorchOp::CompareSet, {"/k"}, {"v", "w"}, 0},
+                                           {TorchOp::Get, {"/k"}, {}, 0},
+                                           {TorchOp::Add, {"init/"}, {}, 1},
+                                           {TorchOp::Check, {"/k", "q"}, {}, 0},
+                                           {TorchOp::Wait, {"/k", "late"}, {}, 0},
+                                           {TorchOp::CountKeys, {}, {}, 0},
+                                           {TorchOp::DeleteKey, {"/k"}, {}, 0},
+                                           {TorchOp::Append, {"/k"}, {"more"}, 0},
+                                           {TorchOp::MultiGet, {"/k", "a"}, {}, 0},
+                                           {TorchOp::MultiSet, {"late", "a"}, {"1", "2"}, 0},
+                                           {TorchOp::CancelWait, {}, {}, 0},
+                                           {TorchOp::Ping, {}, {}, 7},
+                                           {TorchOp::QueuePush, {"q"}, {"job"}, 0},
+                                           {TorchOp::QueuePop, {"q"}, {}, 0},
+                                           {TorchOp::QueueLength, {"q"}, {}, 0},
+                                           {TorchOp::ListKeys, {}, {}, 0},
+                                           {TorchOp::Barrier, {"b"}, {}, 2}};
     std::vector<std::string> streams;
     std::string whole = encode_torch_greeting();
     for (const TorchRequest& request : all) {

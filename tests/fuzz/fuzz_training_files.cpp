@@ -8,8 +8,8 @@
 #include "tests/support/temporary_directory.h"
 #include "train/samples/data.h"
 
-/// Every file that a training program reads: checkpoints (safetensors, state.json, latest) and data (IDX, CSV). A fixed
-/// number of mutations from a fixed seed.
+/// Every file that a training program reads: checkpoints (safetensors, state.json, latest) and data (IDX,
+/// CSV). A fixed number of mutations from a fixed seed.
 namespace ddprun::test {
 namespace {
 
@@ -75,7 +75,8 @@ void fuzz_checkpoints(std::mt19937& random) {
     std::filesystem::create_symlink(state_file.path(), directory.file("state.json"));
     std::filesystem::create_symlink(latest_file.path(), directory.file("latest"));
     const std::vector<std::string> states = {
-        R"({"format":1,"epoch":3,"step":640,"sampler":{"epoch":3,"consumed":64},"notes":{"run_id":"r1","optimizer":"sgd"}})", "step-000640\n"};
+        R"({"format":1,"epoch":3,"step":640,"sampler":{"epoch":3,"consumed":64},"notes":{"run_id":"r1","optimizer":"sgd"}})",
+        "step-000640\n"};
     const ddp::CheckpointDirectory checkpoints(directory.path());
     for (int i = 0; i < kIterations; ++i) {
         std::string state = states[0], latest = states[1];
@@ -108,21 +109,26 @@ std::string csv() {
 void take_data(const std::string& path, const std::string& labels) {
     const Result<train::Samples> samples = train::read_samples(path, labels);
     if (!samples) return check_error(samples.error().what);
-    if (samples->values.size() != samples->count() * samples->features) broken("samples without all their values", path);
+    if (samples->values.size() != samples->count() * samples->features)
+        broken("samples without all their values", path);
     for (const float value : samples->values) {
-        if (!std::isfinite(value) || (!samples->needs_scaling && std::abs(value) > 1)) broken("a value out of bounds", path);
+        if (!std::isfinite(value) || (!samples->needs_scaling && std::abs(value) > 1))
+            broken("a value out of bounds", path);
     }
     for (const std::int32_t label : samples->labels) {
-        if (label < 0 || static_cast<std::size_t>(label) >= samples->classes) broken("a label out of bounds", path);
+        if (label < 0 || static_cast<std::size_t>(label) >= samples->classes)
+            broken("a label out of bounds", path);
     }
 }
 
 void fuzz_data(std::mt19937& random) {
     const MemoryFile images_file, labels_file, csv_file;
-    const std::string images = std::string("\0\0\x08\x03", 4) + big_endian(24) + big_endian(2) + big_endian(3) + std::string(24 * 6, 'p');
+    const std::string images = std::string("\0\0\x08\x03", 4) + big_endian(24) + big_endian(2) +
+                               big_endian(3) + std::string(24 * 6, 'p');
     std::string labels = std::string("\0\0\x08\x01", 4) + big_endian(24);
     for (int i = 0; i < 24; ++i) labels += static_cast<char>(i % 3);
-    const std::vector<std::string> files = {images, labels, csv(), "\"x\";\"y\"\n\"14,23\";-2.5;\"a \"\"word\"\"\"\n# of no sample\n"};
+    const std::vector<std::string> files = {
+        images, labels, csv(), "\"x\";\"y\"\n\"14,23\";-2.5;\"a \"\"word\"\"\"\n# of no sample\n"};
     for (int i = 0; i < kIterations; ++i) {
         std::string of_images = images, of_labels = labels, of_csv = csv();
         mutate(random() % 2 == 0 ? of_images : of_labels, files, random);

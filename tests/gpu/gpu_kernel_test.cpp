@@ -36,7 +36,8 @@ int write_past_the_end() {
     constexpr std::size_t kAllocated = 1, kWritten = 64;
     const auto gpu = ddp::cuda::Gpu::of(0);
     const ddp::cuda::OwnedStream stream(gpu);
-    const ddp::cuda::DeviceMemory source(gpu, kWritten * sizeof(float)), memory(gpu, kAllocated * sizeof(float));
+    const ddp::cuda::DeviceMemory source(gpu, kWritten * sizeof(float)),
+        memory(gpu, kAllocated * sizeof(float));
     const auto of = [](void* data) {
         return ddp::Buffer{data, kWritten, ddp::DType::F32, {ddp::Device::Kind::Cuda, 0}};
     };

@@ -281,8 +281,9 @@ TEST_F(CheckTrace, FindsAStepThatWaitsByAskingAgainAndAgain) {
     MadeUpTrace looks, polls;
     EXPECT_EQ(check(looks.steps(121, step)).status, 0);
     step.insert(step.end(), 20, "cudaEventQuery");
-    EXPECT_THAT(check(polls.steps(121, step)).out,
-                HasSubstr("FAILED: a step asks the device 22 times whether it is done: that is to wait for it"));
+    EXPECT_THAT(
+        check(polls.steps(121, step)).out,
+        HasSubstr("FAILED: a step asks the device 22 times whether it is done: that is to wait for it"));
 }
 
 TEST_F(CheckTrace, CountsGraphLaunchesWhereStepsAreGraphs) {

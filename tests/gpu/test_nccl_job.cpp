@@ -74,11 +74,13 @@ TEST(NcclJob, ARestartMeetsUnderTheNamesOfItsOwnGeneration) {
 TEST(NcclJob, TheReportHasNcclsAndCudasLastWordsWhateverTheProgramSays) {
     const Outcome nccl = run_job({"--nproc-per-node=2"}, {"10"}, {"FAKE_NCCL=1:4:async:3"});
     EXPECT_EQ(nccl.status, 1) << nccl.err;
-    EXPECT_THAT(nccl.err, AllOf(HasSubstr("error report  | the training step failed"),
-                                HasSubstr("last NCCL error: "), HasSubstr("(ncclInternalError): the fake's last words")));
+    EXPECT_THAT(nccl.err,
+                AllOf(HasSubstr("error report  | the training step failed"), HasSubstr("last NCCL error: "),
+                      HasSubstr("(ncclInternalError): the fake's last words")));
     const Outcome cuda = run_job({"--nproc-per-node=2"}, {"10"}, {"FAKE_NCCL=1:4:cuda:719"});
     EXPECT_EQ(cuda.status, 1) << cuda.err;
-    EXPECT_THAT(cuda.err, AllOf(HasSubstr("last CUDA error: rank 1: all_reduce #"), HasSubstr("(CUDA error 719)")));
+    EXPECT_THAT(cuda.err,
+                AllOf(HasSubstr("last CUDA error: rank 1: all_reduce #"), HasSubstr("(CUDA error 719)")));
 }
 
 TEST(NcclJob, WithoutTheLibraryTheRefusalNamesIt) {
@@ -155,8 +157,7 @@ Outcome run_without_launcher(const std::string& world, const std::string& local)
     const ReservedPort port;
     const std::string script =
         "for r in 0 1 2; do RANK=$r LOCAL_RANK=$r WORLD_SIZE=" + world + " LOCAL_WORLD_SIZE=" + local +
-        " MASTER_ADDR=127.0.0.1 MASTER_PORT=" + port.number() +
-        " \"$NCCL_WORKER\" 10 & done; wait";
+        " MASTER_ADDR=127.0.0.1 MASTER_PORT=" + port.number() + " \"$NCCL_WORKER\" 10 & done; wait";
     return run({"sh", "-c", script}, with_environment({"DDP_NCCL_LIBRARY=" + path_of("FAKE_NCCL_LIBRARY"),
                                                        "NCCL_SOCKET_IFNAME=ib7"}));
 }

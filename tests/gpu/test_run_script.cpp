@@ -2,7 +2,6 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
-
 #include "env/io/file.h"
 #include "env/json.h"
 #include "tests/support/run_program.h"
@@ -31,9 +30,7 @@ class GpuRunScript : public ::testing::Test {
     [[nodiscard]] std::string content(const std::string& name) const {
         return read_file(directory_.file("out/" + name), 1 << 20).value_or("");
     }
-    [[nodiscard]] Json summary() const {
-        return parse_json(content("summary.json")).value_or(Json());
-    }
+    [[nodiscard]] Json summary() const { return parse_json(content("summary.json")).value_or(Json()); }
 
     TemporaryDirectory directory_;
 };
@@ -56,9 +53,9 @@ TEST_F(GpuRunScript, WithoutAGpuEveryGpuStepSaysSoAndTheFilesComeOut) {
 
 TEST_F(GpuRunScript, RunsItsStepsAndGoesOnAfterAFailure) {
     // The doctor of a machine that is out of order must not keep the others from running.
-    const Outcome outcome =
-        verify({"--fake", "--only",
-                "doctor,all_reduce_nccl_1,all_reduce_staged_2,trace_step,trace_graph,killed_rank_staged,killed_rank_nccl"});
+    const Outcome outcome = verify(
+        {"--fake", "--only",
+         "doctor,all_reduce_nccl_1,all_reduce_staged_2,trace_step,trace_graph,killed_rank_staged,killed_rank_nccl"});
     const Json json = summary();
     ASSERT_TRUE(json.is_object()) << outcome.out << outcome.err << content("summary.json");
     ASSERT_EQ(json["steps"].size(), 7u) << outcome.out;
@@ -82,8 +79,8 @@ TEST_F(GpuRunScript, ItsTraceShowsATrainingThatWaitsInEveryStep) {
     const Outcome trained =
         run({path_of("BUILD_ROOT") + "/launcher/ddprun", "--standalone", "--nproc-per-node=1", "--no-python",
              path_of("BUILD_ROOT") + "/tests/over_fakes/train", "--device=cuda", "--backend=staged",
-             "--data=synthetic:1600,16,4", "--hidden=16", "--epochs=1", "--batch-size=8", "--keep-data=device",
-             "--checkpoint-dir=" + directory_.file("checkpoints")},
+             "--data=synthetic:1600,16,4", "--hidden=16", "--epochs=1", "--batch-size=8",
+             "--keep-data=device", "--checkpoint-dir=" + directory_.file("checkpoints")},
             options);
     ASSERT_EQ(trained.status, 0) << trained.out << trained.err;
     const Outcome checked = run({path_of("CHECK_TRACE"), directory_.file("trace")});
@@ -93,7 +90,8 @@ TEST_F(GpuRunScript, ItsTraceShowsATrainingThatWaitsInEveryStep) {
 }
 
 TEST_F(GpuRunScript, HasAnErrorToPlantForTheSanitizerThatHarmsNobody) {
-    const Outcome outcome = run({path_of("BUILD_ROOT") + "/tests/over_fakes/gpu_kernel_test", "--out-of-bounds"});
+    const Outcome outcome =
+        run({path_of("BUILD_ROOT") + "/tests/over_fakes/gpu_kernel_test", "--out-of-bounds"});
     EXPECT_EQ(outcome.status, 0) << outcome.err;
     EXPECT_EQ(outcome.out, "wrote 64 elements into memory of 1\n");
 }

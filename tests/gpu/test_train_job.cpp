@@ -1,5 +1,5 @@
-// `ddprun train --device cuda` as a user starts it. CUDA, cuBLAS and NCCL are fakes over host memory; the kernels
-// are the real ones, compiled for the host. Nothing here says that a GPU was used.
+// `ddprun train --device cuda` as a user starts it. CUDA, cuBLAS and NCCL are fakes over host memory; the
+// kernels are the real ones, compiled for the host. Nothing here says that a GPU was used.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -20,7 +20,8 @@ using Words = std::vector<std::string>;
 class TrainJob : public ::testing::Test {
   protected:
     Outcome start(int workers, const Words& arguments, const Words& variables = {}) {
-        Words words{path_of("DDPRUN"), "--nproc-per-node=" + std::to_string(workers), "--no-python", path_of("TRAIN")};
+        Words words{path_of("DDPRUN"), "--nproc-per-node=" + std::to_string(workers), "--no-python",
+                    path_of("TRAIN")};
         words.insert(words.end(), arguments.begin(), arguments.end());
         return run_in_directory(words, variables);
     }
@@ -32,8 +33,8 @@ class TrainJob : public ::testing::Test {
     }
     /// What a run of that name wrote; it must succeed. `workers` share 32 samples per step.
     Json train(const std::string& name, int workers, const Words& arguments, const Words& variables = {}) {
-        Words all{"--no-scale-lr", "--lr=0.05", "--batch-size=" + std::to_string(32 / workers), "--log-json=" + name,
-                  "--checkpoint-dir=" + name + ".checkpoints"};
+        Words all{"--no-scale-lr", "--lr=0.05", "--batch-size=" + std::to_string(32 / workers),
+                  "--log-json=" + name, "--checkpoint-dir=" + name + ".checkpoints"};
         all.insert(all.end(), arguments.begin(), arguments.end());
         const Outcome outcome = start(workers, all, variables);
         EXPECT_EQ(outcome.status, 0) << name << ": " << outcome.out << outcome.err;
@@ -72,7 +73,8 @@ TEST_F(TrainJob, TwoWorkersOverNcclHaveTheCurveOfOneAndTheSameBits) {
     expect_curve(two, one, 1e-4);
     EXPECT_THAT(out_, HasSubstr("parameters are bitwise equal on 2 workers"));
     expect_curve(train("adamw", 2, {"--device=cuda", "--optimizer=adamw", "--lr=0.002", "--epochs=3"}),
-                 train("adamw-cpu", 2, {"--device=cpu", "--optimizer=adamw", "--lr=0.002", "--epochs=3"}), 1e-3);
+                 train("adamw-cpu", 2, {"--device=cpu", "--optimizer=adamw", "--lr=0.002", "--epochs=3"}),
+                 1e-3);
 }
 
 TEST_F(TrainJob, TwoWorkersShareADeviceThroughTheStagedBackend) {
@@ -96,7 +98,8 @@ TEST_F(TrainJob, ACheckpointOfEitherDeviceIsGoneOnFromByTheOther) {
     train("first", 2, {"--device=cpu", "--epochs=2", "--checkpoint-dir=shared"});
     train("second", 2, {"--device=cuda", "--epochs=4", "--checkpoint-dir=shared", "--resume"});
     EXPECT_THAT(out_, HasSubstr("resuming from shared/"));
-    const Json third = train("third", 2, {"--device=cpu", "--epochs=6", "--checkpoint-dir=shared", "--resume"});
+    const Json third =
+        train("third", 2, {"--device=cpu", "--epochs=6", "--checkpoint-dir=shared", "--resume"});
     ASSERT_EQ(third["epochs"].size(), 2u);
     for (const std::size_t e : {0u, 1u}) {
         const double loss = whole["epochs"][e + 4]["loss"].as_double().value();
@@ -144,12 +147,15 @@ TEST_F(TrainJob, ClippedAndAccumulatedHasTheCpusCurveAndInAGraphTheSameBits) {
     const Json cpu = with("cpu", {"--device=cpu"});
     const Json unclipped = train("unclipped", 2, {"--device=cpu", "--epochs=3", "--accumulate=2"});
     EXPECT_NE(cpu["epochs"][2]["loss"], unclipped["epochs"][2]["loss"]) << "there was something to clip";
-    for (const auto& [precision, tolerance] : std::map<std::string, double>{{"fp32", 1e-4}, {"bf16", 5e-2}, {"fp16", 2e-2}}) {
+    for (const auto& [precision, tolerance] :
+         std::map<std::string, double>{{"fp32", 1e-4}, {"bf16", 5e-2}, {"fp16", 2e-2}}) {
         const std::string wanted = "--precision=" + precision;
         const Json eager = with(precision, {"--device=cuda", wanted});
         expect_curve(eager, cpu, tolerance);
         EXPECT_THAT(out_, HasSubstr("parameters are bitwise equal on 2 workers"));
-        EXPECT_EQ(with("graph-" + precision, {"--cuda-graph", wanted})["parameters_sha256"], eager["parameters_sha256"]) << precision;
+        EXPECT_EQ(with("graph-" + precision, {"--cuda-graph", wanted})["parameters_sha256"],
+                  eager["parameters_sha256"])
+            << precision;
     }
 }
 
@@ -162,9 +168,11 @@ TEST_F(TrainJob, EndsWhereAClippedNormIsNotFinite) {
 TEST_F(TrainJob, WithoutADeviceSaysWhyAndTakesTheCpuUnlessCudaIsAskedFor) {
     const Outcome asked = start(2, {"--device=cuda"}, {"FAKE_CUDA_DEVICES=0"});
     EXPECT_EQ(asked.status, 69) << asked.err;
-    EXPECT_THAT(asked.err, HasSubstr("--device cuda: counting CUDA devices: no CUDA-capable device is detected"));
+    EXPECT_THAT(asked.err,
+                HasSubstr("--device cuda: counting CUDA devices: no CUDA-capable device is detected"));
     train("auto", 2, {"--epochs=1"}, {"FAKE_CUDA_DEVICES=0"});
-    EXPECT_THAT(out_, HasSubstr("on the CPU (auto: counting CUDA devices: no CUDA-capable device is detected"));
+    EXPECT_THAT(out_,
+                HasSubstr("on the CPU (auto: counting CUDA devices: no CUDA-capable device is detected"));
 }
 
 TEST_F(TrainJob, SaysWhichLibraryIsMissing) {
@@ -184,7 +192,8 @@ TEST_F(TrainJob, TheProgramForTheComparisonWithPyTorchWritesThePassItIsAskedFor)
     options.environment = {"FAKE_CUDA_DEVICES=0"};
     const Outcome skipped = run({path_of("TRAIN_GRADIENTS"), "pass", "fp32"}, options);
     EXPECT_EQ(skipped.status, 77) << skipped.err;
-    EXPECT_THAT(skipped.out, HasSubstr("skipped: --device cuda: counting CUDA devices: no CUDA-capable device"));
+    EXPECT_THAT(skipped.out,
+                HasSubstr("skipped: --device cuda: counting CUDA devices: no CUDA-capable device"));
 }
 
 }  // namespace

@@ -13,9 +13,9 @@
 #include "ddp/checkpoint.h"
 #include "ddp/cuda/host_copies.h"
 #include "env/text.h"
-#include "train/samples/data.h"
 #include "train/feed.h"
 #include "train/mlp.h"
+#include "train/samples/data.h"
 #include "train/station.h"
 
 namespace {
@@ -42,7 +42,8 @@ ddprun::Result<Size> parse_size(std::string_view text) {
         if (!number) return number.error();
         numbers.push_back(static_cast<std::size_t>(*number));
     }
-    if (numbers.size() < 3) return ddprun::Error{ddprun::Errc::InvalidArgument, "a size is SAMPLES,WIDTH,...,WIDTH"};
+    if (numbers.size() < 3)
+        return ddprun::Error{ddprun::Errc::InvalidArgument, "a size is SAMPLES,WIDTH,...,WIDTH"};
     return Size{numbers.front(), {numbers.begin() + 1, numbers.end()}};
 }
 

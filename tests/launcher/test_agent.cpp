@@ -16,17 +16,18 @@ namespace ddprun {
 namespace {
 
 using namespace std::chrono_literals;
+using test::FailNth;
+using test::FakeSystem;
 using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::StartsWith;
-using test::FailNth;
-using test::FakeSystem;
 
 /// One node of a job whose processes are fakes and whose controller is the test.
 class AgentNode {
   public:
-    explicit AgentNode(FakeSystem& system, int workers = 2, Warden* warden = nullptr) : system_(system), workers_(workers) {
+    explicit AgentNode(FakeSystem& system, int workers = 2, Warden* warden = nullptr)
+        : system_(system), workers_(workers) {
         loop_ = *os::EventLoop::create({SIGCHLD});
         output_ = std::make_unique<Output>(*loop_, OutputSpec{}, OutputRanks{}, null_.get(), null_.get());
         AgentConfig config;
@@ -64,9 +65,13 @@ class AgentNode {
         }
         return reached();
     }
-    bool runs() const { return agent_->state().phase == AgentState::Phase::Running && agent_->state().alive() == workers_; }
+    bool runs() const {
+        return agent_->state().phase == AgentState::Phase::Running && agent_->state().alive() == workers_;
+    }
     bool has_ended() const { return ended_; }
-    pid_t pid(int local_rank) const { return agent_->state().workers[static_cast<std::size_t>(local_rank)].pid; }
+    pid_t pid(int local_rank) const {
+        return agent_->state().workers[static_cast<std::size_t>(local_rank)].pid;
+    }
 
     std::vector<rdzv::WorkerExited> exits;
     int ends = 0;
@@ -76,7 +81,8 @@ class AgentNode {
     void hear(const rdzv::FromAgent& message) {
         if (const auto* exit = std::get_if<rdzv::WorkerExited>(&message)) {
             exits.push_back(*exit);
-            if (!exit->exec_failure.empty()) loop_->post([this, generation = exit->generation] { stop(generation, 5s, 0); });
+            if (!exit->exec_failure.empty())
+                loop_->post([this, generation = exit->generation] { stop(generation, 5s, 0); });
         }
         if (!std::holds_alternative<rdzv::GenerationEnded>(message)) return;
         ended_ = true;
@@ -93,8 +99,8 @@ class AgentNode {
     bool ended_ = false;
 };
 
-/// A generation of two workers in which a call fails, and one after it, both ended by the controller. True: no call of the
-/// first one failed, and there was no second.
+/// A generation of two workers in which a call fails, and one after it, both ended by the controller. True:
+/// no call of the first one failed, and there was no second.
 bool run_two_generations(FakeSystem& system) {
     AgentNode node(system);
     node.start(1);
@@ -105,7 +111,8 @@ bool run_two_generations(FakeSystem& system) {
     EXPECT_EQ(node.ends, 1);
     if (!was_spared) {
         EXPECT_FALSE(node.exits.empty());
-        for (const rdzv::WorkerExited& exit : node.exits) EXPECT_TRUE(exit.by_us || !exit.exec_failure.empty()) << exit.rank;
+        for (const rdzv::WorkerExited& exit : node.exits)
+            EXPECT_TRUE(exit.by_us || !exit.exec_failure.empty()) << exit.rank;
     }
     EXPECT_EQ(system.live_children(), 0);
     EXPECT_EQ(system.zombies(), 0);
@@ -113,7 +120,8 @@ bool run_two_generations(FakeSystem& system) {
 
     node.exits.clear();
     node.start(2);
-    EXPECT_TRUE(node.comes_to([&] { return node.runs(); })) << "what failed once does not fail the next generation";
+    EXPECT_TRUE(node.comes_to([&] { return node.runs(); }))
+        << "what failed once does not fail the next generation";
     node.stop(2);
     EXPECT_TRUE(node.comes_to([&] { return node.has_ended(); }));
     EXPECT_EQ(node.exits.size(), 2u);
@@ -182,7 +190,8 @@ TEST(Agent, AWorkerThatReportsItsPeersEndWhileWeStopThemHasNotFailedByItself) {
     // The signal to rank 0 takes its time; rank 1 meanwhile notices that its collective was ended.
     const std::string report = system.spawned()[1].second.environment.empty() ? "" : [&] {
         for (const std::string& variable : system.spawned()[1].second.environment) {
-            if (variable.starts_with("TORCHELASTIC_ERROR_FILE=")) return variable.substr(variable.find('=') + 1);
+            if (variable.starts_with("TORCHELASTIC_ERROR_FILE="))
+                return variable.substr(variable.find('=') + 1);
         }
         return std::string();
     }();
@@ -224,7 +233,8 @@ TEST(Agent, AWorkerThatHadReportedItsErrorBeforeWeStoppedItHasFailedByItself) {
 }
 
 TEST(Agent, WaitsForTheGpusAgainAfterAGenerationThatWasStoppedWhileItWaited) {
-    const ddp::testing::Variable driver("DDPRUN_NVML_LIBRARY", "/nonexistent");  // there is one, and nobody asks it: spawn is a fake
+    const ddp::testing::Variable driver("DDPRUN_NVML_LIBRARY",
+                                        "/nonexistent");  // there is one, and nobody asks it: spawn is a fake
     FakeSystem system;
     AgentNode node(system, 1);
     node.start(1);
@@ -269,7 +279,8 @@ TEST(Agent, AsksWhatIsLeftOfAGroupOnce) {
     ASSERT_TRUE(node.comes_to([&] { return node.has_ended(); }));
     for (const FakeSystem::Signal& signal : system.signals()) {
         EXPECT_NE(signal.signal, SIGKILL);
-        EXPECT_FALSE(signal.target == tracker && signal.signal == SIGTERM) << "it was asked as one of the group";
+        EXPECT_FALSE(signal.target == tracker && signal.signal == SIGTERM)
+            << "it was asked as one of the group";
     }
 }
 

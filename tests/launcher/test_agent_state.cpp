@@ -44,7 +44,8 @@ TEST(WorkerStep, NeverStopsAfterAKill) {
 }
 
 TEST(WorkerStep, IsDeafOnceEnded) {
-    for (const WorkerEvent event : {WorkerEvent::StopRequested, WorkerEvent::KillRequested, WorkerEvent::Exited}) {
+    for (const WorkerEvent event :
+         {WorkerEvent::StopRequested, WorkerEvent::KillRequested, WorkerEvent::Exited}) {
         EXPECT_EQ(step(WorkerState::Ended, event), (WorkerStep{WorkerState::Ended, WorkerAction::None}));
     }
 }
@@ -123,7 +124,8 @@ TEST(AgentStep, SendsNoSecondTermToChildrenThatWereStoppedWithTheirWorker) {
 
 TEST(AgentStep, KillsStraysWhenTheirGraceIsOverAndSaysSoOnce) {
     AgentState state = running(1);
-    EXPECT_EQ(sweep_signals(step(state, agent_event::Exited{exited(101, 0)}, kStart)), std::vector<int>{SIGTERM});
+    EXPECT_EQ(sweep_signals(step(state, agent_event::Exited{exited(101, 0)}, kStart)),
+              std::vector<int>{SIGTERM});
     EXPECT_TRUE(step(state, agent_event::Swept{{555, 556}}, kStart).empty());
     const auto look = step(state, agent_event::Exited{exited(556, 0)}, kStart + 1ms);
     EXPECT_EQ(sweep_signals(look), std::vector<int>{SIGTERM}) << "for those that the first look missed";
@@ -132,8 +134,11 @@ TEST(AgentStep, KillsStraysWhenTheirGraceIsOverAndSaysSoOnce) {
 
     const TimePoint over = kStart + kStrayGrace;
     EXPECT_EQ(sweep_signals(step(state, agent_event::DeadlinePassed{}, over)), std::vector<int>{SIGKILL});
-    EXPECT_EQ(all_of<agent_action::ReportStrays>(step(state, agent_event::Swept{{555, 557}}, over)).at(0).count, 2u);
-    EXPECT_EQ(sweep_signals(step(state, agent_event::Exited{exited(555, 0)}, over)), std::vector<int>{SIGKILL});
+    EXPECT_EQ(
+        all_of<agent_action::ReportStrays>(step(state, agent_event::Swept{{555, 557}}, over)).at(0).count,
+        2u);
+    EXPECT_EQ(sweep_signals(step(state, agent_event::Exited{exited(555, 0)}, over)),
+              std::vector<int>{SIGKILL});
     EXPECT_TRUE(step(state, agent_event::Swept{{557}}, over).empty()) << "the line was said";
     step(state, agent_event::Exited{exited(557, 0)}, over);
     EXPECT_EQ(all_of<agent_action::ReportEnded>(step(state, agent_event::Swept{{}}, over)).size(), 1u);
@@ -219,8 +224,10 @@ TEST(AgentStep, AStopWhileSpawningReachesThoseThatRunAndStartsNoMore) {
 TEST(AgentStep, AWorkerThatNeverRanIsReportedAndNoOtherIsStarted) {
     AgentState state;
     step(state, agent_event::StartRequested{1, 2}, kStart);
-    const auto actions = step(state, agent_event::SpawnFailed{0, "exec ./trian: No such file or directory"}, kStart);
-    EXPECT_EQ(all_of<agent_action::ReportExit>(actions).at(0).exec_failure, "exec ./trian: No such file or directory");
+    const auto actions =
+        step(state, agent_event::SpawnFailed{0, "exec ./trian: No such file or directory"}, kStart);
+    EXPECT_EQ(all_of<agent_action::ReportExit>(actions).at(0).exec_failure,
+              "exec ./trian: No such file or directory");
     EXPECT_TRUE(all_of<agent_action::SpawnNext>(actions).empty());
     EXPECT_EQ(all_of<agent_action::Sweep>(actions).size(), 1u);
 }
@@ -235,7 +242,8 @@ TEST(AgentStep, WaitsForTheGpusBeforeItStartsWorkers) {
 }
 
 TEST(AgentStep, StoppedWhileItWaitsForTheGpusHasEnded) {
-    for (const AgentEvent& stop : {AgentEvent(agent_event::StopRequested{SIGTERM, 5s}), AgentEvent(agent_event::KillRequested{})}) {
+    for (const AgentEvent& stop :
+         {AgentEvent(agent_event::StopRequested{SIGTERM, 5s}), AgentEvent(agent_event::KillRequested{})}) {
         AgentState state;
         step(state, agent_event::StartRequested{2, 2, true}, kStart);
         const auto actions = step(state, stop, kStart);
@@ -250,7 +258,8 @@ TEST(ForwardedSignals, GivenToEveryNodesDdprunIsPassedOnOnce) {
     ForwardedSignals signals;
     EXPECT_TRUE(signals.is_new(SIGUSR1, SignalFrom::Here, kStart));
     EXPECT_FALSE(signals.is_new(SIGUSR1, SignalFrom::Head, kStart + std::chrono::milliseconds(300)));
-    EXPECT_TRUE(signals.is_new(SIGUSR1, SignalFrom::Head, kStart + std::chrono::milliseconds(400))) << "another one";
+    EXPECT_TRUE(signals.is_new(SIGUSR1, SignalFrom::Head, kStart + std::chrono::milliseconds(400)))
+        << "another one";
     EXPECT_FALSE(signals.is_new(SIGUSR1, SignalFrom::Here, kStart + std::chrono::milliseconds(500)));
 }
 

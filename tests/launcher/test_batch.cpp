@@ -1,8 +1,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <fstream>
 #include <sys/stat.h>
+#include <fstream>
 
 #include "env/text.h"
 #include "launcher/batch/job_look.h"
@@ -25,7 +25,9 @@ using testing::Not;
 using Words = std::vector<std::string>;
 using Phase = JobLook::Phase;
 
-const EnvironmentLookup kNothing = [](std::string_view) -> std::optional<std::string> { return std::nullopt; };
+const EnvironmentLookup kNothing = [](std::string_view) -> std::optional<std::string> {
+    return std::nullopt;
+};
 
 std::string script(Scheduler scheduler, Words words) {
     words.insert(words.begin(), "script");
@@ -41,15 +43,21 @@ std::string last_line(const std::string& text) {
 // ---- scripts
 
 TEST(JobScript, EndsWithTheLineThatIsTypedOnALaptop) {
-    EXPECT_EQ(last_line(script(Scheduler::Pbs, {"--", "--max-restarts=3", "train", "--epochs", "10"})), "exec ddprun --max-restarts=3 train --epochs 10");
+    EXPECT_EQ(last_line(script(Scheduler::Pbs, {"--", "--max-restarts=3", "train", "--epochs", "10"})),
+              "exec ddprun --max-restarts=3 train --epochs 10");
     EXPECT_EQ(last_line(script(Scheduler::Slurm, {"train"})), "exec ddprun train");
 }
 
 TEST(JobScript, GpusPerNodeAreTheWorkersUnlessTheLineSaysHowMany) {
-    EXPECT_EQ(last_line(script(Scheduler::Pbs, {"--gpus-per-node", "4", "train"})), "exec ddprun --nproc-per-node=4 train");
-    EXPECT_EQ(last_line(script(Scheduler::Pbs, {"--gpus-per-node", "4", "--", "--nproc-per-node=2", "train"})), "exec ddprun --nproc-per-node=2 train");
-    EXPECT_EQ(last_line(script(Scheduler::Pbs, {"--site", "derecho", "train"})), "exec ddprun --nproc-per-node=4 train");
-    EXPECT_EQ(last_line(script(Scheduler::Pbs, {"--site", "derecho", "--gpus-per-node", "0", "train"})), "exec ddprun train");
+    EXPECT_EQ(last_line(script(Scheduler::Pbs, {"--gpus-per-node", "4", "train"})),
+              "exec ddprun --nproc-per-node=4 train");
+    EXPECT_EQ(
+        last_line(script(Scheduler::Pbs, {"--gpus-per-node", "4", "--", "--nproc-per-node=2", "train"})),
+        "exec ddprun --nproc-per-node=2 train");
+    EXPECT_EQ(last_line(script(Scheduler::Pbs, {"--site", "derecho", "train"})),
+              "exec ddprun --nproc-per-node=4 train");
+    EXPECT_EQ(last_line(script(Scheduler::Pbs, {"--site", "derecho", "--gpus-per-node", "0", "train"})),
+              "exec ddprun train");
 }
 
 TEST(JobScript, GoesToWhereItWasSubmitted) {
@@ -58,34 +66,45 @@ TEST(JobScript, GoesToWhereItWasSubmitted) {
 }
 
 TEST(JobScript, TwoNodesAreTwoHosts) {
-    EXPECT_THAT(script(Scheduler::Pbs, {"--nodes=2", "train"}), AllOf(HasSubstr("#PBS -l select=2\n"), HasSubstr("#PBS -l place=scatter\n")));
+    EXPECT_THAT(script(Scheduler::Pbs, {"--nodes=2", "train"}),
+                AllOf(HasSubstr("#PBS -l select=2\n"), HasSubstr("#PBS -l place=scatter\n")));
     EXPECT_THAT(script(Scheduler::Pbs, {"train"}), Not(HasSubstr("place=")));
 }
 
 TEST(JobScript, OfASiteHasWhatThatSiteWants) {
-    EXPECT_THAT(script(Scheduler::Pbs, {"--site=polaris", "--nodes=2", "--account=proj", "--walltime=1h", "train"}),
-                AllOf(HasSubstr("#PBS -l select=2:system=polaris:ngpus=4\n"), HasSubstr("#PBS -l filesystems=home:eagle\n"), HasSubstr("#PBS -k doe\n"),
-                      HasSubstr("#PBS -l place=scatter\n"), HasSubstr("#PBS -q prod\n"), HasSubstr("#PBS -l walltime=01:00:00\n"), HasSubstr("#PBS -A proj\n")));
-    EXPECT_THAT(script(Scheduler::Pbs, {"--site=polaris", "--queue=debug", "train"}), AllOf(HasSubstr("-q debug\n"), Not(HasSubstr("-q prod"))));
+    EXPECT_THAT(
+        script(Scheduler::Pbs, {"--site=polaris", "--nodes=2", "--account=proj", "--walltime=1h", "train"}),
+        AllOf(HasSubstr("#PBS -l select=2:system=polaris:ngpus=4\n"),
+              HasSubstr("#PBS -l filesystems=home:eagle\n"), HasSubstr("#PBS -k doe\n"),
+              HasSubstr("#PBS -l place=scatter\n"), HasSubstr("#PBS -q prod\n"),
+              HasSubstr("#PBS -l walltime=01:00:00\n"), HasSubstr("#PBS -A proj\n")));
+    EXPECT_THAT(script(Scheduler::Pbs, {"--site=polaris", "--queue=debug", "train"}),
+                AllOf(HasSubstr("-q debug\n"), Not(HasSubstr("-q prod"))));
 }
 
 TEST(JobScript, OfSlurmAsksForOneTaskPerNode) {
-    EXPECT_THAT(script(Scheduler::Slurm, {"--nodes=2", "--gpus-per-node=4", "--cpus-per-node=64", "--walltime=90m", "--partition=gpu", "train"}),
-                AllOf(HasSubstr("#SBATCH --nodes=2\n"), HasSubstr("#SBATCH --ntasks-per-node=1\n"), HasSubstr("#SBATCH --gpus-per-node=4\n"),
-                      HasSubstr("#SBATCH --cpus-per-task=64\n"), HasSubstr("#SBATCH --time=01:30:00\n"), HasSubstr("#SBATCH --partition=gpu\n")));
+    EXPECT_THAT(script(Scheduler::Slurm, {"--nodes=2", "--gpus-per-node=4", "--cpus-per-node=64",
+                                          "--walltime=90m", "--partition=gpu", "train"}),
+                AllOf(HasSubstr("#SBATCH --nodes=2\n"), HasSubstr("#SBATCH --ntasks-per-node=1\n"),
+                      HasSubstr("#SBATCH --gpus-per-node=4\n"), HasSubstr("#SBATCH --cpus-per-task=64\n"),
+                      HasSubstr("#SBATCH --time=01:30:00\n"), HasSubstr("#SBATCH --partition=gpu\n")));
 }
 
 TEST(JobScript, ThatGoesBackNamesItselfToPbs) {
-    const std::string text = script(Scheduler::Pbs, {"--requeue=self", "--file", "/home/u/my script.pbs", "train"});
+    const std::string text =
+        script(Scheduler::Pbs, {"--requeue=self", "--file", "/home/u/my script.pbs", "train"});
     EXPECT_THAT(text, HasSubstr("#PBS -r y\n"));
     EXPECT_EQ(last_line(text), "exec ddprun --requeue=self '--requeue-script=/home/u/my script.pbs' train");
-    EXPECT_THAT(script(Scheduler::Pbs, {"--requeue=no", "train"}), AllOf(HasSubstr("#PBS -r n\n"), EndsWith("exec ddprun train\n")));
+    EXPECT_THAT(script(Scheduler::Pbs, {"--requeue=no", "train"}),
+                AllOf(HasSubstr("#PBS -r n\n"), EndsWith("exec ddprun train\n")));
     EXPECT_THAT(script(Scheduler::Slurm, {"--requeue=auto", "train"}),
-                AllOf(HasSubstr("#SBATCH --requeue\n"), HasSubstr("#SBATCH --open-mode=append\n"), EndsWith("exec ddprun --requeue=auto train\n")));
+                AllOf(HasSubstr("#SBATCH --requeue\n"), HasSubstr("#SBATCH --open-mode=append\n"),
+                      EndsWith("exec ddprun --requeue=auto train\n")));
 }
 
 TEST(JobScript, AnyWordReachesTheProgramAsItIs) {
-    const Words nasty = {"a b", "it's", "$HOME", "`id`", "\"", "\\", "*", "~", "", "a\nb", "!x", "#c", ";", "&&", "ü", "-n", "'\\''", "$(exit 3)", "a'\"b"};
+    const Words nasty = {"a b", "it's", "$HOME", "`id`", "\"", "\\", "*",     "~",         "",     "a\nb",
+                         "!x",  "#c",   ";",     "&&",   "ü",  "-n", "'\\''", "$(exit 3)", "a'\"b"};
     const test::TemporaryDirectory directory;
     // A ddprun that shows its words.
     std::ofstream(directory.file("ddprun")) << "#!/bin/sh\nprintf '<%s>' \"$@\"\n";
@@ -95,7 +114,8 @@ TEST(JobScript, AnyWordReachesTheProgramAsItIs) {
     std::string text = script(Scheduler::Pbs, words);
     text.replace(text.find("exec ddprun"), 4, "printf '%s|' \"$VALUE\"; exec");
     std::ofstream(directory.file("job")) << text;
-    test::RunOptions options = test::with_environment({"PATH=" + directory.path() + ":/usr/bin:/bin", "PBS_O_WORKDIR=" + directory.path()});
+    test::RunOptions options = test::with_environment(
+        {"PATH=" + directory.path() + ":/usr/bin:/bin", "PBS_O_WORKDIR=" + directory.path()});
     const test::Outcome outcome = test::run({"/bin/bash", directory.file("job")}, options);
     std::string expected = "it's $HOME\nand more|<train>";
     for (const std::string& word : nasty) expected += "<" + word + ">";
@@ -103,13 +123,18 @@ TEST(JobScript, AnyWordReachesTheProgramAsItIs) {
 }
 
 TEST(JobScript, WhatNoDirectiveCanHoldIsRefused) {
-    EXPECT_EQ(script(Scheduler::Pbs, {"--name", "a b", "train"}), "error: --name: 'a b' cannot stand in a directive: it has a blank, a quote, or what is not ASCII");
+    EXPECT_EQ(
+        script(Scheduler::Pbs, {"--name", "a b", "train"}),
+        "error: --name: 'a b' cannot stand in a directive: it has a blank, a quote, or what is not ASCII");
     for (const char* value : {"a\nb", "a'b", "a\"b", "a#b", "$x", "ü"}) {
-        EXPECT_THAT(script(Scheduler::Pbs, {"--account", value, "train"}), HasSubstr("error: --account: ")) << value;
+        EXPECT_THAT(script(Scheduler::Pbs, {"--account", value, "train"}), HasSubstr("error: --account: "))
+            << value;
     }
-    EXPECT_THAT(script(Scheduler::Pbs, {"--directive", "-l x\nrm -rf", "train"}), HasSubstr("error: --directive: "));
+    EXPECT_THAT(script(Scheduler::Pbs, {"--directive", "-l x\nrm -rf", "train"}),
+                HasSubstr("error: --directive: "));
     EXPECT_THAT(script(Scheduler::Pbs, {"--setup", "a\nb", "train"}), HasSubstr("error: --setup: "));
-    EXPECT_THAT(script(Scheduler::Pbs, {"--env", "A B=1", "train"}), HasSubstr("error: --env: 'A B' is no name of a variable"));
+    EXPECT_THAT(script(Scheduler::Pbs, {"--env", "A B=1", "train"}),
+                HasSubstr("error: --env: 'A B' is no name of a variable"));
     EXPECT_THAT(script(Scheduler::Pbs, {"--module", "a b", "train"}), HasSubstr("error: --module: "));
 }
 
@@ -119,24 +144,32 @@ TEST(JobScript, IsNamedAfterItsProgram) {
 }
 
 TEST(BatchCommandLine, WhatDdprunWouldRefuseOnTheNodeIsRefusedHere) {
-    EXPECT_EQ(script(Scheduler::Pbs, {"--", "--nproc-per-node=eight", "train"}), "error: --nproc-per-node: 'eight' is not a number (expected a count, auto, gpu or cpu)");
+    EXPECT_EQ(script(Scheduler::Pbs, {"--", "--nproc-per-node=eight", "train"}),
+              "error: --nproc-per-node: 'eight' is not a number (expected a count, auto, gpu or cpu)");
     EXPECT_THAT(script(Scheduler::Pbs, {"--nodes=2"}), HasSubstr("error: no program given"));
-    EXPECT_THAT(script(Scheduler::Pbs, {"--", "--requeue=self", "train"}), HasSubstr("error: --requeue: give it before"));
+    EXPECT_THAT(script(Scheduler::Pbs, {"--", "--requeue=self", "train"}),
+                HasSubstr("error: --requeue: give it before"));
 }
 
 TEST(BatchCommandLine, NamesTheOptionAndTheValue) {
-    EXPECT_EQ(script(Scheduler::Pbs, {"--nodes", "0", "train"}), "error: --nodes: '0' is not between 1 and 1000000");
-    EXPECT_EQ(script(Scheduler::Pbs, {"--walltime", "90", "train"}), "error: --walltime: '90' is not a walltime (expected HH:MM:SS, 90m or 2h)");
+    EXPECT_EQ(script(Scheduler::Pbs, {"--nodes", "0", "train"}),
+              "error: --nodes: '0' is not between 1 and 1000000");
+    EXPECT_EQ(script(Scheduler::Pbs, {"--walltime", "90", "train"}),
+              "error: --walltime: '90' is not a walltime (expected HH:MM:SS, 90m or 2h)");
     EXPECT_THAT(script(Scheduler::Pbs, {"--env", "A", "train"}), HasSubstr("'A' is not NAME=VALUE"));
-    EXPECT_THAT(script(Scheduler::Pbs, {"--max-restarts=3", "train"}), HasSubstr("--max-restarts=3: unknown option of script (ddprun's own stand behind --)"));
-    EXPECT_EQ(parse_batch_command(Scheduler::Pbs, {"list"}, kNothing).error().what, "'list' is not script, submit or status");
+    EXPECT_THAT(script(Scheduler::Pbs, {"--max-restarts=3", "train"}),
+                HasSubstr("--max-restarts=3: unknown option of script (ddprun's own stand behind --)"));
+    EXPECT_EQ(parse_batch_command(Scheduler::Pbs, {"list"}, kNothing).error().what,
+              "'list' is not script, submit or status");
 }
 
 TEST(BatchCommandLine, AStatusIsOfOneJobOrOfTheOneThatAsks) {
     EXPECT_EQ(parse_batch_command(Scheduler::Pbs, {"status", "12"}, kNothing)->job, "12");
     EXPECT_FALSE(parse_batch_command(Scheduler::Pbs, {"status"}, kNothing));
     EXPECT_FALSE(parse_batch_command(Scheduler::Pbs, {"status", "12", "13"}, kNothing));
-    const EnvironmentLookup in_job = [](std::string_view name) { return name == "PBS_JOBID" ? std::optional<std::string>("7.s") : std::nullopt; };
+    const EnvironmentLookup in_job = [](std::string_view name) {
+        return name == "PBS_JOBID" ? std::optional<std::string>("7.s") : std::nullopt;
+    };
     EXPECT_EQ(parse_batch_command(Scheduler::Pbs, {"status", "--no-follow"}, in_job)->job, "7.s");
     EXPECT_FALSE(parse_batch_command(Scheduler::Slurm, {"status"}, in_job)) << "it is another scheduler's";
 }
@@ -144,7 +177,8 @@ TEST(BatchCommandLine, AStatusIsOfOneJobOrOfTheOneThatAsks) {
 // ---- sites
 
 TEST(Site, OfAFileIsLikeABuiltInOneButForWhatItSays) {
-    const Result<SiteProfile> site = parse_site(R"({"like": "derecho", "name": "casper", "queue": "casper", "modules": ["cuda/12", "ncarenv"],
+    const Result<SiteProfile> site = parse_site(
+        R"({"like": "derecho", "name": "casper", "queue": "casper", "modules": ["cuda/12", "ncarenv"],
         "environment": {"A": "b c"}, "cpus_per_node": 36 /* per socket: 18 */})");
     ASSERT_TRUE(site) << site.error().what;
     EXPECT_EQ(site->queue, "casper");
@@ -169,18 +203,23 @@ TEST(Site, WhatIsWrongWithAFileIsNamed) {
 }
 
 TEST(Site, IsABuiltInOneOrAFile) {
-    EXPECT_THAT(find_site("nowhere").error().what, HasSubstr("'nowhere': there is no such site (expected generic, derecho, polaris, or a FILE.json)"));
+    EXPECT_THAT(
+        find_site("nowhere").error().what,
+        HasSubstr("'nowhere': there is no such site (expected generic, derecho, polaris, or a FILE.json)"));
     EXPECT_THAT(find_site("./nowhere.json").error().what, HasSubstr("nowhere.json: No such file"));
 }
 
 // ---- what schedulers tell
 
-constexpr const char* kRunning = "JobId=17 JobName=train\n   UserId=u(1000) GroupId=u(1000) MCS_label=N/A\n   Priority=1 Nice=0 Account=(null) QOS=normal\n"
-                                 "   JobState=RUNNING Reason=None Dependency=(null)\n   Requeue=1 Restarts=0 BatchFlag=1 Reboot=0 ExitCode=0:0\n"
-                                 "   Partition=gpu AllocNode:Sid=login:1\n   ReqNodeList=(null) ExcNodeList=(null)\n   NodeList=node[01-02]\n   BatchHost=node01\n"
-                                 "   StdErr=/home/u/my run/train-17.log\n   StdOut=/home/u/my run/train-17.log\n";
+constexpr const char* kRunning =
+    "JobId=17 JobName=train\n   UserId=u(1000) GroupId=u(1000) MCS_label=N/A\n   Priority=1 Nice=0 Account=(null) QOS=normal\n"
+    "   JobState=RUNNING Reason=None Dependency=(null)\n   Requeue=1 Restarts=0 BatchFlag=1 Reboot=0 ExitCode=0:0\n"
+    "   Partition=gpu AllocNode:Sid=login:1\n   ReqNodeList=(null) ExcNodeList=(null)\n   NodeList=node[01-02]\n   BatchHost=node01\n"
+    "   StdErr=/home/u/my run/train-17.log\n   StdOut=/home/u/my run/train-17.log\n";
 
-std::string with(std::string text, const std::string& old, const std::string& now) { return text.replace(text.find(old), old.size(), now); }
+std::string with(std::string text, const std::string& old, const std::string& now) {
+    return text.replace(text.find(old), old.size(), now);
+}
 
 TEST(SlurmJob, ThatRunsTellsWhereAndItsLog) {
     const Result<JobLook> look = parse_scontrol_job(kRunning);
@@ -199,17 +238,23 @@ TEST(SlurmJob, ThatWaitsTellsWhy) {
 }
 
 TEST(SlurmJob, ThatEndedTellsItsExitCode) {
-    const auto end = [](const char* state, const char* code) { return *parse_scontrol_job(with(with(kRunning, "RUNNING", state), "ExitCode=0:0", std::string("ExitCode=") + code)); };
+    const auto end = [](const char* state, const char* code) {
+        return *parse_scontrol_job(
+            with(with(kRunning, "RUNNING", state), "ExitCode=0:0", std::string("ExitCode=") + code));
+    };
     EXPECT_EQ(end("COMPLETED", "0:0").exit_code, 0);
     EXPECT_EQ(end("FAILED", "75:0").exit_code, 75);
     EXPECT_EQ(end("FAILED", "0:9").exit_code, 137);
-    EXPECT_EQ(describe_look("17", end("TIMEOUT", "0:0")), "17: ended with exit code 1 (TIMEOUT)") << "no success";
+    EXPECT_EQ(describe_look("17", end("TIMEOUT", "0:0")), "17: ended with exit code 1 (TIMEOUT)")
+        << "no success";
     EXPECT_EQ(describe_look("17", end("CANCELLED", "0:15")), "17: ended with exit code 143 (CANCELLED)");
-    EXPECT_EQ(parse_scontrol_job("slurm_load_jobs error: Invalid job id specified\n").error().code, Errc::NotFound);
+    EXPECT_EQ(parse_scontrol_job("slurm_load_jobs error: Invalid job id specified\n").error().code,
+              Errc::NotFound);
 }
 
 TEST(SlurmJob, ThatWasPutBackIsWaitedFor) {
-    for (const char* state : {"REQUEUED", "CONFIGURING"}) EXPECT_EQ(parse_scontrol_job(with(kRunning, "RUNNING", state))->phase, Phase::Waiting) << state;
+    for (const char* state : {"REQUEUED", "CONFIGURING"})
+        EXPECT_EQ(parse_scontrol_job(with(kRunning, "RUNNING", state))->phase, Phase::Waiting) << state;
     EXPECT_EQ(parse_scontrol_job(with(kRunning, "RUNNING", "COMPLETING"))->phase, Phase::Running);
 }
 
@@ -224,28 +269,35 @@ TEST(PbsJob, IsDescribedInTheSameWords) {
     job.state = "F", job.exit_status = 271;
     EXPECT_EQ(describe_look("12.s", look_of(job)), "12.s: ended with exit code 143");
     job.exit_status = -29;
-    EXPECT_EQ(describe_look("12.s", look_of(job)), "12.s: ended with exit code 1 (the walltime was exceeded)");
+    EXPECT_EQ(describe_look("12.s", look_of(job)),
+              "12.s: ended with exit code 1 (the walltime was exceeded)");
     job.exit_status.reset(), job.comment = "Job deleted as result of dependency";
-    EXPECT_EQ(describe_look("12.s", look_of(job)), "12.s: ended; its exit code is not known (Job deleted as result of dependency)");
+    EXPECT_EQ(describe_look("12.s", look_of(job)),
+              "12.s: ended; its exit code is not known (Job deleted as result of dependency)");
     EXPECT_EQ(look_of({}).phase, Phase::Waiting) << "a state that we do not know is no end";
 }
 
 TEST(Sbatch, TellsTheJobsNumber) {
     EXPECT_EQ(*parse_sbatch("17\n"), "17");
     EXPECT_EQ(*parse_sbatch("hello from a plugin\n17;cluster\n"), "17");
-    for (const char* text : {"", "Submitted batch job 17\n", "x", "-1"}) EXPECT_FALSE(parse_sbatch(text)) << text;
+    for (const char* text : {"", "Submitted batch job 17\n", "x", "-1"})
+        EXPECT_FALSE(parse_sbatch(text)) << text;
 }
 
 TEST(Sbatch, KnowsExpediteFrom2511On) {
-    for (const char* version : {"slurm 25.11.0\n", "slurm 26.05.1"}) EXPECT_TRUE(can_expedite(version)) << version;
-    for (const char* version : {"slurm 25.05.3", "slurm-wlm 22.05.8\n", "", "slurm", "slurm 25"}) EXPECT_FALSE(can_expedite(version)) << version;
+    for (const char* version : {"slurm 25.11.0\n", "slurm 26.05.1"})
+        EXPECT_TRUE(can_expedite(version)) << version;
+    for (const char* version : {"slurm 25.05.3", "slurm-wlm 22.05.8\n", "", "slurm", "slurm 25"})
+        EXPECT_FALSE(can_expedite(version)) << version;
 }
 
 TEST(Refusal, ASchedulerThatIsNotThereIsToldFromOneThatSaysNo) {
     EXPECT_TRUE(is_unreachable("qsub: cannot connect to server pbs01 (errno=15010)"));
-    EXPECT_TRUE(is_unreachable("sbatch: error: Batch job submission failed: Unable to contact slurm controller (connect failure)"));
+    EXPECT_TRUE(is_unreachable(
+        "sbatch: error: Batch job submission failed: Unable to contact slurm controller (connect failure)"));
     EXPECT_FALSE(is_unreachable("qsub: Unknown queue"));
-    EXPECT_FALSE(is_unreachable("sbatch: error: Batch job submission failed: Invalid account or account/partition combination specified"));
+    EXPECT_FALSE(is_unreachable(
+        "sbatch: error: Batch job submission failed: Invalid account or account/partition combination specified"));
 }
 
 // ---- a scheduler's program
@@ -260,7 +312,8 @@ TEST(SchedulerCommand, IsHeardOnBothStreams) {
 }
 
 TEST(SchedulerCommand, ThatIsNotThereIsNamed) {
-    EXPECT_EQ(run_scheduler_command({"no-such-qsub"}, 60s).error(), (Error{Errc::NotFound, "no-such-qsub: not found in PATH", 0}));
+    EXPECT_EQ(run_scheduler_command({"no-such-qsub"}, 60s).error(),
+              (Error{Errc::NotFound, "no-such-qsub: not found in PATH", 0}));
 }
 
 TEST(SchedulerCommand, ThatHangsIsEndedWithItsChildren) {

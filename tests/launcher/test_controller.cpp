@@ -26,10 +26,13 @@ class ControlledJob {
         config.spec.restart.max_restarts = max_restarts;
         config.spec.shutdown_timeout = 30s;
         config.program = "train";
-        config.master = [](const rdzv::AgentHello&) -> Result<MasterAddress> { return MasterAddress{"127.0.0.1", 29500}; };
+        config.master = [](const rdzv::AgentHello&) -> Result<MasterAddress> {
+            return MasterAddress{"127.0.0.1", 29500};
+        };
         controller_ = std::make_unique<Controller>(
             *loop_, log_, std::move(config),
-            [this](std::uint64_t peer, const rdzv::ToAgent& message) { sent_.emplace_back(peer, message); }, [this] { ++done; });
+            [this](std::uint64_t peer, const rdzv::ToAgent& message) { sent_.emplace_back(peer, message); },
+            [this] { ++done; });
         controller_->begin();
         for (int node = 0; node < nodes; ++node) join(node);
         turn();
@@ -54,20 +57,24 @@ class ControlledJob {
         exit.pid = 1000 + node;
         controller_->agent_message(peer(node), exit);
     }
-    void ended(int node) { controller_->agent_message(peer(node), rdzv::GenerationEnded{controller_->state().generation, {}}); }
+    void ended(int node) {
+        controller_->agent_message(peer(node), rdzv::GenerationEnded{controller_->state().generation, {}});
+    }
 
     /// Messages of one kind sent to a node since the last call of forget().
     template <class M>
     std::vector<M> sent(int node) const {
         std::vector<M> found;
         for (const auto& [to, message] : sent_) {
-            if (const M* one = std::get_if<M>(&message); one != nullptr && to == peer(node)) found.push_back(*one);
+            if (const M* one = std::get_if<M>(&message); one != nullptr && to == peer(node))
+                found.push_back(*one);
         }
         return found;
     }
     std::vector<int> stop_signals(int node) const {
         std::vector<int> signals;
-        for (const rdzv::StopGeneration& stop : sent<rdzv::StopGeneration>(node)) signals.push_back(stop.signal);
+        for (const rdzv::StopGeneration& stop : sent<rdzv::StopGeneration>(node))
+            signals.push_back(stop.signal);
         return signals;
     }
     void forget() { sent_.clear(); }
@@ -277,8 +284,8 @@ TEST(Controller, ANodeThatComesBackTakesItsPlaceInTheNextGeneration) {
     EXPECT_EQ(job.sent<rdzv::StartGeneration>(0).at(0).world_size, 5);
 }
 
-/// A size at which anything that goes through all nodes for each of them takes minutes: what catches it is the time limit of
-/// the whole program.
+/// A size at which anything that goes through all nodes for each of them takes minutes: what catches it is
+/// the time limit of the whole program.
 TEST(Controller, AJobOfSixteenThousandNodesStartsAndEnds) {
     constexpr int kNodes = 16384;
     ControlledJob job(kNodes);

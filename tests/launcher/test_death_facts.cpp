@@ -39,9 +39,12 @@ TEST(OomKill, IsReadFromTheKernelsLine) {
 
 TEST(CgroupPlaces, AreOfTheUnifiedCgroupOrTheMemoryControllersOfVersion1) {
     EXPECT_EQ(cgroup_places("0::/user.slice/job_12\n", "memory"),
-              (CgroupPlaces{2, {"/sys/fs/cgroup/user.slice/job_12", "/sys/fs/cgroup/user.slice", "/sys/fs/cgroup"}}));
+              (CgroupPlaces{
+                  2, {"/sys/fs/cgroup/user.slice/job_12", "/sys/fs/cgroup/user.slice", "/sys/fs/cgroup"}}));
     EXPECT_EQ(cgroup_places("12:cpu,cpuacct:/a\n4:memory:/slurm/job_2\n0::/init.scope\n", "memory"),
-              (CgroupPlaces{1, {"/sys/fs/cgroup/memory/slurm/job_2", "/sys/fs/cgroup/memory/slurm", "/sys/fs/cgroup/memory"}}));
+              (CgroupPlaces{1,
+                            {"/sys/fs/cgroup/memory/slurm/job_2", "/sys/fs/cgroup/memory/slurm",
+                             "/sys/fs/cgroup/memory"}}));
     EXPECT_EQ(cgroup_places("nonsense", "memory"), CgroupPlaces{});
 }
 
@@ -122,13 +125,16 @@ TEST(ErrorFile, OfPythonDoesNotSayTheMessageTwice) {
 }
 
 TEST(ErrorFile, TheLastWordsOfNcclAndCudaFollowTheMessageUnlessItSaysThem) {
-    const char* json = R"({"message": {"message": "rank 1: timed out: the link is down", "extraInfo": {"py_callstack": "#0 main [x]\n",
+    const char* json =
+        R"({"message": {"message": "rank 1: timed out: the link is down", "extraInfo": {"py_callstack": "#0 main [x]\n",
         "timestamp": "1", "nccl_error": "the link is down", "cuda_error": "device-side assert"}}})";
-    EXPECT_EQ(readable_error_file(json), "rank 1: timed out: the link is down\nlast CUDA error: device-side assert\n#0 main [x]");
+    EXPECT_EQ(readable_error_file(json),
+              "rank 1: timed out: the link is down\nlast CUDA error: device-side assert\n#0 main [x]");
 }
 
 TEST(ErrorFile, OfAnyOtherKindStaysAsItIs) {
-    for (const char* text : {"plain words", "{\"message\": 5}", "{\"message\": {\"message\": 5}}", "[1]", ""}) {
+    for (const char* text :
+         {"plain words", "{\"message\": 5}", "{\"message\": {\"message\": 5}}", "[1]", ""}) {
         EXPECT_EQ(readable_error_file(text), text);
     }
 }

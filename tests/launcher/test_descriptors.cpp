@@ -44,7 +44,8 @@ TEST(Descriptors, ALimitThatIsTooSmallIsSaidWithWhatIsNeededAndTheRemedy) {
     EXPECT_TRUE(check_descriptor_limit({}, 64, 10, 1024));
     const Status refused = check_descriptor_limit({}, 64, 10, 200);
     ASSERT_FALSE(refused);
-    EXPECT_THAT(refused.error().what, AllOf(HasSubstr("64 workers"), HasSubstr("306"), HasSubstr("200"), HasSubstr("ulimit")));
+    EXPECT_THAT(refused.error().what,
+                AllOf(HasSubstr("64 workers"), HasSubstr("306"), HasSubstr("200"), HasSubstr("ulimit")));
 }
 
 TEST(Descriptors, InheritedNumbersStayBelowTheWorkersLimit) {

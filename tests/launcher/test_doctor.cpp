@@ -3,7 +3,6 @@
 
 #include <functional>
 
-
 #include "env/json.h"
 #include "launcher/doctor/collect.h"
 #include "launcher/doctor/judge.h"
@@ -87,40 +86,111 @@ struct Case {
 
 // Each spoils one thing of a sound machine and expects exactly one finding that is not ok.
 const Case kCases[] = {
-    {"LittleMemory", [](Facts& f) { f.host.memory_available = 1 << 30; }, Severity::Warning, "memory", "1 GiB available of 64 GiB", "ps aux"},
-    {"NoShm", [](Facts& f) { f.host.shm_size.reset(); }, Severity::Warning, "/dev/shm", "is not there", "mount"},
-    {"SmallShm", [](Facts& f) { f.host.shm_size = 64 << 20; }, Severity::Warning, "/dev/shm", "64 MiB: too small", "--shm-size"},
-    {"FullShm", [](Facts& f) { f.host.shm_free = 1 << 20; }, Severity::Warning, "/dev/shm", "1 MiB free of 32 GiB", "remove"},
-    {"Memlock", [](Facts& f) { f.host.memlock = {65536, 65536}; }, Severity::Note, "memlock", "64 KiB (hard 64 KiB): too little for RDMA", "limits.conf"},
-    {"FewFilesThatCanBeRaised", [](Facts& f) { f.host.open_files = {1024, 524288}; }, Severity::Warning, "nofile", "1024 (hard 524288)", "ulimit -n 524288"},
-    {"FewFiles", [](Facts& f) { f.host.open_files = {256, 256}; }, Severity::Warning, "nofile", "256 (hard 256)", "limits.conf"},
-    {"FewProcesses", [](Facts& f) { f.host.processes = {512, std::nullopt}; }, Severity::Warning, "nproc", "512 (hard unlimited)", "ulimit -u 4096"},
-    {"SmallStack", [](Facts& f) { f.host.stack = {1 << 20, std::nullopt}; }, Severity::Warning, "stack", "1 MiB", "ulimit -s unlimited"},
-    {"SmallCgroup", [](Facts& f) { f.host.cgroup = {2, 512ULL << 20, {}, {}, {}, {}}; }, Severity::Warning, "cgroup memory", "only 512 MiB", "--memory"},
-    {"FewPids", [](Facts& f) { f.host.cgroup = {2, {}, {}, 100, {}, {}}; }, Severity::Warning, "cgroup pids", "only 100", "--pids-limit"},
-    {"CpuQuota", [](Facts& f) { f.host.cgroup = {2, {}, {}, {}, {}, 2.0}; }, Severity::Warning, "cgroup cpu", "2.0 CPUs of quota, 4 CPUs visible", "OMP_NUM_THREADS"},
-    {"OldClock", [](Facts& f) { f.host.clock.unix_seconds = 0; }, Severity::Error, "clock", "before 2024", "set it"},
-    {"UnsynchronisedClock", [](Facts& f) { f.host.clock.synchronised = false; }, Severity::Note, "clock", "not synchronised", "chronyd"},
-    {"SlowClock", [](Facts& f) { f.host.clock.source = "hpet"; }, Severity::Warning, "clock source", "hpet", "clocksource=tsc"},
-    {"Ptrace", [](Facts& f) { f.host.ptrace_scope = 1; }, Severity::Note, "ptrace", "ptrace_scope 1", "ptrace_scope=0"},
-    {"PtraceForNobody", [](Facts& f) { f.host.ptrace_scope = 3; f.host.may_ptrace = true; }, Severity::Note, "ptrace", "ptrace_scope 3", "administrator"},
-    {"Powersave", [](Facts& f) { f.host.governor = "powersave"; }, Severity::Note, "cpu governor", "powersave", "performance"},
-    {"NoVisibleGpu", [](Facts& f) { f.visible_devices = ""; }, Severity::Error, "visible GPUs", "0 of 2 GPUs visible", "unset"},
-    {"UnknownVisibleGpu", [](Facts& f) { f.visible_devices = "0,7"; }, Severity::Warning, "visible GPUs", "1 of 2 GPUs visible", "that exist"},
-    {"NoPeerAccess", [](Facts& f) { f.nvidia.pairs = {{0, 1, GpuDistance::System, false}}; }, Severity::Warning, "peer access", "1 of 1 pairs", "ACS"},
-    {"DarkNvlink", [](Facts& f) { f.nvidia.gpus[1].links_up = 0; }, Severity::Warning, "nvlink", "no active NVLink", "fabricmanager"},
-    {"NoGpuShown", [](Facts& f) { f.nvidia.gpus.clear(); f.nvidia.pairs.clear(); }, Severity::Error, "driver", "shows no GPU", "--gpus all"},
-    {"LaunchBlocking", [](Facts& f) { f.variables = {{"CUDA_LAUNCH_BLOCKING", "1"}}; }, Severity::Warning, "variable", "debugging only", "unset CUDA_LAUNCH_BLOCKING"},
-    {"ForcedAlgorithm", [](Facts& f) { f.variables = {{"NCCL_ALGO", "Ring"}}; }, Severity::Warning, "variable", "NCCL_ALGO=Ring", "unset NCCL_ALGO"},
-    {"WrongInterface", [](Facts& f) { f.variables = {{"NCCL_SOCKET_IFNAME", "ib0"}}; }, Severity::Error, "NCCL sockets", "names no interface", "unset"},
-    {"OwnNameIsALoopback", [](Facts& f) { f.network.own_name_at = "127.0.1.1"; }, Severity::Note, "own name", "127.0.1.1 by /etc/hosts", "GLOO_SOCKET_IFNAME"},
-    {"TwoNetworks", [](Facts& f) { f.network.interfaces.push_back({"eth1", true, false, false, {"10.1.0.1"}, 1000, 1500}); }, Severity::Note, "NCCL sockets", "takes eth0,eth1", "NCCL_SOCKET_IFNAME"},
-    {"NoNetwork", [](Facts& f) { f.network.interfaces.clear(); }, Severity::Warning, "NCCL sockets", "no interface is up", "ip link"},
-    {"Slingshot", [](Facts& f) { f.network.cxi_devices = {"cxi0"}; }, Severity::Warning, "NCCL sockets", "must be told", "NCCL_SOCKET_IFNAME=hsn"},
-    {"AllReduceFailed", [](Facts& f) { f.trial = failed_trial(); }, Severity::Error, "all-reduce", "exit code 1: rank 0: no", "ddprun x"},
-    {"AllReduceOnCpus", [](Facts& f) { f.trial.why_cpus = "a GPU is lost"; }, Severity::Warning, "all-reduce", "on the CPUs: a GPU is lost", "above"},
+    {"LittleMemory", [](Facts& f) { f.host.memory_available = 1 << 30; }, Severity::Warning, "memory",
+     "1 GiB available of 64 GiB", "ps aux"},
+    {"NoShm", [](Facts& f) { f.host.shm_size.reset(); }, Severity::Warning, "/dev/shm", "is not there",
+     "mount"},
+    {"SmallShm", [](Facts& f) { f.host.shm_size = 64 << 20; }, Severity::Warning, "/dev/shm",
+     "64 MiB: too small", "--shm-size"},
+    {"FullShm", [](Facts& f) { f.host.shm_free = 1 << 20; }, Severity::Warning, "/dev/shm",
+     "1 MiB free of 32 GiB", "remove"},
+    {"Memlock",
+     [](Facts& f) {
+         f.host.memlock = {65536, 65536};
+     },
+     Severity::Note, "memlock", "64 KiB (hard 64 KiB): too little for RDMA", "limits.conf"},
+    {"FewFilesThatCanBeRaised",
+     [](Facts& f) {
+         f.host.open_files = {1024, 524288};
+     },
+     Severity::Warning, "nofile", "1024 (hard 524288)", "ulimit -n 524288"},
+    {"FewFiles",
+     [](Facts& f) {
+         f.host.open_files = {256, 256};
+     },
+     Severity::Warning, "nofile", "256 (hard 256)", "limits.conf"},
+    {"FewProcesses",
+     [](Facts& f) {
+         f.host.processes = {512, std::nullopt};
+     },
+     Severity::Warning, "nproc", "512 (hard unlimited)", "ulimit -u 4096"},
+    {"SmallStack",
+     [](Facts& f) {
+         f.host.stack = {1 << 20, std::nullopt};
+     },
+     Severity::Warning, "stack", "1 MiB", "ulimit -s unlimited"},
+    {"SmallCgroup", [](Facts& f) { f.host.cgroup = {2, 512ULL << 20, {}, {}, {}, {}}; }, Severity::Warning,
+     "cgroup memory", "only 512 MiB", "--memory"},
+    {"FewPids", [](Facts& f) { f.host.cgroup = {2, {}, {}, 100, {}, {}}; }, Severity::Warning, "cgroup pids",
+     "only 100", "--pids-limit"},
+    {"CpuQuota", [](Facts& f) { f.host.cgroup = {2, {}, {}, {}, {}, 2.0}; }, Severity::Warning, "cgroup cpu",
+     "2.0 CPUs of quota, 4 CPUs visible", "OMP_NUM_THREADS"},
+    {"OldClock", [](Facts& f) { f.host.clock.unix_seconds = 0; }, Severity::Error, "clock", "before 2024",
+     "set it"},
+    {"UnsynchronisedClock", [](Facts& f) { f.host.clock.synchronised = false; }, Severity::Note, "clock",
+     "not synchronised", "chronyd"},
+    {"SlowClock", [](Facts& f) { f.host.clock.source = "hpet"; }, Severity::Warning, "clock source", "hpet",
+     "clocksource=tsc"},
+    {"Ptrace", [](Facts& f) { f.host.ptrace_scope = 1; }, Severity::Note, "ptrace", "ptrace_scope 1",
+     "ptrace_scope=0"},
+    {"PtraceForNobody",
+     [](Facts& f) {
+         f.host.ptrace_scope = 3;
+         f.host.may_ptrace = true;
+     },
+     Severity::Note, "ptrace", "ptrace_scope 3", "administrator"},
+    {"Powersave", [](Facts& f) { f.host.governor = "powersave"; }, Severity::Note, "cpu governor",
+     "powersave", "performance"},
+    {"NoVisibleGpu", [](Facts& f) { f.visible_devices = ""; }, Severity::Error, "visible GPUs",
+     "0 of 2 GPUs visible", "unset"},
+    {"UnknownVisibleGpu", [](Facts& f) { f.visible_devices = "0,7"; }, Severity::Warning, "visible GPUs",
+     "1 of 2 GPUs visible", "that exist"},
+    {"NoPeerAccess",
+     [](Facts& f) {
+         f.nvidia.pairs = {{0, 1, GpuDistance::System, false}};
+     },
+     Severity::Warning, "peer access", "1 of 1 pairs", "ACS"},
+    {"DarkNvlink", [](Facts& f) { f.nvidia.gpus[1].links_up = 0; }, Severity::Warning, "nvlink",
+     "no active NVLink", "fabricmanager"},
+    {"NoGpuShown",
+     [](Facts& f) {
+         f.nvidia.gpus.clear();
+         f.nvidia.pairs.clear();
+     },
+     Severity::Error, "driver", "shows no GPU", "--gpus all"},
+    {"LaunchBlocking",
+     [](Facts& f) {
+         f.variables = {{"CUDA_LAUNCH_BLOCKING", "1"}};
+     },
+     Severity::Warning, "variable", "debugging only", "unset CUDA_LAUNCH_BLOCKING"},
+    {"ForcedAlgorithm",
+     [](Facts& f) {
+         f.variables = {{"NCCL_ALGO", "Ring"}};
+     },
+     Severity::Warning, "variable", "NCCL_ALGO=Ring", "unset NCCL_ALGO"},
+    {"WrongInterface",
+     [](Facts& f) {
+         f.variables = {{"NCCL_SOCKET_IFNAME", "ib0"}};
+     },
+     Severity::Error, "NCCL sockets", "names no interface", "unset"},
+    {"OwnNameIsALoopback", [](Facts& f) { f.network.own_name_at = "127.0.1.1"; }, Severity::Note, "own name",
+     "127.0.1.1 by /etc/hosts", "GLOO_SOCKET_IFNAME"},
+    {"TwoNetworks",
+     [](Facts& f) {
+         f.network.interfaces.push_back({"eth1", true, false, false, {"10.1.0.1"}, 1000, 1500});
+     },
+     Severity::Note, "NCCL sockets", "takes eth0,eth1", "NCCL_SOCKET_IFNAME"},
+    {"NoNetwork", [](Facts& f) { f.network.interfaces.clear(); }, Severity::Warning, "NCCL sockets",
+     "no interface is up", "ip link"},
+    {"Slingshot", [](Facts& f) { f.network.cxi_devices = {"cxi0"}; }, Severity::Warning, "NCCL sockets",
+     "must be told", "NCCL_SOCKET_IFNAME=hsn"},
+    {"AllReduceFailed", [](Facts& f) { f.trial = failed_trial(); }, Severity::Error, "all-reduce",
+     "exit code 1: rank 0: no", "ddprun x"},
+    {"AllReduceOnCpus", [](Facts& f) { f.trial.why_cpus = "a GPU is lost"; }, Severity::Warning, "all-reduce",
+     "on the CPUs: a GPU is lost", "above"},
     {"AllReduceNotAsked", [](Facts& f) { f.trial = {}; }, Severity::Note, "all-reduce", "--no-run", ""},
-    {"LostGpu", [](Facts& f) { f.nvidia.gpus[1].lost = "fell off"; }, Severity::Error, "GPU 1", "fell off", "reset"},
+    {"LostGpu", [](Facts& f) { f.nvidia.gpus[1].lost = "fell off"; }, Severity::Error, "GPU 1", "fell off",
+     "reset"},
 };
 
 class Doctor : public ::testing::TestWithParam<Case> {};
@@ -136,36 +206,45 @@ TEST_P(Doctor, NamesTheTroubleAndItsRemedy) {
     EXPECT_THAT(found[0].remedy, HasSubstr(GetParam().remedy));
 }
 
-INSTANTIATE_TEST_SUITE_P(Troubles, Doctor, ::testing::ValuesIn(kCases), [](const auto& one) { return one.param.name; });
+INSTANTIATE_TEST_SUITE_P(Troubles, Doctor, ::testing::ValuesIn(kCases),
+                         [](const auto& one) { return one.param.name; });
 
 TEST(DoctorJudgement, FindsNothingWrongWithASoundMachine) { EXPECT_THAT(troubles(sound()), IsEmpty()); }
 
 TEST(DoctorJudgement, SaysWhatConnectsTheMachineAndThatDdprunSetsWhatItNeeds) {
     Facts facts = sound();
     facts.network.cxi_devices = {"cxi0"};
-    EXPECT_THAT(judge(facts), Contains(AllOf(Field(&Finding::subject, "fabric"),
-                                             Field(&Finding::what, HasSubstr("slingshot (cxi0); in jobs of several nodes ddprun sets 9 variables")))));
+    EXPECT_THAT(judge(facts),
+                Contains(AllOf(
+                    Field(&Finding::subject, "fabric"),
+                    Field(&Finding::what,
+                          HasSubstr("slingshot (cxi0); in jobs of several nodes ddprun sets 9 variables")))));
 }
 
 TEST(DoctorJudgement, AMachineWithoutGpusIsNoError) {
     Facts facts = sound();
     facts.nvidia = {};
     facts.nvidia.problem = "no NVIDIA driver is loaded";
-    for (const Finding& finding : troubles(facts)) EXPECT_EQ(finding.severity, Severity::Note) << finding.what;
+    for (const Finding& finding : troubles(facts))
+        EXPECT_EQ(finding.severity, Severity::Note) << finding.what;
     facts.nvidia.has_device = true;
-    EXPECT_THAT(troubles(facts), Contains(AllOf(Field(&Finding::severity, Severity::Error), Field(&Finding::subject, "driver"))));
+    EXPECT_THAT(troubles(facts), Contains(AllOf(Field(&Finding::severity, Severity::Error),
+                                                Field(&Finding::subject, "driver"))));
     facts.nvidia.mismatch = true;
-    EXPECT_THAT(troubles(facts), Contains(AllOf(Field(&Finding::subject, "driver"), Field(&Finding::remedy, HasSubstr("updated while in use")))));
+    EXPECT_THAT(troubles(facts), Contains(AllOf(Field(&Finding::subject, "driver"),
+                                                Field(&Finding::remedy, HasSubstr("updated while in use")))));
 }
 
 TEST(DoctorJudgement, LockedMemoryMattersWhereThereIsRdma) {
     Facts facts = sound();
     facts.host.memlock = {8 << 20, 8 << 20};
     facts.network.ports = {{"mlx5_0", 1, "ACTIVE", "400 Gb/sec", "InfiniBand"}};
-    EXPECT_THAT(troubles(facts), ElementsAre(AllOf(Field(&Finding::subject, "memlock"), Field(&Finding::severity, Severity::Warning))));
+    EXPECT_THAT(troubles(facts), ElementsAre(AllOf(Field(&Finding::subject, "memlock"),
+                                                   Field(&Finding::severity, Severity::Warning))));
     facts.host.memlock = {};
     facts.network.ports[0].state = "DOWN";
-    EXPECT_THAT(troubles(facts), Contains(AllOf(Field(&Finding::subject, "RDMA"), Field(&Finding::what, HasSubstr("no port is active")))));
+    EXPECT_THAT(troubles(facts), Contains(AllOf(Field(&Finding::subject, "RDMA"),
+                                                Field(&Finding::what, HasSubstr("no port is active")))));
 }
 
 TEST(DoctorJudgement, ReadsTheInterfaceSettingAsNcclDoes) {
@@ -208,12 +287,15 @@ TEST(DoctorTrial, KeepsToTheQuotaOfTheCgroup) {
 }
 
 TEST(DoctorTrial, ReadsTheWorkersResultOrItsLastWords) {
-    const TrialFacts done = read_trial("noise\n[0]: {\"allreduce_check\": 1, \"workers\": 3, \"backend\": \"cpu\", \"bytes\": 64, \"rounds\": 7, "
-                                       "\"seconds\": 2.0, \"bus_gigabytes_per_second\": 9.5, \"first_at_ns\": 2500}\n", 0, 500);
+    const TrialFacts done = read_trial(
+        "noise\n[0]: {\"allreduce_check\": 1, \"workers\": 3, \"backend\": \"cpu\", \"bytes\": 64, \"rounds\": 7, "
+        "\"seconds\": 2.0, \"bus_gigabytes_per_second\": 9.5, \"first_at_ns\": 2500}\n",
+        0, 500);
     EXPECT_EQ(done.state, TrialFacts::State::Done);
     EXPECT_EQ(done.workers, 3);
     EXPECT_EQ(done.start, Duration(2000));
-    const TrialFacts failed = read_trial("ddprun: failed\n[1]: rank 1: no device\n[0]: rank 0: no device\n", 1, 0);
+    const TrialFacts failed =
+        read_trial("ddprun: failed\n[1]: rank 1: no device\n[0]: rank 0: no device\n", 1, 0);
     EXPECT_EQ(failed.state, TrialFacts::State::Failed);
     EXPECT_EQ(failed.problem, "[1]: rank 1: no device; [0]: rank 0: no device");
     EXPECT_EQ(read_trial("", 0, 0).state, TrialFacts::State::Failed);
@@ -221,17 +303,22 @@ TEST(DoctorTrial, ReadsTheWorkersResultOrItsLastWords) {
 }
 
 TEST(DoctorCgroup, LooksFromTheOwnCgroupUpwards) {
-    const auto directories = [](std::string_view text, std::string_view controller) { return cgroup_places(text, controller).directories; };
-    EXPECT_THAT(directories("0::/a.slice/job\n", "memory"), ElementsAre("/sys/fs/cgroup/a.slice/job", "/sys/fs/cgroup/a.slice", "/sys/fs/cgroup"));
+    const auto directories = [](std::string_view text, std::string_view controller) {
+        return cgroup_places(text, controller).directories;
+    };
+    EXPECT_THAT(directories("0::/a.slice/job\n", "memory"),
+                ElementsAre("/sys/fs/cgroup/a.slice/job", "/sys/fs/cgroup/a.slice", "/sys/fs/cgroup"));
     EXPECT_THAT(directories("4:memory:/docker/x\n2:cpu,cpuacct:/\n0::/\n", "memory"),
-                ElementsAre("/sys/fs/cgroup/memory/docker/x", "/sys/fs/cgroup/memory/docker", "/sys/fs/cgroup/memory"));
+                ElementsAre("/sys/fs/cgroup/memory/docker/x", "/sys/fs/cgroup/memory/docker",
+                            "/sys/fs/cgroup/memory"));
     EXPECT_THAT(directories("2:cpu,cpuacct:/\n", "cpu"), ElementsAre("/sys/fs/cgroup/cpu"));
     EXPECT_THAT(directories("", "cpu"), IsEmpty());
 }
 
 TEST(DoctorText, IsAlignedWrappedAndCounted) {
-    const std::vector<Finding> findings = {{Severity::Ok, "Host", "cpu", "fine", ""},
-                                           {Severity::Warning, "GPUs", "GPU 0", "is hot and the text about it goes on for long", "cool it"}};
+    const std::vector<Finding> findings = {
+        {Severity::Ok, "Host", "cpu", "fine", ""},
+        {Severity::Warning, "GPUs", "GPU 0", "is hot and the text about it goes on for long", "cool it"}};
     EXPECT_EQ(render_text(findings, {false, 40}),
               "Host\n"
               "  ok       cpu    fine\n"

@@ -96,7 +96,8 @@ TEST(Fabric, PortsThatAreDownOrCarryEthernetAreNoInfiniband) {
     EXPECT_EQ(choose_fabric(std::nullopt, network).fabric, Fabric::Ethernet);
     network.ports[0] = {"mlx5_0", 1, "ACTIVE", "", "Ethernet", "mlx5_core"};
     EXPECT_EQ(choose_fabric(std::nullopt, network).fabric, Fabric::Ethernet);
-    EXPECT_THAT(choose_fabric(std::nullopt, network).settings, IsEmpty()) << "whether it is used is NCCL's own choice";
+    EXPECT_THAT(choose_fabric(std::nullopt, network).settings, IsEmpty())
+        << "whether it is used is NCCL's own choice";
 }
 
 TEST(Fabric, SlingshotGetsItsBlockWithAReasonForEach) {
@@ -108,10 +109,12 @@ TEST(Fabric, SlingshotGetsItsBlockWithAReasonForEach) {
 }
 
 TEST(Fabric, NeverSetsWhatIsTheSchedulersOrNoVariableOfNcclsOrEndsTheJob) {
-    for (const Fabric one : {Fabric::Slingshot, Fabric::Infiniband, Fabric::Efa, Fabric::Ethernet, Fabric::None}) {
+    for (const Fabric one :
+         {Fabric::Slingshot, Fabric::Infiniband, Fabric::Efa, Fabric::Ethernet, Fabric::None}) {
         for (const NetworkFacts& network : {ethernet(), slingshot(), infiniband(), efa()}) {
             const std::vector<std::string> names = names_of(choose_fabric(one, network).settings);
-            for (const char* never : {"NCCL_TIMEOUT", "CUDA_VISIBLE_DEVICES", "NCCL_NET", "NCCL_SHM_DISABLE"}) {
+            for (const char* never :
+                 {"NCCL_TIMEOUT", "CUDA_VISIBLE_DEVICES", "NCCL_NET", "NCCL_SHM_DISABLE"}) {
                 EXPECT_THAT(names, Not(Contains(never))) << name_of(one);
             }
         }
@@ -122,11 +125,13 @@ TEST(Fabric, WhatTheUserSetStandsAlsoWhereItIsEmpty) {
     const FabricProfile profile = choose_fabric(std::nullopt, slingshot());
     const EnvironmentLookup user = variables({{"NCCL_SOCKET_IFNAME", "hsn1"}, {"NCCL_CROSS_NIC", ""}});
     const std::vector<std::string> names = names_of(unset_settings(profile, user));
-    EXPECT_THAT(names, AllOf(Contains("NCCL_IB_DISABLE"), Not(Contains("NCCL_SOCKET_IFNAME")), Not(Contains("NCCL_CROSS_NIC"))));
+    EXPECT_THAT(names, AllOf(Contains("NCCL_IB_DISABLE"), Not(Contains("NCCL_SOCKET_IFNAME")),
+                             Not(Contains("NCCL_CROSS_NIC"))));
     const std::string line = describe_fabric(profile, user);
     EXPECT_THAT(line, HasSubstr("slingshot (cxi0, hsn0): NCCL_IB_DISABLE=1 "));
     EXPECT_THAT(line, HasSubstr("; as you set them: NCCL_SOCKET_IFNAME NCCL_CROSS_NIC"));
-    EXPECT_THAT(render_fabric(profile, user), AllOf(HasSubstr("\n  NCCL_SOCKET_IFNAME: as you set it\n"), HasSubstr("\n  NCCL_IB_DISABLE=1  (")));
+    EXPECT_THAT(render_fabric(profile, user), AllOf(HasSubstr("\n  NCCL_SOCKET_IFNAME: as you set it\n"),
+                                                    HasSubstr("\n  NCCL_IB_DISABLE=1  (")));
 }
 
 TEST(Fabric, AsNamedByTheUserWinsOverWhatIsThere) {
@@ -134,7 +139,8 @@ TEST(Fabric, AsNamedByTheUserWinsOverWhatIsThere) {
     EXPECT_EQ(named.fabric, Fabric::Efa);
     EXPECT_EQ(named.why, "--fabric efa");
     EXPECT_THAT(choose_fabric(Fabric::None, slingshot()).settings, IsEmpty());
-    EXPECT_EQ(value_of(choose_fabric(Fabric::Ethernet, infiniband()), "NCCL_IB_DISABLE"), "1") << "TCP was asked for";
+    EXPECT_EQ(value_of(choose_fabric(Fabric::Ethernet, infiniband()), "NCCL_IB_DISABLE"), "1")
+        << "TCP was asked for";
     EXPECT_THAT(choose_fabric(Fabric::Ethernet, ethernet()).settings, IsEmpty());
 }
 
@@ -146,11 +152,13 @@ TEST(Fabric, EthernetKeepsNcclFromBridgesThatLeadNowhere) {
     network.interfaces.push_back(interface("br-1f", true));
     EXPECT_EQ(value_of(choose_fabric(std::nullopt, network), "NCCL_SOCKET_IFNAME"), "=eth0");
     network.interfaces.erase(network.interfaces.begin());
-    EXPECT_THAT(choose_fabric(std::nullopt, network).settings, IsEmpty()) << "in a container all interfaces are virtual";
+    EXPECT_THAT(choose_fabric(std::nullopt, network).settings, IsEmpty())
+        << "in a container all interfaces are virtual";
 }
 
 TEST(Fabric, GlooIsToldTheInterfaceWhereTheHostsOwnNameIsALoopbackAddress) {
-    EXPECT_EQ(value_of(choose_fabric(std::nullopt, ethernet()), "GLOO_SOCKET_IFNAME"), "unset") << "gloo finds it by the name";
+    EXPECT_EQ(value_of(choose_fabric(std::nullopt, ethernet()), "GLOO_SOCKET_IFNAME"), "unset")
+        << "gloo finds it by the name";
     NetworkFacts network = ethernet();
     network.own_name_at = "127.0.1.1";
     EXPECT_EQ(value_of(choose_fabric(std::nullopt, network), "GLOO_SOCKET_IFNAME"), "eth0");
@@ -166,14 +174,18 @@ TEST(Fabric, TheInterfaceOfIfaceIsGloosAndNcclsToo) {
     EXPECT_EQ(value_of(profile, "NCCL_SOCKET_IFNAME"), "=eth1");
     profile = choose_fabric(std::nullopt, slingshot());
     use_interface(profile, "eth1");
-    EXPECT_EQ(value_of(profile, "NCCL_SOCKET_IFNAME"), "hsn") << "ddprun's own connections may go over another network";
+    EXPECT_EQ(value_of(profile, "NCCL_SOCKET_IFNAME"), "hsn")
+        << "ddprun's own connections may go over another network";
     FabricProfile none;
     use_interface(none, "eth1");
     EXPECT_THAT(none.settings, IsEmpty()) << "--fabric none";
 }
 
 TEST(LoopbackOfName, IsWhatTheFirstLineWithTheNameSays) {
-    EXPECT_EQ(loopback_of_name("127.0.0.1 localhost\n127.0.1.1\tnode01.site node01  # Debian's\n10.0.0.1 node01\n", "node01"), "127.0.1.1");
+    EXPECT_EQ(
+        loopback_of_name("127.0.0.1 localhost\n127.0.1.1\tnode01.site node01  # Debian's\n10.0.0.1 node01\n",
+                         "node01"),
+        "127.0.1.1");
     EXPECT_EQ(loopback_of_name("10.0.0.1 node01\n127.0.1.1 node01\n", "node01"), "");
     EXPECT_EQ(loopback_of_name("127.0.0.1 localhost # node01\n\n#\n127.0.1.1\n", "node01"), "");
     EXPECT_EQ(loopback_of_name("::1 node01", "node01"), "::1");
@@ -203,10 +215,14 @@ TEST(Fabric, ConcernsJobsOfSeveralNodesUnlessOneIsNamed) {
 }
 
 TEST(Fabric, OneLineSaysWhatAllNodesHaveOrThatTheyDiffer) {
-    const auto line = [](const std::vector<NodeFabric>& nodes, const std::string& own) { return judge_fabrics(nodes, own).line; };
-    EXPECT_EQ(line({{"a", "slingshot"}, {"b", "slingshot"}}, "slingshot (cxi0): X=1"), "fabric slingshot (cxi0): X=1");
+    const auto line = [](const std::vector<NodeFabric>& nodes, const std::string& own) {
+        return judge_fabrics(nodes, own).line;
+    };
+    EXPECT_EQ(line({{"a", "slingshot"}, {"b", "slingshot"}}, "slingshot (cxi0): X=1"),
+              "fabric slingshot (cxi0): X=1");
     EXPECT_EQ(line({{"a", "ethernet"}, {"b", "ethernet"}}, "ethernet (eth0)"), "") << "as everywhere";
-    EXPECT_EQ(line({{"a", "ethernet"}}, "ethernet (eth0): NCCL_SOCKET_IFNAME==eth0"), "fabric ethernet (eth0): NCCL_SOCKET_IFNAME==eth0");
+    EXPECT_EQ(line({{"a", "ethernet"}}, "ethernet (eth0): NCCL_SOCKET_IFNAME==eth0"),
+              "fabric ethernet (eth0): NCCL_SOCKET_IFNAME==eth0");
     EXPECT_EQ(line({{"a", "none"}, {"b", "none"}}, "none (--fabric none)"), "");
     EXPECT_EQ(line({{"a", ""}, {"b", ""}}, "none"), "");
     const FabricVerdict differs = judge_fabrics({{"a", "ib"}, {"b", "ethernet"}, {"c", "ib"}}, "ib");
@@ -225,17 +241,21 @@ TEST(Transport, IsFoundInNcclsOwnWords) {
 }
 
 TEST(Transport, IsJudgedByWhatTheFabricIsThereFor) {
-    const auto fits = [](Fabric fabric, const char* network) { return judge_transport(fabric, network).as_meant; };
+    const auto fits = [](Fabric fabric, const char* network) {
+        return judge_transport(fabric, network).as_meant;
+    };
     for (const char* plug_in : {"AWS Libfabric", "Libfabric", "OFI"}) {
         EXPECT_TRUE(fits(Fabric::Slingshot, plug_in)) << plug_in;
         EXPECT_TRUE(fits(Fabric::Efa, plug_in)) << plug_in;
     }
-    for (const char* network : {"IB", "IBext_v8", "UCX"}) EXPECT_TRUE(fits(Fabric::Infiniband, network)) << network;
+    for (const char* network : {"IB", "IBext_v8", "UCX"})
+        EXPECT_TRUE(fits(Fabric::Infiniband, network)) << network;
     EXPECT_FALSE(fits(Fabric::Slingshot, "Socket"));
     EXPECT_FALSE(fits(Fabric::Slingshot, "IB"));
     EXPECT_FALSE(fits(Fabric::Infiniband, "Socket"));
     EXPECT_TRUE(fits(Fabric::Ethernet, "Socket"));
-    EXPECT_THAT(judge_transport(Fabric::Efa, "Socket").line, AllOf(HasSubstr("network Socket, not the node's fabric (efa)"), HasSubstr("aws-ofi-nccl")));
+    EXPECT_THAT(judge_transport(Fabric::Efa, "Socket").line,
+                AllOf(HasSubstr("network Socket, not the node's fabric (efa)"), HasSubstr("aws-ofi-nccl")));
 }
 
 TEST(Transport, IsAskedForWhereItCanBeWrongAndTheUserHasNoSayInNcclsWords) {
@@ -245,7 +265,8 @@ TEST(Transport, IsAskedForWhereItCanBeWrongAndTheUserHasNoSayInNcclsWords) {
     EXPECT_FALSE(asks_for_network(profile, variables())) << "any network will do";
     profile.fabric = Fabric::Slingshot;
     EXPECT_TRUE(asks_for_network(profile, variables()));
-    for (const char* own : {"NCCL_DEBUG", "NCCL_DEBUG_FILE", "NCCL_DEBUG_SUBSYS"}) EXPECT_FALSE(asks_for_network(profile, variables({{own, "x"}}))) << own;
+    for (const char* own : {"NCCL_DEBUG", "NCCL_DEBUG_FILE", "NCCL_DEBUG_SUBSYS"})
+        EXPECT_FALSE(asks_for_network(profile, variables({{own, "x"}}))) << own;
 }
 
 /// What a worker's NCCL does with the variable.
@@ -293,7 +314,8 @@ TEST(FabricDevices, AreReadFromSys) {
     write("infiniband/rdmap0s6/ports/1/state", "4: ACTIVE");
     write("cxi/cxi0/device/fru/part", "x");
     std::filesystem::create_directories(sys.file("class/infiniband/rdmap0s6/device"));
-    std::filesystem::create_symlink("../../../bus/pci/drivers/efa", sys.file("class/infiniband/rdmap0s6/device/driver"));
+    std::filesystem::create_symlink("../../../bus/pci/drivers/efa",
+                                    sys.file("class/infiniband/rdmap0s6/device/driver"));
     NetworkFacts facts;
     read_fabric_devices(sys.path(), facts);
     ASSERT_EQ(facts.ports.size(), 2u);

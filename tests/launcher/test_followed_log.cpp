@@ -36,7 +36,8 @@ class FollowedLogTest : public ::testing::Test {
     LogFile log_;
     std::string read_;
     std::vector<std::string> losses_;
-    FollowedLog followed_{path_, [this](std::string_view lines) { read_ += lines; }, [this](const std::string& what) { losses_.push_back(what); }};
+    FollowedLog followed_{path_, [this](std::string_view lines) { read_ += lines; },
+                          [this](const std::string& what) { losses_.push_back(what); }};
 };
 
 TEST_F(FollowedLogTest, BeginsWithTheOldestPieceThatIsKept) {
@@ -80,7 +81,8 @@ TEST_F(FollowedLogTest, AHalfLineWaitsForItsEndOrTheEndOfAll) {
 TEST(FollowedLog, AFileThatIsNotThereYetIsWaitedFor) {
     const TemporaryDirectory directory;
     std::string read;
-    FollowedLog followed(directory.file("later"), [&](std::string_view lines) { read += lines; }, [](const std::string&) {});
+    FollowedLog followed(
+        directory.file("later"), [&](std::string_view lines) { read += lines; }, [](const std::string&) {});
     EXPECT_FALSE(followed.read_new());
     std::ofstream(directory.file("later")) << "here\n";
     EXPECT_TRUE(followed.read_new());

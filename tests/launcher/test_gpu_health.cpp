@@ -36,8 +36,10 @@ struct Case {
 
 // One way to be ill, one finding: nothing is said twice, and nothing else is said.
 const Case kCases[] = {
-    {"Lost", [](GpuFacts& g) { g.lost = "the GPU has fallen off the bus"; }, Severity::Error, "fallen off the bus"},
-    {"EccErrors", [](GpuFacts& g) { g.uncorrected_now = g.uncorrected_ever = 2; }, Severity::Error, "since the driver was loaded: 2"},
+    {"Lost", [](GpuFacts& g) { g.lost = "the GPU has fallen off the bus"; }, Severity::Error,
+     "fallen off the bus"},
+    {"EccErrors", [](GpuFacts& g) { g.uncorrected_now = g.uncorrected_ever = 2; }, Severity::Error,
+     "since the driver was loaded: 2"},
     {"OldEccErrors", [](GpuFacts& g) { g.uncorrected_ever = 5; }, Severity::Note, "in its life: 5"},
     {"EccOff", [](GpuFacts& g) { g.ecc = false; }, Severity::Note, "ECC is off"},
     {"RemapPending", [](GpuFacts& g) { g.remap_pending = true; }, Severity::Error, "wait to be replaced"},
@@ -47,20 +49,43 @@ const Case kCases[] = {
     {"Reboot", [](GpuFacts& g) { g.recovery_action = 2; }, Severity::Error, "asks for a reboot"},
     {"Drain", [](GpuFacts& g) { g.recovery_action = 3; }, Severity::Error, "stop all programs"},
     {"DrainAndReset", [](GpuFacts& g) { g.recovery_action = 4; }, Severity::Error, "then to reset"},
-    {"InUse", [](GpuFacts& g) { g.processes = {{4171, 5ULL << 30, "python3"}}; }, Severity::Warning, "in use by python3 4171 (5 GiB)"},
-    {"InUseUnseen", [](GpuFacts& g) { g.used_bytes = 20ULL << 30; }, Severity::Warning, "cannot be seen from here"},
-    {"ExclusiveAndInUse", [](GpuFacts& g) { g.processes = {{7, std::nullopt, ""}}; g.compute_mode = ComputeMode::ExclusiveProcess; },
+    {"InUse",
+     [](GpuFacts& g) {
+         g.processes = {{4171, 5ULL << 30, "python3"}};
+     },
+     Severity::Warning, "in use by python3 4171 (5 GiB)"},
+    {"InUseUnseen", [](GpuFacts& g) { g.used_bytes = 20ULL << 30; }, Severity::Warning,
+     "cannot be seen from here"},
+    {"ExclusiveAndInUse",
+     [](GpuFacts& g) {
+         g.processes = {{7, std::nullopt, ""}};
+         g.compute_mode = ComputeMode::ExclusiveProcess;
+     },
      Severity::Error, "process 7, and its compute mode admits only one"},
-    {"SharedByMps", [](GpuFacts& g) { g.processes = {{9, std::nullopt, "nvidia-cuda-mps"}}; g.compute_mode = ComputeMode::ExclusiveProcess; },
+    {"SharedByMps",
+     [](GpuFacts& g) {
+         g.processes = {{9, std::nullopt, "nvidia-cuda-mps"}};
+         g.compute_mode = ComputeMode::ExclusiveProcess;
+     },
      Severity::Note, "shared through MPS"},
-    {"Prohibited", [](GpuFacts& g) { g.compute_mode = ComputeMode::Prohibited; }, Severity::Error, "forbids CUDA"},
+    {"Prohibited", [](GpuFacts& g) { g.compute_mode = ComputeMode::Prohibited; }, Severity::Error,
+     "forbids CUDA"},
     {"Mig", [](GpuFacts& g) { g.mig = true; }, Severity::Note, "MIG is on"},
-    {"Hot", [](GpuFacts& g) { g.throttle_reasons = 0x40; g.celsius = 91; }, Severity::Warning, "by heat at 91 C"},
+    {"Hot",
+     [](GpuFacts& g) {
+         g.throttle_reasons = 0x40;
+         g.celsius = 91;
+     },
+     Severity::Warning, "by heat at 91 C"},
     {"PowerBrake", [](GpuFacts& g) { g.throttle_reasons = 0x80; }, Severity::Warning, "by its power supply"},
     {"LinksDown", [](GpuFacts& g) { g.links_up = 16; }, Severity::Warning, "2 of 18 NVLinks are down"},
     {"NarrowPcie", [](GpuFacts& g) { g.pcie_width = 8; }, Severity::Note, "PCIe x8 where the GPU can x16"},
     {"NoPersistence", [](GpuFacts& g) { g.persistence = false; }, Severity::Note, "persistence mode is off"},
-    {"Xid", [](GpuFacts& g) { g.xids = {{"", 79, ""}, {"", 79, ""}}; }, Severity::Warning, "XID 79 in the kernel's log (2 times): the GPU fell off the bus"},
+    {"Xid",
+     [](GpuFacts& g) {
+         g.xids = {{"", 79, ""}, {"", 79, ""}};
+     },
+     Severity::Warning, "XID 79 in the kernel's log (2 times): the GPU fell off the bus"},
 };
 
 class GpuHealth : public ::testing::TestWithParam<Case> {};
@@ -79,7 +104,8 @@ TEST_P(GpuHealth, SaysOneThingAboutOneTrouble) {
     EXPECT_THAT(findings[0].remedy, ::testing::Not(HasSubstr("INDEX")));
 }
 
-INSTANTIATE_TEST_SUITE_P(Troubles, GpuHealth, ::testing::ValuesIn(kCases), [](const auto& one) { return one.param.name; });
+INSTANTIATE_TEST_SUITE_P(Troubles, GpuHealth, ::testing::ValuesIn(kCases),
+                         [](const auto& one) { return one.param.name; });
 
 TEST(GpuHealthAlone, AHealthyGpuGivesNothingToSay) { EXPECT_THAT(gpu_health(healthy()), IsEmpty()); }
 
@@ -92,7 +118,8 @@ TEST(GpuHealthAlone, AProgramsOwnFaultsInTheLogAreNotTheGpus) {
 }
 
 TEST(XidLine, IsReadFromTheKernelsLog) {
-    const auto xid = parse_xid("4,1234,5678,-;NVRM: Xid (PCI:0000:3B:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus.\n");
+    const auto xid = parse_xid(
+        "4,1234,5678,-;NVRM: Xid (PCI:0000:3B:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus.\n");
     ASSERT_TRUE(xid);
     EXPECT_EQ(xid->bus_id, "0000:3b:00.0");
     EXPECT_EQ(xid->number, 79);

@@ -22,7 +22,9 @@ GpuUsage gpu(unsigned index, std::uint64_t used, std::vector<GpuProcessUsage> pr
 using Look = std::vector<GpuUsage>;
 const std::vector<pid_t> kGone = {4171, 4172};
 
-TEST(GpuRelease, WithoutGpusThereIsNothingToWaitFor) { EXPECT_TRUE(judge_gpu_release(std::nullopt, {}, kGone).is_free); }
+TEST(GpuRelease, WithoutGpusThereIsNothingToWaitFor) {
+    EXPECT_TRUE(judge_gpu_release(std::nullopt, {}, kGone).is_free);
+}
 
 TEST(GpuRelease, AnIdleGpuIsFreeAtTheFirstLook) {
     EXPECT_TRUE(judge_gpu_release(std::nullopt, {gpu(0, kGiB / 2), gpu(1, 0)}, kGone).is_free);
@@ -37,7 +39,8 @@ TEST(GpuRelease, AProcessThatHasEndedAndIsStillListedIsNamedWithWhatItHolds) {
 }
 
 TEST(GpuRelease, AHolderOfUnknownSizeIsWaitedForToo) {
-    EXPECT_THAT(judge_gpu_release(std::nullopt, {gpu(0, 0, {{4171, 0}})}, kGone).why, HasSubstr("holds memory of process 4171"));
+    EXPECT_THAT(judge_gpu_release(std::nullopt, {gpu(0, 0, {{4171, 0}})}, kGone).why,
+                HasSubstr("holds memory of process 4171"));
 }
 
 TEST(GpuRelease, TheMemoryOfOthersIsTheirs) {
@@ -54,7 +57,8 @@ TEST(GpuRelease, MemoryOfNobodyIsWaitedForAsLongAsItBecomesLess) {
 TEST(GpuRelease, MemoryOfNobodyThatStaysIsNotOurs) {
     const Look other_container = {gpu(0, 60 * kGiB)};
     EXPECT_TRUE(judge_gpu_release(other_container, other_container, kGone).is_free);
-    EXPECT_TRUE(judge_gpu_release(other_container, {gpu(0, 61 * kGiB)}, kGone).is_free) << "it grows: somebody works there";
+    EXPECT_TRUE(judge_gpu_release(other_container, {gpu(0, 61 * kGiB)}, kGone).is_free)
+        << "it grows: somebody works there";
 }
 
 }  // namespace

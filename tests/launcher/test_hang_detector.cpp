@@ -59,8 +59,9 @@ TEST_F(HangDetection, TheRankThatDoesNotCallTheCollectiveIsNamed) {
     const auto verdict = watch(20);
     ASSERT_TRUE(verdict);
     EXPECT_EQ(verdict->culprit, 2);
-    EXPECT_EQ(verdict->what, "rank 2 has not called all_reduce #812 (25 MiB) (it is busy with something else); "
-                             "ranks 0-1, 3 wait for it since 10 s");
+    EXPECT_EQ(verdict->what,
+              "rank 2 has not called all_reduce #812 (25 MiB) (it is busy with something else); "
+              "ranks 0-1, 3 wait for it since 10 s");
 }
 
 TEST_F(HangDetection, ARankInAnEarlierCollectiveIsNamedWithIt) {
@@ -86,7 +87,8 @@ TEST_F(HangDetection, WhenAllAreInTheCollectiveTheStoppedOneIsNamed) {
     const auto verdict = watch(20);
     ASSERT_TRUE(verdict);
     EXPECT_EQ(verdict->culprit, 1);
-    EXPECT_THAT(verdict->what, AllOf(HasSubstr("all ranks have been in all_reduce #9"), HasSubstr("rank 1 is stopped")));
+    EXPECT_THAT(verdict->what,
+                AllOf(HasSubstr("all ranks have been in all_reduce #9"), HasSubstr("rank 1 is stopped")));
 }
 
 TEST_F(HangDetection, CollectivesThatGetOnAreNoHangHoweverManyThereAre) {
@@ -111,7 +113,8 @@ TEST_F(HangDetection, HeartbeatsThatEndAreAHangAlthoughTheRankIsBusy) {
     beats_ = false;
     const auto verdict = watch(20);
     ASSERT_TRUE(verdict);
-    EXPECT_THAT(verdict->what, AllOf(HasSubstr("rank 0 has reported no progress for 10 s"), HasSubstr("busy")));
+    EXPECT_THAT(verdict->what,
+                AllOf(HasSubstr("rank 0 has reported no progress for 10 s"), HasSubstr("busy")));
 }
 
 TEST_F(HangDetection, OfRanksThatReportNoMoreTheOneThatIsBehindIsNamedHoweverBusyItIs) {
@@ -122,7 +125,9 @@ TEST_F(HangDetection, OfRanksThatReportNoMoreTheOneThatIsBehindIsNamedHoweverBus
     const auto verdict = watch(20);
     ASSERT_TRUE(verdict);
     EXPECT_EQ(verdict->culprit, 2);
-    EXPECT_EQ(verdict->what, "ranks 0-3 have reported no progress for 10 s; rank 2 is behind, at step 811 of 812 (it is busy with something else)");
+    EXPECT_EQ(
+        verdict->what,
+        "ranks 0-3 have reported no progress for 10 s; rank 2 is behind, at step 811 of 812 (it is busy with something else)");
 }
 
 TEST_F(HangDetection, RanksThatNeverReportAreNamedWithThoseThatReportNoMoreAndNotWithoutThem) {
@@ -133,7 +138,8 @@ TEST_F(HangDetection, RanksThatNeverReportAreNamedWithThoseThatReportNoMoreAndNo
     const auto verdict = watch(20);
     ASSERT_TRUE(verdict);
     EXPECT_EQ(verdict->culprit, 0);
-    EXPECT_THAT(verdict->what, AllOf(HasSubstr("rank 0 has reported no progress"), HasSubstr("; ranks 1-3 have never reported any")));
+    EXPECT_THAT(verdict->what, AllOf(HasSubstr("rank 0 has reported no progress"),
+                                     HasSubstr("; ranks 1-3 have never reported any")));
 }
 
 TEST_F(HangDetection, CollectivesThatMoveAreProgressWithoutAnyReport) {

@@ -54,18 +54,23 @@ TEST(TorchStoreChoice, WhereTheUserNamesAnotherPlaceThanTheControllersItStaysThe
 }
 
 /// A head whose --iface has an address of its own.
-Result<HeadChoice> head_on(const std::string& address, const std::string& endpoint, std::vector<std::string> endpoint_addresses) {
+Result<HeadChoice> head_on(const std::string& address, const std::string& endpoint,
+                           std::vector<std::string> endpoint_addresses) {
     JobSpec spec = two_nodes_at(endpoint);
     spec.rendezvous.is_host = true;
     spec.rendezvous.iface = "ib0";
     spec.rendezvous.listen_on = address;
-    return choose_head(spec, {"node01", {"10.0.0.1", "10.9.0.1", "127.0.0.1"}, std::move(endpoint_addresses)});
+    return choose_head(spec,
+                       {"node01", {"10.0.0.1", "10.9.0.1", "127.0.0.1"}, std::move(endpoint_addresses)});
 }
 
 TEST(HeadOnAnInterface, ListensOnItsAddressOnly) {
     EXPECT_EQ(head_on("10.9.0.1", "10.9.0.1", {"10.9.0.1"})->endpoint, (Endpoint{"10.9.0.1", 29400}));
-    EXPECT_EQ(head_on("10.9.0.1", "node01", {"10.0.0.1", "10.9.0.1"})->endpoint, (Endpoint{"10.9.0.1", 29400})) << "the others try all that a name has";
-    EXPECT_EQ(head_on("10.9.0.1", "node01", {"127.0.1.1"})->endpoint, (Endpoint{"10.9.0.1", 29400})) << "others have another address for that name";
+    EXPECT_EQ(head_on("10.9.0.1", "node01", {"10.0.0.1", "10.9.0.1"})->endpoint,
+              (Endpoint{"10.9.0.1", 29400}))
+        << "the others try all that a name has";
+    EXPECT_EQ(head_on("10.9.0.1", "node01", {"127.0.1.1"})->endpoint, (Endpoint{"10.9.0.1", 29400}))
+        << "others have another address for that name";
     EXPECT_EQ(head_on("", "node01", {"10.0.0.1"})->endpoint, (Endpoint{"", 29400}));
     EXPECT_EQ(own_endpoint({}, 29400), (Endpoint{"127.0.0.1", 29400}));
 }
@@ -73,8 +78,10 @@ TEST(HeadOnAnInterface, ListensOnItsAddressOnly) {
 TEST(HeadOnAnInterface, IsRefusedWhereTheOthersWouldLookForItElsewhere) {
     const Result<HeadChoice> choice = head_on("10.9.0.1", "node01", {"10.0.0.1"});
     ASSERT_FALSE(choice);
-    EXPECT_EQ(choice.error().what, "--iface=ib0 is 10.9.0.1 here, where the other nodes would not look: they know this host as node01 (10.0.0.1); "
-                                   "let --rdzv-endpoint be 10.9.0.1");
+    EXPECT_EQ(
+        choice.error().what,
+        "--iface=ib0 is 10.9.0.1 here, where the other nodes would not look: they know this host as node01 (10.0.0.1); "
+        "let --rdzv-endpoint be 10.9.0.1");
     EXPECT_FALSE(head_on("10.9.0.1", "localhost", {"127.0.0.1"}));
 }
 
@@ -96,7 +103,8 @@ TEST(Head, OneNodeIsItsOwn) {
 
 TEST(Head, IsTheHostThatTheEndpointNames) {
     EXPECT_TRUE(choose_head(two_nodes_at("node01"), kNode01)->is_head);
-    EXPECT_TRUE(choose_head(two_nodes_at("10.0.0.1"), kNode01)->contested) << "two of its processes may both think so";
+    EXPECT_TRUE(choose_head(two_nodes_at("10.0.0.1"), kNode01)->contested)
+        << "two of its processes may both think so";
     EXPECT_FALSE(choose_head(two_nodes_at("node02"), kNode01)->is_head);
     HostFacts behind_an_alias = kNode01;
     behind_an_alias.endpoint_addresses = {"10.0.0.1"};
@@ -145,7 +153,8 @@ TEST(Head, IsHostSaysMoreThanBoth) {
     spec.rendezvous.node_rank = 1;
     spec.rendezvous.is_host = true;
     EXPECT_TRUE(choose_head(spec, kNode01)->is_head);
-    EXPECT_EQ(choose_head(spec, kNode01)->endpoint, (Endpoint{"", 29400})) << "it listens, on all its addresses";
+    EXPECT_EQ(choose_head(spec, kNode01)->endpoint, (Endpoint{"", 29400}))
+        << "it listens, on all its addresses";
 }
 
 TEST(Head, SeveralNodesThatAreNotToldWhereToMeetAreAnError) {
@@ -163,7 +172,8 @@ TEST(MasterHost, IsWhatTheUserSaid) {
 
 TEST(MasterHost, OfThisNodeIsItsLocalAddressElseWhereTheOthersCame) {
     JobSpec spec = two_nodes_at("node01");
-    EXPECT_EQ(master_host(spec, true, {"127.0.0.1"}), "node01") << "we reach ourselves by the loopback, others do not";
+    EXPECT_EQ(master_host(spec, true, {"127.0.0.1"}), "node01")
+        << "we reach ourselves by the loopback, others do not";
     spec.rendezvous.local_addr = "10.1.1.1";
     EXPECT_EQ(master_host(spec, true, {"10.1.1.1"}), "10.1.1.1");
     EXPECT_EQ(master_host({}, true, {"127.0.0.1"}), "127.0.0.1");
@@ -187,7 +197,8 @@ TEST(ChooseMaster, IsAPortOfItsOwnForAnotherStore) {
     EXPECT_EQ(choose_master(spec, false, 29400, false, false, {"10.0.0.2"}).host, "10.0.0.2");
     spec.rendezvous.master_port = 29500;
     EXPECT_EQ(choose_master(spec, false, 29400, false, true, {}).port, 0) << "the controller listens there";
-    EXPECT_EQ(choose_master(spec, false, 29400, true, true, {}).port, 29500) << "the nodes have met elsewhere";
+    EXPECT_EQ(choose_master(spec, false, 29400, true, true, {}).port, 29500)
+        << "the nodes have met elsewhere";
     JobSpec one;
     one.rendezvous.master_port = 29500;
     EXPECT_EQ(choose_master(one, false, 0, false, true, {}).port, 29500);
@@ -198,9 +209,11 @@ TEST(LocalAddress, IsOneOfThisHosts) {
     for (const char* address : {"10.0.0.1", "127.0.0.7", "fe80::1", "fe80::1%eth0", "node01", "localhost"}) {
         EXPECT_TRUE(check_local_address(address, own)) << address;
     }
-    EXPECT_EQ(check_local_address("10.99.99.99", own).error().what,
-              "--local-addr=10.99.99.99: no address of this host (it has 10.0.0.1, fe80::1%eth0); leave it out, or name an interface by --iface");
-    EXPECT_THAT(check_local_address("2001:db8::1", {"127.0.0.1"}).error().what, HasSubstr("(it has the loopback only)"));
+    EXPECT_EQ(
+        check_local_address("10.99.99.99", own).error().what,
+        "--local-addr=10.99.99.99: no address of this host (it has 10.0.0.1, fe80::1%eth0); leave it out, or name an interface by --iface");
+    EXPECT_THAT(check_local_address("2001:db8::1", {"127.0.0.1"}).error().what,
+                HasSubstr("(it has the loopback only)"));
 }
 
 TEST(HeartbeatsOf, CountsAsTorchrunDoes) {

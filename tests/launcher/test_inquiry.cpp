@@ -23,8 +23,10 @@ class HeadInquiry : public ::testing::Test {
                              [this](std::uint64_t agent, const rdzv::ToAgent& message) {
                                  if (agent == broken_) inquiry_->agent_lost(agent);
                                  if (agent == broken_) return false;
-                                 if (const auto* question = std::get_if<rdzv::Question>(&message)) asked_.emplace_back(agent, question->number);
-                                 if (const auto* answer = std::get_if<rdzv::Answer>(&message)) answered_.emplace_back(answer->value.view());
+                                 if (const auto* question = std::get_if<rdzv::Question>(&message))
+                                     asked_.emplace_back(agent, question->number);
+                                 if (const auto* answer = std::get_if<rdzv::Answer>(&message))
+                                     answered_.emplace_back(answer->value.view());
                                  return true;
                              },
                              [this] { return world_; }};
@@ -35,7 +37,8 @@ class HeadInquiry : public ::testing::Test {
         inquiry_->ask_nodes({"status", {}}, rank, patience, [this](std::vector<NodeAnswer> answers) {
             ++rounds_;
             heard_.clear();
-            for (const NodeAnswer& answer : answers) heard_.push_back(answer.node.host + ": " + answer.line + answer.trouble);
+            for (const NodeAnswer& answer : answers)
+                heard_.push_back(answer.node.host + ": " + answer.line + answer.trouble);
         });
     }
     void answer(std::size_t question, const std::string& line) {
@@ -109,7 +112,8 @@ TEST_F(HeadInquiry, AnAgentsQuestionIsAnsweredOnceWithItsNumberHoweverBadItIs) {
     EXPECT_THAT(answered_, ElementsAre("first"));
     inquiry_->from_agent(7, rdzv::Question{2, "no request"});
     inquiry_->from_agent(7, rdzv::Question{3, encode({"unheard of", {}})});
-    EXPECT_THAT(answered_, ElementsAre("first", HasSubstr("not a JSON object"), HasSubstr("'unheard of' is not known")));
+    EXPECT_THAT(answered_,
+                ElementsAre("first", HasSubstr("not a JSON object"), HasSubstr("'unheard of' is not known")));
 }
 
 TEST_F(HeadInquiry, AnAnswerToNoQuestionIsIgnored) {
@@ -127,8 +131,13 @@ TEST_F(HeadInquiry, TooManyQuestionsAtOnceAreRefusedNotKept) {
 /// A node that is not the head; its head is asked, and never answers.
 class NodeInquiry : public ::testing::Test {
   protected:
-    NodeInquiry() : inquiry_({*loop_, [this](rdzv::FromAgent message) { return said_.push_back(std::move(message)), true; }, nullptr, nullptr}) {
-        inquiry_.on_job("status", 60s, [](const ControlRequest&, const Inquiry::Answer& answer) { answer("the job, by its head"); });
+    NodeInquiry()
+        : inquiry_({*loop_,
+                    [this](rdzv::FromAgent message) { return said_.push_back(std::move(message)), true; },
+                    nullptr, nullptr}) {
+        inquiry_.on_job("status", 60s, [](const ControlRequest&, const Inquiry::Answer& answer) {
+            answer("the job, by its head");
+        });
     }
     std::string ask() {
         answer_.clear();
@@ -152,7 +161,8 @@ TEST_F(NodeInquiry, AnOpenQuestionIsAnsweredWithTheReasonWhenTheHeadIsLost) {
 
 TEST_F(NodeInquiry, AnswersForTheJobItselfOnceItIsTheHead) {
     inquiry_.head_lost("the head is lost");
-    inquiry_.becomes_head([](rdzv::AgentId, const rdzv::ToAgent&) { return true; }, [] { return std::vector<WorldNode>(); });
+    inquiry_.becomes_head([](rdzv::AgentId, const rdzv::ToAgent&) { return true; },
+                          [] { return std::vector<WorldNode>(); });
     EXPECT_EQ(ask(), "the job, by its head");
 }
 
@@ -179,9 +189,12 @@ TEST(NodeLook, SurvivesTheWayThereAndBack) {
 }
 
 TEST(NodeLook, NonsenseIsAnErrorNotACrash) {
-    for (const char* line : {"", "[]", "{}", R"({"generation":-1,"is_running":true,"ranks":[]})", R"({"generation":1,"is_running":1,"ranks":[]})",
-                             R"({"generation":1,"is_running":true,"ranks":[[1]]})", R"({"generation":1,"is_running":true,"ranks":[[1,1,1,1,1,1,1,1,1,1,1]]})",
-                             R"({"generation":1,"is_running":true,"ranks":[[4294967296,true,false,1,1,1,true,1,1,1,1]]})"}) {
+    for (const char* line :
+         {"", "[]", "{}", R"({"generation":-1,"is_running":true,"ranks":[]})",
+          R"({"generation":1,"is_running":1,"ranks":[]})",
+          R"({"generation":1,"is_running":true,"ranks":[[1]]})",
+          R"({"generation":1,"is_running":true,"ranks":[[1,1,1,1,1,1,1,1,1,1,1]]})",
+          R"({"generation":1,"is_running":true,"ranks":[[4294967296,true,false,1,1,1,true,1,1,1,1]]})"}) {
         EXPECT_FALSE(node_look_from_json(line)) << line;
     }
 }

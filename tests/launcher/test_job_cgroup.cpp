@@ -18,19 +18,22 @@ namespace {
 using testing::HasSubstr;
 
 constexpr std::string_view kProc = "22 28 0:21 / /proc rw,nosuid - proc proc rw\n";
-constexpr std::string_view kWhole = "35 24 0:30 / /sys/fs/cgroup rw,nosuid,nodev - cgroup2 cgroup2 rw,nsdelegate\n";
+constexpr std::string_view kWhole =
+    "35 24 0:30 / /sys/fs/cgroup rw,nosuid,nodev - cgroup2 cgroup2 rw,nsdelegate\n";
 
 std::string mounts(std::string_view line) { return std::string(kProc) + std::string(line); }
 
 TEST(OwnCgroup, StandsBelowTheMountPoint) {
-    EXPECT_EQ(find_own_cgroup("0::/user.slice/job_12\n", mounts(kWhole)).directory, "/sys/fs/cgroup/user.slice/job_12");
+    EXPECT_EQ(find_own_cgroup("0::/user.slice/job_12\n", mounts(kWhole)).directory,
+              "/sys/fs/cgroup/user.slice/job_12");
     EXPECT_EQ(find_own_cgroup("0::/\n", mounts(kWhole)).directory, "/sys/fs/cgroup");
 }
 
 TEST(OwnCgroup, OfAHybridMachineIsThatOfVersion2) {
-    const OwnCgroup own = find_own_cgroup("9:name=systemd:/\n4:memory:/jobs/17\n0::/x\n",
-                                          mounts("32 31 0:35 / /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory\n"
-                                                 "41 31 0:38 / /sys/fs/cgroup/unified rw,relatime shared:9 - cgroup2 cgroup2 rw\n"));
+    const OwnCgroup own = find_own_cgroup(
+        "9:name=systemd:/\n4:memory:/jobs/17\n0::/x\n",
+        mounts("32 31 0:35 / /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory\n"
+               "41 31 0:38 / /sys/fs/cgroup/unified rw,relatime shared:9 - cgroup2 cgroup2 rw\n"));
     EXPECT_EQ(own.directory, "/sys/fs/cgroup/unified/x");
 }
 
@@ -46,15 +49,20 @@ TEST(OwnCgroup, OfAContainerIsSeenThroughThePartThatIsMounted) {
 }
 
 TEST(OwnCgroup, IsNotUsedWhereItIsReadOnlyOrOfVersion1) {
-    EXPECT_THAT(find_own_cgroup("0::/\n", mounts("40 31 0:30 / /sys/fs/cgroup ro,nosuid - cgroup2 cgroup rw\n")).why, HasSubstr("read-only"));
-    EXPECT_THAT(find_own_cgroup("0::/\n", mounts("40 31 0:30 / /sys/fs/cgroup rw - cgroup2 cgroup ro\n")).why, HasSubstr("read-only"));
+    EXPECT_THAT(
+        find_own_cgroup("0::/\n", mounts("40 31 0:30 / /sys/fs/cgroup ro,nosuid - cgroup2 cgroup rw\n")).why,
+        HasSubstr("read-only"));
+    EXPECT_THAT(find_own_cgroup("0::/\n", mounts("40 31 0:30 / /sys/fs/cgroup rw - cgroup2 cgroup ro\n")).why,
+                HasSubstr("read-only"));
     EXPECT_THAT(find_own_cgroup("4:memory:/jobs/17\n", mounts(kWhole)).why, HasSubstr("version 1"));
     EXPECT_THAT(find_own_cgroup("0::/\n", mounts("")).why, HasSubstr("not mounted"));
     EXPECT_EQ(find_own_cgroup("", "").directory, "");
 }
 
 TEST(OwnCgroup, AMountPointWithABlankIsUnderstood) {
-    EXPECT_EQ(find_own_cgroup("0::/x\n", mounts("40 31 0:30 / /mnt/my\\040groups rw - cgroup2 cgroup rw\n")).directory, "/mnt/my groups/x");
+    EXPECT_EQ(find_own_cgroup("0::/x\n", mounts("40 31 0:30 / /mnt/my\\040groups rw - cgroup2 cgroup rw\n"))
+                  .directory,
+              "/mnt/my groups/x");
 }
 
 TEST(OwnCgroup, TornTextIsNoCgroup) {
@@ -74,10 +82,15 @@ TEST(JobCgroup, WhatIsNoCgroupIsLeftAsItWas) {
 
 TEST(CgroupsOfJobs, AreThoseOfThisUserWithTheWholeName) {
     EXPECT_EQ(job_cgroup_name("0123456789abcdef"), "ddprun-job-0123456789abcdef");
-    const std::vector<SiblingCgroup> siblings = {
-        {"ddprun-job-0123456789abcdef", 1000}, {"ddprun-job-fedcba9876543210", 1001}, {"ddprun-job-fedcba987654321", 1000},
-        {"ddprun-job-fedcba98765432100", 1000}, {"ddprun-job-fedcba987654321g", 1000}, {"ddprun-0123456789abcdef", 1000},
-        {"ddprun-test-0123456789abcd", 1000}, {"user.slice", 1000}, {"", 1000}};
+    const std::vector<SiblingCgroup> siblings = {{"ddprun-job-0123456789abcdef", 1000},
+                                                 {"ddprun-job-fedcba9876543210", 1001},
+                                                 {"ddprun-job-fedcba987654321", 1000},
+                                                 {"ddprun-job-fedcba98765432100", 1000},
+                                                 {"ddprun-job-fedcba987654321g", 1000},
+                                                 {"ddprun-0123456789abcdef", 1000},
+                                                 {"ddprun-test-0123456789abcd", 1000},
+                                                 {"user.slice", 1000},
+                                                 {"", 1000}};
     EXPECT_EQ(cgroups_of_jobs(siblings, 1000), std::vector<std::string>{"ddprun-job-0123456789abcdef"});
     EXPECT_EQ(cgroups_of_jobs(siblings, 0), std::vector<std::string>{}) << "root ends nobody else's";
 }
@@ -98,10 +111,12 @@ class AbandonedCgroups : public ::testing::Test {
 };
 
 TEST_F(AbandonedCgroups, AreKilledAndThoseInUseAreNot) {
-    const std::string left = make("ddprun-job-0123456789abcdef"), used = make("ddprun-job-1123456789abcdef"), other = make("users-own");
+    const std::string left = make("ddprun-job-0123456789abcdef"), used = make("ddprun-job-1123456789abcdef"),
+                      other = make("users-own");
     const UniqueFd lock(::open(directory_.file(used).c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
     ASSERT_EQ(::flock(lock.get(), LOCK_EX), 0);
-    EXPECT_TRUE(remove_abandoned_cgroups(directory_.path()).empty()) << "a plain directory with files cannot be removed";
+    EXPECT_TRUE(remove_abandoned_cgroups(directory_.path()).empty())
+        << "a plain directory with files cannot be removed";
     EXPECT_TRUE(is_killed(left));
     EXPECT_FALSE(is_killed(used));
     EXPECT_FALSE(is_killed(other));
@@ -109,17 +124,20 @@ TEST_F(AbandonedCgroups, AreKilledAndThoseInUseAreNot) {
 
 TEST_F(AbandonedCgroups, EmptyOnesAreRemovedAndTold) {
     std::filesystem::create_directory(directory_.file("ddprun-job-0123456789abcdef"));
-    EXPECT_EQ(remove_abandoned_cgroups(directory_.path()), std::vector<std::string>{"ddprun-job-0123456789abcdef"});
+    EXPECT_EQ(remove_abandoned_cgroups(directory_.path()),
+              std::vector<std::string>{"ddprun-job-0123456789abcdef"});
     EXPECT_TRUE(std::filesystem::is_empty(directory_.path()));
     EXPECT_TRUE(remove_abandoned_cgroups(directory_.file("nowhere")).empty());
 }
 
 TEST_F(AbandonedCgroups, AreFoundAtAnyDepthWithThoseInUse) {
     std::filesystem::create_directory(directory_.file("session"));
-    const std::string outer = make("session/ddprun-job-0123456789abcdef"), inner = make(outer + "/ddprun-job-1123456789abcdef");
+    const std::string outer = make("session/ddprun-job-0123456789abcdef"),
+                      inner = make(outer + "/ddprun-job-1123456789abcdef");
     const UniqueFd lock(::open(directory_.file(outer).c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
     ASSERT_EQ(::flock(lock.get(), LOCK_EX), 0);
-    EXPECT_EQ(find_job_cgroups(directory_.path()), (std::vector<std::string>{directory_.file(outer), directory_.file(inner)}));
+    EXPECT_EQ(find_job_cgroups(directory_.path()),
+              (std::vector<std::string>{directory_.file(outer), directory_.file(inner)}));
     EXPECT_FALSE(is_abandoned_cgroup(directory_.file(outer)));
     EXPECT_TRUE(is_abandoned_cgroup(directory_.file(inner)));
     EXPECT_FALSE(remove_abandoned_cgroup(directory_.file(outer)));
@@ -135,7 +153,8 @@ TEST(JobCgroup, IsLookedForInEveryMountThatCanBeWritten) {
 
 TEST_F(AbandonedCgroups, ALinkIsNotFollowed) {
     const std::string target = make("elsewhere");
-    std::filesystem::create_directory_symlink(directory_.file(target), directory_.file("ddprun-job-0123456789abcdef"));
+    std::filesystem::create_directory_symlink(directory_.file(target),
+                                              directory_.file("ddprun-job-0123456789abcdef"));
     EXPECT_TRUE(remove_abandoned_cgroups(directory_.path()).empty());
     EXPECT_FALSE(is_killed(target));
 }

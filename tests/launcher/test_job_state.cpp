@@ -38,7 +38,8 @@ struct Job {
     }
     std::vector<JobAction> tell(const JobEvent& event) { return step(state, event, policy, now); }
     std::vector<JobAction> fails(int rank, FailureFacts facts = {false, true, SIGKILL, true}) {
-        return tell(job_event::WorkerEnded{0, rank, facts, true, false, "rank 2 on node00, signal 9 (SIGKILL)"});
+        return tell(
+            job_event::WorkerEnded{0, rank, facts, true, false, "rank 2 on node00, signal 9 (SIGKILL)"});
     }
     std::vector<JobAction> succeeds(int node = 0) {
         return tell(job_event::WorkerEnded{node, 0, {}, false, false, ""});
@@ -87,7 +88,8 @@ TEST(JobStep, SaysTheRootCauseAndWhatFollows) {
 TEST(JobStep, SaysOnceWhatAnEndProbablyMeans) {
     Job job(with_restarts(1));
     const auto actions = job.fails(2, {false, true, SIGKILL, true, "out of memory"});
-    EXPECT_EQ(all_of<job_action::Say>(actions)[0].text, "root cause: rank 2 on node00, signal 9 (SIGKILL) (out of memory); restart 1 of 1");
+    EXPECT_EQ(all_of<job_action::Say>(actions)[0].text,
+              "root cause: rank 2 on node00, signal 9 (SIGKILL) (out of memory); restart 1 of 1");
     EXPECT_EQ(all_of<job_action::StopGeneration>(actions)[0].why, "rank 2 on node00, signal 9 (SIGKILL)");
 }
 
@@ -137,8 +139,10 @@ TEST(JobStep, TheFirstSignalStopsWithGraceAndTheSecondKills) {
 TEST(JobStep, TheSameSignalAtEveryNodeIsOneStopAndTakesNoGraceAway) {
     Job job({}, {2, 2, 2});
     EXPECT_EQ(all_of<job_action::StopGeneration>(job.tell(job_event::StopAsked{SIGTERM, 2})).size(), 1u);
-    for (const std::uint64_t other : {0, 1}) EXPECT_TRUE(job.tell(job_event::StopAsked{SIGTERM, other}).empty());
-    EXPECT_EQ(all_of<job_action::KillGeneration>(job.tell(job_event::StopAsked{SIGTERM, 1})).size(), 1u) << "the second time there";
+    for (const std::uint64_t other : {0, 1})
+        EXPECT_TRUE(job.tell(job_event::StopAsked{SIGTERM, other}).empty());
+    EXPECT_EQ(all_of<job_action::KillGeneration>(job.tell(job_event::StopAsked{SIGTERM, 1})).size(), 1u)
+        << "the second time there";
 }
 
 TEST(JobStep, ASchedulersSigtermThatComesByTwoWaysIsOneStop) {
@@ -149,7 +153,8 @@ TEST(JobStep, ASchedulersSigtermThatComesByTwoWaysIsOneStop) {
     job.now += 30ms;
     EXPECT_TRUE(job.tell(job_event::StopAsked{SIGTERM, 0}).empty()) << "from PBS itself, and from its pbsdsh";
     job.now += 10s;
-    EXPECT_EQ(all_of<job_action::KillGeneration>(job.tell(job_event::StopAsked{SIGTERM, 0})).size(), 1u) << "asked for again";
+    EXPECT_EQ(all_of<job_action::KillGeneration>(job.tell(job_event::StopAsked{SIGTERM, 0})).size(), 1u)
+        << "asked for again";
 }
 
 TEST(JobStep, CtrlCTwiceInABatchJobIsNotTakenForOne) {
@@ -164,7 +169,10 @@ TEST(JobStep, OurNoticeAndTheSchedulersSigtermAreOneStop) {
     JobPolicy policy;
     policy.one_stop = 5s;
     Job job(policy);
-    EXPECT_EQ(all_of<job_action::StopGeneration>(job.tell(job_event::PreemptAsked{SIGTERM, "walltime in 60 s"})).size(), 1u);
+    EXPECT_EQ(
+        all_of<job_action::StopGeneration>(job.tell(job_event::PreemptAsked{SIGTERM, "walltime in 60 s"}))
+            .size(),
+        1u);
     for (int way = 0; way < 2; ++way) {
         const auto actions = job.tell(job_event::StopAsked{SIGTERM, 0});
         EXPECT_TRUE(all_of<job_action::StopGeneration>(actions).empty()) << "their grace runs on";
@@ -177,7 +185,8 @@ TEST(JobStep, NoRestartIsBegunThatTheWalltimeWouldEndBeforeItGetsAnywhere) {
     job.tell(job_event::WalltimeKnown{kStart + 10min});
     job.now += 9min + 20s;
     const auto actions = job.fails(2);
-    EXPECT_THAT(all_of<job_action::Say>(actions).at(0).text, HasSubstr("no restart: it would get nowhere in the 40 s that the walltime leaves"));
+    EXPECT_THAT(all_of<job_action::Say>(actions).at(0).text,
+                HasSubstr("no restart: it would get nowhere in the 40 s that the walltime leaves"));
     EXPECT_TRUE(job.state.out_of_time);
     EXPECT_EQ(all_of<job_action::Finish>(job.tell(job_event::NodeEnded{0})).size(), 1u);
 }
@@ -225,13 +234,16 @@ TEST(JobStep, APreemptionNotifiesBeforeItStops) {
 
 TEST(JobStep, APreemptionPromisesNoMoreTimeThanTheSchedulerLeaves) {
     Job job;
-    const auto actions = job.tell(job_event::PreemptAsked{SIGTERM, "walltime in 15 s", std::chrono::seconds(15)});
+    const auto actions =
+        job.tell(job_event::PreemptAsked{SIGTERM, "walltime in 15 s", std::chrono::seconds(15)});
     EXPECT_THAT(all_of<job_action::Say>(actions).at(0).text, testing::HasSubstr("may save for 15 s"));
 }
 
 TEST(JobStep, AnEndBeforeAnyWorkerRunsSaysWhy) {
-    const JobEvent ends[] = {job_event::PreemptAsked{SIGTERM, "walltime in 60 s"}, job_event::StopAsked{SIGTERM, 0}};
-    const char* const said[] = {"walltime in 60 s: stopping before any worker runs", "SIGTERM: stopping before any worker runs"};
+    const JobEvent ends[] = {job_event::PreemptAsked{SIGTERM, "walltime in 60 s"},
+                             job_event::StopAsked{SIGTERM, 0}};
+    const char* const said[] = {"walltime in 60 s: stopping before any worker runs",
+                                "SIGTERM: stopping before any worker runs"};
     for (std::size_t i = 0; i < 2; ++i) {
         JobState joining;
         const auto actions = step(joining, ends[i], {}, TimePoint{});
@@ -246,14 +258,19 @@ TEST(JobStep, ALostNodeStopsTheOthersAndWaitsForASpare) {
     EXPECT_EQ(all_of<job_action::StopGeneration>(actions).size(), 1u);
     EXPECT_EQ(all_of<job_action::Rejoin>(job.tell(job_event::NodeEnded{0})).size(), 1u);
     EXPECT_EQ(job.state.phase, Phase::Joining);
-    EXPECT_EQ(all_of<job_action::StartGeneration>(job.tell(job_event::WorldFormed{{2, 2}})).at(0).generation, 2u);
+    EXPECT_EQ(all_of<job_action::StartGeneration>(job.tell(job_event::WorldFormed{{2, 2}})).at(0).generation,
+              2u);
 }
 
 TEST(JobStep, ANodeThatIsLostWhileAllAreStoppedIsSaidAndNotWaitedFor) {
     Job job({}, {1, 1});
-    EXPECT_EQ(all_of<job_action::Say>(job.tell(job_event::StopAsked{SIGHUP, 101, 1, "node01"})).at(0).text.substr(0, 43), "SIGHUP at the ddprun of node01: stopping 2 ");
+    EXPECT_EQ(all_of<job_action::Say>(job.tell(job_event::StopAsked{SIGHUP, 101, 1, "node01"}))
+                  .at(0)
+                  .text.substr(0, 43),
+              "SIGHUP at the ddprun of node01: stopping 2 ");
     const auto actions = job.tell(job_event::NodeLost{1, "node01: no heartbeat"});
-    EXPECT_EQ(all_of<job_action::Say>(actions).at(0).text, "node01: no heartbeat; its workers are not waited for");
+    EXPECT_EQ(all_of<job_action::Say>(actions).at(0).text,
+              "node01: no heartbeat; its workers are not waited for");
     EXPECT_EQ(all_of<job_action::Finish>(job.tell(job_event::NodeEnded{0})).size(), 1u);
 }
 
@@ -264,7 +281,8 @@ TEST(JobStep, ANodeThatIsLostAfterItsWorkersSucceededIsNoFailure) {
     EXPECT_TRUE(all_of<job_action::StopGeneration>(job.tell(job_event::NodeLost{1, "gone"})).empty());
     EXPECT_EQ(job.state.phase, Phase::Running);
     job.succeeds(0);
-    EXPECT_EQ(all_of<job_action::Finish>(job.tell(job_event::NodeEnded{0})).size(), 1u) << "and the job ends with the others";
+    EXPECT_EQ(all_of<job_action::Finish>(job.tell(job_event::NodeEnded{0})).size(), 1u)
+        << "and the job ends with the others";
 }
 
 JobPolicy with_backoff(Duration backoff) {
@@ -304,12 +322,14 @@ TEST(JobStep, ANodeLostDuringTheBackOffDoesNotEndIt) {
 // ---- nodes that come and go
 
 job_event::StopAsked term_at(int node, bool others_go_on) {
-    return {SIGTERM, static_cast<std::uint64_t>(node) + 100, node, "node0" + std::to_string(node), others_go_on};
+    return {SIGTERM, static_cast<std::uint64_t>(node) + 100, node, "node0" + std::to_string(node),
+            others_go_on};
 }
 
 TEST(JobStep, ANodeThatComesMakesTheWorldFormAgainAndUsesUpNoRestart) {
     Job job({}, {2, 2});
-    EXPECT_EQ(all_of<job_action::SetTimer>(job.tell(job_event::NodesWaiting{1})).at(0).when, kStart + kOneChange);
+    EXPECT_EQ(all_of<job_action::SetTimer>(job.tell(job_event::NodesWaiting{1})).at(0).when,
+              kStart + kOneChange);
     job.now += 500ms;
     EXPECT_TRUE(job.tell(job_event::NodesWaiting{2}).empty()) << "one change for both";
     job.now += 500ms;
@@ -318,7 +338,10 @@ TEST(JobStep, ANodeThatComesMakesTheWorldFormAgainAndUsesUpNoRestart) {
     EXPECT_EQ(all_of<job_action::StopGeneration>(actions).at(0).grace, job.policy.preempt_grace);
     job.tell(job_event::NodeEnded{0});
     EXPECT_EQ(all_of<job_action::Rejoin>(job.tell(job_event::NodeEnded{1})).size(), 1u);
-    EXPECT_EQ(all_of<job_action::StartGeneration>(job.tell(job_event::WorldFormed{{2, 2, 2, 2}})).at(0).restart_count, 0);
+    EXPECT_EQ(all_of<job_action::StartGeneration>(job.tell(job_event::WorldFormed{{2, 2, 2, 2}}))
+                  .at(0)
+                  .restart_count,
+              0);
 }
 
 TEST(JobStep, ANodeThatGoesAgainAtOnceStopsNobody) {
@@ -363,7 +386,10 @@ TEST(JobStep, NodesThatAreLostShortlyAfterEachOtherMakeOneChange) {
     job.tell(job_event::NodeLost{1, "node01: no heartbeat", true, 600ms});
     for (int node : {0, 3}) job.tell(job_event::NodeEnded{node});
     job.now += 400ms;
-    EXPECT_TRUE(all_of<job_action::Rejoin>(job.tell(job_event::NodeLost{2, "node02: no heartbeat", true, 600ms})).empty()) << "no world with it in between";
+    EXPECT_TRUE(
+        all_of<job_action::Rejoin>(job.tell(job_event::NodeLost{2, "node02: no heartbeat", true, 600ms}))
+            .empty())
+        << "no world with it in between";
     EXPECT_EQ(job.state.phase, Phase::BackingOff);
     job.now += 200ms;
     EXPECT_EQ(all_of<job_action::Rejoin>(job.tell(job_event::TimerFired{})).size(), 1u);
@@ -376,7 +402,8 @@ TEST(JobStep, ALossWhileTheWorldIsChangingAlreadyWaitsForOthersToo) {
     job.now += kOneChange;
     job.tell(job_event::TimerFired{});
     job.tell(job_event::NodeLost{1, "node01: no heartbeat", true, 600ms});
-    for (int node : {0, 2}) EXPECT_TRUE(all_of<job_action::Rejoin>(job.tell(job_event::NodeEnded{node})).empty());
+    for (int node : {0, 2})
+        EXPECT_TRUE(all_of<job_action::Rejoin>(job.tell(job_event::NodeEnded{node})).empty());
     EXPECT_EQ(job.state.phase, Phase::BackingOff) << "no world with those whom the same cable took";
     job.now += 600ms;
     EXPECT_EQ(all_of<job_action::Rejoin>(job.tell(job_event::TimerFired{})).size(), 1u);
@@ -389,7 +416,8 @@ TEST(JobStep, ALossThatLeavesTooFewBesideAnotherIsARestartOrTheEnd) {
             job.tell(job_event::NodeLost{1, "node01: gone", true, 600ms});
             if (has_ended) job.tell(job_event::NodeEnded{0});
             auto actions = job.tell(job_event::NodeLost{2, "node02: gone", false, 600ms});
-            EXPECT_THAT(all_of<job_action::Say>(actions).at(0).text, testing::HasSubstr("node02: gone; too few nodes are left"));
+            EXPECT_THAT(all_of<job_action::Say>(actions).at(0).text,
+                        testing::HasSubstr("node02: gone; too few nodes are left"));
             if (!has_ended) actions = job.tell(job_event::NodeEnded{0});
             EXPECT_EQ(job.state.restarts_used, restarts);
             EXPECT_EQ(job.state.phase, restarts > 0 ? Phase::BackingOff : Phase::Finished);
@@ -402,7 +430,9 @@ TEST(JobStep, ALossThatLeavesTooFewBesideAnotherIsARestartOrTheEnd) {
 TEST(JobStep, SigtermAtOneNodeIsItsLeaveAndTheOthersGoOnAfterAGrace) {
     Job job({}, {2, 2, 2});
     const auto actions = job.tell(term_at(1, true));
-    EXPECT_EQ(all_of<job_action::Say>(actions).at(0).text.find("SIGTERM at the ddprun of node01, which leaves"), 0u);
+    EXPECT_EQ(
+        all_of<job_action::Say>(actions).at(0).text.find("SIGTERM at the ddprun of node01, which leaves"),
+        0u);
     EXPECT_EQ(all_of<job_action::NodeLeaves>(actions).at(0).source, 101u);
     EXPECT_EQ(all_of<job_action::NotifyPreempt>(actions).size(), 1u);
     EXPECT_EQ(all_of<job_action::StopGeneration>(actions).at(0).grace, job.policy.shutdown_timeout);
@@ -419,7 +449,8 @@ TEST(JobStep, SigtermAtNodeAfterNodeBecomesOneStopWhoseGraceRunsOn) {
         Job job(with_restarts(3), {2, 2, 2});
         EXPECT_EQ(all_of<job_action::StopGeneration>(job.tell(term_at(2, true))).size(), 1u);
         job.now += 300ms;
-        const auto actions = job.tell(head_is_signalled ? job_event::StopAsked{SIGTERM, 0} : term_at(1, false));
+        const auto actions =
+            job.tell(head_is_signalled ? job_event::StopAsked{SIGTERM, 0} : term_at(1, false));
         EXPECT_TRUE(all_of<job_action::StopGeneration>(actions).empty());
         EXPECT_TRUE(job.tell(term_at(2, false)).empty()) << "it has asked to leave, not for this";
         EXPECT_FALSE(job.state.killing);
@@ -459,7 +490,8 @@ TEST(JobStep, ANodeThatLeavesWhileAFailureStopsTheOthersIsNotWaitedFor) {
     EXPECT_EQ(all_of<job_action::Rejoin>(actions).size(), 1u);
 }
 
-/// A third node comes to a job of two, and is lost two seconds after it was taken in. False: it was not taken in.
+/// A third node comes to a job of two, and is lost two seconds after it was taken in. False: it was not taken
+/// in.
 bool comes_and_goes(Job& job) {
     job.tell(job_event::NodesWaiting{1});
     job.now += kOneChange;
@@ -480,7 +512,8 @@ TEST(JobStep, ANodeThatComesAndGoesForEverDoesNotKeepTheOthersFromWorking) {
     int times = 0;
     while (comes_and_goes(job)) ASSERT_LE(++times, kStuckGenerations) << "it stops the others for ever";
     EXPECT_EQ(job.state.phase, Phase::Running);
-    EXPECT_EQ(job.state.timer, job.state.generation_started + kProgressAge) << "others may come: they wait, but not for ever";
+    EXPECT_EQ(job.state.timer, job.state.generation_started + kProgressAge)
+        << "others may come: they wait, but not for ever";
 
     job.now = job.state.timer;
     EXPECT_EQ(all_of<job_action::StopGeneration>(job.tell(job_event::TimerFired{})).size(), 1u);
@@ -520,7 +553,8 @@ TEST(RestartPolicy, ExitCodesThatCannotGetBetterAreFinal) {
     for (const int code : {64, 65, 66, 78, 93, 126, 127}) {
         EXPECT_FALSE(permanent_failure({false, false, code, true}).empty()) << code;
     }
-    for (const int code : {1, 2, 3, 137}) EXPECT_TRUE(permanent_failure({false, false, code, true}).empty()) << code;
+    for (const int code : {1, 2, 3, 137})
+        EXPECT_TRUE(permanent_failure({false, false, code, true}).empty()) << code;
     EXPECT_TRUE(permanent_failure({false, true, 64, true}).empty()) << "a signal number is no exit code";
 }
 

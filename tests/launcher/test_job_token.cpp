@@ -37,7 +37,8 @@ struct Home {
     }
     [[nodiscard]] int files() const {
         const std::filesystem::recursive_directory_iterator all(directory.path());
-        return static_cast<int>(std::count_if(begin(all), end(all), [](const auto& entry) { return entry.is_regular_file(); }));
+        return static_cast<int>(
+            std::count_if(begin(all), end(all), [](const auto& entry) { return entry.is_regular_file(); }));
     }
     void write_secret(const std::string& bytes, mode_t mode) const {
         std::filesystem::create_directories(directory.file(".config/ddprun"));
@@ -46,7 +47,8 @@ struct Home {
     }
 };
 
-JobSpec two_nodes(const std::string& host = "node01", std::uint16_t port = 29400, const std::string& id = "none") {
+JobSpec two_nodes(const std::string& host = "node01", std::uint16_t port = 29400,
+                  const std::string& id = "none") {
     JobSpec spec;
     spec.nodes = {2, 2};
     spec.rendezvous.endpoint = Endpoint{host, port};
@@ -93,7 +95,8 @@ TEST(UserSecret, OfTwoNodesThatMakeOneAtTheSameMomentTheFirstOnesHoldsForBoth) {
     const Home home;
     // Both have found none, and each has drawn one.
     const std::string one(32, 'a'), other(32, 'b');
-    const Result<UserSecret> first = settle_user_secret(home.secret(), one), second = settle_user_secret(home.secret(), other);
+    const Result<UserSecret> first = settle_user_secret(home.secret(), one),
+                             second = settle_user_secret(home.secret(), other);
     ASSERT_TRUE(first && second);
     EXPECT_EQ(first->bytes, one);
     EXPECT_EQ(second->bytes, one);
@@ -105,7 +108,8 @@ TEST(UserSecret, ThatOthersCanReadIsRefused) {
     for (const mode_t mode : {0640, 0604, 0620, 0602}) {
         const Home home;
         home.write_secret(std::string(32, 's'), mode);
-        EXPECT_THAT(user_secret(home.secret()).error().what, AllOf(HasSubstr(home.secret()), HasSubstr("by others"), HasSubstr("chmod 600")));
+        EXPECT_THAT(user_secret(home.secret()).error().what,
+                    AllOf(HasSubstr(home.secret()), HasSubstr("by others"), HasSubstr("chmod 600")));
     }
 }
 
@@ -114,7 +118,9 @@ TEST(UserSecret, InADirectoryThatOthersCanWriteToIsRefusedAndNoneIsMadeThere) {
         const Home home;
         home.write_secret(std::string(32, 's'), 0600);
         ASSERT_EQ(::chmod(home.directory.file(".config/ddprun").c_str(), mode), 0);
-        const auto refusal = AllOf(HasSubstr(home.directory.file(".config/ddprun") + " can be written by others"), HasSubstr("chmod 700"));
+        const auto refusal =
+            AllOf(HasSubstr(home.directory.file(".config/ddprun") + " can be written by others"),
+                  HasSubstr("chmod 700"));
         EXPECT_THAT(user_secret(home.secret()).error().what, refusal);
         std::filesystem::remove(home.secret());
         EXPECT_THAT(user_secret(home.secret()).error().what, refusal);
@@ -165,9 +171,12 @@ TEST(UserSecret, ThatIsTooShortOrNoFileIsRefused) {
 }
 
 TEST(UserSecret, StandsWhereTheDesktopStandardSays) {
-    EXPECT_EQ(*user_secret_path(environment({{"XDG_CONFIG_HOME", "/c"}, {"HOME", "/h"}})), "/c/ddprun/secret");
+    EXPECT_EQ(*user_secret_path(environment({{"XDG_CONFIG_HOME", "/c"}, {"HOME", "/h"}})),
+              "/c/ddprun/secret");
     EXPECT_EQ(*user_secret_path(environment({{"HOME", "/h"}})), "/h/.config/ddprun/secret");
-    EXPECT_EQ(*user_secret_path(environment({{"XDG_CONFIG_HOME", "c"}, {"HOME", "/h"}})), "/h/.config/ddprun/secret") << "not absolute";
+    EXPECT_EQ(*user_secret_path(environment({{"XDG_CONFIG_HOME", "c"}, {"HOME", "/h"}})),
+              "/h/.config/ddprun/secret")
+        << "not absolute";
     EXPECT_EQ(user_secret_path(environment({{"HOME", "h"}})).error().code, Errc::NotFound);
 }
 
@@ -183,14 +192,18 @@ TEST(JobToken, OfOneNodeIsRandomAndWritesNothing) {
 
 TEST(JobToken, IsWhatTheUserSays) {
     const Home home;
-    EXPECT_EQ(token_of(two_nodes(), home.variables({{"DDPRUN_TOKEN", "secret of the job"}})), "secret of the job");
+    EXPECT_EQ(token_of(two_nodes(), home.variables({{"DDPRUN_TOKEN", "secret of the job"}})),
+              "secret of the job");
     EXPECT_EQ(home.files(), 0);
 }
 
 TEST(JobToken, ThatIsShortIsTakenWithAWarning) {
     const Home home;
-    const auto warning_for = [&](const std::string& text) { return choose_job_token(two_nodes(), home.variables({{"DDPRUN_TOKEN", text}}))->warning; };
-    EXPECT_THAT(warning_for("fifteen letters"), AllOf(HasSubstr("DDPRUN_TOKEN has 15 characters"), Not(HasSubstr("fifteen"))));
+    const auto warning_for = [&](const std::string& text) {
+        return choose_job_token(two_nodes(), home.variables({{"DDPRUN_TOKEN", text}}))->warning;
+    };
+    EXPECT_THAT(warning_for("fifteen letters"),
+                AllOf(HasSubstr("DDPRUN_TOKEN has 15 characters"), Not(HasSubstr("fifteen"))));
     EXPECT_EQ(warning_for("sixteen of these"), "");
 }
 
@@ -219,9 +232,12 @@ TEST(JobToken, IsTheSameHoweverTheHostIsSpelled) {
 
 TEST(JobToken, WithoutASecretTheJobIsRefusedWithWhatHelps) {
     const auto remedies = AllOf(HasSubstr("DDPRUN_TOKEN"), HasSubstr("--insecure"));
-    EXPECT_THAT(error_of(two_nodes(), environment({})), AllOf(remedies, HasSubstr("neither XDG_CONFIG_HOME nor HOME")));
-    EXPECT_THAT(error_of(two_nodes(), environment({{"HOME", "/dev/null"}})), AllOf(remedies, HasSubstr("/dev/null/.config/ddprun/secret: Not a directory")));
-    EXPECT_THAT(error_of(two_nodes(), environment({{"HOME", "/proc"}})), AllOf(remedies, HasSubstr("mkdir /proc/.config")));
+    EXPECT_THAT(error_of(two_nodes(), environment({})),
+                AllOf(remedies, HasSubstr("neither XDG_CONFIG_HOME nor HOME")));
+    EXPECT_THAT(error_of(two_nodes(), environment({{"HOME", "/dev/null"}})),
+                AllOf(remedies, HasSubstr("/dev/null/.config/ddprun/secret: Not a directory")));
+    EXPECT_THAT(error_of(two_nodes(), environment({{"HOME", "/proc"}})),
+                AllOf(remedies, HasSubstr("mkdir /proc/.config")));
     const Home home;
     home.write_secret(std::string(32, 's'), 0644);
     EXPECT_THAT(error_of(two_nodes(), home.variables()), AllOf(remedies, HasSubstr(home.secret())));
@@ -229,7 +245,8 @@ TEST(JobToken, WithoutASecretTheJobIsRefusedWithWhatHelps) {
 
 TEST(JobToken, InsecureIsSaidAndTheSameOnAllNodesWhateverTheyHave) {
     const Home home;
-    const Result<JobToken> by_variable = choose_job_token(two_nodes(), home.variables({{"DDPRUN_INSECURE", "1"}}));
+    const Result<JobToken> by_variable =
+        choose_job_token(two_nodes(), home.variables({{"DDPRUN_INSECURE", "1"}}));
     ASSERT_TRUE(by_variable);
     EXPECT_THAT(by_variable->warning, HasSubstr("whoever reaches the port"));
     JobSpec spec = two_nodes();
@@ -247,10 +264,13 @@ TEST(JobToken, ARefusedNodeIsToldWhatToCopyOrToSet) {
         EXPECT_TRUE(token);
         return token ? token->when_refused : "";
     };
-    EXPECT_THAT(hint(two_nodes(), {}), AllOf(HasSubstr(home.secret() + ", which was made just now"), HasSubstr("copy that file"), HasSubstr("DDPRUN_TOKEN")));
+    EXPECT_THAT(hint(two_nodes(), {}), AllOf(HasSubstr(home.secret() + ", which was made just now"),
+                                             HasSubstr("copy that file"), HasSubstr("DDPRUN_TOKEN")));
     EXPECT_THAT(hint(two_nodes(), {}), AllOf(HasSubstr(home.secret()), Not(HasSubstr("just now"))));
-    EXPECT_THAT(hint(two_nodes(), {{"DDPRUN_TOKEN", "x"}}), AllOf(HasSubstr("DDPRUN_TOKEN"), HasSubstr("if the head was started with --insecure")));
-    EXPECT_THAT(hint(two_nodes(), {}), HasSubstr("if the head was started with --insecure")) << "its file may be the same";
+    EXPECT_THAT(hint(two_nodes(), {{"DDPRUN_TOKEN", "x"}}),
+                AllOf(HasSubstr("DDPRUN_TOKEN"), HasSubstr("if the head was started with --insecure")));
+    EXPECT_THAT(hint(two_nodes(), {}), HasSubstr("if the head was started with --insecure"))
+        << "its file may be the same";
     EXPECT_THAT(hint(two_nodes(), {{"DDPRUN_INSECURE", "1"}}), HasSubstr("--insecure"));
 }
 

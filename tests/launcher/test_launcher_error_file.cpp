@@ -19,10 +19,16 @@ Json written_for(const LauncherFailure& failure) {
 }
 
 TEST(LauncherErrorFile, IsTheWorkersOwnReportWithItsCode) {
-    const Json json = written_for({.report = R"({"message": {"message": "ValueError: no", "extraInfo": {"py_callstack": "Traceback", "timestamp": "7"}}, "more": 1})",
-                                   .message = "rank 1 on n: exit code 3", .error_code = 3});
-    EXPECT_EQ(json, (Json{{"message", Json{{"message", "ValueError: no"}, {"errorCode", 3},
-                                           {"extraInfo", Json{{"py_callstack", "Traceback"}, {"timestamp", "7"}}}}}, {"more", 1}}));
+    const Json json = written_for(
+        {.report =
+             R"({"message": {"message": "ValueError: no", "extraInfo": {"py_callstack": "Traceback", "timestamp": "7"}}, "more": 1})",
+         .message = "rank 1 on n: exit code 3",
+         .error_code = 3});
+    EXPECT_EQ(json,
+              (Json{{"message", Json{{"message", "ValueError: no"},
+                                     {"errorCode", 3},
+                                     {"extraInfo", Json{{"py_callstack", "Traceback"}, {"timestamp", "7"}}}}},
+                    {"more", 1}}));
 }
 
 TEST(LauncherErrorFile, KeepsAReportWhoseMessageIsTextAsTorchDoes) {
@@ -31,14 +37,23 @@ TEST(LauncherErrorFile, KeepsAReportWhoseMessageIsTextAsTorchDoes) {
 
 TEST(LauncherErrorFile, IsMadeOfWhatIsKnownWhereTheWorkerLeftNothingReadable) {
     for (const char* report : {"", "not json", "[1]", R"({"other": 1})"}) {
-        const Json json = written_for({.report = report, .message = "rank 1 on n: signal 9 (SIGKILL)", .trace = "#0 main", .error_code = -9, .unix_seconds = 12});
-        EXPECT_EQ(json, (Json{{"message", Json{{"message", "rank 1 on n: signal 9 (SIGKILL)"}, {"errorCode", -9},
-                                               {"extraInfo", Json{{"py_callstack", "#0 main"}, {"timestamp", "12"}}}}}})) << report;
+        const Json json = written_for({.report = report,
+                                       .message = "rank 1 on n: signal 9 (SIGKILL)",
+                                       .trace = "#0 main",
+                                       .error_code = -9,
+                                       .unix_seconds = 12});
+        EXPECT_EQ(
+            json,
+            (Json{{"message", Json{{"message", "rank 1 on n: signal 9 (SIGKILL)"},
+                                   {"errorCode", -9},
+                                   {"extraInfo", Json{{"py_callstack", "#0 main"}, {"timestamp", "12"}}}}}}))
+            << report;
     }
 }
 
 TEST(LauncherErrorFile, IsReadAsAWorkersByALauncherAbove) {
-    const std::string text = render_launcher_error_file({.message = "rank 1 on n: exit code 3", .trace = "#0 main", .error_code = 3});
+    const std::string text = render_launcher_error_file(
+        {.message = "rank 1 on n: exit code 3", .trace = "#0 main", .error_code = 3});
     EXPECT_EQ(readable_error_file(text), "rank 1 on n: exit code 3\n#0 main");
 }
 
@@ -48,10 +63,13 @@ TEST(LauncherErrorFile, GoesWhereTheVariableSaysAndNowhereWithoutIt) {
     EXPECT_TRUE(leave_error_file([](std::string_view) { return std::nullopt; }, {}));
     EXPECT_TRUE(leave_error_file([](std::string_view) { return ""; }, {}));
     ASSERT_TRUE(write_file_atomically(path, std::string(1000, 'x'), 0600));
-    const auto env = [&](std::string_view name) { return name == "TORCHELASTIC_ERROR_FILE" ? std::optional(path) : std::nullopt; };
+    const auto env = [&](std::string_view name) {
+        return name == "TORCHELASTIC_ERROR_FILE" ? std::optional(path) : std::nullopt;
+    };
     ASSERT_TRUE(leave_error_file(env, {.message = "short"}));
     EXPECT_TRUE(parse_json_object(read_file(path, 4096).value_or(""))) << "what stood there before is gone";
-    const Status nowhere = leave_error_file([&](std::string_view) { return std::optional(path + "/below"); }, {});
+    const Status nowhere =
+        leave_error_file([&](std::string_view) { return std::optional(path + "/below"); }, {});
     ASSERT_FALSE(nowhere);
     EXPECT_EQ(nowhere.error().what, "open " + path + "/below: Not a directory");
 }

@@ -1,5 +1,5 @@
-// Who sits where on machines of clusters: their topologies, as lscpu and nvidia-smi show them there, and what their batch
-// systems say.
+// Who sits where on machines of clusters: their topologies, as lscpu and nvidia-smi show them there, and what
+// their batch systems say.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -34,10 +34,13 @@ EnvironmentLookup lookup(std::map<std::string, std::string> set) {
 /// One socket of AMD's: cores are numbered through the NUMA nodes, second threads behind all of them.
 Machine one_socket(int cores, int nodes, const std::vector<int>& gpu_nodes) {
     Machine machine;
-    for (int cpu = 0; cpu < 2 * cores; ++cpu) machine.cpu_places.push_back({cpu, cpu % cores / (cores / nodes), 0, cpu % cores, cpu % cores / 8 * 8});
+    for (int cpu = 0; cpu < 2 * cores; ++cpu)
+        machine.cpu_places.push_back(
+            {cpu, cpu % cores / (cores / nodes), 0, cpu % cores, cpu % cores / 8 * 8});
     machine.cpus = machine.host_cpus = 2 * cores;
     for (int from = 0; from < nodes; ++from) {
-        for (int to = 0; to < nodes; ++to) machine.numa_distances[from][to] = from == to ? 10 : from / 2 == to / 2 ? 11 : 12;
+        for (int to = 0; to < nodes; ++to)
+            machine.numa_distances[from][to] = from == to ? 10 : from / 2 == to / 2 ? 11 : 12;
     }
     for (const int node : gpu_nodes) machine.gpu_places.push_back({std::to_string(machine.gpus++), "", node});
     return machine;
@@ -53,7 +56,8 @@ Machine two_sockets(const std::vector<int>& usable) {
     machine.cpus = static_cast<int>(usable.size());
     machine.host_cpus = 48;
     machine.numa_distances = {{0, {{0, 10}, {1, 21}}}, {1, {{0, 21}, {1, 10}}}};
-    machine.grant = grant_of(lookup({{"SLURM_JOB_ID", "7"}, {"SLURM_CPUS_ON_NODE", std::to_string(usable.size())}}), "", "n1");
+    machine.grant = grant_of(
+        lookup({{"SLURM_JOB_ID", "7"}, {"SLURM_CPUS_ON_NODE", std::to_string(usable.size())}}), "", "n1");
     return machine;
 }
 
@@ -62,7 +66,9 @@ Bindings bound(const Machine& machine, int workers) {
     EXPECT_TRUE(bindings);
     return bindings ? *bindings : Bindings{};
 }
-std::string cpus(const Machine& machine, int workers, std::size_t which) { return format_ranges(bound(machine, workers).workers[which].cpus); }
+std::string cpus(const Machine& machine, int workers, std::size_t which) {
+    return format_ranges(bound(machine, workers).workers[which].cpus);
+}
 
 // ---- topologies
 
@@ -75,7 +81,8 @@ TEST(Layout, OnPolarisEachWorkerSitsAtItsGpuWhichCountFromTheOtherEnd) {
 
 TEST(Layout, OnDerechoEachOfFourWorkersHasAQuarterAlsoWithEightNumaNodes) {
     EXPECT_EQ(cpus(derecho(), 4, 0), "48-63, 112-127");
-    EXPECT_EQ(cpus(derecho_with_eight_nodes(), 4, 0), "48-63, 112-127") << "its GPU's node, and the near one that has no GPU";
+    EXPECT_EQ(cpus(derecho_with_eight_nodes(), 4, 0), "48-63, 112-127")
+        << "its GPU's node, and the near one that has no GPU";
     EXPECT_EQ(cpus(derecho_with_eight_nodes(), 4, 3), "0-15, 64-79");
     EXPECT_THAT(bound(derecho_with_eight_nodes(), 4).workers[0].memory_nodes, ElementsAre(6, 7));
     EXPECT_EQ(bound(derecho_with_eight_nodes(), 4).workers[2].cores, 16);
@@ -86,7 +93,8 @@ TEST(Layout, NodesThatAreEquallyNearToAllGpusAreSharedOutEvenly) {
     for (auto& [from, row] : machine.numa_distances) {
         for (auto& [to, distance] : row) distance = from == to ? 10 : 12;
     }
-    for (std::size_t worker = 0; worker < 4; ++worker) EXPECT_EQ(bound(machine, 4).workers[worker].cores, 16) << worker;
+    for (std::size_t worker = 0; worker < 4; ++worker)
+        EXPECT_EQ(bound(machine, 4).workers[worker].cores, 16) << worker;
     EXPECT_EQ(cpus(machine, 4, 1), "8-15, 40-47, 72-79, 104-111");
 }
 
@@ -142,9 +150,11 @@ TEST(MemoryNodes, AreThoseWithMemoryThatTheProcessMayUse) {
     const test::TemporaryDirectory sys;
     std::filesystem::create_directories(sys.file("devices/system/node"));
     EXPECT_EQ(read_memory_nodes(sys.path(), "Name:\tddprun\n"), std::nullopt);
-    EXPECT_EQ(read_memory_nodes(sys.path(), "Name:\tddprun\nMems_allowed_list:\t0,2\n"), (std::set<int>{0, 2}));
+    EXPECT_EQ(read_memory_nodes(sys.path(), "Name:\tddprun\nMems_allowed_list:\t0,2\n"),
+              (std::set<int>{0, 2}));
     std::ofstream(sys.file("devices/system/node/has_memory")) << "0-1\n";
-    EXPECT_EQ(read_memory_nodes(sys.path(), "Name:\tddprun\nMems_allowed_list:\t0,2\nvoluntary:\t1\n"), (std::set<int>{0}));
+    EXPECT_EQ(read_memory_nodes(sys.path(), "Name:\tddprun\nMems_allowed_list:\t0,2\nvoluntary:\t1\n"),
+              (std::set<int>{0}));
     EXPECT_EQ(read_memory_nodes(sys.path(), ""), (std::set<int>{0, 1}));
 }
 
@@ -158,7 +168,8 @@ TEST(NumaDistances, AreReadFromSys) {
     write("online", "0,2");
     write("node0/distance", "10 21");
     write("node2/distance", "21 10");
-    EXPECT_EQ(read_numa_distances(sys.path()), (std::map<int, std::map<int, int>>{{0, {{0, 10}, {2, 21}}}, {2, {{0, 21}, {2, 10}}}}));
+    EXPECT_EQ(read_numa_distances(sys.path()),
+              (std::map<int, std::map<int, int>>{{0, {{0, 10}, {2, 21}}}, {2, {{0, 21}, {2, 10}}}}));
     write("online", "0");
     EXPECT_THAT(read_numa_distances(sys.path()), IsEmpty());
 }
@@ -166,21 +177,27 @@ TEST(NumaDistances, AreReadFromSys) {
 // ---- what the batch system gave
 
 TEST(Grant, OfPbsIsItsChunksCpusAndItsPresetThreads) {
-    const std::map<std::string, std::string> job = {{"PBS_JOBID", "12.pbs"}, {"NCPUS", "64"}, {"OMP_NUM_THREADS", "64"}};
+    const std::map<std::string, std::string> job = {
+        {"PBS_JOBID", "12.pbs"}, {"NCPUS", "64"}, {"OMP_NUM_THREADS", "64"}};
     const Grant grant = grant_of(lookup(job), "dec01.hsn.example\ndec01\ndec02\n\n", "dec01");
     EXPECT_EQ(grant, (Grant{"PBS", 64, 2, 64}));
     std::map<std::string, std::string> own = job;
     own["OMP_NUM_THREADS"] = "8";
-    EXPECT_EQ(grant_of(lookup(own), "", "dec01"), (Grant{"PBS", 64, 1, std::nullopt})) << "the script's own export";
+    EXPECT_EQ(grant_of(lookup(own), "", "dec01"), (Grant{"PBS", 64, 1, std::nullopt}))
+        << "the script's own export";
     own.erase("PBS_JOBID");
     EXPECT_EQ(grant_of(lookup(own), "", "dec01"), Grant{});
 }
 
 TEST(Grant, OfOthersIsWhatTheySay) {
-    EXPECT_EQ(grant_of(lookup({{"SLURM_JOB_ID", "7"}, {"SLURM_CPUS_ON_NODE", "10"}}), "", "n1"), (Grant{"Slurm", 10, 1, std::nullopt}));
-    EXPECT_EQ(grant_of(lookup({{"SLURM_JOB_ID", "7"}, {"SLURM_CPUS_ON_NODE", "many"}}), "", "n1"), (Grant{"Slurm", std::nullopt, 1, std::nullopt}));
+    EXPECT_EQ(grant_of(lookup({{"SLURM_JOB_ID", "7"}, {"SLURM_CPUS_ON_NODE", "10"}}), "", "n1"),
+              (Grant{"Slurm", 10, 1, std::nullopt}));
+    EXPECT_EQ(grant_of(lookup({{"SLURM_JOB_ID", "7"}, {"SLURM_CPUS_ON_NODE", "many"}}), "", "n1"),
+              (Grant{"Slurm", std::nullopt, 1, std::nullopt}));
     EXPECT_EQ(grant_of(lookup({{"LSB_JOBID", "7"}}), "", "n1").by, "LSF");
-    EXPECT_EQ(grant_of(lookup({{"PBS_JOBID", "1"}, {"PBS_VERSION", "TORQUE-6.1"}, {"PBS_NUM_PPN", "4"}}), "a\na\na\na\n", "a"), (Grant{"Torque", 4, 1, std::nullopt}));
+    EXPECT_EQ(grant_of(lookup({{"PBS_JOBID", "1"}, {"PBS_VERSION", "TORQUE-6.1"}, {"PBS_NUM_PPN", "4"}}),
+                       "a\na\na\na\n", "a"),
+              (Grant{"Torque", 4, 1, std::nullopt}));
 }
 
 TEST(Grant, OfAPartOfAHostThatNothingConfinesUsToBindsNobody) {
@@ -191,7 +208,8 @@ TEST(Grant, OfAPartOfAHostThatNothingConfinesUsToBindsNobody) {
     machine.grant.cpus = 64;
     EXPECT_EQ(cpus(machine, 4, 0), "48-63, 112-127") << "all cores of the host, though half its CPUs";
     machine.grant = {"PBS", 16, 4, 16};
-    EXPECT_EQ(cpus(machine, 4, 0), "48-63, 112-127") << "four chunks, or mpiprocs=4:ompthreads=16: the whole host";
+    EXPECT_EQ(cpus(machine, 4, 0), "48-63, 112-127")
+        << "four chunks, or mpiprocs=4:ompthreads=16: the whole host";
 }
 
 TEST(Grant, ThatACpusetConfinesUsToIsBoundWithinIt) {
@@ -205,7 +223,8 @@ TEST(Grant, ThatACpusetConfinesUsToIsBoundWithinIt) {
 
 // ---- threads
 
-std::optional<int> threads(const Machine& machine, int workers, const std::map<std::string, std::string>& environment) {
+std::optional<int> threads(const Machine& machine, int workers,
+                           const std::map<std::string, std::string>& environment) {
     ResolvedProgram program;
     program.arguments = {"p"};
     rdzv::StartGeneration order;
@@ -216,7 +235,8 @@ std::optional<int> threads(const Machine& machine, int workers, const std::map<s
 }
 
 TEST(Threads, ThatPbsPresetToTheChunksCpusAreNoUsersWord) {
-    const std::map<std::string, std::string> job = {{"PBS_JOBID", "12.pbs"}, {"NCPUS", "64"}, {"OMP_NUM_THREADS", "64"}};
+    const std::map<std::string, std::string> job = {
+        {"PBS_JOBID", "12.pbs"}, {"NCPUS", "64"}, {"OMP_NUM_THREADS", "64"}};
     Machine machine = derecho();
     machine.grant = grant_of(lookup(job), "dec01\n", "dec01");
     EXPECT_EQ(threads(machine, 4, job), 16);
@@ -224,7 +244,8 @@ TEST(Threads, ThatPbsPresetToTheChunksCpusAreNoUsersWord) {
 }
 
 TEST(Threads, AreSharesOfWhatWasGivenNotOfTheHost) {
-    const std::map<std::string, std::string> job = {{"PBS_JOBID", "12.pbs"}, {"NCPUS", "8"}, {"OMP_NUM_THREADS", "8"}};
+    const std::map<std::string, std::string> job = {
+        {"PBS_JOBID", "12.pbs"}, {"NCPUS", "8"}, {"OMP_NUM_THREADS", "8"}};
     Machine machine = derecho();
     machine.grant = grant_of(lookup(job), "dec01\n", "dec01");
     EXPECT_EQ(threads(machine, 2, job), 4);
@@ -232,7 +253,8 @@ TEST(Threads, AreSharesOfWhatWasGivenNotOfTheHost) {
 }
 
 TEST(Threads, OfOmpthreadsOrTheScriptStand) {
-    std::map<std::string, std::string> job = {{"PBS_JOBID", "12.pbs"}, {"NCPUS", "8"}, {"OMP_NUM_THREADS", "8"}};
+    std::map<std::string, std::string> job = {
+        {"PBS_JOBID", "12.pbs"}, {"NCPUS", "8"}, {"OMP_NUM_THREADS", "8"}};
     Machine machine = derecho();
     machine.grant = grant_of(lookup(job), "d\nd\nd\nd\n", "d");
     EXPECT_EQ(threads(machine, 4, job), std::nullopt) << "select=1:ncpus=64:mpiprocs=4:ompthreads=8";
@@ -240,7 +262,8 @@ TEST(Threads, OfOmpthreadsOrTheScriptStand) {
     machine.grant = grant_of(lookup(job), "d\n", "d");
     EXPECT_EQ(threads(machine, 4, job), std::nullopt) << "export OMP_NUM_THREADS=4";
     machine.grant = {};
-    EXPECT_EQ(threads(machine, 4, {{"OMP_NUM_THREADS", "64"}}), std::nullopt) << "outside PBS it is always the user's";
+    EXPECT_EQ(threads(machine, 4, {{"OMP_NUM_THREADS", "64"}}), std::nullopt)
+        << "outside PBS it is always the user's";
 }
 
 // ---- the table
@@ -249,8 +272,9 @@ TEST(Seats, AreSaidWhereWorkersAreBoundAndThereAreSeveralNodesOrAnAllocation) {
     JobSpec spec;
     EXPECT_THAT(seats_of(spec, polaris(), 4), IsEmpty()) << "one's own machine";
     spec.nodes = {2, 2};
-    EXPECT_THAT(seats_of(spec, polaris(), 4), ElementsAre("CPUs 24-31, 56-63, NUMA 3, GPU 0", "CPUs 16-23, 48-55, NUMA 2, GPU 1",
-                                                         "CPUs 8-15, 40-47, NUMA 1, GPU 2", "CPUs 0-7, 32-39, NUMA 0, GPU 3"));
+    EXPECT_THAT(seats_of(spec, polaris(), 4),
+                ElementsAre("CPUs 24-31, 56-63, NUMA 3, GPU 0", "CPUs 16-23, 48-55, NUMA 2, GPU 1",
+                            "CPUs 8-15, 40-47, NUMA 1, GPU 2", "CPUs 0-7, 32-39, NUMA 0, GPU 3"));
     EXPECT_THAT(seats_of(spec, polaris(), 3), IsEmpty()) << "nobody is bound";
     spec.nodes = {1, 1};
     Machine in_a_job = polaris();
@@ -262,8 +286,11 @@ TEST(Seats, OfNodesThatAreAlikeAreOneTable) {
     std::vector<NodeSeats> nodes;
     for (int i = 0; i < 3; ++i) nodes.push_back({fmt::format("n{}", i), 2 * i, {"CPUs 0-3", "CPUs 4-7"}});
     nodes.push_back({"fat", 6, {"CPUs 0-63"}});
-    EXPECT_THAT(render_seating(nodes), ElementsAre("seats on n0, n1, n2:", "  rank 0, 2, 4: CPUs 0-3", "  rank 1, 3, 5: CPUs 4-7", "seats on fat:", "  rank 6: CPUs 0-63"));
-    for (int i = 3; i < 300; ++i) nodes.push_back({fmt::format("n{}", i), 2 * i + 1, {"CPUs 0-3", "CPUs 4-7"}});
+    EXPECT_THAT(render_seating(nodes),
+                ElementsAre("seats on n0, n1, n2:", "  rank 0, 2, 4: CPUs 0-3", "  rank 1, 3, 5: CPUs 4-7",
+                            "seats on fat:", "  rank 6: CPUs 0-63"));
+    for (int i = 3; i < 300; ++i)
+        nodes.push_back({fmt::format("n{}", i), 2 * i + 1, {"CPUs 0-3", "CPUs 4-7"}});
     EXPECT_EQ(render_seating(nodes)[0], "seats on n0, n1, ... n299 (300 in all):");
     EXPECT_EQ(render_seating(nodes)[1], "  rank 0, 2, ... 599 (300 in all): CPUs 0-3");
     EXPECT_THAT(render_seating({{"a", 0, {}}, {"b", 1, {}}}), IsEmpty());

@@ -49,7 +49,8 @@ std::optional<Result<std::string>> ask(const Endpoint& where, Duration patience)
 }
 
 TEST(NcclRas, TheStatusIsReadToItsEnd) {
-    FakeRas ras({"SERVER PROTOCOL 2\n", "OK\n", std::string(100'000, 'x') + "\nWarnings\n"}, FakeRas::Then::Close);
+    FakeRas ras({"SERVER PROTOCOL 2\n", "OK\n", std::string(100'000, 'x') + "\nWarnings\n"},
+                FakeRas::Then::Close);
     const auto answer = ask(ras.where(), 30s);
     ASSERT_TRUE(answer && *answer) << (*answer).error().what;
     EXPECT_EQ((**answer).size(), 100'010u);

@@ -69,7 +69,8 @@ TEST(ControlMessage, SurvivesTheWayThereAndBack) {
 }
 
 TEST(ControlMessage, NonsenseIsAnErrorNotACrash) {
-    for (const char* line : {"", "x", "[]", "{}", "{\"request\":1}", "{\"request\":\"a\",\"rank\":3}", "\xff\xfe", "{\"request\":\"\"}"}) {
+    for (const char* line : {"", "x", "[]", "{}", "{\"request\":1}", "{\"request\":\"a\",\"rank\":3}",
+                             "\xff\xfe", "{\"request\":\"\"}"}) {
         EXPECT_FALSE(decode_control_request(line)) << line;
         EXPECT_FALSE(decode_control_text(line)) << line;
     }
@@ -104,12 +105,15 @@ class ControlSocketTest : public ::testing::Test {
         loop_ = std::move(*loop);
         job_ = {static_cast<unsigned>(::geteuid()), random_name()};
         Result<std::unique_ptr<RequestServer>> socket = open_control_socket(
-            *loop_, job_.id, [this](const ControlRequest& request, const RequestReply& reply) { handler_(request, reply); });
+            *loop_, job_.id,
+            [this](const ControlRequest& request, const RequestReply& reply) { handler_(request, reply); });
         ASSERT_TRUE(socket) << socket.error().what;
         socket_ = std::move(*socket);
     }
 
-    static std::string random_name() { return "test" + std::to_string(::getpid()) + "x" + std::to_string(++counter_); }
+    static std::string random_name() {
+        return "test" + std::to_string(::getpid()) + "x" + std::to_string(++counter_);
+    }
 
     UniqueFd connect() const {
         UniqueFd fd(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
@@ -125,7 +129,8 @@ class ControlSocketTest : public ::testing::Test {
     /// What the socket sends until it closes.
     std::string exchange(const std::string& sent) {
         const UniqueFd fd = connect();
-        EXPECT_EQ(::send(fd.get(), sent.data(), sent.size(), MSG_NOSIGNAL), static_cast<ssize_t>(sent.size()));
+        EXPECT_EQ(::send(fd.get(), sent.data(), sent.size(), MSG_NOSIGNAL),
+                  static_cast<ssize_t>(sent.size()));
         std::string got;
         const TimePoint deadline = MonotonicClock::now() + 20s;
         while (MonotonicClock::now() < deadline) {
@@ -182,7 +187,8 @@ TEST_F(ControlSocketTest, AReplyOutlivesItsPeerAndItsServer) {
         EXPECT_TRUE(kept->is_wanted());
     }
     const TimePoint deadline = MonotonicClock::now() + 20s;
-    while (kept->is_wanted() && MonotonicClock::now() < deadline) ASSERT_TRUE(loop_->run_once(MonotonicClock::now() + 1s));
+    while (kept->is_wanted() && MonotonicClock::now() < deadline)
+        ASSERT_TRUE(loop_->run_once(MonotonicClock::now() + 1s));
     EXPECT_FALSE(kept->is_wanted());
     kept->send("nobody listens");
     socket_.reset();
@@ -252,7 +258,8 @@ class Squatter {
               address.sun_family = AF_UNIX;
               name.copy(address.sun_path + 1, name.size());
               const auto length = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + name.size());
-              const bool listens = ::bind(fd.get(), reinterpret_cast<sockaddr*>(&address), length) == 0 && ::listen(fd.get(), 8) == 0;
+              const bool listens = ::bind(fd.get(), reinterpret_cast<sockaddr*>(&address), length) == 0 &&
+                                   ::listen(fd.get(), 8) == 0;
               ready_.set_value(listens);
               end_.get_future().wait();
           }) {
@@ -293,7 +300,8 @@ TEST_F(ControlSocketTest, ASocketThatLetsNobodyInHoldsNobodyUp) {
     ASSERT_EQ(::bind(listener.get(), reinterpret_cast<sockaddr*>(&address), length), 0);
     ASSERT_EQ(::listen(listener.get(), 0), 0);
     const UniqueFd queued(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
-    ASSERT_EQ(::connect(queued.get(), reinterpret_cast<sockaddr*>(&address), length), 0) << "its queue is full now";
+    ASSERT_EQ(::connect(queued.get(), reinterpret_cast<sockaddr*>(&address), length), 0)
+        << "its queue is full now";
     EXPECT_THAT(running_jobs(), AllOf(Contains(job_), Not(Contains(stuck))));
     const Result<std::string> asked = ask_job(stuck, {"status", {}}, MonotonicClock::now() + 50ms);
     ASSERT_FALSE(asked);
@@ -318,13 +326,17 @@ TEST(JobStatus, ANodeThatHasNotReachedItsHeadIsNoSecondJobBesideIt) {
         return std::optional<JobStatus>(status);
     };
     using Indices = std::vector<std::size_t>;
-    EXPECT_EQ(one_answer_each({answer("node1", "night", false), answer("head", "night", true), answer("head", "night", true)}), Indices{1});
-    EXPECT_EQ(one_answer_each({answer("head", "night", true), std::nullopt, answer("other", "day", false)}), (Indices{0, 2}));
+    EXPECT_EQ(one_answer_each({answer("node1", "night", false), answer("head", "night", true),
+                               answer("head", "night", true)}),
+              Indices{1});
+    EXPECT_EQ(one_answer_each({answer("head", "night", true), std::nullopt, answer("other", "day", false)}),
+              (Indices{0, 2}));
     EXPECT_EQ(one_answer_each({answer("one", "none", true), answer("two", "none", true)}), (Indices{0, 1}));
 }
 
 TEST(JobStatus, OfAnotherReleaseIsReadAsFarAsItGoes) {
-    const Result<JobStatus> read = job_status_from_json(R"({"ok":true,"job":7,"phase":"running","workers":[3,{"rank":"x"}],"new":[]})");
+    const Result<JobStatus> read =
+        job_status_from_json(R"({"ok":true,"job":7,"phase":"running","workers":[3,{"rank":"x"}],"new":[]})");
     ASSERT_TRUE(read);
     EXPECT_EQ(read->phase, "running");
     EXPECT_EQ(read->workers.size(), 1u);
@@ -333,7 +345,8 @@ TEST(JobStatus, OfAnotherReleaseIsReadAsFarAsItGoes) {
 }
 
 TEST(JobStatus, ANumberThatDoesNotFitIsNotWrappedIntoAnotherProcess) {
-    const Result<JobStatus> read = job_status_from_json(R"({"ok":true,"pid":4294967297,"world_size":1e400,"workers":[]})");
+    const Result<JobStatus> read =
+        job_status_from_json(R"({"ok":true,"pid":4294967297,"world_size":1e400,"workers":[]})");
     EXPECT_FALSE(read);
     const Result<JobStatus> big = job_status_from_json(
         R"({"ok":true,"pid":4294967297,"generation":-1,"workers":[{"rank":4294967296,"rss_bytes":-1,"gpus":[4294967297,1]}]})");
@@ -354,8 +367,11 @@ TEST(JobStatus, StepsOfAWorkerWithoutLibddpAreShownAndTravel) {
     EXPECT_EQ(job_status_from_json(to_json(status)).value_or(JobStatus{}), status);
     EXPECT_THAT(render_status(nullptr, status, 0), HasSubstr(" 4711 "));
     const std::string metrics = render_metrics(status);
-    EXPECT_THAT(metrics, HasSubstr("worker_steps_total{run_id=\"a \\\"run\\\"\",host=\"node01\",rank=\"0\"} 4711\n"));
-    EXPECT_THAT(metrics, Not(HasSubstr("worker_comm_seconds_total{run_id=\"a \\\"run\\\"\",host=\"node01\",rank=\"0\"}")));
+    EXPECT_THAT(metrics,
+                HasSubstr("worker_steps_total{run_id=\"a \\\"run\\\"\",host=\"node01\",rank=\"0\"} 4711\n"));
+    EXPECT_THAT(
+        metrics,
+        Not(HasSubstr("worker_comm_seconds_total{run_id=\"a \\\"run\\\"\",host=\"node01\",rank=\"0\"}")));
 }
 
 TEST(JobStatus, RatesAreOverTheTimeBetweenTwoLooks) {
@@ -390,8 +406,8 @@ TEST(JobStatus, WithGpusShowsWhichEachWorkerUsesAndMarksWhatIsPresumed) {
     status.workers[1].gpus = {{3}, true, 0};
     EXPECT_EQ(job_status_from_json(to_json(status)).value_or(JobStatus{}), status);
     const std::string text = render_status(nullptr, status, 0);
-    EXPECT_THAT(text, AllOf(HasSubstr("  GPU GPU%  GPU MEM "), HasSubstr("    3   87   12 GiB "), HasSubstr("   3?   87        - "),
-                            HasSubstr("GPU 3: 87 % busy")));
+    EXPECT_THAT(text, AllOf(HasSubstr("  GPU GPU%  GPU MEM "), HasSubstr("    3   87   12 GiB "),
+                            HasSubstr("   3?   87        - "), HasSubstr("GPU 3: 87 % busy")));
     EXPECT_THAT(render_status(nullptr, two_workers(), 0), Not(HasSubstr("GPU")));
 }
 
@@ -414,12 +430,14 @@ TEST(JobStatus, OfAllNodesHasEveryWorkerWithItsHostAndNamesTheNodeThatIsSilent) 
     ASSERT_EQ(job.workers.size(), 2u);
     EXPECT_EQ(job.hosts[static_cast<std::size_t>(job.workers[1].node)].host, "node02");
     const std::string text = render_status(nullptr, job, 0);
-    EXPECT_THAT(text, AllOf(HasSubstr("node node03 (ranks 2-3): no answer in 2 s\n"), HasSubstr("HOST "), HasSubstr("\nnode02     1 ")));
+    EXPECT_THAT(text, AllOf(HasSubstr("node node03 (ranks 2-3): no answer in 2 s\n"), HasSubstr("HOST "),
+                            HasSubstr("\nnode02     1 ")));
     EXPECT_EQ(job_status_from_json(to_json(job)).value_or(JobStatus{}), job);
 }
 
 TEST(JobStatus, AWorkerOfANodeThatIsNotThereIsNotLookedUp) {
-    const Result<JobStatus> read = job_status_from_json(R"({"ok":true,"hosts":[{"host":"a"},{"host":"b"}],"workers":[{"node":7,"rank":1}]})");
+    const Result<JobStatus> read = job_status_from_json(
+        R"({"ok":true,"hosts":[{"host":"a"},{"host":"b"}],"workers":[{"node":7,"rank":1}]})");
     ASSERT_TRUE(read);
     EXPECT_THAT(render_status(nullptr, *read, 0), HasSubstr("HOST"));
 }
@@ -432,21 +450,28 @@ TEST(JobStatus, TheTableNamesEveryWorkerAndKeepsToTheWidth) {
                             HasSubstr("in all_reduce #812 (25 MiB)"), Not(HasSubstr("\x1b"))));
     const std::string narrow = render_status(nullptr, status, 60);
     for (const std::string_view line : split(narrow, '\n')) EXPECT_LE(line.size(), 60u) << line;
-    EXPECT_THAT(narrow, AllOf(HasSubstr("2 workers"), HasSubstr("STEPS/S"), HasSubstr("in all_reduce"), Not(HasSubstr("4171")))) << "the least telling goes";
+    EXPECT_THAT(narrow, AllOf(HasSubstr("2 workers"), HasSubstr("STEPS/S"), HasSubstr("in all_reduce"),
+                              Not(HasSubstr("4171"))))
+        << "the least telling goes";
 }
 
 TEST(Metrics, AreThePrometheusTextFormat) {
     const std::string text = render_metrics(two_workers());
-    EXPECT_THAT(text, AllOf(HasSubstr("# TYPE ddprun_restarts_total counter\n"),
-                            HasSubstr("ddprun_restarts_total{run_id=\"a \\\"run\\\"\",host=\"node01\"} 1\n"),
-                            HasSubstr("ddprun_worker_steps_total{run_id=\"a \\\"run\\\"\",host=\"node01\",rank=\"1\"} 100\n"),
-                            Not(HasSubstr("worker_steps_total{run_id=\"a \\\"run\\\"\",host=\"node01\",rank=\"0\"}"))));
+    EXPECT_THAT(
+        text,
+        AllOf(
+            HasSubstr("# TYPE ddprun_restarts_total counter\n"),
+            HasSubstr("ddprun_restarts_total{run_id=\"a \\\"run\\\"\",host=\"node01\"} 1\n"),
+            HasSubstr("ddprun_worker_steps_total{run_id=\"a \\\"run\\\"\",host=\"node01\",rank=\"1\"} 100\n"),
+            Not(HasSubstr("worker_steps_total{run_id=\"a \\\"run\\\"\",host=\"node01\",rank=\"0\"}"))));
 }
 
 TEST(Metrics, OnlyGetMetricsIsServed) {
     const auto render = [] { return std::string("body\n"); };
-    EXPECT_THAT(http_response("GET /metrics HTTP/1.1\r\n\r\n", render), AllOf(StartsWith("HTTP/1.1 200 "), HasSubstr("\r\n\r\nbody\n")));
-    EXPECT_THAT(http_response("HEAD /metrics HTTP/1.1\r\n\r\n", render), AllOf(HasSubstr("Content-Length: 5"), Not(HasSubstr("body"))));
+    EXPECT_THAT(http_response("GET /metrics HTTP/1.1\r\n\r\n", render),
+                AllOf(StartsWith("HTTP/1.1 200 "), HasSubstr("\r\n\r\nbody\n")));
+    EXPECT_THAT(http_response("HEAD /metrics HTTP/1.1\r\n\r\n", render),
+                AllOf(HasSubstr("Content-Length: 5"), Not(HasSubstr("body"))));
     EXPECT_THAT(http_response("GET / HTTP/1.1\r\n\r\n", render), StartsWith("HTTP/1.1 404 "));
     EXPECT_THAT(http_response("POST /metrics HTTP/1.1\r\n\r\n", render), StartsWith("HTTP/1.1 405 "));
     EXPECT_THAT(http_response("hello\r\n\r\n", render), StartsWith("HTTP/1.1 400 "));
@@ -457,8 +482,9 @@ TEST(Metrics, OnlyGetMetricsIsServed) {
 // ---- events
 
 TEST(EventFile, LinesAreJsonWithTimeAndOrigin) {
-    const std::string text = to_json({"5f3a", "run", "node01"}, {"worker_exited", 2, {{"rank", std::int64_t{3}}, {"what", "bad \xff"}}},
-                                     1740832205.25);
+    const std::string text =
+        to_json({"5f3a", "run", "node01"},
+                {"worker_exited", 2, {{"rank", std::int64_t{3}}, {"what", "bad \xff"}}}, 1740832205.25);
     EXPECT_EQ(text.back(), '\n');
     const Json json = parse_json(text).value_or(Json());
     EXPECT_EQ(json["time"], "2025-03-01T12:30:05.250000Z");
@@ -471,8 +497,9 @@ TEST(EventFile, AFullDiskIsSaidOnceAndTheNextLineIsWhole) {
     const TemporaryDirectory directory;
     const std::string path = directory.path() + "/events";
     std::vector<std::string> warnings;
-    Result<std::unique_ptr<EventFile>> file = EventFile::open(path, {"5f3a", "run", "node01"}, nullptr,
-                                                             [&](std::string_view line) { warnings.emplace_back(line); });
+    Result<std::unique_ptr<EventFile>> file =
+        EventFile::open(path, {"5f3a", "run", "node01"}, nullptr,
+                        [&](std::string_view line) { warnings.emplace_back(line); });
     ASSERT_TRUE(file) << file.error().what;
     (*file)->write({"first", 1, {}});
     rlimit before{};

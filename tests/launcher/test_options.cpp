@@ -59,7 +59,8 @@ TEST(Option, NnodesTakesACountOrARange) {
     EXPECT_EQ(spec_of({"--nnodes", "3"}).nodes, (Nodes{3, 3}));
     EXPECT_EQ(spec_of({"--nnodes=2:8"}).nodes, (Nodes{2, 8}));
     EXPECT_EQ(spec_of({}, {{"PET_NNODES", "1:4"}}).nodes, (Nodes{1, 4}));
-    EXPECT_EQ(error_of({"--nnodes", "4:2"}), "--nnodes: '4:2': the minimum 4 is above the maximum 2 (expected MIN:MAX)");
+    EXPECT_EQ(error_of({"--nnodes", "4:2"}),
+              "--nnodes: '4:2': the minimum 4 is above the maximum 2 (expected MIN:MAX)");
     EXPECT_THAT(error_of({"--nnodes", "0"}), HasSubstr("--nnodes: '0' is not a number of nodes"));
     EXPECT_THAT(error_of({"--nnodes", "1:2:3"}), HasSubstr("is not N or MIN:MAX"));
     EXPECT_THAT(error_of({"--nnodes", "1:"}), HasSubstr("'' is not a number"));
@@ -76,14 +77,17 @@ TEST(Option, NprocPerNodeTakesACountOrADeviceClass) {
               "--nproc-per-node: 'eight' is not a number (expected a count, auto, gpu or cpu)");
     EXPECT_THAT(error_of({"--nproc-per-node=0"}), HasSubstr("'0' is not between 1 and"));
     EXPECT_THAT(error_of({"--nproc-per-node=-1"}), HasSubstr("'-1' is not between"));
-    EXPECT_THAT(error_of({}, {{"PET_NPROC_PER_NODE", "x"}}), HasSubstr("PET_NPROC_PER_NODE: 'x' is not a number"));
+    EXPECT_THAT(error_of({}, {{"PET_NPROC_PER_NODE", "x"}}),
+                HasSubstr("PET_NPROC_PER_NODE: 'x' is not a number"));
 }
 
 TEST(Option, WordsOfMpiLaunchersForCountsAreAnsweredWithOurs) {
     for (const char* word : {"-n", "-np", "--nprocs=4", "--ppn", "--ntasks-per-node=4"}) {
-        EXPECT_THAT(error_of({word}), HasSubstr("unknown option (workers per node are --nproc-per-node)")) << word;
+        EXPECT_THAT(error_of({word}), HasSubstr("unknown option (workers per node are --nproc-per-node)"))
+            << word;
     }
-    EXPECT_EQ(error_of({"-N", "2"}), "-N: unknown option (nodes are --nnodes, workers per node --nproc-per-node)");
+    EXPECT_EQ(error_of({"-N", "2"}),
+              "-N: unknown option (nodes are --nnodes, workers per node --nproc-per-node)");
     EXPECT_EQ(error_of({"-x"}), "-x: unknown option (see ddprun --help)");
 }
 
@@ -103,8 +107,9 @@ TEST(Option, RdzvEndpointHasTheDefaultPort29400) {
     EXPECT_EQ(spec_of({}, {{"PET_RDZV_ENDPOINT", "a:1"}}).rendezvous.endpoint, (Endpoint{"a", 1}));
     EXPECT_FALSE(spec_of({"--rdzv-endpoint", ""}).rendezvous.endpoint);
     EXPECT_FALSE(spec_of({"--rdzv-endpoint", "localhost:0"}).rendezvous.endpoint);
-    EXPECT_EQ(error_of({"--rdzv-endpoint", "localhost:0", "--nnodes", "2"}),
-              "--rdzv-endpoint localhost:0 and --nnodes 2 contradict each other: other nodes cannot find port 0; give a port");
+    EXPECT_EQ(
+        error_of({"--rdzv-endpoint", "localhost:0", "--nnodes", "2"}),
+        "--rdzv-endpoint localhost:0 and --nnodes 2 contradict each other: other nodes cannot find port 0; give a port");
     EXPECT_THAT(error_of({"--rdzv-endpoint", "a:b"}), HasSubstr("--rdzv-endpoint: "));
 }
 
@@ -124,35 +129,46 @@ TEST(Option, AJobOfOneNodeWithoutAnIdIsNoOthersNamesake) {
 }
 
 TEST(Option, RdzvConfMayStandInQuotes) {
-    for (const char* conf : {"'timeout=900,is_host=0'", "\"timeout=900\",'is_host=0'", "timeout='900', 'is_host'=\"0\""}) {
+    for (const char* conf :
+         {"'timeout=900,is_host=0'", "\"timeout=900\",'is_host=0'", "timeout='900', 'is_host'=\"0\""}) {
         const CommandLine line = line_of({"--rdzv-conf", conf});
         EXPECT_EQ(line.spec.rendezvous.join_timeout, seconds(900)) << conf;
         EXPECT_EQ(line.spec.rendezvous.is_host, false) << conf;
         EXPECT_THAT(line.remarks, ElementsAre()) << conf;
     }
-    EXPECT_THAT(line_of({"--rdzv-conf='timeout=900"}).remarks, ElementsAre(HasSubstr("''timeout'"))) << "an open quote belongs to the key";
+    EXPECT_THAT(line_of({"--rdzv-conf='timeout=900"}).remarks, ElementsAre(HasSubstr("''timeout'")))
+        << "an open quote belongs to the key";
 }
 
 TEST(Option, UnknownKeysOfRdzvConfAreSaidAndOverlookedAsByTorchrun) {
     const CommandLine line = line_of({"--rdzv-conf", "jointimeout=3,color=red,timeout=7"});
-    EXPECT_THAT(line.remarks, ElementsAre("--rdzv-conf: 'jointimeout' is not a known key (did you mean join_timeout?), without effect",
-                                          HasSubstr("'color' is not a known key, without effect (known are join_timeout, ")));
+    EXPECT_THAT(
+        line.remarks,
+        ElementsAre(
+            "--rdzv-conf: 'jointimeout' is not a known key (did you mean join_timeout?), without effect",
+            HasSubstr("'color' is not a known key, without effect (known are join_timeout, ")));
     EXPECT_EQ(line.spec.rendezvous.join_timeout, seconds(7));
 }
 
 TEST(Option, RdzvConfTakesTorchrunsKeys) {
-    const RendezvousSpec rdzv = spec_of({"--rdzv-conf", "join_timeout=90,last_call_timeout=5,is_host=1"}).rendezvous;
+    const RendezvousSpec rdzv =
+        spec_of({"--rdzv-conf", "join_timeout=90,last_call_timeout=5,is_host=1"}).rendezvous;
     EXPECT_EQ(rdzv.join_timeout, seconds(90));
     EXPECT_EQ(rdzv.last_call, seconds(5));
     EXPECT_EQ(rdzv.is_host, true);
     EXPECT_EQ(spec_of({"--rdzv_conf=timeout=900"}).rendezvous.join_timeout, seconds(900));
     EXPECT_EQ(spec_of({"--rdzv-conf=timeout=900,join_timeout=1"}).rendezvous.join_timeout, seconds(1));
-    EXPECT_EQ(spec_of({}, {{"PET_RDZV_CONF", "keep_alive_interval=2,keep_alive_max_attempt=4"}}).rendezvous.keep_alive_attempts, 4);
-    EXPECT_THAT(line_of({"--rdzv-conf=read_timeout=20,close_timeout=3,store_type=tcp,join_timeout=9"}).remarks,
-                ElementsAre(HasSubstr("close_timeout: accepted, without effect"), HasSubstr("read_timeout: accepted, without effect")));
+    EXPECT_EQ(spec_of({}, {{"PET_RDZV_CONF", "keep_alive_interval=2,keep_alive_max_attempt=4"}})
+                  .rendezvous.keep_alive_attempts,
+              4);
+    EXPECT_THAT(
+        line_of({"--rdzv-conf=read_timeout=20,close_timeout=3,store_type=tcp,join_timeout=9"}).remarks,
+        ElementsAre(HasSubstr("close_timeout: accepted, without effect"),
+                    HasSubstr("read_timeout: accepted, without effect")));
     EXPECT_EQ(error_of({"--rdzv-conf", "keep_alive_interval=0"}),
               "--rdzv-conf: keep_alive_interval: '0' is not a time of at least 10 ms");
-    EXPECT_EQ(error_of({"--rdzv-conf", "join_timeout=soon"}), "--rdzv-conf: join_timeout: 'soon' is not a time in seconds");
+    EXPECT_EQ(error_of({"--rdzv-conf", "join_timeout=soon"}),
+              "--rdzv-conf: join_timeout: 'soon' is not a time in seconds");
     EXPECT_EQ(error_of({"--rdzv-conf", "is_host"}), "--rdzv-conf: 'is_host' is not KEY=VALUE");
     EXPECT_THAT(error_of({"--rdzv-conf", "ca_cert=/a"}), HasSubstr("etcd"));
     EXPECT_THAT(error_of({"--rdzv-conf", "store_type=file"}), HasSubstr("expected tcp"));
@@ -186,16 +202,21 @@ TEST(Option, MaxRestartsTakesACountOrABudgetOverTime) {
 }
 
 TEST(Option, MonitorIntervalIsAcceptedWithARemark) {
-    EXPECT_THAT(line_of({"--monitor-interval", "0.1"}).remarks, ElementsAre(HasSubstr("--monitor-interval: accepted")));
-    EXPECT_THAT(line_of({}, {{"PET_MONITOR_INTERVAL", "5"}}).remarks, ElementsAre(HasSubstr("--monitor-interval")));
+    EXPECT_THAT(line_of({"--monitor-interval", "0.1"}).remarks,
+                ElementsAre(HasSubstr("--monitor-interval: accepted")));
+    EXPECT_THAT(line_of({}, {{"PET_MONITOR_INTERVAL", "5"}}).remarks,
+                ElementsAre(HasSubstr("--monitor-interval")));
     EXPECT_THAT(line_of({}).remarks, IsEmpty());
-    EXPECT_EQ(error_of({"--monitor_interval=often"}), "--monitor_interval: 'often' is not a number of seconds");
+    EXPECT_EQ(error_of({"--monitor_interval=often"}),
+              "--monitor_interval: 'often' is not a number of seconds");
 }
 
 TEST(Option, StartMethodIsAcceptedWithARemark) {
     EXPECT_THAT(line_of({"--start-method=fork"}).remarks, ElementsAre(HasSubstr("--start-method: accepted")));
-    EXPECT_THAT(line_of({}, {{"PET_START_METHOD", "spawn"}}).remarks, ElementsAre(HasSubstr("--start-method")));
-    EXPECT_EQ(error_of({"--start_method=thread"}), "--start_method: 'thread' is not spawn, fork or forkserver");
+    EXPECT_THAT(line_of({}, {{"PET_START_METHOD", "spawn"}}).remarks,
+                ElementsAre(HasSubstr("--start-method")));
+    EXPECT_EQ(error_of({"--start_method=thread"}),
+              "--start_method: 'thread' is not spawn, fork or forkserver");
 }
 
 TEST(Option, EventLogHandlerConsoleWritesEvents) {
@@ -216,9 +237,11 @@ TEST(Option, ModuleRunsAPythonModule) {
     EXPECT_EQ(spec_of({"-m"}).program.kind, ProgramSpec::Kind::Module);
     EXPECT_EQ(spec_of({"--module"}).program.kind, ProgramSpec::Kind::Module);
     EXPECT_EQ(spec_of({}, {{"PET_MODULE", "1"}}).program.kind, ProgramSpec::Kind::Module);
-    EXPECT_EQ(error_of({"-m", "--no-python"}), "-m and --no-python contradict each other: a module is run by Python");
-    EXPECT_EQ(error_of({"--pass-mpi-env", "--pmix=on"}),
-              "--pass-mpi-env and --pmix on contradict each other: workers have one launcher that their MPI speaks with");
+    EXPECT_EQ(error_of({"-m", "--no-python"}),
+              "-m and --no-python contradict each other: a module is run by Python");
+    EXPECT_EQ(
+        error_of({"--pass-mpi-env", "--pmix=on"}),
+        "--pass-mpi-env and --pmix on contradict each other: workers have one launcher that their MPI speaks with");
 }
 
 TEST(Option, NoPythonExecutesDirectly) {
@@ -255,7 +278,8 @@ TEST(Option, RedirectsTakesABitMaskOrAMapWithAnyDigits) {
     EXPECT_EQ(map.of(11), Streams::Err);
     EXPECT_EQ(map.of(1), Streams::None);
     EXPECT_EQ(spec_of({}, {{"PET_REDIRECTS", "3"}}).output.redirects.everyone, Streams::All);
-    EXPECT_THAT(error_of({"-r", "4"}), HasSubstr("-r: '4' is not 0 (none), 1 (stdout), 2 (stderr) or 3 (both)"));
+    EXPECT_THAT(error_of({"-r", "4"}),
+                HasSubstr("-r: '4' is not 0 (none), 1 (stdout), 2 (stderr) or 3 (both)"));
     EXPECT_EQ(error_of({"-r", "0:1,0:2"}), "-r: '0:1,0:2' names local rank 0 twice");
     EXPECT_THAT(error_of({"-r", "0:1,2"}), HasSubstr("'2' is not LOCAL_RANK:STREAMS"));
 }
@@ -302,7 +326,8 @@ TEST(Option, NumaBindingHasFourPoliciesAlsoFromItsVariable) {
     EXPECT_EQ(spec_of({"--fabric=ib"}).fabric, Fabric::Infiniband);
     EXPECT_EQ(spec_of({"--fabric=none"}).fabric, Fabric::None);
     EXPECT_EQ(spec_of({"--fabric=auto"}).fabric, std::nullopt);
-    EXPECT_EQ(error_of({"--fabric=tcp"}), "--fabric: 'tcp' is not auto, slingshot, ib, efa, ethernet or none");
+    EXPECT_EQ(error_of({"--fabric=tcp"}),
+              "--fabric: 'tcp' is not auto, slingshot, ib, efa, ethernet or none");
     EXPECT_EQ(spec_of({"--numa-binding=none"}).binding, NumaBinding::None);
     EXPECT_EQ(error_of({"--numa-binding=core"}),
               "--numa-binding: 'core' is not none, auto, node, socket, exclusive or core-complex");
@@ -323,10 +348,13 @@ TEST(Option, ShutdownTimeoutIsSecondsAndHasAVariableOfItsOwn) {
     EXPECT_EQ(spec_of({}).shutdown_timeout, seconds(30));
     EXPECT_EQ(spec_of({"--shutdown-timeout", "5"}).shutdown_timeout, seconds(5));
     EXPECT_EQ(spec_of({}, {{"TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "7"}}).shutdown_timeout, seconds(7));
-    EXPECT_EQ(spec_of({"--shutdown_timeout=1"}, {{"TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "7"}}).shutdown_timeout, seconds(1));
+    EXPECT_EQ(spec_of({"--shutdown_timeout=1"}, {{"TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "7"}}).shutdown_timeout,
+              seconds(1));
     EXPECT_EQ(spec_of({}, {{"PET_SHUTDOWN_TIMEOUT", "0"}}).shutdown_timeout, seconds(0));
-    EXPECT_EQ(spec_of({"--shutdown-timeout=2"}).failure_grace, seconds(2)) << "never longer than the shutdown";
-    EXPECT_THAT(error_of({"--shutdown-timeout", "-3"}), HasSubstr("--shutdown-timeout: '-3' is not a time span"));
+    EXPECT_EQ(spec_of({"--shutdown-timeout=2"}).failure_grace, seconds(2))
+        << "never longer than the shutdown";
+    EXPECT_THAT(error_of({"--shutdown-timeout", "-3"}),
+                HasSubstr("--shutdown-timeout: '-3' is not a time span"));
 }
 
 TEST(Option, VirtualLocalRankIsASwitch) {
@@ -341,7 +369,8 @@ TEST(Option, NodeRankIsBelowNnodes) {
     EXPECT_EQ(spec_of({}, {{"PET_NODE_RANK", "0"}}).rendezvous.node_rank, 0);
     EXPECT_EQ(error_of({"--node_rank=2", "--nnodes=2"}),
               "--node_rank 2 and --nnodes 2 contradict each other: nodes have ranks 0 to 1");
-    EXPECT_THAT(error_of({"--standalone", "--node-rank=1"}), HasSubstr("--standalone and --node-rank 1 contradict"));
+    EXPECT_THAT(error_of({"--standalone", "--node-rank=1"}),
+                HasSubstr("--standalone and --node-rank 1 contradict"));
 }
 
 TEST(Option, MasterAddrIsTheStaticEndpointOfSeveralNodes) {
@@ -357,7 +386,8 @@ TEST(Option, MasterAddrIsTheStaticEndpointOfSeveralNodes) {
 TEST(Option, MasterPortIsAPort) {
     EXPECT_FALSE(spec_of({}).rendezvous.master_port);
     EXPECT_EQ(spec_of({"--master-port=29511"}).rendezvous.master_port, 29511);
-    EXPECT_EQ(spec_of({"--master_port=1", "--master-addr=h", "--nnodes=2"}).rendezvous.endpoint, (Endpoint{"h", 1}));
+    EXPECT_EQ(spec_of({"--master_port=1", "--master-addr=h", "--nnodes=2"}).rendezvous.endpoint,
+              (Endpoint{"h", 1}));
     EXPECT_EQ(spec_of({}, {{"PET_MASTER_PORT", "2"}}).rendezvous.master_port, 2);
     EXPECT_THAT(error_of({"--master-port", "70000"}), HasSubstr("--master-port: '70000' is not a port"));
 }
@@ -379,11 +409,13 @@ TEST(Option, PrintCompletionNeedsNoProgram) {
         EXPECT_THAT(line->text, HasSubstr("nproc-per-node")) << shell;
     }
     EXPECT_EQ(parse({}, {{"PET_PRINT_COMPLETION", "bash"}})->action, CommandLine::PrintCompletion);
-    EXPECT_EQ(error_of({"--print-completion=csh"}), "--print-completion: 'csh' is not bash, zsh, fish or tcsh");
+    EXPECT_EQ(error_of({"--print-completion=csh"}),
+              "--print-completion: 'csh' is not bash, zsh, fish or tcsh");
 }
 
 TEST(Option, UseEnvIsAccepted) {
-    EXPECT_THAT(line_of({"--use-env"}).remarks, ElementsAre(HasSubstr("LOCAL_RANK is always in the environment")));
+    EXPECT_THAT(line_of({"--use-env"}).remarks,
+                ElementsAre(HasSubstr("LOCAL_RANK is always in the environment")));
     EXPECT_THAT(line_of({"--use_env"}).remarks, Not(IsEmpty()));
 }
 
@@ -409,8 +441,9 @@ TEST(Option, StdinAndAttachNameARank) {
 }
 
 TEST(Option, TimesAndFilesOfOursArrive) {
-    const JobSpec spec = spec_of({"--preempt-grace=2m", "--hang-timeout=15m", "--failure-grace=1s", "--report=r.json",
-                                  "--events=e", "--metrics-port=9000", "--dry-run", "-q", "--narrow-gpus"});
+    const JobSpec spec =
+        spec_of({"--preempt-grace=2m", "--hang-timeout=15m", "--failure-grace=1s", "--report=r.json",
+                 "--events=e", "--metrics-port=9000", "--dry-run", "-q", "--narrow-gpus"});
     EXPECT_EQ(spec.preempt_grace, minutes(2));
     EXPECT_EQ(spec.hang_timeout, minutes(15));
     EXPECT_EQ(spec.failure_grace, seconds(1));
@@ -423,14 +456,19 @@ TEST(Option, TimesAndFilesOfOursArrive) {
 TEST(Option, PrefixComesFromTheFlagOrTorchrunsVariable) {
     EXPECT_FALSE(spec_of({}).output.prefix);
     EXPECT_FALSE(spec_of({}, {{"TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE", ""}}).output.prefix);
-    EXPECT_EQ(spec_of({}, {{"TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE", "${role_name} "}}).output.prefix, "${role_name} ");
-    EXPECT_EQ(spec_of({"--log-prefix=${host}:"}, {{"TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE", "x"}}).output.prefix, "${host}:");
+    EXPECT_EQ(spec_of({}, {{"TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE", "${role_name} "}}).output.prefix,
+              "${role_name} ");
+    EXPECT_EQ(
+        spec_of({"--log-prefix=${host}:"}, {{"TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE", "x"}}).output.prefix,
+        "${host}:");
     EXPECT_EQ(spec_of({"--prefix="}).output.prefix, "");
     EXPECT_EQ(spec_of({"--prefix=none"}).output.prefix, "");
     EXPECT_FALSE(spec_of({"--prefix=auto"}, {{"TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE", "x"}}).output.prefix);
-    EXPECT_EQ(spec_of({"--log-line-prefix-template=${hostname} ${local_rank}:"}).output.prefix, "${hostname} ${local_rank}:");
+    EXPECT_EQ(spec_of({"--log-line-prefix-template=${hostname} ${local_rank}:"}).output.prefix,
+              "${hostname} ${local_rank}:");
     EXPECT_EQ(spec_of({"--log_line_prefix_template=theirs", "--prefix=ours"}).output.prefix, "ours");
-    EXPECT_THAT(error_of({"--prefix=${rnak}"}), HasSubstr("'${rnak}' is not known (expected ${rank}, ${local_rank}"));
+    EXPECT_THAT(error_of({"--prefix=${rnak}"}),
+                HasSubstr("'${rnak}' is not known (expected ${rank}, ${local_rank}"));
 }
 
 TEST(Option, TeeWritesWhatReadersOfTorchrunsTeeExpect) {
@@ -438,7 +476,8 @@ TEST(Option, TeeWritesWhatReadersOfTorchrunsTeeExpect) {
     EXPECT_EQ(spec_of({}, {{"PET_TEE", "3"}}).output.prefix, "[${role_name}${local_rank}]:");
     EXPECT_EQ(spec_of({"-t3", "--prefix=none"}).output.prefix, "");
     EXPECT_FALSE(spec_of({"-t0"}).output.prefix);
-    EXPECT_FALSE(spec_of({"--log-dir=/l"}).output.prefix) << "everything is kept and shown, but nobody said --tee";
+    EXPECT_FALSE(spec_of({"--log-dir=/l"}).output.prefix)
+        << "everything is kept and shown, but nobody said --tee";
 }
 
 TEST(Option, OutputSwitchesArrive) {
@@ -454,7 +493,8 @@ TEST(Option, SignalMayBeRepeatedAndWinsOverTheList) {
     EXPECT_EQ(signals.at(SIGUSR1), SignalAction::Preempt);
     EXPECT_EQ(signals.at(SIGHUP), SignalAction::Ignore);
     EXPECT_EQ(signals.at(SIGTERM), SignalAction::Preempt);
-    EXPECT_EQ(spec_of({"--signal=USR1=forward", "--signals-to-handle=USR1"}).signals.at(SIGUSR1), SignalAction::Forward);
+    EXPECT_EQ(spec_of({"--signal=USR1=forward", "--signals-to-handle=USR1"}).signals.at(SIGUSR1),
+              SignalAction::Forward);
     EXPECT_THAT(error_of({"--signal=USR1=die"}), HasSubstr("'die' is not forward, stop, preempt or ignore"));
     EXPECT_THAT(error_of({"--signal=CHLD=ignore"}), HasSubstr("'CHLD' cannot be handled"));
 }
@@ -462,7 +502,8 @@ TEST(Option, SignalMayBeRepeatedAndWinsOverTheList) {
 // ---- the grammar
 
 TEST(CommandLineGrammar, EverythingBehindTheProgramBelongsToIt) {
-    const Result<CommandLine> line = parse({"--nnodes=1", "train", "--help", "--nproc-per-node=9", "--", "-r"});
+    const Result<CommandLine> line =
+        parse({"--nnodes=1", "train", "--help", "--nproc-per-node=9", "--", "-r"});
     ASSERT_TRUE(line);
     EXPECT_EQ(line->action, CommandLine::Run);
     EXPECT_EQ(line->spec.program.name, "train");
@@ -482,7 +523,8 @@ TEST(CommandLineGrammar, LaterValuesReplaceEarlierOnes) {
 }
 
 TEST(CommandLineGrammar, UnknownOptionSuggestsTheNearest) {
-    EXPECT_EQ(error_of({"--nproc-per-nods=2"}), "--nproc-per-nods: unknown option (did you mean --nproc-per-node?)");
+    EXPECT_EQ(error_of({"--nproc-per-nods=2"}),
+              "--nproc-per-nods: unknown option (did you mean --nproc-per-node?)");
     EXPECT_EQ(error_of({"--zzzzzzzz"}), "--zzzzzzzz: unknown option (see ddprun --help)");
     EXPECT_EQ(error_of({"-x"}), "-x: unknown option (see ddprun --help)");
     EXPECT_EQ(error_of({"--=2"}), "--: unknown option (see ddprun --help)");
@@ -493,7 +535,8 @@ TEST(CommandLineGrammar, ABeginningThatOneOptionAloneHasIsThatOption) {
     EXPECT_EQ(spec_of({"--nproc", "2", "--stand"}).workers.number, 2);
     EXPECT_EQ(spec_of({"--nproc_per=3"}).workers.number, 3);
     EXPECT_EQ(spec_of({"--log-p=x "}, {}).output.prefix, "x ") << "an alias";
-    EXPECT_EQ(spec_of({"--signal=USR1=stop"}).signals.at(SIGUSR1), SignalAction::Stop) << "a whole name is no beginning";
+    EXPECT_EQ(spec_of({"--signal=USR1=stop"}).signals.at(SIGUSR1), SignalAction::Stop)
+        << "a whole name is no beginning";
     EXPECT_EQ(line_of({"--redir=3"}).sources.count("redirects"), 1U);
     EXPECT_EQ(error_of({"--rdzv-i", "--stand"}),
               "--rdzv-i: needs a value (ID), but --stand follows; write --rdzv-i=VALUE if it is the value");
@@ -502,12 +545,15 @@ TEST(CommandLineGrammar, ABeginningThatOneOptionAloneHasIsThatOption) {
 TEST(CommandLineGrammar, ABeginningOfSeveralOptionsNamesThem) {
     EXPECT_EQ(error_of({"--master=h"}), "--master: ambiguous, it could be --master-addr or --master-port");
     EXPECT_EQ(error_of({"--max=3"}), "--max: ambiguous, it could be --max-restarts or --max-log-size");
-    EXPECT_EQ(error_of({"--n"}), "--n: ambiguous, it could be --nproc-per-node, --nnodes, --no-python, --numa-binding, --narrow-gpus or --node-rank");
+    EXPECT_EQ(
+        error_of({"--n"}),
+        "--n: ambiguous, it could be --nproc-per-node, --nnodes, --no-python, --numa-binding, --narrow-gpus or --node-rank");
 }
 
 TEST(CommandLineGrammar, AForgottenValueIsNoticed) {
-    EXPECT_EQ(error_of({"--rdzv-id", "--standalone"}),
-              "--rdzv-id: needs a value (ID), but --standalone follows; write --rdzv-id=VALUE if it is the value");
+    EXPECT_EQ(
+        error_of({"--rdzv-id", "--standalone"}),
+        "--rdzv-id: needs a value (ID), but --standalone follows; write --rdzv-id=VALUE if it is the value");
     const Result<CommandLine> line = parse({"--rdzv-id"});
     ASSERT_FALSE(line);
     EXPECT_EQ(line.error().what, "--rdzv-id: needs a value (ID)");
@@ -531,7 +577,8 @@ TEST(CommandLineGrammar, ASwitchTakesNoValueHoweverItIsWritten) {
 }
 
 TEST(CommandLineGrammar, AMistypedOptionIsNotTheProgram) {
-    EXPECT_THAT(error_of({"--nproc-per-nods", "2", "--quiet"}), HasSubstr("--nproc-per-nods: unknown option"));
+    EXPECT_THAT(error_of({"--nproc-per-nods", "2", "--quiet"}),
+                HasSubstr("--nproc-per-nods: unknown option"));
     EXPECT_THAT(error_of({"-5"}), HasSubstr("-5: unknown option"));
     EXPECT_THAT(error_of({"---"}), HasSubstr("---: unknown option"));
     EXPECT_EQ(parse({"-"})->spec.program.name, "-");
@@ -551,8 +598,10 @@ TEST(SubcommandOptions, ThatAreWrongAreNamed) {
     EXPECT_EQ(parse_ask_options({"-r", "x"}).error().what, "-r: 'x' is not a rank (expected 0, 1, ...)");
     EXPECT_EQ(parse_ask_options({"--job"}).error().what, "--job: needs a value");
     EXPECT_EQ(parse_ask_options({"--jbo", "j7"}).error().what, "--jbo: unknown option");
-    EXPECT_EQ(parse_doctor_options({"--seconds", "31"}).error().what, "--seconds: '31' is not between 0 and 30");
-    EXPECT_THAT(parse_doctor_options({"quickly"}).error().what, HasSubstr("quickly: unknown (expected --json"));
+    EXPECT_EQ(parse_doctor_options({"--seconds", "31"}).error().what,
+              "--seconds: '31' is not between 0 and 30");
+    EXPECT_THAT(parse_doctor_options({"quickly"}).error().what,
+                HasSubstr("quickly: unknown (expected --json"));
     EXPECT_EQ(parse_clean_options({"--user", "jane", "--dry-run"})->user, "jane");
     EXPECT_TRUE(parse_clean_options({"--dry-run"})->dry_run);
     EXPECT_FALSE(parse_clean_options({})->dry_run);
@@ -569,7 +618,8 @@ TEST(CommandLineGrammar, NoProgramIsAnError) {
 
 TEST(CommandLineGrammar, SourcesSayWhereEachValueCameFrom) {
     const CommandLine line = line_of({"--tee=3"}, {{"PET_NNODES", "2"}, {"PET_TEE", "1"}});
-    EXPECT_EQ(line.sources, (std::map<std::string, std::string>{{"nnodes", "PET_NNODES"}, {"tee", "command line"}}));
+    EXPECT_EQ(line.sources,
+              (std::map<std::string, std::string>{{"nnodes", "PET_NNODES"}, {"tee", "command line"}}));
 }
 
 TEST(CommandLineGrammar, AnEmptyVariableIsNoValue) {
@@ -629,16 +679,19 @@ TEST(ManualPage, ExplainsEveryOptionOfTheHelp) {
     EXPECT_THAT(page, HasSubstr(".PP\nEach worker finds")) << "no part of the entry before";
     EXPECT_THAT(page, HasSubstr(".PP\n\\-\\-signal and"));
     int options = 0;
-    for (const std::string_view line : split(std::string_view(help).substr(0, help.find("\nOther commands")), '\n')) {
+    for (const std::string_view line :
+         split(std::string_view(help).substr(0, help.find("\nOther commands")), '\n')) {
         const std::size_t at = line.find("--");
         if (!line.starts_with("  ") || at == line.npos || at > 6) continue;
         std::string name(line.substr(at, line.find_first_of(' ', at) - at));
-        for (std::size_t dash = name.find('-'); dash != name.npos; dash = name.find('-', dash + 2)) name.insert(dash, "\\");
+        for (std::size_t dash = name.find('-'); dash != name.npos; dash = name.find('-', dash + 2))
+            name.insert(dash, "\\");
         EXPECT_THAT(page, HasSubstr("\\fB" + name + "\\fR"));
         ++options;
     }
     EXPECT_GT(options, 40);
-    for (const char* section : {".SH EXIT STATUS", ".SH SIGNALS", ".SH EXAMPLES"}) EXPECT_THAT(page, HasSubstr(section));
+    for (const char* section : {".SH EXIT STATUS", ".SH SIGNALS", ".SH EXAMPLES"})
+        EXPECT_THAT(page, HasSubstr(section));
 }
 
 TEST(Help, ListsEveryOptionWithin100Columns) {
@@ -668,18 +721,22 @@ TEST(Help, VersionIsOneLine) {
 /// A value that the option takes.
 std::string sample_of(const OptionRow& row) {
     static const std::map<std::string_view, std::string> samples = {
-        {"nproc-per-node", "2"}, {"nnodes", "1:2"}, {"rdzv-endpoint", "host:1"}, {"rdzv-conf", "join_timeout=3"}, {"node-rank", "0"},
-        {"master-port", "1234"}, {"metrics-port", "1234"}, {"max-restarts", "1"}, {"signals-to-handle", "SIGTERM"}, {"signal", "USR1=stop"},
-        {"redirects", "0:1"}, {"tee", "3"}, {"local-ranks-filter", "0"}, {"stdin", "0"}, {"attach", "0=gdb"}, {"prefix", "${rank}"},
-        {"max-log-size", "1MiB"}};
+        {"nproc-per-node", "2"},         {"nnodes", "1:2"},       {"rdzv-endpoint", "host:1"},
+        {"rdzv-conf", "join_timeout=3"}, {"node-rank", "0"},      {"master-port", "1234"},
+        {"metrics-port", "1234"},        {"max-restarts", "1"},   {"signals-to-handle", "SIGTERM"},
+        {"signal", "USR1=stop"},         {"redirects", "0:1"},    {"tee", "3"},
+        {"local-ranks-filter", "0"},     {"stdin", "0"},          {"attach", "0=gdb"},
+        {"prefix", "${rank}"},           {"max-log-size", "1MiB"}};
     if (row.value.empty()) return "1";
     if (const auto found = samples.find(row.name); found != samples.end()) return found->second;
-    if (!row.choices.empty() && row.choices[0] != '@') return std::string(row.choices.substr(0, row.choices.find(' ')));
+    if (!row.choices.empty() && row.choices[0] != '@')
+        return std::string(row.choices.substr(0, row.choices.find(' ')));
     return "1";
 }
 
 TEST(OptionTable, EveryOptionIsTakenInBothSpellingsAndFromItsVariable) {
-    const std::set<std::string_view> not_here = {"help", "version", "config", "print-completion", "print-man"};
+    const std::set<std::string_view> not_here = {"help", "version", "config", "print-completion",
+                                                 "print-man"};
     int options = 0;
     for (const OptionGroup& group : option_groups()) {
         for (const OptionRow& row : group.rows) {
@@ -707,7 +764,9 @@ TEST(OptionTable, NamesAndLettersAreUnique) {
     for (const OptionGroup& group : option_groups()) {
         for (const OptionRow& row : group.rows) {
             EXPECT_EQ(find_option(row.name), &row) << row.name;
-            if (row.letter != 0) { EXPECT_EQ(find_option(row.letter), &row) << row.name; }
+            if (row.letter != 0) {
+                EXPECT_EQ(find_option(row.letter), &row) << row.name;
+            }
             EXPECT_EQ(row.name.find('_'), std::string::npos) << row.name;
             names.emplace_back(row.name);
         }
@@ -732,7 +791,8 @@ class ConfigFileOption : public testing::Test {
 };
 
 TEST_F(ConfigFileOption, GivesOptionsProgramAndArguments) {
-    const std::string path = write(R"({"nproc-per-node": 4, "log_dir": "logs", "standalone": true, "quiet": false,
+    const std::string path =
+        write(R"({"nproc-per-node": 4, "log_dir": "logs", "standalone": true, "quiet": false,
         "local-ranks-filter": [0, 2], "signal": ["USR1=stop", "USR2=ignore"], "program": "train", "args": ["--epochs", "2"]})");
     const Result<CommandLine> line = parse({"--config", path});
     ASSERT_TRUE(line) << line.error().what;
@@ -749,20 +809,26 @@ TEST_F(ConfigFileOption, GivesOptionsProgramAndArguments) {
 }
 
 TEST_F(ConfigFileOption, IsWeakerThanVariablesAndTheCommandLine) {
-    const std::string path = write(R"({"nnodes": 5, "nproc-per-node": 5, "role": "file", "program": "a", "args": ["1"]})");
-    const Result<CommandLine> line = parse({"--nnodes=2", "other"}, {{"PET_CONFIG", path}, {"PET_NPROC_PER_NODE", "3"}});
+    const std::string path =
+        write(R"({"nnodes": 5, "nproc-per-node": 5, "role": "file", "program": "a", "args": ["1"]})");
+    const Result<CommandLine> line =
+        parse({"--nnodes=2", "other"}, {{"PET_CONFIG", path}, {"PET_NPROC_PER_NODE", "3"}});
     ASSERT_TRUE(line) << line.error().what;
     EXPECT_EQ(line->spec.nodes.max, 2);
     EXPECT_EQ(line->spec.workers.number, 3);
     EXPECT_EQ(line->spec.role, "file");
     EXPECT_EQ(line->spec.program.name, "other");
-    EXPECT_THAT(line->spec.program.arguments, IsEmpty()) << "the file's arguments belong to the file's program";
+    EXPECT_THAT(line->spec.program.arguments, IsEmpty())
+        << "the file's arguments belong to the file's program";
 }
 
 TEST_F(ConfigFileOption, ErrorsNameTheFileTheKeyAndWhatWasMeant) {
-    EXPECT_THAT(error(R"({"nproc-per-nod": 4})"), HasSubstr("job.json: 'nproc-per-nod' is not an option of ddprun (did you mean nproc-per-node?)"));
+    EXPECT_THAT(
+        error(R"({"nproc-per-nod": 4})"),
+        HasSubstr("job.json: 'nproc-per-nod' is not an option of ddprun (did you mean nproc-per-node?)"));
     EXPECT_THAT(error(R"({"progam": "x"})"), HasSubstr("did you mean program?"));
-    EXPECT_THAT(error(R"({"nproc-per-node": "eight"})"), HasSubstr("job.json: nproc-per-node: 'eight' is not a number"));
+    EXPECT_THAT(error(R"({"nproc-per-node": "eight"})"),
+                HasSubstr("job.json: nproc-per-node: 'eight' is not a number"));
     EXPECT_THAT(error("{\n\"a\": }"), HasSubstr("line 2"));
     EXPECT_THAT(error("[1]"), HasSubstr("expected one JSON object"));
     EXPECT_THAT(error(R"({"tee": {"0": 1}})"), HasSubstr("tee: expected text, a number"));
@@ -771,12 +837,14 @@ TEST_F(ConfigFileOption, ErrorsNameTheFileTheKeyAndWhatWasMeant) {
     EXPECT_THAT(error(R"({"config": "x"})"), HasSubstr("cannot name another"));
     const Result<CommandLine> absent = parse({"--config", directory_.file("absent.json"), "x"});
     ASSERT_FALSE(absent);
-    EXPECT_THAT(absent.error().what, HasSubstr("--config: " + directory_.file("absent.json") + ": No such file"));
+    EXPECT_THAT(absent.error().what,
+                HasSubstr("--config: " + directory_.file("absent.json") + ": No such file"));
 }
 
 TEST_F(ConfigFileOption, ANumberThatIsOutOfRangeIsAnErrorInOneLine) {
     const std::string what = error("{\"nproc-per-node\": 1e400,\n\"program\": \"train\"}");
-    EXPECT_THAT(what, HasSubstr("job.json: parse error at line 1, column 24: the number 1e400 is out of range"));
+    EXPECT_THAT(what,
+                HasSubstr("job.json: parse error at line 1, column 24: the number 1e400 is out of range"));
     EXPECT_THAT(what, testing::Not(HasSubstr("\n")));
     EXPECT_THAT(error(R"({"nproc-per-node": 1e300})"), HasSubstr("nproc-per-node: '1e+300' is not a number"));
 }
@@ -790,7 +858,8 @@ TEST_F(ConfigFileOption, APipeIsRefusedInsteadOfWaitedFor) {
 }
 
 TEST_F(ConfigFileOption, AnOptionThatStandsTwiceIsRefusedInsteadOfTheLastOneWinning) {
-    EXPECT_THAT(error(R"({"nproc-per-node": 2, "program": "train", "nproc-per-node": 4})"), HasSubstr("the name 'nproc-per-node' stands twice"));
+    EXPECT_THAT(error(R"({"nproc-per-node": 2, "program": "train", "nproc-per-node": 4})"),
+                HasSubstr("the name 'nproc-per-node' stands twice"));
 }
 
 // ---- completions
@@ -800,8 +869,9 @@ std::string bash_completes(const std::string& words) {
     test::TemporaryDirectory directory;
     const std::string script = directory.file("ddprun.bash");
     std::ofstream(script) << *render_completion("bash");
-    const std::string command = "bash -c 'source " + script + "; COMP_WORDS=(" + words +
-                                "); COMP_CWORD=$((${#COMP_WORDS[@]}-1)); _ddprun; echo \"${COMPREPLY[@]}\"' 2>&1";
+    const std::string command =
+        "bash -c 'source " + script + "; COMP_WORDS=(" + words +
+        "); COMP_CWORD=$((${#COMP_WORDS[@]}-1)); _ddprun; echo \"${COMPREPLY[@]}\"' 2>&1";
     FILE* pipe = ::popen(command.c_str(), "r");
     std::string text(4096, '\0');
     text.resize(::fread(text.data(), 1, text.size(), pipe));

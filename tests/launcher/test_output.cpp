@@ -50,7 +50,8 @@ void put(const UniqueFd& fd, std::string_view text) {
 /// Everything that can be read now.
 std::string available(const UniqueFd& fd) {
     std::string text, piece(65536, '\0');
-    for (ssize_t n = 0; (n = ::read(fd.get(), piece.data(), piece.size())) > 0;) text.append(piece, 0, static_cast<std::size_t>(n));
+    for (ssize_t n = 0; (n = ::read(fd.get(), piece.data(), piece.size())) > 0;)
+        text.append(piece, 0, static_cast<std::size_t>(n));
     return text;
 }
 
@@ -66,7 +67,8 @@ class OutputTest : public testing::Test {
     OutputTest() : loop_(std::move(*os::EventLoop::create({}))) { spec_.half_line_after = seconds(60); }
 
     Output& output() {
-        if (!output_) output_ = std::make_unique<Output>(*loop_, spec_, ranks_, out_.write.get(), err_.write.get());
+        if (!output_)
+            output_ = std::make_unique<Output>(*loop_, spec_, ranks_, out_.write.get(), err_.write.get());
         return *output_;
     }
     /// Adds a stream and returns the worker's end.
@@ -96,8 +98,8 @@ class OutputTest : public testing::Test {
         output().flush(deadline_after(MonotonicClock::now(), seconds(20)));
         EXPECT_TRUE(output().flushed());
     }
-    /// Writes `text` again and again until nothing moves any more because nobody reads the console. How often it
-    /// was written; -1 when there seems to be no end.
+    /// Writes `text` again and again until nothing moves any more because nobody reads the console. How often
+    /// it was written; -1 when there seems to be no end.
     long fill(const UniqueFd& worker, std::string_view text) {
         ::fcntl(worker.get(), F_SETFL, O_NONBLOCK);
         long written = 0;
@@ -149,7 +151,8 @@ TEST_F(OutputTest, NoByteIsLostOrMovedHoweverItArrives) {
     for (int rank = 0; rank < kRanks; ++rank) {
         workers.push_back(worker(rank));
         for (int line = 0; line < kLines; ++line) {
-            left[static_cast<std::size_t>(rank)] += std::to_string(line) + std::string(random() % 200, 'x') + '\n';
+            left[static_cast<std::size_t>(rank)] +=
+                std::to_string(line) + std::string(random() % 200, 'x') + '\n';
         }
     }
     const std::vector<std::string> all = left;
@@ -206,12 +209,14 @@ TEST_F(OutputTest, AGiganticLinePassesInMarkedPieces) {
     });
     EXPECT_EQ(std::count(text.begin(), text.end(), 'a'), 3 << 20);
     EXPECT_THAT(text.substr(0, 20), HasSubstr("[0]: aaaa"));
-    EXPECT_NE(text.find(std::string(kUnfinishedMark) + "\n[0]: " + std::string(kContinuedMark)), std::string::npos);
+    EXPECT_NE(text.find(std::string(kUnfinishedMark) + "\n[0]: " + std::string(kContinuedMark)),
+              std::string::npos);
 }
 
 TEST_F(OutputTest, ASlowConsoleMakesTheWorkersWaitAndLosesNothing) {
     UniqueFd worker0 = worker(0);
-    const std::string line = std::string(127, 'x') + '\n';  // a power of two: a full pipe takes no part of a line
+    const std::string line =
+        std::string(127, 'x') + '\n';  // a power of two: a full pipe takes no part of a line
     const long lines = fill(worker0, line);
     ASSERT_GT(lines, 0) << "the queue grows without bound";
     EXPECT_LT(lines, 100'000);
@@ -254,7 +259,8 @@ TEST_F(OutputTest, AConsoleNobodyReadsIsDrainedAndSaidOnce) {
         put(worker0, std::string(10'000, 'x') + '\n');
         ASSERT_TRUE(loop_->run_once(deadline_after(MonotonicClock::now(), seconds(5))));
     }
-    EXPECT_EQ(available(err_.read), "ddprun: output is being lost: write to the console: Broken pipe; the job goes on\n");
+    EXPECT_EQ(available(err_.read),
+              "ddprun: output is being lost: write to the console: Broken pipe; the job goes on\n");
     EXPECT_EQ(output().loss().bytes, 50U * 10'006);
     EXPECT_EQ(output().loss().why, "write to the console: Broken pipe");
 }
@@ -323,7 +329,8 @@ TEST_F(OutputTest, ALogLineOnAJammedConsoleStandsBetweenWholeLines) {
     int ours = 0;
     for (std::string got; std::getline(lines, got);) {
         ours += got == "[node00 agent g1] rank 0 died" ? 1 : 0;
-        EXPECT_TRUE(got == "[node00 agent g1] rank 0 died" || got + '\n' == "[0]: " + line) << got.substr(0, 50);
+        EXPECT_TRUE(got == "[node00 agent g1] rank 0 died" || got + '\n' == "[0]: " + line)
+            << got.substr(0, 50);
     }
     EXPECT_EQ(ours, 1);
 }
@@ -342,7 +349,8 @@ TEST_F(OutputTest, OurOwnLinesOnAJammedConsoleDoNotGrowWithoutEndAndTheReportIsK
 
 TEST_F(OutputTest, KnowsWhichConsoleADescriptorLeadsTo) {
     EXPECT_EQ(output().console_at(err_.write.get()), Stream::Err);
-    const UniqueFd again(::open(fmt::format("/proc/self/fd/{}", out_.write.get()).c_str(), O_WRONLY | O_CLOEXEC));
+    const UniqueFd again(
+        ::open(fmt::format("/proc/self/fd/{}", out_.write.get()).c_str(), O_WRONLY | O_CLOEXEC));
     EXPECT_EQ(output().console_at(again.get()), Stream::Out) << "another description of the same pipe";
     EXPECT_EQ(output().console_at(Pipe().write.get()), std::nullopt);
 }
@@ -377,7 +385,9 @@ TEST_F(OutputTest, PrefixNamesRoleRanksHostAndTime) {
     Pipe pipe;
     ASSERT_TRUE(output().add(std::move(pipe.read), {12, 4, "trainer", "node03"}, Stream::Out));
     put(pipe.write, "x\n");
-    EXPECT_THAT(shown(30), testing::MatchesRegex("node03/trainer4/12 [0-9][0-9]:[0-9][0-9]:[0-9][0-9]\\.[0-9][0-9][0-9]\\|x\n"));
+    EXPECT_THAT(
+        shown(30),
+        testing::MatchesRegex("node03/trainer4/12 [0-9][0-9]:[0-9][0-9]:[0-9][0-9]\\.[0-9][0-9][0-9]\\|x\n"));
 }
 
 TEST_F(OutputTest, TheOnlyRankThatIsShownInAPipeHasNoPrefix) {
@@ -472,7 +482,8 @@ TEST_F(OutputTest, TeeWritesToTheConsoleAndToAFileByGlobalRank) {
     put(pipe.write, " whole\n");
     EXPECT_EQ(shown(17, err_), "[12]: half whole\n");
     write_all();
-    EXPECT_EQ(content(spec_.log_dir + "/attempt_2/12/stderr.log"), "half whole\n") << "no prefix in a file of its own";
+    EXPECT_EQ(content(spec_.log_dir + "/attempt_2/12/stderr.log"), "half whole\n")
+        << "no prefix in a file of its own";
     EXPECT_EQ(output().attempt_directory(), spec_.log_dir + "/attempt_2");
 }
 
@@ -567,7 +578,8 @@ class HungDisk : public OutputTest {
         ::fcntl(worker0.get(), F_SETFL, O_NONBLOCK);
         long written = 0;
         for (int refused = 0; refused < 20 && written < 20'000;) {
-            const bool taken = ::write(worker0.get(), line.data(), line.size()) == static_cast<ssize_t>(line.size());
+            const bool taken =
+                ::write(worker0.get(), line.data(), line.size()) == static_cast<ssize_t>(line.size());
             refused = taken ? 0 : refused + 1;
             written += taken ? 1 : 0;
             if (taken) continue;
@@ -628,7 +640,9 @@ TEST_F(HungDisk, IsNotWaitedForWhenTheOutputGoesAway) {
 }
 
 TEST_F(OutputTest, WithoutLogFilesThereIsNoThread) {
-    const auto threads = [] { return std::distance(std::filesystem::directory_iterator("/proc/self/task"), {}); };
+    const auto threads = [] {
+        return std::distance(std::filesystem::directory_iterator("/proc/self/task"), {});
+    };
     const auto before = threads();
     const UniqueFd worker0 = worker(0);
     put(worker0, "x\n");
@@ -760,13 +774,16 @@ TEST_F(OutputTest, WhatAnotherHostSendsIsToldAsShownOnlyWhileTheConsoleHasRoom) 
 class OutputSenderTest : public OutputTest {
   protected:
     void SetUp() override {
-        Result<std::unique_ptr<OutputSender>> made = OutputSender::create({*loop_, 100, [this](Stream stream, std::string bytes) {
-            if (is_connected_) (stream == Stream::Out ? sent_out_ : sent_err_) += bytes;
-            return is_connected_;
-        }});
+        Result<std::unique_ptr<OutputSender>> made =
+            OutputSender::create({*loop_, 100, [this](Stream stream, std::string bytes) {
+                                      if (is_connected_)
+                                          (stream == Stream::Out ? sent_out_ : sent_err_) += bytes;
+                                      return is_connected_;
+                                  }});
         ASSERT_TRUE(made) << made.error().what;
         sender_ = *std::move(made);
-        output_ = std::make_unique<Output>(*loop_, spec_, ranks_, sender_->console(Stream::Out), sender_->console(Stream::Err));
+        output_ = std::make_unique<Output>(*loop_, spec_, ranks_, sender_->console(Stream::Out),
+                                           sender_->console(Stream::Err));
     }
     void TearDown() override { output_.reset(); }
     void run_a_while() {

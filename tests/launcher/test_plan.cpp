@@ -35,7 +35,8 @@ Machine machine_of(int nodes, int cores_per_node) {
     const int cores = nodes * cores_per_node;
     for (int cpu = 0; cpu < 2 * cores; ++cpu) {
         const int core = cpu % cores;
-        machine.cpu_places.push_back({cpu, core / cores_per_node, core / cores_per_node / 2, core, core / 2 * 2});
+        machine.cpu_places.push_back(
+            {cpu, core / cores_per_node, core / cores_per_node / 2, core, core / 2 * 2});
     }
     machine.cpus = 2 * cores;
     return machine;
@@ -53,7 +54,8 @@ std::vector<int> cpus_of(NumaBinding policy, const Machine& machine, int workers
 
 // ---- GPUs and CPUs of the machine
 
-const std::vector<Gpu> kFourGpus = {{"0", "GPU-aaaa1111", 0}, {"1", "GPU-aabb2222", 0}, {"2", "GPU-cccc3333", 1}, {"3", "GPU-dddd4444", 1}};
+const std::vector<Gpu> kFourGpus = {
+    {"0", "GPU-aaaa1111", 0}, {"1", "GPU-aabb2222", 0}, {"2", "GPU-cccc3333", 1}, {"3", "GPU-dddd4444", 1}};
 
 std::vector<std::string> visible(const std::optional<std::string>& value) {
     std::vector<std::string> ids;
@@ -83,14 +85,17 @@ TEST(VisibleGpus, TakeUuidsAndTheirBeginningsAndMigIds) {
 
 TEST(WorkerCountOfNode, IsResolvedFromTheMachine) {
     Machine machine = machine_of(1, 4);
-    const auto count = [&](WorkerCount::Kind kind, int number = 0) { return resolve_worker_count({kind, number}, machine); };
+    const auto count = [&](WorkerCount::Kind kind, int number = 0) {
+        return resolve_worker_count({kind, number}, machine);
+    };
     using Kind = WorkerCount::Kind;
     EXPECT_EQ(*count(Kind::Number, 7), 7);
     EXPECT_EQ(*count(Kind::Cpu), 8);
     EXPECT_EQ(*count(Kind::Auto), 8);
     const Result<int> none = count(Kind::Gpu);
     ASSERT_FALSE(none);
-    EXPECT_EQ(none.error().what, "--nproc-per-node: gpu: this machine has no NVIDIA GPU (use cpu or a count)");
+    EXPECT_EQ(none.error().what,
+              "--nproc-per-node: gpu: this machine has no NVIDIA GPU (use cpu or a count)");
     add_gpus(machine, {0, 0});
     EXPECT_EQ(*count(Kind::Gpu), 2);
     EXPECT_EQ(*count(Kind::Auto), 2);
@@ -116,7 +121,8 @@ TEST(CpuPlaces, AreReadFromSys) {
     write("cpu/cpu3/topology/physical_package_id", "1");
     write("cpu/cpu3/topology/thread_siblings_list", "1,3");
     write("cpu/cpu3/cache/index3/shared_cpu_list", "2-3");
-    EXPECT_THAT(read_cpu_places(sys.path(), {0, 3}, true), ElementsAre(Cpu{0, 0, 0, 0, 0}, Cpu{3, 1, 1, 1, 2}));
+    EXPECT_THAT(read_cpu_places(sys.path(), {0, 3}, true),
+                ElementsAre(Cpu{0, 0, 0, 0, 0}, Cpu{3, 1, 1, 1, 2}));
     EXPECT_THAT(read_cpu_places(sys.path(), {3}, false), ElementsAre(Cpu{3, 1, 0, 3, 0}));
 }
 
@@ -142,7 +148,9 @@ TEST(Probe, LooksOnlyAtWhatThePlanNeeds) {
 // ---- binding
 
 TEST(Binding, AutoBindsOnlyWhereThatIsUnambiguous) {
-    const auto why = [](const Machine& machine, int workers) { return bind_workers(NumaBinding::Auto, machine, workers)->why; };
+    const auto why = [](const Machine& machine, int workers) {
+        return bind_workers(NumaBinding::Auto, machine, workers)->why;
+    };
     EXPECT_EQ(why(machine_of(1, 4), 4), "none: one NUMA node");
     EXPECT_EQ(why(machine_of(2, 4), 3), "none: 3 workers do not divide over 2 NUMA nodes");
     EXPECT_EQ(why(machine_of(2, 4), 4), "node: the CPUs of a NUMA node");
@@ -160,7 +168,8 @@ TEST(Binding, NodeSpreadsWorkersInBlocksWithoutGpus) {
     EXPECT_THAT(cpus_of(NumaBinding::Node, machine, 4, 1), ElementsAre(0, 1, 4, 5));
     EXPECT_THAT(cpus_of(NumaBinding::Node, machine, 4, 2), ElementsAre(2, 3, 6, 7));
     EXPECT_THAT(bind_workers(NumaBinding::Node, machine, 4)->workers[3].memory_nodes, ElementsAre(1));
-    EXPECT_EQ(bind_workers(NumaBinding::Node, machine, 4)->workers[0].cores, 1) << "two cores for two workers";
+    EXPECT_EQ(bind_workers(NumaBinding::Node, machine, 4)->workers[0].cores, 1)
+        << "two cores for two workers";
 }
 
 TEST(Binding, NodeFollowsTheGpu) {
@@ -178,7 +187,8 @@ TEST(Binding, SocketTakesAllNodesOfThePackage) {
 
 TEST(Binding, ExclusiveDividesCoresWithTheirThreads) {
     const Machine machine = machine_of(1, 5);
-    EXPECT_THAT(cpus_of(NumaBinding::Exclusive, machine, 2, 0), ElementsAre(0, 1, 2, 5, 6, 7)) << "the first takes one more";
+    EXPECT_THAT(cpus_of(NumaBinding::Exclusive, machine, 2, 0), ElementsAre(0, 1, 2, 5, 6, 7))
+        << "the first takes one more";
     EXPECT_THAT(cpus_of(NumaBinding::Exclusive, machine, 2, 1), ElementsAre(3, 4, 8, 9));
     const Result<Bindings> few = bind_workers(NumaBinding::Exclusive, machine, 6);
     ASSERT_FALSE(few);
@@ -235,7 +245,8 @@ TEST_F(Plan, NumbersEveryWorker) {
 }
 
 TEST_F(Plan, TellsTheSignalsThatStopTheJobAsTheyWereGiven) {
-    EXPECT_THAT(plan()[0].environment, Contains(Pair("TORCHELASTIC_SIGNALS_TO_HANDLE", "SIGTERM,SIGINT,SIGHUP,SIGQUIT")));
+    EXPECT_THAT(plan()[0].environment,
+                Contains(Pair("TORCHELASTIC_SIGNALS_TO_HANDLE", "SIGTERM,SIGINT,SIGHUP,SIGQUIT")));
     spec_.signals_to_handle = "SIGUSR1";
     EXPECT_THAT(plan()[1].environment, Contains(Pair("TORCHELASTIC_SIGNALS_TO_HANDLE", "SIGUSR1")));
 }
@@ -254,14 +265,17 @@ TEST_F(Plan, SetsThreadsToTheCoresPerWorkerUnlessTheUserDid) {
 
 TEST_F(Plan, SetsNcclErrorHandlingUnlessTheUserDid) {
     EXPECT_THAT(plan()[0].environment, Contains(Pair("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1")));
-    EXPECT_THAT(plan(environment({{"TORCH_NCCL_ASYNC_ERROR_HANDLING", "0"}}))[0].environment, Not(Contains(Pair("TORCH_NCCL_ASYNC_ERROR_HANDLING", testing::_))));
+    EXPECT_THAT(plan(environment({{"TORCH_NCCL_ASYNC_ERROR_HANDLING", "0"}}))[0].environment,
+                Not(Contains(Pair("TORCH_NCCL_ASYNC_ERROR_HANDLING", testing::_))));
 }
 
 TEST_F(Plan, SetsWhatTheFabricNeedsUnlessTheUserDid) {
-    EXPECT_THAT(plan()[0].environment, Not(Contains(Pair("FI_PROVIDER", testing::_)))) << "nobody looked for a fabric";
+    EXPECT_THAT(plan()[0].environment, Not(Contains(Pair("FI_PROVIDER", testing::_))))
+        << "nobody looked for a fabric";
     machine_.fabric = choose_fabric(Fabric::Efa, {});
     EXPECT_THAT(plan()[1].environment, Contains(Pair("FI_PROVIDER", "efa")));
-    EXPECT_THAT(plan(environment({{"FI_PROVIDER", "tcp"}}))[0].environment, Not(Contains(Pair("FI_PROVIDER", testing::_))));
+    EXPECT_THAT(plan(environment({{"FI_PROVIDER", "tcp"}}))[0].environment,
+                Not(Contains(Pair("FI_PROVIDER", testing::_))));
     const std::string text = render_plan(spec_, program_, machine_, order_, plan(), {}, environment());
     EXPECT_THAT(text, HasSubstr("fabric:     efa (--fabric efa)\n  FI_PROVIDER=efa  ("));
 }
@@ -315,7 +329,8 @@ TEST_F(Plan, StdinGoesToOneRankAndAttachPutsOneUnderADebugger) {
     const WorkerPlan attached = plan()[0];
     EXPECT_TRUE(attached.attached && attached.reads_stdin);
     EXPECT_EQ(attached.program, "/bin/sh");
-    EXPECT_THAT(attached.arguments, ElementsAre("/bin/sh", "-c", "exec gdb --args \"$@\"", "sh", "/bin/prog", "--out=4.txt", "0/4"));
+    EXPECT_THAT(attached.arguments, ElementsAre("/bin/sh", "-c", "exec gdb --args \"$@\"", "sh", "/bin/prog",
+                                                "--out=4.txt", "0/4"));
     EXPECT_FALSE(plan()[1].attached);
 }
 
@@ -348,28 +363,35 @@ TEST_F(Plan, NamesTheScriptAndNotOnlyThePythonThatRunsIt) {
 TEST_F(Plan, SaysWhatIsNotKnownBeforeTheNodesHaveMet) {
     order_.master_addr = "";
     order_.master_port = 0;
-    const PlanSurroundings around{"shown as node 1", "at node00:29400 (node rank 1)", "", {"node00: node 0", "node01: node 1"}};
+    const PlanSurroundings around{
+        "shown as node 1", "at node00:29400 (node rank 1)", "", {"node00: node 0", "node01: node 1"}};
     const std::string text = render_plan(spec_, program_, machine_, order_, plan(), around);
     EXPECT_THAT(text, HasSubstr("  MASTER_ADDR=<an address of the first node>\n"));
     EXPECT_THAT(text, HasSubstr("  MASTER_PORT=<a free port>\n"));
     EXPECT_THAT(text, HasSubstr("node:       shown as node 1\n"));
-    EXPECT_THAT(text, HasSubstr("controller: at node00:29400 (node rank 1)\nhosts:      node00: node 0\n            node01: node 1\n"));
+    EXPECT_THAT(
+        text,
+        HasSubstr(
+            "controller: at node00:29400 (node rank 1)\nhosts:      node00: node 0\n            node01: node 1\n"));
 }
 
 TEST(RanksExist, OfAJobOfOneNodeOrAreRefusedWithTheOptionTheValueAndTheRemedy) {
     JobSpec spec;
     spec.stdin_rank = 5;
-    EXPECT_EQ(check_ranks_exist(spec, 1).error().what,
-              "--stdin=5: this job has rank 0 only; name one of these, or give more workers (--nproc-per-node)");
+    EXPECT_EQ(
+        check_ranks_exist(spec, 1).error().what,
+        "--stdin=5: this job has rank 0 only; name one of these, or give more workers (--nproc-per-node)");
     EXPECT_TRUE(check_ranks_exist(spec, 6));
     spec.nodes = {1, 2};
     EXPECT_TRUE(check_ranks_exist(spec, 1)) << "another node may have it";
     spec = {};
     spec.attach = {4, "gdb"};
-    EXPECT_THAT(check_ranks_exist(spec, 4).error().what, HasSubstr("--attach=4: this job has ranks 0-3 only"));
+    EXPECT_THAT(check_ranks_exist(spec, 4).error().what,
+                HasSubstr("--attach=4: this job has ranks 0-3 only"));
     spec = {};
     spec.output.local_ranks = {7};
-    EXPECT_THAT(check_ranks_exist(spec, 2).error().what, HasSubstr("--local-ranks-filter=7: this job has ranks 0-1 only"));
+    EXPECT_THAT(check_ranks_exist(spec, 2).error().what,
+                HasSubstr("--local-ranks-filter=7: this job has ranks 0-1 only"));
     spec.output.local_ranks = {7, 1};
     EXPECT_TRUE(check_ranks_exist(spec, 2)) << "something is shown";
 }
@@ -435,7 +457,8 @@ TEST_F(Program, PythonScriptsRunUnbufferedAlsoWhenNotExecutable) {
 }
 
 TEST_F(Program, ModulesAndRunPathGoThroughPython) {
-    EXPECT_THAT(found("pkg.train", ProgramSpec::Kind::Module).arguments, ElementsAre(bin() + "/python3", "-u", "-m", "pkg.train", "arg"));
+    EXPECT_THAT(found("pkg.train", ProgramSpec::Kind::Module).arguments,
+                ElementsAre(bin() + "/python3", "-u", "-m", "pkg.train", "arg"));
     const std::string script = directory_.file("script");
     make(script, 0644);
     EXPECT_THAT(found(script, ProgramSpec::Kind::RunPath).arguments,
@@ -444,7 +467,8 @@ TEST_F(Program, ModulesAndRunPathGoThroughPython) {
 
 TEST_F(Program, NotFoundIs127AndSuggestsWhatIsNear) {
     make(own() + "/train", 0755);
-    EXPECT_EQ(error("trian").what, "trian: not found among ddprun's own workers and in PATH; did you mean train?");
+    EXPECT_EQ(error("trian").what,
+              "trian: not found among ddprun's own workers and in PATH; did you mean train?");
     EXPECT_THAT(error("train_gpt").what, HasSubstr("did you mean train?"));
     make(bin() + "/touch", 0755);
     EXPECT_EQ(error("nosuch").what, "nosuch: not found among ddprun's own workers and in PATH");
@@ -454,17 +478,20 @@ TEST_F(Program, NotFoundIs127AndSuggestsWhatIsNear) {
     EXPECT_THAT(error("stack").what, HasSubstr("did you mean ddprun stacks?"));
     EXPECT_THAT(error("help").what, HasSubstr("did you mean ddprun --help?"));
     EXPECT_EQ(program_exit_code(error("trian")), ExitCode::NotFound);
-    EXPECT_EQ(error(own() + "/trian").what, own() + "/trian: no such file; did you mean " + own() + "/train?");
+    EXPECT_EQ(error(own() + "/trian").what,
+              own() + "/trian: no such file; did you mean " + own() + "/train?");
     EXPECT_EQ(error("/nonexistent/zzz").what, "/nonexistent/zzz: no such file");
-    EXPECT_THAT(error("absent.py").what, HasSubstr("absent.py: no such file (relative to the current directory)"));
+    EXPECT_THAT(error("absent.py").what,
+                HasSubstr("absent.py: no such file (relative to the current directory)"));
     EXPECT_EQ(program_exit_code(error("absent.py")), ExitCode::NotFound);
 }
 
 TEST_F(Program, AMissingScriptSuggestsTheScriptThatIsNear) {
     make(directory_.file("train.py"), 0644);
     make(directory_.file("trains"), 0644);
-    EXPECT_EQ(error(directory_.file("trian.py")).what,
-              directory_.file("trian.py") + ": no such file; did you mean " + directory_.file("train.py") + "?");
+    EXPECT_EQ(
+        error(directory_.file("trian.py")).what,
+        directory_.file("trian.py") + ": no such file; did you mean " + directory_.file("train.py") + "?");
 }
 
 TEST_F(Program, WhichPythonRunsAndWhyIsKnown) {
@@ -472,9 +499,11 @@ TEST_F(Program, WhichPythonRunsAndWhyIsKnown) {
     make(script, 0644);
     EXPECT_EQ(found(script).how, "run by " + bin() + "/python3, the first python3 in PATH");
     search_.beside = bin() + "/python3";
-    EXPECT_EQ(found(script).how, "run by " + bin() + "/python3, the first python3 in PATH") << "the environment is activated";
+    EXPECT_EQ(found(script).how, "run by " + bin() + "/python3, the first python3 in PATH")
+        << "the environment is activated";
     search_.beside = "/venv/bin/python3";
-    EXPECT_THAT(found(script).how, HasSubstr("; not /venv/bin/python3 beside ddprun, whose environment is not activated"));
+    EXPECT_THAT(found(script).how,
+                HasSubstr("; not /venv/bin/python3 beside ddprun, whose environment is not activated"));
     search_.python = bin() + "/python3";
     EXPECT_EQ(found(script).how, "run by " + bin() + "/python3, PYTHON_EXEC");
 }
@@ -485,7 +514,9 @@ TEST_F(Program, DirectoriesAndFilesWithoutPermissionAre126) {
     make(bin() + "/data", 0644);
     EXPECT_THAT(error("data").what, HasSubstr("permission denied (not executable; try chmod +x"));
     std::ofstream(bin() + "/data") << "import torch\n";
-    EXPECT_THAT(error("data").what, HasSubstr("(not executable; a Python script is run by --run-path, a program needs chmod +x " + bin() + "/data)"));
+    EXPECT_THAT(error("data").what,
+                HasSubstr("(not executable; a Python script is run by --run-path, a program needs chmod +x " +
+                          bin() + "/data)"));
     EXPECT_EQ(program_exit_code(error("data")), ExitCode::NotExecutable);
     EXPECT_EQ(program_exit_code(error(bin() + "/data")), ExitCode::NotExecutable);
 }
@@ -496,7 +527,8 @@ TEST_F(Program, AScriptOfPythonByItsFirstLineNeedsNoNameInPyAndNoPermission) {
     ::chmod(script.c_str(), 0644);
     EXPECT_THAT(found(script).arguments, ElementsAre(bin() + "/python3", "-u", script, "arg"));
     EXPECT_EQ(found(script).name, script);
-    EXPECT_THAT(error(script, ProgramSpec::Kind::Executable).what, HasSubstr("try chmod +x")) << "--no-python";
+    EXPECT_THAT(error(script, ProgramSpec::Kind::Executable).what, HasSubstr("try chmod +x"))
+        << "--no-python";
     ::chmod(script.c_str(), 0755);
     EXPECT_EQ(found(script).path, script) << "the kernel reads that line itself";
     std::ofstream(script) << "#!/bin/sh\n";
@@ -516,17 +548,20 @@ TEST_F(Program, IsRunByPythonAlsoWhenItsFirstLineOrTheUserSaysSo) {
 }
 
 TEST(NamesPython, ByTheInterpreterHoweverItIsWritten) {
-    for (const char* line : {"#!/usr/bin/python", "#! /opt/conda/bin/python3.12 -u", "#!/usr/bin/env python3", "#!/usr/bin/env -S python3 -u"}) {
+    for (const char* line : {"#!/usr/bin/python", "#! /opt/conda/bin/python3.12 -u", "#!/usr/bin/env python3",
+                             "#!/usr/bin/env -S python3 -u"}) {
         EXPECT_TRUE(names_python(line)) << line;
     }
-    for (const char* line : {"", "#!/bin/sh", "#!/home/python/bin/perl", "import python", "# python"}) EXPECT_FALSE(names_python(line)) << line;
+    for (const char* line : {"", "#!/bin/sh", "#!/home/python/bin/perl", "import python", "# python"})
+        EXPECT_FALSE(names_python(line)) << line;
 }
 
 TEST_F(Program, AMissingPythonIsSaidAsSuch) {
     search_.path = own();
     EXPECT_THAT(error("m", ProgramSpec::Kind::Module).what, HasSubstr("python3: not found in PATH"));
     search_.python = "/no/python";
-    EXPECT_THAT(error("m", ProgramSpec::Kind::Module).what, HasSubstr("/no/python: no such file (named by PYTHON_EXEC)"));
+    EXPECT_THAT(error("m", ProgramSpec::Kind::Module).what,
+                HasSubstr("/no/python: no such file (named by PYTHON_EXEC)"));
 }
 
 }  // namespace

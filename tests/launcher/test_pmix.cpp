@@ -35,7 +35,8 @@ constexpr rdzv::AgentId kFirst = 11, kSecond = 12, kThird = 13;
 /// Three nodes with two ranks each, in generation 4.
 PmixExchange three_nodes() {
     PmixExchange exchange;
-    exchange.begin("c0ffee", 4, {{kFirst, "node00", 0, 2}, {kSecond, "node01", 2, 2}, {kThird, "node02", 4, 2}});
+    exchange.begin("c0ffee", 4,
+                   {{kFirst, "node00", 0, 2}, {kSecond, "node01", 2, 2}, {kThird, "node02", 4, 2}});
     return exchange;
 }
 
@@ -56,7 +57,9 @@ rdzv::FenceOver over(const PmixExchange::Messages& messages) {
     return std::get<rdzv::FenceOver>(messages.front().message);
 }
 
-rdzv::ModexReply reply_in(const PmixExchange::Messages& messages) { return std::get<rdzv::ModexReply>(messages.front().message); }
+rdzv::ModexReply reply_in(const PmixExchange::Messages& messages) {
+    return std::get<rdzv::ModexReply>(messages.front().message);
+}
 
 TEST(PmixFence, IsCompleteWhenTheLastNodeEntersAndGivesEverybodyAllParts) {
     PmixExchange exchange = three_nodes();
@@ -82,7 +85,8 @@ TEST(PmixFence, OfTheSameRanksCanFollowAnother) {
     for (const char* round : {"x", "y"}) {
         exchange.entered(kFirst, fence("0-5", round));
         exchange.entered(kSecond, fence("0-5", round));
-        EXPECT_EQ(over(exchange.entered(kThird, fence("0-5", round))).data, rdzv::Blob(std::string(3, *round)));
+        EXPECT_EQ(over(exchange.entered(kThird, fence("0-5", round))).data,
+                  rdzv::Blob(std::string(3, *round)));
     }
 }
 
@@ -148,7 +152,8 @@ TEST(PmixFence, FailsWhenANodeThatItWaitsForIsLostAndTheLostOneIsToldNothing) {
 
 TEST(PmixFence, OfAnOldGenerationIsRefusedAndTouchesNothing) {
     PmixExchange exchange = three_nodes();
-    EXPECT_EQ(over(exchange.entered(kFirst, fence("0-5", "a", 3))), (rdzv::FenceOver{3, "0-5", "generation 3 is over", {}}));
+    EXPECT_EQ(over(exchange.entered(kFirst, fence("0-5", "a", 3))),
+              (rdzv::FenceOver{3, "0-5", "generation 3 is over", {}}));
     EXPECT_EQ(exchange.missing("0-5"), "");
     EXPECT_THAT(exchange.rank_ended(3, 5), IsEmpty());
     exchange.entered(kFirst, fence("0-5", "a"));
@@ -160,10 +165,12 @@ TEST(PmixFence, OfTheLastGenerationIsForgottenWithIt) {
     PmixExchange exchange = three_nodes();
     exchange.entered(kFirst, fence("0-5", "old"));
     exchange.rank_ended(4, 3);
-    exchange.begin("c0ffee", 5, {{kFirst, "node00", 0, 2}, {kSecond, "node01", 2, 2}, {kThird, "node02", 4, 2}});
+    exchange.begin("c0ffee", 5,
+                   {{kFirst, "node00", 0, 2}, {kSecond, "node01", 2, 2}, {kThird, "node02", 4, 2}});
     exchange.entered(kFirst, fence("0-5", "a", 5));
     exchange.entered(kSecond, fence("0-5", "b", 5));
-    EXPECT_EQ(over(exchange.entered(kThird, fence("0-5", "c", 5))), (rdzv::FenceOver{5, "0-5", "", rdzv::Blob("abc")}));
+    EXPECT_EQ(over(exchange.entered(kThird, fence("0-5", "c", 5))),
+              (rdzv::FenceOver{5, "0-5", "", rdzv::Blob("abc")}));
 }
 
 TEST(PmixFence, EnteredTwiceByANodeIsRefusedToThatNode) {
@@ -191,7 +198,8 @@ TEST(PmixFence, OfAStrangerIsRefused) {
 TEST(PmixFence, APartThatIsTooLargeFailsItForAll) {
     PmixExchange exchange = three_nodes();
     exchange.entered(kFirst, fence("0-5", "a"));
-    const PmixExchange::Messages said = exchange.entered(kSecond, fence("0-5", std::string(rdzv::kFencePartBytes + 1, 'b')));
+    const PmixExchange::Messages said =
+        exchange.entered(kSecond, fence("0-5", std::string(rdzv::kFencePartBytes + 1, 'b')));
     EXPECT_THAT(receivers(said), ElementsAre(kFirst, kSecond));
     EXPECT_EQ(over(said).failure, "node01 (ranks 2-3) brings more than 16 MiB");
 }
@@ -202,7 +210,8 @@ TEST(PmixFence, WhatAllBringTogetherHasALimit) {
     for (rdzv::AgentId i = 0; i < 5; ++i) nodes.push_back({i + 1, "node", static_cast<int>(i), 1});
     exchange.begin("c0ffee", 1, nodes);
     PmixExchange::Messages said;
-    for (rdzv::AgentId i = 0; i < 5; ++i) said = exchange.entered(i + 1, fence("0-4", std::string(rdzv::kFencePartBytes, 'x'), 1));
+    for (rdzv::AgentId i = 0; i < 5; ++i)
+        said = exchange.entered(i + 1, fence("0-4", std::string(rdzv::kFencePartBytes, 'x'), 1));
     EXPECT_EQ(receivers(said).size(), 5U);
     EXPECT_EQ(over(said).failure, "all nodes together bring 80 MiB, more than 64 MiB");
 }
@@ -213,7 +222,8 @@ TEST(PmixFence, OpenOnesAreCounted) {
     for (std::size_t i = 0; i < rdzv::kOpenFences; ++i) {
         EXPECT_THAT(exchange.entered(kFirst, fence(std::to_string(i) + ", 2000", "", 1)), IsEmpty());
     }
-    EXPECT_THAT(over(exchange.entered(kFirst, fence("1999, 2000", "", 1))).failure, HasSubstr("1024 fences are open"));
+    EXPECT_THAT(over(exchange.entered(kFirst, fence("1999, 2000", "", 1))).failure,
+                HasSubstr("1024 fences are open"));
 }
 
 // ---- direct modex
@@ -224,7 +234,8 @@ TEST(PmixModex, GoesToTheNodeThatHasTheRankAndBackToWhoAsked) {
     ASSERT_THAT(receivers(asked), ElementsAre(kSecond));
     const auto request = std::get<rdzv::ModexRequest>(asked.front().message);
     EXPECT_EQ(request.rank, 3);
-    const PmixExchange::Messages back = exchange.answered(kSecond, {4, request.number, true, rdzv::Blob("card")});
+    const PmixExchange::Messages back =
+        exchange.answered(kSecond, {4, request.number, true, rdzv::Blob("card")});
     ASSERT_THAT(receivers(back), ElementsAre(kFirst));
     EXPECT_EQ(reply_in(back), (rdzv::ModexReply{4, 70, true, rdzv::Blob("card")}));
     EXPECT_THAT(exchange.answered(kSecond, {4, request.number, true, {}}), IsEmpty()) << "answered twice";
@@ -260,7 +271,8 @@ TEST(PmixModex, NobodyWaitsForARankOrANodeThatIsGone) {
 
 TEST(PmixModex, OfNoRankOrAnOldGenerationIsAnsweredAtOnce) {
     PmixExchange exchange = three_nodes();
-    for (const rdzv::ModexRequest& request : {rdzv::ModexRequest{4, 1, 6}, rdzv::ModexRequest{4, 1, -1}, rdzv::ModexRequest{3, 1, 4}}) {
+    for (const rdzv::ModexRequest& request :
+         {rdzv::ModexRequest{4, 1, 6}, rdzv::ModexRequest{4, 1, -1}, rdzv::ModexRequest{3, 1, 4}}) {
         const PmixExchange::Messages said = exchange.asked(kFirst, request);
         ASSERT_THAT(receivers(said), ElementsAre(kFirst));
         EXPECT_EQ(reply_in(said), (rdzv::ModexReply{request.generation, 1, false, {}}));
@@ -291,11 +303,13 @@ PmixValue value_of(const std::vector<PmixFact>& facts, std::string_view key) {
 TEST(PmixWorld, SurvivesTheWire) {
     const std::vector<PmixNode> nodes = {{"node00", 4}, {"a name with blanks", 1}};
     EXPECT_EQ(*decode_nodes(encode_nodes(nodes)), nodes);
-    for (const char* text : {"node00", "node00 ", "node00 x", "node00 0", "node00 70000", " -1"}) EXPECT_FALSE(decode_nodes(text)) << text;
+    for (const char* text : {"node00", "node00 ", "node00 x", "node00 0", "node00 70000", " -1"})
+        EXPECT_FALSE(decode_nodes(text)) << text;
 }
 
 TEST(PmixJob, SaysWhoIsWhereAsTheRanksAreNumbered) {
-    const Result<PmixJob> job = describe_job(order_of(1, 2, 1, 5), {{"node00", 2}, {"node01", 1}, {"node02", 2}}, "c0ffee", "/dev/shm/x");
+    const Result<PmixJob> job = describe_job(
+        order_of(1, 2, 1, 5), {{"node00", 2}, {"node01", 1}, {"node02", 2}}, "c0ffee", "/dev/shm/x");
     ASSERT_TRUE(job);
     EXPECT_EQ(job->name_space, "ddprun.c0ffee.2");
     EXPECT_EQ(value_of(job->facts, pmix_key::kNodeMap), PmixValue(std::string("node00,node01,node02")));
@@ -317,15 +331,18 @@ TEST(PmixJob, SaysWhoIsWhereAsTheRanksAreNumbered) {
 TEST(PmixJob, EachGenerationHasANamespaceOfItsOwnThatAllNodesShare) {
     const std::vector<PmixNode> nodes = {{"node00", 2}, {"node01", 2}};
     rdzv::StartGeneration zero = order_of(0, 0, 2, 4), one = order_of(1, 2, 2, 4);
-    EXPECT_EQ(describe_job(zero, nodes, "c0ffee", "/x")->name_space, describe_job(one, nodes, "c0ffee", "/y")->name_space);
+    EXPECT_EQ(describe_job(zero, nodes, "c0ffee", "/x")->name_space,
+              describe_job(one, nodes, "c0ffee", "/y")->name_space);
     one.generation = 3;
-    EXPECT_NE(describe_job(zero, nodes, "c0ffee", "/x")->name_space, describe_job(one, nodes, "c0ffee", "/x")->name_space);
+    EXPECT_NE(describe_job(zero, nodes, "c0ffee", "/x")->name_space,
+              describe_job(one, nodes, "c0ffee", "/x")->name_space);
 }
 
 TEST(PmixJob, TwoNodesOfOneHostHaveTwoNamesAndOurOwnIsTheHosts) {
     const std::vector<PmixNode> nodes = {{"laptop", 1}, {"laptop", 1}, {"laptop", 1}};
     const auto names_at = [&](int node) {
-        return value_of(describe_job(order_of(node, node, 1, 3), nodes, "c0ffee", "/x")->facts, pmix_key::kNodeMap);
+        return value_of(describe_job(order_of(node, node, 1, 3), nodes, "c0ffee", "/x")->facts,
+                        pmix_key::kNodeMap);
     };
     EXPECT_EQ(names_at(0), PmixValue(std::string("laptop,laptop~1,laptop~2")));
     EXPECT_EQ(names_at(1), PmixValue(std::string("laptop~0,laptop,laptop~2")));
@@ -333,7 +350,9 @@ TEST(PmixJob, TwoNodesOfOneHostHaveTwoNamesAndOurOwnIsTheHosts) {
 
 TEST(PmixJob, OrdersThatContradictTheWorldAreRefused) {
     const std::vector<PmixNode> nodes = {{"node00", 2}, {"node01", 2}};
-    for (const rdzv::StartGeneration& wrong : {order_of(2, 2, 2, 4), order_of(-1, 0, 2, 4), order_of(1, 1, 2, 4), order_of(1, 2, 3, 4), order_of(1, 2, 2, 5)}) {
+    for (const rdzv::StartGeneration& wrong :
+         {order_of(2, 2, 2, 4), order_of(-1, 0, 2, 4), order_of(1, 1, 2, 4), order_of(1, 2, 3, 4),
+          order_of(1, 2, 2, 5)}) {
         EXPECT_FALSE(describe_job(wrong, nodes, "c0ffee", "/x"));
     }
 }
@@ -344,35 +363,43 @@ TEST(PmixWish, IsAProgramsThatIsLinkedWithAnMpiThatSpeaksIt) {
     for (const char* library : {"libmpi.so.40", "libmpi_mpifh.so.40", "libmpi_cxx.so.40", "libpmix.so.2"}) {
         EXPECT_TRUE(decide_pmix(PmixUse::Auto, {"libc.so.6", library}, false).wanted) << library;
     }
-    EXPECT_EQ(decide_pmix(PmixUse::Auto, {"libmpi.so.40"}, false).why, "the program is linked with libmpi.so.40");
+    EXPECT_EQ(decide_pmix(PmixUse::Auto, {"libmpi.so.40"}, false).why,
+              "the program is linked with libmpi.so.40");
     for (const char* library : {"libc.so.6", "libmpich.so.12", "libmpifr.so.1", "mylibmpi.so.40"}) {
         EXPECT_FALSE(decide_pmix(PmixUse::Auto, {library}, false).wanted) << library;
     }
 }
 
 TEST(PmixWish, OfMpichAndItsRelativesIsALineThatSaysWhatToDo) {
-    for (const char* library : {"libmpich.so.12", "libmpi.so.12", "libmpifort.so.12", "libmpi_cray.so.12", "libmpi_gnu_112.so.12"}) {
+    for (const char* library : {"libmpich.so.12", "libmpi.so.12", "libmpifort.so.12", "libmpi_cray.so.12",
+                                "libmpi_gnu_112.so.12"}) {
         const PmixWish wish = decide_pmix(PmixUse::Auto, {"libc.so.6", library}, false);
         EXPECT_FALSE(wish.wanted) << library;
-        EXPECT_THAT(wish.warning, AllOf(HasSubstr(library), HasSubstr("rank 0 of 1; say mpiexec -n RANKS ddprun --per-rank --pass-mpi-env")));
+        EXPECT_THAT(wish.warning,
+                    AllOf(HasSubstr(library),
+                          HasSubstr("rank 0 of 1; say mpiexec -n RANKS ddprun --per-rank --pass-mpi-env")));
     }
     EXPECT_EQ(decide_pmix(PmixUse::Auto, {"libmpi.so.40"}, false).warning, "");
-    EXPECT_EQ(decide_pmix(PmixUse::Auto, {"libmpich.so.12"}, true).warning, "") << "--pass-mpi-env: its own launcher serves it";
+    EXPECT_EQ(decide_pmix(PmixUse::Auto, {"libmpich.so.12"}, true).warning, "")
+        << "--pass-mpi-env: its own launcher serves it";
     EXPECT_EQ(decide_pmix(PmixUse::Off, {"libmpich.so.12"}, false).warning, "") << "the user has decided";
 }
 
 TEST(LoadedMpi, IsNamedWithWhatToDo) {
-    const std::string others = "7f00-7f01 r-xp 00000000 08:01 12 /usr/lib/libc.so.6\n7f01-7f02 rw-p 00000000 00:00 0 [heap]\n7f-80 rw-p 00 00:00 0 \n";
+    const std::string others =
+        "7f00-7f01 r-xp 00000000 08:01 12 /usr/lib/libc.so.6\n7f01-7f02 rw-p 00000000 00:00 0 [heap]\n7f-80 rw-p 00 00:00 0 \n";
     EXPECT_EQ(explain_loaded_mpi(others), "");
     EXPECT_THAT(explain_loaded_mpi(others + "7f02-7f03 r-xp 00000000 08:01 13 /usr/lib/libmpi.so.40.30.4\n"),
                 AllOf(HasSubstr("has loaded libmpi.so.40.30.4"), HasSubstr("say --pmix on")));
-    EXPECT_THAT(explain_loaded_mpi(others + "7f02-7f03 r-xp 00000000 08:01 13 /usr/lib/libmpich.so.12.2.1\n"), HasSubstr("mpiexec -n RANKS"));
+    EXPECT_THAT(explain_loaded_mpi(others + "7f02-7f03 r-xp 00000000 08:01 13 /usr/lib/libmpich.so.12.2.1\n"),
+                HasSubstr("mpiexec -n RANKS"));
 }
 
 TEST(PmixWish, IsDecidedByWhoSaysSo) {
     EXPECT_TRUE(decide_pmix(PmixUse::On, {}, false).wanted);
     EXPECT_FALSE(decide_pmix(PmixUse::Off, {"libmpi.so.40"}, false).wanted);
-    EXPECT_FALSE(decide_pmix(PmixUse::Auto, {"libmpi.so.40"}, true).wanted) << "the launcher around us has one";
+    EXPECT_FALSE(decide_pmix(PmixUse::Auto, {"libmpi.so.40"}, true).wanted)
+        << "the launcher around us has one";
 }
 
 TEST(NeededLibraries, AreThoseOfThisProgram) {
@@ -383,7 +410,8 @@ TEST(NeededLibraries, AreNoneOfWhatIsNoProgram) {
     const test::TemporaryDirectory directory;
     std::ofstream(directory.file("script")) << "#!/bin/sh\n";
     std::ofstream(directory.file("empty"));
-    for (const std::string& path : {directory.file("script"), directory.file("empty"), directory.path(), directory.file("missing"), std::string("/dev/null")}) {
+    for (const std::string& path : {directory.file("script"), directory.file("empty"), directory.path(),
+                                    directory.file("missing"), std::string("/dev/null")}) {
         EXPECT_THAT(needed_libraries_of(path), IsEmpty()) << path;
     }
 }
@@ -414,7 +442,7 @@ TEST(JobDirectory, GoesWithAllThatIsInItAndNothingElse) {
         ASSERT_TRUE(made) << made.error().what;
         std::filesystem::create_directories((*made)->path() + "/a/b");
         std::filesystem::create_symlink(place.file("others"), (*made)->path() + "/link");
-        struct stat status{};
+        struct stat status {};
         ASSERT_EQ(::stat((*made)->path().c_str(), &status), 0);
         EXPECT_EQ(status.st_mode & 0777, 0700U);
     }
@@ -428,18 +456,22 @@ TEST(JobDirectory, ThatNobodyHoldsIsRemovedAndOneInUseIsNot) {
     ASSERT_TRUE(used);
     const std::string abandoned = job_directory_name("fedcba9876543210");
     std::filesystem::create_directories(place.file(abandoned) + "/0");
-    for (const char* name : {"ddprun-job-short", "ddprun-job-0123456789ABCDEF", "another"}) std::filesystem::create_directory(place.file(name));
+    for (const char* name : {"ddprun-job-short", "ddprun-job-0123456789ABCDEF", "another"})
+        std::filesystem::create_directory(place.file(name));
     EXPECT_THAT(remove_abandoned_job_directories(place.path()), ElementsAre(abandoned));
     EXPECT_FALSE(std::filesystem::exists(place.file(abandoned)));
-    for (const char* name : {"ddprun-job-short", "ddprun-job-0123456789ABCDEF", "another"}) EXPECT_TRUE(std::filesystem::exists(place.file(name))) << name;
+    for (const char* name : {"ddprun-job-short", "ddprun-job-0123456789ABCDEF", "another"})
+        EXPECT_TRUE(std::filesystem::exists(place.file(name))) << name;
     EXPECT_TRUE(std::filesystem::exists((*used)->path()));
 }
 
 TEST(JobDirectory, WhoseMakerWasKilledBeforeItHadItsNameGoesWhenItIsOld) {
     const test::TemporaryDirectory place;
-    const std::string old = job_directory_name("fedcba9876543210") + ".new", fresh = job_directory_name(kJobId) + ".new";
+    const std::string old = job_directory_name("fedcba9876543210") + ".new",
+                      fresh = job_directory_name(kJobId) + ".new";
     for (const std::string& name : {old, fresh}) std::filesystem::create_directory(place.file(name));
-    std::filesystem::last_write_time(place.file(old), std::filesystem::file_time_type::clock::now() - std::chrono::minutes(2));
+    std::filesystem::last_write_time(place.file(old),
+                                     std::filesystem::file_time_type::clock::now() - std::chrono::minutes(2));
     EXPECT_THAT(remove_abandoned_job_directories(place.path()), ElementsAre(old));
     EXPECT_TRUE(std::filesystem::exists(place.file(fresh))) << "somebody may be about to lock it";
 }

@@ -2,7 +2,6 @@
 #include <gtest/gtest.h>
 #include <signal.h>
 
-
 #include "env/json.h"
 #include "launcher/report/explain.h"
 #include "launcher/report/report.h"
@@ -71,10 +70,19 @@ TEST(RootCause, IsTheCrashUnlessAReportIsClearlyOlder) {
     using std::chrono::milliseconds;
     WorkerEnd crash = killed(0, SIGSEGV, 1);
     crash.ended = TimePoint{} + milliseconds(500);
-    EXPECT_EQ(root_cause(job({crash, reporting(exited(1, 1, 2), milliseconds(450), milliseconds(600))}).workers)->rank, 0);
-    EXPECT_EQ(root_cause(job({crash, reporting(exited(1, 1, 2), milliseconds(350), milliseconds(600))}).workers)->rank, 1);
+    EXPECT_EQ(
+        root_cause(job({crash, reporting(exited(1, 1, 2), milliseconds(450), milliseconds(600))}).workers)
+            ->rank,
+        0);
+    EXPECT_EQ(
+        root_cause(job({crash, reporting(exited(1, 1, 2), milliseconds(350), milliseconds(600))}).workers)
+            ->rank,
+        1);
     crash.exec_failure = "exec ./trian: No such file or directory";
-    EXPECT_EQ(root_cause(job({crash, reporting(exited(1, 1, 2), milliseconds(350), milliseconds(600))}).workers)->rank, 0);
+    EXPECT_EQ(
+        root_cause(job({crash, reporting(exited(1, 1, 2), milliseconds(350), milliseconds(600))}).workers)
+            ->rank,
+        0);
 }
 
 TEST(RootCause, CanBeAWorkerThatWeStoppedWhileItWasFailing) {
@@ -85,7 +93,8 @@ TEST(RootCause, CanBeAWorkerThatWeStoppedWhileItWasFailing) {
     peer.ended = TimePoint{} + milliseconds(550);
     const JobEnd end = job({peer, failing});
     EXPECT_EQ(exit_code(end), 1) << "the signal was ours";
-    EXPECT_THAT(render_report(end, 100), AllOf(HasSubstr("first cause   rank 1"), HasSubstr("reported an error, and was stopped")));
+    EXPECT_THAT(render_report(end, 100),
+                AllOf(HasSubstr("first cause   rank 1"), HasSubstr("reported an error, and was stopped")));
 }
 
 TEST(RootCause, IsNoWorkerThatFailedAfterWeHadDecidedOnAnotherCause) {
@@ -111,7 +120,8 @@ TEST(FailedAlike, IsTheSameErrorButForNumbers) {
         end.error_file = text;
         return end;
     };
-    EXPECT_TRUE(failed_alike(reported("rank 0: no shard 7\n at 0x7fa2"), reported("rank 12: no shard 7\n at 0x1c04")));
+    EXPECT_TRUE(failed_alike(reported("rank 0: no shard 7\n at 0x7fa2"),
+                             reported("rank 12: no shard 7\n at 0x1c04")));
     EXPECT_FALSE(failed_alike(reported("rank 0: no shard 7"), reported("rank 1: the disk is full")));
     EXPECT_FALSE(failed_alike(reported(""), reported(""))) << "who said nothing may have failed of anything";
 }
@@ -126,10 +136,12 @@ TEST(ExplainEarlyEnd, NamesTheRanksThatHadEndedWellBeforeAPeerMissedThem) {
     also.ended = TimePoint{} + milliseconds(450);
     EXPECT_EQ(explain_early_end(missed, job({left, later, missed}).workers),
               "rank 0 had ended with 0, 120 ms before: did it leave the training early?");
-    EXPECT_EQ(explain_early_end(missed, job({left, missed, also}).workers),
-              "ranks 0, 3 had ended with 0, the last of them 50 ms before: did they leave the training early?");
+    EXPECT_EQ(
+        explain_early_end(missed, job({left, missed, also}).workers),
+        "ranks 0, 3 had ended with 0, the last of them 50 ms before: did they leave the training early?");
     EXPECT_EQ(explain_early_end(missed, job({stopped(0), later, missed}).workers), "");
-    EXPECT_THAT(render_report(job({left, missed}), 200), HasSubstr("  before        rank 0 had ended with 0, 120 ms before"));
+    EXPECT_THAT(render_report(job({left, missed}), 200),
+                HasSubstr("  before        rank 0 had ended with 0, 120 ms before"));
     missed.error_file = "ValueError: no shard 12";
     EXPECT_EQ(explain_early_end(missed, job({left, missed}).workers), "");
 }
@@ -203,23 +215,41 @@ TEST(ExplainEnd, KnowsSignals) {
 }
 
 TEST(ExplainEnd, ReadsTheLastLines) {
-    EXPECT_EQ(meaning(exited(0, 127), {"./train: error while loading shared libraries: libnccl.so.2: cannot open shared object file"}),
-              "the shared library libnccl.so.2 is not found on this node (LD_LIBRARY_PATH, or a module that is not loaded)");
-    EXPECT_THAT(meaning(exited(0, 1), {"ModuleNotFoundError: No module named 'numpy'"}), HasSubstr("module numpy is not installed"));
-    EXPECT_THAT(meaning(exited(0, 1), {"torch.OutOfMemoryError: CUDA out of memory. Tried"}), HasSubstr("GPU's memory is full"));
+    EXPECT_EQ(
+        meaning(
+            exited(0, 127),
+            {"./train: error while loading shared libraries: libnccl.so.2: cannot open shared object file"}),
+        "the shared library libnccl.so.2 is not found on this node (LD_LIBRARY_PATH, or a module that is not loaded)");
+    EXPECT_THAT(meaning(exited(0, 1), {"ModuleNotFoundError: No module named 'numpy'"}),
+                HasSubstr("module numpy is not installed"));
+    EXPECT_THAT(meaning(exited(0, 1), {"torch.OutOfMemoryError: CUDA out of memory. Tried"}),
+                HasSubstr("GPU's memory is full"));
     EXPECT_THAT(meaning(exited(0, 1), {"EOFError: EOF when reading a line"}), HasSubstr("--stdin RANK"));
-    EXPECT_THAT(meaning(exited(0, 1), {"RuntimeError: [pair.cc:537] Connection closed by peer [10.0.0.1]:27311"}), HasSubstr("Gloo lost a peer"));
+    EXPECT_THAT(
+        meaning(exited(0, 1), {"RuntimeError: [pair.cc:537] Connection closed by peer [10.0.0.1]:27311"}),
+        HasSubstr("Gloo lost a peer"));
     EXPECT_THAT(meaning(exited(0, 1), {"bind: Address already in use"}), HasSubstr("a port is taken"));
-    EXPECT_THAT(meaning(killed(0, SIGABRT), {"[Rank 3] Watchdog caught collective operation timeout: WorkNCCL"}), HasSubstr("NCCL's watchdog"));
-    EXPECT_THAT(meaning(killed(0, SIGABRT), {"ncclRemoteError: A call failed possibly due to a network error"}), HasSubstr("lost a peer"));
-    EXPECT_THAT(meaning(killed(0, SIGABRT), {"terminate called after throwing an instance of 'std::runtime_error'"}), HasSubstr("exception was not caught"));
-    EXPECT_THAT(meaning(killed(0, SIGABRT), {"terminate called after throwing an instance of 'std::bad_alloc'"}), HasSubstr("host's memory"));
-    EXPECT_THAT(meaning(exited(0, 126), {"sh: ./x: /usr/bin/pyhton: bad interpreter: No such file"}), HasSubstr("#!"));
-    EXPECT_THAT(meaning(exited(0, 1), {"/lib/libc.so.6: version `GLIBC_2.38' not found"}), HasSubstr("newer C library"));
+    EXPECT_THAT(
+        meaning(killed(0, SIGABRT), {"[Rank 3] Watchdog caught collective operation timeout: WorkNCCL"}),
+        HasSubstr("NCCL's watchdog"));
+    EXPECT_THAT(
+        meaning(killed(0, SIGABRT), {"ncclRemoteError: A call failed possibly due to a network error"}),
+        HasSubstr("lost a peer"));
+    EXPECT_THAT(
+        meaning(killed(0, SIGABRT), {"terminate called after throwing an instance of 'std::runtime_error'"}),
+        HasSubstr("exception was not caught"));
+    EXPECT_THAT(
+        meaning(killed(0, SIGABRT), {"terminate called after throwing an instance of 'std::bad_alloc'"}),
+        HasSubstr("host's memory"));
+    EXPECT_THAT(meaning(exited(0, 126), {"sh: ./x: /usr/bin/pyhton: bad interpreter: No such file"}),
+                HasSubstr("#!"));
+    EXPECT_THAT(meaning(exited(0, 1), {"/lib/libc.so.6: version `GLIBC_2.38' not found"}),
+                HasSubstr("newer C library"));
 }
 
 TEST(ExplainEnd, WhatWasSaidBeforeAKillFromOutsideDoesNotExplainIt) {
-    EXPECT_THAT(meaning(killed(0, SIGKILL), {"warning: Address already in use, trying another"}), HasSubstr("out-of-memory"));
+    EXPECT_THAT(meaning(killed(0, SIGKILL), {"warning: Address already in use, trying another"}),
+                HasSubstr("out-of-memory"));
 }
 
 TEST(ExplainEnd, KnowsExecFailuresAndExitCodes) {
@@ -245,7 +275,8 @@ TEST(Report, NamesTheFirstCauseAndFoldsWhatWeStopped) {
     cause.local_rank = 1;
     cause.last_stderr = {"step 812", "loss 0.3"};
     cause.last_collective = "in all_reduce #812 (25 MiB)";
-    JobEnd end = job({stopped(0), stopped(1), stopped(2), cause, exited(6, 1, 2), exited(7, 1, 3), exited(4, 0)});
+    JobEnd end =
+        job({stopped(0), stopped(1), stopped(2), cause, exited(6, 1, 2), exited(7, 1, 3), exited(4, 0)});
     end.world_size = 8;
     end.max_restarts = 3;
     end.restarts_used = 1;
@@ -264,7 +295,8 @@ TEST(Report, NamesTheFirstCauseAndFoldsWhatWeStopped) {
     EXPECT_THAT(text, HasSubstr("1 of 3 restarts used"));
     EXPECT_THAT(text, HasSubstr("  note          2 processes could not be killed"));
     EXPECT_THAT(text, HasSubstr("  logs          /logs/j\n"));
-    EXPECT_THAT(text, HasSubstr("  output lost   2 KiB (write /logs/3/stdout.log: No space left on device)\n"));
+    EXPECT_THAT(text,
+                HasSubstr("  output lost   2 KiB (write /logs/3/stdout.log: No space left on device)\n"));
     EXPECT_THAT(text, HasSubstr("  exit code     137\n"));
     EXPECT_EQ(text.back(), '\n');
 }
@@ -283,8 +315,10 @@ TEST(Report, OfAPreemptedJobNamesWhoDidNotHandleTheSignal) {
     saved.by_us = true;
     JobEnd end = job({saved, stopped(1)});
     end.preempted = true;
-    EXPECT_THAT(render_report(end, std::nullopt),
-                HasSubstr("  not handled   SIGTERM ended 1 worker (rank 1): without a handler nothing is saved at a notice\n"));
+    EXPECT_THAT(
+        render_report(end, std::nullopt),
+        HasSubstr(
+            "  not handled   SIGTERM ended 1 worker (rank 1): without a handler nothing is saved at a notice\n"));
     end.preempted = false;
     end.stopped_by_signal = SIGINT;
     EXPECT_THAT(render_report(end, std::nullopt), Not(HasSubstr("not handled"))) << "nobody asked it to save";
@@ -294,7 +328,8 @@ TEST(Report, TellsAnExceptionOnceThatWasPrintedAndReported) {
     WorkerEnd cause = exited(1, 1);
     cause.error_file = "Traceback:\n  read()\nValueError: no shard 12\n";
     cause.last_stderr = {"Traceback:", "  read()", "[rank1]: ValueError: no shard 12"};
-    EXPECT_THAT(render_report(job({cause}), 100), AllOf(HasSubstr("  error report  | Traceback:"), Not(HasSubstr("last stderr"))));
+    EXPECT_THAT(render_report(job({cause}), 100),
+                AllOf(HasSubstr("  error report  | Traceback:"), Not(HasSubstr("last stderr"))));
     cause.last_stderr.emplace_back("corrupted double-linked list");
     EXPECT_THAT(render_report(job({cause}), 100), HasSubstr("last stderr"));
 }
@@ -319,14 +354,20 @@ TEST(Report, AWorkersControlCharactersDoNotReachTheTerminal) {
 TEST(Report, NothingFromOutsideIsObeyedByTheTerminalNorReordersALine) {
     WorkerEnd cause = exited(0, 1);
     cause.host = "h\x1b[1m";
-    cause.error_file = "eight bits \x9b" "2J, C1 \xc2\x9b" "2J";
-    cause.last_stderr = {"a \xe2\x80\xae" "b"};
+    cause.error_file =
+        "eight bits \x9b"
+        "2J, C1 \xc2\x9b"
+        "2J";
+    cause.last_stderr = {
+        "a \xe2\x80\xae"
+        "b"};
     JobEnd end = job({cause});
     end.program = "./tr\x1b[31main\nddprun: all is well";
     end.notes = {"\xe2\x80\xa8note"};
     end.log_directory = "/logs/\x1b]0;title\x07";
     const std::string text = render_report(end, 200);
-    EXPECT_THAT(text, HasSubstr("ddprun: ./tr\\x1b[31main\\nddprun: all is well failed: rank 0 on h\\x1b[1m"));
+    EXPECT_THAT(text,
+                HasSubstr("ddprun: ./tr\\x1b[31main\\nddprun: all is well failed: rank 0 on h\\x1b[1m"));
     EXPECT_THAT(text, HasSubstr("eight bits \\x9b2J, C1 \\u{9b}2J"));
     EXPECT_THAT(text, HasSubstr("a \\u{202e}b"));
     EXPECT_THAT(text, HasSubstr("\\u{2028}note"));
@@ -338,7 +379,8 @@ TEST(Report, WrapsItsRowsOnATerminalButNotTheHeadline) {
     JobEnd long_named = job({cause});
     long_named.program = "/home/user/a/long/way/to/" + std::string(80, 'p');
     const std::string text = render_report(long_named, 60);
-    EXPECT_THAT(text, HasSubstr("ddprun: " + long_named.program + " failed: rank 0 on node00: signal 9 (SIGKILL)\n"));
+    EXPECT_THAT(
+        text, HasSubstr("ddprun: " + long_named.program + " failed: rank 0 on node00: signal 9 (SIGKILL)\n"));
     std::size_t start = text.find('\n') + 1;
     for (std::size_t end = 0; (end = text.find('\n', start)) != std::string::npos; start = end + 1) {
         EXPECT_LE(end - start, 60U) << text.substr(start, end - start);
@@ -363,13 +405,15 @@ TEST(Report, SaysThatAJobWasStoppedOrPreempted) {
     EXPECT_THAT(render_report(end, 80), HasSubstr("ddprun: train was preempted\n"));
     JobEnd failed = job({});
     failed.failure = "1 of 2 nodes joined within 600 s";
-    EXPECT_THAT(render_report(failed, 80), HasSubstr("ddprun: train failed: 1 of 2 nodes joined within 600 s\n"));
+    EXPECT_THAT(render_report(failed, 80),
+                HasSubstr("ddprun: train failed: 1 of 2 nodes joined within 600 s\n"));
 }
 
 TEST(Report, ShowsTheErrorReportOfTheCulprit) {
     WorkerEnd cause = exited(0, 1);
     cause.error_file = "ValueError: bad\n  at train.py:3\n";
-    EXPECT_THAT(render_report(job({cause}), 80), HasSubstr("  error report  | ValueError: bad\n                |   at train.py:3\n"));
+    EXPECT_THAT(render_report(job({cause}), 80),
+                HasSubstr("  error report  | ValueError: bad\n                |   at train.py:3\n"));
 }
 
 TEST(JsonReport, SaysTheSame) {

@@ -66,35 +66,46 @@ TEST(Requeue, WhoStopsAJobByASignalDoesNotGetItBack) {
 }
 
 TEST(Requeue, AStopFileEndsIt) {
-    EXPECT_EQ(decide_requeue(self(), in_run(1), ended(Kind::TimeUp, 500), "/logs/ddprun.stop").why, "/logs/ddprun.stop is there");
+    EXPECT_EQ(decide_requeue(self(), in_run(1), ended(Kind::TimeUp, 500), "/logs/ddprun.stop").why,
+              "/logs/ddprun.stop is there");
 }
 
 TEST(Requeue, TheLimitIsOnHowOftenItGoesBack) {
     EXPECT_TRUE(decide_requeue(self(2), in_run(2), ended(Kind::TimeUp, 500), "").requeue);
-    EXPECT_EQ(decide_requeue(self(2), in_run(3), ended(Kind::TimeUp, 500), "").why, "all 2 requeues are used up (--requeue-limit)");
+    EXPECT_EQ(decide_requeue(self(2), in_run(3), ended(Kind::TimeUp, 500), "").why,
+              "all 2 requeues are used up (--requeue-limit)");
     EXPECT_FALSE(decide_requeue(self(0), in_run(1), ended(Kind::TimeUp, 500), "").requeue);
 }
 
 TEST(Requeue, AFailureNeedsProgressInItsOwnRun) {
     EXPECT_TRUE(decide_requeue(self(), in_run(1, 100), ended(Kind::Failed, 101), "").requeue);
-    EXPECT_THAT(decide_requeue(self(), in_run(1, 100), ended(Kind::Failed, 100), "").why, HasSubstr("failed without any progress in this run"));
+    EXPECT_THAT(decide_requeue(self(), in_run(1, 100), ended(Kind::Failed, 100), "").why,
+                HasSubstr("failed without any progress in this run"));
 }
 
 TEST(Requeue, TwoRunsInARowWithoutProgressEndIt) {
     const RequeueDecision first = decide_requeue(self(), in_run(1, 100), ended(Kind::TimeUp, 100), "");
     EXPECT_TRUE(first.requeue) << "it may have been stopped before its first checkpoint";
     EXPECT_EQ(first.state.runs_without_progress, 1);
-    EXPECT_EQ(decide_requeue(self(), next_run(first.state, "13.pbs01"), ended(Kind::TimeUp, 99), "").why, "2 runs in a row made no progress");
-    const RequeueDecision better = decide_requeue(self(), next_run(first.state, "13.pbs01"), ended(Kind::TimeUp, 101), "");
+    EXPECT_EQ(decide_requeue(self(), next_run(first.state, "13.pbs01"), ended(Kind::TimeUp, 99), "").why,
+              "2 runs in a row made no progress");
+    const RequeueDecision better =
+        decide_requeue(self(), next_run(first.state, "13.pbs01"), ended(Kind::TimeUp, 101), "");
     EXPECT_TRUE(better.requeue);
     EXPECT_EQ(better.state.runs_without_progress, 0) << "in a row";
 }
 
 TEST(Requeue, WhereNoStepsAreToldTimeIsProgress) {
-    EXPECT_EQ(decide_requeue(self(), in_run(1), ended(Kind::TimeUp, -1, 2min), "").state.runs_without_progress, 0);
-    EXPECT_EQ(decide_requeue(self(), in_run(1), ended(Kind::TimeUp, 0, 2min), "").state.runs_without_progress, 0) << "libddp, without steps";
-    EXPECT_EQ(decide_requeue(self(), in_run(1), ended(Kind::TimeUp, -1, 10s), "").state.runs_without_progress, 1);
-    EXPECT_EQ(decide_requeue(self(), in_run(2, 100), ended(Kind::TimeUp, -1, 2h), "").state.runs_without_progress, 1)
+    EXPECT_EQ(
+        decide_requeue(self(), in_run(1), ended(Kind::TimeUp, -1, 2min), "").state.runs_without_progress, 0);
+    EXPECT_EQ(decide_requeue(self(), in_run(1), ended(Kind::TimeUp, 0, 2min), "").state.runs_without_progress,
+              0)
+        << "libddp, without steps";
+    EXPECT_EQ(decide_requeue(self(), in_run(1), ended(Kind::TimeUp, -1, 10s), "").state.runs_without_progress,
+              1);
+    EXPECT_EQ(
+        decide_requeue(self(), in_run(2, 100), ended(Kind::TimeUp, -1, 2h), "").state.runs_without_progress,
+        1)
         << "the runs before told steps, this one got to none";
 }
 
@@ -116,8 +127,10 @@ TEST(RunEndOf, EachKindOfEnd) {
     EXPECT_EQ(run_end(end, false).kind, Kind::Succeeded);
     EXPECT_EQ(run_end(with_cause(false, 3), false).kind, Kind::Failed);
     EXPECT_EQ(run_end(with_cause(true, SIGKILL), false).kind, Kind::Failed);
-    for (const int code : {64, 65, 66, 78, 93, 126, 127}) EXPECT_EQ(run_end(with_cause(false, code), false).kind, Kind::Final) << code;
-    EXPECT_EQ(run_end(with_cause(true, SIGKILL), true).kind, Kind::TimeUp) << "the scheduler's, at the walltime's end";
+    for (const int code : {64, 65, 66, 78, 93, 126, 127})
+        EXPECT_EQ(run_end(with_cause(false, code), false).kind, Kind::Final) << code;
+    EXPECT_EQ(run_end(with_cause(true, SIGKILL), true).kind, Kind::TimeUp)
+        << "the scheduler's, at the walltime's end";
 
     JobEnd stopped = with_cause(true, SIGTERM);
     stopped.stopped_by_signal = SIGTERM;
@@ -148,8 +161,10 @@ TEST(RequeueWayOf, PbsIsTheScriptItselfBehindThisJob) {
 }
 
 TEST(RequeueWayOf, SlurmIsTheJobItself) {
-    EXPECT_THAT(requeue_way(BatchJob{Scheduler::Slurm, "17", "/home/u", true, false}, "")->command, ElementsAre("scontrol", "requeue", "17"));
-    EXPECT_THAT(requeue_way(BatchJob{Scheduler::Slurm, "17_3", "/home/u", true, true}, "")->command, ElementsAre("scontrol", "requeue", "17_3"));
+    EXPECT_THAT(requeue_way(BatchJob{Scheduler::Slurm, "17", "/home/u", true, false}, "")->command,
+                ElementsAre("scontrol", "requeue", "17"));
+    EXPECT_THAT(requeue_way(BatchJob{Scheduler::Slurm, "17_3", "/home/u", true, true}, "")->command,
+                ElementsAre("scontrol", "requeue", "17_3"));
 }
 
 TEST(RequeueWayOf, WhereThereIsNoneItIsSaidWhy) {
@@ -162,11 +177,14 @@ TEST(RequeueWayOf, WhereThereIsNoneItIsSaidWhy) {
     BatchJob element = pbs_script();
     element.id = "5[3].pbs01";
     element.is_array_element = true;
-    EXPECT_EQ(why(element, "/a"), "PBS puts no element of an array back alone (5[3].pbs01); when it has ended: qsub -J 3-4:2 SCRIPT");
+    EXPECT_EQ(
+        why(element, "/a"),
+        "PBS puts no element of an array back alone (5[3].pbs01); when it has ended: qsub -J 3-4:2 SCRIPT");
     BatchJob interactive = pbs_script();
     interactive.is_script = false;
     EXPECT_THAT(why(interactive, "/a"), HasSubstr("interactive"));
-    EXPECT_THAT(why(BatchJob{Scheduler::Lsf, "17", "", true, false}, ""), HasSubstr("REQUEUE_EXIT_VALUES=75"));
+    EXPECT_THAT(why(BatchJob{Scheduler::Lsf, "17", "", true, false}, ""),
+                HasSubstr("REQUEUE_EXIT_VALUES=75"));
 }
 
 // ---- the file
@@ -186,11 +204,13 @@ TEST(RunStateFile, IsReadAsItWasWritten) {
 }
 
 TEST(RunStateFile, ThatIsNoneIsRefused) {
-    for (const char* text : {"", "[]", "{}", R"({"version":2})", R"({"version":1,"run":0})", R"({"version":1,"run":-3})"}) {
+    for (const char* text :
+         {"", "[]", "{}", R"({"version":2})", R"({"version":1,"run":0})", R"({"version":1,"run":-3})"}) {
         EXPECT_FALSE(parse_run_state(text)) << text;
     }
     const std::string whole = render_run_state(RunState{});
-    for (std::size_t cut = 0; cut + 2 < whole.size(); ++cut) EXPECT_FALSE(parse_run_state(whole.substr(0, cut))) << cut;
+    for (std::size_t cut = 0; cut + 2 < whole.size(); ++cut)
+        EXPECT_FALSE(parse_run_state(whole.substr(0, cut))) << cut;
 }
 
 TEST(RunStateFile, ElementsOfAnArrayHaveOneEach) {

@@ -59,7 +59,8 @@ TEST(CollectStacks, ARestartWhileAHandlerStaysSilentTakesNothingAway) {
 
     std::vector<RankStack> stacks;
     const StackTarget target{0, process.pid(), {segment, &segment->line(0)}, [] { return std::string(); }};
-    collect_stacks(*loop, system, {target}, seconds(20), [&](std::vector<RankStack> got) { stacks = std::move(got); });
+    collect_stacks(*loop, system, {target}, seconds(20),
+                   [&](std::vector<RankStack> got) { stacks = std::move(got); });
     EXPECT_TRUE(stacks.empty()) << "it still waits for the handler";
     segment.reset();  // as a new generation does
     const TimePoint deadline = deadline_after(MonotonicClock::now(), seconds(30));

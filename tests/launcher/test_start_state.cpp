@@ -37,7 +37,8 @@ struct Hosts {
     }
     [[nodiscard]] std::vector<std::string> failures() const {
         std::vector<std::string> lines;
-        for (const auto& [node, why] : state.failures) lines.push_back("h" + std::to_string(node) + ": " + why);
+        for (const auto& [node, why] : state.failures)
+            lines.push_back("h" + std::to_string(node) + ": " + why);
         return lines;
     }
     StartState state;
@@ -118,8 +119,9 @@ TEST(StartState, TheTimeoutCountsFromTheLastStarterThatBegan) {
     hosts.now += 1ms;
     EXPECT_TRUE(hosts.feed(Looked{}).settled);
     EXPECT_EQ(hosts.failures().size(), 65u);
-    EXPECT_EQ(hosts.failures().back(), "h66: has not joined within 1 min (--start-timeout); "
-                                       "not started: 64 others took all the time");
+    EXPECT_EQ(hosts.failures().back(),
+              "h66: has not joined within 1 min (--start-timeout); "
+              "not started: 64 others took all the time");
 }
 
 TEST(StartState, AHostThatJoinsAfterItsStarterEndedHasFailed) {

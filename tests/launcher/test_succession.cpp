@@ -15,13 +15,15 @@ TEST(Succession, TheStandbyIsTheFirstNodeThatIsThereAndNotTheHeads) {
 TEST(Succession, TheJobGoesOnAsSoonAsAllWhoAreLeftAreThere) {
     EXPECT_EQ(judge_succession({3, false, false, 1}, false), Succession::Wait);
     EXPECT_EQ(judge_succession({3, false, false, 2}, false), Succession::TakeOver);
-    EXPECT_EQ(judge_succession({2, true, false, 1}, false), Succession::TakeOver) << "the head's process has ended: there is nobody else";
+    EXPECT_EQ(judge_succession({2, true, false, 1}, false), Succession::TakeOver)
+        << "the head's process has ended: there is nobody else";
 }
 
 TEST(Succession, WhoStillStopsWorkersIsWaitedForWhenASpareThatNobodyKnewHasCome) {
     EXPECT_EQ(judge_succession({5, false, false, 4, 1}, false), Succession::Wait);
     EXPECT_EQ(judge_succession({5, false, false, 5, 0}, false), Succession::TakeOver);
-    EXPECT_EQ(judge_succession({5, false, false, 4, 1}, true), Succession::TakeOver) << "it may be lost as well";
+    EXPECT_EQ(judge_succession({5, false, false, 4, 1}, true), Succession::TakeOver)
+        << "it may be lost as well";
 }
 
 TEST(Succession, WhoMayBeCutOffFromALivingHeadNeedsMoreThanHalf) {
@@ -32,7 +34,8 @@ TEST(Succession, WhoMayBeCutOffFromALivingHeadNeedsMoreThanHalf) {
 }
 
 TEST(Succession, NobodyTakesOverWhileALostHeadMayNotHaveNoticedItYet) {
-    EXPECT_EQ(judge_succession({3, false, true, 2}, false), Succession::Wait) << "its workers still run: two would write one checkpoint";
+    EXPECT_EQ(judge_succession({3, false, true, 2}, false), Succession::Wait)
+        << "its workers still run: two would write one checkpoint";
     EXPECT_EQ(judge_succession({3, false, false, 2}, false), Succession::TakeOver);
     EXPECT_EQ(judge_succession({2, false, true, 1}, false), Succession::GiveUp);
 }
@@ -41,9 +44,12 @@ TEST(Succession, OfANetworkInTwoPartsOneAtMostGoesOn) {
     for (int agents = 2; agents <= 9; ++agents) {
         for (int with_head = 1; with_head < agents; ++with_head) {
             const bool head_goes_on = head_keeps_job(agents, with_head, 0);
-            const bool others_go_on = judge_succession({agents, false, false, agents - with_head}, true) == Succession::TakeOver;
-            EXPECT_FALSE(head_goes_on && others_go_on) << with_head << " of " << agents << " on the head's side";
-            EXPECT_TRUE(head_goes_on || others_go_on) << with_head << " of " << agents << " on the head's side";
+            const bool others_go_on =
+                judge_succession({agents, false, false, agents - with_head}, true) == Succession::TakeOver;
+            EXPECT_FALSE(head_goes_on && others_go_on)
+                << with_head << " of " << agents << " on the head's side";
+            EXPECT_TRUE(head_goes_on || others_go_on)
+                << with_head << " of " << agents << " on the head's side";
         }
     }
 }
@@ -56,7 +62,8 @@ TEST(Succession, NodesThatDiedBeforeTheHeadsEyesDoNotOutvoteIt) {
 TEST(Succession, AHeadThatWasStartedAgainJoinsItsSuccessorOrEnds) {
     EXPECT_EQ(meet_successor({0, false, true}), Encounter::Join);
     EXPECT_EQ(meet_successor({0, false, false}), Encounter::Stop) << "it cannot";
-    EXPECT_EQ(meet_successor({1, false, true}), Encounter::Stop) << "the job runs twice: the one that was there first goes on";
+    EXPECT_EQ(meet_successor({1, false, true}), Encounter::Stop)
+        << "the job runs twice: the one that was there first goes on";
     EXPECT_EQ(meet_successor({5, true, true}), Encounter::Ignore);
 }
 
@@ -72,7 +79,8 @@ TEST(Succession, TheBudgetOfRestartsIsInherited) {
     EXPECT_EQ(heirs.restarts_used, 3);
     EXPECT_EQ(heirs.history.without_progress, 2);
     EXPECT_EQ(heirs.history.furthest_step, 812) << "by which another run knows whether this one got anywhere";
-    EXPECT_EQ(heirs.history.restarts, (std::vector<TimePoint>{now - 43s, now - 13s})) << "their ages are what travels";
+    EXPECT_EQ(heirs.history.restarts, (std::vector<TimePoint>{now - 43s, now - 13s}))
+        << "their ages are what travels";
 }
 
 TEST(Succession, WhatOneOfItsAgentsWasToldStaysTrueThoughTheStandbyHadNotHeardOfIt) {

@@ -11,7 +11,8 @@ namespace {
 
 using namespace std::chrono_literals;
 
-std::optional<Duration> left(std::map<std::string, std::string> variables, std::optional<Duration> age = std::nullopt) {
+std::optional<Duration> left(std::map<std::string, std::string> variables,
+                             std::optional<Duration> age = std::nullopt) {
     const auto look = [variables](std::string_view name) -> std::optional<std::string> {
         const auto found = variables.find(std::string(name));
         return found == variables.end() ? std::nullopt : std::optional(found->second);
@@ -40,7 +41,9 @@ TEST(WalltimeLeft, IsNotKnownWithoutAScheduler) { EXPECT_EQ(left({}, 600s), std:
 
 // ---- what a scheduler's program says
 
-Result<Duration> told_by(Scheduler scheduler, std::string_view answer) { return walltime_answer(scheduler, answer, 1'000'000, std::nullopt); }
+Result<Duration> told_by(Scheduler scheduler, std::string_view answer) {
+    return walltime_answer(scheduler, answer, 1'000'000, std::nullopt);
+}
 
 std::string refused_by(Scheduler scheduler, std::string_view answer) {
     const Result<Duration> left = told_by(scheduler, answer);
@@ -63,17 +66,21 @@ TEST(WalltimeAnswer, OfBjobsIsWhatAHardLimitLeaves) {
 }
 
 TEST(WalltimeAnswer, AJobWithoutALimitHasNoWalltime) {
-    for (const char* answer : {"NONE", "N/A", "Unknown"}) EXPECT_EQ(refused_by(Scheduler::Slurm, answer), "the job has no walltime") << answer;
-    for (const char* answer : {"-", "2:30 E", "0:0 X"}) EXPECT_EQ(refused_by(Scheduler::Lsf, answer), "the job has no walltime") << answer;
+    for (const char* answer : {"NONE", "N/A", "Unknown"})
+        EXPECT_EQ(refused_by(Scheduler::Slurm, answer), "the job has no walltime") << answer;
+    for (const char* answer : {"-", "2:30 E", "0:0 X"})
+        EXPECT_EQ(refused_by(Scheduler::Lsf, answer), "the job has no walltime") << answer;
 }
 
 TEST(WalltimeAnswer, ThatIsNoneNamesTheProgram) {
     EXPECT_EQ(refused_by(Scheduler::Slurm, ""), "squeue gave no answer");
     EXPECT_EQ(refused_by(Scheduler::Pbs, "\n"), "qstat gave no answer");
     EXPECT_EQ(refused_by(Scheduler::Slurm, "soon"), "squeue: 'soon' is no answer that we know");
-    EXPECT_EQ(refused_by(Scheduler::Slurm, "2026-11-22T12:00:00Z+1"), "squeue: '2026-11-22T12:00:00Z+1' is no answer that we know");
+    EXPECT_EQ(refused_by(Scheduler::Slurm, "2026-11-22T12:00:00Z+1"),
+              "squeue: '2026-11-22T12:00:00Z+1' is no answer that we know");
     for (const char* answer : {"2:30", "L", ": L", "x:1 L", "-1:00 L", "1:99 L", "Job <17> is not found"}) {
-        EXPECT_EQ(refused_by(Scheduler::Lsf, answer), std::string("bjobs: '") + answer + "' is no answer that we know");
+        EXPECT_EQ(refused_by(Scheduler::Lsf, answer),
+                  std::string("bjobs: '") + answer + "' is no answer that we know");
     }
 }
 
@@ -99,10 +106,14 @@ TEST(WalltimeQuestion, ComesSoonerTowardsTheEndAFewTimesAndNotBehindIt) {
 }
 
 TEST(WalltimeChange, IsSaidWithTheOldEndAndTheNew) {
-    EXPECT_EQ(walltime_change(kAsked + 10min, kAsked + 2h, kAsked), "the end of the walltime has changed: in 2 h (before: in 10 min)");
-    EXPECT_EQ(walltime_change(kAsked + 2h, kAsked - 10s, kAsked), "the end of the walltime has changed: in 0 s (before: in 2 h)");
-    EXPECT_EQ(walltime_change(kAsked + 10min, kNever, kAsked), "the end of the walltime has changed: none (before: in 10 min)");
-    EXPECT_EQ(walltime_change(kNever, kAsked + 10min, kAsked), "the end of the walltime has changed: in 10 min (before: none)");
+    EXPECT_EQ(walltime_change(kAsked + 10min, kAsked + 2h, kAsked),
+              "the end of the walltime has changed: in 2 h (before: in 10 min)");
+    EXPECT_EQ(walltime_change(kAsked + 2h, kAsked - 10s, kAsked),
+              "the end of the walltime has changed: in 0 s (before: in 2 h)");
+    EXPECT_EQ(walltime_change(kAsked + 10min, kNever, kAsked),
+              "the end of the walltime has changed: none (before: in 10 min)");
+    EXPECT_EQ(walltime_change(kNever, kAsked + 10min, kAsked),
+              "the end of the walltime has changed: in 10 min (before: none)");
 }
 
 TEST(WalltimeChange, WhatASchedulerRoundsIsNone) {

@@ -91,7 +91,8 @@ TEST(Warden, KillsTheWorkersOfADdprunThatStandsStill) {
                   warden->watch_for_stalls(std::chrono::milliseconds(50));  // and nothing more is noted
                   int status = 0;
                   if (::waitpid(worker, &status, 0) != worker) return 1;
-                  return WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL && is_there(warden->pid()) ? 0 : 2;
+                  return WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL && is_there(warden->pid()) ? 0
+                                                                                                       : 2;
               }),
               0);
 }
@@ -169,23 +170,31 @@ TEST(JobMark, IsTheJobsIdInAVariableAndInALimitThatNothingLooksAt) {
 
 TEST(JobMark, OfAJobAroundUsStaysForThatOneKillsAllBelowIt) {
     const JobMark outer = make_job_mark("00f1e2d3c4b5a697", kUnlimited);
-    EXPECT_EQ(make_job_mark("aaaaaaaaaaaaaaaa", outer.lock_limit), (JobMark{"DDPRUN_JOB=aaaaaaaaaaaaaaaa", 0}));
-    EXPECT_NE(make_job_mark("aaaaaaaaaaaaaaaa", 1000).lock_limit, 0U) << "a limit that somebody has set is none of ours";
+    EXPECT_EQ(make_job_mark("aaaaaaaaaaaaaaaa", outer.lock_limit),
+              (JobMark{"DDPRUN_JOB=aaaaaaaaaaaaaaaa", 0}));
+    EXPECT_NE(make_job_mark("aaaaaaaaaaaaaaaa", 1000).lock_limit, 0U)
+        << "a limit that somebody has set is none of ours";
 }
 
 TEST(JobMark, IsFoundInEitherPlaceAndOnlyWhole) {
     using namespace std::string_literals;
     const JobMark mark{"DDPRUN_JOB=ab", 4919131752989213764};
-    const std::string limits = "Limit  Soft Limit  Hard Limit  Units\nMax file locks            4919131752989213764  unlimited            locks     \n";
+    const std::string limits =
+        "Limit  Soft Limit  Hard Limit  Units\nMax file locks            4919131752989213764  unlimited            locks     \n";
     EXPECT_TRUE(is_marked(mark, "A=1\0DDPRUN_JOB=ab\0B=2\0"s, ""));
     EXPECT_TRUE(is_marked(mark, "", limits)) << "a process that has emptied its environment";
     EXPECT_FALSE(is_marked(mark, "A=1\0DDPRUN_JOB=abc\0XDDPRUN_JOB=ab\0"s, ""));
-    EXPECT_FALSE(is_marked(mark, "", "Max file locks            unlimited            4919131752989213764  locks\n"));
-    EXPECT_FALSE(is_marked({"DDPRUN_JOB=ab", 0}, "", "Max file locks            0            unlimited  locks\n"));
+    EXPECT_FALSE(
+        is_marked(mark, "", "Max file locks            unlimited            4919131752989213764  locks\n"));
+    EXPECT_FALSE(
+        is_marked({"DDPRUN_JOB=ab", 0}, "", "Max file locks            0            unlimited  locks\n"));
     EXPECT_FALSE(is_marked(mark, "", "Max file locks"));
-    EXPECT_EQ(job_in_limits("Max file locks            4919057731888071861  unlimited            locks\n"), "00f1e2d3c4b5");
-    EXPECT_EQ(job_in_limits("Max file locks            unlimited            unlimited            locks\n"), "");
-    EXPECT_EQ(job_in_limits("Max file locks            1024                 unlimited            locks\n"), "");
+    EXPECT_EQ(job_in_limits("Max file locks            4919057731888071861  unlimited            locks\n"),
+              "00f1e2d3c4b5");
+    EXPECT_EQ(job_in_limits("Max file locks            unlimited            unlimited            locks\n"),
+              "");
+    EXPECT_EQ(job_in_limits("Max file locks            1024                 unlimited            locks\n"),
+              "");
     EXPECT_FALSE(is_marked(mark, "", ""));
 }
 

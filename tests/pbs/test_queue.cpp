@@ -17,9 +17,10 @@ constexpr const char* kJson = R"J({"timestamp":1795269600,"pbs_server":"pbs01","
     "exec_host":"node01/0*64+node02/0*64","Output_Path":"login1.site:/home/u/train.o12","Exit_status":271,"run_count":"2"}}})J";
 
 /// As OpenPBS writes it without -F json: long values go on behind a tab.
-constexpr const char* kText = "Job Id: 12.pbs01\n    Job_Name = train\n    job_state = Q\n    queue = main\n"
-                              "    comment = Not Running: Insufficient amount of resource: \n\tngpus\n"
-                              "    Output_Path = login1:/home/u/train.o12\n    Variable_List = PBS_O_HOME=/home/u,\n\tA = B\n\n";
+constexpr const char* kText =
+    "Job Id: 12.pbs01\n    Job_Name = train\n    job_state = Q\n    queue = main\n"
+    "    comment = Not Running: Insufficient amount of resource: \n\tngpus\n"
+    "    Output_Path = login1:/home/u/train.o12\n    Variable_List = PBS_O_HOME=/home/u,\n\tA = B\n\n";
 
 TEST(QueuedJob, IsReadFromJson) {
     const Result<QueuedJob> job = parse_job(kJson);
@@ -53,7 +54,8 @@ TEST(QueuedJob, AnOutputPathWithoutAHostStaysWhole) {
 TEST(SubmittedJob, IsTheLastLineThatQsubPrints) {
     EXPECT_EQ(*parse_submitted("12.pbs01\n"), "12.pbs01");
     EXPECT_EQ(*parse_submitted("Welcome to the cluster\n5[].pbs01\n\n"), "5[].pbs01");
-    for (const char* text : {"", "\n", "qsub: Unknown queue", "12 jobs submitted"}) EXPECT_FALSE(parse_submitted(text)) << text;
+    for (const char* text : {"", "\n", "qsub: Unknown queue", "12 jobs submitted"})
+        EXPECT_FALSE(parse_submitted(text)) << text;
 }
 
 constexpr const char* kTable =
@@ -100,13 +102,17 @@ TEST(PbsDirectives, AreOnlyOfWhatWasAskedFor) {
 
 TEST(PbsDirectives, OfAWholeRequest) {
     Directives d;
-    d.name = "train", d.account = "ABCD0001", d.queue = "main", d.walltime = "01:00:00", d.nodes = 2, d.cpus = 64, d.gpus = 4;
-    d.memory = "480GB", d.select = "system=polaris", d.place = "scatter", d.filesystems = "home:eagle", d.keep = "doe";
+    d.name = "train", d.account = "ABCD0001", d.queue = "main", d.walltime = "01:00:00", d.nodes = 2,
+    d.cpus = 64, d.gpus = 4;
+    d.memory = "480GB", d.select = "system=polaris", d.place = "scatter", d.filesystems = "home:eagle",
+    d.keep = "doe";
     d.rerunnable = false, d.more = {"-l job_priority=economy"};
-    EXPECT_THAT(render_directives(d),
-                ElementsAre("#PBS -N train", "#PBS -A ABCD0001", "#PBS -q main", "#PBS -l select=2:system=polaris:ncpus=64:ngpus=4:mem=480GB",
-                            "#PBS -l place=scatter", "#PBS -l walltime=01:00:00", "#PBS -l filesystems=home:eagle", "#PBS -j oe", "#PBS -k doe",
-                            "#PBS -r n", "#PBS -l job_priority=economy"));
+    EXPECT_THAT(
+        render_directives(d),
+        ElementsAre("#PBS -N train", "#PBS -A ABCD0001", "#PBS -q main",
+                    "#PBS -l select=2:system=polaris:ncpus=64:ngpus=4:mem=480GB", "#PBS -l place=scatter",
+                    "#PBS -l walltime=01:00:00", "#PBS -l filesystems=home:eagle", "#PBS -j oe",
+                    "#PBS -k doe", "#PBS -r n", "#PBS -l job_priority=economy"));
 }
 
 }  // namespace

@@ -16,13 +16,15 @@ using testing::HasSubstr;
 /// In the layout of OpenPBS 23.06; shortened.
 std::string answer(const std::string& timestamp, const std::string& resources_used) {
     return R"({
-    "timestamp":)" + timestamp + R"(,
+    "timestamp":)" +
+           timestamp + R"(,
     "pbs_version":"23.06.06",
     "pbs_server":"pbs01",
     "Jobs":{
         "4711.pbs01":{
             "Job_Name":"train",
-            "Job_Owner":"ann@login1",)" + resources_used + R"(
+            "Job_Owner":"ann@login1",)" +
+           resources_used + R"(
             "job_state":"R",
             "exec_host":"node01/0*64+node02/0*64",
             "Rerunable":"True",
@@ -63,9 +65,12 @@ struct InZone {
     InZone& operator=(const InZone&) = delete;
 };
 
-std::string at(Duration age) { return std::to_string(kStart + std::chrono::floor<std::chrono::seconds>(age).count()); }
+std::string at(Duration age) {
+    return std::to_string(kStart + std::chrono::floor<std::chrono::seconds>(age).count());
+}
 std::string used(const char* walltime) {
-    return std::string("\n\"resources_used\":{\"cpupercent\":98,\"cput\":\"00:18:01\",\"walltime\":\"") + walltime + "\"},";
+    return std::string("\n\"resources_used\":{\"cpupercent\":98,\"cput\":\"00:18:01\",\"walltime\":\"") +
+           walltime + "\"},";
 }
 
 TEST(Walltime, IsReadInEveryNotation) {
@@ -105,7 +110,8 @@ TEST(Qstat, AServerInAnotherZoneIsSeenByTheUsedTimeOrTheAge) {
 
 TEST(Qstat, AJobThatWasSuspendedIsNotTakenForAnotherZone) {
     const InZone utc("UTC0");
-    EXPECT_EQ(parse_qstat(answer(at(50min), used("00:42:30")))->elapsed, 50min) << "7 min 30 s are no quarters of an hour";
+    EXPECT_EQ(parse_qstat(answer(at(50min), used("00:42:30")))->elapsed, 50min)
+        << "7 min 30 s are no quarters of an hour";
 }
 
 TEST(Qstat, NumbersMayStandInQuotes) {
@@ -122,9 +128,13 @@ TEST(Qstat, WhatCannotBeUsedIsAnError) {
     EXPECT_THAT(why("qstat: Unknown Job Id 12.pbs01\n"), HasSubstr("not JSON"));
     EXPECT_THAT(why("[]"), HasSubstr("not JSON"));
     EXPECT_THAT(why(R"({"timestamp":1,"Jobs":{}})"), HasSubstr("does not know the job"));
-    EXPECT_THAT(why(R"({"timestamp":1,"Jobs":{"1":{"stime":"Sat Nov 21 14:00:00 2026"}}})"), HasSubstr("no walltime"));
-    EXPECT_THAT(why(R"({"timestamp":1,"Jobs":{"1":{"Resource_List":{"walltime":"01:00:00"}}}})"), HasSubstr("not started"));
-    EXPECT_THAT(why(R"({"Jobs":{"1":{"Resource_List":{"walltime":"01:00:00"},"stime":"Sat Nov 21 14:00:00 2026"}}})"), HasSubstr("not started"));
+    EXPECT_THAT(why(R"({"timestamp":1,"Jobs":{"1":{"stime":"Sat Nov 21 14:00:00 2026"}}})"),
+                HasSubstr("no walltime"));
+    EXPECT_THAT(why(R"({"timestamp":1,"Jobs":{"1":{"Resource_List":{"walltime":"01:00:00"}}}})"),
+                HasSubstr("not started"));
+    EXPECT_THAT(
+        why(R"({"Jobs":{"1":{"Resource_List":{"walltime":"01:00:00"},"stime":"Sat Nov 21 14:00:00 2026"}}})"),
+        HasSubstr("not started"));
 }
 
 TEST(Qstat, TimesThatNoJobCanHaveAreAnErrorAndDoNotOverflow) {
@@ -135,7 +145,8 @@ TEST(Qstat, TimesThatNoJobCanHaveAreAnErrorAndDoNotOverflow) {
 
 TEST(Qstat, ATornAnswerIsAnErrorWhereverItIsTorn) {
     const std::string whole = answer(at(1min), "");
-    for (std::size_t cut = 0; cut + 2 < whole.size(); ++cut) EXPECT_FALSE(parse_qstat(whole.substr(0, cut))) << cut;
+    for (std::size_t cut = 0; cut + 2 < whole.size(); ++cut)
+        EXPECT_FALSE(parse_qstat(whole.substr(0, cut))) << cut;
 }
 
 }  // namespace

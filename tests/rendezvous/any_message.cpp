@@ -20,11 +20,21 @@ struct Encode {
     Result<EncodedMessage> operator()(const Unknown& message) const {
         return EncodedMessage{encode(Frame{message.type, request, "", ""}), {}};
     }
-    Result<EncodedMessage> operator()(const Notice& message) const { return encode_message(ToAgent(message)); }
-    Result<EncodedMessage> operator()(const Question& message) const { return encode_message(ToAgent(message)); }
-    Result<EncodedMessage> operator()(const Answer& message) const { return encode_message(ToAgent(message)); }
-    Result<EncodedMessage> operator()(const ModexRequest& message) const { return encode_message(ToAgent(message)); }
-    Result<EncodedMessage> operator()(const ModexReply& message) const { return encode_message(ToAgent(message)); }
+    Result<EncodedMessage> operator()(const Notice& message) const {
+        return encode_message(ToAgent(message));
+    }
+    Result<EncodedMessage> operator()(const Question& message) const {
+        return encode_message(ToAgent(message));
+    }
+    Result<EncodedMessage> operator()(const Answer& message) const {
+        return encode_message(ToAgent(message));
+    }
+    Result<EncodedMessage> operator()(const ModexRequest& message) const {
+        return encode_message(ToAgent(message));
+    }
+    Result<EncodedMessage> operator()(const ModexReply& message) const {
+        return encode_message(ToAgent(message));
+    }
     template <class M>
     Result<EncodedMessage> operator()(const M& message) const {
         if constexpr (requires { encode_message(message, request); }) return encode_message(message, request);

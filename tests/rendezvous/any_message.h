@@ -9,7 +9,8 @@
 #include "rendezvous/handshake.h"
 #include "rendezvous/store_message.h"
 
-/// Any message of the protocol, for tests of what all have in common and for peers that say what they should not.
+/// Any message of the protocol, for tests of what all have in common and for peers that say what they should
+/// not.
 namespace ddprun::rdzv {
 
 /// Of a type that no version knows yet.
@@ -19,10 +20,11 @@ struct Unknown {
 };
 
 using Message =
-    std::variant<Unknown, Hello, Challenge, Proof, Welcome, Failure, Heartbeat, StoreRequest, ClientGone, Done, Value,
-                 Absent, Sum, Exchanged, Erased, AgentHello, WorkersStarted, WorkerExited, GenerationEnded,
-                 StartGeneration, StopGeneration, Shutdown, Notice, Question, Answer,
-                 World, FenceEntered, FenceOver, ModexRequest, ModexReply, Legacy, StandbyListens, Successor, JobMoved, OutputPiece, OutputShown>;
+    std::variant<Unknown, Hello, Challenge, Proof, Welcome, Failure, Heartbeat, StoreRequest, ClientGone,
+                 Done, Value, Absent, Sum, Exchanged, Erased, AgentHello, WorkersStarted, WorkerExited,
+                 GenerationEnded, StartGeneration, StopGeneration, Shutdown, Notice, Question, Answer, World,
+                 FenceEntered, FenceOver, ModexRequest, ModexReply, Legacy, StandbyListens, Successor,
+                 JobMoved, OutputPiece, OutputShown>;
 
 /// One of a family as a message like any other.
 template <class Family>

@@ -21,10 +21,14 @@
 
 namespace ddprun::rdzv {
 
-/// A way to a server that loses connections, and on which somebody listens. Each of them is two of TCP's, so neither end can know more than that.
+/// A way to a server that loses connections, and on which somebody listens. Each of them is two of TCP's, so
+/// neither end can know more than that.
 class FlakyRelay {
   public:
-    explicit FlakyRelay(Endpoint server) : server_(std::move(server)), listener_(*listen_tcp({"127.0.0.1", 0})), wake_(::eventfd(0, EFD_CLOEXEC)) {
+    explicit FlakyRelay(Endpoint server)
+        : server_(std::move(server)),
+          listener_(*listen_tcp({"127.0.0.1", 0})),
+          wake_(::eventfd(0, EFD_CLOEXEC)) {
         thread_ = std::thread([this] { run(); });
     }
     ~FlakyRelay() {
@@ -35,18 +39,32 @@ class FlakyRelay {
     FlakyRelay& operator=(const FlakyRelay&) = delete;
 
     [[nodiscard]] Endpoint endpoint() const { return {"127.0.0.1", listener_.bound.port}; }
-    /// Each connection is reset at both ends when so many bytes have passed, wherever in a message that is; 0: never.
-    void reset_after(std::size_t bytes) { tell([this, bytes] { reset_after_ = bytes; }); }
-    void reset_all() { tell([this] { for (Pair& pair : pairs_) reset(pair); }); }
+    /// Each connection is reset at both ends when so many bytes have passed, wherever in a message that is;
+    /// 0: never.
+    void reset_after(std::size_t bytes) {
+        tell([this, bytes] { reset_after_ = bytes; });
+    }
+    void reset_all() {
+        tell([this] {
+            for (Pair& pair : pairs_) reset(pair);
+        });
+    }
     /// Of the connections there are, nothing passes any more, and neither end is told.
-    void freeze_all() { tell([this] { for (Pair& pair : pairs_) pair.is_frozen = true; }); }
+    void freeze_all() {
+        tell([this] {
+            for (Pair& pair : pairs_) pair.is_frozen = true;
+        });
+    }
     /// Those that come from now on are reset at once.
-    void refuse_new(bool refuses) { tell([this, refuses] { refuses_ = refuses; }); }
+    void refuse_new(bool refuses) {
+        tell([this, refuses] { refuses_ = refuses; });
+    }
     [[nodiscard]] int carried() const { return carried_; }
     /// Whether these bytes have passed, in either direction, in one connection.
     [[nodiscard]] bool has_seen(std::string_view bytes) {
         const std::lock_guard lock(mutex_);
-        return std::any_of(seen_.begin(), seen_.end(), [&](const std::string& one) { return one.find(bytes) != std::string::npos; });
+        return std::any_of(seen_.begin(), seen_.end(),
+                           [&](const std::string& one) { return one.find(bytes) != std::string::npos; });
     }
 
   private:
@@ -125,9 +143,11 @@ class FlakyRelay {
         if (got < 0 && errno == EAGAIN) return;
         if (got <= 0) return reset(pair);
         const bool is_last = reset_after_ > 0 && pair.passed + static_cast<std::size_t>(got) >= reset_after_;
-        note_down(from.get() == pair.client.get() ? *pair.from_client : *pair.from_server, {bytes.data(), static_cast<std::size_t>(got)});
+        note_down(from.get() == pair.client.get() ? *pair.from_client : *pair.from_server,
+                  {bytes.data(), static_cast<std::size_t>(got)});
         if (is_last) got = static_cast<ssize_t>(reset_after_ - std::min(reset_after_, pair.passed));
-        const Status sent = send_all(to.get(), {bytes.data(), static_cast<std::size_t>(got)}, MonotonicClock::now() + std::chrono::seconds(20));
+        const Status sent = send_all(to.get(), {bytes.data(), static_cast<std::size_t>(got)},
+                                     MonotonicClock::now() + std::chrono::seconds(20));
         pair.passed += static_cast<std::size_t>(got);
         if (!sent || is_last) reset(pair);
     }

@@ -67,7 +67,8 @@ std::vector<std::string> EventLog::lines() {
     return lines_;
 }
 
-RunningServer::RunningServer(ServerLimits limits, Heartbeats heartbeats, bool serves_torch, std::shared_ptr<const TlsContext> tls) {
+RunningServer::RunningServer(ServerLimits limits, Heartbeats heartbeats, bool serves_torch,
+                             std::shared_ptr<const TlsContext> tls) {
     thread_.run([&] {
         ServerOptions options;
         options.credentials = kTestJob;
@@ -123,7 +124,8 @@ std::string bytes_of(const Message& message, std::uint32_t request) {
 }
 
 RawPeer::RawPeer(const StoreAddress& server) {
-    Result<UniqueFd> connected = server.path.empty() ? connect_tcp(server.tcp, soon()) : connect_unix(server.path, soon());
+    Result<UniqueFd> connected =
+        server.path.empty() ? connect_tcp(server.tcp, soon()) : connect_unix(server.path, soon());
     EXPECT_TRUE(connected);
     if (connected) fd_ = *std::move(connected);
 }

@@ -111,11 +111,20 @@ class RunningLink : private AgentLinkHandler {
   public:
     explicit RunningLink(const Endpoint& controller, TimePoint connect_by = soon(),
                          Credentials credentials = kTestJob, Heartbeats heartbeats = {}, bool is_ours = false,
-                         Duration handshake_timeout = ServerLimits{}.handshake, std::shared_ptr<const TlsContext> tls = nullptr) {
+                         Duration handshake_timeout = ServerLimits{}.handshake,
+                         std::shared_ptr<const TlsContext> tls = nullptr) {
         thread_.run([&] {
-            AgentLinkOptions options{
-                {controller}, std::move(credentials), "agent on node02", hello_of("node02"), {"10.9.0.2", "127.0.0.1"},
-                connect_by, heartbeats, "copy the file", is_ours, handshake_timeout, std::move(tls)};
+            AgentLinkOptions options{{controller},
+                                     std::move(credentials),
+                                     "agent on node02",
+                                     hello_of("node02"),
+                                     {"10.9.0.2", "127.0.0.1"},
+                                     connect_by,
+                                     heartbeats,
+                                     "copy the file",
+                                     is_ours,
+                                     handshake_timeout,
+                                     std::move(tls)};
             AgentLinkHandler& self = *this;
             link_ = std::make_unique<AgentLink>(thread_.loop(), std::move(options), self);
         });

@@ -13,7 +13,9 @@ using testing::HasSubstr;
 Arrival plain_from(const std::string& from) { return {from, "10.0.0.1", 'D', false}; }
 Arrival sealed_from(const std::string& from) { return {from, "10.0.0.1", 'D', true}; }
 
-TEST(Admission, AnybodyMaySpeakPlainlyToAJobWithoutTls) { EXPECT_TRUE(admits_speech(plain_from("10.0.0.2"), false)); }
+TEST(Admission, AnybodyMaySpeakPlainlyToAJobWithoutTls) {
+    EXPECT_TRUE(admits_speech(plain_from("10.0.0.2"), false));
+}
 
 TEST(Admission, OnlyThisHostMaySpeakPlainlyToAJobWithTls) {
     EXPECT_TRUE(admits_speech(plain_from("127.0.0.1"), true));

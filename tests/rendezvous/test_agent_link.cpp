@@ -74,8 +74,10 @@ TEST(AgentLink, WaitsForNobodyInItsOwnProcess) {
 TEST(AgentLink, GivesUpAControllerInItsOwnProcessThatTwiceDoesNotAnswer) {
     const Listener deaf = *listen_tcp({"127.0.0.1", 0});  // nobody accepts
     RunningLink link(deaf.bound, kNever, kTestJob, {}, true, 20ms);
-    EXPECT_TRUE(link.events.saw("log waiting for the controller at " + to_string(deaf.bound) + ": no answer in the handshake"));
-    EXPECT_TRUE(link.events.saw(lost(Errc::Timeout) + " no controller at " + to_string(deaf.bound) + ": no answer in the handshake"));
+    EXPECT_TRUE(link.events.saw("log waiting for the controller at " + to_string(deaf.bound) +
+                                ": no answer in the handshake"));
+    EXPECT_TRUE(link.events.saw(lost(Errc::Timeout) + " no controller at " + to_string(deaf.bound) +
+                                ": no answer in the handshake"));
 }
 
 TEST(Server, TellsWhenAllThatWasSaidHasLeftIt) {
@@ -104,7 +106,8 @@ TEST(Server, WaitsNoLongerThanAskedForAnAgentThatTakesNothing) {
         s.when_written(20ms, [&] { server.events.add("waited for long enough"); });
     });
     EXPECT_TRUE(server.events.saw("waited for long enough"));
-    for (const std::string& line : server.events.lines()) EXPECT_EQ(line.find("lost"), std::string::npos) << line;
+    for (const std::string& line : server.events.lines())
+        EXPECT_EQ(line.find("lost"), std::string::npos) << line;
 }
 
 TEST(AgentLink, KeepsTryingANameThatDoesNotExistUntilTheDeadline) {
@@ -125,7 +128,8 @@ TEST(AgentLink, AnotherJobIsNotTakenForAnotherToken) {
     RunningServer server;
     RunningLink link(server.endpoint(), soon(), {"another job", kTestJob.token});
     EXPECT_TRUE(link.events.saw(lost(Errc::Refused)));
-    for (const std::string& line : link.events.lines()) EXPECT_EQ(line.find("copy the file"), std::string::npos) << line;
+    for (const std::string& line : link.events.lines())
+        EXPECT_EQ(line.find("copy the file"), std::string::npos) << line;
 }
 
 TEST(AgentLink, HearsWhyTheControllerRefusesIt) {
@@ -178,7 +182,8 @@ TEST(AgentLink, AControllerThatFallsSilentIsLost) {
         ASSERT_TRUE(receive_exactly(peer.get(), {&byte, 1}, soon()));
         decoder.feed({&byte, 1});
         if (auto frame = decoder.next(); *frame) {
-            ASSERT_TRUE(send_all(peer.get(), bytes_of(any(*handshake.receive(*decode_handshake(**frame))), 0), soon()));
+            ASSERT_TRUE(send_all(peer.get(), bytes_of(any(*handshake.receive(*decode_handshake(**frame))), 0),
+                                 soon()));
         }
     }
     EXPECT_TRUE(link.events.saw("connected"));
@@ -209,15 +214,18 @@ TEST(AgentLink, TriesAgainWhenItIsDroppedBeforeItsTurn) {
 }
 
 TEST(AgentLink, TriesAgainWhenAControllerIsTooBusyForItsHandshake) {
-    for (const Failure& busy : {Failure{Errc::Limit, "512 connections wait"}, Failure{Errc::Timeout, "no handshake within 10 s"}}) {
+    for (const Failure& busy :
+         {Failure{Errc::Limit, "512 connections wait"}, Failure{Errc::Timeout, "no handshake within 10 s"}}) {
         const Listener listener = *listen_tcp({"127.0.0.1", 0});
         RunningLink link(listener.bound);
         ASSERT_TRUE(*wait_readable(listener.fd.get(), soon()));
         const UniqueFd first(::accept(listener.fd.get(), nullptr, nullptr));
         ASSERT_TRUE(send_all(first.get(), bytes_of(busy, 0), soon()));
-        EXPECT_TRUE(link.events.saw("log waiting for the controller at " + to_string(listener.bound) + ": " + busy.what));
+        EXPECT_TRUE(link.events.saw("log waiting for the controller at " + to_string(listener.bound) + ": " +
+                                    busy.what));
         EXPECT_TRUE(*wait_readable(listener.fd.get(), soon())) << "it comes again";
-        for (const std::string& line : link.events.lines()) EXPECT_EQ(line.find("lost"), std::string::npos) << line;
+        for (const std::string& line : link.events.lines())
+            EXPECT_EQ(line.find("lost"), std::string::npos) << line;
     }
 }
 

@@ -125,7 +125,8 @@ TEST(Handshake, ClientTellsTheServersRefusal) {
 }
 
 TEST(Handshake, ClientTellsAServerThatIsTooBusyFromOneThatRefuses) {
-    for (const Errc busy : {Errc::Limit, Errc::Timeout}) EXPECT_EQ(client().receive(Failure{busy, "later"}).error().code, busy);
+    for (const Errc busy : {Errc::Limit, Errc::Timeout})
+        EXPECT_EQ(client().receive(Failure{busy, "later"}).error().code, busy);
 }
 
 }  // namespace

@@ -81,7 +81,8 @@ TEST(HostilePeer, TheOneThatIsSilentForLongestGoesAndIsToldWhy) {
     wait_for_strangers(2);
     RawPeer youngest(server.endpoint());
     wait_for_strangers(3);
-    ClientHandshake handshake(kTestJob, Hello{Role::Worker, "honest", "", ""}, "000102030405060708090a0b0c0d0e0f");
+    ClientHandshake handshake(kTestJob, Hello{Role::Worker, "honest", "", ""},
+                              "000102030405060708090a0b0c0d0e0f");
     ASSERT_TRUE(oldest.send(bytes_of(handshake.hello(), 0)));
     const HandshakeMessage challenge = *as_handshake(*oldest.receive());
 
@@ -105,7 +106,8 @@ TEST(HostilePeer, StrangersDoNotTakeThePlacesOfThoseWhoKnowTheToken) {
     ASSERT_TRUE(std::holds_alternative<Welcome>(second.shake_hands(kTestJob, Role::Worker)));
     RawPeer stranger(server.endpoint());
     RawPeer third(server.endpoint());
-    EXPECT_TRUE(std::holds_alternative<Welcome>(third.shake_hands(kTestJob, Role::Worker))) << "the stranger goes";
+    EXPECT_TRUE(std::holds_alternative<Welcome>(third.shake_hands(kTestJob, Role::Worker)))
+        << "the stranger goes";
     EXPECT_EQ(std::get<Failure>(*stranger.receive()).code, Errc::Limit);
     RawPeer fourth(server.endpoint());
     EXPECT_EQ(std::get<Failure>(*fourth.receive()).code, Errc::Limit) << "three who know the token are there";
@@ -122,9 +124,13 @@ TEST(HostilePeer, ThoseWhoWereRefusedButDoNotGoCountAsStrangersToo) {
     std::vector<std::unique_ptr<RawPeer>> guessers;
     for (int i = 0; i < 20; ++i) {
         guessers.push_back(std::make_unique<RawPeer>(server.endpoint()));
-        EXPECT_EQ(std::get<Failure>(guessers.back()->shake_hands({kTestJob.job_id, "a guess"}, Role::Worker)).code, Errc::Refused);
+        EXPECT_EQ(
+            std::get<Failure>(guessers.back()->shake_hands({kTestJob.job_id, "a guess"}, Role::Worker)).code,
+            Errc::Refused);
     }
-    server.with([](Server& s) { EXPECT_LE(s.connections(), 5U) << "each stays until it has read why, or its place is wanted"; });
+    server.with([](Server& s) {
+        EXPECT_LE(s.connections(), 5U) << "each stays until it has read why, or its place is wanted";
+    });
     expect_alive(server);
 }
 

@@ -52,7 +52,8 @@ TEST(Membership, FailsAfterTheJoinTimeoutNamingTheMissingNodeRanks) {
 TEST(Membership, OrdersTheFirstWorldByNodeRankAndElseByHostWhoeverComesFirst) {
     for (const bool y_is_first : {false, true}) {
         Membership job(fixed(4), t0);
-        for (const AgentId id : y_is_first ? std::vector<AgentId>{13, 11} : std::vector<AgentId>{11, 13}) ASSERT_TRUE(job.join(id, node(id == 11 ? "x" : "y"), t0));
+        for (const AgentId id : y_is_first ? std::vector<AgentId>{13, 11} : std::vector<AgentId>{11, 13})
+            ASSERT_TRUE(job.join(id, node(id == 11 ? "x" : "y"), t0));
         ASSERT_TRUE(job.join(12, node("head", 0), t0));
         ASSERT_TRUE(job.join(14, node("z", 2), t0));
         EXPECT_EQ(agents(job.settle()), (std::vector<AgentId>{12, 11, 14, 13})) << y_is_first;
@@ -60,7 +61,9 @@ TEST(Membership, OrdersTheFirstWorldByNodeRankAndElseByHostWhoeverComesFirst) {
 }
 
 TEST(Membership, CountsHostsAsPeopleDo) {
-    const std::vector<std::string> ordered{"gpu-2-10", "gpu-10-1", "n", "n0", "n02", "n2", "n9.site", "n10", "n10-ib", "n18446744073709551616", "na"};
+    const std::vector<std::string> ordered{"gpu-2-10", "gpu-10-1", "n",   "n0",     "n02",
+                                           "n2",       "n9.site",  "n10", "n10-ib", "n18446744073709551616",
+                                           "na"};
     Membership job(fixed(static_cast<int>(ordered.size())), t0);
     for (std::size_t i = ordered.size(); i-- > 0;) ASSERT_TRUE(job.join(i + 1, node(ordered[i]), t0));
     std::vector<std::string> hosts;
@@ -84,8 +87,8 @@ TEST(Membership, LaterAPlaceIsForWhoCameFirstWhateverItsName) {
     EXPECT_EQ(agents(job.settle()), (std::vector<AgentId>{3, 2}));
 }
 
-/// So many that anything which goes through all of them, or all places, for each takes minutes: what catches it is the time
-/// limit of the whole program.
+/// So many that anything which goes through all of them, or all places, for each takes minutes: what catches
+/// it is the time limit of the whole program.
 TEST(Membership, SixteenThousandNodesJoinAndAreDecidedAboutOneByOne) {
     constexpr int kNodes = 16384;
     Membership job(fixed(kNodes), t0);
@@ -138,13 +141,16 @@ TEST(Membership, RefusesANodeThatWasStartedOtherwiseWithATableOfWhoSaysWhat) {
     Joiner joiner = node("node03");
     joiner.terms = {"ddprun=0.1.0", "--nnodes=3:3", "program of role default=eval.py", "--fabric=ib"};
     EXPECT_EQ(job.join(2, joiner, t0).error(),
-              (Error{Errc::Mismatch, "node03 (pid 100) was started otherwise than this job:\n"
-                                     "                           this job (node00)  node03\n"
-                                     "  --nnodes                 2:4                3:3\n"
-                                     "  program of role default  train.py           eval.py", 0}));
+              (Error{Errc::Mismatch,
+                     "node03 (pid 100) was started otherwise than this job:\n"
+                     "                           this job (node00)  node03\n"
+                     "  --nnodes                 2:4                3:3\n"
+                     "  program of role default  train.py           eval.py",
+                     0}));
     joiner.terms = {"ddprun=0.1.0", "--nnodes=2:4", "program of role reader=read.py"};
     EXPECT_TRUE(job.join(2, joiner, t0)) << "another role runs another program";
-    EXPECT_EQ(job.join(3, node("node04"), t0).error().code, Errc::Mismatch) << "who says nothing does not agree";
+    EXPECT_EQ(job.join(3, node("node04"), t0).error().code, Errc::Mismatch)
+        << "who says nothing does not agree";
 }
 
 TEST(Membership, GivesALastCallWhenThereAreEnough) {
@@ -232,8 +238,10 @@ TEST(Membership, ANodeThatComesBackAfterTheRanksWereClosedTakesItsOwnPlaceAgain)
 
 TEST(Membership, WhoComesBackTakesNoPlaceFromTheSpareThatHasIt) {
     Membership job(fixed(3), t0);
-    for (int rank = 0; rank < 4; ++rank) ASSERT_TRUE(job.join(static_cast<AgentId>(rank + 1), node("h" + std::to_string(rank), rank), t0));
-    EXPECT_EQ(agents(job.settle()), (std::vector<AgentId>{1, 2, 3})) << "a node rank beyond the last is a spare's";
+    for (int rank = 0; rank < 4; ++rank)
+        ASSERT_TRUE(job.join(static_cast<AgentId>(rank + 1), node("h" + std::to_string(rank), rank), t0));
+    EXPECT_EQ(agents(job.settle()), (std::vector<AgentId>{1, 2, 3}))
+        << "a node rank beyond the last is a spare's";
     job.leave(2, t0);
     EXPECT_EQ(agents(job.settle()), (std::vector<AgentId>{1, 4, 3}));
     ASSERT_TRUE(job.join(9, node("h1", 1), t0));
@@ -305,7 +313,8 @@ TEST(Membership, WhoHadAPlaceUnderALostControllerKeepsItWhereItIsFree) {
     ASSERT_TRUE(job.join(1, with_kept("c", 2), t0));
     ASSERT_TRUE(job.join(2, with_kept("b", 1), t0));
     ASSERT_TRUE(job.join(3, with_kept("x", 1), t0));
-    EXPECT_EQ(agents(job.settle()), (std::vector<AgentId>{3, 2, 1})) << "the lost head's place is for whoever has none";
+    EXPECT_EQ(agents(job.settle()), (std::vector<AgentId>{3, 2, 1}))
+        << "the lost head's place is for whoever has none";
 }
 
 TEST(Membership, ThoseWithoutAPlaceUnderALostControllerFollowByHost) {

@@ -49,7 +49,20 @@ std::vector<Message> one_of_each() {
         Sum{INT64_MIN},
         Exchanged{true, Blob("now")},
         Erased{true},
-        AgentHello{"node02", 1, 4, 4171, "0.1.0", {"10.0.0.2", "fe80::1"}, {"a=1"}, "trainer", "slingshot", {"CPUs 0-3", "CPUs 4-7"}, "1f", 2, 7, 1},
+        AgentHello{"node02",
+                   1,
+                   4,
+                   4171,
+                   "0.1.0",
+                   {"10.0.0.2", "fe80::1"},
+                   {"a=1"},
+                   "trainer",
+                   "slingshot",
+                   {"CPUs 0-3", "CPUs 4-7"},
+                   "1f",
+                   2,
+                   7,
+                   1},
         AgentHello{"node02", std::nullopt, 4, 4171, "0.1.0", {}, {}, "default"},
         WorkersStarted{UINT64_MAX},
         WorkerExited{3,
@@ -113,9 +126,9 @@ TEST(Message, KeepsTheNumbersThatWereReleased) {
     std::vector<int> types;
     for (const Message& message : one_of_each()) types.push_back(frame_of(message).type);
     types.erase(std::unique(types.begin(), types.end()), types.end());
-    EXPECT_EQ(types, (std::vector<int>{200, 1,  2,  3,  4,  5,  6,  16, 17, 18, 19, 20, 21, 22, 23, 17, 24, 32, 33,
-                                       34,  35, 36, 37, 64, 65, 66, 67, 80, 81, 82, 96, 97, 98, 83,
-                                       68,  84, 99, 100, 85, 69, 86, 70, 71, 87}));
+    EXPECT_EQ(types, (std::vector<int>{200, 1,  2,  3,  4,  5,  6,  16,  17, 18, 19, 20, 21, 22, 23,
+                                       17,  24, 32, 33, 34, 35, 36, 37,  64, 65, 66, 67, 80, 81, 82,
+                                       96,  97, 98, 83, 68, 84, 99, 100, 85, 69, 86, 70, 71, 87}));
 }
 
 TEST(Message, KeepsTheBytesThatWereReleased) {
@@ -126,14 +139,16 @@ TEST(Message, KeepsTheBytesThatWereReleased) {
     EXPECT_EQ(json_of(StoreRequest{3, 1s, store_op::Get{"k"}, 17, 2ms}),
               R"({"generation":3,"timeout_ns":1000000000,"client":17,"waited_ns":2000000,"key":"k"})");
     EXPECT_EQ(json_of(request(store_op::Wait{{"a\n", "b"}})), R"({"generation":3,"keys":["a\n","b"]})");
-    EXPECT_EQ(json_of(AgentHello{"h", std::nullopt, 4, 71, "0.1.0", {"10.0.0.2"}, {"a=1"}, "default"}),
-              R"({"addresses":["10.0.0.2"],"host":"h","pid":71,"role":"default","slots":4,"terms":["a=1"],"version":"0.1.0"})");
+    EXPECT_EQ(
+        json_of(AgentHello{"h", std::nullopt, 4, 71, "0.1.0", {"10.0.0.2"}, {"a=1"}, "default"}),
+        R"({"addresses":["10.0.0.2"],"host":"h","pid":71,"role":"default","slots":4,"terms":["a=1"],"version":"0.1.0"})");
     WorkerExited exited{};
     exited.rank = 5;
     exited.meaning = "caf\xe9";
-    EXPECT_EQ(json_of(exited),
-              "{\"after_start_ns\":0,\"generation\":0,\"local_rank\":0,\"meaning\":\"caf\xef\xbf\xbd\",\"pid\":0,"
-              "\"rank\":5,\"status\":0}");
+    EXPECT_EQ(
+        json_of(exited),
+        "{\"after_start_ns\":0,\"generation\":0,\"local_rank\":0,\"meaning\":\"caf\xef\xbf\xbd\",\"pid\":0,"
+        "\"rank\":5,\"status\":0}");
     EXPECT_EQ(json_of(Heartbeat{}), "");
 }
 

@@ -22,7 +22,10 @@ std::vector<std::string> notices_in(EventLog& events) {
 }
 
 /// Notices of all sizes: a reset falls into some of them, and between others.
-Notice notice(int number) { return {"test", fmt::format("{} {}", number, std::string(static_cast<std::size_t>(number * 37 % 900), 'x'))}; }
+Notice notice(int number) {
+    return {"test",
+            fmt::format("{} {}", number, std::string(static_cast<std::size_t>(number * 37 % 900), 'x'))};
+}
 
 std::vector<std::string> in_order(int count) {
     std::vector<std::string> expected;
@@ -99,10 +102,12 @@ TEST(Session, ThatIsOverIsRefusedWithACodeThatTellsTheAgentToJoinAnew) {
     ASSERT_TRUE(server.events.saw("joined node02"));
     relay.refuse_new(true);
     relay.freeze_all();
-    ASSERT_TRUE(server.events.saw("lost no heartbeat for 100 ms")) << ::testing::PrintToString(server.events.lines());
+    ASSERT_TRUE(server.events.saw("lost no heartbeat for 100 ms"))
+        << ::testing::PrintToString(server.events.lines());
     relay.refuse_new(false);
     relay.reset_all();
-    EXPECT_TRUE(link.events.saw("lost " + std::to_string(static_cast<int>(Errc::StaleGeneration)) + " this node was taken for lost"))
+    EXPECT_TRUE(link.events.saw("lost " + std::to_string(static_cast<int>(Errc::StaleGeneration)) +
+                                " this node was taken for lost"))
         << ::testing::PrintToString(link.events.lines());
 }
 
@@ -117,7 +122,8 @@ TEST(Session, OfADeadProcessWaitsForTheGraceOnly) {
 TEST(Session, IsTakenOverByNobodyWithoutTheToken) {
     RunningServer server({}, kPatient);
     RawPeer agent(server.endpoint());
-    ClientHandshake own(kTestJob, Hello{Role::Agent, "agent on node03", "", ""}, "000102030405060708090a0b0c0d0e0f");
+    ClientHandshake own(kTestJob, Hello{Role::Agent, "agent on node03", "", ""},
+                        "000102030405060708090a0b0c0d0e0f");
     const auto shake = [](RawPeer& peer, ClientHandshake& handshake) -> std::optional<Message> {
         EXPECT_TRUE(peer.send(bytes_of(handshake.hello(), 0)));
         for (;;) {
@@ -133,13 +139,16 @@ TEST(Session, IsTakenOverByNobodyWithoutTheToken) {
     ASSERT_TRUE(server.events.saw("joined node03"));
 
     RawPeer thief(server.endpoint());
-    ClientHandshake guess({kTestJob.job_id, "a guess"}, Hello{Role::Agent, "thief", "", "", own.hello().nonce}, "ff0102030405060708090a0b0c0d0e0f");
+    ClientHandshake guess({kTestJob.job_id, "a guess"},
+                          Hello{Role::Agent, "thief", "", "", own.hello().nonce},
+                          "ff0102030405060708090a0b0c0d0e0f");
     const std::optional<Message> refusal = shake(thief, guess);
     ASSERT_TRUE(refusal && std::holds_alternative<Failure>(*refusal));
     EXPECT_EQ(std::get<Failure>(*refusal).what, "wrong token for this job");
 
     RawPeer heir(server.endpoint());
-    ClientHandshake known(kTestJob, Hello{Role::Agent, "agent on node03", "", "", own.hello().nonce}, "ee0102030405060708090a0b0c0d0e0f");
+    ClientHandshake known(kTestJob, Hello{Role::Agent, "agent on node03", "", "", own.hello().nonce},
+                          "ee0102030405060708090a0b0c0d0e0f");
     const std::optional<Message> welcome = shake(heir, known);
     ASSERT_TRUE(welcome && std::holds_alternative<Welcome>(*welcome));
     EXPECT_EQ(std::get<Welcome>(*welcome).session, (SessionCounts{1, 0})) << "the AgentHello has come";

@@ -8,7 +8,8 @@ namespace {
 
 void try_client(RunningServer& server, const std::string& scheme) {
     server.with([](Server& s) { s.begin_generation(7); });
-    const test::Outcome outcome = test::run({"python3", STORE_CLIENT, scheme + to_string(server.endpoint()), kTestJob.job_id, kTestJob.token, "7"});
+    const test::Outcome outcome = test::run({"python3", STORE_CLIENT, scheme + to_string(server.endpoint()),
+                                             kTestJob.job_id, kTestJob.token, "7"});
     EXPECT_EQ(outcome.status, 0) << outcome.err;
     EXPECT_EQ(outcome.out, "the document is right\n");
 }

@@ -17,7 +17,9 @@ using ::testing::HasSubstr;
 const TimePoint t0{1000s};
 constexpr ClientId kAgent = 9;
 
-StoreRequest request(StoreOp op, std::optional<Duration> timeout = std::nullopt) { return {0, timeout, std::move(op)}; }
+StoreRequest request(StoreOp op, std::optional<Duration> timeout = std::nullopt) {
+    return {0, timeout, std::move(op)};
+}
 Set set_of(const std::string& key, const std::string& value) { return {key, Blob(value)}; }
 
 /// A relay before a store, and the way between them, on which messages stay until the test lets them go.
@@ -34,7 +36,8 @@ struct Way {
         RelayState::Forward next = std::move(there.front());
         there.pop_front();
         const StoreClientId client{kAgent, next.request.client};
-        for (StoreAnswer& answer : store.apply(client, next.number, std::move(next.request), now)) back.push_back(std::move(answer));
+        for (StoreAnswer& answer : store.apply(client, next.number, std::move(next.request), now))
+            back.push_back(std::move(answer));
         for (StoreAnswer& answer : store.expire(now)) back.push_back(std::move(answer));
     }
     void hear_all() {
@@ -53,7 +56,9 @@ struct Way {
         }
     }
     void leave(std::uint64_t client) {
-        std::erase_if(there, [&](const auto& one) { return one.request.client == client; });  // comes before the word of its end, and is for nobody
+        std::erase_if(there, [&](const auto& one) {
+            return one.request.client == client;
+        });  // comes before the word of its end, and is for nobody
         store.disconnect({kAgent, client});
         take(relay.leave(client, now));
     }
@@ -65,7 +70,8 @@ struct Way {
     /// What the client was told last; a Failure "nothing" when it was not.
     [[nodiscard]] StoreReply last(std::uint64_t client) const {
         const auto mine = told.find(client);
-        return mine == told.end() || mine->second.empty() ? StoreReply(Failure{Errc::System, "nothing"}) : mine->second.back();
+        return mine == told.end() || mine->second.empty() ? StoreReply(Failure{Errc::System, "nothing"})
+                                                          : mine->second.back();
     }
     [[nodiscard]] std::string failure(std::uint64_t client) const {
         const StoreReply reply = last(client);
@@ -117,7 +123,7 @@ TEST(RelayState, TellsNobodyWhatWasTrueBeforeHeAsked) {
     way.hear_all();
     way.ask(99, set_of("k", "new"));
     way.hear_all();
-    way.ask(3, Get{"k"});     // after the value was changed, before the answer to the first arrives
+    way.ask(3, Get{"k"});  // after the value was changed, before the answer to the first arrives
     way.ask(4, TryGet{"k"});
     way.settle();
     EXPECT_EQ(way.last(1), value("old"));
@@ -146,8 +152,8 @@ TEST(RelayState, SharesWaitsForTheSameKeysOnly) {
 TEST(RelayState, CarriesOutOneClientsRequestsInItsOrder) {
     Way way;
     way.ask(1, Get{"k"});
-    way.ask(2, Get{"k"});                // waits behind the other's
-    way.ask(2, set_of("k", "by 2"));     // and must not overtake
+    way.ask(2, Get{"k"});             // waits behind the other's
+    way.ask(2, set_of("k", "by 2"));  // and must not overtake
     ASSERT_EQ(way.there.size(), 3U);
     EXPECT_TRUE(std::holds_alternative<Get>(way.there[1].request.op));
     way.settle();
@@ -245,8 +251,8 @@ TEST(RelayState, ALostSessionIsTheEndOfAllThatIsAsked) {
     EXPECT_EQ(way.told[3].size(), 1U) << "nobody is answered twice";
 }
 
-/// Whatever happens in which order: each request is answered once, no read is older than what was acknowledged before it was
-/// asked, and nothing is left.
+/// Whatever happens in which order: each request is answered once, no read is older than what was
+/// acknowledged before it was asked, and nothing is left.
 TEST(RelayState, AnswersOnceAndNeverWhatWasOverInAnyOrderOfEvents) {
     for (unsigned seed = 1; seed <= 2000; ++seed) {
         std::mt19937 random(seed);
@@ -259,16 +265,19 @@ TEST(RelayState, AnswersOnceAndNeverWhatWasOverInAnyOrderOfEvents) {
         way.settle();
         for (int step = 0; step < 60; ++step) {
             switch (pick(6)) {
-                case 0: case 1: {
+                case 0:
+                case 1: {
                     const std::uint64_t reader = 1 + pick(4);
                     if (way.asked[reader] != way.told[reader].size()) break;
                     oldest[reader] = acknowledged;
                     if (pick(2) == 0) way.ask(reader, TryGet{"k"});
-                    else way.ask(reader, Get{"k"}, pick(2) == 0 ? std::optional<Duration>(1ms) : std::nullopt);
+                    else
+                        way.ask(reader, Get{"k"}, pick(2) == 0 ? std::optional<Duration>(1ms) : std::nullopt);
                     break;
                 }
                 case 2:
-                    if (way.asked[kWriter] == way.told[kWriter].size()) way.ask(kWriter, set_of("k", std::to_string(++written)));
+                    if (way.asked[kWriter] == way.told[kWriter].size())
+                        way.ask(kWriter, set_of("k", std::to_string(++written)));
                     break;
                 case 3:
                     if (!way.there.empty()) way.hear();
@@ -282,13 +291,16 @@ TEST(RelayState, AnswersOnceAndNeverWhatWasOverInAnyOrderOfEvents) {
             for (std::uint64_t reader = 1; reader <= 4; ++reader) {
                 if (way.told[reader].empty()) continue;
                 const StoreReply last = way.last(reader);
-                ASSERT_TRUE(std::holds_alternative<Value>(last)) << "seed " << seed << ": " << way.failure(reader);
+                ASSERT_TRUE(std::holds_alternative<Value>(last))
+                    << "seed " << seed << ": " << way.failure(reader);
                 if (way.asked[reader] != way.told[reader].size()) continue;
-                ASSERT_GE(std::stoi(std::string(std::get<Value>(last).value.view())), oldest[reader]) << "seed " << seed;
+                ASSERT_GE(std::stoi(std::string(std::get<Value>(last).value.view())), oldest[reader])
+                    << "seed " << seed;
             }
         }
         way.settle();
-        for (const auto& [client, count] : way.asked) ASSERT_EQ(way.told[client].size(), count) << "seed " << seed << " client " << client;
+        for (const auto& [client, count] : way.asked)
+            ASSERT_EQ(way.told[client].size(), count) << "seed " << seed << " client " << client;
         ASSERT_EQ(way.relay.under_way(), 0U);
         ASSERT_EQ(way.relay.next_deadline(), kNever);
     }

@@ -17,7 +17,8 @@ std::shared_ptr<const TlsContext> server_side() { return *TlsContext::for_server
 std::shared_ptr<const TlsContext> client_side() { return *TlsContext::for_client(); }
 
 Result<std::unique_ptr<StoreClient>> connect(const Endpoint& server, bool tls) {
-    return StoreClient::connect(server, {Role::Worker, kTestJob.job_id, kTestJob.token, 0, "a test", tls}, soon());
+    return StoreClient::connect(server, {Role::Worker, kTestJob.job_id, kTestJob.token, 0, "a test", tls},
+                                soon());
 }
 
 TEST(SealedConnection, CarriesTheStore) {
@@ -43,7 +44,8 @@ TEST(SealedConnection, CarriesAnAgentsSession) {
 TEST(SealedConnection, SessionsGoOnWhenItIsResetInMidRecord) {
     RunningServer server({}, kPatient, false, server_side());
     FlakyRelay relay(server.endpoint());
-    RunningLink link(relay.endpoint(), soon(), kTestJob, kPatient, false, ServerLimits{}.handshake, client_side());
+    RunningLink link(relay.endpoint(), soon(), kTestJob, kPatient, false, ServerLimits{}.handshake,
+                     client_side());
     ASSERT_TRUE(server.events.saw("joined node02"));
     relay.reset_after(20'011);
     relay.reset_all();
@@ -82,7 +84,8 @@ TEST(SealedConnection, IsRefusedByAServerWithoutTlsAndBothSidesSayWhatToDo) {
     const auto client = connect(server.endpoint(), true);
     ASSERT_FALSE(client);
     EXPECT_EQ(client.error().code, Errc::Refused);
-    EXPECT_NE(client.error().what.find("give --tls to every node, or to none"), std::string::npos) << client.error().what;
+    EXPECT_NE(client.error().what.find("give --tls to every node, or to none"), std::string::npos)
+        << client.error().what;
     EXPECT_TRUE(server.events.saw("started without --tls: give --tls to every node, or to none"));
 
     RunningLink link(server.endpoint(), soon(), kTestJob, {}, false, ServerLimits{}.handshake, client_side());

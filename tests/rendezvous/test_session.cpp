@@ -113,7 +113,9 @@ TEST(Inbox, OwesAWordForMuchThatItsPeerKeeps) {
 
 TEST(Outage, IsAsLongAsItLooksLikeADeadProcessOrASilentNetwork) {
     const Heartbeats limits{3s};
-    const auto wait_after = [&](Errc code, int sys) { return wait_for_redial(outage_of({code, "", sys}), limits); };
+    const auto wait_after = [&](Errc code, int sys) {
+        return wait_for_redial(outage_of({code, "", sys}), limits);
+    };
     EXPECT_EQ(wait_after(Errc::Closed, 0), 15ms);
     EXPECT_EQ(wait_after(Errc::Closed, ECONNRESET), 15ms);
     EXPECT_EQ(wait_after(Errc::Closed, ETIMEDOUT), 3s);

@@ -20,7 +20,8 @@ using ::testing::HasSubstr;
 
 TimePoint in_time() { return MonotonicClock::now() + std::chrono::seconds(20); }
 
-ClientOptions member(const std::string& name = "rank 1", const std::string& token = "secret", const std::string& job = "job") {
+ClientOptions member(const std::string& name = "rank 1", const std::string& token = "secret",
+                     const std::string& job = "job") {
     ClientOptions options;
     options.job_id = job;
     options.token = token;
@@ -35,12 +36,14 @@ class Hosted : public ::testing::Test {
         Result<Listener> listener = listen_tcp({"127.0.0.1", 0});
         ASSERT_TRUE(listener) << listener.error().what;
         where_ = listener->bound;
-        Result<std::unique_ptr<StoreHost>> host = StoreHost::start(std::move(listener->fd), {{"job", "secret"}, limits, {}, "rank 0", farewell});
+        Result<std::unique_ptr<StoreHost>> host =
+            StoreHost::start(std::move(listener->fd), {{"job", "secret"}, limits, {}, "rank 0", farewell});
         ASSERT_TRUE(host) << host.error().what;
         host_ = *std::move(host);
     }
     std::unique_ptr<StoreClient> client(const std::string& name = "rank 1") {
-        Result<std::unique_ptr<StoreClient>> connected = StoreClient::connect(where_, member(name), in_time());
+        Result<std::unique_ptr<StoreClient>> connected =
+            StoreClient::connect(where_, member(name), in_time());
         EXPECT_TRUE(connected) << connected.error().what;
         return connected ? *std::move(connected) : nullptr;
     }
@@ -139,7 +142,8 @@ TEST_F(Hosted, SilentConnectionsMakeRoomForMembersLongBeforeTheHandshakesTime) {
 
 TEST_F(Hosted, WhoHangsUpLeavesItsBarrier) {
     auto gone = client();
-    std::thread waiting([&] { (void)gone->barrier("pair", 2, MonotonicClock::now() + std::chrono::milliseconds(100)); });
+    std::thread waiting(
+        [&] { (void)gone->barrier("pair", 2, MonotonicClock::now() + std::chrono::milliseconds(100)); });
     waiting.join();
     gone.reset();
     const auto one = client(), other = client("rank 2");
@@ -213,16 +217,19 @@ TEST_F(Hosted, IsReachedPastAddressesThatLeadNowhere) {
 }
 
 TEST_F(Hosted, WhereAllRefuseNobodyIsWaitedFor) {
-    const auto reached = reach({where_}, member("stranger", "guess"), MonotonicClock::now() + std::chrono::hours(1));
+    const auto reached =
+        reach({where_}, member("stranger", "guess"), MonotonicClock::now() + std::chrono::hours(1));
     ASSERT_FALSE(reached);
     EXPECT_EQ(reached.error().code, Errc::Refused);
 }
 
 TEST(Reach, NamesEveryAddressThatItTried) {
-    const auto reached = reach({{"127.0.0.1", 1}, {"127.0.0.2", 1}}, member(), MonotonicClock::now() + std::chrono::milliseconds(50));
+    const auto reached = reach({{"127.0.0.1", 1}, {"127.0.0.2", 1}}, member(),
+                               MonotonicClock::now() + std::chrono::milliseconds(50));
     ASSERT_FALSE(reached);
     EXPECT_EQ(reached.error().code, Errc::Timeout);
-    EXPECT_THAT(reached.error().what, AllOf(HasSubstr("127.0.0.1:1"), HasSubstr("127.0.0.2:1"), HasSubstr("refused")));
+    EXPECT_THAT(reached.error().what,
+                AllOf(HasSubstr("127.0.0.1:1"), HasSubstr("127.0.0.2:1"), HasSubstr("refused")));
 }
 
 /// A file's channel: what an earlier job left, then ours.

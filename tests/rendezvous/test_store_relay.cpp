@@ -28,12 +28,16 @@ struct Nameless {
         const test::TemporaryDirectory directory;
         listener = *listen_unix(directory.file("store"));
     }
-    [[nodiscard]] StoreAddress address() const { return StoreAddress(fmt::format("/proc/self/fd/{}", listener.inode.get())); }
+    [[nodiscard]] StoreAddress address() const {
+        return StoreAddress(fmt::format("/proc/self/fd/{}", listener.inode.get()));
+    }
     UnixListener listener;
 };
 
-Result<std::unique_ptr<StoreClient>> connect_to(const StoreAddress& address, std::uint64_t generation = 0, const Credentials& credentials = kTestJob) {
-    return StoreClient::connect(address, {Role::Worker, credentials.job_id, credentials.token, generation, "a worker"}, soon());
+Result<std::unique_ptr<StoreClient>> connect_to(const StoreAddress& address, std::uint64_t generation = 0,
+                                                const Credentials& credentials = kTestJob) {
+    return StoreClient::connect(
+        address, {Role::Worker, credentials.job_id, credentials.token, generation, "a worker"}, soon());
 }
 
 /// An agent's node with a relay; what the link hears goes into `events`.
@@ -41,7 +45,8 @@ class RunningNode : private AgentLinkHandler {
   public:
     explicit RunningNode(const Endpoint& controller, ServerLimits limits = {}) {
         thread_.run([&] {
-            relay_ = *StoreRelay::serve({thread_.loop(), [this] { return link_.get(); }, [this](const std::string& line) { events.add("log " + line); }},
+            relay_ = *StoreRelay::serve({thread_.loop(), [this] { return link_.get(); },
+                                         [this](const std::string& line) { events.add("log " + line); }},
                                         std::move(way_.listener.fd), kTestJob, limits);
             go_to(controller);
         });
@@ -87,7 +92,9 @@ class RunningNode : private AgentLinkHandler {
         events.add("lost " + why.what);
     }
     void on_log(const std::string& line) override { events.add("log " + line); }
-    void on_store_reply(std::uint32_t number, const StoreReply& reply) override { relay_->on_store_reply(number, reply); }
+    void on_store_reply(std::uint32_t number, const StoreReply& reply) override {
+        relay_->on_store_reply(number, reply);
+    }
     void on_acknowledged() override { relay_->on_acknowledged(); }
 
     LoopThread thread_;
@@ -111,7 +118,9 @@ TEST(StoreRelay, DoesEveryOperationAsTheServerDoes) {
     server.with([](Server& s) { s.begin_generation(7); });
     RunningNode node(server.endpoint());
     const test::Outcome outcome = test::run(
-        {"python3", STORE_CLIENT, "unix:" + fmt::format("/proc/{}/{}", ::getpid(), node.address().path.substr(sizeof "/proc/self")), kTestJob.job_id, kTestJob.token, "7"});
+        {"python3", STORE_CLIENT,
+         "unix:" + fmt::format("/proc/{}/{}", ::getpid(), node.address().path.substr(sizeof "/proc/self")),
+         kTestJob.job_id, kTestJob.token, "7"});
     EXPECT_EQ(outcome.status, 0) << outcome.err;
     EXPECT_EQ(outcome.out, "the document is right\n");
 }
@@ -190,7 +199,8 @@ TEST(StoreRelay, AWorkerThatGoesIsForgottenByTheServer) {
     leaving.close();
     wait_for_waiters(server, 0);
     const auto other = node.client();
-    EXPECT_THAT(other->barrier("b", 2, MonotonicClock::now() + 50ms).error().what, HasSubstr("1 of 2 arrived"));
+    EXPECT_THAT(other->barrier("b", 2, MonotonicClock::now() + 50ms).error().what,
+                HasSubstr("1 of 2 arrived"));
 }
 
 TEST(StoreRelay, ALostNodesWorkersAreForgottenWithIt) {
@@ -199,7 +209,8 @@ TEST(StoreRelay, ALostNodesWorkersAreForgottenWithIt) {
     RawPeer worker(node->address());
     (void)worker.shake_hands(kTestJob, Role::Worker);
     for (std::uint32_t i = 1; i <= 3; ++i) {
-        ASSERT_TRUE(worker.send(bytes_of(StoreRequest{0, std::nullopt, store_op::Get{fmt::format("k{}", i)}}, i)));
+        ASSERT_TRUE(
+            worker.send(bytes_of(StoreRequest{0, std::nullopt, store_op::Get{fmt::format("k{}", i)}}, i)));
     }
     wait_for_waiters(server, 3);
     node.reset();
@@ -263,7 +274,8 @@ TEST(StoreRelay, AFloodOfLargeValuesWaitsForTheSession) {
         });
     }
     for (std::thread& worker : workers) worker.join();
-    for (const std::string& line : node.events.lines()) EXPECT_FALSE(line.starts_with("lost ")) << line << ::testing::PrintToString(server.events.lines());
+    for (const std::string& line : node.events.lines())
+        EXPECT_FALSE(line.starts_with("lost ")) << line << ::testing::PrintToString(server.events.lines());
 }
 
 TEST(StoreRelay, AWorkerThatDoesNotReadIsAloneWithIt) {
@@ -276,7 +288,8 @@ TEST(StoreRelay, AWorkerThatDoesNotReadIsAloneWithIt) {
     RawPeer deaf(node.address());
     (void)deaf.shake_hands(kTestJob, Role::Worker);
     std::string requests;
-    for (std::uint32_t i = 1; i <= 40; ++i) requests += bytes_of(StoreRequest{0, std::nullopt, store_op::TryGet{"large"}}, i);
+    for (std::uint32_t i = 1; i <= 40; ++i)
+        requests += bytes_of(StoreRequest{0, std::nullopt, store_op::TryGet{"large"}}, i);
     ASSERT_TRUE(deaf.send(requests));
     EXPECT_TRUE(node.events.saw("does not read"));
     EXPECT_EQ(client->get("large", soon())->size(), 8U << 20);
@@ -292,7 +305,8 @@ TEST(StoreRelay, WhoHasTooMuchUnansweredIsNotReadUntilItHasLess) {
     RawPeer eager(node.address());
     (void)eager.shake_hands(kTestJob, Role::Worker);
     std::string requests;
-    for (std::uint32_t i = 1; i <= 2000; ++i) requests += bytes_of(StoreRequest{0, std::nullopt, store_op::Add{"n", 1}}, i);
+    for (std::uint32_t i = 1; i <= 2000; ++i)
+        requests += bytes_of(StoreRequest{0, std::nullopt, store_op::Add{"n", 1}}, i);
     ASSERT_TRUE(eager.send(requests));
     for (int i = 1; i <= 2000; ++i) {
         const std::optional<Message> sum = eager.receive();
@@ -341,7 +355,8 @@ TEST(LocalClients, OfTheServerNeedNoSessionAndNoName) {
         options.local_listener = UniqueFd(::dup(way.listener.fd.get()));
         server = *Server::create(thread.loop(), std::move(options), handler);
     });
-    const auto local = *connect_to(way.address()), tcp = *connect_to(Endpoint{"127.0.0.1", server->bound().port});
+    const auto local = *connect_to(way.address()),
+               tcp = *connect_to(Endpoint{"127.0.0.1", server->bound().port});
     std::thread writer([&] { EXPECT_TRUE(tcp->set("k", "v")); });
     EXPECT_EQ(*local->get("k", soon()), "v");
     writer.join();

@@ -104,9 +104,11 @@ TEST(Tls, TheProofsPassBetweenTwoThatSeeTheSameCertificate) {
     EXPECT_TRUE(there.authenticated());
 }
 
-/// He ends the client's TLS with a certificate of his own, begins another one to the server, and passes on what both say.
+/// He ends the client's TLS with a certificate of his own, begins another one to the server, and passes on
+/// what both say.
 TEST(Tls, WhoeverStandsBetweenIsRefusedByTheServer) {
-    const auto server = new_server(), client = new_client(), to_client = new_server(), to_server = new_client();
+    const auto server = new_server(), client = new_client(), to_client = new_server(),
+               to_server = new_client();
     meet(*client, *to_client);
     meet(*to_server, *server);
     ClientHandshake there = client_that_sees(*client);
@@ -119,7 +121,8 @@ TEST(Tls, WhoeverStandsBetweenIsRefusedByTheServer) {
 
 /// The same with a server that does not look: its proof is of another certificate than the client's.
 TEST(Tls, WhoeverStandsBetweenIsRefusedByTheClient) {
-    const auto server = new_server(), client = new_client(), to_client = new_server(), to_server = new_client();
+    const auto server = new_server(), client = new_client(), to_client = new_server(),
+               to_server = new_client();
     meet(*client, *to_client);
     meet(*to_server, *server);
     ClientHandshake there = client_that_sees(*client), fooled = client_that_sees(*to_server);
@@ -154,7 +157,8 @@ TEST(Tls, OlderTlsIsRefused) {
     std::string hello = {"\x03\x03", 2};
     hello += std::string(32, 'r') + std::string("\0\0\2\xc0\x2f\1\0", 7);
     const std::string message = std::string("\1\0\0", 3) + static_cast<char>(hello.size()) + hello;
-    const Result<std::string_view> said = server->receive(std::string("\x16\x03\x01\0", 4) + static_cast<char>(message.size()) + message);
+    const Result<std::string_view> said =
+        server->receive(std::string("\x16\x03\x01\0", 4) + static_cast<char>(message.size()) + message);
     ASSERT_FALSE(said);
     EXPECT_EQ(said.error().code, Errc::Protocol);
     EXPECT_FALSE(server->output().empty());  // the alert that tells the peer
@@ -166,7 +170,8 @@ TEST(Tls, WhatThePeerSaidBeforeItEndedInTheSameBytesIsHeard) {
     ASSERT_TRUE(client->seal("the last request"));
     std::string bytes = take_output(*client);
     // Bytes that are no record of this session end it, as a close_notify does.
-    const Result<std::string_view> said = server->receive(bytes + std::string("\x17\x03\x03\0\x18", 5) + std::string(24, 'x'));
+    const Result<std::string_view> said =
+        server->receive(bytes + std::string("\x17\x03\x03\0\x18", 5) + std::string(24, 'x'));
     ASSERT_TRUE(said) << said.error().what;
     EXPECT_EQ(*said, "the last request");
     EXPECT_EQ(server->end().error().code, Errc::Closed);
@@ -189,7 +194,8 @@ TEST(Tls, WhatIsCutShortSaysNothingYet) {
     meet(*client, *server);
     ASSERT_TRUE(client->seal("half a record"));
     const std::string sealed = take_output(*client);
-    const Result<std::string_view> half = server->receive(std::string_view(sealed).substr(0, sealed.size() - 1));
+    const Result<std::string_view> half =
+        server->receive(std::string_view(sealed).substr(0, sealed.size() - 1));
     ASSERT_TRUE(half);
     EXPECT_EQ(*half, "");
     EXPECT_EQ(*server->receive(std::string_view(sealed).substr(sealed.size() - 1)), "half a record");

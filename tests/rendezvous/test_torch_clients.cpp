@@ -13,7 +13,8 @@ using namespace std::string_literals;
 class TorchPeer {
   public:
     explicit TorchPeer(const Endpoint& server) : raw_(server) { raw_.send(encode_torch_greeting()); }
-    void say(TorchOp op, std::vector<std::string> keys = {}, std::vector<std::string> values = {}, std::int64_t number = 0) {
+    void say(TorchOp op, std::vector<std::string> keys = {}, std::vector<std::string> values = {},
+             std::int64_t number = 0) {
         raw_.send(encode_torch({op, std::move(keys), std::move(values), number}));
     }
     /// So many bytes; "" when the connection is closed instead.
@@ -91,7 +92,8 @@ TEST(TorchClients, WhoBreaksTheProtocolIsClosedAndTheOthersAreServed) {
     bad.say(TorchOp::Get, {std::string(10'000, 'k')});
     EXPECT_TRUE(bad.is_closed());
     EXPECT_TRUE(server.events.saw("a key of 10000 bytes"));
-    for (const std::string& line : server.events.lines()) EXPECT_EQ(line.find("127.0.0.1"), line.rfind("127.0.0.1")) << "its address once: " << line;
+    for (const std::string& line : server.events.lines())
+        EXPECT_EQ(line.find("127.0.0.1"), line.rfind("127.0.0.1")) << "its address once: " << line;
     EXPECT_TRUE(good.is_served());
 }
 

@@ -22,7 +22,8 @@ std::string value(std::string_view bytes) {
     return out;
 }
 
-TorchRequest ask(TorchOp op, std::vector<std::string> keys = {}, std::vector<std::string> values = {}, std::int64_t n = 0) {
+TorchRequest ask(TorchOp op, std::vector<std::string> keys = {}, std::vector<std::string> values = {},
+                 std::int64_t n = 0) {
     return {op, std::move(keys), std::move(values), n};
 }
 
@@ -32,9 +33,11 @@ class TorchClients {
     explicit TorchClients(TorchLimits limits = {}) : store_(limits) {}
     /// What the client itself is told now.
     std::string say(int client, TorchRequest request) {
-        TorchStore::Outcome outcome = store_.apply(static_cast<TorchStore::Client>(client), std::move(request));
+        TorchStore::Outcome outcome =
+            store_.apply(static_cast<TorchStore::Client>(client), std::move(request));
         refused_ = outcome.refused ? outcome.refused->what : "";
-        for (TorchStore::Answer& answer : outcome.answers) told_[static_cast<int>(answer.client)] += answer.bytes;
+        for (TorchStore::Answer& answer : outcome.answers)
+            told_[static_cast<int>(answer.client)] += answer.bytes;
         return std::exchange(told_[client], {});
     }
     std::string say(int client, TorchRequest first, TorchRequest second) {
@@ -59,17 +62,32 @@ TEST(TorchMessage, IsTheBytesThatPyTorchSends) {
     EXPECT_EQ(encode_torch_greeting(), "\0\xce\xf7\x85\x3c"s);
     EXPECT_EQ(encode_torch(ask(TorchOp::Set, {"/k"}, {"v"})), "\1\2\0\0\0\0\0\0\0/k\1\0\0\0\0\0\0\0v"s);
     EXPECT_EQ(encode_torch(ask(TorchOp::Add, {"init/"}, {}, 1)), "\4\5\0\0\0\0\0\0\0init/\1\0\0\0\0\0\0\0"s);
-    EXPECT_EQ(encode_torch(ask(TorchOp::Wait, {"a", "b"})), "\6\2\0\0\0\0\0\0\0\1\0\0\0\0\0\0\0a\1\0\0\0\0\0\0\0b"s);
+    EXPECT_EQ(encode_torch(ask(TorchOp::Wait, {"a", "b"})),
+              "\6\2\0\0\0\0\0\0\0\1\0\0\0\0\0\0\0a\1\0\0\0\0\0\0\0b"s);
     EXPECT_EQ(encode_torch(ask(TorchOp::Ping, {}, {}, 7)), "\x0d\7\0\0\0"s);
     EXPECT_EQ(encode_torch(ask(TorchOp::CancelWait)), "\x0c"s);
 }
 
 std::vector<TorchRequest> one_of_each() {
-    return {ask(TorchOp::Set, {"k"}, {"v"}), ask(TorchOp::CompareSet, {"k"}, {"v", "w"}), ask(TorchOp::Get, {"k"}), ask(TorchOp::Add, {"n"}, {}, -5),
-            ask(TorchOp::Check, {"a", "b"}), ask(TorchOp::Wait, {"k"}), ask(TorchOp::CountKeys), ask(TorchOp::DeleteKey, {"k"}),
-            ask(TorchOp::Append, {"k"}, {"v"}), ask(TorchOp::MultiGet, {"a", "b"}), ask(TorchOp::MultiSet, {"a", "b"}, {"1", "2"}),
-            ask(TorchOp::CancelWait), ask(TorchOp::Ping, {}, {}, 77), ask(TorchOp::QueuePush, {"q"}, {"v"}), ask(TorchOp::QueuePop, {"q"}),
-            ask(TorchOp::QueueLength, {"q"}), ask(TorchOp::ListKeys), ask(TorchOp::Barrier, {"b"}, {}, 3), ask(TorchOp::MultiGet)};
+    return {ask(TorchOp::Set, {"k"}, {"v"}),
+            ask(TorchOp::CompareSet, {"k"}, {"v", "w"}),
+            ask(TorchOp::Get, {"k"}),
+            ask(TorchOp::Add, {"n"}, {}, -5),
+            ask(TorchOp::Check, {"a", "b"}),
+            ask(TorchOp::Wait, {"k"}),
+            ask(TorchOp::CountKeys),
+            ask(TorchOp::DeleteKey, {"k"}),
+            ask(TorchOp::Append, {"k"}, {"v"}),
+            ask(TorchOp::MultiGet, {"a", "b"}),
+            ask(TorchOp::MultiSet, {"a", "b"}, {"1", "2"}),
+            ask(TorchOp::CancelWait),
+            ask(TorchOp::Ping, {}, {}, 77),
+            ask(TorchOp::QueuePush, {"q"}, {"v"}),
+            ask(TorchOp::QueuePop, {"q"}),
+            ask(TorchOp::QueueLength, {"q"}),
+            ask(TorchOp::ListKeys),
+            ask(TorchOp::Barrier, {"b"}, {}, 3),
+            ask(TorchOp::MultiGet)};
 }
 
 TEST(TorchMessage, IsReadFromPiecesOfAnySize) {
@@ -109,9 +127,11 @@ TEST(TorchMessage, WithoutAGreetingIsOfAPyTorchBefore22WhichCountedFromSet) {
             std::vector<TorchRequest> read;
             for (std::size_t at = 0; at < stream.size(); at += piece) {
                 parser.feed(std::string_view(stream).substr(at, piece));
-                for (auto request = parser.next(); request && *request; request = parser.next()) read.push_back(**request);
+                for (auto request = parser.next(); request && *request; request = parser.next())
+                    read.push_back(**request);
             }
-            EXPECT_THAT(read, ::testing::UnorderedElementsAre(ask(TorchOp::Set, {"init/"}, {"1"}), ask(TorchOp::Add, {"init/"}, {}, 1)));
+            EXPECT_THAT(read, ::testing::UnorderedElementsAre(ask(TorchOp::Set, {"init/"}, {"1"}),
+                                                              ask(TorchOp::Add, {"init/"}, {}, 1)));
         }
     }
     EXPECT_THAT(error_of(add + "\x0c"), HasSubstr("request 12"));
@@ -126,12 +146,15 @@ TEST(TorchMessage, OfAnUnknownKindOrASecondGreetingIsTheEnd) {
 TEST(TorchMessage, LengthsAreJudgedBeforeTheBytesCome) {
     const std::string greeting = encode_torch_greeting();
     EXPECT_THAT(error_of(greeting + "\3\1\x20\0\0\0\0\0\0"s), HasSubstr("a key of 8193 bytes"));
-    EXPECT_THAT(error_of(greeting + "\1"s + value("k") + "\1\0\x80\0\0\0\0\0"s), HasSubstr("a value of 8388609 bytes"));
+    EXPECT_THAT(error_of(greeting + "\1"s + value("k") + "\1\0\x80\0\0\0\0\0"s),
+                HasSubstr("a value of 8388609 bytes"));
     EXPECT_THAT(error_of(greeting + "\6\1\0\2\0\0\0\0\0"s), HasSubstr("131073 keys in one request"));
-    EXPECT_THAT(error_of(greeting + "\x0b\xff\xff\xff\xff\xff\xff\xff\xff"s), HasSubstr("keys in one request"));
+    EXPECT_THAT(error_of(greeting + "\x0b\xff\xff\xff\xff\xff\xff\xff\xff"s),
+                HasSubstr("keys in one request"));
     TorchLimits small;
     small.request_bytes = 10;
-    EXPECT_THAT(error_of(greeting + "\5\2\0\0\0\0\0\0\0"s + value("123456") + value("123456"), small), HasSubstr("a request of more than 10 bytes"));
+    EXPECT_THAT(error_of(greeting + "\5\2\0\0\0\0\0\0\0"s + value("123456") + value("123456"), small),
+                HasSubstr("a request of more than 10 bytes"));
 }
 
 // ---- what is answered
@@ -140,23 +163,28 @@ TEST(TorchStore, AnswersAsPyTorchsOwnServer) {
     TorchClients c;
     EXPECT_EQ(c.say(1, ask(TorchOp::Ping, {}, {}, 0x01020304)), "\4\3\2\1");
     EXPECT_EQ(c.say(1, ask(TorchOp::Get, {"absent"})), value("")) << "an absent key reads as empty";
-    EXPECT_EQ(c.say(1, ask(TorchOp::Set, {"k\xff\0"s}, {"v"})), "") << "a set is not answered, and a key is any bytes";
+    EXPECT_EQ(c.say(1, ask(TorchOp::Set, {"k\xff\0"s}, {"v"})), "")
+        << "a set is not answered, and a key is any bytes";
     EXPECT_EQ(c.say(2, ask(TorchOp::Get, {"k\xff\0"s})), value("v"));
     EXPECT_EQ(c.say(1, ask(TorchOp::Add, {"n"}, {}, 40)), number(40));
     EXPECT_EQ(c.say(2, ask(TorchOp::Add, {"n"}, {}, 2)), number(42));
     EXPECT_EQ(c.say(1, ask(TorchOp::Append, {"n"}, {"0"})), "");
     EXPECT_EQ(c.say(1, ask(TorchOp::MultiSet, {"a", "b"}, {"1", "2"})), "");
-    EXPECT_EQ(c.say(1, ask(TorchOp::MultiGet, {"b", "none", "a", "n"})), value("2") + value("") + value("1") + value("420"));
-    EXPECT_EQ(c.say(1, ask(TorchOp::Check, {"a", "b"}), ask(TorchOp::Check, {"a", "none"})), kReady + kNotReady);
+    EXPECT_EQ(c.say(1, ask(TorchOp::MultiGet, {"b", "none", "a", "n"})),
+              value("2") + value("") + value("1") + value("420"));
+    EXPECT_EQ(c.say(1, ask(TorchOp::Check, {"a", "b"}), ask(TorchOp::Check, {"a", "none"})),
+              kReady + kNotReady);
     EXPECT_EQ(c.say(1, ask(TorchOp::CountKeys)), number(4));
-    EXPECT_EQ(c.say(1, ask(TorchOp::DeleteKey, {"a"}), ask(TorchOp::DeleteKey, {"a"})), number(1) + number(0));
+    EXPECT_EQ(c.say(1, ask(TorchOp::DeleteKey, {"a"}), ask(TorchOp::DeleteKey, {"a"})),
+              number(1) + number(0));
     EXPECT_EQ(c.say(1, ask(TorchOp::ListKeys)).size(), 8 + 3 * 8 + "k.0bn"s.size());
     EXPECT_EQ(c.store().keys(), 3U);
 }
 
 TEST(TorchStore, CompareSetTellsWhatIsThereNow) {
     TorchClients c;
-    EXPECT_EQ(c.say(1, ask(TorchOp::CompareSet, {"k"}, {"old", "new"})), value("old")) << "of an absent key what was expected";
+    EXPECT_EQ(c.say(1, ask(TorchOp::CompareSet, {"k"}, {"old", "new"})), value("old"))
+        << "of an absent key what was expected";
     EXPECT_EQ(c.say(1, ask(TorchOp::CompareSet, {"k"}, {"", "first"})), value("first"));
     EXPECT_EQ(c.say(1, ask(TorchOp::CompareSet, {"k"}, {"old", "new"})), value("first"));
     EXPECT_EQ(c.say(1, ask(TorchOp::CompareSet, {"k"}, {"first", "new"})), value("new"));
@@ -181,7 +209,8 @@ TEST(TorchStore, ACanceledWaitIsForgotten) {
     EXPECT_EQ(c.say(1, ask(TorchOp::CancelWait)), kCanceled);
     c.say(2, ask(TorchOp::Set, {"a"}, {"x"}));
     EXPECT_EQ(c.told(1), "");
-    EXPECT_EQ(c.say(1, ask(TorchOp::CancelWait)), kCanceled) << "the key may have come while the client gave up";
+    EXPECT_EQ(c.say(1, ask(TorchOp::CancelWait)), kCanceled)
+        << "the key may have come while the client gave up";
 }
 
 TEST(TorchStore, APushWakesOneOfThoseWhoWaitForTheQueue) {

@@ -18,7 +18,8 @@ bool is_monotonic(clockid_t clock) { return clock == CLOCK_MONOTONIC; }
 
 // In place of libc's, for this program.
 extern "C" int clock_gettime(clockid_t clock, timespec* time) noexcept {
-    if (!is_simulated || !is_monotonic(clock)) return static_cast<int>(::syscall(SYS_clock_gettime, clock, time));
+    if (!is_simulated || !is_monotonic(clock))
+        return static_cast<int>(::syscall(SYS_clock_gettime, clock, time));
     *time = simulated_now;
     return 0;
 }
@@ -30,7 +31,8 @@ extern "C" int timerfd_settime(int fd, int flags, const itimerspec* value, itime
 }
 
 extern "C" int epoll_wait(int fd, epoll_event* events, int most, int timeout) {
-    if (!is_simulated) return static_cast<int>(::syscall(SYS_epoll_pwait, fd, events, most, timeout, nullptr, 8));
+    if (!is_simulated)
+        return static_cast<int>(::syscall(SYS_epoll_pwait, fd, events, most, timeout, nullptr, 8));
     return 0;
 }
 
@@ -54,7 +56,8 @@ void SimulatedClock::set(TimePoint now) {
 
 TimePoint SimulatedClock::next_timer() const {
     if (armed.it_value.tv_sec == 0 && armed.it_value.tv_nsec == 0) return kNever;
-    return TimePoint(std::chrono::seconds(armed.it_value.tv_sec) + std::chrono::nanoseconds(armed.it_value.tv_nsec));
+    return TimePoint(std::chrono::seconds(armed.it_value.tv_sec) +
+                     std::chrono::nanoseconds(armed.it_value.tv_nsec));
 }
 
 }  // namespace ddprun::test

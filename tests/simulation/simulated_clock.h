@@ -4,8 +4,8 @@
 
 namespace ddprun::test {
 
-/// While one is there, MonotonicClock tells its time, and event loops neither wait nor ask the kernel for timers: the whole
-/// process lives in simulated time. One at a time.
+/// While one is there, MonotonicClock tells its time, and event loops neither wait nor ask the kernel for
+/// timers: the whole process lives in simulated time. One at a time.
 class SimulatedClock {
   public:
     SimulatedClock();

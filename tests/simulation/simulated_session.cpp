@@ -40,8 +40,10 @@ void SimulatedSession::write(Way way) {
     while (from.wire && !from.out.is_written()) {
         std::array<iovec, 8> parts;
         std::string bytes;
-        for (std::size_t i = 0, count = from.out.fill(parts); i < count; ++i) bytes.append(static_cast<const char*>(parts[i].iov_base), parts[i].iov_len);
-        if (parts_.dice.chance(20)) bytes.resize(static_cast<std::size_t>(parts_.dice.between(1, static_cast<int>(bytes.size()))));
+        for (std::size_t i = 0, count = from.out.fill(parts); i < count; ++i)
+            bytes.append(static_cast<const char*>(parts[i].iov_base), parts[i].iov_len);
+        if (parts_.dice.chance(20))
+            bytes.resize(static_cast<std::size_t>(parts_.dice.between(1, static_cast<int>(bytes.size()))));
         from.out.consume(bytes.size());
         send(way, from.wire, {std::move(bytes), nullptr});
     }
@@ -59,7 +61,8 @@ void SimulatedSession::send(Way way, const WirePtr& wire, Piece piece) {
 void SimulatedSession::arrive(Way way, const WirePtr& wire) {
     if (wire->is_broken || wire->under_way[way].empty() || !parts_.can_arrive()) return;
     if (is_silent()) {  // it is sent again, later and later
-        const Duration again = silent_until_ - parts_.now() + parts_.dice.span(0s, std::min<Duration>(silence_, 1500ms));
+        const Duration again =
+            silent_until_ - parts_.now() + parts_.dice.span(0s, std::min<Duration>(silence_, 1500ms));
         return parts_.after(again, [this, way, wire] { arrive(way, wire); });
     }
     const Piece piece = std::move(wire->under_way[way].front());
@@ -80,7 +83,8 @@ void SimulatedSession::arrive(Way way, const WirePtr& wire) {
 
 void SimulatedSession::hear(Way way, rdzv::Frame frame) {
     Side& to = sides_[way];
-    if (rdzv::kind_of(frame.type) == rdzv::MessageKind::Heartbeat) return check(to.out.acknowledge(rdzv::decode_heartbeat(std::move(frame))->received));
+    if (rdzv::kind_of(frame.type) == rdzv::MessageKind::Heartbeat)
+        return check(to.out.acknowledge(rdzv::decode_heartbeat(std::move(frame))->received));
     if (!to.in.take(frame.json.size() + frame.blob.size()) && way == kToAgent) return;
     if (to.in.owes_a_word()) beat(way);
     if (!std::exchange(to.owes_beat, true)) {
@@ -106,13 +110,16 @@ void SimulatedSession::beat(Way way) {
 void SimulatedSession::give_up(Way way, Errc code) {
     Side& side = sides_[way];
     if (std::exchange(side.is_over, true)) return;
-    if (!may_end_ && parts_.is_whole()) parts_.wrong("a session is over after an outage shorter than the time-out");
+    if (!may_end_ && parts_.is_whole())
+        parts_.wrong("a session is over after an outage shorter than the time-out");
     may_end_ = true;  // of the other side it is over, too
     side.out.clear();
     for (const WirePtr& wire : {side.wire, way == kToAgent ? dialled_ : nullptr}) {
         if (!wire) continue;
         const Duration until_it_passes = std::max<Duration>(silent_until_ - parts_.now(), 0s);
-        parts_.after(until_it_passes + leg(), [this, way, wire] { way == kToAgent ? head_closed(wire, Outage::Broken) : agent_closed(wire, Outage::Broken); });
+        parts_.after(until_it_passes + leg(), [this, way, wire] {
+            way == kToAgent ? head_closed(wire, Outage::Broken) : agent_closed(wire, Outage::Broken);
+        });
     }
     way == kToHead ? parts_.head_loses(code) : parts_.agent_loses(code);
 }
@@ -122,19 +129,22 @@ void SimulatedSession::give_up(Way way, Errc code) {
 void SimulatedSession::reset() {
     resets_ = parts_.now() - last_reset_ < wait_for_redial(Outage::Broken, parts_.limits) ? resets_ + 1 : 1;
     last_reset_ = parts_.now();
-    may_end_ = may_end_ || is_silent() || resets_ > 3;  // for longer than a process that has died is waited for
+    may_end_ =
+        may_end_ || is_silent() || resets_ > 3;  // for longer than a process that has died is waited for
     const bool is_late_to_see = parts_.dice.chance(30);
     for (const WirePtr& wire : {head().wire, agent().wire, dialled_}) {
         if (!wire || wire->is_broken) continue;
         close(wire);
         parts_.after(leg(), [this, wire] { agent_closed(wire, Outage::Broken); });
-        parts_.after(is_late_to_see ? parts_.dice.span(0s, 1s) : leg(), [this, wire] { head_closed(wire, Outage::Broken); });
+        parts_.after(is_late_to_see ? parts_.dice.span(0s, 1s) : leg(),
+                     [this, wire] { head_closed(wire, Outage::Broken); });
     }
     if (dialled_) parts_.after(leg(), [this, attempt = attempt_] { dial_failed(attempt, Errc::Closed); });
 }
 
 void SimulatedSession::fall_silent(Duration span, bool is_noticed) {
-    const bool is_calm = head().wire && head().wire == agent().wire && !head().wire->is_broken && !head().watch && !agent().watch;
+    const bool is_calm = head().wire && head().wire == agent().wire && !head().wire->is_broken &&
+                         !head().watch && !agent().watch;
     may_end_ = may_end_ || !is_calm;  // two outages can be as one that is longer
     silence_ = span;
     silent_until_ = parts_.now() + span;
@@ -147,8 +157,10 @@ void SimulatedSession::fall_silent(Duration span, bool is_noticed) {
         parts_.after(0s, [this, way] { look(way); });
     }
     if (!is_noticed) return;
-    parts_.after(parts_.dice.span(0s, span), [this, wire = agent().wire] { agent_closed(wire, Outage::Unreachable); });
-    parts_.after(parts_.dice.span(0s, span), [this, wire = head().wire] { head_closed(wire, Outage::Unreachable); });
+    parts_.after(parts_.dice.span(0s, span),
+                 [this, wire = agent().wire] { agent_closed(wire, Outage::Unreachable); });
+    parts_.after(parts_.dice.span(0s, span),
+                 [this, wire = head().wire] { head_closed(wire, Outage::Unreachable); });
 }
 
 /// What is still under way by it does not come.
@@ -181,7 +193,8 @@ void SimulatedSession::move_to(Side& side, const WirePtr& wire, TimePoint now) {
 
 /// The agent has proved itself, and wants to go on with the session, of which it has received so much.
 void SimulatedSession::prove(std::uint64_t attempt, const WirePtr& wire, std::uint64_t received) {
-    if (agent().is_over || attempt != attempt_ || wire->is_broken || is_silent() || !parts_.is_whole()) return;
+    if (agent().is_over || attempt != attempt_ || wire->is_broken || is_silent() || !parts_.is_whole())
+        return;
     Side& side = head();
     if (side.is_over) {
         return parts_.after(leg(), [this] { give_up(kToAgent, Errc::Refused); });
@@ -190,11 +203,14 @@ void SimulatedSession::prove(std::uint64_t attempt, const WirePtr& wire, std::ui
     if (received > side.out.acknowledged()) check(side.out.acknowledge(received));
     const WirePtr earlier = std::exchange(side.wire, nullptr);
     move_to(side, wire, parts_.now());
-    send(kToAgent, wire, {"", [this, attempt, wire, has = side.in.received(), begins] { welcome(attempt, wire, has, begins); }});
+    send(kToAgent, wire, {"", [this, attempt, wire, has = side.in.received(), begins] {
+                              welcome(attempt, wire, has, begins);
+                          }});
     write(kToAgent);
     if (!earlier) return;
     earlier->under_way[kToHead].clear();
-    if (parts_.dice.chance(50)) earlier->under_way[kToAgent].clear();  // with something unread of it, it is reset
+    if (parts_.dice.chance(50))
+        earlier->under_way[kToAgent].clear();  // with something unread of it, it is reset
     parts_.after(leg(), [this, earlier] { agent_closed(earlier, Outage::Broken); });
 }
 
@@ -244,7 +260,9 @@ void SimulatedSession::redial() {
     has_met_somebody_ = false;
     dialled_ = nullptr;
     const std::uint64_t attempt = ++attempt_;
-    if (!parts_.is_whole() || is_silent()) return parts_.after(redial_pause(parts_.limits), [this, attempt] { dial_failed(attempt, Errc::Timeout); });
+    if (!parts_.is_whole() || is_silent())
+        return parts_.after(redial_pause(parts_.limits),
+                            [this, attempt] { dial_failed(attempt, Errc::Timeout); });
     parts_.after(leg(), [this, attempt, received = agent().in.received()] { meet(attempt, received); });
 }
 
@@ -253,10 +271,12 @@ void SimulatedSession::meet(std::uint64_t attempt, std::uint64_t received) {
     has_met_somebody_ = true;
     dialled_ = std::make_shared<Wire>();
     parts_.after(redial_after(parts_.limits), [this, attempt] { dial_failed(attempt, Errc::Timeout); });
-    parts_.after(leg() + leg() + leg(), [this, attempt, wire = dialled_, received] { prove(attempt, wire, received); });
+    parts_.after(leg() + leg() + leg(),
+                 [this, attempt, wire = dialled_, received] { prove(attempt, wire, received); });
 }
 
-void SimulatedSession::welcome(std::uint64_t attempt, const WirePtr& wire, std::uint64_t received, std::uint64_t begins) {
+void SimulatedSession::welcome(std::uint64_t attempt, const WirePtr& wire, std::uint64_t received,
+                               std::uint64_t begins) {
     if (attempt != attempt_ || !is_dialling_) return;
     is_dialling_ = false;
     dialled_ = nullptr;
@@ -275,9 +295,11 @@ void SimulatedSession::dial_failed(std::uint64_t attempt, Errc why) {
     if (agent().is_over || attempt != attempt_ || !std::exchange(is_dialling_, false)) return;
     dialled_ = nullptr;
     const bool has_grace = outage_ == Outage::Broken && has_grace_;
-    if (outage_ == Outage::Broken && !has_grace && why != Errc::Timeout) return give_up(kToAgent, Errc::Closed);
+    if (outage_ == Outage::Broken && !has_grace && why != Errc::Timeout)
+        return give_up(kToAgent, Errc::Closed);
     redial_is_due_ = true;
-    const Duration pause = has_grace ? wait_for_redial(Outage::Broken, parts_.limits) / 5 : pause_behind({why, "", 0}, parts_.limits);
+    const Duration pause = has_grace ? wait_for_redial(Outage::Broken, parts_.limits) / 5
+                                     : pause_behind({why, "", 0}, parts_.limits);
     parts_.after(pause, [this, number = ++redials_] {
         if (number != redials_) return;
         redial_is_due_ = false;

@@ -13,12 +13,12 @@
 
 namespace ddprun::test {
 
-/// What is between one agent and one head in simulated time. Both ends of the session are those of rendezvous/session, and what
-/// travels are the bytes of the wire, in pieces; what rendezvous/agent_link and rendezvous/server do when a connection is reset
-/// or silent is done here after them, with their time-outs.
+/// What is between one agent and one head in simulated time. Both ends of the session are those of
+/// rendezvous/session, and what travels are the bytes of the wire, in pieces; what rendezvous/agent_link and
+/// rendezvous/server do when a connection is reset or silent is done here after them, with their time-outs.
 ///
-/// Checked: every message is heard once and in order, and an outage that should be survived ends no session. What was said before
-/// the session's end may be lost with it.
+/// Checked: every message is heard once and in order, and an outage that should be survived ends no session.
+/// What was said before the session's end may be lost with it.
 class SimulatedSession {
   public:
     struct Parts {
@@ -26,9 +26,11 @@ class SimulatedSession {
         rdzv::Heartbeats limits;
         std::function<TimePoint()> now;
         std::function<void(Duration, std::function<void()>)> after;
-        std::function<Duration()> delay;   ///< of a piece on its way
-        std::function<bool()> is_whole;    ///< both processes live, and the network between them: but for what is done here
-        std::function<bool()> can_arrive;  ///< what is under way: whoever is to hear it lives, and no cable is cut
+        std::function<Duration()> delay;  ///< of a piece on its way
+        std::function<bool()>
+            is_whole;  ///< both processes live, and the network between them: but for what is done here
+        std::function<bool()>
+            can_arrive;  ///< what is under way: whoever is to hear it lives, and no cable is cut
         std::function<void(rdzv::Frame)> head_hears, agent_hears;
         /// The session is over for that side. Timeout, Closed; Refused: for the head it was over before.
         std::function<void(Errc)> head_loses, agent_loses;
@@ -41,7 +43,8 @@ class SimulatedSession {
     void say_to_agent(Result<rdzv::EncodedMessage> message) { say(kToAgent, *std::move(message)); }
 
     // What goes wrong.
-    /// All connections that there are, also one that was just made to go on with; what is under way by them is lost.
+    /// All connections that there are, also one that was just made to go on with; what is under way by them
+    /// is lost.
     void reset();
     /// Nothing passes for a while. `is_noticed`: the kernels say so before the heartbeats do.
     void fall_silent(Duration span, bool is_noticed);
@@ -76,7 +79,7 @@ class SimulatedSession {
         rdzv::FrameDecoder decoder{rdzv::kPeerLimits};
         TimePoint heard{};
         std::optional<rdzv::SilenceWatch> watch;
-        std::uint64_t outage = 0;   ///< the timer of another one has been cancelled
+        std::uint64_t outage = 0;  ///< the timer of another one has been cancelled
         bool owes_beat = false, is_over = false;
     };
 

@@ -1,7 +1,8 @@
-// A whole job in one process and in simulated time: the real controller, the real decisions of every agent, and between them
-// sessions over a network that delays, breaks connections and falls silent; nodes that come, leave, crash and are cut off, the head
-// too; workers that fail. Who goes on after the head's end is decided by the
-// real heirs. What is drawn follows from a seed alone: DDPRUN_SIMULATION_SEED=N runs that one schedule, and tells what happens in it.
+// A whole job in one process and in simulated time: the real controller, the real decisions of every agent,
+// and between them sessions over a network that delays, breaks connections and falls silent; nodes that come,
+// leave, crash and are cut off, the head too; workers that fail. Who goes on after the head's end is decided
+// by the real heirs. What is drawn follows from a seed alone: DDPRUN_SIMULATION_SEED=N runs that one
+// schedule, and tells what happens in it.
 #include <fcntl.h>
 #include <fmt/core.h>
 #include <gtest/gtest.h>
@@ -32,7 +33,7 @@ using namespace std::chrono_literals;
 
 constexpr Duration kStopGrace = 5s, kFailureGrace = 2s, kPreemptGrace = 4s, kHeartbeatTimeout = 3s;
 constexpr Duration kOutageToSurvive = kHeartbeatTimeout * 2 / 3;
-constexpr Duration kLongestJob = 30min; ///< a job that has not ended by then never does
+constexpr Duration kLongestJob = 30min;  ///< a job that has not ended by then never does
 
 struct Process {
     int agent;
@@ -71,7 +72,8 @@ class SimulatedJob {
             const TimePoint timer = is_over() ? kNever : clock_.next_timer();
             const TimePoint event = events_.empty() ? kNever : events_.begin()->first;
             const TimePoint next = std::max(std::min(timer, event), clock_.now());
-            if (next > limit) return fmt::format("stuck: the job has not ended after {}", format_duration(kLongestJob));
+            if (next > limit)
+                return fmt::format("stuck: the job has not ended after {}", format_duration(kLongestJob));
             clock_.set(next);
             if (event <= timer) {
                 const std::function<void()> happen = std::move(events_.begin()->second);
@@ -82,19 +84,20 @@ class SimulatedJob {
             look_at_stop();
         }
         if (!wrong_.empty()) return wrong_;
-        if (!processes_.empty()) return fmt::format("{} processes are left when the job is over", processes_.size());
+        if (!processes_.empty())
+            return fmt::format("{} processes are left when the job is over", processes_.size());
         return judge_end();
     }
 
   private:
     /// What listens in a ddprun: a controller's, or that of a standby, which has none yet.
     struct Head {
-        std::size_t agent = 0;                 ///< in whose process
+        std::size_t agent = 0;  ///< in whose process
         std::unique_ptr<Controller> controller;
-        bool is_dead = false;                  ///< with its process
-        bool has_ended = false;                ///< the job, for this controller
+        bool is_dead = false;    ///< with its process
+        bool has_ended = false;  ///< the job, for this controller
         bool is_outnumbered = false;
-        std::set<rdzv::AgentId> members;       ///< connected, as it sees them
+        std::set<rdzv::AgentId> members;  ///< connected, as it sees them
         std::map<rdzv::AgentId, SimulatedSession*> sessions;
         std::map<rdzv::AgentId, rdzv::AgentHello> early;
     };
@@ -102,14 +105,14 @@ class SimulatedJob {
     struct Agent {
         int node = 0;
         rdzv::AgentId peer = 0;
-        Head* head = nullptr;          ///< to which it speaks
+        Head* head = nullptr;  ///< to which it speaks
         std::unique_ptr<Heir> heir;
         SimulatedSession* session = nullptr;  ///< with it
         AgentState state;
         rdzv::StartGeneration order;
-        bool is_running = true;     ///< its process
-        bool is_cut = false;        ///< nothing comes through any more
-        bool is_leaving = false;    ///< it ends when it is idle
+        bool is_running = true;   ///< its process
+        bool is_cut = false;      ///< nothing comes through any more
+        bool is_leaving = false;  ///< it ends when it is idle
         bool was_signalled = false;
         std::optional<TimePoint> grace_ends;
     };
@@ -117,7 +120,9 @@ class SimulatedJob {
     void at(TimePoint when, std::function<void()> happen) { events_.emplace(when, std::move(happen)); }
     void after(Duration span, std::function<void()> happen) { at(clock_.now() + span, std::move(happen)); }
     void tell(const std::string& what) const {
-        if (is_told_) fmt::print("{:9.3f} g{} {}\n", in_seconds(clock_.now().time_since_epoch()) - 1000, latest().controller->state().generation, what);
+        if (is_told_)
+            fmt::print("{:9.3f} g{} {}\n", in_seconds(clock_.now().time_since_epoch()) - 1000,
+                       latest().controller->state().generation, what);
     }
     void must(bool holds, const std::string& otherwise) {
         if (!holds && wrong_.empty()) wrong_ = otherwise;
@@ -139,9 +144,14 @@ class SimulatedJob {
         config.terms = {"version=1"};
         config.random = 1;
         config.can_be_succeeded = outlives_head_;
-        config.master = [](const rdzv::AgentHello& first) -> Result<MasterAddress> { return MasterAddress{first.host, 29500}; };
+        config.master = [](const rdzv::AgentHello& first) -> Result<MasterAddress> {
+            return MasterAddress{first.host, 29500};
+        };
         head.controller = std::make_unique<Controller>(
-            *loop_, log_, std::move(config), [this, &head](rdzv::AgentId peer, const rdzv::ToAgent& message) { from_controller(head, peer, message); },
+            *loop_, log_, std::move(config),
+            [this, &head](rdzv::AgentId peer, const rdzv::ToAgent& message) {
+                from_controller(head, peer, message);
+            },
             [this, &head] { end(head); });
         head.controller->on_event([&head](const JobEvent& event) {
             if (std::holds_alternative<job_event::Outnumbered>(event)) head.is_outnumbered = true;
@@ -159,23 +169,38 @@ class SimulatedJob {
         has_succeeded_ = has_succeeded_ || code == 0;
     }
     bool is_heads(const Agent& agent) const {
-        return std::any_of(heads_.begin(), heads_.end(), [&](const auto& head) { return head->controller && head->agent + 1 == agent.peer; });
+        return std::any_of(heads_.begin(), heads_.end(), [&](const auto& head) {
+            return head->controller && head->agent + 1 == agent.peer;
+        });
     }
     /// Nobody is there who could do anything.
     bool is_over() const {
         for (const auto& head : heads_) {
             if (head->controller && !head->is_dead && !head->has_ended) return false;
         }
-        return std::none_of(agents_.begin(), agents_.end(), [&](const auto& agent) { return agent->is_running && !is_heads(*agent); });
+        return std::none_of(agents_.begin(), agents_.end(),
+                            [&](const auto& agent) { return agent->is_running && !is_heads(*agent); });
     }
     bool hear_each_other(const Agent& agent, const Head& head) const {
         const Agent& other = *agents_[head.agent];
         return &agent == &other || (!agent.is_cut && !other.is_cut);
     }
-    static bool is_member(const Agent& agent) { return agent.head != nullptr && agent.head->members.contains(agent.peer); }
+    static bool is_member(const Agent& agent) {
+        return agent.head != nullptr && agent.head->members.contains(agent.peer);
+    }
 
     std::unique_ptr<Heir> make_heir(Agent& agent) {
-        Heir::Parts parts{*loop_, log_, kFailureGrace + kHeartbeatTimeout, head_notices_within({kHeartbeatTimeout}), nullptr, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr};
+        Heir::Parts parts{*loop_,
+                          log_,
+                          kFailureGrace + kHeartbeatTimeout,
+                          head_notices_within({kHeartbeatTimeout}),
+                          nullptr,
+                          nullptr,
+                          nullptr,
+                          nullptr,
+                          nullptr,
+                          nullptr,
+                          nullptr};
         const auto port = static_cast<std::uint16_t>(1000 + agent.peer);
         parts.listen = [this, &agent, port]() -> Result<std::uint16_t> {
             add_head(agent.peer - 1);
@@ -188,9 +213,12 @@ class SimulatedJob {
             agent.head = head_at(static_cast<rdzv::AgentId>(controller.front().port - 1000));
             after(delay(), [this, &agent, by] { join_successor(agent, by); });
         };
-        parts.take_over = [this, &agent](JobState state, const std::string& why) { take_over(*head_at(agent.peer), std::move(state), why); };
+        parts.take_over = [this, &agent](JobState state, const std::string& why) {
+            take_over(*head_at(agent.peer), std::move(state), why);
+        };
         parts.give_up = [this, &agent](const std::string&) {
-            for (const auto& [peer, hello] : std::exchange(head_at(agent.peer)->early, {})) leave(*agents_[peer - 1]);
+            for (const auto& [peer, hello] : std::exchange(head_at(agent.peer)->early, {}))
+                leave(*agents_[peer - 1]);
             leave(agent);
         };
         parts.refuse = [this, &agent](rdzv::AgentId peer, const Error&) {
@@ -202,7 +230,8 @@ class SimulatedJob {
         return std::make_unique<Heir>(std::move(parts));
     }
     Head* head_at(rdzv::AgentId peer) {
-        const auto found = std::find_if(heads_.begin(), heads_.end(), [&](const auto& head) { return head->agent + 1 == peer; });
+        const auto found = std::find_if(heads_.begin(), heads_.end(),
+                                        [&](const auto& head) { return head->agent + 1 == peer; });
         return found->get();
     }
     void take_over(Head& head, JobState state, const std::string& why) {
@@ -216,8 +245,11 @@ class SimulatedJob {
         controller.succeed(std::move(state), why);
     }
     void lose_head(Agent& agent, Head& head, Errc code) {
-        if (!agent.is_running || agent.head != &head || agent.is_leaving || &agent == agents_[head.agent].get()) return;
-        if (!agent.heir || agent.heir->successor().empty() || agent.heir->is_orphan() || agent.was_signalled) return leave(agent);
+        if (!agent.is_running || agent.head != &head || agent.is_leaving ||
+            &agent == agents_[head.agent].get())
+            return;
+        if (!agent.heir || agent.heir->successor().empty() || agent.heir->is_orphan() || agent.was_signalled)
+            return leave(agent);
         tell(fmt::format("node{} has lost its head", agent.node));
         agent.heir->head_lost("the head is lost", code == Errc::Closed && head.is_dead);
         if (!agent.grace_ends) agent.grace_ends = clock_.now() + kFailureGrace;
@@ -228,7 +260,8 @@ class SimulatedJob {
         Head& head = *agent.head;
         if (!agent.is_running || agent.is_leaving) return;
         if (clock_.now() > by) return leave(agent);
-        if (head.is_dead || !hear_each_other(agent, head)) return after(100ms, [this, &agent, by] { join_successor(agent, by); });
+        if (head.is_dead || !hear_each_other(agent, head))
+            return after(100ms, [this, &agent, by] { join_successor(agent, by); });
         join(agent);
     }
 
@@ -247,12 +280,16 @@ class SimulatedJob {
             else if (kind <= 37) at(when, [this, one] { cut(one); });
             else if (kind <= 40) at(when, [this] { cut_head(); });
             else if (kind <= 60) at(when, [this, one] { signal_node(one); });
-            else if (kind <= 95) at(when, [this, node = dice_.chance(50) ? nodes++ : dice_.between(1, nodes)] { come(node); });
+            else if (kind <= 95)
+                at(when, [this, node = dice_.chance(50) ? nodes++ : dice_.between(1, nodes)] { come(node); });
             else if (kind <= 97) at(when, [this] { signal_head(); });
             else signal_all(when);
         }
-        if (dice_.chance(10)) at(start + dice_.span(0s, work_), [this, node = nodes, times = dice_.between(10, 400)] { flap(node, times); });
-        for (int n = dice_.between(0, 6); n > 0; --n) at(start + dice_.span(0s, 2 * work_), [this, one = dice_.between(0, 1000)] { disturb(one); });
+        if (dice_.chance(10))
+            at(start + dice_.span(0s, work_),
+               [this, node = nodes, times = dice_.between(10, 400)] { flap(node, times); });
+        for (int n = dice_.between(0, 6); n > 0; --n)
+            at(start + dice_.span(0s, 2 * work_), [this, one = dice_.between(0, 1000)] { disturb(one); });
     }
     /// One whose ddprun dies soon after it has joined, and is started again each time.
     void flap(int node, int times) {
@@ -271,10 +308,13 @@ class SimulatedJob {
     /// The network between a node and its head, for a while.
     void disturb(int one) {
         Agent* const agent = other(one);
-        if (agent == nullptr || !is_member(*agent) || agent->head->is_dead || !hear_each_other(*agent, *agent->head)) return;
+        if (agent == nullptr || !is_member(*agent) || agent->head->is_dead ||
+            !hear_each_other(*agent, *agent->head))
+            return;
         SimulatedSession& session = *agent->session;
         const int kind = dice_.between(1, 100);
-        // A head takes a connection that breaks, and is not back in time, for its process's end: with another loss these are two at a time.
+        // A head takes a connection that breaks, and is not back in time, for its process's end: with another
+        // loss these are two at a time.
         const bool is_taken_for_dead = kind > 93;
         if (kind > 85 && (was_taken_for_dead_ || (is_taken_for_dead && cut_off_ > 0))) return;
         was_taken_for_dead_ = was_taken_for_dead_ || is_taken_for_dead;
@@ -285,8 +325,11 @@ class SimulatedJob {
         if (kind > 93) session.answer_slowly();
         tell(fmt::format("the network of node{} is disturbed{}", agent->node, kind > 85 ? " for long" : ""));
         if (kind <= 30 || kind > 93) return session.reset();
-        if (kind > 60) return session.fall_silent(kind > 85 ? dice_.span(2s, 5s) : dice_.span(10ms, kOutageToSurvive), dice_.chance(30));
-        for (int again = dice_.between(1, 3); again > 0; --again) after(dice_.span(0s, 4ms), [&session] { session.reset(); });
+        if (kind > 60)
+            return session.fall_silent(kind > 85 ? dice_.span(2s, 5s) : dice_.span(10ms, kOutageToSurvive),
+                                       dice_.chance(30));
+        for (int again = dice_.between(1, 3); again > 0; --again)
+            after(dice_.span(0s, 4ms), [&session] { session.reset(); });
     }
     /// Those who have lost the head may be the larger part, which goes on.
     void note_lost_session() {
@@ -329,8 +372,10 @@ class SimulatedJob {
     void fall_silent(Head& head) {
         for (const auto& one : agents_) {
             if (one->peer == head.agent + 1 || one->head != &head) continue;
-            after(kHeartbeatTimeout + dice_.span(0s, 500ms), [this, &head, other = one.get()] { lost(head, *other, Errc::Timeout); });
-            after(kHeartbeatTimeout + dice_.span(0s, 500ms), [this, &head, other = one.get()] { lose_head(*other, head, Errc::Timeout); });
+            after(kHeartbeatTimeout + dice_.span(0s, 500ms),
+                  [this, &head, other = one.get()] { lost(head, *other, Errc::Timeout); });
+            after(kHeartbeatTimeout + dice_.span(0s, 500ms),
+                  [this, &head, other = one.get()] { lose_head(*other, head, Errc::Timeout); });
         }
     }
     /// A job outlives one loss at a time, once everybody knows the standby.
@@ -338,7 +383,8 @@ class SimulatedJob {
         const bool comes_alone = clock_.now() > last_fault_ + 6s;
         bool all_know = true;
         for (const auto& agent : agents_) {
-            if (agent->is_running && !is_heads(*agent) && (!agent->heir || agent->heir->successor().empty())) all_know = false;
+            if (agent->is_running && !is_heads(*agent) && (!agent->heir || agent->heir->successor().empty()))
+                all_know = false;
         }
         if (!comes_alone || !all_know || members() - 1 < nodes_.min || stop_asked_) may_fail_ = true;
         head_lost_at_ = clock_.now();
@@ -359,7 +405,9 @@ class SimulatedJob {
             if (own->agent + 1 == agent->peer) fall_silent(*own);
         }
         Head* const head = agent->head;
-        after(kHeartbeatTimeout + dice_.span(0s, 500ms), [this, agent, head] { if (head != nullptr) lost(*head, *agent, Errc::Timeout); });
+        after(kHeartbeatTimeout + dice_.span(0s, 500ms), [this, agent, head] {
+            if (head != nullptr) lost(*head, *agent, Errc::Timeout);
+        });
         after(kHeartbeatTimeout + dice_.span(0s, 500ms), [this, agent, head] {
             if (is_member(*agent) || head == nullptr) leave(*agent);
             else lose_head(*agent, *head, Errc::Timeout);
@@ -390,7 +438,8 @@ class SimulatedJob {
     void signal_all(TimePoint when) {
         at(when, [this] {
             for (std::size_t i = 0; i < agents_.size(); ++i) {
-                after(dice_.span(0s, 2s), [this, i] { i == latest().agent ? signal_head() : signal(*agents_[i]); });
+                after(dice_.span(0s, 2s),
+                      [this, i] { i == latest().agent ? signal_head() : signal(*agents_[i]); });
             }
         });
     }
@@ -447,15 +496,21 @@ class SimulatedJob {
         if (!agent.is_running) return;
         agent.is_running = false;
         if (agent.session != nullptr) agent.session->agent_ends();
-        std::erase_if(processes_, [&](const auto& process) { return agents_[static_cast<std::size_t>(process.second.agent)].get() == &agent; });
+        std::erase_if(processes_, [&](const auto& process) {
+            return agents_[static_cast<std::size_t>(process.second.agent)].get() == &agent;
+        });
         Head* const head = agent.head;
-        if (head != nullptr && hear_each_other(agent, *head)) after(delay(), [this, &agent, head] { lost(*head, agent, Errc::Closed); });
+        if (head != nullptr && hear_each_other(agent, *head))
+            after(delay(), [this, &agent, head] { lost(*head, agent, Errc::Closed); });
         for (const auto& own : heads_) {
             if (own->agent + 1 != agent.peer) continue;
             own->is_dead = true;
             for (const auto& [peer, session] : own->sessions) session->head_ends();
             for (const auto& one : agents_) {
-                if (one->head == own.get() && hear_each_other(*one, *own)) after(delay(), [this, other = one.get(), at = own.get()] { lose_head(*other, *at, Errc::Closed); });
+                if (one->head == own.get() && hear_each_other(*one, *own))
+                    after(delay(), [this, other = one.get(), at = own.get()] {
+                        lose_head(*other, *at, Errc::Closed);
+                    });
             }
         }
     }
@@ -467,7 +522,8 @@ class SimulatedJob {
         end_if_idle(agent);
     }
     void end_if_idle(Agent& agent) {
-        if (agent.is_leaving && agent.state.phase == AgentState::Phase::Idle && !is_heads(agent)) end_process(agent);
+        if (agent.is_leaving && agent.state.phase == AgentState::Phase::Idle && !is_heads(agent))
+            end_process(agent);
     }
 
     void feed(Agent& agent, const AgentEvent& event) {
@@ -479,7 +535,8 @@ class SimulatedJob {
     void perform(Agent& agent, const agent_action::SpawnNext& action) {
         for (const auto& [pid, process] : processes_) {
             const bool is_here = agents_[static_cast<std::size_t>(process.agent)]->node == agent.node;
-            must(!is_here || process.generation == agent.order.generation, fmt::format("two generations are alive on node{}", agent.node));
+            must(!is_here || process.generation == agent.order.generation,
+                 fmt::format("two generations are alive on node{}", agent.node));
         }
         const pid_t pid = next_pid_++;
         processes_.emplace(pid, Process{static_cast<int>(agent.peer) - 1, agent.order.generation});
@@ -488,17 +545,22 @@ class SimulatedJob {
         else after(work_ + dice_.span(0s, 300ms), [this, pid] { exits(pid, {pid, false, 0, false}); });
         feed(agent, agent_event::Spawned{action.local_rank, pid});
     }
-    void perform(Agent& agent, const agent_action::ReportStarted&) { to_controller(agent, rdzv::WorkersStarted{agent.order.generation}); }
+    void perform(Agent& agent, const agent_action::ReportStarted&) {
+        to_controller(agent, rdzv::WorkersStarted{agent.order.generation});
+    }
     void perform(Agent& agent, const agent_action::SignalWorker& action) {
         const pid_t pid = action.pid;
         if (action.signal == SIGKILL) {
             const bool is_outnumbered = agent.head != nullptr && agent.head->is_outnumbered;
-            must(!agent.grace_ends || clock_.now() >= *agent.grace_ends || agent.is_leaving || is_outnumbered, fmt::format("a worker of node{} is killed before its grace is over", agent.node));
+            must(!agent.grace_ends || clock_.now() >= *agent.grace_ends || agent.is_leaving || is_outnumbered,
+                 fmt::format("a worker of node{} is killed before its grace is over", agent.node));
             return after(1ms, [this, pid] { exits(pid, {pid, true, SIGKILL, false}); });
         }
         if (action.signal != SIGTERM || dice_.chance(15)) return;  // deaf
         const bool saves = dice_.chance(70);
-        after(saves ? dice_.span(1ms, 3s) : dice_.span(0s, 5ms), [this, pid, saves] { exits(pid, {pid, !saves, saves ? 0 : SIGTERM, false}); });
+        after(saves ? dice_.span(1ms, 3s) : dice_.span(0s, 5ms), [this, pid, saves] {
+            exits(pid, {pid, !saves, saves ? 0 : SIGTERM, false});
+        });
     }
     void exits(pid_t pid, os::ChildExit exit, bool is_failure = false) {
         const auto process = processes_.find(pid);
@@ -524,7 +586,10 @@ class SimulatedJob {
     }
     void perform(Agent& agent, const agent_action::Sweep&) { feed(agent, agent_event::Swept{}); }
     void perform(Agent& agent, const agent_action::SetDeadline& action) {
-        if (action.when != kNever) at(action.when, [this, &agent] { if (agent.is_running) feed(agent, agent_event::DeadlinePassed{}); });
+        if (action.when != kNever)
+            at(action.when, [this, &agent] {
+                if (agent.is_running) feed(agent, agent_event::DeadlinePassed{});
+            });
     }
     void perform(Agent& agent, const agent_action::ReportEnded& action) {
         must(action.unkillable.empty(), fmt::format("node{} gives up on its workers", agent.node));
@@ -536,13 +601,22 @@ class SimulatedJob {
     // ---- the network
 
     void open_session(Agent& agent, Head& head) {
-        SimulatedSession::Parts parts{dice_, {kHeartbeatTimeout}, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr};
+        SimulatedSession::Parts parts{dice_,   {kHeartbeatTimeout},
+                                      nullptr, nullptr,
+                                      nullptr, nullptr,
+                                      nullptr, nullptr,
+                                      nullptr, nullptr,
+                                      nullptr, nullptr};
         parts.now = [this] { return clock_.now(); };
         parts.after = [this](Duration span, std::function<void()> happen) { after(span, std::move(happen)); };
         parts.delay = [this] { return delay(); };
         parts.can_arrive = [this, &agent, &head] { return !head.is_dead && hear_each_other(agent, head); };
-        parts.is_whole = [this, &agent, &head] { return agent.is_running && !head.is_dead && hear_each_other(agent, head); };
-        parts.head_hears = [this, &agent, &head](rdzv::Frame frame) { head_hears(agent, head, std::move(frame)); };
+        parts.is_whole = [this, &agent, &head] {
+            return agent.is_running && !head.is_dead && hear_each_other(agent, head);
+        };
+        parts.head_hears = [this, &agent, &head](rdzv::Frame frame) {
+            head_hears(agent, head, std::move(frame));
+        };
         parts.agent_hears = [this, &agent, &head](rdzv::Frame frame) {
             if (agent.is_running && agent.head == &head) agent_hears(agent, std::move(frame));
         };
@@ -561,10 +635,13 @@ class SimulatedJob {
         sessions_.push_back(std::make_unique<SimulatedSession>(std::move(parts)));
         agent.session = head.sessions[agent.peer] = sessions_.back().get();
     }
-    void to_controller(Agent& agent, rdzv::FromAgent message) { agent.session->say_to_head(encode_message(std::move(message))); }
+    void to_controller(Agent& agent, rdzv::FromAgent message) {
+        agent.session->say_to_head(encode_message(std::move(message)));
+    }
     void head_hears(Agent& agent, Head& head, rdzv::Frame frame) {
         if (!head.controller || !head.members.contains(agent.peer)) return;
-        std::visit([&](const auto& one) { hear(agent, *head.controller, one); }, *rdzv::decode_from_agent(std::move(frame)));
+        std::visit([&](const auto& one) { hear(agent, *head.controller, one); },
+                   *rdzv::decode_from_agent(std::move(frame)));
     }
     void agent_hears(Agent& agent, rdzv::Frame frame) {
         std::visit([&](const auto& one) { obey(agent, one); }, *rdzv::decode_to_agent(std::move(frame)));
@@ -577,44 +654,61 @@ class SimulatedJob {
     }
     template <class Message>
     void hear(Agent& agent, Controller& controller, const Message& message) {
-        if constexpr (requires { controller.agent_message(agent.peer, message); }) controller.agent_message(agent.peer, message);
+        if constexpr (requires { controller.agent_message(agent.peer, message); })
+            controller.agent_message(agent.peer, message);
     }
     void from_controller(Head& head, rdzv::AgentId peer, const rdzv::ToAgent& message) {
         if (head.is_dead) return;
         Agent& agent = *agents_[peer - 1];
-        if (std::holds_alternative<rdzv::StartGeneration>(message)) must(&head == &latest(), "a head that was succeeded begins a generation");
+        if (std::holds_alternative<rdzv::StartGeneration>(message))
+            must(&head == &latest(), "a head that was succeeded begins a generation");
         if (const auto* start = std::get_if<rdzv::StartGeneration>(&message)) check(agent, *start);
         const JobState& state = head.controller->state();
-        const bool is_last_word = std::holds_alternative<rdzv::Shutdown>(message) && head.controller->finished();
-        const bool is_end = is_last_word || (std::holds_alternative<rdzv::StopGeneration>(message) && (state.stopped_by || state.preempted));
-        if (is_end && !agents_[head.agent]->is_cut) end_was_told_ = true;  // what one tells itself alone, others need not know
+        const bool is_last_word =
+            std::holds_alternative<rdzv::Shutdown>(message) && head.controller->finished();
+        const bool is_end = is_last_word || (std::holds_alternative<rdzv::StopGeneration>(message) &&
+                                             (state.stopped_by || state.preempted));
+        if (is_end && !agents_[head.agent]->is_cut)
+            end_was_told_ = true;  // what one tells itself alone, others need not know
         head.sessions.at(peer)->say_to_agent(encode_message(message));
     }
-    /// Ranks of a generation lie side by side, each node has one share, and nothing of the last one runs where we hear of it.
+    /// Ranks of a generation lie side by side, each node has one share, and nothing of the last one runs
+    /// where we hear of it.
     void check(const Agent& agent, const rdzv::StartGeneration& start) {
         must(!end_was_told_, "a generation begins though it was told that the job ends");
         must(start.restart_count >= heard_restarts_, "restarts that were used up are counted back");
         if (start.generation != checked_generation_) {
             must(start.generation > checked_generation_, "a generation comes again");
-            must(next_rank_ == checked_world_, fmt::format("{} of {} ranks were given away", next_rank_, checked_world_));
+            must(next_rank_ == checked_world_,
+                 fmt::format("{} of {} ranks were given away", next_rank_, checked_world_));
             checked_generation_ = start.generation;
             checked_world_ = start.world_size;
             next_rank_ = 0;
             earlier_generation_ = heard_generation_;
-            must(start.group_world_size >= nodes_.min && start.group_world_size <= nodes_.max, fmt::format("a world of {} nodes", start.group_world_size));
+            must(start.group_world_size >= nodes_.min && start.group_world_size <= nodes_.max,
+                 fmt::format("a world of {} nodes", start.group_world_size));
             must(agent.peer == latest().agent + 1, "the first rank is not the head's");
             for (const auto& [pid, process] : processes_) {
                 const Agent& of = *agents_[static_cast<std::size_t>(process.agent)];
-                must(!is_heads(of) || agent.peer == of.peer, fmt::format("generation {} begins while the head that was lost has workers of generation {}", start.generation, process.generation));
-                must(of.is_cut || !is_member(of) || agents_[of.head->agent]->is_cut, fmt::format("generation {} begins while node{} has workers of generation {}", start.generation, of.node, process.generation));
+                must(!is_heads(of) || agent.peer == of.peer,
+                     fmt::format(
+                         "generation {} begins while the head that was lost has workers of generation {}",
+                         start.generation, process.generation));
+                must(of.is_cut || !is_member(of) || agents_[of.head->agent]->is_cut,
+                     fmt::format("generation {} begins while node{} has workers of generation {}",
+                                 start.generation, of.node, process.generation));
             }
         }
-        must(start.first_rank == next_rank_, fmt::format("rank {} is given to node{}, the next is {}", start.first_rank, agent.node, next_rank_));
+        must(start.first_rank == next_rank_, fmt::format("rank {} is given to node{}, the next is {}",
+                                                         start.first_rank, agent.node, next_rank_));
         next_rank_ += start.local_world_size;
         // But for a new head, which takes the first.
-        const bool keeps_place = agent.order.generation == earlier_generation_ && earlier_generation_ > 0 && agent.peer != latest().agent + 1;
-        must(!keeps_place || start.place == agent.order.place, fmt::format("node{} has place {} instead of {}", agent.node, start.place, agent.order.place));
-        tell(fmt::format("node{} is to start ranks {} to {} of {}", agent.node, start.first_rank, next_rank_ - 1, start.world_size));
+        const bool keeps_place = agent.order.generation == earlier_generation_ && earlier_generation_ > 0 &&
+                                 agent.peer != latest().agent + 1;
+        must(!keeps_place || start.place == agent.order.place,
+             fmt::format("node{} has place {} instead of {}", agent.node, start.place, agent.order.place));
+        tell(fmt::format("node{} is to start ranks {} to {} of {}", agent.node, start.first_rank,
+                         next_rank_ - 1, start.world_size));
     }
     void obey(Agent& agent, const rdzv::StartGeneration& start) {
         agent.order = start;
@@ -657,15 +751,18 @@ class SimulatedJob {
     }
     /// A job that is told to end does: all graces, a kill, and the ways there and back.
     void look_at_stop() {
-        const bool is_late = stop_asked_ && !latest().is_dead && !latest().has_ended && clock_.now() > *stop_asked_ + kStopGrace + kHeartbeatTimeout + 5s;
+        const bool is_late = stop_asked_ && !latest().is_dead && !latest().has_ended &&
+                             clock_.now() > *stop_asked_ + kStopGrace + kHeartbeatTimeout + 5s;
         must(!is_late, "the job goes on although it was told to end");
     }
     std::string judge_end() const {
         const Controller& controller = *latest().controller;
-        const bool may_fail = stop_asked_ || any_failed_ || was_too_few_ || may_fail_ || controller.state().generation == 0;
+        const bool may_fail =
+            stop_asked_ || any_failed_ || was_too_few_ || may_fail_ || controller.state().generation == 0;
         if (has_succeeded_ || may_fail) return "";
         return latest().is_dead ? "the job ended with its head though enough nodes were there"
-                                : fmt::format("the job ended with {} though enough nodes were there", exit_code(controller.end()));
+                                : fmt::format("the job ended with {} though enough nodes were there",
+                                              exit_code(controller.end()));
     }
 
     SimulatedClock clock_;
@@ -673,7 +770,8 @@ class SimulatedJob {
     const bool is_told_;
     std::string wrong_;
     UniqueFd null_{::open("/dev/null", O_WRONLY | O_CLOEXEC)};
-    os::Log log_{{}, {is_told_ ? os::LogLevel::Info : os::LogLevel::Error, false, is_told_ ? 1 : null_.get()}};
+    os::Log log_{{},
+                 {is_told_ ? os::LogLevel::Info : os::LogLevel::Error, false, is_told_ ? 1 : null_.get()}};
     std::unique_ptr<os::EventLoop> loop_;
     std::multimap<TimePoint, std::function<void()>> events_;
     std::vector<std::unique_ptr<Agent>> agents_;  ///< by peer, from 1
@@ -691,12 +789,14 @@ class SimulatedJob {
     TimePoint last_fault_{};
     std::uint64_t checked_generation_ = 0;
     int checked_world_ = 0, next_rank_ = 0;
-    std::uint64_t heard_generation_ = 0, earlier_generation_ = 0;  ///< by any agent; when the last world was formed
-    int heard_restarts_ = 0;     ///< by any agent
-    bool end_was_told_ = false;  ///< to any agent
+    std::uint64_t heard_generation_ = 0,
+                  earlier_generation_ = 0;  ///< by any agent; when the last world was formed
+    int heard_restarts_ = 0;                ///< by any agent
+    bool end_was_told_ = false;             ///< to any agent
     std::vector<std::unique_ptr<SimulatedSession>> sessions_;
-    std::vector<std::unique_ptr<Head>> heads_;  ///< none goes before the end: what it has posted may still come
-    Head* latest_ = nullptr;                    ///< with a controller
+    std::vector<std::unique_ptr<Head>>
+        heads_;               ///< none goes before the end: what it has posted may still come
+    Head* latest_ = nullptr;  ///< with a controller
 };
 
 constexpr std::uint64_t kSchedules = 3000;

@@ -7,7 +7,8 @@ namespace ddprun::test {
 
 /// Whether a condition becomes true within `patience`: for what another process does in its own time. Blocks.
 template <class Condition>
-[[nodiscard]] bool comes(const Condition& is_so, std::chrono::milliseconds patience = std::chrono::minutes(1)) {
+[[nodiscard]] bool comes(const Condition& is_so,
+                         std::chrono::milliseconds patience = std::chrono::minutes(1)) {
     const auto until = std::chrono::steady_clock::now() + patience;
     while (std::chrono::steady_clock::now() < until) {
         if (is_so()) return true;

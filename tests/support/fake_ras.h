@@ -12,13 +12,14 @@
 
 namespace ddprun::test {
 
-/// Stands for NCCL's RAS service: on a thread of its own it answers one client, each line with the next of its texts,
-/// then closes or stays silent.
+/// Stands for NCCL's RAS service: on a thread of its own it answers one client, each line with the next of
+/// its texts, then closes or stays silent.
 class FakeRas {
   public:
     enum class Then { Close, StaySilent };
     FakeRas(const std::vector<std::string>& answers, Then then)
-        : listener_(*listen_tcp({"127.0.0.1", 0})), thread_([this, answers, then] { serve(answers, then); }) {}
+        : listener_(*listen_tcp({"127.0.0.1", 0})),
+          thread_([this, answers, then] { serve(answers, then); }) {}
     ~FakeRas() { (void)heard(); }
     FakeRas(const FakeRas&) = delete;
     FakeRas& operator=(const FakeRas&) = delete;
@@ -48,11 +49,13 @@ class FakeRas {
             line.erase(0, line.find('\n') + 1);
             if (!send_all(peer.get(), answer, MonotonicClock::now() + std::chrono::seconds(20))) return;
         }
-        while (then == Then::StaySilent && !stop_) (void)wait_readable(peer.get(), MonotonicClock::now() + std::chrono::milliseconds(20));
+        while (then == Then::StaySilent && !stop_)
+            (void)wait_readable(peer.get(), MonotonicClock::now() + std::chrono::milliseconds(20));
     }
     bool readable(int fd) {
         while (!stop_) {
-            if (wait_readable(fd, MonotonicClock::now() + std::chrono::milliseconds(20)).value_or(false)) return true;
+            if (wait_readable(fd, MonotonicClock::now() + std::chrono::milliseconds(20)).value_or(false))
+                return true;
         }
         return false;
     }

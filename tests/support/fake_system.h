@@ -55,8 +55,11 @@ class FakeSystem final : public os::System {
     void fail_spawn(int error) { spawn_error_ = error; }
     /// From now on a child has already exited with this code when spawn returns its number.
     void exit_at_birth(int code) { exit_at_birth_ = code; }
-    /// Called before a group is signalled, and before a child is reaped: as if the kernel took its time there.
-    void on_signal_group(std::function<void(pid_t group, int signal)> what) { on_signal_group_ = std::move(what); }
+    /// Called before a group is signalled, and before a child is reaped: as if the kernel took its time
+    /// there.
+    void on_signal_group(std::function<void(pid_t group, int signal)> what) {
+        on_signal_group_ = std::move(what);
+    }
     void on_reap(std::function<void(pid_t pid)> what) { on_reap_ = std::move(what); }
 
     // What the test sees.

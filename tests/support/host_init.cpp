@@ -1,8 +1,8 @@
 // host_init NAME LISTENER CONTROL HOSTS_FILE [KEPT...]
-// The first process of a host (tests/support/hosts.h), born in namespaces of its own: gives the host its name and its own
-// /tmp, /var/tmp, /run, /dev/shm, /proc and /sys, then starts what on_host asks for. All processes of the host end with it,
-// and it ends with the test. LISTENER and CONTROL are descriptors; KEPT are directories that stay visible where a mount
-// hides them.
+// The first process of a host (tests/support/hosts.h), born in namespaces of its own: gives the host its name
+// and its own /tmp, /var/tmp, /run, /dev/shm, /proc and /sys, then starts what on_host asks for. All
+// processes of the host end with it, and it ends with the test. LISTENER and CONTROL are descriptors; KEPT
+// are directories that stay visible where a mount hides them.
 #include <poll.h>
 #include <sched.h>
 #include <signal.h>
@@ -37,13 +37,16 @@ void make_places(int control, const char* hosts_file, KeptDirectories& kept) {
     const auto mount_new = [&](const char* type, const char* where, const char* options) {
         if (::mount(type, where, type, 0, options) != 0) give_up(control, std::string("mount ") + where);
     };
-    if (::mount(nullptr, "/", nullptr, MS_REC | MS_PRIVATE, nullptr) != 0) give_up(control, "mount / private");
-    for (const char* where : {"/tmp", "/var/tmp", "/run", "/dev/shm"}) mount_new("tmpfs", where, std::strcmp(where, "/run") == 0 ? "mode=755" : "mode=1777");
+    if (::mount(nullptr, "/", nullptr, MS_REC | MS_PRIVATE, nullptr) != 0)
+        give_up(control, "mount / private");
+    for (const char* where : {"/tmp", "/var/tmp", "/run", "/dev/shm"})
+        mount_new("tmpfs", where, std::strcmp(where, "/run") == 0 ? "mode=755" : "mode=1777");
     kept.show_again();
     ::umount2("/sys", MNT_DETACH);  // with the cgroups: hosts of their own would not share them
     mount_new("sysfs", "/sys", nullptr);
     mount_new("proc", "/proc", nullptr);
-    if (::mount(hosts_file, "/etc/hosts", nullptr, MS_BIND, nullptr) != 0) give_up(control, "mount /etc/hosts");
+    if (::mount(hosts_file, "/etc/hosts", nullptr, MS_BIND, nullptr) != 0)
+        give_up(control, "mount /etc/hosts");
 }
 
 [[noreturn]] void become(const HostRequest& request, const StandardStreams& streams) {
@@ -59,7 +62,8 @@ void make_places(int control, const char* hosts_file, KeptDirectories& kept) {
     environment.push_back(nullptr);
     const bool is_there = ::chdir(request.directory.c_str()) == 0;
     if (is_there) ::execvpe(arguments[0], arguments.data(), environment.data());
-    ::dprintf(2, "on_host: %s: %s\n", is_there ? arguments[0] : request.directory.c_str(), std::strerror(errno));
+    ::dprintf(2, "on_host: %s: %s\n", is_there ? arguments[0] : request.directory.c_str(),
+              std::strerror(errno));
     ::_exit(is_there ? 127 : 126);
 }
 
@@ -71,7 +75,8 @@ struct Started {
 
 class Host {
   public:
-    Host(int listener, int control, int children) : listener_(listener), control_(control), children_(children) {}
+    Host(int listener, int control, int children)
+        : listener_(listener), control_(control), children_(children) {}
 
     /// Until the test is gone.
     void serve() {

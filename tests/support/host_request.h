@@ -7,8 +7,9 @@
 #include <string>
 #include <vector>
 
-/// What on_host (tests/support/on_host.cpp) and a host's first process (host_init.cpp) say to each other, in packets over
-/// a Unix socket: a request with three descriptors, then signals one way, and the process id and at last how it ended the other.
+/// What on_host (tests/support/on_host.cpp) and a host's first process (host_init.cpp) say to each other, in
+/// packets over a Unix socket: a request with three descriptors, then signals one way, and the process id and
+/// at last how it ended the other.
 namespace ddprun::test {
 
 /// A program to start: the descriptors that become its standard ones travel beside it.
@@ -30,7 +31,8 @@ inline std::string packed(const HostRequest& request) {
 
 inline HostRequest unpacked(const std::string& text) {
     std::vector<std::string> strings;
-    for (std::size_t at = 0; at < text.size(); at += strings.back().size() + 1) strings.emplace_back(text.c_str() + at);
+    for (std::size_t at = 0; at < text.size(); at += strings.back().size() + 1)
+        strings.emplace_back(text.c_str() + at);
     HostRequest request;
     if (strings.size() < 3) return request;
     const auto arguments = strings.begin() + 2, environment = arguments + std::stol(strings[0]);

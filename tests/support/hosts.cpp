@@ -74,7 +74,9 @@ UniqueFd listen_at(const std::string& path) {
     sockaddr_un address{};
     address.sun_family = AF_UNIX;
     path.copy(address.sun_path, sizeof address.sun_path - 1);
-    if (::bind(fd.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) != 0 || ::listen(fd.get(), 1024) != 0) fail_errno(path);
+    if (::bind(fd.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) != 0 ||
+        ::listen(fd.get(), 1024) != 0)
+        fail_errno(path);
     return fd;
 }
 
@@ -89,8 +91,10 @@ void run_or_fail(const std::vector<std::string>& command, const std::string& inp
 
 class Hosts::Mount {
   public:
-    Mount(const char* source, const std::string& target, const char* type, unsigned long flags) : target_(target) {
-        if (::mount(source, target.c_str(), type, flags, flags == 0 ? "mode=755" : nullptr) != 0) fail_errno("mount " + target);
+    Mount(const char* source, const std::string& target, const char* type, unsigned long flags)
+        : target_(target) {
+        if (::mount(source, target.c_str(), type, flags, flags == 0 ? "mode=755" : nullptr) != 0)
+            fail_errno("mount " + target);
     }
     ~Mount() { ::umount2(target_.c_str(), MNT_DETACH); }
     Mount(const Mount&) = delete;
@@ -103,17 +107,21 @@ class Hosts::Mount {
 /// The first process of a host; whatever runs there has ended when this has.
 class Hosts::Host {
   public:
-    Host(const std::string& name, const std::string& socket_path, const std::string& hosts_file) : name_(name) {
+    Host(const std::string& name, const std::string& socket_path, const std::string& hosts_file)
+        : name_(name) {
         std::array<int, 2> control{};
-        if (::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, control.data()) != 0) fail_errno("socketpair");
+        if (::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, control.data()) != 0)
+            fail_errno("socketpair");
         control_.reset(control[0]);
         const UniqueFd its_end(control[1]), listener = listen_at(socket_path);
-        std::vector<std::string> words{path_of("HOST_INIT"), name, std::to_string(listener.get()), std::to_string(its_end.get()), hosts_file};
+        std::vector<std::string> words{path_of("HOST_INIT"), name, std::to_string(listener.get()),
+                                       std::to_string(its_end.get()), hosts_file};
         for (const std::string& path : directories_to_keep()) words.push_back(path);
         std::vector<char*> argv;
         for (std::string& word : words) argv.push_back(word.data());
         argv.push_back(nullptr);
-        pid_ = static_cast<pid_t>(::syscall(SYS_clone, kNamespaces | SIGCHLD, nullptr, nullptr, nullptr, nullptr));
+        pid_ = static_cast<pid_t>(
+            ::syscall(SYS_clone, kNamespaces | SIGCHLD, nullptr, nullptr, nullptr, nullptr));
         if (pid_ < 0) fail_errno("clone with new namespaces");
         if (pid_ > 0) return;
 
@@ -182,7 +190,9 @@ std::optional<std::string> Hosts::why_not() {
 
 std::string Hosts::name(int host) { return (host < 10 ? "node0" : "node") + std::to_string(host); }
 
-std::string Hosts::address(int host) { return "10.77." + std::to_string(host / 250) + "." + std::to_string(host % 250 + 1); }
+std::string Hosts::address(int host) {
+    return "10.77." + std::to_string(host / 250) + "." + std::to_string(host % 250 + 1);
+}
 
 Hosts::Hosts(int count, Switch made_of) : made_of_(made_of), shared_(kShared), home_(home_directory()) {
     enter_own_mount_namespace();
@@ -199,7 +209,8 @@ Hosts::Hosts(int count, Switch made_of) : made_of_(made_of), shared_(kShared), h
     known.close();
 
     switch_ = new_network();
-    for (int host = 0; host < count; ++host) hosts_.push_back(std::make_unique<Host>(name(host), socket_path(host), hosts_file));
+    for (int host = 0; host < count; ++host)
+        hosts_.push_back(std::make_unique<Host>(name(host), socket_path(host), hosts_file));
     for (const auto& host : hosts_) host->await_ready();
 
     const bool is_bridge = made_of_ == Switch::Bridge, is_router = made_of_ == Switch::Router;
@@ -209,7 +220,8 @@ Hosts::Hosts(int count, Switch made_of) : made_of_(made_of), shared_(kShared), h
     std::vector<std::string> names;
     for (int host = 0; host < count; ++host) {
         const std::string port = "port" + std::to_string(host);
-        ports += "link add " + port + " type veth peer name eth0 netns " + std::to_string(hosts_[static_cast<std::size_t>(host)]->pid()) + "\n";
+        ports += "link add " + port + " type veth peer name eth0 netns " +
+                 std::to_string(hosts_[static_cast<std::size_t>(host)]->pid()) + "\n";
         names.push_back(port);
         if (is_bridge) ports += "link set " + port + " master switch\n";
         if (is_router) ports += std::string("addr add ") + kRouter + "/32 dev " + port + "\n";
@@ -218,14 +230,18 @@ Hosts::Hosts(int count, Switch made_of) : made_of_(made_of), shared_(kShared), h
     ip_in_switch(ports);
     if (made_of_ == Switch::Slow) slow_ = std::make_unique<SlowSwitch>(switch_.get(), names);
     if (is_router) {
-        run_or_fail({"nsenter", "--net=/proc/" + std::to_string(::getpid()) + "/fd/" + std::to_string(switch_.get()), "sh", "-c",
-                     "echo 1 >/proc/sys/net/ipv4/ip_forward"}, "");
+        run_or_fail(
+            {"nsenter", "--net=/proc/" + std::to_string(::getpid()) + "/fd/" + std::to_string(switch_.get()),
+             "sh", "-c", "echo 1 >/proc/sys/net/ipv4/ip_forward"},
+            "");
     }
     for (int host = 0; host < count; ++host) {
         std::string cable = "link set lo up\nlink set eth0 addrgenmode none\nlink set eth0 up\n";
         if (!is_router) cable += "addr add " + address(host) + "/16 dev eth0\n";
-        else cable += "addr add " + address(host) + "/32 dev eth0\nroute add " + kRouter + "/32 dev eth0 src " + address(host) +
-                      "\nroute add 10.77.0.0/16 via " + kRouter + " src " + address(host) + "\n";
+        else
+            cable += "addr add " + address(host) + "/32 dev eth0\nroute add " + kRouter +
+                     "/32 dev eth0 src " + address(host) + "\nroute add 10.77.0.0/16 via " + kRouter +
+                     " src " + address(host) + "\n";
         run_or_fail(command(host, {"ip", "-batch", "-"}), cable);
     }
 }
@@ -240,12 +256,15 @@ std::string Hosts::port_up(int host) const {
 }
 
 void Hosts::ip_in_switch(const std::string& commands) const {
-    const std::string network = "--net=/proc/" + std::to_string(::getpid()) + "/fd/" + std::to_string(switch_.get());
+    const std::string network =
+        "--net=/proc/" + std::to_string(::getpid()) + "/fd/" + std::to_string(switch_.get());
     run_or_fail({"nsenter", network, "ip", "-batch", "-"}, commands);
 }
 
 std::vector<std::string> Hosts::command(int host, const std::vector<std::string>& argv) const {
-    std::vector<std::string> words{path_of("ON_HOST"), socket_path(host), "env", "-u", "XDG_CONFIG_HOME", "-u", "TMPDIR", "HOME=" + home_};
+    std::vector<std::string> words{
+        path_of("ON_HOST"), socket_path(host), "env", "-u", "XDG_CONFIG_HOME", "-u",
+        "TMPDIR",           "HOME=" + home_};
     words.insert(words.end(), argv.begin(), argv.end());
     return words;
 }

@@ -12,20 +12,24 @@
 
 namespace ddprun::test {
 
-/// Directories that stay visible where a mount is about to hide them: the sources and what was built of them may lie in
-/// /tmp or in a home directory.
+/// Directories that stay visible where a mount is about to hide them: the sources and what was built of them
+/// may lie in /tmp or in a home directory.
 class KeptDirectories {
   public:
     explicit KeptDirectories(const std::vector<std::string>& paths) {
-        for (const std::string& path : paths) kept_.push_back({path, UniqueFd(::open(path.c_str(), O_PATH | O_DIRECTORY | O_CLOEXEC))});
+        for (const std::string& path : paths)
+            kept_.push_back({path, UniqueFd(::open(path.c_str(), O_PATH | O_DIRECTORY | O_CLOEXEC))});
     }
 
     /// After the mounts: binds those that cannot be seen any more to their old places.
     void show_again() const {
         for (const Kept& one : kept_) {
-            struct stat before{}, now{};
+            struct stat before {
+            }, now{};
             if (!one.directory || ::fstat(one.directory.get(), &before) != 0) continue;
-            if (::stat(one.path.c_str(), &now) == 0 && now.st_ino == before.st_ino && now.st_dev == before.st_dev) continue;
+            if (::stat(one.path.c_str(), &now) == 0 && now.st_ino == before.st_ino &&
+                now.st_dev == before.st_dev)
+                continue;
             std::error_code ignored;
             std::filesystem::create_directories(one.path, ignored);
             const std::string opened = "/proc/self/fd/" + std::to_string(one.directory.get());

@@ -1,7 +1,7 @@
 // on_host [--pid-file=FILE] SOCKET PROGRAM [ARGUMENT...]
-// Runs a program on the host (tests/support/hosts.h) whose first process listens there: with our standard streams,
-// directory and environment, in a session of its own. Ends as it ends; passes signals on; our death is its SIGKILL.
-// FILE tells the process id that it has there, which is the session's too.
+// Runs a program on the host (tests/support/hosts.h) whose first process listens there: with our standard
+// streams, directory and environment, in a session of its own. Ends as it ends; passes signals on; our death
+// is its SIGKILL. FILE tells the process id that it has there, which is the session's too.
 #include <errno.h>
 #include <poll.h>
 #include <signal.h>
@@ -45,7 +45,8 @@ HostRequest request_of(char** arguments) {
 int signals_to_pass_on() {
     sigset_t set;
     ::sigemptyset(&set);
-    for (const int signal : {SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2, SIGCONT, SIGALRM, SIGWINCH}) ::sigaddset(&set, signal);
+    for (const int signal : {SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2, SIGCONT, SIGALRM, SIGWINCH})
+        ::sigaddset(&set, signal);
     ::sigprocmask(SIG_BLOCK, &set, nullptr);
     return ::signalfd(-1, &set, SFD_CLOEXEC);
 }
@@ -90,7 +91,8 @@ int main(int argc, char** argv) {
             signalfd_siginfo signal{};
             if (::read(signals, &signal, sizeof signal) != sizeof signal) return fail("read a signal");
             const int number = static_cast<int>(signal.ssi_signo);
-            if (::send(host, &number, sizeof number, MSG_NOSIGNAL) < 0 && errno != EPIPE) return fail("send a signal");
+            if (::send(host, &number, sizeof number, MSG_NOSIGNAL) < 0 && errno != EPIPE)
+                return fail("send a signal");
         }
         if (ready[0].revents != 0) {
             int status = 0;

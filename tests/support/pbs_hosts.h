@@ -9,17 +9,19 @@
 
 namespace ddprun::test {
 
-/// A PBS over hosts, as jobs and users see it (tests/support/fake_pbs): qsub, qstat, qdel, qrerun, pbsdsh, pbs_tmrsh. They
-/// are on the PATH of job scripts; for the test itself they are in bin(), and work from any directory that hosts see.
+/// A PBS over hosts, as jobs and users see it (tests/support/fake_pbs): qsub, qstat, qdel, qrerun, pbsdsh,
+/// pbs_tmrsh. They are on the PATH of job scripts; for the test itself they are in bin(), and work from any
+/// directory that hosts see.
 class PbsHosts {
   public:
     /// Why this machine cannot have it; nothing where it can.
     static std::optional<std::string> why_not();
 
     struct Settings {
-        int cpus = 64, gpus = 4;  ///< of each host
+        int cpus = 64, gpus = 4;                                          ///< of each host
         std::chrono::milliseconds kill_delay = std::chrono::seconds(30);  ///< from SIGTERM to SIGKILL
-        std::chrono::milliseconds poll = std::chrono::milliseconds(200);  ///< how often a MoM looks at the walltime
+        std::chrono::milliseconds poll =
+            std::chrono::milliseconds(200);  ///< how often a MoM looks at the walltime
     };
     /// Throws std::runtime_error.
     explicit PbsHosts(const Hosts& hosts) : PbsHosts(hosts, Settings{}) {}

@@ -2,8 +2,9 @@
 //
 //   refused_calls FIRST LAST ERRNO PROGRAM [ARGUMENT...]     numbers of calls, from FIRST to LAST
 //
-// From number 424 on a call has the same number on every processor, and came with Linux 5.1 or later: without those
-// (ENOSYS) what is left is the kernel of RHEL 8 (4.18) and SLES 15. Exit code 77 where filters are not to be had.
+// From number 424 on a call has the same number on every processor, and came with Linux 5.1 or later: without
+// those (ENOSYS) what is left is the kernel of RHEL 8 (4.18) and SLES 15. Exit code 77 where filters are not
+// to be had.
 #include <unistd.h>
 
 #include <cstdio>

@@ -12,8 +12,9 @@
 
 namespace ddprun::test {
 
-/// A loopback port for a server that is started later, or never. It stays bound for the life of this object and nobody
-/// listens on it: the kernel gives it to no one else, a connect is refused, and a server that sets SO_REUSEADDR can take it.
+/// A loopback port for a server that is started later, or never. It stays bound for the life of this object
+/// and nobody listens on it: the kernel gives it to no one else, a connect is refused, and a server that sets
+/// SO_REUSEADDR can take it.
 class ReservedPort {
   public:
     ReservedPort() : fd_(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)) {
@@ -23,8 +24,8 @@ class ReservedPort {
         address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
         socklen_t length = sizeof address;
         auto* const generic = reinterpret_cast<sockaddr*>(&address);
-        if (::setsockopt(fd_.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof on) != 0 || ::bind(fd_.get(), generic, length) != 0 ||
-            ::getsockname(fd_.get(), generic, &length) != 0) {
+        if (::setsockopt(fd_.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof on) != 0 ||
+            ::bind(fd_.get(), generic, length) != 0 || ::getsockname(fd_.get(), generic, &length) != 0) {
             throw std::runtime_error("no port can be reserved");
         }
         endpoint_ = {"127.0.0.1", ntohs(address.sin_port)};

@@ -37,14 +37,17 @@ const std::string& config_home() {
 
 std::vector<std::string> environment_for(const RunOptions& options) {
     std::vector<std::string> result = options.environment;
-    const auto is_config = [](const std::string& variable) { return variable.starts_with("XDG_CONFIG_HOME="); };
+    const auto is_config = [](const std::string& variable) {
+        return variable.starts_with("XDG_CONFIG_HOME=");
+    };
     const bool is_said = std::any_of(result.begin(), result.end(), is_config) ||
                          std::count(options.unset.begin(), options.unset.end(), "XDG_CONFIG_HOME") > 0;
     if (!is_said) result.push_back("XDG_CONFIG_HOME=" + config_home());
     const auto name = [](const std::string& variable) { return variable.substr(0, variable.find('=')); };
     for (char** one = environ; *one != nullptr; ++one) {
         const std::string variable = *one;
-        const bool replaced = std::any_of(result.begin(), result.end(), [&](const auto& other) { return name(other) == name(variable); });
+        const bool replaced = std::any_of(result.begin(), result.end(),
+                                          [&](const auto& other) { return name(other) == name(variable); });
         const bool unset = std::count(options.unset.begin(), options.unset.end(), name(variable)) > 0;
         if (!replaced && !unset) result.push_back(variable);
     }
@@ -61,7 +64,8 @@ std::vector<char*> pointers(std::vector<std::string>& words) {
 UniqueFd input_file(const std::string& content) {
     if (content.empty()) return UniqueFd(::open("/dev/null", O_RDONLY | O_CLOEXEC));
     UniqueFd file(::memfd_create("input", MFD_CLOEXEC));
-    if (::write(file.get(), content.data(), content.size()) != static_cast<ssize_t>(content.size())) std::abort();
+    if (::write(file.get(), content.data(), content.size()) != static_cast<ssize_t>(content.size()))
+        std::abort();
     ::lseek(file.get(), 0, SEEK_SET);
     return file;
 }
@@ -85,7 +89,8 @@ RunOptions with_environment(std::vector<std::string> environment) {
 Program::Program(const std::vector<std::string>& command, const RunOptions& options)
     : options_(options), started_(Clock::now()), deadline_(started_ + options.timeout) {
     std::array<int, 2> out{}, err{};
-    if (::pipe2(out.data(), O_CLOEXEC) != 0 || ::pipe2(err.data(), O_CLOEXEC) != 0) throw std::runtime_error("pipe2");
+    if (::pipe2(out.data(), O_CLOEXEC) != 0 || ::pipe2(err.data(), O_CLOEXEC) != 0)
+        throw std::runtime_error("pipe2");
     out_.reset(out[0]);
     err_.reset(err[0]);
     const UniqueFd out_write(out[1]), err_write(err[1]);
@@ -117,7 +122,8 @@ void Program::signal(int number) const { ::kill(pid_, number); }
 bool Program::read_some(Clock::time_point until) {
     std::array<pollfd, 2> streams{{{out_.get(), POLLIN, 0}, {err_.get(), POLLIN, 0}}};
     if (!out_ && !err_) return false;
-    const auto left = std::chrono::ceil<std::chrono::milliseconds>(std::min(until, deadline_) - Clock::now()).count();
+    const auto left =
+        std::chrono::ceil<std::chrono::milliseconds>(std::min(until, deadline_) - Clock::now()).count();
     if (left <= 0) return false;
     if (::poll(streams.data(), streams.size(), static_cast<int>(left)) <= 0) return true;
     if (streams[0].revents != 0 && !append_from(out_.get(), outcome_.out)) out_.reset();
@@ -157,7 +163,9 @@ Outcome Program::wait() {
     return outcome_;
 }
 
-Outcome run(const std::vector<std::string>& command, const RunOptions& options) { return Program(command, options).wait(); }
+Outcome run(const std::vector<std::string>& command, const RunOptions& options) {
+    return Program(command, options).wait();
+}
 
 std::string said_of_its_own_job(const Outcome& outcome) {
     std::string said;
@@ -182,7 +190,8 @@ std::vector<pid_t> processes_whose(const char* file_name, const std::string& wan
         std::ifstream file("/proc/" + std::to_string(pid) + "/" + file_name, std::ios::binary);
         const std::string content{std::istreambuf_iterator<char>(file), {}};
         const std::string padded = std::string(1, '\0') + content;
-        if (padded.find(std::string(1, '\0') + wanted + std::string(1, '\0')) != std::string::npos) found.push_back(pid);
+        if (padded.find(std::string(1, '\0') + wanted + std::string(1, '\0')) != std::string::npos)
+            found.push_back(pid);
     }
     ::closedir(proc);
     return found;
@@ -190,9 +199,13 @@ std::vector<pid_t> processes_whose(const char* file_name, const std::string& wan
 
 }  // namespace
 
-std::vector<pid_t> processes_with(const std::string& variable) { return processes_whose("environ", variable); }
+std::vector<pid_t> processes_with(const std::string& variable) {
+    return processes_whose("environ", variable);
+}
 
-std::vector<pid_t> processes_called_with(const std::string& argument) { return processes_whose("cmdline", argument); }
+std::vector<pid_t> processes_called_with(const std::string& argument) {
+    return processes_whose("cmdline", argument);
+}
 
 std::vector<pid_t> children_named(pid_t parent, const std::string& name) {
     const std::string self = std::to_string(parent);
@@ -221,11 +234,13 @@ bool all_gone(const std::string& variable, std::chrono::milliseconds patience) {
 
 std::string path_of(const char* variable) {
     const char* path = std::getenv(variable);
-    if (path == nullptr) throw std::runtime_error(std::string(variable) + " is not set; run this test through meson test");
+    if (path == nullptr)
+        throw std::runtime_error(std::string(variable) + " is not set; run this test through meson test");
     return path;
 }
 
-std::vector<std::string> ddprun_probe(const std::vector<std::string>& options, const std::vector<std::string>& acts) {
+std::vector<std::string> ddprun_probe(const std::vector<std::string>& options,
+                                      const std::vector<std::string>& acts) {
     std::vector<std::string> command{path_of("DDPRUN")};
     command.insert(command.end(), options.begin(), options.end());
     command.push_back(path_of("PROBE"));
@@ -233,8 +248,10 @@ std::vector<std::string> ddprun_probe(const std::vector<std::string>& options, c
     return command;
 }
 
-std::vector<std::string> with_refused_calls(long first, long last, int error, std::vector<std::string> command) {
-    const std::vector<std::string> filter{path_of("REFUSED_CALLS"), std::to_string(first), std::to_string(last), std::to_string(error)};
+std::vector<std::string> with_refused_calls(long first, long last, int error,
+                                            std::vector<std::string> command) {
+    const std::vector<std::string> filter{path_of("REFUSED_CALLS"), std::to_string(first),
+                                          std::to_string(last), std::to_string(error)};
     command.insert(command.begin(), filter.begin(), filter.end());
     return command;
 }

@@ -25,8 +25,9 @@ struct RunOptions {
     std::vector<std::string> environment;  ///< "NAME=value", added to (and winning over) ours
     std::vector<std::string> unset;
     std::string directory;
-    std::string input;                     ///< its standard input; "" is /dev/null
-    /// Against a test that would never end, not against a slow machine: what takes seconds may take a minute there.
+    std::string input;  ///< its standard input; "" is /dev/null
+    /// Against a test that would never end, not against a slow machine: what takes seconds may take a minute
+    /// there.
     std::chrono::milliseconds timeout = std::chrono::minutes(3);
 };
 
@@ -43,8 +44,10 @@ class Program {
 
     [[nodiscard]] pid_t pid() const { return pid_; }
     void signal(int number) const;
-    /// Reads on until `text` has appeared in stdout or stderr; false when the program ended or time ran out first.
-    bool wait_for_output(const std::string& text, std::chrono::milliseconds patience = std::chrono::minutes(1));
+    /// Reads on until `text` has appeared in stdout or stderr; false when the program ended or time ran out
+    /// first.
+    bool wait_for_output(const std::string& text,
+                         std::chrono::milliseconds patience = std::chrono::minutes(1));
     /// Until the program has ended and closed its output.
     Outcome wait();
 
@@ -60,7 +63,8 @@ class Program {
 
 Outcome run(const std::vector<std::string>& command, const RunOptions& options = {});
 
-/// What a ddprun wrote to stderr of its own job: without the lines about jobs that another test has killed meanwhile.
+/// What a ddprun wrote to stderr of its own job: without the lines about jobs that another test has killed
+/// meanwhile.
 std::string said_of_its_own_job(const Outcome& outcome);
 
 /// Living processes (no zombies) whose environment holds "NAME=value".
@@ -74,9 +78,11 @@ bool all_gone(const std::string& variable, std::chrono::milliseconds patience = 
 /// The programs' paths, which meson gives to the tests as environment variables: DDPRUN, PROBE, TRAIN.
 std::string path_of(const char* variable);
 /// ddprun with options, and the probe (tests/system/probe.cpp) with its acts as the program.
-std::vector<std::string> ddprun_probe(const std::vector<std::string>& options, const std::vector<std::string>& acts);
+std::vector<std::string> ddprun_probe(const std::vector<std::string>& options,
+                                      const std::vector<std::string>& acts);
 /// The command, under a filter that refuses the system calls with these numbers.
-std::vector<std::string> with_refused_calls(long first, long last, int error, std::vector<std::string> command);
+std::vector<std::string> with_refused_calls(long first, long last, int error,
+                                            std::vector<std::string> command);
 /// A name nobody else uses: "<stem>-<pid>-<counter>".
 std::string unique_name(const std::string& stem);
 

@@ -1,10 +1,12 @@
-// Runs a program on a file system that hangs now and then: seccomp hands its calls to this process, which holds some of them up.
+// Runs a program on a file system that hangs now and then: seccomp hands its calls to this process, which
+// holds some of them up.
 //
 //   slow_calls MILLISECONDS DIRECTORY REPORT PROGRAM [ARGUMENT...]
 //
-// Held up, once for each kind, are calls of a process named ddprun on files below DIRECTORY: exec, the second write, and in an
-// attempt's directory mkdir, stat, inotify_add_watch and open (for each ending of a name). So none comes before the nodes have
-// met. REPORT gets a line for each: "open .log". Exit code 77 where seccomp cannot do this.
+// Held up, once for each kind, are calls of a process named ddprun on files below DIRECTORY: exec, the second
+// write, and in an attempt's directory mkdir, stat, inotify_add_watch and open (for each ending of a name).
+// So none comes before the nodes have met. REPORT gets a line for each: "open .log". Exit code 77 where
+// seccomp cannot do this.
 #include <fcntl.h>
 #include <linux/filter.h>
 #include <linux/seccomp.h>
@@ -42,10 +44,12 @@ struct Call {
 };
 constexpr Call kCalls[] = {
 #ifdef SYS_open
-    {SYS_open, "open", 0},     {SYS_mkdir, "mkdir", 0},     {SYS_stat, "stat", 0},           {SYS_lstat, "stat", 0},
+    {SYS_open, "open", 0},    {SYS_mkdir, "mkdir", 0},   {SYS_stat, "stat", 0},
+    {SYS_lstat, "stat", 0},
 #endif
-    {SYS_openat, "open", 1},   {SYS_mkdirat, "mkdir", 1},   {SYS_newfstatat, "stat", 1}, {SYS_statx, "stat", 1},
-    {SYS_execve, "exec", 0},   {SYS_inotify_add_watch, "watch", 1}, {SYS_write, "write", -1},
+    {SYS_openat, "open", 1},  {SYS_mkdirat, "mkdir", 1}, {SYS_newfstatat, "stat", 1},
+    {SYS_statx, "stat", 1},   {SYS_execve, "exec", 0},   {SYS_inotify_add_watch, "watch", 1},
+    {SYS_write, "write", -1},
 };
 
 /// The descriptor by which this process's calls of those kinds are heard of; -1 there is none.
@@ -58,7 +62,8 @@ int divert_calls() {
     filter.push_back(BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW));
     const sock_fprog program{static_cast<unsigned short>(filter.size()), filter.data()};
     if (::prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0) return -1;
-    return static_cast<int>(::syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER, SECCOMP_FILTER_FLAG_NEW_LISTENER, &program));
+    return static_cast<int>(
+        ::syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER, SECCOMP_FILTER_FLAG_NEW_LISTENER, &program));
 }
 
 bool send_descriptor(int socket, int fd) {
@@ -103,7 +108,8 @@ std::string text_of(const std::string& path) {
 std::string path_of(const Call& call, const seccomp_notif& request) {
     const std::string proc = "/proc/" + std::to_string(request.pid);
     std::error_code ignored;
-    if (call.path < 0) return std::filesystem::read_symlink(proc + "/fd/" + std::to_string(request.data.args[0]), ignored);
+    if (call.path < 0)
+        return std::filesystem::read_symlink(proc + "/fd/" + std::to_string(request.data.args[0]), ignored);
     const int memory = ::open((proc + "/mem").c_str(), O_RDONLY | O_CLOEXEC);
     char text[512] = {};
     (void)!::pread(memory, text, sizeof text - 1, static_cast<off_t>(request.data.args[call.path]));
@@ -120,7 +126,8 @@ class SlowFiles {
     int serve(pid_t child) {
         for (;;) {
             int status = 0;
-            if (::waitpid(child, &status, WNOHANG) == child) return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+            if (::waitpid(child, &status, WNOHANG) == child)
+                return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
             pollfd calls{listener_, POLLIN, 0};
             if (::poll(&calls, 1, 20) == 1 && (calls.revents & POLLIN) != 0) take_one();
             while (!held_up_.empty() && held_up_.begin()->first <= Clock::now()) {
@@ -146,7 +153,8 @@ class SlowFiles {
             const std::string name = call.kind;
             if (name == "write" && ++writes_ != 2) return false;
             if (name != "write" && name != "exec" && path.find("/attempt_") == path.npos) return false;
-            const std::string ending = name == "open" ? " " + std::filesystem::path(path).extension().string() : "";
+            const std::string ending =
+                name == "open" ? " " + std::filesystem::path(path).extension().string() : "";
             if (!seen_.insert(name + ending).second) return false;
             report_ << name << ending << std::endl;
             return true;
@@ -157,7 +165,8 @@ class SlowFiles {
         seccomp_notif_resp answer{};
         answer.id = id;
         answer.flags = SECCOMP_USER_NOTIF_FLAG_CONTINUE;
-        ::ioctl(listener_, SECCOMP_IOCTL_NOTIF_SEND, &answer);  // fails where the caller has been killed: ignoring
+        ::ioctl(listener_, SECCOMP_IOCTL_NOTIF_SEND,
+                &answer);  // fails where the caller has been killed: ignoring
     }
 
     int listener_;

@@ -20,7 +20,8 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-/// With the kernel's header before each frame: what it would do to it later (checksums, cutting) then stays to be done.
+/// With the kernel's header before each frame: what it would do to it later (checksums, cutting) then stays
+/// to be done.
 UniqueFd open_port(const std::string& name) {
     UniqueFd port(::socket(AF_PACKET, SOCK_RAW | SOCK_CLOEXEC | SOCK_NONBLOCK, htons(ETH_P_ALL)));
     constexpr int kYes = 1;
@@ -55,16 +56,23 @@ int be_slow_switch(const std::vector<std::string>& names) {
     std::multimap<Clock::time_point, Frame> waiting;
     std::string room(128 * 1024, '\0');
     for (;;) {
-        const auto until_next = waiting.empty() ? std::chrono::milliseconds(-1) : std::chrono::ceil<std::chrono::milliseconds>(waiting.begin()->first - Clock::now());
-        ::poll(polled.data(), polled.size(), waiting.empty() ? -1 : std::max(0, static_cast<int>(until_next.count())));
+        const auto until_next =
+            waiting.empty()
+                ? std::chrono::milliseconds(-1)
+                : std::chrono::ceil<std::chrono::milliseconds>(waiting.begin()->first - Clock::now());
+        ::poll(polled.data(), polled.size(),
+               waiting.empty() ? -1 : std::max(0, static_cast<int>(until_next.count())));
         for (std::size_t port = 0; port < ports.size(); ++port) {
             for (ssize_t n; (n = ::read(ports[port].get(), room.data(), room.size())) > 0;)
-                waiting.emplace(Clock::now() + std::chrono::microseconds(delay_us(random)), Frame{port, room.substr(0, static_cast<std::size_t>(n))});
+                waiting.emplace(Clock::now() + std::chrono::microseconds(delay_us(random)),
+                                Frame{port, room.substr(0, static_cast<std::size_t>(n))});
         }
         while (!waiting.empty() && waiting.begin()->first <= Clock::now()) {
             const Frame& frame = waiting.begin()->second;
             for (std::size_t port = 0; port < ports.size(); ++port) {
-                if (port != frame.from) (void)!::write(ports[port].get(), frame.bytes.data(), frame.bytes.size());  // lost, as frames are
+                if (port != frame.from)
+                    (void)!::write(ports[port].get(), frame.bytes.data(),
+                                   frame.bytes.size());  // lost, as frames are
             }
             waiting.erase(waiting.begin());
         }

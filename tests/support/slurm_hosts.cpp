@@ -23,24 +23,32 @@ std::string slurm_conf(const Hosts& hosts, const std::string& directory, const s
            "ProctrackType=proctrack/linuxproc\nTaskPlugin=task/none\nSelectType=select/cons_tres\nSelectTypeParameters=CR_CPU\n"
            "SlurmdParameters=config_overrides\nReturnToService=2\nMpiDefault=none\nJobRequeue=1\nKillWait=5\nCompleteWait=0\n"
            "InactiveLimit=0\nSchedulerParameters=batch_sched_delay=0,sched_min_interval=0,sched_interval=1\n"
-           "StateSaveLocation=" + directory + "/state\nSlurmdSpoolDir=/run/slurmd\n"
+           "StateSaveLocation=" +
+           directory +
+           "/state\nSlurmdSpoolDir=/run/slurmd\n"
            "SlurmctldPidFile=/run/slurmctld.pid\nSlurmdPidFile=/run/slurmd.pid\n"
-           "NodeName=node[00-" + Hosts::name(hosts.count() - 1).substr(4) + "] CPUs=4 State=UNKNOWN\n"
-           "PartitionName=main Nodes=ALL Default=YES OverSubscribe=YES MaxTime=INFINITE State=UP\n" + more;
+           "NodeName=node[00-" +
+           Hosts::name(hosts.count() - 1).substr(4) +
+           "] CPUs=4 State=UNKNOWN\n"
+           "PartitionName=main Nodes=ALL Default=YES OverSubscribe=YES MaxTime=INFINITE State=UP\n" +
+           more;
 }
 
 }  // namespace
 
 std::optional<std::string> SlurmHosts::why_not() {
     if (const auto reason = Hosts::why_not()) return reason;
-    for (const char* program : {"/usr/sbin/slurmctld", "/usr/sbin/slurmd", "/usr/sbin/munged", "/usr/bin/srun"}) {
-        if (::access(program, X_OK) != 0) return std::string("no ") + program + " on this machine (Debian's slurm-wlm and munge)";
+    for (const char* program :
+         {"/usr/sbin/slurmctld", "/usr/sbin/slurmd", "/usr/sbin/munged", "/usr/bin/srun"}) {
+        if (::access(program, X_OK) != 0)
+            return std::string("no ") + program + " on this machine (Debian's slurm-wlm and munge)";
     }
     if (::access("/etc/slurm", F_OK) != 0) return "no /etc/slurm on this machine";
     return std::nullopt;
 }
 
-SlurmHosts::SlurmHosts(const Hosts& hosts, const std::string& more) : hosts_(hosts), directory_(hosts.shared() + "/slurm") {
+SlurmHosts::SlurmHosts(const Hosts& hosts, const std::string& more)
+    : hosts_(hosts), directory_(hosts.shared() + "/slurm") {
     std::filesystem::create_directories(directory_ + "/state");
     std::ofstream(directory_ + "/munge.key") << std::string(64, 'k') << unique_name("key");
     ::chmod((directory_ + "/munge.key").c_str(), 0600);
@@ -49,10 +57,13 @@ SlurmHosts::SlurmHosts(const Hosts& hosts, const std::string& more) : hosts_(hos
     std::ofstream(directory_ + "/slurm.conf") << slurm_conf(hosts, directory_, more);
     for (int host = 0; host < hosts.count(); ++host) {
         // In the host's own mounts, where every program that is started there later sees it.
-        const Outcome mounted = test::run(hosts.command(host, {"sh", "-c", "mkdir -p /run/munge /run/slurmd && mount --bind \"$0\" /etc/slurm", directory_}));
+        const Outcome mounted = test::run(hosts.command(
+            host,
+            {"sh", "-c", "mkdir -p /run/munge /run/slurmd && mount --bind \"$0\" /etc/slurm", directory_}));
         if (mounted.status != 0) throw std::runtime_error("slurm: " + mounted.err);
-        start(host, {"/usr/sbin/munged", "--foreground", "--force", "--key-file=" + directory_ + "/munge.key", "--num-threads=1",
-                     "--seed-file=/run/munge/seed", "--pid-file=/run/munge/pid", "--log-file=/run/munge/log"});
+        start(host, {"/usr/sbin/munged", "--foreground", "--force", "--key-file=" + directory_ + "/munge.key",
+                     "--num-threads=1", "--seed-file=/run/munge/seed", "--pid-file=/run/munge/pid",
+                     "--log-file=/run/munge/log"});
     }
     for (int host = 0; host < hosts.count(); ++host) {
         const bool is_up = comes([&] { return test::run(hosts.command(host, {"munge", "-n"})).status == 0; });
@@ -64,7 +75,8 @@ SlurmHosts::SlurmHosts(const Hosts& hosts, const std::string& more) : hosts_(hos
     const bool is_ready = comes([&] { return run({"sinfo", "-h", "-o", "%D %T"}).out == all_idle; });
     if (is_ready) return;
     std::string logs = run({"sinfo", "-h", "-o", "%D %T %E"}).out;
-    for (int host = 0; host < hosts.count(); ++host) logs += file_content(directory_ + "/log." + Hosts::name(host));
+    for (int host = 0; host < hosts.count(); ++host)
+        logs += file_content(directory_ + "/log." + Hosts::name(host));
     throw std::runtime_error("slurm: its nodes are not idle: " + logs);
 }
 
@@ -72,7 +84,8 @@ SlurmHosts::~SlurmHosts() = default;
 
 void SlurmHosts::start(int host, const std::vector<std::string>& daemon) {
     // Their words are many, and nobody reads the pipes.
-    std::vector<std::string> quiet{"sh", "-c", "exec \"$@\" >>" + directory_ + "/log." + Hosts::name(host) + " 2>&1", "sh"};
+    std::vector<std::string> quiet{
+        "sh", "-c", "exec \"$@\" >>" + directory_ + "/log." + Hosts::name(host) + " 2>&1", "sh"};
     quiet.insert(quiet.end(), daemon.begin(), daemon.end());
     daemons_.push_back(std::make_unique<Program>(hosts_.command(host, quiet)));
 }

@@ -9,8 +9,9 @@
 
 namespace ddprun::test {
 
-/// A Slurm over all hosts: munged and slurmd on each, slurmctld on the first. sbatch, srun, squeue, scancel and scontrol
-/// work on any of them as for a user of a cluster. No cgroups, no accounting; a host has four CPUs, however many it has.
+/// A Slurm over all hosts: munged and slurmd on each, slurmctld on the first. sbatch, srun, squeue, scancel
+/// and scontrol work on any of them as for a user of a cluster. No cgroups, no accounting; a host has four
+/// CPUs, however many it has.
 class SlurmHosts {
   public:
     /// Why this machine cannot have it; nothing where it can.
@@ -24,10 +25,14 @@ class SlurmHosts {
 
     /// Runs a command of Slurm's on the first host.
     [[nodiscard]] Outcome run(const std::vector<std::string>& command, const std::string& input = "") const;
-    /// Submits a script that runs in the home directory, with its output in the file `out` there. Returns the job's id.
-    [[nodiscard]] std::string submit(const std::string& script, const std::vector<std::string>& options = {}) const;
-    /// Waits until a job has one of these states ("COMPLETED", "CANCELLED"), and returns it; else the last one seen.
-    [[nodiscard]] std::string await_state(const std::string& id, const std::vector<std::string>& states) const;
+    /// Submits a script that runs in the home directory, with its output in the file `out` there. Returns the
+    /// job's id.
+    [[nodiscard]] std::string submit(const std::string& script,
+                                     const std::vector<std::string>& options = {}) const;
+    /// Waits until a job has one of these states ("COMPLETED", "CANCELLED"), and returns it; else the last
+    /// one seen.
+    [[nodiscard]] std::string await_state(const std::string& id,
+                                          const std::vector<std::string>& states) const;
     /// Waits until a file of the home directory has this text.
     [[nodiscard]] bool await_text(const std::string& file, const std::string& text) const;
 

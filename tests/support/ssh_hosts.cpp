@@ -38,16 +38,21 @@ SshHosts::SshHosts(Hosts& hosts) {
     make_key(directory + "/id_ed25519");
     make_key(directory + "/host_key");
     std::filesystem::copy(directory + "/id_ed25519.pub", directory + "/authorized_keys");
-    write_file(directory + "/config", "StrictHostKeyChecking no\nUserKnownHostsFile /dev/null\nLogLevel ERROR\n");
+    write_file(directory + "/config",
+               "StrictHostKeyChecking no\nUserKnownHostsFile /dev/null\nLogLevel ERROR\n");
     // PAM would want the machine's own accounts and records of logins. A start of many hosts is not a flood.
-    write_file(directory + "/sshd_config", "HostKey " + directory + "/host_key\nAuthorizedKeysFile " + directory + "/authorized_keys\n" +
-               "PermitRootLogin yes\nPasswordAuthentication no\nUsePAM no\nUseDNS no\nStrictModes no\nPidFile none\nMaxStartups 1000\nMaxSessions 1000\n");
+    write_file(
+        directory + "/sshd_config",
+        "HostKey " + directory + "/host_key\nAuthorizedKeysFile " + directory + "/authorized_keys\n" +
+            "PermitRootLogin yes\nPasswordAuthentication no\nUsePAM no\nUseDNS no\nStrictModes no\nPidFile none\nMaxStartups 1000\nMaxSessions 1000\n");
     for (int host = 0; host < hosts.count(); ++host) {
-        const std::vector<std::string> daemon{"sh", "-c", "mkdir -p /run/sshd && exec \"$0\" -D -e -f \"$1\"", kSshd, directory + "/sshd_config"};
+        const std::vector<std::string> daemon{"sh", "-c", "mkdir -p /run/sshd && exec \"$0\" -D -e -f \"$1\"",
+                                              kSshd, directory + "/sshd_config"};
         daemons_.push_back(std::make_unique<Program>(hosts.command(host, daemon)));
     }
     for (auto& daemon : daemons_) {
-        if (!daemon->wait_for_output("Server listening on 0.0.0.0")) throw std::runtime_error("sshd: " + daemon->wait().err);
+        if (!daemon->wait_for_output("Server listening on 0.0.0.0"))
+            throw std::runtime_error("sshd: " + daemon->wait().err);
     }
 }
 

@@ -9,8 +9,8 @@
 
 namespace ddprun::test {
 
-/// An sshd on port 22 of every host. `ssh node01 true` then works from any of them, as it does for a user of a cluster:
-/// the key, and a configuration that accepts host keys unseen, lie in the common home directory.
+/// An sshd on port 22 of every host. `ssh node01 true` then works from any of them, as it does for a user of
+/// a cluster: the key, and a configuration that accepts host keys unseen, lie in the common home directory.
 class SshHosts {
   public:
     /// Why this machine cannot have them; nothing where it can.

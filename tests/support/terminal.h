@@ -21,7 +21,8 @@ namespace ddprun::test {
 /// A program in the foreground of a terminal of its own, and somebody at its keyboard.
 class Terminal {
   public:
-    explicit Terminal(std::vector<std::string> command, unsigned short columns = 80, unsigned short rows = 24) {
+    explicit Terminal(std::vector<std::string> command, unsigned short columns = 80,
+                      unsigned short rows = 24) {
         int keyboard = -1;
         const winsize size{rows, columns, 0, 0};
         pid_ = ::forkpty(&keyboard, nullptr, nullptr, &size);
@@ -46,7 +47,8 @@ class Terminal {
     [[nodiscard]] pid_t pid() const { return pid_; }
     [[nodiscard]] const std::string& screen() const { return screen_; }
     void type(std::string_view keys) {
-        if (::write(keyboard_.get(), keys.data(), keys.size()) != static_cast<ssize_t>(keys.size())) ADD_FAILURE() << "type";
+        if (::write(keyboard_.get(), keys.data(), keys.size()) != static_cast<ssize_t>(keys.size()))
+            ADD_FAILURE() << "type";
     }
     /// As somebody who pulls at the window's corner.
     void resize(unsigned short columns, unsigned short rows) {
@@ -58,7 +60,8 @@ class Terminal {
     bool shows(const std::string& text, std::chrono::milliseconds patience = std::chrono::seconds(20)) {
         const auto until = std::chrono::steady_clock::now() + patience;
         while (screen_.find(text) == std::string::npos) {
-            if (std::chrono::steady_clock::now() > until || !read_some()) return screen_.find(text) != std::string::npos;
+            if (std::chrono::steady_clock::now() > until || !read_some())
+                return screen_.find(text) != std::string::npos;
         }
         return true;
     }

@@ -33,14 +33,15 @@ int say_place(const ddp::Context& context) {
     const auto deadline = ddprun::deadline_after(ddprun::MonotonicClock::now(), std::chrono::seconds(60));
     const auto store = ddprun::rdzv::parse_store_address(env.store);
     auto client = ddprun::rdzv::StoreClient::connect(
-        *store, {.job_id = env.run_id, .token = env.token, .generation = env.generation, .name = "probe"}, deadline);
+        *store, {.job_id = env.run_id, .token = env.token, .generation = env.generation, .name = "probe"},
+        deadline);
     if (!client) throw std::runtime_error(client.error().what);
     const auto counted = (*client)->add("count", 1);
     const auto met = (*client)->barrier("counted", env.world_size, deadline);
     if (!counted || !met) throw std::runtime_error("the store");
-    std::printf("rank %d/%d local %d/%d node %d/%d master %s counted %s\n", env.rank, env.world_size, env.local_rank,
-                env.local_world_size, env.group_rank, env.group_world_size, env.master_addr.c_str(),
-                (*client)->try_get("count")->value_or("").c_str());
+    std::printf("rank %d/%d local %d/%d node %d/%d master %s counted %s\n", env.rank, env.world_size,
+                env.local_rank, env.local_world_size, env.group_rank, env.group_world_size,
+                env.master_addr.c_str(), (*client)->try_get("count")->value_or("").c_str());
     // Rank 0 has the store.
     return (*client)->barrier("said", env.world_size, deadline) ? 0 : 1;
 }

@@ -33,7 +33,8 @@ inline std::map<std::string, std::string> log_files(const std::string& directory
     for (const auto& entry : std::filesystem::recursive_directory_iterator(directory)) {
         if (!entry.is_regular_file()) continue;
         const auto job = *std::filesystem::relative(entry.path(), directory).begin();
-        files[std::filesystem::relative(entry.path(), std::filesystem::path(directory) / job)] = file_content(entry.path());
+        files[std::filesystem::relative(entry.path(), std::filesystem::path(directory) / job)] =
+            file_content(entry.path());
     }
     return files;
 }

@@ -8,8 +8,8 @@
 
 namespace ddprun::test {
 
-/// A suite over a real Slurm on so many hosts: one for all of its tests, for it takes seconds to start. `Fixture` is
-/// GoogleTest's (Test, TestWithParam).
+/// A suite over a real Slurm on so many hosts: one for all of its tests, for it takes seconds to start.
+/// `Fixture` is GoogleTest's (Test, TestWithParam).
 template <int host_count, class Fixture = ::testing::Test>
 class OnSlurm : public Fixture {
   protected:

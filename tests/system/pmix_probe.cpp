@@ -2,9 +2,9 @@
 //   modex     puts a value and gets that of the next rank, without a fence: it is asked for when it is needed
 //   fence     puts a value, enters a fence of all ranks with the values and gets those of all
 //   part      the even ranks alone enter a fence, twice
-//   widow     rank 1 exits with code 3 before a fence that the others enter and that must end; they ignore SIGTERM
-//   abort     rank 1 calls PMIx_Abort with a message and goes on
-//   absent    asks the next rank for what it has not put, and the server for what ours has not (publish, spawn)
+//   widow     rank 1 exits with code 3 before a fence that the others enter and that must end; they ignore
+//   SIGTERM abort     rank 1 calls PMIx_Abort with a message and goes on absent    asks the next rank for
+//   what it has not put, and the server for what ours has not (publish, spawn)
 #include <pmix.h>
 #include <signal.h>
 #include <unistd.h>
@@ -71,7 +71,8 @@ int run(const std::string& act) {
     if (act == "modex" || act == "fence") {
         if (const pmix_status_t put = put_own(); put != PMIX_SUCCESS) return fail("put", put);
         if (act == "modex") return get_and_compare((self.rank + 1) % size);
-        if (const pmix_status_t entered = fence({proc_of(PMIX_RANK_WILDCARD)}); entered != PMIX_SUCCESS) return fail("fence", entered);
+        if (const pmix_status_t entered = fence({proc_of(PMIX_RANK_WILDCARD)}); entered != PMIX_SUCCESS)
+            return fail("fence", entered);
         for (std::uint32_t rank = 0; rank < size; ++rank) {
             if (get_and_compare(rank) != 0) return 1;
         }
@@ -80,7 +81,8 @@ int run(const std::string& act) {
         std::vector<pmix_proc_t> even;
         for (std::uint32_t rank = 0; rank < size; rank += 2) even.push_back(proc_of(rank));
         for (int round = 0; round < 2; ++round) {
-            if (const pmix_status_t entered = fence(even); entered != PMIX_SUCCESS) return fail("fence", entered);
+            if (const pmix_status_t entered = fence(even); entered != PMIX_SUCCESS)
+                return fail("fence", entered);
         }
     }
     if (act == "widow") {
@@ -105,7 +107,8 @@ int run(const std::string& act) {
         std::strcpy(info.key, "probe.published");
         info.value.type = PMIX_BOOL;
         const pmix_status_t published = PMIx_Publish(&info, 1);
-        std::printf("rank %u: get %s, publish %s\n", self.rank, PMIx_Error_string(got), PMIx_Error_string(published));
+        std::printf("rank %u: get %s, publish %s\n", self.rank, PMIx_Error_string(got),
+                    PMIx_Error_string(published));
         if (got == PMIX_SUCCESS || published == PMIX_SUCCESS) return 1;
         return fence({proc_of(PMIX_RANK_WILDCARD)}) == PMIX_SUCCESS ? 0 : 1;
     }
@@ -115,10 +118,12 @@ int run(const std::string& act) {
 }  // namespace
 
 int main(int argc, char** argv) {
-    if (const pmix_status_t begun = PMIx_Init(&self, nullptr, 0); begun != PMIX_SUCCESS) return fail("init", begun);
+    if (const pmix_status_t begun = PMIx_Init(&self, nullptr, 0); begun != PMIX_SUCCESS)
+        return fail("init", begun);
     pmix_proc_t job = proc_of(PMIX_RANK_WILDCARD);
     pmix_value_t* value = nullptr;
-    if (const pmix_status_t got = PMIx_Get(&job, PMIX_JOB_SIZE, nullptr, 0, &value); got != PMIX_SUCCESS) return fail("size", got);
+    if (const pmix_status_t got = PMIx_Get(&job, PMIX_JOB_SIZE, nullptr, 0, &value); got != PMIX_SUCCESS)
+        return fail("size", got);
     size = value->data.uint32;
     const int code = argc > 1 ? run(argv[1]) : 0;
     if (code == 0) std::printf("rank %u of %u is done\n", self.rank, size);

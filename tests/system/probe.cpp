@@ -138,9 +138,11 @@ void say_inside(std::uint64_t number) {
     const auto local_rank = static_cast<std::size_t>(std::atoi(variable("LOCAL_RANK").c_str()));
     const std::size_t bytes = ddprun::kRankLinesOffset + sizeof(ddprun::RankLine) * (local_rank + 1);
     const int fd = std::atoi(variable("DDPRUN_SEGMENT_FD").c_str());
-    char* const segment = static_cast<char*>(::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0));
+    char* const segment =
+        static_cast<char*>(::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0));
     if (segment == MAP_FAILED) ::_exit(111);
-    ddprun::RankLine& line = reinterpret_cast<ddprun::RankLine*>(segment + ddprun::kRankLinesOffset)[local_rank];
+    ddprun::RankLine& line =
+        reinterpret_cast<ddprun::RankLine*>(segment + ddprun::kRankLinesOffset)[local_rank];
     line.operation = static_cast<std::uint32_t>(ddprun::SegmentOp::AllReduce);
     line.finished_seq = number - 1;
     line.started_seq = number;
@@ -234,7 +236,8 @@ int main(int argc, char** argv) {
         } else if (act == "noted") {
             wait_for_note(std::atoi(next().c_str()));
         } else if (act == "report") {
-            std::ofstream(variable("TORCHELASTIC_ERROR_FILE")) << "{\"message\": {\"message\": \"" << next() << "\", \"extraInfo\": {}}}";
+            std::ofstream(variable("TORCHELASTIC_ERROR_FILE"))
+                << "{\"message\": {\"message\": \"" << next() << "\", \"extraInfo\": {}}}";
         } else if (act == "await") {
             wait_for_file(next());
         } else if (act == "hold") {
@@ -253,7 +256,8 @@ int main(int argc, char** argv) {
             print_lines(act, std::atoi(next().c_str()));
         } else if (act == "cat") {
             char piece[4096];
-            for (ssize_t n = 0; (n = ::read(0, piece, sizeof piece)) > 0;) write_all(1, {piece, static_cast<std::size_t>(n)});
+            for (ssize_t n = 0; (n = ::read(0, piece, sizeof piece)) > 0;)
+                write_all(1, {piece, static_cast<std::size_t>(n)});
         } else if (act == "fds") {
             print_descriptors();
         } else if (act == "cpus") {

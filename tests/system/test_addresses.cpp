@@ -1,4 +1,5 @@
-// By which addresses nodes find each other: names that several addresses stand behind, also wrong ones, and IPv6 alone.
+// By which addresses nodes find each other: names that several addresses stand behind, also wrong ones, and
+// IPv6 alone.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -27,11 +28,14 @@ class Addresses : public ::testing::Test {
     }
     /// The first words of a host's /etc/hosts, which becomes its own.
     void say_first(int host, const std::string& lines) {
-        on(host, "printf '" + lines + "' >/tmp/names; cat /etc/hosts >>/tmp/names; mount --bind /tmp/names /etc/hosts");
+        on(host, "printf '" + lines +
+                     "' >/tmp/names; cat /etc/hosts >>/tmp/names; mount --bind /tmp/names /etc/hosts");
     }
     /// One ddprun of a job on a host, as it is started by hand.
-    std::unique_ptr<Program> start(int host, std::vector<std::string> options, const std::vector<std::string>& acts) {
-        const std::vector<std::string> common{"--nproc-per-node=1", "--rdzv-backend=c10d", "--rdzv-conf=join_timeout=20"};
+    std::unique_ptr<Program> start(int host, std::vector<std::string> options,
+                                   const std::vector<std::string>& acts) {
+        const std::vector<std::string> common{"--nproc-per-node=1", "--rdzv-backend=c10d",
+                                              "--rdzv-conf=join_timeout=20"};
         options.insert(options.begin(), common.begin(), common.end());
         std::vector<std::string> command{"env", "DDPRUN_TOKEN=secret of the job"};
         const std::vector<std::string> job = ddprun_probe(options, acts);
@@ -41,7 +45,9 @@ class Addresses : public ::testing::Test {
     /// A job of both hosts at this endpoint, whose workers say their MASTER_ADDR.
     void expect_job_at(const std::string& endpoint, const std::string& master) {
         std::vector<std::unique_ptr<Program>> nodes;
-        for (int host : {0, 1}) nodes.push_back(start(host, {"--nnodes=2", "--rdzv-endpoint=" + endpoint}, {"env", "MASTER_ADDR"}));
+        for (int host : {0, 1})
+            nodes.push_back(
+                start(host, {"--nnodes=2", "--rdzv-endpoint=" + endpoint}, {"env", "MASTER_ADDR"}));
         for (const auto& node : nodes) {
             const Outcome outcome = node->wait();
             EXPECT_EQ(outcome.status, 0) << outcome.err;
@@ -59,11 +65,13 @@ TEST_F(Addresses, TheHeadsOwnNameMayBeALoopbackAddressThere) {
 
 TEST_F(Addresses, AWrongFirstAddressCostsNoTimeOut) {
     say_first(1, "10.77.0.3 meet\\n10.77.0.1 meet\\n");
-    on(1, "ip neighbour add 10.77.0.3 lladdr 02:00:00:00:00:99 dev eth0");  // nobody; and nearer to us than the right one
+    on(1, "ip neighbour add 10.77.0.3 lladdr 02:00:00:00:00:99 dev eth0");  // nobody; and nearer to us than
+                                                                            // the right one
     say_first(0, "10.77.0.1 meet\\n");
     const auto begun = std::chrono::steady_clock::now();
     expect_job_at("meet:29400", "meet");
-    EXPECT_LT(std::chrono::steady_clock::now() - begun, std::chrono::seconds(5)) << "what one dead address was given before";
+    EXPECT_LT(std::chrono::steady_clock::now() - begun, std::chrono::seconds(5))
+        << "what one dead address was given before";
 }
 
 TEST_F(Addresses, AWorkerWhoseNameServerIsSilentNamesTheHostAfterItsTimeOut) {
@@ -88,17 +96,21 @@ TEST_F(Addresses, AWorkerWhoseNameServerIsSilentNamesTheHostAfterItsTimeOut) {
 
 TEST_F(Addresses, Ipv6AloneIsEnough) {
     for (int host : {0, 1}) {
-        on(host, "echo 0 >/proc/sys/net/ipv6/conf/eth0/disable_ipv6 2>/dev/null || true; ip -6 address add fd77::" + std::to_string(host + 1) +
-                     "/64 dev eth0 nodad; ip -4 address flush dev eth0");
+        on(host,
+           "echo 0 >/proc/sys/net/ipv6/conf/eth0/disable_ipv6 2>/dev/null || true; ip -6 address add fd77::" +
+               std::to_string(host + 1) + "/64 dev eth0 nodad; ip -4 address flush dev eth0");
     }
     expect_job_at("[fd77::1]:29400", "fd77::1");
 }
 
 TEST_F(Addresses, TwoJobsOnTheSameHostsDoNotMeetAlsoWhenOneLosesItsHead) {
-    const std::vector<std::string> acts{"env", "MASTER_ADDR", "say", "running", "generation", "1", "hold", "end"};
+    const std::vector<std::string> acts{"env",        "MASTER_ADDR", "say",  "running",
+                                        "generation", "1",           "hold", "end"};
     const auto job_of = [&](int head) {
         std::vector<std::unique_ptr<Program>> nodes;
-        for (int host : {head, 1 - head}) nodes.push_back(start(host, {"--nnodes=1:2", "--rdzv-endpoint=" + Hosts::name(head) + ":29400"}, acts));
+        for (int host : {head, 1 - head})
+            nodes.push_back(
+                start(host, {"--nnodes=1:2", "--rdzv-endpoint=" + Hosts::name(head) + ":29400"}, acts));
         return nodes;
     };
     const auto one = job_of(0), two = job_of(1);
@@ -109,7 +121,8 @@ TEST_F(Addresses, TwoJobsOnTheSameHostsDoNotMeetAlsoWhenOneLosesItsHead) {
     one[0]->signal(SIGKILL);
     const Outcome survivor = one[1]->wait();
     EXPECT_EQ(survivor.status, 0) << survivor.err;
-    EXPECT_THAT(survivor.err, AllOf(HasSubstr("this node is the head from now on; 1 node is here"), HasSubstr("no others can come: listen")));
+    EXPECT_THAT(survivor.err, AllOf(HasSubstr("this node is the head from now on; 1 node is here"),
+                                    HasSubstr("no others can come: listen")));
     for (const auto& node : two) node->signal(SIGTERM);
     for (const auto& node : two) {
         const Outcome outcome = node->wait();
@@ -131,9 +144,12 @@ class TwoNetworks : public Addresses {
 };
 
 TEST_F(TwoNetworks, AJobLivesOnTheOneThatIsAskedForAndIsNotReachedByTheOther) {
-    const std::vector<std::string> options{"--nnodes=1:2", "--iface=10.99.0.0/24", "--rdzv-endpoint=10.99.0.1:29400", "--rdzv-id=two"};
-    const auto head = start(0, options, {"env", "MASTER_ADDR", "say", "running", "generation", "1", "hold", "end"});
-    const auto other = start(1, options, {"env", "MASTER_ADDR", "say", "running", "generation", "1", "hold", "end"});
+    const std::vector<std::string> options{"--nnodes=1:2", "--iface=10.99.0.0/24",
+                                           "--rdzv-endpoint=10.99.0.1:29400", "--rdzv-id=two"};
+    const auto head =
+        start(0, options, {"env", "MASTER_ADDR", "say", "running", "generation", "1", "hold", "end"});
+    const auto other =
+        start(1, options, {"env", "MASTER_ADDR", "say", "running", "generation", "1", "hold", "end"});
     ASSERT_TRUE(head->wait_for_output("is the standby"));
     ASSERT_TRUE(other->wait_for_output("running\n"));
     on(1, "ss -Htln 2>/dev/null | grep -v 10.99.0.2 | grep -q . && exit 1; exit 0");  // the standby's port
@@ -143,17 +159,21 @@ TEST_F(TwoNetworks, AJobLivesOnTheOneThatIsAskedForAndIsNotReachedByTheOther) {
     head->signal(SIGKILL);  // and the standby is found on that network too
     const Outcome after = other->wait();
     EXPECT_EQ(after.status, 0) << after.err;
-    EXPECT_THAT(after.err, AllOf(HasSubstr("reach node01 at 10.99.0.2 (--iface=10.99.0.0/24)"), HasSubstr("others can come with --rdzv-endpoint 10.99.0.2:29400")));
+    EXPECT_THAT(after.err, AllOf(HasSubstr("reach node01 at 10.99.0.2 (--iface=10.99.0.0/24)"),
+                                 HasSubstr("others can come with --rdzv-endpoint 10.99.0.2:29400")));
     EXPECT_THAT(after.out, AllOf(HasSubstr("MASTER_ADDR=10.99.0.1\n"), HasSubstr("MASTER_ADDR=10.99.0.2\n")));
 }
 
 TEST_F(TwoNetworks, WhoIsLookedForOnTheOtherSaysSo) {
-    const Outcome head = start(0, {"--nnodes=2", "--iface=10.99.0.0/24", "--rdzv-endpoint=10.77.0.1:29400"}, {})->wait();
+    const Outcome head =
+        start(0, {"--nnodes=2", "--iface=10.99.0.0/24", "--rdzv-endpoint=10.77.0.1:29400"}, {})->wait();
     EXPECT_EQ(head.status, 64) << head.err;
     EXPECT_THAT(head.err, HasSubstr("let --rdzv-endpoint be 10.99.0.1"));
-    const Outcome nowhere = start(1, {"--nnodes=2", "--iface=ib0", "--rdzv-endpoint=10.77.0.1:29400"}, {})->wait();
+    const Outcome nowhere =
+        start(1, {"--nnodes=2", "--iface=ib0", "--rdzv-endpoint=10.77.0.1:29400"}, {})->wait();
     EXPECT_EQ(nowhere.status, 64) << nowhere.err;
-    EXPECT_THAT(nowhere.err, AllOf(HasSubstr("--iface: this host has no address on ib0"), HasSubstr("eth0 10.77.0.2")));
+    EXPECT_THAT(nowhere.err,
+                AllOf(HasSubstr("--iface: this host has no address on ib0"), HasSubstr("eth0 10.77.0.2")));
 }
 
 }  // namespace

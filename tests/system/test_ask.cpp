@@ -78,7 +78,8 @@ TEST_F(Ask, PsNamesTheJobAndItsWorkers) {
 
     const Outcome table = ask(id_, {"ps"});
     EXPECT_THAT(table.out, AllOf(HasSubstr("running, generation 1, 0 of 3 restarts, 2 workers"),
-                                 HasSubstr(std::to_string(status["workers"][0]["pid"].as_int().value_or(-1)) + " running")));
+                                 HasSubstr(std::to_string(status["workers"][0]["pid"].as_int().value_or(-1)) +
+                                           " running")));
     EXPECT_EQ(ask(id_, {"top"}).out.find("job "), 0u);
 }
 
@@ -86,13 +87,17 @@ TEST_F(Ask, PsTellsWhichGpuEachWorkerUses) {
     const TemporaryDirectory directory;
     const std::string machine = directory.file("machine.json");
     const auto is = [&](const std::string& processes) {
-        std::ofstream(machine + ".new") << R"({"gpus": [{"uuid": "GPU-a", "total": 1000, "busy": 3}, {"uuid": "GPU-b", "total": 1000, "busy": 87, "processes": [)" << processes << "]}]}";
+        std::ofstream(machine + ".new")
+            << R"({"gpus": [{"uuid": "GPU-a", "total": 1000, "busy": 3}, {"uuid": "GPU-b", "total": 1000, "busy": 87, "processes": [)"
+            << processes << "]}]}";
         std::filesystem::rename(machine + ".new", machine);
     };
     is("");
-    environment_ = {"DDPRUN_NVML_LIBRARY=" + path_of("FAKE_NVML_LIBRARY"), "FAKE_NVML=" + machine, "CUDA_VISIBLE_DEVICES=1,0"};
+    environment_ = {"DDPRUN_NVML_LIBRARY=" + path_of("FAKE_NVML_LIBRARY"), "FAKE_NVML=" + machine,
+                    "CUDA_VISIBLE_DEVICES=1,0"};
     start({}, {});
-    // On a machine that is loaded the driver may be asked in vain at first; what was measured a moment ago is told again.
+    // On a machine that is loaded the driver may be asked in vain at first; what was measured a moment ago is
+    // told again.
     const auto status_when = [&](const std::function<bool(const Json& second)>& is_there) {
         const auto deadline = std::chrono::steady_clock::now() + 30s;
         Json status;
@@ -105,8 +110,10 @@ TEST_F(Ask, PsTellsWhichGpuEachWorkerUses) {
     EXPECT_EQ(presumed["workers"][0]["gpus_presumed"], true);
     EXPECT_EQ(presumed["workers"][1]["gpus"], Json::list({0}));
 
-    is(R"({"bytes": 640, "pid": )" + std::to_string(presumed["workers"][1]["pid"].as_int().value_or(-1)) + "}");
-    const Json seen = status_when([](const Json& second) { return second["gpus_presumed"] == false; })["workers"];
+    is(R"({"bytes": 640, "pid": )" + std::to_string(presumed["workers"][1]["pid"].as_int().value_or(-1)) +
+       "}");
+    const Json seen =
+        status_when([](const Json& second) { return second["gpus_presumed"] == false; })["workers"];
     EXPECT_EQ(seen[1]["gpus"], Json::list({1}));
     EXPECT_EQ(seen[1]["gpu_bytes"], 640);
     EXPECT_FALSE(seen[0].contains("gpus")) << "the driver shows that it uses none";
@@ -115,11 +122,16 @@ TEST_F(Ask, PsTellsWhichGpuEachWorkerUses) {
 
 TEST(Subcommands, GpusAreShownWithoutAJob) {
     const TemporaryDirectory directory;
-    std::ofstream(directory.file("machine.json")) << R"({"gpus": [{"uuid": "GPU-a", "total": 85899345920, "used": 1073741824, "busy": 3}]})";
-    const RunOptions machine = with_environment({"DDPRUN_NVML_LIBRARY=" + path_of("FAKE_NVML_LIBRARY"), "FAKE_NVML=" + directory.file("machine.json")});
+    std::ofstream(directory.file("machine.json"))
+        << R"({"gpus": [{"uuid": "GPU-a", "total": 85899345920, "used": 1073741824, "busy": 3}]})";
+    const RunOptions machine = with_environment({"DDPRUN_NVML_LIBRARY=" + path_of("FAKE_NVML_LIBRARY"),
+                                                 "FAKE_NVML=" + directory.file("machine.json")});
     EXPECT_EQ(run({path_of("DDPRUN"), "gpus"}, machine).out, "GPU 0: 3 % busy, 1 GiB of 80 GiB\n");
-    EXPECT_EQ(parse_json(run({path_of("DDPRUN"), "gpus", "--json"}, machine).out).value_or(Json())["gpus"][0]["uuid"], "GPU-a");
-    const Outcome none = run({path_of("DDPRUN"), "gpus"}, with_environment({"DDPRUN_NVML_LIBRARY=/nonexistent"}));
+    EXPECT_EQ(parse_json(run({path_of("DDPRUN"), "gpus", "--json"}, machine).out)
+                  .value_or(Json())["gpus"][0]["uuid"],
+              "GPU-a");
+    const Outcome none =
+        run({path_of("DDPRUN"), "gpus"}, with_environment({"DDPRUN_NVML_LIBRARY=/nonexistent"}));
     EXPECT_EQ(none.status, 0);
     EXPECT_THAT(none.err, HasSubstr("no NVIDIA GPU can be asked on this host"));
     EXPECT_EQ(run({path_of("DDPRUN"), "gpus", "all"}).status, 64);
@@ -185,7 +197,8 @@ TEST_F(Ask, WhoAsksOneJobDoesNotWaitForAnotherThatIsStopped) {
 
 TEST_F(Ask, DrainLetsWorkersSaveAndExitsWith75) {
     const TemporaryDirectory directory;
-    Program& program = start({"--events=" + directory.file("events")}, {"note", "15", "saved", "say", "up", "noted", "15", "exit", "0"});
+    Program& program = start({"--events=" + directory.file("events")},
+                             {"note", "15", "saved", "say", "up", "noted", "15", "exit", "0"});
     const Outcome drained = ask(id_, {"drain"});
     EXPECT_EQ(drained.status, 0) << drained.err;
     const Outcome outcome = program.wait();
@@ -198,7 +211,8 @@ TEST_F(Ask, DrainLetsWorkersSaveAndExitsWith75) {
 
 TEST_F(Ask, LogsPrintsOneRanksFilesAndFollowsToTheEnd) {
     const TemporaryDirectory directory;
-    Program& program = start({"--log-dir=" + directory.path()}, {"note", "10", "later", "rank", "1", "err", "of rank one", "end"});
+    Program& program = start({"--log-dir=" + directory.path()},
+                             {"note", "10", "later", "rank", "1", "err", "of rank one", "end"});
     await_line_in_log_file(directory, "1/stdout.log", "up\n");
     await_line_in_log_file(directory, "1/stderr.log", "of rank one\n");
     const Outcome one = ask(id_, {"logs", "-r", "1"});
@@ -217,8 +231,8 @@ TEST_F(Ask, LogsShowsRotatedFilesTooAndFollowsAcrossRotations) {
     const TemporaryDirectory directory;
     // 1000 lines of 100 bytes are two files and a bit; as many again while they are followed.
     Program& program = start({"--log-dir=" + directory.path(), "--max-log-size=48KiB"},
-                             {"rank", "1", "lines", "1000", "end", "note", "10", "second", "say", "up", "noted", "10",
-                              "rank", "1", "lines", "1000", "end", "say", "done"});
+                             {"rank", "1", "lines", "1000", "end", "note", "10", "second", "say", "up",
+                              "noted", "10", "rank", "1", "lines", "1000", "end", "say", "done"});
     await_line_in_log_file(directory, "1/stdout.log", "up\n");
     const Outcome first = ask(id_, {"logs", "-r", "1"});
     EXPECT_EQ(first.status, 0) << first.err;
@@ -259,7 +273,8 @@ TEST_F(Ask, AnotherUserIsRefused) {
         const auto length = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + name.size());
         if (::connect(fd.get(), reinterpret_cast<sockaddr*>(&address), length) != 0) return;
         char piece[4096];
-        for (ssize_t n = 0; (n = ::recv(fd.get(), piece, sizeof piece, 0)) > 0;) answer.append(piece, static_cast<std::size_t>(n));
+        for (ssize_t n = 0; (n = ::recv(fd.get(), piece, sizeof piece, 0)) > 0;)
+            answer.append(piece, static_cast<std::size_t>(n));
     }).join();
     EXPECT_EQ(answer, "{\"ok\":false,\"error\":\"this job belongs to another user\"}\n");
 }
@@ -267,19 +282,22 @@ TEST_F(Ask, AnotherUserIsRefused) {
 TEST(Subcommands, AProgramOfThatNameIsStillReached) {
     const Outcome dashes = run({path_of("DDPRUN"), "--", "env"}, with_environment({"MARK=mine"}));
     EXPECT_THAT(dashes.out, HasSubstr("MARK=mine\n"));
-    const Outcome option = run({path_of("DDPRUN"), "--nproc-per-node=1", "env"}, with_environment({"MARK=mine"}));
+    const Outcome option =
+        run({path_of("DDPRUN"), "--nproc-per-node=1", "env"}, with_environment({"MARK=mine"}));
     EXPECT_THAT(option.out, HasSubstr("MARK=mine\n"));
 }
 
 TEST(Subcommands, EnvTellsWhereEachValueComesFrom) {
     const TemporaryDirectory directory;
     std::ofstream(directory.file("job.json")) << R"({"role": "trainer"})";
-    const Outcome outcome = run({path_of("DDPRUN"), "env", "--max-restarts=3", "--config=" + directory.file("job.json")},
-                                with_environment({"PET_NPROC_PER_NODE=2", "CUDA_VISIBLE_DEVICES=0", "SLURM_JOB_ID=77"}));
+    const Outcome outcome =
+        run({path_of("DDPRUN"), "env", "--max-restarts=3", "--config=" + directory.file("job.json")},
+            with_environment({"PET_NPROC_PER_NODE=2", "CUDA_VISIBLE_DEVICES=0", "SLURM_JOB_ID=77"}));
     EXPECT_EQ(outcome.status, 0) << outcome.err;
-    EXPECT_THAT(outcome.out, AllOf(HasSubstr("--max-restarts 3  (from command line)"), HasSubstr("--nproc-per-node 2  (from PET_NPROC_PER_NODE)"),
-                                   HasSubstr("--role trainer  (from " + directory.file("job.json") + ")"), HasSubstr("SLURM_JOB_ID=77"),
-                                   HasSubstr("workers of this node: 2")));
+    EXPECT_THAT(outcome.out, AllOf(HasSubstr("--max-restarts 3  (from command line)"),
+                                   HasSubstr("--nproc-per-node 2  (from PET_NPROC_PER_NODE)"),
+                                   HasSubstr("--role trainer  (from " + directory.file("job.json") + ")"),
+                                   HasSubstr("SLURM_JOB_ID=77"), HasSubstr("workers of this node: 2")));
     EXPECT_EQ(run({path_of("DDPRUN"), "env", "--nnodes=x"}).status, 64);
 }
 
@@ -297,8 +315,9 @@ std::vector<Json> events_in(const std::string& path) {
 
 TEST(Events, TellTheWholeStoryOfARestart) {
     const TemporaryDirectory directory;
-    const Outcome outcome = run(ddprun_probe({"--nproc-per-node=2", "--max-restarts=1", "--events=" + directory.file("events")},
-                                             {"rank", "1", "once", directory.file("once"), "exit", "5", "end", "end", "exit", "0"}));
+    const Outcome outcome = run(
+        ddprun_probe({"--nproc-per-node=2", "--max-restarts=1", "--events=" + directory.file("events")},
+                     {"rank", "1", "once", directory.file("once"), "exit", "5", "end", "end", "exit", "0"}));
     ASSERT_EQ(outcome.status, 0) << outcome.err;
     std::map<std::string, int> count;
     for (const Json& event : events_in(directory.file("events"))) {
@@ -307,7 +326,9 @@ TEST(Events, TellTheWholeStoryOfARestart) {
             EXPECT_EQ(event["rank"], 1);
             EXPECT_EQ(event["generation"], 1);
         }
-        if (event["event"] == "finished") { EXPECT_EQ(event["exit_code"], 0); }
+        if (event["event"] == "finished") {
+            EXPECT_EQ(event["exit_code"], 0);
+        }
     }
     EXPECT_EQ(count["job_started"], 1);
     EXPECT_EQ(count["generation_started"], 2);
@@ -350,13 +371,15 @@ std::string scrape(std::uint16_t port, const std::string& path) {
 TEST_F(Ask, MetricsAreServedOnTheLoopbackPort) {
     const Result<Listener> taken = listen_tcp({"127.0.0.1", 0});
     ASSERT_TRUE(taken);
-    const Outcome refused = run(ddprun_probe({"--metrics-port=" + std::to_string(taken->bound.port)}, {"say", "started"}));
+    const Outcome refused =
+        run(ddprun_probe({"--metrics-port=" + std::to_string(taken->bound.port)}, {"say", "started"}));
     EXPECT_EQ(refused.status, 69) << refused.err;
     EXPECT_EQ(refused.out, "");
     const ReservedPort port;
     start({"--metrics-port=" + port.number()}, {});
-    EXPECT_THAT(scrape(port.endpoint().port, "/metrics"), AllOf(HasSubstr("200 OK"), HasSubstr("ddprun_world_size{run_id=\"" + id_ + "\""),
-                                                            HasSubstr("rank=\"1\"} 1\n")));
+    EXPECT_THAT(scrape(port.endpoint().port, "/metrics"),
+                AllOf(HasSubstr("200 OK"), HasSubstr("ddprun_world_size{run_id=\"" + id_ + "\""),
+                      HasSubstr("rank=\"1\"} 1\n")));
     EXPECT_THAT(scrape(port.endpoint().port, "/"), HasSubstr("404 Not Found"));
 }
 

@@ -28,18 +28,21 @@ using ::testing::Not;
 class Cgroups : public ::testing::Test {
   protected:
     void SetUp() override {
-        const OwnCgroup own = find_own_cgroup(file_content("/proc/self/cgroup"), file_content("/proc/self/mountinfo"));
+        const OwnCgroup own =
+            find_own_cgroup(file_content("/proc/self/cgroup"), file_content("/proc/self/mountinfo"));
         if (own.directory.empty()) GTEST_SKIP() << own.why;
         const std::string directory = own.directory + "/" + unique_name("ddprun-test");
         Result<std::unique_ptr<JobCgroup>> made = JobCgroup::create(directory);
         if (!made) GTEST_SKIP() << made.error().what;
         cgroup_ = std::move(*made);
         directory_ = directory;
-        if (run(inside({"/bin/true"})).status != 0) GTEST_SKIP() << directory << ": processes cannot be moved there";
+        if (run(inside({"/bin/true"})).status != 0)
+            GTEST_SKIP() << directory << ": processes cannot be moved there";
     }
 
     [[nodiscard]] std::vector<std::string> inside(const std::vector<std::string>& command) const {
-        std::vector<std::string> words = {"/bin/sh", "-c", "echo 0 > \"$0\" && exec \"$@\"", directory_ + "/cgroup.procs"};
+        std::vector<std::string> words = {"/bin/sh", "-c", "echo 0 > \"$0\" && exec \"$@\"",
+                                          directory_ + "/cgroup.procs"};
         words.insert(words.end(), command.begin(), command.end());
         return words;
     }
@@ -54,7 +57,8 @@ class Cgroups : public ::testing::Test {
     [[nodiscard]] std::string populated() const { return file_content(directory_ + "/cgroup.events"); }
     /// Nobody is left in it, and no directory.
     [[nodiscard]] bool comes_to_rest() const {
-        for (const auto until = std::chrono::steady_clock::now() + 10s; std::chrono::steady_clock::now() < until;) {
+        for (const auto until = std::chrono::steady_clock::now() + 10s;
+             std::chrono::steady_clock::now() < until;) {
             if (populated().starts_with("populated 0") && jobs().empty()) return true;
             ::usleep(1000);
         }
@@ -83,14 +87,17 @@ TEST_F(Cgroups, WorkersLiveInOneOfTheirOwnAndItIsGoneAfterwards) {
 }
 
 TEST_F(Cgroups, WithNoneTheWorkersStayInOurs) {
-    const Outcome outcome = run(inside(ddprun_probe({"--cgroup=none"}, {"say", "up"})), with_environment({"LOGLEVEL=debug"}));
+    const Outcome outcome =
+        run(inside(ddprun_probe({"--cgroup=none"}, {"say", "up"})), with_environment({"LOGLEVEL=debug"}));
     EXPECT_EQ(outcome.status, 0);
     EXPECT_THAT(outcome.err, HasSubstr("our own cgroup: --cgroup none"));
 }
 
 TEST_F(Cgroups, ARestartFindsItEmptyOfTheLastGenerationsStrays) {
     const TemporaryDirectory directory;
-    const Outcome outcome = run(inside(ddprun_probe({"--max-restarts=1"}, with_stray({"once", directory.file("x"), "exit", "5", "end", "say", "again"}))));
+    const Outcome outcome = run(
+        inside(ddprun_probe({"--max-restarts=1"},
+                            with_stray({"once", directory.file("x"), "exit", "5", "end", "say", "again"}))));
     EXPECT_EQ(outcome.status, 0) << outcome.err;
     EXPECT_THAT(outcome.out, HasSubstr("again"));
     EXPECT_THAT(populated(), HasSubstr("populated 0"));
@@ -121,8 +128,9 @@ TEST_F(Cgroups, WhatDdprunAndItsWardenKilledTogetherLeaveTheNextDdprunEnds) {
     ASSERT_TRUE(program.wait_for_output("[0]: up") && program.wait_for_output("[1]: up"));
     const std::vector<pid_t> wardens = children_named(program.pid(), "warden");
     ASSERT_EQ(wardens.size(), 1u);
-    // The warden goes first, while ddprun is stopped and cannot start another. (Stopped itself it would be continued by the
-    // kernel at ddprun's death, which leaves its process group an orphan, and would do its duty before our signal.)
+    // The warden goes first, while ddprun is stopped and cannot start another. (Stopped itself it would be
+    // continued by the kernel at ddprun's death, which leaves its process group an orphan, and would do its
+    // duty before our signal.)
     program.signal(SIGSTOP);
     ASSERT_TRUE(is_soon(Stopped::Yes, program.pid()));
     ::kill(wardens[0], SIGKILL);
@@ -139,7 +147,9 @@ TEST_F(Cgroups, WhatDdprunAndItsWardenKilledTogetherLeaveTheNextDdprunEnds) {
 
 TEST_F(Cgroups, ALivingDdprunsIsLeftAloneByTheNext) {
     const TemporaryDirectory directory;
-    Program program(inside(ddprun_probe({"--max-restarts=1"}, {"once", directory.file("x"), "on", "10", "1", "say", "first", "hold", "end", "say", "second", "hold"})));
+    Program program(
+        inside(ddprun_probe({"--max-restarts=1"}, {"once", directory.file("x"), "on", "10", "1", "say",
+                                                   "first", "hold", "end", "say", "second", "hold"})));
     const auto is_untouched = [&](const char* when) {
         EXPECT_EQ(run(inside(ddprun_probe({}, {"say", "next"}))).status, 0);
         ASSERT_EQ(jobs().size(), 1u) << when;
@@ -159,11 +169,16 @@ TEST_F(Cgroups, ALivingDdprunsIsLeftAloneByTheNext) {
 }
 
 TEST_F(Cgroups, AJobInsideAJobLeavesNoneEither) {
-    const std::vector<std::string> inner = ddprun_probe({"--nproc-per-node=2"}, with_stray({"say", "up", "hold"}));
+    const std::vector<std::string> inner =
+        ddprun_probe({"--nproc-per-node=2"}, with_stray({"say", "up", "hold"}));
     const TemporaryDirectory directory;
     // The inner ddprun is killed by the outer one, after the shell between them.
-    std::vector<std::string> outer = {path_of("DDPRUN"), "--failure-grace=0", "/bin/sh", "-c",
-                                      "\"$@\" & while ! test -e \"$0\"; do sleep 0.01; done; kill -9 $$", directory.file("up")};
+    std::vector<std::string> outer = {path_of("DDPRUN"),
+                                      "--failure-grace=0",
+                                      "/bin/sh",
+                                      "-c",
+                                      "\"$@\" & while ! test -e \"$0\"; do sleep 0.01; done; kill -9 $$",
+                                      directory.file("up")};
     outer.insert(outer.end(), inner.begin(), inner.end());
     Program program(inside(outer));
     ASSERT_TRUE(program.wait_for_output("[0]: up") && program.wait_for_output("[1]: up"));
@@ -195,8 +210,10 @@ struct LimitedCgroup {
         const std::string limit = directory + (version2 ? "/memory.max" : "/memory.limit_in_bytes");
         std::ofstream(limit) << bytes;
         // With swap to fill it would only become slow.
-        for (const char* name : {"/memory.swap.max", "/memory.memsw.limit_in_bytes"}) std::ofstream(directory + name) << (version2 ? "0" : bytes);
-        if (file_content(limit) != bytes + "\n") why = directory + ": no limit can be set (the memory controller is not delegated)";
+        for (const char* name : {"/memory.swap.max", "/memory.memsw.limit_in_bytes"})
+            std::ofstream(directory + name) << (version2 ? "0" : bytes);
+        if (file_content(limit) != bytes + "\n")
+            why = directory + ": no limit can be set (the memory controller is not delegated)";
     }
     ~LimitedCgroup() {
         if (!directory.empty()) ::rmdir(directory.c_str());
@@ -205,7 +222,8 @@ struct LimitedCgroup {
     LimitedCgroup& operator=(const LimitedCgroup&) = delete;
 
     [[nodiscard]] std::vector<std::string> inside(const std::vector<std::string>& command) const {
-        std::vector<std::string> words = {"/bin/sh", "-c", "echo 0 > \"$0\" && exec \"$@\"", directory + "/cgroup.procs"};
+        std::vector<std::string> words = {"/bin/sh", "-c", "echo 0 > \"$0\" && exec \"$@\"",
+                                          directory + "/cgroup.procs"};
         words.insert(words.end(), command.begin(), command.end());
         return words;
     }
@@ -214,15 +232,19 @@ struct LimitedCgroup {
 TEST(OutOfMemory, AWorkerThatTheKernelKilledAtTheLimitIsExplainedInTheReport) {
     const LimitedCgroup cgroup("536870912");
     if (!cgroup.why.empty()) GTEST_SKIP() << cgroup.why;
-    const Outcome outcome = run(cgroup.inside(ddprun_probe({"--nproc-per-node=2"}, {"rank", "1", "grow", "end", "hold"})));
+    const Outcome outcome =
+        run(cgroup.inside(ddprun_probe({"--nproc-per-node=2"}, {"rank", "1", "grow", "end", "hold"})));
     EXPECT_EQ(outcome.status, 128 + SIGKILL) << outcome.err;
-    EXPECT_THAT(outcome.err, AllOf(HasSubstr("first cause   rank 1"), HasSubstr("out of memory: the cgroup's limit of 512 MiB was hit"))) << outcome.err;
+    EXPECT_THAT(outcome.err, AllOf(HasSubstr("first cause   rank 1"),
+                                   HasSubstr("out of memory: the cgroup's limit of 512 MiB was hit")))
+        << outcome.err;
 }
 
 TEST(OutOfMemory, AKillByHandUnderTheSameLimitIsNotCalledThat) {
     const LimitedCgroup cgroup("536870912");
     if (!cgroup.why.empty()) GTEST_SKIP() << cgroup.why;
-    const Outcome outcome = run(cgroup.inside(ddprun_probe({"--nproc-per-node=2"}, {"rank", "1", "kill", "9", "end", "hold"})));
+    const Outcome outcome =
+        run(cgroup.inside(ddprun_probe({"--nproc-per-node=2"}, {"rank", "1", "kill", "9", "end", "hold"})));
     EXPECT_EQ(outcome.status, 128 + SIGKILL);
     EXPECT_THAT(outcome.err, Not(HasSubstr("out of memory:")));
 }

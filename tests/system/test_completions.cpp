@@ -53,13 +53,15 @@ class Completion : public ::testing::Test {
         std::filesystem::create_symlink(path_of("DDPRUN"), directory_.file("ddprun"));
     }
     [[nodiscard]] RunOptions options() const {
-        RunOptions options = with_environment({"HOME=" + directory_.path(), "PATH=" + directory_.path() + ":/usr/bin:/bin", "TERM=dumb"});
+        RunOptions options = with_environment(
+            {"HOME=" + directory_.path(), "PATH=" + directory_.path() + ":/usr/bin:/bin", "TERM=dumb"});
         options.directory = directory_.path();
         return options;
     }
     /// What fish offers for the last word of the line, without descriptions.
     Words fish(const std::string& line) {
-        const Outcome outcome = run({path_, "-N", "-c", "source _ddprun; complete -C'" + line + "'"}, options());
+        const Outcome outcome =
+            run({path_, "-N", "-c", "source _ddprun; complete -C'" + line + "'"}, options());
         EXPECT_EQ(outcome.err, "");
         Words words;
         for (const std::string_view one : split(outcome.out, '\n')) {
@@ -74,7 +76,8 @@ class Completion : public ::testing::Test {
         Words words;
         for (std::string_view one : split(outcome.out, '\n')) {
             if (one.ends_with('\r')) one.remove_suffix(1);
-            if (const std::size_t hit = one.find("HIT:"); hit != std::string_view::npos) words.emplace_back(one.substr(hit + 4));
+            if (const std::size_t hit = one.find("HIT:"); hit != std::string_view::npos)
+                words.emplace_back(one.substr(hit + 4));
         }
         return words;
     }
@@ -87,8 +90,10 @@ TEST_F(Completion, FishOffersOptionsValuesSubcommandsAndTheirs) {
     needs("fish");
     if (path_.empty()) GTEST_SKIP() << "fish is not installed";
     EXPECT_THAT(fish("ddprun --nno"), ElementsAre("--nnodes"));
-    EXPECT_THAT(fish("ddprun --numa-binding "), AllOf(Contains("node"), Contains("core-complex"), Not(Contains("ps"))));
-    EXPECT_THAT(fish("ddprun --numa-binding=no"), UnorderedElementsAre("--numa-binding=node", "--numa-binding=none"));
+    EXPECT_THAT(fish("ddprun --numa-binding "),
+                AllOf(Contains("node"), Contains("core-complex"), Not(Contains("ps"))));
+    EXPECT_THAT(fish("ddprun --numa-binding=no"),
+                UnorderedElementsAre("--numa-binding=node", "--numa-binding=none"));
     EXPECT_THAT(fish("ddprun stac"), Contains("stacks"));
     EXPECT_THAT(fish("ddprun stacks --"), UnorderedElementsAre("--rank", "--job", "--help"));
     EXPECT_THAT(fish("ddprun env --nno"), ElementsAre("--nnodes"));

@@ -21,8 +21,8 @@ Outcome doctor(const std::vector<std::string>& options, std::vector<std::string>
     return run(command, with_environment(std::move(environment)));
 }
 
-/// A machine with these GPUs, and NCCL and CUDA on them; all three are fakes. Its ddprun stands beside workers that are
-/// linked with them.
+/// A machine with these GPUs, and NCCL and CUDA on them; all three are fakes. Its ddprun stands beside
+/// workers that are linked with them.
 struct GpuMachine {
     explicit GpuMachine(const std::string& gpus) {
         EXPECT_TRUE(write_file_atomically(
@@ -56,7 +56,8 @@ TEST(Doctor, RunsAnAllReduceAmongTheCpusOfAMachineWithoutGpus) {
 TEST(Doctor, RunsAnAllReduceAmongTheGpus) {
     const GpuMachine machine(
         R"([{"name": "A", "uuid": "GPU-a", "bus_id": "00000000:3B:00.0", "total": 1000}, {"name": "B", "uuid": "GPU-b"}])");
-    const Outcome outcome = doctor({"--json", "--seconds", "0.1", "--bytes", "64KiB"}, machine.environment(), machine.ddprun());
+    const Outcome outcome =
+        doctor({"--json", "--seconds", "0.1", "--bytes", "64KiB"}, machine.environment(), machine.ddprun());
     const Json json = parse_json(outcome.out).value_or(Json());
     ASSERT_TRUE(json.is_object()) << outcome.out << outcome.err;
     EXPECT_EQ(json["gpus"][0]["bus_id"], "0000:3b:00.0");

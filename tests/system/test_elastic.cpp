@@ -27,8 +27,10 @@ class Elastic : public ::testing::Test {
     }
     /// Starts the ddprun of a host with one worker: the same line on each, as its user would.
     void start(int host, std::vector<std::string> options = {}) {
-        options.insert(options.end(), {"--rdzv-backend=c10d", "--rdzv-endpoint=node00:29400", "--rdzv-id=elastic", "--nproc-per-node=1"});
-        nodes_[static_cast<std::size_t>(host)] = std::make_unique<Program>(hosts_->command(host, ddprun_probe(options, acts_)));
+        options.insert(options.end(), {"--rdzv-backend=c10d", "--rdzv-endpoint=node00:29400",
+                                       "--rdzv-id=elastic", "--nproc-per-node=1"});
+        nodes_[static_cast<std::size_t>(host)] =
+            std::make_unique<Program>(hosts_->command(host, ddprun_probe(options, acts_)));
     }
     void start_all(const std::vector<std::string>& options, int count = 3) {
         for (int host = 0; host < count; ++host) start(host, options);
@@ -38,12 +40,15 @@ class Elastic : public ::testing::Test {
     void touch(const std::string& name) const { std::ofstream(file(name)); }
     /// All of these nodes' workers have told of a world of this size.
     bool all_in_world_of(int size, const std::vector<int>& hosts) {
-        return std::all_of(hosts.begin(), hosts.end(), [&](int host) { return (*this)[host].wait_for_output("WORLD_SIZE=" + std::to_string(size) + "\n"); });
+        return std::all_of(hosts.begin(), hosts.end(), [&](int host) {
+            return (*this)[host].wait_for_output("WORLD_SIZE=" + std::to_string(size) + "\n");
+        });
     }
 
     std::optional<Hosts> hosts_;
     /// Tells its place, saves at once when it is asked to stop, and ends when the test says so.
-    std::vector<std::string> acts_{"on", "15", "0", "env", "GROUP_RANK", "env", "WORLD_SIZE", "await", "/srv/finish"};
+    std::vector<std::string> acts_{"on",  "15",         "0",     "env",        "GROUP_RANK",
+                                   "env", "WORLD_SIZE", "await", "/srv/finish"};
 
   private:
     std::vector<std::unique_ptr<Program>> nodes_;
@@ -59,8 +64,11 @@ TEST_F(Elastic, ANodeThatComesToARunningJobIsTakenInAtOnceAndBothSidesSaySo) {
     const Outcome head = (*this)[0].wait(), newcomer = (*this)[2].wait();
     EXPECT_EQ(head.status, 0) << head.err;
     EXPECT_EQ(newcomer.status, 0) << newcomer.err;
-    EXPECT_THAT(head.err, AllOf(HasSubstr("node02 has come: the job runs with 2 of up to 3 nodes; taken in now"), HasSubstr("growing from 2 to 3 nodes")));
-    EXPECT_THAT(newcomer.err, HasSubstr("the job runs with 2 of up to 3 nodes; taken in now, in its next generation"));
+    EXPECT_THAT(head.err,
+                AllOf(HasSubstr("node02 has come: the job runs with 2 of up to 3 nodes; taken in now"),
+                      HasSubstr("growing from 2 to 3 nodes")));
+    EXPECT_THAT(newcomer.err,
+                HasSubstr("the job runs with 2 of up to 3 nodes; taken in now, in its next generation"));
     EXPECT_THAT(newcomer.out, HasSubstr("GROUP_RANK=2\n"));
 }
 
@@ -68,21 +76,28 @@ TEST_F(Elastic, RanksAreTheSameWhicheverNodeComesFirst) {
     start(0, {"--nnodes=3"});
     start(2, {"--nnodes=3"});
     // Asked behind its arrival, in the same session: what answers is the head, which knows of it.
-    const auto has_come = [&] { return run(hosts_->command(2, {path_of("DDPRUN"), "ps"})).out.find("joining") != std::string::npos; };
-    for (const auto until = std::chrono::steady_clock::now() + 60s; !has_come();) ASSERT_LT(std::chrono::steady_clock::now(), until);
+    const auto has_come = [&] {
+        return run(hosts_->command(2, {path_of("DDPRUN"), "ps"})).out.find("joining") != std::string::npos;
+    };
+    for (const auto until = std::chrono::steady_clock::now() + 60s; !has_come();)
+        ASSERT_LT(std::chrono::steady_clock::now(), until);
     start(1, {"--nnodes=3"});
-    for (int host : {0, 1, 2}) ASSERT_TRUE((*this)[host].wait_for_output("GROUP_RANK=" + std::to_string(host) + "\n"));
+    for (int host : {0, 1, 2})
+        ASSERT_TRUE((*this)[host].wait_for_output("GROUP_RANK=" + std::to_string(host) + "\n"));
     touch("finish");
     for (int host : {0, 1, 2}) EXPECT_EQ((*this)[host].wait().status, 0);
 }
 
 TEST_F(Elastic, WithGrowRestartANodeWaitsUntilTheJobIsStartedAgain) {
-    acts_ = {"env", "WORLD_SIZE", "rank", "1", "once", file("failed"), "await", file("fail"), "exit", "3", "end", "end", "await", file("finish")};
-    const std::vector<std::string> options{"--nnodes=2:3", "--rdzv-conf=last_call_timeout=0", "--grow=restart", "--max-restarts=1"};
+    acts_ = {"env",        "WORLD_SIZE", "rank", "1",   "once", file("failed"), "await",
+             file("fail"), "exit",       "3",    "end", "end",  "await",        file("finish")};
+    const std::vector<std::string> options{"--nnodes=2:3", "--rdzv-conf=last_call_timeout=0",
+                                           "--grow=restart", "--max-restarts=1"};
     start_all(options, 2);
     ASSERT_TRUE(all_in_world_of(2, {0, 1}));
     start(2, options);
-    ASSERT_TRUE((*this)[2].wait_for_output("the job runs with 2 of up to 3 nodes; taken in when it restarts"));
+    ASSERT_TRUE(
+        (*this)[2].wait_for_output("the job runs with 2 of up to 3 nodes; taken in when it restarts"));
     touch("fail");
     ASSERT_TRUE(all_in_world_of(3, {0, 1, 2}));
     touch("finish");
@@ -105,12 +120,14 @@ TEST_F(Elastic, SigtermAtOneNodeIsItsLeaveAndTheOthersGoOnWithoutARestart) {
 }
 
 TEST_F(Elastic, SigtermAtOneNodeAfterTheOtherIsOneStopWithTheWholeGrace) {
-    acts_ = {"note", "15", "asked", "env", "WORLD_SIZE", "noted", "15", "await", file("saved"), "say", "saved", "exit", "0"};
+    acts_ = {"note",  "15",          "asked", "env",   "WORLD_SIZE", "noted", "15",
+             "await", file("saved"), "say",   "saved", "exit",       "0"};
     start_all({"--nnodes=2:3"});
     ASSERT_TRUE(all_in_world_of(3, {0, 1, 2}));
     for (int signalled : {2, 1, 0}) {
         (*this)[signalled].signal(SIGTERM);
-        for (int host : {0, 1, 2}) ASSERT_TRUE((*this)[host].wait_for_output("asked")) << "signalled: " << signalled;
+        for (int host : {0, 1, 2})
+            ASSERT_TRUE((*this)[host].wait_for_output("asked")) << "signalled: " << signalled;
     }
     touch("saved");
     for (int host : {0, 1, 2}) {
@@ -145,7 +162,8 @@ TEST_F(Elastic, ASpareOfAFixedJobThatWasNeverNeededSaysSoAndDoesNotEndWithSucces
     for (int node : {0, 1}) EXPECT_EQ((*this)[node].wait().status, 0);
     const Outcome spare = (*this)[2].wait();
     EXPECT_EQ(spare.status, 69) << spare.err;
-    EXPECT_THAT(spare.err, HasSubstr("the job 'elastic' at node00:29400 ended without a need for this spare"));
+    EXPECT_THAT(spare.err,
+                HasSubstr("the job 'elastic' at node00:29400 ended without a need for this spare"));
 }
 
 TEST_F(Elastic, ShrinksWithoutALostNodeAndGivesItItsPlaceWhenItReturns) {
@@ -166,10 +184,13 @@ TEST_F(Elastic, ANodeThatComesAfterTheHeadsEndFindsTheNewOneAsThatSays) {
     ASSERT_TRUE(all_in_world_of(3, {0, 1, 2}));
     ASSERT_TRUE((*this)[0].wait_for_output("node01 is the standby"));
     (*this)[0].signal(SIGKILL);
-    ASSERT_TRUE((*this)[1].wait_for_output("others can come with --rdzv-endpoint " + Hosts::address(1) + ":29400"));
+    ASSERT_TRUE(
+        (*this)[1].wait_for_output("others can come with --rdzv-endpoint " + Hosts::address(1) + ":29400"));
     ASSERT_TRUE(all_in_world_of(2, {1, 2}));
-    Program late(hosts_->command(0, ddprun_probe({"--nnodes=2:3", "--rdzv-backend=c10d", "--rdzv-endpoint=" + Hosts::address(1) + ":29400", "--rdzv-id=elastic",
-                                                  "--nproc-per-node=1"}, acts_)));
+    Program late(hosts_->command(0, ddprun_probe({"--nnodes=2:3", "--rdzv-backend=c10d",
+                                                  "--rdzv-endpoint=" + Hosts::address(1) + ":29400",
+                                                  "--rdzv-id=elastic", "--nproc-per-node=1"},
+                                                 acts_)));
     ASSERT_TRUE(late.wait_for_output("WORLD_SIZE=3\n"));
     touch("finish");
     EXPECT_EQ(late.wait().status, 0);
@@ -178,7 +199,10 @@ TEST_F(Elastic, ANodeThatComesAfterTheHeadsEndFindsTheNewOneAsThatSays) {
 
 TEST_F(Elastic, TwoContainersOfOneHostWhoseProcessesHaveTheSameNumberAreTwoNodes) {
     const auto contained = [&](int host) {
-        std::vector<std::string> words = ddprun_probe({"--nnodes=2:3", "--rdzv-backend=c10d", "--rdzv-endpoint=node00:29400", "--rdzv-id=elastic", "--nproc-per-node=1"}, acts_);
+        std::vector<std::string> words =
+            ddprun_probe({"--nnodes=2:3", "--rdzv-backend=c10d", "--rdzv-endpoint=node00:29400",
+                          "--rdzv-id=elastic", "--nproc-per-node=1"},
+                         acts_);
         words.insert(words.begin(), {"unshare", "--pid", "--mount-proc", "--fork", "--kill-child"});
         return hosts_->command(host, words);
     };

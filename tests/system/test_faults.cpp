@@ -1,4 +1,5 @@
-// Faults on one node that no other test injects: starved of descriptors, talked to by strangers, frozen workers.
+// Faults on one node that no other test injects: starved of descriptors, talked to by strangers, frozen
+// workers.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <signal.h>
@@ -22,40 +23,49 @@ using ::testing::Not;
 
 /// ddprun under this limit on open files, soft and hard.
 std::vector<std::string> with_open_files(int limit, const std::vector<std::string>& command) {
-    std::vector<std::string> words = {"/bin/sh", "-c", "ulimit -n " + std::to_string(limit) + " && exec \"$@\"", "sh"};
+    std::vector<std::string> words = {"/bin/sh", "-c",
+                                      "ulimit -n " + std::to_string(limit) + " && exec \"$@\"", "sh"};
     words.insert(words.end(), command.begin(), command.end());
     return words;
 }
 
 TEST(Faults, ALimitOnOpenFilesThatIsTooSmallIsSaidBeforeAnythingStarts) {
-    const Outcome outcome = run(with_open_files(200, ddprun_probe({"--nproc-per-node=64"}, {"say", "started"})));
+    const Outcome outcome =
+        run(with_open_files(200, ddprun_probe({"--nproc-per-node=64"}, {"say", "started"})));
     EXPECT_EQ(outcome.status, 64) << outcome.err;
-    EXPECT_THAT(outcome.err, AllOf(HasSubstr("--nproc-per-node: 64 workers"), HasSubstr("limit is 200"), HasSubstr("ulimit -Hn")));
+    EXPECT_THAT(outcome.err, AllOf(HasSubstr("--nproc-per-node: 64 workers"), HasSubstr("limit is 200"),
+                                   HasSubstr("ulimit -Hn")));
     EXPECT_EQ(occurrences(said_of_its_own_job(outcome), "\n"), 1);
     EXPECT_EQ(outcome.out, "");
 }
 
 TEST(Faults, AJobThatFitsRunsUnderASmallLimitOnOpenFiles) {
     // Below the numbers that the segment and the lifeline have otherwise.
-    const Outcome outcome = run(with_open_files(128, ddprun_probe({"--nproc-per-node=8"}, {"say", "started"})));
+    const Outcome outcome =
+        run(with_open_files(128, ddprun_probe({"--nproc-per-node=8"}, {"say", "started"})));
     EXPECT_EQ(outcome.status, 0) << outcome.err;
     EXPECT_EQ(occurrences(outcome.out, "started"), 8);
 }
 
 TEST(Faults, ALimitOnFileSizesIsForTheWorkersFilesAndNotForSharedMemory) {
-    const Outcome outcome = run({"/bin/bash", "-c", "ulimit -Sf 100; exec \"$0\" --nproc-per-node=2 bash -c 'ulimit -Sf'", path_of("DDPRUN")});
+    const Outcome outcome =
+        run({"/bin/bash", "-c", "ulimit -Sf 100; exec \"$0\" --nproc-per-node=2 bash -c 'ulimit -Sf'",
+             path_of("DDPRUN")});
     EXPECT_EQ(outcome.status, 0) << outcome.err;
     EXPECT_THAT(outcome.out, AllOf(HasSubstr("[0]: 100\n"), HasSubstr("[1]: 100\n")));
 }
 
 TEST(Faults, AHardLimitOnFileSizesLeavesRoomForWorkersThatShareNoMemory) {
-    const Outcome outcome = run({"/bin/bash", "-c", "ulimit -f 100; exec \"$0\" --nproc-per-node=2 bash -c 'ulimit -Hf'", path_of("DDPRUN")});
+    const Outcome outcome =
+        run({"/bin/bash", "-c", "ulimit -f 100; exec \"$0\" --nproc-per-node=2 bash -c 'ulimit -Hf'",
+             path_of("DDPRUN")});
     EXPECT_EQ(outcome.status, 0) << outcome.err;
     EXPECT_THAT(outcome.out, AllOf(HasSubstr("[0]: 100\n"), HasSubstr("[1]: 100\n")));
 }
 
 TEST(Faults, AHardLimitOnFileSizesThatIsTooSmallIsSaidWithTheRemedy) {
-    const Outcome outcome = run({"/bin/bash", "-c", "ulimit -f 1; exec \"$0\" --nproc-per-node=2 true", path_of("DDPRUN")});
+    const Outcome outcome =
+        run({"/bin/bash", "-c", "ulimit -f 1; exec \"$0\" --nproc-per-node=2 true", path_of("DDPRUN")});
     EXPECT_EQ(outcome.status, 70) << outcome.err;
     EXPECT_THAT(outcome.err, HasSubstr("files may have 1 KiB at most: raise the hard limit (ulimit -Hf)"));
 }
@@ -65,25 +75,34 @@ TEST(Faults, ACallThatIsRefusedForEverIsALineAndAnEnd) {
         long call;
         const char* said;
     };
-    if (run(with_refused_calls(SYS_eventfd2, SYS_eventfd2, EMFILE, {"true"})).status != 0) GTEST_SKIP() << "no seccomp filters here";
+    if (run(with_refused_calls(SYS_eventfd2, SYS_eventfd2, EMFILE, {"true"})).status != 0)
+        GTEST_SKIP() << "no seccomp filters here";
     const std::string mark = "PROBE_JOB=" + unique_name("refused");
-    for (const Case& one : {Case{SYS_eventfd2, "no controller at 127.0.0.1:"}, Case{SYS_accept4, "cannot accept connections"},
-                            Case{SYS_getsockopt, "no controller at 127.0.0.1:"}, Case{SYS_timerfd_settime, "timerfd_settime: "}}) {
-        const Outcome outcome = run(with_refused_calls(one.call, one.call, EMFILE,
-                                                       ddprun_probe({"--nproc-per-node=1", "--rdzv-conf=join_timeout=1"}, {"child", "daemon", "exit", "0"})),
-                                    with_environment({mark}));
+    for (const Case& one :
+         {Case{SYS_eventfd2, "no controller at 127.0.0.1:"}, Case{SYS_accept4, "cannot accept connections"},
+          Case{SYS_getsockopt, "no controller at 127.0.0.1:"},
+          Case{SYS_timerfd_settime, "timerfd_settime: "}}) {
+        const Outcome outcome =
+            run(with_refused_calls(one.call, one.call, EMFILE,
+                                   ddprun_probe({"--nproc-per-node=1", "--rdzv-conf=join_timeout=1"},
+                                                {"child", "daemon", "exit", "0"})),
+                with_environment({mark}));
         EXPECT_FALSE(outcome.timed_out) << outcome.err;
         EXPECT_GT(outcome.status, 63) << outcome.err;
-        EXPECT_THAT(outcome.err, AllOf(HasSubstr(one.said), HasSubstr("Too many open files"), Not(HasSubstr("killing the workers"))));
+        EXPECT_THAT(outcome.err, AllOf(HasSubstr(one.said), HasSubstr("Too many open files"),
+                                       Not(HasSubstr("killing the workers"))));
         EXPECT_EQ(outcome.out, "");
         EXPECT_TRUE(all_gone(mark, 0ms));
     }
 }
 
 TEST(Faults, ASandboxThatRefusesACallIsALineAndAnEndAtOnce) {
-    if (run(with_refused_calls(SYS_eventfd2, SYS_eventfd2, EMFILE, {"true"})).status != 0) GTEST_SKIP() << "no seccomp filters here";
-    for (const auto& [call, said] : {std::pair(SYS_waitid, "waitid: Operation not permitted"), std::pair(SYS_sendmsg, "lost: Operation not permitted")}) {
-        const Outcome outcome = run(with_refused_calls(call, call, EPERM, ddprun_probe({"--nproc-per-node=1"}, {"exit", "0"})));
+    if (run(with_refused_calls(SYS_eventfd2, SYS_eventfd2, EMFILE, {"true"})).status != 0)
+        GTEST_SKIP() << "no seccomp filters here";
+    for (const auto& [call, said] : {std::pair(SYS_waitid, "waitid: Operation not permitted"),
+                                     std::pair(SYS_sendmsg, "lost: Operation not permitted")}) {
+        const Outcome outcome =
+            run(with_refused_calls(call, call, EPERM, ddprun_probe({"--nproc-per-node=1"}, {"exit", "0"})));
         EXPECT_FALSE(outcome.timed_out) << outcome.err;
         EXPECT_GT(outcome.status, 63) << outcome.err;
         EXPECT_THAT(outcome.err, HasSubstr(said));
@@ -93,9 +112,11 @@ TEST(Faults, ASandboxThatRefusesACallIsALineAndAnEndAtOnce) {
 TEST(Faults, AFrozenWorkerDoesNotDelayTheEndOfAFailedJobBeyondTheGrace) {
     const std::string marker = "PROBE_JOB=" + unique_name("faults");
     const TemporaryDirectory directory;
-    const Outcome outcome = run(ddprun_probe({"--nproc-per-node=3", "--failure-grace=500ms"},
-                                             {"rank", "0", "ignore", "15", "once", directory.file("deaf"), "stop", "end", "end",
-                                              "rank", "1", "await", directory.file("deaf"), "exit", "9", "end", "hold"}), with_environment({marker}));
+    const Outcome outcome =
+        run(ddprun_probe({"--nproc-per-node=3", "--failure-grace=500ms"},
+                         {"rank", "0", "ignore", "15", "once", directory.file("deaf"), "stop", "end", "end",
+                          "rank", "1", "await", directory.file("deaf"), "exit", "9", "end", "hold"}),
+            with_environment({marker}));
     EXPECT_EQ(outcome.status, 9) << outcome.err;
     EXPECT_LT(outcome.took, 5s);
     EXPECT_TRUE(all_gone(marker, 0ms));
@@ -103,29 +124,33 @@ TEST(Faults, AFrozenWorkerDoesNotDelayTheEndOfAFailedJobBeyondTheGrace) {
 
 TEST(Faults, TheFirstToReportAnErrorIsTheCauseThoughItsPeerIsGoneFirst) {
     const TemporaryDirectory directory;
-    const Outcome outcome = run(ddprun_probe({"--nproc-per-node=2"},
-                                             {"rank", "1", "report", "ValueError: boom", "once", directory.file("failed"), "hold", "end", "end",
-                                              "await", directory.file("failed"), "sleep", "200", "exit", "4"}));
+    const Outcome outcome =
+        run(ddprun_probe({"--nproc-per-node=2"},
+                         {"rank", "1", "report", "ValueError: boom", "once", directory.file("failed"), "hold",
+                          "end", "end", "await", directory.file("failed"), "sleep", "200", "exit", "4"}));
     EXPECT_EQ(outcome.status, 1) << outcome.err;
-    EXPECT_THAT(outcome.err, AllOf(HasSubstr("root cause, after all: rank 1"), HasSubstr("first cause   rank 1"), HasSubstr("ValueError: boom"),
-                                   HasSubstr("rank 0: exit code 4")));
+    EXPECT_THAT(outcome.err,
+                AllOf(HasSubstr("root cause, after all: rank 1"), HasSubstr("first cause   rank 1"),
+                      HasSubstr("ValueError: boom"), HasSubstr("rank 0: exit code 4")));
 }
 
 TEST(Faults, AnErrorThatAllRanksReportIsOneRootCause) {
     const TemporaryDirectory directory;
-    const Outcome outcome = run(ddprun_probe({"--nproc-per-node=2"},
-                                             {"rank", "1", "report", "ValueError: boom 1", "once", directory.file("failed"), "hold", "end", "end",
-                                              "await", directory.file("failed"), "sleep", "200", "report", "ValueError: boom 0", "exit", "1"}));
+    const Outcome outcome = run(ddprun_probe(
+        {"--nproc-per-node=2"},
+        {"rank", "1", "report", "ValueError: boom 1", "once", directory.file("failed"), "hold", "end", "end",
+         "await", directory.file("failed"), "sleep", "200", "report", "ValueError: boom 0", "exit", "1"}));
     EXPECT_EQ(outcome.status, 1) << outcome.err;
-    EXPECT_THAT(outcome.err, AllOf(HasSubstr("root cause: rank 0"), Not(HasSubstr("after all")), HasSubstr("first cause   rank 1")));
+    EXPECT_THAT(outcome.err, AllOf(HasSubstr("root cause: rank 0"), Not(HasSubstr("after all")),
+                                   HasSubstr("first cause   rank 1")));
 }
 
 TEST(Faults, AnErrorReportedBecauseWeStoppedAWorkerIsNotTheCause) {
     const TemporaryDirectory directory;
-    const Outcome outcome = run(ddprun_probe({"--nproc-per-node=2"},
-                                             {"rank", "1", "note", "15", "stopping", "once", directory.file("ready"), "noted", "15",
-                                              "report", "interrupted", "exit", "9", "end", "end",
-                                              "await", directory.file("ready"), "exit", "4"}));
+    const Outcome outcome = run(ddprun_probe(
+        {"--nproc-per-node=2"},
+        {"rank", "1", "note", "15", "stopping", "once", directory.file("ready"), "noted", "15", "report",
+         "interrupted", "exit", "9", "end", "end", "await", directory.file("ready"), "exit", "4"}));
     EXPECT_EQ(outcome.status, 4) << outcome.err;
     EXPECT_THAT(outcome.err, AllOf(HasSubstr("first cause   rank 0"), Not(HasSubstr("interrupted"))));
 }
@@ -142,11 +167,13 @@ TEST(Faults, AHostWithoutLoopbackIsToldTheRemedy) {
 
 TEST(Faults, StrangersAtTheControllersPortDoNotDisturbTheJob) {
     const ReservedPort port;
-    Program program(ddprun_probe({"--nproc-per-node=2", "--prefix=", "--torch-store=on", "--master-port=" + port.number()},
-                                 {"note", "10", "go", "say", "up ${rank}", "noted", "10", "say", "done"}));
+    Program program(ddprun_probe(
+        {"--nproc-per-node=2", "--prefix=", "--torch-store=on", "--master-port=" + port.number()},
+        {"note", "10", "go", "say", "up ${rank}", "noted", "10", "say", "done"}));
     ASSERT_TRUE(program.wait_for_output("up 0") && program.wait_for_output("up 1"));
     std::vector<UniqueFd> strangers;
-    for (const std::string& words : {std::string(), std::string("GET / HTTP/1.1\r\n\r\n"), std::string("\x7f", 1), std::string(100'000, '\xff')}) {
+    for (const std::string& words : {std::string(), std::string("GET / HTTP/1.1\r\n\r\n"),
+                                     std::string("\x7f", 1), std::string(100'000, '\xff')}) {
         Result<UniqueFd> stranger = connect_tcp(port.endpoint(), deadline_after(MonotonicClock::now(), 5s));
         ASSERT_TRUE(stranger) << stranger.error().what;
         (void)::send(stranger->get(), words.data(), words.size(), MSG_NOSIGNAL);
@@ -160,15 +187,19 @@ TEST(Faults, StrangersAtTheControllersPortDoNotDisturbTheJob) {
 
 TEST(Faults, ADirectoryThatIsGoneIsNoFault) {
     const std::string directory = TemporaryDirectory().path();
-    const Outcome outcome = run({"bash", "-c", "mkdir \"$2\" && cd \"$2\" && rmdir \"$2\" && exec \"$0\" \"$1\" say here", path_of("DDPRUN"), path_of("PROBE"), directory});
+    const Outcome outcome =
+        run({"bash", "-c", "mkdir \"$2\" && cd \"$2\" && rmdir \"$2\" && exec \"$0\" \"$1\" say here",
+             path_of("DDPRUN"), path_of("PROBE"), directory});
     EXPECT_EQ(outcome.status, 0) << outcome.err;
     EXPECT_THAT(outcome.out, HasSubstr("here"));
 }
 
 TEST(Faults, ClosedStandardStreamsAreNoFault) {
     const TemporaryDirectory directory;
-    const Outcome outcome = run({"bash", "-c", "\"$0\" --nproc-per-node=2 --log-dir=\"$2\" -r3 \"$1\" fds lines 100 <&- >&- 2>&-; echo \"status $?\"",
-                                 path_of("DDPRUN"), path_of("PROBE"), directory.path()});
+    const Outcome outcome = run(
+        {"bash", "-c",
+         "\"$0\" --nproc-per-node=2 --log-dir=\"$2\" -r3 \"$1\" fds lines 100 <&- >&- 2>&-; echo \"status $?\"",
+         path_of("DDPRUN"), path_of("PROBE"), directory.path()});
     EXPECT_EQ(outcome.out, "status 0\n");
     const auto files = log_files(directory.path());
     EXPECT_EQ(occurrences(files.at("attempt_0/1/stdout.log"), " line "), 100);
@@ -177,8 +208,11 @@ TEST(Faults, ClosedStandardStreamsAreNoFault) {
 
 TEST(Faults, HundredsOfRestartsLeakNothing) {
     // Descriptors, pipes, segments: a leak of one each would end this long before.
-    const Outcome outcome = run({"bash", "-c", "ulimit -n 300; exec \"$0\" --nproc-per-node=4 --max-restarts=200 \"$1\" exit 3", path_of("DDPRUN"), path_of("PROBE")});
-    EXPECT_EQ(outcome.status, 3) << outcome.err.substr(outcome.err.size() > 2000 ? outcome.err.size() - 2000 : 0);
+    const Outcome outcome =
+        run({"bash", "-c", "ulimit -n 300; exec \"$0\" --nproc-per-node=4 --max-restarts=200 \"$1\" exit 3",
+             path_of("DDPRUN"), path_of("PROBE")});
+    EXPECT_EQ(outcome.status, 3) << outcome.err.substr(outcome.err.size() > 2000 ? outcome.err.size() - 2000
+                                                                                 : 0);
     EXPECT_THAT(outcome.err, HasSubstr("restart 200 of 200"));
 }
 
@@ -187,16 +221,20 @@ TEST(Faults, AWorkerThatHasReportedItsErrorAndDoesNotExitIsKilledAfterTheFailure
         const TemporaryDirectory directory;
         std::vector<std::string> options{"--nproc-per-node=2", "--failure-grace=100ms"};
         if (has_log_directory) options.push_back("--log-dir=" + directory.path());
-        const Outcome outcome = run(ddprun_probe(options, {"rank", "1", "report", "no such column", "end", "hold"}));
+        const Outcome outcome =
+            run(ddprun_probe(options, {"rank", "1", "report", "no such column", "end", "hold"}));
         EXPECT_EQ(outcome.status, 1) << outcome.err;
-        EXPECT_THAT(outcome.err, HasSubstr("reported an error and has not exited 100 ms later (--failure-grace); killing it"));
+        EXPECT_THAT(
+            outcome.err,
+            HasSubstr("reported an error and has not exited 100 ms later (--failure-grace); killing it"));
         EXPECT_THAT(outcome.err, HasSubstr("root cause: rank 1"));
         EXPECT_THAT(outcome.err, HasSubstr("no such column"));
     }
 }
 
 TEST(Faults, AWorkerThatHasReportedItsErrorMayStillExitItself) {
-    const Outcome outcome = run(ddprun_probe({"--nproc-per-node=1", "--failure-grace=60s"}, {"report", "no such column", "sleep", "50", "exit", "7"}));
+    const Outcome outcome = run(ddprun_probe({"--nproc-per-node=1", "--failure-grace=60s"},
+                                             {"report", "no such column", "sleep", "50", "exit", "7"}));
     EXPECT_EQ(outcome.status, 7) << outcome.err;
     EXPECT_THAT(outcome.err, Not(HasSubstr("killing")));
 }

@@ -21,7 +21,8 @@ using ::testing::Not;
 
 constexpr int kHung = 124;
 
-std::vector<std::string> ddprun_worker(const std::vector<std::string>& options, const std::vector<std::string>& worker) {
+std::vector<std::string> ddprun_worker(const std::vector<std::string>& options,
+                                       const std::vector<std::string>& worker) {
     std::vector<std::string> command{path_of("DDPRUN")};
     command.insert(command.end(), options.begin(), options.end());
     command.insert(command.end(), worker.begin(), worker.end());
@@ -29,26 +30,32 @@ std::vector<std::string> ddprun_worker(const std::vector<std::string>& options, 
 }
 
 TEST(Hangs, AStoppedRankIsNamedAndTheJobEnds) {
-    const Outcome outcome = run(ddprun_probe({"--nproc-per-node=3", "--hang-timeout=1"}, {"rank", "1", "stop", "end", "hold"}),
-                                with_environment({"PATH=/nonexistent"}));
+    const Outcome outcome =
+        run(ddprun_probe({"--nproc-per-node=3", "--hang-timeout=1"}, {"rank", "1", "stop", "end", "hold"}),
+            with_environment({"PATH=/nonexistent"}));
     EXPECT_EQ(outcome.status, kHung) << outcome.err;
     EXPECT_THAT(outcome.err, HasSubstr("hang: rank 1 has been stopped"));
-    EXPECT_THAT(outcome.err, AllOf(HasSubstr("rank 0 (pid "), HasSubstr("; rank 2 stands alike:"), HasSubstr("rank 1 (pid "))) << "stacks of all ranks";
+    EXPECT_THAT(outcome.err, AllOf(HasSubstr("rank 0 (pid "), HasSubstr("; rank 2 stands alike:"),
+                                   HasSubstr("rank 1 (pid ")))
+        << "stacks of all ranks";
 }
 
 TEST(Hangs, TheRankThatKeepsTheOthersWaitingInACollectiveIsNamedWithIt) {
-    const Outcome outcome = run(ddprun_worker({"--nproc-per-node=3", "--hang-timeout=1"}, {path_of("DDP_PROBE"), "lag"}));
+    const Outcome outcome =
+        run(ddprun_worker({"--nproc-per-node=3", "--hang-timeout=1"}, {path_of("DDP_PROBE"), "lag"}));
     EXPECT_EQ(outcome.status, kHung) << outcome.err;
     EXPECT_THAT(outcome.err, HasSubstr("rank 1 has not called all_reduce #4 (16 B)"));
     EXPECT_THAT(outcome.err, HasSubstr("ranks 0, 2 wait for it"));
     // Said by the ranks themselves, through their handlers.
-    EXPECT_THAT(outcome.err, AllOf(HasSubstr("by its own handler"), HasSubstr("pause ["), HasSubstr("ddp::cpu::Lockstep::meet()")));
+    EXPECT_THAT(outcome.err, AllOf(HasSubstr("by its own handler"), HasSubstr("pause ["),
+                                   HasSubstr("ddp::cpu::Lockstep::meet()")));
 }
 
 TEST(Hangs, AHungGenerationIsStartedAgainLikeAFailedOne) {
     const TemporaryDirectory directory;
-    const Outcome outcome = run(ddprun_probe({"--nproc-per-node=2", "--hang-timeout=1", "--max-restarts=1"},
-                                             {"rank", "0", "once", directory.path() + "/hung", "stop", "end", "end", "exit", "0"}));
+    const Outcome outcome = run(
+        ddprun_probe({"--nproc-per-node=2", "--hang-timeout=1", "--max-restarts=1"},
+                     {"rank", "0", "once", directory.path() + "/hung", "stop", "end", "end", "exit", "0"}));
     EXPECT_EQ(outcome.status, 0) << outcome.err;
     EXPECT_THAT(outcome.err, AllOf(HasSubstr("hang: "), HasSubstr("restart 1 of 1")));
 }
@@ -66,8 +73,9 @@ for step in range(1, 4 - rank):
 while rank == 1: pass
 signal.pause()
 )";
-    const Outcome outcome = run(ddprun_worker({"--nproc-per-node=2", "--hang-timeout=1"}, {"/usr/bin/python3", "-c", program}),
-                                with_environment({"PATH=/nonexistent", "PYTHONDONTWRITEBYTECODE=1"}));
+    const Outcome outcome =
+        run(ddprun_worker({"--nproc-per-node=2", "--hang-timeout=1"}, {"/usr/bin/python3", "-c", program}),
+            with_environment({"PATH=/nonexistent", "PYTHONDONTWRITEBYTECODE=1"}));
     EXPECT_EQ(outcome.status, kHung) << outcome.err;
     EXPECT_THAT(outcome.err, HasSubstr("ranks 0-1 have reported no progress for"));
     EXPECT_THAT(outcome.err, HasSubstr("rank 1 is behind, at step 2 of 3 (it is busy with something else)"));
@@ -75,8 +83,9 @@ signal.pause()
 
 TEST(Hangs, WorkersThatGetOnAreLeftAlone) {
     // Silence shorter than the timeout, and work that takes longer than it.
-    const Outcome outcome = run(ddprun_worker({"--nproc-per-node=2", "--hang-timeout=2"},
-                                              {"/bin/sh", "-c", "for i in 1 2 3 4 5 6 7 8; do sleep 0.5; echo $i; done"}));
+    const Outcome outcome =
+        run(ddprun_worker({"--nproc-per-node=2", "--hang-timeout=2"},
+                          {"/bin/sh", "-c", "for i in 1 2 3 4 5 6 7 8; do sleep 0.5; echo $i; done"}));
     EXPECT_EQ(outcome.status, 0) << outcome.err;
     EXPECT_THAT(outcome.err, Not(HasSubstr("hang")));
 }
@@ -86,26 +95,29 @@ TEST(Hangs, WhatNcclKnowsOfTheJobIsInTheReport) {
     const Outcome outcome = run(ddprun_probe({"--nproc-per-node=2", "--hang-timeout=1"}, {"stop"}),
                                 with_environment({"NCCL_RAS_ADDR=" + to_string(ras.where())}));
     EXPECT_EQ(outcome.status, kHung) << outcome.err;
-    EXPECT_THAT(outcome.err, AllOf(HasSubstr("what NCCL knows of the job"), HasSubstr("      2 ranks differ")));
+    EXPECT_THAT(outcome.err,
+                AllOf(HasSubstr("what NCCL knows of the job"), HasSubstr("      2 ranks differ")));
     EXPECT_THAT(ras.heard(), ElementsAre("CLIENT PROTOCOL 2", "TIMEOUT 2", "STATUS"));
 }
 
 TEST(Hangs, ARasServiceThatIsNotThereIsNotSpokenOf) {
     const ReservedPort nobody;
-    const Outcome outcome = run(ddprun_probe({"--nproc-per-node=2", "--hang-timeout=1"}, {"stop"}), with_environment({"NCCL_RAS_ADDR=" + nobody.text()}));
+    const Outcome outcome = run(ddprun_probe({"--nproc-per-node=2", "--hang-timeout=1"}, {"stop"}),
+                                with_environment({"NCCL_RAS_ADDR=" + nobody.text()}));
     EXPECT_EQ(outcome.status, kHung) << outcome.err;
     EXPECT_THAT(outcome.err, AllOf(Not(HasSubstr("NCCL")), Not(HasSubstr(nobody.number()))));
 }
 
 TEST(Stacks, OfARunningJobAreShownToWhoAsks) {
     const std::string id = unique_name("stacks");
-    const Program program(ddprun_worker({"--nproc-per-node=2", "--rdzv-id=" + id}, {path_of("DDP_PROBE"), "lag"}));
+    const Program program(
+        ddprun_worker({"--nproc-per-node=2", "--rdzv-id=" + id}, {path_of("DDP_PROBE"), "lag"}));
     // Until the workers have joined there is nobody to ask, or no handler yet.
     const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(30);
     Outcome stacks;
     do stacks = run({path_of("DDPRUN"), "stacks", "--job", id, "--rank", "1"});
-    while (stacks.out.find("wait_for_signals") == std::string::npos && stacks.out.find("pause [") == std::string::npos &&
-           std::chrono::steady_clock::now() < deadline);
+    while (stacks.out.find("wait_for_signals") == std::string::npos &&
+           stacks.out.find("pause [") == std::string::npos && std::chrono::steady_clock::now() < deadline);
     EXPECT_EQ(stacks.status, 0) << stacks.err;
     EXPECT_THAT(stacks.out, AllOf(HasSubstr("rank 1 (pid "), HasSubstr("#0 "), Not(HasSubstr("rank 0"))));
     const Outcome nobody = run({path_of("DDPRUN"), "stacks", "--job", id, "--rank", "9"});
@@ -114,9 +126,11 @@ TEST(Stacks, OfARunningJobAreShownToWhoAsks) {
 }
 
 /// A job whose ddprun finds only these programs, asked for its stacks.
-std::string stacks_of(const std::vector<std::string>& worker, const std::string& path, const std::string& ready) {
+std::string stacks_of(const std::vector<std::string>& worker, const std::string& path,
+                      const std::string& ready) {
     const std::string id = unique_name("stacks");
-    Program program(ddprun_worker({"--nproc-per-node=1", "--rdzv-id=" + id}, worker), with_environment({"PATH=" + path}));
+    Program program(ddprun_worker({"--nproc-per-node=1", "--rdzv-id=" + id}, worker),
+                    with_environment({"PATH=" + path}));
     if (!program.wait_for_output(ready)) return "the worker did not start";
     const Outcome outcome = run({path_of("DDPRUN"), "stacks", "--job", id});
     return outcome.out + outcome.err;
@@ -127,10 +141,15 @@ TEST(Stacks, OfAProgramWithoutLibddpComeFromTheDebuggerThatIsThere) {
         if (!std::filesystem::exists("/usr/bin/" + tool)) GTEST_SKIP() << tool << " is not installed";
         const TemporaryDirectory directory;
         std::filesystem::create_symlink("/usr/bin/" + tool, directory.file(tool));
-        const std::string stacks = stacks_of({path_of("PROBE"), "say", "up", "hold"}, directory.path(), "up\n");
-        if (stacks.find("by the kernel") != std::string::npos) GTEST_SKIP() << tool << " may not attach here: " << stacks;
-        EXPECT_THAT(stacks, AllOf(HasSubstr("by " + tool), HasSubstr("#0 "), HasSubstr("pause"), HasSubstr("main"))) << tool;
-        EXPECT_THAT(stacks, AllOf(Not(HasSubstr("No such file")), Not(HasSubstr("LWP]"))) ) << "what the debugger says of itself";
+        const std::string stacks =
+            stacks_of({path_of("PROBE"), "say", "up", "hold"}, directory.path(), "up\n");
+        if (stacks.find("by the kernel") != std::string::npos)
+            GTEST_SKIP() << tool << " may not attach here: " << stacks;
+        EXPECT_THAT(stacks,
+                    AllOf(HasSubstr("by " + tool), HasSubstr("#0 "), HasSubstr("pause"), HasSubstr("main")))
+            << tool;
+        EXPECT_THAT(stacks, AllOf(Not(HasSubstr("No such file")), Not(HasSubstr("LWP]"))))
+            << "what the debugger says of itself";
     }
 }
 
@@ -143,16 +162,20 @@ void make_tool(const std::string& file, const std::string& script) {
 TEST(Stacks, OfAPythonProgramComeFromPySpyAndWithoutItsHelpFromTheNextBest) {
     const std::string python = "/usr/bin/python3";
     if (!std::filesystem::exists(python)) GTEST_SKIP() << "python3 is not installed";
-    const std::vector<std::string> worker = {python, "-c", "import time; print('up', flush=True); time.sleep(1000)"};
+    const std::vector<std::string> worker = {python, "-c",
+                                             "import time; print('up', flush=True); time.sleep(1000)"};
     const TemporaryDirectory directory;
-    make_tool(directory.file("py-spy"), "echo 'Thread 7 (idle): \"MainThread\"'; echo \"    train (by $1 $2)\"");
-    EXPECT_THAT(stacks_of(worker, directory.path(), "up\n"), AllOf(HasSubstr("by py-spy"), HasSubstr("    train (by dump --pid)")));
+    make_tool(directory.file("py-spy"),
+              "echo 'Thread 7 (idle): \"MainThread\"'; echo \"    train (by $1 $2)\"");
+    EXPECT_THAT(stacks_of(worker, directory.path(), "up\n"),
+                AllOf(HasSubstr("by py-spy"), HasSubstr("    train (by dump --pid)")));
     // In a virtual environment it lies beside the interpreter, and on nobody's PATH.
     std::filesystem::create_symlink(python, directory.file("python3"));
     const std::vector<std::string> in_environment = {directory.file("python3"), worker[1], worker[2]};
     EXPECT_THAT(stacks_of(in_environment, "/nonexistent", "up\n"), HasSubstr("by py-spy"));
     make_tool(directory.file("py-spy"), "echo 'Error: Permission Denied'; exit 1");
-    EXPECT_THAT(stacks_of(worker, directory.path(), "up\n"), AllOf(HasSubstr("by the kernel"), HasSubstr("state S"), Not(HasSubstr("Denied"))));
+    EXPECT_THAT(stacks_of(worker, directory.path(), "up\n"),
+                AllOf(HasSubstr("by the kernel"), HasSubstr("state S"), Not(HasSubstr("Denied"))));
 }
 
 TEST(Stacks, ADebuggerThatComesToNothingIsNotWhatTheKernelTellsOf) {
@@ -160,7 +183,8 @@ TEST(Stacks, ADebuggerThatComesToNothingIsNotWhatTheKernelTellsOf) {
     if (!std::filesystem::exists(python)) GTEST_SKIP() << "python3 is not installed";
     const TemporaryDirectory directory;
     make_tool(directory.file("gdb"), "kill -STOP $4; exit 1");  // -nx -batch -p PID
-    EXPECT_THAT(stacks_of({python, "-c", "import time; print('up', flush=True); time.sleep(1000)"}, directory.path(), "up\n"),
+    EXPECT_THAT(stacks_of({python, "-c", "import time; print('up', flush=True); time.sleep(1000)"},
+                          directory.path(), "up\n"),
                 AllOf(HasSubstr("by the kernel"), HasSubstr("state S"), HasSubstr("py-spy")));
 }
 
@@ -168,8 +192,11 @@ TEST(Stacks, PySpyItselfNamesTheLinesOfAPythonProgram) {
     const Outcome where = run({"/bin/sh", "-c", "command -v py-spy"});
     if (where.status != 0) GTEST_SKIP() << "py-spy is not installed";
     const std::string py_spy = where.out.substr(0, where.out.find('\n'));
-    const std::vector<std::string> worker = {"/usr/bin/python3", "-c", "import time\ndef train_step():\n  print('up', flush=True)\n  time.sleep(1000)\ntrain_step()"};
-    EXPECT_THAT(stacks_of(worker, std::filesystem::path(py_spy).parent_path(), "up\n"), AllOf(HasSubstr("by py-spy"), HasSubstr("train_step (<string>:4)")));
+    const std::vector<std::string> worker = {
+        "/usr/bin/python3", "-c",
+        "import time\ndef train_step():\n  print('up', flush=True)\n  time.sleep(1000)\ntrain_step()"};
+    EXPECT_THAT(stacks_of(worker, std::filesystem::path(py_spy).parent_path(), "up\n"),
+                AllOf(HasSubstr("by py-spy"), HasSubstr("train_step (<string>:4)")));
 }
 
 /// As one that has fewer batches than the others, and no Join.
@@ -191,7 +218,8 @@ TEST(ErrorReports, OfACppExceptionHoldItsTextAndWhereItWasThrown) {
 TEST(ErrorReports, OfACrashAreThereWithAndWithoutALogDirectory) {
     const TemporaryDirectory directory;
     for (const std::string& option : {std::string("--nproc-per-node=2"), "--log-dir=" + directory.path()}) {
-        const Outcome outcome = run(ddprun_worker({"--nproc-per-node=2", option}, {path_of("DDP_PROBE"), "segv"}));
+        const Outcome outcome =
+            run(ddprun_worker({"--nproc-per-node=2", option}, {path_of("DDP_PROBE"), "segv"}));
         EXPECT_EQ(outcome.status, 128 + SIGSEGV) << outcome.err;
         EXPECT_THAT(outcome.err, HasSubstr("error report  | SIGSEGV (invalid memory access)"));
     }
@@ -199,7 +227,8 @@ TEST(ErrorReports, OfACrashAreThereWithAndWithoutALogDirectory) {
 
 TEST(Preemption, TrainSavesACheckpointAndTheJobAsksToBeStartedAgain) {
     const TemporaryDirectory directory;
-    const std::vector<std::string> train = {path_of("TRAIN"), "--epochs=1000000", "--checkpoint-dir=" + directory.path()};
+    const std::vector<std::string> train = {path_of("TRAIN"), "--epochs=1000000",
+                                            "--checkpoint-dir=" + directory.path()};
     Program program(ddprun_worker({"--nproc-per-node=2", "--signal=TERM=preempt"}, train));
     ASSERT_TRUE(program.wait_for_output("/1000000  loss"));
     program.signal(SIGTERM);

@@ -31,7 +31,9 @@ class OnHosts : public ::testing::Test {
         return run(hosts.command(from, {"python3", "-c", R"(
 import socket, sys
 try: socket.create_connection((sys.argv[1], 9), timeout=2)
-except ConnectionRefusedError: pass)", Hosts::name(to)})).status == 0;
+except ConnectionRefusedError: pass)",
+                                        Hosts::name(to)}))
+                   .status == 0;
     }
 };
 
@@ -39,19 +41,26 @@ TEST_F(OnHosts, EachHasItsNameItsAddressAndKnowsTheOthers) {
     const Hosts hosts(3);
     for (int host = 0; host < 3; ++host) {
         EXPECT_EQ(told(hosts, host, {"uname", "-n"}), Hosts::name(host) + "\n");
-        EXPECT_THAT(told(hosts, host, {"ip", "-br", "address"}), AllOf(HasSubstr(Hosts::address(host) + "/16"), HasSubstr("127.0.0.1/8")));
+        EXPECT_THAT(told(hosts, host, {"ip", "-br", "address"}),
+                    AllOf(HasSubstr(Hosts::address(host) + "/16"), HasSubstr("127.0.0.1/8")));
         for (int other = 0; other < 3; ++other) {
-            EXPECT_THAT(told(hosts, host, {"getent", "ahostsv4", Hosts::name(other)}), HasSubstr(Hosts::address(other) + " "));
+            EXPECT_THAT(told(hosts, host, {"getent", "ahostsv4", Hosts::name(other)}),
+                        HasSubstr(Hosts::address(other) + " "));
         }
     }
 }
 
 TEST_F(OnHosts, TheyShareTheHomeDirectoryAndNothingElse) {
     const Hosts hosts(2);
-    told(hosts, 0, {"sh", "-c", "echo shared >$HOME/file; echo own >/tmp/file; echo own >/var/tmp/file; echo own >/run/file; echo own >/dev/shm/file"});
-    const std::string seen = told(hosts, 1, {"sh", "-c", "cat $HOME/file; ls -A /tmp /var/tmp /run /dev/shm"});
+    told(
+        hosts, 0,
+        {"sh", "-c",
+         "echo shared >$HOME/file; echo own >/tmp/file; echo own >/var/tmp/file; echo own >/run/file; echo own >/dev/shm/file"});
+    const std::string seen =
+        told(hosts, 1, {"sh", "-c", "cat $HOME/file; ls -A /tmp /var/tmp /run /dev/shm"});
     EXPECT_THAT(seen, StartsWith("shared\n"));
-    EXPECT_THAT(seen, Not(HasSubstr("file"))) << "a checkout in /tmp may be seen there, but nothing else of it";
+    EXPECT_THAT(seen, Not(HasSubstr("file")))
+        << "a checkout in /tmp may be seen there, but nothing else of it";
     EXPECT_EQ(file_content(hosts.home() + "/file"), "shared\n");
     EXPECT_THAT(told(hosts, 1, {"ps", "-eo", "args"}), Not(HasSubstr("node00")));
     EXPECT_THAT(told(hosts, 1, {"ls", "/sys/class/net"}), AllOf(HasSubstr("eth0"), Not(HasSubstr("port"))));
@@ -99,7 +108,8 @@ TEST_F(OnHosts, ItHasOurInputDirectoryAndEnvironment) {
     RunOptions options = with_environment({"WORD=from outside"});
     options.input = "read\n";
     options.directory = hosts.shared();
-    EXPECT_EQ(run(hosts.command(0, {"sh", "-c", "cat; echo $WORD; pwd"}), options).out, "read\nfrom outside\n" + hosts.shared() + "\n");
+    EXPECT_EQ(run(hosts.command(0, {"sh", "-c", "cat; echo $WORD; pwd"}), options).out,
+              "read\nfrom outside\n" + hosts.shared() + "\n");
 }
 
 TEST_F(OnHosts, SignalsReachItAndOurDeathIsItsSigkill) {
@@ -110,7 +120,8 @@ TEST_F(OnHosts, SignalsReachItAndOurDeathIsItsSigkill) {
     EXPECT_EQ(asked.wait().status, 42);
 
     const std::string mark = "PROBE_JOB=" + unique_name("host");
-    Program killed(hosts.command(0, {path_of("PROBE"), "on", "15", "42", "say", "up", "hold"}), with_environment({mark}));
+    Program killed(hosts.command(0, {path_of("PROBE"), "on", "15", "42", "say", "up", "hold"}),
+                   with_environment({mark}));
     ASSERT_TRUE(killed.wait_for_output("up"));
     killed.signal(SIGKILL);
     killed.wait();
@@ -121,7 +132,8 @@ TEST_F(OnHosts, NoProcessOutlivesThem) {
     const std::string mark = "PROBE_JOB=" + unique_name("host");
     {
         const Hosts hosts(1);
-        run(hosts.command(0, {path_of("PROBE"), "ignore", "15", "closeout", "child", "daemon"}), with_environment({mark}));
+        run(hosts.command(0, {path_of("PROBE"), "ignore", "15", "closeout", "child", "daemon"}),
+            with_environment({mark}));
         EXPECT_FALSE(processes_with(mark).empty());
     }
     EXPECT_TRUE(all_gone(mark, 0ms));
@@ -129,7 +141,8 @@ TEST_F(OnHosts, NoProcessOutlivesThem) {
 
 TEST_F(OnHosts, AKilledTestLeavesNothing) {
     const std::string mark = "PROBE_JOB=" + unique_name("host");
-    Program test({"/proc/self/exe", "--gtest_filter=*HoldsAHost", "--gtest_also_run_disabled_tests"}, with_environment({mark}));
+    Program test({"/proc/self/exe", "--gtest_filter=*HoldsAHost", "--gtest_also_run_disabled_tests"},
+                 with_environment({mark}));
     ASSERT_TRUE(test.wait_for_output("held")) << test.wait().out;
     EXPECT_GE(processes_with(mark).size(), 3U);
     test.signal(SIGKILL);
@@ -171,7 +184,8 @@ peer.send(b"word")
 try: print("heard", peer.recv(1), flush=True)
 except socket.timeout: print("silence", flush=True)
 peer.settimeout(None)
-print("end", peer.recv(1), flush=True))", sent}));
+print("end", peer.recv(1), flush=True))",
+                                      sent}));
     ASSERT_TRUE(listener.wait_for_output("accepted"));
     hosts.cut_cable(1);
     std::ofstream(sent).close();
@@ -191,7 +205,9 @@ TEST_P(OverSwitch, AHostWithoutPowerIsSilentToo) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Made, OverSwitch, ::testing::Values(Hosts::Switch::Bridge, Hosts::Switch::Router),
-                         [](const auto& made) { return made.param == Hosts::Switch::Bridge ? "OfABridge" : "OfARouter"; });
+                         [](const auto& made) {
+                             return made.param == Hosts::Switch::Bridge ? "OfABridge" : "OfARouter";
+                         });
 
 class OnSshHosts : public ::testing::Test {
   protected:
@@ -204,7 +220,8 @@ TEST_F(OnSshHosts, EveryHostIsReachedFromEveryHostWithoutAQuestion) {
     Hosts hosts(3);
     const SshHosts ssh(hosts);
     for (const auto& [from, to] : {std::pair{0, 1}, {0, 2}, {2, 0}}) {
-        const Outcome outcome = run(hosts.command(from, {"ssh", "-o", "BatchMode=yes", Hosts::name(to), "uname -n; pwd; exit 3"}));
+        const Outcome outcome = run(
+            hosts.command(from, {"ssh", "-o", "BatchMode=yes", Hosts::name(to), "uname -n; pwd; exit 3"}));
         EXPECT_EQ(outcome.out, Hosts::name(to) + "\n" + hosts.home() + "\n");
         EXPECT_EQ(outcome.status, 3) << outcome.err;
         EXPECT_EQ(outcome.err, "");
@@ -214,7 +231,8 @@ TEST_F(OnSshHosts, EveryHostIsReachedFromEveryHostWithoutAQuestion) {
 TEST_F(OnSshHosts, NothingOfTheCallersEnvironmentArrives) {
     Hosts hosts(2);
     const SshHosts ssh(hosts);
-    const Outcome outcome = run(hosts.command(0, {"ssh", "node01", "env"}), with_environment({"WORD=from outside"}));
+    const Outcome outcome =
+        run(hosts.command(0, {"ssh", "node01", "env"}), with_environment({"WORD=from outside"}));
     EXPECT_THAT(outcome.out, AllOf(Not(HasSubstr("WORD=")), HasSubstr("HOME=" + hosts.home())));
 }
 

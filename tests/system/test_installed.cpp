@@ -106,7 +106,9 @@ TEST_F(Installed, EveryHeaderCompilesAlone) {
 }
 
 TEST_F(Installed, HeadersHaveNoNamesButThoseUnderDdp) {
-    const std::string source = write("names.cpp", "#if __has_include(<types.h>) || __has_include(<store.h>) || __has_include(<env/result.h>)\n#error\n#endif\n");
+    const std::string source = write(
+        "names.cpp",
+        "#if __has_include(<types.h>) || __has_include(<store.h>) || __has_include(<env/result.h>)\n#error\n#endif\n");
     std::vector<std::string> command{path_of("CXX"), "-fsyntax-only"};
     const std::vector<std::string> cflags = flags("--cflags", "ddp");
     command.insert(command.end(), cflags.begin(), cflags.end());
@@ -154,14 +156,17 @@ TEST_F(Installed, TheProgramOfTheLibddpPageLinksAndPrintsTheSum) {
 }
 
 TEST_F(Installed, PkgConfigFindsTheTreeWhereverItLiesAndAsksForNoPackageThatLinkingDoesNotNeed) {
-    const std::string words = testing::PrintToString(flags("--cflags", "ddp")) + testing::PrintToString(flags("--libs", "ddp"));
-    EXPECT_THAT(words, AllOf(HasSubstr("-I" + std::string(tree_->path())), HasSubstr("-L" + std::string(tree_->path()))));
+    const std::string words =
+        testing::PrintToString(flags("--cflags", "ddp")) + testing::PrintToString(flags("--libs", "ddp"));
+    EXPECT_THAT(words, AllOf(HasSubstr("-I" + std::string(tree_->path())),
+                             HasSubstr("-L" + std::string(tree_->path()))));
     EXPECT_THAT(words, Not(AnyOf(HasSubstr("fmt"), HasSubstr(".a\"")))) << "a path of a library is no option";
     const RunOptions options = with_environment({"PKG_CONFIG_PATH=" + pkgconfig_.string()});
     EXPECT_THAT(run({"pkg-config", "--print-requires", "ddp"}, options).out, Not(HasSubstr("fmt")));
 
-    const RunOptions below = with_environment(
-        {"PKG_CONFIG_LIBDIR=" + pkgconfig_.string() + ":/usr/lib/x86_64-linux-gnu/pkgconfig", "PKG_CONFIG_SYSROOT_DIR=/sysroot"});
+    const RunOptions below =
+        with_environment({"PKG_CONFIG_LIBDIR=" + pkgconfig_.string() + ":/usr/lib/x86_64-linux-gnu/pkgconfig",
+                          "PKG_CONFIG_SYSROOT_DIR=/sysroot"});
     std::istringstream paths(run({"pkg-config", "--libs-only-L", "--cflags-only-I", "ddp"}, below).out);
     for (std::string path; paths >> path;) EXPECT_THAT(path.substr(2), StartsWith("/sysroot"));
 }
@@ -182,10 +187,12 @@ TEST_F(Installed, CMakeFindsThePackageAndThePkgConfigFileAndLinksWithEither) {
         add_executable(by_pkgconfig sum.cpp)
         target_link_libraries(by_pkgconfig PRIVATE PkgConfig::DDP)
     )");
-    RunOptions options = with_environment({"PKG_CONFIG_PATH=" + pkgconfig_.string(), "CXX=" + path_of("CXX")});
+    RunOptions options =
+        with_environment({"PKG_CONFIG_PATH=" + pkgconfig_.string(), "CXX=" + path_of("CXX")});
     options.timeout = kPatience;
     const fs::path build = source / "build";
-    const Outcome configured = run({path_of("CMAKE"), "-S", source, "-B", build, "-DCMAKE_PREFIX_PATH=" + prefix_.string()}, options);
+    const Outcome configured = run(
+        {path_of("CMAKE"), "-S", source, "-B", build, "-DCMAKE_PREFIX_PATH=" + prefix_.string()}, options);
     ASSERT_EQ(configured.status, 0) << configured.err;
     const Outcome built = run({path_of("CMAKE"), "--build", build}, options);
     ASSERT_EQ(built.status, 0) << built.out << built.err;

@@ -12,8 +12,8 @@
 #include "tests/support/reserved_port.h"
 #include "tests/support/run_program.h"
 #include "tests/support/temporary_directory.h"
-#include "tests/system/mpi_launchers.h"
 #include "tests/system/look.h"
+#include "tests/system/mpi_launchers.h"
 
 namespace ddprun::test {
 namespace {
@@ -40,14 +40,18 @@ class UnderHydra : public ::testing::Test {
 struct Launcher {
     const char* name;
     const char* variable;
-    std::vector<std::string> (*command)(int ranks, const std::vector<std::string>& program, const std::vector<std::string>& options);
-    std::vector<std::string> (*on_hosts)(const Hosts& hosts, int per_host, const std::vector<std::string>& program);
+    std::vector<std::string> (*command)(int ranks, const std::vector<std::string>& program,
+                                        const std::vector<std::string>& options);
+    std::vector<std::string> (*on_hosts)(const Hosts& hosts, int per_host,
+                                         const std::vector<std::string>& program);
     const char* channel;
     const char* module;   ///< the variable with libddp's for its MPI
     const char* library;  ///< as backend "mpi" calls it
 };
-const Launcher kOpenMpi{"OpenMpi", "OPEN_MPI", open_mpi, open_mpi_on, "PMIx", "MPI_MODULE_OPENMPI", "Open MPI v"};
-const Launcher kHydra{"Hydra", "HYDRA", hydra, hydra_on, "PMI on descriptor", "MPI_MODULE_MPICH", "MPICH Version: "};
+const Launcher kOpenMpi{"OpenMpi", "OPEN_MPI",           open_mpi,    open_mpi_on,
+                        "PMIx",    "MPI_MODULE_OPENMPI", "Open MPI v"};
+const Launcher kHydra{"Hydra",          "HYDRA", hydra, hydra_on, "PMI on descriptor", "MPI_MODULE_MPICH",
+                      "MPICH Version: "};
 std::string name_of_launcher(const ::testing::TestParamInfo<Launcher>& tested) { return tested.param.name; }
 
 /// Ranks of libddp's that talk through the MPI whose launcher started them.
@@ -57,11 +61,14 @@ class OverMpi : public ::testing::TestWithParam<Launcher> {
         if (!has(GetParam().variable)) GTEST_SKIP() << "no " << GetParam().name << " on this machine";
         if (!has(GetParam().module)) GTEST_SKIP() << "built without its MPI";
     }
-    static std::vector<std::string> launch(int ranks, const std::vector<std::string>& program) { return GetParam().command(ranks, program, {}); }
+    static std::vector<std::string> launch(int ranks, const std::vector<std::string>& program) {
+        return GetParam().command(ranks, program, {});
+    }
     /// What a loader needs to find any of the modules. What MPI keeps to its end is not our finding.
     static std::vector<std::string> with_modules() {
         const char* const options = std::getenv("ASAN_OPTIONS");
-        return {"LD_LIBRARY_PATH=" + path_of("MPI_MODULES"), std::string("ASAN_OPTIONS=") + (options == nullptr ? "" : options) + ":detect_leaks=0"};
+        return {"LD_LIBRARY_PATH=" + path_of("MPI_MODULES"),
+                std::string("ASAN_OPTIONS=") + (options == nullptr ? "" : options) + ":detect_leaks=0"};
     }
     static RunOptions with_module(const std::string& path) {
         std::vector<std::string> variables = with_modules();
@@ -75,67 +82,87 @@ TEST_P(OverMpi, EveryCollectiveIsRightForEveryTypeAndOperation) {
     for (const int ranks : {1, 3}) {
         const Outcome outcome = run(launch(ranks, {path_of("MPI_RANKS")}), with_environment(with_modules()));
         EXPECT_EQ(outcome.status, 0) << outcome.err;
-        EXPECT_THAT(outcome.out, AllOf(HasSubstr(std::to_string(ranks) + " ranks, mpi (" + GetParam().library), HasSubstr("): all is well\n")));
+        EXPECT_THAT(outcome.out,
+                    AllOf(HasSubstr(std::to_string(ranks) + " ranks, mpi (" + GetParam().library),
+                          HasSubstr("): all is well\n")));
     }
 }
 
 TEST_P(OverMpi, EveryCollectiveIsRightInTheGroupsOwnThread) {
-    const Outcome outcome = run(launch(2, {path_of("MPI_RANKS"), "thread"}), with_environment(with_modules()));
+    const Outcome outcome =
+        run(launch(2, {path_of("MPI_RANKS"), "thread"}), with_environment(with_modules()));
     EXPECT_EQ(outcome.status, 0) << outcome.err;
-    EXPECT_THAT(outcome.out, AllOf(HasSubstr(std::string("2 ranks, mpi (") + GetParam().library), HasSubstr(", progress thread): all is well\n")));
+    EXPECT_THAT(outcome.out, AllOf(HasSubstr(std::string("2 ranks, mpi (") + GetParam().library),
+                                   HasSubstr(", progress thread): all is well\n")));
 }
 
 TEST_P(OverMpi, InTheGroupsOwnThreadCallsGoOnWhileTheProgramDoesSomethingElse) {
     const TemporaryDirectory directory;
     const std::string fifo = directory.file("rank 0 went on");
     ASSERT_EQ(::mkfifo(fifo.c_str(), 0600), 0);
-    const Outcome outcome = run(launch(2, {path_of("MPI_RANKS"), "progress", fifo}), with_environment(with_modules()));
+    const Outcome outcome =
+        run(launch(2, {path_of("MPI_RANKS"), "progress", fifo}), with_environment(with_modules()));
     EXPECT_EQ(outcome.status, 0) << outcome.err;
     EXPECT_THAT(outcome.out, HasSubstr("all is well"));
 }
 
 TEST_P(OverMpi, RanksThatCountSlicesOtherwiseAreBothNamed) {
-    const Outcome outcome = run(launch(2, {path_of("MPI_RANKS"), "uneven"}), with_environment(with_modules()));
+    const Outcome outcome =
+        run(launch(2, {path_of("MPI_RANKS"), "uneven"}), with_environment(with_modules()));
     EXPECT_NE(outcome.status, 0);
     EXPECT_THAT(outcome.out, HasSubstr("all_gather_v: rank 0 counts 3, 3, rank 1 counts 2, 4"));
 }
 
-// It is not waited for: MPICH 4.0 does not always come back from MPI_Finalize when UCX has connected hosts by TCP.
+// It is not waited for: MPICH 4.0 does not always come back from MPI_Finalize when UCX has connected hosts by
+// TCP.
 TEST_P(OverMpi, EveryCollectiveIsRightOverTwoHosts) {
     if (const auto reason = Hosts::why_not()) GTEST_SKIP() << *reason;
     const Hosts hosts(2);
     // UCX takes these hosts for one, which share a kernel.
-    const std::vector<std::string> ranks = join_words({"env", "OMPI_MCA_mpi_yield_when_idle=1", "UCX_TLS=tcp,self"}, join_words(with_modules(), {path_of("MPI_RANKS")}));
+    const std::vector<std::string> ranks =
+        join_words({"env", "OMPI_MCA_mpi_yield_when_idle=1", "UCX_TLS=tcp,self"},
+                   join_words(with_modules(), {path_of("MPI_RANKS")}));
     Program job(GetParam().on_hosts(hosts, 1, ranks));
-    EXPECT_TRUE(job.wait_for_output(std::string("2 ranks, mpi (") + GetParam().library) && job.wait_for_output("): all is well\n"));
+    EXPECT_TRUE(job.wait_for_output(std::string("2 ranks, mpi (") + GetParam().library) &&
+                job.wait_for_output("): all is well\n"));
 }
 
-// The first that says so ends, and its launcher ends the others; which of them the exit code is of is the launcher's matter.
+// The first that says so ends, and its launcher ends the others; which of them the exit code is of is the
+// launcher's matter.
 TEST_P(OverMpi, ARankThatDoesNotComeIsATimeOutAndTheJobEnds) {
     const Outcome outcome = run(launch(3, {path_of("MPI_RANKS"), "alone"}), with_environment(with_modules()));
     EXPECT_NE(outcome.status, 0) << outcome.err;
-    EXPECT_THAT(outcome.out, AllOf(AnyOf(HasSubstr("rank 0: barrier #2 did not finish within 200 ms"), HasSubstr("rank 2: barrier #2 did not finish within 200 ms")),
+    EXPECT_THAT(outcome.out, AllOf(AnyOf(HasSubstr("rank 0: barrier #2 did not finish within 200 ms"),
+                                         HasSubstr("rank 2: barrier #2 did not finish within 200 ms")),
                                    HasSubstr("so does every later call")));
 }
 
 /// A ddprun for each rank, which leaves what the launcher says to its worker.
 std::vector<std::string> by_a_ddprun_each(const ReservedPort& port, const std::vector<std::string>& program) {
-    return join_words({"env", "DDPRUN_TOKEN=secret of the job", path_of("DDPRUN"), "--per-rank", "--pass-mpi-env", "--rdzv-endpoint=" + port.text()}, program);
+    return join_words({"env", "DDPRUN_TOKEN=secret of the job", path_of("DDPRUN"), "--per-rank",
+                       "--pass-mpi-env", "--rdzv-endpoint=" + port.text()},
+                      program);
 }
 
 TEST_P(OverMpi, EveryCollectiveIsRightUnderADdprunForEachRank) {
     const ReservedPort port;
-    const Outcome outcome = run(launch(2, by_a_ddprun_each(port, {path_of("MPI_RANKS")})), with_environment(with_modules()));
+    const Outcome outcome =
+        run(launch(2, by_a_ddprun_each(port, {path_of("MPI_RANKS")})), with_environment(with_modules()));
     EXPECT_EQ(outcome.status, 0) << outcome.err;
-    EXPECT_THAT(outcome.out, AllOf(HasSubstr(std::string("2 ranks, mpi (") + GetParam().library), HasSubstr("): all is well\n")));
+    EXPECT_THAT(outcome.out, AllOf(HasSubstr(std::string("2 ranks, mpi (") + GetParam().library),
+                                   HasSubstr("): all is well\n")));
 }
 
-// The launcher notices too, and may end the ddpruns before they have said more: what each says stands in a file.
+// The launcher notices too, and may end the ddpruns before they have said more: what each says stands in a
+// file.
 TEST_P(OverMpi, AKilledRankUnderADdprunForEachIsNamedAndEndsTheOthers) {
     const ReservedPort port;
     const TemporaryDirectory said;
-    const std::vector<std::string> into_files = {"sh", "-c", "exec \"$@\" 2>" + said.path() + "/${OMPI_COMM_WORLD_RANK:-$PMI_RANK}", "sh"};
-    const Outcome outcome = run(launch(3, join_words(into_files, by_a_ddprun_each(port, {path_of("MPI_RANKS"), "killed"}))), with_environment(with_modules()));
+    const std::vector<std::string> into_files = {
+        "sh", "-c", "exec \"$@\" 2>" + said.path() + "/${OMPI_COMM_WORLD_RANK:-$PMI_RANK}", "sh"};
+    const Outcome outcome =
+        run(launch(3, join_words(into_files, by_a_ddprun_each(port, {path_of("MPI_RANKS"), "killed"}))),
+            with_environment(with_modules()));
     EXPECT_FALSE(outcome.timed_out);
     EXPECT_NE(outcome.status, 0);
     EXPECT_THAT(file_content(said.file("1")), AllOf(HasSubstr("rank 1 (pid "), HasSubstr("died of SIGKILL")));
@@ -146,22 +173,27 @@ TEST_P(OverMpi, TheModuleOfAnotherMpiIsRefusedWithBoth) {
     if (!has(other.module)) GTEST_SKIP() << "there is one MPI only";
     const Outcome outcome = run(launch(2, {path_of("MPI_RANKS")}), with_module(path_of(other.module)));
     EXPECT_NE(outcome.status, 0);
-    EXPECT_THAT(outcome.err, AllOf(HasSubstr(other.library), HasSubstr(path_of(other.module)), HasSubstr("says rank 0 of 1, the environment rank 1 of 2 (launcher="),
+    EXPECT_THAT(outcome.err, AllOf(HasSubstr(other.library), HasSubstr(path_of(other.module)),
+                                   HasSubstr("says rank 0 of 1, the environment rank 1 of 2 (launcher="),
                                    HasSubstr("start the workers with the mpiexec of that MPI")));
 }
 
 TEST_P(OverMpi, WithoutTheModuleOneLineSaysWhatToDo) {
-    const Outcome outcome = run({path_of("MPI_RANKS")}, with_environment({"DDP_MPI_MODULE=/nowhere/libddp-mpi-openmpi.so"}));
+    const Outcome outcome =
+        run({path_of("MPI_RANKS")}, with_environment({"DDP_MPI_MODULE=/nowhere/libddp-mpi-openmpi.so"}));
     EXPECT_EQ(outcome.status, 1);
-    EXPECT_THAT(outcome.err, AllOf(HasSubstr("backend mpi: /nowhere/libddp-mpi-openmpi.so: "), HasSubstr("-Dmpi=enabled"), HasSubstr("DDP_MPI_MODULE")));
+    EXPECT_THAT(outcome.err, AllOf(HasSubstr("backend mpi: /nowhere/libddp-mpi-openmpi.so: "),
+                                   HasSubstr("-Dmpi=enabled"), HasSubstr("DDP_MPI_MODULE")));
 }
 
 TEST_P(OverMpi, ARankThatMpiKnowsByAnotherNumberIsRefused) {
     RunOptions options = with_module(path_of(GetParam().module));
-    for (const char* variable : {"RANK=1", "WORLD_SIZE=2", "LOCAL_RANK=1", "LOCAL_WORLD_SIZE=2"}) options.environment.emplace_back(variable);
+    for (const char* variable : {"RANK=1", "WORLD_SIZE=2", "LOCAL_RANK=1", "LOCAL_WORLD_SIZE=2"})
+        options.environment.emplace_back(variable);
     const Outcome outcome = run({path_of("MPI_RANKS")}, options);
     EXPECT_EQ(outcome.status, 1);
-    EXPECT_THAT(outcome.err, AllOf(HasSubstr(GetParam().library), HasSubstr("says rank 0 of 1, the environment rank 1 of 2")));
+    EXPECT_THAT(outcome.err, AllOf(HasSubstr(GetParam().library),
+                                   HasSubstr("says rank 0 of 1, the environment rank 1 of 2")));
 }
 
 TEST_F(UnderOpenMpi, RanksAreOneWorld) {
@@ -224,9 +256,13 @@ TEST_F(UnderHydra, TwoJobsAtOnceDoNotMeet) {
 
 std::vector<std::string> ddp_probe(const std::string& act) { return {path_of("DDP_PROBE"), act}; }
 
-/// Processes that are alone on their hosts, but for the shared memory in which fake NCCLs meet: each has a host name of its own.
+/// Processes that are alone on their hosts, but for the shared memory in which fake NCCLs meet: each has a
+/// host name of its own.
 std::vector<std::string> each_on_its_node(const std::vector<std::string>& program) {
-    return join_words({"unshare", "--uts", "sh", "-c", "hostname alone-$$ && exec \"$@\"", "sh", "env", "OMPI_COMM_WORLD_LOCAL_RANK=0", "OMPI_COMM_WORLD_LOCAL_SIZE=1", "MPI_LOCALRANKID=0", "MPI_LOCALNRANKS=1"}, program);
+    return join_words({"unshare", "--uts", "sh", "-c", "hostname alone-$$ && exec \"$@\"", "sh", "env",
+                       "OMPI_COMM_WORLD_LOCAL_RANK=0", "OMPI_COMM_WORLD_LOCAL_SIZE=1", "MPI_LOCALRANKID=0",
+                       "MPI_LOCALNRANKS=1"},
+                      program);
 }
 
 class WithoutDdprun : public ::testing::TestWithParam<Launcher> {
@@ -242,8 +278,10 @@ TEST_P(WithoutDdprun, RanksOnTwoHostsMeetInTheStoreOfRankZero) {
     const Hosts hosts(2);
     const Outcome outcome = run(GetParam().on_hosts(hosts, 2, ddp_probe("place")));
     EXPECT_EQ(outcome.status, 0) << outcome.err;
-    for (const char* place : {"rank 0/4 local 0/2 node 0/2", "rank 1/4 local 1/2 node 0/2", "rank 2/4 local 0/2 node 1/2", "rank 3/4 local 1/2 node 1/2"}) {
-        EXPECT_THAT(outcome.out, HasSubstr(std::string(place) + " master " + Hosts::address(0) + " counted 4\n"));
+    for (const char* place : {"rank 0/4 local 0/2 node 0/2", "rank 1/4 local 1/2 node 0/2",
+                              "rank 2/4 local 0/2 node 1/2", "rank 3/4 local 1/2 node 1/2"}) {
+        EXPECT_THAT(outcome.out,
+                    HasSubstr(std::string(place) + " master " + Hosts::address(0) + " counted 4\n"));
     }
 }
 
@@ -274,9 +312,11 @@ TEST_P(WithoutDdprun, NcclsIdsGoThroughTheStore) {
 
 TEST_P(WithoutDdprun, NothingToMeetByIsAnErrorAtOnceWithTheRemedy) {
     if (const auto reason = Hosts::why_not()) GTEST_SKIP() << *reason;
-    const Outcome outcome = run(GetParam().command(2, join_words({"env", "DDPRUN_EXCHANGE=none"}, each_on_its_node(sum_of_ranks())), {}));
+    const Outcome outcome = run(GetParam().command(
+        2, join_words({"env", "DDPRUN_EXCHANGE=none"}, each_on_its_node(sum_of_ranks())), {}));
     EXPECT_NE(outcome.status, 0);
-    EXPECT_THAT(outcome.err, AllOf(HasSubstr("nothing carries where they meet"), HasSubstr("DDPRUN_EXCHANGE=none"), HasSubstr("start them with ddprun")));
+    EXPECT_THAT(outcome.err, AllOf(HasSubstr("nothing carries where they meet"),
+                                   HasSubstr("DDPRUN_EXCHANGE=none"), HasSubstr("start them with ddprun")));
 }
 
 TEST_F(UnderOpenMpi, RanksOnTwoHostsMeetWherePmixAloneSpeaks) {
@@ -285,14 +325,16 @@ TEST_F(UnderOpenMpi, RanksOnTwoHostsMeetWherePmixAloneSpeaks) {
     const Hosts hosts(2);
     const Outcome outcome = run(open_mpi_on(hosts, 2, with_pmix_only(ddp_probe("place"))));
     EXPECT_EQ(outcome.status, 0) << outcome.err;
-    EXPECT_THAT(outcome.out, AllOf(HasSubstr("rank 1/4 local 1/2 node 0/2"), HasSubstr("rank 2/4 local 0/2 node 1/2"), HasSubstr("counted 4\n")));
+    EXPECT_THAT(outcome.out, AllOf(HasSubstr("rank 1/4 local 1/2 node 0/2"),
+                                   HasSubstr("rank 2/4 local 0/2 node 1/2"), HasSubstr("counted 4\n")));
 }
 
 /// A task of srun, as its variables tell it.
 std::vector<std::string> step_task(int task, int tasks, const std::vector<std::string>& command) {
     const std::string number = std::to_string(task), all = std::to_string(tasks);
-    return join_words({"env", "SLURM_JOB_ID=77", "SLURM_STEP_ID=0", "SLURM_PROCID=" + number, "SLURM_STEP_NUM_TASKS=" + all, "SLURM_LOCALID=0",
-                       "SLURM_NODEID=" + number, "SLURM_STEP_NUM_NODES=" + all, "SLURM_STEP_TASKS_PER_NODE=1(x" + all + ")"},
+    return join_words({"env", "SLURM_JOB_ID=77", "SLURM_STEP_ID=0", "SLURM_PROCID=" + number,
+                       "SLURM_STEP_NUM_TASKS=" + all, "SLURM_LOCALID=0", "SLURM_NODEID=" + number,
+                       "SLURM_STEP_NUM_NODES=" + all, "SLURM_STEP_TASKS_PER_NODE=1(x" + all + ")"},
                       command);
 }
 
@@ -325,7 +367,8 @@ TEST(TasksOfSrun, TheSameRankTwiceIsRefusedWithBoth) {
     const TemporaryDirectory shared;
     RunOptions options = with_environment({"DDPRUN_EXCHANGE_TIMEOUT=3s"});
     options.directory = shared.path();
-    Program first(step_task(0, 3, ddp_probe("place")), options), one(step_task(1, 3, ddp_probe("place")), options),
+    Program first(step_task(0, 3, ddp_probe("place")), options),
+        one(step_task(1, 3, ddp_probe("place")), options),
         other(step_task(1, 3, ddp_probe("place")), options);
     // Who is left waits for rank 2, and rank 0 does: whose time is over first says so to the other.
     const std::string said = one.wait().err + other.wait().err + first.wait().err;

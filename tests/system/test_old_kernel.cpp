@@ -4,7 +4,8 @@
 
 #include "tests/support/run_program.h"
 
-/// The kernels of many clusters are older than ours: without close_range, clone3, pidfd_open and what came with them.
+/// The kernels of many clusters are older than ours: without close_range, clone3, pidfd_open and what came
+/// with them.
 namespace ddprun::test {
 namespace {
 
@@ -34,16 +35,17 @@ TEST_F(OldKernel, AJobEndsAndLeavesNothing) {
 }
 
 TEST_F(OldKernel, AFailureIsRestartedAndExplained) {
-    const Outcome outcome = run(
-        there(ddprun_probe({"--nproc-per-node=2", "--max-restarts=1"}, {"rank", "1", "exit", "17", "end", "hold"})),
-        options_);
+    const Outcome outcome = run(there(ddprun_probe({"--nproc-per-node=2", "--max-restarts=1"},
+                                                   {"rank", "1", "exit", "17", "end", "hold"})),
+                                options_);
     EXPECT_EQ(outcome.status, 17) << outcome.err;
     EXPECT_THAT(outcome.err, HasSubstr("the one restart is used up"));
     EXPECT_TRUE(all_gone(mark_, 0ms));
 }
 
 TEST_F(OldKernel, SigkillOfDdprunLeavesNoProcess) {
-    Program program(there(ddprun_probe({"--nproc-per-node=2"}, {"child", "daemon", "say", "up", "hold"})), options_);
+    Program program(there(ddprun_probe({"--nproc-per-node=2"}, {"child", "daemon", "say", "up", "hold"})),
+                    options_);
     ASSERT_TRUE(program.wait_for_output("[1]: up"));
     program.signal(SIGKILL);
     program.wait();
@@ -51,9 +53,10 @@ TEST_F(OldKernel, SigkillOfDdprunLeavesNoProcess) {
 }
 
 TEST_F(OldKernel, WorkersTrain) {
-    const Outcome outcome = run(there({path_of("DDPRUN"), "--nproc-per-node=2", path_of("TRAIN"), "--device=cpu", "--epochs=2",
-                                       "--checkpoint-dir=" + ::testing::TempDir() + unique_name("old-kernel")}),
-                                options_);
+    const Outcome outcome =
+        run(there({path_of("DDPRUN"), "--nproc-per-node=2", path_of("TRAIN"), "--device=cpu", "--epochs=2",
+                   "--checkpoint-dir=" + ::testing::TempDir() + unique_name("old-kernel")}),
+            options_);
     EXPECT_EQ(outcome.status, 0) << outcome.err;
     EXPECT_THAT(outcome.out, HasSubstr("bitwise equal on 2 workers"));
 }

@@ -24,14 +24,18 @@ struct Marked {
 
 TEST(Orphans, NothingOutlivesAJobThatEndsWell) {
     const Marked job;
-    const Outcome outcome = run(ddprun_probe({"--nproc-per-node=2"}, {"child", "daemon", "exit", "0"}), job.options);
+    const Outcome outcome =
+        run(ddprun_probe({"--nproc-per-node=2"}, {"child", "daemon", "exit", "0"}), job.options);
     EXPECT_EQ(outcome.status, 0) << outcome.err;
     EXPECT_TRUE(processes_with(job.variable).empty());
 }
 
 TEST(Orphans, ChildrenOfTheShellThatBecameDdprunAreNotTheJobs) {
     const Marked job;
-    const Outcome outcome = run({"sh", "-c", "sleep 1000 >/dev/null 2>&1 & exec \"$@\"", "sh", path_of("DDPRUN"), "--nproc-per-node=1", path_of("PROBE"), "daemon", "exit", "0"}, job.options);
+    const Outcome outcome =
+        run({"sh", "-c", "sleep 1000 >/dev/null 2>&1 & exec \"$@\"", "sh", path_of("DDPRUN"),
+             "--nproc-per-node=1", path_of("PROBE"), "daemon", "exit", "0"},
+            job.options);
     EXPECT_EQ(outcome.status, 0) << outcome.err;
     const std::vector<pid_t> left = processes_with(job.variable);
     EXPECT_EQ(left.size(), 1U) << "the shell's, without the worker's daemon";
@@ -40,7 +44,8 @@ TEST(Orphans, ChildrenOfTheShellThatBecameDdprunAreNotTheJobs) {
 
 TEST(Orphans, AGrandchildThatHoldsStdoutDoesNotHoldTheJob) {
     const Marked job;
-    const Outcome outcome = run(ddprun_probe({"--nproc-per-node=1"}, {"daemon", "say", "done", "exit", "0"}), job.options);
+    const Outcome outcome =
+        run(ddprun_probe({"--nproc-per-node=1"}, {"daemon", "say", "done", "exit", "0"}), job.options);
     EXPECT_EQ(outcome.status, 0);
     EXPECT_THAT(outcome.out, HasSubstr("done"));
     EXPECT_LT(outcome.took, 5s);
@@ -49,14 +54,17 @@ TEST(Orphans, AGrandchildThatHoldsStdoutDoesNotHoldTheJob) {
 
 TEST(Orphans, TheChildrenOfAKilledWorkerGoWithItsJob) {
     const Marked job;
-    const Outcome outcome = run(ddprun_probe({"--nproc-per-node=2"}, {"child", "daemon", "rank", "1", "kill", "9", "end", "hold"}), job.options);
+    const Outcome outcome = run(
+        ddprun_probe({"--nproc-per-node=2"}, {"child", "daemon", "rank", "1", "kill", "9", "end", "hold"}),
+        job.options);
     EXPECT_EQ(outcome.status, 128 + SIGKILL);
     EXPECT_TRUE(processes_with(job.variable).empty());
 }
 
 TEST(Orphans, WorkersThatStoppedThemselvesAreEndedToo) {
     const Marked job;
-    Program program(ddprun_probe({"--nproc-per-node=2", "--shutdown-timeout=1"}, {"say", "up", "stop"}), job.options);
+    Program program(ddprun_probe({"--nproc-per-node=2", "--shutdown-timeout=1"}, {"say", "up", "stop"}),
+                    job.options);
     ASSERT_TRUE(program.wait_for_output("[1]: up"));
     program.signal(SIGTERM);
     const Outcome outcome = program.wait();
@@ -74,14 +82,15 @@ TEST(Orphans, SigkillOfDdprunAtAnyMomentLeavesNoProcess) {
         std::this_thread::sleep_for(std::chrono::microseconds(random() % 25'000));
         program.signal(SIGKILL);
         program.wait();
-        ASSERT_TRUE(all_gone(job.variable)) << "round " << round << ": "
-                                            << processes_with(job.variable).size() << " processes are left";
+        ASSERT_TRUE(all_gone(job.variable))
+            << "round " << round << ": " << processes_with(job.variable).size() << " processes are left";
     }
 }
 
 TEST(Orphans, SigkillOfDdprunsWholeGroupLeavesNoProcess) {
     const Marked job;
-    Program program(ddprun_probe({"--nproc-per-node=3"}, {"child", "daemon", "say", "up", "hold"}), job.options);
+    Program program(ddprun_probe({"--nproc-per-node=3"}, {"child", "daemon", "say", "up", "hold"}),
+                    job.options);
     ASSERT_TRUE(program.wait_for_output("[2]: up"));
     ::kill(-program.pid(), SIGKILL);
     program.wait();
@@ -103,25 +112,29 @@ TEST(Orphans, AKilledWardenIsReplacedAndTheReplacementDoesItsDuty) {
 
 /// A Python program that leaves its shared memory to Python's resource tracker, and ends in that way.
 class SharedMemoryOfPython : public ::testing::TestWithParam<std::string> {};
-INSTANTIATE_TEST_SUITE_P(Orphans, SharedMemoryOfPython, ::testing::Values("exit", "abort", "kill"), [](const auto& how) { return how.param; });
+INSTANTIATE_TEST_SUITE_P(Orphans, SharedMemoryOfPython, ::testing::Values("exit", "abort", "kill"),
+                         [](const auto& how) { return how.param; });
 
 TEST_P(SharedMemoryOfPython, IsRemovedByItsResourceTracker) {
-    if (run({"python3", "-c", "import multiprocessing.shared_memory"}).status != 0) GTEST_SKIP() << "no python3";
+    if (run({"python3", "-c", "import multiprocessing.shared_memory"}).status != 0)
+        GTEST_SKIP() << "no python3";
     const std::string name = unique_name("ddprun-memory");
     const TemporaryDirectory made;
     // A rank that is stopped because the other has died must have told its tracker of its memory before.
-    const std::string program = "import os, signal, sys, time\n"
-                                "from multiprocessing.shared_memory import SharedMemory\n"
-                                "memory = SharedMemory(create=True, size=1, name=sys.argv[1] + '.' + os.environ['RANK'])\n"
-                                "open(sys.argv[3] + '/' + os.environ['RANK'], 'w').close()\n"
-                                "while len(os.listdir(sys.argv[3])) < 2: time.sleep(0.001)\n"
-                                "if sys.argv[2] == 'abort': os.abort()\n"
-                                "if sys.argv[2] == 'kill': os.kill(os.getpid(), signal.SIGKILL)\n";
-    const Outcome outcome = run({path_of("DDPRUN"), "--nproc-per-node=2", "--no-python", "python3", "-c", program, name, GetParam(),
-                                 made.path()});
+    const std::string program =
+        "import os, signal, sys, time\n"
+        "from multiprocessing.shared_memory import SharedMemory\n"
+        "memory = SharedMemory(create=True, size=1, name=sys.argv[1] + '.' + os.environ['RANK'])\n"
+        "open(sys.argv[3] + '/' + os.environ['RANK'], 'w').close()\n"
+        "while len(os.listdir(sys.argv[3])) < 2: time.sleep(0.001)\n"
+        "if sys.argv[2] == 'abort': os.abort()\n"
+        "if sys.argv[2] == 'kill': os.kill(os.getpid(), signal.SIGKILL)\n";
+    const Outcome outcome = run({path_of("DDPRUN"), "--nproc-per-node=2", "--no-python", "python3", "-c",
+                                 program, name, GetParam(), made.path()});
     EXPECT_EQ(outcome.status == 0, GetParam() == "exit") << outcome.err;
     EXPECT_THAT(outcome.err, ::testing::Not(HasSubstr("left behind")));
-    for (const char* rank : {".0", ".1"}) EXPECT_NE(::access(("/dev/shm/" + name + rank).c_str(), F_OK), 0) << rank;
+    for (const char* rank : {".0", ".1"})
+        EXPECT_NE(::access(("/dev/shm/" + name + rank).c_str(), F_OK), 0) << rank;
 }
 
 TEST(Orphans, NobodyIsKilledByANumberFromAProcOfAnotherPidNamespace) {
@@ -131,14 +144,18 @@ TEST(Orphans, NobodyIsKilledByANumberFromAProcOfAnotherPidNamespace) {
     command.insert(command.end(), job.begin(), job.end());
     const Outcome outcome = run(command);
     EXPECT_EQ(outcome.status, 0) << outcome.err;
-    EXPECT_THAT(outcome.err, ::testing::Not(HasSubstr("left behind"))) << "two daemons at most are its own, and they end when asked";
+    EXPECT_THAT(outcome.err, ::testing::Not(HasSubstr("left behind")))
+        << "two daemons at most are its own, and they end when asked";
 }
 
 TEST(Orphans, WithoutProcADaemonDoesNotOutliveASigkillOfDdprun) {
-    if (run({"unshare", "-m", "mount", "-t", "tmpfs", "none", "/proc"}).status != 0) GTEST_SKIP() << "/proc cannot be hidden";
+    if (run({"unshare", "-m", "mount", "-t", "tmpfs", "none", "/proc"}).status != 0)
+        GTEST_SKIP() << "/proc cannot be hidden";
     const Marked job;
-    std::vector<std::string> command{"unshare", "-m", "sh", "-c", "mount -t tmpfs none /proc && exec \"$@\"", "sh"};
-    const std::vector<std::string> rest = ddprun_probe({"--nproc-per-node=2", "--cgroup=none"}, {"daemon", "say", "up", "hold"});
+    std::vector<std::string> command{"unshare", "-m", "sh", "-c", "mount -t tmpfs none /proc && exec \"$@\"",
+                                     "sh"};
+    const std::vector<std::string> rest =
+        ddprun_probe({"--nproc-per-node=2", "--cgroup=none"}, {"daemon", "say", "up", "hold"});
     command.insert(command.end(), rest.begin(), rest.end());
     Program program(command, job.options);
     ASSERT_TRUE(program.wait_for_output("[0]: up") && program.wait_for_output("[1]: up"));
@@ -148,7 +165,8 @@ TEST(Orphans, WithoutProcADaemonDoesNotOutliveASigkillOfDdprun) {
 }
 
 bool comes_to_nothing(const std::string& argument) {
-    for (const auto until = std::chrono::steady_clock::now() + 20s; std::chrono::steady_clock::now() < until;) {
+    for (const auto until = std::chrono::steady_clock::now() + 20s;
+         std::chrono::steady_clock::now() < until;) {
         if (processes_called_with(argument).empty()) return true;
         std::this_thread::sleep_for(2ms);
     }
@@ -157,7 +175,8 @@ bool comes_to_nothing(const std::string& argument) {
 
 TEST(Orphans, WithoutACgroupADaemonWithAnEmptyEnvironmentDoesNotOutliveASigkillOfDdprun) {
     const std::string name = unique_name("nameless");
-    Program program(ddprun_probe({"--nproc-per-node=2", "--cgroup=none"}, {"nameless", "say", "up", "hold"}), with_environment({"PROBE_JOB=" + name}));
+    Program program(ddprun_probe({"--nproc-per-node=2", "--cgroup=none"}, {"nameless", "say", "up", "hold"}),
+                    with_environment({"PROBE_JOB=" + name}));
     ASSERT_TRUE(program.wait_for_output("[0]: up") && program.wait_for_output("[1]: up"));
     ASSERT_EQ(processes_called_with(name).size(), 2u);
     program.signal(SIGKILL);
@@ -197,12 +216,16 @@ void kill_with_its_warden(Program& program) {
 
 TEST(Orphans, CleanEndsWhatAKilledDdprunLeftAndTouchesNoJobThatRuns) {
     const std::string ddprun = path_of("DDPRUN");
-    if (run(as_daemon({ddprun, "--version"})).status != 0) GTEST_SKIP() << "needs root, and a place that other users can read";
+    if (run(as_daemon({ddprun, "--version"})).status != 0)
+        GTEST_SKIP() << "needs root, and a place that other users can read";
     const std::string left = unique_name("left"), alive = unique_name("alive");
-    Program runs(as_daemon(ddprun_probe({"--nproc-per-node=1"}, {"nameless", "say", "up", "hold"})), with_environment({"PROBE_JOB=" + alive}));
-    Program killed(as_daemon(ddprun_probe({"--nproc-per-node=2"}, {"child", "daemon", "nameless", "say", "up", "hold"})),
-                   with_environment({"PROBE_JOB=" + left}));
-    ASSERT_TRUE(runs.wait_for_output("up") && killed.wait_for_output("[0]: up") && killed.wait_for_output("[1]: up"));
+    Program runs(as_daemon(ddprun_probe({"--nproc-per-node=1"}, {"nameless", "say", "up", "hold"})),
+                 with_environment({"PROBE_JOB=" + alive}));
+    Program killed(
+        as_daemon(ddprun_probe({"--nproc-per-node=2"}, {"child", "daemon", "nameless", "say", "up", "hold"})),
+        with_environment({"PROBE_JOB=" + left}));
+    ASSERT_TRUE(runs.wait_for_output("up") && killed.wait_for_output("[0]: up") &&
+                killed.wait_for_output("[1]: up"));
     kill_with_its_warden(killed);
     ASSERT_FALSE(processes_called_with(left).empty());
 

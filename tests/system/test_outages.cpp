@@ -1,4 +1,5 @@
-// What faults of the network cost a job: hosts of their own (tests/support/hosts.h), cables that are cut and mended.
+// What faults of the network cost a job: hosts of their own (tests/support/hosts.h), cables that are cut and
+// mended.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <signal.h>
@@ -25,18 +26,22 @@ class Outages : public ::testing::Test {
     }
     /// A ddprun on each host, with two workers each.
     void start(std::vector<std::string> options, std::vector<std::string> acts) {
-        options.insert(options.end(), {"--nnodes=2", "--nproc-per-node=2", "--rdzv-backend=c10d", "--rdzv-endpoint=node00:29400"});
+        options.insert(options.end(), {"--nnodes=2", "--nproc-per-node=2", "--rdzv-backend=c10d",
+                                       "--rdzv-endpoint=node00:29400"});
         for (int host : {0, 1}) {
             std::vector<std::string> command{"env", marker_, "DDPRUN_TOKEN=secret of the job"};
             const std::vector<std::string> job = ddprun_probe(options, acts);
             command.insert(command.end(), job.begin(), job.end());
             nodes_.push_back(std::make_unique<Program>(hosts_->command(host, command)));
         }
-        for (int rank = 0; rank < 4; ++rank) ASSERT_TRUE(node(rank / 2).wait_for_output("[" + std::to_string(rank) + "]: up"));
+        for (int rank = 0; rank < 4; ++rank)
+            ASSERT_TRUE(node(rank / 2).wait_for_output("[" + std::to_string(rank) + "]: up"));
     }
     Program& node(int host) { return *nodes_[static_cast<std::size_t>(host)]; }
     void signal_all(int host, const std::string& names, const std::string& signal) {
-        run(hosts_->command(host, {"sh", "-c", "for p in /proc/[0-9]*; do case \"$(cat $p/comm)\" in " + names + ") kill -" + signal + " ${p#/proc/};; esac; done; true"}));
+        run(hosts_->command(host, {"sh", "-c",
+                                   "for p in /proc/[0-9]*; do case \"$(cat $p/comm)\" in " + names +
+                                       ") kill -" + signal + " ${p#/proc/};; esac; done; true"}));
     }
     void signal_ddpruns(int host, const std::string& signal) { signal_all(host, "ddprun", signal); }
     void let_pass(std::chrono::milliseconds span) { std::this_thread::sleep_for(span); }
@@ -57,7 +62,9 @@ class Outages : public ::testing::Test {
             const Outcome outcome = node(host).wait();
             EXPECT_EQ(outcome.status, 0) << outcome.err;
             EXPECT_EQ(occurrences(outcome.out, "over"), 2) << outcome.out;
-            EXPECT_THAT(outcome.err, AllOf(Not(HasSubstr("lost")), Not(HasSubstr("heartbeat")), Not(HasSubstr("connection")))) << outcome.err;
+            EXPECT_THAT(outcome.err, AllOf(Not(HasSubstr("lost")), Not(HasSubstr("heartbeat")),
+                                           Not(HasSubstr("connection"))))
+                << outcome.err;
         }
     }
 
@@ -112,7 +119,11 @@ TEST_F(Outages, WhatIsLostInOneDirectionAloneIsALossForBoth) {
         nodes_.clear();
         start({"--heartbeat-timeout=2"}, {"say", "up", "hold"});
         // Its frames go to an address that nobody has.
-        ASSERT_EQ(run(hosts_->command(speaker, {"ip", "neighbour", "replace", Hosts::address(1 - speaker), "lladdr", "02:00:00:00:00:99", "nud", "permanent", "dev", "eth0"})).status, 0);
+        ASSERT_EQ(
+            run(hosts_->command(speaker, {"ip", "neighbour", "replace", Hosts::address(1 - speaker), "lladdr",
+                                          "02:00:00:00:00:99", "nud", "permanent", "dev", "eth0"}))
+                .status,
+            0);
         for (int host : {0, 1}) {
             const Outcome outcome = node(host).wait();
             EXPECT_EQ(outcome.status, 69) << outcome.err;
@@ -135,7 +146,8 @@ TEST_F(SlowNetwork, DelayAndFramesThatOvertakeEachOtherCostNothing) {
 }
 
 TEST_F(Outages, ANodeThatIsStoppedForLongerThanTheTimeOutKillsItsWorkersAndRejoins) {
-    start({"--heartbeat-timeout=2", "--max-restarts=1"}, {"generation", "1", "ignore", "15", "say", "up", "hold", "end", "say", "again"});
+    start({"--heartbeat-timeout=2", "--max-restarts=1"},
+          {"generation", "1", "ignore", "15", "say", "up", "hold", "end", "say", "again"});
     signal_ddpruns(1, "STOP");
     ASSERT_TRUE(node(0).wait_for_output("node node01: no heartbeat for 2 s"));
     signal_ddpruns(1, "CONT");
@@ -143,7 +155,8 @@ TEST_F(Outages, ANodeThatIsStoppedForLongerThanTheTimeOutKillsItsWorkersAndRejoi
 }
 
 TEST_F(Outages, ANodeWhoseHeadIsStoppedForLongerThanTheTimeOutRejoins) {
-    start({"--heartbeat-timeout=2", "--max-restarts=1"}, {"generation", "1", "say", "up", "hold", "end", "say", "again"});
+    start({"--heartbeat-timeout=2", "--max-restarts=1"},
+          {"generation", "1", "say", "up", "hold", "end", "say", "again"});
     signal_ddpruns(0, "STOP");
     ASSERT_TRUE(node(1).wait_for_output("no heartbeat from the controller for 2 s"));
     signal_ddpruns(0, "CONT");
@@ -151,7 +164,8 @@ TEST_F(Outages, ANodeWhoseHeadIsStoppedForLongerThanTheTimeOutRejoins) {
 }
 
 TEST_F(Outages, ANodeWhoseCableIsCutForLongerThanTheTimeOutRejoins) {
-    start({"--heartbeat-timeout=2", "--max-restarts=1"}, {"generation", "1", "say", "up", "hold", "end", "say", "again"});
+    start({"--heartbeat-timeout=2", "--max-restarts=1"},
+          {"generation", "1", "say", "up", "hold", "end", "say", "again"});
     hosts_->cut_cable(1);
     ASSERT_TRUE(node(0).wait_for_output("no heartbeat for 2 s"));
     ASSERT_TRUE(node(1).wait_for_output("no heartbeat from the controller for 2 s"));
@@ -164,7 +178,10 @@ TEST_F(Outages, TheWorkersOfAStoppedDdprunAreKilledThoughItDoesNotWake) {
     signal_ddpruns(1, "STOP");
     EXPECT_EQ(node(0).wait().status, 69);
     // Dead workers stay zombies while their parent is stopped.
-    const auto workers_are_there = [&] { return run(hosts_->command(1, {"ps", "-C", "probe", "-o", "stat="})).out.find_first_not_of("Z \n") != std::string::npos; };
+    const auto workers_are_there = [&] {
+        return run(hosts_->command(1, {"ps", "-C", "probe", "-o", "stat="})).out.find_first_not_of("Z \n") !=
+               std::string::npos;
+    };
     for (int look = 0; look < 1000 && workers_are_there(); ++look) let_pass(10ms);
     EXPECT_FALSE(workers_are_there());
     signal_ddpruns(1, "CONT");

@@ -18,7 +18,8 @@ using ::testing::AnyOf;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
-std::vector<std::string> ddprun(const std::vector<std::string>& options, const std::vector<std::string>& program) {
+std::vector<std::string> ddprun(const std::vector<std::string>& options,
+                                const std::vector<std::string>& program) {
     return join_words(join_words({path_of("DDPRUN")}, options), program);
 }
 
@@ -64,8 +65,9 @@ TEST(DdprunPerNode, WhatTheUserSaysWins) {
 /// A task of srun, on one of two hosts.
 std::vector<std::string> as_step_task(int task, const std::vector<std::string>& command) {
     const std::string number = std::to_string(task);
-    return join_words({"env", "SLURM_JOB_ID=77", "SLURM_STEP_ID=0", "SLURM_PROCID=" + number, "SLURM_STEP_NUM_TASKS=2", "SLURM_LOCALID=0",
-                       "SLURM_NODEID=" + number, "SLURM_STEP_NUM_NODES=2", "SLURM_STEP_TASKS_PER_NODE=1(x2)",
+    return join_words({"env", "SLURM_JOB_ID=77", "SLURM_STEP_ID=0", "SLURM_PROCID=" + number,
+                       "SLURM_STEP_NUM_TASKS=2", "SLURM_LOCALID=0", "SLURM_NODEID=" + number,
+                       "SLURM_STEP_NUM_NODES=2", "SLURM_STEP_TASKS_PER_NODE=1(x2)",
                        "SLURM_STEP_NODELIST=node[00-01]", "SLURMD_NODENAME=" + Hosts::name(task)},
                       command);
 }
@@ -79,13 +81,17 @@ class OnTwoHosts : public ::testing::Test {
 
 TEST_F(OnTwoHosts, TasksOfSrunMeetAtTheStepsFirstHostWithTheUsersSecret) {
     const Hosts hosts(2);
-    const std::vector<std::string> command = ddprun_probe({"--nproc-per-node=2"}, {"env", "RANK", "env", "MASTER_ADDR", "env", "SLURM_PROCID"});
-    Program first(hosts.command(0, as_step_task(0, command))), second(hosts.command(1, as_step_task(1, command)));
+    const std::vector<std::string> command =
+        ddprun_probe({"--nproc-per-node=2"}, {"env", "RANK", "env", "MASTER_ADDR", "env", "SLURM_PROCID"});
+    Program first(hosts.command(0, as_step_task(0, command))),
+        second(hosts.command(1, as_step_task(1, command)));
     const Outcome zero = first.wait(), one = second.wait();
     EXPECT_EQ(zero.status, 0) << zero.err;
     EXPECT_EQ(one.status, 0) << one.err;
-    EXPECT_THAT(one.out, AllOf(HasSubstr("[2]: RANK=2\n"), HasSubstr("[3]: RANK=3\n"), HasSubstr("[3]: MASTER_ADDR=node00\n"),
-                               HasSubstr("[3]: SLURM_PROCID unset\n"))) << zero.err;
+    EXPECT_THAT(one.out,
+                AllOf(HasSubstr("[2]: RANK=2\n"), HasSubstr("[3]: RANK=3\n"),
+                      HasSubstr("[3]: MASTER_ADDR=node00\n"), HasSubstr("[3]: SLURM_PROCID unset\n")))
+        << zero.err;
     EXPECT_THAT(one.err, AllOf(HasSubstr("node 1 of 2: launcher=slurm"), HasSubstr("they meet at node00:"),
                                HasSubstr("the first host of SLURM_STEP_NODELIST")));
 }
@@ -93,7 +99,8 @@ TEST_F(OnTwoHosts, TasksOfSrunMeetAtTheStepsFirstHostWithTheUsersSecret) {
 TEST_F(OnTwoHosts, TasksOfSrunMeetByAFileWhereADirectoryIsNamed) {
     const Hosts hosts(2);
     const std::string directory = "DDPRUN_EXCHANGE_DIR=" + hosts.shared();
-    const std::vector<std::string> command = join_words({"env", directory}, ddprun_probe({}, {"env", "RANK", "env", "MASTER_ADDR"}));
+    const std::vector<std::string> command =
+        join_words({"env", directory}, ddprun_probe({}, {"env", "RANK", "env", "MASTER_ADDR"}));
     Program second(hosts.command(1, as_step_task(1, command)));
     Program first(hosts.command(0, as_step_task(0, command)));
     const Outcome zero = first.wait(), one = second.wait();
@@ -111,17 +118,25 @@ TEST_F(OnTwoHosts, ANodeThatFindsNobodySaysWhereItLookedAndIsStoppedBySigterm) {
     const std::vector<std::string> command = ddprun_probe({"--rdzv-conf=join_timeout=1"}, {"say", "started"});
     const Outcome alone = run(hosts.command(1, as_step_task(1, command)));
     EXPECT_EQ(alone.status, 69);
-    EXPECT_THAT(alone.err, AllOf(HasSubstr("the first node"), HasSubstr("node00:2"), HasSubstr("Connection refused")));
+    EXPECT_THAT(alone.err,
+                AllOf(HasSubstr("the first node"), HasSubstr("node00:2"), HasSubstr("Connection refused")));
     EXPECT_EQ(alone.out, "");
 
     Program waiting(hosts.command(1, as_step_task(1, ddprun_probe({}, {"say", "started"}))));
     // A signal that comes before it is blocked (bit 14 of the mask) ends any process.
     const auto has_begun = [&] {
-        return run(hosts.command(1, {"sh", "-c", "for p in /proc/[0-9]*; do [ \"$(cat $p/comm)\" = ddprun ] && grep -q '^SigBlk:.*[4-7c-f]...$' $p/status && exit 0; done; exit 1"})).status == 0;
+        return run(hosts.command(
+                       1,
+                       {"sh", "-c",
+                        "for p in /proc/[0-9]*; do [ \"$(cat $p/comm)\" = ddprun ] && grep -q '^SigBlk:.*[4-7c-f]...$' $p/status && exit 0; done; exit 1"}))
+                   .status == 0;
     };
     while (!has_begun()) {
     }
-    run(hosts.command(1, {"sh", "-c", "for p in /proc/[0-9]*; do [ \"$(cat $p/comm)\" = ddprun ] && kill -TERM ${p#/proc/}; done; true"}));
+    run(hosts.command(
+        1,
+        {"sh", "-c",
+         "for p in /proc/[0-9]*; do [ \"$(cat $p/comm)\" = ddprun ] && kill -TERM ${p#/proc/}; done; true"}));
     const Outcome stopped = waiting.wait();
     EXPECT_EQ(stopped.status, 75) << stopped.err;
     EXPECT_THAT(stopped.err, HasSubstr("SIGTERM while the nodes were waited for"));
@@ -129,10 +144,13 @@ TEST_F(OnTwoHosts, ANodeThatFindsNobodySaysWhereItLookedAndIsStoppedBySigterm) {
 
 TEST_F(OnTwoHosts, AnotherSecretOnTheOtherHostIsToldWithTheRemedy) {
     const Hosts hosts(2);
-    Program first(hosts.command(0, as_step_task(0, join_words({"env", "DDPRUN_TOKEN=one"}, ddprun_probe({}, {"say", "started"})))));
+    Program first(hosts.command(
+        0, as_step_task(0, join_words({"env", "DDPRUN_TOKEN=one"}, ddprun_probe({}, {"say", "started"})))));
     ASSERT_TRUE(first.wait_for_output("they meet at node00:"));
     // A refusal is no end: another job's first node could have the port.
-    const Outcome one = run(hosts.command(1, as_step_task(1, join_words({"env", "DDPRUN_TOKEN=other"}, ddprun_probe({"--rdzv-conf=join_timeout=1"}, {"say", "started"})))));
+    const Outcome one = run(hosts.command(
+        1, as_step_task(1, join_words({"env", "DDPRUN_TOKEN=other"},
+                                      ddprun_probe({"--rdzv-conf=join_timeout=1"}, {"say", "started"})))));
     EXPECT_EQ(one.status, 69) << one.err;
     EXPECT_THAT(one.err, AllOf(HasSubstr("the first node"), HasSubstr("DDPRUN_TOKEN")));
     EXPECT_EQ(one.out, "");
@@ -145,75 +163,97 @@ TEST_F(OnTwoHosts, AnotherSecretOnTheOtherHostIsToldWithTheRemedy) {
 struct OuterLauncher {
     const char* name;
     const char* variable;  ///< of the environment, with its path
-    std::vector<std::string> (*command)(int ranks, const std::vector<std::string>& program, const std::vector<std::string>& options);
-    std::vector<std::string> (*on_hosts)(const Hosts& hosts, int per_host, const std::vector<std::string>& program);
+    std::vector<std::string> (*command)(int ranks, const std::vector<std::string>& program,
+                                        const std::vector<std::string>& options);
+    std::vector<std::string> (*on_hosts)(const Hosts& hosts, int per_host,
+                                         const std::vector<std::string>& program);
     const char* channel;
 };
-std::string name_of_launcher(const ::testing::TestParamInfo<OuterLauncher>& tested) { return tested.param.name; }
+std::string name_of_launcher(const ::testing::TestParamInfo<OuterLauncher>& tested) {
+    return tested.param.name;
+}
 
 class Under : public ::testing::TestWithParam<OuterLauncher> {
   protected:
     void SetUp() override {
         if (!has(GetParam().variable)) GTEST_SKIP() << "no " << GetParam().name << " on this machine";
     }
-    static Outcome launch(int ranks, const std::vector<std::string>& program) { return run(GetParam().command(ranks, program, {})); }
+    static Outcome launch(int ranks, const std::vector<std::string>& program) {
+        return run(GetParam().command(ranks, program, {}));
+    }
     static std::string scratch(const std::string& name) { return scratch_.file(name); }
     static inline TemporaryDirectory scratch_;
 };
-INSTANTIATE_TEST_SUITE_P(Launchers, Under,
-                         ::testing::Values(OuterLauncher{"OpenMpi", "OPEN_MPI", open_mpi, open_mpi_on, "PMIx"},
-                                           OuterLauncher{"Hydra", "HYDRA", hydra, hydra_on, "PMI on descriptor"}),
-                         name_of_launcher);
+INSTANTIATE_TEST_SUITE_P(
+    Launchers, Under,
+    ::testing::Values(OuterLauncher{"OpenMpi", "OPEN_MPI", open_mpi, open_mpi_on, "PMIx"},
+                      OuterLauncher{"Hydra", "HYDRA", hydra, hydra_on, "PMI on descriptor"}),
+    name_of_launcher);
 
 TEST_P(Under, SeveralDdprunOnANodeAreOneRankEachOfOneWorld) {
     const Outcome outcome = launch(4, ddprun({}, sum_of_ranks()));
     EXPECT_EQ(outcome.status, 0) << outcome.err;
     EXPECT_THAT(outcome.out, HasSubstr("4 workers, the sum of their ranks is 6\n"));
-    EXPECT_THAT(outcome.err, AllOf(HasSubstr("rank 0 of 4"), HasSubstr("told by " + std::string(GetParam().channel))));
+    EXPECT_THAT(outcome.err,
+                AllOf(HasSubstr("rank 0 of 4"), HasSubstr("told by " + std::string(GetParam().channel))));
 }
 
 TEST_P(Under, ARankHasTheLaunchersPlaceAndNoneOfItsVariables) {
-    const Outcome outcome = launch(2, ddprun_probe({"--per-rank"}, {"rank", "1", "env", "RANK", "env", "LOCAL_RANK", "env", "LOCAL_WORLD_SIZE",
-                                                                    "env", "GROUP_WORLD_SIZE", "env", "OMPI_COMM_WORLD_RANK", "env", "PMIX_RANK",
-                                                                    "env", "PMI_FD", "env", "PMI_RANK", "fds", "end"}));
+    const Outcome outcome = launch(2, ddprun_probe({"--per-rank"}, {"rank", "1",
+                                                                    "env",  "RANK",
+                                                                    "env",  "LOCAL_RANK",
+                                                                    "env",  "LOCAL_WORLD_SIZE",
+                                                                    "env",  "GROUP_WORLD_SIZE",
+                                                                    "env",  "OMPI_COMM_WORLD_RANK",
+                                                                    "env",  "PMIX_RANK",
+                                                                    "env",  "PMI_FD",
+                                                                    "env",  "PMI_RANK",
+                                                                    "fds",  "end"}));
     EXPECT_EQ(outcome.status, 0) << outcome.err;
-    for (const char* expected : {"RANK=1\n", "LOCAL_RANK=1\n", "LOCAL_WORLD_SIZE=2\n", "GROUP_WORLD_SIZE=1\n", "OMPI_COMM_WORLD_RANK unset\n",
-                                 "PMIX_RANK unset\n", "PMI_FD unset\n", "PMI_RANK unset\n"}) {
+    for (const char* expected :
+         {"RANK=1\n", "LOCAL_RANK=1\n", "LOCAL_WORLD_SIZE=2\n", "GROUP_WORLD_SIZE=1\n",
+          "OMPI_COMM_WORLD_RANK unset\n", "PMIX_RANK unset\n", "PMI_FD unset\n", "PMI_RANK unset\n"}) {
         EXPECT_THAT(outcome.out, HasSubstr(expected));
     }
 }
 
 TEST_P(Under, ARankThatDiesIsStartedAgainWithTheOthersAndTheLauncherNoticesNothing) {
     const std::string died = scratch(std::string("died-") + GetParam().name);
-    const Outcome outcome = launch(3, ddprun_probe({"--per-rank", "--max-restarts=1"},
-                                                   {"env", "TORCHELASTIC_RESTART_COUNT", "rank", "1", "once", died, "kill", "9", "end"}));
+    const Outcome outcome = launch(
+        3, ddprun_probe({"--per-rank", "--max-restarts=1"}, {"env", "TORCHELASTIC_RESTART_COUNT", "rank", "1",
+                                                             "once", died, "kill", "9", "end"}));
     EXPECT_EQ(outcome.status, 0) << outcome.err;
     EXPECT_EQ(occurrences(outcome.out, "TORCHELASTIC_RESTART_COUNT=1"), 3) << outcome.out;
     EXPECT_THAT(outcome.err, AllOf(HasSubstr("rank 1"), HasSubstr("SIGKILL")));
 }
 
 TEST_P(Under, TheExitCodeIsTheCulprits) {
-    const Outcome outcome = launch(3, ddprun_probe({"--per-rank"}, {"rank", "1", "exit", "5", "end", "hold"}));
+    const Outcome outcome =
+        launch(3, ddprun_probe({"--per-rank"}, {"rank", "1", "exit", "5", "end", "hold"}));
     EXPECT_EQ(outcome.status, 5) << outcome.err;
-    EXPECT_THAT(outcome.err, AllOf(HasSubstr("first cause   rank 1"), HasSubstr("stopped by us 2 workers (ranks 0, 2)")));
+    EXPECT_THAT(outcome.err,
+                AllOf(HasSubstr("first cause   rank 1"), HasSubstr("stopped by us 2 workers (ranks 0, 2)")));
 }
 
 TEST_P(Under, SeveralDdprunThatWouldEachStartANodesWorkersAreRefused) {
     const Outcome outcome = launch(2, ddprun_probe({"--nproc-per-node=2"}, {"say", "started"}));
     EXPECT_EQ(outcome.status, 64);
     EXPECT_EQ(outcome.out, "");
-    EXPECT_THAT(outcome.err, AllOf(HasSubstr("2 ddprun were started on this node"), HasSubstr("--per-rank"), HasSubstr("--standalone")));
+    EXPECT_THAT(outcome.err, AllOf(HasSubstr("2 ddprun were started on this node"), HasSubstr("--per-rank"),
+                                   HasSubstr("--standalone")));
 }
 
 TEST(PerRank, WhatContradictsItIsRefusedWithBoth) {
-    const std::pair<std::vector<std::string>, const char*> lines[] = {{{"--per-rank", "--nproc-per-node=2"}, "--nproc-per-node 2"},
-                                                                      {{"--per-rank", "--standalone"}, "--standalone"},
-                                                                      {{"--per-rank", "--virtual-local-rank"}, "--virtual-local-rank"},
-                                                                      {{"--pass-mpi-env", "--pmix=on"}, "--pmix"}};
+    const std::pair<std::vector<std::string>, const char*> lines[] = {
+        {{"--per-rank", "--nproc-per-node=2"}, "--nproc-per-node 2"},
+        {{"--per-rank", "--standalone"}, "--standalone"},
+        {{"--per-rank", "--virtual-local-rank"}, "--virtual-local-rank"},
+        {{"--pass-mpi-env", "--pmix=on"}, "--pmix"}};
     for (const auto& [options, other] : lines) {
         const Outcome outcome = run(ddprun_probe(options, {"say", "started"}));
         EXPECT_EQ(outcome.status, 64);
-        EXPECT_THAT(outcome.err, AllOf(HasSubstr(options.front()), HasSubstr(other), HasSubstr("contradict")));
+        EXPECT_THAT(outcome.err,
+                    AllOf(HasSubstr(options.front()), HasSubstr(other), HasSubstr("contradict")));
     }
     const Outcome alone = run(ddprun_probe({"--per-rank"}, {"say", "started"}));
     EXPECT_EQ(alone.status, 64);
@@ -224,27 +264,34 @@ TEST_P(Under, AnotherNumberOfNodesThanTheLaunchersIsRefusedWithBoth) {
     const Outcome outcome = launch(2, ddprun_probe({"--nnodes=3"}, {"say", "started"}));
     EXPECT_EQ(outcome.status, 64);
     EXPECT_EQ(outcome.out, "");
-    EXPECT_THAT(outcome.err, AllOf(HasSubstr("--nnodes=3"), HasSubstr("2 ddpruns were started"), HasSubstr("launcher=")));
+    EXPECT_THAT(outcome.err,
+                AllOf(HasSubstr("--nnodes=3"), HasSubstr("2 ddpruns were started"), HasSubstr("launcher=")));
 }
 
 TEST_P(Under, AChannelThatTheUserForbidsLeavesNothingToMeetBy) {
-    const Outcome outcome = launch(2, join_words({"env", "DDPRUN_EXCHANGE=none"}, ddprun_probe({}, {"say", "started"})));
+    const Outcome outcome =
+        launch(2, join_words({"env", "DDPRUN_EXCHANGE=none"}, ddprun_probe({}, {"say", "started"})));
     EXPECT_EQ(outcome.status, 64);
     EXPECT_EQ(outcome.out, "");
-    EXPECT_THAT(outcome.err, AllOf(HasSubstr("nothing says where the nodes meet"), HasSubstr("DDPRUN_EXCHANGE=none"), HasSubstr("--rdzv-endpoint")));
+    EXPECT_THAT(outcome.err, AllOf(HasSubstr("nothing says where the nodes meet"),
+                                   HasSubstr("DDPRUN_EXCHANGE=none"), HasSubstr("--rdzv-endpoint")));
 }
 
 TEST_P(Under, ANodeEachOnTwoHostsIsOneJobWithoutEndpointOrSecret) {
     if (const auto reason = Hosts::why_not()) GTEST_SKIP() << *reason;
     const Hosts hosts(2);
-    const Outcome outcome = run(GetParam().on_hosts(hosts, 1, ddprun_probe({"--nproc-per-node=2"}, {"env", "RANK", "env", "GROUP_RANK", "env", "MASTER_ADDR"})));
+    const Outcome outcome = run(GetParam().on_hosts(
+        hosts, 1,
+        ddprun_probe({"--nproc-per-node=2"}, {"env", "RANK", "env", "GROUP_RANK", "env", "MASTER_ADDR"})));
     EXPECT_EQ(outcome.status, 0) << outcome.err;
     for (const char* expected : {"[0]: RANK=0", "[1]: GROUP_RANK=0", "[2]: GROUP_RANK=1", "[3]: RANK=3"}) {
         EXPECT_THAT(outcome.out, HasSubstr(expected)) << outcome.err;
     }
     EXPECT_EQ(occurrences(outcome.out, "MASTER_ADDR=" + Hosts::address(0)), 4);
-    EXPECT_THAT(outcome.err, AllOf(HasSubstr("node 1 of 2"), HasSubstr("they meet at " + Hosts::address(0) + ":")));
-    EXPECT_FALSE(std::filesystem::exists(hosts.home() + "/.config/ddprun/secret")) << "the user's secret was not needed";
+    EXPECT_THAT(outcome.err,
+                AllOf(HasSubstr("node 1 of 2"), HasSubstr("they meet at " + Hosts::address(0) + ":")));
+    EXPECT_FALSE(std::filesystem::exists(hosts.home() + "/.config/ddprun/secret"))
+        << "the user's secret was not needed";
 }
 
 TEST_P(Under, ARankEachOnTwoHostsHasItsPlaceThereAndSurvivesADeath) {
@@ -252,8 +299,10 @@ TEST_P(Under, ARankEachOnTwoHostsHasItsPlaceThereAndSurvivesADeath) {
     const Hosts hosts(2);
     const std::string died = hosts.shared() + "/died";
     const Outcome outcome = run(GetParam().on_hosts(
-        hosts, 2, ddprun_probe({"--per-rank", "--max-restarts=1"}, {"rank", "3", "once", died, "kill", "9", "end", "env", "RANK", "env", "LOCAL_RANK",
-                                                                    "env", "LOCAL_WORLD_SIZE", "env", "TORCHELASTIC_RESTART_COUNT"})));
+        hosts, 2,
+        ddprun_probe({"--per-rank", "--max-restarts=1"},
+                     {"rank", "3", "once", died, "kill", "9", "end", "env", "RANK", "env", "LOCAL_RANK",
+                      "env", "LOCAL_WORLD_SIZE", "env", "TORCHELASTIC_RESTART_COUNT"})));
     EXPECT_EQ(outcome.status, 0) << outcome.err;
     EXPECT_EQ(occurrences(outcome.out, "TORCHELASTIC_RESTART_COUNT=1"), 4) << outcome.out;
     EXPECT_GE(occurrences(outcome.out, "LOCAL_WORLD_SIZE=2"), 4);
@@ -263,12 +312,15 @@ TEST_P(Under, ARankEachOnTwoHostsHasItsPlaceThereAndSurvivesADeath) {
 TEST_P(Under, ADeadHostEndsTheJobOnTheOther) {
     if (const auto reason = Hosts::why_not()) GTEST_SKIP() << *reason;
     Hosts hosts(2);
-    Program job(GetParam().on_hosts(hosts, 1, ddprun_probe({"--heartbeat-timeout=3"}, {"say", "up", "rank", "0", "hold", "end", "hold"})));
+    Program job(GetParam().on_hosts(
+        hosts, 1,
+        ddprun_probe({"--heartbeat-timeout=3"}, {"say", "up", "rank", "0", "hold", "end", "hold"})));
     ASSERT_TRUE(job.wait_for_output("up"));
     hosts.power_off(1);
     // Hydra waits for the host for ever, mpirun kills what is left; ours ends by itself.
     if (std::string(GetParam().name) == "Hydra") {
-        EXPECT_TRUE(job.wait_for_output("node node01: no heartbeat for 3 s") && job.wait_for_output("exit code     69"));
+        EXPECT_TRUE(job.wait_for_output("node node01: no heartbeat for 3 s") &&
+                    job.wait_for_output("exit code     69"));
     } else {
         EXPECT_FALSE(job.wait().timed_out);
     }
@@ -278,7 +330,8 @@ TEST(UnderOpenMpi, NodesMeetWherePmixAloneSpeaks) {
     if (!has("OPEN_MPI")) GTEST_SKIP() << "no mpirun of Open MPI on this machine";
     if (const auto reason = Hosts::why_not()) GTEST_SKIP() << *reason;
     const Hosts hosts(2);
-    const Outcome outcome = run(open_mpi_on(hosts, 1, with_pmix_only(ddprun_probe({"--nproc-per-node=2"}, {"env", "RANK"}))));
+    const Outcome outcome =
+        run(open_mpi_on(hosts, 1, with_pmix_only(ddprun_probe({"--nproc-per-node=2"}, {"env", "RANK"}))));
     EXPECT_EQ(outcome.status, 0) << outcome.err;
     EXPECT_THAT(outcome.out, AllOf(HasSubstr("[1]: RANK=1\n"), HasSubstr("[3]: RANK=3\n")));
     EXPECT_THAT(outcome.err, AllOf(HasSubstr("launcher=pmix"), HasSubstr("told by PMIx")));
@@ -287,8 +340,9 @@ TEST(UnderOpenMpi, NodesMeetWherePmixAloneSpeaks) {
 TEST(UnderOpenMpi, AProgramThatSpeaksMpiTakesTheRanksPlaceWhereItIsPassedOn) {
     if (!has("OPEN_MPI") || !has("MPI_PROBE")) GTEST_SKIP() << "no Open MPI on this machine";
     const TemporaryDirectory shared;
-    const Outcome outcome = run(open_mpi(2, join_words({"env", "DDPRUN_EXCHANGE_DIR=" + shared.path()},
-                                                       ddprun({"--per-rank", "--pass-mpi-env"}, {path_of("MPI_PROBE")}))));
+    const Outcome outcome =
+        run(open_mpi(2, join_words({"env", "DDPRUN_EXCHANGE_DIR=" + shared.path()},
+                                   ddprun({"--per-rank", "--pass-mpi-env"}, {path_of("MPI_PROBE")}))));
     EXPECT_EQ(outcome.status, 0) << outcome.err;
     EXPECT_THAT(outcome.out, HasSubstr("of 2")) << outcome.err;
     EXPECT_THAT(outcome.err, HasSubstr("told by a file in " + shared.path()));
@@ -305,15 +359,20 @@ TEST(UnderHydra, TheDescriptorOfPmiIsPassedOnWhereTheUserSaysSo) {
     ASSERT_NE(at, std::string::npos) << with.out;
     const std::string number = with.out.substr(at + 7, with.out.find('\n', at) - at - 7);
     EXPECT_THAT(with.out.substr(with.out.find("fds:")), HasSubstr(" " + number)) << with.out;
-    EXPECT_THAT(without.out.substr(without.out.find("fds:")), Not(HasSubstr(" " + number + " "))) << without.out;
+    EXPECT_THAT(without.out.substr(without.out.find("fds:")), Not(HasSubstr(" " + number + " ")))
+        << without.out;
 }
 
 // Hydra forwards SIGTERM to all ranks at once and waits.
 TEST(UnderHydra, SigtermLetsAllRanksSaveAndIsOneStop) {
     if (!has("HYDRA")) GTEST_SKIP() << "no mpiexec.hydra on this machine";
-    // What each ddprun ends with; Hydra's own status after a SIGTERM is 75 or 0, as its proxy happens to tell it.
-    std::vector<std::string> telling = {"sh", "-c", "trap : TERM; \"$@\"; echo \"ddprun ended with $?\"", "sh"};
-    for (std::string& word : ddprun_probe({"--per-rank"}, {"note", "15", "saving", "env", "RANK", "noted", "15", "say", "saved"})) telling.push_back(std::move(word));
+    // What each ddprun ends with; Hydra's own status after a SIGTERM is 75 or 0, as its proxy happens to tell
+    // it.
+    std::vector<std::string> telling = {"sh", "-c", "trap : TERM; \"$@\"; echo \"ddprun ended with $?\"",
+                                        "sh"};
+    for (std::string& word :
+         ddprun_probe({"--per-rank"}, {"note", "15", "saving", "env", "RANK", "noted", "15", "say", "saved"}))
+        telling.push_back(std::move(word));
     Program job(hydra(2, telling));
     ASSERT_TRUE(job.wait_for_output("RANK=0\n") && job.wait_for_output("RANK=1\n"));
     job.signal(SIGTERM);

@@ -1,5 +1,6 @@
-// What ddprun relies on in a PBS, as claims. They are tried on the fake that other suites use; with DDPRUN_TEST_PBS=1 on
-// the PBS whose commands are on PATH (three hosts that share the home directory; the user may rerun jobs).
+// What ddprun relies on in a PBS, as claims. They are tried on the fake that other suites use; with
+// DDPRUN_TEST_PBS=1 on the PBS whose commands are on PATH (three hosts that share the home directory; the
+// user may rerun jobs).
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <signal.h>
@@ -55,8 +56,10 @@ class Pbs : public ::testing::Test {
 
 TEST_F(Pbs, TheScriptIsACopyThatRunsInTheHomeDirectoryBelowALoginShell) {
     const std::string id = user_->submit("");
-    std::ofstream(user_->file("job.sh")) << "#!/bin/bash\npwd; echo script $0; ps -o sid=,ppid= -p $$; ps -o args= -p $PPID; cat; echo end\n";
-    const Outcome submitted = user_->run({"qsub", "-j", "oe", "-o", user_->file("own"), "-N", "name", "job.sh"});
+    std::ofstream(user_->file("job.sh"))
+        << "#!/bin/bash\npwd; echo script $0; ps -o sid=,ppid= -p $$; ps -o args= -p $PPID; cat; echo end\n";
+    const Outcome submitted =
+        user_->run({"qsub", "-j", "oe", "-o", user_->file("own"), "-N", "name", "job.sh"});
     ASSERT_EQ(submitted.status, 0) << submitted.err;
     (void)user_->await_state(std::string(trim(submitted.out)), "F");
     const std::string out = file_content(user_->file("own"));
@@ -81,23 +84,27 @@ TEST_F(Pbs, TheNodeFileHasALineForEachMpiProcessInTheOrderOfTheChunks) {
 
 TEST_F(Pbs, TheScriptKnowsItsJob) {
     const std::string out = output_of("env", {"-N", "some_name", "-v", "WORD=given"});
-    for (const char* variable : {"PBS_JOBID=", "PBS_JOBCOOKIE=", "PBS_QUEUE=", "PBS_O_HOST=", "PBS_O_PATH=", "NCPUS=1", "OMP_NUM_THREADS=1",
-                                 "PBS_NODEFILE=", "PBS_NODENUM=0", "PBS_TASKNUM=1", "PBS_JOBNAME=some_name",
-                                 "PBS_ENVIRONMENT=PBS_BATCH", "TMPDIR=", "WORD=given"}) {
+    for (const char* variable :
+         {"PBS_JOBID=", "PBS_JOBCOOKIE=", "PBS_QUEUE=", "PBS_O_HOST=", "PBS_O_PATH=", "NCPUS=1",
+          "OMP_NUM_THREADS=1", "PBS_NODEFILE=", "PBS_NODENUM=0", "PBS_TASKNUM=1", "PBS_JOBNAME=some_name",
+          "PBS_ENVIRONMENT=PBS_BATCH", "TMPDIR=", "WORD=given"}) {
         EXPECT_THAT("\n" + out, HasSubstr("\n" + std::string(variable)));
     }
     EXPECT_THAT(out, HasSubstr("PBS_O_WORKDIR=" + user_->directory() + "\n"));
 }
 
 TEST_F(Pbs, TasksOfPbsdshHaveNothingOfTheCallersEnvironmentDirectoryAndInput) {
-    const std::string out = output_of("export WORD=from-the-script; echo from the script | pbsdsh -n 2 -- /bin/sh -c 'pwd; env; cat; echo end'");
+    const std::string out = output_of(
+        "export WORD=from-the-script; echo from the script | pbsdsh -n 2 -- /bin/sh -c 'pwd; env; cat; echo end'");
     EXPECT_THAT(out, Not(HasSubstr("from")));
     EXPECT_THAT(out, StartsWith((hosts_ ? hosts_->home() : std::string(std::getenv("HOME"))) + "\n"));
-    EXPECT_THAT(out, AllOf(HasSubstr("PBS_JOBID="), HasSubstr("PBS_NODENUM=1"), HasSubstr("PATH=/bin:/usr/bin\n"), EndsWith("end\n")));
+    EXPECT_THAT(out, AllOf(HasSubstr("PBS_JOBID="), HasSubstr("PBS_NODENUM=1"),
+                           HasSubstr("PATH=/bin:/usr/bin\n"), EndsWith("end\n")));
 }
 
 TEST_F(Pbs, TheCookieIsTheSameInEveryTaskAndTheNodeNumberCountsHosts) {
-    const std::string out = output_of("echo c=$PBS_JOBCOOKIE; pbsdsh -- /bin/sh -c 'echo c=$PBS_JOBCOOKIE n=$PBS_NODENUM.'");
+    const std::string out =
+        output_of("echo c=$PBS_JOBCOOKIE; pbsdsh -- /bin/sh -c 'echo c=$PBS_JOBCOOKIE n=$PBS_NODENUM.'");
     const std::string cookie = out.substr(0, out.find('\n'));
     EXPECT_GT(cookie.size(), 20U);
     EXPECT_EQ(occurrences(out, cookie), 7) << out;
@@ -111,7 +118,8 @@ TEST_F(Pbs, TheNodeFileIsUnknownToTasksOnTheFirstHostOnly) {
 }
 
 TEST_F(Pbs, PbsdshRunsOneTaskForEachLineOrThatOfOneLine) {
-    const std::string out = output_of("pbsdsh -- /bin/uname -n; echo one; pbsdsh -n 4 -- /bin/uname -n; sed -n 5p $PBS_NODEFILE");
+    const std::string out =
+        output_of("pbsdsh -- /bin/uname -n; echo one; pbsdsh -n 4 -- /bin/uname -n; sed -n 5p $PBS_NODEFILE");
     const std::size_t one = out.find("one\n");
     EXPECT_EQ(sorted_lines(out.substr(0, one)).size(), 6U) << out;
     const std::vector<std::string> fifth = sorted_lines(out.substr(one + 4));
@@ -120,7 +128,8 @@ TEST_F(Pbs, PbsdshRunsOneTaskForEachLineOrThatOfOneLine) {
 }
 
 TEST_F(Pbs, PbsdshSucceedsWhateverItsTasksDoAndWritesTheirCodes) {
-    const std::string out = output_of("pbsdsh -n 0 -- /bin/sh -c 'exit 7'; echo code $?; pbsdsh -n 2 -- /no/such/program; echo code $?");
+    const std::string out = output_of(
+        "pbsdsh -n 0 -- /bin/sh -c 'exit 7'; echo code $?; pbsdsh -n 2 -- /no/such/program; echo code $?");
     EXPECT_EQ(occurrences(out, "code 0\n"), 2) << out;
     EXPECT_THAT(out, AllOf(HasSubstr("exit status 7"), HasSubstr("exit status 254")));
 }
@@ -130,33 +139,45 @@ TEST_F(Pbs, PbsTmrshUsesNoShellAndReturnsTheCode) {
         "host=$(tail -1 $PBS_NODEFILE); pbs_tmrsh $host /bin/echo '$HOME *'; echo code $?; pbs_tmrsh $host /bin/sh -c 'exit 7'; echo code $?;"
         "pbs_tmrsh $host /bin/sh -c 'kill -9 $$'; echo code $?; pbs_tmrsh no-such-host /bin/true; echo code $?");
     EXPECT_THAT(out, HasSubstr("$HOME *\n"));
-    for (const char* code : {"code 0\n", "code 7\n", "code 9\n", "code 255\n"}) EXPECT_EQ(occurrences(out, code), 1) << out;
+    for (const char* code : {"code 0\n", "code 7\n", "code 9\n", "code 255\n"})
+        EXPECT_EQ(occurrences(out, code), 1) << out;
 }
 
 TEST_F(Pbs, QdelSendsSigtermToEveryProcessOfTheJobOnAllHosts) {
-    // They say it by files (see the next claim), which they make themselves: a child would have the signal too.
+    // They say it by files (see the next claim), which they make themselves: a child would have the signal
+    // too.
     const auto saves = [&](const std::string& who) {
-        return "/bin/sh -c 'trap : PIPE; trap \": >" + user_->file(who) + "; exit 0\" TERM; echo up; while :; do sleep 0.05; done' &\n";
+        return "/bin/sh -c 'trap : PIPE; trap \": >" + user_->file(who) +
+               "; exit 0\" TERM; echo up; while :; do sleep 0.05; done' &\n";
     };
-    const std::string id = user_->submit("set -m\npbsdsh -n 2 -- " + saves("task.1") + "pbsdsh -n 4 -- " + saves("task.2") + saves("group.0") +
+    const std::string id = user_->submit("set -m\npbsdsh -n 2 -- " + saves("task.1") + "pbsdsh -n 4 -- " +
+                                             saves("task.2") + saves("group.0") +
                                              "until [ $(grep -c '^up' out) = 3 ]; do sleep 0.05; done\n"
-                                             "touch all_up; wait; wait; sleep 60", on_three_hosts({"-k", "doe"}));
+                                             "touch all_up; wait; wait; sleep 60",
+                                         on_three_hosts({"-k", "doe"}));
     ASSERT_TRUE(user_->await_file("all_up")) << file_content(user_->file("out"));
     EXPECT_EQ(user_->run({"qdel", id}).status, 0);
     EXPECT_EQ(user_->await_state(id, "F")["Exit_status"].as_int(), 271);
-    for (const char* who : {"task.1", "task.2", "group.0"}) EXPECT_TRUE(user_->await_file(who)) << who << file_content(user_->file("out"));
+    for (const char* who : {"task.1", "task.2", "group.0"})
+        EXPECT_TRUE(user_->await_file(who)) << who << file_content(user_->file("out"));
 }
 
 TEST_F(Pbs, TheOutputOfTasksOnOtherHostsGoesToTheJobsOutputAndNotToThatOfPbsdshOrPbsTmrsh) {
-    const std::string out = output_of("host=$(tail -1 $PBS_NODEFILE); (pbsdsh -n 2 -- /bin/echo by pbsdsh; pbs_tmrsh $host /bin/echo by tmrsh) >mine; echo mine: $(cat mine)");
+    const std::string out = output_of(
+        "host=$(tail -1 $PBS_NODEFILE); (pbsdsh -n 2 -- /bin/echo by pbsdsh; pbs_tmrsh $host /bin/echo by tmrsh) >mine; echo mine: $(cat mine)");
     EXPECT_THAT(out, AllOf(HasSubstr("by pbsdsh\n"), HasSubstr("by tmrsh\n"), HasSubstr("mine:\n")));
 }
 
 TEST_F(Pbs, FromQdelOnTheStandardOutputOfTasksOnOtherHostsIsABrokenPipe) {
-    const std::string id = user_->submit("pbsdsh -n 2 -- /bin/sh -c 'trap \": >" + user_->file("asked") + "\" TERM; trap : PIPE; echo up;"
-                                             "while [ ! -e " + user_->file("asked") + " ]; do sleep 0.05; done;"
-                                             "while echo late 2>/dev/null; do sleep 0.05; done; : >" + user_->file("broken") + "' &\n" +
-                                             path_of("PROBE") + " ignore 15 await " + user_->file("broken") + " say kept", on_three_hosts({"-k", "doe"}));
+    const std::string id = user_->submit("pbsdsh -n 2 -- /bin/sh -c 'trap \": >" + user_->file("asked") +
+                                             "\" TERM; trap : PIPE; echo up;"
+                                             "while [ ! -e " +
+                                             user_->file("asked") +
+                                             " ]; do sleep 0.05; done;"
+                                             "while echo late 2>/dev/null; do sleep 0.05; done; : >" +
+                                             user_->file("broken") + "' &\n" + path_of("PROBE") +
+                                             " ignore 15 await " + user_->file("broken") + " say kept",
+                                         on_three_hosts({"-k", "doe"}));
     ASSERT_TRUE(user_->await_output("up"));
     EXPECT_EQ(user_->run({"qdel", id}).status, 0);
     EXPECT_TRUE(user_->await_file("broken"));
@@ -164,7 +185,8 @@ TEST_F(Pbs, FromQdelOnTheStandardOutputOfTasksOnOtherHostsIsABrokenPipe) {
 }
 
 TEST_F(Pbs, AJobWhoseScriptIsGoneLivesOnThroughTheGraceOfQdel) {
-    const std::string id = user_->submit(path_of("PROBE") + " ignore 15 say up sleep 1000 say saved exit 0", {"-k", "doe"});
+    const std::string id =
+        user_->submit(path_of("PROBE") + " ignore 15 say up sleep 1000 say saved exit 0", {"-k", "doe"});
     ASSERT_TRUE(user_->await_output("up"));
     EXPECT_EQ(user_->run({"qdel", id}).status, 0);
     EXPECT_THAT(user_->output_of(id), HasSubstr("saved"));
@@ -179,8 +201,10 @@ TEST_F(Pbs, WhoIgnoresSigtermIsKilledAfterTheKillDelay) {
 
 TEST_F(Pbs, TasksOnOtherHostsAreKilledWhenTheFirstHasNoProcessLeft) {
     // The task would need longer than the test waits.
-    const std::string id = user_->submit("pbsdsh -n 2 -- " + path_of("PROBE") + " ignore 15 say up sleep 600000 & "
-                                         "until grep -q '^up' out 2>/dev/null; do sleep 0.05; done", on_three_hosts({"-k", "doe"}));
+    const std::string id = user_->submit("pbsdsh -n 2 -- " + path_of("PROBE") +
+                                             " ignore 15 say up sleep 600000 & "
+                                             "until grep -q '^up' out 2>/dev/null; do sleep 0.05; done",
+                                         on_three_hosts({"-k", "doe"}));
     EXPECT_FALSE(user_->await_state(id, "F").is_null());
 }
 
@@ -223,7 +247,8 @@ TEST_F(Pbs, QsubRefusesAnUnknownQueueAndAnUnsetVariable) {
 }
 
 TEST_F(Pbs, AJobThatIsRunAgainKeepsItsIdAndItsOutput) {
-    const std::string id = user_->submit("[ -e first ] && { echo second run $PBS_JOBID; exit 0; }; echo first run; touch first; sleep 600");
+    const std::string id = user_->submit(
+        "[ -e first ] && { echo second run $PBS_JOBID; exit 0; }; echo first run; touch first; sleep 600");
     ASSERT_TRUE(user_->await_file("first"));
     const Outcome rerun = user_->run({"qrerun", id});
     if (rerun.status == 159) GTEST_SKIP() << "this user may not rerun jobs";
@@ -248,16 +273,21 @@ TEST_F(Pbs, OutputIsNamedAfterTheScriptAndInADirectoryThatIsGivenAfterTheJob) {
     const std::string id = user_->submit("");
     (void)user_->await_state(id, "F");
     std::filesystem::create_directory(user_->file("outputs"));
-    for (const std::vector<std::string>& command : {std::vector<std::string>{"qsub", "-o", "outputs", "-j", "oe", "job.sh"}, {"qsub", "-j", "oe", "job.sh"}}) {
+    for (const std::vector<std::string>& command :
+         {std::vector<std::string>{"qsub", "-o", "outputs", "-j", "oe", "job.sh"},
+          {"qsub", "-j", "oe", "job.sh"}}) {
         const std::string next(trim(user_->run(command).out));
         (void)user_->await_state(next, "F");
         const bool is_in_directory = command[1] == "-o";
-        EXPECT_TRUE(user_->await_file(is_in_directory ? "outputs/" + next + ".OU" : "job.sh.o" + next.substr(0, next.find('.')))) << next;
+        EXPECT_TRUE(user_->await_file(is_in_directory ? "outputs/" + next + ".OU"
+                                                      : "job.sh.o" + next.substr(0, next.find('.'))))
+            << next;
     }
 }
 
 TEST_F(Pbs, AJobThatIsAProgramHasThePathOfTheSystemAndTellsTheSubmitters) {
-    const Outcome submitted = user_->run({"qsub", "-j", "oe", "-o", user_->file("own"), "--", "/bin/sh", "-c", "echo path $PATH; echo from $PBS_O_PATH"});
+    const Outcome submitted = user_->run({"qsub", "-j", "oe", "-o", user_->file("own"), "--", "/bin/sh", "-c",
+                                          "echo path $PATH; echo from $PBS_O_PATH"});
     ASSERT_EQ(submitted.status, 0) << submitted.err;
     (void)user_->await_state(std::string(trim(submitted.out)), "F");
     const Outcome submitters = user_->run({"sh", "-c", "echo from $PATH"});
@@ -265,7 +295,8 @@ TEST_F(Pbs, AJobThatIsAProgramHasThePathOfTheSystemAndTellsTheSubmitters) {
 }
 
 TEST_F(Pbs, AJobCanSubmitTheNextOneWhichWaitsForItsEnd) {
-    const std::string id = user_->submit("[ \"$GEN\" = 2 ] && { touch second; exit 0; }; qsub -W depend=afterany:$PBS_JOBID -v GEN=2 job.sh; sleep 0.3; touch first");
+    const std::string id = user_->submit(
+        "[ \"$GEN\" = 2 ] && { touch second; exit 0; }; qsub -W depend=afterany:$PBS_JOBID -v GEN=2 job.sh; sleep 0.3; touch first");
     ASSERT_TRUE(user_->await_file("second"));
     EXPECT_TRUE(std::filesystem::exists(user_->file("first")));
 }

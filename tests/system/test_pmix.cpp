@@ -25,8 +25,10 @@ using ::testing::Not;
 
 bool has(const char* program) { return std::getenv(program) != nullptr; }
 
-/// Without prefixes a rank's line is what it wrote. Between ranks of one host all MPI traffic may go over the loopback.
-std::vector<std::string> ddprun_with(const std::vector<std::string>& options, const char* program, const std::vector<std::string>& acts) {
+/// Without prefixes a rank's line is what it wrote. Between ranks of one host all MPI traffic may go over the
+/// loopback.
+std::vector<std::string> ddprun_with(const std::vector<std::string>& options, const char* program,
+                                     const std::vector<std::string>& acts) {
     std::vector<std::string> command = {path_of("DDPRUN"), "--prefix=none"};
     command.insert(command.end(), options.begin(), options.end());
     command.push_back(path_of(program));
@@ -38,19 +40,23 @@ RunOptions over_loopback(const std::string& marker = "PROBE=0") {
     return with_environment({marker, "OMPI_MCA_btl_tcp_if_include=lo", "DDPRUN_TOKEN=secret of the job"});
 }
 
-const auto kRingOfFour = ElementsAre("rank 0 of 4: ring 4, sum 6", "rank 1 of 4: ring 2, sum 6", "rank 2 of 4: ring 3, sum 6",
-                                     "rank 3 of 4: ring 4, sum 6");
-const auto kDoneOfFour = ElementsAre("rank 0 of 4 is done", "rank 1 of 4 is done", "rank 2 of 4 is done", "rank 3 of 4 is done");
+const auto kRingOfFour = ElementsAre("rank 0 of 4: ring 4, sum 6", "rank 1 of 4: ring 2, sum 6",
+                                     "rank 2 of 4: ring 3, sum 6", "rank 3 of 4: ring 4, sum 6");
+const auto kDoneOfFour =
+    ElementsAre("rank 0 of 4 is done", "rank 1 of 4 is done", "rank 2 of 4 is done", "rank 3 of 4 is done");
 
 /// Two ddprun on this host, with two workers each.
 class TwoNodes {
   public:
-    TwoNodes(const std::vector<std::string>& options, const char* program, const std::vector<std::string>& acts, const std::string& marker = "PROBE=0") {
+    TwoNodes(const std::vector<std::string>& options, const char* program,
+             const std::vector<std::string>& acts, const std::string& marker = "PROBE=0") {
         for (int node = 0; node < 2; ++node) {
-            std::vector<std::string> all = {"--nnodes=2", "--nproc-per-node=2", "--master-addr=127.0.0.1", "--master-port=" + port_.number(),
+            std::vector<std::string> all = {"--nnodes=2", "--nproc-per-node=2", "--master-addr=127.0.0.1",
+                                            "--master-port=" + port_.number(),
                                             "--node-rank=" + std::to_string(node)};
             all.insert(all.end(), options.begin(), options.end());
-            nodes_[static_cast<std::size_t>(node)] = std::make_unique<Program>(ddprun_with(all, program, acts), over_loopback(marker));
+            nodes_[static_cast<std::size_t>(node)] =
+                std::make_unique<Program>(ddprun_with(all, program, acts), over_loopback(marker));
         }
     }
     Program& operator[](int node) { return *nodes_[static_cast<std::size_t>(node)]; }
@@ -109,7 +115,8 @@ TEST_F(MpiWorkers, OfTwoHostsAreOneWorld) {
     const Hosts hosts(2);
     std::vector<std::unique_ptr<Program>> nodes;
     for (int node = 0; node < 2; ++node) {
-        const std::vector<std::string> options = {"--nnodes=2", "--nproc-per-node=2", "--master-addr=" + Hosts::name(0), "--master-port=29500",
+        const std::vector<std::string> options = {"--nnodes=2", "--nproc-per-node=2",
+                                                  "--master-addr=" + Hosts::name(0), "--master-port=29500",
                                                   "--node-rank=" + std::to_string(node)};
         nodes.push_back(std::make_unique<Program>(hosts.command(node, ddprun_with(options, "MPI_PROBE", {})),
                                                   with_environment({"DDPRUN_TOKEN=secret of the job"})));
@@ -119,7 +126,8 @@ TEST_F(MpiWorkers, OfTwoHostsAreOneWorld) {
     EXPECT_EQ(one.status, 0) << one.err;
     EXPECT_THAT(sorted_lines(zero.out + one.out), kRingOfFour);
     // A checkout that lies in /tmp is seen there too.
-    const std::string left = "ls -d /dev/shm/* /tmp/*openmpi* /tmp/*ompi* /tmp/*pmix* /tmp/*vader* /tmp/ddprun-* /tmp/prte* 2>/dev/null";
+    const std::string left =
+        "ls -d /dev/shm/* /tmp/*openmpi* /tmp/*ompi* /tmp/*pmix* /tmp/*vader* /tmp/ddprun-* /tmp/prte* 2>/dev/null";
     for (int host = 0; host < 2; ++host) EXPECT_EQ(run(hosts.command(host, {"sh", "-c", left})).out, "");
 }
 
@@ -128,7 +136,9 @@ TEST_F(MpiWorkers, OfTwoHostsThatOneCommandHasStartedAreStartedAgainWhenOneIsKil
     Hosts hosts(2);
     const SshHosts ssh(hosts);
     const std::string file = hosts.shared() + "/killed";
-    const Outcome outcome = run(hosts.command(0, ddprun_with({"--hosts=node00,node01", "--nproc-per-node=2", "--max-restarts=1"}, "MPI_PROBE", {"kill-once", "3", file})));
+    const Outcome outcome =
+        run(hosts.command(0, ddprun_with({"--hosts=node00,node01", "--nproc-per-node=2", "--max-restarts=1"},
+                                         "MPI_PROBE", {"kill-once", "3", file})));
     EXPECT_EQ(outcome.status, 0) << outcome.err;
     EXPECT_TRUE(std::filesystem::exists(file));
     EXPECT_THAT(sorted_lines(outcome.out), kRingOfFour);
@@ -150,7 +160,9 @@ TEST_F(MpiWorkers, AreWhatRunsAndNoDaemonsOfMpi) {
 
 TEST_F(MpiWorkers, AreStartedAgainWhenOneIsKilled) {
     const TemporaryDirectory directory;
-    const Outcome outcome = run(ddprun_with({"--nproc-per-node=4", "--max-restarts=1"}, "MPI_PROBE", {"kill-once", "2", directory.file("x")}), over_loopback());
+    const Outcome outcome = run(ddprun_with({"--nproc-per-node=4", "--max-restarts=1"}, "MPI_PROBE",
+                                            {"kill-once", "2", directory.file("x")}),
+                                over_loopback());
     EXPECT_EQ(outcome.status, 0) << outcome.err;
     EXPECT_THAT(sorted_lines(outcome.out), kRingOfFour);
     EXPECT_THAT(outcome.err, HasSubstr("rank 2"));
@@ -171,9 +183,11 @@ TEST_F(MpiWorkers, AnMpiAbortFailsTheJobWithItsCode) {
 }
 
 TEST_F(MpiWorkers, OneThatLeavesWithoutFinalizeFailsTheJobInPlaceOfHangingIt) {
-    const Outcome outcome = run(ddprun_with({"--nproc-per-node=3"}, "MPI_PROBE", {"leave", "1"}), over_loopback());
+    const Outcome outcome =
+        run(ddprun_with({"--nproc-per-node=3"}, "MPI_PROBE", {"leave", "1"}), over_loopback());
     EXPECT_EQ(outcome.status, 1) << outcome.err;
-    EXPECT_THAT(outcome.err, AllOf(HasSubstr("root cause: rank 1"), HasSubstr("exit code 0 but without MPI_Finalize")));
+    EXPECT_THAT(outcome.err,
+                AllOf(HasSubstr("root cause: rank 1"), HasSubstr("exit code 0 but without MPI_Finalize")));
 }
 
 TEST_F(MpiWorkers, LeaveNoFileBehindWhenDdprunIsKilled) {
@@ -203,7 +217,8 @@ TEST_F(MpiWorkers, LeaveNoFileBehindWhenTheyAreStopped) {
 TEST_F(MpiWorkers, OfADdprunUnderMpirunAreItsOwnWorld) {
     if (!has("OPEN_MPI")) GTEST_SKIP() << "no mpirun of Open MPI on this machine";
     std::vector<std::string> command = {path_of("OPEN_MPI"), "--allow-run-as-root", "-n", "1"};
-    for (const std::string& word : ddprun_with({"--nproc-per-node=4"}, "MPI_PROBE", {})) command.push_back(word);
+    for (const std::string& word : ddprun_with({"--nproc-per-node=4"}, "MPI_PROBE", {}))
+        command.push_back(word);
     const Outcome outcome = run(command, over_loopback());
     EXPECT_EQ(outcome.status, 0) << outcome.err;
     EXPECT_THAT(sorted_lines(outcome.out), kRingOfFour);
@@ -211,8 +226,10 @@ TEST_F(MpiWorkers, OfADdprunUnderMpirunAreItsOwnWorld) {
 
 TEST_F(MpiWorkers, ThatGetTheOuterLaunchersVariablesSpeakWithThatOne) {
     if (!has("OPEN_MPI")) GTEST_SKIP() << "no mpirun of Open MPI on this machine";
-    std::vector<std::string> command = {path_of("OPEN_MPI"), "--allow-run-as-root", "--oversubscribe", "-n", "4"};
-    for (const std::string& word : ddprun_with({"--per-rank", "--pass-mpi-env"}, "MPI_PROBE", {})) command.push_back(word);
+    std::vector<std::string> command = {path_of("OPEN_MPI"), "--allow-run-as-root", "--oversubscribe", "-n",
+                                        "4"};
+    for (const std::string& word : ddprun_with({"--per-rank", "--pass-mpi-env"}, "MPI_PROBE", {}))
+        command.push_back(word);
     const TemporaryDirectory directory;  // where the ddprun meet: PMIx is the workers'
     RunOptions options = over_loopback();
     options.environment.push_back("DDPRUN_EXCHANGE_DIR=" + directory.path());
@@ -223,7 +240,8 @@ TEST_F(MpiWorkers, ThatGetTheOuterLaunchersVariablesSpeakWithThatOne) {
 
 TEST_F(MpiWorkers, OfADdprunPerRankAreOneWorldToo) {
     if (!has("OPEN_MPI")) GTEST_SKIP() << "no mpirun of Open MPI on this machine";
-    std::vector<std::string> command = {path_of("OPEN_MPI"), "--allow-run-as-root", "--oversubscribe", "-n", "4"};
+    std::vector<std::string> command = {path_of("OPEN_MPI"), "--allow-run-as-root", "--oversubscribe", "-n",
+                                        "4"};
     for (const std::string& word : ddprun_with({"--per-rank"}, "MPI_PROBE", {})) command.push_back(word);
     const Outcome outcome = run(command, over_loopback());
     EXPECT_EQ(outcome.status, 0) << outcome.err;
@@ -236,13 +254,17 @@ TEST_F(MpiWorkers, WithPmixOffAreOneEach) {
     options.environment.push_back("TMPDIR=" + directory.path());
     const Outcome outcome = run(ddprun_with({"--nproc-per-node=2", "--pmix=off"}, "MPI_PROBE", {}), options);
     EXPECT_EQ(outcome.status, 0) << outcome.err;
-    EXPECT_THAT(sorted_lines(outcome.out), ElementsAre("rank 0 of 1: ring 1, sum 0", "rank 0 of 1: ring 1, sum 0"));
+    EXPECT_THAT(sorted_lines(outcome.out),
+                ElementsAre("rank 0 of 1: ring 1, sum 0", "rank 0 of 1: ring 1, sum 0"));
 }
 
 TEST_F(MpiWorkers, BehindAScriptGetALineThatSaysWhatTheyLack) {
     const char* const script = "exec env LD_PRELOAD=libmpi.so.40 sleep 600";
-    Program program({path_of("DDPRUN"), "--nproc-per-node=2", "--shutdown-timeout=0", "/bin/sh", "-c", script}, over_loopback());
-    EXPECT_TRUE(program.wait_for_output("has loaded libmpi.so.40")) << "by its first look, a second after the start";
+    Program program(
+        {path_of("DDPRUN"), "--nproc-per-node=2", "--shutdown-timeout=0", "/bin/sh", "-c", script},
+        over_loopback());
+    EXPECT_TRUE(program.wait_for_output("has loaded libmpi.so.40"))
+        << "by its first look, a second after the start";
     program.signal(SIGTERM);
     EXPECT_THAT(program.wait().err, HasSubstr("each worker is rank 0 of 1; say --pmix on"));
 }
@@ -254,8 +276,10 @@ TEST_F(MpiWorkers, WhereLibpmixIsMissingAreOneEachAndTheUserIsToldWhy) {
     options.environment.push_back("DDPRUN_PMIX_LIBRARY=/nonexistent/libpmix.so.2");
     const Outcome outcome = run(ddprun_with({"--nproc-per-node=2"}, "MPI_PROBE", {}), options);
     EXPECT_EQ(outcome.status, 0) << outcome.err;
-    EXPECT_THAT(sorted_lines(outcome.out), ElementsAre("rank 0 of 1: ring 1, sum 0", "rank 0 of 1: ring 1, sum 0"));
-    EXPECT_THAT(outcome.err, AllOf(HasSubstr("linked with libmpi.so"), HasSubstr("/nonexistent/libpmix.so.2"), HasSubstr("--pmix off")));
+    EXPECT_THAT(sorted_lines(outcome.out),
+                ElementsAre("rank 0 of 1: ring 1, sum 0", "rank 0 of 1: ring 1, sum 0"));
+    EXPECT_THAT(outcome.err, AllOf(HasSubstr("linked with libmpi.so"), HasSubstr("/nonexistent/libpmix.so.2"),
+                                   HasSubstr("--pmix off")));
 }
 
 // ---- PMIx itself
@@ -286,7 +310,8 @@ TEST_F(PmixWorkers, AFenceEndsWhenARankOfItIsDead) {
 }
 
 TEST_F(PmixWorkers, AnAbortEndsAWorkerThatGoesOnAndItsMessageIsReported) {
-    const Outcome outcome = run(ddprun_with({"--nproc-per-node=2", "--failure-grace=1"}, "PMIX_PROBE", {"abort"}), over_loopback());
+    const Outcome outcome = run(
+        ddprun_with({"--nproc-per-node=2", "--failure-grace=1"}, "PMIX_PROBE", {"abort"}), over_loopback());
     EXPECT_EQ(outcome.status, 9) << outcome.err;
     EXPECT_THAT(outcome.err, AllOf(HasSubstr("rank 1"), HasSubstr("the sea is too rough")));
 }
@@ -304,8 +329,10 @@ TEST_F(PmixWorkers, WhatIsNotThereIsAnsweredAndNobodyHangs) {
 TEST_F(PmixWorkers, NodesThatDisagreeOnItAreToldSo) {
     const ReservedPort port;
     const auto node = [&](int rank, const char* pmix) {
-        return ddprun_with({"--nnodes=2", "--master-addr=127.0.0.1", "--master-port=" + port.number(), "--node-rank=" + std::to_string(rank),
-                            std::string("--pmix=") + pmix, "--rdzv-conf=join_timeout=20"}, "PMIX_PROBE", {});
+        return ddprun_with({"--nnodes=2", "--master-addr=127.0.0.1", "--master-port=" + port.number(),
+                            "--node-rank=" + std::to_string(rank), std::string("--pmix=") + pmix,
+                            "--rdzv-conf=join_timeout=20"},
+                           "PMIX_PROBE", {});
     };
     Program head(node(0, "on"), over_loopback()), other(node(1, "off"), over_loopback());
     const Outcome refused = other.wait();
@@ -316,7 +343,9 @@ TEST_F(PmixWorkers, NodesThatDisagreeOnItAreToldSo) {
 }
 
 TEST_F(PmixWorkers, AProgramWithoutMpiRunsBesideTheServerAsItDoesAlone) {
-    const Outcome outcome = run(ddprun_with({"--nproc-per-node=2", "--pmix=on"}, "PROBE", {"env", "WORLD_SIZE", "exit", "0"}), over_loopback());
+    const Outcome outcome =
+        run(ddprun_with({"--nproc-per-node=2", "--pmix=on"}, "PROBE", {"env", "WORLD_SIZE", "exit", "0"}),
+            over_loopback());
     EXPECT_EQ(outcome.status, 0) << outcome.err;
     EXPECT_EQ(outcome.out, "WORLD_SIZE=2\nWORLD_SIZE=2\n");
     EXPECT_EQ(said_of_its_own_job(outcome), "");

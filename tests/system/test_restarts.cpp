@@ -19,7 +19,8 @@ using ::testing::HasSubstr;
 using ::testing::Not;
 
 /// Acts that fail as told the first `times` times, and then succeed.
-std::vector<std::string> failing(const TemporaryDirectory& directory, int times, std::vector<std::string> how) {
+std::vector<std::string> failing(const TemporaryDirectory& directory, int times,
+                                 std::vector<std::string> how) {
     std::vector<std::string> acts;
     for (int n = 0; n < times; ++n) {
         acts.insert(acts.end(), {"once", directory.file("attempt" + std::to_string(n)), "say", "try"});
@@ -32,20 +33,44 @@ std::vector<std::string> failing(const TemporaryDirectory& directory, int times,
 
 TEST(Restarts, AFailureRestartsEveryWorkerAndTheJobSucceeds) {
     const TemporaryDirectory directory;
-    const Outcome outcome = run(ddprun_probe({"--nproc-per-node=3", "--max-restarts=1"},
-                                             {"env", "TORCHELASTIC_RESTART_COUNT", "rank", "1", "once", directory.file("x"), "exit", "7", "end", "end",
-                                              "env", "DDPRUN_GENERATION"}));
+    const Outcome outcome =
+        run(ddprun_probe({"--nproc-per-node=3", "--max-restarts=1"},
+                         {"env", "TORCHELASTIC_RESTART_COUNT", "rank", "1", "once", directory.file("x"),
+                          "exit", "7", "end", "end", "env", "DDPRUN_GENERATION"}));
     EXPECT_EQ(outcome.status, 0) << outcome.err;
     EXPECT_EQ(occurrences(outcome.out, "TORCHELASTIC_RESTART_COUNT=1"), 3);
     EXPECT_EQ(occurrences(outcome.out, "DDPRUN_GENERATION=2"), 3);
-    EXPECT_THAT(outcome.err, AllOf(HasSubstr("rank 1"), HasSubstr("exit code 7"), HasSubstr("restart 1 of 1")));
+    EXPECT_THAT(outcome.err,
+                AllOf(HasSubstr("rank 1"), HasSubstr("exit code 7"), HasSubstr("restart 1 of 1")));
 }
 
 TEST(Restarts, SurvivorsHearTermBeforeTheNextAttempt) {
     const TemporaryDirectory directory;
-    Program program(ddprun_probe({"--nproc-per-node=2", "--max-restarts=1"},
-                                 {"note", "15", "saved", "rank", "0", "once", directory.file("x"), "noted", "15", "exit", "0", "end", "end",
-                                  "rank", "1", "once", directory.file("y"), "await", directory.file("x"), "exit", "7", "end", "end", "say", "again"}));
+    Program program(ddprun_probe({"--nproc-per-node=2", "--max-restarts=1"}, {"note",
+                                                                              "15",
+                                                                              "saved",
+                                                                              "rank",
+                                                                              "0",
+                                                                              "once",
+                                                                              directory.file("x"),
+                                                                              "noted",
+                                                                              "15",
+                                                                              "exit",
+                                                                              "0",
+                                                                              "end",
+                                                                              "end",
+                                                                              "rank",
+                                                                              "1",
+                                                                              "once",
+                                                                              directory.file("y"),
+                                                                              "await",
+                                                                              directory.file("x"),
+                                                                              "exit",
+                                                                              "7",
+                                                                              "end",
+                                                                              "end",
+                                                                              "say",
+                                                                              "again"}));
     const Outcome outcome = program.wait();
     EXPECT_EQ(outcome.status, 0) << outcome.err;
     EXPECT_EQ(occurrences(outcome.out, "[0]: saved"), 1);
@@ -78,7 +103,8 @@ TEST(Restarts, ASignalDuringTheBackOffEndsTheJobAtOnce) {
 
 TEST(Restarts, ExitCodesThatCannotGetBetterAreFinal) {
     for (const char* code : {"64", "65", "66", "78", "93", "126", "127"}) {
-        const Outcome outcome = run(ddprun_probe({"--nproc-per-node=2", "--max-restarts=3"}, {"rank", "1", "say", "try", "exit", code, "end", "hold"}));
+        const Outcome outcome = run(ddprun_probe({"--nproc-per-node=2", "--max-restarts=3"},
+                                                 {"rank", "1", "say", "try", "exit", code, "end", "hold"}));
         EXPECT_EQ(std::to_string(outcome.status), code);
         EXPECT_EQ(occurrences(outcome.out, "try"), 1) << code;
         EXPECT_THAT(outcome.err, HasSubstr("exit code " + std::string(code)));
@@ -89,16 +115,19 @@ TEST(Restarts, AProgramThatCannotBeExecutedIsFinal) {
     const TemporaryDirectory directory;
     std::ofstream(directory.file("script")) << "#!/no/such/interpreter\n";
     ::chmod(directory.file("script").c_str(), 0755);
-    const Outcome outcome = run({path_of("DDPRUN"), "--nproc-per-node=2", "--max-restarts=3", directory.file("script")});
+    const Outcome outcome =
+        run({path_of("DDPRUN"), "--nproc-per-node=2", "--max-restarts=3", directory.file("script")});
     EXPECT_EQ(outcome.status, 127) << outcome.err;
-    EXPECT_THAT(outcome.err, AllOf(HasSubstr("script"), HasSubstr("interpreter"), Not(HasSubstr("restart 1"))));
+    EXPECT_THAT(outcome.err,
+                AllOf(HasSubstr("script"), HasSubstr("interpreter"), Not(HasSubstr("restart 1"))));
 }
 
 TEST(Restarts, AWorkerThatSucceededBeforeTheFailureStartsAgainWithTheOthers) {
     const TemporaryDirectory directory;
-    const Outcome outcome = run(ddprun_probe({"--nproc-per-node=2", "--max-restarts=1"},
-                                             {"say", "here", "rank", "0", "once", directory.file("y"), "end", "end",
-                                              "rank", "1", "once", directory.file("x"), "await", directory.file("y"), "exit", "6", "end", "end"}));
+    const Outcome outcome = run(
+        ddprun_probe({"--nproc-per-node=2", "--max-restarts=1"},
+                     {"say", "here", "rank", "0", "once", directory.file("y"), "end", "end", "rank", "1",
+                      "once", directory.file("x"), "await", directory.file("y"), "exit", "6", "end", "end"}));
     EXPECT_EQ(outcome.status, 0) << outcome.err;
     EXPECT_EQ(occurrences(outcome.out, "[0]: here"), 2);
 }
@@ -106,8 +135,10 @@ TEST(Restarts, AWorkerThatSucceededBeforeTheFailureStartsAgainWithTheOthers) {
 TEST(Restarts, NothingOfTheLastAttemptIsLeftWhenTheNextBegins) {
     const TemporaryDirectory directory;
     const std::string marker = unique_name("PROBE_JOB=restarts");
-    const Outcome outcome = run(ddprun_probe({"--max-restarts=1"},
-                                             {"once", directory.file("x"), "child", "daemon", "exit", "6", "end", "say", "second"}), with_environment({marker}));
+    const Outcome outcome = run(
+        ddprun_probe({"--max-restarts=1"},
+                     {"once", directory.file("x"), "child", "daemon", "exit", "6", "end", "say", "second"}),
+        with_environment({marker}));
     EXPECT_EQ(outcome.status, 0) << outcome.err;
     EXPECT_TRUE(processes_with(marker).empty());
 }
@@ -117,19 +148,24 @@ TEST(Restarts, NothingOfTheLastAttemptIsLeftWhenTheNextBegins) {
 /// Describes itself as the process that holds the GPU and fails, once; then says "again".
 struct GpuHolder {
     TemporaryDirectory directory;
-    RunOptions options = with_environment({"DDPRUN_NVML_LIBRARY=" + path_of("FAKE_NVML_LIBRARY"), "FAKE_NVML=" + directory.file("machine.json")});
+    RunOptions options = with_environment({"DDPRUN_NVML_LIBRARY=" + path_of("FAKE_NVML_LIBRARY"),
+                                           "FAKE_NVML=" + directory.file("machine.json")});
 
     GpuHolder() { is(""); }
     void is(const std::string& processes) const {
-        ASSERT_TRUE(write_file_atomically(directory.file("machine.json"),
-                                          R"({"gpus": [{"total": 80000000000, "used": 65000000000, "processes": [)" + processes + "]}]}", 0600));
+        ASSERT_TRUE(write_file_atomically(
+            directory.file("machine.json"),
+            R"({"gpus": [{"total": 80000000000, "used": 65000000000, "processes": [)" + processes + "]}]}",
+            0600));
     }
     [[nodiscard]] std::vector<std::string> command(std::vector<std::string> words) const {
         words.insert(words.begin(), path_of("DDPRUN"));
-        const std::string script = "test -e $0.was && { echo again; exit 0; }; touch $0.was;"
-                                   "echo '{\"gpus\": [{\"total\": 80000000000, \"used\": 65000000000, \"processes\": [{\"pid\": '$$', \"bytes\": 64424509440}]}]}' > $0.new;"
-                                   "mv $0.new $0; exit 5";
-        words.insert(words.end(), {"--max-restarts=1", "/bin/sh", "-c", script, directory.file("machine.json")});
+        const std::string script =
+            "test -e $0.was && { echo again; exit 0; }; touch $0.was;"
+            "echo '{\"gpus\": [{\"total\": 80000000000, \"used\": 65000000000, \"processes\": [{\"pid\": '$$', \"bytes\": 64424509440}]}]}' > $0.new;"
+            "mv $0.new $0; exit 5";
+        words.insert(words.end(),
+                     {"--max-restarts=1", "/bin/sh", "-c", script, directory.file("machine.json")});
         return words;
     }
 };
@@ -137,7 +173,8 @@ struct GpuHolder {
 TEST(Restarts, WaitUntilTheLastWorkersGpuMemoryIsFree) {
     const GpuHolder holder;
     Program program(holder.command({}), holder.options);
-    ASSERT_TRUE(program.wait_for_output("waiting for the GPUs' memory: GPU 0 still holds 60 GiB of process "));
+    ASSERT_TRUE(
+        program.wait_for_output("waiting for the GPUs' memory: GPU 0 still holds 60 GiB of process "));
     holder.is(R"({"pid": 1, "bytes": 65000000000})");
     const Outcome outcome = program.wait();
     EXPECT_EQ(outcome.status, 0) << outcome.err;
@@ -150,7 +187,8 @@ TEST(Restarts, DoNotWaitForGpuMemoryForEver) {
     const Outcome outcome = run(holder.command({"--gpu-memory-wait=300ms"}), holder.options);
     EXPECT_EQ(outcome.status, 0) << outcome.err;
     EXPECT_EQ(outcome.out, "again\n");
-    EXPECT_THAT(outcome.err, AllOf(HasSubstr("GPU 0 still holds 60 GiB of process "), HasSubstr("starting anyway")));
+    EXPECT_THAT(outcome.err,
+                AllOf(HasSubstr("GPU 0 still holds 60 GiB of process "), HasSubstr("starting anyway")));
 }
 
 TEST(Restarts, WithAGpuMemoryWaitOfZeroNobodyLooks) {

@@ -17,7 +17,8 @@ using ::testing::HasSubstr;
 using ::testing::Not;
 
 TEST(Signals, TermStopsTheWorkersGracefullyAndSaysRequeueMe) {
-    Program program(ddprun_probe({"--nproc-per-node=2"}, {"note", "15", "saving", "say", "up", "noted", "15", "exit", "0"}));
+    Program program(ddprun_probe({"--nproc-per-node=2"},
+                                 {"note", "15", "saving", "say", "up", "noted", "15", "exit", "0"}));
     ASSERT_TRUE(program.wait_for_output("[0]: up") && program.wait_for_output("[1]: up"));
     program.signal(SIGTERM);
     const Outcome outcome = program.wait();
@@ -27,7 +28,8 @@ TEST(Signals, TermStopsTheWorkersGracefullyAndSaysRequeueMe) {
 }
 
 TEST(Signals, TheFirstInterruptIsGracefulAndTheSecondKillsNow) {
-    Program program(ddprun_probe({"--nproc-per-node=2"}, {"ignore", "2", "ignore", "15", "say", "up", "hold"}));
+    Program program(
+        ddprun_probe({"--nproc-per-node=2"}, {"ignore", "2", "ignore", "15", "say", "up", "hold"}));
     ASSERT_TRUE(program.wait_for_output("[0]: up") && program.wait_for_output("[1]: up"));
     program.signal(SIGINT);
     ASSERT_TRUE(program.wait_for_output("SIGINT: stopping 2 workers"));
@@ -39,7 +41,8 @@ TEST(Signals, TheFirstInterruptIsGracefulAndTheSecondKillsNow) {
 }
 
 TEST(Signals, WorkersThatIgnoreTheStopAreKilledWhenTheGraceIsOver) {
-    Program program(ddprun_probe({"--nproc-per-node=2", "--shutdown-timeout=1"}, {"ignore", "15", "say", "up", "hold"}));
+    Program program(
+        ddprun_probe({"--nproc-per-node=2", "--shutdown-timeout=1"}, {"ignore", "15", "say", "up", "hold"}));
     ASSERT_TRUE(program.wait_for_output("[0]: up") && program.wait_for_output("[1]: up"));
     const auto sent = std::chrono::steady_clock::now();
     program.signal(SIGTERM);
@@ -51,7 +54,8 @@ TEST(Signals, WorkersThatIgnoreTheStopAreKilledWhenTheGraceIsOver) {
 }
 
 TEST(Signals, Usr1IsForwardedAndTheJobGoesOn) {
-    Program program(ddprun_probe({"--nproc-per-node=2"}, {"note", "10", "got it", "on", "12", "0", "say", "up", "hold"}));
+    Program program(
+        ddprun_probe({"--nproc-per-node=2"}, {"note", "10", "got it", "on", "12", "0", "say", "up", "hold"}));
     ASSERT_TRUE(program.wait_for_output("[0]: up") && program.wait_for_output("[1]: up"));
     program.signal(SIGUSR1);
     ASSERT_TRUE(program.wait_for_output("[0]: got it") && program.wait_for_output("[1]: got it"));
@@ -60,7 +64,8 @@ TEST(Signals, Usr1IsForwardedAndTheJobGoesOn) {
 }
 
 TEST(Signals, WorkersReceiveTheSignalThatWasSent) {
-    Program program(ddprun_probe({"--nproc-per-node=1"}, {"note", "2", "an interrupt", "note", "15", "a termination", "say", "up", "noted", "2"}));
+    Program program(ddprun_probe({"--nproc-per-node=1"}, {"note", "2", "an interrupt", "note", "15",
+                                                          "a termination", "say", "up", "noted", "2"}));
     ASSERT_TRUE(program.wait_for_output("up\n"));
     program.signal(SIGINT);
     const Outcome outcome = program.wait();
@@ -69,9 +74,10 @@ TEST(Signals, WorkersReceiveTheSignalThatWasSent) {
 
 TEST(Signals, ASurvivorThatIgnoresTermDelaysAFailedJobOnlyByTheGrace) {
     const TemporaryDirectory directory;
-    const Outcome outcome = run(ddprun_probe({"--nproc-per-node=2", "--shutdown-timeout=1", "--failure-grace=60"},
-                                             {"rank", "0", "await", directory.file("deaf"), "exit", "6", "end",
-                                              "ignore", "15", "once", directory.file("deaf"), "end", "hold"}));
+    const Outcome outcome =
+        run(ddprun_probe({"--nproc-per-node=2", "--shutdown-timeout=1", "--failure-grace=60"},
+                         {"rank", "0", "await", directory.file("deaf"), "exit", "6", "end", "ignore", "15",
+                          "once", directory.file("deaf"), "end", "hold"}));
     EXPECT_EQ(outcome.status, 6) << outcome.err;
     EXPECT_GE(outcome.took, 1s);
     EXPECT_LT(outcome.took, 20s) << "a failure grants no more than a stop";
@@ -93,7 +99,8 @@ started=$(date -d @$((now - $RAN * 60)) '+%a %b %e %H:%M:%S %Y')
 echo '{"timestamp":'$now',"Jobs":{"17.pbs":{"Resource_List":{"walltime":"01:00:00"},"stime":"'$started'"}}}'
 )";
         ::chmod(directory.file("qstat").c_str(), 0755);
-        options = with_environment({"PATH=" + directory.path() + ":/usr/bin:/bin", "PBS_JOBID=17.pbs", "LOGLEVEL=debug", "TZ=UTC0", "RAN=" + std::to_string(minutes)});
+        options = with_environment({"PATH=" + directory.path() + ":/usr/bin:/bin", "PBS_JOBID=17.pbs",
+                                    "LOGLEVEL=debug", "TZ=UTC0", "RAN=" + std::to_string(minutes)});
         options.unset = {"PBS_WALLTIME", "SLURM_JOB_END_TIME", "PBS_NODEFILE"};
     }
 };
@@ -118,23 +125,27 @@ TEST(Signals, AJobThatIsDeletedLongBeforeItsWalltimeDoesNot) {
 
 TEST(Signals, AWalltimeNoticePreemptsTheJobBeforeItsEnd) {
     const PbsJob job(59);
-    const Outcome outcome = run(ddprun_probe({"--walltime-notice=2m"}, {"on", "15", "0", "hold"}), job.options);
+    const Outcome outcome =
+        run(ddprun_probe({"--walltime-notice=2m"}, {"on", "15", "0", "hold"}), job.options);
     EXPECT_EQ(outcome.status, 75) << outcome.err;
-    EXPECT_THAT(outcome.err, AllOf(HasSubstr("walltime in "), HasSubstr("was preempted"), HasSubstr("stopped at walltime")));
+    EXPECT_THAT(outcome.err, AllOf(HasSubstr("walltime in "), HasSubstr("was preempted"),
+                                   HasSubstr("stopped at walltime")));
 }
 
 /// A Slurm job whose environment does not tell its end, and a squeue of ours.
 RunOptions slurm_job(const TemporaryDirectory& directory, const std::string& squeue) {
     std::ofstream(directory.file("squeue")) << "#!/bin/sh\n" << squeue << "\n";
     ::chmod(directory.file("squeue").c_str(), 0755);
-    RunOptions options = with_environment({"PATH=" + directory.path() + ":/usr/bin:/bin", "SLURM_JOB_ID=17", "LOGLEVEL=debug"});
+    RunOptions options = with_environment(
+        {"PATH=" + directory.path() + ":/usr/bin:/bin", "SLURM_JOB_ID=17", "LOGLEVEL=debug"});
     options.unset = {"PBS_JOBID", "PBS_WALLTIME", "SLURM_JOB_END_TIME", "PBS_NODEFILE"};
     return options;
 }
 
 TEST(Signals, AWalltimeNoticeComesWhereSlurmTellsTheEndOnlyWhenAsked) {
     const TemporaryDirectory directory;
-    const RunOptions options = slurm_job(directory, "test \"$SLURM_TIME_FORMAT $*\" = '%s -h -j 17 -o %e' && echo $(($(date +%s) + 60))");
+    const RunOptions options = slurm_job(
+        directory, "test \"$SLURM_TIME_FORMAT $*\" = '%s -h -j 17 -o %e' && echo $(($(date +%s) + 60))");
     const Outcome outcome = run(ddprun_probe({"--walltime-notice=2m"}, {"on", "15", "0", "hold"}), options);
     EXPECT_EQ(outcome.status, 75) << outcome.err;
     EXPECT_THAT(outcome.err, AllOf(HasSubstr("walltime in "), HasSubstr("was preempted")));
@@ -142,10 +153,13 @@ TEST(Signals, AWalltimeNoticeComesWhereSlurmTellsTheEndOnlyWhenAsked) {
 
 TEST(Signals, AWalltimeNoticeComesWhereLsfTellsWhatIsLeft) {
     const TemporaryDirectory directory;
-    std::ofstream(directory.file("bjobs")) << "#!/bin/sh\ntest \"$*\" = '-noheader -o time_left 17[3]' && echo '0:1 L'\n";
+    std::ofstream(directory.file("bjobs"))
+        << "#!/bin/sh\ntest \"$*\" = '-noheader -o time_left 17[3]' && echo '0:1 L'\n";
     ::chmod(directory.file("bjobs").c_str(), 0755);
-    RunOptions options = with_environment({"PATH=" + directory.path() + ":/usr/bin:/bin", "LSB_JOBID=17", "LSB_JOBINDEX=3"});
-    options.unset = {"PBS_JOBID", "PBS_WALLTIME", "SLURM_JOB_ID", "SLURM_JOB_END_TIME", "LSB_DJOB_HOSTFILE", "LSB_MCPU_HOSTS", "LSB_HOSTS"};
+    RunOptions options =
+        with_environment({"PATH=" + directory.path() + ":/usr/bin:/bin", "LSB_JOBID=17", "LSB_JOBINDEX=3"});
+    options.unset = {"PBS_JOBID",         "PBS_WALLTIME",   "SLURM_JOB_ID", "SLURM_JOB_END_TIME",
+                     "LSB_DJOB_HOSTFILE", "LSB_MCPU_HOSTS", "LSB_HOSTS"};
     const Outcome outcome = run(ddprun_probe({"--walltime-notice=2m"}, {"on", "15", "0", "hold"}), options);
     EXPECT_EQ(outcome.status, 75) << outcome.err;
     EXPECT_THAT(outcome.err, HasSubstr("walltime in "));
@@ -153,27 +167,37 @@ TEST(Signals, AWalltimeNoticeComesWhereLsfTellsWhatIsLeft) {
 
 TEST(Signals, AWalltimeNoticeThatCannotComeIsSaidAtTheStart) {
     const TemporaryDirectory directory;
-    const RunOptions refused = slurm_job(directory, "echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1");
+    const RunOptions refused =
+        slurm_job(directory, "echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1");
     EXPECT_THAT(run(ddprun_probe({"--walltime-notice=2m"}, {"sleep", "500"}), refused).err,
                 HasSubstr("--walltime-notice=2 min: no notice will be given: squeue gave no answer"));
     RunOptions nowhere;
     nowhere.unset = {"SLURM_JOB_ID", "SLURM_JOB_END_TIME", "PBS_JOBID", "PBS_WALLTIME", "LSB_JOBID"};
-    EXPECT_THAT(run(ddprun_probe({"--walltime-notice=2m"}, {"say", "done"}), nowhere).err,
-                HasSubstr("--walltime-notice=2 min: no notice will be given: this is no job of PBS, Torque, Slurm or LSF"));
-    EXPECT_THAT(run(ddprun_probe({}, {"say", "done"}), nowhere).err, Not(HasSubstr("notice"))) << "nobody asked for one";
+    EXPECT_THAT(
+        run(ddprun_probe({"--walltime-notice=2m"}, {"say", "done"}), nowhere).err,
+        HasSubstr(
+            "--walltime-notice=2 min: no notice will be given: this is no job of PBS, Torque, Slurm or LSF"));
+    EXPECT_THAT(run(ddprun_probe({}, {"say", "done"}), nowhere).err, Not(HasSubstr("notice")))
+        << "nobody asked for one";
 }
 
 TEST(Signals, AWorkerThatFailsJustBeforeTheWalltimeIsNotStartedAgainAndTheJobCanBe) {
     const TemporaryDirectory directory;
-    const RunOptions options = slurm_job(directory, "echo $(($(date +%s) + 30)); touch " + directory.file("asked"));
-    const Outcome outcome = run(ddprun_probe({"--max-restarts=3"}, {"await", directory.file("asked"), "sleep", "500", "exit", "3"}), options);
+    const RunOptions options =
+        slurm_job(directory, "echo $(($(date +%s) + 30)); touch " + directory.file("asked"));
+    const Outcome outcome = run(
+        ddprun_probe({"--max-restarts=3"}, {"await", directory.file("asked"), "sleep", "500", "exit", "3"}),
+        options);
     EXPECT_EQ(outcome.status, 75) << outcome.err;
-    EXPECT_THAT(outcome.err, AllOf(HasSubstr("no restart: it would get nowhere in the "), HasSubstr("exit code 3")));
+    EXPECT_THAT(outcome.err,
+                AllOf(HasSubstr("no restart: it would get nowhere in the "), HasSubstr("exit code 3")));
 }
 
 TEST(Signals, TwoSigtermsAtOnceInABatchJobLeaveTheWorkersTheirGrace) {
     const PbsJob job(1);
-    Program program(ddprun_probe({}, {"note", "15", "saving", "say", "up", "noted", "15", "sleep", "1000", "say", "saved"}), job.options);
+    Program program(ddprun_probe({}, {"note", "15", "saving", "say", "up", "noted", "15", "sleep", "1000",
+                                      "say", "saved"}),
+                    job.options);
     ASSERT_TRUE(program.wait_for_output("up\n"));
     program.signal(SIGTERM);
     ASSERT_TRUE(program.wait_for_output("saving"));

@@ -29,8 +29,10 @@ using ::testing::HasSubstr;
 using ::testing::Not;
 
 /// One of two nodes that are started as by torchrun's users, without a word about secrets.
-std::vector<std::string> node(int rank, const ReservedPort& port, const std::vector<std::string>& acts, std::vector<std::string> options = {}) {
-    options.insert(options.end(), {"--nnodes=2", "--node-rank=" + std::to_string(rank), "--master-addr=127.0.0.1", "--master-port=" + port.number()});
+std::vector<std::string> node(int rank, const ReservedPort& port, const std::vector<std::string>& acts,
+                              std::vector<std::string> options = {}) {
+    options.insert(options.end(), {"--nnodes=2", "--node-rank=" + std::to_string(rank),
+                                   "--master-addr=127.0.0.1", "--master-port=" + port.number()});
     return ddprun_probe(options, acts);
 }
 
@@ -44,7 +46,8 @@ RunOptions with_config(const TemporaryDirectory& config, std::vector<std::string
 TEST(Strangers, NodesThatShareAHomeDirectoryNeedNoWordAboutSecrets) {
     const TemporaryDirectory config;
     const ReservedPort port;
-    Program zero(node(0, port, {"env", "WORLD_SIZE"}), with_config(config)), one(node(1, port, {"env", "WORLD_SIZE"}), with_config(config));
+    Program zero(node(0, port, {"env", "WORLD_SIZE"}), with_config(config)),
+        one(node(1, port, {"env", "WORLD_SIZE"}), with_config(config));
     const Outcome of_one = one.wait(), of_zero = zero.wait();
     EXPECT_EQ(of_zero.status, 0) << of_zero.err;
     EXPECT_EQ(of_one.status, 0) << of_one.err;
@@ -61,7 +64,8 @@ TEST(Strangers, ANodeWithAnotherSecretIsRefusedAndToldOnItsOwnSideWhatToDo) {
     Program zero(node(0, port, {"say", "up"}), with_config(config));
     const Outcome one = run(node(1, port, {"say", "up"}), with_config(another));
     EXPECT_EQ(one.status, 69) << one.err;
-    EXPECT_THAT(one.err, AllOf(HasSubstr("wrong token"), HasSubstr("copy that file"), HasSubstr(another.path() + "/ddprun/secret"), HasSubstr("DDPRUN_TOKEN"),
+    EXPECT_THAT(one.err, AllOf(HasSubstr("wrong token"), HasSubstr("copy that file"),
+                               HasSubstr(another.path() + "/ddprun/secret"), HasSubstr("DDPRUN_TOKEN"),
                                Not(HasSubstr(config.path()))));
     EXPECT_TRUE(zero.wait_for_output("its token is wrong"));
     zero.signal(SIGTERM);
@@ -82,7 +86,8 @@ TEST(Strangers, WithoutASecretNothingStartsUnlessItIsSaidToBeInsecureWhichQuietD
     RunOptions by_variable = homeless;
     std::erase(by_variable.unset, "DDPRUN_INSECURE");
     by_variable.environment = {"DDPRUN_INSECURE=1"};
-    Program zero(node(0, port, {"say", "up"}, {"-q", "--insecure"}), homeless), one(node(1, port, {"say", "up"}, {"-q"}), by_variable);
+    Program zero(node(0, port, {"say", "up"}, {"-q", "--insecure"}), homeless),
+        one(node(1, port, {"say", "up"}, {"-q"}), by_variable);
     for (Program* const each : {&zero, &one}) {
         const Outcome outcome = each->wait();
         EXPECT_EQ(outcome.status, 0) << outcome.err;
@@ -101,7 +106,8 @@ TEST(Strangers, AFloodOfConnectionsIsCountedNotLoggedLineByLine) {
         ASSERT_TRUE(stranger) << stranger.error().what;
         ASSERT_TRUE(send_all(stranger->get(), "GET / HTTP/1.1\r\n\r\n", MonotonicClock::now() + 20s));
         char byte = 0;
-        ASSERT_FALSE(receive_exactly(stranger->get(), {&byte, 1}, MonotonicClock::now() + 20s)) << "closed: it has been noticed";
+        ASSERT_FALSE(receive_exactly(stranger->get(), {&byte, 1}, MonotonicClock::now() + 20s))
+            << "closed: it has been noticed";
     }
     head.signal(SIGTERM);
     const Outcome outcome = head.wait();
@@ -127,7 +133,8 @@ TEST(Strangers, TenThousandOfThemWhileAJobFormsDoNotKeepItsNodesOut) {
         Result<UniqueFd> stranger = connect_tcp(port.endpoint(), MonotonicClock::now() + 20s);
         if (!stranger) ++failed;
         if (!stranger) continue;
-        if (i % 3 == 0) (void)send_all(stranger->get(), "GET / HTTP/1.1\r\n\r\n", MonotonicClock::now() + 20s);
+        if (i % 3 == 0)
+            (void)send_all(stranger->get(), "GET / HTTP/1.1\r\n\r\n", MonotonicClock::now() + 20s);
         if (i % 3 == 1) open.push_back(*std::move(stranger));
         if (open.size() > kKeptOpen) open.pop_front();
     }
@@ -144,7 +151,9 @@ TEST(Strangers, TenThousandOfThemWhileAJobFormsDoNotKeepItsNodesOut) {
 /// Listens under a name as another user; until it goes.
 class OtherUsersSocket {
   public:
-    explicit OtherUsersSocket(const std::string& name) : thread_([this, name] { listen_as_nobody(name); }) { listens_ = ready_.get_future().get(); }
+    explicit OtherUsersSocket(const std::string& name) : thread_([this, name] { listen_as_nobody(name); }) {
+        listens_ = ready_.get_future().get();
+    }
     ~OtherUsersSocket() {
         end_.set_value();
         thread_.join();
@@ -160,7 +169,8 @@ class OtherUsersSocket {
         address.sun_family = AF_UNIX;
         name.copy(address.sun_path + 1, name.size());
         const auto length = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + name.size());
-        ready_.set_value(::bind(fd.get(), reinterpret_cast<sockaddr*>(&address), length) == 0 && ::listen(fd.get(), 8) == 0);
+        ready_.set_value(::bind(fd.get(), reinterpret_cast<sockaddr*>(&address), length) == 0 &&
+                         ::listen(fd.get(), 8) == 0);
         end_.get_future().wait();
     }
 

@@ -1,7 +1,7 @@
 // A job whose head is lost: agents on hosts of their own, started by hand.
+#include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <fcntl.h>
 #include <signal.h>
 #include <sys/stat.h>
 
@@ -25,13 +25,17 @@ class WithoutTheHead : public ::testing::Test {
     void SetUp() override {
         if (const auto reason = Hosts::why_not()) GTEST_SKIP() << *reason;
     }
-    /// One ddprun on each host, the first is the head. A worker of the first generation stays until it is stopped.
+    /// One ddprun on each host, the first is the head. A worker of the first generation stays until it is
+    /// stopped.
     void start(int nodes, const std::string& nnodes, std::vector<std::string> options = {"--max-restarts=3"},
-               const std::vector<std::string>& worker = {path_of("PROBE"), "env", "MASTER_ADDR", "env", "WORLD_SIZE", "say", "running",
-                                                         "generation", "1", "hold", "end"}) {
+               const std::vector<std::string>& worker = {path_of("PROBE"), "env", "MASTER_ADDR", "env",
+                                                         "WORLD_SIZE", "say", "running", "generation", "1",
+                                                         "hold", "end"}) {
         if (!hosts_) hosts_ = std::make_unique<Hosts>(nodes);
-        options.insert(options.begin(), {"--nnodes=" + nnodes, "--nproc-per-node=2", "--rdzv-backend=c10d", "--rdzv-endpoint=" + endpoint_,
-                                         "--rdzv-id=succession", "--shutdown-timeout=1", "--rdzv-conf=last_call_timeout=2,join_timeout=60"});
+        options.insert(options.begin(),
+                       {"--nnodes=" + nnodes, "--nproc-per-node=2", "--rdzv-backend=c10d",
+                        "--rdzv-endpoint=" + endpoint_, "--rdzv-id=succession", "--shutdown-timeout=1",
+                        "--rdzv-conf=last_call_timeout=2,join_timeout=60"});
         for (int node = 0; node < nodes; ++node) {
             std::vector<std::string> own = options;
             if (nnodes.find(':') != std::string::npos) own.push_back("--node-rank=" + std::to_string(node));
@@ -39,17 +43,22 @@ class WithoutTheHead : public ::testing::Test {
             line.insert(line.end(), own.begin(), own.end());
             line.insert(line.end(), worker.begin(), worker.end());
             if (node == 0) head_ = line;
-            nodes_.push_back(std::make_unique<Program>(hosts_->command(node, line), with_environment(environment_)));
+            nodes_.push_back(
+                std::make_unique<Program>(hosts_->command(node, line), with_environment(environment_)));
             if (node > 0) continue;
             ASSERT_TRUE(nodes_[0]->wait_for_output("controller on port"));
         }
     }
     void await_workers(int nodes) {
         ASSERT_TRUE(nodes_[0]->wait_for_output("is the standby"));
-        for (int node = 0; node < nodes; ++node) ASSERT_TRUE(nodes_[static_cast<std::size_t>(node)]->wait_for_output("running\n")) << "node " << node;
+        for (int node = 0; node < nodes; ++node)
+            ASSERT_TRUE(nodes_[static_cast<std::size_t>(node)]->wait_for_output("running\n"))
+                << "node " << node;
     }
     /// The process itself, of which nodes_ has a parent.
-    void signal_ddprun(int node, const std::string& signal) { run(hosts_->command(node, {"pkill", "-" + signal, "-x", "ddprun"})); }
+    void signal_ddprun(int node, const std::string& signal) {
+        run(hosts_->command(node, {"pkill", "-" + signal, "-x", "ddprun"}));
+    }
     Outcome end_of(int node) { return nodes_[static_cast<std::size_t>(node)]->wait(); }
     std::vector<std::string> head_;  ///< its command line
     std::string endpoint_ = Hosts::address(0) + ":29411";
@@ -66,17 +75,22 @@ TEST_F(WithoutTheHead, AnElasticJobGoesOnUnderTheStandby) {
     EXPECT_EQ(one.status, 0) << one.err;
     EXPECT_EQ(two.status, 0) << two.err;
     EXPECT_EQ(occurrences(one.out + two.out, "WORLD_SIZE=4"), 4) << one.out << two.out;
-    EXPECT_EQ(occurrences(one.out + two.out, "MASTER_ADDR=" + Hosts::address(1)), 4) << "rank 0 is where the new head is";
-    EXPECT_THAT(one.err, AllOf(HasSubstr("this node is the head from now on"), HasSubstr("the head at " + Hosts::address(0)), HasSubstr("going on without it")));
+    EXPECT_EQ(occurrences(one.out + two.out, "MASTER_ADDR=" + Hosts::address(1)), 4)
+        << "rank 0 is where the new head is";
+    EXPECT_THAT(one.err,
+                AllOf(HasSubstr("this node is the head from now on"),
+                      HasSubstr("the head at " + Hosts::address(0)), HasSubstr("going on without it")));
     EXPECT_THAT(two.err, HasSubstr("it goes to the standby, " + Hosts::name(1)));
 }
 
-/// While somebody looks at a job with GPUs, each node has a child that asks the driver, and takes as long as that does.
+/// While somebody looks at a job with GPUs, each node has a child that asks the driver, and takes as long as
+/// that does.
 TEST_F(WithoutTheHead, AQuestionThatIsOpenWhenTheStandbyTakesOverIsAnsweredAndHarmsNothing) {
     hosts_ = std::make_unique<Hosts>(3);
     const std::string machine = hosts_->shared() + "/machine";
     std::ofstream(machine) << R"({"gpus": []})";
-    environment_.insert(environment_.end(), {"DDPRUN_NVML_LIBRARY=" + path_of("FAKE_NVML_LIBRARY"), "FAKE_NVML=" + machine});
+    environment_.insert(environment_.end(),
+                        {"DDPRUN_NVML_LIBRARY=" + path_of("FAKE_NVML_LIBRARY"), "FAKE_NVML=" + machine});
     start(3, "2:3");
     await_workers(3);
     std::filesystem::rename(machine, machine + ".file");
@@ -98,15 +112,19 @@ TEST_F(WithoutTheHead, AQuestionThatIsOpenWhenTheStandbyTakesOverIsAnsweredAndHa
 
 TEST_F(WithoutTheHead, ANameServerThatWentWithItHoldsNobodyUp) {
     hosts_ = std::make_unique<Hosts>(3);
-    Program server(hosts_->command(0, {"python3", "-c", "import socket\ns = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)\ns.bind(('', 53))\n"
-                                                        "print('up', flush=True)\nwhile True: s.recv(512)"}));
+    Program server(hosts_->command(
+        0, {"python3", "-c",
+            "import socket\ns = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)\ns.bind(('', 53))\n"
+            "print('up', flush=True)\nwhile True: s.recv(512)"}));
     ASSERT_TRUE(server.wait_for_output("up"));
     endpoint_ = Hosts::name(0) + ":29411";
     start(3, "2:3");
     await_workers(3);
     // From now on the standby's host asks that server, which never answers, for up to 90 s.
-    std::ofstream(hosts_->shared() + "/resolv.conf") << "nameserver " << Hosts::address(0) << "\noptions timeout:30 attempts:3\n";
-    const std::string mounts = "mount --bind /dev/null /etc/hosts && mount --bind " + hosts_->shared() + "/resolv.conf /etc/resolv.conf";
+    std::ofstream(hosts_->shared() + "/resolv.conf")
+        << "nameserver " << Hosts::address(0) << "\noptions timeout:30 attempts:3\n";
+    const std::string mounts = "mount --bind /dev/null /etc/hosts && mount --bind " + hosts_->shared() +
+                               "/resolv.conf /etc/resolv.conf";
     ASSERT_EQ(run(hosts_->command(1, {"sh", "-c", mounts})).status, 0);
     nodes_[0]->signal(SIGKILL);
     for (int node : {1, 2}) {
@@ -115,13 +133,14 @@ TEST_F(WithoutTheHead, ANameServerThatWentWithItHoldsNobodyUp) {
     }
 }
 
-/// As by a pod's restartPolicy, or `until ddprun ...; do :; done`. With MIN=1 it would be enough for a job of its own; and so
-/// would be a node that comes for the first time, and finds that one.
+/// As by a pod's restartPolicy, or `until ddprun ...; do :; done`. With MIN=1 it would be enough for a job of
+/// its own; and so would be a node that comes for the first time, and finds that one.
 class HeadThatComesAgain : public WithoutTheHead, public ::testing::WithParamInterface<const char*> {};
 
 TEST_P(HeadThatComesAgain, JoinsTheJobThatGoesOnAndRunsItNoSecondTime) {
     hosts_ = std::make_unique<Hosts>(4);
-    start(3, GetParam(), {"--max-restarts=3"}, {path_of("PROBE"), "env", "WORLD_SIZE", "say", "running", "hold"});
+    start(3, GetParam(), {"--max-restarts=3"},
+          {path_of("PROBE"), "env", "WORLD_SIZE", "say", "running", "hold"});
     await_workers(3);
     nodes_[0]->signal(SIGKILL);
     ASSERT_TRUE(nodes_[1]->wait_for_output("the head at"));
@@ -134,8 +153,10 @@ TEST_P(HeadThatComesAgain, JoinsTheJobThatGoesOnAndRunsItNoSecondTime) {
     EXPECT_EQ(late.wait().status, 75);
     const Outcome outcome = again.wait();
     EXPECT_EQ(outcome.status, 75) << outcome.err;
-    EXPECT_THAT(outcome.err, HasSubstr("the job goes on under " + Hosts::name(1) + ", which succeeded its lost head: this node joins it there"));
-    EXPECT_EQ(occurrences(outcome.out, "WORLD_SIZE=2") + occurrences(outcome.out, "WORLD_SIZE=4"), 0) << "a world of its own: " << outcome.out;
+    EXPECT_THAT(outcome.err, HasSubstr("the job goes on under " + Hosts::name(1) +
+                                       ", which succeeded its lost head: this node joins it there"));
+    EXPECT_EQ(occurrences(outcome.out, "WORLD_SIZE=2") + occurrences(outcome.out, "WORLD_SIZE=4"), 0)
+        << "a world of its own: " << outcome.out;
     EXPECT_THAT(end_of(1).err, HasSubstr("told the ddprun that listens at " + endpoint_));
 }
 
@@ -150,7 +171,8 @@ TEST_F(WithoutTheHead, TheJobStillGoesBackIntoItsQueue) {
     const Outcome one = end_of(1);
     EXPECT_EQ(one.status, 0) << one.err;
     EXPECT_THAT(one.err, HasSubstr("run 1 of job 7 (at most")) << "the same run, under another head";
-    EXPECT_FALSE(std::filesystem::exists(hosts_->shared() + "/ddprun-7.json")) << "the end has been noted: there is no next run";
+    EXPECT_FALSE(std::filesystem::exists(hosts_->shared() + "/ddprun-7.json"))
+        << "the end has been noted: there is no next run";
 }
 
 TEST_F(WithoutTheHead, WhoWaitsForTheStoreHearsOfItAndTheNextWorldHasAStore) {
@@ -160,7 +182,10 @@ TEST_F(WithoutTheHead, WhoWaitsForTheStoreHearsOfItAndTheNextWorldHasAStore) {
     for (int node : {1, 2}) {
         const Outcome outcome = end_of(node);
         EXPECT_EQ(outcome.status, 0) << outcome.err;
-        EXPECT_EQ(occurrences(outcome.out, "Store::get(\"never\"): the head at " + Hosts::address(0) + ":29411 is lost"), 2) << outcome.out;
+        EXPECT_EQ(occurrences(outcome.out,
+                              "Store::get(\"never\"): the head at " + Hosts::address(0) + ":29411 is lost"),
+                  2)
+            << outcome.out;
         EXPECT_EQ(occurrences(outcome.out, "met again"), 2) << outcome.out;
     }
 }
@@ -224,7 +249,8 @@ TEST_F(WithoutTheHead, AHeadThatWakesAfterItWasSucceededEndsAndRunsNothing) {
 
 TEST_F(WithoutTheHead, ANodeThatWasTakenForLostAndRejoinedCanBeTheStandby) {
     start(2, "1:2", {"--max-restarts=3", "--heartbeat-timeout=2"},
-          {path_of("PROBE"), "env", "WORLD_SIZE", "say", "running", "generation", "1", "hold", "end", "generation", "2", "hold", "end", "generation", "3", "hold", "end"});
+          {path_of("PROBE"), "env", "WORLD_SIZE", "say", "running", "generation", "1", "hold", "end",
+           "generation", "2", "hold", "end", "generation", "3", "hold", "end"});
     await_workers(2);
     signal_ddprun(1, "STOP");
     ASSERT_TRUE(nodes_[0]->wait_for_output("WORLD_SIZE=2\n"));

@@ -46,7 +46,8 @@ TEST(Terminal, WhatIsTypedReachesTheChosenRankOnly) {
 }
 
 TEST(Terminal, CtrlCStopsGracefullyAndASecondKills) {
-    Terminal terminal(ddprun_probe({"--nproc-per-node=2"}, {"ignore", "2", "ignore", "15", "say", "up", "hold"}));
+    Terminal terminal(
+        ddprun_probe({"--nproc-per-node=2"}, {"ignore", "2", "ignore", "15", "say", "up", "hold"}));
     ASSERT_TRUE(terminal.shows("[1]:") && terminal.shows("[0]:"));
     terminal.type("\x03");
     ASSERT_TRUE(terminal.shows("SIGINT: stopping 2 workers")) << terminal.screen();
@@ -55,7 +56,8 @@ TEST(Terminal, CtrlCStopsGracefullyAndASecondKills) {
 }
 
 TEST(Terminal, AWaitThatTakesLongIsCountedDown) {
-    Terminal terminal(ddprun_probe({"--nproc-per-node=1", "--shutdown-timeout=3"}, {"ignore", "2", "say", ready, "hold"}));
+    Terminal terminal(
+        ddprun_probe({"--nproc-per-node=1", "--shutdown-timeout=3"}, {"ignore", "2", "say", ready, "hold"}));
     ASSERT_TRUE(terminal.shows(ready));
     terminal.type("\x03");
     EXPECT_TRUE(terminal.shows("SIGKILL in 2 s") && terminal.shows("SIGKILL in 1 s")) << terminal.screen();
@@ -79,7 +81,8 @@ TEST(Terminal, CtrlZStopsTheWorkersWithDdprunAndAContinueWakesThem) {
 
 TEST(Terminal, ADebuggerGetsTheTerminalAndGivesItBack) {
     if (::access("/usr/bin/gdb", X_OK) != 0) GTEST_SKIP() << "gdb is not installed";
-    Terminal terminal({path_of("DDPRUN"), "--nproc-per-node=2", "--attach", "0=gdb -q -nx --args", "/bin/true"});
+    Terminal terminal(
+        {path_of("DDPRUN"), "--nproc-per-node=2", "--attach", "0=gdb -q -nx --args", "/bin/true"});
     ASSERT_TRUE(terminal.shows("(gdb)")) << terminal.screen();
     terminal.type("run\n");
     ASSERT_TRUE(terminal.shows("exited normally")) << terminal.screen();

@@ -1,4 +1,5 @@
-// PyTorch's workers meet at the controller's port. Most of it without PyTorch, by tests/support/torch_client.py.
+// PyTorch's workers meet at the controller's port. Most of it without PyTorch, by
+// tests/support/torch_client.py.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -19,7 +20,8 @@ using ::testing::HasSubstr;
 /// A script that can import torch_client, written to this place.
 std::string script_in(const std::string& directory, const std::string& name, const std::string& text) {
     const std::string path = directory + "/" + name;
-    std::ofstream(directory + "/torch_client.py") << file_content(path_of("SOURCE_ROOT") + "/tests/support/torch_client.py");
+    std::ofstream(directory + "/torch_client.py")
+        << file_content(path_of("SOURCE_ROOT") + "/tests/support/torch_client.py");
     std::ofstream(path) << "import os, socket, sys, time\n" << text;
     return path;
 }
@@ -36,14 +38,16 @@ print("sum", sum(int(store.get(b"rank %d" % other)) for other in range(size)))
 
 TEST(TorchStore, OfAPythonProgramIsTheControllersAndNoWorkerHasToServeIt) {
     const TemporaryDirectory place;
-    const Outcome outcome = run({path_of("DDPRUN"), "--nproc-per-node=3", script_in(place.path(), "meet.py", kMeet)});
+    const Outcome outcome =
+        run({path_of("DDPRUN"), "--nproc-per-node=3", script_in(place.path(), "meet.py", kMeet)});
     EXPECT_EQ(outcome.status, 0) << outcome.err;
     EXPECT_THAT(sorted_lines(outcome.out), ElementsAre("[0]: sum 6", "[1]: sum 6", "[2]: sum 6"));
 }
 
 TEST(TorchStore, IsAtTheMasterPortThatTheUserGives) {
     const TemporaryDirectory place;
-    const std::string script = script_in(place.path(), "port.py", std::string(kMeet) + "print(os.environ['MASTER_PORT'] == sys.argv[1])\n");
+    const std::string script = script_in(
+        place.path(), "port.py", std::string(kMeet) + "print(os.environ['MASTER_PORT'] == sys.argv[1])\n");
     const ReservedPort port;
     const Outcome outcome = run({path_of("DDPRUN"), "--master-port=" + port.number(), script, port.number()});
     EXPECT_EQ(outcome.status, 0) << outcome.err;
@@ -89,11 +93,15 @@ class TorchStoreOnHosts : public ::testing::Test {
         if (const auto reason = Hosts::why_not()) GTEST_SKIP() << *reason;
     }
     /// The same script on the first two hosts; the outcome of each.
-    static std::vector<std::unique_ptr<Program>> start(const Hosts& hosts, const std::string& script, const std::vector<std::string>& environment = {"PYTHON_EXEC=python3"}) {
+    static std::vector<std::unique_ptr<Program>> start(const Hosts& hosts, const std::string& script,
+                                                       const std::vector<std::string>& environment = {
+                                                           "PYTHON_EXEC=python3"}) {
         std::vector<std::unique_ptr<Program>> nodes;
         for (int host = 0; host < 2; ++host) {
             nodes.push_back(std::make_unique<Program>(
-                hosts.command(host, {path_of("DDPRUN"), "--nnodes=2", "--nproc-per-node=2", "--rdzv-backend=c10d", "--rdzv-endpoint=node00:29400", script}), with_environment(environment)));
+                hosts.command(host, {path_of("DDPRUN"), "--nnodes=2", "--nproc-per-node=2",
+                                     "--rdzv-backend=c10d", "--rdzv-endpoint=node00:29400", script}),
+                with_environment(environment)));
         }
         return nodes;
     }
@@ -125,8 +133,11 @@ try: print(TorchClient("node00", 29400).count_keys())
 except ConnectionError as error: print(error)
 )");
     const Outcome stranger = run(hosts.command(2, {"python3", look}));
-    EXPECT_THAT(stranger.out, ::testing::AnyOf(HasSubstr("closed by the server"), HasSubstr("reset"))) << stranger.err;
-    const std::string go = script_in(hosts.shared(), "go.py", "from torch_client import TorchClient\nTorchClient('node00', 29400).set(b'go', b'')\n");
+    EXPECT_THAT(stranger.out, ::testing::AnyOf(HasSubstr("closed by the server"), HasSubstr("reset")))
+        << stranger.err;
+    const std::string go =
+        script_in(hosts.shared(), "go.py",
+                  "from torch_client import TorchClient\nTorchClient('node00', 29400).set(b'go', b'')\n");
     EXPECT_EQ(run(hosts.command(1, {"python3", go})).status, 0);
     EXPECT_EQ(nodes[0]->wait().status, 0);
     EXPECT_EQ(nodes[1]->wait().status, 0);
@@ -146,7 +157,8 @@ mine = torch.full((4,), dist.get_rank() + 1.0)
 dist.all_reduce(mine)
 print("sum", int(mine[0]))
 dist.destroy_process_group()
-)"), {"GLOO_SOCKET_IFNAME=eth0", std::string("PYTHON_EXEC=") + python});
+)"),
+                             {"GLOO_SOCKET_IFNAME=eth0", std::string("PYTHON_EXEC=") + python});
     const Outcome zero = nodes[0]->wait(), one = nodes[1]->wait();
     EXPECT_THAT(sorted_lines(zero.out), ElementsAre("[0]: sum 10", "[1]: sum 10")) << zero.err;
     EXPECT_THAT(sorted_lines(one.out), ElementsAre("[2]: sum 10", "[3]: sum 10")) << one.err;

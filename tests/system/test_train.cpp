@@ -24,7 +24,8 @@ using ::testing::Not;
 /// Runs `ddprun OPTIONS train ARGUMENTS` in a directory of its own.
 class Train : public ::testing::Test {
   protected:
-    std::vector<std::string> command(int workers, const std::vector<std::string>& arguments, std::vector<std::string> options = {}) {
+    std::vector<std::string> command(int workers, const std::vector<std::string>& arguments,
+                                     std::vector<std::string> options = {}) {
         std::vector<std::string> words{path_of("DDPRUN"), "--nproc-per-node=" + std::to_string(workers)};
         words.insert(words.end(), options.begin(), options.end());
         words.emplace_back("train");
@@ -37,7 +38,9 @@ class Train : public ::testing::Test {
         return options;
     }
     Json log_of(const std::string& name) { return json_file(directory_.file(name)); }
-    void write(const std::string& name, const std::string& content) { std::ofstream(directory_.file(name)) << content; }
+    void write(const std::string& name, const std::string& content) {
+        std::ofstream(directory_.file(name)) << content;
+    }
 
     TemporaryDirectory directory_;
 };
@@ -57,14 +60,20 @@ TEST_F(Train, TwoNodesOfDifferentSizeEndWithTheSameParametersInEveryRun) {
     for (const char* name : {"first", "second"}) {
         const ReservedPort port;
         const auto node = [&](int rank) {
-            return std::make_unique<Program>(command(1 + rank, {"--epochs", "3", "--log-json", name, "--checkpoint-dir", std::string(name) + ".checkpoints"},
-                                                     {"--nnodes=2", "--node-rank=" + std::to_string(rank), "--master-addr=127.0.0.1", "--master-port=" + port.number()}), options);
+            return std::make_unique<Program>(
+                command(1 + rank,
+                        {"--epochs", "3", "--log-json", name, "--checkpoint-dir",
+                         std::string(name) + ".checkpoints"},
+                        {"--nnodes=2", "--node-rank=" + std::to_string(rank), "--master-addr=127.0.0.1",
+                         "--master-port=" + port.number()}),
+                options);
         };
         const std::unique_ptr<Program> head = node(0), other = node(1);
         const Outcome zero = head->wait(), one = other->wait();
         ASSERT_EQ(zero.status, 0) << zero.err;
         ASSERT_EQ(one.status, 0) << one.err;
-        EXPECT_THAT(zero.out, AllOf(HasSubstr("3 workers over cpu (shared memory in nodes, libfabric "), HasSubstr("parameters are bitwise equal on 3 workers")));
+        EXPECT_THAT(zero.out, AllOf(HasSubstr("3 workers over cpu (shared memory in nodes, libfabric "),
+                                    HasSubstr("parameters are bitwise equal on 3 workers")));
     }
     EXPECT_EQ(log_of("first")["parameters_sha256"], log_of("second")["parameters_sha256"]);
 }
@@ -73,7 +82,8 @@ TEST_F(Train, OneAndFourWorkersHaveTheSameLossCurveForTheSameEffectiveBatch) {
     const std::vector<std::string> common{"--epochs", "8", "--no-scale-lr", "--lr", "0.05", "--seed", "7"};
     const auto with = [&](const std::string& batch, const std::string& log) {
         std::vector<std::string> all = common;
-        all.insert(all.end(), {"--batch-size", batch, "--log-json", log, "--checkpoint-dir", log + ".checkpoints"});
+        all.insert(all.end(),
+                   {"--batch-size", batch, "--log-json", log, "--checkpoint-dir", log + ".checkpoints"});
         return all;
     };
     ASSERT_EQ(run(command(1, with("64", "one")), here()).status, 0);
@@ -89,13 +99,18 @@ TEST_F(Train, OneAndFourWorkersHaveTheSameLossCurveForTheSameEffectiveBatch) {
 
 TEST_F(Train, TwoRunsOfTheSameSeedEndWithTheSameBits) {
     for (const char* name : {"first", "second"}) {
-        ASSERT_EQ(run(command(3, {"--epochs", "3", "--log-json", name, "--checkpoint-dir", std::string(name) + ".checkpoints"}), here()).status, 0);
+        ASSERT_EQ(run(command(3, {"--epochs", "3", "--log-json", name, "--checkpoint-dir",
+                                  std::string(name) + ".checkpoints"}),
+                      here())
+                      .status,
+                  0);
     }
     EXPECT_EQ(log_of("first")["parameters_sha256"], log_of("second")["parameters_sha256"]);
 }
 
 TEST_F(Train, ResumesWhereItStopped) {
-    const auto with = [](const std::string& epochs, const std::string& log, const std::string& checkpoints, bool resume) {
+    const auto with = [](const std::string& epochs, const std::string& log, const std::string& checkpoints,
+                         bool resume) {
         std::vector<std::string> all{"--epochs", epochs, "--log-json", log, "--checkpoint-dir", checkpoints};
         if (resume) all.emplace_back("--resume");
         return all;
@@ -127,10 +142,13 @@ TEST_F(Train, DataOfTheWrongKindIsRefusedInOneLine) {
 }
 
 TEST_F(Train, WhatADataFileHoldsIsNotObeyedByTheTerminal) {
-    write("noise.csv", "1,\x1b[2J\xc2\x9b" "2J,2\n4,5,6\n");
+    write("noise.csv",
+          "1,\x1b[2J\xc2\x9b"
+          "2J,2\n4,5,6\n");
     const Outcome outcome = run(command(2, {"--data", "noise.csv"}), here());
     EXPECT_EQ(outcome.status, 65) << outcome.err;
-    EXPECT_THAT(outcome.err, AllOf(HasSubstr("\\x1b[2J"), Not(HasSubstr("\x1b")), Not(HasSubstr("\xc2\x9b"))));
+    EXPECT_THAT(outcome.err,
+                AllOf(HasSubstr("\\x1b[2J"), Not(HasSubstr("\x1b")), Not(HasSubstr("\xc2\x9b"))));
 }
 
 TEST_F(Train, GradientsThatAreNoNumbersEndTheJobWithWhatToTry) {
@@ -149,11 +167,16 @@ TEST_F(Train, AMissingFileIsNamed) {
 }
 
 TEST_F(Train, ACheckpointOfAnotherModelIsRefusedAndKept) {
-    ASSERT_EQ(run(command(2, {"--epochs", "1", "--hidden", "32", "--checkpoint-dir", "c"}), here()).status, 0);
-    const Outcome outcome = run(command(2, {"--epochs", "2", "--hidden", "64", "--checkpoint-dir", "c", "--resume"}), here());
+    ASSERT_EQ(run(command(2, {"--epochs", "1", "--hidden", "32", "--checkpoint-dir", "c"}), here()).status,
+              0);
+    const Outcome outcome =
+        run(command(2, {"--epochs", "2", "--hidden", "64", "--checkpoint-dir", "c", "--resume"}), here());
     EXPECT_NE(outcome.status, 0);
     EXPECT_THAT(outcome.err, AllOf(HasSubstr("32"), HasSubstr("64")));
-    EXPECT_EQ(run(command(2, {"--epochs", "2", "--hidden", "32", "--checkpoint-dir", "c", "--resume"}), here()).status, 0);
+    EXPECT_EQ(
+        run(command(2, {"--epochs", "2", "--hidden", "32", "--checkpoint-dir", "c", "--resume"}), here())
+            .status,
+        0);
 }
 
 TEST_F(Train, AnOptionThatIsNoNumberIsAUsageError) {
@@ -165,17 +188,20 @@ TEST_F(Train, AnOptionThatIsNoNumberIsAUsageError) {
 /// Two workers of which one is started with more options than the other.
 std::vector<std::string> with_another(const std::string& option) {
     const std::string script = "[ \"$RANK\" = 1 ] && set -- " + option + " \"$@\"; exec \"$TRAIN\" \"$@\"";
-    return {path_of("DDPRUN"), "--nproc-per-node=2", "--no-python", "/bin/sh", "-c", script, "train", "--epochs=2", "--checkpoint-dir=c"};
+    return {path_of("DDPRUN"), "--nproc-per-node=2", "--no-python",       "/bin/sh", "-c", script,
+            "train",           "--epochs=2",         "--checkpoint-dir=c"};
 }
 
 TEST_F(Train, ARankWithOtherOptionsKeepsTheJobFromBeginning) {
     for (const auto& [option, told] : std::vector<std::pair<std::string, std::string>>{
-             {"--seed=7", "--seed is 7 on rank 1, 0 on rank 0"}, {"--lr=0.5", "--lr is 0.5 on rank 1, 0.02 on rank 0"},
+             {"--seed=7", "--seed is 7 on rank 1, 0 on rank 0"},
+             {"--lr=0.5", "--lr is 0.5 on rank 1, 0.02 on rank 0"},
              {"--no-scale-lr", "--no-scale-lr is yes on rank 1, no on rank 0"}}) {
         const Outcome outcome = run(with_another(option), here());
         EXPECT_EQ(outcome.status, 64) << outcome.err;
         EXPECT_THAT(outcome.err, HasSubstr(told));
-        EXPECT_FALSE(std::filesystem::exists(directory_.file("c/latest"))) << "a checkpoint of a job that was never one: " << option;
+        EXPECT_FALSE(std::filesystem::exists(directory_.file("c/latest")))
+            << "a checkpoint of a job that was never one: " << option;
     }
 }
 
@@ -191,13 +217,15 @@ TEST_F(Train, ARankWithOtherDataOfTheSameShapeKeepsTheJobFromBeginning) {
     command[5] = "[ \"$RANK\" = 1 ] && file=other.csv; exec \"$TRAIN\" --data=${file:-one.csv} \"$@\"";
     const Outcome outcome = run(command, here());
     EXPECT_EQ(outcome.status, 65) << outcome.err;
-    EXPECT_THAT(outcome.err, AllOf(HasSubstr("--data is 100 samples"), HasSubstr("on rank 1"), HasSubstr("on rank 0")));
+    EXPECT_THAT(outcome.err,
+                AllOf(HasSubstr("--data is 100 samples"), HasSubstr("on rank 1"), HasSubstr("on rank 0")));
 }
 
 TEST_F(Train, AWorldSizeThatDisagreesIsRefusedByName) {
     // One worker is told that it is alone, the other that there are two.
     const std::string script = "[ \"$RANK\" = 1 ] && export WORLD_SIZE=1 RANK=0; exec \"$SUM_OF_RANKS\"";
-    const Outcome outcome = run({path_of("DDPRUN"), "--nproc-per-node=2", "--no-python", "/bin/sh", "-c", script}, here());
+    const Outcome outcome =
+        run({path_of("DDPRUN"), "--nproc-per-node=2", "--no-python", "/bin/sh", "-c", script}, here());
     EXPECT_NE(outcome.status, 0);
     EXPECT_THAT(outcome.err, HasSubstr("WORLD_SIZE=1"));
     EXPECT_FALSE(outcome.timed_out);
@@ -218,14 +246,19 @@ TEST_F(Train, ALimitOnAddressSpaceThatOpenBlasCannotLiveWithIsSaidAndNotTriedFor
         const Outcome outcome = run({"/bin/bash", "-c", script, path_of("DDPRUN")}, here());
         EXPECT_FALSE(outcome.timed_out) << limit;
         EXPECT_EQ(outcome.status, 69) << limit << ": " << outcome.err;
-        EXPECT_THAT(outcome.err, HasSubstr(std::string("ulimit ") + std::string(limit).substr(0, 2) + " allows")) << outcome.err;
+        EXPECT_THAT(outcome.err,
+                    HasSubstr(std::string("ulimit ") + std::string(limit).substr(0, 2) + " allows"))
+            << outcome.err;
     }
 }
 
 TEST_F(Train, SaysWhatToRaiseWhereTheLimitOnFileSizesLeavesNoRoomForSharedMemory) {
-    const Outcome outcome = run({"/bin/bash", "-c", "ulimit -f 100; exec \"$0\" --nproc-per-node=2 train", path_of("DDPRUN")}, here());
+    const Outcome outcome =
+        run({"/bin/bash", "-c", "ulimit -f 100; exec \"$0\" --nproc-per-node=2 train", path_of("DDPRUN")},
+            here());
     EXPECT_EQ(outcome.status, 64) << outcome.err;
-    EXPECT_THAT(outcome.err, HasSubstr("not enough for any group: raise the hard limit on file sizes (ulimit -Hf)"));
+    EXPECT_THAT(outcome.err,
+                HasSubstr("not enough for any group: raise the hard limit on file sizes (ulimit -Hf)"));
 }
 
 }  // namespace

@@ -32,9 +32,14 @@ class TrainHosts : public ::testing::Test {
         nodes_.clear();
         arguments.insert(arguments.begin(), {path_of("TRAIN"), "--checkpoint-dir", file("checkpoints")});
         for (int host = 0; host < hosts; ++host) {
-            std::vector<std::string> words{"env", "DDPRUN_TOKEN=secret of the job", path_of("DDPRUN"), "--nnodes=" + least_ + std::to_string(hosts),
-                                           "--nproc-per-node=" + std::to_string(workers_on(host)), "--node-rank=" + std::to_string(host),
-                                           "--master-addr=node00", "--master-port=29400"};
+            std::vector<std::string> words{"env",
+                                           "DDPRUN_TOKEN=secret of the job",
+                                           path_of("DDPRUN"),
+                                           "--nnodes=" + least_ + std::to_string(hosts),
+                                           "--nproc-per-node=" + std::to_string(workers_on(host)),
+                                           "--node-rank=" + std::to_string(host),
+                                           "--master-addr=node00",
+                                           "--master-port=29400"};
             words.insert(words.end(), options.begin(), options.end());
             words.insert(words.end(), arguments.begin(), arguments.end());
             nodes_.push_back(std::make_unique<Program>(hosts_->command(host, words)));
@@ -48,15 +53,22 @@ class TrainHosts : public ::testing::Test {
     [[nodiscard]] std::string file(const std::string& name) const { return hosts_->shared() + "/" + name; }
     /// To the process of a rank.
     void signal_rank(int host, int rank, const std::string& signal) {
-        const Outcome sent = run(hosts_->command(host, {"sh", "-c", "for p in /proc/[0-9]*; do [ \"$(cat $p/comm)\" = train ] && grep -qz '^RANK=" +
-                                                                        std::to_string(rank) + "$' $p/environ && kill -" + signal + " ${p#/proc/}; done; true"}));
+        const Outcome sent = run(hosts_->command(
+            host,
+            {"sh", "-c",
+             "for p in /proc/[0-9]*; do [ \"$(cat $p/comm)\" = train ] && grep -qz '^RANK=" +
+                 std::to_string(rank) + "$' $p/environ && kill -" + signal + " ${p#/proc/}; done; true"}));
         EXPECT_EQ(sent.status, 0) << sent.err;
     }
 
     /// None of this host's workers is left, at last.
     bool workers_end(int host) {
-        const auto count = [&] { return run(hosts_->command(host, {"sh", "-c", "cat /proc/[0-9]*/comm | grep -cx train; true"})).out; };
-        for (const auto until = std::chrono::steady_clock::now() + 60s; std::chrono::steady_clock::now() < until;) {
+        const auto count = [&] {
+            return run(hosts_->command(host, {"sh", "-c", "cat /proc/[0-9]*/comm | grep -cx train; true"}))
+                .out;
+        };
+        for (const auto until = std::chrono::steady_clock::now() + 60s;
+             std::chrono::steady_clock::now() < until;) {
             if (count() == "0\n") return true;
         }
         return false;
@@ -85,8 +97,10 @@ TEST_F(TrainHosts, TwoThreeAndFiveHostsOfDifferentSizesTrainOneModel) {
             }
             const Outcome head = node(0).wait();
             ASSERT_EQ(head.status, 0) << head.err;
-            const std::string equal = "parameters are bitwise equal on " + std::to_string(workers_of(hosts)) + " workers, sha256 ";
-            ASSERT_THAT(head.out, AllOf(HasSubstr("between " + std::to_string(hosts) + " nodes"), HasSubstr(equal)));
+            const std::string equal =
+                "parameters are bitwise equal on " + std::to_string(workers_of(hosts)) + " workers, sha256 ";
+            ASSERT_THAT(head.out,
+                        AllOf(HasSubstr("between " + std::to_string(hosts) + " nodes"), HasSubstr(equal)));
             parameters = head.out.substr(head.out.find(equal) + equal.size(), 64);
         }
         EXPECT_EQ(bits[0], bits[1]) << hosts << " hosts, from run to run";
@@ -150,8 +164,10 @@ TEST_F(TrainHosts, AProviderThatReachesNoOtherHostIsOneLineWithTheRemedy) {
         start(2, {"--epochs", "1"});
         const Outcome other = node(1).wait(), head = node(0).wait();
         EXPECT_NE(head.status, 0);
-        EXPECT_THAT(head.err + other.err, AllOf(HasSubstr("libfabric has no provider '" + std::string(provider) + "' with reliable tagged messages to other hosts"),
-                                                HasSubstr("set FI_PROVIDER")));
+        EXPECT_THAT(head.err + other.err,
+                    AllOf(HasSubstr("libfabric has no provider '" + std::string(provider) +
+                                    "' with reliable tagged messages to other hosts"),
+                          HasSubstr("set FI_PROVIDER")));
     }
 }
 
@@ -166,7 +182,8 @@ TEST_F(TrainHosts, AKilledRankEndsTheWorkersOfBothHosts) {
 
 TEST_F(TrainHosts, SigtermSavesACheckpointThatBothHostsGoOnFrom) {
     for (const bool resumes : {false, true}) {
-        start(2, resumes ? std::vector<std::string>{"--epochs", "100000", "--resume"} : std::vector<std::string>{"--epochs", "100000"});
+        start(2, resumes ? std::vector<std::string>{"--epochs", "100000", "--resume"}
+                         : std::vector<std::string>{"--epochs", "100000"});
         ASSERT_TRUE(node(0).wait_for_output(resumes ? "train: resuming from /" : " 2/100000"));
         for (const int host : {0, 1}) node(host).signal(SIGTERM);
         const Outcome head = node(0).wait(), other = node(1).wait();
@@ -182,7 +199,8 @@ TEST_F(TrainHosts, ACrashedRankIsReportedWithItsSignalByBothHosts) {
     const Outcome head = node(0).wait(), other = node(1).wait();
     EXPECT_EQ(head.status, 128 + SIGSEGV);
     EXPECT_EQ(other.status, 128 + SIGSEGV);
-    EXPECT_THAT(head.err, AllOf(HasSubstr("root cause: rank 2 on node01, signal 11"), HasSubstr("SIGSEGV (invalid memory access)")));
+    EXPECT_THAT(head.err, AllOf(HasSubstr("root cause: rank 2 on node01, signal 11"),
+                                HasSubstr("SIGSEGV (invalid memory access)")));
 }
 
 TEST_F(TrainHosts, AKilledDdprunTakesItsWorkersWithItAndEndsTheJobThatCannotDoWithoutThem) {
@@ -197,7 +215,8 @@ TEST_F(TrainHosts, AKilledDdprunTakesItsWorkersWithItAndEndsTheJobThatCannotDoWi
 
 TEST_F(TrainHosts, AJobThatMayShrinkGoesOnFromItsCheckpointWhenTheDdprunOfAHostIsKilled) {
     least_ = "1:";
-    start(2, {"--epochs", "100000", "--checkpoint-every", "1"}, {"--max-restarts=1", "--rdzv-conf=last_call_timeout=0"});
+    start(2, {"--epochs", "100000", "--checkpoint-every", "1"},
+          {"--max-restarts=1", "--rdzv-conf=last_call_timeout=0"});
     ASSERT_TRUE(node(0).wait_for_output("between 2 nodes"));
     ASSERT_TRUE(node(0).wait_for_output(" 3/100000"));
     node(1).signal(SIGKILL);
@@ -213,12 +232,17 @@ TEST_F(TrainHosts, AJobThatMayShrinkGoesOnFromItsCheckpointWhenTheDdprunOfAHostI
 TEST_F(TrainHosts, ADamagedCheckpointIsNamedWithTheHostThatReadIt) {
     start(2, {"--epochs", "1"});
     for (const int host : {1, 0}) ASSERT_EQ(node(host).wait().status, 0);
-    ASSERT_EQ(run({"sh", "-c", "for f in " + file("checkpoints") + "/step-*/model.safetensors; do truncate -s 1000 $f; done"}).status, 0);
+    ASSERT_EQ(
+        run({"sh", "-c",
+             "for f in " + file("checkpoints") + "/step-*/model.safetensors; do truncate -s 1000 $f; done"})
+            .status,
+        0);
     start(2, {"--epochs", "2", "--resume"});
     const Outcome other = node(1).wait(), head = node(0).wait();
     EXPECT_EQ(head.status, 65);
     EXPECT_EQ(other.status, 65);
-    EXPECT_THAT(head.err, AllOf(HasSubstr("/model.safetensors: truncated"), HasSubstr("root cause: rank 0 on node00, exit code 65")));
+    EXPECT_THAT(head.err, AllOf(HasSubstr("/model.safetensors: truncated"),
+                                HasSubstr("root cause: rank 0 on node00, exit code 65")));
 }
 
 TEST_F(TrainHosts, ACutCableEndsTheWorkersOfBothHosts) {

@@ -63,14 +63,16 @@ class FakeNetwork {
         std::uint64_t tag_mask() const override { return network_.habits_.tag_mask; }
         void connect(const std::vector<std::string>& addresses) override { peers_ = addresses; }
 
-        void send(std::size_t peer, std::uint64_t tag, std::span<const std::byte> from, net::Transfer& transfer) override {
+        void send(std::size_t peer, std::uint64_t tag, std::span<const std::byte> from,
+                  net::Transfer& transfer) override {
             if (refuses(tag, transfer)) return;
             const std::lock_guard lock(network_.mutex_);
             Message& message = network_.find(address_, peers_[peer], tag, &Message::has_sender);
             message.bytes = from;
             message.sender = &transfer;
         }
-        void receive(std::size_t peer, std::uint64_t tag, std::span<std::byte> into, net::Transfer& transfer) override {
+        void receive(std::size_t peer, std::uint64_t tag, std::span<std::byte> into,
+                     net::Transfer& transfer) override {
             if (refuses(tag, transfer)) return;
             const std::lock_guard lock(network_.mutex_);
             Message& message = network_.find(peers_[peer], address_, tag, &Message::has_receiver);
@@ -82,8 +84,10 @@ class FakeNetwork {
             const std::lock_guard lock(network_.mutex_);
             bool any = false;
             for (Message& message : network_.messages_) {
-                if (message.from == address_ && message.sender != nullptr) any |= move(message, message.sender);
-                else if (message.to == address_ && message.receiver != nullptr) any |= move(message, message.receiver);
+                if (message.from == address_ && message.sender != nullptr)
+                    any |= move(message, message.sender);
+                else if (message.to == address_ && message.receiver != nullptr)
+                    any |= move(message, message.receiver);
             }
             network_.forget_ended();
             if (any) network_.changed_.notify_all();
@@ -116,14 +120,17 @@ class FakeNetwork {
             if (both && !is_lost && message.refusals++ >= network_.habits_.refusals) {
                 const std::size_t room = std::min(message.into.size(), message.bytes.size());
                 const std::size_t begin = std::min(message.moved, room);
-                const std::size_t step = std::min(network_.habits_.most_at_once, message.bytes.size() - message.moved);
+                const std::size_t step =
+                    std::min(network_.habits_.most_at_once, message.bytes.size() - message.moved);
                 const std::size_t end = std::min(begin + step, room);
-                if (end > begin) std::memcpy(message.into.data() + begin, message.bytes.data() + begin, end - begin);
+                if (end > begin)
+                    std::memcpy(message.into.data() + begin, message.bytes.data() + begin, end - begin);
                 message.moved += step;
             }
             if (message.is_whole()) {
                 const bool sent = ours == message.sender;
-                ours->bytes = sent && network_.habits_.garbles_send_lengths ? 0xDEADBEEF : message.bytes.size();
+                ours->bytes =
+                    sent && network_.habits_.garbles_send_lengths ? 0xDEADBEEF : message.bytes.size();
             } else if (is_lost) {
                 ours->failure = "Connection reset by peer";
             } else {
@@ -141,7 +148,9 @@ class FakeNetwork {
 
     /// The oldest message whose other side is there, or a new one.
     Message& find(const std::string& from, const std::string& to, std::uint64_t tag, bool Message::*side) {
-        const auto fits = [&](const Message& one) { return one.from == from && one.to == to && one.tag == tag && !(one.*side); };
+        const auto fits = [&](const Message& one) {
+            return one.from == from && one.to == to && one.tag == tag && !(one.*side);
+        };
         auto found = std::find_if(messages_.begin(), messages_.end(), fits);
         if (found == messages_.end()) {
             messages_.push_back({});
@@ -156,7 +165,8 @@ class FakeNetwork {
     }
 
     void forget_ended() {
-        messages_.remove_if([](const Message& one) { return one.sender == nullptr && one.receiver == nullptr; });
+        messages_.remove_if(
+            [](const Message& one) { return one.sender == nullptr && one.receiver == nullptr; });
     }
 
     const Habits habits_{};

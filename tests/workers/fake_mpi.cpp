@@ -1,4 +1,5 @@
-// A module of backend "mpi" (workers/ddp/mpi/module.h): this process is rank 0 of 2, and no request is ever done.
+// A module of backend "mpi" (workers/ddp/mpi/module.h): this process is rank 0 of 2, and no request is ever
+// done.
 #include "fake_mpi.h"
 
 #include "ddp/mpi/module.h"

@@ -54,27 +54,13 @@ Bytes values_of(int rank, DType type, std::size_t count) {
     for (std::size_t i = 0; i < count; ++i) {
         const int value = 1 + (static_cast<int>(i) + rank) % 4;
         switch (type) {
-            case DType::F32:
-                put(bytes, i, static_cast<float>(value));
-                break;
-            case DType::F64:
-                put(bytes, i, static_cast<double>(value));
-                break;
-            case DType::I32:
-                put(bytes, i, value);
-                break;
-            case DType::I64:
-                put(bytes, i, std::int64_t{value});
-                break;
-            case DType::BF16:
-                put(bytes, i, half_float::to_bf16(static_cast<float>(value)));
-                break;
-            case DType::F16:
-                put(bytes, i, half_float::to_f16(static_cast<float>(value)));
-                break;
-            case DType::U8:
-                put(bytes, i, static_cast<std::uint8_t>(value));
-                break;
+            case DType::F32: put(bytes, i, static_cast<float>(value)); break;
+            case DType::F64: put(bytes, i, static_cast<double>(value)); break;
+            case DType::I32: put(bytes, i, value); break;
+            case DType::I64: put(bytes, i, std::int64_t{value}); break;
+            case DType::BF16: put(bytes, i, half_float::to_bf16(static_cast<float>(value))); break;
+            case DType::F16: put(bytes, i, half_float::to_f16(static_cast<float>(value))); break;
+            case DType::U8: put(bytes, i, static_cast<std::uint8_t>(value)); break;
         }
     }
     return bytes;
@@ -125,24 +111,32 @@ void uneven(const Case& with) {
     Counts counts;
     for (std::size_t r = 0; r < with.ranks(); ++r) counts.push_back(with.count * (r % 4) / 3);
     const std::size_t all = std::accumulate(counts.begin(), counts.end(), std::size_t{0});
-    const std::size_t before = std::accumulate(counts.begin(), counts.begin() + with.group.rank(), std::size_t{0});
+    const std::size_t before =
+        std::accumulate(counts.begin(), counts.begin() + with.group.rank(), std::size_t{0});
     const auto range = [&](const Bytes& bytes, std::size_t from, std::size_t count) {
         const auto begin = bytes.begin() + static_cast<long>(from * size);
         return Bytes(begin, begin + static_cast<long>(count * size));
     };
     Bytes firsts, for_me;
     for (std::size_t r = 0; r < with.ranks(); ++r) {
-        const Bytes first = range(with.inputs[r], 0, counts[r]), mine = range(with.inputs[r], before, counts[me]);
+        const Bytes first = range(with.inputs[r], 0, counts[r]),
+                    mine = range(with.inputs[r], before, counts[me]);
         firsts.insert(firsts.end(), first.begin(), first.end());
         for_me.insert(for_me.end(), mine.begin(), mine.end());
     }
-    Bytes part = range(with.inputs[me], 0, counts[me]), whole_input = range(with.inputs[me], 0, all), gathered(firsts.size()), received(for_me.size());
+    Bytes part = range(with.inputs[me], 0, counts[me]), whole_input = range(with.inputs[me], 0, all),
+          gathered(firsts.size()), received(for_me.size());
     with.group.all_gather_v(whole(gathered, with.type), whole(part, with.type), counts).wait();
     with.expect_equal(gathered, firsts, "all_gather_v");
-    with.group.all_to_all_v(whole(received, with.type), Counts(with.ranks(), counts[me]), whole(whole_input, with.type), counts).wait();
+    with.group
+        .all_to_all_v(whole(received, with.type), Counts(with.ranks(), counts[me]),
+                      whole(whole_input, with.type), counts)
+        .wait();
     with.expect_equal(received, for_me, "all_to_all_v");
     with.group.reduce_scatter_v(whole(part, with.type), whole(whole_input, with.type), counts).wait();
-    with.expect_equal(part, range(reference::reduce(with.inputs, with.type, ReduceOp::Sum), before, counts[me]), "reduce_scatter_v");
+    with.expect_equal(part,
+                      range(reference::reduce(with.inputs, with.type, ReduceOp::Sum), before, counts[me]),
+                      "reduce_scatter_v");
 }
 
 void moves(const Case& with) {
@@ -224,7 +218,8 @@ void go_on_by_itself(ProcessGroup& group, const char* fifo) {
 int count_otherwise(ProcessGroup& group) {
     std::vector<float> all(6), mine(group.rank() == 1 ? 4 : 3);
     try {
-        group.all_gather_v(buffer_of(all), buffer_of(mine), group.rank() == 1 ? Counts{2, 4} : Counts{3, 3}).wait();
+        group.all_gather_v(buffer_of(all), buffer_of(mine), group.rank() == 1 ? Counts{2, 4} : Counts{3, 3})
+            .wait();
     } catch (const Error& error) {
         fmt::print("{}\n", error.what());
     }
@@ -255,9 +250,11 @@ int main(int argc, char** argv) {
         const Context context = Context::from_env();
         const std::string act = argc > 1 ? argv[1] : "";
         const bool has_thread = act == "thread" || act == "progress";
-        const auto group = ProcessGroup::create(context, {.timeout = std::chrono::seconds(60),
-                                                          .backend = "mpi",
-                                                          .progress = has_thread ? ProcessGroupOptions::Progress::Thread : ProcessGroupOptions::Progress::Auto});
+        const auto group =
+            ProcessGroup::create(context, {.timeout = std::chrono::seconds(60),
+                                           .backend = "mpi",
+                                           .progress = has_thread ? ProcessGroupOptions::Progress::Thread
+                                                                  : ProcessGroupOptions::Progress::Auto});
         if (act == "alone") return wait_for_one_that_never_comes(*group);
         if (act == "killed") {
             group->barrier().wait();

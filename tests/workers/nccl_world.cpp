@@ -121,12 +121,11 @@ std::vector<std::exception_ptr> failures_of(int ranks, const std::function<void(
                                                         .backend = "nccl",
                                                         .device = wanted,
                                                         .stream = stream ? stream->get() : nullptr};
-                const auto group =
-                    make_nccl_group({.nccl = nccl,
-                                     .segment = segment,
-                                     .device = choose_device(env, wanted, Sharing::Never),
-                                     .board = board.board()},
-                                    env, group_options);
+                const auto group = make_nccl_group({.nccl = nccl,
+                                                    .segment = segment,
+                                                    .device = choose_device(env, wanted, Sharing::Never),
+                                                    .board = board.board()},
+                                                   env, group_options);
                 NcclRank mine{*group, *segment};
                 fn(mine);
             } catch (...) {

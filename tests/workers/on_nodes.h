@@ -10,7 +10,8 @@
 /// Claims that hold on one node and across two.
 namespace ddp::testing {
 
-/// A world of as many ranks as the nodes have together. Worlds of several nodes are skipped where there is no libfabric.
+/// A world of as many ranks as the nodes have together. Worlds of several nodes are skipped where there is no
+/// libfabric.
 class OnNodes : public ::testing::TestWithParam<std::vector<int>> {
   protected:
     void SetUp() override {
@@ -23,8 +24,9 @@ class OnNodes : public ::testing::TestWithParam<std::vector<int>> {
     }
     static int ranks() { return std::accumulate(GetParam().begin(), GetParam().end(), 0); }
     /// By rank: null for those that did not throw. Nobody ends the generation.
-    static std::vector<std::exception_ptr> failures(const std::function<void(ProcessGroup&)>& fn,
-                                                    std::chrono::nanoseconds timeout = std::chrono::seconds(60)) {
+    static std::vector<std::exception_ptr> failures(
+        const std::function<void(ProcessGroup&)>& fn,
+        std::chrono::nanoseconds timeout = std::chrono::seconds(60)) {
         if (GetParam().size() == 1) return failures_of_ranks(ranks(), fn, {.group = {.timeout = timeout}});
         return SeveralNodes(GetParam(), timeout).failures(fn);
     }

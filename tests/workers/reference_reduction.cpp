@@ -68,18 +68,10 @@ Bytes random_values(DType type, std::size_t count, unsigned seed) {
         return std::ldexp(mantissa, static_cast<int>(engine() % 41) - 20);
     };
     switch (type) {
-        case DType::F32:
-            fill<float>(bytes, real);
-            break;
-        case DType::F64:
-            fill<double>(bytes, real);
-            break;
-        case DType::I32:
-            fill<std::uint32_t>(bytes, engine);
-            break;
-        case DType::I64:
-            fill<std::uint64_t>(bytes, engine);
-            break;
+        case DType::F32: fill<float>(bytes, real); break;
+        case DType::F64: fill<double>(bytes, real); break;
+        case DType::I32: fill<std::uint32_t>(bytes, engine); break;
+        case DType::I64: fill<std::uint64_t>(bytes, engine); break;
         case DType::BF16:
             fill<std::uint16_t>(bytes, [&] { return to_bf16(static_cast<float>(real())); });
             break;
@@ -87,8 +79,7 @@ Bytes random_values(DType type, std::size_t count, unsigned seed) {
             // Also subnormal ones; sums of a few do not overflow.
             fill<std::uint16_t>(bytes, [&] { return to_f16(static_cast<float>(real() * 0.005)); });
             break;
-        case DType::U8:
-            return random_bytes(bytes.size(), seed);
+        case DType::U8: return random_bytes(bytes.size(), seed);
     }
     return bytes;
 }
@@ -102,22 +93,17 @@ Bytes random_bytes(std::size_t bytes, unsigned seed) {
 
 Bytes reduce(const std::vector<Bytes>& inputs, DType type, ReduceOp op) {
     switch (type) {
-        case DType::F32:
-            return reduce_plain<float>(inputs, op);
-        case DType::F64:
-            return reduce_plain<double>(inputs, op);
+        case DType::F32: return reduce_plain<float>(inputs, op);
+        case DType::F64: return reduce_plain<double>(inputs, op);
         case DType::I32:
             return wraps(op) ? reduce_plain<std::uint32_t>(inputs, op)
-                            : reduce_plain<std::int32_t>(inputs, op);
+                             : reduce_plain<std::int32_t>(inputs, op);
         case DType::I64:
             return wraps(op) ? reduce_plain<std::uint64_t>(inputs, op)
-                            : reduce_plain<std::int64_t>(inputs, op);
-        case DType::BF16:
-            return reduce_as<std::uint16_t, float>(inputs, op, from_bf16, to_bf16);
-        case DType::F16:
-            return reduce_as<std::uint16_t, float>(inputs, op, from_f16, to_f16);
-        case DType::U8:
-            return reduce_plain<std::uint8_t>(inputs, op);
+                             : reduce_plain<std::int64_t>(inputs, op);
+        case DType::BF16: return reduce_as<std::uint16_t, float>(inputs, op, from_bf16, to_bf16);
+        case DType::F16: return reduce_as<std::uint16_t, float>(inputs, op, from_f16, to_f16);
+        case DType::U8: return reduce_plain<std::uint8_t>(inputs, op);
     }
     return {};
 }

@@ -15,12 +15,13 @@
 
 namespace ddp::testing {
 
-/// A world of several nodes in one process: ranks are threads, each node has a segment of its own, and a real link over
-/// the loopback is between them.
+/// A world of several nodes in one process: ranks are threads, each node has a segment of its own, and a real
+/// link over the loopback is between them.
 class SeveralNodes {
   public:
     using Ranks = std::vector<std::vector<int>>;  ///< by node
-    explicit SeveralNodes(const std::vector<int>& numbers, std::chrono::nanoseconds timeout = std::chrono::seconds(60))
+    explicit SeveralNodes(const std::vector<int>& numbers,
+                          std::chrono::nanoseconds timeout = std::chrono::seconds(60))
         : SeveralNodes(one_after_the_other(numbers), timeout) {}
     explicit SeveralNodes(Ranks ranks, std::chrono::nanoseconds timeout = std::chrono::seconds(60))
         : ranks_(std::move(ranks)), options_{.timeout = timeout} {
@@ -44,14 +45,15 @@ class SeveralNodes {
         for (std::size_t node = 0; node < ranks_.size(); ++node) {
             for (std::size_t local = 0; local < ranks_[node].size(); ++local) {
                 const int rank = ranks_[node][local];
-                threads.emplace_back([this, node, local, rank, &fn, &failure = failed[static_cast<std::size_t>(rank)]] {
-                    try {
-                        fn(*group_of(node, local, rank, options_));
-                    } catch (...) {
-                        failure = std::current_exception();
-                        if (ends_generation_) end_generation(rank);
-                    }
-                });
+                threads.emplace_back(
+                    [this, node, local, rank, &fn, &failure = failed[static_cast<std::size_t>(rank)]] {
+                        try {
+                            fn(*group_of(node, local, rank, options_));
+                        } catch (...) {
+                            failure = std::current_exception();
+                            if (ends_generation_) end_generation(rank);
+                        }
+                    });
             }
         }
         for (std::thread& thread : threads) thread.join();
@@ -71,7 +73,8 @@ class SeveralNodes {
     }
     /// As the launcher does when a rank is lost.
     void end_generation(int because_of_rank) {
-        for (const ddprun::UniqueFd& segment : segments_) map_of(segment)->header().aborted.store(static_cast<std::uint32_t>(because_of_rank) + 1);
+        for (const ddprun::UniqueFd& segment : segments_)
+            map_of(segment)->header().aborted.store(static_cast<std::uint32_t>(because_of_rank) + 1);
     }
 
   private:
@@ -82,17 +85,20 @@ class SeveralNodes {
         Ranks ranks;
         int next = 0;
         for (const int number : numbers) {
-            for (ranks.emplace_back(); static_cast<int>(ranks.back().size()) < number;) ranks.back().push_back(next++);
+            for (ranks.emplace_back(); static_cast<int>(ranks.back().size()) < number;)
+                ranks.back().push_back(next++);
         }
         return ranks;
     }
-    std::unique_ptr<ProcessGroup> group_of(std::size_t node, std::size_t local, int rank, const ProcessGroupOptions& options) {
+    std::unique_ptr<ProcessGroup> group_of(std::size_t node, std::size_t local, int rank,
+                                           const ProcessGroupOptions& options) {
         ddprun::WorkerEnv env = environment_of(rank, size_);
         env.local_rank = static_cast<int>(local);
         env.local_world_size = static_cast<int>(ranks_[node].size());
         net::Parts parts{.board = board(), .group = 0, .open_link = open_link_};
-        return cpu::make_group(std::make_unique<net::AcrossNodes>(map_of(segments_[node]), env, options.timeout, parts), env,
-                               options);
+        return cpu::make_group(
+            std::make_unique<net::AcrossNodes>(map_of(segments_[node]), env, options.timeout, parts), env,
+            options);
     }
     Board board() {
         Board board;
@@ -116,7 +122,9 @@ class SeveralNodes {
     Ranks ranks_;
     ProcessGroupOptions options_;
     int size_ = 0;
-    std::function<std::unique_ptr<net::Link>()> open_link_ = [] { return net::open_fabric_link("127.0.0.1"); };
+    std::function<std::unique_ptr<net::Link>()> open_link_ = [] {
+        return net::open_fabric_link("127.0.0.1");
+    };
     bool ends_generation_ = false;
     std::vector<ddprun::UniqueFd> segments_;
     std::mutex mutex_;

@@ -20,9 +20,9 @@ std::vector<std::exception_ptr> staged_failures_of(int ranks, const std::functio
             cuda::Stream stream = nullptr;
             if (options.own_streams) cudaStreamCreateWithPriority(&stream, cudaStreamNonBlocking, 0);
             try {
-                const auto group = make_staged_group({.segment = segment, .device = 0},
-                                                     environment_of(rank, ranks),
-                                                     {.timeout = options.timeout, .stream = stream});
+                const auto group =
+                    make_staged_group({.segment = segment, .device = 0}, environment_of(rank, ranks),
+                                      {.timeout = options.timeout, .stream = stream});
                 fn(*group);
             } catch (...) {
                 failures[static_cast<std::size_t>(rank)] = std::current_exception();

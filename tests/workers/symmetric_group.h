@@ -11,7 +11,8 @@ namespace ddp::testing {
 class SymmetricGroup final : public ProcessGroup {
   public:
     enum class Memory { Symmetric, Any };
-    explicit SymmetricGroup(ProcessGroup& other, Memory memory = Memory::Symmetric) : other_(other), memory_(memory) {
+    explicit SymmetricGroup(ProcessGroup& other, Memory memory = Memory::Symmetric)
+        : other_(other), memory_(memory) {
         take_seat({.rank = other.rank(),
                    .size = other.size(),
                    .device = other.device(),
@@ -27,7 +28,9 @@ class SymmetricGroup final : public ProcessGroup {
 
   private:
     Work do_barrier() override { return other_.barrier(); }
-    std::span<std::byte> do_allocate_shared(std::size_t bytes) override { return other_.allocate_shared(bytes); }
+    std::span<std::byte> do_allocate_shared(std::size_t bytes) override {
+        return other_.allocate_shared(bytes);
+    }
     Work do_all_reduce(Buffer buffer, ReduceOp op) override {
         if (op == ReduceOp::Avg) throw InvalidInput("symmetric memory is summed only");
         return other_.all_reduce(buffer, op);
@@ -47,7 +50,9 @@ class SymmetricGroup final : public ProcessGroup {
     Work do_all_to_all(Buffer output, Buffer input) override { return other_.all_to_all(output, input); }
     Work do_send(Buffer buffer, int to) override { return other_.send(buffer, to); }
     Work do_recv(Buffer buffer, int from) override { return other_.recv(buffer, from); }
-    Work do_batch(std::vector<Message> messages) override { return other_.batch_send_recv(std::move(messages)); }
+    Work do_batch(std::vector<Message> messages) override {
+        return other_.batch_send_recv(std::move(messages));
+    }
     Work do_all_gather_v(Buffer output, Buffer input, Counts counts) override {
         return other_.all_gather_v(output, input, std::move(counts));
     }

@@ -27,11 +27,14 @@ using ::testing::AnyOf;
 using ::testing::HasSubstr;
 
 const std::vector<std::vector<int>> kWorlds = {{1, 1}, {2, 2}, {3, 1}, {2, 1, 3}, {1, 2, 1, 2, 1}};
-// Around the borders between the ways: what goes with the first words, one and several stretches, in one and in two rounds.
+// Around the borders between the ways: what goes with the first words, one and several stretches, in one and
+// in two rounds.
 constexpr std::size_t kCounts[] = {0, 1, 17, 2048, 2049, 40'003};
 constexpr std::size_t kManyStretches = 700'001;
 
-Bytes values_of(int rank, DType type, std::size_t count) { return reference::random_values(type, count, 90 + static_cast<unsigned>(rank)); }
+Bytes values_of(int rank, DType type, std::size_t count) {
+    return reference::random_values(type, count, 90 + static_cast<unsigned>(rank));
+}
 
 std::vector<Bytes> all_values(int ranks, DType type, std::size_t count) {
     std::vector<Bytes> all;
@@ -40,7 +43,8 @@ std::vector<Bytes> all_values(int ranks, DType type, std::size_t count) {
 }
 
 /// In rank order within each node, then in node order.
-Bytes reduced_by_nodes(const std::vector<int>& nodes, const std::vector<Bytes>& inputs, DType type, ReduceOp op) {
+Bytes reduced_by_nodes(const std::vector<int>& nodes, const std::vector<Bytes>& inputs, DType type,
+                       ReduceOp op) {
     std::vector<Bytes> sums;
     auto next = inputs.begin();
     for (const int ranks : nodes) {
@@ -50,8 +54,12 @@ Bytes reduced_by_nodes(const std::vector<int>& nodes, const std::vector<Bytes>& 
     return reference::reduce(sums, type, op);
 }
 
-float widened(std::uint16_t bits, DType type) { return type == DType::BF16 ? half_float::from_bf16(bits) : half_float::from_f16(bits); }
-std::uint16_t rounded(float value, DType type) { return type == DType::BF16 ? half_float::to_bf16(value) : half_float::to_f16(value); }
+float widened(std::uint16_t bits, DType type) {
+    return type == DType::BF16 ? half_float::from_bf16(bits) : half_float::from_f16(bits);
+}
+std::uint16_t rounded(float value, DType type) {
+    return type == DType::BF16 ? half_float::to_bf16(value) : half_float::to_f16(value);
+}
 
 template <class To, class From, class Convert>
 Bytes converted(const Bytes& bytes, Convert convert) {
@@ -69,11 +77,16 @@ Bytes converted(const Bytes& bytes, Convert convert) {
 Bytes reduced(const std::vector<int>& nodes, const std::vector<Bytes>& inputs, DType type, ReduceOp op) {
     if (type != DType::BF16 && type != DType::F16) return reduced_by_nodes(nodes, inputs, type, op);
     std::vector<Bytes> wide;
-    for (const Bytes& one : inputs) wide.push_back(converted<float, std::uint16_t>(one, [&](std::uint16_t bits) { return widened(bits, type); }));
-    return converted<std::uint16_t, float>(reduced_by_nodes(nodes, wide, DType::F32, op), [&](float value) { return rounded(value, type); });
+    for (const Bytes& one : inputs)
+        wide.push_back(
+            converted<float, std::uint16_t>(one, [&](std::uint16_t bits) { return widened(bits, type); }));
+    return converted<std::uint16_t, float>(reduced_by_nodes(nodes, wide, DType::F32, op),
+                                           [&](float value) { return rounded(value, type); });
 }
 
-Buffer whole(Bytes& bytes, DType type = DType::F32) { return {bytes.data(), bytes.size() / size_of(type), type, {}}; }
+Buffer whole(Bytes& bytes, DType type = DType::F32) {
+    return {bytes.data(), bytes.size() / size_of(type), type, {}};
+}
 Bytes joined(const std::vector<Bytes>& parts) {
     Bytes all;
     for (const Bytes& part : parts) all.insert(all.end(), part.begin(), part.end());
@@ -83,7 +96,9 @@ Bytes slice(const Bytes& bytes, std::size_t index, std::size_t each) {
     const auto begin = bytes.begin() + static_cast<long>(index * each);
     return {begin, begin + static_cast<long>(each)};
 }
-Bytes& own(std::vector<Bytes>& of_all, const ProcessGroup& group) { return of_all[static_cast<std::size_t>(group.rank())]; }
+Bytes& own(std::vector<Bytes>& of_all, const ProcessGroup& group) {
+    return of_all[static_cast<std::size_t>(group.rank())];
+}
 
 /// On every world and for every number of elements.
 void for_each_case(const std::function<void(ProcessGroup&, const std::vector<int>&, std::size_t)>& check) {
@@ -118,13 +133,15 @@ TEST(AcrossNodes, AllReduceGoesThroughManyStretches) {
 TEST(AcrossNodes, AllReduceTakesAllTypesAndOperations) {
     const std::vector<int> nodes{2, 1};
     SeveralNodes(nodes).run([&](ProcessGroup& group) {
-        for (const DType type : {DType::F32, DType::F64, DType::I32, DType::I64, DType::BF16, DType::F16, DType::U8}) {
+        for (const DType type :
+             {DType::F32, DType::F64, DType::I32, DType::I64, DType::BF16, DType::F16, DType::U8}) {
             for (const ReduceOp op : {ReduceOp::Sum, ReduceOp::Max, ReduceOp::Min, ReduceOp::Product}) {
                 for (const std::size_t count : {std::size_t{33}, std::size_t{40'003}}) {
                     auto values = all_values(3, type, count);
                     const Bytes expected = reduced(nodes, values, type, op);
                     group.all_reduce(whole(own(values, group), type), op).wait();
-                    ASSERT_EQ(own(values, group), expected) << name_of(type) << " " << name_of(op) << " " << count;
+                    ASSERT_EQ(own(values, group), expected)
+                        << name_of(type) << " " << name_of(op) << " " << count;
                 }
             }
         }
@@ -142,20 +159,24 @@ TEST(AcrossNodes, AverageDividesTheSumOnceByTheNumberOfAllRanks) {
 }
 
 TEST(AcrossNodes, SumsOf16BitFloatsAreRoundedOnce) {
-    // 1 and two halves of the last bit of 1: rounded in between they are lost. On each number of nodes, by each way.
+    // 1 and two halves of the last bit of 1: rounded in between they are lost. On each number of nodes, by
+    // each way.
     for (const std::vector<int>& nodes : {std::vector<int>{2, 1}, {1, 1, 1}}) {
         SeveralNodes(nodes).run([](ProcessGroup& group) {
             for (const DType type : {DType::BF16, DType::F16}) {
                 const float half_of_last = type == DType::BF16 ? 0x1p-8F : 0x1p-11F;
-                const std::uint16_t mine = rounded(group.rank() == 0 ? 1.0F : half_of_last, type), sum = rounded(1.0F + 2 * half_of_last, type);
+                const std::uint16_t mine = rounded(group.rank() == 0 ? 1.0F : half_of_last, type),
+                                    sum = rounded(1.0F + 2 * half_of_last, type);
                 ASSERT_NE(sum, rounded(1.0F, type));
                 for (const std::size_t count : {std::size_t{9}, std::size_t{60'003}, std::size_t{700'002}}) {
                     std::vector<std::uint16_t> values(count, mine), slice(count / 3);
                     const Buffer buffer{values.data(), count, type, {}};
                     group.reduce_scatter({slice.data(), slice.size(), type, {}}, buffer).wait();
-                    ASSERT_EQ(slice, std::vector<std::uint16_t>(count / 3, sum)) << name_of(type) << " " << count;
+                    ASSERT_EQ(slice, std::vector<std::uint16_t>(count / 3, sum))
+                        << name_of(type) << " " << count;
                     group.all_reduce(buffer).wait();
-                    ASSERT_EQ(values, std::vector<std::uint16_t>(count, sum)) << name_of(type) << " " << count;
+                    ASSERT_EQ(values, std::vector<std::uint16_t>(count, sum))
+                        << name_of(type) << " " << count;
                     values.assign(count, rounded(static_cast<float>(group.rank() + 1), type));
                     group.all_reduce(buffer, ReduceOp::Avg).wait();
                     ASSERT_EQ(values, std::vector<std::uint16_t>(count, rounded(2.0F, type)));
@@ -174,7 +195,10 @@ TEST(AcrossNodes, AllReduceTakesSharedMemoryOnOneNodeAndPrivateOnAnother) {
             std::memcpy(shared.data(), own(values, group).data(), count * 4);
             const Bytes expected = reduced(nodes, values, DType::F32, ReduceOp::Sum);
             const bool in_shared = group.rank() < 2;
-            group.all_reduce(in_shared ? Buffer{shared.data(), count, DType::F32, {}} : whole(own(values, group))).wait();
+            group
+                .all_reduce(in_shared ? Buffer{shared.data(), count, DType::F32, {}}
+                                      : whole(own(values, group)))
+                .wait();
             const std::byte* const result = in_shared ? shared.data() : own(values, group).data();
             ASSERT_EQ(std::memcmp(result, expected.data(), expected.size()), 0) << count;
         }
@@ -191,7 +215,8 @@ TEST(AcrossNodes, RanksMayBeDealtOutToTheNodesInTurns) {
                 for (std::int64_t r = 0; r < n; ++r) slices.insert(slices.end(), each, value(r));
                 return slices;
             };
-            std::vector<std::int64_t> sum = filled(own_rank + 1), last = filled(own_rank), mine = filled(own_rank), everyones = by_rank([](auto) { return 0; });
+            std::vector<std::int64_t> sum = filled(own_rank + 1), last = filled(own_rank),
+                                      mine = filled(own_rank), everyones = by_rank([](auto) { return 0; });
             group.all_reduce(buffer_of(sum)).wait();
             ASSERT_EQ(sum, filled(15));
             group.broadcast(buffer_of(last), 3).wait();
@@ -229,7 +254,8 @@ TEST(AcrossNodes, GatherAndAllGatherPutEveryRanksInputAtItsPlace) {
         ASSERT_EQ(all, expected) << count;
         Bytes gathered(expected.size());
         const int root = group.size() - 1;
-        group.gather(group.rank() == root ? whole(gathered) : Buffer{}, whole(own(values, group)), root).wait();
+        group.gather(group.rank() == root ? whole(gathered) : Buffer{}, whole(own(values, group)), root)
+            .wait();
         if (group.rank() == root) {
             ASSERT_EQ(gathered, expected) << count;
         }
@@ -252,7 +278,8 @@ TEST(AcrossNodes, ReduceScatterAndReduceGiveTheBitsOfAllReduce) {
 
 TEST(AcrossNodes, ScatterAndAllToAllBringEveryoneItsSlices) {
     for_each_case([](ProcessGroup& group, const std::vector<int>&, std::size_t count) {
-        const std::size_t n = static_cast<std::size_t>(group.size()), rank = static_cast<std::size_t>(group.rank()), each = count * 4;
+        const std::size_t n = static_cast<std::size_t>(group.size()),
+                          rank = static_cast<std::size_t>(group.rank()), each = count * 4;
         auto values = all_values(group.size(), DType::F32, count * n);
         Bytes mine(each), all(each * n), expected;
         group.scatter(whole(mine), group.rank() == 1 ? whole(values[1]) : Buffer{}, 1).wait();
@@ -271,24 +298,33 @@ TEST(AcrossNodes, UnevenCollectivesKeepTheirSlices) {
         SeveralNodes world(nodes);
         world.run([&](ProcessGroup& group) {
             Counts counts;
-            for (int rank = 0; rank < group.size(); ++rank) counts.push_back(rank == 1 ? 0 : static_cast<std::size_t>(rank) * 1000 + 3);
+            for (int rank = 0; rank < group.size(); ++rank)
+                counts.push_back(rank == 1 ? 0 : static_cast<std::size_t>(rank) * 1000 + 3);
             const std::size_t rank = static_cast<std::size_t>(group.rank());
             const std::size_t total = std::accumulate(counts.begin(), counts.end(), std::size_t{0});
-            const std::size_t before = std::accumulate(counts.begin(), counts.begin() + group.rank(), std::size_t{0});
+            const std::size_t before =
+                std::accumulate(counts.begin(), counts.begin() + group.rank(), std::size_t{0});
             std::vector<std::int32_t> mine(counts[rank], group.rank()), all(total), expected;
-            for (std::size_t r = 0; r < counts.size(); ++r) expected.insert(expected.end(), counts[r], static_cast<std::int32_t>(r));
-            const auto buffer = [](std::vector<std::int32_t>& values) { return buffer_of(std::span<std::int32_t>(values)); };
+            for (std::size_t r = 0; r < counts.size(); ++r)
+                expected.insert(expected.end(), counts[r], static_cast<std::int32_t>(r));
+            const auto buffer = [](std::vector<std::int32_t>& values) {
+                return buffer_of(std::span<std::int32_t>(values));
+            };
             group.all_gather_v(buffer(all), buffer(mine), counts).wait();
             ASSERT_EQ(all, expected);
             std::iota(all.begin(), all.end(), 0);
             group.reduce_scatter_v(buffer(mine), buffer(all), counts).wait();
-            for (std::size_t i = 0; i < mine.size(); ++i) ASSERT_EQ(mine[i], static_cast<std::int32_t>(before + i) * group.size());
+            for (std::size_t i = 0; i < mine.size(); ++i)
+                ASSERT_EQ(mine[i], static_cast<std::int32_t>(before + i) * group.size());
             // Everyone sends as many elements to a rank as that one's number says.
             Counts sent(counts.size()), received(counts.size(), rank);
             std::iota(sent.begin(), sent.end(), 0);
-            std::vector<std::int32_t> out(std::accumulate(sent.begin(), sent.end(), std::size_t{0}), group.rank()), in(rank * counts.size()), in_order;
+            std::vector<std::int32_t> out(std::accumulate(sent.begin(), sent.end(), std::size_t{0}),
+                                          group.rank()),
+                in(rank * counts.size()), in_order;
             group.all_to_all_v(buffer(in), received, buffer(out), sent).wait();
-            for (std::size_t r = 0; r < counts.size(); ++r) in_order.insert(in_order.end(), rank, static_cast<std::int32_t>(r));
+            for (std::size_t r = 0; r < counts.size(); ++r)
+                in_order.insert(in_order.end(), rank, static_cast<std::int32_t>(r));
             ASSERT_EQ(in, in_order);
         });
     }
@@ -298,10 +334,14 @@ TEST(AcrossNodes, BytesOfAnyLengthReachEveryRank) {
     for (const std::vector<int>& nodes : kWorlds) {
         SeveralNodes(nodes).run([](ProcessGroup& group) {
             for (const std::size_t length : {0, 5, 100'000}) {
-                const auto of = [&](int rank) { return std::string(length * static_cast<std::size_t>(rank), static_cast<char>('a' + rank)); };
+                const auto of = [&](int rank) {
+                    return std::string(length * static_cast<std::size_t>(rank),
+                                       static_cast<char>('a' + rank));
+                };
                 const std::vector<std::string> all = group.all_gather_bytes(of(group.rank()));
                 ASSERT_EQ(all.size(), static_cast<std::size_t>(group.size()));
-                for (int rank = 0; rank < group.size(); ++rank) ASSERT_EQ(all[static_cast<std::size_t>(rank)], of(rank));
+                for (int rank = 0; rank < group.size(); ++rank)
+                    ASSERT_EQ(all[static_cast<std::size_t>(rank)], of(rank));
             }
         });
     }
@@ -343,7 +383,8 @@ TEST(AcrossNodes, ABatchOfMessagesHasNoOrderBetweenRanks) {
             group.batch_send_recv(messages).wait();
             for (int peer = 0; peer < group.size(); ++peer) {
                 if (peer == group.rank()) continue;
-                ASSERT_EQ(in[static_cast<std::size_t>(peer)], values_of(peer * 10 + group.rank(), DType::F32, count));
+                ASSERT_EQ(in[static_cast<std::size_t>(peer)],
+                          values_of(peer * 10 + group.rank(), DType::F32, count));
             }
         }
     });
@@ -353,9 +394,13 @@ TEST(AcrossNodes, ABatchMovesWhatGoesToAnotherNodeWhileItWaitsForItsOwn) {
     // 0 waits for 1, on its node, who waits for 2, who waits for what 0 sends it in the same batch.
     SeveralNodes({2, 1}).run([](ProcessGroup& group) {
         for (const std::size_t count : {std::size_t{3}, std::size_t{3'000'007}}) {
-            Bytes here = values_of(7, DType::F32, count), there = values_of(8, DType::F32, count), got(count * 4);
+            Bytes here = values_of(7, DType::F32, count), there = values_of(8, DType::F32, count),
+                  got(count * 4);
             if (group.rank() == 0) {
-                group.batch_send_recv({{Message::Way::Recv, whole(got), 1}, {Message::Way::Send, whole(there), 2}}).wait();
+                group
+                    .batch_send_recv(
+                        {{Message::Way::Recv, whole(got), 1}, {Message::Way::Send, whole(there), 2}})
+                    .wait();
                 ASSERT_EQ(got, here);
             } else if (group.rank() == 1) {
                 group.recv(whole(got), 2).wait();
@@ -423,7 +468,9 @@ TEST(AcrossNodes, TagsFitAnEngineThatCarries48Bits) {
     all_collectives_are_right_over({.tag_mask = (std::uint64_t{1} << 48) - 1});
 }
 
-TEST(AcrossNodes, LengthsOfSendsMayBeAnything) { all_collectives_are_right_over({.garbles_send_lengths = true}); }
+TEST(AcrossNodes, LengthsOfSendsMayBeAnything) {
+    all_collectives_are_right_over({.garbles_send_lengths = true});
+}
 
 TEST(AcrossNodes, MessagesMayBeginLateAndMoveInParts) {
     all_collectives_are_right_over({.refusals = 7, .most_at_once = 5000});
@@ -477,7 +524,8 @@ TEST(FabricLink, LeavesTheSignalsOfTheProcessAsTheyWere) {
         net::open_fabric_link("127.0.0.1");
         ::_exit(handlers() == before ? 0 : 1);
     };
-    GTEST_FLAG_SET(death_test_style, "threadsafe");  // a new process: in this one libfabric may be loaded already
+    GTEST_FLAG_SET(death_test_style,
+                   "threadsafe");  // a new process: in this one libfabric may be loaded already
     EXPECT_EXIT(open(), ::testing::ExitedWithCode(0), "");
 }
 
@@ -491,7 +539,8 @@ TEST(AcrossNodesFailure, DifferentCallsOnTwoNodesAreAMismatchForEveryRank) {
         });
         for (const auto& failure : failures) {
             EXPECT_TRUE(is<MismatchError>(failure)) << message_of(failure);
-            EXPECT_THAT(message_of(failure), AllOf(HasSubstr("called all_reduce"), HasSubstr("called broadcast")));
+            EXPECT_THAT(message_of(failure),
+                        AllOf(HasSubstr("called all_reduce"), HasSubstr("called broadcast")));
         }
     }
 }
@@ -513,7 +562,8 @@ TEST(AcrossNodesFailure, ARankThatDoesNotComeIsNamedOnTheOtherNodesByThoseOfItsO
     });
     for (const int rank : {0, 1, 2, 4}) {
         EXPECT_TRUE(is<TimeoutError>(failures[static_cast<std::size_t>(rank)]));
-        EXPECT_THAT(message_of(failures[static_cast<std::size_t>(rank)]), HasSubstr("did not finish within 200 ms: rank 3 missing"));
+        EXPECT_THAT(message_of(failures[static_cast<std::size_t>(rank)]),
+                    HasSubstr("did not finish within 200 ms: rank 3 missing"));
     }
     EXPECT_THAT(message_of(failures[0]), HasSubstr("rank 2 on "));
 }
@@ -538,7 +588,8 @@ TEST(AcrossNodesFailure, AnEndedGenerationEndsTheWaitForAnotherNode) {
         if (group.rank() == 2) return world.end_generation(2);
         group.all_reduce(buffer_of(std::span<float>(values))).wait();
     });
-    for (const int rank : {0, 1}) EXPECT_THAT(message_of(failures[static_cast<std::size_t>(rank)]), HasSubstr("rank 2 was lost"));
+    for (const int rank : {0, 1})
+        EXPECT_THAT(message_of(failures[static_cast<std::size_t>(rank)]), HasSubstr("rank 2 was lost"));
     EXPECT_TRUE(is<PeerLostError>(failures[0]));
 }
 

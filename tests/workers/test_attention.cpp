@@ -32,7 +32,8 @@ TEST(Attention, GrowsWithEveryTryThatBringsSomething) {
     const Attention shorter{.limit = microseconds(5)};
     const Attention longer = after(shorter, {true, microseconds(1)}, kNow);
     EXPECT_EQ(longer.limit, microseconds(10));
-    EXPECT_EQ(after(shorter, {true, microseconds(4)}, kNow).limit, microseconds(16)) << "it was a close thing";
+    EXPECT_EQ(after(shorter, {true, microseconds(4)}, kNow).limit, microseconds(16))
+        << "it was a close thing";
     EXPECT_EQ(after({}, {true, microseconds(90)}, kNow).limit, Attention::kMost) << "and never beyond";
 }
 
@@ -59,7 +60,8 @@ TEST(Attention, ThatNeverBringsAnythingTakesAFiftiethOfTheTimeAtMost) {
         Attention attention;
         nanoseconds wasted{0};
         const TimePoint end = kNow + seconds(10);
-        for (TimePoint now = kNow; now < end; now += microseconds(5)) {  // a wait every 5 us that a sleep ends
+        for (TimePoint now = kNow; now < end;
+             now += microseconds(5)) {  // a wait every 5 us that a sleep ends
             const nanoseconds limit = allowed(attention, now);
             if (limit == kNone) continue;
             const nanoseconds took = std::max(limit, cost);
@@ -81,16 +83,19 @@ struct CountedPause {
 TEST(Attention, ThatRestsLooksOnceAndGoesToSleep) {
     Attention resting = after({}, {false, seconds(1)}, ddprun::MonotonicClock::now());
     int looks = 0, pauses = 0;
-    EXPECT_FALSE(look_for(resting, [&] { return ++looks, false; }, CountedPause{&pauses}));
+    EXPECT_FALSE(look_for(
+        resting, [&] { return ++looks, false; }, CountedPause{&pauses}));
     EXPECT_EQ(looks, 1);
     EXPECT_EQ(pauses, 0);
-    EXPECT_TRUE(look_for(resting, [] { return true; }, CountedPause{&pauses}));
+    EXPECT_TRUE(look_for(
+        resting, [] { return true; }, CountedPause{&pauses}));
 }
 
 TEST(Attention, EndsATryAtItsLimitAndRemembersIt) {
     Attention attention;
     int pauses = 0;
-    EXPECT_FALSE(look_for(attention, [] { return false; }, CountedPause{&pauses}));
+    EXPECT_FALSE(look_for(
+        attention, [] { return false; }, CountedPause{&pauses}));
     EXPECT_GT(pauses, 0);
     EXPECT_LT(attention.limit, Attention::kMost);
 }

@@ -101,7 +101,8 @@ TEST(BackendChoice, WhatCannotBeIsRefusedWithItsReason) {
     EXPECT_EQ(refusal({.requested = "nccl", .node = without_nccl(node({"a"}))}), "backend nccl: no libnccl");
     EXPECT_EQ(refusal({.device = kGpu, .node = without_nccl(node({"a"}))}), "backend auto: no libnccl");
     EXPECT_THAT(refusal({.requested = "cpu", .device = {Device::Kind::Cuda, 3}}), HasSubstr("CUDA device 3"));
-    EXPECT_EQ(refusal({.requested = "gloo"}), "no backend 'gloo'; this build has: auto, nccl, staged, cpu, mpi");
+    EXPECT_EQ(refusal({.requested = "gloo"}),
+              "no backend 'gloo'; this build has: auto, nccl, staged, cpu, mpi");
     EXPECT_THAT(refusal({.requested = "nccl", .node = node({"b", "b"})}),
                 AllOf(HasSubstr("backend nccl: ranks 0-1 share GPU b"), HasSubstr("take backend staged")));
     EXPECT_THAT(refusal({.requested = "staged", .node = node({"b"}), .one_node = false}),
@@ -154,7 +155,8 @@ TEST(MpiModule, WhyTheLikeliestIsNotTakenIsKept) {
 TEST(MpiModule, IsThatOfWhoStartedTheProcess) {
     const std::string open_mpi = "libddp-mpi-openmpi.so", mpich = "libddp-mpi-mpich.so";
     EXPECT_EQ(first_module({"OMPI_COMM_WORLD_RANK", "PMIX_RANK"}), open_mpi);
-    EXPECT_EQ(first_module({"PMI_RANK", "MPI_LOCALRANKID"}), mpich) << "of Hydra, Intel's mpiexec, srun --mpi=pmi2";
+    EXPECT_EQ(first_module({"PMI_RANK", "MPI_LOCALRANKID"}), mpich)
+        << "of Hydra, Intel's mpiexec, srun --mpi=pmi2";
     EXPECT_EQ(first_module({"PALS_RANKID"}), mpich);
     EXPECT_EQ(first_module({"PMI_RANK", "OMPI_COMM_WORLD_RANK"}), open_mpi) << "mpirun within srun";
     EXPECT_EQ(first_module({}), open_mpi);

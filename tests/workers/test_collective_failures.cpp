@@ -55,10 +55,13 @@ void barrier(ProcessGroup& group) { group.barrier().wait(); }
 class Mismatch : public ddp::testing::OnNodes {
   protected:
     /// The second call of the test: between nodes joining has taken two.
-    static std::string second(const std::string& call) { return call + (GetParam().size() == 1 ? " #2" : " #4"); }
-    /// One rank calls `other`, the others call `usual`; every rank must hear of both. Across nodes that rank has a node of its
-    /// own in one run, and another with it in the next.
-    static void expect_mismatch(const std::function<void(ProcessGroup&)>& usual, const std::function<void(ProcessGroup&)>& other,
+    static std::string second(const std::string& call) {
+        return call + (GetParam().size() == 1 ? " #2" : " #4");
+    }
+    /// One rank calls `other`, the others call `usual`; every rank must hear of both. Across nodes that rank
+    /// has a node of its own in one run, and another with it in the next.
+    static void expect_mismatch(const std::function<void(ProcessGroup&)>& usual,
+                                const std::function<void(ProcessGroup&)>& other,
                                 std::initializer_list<std::string> parts) {
         for (const int odd : {1, 2}) {
             const auto failed = failures([&](ProcessGroup& group) {
@@ -76,15 +79,18 @@ class Mismatch : public ddp::testing::OnNodes {
 INSTANTIATE_TEST_SUITE_P(, Mismatch, ddp::testing::three_ranks(), ddp::testing::name_of_nodes);
 
 TEST_P(Mismatch, IsToldToEveryRankWithBothSidesAndTheNumberOfTheCall) {
-    expect_mismatch([](ProcessGroup& group) { reduce_floats(group, 100'000); }, barrier,
-                    {second("called barrier"), second("called all_reduce") + " (100000 float32, 390.6 KiB, sum)"});
+    expect_mismatch(
+        [](ProcessGroup& group) { reduce_floats(group, 100'000); }, barrier,
+        {second("called barrier"), second("called all_reduce") + " (100000 float32, 390.6 KiB, sum)"});
 }
 
 TEST_P(Mismatch, CoversTheSize) {
-    for (const std::size_t count : {std::size_t{10}, std::size_t{1024}, std::size_t{100'000}, std::size_t{700'001}}) {
-        const std::string here = second("all_reduce") + " (" + std::to_string(count) + " float32", there = second("all_reduce") + " (" + std::to_string(count + 1) + " float32";
-        expect_mismatch([&](ProcessGroup& group) { reduce_floats(group, count); }, [&](ProcessGroup& group) { reduce_floats(group, count + 1); },
-                        {here, there});
+    for (const std::size_t count :
+         {std::size_t{10}, std::size_t{1024}, std::size_t{100'000}, std::size_t{700'001}}) {
+        const std::string here = second("all_reduce") + " (" + std::to_string(count) + " float32",
+                          there = second("all_reduce") + " (" + std::to_string(count + 1) + " float32";
+        expect_mismatch([&](ProcessGroup& group) { reduce_floats(group, count); },
+                        [&](ProcessGroup& group) { reduce_floats(group, count + 1); }, {here, there});
     }
 }
 
@@ -122,7 +128,8 @@ TEST_P(Mismatch, CoversEveryKindOfCall) {
         std::vector<float> all(3), mine(1);
         group.all_gather_v(buffer_of(all), buffer_of(mine), {1, 1, 1}).wait();
     };
-    const auto gather = even(&ProcessGroup::all_gather, 3, 1), exchange = even(&ProcessGroup::all_to_all, 3, 3);
+    const auto gather = even(&ProcessGroup::all_gather, 3, 1),
+               exchange = even(&ProcessGroup::all_to_all, 3, 3);
     expect_mismatch(gather, exchange, {second("called all_gather"), second("called all_to_all")});
     expect_mismatch(exchange, barrier, {second("called all_to_all"), second("called barrier")});
     expect_mismatch(gather_unevenly, gather, {second("called all_gather_v"), second("called all_gather")});
@@ -131,9 +138,10 @@ TEST_P(Mismatch, CoversEveryKindOfCall) {
         group.reduce_scatter(buffer_of(mine), buffer_of(sum)).wait();
     };
     expect_mismatch(scatter, gather, {second("called reduce_scatter"), second("called all_gather")});
-    expect_mismatch([](ProcessGroup& group) { group.allocate_shared(4096); },
-                    [](ProcessGroup& group) { group.allocate_shared(8192); },
-                    {second("allocate_shared") + " (4096 bytes)", second("allocate_shared") + " (8192 bytes)"});
+    expect_mismatch(
+        [](ProcessGroup& group) { group.allocate_shared(4096); },
+        [](ProcessGroup& group) { group.allocate_shared(8192); },
+        {second("allocate_shared") + " (4096 bytes)", second("allocate_shared") + " (8192 bytes)"});
     expect_mismatch([](ProcessGroup& group) { group.all_gather_bytes("x"); },
                     [](ProcessGroup& group) { group.split(0, 0); },
                     {second("called split"), second("called all_gather_bytes")});
@@ -146,11 +154,13 @@ TEST_P(Mismatch, CoversTheOrderOfCalls) {
             reduce_floats(group, second);
         };
     };
-    expect_mismatch(reduce_both(5, 90'000), reduce_both(90'000, 5), {second("all_reduce") + " (5 float32", second("all_reduce") + " (90000 float32"});
+    expect_mismatch(reduce_both(5, 90'000), reduce_both(90'000, 5),
+                    {second("all_reduce") + " (5 float32", second("all_reduce") + " (90000 float32"});
 }
 
 TEST_P(Mismatch, OfACallThatOneRankMakesTwiceIsSeenInTheNextOne) {
-    expect_mismatch(barrier, [](ProcessGroup& group) { reduce_floats(group, 10), barrier(group); }, {second("called all_reduce"), second("called barrier")});
+    expect_mismatch(barrier, [](ProcessGroup& group) { reduce_floats(group, 10), barrier(group); },
+                    {second("called all_reduce"), second("called barrier")});
 }
 
 TEST_P(Mismatch, OfWhatRanksCountTellsBothSides) {
@@ -201,13 +211,17 @@ TEST(Failure, IsSaidToTheThreadThatCallsAGroupWhileAnotherIsInside) {
                 group.all_gather_bytes("");
                 return;
             }
-            // Whoever comes first stays inside until the other rank comes, which is after the other was refused.
+            // Whoever comes first stays inside until the other rank comes, which is after the other was
+            // refused.
             std::atomic<int> refusals = 0;
             const auto call = [&] {
                 try {
                     group.all_gather_bytes("");
                 } catch (const Error& error) {
-                    EXPECT_TRUE(says(error.what(), {"rank 0: all_gather_bytes was called while another thread was in all_gather_bytes", "split"}));
+                    EXPECT_TRUE(says(
+                        error.what(),
+                        {"rank 0: all_gather_bytes was called while another thread was in all_gather_bytes",
+                         "split"}));
                     ++refusals;
                     refused.set_value();
                 }
@@ -256,7 +270,8 @@ TEST(Timeout, FailsARankThatComesAfterTheOthersGaveUp) {
         });
         for (const std::exception_ptr& failure : failures) {
             EXPECT_TRUE(is<TimeoutError>(failure));
-            EXPECT_TRUE(says(message_of(failure), {"did not finish within 50 ms: rank " + std::to_string(ranks - 1) + " missing"}));
+            EXPECT_TRUE(says(message_of(failure), {"did not finish within 50 ms: rank " +
+                                                   std::to_string(ranks - 1) + " missing"}));
         }
     }
 }
@@ -397,7 +412,8 @@ TEST(ForkedChild, OfARankIsRefusedEveryCallAndDestroysNothingThatTheRankUses) {
     ForkedRanks ranks(2, [&](int rank) {
         ddprun::WorkerEnv env = environment_of(rank, 2);
         env.segment_fd = fd.get();
-        const ProcessGroupOptions options{.timeout = seconds(60), .progress = ProcessGroupOptions::Progress::Thread};
+        const ProcessGroupOptions options{.timeout = seconds(60),
+                                          .progress = ProcessGroupOptions::Progress::Thread};
         auto group = ProcessGroup::create(Context(env), options);
         auto part = group->split(0, rank);
         const auto shared = group->allocate_shared(4 * sizeof(float));
@@ -414,7 +430,8 @@ TEST(ForkedChild, OfARankIsRefusedEveryCallAndDestroysNothingThatTheRankUses) {
             int status = 0;
             ::waitpid(child, &status, 0);
             tried.say_one();
-            if (!WIFEXITED(status) || WEXITSTATUS(status) != kRight) return WIFEXITED(status) ? WEXITSTATUS(status) : 7;
+            if (!WIFEXITED(status) || WEXITSTATUS(status) != kRight)
+                return WIFEXITED(status) ? WEXITSTATUS(status) : 7;
         }
         pending.wait();
         barrier(*part);

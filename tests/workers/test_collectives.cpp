@@ -172,11 +172,14 @@ TEST(Collectives, RefuseNumbersThatAreNoElementTypeOrReduction) {
                 return error.what();
             }
         };
-        EXPECT_EQ(why_not({values.data(), 4, no_type, {}}, ReduceOp::Sum), "all_reduce: there is no element type 77");
-        EXPECT_EQ(why_not(buffer_of(std::span(values)), no_reduction), "all_reduce: there is no reduction 77");
+        EXPECT_EQ(why_not({values.data(), 4, no_type, {}}, ReduceOp::Sum),
+                  "all_reduce: there is no element type 77");
+        EXPECT_EQ(why_not(buffer_of(std::span(values)), no_reduction),
+                  "all_reduce: there is no reduction 77");
         EXPECT_THROW((void)group.broadcast({values.data(), 4, no_type, {}}, 0), InvalidInput);
         EXPECT_THROW((void)group.reduce(buffer_of(std::span(values)), 0, no_reduction), InvalidInput);
-        EXPECT_THROW(check_tensors(std::array{Tensor{"w", {4}, {values.data(), 4, no_type, {}}}}), InvalidInput);
+        EXPECT_THROW(check_tensors(std::array{Tensor{"w", {4}, {values.data(), 4, no_type, {}}}}),
+                     InvalidInput);
         group.barrier().wait();
     });
 }
@@ -260,8 +263,10 @@ TEST(Gather, RefusesBuffersThatDoNotFitEachOther) {
     run_ranks(1, [](ProcessGroup& group) {
         std::vector<float> two(2), three(3);
         std::vector<double> wide(2);
-        EXPECT_THROW((void)group.all_gather(buffer_of(std::span(three)), buffer_of(std::span(two))), InvalidInput);
-        EXPECT_THROW((void)group.all_gather(buffer_of(std::span(wide)), buffer_of(std::span(two))), InvalidInput);
+        EXPECT_THROW((void)group.all_gather(buffer_of(std::span(three)), buffer_of(std::span(two))),
+                     InvalidInput);
+        EXPECT_THROW((void)group.all_gather(buffer_of(std::span(wide)), buffer_of(std::span(two))),
+                     InvalidInput);
         EXPECT_THROW((void)group.reduce_scatter(buffer_of(std::span(two)), buffer_of(std::span(three))),
                      InvalidInput);
     });

@@ -9,9 +9,10 @@ namespace {
 using ::testing::HasSubstr;
 
 TEST(CudaAdvice, AnOldDriverIsNamedWithBothVersionsAndTheToolkitThatWouldDo) {
-    EXPECT_EQ(advice_for(35, 13000, 12040),
-              "the driver runs CUDA up to 12.4, the program was built with 13.0: update the driver, or build with the "
-              "toolkit of CUDA 12");
+    EXPECT_EQ(
+        advice_for(35, 13000, 12040),
+        "the driver runs CUDA up to 12.4, the program was built with 13.0: update the driver, or build with the "
+        "toolkit of CUDA 12");
 }
 
 TEST(CudaAdvice, TheSameErrorWithoutADriverSaysThatThereIsNone) {

@@ -357,12 +357,11 @@ TEST(GradScaler, SaysWhichGradientItCannotCheckAndWhat) {
               }),
               "grad scaler: a gradient of 3 elements of float32 in host memory cannot be read; it takes "
               "float32, bfloat16 and float16 in memory of CUDA device 0");
-    EXPECT_EQ(
-        message_of([&] {
-            scaler.check({&integers, 1});
-        }),
-        "grad scaler: a gradient of 2 elements of int32 in memory of CUDA device 0 cannot be read; it "
-        "takes float32, bfloat16 and float16 in memory of CUDA device 0");
+    EXPECT_EQ(message_of([&] {
+                  scaler.check({&integers, 1});
+              }),
+              "grad scaler: a gradient of 2 elements of int32 in memory of CUDA device 0 cannot be read; it "
+              "takes float32, bfloat16 and float16 in memory of CUDA device 0");
 }
 
 TEST(GradScaler, ChecksMoreGradientsThanOneLaunchTakes) {

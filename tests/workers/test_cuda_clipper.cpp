@@ -25,7 +25,8 @@ using ddp::testing::random_floats;
 constexpr Device kDevice{Device::Kind::Cuda, 0};
 const std::vector<float> kOnes(3, 1);
 
-std::unique_ptr<ddp::Optimizer> sgd_of(const OnDevice<float>& w, const GradClipper& clipper, const GradScaler* scaler = nullptr) {
+std::unique_ptr<ddp::Optimizer> sgd_of(const OnDevice<float>& w, const GradClipper& clipper,
+                                       const GradScaler* scaler = nullptr) {
     return ddp::make_sgd({{"w", {static_cast<std::int64_t>(w.buffer().count)}, w.buffer()}},
                          {.learning_rate = 1, .device = {.scaler = scaler, .clipper = &clipper}});
 }
@@ -42,11 +43,13 @@ TEST(GradClipper, MeasuresTheHostsNormOfGradientsOfEverySizeTypeAndAlignment) {
     std::vector<Buffer> on_device = {Buffer{}};
     std::vector<std::vector<float>> on_host;
     const auto add = [&](std::size_t size, std::size_t offset, unsigned seed) {
-        const OnDevice<float>& values = wide.emplace_back(gpu(), random_floats(size, seed), DType::F32, offset);
+        const OnDevice<float>& values =
+            wide.emplace_back(gpu(), random_floats(size, seed), DType::F32, offset);
         on_device.push_back(values.buffer());
         on_host.push_back(values.values());
         for (const DType type : {DType::BF16, DType::F16}) {
-            const OnDevice<std::uint16_t>& rounded = narrow.emplace_back(gpu(), std::vector<std::uint16_t>(size), type, offset);
+            const OnDevice<std::uint16_t>& rounded =
+                narrow.emplace_back(gpu(), std::vector<std::uint16_t>(size), type, offset);
             const OnDevice<float> widened(gpu(), on_host.back(), DType::F32);
             ddp::cuda::scale_cast(*gpu(), values.buffer(), rounded.buffer(), 1, nullptr);
             ddp::cuda::scale_cast(*gpu(), rounded.buffer(), widened.buffer(), 1, nullptr);
@@ -56,7 +59,8 @@ TEST(GradClipper, MeasuresTheHostsNormOfGradientsOfEverySizeTypeAndAlignment) {
     };
     // More arrays than a launch takes; one of more elements than stretches of the shortest kind have.
     for (unsigned i = 0; i < 70; ++i) add(1 + 13 * i, i % 5, i);
-    for (const std::size_t size : {4095, 4096, 4097, 8193, 5'000'000}) add(size, size % 4, static_cast<unsigned>(size));
+    for (const std::size_t size : {4095, 4096, 4097, 8193, 5'000'000})
+        add(size, size % 4, static_cast<unsigned>(size));
     std::vector<Buffer> host_buffers;
     for (std::vector<float>& values : on_host) host_buffers.push_back(ddp::buffer_of(std::span(values)));
     const double expected = ddp::clip_grad_norm(host_buffers, 1e30);
@@ -127,8 +131,9 @@ TEST(GradClipper, LeavesAStepOutWhoseNormIsNotFiniteWithAndWithoutAScale) {
             GradScaler scaler(kDevice, {.initial_scale = 1024});
             GradClipper clipper(kDevice, 1, {.scaler = scaled ? &scaler : nullptr});
             const OnDevice<float> w(gpu(), kOnes, DType::F32), gradient(gpu(), {1, bad, 0}, DType::F32);
-            const auto adamw = ddp::make_adamw({{"w", {3}, w.buffer()}},
-                                               {.device = {.scaler = scaled ? &scaler : nullptr, .clipper = &clipper}});
+            const auto adamw =
+                ddp::make_adamw({{"w", {3}, w.buffer()}},
+                                {.device = {.scaler = scaled ? &scaler : nullptr, .clipper = &clipper}});
             const auto step = [&] {
                 if (scaled) scaler.check(std::array{gradient.buffer()});
                 clipper.measure(std::array{gradient.buffer()});
@@ -154,15 +159,18 @@ TEST(GradClipper, MeasuresAnewInEachLaunchOfAGraphAndNothingWaits) {
     const ddp::cuda::OwnedStream stream(gpu());
     GradClipper clipper(kDevice, 2.5, {.stream = stream.get()});
     const OnDevice<float> w(gpu(), kOnes, DType::F32), gradient(gpu(), {30, 0, 40}, DType::F32);
-    const auto sgd = ddp::make_sgd({{"w", {3}, w.buffer()}},
-                                   {.learning_rate = 1, .device = {.stream = stream.get(), .clipper = &clipper}});
+    const auto sgd =
+        ddp::make_sgd({{"w", {3}, w.buffer()}},
+                      {.learning_rate = 1, .device = {.stream = stream.get(), .clipper = &clipper}});
     const auto step = [&] {
         clipper.measure(std::array{gradient.buffer()});
         sgd->step(std::array{gradient.buffer()});
     };
     step();
     // Only the fake CUDA counts them.
-    const auto waits = [] { return ddp::testing::blocking_calls() != nullptr ? ddp::testing::blocking_calls()() : 0; };
+    const auto waits = [] {
+        return ddp::testing::blocking_calls() != nullptr ? ddp::testing::blocking_calls()() : 0;
+    };
     const long before = waits();
     ddp::cuda::Capture capture(stream.get());
     step();
@@ -177,7 +185,8 @@ TEST(GradClipper, MeasuresAnewInEachLaunchOfAGraphAndNothingWaits) {
 }
 
 TEST(GradClipper, RefusesWhatItCannotClip) {
-    for (const double bad : {0.0, -1.0, std::nan("")}) EXPECT_THROW(GradClipper(kDevice, bad), ddp::InvalidInput);
+    for (const double bad : {0.0, -1.0, std::nan("")})
+        EXPECT_THROW(GradClipper(kDevice, bad), ddp::InvalidInput);
     EXPECT_THROW(GradClipper(Device{}, 1), ddp::InvalidInput);
     GradClipper clipper(kDevice, 1);
     std::vector<float> on_host(3);

@@ -5,8 +5,8 @@
 #include "tests/workers/cuda_fixture.h"
 #include "tests/workers/nccl_world.h"
 
-/// Launches of graphs in which collectives were captured. Collective #1 is the barrier of `filled`, #2 the captured
-/// all-reduce, #3 the first launch.
+/// Launches of graphs in which collectives were captured. Collective #1 is the barrier of `filled`, #2 the
+/// captured all-reduce, #3 the first launch.
 namespace {
 
 using namespace ddp;
@@ -63,51 +63,50 @@ TEST(GraphLaunch, IsACollectiveToTheLauncher) {
 }
 
 TEST(GraphLaunch, ThatHangsEndsAtItsTimeOutAndSaysWhatThePeersDo) {
-    const auto failures = failures_of(
-        2,
-        [](NcclRank& rank) {
-            Captured captured(rank);
-            captured.launch(rank.group).synchronize();
-        },
-        {.faults = "1:2:hang", .timeout = std::chrono::milliseconds(300), .own_stream = true});
+    const auto failures =
+        failures_of(2,
+                    [](NcclRank& rank) {
+                        Captured captured(rank);
+                        captured.launch(rank.group).synchronize();
+                    },
+                    {.faults = "1:2:hang", .timeout = std::chrono::milliseconds(300), .own_stream = true});
     EXPECT_TRUE(is<TimeoutError>(failures[0]));
-    EXPECT_THAT(message_of(failures[0]),
-                AllOf(StartsWith("rank 0: graph_launch #3: did not finish within"),
-                      HasSubstr("rank 1 is in graph_launch #3")));
+    EXPECT_THAT(message_of(failures[0]), AllOf(StartsWith("rank 0: graph_launch #3: did not finish within"),
+                                               HasSubstr("rank 1 is in graph_launch #3")));
 }
 
 TEST(GraphLaunch, IsEndedByTheLaunchersWordBeforeItsTimeOutAndNotMadeAgain) {
-    const auto failures = failures_of(
-        2,
-        [](NcclRank& rank) {
-            Captured captured(rank);
-            if (rank.group.rank() == 1) {
-                wait_until_started(rank.segment.line(0), 3);
-                rank.segment.header().aborted = 2;  // rank 1, plus one
-                return;
-            }
-            const auto begin = Clock::now();
-            EXPECT_THROW(captured.launch(rank.group).synchronize(), PeerLostError);
-            EXPECT_LT(Clock::now() - begin, std::chrono::seconds(2));
-            const int before = captured.launches;
-            EXPECT_THROW(captured.launch(rank.group).wait(), PeerLostError);
-            EXPECT_EQ(captured.launches, before);
-        },
-        {.faults = "0:2:hang", .own_stream = true, .generation = 4});
+    const auto failures =
+        failures_of(2,
+                    [](NcclRank& rank) {
+                        Captured captured(rank);
+                        if (rank.group.rank() == 1) {
+                            wait_until_started(rank.segment.line(0), 3);
+                            rank.segment.header().aborted = 2;  // rank 1, plus one
+                            return;
+                        }
+                        const auto begin = Clock::now();
+                        EXPECT_THROW(captured.launch(rank.group).synchronize(), PeerLostError);
+                        EXPECT_LT(Clock::now() - begin, std::chrono::seconds(2));
+                        const int before = captured.launches;
+                        EXPECT_THROW(captured.launch(rank.group).wait(), PeerLostError);
+                        EXPECT_EQ(captured.launches, before);
+                    },
+                    {.faults = "0:2:hang", .own_stream = true, .generation = 4});
     EXPECT_EQ(message_of(failures[0]), "");
 }
 
 TEST(GraphLaunch, OfAGroupThatEndsBeforeItsGraphIsSaidAndUsesNothingThatWasFreed) {
     std::vector<std::unique_ptr<Captured>> graphs(2);
     ::testing::internal::CaptureStderr();
-    const auto failures = failures_of(
-        2,
-        [&](NcclRank& rank) {
-            auto& graph = graphs[static_cast<std::size_t>(rank.group.rank())];
-            graph = std::make_unique<Captured>(rank);
-            graph->launch(rank.group).synchronize();
-        },
-        {.timeout = std::chrono::seconds(2), .own_stream = true});  // leaving takes as long
+    const auto failures =
+        failures_of(2,
+                    [&](NcclRank& rank) {
+                        auto& graph = graphs[static_cast<std::size_t>(rank.group.rank())];
+                        graph = std::make_unique<Captured>(rank);
+                        graph->launch(rank.group).synchronize();
+                    },
+                    {.timeout = std::chrono::seconds(2), .own_stream = true});  // leaving takes as long
     const std::string said = ::testing::internal::GetCapturedStderr();
     for (const auto& failure : failures) EXPECT_EQ(message_of(failure), "");
     EXPECT_THAT(said, HasSubstr("a CUDA graph with its collectives must be destroyed before the group"));
@@ -119,7 +118,8 @@ TEST(GraphLaunch, ThatFailsBreaksTheGroup) {
         1,
         [](NcclRank& rank) {
             const Buffer buffer = rank.filled({1});
-            EXPECT_THROW(rank.group.launch_graph([] { throw ddp::Error("no such graph"); }).wait(), ddp::Error);
+            EXPECT_THROW(rank.group.launch_graph([] { throw ddp::Error("no such graph"); }).wait(),
+                         ddp::Error);
             rank.group.all_reduce(buffer).wait();
         },
         {.own_stream = true});

@@ -95,14 +95,16 @@ TEST(HostCopies, OfManyTensorsWaitForTheDeviceAndLockPagesAsOftenAsOfOne) {
     std::vector<std::unique_ptr<OnDevice<float>>> memory;
     std::vector<ddp::Tensor> tensors;
     for (int i = 0; i < 10; ++i) {
-        memory.push_back(std::make_unique<OnDevice<float>>(gpu(), std::vector<float>(3, static_cast<float>(i)), DType::F32));
+        memory.push_back(std::make_unique<OnDevice<float>>(
+            gpu(), std::vector<float>(3, static_cast<float>(i)), DType::F32));
         tensors.push_back({"t" + std::to_string(i), {3}, memory.back()->buffer()});
     }
     const auto room = std::make_shared<ddp::cuda::HostRoom>();
     const auto waits_for = [&](std::span<const ddp::Tensor> some) {
         const long before = blocking_calls();
         const HostCopies copies(some, HostCopies::Begin::WithContents, room);
-        EXPECT_EQ(static_cast<const float*>(copies.tensors().back().memory.data)[2], static_cast<float>(some.size() - 1));
+        EXPECT_EQ(static_cast<const float*>(copies.tensors().back().memory.data)[2],
+                  static_cast<float>(some.size() - 1));
         return blocking_calls() - before;
     };
     const long with_pages_to_lock = waits_for(tensors);

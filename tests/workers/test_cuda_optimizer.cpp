@@ -123,7 +123,8 @@ TEST(DeviceOptimizer, GivesTheBitsOfTheHostToEachGroupOfParameters) {
         EXPECT_EQ(b.values(), host_b) << t;
     }
     EXPECT_EQ(optimizer->steps(), 4U);
-    EXPECT_NE(copy.values(), std::vector<std::uint16_t>(70)) << "the copies go to the groups of their parameters";
+    EXPECT_NE(copy.values(), std::vector<std::uint16_t>(70))
+        << "the copies go to the groups of their parameters";
     EXPECT_THROW(make(a.buffer(), b.buffer(), {Buffer{}}), ddp::InvalidInput);
 }
 

@@ -283,13 +283,16 @@ TEST(DeviceReducer, GivesAllRanksRankZerosBuffersAndLetsARankEndEarly) {
         for (int batch = 0; batch < 1 + group.rank(); ++batch) {
             put(running.parameters[1].memory, std::vector<float>(5, static_cast<float>(group.rank() + 1)));
             model.begin_forward();
-            EXPECT_EQ(get(running.parameters[1].memory), std::vector<float>(5, 2)) << "of the last rank that has batches";
+            EXPECT_EQ(get(running.parameters[1].memory), std::vector<float>(5, 2))
+                << "of the last rank that has batches";
             for (const std::size_t i : {1, 0}) {
-                put(model.gradient(i), std::vector<float>(memory.parameters[i].memory.count, static_cast<float>(2 * group.rank())));
+                put(model.gradient(i), std::vector<float>(memory.parameters[i].memory.count,
+                                                          static_cast<float>(2 * group.rank())));
                 model.mark_ready(i);
             }
             model.finish();
-            EXPECT_EQ(get(model.gradient(0)), std::vector<float>(4, batch == 0 ? 1.0F : 2.0F)) << "over those that have batches";
+            EXPECT_EQ(get(model.gradient(0)), std::vector<float>(4, batch == 0 ? 1.0F : 2.0F))
+                << "over those that have batches";
         }
         join.finish();
     });
@@ -305,8 +308,10 @@ TEST(DeviceReducer, NamesTheRankWhoseParametersDiffer) {
             model.verify_equal_parameters();
             ADD_FAILURE() << "rank 2's parameters differ";
         } catch (const ddp::MismatchError& error) {
-            EXPECT_STREQ(error.what(), "parameters on rank 2 are not bitwise equal to rank 0's after 0 steps; the first that "
-                                       "differs is 'layer0' (float32[10])");
+            EXPECT_STREQ(
+                error.what(),
+                "parameters on rank 2 are not bitwise equal to rank 0's after 0 steps; the first that "
+                "differs is 'layer0' (float32[10])");
         }
     });
 }

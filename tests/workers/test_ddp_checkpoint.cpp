@@ -1,10 +1,10 @@
 #include <gtest/gtest.h>
-#include <sys/stat.h>
-#include <signal.h>
 #include <sched.h>
+#include <signal.h>
 #include <sys/mount.h>
 #include <sys/ptrace.h>
 #include <sys/resource.h>
+#include <sys/stat.h>
 #include <sys/statvfs.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
@@ -175,10 +175,12 @@ TEST(Checkpoint, CountsThatNoTrainingComesToAreRefusedBeforeTheyWrap) {
     const TemporaryDirectory temporary;
     const auto with = [&](const std::string& step, const std::string& consumed) {
         std::ofstream(temporary.file("state.json"))
-            << R"({"format":1,"epoch":1,"step":)" << step << R"(,"sampler":{"epoch":1,"consumed":)" << consumed << "}}";
+            << R"({"format":1,"epoch":1,"step":)" << step << R"(,"sampler":{"epoch":1,"consumed":)"
+            << consumed << "}}";
         return refusal_of_state(temporary.path());
     };
-    const std::string prefix = "checkpoint " + temporary.file("state.json") + ": not the state of a checkpoint";
+    const std::string prefix =
+        "checkpoint " + temporary.file("state.json") + ": not the state of a checkpoint";
     EXPECT_EQ(with("7", "3"), "accepted");
     EXPECT_EQ(with("18446744073709551615", "3"), prefix + ": no training comes to 18446744073709551615");
     EXPECT_EQ(with("7", "18446744073709551615"), prefix + ": no training comes to 18446744073709551615");
@@ -191,7 +193,8 @@ TEST(Checkpoint, PipesInPlaceOfItsFilesAreRefusedWithoutWaiting) {
     const TemporaryDirectory temporary;
     ASSERT_EQ(::mkfifo(temporary.file("state.json").c_str(), 0600), 0);
     ASSERT_EQ(::mkfifo(temporary.file("latest").c_str(), 0600), 0);
-    EXPECT_EQ(refusal_of_state(temporary.path()), "checkpoint " + temporary.file("state.json") + ": is a pipe, not a file");
+    EXPECT_EQ(refusal_of_state(temporary.path()),
+              "checkpoint " + temporary.file("state.json") + ": is a pipe, not a file");
     EXPECT_THROW((void)CheckpointDirectory(temporary.path()).latest(), ddp::InvalidInput);
 }
 
@@ -225,8 +228,9 @@ TEST(Checkpoint, ThatDoesNotFitOnTheDiskLeavesTheOneBeforeAsItWas) {
 
 constexpr int kNotAllowed = 77;
 
-/// Saves one checkpoint where there is room for it, then one where so many pages and files more are all that is left.
-/// 0: both are there; 1: the second failed by a full disk, and what the first left is whole; else what went wrong.
+/// Saves one checkpoint where there is room for it, then one where so many pages and files more are all that
+/// is left. 0: both are there; 1: the second failed by a full disk, and what the first left is whole; else
+/// what went wrong.
 int save_on_a_small_disk(const std::string& place, int pages, int files) {
     if (::unshare(CLONE_NEWNS) != 0 && ::unshare(CLONE_NEWUSER | CLONE_NEWNS) != 0) return kNotAllowed;
     if (::mount("none", "/", nullptr, MS_REC | MS_PRIVATE, nullptr) != 0) return kNotAllowed;
@@ -240,7 +244,8 @@ int save_on_a_small_disk(const std::string& place, int pages, int files) {
     struct statvfs now {};
     if (::statvfs(place.c_str(), &now) != 0) return 2;
     if (!limit((now.f_blocks - now.f_bfree + static_cast<unsigned long>(pages)) * now.f_bsize,
-               now.f_files - now.f_ffree + static_cast<unsigned long>(files), MS_REMOUNT)) return 2;
+               now.f_files - now.f_ffree + static_cast<unsigned long>(files), MS_REMOUNT))
+        return 2;
     bool failed = false;
     try {
         Job(2).save(directory, 2);
@@ -253,7 +258,9 @@ int save_on_a_small_disk(const std::string& place, int pages, int files) {
     Job loaded(0);
     const TrainingState state = ddp::load_checkpoint(*latest, loaded.model(), loaded.optimizer());
     const auto value = static_cast<float>(state.step);
-    if (loaded.weights != std::vector<float>(100, value) || loaded.momentum != std::vector<float>(100, -value)) return 5;
+    if (loaded.weights != std::vector<float>(100, value) ||
+        loaded.momentum != std::vector<float>(100, -value))
+        return 5;
     return failed ? 1 : 0;
 }
 
@@ -263,7 +270,9 @@ TEST(Checkpoint, IsWholeWhereverInASaveTheDiskIsFull) {
     for (const bool by_files : {false, true}) {
         bool saved = false;
         for (int room = 0; !saved && room < 20; ++room) {
-            const pid_t child = start_child([&] { ::_exit(save_on_a_small_disk(temporary.path(), by_files ? 20 : room, by_files ? room : 20)); });
+            const pid_t child = start_child([&] {
+                ::_exit(save_on_a_small_disk(temporary.path(), by_files ? 20 : room, by_files ? room : 20));
+            });
             int status = 0;
             ASSERT_EQ(::waitpid(child, &status, 0), child);
             ASSERT_TRUE(WIFEXITED(status));

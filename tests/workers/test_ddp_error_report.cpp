@@ -68,7 +68,8 @@ TEST_F(ErrorReport, AnExceptionLeavesItsTextAndWhereItWasThrownAndExitsWithOne) 
 
 TEST_F(ErrorReport, ACrashIsReportedAndStaysTheSignalThatItWas) {
     for (const int signal : {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT}) {
-        EXPECT_EXIT((void)run_main("prog", [&] { return ::raise(signal); }), ::testing::KilledBySignal(signal), "died of SIG");
+        EXPECT_EXIT((void)run_main("prog", [&] { return ::raise(signal); }),
+                    ::testing::KilledBySignal(signal), "died of SIG");
         EXPECT_THAT(message()["message"].text(), ::testing::StartsWith("SIG")) << signal;
         EXPECT_THAT(stack(), HasSubstr("#0 ")) << signal;
     }
@@ -104,7 +105,8 @@ TEST_F(ErrorReport, TheLastWordsOfNcclAndCudaAreInItAlsoAfterACrash) {
 
 TEST_F(ErrorReport, AnOverflownStackIsReportedToo) {
     volatile char bottom = 0;
-    EXPECT_EXIT((void)run_main("prog", [&] { return overflow(&bottom); }), ::testing::KilledBySignal(SIGSEGV), "SIGSEGV");
+    EXPECT_EXIT((void)run_main("prog", [&] { return overflow(&bottom); }), ::testing::KilledBySignal(SIGSEGV),
+                "SIGSEGV");
     EXPECT_THAT(stack(), HasSubstr("#0 "));
 }
 
@@ -126,7 +128,8 @@ TEST_F(ErrorReport, AProgramThatEndsWellLeavesNoReport) {
 }
 
 TEST(ErrorJson, SurvivesTextThatIsNotUtf8) {
-    const ddprun::Json json = ddprun::parse_json(error_json("bad \xff byte", "#0 f", 12)).value_or(ddprun::Json());
+    const ddprun::Json json =
+        ddprun::parse_json(error_json("bad \xff byte", "#0 f", 12)).value_or(ddprun::Json());
     EXPECT_EQ(json["message"]["extraInfo"]["timestamp"], "12");
 }
 
@@ -140,7 +143,9 @@ struct Wire {
         }
         env.lifeline_fd = worker.get();
     }
-    void tell(const std::string& packet) const { (void)!::send(agent.get(), packet.data(), packet.size(), 0); }
+    void tell(const std::string& packet) const {
+        (void)!::send(agent.get(), packet.data(), packet.size(), 0);
+    }
     std::string heard() const {
         char packet[64];
         const ssize_t n = ::recv(agent.get(), packet, sizeof packet, MSG_DONTWAIT);

@@ -240,8 +240,10 @@ TEST(TrainingAsPyTorch, WithGradientsThatAddUpInNoSync) {
 }
 
 TEST(TrainingAsPyTorch, WithGradientsSentAsFactorsOfLowRank) {
-    expect_as_pytorch(golden::kPower,
-                      {.make_hook = [] { return ddp::power_sgd({.rank = 2, .start_step = 2, .min_compression_rate = 1}); }}, 2e-5);
+    expect_as_pytorch(
+        golden::kPower,
+        {.make_hook = [] { return ddp::power_sgd({.rank = 2, .start_step = 2, .min_compression_rate = 1}); }},
+        2e-5);
     EXPECT_GT(distance(golden::kPower.parameters, golden::kPlain.parameters), 1e-3) << "it is lossy";
 }
 

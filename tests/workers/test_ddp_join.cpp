@@ -22,7 +22,9 @@ using ddp::testing::run_ranks;
 /// Two parameters whose gradients are what a test says, and a buffer that counts this rank's passes.
 struct Counter {
     std::vector<float> a = {0}, b = {0}, passes = {0};
-    std::vector<Tensor> parameters() { return {ddp::tensor_of("a", std::span(a), {1}), ddp::tensor_of("b", std::span(b), {1})}; }
+    std::vector<Tensor> parameters() {
+        return {ddp::tensor_of("a", std::span(a), {1}), ddp::tensor_of("b", std::span(b), {1})};
+    }
     std::vector<Tensor> buffers() { return {ddp::tensor_of("passes", std::span(passes), {1})}; }
     void pass(DistributedDataParallel& model, float slope) {
         model.begin_forward();
@@ -75,7 +77,8 @@ TEST_P(UnevenBatches, AreAllTrainedOnInAJoin) {
                 join.finish();
                 EXPECT_NEAR(mine.a[0], trained_alone(3, by_initial, 0.5), 1e-5);
                 EXPECT_EQ(mine.a, mine.b);
-                EXPECT_EQ(mine.passes[0], 6) << "the last rank's buffers, which began each pass with the last active rank's";
+                EXPECT_EQ(mine.passes[0], 6)
+                    << "the last rank's buffers, which began each pass with the last active rank's";
                 model.verify_equal_parameters();
             });
         }
@@ -165,9 +168,10 @@ TEST_P(UnevenBatches, FailOnAllRanksWhereOneEndsEarlyAndThatIsNotWanted) {
         join.finish();
     });
     for (std::size_t r = 0; r < failed.size(); ++r)
-        EXPECT_EQ(message_of(failed[r]), "rank " + std::to_string(r) +
-                                               ": rank 1 has no more batches, others have; give all the same number, or do "
-                                               "without throw_on_early_termination");
+        EXPECT_EQ(message_of(failed[r]),
+                  "rank " + std::to_string(r) +
+                      ": rank 1 has no more batches, others have; give all the same number, or do "
+                      "without throw_on_early_termination");
 }
 
 TEST(Join, ThatARankLeavesWithoutFinishIsNamedAsTheRemedyOnTheOthers) {
@@ -214,7 +218,8 @@ TEST(Join, OverAGroupThatIsGoneIsAnErrorByNameAsIsTheModel) {
             try {
                 call();
             } catch (const ddp::Error& error) {
-                return std::string(error.what()).find("the ProcessGroup was destroyed before") != std::string::npos;
+                return std::string(error.what()).find("the ProcessGroup was destroyed before") !=
+                       std::string::npos;
             }
             return false;
         };

@@ -112,7 +112,8 @@ TEST_P(LoaderWithPrefetch, CanBeGivenUpInTheMiddle) {
 
 TEST_P(LoaderWithPrefetch, GoesOnInMidEpochBehindTheLastBatchThatWasSeenInAWorldOfAnotherSize) {
     const Numbers numbers(103);
-    const auto place_after = [&](int world, ddp::SamplerState place, std::size_t batches, std::multiset<std::int32_t>& seen) {
+    const auto place_after = [&](int world, ddp::SamplerState place, std::size_t batches,
+                                 std::multiset<std::int32_t>& seen) {
         ddp::SamplerState after;
         for (int rank = 0; rank < world; ++rank) {
             ddp::DistributedSampler sampler(numbers.size(), world, rank, {.seed = 3});
@@ -177,7 +178,8 @@ TEST_P(LoaderWithPrefetch, TakesABatchSizeThatIsLargerThanAllThereIs) {
 
 TEST(Loader, ThatReadsAheadIsDestroyedInAForkedChildWithoutWaitingForAThreadThatTheChildLacks) {
     const Numbers numbers(100);
-    auto loader = std::make_unique<Loader>(numbers, backwards(100), LoaderOptions{.batch_size = 10, .prefetch = 2});
+    auto loader =
+        std::make_unique<Loader>(numbers, backwards(100), LoaderOptions{.batch_size = 10, .prefetch = 2});
     ASSERT_NE(loader->next(), nullptr);
     const pid_t child = ::fork();
     if (child == 0) {

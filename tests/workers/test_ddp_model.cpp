@@ -10,8 +10,8 @@
 #include "ddp/optimizer.h"
 #include "ddp/sampler.h"
 #include "ddp/testing.h"
-#include "tests/workers/on_nodes.h"
 #include "tests/support/temporary_directory.h"
+#include "tests/workers/on_nodes.h"
 
 namespace {
 
@@ -119,7 +119,8 @@ TEST(DistributedDataParallel, ResumedFromACheckpointEndsWithTheSameBits) {
             train(group, mine, *optimizer, 0, 2);
             ddp::DistributedSampler sampler(8, group.size(), group.rank());
             sampler.set_epoch(2);
-            const std::string path = ddp::CheckpointDirectory(temporary.path()).save(group, {mine, *optimizer, sampler});
+            const std::string path =
+                ddp::CheckpointDirectory(temporary.path()).save(group, {mine, *optimizer, sampler});
             if (group.rank() == 0) checkpoint = path;
         });
         run_ranks(2, [&](ProcessGroup& group) {
@@ -207,7 +208,8 @@ TEST(DistributedDataParallel, RefusesTwoParametersOverOneMemory) {
     run_ranks(1, [](ProcessGroup& group) {
         std::vector<float> values(6), other(6);
         const auto parameters = [&](std::span<float> second) {
-            return std::vector{ddp::tensor_of("embedding", std::span(values), {6}), ddp::tensor_of("between", std::span(other), {6}),
+            return std::vector{ddp::tensor_of("embedding", std::span(values), {6}),
+                               ddp::tensor_of("between", std::span(other), {6}),
                                ddp::tensor_of("head", second, {std::ssize(second)})};
         };
         const std::string why =
@@ -296,7 +298,9 @@ TEST_P(ParallelTraining, NamesTheParameterOnAllRanksWhenARankHasThemInAnotherOrd
         DistributedDataParallel model(group, parameters);
     });
     for (const auto& failure : failed)
-        EXPECT_EQ(message_of(failure), "rank 1's parameters differ from rank 0's: parameter 0 is 'b' (float32[4]) there, 'w' (float32[4]) on rank 0");
+        EXPECT_EQ(
+            message_of(failure),
+            "rank 1's parameters differ from rank 0's: parameter 0 is 'b' (float32[4]) there, 'w' (float32[4]) on rank 0");
 }
 
 TEST_P(ParallelTraining, SaysSoOnAllRanksWhenARankHasAnotherNumberOfParameters) {
@@ -333,24 +337,30 @@ TEST_P(ParallelTraining, SeesOneDifferentBitInTheParameters) {
         model.verify_equal_parameters();
     });
     for (const auto& failure : failed)
-        EXPECT_EQ(message_of(failure),
-                  "parameters on rank 1 are not bitwise equal to rank 0's after 0 steps; the first that differs is 'b' (float32[1])");
+        EXPECT_EQ(
+            message_of(failure),
+            "parameters on rank 1 are not bitwise equal to rank 0's after 0 steps; the first that differs is 'b' (float32[1])");
 }
 
 TEST_P(ParallelTraining, WhereOneRankMissesAGradientTellsTheOthersWhoDoesNotCome) {
     const auto failed = failures([](ProcessGroup& group) {
         Regression mine;
-        DistributedDataParallel model(group, mine.parameters(), {.reducer = {.limits = {.first_bytes = 1, .cap_bytes = 1}}});
+        DistributedDataParallel model(group, mine.parameters(),
+                                      {.reducer = {.limits = {.first_bytes = 1, .cap_bytes = 1}}});
         group.barrier().wait();
         const ddp::TimeoutScope limit(group, std::chrono::milliseconds(500));
         if (group.rank() != 1) model.mark_ready(1);
         model.mark_ready(0);
         model.finish();
     });
-    EXPECT_THAT(message_of(failed[1]), ::testing::HasSubstr("rank 1: no gradient for 1 of 2 parameters in this step: 'b'; if that is meant, set find_unused"));
+    EXPECT_THAT(
+        message_of(failed[1]),
+        ::testing::HasSubstr(
+            "rank 1: no gradient for 1 of 2 parameters in this step: 'b'; if that is meant, set find_unused"));
     for (const int rank : {0, 2}) {
         EXPECT_TRUE(ddp::testing::is<ddp::TimeoutError>(failed[static_cast<std::size_t>(rank)]));
-        EXPECT_THAT(message_of(failed[static_cast<std::size_t>(rank)]), ::testing::HasSubstr(rank == 0 || GetParam().size() == 1 ? "rank 1" : "rank 0 on "));
+        EXPECT_THAT(message_of(failed[static_cast<std::size_t>(rank)]),
+                    ::testing::HasSubstr(rank == 0 || GetParam().size() == 1 ? "rank 1" : "rank 0 on "));
     }
 }
 
@@ -365,7 +375,8 @@ TEST_P(ParallelTraining, AGradientThatIsNoNumberOnOneRankIsNamedOnAllBeforeItGet
             model.finish();
             ddp::clip_grad_norm(model.gradients(), 1.0);
         });
-        for (const auto& failure : failed) EXPECT_THAT(message_of(failure), ::testing::HasSubstr("gradient 0"));
+        for (const auto& failure : failed)
+            EXPECT_THAT(message_of(failure), ::testing::HasSubstr("gradient 0"));
     }
 }
 
@@ -399,8 +410,9 @@ TEST(DistributedDataParallel, ComparesParametersAfterEverySoManySteps) {
         }
     });
     for (const auto& failure : failures)
-        EXPECT_EQ(message_of(failure),
-                  "parameters on rank 1 are not bitwise equal to rank 0's after 4 steps; the first that differs is 'w' (float32[1, 5])");
+        EXPECT_EQ(
+            message_of(failure),
+            "parameters on rank 1 are not bitwise equal to rank 0's after 4 steps; the first that differs is 'w' (float32[1, 5])");
 }
 
 /// A parameter, and buffers as a normalisation has them.
@@ -409,7 +421,8 @@ struct Normalised {
     std::vector<std::int64_t> batches = {0};
     std::vector<Tensor> parameters() { return {ddp::tensor_of("w", std::span(w), {1})}; }
     std::vector<Tensor> buffers() {
-        return {ddp::tensor_of("mean", std::span(mean), {2}), ddp::tensor_of("batches", std::span(batches), {})};
+        return {ddp::tensor_of("mean", std::span(mean), {2}),
+                ddp::tensor_of("batches", std::span(batches), {})};
     }
     /// The buffers take what this rank alone has seen.
     void pass(DistributedDataParallel& model, float seen) {
@@ -462,7 +475,8 @@ TEST(DistributedDataParallel, LeavesBuffersAloneInTheForwardPassAfterOneInNoSync
 TEST(DistributedDataParallel, LeavesBuffersAloneWhenToldTo) {
     run_ranks(2, [](ProcessGroup& group) {
         Normalised mine;
-        DistributedDataParallel model(group, mine.parameters(), {.buffers = mine.buffers(), .broadcast_buffers = false});
+        DistributedDataParallel model(group, mine.parameters(),
+                                      {.buffers = mine.buffers(), .broadcast_buffers = false});
         const auto rank = static_cast<float>(group.rank());
         mine.pass(model, rank + 1);
         model.begin_forward();
@@ -478,12 +492,14 @@ TEST(DistributedDataParallel, BroadcastsAThousandParametersInFewCalls) {
         std::vector<Tensor> parameters;
         for (std::size_t i = 0; i < 1000; ++i) {
             values.emplace_back(i % 7, static_cast<float>(group.rank() + 1) * static_cast<float>(i));
-            parameters.push_back(ddp::tensor_of("p" + std::to_string(i), std::span(values.back()), {static_cast<std::int64_t>(i % 7)}));
+            parameters.push_back(ddp::tensor_of("p" + std::to_string(i), std::span(values.back()),
+                                                {static_cast<std::int64_t>(i % 7)}));
         }
         values.emplace_back(300'000, static_cast<float>(group.rank()));  // one that travels alone
         parameters.push_back(ddp::tensor_of("large", std::span(values.back()), {300'000}));
         DistributedDataParallel model(group, parameters);
-        for (std::size_t i = 0; i < 1000; ++i) EXPECT_EQ(values[i], std::vector<float>(i % 7, static_cast<float>(i)));
+        for (std::size_t i = 0; i < 1000; ++i)
+            EXPECT_EQ(values[i], std::vector<float>(i % 7, static_cast<float>(i)));
         EXPECT_EQ(values.back(), std::vector<float>(300'000, 0));
         EXPECT_EQ(model.verify_equal_parameters().size(), 64U);
     });

@@ -305,14 +305,16 @@ TEST(Optimizer, RefusesALearningRateThatMakesNoSenseInTheMiddleOfTrainingToo) {
 
 TEST(Optimizer, RefusesParametersItCannotUpdate) {
     std::array<std::int64_t, 2> values = {};
-    EXPECT_THROW(ddp::make_sgd({ddp::tensor_of("w", std::span<std::int64_t>(values), {2})}, {}), ddp::InvalidInput);
+    EXPECT_THROW(ddp::make_sgd({ddp::tensor_of("w", std::span<std::int64_t>(values), {2})}, {}),
+                 ddp::InvalidInput);
 }
 
 /// Two parameters of T; the second is in a group with a rate and a weight decay of its own.
 template <class T>
 struct ModelInGroups {
     std::array<T, 4> a = {1, -2, 0.5, 3}, b = a, of_a = {}, of_b = {};
-    const std::vector<ddp::ParameterGroup> groups = {{.parameters = {"b"}, .learning_rate = 0.02, .weight_decay = 0.3}};
+    const std::vector<ddp::ParameterGroup> groups = {
+        {.parameters = {"b"}, .learning_rate = 0.02, .weight_decay = 0.3}};
     std::vector<Tensor> parameters() {
         return {ddp::tensor_of("a", std::span<T>(a), {4}), ddp::tensor_of("b", std::span<T>(b), {4})};
     }
@@ -335,31 +337,41 @@ struct ModelInGroups {
 
 TEST(Sgd, StepsGroupsOfParametersAsPyTorchDoes) {
     ModelInGroups<float> model;
-    const auto sgd = ddp::make_sgd(model.parameters(), {.learning_rate = 0.1, .momentum = 0.9, .weight_decay = 0.01, .groups = model.groups});
-    model.expect_after_five_steps(*sgd, {0.6703619360923767, -1.7115113735198975, 0.7240492701530457, -0.11044488102197647},
-                                  {0.8594450950622559, -1.7926563024520874, 0.5059818625450134, 2.036298990249634});
+    const auto sgd =
+        ddp::make_sgd(model.parameters(),
+                      {.learning_rate = 0.1, .momentum = 0.9, .weight_decay = 0.01, .groups = model.groups});
+    model.expect_after_five_steps(
+        *sgd, {0.6703619360923767, -1.7115113735198975, 0.7240492701530457, -0.11044488102197647},
+        {0.8594450950622559, -1.7926563024520874, 0.5059818625450134, 2.036298990249634});
 }
 
 TEST(Sgd, StepsFloat64AsPyTorchDoes) {
     ModelInGroups<double> model;
-    const auto sgd = ddp::make_sgd(model.parameters(), {.learning_rate = 0.1, .momentum = 0.9, .weight_decay = 0.01, .groups = model.groups});
-    model.expect_after_five_steps(*sgd, {0.670361906844589, -1.7115113676691778, 0.7240492882883595, -0.11044502493570293},
-                                  {0.8594451188024319, -1.7926562255408638, 0.505981891229264, 2.036299121856672});
+    const auto sgd =
+        ddp::make_sgd(model.parameters(),
+                      {.learning_rate = 0.1, .momentum = 0.9, .weight_decay = 0.01, .groups = model.groups});
+    model.expect_after_five_steps(
+        *sgd, {0.670361906844589, -1.7115113676691778, 0.7240492882883595, -0.11044502493570293},
+        {0.8594451188024319, -1.7926562255408638, 0.505981891229264, 2.036299121856672});
     EXPECT_EQ(sgd->state().at(0).memory.dtype, ddp::DType::F64);
 }
 
 TEST(AdamW, StepsGroupsOfParametersAsPyTorchDoes) {
     ModelInGroups<float> model;
-    const auto adamw = ddp::make_adamw(model.parameters(), {.learning_rate = 0.05, .weight_decay = 0.1, .groups = model.groups});
-    model.expect_after_five_steps(*adamw, {0.735137939453125, -1.702985405921936, 0.6257837414741516, 2.6787667274475098},
-                                  {0.8745068907737732, -1.8419089317321777, 0.5402740836143494, 2.8123838901519775});
+    const auto adamw = ddp::make_adamw(model.parameters(),
+                                       {.learning_rate = 0.05, .weight_decay = 0.1, .groups = model.groups});
+    model.expect_after_five_steps(
+        *adamw, {0.735137939453125, -1.702985405921936, 0.6257837414741516, 2.6787667274475098},
+        {0.8745068907737732, -1.8419089317321777, 0.5402740836143494, 2.8123838901519775});
 }
 
 TEST(AdamW, StepsFloat64AsPyTorchDoes) {
     ModelInGroups<double> model;
-    const auto adamw = ddp::make_adamw(model.parameters(), {.learning_rate = 0.05, .weight_decay = 0.1, .groups = model.groups});
-    model.expect_after_five_steps(*adamw, {0.7351379225799409, -1.7029850498381236, 0.6257837468056247, 2.6787663985994823},
-                                  {0.874506794660198, -1.8419085194588871, 0.5402739787093813, 2.812383887221816});
+    const auto adamw = ddp::make_adamw(model.parameters(),
+                                       {.learning_rate = 0.05, .weight_decay = 0.1, .groups = model.groups});
+    model.expect_after_five_steps(
+        *adamw, {0.7351379225799409, -1.7029850498381236, 0.6257837468056247, 2.6787663985994823},
+        {0.874506794660198, -1.8419085194588871, 0.5402739787093813, 2.812383887221816});
 }
 
 TEST(Optimizer, KeepsTheRateOfEachGroup) {
@@ -380,7 +392,9 @@ TEST(Optimizer, KeepsTheRateOfEachGroup) {
 
 TEST(Optimizer, GoesOnFromTheStateOfItsGroups) {
     ModelInGroups<float> whole, resumed;
-    const auto make = [](auto& model) { return ddp::make_adamw(model.parameters(), {.groups = model.groups}); };
+    const auto make = [](auto& model) {
+        return ddp::make_adamw(model.parameters(), {.groups = model.groups});
+    };
     const auto first = make(whole), second = make(resumed);
     for (int t = 0; t < 3; ++t) whole.step(*first, t);
     resumed.a = whole.a;
@@ -388,8 +402,12 @@ TEST(Optimizer, GoesOnFromTheStateOfItsGroups) {
     const std::vector<Tensor> from = first->state(), to = second->state();
     ASSERT_EQ(from.size(), to.size());
     for (std::size_t i = 0; i < from.size(); ++i) {
-        EXPECT_EQ(std::count_if(from.begin(), from.end(), [&](const Tensor& t) { return t.name == from[i].name; }), 1) << from[i].name;
-        std::copy_n(static_cast<const std::byte*>(from[i].memory.data), from[i].memory.bytes(), static_cast<std::byte*>(to[i].memory.data));
+        EXPECT_EQ(
+            std::count_if(from.begin(), from.end(), [&](const Tensor& t) { return t.name == from[i].name; }),
+            1)
+            << from[i].name;
+        std::copy_n(static_cast<const std::byte*>(from[i].memory.data), from[i].memory.bytes(),
+                    static_cast<std::byte*>(to[i].memory.data));
     }
     for (int t = 3; t < 6; ++t) {
         whole.step(*first, t);
@@ -401,7 +419,8 @@ TEST(Optimizer, GoesOnFromTheStateOfItsGroups) {
 }
 
 template <class Options>
-std::string refused_groups(Options options, std::unique_ptr<Optimizer> (*make)(std::vector<Tensor>, Options)) {
+std::string refused_groups(Options options,
+                           std::unique_ptr<Optimizer> (*make)(std::vector<Tensor>, Options)) {
     ModelInGroups<float> model;
     try {
         make(model.parameters(), std::move(options));
@@ -414,10 +433,13 @@ std::string refused_groups(Options options, std::unique_ptr<Optimizer> (*make)(s
 TEST(Optimizer, NamesWhatIsWrongWithAGroup) {
     EXPECT_EQ(refused_groups(ddp::SgdOptions{.groups = {{.parameters = {"c"}}}}, ddp::make_sgd),
               "sgd: parameter group 1 names 'c', which is none of the parameters");
-    EXPECT_EQ(refused_groups(ddp::AdamWOptions{.groups = {{.parameters = {"a"}}, {.parameters = {"b", "a"}}}}, ddp::make_adamw),
+    EXPECT_EQ(refused_groups(ddp::AdamWOptions{.groups = {{.parameters = {"a"}}, {.parameters = {"b", "a"}}}},
+                             ddp::make_adamw),
               "adamw: parameter 'a' is named by group 1 and by group 2");
-    EXPECT_EQ(refused_groups(ddp::SgdOptions{.groups = {{.parameters = {}}}}, ddp::make_sgd), "sgd: parameter group 1 names no parameter");
-    EXPECT_EQ(refused_groups(ddp::SgdOptions{.groups = {{.parameters = {"a"}, .learning_rate = -1}}}, ddp::make_sgd),
+    EXPECT_EQ(refused_groups(ddp::SgdOptions{.groups = {{.parameters = {}}}}, ddp::make_sgd),
+              "sgd: parameter group 1 names no parameter");
+    EXPECT_EQ(refused_groups(ddp::SgdOptions{.groups = {{.parameters = {"a"}, .learning_rate = -1}}},
+                             ddp::make_sgd),
               "sgd: the learning rate is negative");
 }
 
@@ -435,15 +457,19 @@ void expect_masters_as_float32(ddp::DType dtype, bool gradients_are_halves) {
     }
     const Buffer memory{halves.data(), kCount, dtype, {}};
     const auto adamw = ddp::make_adamw({{"w", {kCount}, memory}}, {.learning_rate = 1e-3});
-    const auto reference = ddp::make_adamw({ddp::tensor_of("w", std::span(values), {kCount})}, {.learning_rate = 1e-3});
+    const auto reference =
+        ddp::make_adamw({ddp::tensor_of("w", std::span(values), {kCount})}, {.learning_rate = 1e-3});
     for (int t = 0; t < 4; ++t) {
-        adamw->step(std::array{gradients_are_halves ? Buffer{half_gradient.data(), kCount, dtype, {}} : buffer_of(std::span(gradient))});
+        adamw->step(std::array{gradients_are_halves ? Buffer{half_gradient.data(), kCount, dtype, {}}
+                                                    : buffer_of(std::span(gradient))});
         reference->step(std::array{buffer_of(std::span(gradient))});
     }
     const std::vector<Tensor> state = adamw->state();
-    const auto found = std::find_if(state.begin(), state.end(), [](const Tensor& t) { return t.name == "master.w"; });
+    const auto found =
+        std::find_if(state.begin(), state.end(), [](const Tensor& t) { return t.name == "master.w"; });
     ASSERT_NE(found, state.end());
-    EXPECT_EQ(std::memcmp(found->memory.data, values.data(), kCount * sizeof(float)), 0) << "the master is the float32 parameter";
+    EXPECT_EQ(std::memcmp(found->memory.data, values.data(), kCount * sizeof(float)), 0)
+        << "the master is the float32 parameter";
     for (std::size_t i = 0; i < kCount; ++i) {
         Half expected;
         ddp::device::round_to(values[i], expected);
@@ -487,12 +513,16 @@ TEST(ClipGradNorm, TakesEveryFloatingType) {
     std::array<ddp::device::Bf16, 2> b;
     ddp::device::round_to(2, b[0]);
     ddp::device::round_to(-1, b[1]);
-    EXPECT_EQ(ddp::clip_grad_norm(std::array{buffer_of(std::span<double>(a)), Buffer{b.data(), 2, ddp::DType::BF16, {}}}, 1), std::sqrt(10));
+    EXPECT_EQ(ddp::clip_grad_norm(
+                  std::array{buffer_of(std::span<double>(a)), Buffer{b.data(), 2, ddp::DType::BF16, {}}}, 1),
+              std::sqrt(10));
     EXPECT_NEAR(a[19], 0.5 / std::sqrt(10), 1e-6);
     EXPECT_NEAR(ddp::device::to_float(b[0]), 2 / std::sqrt(10), 1e-2);
     std::array<std::int32_t, 1> whole = {1};
-    EXPECT_THROW(ddp::clip_grad_norm(std::array{buffer_of(std::span<std::int32_t>(whole))}, 1), ddp::InvalidInput);
-    for (const double bad : {0.0, -1.0, std::nan("")}) EXPECT_THROW(ddp::clip_grad_norm({}, bad), ddp::InvalidInput);
+    EXPECT_THROW(ddp::clip_grad_norm(std::array{buffer_of(std::span<std::int32_t>(whole))}, 1),
+                 ddp::InvalidInput);
+    for (const double bad : {0.0, -1.0, std::nan("")})
+        EXPECT_THROW(ddp::clip_grad_norm({}, bad), ddp::InvalidInput);
 }
 
 TEST(ClipGradNorm, NamesTheGradientThatIsNotFiniteOrLeavesAllAsTheyAre) {
@@ -503,7 +533,8 @@ TEST(ClipGradNorm, NamesTheGradientThatIsNotFiniteOrLeavesAllAsTheyAre) {
             ddp::clip_grad_norm(gradients, 1);
             ADD_FAILURE() << "not finite";
         } catch (const ddp::Error& error) {
-            EXPECT_NE(std::string(error.what()).find("first that of gradient 1;"), std::string::npos) << error.what();
+            EXPECT_NE(std::string(error.what()).find("first that of gradient 1;"), std::string::npos)
+                << error.what();
         }
         EXPECT_FALSE(std::isfinite(ddp::clip_grad_norm(gradients, 1, ddp::NonFiniteNorm::Leave)));
         EXPECT_EQ(a, (std::array<float, 2>{3, 4}));
@@ -529,7 +560,8 @@ TEST(Schedule, GivesTheRatesOfPyTorch) {
     schedule = warmup;
     schedule.shape = Shape::Cosine;
     schedule.final_rate = 0.01;
-    expect_rates(schedule, {0.1, 0.2, 0.3, 0.4, 0.36275831390311475, 0.2652583139031147, 0.14474168609688523, 0.047241686096885255, 0.01, 0.01});
+    expect_rates(schedule, {0.1, 0.2, 0.3, 0.4, 0.36275831390311475, 0.2652583139031147, 0.14474168609688523,
+                            0.047241686096885255, 0.01, 0.01});
     schedule = warmup;
     schedule.shape = Shape::Linear;
     schedule.final_part = 0.1;
@@ -569,7 +601,8 @@ TEST(ScheduledRate, MovesEachGroupFromItsOwnRateAndGoesOnFromItsState) {
 
     const auto resumed = ddp::make_sgd(model.parameters(), {.learning_rate = 0.4, .groups = model.groups});
     ddp::ScheduledRate second(*resumed, schedule);
-    *static_cast<std::uint64_t*>(second.state().at(0).memory.data) = *static_cast<std::uint64_t*>(rate.state().at(0).memory.data);
+    *static_cast<std::uint64_t*>(second.state().at(0).memory.data) =
+        *static_cast<std::uint64_t*>(rate.state().at(0).memory.data);
     second.state_loaded();
     EXPECT_EQ(resumed->learning_rate(0), sgd->learning_rate(0));
     EXPECT_EQ(resumed->learning_rate(1), sgd->learning_rate(1));

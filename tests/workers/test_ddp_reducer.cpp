@@ -207,8 +207,10 @@ TEST(Reducer, RefusesAGradientThatIsMarkedByASecondThreadAtTheSameTime) {
             return [] {};
         });
         reducer.mark_ready(1);
-        EXPECT_EQ(refusal, "rank 0: the gradient of parameter 'layer0' was marked ready by one thread while another was marking one; mark "
-                           "gradients from one thread, or under a lock");
+        EXPECT_EQ(
+            refusal,
+            "rank 0: the gradient of parameter 'layer0' was marked ready by one thread while another was marking one; mark "
+            "gradients from one thread, or under a lock");
         reducer.mark_ready(0);
         reducer.finish();
     });
@@ -250,16 +252,19 @@ TEST(Reducer, LooksForUnusedParametersInTheFirstStepOnlyWhereTheGraphIsStatic) {
         options.static_graph = true;
         Reducer reducer(group, model.parameters, options);
         // 2: nobody's; 1: rank 1's alone.
-        const std::vector<std::size_t> mine = group.rank() == 1 ? std::vector<std::size_t>{0, 3, 1} : std::vector<std::size_t>{0, 3};
+        const std::vector<std::size_t> mine =
+            group.rank() == 1 ? std::vector<std::size_t>{0, 3, 1} : std::vector<std::size_t>{0, 3};
         for (int step = 0; step < 3; ++step) {
             backward(reducer, group.rank(), step, mine);
             reducer.finish();
             EXPECT_EQ(floats(reducer.gradient(3))[1], average_value(2, 3, 1, step));
-            EXPECT_EQ(floats(reducer.gradient(1))[2], local_value(1, 1, 2, step) / 2) << "an old average does not count";
+            EXPECT_EQ(floats(reducer.gradient(1))[2], local_value(1, 1, 2, step) / 2)
+                << "an old average does not count";
             EXPECT_FALSE(reducer.is_used(2));
             EXPECT_TRUE(reducer.is_used(1));
         }
-        EXPECT_EQ(reducer.plan(), (ddp::BucketPlan{{0}, {3}, {1, 2}})) << "in rank 0's order, those that never came last";
+        EXPECT_EQ(reducer.plan(), (ddp::BucketPlan{{0}, {3}, {1, 2}}))
+            << "in rank 0's order, those that never came last";
     });
 }
 
@@ -269,13 +274,15 @@ TEST(Reducer, NamesTheParameterWhereAStaticGraphChanges) {
         Reducer reducer(group, model.parameters, {.limits = {}, .static_graph = true});
         backward(reducer, 0, 0, {0, 1});
         reducer.finish();
-        EXPECT_EQ(message_of([&] { reducer.mark_ready(2); }),
-                  "rank 0: parameter 'layer2' has a gradient in this step, and had none in the first; without static_graph "
-                  "(find_unused_parameters) that may change");
+        EXPECT_EQ(
+            message_of([&] { reducer.mark_ready(2); }),
+            "rank 0: parameter 'layer2' has a gradient in this step, and had none in the first; without static_graph "
+            "(find_unused_parameters) that may change");
         reducer.mark_ready(0);
-        EXPECT_EQ(message_of([&] { reducer.finish(); }),
-                  "rank 0: parameter 'layer1' has no gradient in this step, and had one in the first; without static_graph "
-                  "(find_unused_parameters) that may change");
+        EXPECT_EQ(
+            message_of([&] { reducer.finish(); }),
+            "rank 0: parameter 'layer1' has no gradient in this step, and had one in the first; without static_graph "
+            "(find_unused_parameters) that may change");
     });
 }
 

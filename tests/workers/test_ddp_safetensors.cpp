@@ -180,11 +180,14 @@ TEST(Safetensors, SaysInOneShortLineWhatIsWrongWithAHugeTensor) {
     std::string some = "1";
     for (int i = 1; i < 64; ++i) some += ",1";
     const std::string name(100'000, 'x');
-    for (const auto& [begin, shape] :
-         {std::pair{std::string("w"), many}, {"w", some}, {name, "2,2"}, {"a\\nb", "7"}, {name + "\":1,\"w", "2"}}) {
-        write_all(directory.file("a"),
-                  file_with("{\"" + begin + R"(":{"dtype":"F32","shape":[)" + shape + R"(],"data_offsets":[0,8]}})",
-                            std::string(8, '\0')));
+    for (const auto& [begin, shape] : {std::pair{std::string("w"), many},
+                                       {"w", some},
+                                       {name, "2,2"},
+                                       {"a\\nb", "7"},
+                                       {name + "\":1,\"w", "2"}}) {
+        write_all(directory.file("a"), file_with("{\"" + begin + R"(":{"dtype":"F32","shape":[)" + shape +
+                                                     R"(],"data_offsets":[0,8]}})",
+                                                 std::string(8, '\0')));
         const std::string what = refusal(directory.file("a"));
         EXPECT_NE(what, "accepted");
         EXPECT_LT(what.size(), 500U) << shape.substr(0, 10);
@@ -197,7 +200,8 @@ TEST(Safetensors, ReadsAHeaderInTimeProportionalToItsSize) {
     const auto seconds_for = [&](int tensors) {
         std::string header = "{";
         for (int i = 0; i < tensors; ++i)
-            header += "\"tensor-" + std::to_string(i) + R"(":{"dtype":"U8","shape":[0],"data_offsets":[0,0]},)";
+            header +=
+                "\"tensor-" + std::to_string(i) + R"(":{"dtype":"U8","shape":[0],"data_offsets":[0,0]},)";
         header.back() = '}';
         write_all(directory.file("a"), file_with(header, ""));
         const auto begin = std::chrono::steady_clock::now();
@@ -262,27 +266,40 @@ TEST(Safetensors, FindsTheNamesOfPyTorchsWrapperWithoutIt) {
     const TemporaryDirectory directory;
     std::vector<float> w = {1, 2}, b = {3}, loaded_w(2), loaded_b(1);
     const std::string path = directory.file("wrapped");
-    ddp::write_safetensors(path, std::vector<Tensor>{ddp::tensor_of("module.w", std::span(w), {2}), ddp::tensor_of("module.b", std::span(b), {1})});
-    const std::vector<Tensor> own = {ddp::tensor_of("w", std::span(loaded_w), {2}), ddp::tensor_of("b", std::span(loaded_b), {1})};
+    ddp::write_safetensors(path, std::vector<Tensor>{ddp::tensor_of("module.w", std::span(w), {2}),
+                                                     ddp::tensor_of("module.b", std::span(b), {1})});
+    const std::vector<Tensor> own = {ddp::tensor_of("w", std::span(loaded_w), {2}),
+                                     ddp::tensor_of("b", std::span(loaded_b), {1})};
     SafetensorsFile::open(path).read_into(own);
     EXPECT_EQ(loaded_w, w);
     EXPECT_EQ(loaded_b, b);
-    EXPECT_EQ(message_of([&] { SafetensorsFile::open(path).require_same({own.data(), 1}); }), path + ": tensor 'module.b' is float32[1] there, missing in this program");
+    EXPECT_EQ(message_of([&] {
+                  SafetensorsFile::open(path).require_same({own.data(), 1});
+              }),
+              path + ": tensor 'module.b' is float32[1] there, missing in this program");
 }
 
 TEST(Safetensors, ReadsWhatMatchesByOtherNamesAndTellsWhatDoesNot) {
     const TemporaryDirectory directory;
     std::vector<float> w = {1, 2}, head = {3}, loaded_w(2), fresh = {7};
     const std::string path = directory.file("pretrained");
-    ddp::write_safetensors(path, std::vector<Tensor>{ddp::tensor_of("bert.w", std::span(w), {2}), ddp::tensor_of("bert.head", std::span(head), {1})});
-    const std::vector<Tensor> own = {ddp::tensor_of("w", std::span(loaded_w), {2}), ddp::tensor_of("classifier", std::span(fresh), {1})};
-    const auto unmatched = ddp::load_weights(path, own, [](const std::string& name) { return "bert." + name; });
+    ddp::write_safetensors(path, std::vector<Tensor>{ddp::tensor_of("bert.w", std::span(w), {2}),
+                                                     ddp::tensor_of("bert.head", std::span(head), {1})});
+    const std::vector<Tensor> own = {ddp::tensor_of("w", std::span(loaded_w), {2}),
+                                     ddp::tensor_of("classifier", std::span(fresh), {1})};
+    const auto unmatched =
+        ddp::load_weights(path, own, [](const std::string& name) { return "bert." + name; });
     EXPECT_EQ(unmatched.missing, std::vector<std::string>{"classifier"});
     EXPECT_EQ(unmatched.unused, std::vector<std::string>{"bert.head"});
     EXPECT_EQ(loaded_w, w);
     EXPECT_EQ(fresh[0], 7);
-    const std::vector<Tensor> other = {ddp::tensor_of("classifier", std::span(fresh), {1}), ddp::tensor_of("w", std::span(loaded_w).first(1), {1})};
-    EXPECT_EQ(message_of([&] { (void)ddp::load_weights(path, other, [](const std::string& name) { return "bert." + (name == "w" ? name : "head"); }); }),
+    const std::vector<Tensor> other = {ddp::tensor_of("classifier", std::span(fresh), {1}),
+                                       ddp::tensor_of("w", std::span(loaded_w).first(1), {1})};
+    EXPECT_EQ(message_of([&] {
+                  (void)ddp::load_weights(path, other, [](const std::string& name) {
+                      return "bert." + (name == "w" ? name : "head");
+                  });
+              }),
               path + ": tensor 'w' is float32[2] there, float32[1] in this program");
     EXPECT_EQ(fresh[0], 7) << "nothing is written before all is checked";
 }
@@ -307,7 +324,8 @@ TEST(Buffer, IsMadeOfWhateverIsContiguous) {
     EXPECT_EQ(ddp::buffer_of(std::span(vector).first(2)).count, 2U);
     EXPECT_EQ(ddp::buffer_of(halves, ddp::DType::BF16).bytes(), 12U);
     EXPECT_EQ(ddp::tensor_of("w", array, {2, 2}).memory.data, array.data());
-    EXPECT_EQ(message_of([&] { (void)ddp::buffer_of(array, ddp::DType::F16); }), "a buffer of float16 cannot lie in elements of 4 bytes");
+    EXPECT_EQ(message_of([&] { (void)ddp::buffer_of(array, ddp::DType::F16); }),
+              "a buffer of float16 cannot lie in elements of 4 bytes");
 }
 
 TEST(Safetensors, RefusesToWriteTensorsThatContradictThemselves) {

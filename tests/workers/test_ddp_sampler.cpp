@@ -171,11 +171,14 @@ TEST(DistributedSampler, RefusesAPositionInTheMiddleOfAnotherOrder) {
         }
     };
     EXPECT_EQ(why_not(103, {.seed = 5}), "");
-    EXPECT_EQ(why_not(103, {.seed = 6}),
-              "sampler: the position is sample 40 of an epoch over 103 samples shuffled by seed 5, this one goes over 103 samples "
-              "shuffled by seed 6: resume with the same, or from the end of an epoch");
-    EXPECT_THAT(why_not(102, {.seed = 5}), testing::HasSubstr("this one goes over 102 samples shuffled by seed 5"));
-    EXPECT_THAT(why_not(103, {.shuffle = false, .seed = 5}), testing::HasSubstr("this one goes over 103 samples in their own order"));
+    EXPECT_EQ(
+        why_not(103, {.seed = 6}),
+        "sampler: the position is sample 40 of an epoch over 103 samples shuffled by seed 5, this one goes over 103 samples "
+        "shuffled by seed 6: resume with the same, or from the end of an epoch");
+    EXPECT_THAT(why_not(102, {.seed = 5}),
+                testing::HasSubstr("this one goes over 102 samples shuffled by seed 5"));
+    EXPECT_THAT(why_not(103, {.shuffle = false, .seed = 5}),
+                testing::HasSubstr("this one goes over 103 samples in their own order"));
 
     taken.set_epoch(3);
     EXPECT_EQ(why_not(50, {.seed = 6}), "") << "nothing of the epoch was seen";
@@ -183,7 +186,8 @@ TEST(DistributedSampler, RefusesAPositionInTheMiddleOfAnotherOrder) {
     EXPECT_EQ(why_not(150, {.seed = 6}), "") << "all of it was";
 }
 
-/// One epoch that is stopped again and again and gone on with by worlds of other sizes: how often each sample was seen.
+/// One epoch that is stopped again and again and gone on with by worlds of other sizes: how often each sample
+/// was seen.
 struct InterruptedEpoch {
     std::size_t samples;
     SamplerOptions options;
@@ -202,7 +206,8 @@ struct InterruptedEpoch {
             mine.resize(std::min(mine.size(), most));
             for (const std::size_t index : mine) ++seen.at(index);
             sampler.advance(mine.size());
-            EXPECT_EQ(sampler.state(), after.value_or(sampler.state())) << "all ranks stand at the same place";
+            EXPECT_EQ(sampler.state(), after.value_or(sampler.state()))
+                << "all ranks stand at the same place";
             after = sampler.state();
         }
         place = *after;
@@ -213,8 +218,10 @@ TEST(DistributedSampler, LosesNoSampleAndShowsNoneTwiceHoweverOftenTheWorldChang
     std::mt19937 random(1);
     for (int trial = 0; trial < 2000; ++trial) {
         const bool drop_last = trial % 2 == 0;
-        InterruptedEpoch epoch{random() % 60, {.shuffle = trial % 3 != 0, .seed = random(), .drop_last = drop_last}};
-        for (std::size_t stops = random() % 4; stops > 0; --stops) epoch.go_on(1 + random() % 9, random() % 8);
+        InterruptedEpoch epoch{random() % 60,
+                               {.shuffle = trial % 3 != 0, .seed = random(), .drop_last = drop_last}};
+        for (std::size_t stops = random() % 4; stops > 0; --stops)
+            epoch.go_on(1 + random() % 9, random() % 8);
         epoch.go_on(1 + random() % 9, SIZE_MAX);
         SCOPED_TRACE(testing::Message() << "trial " << trial << ": " << epoch.samples << " samples");
         std::size_t in_all = 0, never = 0;

@@ -34,8 +34,11 @@ struct Counter : ddp::Stateful {
 
 /// One parameter, trained by AdamW on gradients of one.
 struct Job {
-    explicit Job(ProcessGroup& group, std::size_t width = 3) : w(width, 1.0F), model(group, parameters()), sampler(100, group.size(), group.rank(), {.seed = 1}) {}
-    std::vector<Tensor> parameters() { return {ddp::tensor_of("w", std::span(w), {static_cast<std::int64_t>(w.size())})}; }
+    explicit Job(ProcessGroup& group, std::size_t width = 3)
+        : w(width, 1.0F), model(group, parameters()), sampler(100, group.size(), group.rank(), {.seed = 1}) {}
+    std::vector<Tensor> parameters() {
+        return {ddp::tensor_of("w", std::span(w), {static_cast<std::int64_t>(w.size())})};
+    }
     void step() {
         for (float& slope : model.gradient_as<float>(0)) slope = 1;
         model.mark_ready(0);
@@ -62,7 +65,9 @@ std::string message_of(const std::function<void()>& act) {
     return "nothing";
 }
 std::string message_of(const std::exception_ptr& failure) {
-    return message_of([&] { if (failure) std::rethrow_exception(failure); });
+    return message_of([&] {
+        if (failure) std::rethrow_exception(failure);
+    });
 }
 
 void save_after_two_steps(const TemporaryDirectory& place) {
@@ -100,7 +105,8 @@ TEST(Training, GoesOnOnEveryRankAsIfItHadNeverStopped) {
 TEST(Training, KnowsTheOrderOfTheSamplesThatItWasStoppedIn) {
     const TemporaryDirectory place;
     save_after_two_steps(place);
-    EXPECT_EQ(ddp::load_state(place.file("step-000002")).sampler.order, (ddp::SamplerState::Order{.samples = 100, .shuffle = true, .seed = 1}));
+    EXPECT_EQ(ddp::load_state(place.file("step-000002")).sampler.order,
+              (ddp::SamplerState::Order{.samples = 100, .shuffle = true, .seed = 1}));
 }
 
 TEST(Training, WithoutACheckpointIsLeftAsItIs) {
@@ -131,7 +137,10 @@ TEST_P(CheckpointOfAll, ThatIsOfAnotherModelIsRefusedOnAllRanksWithTheSameWordsA
         }
     });
     for (const auto& failure : failed)
-        EXPECT_EQ(message_of(failure), place.file("step-000002/model.safetensors: tensor 'w' is float32[3] there, float32[4] in this program"));
+        EXPECT_EQ(
+            message_of(failure),
+            place.file(
+                "step-000002/model.safetensors: tensor 'w' is float32[3] there, float32[4] in this program"));
 }
 
 TEST_P(CheckpointOfAll, ThatIsDamagedIsRefusedOnAllRanksWithTheNameOfTheFile) {
@@ -161,7 +170,8 @@ TEST_P(CheckpointOfAll, IsRankZerosWhateverLiesOnTheOtherNodes) {
     run([&](ProcessGroup& group) {
         Job job(group);
         // Another node's disk holds nothing, or what nobody can read.
-        const std::string own = group.rank() == 0 ? place.path() : place.file(group.rank() == 1 ? "none" : "step-000002");
+        const std::string own =
+            group.rank() == 0 ? place.path() : place.file(group.rank() == 1 ? "none" : "step-000002");
         const auto state = CheckpointDirectory(own).load(group, job.training());
         ASSERT_TRUE(state);
         EXPECT_EQ(job.counter.value, 2);
@@ -174,8 +184,10 @@ TEST(Training, ThatForgetsAPartOfItsCheckpointIsToldWhich) {
     run_ranks(1, [&](ProcessGroup& group) {
         Job job(group);
         const Training forgetful{job.model, *job.adamw, job.sampler};
-        EXPECT_EQ(message_of([&] { CheckpointDirectory(place.path()).load(group, forgetful); }),
-                  "checkpoint " + place.file("step-000002") + ": holds 'counter', which this program does not go on from: another program wrote it, or the same with other data or options");
+        EXPECT_EQ(
+            message_of([&] { CheckpointDirectory(place.path()).load(group, forgetful); }),
+            "checkpoint " + place.file("step-000002") +
+                ": holds 'counter', which this program does not go on from: another program wrote it, or the same with other data or options");
         const Training without_it{job.model, *job.adamw, job.sampler, {{"counter", nullptr}}};
         EXPECT_TRUE(CheckpointDirectory(place.path()).load(group, without_it));
         EXPECT_EQ(job.counter.value, 0);
@@ -190,8 +202,10 @@ TEST(Training, WhoseCheckpointLacksAPartIsToldWhichUnlessItIsOptional) {
         Counter scale;
         Training training = job.training();
         training.parts.push_back({"scale", &scale});
-        EXPECT_EQ(message_of([&] { CheckpointDirectory(place.path()).load(group, training); }),
-                  "checkpoint " + place.file("step-000002") + ": lacks 'scale', which this program goes on from: another program wrote it, or the same with other data or options");
+        EXPECT_EQ(
+            message_of([&] { CheckpointDirectory(place.path()).load(group, training); }),
+            "checkpoint " + place.file("step-000002") +
+                ": lacks 'scale', which this program goes on from: another program wrote it, or the same with other data or options");
         training.parts.back().optional = true;
         scale.value = 9;
         EXPECT_TRUE(CheckpointDirectory(place.path()).load(group, training));
@@ -250,7 +264,8 @@ TEST(Training, ThatCannotBeSavedFailsOnAllRanksWithTheNameOfTheFile) {
             ADD_FAILURE() << "not a FileError: " << error.what();
         }
     });
-    for (const auto& failure : failures) EXPECT_EQ(message_of(failure), "checkpoint " + place.file("file/below") + ": mkdir: Not a directory");
+    for (const auto& failure : failures)
+        EXPECT_EQ(message_of(failure), "checkpoint " + place.file("file/below") + ": mkdir: Not a directory");
 }
 
 }  // namespace

@@ -27,7 +27,8 @@ class JobStore : public ::testing::Test {
         env_.token = "the token";
         env_.run_id = "job";
         env_.world_size = 2;
-        auto host = ddprun::rdzv::StoreHost::start(std::move(listener->fd), {{env_.run_id, env_.token}, {}, {}});
+        auto host =
+            ddprun::rdzv::StoreHost::start(std::move(listener->fd), {{env_.run_id, env_.token}, {}, {}});
         ASSERT_TRUE(host) << host.error().what;
         host_ = *std::move(host);
     }
@@ -84,12 +85,14 @@ TEST_F(JobStore, ABarrierIsOfTheWholeWorldUnlessItIsToldAnother) {
     std::thread zero([this] { rank(0).barrier("both"); });
     one.barrier("both");
     zero.join();
-    EXPECT_THAT(thrown<TimeoutError>([&] { one.barrier("lonely", 2, 10ms); }), HasSubstr("rank 1: Store::barrier(\"lonely\")"));
+    EXPECT_THAT(thrown<TimeoutError>([&] { one.barrier("lonely", 2, 10ms); }),
+                HasSubstr("rank 1: Store::barrier(\"lonely\")"));
 }
 
 TEST_F(JobStore, WhatIsWrongIsAnExceptionThatNamesRankOperationAndKey) {
     Store zero = rank(0);
-    EXPECT_THAT(thrown<TimeoutError>([&] { (void)zero.get("never", 10ms); }), HasSubstr("rank 0: Store::get(\"never\")"));
+    EXPECT_THAT(thrown<TimeoutError>([&] { (void)zero.get("never", 10ms); }),
+                HasSubstr("rank 0: Store::get(\"never\")"));
     EXPECT_THAT(thrown<TimeoutError>([&] { zero.wait({"never"}, 10ms); }), HasSubstr("never"));
     EXPECT_THAT(thrown<InvalidInput>([&] { zero.set("", "v"); }), HasSubstr("not empty"));
     EXPECT_THAT(thrown<InvalidInput>([&] { zero.set("\xff", "v"); }), HasSubstr("UTF-8"));
@@ -103,7 +106,8 @@ TEST_F(JobStore, TakesKeysOfAThousandBytesAndNamesLongerOnesInOneShortLine) {
     EXPECT_EQ(zero.get(std::string(1000, 'k')), "v");
     for (const std::size_t bytes : {1001, 1019, 100'000}) {
         EXPECT_EQ(thrown<InvalidInput>([&] { zero.set(std::string(bytes, 'k'), "v"); }),
-                  "a key of the store has at most 1000 bytes; \"" + std::string(60, 'k') + "...\" has " + std::to_string(bytes));
+                  "a key of the store has at most 1000 bytes; \"" + std::string(60, 'k') + "...\" has " +
+                      std::to_string(bytes));
     }
     EXPECT_LT(thrown<TimeoutError>([&] { (void)zero.get(std::string(1000, 'm'), 10ms); }).size(), 1500U);
 }
@@ -123,23 +127,28 @@ TEST_F(JobStore, RefusesAForkedChildWhichWouldTakeItsParentsAnswers) {
 
 TEST_F(JobStore, ThatIsNotThereIsWaitedForNoLongerThanAsked) {
     host_.reset();
-    EXPECT_THAT(thrown<TimeoutError>([&] { Store store(Context(env_), 10ms); }), HasSubstr("the job's store"));
+    EXPECT_THAT(thrown<TimeoutError>([&] { Store store(Context(env_), 10ms); }),
+                HasSubstr("the job's store"));
 }
 
 TEST_F(JobStore, ThatGoesAwayIsALostPeer) {
     Store zero = rank(0);
     host_.reset();
     EXPECT_THAT(thrown<PeerLostError>([&] { zero.set("k", "v"); }), HasSubstr("store at 127.0.0.1"));
-    EXPECT_THAT(thrown<PeerLostError>([&] { zero.set("k", "v"); }), HasSubstr("store at 127.0.0.1")) << "every call says so";
+    EXPECT_THAT(thrown<PeerLostError>([&] { zero.set("k", "v"); }), HasSubstr("store at 127.0.0.1"))
+        << "every call says so";
 }
 
 TEST(JobStoreWithoutALauncher, SaysWhatToDo) {
     ddprun::WorkerEnv env;
     env.store = "unix:/proc/self/fd/9876";
-    EXPECT_THAT(thrown<Error>([&] { Store store{Context(env)}; }), HasSubstr("has closed the descriptors that it got from ddprun"));
+    EXPECT_THAT(thrown<Error>([&] { Store store{Context(env)}; }),
+                HasSubstr("has closed the descriptors that it got from ddprun"));
     env.store = "carrier pigeon";
-    EXPECT_THAT(thrown<InvalidInput>([&] { Store store{Context(env)}; }), HasSubstr("neither tcp:HOST:PORT nor unix:PATH"));
-    EXPECT_THAT(thrown<InvalidInput>([] { Store store{Context(ddprun::WorkerEnv{})}; }), HasSubstr("start the program with ddprun"));
+    EXPECT_THAT(thrown<InvalidInput>([&] { Store store{Context(env)}; }),
+                HasSubstr("neither tcp:HOST:PORT nor unix:PATH"));
+    EXPECT_THAT(thrown<InvalidInput>([] { Store store{Context(ddprun::WorkerEnv{})}; }),
+                HasSubstr("start the program with ddprun"));
 }
 
 }  // namespace

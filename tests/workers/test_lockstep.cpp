@@ -63,14 +63,15 @@ struct Member {
 
 #if defined(__x86_64__) && !defined(__SANITIZE_THREAD__)
 
-constexpr int kWentToSleep = 50;  ///< the exit code of a rank that waits: it does nothing more that others see
-constexpr int kSpared = 51;       ///< of one whose meeting ended before its time to die
+constexpr int kWentToSleep =
+    50;                      ///< the exit code of a rank that waits: it does nothing more that others see
+constexpr int kSpared = 51;  ///< of one whose meeting ended before its time to die
 
 // A rank that is killed in the middle of a meeting, at every point where that makes a difference.
 
-/// Runs a piece of this process instruction by instruction, and kills the process after the nth change of some
-/// words of shared memory, or lets it exit when it goes to sleep. The processor's trap flag does it, so the code
-/// under test knows nothing of it.
+/// Runs a piece of this process instruction by instruction, and kills the process after the nth change of
+/// some words of shared memory, or lets it exit when it goes to sleep. The processor's trap flag does it, so
+/// the code under test knows nothing of it.
 class DiesAfterChange {
   public:
     DiesAfterChange(int nth, std::vector<const std::atomic<std::uint32_t>*> words) {
@@ -130,8 +131,8 @@ int hear_of_it(Member& member) {
     return 5;
 }
 
-/// Of three ranks one arrives after `others_first` others and dies after its nth change of what they see; both
-/// others must hear of it by themselves. Returns how it ended.
+/// Of three ranks one arrives after `others_first` others and dies after its nth change of what they see;
+/// both others must hear of it by themselves. Returns how it ended.
 int kill_in_a_meeting(bool shares_cores, int others_first, int nth) {
     const ddprun::UniqueFd fd = make_segment({.local_world_size = kRanks, .world_size = kRanks});
     const Pipe over;

@@ -113,8 +113,9 @@ TEST(Messages, ThatWereRefusedAreToldToASenderThatHadGoneOnAndToEverybodyWhoWait
                                   HasSubstr("rank 0 called send #1 (10 float32, 40 B, to 1)"));
     for (const std::exception_ptr& failure : failures)
         EXPECT_THAT(message_of<MismatchError>(failure), both_sides);
-    EXPECT_THAT(message_of<MismatchError>(failures[2]),
-                HasSubstr("rank 2: barrier #1: the group has failed: rank 1: a message is not the one expected"));
+    EXPECT_THAT(
+        message_of<MismatchError>(failures[2]),
+        HasSubstr("rank 2: barrier #1: the group has failed: rank 1: a message is not the one expected"));
 }
 
 TEST(Messages, ThatTwoRanksSendEachOtherFirstSayWhatTheOtherIsInAndWhatToDo) {
@@ -127,11 +128,13 @@ TEST(Messages, ThatTwoRanksSendEachOtherFirstSayWhatTheOtherIsInAndWhatToDo) {
             group.send(buffer_of(std::span(values)), 1 - group.rank()).wait();
         },
         options);
-    EXPECT_THAT(message_of<TimeoutError>(failures[0]),
-                AllOf(HasSubstr("rank 0: send #1 (1000000 float32, 3.8 MiB, to 1) did not finish within 300 ms: "
-                                "rank 1 is in send #1 (3.8 MiB, to rank 0) since "),
-                      HasSubstr("; both send first: let one of them receive first")));
-    EXPECT_THAT(message_of<TimeoutError>(failures[1]), HasSubstr("rank 0 is in send #1 (3.8 MiB, to rank 1)"));
+    EXPECT_THAT(
+        message_of<TimeoutError>(failures[0]),
+        AllOf(HasSubstr("rank 0: send #1 (1000000 float32, 3.8 MiB, to 1) did not finish within 300 ms: "
+                        "rank 1 is in send #1 (3.8 MiB, to rank 0) since "),
+              HasSubstr("; both send first: let one of them receive first")));
+    EXPECT_THAT(message_of<TimeoutError>(failures[1]),
+                HasSubstr("rank 0 is in send #1 (3.8 MiB, to rank 1)"));
 }
 
 TEST(Messages, ThatARankIsInAreWhatItsPeersAreToldInACollectiveToo) {
@@ -256,7 +259,8 @@ TEST(BatchOfMessages, RefusesWhatDoesNotFitBeforeAnythingMoves) {
         EXPECT_THROW((void)group.batch_send_recv({{Way::Send, buffer, peer}, {Way::Send, buffer, 2}}),
                      InvalidInput);
         EXPECT_THROW((void)group.batch_send_recv({{Way::Send, buffer, group.rank()}}), InvalidInput);
-        EXPECT_THROW((void)group.batch_send_recv({{Way::Send, {nullptr, 3, DType::F32, {}}, peer}}), InvalidInput);
+        EXPECT_THROW((void)group.batch_send_recv({{Way::Send, {nullptr, 3, DType::F32, {}}, peer}}),
+                     InvalidInput);
         group.batch_send_recv({}).wait();
         group.barrier().wait();
     });

@@ -22,10 +22,12 @@ bool gives_memory_back(std::size_t bytes, const std::function<void(ProcessGroup&
     const testing::Variable chosen("DDP_MPI_MODULE", module);
     ddprun::WorkerEnv env;
     env.world_size = env.local_world_size = 2;
-    const auto group = ProcessGroup::create(Context(env), {.timeout = std::chrono::milliseconds(1), .backend = "mpi"});
+    const auto group =
+        ProcessGroup::create(Context(env), {.timeout = std::chrono::milliseconds(1), .backend = "mpi"});
     EXPECT_THROW(call(*group), TimeoutError);
     void* const library = ::dlopen(module, RTLD_NOW);
-    const FakeMpiMemory used = reinterpret_cast<decltype(&fake_mpi_memory)>(::dlsym(library, "fake_mpi_memory"))();
+    const FakeMpiMemory used =
+        reinterpret_cast<decltype(&fake_mpi_memory)>(::dlsym(library, "fake_mpi_memory"))();
     bool given_back = false;
     std::vector<std::unique_ptr<char[]>> again;  // malloc hands out first what was freed last
     for (int i = 0; i < 100; ++i) {

@@ -15,23 +15,12 @@ using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
-const std::vector<std::string> kRequired = {"ncclGetVersion",
-                                            "ncclGetUniqueId",
-                                            "ncclCommInitRankConfig",
-                                            "ncclCommGetAsyncError",
-                                            "ncclCommAbort",
-                                            "ncclCommFinalize",
-                                            "ncclCommDestroy",
-                                            "ncclAllReduce",
-                                            "ncclBroadcast",
-                                            "ncclReduce",
-                                            "ncclAllGather",
-                                            "ncclReduceScatter",
-                                            "ncclSend",
-                                            "ncclRecv",
-                                            "ncclGroupStart",
-                                            "ncclGroupEnd",
-                                            "ncclGetErrorString"};
+const std::vector<std::string> kRequired = {
+    "ncclGetVersion",    "ncclGetUniqueId",  "ncclCommInitRankConfig", "ncclCommGetAsyncError",
+    "ncclCommAbort",     "ncclCommFinalize", "ncclCommDestroy",        "ncclAllReduce",
+    "ncclBroadcast",     "ncclReduce",       "ncclAllGather",          "ncclReduceScatter",
+    "ncclSend",          "ncclRecv",         "ncclGroupStart",         "ncclGroupEnd",
+    "ncclGetErrorString"};
 
 TEST(NcclTable, EveryMissingRequiredEntryPointIsNamedWithTheVersionNeeded) {
     for (const std::string& name : kRequired) {

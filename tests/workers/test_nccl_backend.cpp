@@ -92,24 +92,25 @@ class BlindWatchdog {
 
 TEST(NcclBackend, WhoeverWaitsOnTheHostAsksTheDeviceAndDoesNotWaitForTheWatchdogsNextLook) {
     const BlindWatchdog blind;
-    const auto failures = failures_of(
-        2,
-        [](NcclRank& rank) {
-            rank.group.barrier().wait();
-            EXPECT_THAT(rank.group.all_gather_bytes("x"), ElementsAre("x", "x"));
-            const Buffer buffer = rank.filled({1, 2});
-            Work first = rank.group.all_reduce(buffer), second = rank.group.all_reduce(buffer);
-            second.synchronize();
-            EXPECT_TRUE(first.done()) << "it came before";
-            EXPECT_THAT(rank.values_of(buffer), ElementsAre(4, 8));
-        },
-        {.faults = "1:3:delay:50", .timeout = std::chrono::seconds(10)});
+    const auto failures =
+        failures_of(2,
+                    [](NcclRank& rank) {
+                        rank.group.barrier().wait();
+                        EXPECT_THAT(rank.group.all_gather_bytes("x"), ElementsAre("x", "x"));
+                        const Buffer buffer = rank.filled({1, 2});
+                        Work first = rank.group.all_reduce(buffer), second = rank.group.all_reduce(buffer);
+                        second.synchronize();
+                        EXPECT_TRUE(first.done()) << "it came before";
+                        EXPECT_THAT(rank.values_of(buffer), ElementsAre(4, 8));
+                    },
+                    {.faults = "1:3:delay:50", .timeout = std::chrono::seconds(10)});
     expect_all_well(failures);
 }
 
 TEST(NcclBackend, WorksOnAnNcclWithoutAnyOptionalEntryPoint) {
-    expect_all_well(failures_of(2, reduce_once,
-                                {.hidden = {"ncclGetLastError", "ncclCommInitRankScalable", "ncclMemAlloc", "ncclMemFree"}}));
+    expect_all_well(failures_of(
+        2, reduce_once,
+        {.hidden = {"ncclGetLastError", "ncclCommInitRankScalable", "ncclMemAlloc", "ncclMemFree"}}));
 }
 
 TEST(NcclBackend, TellsTheLauncherWhichCollectiveItIsIn) {
@@ -183,9 +184,10 @@ TEST(NcclBackend, AMachineWithoutADeviceSaysSo) {
     ::setenv("FAKE_CUDA_DEVICES", "0", 1);
     const auto failures = failures_of(1, reduce_once);
     ::unsetenv("FAKE_CUDA_DEVICES");
-    EXPECT_EQ(message_of(failures[0]),
-              "rank 0: counting CUDA devices: no CUDA-capable device is detected (CUDA error 100): no device is "
-              "visible: see CUDA_VISIBLE_DEVICES and the allocation");
+    EXPECT_EQ(
+        message_of(failures[0]),
+        "rank 0: counting CUDA devices: no CUDA-capable device is detected (CUDA error 100): no device is "
+        "visible: see CUDA_VISIBLE_DEVICES and the allocation");
 }
 
 // What goes wrong while joining.
@@ -327,14 +329,17 @@ TEST(NcclWatchdog, ALostDeviceIsNamedAndTheGroupGoesAllTheSame) {
         rank.group.all_reduce(buffer).synchronize();
     });
     lost.reset();
-    EXPECT_THAT(message_of(failures[0]), HasSubstr("an illegal memory access was encountered (CUDA error 700)"));
+    EXPECT_THAT(message_of(failures[0]),
+                HasSubstr("an illegal memory access was encountered (CUDA error 700)"));
 }
 
 TEST(NcclWatchdog, AnAbortThatDoesNotComeBackDoesNotHoldTheWaiterUpAndIsSaid) {
     const auto begin = Clock::now();
     const auto failures = failures_of(1, reduce_once, {.faults = "0:2:async:6,0:abort:hang"});
     EXPECT_TRUE(is<PeerLostError>(failures[0]));
-    EXPECT_THAT(message_of(failures[0]), HasSubstr("; ncclCommAbort did not come back within 500 ms: kernels may still use the buffers"));
+    EXPECT_THAT(
+        message_of(failures[0]),
+        HasSubstr("; ncclCommAbort did not come back within 500 ms: kernels may still use the buffers"));
     EXPECT_LT(Clock::now() - begin, std::chrono::seconds(10));
 }
 
@@ -344,10 +349,9 @@ TEST(NcclLeaving, APeerThatDoesNotLeaveIsWaitedForUntilTheTimeOut) {
     ::testing::internal::CaptureStderr();
     expect_all_well(failures_of(2, reduce_once,
                                 {.faults = "1:finalize:hang", .timeout = std::chrono::milliseconds(500)}));
-    EXPECT_THAT(
-        ::testing::internal::GetCapturedStderr(),
-        HasSubstr("ddp: rank 0: leaving NCCL communicator 0: it did not end within the time-out; "
-                  "aborted it\n"));
+    EXPECT_THAT(::testing::internal::GetCapturedStderr(),
+                HasSubstr("ddp: rank 0: leaving NCCL communicator 0: it did not end within the time-out; "
+                          "aborted it\n"));
 }
 
 TEST(NcclLeaving, AfterAPeersAbortOnlyAbortsFromNccl231OnWhereFinalizeDoesNotComeBack) {

@@ -24,17 +24,21 @@ constexpr std::size_t kRows = 12, kColumns = 20;
 struct Model {
     std::vector<float> weight = std::vector<float>(kRows * kColumns), bias = std::vector<float>(kRows);
     std::vector<Tensor> parameters() {
-        return {ddp::tensor_of("weight", std::span(weight), {kRows, kColumns}), ddp::tensor_of("bias", std::span(bias), {kRows})};
+        return {ddp::tensor_of("weight", std::span(weight), {kRows, kColumns}),
+                ddp::tensor_of("bias", std::span(bias), {kRows})};
     }
 };
 
-std::span<float> floats(const ddp::Buffer& buffer) { return {static_cast<float*>(buffer.data), buffer.count}; }
+std::span<float> floats(const ddp::Buffer& buffer) {
+    return {static_cast<float*>(buffer.data), buffer.count};
+}
 
 /// Writes value(row, column) to the gradient and ends the step. Of a Reducer, or what has one.
 template <class Gradients, class Value>
 void write_gradients(Gradients& reducer, Value value) {
     const std::span<float> weight = floats(reducer.gradient(0)), bias = floats(reducer.gradient(1));
-    for (std::size_t i = 0; i < weight.size(); ++i) weight[i] = value(static_cast<float>(i / kColumns), static_cast<float>(i % kColumns));
+    for (std::size_t i = 0; i < weight.size(); ++i)
+        weight[i] = value(static_cast<float>(i / kColumns), static_cast<float>(i % kColumns));
     for (std::size_t i = 0; i < bias.size(); ++i) bias[i] = value(static_cast<float>(i), 0.0F);
     reducer.mark_ready(1);
     reducer.mark_ready(0);
@@ -59,7 +63,9 @@ double distance(const Reducer& reducer, Value value) {
 }
 
 /// Of rank two.
-float narrow(float row, float column) { return std::sin(row) * (column + 1) + 0.5F * std::cos(2 * row) * std::sin(column); }
+float narrow(float row, float column) {
+    return std::sin(row) * (column + 1) + 0.5F * std::cos(2 * row) * std::sin(column);
+}
 
 TEST(PowerSgd, AveragesAGradientOfItsOwnRankWithoutLoss) {
     run_ranks(3, [](ProcessGroup& group) {
@@ -67,7 +73,9 @@ TEST(PowerSgd, AveragesAGradientOfItsOwnRankWithoutLoss) {
         Reducer reducer(group, model.parameters(), {});
         reducer.set_hook(ddp::power_sgd({.rank = 2, .start_step = 0, .min_compression_rate = 1}));
         for (int t = 0; t < 3; ++t) {
-            step(reducer, [&](float row, float column) { return static_cast<float>(group.rank()) * narrow(row, column); });
+            step(reducer, [&](float row, float column) {
+                return static_cast<float>(group.rank()) * narrow(row, column);
+            });
             EXPECT_LT(distance(reducer, narrow), 1e-5) << t;
             EXPECT_NEAR(floats(reducer.gradient(1))[3], narrow(3, 0), 1e-6) << "the bias";
         }
@@ -138,7 +146,8 @@ TEST(PowerSgd, GetsOverGradientsOfZerosAndThoseThatAreNotFinite) {
 
 TEST(PowerSgd, AveragesAllOfItBeforeItsFirstStepAndWhatDoesNotShrinkEnough) {
     const auto full = [](float row, float column) { return std::sin(row * 7 + column * column); };
-    for (const PowerSgdOptions& options : {PowerSgdOptions{.start_step = 2}, PowerSgdOptions{.start_step = 0, .min_compression_rate = 8}}) {
+    for (const PowerSgdOptions& options :
+         {PowerSgdOptions{.start_step = 2}, PowerSgdOptions{.start_step = 0, .min_compression_rate = 8}}) {
         run_ranks(2, [&](ProcessGroup& group) {
             Model model;
             Reducer reducer(group, model.parameters(), {});

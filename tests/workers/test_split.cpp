@@ -165,7 +165,8 @@ TEST(Split, WorksOnOverloadedCores) {
         [](ProcessGroup& world) {
             const auto half = world.split(world.rank() % 2, 0);
             for (int round = 0; round < 50; ++round) {
-                ASSERT_EQ(sum_over(*half, world.rank() + round), half->size() * (round + 3 + world.rank() % 2));
+                ASSERT_EQ(sum_over(*half, world.rank() + round),
+                          half->size() * (round + 3 + world.rank() % 2));
                 std::vector<std::int64_t> mine(20'000, world.rank()), all(80'000);
                 half->all_gather(buffer_of(std::span(all)), buffer_of(std::span(mine))).wait();
                 for (int r = 0; r < 4; ++r)

@@ -191,8 +191,8 @@ TEST(Staged, FollowsTheUsersStreamAndHoldsItBack) {
                                                cudaMemsetAsync(a.data, round, 4000, stream);
                                                Work work = group.all_reduce(a);
                                                work.wait();
-                                               cudaMemcpyAsync(b.data, a.data, 4000,
-                                                                  cudaMemcpyDeviceToDevice, stream);
+                                               cudaMemcpyAsync(b.data, a.data, 4000, cudaMemcpyDeviceToDevice,
+                                                               stream);
                                            }
                                            cudaStreamSynchronize(stream);
                                            EXPECT_EQ(bytes_of(b), Bytes(4000, std::byte{38}));
@@ -366,9 +366,8 @@ TEST(Staged, EverySurvivorHearsLongBeforeTheTimeOutOfARankThatIsKilledInAnAllRed
             // The default stream's thread, if there is one, stayed in the parent.
             cuda::Stream stream = nullptr;
             cudaStreamCreateWithPriority(&stream, cudaStreamNonBlocking, 0);
-            const auto group =
-                make_staged_group({.segment = segment, .device = 0}, environment_of(rank, 3),
-                                  {.timeout = std::chrono::seconds(60), .stream = stream});
+            const auto group = make_staged_group({.segment = segment, .device = 0}, environment_of(rank, 3),
+                                                 {.timeout = std::chrono::seconds(60), .stream = stream});
             const Buffer buffer = device_copy(*group, Bytes(400'000), DType::F32);
             for (int round = 0;; ++round) {
                 group->all_reduce(buffer).wait();

@@ -15,12 +15,12 @@
 #include "tests/support/temporary_directory.h"
 #include "train/agreement.h"
 #include "train/compute.h"
-#include "train/samples/data.h"
-#include "train/station.h"
 #include "train/matrix.h"
 #include "train/mlp.h"
 #include "train/options.h"
 #include "train/report.h"
+#include "train/samples/data.h"
+#include "train/station.h"
 #include "train/trainer.h"
 
 namespace {
@@ -67,7 +67,9 @@ TEST(TrainOptions, HelpKeepsTheNamesAndTheirMeaningApart) {
         EXPECT_TRUE(gap == line.npos || line.find_first_not_of(' ', gap) == 28) << line;
         EXPECT_LE(gap == line.npos ? line.size() : gap, 60U) << line;
     }
-    EXPECT_NE(text.find("--keep-data auto|device|host\n                            on CUDA, where"), std::string::npos) << text;
+    EXPECT_NE(text.find("--keep-data auto|device|host\n                            on CUDA, where"),
+              std::string::npos)
+        << text;
 }
 
 TEST(TrainOptions, DefaultTheLearningRateByOptimizer) {
@@ -102,16 +104,19 @@ TEST(TrainOptions, RefuseWhatContradictsItself) {
               "--backend: cpu takes host memory; it needs --device cpu");
     EXPECT_EQ(refusal({"--backend=cpu", "--cuda-graph"}),
               "--cuda-graph needs --device cuda, and --backend cpu takes host memory");
-    EXPECT_EQ(refusal({"--backend=staged", "--cuda-graph"}),
-              "--cuda-graph: the staged backend goes through the host, which no graph can hold; use --backend "
-              "nccl");
+    EXPECT_EQ(
+        refusal({"--backend=staged", "--cuda-graph"}),
+        "--cuda-graph: the staged backend goes through the host, which no graph can hold; use --backend "
+        "nccl");
     EXPECT_EQ(refusal({"--data=synthetic:100,4,2", "--labels=x"}),
               "--labels: synthetic data has labels of its own");
     EXPECT_EQ(refusal({"--clip=0"}), "--clip: a norm of 0 leaves nothing of the gradients");
     EXPECT_EQ(refusal({"--schedule=sine"}), "--schedule: 'sine' is none of constant, cosine, linear, step");
     EXPECT_EQ(refusal({"--device=cpu", "--deterministic", "--backend=cpu"}), "accepted");
     EXPECT_EQ(refusal({"--accumulate=4", "--clip=1", "--schedule=cosine", "--warmup=100"}), "accepted");
-    EXPECT_EQ(refusal({"--device=cuda", "--precision=fp16", "--cuda-graph", "--backend=nccl", "--accumulate=2", "--clip=1"}), "accepted");
+    EXPECT_EQ(refusal({"--device=cuda", "--precision=fp16", "--cuda-graph", "--backend=nccl",
+                       "--accumulate=2", "--clip=1"}),
+              "accepted");
 }
 
 // --- the device
@@ -232,11 +237,16 @@ TEST(TrainData, SaysWhatIsWrongWithAFile) {
     EXPECT_EQ(refused("1,2,0\n1,2\n"), temporary.file("x") + ": line 2: 2 columns, the lines before have 3");
     EXPECT_EQ(refused("1,2,0\n1,b,0\n"), temporary.file("x") + ": line 2: column 2: 'b' is not a number");
     EXPECT_EQ(refused("1,2,0\n1,nan,0\n"), temporary.file("x") + ": line 2: column 2: 'nan' is not a number");
-    EXPECT_EQ(refused("1,2,0\n1,2,0.5\n"), temporary.file("x") + ": line 2: label: '0.5' is no class: a whole number or a word");
-    EXPECT_EQ(refused("1,2,a\n1,2,\n"), temporary.file("x") + ": line 2: label: '' is no class: a whole number or a word");
+    EXPECT_EQ(refused("1,2,0\n1,2,0.5\n"),
+              temporary.file("x") + ": line 2: label: '0.5' is no class: a whole number or a word");
+    EXPECT_EQ(refused("1,2,a\n1,2,\n"),
+              temporary.file("x") + ": line 2: label: '' is no class: a whole number or a word");
     EXPECT_EQ(refused("1,2,0\n\"1,2,0\n"), temporary.file("x") + ": line 2: a quote does not end");
-    EXPECT_EQ(refused("1,2,0\n\"1\"2,3,0\n"), temporary.file("x") + ": line 2: something stands behind a quote");
-    EXPECT_EQ(refused(names_as_labels(30)), temporary.file("x") + ": its last column has 30 different words in 30 rows: it has to be the class");
+    EXPECT_EQ(refused("1,2,0\n\"1\"2,3,0\n"),
+              temporary.file("x") + ": line 2: something stands behind a quote");
+    EXPECT_EQ(
+        refused(names_as_labels(30)),
+        temporary.file("x") + ": its last column has 30 different words in 30 rows: it has to be the class");
     EXPECT_EQ(refused("1,2,0\n1,2,1\n"), temporary.file("x") + ": 2 samples are too few to train on");
     EXPECT_EQ(refused("plain text\nmore\n"),
               temporary.file("x") + ": line 2: not CSV with values and a label");
@@ -268,9 +278,12 @@ TEST(TrainData, ReadsCsvWithAndWithoutHeaderAndWindowsLineEnds) {
 
 TEST(TrainData, ReadsTheSameFromEveryWayToWriteATable) {
     const TemporaryDirectory temporary;
-    const auto samples_of = [&](const std::string& head, const char* format, const std::vector<const char*>& classes) {
+    const auto samples_of = [&](const std::string& head, const char* format,
+                                const std::vector<const char*>& classes) {
         std::string text = head;
-        for (int i = 0; i < 30; ++i) text += fmt::format(fmt::runtime(format), i, i % 2 == 0 ? "0.5" : "-2.25", i % 2 == 0 ? "0,5" : "-2,25", classes[static_cast<std::size_t>(i % 3)]);
+        for (int i = 0; i < 30; ++i)
+            text += fmt::format(fmt::runtime(format), i, i % 2 == 0 ? "0.5" : "-2.25",
+                                i % 2 == 0 ? "0,5" : "-2,25", classes[static_cast<std::size_t>(i % 3)]);
         write_all(temporary.file("x"), text);
         const auto samples = train::read_samples(temporary.file("x"), "");
         EXPECT_TRUE(samples) << format << ": " << samples.error().what;
@@ -279,11 +292,19 @@ TEST(TrainData, ReadsTheSameFromEveryWayToWriteATable) {
         return samples->fingerprint();
     };
     const std::uint64_t plain = samples_of("", "{0},{1},{3}\n", {"0", "1", "2"});
-    EXPECT_EQ(samples_of("\"a\",\"b, or c\",\"class\"\n", "\"{0}\",\"{1}\",\"{3}\"\n", {"0", "1", "2"}), plain);
-    EXPECT_EQ(samples_of("\xEF\xBB\xBF" "a;b;class\r\n", "{0};{1};{3}\r\n", {"0", "1", "2"}), plain);
-    EXPECT_EQ(samples_of("a;b;class\n", "{0};{2};{3}\n", {"barolo", "grignolino", "merlot"}), plain) << "decimal commas, words";
-    EXPECT_EQ(samples_of("# measured by hand\n", "{0}\t{1}\t\"{3}\"\n", {"barolo", "grignolino, red", "merlot"}), plain);
-    EXPECT_EQ(samples_of("", "{0},{1},{3}\n", {"-1", "0", "1"}), plain) << "classes that are no indices are words";
+    EXPECT_EQ(samples_of("\"a\",\"b, or c\",\"class\"\n", "\"{0}\",\"{1}\",\"{3}\"\n", {"0", "1", "2"}),
+              plain);
+    EXPECT_EQ(samples_of("\xEF\xBB\xBF"
+                         "a;b;class\r\n",
+                         "{0};{1};{3}\r\n", {"0", "1", "2"}),
+              plain);
+    EXPECT_EQ(samples_of("a;b;class\n", "{0};{2};{3}\n", {"barolo", "grignolino", "merlot"}), plain)
+        << "decimal commas, words";
+    EXPECT_EQ(
+        samples_of("# measured by hand\n", "{0}\t{1}\t\"{3}\"\n", {"barolo", "grignolino, red", "merlot"}),
+        plain);
+    EXPECT_EQ(samples_of("", "{0},{1},{3}\n", {"-1", "0", "1"}), plain)
+        << "classes that are no indices are words";
 }
 
 TEST(TrainData, SyntheticSamplesAreTheSameForTheSameSeedOnly) {
@@ -353,13 +374,15 @@ void expect_product(Product product, bool transpose_a, bool transpose_b) {
 TEST(Matrix, ProductsAgreeWithTheirDefinition) {
     expect_product(train::multiply, false, false);
     expect_product(train::multiply_transposed_b, false, true);
-    expect_product([](auto... all) { train::multiply_transposed_a(all..., train::Into::Replace); }, true, false);
+    expect_product([](auto... all) { train::multiply_transposed_a(all..., train::Into::Replace); }, true,
+                   false);
 }
 
 TEST(Matrix, ProductsByPlainLoopsAgreeWithTheirDefinition) {
     expect_product(train::plain::multiply, false, false);
     expect_product(train::plain::multiply_transposed_b, false, true);
-    expect_product([](auto... all) { train::plain::multiply_transposed_a(all..., train::Into::Replace); }, true, false);
+    expect_product([](auto... all) { train::plain::multiply_transposed_a(all..., train::Into::Replace); },
+                   true, false);
 }
 
 TEST(Matrix, NeedsAddressSpaceForEveryThread) {
@@ -367,8 +390,9 @@ TEST(Matrix, NeedsAddressSpaceForEveryThread) {
     EXPECT_EQ(train::lack_of_matrix_memory(mebibytes(256), "ulimit -v", 1), "");
     EXPECT_EQ(train::lack_of_matrix_memory(mebibytes(255), "ulimit -v", 1),
               "ulimit -v allows 255 MiB, and OpenBLAS with 1 thread needs 256 MiB: raise it");
-    EXPECT_EQ(train::lack_of_matrix_memory(mebibytes(256), "ulimit -d", 8),
-              "ulimit -d allows 256 MiB, and OpenBLAS with 8 threads needs 1.6 GiB: raise it, or set OMP_NUM_THREADS=1");
+    EXPECT_EQ(
+        train::lack_of_matrix_memory(mebibytes(256), "ulimit -d", 8),
+        "ulimit -d allows 256 MiB, and OpenBLAS with 8 threads needs 1.6 GiB: raise it, or set OMP_NUM_THREADS=1");
     EXPECT_EQ(train::lack_of_matrix_memory(mebibytes(1600), "ulimit -d", 8), "");
 }
 
@@ -476,8 +500,8 @@ Samples two_clouds() {
     return samples;
 }
 
-/// 178 rows of 13 columns as a laboratory gives them: hundredths beside thousands. Three classes lie apart in all of them
-/// once they are brought to one scale, and nearly only in the small ones.
+/// 178 rows of 13 columns as a laboratory gives them: hundredths beside thousands. Three classes lie apart in
+/// all of them once they are brought to one scale, and nearly only in the small ones.
 Samples measurements() {
     Samples samples{"wine", 13, 3, {}, {}, true};
     std::mt19937 random(7);
@@ -553,7 +577,9 @@ TEST(Trainer, AccumulatesToTheLossCurveOfTheSameBatchInAll) {
         options.accumulate = 3;
         const Outcome in_parts = train_with(ranks, options);
         ASSERT_EQ(in_parts.summary.epochs.size(), 5U);
-        for (std::size_t e = 0; e < 5; ++e) EXPECT_NEAR(in_parts.summary.epochs[e].loss, at_once.summary.epochs[e].loss, 1e-5) << ranks << " workers, epoch " << e;
+        for (std::size_t e = 0; e < 5; ++e)
+            EXPECT_NEAR(in_parts.summary.epochs[e].loss, at_once.summary.epochs[e].loss, 1e-5)
+                << ranks << " workers, epoch " << e;
     }
 }
 
@@ -581,7 +607,8 @@ TEST(Trainer, WithAScheduleAndAClippedNormResumedEndsWithTheSameBitsAsInOneGo) {
     ddp::testing::run_ranks(2, [&](ddp::ProcessGroup& group) {
         int votes = 0;
         const train::Station station = on_the_cpu();
-        train::Trainer trainer(group, station, first, samples, [](const std::string&) {}, [&] { return ++votes == 3; });
+        train::Trainer trainer(
+            group, station, first, samples, [](const std::string&) {}, [&] { return ++votes == 3; });
         EXPECT_TRUE(trainer.run("job1").stopped);
     });
     first.resume = true;
@@ -618,7 +645,9 @@ TEST(Trainer, LearnsColumnsOfVeryDifferentScale) {
     for (const float value : raw.values) largest = std::max(largest, value);
     for (float& value : raw.values) value /= largest;
     const TemporaryDirectory other;
-    EXPECT_LT(train_with(2, options_for(other, 8, 20), std::nullopt, "job1", raw).summary.held_out_accuracy, 0.9) << "without";
+    EXPECT_LT(train_with(2, options_for(other, 8, 20), std::nullopt, "job1", raw).summary.held_out_accuracy,
+              0.9)
+        << "without";
 }
 
 TEST(Trainer, ScalesByTheFactorsOfTheCheckpointThatItGoesOnFrom) {
@@ -626,7 +655,8 @@ TEST(Trainer, ScalesByTheFactorsOfTheCheckpointThatItGoesOnFrom) {
     train_with(2, options_for(temporary, 8, 20), std::nullopt, "job1", measurements());
     Samples with_outliers = measurements();
     for (const std::size_t row : train::split_samples(with_outliers.count()).training) {
-        for (std::size_t column = 0; column < 13; ++column) with_outliers.values[row * 13 + column] *= row % 7 == 0 ? 1000.0F : 1.0F;
+        for (std::size_t column = 0; column < 13; ++column)
+            with_outliers.values[row * 13 + column] *= row % 7 == 0 ? 1000.0F : 1.0F;
     }
     Options again = options_for(temporary, 8, 20);
     again.resume = true;
@@ -639,7 +669,8 @@ TEST(Scaling, BringsColumnsToMeanZeroAndDeviationOneByTheTrainingRows) {
     Samples samples{"s", 2, 2, {1, 5, 3, 5, 100, 7}, {0, 1, 0}, true};
     const std::vector<std::size_t> training = {0, 1};
     train::Scaling(samples, training).apply(samples);
-    EXPECT_EQ(samples.values, (std::vector<float>{-1, 0, 1, 0, 98, 0})) << "a column without differences says nothing";
+    EXPECT_EQ(samples.values, (std::vector<float>{-1, 0, 1, 0, 98, 0}))
+        << "a column without differences says nothing";
 }
 
 TEST(Trainer, StoppedInAnEpochAndResumedEndsWithTheSameBitsAsInOneGo) {
@@ -652,8 +683,9 @@ TEST(Trainer, StoppedInAnEpochAndResumedEndsWithTheSameBitsAsInOneGo) {
         // One rank alone hears of it, at the third vote.
         int votes = 0;
         const train::Station station = on_the_cpu();
-        train::Trainer trainer(group, station, options, samples, [](const std::string&) {},
-                               [&] { return group.rank() == 1 && ++votes == 3; });
+        train::Trainer trainer(
+            group, station, options, samples, [](const std::string&) {},
+            [&] { return group.rank() == 1 && ++votes == 3; });
         const train::Summary summary = trainer.run("job1");
         EXPECT_TRUE(summary.stopped);
         EXPECT_TRUE(summary.epochs.empty()) << "this test is about the middle of the first epoch";
@@ -715,7 +747,9 @@ TEST(Trainer, RefusesABatchThatNoWorkerCanAccumulate) {
     options.accumulate = 100;
     const auto trouble = train::check_fit(options, two_clouds(), 2);
     ASSERT_TRUE(trouble);
-    EXPECT_EQ(trouble->what, "--batch-size: 16 x --accumulate 100 is more than the 90 training samples that each of 2 workers gets");
+    EXPECT_EQ(
+        trouble->what,
+        "--batch-size: 16 x --accumulate 100 is more than the 90 training samples that each of 2 workers gets");
 }
 
 TEST(Trainer, RefusesABatchThatNoWorkerCanFill) {
@@ -753,8 +787,10 @@ TEST(Agreement, SeesThatARankHasReadOtherData) {
         const auto agreed = train::agree(group, std::nullopt, train::common_of({}, samples));
         ASSERT_TRUE(agreed);
         EXPECT_EQ(agreed->trouble.code, ExitCode::DataError);
-        EXPECT_EQ(agreed->trouble.what.find("--data is 200 samples of 2 values in 2 classes with hash "), 0U) << agreed->trouble.what;
-        EXPECT_NE(agreed->trouble.what.find(" on rank 1, 200 samples"), std::string::npos) << agreed->trouble.what;
+        EXPECT_EQ(agreed->trouble.what.find("--data is 200 samples of 2 values in 2 classes with hash "), 0U)
+            << agreed->trouble.what;
+        EXPECT_NE(agreed->trouble.what.find(" on rank 1, 200 samples"), std::string::npos)
+            << agreed->trouble.what;
     });
     ddp::testing::run_ranks(2, [](ddp::ProcessGroup& group) {
         EXPECT_FALSE(train::agree(group, std::nullopt, train::common_of({}, two_clouds())));
@@ -763,19 +799,25 @@ TEST(Agreement, SeesThatARankHasReadOtherData) {
 
 TEST(Agreement, SeesEveryOptionThatARankAloneWasGiven) {
     const std::vector<std::vector<const char*>> alone = {
-        {"--hidden", "9"}, {"--precision", "bf16"}, {"--batch-size", "3"}, {"--epochs", "3"}, {"--optimizer", "adamw"}, {"--lr", "0.1"},
-        {"--no-scale-lr"}, {"--momentum", "0.5"}, {"--weight-decay", "0"}, {"--seed", "7"}, {"--deterministic"}, {"--cuda-graph"}, {"--resume"}};
+        {"--hidden", "9"}, {"--precision", "bf16"},  {"--batch-size", "3"},
+        {"--epochs", "3"}, {"--optimizer", "adamw"}, {"--lr", "0.1"},
+        {"--no-scale-lr"}, {"--momentum", "0.5"},    {"--weight-decay", "0"},
+        {"--seed", "7"},   {"--deterministic"},      {"--cuda-graph"},
+        {"--resume"}};
     const Samples samples = two_clouds();
     for (const std::vector<const char*>& words : alone) {
         const auto theirs = parse(words), ours = parse({});
         ASSERT_TRUE(theirs) << words[0];
         ddp::testing::run_ranks(3, [&](ddp::ProcessGroup& group) {
-            const auto agreed = train::agree(group, std::nullopt, train::common_of(group.rank() == 2 ? *theirs : *ours, samples));
+            const auto agreed = train::agree(group, std::nullopt,
+                                             train::common_of(group.rank() == 2 ? *theirs : *ours, samples));
             ASSERT_TRUE(agreed) << words[0];
             EXPECT_EQ(agreed->trouble.code, ExitCode::Usage);
             // --optimizer changes the learning rate as well: the first that differs is named.
             EXPECT_EQ(agreed->trouble.what.find(std::string(words[0]) + " is "), 0U) << agreed->trouble.what;
-            EXPECT_NE(agreed->trouble.what.find(std::string(words.size() > 1 ? words[1] : "yes") + " on rank 2, "), std::string::npos)
+            EXPECT_NE(
+                agreed->trouble.what.find(std::string(words.size() > 1 ? words[1] : "yes") + " on rank 2, "),
+                std::string::npos)
                 << agreed->trouble.what;
         });
     }
@@ -791,7 +833,8 @@ TEST(TrainReport, WritesNumbersForPeopleAndPrograms) {
         "epoch  3/30  loss 0.2113  train  94.1 %  held-out 100.0 %  52,341 samples/s  communication 12 %, waiting 3 %");
     EXPECT_EQ(train::format_epoch({3, 0.21134, 0.941, 1, 52341.9, std::nullopt, std::nullopt}, 3),
               "epoch 3/3  loss 0.2113  train  94.1 %  held-out 100.0 %  52,341 samples/s");
-    const std::string json = train::to_json({4, {{1, 0.5, 0.25, 0.75, 10, 0.5, 0.125}}, 0.75, 1, "abc", "./c"});
+    const std::string json =
+        train::to_json({4, {{1, 0.5, 0.25, 0.75, 10, 0.5, 0.125}}, 0.75, 1, "abc", "./c"});
     EXPECT_NE(json.find("\"parameters_sha256\": \"abc\""), std::string::npos);
     EXPECT_NE(json.find("\"loss\": 0.5"), std::string::npos);
     EXPECT_NE(json.find("\"waiting_share\": 0.125"), std::string::npos);

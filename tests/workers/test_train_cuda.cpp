@@ -44,9 +44,11 @@ TEST(CudaCompute, SaysSoWhenTheLibraryCannotMultiplyAtAll) {
         pass_on_cuda(Precision::Fp16);
         FAIL() << "nothing was said";
     } catch (const ddp::Error& error) {
-        EXPECT_NE(std::string(error.what())
-                      .find("did not start a fp16 product of 37 x 11 x 13 on CUDA device 0: CUBLAS_STATUS_NOT_SUPPORTED"),
-                  std::string::npos)
+        EXPECT_NE(
+            std::string(error.what())
+                .find(
+                    "did not start a fp16 product of 37 x 11 x 13 on CUDA device 0: CUBLAS_STATUS_NOT_SUPPORTED"),
+            std::string::npos)
             << error.what();
     }
 }
@@ -151,8 +153,10 @@ TEST(CudaCompute, AddsBiasesAndSumsColumnsOfAnyShape) {
 
 TEST(CudaCompute, AddsToTheGradientsOfTheBatchBefore) {
     const OnCuda compute;
-    const auto delta = compute.put(std::vector<float>{1, 2, 0, 0}), input = compute.put(std::vector<float>{3, 0, 0, 0}),
-               weight_gradient = compute.put(std::vector<float>(2, 9.0F)), bias_gradient = compute.put(std::vector<float>(2, 9.0F));
+    const auto delta = compute.put(std::vector<float>{1, 2, 0, 0}),
+               input = compute.put(std::vector<float>{3, 0, 0, 0}),
+               weight_gradient = compute.put(std::vector<float>(2, 9.0F)),
+               bias_gradient = compute.put(std::vector<float>(2, 9.0F));
     for (const train::Into into : {train::Into::Replace, train::Into::Add})
         compute->linear_gradients({.delta = {delta.get(), 1, 2, 4},
                                    .input = {input.get(), 1, 1, 4},
@@ -270,7 +274,8 @@ class Worker {
         feed_->begin(subset_, all_rows(), {.batch_size = kBatch, .drop_last = true, .prefetch = 0});
     }
     void step() {
-        while (!learner_.learn(feed_->next())) {}
+        while (!learner_.learn(feed_->next())) {
+        }
     }
     [[nodiscard]] double loss() { return learner_.take_score().loss_sum; }
 
@@ -333,9 +338,9 @@ TEST(CudaLearner, LearnsTheSameFromSamplesInHostMemory) {
 TEST(Cublas, NamesTheEntryPointsThatAreMissing) {
     const ddprun::Result<train::cublas::Api> api =
         train::cublas::api_from({"libold.so", [](const char* name) -> void* {
-                                 static int something;
-                                 return std::string(name) == "cublasGemmEx" ? nullptr : &something;
-                             }});
+                                     static int something;
+                                     return std::string(name) == "cublasGemmEx" ? nullptr : &something;
+                                 }});
     ASSERT_FALSE(api);
     EXPECT_EQ(api.error().what, "libold.so lacks cublasGemmEx: cuBLAS 12 or newer is needed");
 }

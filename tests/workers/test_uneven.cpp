@@ -232,10 +232,8 @@ TEST(MonitoredBarrier, NamesEveryRankThatDidNotCome) {
             ASSERT_TRUE(failures[present]);
             std::rethrow_exception(failures[present]);
         } catch (const TimeoutError& error) {
-            EXPECT_THAT(
-                error.what(),
-                HasSubstr(
-                    "barrier #1 did not finish within 150 ms: ranks 1-2, 4 missing: "));
+            EXPECT_THAT(error.what(),
+                        HasSubstr("barrier #1 did not finish within 150 ms: ranks 1-2, 4 missing: "));
         }
     }
 }

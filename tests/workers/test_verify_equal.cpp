@@ -19,7 +19,9 @@ std::string mismatch(int ranks, const std::function<void(ProcessGroup&)>& compar
             if (!failure) return "nothing";
             std::rethrow_exception(failure);
         } catch (const ddp::MismatchError& error) {
-            if (!what.empty()) { EXPECT_EQ(error.what(), what) << "ranks were told different things"; }
+            if (!what.empty()) {
+                EXPECT_EQ(error.what(), what) << "ranks were told different things";
+            }
             what = error.what();
         }
     }
@@ -38,41 +40,57 @@ TEST(VerifyEqual, IsSilentWhereAllRanksHaveTheSame) {
 }
 
 TEST(VerifyEqual, NamesTheValueBothRanksAndBothValues) {
-    EXPECT_EQ(mismatch(3, [](ProcessGroup& group) { ddp::verify_equal(group, "--lr", group.rank() == 2 ? 0.1 : 0.02); }),
-              "--lr is 0.1 on rank 2, 0.02 on rank 0");
-    EXPECT_EQ(mismatch(4, [](ProcessGroup& group) { ddp::verify_equal(group, "--seed", group.rank() == 0 ? 1 : 2); }),
-              "--seed is 2 on ranks 1-3, 1 on rank 0");
+    EXPECT_EQ(
+        mismatch(
+            3, [](ProcessGroup& group) { ddp::verify_equal(group, "--lr", group.rank() == 2 ? 0.1 : 0.02); }),
+        "--lr is 0.1 on rank 2, 0.02 on rank 0");
+    EXPECT_EQ(
+        mismatch(4,
+                 [](ProcessGroup& group) { ddp::verify_equal(group, "--seed", group.rank() == 0 ? 1 : 2); }),
+        "--seed is 2 on ranks 1-3, 1 on rank 0");
 }
 
 TEST(VerifyEqual, NamesTheFirstOfSeveralThatDiffer) {
-    EXPECT_EQ(mismatch(2, [](ProcessGroup& group) {
-                  ddp::verify_equal(group, {{"same", "x"}, {"--a", group.rank() == 0 ? "" : "1"}, {"--b", std::to_string(group.rank())}});
-              }),
+    EXPECT_EQ(mismatch(2,
+                       [](ProcessGroup& group) {
+                           ddp::verify_equal(group, {{"same", "x"},
+                                                     {"--a", group.rank() == 0 ? "" : "1"},
+                                                     {"--b", std::to_string(group.rank())}});
+                       }),
               "--a is 1 on rank 1, empty on rank 0");
 }
 
 TEST(VerifyEqual, SeesTheLastBitOfANumber) {
-    EXPECT_EQ(mismatch(2, [](ProcessGroup& group) { ddp::verify_equal(group, "x", group.rank() == 0 ? 0.1 : std::nextafter(0.1, 1.0)); }),
+    EXPECT_EQ(mismatch(2,
+                       [](ProcessGroup& group) {
+                           ddp::verify_equal(group, "x", group.rank() == 0 ? 0.1 : std::nextafter(0.1, 1.0));
+                       }),
               "x is 0.10000000000000002 on rank 1, 0.1 on rank 0");
 }
 
 TEST(VerifyEqual, ShowsTextWithBytesThatNoLineCanHold) {
-    EXPECT_EQ(mismatch(2, [](ProcessGroup& group) {
-                  const std::string_view zero("a\0b", 3), newline("a\nb");
-                  ddp::verify_equal(group, std::string_view("x\0y", 3), group.rank() == 0 ? zero : newline);
-              }),
+    EXPECT_EQ(mismatch(2,
+                       [](ProcessGroup& group) {
+                           const std::string_view zero("a\0b", 3), newline("a\nb");
+                           ddp::verify_equal(group, std::string_view("x\0y", 3),
+                                             group.rank() == 0 ? zero : newline);
+                       }),
               "x\\x00y is a\\nb on rank 1, a\\x00b on rank 0");
 }
 
 TEST(VerifyEqual, TellsNamesAndValuesApartHoweverTheyRunTogether) {
-    EXPECT_EQ(mismatch(2, [](ProcessGroup& group) {
-                  ddp::verify_equal(group, {group.rank() == 0 ? NamedValue{"ab", "c"} : NamedValue{"a", "bc"}});
-              }),
-              "verify_equal: what is compared is a on rank 1, ab on rank 0");
-    EXPECT_EQ(mismatch(2, [](ProcessGroup& group) {
-                  const std::vector<NamedValue> values(group.rank() == 0 ? 1 : 2, {"a", "b"});
-                  ddp::verify_equal(group, values);
-              }),
+    EXPECT_EQ(
+        mismatch(
+            2,
+            [](ProcessGroup& group) {
+                ddp::verify_equal(group, {group.rank() == 0 ? NamedValue{"ab", "c"} : NamedValue{"a", "bc"}});
+            }),
+        "verify_equal: what is compared is a on rank 1, ab on rank 0");
+    EXPECT_EQ(mismatch(2,
+                       [](ProcessGroup& group) {
+                           const std::vector<NamedValue> values(group.rank() == 0 ? 1 : 2, {"a", "b"});
+                           ddp::verify_equal(group, values);
+                       }),
               "verify_equal: the number of values is 2 on rank 1, 1 on rank 0");
 }
 

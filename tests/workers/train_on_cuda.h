@@ -111,7 +111,8 @@ inline Pass pass_on(const OnCuda& compute, Precision precision, float loss_scale
     if (loss_scale != 1) mlp.set_loss_scale(scale.as<const float>());
     mlp.stage({values.as<const float>(), labels.as<const std::int32_t>(), nullptr, kLabels.size()});
     mlp.forward();
-    mlp.backward({[&](std::size_t i) { return memory[i].get(); }, [&](std::size_t i) { order.push_back(i); }});
+    mlp.backward(
+        {[&](std::size_t i) { return memory[i].get(); }, [&](std::size_t i) { order.push_back(i); }});
     EXPECT_EQ(order, (std::vector<std::size_t>{5, 4, 3, 2, 1, 0}));
     Pass pass{compute->take_score(), {}};
     const std::vector<ddp::Tensor> parameters = mlp.parameters();

@@ -67,8 +67,8 @@ class SafetensorsFile {
     };
     /// The name in the file for one in the program.
     using Rename = std::function<std::string(const std::string& name)>;
-    /// Fills those tensors that the file holds; the others stay as they are. Throws InvalidInput for one that is of
-    /// another type or shape there, before anything is written.
+    /// Fills those tensors that the file holds; the others stay as they are. Throws InvalidInput for one that
+    /// is of another type or shape there, before anything is written.
     [[nodiscard]] Unmatched read_matching(std::span<const Tensor> tensors, const Rename& rename = {}) const;
 
   private:
@@ -97,13 +97,15 @@ struct TrainingState {
 
 /// A further piece of what a training goes on from.
 struct TrainingPart {
-    std::string name;           ///< of letters, digits, '-' and '_'
-    Stateful* state = nullptr;  ///< borrowed; null: this run has none, and leaves out what a checkpoint holds of it
-    bool optional = false;      ///< may be missing in a checkpoint, and is then left as it is; else loading throws InvalidInput
+    std::string name;  ///< of letters, digits, '-' and '_'
+    Stateful* state =
+        nullptr;  ///< borrowed; null: this run has none, and leaves out what a checkpoint holds of it
+    bool optional = false;  ///< may be missing in a checkpoint, and is then left as it is; else loading
+                            ///< throws InvalidInput
 };
 
-/// All that a training goes on from. Named once, for saving and loading alike, so that neither forgets anything.
-/// Borrowed.
+/// All that a training goes on from. Named once, for saving and loading alike, so that neither forgets
+/// anything. Borrowed.
 ///
 ///     const ddp::Training training{model, *optimizer, sampler, {{"schedule", &schedule}}};
 ///     checkpoints.load(*group, training);
@@ -129,21 +131,23 @@ struct Training {
 ///
 /// A checkpoint appears under its name complete and on the disk, or not at all: it is written to a hidden
 /// directory, synced and renamed; `latest` moves last. Whatever ends a save (a full disk, SIGKILL, a power
-/// cut), what was there before is untouched. On a file system that cannot exchange two directories (NFS, Lustre), one
-/// that is saved again at the same step lies as `.replaced-step-…` while the new one takes its name: `latest()` finds it
-/// there. One process writes (rank 0); many may read.
+/// cut), what was there before is untouched. On a file system that cannot exchange two directories (NFS,
+/// Lustre), one that is saved again at the same step lies as `.replaced-step-…` while the new one takes its
+/// name: `latest()` finds it there. One process writes (rank 0); many may read.
 class CheckpointDirectory {
   public:
     /// Nothing is touched yet. `keep` newest checkpoints stay, older ones are removed after a save; 0 keeps
     /// all.
     explicit CheckpointDirectory(std::string path, std::size_t keep = 2);
 
-    /// Collective: rank 0 writes a checkpoint, the others wait until it is on the disk: an hour at the longest, or the group's
-    /// time-out where that is longer; load() likewise. `--hang-timeout` takes nobody for hung meanwhile. Returns its path. Makes the
-    /// directory when it is missing; removes what a killed writer left half done. Throws FileError naming path and
-    /// cause, the same on all ranks.
-    std::string save(ProcessGroup& group, const Training& training, const std::map<std::string, std::string>& notes = {});
-    /// Collective: rank 0 looks for the newest checkpoint and reads it (see load_checkpoint); nullopt where there is none.
+    /// Collective: rank 0 writes a checkpoint, the others wait until it is on the disk: an hour at the
+    /// longest, or the group's time-out where that is longer; load() likewise. `--hang-timeout` takes nobody
+    /// for hung meanwhile. Returns its path. Makes the directory when it is missing; removes what a killed
+    /// writer left half done. Throws FileError naming path and cause, the same on all ranks.
+    std::string save(ProcessGroup& group, const Training& training,
+                     const std::map<std::string, std::string>& notes = {});
+    /// Collective: rank 0 looks for the newest checkpoint and reads it (see load_checkpoint); nullopt where
+    /// there is none.
     std::optional<TrainingState> load(ProcessGroup& group, const Training& training) const;
 
     /// The same of tensors and a state that the program has itself, by this process alone.
@@ -169,17 +173,17 @@ class CheckpointDirectory {
 /// The state of one checkpoint (a path that save or latest gave), without its tensors.
 /// Throws InvalidInput naming the file and what is wrong with it.
 TrainingState load_state(const std::string& checkpoint);
-/// Collective. Rank 0 loads `checkpoint` (its argument alone counts), everyone gets state, tensors and the sampler's place
-/// from it: no shared file system is needed. Everything is checked before anything is written: a checkpoint of another model
-/// throws InvalidInput naming the first tensor that differs and both shapes, one with other parts names the part. When
-/// rank 0 fails, every rank throws what rank 0 threw. Step counts that an optimizer's file lacks (older ones have none of
-/// their own) become TrainingState::step.
+/// Collective. Rank 0 loads `checkpoint` (its argument alone counts), everyone gets state, tensors and the
+/// sampler's place from it: no shared file system is needed. Everything is checked before anything is
+/// written: a checkpoint of another model throws InvalidInput naming the first tensor that differs and both
+/// shapes, one with other parts names the part. When rank 0 fails, every rank throws what rank 0 threw. Step
+/// counts that an optimizer's file lacks (older ones have none of their own) become TrainingState::step.
 TrainingState load_checkpoint(ProcessGroup& group, const std::string& checkpoint, const Training& training);
 /// The same of the program's own tensors, by this process alone.
 TrainingState load_checkpoint(const std::string& checkpoint, std::span<const Tensor> model,
                               std::span<const Tensor> optimizer);
-/// SafetensorsFile::read_matching of the file at `path`, for tensors on devices too: weights to begin with. Done on rank 0
-/// before its DistributedDataParallel is made, which gives them to everyone.
+/// SafetensorsFile::read_matching of the file at `path`, for tensors on devices too: weights to begin with.
+/// Done on rank 0 before its DistributedDataParallel is made, which gives them to everyone.
 [[nodiscard]] SafetensorsFile::Unmatched load_weights(const std::string& path, std::span<const Tensor> model,
                                                       const SafetensorsFile::Rename& rename = {});
 

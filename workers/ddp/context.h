@@ -10,8 +10,9 @@ namespace ddp {
 /// Who this process is in its world: rank, sizes, and how to reach the launcher. A value; cheap to copy.
 ///
 /// Blocking: `from_env` only reads the environment; it asks a PMIx server (at most 10 s) where a launcher
-/// tells the rank but not the sizes. On several hosts without ddprun it is collective: all ranks meet (120 s at most, or
-/// DDPRUN_EXCHANGE_TIMEOUT), and rank 0's process has the job's store from then on. Thread-safe once made.
+/// tells the rank but not the sizes. On several hosts without ddprun it is collective: all ranks meet (120 s
+/// at most, or DDPRUN_EXCHANGE_TIMEOUT), and rank 0's process has the job's store from then on. Thread-safe
+/// once made.
 class Context {
   public:
     /// Reads the environment ddprun (or torchrun) made; without ddprun, that of mpirun, mpiexec, srun or

@@ -63,24 +63,26 @@ using FinishReduction = std::function<void()>;
 /// called for the same buckets in the same order on all ranks, and has to average itself.
 using CommunicationHook = std::function<FinishReduction(ProcessGroup&, const GradientBucket&)>;
 
-/// Hooks that send float32 gradients as bfloat16 or float16: half the bytes. In host memory sums are in float32, with
-/// one rounding at the end; on a device they are as the backend sums. Buckets of other types are averaged as they are.
-/// Values beyond float16's 65504 become infinite there: bfloat16 has float32's range.
+/// Hooks that send float32 gradients as bfloat16 or float16: half the bytes. In host memory sums are in
+/// float32, with one rounding at the end; on a device they are as the backend sums. Buckets of other types
+/// are averaged as they are. Values beyond float16's 65504 become infinite there: bfloat16 has float32's
+/// range.
 [[nodiscard]] CommunicationHook bf16_compression();
 [[nodiscard]] CommunicationHook fp16_compression();
 
 /// See PyTorch's PowerSGDState.
 struct PowerSgdOptions {
-    std::size_t rank = 1;                ///< of what is sent in place of a gradient
-    std::uint64_t start_step = 1000;     ///< steps before it that average all of the gradients
-    double min_compression_rate = 2;     ///< a gradient that shrinks less is averaged as it is, as those with one dimension
-    bool error_feedback = true;          ///< what a step does not send is added to the next one's gradient
-    bool warm_start = true;              ///< begin with the last step's factor
-    std::uint64_t seed = 0;              ///< of the first one; the same on all ranks
+    std::size_t rank = 1;             ///< of what is sent in place of a gradient
+    std::uint64_t start_step = 1000;  ///< steps before it that average all of the gradients
+    double min_compression_rate =
+        2;  ///< a gradient that shrinks less is averaged as it is, as those with one dimension
+    bool error_feedback = true;  ///< what a step does not send is added to the next one's gradient
+    bool warm_start = true;      ///< begin with the last step's factor
+    std::uint64_t seed = 0;      ///< of the first one; the same on all ranks
 };
-/// A hook that sends each gradient [n, ...] of float32 as two factors of that rank, (n + m) * rank numbers for n * m (Vogels
-/// et al., 2019): for slow networks. Lossy, and the same bits on all ranks. In host memory; on a device the step throws
-/// InvalidInput. Throws InvalidInput for options that make no sense.
+/// A hook that sends each gradient [n, ...] of float32 as two factors of that rank, (n + m) * rank numbers
+/// for n * m (Vogels et al., 2019): for slow networks. Lossy, and the same bits on all ranks. In host memory;
+/// on a device the step throws InvalidInput. Throws InvalidInput for options that make no sense.
 [[nodiscard]] CommunicationHook power_sgd(PowerSgdOptions options = {});
 
 /// The same, with what it goes on from as a part of a checkpoint: factors, errors and the count of steps.
@@ -89,8 +91,8 @@ struct PowerSgdOptions {
 ///     model.set_hook(compression.hook());
 ///     const ddp::Training training{model, *optimizer, sampler, {{"power_sgd", &compression}}};
 ///
-/// Saving gives every rank the average of all ranks' errors, of which the same is sent later: a run that goes on after a
-/// save and one that resumes from it have the same bits, and the number of ranks may change.
+/// Saving gives every rank the average of all ranks' errors, of which the same is sent later: a run that goes
+/// on after a save and one that resumes from it have the same bits, and the number of ranks may change.
 class PowerSgd final : public Stateful {
   public:
     /// `parameters`: those of the model, in its order. Only their names, types and shapes are used.
@@ -112,8 +114,8 @@ struct ReducerOptions {
     /// Some parameters may get no gradient in some steps (costs one small all-reduce per step). Without it a
     /// missing gradient is an error.
     bool find_unused_parameters = false;
-    /// The same parameters get a gradient in every step (on each rank its own ones): unused ones are looked for in the
-    /// first step only. A step that differs is an error that names the parameter.
+    /// The same parameters get a gradient in every step (on each rank its own ones): unused ones are looked
+    /// for in the first step only. A step that differs is an error that names the parameter.
     bool static_graph = false;
     /// Lay the buckets out anew after the first step, in the order in which rank 0 saw gradients arrive.
     bool rebuild = true;
@@ -148,23 +150,25 @@ class Reducer {
     /// are laid out anew (contents move along), which happens at most once. This and all calls below throw
     /// InvalidInput for a parameter that is none.
     [[nodiscard]] Buffer gradient(std::size_t parameter) const;
-    /// All of them; unused ones (see is_used) without memory, as Optimizer::step takes them. Throws Error between the first
-    /// mark_ready() of a step and its finish().
+    /// All of them; unused ones (see is_used) without memory, as Optimizer::step takes them. Throws Error
+    /// between the first mark_ready() of a step and its finish().
     [[nodiscard]] std::vector<Buffer> gradients() const;
     void zero_gradients();
 
     /// Gradient i is complete on this rank; it must not be written again before finish().
-    /// Throws Error when it was marked twice in one step, is no part of the static graph, or another thread is in here, and
-    /// what the group throws.
+    /// Throws Error when it was marked twice in one step, is no part of the static graph, or another thread
+    /// is in here, and what the group throws.
     void mark_ready(std::size_t parameter);
 
     /// Waits for all reductions: every gradient is then the average over all ranks. Does nothing while
     /// accumulating. Throws Error naming the parameters that got no gradient.
     void finish();
 
-    /// Takes part in a step of the others with gradients that are zero, and as finish() ends with the averages.
+    /// Takes part in a step of the others with gradients that are zero, and as finish() ends with the
+    /// averages.
     void shadow_step();
-    /// The averages of the steps from now on are over so many ranks (all, at first): the others have no samples left.
+    /// The averages of the steps from now on are over so many ranks (all, at first): the others have no
+    /// samples left.
     void set_active_ranks(int ranks) { active_ranks_ = ranks; }
 
     /// While accumulating, mark_ready and finish reduce nothing; gradients are to be added (+=). The next
@@ -223,7 +227,8 @@ class Reducer {
     std::vector<bool> ready_;
     std::vector<std::int32_t> locally_used_;  ///< since the last reduced step, accumulation included
     std::vector<std::int32_t> globally_used_;
-    std::vector<bool> static_graph_;  ///< what was ready on this rank in its first own step; empty before, and without it
+    std::vector<bool>
+        static_graph_;  ///< what was ready on this rank in its first own step; empty before, and without it
     int active_ranks_;
     std::size_t next_ = 0;  ///< first bucket that has not started
     bool accumulating_ = false;
@@ -236,19 +241,20 @@ struct DdpOptions {
     ReducerOptions reducer = {};
     /// Overwrite everyone's parameters and buffers with rank 0's at construction.
     bool broadcast_parameters = true;
-    /// What a model keeps beside its parameters, and no gradient moves: running means of normalisations, counters. Any
-    /// types.
+    /// What a model keeps beside its parameters, and no gradient moves: running means of normalisations,
+    /// counters. Any types.
     std::vector<Tensor> buffers = {};
     /// begin_forward() overwrites everyone's buffers with rank 0's.
     bool broadcast_buffers = true;
-    /// finish() compares all parameters (verify_equal_parameters) after every so many steps, but not inside a Join, whose
-    /// ranks may have no step left; 0: never. A comparison costs about a millisecond for every megabyte.
+    /// finish() compares all parameters (verify_equal_parameters) after every so many steps, but not inside a
+    /// Join, whose ranks may have no step left; 0: never. A comparison costs about a millisecond for every
+    /// megabyte.
     std::uint64_t verify_every = 0;
 };
 
 struct JoinOptions {
-    /// Averages divide by the ranks of the group, also when some have no samples left: each sample counts the same.
-    /// Otherwise by those that still have some.
+    /// Averages divide by the ranks of the group, also when some have no samples left: each sample counts the
+    /// same. Otherwise by those that still have some.
     bool divide_by_initial_world_size = true;
     /// As soon as one rank has no samples left all ranks throw Error, which names it.
     bool throw_on_early_termination = false;
@@ -267,12 +273,12 @@ class Join;
 ///         model.finish();
 ///         optimizer->step(model.gradients());
 ///
-/// Gradients stay as they are until they are written again: where a backward pass adds (+=), begin each step with
-/// zero_gradients().
+/// Gradients stay as they are until they are written again: where a backward pass adds (+=), begin each step
+/// with zero_gradients().
 ///
 /// Parameters are where the group's buffers are: for those on a CUDA device see Reducer and docs/gpu.md.
-/// Not thread-safe. The group and the parameters' memory are borrowed; once the group has been destroyed all calls but the
-/// destructor throw Error.
+/// Not thread-safe. The group and the parameters' memory are borrowed; once the group has been destroyed all
+/// calls but the destructor throw Error.
 class DistributedDataParallel : public Stateful {
   public:
     /// Collective. Throws MismatchError on all ranks, naming the parameter and both shapes, when a rank's
@@ -296,8 +302,9 @@ class DistributedDataParallel : public Stateful {
     /// Throws as Reducer::finish, and with verify_every as verify_equal_parameters.
     void finish();
 
-    /// Before a forward pass, on all ranks: overwrites the buffers with rank 0's, unless the pass before was in no_sync
-    /// (as PyTorch). Not needed without buffers, but inside a Join. Throws what the group throws, and what a Join says.
+    /// Before a forward pass, on all ranks: overwrites the buffers with rank 0's, unless the pass before was
+    /// in no_sync (as PyTorch). Not needed without buffers, but inside a Join. Throws what the group throws,
+    /// and what a Join says.
     void begin_forward();
     /// Collective, at any time: the same, unconditionally.
     void broadcast_buffers(int root = 0);
@@ -314,7 +321,8 @@ class DistributedDataParallel : public Stateful {
         ~NoSync() {
             if (reducer_ != nullptr) reducer_->set_accumulating(before_);
         }
-        NoSync(NoSync&& other) noexcept : reducer_(std::exchange(other.reducer_, nullptr)), before_(other.before_) {}
+        NoSync(NoSync&& other) noexcept
+            : reducer_(std::exchange(other.reducer_, nullptr)), before_(other.before_) {}
         NoSync& operator=(NoSync&&) = delete;
 
       private:
@@ -347,8 +355,8 @@ class DistributedDataParallel : public Stateful {
     Join* join_ = nullptr;  ///< the one that is open
 };
 
-/// For ranks with different numbers of batches (torch.distributed.algorithms.Join). A rank that has no more goes on to
-/// take part in the others' collectives, with gradients that are zero, until nobody has any.
+/// For ranks with different numbers of batches (torch.distributed.algorithms.Join). A rank that has no more
+/// goes on to take part in the others' collectives, with gradients that are zero, until nobody has any.
 ///
 ///     ddp::Join join(model);
 ///     for each batch that this rank has:
@@ -364,10 +372,10 @@ class Join {
     Join(const Join&) = delete;
     Join& operator=(const Join&) = delete;
 
-    /// Once this rank has no more batches: returns when no rank has any. `after_step` is called after each step of the
-    /// others, whose averages are then in model.gradients(): with the optimizer's step there its state (momentum, steps)
-    /// stays the same on all ranks. At the end parameters and buffers are those of the last rank that had batches, as
-    /// in PyTorch, where they are all that is the same.
+    /// Once this rank has no more batches: returns when no rank has any. `after_step` is called after each
+    /// step of the others, whose averages are then in model.gradients(): with the optimizer's step there its
+    /// state (momentum, steps) stays the same on all ranks. At the end parameters and buffers are those of
+    /// the last rank that had batches, as in PyTorch, where they are all that is the same.
     void finish(const std::function<void()>& after_step = {});
 
   private:

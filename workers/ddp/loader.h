@@ -67,9 +67,9 @@ class Loader {
   public:
     /// Throws InvalidInput for a batch size of 0, and for an index that is not below the data set's size.
     Loader(const Dataset& dataset, std::vector<std::size_t> indices, LoaderOptions options);
-    /// The rest of the sampler's epoch. The sampler, which is borrowed, advances by each batch that next() delivers, not by
-    /// those read ahead: a checkpoint between two calls of next() has the place behind the last batch that was seen.
-    /// With drop_last the sampler stands before the incomplete batch at the end.
+    /// The rest of the sampler's epoch. The sampler, which is borrowed, advances by each batch that next()
+    /// delivers, not by those read ahead: a checkpoint between two calls of next() has the place behind the
+    /// last batch that was seen. With drop_last the sampler stands before the incomplete batch at the end.
     Loader(const Dataset& dataset, DistributedSampler& sampler, LoaderOptions options);
     /// Stops reading ahead; waits for a read in progress.
     ~Loader();

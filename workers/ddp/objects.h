@@ -14,8 +14,8 @@
 /// does not.
 ///
 /// An object is 64 MiB at most. One that is longer, cannot be converted or is not what the receiver expects
-/// is an InvalidInput on all ranks or at its receiver, which names its rank; the group stays usable. A root that is no rank
-/// is an InvalidInput at once.
+/// is an InvalidInput on all ranks or at its receiver, which names its rank; the group stays usable. A root
+/// that is no rank is an InvalidInput at once.
 namespace ddp {
 
 inline constexpr std::size_t kMostObjectBytes = 64 * 1024 * 1024;
@@ -40,7 +40,8 @@ std::string encode(const T& object) {
 
 inline void require_root(const ProcessGroup& group, const std::string& call, int root) {
     if (root >= 0 && root < group.size()) return;
-    throw InvalidInput(call + ": root " + std::to_string(root) + " is not a rank of 0-" + std::to_string(group.size() - 1));
+    throw InvalidInput(call + ": root " + std::to_string(root) + " is not a rank of 0-" +
+                       std::to_string(group.size() - 1));
 }
 
 inline void throw_problem(const std::string& call, std::size_t rank, const std::string& why) {
@@ -119,8 +120,7 @@ T scatter_object(ProcessGroup& group, const std::vector<T>& objects, int root) {
     }
     const std::vector<std::string> all = objects::exchange(group, kCall, mine);
     const auto from = static_cast<std::size_t>(root);
-    return objects::decode<std::vector<T>>(kCall, from, all[from])
-        .at(static_cast<std::size_t>(group.rank()));
+    return objects::decode<std::vector<T>>(kCall, from, all[from]).at(static_cast<std::size_t>(group.rank()));
 }
 
 }  // namespace ddp

@@ -16,19 +16,20 @@ namespace ddp {
 class GradClipper;
 class GradScaler;
 
-/// Of Optimizer::state(), the tensors (int64, no dimensions) that count steps: of all parameters together, and, behind
-/// the prefix, of one parameter.
+/// Of Optimizer::state(), the tensors (int64, no dimensions) that count steps: of all parameters together,
+/// and, behind the prefix, of one parameter.
 inline constexpr std::string_view kStepsName = "steps", kStepPrefix = "step.";
 
 /// Changes parameters by their gradients, in place. Knows nothing of ranks: equal gradients on all ranks give
 /// bitwise equal parameters. Not thread-safe.
 ///
-/// Parameters are float32, or bfloat16 or float16: then the optimizer keeps float32 master weights, which are part
-/// of its state. Their gradients are of any of the three types. In host memory they may also be float64, with
-/// gradients and state of that type. All are in host memory, or on one CUDA device: there step() puts work on a
-/// stream and returns.
+/// Parameters are float32, or bfloat16 or float16: then the optimizer keeps float32 master weights, which are
+/// part of its state. Their gradients are of any of the three types. In host memory they may also be float64,
+/// with gradients and state of that type. All are in host memory, or on one CUDA device: there step() puts
+/// work on a stream and returns.
 ///
-/// Make it after DistributedDataParallel, which overwrites parameters with rank 0's: master weights are copied here.
+/// Make it after DistributedDataParallel, which overwrites parameters with rank 0's: master weights are
+/// copied here.
 ///
 /// Group 0 are the parameters that the options name no group for; those of the options follow.
 class Optimizer : public Stateful {
@@ -42,8 +43,9 @@ class Optimizer : public Stateful {
 
     /// "sgd", "adamw": what a checkpoint names.
     [[nodiscard]] virtual std::string_view name() const = 0;
-    /// All that a checkpoint has to hold: "momentum.fc1.weight" and so on, where the parameters are, and "steps".
-    /// Of AdamW also "step.fc1.weight", the steps of that parameter: its bias correction goes by them.
+    /// All that a checkpoint has to hold: "momentum.fc1.weight" and so on, where the parameters are, and
+    /// "steps". Of AdamW also "step.fc1.weight", the steps of that parameter: its bias correction goes by
+    /// them.
     [[nodiscard]] std::vector<Tensor> state() const override = 0;
     /// Steps that changed something. On a device this waits for the steps so far.
     [[nodiscard]] virtual std::uint64_t steps() const = 0;
@@ -76,10 +78,10 @@ class Optimizer : public Stateful {
     std::vector<Rate> rates_;
 };
 
-/// Parameters that are stepped by numbers of their own (torch's param_groups): no weight decay for biases, a lower
-/// rate for what was trained before.
+/// Parameters that are stepped by numbers of their own (torch's param_groups): no weight decay for biases, a
+/// lower rate for what was trained before.
 struct ParameterGroup {
-    std::vector<std::string> parameters;  ///< by name; each in one group at most
+    std::vector<std::string> parameters;                 ///< by name; each in one group at most
     std::optional<double> learning_rate = std::nullopt;  ///< none: as the others
     std::optional<double> weight_decay = std::nullopt;
 };
@@ -123,16 +125,17 @@ struct AdamWOptions {
 /// torch.optim.AdamW's update: each parameter's bias correction counts the steps that it had a gradient in.
 std::unique_ptr<Optimizer> make_adamw(std::vector<Tensor> parameters, AdamWOptions options);
 
-/// What clip_grad_norm does with gradients whose norm is infinite or NaN. Clipping would make zeros and NaNs of them.
+/// What clip_grad_norm does with gradients whose norm is infinite or NaN. Clipping would make zeros and NaNs
+/// of them.
 enum class NonFiniteNorm : std::uint8_t {
     Throw,  ///< Error naming the first gradient with such a value
     Leave   ///< they stay as they are: leave the step out
 };
-/// Between finish() and step(): scales all gradients alike so that the norm of all of them together is `max_norm` at
-/// most (torch.nn.utils.clip_grad_norm_: by max_norm / (norm + 1e-6), if that is below 1). Returns the norm before,
-/// bitwise the same on all ranks, whose gradients are. Gradients without memory are left out. In host memory (on a CUDA
-/// device: GradClipper); of float32, float64, bfloat16 and float16: InvalidInput for others, and for a `max_norm` that is
-/// not positive.
+/// Between finish() and step(): scales all gradients alike so that the norm of all of them together is
+/// `max_norm` at most (torch.nn.utils.clip_grad_norm_: by max_norm / (norm + 1e-6), if that is below 1).
+/// Returns the norm before, bitwise the same on all ranks, whose gradients are. Gradients without memory are
+/// left out. In host memory (on a CUDA device: GradClipper); of float32, float64, bfloat16 and float16:
+/// InvalidInput for others, and for a `max_norm` that is not positive.
 double clip_grad_norm(std::span<const Buffer> gradients, double max_norm,
                       NonFiniteNorm non_finite = NonFiniteNorm::Throw);
 

@@ -17,9 +17,9 @@
 namespace ddp {
 
 /// A collective in flight. Copyable handle. wait() blocks until it is done and throws what went wrong
-/// (PeerLostError, TimeoutError, MismatchError); on a GPU backend it makes the current stream wait instead, and
-/// throws what went wrong so far. synchronize() blocks the calling thread on every backend.
-/// A Work that nobody waits for is a bug of the caller: its error is lost, and its buffers may still be in use.
+/// (PeerLostError, TimeoutError, MismatchError); on a GPU backend it makes the current stream wait instead,
+/// and throws what went wrong so far. synchronize() blocks the calling thread on every backend. A Work that
+/// nobody waits for is a bug of the caller: its error is lost, and its buffers may still be in use.
 class [[nodiscard]] Work {
   public:
     struct State;
@@ -64,24 +64,27 @@ struct ProcessGroupOptions {
 /// Of a call with an output and an input, the smaller may be this rank's slice of the larger; any other
 /// overlap is an InvalidInput.
 ///
-/// Calls are asynchronous: they return a Work. Their buffers stay until it is done; those of a call over MPI that failed stay
-/// until the process ends, for MPI cannot cancel it.
+/// Calls are asynchronous: they return a Work. Their buffers stay until it is done; those of a call over MPI
+/// that failed stay until the process ends, for MPI cannot cancel it.
 ///
-/// The order of a sum, and so its last bits. Backends cpu and staged sum in rank order within a node, and in node order
-/// between nodes: results are bitwise equal on all ranks, and from run to run of the same nodes. Backend nccl: NCCL's order,
-/// equal on all ranks. Backend mpi: MPI's order, and whether all ranks get equal bits is MPI's matter.
+/// The order of a sum, and so its last bits. Backends cpu and staged sum in rank order within a node, and in
+/// node order between nodes: results are bitwise equal on all ranks, and from run to run of the same nodes.
+/// Backend nccl: NCCL's order, equal on all ranks. Backend mpi: MPI's order, and whether all ranks get equal
+/// bits is MPI's matter.
 ///
-/// One thread at a time issues calls, in an order that is the same on all ranks; a call that begins while another thread is
-/// inside one (until it has its Work) throws Error. Threads that are to be independent have a group each: split.
+/// One thread at a time issues calls, in an order that is the same on all ranks; a call that begins while
+/// another thread is inside one (until it has its Work) throws Error. Threads that are to be independent have
+/// a group each: split.
 ///
 /// A forked child may destroy the group, call exec or end; each call of it in the child throws Error.
 class ProcessGroup {
   public:
     /// Joins the world that `context` describes; blocks until every rank has joined or the timeout passes.
-    /// Throws TimeoutError naming the ranks that are missing, MismatchError when world sizes disagree, InvalidInput for the
-    /// 17th group of a process: on nodes with several ranks there is room for 16 in a generation, which a group that ends
-    /// does not give back. split() makes more.
-    [[nodiscard]] static std::unique_ptr<ProcessGroup> create(const Context& context, ProcessGroupOptions options = {});
+    /// Throws TimeoutError naming the ranks that are missing, MismatchError when world sizes disagree,
+    /// InvalidInput for the 17th group of a process: on nodes with several ranks there is room for 16 in a
+    /// generation, which a group that ends does not give back. split() makes more.
+    [[nodiscard]] static std::unique_ptr<ProcessGroup> create(const Context& context,
+                                                              ProcessGroupOptions options = {});
     virtual ~ProcessGroup() = default;
 
     [[nodiscard]] int rank() const { return seat_.rank; }
@@ -150,16 +153,16 @@ class ProcessGroup {
 
     /// Collective: every rank calls it in the same order with the same size. Host memory that the backend can
     /// reduce without copying (64-byte aligned, zeroed); all_reduce on a buffer inside it is the fast path.
-    /// Freed with the group. Backends cpu and staged have 64 GiB for all ranks of a node together (21 GiB in a group made by
-    /// split), less where the hard limit on file sizes is below 2 TiB; InvalidInput beyond it.
-    /// On a GPU backend it is device memory, and allocating it waits for the device.
+    /// Freed with the group. Backends cpu and staged have 64 GiB for all ranks of a node together (21 GiB in
+    /// a group made by split), less where the hard limit on file sizes is below 2 TiB; InvalidInput beyond
+    /// it. On a GPU backend it is device memory, and allocating it waits for the device.
     std::span<std::byte> allocate_shared(std::size_t bytes);
 
     /// Collective: `launch` puts a CUDA graph in which collectives of this group were captured on the group's
     /// stream. Each launch counts as one collective: it has a number, a time-out and a line for the launcher,
     /// and wait() throws what went wrong so far. Once the group has failed nothing is launched any more: the
-    /// graph would use what the failure has freed. Destroy the graph before the group. Backends that cannot be
-    /// captured just call `launch`.
+    /// graph would use what the failure has freed. Destroy the graph before the group. Backends that cannot
+    /// be captured just call `launch`.
     virtual Work launch_graph(const std::function<void()>& launch);
 
     /// Collective on bytes of any length per rank: everyone's message, by rank. Blocking.
@@ -240,12 +243,12 @@ class ProcessGroup {
     std::chrono::nanoseconds timeout_{};
     std::string choice_;
     std::atomic<const char*> inside_ = nullptr;  ///< the call that a thread is in
-    const std::uint32_t made_in_;  ///< the process that made it (worker/fork.h)
+    const std::uint32_t made_in_;                ///< the process that made it (worker/fork.h)
     const std::shared_ptr<const bool> life_ = std::make_shared<const bool>(true);  ///< as long as this
 };
 
-/// A group that is kept beyond a call and is somebody else's. Once it has been destroyed each use throws Error, which
-/// says so.
+/// A group that is kept beyond a call and is somebody else's. Once it has been destroyed each use throws
+/// Error, which says so.
 class BorrowedGroup {
   public:
     BorrowedGroup(ProcessGroup& group) : group_(&group), life_(group.life_) {}

@@ -15,8 +15,8 @@ struct SamplerOptions {
     bool drop_last = false;
 };
 
-/// A position in the training data. Counts samples of all ranks together, without those that only pad, so that it can be
-/// taken up by a world of another size.
+/// A position in the training data. Counts samples of all ranks together, without those that only pad, so
+/// that it can be taken up by a world of another size.
 struct SamplerState {
     std::uint64_t epoch = 0;
     std::uint64_t consumed = 0;
@@ -29,7 +29,9 @@ struct SamplerState {
     };
     std::optional<Order> order = std::nullopt;  ///< none: nobody noted it
     /// The same place, of whichever list.
-    bool operator==(const SamplerState& other) const { return epoch == other.epoch && consumed == other.consumed; }
+    bool operator==(const SamplerState& other) const {
+        return epoch == other.epoch && consumed == other.consumed;
+    }
 };
 
 /// Which samples of a data set this rank sees in an epoch: the same indices as PyTorch's DistributedSampler
@@ -49,19 +51,22 @@ class DistributedSampler {
     /// The indices from here to the end of the epoch, in the order of use.
     [[nodiscard]] std::vector<std::size_t> indices() const;
 
-    /// This rank (and every other) has used `samples` more of its indices; more than size() are all of them. A Loader
-    /// made of a sampler does it.
+    /// This rank (and every other) has used `samples` more of its indices; more than size() are all of them.
+    /// A Loader made of a sampler does it.
     void advance(std::size_t samples);
     [[nodiscard]] SamplerState state() const { return {state_.epoch, state_.consumed, order()}; }
-    /// Continues where `state` was taken, whatever the size of the world was there: what is left of the epoch is shared out
-    /// anew, so that no sample is lost or seen twice but those that pad. size() and indices() speak of what is left.
-    /// Throws InvalidInput in the middle of an epoch in another order, and for a position of more than two data sets and a
-    /// sample for each rank: older positions count padding, and anything up to there is the end of the epoch.
+    /// Continues where `state` was taken, whatever the size of the world was there: what is left of the epoch
+    /// is shared out anew, so that no sample is lost or seen twice but those that pad. size() and indices()
+    /// speak of what is left. Throws InvalidInput in the middle of an epoch in another order, and for a
+    /// position of more than two data sets and a sample for each rank: older positions count padding, and
+    /// anything up to there is the end of the epoch.
     void restore(const SamplerState& state);
 
   private:
     [[nodiscard]] std::size_t remaining() const;
-    [[nodiscard]] SamplerState::Order order() const { return {dataset_size_, options_.shuffle, options_.seed}; }
+    [[nodiscard]] SamplerState::Order order() const {
+        return {dataset_size_, options_.shuffle, options_.seed};
+    }
 
     std::size_t dataset_size_;
     std::size_t world_size_;

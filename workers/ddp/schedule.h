@@ -8,8 +8,9 @@
 
 namespace ddp {
 
-/// How the learning rate moves, as a function of the steps done. All of it is PyTorch's: LinearLR for the warm-up, then
-/// ConstantLR's rest, StepLR, CosineAnnealingLR or LinearLR, counted from the end of the warm-up.
+/// How the learning rate moves, as a function of the steps done. All of it is PyTorch's: LinearLR for the
+/// warm-up, then ConstantLR's rest, StepLR, CosineAnnealingLR or LinearLR, counted from the end of the
+/// warm-up.
 struct Schedule {
     enum class Shape : std::uint8_t { Constant, Step, Cosine, Linear } shape = Shape::Constant;
     /// The rate rises from warmup_from times the base to the base within so many steps.
@@ -26,12 +27,12 @@ struct Schedule {
     bool operator==(const Schedule&) const = default;
 };
 
-/// The rate of the step that follows `steps` steps, for a rate of `base` at the start. Throws InvalidInput for a schedule that
-/// makes no sense, naming what is wrong.
+/// The rate of the step that follows `steps` steps, for a rate of `base` at the start. Throws InvalidInput
+/// for a schedule that makes no sense, naming what is wrong.
 double rate_at(const Schedule& schedule, double base, std::uint64_t steps);
 
-/// The linear scaling rule: `rate` was found good for batches of `batch` samples; this run has `batch_of_all` in all ranks
-/// together.
+/// The linear scaling rule: `rate` was found good for batches of `batch` samples; this run has `batch_of_all`
+/// in all ranks together.
 double scaled_learning_rate(double rate, std::size_t batch, std::size_t batch_of_all);
 
 /// Moves the rates of all groups of an optimizer, each from its own initial rate.

@@ -25,7 +25,8 @@ struct RankOptions {
 void run_ranks(int ranks, const std::function<void(ProcessGroup&)>& fn, const RankOptions& options = {});
 
 /// The same, but every rank's exception is returned (null for none), by rank, and nobody ends the generation.
-[[nodiscard]] std::vector<std::exception_ptr> failures_of_ranks(int ranks, const std::function<void(ProcessGroup&)>& fn,
+[[nodiscard]] std::vector<std::exception_ptr> failures_of_ranks(int ranks,
+                                                                const std::function<void(ProcessGroup&)>& fn,
                                                                 const RankOptions& options = {});
 
 /// The environment of one rank of a one-node world.

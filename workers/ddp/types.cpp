@@ -10,36 +10,24 @@ namespace ddp {
 
 const char* name_of(DType type) {
     switch (type) {
-        case DType::F32:
-            return "float32";
-        case DType::F64:
-            return "float64";
-        case DType::I32:
-            return "int32";
-        case DType::I64:
-            return "int64";
-        case DType::BF16:
-            return "bfloat16";
-        case DType::F16:
-            return "float16";
-        case DType::U8:
-            return "uint8";
+        case DType::F32: return "float32";
+        case DType::F64: return "float64";
+        case DType::I32: return "int32";
+        case DType::I64: return "int64";
+        case DType::BF16: return "bfloat16";
+        case DType::F16: return "float16";
+        case DType::U8: return "uint8";
     }
     return "unknown type";
 }
 
 const char* name_of(ReduceOp op) {
     switch (op) {
-        case ReduceOp::Sum:
-            return "sum";
-        case ReduceOp::Max:
-            return "max";
-        case ReduceOp::Min:
-            return "min";
-        case ReduceOp::Avg:
-            return "avg";
-        case ReduceOp::Product:
-            return "product";
+        case ReduceOp::Sum: return "sum";
+        case ReduceOp::Max: return "max";
+        case ReduceOp::Min: return "min";
+        case ReduceOp::Avg: return "avg";
+        case ReduceOp::Product: return "product";
     }
     return "unknown reduction";
 }
@@ -89,14 +77,17 @@ void check_parameters(std::span<const Tensor> parameters) {
     for (const Tensor& parameter : parameters) {
         if (parameter.memory.bytes() > 0) by_address.push_back(&parameter);
     }
-    const auto begin_of = [](const Tensor* tensor) { return reinterpret_cast<std::uintptr_t>(tensor->memory.data); };
+    const auto begin_of = [](const Tensor* tensor) {
+        return reinterpret_cast<std::uintptr_t>(tensor->memory.data);
+    };
     std::ranges::sort(by_address, {}, begin_of);
     for (std::size_t i = 1; i < by_address.size(); ++i) {
         const Tensor &one = *by_address[i - 1], &other = *by_address[i];
         if (begin_of(&other) - begin_of(&one) >= one.memory.bytes()) continue;
-        throw InvalidInput(fmt::format("parameters '{}' and '{}' share memory, which would be stepped twice: list a parameter "
-                                       "that two layers share once, and add up its gradients",
-                                       one.name, other.name));
+        throw InvalidInput(fmt::format(
+            "parameters '{}' and '{}' share memory, which would be stepped twice: list a parameter "
+            "that two layers share once, and add up its gradients",
+            one.name, other.name));
     }
 }
 

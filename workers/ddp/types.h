@@ -45,9 +45,12 @@ class PeerLostError : public Error {
 enum class DType : std::uint8_t { F32, F64, I32, I64, BF16, F16, U8 };
 constexpr std::size_t size_of(DType type) {
     switch (type) {
-        case DType::F32: case DType::I32: return 4;
-        case DType::F64: case DType::I64: return 8;
-        case DType::BF16: case DType::F16: return 2;
+        case DType::F32:
+        case DType::I32: return 4;
+        case DType::F64:
+        case DType::I64: return 8;
+        case DType::BF16:
+        case DType::F16: return 2;
         case DType::U8: return 1;
     }
     return 0;
@@ -55,8 +58,8 @@ constexpr std::size_t size_of(DType type) {
 /// "float32", "bfloat16" and so on.
 const char* name_of(DType type);
 
-/// Reductions. Avg is the sum divided by the group's size; not for integer types. Sums and products of integers
-/// wrap.
+/// Reductions. Avg is the sum divided by the group's size; not for integer types. Sums and products of
+/// integers wrap.
 enum class ReduceOp : std::uint8_t { Sum, Max, Min, Avg, Product };
 const char* name_of(ReduceOp op);
 /// Whether `type` and `op` are among those above; a number that another language's binding casts may be none.
@@ -64,7 +67,8 @@ constexpr bool is_known(DType type) { return size_of(type) > 0; }
 constexpr bool is_known(ReduceOp op) { return op <= ReduceOp::Product; }
 /// Whether the reducing collectives take this combination: all but averages of integers.
 constexpr bool is_reducible(DType type, ReduceOp op) {
-    return is_known(type) && is_known(op) && (op != ReduceOp::Avg || (type != DType::I32 && type != DType::I64 && type != DType::U8));
+    return is_known(type) && is_known(op) &&
+           (op != ReduceOp::Avg || (type != DType::I32 && type != DType::I64 && type != DType::U8));
 }
 
 /// Where memory lives. `index` is the device's number, -1 for host memory.
@@ -112,11 +116,14 @@ Buffer buffer_of(Values&& values) {
     const std::span view(std::forward<Values>(values));
     return {view.data(), view.size(), dtype_of<typename decltype(view)::value_type>(), {}};
 }
-/// Of numbers that C++ has no type for: bfloat16 and float16 as 16-bit integers, or what the compiler calls them.
+/// Of numbers that C++ has no type for: bfloat16 and float16 as 16-bit integers, or what the compiler calls
+/// them.
 template <class Values>
 Buffer buffer_of(Values&& values, DType type) {
     const std::span view(std::forward<Values>(values));
-    if (size_of(type) != sizeof(view[0])) throw InvalidInput(std::string("a buffer of ") + name_of(type) + " cannot lie in elements of " + std::to_string(sizeof(view[0])) + " bytes");
+    if (size_of(type) != sizeof(view[0]))
+        throw InvalidInput(std::string("a buffer of ") + name_of(type) + " cannot lie in elements of " +
+                           std::to_string(sizeof(view[0])) + " bytes");
     return {view.data(), view.size(), type, {}};
 }
 
@@ -134,26 +141,28 @@ inline std::string describe(const Tensor& tensor) { return describe(tensor.memor
 
 class ProcessGroup;
 
-/// What a training is gone on from: a model, an optimizer, a loss scale, a schedule, something of the program's
-/// own. A checkpoint holds its state.
+/// What a training is gone on from: a model, an optimizer, a loss scale, a schedule, something of the
+/// program's own. A checkpoint holds its state.
 class Stateful {
   public:
     virtual ~Stateful() = default;
     /// Where its state lies: saving reads it, loading writes it. Every call names the same tensors.
     [[nodiscard]] virtual std::vector<Tensor> state() const = 0;
-    /// Called before a checkpoint of a group is written, on every rank: rank 0's state() is what is saved. Collective where it
-    /// is overridden.
+    /// Called before a checkpoint of a group is written, on every rank: rank 0's state() is what is saved.
+    /// Collective where it is overridden.
     virtual void prepare_to_save(ProcessGroup&) {}
     /// Called when state() was filled from a checkpoint, on every rank.
     virtual void state_loaded() {}
 };
 
-/// Throws InvalidInput unless names are non-empty and unique, types are known, and every shape holds its memory's count.
+/// Throws InvalidInput unless names are non-empty and unique, types are known, and every shape holds its
+/// memory's count.
 void check_tensors(std::span<const Tensor> tensors);
 /// The same of a model's parameters, of which no two may share memory: each is stepped once.
 void check_parameters(std::span<const Tensor> parameters);
 
-/// A tensor over `values` (see buffer_of). Throws InvalidInput when the shape does not hold exactly as many elements.
+/// A tensor over `values` (see buffer_of). Throws InvalidInput when the shape does not hold exactly as many
+/// elements.
 template <class Values>
 Tensor tensor_of(std::string name, Values&& values, std::vector<std::int64_t> shape) {
     Tensor tensor{std::move(name), std::move(shape), buffer_of(std::forward<Values>(values))};

@@ -14,13 +14,15 @@ constexpr std::uint64_t kMostSteps = 10'000;
 
 /// First byte the code, the rest what the rank has to say of its trouble.
 std::string message_of(const std::optional<Trouble>& trouble) {
-    return trouble ? static_cast<char>(trouble->code) + trouble->what : std::string(1, static_cast<char>(ExitCode::Ok));
+    return trouble ? static_cast<char>(trouble->code) + trouble->what
+                   : std::string(1, static_cast<char>(ExitCode::Ok));
 }
 
 ExitCode code_of(const std::string& message) { return static_cast<ExitCode>(message.at(0)); }
 
 /// The same on all ranks: every rank has seen both sides.
-std::optional<AgreedTrouble> compare(ddp::ProcessGroup& group, std::span<const ddp::NamedValue> values, ExitCode code) {
+std::optional<AgreedTrouble> compare(ddp::ProcessGroup& group, std::span<const ddp::NamedValue> values,
+                                     ExitCode code) {
     try {
         ddp::verify_equal(group, values);
     } catch (const ddp::MismatchError& error) {

@@ -45,7 +45,8 @@ struct Common {
 };
 
 /// Collective: is anyone in trouble? Then nobody starts, everyone ends with the same code, and one rank says
-/// why, naming itself when the others are well. Ranks that differ in what must be the same are in trouble too.
+/// why, naming itself when the others are well. Ranks that differ in what must be the same are in trouble
+/// too.
 std::optional<AgreedTrouble> agree(ddp::ProcessGroup& group, const std::optional<Trouble>& mine,
                                    const Common& common);
 
@@ -62,13 +63,13 @@ std::vector<std::array<double, N>> gather_numbers(ddp::ProcessGroup& group,
     return all;
 }
 
-/// Lets all ranks stop after the same step although each hears of it at its own time: now and then they ask each
-/// other. Steps between two votes are so many that a vote comes about five times a second, as the slowest rank
-/// counts; the number is part of the vote, so that all ranks count alike.
+/// Lets all ranks stop after the same step although each hears of it at its own time: now and then they ask
+/// each other. Steps between two votes are so many that a vote comes about five times a second, as the
+/// slowest rank counts; the number is part of the vote, so that all ranks count alike.
 class StopVote {
   public:
-    /// `wanted` is asked at every vote; empty: nobody ever wants to stop, and nothing is sent. The same on all
-    /// ranks. Borrows the group.
+    /// `wanted` is asked at every vote; empty: nobody ever wants to stop, and nothing is sent. The same on
+    /// all ranks. Borrows the group.
     StopVote(ddp::ProcessGroup& group, std::function<bool()> wanted);
 
     /// Collective, at every step. True on all ranks from the vote on in which one rank wanted to stop.

@@ -105,8 +105,8 @@ class Compute {
     };
     virtual void input_gradient(const InputGradient& layer) = 0;
 
-    /// Adds to the score, and writes the gradient of the mean loss with respect to the logits, of so many batches
-    /// alike, times the loss scale where there is one. The largest logit wins, the first of equals.
+    /// Adds to the score, and writes the gradient of the mean loss with respect to the logits, of so many
+    /// batches alike, times the loss scale where there is one. The largest logit wins, the first of equals.
     struct CrossEntropy {
         Matrix logits;
         const std::int32_t* labels;

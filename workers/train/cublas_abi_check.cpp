@@ -28,9 +28,9 @@ SAME_CALL(set_workspace, cublasSetWorkspace_v2);
 SAME_CALL(set_math_mode, cublasSetMathMode);
 SAME_CALL(get_status_string, cublasGetStatusString);
 // In C++ the header has an older one of that name beside it.
-using Gemm = cublasStatus_t (*)(cublasHandle_t, cublasOperation_t, cublasOperation_t, int, int, int, const void*,
-                                const void*, cudaDataType, int, const void*, cudaDataType, int, const void*, void*,
-                                cudaDataType, int, cublasComputeType_t, cublasGemmAlgo_t);
+using Gemm = cublasStatus_t (*)(cublasHandle_t, cublasOperation_t, cublasOperation_t, int, int, int,
+                                const void*, const void*, cudaDataType, int, const void*, cudaDataType, int,
+                                const void*, void*, cudaDataType, int, cublasComputeType_t, cublasGemmAlgo_t);
 static_assert(ddp::same_call<decltype(Api::gemm), decltype(static_cast<Gemm>(&cublasGemmEx))>);
 
 }  // namespace train::cublas

@@ -28,8 +28,8 @@ Result<Api> api_from(const ddp::SharedLibrary& library) {
     require("cublasGemmEx", api.gemm);
     require("cublasGetStatusString", api.get_status_string);
     if (missing.empty()) return api;
-    return ddprun::Error{Errc::Mismatch, fmt::format("{} lacks {}: cuBLAS 12 or newer is needed", library.name,
-                                                     ddprun::join(missing, ", "))};
+    return ddprun::Error{Errc::Mismatch, fmt::format("{} lacks {}: cuBLAS 12 or newer is needed",
+                                                     library.name, ddprun::join(missing, ", "))};
 }
 
 Result<Api> load_api() {

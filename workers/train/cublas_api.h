@@ -5,9 +5,9 @@
 #include "ddp/cuda/cuda_api.h"
 #include "ddp/cuda/shared_library.h"
 
-/// The few calls of cuBLAS that products of matrices need, found at run time like NCCL: the library is larger than all
-/// of ours. cublas_abi_check.cpp compares them with cublas_v2.h where that header is there. The library's own words:
-/// matrices are column-major there, C = alpha op(A) op(B) + beta C.
+/// The few calls of cuBLAS that products of matrices need, found at run time like NCCL: the library is larger
+/// than all of ours. cublas_abi_check.cpp compares them with cublas_v2.h where that header is there. The
+/// library's own words: matrices are column-major there, C = alpha op(A) op(B) + beta C.
 namespace train::cublas {
 
 struct HandleObject;
@@ -28,9 +28,10 @@ struct Api {
     Code (*set_stream)(Handle handle, ddp::cuda::Stream stream);
     Code (*set_workspace)(Handle handle, void* workspace, std::size_t bytes);
     Code (*set_math_mode)(Handle handle, MathMode mode);
-    Code (*gemm)(Handle handle, Operation op_a, Operation op_b, int m, int n, int k, const void* alpha, const void* a,
-                 DataType type_a, int lda, const void* b, DataType type_b, int ldb, const void* beta, void* c,
-                 DataType type_c, int ldc, ComputeType compute, Algorithm algorithm);
+    Code (*gemm)(Handle handle, Operation op_a, Operation op_b, int m, int n, int k, const void* alpha,
+                 const void* a, DataType type_a, int lda, const void* b, DataType type_b, int ldb,
+                 const void* beta, void* c, DataType type_c, int ldc, ComputeType compute,
+                 Algorithm algorithm);
     const char* (*get_status_string)(Code code);
 
     /// Throws ddp::Error "<attempt>: <cuBLAS's explanation>" unless the code is Success.

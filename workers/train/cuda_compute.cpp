@@ -24,17 +24,16 @@ using U64 = unsigned long long;  // as the kernels take them
 /// Where the score is added to: row r of a batch to slot r % kSlots, always in the same order.
 constexpr std::size_t kSlots = 8192;
 
-kernels::Rows rows_of(const Matrix& matrix) { return {matrix.data, matrix.rows, matrix.columns, matrix.stride}; }
+kernels::Rows rows_of(const Matrix& matrix) {
+    return {matrix.data, matrix.rows, matrix.columns, matrix.stride};
+}
 
 ddp::DType dtype_of(Precision precision) {
     switch (precision) {
         case Precision::Fp32:
-        case Precision::Tf32:
-            return ddp::DType::F32;
-        case Precision::Bf16:
-            return ddp::DType::BF16;
-        case Precision::Fp16:
-            return ddp::DType::F16;
+        case Precision::Tf32: return ddp::DType::F32;
+        case Precision::Bf16: return ddp::DType::BF16;
+        case Precision::Fp16: return ddp::DType::F16;
     }
     return ddp::DType::F32;
 }
@@ -42,12 +41,9 @@ ddp::DType dtype_of(Precision precision) {
 /// Of the value 1, as it lies in memory.
 std::uint32_t bits_of_one(ddp::DType type) {
     switch (type) {
-        case ddp::DType::BF16:
-            return 0x3F80;
-        case ddp::DType::F16:
-            return 0x3C00;
-        default:
-            return 0x3F800000;
+        case ddp::DType::BF16: return 0x3F80;
+        case ddp::DType::F16: return 0x3C00;
+        default: return 0x3F800000;
     }
 }
 
@@ -106,7 +102,8 @@ class CudaCompute final : public Compute {
 
     void stage(const BatchSource& from, const Matrix& to, std::int32_t* labels) override {
         put_rows(from.values, from.order, to);
-        check(kernels::stage_labels(filling(from.count), from.labels, from.order, labels, from.count), "staging labels");
+        check(kernels::stage_labels(filling(from.count), from.labels, from.order, labels, from.count),
+              "staging labels");
     }
 
     void linear(const Linear& layer) override {
@@ -125,22 +122,26 @@ class CudaCompute final : public Compute {
             clear(bias);
             return;
         }
-        products_.multiply(layer.weight_gradient, layer.delta, Operation::Transposed, layer.input, Operation::AsIs, layer.into);
-        products_.multiply(bias, ones(layer.delta.rows), Operation::AsIs, layer.delta, Operation::AsIs, layer.into);
+        products_.multiply(layer.weight_gradient, layer.delta, Operation::Transposed, layer.input,
+                           Operation::AsIs, layer.into);
+        products_.multiply(bias, ones(layer.delta.rows), Operation::AsIs, layer.delta, Operation::AsIs,
+                           layer.into);
     }
 
     void input_gradient(const InputGradient& layer) override {
         if (layer.delta.rows == 0) return;
         products_.multiply(layer.below_delta, layer.delta, Operation::AsIs, layer.weight, Operation::AsIs);
-        check(kernels::relu_gradient(filling(layer.below_delta), rows_of(layer.below_delta), layer.below_output.data),
+        check(kernels::relu_gradient(filling(layer.below_delta), rows_of(layer.below_delta),
+                                     layer.below_output.data),
               "launching the gradient of ReLU");
     }
 
     void cross_entropy(const CrossEntropy& loss) override {
         if (loss.logits.rows == 0) return;
         const kernels::Place place{type_, gpu_->grid_for_rows(std::min(loss.logits.rows, kSlots)), stream_};
-        check(kernels::cross_entropy(place, {rows_of(loss.logits), rows_of(loss.delta), loss.labels, loss.batches, loss.loss_scale,
-                                             losses_.as<double>(), hits_.as<U64>(), kSlots}),
+        check(kernels::cross_entropy(place,
+                                     {rows_of(loss.logits), rows_of(loss.delta), loss.labels, loss.batches,
+                                      loss.loss_scale, losses_.as<double>(), hits_.as<U64>(), kSlots}),
               "launching the cross-entropy");
     }
 
@@ -158,22 +159,24 @@ class CudaCompute final : public Compute {
         losses_.clear(stream_);
         hits_.clear(stream_);
         ddp::cuda::synchronize(stream_);
-        return {std::accumulate(losses, losses + kSlots, 0.0),
-                std::accumulate(hits, hits + kSlots, U64{0})};
+        return {std::accumulate(losses, losses + kSlots, 0.0), std::accumulate(hits, hits + kSlots, U64{0})};
     }
 
   private:
     [[nodiscard]] kernels::Place filling(std::size_t elements) const {
         return {type_, gpu_->grid_for(elements), stream_};
     }
-    [[nodiscard]] kernels::Place filling(const Matrix& matrix) const { return filling(matrix.rows * matrix.columns); }
+    [[nodiscard]] kernels::Place filling(const Matrix& matrix) const {
+        return filling(matrix.rows * matrix.columns);
+    }
     /// Float32 rows without gaps, in some order (null: as they are), rounded.
     void put_rows(const float* from, const std::uint32_t* order, const Matrix& to) const {
         if (to.rows * to.columns > 0)
             check(kernels::stage(filling(to), from, order, rows_of(to)), "staging a batch");
     }
 
-    /// A row of ones: times a matrix it is the sums of the columns. Allocates, which waits, for more than ever.
+    /// A row of ones: times a matrix it is the sums of the columns. Allocates, which waits, for more than
+    /// ever.
     Matrix ones(std::size_t count) {
         const std::size_t element = ddp::size_of(dtype());
         if (!ones_ || ones_->bytes() < count * element) {
@@ -188,9 +191,8 @@ class CudaCompute final : public Compute {
 
     /// Rows without gaps.
     void clear(const Matrix& matrix) const {
-        check(
-            cudaMemsetAsync(matrix.data, 0, matrix.rows * matrix.columns * ddp::size_of(dtype()), stream_),
-            "clearing gradients on a CUDA device");
+        check(cudaMemsetAsync(matrix.data, 0, matrix.rows * matrix.columns * ddp::size_of(dtype()), stream_),
+              "clearing gradients on a CUDA device");
     }
 
     std::shared_ptr<const ddp::cuda::Gpu> gpu_;
@@ -206,8 +208,8 @@ class CudaCompute final : public Compute {
 }  // namespace
 
 std::unique_ptr<Compute> make_cuda_compute(std::shared_ptr<const ddp::cuda::Gpu> gpu,
-                                           std::shared_ptr<const cublas::Api> cublas, ddp::cuda::Stream stream,
-                                           Precision precision) {
+                                           std::shared_ptr<const cublas::Api> cublas,
+                                           ddp::cuda::Stream stream, Precision precision) {
     return std::make_unique<CudaCompute>(std::move(gpu), std::move(cublas), stream, precision);
 }
 

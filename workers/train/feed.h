@@ -4,9 +4,9 @@
 #include <string>
 #include <vector>
 
-#include "samples/data.h"
 #include "ddp/loader.h"
 #include "options.h"
+#include "samples/data.h"
 #include "station.h"
 
 namespace train {
@@ -26,8 +26,9 @@ class Feed {
     [[nodiscard]] virtual std::string describe() const { return ""; }
 };
 
-/// The station and the samples are borrowed. In a GPU's memory the samples are kept as a whole where they take
-/// little of it, or as the options say; else batches are copied ahead of the computation (ddp::DeviceLoader).
+/// The station and the samples are borrowed. In a GPU's memory the samples are kept as a whole where they
+/// take little of it, or as the options say; else batches are copied ahead of the computation
+/// (ddp::DeviceLoader).
 std::unique_ptr<Feed> make_feed(const Station& station, const Samples& samples, const Options& options);
 
 }  // namespace train

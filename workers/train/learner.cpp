@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <utility>
 
-
 namespace train {
 namespace {
 
@@ -17,13 +16,16 @@ std::vector<ddp::Buffer> memory_of(const std::vector<ddp::Tensor>& tensors) {
 
 std::unique_ptr<ddp::GradScaler> make_scaler(const Station& station, const Options& options) {
     if (options.precision != Precision::Fp16) return nullptr;
-    return std::make_unique<ddp::GradScaler>(station.choice.device, ddp::GradScalerOptions{.stream = station.stream_handle()});
+    return std::make_unique<ddp::GradScaler>(station.choice.device,
+                                             ddp::GradScalerOptions{.stream = station.stream_handle()});
 }
 
-std::unique_ptr<ddp::GradClipper> make_clipper(const Station& station, const Options& options, const ddp::GradScaler* scaler) {
+std::unique_ptr<ddp::GradClipper> make_clipper(const Station& station, const Options& options,
+                                               const ddp::GradScaler* scaler) {
     if (!options.clip || !station.gpu) return nullptr;
-    return std::make_unique<ddp::GradClipper>(station.choice.device, *options.clip,
-                                              ddp::GradClipperOptions{.stream = station.stream_handle(), .scaler = scaler});
+    return std::make_unique<ddp::GradClipper>(
+        station.choice.device, *options.clip,
+        ddp::GradClipperOptions{.stream = station.stream_handle(), .scaler = scaler});
 }
 
 ddp::Schedule schedule_of(const Options& options, std::uint64_t steps) {
@@ -38,7 +40,8 @@ ddp::Schedule schedule_of(const Options& options, std::uint64_t steps) {
 
 double learning_rate(const Options& options, int world_size) {
     if (!options.scale_learning_rate) return options.base_learning_rate();
-    return ddp::scaled_learning_rate(options.base_learning_rate(), 1, static_cast<std::size_t>(world_size) * options.accumulate);
+    return ddp::scaled_learning_rate(options.base_learning_rate(), 1,
+                                     static_cast<std::size_t>(world_size) * options.accumulate);
 }
 
 Learner::Learner(ddp::ProcessGroup& group, const Station& station, const Options& options,
@@ -69,8 +72,7 @@ std::unique_ptr<ddp::Optimizer> Learner::make_optimizer() {
             return ddp::make_adamw(
                 mlp_.weights(),
                 {.learning_rate = rate, .weight_decay = options_.weight_decay, .device = on_device});
-        case OptimizerKind::Sgd:
-            break;
+        case OptimizerKind::Sgd: break;
     }
     return ddp::make_sgd(mlp_.weights(), {.learning_rate = rate,
                                           .momentum = options_.momentum,
@@ -129,8 +131,10 @@ Score Learner::take_score() {
     const Score score = station_.compute->take_score();
     const std::uint64_t left_out = clipper_ && !scaler_ ? clipper_->read_left_out() : 0;
     if (left_out > 0)
-        throw ddp::Error(fmt::format("--clip: the norm of the gradients was not finite in {} steps, which were left out; lower the "
-                                     "learning rate", left_out));
+        throw ddp::Error(fmt::format(
+            "--clip: the norm of the gradients was not finite in {} steps, which were left out; lower the "
+            "learning rate",
+            left_out));
     return score;
 }
 
@@ -140,7 +144,9 @@ void Learner::look_at(const BatchSource& batch) {
 }
 
 ddp::Training Learner::training(ddp::DistributedSampler& sampler) {
-    return {mlp_, *optimizer_, sampler,
+    return {mlp_,
+            *optimizer_,
+            sampler,
             {{.name = "schedule", .state = &rate_, .optional = true},
              {.name = "loss_scale", .state = scaler_.get(), .optional = true}}};
 }

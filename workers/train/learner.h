@@ -33,15 +33,16 @@ class Learner {
     Learner(ddp::ProcessGroup& group, const Station& station, const Options& options,
             const std::vector<std::size_t>& widths, std::uint64_t steps);
 
-    /// Collective: this rank's next batch. True when it ended a step: each --accumulate batches make one. With
+    /// Collective: this rank's next batch. True when it ended a step: each --accumulate batches make one.
+    /// With
     /// --cuda-graph, whole batches of one size only: after the first few steps the captured one is launched.
     bool learn(const BatchSource& batch);
     /// Whether the next batch begins a step.
     [[nodiscard]] bool is_between_steps() const { return batches_in_step_ == 0; }
     /// Adds a batch of at most kLookBatch, or what is learned from at once, to the score; learns nothing.
     void look_at(const BatchSource& batch);
-    /// Of the batches since it was last taken. Waits. Throws ddp::Error where --clip on a GPU met gradients that are not
-    /// finite, but under fp16's loss scale.
+    /// Of the batches since it was last taken. Waits. Throws ddp::Error where --clip on a GPU met gradients
+    /// that are not finite, but under fp16's loss scale.
     Score take_score();
 
     /// What a checkpoint holds: weights, optimizer, the sampler's place and, of fp16, the loss scale.
@@ -66,7 +67,7 @@ class Learner {
     const Options& options_;
     Mlp mlp_;
     ddp::DistributedDataParallel model_;
-    std::unique_ptr<ddp::GradScaler> scaler_;  ///< of fp16
+    std::unique_ptr<ddp::GradScaler> scaler_;    ///< of fp16
     std::unique_ptr<ddp::GradClipper> clipper_;  ///< on a GPU
     std::unique_ptr<ddp::Optimizer> optimizer_;
     ddp::ScheduledRate rate_;

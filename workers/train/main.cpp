@@ -15,7 +15,6 @@
 #include <vector>
 
 #include "agreement.h"
-#include "samples/data.h"
 #include "ddp/checkpoint/durable_file.h"
 #include "ddp/context.h"
 #include "ddp/error_report.h"
@@ -26,6 +25,7 @@
 #include "env/text.h"
 #include "matrix.h"
 #include "options.h"
+#include "samples/data.h"
 #include "station.h"
 #include "trainer.h"
 
@@ -131,9 +131,10 @@ std::string place_of(const ddp::Device& device) {
     return device.kind == ddp::Device::Kind::Cuda ? fmt::format("CUDA device {}", device.index) : "the CPU";
 }
 
-/// Error: InvalidArgument where no group fits the options or the place: the user's to mend, so without the stack that an
-/// exception would bring.
-ddprun::Result<std::unique_ptr<ddp::ProcessGroup>> form_group(const Options& options, const ddp::Context& context,
+/// Error: InvalidArgument where no group fits the options or the place: the user's to mend, so without the
+/// stack that an exception would bring.
+ddprun::Result<std::unique_ptr<ddp::ProcessGroup>> form_group(const Options& options,
+                                                              const ddp::Context& context,
                                                               const train::Station& station) {
     try {
         return ddp::ProcessGroup::create(
@@ -167,7 +168,8 @@ int run(const Options& options, const ddp::Context& context) {
     try {
         if (options.resume) trainer.resume(std::nullopt);
         else if ((context.restart_count() > 0 || context.generation() > 1) && !run_id.empty())
-            trainer.resume(run_id);  // a worker died, or a node was lost or came: go on from what this run has saved
+            trainer.resume(
+                run_id);  // a worker died, or a node was lost or came: go on from what this run has saved
     } catch (const ddp::InvalidInput& error) {
         // Every rank throws it, word for word.
         return report({ExitCode::DataError,
@@ -180,7 +182,8 @@ int run(const Options& options, const ddp::Context& context) {
         if (group->rank() == 0 && !options.log_json.empty() && !summary.stopped)
             ddp::replace_file(options.log_json, train::to_json(summary));
     } catch (const ddp::FileError& error) {
-        // The disk has become full since the outputs were looked at. All ranks hear of a checkpoint that cannot be written.
+        // The disk has become full since the outputs were looked at. All ranks hear of a checkpoint that
+        // cannot be written.
         return report({ExitCode::CannotCreate, error.what()}, 0, group->rank());
     }
     return static_cast<int>(ExitCode::Ok);

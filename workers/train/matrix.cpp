@@ -63,9 +63,9 @@ std::string lack_of_matrix_memory(std::uint64_t limit, std::string_view called, 
     constexpr std::uint64_t kProgram = std::uint64_t{64} << 20, kThread = std::uint64_t{192} << 20;
     const std::uint64_t needed = kProgram + kThread * static_cast<std::uint64_t>(threads);
     if (limit >= needed) return "";
-    return fmt::format("{} allows {}, and OpenBLAS with {} thread{} needs {}: raise it{}", called, ddprun::format_bytes(limit),
-                       threads, threads == 1 ? "" : "s", ddprun::format_bytes(needed),
-                       threads == 1 ? "" : ", or set OMP_NUM_THREADS=1");
+    return fmt::format("{} allows {}, and OpenBLAS with {} thread{} needs {}: raise it{}", called,
+                       ddprun::format_bytes(limit), threads, threads == 1 ? "" : "s",
+                       ddprun::format_bytes(needed), threads == 1 ? "" : ", or set OMP_NUM_THREADS=1");
 }
 
 #ifdef TRAIN_HAVE_CBLAS
@@ -99,7 +99,8 @@ void multiply_transposed_b(std::size_t m, std::size_t n, std::size_t k, const fl
 void multiply_transposed_a(std::size_t m, std::size_t n, std::size_t k, const float* a, const float* b,
                            float* c, Into into) {
     cblas_sgemm(CblasRowMajor, CblasTrans, CblasNoTrans, static_cast<blasint>(m), static_cast<blasint>(n),
-                static_cast<blasint>(k), 1, a, stride(m), b, stride(n), into == Into::Add ? 1 : 0, c, stride(n));
+                static_cast<blasint>(k), 1, a, stride(m), b, stride(n), into == Into::Add ? 1 : 0, c,
+                stride(n));
 }
 
 void set_matrix_threads(int threads) { openblas_set_num_threads(threads); }
@@ -107,11 +108,13 @@ std::string take_matrix_memory(int threads) {
     // Those that it has started by itself before main have their buffers, or try to get them.
     const int most = std::max(threads, openblas_get_num_threads());
     bool limited = false;
-    for (const auto& [resource, called] : {std::pair{RLIMIT_AS, "ulimit -v"}, std::pair{RLIMIT_DATA, "ulimit -d"}}) {
+    for (const auto& [resource, called] :
+         {std::pair{RLIMIT_AS, "ulimit -v"}, std::pair{RLIMIT_DATA, "ulimit -d"}}) {
         rlimit limit{};
         if (::getrlimit(resource, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) continue;
         limited = true;
-        if (std::string lack = lack_of_matrix_memory(limit.rlim_cur, called, most); !lack.empty()) return lack;
+        if (std::string lack = lack_of_matrix_memory(limit.rlim_cur, called, most); !lack.empty())
+            return lack;
     }
     if (limited) multiply_once();
     return "";

@@ -22,9 +22,9 @@ void multiply_transposed_a(std::size_t m, std::size_t n, std::size_t k, const fl
 
 /// Threads of the products above. A rank that shares its cores with others must not start one per core.
 void set_matrix_threads(int threads);
-/// Why the products could not be had with so many threads under the limits on this process's address space, and what
-/// to do; "" where they can. Then what they need has been taken already. To be asked before anything else: OpenBLAS
-/// does not fail where it gets no memory, it tries for ever.
+/// Why the products could not be had with so many threads under the limits on this process's address space,
+/// and what to do; "" where they can. Then what they need has been taken already. To be asked before anything
+/// else: OpenBLAS does not fail where it gets no memory, it tries for ever.
 std::string take_matrix_memory(int threads);
 /// The same as a decision. `limit`: bytes of the address space, or of its data; `called` as in "ulimit -v".
 std::string lack_of_matrix_memory(std::uint64_t limit, std::string_view called, int threads);

@@ -71,7 +71,9 @@ std::vector<ddp::Tensor> Mlp::tensors(Memory Layer::*weight, Memory Layer::*bias
     return all;
 }
 
-std::vector<ddp::Tensor> Mlp::parameters() const { return tensors(&Layer::weight, &Layer::bias, compute_.dtype()); }
+std::vector<ddp::Tensor> Mlp::parameters() const {
+    return tensors(&Layer::weight, &Layer::bias, compute_.dtype());
+}
 
 std::vector<ddp::Tensor> Mlp::weights() const {
     return has_copies() ? tensors(&Layer::full_weight, &Layer::full_bias, ddp::DType::F32) : parameters();

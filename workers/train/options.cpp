@@ -7,8 +7,8 @@
 #include <initializer_list>
 #include <string_view>
 
-#include "samples/data.h"
 #include "env/text.h"
+#include "samples/data.h"
 
 namespace train {
 namespace {
@@ -128,13 +128,15 @@ const std::array kFlags = {
          [](Options& o, std::string_view v) { return store(parse_count(v, kMany), o.batch_size); }},
     Flag{"--accumulate", "N", "batches whose gradients are added up for one step; default 1",
          [](Options& o, std::string_view v) { return store(parse_count(v, kMany), o.accumulate); }},
-    Flag{"--lr", "RATE", "learning rate for one worker; default 0.02 (sgd), 0.001 (adamw)", set_learning_rate},
-    Flag{"--schedule", "SHAPE",
-         "how the learning rate falls until the end: constant (default), cosine,\nlinear, step (a tenth after each third)",
-         [](Options& o, std::string_view v) {
-             using enum ddp::Schedule::Shape;
-             return store(parse_name(v, {Constant, Cosine, Linear, Step}), o.schedule);
-         }},
+    Flag{"--lr", "RATE", "learning rate for one worker; default 0.02 (sgd), 0.001 (adamw)",
+         set_learning_rate},
+    Flag{
+        "--schedule", "SHAPE",
+        "how the learning rate falls until the end: constant (default), cosine,\nlinear, step (a tenth after each third)",
+        [](Options& o, std::string_view v) {
+            using enum ddp::Schedule::Shape;
+            return store(parse_name(v, {Constant, Cosine, Linear, Step}), o.schedule);
+        }},
     Flag{"--warmup", "N", "steps over which the learning rate rises from a tenth; default 0",
          [](Options& o, std::string_view v) { return store(ddprun::parse_uint(v), o.warmup); }},
     Flag{"--clip", "NORM", "scale gradients down to this norm of all of them",
@@ -213,52 +215,38 @@ Status check_together(const Options& o) {
 
 const char* name_of(DeviceKind kind) {
     switch (kind) {
-        case DeviceKind::Auto:
-            return "auto";
-        case DeviceKind::Cuda:
-            return "cuda";
-        case DeviceKind::Cpu:
-            return "cpu";
+        case DeviceKind::Auto: return "auto";
+        case DeviceKind::Cuda: return "cuda";
+        case DeviceKind::Cpu: return "cpu";
     }
     return "?";
 }
 
 const char* name_of(KeepData keep) {
     switch (keep) {
-        case KeepData::Auto:
-            return "auto";
-        case KeepData::Device:
-            return "device";
-        case KeepData::Host:
-            return "host";
+        case KeepData::Auto: return "auto";
+        case KeepData::Device: return "device";
+        case KeepData::Host: return "host";
     }
     return "?";
 }
 
 const char* name_of(Precision precision) {
     switch (precision) {
-        case Precision::Fp32:
-            return "fp32";
-        case Precision::Tf32:
-            return "tf32";
-        case Precision::Bf16:
-            return "bf16";
-        case Precision::Fp16:
-            return "fp16";
+        case Precision::Fp32: return "fp32";
+        case Precision::Tf32: return "tf32";
+        case Precision::Bf16: return "bf16";
+        case Precision::Fp16: return "fp16";
     }
     return "?";
 }
 
 const char* name_of(ddp::Schedule::Shape shape) {
     switch (shape) {
-        case ddp::Schedule::Shape::Constant:
-            return "constant";
-        case ddp::Schedule::Shape::Step:
-            return "step";
-        case ddp::Schedule::Shape::Cosine:
-            return "cosine";
-        case ddp::Schedule::Shape::Linear:
-            return "linear";
+        case ddp::Schedule::Shape::Constant: return "constant";
+        case ddp::Schedule::Shape::Step: return "step";
+        case ddp::Schedule::Shape::Cosine: return "cosine";
+        case ddp::Schedule::Shape::Linear: return "linear";
     }
     return "?";
 }

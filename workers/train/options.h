@@ -36,7 +36,7 @@ struct Options {
     std::uint64_t epochs = 40;
     std::size_t batch_size = 16;  ///< per rank
     OptimizerKind optimizer = OptimizerKind::Sgd;
-    std::uint64_t accumulate = 1;  ///< batches per step
+    std::uint64_t accumulate = 1;         ///< batches per step
     std::optional<double> learning_rate;  ///< of one rank's batch; unset: the optimizer's default
     ddp::Schedule::Shape schedule = ddp::Schedule::Shape::Constant;
     std::uint64_t warmup = 0;    ///< steps over which the learning rate rises

@@ -10,18 +10,16 @@
 namespace train {
 namespace {
 
-/// What cuBLAS takes for itself on the newest chips. Given to it, so that it allocates nothing in a captured step.
+/// What cuBLAS takes for itself on the newest chips. Given to it, so that it allocates nothing in a captured
+/// step.
 constexpr std::size_t kWorkspaceBytes = std::size_t{32} << 20;
 
 cublas::DataType type_of(Precision precision) {
     switch (precision) {
-        case Precision::Bf16:
-            return cublas::DataType::BF16;
-        case Precision::Fp16:
-            return cublas::DataType::F16;
+        case Precision::Bf16: return cublas::DataType::BF16;
+        case Precision::Fp16: return cublas::DataType::F16;
         case Precision::Fp32:
-        case Precision::Tf32:
-            break;
+        case Precision::Tf32: break;
     }
     return cublas::DataType::F32;
 }
@@ -38,8 +36,10 @@ Products::Products(std::shared_ptr<const ddp::cuda::Gpu> gpu, std::shared_ptr<co
     api_->check(api_->create(&handle_), "starting cuBLAS");
     api_->check(api_->set_stream(handle_, stream), "giving cuBLAS its stream");
     // Behind the stream: that takes the workspace away again.
-    api_->check(api_->set_workspace(handle_, workspace_.get(), workspace_.bytes()), "giving cuBLAS its workspace");
-    api_->check(api_->set_math_mode(handle_, cublas::MathMode::NoReducedPrecisionReduction), "telling cuBLAS how to add");
+    api_->check(api_->set_workspace(handle_, workspace_.get(), workspace_.bytes()),
+                "giving cuBLAS its workspace");
+    api_->check(api_->set_math_mode(handle_, cublas::MathMode::NoReducedPrecisionReduction),
+                "telling cuBLAS how to add");
 }
 
 Products::~Products() { api_->destroy(handle_); }
@@ -53,12 +53,12 @@ void Products::multiply(const Matrix& to, const Matrix& left, Operation op_left,
     const std::size_t inner = op_left == Operation::AsIs ? left.columns : left.rows;
     // To cuBLAS a row-major matrix is its transpose, so to^T = right^T left^T is asked for.
     const cublas::Code code =
-        api_->gemm(handle_, op_right, op_left, size(to.columns), size(to.rows), size(inner), &one, right.data, type,
-                   size(right.stride), left.data, type, size(left.stride), &keep, to.data, type, size(to.stride), compute,
-                   cublas::Algorithm::Default);
+        api_->gemm(handle_, op_right, op_left, size(to.columns), size(to.rows), size(inner), &one, right.data,
+                   type, size(right.stride), left.data, type, size(left.stride), &keep, to.data, type,
+                   size(to.stride), compute, cublas::Algorithm::Default);
     if (code != cublas::Code::Success)
-        complain(code, fmt::format("a {} product of {} x {} x {} on CUDA device {}", name_of(precision_), to.columns,
-                                   to.rows, inner, gpu_->index()));
+        complain(code, fmt::format("a {} product of {} x {} x {} on CUDA device {}", name_of(precision_),
+                                   to.columns, to.rows, inner, gpu_->index()));
 }
 
 void Products::complain(cublas::Code code, const std::string& product) const {

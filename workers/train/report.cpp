@@ -19,13 +19,13 @@ std::string grouped(std::uint64_t number) {
 }
 
 std::string format_epoch(const EpochResult& r, std::uint64_t epochs) {
-    return fmt::format(
-        "epoch {:>{}}/{}  loss {:.4f}  train {:5.1f} %  held-out {:5.1f} %  {} samples/s{}", r.epoch,
-        std::to_string(epochs).size(), epochs, r.loss, 100 * r.training_accuracy, 100 * r.held_out_accuracy,
-        grouped(static_cast<std::uint64_t>(r.samples_per_second)),
-        r.communication_share && r.waiting_share
-            ? fmt::format("  communication {:.0f} %, waiting {:.0f} %", 100 * *r.communication_share, 100 * *r.waiting_share)
-            : "");
+    return fmt::format("epoch {:>{}}/{}  loss {:.4f}  train {:5.1f} %  held-out {:5.1f} %  {} samples/s{}",
+                       r.epoch, std::to_string(epochs).size(), epochs, r.loss, 100 * r.training_accuracy,
+                       100 * r.held_out_accuracy, grouped(static_cast<std::uint64_t>(r.samples_per_second)),
+                       r.communication_share && r.waiting_share
+                           ? fmt::format("  communication {:.0f} %, waiting {:.0f} %",
+                                         100 * *r.communication_share, 100 * *r.waiting_share)
+                           : "");
 }
 
 std::string to_json(const Summary& summary) {

@@ -14,8 +14,8 @@ struct EpochResult {
     double training_accuracy = 0;
     double held_out_accuracy = 0;
     double samples_per_second = 0;
-    /// Of the workers' time, 0 to 1: in collectives that all had begun, and before, until the last had. Not known on
-    /// a GPU: there they run beside the computation.
+    /// Of the workers' time, 0 to 1: in collectives that all had begun, and before, until the last had. Not
+    /// known on a GPU: there they run beside the computation.
     std::optional<double> communication_share;
     std::optional<double> waiting_share;
 };
@@ -28,10 +28,11 @@ struct Summary {
     double seconds = 0;
     std::string digest;      ///< SHA-256 over all parameters, equal on all ranks
     std::string checkpoint;  ///< path of the last
-    bool stopped = false;  ///< asked to, before the end
+    bool stopped = false;    ///< asked to, before the end
 };
 
-/// "epoch  3/30  loss 0.2113  train  94.1 %  held-out  95.5 %  52,341 samples/s  communication 12 %, waiting 3 %"
+/// "epoch  3/30  loss 0.2113  train  94.1 %  held-out  95.5 %  52,341 samples/s  communication 12 %, waiting
+/// 3 %"
 std::string format_epoch(const EpochResult& result, std::uint64_t epochs);
 /// The same numbers for programs: one JSON object.
 std::string to_json(const Summary& summary);

@@ -13,7 +13,9 @@ namespace {
 using namespace ddp::device;
 using U64 = std::uint64_t;
 
-DDP_BOTH inline U64 row_at(const std::uint32_t* order, U64 row) { return order != nullptr ? order[row] : row; }
+DDP_BOTH inline U64 row_at(const std::uint32_t* order, U64 row) {
+    return order != nullptr ? order[row] : row;
+}
 
 /// Whether packs of every row are aligned.
 template <class T>
@@ -21,9 +23,10 @@ DDP_BOTH bool has_aligned_rows(const T* matrix, U64 stride) {
     return is_aligned(matrix) && stride % kPack == 0;
 }
 
-/// Calls `body.run<kPack>(row, column)` for whole packs of the rows of a matrix, `body.run<1>(row, column)` for what is
-/// left over at their ends, or for everything unless `together`. Neighbouring threads take neighbouring packs. A thread
-/// divides once, not once for each pack: 64-bit divisions would take longer than the memory.
+/// Calls `body.run<kPack>(row, column)` for whole packs of the rows of a matrix, `body.run<1>(row, column)`
+/// for what is left over at their ends, or for everything unless `together`. Neighbouring threads take
+/// neighbouring packs. A thread divides once, not once for each pack: 64-bit divisions would take longer than
+/// the memory.
 template <class Body>
 DDP_BOTH void for_rows(U64 thread, U64 threads, U64 rows, U64 columns, bool together, const Body& body) {
     const U64 packs = (columns + kPack - 1) / kPack;
@@ -145,7 +148,8 @@ struct AddBias {
         store(at, sums);
     }
     DDP_BOTH void operator()(U64 thread, U64 threads, unsigned) const {
-        const bool together = has_aligned_rows(static_cast<const T*>(output.data), output.stride) && is_aligned(bias);
+        const bool together =
+            has_aligned_rows(static_cast<const T*>(output.data), output.stride) && is_aligned(bias);
         for_rows(thread, threads, output.rows, output.columns, together, *this);
     }
 };
@@ -164,7 +168,8 @@ struct ReluGradient {
         store(at, values);
     }
     DDP_BOTH void operator()(U64 thread, U64 threads, unsigned) const {
-        const bool together = has_aligned_rows(static_cast<const T*>(delta.data), delta.stride) && is_aligned(output);
+        const bool together =
+            has_aligned_rows(static_cast<const T*>(delta.data), delta.stride) && is_aligned(output);
         for_rows(thread, threads, delta.rows, delta.columns, together, *this);
     }
 };
@@ -173,12 +178,9 @@ struct ReluGradient {
 template <class Launch>
 cudaError_t with_type(ElementType type, const Launch& launch_it) {
     switch (type) {
-        case ElementType::F32:
-            return launch_it(float{});
-        case ElementType::BF16:
-            return launch_it(Bf16{});
-        case ElementType::F16:
-            return launch_it(F16{});
+        case ElementType::F32: return launch_it(float{});
+        case ElementType::BF16: return launch_it(Bf16{});
+        case ElementType::F16: return launch_it(F16{});
     }
     return cudaErrorInvalidValue;
 }
@@ -190,8 +192,8 @@ cudaError_t stage(const Place& place, const float* from, const std::uint32_t* or
         return launch(Stage<decltype(type)>{from, order, to}, place.blocks, 1, place.stream);
     });
 }
-cudaError_t stage_labels(const Place& place, const std::int32_t* from, const std::uint32_t* order, std::int32_t* to,
-                         std::uint64_t count) {
+cudaError_t stage_labels(const Place& place, const std::int32_t* from, const std::uint32_t* order,
+                         std::int32_t* to, std::uint64_t count) {
     return launch(StageLabels{from, order, to, count}, place.blocks, 1, place.stream);
 }
 cudaError_t cross_entropy(const Place& place, const CrossEntropy& loss) {
@@ -201,14 +203,14 @@ cudaError_t cross_entropy(const Place& place, const CrossEntropy& loss) {
 }
 cudaError_t add_bias(const Place& place, const Rows& output, const void* bias, bool relu) {
     return with_type(place.type, [&](auto type) {
-        return launch(AddBias<decltype(type)>{output, static_cast<const decltype(type)*>(bias), relu}, place.blocks, 1,
-                      place.stream);
+        return launch(AddBias<decltype(type)>{output, static_cast<const decltype(type)*>(bias), relu},
+                      place.blocks, 1, place.stream);
     });
 }
 cudaError_t relu_gradient(const Place& place, const Rows& delta, const void* output) {
     return with_type(place.type, [&](auto type) {
-        return launch(ReluGradient<decltype(type)>{delta, static_cast<const decltype(type)*>(output)}, place.blocks, 1,
-                      place.stream);
+        return launch(ReluGradient<decltype(type)>{delta, static_cast<const decltype(type)*>(output)},
+                      place.blocks, 1, place.stream);
     });
 }
 

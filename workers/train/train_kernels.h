@@ -6,8 +6,8 @@
 
 #include "ddp/cuda/numbers.h"
 
-/// The kernels of train beside its products: one launch each on `stream`, of so many blocks. All memory is the device's,
-/// of one element type but for what names its own; rows are `stride` elements apart.
+/// The kernels of train beside its products: one launch each on `stream`, of so many blocks. All memory is
+/// the device's, of one element type but for what names its own; rows are `stride` elements apart.
 namespace train::kernels {
 
 struct Rows {
@@ -24,11 +24,12 @@ struct Place {
 
 /// Float32 rows without gaps, in some order (null: as they are), rounded into `to`.
 cudaError_t stage(const Place& place, const float* from, const std::uint32_t* order, const Rows& to);
-cudaError_t stage_labels(const Place& place, const std::int32_t* from, const std::uint32_t* order, std::int32_t* to,
-                         std::uint64_t count);
+cudaError_t stage_labels(const Place& place, const std::int32_t* from, const std::uint32_t* order,
+                         std::int32_t* to, std::uint64_t count);
 
-/// Blocks are for rows. Row r adds its loss, and whether its label won, to slot r % slots: sums do not depend on how many
-/// threads there are. `batches`: see Compute::CrossEntropy. `scale`: a number of the device's; null: 1.
+/// Blocks are for rows. Row r adds its loss, and whether its label won, to slot r % slots: sums do not depend
+/// on how many threads there are. `batches`: see Compute::CrossEntropy. `scale`: a number of the device's;
+/// null: 1.
 struct CrossEntropy {
     Rows logits, delta;
     const std::int32_t* labels;

@@ -49,9 +49,11 @@ std::string describe_learning_rate(const Options& options, int world_size) {
     const double base = options.base_learning_rate();
     if (world_size == 1 && options.accumulate == 1) return fmt::format("learning rate {:g}", base);
     if (!options.scale_learning_rate) return fmt::format("learning rate {:g}, not scaled", base);
-    const std::string batches = options.accumulate > 1 ? fmt::format(" x {} batches", options.accumulate) : "";
-    return fmt::format("learning rate {:g} ({:g} x {} worker{}{}; --no-scale-lr keeps {:g})", learning_rate(options, world_size),
-                       base, world_size, world_size == 1 ? "" : "s", batches, base);
+    const std::string batches =
+        options.accumulate > 1 ? fmt::format(" x {} batches", options.accumulate) : "";
+    return fmt::format("learning rate {:g} ({:g} x {} worker{}{}; --no-scale-lr keeps {:g})",
+                       learning_rate(options, world_size), base, world_size, world_size == 1 ? "" : "s",
+                       batches, base);
 }
 
 }  // namespace
@@ -62,8 +64,10 @@ std::optional<Trouble> check_fit(const Options& options, const Samples& samples,
     if (share >= samples_per_step(options)) return std::nullopt;
     return Trouble{
         ExitCode::Usage,
-        fmt::format("--batch-size: {}{} is more than the {} training samples that each of {} workers gets", options.batch_size,
-                    options.accumulate > 1 ? fmt::format(" x --accumulate {}", options.accumulate) : "", share, world_size)};
+        fmt::format("--batch-size: {}{} is more than the {} training samples that each of {} workers gets",
+                    options.batch_size,
+                    options.accumulate > 1 ? fmt::format(" x --accumulate {}", options.accumulate) : "",
+                    share, world_size)};
 }
 
 Common common_of(const Options& options, const Samples& samples) {
@@ -93,8 +97,8 @@ std::string checkpoint_dir_for(const Options& options, const Samples& samples) {
     return options.checkpoint_dir.empty() ? "./checkpoints/" + samples.name : options.checkpoint_dir;
 }
 
-Trainer::Trainer(ddp::ProcessGroup& group, const Station& station, const Options& options,
-                 Samples samples, Print print, StopWanted stop_wanted)
+Trainer::Trainer(ddp::ProcessGroup& group, const Station& station, const Options& options, Samples samples,
+                 Print print, StopWanted stop_wanted)
     : group_(group),
       station_(station),
       options_(options),
@@ -103,10 +107,12 @@ Trainer::Trainer(ddp::ProcessGroup& group, const Station& station, const Options
       split_(split_samples(samples_.count())),
       training_(samples_, split_.training),
       held_out_(samples_, split_.held_out),
-      scaling_(samples_.needs_scaling ? std::optional<Scaling>(std::in_place, samples_, split_.training) : std::nullopt),
+      scaling_(samples_.needs_scaling ? std::optional<Scaling>(std::in_place, samples_, split_.training)
+                                      : std::nullopt),
       // The tail is dropped so that any number of workers with the same batch in all makes the same steps.
       sampler_(training_.size(), group.size(), group.rank(), {.seed = options.seed, .drop_last = true}),
-      learner_(group, station, options, widths_of(options, samples_), steps_in_all(options, training_.size(), group.size())),
+      learner_(group, station, options, widths_of(options, samples_),
+               steps_in_all(options, training_.size(), group.size())),
       checkpoints_(checkpoint_dir_for(options, samples_)),
       stop_(group, std::move(stop_wanted)) {}
 
@@ -128,12 +134,14 @@ void Trainer::announce() const {
                     fmt::join(widths, "-"), grouped(learner_.parameter_count()), describe_compute()));
     say(fmt::format("train: {} worker{} over {}; batch {} x {}{} = {}; {}, {}; seed {}", ranks,
                     ranks == 1 ? "" : "s", group_.describe(), options_.batch_size, ranks,
-                    options_.accumulate > 1 ? fmt::format(" x {}", options_.accumulate) : "", samples_per_step(options_) * ranks,
-                    name_of(options_.optimizer), describe_learning_rate(options_, group_.size()), options_.seed));
+                    options_.accumulate > 1 ? fmt::format(" x {}", options_.accumulate) : "",
+                    samples_per_step(options_) * ranks, name_of(options_.optimizer),
+                    describe_learning_rate(options_, group_.size()), options_.seed));
     const std::uint64_t steps = steps_in_all(options_, training_.size(), group_.size());
     if (options_.warmup > 0 && options_.warmup >= steps)
-        say(fmt::format("train: --warmup: {} steps are not fewer than the run's {}: the learning rate never reaches its full value",
-                        grouped(options_.warmup), grouped(steps)));
+        say(fmt::format(
+            "train: --warmup: {} steps are not fewer than the run's {}: the learning rate never reaches its full value",
+            grouped(options_.warmup), grouped(steps)));
 }
 
 std::string Trainer::find_checkpoint(const std::optional<std::string>& only_run) const {
@@ -172,7 +180,8 @@ void Trainer::resume(const std::optional<std::string>& only_run) {
     const ddp::TrainingState state = ddp::load_checkpoint(group_, path, training());
     steps_ = state.step;
     const bool is_inside = state.sampler.consumed > 0;
-    say(fmt::format("train: resuming from {} {} epoch {}", path, is_inside ? "in" : "after", epoch() + (is_inside ? 1 : 0)));
+    say(fmt::format("train: resuming from {} {} epoch {}", path, is_inside ? "in" : "after",
+                    epoch() + (is_inside ? 1 : 0)));
 }
 
 ddp::Training Trainer::training() {
@@ -207,7 +216,8 @@ std::vector<std::size_t> Trainer::take_order() {
 
 std::optional<EpochResult> Trainer::train_epoch() {
     const ddprun::TimePoint start = MonotonicClock::now();
-    const double communication_before = group_.communication_seconds(), waiting_before = group_.waiting_seconds();
+    const double communication_before = group_.communication_seconds(),
+                 waiting_before = group_.waiting_seconds();
     // Whole steps only: any number of workers with the same batch in all makes the same ones.
     std::vector<std::size_t> order = take_order();
     order.resize(order.size() / samples_per_step(options_) * samples_per_step(options_));
@@ -232,13 +242,14 @@ std::optional<EpochResult> Trainer::train_epoch() {
     // Of each rank's own time: after a checkpoint the others' epoch begins with a wait that rank 0's has not.
     const double waiting = (group_.waiting_seconds() - waiting_before) / seconds;
     const double communication = (group_.communication_seconds() - communication_before) / seconds - waiting;
-    const auto [loss, correct, all, communicating, waited] = over_all_ranks(
-        {score.loss_sum, static_cast<double>(score.correct), static_cast<double>(trained), communication, waiting});
+    const auto [loss, correct, all, communicating, waited] =
+        over_all_ranks({score.loss_sum, static_cast<double>(score.correct), static_cast<double>(trained),
+                        communication, waiting});
     sampler_.next_epoch();
     // None at all: stopped before the last batch, and resumed by more ranks than are left samples.
     const double samples = std::max(all, 1.0);
-    EpochResult result{epoch(),      loss / samples, correct / samples, held_out_accuracy(),
-                       all / seconds, std::nullopt, std::nullopt};
+    EpochResult result{epoch(),       loss / samples, correct / samples, held_out_accuracy(),
+                       all / seconds, std::nullopt,   std::nullopt};
     if (group_.device() == ddp::Device{}) {
         result.communication_share = communicating / group_.size();
         result.waiting_share = waited / group_.size();

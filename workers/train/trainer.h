@@ -83,8 +83,9 @@ class Trainer {
 
 /// What keeps these options and samples from being trained on by `world_size` ranks.
 std::optional<Trouble> check_fit(const Options& options, const Samples& samples, int world_size);
-/// What all ranks must have read and been told alike, or they train on side by side and what comes of it is nobody's
-/// model. What rank 0 alone acts on (files it writes) and what changes no bit (where samples are kept) is not in it.
+/// What all ranks must have read and been told alike, or they train on side by side and what comes of it is
+/// nobody's model. What rank 0 alone acts on (files it writes) and what changes no bit (where samples are
+/// kept) is not in it.
 Common common_of(const Options& options, const Samples& samples);
 /// Where checkpoints go when --checkpoint-dir does not say.
 std::string checkpoint_dir_for(const Options& options, const Samples& samples);

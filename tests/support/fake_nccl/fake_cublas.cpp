@@ -1,5 +1,5 @@
-// The entry points of cuBLAS that train calls, over host memory and the streams of fake_cuda. Products in plain loops;
-// what train never asks for is refused, and said on stderr.
+// The entry points of cuBLAS that train calls, over host memory and the streams of fake_cuda. Products in
+// plain loops; what train never asks for is refused, and said on stderr.
 //
 // FAKE_CUBLAS=refuse   no product is started
 #include <cstdint>
@@ -44,15 +44,13 @@ struct Operand {
     /// As a product sees it.
     [[nodiscard]] float at(int row, int column) const {
         const int along = transposed ? row : column, down = transposed ? column : row;
-        const auto i = static_cast<std::size_t>(along) * static_cast<std::size_t>(leading) + static_cast<std::size_t>(down);
+        const auto i = static_cast<std::size_t>(along) * static_cast<std::size_t>(leading) +
+                       static_cast<std::size_t>(down);
         using namespace ddp::device;
         switch (type) {
-            case DataType::F32:
-                return static_cast<const float*>(data)[i];
-            case DataType::BF16:
-                return to_float(static_cast<const Bf16*>(data)[i]);
-            case DataType::F16:
-                return to_float(static_cast<const F16*>(data)[i]);
+            case DataType::F32: return static_cast<const float*>(data)[i];
+            case DataType::BF16: return to_float(static_cast<const Bf16*>(data)[i]);
+            case DataType::F16: return to_float(static_cast<const F16*>(data)[i]);
         }
         return 0;
     }
@@ -62,15 +60,9 @@ struct Operand {
 void store_at(void* memory, DataType type, std::size_t at, float value) {
     using namespace ddp::device;
     switch (type) {
-        case DataType::F32:
-            static_cast<float*>(memory)[at] = value;
-            return;
-        case DataType::BF16:
-            round_to(value, static_cast<Bf16*>(memory)[at]);
-            return;
-        case DataType::F16:
-            round_to(value, static_cast<F16*>(memory)[at]);
-            return;
+        case DataType::F32: static_cast<float*>(memory)[at] = value; return;
+        case DataType::BF16: round_to(value, static_cast<Bf16*>(memory)[at]); return;
+        case DataType::F16: round_to(value, static_cast<F16*>(memory)[at]); return;
     }
 }
 
@@ -96,14 +88,16 @@ struct Product {
             for (int row = 0; row < m; ++row) left.push_back(seen(a.at(row, x)));
         for (int column = 0; column < n; ++column) {
             std::vector<float> sums(rows);
-            for (std::size_t row = 0; adds && row < rows; ++row) sums[row] = Operand{c, a.type, ldc, false}.at(static_cast<int>(row), column);
+            for (std::size_t row = 0; adds && row < rows; ++row)
+                sums[row] = Operand{c, a.type, ldc, false}.at(static_cast<int>(row), column);
             for (int x = 0; x < k; ++x) {
                 const float right = seen(b.at(x, column));
                 const float* const of_x = left.data() + static_cast<std::size_t>(x) * rows;
                 for (std::size_t row = 0; row < rows; ++row) sums[row] += of_x[row] * right;
             }
             for (std::size_t row = 0; row < rows; ++row)
-                store_at(c, a.type, static_cast<std::size_t>(column) * static_cast<std::size_t>(ldc) + row, sums[row]);
+                store_at(c, a.type, static_cast<std::size_t>(column) * static_cast<std::size_t>(ldc) + row,
+                         sums[row]);
         }
     }
 };
@@ -135,19 +129,27 @@ Code cublasSetMathMode(blas::Handle handle, blas::MathMode mode) {
     return Code::Success;
 }
 
-Code cublasGemmEx(blas::Handle handle, blas::Operation op_a, blas::Operation op_b, int m, int n, int k, const void* alpha,
-                  const void* a, blas::DataType type_a, int lda, const void* b, blas::DataType type_b, int ldb,
-                  const void* beta, void* c, blas::DataType type_c, int ldc, blas::ComputeType compute,
-                  blas::Algorithm algorithm) {
+Code cublasGemmEx(blas::Handle handle, blas::Operation op_a, blas::Operation op_b, int m, int n, int k,
+                  const void* alpha, const void* a, blas::DataType type_a, int lda, const void* b,
+                  blas::DataType type_b, int ldb, const void* beta, void* c, blas::DataType type_c, int ldc,
+                  blas::ComputeType compute, blas::Algorithm algorithm) {
     if (std::getenv("FAKE_CUBLAS") != nullptr) return fake::kRefused;
     const fake::Handle& mine = fake::handle_of(handle);
-    const fake::Product product{m, n, k, {a, type_a, lda, op_a == blas::Operation::Transposed},
-                                {b, type_b, ldb, op_b == blas::Operation::Transposed}, c, ldc,
-                                compute == blas::ComputeType::Tf32, *static_cast<const float*>(beta) == 1};
+    const fake::Product product{m,
+                                n,
+                                k,
+                                {a, type_a, lda, op_a == blas::Operation::Transposed},
+                                {b, type_b, ldb, op_b == blas::Operation::Transposed},
+                                c,
+                                ldc,
+                                compute == blas::ComputeType::Tf32,
+                                *static_cast<const float*>(beta) == 1};
     if (m < 1 || n < 1 || k < 1) return fake::refuse(fake::kRefusedValue, "a size is 0");
-    if (!product.a.holds(product.a.transposed ? k : m) || !product.b.holds(product.b.transposed ? n : k) || ldc < m)
+    if (!product.a.holds(product.a.transposed ? k : m) || !product.b.holds(product.b.transposed ? n : k) ||
+        ldc < m)
         return fake::refuse(fake::kRefusedValue, "columns overlap");
-    if (type_a != type_b || type_a != type_c) return fake::refuse(fake::kRefused, "the types of A, B and C differ");
+    if (type_a != type_b || type_a != type_c)
+        return fake::refuse(fake::kRefused, "the types of A, B and C differ");
     if (*static_cast<const float*>(alpha) != 1 || (!product.adds && *static_cast<const float*>(beta) != 0))
         return fake::refuse(fake::kRefused, "anything but C = A B and C = A B + C");
     if (algorithm != blas::Algorithm::Default) return fake::refuse(fake::kRefused, "unknown algorithm");

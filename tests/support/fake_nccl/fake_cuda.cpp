@@ -1,5 +1,6 @@
-// The CUDA runtime that programs over fakes are linked with in place of the real one, over host memory. As strict as CUDA: what it refuses, what
-// it keeps as a thread's last error, and what it takes for the wrong device, is refused and kept here.
+// The CUDA runtime that programs over fakes are linked with in place of the real one, over host memory. As
+// strict as CUDA: what it refuses, what it keeps as a thread's last error, and what it takes for the wrong
+// device, is refused and kept here.
 //
 // FAKE_CUDA_DEVICES        how many devices there are; 0 answers cudaErrorNoDevice
 // FAKE_CUDA_HOST_REGISTER  "refuse": cudaHostRegister answers cudaErrorNotSupported
@@ -233,44 +234,27 @@ int end_capture(void* handle, void** graph) {
 
 const char* text_of(int code) {
     switch (code) {
-        case 0:
-            return "no error";
-        case kInvalidValue:
-            return "invalid argument";
-        case kMemoryAllocation:
-            return "out of memory";
-        case kNoDevice:
-            return "no CUDA-capable device is detected";
-        case kInvalidDevice:
-            return "invalid device ordinal";
-        case kInvalidHandle:
-            return "invalid resource handle";
-        case kNotReady:
-            return "device not ready";
-        case 700:
-            return "an illegal memory access was encountered";
+        case 0: return "no error";
+        case kInvalidValue: return "invalid argument";
+        case kMemoryAllocation: return "out of memory";
+        case kNoDevice: return "no CUDA-capable device is detected";
+        case kInvalidDevice: return "invalid device ordinal";
+        case kInvalidHandle: return "invalid resource handle";
+        case kNotReady: return "device not ready";
+        case 700: return "an illegal memory access was encountered";
         case kHostMemoryAlreadyRegistered:
             return "part or all of the requested memory range is already mapped";
-        case kHostMemoryNotRegistered:
-            return "pointer does not correspond to a registered memory region";
-        case kNotSupported:
-            return "operation not supported";
-        case kCaptureUnsupported:
-            return "operation not permitted when stream is capturing";
-        case kCaptureInvalidated:
-            return "operation failed due to a previous error during capture";
-        case kCaptureUnmatched:
-            return "capture was not ended in the same stream as it began";
-        case kCaptureUnjoined:
-            return "capturing stream has unjoined work";
-        case kCaptureIsolation:
-            return "dependency created on uncaptured work in another stream";
-        case kCapturedEvent:
-            return "operation not permitted on an event last recorded in a capturing stream";
+        case kHostMemoryNotRegistered: return "pointer does not correspond to a registered memory region";
+        case kNotSupported: return "operation not supported";
+        case kCaptureUnsupported: return "operation not permitted when stream is capturing";
+        case kCaptureInvalidated: return "operation failed due to a previous error during capture";
+        case kCaptureUnmatched: return "capture was not ended in the same stream as it began";
+        case kCaptureUnjoined: return "capturing stream has unjoined work";
+        case kCaptureIsolation: return "dependency created on uncaptured work in another stream";
+        case kCapturedEvent: return "operation not permitted on an event last recorded in a capturing stream";
         case kCaptureWrongThread:
             return "attempt to terminate a thread-local capture sequence from another thread";
-        default:
-            return "unknown error";
+        default: return "unknown error";
     }
 }
 
@@ -326,10 +310,12 @@ int cudaDeviceGetAttribute(int* value, int attribute, int device) {
 }
 // A context is its device's number, and one.
 int cuCtxGetCurrent(void** context) {
-    *context = this_thread().has_context ? reinterpret_cast<void*>(std::intptr_t{current_device()} + 1) : nullptr;
+    *context =
+        this_thread().has_context ? reinterpret_cast<void*>(std::intptr_t{current_device()} + 1) : nullptr;
     return 0;
 }
-int cudaGetDriverEntryPointByVersion(const char* name, void** entry, unsigned, unsigned long long, int* found) {
+int cudaGetDriverEntryPointByVersion(const char* name, void** entry, unsigned, unsigned long long,
+                                     int* found) {
     const bool is_known = std::string_view(name) == "cuCtxGetCurrent";
     *entry = is_known ? reinterpret_cast<void*>(&cuCtxGetCurrent) : nullptr;
     *found = is_known ? 0 : 1;

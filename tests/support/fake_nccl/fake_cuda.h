@@ -16,11 +16,12 @@
 namespace fake {
 
 /// cudaError_t, as far as the fake answers with it.
-inline constexpr int kInvalidValue = 1, kMemoryAllocation = 2, kInvalidConfiguration = 9, kNoDevice = 100, kInvalidDevice = 101,
-                     kInvalidHandle = 400, kNotReady = 600, kHostMemoryAlreadyRegistered = 712,
-                     kHostMemoryNotRegistered = 713, kNotSupported = 801, kCaptureUnsupported = 900,
-                     kCaptureInvalidated = 901, kCaptureUnmatched = 903, kCaptureUnjoined = 904,
-                     kCaptureIsolation = 905, kCapturedEvent = 907, kCaptureWrongThread = 908;
+inline constexpr int kInvalidValue = 1, kMemoryAllocation = 2, kInvalidConfiguration = 9, kNoDevice = 100,
+                     kInvalidDevice = 101, kInvalidHandle = 400, kNotReady = 600,
+                     kHostMemoryAlreadyRegistered = 712, kHostMemoryNotRegistered = 713, kNotSupported = 801,
+                     kCaptureUnsupported = 900, kCaptureInvalidated = 901, kCaptureUnmatched = 903,
+                     kCaptureUnjoined = 904, kCaptureIsolation = 905, kCapturedEvent = 907,
+                     kCaptureWrongThread = 908;
 
 class Capture;
 

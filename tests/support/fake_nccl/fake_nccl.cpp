@@ -104,8 +104,8 @@ int version() {
     return set != nullptr ? std::atoi(set) : 22809;
 }
 
-/// From 2.31 on whoever finalizes or destroys a communicator that a peer has aborted never comes back, until it
-/// aborts it too. True once it did.
+/// From 2.31 on whoever finalizes or destroys a communicator that a peer has aborted never comes back, until
+/// it aborts it too. True once it did.
 bool hangs_after_an_abort(const Comm& comm) {
     if (version() < 23100 || !comm.meeting->somebody_aborted()) return false;
     wait_for_abort(comm);
@@ -401,7 +401,8 @@ class Registrations {
     };
     std::mutex mutex_;
     std::vector<Entry> all_;
-    std::vector<std::unique_ptr<Entry>> handles_;  ///< kept: those of an aborted communicator are not given back by everybody
+    std::vector<std::unique_ptr<Entry>>
+        handles_;  ///< kept: those of an aborted communicator are not given back by everybody
 };
 Registrations& registrations() {
     static auto* const all = new Registrations;
@@ -416,27 +417,17 @@ using ddp::nccl::Window;
 
 extern "C" {
 
-Code ncclGetVersion(int* version) {
-    return *version = fake::version(), Code::Success;
-}
+Code ncclGetVersion(int* version) { return *version = fake::version(), Code::Success; }
 const char* ncclGetErrorString(Code code) {
     switch (code) {
-        case Code::Success:
-            return "no error";
-        case Code::UnhandledCudaError:
-            return "unhandled cuda error";
-        case Code::SystemError:
-            return "unhandled system error";
-        case Code::InternalError:
-            return "internal error";
-        case Code::InvalidArgument:
-            return "invalid argument";
-        case Code::InvalidUsage:
-            return "invalid usage";
-        case Code::RemoteError:
-            return "remote process exited or there was a network error";
-        case Code::InProgress:
-            return "NCCL operation in progress";
+        case Code::Success: return "no error";
+        case Code::UnhandledCudaError: return "unhandled cuda error";
+        case Code::SystemError: return "unhandled system error";
+        case Code::InternalError: return "internal error";
+        case Code::InvalidArgument: return "invalid argument";
+        case Code::InvalidUsage: return "invalid usage";
+        case Code::RemoteError: return "remote process exited or there was a network error";
+        case Code::InProgress: return "NCCL operation in progress";
     }
     return "unknown result code";
 }

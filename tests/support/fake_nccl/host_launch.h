@@ -7,7 +7,8 @@
 
 #include "tests/support/fake_nccl/fake_cuda.h"
 
-/// In place of ddp/cuda/launch.cuh: kernels run in loops on the stream's thread, where device memory is host memory.
+/// In place of ddp/cuda/launch.cuh: kernels run in loops on the stream's thread, where device memory is host
+/// memory.
 namespace ddp::device {
 
 /// A warp of one thread.
@@ -28,10 +29,12 @@ inline constexpr std::uint64_t kHostThreads = 6;
 
 template <class Kernel>
 cudaError_t launch(const Kernel& kernel, unsigned blocks, unsigned arrays, cudaStream_t stream) {
-    return static_cast<cudaError_t>(fake::launch(stream, blocks * arrays, typeid(Kernel).name(), [kernel, arrays] {
-        for (unsigned array = 0; array < arrays; ++array)
-            for (std::uint64_t thread = 0; thread < kHostThreads; ++thread) kernel(thread, kHostThreads, array);
-    }));
+    return static_cast<cudaError_t>(
+        fake::launch(stream, blocks * arrays, typeid(Kernel).name(), [kernel, arrays] {
+            for (unsigned array = 0; array < arrays; ++array)
+                for (std::uint64_t thread = 0; thread < kHostThreads; ++thread)
+                    kernel(thread, kHostThreads, array);
+        }));
 }
 template <class Kernel>
 cudaError_t launch_rows(const Kernel& kernel, unsigned blocks, cudaStream_t stream) {

@@ -31,10 +31,8 @@ T combined(T a, T b, Op op) {
                 return static_cast<T>(static_cast<Unsigned>(a) * static_cast<Unsigned>(b));
             }
             return static_cast<T>(a * b);
-        case Op::Max:
-            return std::max(a, b);
-        case Op::Min:
-            return std::min(a, b);
+        case Op::Max: return std::max(a, b);
+        case Op::Min: return std::min(a, b);
     }
     return a;
 }
@@ -66,44 +64,32 @@ void reduce_as(const Ranks& ranks, std::size_t first, std::size_t count, Op op, 
 std::size_t bytes_of(Type type) {
     switch (type) {
         case Type::Int8:
-        case Type::UInt8:
-            return 1;
+        case Type::UInt8: return 1;
         case Type::Float16:
-        case Type::BFloat16:
-            return 2;
+        case Type::BFloat16: return 2;
         case Type::Int32:
         case Type::UInt32:
-        case Type::Float32:
-            return 4;
+        case Type::Float32: return 4;
         case Type::Int64:
         case Type::UInt64:
-        case Type::Float64:
-            return 8;
+        case Type::Float64: return 8;
     }
     return 0;
 }
 
 void reduce(const Ranks& ranks, Type type, std::size_t first, std::size_t count, Op op, void* out) {
     switch (type) {
-        case Type::Int8:
-            return reduce_as<std::int8_t>(ranks, first, count, op, out);
-        case Type::UInt8:
-            return reduce_as<std::uint8_t>(ranks, first, count, op, out);
-        case Type::Int32:
-            return reduce_as<std::int32_t>(ranks, first, count, op, out);
-        case Type::UInt32:
-            return reduce_as<std::uint32_t>(ranks, first, count, op, out);
-        case Type::Int64:
-            return reduce_as<std::int64_t>(ranks, first, count, op, out);
-        case Type::UInt64:
-            return reduce_as<std::uint64_t>(ranks, first, count, op, out);
+        case Type::Int8: return reduce_as<std::int8_t>(ranks, first, count, op, out);
+        case Type::UInt8: return reduce_as<std::uint8_t>(ranks, first, count, op, out);
+        case Type::Int32: return reduce_as<std::int32_t>(ranks, first, count, op, out);
+        case Type::UInt32: return reduce_as<std::uint32_t>(ranks, first, count, op, out);
+        case Type::Int64: return reduce_as<std::int64_t>(ranks, first, count, op, out);
+        case Type::UInt64: return reduce_as<std::uint64_t>(ranks, first, count, op, out);
         case Type::Float16:
             return reduce_by<std::uint16_t, float>(ranks, first, count, op, out, half_float::from_f16,
                                                    half_float::to_f16);
-        case Type::Float32:
-            return reduce_as<float>(ranks, first, count, op, out);
-        case Type::Float64:
-            return reduce_as<double>(ranks, first, count, op, out);
+        case Type::Float32: return reduce_as<float>(ranks, first, count, op, out);
+        case Type::Float64: return reduce_as<double>(ranks, first, count, op, out);
         case Type::BFloat16:
             return reduce_by<std::uint16_t, float>(ranks, first, count, op, out, half_float::from_bf16,
                                                    half_float::to_bf16);

@@ -28,9 +28,9 @@
 
 namespace {
 
+using ddprun::Json;
 using ddprun::nvml::Code;
 using ddprun::nvml::Device;
-using ddprun::Json;
 
 Json machine() {
     const char* file = std::getenv("FAKE_NVML");
@@ -117,7 +117,8 @@ Code nvmlDeviceGetComputeRunningProcesses_v3(Device device, unsigned* count, ddp
     *count = static_cast<unsigned>(processes.size());
     if (room < *count) return Code::InsufficientSize;
     for (const Json& one : processes.elements()) {
-        *out++ = {static_cast<unsigned>(one["pid"].as_int().value()), one["bytes"].as_uint64().value_or(ddprun::nvml::kUnknownBytes), ~0U, ~0U};
+        *out++ = {static_cast<unsigned>(one["pid"].as_int().value()),
+                  one["bytes"].as_uint64().value_or(ddprun::nvml::kUnknownBytes), ~0U, ~0U};
     }
     return Code::Success;
 }

@@ -2,6 +2,8 @@
 
 #include <array>
 
+// clang-format off
+
 /// Made by torch_ddp.py with torch 2.15.0: see there.
 namespace golden {
 

@@ -147,6 +147,7 @@ def main():
     version = torch.__version__.split("+")[0]
     print("#pragma once\n")
     print("#include <array>\n")
+    print("// clang-format off\n")
     print(f"/// Made by torch_ddp.py with torch {version}: see there.")
     print("namespace golden {\n")
     print(f"inline constexpr int kRanks = {RANKS}, kSteps = {STEPS}, kBatch = {BATCH};")

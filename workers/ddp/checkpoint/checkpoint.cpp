@@ -29,7 +29,8 @@ using ddprun::Result;
 constexpr std::string_view kPrefix = "step-";
 /// Hidden, so that neither `ls` nor latest() takes it for a checkpoint.
 constexpr std::string_view kHiddenPrefix = ".writing-";
-/// Before the name of a checkpoint that another of its step replaces, for a moment: the file system cannot exchange them.
+/// Before the name of a checkpoint that another of its step replaces, for a moment: the file system cannot
+/// exchange them.
 constexpr std::string_view kAsidePrefix = ".replaced-";
 constexpr std::size_t kLatestBytesLimit = 4096;
 
@@ -43,7 +44,8 @@ bool is_checkpoint_name(std::string_view name) {
            digits.find_first_not_of("0123456789") == std::string_view::npos;
 }
 
-/// Where a checkpoint lies whose directory should be `path`: beside it, where the writer was killed while it replaced it.
+/// Where a checkpoint lies whose directory should be `path`: beside it, where the writer was killed while it
+/// replaced it.
 /// "" where there is none.
 std::string find_checkpoint(const std::string& path) {
     std::error_code ignored;
@@ -53,10 +55,12 @@ std::string find_checkpoint(const std::string& path) {
     return fs::is_directory(aside, ignored) ? aside : "";
 }
 
-/// Puts the directory `hidden` at `directory`/`name`, in one step also when that exists: then they change places. File
-/// systems without renameat2's flags (NFS, Lustre: EINVAL) take two steps; find_checkpoint() knows of the moment in between.
+/// Puts the directory `hidden` at `directory`/`name`, in one step also when that exists: then they change
+/// places. File systems without renameat2's flags (NFS, Lustre: EINVAL) take two steps; find_checkpoint()
+/// knows of the moment in between.
 void move_into_place(const std::string& hidden, const std::string& directory, const std::string& name) {
-    const std::string to = directory + "/" + name, aside = fmt::format("{}/{}{}", directory, kAsidePrefix, name);
+    const std::string to = directory + "/" + name,
+                      aside = fmt::format("{}/{}{}", directory, kAsidePrefix, name);
     const auto rename_with = [&](unsigned flags) {
         return ::renameat2(AT_FDCWD, hidden.c_str(), AT_FDCWD, to.c_str(), flags) == 0;
     };
@@ -71,8 +75,8 @@ void move_into_place(const std::string& hidden, const std::string& directory, co
     fail_checkpoint(to, "rename", error);
 }
 
-void write_parts(const std::string& directory, std::span<const CheckpointPart> parts, const TrainingState& state,
-                 const std::shared_ptr<cuda::HostRoom>& room) {
+void write_parts(const std::string& directory, std::span<const CheckpointPart> parts,
+                 const TrainingState& state, const std::shared_ptr<cuda::HostRoom>& room) {
     // "pt": what other programs look for to know the layout of the tensors.
     const Metadata metadata = {{"format", "pt"}, {"step", std::to_string(state.step)}};
     for (const CheckpointPart& part : parts) {
@@ -131,9 +135,10 @@ void CheckpointDirectory::remove_left_overs() const {
     for (const fs::path& entry : entries) {
         const std::string name = entry.filename();
         // What was moved aside and not replaced is still the checkpoint of its step, and gets its name back.
-        const bool is_replaced = name.starts_with(kAsidePrefix) &&
-                                 ::rename(entry.c_str(), (path_ + "/" + name.substr(kAsidePrefix.size())).c_str()) != 0 &&
-                                 (errno == EEXIST || errno == ENOTEMPTY);
+        const bool is_replaced =
+            name.starts_with(kAsidePrefix) &&
+            ::rename(entry.c_str(), (path_ + "/" + name.substr(kAsidePrefix.size())).c_str()) != 0 &&
+            (errno == EEXIST || errno == ENOTEMPTY);
         if (is_replaced || name.starts_with(kHiddenPrefix)) fs::remove_all(entry, ignored);
     }
     ::unlink((path_ + "/latest.new").c_str());
@@ -160,8 +165,9 @@ std::optional<std::string> CheckpointDirectory::latest() const {
         const std::string name = latest->substr(0, latest->find('\n'));
         const std::string found = is_checkpoint_name(name) ? find_checkpoint(path_ + "/" + name) : "";
         if (found.empty())
-            throw InvalidInput(fmt::format("checkpoint {}/latest: names '{}', which is not a checkpoint there", path_,
-                                           ddprun::excerpt(name)));
+            throw InvalidInput(
+                fmt::format("checkpoint {}/latest: names '{}', which is not a checkpoint there", path_,
+                            ddprun::excerpt(name)));
         return found;
     }
     if (latest.error().sys != ENOENT) throw InvalidInput("checkpoint " + latest.error().what);
@@ -172,7 +178,8 @@ std::optional<std::string> CheckpointDirectory::latest() const {
         const std::string name = file.starts_with(kAsidePrefix) ? file.substr(kAsidePrefix.size()) : file;
         // One aside whose successor is in place is being removed.
         if (!is_checkpoint_name(name) || find_checkpoint(path_ + "/" + name) != entry.path()) continue;
-        std::pair<fs::file_time_type, std::string> found{entry.last_write_time(ignored), entry.path().string()};
+        std::pair<fs::file_time_type, std::string> found{entry.last_write_time(ignored),
+                                                         entry.path().string()};
         if (!newest || found > *newest) newest = std::move(found);
     }
     if (!newest) return std::nullopt;

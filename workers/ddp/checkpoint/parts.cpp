@@ -29,38 +29,47 @@ constexpr std::uint64_t kMostCount = std::uint64_t{1} << 48;
 
 /// Error: what is wrong.
 Result<TrainingState> from_json(const std::string& text) {
-    const auto wrong = [](std::string what) { return ddprun::Error{ddprun::Errc::InvalidArgument, std::move(what), 0}; };
+    const auto wrong = [](std::string what) {
+        return ddprun::Error{ddprun::Errc::InvalidArgument, std::move(what), 0};
+    };
     const std::optional<Json> object = ddprun::parse_json_object(text);
     if (!object) return wrong("not the state of a checkpoint");
     const Json &json = *object, &sampler = json["sampler"], &notes = json["notes"];
-    const auto format = json["format"].as_uint64(), epoch = json["epoch"].as_uint64(), step = json["step"].as_uint64();
+    const auto format = json["format"].as_uint64(), epoch = json["epoch"].as_uint64(),
+               step = json["step"].as_uint64();
     const auto sampler_epoch = sampler["epoch"].as_uint64(), consumed = sampler["consumed"].as_uint64();
-    if (format != kStateFormat || !epoch || !step || !sampler_epoch || !consumed) return wrong("not the state of a checkpoint");
+    if (format != kStateFormat || !epoch || !step || !sampler_epoch || !consumed)
+        return wrong("not the state of a checkpoint");
     for (const std::uint64_t count : {*epoch, *step, *sampler_epoch, *consumed}) {
-        if (count > kMostCount) return wrong(fmt::format("not the state of a checkpoint: no training comes to {}", count));
+        if (count > kMostCount)
+            return wrong(fmt::format("not the state of a checkpoint: no training comes to {}", count));
     }
     TrainingState state{*epoch, *step, {*sampler_epoch, *consumed}, {}};
     const auto samples = sampler["samples"].as_uint64(), seed = sampler["seed"].as_uint64();
     if (samples) state.sampler.order = {*samples, seed.has_value(), seed.value_or(0)};
     if (!notes.is_object() && !notes.is_null()) return wrong("not the state of a checkpoint");
     for (const auto& [key, value] : notes.members()) {
-        if (!value.is_text()) return wrong(fmt::format("not the state of a checkpoint: its note '{}' is no text", ddprun::excerpt(key)));
+        if (!value.is_text())
+            return wrong(
+                fmt::format("not the state of a checkpoint: its note '{}' is no text", ddprun::excerpt(key)));
         state.notes[key] = value.text();
     }
     return state;
 }
 
-/// The step counts that an optimizer's file lacks because it is of the time when state.json alone counted steps: the
-/// common one, or it and those of all parameters.
+/// The step counts that an optimizer's file lacks because it is of the time when state.json alone counted
+/// steps: the common one, or it and those of all parameters.
 std::vector<Tensor> counts_not_in(const SafetensorsFile& file, std::span<const Tensor> optimizer) {
     const auto is_of_parameter = [](const Tensor& tensor) { return tensor.name.starts_with(kStepPrefix); };
     const auto is_there = [&](const Tensor& tensor) { return file.entries().contains(tensor.name); };
-    const bool has_any = std::any_of(optimizer.begin(), optimizer.end(),
-                                     [&](const Tensor& tensor) { return is_of_parameter(tensor) && is_there(tensor); });
+    const bool has_any = std::any_of(optimizer.begin(), optimizer.end(), [&](const Tensor& tensor) {
+        return is_of_parameter(tensor) && is_there(tensor);
+    });
     std::vector<Tensor> counts;
     for (const Tensor& tensor : optimizer) {
         const bool is_count = tensor.name == kStepsName || (is_of_parameter(tensor) && !has_any);
-        if (is_count && !is_there(tensor) && tensor.memory.bytes() == sizeof(TrainingState::step)) counts.push_back(tensor);
+        if (is_count && !is_there(tensor) && tensor.memory.bytes() == sizeof(TrainingState::step))
+            counts.push_back(tensor);
     }
     return counts;
 }
@@ -116,7 +125,8 @@ TrainingState load_state(const std::string& checkpoint) {
     return state_from_json(*text, path);
 }
 
-void read_parts(const std::string& checkpoint, std::span<const CheckpointPart> parts, const TrainingState& state) {
+void read_parts(const std::string& checkpoint, std::span<const CheckpointPart> parts,
+                const TrainingState& state) {
     std::list<PartFile> opened;
     for (const CheckpointPart& part : parts) {
         SafetensorsFile file = SafetensorsFile::open(path_of(checkpoint, part.name));
@@ -149,7 +159,8 @@ TrainingState load_checkpoint(const std::string& checkpoint, std::span<const Ten
 SafetensorsFile::Unmatched load_weights(const std::string& path, std::span<const Tensor> model,
                                         const SafetensorsFile::Rename& rename) {
     const HostCopies values(model, HostCopies::Begin::WithContents);
-    SafetensorsFile::Unmatched unmatched = SafetensorsFile::open(path).read_matching(values.tensors(), rename);
+    SafetensorsFile::Unmatched unmatched =
+        SafetensorsFile::open(path).read_matching(values.tensors(), rename);
     values.upload();
     return unmatched;
 }

@@ -21,10 +21,12 @@ std::string path_of(const std::string& checkpoint, std::string_view part);
 
 /// What state.json holds.
 std::string to_json(const TrainingState& state);
-/// Every member must be there, of its type, and what a training can have come to. Throws InvalidInput, beginning with `place`.
+/// Every member must be there, of its type, and what a training can have come to. Throws InvalidInput,
+/// beginning with `place`.
 TrainingState state_from_json(const std::string& text, const std::string& place);
 
 /// Fills the parts from the files of a checkpoint, all or none, as load_checkpoint does.
-void read_parts(const std::string& checkpoint, std::span<const CheckpointPart> parts, const TrainingState& state);
+void read_parts(const std::string& checkpoint, std::span<const CheckpointPart> parts,
+                const TrainingState& state);
 
 }  // namespace ddp

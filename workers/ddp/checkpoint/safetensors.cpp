@@ -83,7 +83,8 @@ std::optional<std::pair<std::vector<std::int64_t>, std::uint64_t>> parse_shape(c
     std::uint64_t bytes = size_of(dtype);
     for (const Json& extent : json.elements()) {
         const std::optional<std::int64_t> value = extent.as_int64();
-        if (!value || *value < 0 || __builtin_mul_overflow(bytes, static_cast<std::uint64_t>(*value), &bytes)) return std::nullopt;
+        if (!value || *value < 0 || __builtin_mul_overflow(bytes, static_cast<std::uint64_t>(*value), &bytes))
+            return std::nullopt;
         shape.push_back(*value);
     }
     return std::pair{std::move(shape), bytes};
@@ -203,12 +204,13 @@ const SafetensorsFile::Entry* SafetensorsFile::find(const std::string& name) con
 
 void SafetensorsFile::require_fit(const Tensor& tensor, const Entry& entry) const {
     if (entry.dtype == tensor.memory.dtype && entry.shape == tensor.shape) return;
-    refuse(fmt::format("tensor '{}' is {} there, {} in this program", tensor.name, describe(entry.dtype, entry.shape),
-                       describe(tensor)));
+    refuse(fmt::format("tensor '{}' is {} there, {} in this program", tensor.name,
+                       describe(entry.dtype, entry.shape), describe(tensor)));
 }
 
 void SafetensorsFile::read(const Tensor& tensor, const Entry& entry) const {
-    read_at(fd_.get(), path_, entry.offset, {static_cast<std::byte*>(tensor.memory.data), tensor.memory.bytes()});
+    read_at(fd_.get(), path_, entry.offset,
+            {static_cast<std::byte*>(tensor.memory.data), tensor.memory.bytes()});
 }
 
 void SafetensorsFile::require_same(std::span<const Tensor> tensors) const {
@@ -234,7 +236,8 @@ void SafetensorsFile::read_into(std::span<const Tensor> tensors) const {
     for (const Tensor& tensor : tensors) read(tensor, *find(tensor.name));
 }
 
-SafetensorsFile::Unmatched SafetensorsFile::read_matching(std::span<const Tensor> tensors, const Rename& rename) const {
+SafetensorsFile::Unmatched SafetensorsFile::read_matching(std::span<const Tensor> tensors,
+                                                          const Rename& rename) const {
     check_tensors(tensors);
     Unmatched unmatched;
     std::vector<std::pair<const Tensor*, const Entry*>> pairs;

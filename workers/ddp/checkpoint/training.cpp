@@ -48,12 +48,15 @@ std::string by_rank_zero(ProcessGroup& group, const std::function<std::string()>
 void check_names(const Training& training) {
     std::vector<std::string_view> names = {kModelPart, kOptimizerPart};
     for (const TrainingPart& part : training.parts) {
-        const bool is_file_name = !part.name.empty() && std::all_of(part.name.begin(), part.name.end(), [](char c) {
-            return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '-' || c == '_';
-        });
+        const bool is_file_name =
+            !part.name.empty() && std::all_of(part.name.begin(), part.name.end(), [](char c) {
+                return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') ||
+                       c == '-' || c == '_';
+            });
         if (!is_file_name)
-            throw InvalidInput(fmt::format("checkpoint: a part cannot be named '{}': letters, digits, '-' and '_' only",
-                                           ddprun::excerpt(part.name)));
+            throw InvalidInput(
+                fmt::format("checkpoint: a part cannot be named '{}': letters, digits, '-' and '_' only",
+                            ddprun::excerpt(part.name)));
         if (std::find(names.begin(), names.end(), part.name) != names.end())
             throw InvalidInput(fmt::format("checkpoint: two parts are named '{}'", part.name));
         names.push_back(part.name);
@@ -63,7 +66,8 @@ void check_names(const Training& training) {
 /// Those that this run has.
 std::vector<CheckpointPart> parts_of(const Training& training) {
     check_names(training);
-    std::vector<CheckpointPart> parts = {{kModelPart, training.model.state()}, {kOptimizerPart, training.optimizer.state()}};
+    std::vector<CheckpointPart> parts = {{kModelPart, training.model.state()},
+                                         {kOptimizerPart, training.optimizer.state()}};
     for (const TrainingPart& part : training.parts) {
         if (part.state != nullptr) parts.push_back({part.name, part.state->state()});
     }
@@ -72,7 +76,8 @@ std::vector<CheckpointPart> parts_of(const Training& training) {
 
 bool is_named(const Training& training, const std::string& part) {
     return part == kModelPart || part == kOptimizerPart ||
-           std::any_of(training.parts.begin(), training.parts.end(), [&](const TrainingPart& p) { return p.name == part; });
+           std::any_of(training.parts.begin(), training.parts.end(),
+                       [&](const TrainingPart& p) { return p.name == part; });
 }
 
 /// Throws for a file that nobody would read: a schedule that a program forgets begins anew without a word.
@@ -81,9 +86,10 @@ void refuse_unknown_files(const std::string& checkpoint, const Training& trainin
     for (const auto& entry : fs::directory_iterator(checkpoint, ignored)) {
         const std::string name = entry.path().stem();
         if (entry.path().extension() != ".safetensors" || is_named(training, name)) continue;
-        throw InvalidInput(fmt::format("checkpoint {}: holds '{}', which this program does not go on from: another program wrote it, or "
-                                       "the same with other data or options",
-                                       checkpoint, ddprun::excerpt(name)));
+        throw InvalidInput(fmt::format(
+            "checkpoint {}: holds '{}', which this program does not go on from: another program wrote it, or "
+            "the same with other data or options",
+            checkpoint, ddprun::excerpt(name)));
     }
 }
 
@@ -94,9 +100,10 @@ std::vector<CheckpointPart> parts_in(const std::string& checkpoint, const Traini
     for (const TrainingPart& part : training.parts) {
         if (part.state == nullptr || fs::exists(path_of(checkpoint, part.name))) continue;
         if (!part.optional)
-            throw InvalidInput(fmt::format("checkpoint {}: lacks '{}', which this program goes on from: another program wrote it, or the "
-                                           "same with other data or options",
-                                           checkpoint, part.name));
+            throw InvalidInput(fmt::format(
+                "checkpoint {}: lacks '{}', which this program goes on from: another program wrote it, or the "
+                "same with other data or options",
+                checkpoint, part.name));
         std::erase_if(parts, [&](const CheckpointPart& p) { return p.name == part.name; });
     }
     return parts;
@@ -118,7 +125,8 @@ void broadcast_from_zero(ProcessGroup& group, const Tensor& tensor) {
     std::memcpy(tensor.memory.data, zeros.data(), zeros.size());
 }
 
-TrainingState share(ProcessGroup& group, const std::string& state_json, const std::string& checkpoint, const Training& training) {
+TrainingState share(ProcessGroup& group, const std::string& state_json, const std::string& checkpoint,
+                    const Training& training) {
     for (const CheckpointPart& part : parts_of(training)) {
         for (const Tensor& tensor : part.tensors) broadcast_from_zero(group, tensor);
     }
@@ -157,7 +165,8 @@ std::optional<TrainingState> CheckpointDirectory::load(ProcessGroup& group, cons
 }
 
 TrainingState load_checkpoint(ProcessGroup& group, const std::string& checkpoint, const Training& training) {
-    return share(group, by_rank_zero(group, [&] { return read_training(checkpoint, training); }), checkpoint, training);
+    return share(group, by_rank_zero(group, [&] { return read_training(checkpoint, training); }), checkpoint,
+                 training);
 }
 
 }  // namespace ddp

@@ -24,19 +24,14 @@ std::string advice_for(int code, int runtime, int driver) {
         case 2:
             return "the device's memory is full: a smaller batch, or another process is on it (ddprun "
                    "doctor)";
-        case 35:
-            return for_old_driver(runtime, driver);
+        case 35: return for_old_driver(runtime, driver);
         case 46:
             return "another process has the device, and its compute mode admits only one: another device, or "
                    "nvidia-smi -c DEFAULT";
-        case 100:
-            return "no device is visible: see CUDA_VISIBLE_DEVICES and the allocation";
-        case 201:
-            return "the calling thread has not chosen a device: cudaSetDevice first";
-        case 209:
-            return "the program has no code for this device's generation";
-        case 214:
-            return "the device's memory is defective: take it out of service (ddprun doctor)";
+        case 100: return "no device is visible: see CUDA_VISIBLE_DEVICES and the allocation";
+        case 201: return "the calling thread has not chosen a device: cudaSetDevice first";
+        case 209: return "the program has no code for this device's generation";
+        case 214: return "the device's memory is defective: take it out of service (ddprun doctor)";
         case 222:
             return "the driver is older than the toolkit that made the program's PTX: update the driver";
         case 400:
@@ -44,8 +39,7 @@ std::string advice_for(int code, int runtime, int driver) {
                    "the device of its group (cudaSetDevice)";
         case 700:
         case 716:
-        case 719:
-            return "a kernel crashed, this one or one before it; compute-sanitizer finds where";
+        case 719: return "a kernel crashed, this one or one before it; compute-sanitizer finds where";
         case 802:
             return "on an NVSwitch machine the fabric manager must run: systemctl status "
                    "nvidia-fabricmanager";
@@ -61,13 +55,10 @@ std::string advice_for(int code, int runtime, int driver) {
             return "the MPS server does not answer: nvidia-cuda-mps-control -d on this node, or unset "
                    "CUDA_MPS_PIPE_DIRECTORY";
         case 808:
-        case 809:
-            return "the MPS server takes no more clients: fewer workers per GPU";
+        case 809: return "the MPS server takes no more clients: fewer workers per GPU";
         case 900:
-        case 906:
-            return "between the begin and the end of a capture nothing may wait, allocate or ask";
-        default:
-            return "";
+        case 906: return "between the begin and the end of a capture nothing may wait, allocate or ask";
+        default: return "";
     }
 }
 

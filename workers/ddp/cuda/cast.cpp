@@ -16,25 +16,22 @@ std::string place(const Device& device) {
 void require_kernels(const Gpu& gpu, const Buffer& gradient, std::string_view who) {
     const Device device{Device::Kind::Cuda, gpu.index()};
     if (gradient.device == device && has_kernels(gradient.dtype)) return;
-    throw InvalidInput(fmt::format("{}: a gradient of {} elements of {} in {} cannot be read; it takes float32, bfloat16 and float16 in {}",
-                                   who, gradient.count, name_of(gradient.dtype), place(gradient.device), place(device)));
+    throw InvalidInput(fmt::format(
+        "{}: a gradient of {} elements of {} in {} cannot be read; it takes float32, bfloat16 and float16 in {}",
+        who, gradient.count, name_of(gradient.dtype), place(gradient.device), place(device)));
 }
 
 }  // namespace
 
 std::optional<device::ElementType> element_type(DType type) {
     switch (type) {
-        case DType::F32:
-            return device::ElementType::F32;
-        case DType::BF16:
-            return device::ElementType::BF16;
-        case DType::F16:
-            return device::ElementType::F16;
+        case DType::F32: return device::ElementType::F32;
+        case DType::BF16: return device::ElementType::BF16;
+        case DType::F16: return device::ElementType::F16;
         case DType::F64:
         case DType::I32:
         case DType::I64:
-        case DType::U8:
-            return std::nullopt;
+        case DType::U8: return std::nullopt;
     }
     return std::nullopt;
 }
@@ -45,11 +42,13 @@ void scale_cast(const Gpu& gpu, const Buffer& from, const Buffer& to, float scal
         throw InvalidInput(fmt::format("scale_cast: {} elements of {} to {} of {}", from.count,
                                        name_of(from.dtype), to.count, name_of(to.dtype)));
     if (from.count == 0) return;
-    check(device::scale_cast({from.data, *source, to.data, *target, from.count, scale}, gpu.grid_for(from.count), stream),
+    check(device::scale_cast({from.data, *source, to.data, *target, from.count, scale},
+                             gpu.grid_for(from.count), stream),
           "launching scale_cast");
 }
 
-void for_gradients(const Gpu& gpu, std::span<const Buffer> gradients, std::string_view who, const LaunchGradients& launch) {
+void for_gradients(const Gpu& gpu, std::span<const Buffer> gradients, std::string_view who,
+                   const LaunchGradients& launch) {
     for (const Buffer& gradient : gradients) {
         if (gradient.data != nullptr) require_kernels(gpu, gradient, who);
     }
@@ -63,7 +62,8 @@ void for_gradients(const Gpu& gpu, std::span<const Buffer> gradients, std::strin
     };
     for (const Buffer& gradient : gradients) {
         if (gradient.data == nullptr || gradient.count == 0) continue;
-        batch.arrays[batch.count++] = {gradient.data, gradient.count, *element_type(gradient.dtype), stretches};
+        batch.arrays[batch.count++] = {gradient.data, gradient.count, *element_type(gradient.dtype),
+                                       stretches};
         stretches += device::stretches_of(gradient.count);
         largest = std::max<std::uint64_t>(largest, gradient.count);
         if (batch.count == batch.kMost) launch_batch();

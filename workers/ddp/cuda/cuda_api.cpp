@@ -32,14 +32,15 @@ bool succeeded(cudaError_t code) {
 
 namespace {
 
-/// Whether the calling thread has worked on a device. Only the driver knows; it is asked through the runtime, which has
-/// loaded it.
+/// Whether the calling thread has worked on a device. Only the driver knows; it is asked through the runtime,
+/// which has loaded it.
 bool has_context() {
     using Ask = int (*)(void** context);
     void* ask = nullptr;
     void* context = nullptr;
     cudaDriverEntryPointQueryResult found{};
-    return succeeded(cudaGetDriverEntryPointByVersion("cuCtxGetCurrent", &ask, 12000, cudaEnableDefault, &found)) &&
+    return succeeded(
+               cudaGetDriverEntryPointByVersion("cuCtxGetCurrent", &ask, 12000, cudaEnableDefault, &found)) &&
            ask != nullptr && reinterpret_cast<Ask>(ask)(&context) == 0 && context != nullptr;
 }
 
@@ -87,7 +88,8 @@ void Event::synchronize() const { check(cudaEventSynchronize(event_), "waiting f
 
 double Event::milliseconds_since(const Event& earlier) const {
     float milliseconds = 0;
-    check(cudaEventElapsedTime(&milliseconds, earlier.event_, event_), "reading the time between two CUDA events");
+    check(cudaEventElapsedTime(&milliseconds, earlier.event_, event_),
+          "reading the time between two CUDA events");
     return milliseconds;
 }
 

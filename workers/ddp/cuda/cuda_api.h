@@ -5,20 +5,20 @@
 #include <cstdint>
 #include <string>
 
-/// What libddp adds to the CUDA runtime. Programs are linked with the static one, which looks for the driver at the first
-/// call: they run where there is none too. Tests link one over host memory in its place; a build without CUDA has a
-/// runtime that refuses everything (no_cuda.cpp).
+/// What libddp adds to the CUDA runtime. Programs are linked with the static one, which looks for the driver
+/// at the first call: they run where there is none too. Tests link one over host memory in its place; a build
+/// without CUDA has a runtime that refuses everything (no_cuda.cpp).
 namespace ddp::cuda {
 
 using Stream = cudaStream_t;
 
 /// "out of memory (CUDA error 2): the device's memory is full: ...": CUDA's words, and what to do.
 [[nodiscard]] std::string explain(cudaError_t code);
-/// Throws Error "<attempt>: <CUDA's explanation>" unless the code is cudaSuccess. A failure is told here, and is not the
-/// thread's last error any more.
+/// Throws Error "<attempt>: <CUDA's explanation>" unless the code is cudaSuccess. A failure is told here, and
+/// is not the thread's last error any more.
 void check(cudaError_t code, const char* attempt);
-/// Whether a call that may be refused was not. A refusal is not left behind either: the program would find it with its
-/// own cudaGetLastError, and blame its last launch.
+/// Whether a call that may be refused was not. A refusal is not left behind either: the program would find it
+/// with its own cudaGetLastError, and blame its last launch.
 [[nodiscard]] bool succeeded(cudaError_t code);
 
 /// For the life of this object the calling thread's CUDA calls are for that device: events, memory and the
@@ -54,8 +54,8 @@ class Event {
     void record(Stream stream) const;
     /// Work that `stream` is given from now on begins after this point.
     void hold_back(Stream stream) const;
-    /// cudaSuccess, cudaErrorNotReady, or what went wrong on the device. "Not ready" is no error of the thread's
-    /// afterwards.
+    /// cudaSuccess, cudaErrorNotReady, or what went wrong on the device. "Not ready" is no error of the
+    /// thread's afterwards.
     [[nodiscard]] cudaError_t query() const;
     /// Blocks until the last recording is reached. Throws Error with what went wrong on the device.
     void synchronize() const;

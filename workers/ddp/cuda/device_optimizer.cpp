@@ -92,7 +92,9 @@ class DeviceOptimizer final : public Optimizer {
         for (std::size_t i = 0; i < count; ++i) {
             if (has_master(i)) tensors.push_back(state_tensor("master", i, masters_[i].as<float>()));
         }
-        tensors.push_back({std::string(kStepsName), {}, {&scalars()->step, 1, DType::I64, parameters().front().memory.device}});
+        tensors.push_back({std::string(kStepsName),
+                           {},
+                           {&scalars()->step, 1, DType::I64, parameters().front().memory.device}});
         if (rule_ == Rule::AdamW)
             device::append_step_counts(tensors, parameters(), corrections_.as<device::Correction>());
         return tensors;
@@ -111,8 +113,9 @@ class DeviceOptimizer final : public Optimizer {
     bool takes_gradient(DType gradient, DType) const override { return has_kernels(gradient); }
 
     void update(std::span<const Buffer> gradients) override {
-        const device::Rescaling rescaling{options_.scaler != nullptr ? options_.scaler->on_device() : nullptr,
-                                          options_.clipper != nullptr ? options_.clipper->on_device() : nullptr};
+        const device::Rescaling rescaling{
+            options_.scaler != nullptr ? options_.scaler->on_device() : nullptr,
+            options_.clipper != nullptr ? options_.clipper->on_device() : nullptr};
         check(device::begin_step(rule_, scalars(), rescaling, stream_), "beginning an optimizer's step");
         device::ParameterBatch batch;
         for (std::size_t i = 0; i < gradients.size(); ++i) {
@@ -129,9 +132,11 @@ class DeviceOptimizer final : public Optimizer {
         std::uint64_t largest = 0;
         for (unsigned i = 0; i < batch.count; ++i) largest = std::max(largest, batch.arrays[i].count);
         if (rule_ == Rule::AdamW)
-            check(device::begin_parameters(batch, scalars(), rescaling, stream_), "correcting AdamW's averages");
-        check(device::step(rule_, batch, scalars(), options_.zero_gradients, gpu_->grid_for(largest), stream_),
-              "launching an optimizer's step");
+            check(device::begin_parameters(batch, scalars(), rescaling, stream_),
+                  "correcting AdamW's averages");
+        check(
+            device::step(rule_, batch, scalars(), options_.zero_gradients, gpu_->grid_for(largest), stream_),
+            "launching an optimizer's step");
         batch.count = 0;
     }
     device::ParameterArray array_of(std::size_t i, const Buffer& gradient) const {

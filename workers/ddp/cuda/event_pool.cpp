@@ -4,9 +4,7 @@
 
 namespace ddp::cuda {
 
-std::shared_ptr<EventPool> EventPool::make() {
-    return std::shared_ptr<EventPool>(new EventPool);
-}
+std::shared_ptr<EventPool> EventPool::make() { return std::shared_ptr<EventPool>(new EventPool); }
 
 std::shared_ptr<const Event> EventPool::take() {
     std::unique_ptr<const Event> event;

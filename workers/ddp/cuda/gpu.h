@@ -21,8 +21,8 @@ class Gpu {
     /// The calling thread's CUDA calls are for this device from now on. Every thread that launches or
     /// allocates calls it once.
     void make_current() const;
-    /// Blocks of kBlockThreads for an element-wise kernel: enough to fill the device, no more than there is work for. At
-    /// least 1.
+    /// Blocks of kBlockThreads for an element-wise kernel: enough to fill the device, no more than there is
+    /// work for. At least 1.
     [[nodiscard]] unsigned grid_for(std::uint64_t elements) const;
     /// The same for a kernel that gives each row to one warp.
     [[nodiscard]] unsigned grid_for_rows(std::uint64_t rows) const;

@@ -21,7 +21,8 @@ struct GradClipper::Parts {
         cuda::synchronize(stream);
     }
     void reserve(std::size_t stretches) {
-        if (!sums || sums->bytes() < stretches * sizeof(double)) sums.emplace(gpu, stretches * sizeof(double));
+        if (!sums || sums->bytes() < stretches * sizeof(double))
+            sums.emplace(gpu, stretches * sizeof(double));
     }
     [[nodiscard]] device::GradClip read() const {
         device::GradClip now{};
@@ -38,8 +39,11 @@ struct GradClipper::Parts {
 
 GradClipper::GradClipper(Device device, double max_norm, GradClipperOptions options) {
     if (device.kind != Device::Kind::Cuda)
-        throw InvalidInput("grad clipper: it works on CUDA devices only; for host memory there is clip_grad_norm");
-    if (!(max_norm > 0)) throw InvalidInput(fmt::format("grad clipper: the largest norm is {}; it has to be positive", max_norm));
+        throw InvalidInput(
+            "grad clipper: it works on CUDA devices only; for host memory there is clip_grad_norm");
+    if (!(max_norm > 0))
+        throw InvalidInput(
+            fmt::format("grad clipper: the largest norm is {}; it has to be positive", max_norm));
     parts_ = std::make_unique<Parts>(device.index, max_norm, options);
 }
 
@@ -52,13 +56,17 @@ void GradClipper::measure(std::span<const Buffer> gradients) {
     }
     parts_->reserve(stretches);
     auto* const sums = parts_->sums->as<double>();
-    cuda::for_gradients(*parts_->gpu, gradients, "grad clipper", [&](const device::GradientBatch& batch, unsigned) {
-        const device::GradientArray& last = batch.arrays[batch.count - 1];
-        const std::uint32_t end = last.first_stretch + device::stretches_of(last.count);
-        cuda::check(device::sum_squares(batch, sums, parts_->gpu->grid_for_rows(end - batch.arrays[0].first_stretch), parts_->stream),
-                    "summing the squares of gradients");
-    });
-    cuda::check(device::update_clip(parts_->memory.as<device::GradClip>(), sums, stretches, parts_->scale, parts_->stream),
+    cuda::for_gradients(
+        *parts_->gpu, gradients, "grad clipper", [&](const device::GradientBatch& batch, unsigned) {
+            const device::GradientArray& last = batch.arrays[batch.count - 1];
+            const std::uint32_t end = last.first_stretch + device::stretches_of(last.count);
+            cuda::check(device::sum_squares(batch, sums,
+                                            parts_->gpu->grid_for_rows(end - batch.arrays[0].first_stretch),
+                                            parts_->stream),
+                        "summing the squares of gradients");
+        });
+    cuda::check(device::update_clip(parts_->memory.as<device::GradClip>(), sums, stretches, parts_->scale,
+                                    parts_->stream),
                 "taking the norm of gradients");
 }
 

@@ -57,10 +57,12 @@ const device::GradScale* GradScaler::on_device() const { return parts_->memory.a
 const float* GradScaler::scale() const { return &on_device()->scale; }
 
 void GradScaler::check(std::span<const Buffer> gradients) {
-    cuda::for_gradients(*parts_->gpu, gradients, "grad scaler", [&](const device::GradientBatch& batch, unsigned blocks) {
-        cuda::check(device::find_non_finite(batch, parts_->memory.as<device::GradScale>(), blocks, parts_->stream),
-                    "looking for gradients that are not finite");
-    });
+    cuda::for_gradients(*parts_->gpu, gradients, "grad scaler",
+                        [&](const device::GradientBatch& batch, unsigned blocks) {
+                            cuda::check(device::find_non_finite(batch, parts_->memory.as<device::GradScale>(),
+                                                                blocks, parts_->stream),
+                                        "looking for gradients that are not finite");
+                        });
 }
 
 void GradScaler::update() {

@@ -26,8 +26,10 @@ class HostRoom {
 class HostCopies {
   public:
     enum class Begin { WithContents, WithoutContents };
-    /// Copies once everything the devices were given is done. The tensors are borrowed. The copies lie in `room`.
-    HostCopies(std::span<const Tensor> tensors, Begin begin, std::shared_ptr<HostRoom> room = std::make_shared<HostRoom>());
+    /// Copies once everything the devices were given is done. The tensors are borrowed. The copies lie in
+    /// `room`.
+    HostCopies(std::span<const Tensor> tensors, Begin begin,
+               std::shared_ptr<HostRoom> room = std::make_shared<HostRoom>());
     [[nodiscard]] std::span<const Tensor> tensors() const { return copies_; }
     /// Puts what was written into the copies onto the devices.
     void upload() const;

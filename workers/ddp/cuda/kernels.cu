@@ -1,5 +1,6 @@
-// The kernels of libddp, and how they are launched. A kernel is a struct with its arguments and a call for one of several
-// threads; `array` is its place in the batch. The order of operations of a step is optimizer.cpp's.
+// The kernels of libddp, and how they are launched. A kernel is a struct with its arguments and a call for
+// one of several threads; `array` is its place in the batch. The order of operations of a step is
+// optimizer.cpp's.
 #if defined(__CUDACC__)
 #include "ddp/cuda/launch.cuh"
 #endif
@@ -54,12 +55,9 @@ struct FindNonFinite {
     DDP_BOTH void operator()(std::uint64_t thread, std::uint64_t threads, unsigned array) const {
         const GradientArray& mine = batch.arrays[array];
         switch (mine.type) {
-            case ElementType::F32:
-                return look<float>(thread, threads, mine);
-            case ElementType::BF16:
-                return look<Bf16>(thread, threads, mine);
-            case ElementType::F16:
-                return look<F16>(thread, threads, mine);
+            case ElementType::F32: return look<float>(thread, threads, mine);
+            case ElementType::BF16: return look<Bf16>(thread, threads, mine);
+            case ElementType::F16: return look<F16>(thread, threads, mine);
         }
     }
 };
@@ -97,21 +95,20 @@ struct SumSquares {
             if (together && i + kPack <= array.count) {
                 v = load<kPack>(values + i);
             } else {
-                for (std::uint64_t k = 0; k < kPack && i + k < array.count; ++k) v.of[k] = to_float(values[i + k]);
+                for (std::uint64_t k = 0; k < kPack && i + k < array.count; ++k)
+                    v.of[k] = to_float(values[i + k]);
             }
-            for (int k = 0; k < kPack; ++k) sum += static_cast<double>(v.of[k]) * static_cast<double>(v.of[k]);
+            for (int k = 0; k < kPack; ++k)
+                sum += static_cast<double>(v.of[k]) * static_cast<double>(v.of[k]);
         }
         return lanes.sum(sum);
     }
     template <class Lanes>
     DDP_BOTH double sum_of(const GradientArray& array, std::uint64_t stretch, Lanes lanes) const {
         switch (array.type) {
-            case ElementType::F32:
-                return sum<float>(array, stretch, lanes);
-            case ElementType::BF16:
-                return sum<Bf16>(array, stretch, lanes);
-            case ElementType::F16:
-                return sum<F16>(array, stretch, lanes);
+            case ElementType::F32: return sum<float>(array, stretch, lanes);
+            case ElementType::BF16: return sum<Bf16>(array, stretch, lanes);
+            case ElementType::F16: return sum<F16>(array, stretch, lanes);
         }
         return 0;
     }
@@ -161,7 +158,8 @@ struct BeginParameters {
     Rescaling rescaling;
     DDP_BOTH void operator()(std::uint64_t thread, std::uint64_t threads, unsigned) const {
         if (is_skipped(rescaling)) return;
-        for (std::uint64_t i = thread; i < batch.count; i += threads) open_step(*batch.arrays[i].correction, *scalars);
+        for (std::uint64_t i = thread; i < batch.count; i += threads)
+            open_step(*batch.arrays[i].correction, *scalars);
     }
 };
 struct SetLearningRate {
@@ -172,8 +170,8 @@ struct SetLearningRate {
     }
 };
 
-/// One pass over a parameter: reads the gradient, updates the float32 value and its states, writes the copy in low
-/// precision and zeroes the gradient, where wanted.
+/// One pass over a parameter: reads the gradient, updates the float32 value and its states, writes the copy
+/// in low precision and zeroes the gradient, where wanted.
 template <class Gradient, class Copy>
 struct Pass {
     StepScalars scalars;
@@ -253,7 +251,8 @@ struct AdamW : Pass<Gradient, Copy> {
         this->put_value(i, p);
     }
     DDP_BOTH void run_all(std::uint64_t thread, std::uint64_t threads, std::uint64_t count) const {
-        for_elements(thread, threads, count, *this, this->gradient, this->value, this->copy, average, square_average);
+        for_elements(thread, threads, count, *this, this->gradient, this->value, this->copy, average,
+                     square_average);
     }
 };
 
@@ -277,8 +276,8 @@ struct Step {
 
     template <class Gradient, class Copy>
     DDP_BOTH void update(std::uint64_t thread, std::uint64_t threads, const ParameterArray& mine) const {
-        const Pass<Gradient, Copy> pass{*scalars, zero_gradients, mine.value, static_cast<Gradient*>(mine.gradient),
-                                        static_cast<Copy*>(mine.copy)};
+        const Pass<Gradient, Copy> pass{*scalars, zero_gradients, mine.value,
+                                        static_cast<Gradient*>(mine.gradient), static_cast<Copy*>(mine.copy)};
         Update<Gradient, Copy>(pass, mine).run_all(thread, threads, mine.count);
     }
     template <class Gradient>
@@ -295,31 +294,25 @@ struct Step {
     DDP_BOTH void operator()(std::uint64_t thread, std::uint64_t threads, unsigned array) const {
         const ParameterArray& mine = batch.arrays[array];
         switch (mine.gradient_type) {
-            case ElementType::F32:
-                return step<float>(thread, threads, mine);
-            case ElementType::BF16:
-                return step<Bf16>(thread, threads, mine);
-            case ElementType::F16:
-                return step<F16>(thread, threads, mine);
+            case ElementType::F32: return step<float>(thread, threads, mine);
+            case ElementType::BF16: return step<Bf16>(thread, threads, mine);
+            case ElementType::F16: return step<F16>(thread, threads, mine);
         }
     }
 };
 
 template <class From, class To>
 cudaError_t launch_cast(const Cast& cast, unsigned blocks, cudaStream_t stream) {
-    return launch(ScaleCast<From, To>{static_cast<const From*>(cast.from), static_cast<To*>(cast.to), cast.count,
-                                      cast.scale},
+    return launch(ScaleCast<From, To>{static_cast<const From*>(cast.from), static_cast<To*>(cast.to),
+                                      cast.count, cast.scale},
                   blocks, 1, stream);
 }
 template <class From>
 cudaError_t launch_cast_from(const Cast& cast, unsigned blocks, cudaStream_t stream) {
     switch (cast.to_type) {
-        case ElementType::F32:
-            return launch_cast<From, float>(cast, blocks, stream);
-        case ElementType::BF16:
-            return launch_cast<From, Bf16>(cast, blocks, stream);
-        case ElementType::F16:
-            return launch_cast<From, F16>(cast, blocks, stream);
+        case ElementType::F32: return launch_cast<From, float>(cast, blocks, stream);
+        case ElementType::BF16: return launch_cast<From, Bf16>(cast, blocks, stream);
+        case ElementType::F16: return launch_cast<From, F16>(cast, blocks, stream);
     }
     return cudaErrorInvalidValue;
 }
@@ -328,17 +321,15 @@ cudaError_t launch_cast_from(const Cast& cast, unsigned blocks, cudaStream_t str
 
 cudaError_t scale_cast(const Cast& cast, unsigned blocks, cudaStream_t stream) {
     switch (cast.from_type) {
-        case ElementType::F32:
-            return launch_cast_from<float>(cast, blocks, stream);
-        case ElementType::BF16:
-            return launch_cast_from<Bf16>(cast, blocks, stream);
-        case ElementType::F16:
-            return launch_cast_from<F16>(cast, blocks, stream);
+        case ElementType::F32: return launch_cast_from<float>(cast, blocks, stream);
+        case ElementType::BF16: return launch_cast_from<Bf16>(cast, blocks, stream);
+        case ElementType::F16: return launch_cast_from<F16>(cast, blocks, stream);
     }
     return cudaErrorInvalidValue;
 }
 
-cudaError_t find_non_finite(const GradientBatch& batch, GradScale* scale, unsigned blocks, cudaStream_t stream) {
+cudaError_t find_non_finite(const GradientBatch& batch, GradScale* scale, unsigned blocks,
+                            cudaStream_t stream) {
     return launch(FindNonFinite{batch, scale}, blocks, batch.count, stream);
 }
 cudaError_t update_scale(GradScale* scale, GradScaleRules rules, cudaStream_t stream) {
@@ -354,13 +345,14 @@ cudaError_t update_clip(GradClip* clip, const double* sums, std::uint64_t stretc
 cudaError_t begin_step(Rule rule, StepScalars* scalars, const Rescaling& rescaling, cudaStream_t stream) {
     return launch(BeginStep{rule, scalars, rescaling}, 1, 1, stream);
 }
-cudaError_t begin_parameters(const ParameterBatch& batch, const StepScalars* scalars, const Rescaling& rescaling,
-                             cudaStream_t stream) {
+cudaError_t begin_parameters(const ParameterBatch& batch, const StepScalars* scalars,
+                             const Rescaling& rescaling, cudaStream_t stream) {
     return launch(BeginParameters{batch, scalars, rescaling}, 1, 1, stream);
 }
-cudaError_t step(Rule rule, const ParameterBatch& batch, const StepScalars* scalars, bool zero_gradients, unsigned blocks,
-                 cudaStream_t stream) {
-    if (rule == Rule::Sgd) return launch(Step<Sgd>{batch, scalars, zero_gradients}, blocks, batch.count, stream);
+cudaError_t step(Rule rule, const ParameterBatch& batch, const StepScalars* scalars, bool zero_gradients,
+                 unsigned blocks, cudaStream_t stream) {
+    if (rule == Rule::Sgd)
+        return launch(Step<Sgd>{batch, scalars, zero_gradients}, blocks, batch.count, stream);
     return launch(Step<AdamW>{batch, scalars, zero_gradients}, blocks, batch.count, stream);
 }
 cudaError_t set_learning_rate(StepScalars* scalars, double rate, cudaStream_t stream) {

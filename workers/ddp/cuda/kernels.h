@@ -6,14 +6,14 @@
 
 #include "ddp/cuda/steps.h"
 
-/// The kernels of libddp. Every call puts one launch on `stream`, of `blocks` blocks (Gpu::grid_for) where it says so, and
-/// returns whether it was accepted; all memory is the device's, of any alignment (16 bytes is fast), and lives until the
-/// stream has come past. Arrays of a list go together in batches, which are arguments of the kernel: nothing is brought to
-/// the device first, and a captured launch keeps its own.
+/// The kernels of libddp. Every call puts one launch on `stream`, of `blocks` blocks (Gpu::grid_for) where it
+/// says so, and returns whether it was accepted; all memory is the device's, of any alignment (16 bytes is
+/// fast), and lives until the stream has come past. Arrays of a list go together in batches, which are
+/// arguments of the kernel: nothing is brought to the device first, and a captured launch keeps its own.
 namespace ddp::device {
 
-/// Of a list, the arrays that one launch takes: with what goes beside them no more than the 4 KiB of arguments that every
-/// driver takes.
+/// Of a list, the arrays that one launch takes: with what goes beside them no more than the 4 KiB of
+/// arguments that every driver takes.
 template <class Array, unsigned most>
 struct Batch {
     static constexpr unsigned kMost = most;
@@ -50,8 +50,8 @@ using ParameterBatch = Batch<ParameterArray, 60>;
 
 enum class Rule : std::uint32_t { Sgd, AdamW };
 
-/// to[i] = from[i] * scale, rounded once to nearest even. In place when both are the same array; any other overlap is an
-/// error.
+/// to[i] = from[i] * scale, rounded once to nearest even. In place when both are the same array; any other
+/// overlap is an error.
 struct Cast {
     const void* from;
     ElementType from_type;
@@ -63,7 +63,8 @@ struct Cast {
 cudaError_t scale_cast(const Cast& cast, unsigned blocks, cudaStream_t stream);
 
 /// Sets scale->found_non_finite when an element is infinite or NaN; never clears it.
-cudaError_t find_non_finite(const GradientBatch& batch, GradScale* scale, unsigned blocks, cudaStream_t stream);
+cudaError_t find_non_finite(const GradientBatch& batch, GradScale* scale, unsigned blocks,
+                            cudaStream_t stream);
 /// Moves the scale (next_scale).
 cudaError_t update_scale(GradScale* scale, GradScaleRules rules, cudaStream_t stream);
 
@@ -76,10 +77,10 @@ cudaError_t update_clip(GradClip* clip, const double* sums, std::uint64_t stretc
 /// The factors of a step, once before its batches.
 cudaError_t begin_step(Rule rule, StepScalars* scalars, const Rescaling& rescaling, cudaStream_t stream);
 /// The corrections of a batch's parameters, before its step.
-cudaError_t begin_parameters(const ParameterBatch& batch, const StepScalars* scalars, const Rescaling& rescaling,
-                             cudaStream_t stream);
-cudaError_t step(Rule rule, const ParameterBatch& batch, const StepScalars* scalars, bool zero_gradients, unsigned blocks,
-                 cudaStream_t stream);
+cudaError_t begin_parameters(const ParameterBatch& batch, const StepScalars* scalars,
+                             const Rescaling& rescaling, cudaStream_t stream);
+cudaError_t step(Rule rule, const ParameterBatch& batch, const StepScalars* scalars, bool zero_gradients,
+                 unsigned blocks, cudaStream_t stream);
 cudaError_t set_learning_rate(StepScalars* scalars, double rate, cudaStream_t stream);
 
 }  // namespace ddp::device

@@ -4,9 +4,10 @@
 
 #include <cstdint>
 
-/// How kernels that are structs are run on a device. A launch for elements calls (thread, threads, array) of each thread,
-/// one for rows (warp, warps, lanes) of each thread of a warp; see kernels.cu. No result may depend on how many there are.
-/// What is not a device includes another file in place of this one (no_cuda.cpp, the tests' fakes).
+/// How kernels that are structs are run on a device. A launch for elements calls (thread, threads, array) of
+/// each thread, one for rows (warp, warps, lanes) of each thread of a warp; see kernels.cu. No result may
+/// depend on how many there are. What is not a device includes another file in place of this one
+/// (no_cuda.cpp, the tests' fakes).
 namespace ddp::device {
 
 inline constexpr unsigned kThreads = 256;
@@ -30,7 +31,8 @@ struct Lanes {
 
 template <class Kernel>
 __global__ void __launch_bounds__(kThreads) elements(const __grid_constant__ Kernel kernel) {
-    kernel(std::uint64_t{blockIdx.x} * kThreads + threadIdx.x, std::uint64_t{gridDim.x} * kThreads, blockIdx.y);
+    kernel(std::uint64_t{blockIdx.x} * kThreads + threadIdx.x, std::uint64_t{gridDim.x} * kThreads,
+           blockIdx.y);
 }
 template <class Kernel>
 __global__ void __launch_bounds__(kThreads) rows(const __grid_constant__ Kernel kernel) {

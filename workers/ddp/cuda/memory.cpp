@@ -69,8 +69,6 @@ void copy(void* to, const void* from, std::size_t bytes, Stream stream) {
     check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, stream), "copying on a CUDA stream");
 }
 
-void synchronize(Stream stream) {
-    check(cudaStreamSynchronize(stream), "waiting for a CUDA stream");
-}
+void synchronize(Stream stream) { check(cudaStreamSynchronize(stream), "waiting for a CUDA stream"); }
 
 }  // namespace ddp::cuda

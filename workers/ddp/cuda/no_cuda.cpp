@@ -1,14 +1,16 @@
-// In place of the CUDA runtime and of everything nvcc compiles, in a build without them: every call is refused, and
-// says why.
-#include "ddp/cuda/no_launch.h"
+// In place of the CUDA runtime and of everything nvcc compiles, in a build without them: every call is
+// refused, and says why.
 #include "ddp/cuda/kernels.cu"
+#include "ddp/cuda/no_launch.h"
 
 #define REFUSED(call) \
     cudaError_t call { return ddp::device::kNoCuda; }
 
 extern "C" {
 
-const char* cudaGetErrorString(cudaError_t) { return "this build has no GPU code: build it where the CUDA toolkit is"; }
+const char* cudaGetErrorString(cudaError_t) {
+    return "this build has no GPU code: build it where the CUDA toolkit is";
+}
 REFUSED(cudaGetLastError())
 REFUSED(cudaGetDeviceCount(int*))
 REFUSED(cudaGetDevice(int*))

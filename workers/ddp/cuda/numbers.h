@@ -2,8 +2,8 @@
 
 #include <cstdint>
 
-/// Elements of arrays as kernels see them: read as float32, several at once where memory allows it, whatever their type.
-/// For the device and for the host, where tests run the same functions in loops.
+/// Elements of arrays as kernels see them: read as float32, several at once where memory allows it, whatever
+/// their type. For the device and for the host, where tests run the same functions in loops.
 #if defined(__CUDACC__)
 #include <cuda_fp16.h>
 #define DDP_BOTH __host__ __device__
@@ -56,7 +56,8 @@ DDP_BOTH inline void round_to(float value, float& to) { to = value; }
 DDP_BOTH inline void round_to(float value, Bf16& to) {
     const std::uint32_t bits = bits_of(value);
     const bool is_nan = (bits & 0x7FFFFFFFU) > 0x7F800000U;
-    to.bits = is_nan ? std::uint16_t{0x7FFF} : static_cast<std::uint16_t>((bits + 0x7FFFU + ((bits >> 16) & 1U)) >> 16);
+    to.bits = is_nan ? std::uint16_t{0x7FFF}
+                     : static_cast<std::uint16_t>((bits + 0x7FFFU + ((bits >> 16) & 1U)) >> 16);
 }
 DDP_BOTH inline void round_to(float value, F16& to) {
 #if defined(__CUDACC__)
@@ -69,7 +70,8 @@ DDP_BOTH inline void round_to(float value, F16& to) {
     } else if (magnitude >= 0x477FF000U) {
         to.bits = static_cast<std::uint16_t>(sign | 0x7C00U);  // rounds to 65536 or more
     } else if (magnitude < 0x38800000U) {
-        // Too small for a normal half: an addition whose last place is a half's smallest step does the rounding.
+        // Too small for a normal half: an addition whose last place is a half's smallest step does the
+        // rounding.
         to.bits = static_cast<std::uint16_t>(sign | (bits_of(float_of(magnitude) + 0.5F) - 0x3F000000U));
     } else {
         const std::uint32_t even = magnitude + 0xFFFU + ((magnitude >> 13) & 1U);
@@ -113,8 +115,8 @@ DDP_BOTH bool is_aligned(const T* pointer) {
     return reinterpret_cast<std::uintptr_t>(pointer) % (sizeof(T) * kPack) == 0;
 }
 
-/// The elements that are one thread's of several: calls `body.run<kPack>(i)` for whole packs and `body.run<1>(i)` for the
-/// rest, or for all where an array is not aligned.
+/// The elements that are one thread's of several: calls `body.run<kPack>(i)` for whole packs and
+/// `body.run<1>(i)` for the rest, or for all where an array is not aligned.
 template <class Body, class... T>
 DDP_BOTH void for_elements(std::uint64_t thread, std::uint64_t threads, std::uint64_t count, Body& body,
                            const T*... arrays) {

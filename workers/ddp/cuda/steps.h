@@ -4,8 +4,9 @@
 
 #include "ddp/cuda/numbers.h"
 
-/// The numbers of an optimizer step and of the scale of the loss. They live on the device: a captured step is launched
-/// again with the same arguments, and whether a step counts at all (a gradient may not be finite) is known there only.
+/// The numbers of an optimizer step and of the scale of the loss. They live on the device: a captured step is
+/// launched again with the same arguments, and whether a step counts at all (a gradient may not be finite) is
+/// known there only.
 namespace ddp::device {
 
 /// Under float16 (torch.cuda.amp's rules).
@@ -95,10 +96,12 @@ DDP_BOTH inline double power(double base, std::uint64_t exponent) {
 
 /// A step with a gradient that is not finite does not count.
 DDP_BOTH inline bool is_skipped(const Rescaling& by) {
-    return (by.scale != nullptr && by.scale->found_non_finite != 0) || (by.clip != nullptr && by.clip->skip != 0);
+    return (by.scale != nullptr && by.scale->found_non_finite != 0) ||
+           (by.clip != nullptr && by.clip->skip != 0);
 }
 DDP_BOTH inline void open_step(StepScalars& s, const Rescaling& by) {
-    s.gradient_factor = (by.scale != nullptr ? by.scale->inverse : 1) * (by.clip != nullptr ? by.clip->factor : 1);
+    s.gradient_factor =
+        (by.scale != nullptr ? by.scale->inverse : 1) * (by.clip != nullptr ? by.clip->factor : 1);
     s.skip = is_skipped(by) ? 1 : 0;
     if (s.skip == 0) ++s.step;
 }
@@ -106,8 +109,8 @@ DDP_BOTH inline void open_step(StepScalars& s, const Rescaling& by) {
 /// What AdamW's step needs, from the options. As float: see optimizer.cpp, which uses both too.
 DDP_BOTH inline double kept_by_decay(const StepScalars& s) { return 1 - s.learning_rate * s.weight_decay; }
 DDP_BOTH inline void set_adamw_factors(StepScalars& s) { s.keep = static_cast<float>(kept_by_decay(s)); }
-/// The learning rate, corrected for the first average, and the root of the second's correction, in the nth step of a
-/// parameter.
+/// The learning rate, corrected for the first average, and the root of the second's correction, in the nth
+/// step of a parameter.
 DDP_BOTH inline double corrected_rate(const StepScalars& s, std::uint64_t step) {
     return s.learning_rate / (1 - power(s.beta1, step));
 }

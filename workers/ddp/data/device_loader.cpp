@@ -4,8 +4,8 @@
 #include "ddp/cuda/memory.h"
 #include "ddp/data/batching.h"
 #include "ddp/data/read_ahead.h"
-#include "ddp/sampler.h"
 #include "ddp/loader.h"
+#include "ddp/sampler.h"
 #include "ddp/types.h"
 
 namespace ddp {
@@ -13,7 +13,9 @@ namespace {
 
 /// Of fields in one piece of memory.
 constexpr std::size_t kFieldAlignment = 256;
-constexpr std::size_t padded_field(std::size_t bytes) { return (bytes + kFieldAlignment - 1) / kFieldAlignment * kFieldAlignment; }
+constexpr std::size_t padded_field(std::size_t bytes) {
+    return (bytes + kFieldAlignment - 1) / kFieldAlignment * kFieldAlignment;
+}
 
 std::size_t total_bytes(std::span<const std::size_t> field_bytes, std::size_t samples) {
     std::size_t total = 0;
@@ -37,7 +39,8 @@ class DeviceLoader::Ring {
         const std::size_t bytes = total_bytes(field_bytes_, batch_size_);
         for (std::size_t s = 0; s < batching.slots(options.prefetch); ++s)
             slots_.push_back(std::make_unique<Slot>(gpu_, bytes));
-        reader_ = make_owned<ReadAhead>(batching.batches(), slots_.size(), [this](std::size_t batch) { make(batch); });
+        reader_ = make_owned<ReadAhead>(batching.batches(), slots_.size(),
+                                        [this](std::size_t batch) { make(batch); });
     }
 
     const DeviceBatch* take(std::size_t batch) {

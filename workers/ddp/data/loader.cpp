@@ -22,8 +22,8 @@ void Batch::FreeAligned::operator()(std::byte* memory) const { ::operator delete
 
 Batch::Batch(std::size_t capacity, std::span<const std::size_t> field_bytes) {
     for (const std::size_t bytes : field_bytes) {
-        auto* memory =
-            static_cast<std::byte*>(::operator new[](std::max<std::size_t>(capacity * bytes, 1), kBatchAlignment));
+        auto* memory = static_cast<std::byte*>(
+            ::operator new[](std::max<std::size_t>(capacity * bytes, 1), kBatchAlignment));
         fields_.push_back({bytes, std::unique_ptr<std::byte[], FreeAligned>(memory)});
     }
 }

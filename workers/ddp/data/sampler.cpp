@@ -43,12 +43,8 @@ std::vector<std::size_t> random_permutation(std::size_t n, std::uint64_t seed, S
     std::vector<std::size_t> order(n);
     std::mt19937 generator(static_cast<std::uint32_t>(seed));
     switch (rule) {
-        case ShuffleRule::With32Bits:
-            shuffle_with_32_bits(order, generator);
-            break;
-        case ShuffleRule::With64Bits:
-            shuffle_with_64_bits(order, generator);
-            break;
+        case ShuffleRule::With32Bits: shuffle_with_32_bits(order, generator); break;
+        case ShuffleRule::With64Bits: shuffle_with_64_bits(order, generator); break;
     }
     return order;
 }
@@ -61,7 +57,8 @@ namespace {
 
 /// "1618 samples shuffled by seed 7".
 std::string describe(const SamplerState::Order& order) {
-    return fmt::format("{} samples {}", order.samples, order.shuffle ? fmt::format("shuffled by seed {}", order.seed) : "in their own order");
+    return fmt::format("{} samples {}", order.samples,
+                       order.shuffle ? fmt::format("shuffled by seed {}", order.seed) : "in their own order");
 }
 
 }  // namespace
@@ -109,10 +106,12 @@ void DistributedSampler::advance(std::size_t samples) {
 void DistributedSampler::restore(const SamplerState& state) {
     const bool is_inside = state.order && state.consumed > 0 && state.consumed < state.order->samples;
     if (is_inside && *state.order != order())
-        throw InvalidInput(fmt::format("sampler: the position is sample {} of an epoch over {}, this one goes over {}: resume with the "
-                                       "same, or from the end of an epoch",
-                                       state.consumed, describe(*state.order), describe(order())));
-    // Older positions count the padding, less than one sample per rank of a world whose size is not known here.
+        throw InvalidInput(fmt::format(
+            "sampler: the position is sample {} of an epoch over {}, this one goes over {}: resume with the "
+            "same, or from the end of an epoch",
+            state.consumed, describe(*state.order), describe(order())));
+    // Older positions count the padding, less than one sample per rank of a world whose size is not known
+    // here.
     if (state.consumed > 2 * std::max<std::uint64_t>(dataset_size_, 1) + world_size_)
         throw InvalidInput(fmt::format("sampler: position {} lies behind the end of a data set of {} samples",
                                        state.consumed, dataset_size_));

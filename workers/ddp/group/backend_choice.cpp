@@ -78,14 +78,10 @@ BackendChoice choose_for_devices(const BackendQuestion& question) {
 
 const char* name_of(Backend backend) {
     switch (backend) {
-        case Backend::Cpu:
-            return "cpu";
-        case Backend::Nccl:
-            return "nccl";
-        case Backend::Staged:
-            return "staged";
-        case Backend::Mpi:
-            return "mpi";
+        case Backend::Cpu: return "cpu";
+        case Backend::Nccl: return "nccl";
+        case Backend::Staged: return "staged";
+        case Backend::Mpi: return "mpi";
     }
     return "unknown backend";
 }

@@ -33,8 +33,9 @@ std::string visible_devices() {
     return visible == nullptr ? "" : fmt::format(" (CUDA_VISIBLE_DEVICES={})", visible);
 }
 
-/// Numbers the groups of one kind in each generation, alike on all ranks: every rank makes its groups in the same order, and is
-/// one process. A group counts once it is there, so that ranks of which one failed alone agree when they try again.
+/// Numbers the groups of one kind in each generation, alike on all ranks: every rank makes its groups in the
+/// same order, and is one process. A group counts once it is there, so that ranks of which one failed alone
+/// agree when they try again.
 class GroupNumbers {
   public:
     int next(std::uint64_t generation) {
@@ -109,11 +110,8 @@ std::unique_ptr<ProcessGroup> make_nccl(const Node& node, const BackendChoice& c
     static GroupNumbers numbers;
     const WorkerEnv& env = node.env;
     if (choice.enable_multi_rank) ::setenv(kMultiRankVariable, "1", 0);  // read when NCCL starts
-    NcclParts parts{.nccl = node.nccl,
-                    .segment = node.segment,
-                    .device = node.device,
-                    .board = {},
-                    .gather = {}};
+    NcclParts parts{
+        .nccl = node.nccl, .segment = node.segment, .device = node.device, .board = {}, .gather = {}};
     parts.communicator = numbers.next(env.generation);
     const auto deadline = ddprun::deadline_after(MonotonicClock::now(), node.options.timeout);
     const bool meets_here = env.store.empty() && covers_world(env);
@@ -180,8 +178,7 @@ MadeGroup create_on_devices(const WorkerEnv& env, const ProcessGroupOptions& opt
     if (choice.backend == Backend::Nccl) {
         made.group = make_nccl(node, choice);
     } else {
-        made.group = make_staged_group({.segment = node.segment, .device = node.device},
-                                       env, options);
+        made.group = make_staged_group({.segment = node.segment, .device = node.device}, env, options);
     }
     announce(node, *made.group, made.choice);
     return made;
@@ -190,10 +187,10 @@ MadeGroup create_on_devices(const WorkerEnv& env, const ProcessGroupOptions& opt
 /// Ranks of several nodes find each other through it.
 void require_store(const WorkerEnv& env) {
     if (has_job_store(env)) return;
-    throw InvalidInput(
-        fmt::format("rank {}: {} of the world's {} ranks are on this node; those of several find each other through the job's "
-                    "store, and there is none: start the program with ddprun, mpiexec or srun, or all ranks on one node",
-                    env.rank, env.local_world_size, env.world_size));
+    throw InvalidInput(fmt::format(
+        "rank {}: {} of the world's {} ranks are on this node; those of several find each other through the job's "
+        "store, and there is none: start the program with ddprun, mpiexec or srun, or all ranks on one node",
+        env.rank, env.local_world_size, env.world_size));
 }
 
 std::unique_ptr<ProcessGroup> create_on_host(const WorkerEnv& env, const ProcessGroupOptions& options) {
@@ -247,8 +244,9 @@ std::unique_ptr<ProcessGroup> ProcessGroup::create(const Context& context, Proce
     }
     const BackendChoice choice =
         choose_backend({.requested = options.backend, .device = options.device, .node = {}});
-    std::unique_ptr<ProcessGroup> group = choice.backend == Backend::Mpi ? mpi::make_group(context, options)
-                                                                         : create_on_host(context.env(), options);
+    std::unique_ptr<ProcessGroup> group = choice.backend == Backend::Mpi
+                                              ? mpi::make_group(context, options)
+                                              : create_on_host(context.env(), options);
     group->choice_ = fmt::format("{} ({})", name_of(choice.backend), choice.why);
     return group;
 }

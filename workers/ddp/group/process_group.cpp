@@ -29,7 +29,8 @@ bool share_memory(const Buffer& one, const Buffer& other) {
 
 void require_reducible(const char* call, const Buffer& buffer, ReduceOp op) {
     if (is_reducible(buffer.dtype, op)) return;
-    if (!is_known(op)) throw InvalidInput(fmt::format("{}: there is no reduction {}", call, static_cast<int>(op)));
+    if (!is_known(op))
+        throw InvalidInput(fmt::format("{}: there is no reduction {}", call, static_cast<int>(op)));
     throw InvalidInput(fmt::format("{}: no {} of {} buffers", call, name_of(op), name_of(buffer.dtype)));
 }
 
@@ -70,9 +71,10 @@ class ProcessGroup::OneAtATime {
             require_same_process(group.made_in_, fmt::format("rank {}: {}", group.seat_.world_rank, call));
         const char* other = nullptr;
         if (inside_.compare_exchange_strong(other, call, std::memory_order_acquire)) return;
-        throw Error(fmt::format("rank {}: {} was called while another thread was in {} of the same group; call a group from one thread at a "
-                                "time, in an order that is the same on all ranks, or give each thread a group of its own by split",
-                                group.seat_.world_rank, call, other));
+        throw Error(fmt::format(
+            "rank {}: {} was called while another thread was in {} of the same group; call a group from one thread at a "
+            "time, in an order that is the same on all ranks, or give each thread a group of its own by split",
+            group.seat_.world_rank, call, other));
     }
     ~OneAtATime() { inside_.store(nullptr, std::memory_order_release); }
     OneAtATime(const OneAtATime&) = delete;
@@ -89,7 +91,8 @@ bool ProcessGroup::is_in_forked_child() const { return made_in_ != fork_count();
 /// Memory of the device that this group works on.
 void ProcessGroup::require_memory(const char* call, const Buffer& buffer) const {
     if (!is_known(buffer.dtype))
-        throw InvalidInput(fmt::format("{}: there is no element type {}", call, static_cast<int>(buffer.dtype)));
+        throw InvalidInput(
+            fmt::format("{}: there is no element type {}", call, static_cast<int>(buffer.dtype)));
     if (buffer.data == nullptr && buffer.count > 0)
         throw InvalidInput(fmt::format("{}: the buffer is null", call));
     if (buffer.device == device()) return;
@@ -307,8 +310,9 @@ TimeoutScope::TimeoutScope(ProcessGroup& group, std::chrono::nanoseconds timeout
 }
 
 void BorrowedGroup::throw_gone() {
-    throw Error("the ProcessGroup was destroyed before what was made over it (DistributedDataParallel, Join, Reducer); the group has to "
-                "outlive them: declare it before the model, and reset it after");
+    throw Error(
+        "the ProcessGroup was destroyed before what was made over it (DistributedDataParallel, Join, Reducer); the group has to "
+        "outlive them: declare it before the model, and reset it after");
 }
 
 std::unique_ptr<ProcessGroup> ProcessGroup::split(int color, int key) {

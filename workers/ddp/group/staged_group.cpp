@@ -32,7 +32,8 @@ struct Region {
         : device(gpu, host_memory.size()),
           host(host_memory),
           // Where it cannot be page-locked, buffers are staged like any other.
-          is_pinned(!host.empty() && cuda::succeeded(cudaHostRegister(host.data(), host.size(), cudaHostRegisterDefault))) {}
+          is_pinned(!host.empty() &&
+                    cuda::succeeded(cudaHostRegister(host.data(), host.size(), cudaHostRegisterDefault))) {}
     ~Region() {
         if (is_pinned) cudaHostUnregister(host.data());
     }
@@ -42,7 +43,8 @@ struct Region {
     /// Where the copy of that buffer is; null when it is not one of this region.
     [[nodiscard]] std::byte* host_of(const Buffer& buffer) const {
         const auto* const data = static_cast<const std::byte*>(buffer.data);
-        if (!is_pinned || data < device.get() || data + buffer.bytes() > device.get() + host.size()) return nullptr;
+        if (!is_pinned || data < device.get() || data + buffer.bytes() > device.get() + host.size())
+            return nullptr;
         return host.data() + (data - device.get());
     }
 };
@@ -54,11 +56,14 @@ struct Piece {
     Goes goes;
 };
 
-/// Every call is one task of a thread: wait for the program's stream, copy, collective on the host, copy back.
+/// Every call is one task of a thread: wait for the program's stream, copy, collective on the host, copy
+/// back.
 class StagedGroup final : public ProcessGroup {
   public:
     StagedGroup(StagedParts parts, const ddprun::WorkerEnv& env, const ProcessGroupOptions& options)
-        : parts_(std::move(parts)), env_(env), options_(options),
+        : parts_(std::move(parts)),
+          env_(env),
+          options_(options),
           owned_backend_(make_owned<cpu::CpuBackend>(parts_.segment, env, options.timeout)) {
         begin();
     }
@@ -145,7 +150,8 @@ class StagedGroup final : public ProcessGroup {
             [=, this](const auto& host) { backend_.all_to_all_v(host[0], received, host[1], sent); });
     }
     Work do_send(Buffer buffer, int to) override {
-        return start("send", {Piece{buffer, Goes::In}}, [this, to](const auto& host) { backend_.send(host[0], to); });
+        return start("send", {Piece{buffer, Goes::In}},
+                     [this, to](const auto& host) { backend_.send(host[0], to); });
     }
     Work do_recv(Buffer buffer, int from) override {
         return start("recv", {Piece{buffer, Goes::Out}},
@@ -155,11 +161,12 @@ class StagedGroup final : public ProcessGroup {
         std::vector<Piece> pieces;
         for (const Message& one : messages)
             pieces.push_back({one.buffer, one.way == Message::Way::Send ? Goes::In : Goes::Out});
-        return start("batch_send_recv", std::move(pieces), [this, messages = std::move(messages)](const auto& host) {
-            std::vector<Message> on_host = messages;
-            for (std::size_t i = 0; i < on_host.size(); ++i) on_host[i].buffer = host[i];
-            backend_.batch(on_host);
-        });
+        return start("batch_send_recv", std::move(pieces),
+                     [this, messages = std::move(messages)](const auto& host) {
+                         std::vector<Message> on_host = messages;
+                         for (std::size_t i = 0; i < on_host.size(); ++i) on_host[i].buffer = host[i];
+                         backend_.batch(on_host);
+                     });
     }
     std::vector<std::string> do_all_gather_bytes(std::string_view mine, std::int16_t mark) override {
         std::vector<std::string> all;
@@ -200,7 +207,7 @@ class StagedGroup final : public ProcessGroup {
         ready->record(static_cast<cuda::Stream>(options_.stream));
         const auto state = std::make_shared<Work::State>();
         thread_->post([this, state, ready, collective, pieces = std::move(pieces), limit = timeout(),
-                      name = fmt::format("rank {}: {}", env_.rank, call)] {
+                       name = fmt::format("rank {}: {}", env_.rank, call)] {
             std::exception_ptr failure;
             try {
                 carry_out({name, limit}, *ready, pieces, collective);
@@ -242,7 +249,8 @@ class StagedGroup final : public ProcessGroup {
         if (!pieces.empty()) wait_for_copies(attempt);
     }
     void copy(const std::string& name, void* to, const void* from, std::size_t bytes) const {
-        if (bytes > 0) cuda::check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, copies_->get()), name.c_str());
+        if (bytes > 0)
+            cuda::check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, copies_->get()), name.c_str());
     }
     /// Page-locked memory for the `which`-th buffer of a collective, from one to the next.
     void* host_of(const Buffer& device, std::size_t which) {
@@ -262,8 +270,8 @@ class StagedGroup final : public ProcessGroup {
         copied_->record(copies_->get());
         wait_for(*copied_, attempt);
     }
-    /// Asks in place of blocking: a device that hangs must not keep this rank past its time-out, nor from hearing that
-    /// a peer is lost.
+    /// Asks in place of blocking: a device that hangs must not keep this rank past its time-out, nor from
+    /// hearing that a peer is lost.
     void wait_for(const cuda::Event& event, const Attempt& attempt) const {
         constexpr std::chrono::microseconds kLook{20};
         const auto deadline = ddprun::deadline_after(MonotonicClock::now(), attempt.limit);
@@ -295,7 +303,8 @@ class StagedGroup final : public ProcessGroup {
     std::optional<cuda::Event> copied_;
     std::vector<std::unique_ptr<Region>> regions_;
     std::deque<std::optional<cuda::PinnedMemory>> rooms_;
-    const OwnedByMaker<ProgressThread> thread_ = make_owned<ProgressThread>();  // ends first: what is in flight uses all of the others
+    const OwnedByMaker<ProgressThread> thread_ =
+        make_owned<ProgressThread>();  // ends first: what is in flight uses all of the others
 };
 
 }  // namespace

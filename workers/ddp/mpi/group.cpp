@@ -64,7 +64,8 @@ struct Sort {
     bool has_thread = false;
 };
 
-/// Whether a thread for calls has a core: this rank's affinity may be shared with others of the node, or be a share of its own.
+/// Whether a thread for calls has a core: this rank's affinity may be shared with others of the node, or be a
+/// share of its own.
 bool has_spare_core(const ddprun::WorkerEnv& env) {
     cpu_set_t own;
     const int cpus = ::sched_getaffinity(0, sizeof own, &own) == 0 ? CPU_COUNT(&own) : 1;
@@ -74,9 +75,11 @@ bool has_spare_core(const ddprun::WorkerEnv& env) {
 bool wants_thread(const ProcessGroupOptions& options, const About& about, const ddprun::WorkerEnv& env) {
     using Progress = ProcessGroupOptions::Progress;
     if (options.progress == Progress::Thread && !about.takes_threads)
-        throw InvalidInput(fmt::format("backend mpi: {} was started for one thread: start it with MPI_THREAD_MULTIPLE, or ask for Progress::Inline",
-                                       about.library));
-    if (options.progress == Progress::Auto) return about.takes_threads && env.world_size > 1 && has_spare_core(env);
+        throw InvalidInput(fmt::format(
+            "backend mpi: {} was started for one thread: start it with MPI_THREAD_MULTIPLE, or ask for Progress::Inline",
+            about.library));
+    if (options.progress == Progress::Auto)
+        return about.takes_threads && env.world_size > 1 && has_spare_core(env);
     return options.progress == Progress::Thread;
 }
 
@@ -105,7 +108,8 @@ void keep_for_ever(std::shared_ptr<void> memory) {
 
 class Group final : public ProcessGroup {
   public:
-    Group(const Module& module, Communicator* communicator, const Sort& sort, const ddprun::WorkerEnv& env, std::chrono::nanoseconds timeout)
+    Group(const Module& module, Communicator* communicator, const Sort& sort, const ddprun::WorkerEnv& env,
+          std::chrono::nanoseconds timeout)
         : module_(module), communicator_(communicator), sort_(sort), env_(env) {
         int rank = 0, size = 1;
         check(module.place(communicator, &rank, &size), fmt::format("rank {}: joining", env.rank));
@@ -123,7 +127,8 @@ class Group final : public ProcessGroup {
     }
 
     std::string describe() const override {
-        return fmt::format("mpi ({}, {})", sort_.library, progress_ ? "progress thread" : "in the calling thread");
+        return fmt::format("mpi ({}, {})", sort_.library,
+                           progress_ ? "progress thread" : "in the calling thread");
     }
     double communication_seconds() const override { return static_cast<double>(inside_ns_) * 1e-9; }
     void report_progress(std::uint64_t step, std::uint64_t samples) override {
@@ -254,7 +259,8 @@ class Group final : public ProcessGroup {
             const IntCounts& cut = temporary(IntCounts(counts));
             std::vector<std::byte>& result = temporary(std::vector<std::byte>(output.bytes()));
             const Buffer own{result.data(), output.count, output.dtype, {}};
-            reduce_by(call, {.kind = Kind::ReduceScatterV, .count = input.count, .out_cut = cut.cut()}, input.data, input, own, op);
+            reduce_by(call, {.kind = Kind::ReduceScatterV, .count = input.count, .out_cut = cut.cut()},
+                      input.data, input, own, op);
             if (!result.empty()) std::memcpy(output.data, result.data(), result.size());
         });
     }
@@ -283,7 +289,8 @@ class Group final : public ProcessGroup {
             move(call,
                  {{.kind = Kind::AllGather, .in = &length, .out = lengths.data(), .count = sizeof length}});
             const std::size_t longest = *std::max_element(lengths.begin(), lengths.end());
-            std::string &padded = temporary(std::string(mine)), &joined = temporary(std::string(longest * ranks, '\0'));
+            std::string &padded = temporary(std::string(mine)),
+                        &joined = temporary(std::string(longest * ranks, '\0'));
             padded.resize(longest);
             move(call,
                  {{.kind = Kind::AllGather, .in = padded.data(), .out = joined.data(), .count = longest}});
@@ -309,7 +316,11 @@ class Group final : public ProcessGroup {
         mine.insert(mine.end(), own.begin(), own.end());
         Counts& joined = temporary(Counts(mine.size() * static_cast<std::size_t>(size())));
         static_assert(sizeof joined[0] == sizeof(std::int64_t));
-        move(call, {{.kind = Kind::AllGather, .in = mine.data(), .out = joined.data(), .count = mine.size(), .dtype = DType::I64}});
+        move(call, {{.kind = Kind::AllGather,
+                     .in = mine.data(),
+                     .out = joined.data(),
+                     .count = mine.size(),
+                     .dtype = DType::I64}});
         std::vector<Counts> all;
         for (auto at = joined.begin(); at != joined.end(); at += static_cast<long>(mine.size()))
             all.emplace_back(at, at + static_cast<long>(mine.size()));
@@ -320,8 +331,8 @@ class Group final : public ProcessGroup {
             throw MismatchError(fmt::format("{}_v: {}", segment_op_name(call.operation), why));
     }
 
-    /// Carries the call out, in its turn, here or in the progress thread; what went wrong is in the Work, and in that of all
-    /// later calls.
+    /// Carries the call out, in its turn, here or in the progress thread; what went wrong is in the Work, and
+    /// in that of all later calls.
     template <class CarryOut>
     Work run(const Call& call, CarryOut carry_out) {
         auto state = std::make_shared<Work::State>();
@@ -374,8 +385,8 @@ class Group final : public ProcessGroup {
             if (open.empty() || turn % kTurns != kTurns - 1) continue;
             if (segment_) throw_if_lost(segment_->header(), named(call));
             if (MonotonicClock::now() >= deadline)
-                throw TimeoutError(fmt::format("{} did not finish within {}", named(call),
-                                               ddprun::format_duration(limit_)));
+                throw TimeoutError(
+                    fmt::format("{} did not finish within {}", named(call), ddprun::format_duration(limit_)));
             ::sched_yield();  // ranks may share cores
         }
     }
@@ -459,12 +470,13 @@ std::unique_ptr<ProcessGroup> make_group(const Context& context, const ProcessGr
     const Sort sort{about.library, wants_thread(options, about, env)};
     auto group = std::make_unique<Group>(*module.entries, world, sort, env, options.timeout);
     if (group->rank() == env.rank && group->size() == env.world_size) return group;
-    throw InvalidInput(fmt::format("backend mpi: {} (of {}) says rank {} of {}, the environment rank {} of {}{}{}: start the workers with the "
-                                   "mpiexec of that MPI (under ddprun: one for each rank, with --pass-mpi-env), or build libddp's module "
-                                   "with the MPI whose mpiexec started them",
-                                   about.library, module.name, group->rank(), group->size(), env.rank, env.world_size,
-                                   context.origin().empty() ? "" : " (" + context.origin() + ")",
-                                   module.passed_over.empty() ? "" : "; the likelier module was not taken: " + module.passed_over));
+    throw InvalidInput(fmt::format(
+        "backend mpi: {} (of {}) says rank {} of {}, the environment rank {} of {}{}{}: start the workers with the "
+        "mpiexec of that MPI (under ddprun: one for each rank, with --pass-mpi-env), or build libddp's module "
+        "with the MPI whose mpiexec started them",
+        about.library, module.name, group->rank(), group->size(), env.rank, env.world_size,
+        context.origin().empty() ? "" : " (" + context.origin() + ")",
+        module.passed_over.empty() ? "" : "; the likelier module was not taken: " + module.passed_over));
 }
 
 }  // namespace ddp::mpi

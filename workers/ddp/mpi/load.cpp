@@ -21,8 +21,10 @@ std::vector<std::filesystem::path> folders_of_this_program() {
 
 }  // namespace
 
-// Only PMI-1's variables tell of MPICH's family: PMIx serves both, and Open MPI alone of those that most sites have.
-std::vector<std::string> module_names(const ddprun::EnvironmentLookup& lookup, const std::vector<std::filesystem::path>& folders) {
+// Only PMI-1's variables tell of MPICH's family: PMIx serves both, and Open MPI alone of those that most
+// sites have.
+std::vector<std::string> module_names(const ddprun::EnvironmentLookup& lookup,
+                                      const std::vector<std::filesystem::path>& folders) {
     const auto is_set = [&](const char* name) { return lookup(name).has_value(); };
     const bool is_pmix = is_set("OMPI_COMM_WORLD_RANK") || is_set("PMIX_RANK");
     const bool is_pmi = is_set("PMI_RANK") || is_set("PALS_RANKID") || is_set("MV2_COMM_WORLD_RANK");
@@ -39,13 +41,15 @@ std::vector<std::string> module_names(const ddprun::EnvironmentLookup& lookup, c
     return names;
 }
 
-ddprun::Result<OpenedModule> open_likeliest(const std::vector<std::string>& names,
-                                            const std::function<ddprun::Result<SharedLibrary>(const std::string& name)>& open) {
+ddprun::Result<OpenedModule> open_likeliest(
+    const std::vector<std::string>& names,
+    const std::function<ddprun::Result<SharedLibrary>(const std::string& name)>& open) {
     std::string why;
     for (const std::string& name : names) {
         ddprun::Result<SharedLibrary> library = open(name);
         // Of one family the same file is looked for in several places.
-        const bool is_of_likeliest = std::filesystem::path(name).filename() == std::filesystem::path(names.front()).filename();
+        const bool is_of_likeliest =
+            std::filesystem::path(name).filename() == std::filesystem::path(names.front()).filename();
         if (library) return OpenedModule{*std::move(library), is_of_likeliest ? "" : why};
         if (why.empty()) why = library.error().what;
     }
@@ -53,11 +57,13 @@ ddprun::Result<OpenedModule> open_likeliest(const std::vector<std::string>& name
 }
 
 LoadedModule load_module() {
-    const std::vector<std::string> names = library_names("DDP_MPI_MODULE", module_names(ddprun::process_environment, folders_of_this_program()));
+    const std::vector<std::string> names =
+        library_names("DDP_MPI_MODULE", module_names(ddprun::process_environment, folders_of_this_program()));
     const auto opened = open_likeliest(names, [](const std::string& name) { return open_library({name}); });
     if (!opened) {
-        throw InvalidInput(fmt::format("backend mpi: {}: build libddp with -Dmpi=enabled on this machine, or name its module with DDP_MPI_MODULE",
-                                       opened.error().what));
+        throw InvalidInput(fmt::format(
+            "backend mpi: {}: build libddp with -Dmpi=enabled on this machine, or name its module with DDP_MPI_MODULE",
+            opened.error().what));
     }
     const SharedLibrary& library = opened->library;
     const Module* (*entry)() = nullptr;

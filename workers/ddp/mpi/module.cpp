@@ -1,4 +1,5 @@
-// The only source that sees MPI; compiled into libddp-mpi-openmpi.so, libddp-mpi-mpich.so or both, with the site's own.
+// The only source that sees MPI; compiled into libddp-mpi-openmpi.so, libddp-mpi-mpich.so or both, with the
+// site's own.
 #include "ddp/mpi/module.h"
 
 #define OMPI_SKIP_MPICXX 1
@@ -35,34 +36,24 @@ const char* told(const char* call, int code) {
 
 MPI_Datatype type_of(DType type) {
     switch (type) {
-        case DType::F32:
-            return MPI_FLOAT;
-        case DType::F64:
-            return MPI_DOUBLE;
-        case DType::I32:
-            return MPI_INT32_T;
-        case DType::I64:
-            return MPI_INT64_T;
+        case DType::F32: return MPI_FLOAT;
+        case DType::F64: return MPI_DOUBLE;
+        case DType::I32: return MPI_INT32_T;
+        case DType::I64: return MPI_INT64_T;
         case DType::BF16:
-        case DType::F16:
-            return MPI_UINT16_T;  // only moved
-        case DType::U8:
-            return MPI_UINT8_T;
+        case DType::F16: return MPI_UINT16_T;  // only moved
+        case DType::U8: return MPI_UINT8_T;
     }
     return MPI_BYTE;
 }
 
 MPI_Op op_of(ReduceOp op) {
     switch (op) {
-        case ReduceOp::Max:
-            return MPI_MAX;
-        case ReduceOp::Min:
-            return MPI_MIN;
-        case ReduceOp::Product:
-            return MPI_PROD;
+        case ReduceOp::Max: return MPI_MAX;
+        case ReduceOp::Min: return MPI_MIN;
+        case ReduceOp::Product: return MPI_PROD;
         case ReduceOp::Sum:
-        case ReduceOp::Avg:
-            return MPI_SUM;
+        case ReduceOp::Avg: return MPI_SUM;
     }
     return MPI_SUM;
 }
@@ -92,7 +83,8 @@ const char* open(Communicator** world, About* about) {
     int begun = 0, level = 0;
     MPI_Initialized(&begun);
     if (begun == 0) {
-        if (const char* why = told("MPI_Init_thread", MPI_Init_thread(nullptr, nullptr, MPI_THREAD_MULTIPLE, &level)))
+        if (const char* why =
+                told("MPI_Init_thread", MPI_Init_thread(nullptr, nullptr, MPI_THREAD_MULTIPLE, &level)))
             return why;
         std::atexit(finalize);
     }
@@ -112,8 +104,7 @@ const char* place(Communicator* communicator, int* rank, int* size) {
 
 const char* begin(Communicator* communicator, const Operation* operation, Request** request) {
     const Operation& one = *operation;
-    if (one.count > static_cast<std::size_t>(std::numeric_limits<int>::max()))
-        return kTooMany;
+    if (one.count > static_cast<std::size_t>(std::numeric_limits<int>::max())) return kTooMany;
     const MPI_Comm comm = communicator->handle;
     const MPI_Datatype type = type_of(one.dtype);
     const MPI_Op op = op_of(one.op);
@@ -152,16 +143,17 @@ const char* begin(Communicator* communicator, const Operation* operation, Reques
         case Kind::AllToAll:
             return called("MPI_Ialltoall", MPI_Ialltoall(in, count, type, one.out, count, type, comm, to));
         case Kind::AllGatherV:
-            return called("MPI_Iallgatherv", MPI_Iallgatherv(in, count, type, one.out, one.out_cut.counts, one.out_cut.offsets, type, comm, to));
+            return called("MPI_Iallgatherv", MPI_Iallgatherv(in, count, type, one.out, one.out_cut.counts,
+                                                             one.out_cut.offsets, type, comm, to));
         case Kind::ReduceScatterV:
-            return called("MPI_Ireduce_scatter", MPI_Ireduce_scatter(in, one.out, one.out_cut.counts, type, op, comm, to));
+            return called("MPI_Ireduce_scatter",
+                          MPI_Ireduce_scatter(in, one.out, one.out_cut.counts, type, op, comm, to));
         case Kind::AllToAllV:
-            return called("MPI_Ialltoallv", MPI_Ialltoallv(in, one.in_cut.counts, one.in_cut.offsets, type, one.out, one.out_cut.counts,
-                                                           one.out_cut.offsets, type, comm, to));
-        case Kind::Barrier:
-            return called("MPI_Ibarrier", MPI_Ibarrier(comm, to));
-        case Kind::Send:
-            return called("MPI_Isend", MPI_Isend(one.in, count, type, one.peer, kTag, comm, to));
+            return called("MPI_Ialltoallv",
+                          MPI_Ialltoallv(in, one.in_cut.counts, one.in_cut.offsets, type, one.out,
+                                         one.out_cut.counts, one.out_cut.offsets, type, comm, to));
+        case Kind::Barrier: return called("MPI_Ibarrier", MPI_Ibarrier(comm, to));
+        case Kind::Send: return called("MPI_Isend", MPI_Isend(one.in, count, type, one.peer, kTag, comm, to));
         case Kind::Recv:
             return called("MPI_Irecv", MPI_Irecv(one.out, count, type, one.peer, kTag, comm, to));
     }

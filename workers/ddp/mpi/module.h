@@ -12,7 +12,8 @@ namespace ddp::mpi {
 
 inline constexpr int kModuleVersion = 2;
 
-inline constexpr const char* kTooMany = "more than 2147483647 elements, which MPI cannot count: take several calls";
+inline constexpr const char* kTooMany =
+    "more than 2147483647 elements, which MPI cannot count: take several calls";
 
 struct Communicator;
 struct Request;
@@ -40,7 +41,8 @@ struct Cut {
     const int* offsets = nullptr;
 };
 
-/// One operation, as MPI has it. What it points to stays until it is done. `in` is null where MPI_IN_PLACE is meant.
+/// One operation, as MPI has it. What it points to stays until it is done. `in` is null where MPI_IN_PLACE is
+/// meant.
 struct Operation {
     Kind kind = Kind::Barrier;
     const void* in = nullptr;
@@ -59,7 +61,8 @@ struct About {
     bool takes_threads = false;  ///< any thread may call it at any time
 };
 
-/// The entry points; one thread at a time in each communicator, and in all of them unless it takes threads. They return what went wrong, which stays until the thread's next call, or null.
+/// The entry points; one thread at a time in each communicator, and in all of them unless it takes threads.
+/// They return what went wrong, which stays until the thread's next call, or null.
 struct Module {
     int version = kModuleVersion;
     /// Starts MPI unless the program has, and ends it with the process.

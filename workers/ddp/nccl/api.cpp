@@ -67,58 +67,38 @@ std::string version_text(int version) {
 
 std::string name_of(Code code) {
     switch (code) {
-        case Code::Success:
-            return "ncclSuccess";
-        case Code::UnhandledCudaError:
-            return "ncclUnhandledCudaError";
-        case Code::SystemError:
-            return "ncclSystemError";
-        case Code::InternalError:
-            return "ncclInternalError";
-        case Code::InvalidArgument:
-            return "ncclInvalidArgument";
-        case Code::InvalidUsage:
-            return "ncclInvalidUsage";
-        case Code::RemoteError:
-            return "ncclRemoteError";
-        case Code::InProgress:
-            return "ncclInProgress";
+        case Code::Success: return "ncclSuccess";
+        case Code::UnhandledCudaError: return "ncclUnhandledCudaError";
+        case Code::SystemError: return "ncclSystemError";
+        case Code::InternalError: return "ncclInternalError";
+        case Code::InvalidArgument: return "ncclInvalidArgument";
+        case Code::InvalidUsage: return "ncclInvalidUsage";
+        case Code::RemoteError: return "ncclRemoteError";
+        case Code::InProgress: return "ncclInProgress";
     }
     return fmt::format("ncclResult {}", static_cast<int>(code));
 }
 
 Type type_of(DType type) {
     switch (type) {
-        case DType::F32:
-            return Type::Float32;
-        case DType::F64:
-            return Type::Float64;
-        case DType::I32:
-            return Type::Int32;
-        case DType::I64:
-            return Type::Int64;
-        case DType::BF16:
-            return Type::BFloat16;
-        case DType::F16:
-            return Type::Float16;
-        case DType::U8:
-            return Type::UInt8;
+        case DType::F32: return Type::Float32;
+        case DType::F64: return Type::Float64;
+        case DType::I32: return Type::Int32;
+        case DType::I64: return Type::Int64;
+        case DType::BF16: return Type::BFloat16;
+        case DType::F16: return Type::Float16;
+        case DType::U8: return Type::UInt8;
     }
     return Type::UInt8;
 }
 
 Op op_of(ReduceOp op) {
     switch (op) {
-        case ReduceOp::Sum:
-            return Op::Sum;
-        case ReduceOp::Max:
-            return Op::Max;
-        case ReduceOp::Min:
-            return Op::Min;
-        case ReduceOp::Avg:
-            return Op::Avg;
-        case ReduceOp::Product:
-            return Op::Prod;
+        case ReduceOp::Sum: return Op::Sum;
+        case ReduceOp::Max: return Op::Max;
+        case ReduceOp::Min: return Op::Min;
+        case ReduceOp::Avg: return Op::Avg;
+        case ReduceOp::Product: return Op::Prod;
     }
     return Op::Sum;
 }
@@ -140,8 +120,8 @@ Result<Api> api_from(const SharedLibrary& library) {
     if (api.get_version != nullptr) api.get_version(&api.version);
     if (!missing.empty()) {
         const std::string version = api.version > 0 ? fmt::format(" ({})", api.describe()) : "";
-        return ddprun::Error{Errc::Mismatch, fmt::format("{}{} lacks {}: NCCL 2.14 or newer is needed", library.name,
-                                                 version, ddprun::join(missing, ", "))};
+        return ddprun::Error{Errc::Mismatch, fmt::format("{}{} lacks {}: NCCL 2.14 or newer is needed",
+                                                         library.name, version, ddprun::join(missing, ", "))};
     }
     fill_optional(library.resolve, api);
     return api;

@@ -41,7 +41,8 @@ bool look_until(ddprun::TimePoint deadline, Predicate predicate) {
 
 void Pauses::next() {
     constexpr timespec kPause{.tv_sec = 0, .tv_nsec = 200'000};
-    constexpr std::chrono::microseconds kYielding{300};  // one turn where others want the core: each gets its slice
+    constexpr std::chrono::microseconds kYielding{
+        300};  // one turn where others want the core: each gets its slice
     MonotonicClock::now() - begin_ >= kYielding ? (void)::nanosleep(&kPause, nullptr) : (void)::sched_yield();
 }
 
@@ -177,8 +178,8 @@ void Communicator::free_at_end(std::shared_ptr<void> memory) {
     memory_.push_back(std::move(memory));
 }
 
-/// ncclCommFinalize on a thread of its own, and without our lock: where a peer has aborted, NCCL 2.31 does not come
-/// back from it, and only an abort of ours gets that thread out.
+/// ncclCommFinalize on a thread of its own, and without our lock: where a peer has aborted, NCCL 2.31 does
+/// not come back from it, and only an abort of ours gets that thread out.
 class Communicator::Finalizing {
   public:
     explicit Finalizing(std::shared_ptr<Communicator> self) : state_(std::make_shared<State>()) {

@@ -51,15 +51,15 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
     /// NCCL's words for a failure of this communicator; the error report will have them too.
     std::string explain(Code code);
 
-    /// Ends what is in flight on the device. False: NCCL did not come back within `limit`, which it does not as
-    /// long as a CUDA graph with collectives of this communicator exists; the device was told all the same.
-    /// Not by ncclCommRevoke: an abort after it frees what such a graph still uses (2.28 to 2.30).
+    /// Ends what is in flight on the device. False: NCCL did not come back within `limit`, which it does not
+    /// as long as a CUDA graph with collectives of this communicator exists; the device was told all the
+    /// same. Not by ncclCommRevoke: an abort after it frees what such a graph still uses (2.28 to 2.30).
     bool stop(std::chrono::nanoseconds limit);
-    /// Frees `memory` with this communicator, whose last owner may be the thread of an abort or a finalize that has not come
-    /// back: until then kernels may use it.
+    /// Frees `memory` with this communicator, whose last owner may be the thread of an abort or a finalize
+    /// that has not come back: until then kernels may use it.
     void free_at_end(std::shared_ptr<void> memory);
-    /// Finalize and destroy; by the deadline and a few seconds more, also where NCCL does not come back from one of
-    /// them. "" when all went well, else why not; then it has been stopped.
+    /// Finalize and destroy; by the deadline and a few seconds more, also where NCCL does not come back from
+    /// one of them. "" when all went well, else why not; then it has been stopped.
     std::string finish(const Patience& patience);
 
   private:

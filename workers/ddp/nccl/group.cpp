@@ -75,7 +75,8 @@ std::string Group::describe() const {
 }
 
 void Group::report_progress(std::uint64_t step, std::uint64_t samples) {
-    ddp::report_progress(parts_.segment->line(static_cast<std::uint32_t>(session_parts_.env.local_rank)), step, samples);
+    ddp::report_progress(parts_.segment->line(static_cast<std::uint32_t>(session_parts_.env.local_rank)),
+                         step, samples);
 }
 
 Work Group::start(Call call, const Session::Enqueue& enqueue) {
@@ -127,45 +128,43 @@ Work Group::do_reduce(Buffer buffer, int root, ReduceOp op) {
 Work Group::do_gather(Buffer output, Buffer input, int root) {
     const bool is_root = rank() == root;
     const int ranks = size();
-    return start(
-        call_of(SegmentOp::Gather, input, ReduceOp::Sum, root),
-        [=](const Api& api, Handle comm, cuda::Stream stream) {
-            const Type type = type_of(input.dtype);
-            if (api.gather != nullptr)
-                return api.gather(input.data, output.data, input.count, type, root, comm, stream);
-            return grouped(api, [&] {
-                Until all;
-                all.then([&] { return api.send(input.data, input.count, type, root, comm, stream); });
-                for (int r = 0; is_root && r < ranks; ++r) {
-                    all.then([&] {
-                        return api.recv(slice(output, r, input.bytes()), input.count, type, r, comm, stream);
-                    });
-                }
-                return all.code;
-            });
+    return start(call_of(SegmentOp::Gather, input, ReduceOp::Sum, root), [=](const Api& api, Handle comm,
+                                                                             cuda::Stream stream) {
+        const Type type = type_of(input.dtype);
+        if (api.gather != nullptr)
+            return api.gather(input.data, output.data, input.count, type, root, comm, stream);
+        return grouped(api, [&] {
+            Until all;
+            all.then([&] { return api.send(input.data, input.count, type, root, comm, stream); });
+            for (int r = 0; is_root && r < ranks; ++r) {
+                all.then([&] {
+                    return api.recv(slice(output, r, input.bytes()), input.count, type, r, comm, stream);
+                });
+            }
+            return all.code;
         });
+    });
 }
 
 Work Group::do_scatter(Buffer output, Buffer input, int root) {
     const bool is_root = rank() == root;
     const int ranks = size();
-    return start(
-        call_of(SegmentOp::Scatter, output, ReduceOp::Sum, root),
-        [=](const Api& api, Handle comm, cuda::Stream stream) {
-            const Type type = type_of(output.dtype);
-            if (api.scatter != nullptr)
-                return api.scatter(input.data, output.data, output.count, type, root, comm, stream);
-            return grouped(api, [&] {
-                Until all;
-                for (int r = 0; is_root && r < ranks; ++r) {
-                    all.then([&] {
-                        return api.send(slice(input, r, output.bytes()), output.count, type, r, comm, stream);
-                    });
-                }
-                all.then([&] { return api.recv(output.data, output.count, type, root, comm, stream); });
-                return all.code;
-            });
+    return start(call_of(SegmentOp::Scatter, output, ReduceOp::Sum, root), [=](const Api& api, Handle comm,
+                                                                               cuda::Stream stream) {
+        const Type type = type_of(output.dtype);
+        if (api.scatter != nullptr)
+            return api.scatter(input.data, output.data, output.count, type, root, comm, stream);
+        return grouped(api, [&] {
+            Until all;
+            for (int r = 0; is_root && r < ranks; ++r) {
+                all.then([&] {
+                    return api.send(slice(input, r, output.bytes()), output.count, type, r, comm, stream);
+                });
+            }
+            all.then([&] { return api.recv(output.data, output.count, type, root, comm, stream); });
+            return all.code;
         });
+    });
 }
 
 Work Group::do_all_to_all(Buffer output, Buffer input) {
@@ -334,8 +333,8 @@ std::shared_ptr<Communicator> Group::divide(const Part& part, const Membership& 
 
 std::span<std::byte> Group::do_allocate_shared(std::size_t bytes) {
     const cuda::DeviceScope here = on_device();
-    const auto& memory = memory_.emplace_back(
-        make_owned<NcclMemory>(*parts_.nccl, std::max<std::size_t>(bytes, 1)));
+    const auto& memory =
+        memory_.emplace_back(make_owned<NcclMemory>(*parts_.nccl, std::max<std::size_t>(bytes, 1)));
     session_->clear(memory->get(), memory->bytes());
     const bool in_window = make_known(*memory);
     symmetry_ = in_window && symmetry_ != Symmetry::Partial ? Symmetry::Whole : Symmetry::Partial;
@@ -415,7 +414,8 @@ void Group::gather_host(void* all, const void* mine, std::size_t bytes, const Nc
     session_->copy(all, received, bytes * static_cast<std::size_t>(size()), cudaMemcpyDeviceToHost);
 }
 
-// Events, memory and the default stream are those of the calling thread's device, and it may be another by now.
+// Events, memory and the default stream are those of the calling thread's device, and it may be another by
+// now.
 cuda::DeviceScope Group::on_device() const { return cuda::DeviceScope(session_parts_.device); }
 
 }  // namespace ddp::nccl

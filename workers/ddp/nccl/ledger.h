@@ -16,8 +16,8 @@
 #include "env/io/socket.h"
 #include "env/worker_env.h"
 
-/// What a session is made of, and what others learn of it: its line for the launcher and the peers, and the words for
-/// a hang.
+/// What a session is made of, and what others learn of it: its line for the launcher and the peers, and the
+/// words for a hang.
 namespace ddp::nccl {
 
 /// What one rank's collectives run on. All is borrowed by shared ownership: a thread that NCCL never lets go
@@ -66,8 +66,8 @@ std::string what_peers_do(const SessionParts& parts);
 /// error and into the error report. Blocks for three seconds at most.
 std::string why_it_hangs(const SessionParts& parts, const Api& api);
 
-// NCCL's own view of a job that hangs: its RAS threads (2.24 and newer) know which ranks of a communicator do not
-// answer, and tell whoever connects to one of them.
+// NCCL's own view of a job that hangs: its RAS threads (2.24 and newer) know which ranks of a communicator do
+// not answer, and tell whoever connects to one of them.
 
 /// Where the RAS thread of this process listens: NCCL_RAS_ADDR, else localhost:28028; nullopt when
 /// NCCL_RAS_ENABLE=0 or the address makes no sense.

@@ -83,9 +83,8 @@ void Session::leave() {
     if (!broken()) {
         const auto limit = std::min(parts_.timeout, kLeaveLimit);
         const std::string attempt = fmt::format("rank {}: leaving", parts_.env.rank);
-        why = communicator_->finish(
-            {ddprun::deadline_after(MonotonicClock::now(), limit),
-             [&] { throw_if_lost(parts_.segment->header(), attempt); }});
+        why = communicator_->finish({ddprun::deadline_after(MonotonicClock::now(), limit),
+                                     [&] { throw_if_lost(parts_.segment->header(), attempt); }});
     }
     let_user_stream_end(broken() ? kStopLimit : kLeaveLimit);
     cudaStreamDestroy(stream_);
@@ -203,7 +202,8 @@ Work Session::start(Call call, std::chrono::nanoseconds timeout, const Enqueue& 
                  [&](const InFlight& operation) { put_on_stream(operation, enqueue); });
 }
 
-// The graph follows the user's stream alone: what was started before and not waited for must not meet it in NCCL.
+// The graph follows the user's stream alone: what was started before and not waited for must not meet it in
+// NCCL.
 Work Session::launch_graph(std::chrono::nanoseconds timeout, const std::function<void()>& launch) {
     return track({.operation = ddprun::SegmentOp::GraphLaunch}, timeout, false,
                  [&](const InFlight& operation) {
@@ -284,7 +284,8 @@ void Session::put_on_stream(const InFlight& operation, const Enqueue& enqueue) {
     if (code != Code::InProgress || operation.captured) finish_start(*code);
 }
 
-/// Waits until NCCL has put the latest collective on the stream, which said `code` of it. Under starting_mutex_.
+/// Waits until NCCL has put the latest collective on the stream, which said `code` of it. Under
+/// starting_mutex_.
 void Session::finish_start(Code code) {
     if (!starting_) return;
     const InFlight operation = *std::exchange(starting_, std::nullopt);
@@ -292,7 +293,8 @@ void Session::finish_start(Code code) {
         settle(code, named(operation.call), operation.started, operation.timeout);
         record_end(operation, stream_);
     } catch (...) {
-        std::rethrow_exception(fail(std::current_exception()));  // before anybody sees that it is not starting any more
+        std::rethrow_exception(
+            fail(std::current_exception()));  // before anybody sees that it is not starting any more
     }
 }
 
@@ -313,8 +315,8 @@ void Session::record_end(const InFlight& operation, cuda::Stream stream) {
     operation.end->recorded = true;
 }
 
-/// What makes the user's stream wait for that end. May be called when the session is gone: then nothing starts
-/// any more.
+/// What makes the user's stream wait for that end. May be called when the session is gone: then nothing
+/// starts any more.
 std::function<void()> Session::hold_back_at(std::shared_ptr<const End> end) {
     return [this, device = parts_.device, user = parts_.user_stream, end = std::move(end)] {
         const cuda::DeviceScope here(device);
@@ -363,7 +365,8 @@ std::exception_ptr with_words(const std::exception_ptr& failure, const std::stri
 
 }  // namespace
 
-// Stopped first and told second: whoever hears of it may free the buffers, unless it says that kernels may still run.
+// Stopped first and told second: whoever hears of it may free the buffers, unless it says that kernels may
+// still run.
 std::exception_ptr Session::fail(std::exception_ptr failure) {
     {
         std::unique_lock lock(mutex_);
@@ -375,10 +378,12 @@ std::exception_ptr Session::fail(std::exception_ptr failure) {
     }
     const auto limit = has_graphs_ ? kStopUnderGraphs : kStopLimit;
     if (!communicator_->stop(limit)) {
-        failure = with_words(failure, fmt::format("; ncclCommAbort did not come back within {}{}: kernels may still use the buffers of "
-                                                  "this rank's collectives, so do not free them before the process ends",
-                                                  ddprun::format_duration(limit),
-                                                  has_graphs_ ? " (a CUDA graph with its collectives exists)" : ""));
+        failure = with_words(
+            failure,
+            fmt::format("; ncclCommAbort did not come back within {}{}: kernels may still use the buffers of "
+                        "this rank's collectives, so do not free them before the process ends",
+                        ddprun::format_duration(limit),
+                        has_graphs_ ? " (a CUDA graph with its collectives exists)" : ""));
     }
     std::deque<InFlight> unfinished;
     {

@@ -46,8 +46,8 @@ class NcclMemory {
 /// The collectives of one rank on one communicator: starts them in order on a stream of its own, and watches
 /// them.
 ///
-/// NCCL puts a collective on the stream from a thread of its own and returns meanwhile; so does start(). Whoever
-/// comes first waits for that thread: the next start(), a wait() for this one, or the watchdog.
+/// NCCL puts a collective on the stream from a thread of its own and returns meanwhile; so does start().
+/// Whoever comes first waits for that thread: the next start(), a wait() for this one, or the watchdog.
 ///
 /// A watchdog thread looks at the events of what is in flight, at NCCL's asynchronous error, at every
 /// deadline and at the launcher's abort word. The first thing that goes wrong breaks the session: the
@@ -72,15 +72,15 @@ class Session {
     /// Gives `call` its number (send and recv: among those with the same peer) and puts it on the stream. Its
     /// Work holds the user's stream back until then. It has `timeout` to end in.
     Work start(Call call, std::chrono::nanoseconds timeout, const Enqueue& enqueue);
-    /// `launch` puts a graph with collectives of this session on the user's stream. Not called once the session
-    /// is broken. What it throws breaks the session.
+    /// `launch` puts a graph with collectives of this session on the user's stream. Not called once the
+    /// session is broken. What it throws breaks the session.
     Work launch_graph(std::chrono::nanoseconds timeout, const std::function<void()>& launch);
     /// A part of the communicator; nothing may be in flight. A failure breaks the session.
     std::shared_ptr<Communicator> split(int color, int key);
     /// Waits for something else that the ranks do together, as long as for a collective.
     [[nodiscard]] Patience patience(const std::string& attempt) const;
-    /// Breaks the session from outside: returns when nothing runs on the device any more, or when NCCL's abort does not come
-    /// back, which the failure then says.
+    /// Breaks the session from outside: returns when nothing runs on the device any more, or when NCCL's
+    /// abort does not come back, which the failure then says.
     void give_up(std::exception_ptr failure) { fail(std::move(failure)); }
     /// Copies between host and device, behind all collectives and the user's stream so far. Blocking.
     void copy(void* to, const void* from, std::size_t bytes, cudaMemcpyKind kind);

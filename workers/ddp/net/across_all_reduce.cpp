@@ -12,13 +12,15 @@ using ddprun::SegmentOp;
 class AcrossNodes::Exchange {
   public:
     /// `scratch` is the owner's, from one call to the next.
-    Exchange(AcrossNodes& owner, const Sum& how, std::vector<std::byte>& scratch) : owner_(owner), how_(how), scratch_(scratch), batch_(owner) {}
+    Exchange(AcrossNodes& owner, const Sum& how, std::vector<std::byte>& scratch)
+        : owner_(owner), how_(how), scratch_(scratch), batch_(owner) {}
 
     /// Where the node's sum of a piece of the buffer goes: into the piece itself, unless it is wide.
     std::byte* take(std::span<std::byte> piece) {
         piece_ = piece;
         rounds_ = choose_rounds(how_.partial_bytes(piece.size()), nodes());
-        parts_ = rounds_ == Rounds::Scattered ? Pieces::cut(0, piece.size(), nodes()) : Pieces{0, piece.size(), piece.size()};
+        parts_ = rounds_ == Rounds::Scattered ? Pieces::cut(0, piece.size(), nodes())
+                                              : Pieces{0, piece.size(), piece.size()};
         const std::size_t own = how_.is_wide() ? how_.partial_bytes(piece.size()) : 0;
         const std::size_t came = how_.partial_bytes(part_of(piece, owner_.layout_.node()).size()) * nodes();
         if (scratch_.size() < own + came) scratch_.resize(own + came);
@@ -28,7 +30,8 @@ class AcrossNodes::Exchange {
 
     void begin() {
         if (piece_.empty()) return;
-        for_each_other([&](std::uint32_t node, std::uint32_t peer) { batch_.receive(peer, came_from(node)); });
+        for_each_other(
+            [&](std::uint32_t node, std::uint32_t peer) { batch_.receive(peer, came_from(node)); });
         for_each_other([&](std::uint32_t node, std::uint32_t peer) { batch_.send(peer, partial_of(node)); });
     }
 
@@ -38,14 +41,17 @@ class AcrossNodes::Exchange {
         const std::span<std::byte> own = part_of(piece_, owner_.layout_.node());
         add_up(own);
         if (rounds_ == Rounds::AllToAll) return;
-        for_each_other([&](std::uint32_t node, std::uint32_t peer) { batch_.receive(peer, part_of(piece_, node)); });
+        for_each_other(
+            [&](std::uint32_t node, std::uint32_t peer) { batch_.receive(peer, part_of(piece_, node)); });
         for_each_other([&](std::uint32_t, std::uint32_t peer) { batch_.send(peer, own); });
         batch_.wait();
     }
     [[nodiscard]] std::span<std::byte> piece() const { return piece_; }
 
   private:
-    [[nodiscard]] std::uint32_t nodes() const { return static_cast<std::uint32_t>(owner_.layout_.nodes.size()); }
+    [[nodiscard]] std::uint32_t nodes() const {
+        return static_cast<std::uint32_t>(owner_.layout_.nodes.size());
+    }
     /// What a node adds up.
     [[nodiscard]] std::span<std::byte> part_of(std::span<std::byte> piece, std::uint32_t node) const {
         return rounds_ == Rounds::AllToAll ? piece : piece.subspan(parts_.offset(node), parts_.length(node));
@@ -53,7 +59,8 @@ class AcrossNodes::Exchange {
     /// Our node's sum of it.
     [[nodiscard]] std::span<std::byte> partial_of(std::uint32_t node) const {
         const std::span<std::byte> part = part_of(piece_, node);
-        return {sum_ + how_.partial_bytes(static_cast<std::size_t>(part.data() - piece_.data())), how_.partial_bytes(part.size())};
+        return {sum_ + how_.partial_bytes(static_cast<std::size_t>(part.data() - piece_.data())),
+                how_.partial_bytes(part.size())};
     }
     [[nodiscard]] std::span<std::byte> came_from(std::uint32_t node) const {
         const std::size_t each = partial_of(owner_.layout_.node()).size();
@@ -90,23 +97,28 @@ AcrossNodes::Sum AcrossNodes::sum_of(DType type, ReduceOp op) const {
     const ReduceOp step = without_division(op);
     const bool rounds = wide.sum != nullptr && (step == ReduceOp::Sum || step == ReduceOp::Product);
     if (!rounds) return {type, type, reduction(type, step), reduction(type, step), op};
-    return {type, DType::F32, step == ReduceOp::Sum ? wide.sum : wide.product, reduction(DType::F32, step), op};
+    return {type, DType::F32, step == ReduceOp::Sum ? wide.sum : wide.product, reduction(DType::F32, step),
+            op};
 }
 
 void AcrossNodes::settle_sum(const Sum& how, void* to, std::byte* sum, std::size_t bytes) const {
     const std::size_t count = bytes / size_of(how.type);
     if (how.op == ReduceOp::Avg) kernels_.divide[static_cast<std::size_t>(how.partial)](sum, size(), count);
-    if (how.is_wide()) kernels_.wide[static_cast<std::size_t>(how.type)].round(to, reinterpret_cast<const float*>(sum), count);
+    if (how.is_wide())
+        kernels_.wide[static_cast<std::size_t>(how.type)].round(to, reinterpret_cast<const float*>(sum),
+                                                                count);
     else copy_bytes(to, sum, bytes);
 }
 
 void AcrossNodes::all_reduce(Buffer buffer, ReduceOp op) {
-    in_call({.bytes = buffer.bytes(), .operation = SegmentOp::AllReduce, .dtype = buffer.dtype, .op = op}, [&] { all_reduce_now(buffer, op); });
+    in_call({.bytes = buffer.bytes(), .operation = SegmentOp::AllReduce, .dtype = buffer.dtype, .op = op},
+            [&] { all_reduce_now(buffer, op); });
 }
 
 void AcrossNodes::all_reduce_now(const Buffer& buffer, ReduceOp op) {
     const Sum how = sum_of(buffer.dtype, op);
-    if (how.partial_bytes(buffer.bytes()) <= spoken_bytes(layout_.nodes.size())) return reduce_by_speakers(buffer, how);
+    if (how.partial_bytes(buffer.bytes()) <= spoken_bytes(layout_.nodes.size()))
+        return reduce_by_speakers(buffer, how);
     reduce_by_lanes(buffer, how);
 }
 
@@ -124,25 +136,29 @@ void AcrossNodes::reduce_by_speakers(const Buffer& buffer, const Sum& how) {
         greet({sum, partial_bytes});
         hear();
         std::vector<const void*> sources;
-        for (std::uint32_t node = 0; node < layout_.nodes.size(); ++node) sources.push_back(node == layout_.node() ? sum : heard_from(node));
+        for (std::uint32_t node = 0; node < layout_.nodes.size(); ++node)
+            sources.push_back(node == layout_.node() ? sum : heard_from(node));
         how.across(sum, sources.data(), static_cast<int>(sources.size()), buffer.count);
         settle_sum(how, buffer.data, sum, bytes);
     }
     share(0, bytes_of(buffer), bytes);
 }
 
-/// Of each stretch of the buffer every lane has a piece: it sums it over the node and begins its exchange; then it ends that
-/// of its piece before, and passes the result on. Where all buffers of the node are shared, sums are read from them and
-/// results written to them; otherwise what others sum is staged a stretch ahead, and results are collected a stretch behind.
+/// Of each stretch of the buffer every lane has a piece: it sums it over the node and begins its exchange;
+/// then it ends that of its piece before, and passes the result on. Where all buffers of the node are shared,
+/// sums are read from them and results written to them; otherwise what others sum is staged a stretch ahead,
+/// and results are collected a stretch behind.
 void AcrossNodes::reduce_by_lanes(const Buffer& buffer, const Sum& how) {
     const std::uint32_t lanes = layout_.lanes();
-    const std::size_t stretch = std::min(kLanePieceBytes, cpu::kAreaBytes / lanes / cpu::kLine * cpu::kLine) * lanes;
+    const std::size_t stretch =
+        std::min(kLanePieceBytes, cpu::kAreaBytes / lanes / cpu::kLine * cpu::kLine) * lanes;
     const std::size_t total = buffer.bytes();
     const std::uint64_t here = locate(buffer.data, total);
     steps_.mine().shared_at = here;
     meet_here();
     bool in_place = true;
-    for (std::uint32_t place = 0; place < size_; ++place) in_place = in_place && steps_.shown_by(place).shared_at != cpu::kNotShared;
+    for (std::uint32_t place = 0; place < size_; ++place)
+        in_place = in_place && steps_.shown_by(place).shared_at != cpu::kNotShared;
     std::vector<std::byte*> buffers(size_, bytes_of(buffer));
     for (std::uint32_t place = 0; in_place && place < size_; ++place) {
         if (place != rank_) buffers[place] = shared_buffer(place, steps_.shown_by(place).shared_at);
@@ -155,7 +171,8 @@ void AcrossNodes::reduce_by_lanes(const Buffer& buffer, const Sum& how) {
     Pieces previous{}, oldest{};
     const auto pass_on = [&](const Exchange& exchange) {
         const std::span<std::byte> piece = exchange.piece();
-        if (staged) return kernels_.stream(arena_.results(rank_, steps_.coming()), piece.data(), piece.size());
+        if (staged)
+            return kernels_.stream(arena_.results(rank_, steps_.coming()), piece.data(), piece.size());
         const std::size_t at = static_cast<std::size_t>(piece.data() - bytes_of(buffer));
         for (std::uint32_t place = 0; place < size_ && in_place; ++place) {
             if (place != rank_) kernels_.stream(buffers[place] + at, piece.data(), piece.size());
@@ -170,10 +187,12 @@ void AcrossNodes::reduce_by_lanes(const Buffer& buffer, const Sum& how) {
         const std::size_t own = pieces.offset(rank_), length = pieces.length(rank_);
         for (std::uint32_t place = 0; place < size_; ++place) {
             const bool direct = place == rank_ || !staged;
-            sources_[place] = direct ? buffers[place] + own : arena_.staging(place, steps_.met()) + rank_ * pieces.each;
+            sources_[place] =
+                direct ? buffers[place] + own : arena_.staging(place, steps_.met()) + rank_ * pieces.each;
         }
         std::byte* const sum = current->take({bytes_of(buffer) + own, length});
-        if (size_ > 1 || how.is_wide()) how.here(sum, sources_.data(), static_cast<int>(size_), length / size_of(buffer.dtype));
+        if (size_ > 1 || how.is_wide())
+            how.here(sum, sources_.data(), static_cast<int>(size_), length / size_of(buffer.dtype));
         current->begin();
         if (at > 0) {
             before->finish();
@@ -198,13 +217,17 @@ void AcrossNodes::reduce_by_lanes(const Buffer& buffer, const Sum& how) {
 void AcrossNodes::stage_for_lanes(const Buffer& buffer, const Pieces& pieces, std::uint32_t lanes) {
     std::byte* const area = arena_.staging(rank_, steps_.coming());
     for (std::uint32_t lane = 0; lane < lanes; ++lane) {
-        if (lane != rank_) kernels_.stream(area + lane * pieces.each, bytes_of(buffer) + pieces.offset(lane), pieces.length(lane));
+        if (lane != rank_)
+            kernels_.stream(area + lane * pieces.each, bytes_of(buffer) + pieces.offset(lane),
+                            pieces.length(lane));
     }
 }
 
 void AcrossNodes::collect_from_lanes(const Buffer& buffer, const Pieces& pieces, std::uint32_t lanes) {
     for (std::uint32_t lane = 0; lane < lanes; ++lane) {
-        if (lane != rank_) copy_bytes(bytes_of(buffer) + pieces.offset(lane), arena_.results(lane, steps_.met()), pieces.length(lane));
+        if (lane != rank_)
+            copy_bytes(bytes_of(buffer) + pieces.offset(lane), arena_.results(lane, steps_.met()),
+                       pieces.length(lane));
     }
 }
 

@@ -15,7 +15,9 @@ std::span<std::byte> slice_of(const Buffer& whole, const Slices& slices, std::ui
     return {bytes_of(whole) + slices.offset(rank), slices.length(rank)};
 }
 
-Call uneven(SegmentOp operation, const Buffer& whole, ReduceOp op = ReduceOp::Sum) { return call_of(operation, whole, op, kUnevenMark); }
+Call uneven(SegmentOp operation, const Buffer& whole, ReduceOp op = ReduceOp::Sum) {
+    return call_of(operation, whole, op, kUnevenMark);
+}
 
 }  // namespace
 
@@ -25,7 +27,8 @@ void AcrossNodes::share(std::uint32_t from_place, std::byte* bytes, std::size_t 
     in_steps(
         length,
         [&](std::size_t at, std::size_t part) {
-            if (rank_ == from_place) kernels_.stream(arena_.staging(rank_, steps_.coming()), bytes + at, part);
+            if (rank_ == from_place)
+                kernels_.stream(arena_.staging(rank_, steps_.coming()), bytes + at, part);
         },
         [&](std::size_t at, std::size_t part) {
             if (rank_ != from_place) copy_bytes(bytes + at, arena_.staging(from_place, steps_.met()), part);
@@ -52,21 +55,26 @@ void AcrossNodes::barrier() {
     in_call({.operation = SegmentOp::Barrier}, [&] { open(); });
 }
 
-/// Down a tree of nodes, a piece after the other; the root speaks for its node, the first rank for the others.
+/// Down a tree of nodes, a piece after the other; the root speaks for its node, the first rank for the
+/// others.
 void AcrossNodes::broadcast(Buffer buffer, int root) {
     in_call(call_of(SegmentOp::Broadcast, buffer, ReduceOp::Sum, root), [&] {
         open();
         const auto from = static_cast<std::uint32_t>(root);
         const std::uint32_t home = layout_.node_of[from], here = layout_.node();
         const auto n = static_cast<std::uint32_t>(layout_.nodes.size());
-        const auto speaker = [&](std::uint32_t node) { return node == home ? from : layout_.nodes[node].front(); };
+        const auto speaker = [&](std::uint32_t node) {
+            return node == home ? from : layout_.nodes[node].front();
+        };
         for (std::size_t at = 0; at < buffer.bytes(); at += cpu::kAreaBytes) {
-            const std::span<std::byte> piece(bytes_of(buffer) + at, std::min(cpu::kAreaBytes, buffer.bytes() - at));
+            const std::span<std::byte> piece(bytes_of(buffer) + at,
+                                             std::min(cpu::kAreaBytes, buffer.bytes() - at));
             if (speaker(here) == layout_.rank) {
                 Batch batch(*this);
                 if (here != home) batch.receive(speaker(parent_in_tree(here, home, n)), piece);
                 batch.wait();
-                for (const std::uint32_t child : children_in_tree(here, home, n)) batch.send(speaker(child), piece);
+                for (const std::uint32_t child : children_in_tree(here, home, n))
+                    batch.send(speaker(child), piece);
                 batch.wait();
             }
             share(layout_.place_of[speaker(here)], piece.data(), piece.size());
@@ -75,7 +83,8 @@ void AcrossNodes::broadcast(Buffer buffer, int root) {
 }
 
 void AcrossNodes::all_gather(Buffer output, Buffer input) {
-    in_call(call_of(SegmentOp::AllGather, input), [&] { gather_slices(output, input, Slices::even(input.bytes())); });
+    in_call(call_of(SegmentOp::AllGather, input),
+            [&] { gather_slices(output, input, Slices::even(input.bytes())); });
 }
 
 void AcrossNodes::all_gather_v(Buffer output, Buffer input, const Counts& counts) {
@@ -93,7 +102,8 @@ void AcrossNodes::gather_slices(const Buffer& output, const Buffer& input, const
     const auto holder = [&](std::uint32_t rank) { return layout_.holder(rank, layout_.node()); };
     Batch batch(*this);
     for (std::uint32_t rank = 0; rank < layout_.size(); ++rank) {
-        if (!layout_.is_local(rank) && holder(rank) == layout_.place()) batch.receive(rank, slice_of(output, slices, rank));
+        if (!layout_.is_local(rank) && holder(rank) == layout_.place())
+            batch.receive(rank, slice_of(output, slices, rank));
     }
     for (std::uint32_t node = 0; node < layout_.nodes.size(); ++node) {
         if (node != layout_.node()) batch.send(layout_.nodes[node][layout_.holder(layout_.rank, node)], own);
@@ -106,7 +116,8 @@ void AcrossNodes::gather_slices(const Buffer& output, const Buffer& input, const
 }
 
 void AcrossNodes::reduce_scatter(Buffer output, Buffer input, ReduceOp op) {
-    in_call(call_of(SegmentOp::ReduceScatter, output, op), [&] { reduce_slices(output, input, Slices::even(output.bytes()), op); });
+    in_call(call_of(SegmentOp::ReduceScatter, output, op),
+            [&] { reduce_slices(output, input, Slices::even(output.bytes()), op); });
 }
 
 void AcrossNodes::reduce_scatter_v(Buffer output, Buffer input, const Counts& counts, ReduceOp op) {
@@ -116,16 +127,19 @@ void AcrossNodes::reduce_scatter_v(Buffer output, Buffer input, const Counts& co
     });
 }
 
-/// Every slice is summed over the node by the one who sends it to its rank, which sums what comes from the nodes. In a round
-/// each rank of the node has a slice of its own to sum, of which the others show it their part.
-void AcrossNodes::reduce_slices(const Buffer& output, const Buffer& input, const Slices& slices, ReduceOp op) {
+/// Every slice is summed over the node by the one who sends it to its rank, which sums what comes from the
+/// nodes. In a round each rank of the node has a slice of its own to sum, of which the others show it their
+/// part.
+void AcrossNodes::reduce_slices(const Buffer& output, const Buffer& input, const Slices& slices,
+                                ReduceOp op) {
     open();
     const Sum how = sum_of(input.dtype, op);
     const std::size_t own_length = how.partial_bytes(slices.length(layout_.rank));
     std::vector<std::vector<std::byte>> sums(layout_.size()), came(layout_.nodes.size());
-    std::vector<std::byte> mine(own_length);  // `output` may be a part of `input`
+    std::vector<std::byte> mine(own_length);              // `output` may be a part of `input`
     std::vector<std::vector<std::uint32_t>> held(size_);  // by place: the ranks whose slices it sums
-    for (std::uint32_t rank = 0; rank < layout_.size(); ++rank) held[layout_.holder(rank, layout_.node())].push_back(rank);
+    for (std::uint32_t rank = 0; rank < layout_.size(); ++rank)
+        held[layout_.holder(rank, layout_.node())].push_back(rank);
     const auto longer = [](const auto& a, const auto& b) { return a.size() < b.size(); };
     const std::size_t rounds = std::max_element(held.begin(), held.end(), longer)->size();
     const std::size_t part = cpu::kAreaBytes / size_ / cpu::kLine * cpu::kLine;
@@ -146,14 +160,17 @@ void AcrossNodes::reduce_slices(const Buffer& output, const Buffer& input, const
             for (std::uint32_t place = 0; place < size_; ++place) {
                 const std::span<std::byte> piece = piece_of(place);
                 if (place == rank_ || piece.empty()) continue;
-                kernels_.stream(arena_.staging(rank_, steps_.coming()) + place * part, piece.data(), piece.size());
+                kernels_.stream(arena_.staging(rank_, steps_.coming()) + place * part, piece.data(),
+                                piece.size());
             }
             meet();
             const std::span<std::byte> own = piece_of(rank_);
             if (own.empty()) continue;
             for (std::uint32_t place = 0; place < size_; ++place)
-                sources_[place] = place == rank_ ? own.data() : arena_.staging(place, steps_.met()) + rank_ * part;
-            how.here(sum->data() + how.partial_bytes(at), sources_.data(), static_cast<int>(size_), own.size() / size_of(input.dtype));
+                sources_[place] =
+                    place == rank_ ? own.data() : arena_.staging(place, steps_.met()) + rank_ * part;
+            how.here(sum->data() + how.partial_bytes(at), sources_.data(), static_cast<int>(size_),
+                     own.size() / size_of(input.dtype));
         }
     }
     std::vector<const void*> sources(layout_.nodes.size(), mine.data());
@@ -177,7 +194,8 @@ void AcrossNodes::reduce(Buffer buffer, int root, ReduceOp op) {
     in_call(call_of(SegmentOp::Reduce, buffer, op, root), [&] {
         std::vector<std::byte> copy(bytes_of(buffer), bytes_of(buffer) + buffer.bytes());
         all_reduce_now({copy.data(), buffer.count, buffer.dtype, {}}, op);
-        if (layout_.rank == static_cast<std::uint32_t>(root)) copy_bytes(buffer.data, copy.data(), copy.size());
+        if (layout_.rank == static_cast<std::uint32_t>(root))
+            copy_bytes(buffer.data, copy.data(), copy.size());
     });
 }
 
@@ -188,7 +206,8 @@ void AcrossNodes::gather(Buffer output, Buffer input, int root) {
         const auto to = static_cast<std::uint32_t>(root);
         const Slices slices = Slices::even(input.bytes());
         const bool is_root = layout_.rank == to;
-        if (is_root && input.bytes() > 0) std::memmove(slice_of(output, slices, to).data(), input.data, input.bytes());
+        if (is_root && input.bytes() > 0)
+            std::memmove(slice_of(output, slices, to).data(), input.data, input.bytes());
         Batch batch(*this);
         if (!layout_.is_local(to)) {
             batch.send(to, {bytes_of(input), input.bytes()});
@@ -200,11 +219,14 @@ void AcrossNodes::gather(Buffer output, Buffer input, int root) {
         in_steps(
             input.bytes(),
             [&](std::size_t at, std::size_t part) {
-                if (!is_root) kernels_.stream(arena_.staging(rank_, steps_.coming()), bytes_of(input) + at, part);
+                if (!is_root)
+                    kernels_.stream(arena_.staging(rank_, steps_.coming()), bytes_of(input) + at, part);
             },
             [&](std::size_t at, std::size_t part) {
                 for (const std::uint32_t rank : layout_.locals()) {
-                    if (is_root && rank != to) copy_bytes(slice_of(output, slices, rank).data() + at, arena_.staging(layout_.place_of[rank], steps_.met()), part);
+                    if (is_root && rank != to)
+                        copy_bytes(slice_of(output, slices, rank).data() + at,
+                                   arena_.staging(layout_.place_of[rank], steps_.met()), part);
                 }
             });
         batch.wait();
@@ -230,14 +252,19 @@ void AcrossNodes::scatter(Buffer output, Buffer input, int root) {
             in_steps(
                 output.bytes(),
                 [&](std::size_t at, std::size_t part) {
-                    if (is_root) kernels_.stream(arena_.staging(rank_, steps_.coming()), slice_of(input, slices, rank).data() + at, part);
+                    if (is_root)
+                        kernels_.stream(arena_.staging(rank_, steps_.coming()),
+                                        slice_of(input, slices, rank).data() + at, part);
                 },
                 [&](std::size_t at, std::size_t part) {
-                    if (rank == layout_.rank) copy_bytes(bytes_of(output) + at, arena_.staging(layout_.place_of[from], steps_.met()), part);
+                    if (rank == layout_.rank)
+                        copy_bytes(bytes_of(output) + at,
+                                   arena_.staging(layout_.place_of[from], steps_.met()), part);
                 });
         }
         batch.wait();
-        if (is_root && output.bytes() > 0) std::memmove(output.data, slice_of(input, slices, from).data(), output.bytes());
+        if (is_root && output.bytes() > 0)
+            std::memmove(output.data, slice_of(input, slices, from).data(), output.bytes());
     });
 }
 
@@ -254,13 +281,17 @@ void AcrossNodes::all_to_all_v(Buffer output, const Counts& received, Buffer inp
         const std::vector<Counts> told = tell_counts_everywhere(both);
         if (const std::string why = unmatched_counts(told); !why.empty()) steps_.disagree(why);
         std::size_t longest = 0;
-        for (const Counts& one : told) longest = std::max(longest, *std::max_element(one.begin() + 1, one.end()));
-        exchange_slices(output, Slices(received, output.dtype), input, Slices(sent, input.dtype), longest * size_of(input.dtype));
+        for (const Counts& one : told)
+            longest = std::max(longest, *std::max_element(one.begin() + 1, one.end()));
+        exchange_slices(output, Slices(received, output.dtype), input, Slices(sent, input.dtype),
+                        longest * size_of(input.dtype));
     });
 }
 
-/// Between nodes every pair for itself; within the node in as many rounds as there are others, each with another partner.
-void AcrossNodes::exchange_slices(const Buffer& output, const Slices& received, const Buffer& input, const Slices& sent, std::size_t longest) {
+/// Between nodes every pair for itself; within the node in as many rounds as there are others, each with
+/// another partner.
+void AcrossNodes::exchange_slices(const Buffer& output, const Slices& received, const Buffer& input,
+                                  const Slices& sent, std::size_t longest) {
     open();
     const std::uint32_t own = layout_.rank;
     copy_bytes(slice_of(output, received, own).data(), slice_of(input, sent, own).data(), sent.length(own));
@@ -273,15 +304,18 @@ void AcrossNodes::exchange_slices(const Buffer& output, const Slices& received, 
         if (!layout_.is_local(rank)) batch.send(rank, slice_of(input, sent, rank));
     }
     for (std::uint32_t distance = 1; distance < size_; ++distance) {
-        const std::uint32_t to = layout_.locals()[(rank_ + distance) % size_], place = (rank_ + size_ - distance) % size_;
+        const std::uint32_t to = layout_.locals()[(rank_ + distance) % size_],
+                            place = (rank_ + size_ - distance) % size_;
         const std::uint32_t from = layout_.locals()[place];
         in_steps(
             longest,
             [&](std::size_t at, std::size_t part) {
-                kernels_.stream(arena_.staging(rank_, steps_.coming()), slice_of(input, sent, to).data() + at, sent.within(to, at, part));
+                kernels_.stream(arena_.staging(rank_, steps_.coming()), slice_of(input, sent, to).data() + at,
+                                sent.within(to, at, part));
             },
             [&](std::size_t at, std::size_t part) {
-                copy_bytes(slice_of(output, received, from).data() + at, arena_.staging(place, steps_.met()), received.within(from, at, part));
+                copy_bytes(slice_of(output, received, from).data() + at, arena_.staging(place, steps_.met()),
+                           received.within(from, at, part));
             });
     }
     batch.wait();
@@ -322,7 +356,8 @@ std::vector<std::string> AcrossNodes::gather_everywhere(std::string_view mine) {
     std::vector<std::string> all(layout_.size());
     for (std::uint32_t node = 0; node < by_node.size(); ++node) {
         const std::vector<std::string> words = unpack(by_node[node]);
-        for (std::uint32_t place = 0; place < words.size(); ++place) all[layout_.nodes[node].at(place)] = words[place];
+        for (std::uint32_t place = 0; place < words.size(); ++place)
+            all[layout_.nodes[node].at(place)] = words[place];
     }
     return all;
 }
@@ -332,15 +367,18 @@ std::vector<Counts> AcrossNodes::tell_counts_everywhere(const Counts& own) {
     Counts told{static_cast<std::size_t>(env_.rank)};
     told.insert(told.end(), own.begin(), own.end());
     std::vector<Counts> all;
-    for (const std::string& word : gather_everywhere({reinterpret_cast<const char*>(told.data()), told.size() * sizeof told[0]})) {
-        if (word.size() != told.size() * sizeof told[0]) fail<MismatchError>(attempt() + ": other ranks called something else");
+    for (const std::string& word :
+         gather_everywhere({reinterpret_cast<const char*>(told.data()), told.size() * sizeof told[0]})) {
+        if (word.size() != told.size() * sizeof told[0])
+            fail<MismatchError>(attempt() + ": other ranks called something else");
         std::memcpy(all.emplace_back(told.size()).data(), word.data(), word.size());
     }
     return all;
 }
 
 void AcrossNodes::agree_on_counts(const Counts& counts) {
-    if (const std::string why = unequal_counts(tell_counts_everywhere(counts)); !why.empty()) steps_.disagree(why);
+    if (const std::string why = unequal_counts(tell_counts_everywhere(counts)); !why.empty())
+        steps_.disagree(why);
 }
 
 }  // namespace ddp::net

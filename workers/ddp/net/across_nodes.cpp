@@ -27,7 +27,8 @@ using ddprun::WorkerEnv;
 namespace {
 
 constexpr std::chrono::milliseconds kOfAClosedConnection{200};  ///< for its reason
-constexpr std::chrono::seconds kOfAnotherCall{2};               ///< for what the first ranks say of it: they look when they are next awake
+constexpr std::chrono::seconds kOfAnotherCall{
+    2};  ///< for what the first ranks say of it: they look when they are next awake
 
 /// What a rank says of itself before it has connections.
 struct Introduction {
@@ -57,7 +58,8 @@ std::vector<Word> words_or_throw(const std::string& outcome) {
     const std::vector<std::string> parts = unpack(outcome);
     if (!parts.at(0).empty()) throw_told(parts[0], "");
     std::vector<Word> words;
-    for (std::size_t i = 2; i < parts.size(); i += 2) words.push_back({static_cast<int>(ddprun::parse_int(parts[i - 1]).value_or(0)), parts[i]});
+    for (std::size_t i = 2; i < parts.size(); i += 2)
+        words.push_back({static_cast<int>(ddprun::parse_int(parts[i - 1]).value_or(0)), parts[i]});
     return words;
 }
 
@@ -65,13 +67,16 @@ std::vector<Word> words_or_throw(const std::string& outcome) {
 
 // ---- how the nodes meet
 
-AcrossNodes::AcrossNodes(std::shared_ptr<SegmentMap> segment, const WorkerEnv& env, std::chrono::nanoseconds timeout, const Parts& parts)
+AcrossNodes::AcrossNodes(std::shared_ptr<SegmentMap> segment, const WorkerEnv& env,
+                         std::chrono::nanoseconds timeout, const Parts& parts)
     : CpuBackend(std::move(segment), env, timeout), open_link_(parts.open_link) {
     meet_world(parts);
 }
 
 AcrossNodes::AcrossNodes(const AcrossNodes& parent, SubGroup part)
-    : CpuBackend(parent, part.locals, part.share), open_link_(parent.open_link_), link_(std::move(part.link)) {
+    : CpuBackend(parent, part.locals, part.share),
+      open_link_(parent.open_link_),
+      link_(std::move(part.link)) {
     std::vector<std::uint32_t> hosts;
     std::vector<std::string> introductions;
     std::vector<int> world_ranks;
@@ -107,17 +112,20 @@ void AcrossNodes::meet_world(const Parts& parts) {
     if (env_.local_rank == 0) {
         outcome = outcome_of([&] {
             std::map<int, std::string> words;
-            for (std::uint32_t place = 0; place < size_; ++place) words[arena_.global_rank(place)] = ours[place];
+            for (std::uint32_t place = 0; place < size_; ++place)
+                words[arena_.global_rank(place)] = ours[place];
             // Before the others of the node lose their patience with us.
             const auto patience = timeout() - timeout() / 10;
-            return gather_nodes(parts.board,
-                                {.rank = env_.rank,
-                                 .world_size = env_.world_size,
-                                 .generation = env_.generation,
-                                 .group = parts.group,
-                                 .deadline = ddprun::deadline_after(MonotonicClock::now(), patience),
-                                 .throw_if_lost = [&] { throw_if_lost(segment_->header(), fmt::format("rank {}: joining", env_.rank)); }},
-                                words);
+            return gather_nodes(
+                parts.board,
+                {.rank = env_.rank,
+                 .world_size = env_.world_size,
+                 .generation = env_.generation,
+                 .group = parts.group,
+                 .deadline = ddprun::deadline_after(MonotonicClock::now(), patience),
+                 .throw_if_lost =
+                     [&] { throw_if_lost(segment_->header(), fmt::format("rank {}: joining", env_.rank)); }},
+                words);
         });
     }
     std::vector<std::uint32_t> hosts;
@@ -137,7 +145,8 @@ void AcrossNodes::settle(const std::vector<std::string>& introductions, const st
     for (std::uint32_t rank = 0; rank < introductions.size(); ++rank) {
         const Introduction one = introduction_of(introductions[rank]);
         peers_.push_back({world_ranks[rank], one.host});
-        if (!one.failure.empty()) throw InvalidInput(fmt::format("rank {} on {}: {}", world_ranks[rank], one.host, one.failure));
+        if (!one.failure.empty())
+            throw InvalidInput(fmt::format("rank {} on {}: {}", world_ranks[rank], one.host, one.failure));
         addresses.push_back(layout_.is_local(rank) ? "" : one.address);
         // Everyone has a part in it, so it is as good as the best.
         const ddprun::Result<std::string> bytes = ddprun::from_hex(one.secret);
@@ -149,10 +158,12 @@ void AcrossNodes::settle(const std::vector<std::string>& introductions, const st
     link_->connect(addresses);
     sent_.resize(peers_.size());
     received_.resize(peers_.size());
-    const std::uint64_t highest_bit = link_->tag_mask() - (link_->tag_mask() >> 1);  // the other messages count from 1
+    const std::uint64_t highest_bit =
+        link_->tag_mask() - (link_->tag_mask() >> 1);  // the other messages count from 1
     last_words_.emplace(*link_, secret_ ^ highest_bit);
     if (!speaks()) return;
-    words_.assign(layout_.nodes.size(), std::vector<std::byte>(sizeof(Call) + spoken_bytes(layout_.nodes.size())));
+    words_.assign(layout_.nodes.size(),
+                  std::vector<std::byte>(sizeof(Call) + spoken_bytes(layout_.nodes.size())));
     for (const auto& ranks : layout_.nodes) {
         if (ranks.front() != layout_.rank) last_words_->expect(ranks.front());
     }
@@ -160,8 +171,9 @@ void AcrossNodes::settle(const std::vector<std::string>& introductions, const st
 
 std::string AcrossNodes::describe() const {
     const std::string within = CpuBackend::describe();  // "cpu (shared memory, avx2, ...)"
-    return fmt::format("{} between {} nodes{}", within.substr(0, within.find(',')) + " in nodes, " + link_->describe(), layout_.nodes.size(),
-                       within.substr(within.find(',')));
+    return fmt::format("{} between {} nodes{}",
+                       within.substr(0, within.find(',')) + " in nodes, " + link_->describe(),
+                       layout_.nodes.size(), within.substr(within.find(',')));
 }
 
 std::unique_ptr<cpu::CpuBackend> AcrossNodes::split(const std::vector<std::uint32_t>& members) {
@@ -200,10 +212,13 @@ std::span<std::byte> AcrossNodes::allocate_shared(std::size_t bytes) {
 
 AcrossNodes::Batch::~Batch() {
     const auto is_done = [](const Begun& message) { return message.transfer.done; };
-    if (!std::all_of(messages_.begin(), messages_.end(), is_done)) owner_.link_->abandon();  // it would still use their memory
+    if (!std::all_of(messages_.begin(), messages_.end(), is_done))
+        owner_.link_->abandon();  // it would still use their memory
 }
 
-std::uint64_t AcrossNodes::next_tag(std::vector<std::uint64_t>& counts, std::uint32_t peer) const { return secret_ ^ ++counts[peer]; }
+std::uint64_t AcrossNodes::next_tag(std::vector<std::uint64_t>& counts, std::uint32_t peer) const {
+    return secret_ ^ ++counts[peer];
+}
 
 void AcrossNodes::Batch::send(std::uint32_t peer, std::span<const std::byte> from) {
     if (from.empty()) return;
@@ -218,7 +233,8 @@ void AcrossNodes::Batch::receive(std::uint32_t peer, std::span<std::byte> into) 
     messages_.back().least = into.size();
 }
 
-const AcrossNodes::Batch::Begun& AcrossNodes::Batch::receive_up_to(std::uint32_t peer, std::span<std::byte> into) {
+const AcrossNodes::Batch::Begun& AcrossNodes::Batch::receive_up_to(std::uint32_t peer,
+                                                                   std::span<std::byte> into) {
     Begun& message = messages_.emplace_back(Transfer{}, peer, 0, into.size());
     owner_.link_->receive(peer, owner_.next_tag(owner_.received_, peer), into, message.transfer);
     return message;
@@ -257,30 +273,37 @@ void AcrossNodes::wait_for(const Batch::Begun& message) {
     if (!transfer.failure.empty() || message.is_other()) lament(message);
 }
 
-// Whoever ends closes its connections, and whoever called something else sends something else. The reason comes by another
-// way, and tells more: from the launcher, in a greeting, or with last words.
+// Whoever ends closes its connections, and whoever called something else sends something else. The reason
+// comes by another way, and tells more: from the launcher, in a greeting, or with last words.
 void AcrossNodes::lament(const Batch::Begun& message) {
     const Transfer& transfer = message.transfer;
     if (began_ns_ == 0) began_ns_ = now_ns();  // it failed at the first look: that is no time-out
-    const auto patience = transfer.failure.empty() ? kOfAnotherCall : std::chrono::nanoseconds(kOfAClosedConnection);
+    const auto patience =
+        transfer.failure.empty() ? kOfAnotherCall : std::chrono::nanoseconds(kOfAClosedConnection);
     const auto until = MonotonicClock::now() + patience;
     for (; MonotonicClock::now() < until; std::this_thread::sleep_for(std::chrono::milliseconds(2))) {
         throw_if_hopeless(message.peer);
         link_->look();
         compare_heard();
     }
-    if (!transfer.failure.empty()) fail<PeerLostError>(fmt::format("{}: the connection to {}: {}", attempt(), name_of(message.peer), transfer.failure));
-    fail<MismatchError>(fmt::format("{}: {} sent {} bytes where {} were expected: it called something else", attempt(), name_of(message.peer),
-                                    transfer.bytes, message.most));
+    if (!transfer.failure.empty())
+        fail<PeerLostError>(
+            fmt::format("{}: the connection to {}: {}", attempt(), name_of(message.peer), transfer.failure));
+    fail<MismatchError>(fmt::format("{}: {} sent {} bytes where {} were expected: it called something else",
+                                    attempt(), name_of(message.peer), transfer.bytes, message.most));
 }
 
-// Where a rank does not come, its node finds out within the time-out, and says who it is. The first ranks of other nodes hear
-// that in this time more, and theirs in twice as much.
-std::chrono::nanoseconds AcrossNodes::patience() const { return std::min<std::chrono::nanoseconds>(timeout() / 8, std::chrono::seconds(1)); }
+// Where a rank does not come, its node finds out within the time-out, and says who it is. The first ranks of
+// other nodes hear that in this time more, and theirs in twice as much.
+std::chrono::nanoseconds AcrossNodes::patience() const {
+    return std::min<std::chrono::nanoseconds>(timeout() / 8, std::chrono::seconds(1));
+}
 
 std::string AcrossNodes::attempt() const { return fmt::format("rank {}: {}", env_.rank, to_string(call_)); }
 
-std::string AcrossNodes::name_of(std::uint32_t peer) const { return fmt::format("rank {} on {}", peers_[peer].world_rank, peers_[peer].host); }
+std::string AcrossNodes::name_of(std::uint32_t peer) const {
+    return fmt::format("rank {} on {}", peers_[peer].world_rank, peers_[peer].host);
+}
 
 void AcrossNodes::throw_if_hopeless(std::uint32_t peer) {
     throw_if_lost(segment_->header(), attempt());
@@ -297,11 +320,13 @@ void AcrossNodes::throw_if_hopeless(std::uint32_t peer) {
         if (place != arena_.rank()) others.push_back(place);
     }
     const std::string here = cpu::what_ranks_do(arena_, others, MonotonicClock::now());
-    fail<TimeoutError>(fmt::format("{} did not finish within {}: nothing came from {}{}{}", attempt(), ddprun::format_duration(timeout()),
-                                   name_of(peer), here.empty() ? "" : "; ", here));
+    fail<TimeoutError>(fmt::format("{} did not finish within {}: nothing came from {}{}{}", attempt(),
+                                   ddprun::format_duration(timeout()), name_of(peer),
+                                   here.empty() ? "" : "; ", here));
 }
 
-/// To the others of this node and of other nodes. Before the connections are abandoned, as they are with a Batch that is not done.
+/// To the others of this node and of other nodes. Before the connections are abandoned, as they are with a
+/// Batch that is not done.
 void AcrossNodes::pass_on(const std::exception_ptr& failure) {
     cpu::complain(arena_.control(), told(failure));
     last_words_->say(failure);
@@ -309,11 +334,12 @@ void AcrossNodes::pass_on(const std::exception_ptr& failure) {
 
 /// Of another node.
 void AcrossNodes::throw_last_words() const {
-    if (const auto heard = last_words_->heard()) throw_told(heard->words, fmt::format("{}: {} failed: ", attempt(), name_of(heard->peer)));
+    if (const auto heard = last_words_->heard())
+        throw_told(heard->words, fmt::format("{}: {} failed: ", attempt(), name_of(heard->peer)));
 }
 
-/// No call of this group can be any more, and nobody writes to its memory. Where the launcher has ended the generation, all
-/// hear of it.
+/// No call of this group can be any more, and nobody writes to its memory. Where the launcher has ended the
+/// generation, all hear of it.
 void AcrossNodes::end_with(const std::exception_ptr& why) {
     if (segment_->header().aborted.load(std::memory_order_relaxed) == 0) last_words_->say(why);
     greetings_.reset();
@@ -333,7 +359,8 @@ void AcrossNodes::greet(std::span<const std::byte> bytes) {
     std::memcpy(own.data(), &call_, sizeof call_);
     if (!bytes.empty()) std::memcpy(own.data() + sizeof call_, bytes.data(), bytes.size());
     for (const auto& ranks : layout_.nodes) {
-        if (ranks.front() != layout_.rank) greetings_->send(ranks.front(), std::span(own).first(sizeof call_ + bytes.size()));
+        if (ranks.front() != layout_.rank)
+            greetings_->send(ranks.front(), std::span(own).first(sizeof call_ + bytes.size()));
     }
 }
 
@@ -356,8 +383,9 @@ void AcrossNodes::compare_heard() {
         Call theirs;
         if (message.transfer.bytes >= sizeof theirs) std::memcpy(&theirs, words_[node].data(), sizeof theirs);
         if (theirs == call_) continue;
-        fail<MismatchError>(fmt::format("rank {}: ranks called different collectives: {} called {}, {} called {}", env_.rank, name_of(layout_.rank),
-                                        to_string(call_), name_of(message.peer), to_string(theirs)));
+        fail<MismatchError>(
+            fmt::format("rank {}: ranks called different collectives: {} called {}, {} called {}", env_.rank,
+                        name_of(layout_.rank), to_string(call_), name_of(message.peer), to_string(theirs)));
     }
 }
 
@@ -370,7 +398,9 @@ struct AcrossNodes::Carried {
     std::vector<std::byte> first;
     const Batch::Begun* arriving = nullptr;
 
-    [[nodiscard]] std::span<std::byte> bytes() const { return {bytes_of(message.buffer), message.buffer.bytes()}; }
+    [[nodiscard]] std::span<std::byte> bytes() const {
+        return {bytes_of(message.buffer), message.buffer.bytes()};
+    }
     [[nodiscard]] bool fits_first() const { return bytes().size() <= kInlineBytes; }
 };
 
@@ -387,7 +417,9 @@ void AcrossNodes::batch(const std::vector<Message>& messages) {
         for (Message message : messages) {
             const auto peer = static_cast<std::uint32_t>(message.peer);
             if (!layout_.is_local(peer)) {
-                begin(carried.emplace_back(message, Call{}, std::vector<std::byte>(sizeof(Call) + kInlineBytes)), together);
+                begin(carried.emplace_back(message, Call{},
+                                           std::vector<std::byte>(sizeof(Call) + kInlineBytes)),
+                      together);
                 continue;
             }
             message.peer = static_cast<int>(layout_.place_of[peer]);
@@ -409,7 +441,8 @@ void AcrossNodes::begin(Carried& carried, Batch& together) {
     std::vector<std::uint64_t>& numbers = sending ? messages_to_ : messages_from_;
     numbers.resize(peers_.size());
     last_words_->expect(peer);
-    carried.call = call_ = call_of(sending ? SegmentOp::Send : SegmentOp::Recv, carried.message.buffer, ReduceOp::Sum, peers_[peer].world_rank);
+    carried.call = call_ = call_of(sending ? SegmentOp::Send : SegmentOp::Recv, carried.message.buffer,
+                                   ReduceOp::Sum, peers_[peer].world_rank);
     carried.call.seq = call_.seq = ++numbers[peer];
     if (!sending) {
         carried.arriving = &together.receive_up_to(peer, carried.first);
@@ -430,11 +463,14 @@ void AcrossNodes::arrive(const Carried& carried) {
     wait_for(*carried.arriving);
     Call sent;
     std::memcpy(&sent, carried.first.data(), sizeof sent);
-    if (sent.operation != SegmentOp::Send || sent.seq != call_.seq || sent.bytes != call_.bytes || sent.dtype != call_.dtype) {
-        fail<MismatchError>(fmt::format("rank {}: a message is not the one expected: {} called {}, {} called {}", env_.rank, name_of(layout_.rank),
-                                        to_string(call_), name_of(carried.arriving->peer), to_string(sent)));
+    if (sent.operation != SegmentOp::Send || sent.seq != call_.seq || sent.bytes != call_.bytes ||
+        sent.dtype != call_.dtype) {
+        fail<MismatchError>(fmt::format(
+            "rank {}: a message is not the one expected: {} called {}, {} called {}", env_.rank,
+            name_of(layout_.rank), to_string(call_), name_of(carried.arriving->peer), to_string(sent)));
     }
-    if (carried.fits_first()) copy_bytes(carried.bytes().data(), carried.first.data() + sizeof sent, carried.bytes().size());
+    if (carried.fits_first())
+        copy_bytes(carried.bytes().data(), carried.first.data() + sizeof sent, carried.bytes().size());
 }
 
 }  // namespace ddp::net

@@ -28,17 +28,20 @@ struct Parts {
     std::function<std::unique_ptr<Link>()> open_link;
 };
 
-/// Collectives of ranks on several nodes: in shared memory within each, by a link between them. One thread at a time.
-/// across_all_reduce.cpp has all_reduce, across_collectives.cpp the others, across_nodes.cpp how the nodes meet, speak and
-/// wait.
+/// Collectives of ranks on several nodes: in shared memory within each, by a link between them. One thread at
+/// a time. across_all_reduce.cpp has all_reduce, across_collectives.cpp the others, across_nodes.cpp how the
+/// nodes meet, speak and wait.
 ///
-/// Sums are made in rank order within a node and in node order between them, whatever comes first: all ranks get the same
-/// bits in every run. The first rank of a node tells those of the others which call it is in, so that a mismatch is seen by
-/// all. Messages of a pair of ranks are counted, and their tags are that number under a secret which only members know.
+/// Sums are made in rank order within a node and in node order between them, whatever comes first: all ranks
+/// get the same bits in every run. The first rank of a node tells those of the others which call it is in, so
+/// that a mismatch is seen by all. Messages of a pair of ranks are counted, and their tags are that number
+/// under a secret which only members know.
 class AcrossNodes final : public cpu::CpuBackend {
   public:
-    /// Joins the world. Throws TimeoutError naming who did not come, MismatchError, InvalidInput (no libfabric) on all ranks.
-    AcrossNodes(std::shared_ptr<SegmentMap> segment, const ddprun::WorkerEnv& env, std::chrono::nanoseconds timeout, const Parts& parts);
+    /// Joins the world. Throws TimeoutError naming who did not come, MismatchError, InvalidInput (no
+    /// libfabric) on all ranks.
+    AcrossNodes(std::shared_ptr<SegmentMap> segment, const ddprun::WorkerEnv& env,
+                std::chrono::nanoseconds timeout, const Parts& parts);
     /// Some ranks of a group, on several nodes: split() makes it.
     struct SubGroup {
         std::vector<std::uint32_t> members;  ///< by their ranks in the parent, in the new order
@@ -107,13 +110,15 @@ class AcrossNodes final : public cpu::CpuBackend {
     };
     /// How a sum is made within the node and then between nodes.
     struct Sum {
-        DType type;                  ///< of the buffers
-        DType partial;               ///< of a node's sum: float32 for 16-bit floats, that all is rounded once
+        DType type;     ///< of the buffers
+        DType partial;  ///< of a node's sum: float32 for 16-bit floats, that all is rounded once
         cpu::ReduceFunction here, across;  ///< `type` to `partial`, `partial` to `partial`
         ReduceOp op;
         [[nodiscard]] bool is_wide() const { return partial != type; }
         /// Of the partial sums of so many bytes of a buffer.
-        [[nodiscard]] std::size_t partial_bytes(std::size_t bytes) const { return bytes / size_of(type) * size_of(partial); }
+        [[nodiscard]] std::size_t partial_bytes(std::size_t bytes) const {
+            return bytes / size_of(type) * size_of(partial);
+        }
     };
     /// A lane's piece of an all-reduce, summed between the nodes.
     class Exchange;
@@ -133,7 +138,9 @@ class AcrossNodes final : public cpu::CpuBackend {
     void greet(std::span<const std::byte> bytes = {});
     void hear();
     void compare_heard();
-    [[nodiscard]] const std::byte* heard_from(std::uint32_t node) const { return words_[node].data() + sizeof(Call); }
+    [[nodiscard]] const std::byte* heard_from(std::uint32_t node) const {
+        return words_[node].data() + sizeof(Call);
+    }
 
     // Waiting.
     [[nodiscard]] std::chrono::nanoseconds patience() const;
@@ -162,11 +169,13 @@ class AcrossNodes final : public cpu::CpuBackend {
     void collect_from_lanes(const Buffer& buffer, const cpu::Pieces& pieces, std::uint32_t lanes);
     void gather_slices(const Buffer& output, const Buffer& input, const Slices& slices);
     void reduce_slices(const Buffer& output, const Buffer& input, const Slices& slices, ReduceOp op);
-    void exchange_slices(const Buffer& output, const Slices& received, const Buffer& input, const Slices& sent, std::size_t longest);
+    void exchange_slices(const Buffer& output, const Slices& received, const Buffer& input,
+                         const Slices& sent, std::size_t longest);
     [[nodiscard]] std::vector<Counts> tell_counts_everywhere(const Counts& own);
     void agree_on_counts(const Counts& counts);
     [[nodiscard]] Sum sum_of(DType type, ReduceOp op) const;
-    /// What all nodes' sums make, `bytes` of a buffer: divided for an average, and rounded. `to` may be `sum` unless it is wide.
+    /// What all nodes' sums make, `bytes` of a buffer: divided for an average, and rounded. `to` may be `sum`
+    /// unless it is wide.
     void settle_sum(const Sum& how, void* to, std::byte* sum, std::size_t bytes) const;
     struct Carried;
     void begin(Carried& carried, Batch& together);
@@ -180,11 +189,12 @@ class AcrossNodes final : public cpu::CpuBackend {
     std::uint64_t secret_ = 0;
     std::vector<std::uint64_t> sent_, received_;              ///< by peer: what the link carried
     std::vector<std::uint64_t> messages_to_, messages_from_;  ///< by peer: calls of send and recv
-    Call call_;                                   ///< that we are in
+    Call call_;                                               ///< that we are in
     std::int64_t began_ns_ = 0;
     cpu::Attention attention_;
     std::vector<std::vector<std::byte>> words_;  ///< by node: a Call, and some bytes
-    std::array<std::vector<std::byte>, 2> scratch_;  ///< of the exchanges of an all-reduce, at most two at a time
+    std::array<std::vector<std::byte>, 2>
+        scratch_;  ///< of the exchanges of an all-reduce, at most two at a time
     std::unique_ptr<Batch> greetings_;
     std::vector<bool> compared_;  ///< by node
 };

@@ -26,7 +26,8 @@ namespace ddp::net {
 namespace {
 
 constexpr const char* kLibrary = "libfabric.so.1";
-constexpr std::size_t kLong = 128 * 1024;  // libfabric's tcp takes such messages from their sender's memory, piece by piece
+constexpr std::size_t kLong =
+    128 * 1024;  // libfabric's tcp takes such messages from their sender's memory, piece by piece
 constexpr std::uint32_t kInterface = FI_VERSION(1, 9);  // of what we use, all is older
 
 /// The functions that libfabric exports; all others are in tables of its objects.
@@ -48,12 +49,14 @@ void find(void* library, const char* name, Function& function) {
 /// Stays loaded: its providers may have threads.
 const FabricApi& fabric_api() {
     static const FabricApi found = [] {
-        ::setenv("IPATH_NO_BACKTRACE", "1", 0);  // libinfinipath takes no signals then, not even while it loads
+        ::setenv("IPATH_NO_BACKTRACE", "1",
+                 0);  // libinfinipath takes no signals then, not even while it loads
         void* const library = ddprun::load_library(kLibrary);
         if (library == nullptr) {
-            throw InvalidInput(fmt::format("the cpu backend speaks to other nodes by libfabric, and there is none: {} (install libfabric, "
-                                           "or start all ranks on one node)",
-                                           ::dlerror()));
+            throw InvalidInput(fmt::format(
+                "the cpu backend speaks to other nodes by libfabric, and there is none: {} (install libfabric, "
+                "or start all ranks on one node)",
+                ::dlerror()));
         }
         FabricApi api;
         find(library, "fi_getinfo", api.getinfo);
@@ -105,7 +108,8 @@ class FabricLink final : public Link {
 
     std::string describe() const override {
         const std::uint32_t version = api_.version();
-        return fmt::format("libfabric {}.{}, {}", FI_MAJOR(version), FI_MINOR(version), info_->fabric_attr->prov_name);
+        return fmt::format("libfabric {}.{}, {}", FI_MAJOR(version), FI_MINOR(version),
+                           info_->fabric_attr->prov_name);
     }
 
     std::string address() const override {
@@ -115,7 +119,8 @@ class FabricLink final : public Link {
         return {name.data(), length};
     }
 
-    // fi_endpoint(3): the first bits of the format that are 0 are those that the provider ignores. cxi refuses them.
+    // fi_endpoint(3): the first bits of the format that are 0 are those that the provider ignores. cxi
+    // refuses them.
     std::uint64_t tag_mask() const override {
         const std::uint64_t format = info_->ep_attr->mem_tag_format;
         return ~std::uint64_t{0} >> (format == 0 ? 0 : std::countl_zero(format));
@@ -125,23 +130,30 @@ class FabricLink final : public Link {
         const std::size_t length = address().size();
         for (const std::string& one : addresses) {
             fi_addr_t peer = FI_ADDR_UNSPEC;
-            if (!one.empty() && (one.size() != length || ::fi_av_insert(addresses_.object, one.data(), 1, &peer, 0, nullptr) != 1))
-                throw Error(fmt::format("{}: the address of rank {} is none: do all nodes have the same libfabric and FI_PROVIDER?", describe(), peers_.size()));
+            if (!one.empty() && (one.size() != length ||
+                                 ::fi_av_insert(addresses_.object, one.data(), 1, &peer, 0, nullptr) != 1))
+                throw Error(fmt::format(
+                    "{}: the address of rank {} is none: do all nodes have the same libfabric and FI_PROVIDER?",
+                    describe(), peers_.size()));
             peers_.push_back(peer);
         }
     }
 
-    void send(std::size_t peer, std::uint64_t tag, std::span<const std::byte> from, Transfer& transfer) override {
+    void send(std::size_t peer, std::uint64_t tag, std::span<const std::byte> from,
+              Transfer& transfer) override {
         note_begin(from.size(), transfer);
         begin({[=, this, &transfer] {
-                   return ::fi_tsend(endpoint_.object, from.data(), from.size(), nullptr, peers_[peer], tag, transfer.engine);
+                   return ::fi_tsend(endpoint_.object, from.data(), from.size(), nullptr, peers_[peer], tag,
+                                     transfer.engine);
                },
                &transfer});
     }
-    void receive(std::size_t peer, std::uint64_t tag, std::span<std::byte> into, Transfer& transfer) override {
+    void receive(std::size_t peer, std::uint64_t tag, std::span<std::byte> into,
+                 Transfer& transfer) override {
         note_begin(into.size(), transfer);
         begin({[=, this, &transfer] {
-                   return ::fi_trecv(endpoint_.object, into.data(), into.size(), nullptr, peers_[peer], tag, 0, transfer.engine);
+                   return ::fi_trecv(endpoint_.object, into.data(), into.size(), nullptr, peers_[peer], tag,
+                                     0, transfer.engine);
                },
                &transfer});
     }
@@ -164,23 +176,27 @@ class FabricLink final : public Link {
         (void)::poll(&entry, 1, held_back_.empty() ? static_cast<int>(most.count()) : 1);
     }
 
-    // Libfabric's tcp provider crashes (1.17) when a connection is closed in the middle of a long message. It moves nothing
-    // unless it is asked to, so it is left alone then, for good. Where an adapter writes to memory by itself it has to be closed.
+    // Libfabric's tcp provider crashes (1.17) when a connection is closed in the middle of a long message. It
+    // moves nothing unless it is asked to, so it is left alone then, for good. Where an adapter writes to
+    // memory by itself it has to be closed.
     void abandon() override {
         held_back_.clear();
         if (is_abandoned_) return;
         is_abandoned_ = true;
-        if (long_ones_ > 0 && std::string_view(info_->fabric_attr->prov_name).starts_with("tcp")) return leave_open();
+        if (long_ones_ > 0 && std::string_view(info_->fabric_attr->prov_name).starts_with("tcp"))
+            return leave_open();
         endpoint_.close();
         queue_.close();
     }
 
   private:
     void leave_open() {
-        static auto& left = *new std::vector<fid*>;  // so that they are found where somebody looks for what is lost
+        static auto& left =
+            *new std::vector<fid*>;  // so that they are found where somebody looks for what is lost
         static std::mutex mutex;
         const std::lock_guard lock(mutex);
-        left.insert(left.end(), {&endpoint_.object->fid, &queue_.object->fid, &addresses_.object->fid, &domain_.object->fid, &fabric_.object->fid});
+        left.insert(left.end(), {&endpoint_.object->fid, &queue_.object->fid, &addresses_.object->fid,
+                                 &domain_.object->fid, &fabric_.object->fid});
         endpoint_.object = nullptr;
         queue_.object = nullptr;
         addresses_.object = nullptr;
@@ -209,13 +225,16 @@ class FabricLink final : public Link {
         const auto is_of = [&](const char* family) { return wish.starts_with(family); };
         const bool is_ip = is_of("tcp") || is_of("net") || is_of("sockets") || is_of("udp");
         const auto is_set = [](const char* variable) { return std::getenv(variable) != nullptr; };
-        const bool at_host = is_ip && !is_set("FI_TCP_IFACE") && !is_set("FI_SOCKETS_IFACE") && !is_set("FI_UDP_IFACE");
+        const bool at_host =
+            is_ip && !is_set("FI_TCP_IFACE") && !is_set("FI_SOCKETS_IFACE") && !is_set("FI_UDP_IFACE");
         fi_info* list = nullptr;
-        const int code = api_.getinfo(kInterface, at_host ? host.c_str() : nullptr, at_host ? "0" : nullptr, at_host ? FI_SOURCE : 0, hints.get(), &list);
+        const int code = api_.getinfo(kInterface, at_host ? host.c_str() : nullptr, at_host ? "0" : nullptr,
+                                      at_host ? FI_SOURCE : 0, hints.get(), &list);
         if (code != 0) {
-            throw InvalidInput(fmt::format("libfabric has no provider '{}' with reliable tagged messages to other hosts{}: {}: set FI_PROVIDER to "
-                                           "one that it has (fi_info -l)",
-                                           wish, at_host ? " at " + host : "", api_.strerror(-code)));
+            throw InvalidInput(fmt::format(
+                "libfabric has no provider '{}' with reliable tagged messages to other hosts{}: {}: set FI_PROVIDER to "
+                "one that it has (fi_info -l)",
+                wish, at_host ? " at " + host : "", api_.strerror(-code)));
         }
         return {list, api_.freeinfo};
     }
@@ -235,7 +254,9 @@ class FabricLink final : public Link {
     }
 
     void check(ssize_t code, const char* call) const {
-        if (code < 0) throw Error(fmt::format("{} (libfabric, {}): {}", call, info_->fabric_attr->prov_name, api_.strerror(static_cast<int>(-code))));
+        if (code < 0)
+            throw Error(fmt::format("{} (libfabric, {}): {}", call, info_->fabric_attr->prov_name,
+                                    api_.strerror(static_cast<int>(-code))));
     }
 
     void begin(const Attempt& attempt) {
@@ -278,7 +299,8 @@ class FabricLink final : public Link {
         fi_cq_err_entry entry{};
         if (::fi_cq_readerr(queue_.object, &entry, 0) < 1 || entry.op_context == nullptr) return false;
         auto* const transfer = static_cast<Transfer*>(entry.op_context);
-        transfer->bytes = entry.len + std::max<std::size_t>(entry.olen, 1);  // not all providers say how much there was
+        transfer->bytes =
+            entry.len + std::max<std::size_t>(entry.olen, 1);  // not all providers say how much there was
         if (entry.err != FI_ETRUNC) fail(*transfer, entry.err);
         else note_end(*transfer);
         return true;

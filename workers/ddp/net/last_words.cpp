@@ -18,7 +18,8 @@ constexpr std::chrono::milliseconds kPatience{200};
 
 void LastWords::expect(std::uint32_t peer) {
     const auto [ear, is_new] = ears_.try_emplace(peer);
-    if (is_new) link_.receive(peer, tag_, std::as_writable_bytes(std::span(ear->second.words)), ear->second.heard);
+    if (is_new)
+        link_.receive(peer, tag_, std::as_writable_bytes(std::span(ear->second.words)), ear->second.heard);
 }
 
 void LastWords::say(const std::exception_ptr& failure) {

@@ -12,8 +12,8 @@
 
 namespace ddp::net {
 
-/// A rank whose group failed abandons its connections, for nobody may write to its buffers any more. With its last words
-/// the others learn of it, and why. They go beside all other messages, under a tag of their own.
+/// A rank whose group failed abandons its connections, for nobody may write to its buffers any more. With its
+/// last words the others learn of it, and why. They go beside all other messages, under a tag of their own.
 class LastWords {
   public:
     /// The link is borrowed. This must outlive it, or its connections: peers may speak at any time.

@@ -8,9 +8,12 @@ namespace ddp::net {
 namespace {
 
 constexpr std::size_t kSpokenInAll = 64 * 1024;  // by a node, to all others together
-constexpr std::size_t kScatterFrom = 64 * 1024;  // below, a second round costs more than the bytes that it saves
+constexpr std::size_t kScatterFrom =
+    64 * 1024;  // below, a second round costs more than the bytes that it saves
 
-std::uint32_t from_root(std::uint32_t node, std::uint32_t root, std::uint32_t n) { return (node + n - root) % n; }
+std::uint32_t from_root(std::uint32_t node, std::uint32_t root, std::uint32_t n) {
+    return (node + n - root) % n;
+}
 
 }  // namespace
 
@@ -42,12 +45,15 @@ std::uint32_t parent_in_tree(std::uint32_t node, std::uint32_t root, std::uint32
 std::vector<std::uint32_t> children_in_tree(std::uint32_t node, std::uint32_t root, std::uint32_t n) {
     const std::uint32_t at = from_root(node, root, n);
     std::vector<std::uint32_t> children;
-    for (std::uint32_t bit = 1; at + bit < n && (at & bit) == 0; bit *= 2) children.push_back((at + bit + root) % n);
+    for (std::uint32_t bit = 1; at + bit < n && (at & bit) == 0; bit *= 2)
+        children.push_back((at + bit + root) % n);
     std::reverse(children.begin(), children.end());
     return children;
 }
 
-std::size_t spoken_bytes(std::size_t nodes) { return std::max(kInlineBytes, kSpokenInAll / std::max<std::size_t>(nodes - 1, 1)); }
+std::size_t spoken_bytes(std::size_t nodes) {
+    return std::max(kInlineBytes, kSpokenInAll / std::max<std::size_t>(nodes - 1, 1));
+}
 
 Rounds choose_rounds(std::size_t bytes, std::size_t nodes) {
     return nodes <= 2 || bytes < kScatterFrom ? Rounds::AllToAll : Rounds::Scattered;

@@ -26,11 +26,13 @@ std::string wait_for(const Board& board, const Appointment& appointment, int fir
     const std::string key = key_of(appointment, first_rank);
     for (;;) {
         appointment.throw_if_lost();
-        const TimePoint until = std::min(appointment.deadline, ddprun::deadline_after(MonotonicClock::now(), kLookUp));
+        const TimePoint until =
+            std::min(appointment.deadline, ddprun::deadline_after(MonotonicClock::now(), kLookUp));
         if (std::string value = board.get(key, until); !value.empty()) return value;
         if (MonotonicClock::now() < appointment.deadline) continue;
-        throw TimeoutError(fmt::format("rank {}: joining a world of {}: missing after the time-out: rank {} and its node ({})", appointment.rank,
-                                       appointment.world_size, first_rank, key));
+        throw TimeoutError(fmt::format(
+            "rank {}: joining a world of {}: missing after the time-out: rank {} and its node ({})",
+            appointment.rank, appointment.world_size, first_rank, key));
     }
 }
 
@@ -70,24 +72,31 @@ std::string key_of(const Appointment& appointment, int first_rank) {
 namespace {
 
 // Whose word is missing is on a node that has not been heard, and the lowest of those speaks for its node.
-std::vector<Word> read_all(const Board& board, const Appointment& appointment, const std::vector<std::string>& said) {
+std::vector<Word> read_all(const Board& board, const Appointment& appointment,
+                           const std::vector<std::string>& said) {
     std::vector<std::optional<Word>> all(static_cast<std::size_t>(appointment.world_size));
     for (int node = 0; node < appointment.world_size; ++node) {
         if (all[static_cast<std::size_t>(node)]) continue;
         const std::vector<std::string> theirs = unpack(wait_for(board, appointment, node));
         if (theirs.size() % 2 == 0 || theirs.front() != said.front()) {
-            throw MismatchError(fmt::format("rank {} was started with a world of {} ranks, rank {} with {}, of which {} on its node: check "
-                                            "WORLD_SIZE and LOCAL_WORLD_SIZE of every worker",
-                                            appointment.rank, appointment.world_size, node, theirs.empty() ? "" : theirs.front(), theirs.size() / 2));
+            throw MismatchError(fmt::format(
+                "rank {} was started with a world of {} ranks, rank {} with {}, of which {} on its node: check "
+                "WORLD_SIZE and LOCAL_WORLD_SIZE of every worker",
+                appointment.rank, appointment.world_size, node, theirs.empty() ? "" : theirs.front(),
+                theirs.size() / 2));
         }
         for (std::size_t i = 1; i < theirs.size(); i += 2) {
             const auto rank = static_cast<std::size_t>(ddprun::parse_int(theirs[i]).value_or(-1));
             if (rank >= all.size() || all[rank])
-                throw MismatchError(fmt::format("rank {} is on the node of rank {} and on another: check RANK and LOCAL_RANK of every worker", theirs[i], node));
+                throw MismatchError(fmt::format(
+                    "rank {} is on the node of rank {} and on another: check RANK and LOCAL_RANK of every worker",
+                    theirs[i], node));
             all[rank] = Word{node, theirs[i + 1]};
         }
         if (!all[static_cast<std::size_t>(node)])
-            throw MismatchError(fmt::format("rank {} speaks for a node that it is not on: check RANK and LOCAL_RANK of every worker", node));
+            throw MismatchError(fmt::format(
+                "rank {} speaks for a node that it is not on: check RANK and LOCAL_RANK of every worker",
+                node));
     }
     std::vector<Word> words;
     for (std::optional<Word>& word : all) words.push_back(*std::move(word));
@@ -96,7 +105,8 @@ std::vector<Word> read_all(const Board& board, const Appointment& appointment, c
 
 }  // namespace
 
-std::vector<Word> gather_nodes(const Board& board, const Appointment& appointment, const std::map<int, std::string>& ours) {
+std::vector<Word> gather_nodes(const Board& board, const Appointment& appointment,
+                               const std::map<int, std::string>& ours) {
     std::vector<std::string> said{std::to_string(appointment.world_size)};
     for (const auto& [rank, text] : ours) said.insert(said.end(), {std::to_string(rank), text});
     const std::string key = key_of(appointment, appointment.rank);
@@ -135,10 +145,14 @@ std::vector<std::string> unpack(std::string_view packed) {
 // A name that leads the head to its own loopback (127.0.1.1 in /etc/hosts) leads nobody else to it.
 std::string own_address(const ddprun::WorkerEnv& env, TimePoint deadline) {
     const std::string towards = source_towards_master(env, deadline);
-    if (!towards.empty() && (!is_loopback(towards) || is_loopback(env.master_addr) || env.master_addr == "localhost")) return towards;
+    if (!towards.empty() &&
+        (!is_loopback(towards) || is_loopback(env.master_addr) || env.master_addr == "localhost"))
+        return towards;
     const std::vector<std::string> others = ddprun::reachable_addresses(ddprun::list_interfaces(), "");
     if (!others.empty()) return others.front();
-    throw InvalidInput(fmt::format("rank {}: no interface of this host leads to MASTER_ADDR={}, nor to any other host", env.rank, env.master_addr));
+    throw InvalidInput(
+        fmt::format("rank {}: no interface of this host leads to MASTER_ADDR={}, nor to any other host",
+                    env.rank, env.master_addr));
 }
 
 }  // namespace ddp::net

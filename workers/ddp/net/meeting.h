@@ -12,12 +12,13 @@
 #include "env/clock.h"
 #include "env/worker_env.h"
 
-/// How the nodes of a world tell each other what their ranks say, before they can speak to each other: through the job's
-/// store, under names that hold the generation, so that a survivor of the last world cannot meet the next.
+/// How the nodes of a world tell each other what their ranks say, before they can speak to each other:
+/// through the job's store, under names that hold the generation, so that a survivor of the last world cannot
+/// meet the next.
 namespace ddp::net {
 
 struct Appointment {
-    int rank = 0;        ///< of the node's first rank, which speaks for it: its lowest
+    int rank = 0;  ///< of the node's first rank, which speaks for it: its lowest
     int world_size = 1;
     std::uint64_t generation = 0;
     int group = 0;  ///< the how many-th of this generation
@@ -34,10 +35,11 @@ struct Word {
     std::string text;
 };
 
-/// Everyone's words, by rank in the world; `ours` are those of this node's ranks, which need not follow each other. Throws
-/// TimeoutError naming a rank whose node did not come (ours is withdrawn then, and may be said again), MismatchError where nodes disagree about the size of the world or a rank
-/// is there twice.
-std::vector<Word> gather_nodes(const Board& board, const Appointment& appointment, const std::map<int, std::string>& ours);
+/// Everyone's words, by rank in the world; `ours` are those of this node's ranks, which need not follow each
+/// other. Throws TimeoutError naming a rank whose node did not come (ours is withdrawn then, and may be said
+/// again), MismatchError where nodes disagree about the size of the world or a rank is there twice.
+std::vector<Word> gather_nodes(const Board& board, const Appointment& appointment,
+                               const std::map<int, std::string>& ours);
 
 /// Words of any bytes as one, and back. Throws MismatchError where it is none of pack()'s: another release.
 std::string pack(const std::vector<std::string>& words);

@@ -19,7 +19,8 @@ double value_of(Half value) {
     return device::to_float(value);
 }
 
-/// Independent partial sums, always the same ones: the compiler may not reorder one sum, so one would not be vectorised.
+/// Independent partial sums, always the same ones: the compiler may not reorder one sum, so one would not be
+/// vectorised.
 template <class T>
 double sum_of_squares(const T* values, std::size_t count) {
     constexpr std::size_t kLanes = 16;
@@ -50,23 +51,22 @@ void scale_all(Half* values, std::size_t count, double factor) {
     for (std::size_t i = 0; i < count; ++i) device::round_to(device::to_float(values[i]) * by, values[i]);
 }
 
-/// Calls `loop` with the gradient's memory as what it is. Throws InvalidInput where it is not for these loops.
+/// Calls `loop` with the gradient's memory as what it is. Throws InvalidInput where it is not for these
+/// loops.
 template <class Loop>
 auto over(const Buffer& gradient, Loop loop) {
     if (gradient.device != Device{})
-        throw InvalidInput(fmt::format("clip_grad_norm: a gradient is on CUDA device {}; there a GradClipper clips, with the optimizer",
-                                       gradient.device.index));
+        throw InvalidInput(fmt::format(
+            "clip_grad_norm: a gradient is on CUDA device {}; there a GradClipper clips, with the optimizer",
+            gradient.device.index));
     switch (gradient.dtype) {
-        case DType::F32:
-            return loop(static_cast<float*>(gradient.data));
-        case DType::F64:
-            return loop(static_cast<double*>(gradient.data));
-        case DType::BF16:
-            return loop(static_cast<device::Bf16*>(gradient.data));
-        case DType::F16:
-            return loop(static_cast<device::F16*>(gradient.data));
+        case DType::F32: return loop(static_cast<float*>(gradient.data));
+        case DType::F64: return loop(static_cast<double*>(gradient.data));
+        case DType::BF16: return loop(static_cast<device::Bf16*>(gradient.data));
+        case DType::F16: return loop(static_cast<device::F16*>(gradient.data));
         default:
-            throw InvalidInput(fmt::format("clip_grad_norm: a gradient is {}, not of a floating type", name_of(gradient.dtype)));
+            throw InvalidInput(fmt::format("clip_grad_norm: a gradient is {}, not of a floating type",
+                                           name_of(gradient.dtype)));
     }
 }
 
@@ -78,9 +78,10 @@ double squares_of(const Buffer& gradient) {
 [[noreturn]] void throw_non_finite(std::span<const Buffer> gradients, double norm) {
     std::size_t first = 0;
     while (first + 1 < gradients.size() && std::isfinite(squares_of(gradients[first]))) ++first;
-    throw Error(fmt::format("clip_grad_norm: the norm of the gradients is {}, first that of gradient {}; lower the learning rate, "
-                            "or leave such steps out (NonFiniteNorm::Leave)",
-                            norm, first));
+    throw Error(fmt::format(
+        "clip_grad_norm: the norm of the gradients is {}, first that of gradient {}; lower the learning rate, "
+        "or leave such steps out (NonFiniteNorm::Leave)",
+        norm, first));
 }
 
 }  // namespace
@@ -90,7 +91,9 @@ void scale_elements(const Buffer& buffer, double factor) {
 }
 
 double clip_grad_norm(std::span<const Buffer> gradients, double max_norm, NonFiniteNorm non_finite) {
-    if (!(max_norm > 0)) throw InvalidInput(fmt::format("clip_grad_norm: the largest norm is {}; it has to be positive", max_norm));
+    if (!(max_norm > 0))
+        throw InvalidInput(
+            fmt::format("clip_grad_norm: the largest norm is {}; it has to be positive", max_norm));
     double squares = 0;
     for (const Buffer& gradient : gradients) squares += squares_of(gradient);
     const double norm = std::sqrt(squares);

@@ -47,7 +47,8 @@ class Scratch {
 
 template <class Half>
 CommunicationHook compression(DType type) {
-    return [type, scratch = std::make_shared<Scratch>()](ProcessGroup& group, const GradientBucket& bucket) -> FinishReduction {
+    return [type, scratch = std::make_shared<Scratch>()](ProcessGroup& group,
+                                                         const GradientBucket& bucket) -> FinishReduction {
         if (bucket.buffer.dtype != DType::F32)
             return [work = group.all_reduce(bucket.buffer, ReduceOp::Avg)]() mutable { work.wait(); };
         const Buffer room{scratch->of(group, bucket.buffer), bucket.buffer.count, type, group.device()};

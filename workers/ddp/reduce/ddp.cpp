@@ -79,9 +79,10 @@ std::vector<Tensor> DistributedDataParallel::state() const {
 
 void DistributedDataParallel::mark_ready(std::size_t parameter) {
     if (join_ != nullptr && !join_->pass_is_open_)
-        throw Error(fmt::format("rank {}: call begin_forward() before each pass inside a Join: ranks without batches learn "
-                                "from it that there is one",
-                                group_->rank()));
+        throw Error(fmt::format(
+            "rank {}: call begin_forward() before each pass inside a Join: ranks without batches learn "
+            "from it that there is one",
+            group_->rank()));
     reducer_->mark_ready(parameter);
 }
 
@@ -91,7 +92,8 @@ void DistributedDataParallel::finish() {
         join_->pass_is_open_ = false;
         return;
     }
-    if (verify_every_ > 0 && !reducer_->accumulating() && statistics().steps % verify_every_ == 0) verify_equal_parameters();
+    if (verify_every_ > 0 && !reducer_->accumulating() && statistics().steps % verify_every_ == 0)
+        verify_equal_parameters();
 }
 
 void DistributedDataParallel::begin_forward() {
@@ -120,8 +122,11 @@ std::string first_different(ProcessGroup& group, std::span<const Tensor> tensors
     }
     const std::vector<std::string> all = group.all_gather_bytes(mine);
     for (std::size_t i = 0; i < tensors.size(); ++i) {
-        const auto digest = [&](const std::string& of_rank) { return std::string_view(of_rank).substr(i * kDigest, kDigest); };
-        if (std::any_of(all.begin(), all.end(), [&](const std::string& of_rank) { return digest(of_rank) != digest(all[0]); }))
+        const auto digest = [&](const std::string& of_rank) {
+            return std::string_view(of_rank).substr(i * kDigest, kDigest);
+        };
+        if (std::any_of(all.begin(), all.end(),
+                        [&](const std::string& of_rank) { return digest(of_rank) != digest(all[0]); }))
             return fmt::format("'{}' ({})", tensors[i].name, describe(tensors[i]));
     }
     return "none any more";
@@ -139,10 +144,11 @@ std::string DistributedDataParallel::verify_equal_parameters() {
         if (all[r] != all[0]) different.push_back(static_cast<int>(r));
     }
     if (!different.empty())
-        throw MismatchError(fmt::format("parameters on rank {} are not bitwise equal to rank 0's after {} steps; the first that "
-                                        "differs is {}",
-                                        ddprun::format_ranges(different), statistics().steps,
-                                        first_different(*group_, copies.tensors())));
+        throw MismatchError(fmt::format(
+            "parameters on rank {} are not bitwise equal to rank 0's after {} steps; the first that "
+            "differs is {}",
+            ddprun::format_ranges(different), statistics().steps,
+            first_different(*group_, copies.tensors())));
     return all[0];
 }
 

@@ -10,9 +10,11 @@
 namespace ddp {
 namespace {
 
-/// A rank that went on, or ended, without finish() is missed at the next roll: what the others read says what it left out.
+/// A rank that went on, or ended, without finish() is missed at the next roll: what the others read says what
+/// it left out.
 std::vector<std::string> gather_roll(ProcessGroup& group, std::string_view mine) {
-    constexpr std::string_view kRemedy = "; inside a Join each rank calls Join::finish() once it has no more batches";
+    constexpr std::string_view kRemedy =
+        "; inside a Join each rank calls Join::finish() once it has no more batches";
     try {
         return group.all_gather_bytes(mine);
     } catch (const PeerLostError& error) {
@@ -37,7 +39,8 @@ Join::~Join() {
 Join::Roll Join::call_roll(bool have_batches) {
     constexpr char kHasBatches = 1, kReduces = 2;
     std::string mine(1, '\0');
-    if (have_batches) mine[0] = static_cast<char>(kHasBatches | (model_.reducer_->accumulating() ? 0 : kReduces));
+    if (have_batches)
+        mine[0] = static_cast<char>(kHasBatches | (model_.reducer_->accumulating() ? 0 : kReduces));
     const std::vector<std::string> all = gather_roll(*model_.group_, mine);
     Roll roll;
     std::vector<int> without;
@@ -52,9 +55,10 @@ Join::Roll Join::call_roll(bool have_batches) {
         roll.reduces = (all[r][0] & kReduces) != 0;
     }
     if (options_.throw_on_early_termination && !without.empty() && roll.active > 0)
-        throw Error(fmt::format("rank {}: rank {} has no more batches, others have; give all the same number, or do without "
-                                "throw_on_early_termination",
-                                model_.group_->rank(), ddprun::format_ranges(without)));
+        throw Error(fmt::format(
+            "rank {}: rank {} has no more batches, others have; give all the same number, or do without "
+            "throw_on_early_termination",
+            model_.group_->rank(), ddprun::format_ranges(without)));
     return roll;
 }
 

@@ -33,8 +33,8 @@ std::string at(const Device& device) {
     return device.kind == Device::Kind::Cpu ? "" : fmt::format(" on CUDA device {}", device.index);
 }
 
-/// Elements that are stepped at once where a gradient or a parameter has another type than its state: they stay in
-/// the nearest cache meanwhile.
+/// Elements that are stepped at once where a gradient or a parameter has another type than its state: they
+/// stay in the nearest cache meanwhile.
 constexpr std::size_t kBlock = 2048;
 
 /// Reads as float32 what is of 16 bits.
@@ -48,8 +48,7 @@ const float* as_floats(const Buffer& from, std::size_t at, std::span<float> room
             for (std::size_t i = 0; i < room.size(); ++i)
                 room[i] = device::to_float(static_cast<const device::F16*>(from.data)[at + i]);
             return room.data();
-        default:
-            return static_cast<const float*>(from.data) + at;
+        default: return static_cast<const float*>(from.data) + at;
     }
 }
 
@@ -85,15 +84,16 @@ class HostOptimizer : public Optimizer {
         std::size_t count;
     };
 
-    /// `slots` names the states each parameter has (float32, of a float64 float64; zero at the start): two at most.
+    /// `slots` names the states each parameter has (float32, of a float64 float64; zero at the start): two at
+    /// most.
     HostOptimizer(std::vector<Tensor> all, double learning_rate, std::vector<std::string_view> slots)
         : Optimizer(std::move(all), {&learning_rate, 1}), slot_names_(std::move(slots)) {
         for (const Tensor& parameter : parameters()) {
             if (parameter.memory.device != Device{} || !is_floating(parameter.memory.dtype))
-                throw InvalidInput(
-                    fmt::format("optimizer: parameter '{}' is {}{}; only float32, bfloat16 and float16 in host memory or "
-                                "all on one CUDA device, and float64 in host memory, is updated",
-                                parameter.name, describe(parameter), at(parameter.memory.device)));
+                throw InvalidInput(fmt::format(
+                    "optimizer: parameter '{}' is {}{}; only float32, bfloat16 and float16 in host memory or "
+                    "all on one CUDA device, and float64 in host memory, is updated",
+                    parameter.name, describe(parameter), at(parameter.memory.device)));
         }
         for (std::size_t s = 0; s < slot_names_.size(); ++s) {
             for (std::size_t i = 0; i < parameters().size(); ++i) slots_.push_back(zeros(state_bytes(i)));
@@ -128,7 +128,8 @@ class HostOptimizer : public Optimizer {
     }
     [[nodiscard]] Tensor state_tensor(std::string_view kind, std::size_t i, std::byte* memory) const {
         const Tensor& parameter = parameters()[i];
-        return {fmt::format("{}.{}", kind, parameter.name), parameter.shape,
+        return {fmt::format("{}.{}", kind, parameter.name),
+                parameter.shape,
                 {memory, parameter.memory.count, state_type(i), {}}};
     }
     void take_master(std::size_t i) {
@@ -149,16 +150,18 @@ class HostOptimizer : public Optimizer {
             begin_parameter(i);
             const Buffer& memory = parameters()[i].memory;
             if (memory.dtype == DType::F64)
-                move(i, elements<double>(i, memory.data, static_cast<const double*>(gradients[i].data), 0, memory.count));
+                move(i, elements<double>(i, memory.data, static_cast<const double*>(gradients[i].data), 0,
+                                         memory.count));
             else if (memory.dtype == DType::F32 && gradients[i].dtype == DType::F32)
-                move(i, elements<float>(i, memory.data, static_cast<const float*>(gradients[i].data), 0, memory.count));
-            else
-                move_in_blocks(i, gradients[i]);
+                move(i, elements<float>(i, memory.data, static_cast<const float*>(gradients[i].data), 0,
+                                        memory.count));
+            else move_in_blocks(i, gradients[i]);
         }
     }
     /// `count` of them from `at`; `gradient` begins there.
     template <class T>
-    Elements<T> elements(std::size_t i, void* values, const T* gradient, std::size_t at, std::size_t count) const {
+    Elements<T> elements(std::size_t i, void* values, const T* gradient, std::size_t at,
+                         std::size_t count) const {
         const auto state = [&](std::size_t which) {
             std::byte* const memory = slot(which, i);
             return memory != nullptr ? reinterpret_cast<T*>(memory) + at : nullptr;
@@ -244,8 +247,12 @@ class AdamW final : public HostOptimizer {
     // The same functions as on a device: the same factors, to the bit.
     void begin_step() override { factors_.learning_rate = learning_rate(); }
     void begin_parameter(std::size_t parameter) override { ++corrections_[parameter].step; }
-    void move(std::size_t parameter, const Elements<float>& elements) override { step_by(parameter, elements); }
-    void move(std::size_t parameter, const Elements<double>& elements) override { step_by(parameter, elements); }
+    void move(std::size_t parameter, const Elements<float>& elements) override {
+        step_by(parameter, elements);
+    }
+    void move(std::size_t parameter, const Elements<double>& elements) override {
+        step_by(parameter, elements);
+    }
 
     template <class T>
     void step_by(std::size_t parameter, const Elements<T>& elements) const {
@@ -287,12 +294,14 @@ class Grouped final : public Optimizer {
         std::vector<Tensor> tensors;
         for (const Part& part : parts_) {
             for (Tensor& tensor : part.optimizer->state()) {
-                if (&part == &parts_.back() || tensor.name != kStepsName) tensors.push_back(std::move(tensor));
+                if (&part == &parts_.back() || tensor.name != kStepsName)
+                    tensors.push_back(std::move(tensor));
             }
         }
         return tensors;
     }
-    // All are stepped together, so one counts for all. The last has parameters, and is on the device where they are.
+    // All are stepped together, so one counts for all. The last has parameters, and is on the device where
+    // they are.
     std::uint64_t steps() const override { return parts_.back().optimizer->steps(); }
 
   private:
@@ -320,17 +329,22 @@ class Grouped final : public Optimizer {
 
 /// Which parameters are in each group, by their place in the list: group 0, then those of the options. Throws
 /// InvalidInput for a name that is none, or in two groups.
-std::vector<std::vector<std::size_t>> divide(std::span<const Tensor> parameters, std::span<const ParameterGroup> groups,
+std::vector<std::vector<std::size_t>> divide(std::span<const Tensor> parameters,
+                                             std::span<const ParameterGroup> groups,
                                              std::string_view optimizer) {
     std::vector<std::size_t> group_of(parameters.size(), 0);
     for (std::size_t g = 0; g < groups.size(); ++g) {
-        require(!groups[g].parameters.empty(), optimizer, fmt::format("parameter group {} names no parameter", g + 1));
+        require(!groups[g].parameters.empty(), optimizer,
+                fmt::format("parameter group {} names no parameter", g + 1));
         for (const std::string& name : groups[g].parameters) {
-            const auto found = std::find_if(parameters.begin(), parameters.end(), [&](const Tensor& p) { return p.name == name; });
-            require(found != parameters.end(), optimizer,
-                    fmt::format("parameter group {} names '{}', which is none of the parameters", g + 1, name));
+            const auto found = std::find_if(parameters.begin(), parameters.end(),
+                                            [&](const Tensor& p) { return p.name == name; });
+            require(
+                found != parameters.end(), optimizer,
+                fmt::format("parameter group {} names '{}', which is none of the parameters", g + 1, name));
             std::size_t& group = group_of[static_cast<std::size_t>(found - parameters.begin())];
-            require(group == 0, optimizer, fmt::format("parameter '{}' is named by group {} and by group {}", name, group, g + 1));
+            require(group == 0, optimizer,
+                    fmt::format("parameter '{}' is named by group {} and by group {}", name, group, g + 1));
             group = g + 1;
         }
     }
@@ -355,10 +369,12 @@ Options options_of_group(const Options& all, std::size_t g, std::span<const std:
 }
 
 template <class Options>
-std::unique_ptr<Optimizer> make_grouped(std::vector<Tensor> parameters, const Options& options, std::string_view name,
+std::unique_ptr<Optimizer> make_grouped(std::vector<Tensor> parameters, const Options& options,
+                                        std::string_view name,
                                         std::unique_ptr<Optimizer> (*make)(std::vector<Tensor>, Options)) {
     const std::size_t copies = options.device.copies.size();
-    require(copies == 0 || copies == parameters.size(), name, fmt::format("{} copies for {} parameters", copies, parameters.size()));
+    require(copies == 0 || copies == parameters.size(), name,
+            fmt::format("{} copies for {} parameters", copies, parameters.size()));
     const std::vector<std::vector<std::size_t>> divided = divide(parameters, options.groups, name);
     std::vector<Grouped::Part> parts;
     for (std::size_t g = 0; g < divided.size(); ++g) {
@@ -378,8 +394,9 @@ Optimizer::Optimizer(std::vector<Tensor> parameters, std::span<const double> lea
 }
 
 const Optimizer::Rate& Optimizer::rate_of(std::size_t group) const {
-    require(group < rates_.size(), name(),
-            fmt::format("there is no parameter group {}; there are {}, counted from 0", group, rates_.size()));
+    require(
+        group < rates_.size(), name(),
+        fmt::format("there is no parameter group {}; there are {}, counted from 0", group, rates_.size()));
     return rates_[group];
 }
 

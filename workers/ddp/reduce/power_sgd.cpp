@@ -42,12 +42,13 @@ float first_guess(std::uint32_t seed, std::uint32_t i) {
 /// A gradient as the product P Q^T of two narrow matrices, of which the columns lie one after the other.
 struct Factors {
     std::size_t rows = 0, columns = 0, rank = 0;
-    std::vector<float> q;      ///< [rank][columns]; zeros: to be guessed
-    std::vector<float> error;  ///< what the last step did not send of this rank's gradient; empty without error feedback
+    std::vector<float> q;  ///< [rank][columns]; zeros: to be guessed
+    std::vector<float>
+        error;  ///< what the last step did not send of this rank's gradient; empty without error feedback
 };
 
-/// Gram-Schmidt over `rank` vectors, twice: once leaves rounding errors of the others' directions. A vector that depends on
-/// those before it becomes zero, for what is left of it is rounding errors only.
+/// Gram-Schmidt over `rank` vectors, twice: once leaves rounding errors of the others' directions. A vector
+/// that depends on those before it becomes zero, for what is left of it is rounding errors only.
 void orthogonalize(float* vectors, std::size_t rank, std::size_t length) {
     constexpr float kDependent = 1e-5F;  // of a vector's length
     for (std::size_t k = 0; k < rank; ++k) {
@@ -55,7 +56,8 @@ void orthogonalize(float* vectors, std::size_t rank, std::size_t length) {
         const float before = std::sqrt(dot(mine, mine, length));
         for (int pass = 0; pass < 2; ++pass) {
             for (std::size_t other = 0; other < k; ++other)
-                add_scaled(mine, vectors + other * length, -dot(mine, vectors + other * length, length), length);
+                add_scaled(mine, vectors + other * length, -dot(mine, vectors + other * length, length),
+                           length);
         }
         const float norm = std::sqrt(dot(mine, mine, length));
         const bool is_dependent = norm <= kDependent * before;
@@ -81,7 +83,8 @@ struct PowerSgd::Impl {
   public:
     Impl(std::span<const Tensor> parameters, const PowerSgdOptions& options) : options_(options) {
         if (options_.rank == 0) throw InvalidInput("power_sgd: the rank is 0");
-        if (!(options_.min_compression_rate > 0)) throw InvalidInput("power_sgd: the least compression rate is not positive");
+        if (!(options_.min_compression_rate > 0))
+            throw InvalidInput("power_sgd: the least compression rate is not positive");
         for (std::size_t i = 0; i < parameters.size(); ++i) {
             const Factors shape = shape_of(parameters[i]);
             if (parameters[i].memory.dtype != DType::F32 || !is_worth_it(shape)) continue;
@@ -97,7 +100,8 @@ struct PowerSgd::Impl {
             const auto side = [](std::size_t length) { return static_cast<std::int64_t>(length); };
             all.push_back(tensor_of("q." + name, std::span(f.q), {side(f.rank), side(f.columns)}));
             if (options_.error_feedback)
-                all.push_back(tensor_of("error." + name, std::span(f.error), {side(f.rows), side(f.columns)}));
+                all.push_back(
+                    tensor_of("error." + name, std::span(f.error), {side(f.rows), side(f.columns)}));
         }
         return all;
     }
@@ -109,13 +113,17 @@ struct PowerSgd::Impl {
     }
 
     FinishReduction start(ProcessGroup& group, const GradientBucket& bucket) {
-        const bool compresses = static_cast<std::uint64_t>(steps_) >= options_.start_step && bucket.buffer.dtype == DType::F32;
+        const bool compresses =
+            static_cast<std::uint64_t>(steps_) >= options_.start_step && bucket.buffer.dtype == DType::F32;
         if (bucket.is_last) ++steps_;
-        if (!compresses) return [work = group.all_reduce(bucket.buffer, ReduceOp::Avg)]() mutable { work.wait(); };
+        if (!compresses)
+            return [work = group.all_reduce(bucket.buffer, ReduceOp::Avg)]() mutable { work.wait(); };
         if (group.device() != Device{})
-            throw InvalidInput("power_sgd: the gradients are on a CUDA device; it works on those in host memory only");
+            throw InvalidInput(
+                "power_sgd: the gradients are on a CUDA device; it works on those in host memory only");
         const auto step = std::make_shared<Step>(divide(bucket));
-        for (std::size_t i = 0; i < step->low_rank.size(); ++i) begin(step->low_rank[i], *step->factors[i], step->sums);
+        for (std::size_t i = 0; i < step->low_rank.size(); ++i)
+            begin(step->low_rank[i], *step->factors[i], step->sums);
         for (const Tensor& gradient : step->whole) {
             const auto* values = static_cast<const float*>(gradient.memory.data);
             step->sums.insert(step->sums.end(), values, values + gradient.memory.count);
@@ -145,7 +153,8 @@ struct PowerSgd::Impl {
             const Tensor& gradient = bucket.gradients[i];
             // Pointers into the map last. By parameter, as buckets are laid out anew once.
             auto known = factors_.find(bucket.parameters[i]);
-            if (known == factors_.end()) known = factors_.emplace(bucket.parameters[i], shape_of(gradient)).first;
+            if (known == factors_.end())
+                known = factors_.emplace(bucket.parameters[i], shape_of(gradient)).first;
             if (!is_worth_it(known->second)) {
                 step.whole.push_back(gradient);
                 continue;
@@ -172,7 +181,8 @@ struct PowerSgd::Impl {
                 sums[at + k * f.rows + i] = dot(m + i * f.columns, f.q.data() + k * f.columns, f.columns);
         }
     }
-    /// A direction that has vanished (a gradient of zeros) would find nothing any more. Q is the same on all ranks.
+    /// A direction that has vanished (a gradient of zeros) would find nothing any more. Q is the same on all
+    /// ranks.
     void guess_where_needed(Factors& f) const {
         const std::uint64_t drawn = options_.warm_start ? 0 : static_cast<std::uint64_t>(steps_);
         const auto seed = static_cast<std::uint32_t>(options_.seed + drawn);
@@ -196,13 +206,15 @@ struct PowerSgd::Impl {
             all_q.resize(at + f.rank * f.columns);  // Q = M^T P
             for (std::size_t k = 0; k < f.rank; ++k) {
                 for (std::size_t row = 0; row < f.rows; ++row)
-                    add_scaled(all_q.data() + at + k * f.columns, m + row * f.columns, p[k * f.rows + row], f.columns);
+                    add_scaled(all_q.data() + at + k * f.columns, m + row * f.columns, p[k * f.rows + row],
+                               f.columns);
             }
             p += f.rank * f.rows;
         }
         for (const Tensor& gradient : step.whole) {
             auto* const values = static_cast<float*>(gradient.memory.data);
-            for (std::size_t i = 0; i < gradient.memory.count; ++i) values[i] = p[i] / static_cast<float>(group.size());
+            for (std::size_t i = 0; i < gradient.memory.count; ++i)
+                values[i] = p[i] / static_cast<float>(group.size());
             p += gradient.memory.count;
         }
         group.all_reduce(buffer_of(std::span(all_q)), ReduceOp::Avg).wait();
@@ -232,7 +244,8 @@ struct PowerSgd::Impl {
 
     const PowerSgdOptions options_;
     std::int64_t steps_ = 0;
-    std::map<std::size_t, Factors> factors_;     ///< by parameter; those that are sent whole as well, once they came
+    std::map<std::size_t, Factors>
+        factors_;  ///< by parameter; those that are sent whole as well, once they came
     std::map<std::size_t, std::string> names_;  ///< by parameter: of what state() names
 };
 
@@ -240,7 +253,9 @@ PowerSgd::PowerSgd(std::span<const Tensor> parameters, PowerSgdOptions options)
     : impl_(std::make_shared<Impl>(parameters, options)) {}
 
 CommunicationHook PowerSgd::hook() const {
-    return [impl = impl_](ProcessGroup& group, const GradientBucket& bucket) { return impl->start(group, bucket); };
+    return [impl = impl_](ProcessGroup& group, const GradientBucket& bucket) {
+        return impl->start(group, bucket);
+    };
 }
 std::vector<Tensor> PowerSgd::state() const { return impl_->state(); }
 void PowerSgd::prepare_to_save(ProcessGroup& group) { impl_->share_errors(group); }

@@ -38,7 +38,9 @@ namespace {
 /// A cache line, and the widest vector: no two gradients share one.
 constexpr std::size_t kBucketAlignment = 64;
 
-constexpr std::size_t padded_bucket(std::size_t bytes) { return (bytes + kBucketAlignment - 1) / kBucketAlignment * kBucketAlignment; }
+constexpr std::size_t padded_bucket(std::size_t bytes) {
+    return (bytes + kBucketAlignment - 1) / kBucketAlignment * kBucketAlignment;
+}
 
 /// Adds the time of its scope to a total.
 class Stopwatch {
@@ -56,7 +58,8 @@ class Stopwatch {
 /// Who comes second does not enter.
 class OneAtATime {
   public:
-    explicit OneAtATime(std::atomic<bool>& taken) : taken_(taken), entered_(!taken.exchange(true, std::memory_order_acquire)) {}
+    explicit OneAtATime(std::atomic<bool>& taken)
+        : taken_(taken), entered_(!taken.exchange(true, std::memory_order_acquire)) {}
     ~OneAtATime() {
         if (entered_) taken_.store(false, std::memory_order_release);
     }
@@ -145,7 +148,10 @@ bool can_be_averaged(const Buffer& memory, const ProcessGroup& group) {
 }  // namespace
 
 Reducer::Reducer(ProcessGroup& group, std::vector<Tensor> parameters, ReducerOptions options)
-    : group_(group), parameters_(std::move(parameters)), options_(std::move(options)), active_ranks_(group.size()) {
+    : group_(group),
+      parameters_(std::move(parameters)),
+      options_(std::move(options)),
+      active_ranks_(group.size()) {
     std::size_t total = 0;
     for (const Tensor& parameter : parameters_) {
         if (!can_be_averaged(parameter.memory, group))
@@ -178,7 +184,8 @@ void Reducer::lay_out(BucketPlan plan) {
             offset_of_[parameter] = offset;
             bucket_of_[parameter] = b;
             offset += padded_bucket(specs_[parameter].bytes);
-            buckets_[b].gradients.push_back({parameters_[parameter].name, parameters_[parameter].shape, gradient(parameter)});
+            buckets_[b].gradients.push_back(
+                {parameters_[parameter].name, parameters_[parameter].shape, gradient(parameter)});
         }
         const DType dtype = specs_[plan_[b].front()].dtype;
         buckets_[b].buffer = {arena_.data() + begin, (offset - begin) / size_of(dtype), dtype,
@@ -188,9 +195,10 @@ void Reducer::lay_out(BucketPlan plan) {
 
 void Reducer::require_parameter(std::size_t parameter) const {
     if (parameter < parameters_.size()) return;
-    throw InvalidInput(fmt::format("rank {}: there is no parameter {}; the model has {}, counted from 0 (those of its construction: for "
-                                   "others make another DistributedDataParallel)",
-                                   group_->rank(), parameter, parameters_.size()));
+    throw InvalidInput(fmt::format(
+        "rank {}: there is no parameter {}; the model has {}, counted from 0 (those of its construction: for "
+        "others make another DistributedDataParallel)",
+        group_->rank(), parameter, parameters_.size()));
 }
 
 bool Reducer::is_used(std::size_t parameter) const {
@@ -215,9 +223,10 @@ Buffer Reducer::gradient(std::size_t parameter) const {
 
 std::vector<Buffer> Reducer::gradients() const {
     if (!arrival_.empty())
-        throw Error(fmt::format("rank {}: gradients of a step that is not finished: they are not averaged yet; call finish() before the "
-                                "optimizer's step",
-                                group_->rank()));
+        throw Error(fmt::format(
+            "rank {}: gradients of a step that is not finished: they are not averaged yet; call finish() before the "
+            "optimizer's step",
+            group_->rank()));
     std::vector<Buffer> all;
     all.reserve(parameters_.size());
     for (std::size_t i = 0; i < parameters_.size(); ++i) all.push_back(is_used(i) ? gradient(i) : Buffer{});
@@ -244,14 +253,16 @@ void Reducer::mark_ready(std::size_t parameter) {
     group_.require();
     require_parameter(parameter);
     if (!static_graph_.empty() && !static_graph_[parameter])
-        throw Error(fmt::format("rank {}: parameter '{}' has a gradient in this step, and had none in the first; without "
-                                "static_graph (find_unused_parameters) that may change",
-                                group_->rank(), parameters_[parameter].name));
+        throw Error(fmt::format(
+            "rank {}: parameter '{}' has a gradient in this step, and had none in the first; without "
+            "static_graph (find_unused_parameters) that may change",
+            group_->rank(), parameters_[parameter].name));
     const OneAtATime alone(is_marking_);
     if (!alone.entered())
-        throw Error(fmt::format("rank {}: the gradient of parameter '{}' was marked ready by one thread while another was marking one; "
-                                "mark gradients from one thread, or under a lock",
-                                group_->rank(), parameters_[parameter].name));
+        throw Error(fmt::format(
+            "rank {}: the gradient of parameter '{}' was marked ready by one thread while another was marking one; "
+            "mark gradients from one thread, or under a lock",
+            group_->rank(), parameters_[parameter].name));
     locally_used_[parameter] = 1;
     if (accumulating_) return;
     if (ready_[parameter])
@@ -309,9 +320,10 @@ void Reducer::throw_missing(std::span<const std::size_t> missing) const {
 void Reducer::require_static_graph() const {
     for (std::size_t i = 0; i < static_graph_.size(); ++i) {
         if (static_graph_[i] && !ready_[i])
-            throw Error(fmt::format("rank {}: parameter '{}' has no gradient in this step, and had one in the first; without "
-                                    "static_graph (find_unused_parameters) that may change",
-                                    group_->rank(), parameters_[i].name));
+            throw Error(fmt::format(
+                "rank {}: parameter '{}' has no gradient in this step, and had one in the first; without "
+                "static_graph (find_unused_parameters) that may change",
+                group_->rank(), parameters_[i].name));
     }
 }
 
@@ -344,7 +356,8 @@ void Reducer::complete_step() {
     }
     ++statistics_.steps;
     std::fill(locally_used_.begin(), locally_used_.end(), 0);
-    if (options_.rebuild && (!options_.find_unused_parameters || options_.static_graph) && !rebuilt_) rebuild();
+    if (options_.rebuild && (!options_.find_unused_parameters || options_.static_graph) && !rebuilt_)
+        rebuild();
     begin_step();
 }
 
@@ -353,8 +366,8 @@ void Reducer::agree_on_used() {
     memory_->agree_on_maximum(globally_used_.data(), globally_used_.size());
 }
 
-/// Of the lowest rank that saw gradients arrive: rank 0 may have no samples left (Join). Those that did not arrive come
-/// last. One order goes to everybody, as the maximum of it and of what is lower.
+/// Of the lowest rank that saw gradients arrive: rank 0 may have no samples left (Join). Those that did not
+/// arrive come last. One order goes to everybody, as the maximum of it and of what is lower.
 std::vector<std::size_t> Reducer::first_order_of_arrival() {
     const std::vector<std::string> saw_any = group_->all_gather_bytes(arrival_.empty() ? "" : "+");
     const auto lowest = std::find(saw_any.begin(), saw_any.end(), "+") - saw_any.begin();

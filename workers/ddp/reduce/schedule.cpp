@@ -15,12 +15,15 @@ void require(bool holds, const std::string& what) {
 }
 
 void check(const Schedule& s) {
-    require(s.warmup_from > 0 && s.warmup_from <= 1, fmt::format("warmup_from is {}, not in (0, 1]", s.warmup_from));
+    require(s.warmup_from > 0 && s.warmup_from <= 1,
+            fmt::format("warmup_from is {}, not in (0, 1]", s.warmup_from));
     const bool ends = s.shape == Shape::Cosine || s.shape == Shape::Linear;
     require(!ends || s.total_steps > s.warmup_steps,
-            fmt::format("total_steps is {}, not more than the {} steps of the warm-up", s.total_steps, s.warmup_steps));
+            fmt::format("total_steps is {}, not more than the {} steps of the warm-up", s.total_steps,
+                        s.warmup_steps));
     require(s.final_rate >= 0 && std::isfinite(s.final_rate), fmt::format("final_rate is {}", s.final_rate));
-    require(s.final_part >= 0 && s.final_part <= 1, fmt::format("final_part is {}, not in [0, 1]", s.final_part));
+    require(s.final_part >= 0 && s.final_part <= 1,
+            fmt::format("final_part is {}, not in [0, 1]", s.final_part));
     require(s.shape != Shape::Step || s.step_every > 0, "step_every is 0");
     require(s.factor > 0 && std::isfinite(s.factor), fmt::format("factor is {}", s.factor));
 }
@@ -39,10 +42,8 @@ double rate_at(const Schedule& schedule, double base, std::uint64_t steps) {
         return base * (s.warmup_from + (1 - s.warmup_from) * part_done(steps, s.warmup_steps));
     const std::uint64_t since = steps - s.warmup_steps;
     switch (s.shape) {
-        case Shape::Constant:
-            break;
-        case Shape::Step:
-            return base * std::pow(s.factor, static_cast<double>(since / s.step_every));
+        case Shape::Constant: break;
+        case Shape::Step: return base * std::pow(s.factor, static_cast<double>(since / s.step_every));
         case Shape::Cosine: {
             const double done = part_done(since, s.total_steps - s.warmup_steps);
             return s.final_rate + (base - s.final_rate) * (1 + std::cos(std::numbers::pi * done)) / 2;
@@ -58,7 +59,8 @@ double scaled_learning_rate(double rate, std::size_t batch, std::size_t batch_of
     return rate * static_cast<double>(batch_of_all) / static_cast<double>(batch);
 }
 
-ScheduledRate::ScheduledRate(Optimizer& optimizer, Schedule schedule) : optimizer_(optimizer), schedule_(schedule) {
+ScheduledRate::ScheduledRate(Optimizer& optimizer, Schedule schedule)
+    : optimizer_(optimizer), schedule_(schedule) {
     set_rates();
 }
 
@@ -69,9 +71,12 @@ void ScheduledRate::step() {
 
 void ScheduledRate::set_rates() {
     for (std::size_t group = 0; group < optimizer_.groups(); ++group)
-        optimizer_.set_learning_rate(rate_at(schedule_, optimizer_.initial_learning_rate(group), steps_), group);
+        optimizer_.set_learning_rate(rate_at(schedule_, optimizer_.initial_learning_rate(group), steps_),
+                                     group);
 }
 
-std::vector<Tensor> ScheduledRate::state() const { return {{"schedule.steps", {}, {&steps_, 1, DType::I64, {}}}}; }
+std::vector<Tensor> ScheduledRate::state() const {
+    return {{"schedule.steps", {}, {&steps_, 1, DType::I64, {}}}};
+}
 
 }  // namespace ddp

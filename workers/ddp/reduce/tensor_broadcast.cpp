@@ -8,7 +8,7 @@
 namespace ddp {
 namespace {
 
-constexpr std::size_t kLarge = std::size_t{1} << 20;         ///< bytes from which a copy costs more than a call
+constexpr std::size_t kLarge = std::size_t{1} << 20;  ///< bytes from which a copy costs more than a call
 constexpr std::size_t kParcelBytes = std::size_t{25} << 20;  ///< and what a parcel grows to, at least
 
 std::shared_ptr<std::byte> make_room(const ProcessGroup& group, std::size_t bytes) {
@@ -60,7 +60,8 @@ void TensorBroadcast::run(int root) {
 
 void TensorBroadcast::copy(std::byte* to, const std::byte* from, std::size_t bytes) const {
     if (bytes == 0) return;
-    if (group_->device().kind == Device::Kind::Cuda) cuda::copy(to, from, bytes, static_cast<cuda::Stream>(group_->stream()));
+    if (group_->device().kind == Device::Kind::Cuda)
+        cuda::copy(to, from, bytes, static_cast<cuda::Stream>(group_->stream()));
     else std::memcpy(to, from, bytes);
 }
 

@@ -9,8 +9,8 @@
 
 namespace ddp {
 
-/// Overwrites tensors with one rank's. Small ones travel together: a call costs more than their bytes. On a device
-/// everything is in the order of the group's stream.
+/// Overwrites tensors with one rank's. Small ones travel together: a call costs more than their bytes. On a
+/// device everything is in the order of the group's stream.
 class TensorBroadcast {
   public:
     /// All ranks have the same tensors. The group and their memory are borrowed.

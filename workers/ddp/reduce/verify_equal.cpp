@@ -32,7 +32,8 @@ std::string shown(std::string_view value) {
 
 /// "0.1 on rank 2, 0.02 on rank 0": rank 0's, and the first other with all ranks that have it.
 std::string both_values(const std::vector<std::string>& texts) {
-    const auto other = std::find_if(texts.begin(), texts.end(), [&](const auto& text) { return text != texts[0]; });
+    const auto other =
+        std::find_if(texts.begin(), texts.end(), [&](const auto& text) { return text != texts[0]; });
     std::vector<int> others;
     for (std::size_t rank = 0; rank < texts.size(); ++rank) {
         if (texts[rank] == *other) others.push_back(static_cast<int>(rank));

@@ -44,10 +44,10 @@ Partition partition_of(const SegmentHeader& header) {
     at.first_split = at.first_group + half;
     at.split_bytes = half / kMaxSplits / kHugePage * kHugePage;
     if (at.group_bytes == 0) {
-        throw InvalidInput(
-            fmt::format("the ranks' shared memory can have {} only, which is not enough for any group: raise the "
-                        "hard limit on file sizes (ulimit -Hf)",
-                        ddprun::format_bytes(header.arena_bytes)));
+        throw InvalidInput(fmt::format(
+            "the ranks' shared memory can have {} only, which is not enough for any group: raise the "
+            "hard limit on file sizes (ulimit -Hf)",
+            ddprun::format_bytes(header.arena_bytes)));
     }
     return at;
 }
@@ -107,10 +107,10 @@ Arena::Arena(std::shared_ptr<SegmentMap> segment, std::vector<std::uint32_t> mem
 void Arena::lay_out(std::uint64_t base, std::uint64_t share_bytes, Lines lines) {
     const Layout at(ranks());
     if (share_bytes < at.regions) {
-        throw InvalidInput(
-            fmt::format("the ranks' shared memory can have {} only, too little for {} ranks: raise the hard limit "
-                        "on file sizes (ulimit -Hf)",
-                        ddprun::format_bytes(segment_->header().arena_bytes), ranks()));
+        throw InvalidInput(fmt::format(
+            "the ranks' shared memory can have {} only, too little for {} ranks: raise the hard limit "
+            "on file sizes (ulimit -Hf)",
+            ddprun::format_bytes(segment_->header().arena_bytes), ranks()));
     }
     std::byte* mapped = segment_->map(base, at.channels);
     control_ = reinterpret_cast<Control*>(mapped);

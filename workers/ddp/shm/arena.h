@@ -59,7 +59,7 @@ struct alignas(128) Identity {
     std::uint32_t pid;
     std::uint64_t pid_space;  ///< in which that pid counts: see roster.h
     std::uint32_t has_mark;   ///< 1: SegmentMap::is_marked tells whether it is there
-    std::uint64_t layout;  ///< differs when two releases would disagree about this file
+    std::uint64_t layout;     ///< differs when two releases would disagree about this file
     cpu_set_t cpus;
 };
 
@@ -85,19 +85,20 @@ struct Channel {
     };
     alignas(128) std::atomic<std::uint32_t> written;  ///< pieces so far
     alignas(128) std::atomic<std::uint32_t> read;     ///< pieces so far
-    std::atomic<std::uint32_t> refused;  ///< not 0: the receiver expected another message
+    std::atomic<std::uint32_t> refused;               ///< not 0: the receiver expected another message
     Piece pieces[kPieces];
     alignas(4096) std::byte data[kPieces][kPieceBytes];
 };
 
 struct Control {
     std::atomic<std::uint32_t> left;  ///< ranks that have left a sub-group; the last gives its share back
-    alignas(128) std::atomic<std::uint32_t> joined;   ///< ranks that have joined; futex word
-    std::atomic<std::uint64_t> stranger;              ///< packed claim of a process that fits no slot; 0 none
-    /// What a rank found wrong and nobody else of the node can see: all who wait are told. 0 none, 1 being written, 2 there.
+    alignas(128) std::atomic<std::uint32_t> joined;  ///< ranks that have joined; futex word
+    std::atomic<std::uint64_t> stranger;             ///< packed claim of a process that fits no slot; 0 none
+    /// What a rank found wrong and nobody else of the node can see: all who wait are told. 0 none, 1 being
+    /// written, 2 there.
     std::atomic<std::uint32_t> has_complaint;
-    char complaint[512];  ///< as told() gives it
-    alignas(128) std::atomic<std::uint32_t> arrived;  ///< arrivals at steps, when ranks share cores
+    char complaint[512];                               ///< as told() gives it
+    alignas(128) std::atomic<std::uint32_t> arrived;   ///< arrivals at steps, when ranks share cores
     alignas(128) std::atomic<std::uint32_t> released;  ///< last complete step; futex word
 };
 
@@ -126,8 +127,8 @@ class Arena {
     [[nodiscard]] std::uint32_t ranks() const { return static_cast<std::uint32_t>(members_.size()); }
     [[nodiscard]] std::uint32_t rank() const { return rank_; }
     [[nodiscard]] const std::vector<std::uint32_t>& members() const { return members_; }
-    /// In the world. Of one that has not joined it is a guess: that the node's ranks follow each other, which a starter may
-    /// do otherwise (mpirun --map-by node).
+    /// In the world. Of one that has not joined it is a guess: that the node's ranks follow each other, which
+    /// a starter may do otherwise (mpirun --map-by node).
     [[nodiscard]] int global_rank(std::uint32_t rank) const {
         const Identity& known = identities_[rank];
         if (known.joined.load(std::memory_order_acquire) != 0) return static_cast<int>(known.rank);

@@ -10,8 +10,8 @@ namespace ddp::cpu {
 
 using ddprun::SegmentOp;
 
-/// One step for each piece of `total` bytes, `most` at a time, and at least one step: `give` shows a piece, `take` reads
-/// what the others have shown.
+/// One step for each piece of `total` bytes, `most` at a time, and at least one step: `give` shows a piece,
+/// `take` reads what the others have shown.
 template <class Give, class Take>
 void CpuBackend::in_pieces(std::size_t total, std::size_t most, Give give, Take take) {
     std::size_t at = 0;
@@ -270,9 +270,7 @@ void CpuBackend::recv(Buffer buffer, int from) {
     between_two([&] { messages_.recv(buffer, static_cast<std::uint32_t>(from)); });
 }
 
-void CpuBackend::batch(const std::vector<Message>& messages) {
-    batch_here(messages, {});
-}
+void CpuBackend::batch(const std::vector<Message>& messages) { batch_here(messages, {}); }
 
 void CpuBackend::batch_here(const std::vector<Message>& messages, const std::function<bool()>& meanwhile) {
     between_two([&] { messages_.move(messages, meanwhile); });

@@ -162,7 +162,8 @@ std::uint32_t CpuBackend::take_share(const std::vector<std::uint32_t>& members) 
     if (!members.empty() && members.front() == rank_) mine = try_to_take(*segment_);
     std::uint32_t share = 0;
     std::string why_not;
-    const std::vector<std::string> answers = CpuBackend::all_gather_bytes(mine ? encode(*mine) : "", kSplitMark);
+    const std::vector<std::string> answers =
+        CpuBackend::all_gather_bytes(mine ? encode(*mine) : "", kSplitMark);
     for (std::uint32_t r = 0; r < size_; ++r) {
         if (answers[r].empty()) continue;
         const ShareTaken theirs = share_taken(answers[r]);

@@ -51,8 +51,8 @@ struct SharedPlace {
     [[nodiscard]] std::uint64_t word() const { return region << kOffsetBits | offset; }
 };
 
-/// Blocking collectives of one node over its shared segment. One thread at a time. all_reduce.cpp has the ways
-/// of all_reduce, collectives.cpp the other collectives, cpu_group.cpp the process group.
+/// Blocking collectives of one node over its shared segment. One thread at a time. all_reduce.cpp has the
+/// ways of all_reduce, collectives.cpp the other collectives, cpu_group.cpp the process group.
 ///
 /// Four ways to reduce, all summing in rank order element by element, so the way and the sizes of its pieces
 /// never change a bit of the result:
@@ -103,7 +103,8 @@ class CpuBackend {
     std::uint32_t take_share(const std::vector<std::uint32_t>& members);
     /// `mark` says as what it is reported: kBytesMark, kSplitMark.
     virtual std::vector<std::string> all_gather_bytes(std::string_view mine, std::int16_t mark = kBytesMark);
-    /// Collective: the group of `members`, by their ranks in the new order; null for whoever is in none. Throws as take_share.
+    /// Collective: the group of `members`, by their ranks in the new order; null for whoever is in none.
+    /// Throws as take_share.
     virtual std::unique_ptr<CpuBackend> split(const std::vector<std::uint32_t>& members);
 
     /// Of the calls that follow.

@@ -12,7 +12,8 @@ using Progress = ProcessGroupOptions::Progress;
 /// Decides which thread runs a collective; the backend does the rest.
 class CpuGroup final : public ProcessGroup {
   public:
-    CpuGroup(std::unique_ptr<CpuBackend> backend, int world_rank, Progress wanted, std::chrono::nanoseconds timeout)
+    CpuGroup(std::unique_ptr<CpuBackend> backend, int world_rank, Progress wanted,
+             std::chrono::nanoseconds timeout)
         : world_rank_(world_rank), wanted_(wanted), backend_(backend.release()) {
         settle(timeout);
     }
@@ -94,8 +95,10 @@ class CpuGroup final : public ProcessGroup {
         const bool threaded =
             wanted_ == Progress::Auto ? has_spare_core && backend_->size() > 1 : wanted_ == Progress::Thread;
         if (threaded) progress_ = make_owned<ProgressThread>();
-        take_seat(
-            {.rank = backend_->rank(), .size = backend_->size(), .world_rank = world_rank_, .timeout = timeout});
+        take_seat({.rank = backend_->rank(),
+                   .size = backend_->size(),
+                   .world_rank = world_rank_,
+                   .timeout = timeout});
     }
 
     template <class Collective>

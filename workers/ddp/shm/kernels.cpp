@@ -223,12 +223,9 @@ template <class E, class Op, class To = E>
 void reduce(void* out, const void* const* sources, int count, std::size_t n) {
     auto* to = static_cast<typename To::Stored*>(out);
     switch (count) {
-        case 2:
-            return reduce_counted<E, Op, To, 2>(to, sources, count, n);
-        case 4:
-            return reduce_counted<E, Op, To, 4>(to, sources, count, n);
-        default:
-            return reduce_counted<E, Op, To, 0>(to, sources, count, n);
+        case 2: return reduce_counted<E, Op, To, 2>(to, sources, count, n);
+        case 4: return reduce_counted<E, Op, To, 4>(to, sources, count, n);
+        default: return reduce_counted<E, Op, To, 0>(to, sources, count, n);
     }
 }
 
@@ -299,22 +296,26 @@ const Kernels DDP_KERNELS = {
          reduce<Plain<float>, Average>, reduce<Plain<float>, Multiply>},
         {reduce<Plain<double>, Add>, reduce<Plain<double>, Greatest>, reduce<Plain<double>, Least>,
          reduce<Plain<double>, Average>, reduce<Plain<double>, Multiply>},
-        {reduce<Plain<U32>, Add>, reduce<Plain<I32>, Greatest>, reduce<Plain<I32>, Least>,
-         nullptr, reduce<Plain<U32>, Multiply>},
-        {reduce<Plain<U64>, Add>, reduce<Plain<I64>, Greatest>, reduce<Plain<I64>, Least>,
-         nullptr, reduce<Plain<U64>, Multiply>},
+        {reduce<Plain<U32>, Add>, reduce<Plain<I32>, Greatest>, reduce<Plain<I32>, Least>, nullptr,
+         reduce<Plain<U32>, Multiply>},
+        {reduce<Plain<U64>, Add>, reduce<Plain<I64>, Greatest>, reduce<Plain<I64>, Least>, nullptr,
+         reduce<Plain<U64>, Multiply>},
         {reduce<Bfloat16, Add>, reduce<Bfloat16, Greatest>, reduce<Bfloat16, Least>,
          reduce<Bfloat16, Average>, reduce<Bfloat16, Multiply>},
-        {reduce<Float16, Add>, reduce<Float16, Greatest>, reduce<Float16, Least>,
-         reduce<Float16, Average>, reduce<Float16, Multiply>},
-        {reduce<Plain<U8>, Add>, reduce<Plain<U8>, Greatest>, reduce<Plain<U8>, Least>,
-         nullptr, reduce<Plain<U8>, Multiply>},
+        {reduce<Float16, Add>, reduce<Float16, Greatest>, reduce<Float16, Least>, reduce<Float16, Average>,
+         reduce<Float16, Multiply>},
+        {reduce<Plain<U8>, Add>, reduce<Plain<U8>, Greatest>, reduce<Plain<U8>, Least>, nullptr,
+         reduce<Plain<U8>, Multiply>},
     },
-    {{}, {}, {}, {},
+    {{},
+     {},
+     {},
+     {},
      {reduce<Bfloat16, Add, Plain<float>>, reduce<Bfloat16, Multiply, Plain<float>>, round_floats<Bfloat16>},
      {reduce<Float16, Add, Plain<float>>, reduce<Float16, Multiply, Plain<float>>, round_floats<Float16>},
      {}},
-    {divide<Plain<float>>, divide<Plain<double>>, nullptr, nullptr, divide<Bfloat16>, divide<Float16>, nullptr},
+    {divide<Plain<float>>, divide<Plain<double>>, nullptr, nullptr, divide<Bfloat16>, divide<Float16>,
+     nullptr},
     stream,
     fence,
 };

@@ -16,7 +16,8 @@ using ReduceFunction = void (*)(void* out, const void* const* sources, int count
 struct Kernels {
     const char* name;
     ReduceFunction reduce[7][5];  ///< by DType and ReduceOp; null for integer averages
-    /// By DType, null but for bf16 and f16: the same into float32, for sums that go on elsewhere; and float32 rounded back.
+    /// By DType, null but for bf16 and f16: the same into float32, for sums that go on elsewhere; and float32
+    /// rounded back.
     struct Wide {
         ReduceFunction sum, product;
         void (*round)(void* to, const float* from, std::size_t n);

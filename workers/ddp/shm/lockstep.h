@@ -17,9 +17,9 @@ namespace ddp::cpu {
 ///
 /// A step costs one cache line per peer: it carries the flag, the call (so that a mismatch is seen on the
 /// way) and the first bytes of the message. Waiting spins as long as that pays (Attention), then sleeps on a
-/// futex, and looks at the abort word and the deadline every kSleepSlice. Where ranks share cores nobody spins:
-/// the last to arrive wakes the others, one sleep per rank and step. A step is met when all slots show it, whatever the
-/// words say that only spare looking at every slot: a rank can be killed between the two.
+/// futex, and looks at the abort word and the deadline every kSleepSlice. Where ranks share cores nobody
+/// spins: the last to arrive wakes the others, one sleep per rank and step. A step is met when all slots show
+/// it, whatever the words say that only spare looking at every slot: a rank can be killed between the two.
 class Lockstep {
   public:
     /// `steps_so_far`: in tests of what comes after 2^32 of them.
@@ -54,7 +54,8 @@ class Lockstep {
     [[nodiscard]] const Call& call() const { return call_; }
     /// The call has to wait for something outside of the steps.
     void note_start() { note_start(now_ns()); }
-    /// The rest of this call may take so much longer than the time-out: others find out first who does not come.
+    /// The rest of this call may take so much longer than the time-out: others find out first who does not
+    /// come.
     void be_patient(std::chrono::nanoseconds longer) { patience_ = longer; }
     /// Fails this call and all later ones with a MismatchError that says so: all ranks know what they
     /// disagree on.

@@ -156,7 +156,8 @@ std::string PointToPoint::deadlock(const End& end) const {
 
 void PointToPoint::wait_for_any(const std::vector<End*>& heads, const std::function<bool()>& meanwhile) {
     const auto ready = [&] {
-        return std::any_of(heads.begin(), heads.end(), [](const End* end) { return can_move(*end); }) || (meanwhile && meanwhile());
+        return std::any_of(heads.begin(), heads.end(), [](const End* end) { return can_move(*end); }) ||
+               (meanwhile && meanwhile());
     };
     if (roster_.ranks_share_cores ? look_for(attention_, ready, Yields{})
                                   : look_for(attention_, ready, Spins{}))

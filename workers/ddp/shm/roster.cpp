@@ -215,7 +215,8 @@ std::string complaint_in(const Control& control) {
 }
 
 void throw_complaint(const Control& control, const std::string& attempt) {
-    if (control.has_complaint.load(std::memory_order_acquire) == 2) throw_told(control.complaint, attempt + ": the group has failed: ");
+    if (control.has_complaint.load(std::memory_order_acquire) == 2)
+        throw_told(control.complaint, attempt + ": the group has failed: ");
 }
 
 }  // namespace ddp::cpu

@@ -35,12 +35,12 @@ void join(Arena& arena, const ddprun::WorkerEnv& env, ddprun::TimePoint deadline
 /// Of the node whose ranks have all joined `arena`.
 Roster read_roster(const Arena& arena);
 
-/// Writes into our identity how others find out that we are no more, without a launcher that would tell: before it is
-/// shown to them.
+/// Writes into our identity how others find out that we are no more, without a launcher that would tell:
+/// before it is shown to them.
 ///
-/// The id of a process counts in its PID namespace only, and ranks may be in several (a container each). Within
-/// ours the id is asked for; a rank of another one holds a mark on the segment's file, which the kernel takes
-/// off with its last descriptor, however the process ends.
+/// The id of a process counts in its PID namespace only, and ranks may be in several (a container each).
+/// Within ours the id is asked for; a rank of another one holds a mark on the segment's file, which the
+/// kernel takes off with its last descriptor, however the process ends.
 void leave_mark(Arena& arena);
 /// The rank has joined, and is no more. False also where that cannot be known.
 bool is_gone(const Arena& arena, std::uint32_t rank);
@@ -48,9 +48,11 @@ bool is_gone(const Arena& arena, std::uint32_t rank);
 /// One clause per rank of the group, from its line, or of the message that it is in.
 std::string what_ranks_do(const Arena& arena, const std::vector<std::uint32_t>& ranks, ddprun::TimePoint now);
 
-/// Tells everybody in the group of a failure, as told() gives it (worker/told_failure.h); what was said first stays.
+/// Tells everybody in the group of a failure, as told() gives it (worker/told_failure.h); what was said first
+/// stays.
 void complain(Control& control, const std::string& words);
-/// Throws it with the type that it had, "<attempt>: the group has failed: ...". Nothing when nobody has complained.
+/// Throws it with the type that it had, "<attempt>: the group has failed: ...". Nothing when nobody has
+/// complained.
 void throw_complaint(const Control& control, const std::string& attempt);
 /// "" when nobody has complained; else what it says.
 std::string complaint_in(const Control& control);

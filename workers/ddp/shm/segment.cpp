@@ -214,13 +214,14 @@ UniqueFd fetch(const WorkerEnv& env, TimePoint deadline) {
         throw_system(env.rank, "send");
     }
     if (!wait_for(connection.get(), POLLIN, deadline)) {
-        throw TimeoutError(
-            fmt::format("rank {}: rank {} did not hand the segment out within the time-out", env.rank, env.rank - env.local_rank));
+        throw TimeoutError(fmt::format("rank {}: rank {} did not hand the segment out within the time-out",
+                                       env.rank, env.rank - env.local_rank));
     }
     Hello theirs;
     UniqueFd segment = receive_with_fd(connection.get(), theirs);
     if (!segment)
-        throw PeerLostError(fmt::format("rank {}: rank {} ended before it handed the segment out", env.rank, env.rank - env.local_rank));
+        throw PeerLostError(fmt::format("rank {}: rank {} ended before it handed the segment out", env.rank,
+                                        env.rank - env.local_rank));
     if (theirs.world_size != mine.world_size) throw_world_sizes(mine, theirs);
     return segment;
 }

@@ -15,7 +15,8 @@ using std::chrono::nanoseconds;
 
 namespace {
 
-constexpr nanoseconds kLeast = std::chrono::microseconds(2);  ///< below it a try is not worth its two looks at the clock
+constexpr nanoseconds kLeast =
+    std::chrono::microseconds(2);  ///< below it a try is not worth its two looks at the clock
 
 }  // namespace
 

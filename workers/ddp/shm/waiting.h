@@ -36,10 +36,10 @@ inline void relax() {
 #endif
 }
 
-/// How long a rank looks for what it waits for before it sleeps. Looking saves the sleep and the wake-up call,
-/// which cost more than a meeting of ranks that run; but on a core that others want it is paid for with time that
-/// the awaited rank, or we ourselves after the wake-up, would have had. Nobody tells a process whether its core
-/// is wanted, so this learns from what its own tries brought.
+/// How long a rank looks for what it waits for before it sleeps. Looking saves the sleep and the wake-up
+/// call, which cost more than a meeting of ranks that run; but on a core that others want it is paid for with
+/// time that the awaited rank, or we ourselves after the wake-up, would have had. Nobody tells a process
+/// whether its core is wanted, so this learns from what its own tries brought.
 struct Attention {
     /// Far shorter than anything a user could notice, longer than any hand-over between ranks that run.
     static constexpr std::chrono::nanoseconds kMost = std::chrono::microseconds(100);
@@ -61,8 +61,9 @@ struct Try {
 /// How long the coming try may take; 0: sleep at once.
 std::chrono::nanoseconds allowed(const Attention& attention, ddprun::TimePoint now);
 
-/// A try that brought something makes the next ones longer, one in vain shorter; one in which the core was lost
-/// ends them. Once there are none, a trial is made now and then, the more seldom the more the last one cost.
+/// A try that brought something makes the next ones longer, one in vain shorter; one in which the core was
+/// lost ends them. Once there are none, a trial is made now and then, the more seldom the more the last one
+/// cost.
 Attention after(const Attention& attention, const Try& made, ddprun::TimePoint now);
 
 /// Looks for it as long as that pays, calling `pause` in between. True: it is there.

@@ -9,7 +9,9 @@ namespace ddp {
 
 Board store_board(const ddprun::WorkerEnv& env, ddprun::TimePoint deadline, std::string_view attempt) {
     const std::shared_ptr<ddprun::rdzv::StoreClient> client = connect_to_job_store(env, deadline);
-    const auto fail = [rank = env.rank, doing = std::string(attempt)](const ddprun::Error& error) { throw_store_error(rank, doing, error); };
+    const auto fail = [rank = env.rank, doing = std::string(attempt)](const ddprun::Error& error) {
+        throw_store_error(rank, doing, error);
+    };
     Board board;
     board.put = [client, fail](const std::string& key, const std::string& value) {
         if (const ddprun::Status set = client->set(key, value); !set) fail(set.error());

@@ -31,7 +31,8 @@ struct Call {
 static_assert(sizeof(Call) == 24);
 
 /// Of a collective or message over `buffer`; without its number.
-inline Call call_of(ddprun::SegmentOp operation, const Buffer& buffer, ReduceOp op = ReduceOp::Sum, int root = -1) {
+inline Call call_of(ddprun::SegmentOp operation, const Buffer& buffer, ReduceOp op = ReduceOp::Sum,
+                    int root = -1) {
     return {.bytes = buffer.bytes(),
             .operation = operation,
             .root = static_cast<std::int16_t>(root),
@@ -51,8 +52,8 @@ std::string both_sides(int rank, const Call& call, int other_rank, const Call& o
 inline std::int64_t now_ns() { return ddprun::MonotonicClock::now().time_since_epoch().count(); }
 /// "12 s", from a time of a line until now.
 std::string age(std::int64_t since_ns, ddprun::TimePoint now);
-/// "rank 5 is in all_reduce #812 (25 MiB) since 12 s"; "rank 2 finished #811 (all_reduce) 3 s ago and has not called
-/// the next".
+/// "rank 5 is in all_reduce #812 (25 MiB) since 12 s"; "rank 2 finished #811 (all_reduce) 3 s ago and has not
+/// called the next".
 std::string what_rank_does(const ddprun::RankLine& line, int rank, ddprun::TimePoint now);
 /// One such clause per rank of the node, whichever group they are in.
 std::string what_ranks_do(const SegmentMap& segment, const std::vector<std::uint32_t>& local_ranks,

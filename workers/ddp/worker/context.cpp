@@ -8,8 +8,8 @@
 #include "ddp/worker/rank_meeting.h"
 #include "env/nodes/launcher_env.h"
 #include "env/nodes/launcher_process.h"
-#include "env/nodes/pmix_source.h"
 #include "env/nodes/pals_apinfo.h"
+#include "env/nodes/pmix_source.h"
 
 namespace ddp {
 
@@ -66,9 +66,9 @@ EnvironmentLookup laid_over(const EnvironmentLookup& below, const EnvironmentLis
     };
 }
 
-/// This process's place in its world, from ddprun's or torchrun's variables, else from those of mpirun, mpiexec, srun or
-/// flux; a PMIx server is asked only for what these do not say. Nobody's variables: a world of one. Error: what the
-/// variables lack or contradict, ready to be shown.
+/// This process's place in its world, from ddprun's or torchrun's variables, else from those of mpirun,
+/// mpiexec, srun or flux; a PMIx server is asked only for what these do not say. Nobody's variables: a world
+/// of one. Error: what the variables lack or contradict, ready to be shown.
 Result<Context> read_launcher(const EnvironmentLookup& lookup) {
     const Result<LauncherChoice> choice = ddprun::choose_launcher(lookup);
     if (!choice) return choice.error();

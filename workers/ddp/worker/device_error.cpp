@@ -39,6 +39,8 @@ const char* last_device_error(DeviceLibrary library) noexcept {
     return words.places[words.newest.load(std::memory_order_acquire)].data();
 }
 
-const char* report_key(DeviceLibrary library) noexcept { return library == DeviceLibrary::Nccl ? "nccl_error" : "cuda_error"; }
+const char* report_key(DeviceLibrary library) noexcept {
+    return library == DeviceLibrary::Nccl ? "nccl_error" : "cuda_error";
+}
 
 }  // namespace ddp

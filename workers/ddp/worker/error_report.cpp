@@ -56,9 +56,7 @@ bool write_whole(const char* path, const char* text, std::size_t size) {
     return done == size;
 }
 
-std::string error_file() {
-    return ddprun::process_environment("TORCHELASTIC_ERROR_FILE").value_or("");
-}
+std::string error_file() { return ddprun::process_environment("TORCHELASTIC_ERROR_FILE").value_or(""); }
 
 const char* name_of_signal(int signal) {
     switch (signal) {
@@ -94,8 +92,8 @@ void report_crash(int signal) {
     write_whole(crash.error_file.data(), json.data(), json.size());
 }
 
-/// The disposition is the default again (SA_RESETHAND): a fault happens once more on return, and a signal that was
-/// sent is pending until then. The process dies of it truthfully.
+/// The disposition is the default again (SA_RESETHAND): a fault happens once more on return, and a signal
+/// that was sent is pending until then. The process dies of it truthfully.
 void on_fatal_signal(int signal) {
     // A child of ours that crashes (a data loader) must not overwrite what concerns the worker.
     if (::getpid() == crash.pid && !crash.reported.exchange(true)) report_crash(signal);
@@ -160,8 +158,8 @@ void install_handlers() {
 int run_main(std::string_view program, const std::function<int()>& body) {
     crash.program = program;
     install_handlers();
-    // Neither a catch nor noexcept here, nor in a main that only calls us: where no frame handles an exception, the
-    // runtime calls std::terminate from the throw itself, with the whole stack still there.
+    // Neither a catch nor noexcept here, nor in a main that only calls us: where no frame handles an
+    // exception, the runtime calls std::terminate from the throw itself, with the whole stack still there.
     return body();
 }
 

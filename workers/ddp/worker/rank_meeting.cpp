@@ -61,13 +61,18 @@ Result<Hosting> host_store(const Placement& placement, const EnvironmentLookup& 
     if (!token || !number) return token ? number.error() : token.error();
     Hosting hosting;
     hosting.point.token = *token;
-    hosting.point.job = fmt::format("{}-{}{}{}", name_of(placement.family), placement.job, placement.job.empty() ? "" : "-", *number);
+    hosting.point.job = fmt::format("{}-{}{}{}", name_of(placement.family), placement.job,
+                                    placement.job.empty() ? "" : "-", *number);
     hosting.point.port = listener->bound.port;
-    hosting.point.addresses = ddprun::reachable_addresses(ddprun::list_interfaces(), lookup("NCCL_SOCKET_IFNAME").value_or(""));
+    hosting.point.addresses =
+        ddprun::reachable_addresses(ddprun::list_interfaces(), lookup("NCCL_SOCKET_IFNAME").value_or(""));
     if (hosting.point.addresses.empty()) {
-        return ddprun::Error{Errc::NotFound, "no interface of rank 0's host has an address that the other ranks could reach", 0};
+        return ddprun::Error{Errc::NotFound,
+                             "no interface of rank 0's host has an address that the other ranks could reach",
+                             0};
     }
-    Result<std::unique_ptr<StoreHost>> store = StoreHost::start(std::move(listener->fd), {{hosting.point.job, *token}, {}, {}, store_client_name(0)});
+    Result<std::unique_ptr<StoreHost>> store = StoreHost::start(
+        std::move(listener->fd), {{hosting.point.job, *token}, {}, {}, store_client_name(0)});
     if (!store) return store.error();
     hosting.store = *std::move(store);
     return hosting;
@@ -76,11 +81,14 @@ Result<Hosting> host_store(const Placement& placement, const EnvironmentLookup& 
 /// Nobody else is this rank, and everybody is there.
 Status meet_in_store(StoreClient& store, const Placement& placement, TimePoint deadline) {
     const int rank = placement.rank.value_or(0), size = placement.size.value_or(1);
-    const std::string mine = fmt::format("{} pid {} ({})", ddprun::host_name(), ::getpid(), describe(placement));
-    const Result<StoreClient::Exchange> claimed = store.compare_set(fmt::format("meeting/rank/{}", rank), std::nullopt, mine);
+    const std::string mine =
+        fmt::format("{} pid {} ({})", ddprun::host_name(), ::getpid(), describe(placement));
+    const Result<StoreClient::Exchange> claimed =
+        store.compare_set(fmt::format("meeting/rank/{}", rank), std::nullopt, mine);
     if (!claimed) return claimed.error();
     if (!claimed->swapped) {
-        return ddprun::Error{Errc::Mismatch, fmt::format("rank {} is there twice: {} and {}", rank, claimed->value, mine), 0};
+        return ddprun::Error{Errc::Mismatch,
+                             fmt::format("rank {} is there twice: {} and {}", rank, claimed->value, mine), 0};
     }
     return store.barrier("meeting", size, deadline);
 }
@@ -88,10 +96,12 @@ Status meet_in_store(StoreClient& store, const Placement& placement, TimePoint d
 /// What stays until the process ends.
 struct Kept {
     std::unique_ptr<StoreHost> store;  ///< the others need rank 0's for as long as there is a rank 0
-    std::unique_ptr<Exchange> exchange;  ///< whoever ends it with the launcher cannot begin another, nor can MPI_Init after that
+    std::unique_ptr<Exchange>
+        exchange;  ///< whoever ends it with the launcher cannot begin another, nor can MPI_Init after that
 };
 
-Result<RankMeeting> meet_by(const ExchangeChoice& choice, const Placement& told, const EnvironmentLookup& lookup, Kept& kept) {
+Result<RankMeeting> meet_by(const ExchangeChoice& choice, const Placement& told,
+                            const EnvironmentLookup& lookup, Kept& kept) {
     const Result<TimePoint> deadline = deadline_in(lookup);
     if (!deadline) return deadline.error();
     std::optional<MeetingPoint> mine;
@@ -112,14 +122,17 @@ Result<RankMeeting> meet_by(const ExchangeChoice& choice, const Placement& told,
     options.name = fmt::format("rank {} on {}", told.rank.value_or(0), ddprun::host_name());
     Result<ddprun::rdzv::Reached> reached = ddprun::rdzv::reach(*exchange, point, options, *deadline);
     if (!reached) return reached.error().with(fmt::format("rank 0's store (told by {})", choice.why));
-    if (const Status met = meet_in_store(*reached->client, gathered->placement, *deadline); !met) return met.error();
+    if (const Status met = meet_in_store(*reached->client, gathered->placement, *deadline); !met)
+        return met.error();
     const Endpoint where{mine ? mine->addresses.front() : reached->endpoint.host, point.port};
-    RankMeeting meeting{gathered->placement, {}, fmt::format("they meet at {} (told by {})", to_string(where), choice.why)};
-    meeting.variables = {{"DDPRUN_STORE", "tcp:" + to_string(mine ? Endpoint{"127.0.0.1", point.port} : where)},
-                         {"DDPRUN_TOKEN", point.token},
-                         {"TORCHELASTIC_RUN_ID", point.job},
-                         {"MASTER_ADDR", where.host},
-                         {"MASTER_PORT", fmt::format("{}", where.port)}};
+    RankMeeting meeting{
+        gathered->placement, {}, fmt::format("they meet at {} (told by {})", to_string(where), choice.why)};
+    meeting.variables = {
+        {"DDPRUN_STORE", "tcp:" + to_string(mine ? Endpoint{"127.0.0.1", point.port} : where)},
+        {"DDPRUN_TOKEN", point.token},
+        {"TORCHELASTIC_RUN_ID", point.job},
+        {"MASTER_ADDR", where.host},
+        {"MASTER_PORT", fmt::format("{}", where.port)}};
     if (choice.kind != ExchangeChoice::Kind::File) kept.exchange = std::move(exchange);
     return meeting;
 }
@@ -131,10 +144,13 @@ Result<RankMeeting> meet_once(const LauncherChoice& launcher, const EnvironmentL
     const std::string here = std::filesystem::current_path(failed);
     const ExchangeChoice choice = failed ? *offered : or_file_in(*offered, launcher, lookup, here);
     if (choice.kind == ExchangeChoice::Kind::None) {
-        return ddprun::Error{Errc::NotFound,
-                             fmt::format("{}: its ranks are on several hosts, or may be, and nothing carries where they meet: {} (start "
-                                         "them with ddprun, or set DDPRUN_EXCHANGE_DIR to a directory that all hosts share)",
-                                         describe(*launcher.placement), choice.why), 0};
+        return ddprun::Error{
+            Errc::NotFound,
+            fmt::format(
+                "{}: its ranks are on several hosts, or may be, and nothing carries where they meet: {} (start "
+                "them with ddprun, or set DDPRUN_EXCHANGE_DIR to a directory that all hosts share)",
+                describe(*launcher.placement), choice.why),
+            0};
     }
     return meet_by(choice, *launcher.placement, lookup, kept);
 }

@@ -45,8 +45,8 @@ class SegmentMap {
     /// after.
     void discard(std::uint64_t offset, std::uint64_t bytes);
 
-    /// Leaves a mark for a rank of ours that stays until this object ends, or the process however it ends (and
-    /// those it forked that run no other program). False: the kernel cannot, or there is no /proc.
+    /// Leaves a mark for a rank of ours that stays until this object ends, or the process however it ends
+    /// (and those it forked that run no other program). False: the kernel cannot, or there is no /proc.
     bool mark_present(std::uint32_t local_rank);
     /// True also when that cannot be found out.
     [[nodiscard]] bool is_marked(std::uint32_t local_rank) const;

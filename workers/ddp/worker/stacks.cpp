@@ -70,8 +70,8 @@ void prepare_stack_trace() {
 
 namespace {
 
-/// Borrowed by the handler for ever, so never freed. One per process: signals are the process's. Nobody reads it;
-/// `used` keeps the compiler from dropping it, and with it what a leak checker follows.
+/// Borrowed by the handler for ever, so never freed. One per process: signals are the process's. Nobody reads
+/// it; `used` keeps the compiler from dropping it, and with it what a leak checker follows.
 [[gnu::used]] std::shared_ptr<SegmentMap>* kept_segment = nullptr;
 ddprun::RankLine* line = nullptr;
 int lifeline = -1;
@@ -84,7 +84,8 @@ void on_request(int) {
     out.add(kind).add("thread ").add_number(static_cast<std::uint64_t>(::gettid())).add(":\n");
     const std::size_t size = out.size() + raw_stack_trace(text + out.size(), sizeof text - out.size());
     // A launcher that does not read misses it; it must not hold us up.
-    if (::send(lifeline, text, size, MSG_DONTWAIT | MSG_NOSIGNAL) >= 0) line->stacks_sent.fetch_add(1, std::memory_order_release);
+    if (::send(lifeline, text, size, MSG_DONTWAIT | MSG_NOSIGNAL) >= 0)
+        line->stacks_sent.fetch_add(1, std::memory_order_release);
     errno = saved;
 }
 
@@ -111,7 +112,8 @@ void answer_stack_requests(std::shared_ptr<SegmentMap> segment, std::uint32_t lo
 }
 
 Awaited::Awaited(std::chrono::nanoseconds limit) {
-    if (line != nullptr) line->awaited_until_ns.store((ddprun::MonotonicClock::now() + limit).time_since_epoch().count());
+    if (line != nullptr)
+        line->awaited_until_ns.store((ddprun::MonotonicClock::now() + limit).time_since_epoch().count());
 }
 
 Awaited::~Awaited() {

@@ -12,7 +12,8 @@
 ///
 ///     #3 train::Trainer::run(std::string const&) [/opt/train+0x41f2]
 ///
-/// Functions that are not exported have no name (link with -rdynamic to export them); addr2line takes the offset.
+/// Functions that are not exported have no name (link with -rdynamic to export them); addr2line takes the
+/// offset.
 namespace ddp {
 
 /// With readable C++ names. Leaves out the `skip` innermost frames, besides its own.
@@ -25,13 +26,16 @@ std::size_t raw_stack_trace(char* text, std::size_t size);
 /// Loads what the unwinder needs; the first trace would otherwise allocate memory.
 void prepare_stack_trace();
 
-/// From now on the launcher can ask this process for its stacks: a thread that gets SIGRTMIN+5 sends its stack
-/// through the lifeline (the inherited descriptor), and goes on. The rank's line in the segment says so. Kept for the life of the process; a
-/// second call does nothing, nor does one where the program handles that signal itself.
+/// From now on the launcher can ask this process for its stacks: a thread that gets SIGRTMIN+5 sends its
+/// stack through the lifeline (the inherited descriptor), and goes on. The rank's line in the segment says
+/// so. Kept for the life of the process; a second call does nothing, nor does one where the program handles
+/// that signal itself.
 void answer_stack_requests(std::shared_ptr<SegmentMap> segment, std::uint32_t local_rank, int lifeline_fd);
 
-/// For as long as it lives the other ranks wait for this one with good reason, for `limit` at the longest: the launcher
-/// (`--hang-timeout`) takes nobody for hung meanwhile. Nothing without a launcher that asks for stacks. One at a time.
+/// For as long as it lives the other ranks wait for this one with good reason, for `limit` at the longest:
+/// the launcher
+/// (`--hang-timeout`) takes nobody for hung meanwhile. Nothing without a launcher that asks for stacks. One
+/// at a time.
 class Awaited {
   public:
     explicit Awaited(std::chrono::nanoseconds limit);

@@ -34,8 +34,10 @@ struct Store::Impl {
     std::shared_ptr<StoreClient> client;
     std::uint32_t made_in = fork_count();
 
-    [[noreturn]] void fail(std::string_view operation, std::string_view key, const ddprun::Error& error) const {
-        throw_store_error(rank, fmt::format("Store::{}(\"{}\")", operation, ddprun::excerpt(key, kShownKeyBytes)), error);
+    [[noreturn]] void fail(std::string_view operation, std::string_view key,
+                           const ddprun::Error& error) const {
+        throw_store_error(
+            rank, fmt::format("Store::{}(\"{}\")", operation, ddprun::excerpt(key, kShownKeyBytes)), error);
     }
     template <class T>
     T checked(Result<T> result, std::string_view operation, std::string_view key) const {
@@ -49,15 +51,16 @@ struct Store::Impl {
         require_same_process(made_in, fmt::format("rank {}: the store", rank));
         if (key.empty()) throw InvalidInput("a key of the store is not empty");
         if (key.size() > kMostKeyBytes) {
-            throw InvalidInput(fmt::format("a key of the store has at most {} bytes; \"{}\" has {}", kMostKeyBytes,
-                                           ddprun::excerpt(key), key.size()));
+            throw InvalidInput(fmt::format("a key of the store has at most {} bytes; \"{}\" has {}",
+                                           kMostKeyBytes, ddprun::excerpt(key), key.size()));
         }
     }
 };
 
 Store::Store(const Context& context, Timeout timeout)
-    : impl_(std::make_unique<Impl>(context.rank(), context.world_size(), timeout,
-                                   connect_to_job_store(context.env(), deadline_after(MonotonicClock::now(), timeout)))) {
+    : impl_(std::make_unique<Impl>(
+          context.rank(), context.world_size(), timeout,
+          connect_to_job_store(context.env(), deadline_after(MonotonicClock::now(), timeout)))) {
     impl_->client->set_operation_timeout(timeout);
 }
 Store::~Store() = default;
@@ -72,7 +75,8 @@ void Store::set(std::string_view key, std::string_view value) {
 std::string Store::get(std::string_view key) { return get(key, impl_->timeout); }
 std::string Store::get(std::string_view key, Timeout timeout) {
     impl_->check_key(key);
-    return impl_->checked(impl_->client->get(own(key), deadline_after(MonotonicClock::now(), timeout)), "get", key);
+    return impl_->checked(impl_->client->get(own(key), deadline_after(MonotonicClock::now(), timeout)), "get",
+                          key);
 }
 
 std::optional<std::string> Store::try_get(std::string_view key) {
@@ -85,9 +89,11 @@ std::int64_t Store::add(std::string_view key, std::int64_t delta) {
     return impl_->checked(impl_->client->add(own(key), delta), "add", key);
 }
 
-Store::Exchange Store::compare_set(std::string_view key, std::optional<std::string_view> expected, std::string_view desired) {
+Store::Exchange Store::compare_set(std::string_view key, std::optional<std::string_view> expected,
+                                   std::string_view desired) {
     impl_->check_key(key);
-    StoreClient::Exchange done = impl_->checked(impl_->client->compare_set(own(key), expected, desired), "compare_set", key);
+    StoreClient::Exchange done =
+        impl_->checked(impl_->client->compare_set(own(key), expected, desired), "compare_set", key);
     return {done.swapped, std::move(done.value)};
 }
 
@@ -104,13 +110,16 @@ void Store::wait(const std::vector<std::string>& keys, Timeout timeout) {
         impl_->check_key(key);
         named.push_back(own(key));
     }
-    impl_->checked(impl_->client->wait(named, deadline_after(MonotonicClock::now(), timeout)), "wait", keys.front());
+    impl_->checked(impl_->client->wait(named, deadline_after(MonotonicClock::now(), timeout)), "wait",
+                   keys.front());
 }
 
 void Store::barrier(std::string_view name) { barrier(name, impl_->world_size, impl_->timeout); }
 void Store::barrier(std::string_view name, int participants, Timeout timeout) {
     impl_->check_key(name);
-    impl_->checked(impl_->client->barrier(own(name), participants, deadline_after(MonotonicClock::now(), timeout)), "barrier", name);
+    impl_->checked(
+        impl_->client->barrier(own(name), participants, deadline_after(MonotonicClock::now(), timeout)),
+        "barrier", name);
 }
 
 }  // namespace ddp

@@ -22,8 +22,8 @@ void Work::wait() {
 
 namespace {
 
-/// Whoever looks after all collectives does so at intervals; who waits for one asks oftener, the less so the longer
-/// it takes. Returns when it has ended, or soon after somebody else found that.
+/// Whoever looks after all collectives does so at intervals; who waits for one asks oftener, the less so the
+/// longer it takes. Returns when it has ended, or soon after somebody else found that.
 void look_until_done(Work::State& state) {
     constexpr std::chrono::microseconds kYielding{300}, kPause{200};
     const auto begin = std::chrono::steady_clock::now();
@@ -53,9 +53,7 @@ void Work::synchronize() {
     if (state_->failure) std::rethrow_exception(state_->failure);
 }
 
-bool Work::done() const {
-    return !state_ || state_->is_done();
-}
+bool Work::done() const { return !state_ || state_->is_done(); }
 
 std::thread start_own_thread(const char* name, std::function<void()> run) {
     sigset_t all, before;

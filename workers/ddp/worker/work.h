@@ -20,7 +20,8 @@ struct Work::State {
     std::exception_ptr failure;
     /// On a GPU backend: makes the current stream wait. Set before the handle is handed out, then constant.
     std::function<void()> hold_back;
-    /// On a GPU backend: asks the device whether it has ended by now, and finishes this if so. Constant likewise.
+    /// On a GPU backend: asks the device whether it has ended by now, and finishes this if so. Constant
+    /// likewise.
     std::function<void()> look;
     /// Recorded in a CUDA graph: it happens at every launch, and is never done as such. Constant likewise.
     bool captured = false;

@@ -48,7 +48,8 @@ Result<Cell> cell_at(std::string_view row, std::size_t begin, char separator) {
     const std::size_t quoted = end_of_quoted(row.substr(first));
     if (quoted == std::string_view::npos) return Error{Errc::InvalidArgument, "a quote does not end", 0};
     const std::size_t behind = first + quoted, end = std::min(row.find(separator, behind), row.size());
-    if (!ddprun::trim(row.substr(behind, end - behind)).empty()) return Error{Errc::InvalidArgument, "something stands behind a quote", 0};
+    if (!ddprun::trim(row.substr(behind, end - behind)).empty())
+        return Error{Errc::InvalidArgument, "something stands behind a quote", 0};
     return Cell{ddprun::trim(row.substr(first + 1, quoted - 2)), end};
 }
 
@@ -110,18 +111,23 @@ class Reader {
     };
 
     bool is_header(const Cells& cells) const {
-        return std::none_of(cells.begin(), cells.end(), [&](auto cell) { return parse_number(cell, *separator_).has_value(); });
+        return std::none_of(cells.begin(), cells.end(),
+                            [&](auto cell) { return parse_number(cell, *separator_).has_value(); });
     }
 
     Status take_cells(std::size_t line, const Cells& cells) {
         if (cells.size() < 2) return wrong_csv(path_, line, "not CSV with values and a label");
         if (labels_.empty()) samples_.features = cells.size() - 1;
         if (cells.size() != samples_.features + 1)
-            return wrong_csv(path_, line, fmt::format("{} columns, the lines before have {}", cells.size(), samples_.features + 1));
+            return wrong_csv(
+                path_, line,
+                fmt::format("{} columns, the lines before have {}", cells.size(), samples_.features + 1));
         for (std::size_t i = 0; i < samples_.features; ++i) {
             const Result<double> value = parse_number(cells[i], *separator_);
             if (!value || !std::isfinite(static_cast<float>(*value)))
-                return wrong_csv(path_, line, fmt::format("column {}: '{}' is not a number", i + 1, ddprun::excerpt(cells[i])));
+                return wrong_csv(
+                    path_, line,
+                    fmt::format("column {}: '{}' is not a number", i + 1, ddprun::excerpt(cells[i])));
             samples_.values.push_back(static_cast<float>(*value));
         }
         labels_.push_back({cells.back(), line});
@@ -142,12 +148,18 @@ class Reader {
         for (const Label& label : labels_) {
             const Result<double> number = parse_number(label.text, *separator_);
             if (label.text.empty() || (number && *number != std::floor(*number)))
-                return wrong_csv(path_, label.line, fmt::format("label: '{}' is no class: a whole number or a word", ddprun::excerpt(label.text)));
+                return wrong_csv(path_, label.line,
+                                 fmt::format("label: '{}' is no class: a whole number or a word",
+                                             ddprun::excerpt(label.text)));
             numbers[label.text] = 0;
         }
         // Every sample its own class: a name or a measurement, not what there is to learn.
         if (numbers.size() > kFewestWithWords && numbers.size() * 2 > labels_.size())
-            return Error{Errc::InvalidArgument, fmt::format("{}: its last column has {} different words in {} rows: it has to be the class", path_, numbers.size(), labels_.size()), 0};
+            return Error{
+                Errc::InvalidArgument,
+                fmt::format("{}: its last column has {} different words in {} rows: it has to be the class",
+                            path_, numbers.size(), labels_.size()),
+                0};
         std::int32_t next = 0;
         for (auto& [word, number] : numbers) number = next++;
         samples_.labels.clear();

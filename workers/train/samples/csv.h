@@ -8,10 +8,11 @@
 
 namespace train {
 
-/// Rows of numbers with the class in the last column, separated by commas, semicolons (then decimal commas are read too) or
-/// tabs, whichever the first line has. Numbers and words may be quoted; lines that begin with '#' and a first line
-/// without any number are left out. Classes are whole numbers from 0, or words, which are numbered in alphabetical order.
-/// Error: InvalidArgument naming file, line and what is wrong with it.
+/// Rows of numbers with the class in the last column, separated by commas, semicolons (then decimal commas
+/// are read too) or tabs, whichever the first line has. Numbers and words may be quoted; lines that begin
+/// with '#' and a first line without any number are left out. Classes are whole numbers from 0, or words,
+/// which are numbered in alphabetical order. Error: InvalidArgument naming file, line and what is wrong with
+/// it.
 ddprun::Result<Samples> read_csv(const std::string& path, std::string_view content);
 
 }  // namespace train

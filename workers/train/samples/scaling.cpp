@@ -11,7 +11,9 @@ struct ColumnFactors {
 };
 
 ColumnFactors factors_of(const Samples& samples, std::span<const std::size_t> rows, std::size_t column) {
-    const auto value = [&](std::size_t row) { return static_cast<double>(samples.values[row * samples.features + column]); };
+    const auto value = [&](std::size_t row) {
+        return static_cast<double>(samples.values[row * samples.features + column]);
+    };
     const auto count = static_cast<double>(std::max<std::size_t>(rows.size(), 1));
     double sum = 0, squares = 0;
     bool differs = false;
@@ -37,13 +39,15 @@ Scaling::Scaling(const Samples& samples, std::span<const std::size_t> rows) {
 void Scaling::apply(Samples& samples) const {
     for (std::size_t i = 0; i < samples.values.size(); ++i) {
         const std::size_t column = i % samples.features;
-        samples.values[i] = static_cast<float>((static_cast<double>(samples.values[i]) - means_[column]) * factors_[column]);
+        samples.values[i] =
+            static_cast<float>((static_cast<double>(samples.values[i]) - means_[column]) * factors_[column]);
     }
 }
 
 std::vector<ddp::Tensor> Scaling::state() const {
     const auto columns = static_cast<std::int64_t>(means_.size());
-    return {ddp::tensor_of("mean", std::span(means_), {columns}), ddp::tensor_of("factor", std::span(factors_), {columns})};
+    return {ddp::tensor_of("mean", std::span(means_), {columns}),
+            ddp::tensor_of("factor", std::span(factors_), {columns})};
 }
 
 }  // namespace train

@@ -8,8 +8,8 @@
 
 namespace train {
 
-/// Brings columns of different scale to mean 0 and deviation 1, by the samples that are trained on: held-out ones and later
-/// ones are scaled by the same factors, so they are part of a checkpoint.
+/// Brings columns of different scale to mean 0 and deviation 1, by the samples that are trained on: held-out
+/// ones and later ones are scaled by the same factors, so they are part of a checkpoint.
 class Scaling final : public ddp::Stateful {
   public:
     /// By the samples of these rows. A column that is the same in all of them becomes 0.
