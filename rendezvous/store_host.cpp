@@ -4,7 +4,6 @@
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <poll.h>
-#include <signal.h>
 #include <sys/eventfd.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -18,6 +17,7 @@
 #include <vector>
 
 #include "env/hmac.h"
+#include "env/io/background_call.h"
 #include "rendezvous/frame.h"
 #include "rendezvous/store.h"
 #include "rendezvous/strangers.h"
@@ -277,12 +277,10 @@ Result<std::unique_ptr<StoreHost>> StoreHost::start(UniqueFd listener, StoreHost
     if (options.credentials.token.empty()) return Error{Errc::InvalidArgument, "a store without a token", 0};
     auto impl = std::make_unique<Impl>(std::move(listener), std::move(options));
     if (!impl->stop) return Error::system("eventfd");
-    // The program's signals are the program's.
-    sigset_t all, before;
-    ::sigfillset(&all);
-    ::pthread_sigmask(SIG_SETMASK, &all, &before);
-    impl->thread = std::thread([serving = impl.get()] { serving->serve(); });
-    ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
+    Result<std::thread> thread =
+        start_thread("start a thread for the store", [serving = impl.get()] { serving->serve(); });
+    if (!thread) return thread.error();
+    impl->thread = *std::move(thread);
     return std::unique_ptr<StoreHost>(new StoreHost(std::move(impl)));
 }
 

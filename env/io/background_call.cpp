@@ -1,35 +1,31 @@
 #include "env/io/background_call.h"
 
-#include <pthread.h>
 #include <signal.h>
 
+#include <system_error>
+
 namespace ddprun {
-namespace {
 
-using Call = std::function<void()>;
-
-void* run_call(void* argument) {
-    const std::unique_ptr<Call> call(static_cast<Call*>(argument));
-    (*call)();
-    return nullptr;
-}
-
-}  // namespace
-
-void call_in_background(std::function<void()> call) {
-    auto held = std::make_unique<Call>(std::move(call));
+Result<std::thread> start_thread(std::string_view attempt, std::function<void()> run) {
     sigset_t all, before;
     ::sigfillset(&all);
-    pthread_attr_t attributes;
-    ::pthread_attr_init(&attributes);
-    ::pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
     ::pthread_sigmask(SIG_SETMASK, &all, &before);
-    pthread_t thread{};
-    const bool started = ::pthread_create(&thread, &attributes, &run_call, held.get()) == 0;
+    std::thread thread;
+    int error = 0;
+    try {
+        thread = std::thread(std::move(run));
+    } catch (const std::system_error& failure) {
+        error = failure.code().value();
+    }
     ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
-    ::pthread_attr_destroy(&attributes);
-    if (started) (void)held.release();  // the thread's now
-    else (*held)();
+    if (error != 0) return Error::system(attempt, error);
+    return thread;
+}
+
+void call_in_background(std::function<void()> call) {
+    Result<std::thread> thread = start_thread("start a thread", call);
+    if (thread) thread->detach();
+    else call();
 }
 
 }  // namespace ddprun

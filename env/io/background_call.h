@@ -7,6 +7,8 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <string_view>
+#include <thread>
 #include <utility>
 
 #include "env/clock.h"
@@ -16,7 +18,11 @@
 
 namespace ddprun {
 
-/// Calls `call` on a thread of its own that hears no signals; where there is no thread to be had, here.
+/// A thread that takes no signals: those are for whoever waits for them. Error: System, naming the attempt
+/// ("start a thread for log files").
+Result<std::thread> start_thread(std::string_view attempt, std::function<void()> run);
+
+/// Calls `call` on such a thread; where there is none to be had, here.
 void call_in_background(std::function<void()> call);
 
 /// A call that may block for any time, on a thread of its own. A thread that is still in the call when the

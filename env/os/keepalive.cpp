@@ -1,27 +1,16 @@
 #include "env/os/keepalive.h"
 
-#include <signal.h>
-
-#include <system_error>
+#include "env/io/background_call.h"
 
 namespace ddprun::os {
 
 Result<std::unique_ptr<Keepalive>> Keepalive::start(Limits limits, std::function<void()> beat) {
     std::unique_ptr<Keepalive> keepalive(new Keepalive(limits, std::move(beat)));
     keepalive->turn_.lock();
-    // The loop hears signals through its descriptor; a thread that does not block them would take them from
-    // it.
-    sigset_t all, before;
-    ::sigfillset(&all);
-    ::pthread_sigmask(SIG_SETMASK, &all, &before);
-    Status began;
-    try {
-        keepalive->thread_ = std::thread([raw = keepalive.get()] { raw->run(); });
-    } catch (const std::system_error& failure) {
-        began = Error::system("start a thread for heartbeats", failure.code().value());
-    }
-    ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
-    if (!began) return began.error();
+    Result<std::thread> thread =
+        start_thread("start a thread for heartbeats", [raw = keepalive.get()] { raw->run(); });
+    if (!thread) return thread.error();
+    keepalive->thread_ = *std::move(thread);
     return keepalive;
 }
 

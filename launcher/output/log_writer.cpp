@@ -1,6 +1,5 @@
 #include "launcher/output/log_writer.h"
 
-#include <signal.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
 #include <unistd.h>
@@ -9,9 +8,10 @@
 #include <condition_variable>
 #include <deque>
 #include <mutex>
-#include <system_error>
 #include <thread>
 #include <utility>
+
+#include "env/io/background_call.h"
 
 namespace ddprun {
 
@@ -64,21 +64,15 @@ Status LogWriter::start() {
         if (::read(news, &count, sizeof count) > 0) on_news_();
     });
     if (!watched) return watched;
-    // The loop hears signals through its descriptor; a thread that does not block them would take them from
-    // it.
-    sigset_t all, before;
-    ::sigfillset(&all);
-    ::pthread_sigmask(SIG_SETMASK, &all, &before);
-    Status began;
-    try {
-        std::thread([shared = shared_] { run(shared); }).detach();
-    } catch (const std::system_error& failure) {
-        began = Error::system("start a thread for log files", failure.code().value());
+    Result<std::thread> thread =
+        start_thread("start a thread for log files", [shared = shared_] { run(shared); });
+    started_ = thread.has_value();
+    if (!thread) {
+        loop_.unwatch(news);
+        return thread.error();
     }
-    ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
-    if (began) started_ = true;
-    else loop_.unwatch(news);
-    return began;
+    thread->detach();
+    return {};
 }
 
 Result<LogWriter::Handle> LogWriter::add(LogFile file) {
