@@ -26,11 +26,6 @@ constexpr std::size_t kSealBytes = 64 * 1024;
 /// As much is written at once; less waits for what the same batch of events has to say to the same peer.
 constexpr std::size_t kWorthWriting = 64 * 1024;
 
-void set_option(int fd, int level, int option, int value) {
-    // Ignoring failures: these options make a difference only when the network is broken.
-    ::setsockopt(fd, level, option, &value, sizeof value);
-}
-
 bool would_block(int error) { return error == EAGAIN || error == EWOULDBLOCK || error == EINTR; }
 
 }  // namespace
@@ -41,14 +36,14 @@ std::string peer_name(int fd) {
 }
 
 void tune_connection(int fd) {
-    set_option(fd, IPPROTO_TCP, TCP_NODELAY, 1);
+    set_socket_option(fd, IPPROTO_TCP, TCP_NODELAY, 1);
     const auto timeout = std::chrono::duration_cast<std::chrono::milliseconds>(kUserTimeout).count();
-    set_option(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, static_cast<int>(timeout));
+    set_socket_option(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, static_cast<int>(timeout));
     // A connection without traffic has nothing unacknowledged: probes give the time-out something to count.
-    set_option(fd, SOL_SOCKET, SO_KEEPALIVE, 1);
-    set_option(fd, IPPROTO_TCP, TCP_KEEPIDLE, 10);
-    set_option(fd, IPPROTO_TCP, TCP_KEEPINTVL, 5);
-    set_option(fd, IPPROTO_TCP, TCP_KEEPCNT, 4);
+    set_socket_option(fd, SOL_SOCKET, SO_KEEPALIVE, 1);
+    set_socket_option(fd, IPPROTO_TCP, TCP_KEEPIDLE, 10);
+    set_socket_option(fd, IPPROTO_TCP, TCP_KEEPINTVL, 5);
+    set_socket_option(fd, IPPROTO_TCP, TCP_KEEPCNT, 4);
 }
 
 Connection::Connection(os::EventLoop& loop, UniqueFd fd, Options options, ConnectionOwner& owner)

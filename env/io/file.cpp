@@ -148,8 +148,7 @@ Status check_replaceable(const std::string& path) {
     const auto cannot = [&](const std::string& why) {
         return Error{Errc::InvalidArgument, fmt::format("{}: {}", path, why), 0};
     };
-    const std::size_t slash = path.rfind('/');
-    const std::string directory = slash == std::string::npos ? "." : slash == 0 ? "/" : path.substr(0, slash);
+    const std::string directory = directory_of(path);
     struct stat status {};
     if (::stat(directory.c_str(), &status) != 0) {
         return cannot(fmt::format("the directory {}: {} (make it first, or name another)", directory,

@@ -25,11 +25,6 @@ UniqueFd open_socket(const SocketAddress& address) {
     return UniqueFd(::socket(address.storage.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
 }
 
-void set_option(int fd, int level, int option, int value) {
-    // Ignoring failures: the options used here only tune, the calls that follow report what matters.
-    ::setsockopt(fd, level, option, &value, sizeof value);
-}
-
 Result<Endpoint> endpoint_of(int fd, int (*ask)(int, sockaddr*, socklen_t*), std::string_view attempt) {
     sockaddr_storage address{};
     socklen_t length = sizeof address;
@@ -41,8 +36,8 @@ Result<Listener> listen_on(const SocketAddress& address) {
     UniqueFd fd = open_socket(address);
     if (!fd) return Error::system("socket");
     // A port whose last connections are in TIME_WAIT is free; one with a listener stays taken.
-    set_option(fd.get(), SOL_SOCKET, SO_REUSEADDR, 1);
-    if (address.storage.ss_family == AF_INET6) set_option(fd.get(), IPPROTO_IPV6, IPV6_V6ONLY, 0);
+    set_socket_option(fd.get(), SOL_SOCKET, SO_REUSEADDR, 1);
+    if (address.storage.ss_family == AF_INET6) set_socket_option(fd.get(), IPPROTO_IPV6, IPV6_V6ONLY, 0);
     if (::bind(fd.get(), address.get(), address.length) != 0) return Error::system("bind");
     if (::listen(fd.get(), SOMAXCONN) != 0) return Error::system("listen");
     Result<Endpoint> bound = local_endpoint(fd.get());
@@ -83,16 +78,13 @@ bool is_connected_to_itself(int fd) {
 }
 
 Result<UniqueFd> connect_to_address(const SocketAddress& address, TimePoint deadline) {
-    UniqueFd fd = open_socket(address);
-    if (!fd) return Error::system("socket");
-    if (::connect(fd.get(), address.get(), address.length) != 0) {
-        if (errno != EINPROGRESS && errno != EINTR) return Error::system("connect");
-        const Result<bool> done = wait_for(fd.get(), POLLOUT, deadline);
-        if (!done) return done.error();
-        if (!*done) return Error{Errc::Timeout, "timed out", 0};
-    }
-    if (const int failure = connect_outcome(fd.get())) return Error::system("connect", failure);
-    set_option(fd.get(), IPPROTO_TCP, TCP_NODELAY, 1);
+    Result<UniqueFd> fd = begin_connect(address);
+    if (!fd) return fd;
+    const Result<bool> done = wait_for(fd->get(), POLLOUT, deadline);
+    if (!done) return done.error();
+    if (!*done) return Error{Errc::Timeout, "timed out", 0};
+    if (const int failure = connect_outcome(fd->get())) return Error::system("connect", failure);
+    set_socket_option(fd->get(), IPPROTO_TCP, TCP_NODELAY, 1);
     return fd;
 }
 
@@ -182,6 +174,14 @@ Result<Listener> listen_tcp(const Endpoint& where) {
     return last;
 }
 
+Result<UniqueFd> begin_connect(const SocketAddress& address) {
+    UniqueFd fd = open_socket(address);
+    if (!fd) return Error::system("socket");
+    const int outcome = ::connect(fd.get(), address.get(), address.length);
+    if (outcome != 0 && errno != EINPROGRESS && errno != EINTR) return Error::system("connect");
+    return fd;
+}
+
 Result<UniqueFd> connect_tcp(const Endpoint& server, TimePoint deadline) {
     const std::string attempt = "connect " + to_string(server);
     const Result<SocketAddresses> addresses = resolve_by(server, deadline);
@@ -259,6 +259,10 @@ Status receive_exactly(int fd, std::span<char> into, TimePoint deadline) {
 }
 
 Result<bool> wait_readable(int fd, TimePoint deadline) { return wait_for(fd, POLLIN, deadline); }
+
+void set_socket_option(int fd, int level, int option, int value) {
+    ::setsockopt(fd, level, option, &value, sizeof value);
+}
 
 Status set_nonblocking(int fd) {
     const int flags = ::fcntl(fd, F_GETFL);

@@ -66,6 +66,12 @@ Status receive_exactly(int fd, std::span<char> into, TimePoint deadline);
 Result<bool> wait_readable(int fd, TimePoint deadline);
 
 Status set_nonblocking(int fd);
+/// Ignores failures: for options that only tune.
+void set_socket_option(int fd, int level, int option, int value);
+struct SocketAddress;  // resolve.h
+/// A non-blocking, CLOEXEC socket that connects: once it can be written to, connect_outcome() knows. Error:
+/// System.
+Result<UniqueFd> begin_connect(const SocketAddress& address);
 /// The outcome of a connect in progress: 0 or its errno. A connect to a port of this host that nobody listens
 /// on can meet itself, for the kernel may pick that very port for our side: that is ECONNREFUSED.
 int connect_outcome(int fd);

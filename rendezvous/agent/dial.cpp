@@ -2,7 +2,6 @@
 
 #include <fmt/core.h>
 #include <sys/epoll.h>
-#include <sys/socket.h>
 
 #include <algorithm>
 #include <iterator>
@@ -78,16 +77,11 @@ void Dial::try_next() {
 }
 
 Status Dial::connect(Attempt& attempt, const SocketAddress& address) {
-    attempt.socket =
-        UniqueFd(::socket(address.storage.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
-    if (!attempt.socket) return Error::system("socket");
-    const int fd = attempt.socket.get();
-    const int outcome = ::connect(fd, address.get(), address.length);
-    const int error = errno;
-    const Status watched =
-        loop_.watch(fd, EPOLLOUT, [this, raw = &attempt](std::uint32_t) { on_connect_result(*raw); });
-    if (!watched) return watched.error();
-    return outcome == 0 || error == EINPROGRESS ? Status() : Error::system("connect", error);
+    Result<UniqueFd> socket = begin_connect(address);
+    if (!socket) return socket.error();
+    attempt.socket = *std::move(socket);
+    return loop_.watch(attempt.socket.get(), EPOLLOUT,
+                       [this, raw = &attempt](std::uint32_t) { on_connect_result(*raw); });
 }
 
 void Dial::on_connect_result(Attempt& attempt) {
