@@ -14,8 +14,6 @@ Result<std::unique_ptr<StoreRelay>> StoreRelay::serve(Parts parts, UniqueFd list
     return relay;
 }
 
-StoreRelay::~StoreRelay() { parts_.loop.cancel(expiry_timer_); }
-
 /// Null: there is none, or it is over.
 AgentLink* StoreRelay::session() const {
     AgentLink* const link = parts_.link();
@@ -58,19 +56,7 @@ void StoreRelay::perform(RelayState::Actions actions) {
     for (RelayState::Told& one : actions.told)
         clients_->answer(one.client, one.request, std::move(one.reply));
     if (link != nullptr && link->kept_bytes() >= kRelayWindow) clients_->pause();
-    arm_expiry();
-}
-
-/// As the server's: a timer that is too early costs one wake-up.
-void StoreRelay::arm_expiry() {
-    const TimePoint next = state_.next_deadline();
-    if (next >= expiry_at_) return;
-    parts_.loop.cancel(expiry_timer_);
-    expiry_at_ = next;
-    expiry_timer_ = parts_.loop.call_at(next, [this] {
-        expiry_at_ = kNever;
-        perform(state_.expire(parts_.loop.now()));
-    });
+    expiry_.arm(state_.next_deadline());
 }
 
 }  // namespace ddprun::rdzv

@@ -5,6 +5,7 @@
 #include <memory>
 #include <string>
 
+#include "env/os/deadline_timer.h"
 #include "env/os/event_loop.h"
 #include "env/result.h"
 #include "env/unique_fd.h"
@@ -30,7 +31,6 @@ class StoreRelay final : private LocalClientsHandler {
     /// `listener` listens on a Unix socket. Error: System.
     static Result<std::unique_ptr<StoreRelay>> serve(Parts parts, UniqueFd listener, Credentials credentials,
                                                      ServerLimits limits = {});
-    ~StoreRelay() override;
     StoreRelay(const StoreRelay&) = delete;
     StoreRelay& operator=(const StoreRelay&) = delete;
 
@@ -48,13 +48,11 @@ class StoreRelay final : private LocalClientsHandler {
     void on_local_log(const std::string& line) override { parts_.log(line); }
     [[nodiscard]] AgentLink* session() const;
     void perform(RelayState::Actions actions);
-    void arm_expiry();
 
     Parts parts_;
     RelayState state_;
     std::unique_ptr<LocalClients> clients_;
-    TimePoint expiry_at_ = kNever;
-    os::EventLoop::TimerId expiry_timer_ = 0;
+    os::DeadlineTimer expiry_{parts_.loop, [this] { perform(state_.expire(parts_.loop.now())); }};
 };
 
 }  // namespace ddprun::rdzv

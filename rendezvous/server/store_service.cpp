@@ -11,8 +11,6 @@ constexpr ClientId kOwn = 0;
 
 }  // namespace
 
-StoreService::~StoreService() { parts_.loop.cancel(expiry_timer_); }
-
 Status StoreService::serve_local(UniqueFd listener, const Credentials& credentials, ServerLimits limits) {
     Result<std::unique_ptr<LocalClients>> local =
         LocalClients::serve(parts_.loop, std::move(listener), credentials, limits, *this);
@@ -29,7 +27,7 @@ void StoreService::on_local_gone(std::uint64_t client) { store_.disconnect({kOwn
 
 void StoreService::ask(StoreClientId client, std::uint32_t number, StoreRequest request) {
     deliver(store_.apply(client, number, std::move(request), parts_.loop.now()));
-    arm_expiry();
+    expiry_.arm(store_.next_deadline());
 }
 
 StoreReply StoreService::ask_own(StoreOp op) {
@@ -51,18 +49,9 @@ void StoreService::deliver(StoreAnswers answers) {
     }
 }
 
-/// Keeps a timer for the earliest waiter. A timer that is too early costs one wake-up; moving it at every
-/// request would cost more.
-void StoreService::arm_expiry() {
-    const TimePoint next = store_.next_deadline();
-    if (next >= expiry_at_) return;
-    parts_.loop.cancel(expiry_timer_);
-    expiry_at_ = next;
-    expiry_timer_ = parts_.loop.call_at(next, [this] {
-        expiry_at_ = kNever;
-        deliver(store_.expire(parts_.loop.now()));
-        arm_expiry();
-    });
+void StoreService::expire() {
+    deliver(store_.expire(parts_.loop.now()));
+    expiry_.arm(store_.next_deadline());
 }
 
 }  // namespace ddprun::rdzv

@@ -5,6 +5,7 @@
 #include <memory>
 #include <string>
 
+#include "env/os/deadline_timer.h"
 #include "env/os/event_loop.h"
 #include "env/result.h"
 #include "env/unique_fd.h"
@@ -24,7 +25,6 @@ class StoreService final : private LocalClientsHandler {
         std::function<void(const std::string&)> log;
     };
     StoreService(Parts parts, StoreLimits limits) : parts_(std::move(parts)), store_(limits) {}
-    ~StoreService() override;
     StoreService(const StoreService&) = delete;
     StoreService& operator=(const StoreService&) = delete;
 
@@ -44,13 +44,12 @@ class StoreService final : private LocalClientsHandler {
     void on_local_gone(std::uint64_t client) override;
     void on_local_log(const std::string& line) override { parts_.log(line); }
     void deliver(StoreAnswers answers);
-    void arm_expiry();
+    void expire();
 
     Parts parts_;
     Store store_;
     std::unique_ptr<LocalClients> local_;  ///< null: this host's workers come by other ways
-    TimePoint expiry_at_ = kNever;
-    os::EventLoop::TimerId expiry_timer_ = 0;
+    os::DeadlineTimer expiry_{parts_.loop, [this] { expire(); }};
 };
 
 }  // namespace ddprun::rdzv
