@@ -20,7 +20,6 @@ namespace {
 
 constexpr Duration kFirstBackoff = std::chrono::milliseconds(5);
 constexpr Duration kLongestBackoff = std::chrono::milliseconds(500);
-constexpr std::size_t kReadBytes = 64 * 1024;
 
 /// A server that may be there a moment later.
 bool is_worth_another_try(const Error& error) {
@@ -46,10 +45,31 @@ void pause_until(TimePoint when) {
     if (when > now) ::poll(nullptr, 0, poll_milliseconds(now, when));
 }
 
-/// What an operation failed with, or that the answer is of a kind that no such question has.
-Error unexpected(const StoreReply& reply) {
-    if (const auto* failure = std::get_if<Failure>(&reply)) return {failure->code, failure->what, 0};
-    return {Errc::Protocol, fmt::format("the server answered {}", message_name(reply)), 0};
+/// The answer that an operation has, or what it failed with.
+template <class T>
+Result<T> expect(Result<StoreReply> reply) {
+    if (!reply) return reply.error();
+    if (auto* const wanted = std::get_if<T>(&*reply)) return std::move(*wanted);
+    if (const auto* failure = std::get_if<Failure>(&*reply)) return Error{failure->code, failure->what, 0};
+    return Error::protocol(fmt::format("the server answered {}", message_name(*reply)));
+}
+
+Status expect_done(Result<StoreReply> reply) {
+    const Result<Done> done = expect<Done>(std::move(reply));
+    return done ? Status() : Status(done.error());
+}
+
+/// Of the keys, or the barrier, that the operation names.
+Status check_names(const StoreOp& op) {
+    Status named;
+    const auto check = [&](const auto& one) {
+        if constexpr (requires { one.key; }) named = check_key(one.key);
+        else if constexpr (requires { one.name; }) named = check_key(one.name);
+        else
+            for (auto key = one.keys.begin(); named && key != one.keys.end(); ++key) named = check_key(*key);
+    };
+    std::visit(check, op);
+    return named;
 }
 
 }  // namespace
@@ -81,7 +101,7 @@ struct StoreClient::Impl {
     std::uint32_t last_request = 0;
     Duration operation_timeout = std::chrono::seconds(30);
     std::optional<Error> dead;
-    std::array<char, kReadBytes> buffer;
+    std::array<char, 64 * 1024> buffer;
 
     Status open(TimePoint deadline);
     Status begin_tls(TimePoint deadline);
@@ -185,7 +205,7 @@ Error StoreClient::Impl::die(Error why) {
 Status StoreClient::Impl::send_bytes(std::string_view bytes, TimePoint deadline) {
     if (!tls) return send_all(fd.get(), bytes, deadline);
     do {
-        const std::string_view piece = bytes.substr(0, kReadBytes);
+        const std::string_view piece = bytes.substr(0, buffer.size());
         bytes.remove_prefix(piece.size());
         if (const Status sealed = tls->seal(piece); !sealed) return sealed;
         if (const Status sent = send_all(fd.get(), tls->output(), deadline); !sent) return sent;
@@ -248,6 +268,7 @@ Result<StoreReply> StoreClient::Impl::receive_answer(std::uint32_t request, Time
 }
 
 Result<StoreReply> StoreClient::Impl::exchange(StoreRequest request, TimePoint deadline) {
+    if (const Status named = check_names(request.op); !named) return named.error();
     if (dead) return *dead;
     if (++last_request == 0) ++last_request;
     const std::string_view name = message_name(request.op);
@@ -285,74 +306,51 @@ Result<StoreReply> StoreClient::Impl::call_waiting(StoreOp op, TimePoint deadlin
 // ---- operations
 
 Status StoreClient::set(std::string_view key, std::string_view value) {
-    if (const Status named = check_key(key); !named) return named;
-    const Result<StoreReply> reply = impl_->call(store_op::Set{std::string(key), Blob(std::string(value))});
-    if (!reply) return reply.error();
-    return std::holds_alternative<Done>(*reply) ? Status() : Status(unexpected(*reply));
+    return expect_done(impl_->call(store_op::Set{std::string(key), Blob(std::string(value))}));
 }
 
 Result<std::string> StoreClient::get(std::string_view key, TimePoint deadline) {
-    if (const Status named = check_key(key); !named) return named.error();
-    const Result<StoreReply> reply = impl_->call_waiting(store_op::Get{std::string(key)}, deadline);
-    if (!reply) return reply.error();
-    if (const auto* value = std::get_if<Value>(&*reply)) return std::string(value->value.view());
-    return unexpected(*reply);
+    const Result<Value> found = expect<Value>(impl_->call_waiting(store_op::Get{std::string(key)}, deadline));
+    if (!found) return found.error();
+    return std::string(found->value.view());
 }
 
 Result<std::optional<std::string>> StoreClient::try_get(std::string_view key) {
-    if (const Status named = check_key(key); !named) return named.error();
-    const Result<StoreReply> reply = impl_->call(store_op::TryGet{std::string(key)});
-    if (!reply) return reply.error();
-    if (const auto* value = std::get_if<Value>(&*reply))
-        return std::optional(std::string(value->value.view()));
-    if (std::holds_alternative<Absent>(*reply)) return std::optional<std::string>();
-    return unexpected(*reply);
+    Result<StoreReply> reply = impl_->call(store_op::TryGet{std::string(key)});
+    if (reply && std::holds_alternative<Absent>(*reply)) return std::optional<std::string>();
+    const Result<Value> found = expect<Value>(std::move(reply));
+    if (!found) return found.error();
+    return std::optional(std::string(found->value.view()));
 }
 
 Result<std::int64_t> StoreClient::add(std::string_view key, std::int64_t delta) {
-    if (const Status named = check_key(key); !named) return named.error();
-    const Result<StoreReply> reply = impl_->call(store_op::Add{std::string(key), delta});
-    if (!reply) return reply.error();
-    if (const auto* sum = std::get_if<Sum>(&*reply)) return sum->sum;
-    return unexpected(*reply);
+    const Result<Sum> sum = expect<Sum>(impl_->call(store_op::Add{std::string(key), delta}));
+    if (!sum) return sum.error();
+    return sum->sum;
 }
 
 Result<StoreClient::Exchange> StoreClient::compare_set(std::string_view key,
                                                        std::optional<std::string_view> expected,
                                                        std::string_view desired) {
-    if (const Status named = check_key(key); !named) return named.error();
     store_op::CompareSet op{std::string(key), std::nullopt, Blob(std::string(desired))};
     if (expected) op.expected = std::string(*expected);
-    const Result<StoreReply> reply = impl_->call(std::move(op));
-    if (!reply) return reply.error();
-    if (const auto* done = std::get_if<Exchanged>(&*reply))
-        return Exchange{done->swapped, std::string(done->value.view())};
-    return unexpected(*reply);
+    const Result<Exchanged> done = expect<Exchanged>(impl_->call(std::move(op)));
+    if (!done) return done.error();
+    return Exchange{done->swapped, std::string(done->value.view())};
 }
 
 Result<bool> StoreClient::erase(std::string_view key) {
-    if (const Status named = check_key(key); !named) return named.error();
-    const Result<StoreReply> reply = impl_->call(store_op::Erase{std::string(key)});
-    if (!reply) return reply.error();
-    if (const auto* erased = std::get_if<Erased>(&*reply)) return erased->existed;
-    return unexpected(*reply);
+    const Result<Erased> erased = expect<Erased>(impl_->call(store_op::Erase{std::string(key)}));
+    if (!erased) return erased.error();
+    return erased->existed;
 }
 
 Status StoreClient::wait(const std::vector<std::string>& keys, TimePoint deadline) {
-    for (const std::string& key : keys) {
-        if (const Status named = check_key(key); !named) return named;
-    }
-    const Result<StoreReply> reply = impl_->call_waiting(store_op::Wait{keys}, deadline);
-    if (!reply) return reply.error();
-    return std::holds_alternative<Done>(*reply) ? Status() : Status(unexpected(*reply));
+    return expect_done(impl_->call_waiting(store_op::Wait{keys}, deadline));
 }
 
 Status StoreClient::barrier(std::string_view name, int participants, TimePoint deadline) {
-    if (const Status named = check_key(name); !named) return named;
-    const Result<StoreReply> reply =
-        impl_->call_waiting(store_op::Barrier{std::string(name), participants}, deadline);
-    if (!reply) return reply.error();
-    return std::holds_alternative<Done>(*reply) ? Status() : Status(unexpected(*reply));
+    return expect_done(impl_->call_waiting(store_op::Barrier{std::string(name), participants}, deadline));
 }
 
 }  // namespace ddprun::rdzv
