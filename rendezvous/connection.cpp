@@ -93,7 +93,8 @@ void Connection::on_events(std::uint32_t events) {
 // ---- in
 
 void Connection::read() {
-    thread_local std::array<char, kReadBytes> buffer;
+    // Not thread_local: every thread of a program with libddp would have one.
+    std::array<char, kReadBytes> buffer;
     const ssize_t got = ::recv(fd_.get(), buffer.data(), buffer.size(), MSG_DONTWAIT);
     if (got < 0 && would_block(errno)) return;
     if (got <= 0 && state_ == State::SayingGoodbye) return fail(*why_);
@@ -147,7 +148,7 @@ void Connection::deliver() {
         if (!frame) {
             const Error& why = frame.error();
             if (decoder_.is_foreign()) return fail(why);
-            return refuse({why.code, why.what}, why, ServerLimits{}.goodbye);
+            return refuse(failure_of(why), why, ServerLimits{}.goodbye);
         }
         if (!*frame) return;
         owner_->on_frame(*this, std::move(**frame));
@@ -284,7 +285,10 @@ void Connection::update_watch() {
 // ---- the end
 
 void Connection::refuse(const Failure& last_words, Error why, Duration goodbye) {
-    if (state_ == State::Closed) return fail(std::move(why));
+    if (state_ == State::Closed && outbox_.keeps()) {  // what was said last is not to be said again
+        why_ = std::move(why);
+        give_up();
+    }
     if (state_ != State::Open) return;
     state_ = State::SayingGoodbye;
     why_ = why;

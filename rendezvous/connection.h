@@ -49,6 +49,7 @@ class Connection {
         std::size_t output_bytes = ServerLimits{}.output_bytes;
         std::shared_ptr<const TlsContext> client_tls = nullptr;
         std::shared_ptr<const TlsContext> server_tls = nullptr;
+        std::uint64_t id = 0;  ///< the owner's, by which it finds what belongs to the connection
     };
     /// Starts reading. Error: System (epoll, memory).
     static Result<std::unique_ptr<Connection>> adopt(os::EventLoop& loop, UniqueFd fd, Options options,
@@ -97,6 +98,8 @@ class Connection {
     void set_limits(FrameLimits limits) { decoder_.set_limits(limits); }
     void limit_output(std::size_t bytes) { options_.output_bytes = bytes; }
     [[nodiscard]] const std::string& peer() const { return options_.peer; }
+    [[nodiscard]] std::uint64_t id() const { return options_.id; }
+    void set_id(std::uint64_t id) { options_.id = id; }
     /// This side's numeric address, without the port; "" when the kernel cannot tell.
     [[nodiscard]] std::string local_host() const;
     /// The other side's, likewise.

@@ -117,6 +117,7 @@ struct Failure {
     std::string what;
     bool operator==(const Failure&) const = default;
 };
+inline Failure failure_of(const Error& error) { return {error.code, error.what}; }
 
 /// Says that its sender lives, and how much it has received.
 struct Heartbeat {

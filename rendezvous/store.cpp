@@ -11,7 +11,6 @@ namespace ddprun::rdzv {
 namespace {
 
 Failure failure(Errc code, std::string what) { return {code, std::move(what)}; }
-Failure failure(const Error& error) { return {error.code, error.what}; }
 
 constexpr std::size_t kKeysShown = 3;
 /// What an agent says of how long a worker has waited is words only.
@@ -123,7 +122,7 @@ std::optional<StoreReply> Store::perform(const Asker& asker, store_op::Wait&& op
 }
 
 std::optional<StoreReply> Store::perform(const Asker& asker, store_op::Barrier&& op) {
-    if (const Status named = check_key(op.name, limits_.key_bytes); !named) return failure(named.error());
+    if (const Status named = check_key(op.name, limits_.key_bytes); !named) return failure_of(named.error());
     if (op.participants < 1 || op.participants > limits_.participants) {
         return failure(Errc::InvalidArgument,
                        fmt::format("barrier '{}': {} participants", op.name, op.participants));
@@ -163,7 +162,7 @@ void Store::release(const BarrierState& barrier, const std::string& name) {
 
 /// Writes a value within the limits and wakes who waited for the key.
 std::optional<Failure> Store::put(const std::string& key, Blob value) {
-    if (const Status named = check_key(key, limits_.key_bytes); !named) return failure(named.error());
+    if (const Status named = check_key(key, limits_.key_bytes); !named) return failure_of(named.error());
     if (value.size() > limits_.value_bytes) {
         return failure(Errc::Limit, fmt::format("key '{}': a value of {} bytes, allowed are {}", key,
                                                 value.size(), limits_.value_bytes));
@@ -236,7 +235,7 @@ std::optional<Failure> Store::cannot_wait(StoreClientId client, const Waiter& wa
 std::optional<StoreReply> Store::wait_for(const Asker& asker, std::vector<std::string> keys,
                                           bool wants_value) {
     for (const std::string& key : keys) {
-        if (const Status named = check_key(key, limits_.key_bytes); !named) return failure(named.error());
+        if (const Status named = check_key(key, limits_.key_bytes); !named) return failure_of(named.error());
     }
     Waiter waiter{};
     waiter.keys = KeyList(keys);

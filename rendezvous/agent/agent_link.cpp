@@ -122,7 +122,7 @@ void AgentLink::on_frame(Connection& connection, Frame frame) {
     const Status read = receive(std::move(frame));
     if (read) return;
     const Error& error = read.error();
-    connection.refuse({error.code, error.what}, error, ServerLimits{}.goodbye);
+    connection.refuse(failure_of(error), error, ServerLimits{}.goodbye);
 }
 
 /// Error: the frame makes no sense. What else is wrong ends the link here.

@@ -7,8 +7,8 @@ namespace ddprun::rdzv {
 Result<std::unique_ptr<StoreRelay>> StoreRelay::serve(Parts parts, UniqueFd listener, Credentials credentials,
                                                       ServerLimits limits) {
     std::unique_ptr<StoreRelay> relay(new StoreRelay(std::move(parts)));
-    Result<std::unique_ptr<LocalClients>> clients =
-        LocalClients::serve(relay->parts_.loop, std::move(listener), std::move(credentials), limits, *relay);
+    Result<std::unique_ptr<StorePeers>> clients =
+        StorePeers::serve(relay->parts_.loop, std::move(listener), std::move(credentials), limits, *relay);
     if (!clients) return clients.error();
     relay->clients_ = *std::move(clients);
     return relay;
@@ -20,13 +20,13 @@ AgentLink* StoreRelay::session() const {
     return link != nullptr && link->is_connected() ? link : nullptr;
 }
 
-void StoreRelay::on_local_request(std::uint64_t client, std::uint32_t number, StoreRequest request) {
+void StoreRelay::on_store_request(ClientId client, std::uint32_t number, StoreRequest request) {
     if (session() == nullptr)
         return clients_->answer(client, number, Failure{Errc::Closed, "this node has no controller"});
     perform(state_.ask(client, number, std::move(request), parts_.loop.now()));
 }
 
-void StoreRelay::on_local_gone(std::uint64_t client) {
+void StoreRelay::on_store_peer_gone(ClientId client) {
     if (AgentLink* const link = session()) link->tell_gone({client});
     perform(state_.leave(client, parts_.loop.now()));
 }
@@ -49,9 +49,7 @@ void StoreRelay::perform(RelayState::Actions actions) {
     AgentLink* const link = session();
     for (RelayState::Forward& one : actions.forward) {
         const Status asked = link == nullptr ? Status() : link->ask_store(std::move(one.request), one.number);
-        if (!asked)
-            perform(state_.answer(one.number, Failure{asked.error().code, asked.error().what},
-                                  parts_.loop.now()));
+        if (!asked) perform(state_.answer(one.number, failure_of(asked.error()), parts_.loop.now()));
     }
     for (RelayState::Told& one : actions.told)
         clients_->answer(one.client, one.request, std::move(one.reply));

@@ -11,7 +11,7 @@
 #include "env/unique_fd.h"
 #include "rendezvous/agent/agent_link.h"
 #include "rendezvous/agent/relay_state.h"
-#include "rendezvous/local_clients.h"
+#include "rendezvous/server/store_peers.h"
 
 namespace ddprun::rdzv {
 
@@ -21,7 +21,7 @@ namespace ddprun::rdzv {
 /// Lives as long as the node's part in the job, under one controller after the other. On the event loop;
 /// never blocks. When much is under way that the controller has not acknowledged, the workers wait. Without a
 /// session, and when it ends, they are answered `closed`.
-class StoreRelay final : private LocalClientsHandler {
+class StoreRelay final : private StorePeersHandler {
   public:
     struct Parts {
         os::EventLoop& loop;
@@ -43,15 +43,15 @@ class StoreRelay final : private LocalClientsHandler {
 
   private:
     explicit StoreRelay(Parts parts) : parts_(std::move(parts)) {}
-    void on_local_request(std::uint64_t client, std::uint32_t number, StoreRequest request) override;
-    void on_local_gone(std::uint64_t client) override;
-    void on_local_log(const std::string& line) override { parts_.log(line); }
+    void on_store_request(ClientId client, std::uint32_t number, StoreRequest request) override;
+    void on_store_peer_gone(ClientId client) override;
+    void on_store_log(const std::string& line) override { parts_.log(line); }
     [[nodiscard]] AgentLink* session() const;
     void perform(RelayState::Actions actions);
 
     Parts parts_;
     RelayState state_;
-    std::unique_ptr<LocalClients> clients_;
+    std::unique_ptr<StorePeers> clients_;
     os::DeadlineTimer expiry_{parts_.loop, [this] { perform(state_.expire(parts_.loop.now())); }};
 };
 

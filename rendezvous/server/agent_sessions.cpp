@@ -50,7 +50,7 @@ Status AgentSessions::go_on(AgentSession& session, const Hello& hello, Connectio
 }
 
 bool AgentSessions::waits_for_redial(AgentSession& session, const Error& why) {
-    if (session.is_leaving || !session.connection->keeps_messages()) return false;
+    if (!session.connection->keeps_messages()) return false;
     const Duration wait = wait_for_redial(outage_of(why), limits_.heartbeats);
     session.outage_timer =
         loop_.call_after(wait, [connection = session.connection] { connection->give_up(); });

@@ -26,11 +26,10 @@ struct AgentSession {
     HeldAnswers held;
     Inbox inbox = {};
     bool is_joined = false;                   ///< the controller has its AgentHello
-    bool is_leaving = false;                  ///< it broke the rules, or was refused
     os::EventLoop::TimerId outage_timer = 0;  ///< its connection is lost, and when this ends the session is
 
     /// What is sent reaches the agent, by this connection or by another one.
-    [[nodiscard]] bool takes_messages() const { return !is_leaving && connection->takes_messages(); }
+    [[nodiscard]] bool takes_messages() const { return connection->takes_messages(); }
 };
 
 /// The agents' sessions, whichever connections carry them: which go on, which are lost to silence, what has

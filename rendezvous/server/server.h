@@ -1,24 +1,20 @@
 #pragma once
 
 #include <cstdint>
-#include <map>
 #include <memory>
 #include <string>
-#include <unordered_map>
 
 #include "env/io/socket.h"
-#include "env/os/acceptor.h"
 #include "env/os/event_loop.h"
 #include "env/result.h"
 #include "env/unique_fd.h"
 #include "rendezvous/agent_message.h"
-#include "rendezvous/connection.h"
 #include "rendezvous/handshake.h"
 #include "rendezvous/membership.h"
 #include "rendezvous/server/agent_sessions.h"
+#include "rendezvous/server/peers.h"
 #include "rendezvous/server/store_service.h"
 #include "rendezvous/server/torch_clients.h"
-#include "rendezvous/strangers.h"
 #include "rendezvous/tls.h"
 
 namespace ddprun::rdzv {
@@ -59,16 +55,14 @@ struct ServerOptions {
 /// The job's meeting point: serves the store to workers and tools, and carries control messages between the
 /// agents and the controller. One thread, the loop's; never blocks.
 ///
-/// Holds the connections, from the first byte to the last: who they are (the handshake, strangers.h,
-/// admission.h), and to which of the parts below what they say goes.
-class Server final : private ConnectionOwner, private os::AcceptorOwner {
+/// Knows of each peer how it may speak (admission.h), and to which of the parts below what it says goes.
+class Server final : private PeersOwner {
   public:
     /// Listens from now on. `loop` and `handler` are borrowed for the server's life.
     /// Error: System ("listen 0.0.0.0:29500: Address already in use"), InvalidArgument (no token).
     static Result<std::unique_ptr<Server>> create(os::EventLoop& loop, ServerOptions options,
                                                   ServerHandler& handler);
-    /// Closes all connections; tells the handler nothing any more.
-    ~Server() override;
+    /// Its end closes all connections; the handler is told nothing any more.
     Server(const Server&) = delete;
     Server& operator=(const Server&) = delete;
 
@@ -97,59 +91,41 @@ class Server final : private ConnectionOwner, private os::AcceptorOwner {
     void when_written(Duration patience, os::EventLoop::Handler handler) {
         agents_.when_written(patience, std::move(handler));
     }
-    [[nodiscard]] std::size_t connections() const { return peers_.size(); }
-    [[nodiscard]] std::size_t strangers() const { return strangers_.in_handshake(); }
+    [[nodiscard]] std::size_t connections() const { return peers_.all().size(); }
+    [[nodiscard]] std::size_t strangers() const { return peers_.strangers(); }
     [[nodiscard]] const Store& store() const { return store_.store(); }
     [[nodiscard]] const TorchStore& torch_store() const { return torch_.store(); }
 
   private:
-    struct Peer;
-
     Server(os::EventLoop& loop, ServerOptions options, ServerHandler& handler);
     Status open();
 
-    void on_accepted(UniqueFd fd) override;
-    [[nodiscard]] TimePoint room_at() override { return strangers_.room_at(); }
-    bool close_another() override { return evict_stranger(); }
-    void on_accept_failed(int error) override;
-    bool make_room();
-    bool evict_stranger();
-    void turn_away(UniqueFd fd, const Error& why);
-    void stranger_left(ClientId id);
+    bool on_first_byte(Peer& peer, char byte) override;
+    void on_bytes(Peer& peer, std::string_view bytes) override { torch_.hear(peer.id, bytes); }
+    Result<std::optional<SessionCounts>> on_hello(const Hello& hello) override;
+    Status on_entered(Peer& peer) override;
+    Status on_frame(Peer& peer, Frame frame) override;
+    bool waits_for_redial(Peer& peer, const Error& why) override;
+    void on_gone(Peer& peer, const Error& why) override;
+    void on_log(const std::string& line) override { handler_.on_log(line); }
+    void on_written() override { agents_.look_soon_whether_written(); }
 
-    bool on_first_byte(Connection& connection, char byte) override;
-    void on_frame(Connection& connection, Frame frame) override;
-    void on_bytes(Connection& connection, std::string_view bytes) override;
-    void on_closed(Connection& connection, const Error& why) override;
-    void on_written(Connection&) override { agents_.look_soon_whether_written(); }
-
-    Status shake_hands(Peer& peer, Frame frame);
-    void welcome(Peer& peer);
     Status go_on(Peer& newcomer, AgentSession& session);
-    Status serve(Peer& peer, Frame frame);
     Status serve_heartbeat(Peer& peer, Frame frame);
     Status serve_store(Peer& peer, Frame frame);
     Status forget_client(Peer& peer, Frame frame);
     Status hear_of_move(Frame frame);
     Status serve_agent(Peer& peer, Frame frame);
     void answer(StoreAnswer answer);
-    void refuse(Peer& peer, std::uint32_t request, const Error& why);
-    Peer& peer_of(const Connection& connection);
-    static std::string describe(const Peer& peer);
 
     os::EventLoop& loop_;
     ServerOptions options_;
     ServerHandler& handler_;
-    os::Acceptor acceptor_;
     Endpoint bound_;
     StoreService store_;
     TorchClients torch_;
     AgentSessions agents_;
-    Strangers strangers_;
-    std::map<ClientId, std::unique_ptr<Peer>> peers_;  ///< in order of arrival
-    std::unordered_map<const Connection*, ClientId> ids_;
-    ClientId next_client_ = 1;
-    int last_accept_error_ = 0;  ///< which was told; 0: none since the last connection
+    Peers peers_;
 };
 
 }  // namespace ddprun::rdzv

@@ -4,26 +4,18 @@
 #include <utility>
 
 namespace ddprun::rdzv {
-namespace {
 
-/// The controller's own, and that of this host's workers: no connection of the server has this number.
-constexpr ClientId kOwn = 0;
-
-}  // namespace
-
-Status StoreService::serve_local(UniqueFd listener, const Credentials& credentials, ServerLimits limits) {
-    Result<std::unique_ptr<LocalClients>> local =
-        LocalClients::serve(parts_.loop, std::move(listener), credentials, limits, *this);
-    if (!local) return local.error();
-    local_ = *std::move(local);
+Status StoreService::serve(UniqueFd listener, const Credentials& credentials, ServerLimits limits) {
+    Result<std::unique_ptr<StorePeers>> peers =
+        StorePeers::serve(parts_.loop, std::move(listener), credentials, limits, *this);
+    if (!peers) return peers.error();
+    peers_ = *std::move(peers);
     return {};
 }
 
-void StoreService::on_local_request(std::uint64_t client, std::uint32_t number, StoreRequest request) {
+void StoreService::on_store_request(ClientId client, std::uint32_t number, StoreRequest request) {
     ask({kOwn, client}, number, std::move(request));
 }
-
-void StoreService::on_local_gone(std::uint64_t client) { store_.disconnect({kOwn, client}); }
 
 void StoreService::ask(StoreClientId client, std::uint32_t number, StoreRequest request) {
     deliver(store_.apply(client, number, std::move(request), parts_.loop.now()));
@@ -45,7 +37,7 @@ StoreReply StoreService::ask_own(StoreOp op) {
 void StoreService::deliver(StoreAnswers answers) {
     for (StoreAnswer& answer : answers) {
         if (answer.client.connection != kOwn) parts_.answer(std::move(answer));
-        else if (local_) local_->answer(answer.client.number, answer.request, std::move(answer.reply));
+        else if (peers_) peers_->answer(answer.client.number, answer.request, std::move(answer.reply));
     }
 }
 

@@ -9,15 +9,15 @@
 #include "env/os/event_loop.h"
 #include "env/result.h"
 #include "env/unique_fd.h"
-#include "rendezvous/local_clients.h"
+#include "rendezvous/server/store_peers.h"
 #include "rendezvous/store.h"
 
 namespace ddprun::rdzv {
 
-/// Runs the job's store: for the controller, for the workers of this host, who come by a Unix socket, and for
-/// those who speak by one of the server's connections. Keeps the time of those who wait. On the loop's
-/// thread; never blocks.
-class StoreService final : private LocalClientsHandler {
+/// Runs the job's store: for the controller, for those who speak to nobody else (this host's workers, by a
+/// Unix socket), and for those who speak by one of the server's connections. Keeps the time of those who
+/// wait. On the loop's thread; never blocks.
+class StoreService final : private StorePeersHandler {
   public:
     struct Parts {
         os::EventLoop& loop;
@@ -28,8 +28,10 @@ class StoreService final : private LocalClientsHandler {
     StoreService(const StoreService&) = delete;
     StoreService& operator=(const StoreService&) = delete;
 
-    /// This host's workers come by `listener` from now on. Error: System.
-    Status serve_local(UniqueFd listener, const Credentials& credentials, ServerLimits limits);
+    /// Who connects to `listener` speaks to the store only. At most once. Error: System.
+    Status serve(UniqueFd listener, const Credentials& credentials, ServerLimits limits);
+    /// Null: serve() was not called.
+    [[nodiscard]] const StorePeers* peers() const { return peers_.get(); }
     /// It is answered once, now or later.
     void ask(StoreClientId client, std::uint32_t number, StoreRequest request);
     /// The controller's own request; what would have to wait is answered Timeout.
@@ -40,15 +42,19 @@ class StoreService final : private LocalClientsHandler {
     [[nodiscard]] const Store& store() const { return store_; }
 
   private:
-    void on_local_request(std::uint64_t client, std::uint32_t number, StoreRequest request) override;
-    void on_local_gone(std::uint64_t client) override;
-    void on_local_log(const std::string& line) override { parts_.log(line); }
+    void on_store_request(ClientId client, std::uint32_t number, StoreRequest request) override;
+    void on_store_peer_gone(ClientId client) override { store_.disconnect({kOwn, client}); }
+    void on_store_log(const std::string& line) override { parts_.log(line); }
     void deliver(StoreAnswers answers);
     void expire();
 
+    /// The controller's own, and that of those who speak to the store only: no connection of the server has
+    /// this number.
+    static constexpr ClientId kOwn = 0;
+
     Parts parts_;
     Store store_;
-    std::unique_ptr<LocalClients> local_;  ///< null: this host's workers come by other ways
+    std::unique_ptr<StorePeers> peers_;
     os::DeadlineTimer expiry_{parts_.loop, [this] { expire(); }};
 };
 

@@ -10,7 +10,7 @@
 #include "env/io/socket.h"
 #include "rendezvous/client.h"
 #include "rendezvous/reach.h"
-#include "rendezvous/store_host.h"
+#include "rendezvous/server/store_host.h"
 
 namespace ddprun::rdzv {
 namespace {

@@ -17,7 +17,7 @@
 #include "env/nodes/meeting_point.h"
 #include "env/text.h"
 #include "rendezvous/reach.h"
-#include "rendezvous/store_host.h"
+#include "rendezvous/server/store_host.h"
 
 namespace ddp {
 

@@ -21,9 +21,8 @@ struct StoreHostOptions {
 
 /// The job's store for programs that no ddprun started: a thread of rank 0 serves it.
 ///
-/// Speaks the wire of Server, but for agents, whom it refuses. A poll loop of its own over the same pure
-/// parts: a worker does not link the launcher's loop, and it must not take the program's signals or its
-/// descriptors' time. Tells nobody anything: who is refused hears why.
+/// The StoreService of the launcher on an event loop of its own, which takes none of the program's signals.
+/// Logs nothing: who is refused is told why.
 class StoreHost {
   public:
     /// Serves from now on; `listener` listens and does not block. Error: InvalidArgument (no token), System.
