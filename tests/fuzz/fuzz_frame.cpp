@@ -1,23 +1,15 @@
-#include <fmt/core.h>
-
-#include <cstdint>
-#include <random>
-#include <string>
-#include <string_view>
-#include <vector>
-
 #include "rendezvous/handshake.h"
 #include "rendezvous/store.h"
 #include "tests/fuzz/mutation.h"
+#include "tests/fuzz/program.h"
 #include "tests/rendezvous/any_message.h"
 
 /// Everything a peer's bytes go through before anybody trusts them: decoder, messages, handshake, store.
-/// With libFuzzer (clang++ -fsanitize=fuzzer -DDDPRUN_LIBFUZZER) an endless search; without, a fixed number
-/// of mutations from a fixed seed, run as a test.
-namespace {
+namespace ddprun::test {
 
-using namespace ddprun;
 using namespace ddprun::rdzv;
+
+namespace {
 
 [[noreturn]] void broken(std::string_view claim) { test::broken(claim, ""); }
 
@@ -53,6 +45,10 @@ void check_store(Message message, Store& store, std::uint32_t request) {
     if (request % 13 == 0) (void)store.begin_generation(store.generation() + 1);
 }
 
+}  // namespace
+
+const int kIterations = 200'000;
+
 void take(std::string_view bytes) {
     FrameDecoder decoder(kPeerLimits);
     ServerHandshake server({"job", "unknown to all"}, "f0f1f2f3f4f5f6f7f8f9fafbfcfdfeff");
@@ -68,7 +64,7 @@ void take(std::string_view bytes) {
             if (!frame || !*frame) break;
             const Result<Message> message = decode(std::move(**frame));
             if (!message) {
-                test::check_error(message.error().what);
+                check_error(message.error().what);
                 continue;
             }
             check_round_trip(*message);
@@ -77,22 +73,6 @@ void take(std::string_view bytes) {
         }
     }
 }
-
-}  // namespace
-
-#ifdef DDPRUN_LIBFUZZER
-
-extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size);
-extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
-    take({reinterpret_cast<const char*>(data), size});
-    return 0;
-}
-
-#else
-
-namespace {
-
-constexpr int kIterations = 200'000;
 
 std::vector<std::string> seeds() {
     const auto asks = [](StoreOp op) { return StoreRequest{0, std::chrono::seconds(1), std::move(op)}; };
@@ -139,31 +119,26 @@ std::vector<std::string> seeds() {
     return bytes;
 }
 
+namespace {
+
 std::string with_changed_body(const std::string& seed, const std::vector<std::string>& all,
                               std::mt19937& random) {
     FrameDecoder decoder(kPeerLimits);
     decoder.feed(seed);
     Frame frame = **decoder.next();
-    test::mutate_some(frame.json, all, random);
-    test::mutate_some(frame.blob, all, random);
+    mutate_some(frame.json, all, random);
+    mutate_some(frame.blob, all, random);
     return encode(frame);
 }
 
 }  // namespace
 
-int main() {
-    std::mt19937 random(20240229);
-    const std::vector<std::string> all = seeds();
-    for (const std::string& seed : all) take(seed);
-    for (int i = 0; i < kIterations; ++i) {
-        std::string bytes = all[random() % all.size()];
-        // A changed header hides what is behind it: two streams of three keep theirs true.
-        if (i % 3 != 0) bytes = with_changed_body(bytes, all, random);
-        else test::mutate(bytes, all, random);
-        take(bytes);
-    }
-    fmt::print("fuzz: {} mutated streams taken\n", kIterations);
-    return 0;
+/// A changed header hides what is behind it: two streams of three keep theirs true.
+std::string mutated(const std::vector<std::string>& all, int iteration, std::mt19937& random) {
+    std::string bytes = all[random() % all.size()];
+    if (iteration % 3 != 0) return with_changed_body(bytes, all, random);
+    mutate(bytes, all, random);
+    return bytes;
 }
 
-#endif
+}  // namespace ddprun::test

@@ -4,13 +4,12 @@
 #include "launcher/start/start_order.h"
 #include "launcher/start/starter_command.h"
 #include "tests/fuzz/mutation.h"
+#include "tests/fuzz/program.h"
 
 /// Every text by which somebody says which hosts a job has, or what a host is to do: host files, node files,
-/// a scheduler's lists, the head's order. A fixed number of mutations from a fixed seed.
+/// a scheduler's lists, the head's order.
 namespace ddprun::test {
 namespace {
-
-constexpr int kIterations = 5'000;
 
 StartOrder an_order() {
     StartOrder order;
@@ -35,16 +34,6 @@ std::string an_apinfo() {
     return bytes;
 }
 
-const std::vector<std::string> kSeeds = {
-    an_apinfo(),
-    "# rack\nn1 slots=4 max_slots=8\nn2:2 ; x\n\nme@n3\nr[08-10]\na b\n2001:db8::1\n",
-    "h1\nh1\nh2.site.org\n",
-    "n[01-03,07],r[1-2]n[0-3],gpu1:8",
-    "2(x3),1",
-    "h1 4 h2 8",
-    encode(an_order()),
-    "--at h1:4711,10.0.0.1:4711 --job 12.server --secret stdin --node 2"};
-
 template <class T>
 void check(const Result<T>& result) {
     if (!result) check_error(result.error().what);
@@ -61,7 +50,12 @@ void check_hosts(const Result<std::vector<AllocatedHost>>& hosts) {
     }
 }
 
-void take(const std::string& text) {
+}  // namespace
+
+const int kIterations = 5'000;
+
+void take(std::string_view bytes) {
+    const std::string text(bytes);
     check_hosts(parse_hostfile(text));
     check_hosts(parse_hosts(text));
     check_hosts(parse_node_file(text));
@@ -86,17 +80,21 @@ void take(const std::string& text) {
     check(find_allocation(query));
 }
 
-}  // namespace
-}  // namespace ddprun::test
-
-int main() {
-    using namespace ddprun::test;
-    std::mt19937 random(20'261'122);
-    for (const std::string& seed : kSeeds) take(seed);
-    for (int i = 0; i < kIterations; ++i) {
-        std::string text = kSeeds[random() % kSeeds.size()];
-        for (std::size_t changes = 1 + random() % 4; changes > 0; --changes) mutate(text, kSeeds, random);
-        take(text);
-    }
-    return 0;
+std::vector<std::string> seeds() {
+    return {an_apinfo(),
+            "# rack\nn1 slots=4 max_slots=8\nn2:2 ; x\n\nme@n3\nr[08-10]\na b\n2001:db8::1\n",
+            "h1\nh1\nh2.site.org\n",
+            "n[01-03,07],r[1-2]n[0-3],gpu1:8",
+            "2(x3),1",
+            "h1 4 h2 8",
+            encode(an_order()),
+            "--at h1:4711,10.0.0.1:4711 --job 12.server --secret stdin --node 2"};
 }
+
+std::string mutated(const std::vector<std::string>& all, int, std::mt19937& random) {
+    std::string text = all[random() % all.size()];
+    for (std::size_t changes = 1 + random() % 4; changes > 0; --changes) mutate(text, all, random);
+    return text;
+}
+
+}  // namespace ddprun::test

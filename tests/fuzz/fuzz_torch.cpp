@@ -1,20 +1,13 @@
-#include <fmt/core.h>
-
-#include <cstdint>
-#include <random>
-#include <string>
-#include <string_view>
-#include <vector>
-
 #include "rendezvous/torch/torch_store.h"
 #include "tests/fuzz/mutation.h"
+#include "tests/fuzz/program.h"
 
-/// What a stranger from a node of the job can send as a client of PyTorch's TCPStore: parser and store. As
-/// fuzz_frame, an endless search with libFuzzer, a fixed number of mutations without.
-namespace {
+/// What a stranger from a node of the job can send as a client of PyTorch's TCPStore: parser and store.
+namespace ddprun::test {
 
-using namespace ddprun;
 using namespace ddprun::rdzv;
+
+namespace {
 
 /// Limits that a short text can meet.
 constexpr TorchLimits kSmall{64, 256, 16, 512, 1024, 32, 4096, 8192, 8};
@@ -27,7 +20,7 @@ std::vector<TorchRequest> read(std::string_view bytes, std::size_t cut) {
         for (;;) {
             Result<std::optional<TorchRequest>> request = parser.next();
             if (!request) {
-                test::check_error(request.error().what);
+                check_error(request.error().what);
                 return requests;
             }
             if (!*request) break;
@@ -37,44 +30,32 @@ std::vector<TorchRequest> read(std::string_view bytes, std::size_t cut) {
     return requests;
 }
 
+}  // namespace
+
+const int kIterations = 200'000;
+
 void take(std::string_view bytes) {
     const std::vector<TorchRequest> requests = read(bytes, 0);
     const std::size_t cut = bytes.empty() ? 0 : static_cast<unsigned char>(bytes.back()) % bytes.size();
-    if (read(bytes, cut) != requests) test::broken("a stream means something else in two pieces", bytes);
+    if (read(bytes, cut) != requests) broken("a stream means something else in two pieces", bytes);
     TorchStore store(kSmall);
     std::string again = encode_torch_greeting();
     std::uint64_t turn = 0;
     for (const TorchRequest& request : requests) {
         again += encode_torch(request);
         const TorchStore::Outcome outcome = store.apply(++turn % 5, request);
-        if (outcome.refused) test::check_error(outcome.refused->what);
+        if (outcome.refused) check_error(outcome.refused->what);
         for (const TorchStore::Answer& answer : outcome.answers) {
-            if (answer.bytes.empty()) test::broken("an answer without bytes", bytes);
+            if (answer.bytes.empty()) broken("an answer without bytes", bytes);
         }
         if (store.keys() > kSmall.keys || store.bytes() > kSmall.total_bytes || store.waiters() > 5)
-            test::broken("beyond its limits", bytes);
+            broken("beyond its limits", bytes);
         if (turn % 7 == 0) store.disconnect(turn % 5);
     }
-    if (read(again, 0) != requests) test::broken("a request changed on the wire", bytes);
+    if (read(again, 0) != requests) broken("a request changed on the wire", bytes);
     for (std::uint64_t client = 0; client < 5; ++client) store.disconnect(client);
-    if (store.waiters() != 0) test::broken("somebody who is gone waits", bytes);
+    if (store.waiters() != 0) broken("somebody who is gone waits", bytes);
 }
-
-}  // namespace
-
-#ifdef DDPRUN_LIBFUZZER
-
-extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size);
-extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
-    take({reinterpret_cast<const char*>(data), size});
-    return 0;
-}
-
-#else
-
-namespace {
-
-constexpr int kIterations = 200'000;
 
 std::vector<std::string> seeds() {
     const std::vector<TorchRequest> all = {{TorchOp::Set, {"/k"}, {"v"}, 0},
@@ -106,22 +87,13 @@ std::vector<std::string> seeds() {
     return streams;
 }
 
-}  // namespace
-
-int main() {
-    std::mt19937 random(20240229);
-    const std::vector<std::string> all = seeds();
-    for (const std::string& seed : all) take(seed);
-    for (int i = 0; i < kIterations; ++i) {
-        std::string bytes = all[random() % all.size()];
-        if (i % 2 != 0) bytes += all[random() % all.size()].substr(5);
-        // Most keep their greeting: without it nothing is looked at.
-        std::string rest = bytes.substr(5);
-        test::mutate_some(i % 8 == 0 ? bytes : rest, all, random);
-        take(i % 8 == 0 ? bytes : bytes.substr(0, 5) + rest);
-    }
-    fmt::print("fuzz: {} mutated streams taken\n", kIterations);
-    return 0;
+std::string mutated(const std::vector<std::string>& all, int iteration, std::mt19937& random) {
+    std::string bytes = all[random() % all.size()];
+    if (iteration % 2 != 0) bytes += all[random() % all.size()].substr(5);
+    // Most keep their greeting: without it nothing is looked at.
+    std::string rest = bytes.substr(5);
+    mutate_some(iteration % 8 == 0 ? bytes : rest, all, random);
+    return iteration % 8 == 0 ? bytes : bytes.substr(0, 5) + rest;
 }
 
-#endif
+}  // namespace ddprun::test
