@@ -13,9 +13,9 @@
 #include "env/io/socket.h"
 #include "env/os/system.h"
 #include "launcher/plan/grant.h"
+#include "launcher/plan/head_choice.h"
 #include "launcher/start/start_facts.h"
 #include "launcher/start/start_plan.h"
-#include "launcher/supervise/head.h"
 
 namespace ddprun {
 namespace {

@@ -150,7 +150,7 @@ enum class Fabric : std::uint8_t { None, Ethernet, Infiniband, Efa, Slingshot };
 /// Whether workers get a PMIx server (pmix/wish.h).
 enum class PmixUse : std::uint8_t { Auto, On, Off };
 
-/// Whether the controller serves PyTorch's TCPStore clients (supervise/head.h).
+/// Whether the controller serves PyTorch's TCPStore clients (plan/head_choice.h).
 enum class TorchStoreUse : std::uint8_t { Auto, On, Off };
 
 /// What follows from the health of the GPUs before anything is started (gpu_health.h).

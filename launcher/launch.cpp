@@ -20,11 +20,11 @@
 #include "launcher/gpu/nvml.h"
 #include "launcher/job.h"
 #include "launcher/job_nodes.h"
+#include "launcher/plan/head_choice.h"
 #include "launcher/plan/plan.h"
 #include "launcher/plan/program.h"
 #include "launcher/report/error_file.h"
 #include "launcher/signals.h"
-#include "launcher/supervise/head.h"
 
 namespace ddprun {
 

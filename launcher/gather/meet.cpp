@@ -18,7 +18,7 @@
 #include "env/nodes/meeting_point.h"
 #include "env/nodes/slurm_hostlist.h"
 #include "env/text.h"
-#include "launcher/supervise/head.h"
+#include "launcher/plan/head_choice.h"
 #include "launcher/supervise/job_token.h"
 #include "rendezvous/reach.h"
 

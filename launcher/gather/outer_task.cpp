@@ -7,7 +7,7 @@
 #include <algorithm>
 #include <chrono>
 
-#include "launcher/supervise/head.h"
+#include "launcher/plan/head_choice.h"
 
 namespace ddprun {
 namespace {

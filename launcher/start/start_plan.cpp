@@ -5,7 +5,7 @@
 #include <algorithm>
 
 #include "env/text.h"
-#include "launcher/supervise/head.h"
+#include "launcher/plan/head_choice.h"
 
 namespace ddprun {
 namespace {

@@ -10,10 +10,10 @@
 #include "env/text.h"
 #include "launcher/exit_codes.h"
 #include "launcher/fabric/fabric.h"
+#include "launcher/plan/head_choice.h"
 #include "launcher/plan/seating.h"
 #include "launcher/report/explain.h"
 #include "launcher/signals.h"
-#include "launcher/supervise/head.h"
 #include "launcher/supervise/succession.h"
 #include "rendezvous/rank_table.h"
 

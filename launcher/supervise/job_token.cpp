@@ -13,7 +13,7 @@
 #include "env/io/file.h"
 #include "env/io/socket.h"
 #include "env/unique_fd.h"
-#include "launcher/supervise/head.h"
+#include "launcher/plan/head_choice.h"
 
 namespace ddprun {
 namespace {

@@ -28,7 +28,7 @@ PURE = [
     "launcher/gpu/gpu_health", "launcher/hang/hang_detector", "launcher/job_spec",
     "launcher/output/lines", "launcher/plan/", "launcher/pmix/exchange", "launcher/pmix/job_facts", "launcher/pmix/wish",
     "launcher/report/explain", "launcher/report/report", "launcher/start/start_state",
-    "launcher/supervise/agent_state", "launcher/supervise/head", "launcher/supervise/job_state",
+    "launcher/supervise/agent_state", "launcher/supervise/job_state",
     "launcher/doctor/judge",
     "rendezvous/membership", "rendezvous/rank_table", "rendezvous/agent/relay_state", "rendezvous/store", "rendezvous/torch/",
     "rendezvous/server/admission", "rendezvous/server/held_answers", "rendezvous/strangers",

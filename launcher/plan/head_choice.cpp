@@ -1,4 +1,4 @@
-#include "launcher/supervise/head.h"
+#include "launcher/plan/head_choice.h"
 
 #include <arpa/inet.h>
 #include <fmt/core.h>
