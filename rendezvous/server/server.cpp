@@ -19,9 +19,9 @@ Arrival arrival_of(const Connection& connection, char first_byte) {
 Server::Server(os::EventLoop& loop, ServerOptions options, ServerHandler& handler)
     : loop_(loop),
       options_(std::move(options)),
-      handler_(handler),
+      handler_(&handler),
       store_({loop, [this](StoreAnswer one) { answer(std::move(one)); },
-              [this](const std::string& line) { handler_.on_log(line); }},
+              [this](const std::string& line) { handler_->on_log(line); }},
              options_.store_limits),
       torch_(options_.torch_limits),
       agents_(loop, {options_.heartbeats, options_.limits.output_bytes}),
@@ -99,7 +99,7 @@ Status Server::go_on(Peer& newcomer, AgentSession& session) {
         return known;
     Peer& peer = *peers_.find(session.id);
     peers_.take_over(newcomer, peer);
-    handler_.on_detail(fmt::format("another connection of {}, nothing was heard for {}", peer.name(),
+    handler_->on_detail(fmt::format("another connection of {}, nothing was heard for {}", peer.name(),
                                    format_duration(silent_for)));
     return {};
 }
@@ -150,7 +150,7 @@ Status Server::forget_client(Peer& peer, Frame frame) {
 Status Server::hear_of_move(Frame frame) {
     const Result<JobMoved> moved = decode_job_moved(std::move(frame));
     if (!moved) return moved.error();
-    handler_.on_job_moved(*moved);
+    handler_->on_job_moved(*moved);
     return {};
 }
 
@@ -163,13 +163,13 @@ Status Server::serve_agent(Peer& peer, Frame frame) {
         if (!hello) return hello.error();
         agents_.join(session, *hello);
         peer.is_reported = true;
-        handler_.on_agent_joined(peer.id, *hello);
+        handler_->on_agent_joined(peer.id, *hello);
         return {};
     }
     if (session.is_joined && (kind == MessageKind::FromAgent || kind == MessageKind::EitherWay)) {
         const Result<FromAgent> message = decode_from_agent(std::move(frame));
         if (!message) return message.error();
-        handler_.on_agent_message(peer.id, *message);
+        handler_->on_agent_message(peer.id, *message);
         return {};
     }
     const char* const when = session.is_joined ? "from an agent" : "before AgentHello";
@@ -194,7 +194,7 @@ bool Server::send(AgentId agent, ToAgent message) {
 
 void Server::broadcast(ToAgent message) {
     if (const Status sent = agents_.broadcast(std::move(message)); !sent)
-        handler_.on_log(sent.error().with("broadcast").what);
+        handler_->on_log(sent.error().with("broadcast").what);
 }
 
 void Server::refuse_agent(AgentId agent, const Error& why) {
@@ -217,7 +217,7 @@ void Server::on_gone(Peer& peer, const Error& why) {
     if (peer.session != nullptr) agents_.end(*std::exchange(peer.session, nullptr));
     store_.disconnect_all(peer.id);
     torch_.left(peer.id);
-    if (peer.is_reported) handler_.on_agent_lost(peer.id, why);
+    if (peer.is_reported) handler_->on_agent_lost(peer.id, why);
 }
 
 }  // namespace ddprun::rdzv

@@ -66,6 +66,8 @@ class Server final : private PeersOwner {
     Server(const Server&) = delete;
     Server& operator=(const Server&) = delete;
 
+    /// Another handler hears of what happens from now on.
+    void hand_to(ServerHandler& handler) { handler_ = &handler; }
     /// Where it listens, with the real port.
     [[nodiscard]] const Endpoint& bound() const { return bound_; }
     /// Listens there too; bound() stays. Error: System.
@@ -107,7 +109,7 @@ class Server final : private PeersOwner {
     Status on_frame(Peer& peer, Frame frame) override;
     bool waits_for_redial(Peer& peer, const Error& why) override;
     void on_gone(Peer& peer, const Error& why) override;
-    void on_log(const std::string& line) override { handler_.on_log(line); }
+    void on_log(const std::string& line) override { handler_->on_log(line); }
     void on_written() override { agents_.look_soon_whether_written(); }
 
     Status go_on(Peer& newcomer, AgentSession& session);
@@ -120,7 +122,7 @@ class Server final : private PeersOwner {
 
     os::EventLoop& loop_;
     ServerOptions options_;
-    ServerHandler& handler_;
+    ServerHandler* handler_;
     Endpoint bound_;
     StoreService store_;
     TorchClients torch_;
