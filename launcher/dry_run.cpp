@@ -5,8 +5,12 @@
 #include <algorithm>
 #include <numeric>
 
+#include <optional>
+
 #include "env/print.h"
 #include "env/text.h"
+#include "launcher/gather/outer_task.h"
+#include "launcher/plan/plan.h"
 #include "launcher/pmix/server.h"
 #include "launcher/pmix/wish.h"
 #include "launcher/report/report.h"
@@ -69,8 +73,8 @@ MasterChoice choose_master_before(const JobSetup& setup, bool serves_torch,
     return master;
 }
 
-}  // namespace
-
+/// How many workers each node has, by its rank: of hosts that we start as `start` says (a host's slots count
+/// where --nproc-per-node is not given), of others as many as this node.
 std::vector<int> workers_by_node(const JobSetup& setup, bool workers_are_given) {
     std::vector<int> workers(static_cast<std::size_t>(setup.spec.nodes.max), setup.workers);
     if (!setup.start) return workers;
@@ -81,9 +85,18 @@ std::vector<int> workers_by_node(const JobSetup& setup, bool workers_are_given) 
     return workers;
 }
 
+/// The order that this node would start its workers by, as far as it is known before the nodes have met, and
+/// what surrounds it.
+struct DryRun {
+    rdzv::StartGeneration order;
+    PlanSurroundings around;
+};
+
+/// `choice` says where the controller is; nullopt: the launcher around us will.
 Result<DryRun> plan_dry_run(const JobSetup& setup, const std::vector<int>& workers,
-                            const std::optional<HeadChoice>& choice, const std::optional<OuterTask>& task) {
+                            const std::optional<HeadChoice>& choice) {
     const JobSpec& spec = setup.spec;
+    const std::optional<OuterTask>& task = setup.task;
     const Result<TorchStoreChoice> store = choose_torch_store(spec, is_run_by_python(setup.program));
     if (!store) return store.error();
     DryRun dry;
@@ -121,7 +134,10 @@ Result<DryRun> plan_dry_run(const JobSetup& setup, const std::vector<int>& worke
     return dry;
 }
 
-Status show_plan(const JobSetup& setup, const std::optional<OuterTask>& task, bool workers_are_given) {
+}  // namespace
+
+Status show_plan(const JobSetup& setup, bool workers_are_given) {
+    const std::optional<OuterTask>& task = setup.task;
     const bool is_met_by_launcher = task && !shared_endpoint(setup.spec);
     std::optional<HeadChoice> choice;
     if (!is_met_by_launcher) {
@@ -140,7 +156,7 @@ Status show_plan(const JobSetup& setup, const std::optional<OuterTask>& task, bo
         const Status possible = PmixServer::check(process_environment("DDPRUN_PMIX_LIBRARY").value_or(""));
         if (!possible) return possible.error().with("--pmix on");
     }
-    Result<DryRun> dry = plan_dry_run(setup, workers_by_node(setup, workers_are_given), choice, task);
+    Result<DryRun> dry = plan_dry_run(setup, workers_by_node(setup, workers_are_given), choice);
     if (!dry) return dry.error();
     JobSpec spec = setup.spec;
     if (task && task->place.is_rank) {

@@ -32,8 +32,8 @@ void be_of_hosts(CommandLine& line, int hosts) {
 }
 
 /// Where several hosts are ours to use: the spec becomes that of their head.
-void become_head(CommandLine& line, StartPlan plan, JobNodes& nodes,
-                 const std::vector<std::string>& arguments, const StartFacts& facts) {
+std::optional<HostStart> become_head(CommandLine& line, StartPlan plan,
+                                     const std::vector<std::string>& arguments, const StartFacts& facts) {
     RendezvousSpec& rendezvous = line.spec.rendezvous;
     be_of_hosts(line, static_cast<int>(plan.hosts.size()));
     if (!plan.is_apart) rendezvous.node_rank = 0;
@@ -43,7 +43,7 @@ void become_head(CommandLine& line, StartPlan plan, JobNodes& nodes,
     const std::string& job_id = facts.allocation->job_id;
     if (plan.kind == StartPlan::Wait) {
         if (!rendezvous.endpoint) rendezvous.endpoint = Endpoint{own_name, kDefaultPort};
-        return;
+        return std::nullopt;
     }
     // The port that a site has opened; the others are told our own name and addresses.
     const bool has_port = line.sources.contains("rdzv-endpoint") && rendezvous.endpoint;
@@ -73,7 +73,7 @@ void become_head(CommandLine& line, StartPlan plan, JobNodes& nodes,
         start.order.slots.push_back(host.slots.value_or(0));
     }
     start.hosts = std::move(plan.hosts);
-    nodes.start = std::move(start);
+    return start;
 }
 
 NodesSaid nodes_said(const CommandLine& line) {
@@ -90,12 +90,13 @@ void default_to_slots(CommandLine& line, int slots) {
 
 }  // namespace
 
-Status use_allocation(CommandLine& line, const std::vector<std::string>& arguments, JobNodes& nodes) {
+Result<std::optional<HostStart>> use_allocation(CommandLine& line,
+                                                const std::vector<std::string>& arguments) {
     const StartSpec& asked = line.spec.start;
     const NodesSaid said = nodes_said(line);
     const bool is_asked_for =
         !asked.hosts.empty() || !asked.hostfile.empty() || line.sources.contains("start");
-    if (said == NodesSaid::ByOthers && !is_asked_for) return {};
+    if (said == NodesSaid::ByOthers && !is_asked_for) return std::optional<HostStart>();
     const Result<StartFacts> facts = look_for_hosts(asked);
     if (!facts) return facts.error();
     Result<StartPlan> plan = plan_start(line.spec, said, *facts);
@@ -113,8 +114,8 @@ Status use_allocation(CommandLine& line, const std::vector<std::string>& argumen
         for (std::string& remark : remarks_on(*facts->allocation, is_given, workers, cores))
             line.remarks.push_back(std::move(remark));
     }
-    if (plan->kind != StartPlan::Here) become_head(line, *std::move(plan), nodes, arguments, *facts);
-    return {};
+    if (plan->kind == StartPlan::Here) return std::optional<HostStart>();
+    return become_head(line, *std::move(plan), arguments, *facts);
 }
 
 Status complete_order(HostStart& start, const ResolvedProgram& program,

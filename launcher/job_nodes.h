@@ -6,24 +6,15 @@
 
 #include "env/result.h"
 #include "launcher/cli/options.h"
-#include "launcher/gather/meet.h"
 #include "launcher/plan/program.h"
 #include "launcher/start/host_starter.h"
 
 namespace ddprun {
 
-/// How this ddprun stands to those of other hosts, where they are not each started by somebody else.
-struct JobNodes {
-    std::optional<HostStart> start;      ///< it starts them
-    std::optional<StartedNode> started;  ///< it has been started by the head
-    bool has_lifeline = false;           ///< by what is at the other end of its standard input
-    std::optional<OuterTask> task;       ///< mpiexec, srun or their like has started them all
-};
-
 /// The hosts of the allocation around us, or of --hosts, become the job's nodes: `line` becomes that of their
-/// head, and `nodes.start` what it starts. Nothing changes where the job stays on this host; why, is among
-/// the line's remarks. Error: as find_allocation and plan_start.
-Status use_allocation(CommandLine& line, const std::vector<std::string>& arguments, JobNodes& nodes);
+/// head; what it starts. nullopt: it starts none. Nothing changes where the job stays on this host; why, is
+/// among the line's remarks. Error: as find_allocation and plan_start.
+Result<std::optional<HostStart>> use_allocation(CommandLine& line, const std::vector<std::string>& arguments);
 /// The rest of what the head tells the ddprun that it starts: itself, the program, the directory, the
 /// environment, of which the variables that are `asked` for by name are sent too. Error: System.
 Status complete_order(HostStart& start, const ResolvedProgram& program,

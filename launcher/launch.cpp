@@ -16,10 +16,11 @@
 #include "launcher/cli/subcommand.h"
 #include "launcher/dry_run.h"
 #include "launcher/exit_codes.h"
+#include "launcher/gather/meet.h"
 #include "launcher/gpu/gpu_health.h"
 #include "launcher/gpu/nvml.h"
-#include "launcher/job.h"
 #include "launcher/job_nodes.h"
+#include "launcher/node/node.h"
 #include "launcher/plan/head_choice.h"
 #include "launcher/plan/plan.h"
 #include "launcher/plan/program.h"
@@ -135,7 +136,8 @@ std::vector<std::string> variables_to_send(const StartSpec& start) {
 
 /// Fills in where the nodes meet, as the launcher around us carries it. 0, or the exit code of a ddprun that
 /// cannot go on.
-int settle_meeting(JobSetup& setup, OuterTask& task) {
+int settle_meeting(JobSetup& setup) {
+    OuterTask& task = *setup.task;
     const std::string who = describe(task);
     // Of hundreds of ranks one speaks for all; of each node its own.
     const bool speaks = !task.place.is_rank || task.place.node_rank == 0;
@@ -152,14 +154,16 @@ int settle_meeting(JobSetup& setup, OuterTask& task) {
             return tell_that_nothing_began(fmt::format("{}: {}", who, outcome.meeting.error().what),
                                            exit_code_for(outcome.meeting.error()));
         task = std::move(outcome.task);
-        setup.meeting = *std::move(outcome.meeting);
-        setup.head_elsewhere = setup.meeting->elsewhere;
-        setup.spec.rendezvous.endpoint = setup.meeting->controller;
-        setup.spec.rendezvous.run_id = setup.meeting->run_id;
+        JobMeeting& meeting = setup.meeting.emplace(*std::move(outcome.meeting));
+        setup.head = meeting.head;
+        setup.head_elsewhere = std::move(meeting.elsewhere);
+        setup.token = std::move(meeting.token);
+        setup.spec.rendezvous.endpoint = meeting.head.endpoint;
+        setup.spec.rendezvous.run_id = meeting.run_id;
         if (speaks)
             ddprun::print(stderr, "ddprun: {}\n",
                           printable(fmt::format("{}; they meet at {} ({})", who,
-                                                to_string(setup.meeting->controller), setup.meeting->why)));
+                                                to_string(meeting.head.endpoint), meeting.head.why)));
     }
     task.pmix.reset();
     if (!task.place.is_rank) return 0;
@@ -184,18 +188,17 @@ Status settle_address(RendezvousSpec& rendezvous, bool starts_others, bool speak
     return {};
 }
 
-/// `nodes` of the job, as the command line, the allocation or the head has them.
-int run(CommandLine line, JobNodes nodes) {
+/// `setup` has how this ddprun stands to those of other hosts.
+int run(CommandLine line, JobSetup setup) {
     for (const std::string& remark : line.remarks) ddprun::print(stderr, "ddprun: {}\n", printable(remark));
     const auto give_up = [&](const std::string& why, ExitCode code) {
-        if (nodes.started) tell_head(*nodes.started, why);
+        if (setup.started) tell_head(*setup.started, why);
         return tell_that_nothing_began(why, code);
     };
-    JobSetup setup;
     setup.spec = std::move(line.spec);
     // mpirun gives its processes terminals that nobody looks at.
     OutputSpec::Color& color = setup.spec.output.color;
-    if (nodes.task && color == OutputSpec::Color::Auto) color = OutputSpec::Color::Never;
+    if (setup.task && color == OutputSpec::Color::Auto) color = OutputSpec::Color::Never;
     const Probe probe = probe_for(setup.spec);
     // NVML counts its users, and its first one may wait a second for the driver: held here, all who ask find
     // it awake.
@@ -203,46 +206,41 @@ int run(CommandLine line, JobNodes nodes) {
     if (probe.gpus == Probe::Gpus::Yes) awake.emplace(nvml::Session::open());
     setup.machine = detect_machine(process_environment, probe);
     // A head on a host of its own has no workers; a dry run shows those of a host like this one.
-    const bool has_workers = !nodes.start || !setup.spec.rendezvous.head_is_apart || setup.spec.dry_run;
+    const bool has_workers = !setup.start || !setup.spec.rendezvous.head_is_apart || setup.spec.dry_run;
     const Result<int> workers = has_workers ? resolve_worker_count(setup.spec.workers, setup.machine) : 0;
     if (!workers)
-        return nodes.started ? give_up(workers.error().what, ExitCode::Usage)
+        return setup.started ? give_up(workers.error().what, ExitCode::Usage)
                              : refuse(workers.error().what, ExitCode::Usage);
     setup.workers = *workers;
     Result<ResolvedProgram> program = resolve_program(setup.spec.program, search_paths());
     if (!program) return give_up(program.error().what, program_exit_code(program.error()));
     setup.program = std::move(*program);
-    if (nodes.started) {
-        if (const Status same = check_same_program(*nodes.started, setup.program); !same)
+    if (setup.started) {
+        if (const Status same = check_same_program(*setup.started, setup.program); !same)
             return give_up(same.error().what, ExitCode::Usage);
-        setup.token = nodes.started->token;
-        setup.head_elsewhere = nodes.started->elsewhere;
-        setup.is_started = true;
-        setup.sends_output = nodes.started->order.sends_output;
-        setup.has_lifeline = nodes.has_lifeline;
+        setup.token = JobToken{setup.started->token, "", ""};
+        setup.head_elsewhere = setup.started->elsewhere;
     }
-    if (nodes.start) {
-        if (const Status complete =
-                complete_order(*nodes.start, setup.program, variables_to_send(setup.spec.start));
-            !complete)
+    if (setup.start) {
+        const std::vector<std::string> asked = variables_to_send(setup.spec.start);
+        if (const Status complete = complete_order(*setup.start, setup.program, asked); !complete)
             return refuse(complete.error().what, ExitCode::Internal);
-        Result<std::string> token = make_start_token(*nodes.start, process_environment);
+        Result<std::string> token = make_start_token(*setup.start, process_environment);
         if (!token) return refuse(token.error().what, ExitCode::Internal);
-        setup.token = *std::move(token);
-        setup.start = std::move(nodes.start);
+        setup.token = JobToken{*std::move(token), "", ""};
     }
     setup.environment = workers_environment(setup.spec);
     setup.log_level = process_environment("LOGLEVEL").value_or("");
     if (const Status possible = check_values(setup); !possible)
         return give_up(possible.error().what, ExitCode::Usage);
     if (has_workers && !gpus_are_fit(setup)) {
-        if (nodes.started)
-            tell_head(*nodes.started, "its GPUs are not fit for the job (its own lines say why)");
+        if (setup.started)
+            tell_head(*setup.started, "its GPUs are not fit for the job (its own lines say why)");
         return static_cast<int>(ExitCode::Unavailable);
     }
     RendezvousSpec& rendezvous = setup.spec.rendezvous;
     if (!rendezvous.iface.empty() && (setup.spec.nodes.max > 1 || rendezvous.head_is_apart)) {
-        const bool speaks = !setup.spec.quiet && (!nodes.task || !nodes.task->place.is_rank);
+        const bool speaks = !setup.spec.quiet && (!setup.task || !setup.task->place.is_rank);
         if (const Status settled = settle_address(rendezvous, setup.start.has_value(), speaks); !settled)
             return give_up(settled.error().what, ExitCode::Usage);
         for (const InterfaceAddress& one : list_interfaces()) {
@@ -250,41 +248,40 @@ int run(CommandLine line, JobNodes nodes) {
         }
     }
     if (setup.spec.dry_run) {
-        const Status shown = show_plan(setup, nodes.task, line.sources.contains("nproc-per-node"));
+        const Status shown = show_plan(setup, line.sources.contains("nproc-per-node"));
         return shown ? 0 : refuse(shown.error().what, exit_code_for(shown.error()));
     }
-    if (nodes.task) {
-        if (const int refused = settle_meeting(setup, *nodes.task); refused != 0) return refused;
+    if (setup.task) {
+        if (const int refused = settle_meeting(setup); refused != 0) return refused;
     }
     awake.reset();
 
+    setup.descriptors = raise_descriptor_limit();
     for (;;) {
-        Job job(std::move(setup));
-        const Result<int> code = job.run();
-        std::optional<JobSetup> elsewhere = job.moved_to();
-        if (!elsewhere) return code ? *code : give_up(code.error().what, exit_code_for(code.error()));
-        setup = *std::move(elsewhere);
+        const Result<std::optional<int>> code = Node(setup).run();
+        if (!code) return give_up(code.error().what, exit_code_for(code.error()));
+        if (*code) return **code;
     }
 }
 
 /// One ddprun per node or per rank under mpirun, mpiexec or srun: which one this is comes from there, unless
 /// the user said it. As variables, so that what the user said wins and the whole is checked again.
 Result<CommandLine> as_task_of_launcher(CommandLine line, const std::vector<std::string>& arguments,
-                                        JobNodes& nodes) {
+                                        JobSetup& setup) {
     Result<std::optional<OuterTask>> task = find_outer_task(line, process_environment);
     if (!task) return task.error();
     if (!*task) {
-        if (const Status used = use_allocation(line, arguments, nodes); !used) return used.error();
+        Result<std::optional<HostStart>> start = use_allocation(line, arguments);
+        if (!start) return start.error();
+        setup.start = *std::move(start);
         return line;
     }
-    nodes.task = **std::move(task);
-    if (nodes.task->place.nodes == 1) {  // the only one: its hosts are its launcher's, whatever is allocated
-        nodes.task.reset();
-        return line;
-    }
+    const NodePlace place = (*task)->place;
+    if (place.nodes == 1) return line;  // its hosts are its launcher's, whatever is allocated
+    setup.task = *std::move(task);
     const auto with_place = [&](std::string_view name) -> std::optional<std::string> {
-        if (name == "PET_NNODES") return fmt::format("{}", nodes.task->place.nodes);
-        if (name == "PET_NODE_RANK") return fmt::format("{}", nodes.task->place.node_rank);
+        if (name == "PET_NNODES") return fmt::format("{}", place.nodes);
+        if (name == "PET_NODE_RANK") return fmt::format("{}", place.node_rank);
         return process_environment(name);
     };
     return parse_command_line(arguments, with_place);
@@ -301,10 +298,9 @@ int launch_agent(const std::vector<std::string>& words) {
         tell_head(*started, line.error().what);
         return refuse(line.error().what, ExitCode::Usage);
     }
-    JobNodes nodes;
-    nodes.has_lifeline = call->secret.kind == SecretWay::Stdin;
-    nodes.started = *std::move(started);
-    return run(*std::move(line), std::move(nodes));
+    JobSetup setup;
+    setup.started = *std::move(started);
+    return run(*std::move(line), std::move(setup));
 }
 
 }  // namespace
@@ -321,15 +317,15 @@ int launch(const std::vector<std::string>& arguments) {
     if (!arguments.empty() && arguments.front() == "agent")
         return launch_agent({arguments.begin() + 1, arguments.end()});
     Result<CommandLine> line = parse_command_line(arguments, process_environment);
-    JobNodes nodes;
+    JobSetup setup;
     if (line && line->action == CommandLine::Run)
-        line = as_task_of_launcher(*std::move(line), arguments, nodes);
+        line = as_task_of_launcher(*std::move(line), arguments, setup);
     if (!line) return refuse(line.error().what, ExitCode::Usage);
     if (line->action != CommandLine::Run) {
         ddprun::print("{}", line->text);
         return 0;
     }
-    return run(std::move(*line), std::move(nodes));
+    return run(std::move(*line), std::move(setup));
 }
 
 }  // namespace ddprun

@@ -71,13 +71,13 @@ Result<std::optional<FirstHost>> first_host_of_step(const Placement& task, const
 
 Result<JobMeeting> listen_as_head(const std::string& own_address, const std::vector<std::uint16_t>& ports) {
     JobMeeting meeting;
-    meeting.is_head = true;
+    meeting.head.is_head = true;
     Error last{Errc::NotFound, "no port", 0};
     for (const std::uint16_t port : ports) {
         Result<Listener> listener = listen_tcp({own_address, port});
         if (listener) {
             meeting.listener = std::move(listener->fd);
-            meeting.controller.port = listener->bound.port;
+            meeting.head.endpoint.port = listener->bound.port;
             return meeting;
         }
         last = listener.error();
@@ -137,7 +137,7 @@ Result<JobMeeting> meet_by(const ExchangeChoice& choice, const JobSpec& spec, Ou
         Result<JobMeeting> head = listen_as_head(spec.rendezvous.listen_on, {0});
         if (!head) return head;
         meeting = *std::move(head);
-        Result<MeetingPoint> point = point_of_head(spec, task.launcher, meeting.controller.port, lookup);
+        Result<MeetingPoint> point = point_of_head(spec, task.launcher, meeting.head.endpoint.port, lookup);
         if (!point) return point.error();
         mine = *std::move(point);
     }
@@ -148,14 +148,14 @@ Result<JobMeeting> meet_by(const ExchangeChoice& choice, const JobSpec& spec, Ou
     if (!gathered) return gathered.error();
     placement = gathered->placement;
     MeetingPoint& point = gathered->meeting;
-    if (!meeting.is_head) {
+    if (!meeting.head.is_head) {
         const std::string name = fmt::format("node {} on {}", task.place.node_rank, host_name());
         Result<rdzv::Reached> reached = rdzv::reach(**exchange, point, as_tool(spec, name), deadline);
         if (!reached) return reached.error().with("the first node (" + choice.why + ")");
-        meeting.controller = reached->endpoint;
+        meeting.head.endpoint = reached->endpoint;
         meeting.elsewhere = point.endpoints();
     } else {
-        meeting.controller.host = point.addresses.front();
+        meeting.head.endpoint.host = point.addresses.front();
     }
     const std::string& wanted = spec.rendezvous.run_id;
     if (wanted != "none" && wanted != point.job) {
@@ -163,10 +163,10 @@ Result<JobMeeting> meet_by(const ExchangeChoice& choice, const JobSpec& spec, Ou
             Errc::Mismatch,
             fmt::format("--rdzv-id {} here, {} on the first node: give all the same", wanted, point.job), 0};
     }
-    meeting.token = point.token;
+    meeting.token.token = point.token;
     meeting.run_id = point.job;
-    meeting.why = "told by " + choice.why;
-    if (meeting.is_head && (*exchange)->keeps_what_was_put()) meeting.channel = *std::move(exchange);
+    meeting.head.why = "told by " + choice.why;
+    if (meeting.head.is_head && (*exchange)->keeps_what_was_put()) meeting.channel = *std::move(exchange);
     return meeting;
 }
 
@@ -191,7 +191,7 @@ Result<JobMeeting> meet_at(const FirstHost& first, const ExchangeChoice& choice,
         Result<JobMeeting> head = listen_as_head(spec.rendezvous.listen_on, first.ports);
         if (!head) return head.error().with("the controller's port, which follows from the job's id");
         meeting = *std::move(head);
-        meeting.controller.host = spec.rendezvous.local_addr.value_or(first.host);
+        meeting.head.endpoint.host = spec.rendezvous.local_addr.value_or(first.host);
     } else {
         std::vector<Endpoint> candidates;
         for (const std::uint16_t port : first.ports) candidates.push_back({first.host, port});
@@ -203,13 +203,11 @@ Result<JobMeeting> meet_at(const FirstHost& first, const ExchangeChoice& choice,
         if (!reached)
             return reached.error().with(
                 fmt::format("the first node ({}); {}", first.where, token->when_refused));
-        meeting.controller = reached->endpoint;
+        meeting.head.endpoint = reached->endpoint;
     }
-    meeting.token = token->token;
-    meeting.warning = token->warning;
-    meeting.when_refused = token->when_refused;
+    meeting.token = *std::move(token);
     meeting.run_id = spec.rendezvous.run_id;
-    meeting.why = fmt::format("{}; {}", first.where, choice.why);
+    meeting.head.why = fmt::format("{}; {}", first.where, choice.why);
     return meeting;
 }
 

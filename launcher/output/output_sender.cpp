@@ -1,6 +1,7 @@
 #include "launcher/output/output_sender.h"
 
 #include <poll.h>
+#include <signal.h>
 #include <sys/epoll.h>
 #include <sys/ioctl.h>
 #include <sys/socket.h>
@@ -39,6 +40,16 @@ void write_blocking(int fd, std::string_view bytes) {
         pollfd room{fd, POLLOUT, 0};
         if (errno != EAGAIN || ::poll(&room, 1, -1) < 0) return;
     }
+}
+
+/// How often signals are looked at while nobody reads the last lines.
+constexpr Duration kFlushLook = std::chrono::milliseconds(100);
+
+bool is_asked_to_end() {
+    sigset_t pending;
+    ::sigpending(&pending);
+    const auto is_pending = [&](int signal) { return ::sigismember(&pending, signal) == 1; };
+    return is_pending(SIGTERM) || is_pending(SIGINT) || is_pending(SIGHUP) || is_pending(SIGQUIT);
 }
 
 }  // namespace
@@ -123,6 +134,25 @@ void OutputSender::write_rest(int out, int err) {
             write_blocking(to, bytes);
         }
     }
+}
+
+void write_last_output(Output& output, OutputSender* sender, os::EventLoop& loop, os::Log& log,
+                       Duration patience, const std::function<bool()>& has_session) {
+    const TimePoint until = deadline_after(MonotonicClock::now(), patience);
+    while (sender != nullptr && has_session() && MonotonicClock::now() < until) {
+        output.flush(MonotonicClock::now());
+        if (output.consoles_are_written() && sender->is_done()) break;
+        if (!loop.run_once(until)) break;
+    }
+    bool is_said = false;
+    do {
+        output.flush(deadline_after(MonotonicClock::now(), kFlushLook));
+        if (sender != nullptr) sender->write_rest(1, 2);
+        if (is_said || output.files_are_written() || MonotonicClock::now() < until) continue;
+        is_said = true;
+        log.warning(
+            "the job has ended, but its log files are not written yet (a disk that hangs?); waiting for them, a signal ends that");
+    } while (!output.flushed() && !is_asked_to_end());
 }
 
 }  // namespace ddprun

@@ -7,6 +7,7 @@
 #include <string>
 
 #include "env/os/event_loop.h"
+#include "env/os/log.h"
 #include "env/result.h"
 #include "env/unique_fd.h"
 #include "launcher/output/output.h"
@@ -64,5 +65,14 @@ class OutputSender {
     std::array<Way, 2> ways_;
     std::uint64_t under_way_ = 0;
 };
+
+/// Writes what is left of the output when the loop has ended. As any program, we wait for who reads us; but a
+/// signal that asks us to end is obeyed, which nobody hears any more.
+///
+/// With a `sender` (null: the consoles are our own) first until the head has shown all lines; what it has not
+/// when its session ends, or within `patience`, goes to our own standard streams. Files that are not written
+/// after it are said to be waited for.
+void write_last_output(Output& output, OutputSender* sender, os::EventLoop& loop, os::Log& log,
+                       Duration patience, const std::function<bool()>& has_session);
 
 }  // namespace ddprun

@@ -1,11 +1,17 @@
 #include "launcher/pmix/server.h"
 
+#include <fmt/core.h>
+
+#include <array>
+
+#include "env/io/file.h"
+#include "env/nodes/pmix_source.h"
+#include "env/worker_env.h"
 #include "launcher/pmix/library.h"
 #include "launcher/pmix/upcalls.h"
 
 #ifdef DDPRUN_HAVE_PMIX
 
-#include <fmt/core.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
 #include <sys/stat.h>
@@ -437,8 +443,6 @@ Result<std::unique_ptr<PmixServer>> PmixServer::start(const std::string& library
 
 #else
 
-#include "env/nodes/pmix_source.h"
-
 namespace ddprun {
 
 Status PmixServer::check(const std::string&) { return Error{Errc::NotFound, std::string(kNoPmix), 0}; }
@@ -450,3 +454,39 @@ Result<std::unique_ptr<PmixServer>> PmixServer::start(const std::string& library
 }  // namespace ddprun
 
 #endif
+
+namespace ddprun {
+
+Result<std::unique_ptr<PmixServer>> serve_pmix(const PmixWish& wish, PmixUse use, PmixServer::Parts parts) {
+    if (!wish.wanted) return std::unique_ptr<PmixServer>();
+    os::Log& log = parts.log;
+    Result<std::unique_ptr<PmixServer>> server =
+        PmixServer::start(process_environment("DDPRUN_PMIX_LIBRARY").value_or(""), std::move(parts));
+    if (server) {
+        log.debug("PMIx server of the workers: {}", wish.why);
+        return server;
+    }
+    if (use == PmixUse::On) return server.error().with("--pmix on");
+    log.warning(
+        "{}, but there is no PMIx server for it ({}): its ranks would not find each other; {}, or say --pmix off",
+        wish.why, server.error().what,
+        built_with_pmix() ? "install libpmix" : "install libpmix-dev and build ddprun again");
+    return std::unique_ptr<PmixServer>();
+}
+
+void look_for_mpi(os::EventLoop& loop, os::Log& log, std::function<pid_t()> worker, std::size_t nth) {
+    constexpr std::array<std::chrono::seconds, 3> kLooks = {std::chrono::seconds(1), std::chrono::seconds(5),
+                                                            std::chrono::seconds(30)};
+    constexpr std::size_t kMaxMaps = std::size_t{16} << 20;
+    if (nth == kLooks.size()) return;
+    loop.call_after(kLooks[nth], [&loop, &log, worker = std::move(worker), nth] {
+        const pid_t pid = worker();
+        if (pid == 0) return;
+        const Result<std::string> maps = read_file(fmt::format("/proc/{}/maps", pid), kMaxMaps);
+        const std::string line = maps ? explain_loaded_mpi(*maps) : "";
+        if (line.empty()) return look_for_mpi(loop, log, worker, nth + 1);
+        log.warning("{}", line);
+    });
+}
+
+}  // namespace ddprun

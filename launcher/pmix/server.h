@@ -1,5 +1,7 @@
 #pragma once
 
+#include <sys/types.h>
+
 #include <functional>
 #include <memory>
 #include <string>
@@ -9,6 +11,8 @@
 #include "env/os/event_loop.h"
 #include "env/os/log.h"
 #include "env/result.h"
+#include "launcher/job_spec.h"
+#include "launcher/pmix/wish.h"
 #include "rendezvous/agent_message.h"
 
 namespace ddprun {
@@ -60,5 +64,14 @@ class PmixServer {
     virtual void handle(const rdzv::ModexRequest& request) = 0;
     virtual void handle(const rdzv::ModexReply& reply) = 0;
 };
+
+/// The workers' PMIx server; null where none is wished for, or where there is none, which the log is told.
+/// Error: there is none, and the user insists on it (--pmix on).
+Result<std::unique_ptr<PmixServer>> serve_pmix(const PmixWish& wish, PmixUse use, PmixServer::Parts parts);
+
+/// MPI behind a script or in Python is seen only where it is loaded: looks into the memory of a `worker` (0:
+/// it has ended) three times, 1 s, 5 s and 30 s after the look before, and warns once if it finds one that
+/// lacks a PMIx server.
+void look_for_mpi(os::EventLoop& loop, os::Log& log, std::function<pid_t()> worker, std::size_t nth = 0);
 
 }  // namespace ddprun

@@ -114,6 +114,19 @@ Status leave_error_file(const EnvironmentLookup& env, const LauncherFailure& fai
     return {};
 }
 
+void tell_launcher_above(os::Log& log, LauncherFailure failure, const WorkerEnd* cause, int code) {
+    failure.unix_seconds = ::time(nullptr);
+    failure.error_code = code;
+    if (cause != nullptr) {
+        failure.message = fmt::format("rank {} on {}: {}", cause->rank, cause->host, describe_end(*cause));
+        failure.trace = cause->error_file;
+        if (cause->exec_failure.empty() && !cause->stopped_failing)
+            failure.error_code = cause->signaled ? -cause->status : cause->status;
+    }
+    if (const Status left = leave_error_file(process_environment, failure); !left)
+        log.warning("TORCHELASTIC_ERROR_FILE: {}; ignoring", left.error().what);
+}
+
 Duration clock_lead_of(const std::string& directory) {
     std::string path = directory + "/.clock-XXXXXX";
     const UniqueFd file(::mkostemp(path.data(), O_CLOEXEC));

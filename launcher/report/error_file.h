@@ -5,8 +5,10 @@
 #include <string_view>
 
 #include "env/clock.h"
+#include "env/os/log.h"
 #include "env/result.h"
 #include "env/worker_env.h"
+#include "launcher/report/report.h"
 
 namespace ddprun {
 
@@ -34,6 +36,9 @@ std::string render_launcher_error_file(const LauncherFailure& failure);
 /// Writes it, in place: it may be a descriptor of a launcher above us. Without the variable nothing is
 /// written. Error: System, naming the file.
 Status leave_error_file(const EnvironmentLookup& env, const LauncherFailure& failure);
+/// The same for a job that ended with `code`, of the worker whose failure was the `cause` (null: none was)
+/// what is known of it. A file that cannot be written is a warning.
+void tell_launcher_above(os::Log& log, LauncherFailure failure, const WorkerEnd* cause, int code);
 
 /// How far the clock that stamps files in a directory is ahead of this host's: that of an NFS server may
 /// differ. Makes a file there and removes it. Zero where that cannot be done.

@@ -2,6 +2,7 @@
 
 #include <time.h>
 
+#include <algorithm>
 #include <functional>
 #include <utility>
 
@@ -29,18 +30,23 @@ os::SpawnSpec question_to(const BatchJob& job) {
 
 WalltimeWatch::~WalltimeWatch() {
     *alive_ = false;
-    loop_.cancel(next_question_);
+    for (const os::EventLoop::TimerId timer : {next_question_, notice_timer_}) loop_.cancel(timer);
 }
 
-void WalltimeWatch::begin(Duration notice, std::function<void(TimePoint end)> known,
-                          std::function<void(const std::string& why)> unknown) {
+void WalltimeWatch::begin(Duration notice, std::function<void(TimePoint time_up)> known,
+                          std::function<void(std::chrono::seconds left)> time_is_up) {
     notice_ = notice;
     known_ = std::move(known);
-    unknown_ = std::move(unknown);
+    time_is_up_ = std::move(time_is_up);
     job_ = find_batch_job(process_environment);
     if (const std::optional<Duration> left = walltime_left()) return take(*left);
     if (job_) return ask();
-    unknown_("this is no job of PBS, Torque, Slurm or LSF");
+    is_unknown("this is no job of PBS, Torque, Slurm or LSF");
+}
+
+void WalltimeWatch::is_unknown(const std::string& why) {
+    if (notice_ == Duration::zero()) return log_.debug("the walltime is not known: {}", why);
+    log_.warning("--walltime-notice={}: no notice will be given: {}", format_duration(notice_), why);
 }
 
 void WalltimeWatch::ask() {
@@ -59,16 +65,27 @@ void WalltimeWatch::take(const Result<Duration>& left) {
     const std::string change = walltime_change(end_, end, loop_.now());
     const bool is_first = !std::exchange(has_looked_, true);
     if (!left) log_.debug("the walltime: {}", left.error().what);
-    if (is_first && !left) unknown_(left.error().what);
+    if (is_first && !left) is_unknown(left.error().what);
     if (!change.empty()) {
         end_ = end;
         if (is_first)
             log_.debug("the walltime ends in {}",
                        format_duration(std::chrono::round<std::chrono::seconds>(*left)));
         else log_.info("{}", change);
-        known_(end_);
+        tell_end();
     }
     ask_later();
+}
+
+void WalltimeWatch::tell_end() {
+    const TimePoint time_up = end_ == kNever ? kNever : end_ - notice_;
+    known_(time_up);
+    loop_.cancel(notice_timer_);
+    if (notice_ == Duration::zero() || time_up == kNever) return;
+    notice_timer_ = loop_.call_at(time_up, [this] {
+        time_is_up_(std::chrono::round<std::chrono::seconds>(
+            std::max(Duration::zero(), end_ - MonotonicClock::now())));
+    });
 }
 
 void WalltimeWatch::ask_later() {

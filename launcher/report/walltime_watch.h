@@ -24,11 +24,12 @@ class WalltimeWatch {
     WalltimeWatch(const WalltimeWatch&) = delete;
     WalltimeWatch& operator=(const WalltimeWatch&) = delete;
 
-    /// Calls `known` when the end is known, and with each other end that is heard later (kNever: there is
-    /// none any more); or `unknown` once, with the reason, where the first look does not tell it. From here
-    /// or later from the loop. `notice`: the job is stopped so long before the end.
-    void begin(Duration notice, std::function<void(TimePoint end)> known,
-               std::function<void(const std::string& why)> unknown);
+    /// Calls `known` with the moment at which the job is to be stopped, the walltime's end less `notice`,
+    /// when it is known and with each other one that is heard later (kNever: there is none any more); and
+    /// `time_is_up` when it has come, unless `notice` is zero. From here or later from the loop. Logs that
+    /// there is no walltime, or why it is not known.
+    void begin(Duration notice, std::function<void(TimePoint time_up)> known,
+               std::function<void(std::chrono::seconds left)> time_is_up);
     /// nullopt: there is none, or it is not known (yet).
     [[nodiscard]] std::optional<TimePoint> end() const {
         return end_ == kNever ? std::nullopt : std::optional(end_);
@@ -38,17 +39,19 @@ class WalltimeWatch {
     void ask();
     void ask_later();
     void take(const Result<Duration>& left);
+    void tell_end();
+    void is_unknown(const std::string& why);
 
     os::EventLoop& loop_;
     os::System& system_;
     os::Log& log_;
     Duration notice_{};
     std::function<void(TimePoint)> known_;
-    std::function<void(const std::string&)> unknown_;
+    std::function<void(std::chrono::seconds)> time_is_up_;
     std::optional<BatchJob> job_;
     TimePoint end_ = kNever;
     bool has_looked_ = false;
-    os::EventLoop::TimerId next_question_ = 0;
+    os::EventLoop::TimerId next_question_ = 0, notice_timer_ = 0;
     std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);
 };
 

@@ -86,4 +86,21 @@ Result<StartFacts> look_for_hosts(const StartSpec& asked) {
     return StartFacts{*std::move(allocation), host_name(), find_by_address, is_in_path};
 }
 
+std::vector<std::string> hosts_by_rank(const JobSpec& spec, const std::vector<AllocatedHost>* start,
+                                       const std::string& own_name) {
+    std::vector<AllocatedHost> hosts;
+    if (start != nullptr) {
+        hosts = *start;
+    } else if (spec.nodes.max == 1) {
+        return {};
+    } else if (const Result<StartFacts> facts = look_for_hosts(spec.start); facts && facts->allocation) {
+        hosts = facts->allocation->hosts;
+        const auto rank = static_cast<std::size_t>(spec.rendezvous.node_rank.value_or(0));
+        if (rank >= hosts.size() || !is_same_host(hosts[rank].name, own_name)) hosts.clear();
+    }
+    std::vector<std::string> names;
+    for (const AllocatedHost& host : hosts) names.push_back(host.name);
+    return names;
+}
+
 }  // namespace ddprun

@@ -1,5 +1,9 @@
 #pragma once
 
+#include <string>
+#include <vector>
+
+#include "env/nodes/allocation.h"
 #include "env/result.h"
 #include "launcher/job_spec.h"
 #include "launcher/start/start_plan.h"
@@ -9,5 +13,9 @@ namespace ddprun {
 /// What there is to decide on: the allocation around us or the hosts that the user names, and what can start
 /// something there. Thin; its functions ask the resolver and PATH later. Error: as find_allocation.
 Result<StartFacts> look_for_hosts(const StartSpec& asked);
+/// The names of a job's hosts by node rank, for those who are missing: of those that we `start` (null: none),
+/// or of the allocation where our own rank goes by it; empty: not known.
+std::vector<std::string> hosts_by_rank(const JobSpec& spec, const std::vector<AllocatedHost>* start,
+                                       const std::string& own_name);
 
 }  // namespace ddprun

@@ -43,7 +43,7 @@ def ddp_but(*known):
 
 NOT_KNOWN = [
     (PURE, LOOP),
-    (BELOW_ASK, ["launcher/ask/", "launcher/cli/", "launcher/doctor/", "launcher/job.", "launcher/launch"]),
+    (BELOW_ASK, ["launcher/ask/", "launcher/cli/", "launcher/doctor/", "launcher/head/", "launcher/node/", "launcher/launch"]),
     (["env/", "pbs/", "rendezvous/"], ["launcher/", "workers/"]),
     (["launcher/"], ["workers/"]),
     ([DDP["worker"]], ddp_but("worker")),

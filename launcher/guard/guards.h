@@ -1,0 +1,40 @@
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "env/io/socket.h"
+#include "env/os/log.h"
+#include "env/result.h"
+#include "launcher/guard/job_cgroup.h"
+#include "launcher/guard/job_directory.h"
+#include "launcher/guard/job_mark.h"
+#include "launcher/guard/warden.h"
+
+namespace ddprun {
+
+/// What sees to it that nothing of the job is left on this node, however its ddprun ends.
+struct Guards {
+    struct Wishes {
+        bool cgroup = true;       ///< for the workers; else they live in our own
+        bool files = false;       ///< the workers' MPI has files, too
+        int workers = 1;          ///< of this node
+        std::string secret_file;  ///< goes with us; "" none
+    };
+    /// Ends what a ddprun that was killed has left on this host, too, and tells `log`. Call it early: it
+    /// forks the warden. Error: System.
+    static Result<Guards> set_up(const Wishes& wishes, os::Log& log);
+
+    std::string id;  ///< of this ddprun; random
+    JobMark mark;
+    std::unique_ptr<Warden> warden;
+    std::unique_ptr<JobCgroup>
+        cgroup;  ///< null: none can be had. Goes before the warden, which watches over it
+    std::unique_ptr<JobDirectory> files;  ///< null: the workers' MPI has none
+    UnixListener store;                   ///< by which this host's workers come to the store
+
+  private:
+    Status open_store(bool keeps_files, os::Log& log);
+};
+
+}  // namespace ddprun

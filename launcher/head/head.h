@@ -1,0 +1,121 @@
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "launcher/ask/hang_watch.h"
+#include "launcher/batch/requeue_run.h"
+#include "launcher/head/node_parts.h"
+#include "launcher/head/standby.h"
+#include "launcher/pmix/exchange.h"
+#include "launcher/report/report.h"
+#include "launcher/report/walltime_watch.h"
+#include "launcher/supervise/controller.h"
+#include "launcher/supervise/herald.h"
+#include "launcher/supervise/succession.h"
+#include "rendezvous/server/server.h"
+
+namespace ddprun {
+
+/// What a head has from the one that was lost.
+struct Inheritance {
+    JobState state;
+    std::vector<std::string> addresses;  ///< by which the other nodes reach this one
+};
+
+/// What exists once per job: the controller, which decides, the server to which all nodes connect, and what
+/// else concerns the job as a whole. Carries what the nodes say to the controller and what it decides to
+/// them; decides nothing itself. On the event loop's thread of the node on which it lives.
+class Head final : public rdzv::ServerHandler {
+  public:
+    /// Has begun when it returns, as the head of the nodes that come to `standby`, of which it takes all.
+    /// `why` this node is it; `inherited`: from the head that was lost.
+    Head(NodeParts& node, Standby& standby, const std::string& why, std::optional<RequeueRun> run,
+         std::optional<Inheritance> inherited);
+    Head(const Head&) = delete;
+    Head& operator=(const Head&) = delete;
+
+    /// Begins to start the other nodes, where the setup says which. Error: as start_hosts.
+    Status start_others();
+
+    [[nodiscard]] Controller& controller() { return controller_; }
+    [[nodiscard]] bool finished() const { return controller_.finished(); }
+    /// Away from here, before any worker was started: the loop is about to end.
+    [[nodiscard]] const std::optional<rdzv::JobMoved>& moved() const { return moved_; }
+    /// As rdzv::Server has it.
+    void when_written(Duration patience, os::EventLoop::Handler handler) {
+        server_->when_written(patience, std::move(handler));
+    }
+    void keep_alive() { server_->keep_alive(); }
+    /// For each SIGCHLD, before children are reaped.
+    void children_ended() {
+        if (others_) others_->children_ended();
+    }
+    /// Stops the loop when what we have started on other hosts has ended and sent its last lines.
+    void stop(Duration patience);
+
+    /// How the job ended, for all who want to know. Returns the exit code.
+    int report_end();
+    /// The last act: a scheduler may end us for it.
+    void put_back();
+
+  private:
+    [[nodiscard]] bool is_apart() const { return spec_.rendezvous.head_is_apart; }
+    ControllerConfig controller_config();
+    Result<MasterAddress> master_for(const rdzv::AgentHello& first);
+    void send(rdzv::AgentId agent, const rdzv::ToAgent& message);
+    void send(const PmixExchange::Messages& messages) {
+        for (const PmixExchange::Outgoing& one : messages) server_->send(one.agent, one.message);
+    }
+    void begin_generation(std::uint64_t generation);
+    void watch_for_hangs();
+    std::string listen_for_late_comers(const std::vector<std::string>& own_addresses);
+    void begin_herald(std::vector<std::string> own_addresses);
+    [[nodiscard]] std::string note_of_walltime(const JobEnd& end) const;
+
+    void on_agent_joined(rdzv::AgentId agent, const rdzv::AgentHello& hello) override;
+    void on_agent_message(rdzv::AgentId agent, const rdzv::FromAgent& message) override;
+    void on_agent_lost(rdzv::AgentId agent, const Error& why) override;
+    void on_job_moved(const rdzv::JobMoved& moved) override;
+    void on_log(const std::string& line) override { node_.connections->warn(line); }
+    void on_detail(const std::string& line) override { node_.log.debug("{}", line); }
+    void hear(rdzv::AgentId agent, const auto& message) { controller_.agent_message(agent, message); }
+    void hear(rdzv::AgentId agent, const rdzv::WorkerExited& exited);
+    void hear(rdzv::AgentId agent, const rdzv::GenerationEnded& ended);
+    void hear(rdzv::AgentId agent, const rdzv::Question& question) {
+        node_.inquiry->from_agent(agent, question);
+    }
+    void hear(rdzv::AgentId agent, const rdzv::Answer& answer) { node_.inquiry->from_agent(agent, answer); }
+    void hear(rdzv::AgentId agent, const rdzv::OutputPiece& piece) {
+        node_.output->show_sent(agent, piece.stream == 2 ? Output::Stream::Err : Output::Stream::Out,
+                                piece.bytes.view());
+    }
+    void hear(rdzv::AgentId agent, const rdzv::FenceEntered& fence) { send(exchange_.entered(agent, fence)); }
+    void hear(rdzv::AgentId agent, const rdzv::ModexRequest& request) {
+        send(exchange_.asked(agent, request));
+    }
+    void hear(rdzv::AgentId agent, const rdzv::ModexReply& reply) { send(exchange_.answered(agent, reply)); }
+
+    NodeParts& node_;
+    const JobSpec& spec_;
+    os::Log log_;  ///< of the job
+    std::unique_ptr<rdzv::Server> server_;
+    bool serves_torch_, has_succeeded_;
+    MasterPort master_port_;
+    Controller controller_;
+    PmixExchange exchange_;                  ///< of all nodes' PMIx servers
+    WalltimeWatch walltime_;                 ///< one question to the scheduler, not one per node
+    std::unique_ptr<HangWatch> hang_watch_;  ///< null unless --hang-timeout
+    std::unique_ptr<RemoteAgents> others_;   ///< null unless we start the other hosts
+    std::set<rdzv::AgentId> senders_;        ///< joined agents whose lines come by their sessions
+    bool waits_for_senders_ = false;         ///< the job is over, and their last lines come
+    std::unique_ptr<Herald> herald_;         ///< null unless this head is a successor that others can miss
+    std::optional<rdzv::JobMoved> moved_;
+    std::optional<RequeueRun> run_;  ///< nullopt: the job is not put back into its queue
+    std::optional<JobEnd> end_;
+};
+
+}  // namespace ddprun

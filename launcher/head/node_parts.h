@@ -1,0 +1,63 @@
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "env/os/event_loop.h"
+#include "env/os/log.h"
+#include "env/os/system.h"
+#include "launcher/ask/inquiry.h"
+#include "launcher/ask/job_questions.h"
+#include "launcher/ask/observation.h"
+#include "launcher/guard/guards.h"
+#include "launcher/job_setup.h"
+#include "launcher/output/connection_log.h"
+#include "launcher/output/output.h"
+#include "launcher/output/output_sender.h"
+#include "launcher/pmix/server.h"
+#include "launcher/supervise/agent.h"
+#include "rendezvous/tls.h"
+
+namespace ddprun {
+
+/// How long the last messages may take to reach other nodes.
+inline constexpr Duration kFarewell = std::chrono::seconds(10);
+
+/// What every node is made of, whatever its part in the job: null until it is built, in this order and before
+/// the loop runs. Each borrows those before it, and a node's link and head borrow all.
+struct NodeParts {
+    explicit NodeParts(JobSetup& of) : setup(of), log({host, "agent", std::nullopt}, log_options(of)) {}
+    Status build_guards(bool is_head);
+    /// Error: there is no PMIx server, and the user insists on it.
+    Status build_pmix();
+    /// `is_apart`: on a host that is none of the nodes.
+    Status build_output(bool is_apart);
+    void build_agent(Agent::Send says);
+    /// What a running job can be asked, and what it does on the head when asked to.
+    Status build_observation(std::function<void(const std::string& why)> preempt,
+                             std::function<void(int signal)> signal);
+    Status build_hello(bool is_head);
+
+    JobSetup& setup;
+    std::string host = host_name();
+    os::Log log;
+    JobToken token;
+    std::shared_ptr<const rdzv::TlsContext> tls;  ///< a client's; null without --tls
+    os::LinuxSystem system;
+    std::function<bool(rdzv::FromAgent)> send;  ///< to the head; false: there is no session
+    PmixWish pmix_wish;
+    Guards guards;
+    std::unique_ptr<os::EventLoop> loop;
+    std::unique_ptr<ConnectionLog> connections;
+    std::unique_ptr<PmixServer> pmix;      ///< null: the workers have none
+    std::unique_ptr<OutputSender> sender;  ///< null: the consoles are our own
+    std::unique_ptr<Output> output;
+    std::unique_ptr<Agent> agent;
+    std::unique_ptr<Observation> observation;
+    std::unique_ptr<Inquiry> inquiry;
+    std::unique_ptr<JobQuestions> questions;
+    rdzv::AgentHello hello;  ///< what this node says of itself
+};
+
+}  // namespace ddprun

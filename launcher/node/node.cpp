@@ -1,0 +1,356 @@
+#include "launcher/node/node.h"
+
+#include <fmt/core.h>
+#include <sys/epoll.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <iterator>
+
+#include "env/print.h"
+#include "env/text.h"
+#include "launcher/report/error_file.h"
+#include "launcher/signals.h"
+
+namespace ddprun {
+namespace {
+
+/// How long other nodes may keep us from being suspended.
+constexpr Duration kSuspension = std::chrono::seconds(1);
+
+/// A file system may hold up a node for so long before the others give it up.
+constexpr Duration kLongestBlockingCall = std::chrono::minutes(1);
+
+/// How long the loop's end waits for the console: what is lost there stands in the report.
+constexpr Duration kFlushLook = std::chrono::milliseconds(100);
+
+}  // namespace
+
+Node::~Node() {
+    if (parts_.loop) parts_.loop->set_keepalive(nullptr);
+    keepalive_.reset();
+    parts_.pmix.reset();  // it speaks with the agent and the link to its last moment
+    parts_.log.write_through(nullptr);
+}
+
+Status Node::build() {
+    const Status room = check_descriptor_limit(
+        spec_.output, setup_.workers, static_cast<int>(open_descriptors().size()), setup_.descriptors.now);
+    if (!room) return room;
+    // What can be refused is refused before anything is touched.
+    Result<HeadChoice> choice = choose_head();
+    if (!choice) return choice.error();
+    Result<JobToken> token = setup_.token ? *setup_.token : choose_job_token(spec_, process_environment);
+    if (!token) return token.error();
+    parts_.token = *std::move(token);
+    std::optional<RequeueRun> run;
+    if (choice->is_head) {
+        if (const Status report = check_report_file(spec_); !report) return report;
+        Result<std::optional<RequeueRun>> begun = begin_run(RequeueRun::Head::First);
+        if (!begun) return begun.error();
+        run = *std::move(begun);
+    }
+    // Not through the log: --quiet does not hide who else can join.
+    if (!parts_.token.warning.empty()) ddprun::print(stderr, "ddprun: {}\n", parts_.token.warning);
+    if (const Status guarded = parts_.build_guards(choice->is_head); !guarded) return guarded;
+    Result<std::unique_ptr<os::EventLoop>> loop = os::EventLoop::create(handled_signals());
+    if (!loop) return loop.error();
+    parts_.loop = *std::move(loop);
+    parts_.loop->on_signal([this](const signalfd_siginfo& info) { on_signal(info); });
+    parts_.connections = std::make_unique<ConnectionLog>(*parts_.loop, parts_.log);
+    parts_.send = [this](rdzv::FromAgent message) { return link_->send(std::move(message)); };
+    if (const Status served = parts_.build_pmix(); !served) return served;
+    if (const Status watched = watch_starter(); !watched) return watched;
+
+    Result<std::unique_ptr<Standby>> standby = listen_if_head(*choice);
+    if (!standby) return standby.error();
+    const bool is_apart = choice->is_head && spec_.rendezvous.head_is_apart;
+    if (const Status output = parts_.build_output(is_apart); !output) return output;
+    parts_.build_agent([this](rdzv::FromAgent message) { agent_says(std::move(message)); });
+    const Status observed = parts_.build_observation(
+        [this](const std::string& why) { head_->controller().preempt(SIGTERM, why); },
+        [this](int signal) { head_->controller().forward(signal); });
+    if (!observed) return observed;
+    if (const Status known = parts_.build_hello(choice->is_head); !known) return known;
+    link_ = std::make_unique<HeadLink>(
+        parts_, *this,
+        [this](Standby& listening, const std::string& why, Inheritance inherited) {
+            take_over(listening, why, std::move(inherited));
+        },
+        [this](const std::string& why) {
+            failure_ = why;
+            leave(ExitCode::Unavailable);
+        });
+    if (!choice->is_head) {
+        if (const Status relays = link_->relay_store(); !relays) return relays;
+        join(choice->endpoint, false);
+        return {};
+    }
+    const Endpoint own = own_endpoint(spec_.rendezvous, (*standby)->server->bound().port);
+    head_ = std::make_unique<Head>(parts_, **standby, choice->why, std::move(run), std::nullopt);
+    if (!is_apart) join(own, true);
+    return head_->start_others();
+}
+
+/// As it was settled before, or by the command line and what the resolver knows of its endpoint.
+Result<HeadChoice> Node::choose_head() {
+    if (setup_.head) return *setup_.head;
+    // Where it was said which node is the head, its addresses matter only to one that listens on one of them.
+    const RendezvousSpec& rendezvous = spec_.rendezvous;
+    const bool is_said = rendezvous.is_host && rendezvous.listen_on.empty();
+    const HostFacts facts = look_at_host(is_said ? std::nullopt : shared_endpoint(spec_));
+    if (!facts.unanswered.empty()) parts_.log.warning("{}", facts.unanswered);
+    return ddprun::choose_head(spec_, facts);
+}
+
+/// Null where another process is the head: then `choice` says so too, also if that was found out here.
+Result<std::unique_ptr<Standby>> Node::listen_if_head(HeadChoice& choice) {
+    if (choice.is_head) {
+        Result<std::unique_ptr<Standby>> seat = Standby::listen_first(parts_, choice);
+        if (seat || !choice.contested || seat.error().sys != EADDRINUSE) return seat;
+        choice = {false, *shared_endpoint(spec_), ""};
+        parts_.log.info("port {} is taken on this host: joining the controller there", choice.endpoint.port);
+    } else if (!spec_.outer_rank && !setup_.sends_output()) {
+        // Of the ranks of an outer launcher the first speaks for all. Where lines go to the head by the
+        // session, there is none yet.
+        parts_.log.info("the controller is at {} ({})", to_string(choice.endpoint), choice.why);
+    }
+    return std::unique_ptr<Standby>();
+}
+
+/// What started us is gone: as if it had asked us to end. Before any worker has run the head names who is
+/// missing.
+Status Node::watch_starter() {
+    if (!setup_.has_lifeline()) return {};
+    return parts_.loop->watch(0, EPOLLIN, [this](std::uint32_t) {
+        char ignored[256];
+        const ssize_t n = ::read(0, ignored, sizeof ignored);
+        if (n > 0 || (n < 0 && (errno == EAGAIN || errno == EINTR))) return;
+        parts_.loop->unwatch(0);
+        if (parts_.agent->state().generation == 0) {
+            failure_ = "what started this ddprun has ended";
+            return leave(ExitCode::Unavailable);
+        }
+        parts_.log.info("what started this ddprun has ended: stopping");
+        link_->send(rdzv::Notice{
+            "remark", "what started this ddprun has ended"});  // by which our lines went to the head
+        act_on(SIGTERM, SignalAction::Stop);
+    });
+}
+
+void Node::join(const Endpoint& controller, bool is_ours) {
+    std::vector<Endpoint> controllers{controller};
+    std::copy_if(setup_.head_elsewhere.begin(), setup_.head_elsewhere.end(), std::back_inserter(controllers),
+                 [&](const Endpoint& other) { return other != controller; });
+    link_->join(std::move(controllers), deadline_after(MonotonicClock::now(), spec_.rendezvous.join_timeout),
+                is_ours);
+}
+
+/// What a batch job's last run has left.
+Result<std::optional<RequeueRun>> Node::begin_run(RequeueRun::Head head) {
+    return RequeueRun::begin(spec_.requeue, spec_.output.log_dir, head,
+                             [this](const std::string& line) { parts_.log.info("{}", line); });
+}
+
+void Node::take_over(Standby& standby, const std::string& why, Inheritance inherited) {
+    Result<std::optional<RequeueRun>> run = begin_run(RequeueRun::Head::Successor);
+    if (!run) parts_.log.warning("{}; the job will not be put back into its queue", run.error().what);
+    head_ = std::make_unique<Head>(parts_, standby, why, run ? *std::move(run) : std::nullopt,
+                                   std::move(inherited));
+}
+
+/// The other nodes hear from this one, and its warden does, while a file system holds up the loop's thread.
+void Node::keep_alive() {
+    const rdzv::Heartbeats limits = heartbeats_of(spec_.rendezvous);
+    const auto beat = [this] {
+        parts_.guards.warden->note_alive();
+        if (head_) head_->keep_alive();
+        link_->keep_alive();
+    };
+    Result<std::unique_ptr<os::Keepalive>> keepalive =
+        os::Keepalive::start({limits.interval, kLongestBlockingCall}, beat);
+    if (!keepalive)
+        return parts_.log.warning("a file system that hangs will make this node silent: {}",
+                                  keepalive.error().what);
+    keepalive_ = *std::move(keepalive);
+    parts_.loop->set_keepalive(keepalive_.get());
+    // Later than the others give this node up, and before their next generation begins.
+    parts_.guards.warden->watch_for_stalls(limits.timeout + limits.interval);
+    note_alive();
+}
+
+void Node::note_alive() {
+    const rdzv::Heartbeats limits = heartbeats_of(spec_.rendezvous);
+    const Duration span = parts_.guards.warden->note_alive();
+    if (head_ && span > limits.timeout) head_->controller().stood_still();
+    parts_.loop->call_after(limits.interval, [this] { note_alive(); });
+}
+
+Result<std::optional<int>> Node::run() {
+    if (const Status built = build(); !built) {
+        if (parts_.output) flush_output();
+        return built.error();
+    }
+    if (spec_.nodes.max > 1) keep_alive();
+    if (const Status ran = parts_.loop->run(); !ran) {
+        parts_.guards.warden->end_all();  // no end of a worker is seen any more
+        flush_output();
+        return ran.error();
+    }
+    if (head_ && head_->moved() && !exit_code_) {
+        flush_output();
+        setup_.meeting.reset();
+        setup_.token = {parts_.token.token, "", ""};
+        setup_.head_elsewhere.clear();
+        for (const std::string& address : head_->moved()->addresses)
+            setup_.head_elsewhere.push_back({address, static_cast<std::uint16_t>(head_->moved()->port)});
+        setup_.head = {false, setup_.head_elsewhere.front(), "the job goes on there"};
+        return std::optional<int>();
+    }
+    const int code = say_how_it_ended();
+    flush_output();
+    if (head_) head_->put_back();
+    return std::optional(code);
+}
+
+// ---- signals
+
+void Node::on_signal(const signalfd_siginfo& info) {
+    const int signal = static_cast<int>(info.ssi_signo);
+    if (signal == SIGCHLD && head_) head_->children_ended();
+    if (signal == SIGCHLD) return parts_.agent->on_child_exits();
+    const auto found = spec_.signals.find(signal);
+    const SignalAction action = found == spec_.signals.end() ? SignalAction::Ignore : found->second;
+    if (action != SignalAction::Ignore) parts_.observation->signalled(signal, action);
+    act_on(signal, action);
+}
+
+void Node::act_on(int signal, SignalAction action) {
+    const bool is_stop = action == SignalAction::Stop;
+    switch (action) {
+        case SignalAction::Ignore: return;
+        case SignalAction::Forward:
+            if (head_) head_->controller().forward(signal);
+            else parts_.agent->forward_signal(signal, SignalFrom::Here);
+            if (signal == SIGTSTP) suspend();
+            return;
+        case SignalAction::Stop:
+        case SignalAction::Preempt: break;
+    }
+    if (head_ && head_->moved()) return leave(ExitCode::TryAgain);
+    if (head_ && is_stop) return head_->controller().stop(signal);
+    if (head_) return head_->controller().preempt(signal, signal_name(signal));
+    // The controller decides. Where there is none at the moment, this node leaves; so it does when that one
+    // is lost before it has answered: nobody else knows what was asked.
+    if (!link_->ask_to_end(is_stop ? "stop" : "preempt", signal)) leave(ExitCode::TryAgain);
+}
+
+/// Ctrl-Z: the workers have been stopped; now ourselves, as a shell expects, once the other nodes have been
+/// told. Its `fg` sends SIGCONT.
+void Node::suspend() {
+    parts_.agent->forward_signal(SIGTSTP, SignalFrom::Here);
+    const auto stop = [] { ::kill(::getpid(), SIGSTOP); };
+    if (head_) head_->when_written(kSuspension, stop);
+    else stop();
+}
+
+// ---- what the agent and the controller say
+
+void Node::agent_says(rdzv::FromAgent message) {
+    parts_.observation->agent_says(message);
+    if (std::holds_alternative<rdzv::WorkersStarted>(message)) look_for_mpi_of_workers();
+    const bool is_last = std::holds_alternative<rdzv::GenerationEnded>(message);
+    link_->send(std::move(message));
+    if (is_last && exit_code_) stop();
+    else if (is_last) link_->workers_ended();
+}
+
+/// One look for the job: in the memory of the head's first worker.
+void Node::look_for_mpi_of_workers() {
+    const bool may_lack_server = !parts_.pmix && spec_.pmix == PmixUse::Auto && !spec_.pass_mpi_env &&
+                                 parts_.pmix_wish.warning.empty();
+    const bool may_be_several = setup_.workers > 1 || spec_.nodes.max > 1;
+    if (!head_ || !may_lack_server || !may_be_several || parts_.agent->state().generation != 1) return;
+    look_for_mpi(*parts_.loop, parts_.log, [this] {
+        const std::vector<AgentState::Worker>& workers = parts_.agent->state().workers;
+        return workers.empty() || workers.front().state == WorkerState::Ended ? 0 : workers.front().pid;
+    });
+}
+
+void Node::obey(const rdzv::StartGeneration& start) {
+    parts_.log.set_generation(start.generation);
+    parts_.observation->generation_started(start);
+    link_->generation_began(start);
+    parts_.agent->handle(start);
+}
+
+void Node::obey(const rdzv::Shutdown& shutdown) {
+    if (head_) return;
+    failure_ = shutdown.why;
+    const bool is_fixed = spec_.nodes.min == spec_.nodes.max;
+    if (shutdown.exit_code != 0 || parts_.agent->generation() > 0 || !is_fixed)
+        return leave(static_cast<ExitCode>(shutdown.exit_code));
+    // Not 0: whoever meant another job than the one that had this endpoint has to notice.
+    failure_ = fmt::format("the job '{}' at {} ended without a need for this spare: '{}' did not run here",
+                           spec_.rendezvous.run_id, to_string(link_->head()), parts_.hello.command);
+    leave(ExitCode::Unavailable);
+}
+
+void Node::on_connected() {
+    link_->connected();
+    if (parts_.sender) parts_.sender->begin();
+}
+
+void Node::on_lost(const Error& why) {
+    link_->end_requests(why);
+    if (exit_code_ || (head_ && head_->finished())) return;
+    if (!head_ && link_->survive(why)) return;
+    failure_ = "the controller: " + why.what;
+    if (link_->head_stays_here() && why.sys == ENETUNREACH)
+        failure_ += " (this host's loopback interface is down: ip link set lo up)";
+    is_failure_said_ = !parts_.agent->idle();
+    if (is_failure_said_) parts_.log.error("{}; killing the workers of this node", failure_);
+    leave(link_->has_asked_to_end() ? ExitCode::TryAgain : ExitCode::Unavailable);
+}
+
+// ---- the end
+
+/// Ends this node's part; workers that still run are waited for.
+void Node::leave(ExitCode code) {
+    exit_code_ = static_cast<int>(code);
+    if (parts_.agent->idle()) stop();
+    else parts_.agent->kill_all();  // its last word stops the loop
+}
+
+void Node::stop() {
+    if (head_) head_->stop(kFarewell / 2);
+    else parts_.loop->stop();
+}
+
+int Node::say_how_it_ended() {
+    parts_.output->flush(
+        deadline_after(MonotonicClock::now(), kFlushLook));  // what is lost there stands in the report
+    parts_.connections->sum_up();
+    if (head_ && !exit_code_) return head_->report_end();
+    // A head without a link to itself has left, too.
+    if (!failure_.empty() && !is_failure_said_) {
+        for (const std::string_view line : split(failure_, '\n')) parts_.log.error("{}", line);
+    }
+    const int code = exit_code_.value_or(static_cast<int>(ExitCode::Internal));
+    parts_.observation->finished(code, failure_);
+    std::optional<WorkerEnd> cause;
+    if (const std::optional<rdzv::WorkerExited>& first = parts_.agent->first_failure())
+        cause = WorkerEnd{*first, 0, parts_.host, {}, std::nullopt, 0};
+    if (code != 0)
+        tell_launcher_above(
+            parts_.log, {.report = cause ? parts_.agent->error_report(cause->rank) : "", .message = failure_},
+            cause ? &*cause : nullptr, code);
+    return code;
+}
+
+void Node::flush_output() {
+    write_last_output(*parts_.output, parts_.sender.get(), *parts_.loop, parts_.log, kFarewell,
+                      [this] { return link_ && link_->is_connected(); });
+}
+
+}  // namespace ddprun

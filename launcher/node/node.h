@@ -1,0 +1,97 @@
+#pragma once
+
+#include <signal.h>
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <variant>
+
+#include "env/os/keepalive.h"
+#include "env/result.h"
+#include "launcher/exit_codes.h"
+#include "launcher/head/head.h"
+#include "launcher/head/node_parts.h"
+#include "launcher/head/standby.h"
+#include "launcher/node/head_link.h"
+#include "rendezvous/agent/agent_link.h"
+
+namespace ddprun {
+
+/// This process's part of one job: what every node has, and the job's head, where this node is it. Builds the
+/// parts and is the way from each to the others; decides nothing. Every signal that ddprun handles must be
+/// blocked already.
+class Node final : public rdzv::AgentLinkHandler {
+  public:
+    /// `setup` is borrowed.
+    explicit Node(JobSetup& setup) : setup_(setup), spec_(setup.spec), parts_(setup) {}
+    ~Node() override;
+    Node(const Node&) = delete;
+    Node& operator=(const Node&) = delete;
+
+    /// Runs the job on this node to its end, the head too, when this node is it. Blocks. Returns the exit
+    /// code; nullopt: this process was to be a head, and has heard before any worker was started that the job
+    /// goes on under another one. Then the setup says where, for the node that joins there. Error: what kept
+    /// the job from beginning (a port in use, no descriptors).
+    Result<std::optional<int>> run();
+
+  private:
+    Status build();
+    Result<HeadChoice> choose_head();
+    Result<std::unique_ptr<Standby>> listen_if_head(HeadChoice& choice);
+    void join(const Endpoint& controller, bool is_ours);
+    Result<std::optional<RequeueRun>> begin_run(RequeueRun::Head head);
+    void take_over(Standby& standby, const std::string& why, Inheritance inherited);
+    Status watch_starter();
+    void keep_alive();
+    void note_alive();
+
+    void on_signal(const signalfd_siginfo& info);
+    void act_on(int signal, SignalAction action);
+    void suspend();
+    void agent_says(rdzv::FromAgent message);
+    void look_for_mpi_of_workers();
+
+    void on_connected() override;
+    void on_message(const rdzv::ToAgent& message) override {
+        std::visit([this](const auto& one) { obey(one); }, message);
+    }
+    void on_lost(const Error& why) override;
+    void on_store_reply(std::uint32_t number, const rdzv::StoreReply& reply) override {
+        link_->on_store_reply(number, reply);
+    }
+    void on_acknowledged() override { link_->on_acknowledged(); }
+    void on_log(const std::string& line) override { parts_.connections->warn(line); }
+    void on_detail(const std::string& line) override { parts_.log.debug("{}", line); }
+    void obey(const rdzv::StartGeneration& start);
+    void obey(const rdzv::StopGeneration& stop) { parts_.agent->handle(stop); }
+    void obey(const rdzv::Shutdown& shutdown);
+    void obey(const rdzv::Notice& notice) { parts_.agent->handle(notice); }
+    void obey(const rdzv::Legacy& legacy) { link_->obey(legacy); }
+    void obey(const rdzv::Successor& successor) { link_->obey(successor); }
+    void obey(const rdzv::Question& question) { parts_.inquiry->from_controller(question); }
+    void obey(const rdzv::Answer& answer) { parts_.inquiry->from_controller(answer); }
+    void obey(const rdzv::OutputShown& shown) {
+        if (parts_.sender) parts_.sender->shown(shown.bytes);
+    }
+    void obey(const auto& of_pmix) {
+        if (parts_.pmix) parts_.pmix->handle(of_pmix);
+    }
+
+    void leave(ExitCode code);
+    void stop();
+    int say_how_it_ended();
+    void flush_output();
+
+    JobSetup& setup_;
+    const JobSpec& spec_;
+    NodeParts parts_;
+    std::unique_ptr<HeadLink> link_;
+    std::unique_ptr<Head> head_;                ///< null: another process is the head
+    std::unique_ptr<os::Keepalive> keepalive_;  ///< null: one node, whom nobody waits for
+    std::optional<int> exit_code_;  ///< of a node that leaves before, or without, a head of its own
+    std::string failure_;
+    bool is_failure_said_ = false;  ///< the log has it already
+};
+
+}  // namespace ddprun
