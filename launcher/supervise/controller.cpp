@@ -132,7 +132,7 @@ Status Controller::agent_joined(rdzv::AgentId peer, const rdzv::AgentHello& hell
                               hello.terms, kept,      is_own(hello)};
     if (const Status joined = membership_.join(peer, joiner, MonotonicClock::now()); !joined) return joined;
     agents_[peer] = hello;
-    electorate_ = std::max(electorate_, static_cast<int>(agents_.size()));
+    electorate_ = std::max(electorate_, static_cast<int>(agents_.size()) + known_dead_);
     if (state_.phase != JobState::Phase::Joining) newcomers_.push_back(peer);
     if (!successor_.host.empty()) send_(peer, successor_);
     if (standby_ != kThisProcess) tell_standby();

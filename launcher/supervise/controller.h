@@ -201,8 +201,8 @@ class Controller {
     bool is_last_ = false;                          ///< no further standby: the job ends
     std::vector<std::function<void()>> when_last_;  ///< what nobody hears before there is none any more
     bool may_be_succeeded_ = false;                 ///< some agent may know a successor
-    int electorate_ = 0;               ///< agents that may count themselves among those who go on
-    int known_dead_ = 0;               ///< of them
+    int electorate_ = 0;               ///< agents that may count themselves among those who go on, and
+    int known_dead_ = 0;               ///< those whose process has ended before this head's eyes
     TimePoint sees_no_death_until_{};  ///< after this process stood still
     int others_in_world_ =
         0;                 ///< agents that were told of the generation and are there, this process's own not

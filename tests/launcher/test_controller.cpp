@@ -284,6 +284,15 @@ TEST(Controller, ANodeThatComesBackTakesItsPlaceInTheNextGeneration) {
     EXPECT_EQ(job.sent<rdzv::StartGeneration>(0).at(0).world_size, 5);
 }
 
+TEST(Controller, WhoeverComesForADeadNodeHasAVoteOfItsOwn) {
+    ControlledJob job(3, 0, 1);
+    job->agent_message(ControlledJob::peer(0), rdzv::StandbyListens{40000});
+    job->agent_lost(ControlledJob::peer(2), {Errc::Closed, "gone", 0});
+    job.join(3);
+    for (int node : {3, 1}) job->agent_lost(ControlledJob::peer(node), {Errc::Timeout, "no heartbeat", 0});
+    EXPECT_THAT(job->state().failure, ::testing::HasSubstr("only 1 of 3 nodes"));
+}
+
 /// A size at which anything that goes through all nodes for each of them takes minutes: what catches it is
 /// the time limit of the whole program.
 TEST(Controller, AJobOfSixteenThousandNodesStartsAndEnds) {
