@@ -451,8 +451,12 @@ void Controller::tell_standby(const std::string& lost) {
 /// The standby itself, or one of those that it counts on.
 void Controller::has_gone(rdzv::AgentId peer, const rdzv::AgentHello& hello) {
     if (node_of(peer) >= 0) --others_in_world_;
-    if (peer == standby_) appoint_standby();
-    else tell_standby(hello.instance);
+    if (peer != standby_) {
+        tell_standby(hello.instance);
+    } else {
+        end_succession();
+        appoint_standby();
+    }
     succeeds_no_more(peer);
 }
 

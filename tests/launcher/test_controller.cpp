@@ -284,6 +284,15 @@ TEST(Controller, ANodeThatComesBackTakesItsPlaceInTheNextGeneration) {
     EXPECT_EQ(job.sent<rdzv::StartGeneration>(0).at(0).world_size, 5);
 }
 
+TEST(Controller, AStandbyThatIsLostWhileTheGenerationStopsSucceedsNobody) {
+    ControlledJob job(3, 1, 1);
+    job->agent_message(ControlledJob::peer(0), rdzv::StandbyListens{40000});
+    job.exits(1, failed(1));
+    EXPECT_EQ(job.sent<rdzv::Successor>(1).back().port, 40000);
+    job->agent_lost(ControlledJob::peer(0), {Errc::Timeout, "no heartbeat", 0});
+    EXPECT_EQ(job.sent<rdzv::Successor>(1).back().port, 0) << "nodes would go there beside this head";
+}
+
 TEST(Controller, WhoeverComesForADeadNodeHasAVoteOfItsOwn) {
     ControlledJob job(3, 0, 1);
     job->agent_message(ControlledJob::peer(0), rdzv::StandbyListens{40000});
