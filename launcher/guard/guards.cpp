@@ -9,14 +9,15 @@
 
 namespace ddprun {
 
-Result<Guards> Guards::set_up(const Wishes& wishes, os::Log& log) {
+Result<Guards> Guards::set_up(int workers, bool use_cgroup, bool keeps_files, const std::string& secret_file,
+                              os::Log& log) {
     Result<std::string> id = random_hex(8);
     if (!id) return id.error();
     Guards guards;
     guards.id = *std::move(id);
     guards.mark = make_job_mark(guards.id, own_lock_limit());
     OwnCgroup own;
-    if (wishes.cgroup) own = look_for_own_cgroup();
+    if (use_cgroup) own = look_for_own_cgroup();
     else own.why = "--cgroup none";
     if (!own.directory.empty()) {
         for (const std::string& name : remove_abandoned_cgroups(own.directory)) {
@@ -27,10 +28,10 @@ Result<Guards> Guards::set_up(const Wishes& wishes, os::Log& log) {
     const std::string directory =
         own.directory.empty() ? "" : own.directory + "/" + job_cgroup_name(guards.id);
     const std::string files =
-        wishes.files ? place_of_job_directories() + "/" + job_directory_name(guards.id) : "";
+        keeps_files ? place_of_job_directories() + "/" + job_directory_name(guards.id) : "";
     // The warden first: it removes the cgroup if we are killed after we have made it.
     Result<std::unique_ptr<Warden>> warden =
-        Warden::start(guards.mark, directory, wishes.workers, files, wishes.secret_file);
+        Warden::start(guards.mark, directory, workers, files, secret_file);
     if (!warden) return warden.error();
     guards.warden = *std::move(warden);
     if (!directory.empty()) {
@@ -40,7 +41,7 @@ Result<Guards> Guards::set_up(const Wishes& wishes, os::Log& log) {
     }
     if (guards.cgroup) log.debug("the workers live in the cgroup {}", directory);
     else log.debug("the workers live in our own cgroup: {}", own.why);
-    if (const Status opened = guards.open_store(wishes.files, log); !opened) return opened.error();
+    if (const Status opened = guards.open_store(keeps_files, log); !opened) return opened.error();
     return guards;
 }
 

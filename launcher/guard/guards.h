@@ -15,15 +15,12 @@ namespace ddprun {
 
 /// What sees to it that nothing of the job is left on this node, however its ddprun ends.
 struct Guards {
-    struct Wishes {
-        bool cgroup = true;       ///< for the workers; else they live in our own
-        bool files = false;       ///< the workers' MPI has files, too
-        int workers = 1;          ///< of this node
-        std::string secret_file;  ///< goes with us; "" none
-    };
-    /// Ends what a ddprun that was killed has left on this host, too, and tells `log`. Call it early: it
-    /// forks the warden. Error: System.
-    static Result<Guards> set_up(const Wishes& wishes, os::Log& log);
+    /// For so many `workers`, with a cgroup where one can be had (`use_cgroup`), and a directory for the
+    /// files of their MPI (`keeps_files`); a `secret_file` goes with us ("" none). Ends what a ddprun that
+    /// was killed has left on this host, too, and tells `log`. Call it early: it forks the warden. Error:
+    /// System.
+    static Result<Guards> set_up(int workers, bool use_cgroup, bool keeps_files,
+                                 const std::string& secret_file, os::Log& log);
 
     std::string id;  ///< of this ddprun; random
     JobMark mark;

@@ -58,7 +58,6 @@ Head::Head(NodeParts& node, Standby& standby, const std::string& why, std::optio
           [this] { when_written(kFarewell, [this] { stop(kFarewell); }); }),
       walltime_(*node.loop, node.system, node.log),
       run_(std::move(run)) {
-    const auto early = std::exchange(standby.early, {});
     controller_.on_generation([this](std::uint64_t generation) { begin_generation(generation); });
     controller_.on_event([this](const JobEvent& event) { node_.observation->decided(event); });
     server_->hand_to(*this);
@@ -66,7 +65,8 @@ Head::Head(NodeParts& node, Standby& standby, const std::string& why, std::optio
         [this](rdzv::AgentId agent, std::uint64_t bytes) { server_->send(agent, rdzv::OutputShown{bytes}); });
     if (inherited) {
         log_.warning("this node is the head from now on; {} here; {}",
-                     early.size() == 1 ? std::string("1 node is") : fmt::format("{} nodes are", early.size()),
+                     inherited->nodes.size() == 1 ? std::string("1 node is")
+                                                  : fmt::format("{} nodes are", inherited->nodes.size()),
                      listen_for_late_comers(inherited->addresses));
     } else if (spec_.nodes.max > 1) {
         log_.info("controller on port {}{} ({}), waiting for {} node{}", server_->bound().port,
@@ -91,7 +91,7 @@ Head::Head(NodeParts& node, Standby& standby, const std::string& why, std::optio
     controller_.begin();
     if (!inherited) return;
     begin_herald(std::move(inherited->addresses));
-    for (const auto& [agent, hello] : newest_first(early)) on_agent_joined(agent, hello);
+    for (const auto& [agent, hello] : inherited->nodes) on_agent_joined(agent, hello);
     controller_.succeed(std::move(inherited->state), why);
 }
 
@@ -100,8 +100,10 @@ ControllerConfig Head::controller_config() {
     config.spec = spec_;
     config.program = node_.setup.program.name;
     config.command = node_.hello.command;
-    config.can_be_succeeded = spec_.nodes.max > 1 && !node_.setup.start && !spec_.outer_rank;
-    config.nobody_can_come = node_.setup.start.has_value();
+    config.succession = {.can_be_succeeded = spec_.nodes.max > 1 && !node_.setup.start && !spec_.outer_rank,
+                         .is_successor = has_succeeded_,
+                         .nobody_can_come = node_.setup.start.has_value(),
+                         .spec = spec_};
     config.random = static_cast<double>(::getpid() % 1000) / 1000;
     config.own_host = node_.host;
     if (!has_succeeded_)  // asks the name server, which a running loop must not
@@ -275,17 +277,9 @@ void Head::on_job_moved(const rdzv::JobMoved& moved) {
     if (moved.instance == node_.guards.id)
         return node_.loop->post([this] { herald_.reset(); });  // this process listens there, too
     if (moved_ || finished()) return;
-    const std::string there =
-        fmt::format("the job goes on under {}, which succeeded its lost head", printable(moved.host));
     const bool can_join = !is_apart() && !node_.setup.start && !node_.pmix && !moved.addresses.empty();
-    switch (meet_successor({controller_.state().generation, has_succeeded_, can_join})) {
-        case Encounter::Ignore: return;
-        case Encounter::Stop: return controller_.overrule(there + ": it must not run a second time here");
-        case Encounter::Join: break;
-    }
-    log_.warning("{}: this node joins it there", there);
+    if (!controller_.meet_successor({moved.host, moved.addresses, moved.port}, can_join)) return;
     moved_ = moved;
-    controller_.hand_over({moved.host, moved.addresses, moved.port});
     when_written(kFarewell / 10, [this] { node_.loop->stop(); });
 }
 

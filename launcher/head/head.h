@@ -4,6 +4,7 @@
 #include <optional>
 #include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "launcher/ask/hang_watch.h"
@@ -23,6 +24,7 @@ namespace ddprun {
 /// What a head has from the one that was lost.
 struct Inheritance {
     JobState state;
+    std::vector<std::pair<rdzv::AgentId, rdzv::AgentHello>> nodes;  ///< have come, in the order of places
     std::vector<std::string> addresses;  ///< by which the other nodes reach this one
 };
 

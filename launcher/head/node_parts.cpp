@@ -11,9 +11,8 @@ Status NodeParts::build_guards(bool is_head) {
     pmix_wish = decide_pmix(setup.spec, setup.program.path);
     const bool is_lone_worker = setup.workers == 1 && setup.spec.nodes.max == 1;
     if (is_head && !is_lone_worker && !pmix_wish.warning.empty()) log.warning("{}", pmix_wish.warning);
-    Result<Guards> made = Guards::set_up(
-        {setup.spec.use_cgroup, pmix_wish.wanted, setup.workers, setup.start ? setup.start->secret_file : ""},
-        log);
+    Result<Guards> made = Guards::set_up(setup.workers, setup.spec.use_cgroup, pmix_wish.wanted,
+                                         setup.start ? setup.start->secret_file : "", log);
     if (!made) return made.error();
     guards = *std::move(made);
     return {};

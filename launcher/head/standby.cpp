@@ -64,20 +64,10 @@ Result<std::unique_ptr<Standby>> Standby::listen_first(NodeParts& node, const He
     }
 }
 
-void Standby::refuse_all(const std::string& why, os::EventLoop::Handler done) {
-    for (const auto& [agent, hello] : std::exchange(early, {}))
-        server->refuse_agent(agent, {Errc::Refused, why, 0});
-    server->when_written(kFarewell, std::move(done));
-}
-
 void Standby::on_agent_joined(rdzv::AgentId agent, const rdzv::AgentHello& hello) {
-    early.emplace(agent, hello);
-    heir_->arrived(agent, hello);
+    heir_->feed(heir_event::AgentCame{agent, hello});
 }
 
-void Standby::on_agent_lost(rdzv::AgentId agent, const Error&) {
-    early.erase(agent);
-    heir_->gone(agent);
-}
+void Standby::on_agent_lost(rdzv::AgentId agent, const Error&) { heir_->feed(heir_event::AgentGone{agent}); }
 
 }  // namespace ddprun

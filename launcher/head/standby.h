@@ -1,6 +1,5 @@
 #pragma once
 
-#include <map>
 #include <memory>
 #include <string>
 
@@ -12,8 +11,7 @@
 namespace ddprun {
 
 /// A process that listens and is not the head: the first head until it is built, and the standby while
-/// another process is the head. A head takes its server, and those who have come early, from it. On the event
-/// loop's thread.
+/// another process is the head. A head takes its server from it. On the event loop's thread.
 class Standby final : public rdzv::ServerHandler {
   public:
     /// Listens where `options` say; the rest of them follows from the node. `heir`, borrowed, hears who comes
@@ -25,12 +23,8 @@ class Standby final : public rdzv::ServerHandler {
     /// --master-port.
     static Result<std::unique_ptr<Standby>> listen_first(NodeParts& node, const HeadChoice& choice);
 
-    /// Refuses all who have come; then calls `done`, within kFarewell.
-    void refuse_all(const std::string& why, os::EventLoop::Handler done);
-
     std::unique_ptr<rdzv::Server> server;  ///< null: this process is the head by now
     bool serves_torch = false;             ///< PyTorch's workers get their store from it
-    std::map<rdzv::AgentId, rdzv::AgentHello> early;
 
   private:
     Standby(NodeParts& node, Heir* heir) : node_(node), heir_(heir) {}

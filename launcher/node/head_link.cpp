@@ -17,50 +17,62 @@ bool stays_here(const Endpoint& controller) { return controller.host == "127.0.0
 
 }  // namespace
 
-HeadLink::HeadLink(NodeParts& node, rdzv::AgentLinkHandler& handler, TakeOver take_over, GiveUp give_up)
+HeadLink::HeadLink(NodeParts& node, rdzv::AgentLinkHandler& handler, Ways ways)
     : node_(node),
       spec_(node.setup.spec),
       handler_(handler),
-      take_over_(std::move(take_over)),
-      give_up_(std::move(give_up)),
-      heir_(heir_parts()) {}
+      ways_(std::move(ways)),
+      heir_(*node.loop, heir_at_first(), [this](const HeirActions& actions) { perform(actions); }) {}
 
 bool HeadLink::head_stays_here() const { return stays_here(head_); }
 
-/// Whoever was started by the head ends with it.
-bool HeadLink::outlives_head() const { return !node_.setup.started && !spec_.outer_rank; }
-
-Heir::Parts HeadLink::heir_parts() {
+HeirState HeadLink::heir_at_first() const {
     const rdzv::Heartbeats limits = heartbeats_of(spec_.rendezvous);
-    return {.loop = *node_.loop,
-            .log = node_.log,
-            .patience = spec_.failure_grace + limits.timeout,
-            .head_notices = head_notices_within(limits),
-            .listen = [this] { return listen_as_standby(); },
-            .say = [this](rdzv::FromAgent message) { send(std::move(message)); },
-            .go_to =
-                [this](const std::vector<Endpoint>& controller, TimePoint by) {
-                    if (node_.hello.addresses.empty()) node_.hello.addresses = heir_.own_addresses();
-                    join(controller, by, heir_.is_standby());
-                },
-            .own_endpoint = [this](std::uint16_t port) { return own_endpoint(spec_.rendezvous, port); },
-            .take_over =
-                [this](const JobState& state, const std::string& why) {
-                    take_over_(*standby_, why, {state, heir_.own_addresses()});
-                },
-            .give_up =
-                [this](const std::string& why) { standby_->refuse_all(why, [this, why] { give_up_(why); }); },
-            .refuse = [this](rdzv::AgentId agent,
-                             const Error& why) { standby_->server->refuse_agent(agent, why); }};
+    HeirState state;
+    state.has_restarts = spec_.restart.max_restarts > 0 || spec_.nodes.min < spec_.nodes.max;
+    state.own_address = own_endpoint(spec_.rendezvous, 0).host;
+    state.patience = spec_.failure_grace + limits.timeout;
+    state.head_notices = head_notices_within(limits);
+    state.return_timeout = return_timeout(spec_.rendezvous);
+    return state;
 }
 
-Result<std::uint16_t> HeadLink::listen_as_standby() {
+void HeadLink::perform(const HeirActions& actions) {
+    const HeirState& state = heir_.state();
+    if (actions.send) send(*actions.send);
+    if (!actions.stop_workers.empty()) stop_workers(actions.stop_workers);
+    for (const auto& [agent, why] : actions.refuse) standby_->server->refuse_agent(agent, why);
+    if (actions.renew) renew(*actions.renew);
+    if (!actions.join.empty()) {
+        node_.loop->post([this, where = actions.join, by = actions.join_by] {
+            const bool is_ours = heir_.state().is_standby();
+            if (node_.hello.addresses.empty() && is_ours)
+                node_.hello.addresses = heir_.state().successor.addresses;
+            join(where, by, is_ours);
+        });
+    }
+    if (actions.take_over)
+        ways_.take_over(*standby_, state.why,
+                        {*actions.take_over, actions.joined, state.successor.addresses});
+    if (!actions.give_up.empty())
+        standby_->server->when_written(kFarewell, [this, why = actions.give_up] { ways_.give_up(why); });
+    if (actions.leave)
+        ways_.leave(actions.lost, state.has_asked_to_end ? ExitCode::TryAgain : ExitCode::Unavailable);
+}
+
+void HeadLink::obey(const rdzv::Legacy& legacy) {
+    const Status listens = standby_ ? Status() : listen_as_standby();
+    if (!listens) node_.log.warning("this node cannot be the standby: {}", listens.error().what);
+    heir_.feed(heir_event::Appointed{legacy, standby_ ? standby_->server->bound().port : std::uint16_t{0}});
+}
+
+Status HeadLink::listen_as_standby() {
     rdzv::ServerOptions options;
     options.where = {spec_.rendezvous.listen_on, 0};
     Result<std::unique_ptr<Standby>> standby = Standby::listen(node_, &heir_, std::move(options));
     if (!standby) return standby.error();
     standby_ = *std::move(standby);
-    return standby_->server->bound().port;
+    return {};
 }
 
 Status HeadLink::relay_store() {
@@ -71,6 +83,15 @@ Status HeadLink::relay_store() {
     if (!relay) return relay.error();
     relay_ = *std::move(relay);
     return {};
+}
+
+void HeadLink::join(const Endpoint& controller, bool is_ours) {
+    std::vector<Endpoint> controllers{controller};
+    for (const Endpoint& other : node_.setup.head_elsewhere) {
+        if (other != controller) controllers.push_back(other);
+    }
+    join(std::move(controllers), deadline_after(MonotonicClock::now(), spec_.rendezvous.join_timeout),
+         is_ours);
 }
 
 void HeadLink::join(std::vector<Endpoint> controllers, TimePoint by, bool is_ours) {
@@ -94,10 +115,8 @@ void HeadLink::join(std::vector<Endpoint> controllers, TimePoint by, bool is_our
     link_ = std::make_unique<rdzv::AgentLink>(*node_.loop, std::move(options), handler_);
 }
 
-bool HeadLink::ask_to_end(const char* how, int signal) {
-    if (!is_connected() || heir_.is_orphan()) return false;
-    has_asked_to_end_ = true;
-    return send(rdzv::Notice{how, std::to_string(signal)});
+void HeadLink::ask_to_end(const char* how, int signal) {
+    heir_.feed(heir_event::EndAsked{{how, std::to_string(signal)}, is_connected()});
 }
 
 void HeadLink::keep_alive() {
@@ -114,26 +133,10 @@ void HeadLink::connected() {
 }
 
 void HeadLink::generation_began(const rdzv::StartGeneration& start) {
-    heir_.generation_began();
+    heir_.feed(heir_event::GenerationBegan{});
     node_.hello.kept_place = start.place;
     node_.hello.kept_generation = start.generation;
     node_.hello.kept_restarts = start.restart_count;
-}
-
-void HeadLink::obey(const rdzv::Legacy& legacy) {
-    if (outlives_head()) heir_.obey(legacy);
-}
-
-void HeadLink::obey(const rdzv::Successor& successor) {
-    if (outlives_head()) heir_.obey(successor);
-}
-
-void HeadLink::on_store_reply(std::uint32_t number, const rdzv::StoreReply& reply) {
-    relay_->on_store_reply(number, reply);
-}
-
-void HeadLink::on_acknowledged() {
-    if (relay_) relay_->on_acknowledged();
 }
 
 void HeadLink::end_requests(const Error& why) {
@@ -142,79 +145,44 @@ void HeadLink::end_requests(const Error& why) {
 
 // ---- the head is lost
 
-bool HeadLink::survive(const Error& why) {
-    const bool is_gone = why.code == Errc::Closed || why.code == Errc::Timeout;
-    const bool follows = !heir_.successor().empty() && !heir_.is_orphan() && !has_asked_to_end_;
-    if (is_gone && follows) lose_head(why);
-    else if (can_rejoin(why)) rejoin(why);
-    else return false;
-    return true;
-}
-
-/// This node's workers are stopped, as survivors of any failure; when none is left the job goes on elsewhere.
-/// Nothing here may wait before they are: the name server may have gone with the head.
-void HeadLink::lose_head(const Error& why) {
-    const std::string lost = fmt::format("the head at {} is lost ({})", to_string(head_), why.what);
-    lost_head_ = head_;
-    const std::string next = heir_.is_standby()
-                                 ? "as the standby it waits for the other nodes"
-                                 : fmt::format("it goes to the standby, {}", heir_.successor());
-    node_.log.warning("{}; this node's workers are stopped, then {}", lost, next);
-    rdzv::StopGeneration stop;
-    stop.generation = node_.agent->generation();
-    stop.grace_ns = spec_.failure_grace.count();
-    stop.failed_rank = 0;
-    stop.why = lost;
-    node_.agent->handle(stop);
-    node_.inquiry->head_lost(lost);
-    // Not only by another try: a ddprun that was started again may listen there by now.
-    heir_.head_lost(lost, heir_.is_standby() && (link_->was_refused() || head_is_dead()));
-    if (node_.agent->idle()) heir_.workers_ended();
+void HeadLink::lost(const Error& why) {
+    const bool is_dead = heir_.state().is_standby() && head_is_dead();
+    heir_.feed(heir_event::LinkLost{head_, why, has_joined_, is_dead});
 }
 
 /// True when nothing listens where the head did: its process has ended, it is not merely cut off. A host that
-/// lives refuses at once.
+/// lives refuses at once. Not only by another try: a ddprun that was started again may listen there by now.
 bool HeadLink::head_is_dead() const {
+    if (link_->was_refused()) return true;
     constexpr Duration kRefusal = std::chrono::milliseconds(100);
     const Result<UniqueFd> again = connect_tcp(head_address_, MonotonicClock::now() + kRefusal);
     return !again && again.error().sys == ECONNREFUSED;
 }
 
-/// A head that says that this node was taken for lost lives, and may still need the node. A head that fell
-/// silent may come back, as one that was stopped does; without a restart left it ends the job then, and
-/// nobody waits for it here.
-bool HeadLink::can_rejoin(const Error& why) const {
-    if (has_asked_to_end_) return false;
-    const bool is_silent = why.code == Errc::Timeout || rdzv::outage_of(why) == rdzv::Outage::Unreachable;
-    const bool has_restarts = spec_.restart.max_restarts > 0 || spec_.nodes.min < spec_.nodes.max;
-    return why.code == Errc::StaleGeneration || (is_silent && has_joined_ && has_restarts);
+/// Nothing here asks the name server, which may have gone with the head.
+void HeadLink::stop_workers(const std::string& why) {
+    const HeirState& state = heir_.state();
+    node_.log.warning("{}; this node's workers are stopped, then {}", why,
+                      state.is_standby() ? "as the standby it waits for the other nodes"
+                                         : fmt::format("it goes to the standby, {}", state.successor.host));
+    rdzv::StopGeneration stop;
+    stop.generation = node_.agent->generation();
+    stop.grace_ns = spec_.failure_grace.count();
+    stop.failed_rank = 0;
+    stop.why = why;
+    node_.agent->handle(stop);
+    node_.inquiry->head_lost(why);
+    if (node_.agent->idle()) workers_ended();
 }
 
-/// The workers belong to a generation that is over for the other nodes: they are killed, and this node joins
-/// as a new one. No grace: the other nodes may have begun the next generation.
-void HeadLink::rejoin(const Error& why) {
+void HeadLink::renew(const Error& why) {
     node_.log.warning("the controller: {}; {}joining again", why.what,
                       node_.agent->idle() ? "" : "killing the workers of this node and ");
-    if (heir_.is_orphan()) head_ = lost_head_;
-    heir_.rejoin();
     // A standby does not count what its head has lost, so this node is not to be taken for that one.
     node_.hello.rejoins =
         std::exchange(node_.hello.instance, fmt::format("{}.{}", node_.guards.id, ++joins_));
-    rejoins_ = true;
-    if (node_.agent->idle()) join_again();
-    else node_.agent->kill_all();  // its last word has us join
-}
-
-void HeadLink::workers_ended() {
-    heir_.workers_ended();
-    if (rejoins_) join_again();
-}
-
-void HeadLink::join_again() {
-    rejoins_ = false;
-    node_.loop->post([this] {
-        join({head_}, deadline_after(node_.loop->now(), return_timeout(spec_.rendezvous)), false);
-    });
+    if (node_.agent->idle()) workers_ended();
+    else node_.agent->kill_all();
 }
 
 }  // namespace ddprun

@@ -4,9 +4,6 @@
 #include <sys/epoll.h>
 #include <unistd.h>
 
-#include <algorithm>
-#include <iterator>
-
 #include "env/print.h"
 #include "env/text.h"
 #include "launcher/report/error_file.h"
@@ -74,21 +71,24 @@ Status Node::build() {
     if (const Status known = parts_.build_hello(choice->is_head); !known) return known;
     link_ = std::make_unique<HeadLink>(
         parts_, *this,
-        [this](Standby& listening, const std::string& why, Inheritance inherited) {
-            take_over(listening, why, std::move(inherited));
-        },
-        [this](const std::string& why) {
-            failure_ = why;
-            leave(ExitCode::Unavailable);
-        });
+        HeadLink::Ways{
+            .take_over = [this](Standby& listening, const std::string& why,
+                                Inheritance inherited) { take_over(listening, why, std::move(inherited)); },
+            .give_up =
+                [this](const std::string& why) {
+                    failure_ = why;
+                    leave(ExitCode::Unavailable);
+                },
+            .leave = [this](const std::optional<Error>& lost,
+                            ExitCode code) { lost ? lose_controller(*lost, code) : leave(code); }});
     if (!choice->is_head) {
         if (const Status relays = link_->relay_store(); !relays) return relays;
-        join(choice->endpoint, false);
+        link_->join(choice->endpoint, false);
         return {};
     }
     const Endpoint own = own_endpoint(spec_.rendezvous, (*standby)->server->bound().port);
     head_ = std::make_unique<Head>(parts_, **standby, choice->why, std::move(run), std::nullopt);
-    if (!is_apart) join(own, true);
+    if (!is_apart) link_->join(own, true);
     return head_->start_others();
 }
 
@@ -136,14 +136,6 @@ Status Node::watch_starter() {
             "remark", "what started this ddprun has ended"});  // by which our lines went to the head
         act_on(SIGTERM, SignalAction::Stop);
     });
-}
-
-void Node::join(const Endpoint& controller, bool is_ours) {
-    std::vector<Endpoint> controllers{controller};
-    std::copy_if(setup_.head_elsewhere.begin(), setup_.head_elsewhere.end(), std::back_inserter(controllers),
-                 [&](const Endpoint& other) { return other != controller; });
-    link_->join(std::move(controllers), deadline_after(MonotonicClock::now(), spec_.rendezvous.join_timeout),
-                is_ours);
 }
 
 /// What a batch job's last run has left.
@@ -240,9 +232,7 @@ void Node::act_on(int signal, SignalAction action) {
     if (head_ && head_->moved()) return leave(ExitCode::TryAgain);
     if (head_ && is_stop) return head_->controller().stop(signal);
     if (head_) return head_->controller().preempt(signal, signal_name(signal));
-    // The controller decides. Where there is none at the moment, this node leaves; so it does when that one
-    // is lost before it has answered: nobody else knows what was asked.
-    if (!link_->ask_to_end(is_stop ? "stop" : "preempt", signal)) leave(ExitCode::TryAgain);
+    link_->ask_to_end(is_stop ? "stop" : "preempt", signal);
 }
 
 /// Ctrl-Z: the workers have been stopped; now ourselves, as a shell expects, once the other nodes have been
@@ -304,13 +294,17 @@ void Node::on_connected() {
 void Node::on_lost(const Error& why) {
     link_->end_requests(why);
     if (exit_code_ || (head_ && head_->finished())) return;
-    if (!head_ && link_->survive(why)) return;
+    if (!head_) return link_->lost(why);
+    lose_controller(why, ExitCode::Unavailable);
+}
+
+void Node::lose_controller(const Error& why, ExitCode code) {
     failure_ = "the controller: " + why.what;
     if (link_->head_stays_here() && why.sys == ENETUNREACH)
         failure_ += " (this host's loopback interface is down: ip link set lo up)";
     is_failure_said_ = !parts_.agent->idle();
     if (is_failure_said_) parts_.log.error("{}; killing the workers of this node", failure_);
-    leave(link_->has_asked_to_end() ? ExitCode::TryAgain : ExitCode::Unavailable);
+    leave(code);
 }
 
 // ---- the end

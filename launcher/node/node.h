@@ -39,7 +39,6 @@ class Node final : public rdzv::AgentLinkHandler {
     Status build();
     Result<HeadChoice> choose_head();
     Result<std::unique_ptr<Standby>> listen_if_head(HeadChoice& choice);
-    void join(const Endpoint& controller, bool is_ours);
     Result<std::optional<RequeueRun>> begin_run(RequeueRun::Head head);
     void take_over(Standby& standby, const std::string& why, Inheritance inherited);
     Status watch_starter();
@@ -78,6 +77,7 @@ class Node final : public rdzv::AgentLinkHandler {
         if (parts_.pmix) parts_.pmix->handle(of_pmix);
     }
 
+    void lose_controller(const Error& why, ExitCode code);
     void leave(ExitCode code);
     void stop();
     int say_how_it_ended();

@@ -76,6 +76,7 @@ Controller::Controller(os::EventLoop& loop, os::Log& log, ControllerConfig confi
       send_(std::move(send)),
       done_(std::move(done)),
       policy_(policy_of(config_)),
+      succession_(config_.succession),
       membership_({config_.spec.nodes.min, config_.spec.nodes.max, config_.spec.rendezvous.join_timeout,
                    config_.spec.rendezvous.last_call, config_.terms, !config_.own_instance.empty(),
                    config_.own_host, config_.hosts},
@@ -89,10 +90,7 @@ Controller::~Controller() {
     loop_.cancel(waiting_line_);
 }
 
-void Controller::begin() { begin_waiting(); }
-
-/// From now on nodes are waited for.
-void Controller::begin_waiting() {
+void Controller::begin() {
     waiting_since_ = loop_.now();
     loop_.cancel(waiting_line_);
     waiting_line_ = loop_.call_after(kFirstWaitingLine, [this] { say_who_is_missing(kFirstWaitingLine); });
@@ -114,10 +112,40 @@ void Controller::feed(const JobEvent& event) {
     if (event_handler_) event_handler_(event);
     const int restarts = state_.restarts_used;
     const std::vector<JobAction> actions = step(state_, event, policy_, MonotonicClock::now());
-    if (state_.restarts_used != restarts) tell_standby();  // before anybody hears of it
+    if (state_.restarts_used != restarts)
+        feed(succession_event::RestartUsed{});  // before anybody hears of it
     for (const JobAction& action : actions) {
         std::visit([this](const auto& one) { perform(one); }, action);
     }
+}
+
+void Controller::feed(const SuccessionEvent& event) {
+    const SuccessionActions actions = step(succession_, event, state_, MonotonicClock::now());
+    for (const auto& [agent, message] : actions.send) {
+        if (agent != 0) send_(agent, message);
+        for (const auto& [peer, hello] : agents_) {
+            if (agent == 0) send_(peer, message);
+        }
+    }
+    // When that has been sent.
+    if (!actions.say.empty()) loop_.post([this, line = actions.say] { log_.info("{}", line); });
+    if (!actions.hand_over.empty()) {
+        log_.warning("{}", actions.hand_over);
+        for (const os::EventLoop::TimerId timer : {timer_, join_timer_, waiting_line_}) loop_.cancel(timer);
+        state_.phase = JobState::Phase::Finished;
+    }
+    if (!actions.overrule.empty()) feed(job_event::Outnumbered{actions.overrule});
+    if (actions.tell_end) {
+        for (const auto& then : std::exchange(ends_to_tell_, {})) then();
+    }
+    if (actions.await_nodes) {
+        membership_.reopen(MonotonicClock::now(), *actions.await_nodes);
+        loop_.post([this] { begin(); });
+    }
+    if (actions.nobody_comes)
+        feed(job_event::JoinFailed{fmt::format(
+            "{}; {} of {} nodes are left, and none can come to a job whose nodes the head has started",
+            state_.failure, membership_.joined(), config_.spec.nodes.min)});
 }
 
 // ---- joining
@@ -132,11 +160,8 @@ Status Controller::agent_joined(rdzv::AgentId peer, const rdzv::AgentHello& hell
                               hello.terms, kept,      is_own(hello)};
     if (const Status joined = membership_.join(peer, joiner, MonotonicClock::now()); !joined) return joined;
     agents_[peer] = hello;
-    electorate_ = std::max(electorate_, static_cast<int>(agents_.size()) + known_dead_);
     if (state_.phase != JobState::Phase::Joining) newcomers_.push_back(peer);
-    if (!successor_.host.empty()) send_(peer, successor_);
-    if (standby_ != kThisProcess) tell_standby();
-    else if (state_.phase == JobState::Phase::Running) appoint_standby();
+    feed(succession_event::Joined{peer, is_own(hello)});
     // Not inside the server's call: a world that forms now is told to agents whose join is still being
     // answered.
     loop_.post([this] { consider_membership(); });
@@ -224,7 +249,9 @@ void Controller::form_world() {
     newcomers_ = membership_.spares();
     say_what_connects();
     say_who_sits_where();
-    feed(job_event::WorldFormed{slots()});
+    std::vector<int> slots;
+    for (const Node& node : nodes_) slots.push_back(node.hello.slots);
+    feed(job_event::WorldFormed{std::move(slots)});
     tell_newcomers();
 }
 
@@ -250,12 +277,6 @@ void Controller::say_who_sits_where() {
     if (lines == said_of_seats_) return;
     for (const std::string& line : lines) log_.info("{}", printable(line));
     said_of_seats_ = std::move(lines);
-}
-
-std::vector<int> Controller::slots() const {
-    std::vector<int> result;
-    for (const Node& node : nodes_) result.push_back(node.hello.slots);
-    return result;
 }
 
 int Controller::world_size() const {
@@ -351,12 +372,11 @@ void Controller::agent_lost(rdzv::AgentId peer, const Error& why) {
     const auto gone = agents_.extract(peer);
     if (gone.empty()) return;
     const std::string& host = gone.mapped().host;
-    if (finished()) return succeeds_no_more(peer);
-    membership_.leave(peer, MonotonicClock::now());
-    if (why.code == Errc::Timeout)
-        silent_may_return_ = deadline_after(MonotonicClock::now(), return_timeout(config_.spec.rendezvous));
-    check_majority(why);
-    has_gone(peer, gone.mapped());
+    const bool was_finished = finished();
+    if (!was_finished) membership_.leave(peer, MonotonicClock::now());
+    using Lost = succession_event::Lost;
+    feed(Lost{peer, gone.mapped().instance, why.code == Errc::Timeout ? Lost::Silent : Lost::Closed});
+    if (was_finished) return;
     const int node = node_of(peer);
     if (node < 0) {
         log_.info("node {}: {}", printable(host), why.what);
@@ -399,113 +419,27 @@ void Controller::perform(const job_action::StartGeneration& action) {
     if (!all) return give_up(all.error().what);
     log_.set_generation(action.generation);
     for (std::size_t i = 0; i < nodes_.size(); ++i) send_(nodes_[i].peer, (*all)[i]);
-    unconfirmed_ = static_cast<int>(nodes_.size());
-    others_in_world_ = static_cast<int>(std::count_if(nodes_.begin(), nodes_.end(), [this](const Node& node) {
-        return agents_.contains(node.peer) && !is_own(node.hello);
-    }));
-    appoint_standby();
+    std::vector<rdzv::AgentId> world;
+    for (const Node& node : nodes_) world.push_back(node.peer);
+    feed(succession_event::GenerationBegan{std::move(world)});
 }
 
 // ---- succession
 
-/// What ends the job is said to nobody before all who could go on with it have heard that they do not: else
-/// one that takes over would begin again what others have been told is over. One that does not answer is lost
-/// within the time-out.
+/// What ends the job waits for those who may take themselves for the standby.
 void Controller::without_successor(std::function<void()> then) {
-    is_last_ = true;
-    end_succession();
-    when_last_.push_back(std::move(then));
-    if (heirs_.empty()) say_last_words();
-}
-
-void Controller::succeeds_no_more(rdzv::AgentId peer) {
-    heirs_.erase(peer);
-    if (is_last_ && heirs_.empty()) say_last_words();
-}
-
-void Controller::say_last_words() {
-    for (const auto& then : std::exchange(when_last_, {})) then();
-}
-
-/// Whoever can go on without this node: none where too few would be left.
-void Controller::appoint_standby() {
-    if (is_last_ || !config_.can_be_succeeded || state_.phase != JobState::Phase::Running) return;
-    std::vector<HeirFacts> heirs;
-    for (const Node& node : nodes_) heirs.push_back({agents_.contains(node.peer), is_own(node.hello)});
-    const int chosen = membership_.joined() > config_.spec.nodes.min ? choose_standby(heirs) : -1;
-    if (chosen < 0) return end_succession();
-    const rdzv::AgentId standby = nodes_[static_cast<std::size_t>(chosen)].peer;
-    if (standby != standby_) end_succession();
-    standby_ = standby;
-    tell_standby();
-}
-
-void Controller::tell_standby(const std::string& lost) {
-    if (standby_ == kThisProcess) return;
-    rdzv::Legacy legacy = legacy_of(state_, static_cast<int>(agents_.size()), MonotonicClock::now());
-    legacy.running = others_in_world_;
-    legacy.lost = lost;
-    send_(standby_, legacy);
-}
-
-/// The standby itself, or one of those that it counts on.
-void Controller::has_gone(rdzv::AgentId peer, const rdzv::AgentHello& hello) {
-    if (node_of(peer) >= 0) --others_in_world_;
-    if (peer != standby_) {
-        tell_standby(hello.instance);
-    } else {
-        end_succession();
-        appoint_standby();
-    }
-    succeeds_no_more(peer);
-}
-
-/// From now on the job ends with this process.
-void Controller::end_succession() {
-    standby_ = kThisProcess;
-    if (successor_.host.empty()) return;
-    successor_ = {};
-    for (const auto& [peer, hello] : agents_) send_(peer, successor_);
+    ends_to_tell_.push_back(std::move(then));
+    feed(succession_event::JobEnds{});
 }
 
 void Controller::agent_message(rdzv::AgentId peer, const rdzv::StandbyListens& listens) {
-    if (listens.port == 0) return succeeds_no_more(peer);
-    if (peer != standby_ || !agents_.contains(peer)) return;  // it may have left in the meantime
-    const rdzv::AgentHello& hello = agents_.at(peer);
-    const rdzv::Successor successor{hello.host, hello.addresses, listens.port};
-    if (successor == successor_) return;
-    successor_ = successor;
-    heirs_.insert(peer);
-    may_be_succeeded_ = true;
-    for (const auto& [other, theirs] : agents_) send_(other, successor_);
-    // When it has been sent.
-    loop_.post(
-        [this, host = hello.host] { log_.info("{} is the standby: the job outlives this node", host); });
+    const auto agent = agents_.find(peer);  // it may have left in the meantime
+    if (agent == agents_.end()) return;
+    feed(succession_event::StandbyListens{peer, {agent->second.host, agent->second.addresses, listens.port}});
 }
 
-/// Once all nodes have heard of a generation, those before it do not count any more.
 void Controller::agent_message(rdzv::AgentId peer, const rdzv::WorkersStarted& started) {
-    if (node_of(peer) < 0 || started.generation != state_.generation || --unconfirmed_ != 0) return;
-    electorate_ = static_cast<int>(agents_.size());
-    known_dead_ = 0;
-    may_be_succeeded_ = !successor_.host.empty();
-}
-
-void Controller::stood_still() {
-    sees_no_death_until_ =
-        deadline_after(MonotonicClock::now(), heartbeats_of(config_.spec.rendezvous).timeout);
-}
-
-/// Nodes that have fallen silent may be the larger part of a network in two, and go on without us.
-void Controller::check_majority(const Error& why) {
-    if (why.code != Errc::Timeout && MonotonicClock::now() >= sees_no_death_until_) ++known_dead_;
-    if (!may_be_succeeded_ || finished() ||
-        head_keeps_job(electorate_, static_cast<int>(agents_.size()), known_dead_))
-        return;
-    end_succession();
-    feed(job_event::Outnumbered{fmt::format(
-        "only {} of {} nodes are left that hear each other: the others may go on without this one",
-        agents_.size(), electorate_ - known_dead_)});
+    if (node_of(peer) >= 0 && started.generation == state_.generation) feed(succession_event::Confirmed{});
 }
 
 void Controller::succeed(JobState state, const std::string& why) {
@@ -515,12 +449,6 @@ void Controller::succeed(JobState state, const std::string& why) {
     steps_before_ = state_.history.furthest_step;
     log_.set_generation(state_.generation);
     feed(job_event::NodeLost{0, why, membership_.has_enough()});
-}
-
-void Controller::hand_over(const rdzv::Successor& successor) {
-    for (const os::EventLoop::TimerId timer : {timer_, join_timer_, waiting_line_}) loop_.cancel(timer);
-    state_.phase = JobState::Phase::Finished;
-    for (const auto& [peer, hello] : agents_) send_(peer, successor);
 }
 
 /// No generation can be started, for a reason of our own.
@@ -611,6 +539,7 @@ void Controller::kill(const Node& node) {
 
 void Controller::perform(const job_action::NodeLeaves& action) {
     membership_.leave(action.source, MonotonicClock::now());
+    feed(succession_event::Leaves{action.source});
 }
 
 void Controller::perform(const job_action::Dismiss& action) {
@@ -618,8 +547,7 @@ void Controller::perform(const job_action::Dismiss& action) {
     if (gone.empty()) return;
     send_(action.source,
           rdzv::Shutdown{static_cast<int>(ExitCode::TryAgain), "this node has left the job after SIGTERM"});
-    ++known_dead_;  // it goes on nowhere else
-    has_gone(action.source, gone.mapped());
+    feed(succession_event::Lost{action.source, gone.mapped().instance, succession_event::Lost::Dismissed});
 }
 
 void Controller::perform(const job_action::NotifyPreempt& action) {
@@ -635,19 +563,6 @@ void Controller::perform(const job_action::SetTimer& action) {
 void Controller::perform(const job_action::Say& action) {
     if (action.warning) log_.warning("{}", action.text);
     else log_.info("{}", action.text);
-}
-
-void Controller::perform(const job_action::Rejoin&) {
-    const TimePoint now = MonotonicClock::now();
-    membership_.reopen(
-        now, config_.nobody_can_come ? silent_may_return_ - now : config_.spec.rendezvous.join_timeout);
-    loop_.post([this] {
-        if (!config_.nobody_can_come || membership_.has_enough() || loop_.now() < silent_may_return_)
-            return begin_waiting();
-        feed(job_event::JoinFailed{fmt::format(
-            "{}; {} of {} nodes are left, and none can come to a job whose nodes the head has started",
-            state_.failure, membership_.joined(), config_.spec.nodes.min)});
-    });
 }
 
 void Controller::perform(const job_action::Finish&) {

@@ -3,7 +3,6 @@
 #include <functional>
 #include <map>
 #include <optional>
-#include <set>
 #include <string>
 #include <unordered_map>
 #include <vector>
@@ -13,6 +12,7 @@
 #include "launcher/job_spec.h"
 #include "launcher/report/report.h"
 #include "launcher/supervise/job_state.h"
+#include "launcher/supervise/succession.h"
 #include "rendezvous/agent_message.h"
 #include "rendezvous/membership.h"
 
@@ -44,13 +44,12 @@ struct ControllerConfig {
     /// What the agent in this process says as its `instance`: without it there is no world; "" there is none.
     std::string own_instance;
     std::string own_host;
-    std::vector<std::string> hosts;  ///< by node rank, where it is known who is to come
-    rdzv::Terms terms;               ///< with which every node has to agree
-    std::string fabric;              ///< of this node, and what is set because of it (describe_fabric)
-    double random = 0;               ///< in [0, 1), spreads the back-off
-    bool in_batch_job = false;       ///< a scheduler ends the job, by several ways at once
-    bool nobody_can_come = false;    ///< this process has started all nodes, and starts none a second time
-    bool can_be_succeeded = false;   ///< the other nodes' agents do not end with this process
+    std::vector<std::string> hosts;   ///< by node rank, where it is known who is to come
+    rdzv::Terms terms;                ///< with which every node has to agree
+    std::string fabric;               ///< of this node, and what is set because of it (describe_fabric)
+    double random = 0;                ///< in [0, 1), spreads the back-off
+    bool in_batch_job = false;        ///< a scheduler ends the job, by several ways at once
+    SuccessionState succession = {};  ///< at the beginning
 };
 
 /// The one place that decides for the whole job: performs what job_state decides.
@@ -65,7 +64,7 @@ class Controller {
     Controller(os::EventLoop& loop, os::Log& log, ControllerConfig config, Send send, Done done);
     ~Controller();
 
-    /// Starts the clock of the join timeout.
+    /// From now on nodes are waited for.
     void begin();
 
     // What the server hears.
@@ -81,14 +80,14 @@ class Controller {
     /// This process becomes the controller of a job that has lost its own; its agents have joined already.
     void succeed(JobState state, const std::string& why);
 
-    /// The job goes on under another controller, and this one, which has begun no generation, decides nothing
-    /// any more: its agents hear where to go when their connections close.
-    void hand_over(const rdzv::Successor& successor);
-    /// The same, but this one has begun a generation, or its process cannot join: the job ends here.
-    void overrule(const std::string& why) { feed(job_event::Outnumbered{why}); }
-    /// This process stood still for longer than the time-out. Connections that are found closed now were
-    /// given up by nodes that live, and may go on under the standby.
-    void stood_still();
+    /// The job goes on under another controller. True: this one, which has begun no generation, decides
+    /// nothing any more, its agents hear where to go when their connections close, and this process is to
+    /// join there. False: the job ends here, or this is the successor itself.
+    bool meet_successor(const rdzv::Successor& where, bool can_join) {
+        feed(succession_event::SuccessorMet{where, can_join});
+        return succession_.is_handed_over;
+    }
+    void stood_still() { feed(succession_event::StoodStill{}); }
 
     // What the operator and the host want.
     /// A signal to this process: agents send theirs as a Notice.
@@ -131,10 +130,10 @@ class Controller {
     static constexpr rdzv::AgentId kThisProcess = 0;  ///< no connection has this number
 
     void feed(const JobEvent& event);
+    void feed(const SuccessionEvent& event);
     void stop(int signal, rdzv::AgentId source);
     void lose_earlier_session(const rdzv::AgentHello& hello);
     [[nodiscard]] std::optional<Error> refuse_other_job(const rdzv::AgentHello& hello) const;
-    void begin_waiting();
     void say_who_is_missing(Duration pause);
     void tell_newcomers();
     [[nodiscard]] Duration others_may_follow(const Error& why) const;
@@ -148,17 +147,10 @@ class Controller {
     void perform(const job_action::NotifyPreempt& action);
     void perform(const job_action::SetTimer& action);
     void perform(const job_action::Say& action);
-    void perform(const job_action::Rejoin& action);
+    void perform(const job_action::Rejoin&) { feed(succession_event::NodesNeeded{membership_.has_enough()}); }
     void perform(const job_action::Finish& action);
 
     void without_successor(std::function<void()> then);
-    void succeeds_no_more(rdzv::AgentId peer);
-    void say_last_words();
-    void appoint_standby();
-    void tell_standby(const std::string& lost = {});
-    void has_gone(rdzv::AgentId peer, const rdzv::AgentHello& hello);
-    void end_succession();
-    void check_majority(const Error& why);
     void count_down(TimePoint end);
     void consider_membership();
     void form_world();
@@ -173,7 +165,6 @@ class Controller {
     }
     [[nodiscard]] int node_of(rdzv::AgentId peer) const;
     [[nodiscard]] int world_size() const;
-    [[nodiscard]] std::vector<int> slots() const;
     [[nodiscard]] Result<std::vector<rdzv::StartGeneration>> orders(const job_action::StartGeneration& action,
                                                                     const MasterAddress& master) const;
     void give_up(const std::string& why);
@@ -185,6 +176,7 @@ class Controller {
     Done done_;
     JobPolicy policy_;
     JobState state_;
+    SuccessionState succession_;
     rdzv::Membership membership_;
     std::map<rdzv::AgentId, rdzv::AgentHello> agents_;  ///< connected, in the world or waiting
     std::vector<rdzv::AgentId> newcomers_;              ///< who have to be told why they wait
@@ -193,22 +185,9 @@ class Controller {
     std::vector<WorkerEnd> ends_;  ///< of the current generation, in order
     std::vector<std::string> notes_;
     std::uint64_t order_ = 0;
-    TimePoint oldest_report_ = TimePoint::max();  ///< of the errors in `ends_`
-    std::int64_t steps_before_ = -1;              ///< the furthest any failed worker has got
-    rdzv::AgentId standby_ = kThisProcess;        ///< none
-    rdzv::Successor successor_;
-    std::set<rdzv::AgentId> heirs_;                 ///< who may take itself for the standby that all know
-    bool is_last_ = false;                          ///< no further standby: the job ends
-    std::vector<std::function<void()>> when_last_;  ///< what nobody hears before there is none any more
-    bool may_be_succeeded_ = false;                 ///< some agent may know a successor
-    int electorate_ = 0;               ///< agents that may count themselves among those who go on, and
-    int known_dead_ = 0;               ///< those whose process has ended before this head's eyes
-    TimePoint sees_no_death_until_{};  ///< after this process stood still
-    int others_in_world_ =
-        0;                 ///< agents that were told of the generation and are there, this process's own not
-    int unconfirmed_ = 0;  ///< nodes that may not know of this generation yet
-    TimePoint
-        silent_may_return_{};  ///< until then a node that fell silent is waited for where no other can come
+    TimePoint oldest_report_ = TimePoint::max();       ///< of the errors in `ends_`
+    std::int64_t steps_before_ = -1;                   ///< the furthest any failed worker has got
+    std::vector<std::function<void()>> ends_to_tell_;  ///< when nobody succeeds
     TimePoint begun_;
     std::string said_of_fabric_;
     std::vector<std::string> said_of_seats_;

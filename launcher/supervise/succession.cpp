@@ -1,33 +1,155 @@
 #include "launcher/supervise/succession.h"
 
+#include <fmt/core.h>
+
 #include <algorithm>
 
 #include "env/text.h"
+#include "launcher/plan/head_choice.h"
 
 namespace ddprun {
+namespace {
 
-int choose_standby(const std::vector<HeirFacts>& by_group_rank) {
-    const auto first = std::find_if(by_group_rank.begin(), by_group_rank.end(),
-                                    [](const HeirFacts& one) { return one.is_connected && !one.is_heads; });
-    return first == by_group_rank.end() ? -1 : static_cast<int>(first - by_group_rank.begin());
+/// One step.
+struct HeadStep {
+    SuccessionState& state;
+    const JobState& job;
+    TimePoint now;
+    SuccessionActions actions = {};
+
+    void tell_standby(const std::string& lost = {}) {
+        if (state.standby == 0) return;
+        rdzv::Legacy legacy = legacy_of(job, now);
+        legacy.agents = static_cast<int>(state.agents.size());
+        legacy.running = static_cast<int>(state.running.size());
+        legacy.lost = lost;
+        actions.send.emplace_back(state.standby, std::move(legacy));
+    }
+    /// From now on the job ends with this process.
+    void end_succession() {
+        state.standby = 0;
+        if (!state.successor.host.empty()) actions.send.emplace_back(0, state.successor = {});
+    }
+    void appoint_standby() {
+        if (state.is_last || !state.can_be_succeeded || job.phase != JobState::Phase::Running) return;
+        const auto first = std::ranges::find_if(
+            state.world, [&](rdzv::AgentId agent) { return state.running.contains(agent); });
+        const auto staying = static_cast<int>(state.agents.size() - state.leaving.size());
+        if (first == state.world.end() || staying <= state.spec.nodes.min) return end_succession();
+        if (*first != state.standby) end_succession();
+        state.standby = *first;
+        tell_standby();
+    }
+    void succeeds_no_more(rdzv::AgentId agent) {
+        state.heirs.erase(agent);
+        actions.tell_end = state.is_last && state.heirs.empty();
+    }
+    /// Nodes that have fallen silent may be the larger part of a network in two, and go on without this one.
+    void check_majority() {
+        const int present = static_cast<int>(state.agents.size());
+        const int living = state.electorate - state.known_dead;
+        if (!state.may_be_succeeded || 2 * present >= living) return;
+        end_succession();
+        actions.overrule = fmt::format(
+            "only {} of {} nodes are left that hear each other: the others may go on without this one",
+            present, living);
+    }
+
+    void on(const succession_event::Joined& event) {
+        state.agents.insert(event.agent);
+        if (event.is_own) state.own = event.agent;
+        state.electorate =
+            std::max(state.electorate, static_cast<int>(state.agents.size()) + state.known_dead);
+        if (!state.successor.host.empty()) actions.send.emplace_back(event.agent, state.successor);
+        state.standby != 0 ? tell_standby() : appoint_standby();
+    }
+    void on(const succession_event::Lost& event) {
+        using enum succession_event::Lost::How;
+        for (auto* agents : {&state.agents, &state.leaving, &state.running}) agents->erase(event.agent);
+        if (job.phase == JobState::Phase::Finished) return succeeds_no_more(event.agent);
+        if (event.how == Silent)
+            state.silent_may_return = deadline_after(now, return_timeout(state.spec.rendezvous));
+        const bool has_died = event.how == Closed && now >= state.sees_no_death_until;
+        if (has_died || event.how == Dismissed) ++state.known_dead;
+        if (event.how != Dismissed) check_majority();
+        if (event.agent != state.standby) {
+            tell_standby(event.instance);
+        } else {
+            end_succession();
+            appoint_standby();
+        }
+        succeeds_no_more(event.agent);
+    }
+    void on(const succession_event::Leaves& event) {
+        if (state.agents.contains(event.agent)) state.leaving.insert(event.agent);
+    }
+    void on(const succession_event::GenerationBegan& event) {
+        state.world = event.world;
+        state.unconfirmed = static_cast<int>(event.world.size());
+        state.running.clear();
+        for (const rdzv::AgentId agent : event.world) {
+            if (agent != state.own && state.agents.contains(agent)) state.running.insert(agent);
+        }
+        appoint_standby();
+    }
+    /// Once all nodes have heard of a generation, those before it do not count any more.
+    void on(const succession_event::Confirmed&) {
+        if (--state.unconfirmed != 0) return;
+        state.electorate = static_cast<int>(state.agents.size());
+        state.known_dead = 0;
+        state.may_be_succeeded = !state.successor.host.empty();
+    }
+    void on(const succession_event::RestartUsed&) { tell_standby(); }
+    void on(const succession_event::StandbyListens& event) {
+        if (event.where.port == 0) return succeeds_no_more(event.agent);
+        if (event.agent != state.standby || event.where == state.successor) return;
+        state.successor = event.where;
+        state.heirs.insert(event.agent);
+        state.may_be_succeeded = true;
+        actions.send.emplace_back(0, state.successor);
+        actions.say =
+            fmt::format("{} is the standby: the job outlives this node", printable(state.successor.host));
+    }
+    void on(const succession_event::StoodStill&) {
+        state.sees_no_death_until = deadline_after(now, heartbeats_of(state.spec.rendezvous).timeout);
+    }
+    /// A standby that does not answer is lost within the time-out.
+    void on(const succession_event::JobEnds&) {
+        state.is_last = true;
+        end_succession();
+        actions.tell_end = state.heirs.empty();
+    }
+    void on(const succession_event::NodesNeeded& event) {
+        if (!state.nobody_can_come) actions.await_nodes = state.spec.rendezvous.join_timeout;
+        else if (event.are_enough || now < state.silent_may_return)
+            actions.await_nodes = state.silent_may_return - now;
+        else actions.nobody_comes = true;
+    }
+    /// No job runs a second time beside its successor: a ddprun that was started again joins, or ends.
+    void on(const succession_event::SuccessorMet& event) {
+        if (state.is_successor) return;
+        const std::string there = fmt::format("the job goes on under {}, which succeeded its lost head",
+                                              printable(event.successor.host));
+        state.is_handed_over = job.generation == 0 && event.can_join;
+        if (!state.is_handed_over) {
+            actions.overrule = there + ": it must not run a second time here";
+            return;
+        }
+        actions.hand_over = there + ": this node joins it there";
+        actions.send.emplace_back(0, event.successor);
+    }
+};
+
+}  // namespace
+
+SuccessionActions step(SuccessionState& state, const SuccessionEvent& event, const JobState& job,
+                       TimePoint now) {
+    HeadStep one{state, job, now};
+    std::visit([&](const auto& what) { one.on(what); }, event);
+    return one.actions;
 }
 
-Succession judge_succession(const Orphans& orphans, bool time_is_up) {
-    const int may_live = orphans.agents - (orphans.head_is_dead ? 1 : 0);
-    const bool all_are_here = orphans.present >= orphans.agents - 1 && orphans.stopping <= 0;
-    if (!all_are_here && !time_is_up) return Succession::Wait;
-    if (2 * orphans.present <= may_live) return Succession::GiveUp;
-    return orphans.head_may_run ? Succession::Wait : Succession::TakeOver;
-}
-
-Encounter meet_successor(const OtherHead& here) {
-    if (here.is_successor) return Encounter::Ignore;
-    return here.generation == 0 && here.can_join ? Encounter::Join : Encounter::Stop;
-}
-
-bool head_keeps_job(int agents, int present, int known_dead) { return 2 * present >= agents - known_dead; }
-
-rdzv::Legacy legacy_of(const JobState& state, int agents, TimePoint now) {
+rdzv::Legacy legacy_of(const JobState& state, TimePoint now) {
     rdzv::Legacy legacy;
     legacy.generation = state.generation;
     legacy.restarts_used = state.restarts_used;
@@ -35,7 +157,6 @@ rdzv::Legacy legacy_of(const JobState& state, int agents, TimePoint now) {
         legacy.restart_ages_ns.push_back(std::to_string((now - restart).count()));
     legacy.without_progress = state.history.without_progress;
     legacy.age_ns = (now - state.generation_started).count();
-    legacy.agents = agents;
     legacy.steps = state.history.furthest_step;
     return legacy;
 }
@@ -54,14 +175,6 @@ JobState inherited(const rdzv::Legacy& legacy, TimePoint now) {
     state.nodes.resize(1);
     state.nodes[0].workers = 1;
     return state;
-}
-
-std::vector<EarlyAgent> newest_first(const std::map<rdzv::AgentId, rdzv::AgentHello>& early) {
-    std::vector<EarlyAgent> all(early.begin(), early.end());
-    std::stable_sort(all.begin(), all.end(), [](const EarlyAgent& a, const EarlyAgent& b) {
-        return a.second.kept_generation > b.second.kept_generation;
-    });
-    return all;
 }
 
 void take_word(JobState& state, std::uint64_t generation, int restarts, TimePoint now) {

@@ -100,7 +100,7 @@ Status Server::go_on(Peer& newcomer, AgentSession& session) {
     Peer& peer = *peers_.find(session.id);
     peers_.take_over(newcomer, peer);
     handler_->on_detail(fmt::format("another connection of {}, nothing was heard for {}", peer.name(),
-                                   format_duration(silent_for)));
+                                    format_duration(silent_for)));
     return {};
 }
 

@@ -1,114 +1,236 @@
 #include "launcher/supervise/succession.h"
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
+
+#include "launcher/supervise/heir_state.h"
 
 namespace ddprun {
 namespace {
 
 using namespace std::chrono_literals;
+using ::testing::ElementsAre;
 
+const TimePoint kStart{1000s};
+
+/// The head of so many nodes, agents 1 (its own), 2, 3 ...; the second is the standby, and all know it.
+struct HeadOf {
+    explicit HeadOf(int nodes) {
+        state.can_be_succeeded = true;
+        job.phase = JobState::Phase::Running;
+        job.generation = 1;
+        std::vector<rdzv::AgentId> world;
+        for (int node = 1; node <= nodes; ++node) {
+            world.push_back(static_cast<rdzv::AgentId>(node));
+            feed(succession_event::Joined{world.back(), node == 1});
+        }
+        feed(succession_event::GenerationBegan{world});
+        feed(succession_event::StandbyListens{2, {"node1", {}, 4000}});
+    }
+    SuccessionActions feed(const SuccessionEvent& event) { return step(state, event, job, kStart); }
+    /// False: the job ends.
+    bool goes_on_without(rdzv::AgentId agent, bool is_silent) {
+        using Lost = succession_event::Lost;
+        return feed(Lost{agent, "", is_silent ? Lost::Silent : Lost::Closed}).overrule.empty();
+    }
+    SuccessionState state;
+    JobState job;
+};
+
+/// The standby of a job of so many agents, whose head is lost. It has come itself, with its workers ended.
+struct Standby {
+    explicit Standby(int agents, bool head_is_dead, int running = 0) {
+        state.patience = 8s;
+        state.head_notices = 1s;
+        rdzv::Legacy legacy;
+        legacy.generation = 4;
+        legacy.agents = agents;
+        legacy.running = running;
+        feed(heir_event::Appointed{legacy, 4000});
+        feed(rdzv::Successor{"standby", {}, 4000});
+        feed(heir_event::LinkLost{{"head", 1}, {Errc::Closed, "gone", 0}, true, head_is_dead});
+        feed(heir_event::WorkersEnded{});
+    }
+    HeirActions feed(const HeirEvent& event) { return step(state, event, now); }
+    HeirActions come(rdzv::AgentId agent, std::uint64_t kept_generation = 4) {
+        rdzv::AgentHello hello;
+        hello.host = "node" + std::to_string(agent);
+        hello.kept_generation = kept_generation;
+        return feed(heir_event::AgentCame{agent, hello});
+    }
+    HeirActions wait(Duration span) {
+        now += span;
+        return feed(heir_event::TimerFired{});
+    }
+    HeirState state;
+    TimePoint now = kStart;
+};
 TEST(Succession, TheStandbyIsTheFirstNodeThatIsThereAndNotTheHeads) {
-    EXPECT_EQ(choose_standby({{true, true}, {false, false}, {true, false}, {true, false}}), 2);
-    EXPECT_EQ(choose_standby({{true, true}}), -1);
+    HeadOf head(3);
+    EXPECT_EQ(head.state.standby, 2U);
+    head.goes_on_without(2, false);
+    EXPECT_EQ(head.state.standby, 3U);
+    head.goes_on_without(3, false);
+    EXPECT_EQ(head.state.standby, 0U);
+    HeadOf stopping(3);
+    stopping.job.phase = JobState::Phase::Stopping;
+    stopping.goes_on_without(2, false);
+    EXPECT_EQ(stopping.state.successor.host, "")
+        << "it may join again, and must not be told to wait for itself";
 }
 
 TEST(Succession, TheJobGoesOnAsSoonAsAllWhoAreLeftAreThere) {
-    EXPECT_EQ(judge_succession({3, false, false, 1}, false), Succession::Wait);
-    EXPECT_EQ(judge_succession({3, false, false, 2}, false), Succession::TakeOver);
-    EXPECT_EQ(judge_succession({2, true, false, 1}, false), Succession::TakeOver)
-        << "the head's process has ended: there is nobody else";
+    Standby standby(3, false);
+    EXPECT_FALSE(standby.come(1).take_over);
+    standby.wait(2s);
+    EXPECT_TRUE(standby.come(2).take_over);
+    EXPECT_TRUE(Standby(2, true).come(1).take_over) << "the head's process has ended: there is nobody else";
 }
 
 TEST(Succession, WhoStillStopsWorkersIsWaitedForWhenASpareThatNobodyKnewHasCome) {
-    EXPECT_EQ(judge_succession({5, false, false, 4, 1}, false), Succession::Wait);
-    EXPECT_EQ(judge_succession({5, false, false, 5, 0}, false), Succession::TakeOver);
-    EXPECT_EQ(judge_succession({5, false, false, 4, 1}, true), Succession::TakeOver)
-        << "it may be lost as well";
+    Standby standby(3, true, 2);
+    standby.come(1);
+    EXPECT_FALSE(standby.come(9, 0).take_over) << "a spare";
+    EXPECT_TRUE(Standby(standby).wait(8s).take_over) << "the other may be lost as well";
+    EXPECT_TRUE(standby.come(2).take_over);
 }
 
 TEST(Succession, WhoMayBeCutOffFromALivingHeadNeedsMoreThanHalf) {
-    EXPECT_EQ(judge_succession({2, false, false, 1}, false), Succession::GiveUp);
-    EXPECT_EQ(judge_succession({4, false, false, 2}, false), Succession::Wait);
-    EXPECT_EQ(judge_succession({4, false, false, 2}, true), Succession::GiveUp);
-    EXPECT_EQ(judge_succession({4, true, false, 2}, true), Succession::TakeOver);
+    EXPECT_NE(Standby(2, false).come(1).give_up, "");
+    for (const bool head_is_dead : {false, true}) {
+        Standby standby(4, head_is_dead);
+        standby.come(1);
+        EXPECT_EQ(standby.come(2).give_up, "");
+        EXPECT_EQ(standby.wait(8s).take_over.has_value(), head_is_dead);
+    }
 }
 
 TEST(Succession, NobodyTakesOverWhileALostHeadMayNotHaveNoticedItYet) {
-    EXPECT_EQ(judge_succession({3, false, true, 2}, false), Succession::Wait)
-        << "its workers still run: two would write one checkpoint";
-    EXPECT_EQ(judge_succession({3, false, false, 2}, false), Succession::TakeOver);
-    EXPECT_EQ(judge_succession({2, false, true, 1}, false), Succession::GiveUp);
+    Standby standby(3, false);
+    standby.come(1);
+    EXPECT_FALSE(standby.come(2).take_over) << "its workers still run: two would write one checkpoint";
+    EXPECT_TRUE(standby.wait(1s).take_over);
 }
 
 TEST(Succession, OfANetworkInTwoPartsOneAtMostGoesOn) {
     for (int agents = 2; agents <= 9; ++agents) {
         for (int with_head = 1; with_head < agents; ++with_head) {
-            const bool head_goes_on = head_keeps_job(agents, with_head, 0);
-            const bool others_go_on =
-                judge_succession({agents, false, false, agents - with_head}, true) == Succession::TakeOver;
-            EXPECT_FALSE(head_goes_on && others_go_on)
-                << with_head << " of " << agents << " on the head's side";
-            EXPECT_TRUE(head_goes_on || others_go_on)
+            HeadOf head(agents);
+            Standby standby(agents, false);
+            bool head_goes_on = true;
+            for (int one = with_head + 1; one <= agents; ++one) {
+                head_goes_on = head.goes_on_without(static_cast<rdzv::AgentId>(one), true) && head_goes_on;
+                standby.come(static_cast<rdzv::AgentId>(one));
+            }
+            EXPECT_NE(head_goes_on, standby.wait(8s).take_over.has_value())
                 << with_head << " of " << agents << " on the head's side";
         }
     }
 }
 
 TEST(Succession, NodesThatDiedBeforeTheHeadsEyesDoNotOutvoteIt) {
-    EXPECT_FALSE(head_keeps_job(4, 1, 0));
-    EXPECT_TRUE(head_keeps_job(4, 1, 3)) << "their processes have ended: it is alone";
+    HeadOf alone(4), silent(4);
+    for (const rdzv::AgentId agent : {4U, 3U}) EXPECT_TRUE(alone.goes_on_without(agent, false));
+    EXPECT_TRUE(alone.goes_on_without(2, false)) << "their processes have ended: it is alone";
+    for (const rdzv::AgentId agent : {4U, 3U}) EXPECT_TRUE(silent.goes_on_without(agent, true));
+    EXPECT_FALSE(silent.goes_on_without(2, true));
+}
+
+TEST(Succession, WhoeverComesForADeadNodeHasAVoteOfItsOwn) {
+    HeadOf head(3);
+    EXPECT_TRUE(head.goes_on_without(3, false));
+    head.feed(succession_event::Joined{4, false});
+    EXPECT_TRUE(head.goes_on_without(4, true));
+    EXPECT_FALSE(head.goes_on_without(2, true)) << "two of three may go on without this head";
+}
+
+TEST(Succession, TheEndWaitsForNoStandbyThatIsLost) {
+    HeadOf head(2);
+    EXPECT_FALSE(head.feed(succession_event::JobEnds{}).tell_end);
+    EXPECT_TRUE(head.feed(succession_event::Lost{2, "", succession_event::Lost::Silent}).tell_end);
 }
 
 TEST(Succession, AHeadThatWasStartedAgainJoinsItsSuccessorOrEnds) {
-    EXPECT_EQ(meet_successor({0, false, true}), Encounter::Join);
-    EXPECT_EQ(meet_successor({0, false, false}), Encounter::Stop) << "it cannot";
-    EXPECT_EQ(meet_successor({1, false, true}), Encounter::Stop)
+    const auto meet = [](std::uint64_t generation, bool is_successor, bool can_join) {
+        SuccessionState state;
+        state.is_successor = is_successor;
+        JobState job;
+        job.generation = generation;
+        const SuccessionActions actions =
+            step(state, succession_event::SuccessorMet{{"node1", {}, 4000}, can_join}, job, kStart);
+        return std::pair(!actions.hand_over.empty(), !actions.overrule.empty());
+    };
+    EXPECT_EQ(meet(0, false, true), std::pair(true, false));
+    EXPECT_EQ(meet(0, false, false), std::pair(false, true)) << "it cannot join";
+    EXPECT_EQ(meet(1, false, true), std::pair(false, true))
         << "the job runs twice: the one that was there first goes on";
-    EXPECT_EQ(meet_successor({5, true, true}), Encounter::Ignore);
+    EXPECT_EQ(meet(5, true, true), std::pair(false, false));
+}
+
+TEST(Succession, AStandbyThatIsNoneAnyMoreTakesNothingOver) {
+    Standby standby(3, true);
+    standby.state.successor.port = 4001;
+    standby.come(1);
+    EXPECT_FALSE(standby.come(2).take_over);
 }
 
 TEST(Succession, TheBudgetOfRestartsIsInherited) {
-    const TimePoint now = MonotonicClock::now();
     JobState state;
     state.generation = 4;
     state.restarts_used = 3;
-    state.history = {{now - 50s, now - 20s}, 2, 812};
-    state.generation_started = now - 20s;
-    const JobState heirs = inherited(legacy_of(state, 5, now), now + 7s);
+    state.history = {{kStart - 50s, kStart - 20s}, 2, 812};
+    state.generation_started = kStart - 20s;
+    const JobState heirs = inherited(legacy_of(state, kStart), kStart + 7s);
     EXPECT_EQ(heirs.generation, 5U) << "that may have begun, and been heard of by others";
     EXPECT_EQ(heirs.restarts_used, 3);
     EXPECT_EQ(heirs.history.without_progress, 2);
     EXPECT_EQ(heirs.history.furthest_step, 812) << "by which another run knows whether this one got anywhere";
-    EXPECT_EQ(heirs.history.restarts, (std::vector<TimePoint>{now - 43s, now - 13s}))
+    EXPECT_THAT(heirs.history.restarts, ElementsAre(kStart - 43s, kStart - 13s))
         << "their ages are what travels";
 }
 
 TEST(Succession, WhatOneOfItsAgentsWasToldStaysTrueThoughTheStandbyHadNotHeardOfIt) {
-    const TimePoint now = MonotonicClock::now();
-    JobState heirs = inherited({}, now);
-    take_word(heirs, 7, 2, now);
-    take_word(heirs, 5, 1, now);
+    JobState heirs = inherited({}, kStart);
+    take_word(heirs, 7, 2, kStart);
+    take_word(heirs, 5, 1, kStart);
     EXPECT_EQ(heirs.generation, 8U);
     EXPECT_EQ(heirs.restarts_used, 2);
     EXPECT_EQ(heirs.history.restarts.size(), 2U) << "they are what the budget is counted by";
 }
 
 TEST(Succession, APlaceIsWhoseItWasLast) {
-    rdzv::AgentHello early, late;
-    early.host = "lost long ago";
-    early.kept_generation = 1;
-    late.host = "of the last world";
-    late.kept_generation = 4;
-    EXPECT_EQ(newest_first({{1, early}, {2, late}}).front().second.host, "of the last world");
+    Standby standby(3, true);
+    standby.come(1, 1);
+    EXPECT_EQ(standby.come(2, 4).joined.front().second.host, "node2") << "of the last world";
 }
 
 TEST(Succession, AJobThatMayNotBeRestartedEndsWithItsHead) {
-    const TimePoint now = MonotonicClock::now();
-    JobState heirs = inherited({}, now);
-    const std::vector<JobAction> actions = step(heirs, job_event::NodeLost{0, "the head is lost"}, {}, now);
+    JobState heirs = inherited({}, kStart);
+    const std::vector<JobAction> actions =
+        step(heirs, job_event::NodeLost{0, "the head is lost"}, {}, kStart);
     EXPECT_EQ(heirs.phase, JobState::Phase::Finished);
     EXPECT_EQ(heirs.failure, "the head is lost");
     EXPECT_TRUE(std::holds_alternative<job_action::Finish>(actions.back()));
+}
+
+/// What becomes of a node, with or without a successor of its head, that loses the head for this reason.
+std::string lose(Errc code, bool is_succeeded, bool has_restarts = true) {
+    HeirState state;
+    state.has_restarts = has_restarts;
+    if (is_succeeded) step(state, rdzv::Successor{"node1", {}, 4000}, kStart);
+    const HeirActions actions =
+        step(state, heir_event::LinkLost{{"head", 1}, {code, "gone", 0}, true, false}, kStart);
+    return actions.leave ? "leaves" : actions.renew ? "returns" : "stops its workers";
+}
+
+TEST(LostHead, IsSucceededOrComesBackOrTakesTheNodeAlong) {
+    EXPECT_EQ(lose(Errc::Closed, true), "stops its workers");
+    EXPECT_EQ(lose(Errc::Timeout, true), "stops its workers");
+    EXPECT_EQ(lose(Errc::Closed, false), "leaves");
+    EXPECT_EQ(lose(Errc::Timeout, false), "returns") << "the head may have been stopped";
+    EXPECT_EQ(lose(Errc::Timeout, false, false), "leaves") << "the head ends the job";
+    EXPECT_EQ(lose(Errc::StaleGeneration, true, false), "returns") << "the head lives";
+    EXPECT_EQ(lose(Errc::Refused, true), "leaves");
 }
 
 }  // namespace

@@ -24,17 +24,17 @@ class SimulatedSession {
     struct Parts {
         Dice& dice;
         rdzv::Heartbeats limits;
-        std::function<TimePoint()> now;
-        std::function<void(Duration, std::function<void()>)> after;
-        std::function<Duration()> delay;  ///< of a piece on its way
-        std::function<bool()>
-            is_whole;  ///< both processes live, and the network between them: but for what is done here
-        std::function<bool()>
-            can_arrive;  ///< what is under way: whoever is to hear it lives, and no cable is cut
-        std::function<void(rdzv::Frame)> head_hears, agent_hears;
+        std::function<TimePoint()> now = {};
+        std::function<void(Duration, std::function<void()>)> after = {};
+        std::function<Duration()> delay = {};  ///< of a piece on its way
+        /// Both processes live, and the network between them: but for what is done here.
+        std::function<bool()> is_whole = {};
+        /// What is under way: whoever is to hear it lives, and no cable is cut.
+        std::function<bool()> can_arrive = {};
+        std::function<void(rdzv::Frame)> head_hears = {}, agent_hears = {};
         /// The session is over for that side. Timeout, Closed; Refused: for the head it was over before.
-        std::function<void(Errc)> head_loses, agent_loses;
-        std::function<void(const std::string&)> wrong;
+        std::function<void(Errc)> head_loses = {}, agent_loses = {};
+        std::function<void(const std::string&)> wrong = {};
     };
     explicit SimulatedSession(Parts parts);
     SimulatedSession(const SimulatedSession&) = delete;

@@ -1,8 +1,8 @@
-// A whole job in one process and in simulated time: the real controller, the real decisions of every agent,
-// and between them sessions over a network that delays, breaks connections and falls silent; nodes that come,
-// leave, crash and are cut off, the head too; workers that fail. Who goes on after the head's end is decided
-// by the real heirs. What is drawn follows from a seed alone: DDPRUN_SIMULATION_SEED=N runs that one
-// schedule, and tells what happens in it.
+// A whole job in one process and in simulated time: the real controller, the real decisions of every agent
+// and of every node that loses its head, and between them sessions over a network that delays, breaks
+// connections and falls silent; nodes that come, leave, crash and are cut off, the head too; workers that
+// fail. What is drawn follows from a seed alone: DDPRUN_SIMULATION_SEED=N runs that one schedule, and tells
+// what happens in it.
 #include <fcntl.h>
 #include <fmt/core.h>
 #include <gtest/gtest.h>
@@ -35,12 +35,6 @@ constexpr Duration kStopGrace = 5s, kFailureGrace = 2s, kPreemptGrace = 4s, kHea
 constexpr Duration kOutageToSurvive = kHeartbeatTimeout * 2 / 3;
 constexpr Duration kLongestJob = 30min;  ///< a job that has not ended by then never does
 
-struct Process {
-    int agent;
-    std::uint64_t generation;
-    bool has_exited = false;
-};
-
 class SimulatedJob {
   public:
     explicit SimulatedJob(std::uint64_t seed, bool is_told) : dice_(seed), is_told_(is_told) {
@@ -57,10 +51,11 @@ class SimulatedJob {
         spec_.preempt_grace = kPreemptGrace;
         nodes_ = spec_.nodes;
         outlives_head_ = dice_.chance(60);
-        add_head(0);
-        build_controller(*heads_[0]).begin();
+        add_agent(0);
+        build_controller(add_head(*agents_[0])).begin();
+        start(*agents_[0]);
         const int first = dice_.between(nodes_.min, nodes_.max + 1);
-        for (int node = 0; node < first; ++node) start_agent(node);
+        for (int node = 1; node < first; ++node) start(add_agent(node));
         draw_faults(first);
     }
     SimulatedJob(const SimulatedJob&) = delete;
@@ -90,31 +85,42 @@ class SimulatedJob {
     }
 
   private:
+    struct Agent;
     /// What listens in a ddprun: a controller's, or that of a standby, which has none yet.
     struct Head {
-        std::size_t agent = 0;  ///< in whose process
-        std::unique_ptr<Controller> controller;
+        Agent& agent;  ///< in whose process
+        std::unique_ptr<Controller> controller = {};
         bool is_dead = false;    ///< with its process
         bool has_ended = false;  ///< the job, for this controller
         bool is_outnumbered = false;
-        std::set<rdzv::AgentId> members;  ///< connected, as it sees them
-        std::map<rdzv::AgentId, SimulatedSession*> sessions;
-        std::map<rdzv::AgentId, rdzv::AgentHello> early;
+        std::set<rdzv::AgentId> members = {};  ///< connected, as it sees them
+        std::map<rdzv::AgentId, SimulatedSession*> sessions = {};
     };
     /// One ddprun.
     struct Agent {
         int node = 0;
-        rdzv::AgentId peer = 0;
-        Head* head = nullptr;  ///< to which it speaks
+        std::uint16_t port = 0;  ///< of what listens in it
+        Head* own = nullptr;     ///< null: nothing does
         std::unique_ptr<Heir> heir;
-        SimulatedSession* session = nullptr;  ///< with it
+        // Of its session.
+        rdzv::AgentId peer = 0;
+        Head* head = nullptr;
+        SimulatedSession* session = nullptr;
+        bool is_linked = false;
+        std::string instance, rejoins;
+        // Of its workers.
         AgentState state;
         rdzv::StartGeneration order;
+        std::optional<TimePoint> grace_ends;
         bool is_running = true;   ///< its process
         bool is_cut = false;      ///< nothing comes through any more
         bool is_leaving = false;  ///< it ends when it is idle
         bool was_signalled = false;
-        std::optional<TimePoint> grace_ends;
+    };
+    struct Process {
+        Agent* agent;
+        std::uint64_t generation;
+        bool has_exited = false;
     };
 
     void at(TimePoint when, std::function<void()> happen) { events_.emplace(when, std::move(happen)); }
@@ -131,19 +137,19 @@ class SimulatedJob {
 
     // ---- heads
 
-    Head& add_head(std::size_t agent) {
-        heads_.push_back(std::make_unique<Head>());
-        heads_.back()->agent = agent;
-        return *heads_.back();
+    Head& add_head(Agent& agent) {
+        heads_.push_back(std::make_unique<Head>(Head{agent}));
+        return *(agent.own = heads_.back().get());
     }
     Controller& build_controller(Head& head) {
         ControllerConfig config;
         config.spec = spec_;
-        config.own_host = fmt::format("node{}", head.agent == 0 ? 0 : agents_[head.agent]->node);
-        config.own_instance = fmt::format("{}", head.agent + 1);
+        config.own_host = fmt::format("node{}", head.agent.node);
+        config.own_instance = head.agent.instance;
         config.terms = {"version=1"};
         config.random = 1;
-        config.can_be_succeeded = outlives_head_;
+        config.succession = {
+            .can_be_succeeded = outlives_head_, .is_successor = &head != heads_[0].get(), .spec = spec_};
         config.master = [](const rdzv::AgentHello& first) -> Result<MasterAddress> {
             return MasterAddress{first.host, 29500};
         };
@@ -160,19 +166,17 @@ class SimulatedJob {
         return *head.controller;
     }
     Head& latest() const { return *latest_; }
+    /// Of the job that goes on; null: nobody decides at the moment.
+    Agent* head_agent() const { return latest().is_dead || latest().has_ended ? nullptr : &latest().agent; }
     void end(Head& head) {
         if (head.is_dead) return;
         head.has_ended = true;
         const int code = exit_code(head.controller->end());
-        tell(fmt::format("the job ends with {} on node{}", code, agents_[head.agent]->node));
+        tell(fmt::format("the job ends with {} on node{}", code, head.agent.node));
         must(code != 0 || !has_succeeded_, "two controllers ended the job with success");
         has_succeeded_ = has_succeeded_ || code == 0;
     }
-    bool is_heads(const Agent& agent) const {
-        return std::any_of(heads_.begin(), heads_.end(), [&](const auto& head) {
-            return head->controller && head->agent + 1 == agent.peer;
-        });
-    }
+    static bool is_heads(const Agent& agent) { return agent.own != nullptr && agent.own->controller; }
     /// Nobody is there who could do anything.
     bool is_over() const {
         for (const auto& head : heads_) {
@@ -181,88 +185,67 @@ class SimulatedJob {
         return std::none_of(agents_.begin(), agents_.end(),
                             [&](const auto& agent) { return agent->is_running && !is_heads(*agent); });
     }
-    bool hear_each_other(const Agent& agent, const Head& head) const {
-        const Agent& other = *agents_[head.agent];
-        return &agent == &other || (!agent.is_cut && !other.is_cut);
+    static bool hear_each_other(const Agent& agent, const Head& head) {
+        return &agent == &head.agent || (!agent.is_cut && !head.agent.is_cut);
     }
     static bool is_member(const Agent& agent) {
         return agent.head != nullptr && agent.head->members.contains(agent.peer);
     }
 
+    // ---- what follows a head's end
+
     std::unique_ptr<Heir> make_heir(Agent& agent) {
-        Heir::Parts parts{*loop_,
-                          log_,
-                          kFailureGrace + kHeartbeatTimeout,
-                          head_notices_within({kHeartbeatTimeout}),
-                          nullptr,
-                          nullptr,
-                          nullptr,
-                          nullptr,
-                          nullptr,
-                          nullptr,
-                          nullptr};
-        const auto port = static_cast<std::uint16_t>(1000 + agent.peer);
-        parts.listen = [this, &agent, port]() -> Result<std::uint16_t> {
-            add_head(agent.peer - 1);
-            return port;
-        };
-        parts.say = [this, &agent](rdzv::FromAgent message) { to_controller(agent, std::move(message)); };
-        parts.own_endpoint = [](std::uint16_t at) { return Endpoint{"", at}; };
-        parts.go_to = [this, &agent](const std::vector<Endpoint>& controller, TimePoint by) {
-            if (agent.session != nullptr) agent.session->agent_ends();
-            agent.head = head_at(static_cast<rdzv::AgentId>(controller.front().port - 1000));
-            after(delay(), [this, &agent, by] { join_successor(agent, by); });
-        };
-        parts.take_over = [this, &agent](JobState state, const std::string& why) {
-            take_over(*head_at(agent.peer), std::move(state), why);
-        };
-        parts.give_up = [this, &agent](const std::string&) {
-            for (const auto& [peer, hello] : std::exchange(head_at(agent.peer)->early, {}))
-                leave(*agents_[peer - 1]);
-            leave(agent);
-        };
-        parts.refuse = [this, &agent](rdzv::AgentId peer, const Error&) {
-            Head& head = *head_at(agent.peer);
-            head.early.erase(peer);
-            agents_[agent.peer - 1]->heir->gone(peer);
-            leave(*agents_[peer - 1]);
-        };
-        return std::make_unique<Heir>(std::move(parts));
+        HeirState state;
+        state.has_restarts = spec_.restart.max_restarts > 0 || nodes_.min < nodes_.max;
+        state.patience = kFailureGrace + kHeartbeatTimeout;
+        state.head_notices = head_notices_within({kHeartbeatTimeout});
+        state.return_timeout = 10 * kHeartbeatTimeout;
+        return std::make_unique<Heir>(
+            *loop_, state, [this, &agent](const HeirActions& actions) { perform(agent, actions); });
     }
-    Head* head_at(rdzv::AgentId peer) {
-        const auto found = std::find_if(heads_.begin(), heads_.end(),
-                                        [&](const auto& head) { return head->agent + 1 == peer; });
-        return found->get();
-    }
-    void take_over(Head& head, JobState state, const std::string& why) {
-        tell(fmt::format("node{} takes over", agents_[head.agent]->node));
-        stop_asked_.reset();  // who asked the lost head has to ask again
-        Controller& controller = build_controller(head);
-        controller.begin();
-        for (const auto& [peer, hello] : newest_first(std::exchange(head.early, {}))) {
-            if (!controller.agent_joined(peer, hello)) end_process(*agents_[peer - 1]);
+    void perform(Agent& agent, const HeirActions& actions) {
+        if (actions.send) to_controller(agent, *actions.send);
+        if (!actions.stop_workers.empty()) {
+            if (!agent.grace_ends) agent.grace_ends = clock_.now() + kFailureGrace;
+            feed(agent, agent_event::StopRequested{SIGTERM, kFailureGrace});
         }
-        controller.succeed(std::move(state), why);
+        for (const auto& [peer, why] : actions.refuse) refuse(*agent.own, peer, why.code);
+        if (actions.renew) {
+            tell(fmt::format("node{} was lost, and joins again", agent.node));
+            agent.rejoins = std::exchange(agent.instance, fmt::format("{}+", agent.instance));
+            feed(agent, agent_event::KillRequested{});
+        }
+        const bool ends_workers = actions.renew || !actions.stop_workers.empty();
+        if (ends_workers && is_idle(agent)) agent.heir->feed(heir_event::WorkersEnded{});
+        if (!actions.join.empty()) {
+            agent.head = agents_[actions.join.front().port]->own;
+            after(delay(), [this, &agent, by = actions.join_by] { join(agent, by); });
+        }
+        if (actions.take_over) take_over(agent, actions);
+        if (actions.leave || !actions.give_up.empty()) leave(agent);
+    }
+    void refuse(Head& head, rdzv::AgentId peer, Errc code) {
+        end_session(head, peer);
+        after(delay(), [this, &head, &agent = *by_peer_[peer], code] { lose_head(agent, head, code); });
+    }
+    void take_over(Agent& agent, const HeirActions& actions) {
+        tell(fmt::format("node{} takes over", agent.node));
+        stop_asked_.reset();  // who asked the lost head has to ask again
+        Controller& controller = build_controller(*agent.own);
+        controller.begin();
+        for (const auto& [peer, hello] : actions.joined) {
+            if (const Status joined = controller.agent_joined(peer, hello); !joined)
+                refuse(*agent.own, peer, joined.error().code);
+        }
+        controller.succeed(*actions.take_over, agent.heir->state().why);
     }
     void lose_head(Agent& agent, Head& head, Errc code) {
-        if (!agent.is_running || agent.head != &head || agent.is_leaving ||
-            &agent == agents_[head.agent].get())
-            return;
-        if (!agent.heir || agent.heir->successor().empty() || agent.heir->is_orphan() || agent.was_signalled)
-            return leave(agent);
+        if (!agent.is_running || agent.head != &head || agent.is_leaving || &agent == &head.agent) return;
         tell(fmt::format("node{} has lost its head", agent.node));
-        agent.heir->head_lost("the head is lost", code == Errc::Closed && head.is_dead);
-        if (!agent.grace_ends) agent.grace_ends = clock_.now() + kFailureGrace;
-        feed(agent, agent_event::StopRequested{SIGTERM, kFailureGrace});
-        if (agent.state.phase == AgentState::Phase::Idle) agent.heir->workers_ended();
-    }
-    void join_successor(Agent& agent, TimePoint by) {
-        Head& head = *agent.head;
-        if (!agent.is_running || agent.is_leaving) return;
-        if (clock_.now() > by) return leave(agent);
-        if (head.is_dead || !hear_each_other(agent, head))
-            return after(100ms, [this, &agent, by] { join_successor(agent, by); });
-        join(agent);
+        const bool was_linked = std::exchange(agent.is_linked, false);
+        if (agent.session != nullptr) agent.session->agent_ends();
+        const bool is_dead = head.is_dead && hear_each_other(agent, head);
+        agent.heir->feed(heir_event::LinkLost{{"", head.agent.port}, {code, "gone", 0}, was_linked, is_dead});
     }
 
     // ---- what goes wrong
@@ -279,7 +262,7 @@ class SimulatedJob {
             else if (kind <= 22) at(when, [this] { crash_head(); });
             else if (kind <= 37) at(when, [this, one] { cut(one); });
             else if (kind <= 40) at(when, [this] { cut_head(); });
-            else if (kind <= 60) at(when, [this, one] { signal_node(one); });
+            else if (kind <= 60) at(when, [this, one] { ask_to_end(one); });
             else if (kind <= 95)
                 at(when, [this, node = dice_.chance(50) ? nodes++ : dice_.between(1, nodes)] { come(node); });
             else if (kind <= 97) at(when, [this] { signal_head(); });
@@ -293,7 +276,7 @@ class SimulatedJob {
     }
     /// One whose ddprun dies soon after it has joined, and is started again each time.
     void flap(int node, int times) {
-        if (times == 0 || latest().has_ended || latest().is_dead) return;
+        if (times == 0 || head_agent() == nullptr) return;
         come(node);
         after(dice_.span(100ms, 8s), [this, node, times] {
             for (const auto& agent : agents_) {
@@ -352,28 +335,26 @@ class SimulatedJob {
         end_process(*agent);
     }
     void crash_head() {
-        Head& head = latest();
-        Agent& agent = *agents_[head.agent];
-        if (head.is_dead || head.has_ended || agent.is_cut) return;
-        tell(fmt::format("node{}, the head, crashes", agent.node));
+        Agent* const agent = head_agent();
+        if (agent == nullptr || agent->is_cut) return;
+        tell(fmt::format("node{}, the head, crashes", agent->node));
         note_head_lost();
-        end_process(agent);
+        end_process(*agent);
     }
     void cut_head() {
-        Head& head = latest();
-        Agent& agent = *agents_[head.agent];
-        if (head.is_dead || head.has_ended || agent.is_cut) return;
-        tell(fmt::format("node{}, the head, is cut off", agent.node));
+        Agent* const agent = head_agent();
+        if (agent == nullptr || agent->is_cut) return;
+        tell(fmt::format("node{}, the head, is cut off", agent->node));
         may_fail_ = true;  // whoever is fewer ends
-        agent.is_cut = true;
-        fall_silent(head);
+        agent->is_cut = true;
+        fall_silent(latest());
     }
     /// For those who speak with it, and they for it.
     void fall_silent(Head& head) {
         for (const auto& one : agents_) {
-            if (one->peer == head.agent + 1 || one->head != &head) continue;
-            after(kHeartbeatTimeout + dice_.span(0s, 500ms),
-                  [this, &head, other = one.get()] { lost(head, *other, Errc::Timeout); });
+            if (one.get() == &head.agent || one->head != &head) continue;
+            after(kHeartbeatTimeout + dice_.span(0s, head_notices_within({kHeartbeatTimeout})),
+                  [this, &head, peer = one->peer] { lost(head, peer, Errc::Timeout); });
             after(kHeartbeatTimeout + dice_.span(0s, 500ms),
                   [this, &head, other = one.get()] { lose_head(*other, head, Errc::Timeout); });
         }
@@ -383,7 +364,7 @@ class SimulatedJob {
         const bool comes_alone = clock_.now() > last_fault_ + 6s;
         bool all_know = true;
         for (const auto& agent : agents_) {
-            if (agent->is_running && !is_heads(*agent) && (!agent->heir || agent->heir->successor().empty()))
+            if (agent->is_running && !is_heads(*agent) && agent->heir->state().successor.host.empty())
                 all_know = false;
         }
         if (!comes_alone || !all_know || members() - 1 < nodes_.min || stop_asked_) may_fail_ = true;
@@ -401,45 +382,35 @@ class SimulatedJob {
         agent->is_cut = true;
         ++cut_off_;
         if (outlives_head_ && cut_off_ > 1) may_fail_ = true;  // they may be the larger part, which goes on
-        for (const auto& own : heads_) {
-            if (own->agent + 1 == agent->peer) fall_silent(*own);
-        }
+        if (agent->own != nullptr) fall_silent(*agent->own);
         Head* const head = agent->head;
-        after(kHeartbeatTimeout + dice_.span(0s, 500ms), [this, agent, head] {
-            if (head != nullptr) lost(*head, *agent, Errc::Timeout);
-        });
-        after(kHeartbeatTimeout + dice_.span(0s, 500ms), [this, agent, head] {
-            if (is_member(*agent) || head == nullptr) leave(*agent);
-            else lose_head(*agent, *head, Errc::Timeout);
-        });
+        after(kHeartbeatTimeout + dice_.span(0s, 500ms),
+              [this, head, peer = agent->peer] { lost(*head, peer, Errc::Timeout); });
+        after(kHeartbeatTimeout + dice_.span(0s, 500ms),
+              [this, agent, head] { lose_head(*agent, *head, Errc::Timeout); });
     }
-    void signal_node(int one) {
-        Agent* const agent = other(one);
-        if (agent != nullptr) signal(*agent);
+    void ask_to_end(int one) {
+        if (Agent* const agent = other(one)) ask_to_end(*agent);
     }
-    void signal(Agent& agent) {
-        if (!agent.is_running || agent.was_signalled) return;
-        agent.was_signalled = true;
+    void ask_to_end(Agent& agent) {
+        if (!agent.is_running || agent.is_leaving || std::exchange(agent.was_signalled, true)) return;
         tell(fmt::format("node{} gets SIGTERM", agent.node));
         note_fault();
-        if (!is_member(agent) || (agent.heir && agent.heir->is_orphan())) return leave(agent);
-        to_controller(agent, rdzv::Notice{"stop", "15"});
+        agent.heir->feed(heir_event::EndAsked{{"stop", "15"}, agent.is_linked});
     }
     void signal_head() {
-        Head& head = latest();
-        Agent& agent = *agents_[head.agent];
-        if (agent.was_signalled || head.is_dead) return;
-        agent.was_signalled = true;
+        Agent* const agent = head_agent();
+        if (agent == nullptr || std::exchange(agent->was_signalled, true)) return;
         tell("the head gets SIGTERM");
-        if (!agent.is_cut) note_stop();
-        head.controller->stop(SIGTERM);
+        if (!agent->is_cut) note_stop();
+        latest().controller->stop(SIGTERM);
     }
     /// As a scheduler does: every node, one after the other.
     void signal_all(TimePoint when) {
         at(when, [this] {
             for (std::size_t i = 0; i < agents_.size(); ++i) {
                 after(dice_.span(0s, 2s),
-                      [this, i] { i == latest().agent ? signal_head() : signal(*agents_[i]); });
+                      [this, &agent = *agents_[i]] { is_heads(agent) ? signal_head() : ask_to_end(agent); });
             }
         });
     }
@@ -447,71 +418,83 @@ class SimulatedJob {
         for (const auto& agent : agents_) {
             if (agent->is_running && agent->node == node) return;
         }
-        start_agent(node);
+        start(add_agent(node));
     }
 
     // ---- agents and their workers
 
-    void start_agent(int node) {
+    Agent& add_agent(int node) {
         agents_.push_back(std::make_unique<Agent>());
         Agent& agent = *agents_.back();
         agent.node = node;
-        agent.peer = agents_.size();
-        if (agent.peer != 1) agent.heir = make_heir(agent);
-        tell(fmt::format("node{} starts its ddprun", node));
-        agent.head = &latest();
-        after(delay(), [this, &agent] { join(agent); });
+        agent.port = static_cast<std::uint16_t>(agents_.size() - 1);
+        agent.instance = fmt::format("{}", agent.port);
+        if (agents_.size() > 1) agent.heir = make_heir(agent);
+        return agent;
     }
-    void join(Agent& agent) {
-        if (!agent.is_running || agent.is_cut) return;
+    void start(Agent& agent) {
+        tell(fmt::format("node{} starts its ddprun", agent.node));
+        agent.head = &latest();
+        after(delay(), [this, &agent] { join(agent, clock_.now()); });
+    }
+    void join(Agent& agent, TimePoint by) {
         Head& head = *agent.head;
-        if (head.is_dead || !hear_each_other(agent, head)) return end_process(agent);
+        if (!agent.is_running || agent.is_leaving) return;
+        if (head.is_dead || !hear_each_other(agent, head)) {
+            if (clock_.now() >= by) return lose_head(agent, head, Errc::Timeout);
+            return after(100ms, [this, &agent, by] { join(agent, by); });
+        }
         rdzv::AgentHello hello;
         hello.host = fmt::format("node{}", agent.node);
-        if (agent.peer == 1) hello.node_rank = 0;
+        if (&agent == agents_[0].get()) hello.node_rank = 0;
         hello.slots = 1 + agent.node % 2;
         hello.pid = 1;  // as in containers
-        hello.instance = fmt::format("{}", agent.peer);
+        hello.instance = agent.instance;
+        hello.rejoins = agent.rejoins;
         hello.terms = {"version=1"};
         if (agent.order.generation > 0) hello.kept_place = agent.order.place;
         hello.kept_generation = agent.order.generation;
         hello.kept_restarts = agent.order.restart_count;
+        const rdzv::AgentId earlier = std::exchange(agent.peer, by_peer_.size());
+        by_peer_.push_back(&agent);
         open_session(agent, head);
-        if (head.controller && !head.controller->agent_joined(agent.peer, hello)) return end_process(agent);
+        agent.is_linked = true;
+        if (!head.controller) {
+            head.members.insert(agent.peer);
+            return head.agent.heir->feed(heir_event::AgentCame{agent.peer, hello});
+        }
+        const Status joined = head.controller->agent_joined(agent.peer, hello);
+        if (head.members.contains(earlier)) end_session(head, earlier);
+        if (!joined) return lose_head(agent, head, joined.error().code);
         head.members.insert(agent.peer);
-        if (head.controller) return note_members();
-        head.early.emplace(agent.peer, hello);
-        agents_[head.agent]->heir->arrived(agent.peer, hello);
-    }
-    void lost(Head& head, Agent& agent, Errc code) {
-        if (head.is_dead || head.members.erase(agent.peer) == 0) return;
-        head.sessions.at(agent.peer)->head_ends();
         note_members();
-        if (head.controller) return head.controller->agent_lost(agent.peer, {code, "gone", 0});
-        head.early.erase(agent.peer);
-        agents_[head.agent]->heir->gone(agent.peer);
+    }
+    static void end_session(Head& head, rdzv::AgentId peer) {
+        head.members.erase(peer);
+        head.sessions.at(peer)->head_ends();
+    }
+    void lost(Head& head, rdzv::AgentId peer, Errc code) {
+        if (head.is_dead || !head.members.contains(peer)) return;
+        end_session(head, peer);
+        note_members();
+        if (!head.controller) return head.agent.heir->feed(heir_event::AgentGone{peer});
+        head.controller->agent_lost(peer, {code, "gone", 0});
     }
     /// The ddprun itself is gone, and its workers with it.
     void end_process(Agent& agent) {
         if (!agent.is_running) return;
         agent.is_running = false;
         if (agent.session != nullptr) agent.session->agent_ends();
-        std::erase_if(processes_, [&](const auto& process) {
-            return agents_[static_cast<std::size_t>(process.second.agent)].get() == &agent;
-        });
-        Head* const head = agent.head;
-        if (head != nullptr && hear_each_other(agent, *head))
-            after(delay(), [this, &agent, head] { lost(*head, agent, Errc::Closed); });
-        for (const auto& own : heads_) {
-            if (own->agent + 1 != agent.peer) continue;
-            own->is_dead = true;
-            for (const auto& [peer, session] : own->sessions) session->head_ends();
-            for (const auto& one : agents_) {
-                if (one->head == own.get() && hear_each_other(*one, *own))
-                    after(delay(), [this, other = one.get(), at = own.get()] {
-                        lose_head(*other, *at, Errc::Closed);
-                    });
-            }
+        std::erase_if(processes_, [&](const auto& process) { return process.second.agent == &agent; });
+        if (hear_each_other(agent, *agent.head))
+            after(delay(), [this, head = agent.head, peer = agent.peer] { lost(*head, peer, Errc::Closed); });
+        Head* const own = agent.own;
+        if (own == nullptr) return;
+        own->is_dead = true;
+        for (const auto& [peer, session] : own->sessions) session->head_ends();
+        for (const auto& one : agents_) {
+            if (one->head == own && hear_each_other(*one, *own))
+                after(delay(), [this, other = one.get(), own] { lose_head(*other, *own, Errc::Closed); });
         }
     }
     /// It ends when its workers have.
@@ -522,9 +505,9 @@ class SimulatedJob {
         end_if_idle(agent);
     }
     void end_if_idle(Agent& agent) {
-        if (agent.is_leaving && agent.state.phase == AgentState::Phase::Idle && !is_heads(agent))
-            end_process(agent);
+        if (agent.is_leaving && is_idle(agent) && !is_heads(agent)) end_process(agent);
     }
+    static bool is_idle(const Agent& agent) { return agent.state.phase == AgentState::Phase::Idle; }
 
     void feed(Agent& agent, const AgentEvent& event) {
         for (const AgentAction& action : step(agent.state, event, clock_.now())) {
@@ -534,12 +517,12 @@ class SimulatedJob {
     void perform(Agent&, const agent_action::AwaitGpus&) {}
     void perform(Agent& agent, const agent_action::SpawnNext& action) {
         for (const auto& [pid, process] : processes_) {
-            const bool is_here = agents_[static_cast<std::size_t>(process.agent)]->node == agent.node;
+            const bool is_here = process.agent->node == agent.node;
             must(!is_here || process.generation == agent.order.generation,
                  fmt::format("two generations are alive on node{}", agent.node));
         }
         const pid_t pid = next_pid_++;
-        processes_.emplace(pid, Process{static_cast<int>(agent.peer) - 1, agent.order.generation});
+        processes_.emplace(pid, Process{&agent, agent.order.generation});
         const bool fails = dice_.chance(fails_percent_);
         if (fails) after(dice_.span(1ms, work_), [this, pid] { exits(pid, {pid, false, 1, false}, true); });
         else after(work_ + dice_.span(0s, 300ms), [this, pid] { exits(pid, {pid, false, 0, false}); });
@@ -551,8 +534,9 @@ class SimulatedJob {
     void perform(Agent& agent, const agent_action::SignalWorker& action) {
         const pid_t pid = action.pid;
         if (action.signal == SIGKILL) {
-            const bool is_outnumbered = agent.head != nullptr && agent.head->is_outnumbered;
-            must(!agent.grace_ends || clock_.now() >= *agent.grace_ends || agent.is_leaving || is_outnumbered,
+            const bool may_kill = agent.is_leaving || agent.head->is_outnumbered ||
+                                  (agent.heir && agent.heir->state().phase == HeirState::Phase::Returning);
+            must(!agent.grace_ends || clock_.now() >= *agent.grace_ends || may_kill,
                  fmt::format("a worker of node{} is killed before its grace is over", agent.node));
             return after(1ms, [this, pid] { exits(pid, {pid, true, SIGKILL, false}); });
         }
@@ -566,7 +550,7 @@ class SimulatedJob {
         const auto process = processes_.find(pid);
         if (process == processes_.end() || process->second.has_exited) return;
         process->second.has_exited = true;
-        Agent& agent = *agents_[static_cast<std::size_t>(process->second.agent)];
+        Agent& agent = *process->second.agent;
         if (is_failure) any_failed_ = true;
         feed(agent, agent_event::Exited{exit});
     }
@@ -595,18 +579,13 @@ class SimulatedJob {
         must(action.unkillable.empty(), fmt::format("node{} gives up on its workers", agent.node));
         to_controller(agent, rdzv::GenerationEnded{agent.order.generation, {}});
         if (agent.is_leaving) after(delay(), [this, &agent] { end_if_idle(agent); });
-        if (agent.heir) agent.heir->workers_ended();
+        if (agent.heir) agent.heir->feed(heir_event::WorkersEnded{});
     }
 
     // ---- the network
 
     void open_session(Agent& agent, Head& head) {
-        SimulatedSession::Parts parts{dice_,   {kHeartbeatTimeout},
-                                      nullptr, nullptr,
-                                      nullptr, nullptr,
-                                      nullptr, nullptr,
-                                      nullptr, nullptr,
-                                      nullptr, nullptr};
+        SimulatedSession::Parts parts{dice_, {kHeartbeatTimeout}};
         parts.now = [this] { return clock_.now(); };
         parts.after = [this](Duration span, std::function<void()> happen) { after(span, std::move(happen)); };
         parts.delay = [this] { return delay(); };
@@ -614,52 +593,51 @@ class SimulatedJob {
         parts.is_whole = [this, &agent, &head] {
             return agent.is_running && !head.is_dead && hear_each_other(agent, head);
         };
-        parts.head_hears = [this, &agent, &head](rdzv::Frame frame) {
-            head_hears(agent, head, std::move(frame));
+        parts.head_hears = [this, &agent, &head, peer = agent.peer](rdzv::Frame frame) {
+            if (agent.peer == peer) head_hears(agent, head, std::move(frame));
         };
         parts.agent_hears = [this, &agent, &head](rdzv::Frame frame) {
             if (agent.is_running && agent.head == &head) agent_hears(agent, std::move(frame));
         };
         // That it may be over at all between two that live, it has checked.
         const auto is_a_fault = parts.is_whole;
-        parts.head_loses = [this, is_a_fault, &agent, &head](Errc code) {
+        parts.head_loses = [this, is_a_fault, &head, peer = agent.peer](Errc code) {
             if (is_a_fault()) note_lost_session();
-            lost(head, agent, code);
+            lost(head, peer, code);
         };
         parts.agent_loses = [this, is_a_fault, &agent, &head](Errc code) {
             if (is_a_fault()) note_fault();
-            tell(fmt::format("node{} finds its session over", agent.node));
-            code == Errc::Refused ? leave(agent) : lose_head(agent, head, code);
+            lose_head(agent, head, code == Errc::Refused ? Errc::StaleGeneration : code);
         };
         parts.wrong = [this](const std::string& what) { must(false, what); };
         sessions_.push_back(std::make_unique<SimulatedSession>(std::move(parts)));
         agent.session = head.sessions[agent.peer] = sessions_.back().get();
     }
     void to_controller(Agent& agent, rdzv::FromAgent message) {
-        agent.session->say_to_head(encode_message(std::move(message)));
+        if (agent.is_linked) agent.session->say_to_head(encode_message(std::move(message)));
     }
     void head_hears(Agent& agent, Head& head, rdzv::Frame frame) {
         if (!head.controller || !head.members.contains(agent.peer)) return;
-        std::visit([&](const auto& one) { hear(agent, *head.controller, one); },
+        std::visit([&](const auto& one) { hear(agent, head, one); },
                    *rdzv::decode_from_agent(std::move(frame)));
     }
     void agent_hears(Agent& agent, rdzv::Frame frame) {
         std::visit([&](const auto& one) { obey(agent, one); }, *rdzv::decode_to_agent(std::move(frame)));
     }
-    void hear(Agent& agent, Controller& controller, const rdzv::Notice& notice) {
+    void hear(Agent& agent, Head& head, const rdzv::Notice& notice) {
         const int others = members() - 1;
         if (others < nodes_.min) note_stop();
         else leavers_.insert(agent.peer);
-        controller.agent_message(agent.peer, notice);
+        head.controller->agent_message(agent.peer, notice);
     }
     template <class Message>
-    void hear(Agent& agent, Controller& controller, const Message& message) {
-        if constexpr (requires { controller.agent_message(agent.peer, message); })
-            controller.agent_message(agent.peer, message);
+    void hear(Agent& agent, Head& head, const Message& message) {
+        if constexpr (requires { head.controller->agent_message(agent.peer, message); })
+            head.controller->agent_message(agent.peer, message);
     }
     void from_controller(Head& head, rdzv::AgentId peer, const rdzv::ToAgent& message) {
         if (head.is_dead) return;
-        Agent& agent = *agents_[peer - 1];
+        Agent& agent = *by_peer_[peer];
         if (std::holds_alternative<rdzv::StartGeneration>(message))
             must(&head == &latest(), "a head that was succeeded begins a generation");
         if (const auto* start = std::get_if<rdzv::StartGeneration>(&message)) check(agent, *start);
@@ -668,7 +646,7 @@ class SimulatedJob {
             std::holds_alternative<rdzv::Shutdown>(message) && head.controller->finished();
         const bool is_end = is_last_word || (std::holds_alternative<rdzv::StopGeneration>(message) &&
                                              (state.stopped_by || state.preempted));
-        if (is_end && !agents_[head.agent]->is_cut)
+        if (is_end && !head.agent.is_cut)
             end_was_told_ = true;  // what one tells itself alone, others need not know
         head.sessions.at(peer)->say_to_agent(encode_message(message));
     }
@@ -687,14 +665,14 @@ class SimulatedJob {
             earlier_generation_ = heard_generation_;
             must(start.group_world_size >= nodes_.min && start.group_world_size <= nodes_.max,
                  fmt::format("a world of {} nodes", start.group_world_size));
-            must(agent.peer == latest().agent + 1, "the first rank is not the head's");
+            must(&agent == &latest().agent, "the first rank is not the head's");
             for (const auto& [pid, process] : processes_) {
-                const Agent& of = *agents_[static_cast<std::size_t>(process.agent)];
-                must(!is_heads(of) || agent.peer == of.peer,
+                const Agent& of = *process.agent;
+                must(!is_heads(of) || &agent == &of,
                      fmt::format(
                          "generation {} begins while the head that was lost has workers of generation {}",
                          start.generation, process.generation));
-                must(of.is_cut || !is_member(of) || agents_[of.head->agent]->is_cut,
+                must(of.is_cut || !is_member(of) || of.head->agent.is_cut,
                      fmt::format("generation {} begins while node{} has workers of generation {}",
                                  start.generation, of.node, process.generation));
             }
@@ -704,7 +682,7 @@ class SimulatedJob {
         next_rank_ += start.local_world_size;
         // But for a new head, which takes the first.
         const bool keeps_place = agent.order.generation == earlier_generation_ && earlier_generation_ > 0 &&
-                                 agent.peer != latest().agent + 1;
+                                 &agent != &latest().agent;
         must(!keeps_place || start.place == agent.order.place,
              fmt::format("node{} has place {} instead of {}", agent.node, start.place, agent.order.place));
         tell(fmt::format("node{} is to start ranks {} to {} of {}", agent.node, start.first_rank,
@@ -714,7 +692,7 @@ class SimulatedJob {
         agent.order = start;
         heard_generation_ = std::max(heard_generation_, start.generation);
         heard_restarts_ = std::max(heard_restarts_, start.restart_count);
-        if (agent.heir) agent.heir->generation_began();
+        if (agent.heir) agent.heir->feed(heir_event::GenerationBegan{});
         agent.grace_ends.reset();
         feed(agent, agent_event::StartRequested{start.generation, start.local_world_size});
     }
@@ -728,10 +706,11 @@ class SimulatedJob {
         if (!is_heads(agent)) leave(agent);
     }
     void obey(Agent& agent, const rdzv::Legacy& legacy) {
-        if (agent.heir) agent.heir->obey(legacy);
+        if (agent.own == nullptr) add_head(agent);
+        agent.heir->feed(heir_event::Appointed{legacy, agent.port});
     }
     void obey(Agent& agent, const rdzv::Successor& successor) {
-        if (agent.heir) agent.heir->obey(successor);
+        if (agent.heir) agent.heir->feed(successor);
     }
     template <class Message>
     void obey(Agent&, const Message&) {}
@@ -774,7 +753,8 @@ class SimulatedJob {
                  {is_told_ ? os::LogLevel::Info : os::LogLevel::Error, false, is_told_ ? 1 : null_.get()}};
     std::unique_ptr<os::EventLoop> loop_;
     std::multimap<TimePoint, std::function<void()>> events_;
-    std::vector<std::unique_ptr<Agent>> agents_;  ///< by peer, from 1
+    std::vector<std::unique_ptr<Agent>> agents_;  ///< by port
+    std::vector<Agent*> by_peer_{nullptr};        ///< from 1: each session is another
     std::map<pid_t, Process> processes_;
     pid_t next_pid_ = 100;
     JobSpec spec_;

@@ -140,7 +140,7 @@ class HeadThatComesAgain : public WithoutTheHead, public ::testing::WithParamInt
 TEST_P(HeadThatComesAgain, JoinsTheJobThatGoesOnAndRunsItNoSecondTime) {
     hosts_ = std::make_unique<Hosts>(4);
     start(3, GetParam(), {"--max-restarts=3"},
-          {path_of("PROBE"), "env", "WORLD_SIZE", "say", "running", "hold"});
+          {path_of("PROBE"), "env", "PATH", "env", "WORLD_SIZE", "say", "running", "hold"});
     await_workers(3);
     nodes_[0]->signal(SIGKILL);
     ASSERT_TRUE(nodes_[1]->wait_for_output("the head at"));
@@ -157,6 +157,7 @@ TEST_P(HeadThatComesAgain, JoinsTheJobThatGoesOnAndRunsItNoSecondTime) {
                                        ", which succeeded its lost head: this node joins it there"));
     EXPECT_EQ(occurrences(outcome.out, "WORLD_SIZE=2") + occurrences(outcome.out, "WORLD_SIZE=4"), 0)
         << "a world of its own: " << outcome.out;
+    EXPECT_THAT(outcome.out, Not(HasSubstr("PATH unset")));
     EXPECT_THAT(end_of(1).err, HasSubstr("told the ddprun that listens at " + endpoint_));
 }
 
