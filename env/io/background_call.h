@@ -3,7 +3,6 @@
 #include <sys/eventfd.h>
 
 #include <atomic>
-#include <cerrno>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -13,7 +12,6 @@
 
 #include "env/clock.h"
 #include "env/io/socket.h"
-#include "env/result.h"
 #include "env/unique_fd.h"
 
 namespace ddprun {
@@ -40,22 +38,18 @@ class BackgroundCall {
         else answering();
     }
 
-    /// A descriptor that becomes readable when the call has returned. Error: System, when the kernel gave no
-    /// descriptor; the call has then returned already.
-    [[nodiscard]] Result<int> done() const {
-        return state_->done ? Result<int>(state_->done.get()) : Error::system("eventfd", state_->refused);
-    }
+    /// Becomes readable when the call has returned; -1 where no descriptor was to be had, and it has.
+    [[nodiscard]] int done() const { return state_->done.get(); }
     /// Waits for what the call returns, which is told once. nullopt: the deadline came first.
     std::optional<T> wait(TimePoint deadline) {
         const auto is_there = [&] { return state_->is_there.load(std::memory_order_acquire); };
-        if (!is_there()) (void)wait_readable(state_->done.get(), deadline);
+        if (!is_there()) (void)wait_readable(done(), deadline);
         return is_there() ? std::move(state_->answer) : std::nullopt;
     }
 
   private:
     struct State {
         UniqueFd done{::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)};
-        int refused = errno;  ///< why there is no descriptor
         std::optional<T> answer;
         std::atomic<bool> is_there = false;
     };

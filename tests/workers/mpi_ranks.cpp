@@ -27,7 +27,7 @@ namespace {
 
 using namespace ddp;
 using reference::Bytes;
-using Way = Message::Way;
+using enum Message::Direction;
 
 constexpr DType kTypes[] = {DType::F32,  DType::F64, DType::I32, DType::I64,
                             DType::BF16, DType::F16, DType::U8};
@@ -168,9 +168,7 @@ void moves(const Case& with) {
               previous = (group.rank() + group.size() - 1) % group.size();
     mine = with.inputs[with.me()];
     Bytes got(mine.size());
-    group
-        .batch_send_recv(
-            {{Way::Send, whole(mine, with.type), next}, {Way::Recv, whole(got, with.type), previous}})
+    group.batch_send_recv({{Send, whole(mine, with.type), next}, {Recv, whole(got, with.type), previous}})
         .wait();
     with.expect_equal(got, with.inputs[static_cast<std::size_t>(previous)], "batch_send_recv");
     if (group.rank() == 0) group.send(whole(mine, with.type), 1).wait();

@@ -377,8 +377,10 @@ TEST(AcrossNodes, ABatchOfMessagesHasNoOrderBetweenRanks) {
             }
             for (int peer = 0; peer < group.size(); ++peer) {
                 if (peer == group.rank()) continue;
-                messages.push_back({Message::Way::Send, whole(out[static_cast<std::size_t>(peer)]), peer});
-                messages.push_back({Message::Way::Recv, whole(in[static_cast<std::size_t>(peer)]), peer});
+                messages.push_back(
+                    {Message::Direction::Send, whole(out[static_cast<std::size_t>(peer)]), peer});
+                messages.push_back(
+                    {Message::Direction::Recv, whole(in[static_cast<std::size_t>(peer)]), peer});
             }
             group.batch_send_recv(messages).wait();
             for (int peer = 0; peer < group.size(); ++peer) {
@@ -398,16 +400,16 @@ TEST(AcrossNodes, ABatchMovesWhatGoesToAnotherNodeWhileItWaitsForItsOwn) {
                   got(count * 4);
             if (group.rank() == 0) {
                 group
-                    .batch_send_recv(
-                        {{Message::Way::Recv, whole(got), 1}, {Message::Way::Send, whole(there), 2}})
+                    .batch_send_recv({{Message::Direction::Recv, whole(got), 1},
+                                      {Message::Direction::Send, whole(there), 2}})
                     .wait();
                 ASSERT_EQ(got, here);
             } else if (group.rank() == 1) {
                 group.recv(whole(got), 2).wait();
                 ASSERT_EQ(got, there);
-                group.batch_send_recv({{Message::Way::Send, whole(here), 0}}).wait();
+                group.batch_send_recv({{Message::Direction::Send, whole(here), 0}}).wait();
             } else {
-                group.batch_send_recv({{Message::Way::Recv, whole(got), 0}}).wait();
+                group.batch_send_recv({{Message::Direction::Recv, whole(got), 0}}).wait();
                 group.send(whole(got), 1).wait();
             }
         }

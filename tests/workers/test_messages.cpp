@@ -170,15 +170,15 @@ TEST(Messages, ThatNobodySendsEndAtTheTimeOutAndSayWhatTheSenderDoes) {
 
 // ---- several at once
 
-using Way = Message::Way;
+using enum Message::Direction;
 
 TEST(Batch, LetsRanksExchangeMessagesThatFitNoChannel) {
     run_ranks(2, [](ProcessGroup& group) {
         const int peer = 1 - group.rank();
         std::vector<std::int32_t> mine(1'000'003, group.rank()), theirs(mine.size(), -1);
         group
-            .batch_send_recv({{Way::Send, buffer_of(std::span(mine)), peer},
-                              {Way::Recv, buffer_of(std::span(theirs)), peer}})
+            .batch_send_recv(
+                {{Send, buffer_of(std::span(mine)), peer}, {Recv, buffer_of(std::span(theirs)), peer}})
             .wait();
         EXPECT_EQ(theirs, std::vector<std::int32_t>(mine.size(), peer));
     });
@@ -199,16 +199,16 @@ TEST(Batch, OfAllWithAllComesInOrderWhateverOrderItIsAskedIn) {
                     const auto length = static_cast<std::size_t>(k == 1 ? 40'000 : 3);
                     auto& sent = buffers.emplace_back(length, 100 * me + 10 * peer + k);
                     auto& received = buffers.emplace_back(length, -1);
-                    const Message in{Way::Recv, buffer_of(std::span(received)), peer};
+                    const Message in{Recv, buffer_of(std::span(received)), peer};
                     if (step % 2 == 0) messages.push_back(in);
-                    messages.push_back({Way::Send, buffer_of(std::span(sent)), peer});
+                    messages.push_back({Send, buffer_of(std::span(sent)), peer});
                     if (step % 2 == 1) messages.push_back(in);
                 }
             }
             group.batch_send_recv(messages).wait();
             std::vector<int> seen(static_cast<std::size_t>(ranks), 0);
             for (const Message& one : messages) {
-                if (one.way == Way::Send) continue;
+                if (one.direction == Send) continue;
                 const int k = seen[static_cast<std::size_t>(one.peer)]++;
                 const auto* const values = static_cast<std::int64_t*>(one.buffer.data);
                 ASSERT_EQ(values[0], 100 * one.peer + 10 * me + k) << ranks;
@@ -223,7 +223,7 @@ TEST(BatchOfMessages, MeetsSingleOnesOnSharedMemory) {
         std::vector<std::int32_t> mine(200'000, group.rank()), theirs(mine.size(), -1);
         const Buffer out = buffer_of(std::span(mine)), in = buffer_of(std::span(theirs));
         if (group.rank() == 0) {
-            group.batch_send_recv({{Way::Send, out, 1}, {Way::Recv, in, 1}}).wait();
+            group.batch_send_recv({{Send, out, 1}, {Recv, in, 1}}).wait();
         } else {
             group.send(out, 0).wait();
             group.recv(in, 0).wait();
@@ -241,8 +241,8 @@ TEST(BatchOfMessages, ThatNobodyAnswersEndsAtItsTimeOutAndNamesWhatItWaitsFor) {
             std::vector<float> mine(10), theirs(10);
             const Buffer out = buffer_of(std::span(mine)), in = buffer_of(std::span(theirs));
             if (group.rank() == 0)
-                group.batch_send_recv({{Way::Send, out, 1}, {Way::Recv, in, 1}, {Way::Recv, in, 2}}).wait();
-            if (group.rank() == 1) group.batch_send_recv({{Way::Send, out, 0}, {Way::Recv, in, 0}}).wait();
+                group.batch_send_recv({{Send, out, 1}, {Recv, in, 1}, {Recv, in, 2}}).wait();
+            if (group.rank() == 1) group.batch_send_recv({{Send, out, 0}, {Recv, in, 0}}).wait();
         },
         options);
     EXPECT_THAT(message_of<TimeoutError>(failures[0]),
@@ -256,11 +256,9 @@ TEST(BatchOfMessages, RefusesWhatDoesNotFitBeforeAnythingMoves) {
         std::vector<float> values(3);
         const Buffer buffer = buffer_of(std::span(values));
         const int peer = 1 - group.rank();
-        EXPECT_THROW((void)group.batch_send_recv({{Way::Send, buffer, peer}, {Way::Send, buffer, 2}}),
-                     InvalidInput);
-        EXPECT_THROW((void)group.batch_send_recv({{Way::Send, buffer, group.rank()}}), InvalidInput);
-        EXPECT_THROW((void)group.batch_send_recv({{Way::Send, {nullptr, 3, DType::F32, {}}, peer}}),
-                     InvalidInput);
+        EXPECT_THROW((void)group.batch_send_recv({{Send, buffer, peer}, {Send, buffer, 2}}), InvalidInput);
+        EXPECT_THROW((void)group.batch_send_recv({{Send, buffer, group.rank()}}), InvalidInput);
+        EXPECT_THROW((void)group.batch_send_recv({{Send, {nullptr, 3, DType::F32, {}}, peer}}), InvalidInput);
         group.batch_send_recv({}).wait();
         group.barrier().wait();
     });

@@ -147,12 +147,10 @@ TEST(NcclCollectives, SendAndReceiveSeveralMessagesAtOnce) {
         const int me = rank.group.rank(), next = (me + 1) % kRanks, previous = (me + 2) % kRanks;
         const Buffer mine = rank.filled({static_cast<float>(me)}), a = rank.filled({-1}),
                      b = rank.filled({-1});
-        using Way = Message::Way;
+        using enum Message::Direction;
         rank.group
-            .batch_send_recv({{Way::Send, mine, next},
-                              {Way::Send, mine, previous},
-                              {Way::Recv, a, next},
-                              {Way::Recv, b, previous}})
+            .batch_send_recv(
+                {{Send, mine, next}, {Send, mine, previous}, {Recv, a, next}, {Recv, b, previous}})
             .synchronize();
         EXPECT_EQ(rank.values_of(a), std::vector<float>{static_cast<float>(next)});
         EXPECT_EQ(rank.values_of(b), std::vector<float>{static_cast<float>(previous)});

@@ -142,8 +142,8 @@ TEST(Staged, DoesEveryCollectiveWithEveryType) {
             EXPECT_EQ(bytes_of(whole), me == 0 ? sum : mine) << name_of(type);
             group.broadcast(whole, 0).synchronize();
             EXPECT_EQ(bytes_of(whole), sum) << name_of(type);
-            const Message in{Message::Way::Recv, reduced, (me + 2) % 3},
-                out{Message::Way::Send, part, (me + 1) % 3};
+            const Message in{Message::Direction::Recv, reduced, (me + 2) % 3},
+                out{Message::Direction::Send, part, (me + 1) % 3};
             std::copy_n(mine.begin(), each, static_cast<std::byte*>(part.data));
             group.batch_send_recv({out, in}).synchronize();
             EXPECT_EQ(bytes_of(reduced), firsts[static_cast<std::size_t>((me + 2) % 3)]) << name_of(type);

@@ -25,18 +25,18 @@ class HostRoom;
 
 using Metadata = std::map<std::string, std::string>;
 
-/// Largest header that is read or written (the format's own limit).
+/// Largest header, in bytes, that is read or written (the format's own limit).
 inline constexpr std::uint64_t kSafetensorsHeaderLimit = 100'000'000;
 
 /// Writes a safetensors file (readable by Python's safetensors, Hugging Face and others) and syncs it to the
-/// disk. Tensors lie in the file in the order given, the first at a multiple of 64 bytes. Not atomic: a
-/// reader may see half of it; see CheckpointDirectory. Throws Error naming path and cause; what was written
-/// is removed.
+/// disk. Tensors lie in the given order, the first at a multiple of 64 bytes. Not atomic: a reader may see a
+/// half-written file; CheckpointDirectory prevents that. Throws Error naming path and cause, and removes the
+/// unfinished file.
 void write_safetensors(const std::string& path, std::span<const Tensor> tensors,
                        const Metadata& metadata = {});
 
-/// A safetensors file, open for reading. Nothing in the file is trusted: every size and offset is checked
-/// when it is opened.
+/// A safetensors file, open for reading. The file is not trusted: every size and offset is checked when it is
+/// opened.
 class SafetensorsFile {
   public:
     struct Entry {
@@ -46,29 +46,28 @@ class SafetensorsFile {
         std::uint64_t bytes = 0;
     };
 
-    /// Throws InvalidInput naming the path and what is wrong with it, Error when it cannot be read.
+    /// Throws InvalidInput naming the path and the fault in its content, Error when it cannot be read.
     static SafetensorsFile open(const std::string& path);
 
     [[nodiscard]] const std::map<std::string, Entry>& entries() const { return entries_; }
     [[nodiscard]] const Metadata& metadata() const { return metadata_; }
 
     /// Throws InvalidInput, naming the first tensor that differs and both shapes, unless the file holds
-    /// exactly these tensors. As everywhere below, "module.fc1.weight" in the file (PyTorch's name in a
-    /// DistributedDataParallel) is the program's "fc1.weight".
+    /// exactly these tensors. Here and below, "module.fc1.weight" in the file (PyTorch's name in a
+    /// DistributedDataParallel) matches the program's "fc1.weight".
     void require_same(std::span<const Tensor> tensors) const;
-    /// require_same, then fills their memory. A throw after the check (the disk fails) leaves them half
-    /// filled.
+    /// Calls require_same, then fills the tensors. A read error after the check leaves them half filled.
     void read_into(std::span<const Tensor> tensors) const;
 
-    /// What two sets of tensors do not share.
+    /// The tensors that only one of two sets has.
     struct Unmatched {
-        std::vector<std::string> missing;  ///< in the file, by the program's names
-        std::vector<std::string> unused;   ///< by the program, by the file's names
+        std::vector<std::string> missing;  ///< program's names that the file lacks
+        std::vector<std::string> unused;   ///< file's names that the program lacks
     };
-    /// The name in the file for one in the program.
+    /// Maps a name in the program to the name in the file.
     using Rename = std::function<std::string(const std::string& name)>;
-    /// Fills those tensors that the file holds; the others stay as they are. Throws InvalidInput for one that
-    /// is of another type or shape there, before anything is written.
+    /// Fills the tensors that the file holds; the others stay unchanged. Throws InvalidInput, before anything
+    /// is written, when a tensor has another type or shape in the file.
     [[nodiscard]] Unmatched read_matching(std::span<const Tensor> tensors, const Rename& rename = {}) const;
 
   private:
@@ -86,26 +85,24 @@ class SafetensorsFile {
     Metadata metadata_;
 };
 
-/// Where training stands, beside the tensors.
+/// The position of a training run; the tensors are kept apart.
 struct TrainingState {
-    std::uint64_t epoch = 0;  ///< epochs that are complete
+    std::uint64_t epoch = 0;  ///< complete epochs
     std::uint64_t step = 0;   ///< optimizer steps done
     SamplerState sampler;
-    std::map<std::string, std::string> notes;  ///< the program's own
+    std::map<std::string, std::string> notes;  ///< the program's own key-value pairs
     bool operator==(const TrainingState&) const = default;
 };
 
-/// A further piece of what a training goes on from.
+/// A further object whose state a checkpoint holds.
 struct TrainingPart {
-    std::string name;  ///< of letters, digits, '-' and '_'
-    Stateful* state =
-        nullptr;  ///< borrowed; null: this run has none, and leaves out what a checkpoint holds of it
-    bool optional = false;  ///< may be missing in a checkpoint, and is then left as it is; else loading
-                            ///< throws InvalidInput
+    std::string name;           ///< of letters, digits, '-' and '_'
+    Stateful* state = nullptr;  ///< borrowed; null when this run has none and ignores the checkpoint's
+    bool optional = false;  ///< may be missing in a checkpoint, and then stays unchanged; a missing part that
+                            ///< is not optional throws InvalidInput when it is loaded
 };
 
-/// All that a training goes on from. Named once, for saving and loading alike, so that neither forgets
-/// anything. Borrowed.
+/// All state of a training run, listed once for saving and loading, so that neither forgets a part. Borrowed.
 ///
 ///     const ddp::Training training{model, *optimizer, sampler, {{"schedule", &schedule}}};
 ///     checkpoints.load(*group, training);
@@ -115,7 +112,7 @@ struct TrainingPart {
 ///         checkpoints.save(*group, training);
 ///     }
 struct Training {
-    Stateful& model;  ///< a DistributedDataParallel, or what the program has
+    Stateful& model;  ///< a DistributedDataParallel, or the program's own
     Optimizer& optimizer;
     DistributedSampler& sampler;
     std::vector<TrainingPart> parts = {};
@@ -130,32 +127,31 @@ struct Training {
 ///     latest                              the name of the newest
 ///
 /// A checkpoint appears under its name complete and on the disk, or not at all: it is written to a hidden
-/// directory, synced and renamed; `latest` moves last. Whatever ends a save (a full disk, SIGKILL, a power
-/// cut), what was there before is untouched. On a file system that cannot exchange two directories (NFS,
-/// Lustre), one that is saved again at the same step lies as `.replaced-step-…` while the new one takes its
-/// name: `latest()` finds it there. One process writes (rank 0); many may read.
+/// directory, synced and renamed; `latest` changes last. Whatever interrupts a save (a full disk, SIGKILL, a
+/// power cut), earlier checkpoints stay intact. On a file system that cannot exchange two directories (NFS,
+/// Lustre), a checkpoint that is saved again at the same step lies as `.replaced-step-…` while the new one is
+/// renamed: `latest()` finds it there. One process writes (rank 0); many may read.
 class CheckpointDirectory {
   public:
-    /// Nothing is touched yet. `keep` newest checkpoints stay, older ones are removed after a save; 0 keeps
-    /// all.
+    /// Touches nothing yet. A save keeps the `keep` newest checkpoints and removes older ones; 0 keeps all.
     explicit CheckpointDirectory(std::string path, std::size_t keep = 2);
 
-    /// Collective: rank 0 writes a checkpoint, the others wait until it is on the disk: an hour at the
-    /// longest, or the group's time-out where that is longer; load() likewise. `--hang-timeout` takes nobody
-    /// for hung meanwhile. Returns its path. Makes the directory when it is missing; removes what a killed
-    /// writer left half done. Throws FileError naming path and cause, the same on all ranks.
+    /// Collective: rank 0 writes a checkpoint, the others wait until it is on the disk: at most an hour, or
+    /// the group's time-out where that is longer; so does load(). `--hang-timeout` takes no rank for hung
+    /// meanwhile. Returns the checkpoint's path. Makes the directory when it is missing; removes the
+    /// unfinished files of a killed writer. Throws FileError naming path and cause, the same on all ranks.
     std::string save(ProcessGroup& group, const Training& training,
                      const std::map<std::string, std::string>& notes = {});
-    /// Collective: rank 0 looks for the newest checkpoint and reads it (see load_checkpoint); nullopt where
-    /// there is none.
+    /// Collective: rank 0 finds the newest checkpoint and reads it (see load_checkpoint); nullopt without
+    /// one.
     std::optional<TrainingState> load(ProcessGroup& group, const Training& training) const;
 
-    /// The same of tensors and a state that the program has itself, by this process alone.
+    /// Saves tensors and a state that the program keeps itself; not collective.
     std::string save(std::span<const Tensor> model, std::span<const Tensor> optimizer,
                      const TrainingState& state);
 
-    /// Path of the newest, nullopt when there is none. Throws InvalidInput when `latest` cannot be read or
-    /// names nothing that is there.
+    /// The path of the newest checkpoint, nullopt without one. Throws InvalidInput when `latest` cannot be
+    /// read or names no checkpoint.
     [[nodiscard]] std::optional<std::string> latest() const;
 
     [[nodiscard]] const std::string& path() const { return path_; }
@@ -167,23 +163,23 @@ class CheckpointDirectory {
 
     std::string path_;
     std::size_t keep_;
-    std::shared_ptr<cuda::HostRoom> room_;  ///< of tensors on a CUDA device, from one save to the next
+    std::shared_ptr<cuda::HostRoom> room_;  ///< buffers for tensors on a CUDA device, kept between saves
 };
 
-/// The state of one checkpoint (a path that save or latest gave), without its tensors.
-/// Throws InvalidInput naming the file and what is wrong with it.
+/// The state of one checkpoint (a path from save or latest), without its tensors. Throws InvalidInput naming
+/// the file and its fault.
 TrainingState load_state(const std::string& checkpoint);
-/// Collective. Rank 0 loads `checkpoint` (its argument alone counts), everyone gets state, tensors and the
-/// sampler's place from it: no shared file system is needed. Everything is checked before anything is
-/// written: a checkpoint of another model throws InvalidInput naming the first tensor that differs and both
-/// shapes, one with other parts names the part. When rank 0 fails, every rank throws what rank 0 threw. Step
-/// counts that an optimizer's file lacks (older ones have none of their own) become TrainingState::step.
+/// Collective. Rank 0 loads `checkpoint` (only its argument counts) and sends state, tensors and the
+/// sampler's position to all ranks: no shared file system is needed. All checks come before the first write:
+/// a checkpoint of another model throws InvalidInput naming the first tensor that differs and both shapes;
+/// one with other parts names the part. When rank 0 fails, every rank throws rank 0's exception. Step counts
+/// that an old optimizer file lacks become TrainingState::step.
 TrainingState load_checkpoint(ProcessGroup& group, const std::string& checkpoint, const Training& training);
-/// The same of the program's own tensors, by this process alone.
+/// Loads tensors that the program keeps itself; not collective.
 TrainingState load_checkpoint(const std::string& checkpoint, std::span<const Tensor> model,
                               std::span<const Tensor> optimizer);
-/// SafetensorsFile::read_matching of the file at `path`, for tensors on devices too: weights to begin with.
-/// Done on rank 0 before its DistributedDataParallel is made, which gives them to everyone.
+/// SafetensorsFile::read_matching of the file at `path`, for tensors on devices too: initial weights. Call it
+/// on rank 0 before it makes its DistributedDataParallel, which sends the weights to all ranks.
 [[nodiscard]] SafetensorsFile::Unmatched load_weights(const std::string& path, std::span<const Tensor> model,
                                                       const SafetensorsFile::Rename& rename = {});
 

@@ -22,39 +22,40 @@ struct GradScalerOptions {
     void* stream = nullptr;                ///< cudaStream_t of the steps
 };
 
-/// Keeps small float16 gradients from becoming zero: the loss is multiplied by a scale, the optimizer divides
-/// the gradients by it. A step whose gradients are not finite is left out, and the scale is lowered; after
-/// many good ones it is raised (torch.cuda.amp.GradScaler). All of it happens on the device: nothing waits.
+/// Keeps small float16 gradients from becoming zero: the loss is multiplied by a scale, and the optimizer
+/// divides the gradients by it. A step whose gradients are not finite is skipped and lowers the scale;
+/// growth_interval finite steps raise it (torch.cuda.amp.GradScaler). The device does all of it: the host
+/// never waits.
 ///
-/// All ranks agree without asking: they look at gradients that were reduced, and are equal everywhere.
+/// All ranks agree without communication: they check reduced gradients, which are equal everywhere.
 ///
 ///     ... backward with the loss times *scaler.scale() (a device address) ...; model.finish();
 ///     scaler.check(model.gradients());
 ///     optimizer->step(model.gradients());   // made with .device = {.scaler = &scaler}
 ///     scaler.update();
 ///
-/// Not thread-safe. Outlives the optimizers that use it.
+/// Not thread-safe. It outlives the optimizers that use it.
 class GradScaler final : public Stateful {
   public:
-    /// Throws InvalidInput for options that make no sense, Error when the device cannot be used.
+    /// Throws InvalidInput for invalid options, Error when the device cannot be used.
     explicit GradScaler(Device device, GradScalerOptions options = {});
     ~GradScaler() override;
     GradScaler(const GradScaler&) = delete;
     GradScaler& operator=(const GradScaler&) = delete;
 
-    /// Device address of the scale: what the loss, or its gradient, is multiplied by.
+    /// Device address of the scale, the factor of the loss or of its gradient.
     [[nodiscard]] const float* scale() const;
-    /// Looks for an element that is not finite. Buffers without memory are left out. Throws InvalidInput for
-    /// others than float32, bfloat16 and float16 on the device.
+    /// Looks for an element that is not finite. Buffers without memory are ignored. Throws InvalidInput
+    /// unless the others are float32, bfloat16 or float16 on the device.
     void check(std::span<const Buffer> gradients);
-    /// Once per step, after the optimizer.
+    /// Called once per step, after the optimizer.
     void update();
 
     /// For a checkpoint, in device memory.
     [[nodiscard]] std::vector<Tensor> state() const override;
-    /// Blocking: the scale as it is now.
+    /// Blocking: reads the current scale.
     [[nodiscard]] double read_scale() const;
-    /// For optimizers.
+    /// Used by optimizers.
     [[nodiscard]] const device::GradScale* on_device() const;
 
   private:

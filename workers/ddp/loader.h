@@ -9,15 +9,15 @@
 
 namespace ddp {
 
-/// Samples of fixed size, by index. A sample has one or more fields ({image, label}), each some bytes.
+/// Samples of fixed size, by index. A sample has one or more fields ({image, label}), each of some bytes.
 class Dataset {
   public:
     virtual ~Dataset() = default;
     [[nodiscard]] virtual std::size_t size() const = 0;
-    /// Bytes of each field of one sample.
+    /// The size in bytes of each field of one sample.
     [[nodiscard]] virtual std::vector<std::size_t> field_bytes() const = 0;
-    /// Copies sample `index` into one span per field. Called by one thread at a time, not always the caller's
-    /// of the loader. May throw: the exception comes out of Loader::next.
+    /// Copies sample `index` into one span per field. Called by one thread at a time, which may not be the
+    /// loader's caller. May throw: Loader::next throws the exception again.
     virtual void read(std::size_t index, std::span<const std::span<std::byte>> fields) const = 0;
 };
 
@@ -25,7 +25,7 @@ struct LoaderOptions {
     std::size_t batch_size = 1;
     /// Leave an incomplete last batch out.
     bool drop_last = false;
-    /// Batches read ahead by a thread. 0: no thread, next() reads.
+    /// Number of batches that a thread reads ahead; 0: no thread, next() reads.
     std::size_t prefetch = 2;
 };
 
@@ -33,7 +33,7 @@ struct LoaderOptions {
 class Batch {
   public:
     Batch(std::size_t capacity, std::span<const std::size_t> field_bytes);
-    /// Samples in it.
+    /// The number of samples in the batch.
     [[nodiscard]] std::size_t size() const { return size_; }
     /// Throws InvalidInput for a field that samples do not have.
     [[nodiscard]] std::span<const std::byte> bytes(std::size_t field) const;
@@ -49,7 +49,7 @@ class Batch {
         void operator()(std::byte* memory) const;
     };
     struct Field {
-        std::size_t bytes;  ///< of one sample
+        std::size_t bytes;  ///< size of the field in one sample
         std::unique_ptr<std::byte[], FreeAligned> memory;
     };
     void read(const Dataset& dataset, std::span<const std::size_t> indices);
@@ -61,26 +61,25 @@ class Batch {
 class Batching;
 class DistributedSampler;
 
-/// Batches of a data set in the order of `indices`, once. A bounded ring of batches is filled ahead by one
-/// thread; memory does not grow with the data set. The data set is borrowed.
+/// Delivers the samples `indices` of a data set in batches, in that order, once. One thread reads ahead into
+/// a ring of batches, so memory does not grow with the data set. The data set is borrowed.
 class Loader {
   public:
     /// Throws InvalidInput for a batch size of 0, and for an index that is not below the data set's size.
     Loader(const Dataset& dataset, std::vector<std::size_t> indices, LoaderOptions options);
-    /// The rest of the sampler's epoch. The sampler, which is borrowed, advances by each batch that next()
-    /// delivers, not by those read ahead: a checkpoint between two calls of next() has the place behind the
-    /// last batch that was seen. With drop_last the sampler stands before the incomplete batch at the end.
+    /// Delivers the rest of the sampler's epoch. The sampler, which is borrowed, advances by each batch that
+    /// next() delivers, not by those read ahead: a checkpoint between two calls of next() holds the position
+    /// behind the last delivered batch. With drop_last the sampler ends before the incomplete last batch.
     Loader(const Dataset& dataset, DistributedSampler& sampler, LoaderOptions options);
     /// Stops reading ahead; waits for a read in progress.
     ~Loader();
     Loader(const Loader&) = delete;
     Loader& operator=(const Loader&) = delete;
 
-    /// The next batch, or nullptr at the end. It is valid until the next call. Throws what the data set threw
-    /// for a sample of this batch; the batches before it are delivered first, and every later call throws
-    /// again.
+    /// The next batch, valid until the next call, or nullptr at the end. Throws the data set's exception for
+    /// a sample of this batch, after the batches before it; every later call throws again.
     const Batch* next();
-    /// Batches in all.
+    /// The total number of batches.
     [[nodiscard]] std::size_t batches() const;
 
   private:
@@ -91,15 +90,15 @@ class Loader {
     std::unique_ptr<const Batching> batching_;
     DistributedSampler* sampler_ = nullptr;
     std::size_t delivered_ = 0;
-    std::unique_ptr<Batch> inline_batch_;  ///< without a thread
-    std::unique_ptr<Ring> ring_;           ///< with one
+    std::unique_ptr<Batch> inline_batch_;  ///< set without a thread
+    std::unique_ptr<Ring> ring_;           ///< set with a thread
 };
 
 struct DeviceLoaderOptions {
     std::size_t batch_size = 1;
     /// Leave an incomplete last batch out.
     bool drop_last = false;
-    /// Batches that are read and copied ahead; at least 1.
+    /// Number of batches that are read and copied ahead; at least 1.
     std::size_t prefetch = 2;
     Device device = {};
     /// cudaStream_t that uses the batches.
@@ -116,27 +115,28 @@ struct DeviceBatch {
     std::vector<Field> fields;
 };
 
-/// Loader whose batches arrive in the memory of a CUDA device. A thread reads samples into page-locked memory
-/// and copies them on a stream of its own; that stream and the user's wait for each other through events, the
-/// host waits only when the data set is slower than the training. The data set is borrowed.
+/// A Loader whose batches arrive in the memory of a CUDA device. A thread reads samples into page-locked
+/// memory and copies them on its own stream; that stream and the user's wait for each other through events,
+/// and the host waits only when the data set is slower than the training. The data set is borrowed.
 ///
-/// The memory of a batch changes from call to call: what a CUDA graph reads is a copy made before its launch.
+/// The memory of a batch changes from call to call: for a CUDA graph, copy it to a fixed place before the
+/// launch.
 class DeviceLoader {
   public:
     /// Throws InvalidInput for a batch size or a prefetch of 0, an index that is not below the data set's
-    /// size, or a device that is none, Error when the device or its memory cannot be had.
+    /// size, or a device that does not exist, Error when the device or its memory is not available.
     DeviceLoader(const Dataset& dataset, std::vector<std::size_t> indices, DeviceLoaderOptions options);
-    /// The rest of the sampler's epoch, as of Loader.
+    /// Delivers the rest of the sampler's epoch, as Loader does.
     DeviceLoader(const Dataset& dataset, DistributedSampler& sampler, DeviceLoaderOptions options);
     /// Stops reading ahead; waits for a read in progress and for the device.
     ~DeviceLoader();
     DeviceLoader(const DeviceLoader&) = delete;
     DeviceLoader& operator=(const DeviceLoader&) = delete;
 
-    /// The next batch, or nullptr at the end. What the user's stream is given from now on sees it complete.
-    /// It is valid until the next call, for what the stream was given by then. Throws as Loader::next.
+    /// The next batch, or nullptr at the end. Work put on the user's stream from now on sees it complete. It
+    /// is valid for work put there before the next call. Throws the errors of Loader::next.
     const DeviceBatch* next();
-    /// Batches in all.
+    /// The total number of batches.
     [[nodiscard]] std::size_t batches() const;
 
   private:

@@ -8,21 +8,20 @@
 
 #include "ddp/process_group.h"
 
-/// Collectives of anything that nlohmann/json converts: numbers, texts, lists, maps, and one's own types with
-/// its to_json and from_json. They travel as CBOR. Blocking; host memory, whatever device the group works on.
-/// For what is said now and then: settings, lists of files, counts. The program needs nlohmann/json, libddp
-/// does not.
+/// Collectives of every type that nlohmann/json converts: numbers, strings, lists, maps, and types with their
+/// own to_json and from_json. Objects travel as CBOR. Blocking; host memory, whatever the group's device. For
+/// rare exchanges: settings, lists of files, counts. The program needs nlohmann/json, libddp does not.
 ///
-/// An object is 64 MiB at most. One that is longer, cannot be converted or is not what the receiver expects
-/// is an InvalidInput on all ranks or at its receiver, which names its rank; the group stays usable. A root
-/// that is no rank is an InvalidInput at once.
+/// An object has at most 64 MiB. One that is longer, cannot be converted or has another type than its
+/// receiver expects is an InvalidInput on all ranks or at its receiver, which names the sender; the group
+/// stays usable. A root that is not a rank is an InvalidInput at once.
 namespace ddp {
 
 inline constexpr std::size_t kMostObjectBytes = 64 * 1024 * 1024;
 
 namespace objects {
 
-// A message begins with what it is: without an object, with one, or with the reason why there is none.
+// The first byte of a message tells whether it holds no object, an object, or the reason why there is none.
 inline constexpr char kNothing = 'n', kObject = 'o', kProblem = 'p';
 
 template <class T>
@@ -33,7 +32,7 @@ std::string encode(const T& object) {
         if (bytes.size() <= kMostObjectBytes) return bytes;
         return kProblem + std::to_string(bytes.size()) + " bytes, at most " +
                std::to_string(kMostObjectBytes) + " go";
-    } catch (const std::exception& error) {  // a to_json may throw what it likes
+    } catch (const std::exception& error) {  // a to_json may throw anything
         return kProblem + std::string(error.what());
     }
 }
@@ -48,7 +47,7 @@ inline void throw_problem(const std::string& call, std::size_t rank, const std::
     throw InvalidInput(call + ": the object of rank " + std::to_string(rank) + ": " + why);
 }
 
-/// Everyone's message; throws the first problem on all ranks.
+/// Every rank's message; throws the first problem on all ranks.
 inline std::vector<std::string> exchange(ProcessGroup& group, const std::string& call,
                                          const std::string& mine) {
     std::vector<std::string> all = group.all_gather_bytes(mine);
@@ -79,14 +78,14 @@ std::vector<T> decode_all(const std::string& call, const std::vector<std::string
 
 }  // namespace objects
 
-/// Everyone's object, by rank.
+/// Every rank's object, by rank.
 template <class T>
 std::vector<T> all_gather_object(ProcessGroup& group, const T& object) {
     constexpr const char* kCall = "all_gather_object";
     return objects::decode_all<T>(kCall, objects::exchange(group, kCall, objects::encode(object)));
 }
 
-/// The root's object, on all ranks; the others' is not looked at.
+/// The root's object, on all ranks; other ranks' objects are ignored.
 template <class T>
 T broadcast_object(ProcessGroup& group, const T& object, int root) {
     constexpr const char* kCall = "broadcast_object";
@@ -97,7 +96,7 @@ T broadcast_object(ProcessGroup& group, const T& object, int root) {
     return objects::decode<T>(kCall, static_cast<std::size_t>(root), all[static_cast<std::size_t>(root)]);
 }
 
-/// Everyone's object by rank on the root, nothing elsewhere.
+/// On the root every rank's object, by rank; nothing elsewhere.
 template <class T>
 std::vector<T> gather_object(ProcessGroup& group, const T& object, int root) {
     constexpr const char* kCall = "gather_object";
@@ -106,7 +105,7 @@ std::vector<T> gather_object(ProcessGroup& group, const T& object, int root) {
     return group.rank() == root ? objects::decode_all<T>(kCall, all) : std::vector<T>{};
 }
 
-/// The root's objects[rank()]; it has one for each rank, the others' are not looked at.
+/// The root's objects[rank()]; the root has one per rank, other ranks' objects are ignored.
 template <class T>
 T scatter_object(ProcessGroup& group, const std::vector<T>& objects, int root) {
     constexpr const char* kCall = "scatter_object";

@@ -13,18 +13,19 @@ namespace ddp::testing {
 
 struct RankOptions {
     ProcessGroupOptions group = {.timeout = std::chrono::seconds(60)};
-    /// One mapping for all ranks lets ThreadSanitizer see their races; one each is what processes have.
+    /// One mapping for all ranks lets ThreadSanitizer see their races; one per rank is what processes have.
     enum class Mapping : std::uint8_t { Auto, OnePerRank, Shared } mapping = Mapping::Auto;
-    /// As a launcher says how many CPUs the ranks have; 0: it does not.
+    /// The number of CPUs for the ranks, as a launcher reports it; 0: it does not.
     std::uint32_t cpus = 0;
 };
 
 /// Runs fn on `ranks` threads, each with its own process group of one world. When one throws, the generation
-/// is ended (the others get PeerLostError) and the first exception is rethrown once all threads have ended.
+/// ends (the others get PeerLostError), and the first exception is rethrown once all threads have ended.
 /// Throws InvalidInput for less than one rank.
 void run_ranks(int ranks, const std::function<void(ProcessGroup&)>& fn, const RankOptions& options = {});
 
-/// The same, but every rank's exception is returned (null for none), by rank, and nobody ends the generation.
+/// Runs fn likewise, but returns every rank's exception (null without one), by rank, and does not end the
+/// generation.
 [[nodiscard]] std::vector<std::exception_ptr> failures_of_ranks(int ranks,
                                                                 const std::function<void(ProcessGroup&)>& fn,
                                                                 const RankOptions& options = {});

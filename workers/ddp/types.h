@@ -15,7 +15,7 @@ class Error : public std::runtime_error {
   public:
     using std::runtime_error::runtime_error;
 };
-/// A value the caller passed, or the environment or a file holds, is wrong.
+/// A value from the caller, the environment or a file is wrong.
 class InvalidInput : public Error {
   public:
     using Error::Error;
@@ -58,20 +58,20 @@ constexpr std::size_t size_of(DType type) {
 /// "float32", "bfloat16" and so on.
 const char* name_of(DType type);
 
-/// Reductions. Avg is the sum divided by the group's size; not for integer types. Sums and products of
+/// Reductions. Avg is the sum divided by the group's size; it is not for integer types. Sums and products of
 /// integers wrap.
 enum class ReduceOp : std::uint8_t { Sum, Max, Min, Avg, Product };
 const char* name_of(ReduceOp op);
-/// Whether `type` and `op` are among those above; a number that another language's binding casts may be none.
+/// Whether `type` and `op` are enumerators above: bindings of other languages may cast any number.
 constexpr bool is_known(DType type) { return size_of(type) > 0; }
 constexpr bool is_known(ReduceOp op) { return op <= ReduceOp::Product; }
-/// Whether the reducing collectives take this combination: all but averages of integers.
+/// Whether the reducing collectives take this combination: everything except averages of integers.
 constexpr bool is_reducible(DType type, ReduceOp op) {
     return is_known(type) && is_known(op) &&
            (op != ReduceOp::Avg || (type != DType::I32 && type != DType::I64 && type != DType::U8));
 }
 
-/// Where memory lives. `index` is the device's number, -1 for host memory.
+/// The place of memory. `index` is the device's number, -1 for host memory.
 struct Device {
     enum class Kind : std::uint8_t { Cpu, Cuda } kind = Kind::Cpu;
     int index = -1;
@@ -110,14 +110,14 @@ template <>
 constexpr DType dtype_of<std::uint8_t>() {
     return DType::U8;
 }
-/// Of what is contiguous and stays where it is: a vector, an array, a span.
+/// A Buffer over contiguous host memory that stays in place: a vector, an array, a span.
 template <class Values>
 Buffer buffer_of(Values&& values) {
     const std::span view(std::forward<Values>(values));
     return {view.data(), view.size(), dtype_of<typename decltype(view)::value_type>(), {}};
 }
-/// Of numbers that C++ has no type for: bfloat16 and float16 as 16-bit integers, or what the compiler calls
-/// them.
+/// A Buffer over elements that C++ has no type for: bfloat16 and float16, held in 16-bit integers or in a
+/// compiler's own type. Throws InvalidInput when the sizes differ.
 template <class Values>
 Buffer buffer_of(Values&& values, DType type) {
     const std::span view(std::forward<Values>(values));
@@ -128,40 +128,40 @@ Buffer buffer_of(Values&& values, DType type) {
 }
 
 /// A named piece of memory with a shape: a parameter of a model, or a state of its optimizer. Contiguous, row
-/// major. Borrowed: whoever made the memory keeps it alive as long as this description is in use.
+/// major. Borrowed: the memory outlives every use of this description.
 struct Tensor {
     std::string name;
     std::vector<std::int64_t> shape;
     Buffer memory;
 };
 
-/// "float32[128, 64]", as errors name it.
+/// "float32[128, 64]": type and shape as errors show them.
 std::string describe(DType dtype, std::span<const std::int64_t> shape);
 inline std::string describe(const Tensor& tensor) { return describe(tensor.memory.dtype, tensor.shape); }
 
 class ProcessGroup;
 
-/// What a training is gone on from: a model, an optimizer, a loss scale, a schedule, something of the
-/// program's own. A checkpoint holds its state.
+/// An object whose state a checkpoint holds, so that training can resume: a model, an optimizer, a loss
+/// scale, a schedule, or the program's own.
 class Stateful {
   public:
     virtual ~Stateful() = default;
-    /// Where its state lies: saving reads it, loading writes it. Every call names the same tensors.
+    /// The tensors of the state: saving reads them, loading writes them. Every call returns the same tensors.
     [[nodiscard]] virtual std::vector<Tensor> state() const = 0;
-    /// Called before a checkpoint of a group is written, on every rank: rank 0's state() is what is saved.
-    /// Collective where it is overridden.
+    /// Called on every rank before a checkpoint of a group is written; rank 0's state() is saved. Collective
+    /// where it is overridden.
     virtual void prepare_to_save(ProcessGroup&) {}
-    /// Called when state() was filled from a checkpoint, on every rank.
+    /// Called on every rank after state() was filled from a checkpoint.
     virtual void state_loaded() {}
 };
 
-/// Throws InvalidInput unless names are non-empty and unique, types are known, and every shape holds its
-/// memory's count.
+/// Throws InvalidInput unless names are non-empty and unique, types are known, and the product of each shape
+/// is the element count of its memory.
 void check_tensors(std::span<const Tensor> tensors);
-/// The same of a model's parameters, of which no two may share memory: each is stepped once.
+/// check_tensors, and no two parameters share memory: each is stepped once.
 void check_parameters(std::span<const Tensor> parameters);
 
-/// A tensor over `values` (see buffer_of). Throws InvalidInput when the shape does not hold exactly as many
+/// A tensor over `values` (see buffer_of). Throws InvalidInput when the shape does not hold exactly that many
 /// elements.
 template <class Values>
 Tensor tensor_of(std::string name, Values&& values, std::vector<std::int64_t> shape) {

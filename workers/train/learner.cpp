@@ -129,7 +129,7 @@ bool Learner::learn(const BatchSource& batch) {
 
 Score Learner::take_score() {
     const Score score = station_.compute->take_score();
-    const std::uint64_t left_out = clipper_ && !scaler_ ? clipper_->read_left_out() : 0;
+    const std::uint64_t left_out = clipper_ && !scaler_ ? clipper_->read_skipped_steps() : 0;
     if (left_out > 0)
         throw ddp::Error(fmt::format(
             "--clip: the norm of the gradients was not finite in {} steps, which were left out; lower the "

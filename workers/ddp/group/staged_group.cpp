@@ -160,7 +160,7 @@ class StagedGroup final : public ProcessGroup {
     Work do_batch(std::vector<Message> messages) override {
         std::vector<Piece> pieces;
         for (const Message& one : messages)
-            pieces.push_back({one.buffer, one.way == Message::Way::Send ? Goes::In : Goes::Out});
+            pieces.push_back({one.buffer, one.direction == Message::Direction::Send ? Goes::In : Goes::Out});
         return start("batch_send_recv", std::move(pieces),
                      [this, messages = std::move(messages)](const auto& host) {
                          std::vector<Message> on_host = messages;

@@ -219,17 +219,21 @@ class Group final : public ProcessGroup {
                          .dtype = input.dtype}});
         });
     }
-    Work do_send(Buffer buffer, int to) override { return do_batch({{Message::Way::Send, buffer, to}}); }
-    Work do_recv(Buffer buffer, int from) override { return do_batch({{Message::Way::Recv, buffer, from}}); }
+    Work do_send(Buffer buffer, int to) override {
+        return do_batch({{Message::Direction::Send, buffer, to}});
+    }
+    Work do_recv(Buffer buffer, int from) override {
+        return do_batch({{Message::Direction::Recv, buffer, from}});
+    }
     Work do_batch(std::vector<Message> messages) override {
         const Message& first = messages.front();
-        Call call = call_of(first.way == Message::Way::Send ? SegmentOp::Send : SegmentOp::Recv, first.buffer,
-                            ReduceOp::Sum, first.peer);
+        Call call = call_of(first.direction == Message::Direction::Send ? SegmentOp::Send : SegmentOp::Recv,
+                            first.buffer, ReduceOp::Sum, first.peer);
         if (messages.size() > 1) call.root = kBatchMark;
         return run(call, [this, messages = std::move(messages)](const Call& named) {
             std::vector<Operation> operations;
             for (const Message& one : messages) {
-                const bool sends = one.way == Message::Way::Send;
+                const bool sends = one.direction == Message::Direction::Send;
                 operations.push_back({.kind = sends ? Kind::Send : Kind::Recv,
                                       .in = one.buffer.data,
                                       .out = one.buffer.data,

@@ -270,7 +270,7 @@ Work Group::do_batch(std::vector<Message> messages) {
                     const Buffer& buffer = one.buffer;
                     const Type type = type_of(buffer.dtype);
                     all.then([&] {
-                        return one.way == Message::Way::Send
+                        return one.direction == Message::Direction::Send
                                    ? api.send(buffer.data, buffer.count, type, one.peer, comm, stream)
                                    : api.recv(buffer.data, buffer.count, type, one.peer, comm, stream);
                     });

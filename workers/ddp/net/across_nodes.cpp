@@ -404,8 +404,8 @@ struct AcrossNodes::Carried {
     [[nodiscard]] bool fits_first() const { return bytes().size() <= kInlineBytes; }
 };
 
-void AcrossNodes::send(Buffer buffer, int to) { batch({{Message::Way::Send, buffer, to}}); }
-void AcrossNodes::recv(Buffer buffer, int from) { batch({{Message::Way::Recv, buffer, from}}); }
+void AcrossNodes::send(Buffer buffer, int to) { batch({{Message::Direction::Send, buffer, to}}); }
+void AcrossNodes::recv(Buffer buffer, int from) { batch({{Message::Direction::Recv, buffer, from}}); }
 
 void AcrossNodes::batch(const std::vector<Message>& messages) {
     steps_.throw_if_broken();
@@ -436,7 +436,7 @@ void AcrossNodes::batch(const std::vector<Message>& messages) {
 }
 
 void AcrossNodes::begin(Carried& carried, Batch& together) {
-    const bool sending = carried.message.way == Message::Way::Send;
+    const bool sending = carried.message.direction == Message::Direction::Send;
     const auto peer = static_cast<std::uint32_t>(carried.message.peer);
     std::vector<std::uint64_t>& numbers = sending ? messages_to_ : messages_from_;
     numbers.resize(peers_.size());

@@ -35,12 +35,12 @@ PointToPoint::PointToPoint(Arena& arena, const Roster& roster, std::chrono::nano
       received_(arena.ranks()) {}
 
 void PointToPoint::send(const Buffer& buffer, std::uint32_t to) {
-    const Message message{Message::Way::Send, buffer, static_cast<int>(to)};
+    const Message message{Message::Direction::Send, buffer, static_cast<int>(to)};
     move({&message, 1});
 }
 
 void PointToPoint::recv(const Buffer& buffer, std::uint32_t from) {
-    const Message message{Message::Way::Recv, buffer, static_cast<int>(from)};
+    const Message message{Message::Direction::Recv, buffer, static_cast<int>(from)};
     move({&message, 1});
 }
 
@@ -69,7 +69,7 @@ void PointToPoint::move(std::span<const Message> messages, const std::function<b
 }
 
 PointToPoint::End PointToPoint::begin(const Message& message) {
-    const bool sending = message.way == Message::Way::Send;
+    const bool sending = message.direction == Message::Direction::Send;
     const auto peer = static_cast<std::uint32_t>(message.peer);
     Channel& channel = sending ? arena_.channel(arena_.rank(), peer) : arena_.channel(peer, arena_.rank());
     Call call =
